@@ -1,0 +1,136 @@
+# hstu.c: plain GNU Make.
+#
+#   make                     the program ./hstu and libhstu.a (VARIANT=release)
+#   make tests               the unit tests: build/VARIANT/tests/unit
+#   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT
+#   make CUDA=0              leave the CUDA parts out although nvcc is there
+#   make ARCH=               portable machine code instead of this machine's own
+#   make check               format, include order, warnings, generated docs
+#   make install PREFIX=...  program, library, header, pkg-config file
+#
+# What is optional (libarchive, libcurl, CUDA) is probed by tools/probe.sh at each call; objects are
+# rebuilt when the answer changes.
+
+VARIANT ?= release
+PREFIX ?= /usr/local
+SHARED ?= ../shared
+B := build/$(VARIANT)
+
+ifeq ($(origin CC),default)
+CC := $(if $(filter fuzz,$(VARIANT)),clang,$(if $(shell command -v gcc),gcc,cc))
+endif
+
+MACHINE := $(shell uname -m)
+ARCH ?= native
+ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),-march=$(ARCH)))
+
+WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
+OPT_release := -O3
+OPT_debug := -O0
+OPT_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+OPT_tsan := -O1 -fsanitize=thread -fno-omit-frame-pointer
+OPT_fuzz := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+OPT := $(OPT_$(VARIANT))
+ifeq ($(OPT),)
+$(error VARIANT=$(VARIANT) is unknown; use release, debug, asan, tsan or fuzz)
+endif
+
+# CUDA only where nvcc is; the sanitizers know nothing of it.
+NVCC ?= $(shell command -v nvcc 2>/dev/null)
+CUDA ?= $(if $(and $(NVCC),$(filter release debug,$(VARIANT))),1,0)
+
+PROBE := $(shell CC='$(CC)' CUDA='$(CUDA)' NVCC='$(NVCC)' tools/probe.sh)
+FEATURES := $(filter -DHSTU_HAS_%,$(PROBE))
+LIBS := $(filter -l% -L% -Wl%,$(PROBE)) -lpthread -lm
+PROBE_CFLAGS := $(filter -I%,$(PROBE))
+
+CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH_FLAG) -g -fPIC -fvisibility=hidden -ffp-contract=off \
+	$(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc -MMD -MP $(CFLAGS)
+LINK := $(CC) $(OPT) -g $(LDFLAGS)
+
+NVCC_ARCH := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+	-gencode arch=compute_90a,code=sm_90a \
+	-gencode arch=compute_80,code=compute_80 -gencode arch=compute_90,code=compute_90
+NVCCFLAGS := -O3 -g -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden $(NVCC_ARCH) \
+	$(FEATURES) -Iinclude -Isrc -MMD -MP
+
+CLI_SRC := $(wildcard src/cli/*.c)
+LIB_SRC := $(filter-out $(CLI_SRC),$(wildcard src/*/*.c))
+CU_SRC := $(if $(filter 1,$(CUDA)),$(wildcard src/cuda/*.cu))
+TEST_SRC := $(wildcard tests/*.c)
+FUZZ_SRC := $(wildcard tests/fuzz/*.c)
+BENCH_SRC := $(wildcard bench/*.c)
+
+LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) $(CU_SRC:%.cu=$B/%.cu.o)
+CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
+TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
+
+.PHONY: all tests fuzz bench check docs clean install gpu-test
+all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu
+
+hstu: $B/hstu
+	@ln -sf $B/hstu hstu
+
+# The library for others: one object in which every symbol but hstu_* is local.
+libhstu.a: $B/libhstu.o
+	@rm -f $@ && ar rcs $@ $<
+$B/libhstu.o: $(LIB_OBJ)
+	ld -r -o $@ $^
+	objcopy --localize-hidden $@
+
+$B/hstu: $(CLI_OBJ) $(LIB_OBJ)
+	$(LINK) -o $@ $^ $(LIBS)
+
+tests: $B/hstu $B/tests/unit
+$B/tests/unit: $(TEST_OBJ) $(LIB_OBJ)
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ $(LIBS)
+
+fuzz: $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
+$B/fuzz/%: $B/tests/fuzz/%.o $(LIB_OBJ)
+	@mkdir -p $(@D)
+	$(LINK) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+
+bench: $(BENCH_SRC:bench/%.c=$B/bench/%) hstu
+$B/bench/%: $B/bench/%.o $(LIB_OBJ)
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ $(LIBS)
+
+# The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
+$B/flags: FORCE
+	@mkdir -p $B
+	@echo '$(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA)' | cmp -s - $@ || \
+		echo '$(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA)' > $@
+FORCE:
+
+$B/%.o: %.c $B/flags
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
+$B/%.cu.o: %.cu $B/flags
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -c $< -o $@
+
+.SECONDARY:
+
+check: hstu
+	tools/check.sh
+
+docs: hstu
+	./hstu train --help-config=markdown > docs/config.md
+
+gpu-test: tests
+	$B/tests/unit --device cuda
+
+install: all
+	install -Dm755 $B/hstu $(DESTDIR)$(PREFIX)/bin/hstu
+	install -Dm644 libhstu.a $(DESTDIR)$(PREFIX)/lib/libhstu.a
+	install -Dm644 include/hstu.h $(DESTDIR)$(PREFIX)/include/hstu.h
+	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	printf 'Name: hstu\nDescription: generative recommenders in C and CUDA\nVersion: 0.1.0\nCflags: -I%s/include\nLibs: -L%s/lib -lhstu %s\n' \
+		'$(PREFIX)' '$(PREFIX)' '$(LIBS)' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hstu.pc
+
+clean:
+	rm -rf build hstu libhstu.a
+
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_OBJ:.o=.d) \
+	$(FUZZ_SRC:%.c=$B/%.d) $(BENCH_SRC:%.c=$B/%.d)

@@ -1,0 +1,58 @@
+#include "base/env.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+enum { MAX_THREADS = 256 };
+
+status env_apply_log_level(void) {
+    const char *name = getenv("HSTU_LOG");
+    if (name == NULL || name[0] == '\0') return OK;
+    log_level level;
+    status st = log_level_parse(name, &level);
+    if (st != OK) return fail_prefix(st, "HSTU_LOG");
+    log_set_level(level);
+    return OK;
+}
+
+static int usable_cores(void) {
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                        : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+}
+
+status env_threads(int *out) {
+    const char *text = getenv("HSTU_THREADS");
+    if (text == NULL || text[0] == '\0') {
+        *out = usable_cores();
+        return OK;
+    }
+    char *end;
+    errno = 0;
+    long n = strtol(text, &end, 10);
+    if (errno != 0 || *end != '\0' || n < 1 || n > MAX_THREADS)
+        return fail(ERR_USAGE, "HSTU_THREADS is '%s'; it must be a number from 1 to %d", text,
+                    MAX_THREADS);
+    *out = (int)n;
+    return OK;
+}
+
+bool env_wants_colour(int fd) {
+    const char *term = getenv("TERM");
+    return getenv("NO_COLOR") == NULL && isatty(fd) && term != NULL && strcmp(term, "dumb") != 0;
+}
+
+int env_columns(int fd) {
+    struct winsize size;
+    const char *text = getenv("COLUMNS");
+    int n = text != NULL ? atoi(text) : 0;
+    if (n <= 0 && ioctl(fd, TIOCGWINSZ, &size) == 0) n = size.ws_col;
+    return n < 20 ? 80 : n > 400 ? 400 : n;
+}

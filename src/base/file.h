@@ -1,0 +1,58 @@
+/* Files: mapping for reading, and writing that is all or nothing.
+ *
+ * An out_file is written beside its target under a temporary name and renamed over it by
+ * out_file_commit, after fsync of the file and before fsync of the folder: a reader sees the old
+ * file or the new one, whatever happens.  Dropping it without commit removes the temporary. */
+#ifndef HSTU_BASE_FILE_H
+#define HSTU_BASE_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* A read-only mapping; n_bytes may be 0 (then bytes is a valid empty pointer). */
+typedef struct file_map {
+    const unsigned char *bytes;
+    size_t n_bytes;
+} file_map;
+
+status file_map_open(file_map *out, const char *path);
+void file_map_close(file_map *m);
+
+/* Reads a whole small file (at most max_bytes) with a NUL behind; *out is freed by mem_free. */
+status file_read_all(const char *path, size_t max_bytes, char **out, size_t *out_bytes);
+
+typedef struct out_file out_file;
+
+/* Starts a file that will replace `path`.  The folder must exist and be writable. */
+status out_file_create(out_file **out, const char *path);
+
+/* Appends, buffered.  On any failure (a full disk above all) the reason names the target. */
+status out_file_write(out_file *f, const void *bytes, size_t n);
+
+/* Writes at an offset, past the buffer: for columns filled side by side and headers written last.
+ * Any thread may call it, for ranges that do not overlap. */
+status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t n);
+
+/* Reads back what was written; flushes the buffer first.  Any thread, as write_at. */
+status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n);
+
+/* Makes it durable and visible: flush, fsync, rename, fsync of the folder.  Closes f either way; on
+ * failure the target is untouched and the temporary is gone. */
+status out_file_commit(out_file *f);
+
+/* Gives up: closes and removes the temporary.  NULL is fine. */
+void out_file_abandon(out_file *f);
+
+/* mkdir -p.  *out_created (may be NULL): whether the last level was made by this call. */
+status folder_create(const char *path, bool *out_created);
+
+bool file_exists(const char *path);
+bool folder_exists(const char *path);
+
+/* "dir/name" into text; ERR_USAGE if it does not fit. */
+status path_join(char *text, size_t n, const char *dir, const char *name);
+
+#endif

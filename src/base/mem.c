@@ -1,0 +1,161 @@
+#include "base/mem.h"
+
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MEM_ALIGN = 64 };
+
+static void *default_alloc(void *ctx, size_t bytes) {
+    (void)ctx;
+    void *block = NULL;
+    return posix_memalign(&block, MEM_ALIGN, bytes) == 0 ? block : NULL;
+}
+
+/* realloc may move to an address that is only 16-byte aligned; then the content moves once more. */
+static void *default_resize(void *ctx, void *block, size_t bytes) {
+    void *moved = realloc(block, bytes);
+    if (moved == NULL || (uintptr_t)moved % MEM_ALIGN == 0) return moved;
+    void *aligned = default_alloc(ctx, bytes);
+    if (aligned == NULL) return moved; /* Less aligned, but whole: nothing may be lost here. */
+    memcpy(aligned, moved, bytes);
+    free(moved);
+    return aligned;
+}
+
+static void default_release(void *ctx, void *block) {
+    (void)ctx;
+    free(block);
+}
+
+static const mem_allocator default_allocator = {default_alloc, default_resize, default_release,
+                                                NULL};
+static mem_allocator current = {default_alloc, default_resize, default_release, NULL};
+
+void mem_set_allocator(const mem_allocator *allocator) {
+    current = allocator != NULL ? *allocator : default_allocator;
+}
+
+static status byte_count(size_t n, size_t size, size_t *out) {
+    if (__builtin_mul_overflow(n, size, out) || *out > SIZE_MAX / 2)
+        return fail(ERR_NOMEM, "an array of %zu x %zu bytes is larger than the address space", n,
+                    size);
+    if (*out == 0) *out = 1;
+    return OK;
+}
+
+static status out_of_memory(size_t bytes) {
+    return fail(ERR_NOMEM, "out of memory: %zu bytes (%.1f MiB) could not be allocated", bytes,
+                (double)bytes / (1 << 20));
+}
+
+status mem_alloc_raw(void **out, size_t n, size_t size) {
+    size_t bytes;
+    *out = NULL;
+    TRY(byte_count(n, size, &bytes));
+    *out = current.alloc(current.ctx, bytes);
+    return *out != NULL ? OK : out_of_memory(bytes);
+}
+
+status mem_alloc(void **out, size_t n, size_t size) {
+    TRY(mem_alloc_raw(out, n, size));
+    memset(*out, 0, n * size);
+    return OK;
+}
+
+status mem_resize(void **block, size_t n, size_t size) {
+    size_t bytes;
+    TRY(byte_count(n, size, &bytes));
+    void *moved = current.resize(current.ctx, *block, bytes);
+    if (moved == NULL) return out_of_memory(bytes);
+    *block = moved;
+    return OK;
+}
+
+status mem_reserve(void **block, size_t *capacity, size_t n, size_t size) {
+    if (n <= *capacity) return OK;
+    size_t wanted = *capacity < 8 ? 16 : *capacity * 2;
+    if (wanted < n) wanted = n;
+    TRY(mem_resize(block, wanted, size));
+    *capacity = wanted;
+    return OK;
+}
+
+void mem_free(void *block) {
+    if (block != NULL) current.release(current.ctx, block);
+}
+
+struct arena_block {
+    struct arena_block *next;
+    size_t bytes; /* of data[] */
+    size_t used;
+    size_t pad[5]; /* keeps data[] 64-byte aligned */
+    unsigned char data[];
+};
+_Static_assert(sizeof(struct arena_block) == MEM_ALIGN, "arena data must start aligned");
+
+void arena_init(arena *a, size_t block_bytes) {
+    *a = (arena){.block_bytes = block_bytes};
+}
+
+static status add_block(arena *a, size_t bytes) {
+    struct arena_block *block;
+    if (bytes > SIZE_MAX / 2) return out_of_memory(bytes);
+    TRY(mem_alloc_raw((void **)&block, 1, sizeof *block + bytes));
+    *block = (struct arena_block){.next = a->head, .bytes = bytes};
+    a->head = block;
+    return OK;
+}
+
+status arena_init_fixed(arena *a, size_t bytes) {
+    *a = (arena){.block_bytes = bytes, .is_fixed = 1};
+    return add_block(a, bytes);
+}
+
+void arena_fini(arena *a) {
+    while (a->head != NULL) {
+        struct arena_block *next = a->head->next;
+        mem_free(a->head);
+        a->head = next;
+    }
+    a->used_bytes = 0;
+}
+
+void arena_reset(arena *a) {
+    if (!a->is_fixed) {
+        arena_fini(a);
+        return;
+    }
+    if (a->head != NULL) a->head->used = 0;
+    a->used_bytes = 0;
+}
+
+status arena_alloc(arena *a, void **out, size_t n, size_t size) {
+    size_t bytes, align = size >= 64 || n * size >= 256 ? MEM_ALIGN : 16;
+    *out = NULL;
+    TRY(byte_count(n, size, &bytes));
+    struct arena_block *block = a->head;
+    size_t start = block != NULL ? (block->used + align - 1) / align * align : 0;
+    if (block == NULL || start > block->bytes || block->bytes - start < bytes) {
+        if (a->is_fixed)
+            return fail(ERR_NOMEM, "a fixed arena of %zu bytes is full: %zu more were asked for",
+                        a->block_bytes, bytes);
+        TRY(add_block(a, bytes > a->block_bytes ? bytes : a->block_bytes));
+        block = a->head;
+        start = 0;
+    }
+    *out = block->data + start;
+    a->used_bytes += start + bytes - block->used;
+    block->used = start + bytes;
+    memset(*out, 0, bytes);
+    return OK;
+}
+
+status arena_copy_text(arena *a, const char *text, size_t n, const char **out) {
+    char *copy;
+    *out = NULL;
+    TRY(arena_alloc(a, (void **)&copy, n + 1, 1));
+    memcpy(copy, text, n);
+    *out = copy;
+    return OK;
+}

@@ -1,0 +1,76 @@
+/* Memory: checked allocation through a replaceable allocator, and arenas.
+ *
+ * All host memory of the library comes from here, so that a test can make the k-th allocation fail
+ * and so that nothing multiplies sizes unchecked.  mem_* may be called from any thread; an arena
+ * belongs to one thread at a time. */
+#ifndef HSTU_BASE_MEM_H
+#define HSTU_BASE_MEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct mem_allocator {
+    void *(*alloc)(void *ctx, size_t bytes);               /* 64-byte aligned; NULL when out */
+    void *(*resize)(void *ctx, void *block, size_t bytes); /* keeps the content, as realloc does */
+    void (*release)(void *ctx, void *block);               /* NULL is fine */
+    void *ctx;
+} mem_allocator;
+
+/* Replaces the allocator of the process; NULL restores the default.  Only while nothing is
+ * allocated on other threads. */
+void mem_set_allocator(const mem_allocator *allocator);
+
+/* *out = n zeroed elements of `size` bytes (never NULL on success, even for n = 0); on failure *out
+ * is NULL and the reason says how much was asked for. */
+status mem_alloc(void **out, size_t n, size_t size);
+
+/* The same without zeroing, for large buffers that are written whole. */
+status mem_alloc_raw(void **out, size_t n, size_t size);
+
+/* Grows or shrinks *block to n elements; new bytes are not zeroed.  On failure *block is as it was.
+ */
+status mem_resize(void **block, size_t n, size_t size);
+
+void mem_free(void *block);
+
+/* Typed forms: NEW(&p, n) allocates n zeroed *p. */
+#define MEM_NEW(pointer, n)     mem_alloc((void **)(pointer), (n), sizeof **(pointer))
+#define MEM_NEW_RAW(pointer, n) mem_alloc_raw((void **)(pointer), (n), sizeof **(pointer))
+#define MEM_RESIZE(pointer, n)  mem_resize((void **)(pointer), (n), sizeof **(pointer))
+
+/* Makes room for at least n elements, doubling *capacity; existing elements stay. */
+status mem_reserve(void **block, size_t *capacity, size_t n, size_t size);
+#define MEM_RESERVE(pointer, capacity, n)                                                          \
+    mem_reserve((void **)(pointer), (capacity), (n), sizeof **(pointer))
+
+/* An arena hands out memory that is freed all at once.  A growing arena takes further blocks as it
+ * needs them; a fixed one fails with ERR_NOMEM when full, for paths that must not allocate. */
+typedef struct arena {
+    struct arena_block *head;
+    size_t block_bytes; /* size of the next block */
+    size_t used_bytes;  /* handed out in all, alignment included */
+    int is_fixed;
+} arena;
+
+/* A growing arena; nothing is allocated until first use. */
+void arena_init(arena *a, size_t block_bytes);
+
+/* A fixed arena of `bytes`, allocated now. */
+status arena_init_fixed(arena *a, size_t bytes);
+
+/* Frees everything; the arena can be used again after another init. */
+void arena_fini(arena *a);
+
+/* Forgets what was handed out but keeps the memory of a fixed arena; frees a growing one. */
+void arena_reset(arena *a);
+
+/* *out = n * size bytes, zeroed, 64-byte aligned for size >= 64, else aligned to 16. */
+status arena_alloc(arena *a, void **out, size_t n, size_t size);
+#define ARENA_NEW(a, pointer, n) arena_alloc((a), (void **)(pointer), (n), sizeof **(pointer))
+
+/* A NUL-terminated copy of n bytes of text. */
+status arena_copy_text(arena *a, const char *text, size_t n, const char **out);
+
+#endif

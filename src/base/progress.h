@@ -1,0 +1,37 @@
+/* A progress bar on stderr: what, bar, percent, rate, ETA.  Redrawn at most ten times a second,
+ * only where stderr is a terminal and the log is not quiet; otherwise nothing is printed but
+ * (optionally) the closing line.  A log line printed meanwhile clears the bar first.
+ * progress_update may be called from several threads; one bar at a time per process. */
+#ifndef HSTU_BASE_PROGRESS_H
+#define HSTU_BASE_PROGRESS_H
+
+#include <stdint.h>
+
+typedef struct progress {
+    const char *what; /* "reading ratings.dat" */
+    const char *unit; /* "B" (bytes, shown as kB, MB, ...), "users", "events" */
+    uint64_t total;   /* 0 = unknown: no bar, no ETA, just count and rate */
+    uint64_t start_ns;
+    uint64_t last_draw_ns;
+    uint64_t done;
+    int is_active;
+    char suffix[96]; /* free text behind the rate, as in "loss 4.95" */
+} progress;
+
+void progress_begin(progress *p, const char *what, const char *unit, uint64_t total);
+void progress_update(progress *p, uint64_t done);
+void progress_suffix(progress *p, const char *fmt, ...);
+
+/* Clears the bar's line. */
+void progress_end(progress *p);
+
+/* Renders a bar into text of at most n bytes, for `width` columns; pure, so that it can be tested.
+ */
+void progress_render(const progress *p, uint64_t now_ns, int width, char *text, int n);
+
+/* "1.23 M", "45.6 k", "789"; and "1.2 GB"; and "3 m 05 s". */
+void human_count(char *text, int n, double value);
+void human_bytes(char *text, int n, double bytes);
+void human_duration(char *text, int n, double seconds);
+
+#endif

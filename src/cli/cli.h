@@ -1,0 +1,67 @@
+/* The command line: the table of commands and one reader of options for all of them.
+ *
+ * A command is a function that declares its options in a table, calls args_parse, does its work and
+ * returns a status; main prints the reason and turns the status into the exit code (0 done, 1
+ * failed, 2 wrong usage or config).  Data goes to stdout, the log and progress to stderr. */
+#ifndef HSTU_CLI_CLI_H
+#define HSTU_CLI_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum {
+    ARG_FLAG,   /* bool: --json */
+    ARG_TEXT,   /* const char *: --out DIR */
+    ARG_INT,    /* int64_t, within min..max: --users N */
+    ARG_DOUBLE, /* double */
+    ARG_LIST    /* arg_list: may be given several times */
+} arg_type;
+
+typedef struct arg_list {
+    const char **item;
+    size_t n_items;
+} arg_list;
+
+typedef struct arg_option {
+    const char *name; /* "--users", or "-k" */
+    arg_type type;
+    void *value;             /* where it goes; what stands there before is the default */
+    const char *placeholder; /* "N", "DIR"; NULL for a flag */
+    const char *help;        /* one sentence, with the default where it matters */
+    int64_t min, max;        /* of an ARG_INT; both 0: any */
+} arg_option;
+
+typedef struct arg_spec {
+    const char *usage;         /* "hstu prep SOURCE --input PATH --out DIR [options]" */
+    const char *summary;       /* a sentence or two */
+    const arg_option *options; /* ends with name = NULL */
+    int min_positional, max_positional;
+    const char *notes; /* printed behind the options; may be NULL */
+} arg_spec;
+
+/* Reads argv[1..]; options and positional arguments may be mixed; "--name value", "--name=value"
+ * and
+ * "--" are understood.  Positional arguments go to positional[0..*n_positional-1].  --help prints
+ * the page and sets *is_help: the command then returns OK at once.  An unknown option is ERR_USAGE
+ * and names the nearest one.  Lists are allocated with mem_alloc and live as long as the process.
+ */
+status args_parse(const arg_spec *spec, int argc, char **argv, const char **positional,
+                  int *n_positional, bool *is_help);
+
+typedef struct command {
+    const char *name;
+    status (*run)(int argc, char **argv); /* argv[0] is the command's name */
+    const char *summary;                  /* one line of `hstu --help` */
+} command;
+
+status cmd_prep(int argc, char **argv);
+status cmd_synth(int argc, char **argv);
+status cmd_info(int argc, char **argv);
+status cmd_train(int argc, char **argv);
+status cmd_bench(int argc, char **argv);
+status cmd_doctor(int argc, char **argv);
+
+#endif

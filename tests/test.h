@@ -1,0 +1,69 @@
+/* The test harness.  TEST(name) { ... } registers a test; each runs in a process of its own, with a
+ * folder of its own (test_folder) that is removed afterwards.  A failed CHECK ends the test. */
+#ifndef HSTU_TESTS_TEST_H
+#define HSTU_TESTS_TEST_H
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/status.h"
+
+enum { TEST_SKIPPED = 77 };
+
+void test_register(const char *file, const char *name, void (*run)(void));
+const char *test_folder(void);             /* an empty folder of this test's own */
+const char *test_program(void);            /* the hstu program of this build */
+const char *test_shared(const char *name); /* SHARED/name; skips the test if it is not there */
+int test_command(char **out_text, const char *fmt,
+                 ...); /* runs a shell command: exit code, stdout+stderr (free it) */
+
+#define TEST(name)                                                                                 \
+    static void test_##name(void);                                                                 \
+    __attribute__((constructor)) static void register_##name(void) {                               \
+        test_register(__FILE__, #name, test_##name);                                               \
+    }                                                                                              \
+    static void test_##name(void)
+
+#define FAIL_TEST(...)                                                                             \
+    (printf("    %s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), fflush(stdout), \
+     exit(1))
+#define SKIP_TEST(...)                                                                             \
+    (printf("    skipped: "), printf(__VA_ARGS__), printf("\n"), exit(TEST_SKIPPED))
+#define CHECK(cond)                                                                                \
+    do {                                                                                           \
+        if (!(cond)) FAIL_TEST("%s does not hold", #cond);                                         \
+    } while (0)
+#define CHECK_OK(call)                                                                             \
+    do {                                                                                           \
+        if ((call) != OK) FAIL_TEST("%s failed: %s [%s]", #call, status_reason(), status_trace()); \
+    } while (0)
+/* Fails with this code and a reason that contains `text`. */
+#define CHECK_FAILS(call, code, text)                                                              \
+    do {                                                                                           \
+        status got_ = (call);                                                                      \
+        if (got_ != (code) || strstr(status_reason(), (text)) == NULL)                             \
+            FAIL_TEST("%s gave %s: \"%s\"; wanted %s with \"%s\"", #call, status_name(got_),       \
+                      got_ == OK ? "" : status_reason(), status_name(code), (text));               \
+    } while (0)
+#define CHECK_EQ(a, b)                                                                             \
+    do {                                                                                           \
+        long long a_ = (long long)(a), b_ = (long long)(b);                                        \
+        if (a_ != b_) FAIL_TEST("%s = %lld, but %s = %lld", #a, a_, #b, b_);                       \
+    } while (0)
+#define CHECK_STR(a, b)                                                                            \
+    do {                                                                                           \
+        const char *a_ = (a), *b_ = (b);                                                           \
+        if (a_ == NULL || b_ == NULL || strcmp(a_, b_) != 0)                                       \
+            FAIL_TEST("%s is \"%s\", not \"%s\"", #a, a_ ? a_ : "NULL", b_ ? b_ : "NULL");         \
+    } while (0)
+#define CHECK_CONTAINS(text, part)                                                                 \
+    do {                                                                                           \
+        if (strstr((text), (part)) == NULL) FAIL_TEST("\"%s\" is not in: %s", (part), (text));     \
+    } while (0)
+
+#endif

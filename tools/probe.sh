@@ -1,0 +1,37 @@
+#!/bin/sh
+# What this machine has to build with, as compiler flags on one line.  A library counts when a program
+# that uses it compiles and links; nothing here needs pkg-config.  CC, CUDA and NVCC come from make.
+CC=${CC:-cc}
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+
+# links CODE FLAGS...: does this program build?
+links() {
+    code=$1
+    shift
+    printf '%s\n' "$code" >"$dir/probe.c"
+    $CC -o "$dir/probe" "$dir/probe.c" "$@" >/dev/null 2>&1
+}
+
+for flags in -lopenblas -I/usr/include/openblas\ -lopenblas; do
+    if links '#include <cblas.h>
+char *openblas_get_config(void);
+int main(void) { return openblas_get_config() == 0; }' $flags; then
+        echo "-DHSTU_HAS_OPENBLAS $flags"
+        break
+    fi
+done
+links '#include <archive.h>
+int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"
+links '#include <curl/curl.h>
+int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
+if [ "$CUDA" = 1 ] && [ -n "$NVCC" ]; then
+    root=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
+    for lib in "$root/lib64" "$root/targets/$(uname -m)-linux/lib" "$root/targets/sbsa-linux/lib" /usr/lib/"$(uname -m)"-linux-gnu; do
+        if [ -e "$lib/libcudart_static.a" ]; then
+            echo "-DHSTU_HAS_CUDA -L$lib -lcudart_static -lstdc++ -ldl -lrt"
+            break
+        fi
+    done
+fi
+exit 0
