@@ -1,0 +1,244 @@
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+status file_map_open(file_map *out, const char *path) {
+    *out = (file_map){(const unsigned char *)"", 0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail_errno("%s: cannot be opened", path);
+    struct stat info;
+    status st = OK;
+    if (fstat(fd, &info) != 0) {
+        st = fail_errno("%s: cannot be examined", path);
+    } else if (!S_ISREG(info.st_mode)) {
+        st = fail(ERR_IO, "%s: not a plain file", path);
+    } else if (info.st_size > 0) {
+        void *bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes == MAP_FAILED)
+            st = fail_errno("%s: %lld bytes cannot be mapped", path, (long long)info.st_size);
+        else
+            *out = (file_map){bytes, (size_t)info.st_size};
+    }
+    close(fd);
+    return st;
+}
+
+void file_map_close(file_map *m) {
+    if (m->n_bytes > 0) munmap((void *)m->bytes, m->n_bytes);
+    *m = (file_map){(const unsigned char *)"", 0};
+}
+
+static status read_fd(int fd, const char *path, size_t max_bytes, char **out, size_t *out_bytes) {
+    size_t capacity = 0, n = 0;
+    for (;;) {
+        TRY(MEM_RESERVE(out, &capacity, n + 4096 + 1));
+        ssize_t got = read(fd, *out + n, capacity - n - 1);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno("%s: cannot be read", path);
+        if (got == 0) break;
+        n += (size_t)got;
+        if (n > max_bytes)
+            return fail(ERR_FORMAT, "%s: larger than the %zu bytes such a file may have", path,
+                        max_bytes);
+    }
+    (*out)[n] = '\0';
+    *out_bytes = n;
+    return OK;
+}
+
+status file_read_all(const char *path, size_t max_bytes, char **out, size_t *out_bytes) {
+    *out = NULL;
+    *out_bytes = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail_errno("%s: cannot be opened", path);
+    status st = read_fd(fd, path, max_bytes, out, out_bytes);
+    close(fd);
+    if (st != OK) {
+        mem_free(*out);
+        *out = NULL;
+    }
+    return st;
+}
+
+enum { OUT_BUFFER_BYTES = 1 << 20 };
+
+struct out_file {
+    int fd;
+    uint64_t end; /* where the buffer goes */
+    size_t n_buffered;
+    char *buffer; /* (OUT_BUFFER_BYTES) */
+    char target[4096];
+    char temporary[4096 + 32];
+};
+
+static void release(out_file *f, bool keep) {
+    if (f->fd >= 0) close(f->fd);
+    if (!keep && f->temporary[0] != '\0') unlink(f->temporary);
+    mem_free(f->buffer);
+    mem_free(f);
+}
+
+/* The folder part of a path, "." where there is none. */
+static void folder_of(const char *path, char *folder, size_t n) {
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        snprintf(folder, n, ".");
+    else
+        snprintf(folder, n, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
+static status open_temporary(out_file *f) {
+    const char *slash = strrchr(f->target, '/');
+    const char *name = slash != NULL ? slash + 1 : f->target;
+    for (int attempt = 0; attempt < 100; attempt++) {
+        snprintf(f->temporary, sizeof f->temporary, "%.*s.%s.%ld-%d.tmp", (int)(name - f->target),
+                 f->target, name, (long)getpid(), attempt);
+        f->fd = open(f->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (f->fd >= 0) return OK;
+        if (errno != EEXIST) break;
+    }
+    status st = fail_errno("%s: cannot be written", f->target);
+    f->temporary[0] = '\0';
+    return st;
+}
+
+status out_file_create(out_file **out, const char *path) {
+    out_file *f;
+    *out = NULL;
+    if (strlen(path) >= sizeof f->target)
+        return fail(ERR_USAGE, "a path of %zu bytes is too long", strlen(path));
+    if (folder_exists(path)) return fail(ERR_IO, "%s: is a folder, not a file", path);
+    TRY(MEM_NEW(&f, 1));
+    f->fd = -1;
+    snprintf(f->target, sizeof f->target, "%s", path);
+    status st = MEM_NEW_RAW(&f->buffer, OUT_BUFFER_BYTES);
+    if (st == OK) st = open_temporary(f);
+    if (st != OK) {
+        release(f, false);
+        return st;
+    }
+    *out = f;
+    return OK;
+}
+
+static status write_failed(const out_file *f) {
+    if (errno == ENOSPC || errno == EDQUOT)
+        return fail_errno("%s: cannot be written; free some space or choose another place",
+                          f->target);
+    return fail_errno("%s: cannot be written", f->target);
+}
+
+status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t n) {
+    const char *p = bytes;
+    while (n > 0) {
+        ssize_t done = pwrite(f->fd, p, n, (off_t)offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return write_failed(f);
+        p += done, offset += (uint64_t)done, n -= (size_t)done;
+    }
+    return OK;
+}
+
+static status flush(out_file *f) {
+    TRY(out_file_write_at(f, f->end, f->buffer, f->n_buffered));
+    f->end += f->n_buffered;
+    f->n_buffered = 0;
+    return OK;
+}
+
+status out_file_write(out_file *f, const void *bytes, size_t n) {
+    const char *p = bytes;
+    while (n > 0) {
+        size_t room = OUT_BUFFER_BYTES - f->n_buffered, take = n < room ? n : room;
+        memcpy(f->buffer + f->n_buffered, p, take);
+        f->n_buffered += take;
+        p += take, n -= take;
+        if (f->n_buffered == OUT_BUFFER_BYTES) TRY(flush(f));
+    }
+    return OK;
+}
+
+status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n) {
+    char *p = bytes;
+    if (f->n_buffered > 0) TRY(flush(f));
+    while (n > 0) {
+        ssize_t got = pread(f->fd, p, n, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno("%s: cannot be read back", f->target);
+        if (got == 0)
+            return fail(ERR_IO, "%s: ends before byte %llu", f->target, (unsigned long long)offset);
+        p += got, offset += (uint64_t)got, n -= (size_t)got;
+    }
+    return OK;
+}
+
+/* A rename is only durable once its folder is on disk.  Some file systems refuse that: no harm. */
+static void sync_folder(const char *path) {
+    char folder[4096];
+    folder_of(path, folder, sizeof folder);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    (void)fsync(fd);
+    close(fd);
+}
+
+status out_file_commit(out_file *f) {
+    status st = flush(f);
+    if (st == OK && fsync(f->fd) != 0) st = write_failed(f);
+    if (st == OK && close(f->fd) != 0) st = write_failed(f);
+    if (st == OK) f->fd = -1;
+    if (st == OK && rename(f->temporary, f->target) != 0)
+        st = fail_errno("%s: cannot be put in place", f->target);
+    if (st == OK) sync_folder(f->target);
+    release(f, st == OK);
+    return st;
+}
+
+void out_file_abandon(out_file *f) {
+    if (f != NULL) release(f, false);
+}
+
+status folder_create(const char *path, bool *out_created) {
+    char part[4096];
+    size_t n = strlen(path);
+    bool is_made = false;
+    if (n == 0 || n >= sizeof part) return fail(ERR_USAGE, "'%s' is no name for a folder", path);
+    memcpy(part, path, n + 1);
+    for (size_t i = 1; i <= n; i++) {
+        if (part[i] != '/' && part[i] != '\0') continue;
+        char kept = part[i];
+        part[i] = '\0';
+        is_made = mkdir(part, 0777) == 0;
+        if (!is_made && errno != EEXIST) return fail_errno("%s: cannot be made", part);
+        part[i] = kept;
+    }
+    if (!folder_exists(path)) return fail(ERR_IO, "%s: exists but is not a folder", path);
+    if (out_created != NULL) *out_created = is_made;
+    return OK;
+}
+
+bool file_exists(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+bool folder_exists(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+status path_join(char *text, size_t n, const char *dir, const char *name) {
+    size_t length = strlen(dir);
+    const char *slash = length > 0 && dir[length - 1] == '/' ? "" : "/";
+    if ((size_t)snprintf(text, n, "%s%s%s", dir, slash, name) >= n)
+        return fail(ERR_USAGE, "the path %s%s%s is too long", dir, slash, name);
+    return OK;
+}

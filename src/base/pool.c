@@ -1,0 +1,154 @@
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/mem.h"
+
+/* Workers sleep between runs.  A run is published under the mutex by a new run number; chunks are
+ * then taken from an atomic counter, in order.  The caller takes part as worker 0. */
+struct pool {
+    pthread_mutex_t lock;
+    pthread_cond_t start, finish;
+    uint64_t run; /* number of the current run */
+    int n_busy;   /* workers that have not finished it */
+    bool is_stopping;
+    bool is_running; /* a nested pool_run sees this and stays on its thread */
+
+    pool_fn fn;
+    void *ctx;
+    int64_t n_chunks;
+    _Atomic int64_t next_chunk;
+    _Atomic bool has_failed;
+    int64_t failed_chunk; /* under the mutex, with `first` */
+    failure first;
+
+    int n_threads;
+    struct worker {
+        pthread_t thread;
+        pool *owner;
+        int index;
+    } * workers; /* (n_threads); [0] is the caller */
+};
+
+static void record_failure(pool *p, int64_t chunk, status code) {
+    pthread_mutex_lock(&p->lock);
+    if (!p->has_failed || chunk < p->failed_chunk) {
+        p->failed_chunk = chunk;
+        failure_save(&p->first, code);
+    }
+    p->has_failed = true;
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void work(pool *p, int worker) {
+    while (!p->has_failed) {
+        int64_t chunk = atomic_fetch_add(&p->next_chunk, 1);
+        if (chunk >= p->n_chunks) break;
+        status st = p->fn(p->ctx, chunk, worker);
+        if (st != OK) record_failure(p, chunk, st);
+    }
+}
+
+static void *worker_main(void *argument) {
+    struct worker *self = argument;
+    pool *p = self->owner;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        while (p->run == seen && !p->is_stopping)
+            pthread_cond_wait(&p->start, &p->lock);
+        if (p->is_stopping) break;
+        seen = p->run;
+        pthread_mutex_unlock(&p->lock);
+        work(p, self->index);
+        pthread_mutex_lock(&p->lock);
+        if (--p->n_busy == 0) pthread_cond_signal(&p->finish);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+status pool_create(pool **out, int n_threads) {
+    pool *p;
+    *out = NULL;
+    if (n_threads < 1 || n_threads > 256)
+        return fail(ERR_USAGE, "a pool of %d threads was asked for; use 1 to 256", n_threads);
+    TRY(MEM_NEW(&p, 1));
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->start, NULL);
+    pthread_cond_init(&p->finish, NULL);
+    p->n_threads = 1;
+    status st = MEM_NEW(&p->workers, (size_t)n_threads);
+    for (int i = 1; st == OK && i < n_threads; i++) {
+        p->workers[i] = (struct worker){.owner = p, .index = i};
+        if (pthread_create(&p->workers[i].thread, NULL, worker_main, &p->workers[i]) != 0)
+            st = fail(ERR_NOMEM, "thread %d of %d could not be started", i + 1, n_threads);
+        else
+            p->n_threads = i + 1;
+    }
+    if (st != OK) {
+        pool_destroy(p);
+        return st;
+    }
+    *out = p;
+    return OK;
+}
+
+void pool_destroy(pool *p) {
+    if (p == NULL) return;
+    pthread_mutex_lock(&p->lock);
+    p->is_stopping = true;
+    pthread_cond_broadcast(&p->start);
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 1; i < p->n_threads; i++)
+        pthread_join(p->workers[i].thread, NULL);
+    pthread_cond_destroy(&p->finish);
+    pthread_cond_destroy(&p->start);
+    pthread_mutex_destroy(&p->lock);
+    mem_free(p->workers);
+    mem_free(p);
+}
+
+int pool_n_threads(const pool *p) {
+    return p->n_threads;
+}
+
+static status run_serial(int64_t n_chunks, pool_fn fn, void *ctx) {
+    for (int64_t chunk = 0; chunk < n_chunks; chunk++)
+        TRY(fn(ctx, chunk, 0));
+    return OK;
+}
+
+/* Publishes the run; false if one is under way, that is, if this call is nested in a chunk. */
+static bool begin_run(pool *p, int64_t n_chunks, pool_fn fn, void *ctx) {
+    pthread_mutex_lock(&p->lock);
+    bool is_free = !p->is_running;
+    if (is_free) {
+        p->is_running = true;
+        p->fn = fn;
+        p->ctx = ctx;
+        p->n_chunks = n_chunks;
+        p->next_chunk = 0;
+        p->has_failed = false;
+        p->n_busy = p->n_threads - 1;
+        p->run++;
+        pthread_cond_broadcast(&p->start);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return is_free;
+}
+
+status pool_run(pool *p, int64_t n_chunks, pool_fn fn, void *ctx) {
+    if (p == NULL || p->n_threads == 1 || n_chunks <= 1) return run_serial(n_chunks, fn, ctx);
+    if (!begin_run(p, n_chunks, fn, ctx)) return run_serial(n_chunks, fn, ctx);
+    work(p, 0);
+    pthread_mutex_lock(&p->lock);
+    while (p->n_busy > 0)
+        pthread_cond_wait(&p->finish, &p->lock);
+    p->is_running = false;
+    status st = p->has_failed ? failure_restore(&p->first) : OK;
+    pthread_mutex_unlock(&p->lock);
+    return st;
+}
