@@ -36,6 +36,9 @@ status out_file_write(out_file *f, const void *bytes, size_t n);
  * Any thread may call it, for ranges that do not overlap. */
 status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t n);
 
+/* Cuts or extends (with zeros) to `bytes`. */
+status out_file_set_size(out_file *f, uint64_t bytes);
+
 /* Reads back what was written; flushes the buffer first.  Any thread, as write_at. */
 status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n);
 

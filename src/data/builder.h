@@ -78,7 +78,8 @@ status builder_set_context(builder *b, int feature, const char *user_id, size_t 
                            const char *value, size_t value_bytes);
 
 /* Writes DIR/data.seq (DIR is made if need be, and removed again on failure if it was).  meta_json
- * is one JSON object.  No events at all is ERR_FORMAT. */
+ * is one JSON object; it becomes "source" in the file's meta.  No events at all is ERR_FORMAT.  The
+ * builder is used up: only builder_destroy may follow. */
 status builder_write(builder *b, const char *folder, const char *meta_json, builder_stats *stats);
 
 #endif

@@ -13,19 +13,18 @@
 #include "base/pool.h"
 #include "base/status.h"
 
-enum { COLUMN_NAME_BYTES = 24, COLUMN_MAX = 256 };
+enum { COLUMN_NAME_BYTES = 32, COLUMN_MAX = 256 };
 
 typedef enum { COLUMN_U8 = 1, COLUMN_U16, COLUMN_U32, COLUMN_U64, COLUMN_I64 } column_type;
 
 /* One column as stored: 64 bytes. */
 typedef struct column {
-    char name[COLUMN_NAME_BYTES]; /* NUL-padded, at most 23 characters */
+    char name[COLUMN_NAME_BYTES]; /* NUL-padded, at most 31 characters */
     uint32_t type;
     uint32_t zero;
     uint64_t n;      /* elements */
     uint64_t offset; /* bytes from the start of the file; a multiple of 64 */
     uint64_t checksum;
-    uint64_t zero2;
 } column;
 
 typedef struct column_file {
@@ -48,18 +47,21 @@ status column_file_get(const column_file *f, const char *path, const char *name,
 /* The column's entry, or NULL. */
 const column *column_file_find(const column_file *f, const char *name);
 
-/* Writing: declare every column with its length first, then fill them in any order and from any
- * thread, then commit.  Offsets are known from the start, nothing is kept in memory. */
+/* Writing: declare every column with its length, begin, fill them in any order and from any thread,
+ * commit.  Their places are known from the start, so nothing is kept in memory. */
 typedef struct column_writer column_writer;
 
 status column_writer_create(column_writer **out, const char *path);
 status column_writer_declare(column_writer *w, const char *name, column_type type, uint64_t n,
                              int *out_index);
+/* Ends the declarations. */
+void column_writer_begin(column_writer *w);
 /* Fills elements first .. first + n - 1 of column `index`. */
 status column_writer_put(column_writer *w, int index, uint64_t first, const void *elements,
                          uint64_t n);
-/* Computes the checksums, writes header and table, makes the file durable and visible. */
+/* Computes the checksums, writes header and table, makes the file durable and visible.  The writer
+ * still has to be released by column_writer_abandon. */
 status column_writer_commit(column_writer *w, pool *p);
-void column_writer_abandon(column_writer *w); /* NULL is fine; after commit nothing is left to do */
+void column_writer_abandon(column_writer *w); /* NULL is fine */
 
 #endif

@@ -59,7 +59,8 @@ typedef struct seq_file {
     text_column title;      /* (n_items + 1); n = 0 if the source has no titles */
     context_feature context[CONTEXT_MAX];
     int n_context;
-    const char *meta_json; /* where the data came from, as JSON; NUL-terminated */
+    const char
+        *meta_json; /* JSON: counts, and under "source" where the data came from; ends with NUL */
     uint64_t meta_bytes;
 } seq_file;
 
