@@ -31,7 +31,7 @@ static void text_output_fini(text_output *t) {
 }
 
 static status text_output_declare(text_output *t, column_writer *w, const char *name) {
-    char part[COLUMN_NAME_BYTES + 8];
+    char part[2 * COLUMN_NAME_BYTES];
     snprintf(part, sizeof part, "%s.o", name);
     TRY(column_writer_declare(w, part, COLUMN_U64, t->n + 1, &t->offsets_index));
     snprintf(part, sizeof part, "%s.t", name);
