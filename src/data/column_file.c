@@ -13,6 +13,13 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "column files are litt
 enum { COLUMN_ALIGN = 64, VERSION = 1, BLOCK_BYTES = 4 << 20 };
 static const char MAGIC[8] = "HSTUSEQ";
 
+/* A fuzzer would never get behind the checksums: its builds (and no others) look past them. */
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+enum { CHECKS_SUMS = 0 };
+#else
+enum { CHECKS_SUMS = 1 };
+#endif
+
 typedef struct file_header {
     char magic[8];
     uint32_t version;
@@ -129,7 +136,7 @@ static status check_header(const char *path, const file_map *map) {
         return fail(ERR_FORMAT, "%s: damaged at offset 12: %" PRIu32 " columns", path,
                     h->n_columns);
     const column *columns = (const column *)(h + 1);
-    if (header_checksum(h, columns) != h->checksum)
+    if (CHECKS_SUMS && header_checksum(h, columns) != h->checksum)
         return fail(ERR_FORMAT,
                     "%s: damaged at offset 0..%zu: the header's checksum does not match; run 'hstu "
                     "prep' again",
@@ -175,7 +182,7 @@ static status check_content(const char *path, const column_file *f, pool *p) {
     TRY(hash_columns(&job, p, checksums));
     for (uint32_t i = 0; i < f->n_columns; i++) {
         const column *c = &f->columns[i];
-        if (checksums[i] != c->checksum)
+        if (CHECKS_SUMS && checksums[i] != c->checksum)
             return fail(ERR_FORMAT,
                         "%s: damaged between offsets %" PRIu64 " and %" PRIu64
                         ": column '%s' does not match its checksum; run 'hstu prep' again",

@@ -1,0 +1,332 @@
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/env.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/jagged.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/nearest.h"
+#include "base/rng.h"
+#include "oom.h"
+#include "test.h"
+
+static status inner(void) {
+    return fail(ERR_FORMAT, "%s:%d: bad", "file", 7);
+}
+
+static status outer(void) {
+    TRY(inner());
+    return OK;
+}
+
+TEST(status_reason_and_frames) {
+    CHECK_EQ(outer(), ERR_FORMAT);
+    CHECK_STR(status_reason(), "file:7: bad");
+    CHECK_CONTAINS(status_trace(), "test_base.c:");
+    fail_prefix(ERR_FORMAT, "in %s", "here");
+    CHECK_STR(status_reason(), "in here: file:7: bad");
+    CHECK_EQ(status_exit_code(OK), 0);
+    CHECK_EQ(status_exit_code(ERR_IO), 1);
+    CHECK_EQ(status_exit_code(ERR_CONFIG), 2);
+    CHECK_EQ(status_exit_code(ERR_USAGE), 2);
+    CHECK_STR(status_name(ERR_INTERRUPTED), "interrupted");
+    failure saved;
+    failure_save(&saved, ERR_IO);
+    fail(ERR_IO, "other");
+    CHECK_EQ(failure_restore(&saved), ERR_IO);
+    CHECK_STR(status_reason(), "in here: file:7: bad");
+}
+
+TEST(status_long_reasons_are_cut) {
+    char text[3000];
+    memset(text, 'x', sizeof text);
+    text[sizeof text - 1] = '\0';
+    fail(ERR_IO, "%s", text);
+    CHECK_EQ(strlen(status_reason()), FAILURE_REASON_BYTES - 1);
+    for (int i = 0; i < 100; i++)
+        fail_prefix(ERR_IO, "%s", text);
+    CHECK_EQ(strlen(status_reason()), FAILURE_REASON_BYTES - 1);
+    for (int i = 0; i < 1000; i++)
+        status_frame(ERR_IO, __FILE__, i);
+    CHECK(strlen(status_trace()) < FAILURE_TRACE_BYTES);
+}
+
+static void keep_line(void *ctx, log_level level, const char *line) {
+    (void)level;
+    snprintf(ctx, 256, "%s", line);
+}
+
+TEST(log_levels) {
+    char line[256] = "";
+    log_level level;
+    log_set_sink(keep_line, line);
+    log_debug("hidden");
+    CHECK_STR(line, "");
+    log_warn("seen %d", 1);
+    CHECK_STR(line, "warning: seen 1");
+    log_set_level(LOG_QUIET);
+    log_warn("hidden");
+    CHECK_STR(line, "warning: seen 1");
+    CHECK_OK(log_level_parse("debug", &level));
+    CHECK_FAILS(log_level_parse("loud", &level), ERR_USAGE, "debug, info, warn or quiet");
+}
+
+TEST(mem_refuses_overflow) {
+    void *block = NULL;
+    CHECK_FAILS(mem_alloc(&block, SIZE_MAX / 2, 3), ERR_NOMEM, "larger than the address space");
+    CHECK(block == NULL);
+    CHECK_OK(mem_alloc(&block, 0, 8));
+    CHECK(block != NULL);
+    mem_free(block);
+    mem_free(NULL);
+}
+
+TEST(mem_reserve_keeps_content) {
+    int *numbers = NULL;
+    size_t capacity = 0;
+    for (int i = 0; i < 10000; i++) {
+        CHECK_OK(MEM_RESERVE(&numbers, &capacity, (size_t)i + 1));
+        numbers[i] = i;
+    }
+    for (int i = 0; i < 10000; i++)
+        CHECK_EQ(numbers[i], i);
+    CHECK_EQ((uintptr_t)numbers % 64, 0);
+    mem_free(numbers);
+}
+
+TEST(arena_grows_and_fixed_is_full) {
+    arena a;
+    char *p, *q;
+    arena_init(&a, 100);
+    CHECK_OK(ARENA_NEW(&a, &p, 60));
+    CHECK_OK(ARENA_NEW(&a, &q, 1000));
+    memset(p, 1, 60);
+    memset(q, 2, 1000);
+    CHECK_EQ(p[59], 1);
+    const char *text;
+    CHECK_OK(arena_copy_text(&a, "abcdef", 3, &text));
+    CHECK_STR(text, "abc");
+    arena_fini(&a);
+    CHECK_OK(arena_init_fixed(&a, 256));
+    CHECK_OK(ARENA_NEW(&a, &p, 200));
+    CHECK_FAILS(ARENA_NEW(&a, &q, 100), ERR_NOMEM, "is full");
+    arena_reset(&a);
+    CHECK_OK(ARENA_NEW(&a, &q, 100));
+    CHECK(q == p);
+    double *d;
+    CHECK_OK(ARENA_NEW(&a, &d, 1));
+    CHECK_EQ((uintptr_t)d % 16, 0);
+    arena_fini(&a);
+}
+
+static status use_arena_and_buf(void *ctx) {
+    (void)ctx;
+    arena a;
+    buf b;
+    int *p;
+    arena_init(&a, 64);
+    buf_init(&b);
+    status st = OK;
+    for (int i = 0; st == OK && i < 20; i++)
+        st = ARENA_NEW(&a, &p, 40);
+    for (int i = 0; st == OK && i < 20; i++)
+        st = buf_printf(&b, "%d %s", i, "some text that needs room");
+    buf_fini(&b);
+    arena_fini(&a);
+    return st;
+}
+
+TEST(arena_and_buf_survive_no_memory) {
+    CHECK(oom_at_each_allocation(use_arena_and_buf, NULL) > 10);
+}
+
+TEST(buf_appends) {
+    buf b;
+    buf_init(&b);
+    CHECK_STR(buf_str(&b), "");
+    CHECK_OK(buf_printf(&b, "%d-%s", 12, "x"));
+    CHECK_OK(buf_char(&b, '!'));
+    CHECK_OK(buf_text(&b, ""));
+    CHECK_STR(buf_str(&b), "12-x!");
+    CHECK_EQ(b.n_bytes, 5);
+    buf_clear(&b);
+    CHECK_STR(buf_str(&b), "");
+    buf_fini(&b);
+}
+
+/* Vectors of the XXH64 specification and of RFC 1321. */
+TEST(hash_vectors) {
+    CHECK(hash64("", 0, 0) == 0xef46db3751d8e999u);
+    CHECK(hash64("a", 1, 0) == 0xd24ec4f1a98c6e5bu);
+    CHECK(hash64("abc", 3, 0) == 0x44bc2cf5ad770999u);
+    CHECK(hash64("Nobody inspects the spammish repetition", 39, 0) == 0xfbcea83c8a378bf1u);
+    static const char *const md5[][2] = {
+        {"", "d41d8cd98f00b204e9800998ecf8427e"},
+        {"abc", "900150983cd24fb0d6963f7d28e17f72"},
+        {"message digest", "f96b697d7cb7938d525a2f31aaf161d0"},
+        {"12345678901234567890123456789012345678901234567890123456789012345678901234567890",
+         "57edf4a22be3c955ac49da2e2107b67a"}};
+    for (int i = 0; i < 4; i++) {
+        for (size_t step = 1; step <= 80; step += 13) {
+            md5_state m;
+            char hex[33];
+            size_t n = strlen(md5[i][0]);
+            md5_begin(&m);
+            for (size_t at = 0; at < n; at += step)
+                md5_add(&m, md5[i][0] + at, n - at < step ? n - at : step);
+            md5_end(&m, hex);
+            CHECK_STR(hex, md5[i][1]);
+        }
+    }
+}
+
+/* Known answers of Philox4x32-10 (the authors' kat_vectors). */
+TEST(rng_philox_vectors) {
+    rng_block b = rng_draw((rng_key){{0, 0}}, 0, 0, 0, 0);
+    CHECK(b.word[0] == 0x6627e8d5 && b.word[1] == 0xe169c58d && b.word[2] == 0xbc57ac4c &&
+          b.word[3] == 0x9b00dbd8);
+    b = rng_draw((rng_key){{0xffffffff, 0xffffffff}}, 0xffffffff, 0xffffffff, 0xffffffff,
+                 0xffffffff);
+    CHECK(b.word[0] == 0x408f276d && b.word[1] == 0x41c83b0e && b.word[2] == 0xa20bc7c6 &&
+          b.word[3] == 0x6d5451fd);
+    b = rng_draw((rng_key){{0xa4093822, 0x299f31d0}}, 0x243f6a88, 0x85a308d3, 0x13198a2e,
+                 0x03707344);
+    CHECK(b.word[0] == 0xd16cfe09 && b.word[1] == 0x94fdcceb && b.word[2] == 0x5001e420 &&
+          b.word[3] == 0x24126ea1);
+}
+
+TEST(rng_ranges) {
+    rng_key key = rng_make_key(42, RNG_TEST);
+    CHECK(rng_uniform(0) == 0.0f && rng_uniform(UINT32_MAX) < 1.0f);
+    CHECK(rng_uniform64(UINT32_MAX, UINT32_MAX) < 1.0);
+    CHECK_EQ(rng_below(UINT32_MAX, 7), 6);
+    CHECK_EQ(rng_below(0, 7), 0);
+    double sum = 0;
+    int count[7] = {0};
+    for (uint32_t i = 0; i < 70000; i++) {
+        rng_block b = rng_draw64(key, i, 5);
+        sum += rng_uniform(b.word[0]);
+        count[rng_below(b.word[1], 7)]++;
+    }
+    CHECK(fabs(sum / 70000 - .5) < .005);
+    for (int i = 0; i < 7; i++)
+        CHECK(abs(count[i] - 10000) < 400);
+    rng_key other = rng_make_key(42, RNG_SHUFFLE);
+    CHECK(memcmp(&key, &other, sizeof key) != 0);
+}
+
+TEST(jagged_offsets) {
+    const int32_t lengths[] = {3, 0, 2};
+    int32_t offsets[4];
+    CHECK_OK(jagged_from_lengths(lengths, 3, offsets));
+    CHECK_EQ(offsets[3], 5);
+    CHECK_EQ(jagged_find(offsets, 3, 0), 0);
+    CHECK_EQ(jagged_find(offsets, 3, 2), 0);
+    CHECK_EQ(jagged_find(offsets, 3, 3), 2);
+    CHECK_EQ(jagged_find(offsets, 3, 4), 2);
+    const int32_t negative[] = {1, -1}, huge[] = {INT32_MAX, 1};
+    CHECK_FAILS(jagged_from_lengths(negative, 2, offsets), ERR_FORMAT, "sequence 1 has length -1");
+    CHECK_FAILS(jagged_from_lengths(huge, 2, offsets), ERR_FORMAT, "smaller batch");
+    const uint64_t good[] = {0, 2, 2, 5}, falling[] = {0, 3, 2, 5}, late[] = {1, 2, 3, 5},
+                   over[] = {0, 9, 9, 9};
+    CHECK_OK(jagged_check(good, 3, 5));
+    CHECK_FAILS(jagged_check(falling, 3, 5), ERR_FORMAT, "offset 2 is 2");
+    CHECK_FAILS(jagged_check(late, 3, 5), ERR_FORMAT, "offset 0 is 1");
+    CHECK_FAILS(jagged_check(over, 3, 5), ERR_FORMAT, "offset 1 is 9");
+    CHECK_FAILS(jagged_check(good, 3, 6), ERR_FORMAT, "last offset is 5, not 6");
+}
+
+TEST(nearest_finds_what_was_meant) {
+    static const char *const names[] = {"NetworkArgs.num_layers", "NetworkArgs.hidden_size", "prep",
+                                        "synth"};
+    CHECK_STR(nearest_name("NetworkArgs.num_layer", names, 4), "NetworkArgs.num_layers");
+    CHECK_STR(nearest_name("networkargs.hidden_size", names, 4), "NetworkArgs.hidden_size");
+    CHECK_STR(nearest_name("perp", names, 4), "prep");
+    CHECK(nearest_name("quite-another-thing", names, 4) == NULL);
+    CHECK(nearest_name("x", names, 0) == NULL);
+}
+
+TEST(env_threads_checks_its_range) {
+    int n;
+    setenv("HSTU_THREADS", "3", 1);
+    CHECK_OK(env_threads(&n));
+    CHECK_EQ(n, 3);
+    setenv("HSTU_THREADS", "0", 1);
+    CHECK_FAILS(env_threads(&n), ERR_USAGE, "1 to 256");
+    setenv("HSTU_THREADS", "4x", 1);
+    CHECK_FAILS(env_threads(&n), ERR_USAGE, "'4x'");
+    unsetenv("HSTU_THREADS");
+    CHECK_OK(env_threads(&n));
+    CHECK(n >= 1);
+    setenv("HSTU_LOG", "shout", 1);
+    CHECK_FAILS(env_apply_log_level(), ERR_USAGE, "HSTU_LOG");
+}
+
+static const char *in_folder(const char *name) {
+    static char path[512];
+    snprintf(path, sizeof path, "%s/%s", test_folder(), name);
+    return path;
+}
+
+TEST(file_replace_is_atomic) {
+    out_file *f;
+    const char *path = in_folder("out");
+    char *text;
+    size_t n;
+    CHECK_OK(out_file_create(&f, path));
+    CHECK_OK(out_file_write(f, "old", 3));
+    CHECK_OK(out_file_commit(f));
+    CHECK_OK(out_file_create(&f, path));
+    CHECK_OK(out_file_write(f, "newer", 5));
+    CHECK_OK(file_read_all(path, 100, &text, &n));
+    CHECK_STR(text, "old"); /* not visible before commit */
+    mem_free(text);
+    out_file_abandon(f);
+    CHECK_EQ(test_command(NULL, "test \"$(ls -A %s)\" = out", test_folder()), 0);
+    CHECK_OK(out_file_create(&f, path));
+    CHECK_OK(out_file_set_size(f, 8));
+    CHECK_OK(out_file_write_at(f, 4, "late", 4));
+    CHECK_OK(out_file_write(f, "soon", 4));
+    CHECK_OK(out_file_commit(f));
+    CHECK_OK(file_read_all(path, 100, &text, &n));
+    CHECK_STR(text, "soonlate");
+    mem_free(text);
+    CHECK_FAILS(file_read_all(path, 7, &text, &n), ERR_FORMAT, "larger than");
+    CHECK(text == NULL);
+}
+
+TEST(file_says_what_is_wrong) {
+    out_file *f;
+    file_map m;
+    CHECK_FAILS(out_file_create(&f, in_folder("no/such/x")), ERR_IO, "No such file");
+    CHECK_FAILS(out_file_create(&f, test_folder()), ERR_IO, "is a folder");
+    CHECK_FAILS(file_map_open(&m, in_folder("none")), ERR_IO, "cannot be opened");
+    CHECK_FAILS(file_map_open(&m, test_folder()), ERR_IO, "not a plain file");
+    bool is_made;
+    CHECK_OK(folder_create(in_folder("a/b/c/"), &is_made));
+    CHECK_OK(folder_create(in_folder("a/b/c"), &is_made));
+    CHECK(!is_made);
+    CHECK_OK(folder_create(in_folder("a/b/d"), &is_made));
+    CHECK(is_made);
+    CHECK_EQ(test_command(NULL, "touch %s", in_folder("plain")), 0);
+    CHECK_FAILS(folder_create(in_folder("plain"), &is_made), ERR_IO, "not a folder");
+    CHECK_FAILS(folder_create(in_folder("plain/x"), &is_made), ERR_IO, "cannot be made");
+    CHECK_OK(file_map_open(&m, in_folder("plain")));
+    CHECK_EQ(m.n_bytes, 0);
+    file_map_close(&m);
+}
+
+/* A full disk: /dev/full is not a place to rename to, so a file size limit stands in for it. */
+TEST(file_full_disk_leaves_nothing) {
+    char *text;
+    int code = test_command(
+        &text, "cd %s && (ulimit -f 1; trap '' XFSZ; exec %s synth --out d --users 500)",
+        test_folder(), test_program());
+    CHECK_EQ(code, 1);
+    CHECK_CONTAINS(text, "data.seq");
+    free(text);
+    CHECK_EQ(test_command(NULL, "test -e %s/d", test_folder()), 1);
+}
