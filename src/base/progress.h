@@ -1,11 +1,14 @@
 /* A progress bar on stderr: what, bar, percent, rate, ETA.  Redrawn at most ten times a second,
  * only where stderr is a terminal and the log is not quiet; otherwise nothing is printed but
  * (optionally) the closing line.  A log line printed meanwhile clears the bar first.
- * progress_update may be called from several threads; one bar at a time per process. */
+ * progress_update and progress_suffix may be called from several threads.  One bar at a time per
+ * process: one that begins while another is shown stays silent. */
 #ifndef HSTU_BASE_PROGRESS_H
 #define HSTU_BASE_PROGRESS_H
 
 #include <stdint.h>
+
+#include "base/status.h"
 
 typedef struct progress {
     const char *what; /* "reading ratings.dat" */
@@ -14,13 +17,14 @@ typedef struct progress {
     uint64_t start_ns;
     uint64_t last_draw_ns;
     uint64_t done;
+    uint64_t start_done; /* set behind progress_begin where work resumes: no part of the rate */
     int is_active;
     char suffix[96]; /* free text behind the rate, as in "loss 4.95" */
 } progress;
 
 void progress_begin(progress *p, const char *what, const char *unit, uint64_t total);
 void progress_update(progress *p, uint64_t done);
-void progress_suffix(progress *p, const char *fmt, ...);
+void progress_suffix(progress *p, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 /* Clears the bar's line. */
 void progress_end(progress *p);
@@ -29,7 +33,7 @@ void progress_end(progress *p);
  */
 void progress_render(const progress *p, uint64_t now_ns, int width, char *text, int n);
 
-/* "1.23 M", "45.6 k", "789"; and "1.2 GB"; and "3 m 05 s". */
+/* "1.23 M", "45.6 k", "789"; and "1.2 GB" (powers of 1000); and "3 m 05 s". */
 void human_count(char *text, int n, double value);
 void human_bytes(char *text, int n, double bytes);
 void human_duration(char *text, int n, double seconds);
