@@ -82,7 +82,7 @@ $B/hstu: $(CLI_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 
 tests: $B/hstu $B/tests/unit
-$B/tests/unit: $(TEST_OBJ) $(LIB_OBJ)
+$B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
 

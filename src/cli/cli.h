@@ -26,9 +26,9 @@ typedef struct arg_list {
 } arg_list;
 
 typedef struct arg_option {
-    const char *name; /* "--users", or "-k" */
+    const char *name; /* "--users", or "-k"; the title of a group where value is NULL */
     arg_type type;
-    void *value;             /* where it goes; what stands there before is the default */
+    void *value; /* where it goes; what stands there before is the default (a list: {0}) */
     const char *placeholder; /* "N", "DIR"; NULL for a flag */
     const char *help;        /* one sentence, with the default where it matters */
     int64_t min, max;        /* of an ARG_INT; both 0: any */
@@ -43,11 +43,11 @@ typedef struct arg_spec {
 } arg_spec;
 
 /* Reads argv[1..]; options and positional arguments may be mixed; "--name value", "--name=value"
- * and
- * "--" are understood.  Positional arguments go to positional[0..*n_positional-1].  --help prints
- * the page and sets *is_help: the command then returns OK at once.  An unknown option is ERR_USAGE
- * and names the nearest one.  Lists are allocated with mem_alloc and live as long as the process.
- */
+ * and "--" are understood.  Positional arguments go to positional[0..*n_positional-1], which has
+ * room for spec->max_positional (both may be NULL where that is 0).  --help prints the page and
+ * sets *is_help: the command then returns OK at once.  An unknown option is ERR_USAGE and names the
+ * nearest one; of an option given twice the last counts.  Lists come from mem_resize and live as
+ * long as the process. */
 status args_parse(const arg_spec *spec, int argc, char **argv, const char **positional,
                   int *n_positional, bool *is_help);
 

@@ -1,0 +1,194 @@
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "base/mem.h"
+#include "base/nearest.h"
+#include "cli/cli.h"
+
+enum { MAX_OPTIONS = 128, HELP_INDENT = 6, HELP_WIDTH = 92 };
+
+/* A heading in the table of options: it has a name for people and no place for a value. */
+static bool is_heading(const arg_option *o) {
+    return o->value == NULL;
+}
+
+/* Prints text wrapped at spaces; a newline in it is kept.  Every line starts at `indent`. */
+static void print_wrapped(const char *text, int indent, int width) {
+    while (*text != '\0') {
+        size_t line = strcspn(text, "\n"), room = (size_t)(width - indent);
+        if (line > room) {
+            size_t cut = room;
+            while (cut > 0 && text[cut] != ' ')
+                cut--;
+            line =
+                cut > 0 ? cut : strcspn(text, " \n"); /* a word longer than the line stays whole */
+        }
+        printf("%*s%.*s\n", line > 0 ? indent : 0, "", (int)line, text);
+        text += line;
+        if (*text == ' ' || *text == '\n') text++;
+    }
+}
+
+static int page_width(void) {
+    int columns = env_columns(STDOUT_FILENO);
+    return columns < HELP_WIDTH ? columns : HELP_WIDTH;
+}
+
+/* The page of a command: usage, summary, the options in groups, notes. */
+static void print_help(const arg_spec *spec) {
+    bool has_colour = env_wants_colour(STDOUT_FILENO);
+    const char *bold = has_colour ? "\033[1m" : "", *plain = has_colour ? "\033[0m" : "";
+    int width = page_width();
+    printf("%sUsage:%s %s\n\n", bold, plain, spec->usage);
+    print_wrapped(spec->summary, 0, width);
+    if (!is_heading(&spec->options[0]) || spec->options[0].name == NULL)
+        printf("\n%sOptions:%s\n", bold, plain);
+    for (const arg_option *o = spec->options; o->name != NULL; o++) {
+        if (is_heading(o)) {
+            printf("\n%s%s:%s\n", bold, o->name, plain);
+            continue;
+        }
+        printf("  %s%s%s%s%s\n", bold, o->name, plain, o->placeholder != NULL ? " " : "",
+               o->placeholder != NULL ? o->placeholder : "");
+        print_wrapped(o->help, HELP_INDENT, width);
+    }
+    printf("  %s--help%s\n%*sPrint this page.\n", bold, plain, HELP_INDENT, "");
+    if (spec->notes != NULL) {
+        printf("\n");
+        print_wrapped(spec->notes, 0, width);
+    }
+}
+
+/* The option called `name` (n bytes of it), or NULL. */
+static const arg_option *find_option(const arg_spec *spec, const char *name, size_t n) {
+    for (const arg_option *o = spec->options; o->name != NULL; o++)
+        if (!is_heading(o) && strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
+    return NULL;
+}
+
+static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
+    const char *names[MAX_OPTIONS + 1];
+    size_t n_names = 0;
+    for (const arg_option *o = spec->options; o->name != NULL && n_names < MAX_OPTIONS; o++)
+        if (!is_heading(o)) names[n_names++] = o->name;
+    names[n_names++] = "--help";
+    char word[128];
+    snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
+    const char *near = nearest_name(word, names, n_names);
+    if (near == NULL) return fail(ERR_USAGE, "unknown option '%s'", word);
+    return fail(ERR_USAGE, "unknown option '%s'; did you mean '%s'?", word, near);
+}
+
+static status read_int(const arg_option *o, const char *text) {
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || *text == ' ')
+        return fail(ERR_USAGE, "%s: '%s' is not a whole number", o->name, text);
+    bool has_range = o->min != 0 || o->max != 0;
+    if (errno == ERANGE || (has_range && (value < o->min || value > o->max))) {
+        int64_t min = has_range ? o->min : INT64_MIN, max = has_range ? o->max : INT64_MAX;
+        return fail(ERR_USAGE, "%s: %s is out of range; it must be from %lld to %lld", o->name,
+                    text, (long long)min, (long long)max);
+    }
+    *(int64_t *)o->value = value;
+    return OK;
+}
+
+static status read_double(const arg_option *o, const char *text) {
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end != '\0' || *text == ' ' || !isfinite(value))
+        return fail(ERR_USAGE, "%s: '%s' is not a finite number", o->name, text);
+    *(double *)o->value = value;
+    return OK;
+}
+
+static status read_list(const arg_option *o, const char *text) {
+    arg_list *list = o->value;
+    TRY(MEM_RESIZE(&list->item, list->n_items + 1));
+    list->item[list->n_items++] = text;
+    return OK;
+}
+
+static status read_value(const arg_option *o, const char *text) {
+    if (*text == '\0') return fail(ERR_USAGE, "%s: the value is empty", o->name);
+    switch (o->type) {
+    case ARG_TEXT:
+        *(const char **)o->value = text;
+        return OK;
+    case ARG_INT:
+        return read_int(o, text);
+    case ARG_DOUBLE:
+        return read_double(o, text);
+    case ARG_LIST:
+        return read_list(o, text);
+    case ARG_FLAG:
+        break;
+    }
+    return fail(ERR_USAGE, "%s takes no value", o->name);
+}
+
+/* Reads the option at argv[*i], and its value behind it where it has one; moves *i to the last
+ * argument used.  An option's name where a value should be is a forgotten value, not a value. */
+static status read_option(const arg_spec *spec, int argc, char **argv, int *i) {
+    const char *word = argv[*i], *equals = strchr(word, '=');
+    size_t n = equals != NULL ? (size_t)(equals - word) : strlen(word);
+    const arg_option *o = find_option(spec, word, n);
+    if (o == NULL) return unknown_option(spec, word, n);
+    if (equals != NULL) return read_value(o, equals + 1);
+    if (o->type == ARG_FLAG) {
+        *(bool *)o->value = true;
+        return OK;
+    }
+    const char *what = o->placeholder != NULL ? o->placeholder : "VALUE";
+    if (*i + 1 >= argc) return fail(ERR_USAGE, "%s needs a value: %s %s", o->name, o->name, what);
+    const char *next = argv[*i + 1];
+    if (find_option(spec, next, strlen(next)) != NULL)
+        return fail(ERR_USAGE, "%s needs a value: %s %s, but the option %s follows", o->name,
+                    o->name, what, next);
+    *i += 1;
+    return read_value(o, next);
+}
+
+/* --help counts wherever it stands before "--": whoever asks for help has no patience for errors.
+ */
+static bool wants_help(int argc, char **argv) {
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return true;
+    return false;
+}
+
+status args_parse(const arg_spec *spec, int argc, char **argv, const char **positional,
+                  int *n_positional, bool *is_help) {
+    int n = 0;
+    bool is_rest = false; /* "--" was seen: all that follows is positional */
+    *is_help = wants_help(argc, argv);
+    if (n_positional != NULL) *n_positional = 0;
+    if (*is_help) {
+        print_help(spec);
+        return OK;
+    }
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i];
+        if (!is_rest && strcmp(word, "--") == 0) {
+            is_rest = true;
+        } else if (!is_rest && word[0] == '-' && word[1] != '\0') {
+            TRY(read_option(spec, argc, argv, &i));
+        } else {
+            if (n >= spec->max_positional)
+                return fail(ERR_USAGE, "'%s' is one argument too many; usage: %s", word,
+                            spec->usage);
+            positional[n++] = word;
+        }
+    }
+    if (n < spec->min_positional)
+        return fail(ERR_USAGE, "an argument is missing; usage: %s", spec->usage);
+    if (n_positional != NULL) *n_positional = n;
+    return OK;
+}

@@ -1,0 +1,145 @@
+/* The program: a table of commands.  Everything a command can do is in its own file; here are only
+ * the way in (environment, standard streams) and the way out (reason, exit code). */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/nearest.h"
+#include "cli/cli.h"
+
+#define HSTU_VERSION "0.1.0"
+
+/* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */
+static const command commands[] = {
+    {"Data", NULL, NULL},
+#if __has_include("prep.c")
+    {"prep", cmd_prep, "turn a real data set into one sequence file"},
+#endif
+#if __has_include("synth.c")
+    {"synth", cmd_synth, "make synthetic users with learnable tastes"},
+#endif
+#if __has_include("info.c")
+    {"info", cmd_info, "show what is in a data set"},
+#endif
+#if __has_include("train.c")
+    {"Model", NULL, NULL},
+    {"train", cmd_train, "read a .gin config, check it and train from it"},
+#endif
+    {"Machine", NULL, NULL},
+#if __has_include("bench.c")
+    {"bench", cmd_bench, "measure what we claim"},
+#endif
+    {"doctor", cmd_doctor, "tell whether this machine is fit, and what is missing"},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static const command *find_command(const char *name) {
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (commands[i].run != NULL && strcmp(commands[i].name, name) == 0) return &commands[i];
+    return NULL;
+}
+
+static void print_overview(void) {
+    bool has_colour = env_wants_colour(STDOUT_FILENO);
+    const char *bold = has_colour ? "\033[1m" : "", *plain = has_colour ? "\033[0m" : "";
+    printf("%shstu%s %s: a generative recommender (HSTU) in C and CUDA\n\n", bold, plain,
+           HSTU_VERSION);
+    printf("%sUsage:%s hstu COMMAND [options]\n", bold, plain);
+    for (int i = 0; i < N_COMMANDS; i++) {
+        if (commands[i].run == NULL)
+            printf("\n%s%s:%s\n", bold, commands[i].name, plain);
+        else
+            printf("  %s%-8s%s  %s\n", bold, commands[i].name, plain, commands[i].summary);
+    }
+    printf("\n%sEnvironment:%s\n", bold, plain);
+    printf("  HSTU_LOG=debug|info|warn|quiet   how much to tell on stderr\n");
+    printf("  HSTU_THREADS=N                   threads to use (default: all cores)\n");
+    printf("  NO_COLOR=1                       no colours\n");
+    printf("\n'hstu COMMAND --help' explains a command.  Data goes to stdout, everything else to\n"
+           "stderr.  Exit codes: 0 done, 1 failed, 2 wrong usage or config.\n");
+}
+
+static status unknown_command(const char *name) {
+    const char *names[N_COMMANDS];
+    size_t n = 0;
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (commands[i].run != NULL) names[n++] = commands[i].name;
+    const char *near = nearest_name(name, names, n);
+    if (near == NULL) return fail(ERR_USAGE, "unknown command '%.100s'", name);
+    return fail(ERR_USAGE, "unknown command '%.100s'; did you mean '%s'?", name, near);
+}
+
+/* Without this, a file opened by a program started as `hstu ... >&-` would become its stdout, and
+ * what we print would end up in the user's data.  Read-only, so that printing there still fails. */
+static void hold_standard_streams(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDONLY) != fd) _exit(1);
+}
+
+/* Whether the reader of our stdout has gone, as in `hstu info DIR | head -1`. */
+static bool is_reader_gone(void) {
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
+/* A command has only done its work when its output has arrived.  A reader that went away is a
+ * failure for scripts to see but needs no words; a full disk does. */
+static status finish_output(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return OK;
+    if (is_reader_gone()) return fail(ERR_IO, "%s", "");
+    if (errno == 0) return fail(ERR_IO, "writing to stdout failed: the output is incomplete");
+    return fail_errno("writing to stdout failed");
+}
+
+/* "hstu prep: REASON"; the frames only for who debugs. */
+static int report(const char *name, status st) {
+    if (st == OK) return 0;
+    const char *gap = name[0] != '\0' ? " " : "";
+    if (status_reason()[0] != '\0') fprintf(stderr, "hstu%s%s: %s\n", gap, name, status_reason());
+    if (st == ERR_USAGE) fprintf(stderr, "Try 'hstu%s%s --help'.\n", gap, name);
+    if (log_get_level() == LOG_DEBUG && status_trace()[0] != '\0')
+        fprintf(stderr, "debug: %s error at %s\n", status_name(st), status_trace());
+    return status_exit_code(st);
+}
+
+/* Runs what argv names; *out_name is the command's name once it is known. */
+static status run(int argc, char **argv, const char **out_name) {
+    TRY(env_apply_log_level());
+    const char *word = argc > 1 ? argv[1] : "--help";
+    if (strcmp(word, "--version") == 0) {
+        printf("hstu %s\n", HSTU_VERSION);
+        return OK;
+    }
+    bool is_help =
+        strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0;
+    if (is_help && argc < 3) {
+        print_overview();
+        return OK;
+    }
+    /* `hstu help prep` is `hstu prep --help`. */
+    const command *c = find_command(is_help ? argv[2] : word);
+    if (c == NULL) return unknown_command(is_help ? argv[2] : word);
+    *out_name = c->name;
+    char *help_argv[] = {argv[0], "--help", NULL};
+    return is_help ? c->run(2, help_argv) : c->run(argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv) {
+    const char *name = "";
+    hold_standard_streams();
+    signal(SIGPIPE, SIG_IGN); /* A closed pipe is a failed write, handled like any other. */
+    status st = run(argc, argv, &name);
+    if (st == OK) {
+        st = finish_output();
+    } else {
+        fflush(stdout);
+    }
+    return report(name, st);
+}

@@ -1,0 +1,145 @@
+/* The reader of options, and what main makes of its answers. */
+#include "cli/cli.h"
+#include "test.h"
+
+static bool is_json;
+static const char *out_dir;
+static int64_t n_users;
+static double rate;
+static arg_list sets;
+static const arg_option options[] = {
+    {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+    {"--out", ARG_TEXT, &out_dir, "DIR", "Where the result goes.", 0, 0},
+    {"--json", ARG_FLAG, &is_json, NULL, "One JSON object.", 0, 0},
+    {"Numbers", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+    {"--users", ARG_INT, &n_users, "N", "How many users.", 1, 1000},
+    {"--rate", ARG_DOUBLE, &rate, "X", "How fast.", 0, 0},
+    {"--set", ARG_LIST, &sets, "NAME=VALUE", "An override.", 0, 0},
+    {0},
+};
+static const arg_spec spec = {"hstu try A [B] [options]", "Tries things.", options, 1, 2, NULL};
+static const char *positional[2];
+static int n_positional;
+static bool is_help;
+
+/* Parses a command line given as one text, words parted by a bar. */
+static status parse(const char *line) {
+    static char text[512], *argv[32];
+    int argc = 0;
+    snprintf(text, sizeof text, "%s", line);
+    for (char *rest = text, *word; (word = strsep(&rest, "|")) != NULL;)
+        argv[argc++] = word;
+    return args_parse(&spec, argc, argv, positional, &n_positional, &is_help);
+}
+
+TEST(args_reads_every_type) {
+    CHECK_OK(parse("try|--out|d|one|--users=7|--rate|-2.5e3|--json|--set|a=1|two|--set=b=2=3"));
+    CHECK(!is_help);
+    CHECK_STR(out_dir, "d");
+    CHECK_EQ(n_users, 7);
+    CHECK(rate == -2500.0);
+    CHECK(is_json);
+    CHECK_EQ(sets.n_items, 2);
+    CHECK_STR(sets.item[0], "a=1");
+    CHECK_STR(sets.item[1], "b=2=3");
+    CHECK_EQ(n_positional, 2);
+    CHECK_STR(positional[0], "one");
+    CHECK_STR(positional[1], "two");
+}
+
+TEST(args_keeps_defaults_and_the_last_of_two) {
+    out_dir = "here";
+    n_users = 3;
+    CHECK_OK(parse("try|a"));
+    CHECK_STR(out_dir, "here");
+    CHECK_EQ(n_users, 3);
+    CHECK(!is_json);
+    CHECK_OK(parse("try|a|--users|1|--users|1000"));
+    CHECK_EQ(n_users, 1000);
+}
+
+TEST(args_double_dash_ends_the_options) {
+    CHECK_OK(parse("try|--|--json|-x"));
+    CHECK(!is_json);
+    CHECK_EQ(n_positional, 2);
+    CHECK_STR(positional[0], "--json");
+    CHECK_STR(positional[1], "-x");
+    CHECK_OK(parse("try|-"));
+    CHECK_STR(positional[0], "-");
+}
+
+TEST(args_refuses_wrong_usage) {
+    CHECK_FAILS(parse("try|a|--user|7"), ERR_USAGE, "unknown option '--user'; did you mean");
+    CHECK_FAILS(parse("try|a|--user=7"), ERR_USAGE, "did you mean '--users'?");
+    CHECK_FAILS(parse("try|a|--qqqqqqqqqqqq"), ERR_USAGE, "unknown option '--qqqqqqqqqqqq'");
+    CHECK_FAILS(parse("try"), ERR_USAGE, "missing; usage: hstu try A [B] [options]");
+    CHECK_FAILS(parse("try|a|b|c"), ERR_USAGE, "'c' is one argument too many");
+    CHECK_FAILS(parse("try|a|--out"), ERR_USAGE, "--out needs a value: --out DIR");
+    CHECK_FAILS(parse("try|a|--out|--json"), ERR_USAGE, "but the option --json follows");
+    CHECK_FAILS(parse("try|a|--out="), ERR_USAGE, "--out: the value is empty");
+    CHECK_FAILS(parse("try|a|--json=yes"), ERR_USAGE, "--json takes no value");
+    CHECK_FAILS(parse("try|a|-x"), ERR_USAGE, "unknown option '-x'");
+}
+
+TEST(args_refuses_wrong_numbers) {
+    CHECK_FAILS(parse("try|a|--users|ten"), ERR_USAGE, "--users: 'ten' is not a whole number");
+    CHECK_FAILS(parse("try|a|--users|7x"), ERR_USAGE, "'7x' is not a whole number");
+    CHECK_FAILS(parse("try|a|--users| 7"), ERR_USAGE, "' 7' is not a whole number");
+    CHECK_FAILS(parse("try|a|--users|0"), ERR_USAGE,
+                "0 is out of range; it must be from 1 to 1000");
+    CHECK_FAILS(parse("try|a|--users|99999999999999999999"), ERR_USAGE, "is out of range");
+    CHECK_FAILS(parse("try|a|--rate|nan"), ERR_USAGE, "--rate: 'nan' is not a finite number");
+    CHECK_FAILS(parse("try|a|--rate|1e999"), ERR_USAGE, "'1e999' is not a finite number");
+}
+
+TEST(args_help_wins_over_errors) {
+    CHECK_OK(parse("try|--nonsense|--help"));
+    CHECK(is_help);
+    CHECK_EQ(n_positional, 0);
+    CHECK_FAILS(parse("try|a|b|--|--help"), ERR_USAGE, "one argument too many");
+}
+
+TEST(main_shows_commands_and_version) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s", test_program()), 0);
+    CHECK_CONTAINS(text, "Usage: hstu COMMAND [options]");
+    CHECK_CONTAINS(text, "\n  doctor    tell whether");
+    CHECK_EQ(test_command(&text, "%s --version", test_program()), 0);
+    CHECK(strncmp(text, "hstu 0.", 7) == 0);
+    CHECK_EQ(test_command(&text, "%s help doctor", test_program()), 0);
+    CHECK_CONTAINS(text, "Usage: hstu doctor [--json]");
+}
+
+TEST(main_help_wraps_at_the_terminal_width) {
+    char *text;
+    CHECK_EQ(test_command(&text, "COLUMNS=40 %s doctor --help", test_program()), 0);
+    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
+        CHECK(end - line <= 40);
+}
+
+TEST(main_reports_wrong_usage) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s doctr", test_program()), 2);
+    CHECK_STR(text, "hstu: unknown command 'doctr'; did you mean 'doctor'?\n"
+                    "Try 'hstu --help'.\n");
+    CHECK_EQ(test_command(&text, "%s doctor --jsno", test_program()), 2);
+    CHECK_STR(text, "hstu doctor: unknown option '--jsno'; did you mean '--json'?\n"
+                    "Try 'hstu doctor --help'.\n");
+    CHECK_EQ(test_command(&text, "HSTU_LOG=debug %s doctor --x", test_program()), 2);
+    CHECK_CONTAINS(text, "debug: usage error at src/cli/");
+    CHECK_EQ(test_command(&text, "HSTU_LOG=loud %s doctor", test_program()), 2);
+    CHECK_CONTAINS(text, "HSTU_LOG: log level 'loud' is unknown");
+}
+
+TEST(main_notices_output_that_does_not_arrive) {
+    char *text;
+    CHECK_EQ(test_command(&text, "(%s --help >/dev/full)", test_program()), 1);
+    CHECK_STR(text, "hstu: writing to stdout failed: No space left on device\n");
+    CHECK_EQ(test_command(&text, "(%s --help >&-)", test_program()), 1);
+    CHECK_CONTAINS(text, "writing to stdout failed");
+    /* The reader is gone before the first word: silence, but no success. */
+    CHECK_EQ(
+        test_command(&text, "{ (sleep 0.3; %s --help; echo code $? >&2) | true; }", test_program()),
+        0);
+    CHECK_STR(text, "code 1\n");
+}
