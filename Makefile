@@ -65,7 +65,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) $(CU_SRC:%.cu=$B/%.cu.o)
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 
-.PHONY: all tests fuzz bench check docs clean install gpu-test
+.PHONY: print-libs all tests fuzz bench check docs clean install gpu-test
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu
 
 hstu: $B/hstu
@@ -111,6 +111,10 @@ $B/%.cu.o: %.cu $B/flags
 	$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
 .SECONDARY:
+
+# What a program that uses libhstu.a links with.
+print-libs:
+	@echo $(LIBS)
 
 check: hstu
 	tools/check.sh

@@ -12,8 +12,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "cli/cli.h"
-
-#define HSTU_VERSION "0.1.0"
+#include "hstu.h"
 
 /* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */
 static const command commands[] = {

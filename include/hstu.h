@@ -1,0 +1,153 @@
+/* hstu.h: the public API of libhstu, a generative recommender (HSTU) in C and CUDA.
+ *
+ * What the program `hstu` does, as a library: one header, opaque types.  Today: prepared data sets
+ * and jagged batches of them; training and serving follow.
+ *
+ * Every function that can fail returns hstu_status, 0 for success; hstu_error() then says why, in
+ * words a user can act on.  Objects are made by `open` or `create` and released by `close` or
+ * `destroy`, which accept NULL.  A pointer handed out by an object is a view: never freed by the
+ * caller, and valid as long as its comment says.  An hstu_data may be used by any number of threads
+ * at once, any other object by one at a time; hstu_error() is per thread.
+ *
+ * Letters of shapes, as in docs/notation.md: B users of a batch, T tokens of a batch, F contextual
+ * features. */
+#ifndef HSTU_H
+#define HSTU_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HSTU_VERSION "0.1.0"
+
+#if defined(__GNUC__)
+#define HSTU_API __attribute__((visibility("default")))
+#else
+#define HSTU_API
+#endif
+
+typedef enum hstu_status {
+    HSTU_OK = 0,
+    HSTU_ERR_USAGE,       /* an argument is wrong */
+    HSTU_ERR_CONFIG,      /* a setting is wrong */
+    HSTU_ERR_NOMEM,       /* memory ran out */
+    HSTU_ERR_IO,          /* the operating system refused */
+    HSTU_ERR_FORMAT,      /* a file is not what it should be */
+    HSTU_ERR_UNSUPPORTED, /* this build or version cannot do it */
+    HSTU_ERR_DEVICE,      /* a GPU failed or is missing */
+    HSTU_ERR_INTERRUPTED
+} hstu_status;
+
+/* The version of the library in use, as in "0.1.0". */
+HSTU_API const char *hstu_version(void);
+
+/* Why this thread's last call failed; valid until its next call. */
+HSTU_API const char *hstu_error(void);
+
+/* ---- Data sets, made by `hstu prep` or `hstu synth` ---- */
+
+typedef struct hstu_data hstu_data;
+
+typedef struct hstu_data_info {
+    uint64_t users;
+    uint64_t catalogue; /* all known items, numbered 1..catalogue */
+    uint64_t events;
+    int64_t time_per_second;     /* ticks of time to a second */
+    int32_t contextual_features; /* F */
+} hstu_data_info;
+
+/* One user's history, oldest event first. */
+typedef struct hstu_history {
+    uint64_t length;
+    const uint32_t *item;   /* (length), 1..catalogue */
+    const uint16_t *action; /* (length) */
+    const int64_t *time;    /* (length) */
+} hstu_history;
+
+/* Maps a data set (a folder with data.seq, or such a file) and checks all of it. */
+HSTU_API hstu_status hstu_data_open(hstu_data **out, const char *path);
+HSTU_API void hstu_data_close(hstu_data *data);
+
+HSTU_API void hstu_data_get_info(const hstu_data *data, hstu_data_info *out);
+
+/* The history of user 0..users-1: a view of the file, valid until hstu_data_close. */
+HSTU_API hstu_status hstu_data_history(const hstu_data *data, uint64_t user, hstu_history *out);
+
+/* The number of a user or an item whose id is given as text; HSTU_ERR_USAGE if there is none. */
+HSTU_API hstu_status hstu_data_find_user(const hstu_data *data, const char *id, uint64_t *out);
+HSTU_API hstu_status hstu_data_find_item(const hstu_data *data, const char *id, uint32_t *out);
+
+/* The id or the title (the id where there is none) of item 1..catalogue, and the id of a user, as
+ * text of at most n bytes with its NUL; longer ones are cut. */
+HSTU_API hstu_status hstu_data_item_id(const hstu_data *data, uint32_t item, char *text,
+                                       uint64_t n);
+HSTU_API hstu_status hstu_data_item_title(const hstu_data *data, uint32_t item, char *text,
+                                          uint64_t n);
+HSTU_API hstu_status hstu_data_user_id(const hstu_data *data, uint64_t user, char *text,
+                                       uint64_t n);
+
+/* ---- Batches ---- */
+
+typedef struct hstu_batcher hstu_batcher;
+
+typedef enum hstu_split {
+    HSTU_LEAVE_ONE_OUT, /* the last event of a user is the test */
+    HSTU_LEAVE_TWO_OUT, /* and the one before it the validation */
+    HSTU_BY_USER        /* 70 % of the users train */
+} hstu_split;
+
+typedef enum hstu_part { HSTU_TRAIN, HSTU_VALIDATION, HSTU_TEST } hstu_part;
+
+/* Start from hstu_batcher_defaults, so that fields of later versions are set too. */
+typedef struct hstu_batcher_config {
+    hstu_split split;
+    hstu_part part;
+    uint64_t seed;
+    int32_t batch_size;  /* users in a batch */
+    int32_t max_history; /* most recent events of a user before the targets */
+    int32_t max_targets; /* last events of a user taken as targets */
+    int32_t n_ranks, rank;
+    int32_t n_micro; /* batches that make up one step of a rank */
+    int32_t is_shuffled;
+    int32_t is_balanced; /* even out the sum of squared lengths over the batches of a step */
+    int32_t drops_last;  /* leave out users that do not fill a step */
+    int32_t n_threads;   /* that prepare batches ahead; 0: none */
+} hstu_batcher_config;
+
+/* Jagged: user b's events are rows offsets[b] .. offsets[b + 1] - 1. */
+typedef struct hstu_batch {
+    int32_t n_users;          /* B */
+    int32_t n_tokens;         /* T */
+    int32_t n_context;        /* F */
+    const int32_t *offsets;   /* (B + 1) */
+    const uint64_t *users;    /* (B) */
+    const int32_t *n_targets; /* (B): how many of a user's last rows are targets */
+    const uint32_t *item;     /* (T) */
+    const uint16_t *action;   /* (T) */
+    const int64_t *time;      /* (T) */
+    const uint32_t *context;  /* (B, F): 0 = unknown */
+    uint64_t epoch, index;
+    int32_t is_last; /* of its epoch */
+} hstu_batch;
+
+HSTU_API void hstu_batcher_defaults(hstu_batcher_config *out);
+
+/* An endless stream of batches, the same for the same data and settings.  The data must outlive it.
+ */
+HSTU_API hstu_status hstu_batcher_create(hstu_batcher **out, const hstu_data *data,
+                                         const hstu_batcher_config *config);
+HSTU_API void hstu_batcher_destroy(hstu_batcher *batcher);
+
+/* The next batch; its pointers are valid until the next call. */
+HSTU_API hstu_status hstu_batcher_next(hstu_batcher *batcher, hstu_batch *out);
+
+/* Batches of an epoch, and the most tokens one of them can have. */
+HSTU_API uint64_t hstu_batcher_n_batches(const hstu_batcher *batcher);
+HSTU_API int32_t hstu_batcher_max_tokens(const hstu_batcher *batcher);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
