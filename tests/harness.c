@@ -21,13 +21,10 @@ void test_register(const char *file, const char *name, void (*run)(void)) {
     cases[n_cases++] = (test_case){base != NULL ? base + 1 : file, name, run};
 }
 
-const char *test_folder(void) {
-    return folder;
-}
-
-const char *test_program(void) {
-    return program;
-}
+/* clang-format off */
+const char *test_folder(void) { return folder; }
+const char *test_program(void) { return program; }
+/* clang-format on */
 
 const char *test_shared(const char *name) {
     static char path[4096];
@@ -52,10 +49,8 @@ int test_command(char **out_text, const char *fmt, ...) {
         if (n + got == capacity) text = realloc(text, (capacity *= 2) + 1);
     text[n] = '\0';
     int code = pclose(pipe);
-    if (out_text != NULL)
-        *out_text = text;
-    else
-        free(text);
+    if (out_text != NULL) *out_text = text;
+    if (out_text == NULL) free(text);
     return WIFEXITED(code) ? WEXITSTATUS(code) : 128 + WTERMSIG(code);
 }
 
@@ -65,11 +60,7 @@ static int run_case(const test_case *t) {
     if (mkdtemp(folder) == NULL) return 1;
     fflush(stdout);
     pid_t child = fork();
-    if (child == 0) {
-        alarm(600);
-        t->run();
-        exit(0);
-    }
+    if (child == 0) alarm(600), t->run(), exit(0);
     int code = 0;
     waitpid(child, &code, 0);
     if (WIFSIGNALED(code))
@@ -78,38 +69,32 @@ static int run_case(const test_case *t) {
     return WIFEXITED(code) ? WEXITSTATUS(code) : 1;
 }
 
-/* unit [--count FILE] [PATTERN ...]: runs the tests whose "file:name" contains or matches a
- * pattern. */
+/* Whether "file:name" contains or matches one of the patterns; all do where there is none. */
+static bool is_wanted(const char *label, int n_patterns, char **pattern) {
+    for (int i = 0; i < n_patterns; i++)
+        if (strstr(label, pattern[i]) || fnmatch(pattern[i], label, 0) == 0) return true;
+    return n_patterns == 0;
+}
+
+/* unit [--count FILE] [PATTERN ...] */
 int main(int argc, char **argv) {
-    int passed = 0, failed = 0, skipped = 0, first = 1;
-    const char *count_path = NULL;
+    int n_of[3] = {0}, first = argc > 2 && strcmp(argv[1], "--count") == 0 ? 3 : 1;
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 16);
-    char *end = n > 0 ? strstr(program, "/tests/unit") : NULL;
+    char label[512], *end = n > 0 ? strstr(program, "/tests/unit") : NULL;
     if (end != NULL) strcpy(end, "/hstu");
-    if (argc > 2 && strcmp(argv[1], "--count") == 0) count_path = argv[2], first = 3;
     for (int i = 0; i < n_cases; i++) {
-        char label[512];
-        bool is_wanted = first == argc;
         snprintf(label, sizeof label, "%s:%s", cases[i].file, cases[i].name);
-        for (int a = first; a < argc; a++)
-            is_wanted |= strstr(label, argv[a]) != NULL || fnmatch(argv[a], label, 0) == 0;
-        if (!is_wanted) continue;
+        if (!is_wanted(label, argc - first, argv + first)) continue;
         struct timespec t0, t1;
         clock_gettime(CLOCK_MONOTONIC, &t0);
-        int code = run_case(&cases[i]);
+        int code = run_case(&cases[i]), verdict = code == 0 ? 0 : code == TEST_SKIPPED ? 2 : 1;
         clock_gettime(CLOCK_MONOTONIC, &t1);
-        double ms = (double)(t1.tv_sec - t0.tv_sec) * 1e3 + (double)(t1.tv_nsec - t0.tv_nsec) / 1e6;
-        *(code == 0 ? &passed : code == TEST_SKIPPED ? &skipped : &failed) += 1;
-        printf("%s %-56s %8.0f ms\n",
-               code == 0              ? "ok  "
-               : code == TEST_SKIPPED ? "skip"
-                                      : "FAIL",
-               label, ms);
+        long ms = (t1.tv_sec - t0.tv_sec) * 1000 + (t1.tv_nsec - t0.tv_nsec) / 1000000;
+        printf("%.4s %-56s %8ld ms\n", &"ok  FAILskip"[4 * verdict], label, ms);
+        n_of[verdict]++;
     }
-    FILE *count = count_path != NULL ? fopen(count_path, "w") : NULL;
-    if (count != NULL)
-        fprintf(count, "%d %d %d\n", passed, failed, skipped), fclose(count);
-    else
-        printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed > 0 || passed + skipped == 0;
+    FILE *count = first == 3 ? fopen(argv[2], "w") : stdout;
+    const char *format = first == 3 ? "%d %d %d\n" : "%d passed, %d failed, %d skipped\n";
+    if (count == NULL || fprintf(count, format, n_of[0], n_of[1], n_of[2]) < 0) return 1;
+    return fclose(count) != 0 || n_of[1] > 0 || n_of[0] + n_of[2] == 0;
 }

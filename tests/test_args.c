@@ -99,47 +99,49 @@ TEST(args_help_wins_over_errors) {
     CHECK_FAILS(parse("try|a|b|--|--help"), ERR_USAGE, "one argument too many");
 }
 
+/* Runs the program by a shell command in which every @ is its path; what it said, cut to a page. */
+static const char *said(int code, const char *pattern) {
+    static char page[8192];
+    char line[1024] = "", *text;
+    for (; *pattern != '\0'; pattern++) {
+        size_t used = strlen(line);
+        snprintf(line + used, sizeof line - used, "%.*s", *pattern == '@' ? 512 : 1,
+                 *pattern == '@' ? test_program() : pattern);
+    }
+    int got = test_command(&text, "%s", line);
+    snprintf(page, sizeof page, "%s", text);
+    free(text);
+    if (got != code) FAIL_TEST("'%s' gave %d, not %d: %s", line, got, code, page);
+    return page;
+}
+
 TEST(main_shows_commands_and_version) {
-    char *text;
-    CHECK_EQ(test_command(&text, "%s", test_program()), 0);
-    CHECK_CONTAINS(text, "Usage: hstu COMMAND [options]");
-    CHECK_CONTAINS(text, "\n  doctor    tell whether");
-    CHECK_EQ(test_command(&text, "%s --version", test_program()), 0);
-    CHECK(strncmp(text, "hstu 0.", 7) == 0);
-    CHECK_EQ(test_command(&text, "%s help doctor", test_program()), 0);
-    CHECK_CONTAINS(text, "Usage: hstu doctor [--json]");
+    CHECK_CONTAINS(said(0, "@"), "Usage: hstu COMMAND [options]");
+    CHECK_CONTAINS(said(0, "@ --help"), "\n  doctor    tell whether");
+    CHECK(strncmp(said(0, "@ --version"), "hstu 0.", 7) == 0);
+    CHECK_CONTAINS(said(0, "@ help doctor"), "Usage: hstu doctor [--json]");
 }
 
 TEST(main_help_wraps_at_the_terminal_width) {
-    char *text;
-    CHECK_EQ(test_command(&text, "COLUMNS=40 %s doctor --help", test_program()), 0);
-    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
+    const char *line = said(0, "COLUMNS=40 @ doctor --help");
+    for (const char *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
         CHECK(end - line <= 40);
 }
 
 TEST(main_reports_wrong_usage) {
-    char *text;
-    CHECK_EQ(test_command(&text, "%s doctr", test_program()), 2);
-    CHECK_STR(text, "hstu: unknown command 'doctr'; did you mean 'doctor'?\n"
-                    "Try 'hstu --help'.\n");
-    CHECK_EQ(test_command(&text, "%s doctor --jsno", test_program()), 2);
-    CHECK_STR(text, "hstu doctor: unknown option '--jsno'; did you mean '--json'?\n"
-                    "Try 'hstu doctor --help'.\n");
-    CHECK_EQ(test_command(&text, "HSTU_LOG=debug %s doctor --x", test_program()), 2);
-    CHECK_CONTAINS(text, "debug: usage error at src/cli/");
-    CHECK_EQ(test_command(&text, "HSTU_LOG=loud %s doctor", test_program()), 2);
-    CHECK_CONTAINS(text, "HSTU_LOG: log level 'loud' is unknown");
+    CHECK_STR(said(2, "@ doctr"), "hstu: unknown command 'doctr'; did you mean 'doctor'?\n"
+                                  "Try 'hstu --help'.\n");
+    CHECK_STR(said(2, "@ doctor --jsno"),
+              "hstu doctor: unknown option '--jsno'; did you mean '--json'?\n"
+              "Try 'hstu doctor --help'.\n");
+    CHECK_CONTAINS(said(2, "HSTU_LOG=debug @ doctor --x"), "debug: usage error at src/cli/");
+    CHECK_CONTAINS(said(2, "HSTU_LOG=loud @ doctor"), "HSTU_LOG: log level 'loud' is unknown");
 }
 
 TEST(main_notices_output_that_does_not_arrive) {
-    char *text;
-    CHECK_EQ(test_command(&text, "(%s --help >/dev/full)", test_program()), 1);
-    CHECK_STR(text, "hstu: writing to stdout failed: No space left on device\n");
-    CHECK_EQ(test_command(&text, "(%s --help >&-)", test_program()), 1);
-    CHECK_CONTAINS(text, "writing to stdout failed");
+    CHECK_STR(said(1, "(@ --help >/dev/full)"),
+              "hstu: writing to stdout failed: No space left on device\n");
+    CHECK_CONTAINS(said(1, "(@ --help >&-)"), "writing to stdout failed");
     /* The reader is gone before the first word: silence, but no success. */
-    CHECK_EQ(
-        test_command(&text, "{ (sleep 0.3; %s --help; echo code $? >&2) | true; }", test_program()),
-        0);
-    CHECK_STR(text, "code 1\n");
+    CHECK_STR(said(0, "{ (sleep 0.3; @ --help; echo code $? >&2) | true; }"), "code 1\n");
 }
