@@ -4,6 +4,7 @@
 #   make tests               the unit tests: build/VARIANT/tests/unit
 #   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT
 #   make CUDA=0              leave the CUDA parts out although nvcc is there
+#   make MINIMAL=1           leave every optional library out, as on a machine that has none
 #   make ARCH=               portable machine code instead of this machine's own
 #   make check               format, include order, warnings, generated docs
 #   make install PREFIX=...  program, library, header, pkg-config file
@@ -39,7 +40,15 @@ endif
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 CUDA ?= $(if $(and $(NVCC),$(filter release debug,$(VARIANT))),1,0)
 
-PROBE := $(shell CC='$(CC)' CUDA='$(CUDA)' NVCC='$(NVCC)' tools/probe.sh)
+PROBE := $(shell CC='$(CC)' CUDA='$(CUDA)' NVCC='$(NVCC)' MINIMAL='$(MINIMAL)' \
+	PROBE_FLAGS='$(CFLAGS) $(LDFLAGS)' sh tools/probe.sh)
+ifeq ($(filter clean,$(MAKECMDGOALS)),)
+ifneq ($(filter HSTU_NO_COMPILER,$(PROBE)),)
+$(error $(CC) cannot compile a program; install one with 'sudo apt-get install gcc libc6-dev', or set CC)
+else ifeq ($(filter -DHSTU_HAS_OPENBLAS,$(PROBE)),)
+$(error OpenBLAS was not found; install it with 'sudo apt-get install libopenblas-dev', or set CFLAGS=-I... LDFLAGS=-L...)
+endif
+endif
 FEATURES := $(filter -DHSTU_HAS_%,$(PROBE))
 LIBS := $(filter -l% -L% -Wl%,$(PROBE)) -lpthread -lm
 PROBE_CFLAGS := $(filter -I%,$(PROBE))
@@ -56,7 +65,7 @@ NVCCFLAGS := -O3 -g -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidde
 
 CLI_SRC := $(wildcard src/cli/*.c)
 LIB_SRC := $(filter-out $(CLI_SRC),$(wildcard src/*/*.c))
-CU_SRC := $(if $(filter 1,$(CUDA)),$(wildcard src/cuda/*.cu))
+CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(wildcard src/cuda/*.cu))
 TEST_SRC := $(wildcard tests/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
 BENCH_SRC := $(wildcard bench/*.c)

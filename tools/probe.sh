@@ -1,6 +1,7 @@
 #!/bin/sh
-# What this machine has to build with, as compiler flags on one line.  A library counts when a program
-# that uses it compiles and links; nothing here needs pkg-config.  CC, CUDA and NVCC come from make.
+# What this machine has to build with, as compiler flags.  A library counts when a program that uses
+# it compiles and links; nothing here needs pkg-config.  CC, CUDA, NVCC, MINIMAL and PROBE_FLAGS (the
+# user's CFLAGS and LDFLAGS) come from make; MINIMAL=1 sees nothing but what is needed, for the tests.
 CC=${CC:-cc}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
@@ -10,9 +11,14 @@ links() {
     code=$1
     shift
     printf '%s\n' "$code" >"$dir/probe.c"
-    $CC -o "$dir/probe" "$dir/probe.c" "$@" >/dev/null 2>&1
+    $CC -o "$dir/probe" "$dir/probe.c" $PROBE_FLAGS "$@" >/dev/null 2>&1
 }
 
+if ! links '#include <stdio.h>
+int main(void) { return puts("") == EOF; }'; then
+    echo "HSTU_NO_COMPILER"
+    exit 0
+fi
 for flags in -lopenblas -I/usr/include/openblas\ -lopenblas; do
     if links '#include <cblas.h>
 char *openblas_get_config(void);
@@ -21,13 +27,16 @@ int main(void) { return openblas_get_config() == 0; }' $flags; then
         break
     fi
 done
+[ "$MINIMAL" = 1 ] && exit 0
 links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"
 links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
-if [ "$CUDA" = 1 ] && [ -n "$NVCC" ]; then
+# nvcc counts together with the host compiler it calls and the run-time library it belongs to.
+if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then
     root=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
-    for lib in "$root/lib64" "$root/targets/$(uname -m)-linux/lib" "$root/targets/sbsa-linux/lib" /usr/lib/"$(uname -m)"-linux-gnu; do
+    cpu=$(uname -m)
+    for lib in "$root/lib64" "$root/targets/$cpu-linux/lib" "$root/targets/sbsa-linux/lib" "/usr/lib/$cpu-linux-gnu"; do
         if [ -e "$lib/libcudart_static.a" ]; then
             echo "-DHSTU_HAS_CUDA -L$lib -lcudart_static -lstdc++ -ldl -lrt"
             break
