@@ -1,12 +1,292 @@
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifdef HSTU_HAS_ARCHIVE
+#include <archive.h>
+#endif
+#ifdef HSTU_HAS_CURL
+#include <curl/curl.h>
+#endif
+
+#include "base/buf.h"
+#include "base/env.h"
+#include "base/json.h"
+#include "base/machine.h"
 #include "cli/cli.h"
+#include "ops/device.h"
+
+enum { MAX_DEVICES = 16, MIN_SM = 80, MIN_MEMORY_MIB = 512 };
+
+/* OpenBLAS says what it is; declared here because its header may hide these behind a name. */
+extern char *openblas_get_config(void);
+extern char *openblas_get_corename(void);
+
+/* A library this build has or lacks. */
+typedef struct library {
+    const char *name;
+    const char *version; /* NULL: not in this build */
+    const char *adds;    /* what it is for */
+    const char *remedy;  /* how to get it into a build */
+} library;
+
+enum { N_LIBRARIES = 3 };
+
+typedef struct diagnosis {
+    machine host;
+    device_driver driver;
+    device_info device[MAX_DEVICES];
+    int n_devices;
+    library libraries[N_LIBRARIES];
+    char cuda_version[32];
+    bool is_fit;
+    char verdict[160];
+} diagnosis;
+
+static const char *const later = "NCCL, Open MPI, libmicrohttpd, XGBoost, RocksDB";
+
+static void cuda_version_text(char *text, size_t n, int version) {
+    snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
+}
+
+static void ask_libraries(diagnosis *d) {
+    const char *archive = NULL, *curl = NULL, *cuda = NULL;
+#ifdef HSTU_HAS_ARCHIVE
+    archive = archive_version_string() + strlen("libarchive ");
+#endif
+#ifdef HSTU_HAS_CURL
+    curl = curl_version_info(CURLVERSION_NOW)->version;
+#endif
+#ifdef HSTU_HAS_CUDA
+    cuda_version_text(d->cuda_version, sizeof d->cuda_version, d->driver.runtime_version);
+    cuda = d->cuda_version;
+#endif
+    d->libraries[0] =
+        (library){"libarchive", archive, "reading .zip, .tar.gz and .xz data sets as they are",
+                  "apt-get install libarchive-dev, then make"};
+    d->libraries[1] = (library){"libcurl", curl, "'hstu prep --download'",
+                                "apt-get install libcurl4-openssl-dev, then make"};
+    d->libraries[2] =
+        (library){"CUDA", cuda, "everything on a GPU",
+                  "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make"};
+}
+
+/* The memory this process can really have. */
+static uint64_t usable_memory(const machine *m) {
+    return m->limit_bytes > 0 && m->limit_bytes < m->available_bytes ? m->limit_bytes
+                                                                     : m->available_bytes;
+}
+
+static int n_fit_devices(const diagnosis *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_devices; i++)
+        n += d->device[i].sm >= MIN_SM;
+    return n;
+}
+
+static void judge(diagnosis *d) {
+    uint64_t memory = usable_memory(&d->host);
+    int n_gpus = n_fit_devices(d);
+    d->is_fit = memory == 0 || memory >> 20 >= MIN_MEMORY_MIB;
+    if (!d->is_fit)
+        snprintf(d->verdict, sizeof d->verdict,
+                 "no, %llu MiB of memory is too little (%d are needed)",
+                 (unsigned long long)(memory >> 20), MIN_MEMORY_MIB);
+    else if (n_gpus > 0)
+        snprintf(d->verdict, sizeof d->verdict, "yes, on the CPU and on %d GPU%s", n_gpus,
+                 n_gpus > 1 ? "s" : "");
+    else
+        snprintf(d->verdict, sizeof d->verdict, "yes, on the CPU");
+}
+
+static status examine(diagnosis *d) {
+    memset(d, 0, sizeof *d);
+    machine_ask(&d->host);
+    device_driver_ask(&d->driver);
+    TRY(device_list(d->device, MAX_DEVICES, &d->n_devices));
+    ask_libraries(d);
+    judge(d);
+    return OK;
+}
+
+typedef enum { HAVE, LACK, TROUBLE } mark;
+
+/* One line of the table: a mark, what, and what about it. */
+static void print_row(mark m, const char *what, const char *text) {
+    static const char *const words[] = {"ok", "--", "!!"}, *const colours[] = {"32", "33", "31"};
+    if (env_wants_colour(STDOUT_FILENO))
+        printf("  \033[%sm%s\033[0m  %-12s %s\n", colours[m], words[m], what, text);
+    else
+        printf("  %s  %-12s %s\n", words[m], what, text);
+}
+
+static void print_title(const char *title) {
+    bool has_colour = env_wants_colour(STDOUT_FILENO);
+    printf("\n%s%s%s\n", has_colour ? "\033[1m" : "", title, has_colour ? "\033[0m" : "");
+}
+
+static double gib(uint64_t bytes) {
+    return (double)bytes / (1 << 30);
+}
+
+static void print_machine(const diagnosis *d) {
+    const machine *m = &d->host;
+    char text[256];
+    print_title("Machine");
+    print_row(HAVE, "system", m->system);
+    print_row(HAVE, "CPU", m->cpu[0] != '\0' ? m->cpu : "unknown");
+    int n = snprintf(text, sizeof text, "%d usable of %d", m->n_usable_cores, m->n_cores);
+    if (m->quota_cores > 0)
+        snprintf(text + n, sizeof text - (size_t)n, ", with CPU time for %.1f", m->quota_cores);
+    print_row(HAVE, "cores", text);
+    print_row(m->simd[0] != '\0' ? HAVE : LACK, "SIMD",
+              m->simd[0] != '\0' ? m->simd : "none known");
+    n = snprintf(text, sizeof text, "%.1f GiB, %.1f GiB available", gib(m->total_bytes),
+                 gib(m->available_bytes));
+    if (m->limit_bytes > 0)
+        snprintf(text + n, sizeof text - (size_t)n, ", limited to %.1f GiB", gib(m->limit_bytes));
+    print_row(d->is_fit ? HAVE : TROUBLE, "memory", text);
+}
+
+static void print_gpus(const diagnosis *d) {
+    char text[512], driver[32];
+    print_title("GPU");
+    cuda_version_text(driver, sizeof driver, d->driver.driver_version);
+    if (d->n_devices == 0) {
+        if (d->cuda_version[0] != '\0')
+            snprintf(text, sizeof text, "built with CUDA %s, no GPU found: %s", d->cuda_version,
+                     d->driver.reason);
+        else
+            snprintf(text, sizeof text, "not looked for: %s", d->driver.reason);
+        print_row(LACK, "none", text);
+    }
+    for (int i = 0; i < d->n_devices; i++) {
+        const device_info *g = &d->device[i];
+        char what[16];
+        snprintf(what, sizeof what, "cuda:%d", i);
+        snprintf(text, sizeof text,
+                 "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s", g->name,
+                 g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
+                 gib(g->free_bytes), driver, g->sm < MIN_SM ? "; too old: SM 8.0 is needed" : "");
+        print_row(g->sm >= MIN_SM ? HAVE : TROUBLE, what, text);
+    }
+}
+
+static void print_libraries(const diagnosis *d) {
+    char text[512];
+    print_title("Libraries");
+    print_row(HAVE, "OpenBLAS", openblas_get_config());
+    for (int i = 0; i < N_LIBRARIES; i++) {
+        const library *l = &d->libraries[i];
+        if (l->version != NULL)
+            snprintf(text, sizeof text, "%s: %s", l->version, l->adds);
+        else
+            snprintf(text, sizeof text, "not in this build; it adds %s\n%19s%s", l->adds, "",
+                     l->remedy);
+        print_row(l->version != NULL ? HAVE : LACK, l->name, text);
+    }
+    printf("\nNot used yet, so not looked for: %s.\n", later);
+}
+
+static void write_machine(json_writer *w, const machine *m) {
+    json_key_string(w, "system", m->system);
+    json_key_string(w, "cpu", m->cpu);
+    json_key_int(w, "cores", m->n_cores);
+    json_key_int(w, "usable_cores", m->n_usable_cores);
+    json_key(w, "quota_cores");
+    m->quota_cores > 0 ? json_double(w, m->quota_cores) : json_null(w);
+    json_key(w, "simd");
+    json_array_open(w);
+    for (const char *word = m->simd; *word != '\0'; word += strspn(word, " ")) {
+        json_string_n(w, word, strcspn(word, " "));
+        word += strcspn(word, " ");
+    }
+    json_array_close(w);
+    json_key_int(w, "memory_bytes", (int64_t)m->total_bytes);
+    json_key_int(w, "available_bytes", (int64_t)m->available_bytes);
+    json_key(w, "limit_bytes");
+    m->limit_bytes > 0 ? json_uint(w, m->limit_bytes) : json_null(w);
+}
+
+static void write_gpus(json_writer *w, const diagnosis *d) {
+    char text[32];
+    json_key(w, "gpus");
+    json_array_open(w);
+    for (int i = 0; i < d->n_devices; i++) {
+        json_object_open(w);
+        json_key_string(w, "name", d->device[i].name);
+        json_key_double(w, "sm", d->device[i].sm / 10.0);
+        json_key_int(w, "multiprocessors", d->device[i].n_multiprocessors);
+        json_key_int(w, "memory_bytes", (int64_t)d->device[i].memory_bytes);
+        json_key_int(w, "free_bytes", (int64_t)d->device[i].free_bytes);
+        json_object_close(w);
+    }
+    json_array_close(w);
+    cuda_version_text(text, sizeof text, d->driver.driver_version);
+    json_key(w, "driver_cuda");
+    d->driver.driver_version > 0 ? json_string(w, text) : json_null(w);
+    json_key_string(w, "no_gpu_reason", d->driver.reason);
+}
+
+static void write_libraries(json_writer *w, const diagnosis *d) {
+    json_key(w, "libraries");
+    json_array_open(w);
+    for (int i = 0; i < N_LIBRARIES; i++) {
+        const library *l = &d->libraries[i];
+        json_object_open(w);
+        json_key_string(w, "name", l->name);
+        json_key(w, "version");
+        l->version != NULL ? json_string(w, l->version) : json_null(w);
+        json_key_string(w, "adds", l->adds);
+        json_key_string(w, "remedy", l->remedy);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+static status print_json(const diagnosis *d) {
+    buf text;
+    json_writer w;
+    buf_init(&text);
+    json_begin(&w, &text, 0);
+    json_object_open(&w);
+    write_machine(&w, &d->host);
+    json_key_string(&w, "openblas", openblas_get_config());
+    json_key_string(&w, "openblas_core", openblas_get_corename());
+    write_gpus(&w, d);
+    write_libraries(&w, d);
+    json_key_bool(&w, "fit", d->is_fit);
+    json_key_string(&w, "verdict", d->verdict);
+    json_object_close(&w);
+    status st = json_finish(&w);
+    if (st == OK) printf("%s\n", buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
 status cmd_doctor(int argc, char **argv) {
     static bool is_json;
     static const arg_option options[] = {
-        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object.", 0, 0},
+        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object instead of the table.", 0, 0},
         {0},
     };
-    static const arg_spec spec = {
-        "hstu doctor [--json]", "Tells what this machine has.", options, 0, 0, NULL};
+    static const arg_spec spec = {"hstu doctor [--json]",
+                                  "Tells what this machine has (cores, SIMD, memory, OpenBLAS, "
+                                  "GPUs, libraries), what each miss "
+                                  "would add and how to get it, and whether the machine is fit.",
+                                  options,
+                                  0,
+                                  0,
+                                  NULL};
+    static diagnosis d;
     bool is_help;
-    return args_parse(&spec, argc, argv, NULL, NULL, &is_help);
+    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
+    if (is_help) return OK;
+    TRY(examine(&d));
+    if (is_json) return print_json(&d);
+    print_machine(&d);
+    print_gpus(&d);
+    print_libraries(&d);
+    printf("\nfit: %s\n", d.verdict);
+    return OK;
 }

@@ -1,0 +1,33 @@
+#include "ops/device.h"
+
+/* A build without CUDA: no devices, and words that say so.  With CUDA, src/cuda/device.cu answers.
+ */
+#ifndef HSTU_HAS_CUDA
+
+#include <stdio.h>
+
+status device_list(device_info *out, int max, int *n) {
+    (void)out;
+    (void)max;
+    *n = 0;
+    return OK;
+}
+
+void device_driver_ask(device_driver *out) {
+    *out = (device_driver){0};
+    snprintf(out->reason, sizeof out->reason, "this build is without CUDA");
+}
+
+status device_draw(int device, rng_key key, int64_t n_blocks, rng_block *out) {
+    (void)device;
+    (void)key;
+    (void)n_blocks;
+    (void)out;
+    return fail(ERR_UNSUPPORTED, "this build is without CUDA; put nvcc on PATH and run make");
+}
+
+#else
+
+typedef int device_is_elsewhere; /* C wants a declaration in every file. */
+
+#endif

@@ -1,0 +1,46 @@
+/* The GPUs of this machine, as far as this build can see them.
+ *
+ * Implemented by src/cuda/device.cu, or by src/ops/device.c in a build without CUDA, where there
+ * are none.  A machine without a GPU or without a driver is no failure: it has no devices, and
+ * device_driver says why.  Any thread may call. */
+#ifndef HSTU_OPS_DEVICE_H
+#define HSTU_OPS_DEVICE_H
+
+#include <stdint.h>
+
+#include "base/rng.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct device_info {
+    char name[128];
+    int sm;                /* compute capability times ten: 90 is SM 9.0 */
+    int n_multiprocessors; /* SMs */
+    uint64_t memory_bytes;
+    uint64_t free_bytes;
+} device_info;
+
+/* Versions as CUDA writes them: 13000 is 13.0; 0 where there is none. */
+typedef struct device_driver {
+    int runtime_version; /* of the toolkit this was built with */
+    int driver_version;  /* the newest CUDA the installed driver can run */
+    char reason[256];    /* why there are no devices; "" if there are */
+} device_driver;
+
+/* Fills out[0..*n-1], at most max of them.  Fails only if a device that is there cannot be asked.
+ */
+status device_list(device_info *out, int max, int *n);
+
+void device_driver_ask(device_driver *out);
+
+/* Draws n_blocks of random numbers on a device, block i with the counters (i, 0), and copies them
+ * to the host: the proof that a GPU draws what rng.h draws here.  ERR_UNSUPPORTED without CUDA. */
+status device_draw(int device, rng_key key, int64_t n_blocks, rng_block *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
