@@ -1,0 +1,166 @@
+#!/bin/sh
+# make check: the rules of CONTRIBUTING.md that a machine can hold.  Prints one line a rule, and what
+# breaks it below.  `--count FILE` leaves "passed failed skipped" there for ./run test.
+cd "$(dirname "$0")/.." || exit 1
+count_file=
+[ "$1" = --count ] && count_file=$2
+passed=0 failed=0 skipped=0
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+
+sources=$(find src include tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null | sort)
+rooms=$(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
+
+# rule LABEL COMMAND...: kept when the command prints nothing and succeeds.
+rule() {
+    label=$1
+    shift
+    if "$@" >"$dir/found" 2>&1 && [ ! -s "$dir/found" ]; then
+        passed=$((passed + 1))
+        echo "  ok    $label"
+    else
+        failed=$((failed + 1))
+        echo "  FAIL  $label"
+        head -n 20 "$dir/found" | sed 's/^/        /'
+    fi
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    printf '  skip  %-46s %s\n' "$1" "$2"
+}
+
+# The code of every source file, as "file:line:text", without comments and the content of strings: so
+# that words in prose break no rule.  Made once.
+awk '
+    FNR == 1 { in_comment = 0 }
+    {
+        out = ""
+        n = length($0)
+        for (i = 1; i <= n; i++) {
+            c = substr($0, i, 1)
+            two = substr($0, i, 2)
+            if (in_comment) {
+                if (two == "*/") { in_comment = 0; i++ }
+            } else if (two == "/*") { in_comment = 1; i++
+            } else if (two == "//") { break
+            } else if (c == "\"" || c == "\047") {
+                for (i++; i <= n && substr($0, i, 1) != c; i++)
+                    if (substr($0, i, 1) == "\\") i++
+                out = out c c
+            } else { out = out c }
+        }
+        print FILENAME ":" FNR ":" out
+    }' $rooms >"$dir/code"
+
+# calls NAMES FILES: uses of these functions outside the files (two patterns of grep -E).
+calls() {
+    grep -E "^[^:]*:[0-9]*:(.*[^A-Za-z0-9_.>])?($1) *\(" "$dir/code" | grep -vE "^($2)"
+    return 0
+}
+
+# Includes run one way.  What a room may see, itself aside:
+include_order() {
+    awk '
+        BEGIN {
+            base = "base"; ops = base " ops"; data = ops; nn = ops " config data embed"; top = nn " nn"
+            see["base"] = ""; see["ops"] = base; see["cpu"] = see["cuda"] = ops
+            see["config"] = see["data"] = see["embed"] = data
+            see["nn"] = nn
+            see["train"] = see["serve"] = see["tune"] = see["profile"] = see["dist"] = top
+            see["cli"] = top " train serve tune profile dist"
+        }
+        /^[ \t]*#[ \t]*include[ \t]*"/ {
+            split(FILENAME, part, "/")
+            split($0, quoted, "\"")
+            room = part[2]
+            if (!(room in see)) { print FILENAME ": src/" room " is not in the order of tools/check.sh"; next }
+            if (quoted[2] ~ /\.\./) print FILENAME ":" FNR ": " quoted[2] " (write it from src/)"
+            if (split(quoted[2], to, "/") < 2 || to[1] == room) next
+            if (index(" " see[room] " ", " " to[1] " ") == 0)
+                print FILENAME ":" FNR ": src/" room " must not see " quoted[2]
+        }' $rooms
+    grep -nE '# *include *<(cuda|cublas|cub/|nvrtc|nccl|cupti|mma|device_launch)' $rooms |
+        grep -vE '^src/(cuda/|dist/nccl|profile/cupti)'
+    return 0
+}
+
+# A test is named after the file, the family of files (seq_*) or the room it tests.
+test_stems() {
+    for file in tests/test_*.c tests/fuzz/fuzz_*.c; do
+        [ -e "$file" ] || continue
+        stem=$(basename "$file" .c)
+        stem=${stem#test_}
+        stem=${stem#fuzz_}
+        ls -d src/"$stem"/ src/*/"$stem"*.[ch]* 2>/dev/null | grep -q . || echo "$file: what in src does it test?"
+    done
+    for file in tests/fuzz/fuzz_*.c; do
+        [ -e "$file" ] || continue
+        stem=$(basename "$file" .c)
+        [ -n "$(ls "tests/fuzz/seeds/${stem#fuzz_}" 2>/dev/null)" ] || echo "$file: it has no seeds"
+    done
+}
+
+# docs/tour.md is the reading order: it names every file, or the folder it is in.
+tour() {
+    for file in $rooms; do
+        name=$(basename "$file")
+        grep -qF -e "$name" -e "${name%.*}.{" -e "$(dirname "$file")/" docs/tour.md || echo "$file"
+    done
+}
+
+long_files() {
+    wc -l $sources run tools/* Makefile | awk '$2 != "total" && $1 > 650 { print $2 ": " $1 " lines" }'
+    wc -l tests/harness.c | awk '$1 > 100 { print $2 ": " $1 " lines; a harness has at most 100" }'
+}
+
+# A header includes what it uses; the public one is C++ as well.
+headers() {
+    cc=$(command -v gcc || command -v cc || command -v clang)
+    for file in $(printf '%s\n' $rooms include/*.h | grep '\.h$'); do
+        [ -e "$file" ] || continue
+        echo "#include \"$file\"" | "$cc" -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -I. -Isrc -Iinclude -fsyntax-only -x c -
+    done
+    if [ -e include/hstu.h ] && command -v g++ >/dev/null; then
+        echo '#include "include/hstu.h"' | g++ -std=c++17 -Wall -Wextra -Werror -I. -fsyntax-only -x c++ -
+    fi
+    return 0
+}
+
+config_doc() {
+    ./hstu train --help-config=markdown | diff docs/config.md - ||
+        echo "docs/config.md is old: make docs"
+}
+
+version=$(clang-format --version 2>/dev/null | sed -n 's/.*version \([0-9]*\).*/\1/p')
+if [ "$version" = 14 ]; then
+    rule "format: clang-format 14" clang-format --dry-run -Werror $sources
+else
+    skip "format: clang-format 14" "here: ${version:-none}; other versions lay out differently"
+fi
+rule "includes run one way" include_order
+rule "headers include what they use" headers
+rule "getenv only in src/base/env.c" calls 'getenv|secure_getenv|setenv|putenv' 'src/base/env\.c:'
+rule "exit and printf only in src/cli" calls 'exit|_exit|printf|vprintf|puts|putchar' 'src/cli/'
+rule "stderr only in the log and the progress bar" \
+    calls 'fprintf|vfprintf|fputs|perror' 'src/cli/|src/base/log\.c:|src/base/progress\.c:'
+rule "memory only from src/base/mem.c" \
+    calls 'malloc|calloc|realloc|reallocarray|free|strn?dup|v?asprintf|getline|getdelim|posix_memalign|aligned_alloc' \
+    'src/base/mem\.c:'
+rule "nothing left for later" \
+    sh -c 'grep -nE "TO''DO|FIX''ME" $* run Makefile tools/*.sh; true' - $sources
+rule "every test has its source, every fuzz target its seeds" test_stems
+rule "no file over 650 lines, the harness within 100" long_files
+if [ -e docs/tour.md ]; then rule "docs/tour.md names every file" tour; else skip "docs/tour.md names every file" "it is not written yet"; fi
+if ./hstu --help 2>/dev/null | grep -q '^  train ' && [ -e docs/config.md ]; then
+    rule "docs/config.md is what the option table says" config_doc
+else
+    skip "docs/config.md is what the option table says" "train or the page is not there yet"
+fi
+
+if [ -n "$count_file" ]; then
+    echo "$passed $failed $skipped" >"$count_file"
+else
+    printf '\n%d passed, %d failed, %d skipped\n' $passed $failed $skipped
+fi
+[ $failed -eq 0 ]
