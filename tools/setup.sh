@@ -1,0 +1,154 @@
+# What this machine needs, and getting it.  Sourced by ./run, which brings title, note, step, result.
+#
+# Three lists are filled by look_around: needed and optional hold Debian package names, and lines what
+# to show for each.  Whether a thing is there is found out by using it, never by asking dpkg: on a
+# cluster OpenBLAS comes from a module, and the compiler from anywhere.
+
+needed=() optional=() lines=()
+
+# missing needed|optional PACKAGE WHY
+missing() {
+    if [ "$1" = needed ]; then needed+=("$2"); else optional+=("$2"); fi
+    lines+=("$(printf '%-22s %-9s %s' "$2" "$1" "$3")")
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# The package of clang's sanitizer and fuzzer runtimes; older releases have it by version only.
+clang_runtime_package() {
+    local name version
+    name=libclang-rt-dev
+    if has apt-cache && ! apt-cache show $name >/dev/null 2>&1; then
+        version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+        [ -n "$version" ] && name=libclang-rt-$version-dev
+    fi
+    echo "$name"
+}
+
+clang_can_fuzz() {
+    has clang && echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d == 0 && n; }' |
+        clang -x c -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null
+}
+
+# look_around demo|bench|test
+look_around() {
+    local found=''
+    needed=() optional=() lines=()
+    if has gcc || has cc || has clang; then found=$(make_probe); else missing needed gcc "the C compiler"; fi
+    # Debian's compilers come without the C library's headers when recommended packages are left out.
+    [[ $found == *HSTU_NO_COMPILER* ]] || [ -z "$found" ] && missing needed libc6-dev "the C library's headers"
+    has make || missing needed make "builds the program"
+    [[ $found == *HSTU_HAS_OPENBLAS* ]] || missing needed libopenblas-dev "matrix products on the CPU"
+    [[ $found == *HSTU_HAS_ARCHIVE* ]] ||
+        missing optional libarchive-dev "reads .zip, .tar.gz and .xz data sets as they are"
+    [[ $found == *HSTU_HAS_CURL* ]] || missing optional libcurl4-openssl-dev "'hstu prep --download'"
+    if has nvcc && ! has g++; then missing optional g++ "nvcc needs it: no CUDA parts without"; fi
+    [ "$1" = test ] || return 0
+    has clang || missing optional clang "the second compiler, and the fuzz tests"
+    clang_can_fuzz || missing optional "$(clang_runtime_package)" "the fuzz tests (libFuzzer)"
+    has clang-format || missing optional clang-format "the check of the code's format"
+    has xz || missing optional xz-utils "tests of compressed input"
+}
+
+make_probe() {
+    local compiler
+    compiler=$(command -v gcc || command -v cc || command -v clang)
+    CC=$compiler PROBE_FLAGS="${CFLAGS:-} ${LDFLAGS:-}" sh tools/probe.sh
+}
+
+# The way to become root: nothing, "sudo -n", "sudo" (asks; only for needed packages, only when
+# somebody sits there), or failure.
+root_prefix() {
+    [ "$(id -u)" = 0 ] && return 0
+    has sudo || return 1
+    if sudo -n true 2>/dev/null; then
+        echo "sudo -n"
+    elif [ ${#needed[@]} -gt 0 ] && [ -t 0 ] && [ -t 1 ]; then
+        echo sudo
+    else
+        return 1
+    fi
+}
+
+# apt COMMAND...: apt-get that asks nothing and gives up on a dead network within seconds.
+apt() {
+    # shellcheck disable=SC2086  # the prefix is several words on purpose
+    $prefix env DEBIAN_FRONTEND=noninteractive LC_ALL=C apt-get -y -q \
+        -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15 -o Acquire::Retries=1 \
+        -o DPkg::Lock::Timeout=120 "$@"
+}
+
+# Installs all, or where one of the optional packages does not exist here, at least what it can.
+install_packages() {
+    local package
+    apt update || true # An old list is often good enough; if not, the installation says so.
+    look_around "$1"   # Some names are known only once the lists are.
+    apt install --no-install-recommends "${needed[@]}" "${optional[@]}" && return 0
+    [ ${#needed[@]} -eq 0 ] || apt install --no-install-recommends "${needed[@]}" || return 1
+    for package in "${optional[@]}"; do
+        apt install --no-install-recommends "$package" || true
+    done
+}
+
+# What to do where we may not or cannot install; fails when something needed is missing.
+explain() {
+    local list="${needed[*]} ${optional[*]}" line sudo='sudo '
+    [ "$(id -u)" = 0 ] && sudo=''
+    echo
+    echo "  $1 Type this where you may:"
+    echo
+    # shellcheck disable=SC2086
+    echo "    ${bold}${sudo}apt-get update && ${sudo}apt-get install -y$(printf ' %s' $list)${plain}"
+    echo
+    if [ ${#needed[@]} -gt 0 ]; then
+        echo "  Without ${needed[*]} nothing can be built."
+        echo "  A compiler kept elsewhere: put it on PATH.  An OpenBLAS kept elsewhere: set CFLAGS=-I..."
+        echo "  LDFLAGS=-L... for this command."
+        return 1
+    fi
+    echo "  Going on without:"
+    for line in "${lines[@]}"; do
+        echo "    $line"
+    done
+}
+
+say_cuda() {
+    local at
+    if has nvcc && has g++; then
+        note "nvcc $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') is here: the CUDA parts are built too."
+        return
+    fi
+    for at in /usr/local/cuda/bin /opt/cuda/bin; do
+        [ -x $at/nvcc ] && ! has nvcc && note "nvcc is in $at but not on PATH: the CUDA parts are left out."
+    done
+    return 0
+}
+
+# setup demo|bench|test: looks, says, installs, looks again.  Fails only if needed things are missing.
+setup() {
+    local line prefix
+    title "Setting up"
+    look_around "$1"
+    if [ ${#lines[@]} -eq 0 ]; then
+        note "Everything is here: compiler, make, OpenBLAS, libarchive, libcurl."
+        say_cuda
+        return 0
+    fi
+    for line in "${lines[@]}"; do
+        echo "  missing  $line"
+    done
+    if [ "${HSTU_INSTALL:-1}" = 0 ]; then
+        explain "HSTU_INSTALL=0: nothing is installed." || return 1
+    elif ! has apt-get; then
+        explain "There is no apt-get here." || return 1
+    elif ! prefix=$(root_prefix); then
+        explain "Installing needs root or sudo." || return 1
+    else
+        [ "$prefix" = sudo ] && sudo -v
+        tail_lines=6 step "apt-get install" install_packages "$1"
+        look_around "$1"
+        [ ${#lines[@]} -eq 0 ] || explain "Not everything could be installed (is the network there?)." ||
+            return 1
+    fi
+    say_cuda
+}

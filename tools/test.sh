@@ -1,0 +1,201 @@
+# The whole test: every build variant, every unit test, every fuzz target, every check.  Sourced by
+# ./run.  All of it is counted, and the last line says "N passed, N failed[, N skipped]".
+
+passed=0 failed=0 skipped=0
+FUZZ_SECONDS=${FUZZ_SECONDS:-10}
+# Only what has threads: the thread sanitizer is slow, and has nothing to see elsewhere.
+TSAN_PATTERNS=(test_pool test_batcher test_prefetch test_progress test_builder test_log)
+
+# counted LABEL COMMAND...: one step, one count.
+counted() {
+    if step "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)) && return 1; fi
+}
+
+# skip LABEL WHY
+skip() {
+    skipped=$((skipped + 1))
+    result skip "$1" "$2"
+}
+
+# add_counts FILE: adds what a test program left there; no file means it never came to its end.
+add_counts() {
+    local p f s
+    if read -r p f s 2>/dev/null <"$1"; then
+        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+        counts="$p passed, $f failed, $s skipped"
+    else
+        failed=$((failed + 1))
+        counts="it did not come to its end"
+    fi
+}
+
+# unit LABEL FOLDER [PATTERN...]: the unit tests of one build; failures and skips are shown.
+unit() {
+    local label=$1 folder=$2 log count start took counts
+    shift 2
+    if [ ! -x "$folder/tests/unit" ]; then
+        skip "$label" "it was not built"
+        return
+    fi
+    log=$LOGS/unit-$(printf '%s' "$label" | tr -cs 'A-Za-z0-9' '-').log
+    count=${log%.log}.count
+    rm -f "$count"
+    [ -t 1 ] && printf '  ....  %s' "$label"
+    start=$(now_ms)
+    "${fixed_addresses[@]}" "$folder/tests/unit" --count "$count" "$@" >"$log" 2>&1 </dev/null
+    local code=$?
+    took=$(($(now_ms) - start))
+    add_counts "$count"
+    if [ $code -eq 0 ]; then result ok "$label" "$(seconds $took), $counts"; else
+        result FAIL "$label" "$counts; the whole log: $log"
+        show_failures "$log"
+    fi
+}
+
+# The lines of a unit log that belong to failures: what a test printed stands before its verdict.
+show_failures() {
+    awk '/^ok  /   { text = ""; next }
+         /^skip /  { text = ""; next }
+         /^FAIL /  { printf "%s%s\n", text, $0; text = ""; next }
+                   { text = text $0 "\n" }
+         END       { printf "%s", text }' "$1" | tail -n 60 | sed 's/^/        /'
+}
+
+# Address randomisation with many bits breaks the shadow memory of older sanitizers; without it they
+# always work.  Containers may forbid switching it off: then we try as it is.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
+
+# A warning is a failure.  The release build keeps its usual flags, so that make has nothing to do
+# afterwards; its warnings are found in the log.
+build_release() {
+    make -j"$JOBS" all tests 2>&1 | tee "$LOGS/release-make.log"
+    [ "${PIPESTATUS[0]}" -eq 0 ] && ! grep -q 'warning:' "$LOGS/release-make.log"
+}
+
+strict_make() {
+    make -j"$JOBS" CFLAGS="${CFLAGS:-} -Werror" "$@"
+}
+
+build_variants() {
+    title "Building every variant"
+    local with=''
+    make -pn 2>/dev/null | grep -q '^FEATURES.*HSTU_HAS_CUDA' && with=', with CUDA'
+    counted "release$with" build_release || return 1
+    counted "asan: address and undefined sanitizers" strict_make VARIANT=asan tests
+    counted "tsan: thread sanitizer" strict_make VARIANT=tsan tests
+    counted "minimal: only gcc and OpenBLAS" strict_make B=build/minimal CUDA=0 MINIMAL=1 tests
+    if has clang; then
+        counted "clang" strict_make B=build/clang CC=clang CUDA=0 tests
+    else
+        skip "clang" "clang is not here"
+    fi
+    if clang_can_fuzz; then
+        counted "fuzz targets" strict_make VARIANT=fuzz fuzz
+    else
+        skip "fuzz targets" "clang with libFuzzer is not here"
+    fi
+}
+
+# On arm64 the leak check of today's compilers walks all of the address space at each exit.
+is_leak_check_slow() {
+    local start
+    start=$(now_ms)
+    build/asan/hstu --version >/dev/null 2>&1
+    [ $(($(now_ms) - start)) -gt 1000 ]
+}
+
+run_units() {
+    title "Unit tests"
+    if [ -d "${SHARED:-../shared}" ]; then
+        SHARED=$(cd "${SHARED:-../shared}" && pwd)
+        export SHARED
+    else
+        note "No ${SHARED:-../shared}: tests on real data are skipped (set SHARED to a folder that has it)."
+    fi
+    unit "release" build/release
+    unit "minimal" build/minimal
+    if is_leak_check_slow; then
+        note "Here the leak check costs seconds a process: only tests of lost memory get it, and fuzzing."
+        ASAN_OPTIONS=detect_leaks=0 unit "asan" build/asan
+        unit "asan: leaks" build/asan memory
+    else
+        unit "asan" build/asan
+    fi
+    unit "tsan: what has threads" build/tsan "${TSAN_PATTERNS[@]}"
+}
+
+# fuzz_one TARGET: a short run over a copy of its seeds; the seed of the run is fixed.
+fuzz_one() {
+    local stem=${1##*/fuzz_} corpus
+    corpus=build/fuzz/corpus/$stem
+    rm -rf "$corpus" && mkdir -p "$corpus" build/fuzz/found
+    cp tests/fuzz/seeds/"$stem"/* "$corpus"/ 2>/dev/null
+    "${fixed_addresses[@]}" "$1" -seed=1 -max_total_time="$FUZZ_SECONDS" -timeout=20 -rss_limit_mb=3000 \
+        -print_final_stats=1 -artifact_prefix="build/fuzz/found/$stem-" "$corpus"
+}
+
+# Side by side, one per core; each writes its exit code beside its log.
+run_fuzz() {
+    local target stem seeds code
+    title "Fuzzing, $FUZZ_SECONDS s each"
+    if ! ls build/fuzz/fuzz/fuzz_* >/dev/null 2>&1; then
+        skip "fuzz targets" "they were not built"
+        return
+    fi
+    for target in build/fuzz/fuzz/fuzz_*; do
+        stem=${target##*/fuzz_}
+        rm -f "$LOGS/fuzz-$stem.code"
+        while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
+        (fuzz_one "$target" >"$LOGS/fuzz-$stem.log" 2>&1 </dev/null; echo $? >"$LOGS/fuzz-$stem.code") &
+    done
+    wait
+    for target in build/fuzz/fuzz/fuzz_*; do
+        stem=${target##*/fuzz_}
+        code=$(cat "$LOGS/fuzz-$stem.code" 2>/dev/null)
+        seeds=$(ls tests/fuzz/seeds/"$stem" 2>/dev/null | wc -l)
+        if [ "$code" = 0 ]; then
+            passed=$((passed + 1))
+            result ok "$stem" "$(sed -n 's/^stat::number_of_executed_units: *//p' "$LOGS/fuzz-$stem.log") runs from $seeds seeds"
+        else
+            failed=$((failed + 1))
+            result FAIL "$stem" "the whole log: $LOGS/fuzz-$stem.log"
+            grep -vE '^#[0-9]+' "$LOGS/fuzz-$stem.log" | tail -n 30 | sed 's/^/        /'
+        fi
+    done
+}
+
+run_checks() {
+    local counts
+    title "Checks"
+    rm -f "$LOGS/check.count"
+    sh tools/check.sh --count "$LOGS/check.count"
+    add_counts "$LOGS/check.count"
+}
+
+closing_line() {
+    echo
+    if [ $skipped -gt 0 ]; then
+        echo "$passed passed, $failed failed, $skipped skipped"
+    else
+        echo "$passed passed, $failed failed"
+    fi
+    [ $failed -eq 0 ] && [ $passed -gt 0 ]
+}
+
+run_tests() {
+    local start
+    start=$(now_ms)
+    mkdir -p "$LOGS"
+    if setup test; then
+        if build_variants; then
+            run_units
+            run_fuzz
+            run_checks
+        fi
+    else
+        failed=$((failed + 1))
+    fi
+    note "$(seconds $(($(now_ms) - start))) in all"
+    closing_line
+}
