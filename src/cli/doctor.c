@@ -162,7 +162,7 @@ static void print_gpus(const diagnosis *d) {
     }
     for (int i = 0; i < d->n_devices; i++) {
         const device_info *g = &d->device[i];
-        char what[16];
+        char what[24];
         snprintf(what, sizeof what, "cuda:%d", i);
         snprintf(text, sizeof text,
                  "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s", g->name,
