@@ -29,6 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
                 sum = s->time[i] + s->action[i];
             }
         }
+        (void)sum;
         buf_fini(&name);
         seq_file_close(s);
     }
