@@ -106,9 +106,9 @@ explain() {
         echo "  LDFLAGS=-L... for this command."
         return 1
     fi
-    echo "  Going on without:"
+    echo "  Going on without; what stands behind each is lost:"
     for line in "${lines[@]}"; do
-        echo "    $line"
+        echo "    ${line/ optional / }"
     done
 }
 
