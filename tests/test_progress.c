@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -136,10 +137,18 @@ static int open_terminal(void) {
     return master;
 }
 
+/* All that was written.  What is written in two calls may arrive in two pieces, the second a moment
+ * later: the terminal is over when nothing more has come for 20 ms. */
 static const char *read_terminal(int master) {
     static char text[65536];
-    ssize_t n = read(master, text, sizeof text - 1);
-    text[n > 0 ? n : 0] = '\0';
+    struct pollfd ready = {.fd = master, .events = POLLIN};
+    size_t n = 0;
+    while (poll(&ready, 1, 20) == 1 && n < sizeof text - 1) {
+        ssize_t got = read(master, text + n, sizeof text - 1 - n);
+        if (got <= 0) break;
+        n += (size_t)got;
+    }
+    text[n] = '\0';
     return text;
 }
 
