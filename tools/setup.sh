@@ -42,6 +42,8 @@ look_around() {
     [[ $found == *HSTU_HAS_ARCHIVE* ]] ||
         missing optional libarchive-dev "reads .zip, .tar.gz and .xz data sets as they are"
     [[ $found == *HSTU_HAS_CURL* ]] || missing optional libcurl4-openssl-dev "'hstu prep --download'"
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -d /etc/pki ] ||
+        missing optional ca-certificates "https of 'hstu prep --download'"
     if has nvcc && ! has g++; then missing optional g++ "nvcc needs it: no CUDA parts without"; fi
     [ "$1" = test ] || return 0
     has clang || missing optional clang "the second compiler, and the fuzz tests"
