@@ -68,7 +68,8 @@ include_order() {
             see["config"] = see["data"] = see["embed"] = data
             see["nn"] = nn
             see["train"] = see["serve"] = see["tune"] = see["profile"] = see["dist"] = top
-            see["cli"] = top " train serve tune profile dist"
+            see["api"] = top " train serve tune profile dist"
+            see["cli"] = see["api"] " api"
         }
         /^[ \t]*#[ \t]*include[ \t]*"/ {
             split(FILENAME, part, "/")
@@ -92,7 +93,7 @@ test_stems() {
         stem=$(basename "$file" .c)
         stem=${stem#test_}
         stem=${stem#fuzz_}
-        ls -d src/"$stem"/ src/*/"$stem"*.[ch]* 2>/dev/null | grep -q . || echo "$file: what in src does it test?"
+        [ -n "$(ls -d src/"$stem"/ src/*/"$stem"*.[ch]* 2>/dev/null)" ] || echo "$file: what in src does it test?"
     done
     for file in tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue
