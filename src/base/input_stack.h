@@ -1,0 +1,57 @@
+/* The inside of input.h: an input is a stack of layers.
+ *
+ * At the bottom lies a file, read with read(2).  A decoder layer (libarchive) may lie on it, either
+ * taking a compression off or walking through the files of an archive; on a compressed member of
+ * an archive lies a third one.  A layer owns the one below.  Shared by input.c, input_decode.c and
+ * bundle.c only. */
+#ifndef HSTU_BASE_INPUT_STACK_H
+#define HSTU_BASE_INPUT_STACK_H
+
+#include "base/input.h"
+
+enum { INPUT_HEAD_BYTES = 512 }; /* a tar's mark stands at byte 257 */
+
+typedef enum { CONTENT_PLAIN, CONTENT_COMPRESSED, CONTENT_ARCHIVE, CONTENT_FOREIGN } content_kind;
+
+struct decoder; /* libarchive's part of a layer: input_decode.c */
+
+struct input {
+    char *name;
+    input *below;            /* NULL for a file */
+    struct decoder *decoder; /* NULL for a file */
+    int fd;                  /* of a file, else -1 */
+    bool is_seekable;
+    uint64_t file_at;     /* the offset in the file */
+    uint64_t file_bytes;  /* 0 = unknown */
+    unsigned char *block; /* what input_block reads a file into; made on first use */
+    unsigned char head[INPUT_HEAD_BYTES]; /* looked at already, but not yet handed out */
+    size_t head_at, head_bytes;
+};
+
+/* A layer without content; `name` is copied. */
+status input_create(input **out, const char *name);
+
+/* Opens a file and takes its compression off, if it has one; *out_kind says whether the result is
+ * an archive or plain bytes. */
+status input_open_stack(input **out, const char *path, content_kind *out_kind);
+
+/* Looks at the first bytes without taking them; *out_what is a word for messages. */
+status input_sniff(input *in, content_kind *out_kind, const char **out_what);
+
+/* The next bytes of a layer, in memory of the layer itself; *n = 0 only at the end. */
+status input_block(input *in, const void **bytes, size_t *n);
+
+/* A decoder on `below`, which it owns from then on; on failure the caller still owns `below`.
+ * input_decompress takes a compression off; input_walk walks an archive, file by file. */
+status input_decompress(input **out, input *below);
+status input_walk(input **out, input *below);
+
+/* The next regular file of an archive, which can then be read; *out_path = NULL behind the last.
+ * The path is valid until the next call and holds no control characters. */
+status input_walk_next(input *in, const char **out_path);
+
+/* The decoder's parts of input_block and input_close; at most `max` bytes, the rest is kept. */
+status decoder_block(input *in, size_t max, const void **bytes, size_t *n);
+void decoder_destroy(struct decoder *d);
+
+#endif
