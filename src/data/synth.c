@@ -23,7 +23,7 @@ typedef struct synth_job {
     builder *out;
     int n_workers;
     synth_user *scratch;    /* (n_workers) */
-    uint64_t **count;       /* (n_workers) of (n_items + 1): training events of an item */
+    uint64_t *count;        /* (n_items + 1): training events of an item, added atomically */
     uint32_t *target;       /* (n_users): the last item of each */
     uint32_t *popular_rank; /* (n_items + 1): 0 for the item with most training events */
     int64_t n_chunks;
@@ -38,12 +38,11 @@ static uint64_t chunk_end(const synth_job *job, int64_t chunk) {
     return end < job->world->config.n_users ? end : job->world->config.n_users;
 }
 
-static status add_user(synth_job *job, builder_sink *sink, uint64_t user, const synth_user *u,
-                       uint64_t *count) {
+static status add_user(synth_job *job, builder_sink *sink, uint64_t user, const synth_user *u) {
     for (uint32_t i = 0; i < u->n_events; i++)
         TRY(sink_add(sink, (int64_t)user + 1, u->item[i], u->action[i], u->time[i]));
     for (uint32_t i = 0; i + 1 < u->n_events; i++)
-        count[u->item[i]]++;
+        __atomic_fetch_add(&job->count[u->item[i]], 1, __ATOMIC_RELAXED);
     job->target[user] = u->item[u->n_events - 1];
     return OK;
 }
@@ -59,7 +58,7 @@ static status make_chunk(void *ctx, int64_t chunk, int worker) {
     TRY(sink_begin_block(sink, (uint64_t)chunk, sums->n_events));
     for (uint64_t user = first; user < end; user++) {
         synth_user_make(job->world, user, u);
-        TRY(add_user(job, sink, user, u, job->count[worker]));
+        TRY(add_user(job, sink, user, u));
         sums->best_hr += u->best_hr;
         sums->best_ndcg += u->best_ndcg;
         sums->n_foretold += u->is_foretold;
@@ -100,12 +99,9 @@ static int compare_count(const void *a, const void *b) {
 static status rank_by_count(synth_job *job) {
     uint32_t n_items = job->world->config.n_items;
     counted_item *all;
-    TRY(MEM_NEW(&all, n_items));
-    for (uint32_t i = 0; i < n_items; i++) {
-        all[i].item = i + 1;
-        for (int worker = 0; worker < job->n_workers; worker++)
-            all[i].count += job->count[worker][i + 1];
-    }
+    TRY(MEM_NEW_RAW(&all, n_items));
+    for (uint32_t i = 0; i < n_items; i++)
+        all[i] = (counted_item){job->count[i + 1], i + 1};
     qsort(all, n_items, sizeof *all, compare_count);
     for (uint32_t i = 0; i < n_items; i++)
         job->popular_rank[all[i].item] = i;
@@ -165,7 +161,7 @@ static status describe(const synth_config *c, const synth_report *r, buf *out) {
     snprintf(seed, sizeof seed, "%" PRIu64, c->seed);
     json_begin(&w, out, 0);
     json_object_open(&w);
-    json_key_string(&w, "source", "synth");
+    json_key_string(&w, "name", "synth");
     json_key(&w, "synth");
     json_object_open(&w);
     json_key_int(&w, "users", (int64_t)c->n_users);
@@ -201,23 +197,19 @@ static status prepare(synth_job *job, pool *p) {
     job->n_workers = p != NULL ? pool_n_threads(p) : 1;
     job->n_chunks = (int64_t)((c->n_users + CHUNK_USERS - 1) / CHUNK_USERS);
     TRY(MEM_NEW(&job->scratch, (size_t)job->n_workers));
-    TRY(MEM_NEW(&job->count, (size_t)job->n_workers));
+    TRY(MEM_NEW(&job->count, (size_t)c->n_items + 1));
     TRY(MEM_NEW(&job->target, c->n_users));
     TRY(MEM_NEW(&job->popular_rank, (size_t)c->n_items + 1));
     TRY(MEM_NEW(&job->sums, (size_t)job->n_chunks));
-    for (int i = 0; i < job->n_workers; i++) {
+    for (int i = 0; i < job->n_workers; i++)
         TRY(synth_user_init(&job->scratch[i], job->world));
-        TRY(MEM_NEW(&job->count[i], (size_t)c->n_items + 1));
-    }
     builder_options options = {.actions = ACTION_STARS, .time_per_second = 1};
     return builder_create(&job->out, &options, p);
 }
 
 static void clean_up(synth_job *job) {
-    for (int i = 0; i < job->n_workers; i++) {
-        if (job->scratch != NULL) synth_user_fini(&job->scratch[i]);
-        if (job->count != NULL) mem_free(job->count[i]);
-    }
+    for (int i = 0; job->scratch != NULL && i < job->n_workers; i++)
+        synth_user_fini(&job->scratch[i]);
     mem_free(job->scratch);
     mem_free(job->count);
     mem_free(job->target);

@@ -1,0 +1,73 @@
+#include "cli/show.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "base/utf8.h"
+
+const char *show_count(char text[SHOW_BYTES], uint64_t value) {
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%" PRIu64, value), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && (n - i) % 3 == 0) text[at++] = ',';
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
+}
+
+const char *show_bar(char text[SHOW_BYTES], double share, int width) {
+    /* U+2588 is a full block, U+2589..U+258F are seven eighths down to one eighth. */
+    int max_width = (SHOW_BYTES - 1) / 3, at = 0;
+    if (width > max_width) width = max_width;
+    int eighths = (int)(share * width * 8 + .5);
+    if (eighths == 0 && share > 0) eighths = 1;
+    for (; eighths > 0 && at < 3 * width; eighths -= 8)
+        at += utf8_encode(eighths >= 8 ? 0x2588 : 0x2590u - (unsigned)eighths, text + at);
+    text[at] = '\0';
+    return text;
+}
+
+const char *show_date(char text[SHOW_BYTES], int64_t seconds) {
+    time_t t = (time_t)seconds;
+    struct tm parts;
+    if (gmtime_r(&t, &parts) == NULL || strftime(text, SHOW_BYTES, "%Y-%m-%d", &parts) == 0)
+        snprintf(text, SHOW_BYTES, "second %" PRId64, seconds);
+    return text;
+}
+
+const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width) {
+    size_t at = 0, cut = 0;
+    int n_shown = 0;
+    while (n > 0 && at + 8 < SHOW_BYTES) {
+        if (n_shown == width) {
+            at = cut;
+            at += (size_t)utf8_encode(0x2026, text + at);
+            break;
+        }
+        if (n_shown == width - 1) cut = at;
+        int length = utf8_length(from, n);
+        unsigned char first = (unsigned char)from[0];
+        /* C1 controls are two bytes, C2 80..9F. */
+        int is_control = first < 0x20 || first == 0x7f ||
+                         (length == 2 && first == 0xc2 && (unsigned char)from[1] < 0xa0);
+        if (length == 0 || is_control)
+            text[at++] = '?';
+        else
+            memcpy(text + at, from, (size_t)length), at += (size_t)length;
+        from += length > 0 ? length : 1;
+        n -= (size_t)(length > 0 ? length : 1);
+        n_shown++;
+    }
+    text[at] = '\0';
+    return text;
+}
+
+show_style show_stdout_style(void) {
+    if (!env_wants_colour(STDOUT_FILENO)) return (show_style){"", "", "", ""};
+    return (show_style){"\033[1m", "\033[36m", "\033[2m", "\033[0m"};
+}

@@ -1,0 +1,30 @@
+/* Showing numbers to people: counts with separators, bars, dates, text cut to a width.  Pure text
+ * into the caller's memory; always NUL-terminated. */
+#ifndef HSTU_CLI_SHOW_H
+#define HSTU_CLI_SHOW_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SHOW_BYTES = 512 };
+
+/* "1,000,209" */
+const char *show_count(char text[SHOW_BYTES], uint64_t value);
+
+/* A bar of `width` columns at a share of 1, in eighths of a column; a share above 0 shows. */
+const char *show_bar(char text[SHOW_BYTES], double share, int width);
+
+/* "2000-04-25", UTC; any second of int64 gives some text. */
+const char *show_date(char text[SHOW_BYTES], int64_t seconds);
+
+/* At most `width` characters of `from` (n bytes): control characters and what is no UTF-8 become
+ * "?", and what does not fit ends in an ellipsis.  So a hostile title cannot drive the terminal. */
+const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width);
+
+/* "\033[1m" and so on where colours are wanted on stdout, else "". */
+typedef struct show_style {
+    const char *bold, *bar, *dim, *plain;
+} show_style;
+show_style show_stdout_style(void);
+
+#endif

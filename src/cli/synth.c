@@ -1,0 +1,98 @@
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/env.h"
+#include "base/json.h"
+#include "cli/cli.h"
+#include "cli/show.h"
+#include "data/synth.h"
+
+static status print_json(const char *folder, const synth_report *r, double seconds) {
+    json_writer w;
+    buf text;
+    buf_init(&text);
+    json_begin(&w, &text, 0);
+    json_object_open(&w);
+    json_key_string(&w, "path", folder);
+    json_key_int(&w, "users", (int64_t)r->n_users);
+    json_key_int(&w, "catalogue", r->n_items);
+    json_key_int(&w, "topics", r->n_topics);
+    json_key_int(&w, "events", (int64_t)r->n_events);
+    json_key_int(&w, "max_len", (int64_t)r->max_len);
+    json_key_double(&w, "best_hr10", r->best_hr10);
+    json_key_double(&w, "best_ndcg10", r->best_ndcg10);
+    json_key_double(&w, "popularity_hr10", r->popularity_hr10);
+    json_key_double(&w, "seconds", seconds);
+    json_object_close(&w);
+    status st = json_finish(&w);
+    if (st == OK) printf("%s\n", buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
+static void print_text(const char *folder, const synth_report *r, double seconds) {
+    char a[SHOW_BYTES], b[SHOW_BYTES];
+    show_style style = show_stdout_style();
+    printf("%s%s/data.seq%s\n\n", style.bold, folder, style.plain);
+    printf("  Users       %12s\n", show_count(a, r->n_users));
+    printf("  Catalogue   %12s   in %s topics\n", show_count(a, r->n_items),
+           show_count(b, r->n_topics));
+    printf("  Events      %12s   longest history %s\n", show_count(a, r->n_events),
+           show_count(b, r->max_len));
+    printf("  Time        %10.2f s\n\n", seconds);
+    printf("%sTest event of leave-one-out, all unseen items ranked%s\n\n", style.bold, style.plain);
+    printf("                     HR@10   NDCG@10\n");
+    printf("  Best reachable     %5.3f     %5.3f\n", r->best_hr10, r->best_ndcg10);
+    printf("  Popularity         %5.3f\n\n", r->popularity_hr10);
+    printf("Next: hstu info %s\n", folder);
+}
+
+status cmd_synth(int argc, char **argv) {
+    synth_config config = synth_config_default();
+    const char *folder = NULL;
+    bool is_json = false, is_help;
+    int64_t n_users = (int64_t)config.n_users, n_items = config.n_items;
+    int64_t seed = (int64_t)config.seed;
+    const arg_option options[] = {
+        {"--out", ARG_TEXT, &folder, "DIR", "Folder to write data.seq to; made if need be.", 0, 0},
+        {"--users", ARG_INT, &n_users, "N", "Number of users (default 5000).", 1, (int64_t)1 << 31},
+        {"--items", ARG_INT, &n_items, "N", "Number of items (default 2000).", 20,
+         (int64_t)1 << 31},
+        {"--mean-len", ARG_DOUBLE, &config.mean_len, "L",
+         "Events of a user in the mean, at most a quarter of the items (default 60).", 0, 0},
+        {"--seed", ARG_INT, &seed, "S", "Another seed makes another world (default 1).", 0,
+         INT64_MAX},
+        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object instead of text.", 0, 0},
+        {0},
+    };
+    const arg_spec spec = {
+        "hstu synth --out DIR [options]",
+        "Makes a data set of invented users.  They like a few topics, their tastes drift, they "
+        "come in sessions and tend to take the next item of a series, so a model that reads "
+        "sequences clearly beats popularity.  How much can be reached at best is known, and "
+        "printed.",
+        options,
+        0,
+        0,
+        "The same options give the same file, whatever the number of threads."};
+    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
+    if (is_help) return OK;
+    if (folder == NULL) return fail(ERR_USAGE, "--out DIR is missing; usage: %s", spec.usage);
+    config.n_users = (uint64_t)n_users;
+    config.n_items = (uint32_t)n_items;
+    config.seed = (uint64_t)seed;
+    synth_report report;
+    int n_threads;
+    pool *p = NULL;
+    uint64_t start = clock_ns();
+    TRY(env_threads(&n_threads));
+    TRY(pool_create(&p, n_threads));
+    status st = synth_write(&config, folder, p, &report);
+    pool_destroy(p);
+    TRY(st);
+    double seconds = (double)(clock_ns() - start) / 1e9;
+    if (is_json) return print_json(folder, &report, seconds);
+    print_text(folder, &report, seconds);
+    return OK;
+}
