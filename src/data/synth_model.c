@@ -20,7 +20,7 @@ static const double length_sigma = .70; /* of the logarithm of the length */
 enum { ITEMS_PER_TOPIC = 50, MIN_EVENTS = 3 };
 
 /* What a word is drawn for; with user and position it makes the counter of the draw.  The numbers
- * lie above those of topics, which stand in the same place of the counters of permutations. */
+ * lie above those of the rounds of permutations, which stand in the same place of the counter. */
 enum { FOR_PROFILE = 1 << 30, FOR_LENGTH, FOR_TASTE, FOR_SESSION, FOR_ITEM, FOR_STARS };
 
 static rng_block draw(const synth_world *w, uint64_t user, uint32_t position, uint32_t what,

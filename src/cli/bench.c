@@ -1,0 +1,37 @@
+/* hstu bench WHAT: the table of benches. */
+#include "cli/bench.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/nearest.h"
+#include "cli/cli.h"
+
+static const command benches[] = {
+    {"data", bench_data, "the batcher: tokens per second"},
+};
+enum { N_BENCHES = sizeof benches / sizeof benches[0] };
+
+static void print_benches(void) {
+    printf("Usage: hstu bench WHAT [options]\n\n"
+           "Measures what we claim, on this machine, after checking that it is right.\n\n");
+    for (int i = 0; i < N_BENCHES; i++)
+        printf("  %-10s %s\n", benches[i].name, benches[i].summary);
+    printf("\n'hstu bench WHAT --help' tells the options.\n");
+}
+
+status cmd_bench(int argc, char **argv) {
+    const char *names[N_BENCHES];
+    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        print_benches();
+        return OK;
+    }
+    for (int i = 0; i < N_BENCHES; i++) {
+        if (strcmp(argv[1], benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
+        names[i] = benches[i].name;
+    }
+    const char *near = nearest_name(argv[1], names, N_BENCHES);
+    return fail(ERR_USAGE, "no bench is called '%.100s'%s%s%s", argv[1],
+                near != NULL ? "; did you mean '" : "", near != NULL ? near : "",
+                near != NULL ? "'?" : "; 'hstu bench' lists them");
+}
