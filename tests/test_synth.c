@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "data/seq_file.h"
 #include "data/synth_model.h"
+#include "oom.h"
 #include "test.h"
 
 static synth_config small_config(void) {
@@ -269,4 +270,15 @@ TEST(synth_makes_a_tiny_world) {
     CHECK_EQ(s->n_users, 1);
     CHECK_EQ(s->n_items, 20);
     seq_file_close(s);
+}
+
+static status make_tiny(void *ctx) {
+    synth_config c = {.n_users = 3, .n_items = 50, .mean_len = 5, .seed = 0};
+    synth_report report;
+    return synth_write(&c, ctx, NULL, &report);
+}
+
+TEST(synth_survives_every_failed_allocation) {
+    CHECK(oom_at_each_allocation(make_tiny, (void *)sub_folder("tiny")) > 20);
+    seq_file_close(open_data(sub_folder("tiny")));
 }
