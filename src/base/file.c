@@ -76,7 +76,7 @@ struct out_file {
     size_t n_buffered;
     char *buffer; /* (OUT_BUFFER_BYTES) */
     char target[4096];
-    char temporary[4096 + 32];
+    char temporary[4096 + 64]; /* "" while the file has no name */
 };
 
 static void release(out_file *f, bool keep) {
@@ -95,17 +95,45 @@ static void folder_of(const char *path, char *folder, size_t n) {
         snprintf(folder, n, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-static status open_temporary(out_file *f) {
+/* A name beside the target that nobody has; `attempt` tells tries apart. */
+static void name_temporary(out_file *f, int attempt) {
     const char *slash = strrchr(f->target, '/');
     const char *name = slash != NULL ? slash + 1 : f->target;
-    for (int attempt = 0; attempt < 100; attempt++) {
-        snprintf(f->temporary, sizeof f->temporary, "%.*s.%s.%ld-%d.tmp", (int)(name - f->target),
-                 f->target, name, (long)getpid(), attempt);
+    snprintf(f->temporary, sizeof f->temporary, "%.*s.%s.%ld-%d.tmp", (int)(name - f->target),
+             f->target, name, (long)getpid(), attempt);
+}
+
+enum { NAME_ATTEMPTS = 100 };
+
+/* A file without a name where the file system has such a thing: killed at any moment, it leaves
+ * nothing behind.  Elsewhere a temporary name must do. */
+static status open_temporary(out_file *f) {
+    char folder[4096];
+    folder_of(f->target, folder, sizeof folder);
+    f->fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    if (f->fd >= 0) return OK;
+    for (int attempt = 0; attempt < NAME_ATTEMPTS; attempt++) {
+        name_temporary(f, attempt);
         f->fd = open(f->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (f->fd >= 0) return OK;
         if (errno != EEXIST) break;
     }
     status st = fail_errno("%s: cannot be written", f->target);
+    f->temporary[0] = '\0';
+    return st;
+}
+
+/* Gives a nameless file its temporary name, for the rename that follows at once. */
+static status name_file(out_file *f) {
+    char source[64];
+    if (f->temporary[0] != '\0') return OK;
+    snprintf(source, sizeof source, "/proc/self/fd/%d", f->fd);
+    for (int attempt = 0; attempt < NAME_ATTEMPTS; attempt++) {
+        name_temporary(f, attempt);
+        if (linkat(AT_FDCWD, source, AT_FDCWD, f->temporary, AT_SYMLINK_FOLLOW) == 0) return OK;
+        if (errno != EEXIST) break;
+    }
+    status st = fail_errno("%s: cannot be put in place", f->target);
     f->temporary[0] = '\0';
     return st;
 }
@@ -197,8 +225,7 @@ static void sync_folder(const char *path) {
 status out_file_commit(out_file *f) {
     status st = flush(f);
     if (st == OK && fsync(f->fd) != 0) st = write_failed(f);
-    if (st == OK && close(f->fd) != 0) st = write_failed(f);
-    if (st == OK) f->fd = -1;
+    if (st == OK) st = name_file(f);
     if (st == OK && rename(f->temporary, f->target) != 0)
         st = fail_errno("%s: cannot be put in place", f->target);
     if (st == OK) sync_folder(f->target);

@@ -1,8 +1,9 @@
 /* Files: mapping for reading, and writing that is all or nothing.
  *
- * An out_file is written beside its target under a temporary name and renamed over it by
- * out_file_commit, after fsync of the file and before fsync of the folder: a reader sees the old
- * file or the new one, whatever happens.  Dropping it without commit removes the temporary. */
+ * An out_file is written beside its target, without a name where the file system allows that, and
+ * renamed over it by out_file_commit, after fsync of the file and before fsync of the folder: a
+ * reader sees the old file or the new one, whatever happens, and an interrupted program leaves
+ * nothing. */
 #ifndef HSTU_BASE_FILE_H
 #define HSTU_BASE_FILE_H
 
@@ -43,10 +44,10 @@ status out_file_set_size(out_file *f, uint64_t bytes);
 status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n);
 
 /* Makes it durable and visible: flush, fsync, rename, fsync of the folder.  Closes f either way; on
- * failure the target is untouched and the temporary is gone. */
+ * failure the target is untouched and nothing else is left. */
 status out_file_commit(out_file *f);
 
-/* Gives up: closes and removes the temporary.  NULL is fine. */
+/* Gives up: the target stays as it is.  NULL is fine. */
 void out_file_abandon(out_file *f);
 
 /* mkdir -p.  *out_created (may be NULL): whether the last level was made by this call. */
