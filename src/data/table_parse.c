@@ -1,0 +1,355 @@
+#include "data/table_parse.h"
+
+#include <string.h>
+
+/* What can be wrong with a row; the message is made once it is known where. */
+typedef enum {
+    BAD_NOTHING = 0,
+    BAD_EMPTY,
+    BAD_NUMBER,
+    BAD_RANGE,
+    BAD_TIME,
+    BAD_ACTION,
+    BAD_TOO_FEW,
+    BAD_TOO_MANY,
+    BAD_QUOTE_OPEN,
+    BAD_QUOTE_TEXT
+} row_fault;
+
+/* One row being read.  The text ends with '\n', so that no step needs another bound. */
+typedef struct row_reader {
+    const table_layout *t;
+    char *at;
+    char d0, d1; /* the delimiter; d1 = 0 if it is one character */
+    row_fault fault;
+    table_role role;   /* of the field in hand */
+    int n_fields;      /* seen so far, for "too few" */
+    const char *field; /* the field that is wrong */
+    size_t field_bytes;
+} row_reader;
+
+static inline bool is_delimiter(const row_reader *r, const char *at) {
+    return *at == r->d0 && (r->d1 == '\0' || at[1] == r->d1);
+}
+
+static inline bool is_line_end(const char *at) {
+    return *at == '\n' || (*at == '\r' && at[1] == '\n');
+}
+
+static inline bool is_field_end(const row_reader *r, const char *at) {
+    return is_delimiter(r, at) || is_line_end(at);
+}
+
+static void set_fault(row_reader *r, row_fault fault, const char *field, size_t n) {
+    r->fault = fault;
+    r->field = field;
+    r->field_bytes = n;
+}
+
+/* Passes over a field that starts with a quote and takes the quotes off, in place. */
+static bool take_quoted(row_reader *r, table_field *out) {
+    char *from = r->at + 1, *to = from;
+    out->text = from;
+    for (;; from++) {
+        if (*from == '"') {
+            if (from[1] != '"') break;
+            from++;
+        } else if (*from == '\n') {
+            set_fault(r, BAD_QUOTE_OPEN, out->text, (size_t)(from - out->text));
+            return false;
+        }
+        *to++ = *from;
+    }
+    out->n_bytes = (size_t)(to - out->text);
+    r->at = from + 1;
+    if (is_field_end(r, r->at)) return true;
+    set_fault(r, BAD_QUOTE_TEXT, out->text, out->n_bytes);
+    return false;
+}
+
+/* Passes over a field of any kind. */
+static bool take_field(row_reader *r, table_field *out) {
+    if (*r->at == '"' && r->t->format.has_quotes) return take_quoted(r, out);
+    out->text = r->at;
+    while (!is_field_end(r, r->at))
+        r->at++;
+    out->n_bytes = (size_t)(r->at - out->text);
+    return true;
+}
+
+/* Reads up to 18 digits, which cannot overflow; NULL means that the slow path must look. */
+static inline char *fast_digits(char *at, int64_t *out) {
+    bool is_negative = *at == '-';
+    at += is_negative;
+    char *start = at;
+    uint64_t value = 0;
+    for (unsigned digit; (digit = (unsigned)(unsigned char)*at - '0') <= 9; at++)
+        value = value * 10 + digit;
+    if ((size_t)(at - start) - 1 >= 18) return NULL;
+    *out = is_negative ? -(int64_t)value : (int64_t)value;
+    return at;
+}
+
+/* Digits with a sign that fill the text: BAD_NOTHING, BAD_NUMBER or BAD_RANGE. */
+static row_fault parse_digits(const char *text, size_t n, int64_t *out) {
+    bool is_negative = n > 0 && text[0] == '-';
+    uint64_t value = 0, limit = (uint64_t)INT64_MAX + is_negative;
+    bool is_too_large = false;
+    size_t i = is_negative;
+    if (i == n) return BAD_NUMBER;
+    for (; i < n; i++) {
+        unsigned digit = (unsigned)(unsigned char)text[i] - '0';
+        if (digit > 9) return BAD_NUMBER;
+        is_too_large |= value > (limit - digit) / 10;
+        value = value * 10 + digit;
+    }
+    *out = is_negative ? (int64_t)(0 - value) : (int64_t)value;
+    return is_too_large ? BAD_RANGE : BAD_NOTHING;
+}
+
+bool table_parse_int(const char *text, size_t n, int64_t *out) {
+    return parse_digits(text, n, out) == BAD_NOTHING;
+}
+
+/* Cuts "digits.zeros" to its digits; -1 in *half where the fraction is neither 0 nor 5. */
+static size_t cut_fraction(const char *text, size_t n, int *half) {
+    const char *point = memchr(text, '.', n);
+    *half = 0;
+    if (point == NULL) return n;
+    size_t whole = (size_t)(point - text), last = n;
+    while (last > whole + 1 && text[last - 1] == '0')
+        last--;
+    if (last == whole + 2 && text[whole + 1] == '5')
+        *half = 1;
+    else if (last != whole + 1 || n == whole + 1)
+        *half = -1;
+    return whole;
+}
+
+static row_fault parse_time(const char *text, size_t n, int64_t *out) {
+    int half;
+    size_t whole = cut_fraction(text, n, &half);
+    return half != 0 ? BAD_TIME : parse_digits(text, whole, out);
+}
+
+bool table_parse_time(const char *text, size_t n, int64_t *out) {
+    return parse_time(text, n, out) == BAD_NOTHING;
+}
+
+bool table_parse_action(action_kind kind, const char *text, size_t n, uint16_t *out) {
+    int half;
+    int64_t value = 0;
+    size_t whole = cut_fraction(text, n, &half);
+    /* ".5" has no digits before the point, which ratings may leave out. */
+    bool is_bare_half = whole == 0 && half == 1;
+    if (half < 0 || (!is_bare_half && parse_digits(text, whole, &value) != BAD_NOTHING))
+        return false;
+    if (value < 0 || value > UINT16_MAX || (half != 0 && kind != ACTION_HALF_STARS)) return false;
+    int64_t action = kind == ACTION_STARS        ? value - 1
+                     : kind == ACTION_HALF_STARS ? 2 * value + half - 1
+                                                 : value;
+    int64_t largest = kind == ACTION_STARS        ? 4
+                      : kind == ACTION_HALF_STARS ? 9
+                      : kind == ACTION_BITS       ? 255
+                                                  : UINT16_MAX;
+    *out = (uint16_t)action;
+    return action >= 0 && action <= largest;
+}
+
+const char *table_action_scale(action_kind kind) {
+    switch (kind) {
+    case ACTION_STARS:
+        return "a whole number from 1 to 5 (half-stars have steps of 0.5)";
+    case ACTION_HALF_STARS:
+        return "from 0.5 to 5 in steps of 0.5";
+    case ACTION_BITS:
+        return "a bit mask from 0 to 255";
+    default:
+        return "a whole number from 0 to 65535";
+    }
+}
+
+/* A number on the slow path: quotes and blanks around it are taken off first. */
+static bool take_number_field(row_reader *r, table_field *out) {
+    char *start = r->at;
+    if (!take_field(r, out)) return false;
+    if (*start == '"' && r->t->format.has_quotes && out->n_bytes == 0) {
+        set_fault(r, BAD_EMPTY, out->text, 0);
+        return false;
+    }
+    while (out->n_bytes > 0 && out->text[0] == ' ')
+        out->text++, out->n_bytes--;
+    while (out->n_bytes > 0 && out->text[out->n_bytes - 1] == ' ')
+        out->n_bytes--;
+    if (out->n_bytes > 0) return true;
+    set_fault(r, BAD_EMPTY, out->text, 0);
+    return false;
+}
+
+static bool take_int_slow(row_reader *r, int64_t *out, bool is_time) {
+    table_field field;
+    if (!take_number_field(r, &field)) return false;
+    row_fault fault = is_time ? parse_time(field.text, field.n_bytes, out)
+                              : parse_digits(field.text, field.n_bytes, out);
+    if (fault != BAD_NOTHING) set_fault(r, fault, field.text, field.n_bytes);
+    return fault == BAD_NOTHING;
+}
+
+static inline bool take_int(row_reader *r, int64_t *out, bool is_time) {
+    char *end = fast_digits(r->at, out);
+    if (end == NULL || !is_field_end(r, end)) return take_int_slow(r, out, is_time);
+    r->at = end;
+    return true;
+}
+
+static bool take_action_slow(row_reader *r, uint16_t *out) {
+    table_field field;
+    if (!take_number_field(r, &field)) return false;
+    if (table_parse_action(r->t->actions, field.text, field.n_bytes, out)) return true;
+    set_fault(r, BAD_ACTION, field.text, field.n_bytes);
+    return false;
+}
+
+/* Ratings are one digit, or a digit, a point and a digit, nearly always. */
+static inline bool take_action(row_reader *r, uint16_t *out) {
+    const char *at = r->at;
+    size_t n = at[0] != '\n' && at[1] == '.' && at[2] != '\n' ? 3 : 1;
+    if (at[0] == '\n' || !is_field_end(r, at + n) || !table_parse_action(r->t->actions, at, n, out))
+        return take_action_slow(r, out);
+    r->at += n;
+    return true;
+}
+
+static inline bool take_bit(row_reader *r, int bit, uint16_t *action) {
+    int64_t value;
+    if ((*r->at == '0' || *r->at == '1') && is_field_end(r, r->at + 1)) {
+        value = *r->at++ - '0';
+    } else if (!take_int(r, &value, false)) {
+        return false;
+    }
+    *action = (uint16_t)(*action | (value != 0) << bit);
+    return true;
+}
+
+static bool take_text(row_reader *r, const char **text, size_t *n) {
+    table_field field;
+    if (!take_field(r, &field)) return false;
+    *text = field.text;
+    *n = field.n_bytes;
+    if (*n > 0) return true;
+    set_fault(r, BAD_EMPTY, field.text, 0);
+    return false;
+}
+
+static inline bool take_role(row_reader *r, table_row *row) {
+    const table_layout *t = r->t;
+    table_field skipped;
+    switch (r->role) {
+    case ROLE_SKIP:
+        return take_field(r, &skipped);
+    case ROLE_USER:
+        return t->has_text_users ? take_text(r, &row->user_text, &row->user_bytes)
+                                 : take_int(r, &row->user, false);
+    case ROLE_ITEM:
+        return t->has_text_items ? take_text(r, &row->item_text, &row->item_bytes)
+                                 : take_int(r, &row->item, false);
+    case ROLE_TIME:
+        return take_int(r, &row->time, true);
+    case ROLE_ACTION:
+        return take_action(r, &row->action);
+    default:
+        return take_bit(r, (int)r->role - ROLE_BIT0, &row->action);
+    }
+}
+
+/* Reads the needed fields of a row, and passes to the start of the next. */
+static inline bool take_row(row_reader *r, table_row *row) {
+    const table_layout *t = r->t;
+    for (r->n_fields = 0;;) {
+        r->role = (table_role)t->role[r->n_fields];
+        if (!take_role(r, row)) return false;
+        if (++r->n_fields == t->n_needed) break;
+        if (is_line_end(r->at)) {
+            set_fault(r, BAD_TOO_FEW, r->at, 0);
+            return false;
+        }
+        r->at += r->d1 != '\0' ? 2 : 1;
+    }
+    if (*r->at == '\r' && r->at[1] == '\n') r->at++;
+    if (*r->at != '\n' && t->n_needed == t->n_columns) {
+        set_fault(r, BAD_TOO_MANY, r->at, 0);
+        return false;
+    }
+    while (*r->at != '\n')
+        r->at++;
+    r->at++;
+    return true;
+}
+
+static status fail_field(const row_reader *r, const char *file, unsigned long long line) {
+    const char *name = r->t->name[r->role];
+    char text[64];
+    bool is_id = r->role == ROLE_USER || r->role == ROLE_ITEM;
+    const char *advice =
+        is_id && r->t->can_have_text_ids ? "; for ids that are texts use --string-ids" : "";
+    table_excerpt(text, r->field, r->field_bytes);
+    switch (r->fault) {
+    case BAD_EMPTY:
+        return fail(ERR_FORMAT, "%s:%llu: %s is empty", file, line, name);
+    case BAD_RANGE:
+        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' does not fit a 64-bit number%s", file, line,
+                    name, text, advice);
+    case BAD_TIME:
+        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is no whole number; times have no fraction",
+                    file, line, name, text);
+    case BAD_ACTION:
+        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is not %s", file, line, name, text,
+                    table_action_scale(r->t->actions));
+    default:
+        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is not a whole number%s", file, line, name, text,
+                    advice);
+    }
+}
+
+static status fail_row(const row_reader *r, const char *file, unsigned long long line) {
+    switch (r->fault) {
+    case BAD_TOO_FEW:
+        return fail(ERR_FORMAT,
+                    "%s:%llu: the line has %d fields, but %d are needed; is it cut off, or the "
+                    "delimiter another one?",
+                    file, line, r->n_fields, r->t->n_needed);
+    case BAD_TOO_MANY:
+        return fail(ERR_FORMAT, "%s:%llu: the line has more than %d fields", file, line,
+                    r->t->n_columns);
+    case BAD_QUOTE_OPEN:
+        return fail(ERR_FORMAT,
+                    "%s:%llu: a quoted field does not end on its line; line breaks inside quotes "
+                    "are not supported",
+                    file, line);
+    case BAD_QUOTE_TEXT:
+        return fail(ERR_FORMAT, "%s:%llu: text follows the closing quote of a field", file, line);
+    default:
+        return fail_field(r, file, line);
+    }
+}
+
+status table_parse_block(const table_layout *t, const char *file, text_block *block,
+                         table_row_fn fn, void *ctx) {
+    row_reader r = {
+        .t = t, .at = block->text, .d0 = t->format.delimiter[0], .d1 = t->format.delimiter[1]};
+    char *end = block->text + block->n_bytes;
+    while (r.at < end) {
+        char *start = r.at;
+        if (is_line_end(start)) {
+            r.at += *start == '\r' ? 2 : 1;
+            continue;
+        }
+        table_row row = {0};
+        if (!take_row(&r, &row))
+            return fail_row(&r, file,
+                            block->first_line +
+                                count_newlines(block->text, (size_t)(start - block->text)));
+        TRY(fn(ctx, &row));
+    }
+    return OK;
+}

@@ -1,0 +1,48 @@
+/* Table parser: one row parser for every delimited source, driven by a table_layout.
+ *
+ * Pure functions over bytes, safe for any number of threads.  The fast path is plain digits between
+ * delimiters; quotes, blanks around numbers, long numbers and everything wrong take the slow path.
+ *
+ * What a field may hold:
+ *   ids      whole numbers of 64 bits, negative ones too; or, as texts, any bytes but none at all
+ *   times    whole numbers of 64 bits; a fraction of zeros is accepted (pandas writes 978300760.0)
+ *   ratings  on the grid of the layout's action_kind; "4" and "4.0" are the same
+ *   bits     whole numbers; anything but 0 sets the bit
+ * Blanks around a number and empty lines are passed over; fields behind the last needed one are
+ * not looked at, but where the last needed one is the last of the table, no more may follow. */
+#ifndef HSTU_DATA_TABLE_PARSE_H
+#define HSTU_DATA_TABLE_PARSE_H
+
+#include "base/status.h"
+#include "data/blocks.h"
+#include "data/table_layout.h"
+
+typedef struct table_row {
+    int64_t user, item;                /* unless they are texts */
+    const char *user_text, *item_text; /* views of the block, not NUL-terminated */
+    size_t user_bytes, item_bytes;
+    int64_t time; /* 0 without a time column */
+    uint16_t action;
+} table_row;
+
+/* Called for each row in order; a failure ends the parsing. */
+typedef status (*table_row_fn)(void *ctx, const table_row *row);
+
+/* Parses all rows of a block.  The text must end with '\n' and may be changed where quotes are
+ * undone.  Errors are ERR_FORMAT: "file:line: column: what is wrong". */
+status table_parse_block(const table_layout *t, const char *file, text_block *block,
+                         table_row_fn fn, void *ctx);
+
+/* A whole number of 64 bits that fills n bytes of text; false if it is anything else. */
+bool table_parse_int(const char *text, size_t n, int64_t *out);
+
+/* A rating as the action stored for it (seq_file.h); false if it is not on the kind's grid. */
+bool table_parse_action(action_kind kind, const char *text, size_t n, uint16_t *out);
+
+/* A time: a whole number, with a fraction of zeros at most. */
+bool table_parse_time(const char *text, size_t n, int64_t *out);
+
+/* The values an action column of this kind may hold, in words. */
+const char *table_action_scale(action_kind kind);
+
+#endif
