@@ -136,6 +136,17 @@ bool table_parse_time(const char *text, size_t n, int64_t *out) {
     return parse_time(text, n, out) == BAD_NOTHING;
 }
 
+/* The action for a rating of value + half / 2; false if it is off the kind's grid. */
+static inline bool store_action(action_kind kind, int64_t value, int half, uint16_t *out) {
+    static const uint16_t largest[] = {UINT16_MAX, 4, 9, 255, UINT16_MAX};
+    if (value < 0 || value > UINT16_MAX || (half != 0 && kind != ACTION_HALF_STARS)) return false;
+    int64_t action = kind == ACTION_STARS        ? value - 1
+                     : kind == ACTION_HALF_STARS ? 2 * value + half - 1
+                                                 : value;
+    *out = (uint16_t)action;
+    return action >= 0 && action <= largest[kind];
+}
+
 bool table_parse_action(action_kind kind, const char *text, size_t n, uint16_t *out) {
     int half;
     int64_t value = 0;
@@ -144,16 +155,7 @@ bool table_parse_action(action_kind kind, const char *text, size_t n, uint16_t *
     bool is_bare_half = whole == 0 && half == 1;
     if (half < 0 || (!is_bare_half && parse_digits(text, whole, &value) != BAD_NOTHING))
         return false;
-    if (value < 0 || value > UINT16_MAX || (half != 0 && kind != ACTION_HALF_STARS)) return false;
-    int64_t action = kind == ACTION_STARS        ? value - 1
-                     : kind == ACTION_HALF_STARS ? 2 * value + half - 1
-                                                 : value;
-    int64_t largest = kind == ACTION_STARS        ? 4
-                      : kind == ACTION_HALF_STARS ? 9
-                      : kind == ACTION_BITS       ? 255
-                                                  : UINT16_MAX;
-    *out = (uint16_t)action;
-    return action >= 0 && action <= largest;
+    return store_action(kind, value, half, out);
 }
 
 const char *table_action_scale(action_kind kind) {
@@ -210,11 +212,13 @@ static bool take_action_slow(row_reader *r, uint16_t *out) {
     return false;
 }
 
-/* Ratings are one digit, or a digit, a point and a digit, nearly always. */
+/* Ratings are one digit, or a digit and ".0" or ".5", nearly always. */
 static inline bool take_action(row_reader *r, uint16_t *out) {
     const char *at = r->at;
-    size_t n = at[0] != '\n' && at[1] == '.' && at[2] != '\n' ? 3 : 1;
-    if (at[0] == '\n' || !is_field_end(r, at + n) || !table_parse_action(r->t->actions, at, n, out))
+    unsigned value = (unsigned)(unsigned char)at[0] - '0';
+    bool has_point = value <= 9 && at[1] == '.' && (at[2] == '0' || at[2] == '5');
+    int n = has_point ? 3 : 1, half = has_point && at[2] == '5';
+    if (value > 9 || !is_field_end(r, at + n) || !store_action(r->t->actions, value, half, out))
         return take_action_slow(r, out);
     r->at += n;
     return true;
