@@ -1,0 +1,58 @@
+/* What the tests of `hstu prep` share: small files, runs of the program, and what must be left. */
+#ifndef HSTU_TESTS_PREP_TEST_H
+#define HSTU_TESTS_PREP_TEST_H
+
+#include <sys/stat.h>
+
+#include "test.h"
+
+/* Writes FOLDER/name, making one level of folders if the name has one. */
+static inline void put_file(const char *name, const char *text) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", test_folder(), name);
+    for (char *slash = path + strlen(test_folder()) + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = '\0';
+        mkdir(path, 0777);
+        *slash = '/';
+    }
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL && fwrite(text, 1, strlen(text), f) == strlen(text) && fclose(f) == 0);
+}
+
+/* The content of FOLDER/name; "" if it is not there. */
+static inline char *get_file(const char *name) {
+    char *text;
+    test_command(&text, "cat %s/%s 2>/dev/null", test_folder(), name);
+    return text;
+}
+
+/* Runs "hstu prep ARGS" in the test's folder; exit code and all output. */
+static inline int run_prep(char **out, const char *args) {
+    return test_command(out, "cd %s && %s prep %s", test_folder(), test_program(), args);
+}
+
+/* A run that must work; its output. */
+static inline char *prep_ok(const char *args) {
+    char *out;
+    int code = run_prep(&out, args);
+    if (code != 0) FAIL_TEST("hstu prep %s: exit code %d: %s", args, code, out);
+    return out;
+}
+
+/* A run that must fail with this code and text, and leave nothing behind: no folder "out", no
+ * temporary file. */
+static inline void prep_fails(const char *args, int wanted_code, const char *text) {
+    char *out, *left;
+    int code = run_prep(&out, args);
+    if (code != wanted_code || strstr(out, text) == NULL)
+        FAIL_TEST("hstu prep %s: exit code %d: %s; wanted %d with \"%s\"", args, code, out,
+                  wanted_code, text);
+    test_command(&left, "cd %s && ls -d out out.csv; find . -name '*.tmp*' -o -name '.*.??????'",
+                 test_folder());
+    if (strstr(left, "\nout") != NULL || strncmp(left, "out", 3) == 0 || strstr(left, "./"))
+        FAIL_TEST("hstu prep %s left something behind: %s", args, left);
+    free(out);
+    free(left);
+}
+
+#endif
