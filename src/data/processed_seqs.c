@@ -340,9 +340,9 @@ static status add_features(seqs_reader *r, const table_field *names, const table
     return OK;
 }
 
-/* A copy of the next line and its fields; both are freed by the caller. */
-static status split_copy(seqs_reader *r, blocks *b, char **copy, table_field **fields, int *n,
-                         bool *has_line) {
+/* A copy of the next line, number `line_number`, and its fields; both are freed by the caller. */
+static status split_copy(seqs_reader *r, blocks *b, int line_number, char **copy,
+                         table_field **fields, int *n, bool *has_line) {
     const char *line;
     size_t bytes;
     TRY(blocks_peek_line(b, &line, &bytes, has_line));
@@ -352,7 +352,7 @@ static status split_copy(seqs_reader *r, blocks *b, char **copy, table_field **f
     status st = table_split(&r->layout.format, *copy, bytes, *fields, TABLE_MAX_COLUMNS, n);
     if (st == OK && *n > TABLE_MAX_COLUMNS)
         st = fail(ERR_FORMAT, "more than %d fields; is the delimiter right?", TABLE_MAX_COLUMNS);
-    return st == OK ? OK : fail_prefix(st, "%s:1", r->file);
+    return st == OK ? OK : fail_prefix(st, "%s:%d", r->file, line_number);
 }
 
 /* Reads the header, and looks at the first row to see which columns hold single values. */
@@ -361,7 +361,7 @@ static status read_header(seqs_reader *r, blocks *b) {
     table_field *names = NULL, *values = NULL;
     bool has_line = false;
     int n_values = 0;
-    status st = split_copy(r, b, &header, &names, &r->layout.n_columns, &has_line);
+    status st = split_copy(r, b, 1, &header, &names, &r->layout.n_columns, &has_line);
     if (st == OK && !has_line) st = fail(ERR_FORMAT, "%s: the file is empty", r->file);
     if (st == OK) st = find_columns(r, names);
     if (st == OK) st = blocks_skip_line(b);
@@ -369,7 +369,7 @@ static status read_header(seqs_reader *r, blocks *b) {
         set_kinds(r);
         st = job_create_builder(r->job);
     }
-    if (st == OK) st = split_copy(r, b, &row, &values, &n_values, &has_line);
+    if (st == OK) st = split_copy(r, b, 2, &row, &values, &n_values, &has_line);
     if (st == OK && has_line && n_values == r->layout.n_columns)
         st = add_features(r, names, values);
     mem_free(header);

@@ -1,0 +1,159 @@
+#include <unistd.h>
+
+#include "prep_test.h"
+
+#define HEADER "userId,movieId,rating,timestamp\n"
+
+TEST(usage_errors) {
+    put_file("in.csv", "1,2,3\n");
+    prep_fails("", 2, "SOURCE");
+    prep_fails("ml-2m --input in.csv --out out", 2, "source 'ml-2m' is unknown; did you mean 'ml-");
+    prep_fails("netflix --input in.csv --out out", 2,
+               "ml-100k, ml-1m, ml-20m, kuairand-pure, kuairand-1k, kuairand-27k, amzn-books, "
+               "processed-seqs, csv");
+    prep_fails("csv --out out", 2, "--input is missing");
+    prep_fails("csv --input in.csv", 2, "--out is missing");
+    prep_fails("csv --input in.csv --out out --user-cl 1", 2, "--user-col");
+    prep_fails("ml-1m --input in.csv --out out --user-col 1", 2,
+               "--user-col is for the sources csv and processed-seqs; ml-1m has a layout of its");
+    prep_fails("ml-1m --input in.csv --out out --random-logs", 2, "--random-logs is for");
+    prep_fails("csv --input in.csv --out out --url http://x", 2, "--url needs --download");
+    prep_fails("csv --input in.csv --out out --item-name x", 2, "--item-name needs --emit-csv");
+    prep_fails("csv --input nowhere.csv --out out", 1, "nowhere.csv");
+}
+
+TEST(help_names_every_source) {
+    char *out = prep_ok("--help");
+    static const char *const names[] = {
+        "ml-100k",    "ml-1m", "ml-20m",     "kuairand-pure",  "kuairand-1k", "kuairand-27k",
+        "amzn-books", "csv",   "--emit-csv", "processed-seqs", "--download",  "--string-ids"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        CHECK_CONTAINS(out, names[i]);
+}
+
+TEST(summary_says_what_was_done_and_what_next) {
+    put_file("in/ratings.csv", HEADER "1,2,3.5,9\n1,2,3.5,9\n1,3,4.0,8\n");
+    char *out = prep_ok("ml-20m --input in --out out");
+    CHECK_CONTAINS(out, "users         1\n");
+    CHECK_CONTAINS(out, "items         2 seen, 2 in the catalogue\n");
+    CHECK_CONTAINS(out, "events        3, longest history 3\n");
+    CHECK_CONTAINS(out, "duplicates    1 kept");
+    CHECK_CONTAINS(out, "out of order  1 events sorted into place\n");
+    CHECK_CONTAINS(out, "written to    out/data.seq\n");
+    CHECK_CONTAINS(out, "Next: hstu info out\n");
+}
+
+static void check_bad(const char *text, const char *reason) {
+    put_file("in/ratings.csv", text);
+    prep_fails("ml-20m --input in --out out --emit-csv out.csv", 1, reason);
+}
+
+TEST(bad_input_leaves_nothing_behind) {
+    check_bad("", "in/ratings.csv: the file is empty");
+    check_bad(HEADER, "no events");
+    check_bad(HEADER "1,2,3.5,100\n1,2,3.5", "in/ratings.csv:3: the line has 3 fields");
+    check_bad(HEADER "1,2,3.5,100\nx,2,3.5,100\n",
+              "in/ratings.csv:3: userId: 'x' is not a whole number");
+    check_bad(HEADER "1,2,3.5,\n", "in/ratings.csv:2: timestamp is empty");
+    check_bad(HEADER "1,2,9.5,100\n",
+              "in/ratings.csv:2: rating: '9.5' is not from 0.5 to 5 in steps of 0.5");
+    check_bad(HEADER "1,2,3.5,100\n1,99999999999999999999,3.5,100\n",
+              "in/ratings.csv:3: movieId: '99999999999999999999' does not fit a 64-bit number");
+    check_bad("a,b\n1,2\n", "in/ratings.csv:1: there is no column 'userId'; the header has a, b");
+    /* CRLF does not move the line numbers. */
+    check_bad("userId,movieId,rating,timestamp\r\n1,2,3.5,1\r\n1,2,3.5,x\r\n",
+              "in/ratings.csv:3: timestamp: 'x' is not a whole number");
+}
+
+TEST(crlf_byte_order_mark_and_no_last_newline_change_nothing) {
+    put_file("a/ratings.csv", HEADER "1,2,3.5,100\n1,3,4.0,90\n");
+    put_file("b/ratings.csv", "\xef\xbb\xbfuserId,movieId,rating,timestamp\r\n"
+                              "1,2,3.5,100\r\n\r\n1,3,4.0,90");
+    prep_ok("ml-20m --input a --out x --emit-csv x.csv");
+    prep_ok("ml-20m --input b --out y --emit-csv y.csv");
+    CHECK_STR(get_file("x.csv"), get_file("y.csv"));
+    CHECK_CONTAINS(get_file("x.csv"), "1,\"[3, 2]\",\"[7, 6]\",\"[90, 100]\"");
+}
+
+TEST(an_old_result_stays_when_the_new_one_fails) {
+    char *out;
+    put_file("in/ratings.csv", HEADER "1,2,3.5,100\n");
+    prep_ok("ml-20m --input in --out out");
+    CHECK_EQ(test_command(&out, "cd %s && cp out/data.seq before", test_folder()), 0);
+    put_file("in/ratings.csv", HEADER "1,2,3.5,later\n");
+    CHECK_EQ(run_prep(&out, "ml-20m --input in --out out"), 1);
+    CHECK_EQ(test_command(&out, "cd %s && cmp out/data.seq before && ls -A out", test_folder()), 0);
+    CHECK_STR(out, "data.seq\n");
+    put_file("in/ratings.csv", HEADER "1,2,3.5,101\n");
+    prep_ok("ml-20m --input in --out out");
+    CHECK_EQ(test_command(&out, "cd %s && cmp -s out/data.seq before", test_folder()), 1);
+}
+
+TEST(targets_that_cannot_be_written) {
+    put_file("in/ratings.csv", HEADER "1,2,3.5,100\n");
+    put_file("file", "");
+    prep_fails("ml-20m --input in --out file", 2, "--out file is a file; give a folder");
+    prep_fails("ml-20m --input in --out file/sub", 1, "file");
+    prep_fails("ml-20m --input in --out out --emit-csv nowhere/x.csv", 1, "nowhere");
+    /* Root may write to any folder, so another user tries. */
+    const char *as_other =
+        geteuid() == 0 ? "setpriv --reuid=65534 --regid=65534 --clear-groups" : "";
+    char *out;
+    int code = test_command(&out,
+                            "cd %s && chmod 755 . in && cp %s program && mkdir ro && chmod 555 ro "
+                            "&& (%s ./program prep ml-20m --input in --out ro/out 2>&1; "
+                            "%s ./program prep ml-20m --input in --out ro)",
+                            test_folder(), test_program(), as_other, as_other);
+    CHECK_EQ(code, 1);
+    CHECK_CONTAINS(out, "--out ro/out: cannot write to ro: Permission denied");
+    CHECK_CONTAINS(out, "--out ro: cannot write to ro: Permission denied");
+    CHECK_EQ(test_command(&out, "ls -A %s/ro", test_folder()), 0);
+    CHECK_STR(out, "");
+}
+
+/* A full disk, without one: files of this process may not grow beyond a limit.  SIGXFSZ is ignored,
+ * so that the write fails as it does on a full disk. */
+TEST(a_full_disk_leaves_nothing_behind) {
+    char *out, *left;
+    int code = test_command(
+        &out,
+        "cd %s && mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
+        "for (i = 0; i < 30000; i++) print i %% 100 \",\" i \",3.5,\" i }' > in/ratings.csv && "
+        "trap '' XFSZ && ulimit -f 64 && %s prep ml-20m --input in --out out --emit-csv out.csv",
+        test_folder(), test_program());
+    CHECK_EQ(code, 1);
+    CHECK_CONTAINS(out, "data.seq");
+    CHECK_CONTAINS(out, "File too large");
+    test_command(&left, "cd %s && ls -A", test_folder());
+    CHECK_STR(left, "in\n");
+}
+
+/* Many blocks in random order of users, time and item, on one thread and on three. */
+TEST(the_bytes_do_not_depend_on_threads) {
+    char *out;
+    int code = test_command(
+        &out,
+        "cd %s && mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
+        "for (i = 0; i < 400000; i++) { x = (i * 7919) %% 400009; "
+        "print x %% 977 \",\" (x * 31) %% 5003 \",\" (1 + x %% 10) / 2 \",\" (x * 17) %% 9973 } }' "
+        "> in/ratings.csv && for t in 1 2 3 8; do HSTU_THREADS=$t %s prep ml-20m --input in --out "
+        "o$t --json && cmp o1/data.seq o$t/data.seq || exit 9; done",
+        test_folder(), test_program());
+    if (code != 0) FAIL_TEST("%s", out);
+    CHECK_CONTAINS(out, "\"events\":400000,");
+}
+
+/* Which error is told does not depend on threads either: it is the first in the file. */
+TEST(the_first_error_of_the_file_is_told) {
+    char *out;
+    int code = test_command(
+        &out,
+        "cd %s && mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
+        "for (i = 2; i < 500000; i++) print (i >= 200000 ? \"x\" : 1) \",1,1,\" i }' "
+        "> in/ratings.csv && for i in 1 2 3 4 5; do HSTU_THREADS=3 %s prep ml-20m --input in --out "
+        "o 2>&1 | grep -o 'ratings.csv:[0-9]*'; done && ls",
+        test_folder(), test_program());
+    CHECK_EQ(code, 0);
+    CHECK_STR(out, "ratings.csv:200000\nratings.csv:200000\nratings.csv:200000\n"
+                   "ratings.csv:200000\nratings.csv:200000\nin\n");
+}
