@@ -152,7 +152,7 @@ static status read_lines(blocks *b, worker_buffer *w, size_t *used, size_t *cut)
     size_t wanted = b->carry_bytes > b->block_bytes ? b->carry_bytes : b->block_bytes, seen = 0;
     *used = 0;
     for (;;) {
-        TRY(MEM_RESERVE(&w->text, &w->capacity, wanted + 1));
+        TRY(MEM_RESERVE(&w->text, &w->capacity, wanted + 1 + BLOCKS_PADDING));
         if (*used == 0 && b->carry_bytes > 0) {
             memcpy(w->text, b->carry, b->carry_bytes);
             *used = b->carry_bytes;
@@ -171,6 +171,7 @@ static status read_lines(blocks *b, worker_buffer *w, size_t *used, size_t *cut)
     }
     if (*used > 0 && w->text[*used - 1] != '\n') w->text[(*used)++] = '\n';
     *cut = *used;
+    memset(w->text + *used, 0, BLOCKS_PADDING);
     return OK;
 }
 

@@ -21,10 +21,14 @@
 #include "base/progress.h"
 #include "base/status.h"
 
-enum { BLOCKS_DEFAULT_BYTES = 2 << 20, BLOCKS_DEFAULT_LINE_BYTES = 1 << 20 };
+enum {
+    BLOCKS_DEFAULT_BYTES = 2 << 20,
+    BLOCKS_DEFAULT_LINE_BYTES = 1 << 20,
+    BLOCKS_PADDING = 16 /* bytes behind a block's text that may be read */
+};
 
 typedef struct text_block {
-    char *text;          /* (n_bytes), ends with '\n' */
+    char *text;          /* (n_bytes + BLOCKS_PADDING), ends with '\n' */
     size_t n_bytes;      /* at least 1 */
     uint64_t sequence;   /* number of the block in the source, over all its files */
     uint64_t first_line; /* number of its first line in the file, from 1 */

@@ -28,8 +28,9 @@ typedef struct table_row {
 /* Called for each row in order; a failure ends the parsing. */
 typedef status (*table_row_fn)(void *ctx, const table_row *row);
 
-/* Parses all rows of a block.  The text must end with '\n' and may be changed where quotes are
- * undone.  Errors are ERR_FORMAT: "file:line: column: what is wrong". */
+/* Parses all rows of a block.  The text must end with '\n', have BLOCKS_PADDING readable bytes
+ * behind it, and may be changed where quotes are undone.  Errors are ERR_FORMAT: "file:line:
+ * column: what is wrong". */
 status table_parse_block(const table_layout *t, const char *file, text_block *block,
                          table_row_fn fn, void *ctx);
 

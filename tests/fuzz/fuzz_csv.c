@@ -1,8 +1,12 @@
-/* Any bytes through the table parser, as every layout.  The first byte chooses the layout, the
- * second the columns; the rest is the first line and the rows. */
+/* Any bytes through the table parser, as every layout, and some of them through the cutting into
+ * blocks too.  The first byte chooses the layout, the second the columns and the size of a block;
+ * the rest is the first line and the rows. */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "data/table_parse.h"
 
@@ -35,6 +39,36 @@ static void parse_rows(table_layout *t, char *text, size_t n) {
     (void)table_parse_block(t, "fuzz", &block, check_row, t);
 }
 
+/* Whatever the bytes, blocks are whole lines, numbered without a gap. */
+static void cut_blocks(input *in, size_t block_bytes) {
+    blocks_options options = {.block_bytes = block_bytes, .max_line_bytes = 64};
+    blocks *b;
+    text_block block;
+    bool has_block = true;
+    uint64_t line = 1, sequence = 0;
+    if (blocks_create(&b, in, &options, 1) != OK) return;
+    while (blocks_take(b, 0, &block, &has_block) == OK && has_block) {
+        if (block.first_line != line || block.sequence != sequence++) abort();
+        if (block.n_bytes == 0 || block.text[block.n_bytes - 1] != '\n') abort();
+        if (memchr(block.text, '\0', block.n_bytes) != NULL) abort();
+        line += block.n_lines;
+    }
+    blocks_destroy(b);
+}
+
+static void read_as_file(const uint8_t *data, size_t size, size_t block_bytes) {
+    char path[64];
+    int fd = memfd_create("fuzz", 0);
+    if (fd < 0) return;
+    input *in;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (write(fd, data, size) == (ssize_t)size && input_open(&in, path) == OK) {
+        cut_blocks(in, block_bytes);
+        input_close(in);
+    }
+    close(fd);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const char delimiters[][3] = {",", "\t", "|", "::"};
     if (size < 2) return 0;
@@ -44,12 +78,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                       .can_have_text_ids = data[1] & 1};
     memcpy(t.format.delimiter, delimiters[data[0] & 3], 3);
     t.format.has_quotes = data[1] >> 1 & 1;
-    /* An exact allocation, so that a read behind the last newline is found. */
-    char *text = malloc(size - 1);
+    /* An exact allocation, so that a read behind the padding is found. */
+    char *text = calloc(1, size - 1 + BLOCKS_PADDING);
     if (text == NULL) return 0;
     memcpy(text, data + 2, size - 2);
     text[size - 2] = '\n';
     parse_rows(&t, text, size - 1);
     free(text);
+    if (data[1] >> 2 & 1) read_as_file(data + 2, size - 2, 1 + (data[1] >> 3));
     return 0;
 }
