@@ -221,11 +221,13 @@ static bool take_int_slow(row_reader *r, int64_t *out, bool is_time) {
     return fault == BAD_NOTHING;
 }
 
-static inline bool take_int(row_reader *r, int64_t *out, bool is_time) {
-    char *end = fast_digits(r->at, out);
-    if (end == NULL || !is_field_end(r, end)) return take_int_slow(r, out, is_time);
-    r->at = end;
-    return true;
+/* The fast paths take the place in the text and give the one behind the field, or NULL: so it
+ * stays in a register, while the slow paths keep it in the reader. */
+static inline char *take_int(row_reader *r, char *at, int64_t *out, bool is_time) {
+    char *end = fast_digits(at, out);
+    if (end != NULL && is_field_end(r, end)) return end;
+    r->at = at;
+    return take_int_slow(r, out, is_time) ? r->at : NULL;
 }
 
 static bool take_action_slow(row_reader *r, uint16_t *out) {
@@ -237,81 +239,85 @@ static bool take_action_slow(row_reader *r, uint16_t *out) {
 }
 
 /* Ratings are one digit, or a digit and ".0" or ".5", nearly always. */
-static inline bool take_action(row_reader *r, uint16_t *out) {
-    const char *at = r->at;
+static inline char *take_action(row_reader *r, char *at, uint16_t *out) {
     unsigned value = (unsigned)(unsigned char)at[0] - '0';
     bool has_point = value <= 9 && at[1] == '.' && (at[2] == '0' || at[2] == '5');
     int n = has_point ? 3 : 1, half = has_point && at[2] == '5';
-    if (value > 9 || !is_field_end(r, at + n) || !store_action(r->t->actions, value, half, out))
-        return take_action_slow(r, out);
-    r->at += n;
-    return true;
+    if (value <= 9 && is_field_end(r, at + n) && store_action(r->t->actions, value, half, out))
+        return at + n;
+    r->at = at;
+    return take_action_slow(r, out) ? r->at : NULL;
 }
 
-static inline bool take_bit(row_reader *r, int bit, uint16_t *action) {
-    int64_t value;
-    if ((*r->at == '0' || *r->at == '1') && is_field_end(r, r->at + 1)) {
-        value = *r->at++ - '0';
-    } else if (!take_int(r, &value, false)) {
-        return false;
-    }
+static inline char *take_bit(row_reader *r, char *at, int bit, uint16_t *action) {
+    int64_t value = *at - '0';
+    char *end = at + 1;
+    if ((value != 0 && value != 1) || !is_field_end(r, end)) end = take_int(r, at, &value, false);
     *action = (uint16_t)(*action | (value != 0) << bit);
-    return true;
+    return end;
 }
 
-static bool take_text(row_reader *r, const char **text, size_t *n) {
+static char *take_text(row_reader *r, char *at, const char **text, size_t *n) {
     table_field field;
-    if (!take_field(r, &field)) return false;
+    r->at = at;
+    if (!take_field(r, &field)) return NULL;
     *text = field.text;
     *n = field.n_bytes;
-    if (*n > 0) return true;
+    if (*n > 0) return r->at;
     set_fault(r, BAD_EMPTY, field.text, 0);
-    return false;
+    return NULL;
 }
 
-static inline bool take_role(row_reader *r, table_row *row) {
+static char *skip_field(row_reader *r, char *at) {
+    table_field field;
+    r->at = at;
+    return take_field(r, &field) ? r->at : NULL;
+}
+
+static inline char *take_role(row_reader *r, table_role role, char *at, table_row *row) {
     const table_layout *t = r->t;
-    table_field skipped;
-    switch (r->role) {
+    switch (role) {
     case ROLE_SKIP:
-        return take_field(r, &skipped);
+        return skip_field(r, at);
     case ROLE_USER:
-        return t->has_text_users ? take_text(r, &row->user_text, &row->user_bytes)
-                                 : take_int(r, &row->user, false);
+        return t->has_text_users ? take_text(r, at, &row->user_text, &row->user_bytes)
+                                 : take_int(r, at, &row->user, false);
     case ROLE_ITEM:
-        return t->has_text_items ? take_text(r, &row->item_text, &row->item_bytes)
-                                 : take_int(r, &row->item, false);
+        return t->has_text_items ? take_text(r, at, &row->item_text, &row->item_bytes)
+                                 : take_int(r, at, &row->item, false);
     case ROLE_TIME:
-        return take_int(r, &row->time, true);
+        return take_int(r, at, &row->time, true);
     case ROLE_ACTION:
-        return take_action(r, &row->action);
+        return take_action(r, at, &row->action);
     default:
-        return take_bit(r, (int)r->role - ROLE_BIT0, &row->action);
+        return take_bit(r, at, (int)role - ROLE_BIT0, &row->action);
     }
 }
 
-/* Reads the needed fields of a row, and passes to the start of the next. */
-static inline bool take_row(row_reader *r, table_row *row) {
+/* Reads the needed fields of a row; the start of the next one, or NULL and r->fault. */
+static inline char *take_row(row_reader *r, char *at, table_row *row) {
     const table_layout *t = r->t;
-    for (r->n_fields = 0;;) {
-        r->role = (table_role)t->role[r->n_fields];
-        if (!take_role(r, row)) return false;
-        if (++r->n_fields == t->n_needed) break;
-        if (is_line_end(r->at)) {
-            set_fault(r, BAD_TOO_FEW, r->at, 0);
-            return false;
+    int n_needed = t->n_needed, width = r->d1 != '\0' ? 2 : 1;
+    for (int i = 0;;) {
+        r->role = (table_role)t->role[i];
+        at = take_role(r, r->role, at, row);
+        if (at == NULL) return NULL;
+        if (++i == n_needed) break;
+        if (is_line_end(at)) {
+            r->n_fields = i;
+            set_fault(r, BAD_TOO_FEW, at, 0);
+            return NULL;
         }
-        r->at += r->d1 != '\0' ? 2 : 1;
+        at += width;
     }
-    if (*r->at == '\r' && r->at[1] == '\n') r->at++;
-    if (*r->at != '\n' && t->n_needed == t->n_columns) {
-        set_fault(r, BAD_TOO_MANY, r->at, 0);
-        return false;
+    if (*at == '\r' && at[1] == '\n') at++;
+    if (*at != '\n' && n_needed == t->n_columns) {
+        set_fault(r, BAD_TOO_MANY, at, 0);
+        return NULL;
     }
-    while (*r->at != '\n')
-        r->at++;
-    r->at++;
-    return true;
+    while (*at != '\n')
+        at++;
+    return at + 1;
 }
 
 static status fail_field(const row_reader *r, const char *file, unsigned long long line) {
@@ -363,21 +369,21 @@ static status fail_row(const row_reader *r, const char *file, unsigned long long
 
 status table_parse_block(const table_layout *t, const char *file, text_block *block,
                          table_row_fn fn, void *ctx) {
-    row_reader r = {
-        .t = t, .at = block->text, .d0 = t->format.delimiter[0], .d1 = t->format.delimiter[1]};
-    char *end = block->text + block->n_bytes;
-    while (r.at < end) {
-        char *start = r.at;
-        if (is_line_end(start)) {
-            r.at += *start == '\r' ? 2 : 1;
+    row_reader r = {.t = t, .d0 = t->format.delimiter[0], .d1 = t->format.delimiter[1]};
+    char *at = block->text, *end = block->text + block->n_bytes;
+    while (at < end) {
+        table_row row = {0};
+        if (is_line_end(at)) {
+            at += *at == '\r' ? 2 : 1;
             continue;
         }
-        table_row row = {0};
-        if (!take_row(&r, &row))
+        char *next = take_row(&r, at, &row);
+        if (next == NULL)
             return fail_row(&r, file,
                             block->first_line +
-                                count_newlines(block->text, (size_t)(start - block->text)));
+                                count_newlines(block->text, (size_t)(at - block->text)));
         TRY(fn(ctx, &row));
+        at = next;
     }
     return OK;
 }
