@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/crc32.h"
 #include "base/input.h"
+#include "oom.h"
 #include "test.h"
 
 /* What goes in and what comes out; each test has a process of its own. */
@@ -470,6 +471,26 @@ TEST(bundle_refuses_encrypted_members) {
     write_file(at("a.zip"), packed.data, packed.n_bytes);
     CHECK_FAILS(read_member(at("a.zip"), "README", &got), ERR_UNSUPPORTED,
                 "a.zip: ml-1m/README is encrypted");
+}
+
+static status open_twice(void *ctx) {
+    bundle *b;
+    input *in = NULL;
+    const char *const *names;
+    size_t n;
+    TRY(bundle_open(&b, ctx));
+    status st = bundle_list(b, &names, &n);
+    if (st == OK) st = bundle_open_member(b, "users.dat", true, &in);
+    input_close(in);
+    bundle_close(b);
+    return st;
+}
+
+TEST(bundle_survives_lack_of_memory) {
+    write_archive(at("a.tgz"), "ustar", "gzip", movie_set, 6);
+    write_file(at("users.dat"), "1", 1);
+    CHECK(oom_at_each_allocation(open_twice, (void *)at("a.tgz")) > 10);
+    CHECK(oom_at_each_allocation(open_twice, (void *)test_folder()) > 5);
 }
 
 TEST(input_reads_a_compressed_pipe) {

@@ -94,10 +94,34 @@ typedef struct visitor {
     bool stop;
 } visitor;
 
-static void free_entries(struct dirent **entries, int n) {
-    for (int i = 0; i < n; i++)
-        free(entries[i]);
-    free(entries);
+/* The names in one folder, sorted, so that two machines visit them in the same order. */
+typedef struct folder_names {
+    arena texts;
+    const char **name; /* (n) */
+    size_t n, capacity;
+} folder_names;
+
+static status add_entry(folder_names *names, const char *name) {
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) return OK;
+    TRY(MEM_RESERVE(&names->name, &names->capacity, names->n + 1));
+    TRY(arena_copy_text(&names->texts, name, strlen(name), &names->name[names->n]));
+    names->n++;
+    return OK;
+}
+
+static int compare_names(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+static status read_folder(const char *folder, folder_names *names) {
+    DIR *dir = opendir(folder);
+    if (dir == NULL) return fail_errno("the folder %s cannot be read", folder);
+    status st = OK;
+    for (struct dirent *entry; st == OK && (entry = readdir(dir)) != NULL;)
+        st = add_entry(names, entry->d_name);
+    closedir(dir);
+    if (names->n > 1) qsort(names->name, names->n, sizeof *names->name, compare_names);
+    return st;
 }
 
 static bool is_mode(const char *path, mode_t mode) {
@@ -107,16 +131,15 @@ static bool is_mode(const char *path, mode_t mode) {
 
 static status visit_entry(visitor *v, const char *folder, const char *name, mode_t mode);
 
-/* Visits the entries of one kind, in the order of their names, so that two machines agree. */
+/* Visits the entries of one kind. */
 static status visit_folder(visitor *v, const char *folder, mode_t mode) {
-    struct dirent **entries;
-    int n = scandir(folder, &entries, NULL, alphasort);
-    if (n < 0) return fail_errno("the folder %s cannot be read", folder);
-    status st = OK;
-    for (int i = 0; i < n && st == OK && !v->stop; i++)
-        if (strcmp(entries[i]->d_name, ".") != 0 && strcmp(entries[i]->d_name, "..") != 0)
-            st = visit_entry(v, folder, entries[i]->d_name, mode);
-    free_entries(entries, n);
+    folder_names names = {.name = NULL};
+    arena_init(&names.texts, 4096);
+    status st = read_folder(folder, &names);
+    for (size_t i = 0; i < names.n && st == OK && !v->stop; i++)
+        st = visit_entry(v, folder, names.name[i], mode);
+    mem_free(names.name);
+    arena_fini(&names.texts);
     return st;
 }
 

@@ -2,8 +2,8 @@
  *
  * At the bottom lies a file, read with read(2).  A decoder layer (libarchive) may lie on it, either
  * taking a compression off or walking through the files of an archive; on a compressed member of
- * an archive lies a third one.  A layer owns the one below.  Shared by input.c, input_decode.c and
- * bundle.c only. */
+ * an archive lies a third one.  A layer owns the one below.  Shared by input.c, archive_decoder.c
+ * and bundle.c only. */
 #ifndef HSTU_BASE_INPUT_STACK_H
 #define HSTU_BASE_INPUT_STACK_H
 
@@ -13,7 +13,7 @@ enum { INPUT_HEAD_BYTES = 512 }; /* a tar's mark stands at byte 257 */
 
 typedef enum { CONTENT_PLAIN, CONTENT_COMPRESSED, CONTENT_ARCHIVE, CONTENT_FOREIGN } content_kind;
 
-struct decoder; /* libarchive's part of a layer: input_decode.c */
+struct decoder; /* libarchive's part of a layer: archive_decoder.c */
 
 struct input {
     char *name;
