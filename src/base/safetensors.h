@@ -1,0 +1,68 @@
+/* safetensors: named tensors in one file, readable from Python too.
+ *
+ * The file is a length, a JSON header and the raw little-endian data.  Reading maps the file and
+ * treats every number in it as hostile: tensors must lie in the data, in order, without gaps or
+ * overlap, with a size that fits their shape.  Writing is atomic (file.h).  What is read is a view
+ * of the map, valid until st_close, for any number of threads. */
+#ifndef HSTU_BASE_SAFETENSORS_H
+#define HSTU_BASE_SAFETENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+enum { ST_MAX_DIMS = 8 };
+
+typedef enum {
+    ST_F64,
+    ST_F32,
+    ST_F16,
+    ST_BF16,
+    ST_I64,
+    ST_I32,
+    ST_I16,
+    ST_I8,
+    ST_U8,
+    ST_BOOL
+} st_dtype;
+
+typedef struct st_tensor {
+    const char *name;
+    st_dtype dtype;
+    int n_dims;
+    int64_t shape[ST_MAX_DIMS];
+    int64_t n;        /* elements: the product of the shape */
+    const void *data; /* (shape), little-endian; aligned to its type where the file has it so */
+} st_tensor;
+
+typedef struct st_pair {
+    const char *key, *value;
+} st_pair;
+
+typedef struct st_file st_file;
+
+size_t st_dtype_bytes(st_dtype dtype);
+const char *st_dtype_name(st_dtype dtype); /* "F32" */
+
+status st_open(st_file **out, const char *path);
+void st_close(st_file *f); /* NULL is fine */
+
+const char *st_path(const st_file *f);
+size_t st_n_tensors(const st_file *f);
+const st_tensor *st_tensor_at(const st_file *f, size_t i); /* in the order of the data */
+
+/* By name; st_find gives NULL where there is none, st_get is ERR_FORMAT and also checks the type.
+ */
+const st_tensor *st_find(const st_file *f, const char *name);
+status st_get(const st_file *f, const char *name, st_dtype dtype, const st_tensor **out);
+
+/* A value of the metadata, or NULL. */
+const char *st_metadata(const st_file *f, const char *key);
+
+/* Writes tensors in the order given, each aligned to 8 bytes where the order allows it without gaps
+ * (put wide types first); metadata may be NULL. */
+status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
+                const st_pair *metadata, size_t n_metadata);
+
+#endif
