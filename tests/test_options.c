@@ -1,0 +1,112 @@
+/* The option table itself: whole, consistent, documented. */
+#include <ctype.h>
+
+#include "base/buf.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "config/options.h"
+#include "test.h"
+
+static status no_build(void *ctx, const option_class *class_, const gin_value *v, void *instance) {
+    (void)ctx, (void)class_, (void)v, (void)instance;
+    return OK;
+}
+
+TEST(options_rows_are_whole) {
+    for (size_t i = 0; i < n_options; i++) {
+        const option *o = &option_table[i];
+        const option_class *class_ = option_class_of(o);
+        if (class_ == NULL) FAIL_TEST("%s belongs to no class", o->name);
+        CHECK(option_find(class_->name, option_field(o)) == o);
+        size_t n = strlen(o->help);
+        if (n < 5 || o->help[n - 1] != '.') FAIL_TEST("%s: '%s' is no sentence", o->name, o->help);
+        bool needs_value = o->type != OPT_ALIAS && o->type != OPT_RETIRED;
+        if (needs_value && (o->value == NULL) != ((o->flags & OPT_REQUIRED) != 0))
+            FAIL_TEST("%s needs a default or must be required", o->name);
+        if (o->type == OPT_CHOICE && o->choices == NULL) FAIL_TEST("%s has no choices", o->name);
+    }
+}
+
+TEST(options_defaults_fit_their_rows) {
+    gin_config g;
+    gin_init(&g);
+    option_builder builder = {.memory = &g.memory, .build = no_build};
+    for (size_t i = 0; i < n_options; i++) {
+        union {
+            config_weights w;
+            config_distributions d;
+        } room = {0};
+        gin_value *v;
+        if (option_table[i].value == NULL) continue;
+        CHECK_OK(gin_read_value(&g, option_table[i].name, option_table[i].value, &v));
+        CHECK_OK(option_store(&option_table[i], v, &builder, &room));
+    }
+    gin_fini(&g);
+}
+
+TEST(options_aliases_have_targets) {
+    int n_aliases = 0;
+    for (size_t i = 0; i < n_options; i++) {
+        const option *o = &option_table[i];
+        if (o->type != OPT_ALIAS) continue;
+        char name[128];
+        snprintf(name, sizeof name, "%s", o->choices);
+        char *dot = strchr(name, '.');
+        *dot = '\0';
+        const option *target = option_find(name, dot + 1);
+        if (target == NULL) FAIL_TEST("%s is a spelling of nothing", o->name);
+        CHECK(target->type == OPT_INT || target->type == OPT_CHOICE);
+        n_aliases++;
+    }
+    CHECK_EQ(n_aliases, 4);
+}
+
+/* Each `Class.field` of the list of bindings that the reference projects' files use. */
+TEST(options_know_every_reference_binding) {
+    char *text, *save = NULL;
+    size_t n;
+    int n_names = 0;
+    CHECK_OK(file_read_all(test_shared("reference/gin-bindings.md"), 1 << 20, &text, &n));
+    for (char *line = strtok_r(text, "\n", &save); line != NULL;
+         line = strtok_r(NULL, "\n", &save)) {
+        char *end = strncmp(line, "- `", 3) == 0 ? strchr(line + 3, '`') : NULL;
+        if (end == NULL) continue;
+        *end = '\0';
+        char *slash = strrchr(line, '/'), *class_name = slash != NULL ? slash + 1 : line + 3;
+        char *dot = strchr(class_name, '.');
+        *dot = '\0';
+        if (option_find(class_name, dot + 1) == NULL)
+            FAIL_TEST("%s.%s is unknown", class_name, dot + 1);
+        n_names++;
+    }
+    CHECK(n_names > 120);
+    mem_free(text);
+}
+
+/* docs/config.md is what the table says today; if not: make docs. */
+TEST(options_docs_are_current) {
+    char path[4200], *docs;
+    buf text;
+    size_t n;
+    /* The program is build/VARIANT/hstu in the repository. */
+    snprintf(path, sizeof path, "%s", test_program());
+    for (int up = 0; up < 3; up++)
+        *strrchr(path, '/') = '\0';
+    strcat(path, "/docs/config.md");
+    CHECK_OK(file_read_all(path, 1 << 20, &docs, &n));
+    buf_init(&text);
+    CHECK_OK(options_write_help(&text, true));
+    if (strcmp(docs, buf_str(&text)) != 0)
+        FAIL_TEST("docs/config.md is out of date; run make docs");
+    buf_fini(&text);
+    mem_free(docs);
+}
+
+TEST(options_help_lists_every_option) {
+    buf text;
+    buf_init(&text);
+    CHECK_OK(options_write_help(&text, false));
+    for (size_t i = 0; i < n_options; i++)
+        CHECK_CONTAINS(buf_str(&text), option_table[i].name);
+    buf_fini(&text);
+}
