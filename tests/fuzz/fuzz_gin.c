@@ -1,0 +1,32 @@
+/* Any bytes as a gin file: read, checked, defaults filled in, echoed; the echo must be JSON. */
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "config/config.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static void check_echo(const config *c) {
+    buf text;
+    arena memory;
+    const json_value *root;
+    buf_init(&text);
+    arena_init(&memory, 1 << 14);
+    if (config_write_json(c, &text, 0) != OK) abort();
+    if (json_parse(&memory, "echo", buf_str(&text), text.n_bytes, &root) != OK) abort();
+    arena_fini(&memory);
+    buf_fini(&text);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    config *c;
+    config_source source = {.text = (const char *)data, .text_bytes = n, .text_name = "fuzz.gin"};
+    log_set_level(LOG_QUIET);
+    if (config_load(&c, &source) != OK) return 0;
+    check_echo(c);
+    (void)config_check_trainable(c);
+    config_destroy(c);
+    return 0;
+}
