@@ -376,6 +376,8 @@ TEST(config_errors_name_the_place) {
     CHECK_FAILS(
         load(SMALL "RankingArgs.num_tasks = 8\nRankingArgs.prediction_head_arch = [512, 4]"),
         ERR_CONFIG, "t.gin:6: RankingArgs.prediction_head_arch ends with 4, but there are 8 tasks");
+    CHECK_FAILS(load(SMALL "NetworkArgs.scaling_seqlen = 0"), ERR_CONFIG,
+                "t.gin:5: NetworkArgs.scaling_seqlen = 0 would divide by zero");
     CHECK_FAILS(load(SMALL "RankingArgs.prediction_head_arch = []"), ERR_CONFIG,
                 "t.gin:5: RankingArgs.prediction_head_arch is empty");
     CHECK_FAILS(load(SMALL "RankingArgs.eval_metrics = ('RMSE',)"), ERR_CONFIG,

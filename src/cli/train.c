@@ -94,7 +94,8 @@ status cmd_train(int argc, char **argv) {
     };
     const arg_spec spec = {
         .usage = "hstu train --gin-config-file FILE [--set Class.field=value]... [options]",
-        .summary = "Trains a ranking or retrieval model from a gin config.",
+        .summary = "Trains a ranking or retrieval model from a gin config.  Until the trainer is "
+                   "here, it reads, checks and prints the config.",
         .options = options,
         .notes = "--help-config lists every option a config may bind (--help-config=markdown:\n"
                  "as docs/config.md).\n",

@@ -163,6 +163,11 @@ static status complete_nvidia(loader *l) {
                     "own kernels and calls them 'cutlass'; bind that, or leave it out",
                     loader_place(l, "NetworkArgs", "kernel_backend", place, sizeof place),
                     c->network.backend == BACKEND_TRITON ? "triton" : "pytorch");
+    if (c->network.scaling_length == 0)
+        return fail(ERR_CONFIG,
+                    "%s: NetworkArgs.scaling_seqlen = 0 would divide by zero; -1 is the longest "
+                    "possible sequence",
+                    loader_place(l, "NetworkArgs", "scaling_seqlen", place, sizeof place));
     if (c->network.dim_qk == CONFIG_NONE) TRY(divide_heads(l, "NetworkArgs", "hidden_size"));
     if (c->trainer.eval_batch_size == CONFIG_NONE)
         c->trainer.eval_batch_size = c->trainer.train_batch_size;

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "config/config.h"
+#include "config/gin.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -20,10 +21,22 @@ static void check_echo(const config *c) {
     buf_fini(&text);
 }
 
+/* The same bytes as one --set. */
+static void check_override(const uint8_t *data, size_t n) {
+    gin_config g;
+    const char *text;
+    gin_init(&g);
+    if (arena_copy_text(&g.memory, (const char *)data, n, &text) == OK &&
+        gin_override(&g, text) == OK)
+        (void)gin_finish(&g);
+    gin_fini(&g);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     config *c;
     config_source source = {.text = (const char *)data, .text_bytes = n, .text_name = "fuzz.gin"};
     log_set_level(LOG_QUIET);
+    check_override(data, n);
     if (config_load(&c, &source) != OK) return 0;
     check_echo(c);
     (void)config_check_trainable(c);
