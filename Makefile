@@ -115,8 +115,6 @@ FORCE:
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
-# main.c lists the commands whose files are there.
-$B/src/cli/main.o: $(CLI_SRC)
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -c $< -o $@

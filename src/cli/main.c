@@ -17,23 +17,13 @@
 /* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */
 static const command commands[] = {
     {"Data", NULL, NULL},
-#if __has_include("prep.c")
     {"prep", cmd_prep, "turn a real data set into one sequence file"},
-#endif
-#if __has_include("synth.c")
     {"synth", cmd_synth, "make synthetic users with learnable tastes"},
-#endif
-#if __has_include("info.c")
     {"info", cmd_info, "show what is in a data set"},
-#endif
-#if __has_include("train.c")
     {"Model", NULL, NULL},
     {"train", cmd_train, "read a .gin config, check it and train from it"},
-#endif
     {"Machine", NULL, NULL},
-#if __has_include("bench.c")
     {"bench", cmd_bench, "measure what we claim"},
-#endif
     {"doctor", cmd_doctor, "tell whether this machine is fit, and what is missing"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
