@@ -123,24 +123,23 @@ TEST(broken_side_files_are_errors) {
 TEST(ml_1m_real_counts_and_content) {
     char *out, *differences;
     char data[4096];
-    snprintf(data, sizeof data, "%s", test_shared("data/ml-1m"));
-    int code =
-        test_command(&out, "%s prep ml-1m --input %s --out %s/out --emit-csv %s/out.csv --json",
-                     test_program(), data, test_folder(), test_folder());
+    CHECK(realpath(test_shared("data/ml-1m"), data) != NULL);
+    int code = run_shell(&out, "%s prep ml-1m --input %s --out out --emit-csv out.csv --json",
+                         test_program(), data);
     if (code != 0) FAIL_TEST("%s", out);
     CHECK_CONTAINS(out, "\"users\":6040,\"items\":3706,\"catalogue\":3883,\"events\":1000209,"
                         "\"max_len\":2314,");
     /* The same lists by other means: sort by user, time and place, then group with awk. */
-    code = test_command(&differences,
-                        "xz -dc %s/ratings.dat.xz | awk -F:: '{print $1,$4,NR,$2,$3-1}' | "
-                        "LC_ALL=C sort -n -k1,1 -k2,2 -k3,3 | awk '"
-                        "function end() { if (u != \"\") "
-                        "print u \",\\\"[\" i \"]\\\",\\\"[\" r \"]\\\",\\\"[\" t \"]\\\"\" } "
-                        "BEGIN { print \"user_id,movie_id,rating,unix_timestamp\" } "
-                        "$1 != u { end(); u = $1; i = $4; r = $5; t = $2; next } "
-                        "{ i = i \", \" $4; r = r \", \" $5; t = t \", \" $2 } END { end() }' | "
-                        "cmp - %s/out.csv",
-                        data, test_folder());
+    code = run_shell(&differences,
+                     "xz -dc %s/ratings.dat.xz | awk -F:: '{print $1,$4,NR,$2,$3-1}' | "
+                     "LC_ALL=C sort -n -k1,1 -k2,2 -k3,3 | awk '"
+                     "function end() { if (u != \"\") "
+                     "print u \",\\\"[\" i \"]\\\",\\\"[\" r \"]\\\",\\\"[\" t \"]\\\"\" } "
+                     "BEGIN { print \"user_id,movie_id,rating,unix_timestamp\" } "
+                     "$1 != u { end(); u = $1; i = $4; r = $5; t = $2; next } "
+                     "{ i = i \", \" $4; r = r \", \" $5; t = t \", \" $2 } END { end() }' | "
+                     "cmp - out.csv",
+                     data);
     if (code != 0) FAIL_TEST("the csv differs from sort and awk: %s", differences);
     seq_file *s = open_out();
     CHECK_STR(title_of(s, "1"), "Toy Story (1995)");
@@ -149,9 +148,9 @@ TEST(ml_1m_real_counts_and_content) {
 }
 
 TEST(ml_100k_real_counts) {
-    char *out;
-    int code = test_command(&out, "%s prep ml-100k --input %s --out %s/out --json", test_program(),
-                            test_shared("data/ml-100k"), test_folder());
+    char data[4096], *out;
+    CHECK(realpath(test_shared("data/ml-100k"), data) != NULL);
+    int code = run_shell(&out, "%s prep ml-100k --input %s --out out --json", test_program(), data);
     if (code != 0) FAIL_TEST("%s", out);
     CHECK_CONTAINS(out, "\"users\":943,\"items\":1682,\"catalogue\":1682,\"events\":100000,");
 }

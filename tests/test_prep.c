@@ -1,3 +1,7 @@
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "prep_test.h"
@@ -79,14 +83,14 @@ TEST(an_old_result_stays_when_the_new_one_fails) {
     char *out;
     put_file("in/ratings.csv", HEADER "1,2,3.5,100\n");
     prep_ok("ml-20m --input in --out out");
-    CHECK_EQ(test_command(&out, "cd %s && cp out/data.seq before", test_folder()), 0);
+    CHECK_EQ(run_shell(&out, "cp out/data.seq before"), 0);
     put_file("in/ratings.csv", HEADER "1,2,3.5,later\n");
     CHECK_EQ(run_prep(&out, "ml-20m --input in --out out"), 1);
-    CHECK_EQ(test_command(&out, "cd %s && cmp out/data.seq before && ls -A out", test_folder()), 0);
+    CHECK_EQ(run_shell(&out, "cmp out/data.seq before && ls -A out"), 0);
     CHECK_STR(out, "data.seq\n");
     put_file("in/ratings.csv", HEADER "1,2,3.5,101\n");
     prep_ok("ml-20m --input in --out out");
-    CHECK_EQ(test_command(&out, "cd %s && cmp -s out/data.seq before", test_folder()), 1);
+    CHECK_EQ(run_shell(&out, "cmp -s out/data.seq before"), 1);
 }
 
 TEST(targets_that_cannot_be_written) {
@@ -99,15 +103,15 @@ TEST(targets_that_cannot_be_written) {
     const char *as_other =
         geteuid() == 0 ? "setpriv --reuid=65534 --regid=65534 --clear-groups" : "";
     char *out;
-    int code = test_command(&out,
-                            "cd %s && chmod 755 . in && cp %s program && mkdir ro && chmod 555 ro "
-                            "&& (%s ./program prep ml-20m --input in --out ro/out 2>&1; "
-                            "%s ./program prep ml-20m --input in --out ro)",
-                            test_folder(), test_program(), as_other, as_other);
+    int code = run_shell(&out,
+                         "chmod 755 . in && cp %s program && mkdir ro && chmod 555 ro "
+                         "&& (%s ./program prep ml-20m --input in --out ro/out 2>&1; "
+                         "%s ./program prep ml-20m --input in --out ro)",
+                         test_program(), as_other, as_other);
     CHECK_EQ(code, 1);
     CHECK_CONTAINS(out, "--out ro/out: cannot write to ro: Permission denied");
     CHECK_CONTAINS(out, "--out ro: cannot write to ro: Permission denied");
-    CHECK_EQ(test_command(&out, "ls -A %s/ro", test_folder()), 0);
+    CHECK_EQ(run_shell(&out, "ls -A ro"), 0);
     CHECK_STR(out, "");
 }
 
@@ -115,30 +119,30 @@ TEST(targets_that_cannot_be_written) {
  * so that the write fails as it does on a full disk. */
 TEST(a_full_disk_leaves_nothing_behind) {
     char *out, *left;
-    int code = test_command(
+    int code = run_shell(
         &out,
-        "cd %s && mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
+        "mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
         "for (i = 0; i < 30000; i++) print i %% 100 \",\" i \",3.5,\" i }' > in/ratings.csv && "
         "trap '' XFSZ && ulimit -f 64 && %s prep ml-20m --input in --out out --emit-csv out.csv",
-        test_folder(), test_program());
+        test_program());
     CHECK_EQ(code, 1);
     CHECK_CONTAINS(out, "data.seq");
     CHECK_CONTAINS(out, "File too large");
-    test_command(&left, "cd %s && ls -A", test_folder());
+    run_shell(&left, "ls -A");
     CHECK_STR(left, "in\n");
 }
 
 /* Many blocks in random order of users, time and item, on one thread and on three. */
 TEST(the_bytes_do_not_depend_on_threads) {
     char *out;
-    int code = test_command(
+    int code = run_shell(
         &out,
-        "cd %s && mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
+        "mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
         "for (i = 0; i < 400000; i++) { x = (i * 7919) %% 400009; "
         "print x %% 977 \",\" (x * 31) %% 5003 \",\" (1 + x %% 10) / 2 \",\" (x * 17) %% 9973 } }' "
         "> in/ratings.csv && for t in 1 2 3 8; do HSTU_THREADS=$t %s prep ml-20m --input in --out "
         "o$t --json && cmp o1/data.seq o$t/data.seq || exit 9; done",
-        test_folder(), test_program());
+        test_program());
     if (code != 0) FAIL_TEST("%s", out);
     CHECK_CONTAINS(out, "\"events\":400000,");
 }
@@ -146,14 +150,89 @@ TEST(the_bytes_do_not_depend_on_threads) {
 /* Which error is told does not depend on threads either: it is the first in the file. */
 TEST(the_first_error_of_the_file_is_told) {
     char *out;
-    int code = test_command(
+    int code = run_shell(
         &out,
-        "cd %s && mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
+        "mkdir in && awk 'BEGIN { print \"userId,movieId,rating,timestamp\"; "
         "for (i = 2; i < 500000; i++) print (i >= 200000 ? \"x\" : 1) \",1,1,\" i }' "
         "> in/ratings.csv && for i in 1 2 3 4 5; do HSTU_THREADS=3 %s prep ml-20m --input in --out "
         "o 2>&1 | grep -o 'ratings.csv:[0-9]*'; done && ls",
-        test_folder(), test_program());
+        test_program());
     CHECK_EQ(code, 0);
     CHECK_STR(out, "ratings.csv:200000\nratings.csv:200000\nratings.csv:200000\n"
                    "ratings.csv:200000\nratings.csv:200000\nin\n");
+}
+
+/* The other tests do without the search for leaks; here a good and a bad run are searched. */
+TEST(nothing_is_leaked) {
+    char *out;
+    put_file("good.csv", "1,2,3\n");
+    put_file("bad.csv", "1,2,3\n1,2,x\n");
+    CHECK_EQ(run_shell(&out,
+                       "export ASAN_OPTIONS=detect_leaks=1; %s prep csv --input good.csv --out a "
+                       "--emit-csv a.csv && ! %s prep csv --input bad.csv --out b",
+                       test_program(), test_program()),
+             0);
+    if (strstr(out, "LeakSanitizer") != NULL) FAIL_TEST("%s", out);
+    CHECK_CONTAINS(out, "bad.csv:2: column 3: 'x' is not a whole number");
+}
+
+static const char books[] = "u,a,5.0,1\nu,b,5.0,2\nu,c,5.0,3\nu,d,5.0,4\nu,e,5.0,5\n"
+                            "v,a,5.0,1\nv,b,5.0,2\nv,c,5.0,3\nv,d,5.0,4\nv,e,5.0,5\n"
+                            "w,a,5.0,1\nw,b,5.0,2\nw,c,5.0,3\nw,d,5.0,4\nw,e,5.0,5\n"
+                            "x,a,5.0,1\nx,b,5.0,2\nx,c,5.0,3\nx,d,5.0,4\nx,e,5.0,5\n"
+                            "y,a,5.0,1\ny,b,5.0,2\ny,c,5.0,3\ny,d,5.0,4\ny,e,5.0,5\n";
+
+#ifdef HSTU_HAS_CURL
+/* Serves one file to every request, in a process of its own; its port. */
+static int start_server(const char *content, pid_t *child) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof address;
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(s >= 0 && bind(s, (struct sockaddr *)&address, n) == 0 && listen(s, 8) == 0);
+    CHECK(getsockname(s, (struct sockaddr *)&address, &n) == 0);
+    *child = fork();
+    if (*child != 0) {
+        close(s);
+        return ntohs(address.sin_port);
+    }
+    for (;;) {
+        char request[4096], answer[8192];
+        int c = accept(s, NULL, NULL);
+        if (c < 0 || read(c, request, sizeof request) <= 0) _exit(1);
+        int length = snprintf(answer, sizeof answer,
+                              "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n"
+                              "Connection: close\r\n\r\n%s",
+                              strlen(content), content);
+        if (write(c, answer, (size_t)length) != length) _exit(1);
+        close(c);
+    }
+}
+#endif
+
+TEST(download_fetches_then_reads) {
+#ifdef HSTU_HAS_CURL
+    char args[512];
+    pid_t child;
+    int port = start_server(books, &child);
+    snprintf(args, sizeof args,
+             "amzn-books --download --url http://127.0.0.1:%d/x.csv --out data/books --json", port);
+    char *out = prep_ok(args);
+    CHECK_EQ(kill(child, SIGKILL), 0);
+    waitpid(child, NULL, 0);
+    CHECK_CONTAINS(out, "\"users\":5,\"items\":5,\"catalogue\":5,\"events\":25,");
+    /* The archive is beside the result, and is not fetched again: there is no server any more. */
+    CHECK_STR(get_file("data/ratings_Books.csv"), books);
+    prep_ok(args);
+    prep_ok("amzn-books --download --input data --out again");
+    prep_fails("amzn-books --download --url http://127.0.0.1:1/x.csv --out out", 1, "127.0.0.1:1");
+#else
+    SKIP_TEST("built without libcurl");
+#endif
+}
+
+TEST(download_needs_an_address_and_a_folder) {
+    put_file("file.csv", "1,2,3\n");
+    prep_fails("csv --download --out out", 2, "csv has no public address");
+    prep_fails("ml-1m --download --input file.csv --out out", 2,
+               "--input file.csv is a file; with --download it is the folder");
 }

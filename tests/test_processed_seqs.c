@@ -114,9 +114,9 @@ TEST(bad_lists_name_file_line_and_column) {
 /* Many blocks, several threads: the same bytes. */
 TEST(processed_seqs_do_not_depend_on_threads) {
     char *out;
-    int code = test_command(
+    int code = run_shell(
         &out,
-        "cd %s && awk 'BEGIN { print \"user_id,item,rating,unix_timestamp,colour\"; "
+        "awk 'BEGIN { print \"user_id,item,rating,unix_timestamp,colour\"; "
         "for (u = 1; u <= 3000; u++) { i = r = t = \"\"; for (k = 0; k < 150; k++) { "
         "s = k ? \", \" : \"\"; i = i s (u * 31 + k * k) %% 5000; r = r s k %% 5; "
         "t = t s (k * 7919) %% 1000 } "
@@ -127,7 +127,7 @@ TEST(processed_seqs_do_not_depend_on_threads) {
         "cmp a/data.seq b/data.seq && cmp a.csv b.csv && "
         "HSTU_THREADS=2 %s prep processed-seqs --input a.csv --out c --emit-csv c.csv && "
         "cmp a.csv c.csv",
-        test_folder(), test_program(), test_program(), test_program());
+        test_program(), test_program(), test_program());
     if (code != 0) FAIL_TEST("%s", out);
     CHECK_CONTAINS(out, "450000, longest history 150");
 }

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/cli.h"
+#include "data/download.h"
 #include "data/emit_csv.h"
 #include "data/sources.h"
 
@@ -19,6 +20,7 @@ typedef struct prep_options {
     source_request request;
     const char *input, *out, *emit_csv, *item_name, *url;
     bool is_json, is_download;
+    char archive[4096]; /* where a download lies */
 } prep_options;
 
 static const char notes[] =
@@ -125,6 +127,29 @@ static status check_options(const prep_options *o) {
     if (o->item_name != NULL && o->emit_csv == NULL)
         return fail(ERR_USAGE, "--item-name needs --emit-csv");
     return check_target(o->out);
+}
+
+/* Fetches the archive into the folder --input names, or the one around --out, and reads it from
+ * there.  A whole one that is there already is kept. */
+static status download(prep_options *o) {
+    const download_source *d = download_find(o->src->name);
+    char folder[4096];
+    if (d == NULL)
+        return fail(ERR_USAGE, "%s has no public address; give its file with --input",
+                    o->src->name);
+    if (o->input != NULL)
+        snprintf(folder, sizeof folder, "%s", o->input);
+    else
+        parent_of(o->out, folder, sizeof folder);
+    if (file_exists(folder) && !folder_exists(folder))
+        return fail(ERR_USAGE,
+                    "--input %s is a file; with --download it is the folder to keep the archive in",
+                    folder);
+    TRY(folder_create(folder, NULL));
+    TRY(path_join(o->archive, sizeof o->archive, folder, d->file));
+    TRY(download_file(o->url != NULL ? o->url : d->url, o->archive, d->md5, 0));
+    o->input = o->archive;
+    return OK;
 }
 
 /* Where the data came from.  Nothing of the moment goes in: the same input gives the same bytes. */
@@ -242,6 +267,7 @@ status cmd_prep(int argc, char **argv) {
     TRY(parse_options(argc, argv, &o, &is_help));
     if (is_help) return OK;
     TRY(check_options(&o));
+    if (o.is_download) TRY(download(&o));
     TRY(env_threads(&n_threads));
     TRY(pool_create(&p, n_threads));
     status st = run(&o, p, &stats);
