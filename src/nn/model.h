@@ -1,0 +1,91 @@
+/* Model: parameters, and the passes over a batch: straight C over ops, forward and backward.
+ *
+ * One struct covers the presets `hstu-research` and `sasrec` (Meta's research models, retrieval)
+ * and `hstu` (NVIDIA's, ranking or retrieval); the config chooses.  A model owns its parameters,
+ * their gradients and every activation it needs for the largest batch it was made for: the passes
+ * allocate nothing.  One thread at a time; the backend and the config must outlive it. */
+#ifndef HSTU_NN_MODEL_H
+#define HSTU_NN_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/config.h"
+#include "data/batcher.h"
+#include "ops/ops.h"
+
+enum { PARAM_NAME_BYTES = 96 };
+
+/* A parameter.  Its name is its name in checkpoints (docs/formats.md). */
+typedef struct param {
+    char name[PARAM_NAME_BYTES];
+    int n_dims;
+    int64_t shape[4];
+    int64_t n;     /* numbers in all */
+    float *value;  /* (shape), memory of the backend */
+    float *grad;   /* (shape): the sum over the batches since the last update */
+    bool is_table; /* rows of an embedding: an optimizer may be lazy about them */
+    /* Rows that got a gradient since the last update, ascending (host); tables only. */
+    int32_t *touched;
+    int32_t n_touched;
+} param;
+
+/* What a model must know of the data and of the largest batch. */
+typedef struct model_limits {
+    int32_t n_items;                 /* V: items are 1..V; row 0 of the table is padding */
+    int32_t n_actions;               /* actions are 0..n_actions-1; 0: the model has none */
+    int32_t n_context;               /* F contextual features */
+    const int32_t *n_context_values; /* (F): values are 0..n-1, 0 is "unknown" */
+    int32_t max_users;               /* B */
+    int32_t max_events;              /* history and targets of a user: max_history + max_targets */
+    int64_t time_per_second;
+} model_limits;
+
+typedef struct model model;
+
+/* Makes the model the config describes, its parameters not yet set.  ERR_CONFIG names what does not
+ * fit together. */
+status model_create(model **out, backend *be, const config *c, const model_limits *limits);
+void model_destroy(model *m); /* NULL is fine */
+
+/* All parameters, in the order of checkpoints. */
+param *model_params(model *m, int *n);
+
+/* First values, on the host by Philox(seed, RNG_INIT): the same on every backend. */
+status model_init(model *m, uint64_t seed);
+
+/* Where a batch stands in a run: what dropout and negatives depend on, besides user and position.
+ */
+typedef struct model_step {
+    uint64_t seed;
+    uint32_t step; /* of the run, from 0 */
+} model_step;
+
+/* The number of loss positions of a batch (host arithmetic). */
+int64_t model_count_loss(const model *m, const batch *b);
+
+/* Forward and backward of one batch: adds gradients of grad_scale * (sum of the losses) to
+ * every param's grad, and the sum of the losses to *loss_sum.  negatives (host, (loss positions, R)
+ * item numbers) replaces the draw where it is not NULL: for tests. */
+status model_train_batch(model *m, const batch *b, const model_step *at, float grad_scale,
+                         const int32_t *negatives, double *loss_sum);
+
+/* Retrieval: the encoded state behind the last history event of every user (its targets are labels,
+ * not input): *out = (B, E) act, normalised as the loss has it; memory of the model, valid until
+ * the next pass. */
+status model_encode(model *m, const batch *b, const void **out);
+
+/* Retrieval: the rows of all items as evaluation scores them, (V, E): row i - 1 is item i.  Memory
+ * of the model. */
+status model_corpus(model *m, const float **out);
+
+/* Ranking: logits of every target event of the batch, in order: *out = (sum of n_targets, columns)
+ * act; where there are no candidates (max_candidates 0), of every event. */
+status model_score(model *m, const batch *b, const void **out, int64_t *n_rows);
+
+int32_t model_dim(const model *m);           /* E */
+int64_t model_n_numbers(const model *m);     /* parameters in all */
+uint64_t model_memory_bytes(const model *m); /* of the backend */
+
+#endif

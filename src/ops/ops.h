@@ -1,0 +1,394 @@
+/* ops.h: THE contract of a backend.
+ *
+ * A backend is a device with memory, an order of execution, and the operations below, each stated
+ * once, here, with its maths and shapes.  The CPU backend (src/cpu) is always there; the CUDA one
+ * (src/cuda) where nvcc was.  One binary holds both and chooses at run time, so each op can be
+ * tested against the other in one process.
+ *
+ * Rules for all ops:
+ * - Pointers are memory of the backend (op `alloc`), row-major, 64-byte aligned at their start,
+ * unless a comment says host.  A caller of the CPU backend may pass any host memory.
+ * - Ops of one backend run in the order they are called and may run later than the call; `sync`
+ * waits. `copy_out` and ops that return numbers to the host wait by themselves.
+ * - `act` is the type of activations: float32 on the CPU, and what the model says (bfloat16,
+ * float16, float32) on a GPU; such pointers are `void *`.  Weights, statistics, gradients of
+ * weights and all sums are float32.
+ * - A gradient of a weight is added to what is there; a gradient of an activation replaces it,
+ * unless said otherwise.
+ * - A count of 0 is legal everywhere and does nothing.
+ * - Once warm no op allocates: scratch memory is the backend's own, grown on first use and then
+ * kept, or comes as an argument.
+ * - The CPU gives the same bits with any number of threads; a GPU does in deterministic mode.
+ *
+ * Letters as in docs/notation.md: B sequences, T tokens, H heads, D head dim, E model dim, V rows
+ * of a table. */
+#ifndef HSTU_OPS_OPS_H
+#define HSTU_OPS_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/pool.h"
+#include "base/rng.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct backend backend;
+
+typedef enum { ACT_F32, ACT_BF16, ACT_F16 } act_type;
+
+/* ---- dropout --------------------------------------------------------------------------------- */
+
+/* Where a random draw belongs: the same numbers on any backend, in any batch, on any rank.  Element
+ * (row i, column c) uses word c % 4 of rng_draw(key, position[i], user[i], step, site << 16 | c /
+ * 4); it is kept if rng_uniform(word) >= rate, and then scaled by 1 / (1 - rate). */
+typedef struct dropout {
+    float rate; /* 0: off, and the rest is not looked at */
+    rng_key key;
+    uint32_t step;
+    uint32_t site;            /* which dropout of the model, < 65536 */
+    const uint32_t *user;     /* (rows) */
+    const uint32_t *position; /* (rows) */
+} dropout;
+
+/* ---- rows of tables -------------------------------------------------------------------------- */
+
+/* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` numbers, then dropout.  A
+ * negative index reads as a row of zeros; other may be NULL. */
+typedef struct gather_args {
+    int64_t n; /* rows of y */
+    int32_t dim;
+    const float *table;   /* (V, dim) */
+    const int32_t *index; /* (n) */
+    float scale;
+    const float *other;         /* (P, dim) or NULL */
+    const int32_t *other_index; /* (n) */
+    dropout drop;
+    void *y; /* (n, dim) act */
+} gather_args;
+
+/* Which rows of y came from which row of a table: rows of y grouped by index, in order, so that
+ * sums are deterministic.  Made by `group` into memory of the caller's. */
+typedef struct row_groups {
+    int64_t n;      /* rows of y */
+    int32_t n_rows; /* V */
+    int32_t *order; /* (n): rows of y, those of table row 0 first, ... negative indices left out */
+    int32_t *begin; /* (V + 1): table row r owns order[begin[r]] .. order[begin[r + 1] - 1] */
+} row_groups;
+
+/* grad[r] += scale * sum over i in group r of dropped(dy[i]); the dropout must be that of the
+ * gather. */
+typedef struct scatter_args {
+    row_groups groups;
+    int32_t dim;
+    float scale;
+    const void *dy; /* (n, dim) act */
+    dropout drop;
+    float *grad; /* (V, dim) */
+} scatter_args;
+
+/* ---- dense layers ---------------------------------------------------------------------------- */
+
+typedef enum { EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU } epilogue;
+
+/* z = x W + bias (+ residual), y = f(z).  W is (n_in, n_out), or (n_out, n_in) if is_transposed.
+ * gelu is the exact one (erf).  With f = NONE, y = z and z is not used. */
+typedef struct linear_args {
+    int64_t n; /* rows */
+    int32_t n_in, n_out;
+    bool is_transposed;
+    epilogue f;
+    const void *x; /* (n, n_in) act */
+    const float *w;
+    const float *bias;    /* (n_out) or NULL */
+    const void *residual; /* (n, n_out) act or NULL */
+    void *z;              /* (n, n_out) act: kept for the backward pass; NULL if f is NONE */
+    void *y;              /* (n, n_out) act */
+    /* backward: dz = dy f'(z) is formed in place of dy */
+    void *dy;     /* (n, n_out) act */
+    void *dx;     /* (n, n_in) act, or NULL where nothing needs it */
+    bool adds_dx; /* dx += instead of = */
+    float *dw;    /* as w */
+    float *dbias; /* (n_out) or NULL */
+} linear_args;
+
+/* y = (x - mean) rstd (* weight + bias); statistics over `dim`, biased variance. */
+typedef struct norm_args {
+    int64_t n;
+    int32_t dim;
+    float eps;
+    const void *x;          /* (n, dim) act */
+    const float *weight;    /* (dim) or NULL: no affine */
+    const float *bias;      /* (dim) or NULL */
+    void *y;                /* (n, dim) act */
+    float *mean, *rstd;     /* (n) each, kept for the backward pass */
+    const void *dy;         /* (n, dim) act */
+    void *dx;               /* (n, dim) act */
+    bool adds_dx;           /* dx += instead of = : the residual's gradient is there already */
+    float *dweight, *dbias; /* (dim) or NULL */
+} norm_args;
+
+/* y = dropped( u * norm(o) ): the gate behind the attention; norm as above, over dim = H D. */
+typedef struct gate_args {
+    int64_t n;
+    int32_t dim;
+    float eps;
+    const void *o;       /* (n, dim) act */
+    const void *u;       /* rows of dim, stride_u apart, act */
+    int64_t stride_u;    /* elements between rows of u and du */
+    const float *weight; /* (dim) or NULL */
+    const float *bias;   /* (dim) or NULL */
+    dropout drop;
+    void *y;                /* (n, dim) act */
+    float *mean, *rstd;     /* (n) each */
+    const void *dy;         /* (n, dim) act */
+    void *d_o;              /* (n, dim) act */
+    void *du;               /* rows of dim, stride_u apart, act */
+    float *dweight, *dbias; /* (dim) or NULL */
+} gate_args;
+
+/* y = dropped(x), in place allowed; the backward pass is the same with dy for x. */
+typedef struct dropout_args {
+    int64_t n;
+    int32_t dim;
+    const void *x; /* (n, dim) act */
+    void *y;       /* (n, dim) act */
+    dropout drop;
+} dropout_args;
+
+/* y = x / max(|x|, eps) for each row. */
+typedef struct l2_args {
+    int64_t n;
+    int32_t dim;
+    float eps;
+    const void *x;  /* (n, dim) act */
+    void *y;        /* (n, dim) act */
+    float *scale;   /* (n): 1 / max(|x|, eps), kept for the backward pass */
+    const void *dy; /* (n, dim) act */
+    void *dx;       /* (n, dim) act */
+} l2_args;
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+typedef enum { BIAS_NONE, BIAS_TABLE, BIAS_TIME } attn_bias;
+
+enum { ATTN_TIME_BUCKETS = 128 };
+
+/* HSTU attention over jagged sequences; per sequence and head, with i the query's place among the
+ * keys (i = query row + Lk - Lq):
+ *     a[i, j] = M[i, j] silu(alpha (q_i . k_j + bias[i, j])) * scale,    out_i = sum_j a[i, j] v_j
+ * Nothing of size length x length is stored; the backward pass computes a again.
+ *
+ * M: 1 where i - window_left <= j <= i + window_right (negative: no bound), and besides, with c =
+ * n_contexts[b], t = n_targets[b], h = Lk - t (these two need window_left < 0, window_right = 0):
+ *     i < c: every j < h;      i >= h: not the columns h <= j < h + ((i - h) / target_group)
+ * target_group. With func: instead of all that, j < func[0][row] or func[2m-1][row] <= j <
+ * func[2m][row], row being that of the jagged queries.
+ *
+ * bias: BIAS_TABLE: table[b][head or 0][i][j], rows and columns table_len apart.
+ *       BIAS_TIME:  position_w[N - 1 + j - i] + time_w[bucket(query_time[i] - key_time[j])], shared
+ * by heads, bucket(d) = min(128, trunc(ln(max(|d|, 1)) / 0.301)), in float32. */
+typedef struct attn_args {
+    int32_t n_sequences, n_heads, dim_qk, dim_v;
+    int32_t max_len_q, max_len_k;         /* no sequence is longer */
+    const int32_t *offsets_q, *offsets_k; /* (B + 1) each; the same where Lq = Lk */
+    const void *q, *k, *v;                /* rows of (H, D) act */
+    int64_t stride_q, stride_k, stride_v; /* elements between rows; those of dq, dk, dv too */
+    void *out;                            /* rows of (H, dim_v) act */
+    int64_t stride_out;                   /* that of dout too */
+    float alpha, scale;
+    int32_t window_left, window_right;
+    const int32_t *n_contexts, *n_targets; /* (B) or NULL */
+    int32_t target_group;                  /* >= 1 */
+    const int32_t *func;                   /* (n_func, func_stride) or NULL */
+    int32_t n_func;                        /* odd */
+    int64_t func_stride;
+    attn_bias bias;
+    const void *table;                    /* (B, table_heads, table_len, table_len) act */
+    int32_t table_heads, table_len;       /* heads: 1 or H */
+    const float *position_w;              /* (2 bias_len - 1) */
+    const float *time_w;                  /* (129) */
+    int32_t bias_len;                     /* N */
+    const int64_t *query_time, *key_time; /* (Tq), (Tk): seconds */
+    const void *dout;                     /* rows of (H, dim_v) act */
+    void *dq, *dk, *dv;
+    float *dtable;                /* as table, added to; or NULL */
+    float *dposition_w, *dtime_w; /* added to */
+} attn_args;
+
+/* Softmax attention, causal (j <= i), for SASRec: p = softmax_j(alpha q_i . k_j), out_i = sum_j
+ * dropped(p)[i, j] v_j. The dropout of weight (head h, i, j) uses row i's counters with column h *
+ * max_len + j. */
+typedef struct softmax_attn_args {
+    int32_t n_sequences, n_heads, dim; /* D */
+    int32_t max_len;
+    const int32_t *offsets; /* (B + 1) */
+    const void *q, *k, *v;  /* rows of (H, D) act */
+    int64_t stride_q, stride_k, stride_v;
+    void *out; /* rows of (H, D) act */
+    int64_t stride_out;
+    float alpha;
+    dropout drop;
+    float *log_sum; /* (T, H): ln sum_j exp(alpha q_i . k_j), kept for the backward pass */
+    const void *dout;
+    void *dq, *dk, *dv;
+} softmax_attn_args;
+
+/* ---- losses ---------------------------------------------------------------------------------- */
+
+/* index[m][r] = pool[ below(n_pool) ], or below(n_pool) itself where pool is NULL; word r % 4 of
+ * rng_draw(key, position[m], user[m], step, r / 4). */
+typedef struct negatives_args {
+    int64_t n; /* rows */
+    int32_t n_negatives;
+    int32_t n_pool;
+    const int32_t *pool; /* (n_pool) or NULL */
+    rng_key key;
+    uint32_t step;
+    const uint32_t *user, *position; /* (n) */
+    int32_t *index;                  /* (n, n_negatives) */
+} negatives_args;
+
+/* Sampled softmax, forward and backward in one pass over the rows: with l2(e) = e / max(|e|, eps)
+ * if normalises, else e, s_0 = query . l2(table[positive]) / temperature,   s_r = query .
+ * l2(table[negative_r]) / temperature, s_r = -50000, without gradient, where row_id[negative_r] ==
+ * row_id[positive] (row numbers where row_id is NULL), loss = weight * ( ln sum_r exp(s_r) - s_0 ),
+ * summed over rows. No buffer of (rows, negatives, dim) exists. */
+typedef struct sampled_softmax_args {
+    int64_t n;               /* rows: loss positions */
+    int32_t n_negatives;     /* R */
+    int32_t dim;             /* E */
+    int32_t n_rows;          /* V of the table */
+    const void *query;       /* (n, E) act */
+    const float *table;      /* (V, E) */
+    const int32_t *row_id;   /* (V) or NULL */
+    const int32_t *positive; /* (n): rows of the table */
+    const int32_t *negative; /* (n, R) */
+    bool normalises;
+    float eps, temperature;
+    float grad_scale; /* of the gradients: 1 / loss positions of the whole step */
+    float *row_loss;  /* (n) or NULL */
+    double *loss;     /* (1): the sum, added to */
+    void *dquery;     /* (n, E) act, or NULL: no gradients at all */
+    float *dtable;    /* (V, E), added to */
+    void *scratch;    /* sampled_softmax_scratch bytes */
+} sampled_softmax_args;
+
+/* Losses of a ranking head.  bits: loss of row n = sum over tasks k of BCE with logits (label bit
+ * k); else cross entropy over the columns, label = class. */
+typedef struct logits_loss_args {
+    int64_t n;
+    int32_t n_columns;
+    bool is_bits;
+    const void *logits;   /* (n, n_columns) act */
+    const int32_t *label; /* (n) */
+    float grad_scale;
+    float *losses; /* (n, n_columns) for bits, (n) for classes; or NULL */
+    double *loss;  /* (1): the sum, added to */
+    void *dlogits; /* (n, n_columns) act, or NULL */
+} logits_loss_args;
+
+/* ---- optimizers ------------------------------------------------------------------------------ */
+
+typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD } opt_kind;
+
+/* One update of rows of a weight (a dense weight is one row, or all rows):
+ * adamw: w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m / (1-b1^t)) /
+ * (sqrt(v / (1-b2^t)) + eps) sgd: w -= lr (g + wd w).   rowwise adagrad: s += mean(g^2); w -= lr g
+ * / (sqrt(s) + eps). g is grad * *grad_scale (a number on the device, or NULL for 1: clipping).
+ * With `rows`, only those n_rows rows of `dim` are touched (lazy), else all n numbers.  The
+ * gradient is zeroed where it was used. */
+typedef struct update_args {
+    opt_kind kind;
+    int64_t n;           /* numbers in all */
+    int32_t dim;         /* of a row */
+    const int32_t *rows; /* (n_rows) distinct, or NULL */
+    int32_t n_rows;
+    float *w, *grad, *m, *v; /* (n) each; adagrad's s is m, one number a row */
+    float lr, beta1, beta2, eps, weight_decay;
+    int64_t step; /* t, from 1 */
+    const float *grad_scale;
+} update_args;
+
+/* ---- evaluation ------------------------------------------------------------------------------ */
+
+/* Ranks targets among a corpus: score = query . corpus row; items of `seen` are left out;
+ * rank = 1 + number of remaining rows with a higher score (of equal ones, those with a smaller row
+ * number come first), n_corpus + 1 if the target itself was seen.  And, if k > 0, the k best rows
+ * and their scores. */
+typedef struct rank_args {
+    int32_t n_queries, dim, n_corpus;
+    const void *query;           /* (n_queries, dim) act */
+    const float *corpus;         /* (n_corpus, dim), normalised already if it must be */
+    const int32_t *seen_offsets; /* (n_queries + 1) */
+    const int32_t *seen;         /* rows of the corpus, ascending within a query */
+    const int32_t *target;       /* (n_queries) rows, or NULL */
+    int32_t *rank;               /* (n_queries) host, or NULL */
+    int32_t k;
+    int32_t *best;     /* (n_queries, k) host: -1 where there are fewer */
+    float *best_score; /* (n_queries, k) host */
+} rank_args;
+
+/* ---- the vtable ------------------------------------------------------------------------------ */
+
+typedef struct ops {
+    status (*alloc)(backend *be, void **out, size_t bytes); /* zeroed */
+    void (*release)(backend *be, void *memory);
+    status (*copy_in)(backend *be, void *to, const void *from_host, size_t bytes);
+    status (*copy_out)(backend *be, void *to_host, const void *from, size_t bytes);
+    status (*zero)(backend *be, void *memory, size_t bytes);
+    status (*sync)(backend *be);
+
+    status (*gather)(backend *be, const gather_args *a);
+    status (*group)(backend *be, const int32_t *index, row_groups *groups);
+    status (*scatter)(backend *be, const scatter_args *a);
+    status (*linear_fwd)(backend *be, const linear_args *a);
+    status (*linear_bwd)(backend *be, const linear_args *a);
+    status (*norm_fwd)(backend *be, const norm_args *a);
+    status (*norm_bwd)(backend *be, const norm_args *a);
+    status (*gate_fwd)(backend *be, const gate_args *a);
+    status (*gate_bwd)(backend *be, const gate_args *a);
+    status (*dropout)(backend *be, const dropout_args *a);
+    status (*l2_fwd)(backend *be, const l2_args *a);
+    status (*l2_bwd)(backend *be, const l2_args *a);
+    /* y += x, n numbers act: the sum of two gradients, or a residual on its own. */
+    status (*add)(backend *be, int64_t n, const void *x, void *y);
+    status (*attn_fwd)(backend *be, const attn_args *a);
+    status (*attn_bwd)(backend *be, const attn_args *a);
+    status (*softmax_attn_fwd)(backend *be, const softmax_attn_args *a);
+    status (*softmax_attn_bwd)(backend *be, const softmax_attn_args *a);
+    status (*negatives)(backend *be, const negatives_args *a);
+    status (*sampled_softmax)(backend *be, const sampled_softmax_args *a);
+    size_t (*sampled_softmax_scratch)(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
+                                      int32_t n_rows);
+    status (*logits_loss)(backend *be, const logits_loss_args *a);
+    status (*update)(backend *be, const update_args *a);
+    /* *out += sum of squares of n numbers of grad. */
+    status (*sum_squares)(backend *be, int64_t n, const float *grad, double *out);
+    status (*rank)(backend *be, const rank_args *a);
+} ops;
+
+struct backend {
+    const ops *ops;
+    act_type act;
+    const char *name; /* "cpu", "cuda:0" */
+    pool *workers;    /* CPU: the threads; may be NULL */
+    void *state;      /* the backend's own */
+};
+
+/* The CPU backend over a pool (NULL: one thread), which must outlive it. */
+status backend_create_cpu(backend **out, pool *workers);
+void backend_destroy_cpu(backend *be); /* NULL is fine */
+
+static inline size_t act_bytes(act_type act) {
+    return act == ACT_F32 ? 4 : 2;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
