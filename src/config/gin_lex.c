@@ -1,6 +1,7 @@
 /* The smallest pieces of a gin text: white space, names, strings, numbers. */
 #include <ctype.h>
 #include <errno.h>
+#include <locale.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/utf8.h"
 #include "config/gin_read.h"
 
 status gin_fail(const gin_reader *r, const char *fmt, ...) {
@@ -105,18 +107,8 @@ static status append_utf8(gin_reader *r, buf *b, uint32_t c) {
     if (c == 0) return gin_fail(r, "a NUL character in a string is not possible here");
     if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
         return gin_fail(r, "\\u%04x is no character", (unsigned)c);
-    if (c < 0x80) return buf_char(b, (char)c);
-    if (c < 0x800) {
-        TRY(buf_char(b, (char)(0xc0 | c >> 6)));
-    } else if (c < 0x10000) {
-        TRY(buf_char(b, (char)(0xe0 | c >> 12)));
-        TRY(buf_char(b, (char)(0x80 | (c >> 6 & 63))));
-    } else {
-        TRY(buf_char(b, (char)(0xf0 | c >> 18)));
-        TRY(buf_char(b, (char)(0x80 | (c >> 12 & 63))));
-        TRY(buf_char(b, (char)(0x80 | (c >> 6 & 63))));
-    }
-    return buf_char(b, (char)(0x80 | (c & 63)));
+    char bytes[4];
+    return buf_append(b, bytes, (size_t)utf8_encode(c, bytes));
 }
 
 static int digit_value(char c) {
@@ -254,8 +246,11 @@ static bool parse_float(const char *text, double *out) {
     char *end;
     if (strspn(text, "0123456789.eE+-") != strlen(text) || strpbrk(text, "0123456789") == NULL)
         return false;
-    errno = 0;
-    *out = strtod(text, &end);
+    /* strtod would read the decimal point of the process's locale. */
+    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (c_locale == (locale_t)0) return false;
+    *out = strtod_l(text, &end, c_locale);
+    freelocale(c_locale);
     return *end == '\0' && strpbrk(text, ".eE") != NULL;
 }
 
