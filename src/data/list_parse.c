@@ -103,8 +103,9 @@ static status take_text(list_reader *r, table_field *element) {
 }
 
 static void take_plain(list_reader *r, table_field *element) {
-    char *comma = memchr(r->at, ',', (size_t)(r->end - r->at));
-    char *start = r->at, *end = comma != NULL ? comma : r->end;
+    char *start = r->at, *end = start;
+    while (end < r->end && *end != ',')
+        end++;
     r->at = end;
     trim(&start, &end);
     *element = (table_field){start, (size_t)(end - start)};
