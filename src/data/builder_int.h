@@ -15,7 +15,6 @@
 typedef struct event_block {
     uint64_t sequence;
     uint32_t sink;
-    uint32_t min_user, max_user; /* after renumbering: lets a partition skip the block */
     uint64_t n, capacity;
     void *memory;     /* holds the four columns */
     int64_t *time;    /* (capacity) */

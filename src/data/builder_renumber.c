@@ -108,17 +108,12 @@ static status number_block(void *ctx, int64_t chunk, int worker) {
     (void)worker;
     write_job *job = ctx;
     event_block *block = job->b->blocks[chunk];
-    uint32_t low = DROPPED, high = 0;
     for (uint64_t i = 0; i < block->n; i++) {
         uint32_t user = block->user[i] == DROPPED ? DROPPED : job->users.number[block->user[i]];
         block->user[i] = user;
         if (user == DROPPED) continue;
         block->item[i] = job->items.number[block->item[i]];
-        low = user < low ? user : low;
-        high = user > high ? user : high;
     }
-    block->min_user = low;
-    block->max_user = high;
     return OK;
 }
 

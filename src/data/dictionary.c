@@ -7,13 +7,15 @@
 #include "base/mem.h"
 #include "data/number.h"
 
-enum { FIRST_SLOTS = 1024 };
+/* Integers below DIRECT_IDS have their own entry: 16 MB at the most. */
+enum { FIRST_SLOTS = 1024, FIRST_DIRECT = 4096, DIRECT_IDS = 4 << 20 };
 
 void dictionary_init(dictionary *d, bool is_text) {
     *d = (dictionary){.is_text = is_text};
 }
 
 void dictionary_fini(dictionary *d) {
+    mem_free(d->direct);
     mem_free(d->slot);
     mem_free(d->id);
     mem_free(d->offset);
@@ -26,6 +28,10 @@ static size_t home_slot(const dictionary *d, int64_t id) {
     return (size_t)hash64_mix((uint64_t)id) & (d->n_slots - 1);
 }
 
+static bool is_direct(const dictionary *d, int64_t id) {
+    return !d->is_text && id >= 0 && id < DIRECT_IDS;
+}
+
 /* Doubles the slots; texts are found again by their stored hash alone. */
 static status grow(dictionary *d) {
     size_t n_slots = d->n_slots == 0 ? FIRST_SLOTS : d->n_slots * 2;
@@ -35,6 +41,7 @@ static status grow(dictionary *d) {
     d->slot = slot;
     d->n_slots = n_slots;
     for (uint32_t i = 0; i < d->n; i++) {
+        if (is_direct(d, d->id[i])) continue;
         size_t s = home_slot(d, d->id[i]);
         while (slot[s] != 0)
             s = (s + 1) & (n_slots - 1);
@@ -43,24 +50,36 @@ static status grow(dictionary *d) {
     return OK;
 }
 
-static status append(dictionary *d, int64_t id, size_t s, uint32_t *out) {
+static status append(dictionary *d, int64_t id, uint32_t *entry, uint32_t *out) {
     if (d->n >= UINT32_MAX - 2)
         return fail(ERR_FORMAT, "more than %u different ids", UINT32_MAX - 2);
     TRY(MEM_RESERVE(&d->id, &d->id_capacity, (size_t)d->n + 1));
     TRY(MEM_RESERVE(&d->count, &d->count_capacity, (size_t)d->n + 1));
     d->id[d->n] = id;
     d->count[d->n] = 0;
-    d->slot[s] = d->n + 1;
+    *entry = d->n + 1;
     *out = d->n++;
     return OK;
 }
 
-/* Half full at most: probes stay short. */
-static status make_room(dictionary *d) {
-    return (size_t)d->n * 2 >= d->n_slots ? grow(d) : OK;
+/* Appends to a slot.  The slots are half full at most: probes stay short. */
+static status append_hashed(dictionary *d, int64_t id, size_t s, uint32_t *out) {
+    TRY(append(d, id, &d->slot[s], out));
+    d->n_hashed++;
+    return (size_t)d->n_hashed * 2 >= d->n_slots ? grow(d) : OK;
 }
 
-status dictionary_number(dictionary *d, int64_t id, uint32_t *out) {
+static status grow_direct(dictionary *d, size_t n) {
+    size_t wanted = d->n_direct == 0 ? FIRST_DIRECT : d->n_direct;
+    while (wanted < n)
+        wanted *= 2;
+    TRY(MEM_RESIZE(&d->direct, wanted));
+    memset(d->direct + d->n_direct, 0, (wanted - d->n_direct) * sizeof *d->direct);
+    d->n_direct = wanted;
+    return OK;
+}
+
+static status number_hashed(dictionary *d, int64_t id, uint32_t *out) {
     if (d->n_slots == 0) TRY(grow(d));
     size_t s = home_slot(d, id);
     for (; d->slot[s] != 0; s = (s + 1) & (d->n_slots - 1)) {
@@ -69,8 +88,16 @@ status dictionary_number(dictionary *d, int64_t id, uint32_t *out) {
             return OK;
         }
     }
-    TRY(append(d, id, s, out));
-    return make_room(d);
+    return append_hashed(d, id, s, out);
+}
+
+status dictionary_number(dictionary *d, int64_t id, uint32_t *out) {
+    if (!is_direct(d, id)) return number_hashed(d, id, out);
+    if ((size_t)id >= d->n_direct) TRY(grow_direct(d, (size_t)id + 1));
+    uint32_t entry = d->direct[id];
+    if (entry == 0) return append(d, id, &d->direct[id], out);
+    *out = entry - 1;
+    return OK;
 }
 
 static bool is_same_text(const dictionary *d, uint32_t i, const char *text, size_t n) {
@@ -94,8 +121,7 @@ status dictionary_text(dictionary *d, const char *text, size_t n, uint32_t *out)
     TRY(buf_append(&d->text, text, n));
     d->offset[0] = 0;
     d->offset[d->n + 1] = d->text.n_bytes;
-    TRY(append(d, hash, s, out));
-    return make_room(d);
+    return append_hashed(d, hash, s, out);
 }
 
 status dictionary_parse(dictionary *d, const char *text, size_t n, uint32_t *out) {

@@ -1,5 +1,6 @@
 /* Dictionary: ids (64-bit integers, or texts) numbered 0, 1, 2, ... as they first appear, each with
- * a count of its uses.  One thread at a time. */
+ * a count of its uses.  Small integers, which most data sets have, are looked up in an array, all
+ * else by hashing.  One thread at a time. */
 #ifndef HSTU_DATA_DICTIONARY_H
 #define HSTU_DATA_DICTIONARY_H
 
@@ -13,9 +14,12 @@
 typedef struct dictionary {
     bool is_text;
     uint32_t n;
-    uint32_t *slot; /* (n_slots), a power of two: number + 1, or 0 where empty */
+    uint32_t *direct; /* (n_direct): number + 1 of a small integer, by the integer itself */
+    size_t n_direct;
+    uint32_t *slot; /* (n_slots), a power of two: number + 1 of any other id, or 0 where empty */
     size_t n_slots;
-    int64_t *id; /* (n): the integer, or the text's hash */
+    uint32_t n_hashed; /* ids in slots */
+    int64_t *id;       /* (n): the integer, or the text's hash */
     size_t id_capacity;
     uint64_t *offset; /* (n + 1) into text, if is_text */
     size_t offset_capacity;

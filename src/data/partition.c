@@ -18,6 +18,8 @@ typedef struct event {
 /* Buffers of one worker, sized for the largest part and the longest history. */
 typedef struct part_worker {
     bool is_ready;
+    uint32_t *place;     /* (max_block): where an event of a block goes */
+    int64_t *moved;      /* (max_block): a column on its way */
     int64_t *time;       /* (max_part_events) */
     uint32_t *item;      /* (max_part_events) */
     uint16_t *action;    /* (max_part_events) */
@@ -36,7 +38,10 @@ typedef struct partition_job {
     uint64_t max_part_events, max_part_users, max_len;
     part_worker *workers; /* (n_workers) */
     int n_workers;
-    uint8_t *is_seen; /* (n_items + 1), written by all workers, only ever to 1 */
+    uint16_t *part_of;  /* (n_users) */
+    uint64_t *segment;  /* (n_blocks, n_parts + 2): where in a block the events of a part begin */
+    uint64_t max_block; /* events of the largest block */
+    uint8_t *is_seen;   /* (n_items + 1), written by all workers, only ever to 1 */
 } partition_job;
 
 /* Cuts the users into ranges of about the same number of events. */
@@ -74,18 +79,77 @@ static status prepare_worker(const partition_job *p, part_worker *w) {
     return OK;
 }
 
-static void gather(const partition_job *p, part_worker *w, uint32_t first, uint32_t end) {
+/* Brings a column into the order of the parts. */
+#define MOVE_COLUMN(column)                                                                        \
+    do {                                                                                           \
+        __typeof__(column) to_ = (void *)w->moved;                                                 \
+        for (uint64_t i_ = 0; i_ < block->n; i_++)                                                 \
+            to_[w->place[i_]] = (column)[i_];                                                      \
+        memcpy((column), to_, block->n * sizeof *to_);                                             \
+    } while (0)
+
+/* Sorts a block by part, keeping the order within: each part then reads one piece of it.  A block
+ * of a source that lists users together lies in one part as it is. */
+static status bucket_block(void *ctx, int64_t chunk, int worker) {
+    partition_job *p = ctx;
+    part_worker *w = &p->workers[worker];
+    event_block *block = p->job->b->blocks[chunk];
+    uint64_t *begin = p->segment + (uint64_t)chunk * (p->n_parts + 2);
+    uint64_t at = 0;
+    bool is_in_order = true;
+    if (w->place == NULL) TRY(MEM_NEW_RAW(&w->place, p->max_block));
+    if (w->moved == NULL) TRY(MEM_NEW_RAW(&w->moved, p->max_block));
+    for (uint64_t i = 0, last = 0; i < block->n; i++) {
+        uint32_t user = block->user[i];
+        uint32_t part = user == DROPPED ? p->n_parts : p->part_of[user];
+        w->place[i] = part;
+        begin[part]++;
+        is_in_order &= part >= last;
+        last = part;
+    }
+    for (uint32_t part = 0; part <= p->n_parts + 1; part++) {
+        uint64_t count = begin[part];
+        begin[part] = at;
+        at += count;
+    }
+    if (is_in_order) return OK;
+    for (uint64_t i = 0; i < block->n; i++)
+        w->place[i] = (uint32_t)begin[w->place[i]]++;
+    for (uint32_t part = p->n_parts + 1; part > 0; part--) /* each moved on to its end */
+        begin[part] = begin[part - 1];
+    begin[0] = 0;
+    MOVE_COLUMN(block->time);
+    MOVE_COLUMN(block->user);
+    MOVE_COLUMN(block->item);
+    MOVE_COLUMN(block->action);
+    return OK;
+}
+
+static status bucket_blocks(partition_job *p) {
+    const builder *b = p->job->b;
+    TRY(MEM_NEW_RAW(&p->part_of, p->job->stats->n_users));
+    TRY(MEM_NEW(&p->segment, b->n_blocks * (p->n_parts + 2)));
+    for (uint32_t part = 0; part < p->n_parts; part++)
+        for (uint32_t u = p->first_user[part]; u < p->first_user[part + 1]; u++)
+            p->part_of[u] = (uint16_t)part;
+    for (size_t k = 0; k < b->n_blocks; k++)
+        if (b->blocks[k]->n > p->max_block) p->max_block = b->blocks[k]->n;
+    if (p->max_block > UINT32_MAX) return fail(ERR_FORMAT, "a block of more than 2^32 events");
+    return pool_run(b->workers, (int64_t)b->n_blocks, bucket_block, p);
+}
+
+/* Scatters the events of a part to their users, in the order of the source. */
+static void gather(const partition_job *p, part_worker *w, uint64_t part) {
     const builder *b = p->job->b;
     const uint64_t *offsets = p->job->offsets;
+    uint32_t first = p->first_user[part], end = p->first_user[part + 1];
     for (uint32_t u = first; u < end; u++)
         w->cursor[u - first] = offsets[u] - offsets[first];
     for (size_t k = 0; k < b->n_blocks; k++) {
         const event_block *block = b->blocks[k];
-        if (block->min_user >= end || block->max_user < first) continue;
-        for (uint64_t i = 0; i < block->n; i++) {
-            uint32_t u = block->user[i];
-            if (u < first || u >= end) continue;
-            uint64_t at = w->cursor[u - first]++;
+        const uint64_t *segment = p->segment + k * (p->n_parts + 2);
+        for (uint64_t i = segment[part]; i < segment[part + 1]; i++) {
+            uint64_t at = w->cursor[block->user[i] - first]++;
             w->time[at] = block->time[i];
             w->item[at] = block->item[i];
             w->action[at] = block->action[i];
@@ -244,7 +308,7 @@ static status do_part(void *ctx, int64_t part, int worker) {
     part_worker *w = &p->workers[worker];
     uint32_t first = p->first_user[part], end = p->first_user[part + 1];
     TRY(prepare_worker(p, w));
-    gather(p, w, first, end);
+    gather(p, w, (uint64_t)part);
     for (uint32_t u = first; u < end; u++)
         finish_user(p, w, u, first);
     if (p->columns == NULL) return OK;
@@ -275,13 +339,15 @@ static void collect_stats(const partition_job *p) {
 static void free_partition(partition_job *p) {
     for (int i = 0; p->workers != NULL && i < p->n_workers; i++) {
         part_worker *w = &p->workers[i];
-        void *const blocks[] = {w->time,   w->item,  w->action,   w->cursor,
-                                w->events, w->spare, w->duplicate};
+        void *const blocks[] = {w->place,  w->moved,  w->time,  w->item,     w->action,
+                                w->cursor, w->events, w->spare, w->duplicate};
         for (size_t k = 0; k < sizeof blocks / sizeof blocks[0]; k++)
             mem_free(blocks[k]);
     }
     mem_free(p->workers);
     mem_free(p->first_user);
+    mem_free(p->part_of);
+    mem_free(p->segment);
     mem_free(p->is_seen);
 }
 
@@ -292,6 +358,7 @@ static status run_partition(write_job *job, const event_columns *columns) {
     status st = MEM_NEW(&p.workers, (size_t)p.n_workers);
     if (st == OK) st = MEM_NEW(&p.is_seen, job->stats->n_items + 1);
     if (st == OK) st = cut(&p);
+    if (st == OK) st = bucket_blocks(&p);
     if (st == OK) st = pool_run(workers, p.n_parts, do_part, &p);
     if (st == OK && columns != NULL) collect_stats(&p);
     free_partition(&p);
