@@ -38,12 +38,12 @@ TEST(help_names_every_source) {
 TEST(summary_says_what_was_done_and_what_next) {
     put_file("in/ratings.csv", HEADER "1,2,3.5,9\n1,2,3.5,9\n1,3,4.0,8\n");
     char *out = prep_ok("ml-20m --input in --out out");
-    CHECK_CONTAINS(out, "users         1\n");
-    CHECK_CONTAINS(out, "items         2 seen, 2 in the catalogue\n");
-    CHECK_CONTAINS(out, "events        3, longest history 3\n");
-    CHECK_CONTAINS(out, "duplicates    1 kept");
-    CHECK_CONTAINS(out, "out of order  1 events sorted into place\n");
-    CHECK_CONTAINS(out, "written to    out/data.seq\n");
+    CHECK_CONTAINS(out, "out/data.seq   ml-20m\n");
+    CHECK_CONTAINS(out, "  Users                  1\n");
+    CHECK_CONTAINS(out, "  Items                  2   seen in events; 2 in the catalogue\n");
+    CHECK_CONTAINS(out, "  Events                 3   longest history 3\n");
+    CHECK_CONTAINS(out, "  Duplicates             1   kept; --drop-duplicates drops them\n");
+    CHECK_CONTAINS(out, "  Reordered              1   events sorted by time\n");
     CHECK_CONTAINS(out, "Next: hstu info out\n");
 }
 

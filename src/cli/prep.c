@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/cli.h"
+#include "cli/show.h"
 #include "data/download.h"
 #include "data/emit_csv.h"
 #include "data/sources.h"
@@ -204,26 +205,26 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
 }
 
 static void print_summary(const prep_options *o, const builder_stats *s, double seconds) {
-    char rate[32], took[32];
+    char a[SHOW_BYTES], b[SHOW_BYTES], rate[32];
+    show_style style = show_stdout_style();
     double rows = (double)(s->n_events + s->n_filtered_events);
     human_count(rate, sizeof rate, seconds > 0 ? rows / seconds : rows);
-    human_duration(took, sizeof took, seconds);
-    printf("%-14s%s\n", "source", o->src->name);
-    printf("%-14s%llu\n", "users", (unsigned long long)s->n_users);
-    printf("%-14s%llu seen, %llu in the catalogue\n", "items", (unsigned long long)s->n_seen_items,
-           (unsigned long long)s->n_items);
-    printf("%-14s%llu, longest history %llu\n", "events", (unsigned long long)s->n_events,
-           (unsigned long long)s->max_len);
+    printf("%s%s/data.seq%s   %s\n\n", style.bold, o->out, style.plain, o->src->name);
+    printf("  Users       %12s\n", show_count(a, s->n_users));
+    printf("  Items       %12s   seen in events; %s in the catalogue\n",
+           show_count(a, s->n_seen_items), show_count(b, s->n_items));
+    printf("  Events      %12s   longest history %s\n", show_count(a, s->n_events),
+           show_count(b, s->max_len));
     if (s->n_filtered_events > 0)
-        printf("%-14s%llu events of rare items and users\n", "left out",
-               (unsigned long long)s->n_filtered_events);
-    printf("%-14s%llu %s\n", "duplicates", (unsigned long long)s->n_duplicates,
-           o->request.drop_duplicates ? "dropped" : "kept (--drop-duplicates drops them)");
-    printf("%-14s%llu events sorted into place\n", "out of order",
-           (unsigned long long)s->n_out_of_order);
-    printf("%-14s%s, %s events/s\n", "time", took, rate);
-    printf("%-14s%s/data.seq\n", "written to", o->out);
-    if (o->emit_csv != NULL) printf("%-14s%s\n", "and to", o->emit_csv);
+        printf("  Left out    %12s   events of rare items and users\n",
+               show_count(a, s->n_filtered_events));
+    if (s->n_duplicates > 0)
+        printf("  Duplicates  %12s   %s\n", show_count(a, s->n_duplicates),
+               o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them");
+    if (s->n_out_of_order > 0)
+        printf("  Reordered   %12s   events sorted by time\n", show_count(a, s->n_out_of_order));
+    printf("  Time        %10.2f s   %s events/s\n", seconds, rate);
+    if (o->emit_csv != NULL) printf("\nAlso written: %s\n", o->emit_csv);
     printf("\nNext: hstu info %s\n", o->out);
 }
 
