@@ -106,11 +106,12 @@ $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 
 # The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
+# FORCE must be phony: .SECONDARY below lets make overlook a file that merely is not there.
 $B/flags: FORCE
 	@mkdir -p $B
 	@echo '$(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA)' | cmp -s - $@ || \
 		echo '$(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA)' > $@
-FORCE:
+.PHONY: FORCE
 
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
@@ -139,8 +140,8 @@ install: all
 	install -Dm644 libhstu.a $(DESTDIR)$(PREFIX)/lib/libhstu.a
 	install -Dm644 include/hstu.h $(DESTDIR)$(PREFIX)/include/hstu.h
 	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	printf 'Name: hstu\nDescription: generative recommenders in C and CUDA\nVersion: 0.1.0\nCflags: -I%s/include\nLibs: -L%s/lib -lhstu %s\n' \
-		'$(PREFIX)' '$(PREFIX)' '$(LIBS)' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hstu.pc
+	printf 'prefix=%s\nName: hstu\nDescription: %s\nVersion: 0.1.0\nCflags: -I$${prefix}/include\nLibs: -L$${prefix}/lib -lhstu %s\n' \
+		'$(PREFIX)' 'generative recommenders in C and CUDA' '$(LIBS)' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hstu.pc
 
 clean:
 	rm -rf build hstu libhstu.a

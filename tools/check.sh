@@ -128,6 +128,12 @@ headers() {
     return 0
 }
 
+# Another compiler or another set of libraries rebuilds everything.
+flags_rebuild() {
+    make -n CFLAGS=-DANOTHER_FLAG hstu 2>/dev/null | grep -q -e '-DANOTHER_FLAG.* -c ' ||
+        echo "make CFLAGS=-DANOTHER_FLAG compiles nothing"
+}
+
 config_doc() {
     ./hstu train --help-config=markdown | diff docs/config.md - ||
         echo "docs/config.md is old: make docs"
@@ -152,6 +158,7 @@ rule "nothing left for later" \
     sh -c 'grep -nE "TO''DO|FIX''ME" $* run Makefile tools/*.sh; true' - $sources
 rule "every test has its source, every fuzz target its seeds" test_stems
 rule "no file over 650 lines, the harness within 100" long_files
+rule "other flags rebuild" flags_rebuild
 rule "docs/tour.md names every file" tour
 rule "docs/config.md is what the option table says" config_doc
 
