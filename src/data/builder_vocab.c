@@ -139,16 +139,13 @@ static int compare_values(const void *a, const void *b) {
 static status order_values(const feature_input *f, text_output *out, uint32_t *order) {
     value_entry *entries;
     bool are_numbers = true;
-    failure kept;
     TRY(MEM_NEW(&entries, f->values.n));
-    failure_save(&kept, OK); /* A value that is no number is no failure: keep older reasons. */
     for (uint32_t i = 0; i < f->values.n; i++) {
         value_entry *e = &entries[i];
         e->text = dictionary_get_text(&f->values, i, &e->n);
         e->index = i;
-        are_numbers &= number_parse_int64(e->text, e->n, &e->number) == OK;
+        are_numbers &= number_read(e->text, e->n, &e->number) == NUMBER_WHOLE;
     }
-    failure_restore(&kept);
     for (uint32_t i = 0; i < f->values.n; i++)
         entries[i].is_number = are_numbers;
     if (f->values.n > 0) qsort(entries, f->values.n, sizeof *entries, compare_values);

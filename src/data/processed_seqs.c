@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "data/list_parse.h"
+#include "data/number.h"
 #include "data/source_job.h"
 #include "data/table_parse.h"
 
@@ -65,7 +66,8 @@ typedef struct seqs_reader {
 
 static status push_item(seqs_reader *r, worker_scratch *w, const table_field *element) {
     row_event e = {.item_text = element->text, .item_bytes = element->n_bytes};
-    if (!r->layout.has_text_items && !table_parse_int(element->text, element->n_bytes, &e.item)) {
+    if (!r->layout.has_text_items &&
+        number_read(element->text, element->n_bytes, &e.item) != NUMBER_WHOLE) {
         char text[64];
         return fail(ERR_FORMAT,
                     "'%s' is not a 64-bit number; for ids that are texts use --string-ids",
@@ -128,7 +130,8 @@ static status append_text(buf *b, const table_field *f) {
 static status read_user(seqs_reader *r, worker_scratch *w, row_user *u) {
     u->id = w->fields[r->column[ROLE_USER]];
     if (u->id.n_bytes == 0) return fail(ERR_FORMAT, "it is empty");
-    if (r->layout.has_text_users || table_parse_int(u->id.text, u->id.n_bytes, &u->number))
+    if (r->layout.has_text_users ||
+        number_read(u->id.text, u->id.n_bytes, &u->number) == NUMBER_WHOLE)
         return OK;
     char text[64];
     return fail(ERR_FORMAT, "'%s' is not a 64-bit number; for ids that are texts use --string-ids",

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "data/number.h"
+
 /* What can be wrong with a row; the message is made once it is known where. */
 typedef enum {
     BAD_NOTHING = 0,
@@ -114,25 +116,10 @@ static inline char *fast_digits(char *at, int64_t *out) {
     return at;
 }
 
-/* Digits with a sign that fill the text: BAD_NOTHING, BAD_NUMBER or BAD_RANGE. */
+/* A whole number that fills the text, as a fault of the row. */
 static row_fault parse_digits(const char *text, size_t n, int64_t *out) {
-    bool is_negative = n > 0 && text[0] == '-';
-    uint64_t value = 0, limit = (uint64_t)INT64_MAX + is_negative;
-    bool is_too_large = false;
-    size_t i = is_negative;
-    if (i == n) return BAD_NUMBER;
-    for (; i < n; i++) {
-        unsigned digit = (unsigned)(unsigned char)text[i] - '0';
-        if (digit > 9) return BAD_NUMBER;
-        is_too_large |= value > (limit - digit) / 10;
-        value = value * 10 + digit;
-    }
-    *out = is_negative ? (int64_t)(0 - value) : (int64_t)value;
-    return is_too_large ? BAD_RANGE : BAD_NOTHING;
-}
-
-bool table_parse_int(const char *text, size_t n, int64_t *out) {
-    return parse_digits(text, n, out) == BAD_NOTHING;
+    static const row_fault faults[] = {BAD_NOTHING, BAD_NUMBER, BAD_RANGE};
+    return faults[number_read(text, n, out)];
 }
 
 /* Cuts "digits.zeros" to its digits; -1 in *half where the fraction is neither 0 nor 5. */

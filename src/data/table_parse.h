@@ -34,9 +34,6 @@ typedef status (*table_row_fn)(void *ctx, const table_row *row);
 status table_parse_block(const table_layout *t, const char *file, text_block *block,
                          table_row_fn fn, void *ctx);
 
-/* A whole number of 64 bits that fills n bytes of text; false if it is anything else. */
-bool table_parse_int(const char *text, size_t n, int64_t *out);
-
 /* A rating as the action stored for it (seq_file.h); false if it is not on the kind's grid. */
 bool table_parse_action(action_kind kind, const char *text, size_t n, uint16_t *out);
 

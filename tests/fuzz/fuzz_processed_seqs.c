@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "data/list_parse.h"
+#include "data/number.h"
 #include "data/table_parse.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -21,7 +22,7 @@ static void read_list(const table_field *field) {
         if (n > field->n_bytes || element.text < field->text ||
             element.text + element.n_bytes > field->text + field->n_bytes)
             abort();
-        (void)table_parse_int(element.text, element.n_bytes, &value);
+        (void)number_read(element.text, element.n_bytes, &value);
         (void)table_parse_time(element.text, element.n_bytes, &value);
         for (int kind = ACTION_NONE; kind <= ACTION_CODE; kind++)
             (void)table_parse_action((action_kind)kind, element.text, element.n_bytes, &action);

@@ -1,0 +1,43 @@
+#include <string.h>
+
+#include "data/number.h"
+#include "test.h"
+
+static number_kind read_text(const char *text, int64_t *out) {
+    return number_read(text, strlen(text), out);
+}
+
+TEST(whole_numbers) {
+    static const struct {
+        const char *text;
+        int64_t value;
+    } cases[] = {{"0", 0},
+                 {"-0", 0},
+                 {"7", 7},
+                 {"-12", -12},
+                 {"000000000000000000000000007", 7},
+                 {"9223372036854775807", INT64_MAX},
+                 {"-9223372036854775808", INT64_MIN}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int64_t value = 99;
+        CHECK_EQ(read_text(cases[i].text, &value), NUMBER_WHOLE);
+        CHECK_EQ(value, cases[i].value);
+    }
+    int64_t value;
+    CHECK_EQ(number_read("123456", 3, &value), NUMBER_WHOLE); /* no byte behind the text counts */
+    CHECK_EQ(value, 123);
+}
+
+TEST(what_is_no_number_leaves_the_result_alone) {
+    static const char *const no[] = {"",   "-",   "+",    "+7",  "--7",
+                                     " 7", "7 ",  "7.0",  "1e3", "x",
+                                     "7x", "0x7", "\xd9", "1-",  "99999999999999999999x"};
+    int64_t value = 99;
+    for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
+        CHECK_EQ(read_text(no[i], &value), NUMBER_NOT_WHOLE);
+    static const char *const large[] = {"9223372036854775808", "-9223372036854775809",
+                                        "18446744073709551617", "99999999999999999999999999999"};
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++)
+        CHECK_EQ(read_text(large[i], &value), NUMBER_TOO_LARGE);
+    CHECK_EQ(value, 99);
+}
