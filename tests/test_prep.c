@@ -115,6 +115,22 @@ TEST(targets_that_cannot_be_written) {
     CHECK_STR(out, "");
 }
 
+TEST(a_csv_never_replaces_the_input_or_the_data) {
+    const char *text = "1,2,3\n";
+    char *out;
+    put_file("in.csv", text);
+    prep_fails("csv --input in.csv --out out --emit-csv ./in.csv", 2,
+               "--emit-csv ./in.csv is the input; give another file");
+    CHECK_EQ(run_shell(&out, "ln -s in.csv link"), 0);
+    prep_fails("csv --input in.csv --out out --emit-csv link", 2, "link is the input");
+    CHECK_STR(get_file("in.csv"), text);
+    prep_fails("csv --input in.csv --out out --emit-csv out/data.seq", 2,
+               "--emit-csv out/data.seq is where the data goes; give another file");
+    prep_ok("csv --input in.csv --out out");
+    CHECK_EQ(run_prep(&out, "csv --input in.csv --out out --emit-csv out/../out/data.seq"), 2);
+    CHECK_EQ(run_shell(&out, "%s info out", test_program()), 0);
+}
+
 /* A full disk, without one: files of this process may not grow beyond a limit.  SIGXFSZ is ignored,
  * so that the write fails as it does on a full disk. */
 TEST(a_full_disk_leaves_nothing_behind) {

@@ -2,6 +2,7 @@
 #include <libgen.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -119,14 +120,32 @@ static status check_target(const char *out) {
     return OK;
 }
 
+static bool is_same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* A csv that takes the place of what it was made from would be a loss nobody asked for. */
+static status check_emit_csv(const prep_options *o) {
+    char data[4096];
+    if (o->emit_csv == NULL)
+        return o->item_name != NULL ? fail(ERR_USAGE, "--item-name needs --emit-csv") : OK;
+    if (o->input != NULL && is_same_file(o->emit_csv, o->input))
+        return fail(ERR_USAGE, "--emit-csv %s is the input; give another file", o->emit_csv);
+    TRY(path_join(data, sizeof data, o->out, "data.seq"));
+    if (strcmp(o->emit_csv, data) == 0 || is_same_file(o->emit_csv, data))
+        return fail(ERR_USAGE, "--emit-csv %s is where the data goes; give another file",
+                    o->emit_csv);
+    return OK;
+}
+
 static status check_options(const prep_options *o) {
     if (o->out == NULL) return fail(ERR_USAGE, "--out is missing: the folder to write to");
     if (o->input == NULL && !o->is_download)
         return fail(ERR_USAGE,
                     "--input is missing: the folder, archive or file to read (or --download)");
     if (o->url != NULL && !o->is_download) return fail(ERR_USAGE, "--url needs --download");
-    if (o->item_name != NULL && o->emit_csv == NULL)
-        return fail(ERR_USAGE, "--item-name needs --emit-csv");
+    TRY(check_emit_csv(o));
     return check_target(o->out);
 }
 
@@ -236,6 +255,13 @@ static status write_csv(const prep_options *o, const source_result *r, pool *p, 
     return st;
 }
 
+static status write_data(const prep_options *o, const source_result *r, const buf *meta,
+                         builder_stats *stats) {
+    status st = builder_write(r->build, o->out, buf_str(meta), stats);
+    /* The builder knows no files; what it says of the content needs the name of one. */
+    return st == ERR_FORMAT ? fail_prefix(st, "%s", o->input) : st;
+}
+
 /* Reads, writes the sequence file, and the csv if one is wanted.  The csv is opened first, so that
  * a place it cannot be written to is said before the work. */
 static status run(const prep_options *o, pool *p, builder_stats *stats) {
@@ -246,7 +272,7 @@ static status run(const prep_options *o, pool *p, builder_stats *stats) {
     status st = o->emit_csv != NULL ? out_file_create(&csv, o->emit_csv) : OK;
     if (st == OK) st = source_read(o->src, &o->request, o->input, p, &r);
     if (st == OK) st = make_meta(o, &r, &meta);
-    if (st == OK) st = builder_write(r.build, o->out, buf_str(&meta), stats);
+    if (st == OK) st = write_data(o, &r, &meta, stats);
     if (st == OK && csv != NULL) st = write_csv(o, &r, p, csv);
     if (st == OK && csv != NULL) {
         st = out_file_commit(csv);
