@@ -92,7 +92,7 @@ static status read_import(gin_reader *r) {
     while (r->at < r->n && r->text[r->at] != '\n' && r->text[r->at] != '\r' &&
            r->text[r->at] != '#')
         r->at++;
-    log_info("note: %.200s:%d: the import of%.*s is ignored: there is no Python here", r->file,
+    log_info("note: %.200s:%d: the import of %.*s is ignored: there is no Python here", r->file,
              r->line, (int)(r->at - start < 200 ? r->at - start : 200), r->text + start);
     return end_statement(r);
 }
