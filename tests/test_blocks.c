@@ -69,6 +69,9 @@ TEST(utf16_is_refused) {
     CHECK_FAILS(blocks_create(&b, in, &o, 1), ERR_FORMAT, "text:1: the file is UTF-16 text");
     CHECK(b == NULL);
     input_close(in);
+    CHECK_OK(input_open(&in, write_bytes("\xff\xfe\0\0\x31\0\0\0", 8)));
+    CHECK_FAILS(blocks_create(&b, in, &o, 1), ERR_FORMAT, "'iconv -f UTF-32 -t UTF-8'");
+    input_close(in);
 }
 
 TEST(nul_byte_names_its_line) {

@@ -77,14 +77,27 @@ TEST(bad_files) {
               "in.csv:1: column 1: '9223372036854775808' does not fit a 64-bit number; for ids "
               "that are texts use --string-ids");
     check_bad("", "", 1, "in.csv: the file is empty");
-    check_bad("user_id,item_id,timestamp\n", "", 1, "");
+    check_bad("user_id,item_id,timestamp\n", "", 1, "in.csv: there are no events");
+    check_bad("\n\n", "", 1,
+              "in.csv:1: the first line is empty; the header or an event is expected");
     check_bad("user_id,item_id,timestamp\n1,2,3\n1,2\n", "", 1,
               "in.csv:3: the line has 2 fields, but 3 are needed; is it cut off");
     check_bad("user_id,item_id,timestamp\n1,2,3\n1,two,3\n", "", 1,
               "in.csv:3: item_id: 'two' is not a whole number; for ids that are texts use");
     check_bad("user,thing,timestamp\n1,2,3\n", "", 1,
-              "say with --item-col which column it is: in.csv:1: there is no column 'asin'; the "
-              "header has user, thing, timestamp");
+              "in.csv:1: there is no column 'item_id'; the header has user, thing, timestamp; name "
+              "the column with --item-col");
+    check_bad("user_id;item_id;timestamp\n1;2;3\n", "", 1,
+              "in.csv:1: there is no column 'user_id'; the header has user_id;item_id;timestamp "
+              "alone; is the delimiter another one?");
+    check_bad("user_id,item_id,item_id,timestamp\n1,2,3,4\n", "", 1,
+              "in.csv:1: columns 2 and 3 are both called 'item_id'; give a number");
+    put_file("two/a.csv", "1,2,3\n");
+    put_file("two/b.csv", "1,2,3\n");
+    prep_fails(
+        "csv --input two --out out", 2,
+        "--input two holds 2 files, but the source csv is one; give that file, or an archive "
+        "or folder with it alone");
     check_bad("1,2,3\n", "--user-col who --header no", 2, "asked for by name");
     check_bad("1,2,3\n", "--user-col 4", 1, "in.csv:1: there is no column 4");
     check_bad("1,2\n", "", 1, "in.csv:1: there is no column 3; the first row has 2 fields");

@@ -154,7 +154,7 @@ TEST(bundle_of_an_empty_folder_and_of_a_file) {
     size_t n;
     CHECK(mkdir(at("none"), 0700) == 0);
     CHECK_OK(bundle_open(&b, at("none")));
-    CHECK_FAILS(bundle_open_member(b, "x", true, &in), ERR_IO, "there is no files at all");
+    CHECK_FAILS(bundle_open_member(b, "x", true, &in), ERR_IO, "there is nothing at all");
     bundle_close(b);
     write_file(at("ratings_Books.csv"), "a,b", 3);
     CHECK_OK(bundle_open(&b, at("ratings_Books.csv")));
@@ -410,7 +410,7 @@ TEST(bundle_of_an_empty_archive) {
     input *in;
     write_archive(at("empty.zip"), "zip", "none", NULL, 0);
     CHECK_OK(bundle_open(&b, at("empty.zip")));
-    CHECK_FAILS(bundle_open_member(b, "x", true, &in), ERR_IO, "there is no files at all");
+    CHECK_FAILS(bundle_open_member(b, "x", true, &in), ERR_IO, "there is nothing at all");
     CHECK_FAILS(input_open(&in, at("empty.zip")), ERR_FORMAT, "holds 0 files;");
     bundle_close(b);
 }

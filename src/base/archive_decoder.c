@@ -44,7 +44,7 @@ static status damaged(const input *in) {
     if (archive_errno(d->archive) == ENOMEM)
         return fail(ERR_NOMEM, "%s: out of memory while unpacking", in->name);
     const char *reason = archive_error_string(d->archive);
-    return fail(ERR_FORMAT, "%s is damaged after byte %llu: %s", in->name,
+    return fail(ERR_FORMAT, "%s is damaged after byte %llu: %s; fetch it again", in->name,
                 (unsigned long long)d->at, reason != NULL ? reason : "it ends too early");
 }
 
@@ -163,7 +163,8 @@ static status begin_raw(input *in) {
     /* The last filter is always "none".  If it is alone, no decompressor knew the first bytes, and
      * the compressed bytes themselves would be handed out as data. */
     if (archive_filter_count(d->archive) < 2)
-        return fail(ERR_FORMAT, "%s is damaged: its compression header is cut off or invalid",
+        return fail(ERR_FORMAT,
+                    "%s is damaged: its compression header is cut off or invalid; fetch it again",
                     in->name);
     TRY(next_header(in, &entry));
     d->is_done = entry == NULL;

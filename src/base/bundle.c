@@ -250,7 +250,7 @@ static status not_found(bundle *b, const char *wanted) {
     const char *const *names;
     size_t n;
     TRY(bundle_list(b, &names, &n));
-    char list[512] = "no files at all";
+    char list[512] = "nothing at all";
     size_t used = 0;
     for (size_t i = 0; i < n && i < SHOWN_NAMES && used < sizeof list - 1; i++)
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%.60s", i > 0 ? ", " : "",
@@ -259,6 +259,16 @@ static status not_found(bundle *b, const char *wanted) {
                 "%s holds no file '%s' (nor one ending in .gz, .xz, .bz2 or .zst); there "
                 "is %s%s",
                 b->path, wanted, list, n > SHOWN_NAMES ? ", ..." : "");
+}
+
+status bundle_has(bundle *b, const char *name, bool *out) {
+    const char *const *names;
+    size_t n;
+    *out = false;
+    TRY(bundle_list(b, &names, &n));
+    for (size_t i = 0; i < n && !*out; i++)
+        *out = is_match(names[i], name);
+    return OK;
 }
 
 status bundle_open_member(bundle *b, const char *name, bool is_required, input **out) {

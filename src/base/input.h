@@ -41,6 +41,10 @@ status bundle_open(bundle **out, const char *path);
  * ERR_IO, naming what was looked for and what is there. */
 status bundle_open_member(bundle *b, const char *name, bool is_required, input **out);
 
+/* Is there a member of this name, compressed or not?  Unlike bundle_open_member, a single file of
+ * another name is none. */
+status bundle_has(bundle *b, const char *name, bool *out);
+
 /* The names of members (base names, in the order found), for error messages and for sources made of
  * several files; valid until bundle_close. */
 status bundle_list(bundle *b, const char *const **out_names, size_t *out_n);

@@ -58,10 +58,12 @@ static status fill(blocks *b, char *text, size_t *used, size_t wanted) {
 static status drop_byte_order_mark(blocks *b) {
     const unsigned char *c = (const unsigned char *)b->carry;
     size_t n = b->carry_bytes;
-    if (n >= 2 && ((c[0] == 0xff && c[1] == 0xfe) || (c[0] == 0xfe && c[1] == 0xff)))
+    if (n >= 2 && ((c[0] == 0xff && c[1] == 0xfe) || (c[0] == 0xfe && c[1] == 0xff))) {
+        int bits = n >= 4 && c[2] == 0 && c[3] == 0 ? 32 : 16;
         return fail(ERR_FORMAT,
-                    "%s:1: the file is UTF-16 text; convert it with 'iconv -f UTF-16 -t UTF-8'",
-                    input_name(b->in));
+                    "%s:1: the file is UTF-%d text; convert it with 'iconv -f UTF-%d -t UTF-8'",
+                    input_name(b->in), bits, bits);
+    }
     if (n >= 3 && c[0] == 0xef && c[1] == 0xbb && c[2] == 0xbf) {
         memmove(b->carry, b->carry + 3, n - 3);
         b->carry_bytes = n - 3;

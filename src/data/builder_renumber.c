@@ -135,7 +135,7 @@ status builder_renumber(write_job *job) {
     uint64_t n_raw = 0;
     for (size_t k = 0; k < b->n_blocks; k++)
         n_raw += b->blocks[k]->n;
-    if (n_raw == 0) return fail(ERR_FORMAT, "there are no events in the input");
+    if (n_raw == 0) return fail(ERR_FORMAT, "there are no events");
     qsort(b->blocks, b->n_blocks, sizeof *b->blocks, compare_blocks);
     TRY(id_space_merge(b, false, &job->users));
     TRY(id_space_merge(b, true, &job->items));

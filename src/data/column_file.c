@@ -133,7 +133,8 @@ static status check_header(const char *path, const file_map *map) {
                     ": cut short or damaged; run 'hstu prep' again",
                     path, map->n_bytes, h->file_bytes);
     if (h->n_columns > COLUMN_MAX || sizeof *h + h->n_columns * sizeof(column) > map->n_bytes)
-        return fail(ERR_FORMAT, "%s: damaged at offset 12: %" PRIu32 " columns", path,
+        return fail(ERR_FORMAT,
+                    "%s: damaged at offset 12: %" PRIu32 " columns; run 'hstu prep' again", path,
                     h->n_columns);
     const column *columns = (const column *)(h + 1);
     if (CHECKS_SUMS && header_checksum(h, columns) != h->checksum)
@@ -147,8 +148,10 @@ static status check_header(const char *path, const file_map *map) {
 static status check_zero(const char *path, const file_map *map, uint64_t begin, uint64_t end) {
     for (uint64_t i = begin; i < end; i++)
         if (map->bytes[i] != 0)
-            return fail(ERR_FORMAT, "%s: damaged at offset %" PRIu64 ": padding is not zero", path,
-                        i);
+            return fail(ERR_FORMAT,
+                        "%s: damaged at offset %" PRIu64
+                        ": padding is not zero; run 'hstu prep' again",
+                        path, i);
     return OK;
 }
 

@@ -61,15 +61,17 @@ static status find_header(const source_request *r, const table_layout *t, const 
     return OK;
 }
 
-/* The first of the usual names that the header has. */
+/* The first of the usual names that the header has.  The message speaks of the most usual one. */
 static status find_usual(table_layout *t, const char *file, const char *line, size_t n,
                          const char *const *names, const char *option, const char **out) {
-    for (; *names != NULL; names++) {
-        table_column one = {ROLE_ITEM, *names};
-        *out = *names;
+    char reason[FAILURE_REASON_BYTES] = "";
+    for (const char *const *name = names; *name != NULL; name++) {
+        table_column one = {ROLE_ITEM, *name};
+        *out = *name;
         if (table_layout_resolve(t, file, line, n, true, &one, 1) == OK) return OK;
+        if (name == names) snprintf(reason, sizeof reason, "%s", status_reason());
     }
-    return fail_prefix(ERR_FORMAT, "say with %s which column it is", option);
+    return fail(ERR_FORMAT, "%s; name the column with %s", reason, option);
 }
 
 typedef struct csv_columns {

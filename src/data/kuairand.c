@@ -35,7 +35,7 @@ static const char *const video_columns[] = {"video_id"};
 static status read_log(source_job *job, const char *name) {
     bool is_there;
     table_layout t;
-    TRY(job_has(job, name, &is_there));
+    TRY(bundle_has(job->in, name, &is_there));
     if (!is_there)
         return fail(ERR_IO, "%s: %s is missing; give the folder or the archive with all its logs",
                     job->src->name, name);

@@ -167,7 +167,7 @@ status job_read_context(source_job *job, const side_file *f, const char *const *
     user_context users = {.n_features = f->n_columns - 1};
     bool is_there;
     /* Features are declared only if there is a file to fill them from. */
-    TRY(job_has(job, f->name, &is_there));
+    TRY(bundle_has(job->in, f->name, &is_there));
     for (int i = 0; is_there && i < users.n_features; i++)
         TRY(builder_add_context(job->build, features[i], &users.feature[i]));
     return job_read_side(job, f, add_user, &users, NULL);

@@ -11,30 +11,10 @@ status job_create_builder(source_job *job) {
     return builder_create(&job->build, &job->options, job->p);
 }
 
-/* Is this the member's name, with or without a compression behind it? */
-static bool is_member(const char *have, const char *wanted) {
-    static const char *const endings[] = {"", ".gz", ".xz", ".bz2", ".zst"};
-    size_t n = strlen(wanted);
-    if (strncmp(have, wanted, n) != 0) return false;
-    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++)
-        if (strcmp(have + n, endings[i]) == 0) return true;
-    return false;
-}
-
-status job_has(source_job *job, const char *name, bool *out) {
-    const char *const *names;
-    size_t n;
-    *out = false;
-    TRY(bundle_list(job->in, &names, &n));
-    for (size_t i = 0; i < n; i++)
-        *out |= is_member(names[i], name);
-    return OK;
-}
-
 status job_open(source_job *job, const char *name, bool is_required, input **out) {
     bool is_there;
     *out = NULL;
-    TRY(job_has(job, name, &is_there));
+    TRY(bundle_has(job->in, name, &is_there));
     return is_there || is_required ? bundle_open_member(job->in, name, is_required, out) : OK;
 }
 
@@ -138,8 +118,10 @@ status job_with_only_file(source_job *job, size_t max_line_bytes, job_blocks_fn 
     input *in;
     TRY(bundle_list(job->in, &names, &n));
     if (n != 1)
-        return fail(ERR_USAGE, "the source %s is one file, but --input names a place with %zu",
-                    job->src->name, n);
+        return fail(ERR_USAGE,
+                    "--input %s holds %zu files, but the source %s is one; give that file, or an "
+                    "archive or folder with it alone",
+                    job->path, n, job->src->name);
     TRY(job_open(job, names[0], true, &in));
     status st = with_blocks(job, in, max_line_bytes, fn, ctx);
     input_close(in);

@@ -13,6 +13,7 @@
 struct source_job {
     const source *src;
     const source_request *request;
+    const char *path; /* of the input, for messages */
     bundle *in;
     pool *p;
     builder *build;
@@ -24,9 +25,6 @@ struct source_job {
 /* Makes the builder from job->options.  Readers whose options depend on the file call it when they
  * know them; the others find it made. */
 status job_create_builder(source_job *job);
-
-/* Is there a member of this name, compressed or not? */
-status job_has(source_job *job, const char *name, bool *out);
 
 /* Opens a member of the input by name.  Unlike bundle_open_member it never takes a file of another
  * name for an optional one. *out = NULL if it is not there and not required. */

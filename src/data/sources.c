@@ -142,7 +142,7 @@ static status plan_options(const source *s, const source_request *r, builder_opt
 
 status source_read(const source *s, const source_request *request, const char *input_path, pool *p,
                    source_result *out) {
-    source_job job = {.src = s, .request = request, .p = p};
+    source_job job = {.src = s, .request = request, .path = input_path, .p = p};
     *out = (source_result){0};
     TRY(check_request(s, request));
     TRY(plan_options(s, request, &job.options));

@@ -104,6 +104,18 @@ static void list_names(char *out, size_t size, const table_field *fields, int n)
     }
 }
 
+/* Two columns of one name: which is meant, only the person knows. */
+static status check_once(const char *file, const table_field *fields, int n, int at) {
+    char text[64];
+    for (int i = at + 1; i < n; i++)
+        if (fields[i].n_bytes == fields[at].n_bytes &&
+            memcmp(fields[i].text, fields[at].text, fields[at].n_bytes) == 0)
+            return fail(ERR_FORMAT, "%s:1: columns %d and %d are both called '%s'; give a number",
+                        file, at + 1, i + 1,
+                        table_excerpt(text, fields[at].text, fields[at].n_bytes));
+    return OK;
+}
+
 static status find_column(const char *file, const table_field *fields, int n, bool has_names,
                           const char *wanted, int *out) {
     long number = column_number(wanted);
@@ -112,6 +124,7 @@ static status find_column(const char *file, const table_field *fields, int n, bo
     if (number > n)
         return fail(ERR_FORMAT, "%s:1: there is no column %ld; the first row has %d fields", file,
                     number, n);
+    if (*out >= 0 && number == 0) return check_once(file, fields, n, *out);
     if (*out >= 0) return OK;
     if (!has_names)
         return fail(ERR_USAGE,
@@ -119,8 +132,8 @@ static status find_column(const char *file, const table_field *fields, int n, bo
                     "(from 1), or --header yes",
                     wanted, file);
     list_names(names, sizeof names, fields, n);
-    return fail(ERR_FORMAT, "%s:1: there is no column '%s'; the header has %s", file, wanted,
-                names);
+    return fail(ERR_FORMAT, "%s:1: there is no column '%s'; the header has %s%s", file, wanted,
+                names, n == 1 ? " alone; is the delimiter another one?" : "");
 }
 
 static status place_roles(table_layout *t, const char *file, const table_field *fields,
@@ -147,6 +160,9 @@ status table_layout_resolve(table_layout *t, const char *file, const char *first
                             int n_wanted) {
     table_field *fields = NULL;
     char *line = NULL;
+    if (n_bytes == 0)
+        return fail(ERR_FORMAT, "%s:1: the first line is empty; the header or an event is expected",
+                    file);
     t->n_columns = t->n_needed = 0;
     memset(t->role, ROLE_SKIP, sizeof t->role);
     memset(t->name, 0, sizeof t->name);
