@@ -246,6 +246,9 @@ TEST(nearest_finds_what_was_meant) {
     CHECK_STR(nearest_name("networkargs.hidden_size", names, 4), "NetworkArgs.hidden_size");
     CHECK_STR(nearest_name("perp", names, 4), "prep");
     CHECK(nearest_name("quite-another-thing", names, 4) == NULL);
+    const char *const options[] = {"--out", "--users", "--json"};
+    CHECK_STR(nearest_name("--user", options, 3), "--users");
+    CHECK(nearest_name("--bogus", options, 3) == NULL);
     CHECK(nearest_name("x", names, 0) == NULL);
 }
 
@@ -256,6 +259,8 @@ TEST(env_threads_checks_its_range) {
     CHECK_EQ(n, 3);
     setenv("HSTU_THREADS", "0", 1);
     CHECK_FAILS(env_threads(&n), ERR_USAGE, "1 to 256");
+    setenv("HSTU_THREADS", " 4", 1);
+    CHECK_FAILS(env_threads(&n), ERR_USAGE, "HSTU_THREADS is ' 4'");
     setenv("HSTU_THREADS", "4x", 1);
     CHECK_FAILS(env_threads(&n), ERR_USAGE, "'4x'");
     unsetenv("HSTU_THREADS");

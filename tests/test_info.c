@@ -114,7 +114,7 @@ TEST(info_explains_every_kind_of_action) {
 TEST(info_refuses_what_it_does_not_know) {
     char *text;
     CHECK_EQ(test_command(&text, "%s info %s/none", test_program(), test_folder()), 1);
-    CHECK_CONTAINS(text, "no such file or folder");
+    CHECK_CONTAINS(text, "cannot be opened: No such file or directory");
     free(text);
     CHECK_EQ(test_command(&text, "%s info %s", test_program(), test_folder()), 1);
     CHECK_CONTAINS(text, "nothing known is in this folder");
@@ -123,6 +123,14 @@ TEST(info_refuses_what_it_does_not_know) {
                           test_folder()),
              1);
     CHECK_CONTAINS(text, "not a sequence file");
+    free(text);
+    CHECK_EQ(test_command(&text, "ln -s loop %s/loop; %s info %s/loop", test_folder(),
+                          test_program(), test_folder()),
+             1);
+    CHECK_CONTAINS(text, "Too many levels of symbolic links");
+    free(text);
+    CHECK_EQ(test_command(&text, "%s info /dev/null", test_program()), 1);
+    CHECK_CONTAINS(text, "/dev/null: not a plain file");
     free(text);
     CHECK_EQ(test_command(&text, "%s info", test_program()), 2);
     CHECK_CONTAINS(text, "usage: hstu info DIR");

@@ -115,6 +115,17 @@ TEST(targets_that_cannot_be_written) {
     CHECK_STR(out, "");
 }
 
+TEST(the_help_page_is_wrapped_once) {
+    char *out;
+    CHECK_EQ(run_shell(&out, "COLUMNS=80 %s prep --help", test_program()), 0);
+    CHECK_CONTAINS(out, "\n  kuairand-pure, kuairand-1k, kuairand-27k  KuaiRand, eight signals as "
+                        "bits\n");
+    CHECK_CONTAINS(out, "\n--input is a folder, the original archive unopened, or a single file, "
+                        "compressed\nor not. With --download it is the folder");
+    for (char *line = strtok(out, "\n"); line != NULL; line = strtok(NULL, "\n"))
+        if (strlen(line) > 80) FAIL_TEST("wider than 80: %s", line);
+}
+
 TEST(a_csv_never_replaces_the_input_or_the_data) {
     const char *text = "1,2,3\n";
     char *out;

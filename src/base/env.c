@@ -37,7 +37,8 @@ status env_threads(int *out) {
     char *end;
     errno = 0;
     long n = strtol(text, &end, 10);
-    if (errno != 0 || *end != '\0' || n < 1 || n > MAX_THREADS)
+    bool is_digit = text[0] >= '0' && text[0] <= '9'; /* strtol would pass over blanks */
+    if (errno != 0 || !is_digit || *end != '\0' || n < 1 || n > MAX_THREADS)
         return fail(ERR_USAGE, "HSTU_THREADS is '%s'; it must be a number from 1 to %d", text,
                     MAX_THREADS);
     *out = (int)n;

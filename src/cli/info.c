@@ -1,7 +1,9 @@
 /* hstu info: what is in a data set. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/env.h"
 #include "base/file.h"
@@ -393,11 +395,12 @@ static status show(const char *path, const seq_file *data, pool *p, bool is_json
 /* Says what is wrong with a path before the reader of sequence files complains of details. */
 static status check_path(const char *path) {
     char inside[4096];
-    if (!file_exists(path) && !folder_exists(path))
-        return fail(ERR_IO, "%s: no such file or folder", path);
+    struct stat found;
+    if (stat(path, &found) != 0) return fail_errno("%s: cannot be opened", path);
     if (!folder_exists(path)) return OK;
     TRY(path_join(inside, sizeof inside, path, "data.seq"));
-    if (file_exists(inside)) return OK;
+    if (stat(inside, &found) == 0) return OK;
+    if (errno != ENOENT) return fail_errno("%s: cannot be opened", inside);
     return fail(ERR_FORMAT,
                 "%s: nothing known is in this folder (no data.seq); make a data set with "
                 "'hstu prep' or 'hstu synth'",

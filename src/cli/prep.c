@@ -25,30 +25,31 @@ typedef struct prep_options {
     char archive[4096]; /* where a download lies */
 } prep_options;
 
+/* Tables fit 80 columns; paragraphs have no breaks of their own, so that they are wrapped once. */
 static const char notes[] =
     "Sources:\n"
-    "  ml-100k, ml-1m, ml-20m                    MovieLens, ratings as actions 0..4 or 0..9\n"
-    "  kuairand-pure, kuairand-1k, kuairand-27k  KuaiRand, eight signals as a bit mask\n"
-    "  amzn-books                                ratings_Books.csv, at least 5 ratings each\n"
-    "  processed-seqs                            one user per row with lists, as --emit-csv "
-    "writes\n"
+    "  ml-100k, ml-1m, ml-20m                    MovieLens, actions 0..4 or 0..9\n"
+    "  kuairand-pure, kuairand-1k, kuairand-27k  KuaiRand, eight signals as bits\n"
+    "  amzn-books                                ratings_Books.csv, 5 ratings or more\n"
+    "  processed-seqs                            a user per row, as --emit-csv writes\n"
     "  csv                                       any csv with one event per row\n"
-    "--input is a folder, the original archive unopened, or a single file, compressed or not.\n"
+    "\n"
+    "--input is a folder, the original archive unopened, or a single file, compressed or not. "
     "With --download it is the folder the archive is kept in; default: the folder around --out.\n"
     "\n"
-    "csv: columns are header names, or numbers from 1. Without --user-col and its like, usual\n"
+    "csv: columns are header names, or numbers from 1. Without --user-col and its like, usual "
     "names are looked for (user_id, item_id, timestamp, ...), or columns 1, 2, 3 taken if there "
-    "is\n"
-    "no header. --header auto takes the first row for a header if no field of it is a number.\n"
-    "Ids are 64-bit whole numbers unless --string-ids; times are whole numbers ('none': the order\n"
+    "is no header. --header auto takes the first row for a header if no field of it is a number. "
+    "Ids are 64-bit whole numbers unless --string-ids; times are whole numbers ('none': the order "
     "of the file).\n"
-    "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has\n"
+    "\n"
+    "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has "
     "ratings as in the source.\n"
     "\n"
     "Examples:\n"
     "  hstu prep ml-1m --download --out data/ml-1m\n"
-    "  hstu prep csv --input clicks.csv.gz --user-col uid --item-col sku --time-col ts --out "
-    "data/clicks\n";
+    "  hstu prep csv --input clicks.csv.gz --user-col uid --item-col sku \\\n"
+    "      --time-col ts --out data/clicks\n";
 
 static status parse_options(int argc, char **argv, prep_options *o, bool *is_help) {
     source_request *r = &o->request;
