@@ -79,7 +79,7 @@ TEST(bad_files) {
     check_bad("", "", 1, "in.csv: the file is empty");
     check_bad("user_id,item_id,timestamp\n", "", 1, "in.csv: there are no events");
     check_bad("\n\n", "", 1,
-              "in.csv:1: the first line is empty; the header or an event is expected");
+              "in.csv:1: the first line is empty; the header or an event is expected\n");
     check_bad("user_id,item_id,timestamp\n1,2,3\n1,2\n", "", 1,
               "in.csv:3: the line has 2 fields, but 3 are needed; is it cut off");
     check_bad("user_id,item_id,timestamp\n1,2,3\n1,two,3\n", "", 1,
@@ -89,9 +89,9 @@ TEST(bad_files) {
               "the column with --item-col");
     check_bad("user_id;item_id;timestamp\n1;2;3\n", "", 1,
               "in.csv:1: there is no column 'user_id'; the header has user_id;item_id;timestamp "
-              "alone; is the delimiter another one?");
+              "alone (is the delimiter another one?); name the column with --user-col");
     check_bad("user_id,item_id,item_id,timestamp\n1,2,3,4\n", "", 1,
-              "in.csv:1: columns 2 and 3 are both called 'item_id'; give a number");
+              "in.csv:1: columns 2 and 3 are both called 'item_id'; give the number of one");
     put_file("two/a.csv", "1,2,3\n");
     put_file("two/b.csv", "1,2,3\n");
     prep_fails(

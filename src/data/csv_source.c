@@ -122,6 +122,8 @@ static status read_rows(source_job *job, blocks *b, void *ctx) {
     job_layout(job, &t, delimiter, true);
     TRY(blocks_peek_line(b, &line, &n, &has_line));
     if (!has_line) return fail(ERR_FORMAT, "%s: the file is empty", blocks_name(b));
+    /* A first line that is no row at all is told before columns are looked for in it. */
+    TRY(table_layout_resolve(&t, blocks_name(b), line, n, false, NULL, 0));
     TRY(find_header(r, &t, line, n, &has_header));
     TRY(choose_columns(job, &t, blocks_name(b), line, n, has_header, &c));
     TRY(table_layout_resolve(&t, blocks_name(b), line, n, has_header, c.wanted, c.n));

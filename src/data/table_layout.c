@@ -110,7 +110,9 @@ static status check_once(const char *file, const table_field *fields, int n, int
     for (int i = at + 1; i < n; i++)
         if (fields[i].n_bytes == fields[at].n_bytes &&
             memcmp(fields[i].text, fields[at].text, fields[at].n_bytes) == 0)
-            return fail(ERR_FORMAT, "%s:1: columns %d and %d are both called '%s'; give a number",
+            return fail(ERR_FORMAT,
+                        "%s:1: columns %d and %d are both called '%s'; give the number of "
+                        "one",
                         file, at + 1, i + 1,
                         table_excerpt(text, fields[at].text, fields[at].n_bytes));
     return OK;
@@ -133,7 +135,7 @@ static status find_column(const char *file, const table_field *fields, int n, bo
                     wanted, file);
     list_names(names, sizeof names, fields, n);
     return fail(ERR_FORMAT, "%s:1: there is no column '%s'; the header has %s%s", file, wanted,
-                names, n == 1 ? " alone; is the delimiter another one?" : "");
+                names, n == 1 ? " alone (is the delimiter another one?)" : "");
 }
 
 static status place_roles(table_layout *t, const char *file, const table_field *fields,
