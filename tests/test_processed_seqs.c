@@ -129,5 +129,5 @@ TEST(processed_seqs_do_not_depend_on_threads) {
         "cmp a.csv c.csv",
         test_program(), test_program(), test_program());
     if (code != 0) FAIL_TEST("%s", out);
-    CHECK_CONTAINS(out, "450000, longest history 150");
+    CHECK_CONTAINS(out, "450,000   longest history 150");
 }
