@@ -58,11 +58,13 @@ typedef struct dropout {
 /* ---- rows of tables -------------------------------------------------------------------------- */
 
 /* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` numbers, then dropout.  A
- * negative index reads as a row of zeros; other may be NULL. */
+ * negative index reads as a row of zeros; other may be NULL.  With is_act the table holds rows of
+ * activations: a choice of tokens. */
 typedef struct gather_args {
     int64_t n; /* rows of y */
     int32_t dim;
-    const float *table;   /* (V, dim) */
+    bool is_act;
+    const float *table;   /* (V, dim); with is_act a cast pointer to act */
     const int32_t *index; /* (n) */
     float scale;
     const float *other;         /* (P, dim) or NULL */
@@ -81,14 +83,15 @@ typedef struct row_groups {
 } row_groups;
 
 /* grad[r] += scale * sum over i in group r of dropped(dy[i]); the dropout must be that of the
- * gather. */
+ * gather.  With is_act, grad is rows of activations. */
 typedef struct scatter_args {
     row_groups groups;
     int32_t dim;
     float scale;
     const void *dy; /* (n, dim) act */
     dropout drop;
-    float *grad; /* (V, dim) */
+    bool is_act;
+    float *grad; /* (V, dim); with is_act a cast pointer to act */
 } scatter_args;
 
 /* ---- dense layers ---------------------------------------------------------------------------- */
