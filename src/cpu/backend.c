@@ -1,0 +1,104 @@
+#include <cblas.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cpu/cpu.h"
+
+/* One block for each worker, and one more, the last, for the calling thread (CPU_SHARED).  The pad
+ * keeps the slots of two workers off one cache line while both grow. */
+typedef struct scratch {
+    void *memory;
+    size_t bytes;
+    char pad[64 - sizeof(void *) - sizeof(size_t)];
+} scratch;
+
+typedef struct cpu_state {
+    int n_workers;
+    scratch *slots; /* (n_workers + 1) */
+} cpu_state;
+
+status cpu_scratch(backend *be, int worker, size_t bytes, void **out) {
+    cpu_state *state = be->state;
+    scratch *slot = &state->slots[worker == CPU_SHARED ? state->n_workers : worker];
+    *out = NULL;
+    if (bytes > slot->bytes || slot->memory == NULL) {
+        /* The content need not survive, so the old block is freed first: less memory at the peak.
+         */
+        mem_free(slot->memory);
+        *slot = (scratch){0};
+        TRY(mem_alloc_raw(&slot->memory, bytes, 1));
+        slot->bytes = bytes;
+    }
+    *out = slot->memory;
+    return OK;
+}
+
+static status memory_alloc(backend *be, void **out, size_t bytes) {
+    (void)be;
+    return mem_alloc(out, bytes, 1);
+}
+
+static void memory_release(backend *be, void *memory) {
+    (void)be;
+    mem_free(memory);
+}
+
+static status memory_copy(backend *be, void *to, const void *from, size_t bytes) {
+    (void)be;
+    if (bytes > 0) memcpy(to, from, bytes);
+    return OK;
+}
+
+static status memory_zero(backend *be, void *memory, size_t bytes) {
+    (void)be;
+    if (bytes > 0) memset(memory, 0, bytes);
+    return OK;
+}
+
+/* An op of this backend is done when it returns. */
+static status nothing_to_wait_for(backend *be) {
+    (void)be;
+    return OK;
+}
+
+static const ops cpu_ops = {
+    .alloc = memory_alloc,
+    .release = memory_release,
+    .copy_in = memory_copy,
+    .copy_out = memory_copy,
+    .zero = memory_zero,
+    .sync = nothing_to_wait_for,
+};
+
+status backend_create_cpu(backend **out, pool *workers) {
+    backend *be;
+    cpu_state *state = NULL;
+    *out = NULL;
+    TRY(MEM_NEW(&be, 1));
+    status st = MEM_NEW(&state, 1);
+    if (st == OK) {
+        state->n_workers = workers == NULL ? 1 : pool_n_threads(workers);
+        st = MEM_NEW(&state->slots, (size_t)state->n_workers + 1);
+    }
+    if (st != OK) {
+        mem_free(state);
+        mem_free(be);
+        return st;
+    }
+    *be = (backend){
+        .ops = &cpu_ops, .act = ACT_F32, .name = "cpu", .workers = workers, .state = state};
+    /* The threads are ours: OpenBLAS works on the thread that calls it. */
+    openblas_set_num_threads(1);
+    *out = be;
+    return OK;
+}
+
+void backend_destroy_cpu(backend *be) {
+    if (be == NULL) return;
+    cpu_state *state = be->state;
+    for (int i = 0; i <= state->n_workers; i++)
+        mem_free(state->slots[i].memory);
+    mem_free(state->slots);
+    mem_free(state);
+    mem_free(be);
+}

@@ -1,0 +1,60 @@
+/* The CPU backend from inside: its ops, one file each (or one for a pair), and its scratch memory.
+ *
+ * ops.h states what each op computes; here stands only what its files share.  Activations are
+ * float32.  An op is called from one thread at a time and cuts its work into chunks for the pool by
+ * sizes that do not depend on the number of threads; what chunks add up is combined in chunk order,
+ * so the bits are the same with any number of threads. */
+#ifndef HSTU_CPU_CPU_H
+#define HSTU_CPU_CPU_H
+
+#include "ops/ops.h"
+
+/* Scratch memory, 64-byte aligned, of at least `bytes`: `worker` is the number that pool_run gives
+ * its function, or CPU_SHARED for memory of the calling thread's that outlives its chunks.  It
+ * grows when more is asked for than ever before (the content is then lost) and is kept until the
+ * backend is destroyed.  The memory is the worker's until it asks again: ask once in a chunk. */
+enum { CPU_SHARED = -1 };
+status cpu_scratch(backend *be, int worker, size_t bytes, void **out);
+
+/* Number of chunks of `size` that n numbers make; the last may be shorter. */
+static inline int64_t cpu_n_chunks(int64_t n, int64_t size) {
+    return (n + size - 1) / size;
+}
+
+/* Rows first .. end - 1 are those of a chunk of `size` among n. */
+typedef struct cpu_range {
+    int64_t first, end;
+} cpu_range;
+
+static inline cpu_range cpu_chunk(int64_t chunk, int64_t size, int64_t n) {
+    int64_t first = chunk * size;
+    return (cpu_range){first, n - first < size ? n : first + size};
+}
+
+status cpu_gather(backend *be, const gather_args *a);
+status cpu_group(backend *be, const int32_t *index, row_groups *groups);
+status cpu_scatter(backend *be, const scatter_args *a);
+status cpu_linear_fwd(backend *be, const linear_args *a);
+status cpu_linear_bwd(backend *be, const linear_args *a);
+status cpu_norm_fwd(backend *be, const norm_args *a);
+status cpu_norm_bwd(backend *be, const norm_args *a);
+status cpu_gate_fwd(backend *be, const gate_args *a);
+status cpu_gate_bwd(backend *be, const gate_args *a);
+status cpu_dropout(backend *be, const dropout_args *a);
+status cpu_l2_fwd(backend *be, const l2_args *a);
+status cpu_l2_bwd(backend *be, const l2_args *a);
+status cpu_add(backend *be, int64_t n, const void *x, void *y);
+status cpu_attn_fwd(backend *be, const attn_args *a);
+status cpu_attn_bwd(backend *be, const attn_args *a);
+status cpu_softmax_attn_fwd(backend *be, const softmax_attn_args *a);
+status cpu_softmax_attn_bwd(backend *be, const softmax_attn_args *a);
+status cpu_negatives(backend *be, const negatives_args *a);
+status cpu_sampled_softmax(backend *be, const sampled_softmax_args *a);
+size_t cpu_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
+                                   int32_t n_rows);
+status cpu_logits_loss(backend *be, const logits_loss_args *a);
+status cpu_update(backend *be, const update_args *a);
+status cpu_sum_squares(backend *be, int64_t n, const float *grad, double *out);
+status cpu_rank(backend *be, const rank_args *a);
+
+#endif
