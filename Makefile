@@ -53,7 +53,8 @@ FEATURES := $(filter -DHSTU_HAS_%,$(PROBE))
 LIBS := $(filter -l% -L% -Wl%,$(PROBE)) -lpthread -lm
 PROBE_CFLAGS := $(filter -I%,$(PROBE))
 
-CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH_FLAG) -g -fPIC -fvisibility=hidden -ffp-contract=off \
+CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH_FLAG) -g -fPIC -fvisibility=hidden -ffp-contract=off -fopenmp-simd \
+	-fno-math-errno \
 	$(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc -MMD -MP $(CFLAGS)
 LINK := $(CC) $(OPT) -g $(LDFLAGS)
 
