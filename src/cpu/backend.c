@@ -68,6 +68,22 @@ static const ops cpu_ops = {
     .copy_out = memory_copy,
     .zero = memory_zero,
     .sync = nothing_to_wait_for,
+    .gather = cpu_gather,
+    .group = cpu_group,
+    .scatter = cpu_scatter,
+    .linear_fwd = cpu_linear_fwd,
+    .linear_bwd = cpu_linear_bwd,
+    .norm_fwd = cpu_norm_fwd,
+    .norm_bwd = cpu_norm_bwd,
+    .gate_fwd = cpu_gate_fwd,
+    .gate_bwd = cpu_gate_bwd,
+    .dropout = cpu_dropout,
+    .l2_fwd = cpu_l2_fwd,
+    .l2_bwd = cpu_l2_bwd,
+    .add = cpu_add,
+    .logits_loss = cpu_logits_loss,
+    .update = cpu_update,
+    .sum_squares = cpu_sum_squares,
 };
 
 status backend_create_cpu(backend **out, pool *workers) {

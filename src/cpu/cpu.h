@@ -31,6 +31,27 @@ static inline cpu_range cpu_chunk(int64_t chunk, int64_t size, int64_t n) {
     return (cpu_range){first, n - first < size ? n : first + size};
 }
 
+/* Rows of a chunk of a pass over n rows of `dim` numbers: some 16384 numbers, enough to pay for the
+ * start of a chunk, and at most 256 chunks, so that a partial sum for each chunk stays small. */
+static inline int64_t cpu_rows_per_chunk(int64_t n, int32_t dim) {
+    int64_t by_size = 16384 / (dim > 0 ? dim : 1), by_count = cpu_n_chunks(n, 256);
+    int64_t rows = by_size > by_count ? by_size : by_count;
+    return rows > 0 ? rows : 1;
+}
+
+/* sum[c] += partials[0][c] + partials[1][c] + ..., in this order; partials of n numbers lie
+ * `stride` apart. */
+static inline void cpu_add_partials(float *sum, int64_t n, const float *partials,
+                                    int64_t n_partials, int64_t stride) {
+    for (int64_t p = 0; p < n_partials; p++)
+        for (int64_t c = 0; c < n; c++)
+            sum[c] += partials[p * stride + c];
+}
+
+/* factor[j] = what dropout multiplies element (row, column + j) by, j < n: 0 or 1 / (1 - rate); 1
+ * where the rate is 0. */
+void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t n, float *factor);
+
 status cpu_gather(backend *be, const gather_args *a);
 status cpu_group(backend *be, const int32_t *index, row_groups *groups);
 status cpu_scatter(backend *be, const scatter_args *a);

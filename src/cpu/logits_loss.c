@@ -1,0 +1,80 @@
+/* Losses of a ranking head (ops.h).  A chunk owns rows and one partial sum of the loss, in double;
+ * the partial sums are combined in order.  A head has few columns, so this is cheap beside its
+ * layers, and the arithmetic is the library's expf and log1pf. */
+#include <math.h>
+
+#include "cpu/cpu.h"
+
+typedef struct loss_job {
+    const logits_loss_args *a;
+    int64_t n_rows;   /* of a chunk */
+    double *partials; /* (chunks) */
+} loss_job;
+
+/* Binary cross entropy with logits, as max(z, 0) - z y + ln(1 + exp(-|z|)): no term overflows. */
+static double bits_row(const logits_loss_args *a, int64_t n) {
+    const float *z = (const float *)a->logits + n * a->n_columns;
+    double sum = 0;
+    for (int32_t k = 0; k < a->n_columns; k++) {
+        float target = (float)((uint32_t)a->label[n] >> k & 1), small = expf(-fabsf(z[k]));
+        float loss = fmaxf(z[k], 0) - z[k] * target + log1pf(small);
+        float sigmoid = (z[k] >= 0 ? 1 : small) / (1 + small);
+        sum += loss;
+        if (a->losses != NULL) a->losses[n * a->n_columns + k] = loss;
+        if (a->dlogits != NULL)
+            ((float *)a->dlogits)[n * a->n_columns + k] = (sigmoid - target) * a->grad_scale;
+    }
+    return sum;
+}
+
+/* ln sum_k exp(z_k - max) + max - z_label; the gradient is softmax - one hot.  The exponentials of
+ * a row are kept in dlogits between its two passes. */
+static double classes_row(const logits_loss_args *a, int64_t n) {
+    const float *z = (const float *)a->logits + n * a->n_columns;
+    float *dz = a->dlogits == NULL ? NULL : (float *)a->dlogits + n * a->n_columns;
+    float max = z[0], sum = 0, at_label = z[a->label[n]];
+    for (int32_t k = 1; k < a->n_columns; k++)
+        max = fmaxf(max, z[k]);
+    for (int32_t k = 0; k < a->n_columns; k++) {
+        float e = expf(z[k] - max);
+        sum += e;
+        if (dz != NULL) dz[k] = e;
+    }
+    for (int32_t k = 0; dz != NULL && k < a->n_columns; k++)
+        dz[k] = (dz[k] / sum - (k == a->label[n] ? 1.0f : 0.0f)) * a->grad_scale;
+    float loss = logf(sum) + (max - at_label);
+    if (a->losses != NULL) a->losses[n] = loss;
+    return loss;
+}
+
+static status loss_chunk(void *ctx, int64_t chunk, int worker) {
+    const loss_job *job = ctx;
+    const logits_loss_args *a = job->a;
+    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+    double sum = 0;
+    (void)worker;
+    for (int64_t n = rows.first; n < rows.end; n++) {
+        if (!a->is_bits && (a->label[n] < 0 || a->label[n] >= a->n_columns))
+            return fail(ERR_FORMAT,
+                        "the label of row %lld is %d, not a class 0..%d; check the "
+                        "action column of the data",
+                        (long long)n, a->label[n], a->n_columns - 1);
+        sum += a->is_bits ? bits_row(a, n) : classes_row(a, n);
+    }
+    job->partials[chunk] = sum;
+    return OK;
+}
+
+status cpu_logits_loss(backend *be, const logits_loss_args *a) {
+    loss_job job = {.a = a, .n_rows = cpu_rows_per_chunk(a->n, a->n_columns)};
+    int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
+    void *memory;
+    if (a->is_bits && a->n_columns > 32)
+        return fail(ERR_UNSUPPORTED, "%d tasks were asked for; a label has 32 bits", a->n_columns);
+    TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof(double), &memory));
+    job.partials = memory;
+    TRY(pool_run(be->workers, n_chunks, loss_chunk, &job));
+    for (int64_t chunk = 0; chunk < n_chunks; chunk++)
+        *a->loss += job.partials[chunk];
+    return OK;
+}

@@ -1,0 +1,70 @@
+/* LayerNorm (ops.h).  A chunk owns rows and touches each once while it is in cache: the passes are
+ * bound by bytes.  Gradients of weight and bias are one partial sum a chunk, combined in order. */
+#include <string.h>
+
+#include "cpu/cpu.h"
+#include "cpu/norm_row.h"
+
+typedef struct norm_job {
+    backend *be;
+    const norm_args *a;
+    int64_t n_rows;  /* of a chunk */
+    float *partials; /* (chunks, 2, dim): dweight, dbias; or NULL */
+} norm_job;
+
+static status forward_chunk(void *ctx, int64_t chunk, int worker) {
+    const norm_job *job = ctx;
+    const norm_args *a = job->a;
+    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+    (void)worker;
+    for (int64_t i = rows.first; i < rows.end; i++) {
+        const float *x = (const float *)a->x + i * a->dim;
+        float mean, rstd;
+        norm_row_statistics(x, a->dim, a->eps, &mean, &rstd);
+        norm_row_apply(x, a->dim, mean, rstd, a->weight, a->bias, (float *)a->y + i * a->dim);
+        a->mean[i] = mean;
+        a->rstd[i] = rstd;
+    }
+    return OK;
+}
+
+status cpu_norm_fwd(backend *be, const norm_args *a) {
+    norm_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
+    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), forward_chunk, &job);
+}
+
+static status backward_chunk(void *ctx, int64_t chunk, int worker) {
+    const norm_job *job = ctx;
+    const norm_args *a = job->a;
+    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+    size_t row_bytes = (size_t)a->dim * sizeof(float);
+    float *dweight = NULL, *dbias = NULL;
+    void *memory;
+    TRY(cpu_scratch(job->be, worker, row_bytes, &memory));
+    if (a->dweight != NULL) dweight = memset(job->partials + chunk * 2 * a->dim, 0, row_bytes);
+    if (a->dbias != NULL) dbias = memset(job->partials + (chunk * 2 + 1) * a->dim, 0, row_bytes);
+    for (int64_t i = rows.first; i < rows.end; i++) {
+        const float *x = (const float *)a->x + i * a->dim;
+        float *dy = memcpy(memory, (const float *)a->dy + i * a->dim, row_bytes);
+        norm_row_add_affine(x, a->dim, a->mean[i], a->rstd[i], dy, dweight, dbias);
+        norm_row_backward(x, a->dim, a->mean[i], a->rstd[i], a->weight, dy, a->adds_dx,
+                          (float *)a->dx + i * a->dim);
+    }
+    return OK;
+}
+
+status cpu_norm_bwd(backend *be, const norm_args *a) {
+    norm_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
+    int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
+    if (a->dweight != NULL || a->dbias != NULL) {
+        void *memory;
+        TRY(cpu_scratch(be, CPU_SHARED, (size_t)(n_chunks * 2 * a->dim) * sizeof(float), &memory));
+        job.partials = memory;
+    }
+    TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
+    if (a->dweight != NULL)
+        cpu_add_partials(a->dweight, a->dim, job.partials, n_chunks, 2 * a->dim);
+    if (a->dbias != NULL)
+        cpu_add_partials(a->dbias, a->dim, job.partials + a->dim, n_chunks, 2 * a->dim);
+    return OK;
+}

@@ -1,0 +1,74 @@
+/* LayerNorm of one row, forward and backward: what norm.c and gate.c share.
+ *
+ * Sums over a row are `omp simd` reductions: the compiler may keep one partial sum a lane, which is
+ * what makes them fast, and which is at least as exact as a sum from left to right. */
+#ifndef HSTU_CPU_NORM_ROW_H
+#define HSTU_CPU_NORM_ROW_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Mean and 1 / sqrt(variance + eps), in two passes: the row is in cache, and x^2 - mean^2 would
+ * cancel. */
+static inline void norm_row_statistics(const float *x, int32_t dim, float eps, float *mean,
+                                       float *rstd) {
+    float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int32_t c = 0; c < dim; c++)
+        sum += x[c];
+    float m = sum / (float)dim;
+#pragma omp simd reduction(+ : squares)
+    for (int32_t c = 0; c < dim; c++)
+        squares += (x[c] - m) * (x[c] - m);
+    *mean = m;
+    *rstd = 1.0f / sqrtf(squares / (float)dim + eps);
+}
+
+/* The affine part where there is one: weight and bias are each (dim) or NULL. */
+static inline void norm_row_apply(const float *x, int32_t dim, float mean, float rstd,
+                                  const float *weight, const float *bias, float *y) {
+    for (int32_t c = 0; c < dim; c++)
+        y[c] = (x[c] - mean) * rstd;
+    if (weight != NULL)
+        for (int32_t c = 0; c < dim; c++)
+            y[c] *= weight[c];
+    if (bias != NULL)
+        for (int32_t c = 0; c < dim; c++)
+            y[c] += bias[c];
+}
+
+/* Adds dy * normalised x to dweight and dy to dbias, each where it is not NULL. */
+static inline void norm_row_add_affine(const float *x, int32_t dim, float mean, float rstd,
+                                       const float *dy, float *dweight, float *dbias) {
+    if (dweight != NULL)
+        for (int32_t c = 0; c < dim; c++)
+            dweight[c] += dy[c] * ((x[c] - mean) * rstd);
+    if (dbias != NULL)
+        for (int32_t c = 0; c < dim; c++)
+            dbias[c] += dy[c];
+}
+
+/* dx = rstd (g - mean(g) - h mean(g h)) with g = dy * weight and h the normalised x; added to what
+ * is there if `adds`.  dy is replaced by g, so it is the caller's own memory. */
+static inline void norm_row_backward(const float *x, int32_t dim, float mean, float rstd,
+                                     const float *weight, float *dy, bool adds, float *dx) {
+    float sum = 0, dot = 0;
+    if (weight != NULL)
+        for (int32_t c = 0; c < dim; c++)
+            dy[c] *= weight[c];
+#pragma omp simd reduction(+ : sum, dot)
+    for (int32_t c = 0; c < dim; c++) {
+        sum += dy[c];
+        dot += dy[c] * (x[c] - mean);
+    }
+    float mean_g = sum / (float)dim, slope = dot * rstd * rstd / (float)dim;
+    if (adds)
+        for (int32_t c = 0; c < dim; c++)
+            dx[c] += rstd * (dy[c] - mean_g - (x[c] - mean) * slope);
+    else
+        for (int32_t c = 0; c < dim; c++)
+            dx[c] = rstd * (dy[c] - mean_g - (x[c] - mean) * slope);
+}
+
+#endif

@@ -1,0 +1,134 @@
+/* Rows of tables (ops.h): gather, group, scatter.
+ *
+ * Gather is parallel over the rows of y.  Group is a counting sort on one thread: two passes over
+ * the indices and one over the table's rows, microseconds beside the layers behind it.  Scatter is
+ * parallel over rows of the table, so no two chunks write the same row and each sum runs in the
+ * order of the batch, whatever the number of threads. */
+#include <string.h>
+
+#include "cpu/cpu.h"
+
+typedef struct gather_job {
+    backend *be;
+    const gather_args *a;
+    int64_t n_rows; /* of a chunk */
+} gather_job;
+
+static void gather_row(const gather_args *a, int64_t i, float *y) {
+    const float *row = a->index[i] < 0 ? NULL : a->table + (int64_t)a->index[i] * a->dim;
+    const float *other = NULL;
+    if (a->other != NULL && a->other_index[i] >= 0)
+        other = a->other + (int64_t)a->other_index[i] * a->dim;
+    if (row == NULL)
+        memset(y, 0, (size_t)a->dim * sizeof *y);
+    else
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] = a->scale * row[c];
+    if (other != NULL)
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] += other[c];
+}
+
+static status gather_chunk(void *ctx, int64_t chunk, int worker) {
+    const gather_job *job = ctx;
+    const gather_args *a = job->a;
+    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+    void *memory;
+    TRY(cpu_scratch(job->be, worker, (size_t)a->dim * sizeof(float), &memory));
+    float *factor = memory;
+    for (int64_t i = rows.first; i < rows.end; i++) {
+        float *y = (float *)a->y + i * a->dim;
+        gather_row(a, i, y);
+        if (a->drop.rate == 0) continue;
+        cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] *= factor[c];
+    }
+    return OK;
+}
+
+status cpu_gather(backend *be, const gather_args *a) {
+    gather_job job = {be, a, cpu_rows_per_chunk(a->n, a->dim)};
+    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), gather_chunk, &job);
+}
+
+/* begin[r] first counts row r, then becomes the end of its group, and sinks to its begin while the
+ * group is filled from behind; so no second array is needed, and equal indices keep their order. */
+status cpu_group(backend *be, const int32_t *index, row_groups *groups) {
+    int32_t *begin = groups->begin, end = 0;
+    (void)be;
+    memset(begin, 0, ((size_t)groups->n_rows + 1) * sizeof *begin);
+    for (int64_t i = 0; i < groups->n; i++) {
+        if (index[i] >= groups->n_rows)
+            return fail(ERR_FORMAT, "row %lld asks for row %d of a table of %d rows", (long long)i,
+                        index[i], groups->n_rows);
+        if (index[i] >= 0) begin[index[i]]++;
+    }
+    for (int32_t r = 0; r < groups->n_rows; r++)
+        begin[r] = end += begin[r];
+    begin[groups->n_rows] = end;
+    for (int64_t i = groups->n; i-- > 0;)
+        if (index[i] >= 0) groups->order[--begin[index[i]]] = (int32_t)i;
+    return OK;
+}
+
+typedef struct scatter_job {
+    backend *be;
+    const scatter_args *a;
+    int64_t n_rows; /* rows of y that a chunk begins with */
+} scatter_job;
+
+/* The first row of the table whose group begins at `place` of the order or later. */
+static int32_t first_row(const row_groups *g, int64_t place) {
+    int32_t low = 0, high = g->n_rows;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (g->begin[middle] < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Adds the rows of group r to grad[r]; `sum` and `factor` are (dim) each. */
+static void scatter_row(const scatter_args *a, int32_t r, float *sum, float *factor) {
+    const row_groups *g = &a->groups;
+    float *grad = a->grad + (int64_t)r * a->dim;
+    memset(sum, 0, (size_t)a->dim * sizeof *sum);
+    for (int32_t k = g->begin[r]; k < g->begin[r + 1]; k++) {
+        const float *dy = (const float *)a->dy + (int64_t)g->order[k] * a->dim;
+        if (a->drop.rate == 0) {
+            for (int32_t c = 0; c < a->dim; c++)
+                sum[c] += dy[c];
+            continue;
+        }
+        cpu_dropout_factors(&a->drop, g->order[k], 0, a->dim, factor);
+        for (int32_t c = 0; c < a->dim; c++)
+            sum[c] += dy[c] * factor[c];
+    }
+    for (int32_t c = 0; c < a->dim; c++)
+        grad[c] += a->scale * sum[c];
+}
+
+/* Chunks are cut by places in the order, not by rows of the table, because a few rows own most of
+ * the batch; a row belongs to the chunk in which its group begins. */
+static status scatter_chunk(void *ctx, int64_t chunk, int worker) {
+    const scatter_job *job = ctx;
+    const scatter_args *a = job->a;
+    const row_groups *g = &a->groups;
+    cpu_range places = cpu_chunk(chunk, job->n_rows, g->begin[g->n_rows]);
+    int32_t first = first_row(g, places.first), end = first_row(g, places.end);
+    void *memory;
+    TRY(cpu_scratch(job->be, worker, 2 * (size_t)a->dim * sizeof(float), &memory));
+    float *sum = memory;
+    for (int32_t r = first; r < end; r++)
+        if (g->begin[r] < g->begin[r + 1]) scatter_row(a, r, sum, sum + a->dim);
+    return OK;
+}
+
+status cpu_scatter(backend *be, const scatter_args *a) {
+    int64_t n = a->groups.n == 0 ? 0 : a->groups.begin[a->groups.n_rows];
+    scatter_job job = {be, a, cpu_rows_per_chunk(n, a->dim)};
+    return pool_run(be->workers, cpu_n_chunks(n, job.n_rows), scatter_chunk, &job);
+}
