@@ -1,0 +1,124 @@
+/* What the tests of dense ops share: backends with 1, 2 and 3 threads, numbers, and the rule by
+ * which a float32 result is judged.
+ *
+ * A naive version is written once, in double, with each result passed through r32: with `is_float`
+ * set it rounds to float32 there, which is what naive float32 code computes.  The op under test may
+ * be off the double result by at most twice what that naive code is, and a few units in the last
+ * place of the largest number. */
+#ifndef HSTU_TESTS_DENSE_TEST_H
+#define HSTU_TESTS_DENSE_TEST_H
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "ops/ops.h"
+#include "test.h"
+
+enum { N_TEST_BACKENDS = 3 };
+
+typedef struct test_backends {
+    pool *workers[N_TEST_BACKENDS];
+    backend *be[N_TEST_BACKENDS]; /* [i] has i + 1 threads */
+} test_backends;
+
+static inline void open_backends(test_backends *t) {
+    for (int i = 0; i < N_TEST_BACKENDS; i++) {
+        CHECK_OK(pool_create(&t->workers[i], i + 1));
+        CHECK_OK(backend_create_cpu(&t->be[i], t->workers[i]));
+    }
+}
+
+static inline void close_backends(test_backends *t) {
+    for (int i = 0; i < N_TEST_BACKENDS; i++) {
+        backend_destroy_cpu(t->be[i]);
+        pool_destroy(t->workers[i]);
+    }
+}
+
+/* n numbers, the same for the same seed. */
+static inline float *floats(int64_t n, uint64_t seed) {
+    float *x;
+    rng_key key = rng_make_key(seed, RNG_TEST);
+    CHECK_OK(MEM_NEW(&x, (size_t)n));
+    for (int64_t i = 0; i < n; i++)
+        x[i] = 2 * rng_uniform(rng_draw64(key, (uint64_t)i, 0).word[0]) - 1;
+    return x;
+}
+
+static inline float *copy_floats(const float *from, int64_t n) {
+    float *x;
+    CHECK_OK(MEM_NEW(&x, (size_t)n));
+    if (n > 0) memcpy(x, from, (size_t)n * sizeof *x);
+    return x;
+}
+
+static inline double *doubles(int64_t n) {
+    double *x;
+    CHECK_OK(MEM_NEW(&x, (size_t)n));
+    return x;
+}
+
+static inline double r32(double v, bool is_float) {
+    return is_float ? (double)(float)v : v;
+}
+
+static inline double max_of(const double *x, int64_t n) {
+    double max = 0;
+    for (int64_t i = 0; i < n; i++)
+        max = fabs(x[i]) > max ? fabs(x[i]) : max;
+    return max;
+}
+
+/* The rule above; naive may be NULL where a few units in the last place must do. */
+#define CHECK_RULE(got, want, naive, n) check_rule(__LINE__, #got, got, want, naive, n)
+static inline void check_rule(int line, const char *name, const float *got, const double *want,
+                              const double *naive, int64_t n) {
+    double limit = 4e-7 * max_of(want, n), worst = 0;
+    for (int64_t i = 0; naive != NULL && i < n; i++)
+        worst = fabs(naive[i] - want[i]) > worst ? fabs(naive[i] - want[i]) : worst;
+    limit += 2 * worst;
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(got[i] - want[i]) <= limit))
+            FAIL_TEST("line %d: %s[%lld] is %.9g, not %.9g (limit %.3g)", line, name, (long long)i,
+                      (double)got[i], want[i], limit);
+}
+
+#define CHECK_SAME(a, b, n) check_same(__LINE__, #a, a, b, n)
+static inline void check_same(int line, const char *name, const float *a, const float *b,
+                              int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (memcmp(&a[i], &b[i], sizeof *a) != 0)
+            FAIL_TEST("line %d: %s[%lld] is %.9g with more threads, %.9g with one", line, name,
+                      (long long)i, (double)a[i], (double)b[i]);
+}
+
+/* Counters of `n` rows, as a batch has them, from row `first` of a longer one on. */
+static inline dropout test_dropout(float rate, int64_t n, int64_t first) {
+    uint32_t *user, *position;
+    CHECK_OK(MEM_NEW(&user, (size_t)n));
+    CHECK_OK(MEM_NEW(&position, (size_t)n));
+    for (int64_t i = 0; i < n; i++) {
+        user[i] = (uint32_t)((i + first) / 7);
+        position[i] = (uint32_t)((i + first) % 7);
+    }
+    return (dropout){.rate = rate,
+                     .key = rng_make_key(3, RNG_DROPOUT),
+                     .step = 11,
+                     .site = 5,
+                     .user = user,
+                     .position = position};
+}
+
+static inline void free_dropout(dropout *d) {
+    mem_free((void *)d->user);
+    mem_free((void *)d->position);
+}
+
+/* The factor of one element, straight from the contract. */
+static inline double naive_factor(const dropout *d, int64_t row, int32_t column) {
+    if (d->rate == 0) return 1;
+    rng_block b = rng_draw(d->key, d->position[row], d->user[row], d->step,
+                           d->site << 16 | (uint32_t)column / 4);
+    return rng_uniform(b.word[column % 4]) >= d->rate ? 1 / (1 - (double)d->rate) : 0;
+}
+
+#endif

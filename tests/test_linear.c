@@ -1,0 +1,223 @@
+#include "dense_test.h"
+
+typedef struct layer {
+    linear_args a;
+    float *dy;             /* before the backward pass forms dz there */
+    int64_t n_x, n_y, n_w; /* sizes */
+} layer;
+
+/* A layer of random numbers with every gradient asked for. */
+static layer make_layer(int64_t n, int32_t n_in, int32_t n_out, bool is_transposed, epilogue f,
+                        bool has_bias, bool has_residual, bool adds_dx) {
+    layer l = {.n_x = n * n_in, .n_y = n * n_out, .n_w = (int64_t)n_in * n_out};
+    l.dy = floats(l.n_y, 6);
+    l.a = (linear_args){.n = n,
+                        .n_in = n_in,
+                        .n_out = n_out,
+                        .is_transposed = is_transposed,
+                        .f = f,
+                        .x = floats(l.n_x, 1),
+                        .w = floats(l.n_w, 2),
+                        .bias = has_bias ? floats(n_out, 3) : NULL,
+                        .residual = has_residual ? floats(l.n_y, 4) : NULL,
+                        .z = f == EPILOGUE_NONE ? NULL : floats(l.n_y, 5),
+                        .y = floats(l.n_y, 5),
+                        .dy = copy_floats(l.dy, l.n_y),
+                        .dx = floats(l.n_x, 7),
+                        .adds_dx = adds_dx,
+                        .dw = floats(l.n_w, 8),
+                        .dbias = has_bias ? floats(n_out, 9) : NULL};
+    return l;
+}
+
+static void free_layer(layer *l) {
+    linear_args *a = &l->a;
+    void *all[] = {l->dy,   (void *)a->x, (void *)a->w, (void *)a->bias, (void *)a->residual,
+                   a->z,    a->y,         a->dy,        a->dx,           a->dw,
+                   a->dbias};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mem_free(all[i]);
+}
+
+static double f_of(epilogue f, double z) {
+    if (f == EPILOGUE_SILU) return z / (1 + exp(-z));
+    if (f == EPILOGUE_RELU) return z > 0 ? z : 0;
+    if (f == EPILOGUE_GELU) return z * 0.5 * (1 + erf(z / sqrt(2)));
+    return z;
+}
+
+/* The derivative by a central difference: independent of any formula for it. */
+static double slope_of(epilogue f, double z) {
+    const double h = 1e-5;
+    if (f == EPILOGUE_NONE) return 1;
+    return (f_of(f, z + h) - f_of(f, z - h)) / (2 * h);
+}
+
+static double w_at(const linear_args *a, int32_t in, int32_t out) {
+    return a->is_transposed ? a->w[out * a->n_in + in] : a->w[in * a->n_out + out];
+}
+
+typedef struct expected {
+    double *z, *y, *dz, *dx, *dw, *dbias;
+} expected;
+
+static void naive_forward(const layer *l, bool f, expected *e) {
+    const linear_args *a = &l->a;
+    const float *x = a->x, *residual = a->residual;
+    for (int64_t i = 0; i < l->n_y; i++) {
+        int64_t row = i / a->n_out;
+        int32_t column = (int32_t)(i % a->n_out);
+        double z = 0;
+        for (int32_t k = 0; k < a->n_in; k++)
+            z = r32(z + r32(x[row * a->n_in + k] * w_at(a, k, column), f), f);
+        if (a->bias != NULL) z = r32(z + a->bias[column], f);
+        if (residual != NULL) z = r32(z + residual[i], f);
+        e->z[i] = z;
+        e->y[i] = r32(f_of(a->f, z), f);
+        e->dz[i] = r32(l->dy[i] * r32(slope_of(a->f, z), f), f);
+    }
+}
+
+/* dx, dw and dbias were 0..1 numbers before: dw and dbias are added to, dx where adds_dx. */
+static void naive_backward(const layer *l, bool f, expected *e, const layer *before) {
+    const linear_args *a = &l->a;
+    const float *x = a->x;
+    for (int64_t i = 0; i < l->n_x; i++) {
+        double sum = a->adds_dx ? ((float *)before->a.dx)[i] : 0;
+        for (int32_t k = 0; k < a->n_out; k++)
+            sum = r32(
+                sum +
+                    r32(e->dz[i / a->n_in * a->n_out + k] * w_at(a, (int32_t)(i % a->n_in), k), f),
+                f);
+        e->dx[i] = sum;
+    }
+    for (int64_t i = 0; i < l->n_w; i++) {
+        int64_t in = a->is_transposed ? i % a->n_in : i / a->n_out;
+        int64_t out = a->is_transposed ? i / a->n_in : i % a->n_out;
+        double sum = before->a.dw[i];
+        for (int64_t row = 0; row < a->n; row++)
+            sum = r32(sum + r32(x[row * a->n_in + in] * e->dz[row * a->n_out + out], f), f);
+        e->dw[i] = sum;
+    }
+    for (int32_t k = 0; a->bias != NULL && k < a->n_out; k++) {
+        double sum = before->a.dbias[k];
+        for (int64_t row = 0; row < a->n; row++)
+            sum = r32(sum + e->dz[row * a->n_out + k], f);
+        e->dbias[k] = sum;
+    }
+}
+
+static void check_against_double(const layer *l, const layer *before) {
+    const linear_args *a = &l->a;
+    expected e[2];
+    for (int f = 0; f < 2; f++) {
+        e[f] = (expected){doubles(l->n_y), doubles(l->n_y), doubles(l->n_y),
+                          doubles(l->n_x), doubles(l->n_w), doubles(a->n_out)};
+        naive_forward(l, f, &e[f]);
+        naive_backward(l, f, &e[f], before);
+    }
+    const float *z = a->z, *y = a->y, *dz = a->dy, *dx = a->dx;
+    if (z != NULL) CHECK_RULE(z, e[0].z, e[1].z, l->n_y);
+    CHECK_RULE(y, e[0].y, e[1].y, l->n_y);
+    CHECK_RULE(dz, e[0].dz, e[1].dz, l->n_y);
+    CHECK_RULE(dx, e[0].dx, e[1].dx, l->n_x);
+    CHECK_RULE(a->dw, e[0].dw, e[1].dw, l->n_w);
+    if (a->dbias != NULL) CHECK_RULE(a->dbias, e[0].dbias, e[1].dbias, a->n_out);
+    for (int f = 0; f < 2; f++) {
+        double *all[] = {e[f].z, e[f].y, e[f].dz, e[f].dx, e[f].dw, e[f].dbias};
+        for (int i = 0; i < 6; i++)
+            mem_free(all[i]);
+    }
+}
+
+static void check_layer(test_backends *t, int64_t n, int32_t n_in, int32_t n_out,
+                        bool is_transposed, epilogue f, int options) {
+    bool has_bias = options & 1, has_residual = options & 2, adds_dx = options & 4;
+    layer l[N_TEST_BACKENDS], before;
+    before = make_layer(n, n_in, n_out, is_transposed, f, has_bias, has_residual, adds_dx);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        l[b] = make_layer(n, n_in, n_out, is_transposed, f, has_bias, has_residual, adds_dx);
+        CHECK_OK(t->be[b]->ops->linear_fwd(t->be[b], &l[b].a));
+        CHECK_OK(t->be[b]->ops->linear_bwd(t->be[b], &l[b].a));
+        const float *y = l[b].a.y, *dx = l[b].a.dx;
+        CHECK_SAME(y, (float *)l[0].a.y, l->n_y);
+        CHECK_SAME(dx, (float *)l[0].a.dx, l->n_x);
+        CHECK_SAME(l[b].a.dw, l[0].a.dw, l->n_w);
+        if (has_bias) CHECK_SAME(l[b].a.dbias, l[0].a.dbias, n_out);
+    }
+    if (n_in > 0 && n_out > 0) check_against_double(&l[0], &before);
+    for (int b = 0; b < N_TEST_BACKENDS; b++)
+        free_layer(&l[b]);
+    free_layer(&before);
+}
+
+TEST(linear_against_double) {
+    static const epilogue all[] = {EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU};
+    test_backends t;
+    open_backends(&t);
+    for (int f = 0; f < 4; f++)
+        for (int options = 0; options < 8; options++)
+            check_layer(&t, 9, 7, 5, options % 3 == 0, all[f], options);
+    close_backends(&t);
+}
+
+/* Rows around the sizes of chunks and of groups. */
+TEST(linear_at_the_edges_of_chunks) {
+    static const int64_t rows[] = {0, 1, 127, 128, 129, 511, 512, 513, 1100};
+    test_backends t;
+    open_backends(&t);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        check_layer(&t, rows[i], 10, 12, false, EPILOGUE_SILU, 1);
+        check_layer(&t, rows[i], 3, 1, true, EPILOGUE_NONE, 7);
+    }
+    check_layer(&t, 5, 0, 3, false, EPILOGUE_NONE, 0);
+    check_layer(&t, 5, 3, 0, false, EPILOGUE_NONE, 0);
+    close_backends(&t);
+}
+
+/* A weight so large that dW is made in tiles, and neither side is a multiple of them. */
+TEST(linear_with_a_large_weight) {
+    test_backends t;
+    open_backends(&t);
+    check_layer(&t, 3, 900, 1200, false, EPILOGUE_NONE, 1);
+    check_layer(&t, 3, 1200, 900, true, EPILOGUE_NONE, 1);
+    close_backends(&t);
+}
+
+/* Extreme inputs leave SiLU and its slope finite and right. */
+TEST(linear_silu_far_from_zero) {
+    test_backends t;
+    float x[] = {-1000, -90, -30, 30, 90, 1000}, w[] = {1}, z[6], y[6];
+    float dy[] = {1, 1, 1, 1, 1, 1}, dw[] = {0};
+    linear_args a = {.n = 6,
+                     .n_in = 1,
+                     .n_out = 1,
+                     .f = EPILOGUE_SILU,
+                     .x = x,
+                     .w = w,
+                     .z = z,
+                     .y = y,
+                     .dy = dy,
+                     .dw = dw};
+    open_backends(&t);
+    CHECK_OK(t.be[0]->ops->linear_fwd(t.be[0], &a));
+    CHECK_OK(t.be[0]->ops->linear_bwd(t.be[0], &a));
+    for (int i = 0; i < 6; i++) {
+        CHECK(fabs(y[i] - (x[i] > 0 ? x[i] : 0)) < 1e-10);
+        CHECK(fabs(dy[i] - (x[i] > 0 ? 1 : 0)) < 1e-10);
+    }
+    close_backends(&t);
+}
+
+/* The residual may be y itself. */
+TEST(linear_adds_to_a_residual_in_place) {
+    test_backends t;
+    float x[] = {1, 2}, w[] = {1, 10, 100, 1000}, bias[] = {0.5f, 0.25f}, y[] = {3, 4};
+    linear_args a = {
+        .n = 1, .n_in = 2, .n_out = 2, .x = x, .w = w, .bias = bias, .residual = y, .y = y};
+    open_backends(&t);
+    CHECK_OK(t.be[0]->ops->linear_fwd(t.be[0], &a));
+    CHECK(y[0] == 1 + 200 + 3.5f);
+    CHECK(y[1] == 10 + 2000 + 4.25f);
+    close_backends(&t);
+}

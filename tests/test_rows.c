@@ -1,0 +1,144 @@
+#include "dense_test.h"
+
+static int32_t *indices(int64_t n, int32_t n_rows, uint64_t seed) {
+    int32_t *x;
+    rng_key key = rng_make_key(seed, RNG_TEST);
+    CHECK_OK(MEM_NEW(&x, (size_t)n));
+    for (int64_t i = 0; i < n; i++) {
+        rng_block b = rng_draw64(key, (uint64_t)i, 1);
+        /* One in eight reads no row, and the smaller half of the rows is asked for more often. */
+        uint32_t below = b.word[2] & 1 ? (uint32_t)n_rows : (uint32_t)(n_rows + 1) / 2;
+        x[i] = b.word[0] % 8 == 0 ? -1 : (int32_t)rng_below(b.word[1], below);
+    }
+    return x;
+}
+
+/* The groups hold every row with an index once, in order, under its index. */
+static void check_groups(const row_groups *g, const int32_t *index) {
+    int64_t n_indexed = 0;
+    for (int64_t i = 0; i < g->n; i++)
+        n_indexed += index[i] >= 0;
+    CHECK_EQ(g->begin[0], 0);
+    CHECK_EQ(g->begin[g->n_rows], n_indexed);
+    for (int32_t r = 0; r < g->n_rows; r++)
+        for (int32_t k = g->begin[r]; k < g->begin[r + 1]; k++) {
+            CHECK_EQ(index[g->order[k]], r);
+            CHECK(k == g->begin[r] || g->order[k] > g->order[k - 1]);
+        }
+}
+
+static void check_gather(const gather_args *a, const float *y) {
+    for (int64_t i = 0; i < a->n; i++)
+        for (int32_t c = 0; c < a->dim; c++) {
+            double want = 0;
+            if (a->index[i] >= 0) want += (double)a->scale * a->table[a->index[i] * a->dim + c];
+            if (a->other != NULL && a->other_index[i] >= 0)
+                want += a->other[a->other_index[i] * a->dim + c];
+            want *= naive_factor(&a->drop, i, c);
+            if (fabs(y[i * a->dim + c] - want) > 2e-6)
+                FAIL_TEST("y[%lld][%d] is %g, not %g", (long long)i, c, (double)y[i * a->dim + c],
+                          want);
+        }
+}
+
+/* grad, which was 1 everywhere, against the sums in double and in float32. */
+static void check_scatter(const scatter_args *a, const int32_t *index) {
+    int64_t n = (int64_t)a->groups.n_rows * a->dim;
+    double *sum[2] = {doubles(n), doubles(n)};
+    for (int f = 0; f < 2; f++) {
+        for (int64_t i = 0; i < a->groups.n; i++)
+            for (int32_t c = 0; index[i] >= 0 && c < a->dim; c++) {
+                double *s = &sum[f][(int64_t)index[i] * a->dim + c];
+                double dy = ((const float *)a->dy)[i * a->dim + c];
+                *s = r32(*s + r32(dy * naive_factor(&a->drop, i, c), f), f);
+            }
+        for (int64_t i = 0; i < n; i++)
+            sum[f][i] = r32(1 + r32(a->scale * sum[f][i], f), f);
+    }
+    CHECK_RULE(a->grad, sum[0], sum[1], n);
+    mem_free(sum[0]);
+    mem_free(sum[1]);
+}
+
+static void check_shape(test_backends *t, int64_t n, int32_t n_rows, int32_t dim, float rate) {
+    float *table = floats((int64_t)n_rows * dim, 1), *other = floats(5 * dim, 2);
+    float *dy = floats(n * dim, 3), *first_y = NULL, *first_grad = NULL;
+    int32_t *index = indices(n, n_rows, 4), *other_index = indices(n, 5, 5);
+    dropout drop = test_dropout(rate, n, 0);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        backend *be = t->be[b];
+        float *y = floats(n * dim, 9), *grad = floats((int64_t)n_rows * dim, 9);
+        gather_args gather = {.n = n,
+                              .dim = dim,
+                              .table = table,
+                              .index = index,
+                              .scale = 7.07f,
+                              .other = other,
+                              .other_index = other_index,
+                              .drop = drop,
+                              .y = y};
+        scatter_args scatter = {.groups = {.n = n, .n_rows = n_rows},
+                                .dim = dim,
+                                .scale = 7.07f,
+                                .dy = dy,
+                                .drop = drop,
+                                .grad = grad};
+        CHECK_OK(MEM_NEW(&scatter.groups.order, (size_t)n));
+        CHECK_OK(MEM_NEW(&scatter.groups.begin, (size_t)n_rows + 1));
+        for (int64_t i = 0; i < (int64_t)n_rows * dim; i++)
+            grad[i] = 1;
+        CHECK_OK(be->ops->gather(be, &gather));
+        CHECK_OK(be->ops->group(be, index, &scatter.groups));
+        CHECK_OK(be->ops->scatter(be, &scatter));
+        if (b == 0) {
+            check_groups(&scatter.groups, index);
+            check_gather(&gather, y);
+            check_scatter(&scatter, index);
+            first_y = copy_floats(y, n * dim);
+            first_grad = copy_floats(grad, (int64_t)n_rows * dim);
+        }
+        CHECK_SAME(y, first_y, n * dim);
+        CHECK_SAME(grad, first_grad, (int64_t)n_rows * dim);
+        void *all[] = {y, grad, scatter.groups.order, scatter.groups.begin};
+        for (int i = 0; i < 4; i++)
+            mem_free(all[i]);
+    }
+    void *all[] = {table, other, dy, index, other_index, first_y, first_grad};
+    for (int i = 0; i < 7; i++)
+        mem_free(all[i]);
+    free_dropout(&drop);
+}
+
+TEST(rows_gather_group_scatter) {
+    test_backends t;
+    open_backends(&t);
+    check_shape(&t, 0, 10, 8, 0);
+    check_shape(&t, 1, 1, 1, 0);
+    check_shape(&t, 2000, 1, 50, 0);
+    check_shape(&t, 2000, 300, 50, 0.25f);
+    check_shape(&t, 2000, 5000, 17, 0);
+    check_shape(&t, 100, 1, 300, 0.5f);
+    close_backends(&t);
+}
+
+TEST(rows_without_other_copy_the_table) {
+    test_backends t;
+    float table[] = {1, 2, 3, 4, 5, 6}, y[8];
+    int32_t index[] = {2, -1, 0, 2};
+    gather_args a = {.n = 4, .dim = 2, .table = table, .index = index, .scale = 2, .y = y};
+    open_backends(&t);
+    CHECK_OK(t.be[0]->ops->gather(t.be[0], &a));
+    static const float want[] = {10, 12, 0, 0, 2, 4, 10, 12};
+    CHECK(memcmp(y, want, sizeof want) == 0);
+    close_backends(&t);
+}
+
+TEST(rows_refuse_an_index_beyond_the_table) {
+    test_backends t;
+    int32_t index[] = {0, 3}, order[2], begin[4];
+    row_groups g = {.n = 2, .n_rows = 3, .order = order, .begin = begin};
+    open_backends(&t);
+    CHECK_FAILS(t.be[0]->ops->group(t.be[0], index, &g), ERR_FORMAT,
+                "row 1 asks for row 3 of a table of 3 rows");
+    close_backends(&t);
+}
