@@ -1,0 +1,167 @@
+#include "cpu/attn_int.h"
+
+#include <string.h>
+
+void *attn_take(attn_carve *carve, size_t n, size_t size) {
+    void *taken = carve->base != NULL ? carve->base + carve->used : NULL;
+    carve->used += (n * size + 63) / 64 * 64;
+    return taken;
+}
+
+status attn_run(backend *be, int64_t n_chunks, pool_fn fn, void *ctx) {
+    if (be->workers != NULL) return pool_run(be->workers, n_chunks, fn, ctx);
+    for (int64_t chunk = 0; chunk < n_chunks; chunk++)
+        TRY(fn(ctx, chunk, 0));
+    return OK;
+}
+
+attn_seq attn_seq_make(const attn_args *a, int32_t b, int32_t head, int32_t *time) {
+    attn_seq s = {.a = a, .b = b, .head = head, .time = time};
+    s.buckets = a->bias == BIAS_TIME ? bucket_table_get() : NULL;
+    s.row_q = a->offsets_q[b];
+    s.row_k = a->offsets_k[b];
+    s.len_q = a->offsets_q[b + 1] - s.row_q;
+    s.len_k = a->offsets_k[b + 1] - s.row_k;
+    return s;
+}
+
+/* Is a time within 2^30 of the first: then differences of two such fit 32 bits. */
+static bool is_near(int64_t time, int64_t first) {
+    return (uint64_t)time - (uint64_t)first + (1u << 30) < (1u << 31);
+}
+
+static int32_t near_time(int64_t time, int64_t first) {
+    return (int32_t)((uint64_t)time - (uint64_t)first);
+}
+
+void attn_seq_take_keys(attn_seq *s, int32_t first) {
+    int32_t left = s->len_k - first;
+    s->first_key = first;
+    s->n_keys = left < ATTN_KEYS ? left : ATTN_KEYS;
+    if (s->a->bias != BIAS_TIME) return;
+    const int64_t *time = s->a->key_time + s->row_k + first;
+    s->first_time = time[0];
+    s->is_near = true;
+    for (int32_t j = 0; j < s->n_keys; j++) {
+        s->time[j] = near_time(time[j], s->first_time);
+        s->is_near &= is_near(time[j], s->first_time);
+    }
+}
+
+attn_rows attn_rows_take(attn_carve *carve, const attn_args *a, int n) {
+    attn_rows rows = {.max_spans = attn_mask_max_spans(a)};
+    rows.spans = attn_take(carve, (size_t)n * rows.max_spans, sizeof *rows.spans);
+    rows.n_spans = attn_take(carve, (size_t)n, sizeof *rows.n_spans);
+    return rows;
+}
+
+void attn_rows_fill(attn_rows *rows, const attn_seq *s, int32_t row, int n) {
+    for (int r = 0; r < n; r++)
+        rows->n_spans[r] =
+            attn_mask_row(s->a, s->b, row + r, rows->spans + (size_t)r * rows->max_spans);
+}
+
+attn_hull attn_rows_hull(const attn_rows *rows, int r, int n, const attn_seq *s, int round) {
+    int64_t begin = INT32_MAX, end = 0;
+    for (int m = r; m < r + n; m++) {
+        const attn_span *spans = rows->spans + (size_t)m * rows->max_spans;
+        if (rows->n_spans[m] == 0) continue;
+        int32_t last = spans[rows->n_spans[m] - 1].end;
+        begin = spans[0].begin < begin ? spans[0].begin : begin;
+        end = last > end ? last : end;
+    }
+    begin = begin > s->first_key ? begin - s->first_key : 0;
+    end = end < s->first_key + s->n_keys ? end - s->first_key : s->n_keys;
+    if (begin >= end) return (attn_hull){0, 0};
+    return (attn_hull){(int)(begin / round * round), (int)((end + round - 1) / round * round)};
+}
+
+void attn_rows_clear(const attn_rows *rows, int r, const attn_seq *s, attn_hull hull, float *x) {
+    const attn_span *spans = rows->spans + (size_t)r * rows->max_spans;
+    int at = hull.begin;
+    for (int32_t m = 0; m < rows->n_spans[r] && at < hull.end; m++) {
+        int begin = spans[m].begin - s->first_key, end = spans[m].end - s->first_key;
+        if (end <= at) continue;
+        begin = begin < at ? at : begin > hull.end ? hull.end : begin;
+        memset(x + at, 0, sizeof *x * (size_t)(begin - at));
+        at = end;
+    }
+    if (at < hull.end) memset(x + at, 0, sizeof *x * (size_t)(hull.end - at));
+}
+
+/* The place of a query row and the first key in hand in the position bias: consecutive keys lie one
+ * behind the other. */
+static ptrdiff_t position_of(const attn_seq *s, int32_t row) {
+    int32_t i = row + s->len_k - s->len_q;
+    return (ptrdiff_t)s->a->bias_len - 1 + s->first_key - i;
+}
+
+static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *distance) {
+    int64_t query = s->a->query_time[s->row_q + row];
+    if (s->is_near && is_near(query, s->first_time)) {
+        int32_t time = near_time(query, s->first_time);
+        for (int j = hull.begin; j < hull.end; j++) {
+            int32_t d = time - s->time[j];
+            distance[j] = (float)(d < 0 ? -d : d);
+        }
+        return;
+    }
+    const int64_t *key = s->a->key_time + s->row_k + s->first_key;
+    for (int j = hull.begin; j < hull.end; j++)
+        distance[j] = bucket_distance(query, key[j]);
+}
+
+static void time_bias_add(const attn_seq *s, int32_t row, attn_hull hull, float *x,
+                          uint8_t *bucket) {
+    float distance[ATTN_KEYS];
+    uint8_t own[ATTN_KEYS];
+    const float *position = s->a->position_w + position_of(s, row);
+    const float *time = s->a->time_w;
+    if (bucket == NULL) bucket = own;
+    distances(s, row, hull, distance);
+    for (int j = hull.begin; j < hull.end; j++) {
+        int32_t at = bucket_of(s->buckets, distance[j]);
+        bucket[j] = (uint8_t)at;
+        x[j] += position[j] + time[at];
+    }
+}
+
+static size_t table_of(const attn_seq *s, int32_t row) {
+    const attn_args *a = s->a;
+    size_t head = a->table_heads == 1 ? 0 : (size_t)s->head;
+    size_t i = (size_t)row + s->len_k - s->len_q;
+    return (((size_t)s->b * a->table_heads + head) * a->table_len + i) * a->table_len +
+           s->first_key;
+}
+
+/* The hull may be rounded beyond the keys; there is no bias there. */
+static attn_hull within_keys(const attn_seq *s, attn_hull hull) {
+    return (attn_hull){hull.begin, hull.end < s->n_keys ? hull.end : s->n_keys};
+}
+
+void attn_bias_add(const attn_seq *s, int32_t row, attn_hull hull, float *x, uint8_t *bucket) {
+    hull = within_keys(s, hull);
+    if (s->a->bias == BIAS_TIME) {
+        time_bias_add(s, row, hull, x, bucket);
+    } else if (s->a->bias == BIAS_TABLE) {
+        const float *table = (const float *)s->a->table + table_of(s, row);
+        for (int j = hull.begin; j < hull.end; j++)
+            x[j] += table[j];
+    }
+}
+
+void attn_bias_grad_add(const attn_seq *s, int32_t row, attn_hull hull, const float *ds,
+                        const uint8_t *bucket, const attn_bias_grad *grad) {
+    hull = within_keys(s, hull);
+    if (s->a->bias == BIAS_TABLE && s->a->dtable != NULL) {
+        float *table = s->a->dtable + table_of(s, row);
+        for (int j = hull.begin; j < hull.end; j++)
+            table[j] += ds[j];
+    }
+    if (s->a->bias != BIAS_TIME) return;
+    float *position = grad->position + position_of(s, row);
+    for (int j = hull.begin; j < hull.end; j++)
+        position[j] += ds[j];
+    for (int j = hull.begin; j < hull.end; j++)
+        grad->time[(j % ATTN_TIME_COPIES) * ATTN_TIME_STRIDE + bucket[j]] += ds[j];
+}

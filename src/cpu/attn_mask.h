@@ -1,0 +1,25 @@
+/* The masks of the attention, lowered at run time to spans of columns.
+ *
+ * Whatever the mask (causal, window, contexts, target groups, arbitrary intervals), a query row
+ * sees a few half-open spans of keys, ascending and apart.  The kernels know nothing else of
+ * masks.  Pure functions of the arguments; any thread. */
+#ifndef HSTU_CPU_ATTN_MASK_H
+#define HSTU_CPU_ATTN_MASK_H
+
+#include "ops/ops.h"
+
+typedef struct attn_span {
+    int32_t begin, end; /* columns begin .. end - 1 */
+} attn_span;
+
+/* The most spans one row can have. */
+int32_t attn_mask_max_spans(const attn_args *a);
+
+/* The spans of query row `row` (0 .. Lq - 1) of sequence b, into out; their number. */
+int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out);
+
+/* Checks what the kernels rely on: lengths, bounds and shapes that fit each other.  ERR_USAGE names
+ * the argument. */
+status attn_args_check(const attn_args *a);
+
+#endif
