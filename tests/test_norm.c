@@ -1,0 +1,129 @@
+#include "dense_test.h"
+
+typedef struct expected {
+    double *y, *dx, *dweight, *dbias;
+} expected;
+
+/* One row, forward and backward, rounded to float32 at each step where f. */
+static void naive_row(const norm_args *a, int64_t i, bool f, const float *dx_before, expected *e) {
+    const float *x = (const float *)a->x + i * a->dim, *dy = (const float *)a->dy + i * a->dim;
+    double sum = 0, squares = 0, sum_g = 0, sum_gh = 0;
+    int32_t n = a->dim;
+    for (int32_t c = 0; c < n; c++)
+        sum = r32(sum + x[c], f);
+    double mean = r32(sum / n, f);
+    for (int32_t c = 0; c < n; c++)
+        squares = r32(squares + r32(r32(x[c] - mean, f) * r32(x[c] - mean, f), f), f);
+    double rstd = r32(1 / r32(sqrt(r32(r32(squares / n, f) + a->eps, f)), f), f);
+    for (int32_t c = 0; c < n; c++) {
+        double h = r32(r32(x[c] - mean, f) * rstd, f), weight = a->weight ? a->weight[c] : 1;
+        double g = r32(dy[c] * weight, f);
+        e->y[i * n + c] = r32(r32(h * weight, f) + (a->bias ? a->bias[c] : 0), f);
+        sum_g = r32(sum_g + g, f);
+        sum_gh = r32(sum_gh + r32(g * h, f), f);
+        e->dweight[c] = r32(e->dweight[c] + r32(dy[c] * h, f), f);
+        e->dbias[c] = r32(e->dbias[c] + dy[c], f);
+    }
+    for (int32_t c = 0; c < n; c++) {
+        double h = r32(r32(x[c] - mean, f) * rstd, f),
+               g = r32(dy[c] * (a->weight ? a->weight[c] : 1), f);
+        double inner = r32(r32(g - r32(sum_g / n, f), f) - r32(h * r32(sum_gh / n, f), f), f);
+        e->dx[i * n + c] = r32((a->adds_dx ? dx_before[i * n + c] : 0) + r32(rstd * inner, f), f);
+    }
+}
+
+static void check_against_double(const norm_args *a, const float *dx_before) {
+    int64_t n = a->n * a->dim;
+    expected e[2];
+    for (int f = 0; f < 2; f++) {
+        e[f] = (expected){doubles(n), doubles(n), doubles(a->dim), doubles(a->dim)};
+        for (int64_t i = 0; i < a->n; i++)
+            naive_row(a, i, f, dx_before, &e[f]);
+    }
+    const float *y = a->y, *dx = a->dx;
+    CHECK_RULE(y, e[0].y, e[1].y, n);
+    CHECK_RULE(dx, e[0].dx, e[1].dx, n);
+    if (a->dweight != NULL) CHECK_RULE(a->dweight, e[0].dweight, e[1].dweight, a->dim);
+    if (a->dbias != NULL) CHECK_RULE(a->dbias, e[0].dbias, e[1].dbias, a->dim);
+    for (int f = 0; f < 2; f++) {
+        double *all[] = {e[f].y, e[f].dx, e[f].dweight, e[f].dbias};
+        for (int i = 0; i < 4; i++)
+            mem_free(all[i]);
+    }
+}
+
+static void check_norm(test_backends *t, int64_t n, int32_t dim, bool is_affine, bool adds_dx) {
+    float *x = floats(n * dim, 1), *dy = floats(n * dim, 2), *dx_before = floats(n * dim, 3);
+    float *weight = floats(dim, 4), *bias = floats(dim, 5);
+    norm_args a[N_TEST_BACKENDS];
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        a[b] = (norm_args){.n = n,
+                           .dim = dim,
+                           .eps = 1e-5f,
+                           .x = x,
+                           .y = floats(n * dim, 9),
+                           .weight = is_affine ? weight : NULL,
+                           .bias = is_affine ? bias : NULL,
+                           .mean = floats(n, 9),
+                           .rstd = floats(n, 9),
+                           .dy = dy,
+                           .dx = copy_floats(dx_before, n * dim),
+                           .adds_dx = adds_dx};
+        if (is_affine) {
+            CHECK_OK(MEM_NEW(&a[b].dweight, (size_t)dim));
+            CHECK_OK(MEM_NEW(&a[b].dbias, (size_t)dim));
+        }
+        CHECK_OK(t->be[b]->ops->norm_fwd(t->be[b], &a[b]));
+        CHECK_OK(t->be[b]->ops->norm_bwd(t->be[b], &a[b]));
+        const float *y = a[b].y, *dx = a[b].dx;
+        CHECK_SAME(y, (float *)a[0].y, n * dim);
+        CHECK_SAME(dx, (float *)a[0].dx, n * dim);
+        if (is_affine) CHECK_SAME(a[b].dweight, a[0].dweight, dim);
+        if (is_affine) CHECK_SAME(a[b].dbias, a[0].dbias, dim);
+    }
+    check_against_double(&a[0], dx_before);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        void *all[] = {a[b].y, a[b].mean, a[b].rstd, a[b].dx, a[b].dweight, a[b].dbias};
+        for (int i = 0; i < 6; i++)
+            mem_free(all[i]);
+    }
+    void *all[] = {x, dy, dx_before, weight, bias};
+    for (int i = 0; i < 5; i++)
+        mem_free(all[i]);
+}
+
+TEST(norm_against_double) {
+    static const int32_t dims[] = {1, 2, 3, 4, 5, 15, 16, 17, 50, 64, 257};
+    test_backends t;
+    open_backends(&t);
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        for (int options = 0; options < 4; options++)
+            check_norm(&t, 11, dims[i], options & 1, options & 2);
+    check_norm(&t, 0, 50, true, false);
+    check_norm(&t, 1, 50, true, false);
+    check_norm(&t, 2000, 50, true, true);
+    close_backends(&t);
+}
+
+/* Equal numbers have variance 0: eps alone keeps the row finite, and y is the bias. */
+TEST(norm_of_a_constant_row) {
+    test_backends t;
+    float x[8], y[8], mean, rstd, bias[8], weight[8];
+    for (int i = 0; i < 8; i++)
+        x[i] = 3, weight[i] = 2, bias[i] = (float)i;
+    norm_args a = {.n = 1,
+                   .dim = 8,
+                   .eps = 1e-6f,
+                   .x = x,
+                   .weight = weight,
+                   .bias = bias,
+                   .y = y,
+                   .mean = &mean,
+                   .rstd = &rstd};
+    open_backends(&t);
+    CHECK_OK(t.be[0]->ops->norm_fwd(t.be[0], &a));
+    CHECK(mean == 3);
+    CHECK(fabsf(rstd - 1000) < 0.1f);
+    CHECK(memcmp(y, bias, sizeof y) == 0);
+    close_backends(&t);
+}
