@@ -1,0 +1,189 @@
+#include "base/safetensors.h"
+#include "dense_test.h"
+
+static const double *golden(const st_file *f, const char *name) {
+    const st_tensor *t;
+    CHECK_OK(st_get(f, name, ST_F64, &t));
+    return t->data;
+}
+
+static void check_golden(const char *name, float weight_decay) {
+    st_file *f;
+    test_backends t;
+    const st_tensor *w, *g;
+    float grad[64], m[64] = {0}, v[64] = {0}, now[64];
+    open_backends(&t);
+    CHECK_OK(st_open(&f, test_shared(name)));
+    CHECK_OK(st_get(f, "w", ST_F32, &w));
+    CHECK_OK(st_get(f, "g", ST_F32, &g));
+    CHECK_EQ(w->n, 64);
+    memcpy(now, w->data, sizeof now);
+    for (int64_t step = 0; step < g->shape[0]; step++) {
+        memcpy(grad, (const float *)g->data + step * 64, sizeof grad);
+        update_args a = {.kind = OPT_ADAMW,
+                         .n = 64,
+                         .dim = 64,
+                         .w = now,
+                         .grad = grad,
+                         .m = m,
+                         .v = v,
+                         .lr = 1e-3f,
+                         .beta1 = 0.9f,
+                         .beta2 = 0.98f,
+                         .eps = 1e-8f,
+                         .weight_decay = weight_decay,
+                         .step = step + 1};
+        CHECK_OK(t.be[1]->ops->update(t.be[1], &a));
+        CHECK_RULE(now, golden(f, "w_after") + step * 64, NULL, 64);
+        for (int i = 0; i < 64; i++)
+            CHECK(grad[i] == 0);
+    }
+    /* beta2 as a float32 number is off by 2e-8, so 1 - beta2 by 1e-6 of itself. */
+    for (int i = 0; i < 64; i++) {
+        CHECK(fabs(m[i] - golden(f, "m")[i]) <= 4e-7 * max_of(golden(f, "m"), 64));
+        CHECK(fabs(v[i] - golden(f, "v")[i]) <= 2e-6 * max_of(golden(f, "v"), 64));
+    }
+    st_close(f);
+    close_backends(&t);
+}
+
+TEST(update_adamw_golden) {
+    check_golden("golden/meta_adamw_wd0.safetensors", 0);
+    check_golden("golden/meta_adamw_wd01.safetensors", 0.01f);
+}
+
+enum { DIM = 5, ROWS = 6000, N = DIM * ROWS };
+
+typedef struct state {
+    float *w, *grad, *m, *v;
+} state;
+
+static state make_state(void) {
+    state s = {floats(N, 1), floats(N, 2), floats(N, 3), floats(N, 4)};
+    for (int i = 0; i < N; i++) {
+        s.m[i] = fabsf(s.m[i]);
+        s.v[i] = fabsf(s.v[i]);
+    }
+    return s;
+}
+
+static void free_state(state *s) {
+    float *all[] = {s->w, s->grad, s->m, s->v};
+    for (int i = 0; i < 4; i++)
+        mem_free(all[i]);
+}
+
+static update_args args_of(opt_kind kind, const state *s) {
+    return (update_args){.kind = kind,
+                         .n = N,
+                         .dim = DIM,
+                         .w = s->w,
+                         .grad = s->grad,
+                         .m = s->m,
+                         .v = s->v,
+                         .lr = 0.01f,
+                         .beta1 = 0.9f,
+                         .beta2 = 0.98f,
+                         .eps = 1e-6f,
+                         .weight_decay = 0.1f,
+                         .step = 3};
+}
+
+/* One number of a row after an update, in double. */
+static double naive(opt_kind kind, const state *s, int64_t i, double scale) {
+    double lr = 0.01f, b1 = 0.9f, b2 = 0.98f, eps = 1e-6f, decay = 0.1f, w = s->w[i];
+    double g = s->grad[i] * scale, squares = 0;
+    if (kind == OPT_SGD) return w - lr * (g + decay * w);
+    if (kind == OPT_ADAMW) {
+        double m = b1 * s->m[i] + (1 - b1) * g, v = b2 * s->v[i] + (1 - b2) * g * g;
+        return w * (1 - lr * decay) -
+               lr * (m / (1 - pow(b1, 3))) / (sqrt(v / (1 - pow(b2, 3))) + eps);
+    }
+    for (int64_t c = 0; c < DIM; c++)
+        squares += pow(s->grad[i / DIM * DIM + c] * scale, 2);
+    return w - lr * g / (sqrt(s->m[i / DIM] + squares / DIM) + eps);
+}
+
+/* All rows, or every third one only: the others must stay as they are, gradient included. */
+static void check_kind(test_backends *t, opt_kind kind, bool is_lazy, bool is_clipped) {
+    static const float scale = 0.25f;
+    state before = make_state(), after[N_TEST_BACKENDS];
+    int32_t rows[ROWS / 3];
+    double *want = doubles(N);
+    for (int32_t i = 0; i < ROWS / 3; i++)
+        rows[i] = ROWS - 1 - 3 * i;
+    for (int64_t i = 0; i < N; i++)
+        want[i] = is_lazy && i / DIM % 3 != 2 ? before.w[i]
+                                              : naive(kind, &before, i, is_clipped ? scale : 1);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        after[b] = make_state();
+        update_args a = args_of(kind, &after[b]);
+        a.grad_scale = is_clipped ? &scale : NULL;
+        if (is_lazy) a.rows = rows, a.n_rows = ROWS / 3;
+        CHECK_OK(t->be[b]->ops->update(t->be[b], &a));
+        CHECK_SAME(after[b].w, after[0].w, N);
+        CHECK_SAME(after[b].m, after[0].m, N);
+    }
+    CHECK_RULE(after[0].w, want, NULL, N);
+    for (int64_t i = 0; i < N; i++) {
+        bool is_used = !is_lazy || i / DIM % 3 == 2;
+        CHECK(after[0].grad[i] == (is_used ? 0 : before.grad[i]));
+        CHECK(is_used || after[0].w[i] == before.w[i]);
+        if (kind == OPT_ADAMW && !is_used) CHECK(after[0].v[i] == before.v[i]);
+    }
+    for (int b = 0; b < N_TEST_BACKENDS; b++)
+        free_state(&after[b]);
+    free_state(&before);
+    mem_free(want);
+}
+
+TEST(update_kinds_dense_lazy_and_clipped) {
+    static const opt_kind kinds[] = {OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD};
+    test_backends t;
+    open_backends(&t);
+    for (int k = 0; k < 3; k++)
+        for (int options = 0; options < 4; options++)
+            check_kind(&t, kinds[k], options & 1, options & 2);
+    close_backends(&t);
+}
+
+TEST(update_of_nothing) {
+    test_backends t;
+    open_backends(&t);
+    for (int kind = OPT_ADAMW; kind <= OPT_ROWWISE_ADAGRAD; kind++) {
+        update_args a = {
+            .kind = (opt_kind)kind, .dim = 4, .lr = 1, .beta1 = 0.9f, .beta2 = 0.98f, .step = 1};
+        CHECK_OK(t.be[0]->ops->update(t.be[0], &a));
+        a.dim = 0;
+        CHECK_OK(t.be[0]->ops->update(t.be[0], &a));
+    }
+    close_backends(&t);
+}
+
+TEST(update_sum_squares_and_add) {
+    static const int64_t sizes[] = {0, 1, 16383, 16384, 16385, 50000};
+    test_backends t;
+    open_backends(&t);
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        int64_t n = sizes[s];
+        float *x = floats(n, 1), *y = floats(n, 2);
+        double want = 2, first = 0;
+        for (int64_t i = 0; i < n; i++)
+            want += (double)x[i] * x[i];
+        for (int b = 0; b < N_TEST_BACKENDS; b++) {
+            double got = 2;
+            float *sum = copy_floats(y, n);
+            CHECK_OK(t.be[b]->ops->sum_squares(t.be[b], n, x, &got));
+            if (b == 0) first = got;
+            CHECK(got == first);
+            CHECK(fabs(got - want) <= 1e-12 * want);
+            CHECK_OK(t.be[b]->ops->add(t.be[b], n, x, sum));
+            for (int64_t i = 0; i < n; i++)
+                CHECK(sum[i] == x[i] + y[i]);
+            mem_free(sum);
+        }
+        mem_free(x);
+        mem_free(y);
+    }
+    close_backends(&t);
+}
