@@ -2,25 +2,24 @@
 
 #include <math.h>
 
-/* SiLU is on the way of every token; gelu only on that of a ranking head, so the library's erff
- * will do for it. */
-static inline float sigmoid(float z) {
-    return 1.0f / (1.0f + expf(-z));
-}
+#include "cpu/vec_math.h"
 
-/* Phi, the normal distribution function: gelu(z) = z Phi(z). */
+/* SiLU is on the way of every token, so its loops are made of vec_exp; gelu is only on that of a
+ * ranking head, where the library's erfcf will do.
+ *
+ * Phi, the normal distribution function: gelu(z) = z Phi(z). */
 static inline float normal(float z) {
     return 0.5f * erfcf(z * -0.70710678f);
 }
 
 static void silu_forward(int64_t n, const float *z, float *y) {
     for (int64_t i = 0; i < n; i++)
-        y[i] = z[i] * sigmoid(z[i]);
+        y[i] = z[i] * vec_sigmoid(z[i]);
 }
 
 static void silu_backward(int64_t n, const float *restrict z, float *restrict dy) {
     for (int64_t i = 0; i < n; i++) {
-        float s = sigmoid(z[i]);
+        float s = vec_sigmoid(z[i]);
         dy[i] *= s * (1.0f + z[i] * (1.0f - s));
     }
 }

@@ -12,7 +12,7 @@
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT ON
 #elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=fast")
+#pragma GCC optimize("fp-contract=fast", "no-trapping-math")
 #endif
 
 /* e^x within 2 ulp for -87 <= x <= 88; beyond, the value at the bound, so never infinite or
