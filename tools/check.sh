@@ -120,7 +120,7 @@ headers() {
     cc=$(command -v gcc || command -v cc || command -v clang)
     for file in $(printf '%s\n' $rooms include/*.h | grep '\.h$'); do
         [ -e "$file" ] || continue
-        echo "#include \"$file\"" | "$cc" -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -I. -Isrc -Iinclude -fsyntax-only -x c -
+        echo "#include \"$file\"" | "$cc" -std=c11 -D_GNU_SOURCE -fopenmp-simd -Wall -Wextra -Werror -I. -Isrc -Iinclude -fsyntax-only -x c -
     done
     if [ -e include/hstu.h ] && command -v g++ >/dev/null; then
         echo '#include "include/hstu.h"' | g++ -std=c++17 -Wall -Wextra -Werror -I. -fsyntax-only -x c++ -
