@@ -256,11 +256,13 @@ typedef struct negatives_args {
     int32_t *index;                  /* (n, n_negatives) */
 } negatives_args;
 
-/* Sampled softmax, forward and backward in one pass over the rows: with l2(e) = e / max(|e|, eps)
- * if normalises, else e, s_0 = query . l2(table[positive]) / temperature,   s_r = query .
- * l2(table[negative_r]) / temperature, s_r = -50000, without gradient, where row_id[negative_r] ==
- * row_id[positive] (row numbers where row_id is NULL), loss = weight * ( ln sum_r exp(s_r) - s_0 ),
- * summed over rows. No buffer of (rows, negatives, dim) exists. */
+/* Sampled softmax, forward and backward in one op: with l2(e) = e / max(|e|, eps) if normalises,
+ * else e,
+ *     s_0 = query . l2(table[positive]) / temperature,
+ *     s_r = query . l2(table[negative_r]) / temperature, or -50000, without gradient, where
+ *           row_id[negative_r] == row_id[positive] (row numbers where row_id is NULL),
+ *     loss = ln sum_r exp(s_r) - s_0, summed over rows.
+ * No buffer of (rows, negatives, dim) exists. */
 typedef struct sampled_softmax_args {
     int64_t n;               /* rows: loss positions */
     int32_t n_negatives;     /* R */
@@ -333,7 +335,7 @@ typedef struct rank_args {
     int32_t *rank;               /* (n_queries) host, or NULL */
     int32_t k;
     int32_t *best;     /* (n_queries, k) host: -1 where there are fewer */
-    float *best_score; /* (n_queries, k) host */
+    float *best_score; /* (n_queries, k) host: -infinity where there are fewer */
 } rank_args;
 
 /* ---- the vtable ------------------------------------------------------------------------------ */
