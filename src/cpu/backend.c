@@ -91,6 +91,7 @@ static const ops cpu_ops = {
     .logits_loss = cpu_logits_loss,
     .update = cpu_update,
     .sum_squares = cpu_sum_squares,
+    .rank = cpu_rank,
 };
 
 status backend_create_cpu(backend **out, pool *workers) {

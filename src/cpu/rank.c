@@ -1,0 +1,130 @@
+/* rank, as ops.h states it.
+ *
+ * Blocks of queries, each against the whole corpus with one matrix product, so that the target's
+ * score and those it is compared with come from the same arithmetic.  A block's scores stay in the
+ * second-level cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading
+ * the corpus, and a block still shares it among 8 queries.  Seen rows get -infinity. */
+#include <cblas.h>
+#include <math.h>
+
+#include "cpu/cpu.h"
+
+enum { BLOCK_SCORES = 1 << 18, MIN_BLOCK = 8, MAX_BLOCK = 64 };
+
+typedef struct job {
+    backend *be;
+    const rank_args *a;
+    int32_t block_queries;
+} job;
+
+/* Queries of a block; by the corpus alone, so that it is the same with any number of threads. */
+static int32_t block_size(int32_t n_corpus) {
+    int32_t n = n_corpus > 0 ? BLOCK_SCORES / n_corpus : MAX_BLOCK;
+    return n < MIN_BLOCK ? MIN_BLOCK : n > MAX_BLOCK ? MAX_BLOCK : n;
+}
+
+/* A score that is not a number beats the target, and a target's beats nothing: a broken model must
+ * not look good. */
+static int32_t find_rank(const float *score, int32_t n_corpus, int32_t target) {
+    float own = score[target];
+    int32_t n_above = 0;
+    if (own == -INFINITY) return n_corpus + 1;
+    for (int32_t i = 0; i < target; i++)
+        n_above += !(score[i] < own);
+    for (int32_t i = target + 1; i < n_corpus; i++)
+        n_above += !(score[i] <= own);
+    return n_above + 1;
+}
+
+/* ---- the k best ------------------------------------------------------------------------------ */
+
+static bool is_better(const float *score, int32_t a, int32_t b) {
+    return score[a] > score[b] || (score[a] == score[b] && a < b);
+}
+
+/* A heap with the worst row on top: moves heap[i] down to its place. */
+static void sink(const float *score, int32_t *heap, int32_t n, int32_t i) {
+    int32_t row = heap[i];
+    for (int32_t child = 2 * i + 1; child < n; child = 2 * i + 1) {
+        if (child + 1 < n && is_better(score, heap[child], heap[child + 1])) child++;
+        if (!is_better(score, row, heap[child])) break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = row;
+}
+
+/* Rows without a number for a score are left out, as seen ones are. */
+static int32_t collect_best(const float *score, int32_t n_corpus, int32_t k, int32_t *heap) {
+    int32_t n = 0;
+    for (int32_t row = 0; row < n_corpus; row++) {
+        if (!(score[row] > -INFINITY)) continue;
+        if (n < k) {
+            heap[n++] = row;
+            for (int32_t i = n / 2; n == k && i-- > 0;)
+                sink(score, heap, n, i);
+        } else if (score[row] > score[heap[0]]) {
+            heap[0] = row;
+            sink(score, heap, n, 0);
+        }
+    }
+    return n;
+}
+
+static void find_best(const float *score, int32_t n_corpus, int32_t k, int32_t *best,
+                      float *best_score) {
+    int32_t n = collect_best(score, n_corpus, k, best);
+    for (int32_t i = n / 2; n < k && i-- > 0;)
+        sink(score, best, n, i);
+    for (int32_t left = n; left > 1; left--) {
+        int32_t worst = best[0];
+        best[0] = best[left - 1];
+        sink(score, best, left - 1, 0);
+        best[left - 1] = worst;
+    }
+    for (int32_t i = 0; i < k; i++) {
+        if (i >= n) best[i] = -1;
+        best_score[i] = i < n ? score[best[i]] : -INFINITY;
+    }
+}
+
+/* ---- queries --------------------------------------------------------------------------------- */
+
+static void rank_query(const rank_args *a, int64_t q, float *score) {
+    for (int32_t i = a->seen_offsets[q]; i < a->seen_offsets[q + 1]; i++)
+        score[a->seen[i]] = -INFINITY;
+    if (a->rank != NULL) a->rank[q] = find_rank(score, a->n_corpus, a->target[q]);
+    if (a->k > 0) find_best(score, a->n_corpus, a->k, a->best + q * a->k, a->best_score + q * a->k);
+}
+
+static status rank_block(void *ctx, int64_t block, int worker) {
+    const job *j = ctx;
+    const rank_args *a = j->a;
+    cpu_range range = cpu_chunk(block, j->block_queries, a->n_queries);
+    float *score;
+    size_t n_scores = (size_t)j->block_queries * (size_t)a->n_corpus;
+    TRY(cpu_scratch(j->be, worker, n_scores * sizeof *score, (void **)&score));
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)(range.end - range.first),
+                a->n_corpus, a->dim, 1.0f, (const float *)a->query + range.first * a->dim, a->dim,
+                a->corpus, a->dim, 0.0f, score, a->n_corpus);
+    for (int64_t q = range.first; q < range.end; q++)
+        rank_query(a, q, score + (q - range.first) * a->n_corpus);
+    return OK;
+}
+
+/* An empty corpus has no row for any target; and a product of nothing is no call to make. */
+static void rank_in_nothing(const rank_args *a) {
+    for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
+        a->rank[q] = 1;
+    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
+        a->best[i] = -1, a->best_score[i] = -INFINITY;
+}
+
+status cpu_rank(backend *be, const rank_args *a) {
+    job j = {be, a, block_size(a->n_corpus)};
+    if (a->n_corpus == 0) {
+        rank_in_nothing(a);
+        return OK;
+    }
+    return pool_run(be->workers, cpu_n_chunks(a->n_queries, j.block_queries), rank_block, &j);
+}

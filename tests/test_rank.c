@@ -1,0 +1,276 @@
+#include "base/mem.h"
+#include "base/safetensors.h"
+#include "ops/ops.h"
+#include "test.h"
+#include "train/metrics.h"
+
+static void *zeros(size_t n, size_t size) {
+    void *p;
+    CHECK_OK(mem_alloc(&p, n, size));
+    return p;
+}
+
+static void run_rank(rank_args *a, int n_threads) {
+    pool *p;
+    backend *be;
+    CHECK_OK(pool_create(&p, n_threads));
+    CHECK_OK(backend_create_cpu(&be, p));
+    a->rank = a->target != NULL ? zeros((size_t)a->n_queries, sizeof *a->rank) : NULL;
+    a->best = zeros((size_t)a->n_queries * (size_t)a->k, sizeof *a->best);
+    a->best_score = zeros((size_t)a->n_queries * (size_t)a->k, sizeof *a->best_score);
+    CHECK_OK(be->ops->rank(be, a));
+    backend_destroy_cpu(be);
+    pool_destroy(p);
+}
+
+/* ---- small integers: every product is exact, and ties are many ------------------------------- */
+
+static uint32_t word(uint64_t seed, uint64_t i) {
+    return rng_draw64(rng_make_key(seed, RNG_TEST), i, 0).word[0];
+}
+
+static float *small_integers(uint64_t seed, int64_t n) {
+    float *x = zeros((size_t)n, sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (float)rng_below(word(seed, (uint64_t)i), 7) - 3;
+    return x;
+}
+
+/* Every third row, shifted by the query, is seen by it: some targets are. */
+static bool is_seen_by(int32_t query, int32_t row) {
+    return (query + row) % 3 == 0 && query % 5 != 0;
+}
+
+static rank_args make_problem(uint64_t seed, int32_t n_queries, int32_t dim, int32_t n_corpus,
+                              int32_t k) {
+    int32_t *offsets = zeros((size_t)n_queries + 1, sizeof *offsets), n = 0;
+    int32_t *seen = zeros((size_t)n_queries * (size_t)n_corpus + 1, sizeof *seen);
+    int32_t *target = zeros((size_t)n_queries, sizeof *target);
+    for (int32_t q = 0; q < n_queries; q++) {
+        target[q] = (int32_t)rng_below(word(seed + 9, (uint64_t)q), (uint32_t)n_corpus);
+        for (int32_t row = 0; row < n_corpus; row++)
+            if (is_seen_by(q, row)) seen[n++] = row;
+        offsets[q + 1] = n;
+    }
+    return (rank_args){.n_queries = n_queries,
+                       .dim = dim,
+                       .n_corpus = n_corpus,
+                       .query = small_integers(seed, (int64_t)n_queries * dim),
+                       .corpus = small_integers(seed + 1, (int64_t)n_corpus * dim),
+                       .seen_offsets = offsets,
+                       .seen = seen,
+                       .target = target,
+                       .k = k};
+}
+
+static double score_of(const rank_args *a, int32_t q, int32_t row) {
+    double sum = 0;
+    for (int32_t c = 0; c < a->dim; c++)
+        sum += (double)((const float *)a->query)[q * a->dim + c] * a->corpus[row * a->dim + c];
+    return sum;
+}
+
+/* The place of a row among those a query has not seen, from 0. */
+static int32_t place_of(const rank_args *a, int32_t q, int32_t row) {
+    double own = score_of(a, q, row);
+    int32_t n = 0;
+    for (int32_t other = 0; other < a->n_corpus; other++) {
+        double s = score_of(a, q, other);
+        n += !is_seen_by(q, other) && (s > own || (s == own && other < row));
+    }
+    return n;
+}
+
+static void check_problem(rank_args a) {
+    run_rank(&a, 2);
+    for (int32_t q = 0; q < a.n_queries; q++) {
+        int32_t n_left = 0;
+        CHECK_EQ(a.rank[q],
+                 is_seen_by(q, a.target[q]) ? a.n_corpus + 1 : place_of(&a, q, a.target[q]) + 1);
+        for (int32_t row = 0; row < a.n_corpus; row++)
+            n_left += !is_seen_by(q, row);
+        for (int32_t i = 0; i < a.k; i++) {
+            int32_t row = a.best[q * a.k + i];
+            CHECK_EQ(row == -1, i >= n_left);
+            if (row == -1) continue;
+            CHECK(!is_seen_by(q, row));
+            CHECK_EQ(place_of(&a, q, row), i);
+            CHECK(a.best_score[q * a.k + i] == (float)score_of(&a, q, row));
+        }
+    }
+}
+
+TEST(rank_equals_counting) {
+    check_problem(make_problem(1, 1, 1, 1, 1));
+    check_problem(make_problem(2, 7, 3, 2, 5));
+    check_problem(make_problem(3, 63, 4, 40, 10));
+    check_problem(make_problem(4, 64, 5, 41, 41));
+    check_problem(make_problem(5, 65, 2, 50, 60));
+    check_problem(make_problem(6, 200, 16, 33, 0));
+}
+
+/* A corpus so large that blocks are at their smallest. */
+TEST(rank_takes_a_large_corpus) {
+    rank_args a = make_problem(7, 9, 3, 40000, 3);
+    run_rank(&a, 2);
+    for (int32_t q = 0; q < a.n_queries; q++) {
+        bool is_seen = is_seen_by(q, a.target[q]);
+        CHECK_EQ(a.rank[q], is_seen ? 40001 : place_of(&a, q, a.target[q]) + 1);
+        for (int32_t i = 0; i < 3; i++)
+            CHECK_EQ(place_of(&a, q, a.best[q * 3 + i]), i);
+    }
+}
+
+TEST(rank_of_nothing) {
+    rank_args a = make_problem(1, 3, 2, 1, 2);
+    a.n_queries = 0;
+    run_rank(&a, 2);
+    a.n_queries = 3;
+    a.n_corpus = 0;
+    a.target = NULL;
+    run_rank(&a, 2);
+    for (int i = 0; i < 6; i++)
+        CHECK(a.best[i] == -1 && a.best_score[i] == -INFINITY);
+}
+
+TEST(rank_is_the_same_with_any_threads) {
+    rank_args a = make_problem(8, 300, 6, 70, 20), b = a;
+    run_rank(&a, 1);
+    for (int n_threads = 2; n_threads <= 3; n_threads++) {
+        run_rank(&b, n_threads);
+        CHECK(memcmp(a.rank, b.rank, 300 * sizeof *a.rank) == 0);
+        CHECK(memcmp(a.best, b.best, 300 * 20 * sizeof *a.best) == 0);
+        CHECK(memcmp(a.best_score, b.best_score, 300 * 20 * sizeof *a.best_score) == 0);
+    }
+}
+
+/* A model that broke must not come out first. */
+TEST(rank_of_what_is_not_a_number) {
+    float query[2] = {1, NAN}, corpus[3] = {1, 2, NAN};
+    int32_t offsets[3] = {0}, target[2] = {1, 0}, seen = 0;
+    rank_args a = {.n_queries = 2,
+                   .dim = 1,
+                   .n_corpus = 3,
+                   .query = query,
+                   .corpus = corpus,
+                   .seen_offsets = offsets,
+                   .seen = &seen,
+                   .target = target,
+                   .k = 3};
+    run_rank(&a, 1);
+    CHECK_EQ(a.rank[0], 2);
+    CHECK_EQ(a.rank[1], 3);
+    CHECK(a.best[0] == 1 && a.best[1] == 0 && a.best[2] == -1);
+    CHECK(a.best[3] == -1);
+}
+
+/* ---- golden vectors -------------------------------------------------------------------------- */
+
+static const st_tensor *tensor(st_file *f, const char *name, st_dtype dtype) {
+    const st_tensor *t;
+    CHECK_OK(st_get(f, name, dtype, &t));
+    return t;
+}
+
+static int compare_rows(const void *a, const void *b) {
+    return *(const int32_t *)a - *(const int32_t *)b;
+}
+
+/* Ids to rows of the corpus; padding and ids outside it are left out. */
+static void list_seen(rank_args *a, const int64_t *ids, int64_t width, const int32_t *row_of,
+                      int64_t n_ids) {
+    int32_t *offsets = zeros((size_t)a->n_queries + 1, sizeof *offsets), n = 0;
+    int32_t *seen = zeros((size_t)(a->n_queries * width), sizeof *seen);
+    for (int32_t u = 0; u < a->n_queries; u++) {
+        for (int64_t i = 0; i < width; i++) {
+            int64_t id = ids[u * width + i];
+            if (id > 0 && id < n_ids && row_of[id] >= 0) seen[n++] = row_of[id];
+        }
+        qsort(seen + offsets[u], (size_t)(n - offsets[u]), sizeof *seen, compare_rows);
+        offsets[u + 1] = n;
+    }
+    a->seen_offsets = offsets, a->seen = seen;
+}
+
+static float *normalised(const float *rows, int64_t n, int64_t dim) {
+    float *out = zeros((size_t)(n * dim), sizeof *out);
+    for (int64_t i = 0; i < n; i++) {
+        double squares = 0;
+        for (int64_t c = 0; c < dim; c++)
+            squares += (double)rows[i * dim + c] * rows[i * dim + c];
+        double length = sqrt(squares) > 1e-6 ? sqrt(squares) : 1e-6;
+        for (int64_t c = 0; c < dim; c++)
+            out[i * dim + c] = (float)(rows[i * dim + c] / length);
+    }
+    return out;
+}
+
+static void check_means(st_file *f, const rank_counts *counts) {
+    static const int at[] = {1, 10, 50, 100, 200, 500, 1000};
+    ranking_metrics m;
+    char name[64];
+    ranking_metrics_make(&m, counts);
+    for (int i = 0; i < 7; i++) {
+        snprintf(name, sizeof name, "mean_hr@%d", at[i]);
+        double want = *(const double *)tensor(f, name, ST_F64)->data;
+        CHECK(fabs(rank_counts_hr(counts, at[i]) - want) < 1e-14);
+        if (i < N_HR) CHECK(m.hr[i] == rank_counts_hr(counts, at[i]));
+        if (i >= 5) continue;
+        snprintf(name, sizeof name, "mean_ndcg@%d", at[i]);
+        want = *(const double *)tensor(f, name, ST_F64)->data;
+        CHECK(fabs(rank_counts_ndcg(counts, at[i]) - want) < 1e-14);
+        if (i > 0) CHECK(m.ndcg[i - 1] == rank_counts_ndcg(counts, at[i]));
+    }
+    CHECK(fabs(m.mrr - *(const double *)tensor(f, "mean_mrr", ST_F64)->data) < 1e-14);
+}
+
+static void check_rated(st_file *f, const rank_args *a) {
+    const int64_t *rating = tensor(f, "target_ratings", ST_I64)->data;
+    rank_counts *counts = zeros(1, sizeof *counts);
+    for (int32_t u = 0; u < a->n_queries; u++)
+        if (rating[u] >= 4) rank_counts_add(counts, &a->rank[u], 1, a->n_corpus);
+    double want = *(const double *)tensor(f, "mean_hr@10_rated4", ST_F64)->data;
+    CHECK(fabs(rank_counts_hr(counts, 10) - want) < 1e-14);
+}
+
+static void check_golden(const char *file) {
+    enum { MAX_ID = 10000 };
+    static int32_t row_of[MAX_ID];
+    st_file *f;
+    CHECK_OK(st_open(&f, test_shared(file)));
+    const st_tensor *user = tensor(f, "user_emb", ST_F32), *item = tensor(f, "item_emb", ST_F32);
+    const st_tensor *seen = tensor(f, "seen_ids", ST_I64);
+    const int64_t *id = tensor(f, "item_ids", ST_I64)->data;
+    const int64_t *target_id = tensor(f, "target_ids", ST_I64)->data;
+    const int64_t *want = tensor(f, "rank", ST_I64)->data;
+    rank_args a = {.n_queries = (int32_t)user->shape[0],
+                   .dim = (int32_t)user->shape[1],
+                   .n_corpus = (int32_t)item->shape[0],
+                   .query = user->data,
+                   .k = 5};
+    for (int i = 0; i < MAX_ID; i++)
+        row_of[i] = -1;
+    for (int32_t i = 0; i < a.n_corpus; i++) {
+        CHECK(id[i] > 0 && id[i] < MAX_ID);
+        row_of[id[i]] = i;
+    }
+    int32_t *target = zeros((size_t)a.n_queries, sizeof *target);
+    for (int32_t u = 0; u < a.n_queries; u++)
+        target[u] = row_of[target_id[u]];
+    a.target = target;
+    a.corpus = normalised(item->data, a.n_corpus, a.dim);
+    list_seen(&a, seen->data, seen->shape[1], row_of, MAX_ID);
+    run_rank(&a, 2);
+    for (int32_t u = 0; u < a.n_queries; u++)
+        CHECK_EQ(a.rank[u] <= RANK_LAST ? a.rank[u] : RANK_MISS, want[u]);
+    rank_counts *counts = zeros(1, sizeof *counts);
+    rank_counts_add(counts, a.rank, a.n_queries, a.n_corpus);
+    check_means(f, counts);
+    check_rated(f, &a);
+    st_close(f);
+}
+
+TEST(rank_golden) {
+    check_golden("golden/meta_eval_x3000.safetensors");
+    check_golden("golden/meta_eval_x3883.safetensors");
+}
