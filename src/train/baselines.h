@@ -1,0 +1,36 @@
+/* Baselines: what a recommender without a model reaches, by the protocol the model is measured
+ * with.
+ *
+ * For each user of the part the last event is the target; the whole catalogue is ranked, less the
+ * items among the last max_history events before the target (the model's window); of equal scores
+ * the smaller item number comes first.  Both learn from the training part of the split alone.  The
+ * same numbers with any number of threads. */
+#ifndef HSTU_TRAIN_BASELINES_H
+#define HSTU_TRAIN_BASELINES_H
+
+#include "base/pool.h"
+#include "base/status.h"
+#include "data/split.h"
+#include "train/metrics.h"
+
+typedef struct baseline_config {
+    int32_t max_history; /* N: events of the window; at least 1 */
+    int32_t n_neighbors; /* item-kNN: kept for an item; at least 1 */
+    int32_t max_events;  /* item-kNN: the last training events of a user that count, at least 1: the
+                            work is their number squared, and nobody's taste is 1000 films old */
+} baseline_config;
+
+/* N = 200, 100 neighbours, 1000 events. */
+baseline_config baseline_config_default(void);
+
+/* Score = number of training events of the item. */
+status baseline_popularity(const split *s, split_part part, const baseline_config *c, pool *p,
+                           ranking_metrics *out);
+
+/* Score = sum over the window's items i of sim(i, item), where the item is among i's nearest
+ * neighbours: sim(i, j) = users with both / sqrt(users with i * users with j).  ERR_UNSUPPORTED
+ * where the neighbours would take more than 2 GiB. */
+status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
+                         ranking_metrics *out);
+
+#endif

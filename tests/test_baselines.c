@@ -1,0 +1,204 @@
+#include "train/baselines.h"
+
+#include "oom.h"
+#include "toy_data.h"
+
+enum { ITEMS = 60, USERS = 90 };
+
+/* Users with repeats, skewed to small item numbers, some too short for a part. */
+static void open_users(seq_file *data) {
+    uint32_t lengths[USERS];
+    toy_zipf_lengths(lengths, USERS, 40, 4);
+    lengths[3] = 0, lengths[10] = 1, lengths[20] = 2;
+    toy_open(data, lengths, USERS);
+    data->n_items = ITEMS;
+    uint32_t *item = (uint32_t *)data->item;
+    rng_key key = rng_make_key(2, RNG_TEST);
+    for (uint64_t i = 0; i < data->n_events; i++) {
+        double x = (double)rng_uniform(rng_draw64(key, i, 0).word[0]);
+        item[i] = (uint32_t)(x * x * ITEMS) + 1;
+    }
+}
+
+/* ---- the same, plainly ----------------------------------------------------------------------- */
+
+/* has[u][i]: user u has item i among the last max_events training events; events[i] of all. */
+typedef struct tables {
+    bool has[USERS][ITEMS + 1];
+    int n_events[ITEMS + 1];
+    float sim[ITEMS + 1][ITEMS + 1]; /* 0 where not a neighbour */
+} tables;
+
+static void count(tables *t, const split *s, const baseline_config *c) {
+    event_range r;
+    for (uint64_t u = 0; u < USERS; u++) {
+        if (!split_range(s, PART_TRAIN, u, &r)) continue;
+        for (uint64_t row = r.begin; row < r.end; row++) {
+            t->n_events[s->data->item[row]]++;
+            if (r.end - row <= (uint64_t)c->max_events) t->has[u][s->data->item[row]] = true;
+        }
+    }
+}
+
+static float plain_sim(const tables *t, int i, int j) {
+    double both = 0, n_i = 0, n_j = 0;
+    for (int u = 0; u < USERS; u++)
+        both += t->has[u][i] && t->has[u][j], n_i += t->has[u][i], n_j += t->has[u][j];
+    return i == j || both == 0 ? 0 : (float)(both / sqrt(n_i * n_j));
+}
+
+static void find_sims(tables *t, int n_neighbors) {
+    static float all[ITEMS + 1][ITEMS + 1];
+    for (int i = 1; i <= ITEMS; i++)
+        for (int j = 1; j <= ITEMS; j++)
+            all[i][j] = plain_sim(t, i, j);
+    for (int i = 1; i <= ITEMS; i++) {
+        for (int j = 1; j <= ITEMS; j++) {
+            int n_nearer = 0;
+            for (int k = 1; k <= ITEMS; k++)
+                n_nearer += all[i][k] > all[i][j] || (all[i][k] == all[i][j] && k < j);
+            t->sim[i][j] = n_nearer < n_neighbors ? all[i][j] : 0;
+        }
+    }
+}
+
+/* Scores of one user: by popularity, or summed over the distinct items of the window. */
+static void score_items(const tables *t, const uint32_t *window, uint64_t n, bool is_knn,
+                        float *score) {
+    bool is_done[ITEMS + 1] = {false};
+    for (int i = 1; i <= ITEMS; i++)
+        score[i] = is_knn ? 0 : (float)t->n_events[i];
+    for (uint64_t k = 0; is_knn && k < n; k++) {
+        if (is_done[window[k]]) continue;
+        is_done[window[k]] = true;
+        for (int i = 1; i <= ITEMS; i++)
+            score[i] += t->sim[window[k]][i];
+    }
+}
+
+static int32_t plain_rank(const tables *t, const uint32_t *window, uint64_t n, uint32_t target,
+                          bool is_knn) {
+    float score[ITEMS + 1];
+    bool is_seen[ITEMS + 1] = {false};
+    int32_t rank = 1;
+    score_items(t, window, n, is_knn, score);
+    for (uint64_t k = 0; k < n; k++)
+        is_seen[window[k]] = true;
+    if (is_seen[target]) return ITEMS + 1;
+    for (uint32_t i = 1; i <= ITEMS; i++)
+        rank +=
+            !is_seen[i] && (score[i] > score[target] || (score[i] == score[target] && i < target));
+    return rank;
+}
+
+static void plain_baseline(const split *s, split_part part, const baseline_config *c, bool is_knn,
+                           ranking_metrics *out) {
+    static tables t;
+    static rank_counts counts;
+    memset(&t, 0, sizeof t);
+    memset(&counts, 0, sizeof counts);
+    count(&t, s, c);
+    find_sims(&t, c->n_neighbors);
+    for (uint64_t u = 0; u < USERS; u++) {
+        event_range r;
+        if (!split_range(s, part, u, &r)) continue;
+        uint64_t n = r.end - 1 - r.begin;
+        n = n < (uint64_t)c->max_history ? n : (uint64_t)c->max_history;
+        const uint32_t *target = s->data->item + r.end - 1;
+        int32_t rank = plain_rank(&t, target - n, n, *target, is_knn);
+        rank_counts_add(&counts, &rank, 1, ITEMS);
+    }
+    ranking_metrics_make(out, &counts);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void check_baselines(const split *s, split_part part, const baseline_config *c) {
+    ranking_metrics popular, near, want;
+    for (int n_threads = 1; n_threads <= 3; n_threads++) {
+        pool *p;
+        CHECK_OK(pool_create(&p, n_threads));
+        CHECK_OK(baseline_popularity(s, part, c, p, &popular));
+        CHECK_OK(baseline_item_knn(s, part, c, p, &near));
+        pool_destroy(p);
+        plain_baseline(s, part, c, false, &want);
+        CHECK(want.n > 20 && memcmp(&want, &popular, sizeof want) == 0);
+        plain_baseline(s, part, c, true, &want);
+        CHECK(memcmp(&want, &near, sizeof want) == 0);
+    }
+}
+
+TEST(baselines_equal_plain_code) {
+    seq_file data;
+    open_users(&data);
+    baseline_config c = {.max_history = 5, .n_neighbors = 4, .max_events = 12};
+    for (int kind = 0; kind < 3; kind++) {
+        split s = split_make(&data, (split_kind)kind, 3);
+        check_baselines(&s, PART_TEST, &c);
+        if (kind == SPLIT_LEAVE_TWO_OUT) check_baselines(&s, PART_VALIDATION, &c);
+    }
+    split s = split_make(&data, SPLIT_LEAVE_ONE_OUT, 3);
+    c = baseline_config_default();
+    check_baselines(&s, PART_TEST, &c);
+    c = (baseline_config){.max_history = 1, .n_neighbors = 1, .max_events = 1};
+    check_baselines(&s, PART_TEST, &c);
+    toy_close(&data);
+}
+
+/* Pairs of items that always go together: the neighbour is found, and popularity is not. */
+TEST(baselines_find_what_goes_together) {
+    seq_file data;
+    uint32_t lengths[USERS];
+    for (int u = 0; u < USERS; u++)
+        lengths[u] = 4;
+    toy_open(&data, lengths, USERS);
+    data.n_items = ITEMS;
+    uint32_t *item = (uint32_t *)data.item;
+    for (uint32_t u = 0; u < USERS; u++) {
+        uint32_t a = u * 7 % 30, b = (u * 11 + 1) % 30;
+        const uint32_t pattern[4] = {2 * b + 1, 2 * b + 2, 2 * a + 1, 2 * a + 2};
+        for (int k = 0; k < 4; k++)
+            item[4 * u + (uint32_t)k] = pattern[k];
+    }
+    split s = split_make(&data, SPLIT_LEAVE_ONE_OUT, 0);
+    baseline_config c = baseline_config_default();
+    ranking_metrics popular, near;
+    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &popular));
+    CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
+    CHECK(near.n == USERS && near.hr[1] > 0.9 && popular.hr[1] < 0.5);
+    toy_close(&data);
+}
+
+TEST(baselines_refuse_what_they_cannot_do) {
+    seq_file data;
+    open_users(&data);
+    split s = split_make(&data, SPLIT_LEAVE_ONE_OUT, 0);
+    baseline_config c = baseline_config_default();
+    ranking_metrics m;
+    CHECK_FAILS(baseline_popularity(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
+                "no validation part");
+    CHECK_FAILS(baseline_item_knn(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
+                "no validation part");
+    c.n_neighbors = 100000000;
+    CHECK_FAILS(baseline_item_knn(&s, PART_TEST, &c, NULL, &m), ERR_UNSUPPORTED,
+                "more than 2 GiB; ask for fewer");
+    c.n_neighbors = 0;
+    CHECK_FAILS(baseline_item_knn(&s, PART_TEST, &c, NULL, &m), ERR_CONFIG, "at least 1");
+    toy_close(&data);
+}
+
+static status both_baselines(void *ctx) {
+    baseline_config c = baseline_config_default();
+    ranking_metrics m;
+    status st = baseline_popularity(ctx, PART_TEST, &c, NULL, &m);
+    if (st == OK) st = baseline_item_knn(ctx, PART_TEST, &c, NULL, &m);
+    return st;
+}
+
+TEST(baselines_survive_out_of_memory) {
+    seq_file data;
+    open_users(&data);
+    split s = split_make(&data, SPLIT_LEAVE_ONE_OUT, 0);
+    CHECK(oom_at_each_allocation(both_baselines, &s) > 10);
+    toy_close(&data);
+}
