@@ -1,0 +1,51 @@
+#include "nn/choice.h"
+
+status choice_alloc(choice *c, nn_memory *memory, int64_t max_rows, int64_t max_tokens,
+                    int32_t dim) {
+    *c = (choice){.dim = dim};
+    TRY(nn_new_act(memory, &c->x, max_rows, dim));
+    TRY(nn_new_act(memory, &c->dx, max_rows, dim));
+    TRY(NN_NEW(memory, &c->groups.order, max_rows));
+    return NN_NEW(memory, &c->groups.begin, max_tokens + 1);
+}
+
+static bool takes_all(const plan *p) {
+    if (p->n_loss != p->n_tokens) return false;
+    for (int32_t i = 0; i < p->n_loss; i++)
+        if (p->loss_token.host[i] != i) return false;
+    return true;
+}
+
+status choice_fwd(choice *c, backend *be, const plan *p, const void *hidden, const void **out) {
+    c->is_all = takes_all(p);
+    *out = c->is_all ? hidden : c->x;
+    if (c->is_all) return OK;
+    gather_args a = {.n = p->n_loss,
+                     .dim = c->dim,
+                     .is_act = true,
+                     .table = (const float *)hidden,
+                     .index = p->loss_token.device,
+                     .scale = 1,
+                     .y = c->x};
+    return be->ops->gather(be, &a);
+}
+
+void *choice_gradient(const choice *c, void *d_hidden) {
+    return c->is_all ? d_hidden : c->dx;
+}
+
+status choice_bwd(choice *c, backend *be, const plan *p, void *d_hidden) {
+    if (c->is_all) return OK;
+    size_t bytes = (size_t)p->n_tokens * (size_t)c->dim * act_bytes(be->act);
+    TRY(be->ops->zero(be, d_hidden, bytes));
+    c->groups.n = p->n_loss;
+    c->groups.n_rows = p->n_tokens;
+    TRY(be->ops->group(be, p->loss_token.device, &c->groups));
+    scatter_args a = {.groups = c->groups,
+                      .dim = c->dim,
+                      .scale = 1,
+                      .dy = c->dx,
+                      .is_act = true,
+                      .grad = (float *)d_hidden};
+    return be->ops->scatter(be, &a);
+}

@@ -1,0 +1,26 @@
+/* Choice: the tokens a head works on, taken out of all tokens of a batch, and their gradients put
+ * back. */
+#ifndef HSTU_NN_CHOICE_H
+#define HSTU_NN_CHOICE_H
+
+#include "nn/plan.h"
+
+typedef struct choice {
+    int32_t dim;
+    bool is_all;  /* this batch: every token is chosen, in order; nothing is copied */
+    void *x, *dx; /* (M, E) act */
+    row_groups groups;
+} choice;
+
+status choice_alloc(choice *c, nn_memory *memory, int64_t max_rows, int64_t max_tokens,
+                    int32_t dim);
+
+/* *out = (M, E): the plan's loss tokens of `hidden` (T, E); a row of zeros where there is none. */
+status choice_fwd(choice *c, backend *be, const plan *p, const void *hidden, const void **out);
+
+/* Where the gradient of the chosen rows goes: choice_bwd then moves it to d_hidden (T, E), zero
+ * where nothing was chosen. */
+void *choice_gradient(const choice *c, void *d_hidden);
+status choice_bwd(choice *c, backend *be, const plan *p, void *d_hidden);
+
+#endif

@@ -1,0 +1,253 @@
+#include "nn/input.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* A table's rows start small whatever their number, so that a row's first value depends on its key
+ * and column only: U(-0.035, 0.035) has the deviation of the research models' N(0, 0.02). */
+static const init_rule TABLE_RULE = {INIT_UNIFORM, 0.035};
+
+static bool has_item_mlp(const input_config *c) {
+    return c->item_dim > 0;
+}
+
+static bool has_context_mlp(const input_config *c) {
+    return c->context_dim > 0 && c->n_context > 0;
+}
+
+static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t dim) {
+    if (n_rows > INT32_MAX - 1)
+        return fail(ERR_CONFIG, "the tables have %lld rows; 2^31 - 2 are the most",
+                    (long long)n_rows);
+    b->dim = dim;
+    b->n_rows = (int32_t)n_rows;
+    TRY(NN_NEW(params->memory, &b->value, n_rows * dim));
+    return NN_NEW(params->memory, &b->grad, n_rows * dim);
+}
+
+/* Adds n rows of a bank as a parameter and moves *at behind them. */
+static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, const char *name,
+                        init_rule rule, param **out) {
+    param_spec spec = {"", name, 2, {n, b->dim}, rule, true};
+    TRY(param_add_at(params, &spec, b->value + *at * b->dim, b->grad + *at * b->dim, out));
+    *at += n;
+    return OK;
+}
+
+static int64_t count_context_rows(const input_config *c) {
+    int64_t n = 0;
+    for (int32_t f = 0; f < c->n_context; f++)
+        n += c->n_context_values[f];
+    return n;
+}
+
+static status add_contexts(input *in, param_list *params, bank *b, int64_t at) {
+    for (int32_t f = 0; f < in->config.n_context; f++) {
+        char name[48];
+        snprintf(name, sizeof name, "_embedding.context.%d.weight", (int)f);
+        in->context_row[f] = (int32_t)at;
+        TRY(add_table(params, b, &at, in->config.n_context_values[f], name, TABLE_RULE,
+                      &in->context[f]));
+    }
+    return OK;
+}
+
+static status add_tables(input *in, param_list *params) {
+    const input_config *c = &in->config;
+    int64_t n_contexts = count_context_rows(c), n_events = (int64_t)c->n_items + 1 + c->n_actions;
+    init_rule research = {INIT_TRUNCATED, 0.02};
+    int64_t at = 0;
+    TRY(bank_alloc(&in->events, params, n_events + (in->is_merged ? n_contexts : 0),
+                   has_item_mlp(c) ? c->item_dim : c->dim));
+    TRY(add_table(params, &in->events, &at, (int64_t)c->n_items + 1,
+                  c->is_research ? "_embedding_module._item_emb.weight" : "_embedding.item.weight",
+                  c->is_research ? research : TABLE_RULE, &in->item));
+    in->action_row = (int32_t)at;
+    if (c->n_actions > 0)
+        TRY(add_table(params, &in->events, &at, c->n_actions, "_embedding.action.weight",
+                      TABLE_RULE, &in->action));
+    if (in->is_merged) return add_contexts(in, params, &in->events, at);
+    TRY(bank_alloc(&in->contexts, params, n_contexts,
+                   has_context_mlp(c) ? c->context_dim : c->dim));
+    return add_contexts(in, params, &in->contexts, 0);
+}
+
+static status add_mlp(mlp *m, param_list *params, int32_t n_in, int32_t dim, const char *prefix) {
+    mlp_config c = {2, {n_in, dim, dim}, EPILOGUE_RELU, true};
+    return mlp_add_params(m, &c, params, prefix);
+}
+
+/* HSTU gives the positions of the research models Glorot's deviation; SASRec keeps the first one.
+ */
+static init_rule position_rule(const input_config *c) {
+    if (!c->is_research) return (init_rule){INIT_UNIFORM, sqrt(1.0 / c->n_places)};
+    if (c->is_sasrec) return (init_rule){INIT_TRUNCATED, sqrt(1.0 / c->dim)};
+    return init_xavier_normal(c->n_places, c->dim);
+}
+
+status input_add_params(input *in, const input_config *c, param_list *params) {
+    *in = (input){.config = *c, .is_merged = !has_item_mlp(c) && !has_context_mlp(c)};
+    TRY(NN_NEW_HOST(params->memory, &in->context, c->n_context));
+    TRY(NN_NEW_HOST(params->memory, &in->context_row, c->n_context));
+    TRY(add_tables(in, params));
+    param_spec position = {"", "", 2, {c->n_places, c->dim}, position_rule(c), false};
+    position.name =
+        c->is_research
+            ? "_input_features_preproc._pos_emb.weight"
+            : "_hstu_block._preprocessor._positional_encoder._position_embeddings_weight";
+    TRY(param_add(params, &position, &in->position));
+    if (has_item_mlp(c))
+        TRY(add_mlp(&in->item_mlp, params, c->item_dim, c->dim,
+                    "_hstu_block._preprocessor._item_mlp._mlp."));
+    if (has_context_mlp(c))
+        TRY(add_mlp(&in->context_mlp, params, c->context_dim, c->dim,
+                    "_hstu_block._preprocessor._contextual_mlp._mlp."));
+    return OK;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static status groups_alloc(row_groups *g, nn_memory *memory, int64_t n, int64_t n_rows) {
+    g->n_rows = (int32_t)n_rows;
+    TRY(NN_NEW(memory, &g->order, n));
+    return NN_NEW(memory, &g->begin, n_rows + 1);
+}
+
+static status alloc_unmerged(input *in, nn_memory *memory, int64_t max_tokens, int64_t max_users) {
+    const input_config *c = &in->config;
+    int64_t n_context = max_users * c->n_context;
+    if (has_item_mlp(c)) {
+        TRY(mlp_alloc(&in->item_mlp, memory, max_tokens));
+        TRY(nn_new_act(memory, &in->event_x, max_tokens, c->item_dim));
+        TRY(nn_new_act(memory, &in->d_event_x, max_tokens, c->item_dim));
+    }
+    if (has_context_mlp(c)) {
+        TRY(mlp_alloc(&in->context_mlp, memory, n_context));
+        TRY(nn_new_act(memory, &in->context_x, n_context, c->context_dim));
+        TRY(nn_new_act(memory, &in->d_context_x, n_context, c->context_dim));
+    }
+    TRY(groups_alloc(&in->contexts.groups, memory, n_context, in->contexts.n_rows));
+    TRY(groups_alloc(&in->assembly, memory, max_tokens, max_tokens));
+    TRY(nn_new_act(memory, &in->tokens, max_tokens, c->dim));
+    return nn_new_act(memory, &in->d_tokens, max_tokens, c->dim);
+}
+
+status input_alloc(input *in, nn_memory *memory, int64_t max_tokens, int64_t max_users) {
+    TRY(groups_alloc(&in->events.groups, memory, max_tokens, in->events.n_rows));
+    TRY(groups_alloc(&in->places, memory, max_tokens, in->config.n_places));
+    return in->is_merged ? OK : alloc_unmerged(in, memory, max_tokens, max_users);
+}
+
+/* ---- passes ---------------------------------------------------------------------------------- */
+
+/* y (n, dim of the bank) = rows of the bank. */
+static status read_rows(const bank *b, backend *be, int64_t n, const int32_t *row, void *y) {
+    gather_args a = {.n = n, .dim = b->dim, .table = b->value, .index = row, .scale = 1, .y = y};
+    return be->ops->gather(be, &a);
+}
+
+static status add_rows(bank *b, backend *be, int64_t n, const int32_t *row, const void *dy) {
+    b->groups.n = n;
+    TRY(be->ops->group(be, row, &b->groups));
+    scatter_args a = {.groups = b->groups, .dim = b->dim, .scale = 1, .dy = dy, .grad = b->grad};
+    return be->ops->scatter(be, &a);
+}
+
+/* Token number n of a buffer of tokens. */
+static void *token_at(const input *in, const backend *be, void *tokens, int64_t n) {
+    return (char *)tokens + (size_t)(n * in->config.dim) * act_bytes(be->act);
+}
+
+static status embed_parts(input *in, backend *be, const plan *p) {
+    const input_config *c = &in->config;
+    int64_t n_context = (int64_t)p->n_users * c->n_context;
+    void *context_tokens = token_at(in, be, in->tokens, p->n_events);
+    void *event_x = has_item_mlp(c) ? in->event_x : in->tokens;
+    void *context_x = has_context_mlp(c) ? in->context_x : context_tokens;
+    TRY(read_rows(&in->events, be, p->n_events, p->event_row.device, event_x));
+    TRY(read_rows(&in->contexts, be, n_context, p->context_row.device, context_x));
+    if (has_item_mlp(c)) TRY(mlp_fwd(&in->item_mlp, be, p->n_events, event_x, in->tokens));
+    if (has_context_mlp(c))
+        TRY(mlp_fwd(&in->context_mlp, be, n_context, context_x, context_tokens));
+    return OK;
+}
+
+status input_fwd(input *in, backend *be, const plan *p, const sequences *s, void *x) {
+    const input_config *c = &in->config;
+    if (!in->is_merged) TRY(embed_parts(in, be, p));
+    gather_args a = {.n = p->n_tokens,
+                     .dim = c->dim,
+                     .is_act = !in->is_merged,
+                     .table = in->is_merged ? in->events.value : (const float *)in->tokens,
+                     .index = p->row.device,
+                     .scale = sqrtf((float)c->dim),
+                     .other = in->position->value,
+                     .other_index = p->place.device,
+                     .drop = sequences_drop(s, c->dropout_rate, 0),
+                     .y = x};
+    return be->ops->gather(be, &a);
+}
+
+static status split_parts(input *in, backend *be, const plan *p) {
+    const input_config *c = &in->config;
+    int64_t n_context = (int64_t)p->n_users * c->n_context;
+    void *d_event = in->d_tokens, *d_context = token_at(in, be, in->d_tokens, p->n_events);
+    if (has_item_mlp(c)) {
+        TRY(mlp_bwd(&in->item_mlp, be, p->n_events, in->event_x, d_event, in->d_event_x));
+        d_event = in->d_event_x;
+    }
+    if (has_context_mlp(c)) {
+        TRY(mlp_bwd(&in->context_mlp, be, n_context, in->context_x, d_context, in->d_context_x));
+        d_context = in->d_context_x;
+    }
+    TRY(add_rows(&in->events, be, p->n_events, p->event_row.device, d_event));
+    return add_rows(&in->contexts, be, n_context, p->context_row.device, d_context);
+}
+
+/* The gradient of the tokens, into the one bank or into the buffer of tokens. */
+static status scatter_tokens(input *in, backend *be, const plan *p, scatter_args a) {
+    row_groups *groups = in->is_merged ? &in->events.groups : &in->assembly;
+    size_t token_bytes = (size_t)p->n_tokens * (size_t)a.dim * act_bytes(be->act);
+    if (!in->is_merged) groups->n_rows = p->n_tokens;
+    groups->n = p->n_tokens;
+    TRY(be->ops->group(be, p->row.device, groups));
+    if (!in->is_merged) TRY(be->ops->zero(be, in->d_tokens, token_bytes));
+    a.groups = *groups;
+    a.scale = sqrtf((float)a.dim);
+    a.is_act = !in->is_merged;
+    a.grad = in->is_merged ? in->events.grad : (float *)in->d_tokens;
+    return be->ops->scatter(be, &a);
+}
+
+status input_bwd(input *in, backend *be, const plan *p, const sequences *s, const void *dx) {
+    const input_config *c = &in->config;
+    scatter_args a = {.dim = c->dim, .dy = dx, .drop = sequences_drop(s, c->dropout_rate, 0)};
+    TRY(scatter_tokens(in, be, p, a));
+    in->places.n = p->n_tokens;
+    TRY(be->ops->group(be, p->place.device, &in->places));
+    a.groups = in->places;
+    a.scale = 1;
+    a.grad = in->position->grad;
+    TRY(be->ops->scatter(be, &a));
+    return in->is_merged ? OK : split_parts(in, be, p);
+}
+
+/* ---- touched rows ---------------------------------------------------------------------------- */
+
+void input_touch(const input *in, const param_list *params, const plan *p) {
+    const input_config *c = &in->config;
+    uint8_t *items = param_marks(params, in->item);
+    uint8_t *actions = in->action != NULL ? param_marks(params, in->action) : NULL;
+    const int32_t *row = in->is_merged ? p->row.host : p->event_row.host;
+    int32_t n = in->is_merged ? p->n_tokens : p->n_events;
+    for (int32_t i = 0; i < n; i++) {
+        if (row[i] < in->action_row)
+            items[row[i]] = 1;
+        else if (row[i] - in->action_row < c->n_actions)
+            actions[row[i] - in->action_row] = 1;
+    }
+    for (int64_t k = 0; k < (int64_t)p->n_users * c->n_context; k++) {
+        int64_t f = k % c->n_context;
+        param_marks(params, in->context[f])[p->context_row.host[k] - in->context_row[f]] = 1;
+    }
+}

@@ -1,0 +1,62 @@
+/* Input: from the rows of tables a plan names to the tokens the first layer sees,
+ *
+ *     x[t] = dropped( sqrt(E) token[t] + position[place[t]] )
+ *
+ * Tables of equal width lie one behind the other in one array, the bank, so that one gather reads
+ * items, actions and contextual values, and one scatter adds their gradients.  Where tables are of
+ * another width than the model, a small MLP takes their rows to E first. */
+#ifndef HSTU_NN_INPUT_H
+#define HSTU_NN_INPUT_H
+
+#include "nn/mlp.h"
+#include "nn/plan.h"
+
+/* Tables one behind the other, and memory to group the rows used by a batch. */
+typedef struct bank {
+    int32_t dim, n_rows;
+    float *value, *grad; /* (n_rows, dim) */
+    row_groups groups;
+} bank;
+
+typedef struct input_config {
+    int32_t dim;                     /* E */
+    int32_t item_dim, context_dim;   /* of the tables; 0: E, without an MLP */
+    int32_t n_items, n_actions;      /* n_actions 0: no action tokens */
+    int32_t n_context;               /* F */
+    const int32_t *n_context_values; /* (F) */
+    int32_t n_places;
+    bool is_research; /* names and first values */
+    bool is_sasrec;
+    float dropout_rate;
+} input_config;
+
+typedef struct input {
+    input_config config;
+    bool is_merged; /* one bank, no MLP */
+    bank events, contexts;
+    param *item, *action, *position;
+    param **context;      /* (F) */
+    int32_t action_row;   /* in the events' bank */
+    int32_t *context_row; /* (F), in the bank of contextual values */
+    row_groups places;
+    /* not merged */
+    mlp item_mlp, context_mlp;
+    void *event_x, *d_event_x;     /* (T, item_dim) act: table rows before their MLP */
+    void *context_x, *d_context_x; /* (B F, context_dim) act */
+    void *tokens, *d_tokens;       /* (T, E) act: event tokens, then contextual tokens */
+    row_groups assembly;
+} input;
+
+status input_add_params(input *in, const input_config *c, param_list *params);
+status input_alloc(input *in, nn_memory *memory, int64_t max_tokens, int64_t max_users);
+
+/* x (T, E). */
+status input_fwd(input *in, backend *be, const plan *p, const sequences *s, void *x);
+
+/* From the gradient of x to those of tables, positions and MLPs. */
+status input_bwd(input *in, backend *be, const plan *p, const sequences *s, const void *dx);
+
+/* Marks the table rows that the plan reads. */
+void input_touch(const input *in, const param_list *params, const plan *p);
+
+#endif

@@ -1,0 +1,53 @@
+/* Memory of a model: blocks of the backend and of the host, all made when the model is and freed
+ * with it.  So the passes allocate nothing, and destroying a half-made model is one call. */
+#ifndef HSTU_NN_MEMORY_H
+#define HSTU_NN_MEMORY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/mem.h"
+#include "base/status.h"
+#include "ops/ops.h"
+
+typedef struct nn_memory {
+    backend *be;
+    void **device; /* (n_device) blocks of the backend */
+    size_t n_device, device_capacity;
+    void **host; /* (n_host) */
+    size_t n_host, host_capacity;
+    uint64_t device_bytes;
+} nn_memory;
+
+void nn_memory_init(nn_memory *mem, backend *be);
+void nn_memory_fini(nn_memory *mem);
+
+/* *out = n zeroed elements of `size` bytes, of the backend or of the host; n may be 0. */
+status nn_new(nn_memory *mem, void **out, int64_t n, size_t size);
+status nn_new_host(nn_memory *mem, void **out, int64_t n, size_t size);
+
+/* *out = (rows, dim) activations. */
+status nn_new_act(nn_memory *mem, void **out, int64_t rows, int64_t dim);
+
+#define NN_NEW(mem, pointer, n)      nn_new((mem), (void **)(pointer), (n), sizeof **(pointer))
+#define NN_NEW_HOST(mem, pointer, n) nn_new_host((mem), (void **)(pointer), (n), sizeof **(pointer))
+
+/* An array that the host fills and the backend reads. */
+typedef struct staged_i32 {
+    int32_t *host, *device;
+} staged_i32;
+typedef struct staged_u32 {
+    uint32_t *host, *device;
+} staged_u32;
+typedef struct staged_i64 {
+    int64_t *host, *device;
+} staged_i64;
+
+#define STAGED_NEW(mem, s, n)                                                                      \
+    (NN_NEW_HOST((mem), &(s)->host, (n)) != OK ? ERR_NOMEM : NN_NEW((mem), &(s)->device, (n)))
+
+/* Sends the first n elements. */
+#define STAGED_SEND(be, s, n)                                                                      \
+    (be)->ops->copy_in((be), (s)->device, (s)->host, (size_t)(n) * sizeof *(s)->host)
+
+#endif

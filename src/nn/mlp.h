@@ -1,0 +1,33 @@
+/* A small MLP: linear layers with an activation between them, none behind the last. */
+#ifndef HSTU_NN_MLP_H
+#define HSTU_NN_MLP_H
+
+#include "nn/params.h"
+
+enum { MLP_MAX_LAYERS = 8 };
+
+typedef struct mlp_config {
+    int n_layers;
+    int32_t width[MLP_MAX_LAYERS + 1]; /* of the input, of each layer's output */
+    epilogue f;
+    bool has_bias;
+} mlp_config;
+
+typedef struct mlp {
+    mlp_config config;
+    param *w[MLP_MAX_LAYERS], *b[MLP_MAX_LAYERS]; /* (n_out, n_in), (n_out) or NULL */
+    void *z[MLP_MAX_LAYERS], *y[MLP_MAX_LAYERS];  /* (n, n_out) act; not of the last layer */
+    void *dy[MLP_MAX_LAYERS];                     /* gradients of y */
+} mlp;
+
+/* Parameters PREFIX0.weight, PREFIX0.bias, PREFIX2.weight, ...: the activations count. */
+status mlp_add_params(mlp *m, const mlp_config *c, param_list *params, const char *prefix);
+status mlp_alloc(mlp *m, nn_memory *memory, int64_t max_rows);
+
+/* y (n, last width) = MLP(x). */
+status mlp_fwd(mlp *m, backend *be, int64_t n, const void *x, void *y);
+
+/* dy is the gradient of y and may be spoilt; dx may be NULL. */
+status mlp_bwd(mlp *m, backend *be, int64_t n, const void *x, void *dy, void *dx);
+
+#endif

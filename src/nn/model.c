@@ -1,0 +1,124 @@
+#include "nn/model.h"
+
+#include "nn/model_int.h"
+
+status model_create(model **out, backend *be, const config *c, const model_limits *limits) {
+    model *m;
+    *out = NULL;
+    TRY(MEM_NEW(&m, 1));
+    m->be = be;
+    nn_memory_init(&m->memory, be);
+    status st = model_make(m, c, limits);
+    if (st != OK) {
+        model_destroy(m);
+        return status_frame(st, __FILE__, __LINE__);
+    }
+    *out = m;
+    return OK;
+}
+
+void model_destroy(model *m) {
+    if (m == NULL) return;
+    nn_memory_fini(&m->memory);
+    mem_free(m);
+}
+
+param *model_params(model *m, int *n) {
+    *n = m->params.n;
+    return m->params.item;
+}
+
+status model_init(model *m, uint64_t seed) {
+    return param_list_start(&m->params, seed);
+}
+
+int32_t model_dim(const model *m) {
+    return m->dim;
+}
+
+int64_t model_n_numbers(const model *m) {
+    return m->params.n_numbers;
+}
+
+uint64_t model_memory_bytes(const model *m) {
+    return m->memory.device_bytes;
+}
+
+int64_t model_count_loss(const model *m, const batch *b) {
+    return plan_count_loss(&m->plan.config, b);
+}
+
+/* ---- passes ---------------------------------------------------------------------------------- */
+
+status model_forward(model *m, const sequences *s) {
+    TRY(input_fwd(&m->input, m->be, &m->plan, s, m->hidden[0]));
+    for (int i = 0; i < m->n_layers; i++) {
+        const void *x = m->hidden[i];
+        void *out = m->hidden[i + 1];
+        TRY(m->hstu != NULL ? hstu_layer_fwd(&m->hstu[i], m->be, s, x, out)
+                            : sasrec_layer_fwd(&m->sasrec[i], m->be, s, x, out));
+    }
+    return OK;
+}
+
+status model_backward(model *m, const sequences *s) {
+    for (int i = m->n_layers - 1; i >= 0; i--) {
+        const void *x = m->hidden[i];
+        TRY(m->hstu != NULL
+                ? hstu_layer_bwd(&m->hstu[i], m->be, s, &m->hstu_scratch, x, m->d_hidden)
+                : sasrec_layer_bwd(&m->sasrec[i], m->be, s, &m->sasrec_scratch, x, m->d_hidden));
+    }
+    return input_bwd(&m->input, m->be, &m->plan, s, m->d_hidden);
+}
+
+/* Loss and the gradient of the last hidden state. */
+static status train_head(model *m, const model_step *at, float grad_scale, const int32_t *negatives,
+                         double *loss_sum) {
+    const void *last = m->hidden[m->n_layers];
+    retrieval_step step = {at->seed, at->step, grad_scale, negatives};
+    if (m->is_ranking)
+        return ranking_train(&m->ranking, m->be, &m->plan, grad_scale, last, m->d_hidden, loss_sum);
+    return retrieval_train(&m->retrieval, m->be, &m->plan, &step, &m->params, last, m->d_hidden,
+                           loss_sum);
+}
+
+status model_train_batch(model *m, const batch *b, const model_step *at, float grad_scale,
+                         const int32_t *negatives, double *loss_sum) {
+    TRY(plan_build(&m->plan, m->be, b, PLAN_TRAIN, NULL));
+    if (m->plan.n_loss == 0) return OK;
+    sequences s = plan_sequences(&m->plan);
+    s.has_dropout = true;
+    s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
+    s.drop.step = at->step;
+    param_touch_begin(&m->params);
+    TRY(model_forward(m, &s));
+    TRY(train_head(m, at, grad_scale, negatives, loss_sum));
+    TRY(model_backward(m, &s));
+    input_touch(&m->input, &m->params, &m->plan);
+    param_touch_collect(&m->params);
+    return OK;
+}
+
+status model_encode(model *m, const batch *b, const void **out) {
+    if (m->is_ranking)
+        return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
+                                "encoded user to search with");
+    TRY(plan_build(&m->plan, m->be, b, PLAN_ENCODE, NULL));
+    sequences s = plan_sequences(&m->plan);
+    TRY(model_forward(m, &s));
+    return retrieval_encode(&m->retrieval, m->be, &m->plan, m->hidden[m->n_layers], out);
+}
+
+status model_corpus(model *m, const float **out) {
+    if (m->is_ranking) return fail(ERR_CONFIG, "a ranking model has no corpus to search in");
+    return retrieval_corpus(&m->retrieval, m->be, out);
+}
+
+status model_score(model *m, const batch *b, const void **out, int64_t *n_rows) {
+    if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
+    TRY(plan_build(&m->plan, m->be, b, PLAN_SCORE, NULL));
+    sequences s = plan_sequences(&m->plan);
+    TRY(model_forward(m, &s));
+    *n_rows = m->plan.n_loss;
+    return ranking_score(&m->ranking, m->be, &m->plan, m->hidden[m->n_layers], out);
+}

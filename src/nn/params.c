@@ -1,0 +1,126 @@
+#include "nn/params.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+init_rule init_xavier_uniform(int64_t n_in, int64_t n_out) {
+    return (init_rule){INIT_UNIFORM, sqrt(6.0 / (double)(n_in + n_out))};
+}
+
+init_rule init_xavier_normal(int64_t n_in, int64_t n_out) {
+    return (init_rule){INIT_NORMAL, sqrt(2.0 / (double)(n_in + n_out))};
+}
+
+status param_list_init(param_list *l, nn_memory *memory, int capacity) {
+    memset(l, 0, sizeof *l);
+    l->memory = memory;
+    TRY(NN_NEW_HOST(memory, &l->item, capacity));
+    TRY(NN_NEW_HOST(memory, &l->rule, capacity));
+    TRY(NN_NEW_HOST(memory, &l->mark, capacity));
+    l->capacity = capacity;
+    return OK;
+}
+
+static int64_t count(const param_spec *spec) {
+    int64_t n = 1;
+    for (int i = 0; i < spec->n_dims; i++)
+        n *= spec->shape[i];
+    return n;
+}
+
+status param_add_at(param_list *l, const param_spec *spec, float *value, float *grad, param **out) {
+    *out = NULL;
+    if (l->n == l->capacity) return fail(ERR_CONFIG, "the model has too many parameters");
+    param *p = &l->item[l->n];
+    int n_bytes = snprintf(p->name, sizeof p->name, "%s%s", spec->prefix, spec->name);
+    if (n_bytes >= (int)sizeof p->name)
+        return fail(ERR_CONFIG, "a parameter's name is too long: %s%s", spec->prefix, spec->name);
+    p->n_dims = spec->n_dims;
+    memcpy(p->shape, spec->shape, sizeof p->shape);
+    p->n = count(spec);
+    p->value = value;
+    p->grad = grad;
+    p->is_table = spec->is_table;
+    if (p->is_table) {
+        TRY(NN_NEW_HOST(l->memory, &p->touched, p->shape[0]));
+        TRY(NN_NEW_HOST(l->memory, &l->mark[l->n], p->shape[0]));
+    }
+    l->rule[l->n++] = spec->rule;
+    l->n_numbers += p->n;
+    *out = p;
+    return OK;
+}
+
+status param_add(param_list *l, const param_spec *spec, param **out) {
+    float *value, *grad;
+    *out = NULL;
+    TRY(NN_NEW(l->memory, &value, count(spec)));
+    TRY(NN_NEW(l->memory, &grad, count(spec)));
+    return param_add_at(l, spec, value, grad, out);
+}
+
+param *param_find(param_list *l, const char *name) {
+    for (int i = 0; i < l->n; i++)
+        if (strcmp(l->item[i].name, name) == 0) return &l->item[i];
+    return NULL;
+}
+
+/* The trainer empties `touched` after an update: only then are the marks stale.  With accumulation
+ * they go on. */
+void param_touch_begin(param_list *l) {
+    for (int i = 0; i < l->n; i++)
+        if (l->item[i].is_table && l->item[i].n_touched == 0)
+            memset(l->mark[i], 0, (size_t)l->item[i].shape[0]);
+}
+
+void param_touch_collect(param_list *l) {
+    for (int i = 0; i < l->n; i++) {
+        param *p = &l->item[i];
+        if (!p->is_table) continue;
+        p->n_touched = 0;
+        for (int32_t row = 0; row < p->shape[0]; row++)
+            if (l->mark[i][row]) p->touched[p->n_touched++] = row;
+    }
+}
+
+/* Two normal numbers of two words: Box and Muller. */
+static void normal_pair(uint32_t a, uint32_t b, double out[2]) {
+    double radius = sqrt(-2 * log(1 - (double)rng_uniform(a)));
+    double angle = 6.283185307179586 * (double)rng_uniform(b);
+    out[0] = radius * cos(angle);
+    out[1] = radius * sin(angle);
+}
+
+static double first_value(const init_rule *rule, rng_key key, uint32_t index, uint64_t element) {
+    if (rule->kind == INIT_ZERO || rule->kind == INIT_ONE) return rule->kind == INIT_ONE;
+    rng_block w = rng_draw(key, (uint32_t)element, (uint32_t)(element >> 32), index, 0);
+    if (rule->kind == INIT_UNIFORM) return rule->scale * (2 * (double)rng_uniform(w.word[0]) - 1);
+    double draw[4];
+    normal_pair(w.word[0], w.word[1], draw);
+    if (rule->kind == INIT_NORMAL) return rule->scale * draw[0];
+    normal_pair(w.word[2], w.word[3], draw + 2);
+    for (int i = 0; i < 4; i++)
+        if (fabs(draw[i]) < 2) return rule->scale * draw[i];
+    return rule->scale * draw[0];
+}
+
+/* Values are made on the host in pieces and sent: the same on every backend. */
+status param_list_start(param_list *l, uint64_t seed) {
+    enum { PIECE = 4096 };
+    float piece[PIECE];
+    backend *be = l->memory->be;
+    rng_key key = rng_make_key(seed, RNG_INIT);
+    for (int i = 0; i < l->n; i++) {
+        param *p = &l->item[i];
+        for (int64_t at = 0; at < p->n; at += PIECE) {
+            int64_t n = p->n - at < PIECE ? p->n - at : PIECE;
+            for (int64_t k = 0; k < n; k++)
+                piece[k] = (float)first_value(&l->rule[i], key, (uint32_t)i, (uint64_t)(at + k));
+            TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n * sizeof *piece));
+        }
+        TRY(be->ops->zero(be, p->grad, (size_t)p->n * sizeof *p->grad));
+        p->n_touched = 0;
+    }
+    return OK;
+}

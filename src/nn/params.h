@@ -1,0 +1,60 @@
+/* Parameters: names, shapes, values, gradients, first values, and which rows of a table got a
+ * gradient.  A list belongs to one model; its memory is that of the model. */
+#ifndef HSTU_NN_PARAMS_H
+#define HSTU_NN_PARAMS_H
+
+#include "nn/memory.h"
+#include "nn/model.h"
+
+/* How a parameter starts.  Uniform: in [-scale, scale); normal: scale is the deviation; truncated
+ * normal: of four normal draws the first with |x| < 2, as the reference has it. */
+typedef enum { INIT_ZERO, INIT_ONE, INIT_UNIFORM, INIT_NORMAL, INIT_TRUNCATED } init_kind;
+
+typedef struct init_rule {
+    init_kind kind;
+    double scale;
+} init_rule;
+
+/* Glorot's rules for a matrix of n_in times n_out. */
+init_rule init_xavier_uniform(int64_t n_in, int64_t n_out);
+init_rule init_xavier_normal(int64_t n_in, int64_t n_out);
+
+typedef struct param_list {
+    nn_memory *memory;
+    param *item;     /* (n), room for capacity; they never move, so others point at them */
+    init_rule *rule; /* (n) */
+    uint8_t **mark;  /* (n): NULL, or for a table one byte a row: it got a gradient */
+    int n, capacity;
+    int64_t n_numbers;
+} param_list;
+
+status param_list_init(param_list *l, nn_memory *memory, int capacity);
+
+/* What a parameter is, as far as it can be said before it has memory. */
+typedef struct param_spec {
+    const char *prefix, *name; /* the whole name is one behind the other */
+    int n_dims;
+    int64_t shape[4];
+    init_rule rule;
+    bool is_table;
+} param_spec;
+
+/* Appends one; *out stays where it is. */
+status param_add(param_list *l, const param_spec *spec, param **out);
+
+/* The same with memory of the caller's: tables that lie one behind the other (input.h). */
+status param_add_at(param_list *l, const param_spec *spec, float *value, float *grad, param **out);
+
+param *param_find(param_list *l, const char *name); /* or NULL */
+
+/* The touched rows: begin once a batch, mark, then collect. */
+void param_touch_begin(param_list *l);
+void param_touch_collect(param_list *l);
+static inline uint8_t *param_marks(const param_list *l, const param *p) {
+    return l->mark[p - l->item];
+}
+
+/* First values, by Philox(seed, RNG_INIT) of (parameter, element). */
+status param_list_start(param_list *l, uint64_t seed);
+
+#endif

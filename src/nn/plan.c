@@ -1,0 +1,274 @@
+#include "nn/plan.h"
+
+#include <string.h>
+
+static int32_t tokens_per_event(const plan_config *c) {
+    return c->has_actions ? 2 : 1;
+}
+
+static status alloc_tokens(plan *p, nn_memory *memory, int64_t n) {
+    TRY(STAGED_NEW(memory, &p->row, n));
+    TRY(STAGED_NEW(memory, &p->event_row, p->config.is_merged ? 0 : n));
+    TRY(STAGED_NEW(memory, &p->place, n));
+    TRY(STAGED_NEW(memory, &p->user, n));
+    TRY(STAGED_NEW(memory, &p->position, n));
+    TRY(STAGED_NEW(memory, &p->query_time, p->config.has_times ? n : 0));
+    return STAGED_NEW(memory, &p->key_time, p->config.has_times ? n : 0);
+}
+
+static status alloc_losses(plan *p, nn_memory *memory, int64_t n) {
+    TRY(STAGED_NEW(memory, &p->loss_token, n));
+    TRY(STAGED_NEW(memory, &p->label, n));
+    TRY(STAGED_NEW(memory, &p->loss_user, n));
+    return STAGED_NEW(memory, &p->loss_position, n);
+}
+
+status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
+    memset(p, 0, sizeof *p);
+    p->config = *c;
+    int64_t per_user = c->n_context + (int64_t)tokens_per_event(c) * c->max_events;
+    int64_t n = per_user * c->max_users;
+    if (n > INT32_MAX)
+        return fail(ERR_CONFIG,
+                    "%d users of up to %lld tokens are more than 2^31 tokens in a batch; make the "
+                    "batch smaller",
+                    c->max_users, (long long)per_user);
+    p->max_tokens = (int32_t)n;
+    TRY(STAGED_NEW(memory, &p->offsets, (int64_t)c->max_users + 1));
+    TRY(STAGED_NEW(memory, &p->context_row, (int64_t)c->max_users * c->n_context));
+    TRY(STAGED_NEW(memory, &p->n_contexts, c->max_users));
+    TRY(STAGED_NEW(memory, &p->n_targets, c->max_users));
+    TRY(alloc_tokens(p, memory, n));
+    return alloc_losses(p, memory, (int64_t)c->max_users * (c->max_events + 1));
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static status refuse(const batch *b, int32_t user, const char *what, int64_t value, int64_t n) {
+    return fail(ERR_FORMAT,
+                "user %llu of the data has %s %lld, but the model knows 0..%lld: these are not the "
+                "data it was made for",
+                (unsigned long long)b->users[user], what, (long long)value, (long long)n - 1);
+}
+
+static status check_events(const plan_config *c, const batch *b, int32_t user) {
+    for (int32_t i = b->offsets[user]; i < b->offsets[user + 1]; i++) {
+        if (b->item[i] == 0 || b->item[i] > (uint32_t)c->n_items)
+            return refuse(b, user, "item", b->item[i], (int64_t)c->n_items + 1);
+        if (c->has_actions && b->action[i] >= c->n_actions)
+            return refuse(b, user, "action", b->action[i], c->n_actions);
+        if (c->is_ranking && c->n_labels > 0 && b->action[i] >= c->n_labels)
+            return refuse(b, user, "label", b->action[i], c->n_labels);
+    }
+    for (int32_t f = 0; f < c->n_context; f++) {
+        uint32_t v = b->context[(int64_t)user * c->n_context + f];
+        if (v >= (uint32_t)c->n_context_values[f])
+            return refuse(b, user, "contextual value", v, c->n_context_values[f]);
+    }
+    return OK;
+}
+
+static status check_batch(const plan_config *c, const batch *b) {
+    if (b->n_users > c->max_users)
+        return fail(ERR_CONFIG, "a batch of %d users; the model was made for %d", b->n_users,
+                    c->max_users);
+    if (c->n_context > 0 && b->n_context != c->n_context)
+        return fail(ERR_FORMAT, "the data have %d contextual features, the model %d", b->n_context,
+                    c->n_context);
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t n = b->offsets[u + 1] - b->offsets[u];
+        if (n < 0 || n > c->max_events || b->n_targets[u] < 0 || b->n_targets[u] > n)
+            return fail(ERR_CONFIG, "a user with %d events; the model was made for %d", n,
+                        c->max_events);
+        TRY(check_events(c, b, u));
+    }
+    return OK;
+}
+
+/* ---- layout ---------------------------------------------------------------------------------- */
+
+/* One user on its way into the plan. */
+typedef struct layout {
+    plan *p;
+    const batch *b;
+    plan_purpose purpose;
+    int32_t user;
+    int32_t first, n;    /* events of the user: rows first .. first + n - 1 of the batch */
+    int32_t n_input;     /* of these, how many are tokens */
+    int32_t n_targets;   /* of these, how many are targets */
+    int32_t at;          /* next token, of the batch */
+    int32_t begin, high; /* its first token; the last row of the position table it uses */
+    int32_t start;
+} layout;
+
+static int64_t seconds(const plan_config *c, int64_t time) {
+    int64_t s = time / c->time_per_second;
+    return time % c->time_per_second < 0 ? s - 1 : s;
+}
+
+/* Everything of a token but its row. */
+static void put_token(layout *l) {
+    plan *p = l->p;
+    int32_t position = l->at - l->begin + l->start;
+    p->place.host[l->at] = position < l->high ? position : l->high;
+    p->user.host[l->at] = (uint32_t)l->b->users[l->user];
+    p->position.host[l->at] = (uint32_t)position;
+    l->at++;
+}
+
+static void put_context(layout *l) {
+    plan *p = l->p;
+    const plan_config *c = &p->config;
+    for (int32_t f = 0; f < c->n_context; f++) {
+        int64_t k = (int64_t)l->user * c->n_context + f;
+        int32_t row = c->context_row[f] + (int32_t)l->b->context[k];
+        p->context_row.host[k] = row;
+        p->row.host[l->at] = c->is_merged ? row : -1 - (int32_t)k; /* numbered at the end */
+        put_token(l);
+    }
+}
+
+static void put_event_token(layout *l, int32_t table_row) {
+    plan *p = l->p;
+    if (!p->config.is_merged) p->event_row.host[p->n_events] = table_row;
+    p->row.host[l->at] = p->config.is_merged ? table_row : p->n_events;
+    p->n_events++;
+    put_token(l);
+}
+
+static void put_times(layout *l, int32_t event) {
+    const plan_config *c = &l->p->config;
+    int32_t next = event + 1 < l->n ? event + 1 : event;
+    l->p->key_time.host[l->at] = seconds(c, l->b->time[l->first + event]);
+    l->p->query_time.host[l->at] = seconds(c, l->b->time[l->first + next]);
+}
+
+static void put_loss(layout *l, int32_t token, int32_t label, int32_t event) {
+    plan *p = l->p;
+    p->loss_token.host[p->n_loss] = token;
+    p->label.host[p->n_loss] = label;
+    p->loss_user.host[p->n_loss] = (uint32_t)l->b->users[l->user];
+    p->loss_position.host[p->n_loss] = (uint32_t)event;
+    p->n_loss++;
+}
+
+/* The loss of an event's item token, if it has one. */
+static void put_event_loss(layout *l, int32_t event, int32_t token) {
+    const plan_config *c = &l->p->config;
+    const batch *b = l->b;
+    bool is_target = event >= l->n - l->n_targets;
+    if (c->is_ranking && (is_target || !c->has_candidates))
+        put_loss(l, token, b->action[l->first + event], event);
+    if (!c->is_ranking && l->purpose == PLAN_TRAIN && event + 1 < l->n)
+        put_loss(l, token, (int32_t)b->item[l->first + event + 1] - 1, event);
+}
+
+static void put_event(layout *l, int32_t event) {
+    const plan_config *c = &l->p->config;
+    bool is_target = event >= l->n - l->n_targets;
+    int32_t token = l->at;
+    if (c->has_times) put_times(l, event);
+    put_event_token(l, (int32_t)l->b->item[l->first + event]);
+    put_event_loss(l, event, token);
+    if (c->has_actions && !(is_target && l->purpose == PLAN_SCORE))
+        put_event_token(l, c->action_row + l->b->action[l->first + event]);
+}
+
+/* Tokens of a user, and how many of them are targets that do not see each other. */
+static void measure(const layout *l, int32_t *n_tokens, int32_t *n_target_tokens) {
+    const plan_config *c = &l->p->config;
+    int32_t per = tokens_per_event(c), per_target = l->purpose == PLAN_SCORE ? 1 : per;
+    int32_t n_targets = l->n_targets;
+    *n_target_tokens = c->is_ranking ? n_targets * per_target : 0;
+    *n_tokens =
+        c->n_context + (l->n_input - (c->is_ranking ? n_targets : 0)) * per + *n_target_tokens;
+}
+
+static status put_user(layout *l) {
+    plan *p = l->p;
+    const plan_config *c = &p->config;
+    l->first = l->b->offsets[l->user];
+    l->n = l->b->offsets[l->user + 1] - l->first;
+    l->n_targets = c->is_ranking && !c->has_candidates ? 0 : l->b->n_targets[l->user];
+    l->n_input = c->is_ranking ? l->n : l->n - l->n_targets;
+    l->begin = l->at;
+    int32_t n_tokens, n_target_tokens;
+    measure(l, &n_tokens, &n_target_tokens);
+    if (c->max_len > 0 && n_tokens > c->max_len)
+        return fail(ERR_FORMAT, "a history of %d events; the model has positions for %d", n_tokens,
+                    c->max_len);
+    l->high = n_tokens + l->start - n_target_tokens;
+    if (l->high > c->n_places - 1) l->high = c->n_places - 1;
+    put_context(l);
+    for (int32_t e = 0; e < l->n_input; e++)
+        put_event(l, e);
+    if (l->purpose == PLAN_ENCODE) put_loss(l, l->n_input > 0 ? l->at - 1 : -1, 0, l->n_input);
+    p->n_contexts.host[l->user] = c->n_context;
+    p->n_targets.host[l->user] = n_target_tokens;
+    p->offsets.host[l->user + 1] = l->at;
+    if (n_tokens > p->max_len) p->max_len = n_tokens;
+    return OK;
+}
+
+static status send(const plan *p, backend *be) {
+    const plan_config *c = &p->config;
+    TRY(STAGED_SEND(be, &p->offsets, p->n_users + 1));
+    TRY(STAGED_SEND(be, &p->row, p->n_tokens));
+    TRY(STAGED_SEND(be, &p->place, p->n_tokens));
+    TRY(STAGED_SEND(be, &p->user, p->n_tokens));
+    TRY(STAGED_SEND(be, &p->position, p->n_tokens));
+    if (!c->is_merged) TRY(STAGED_SEND(be, &p->event_row, p->n_events));
+    if (!c->is_merged) TRY(STAGED_SEND(be, &p->context_row, (int64_t)p->n_users * c->n_context));
+    if (c->has_times) TRY(STAGED_SEND(be, &p->query_time, p->n_tokens));
+    if (c->has_times) TRY(STAGED_SEND(be, &p->key_time, p->n_tokens));
+    TRY(STAGED_SEND(be, &p->n_contexts, p->n_users));
+    TRY(STAGED_SEND(be, &p->n_targets, p->n_users));
+    TRY(STAGED_SEND(be, &p->loss_token, p->n_loss));
+    TRY(STAGED_SEND(be, &p->label, p->n_loss));
+    TRY(STAGED_SEND(be, &p->loss_user, p->n_loss));
+    return STAGED_SEND(be, &p->loss_position, p->n_loss);
+}
+
+status plan_build(plan *p, backend *be, const batch *b, plan_purpose purpose,
+                  const int32_t *start) {
+    TRY(check_batch(&p->config, b));
+    p->n_users = b->n_users;
+    p->max_len = p->n_events = p->n_loss = 0;
+    p->offsets.host[0] = 0;
+    layout l = {.p = p, .b = b, .purpose = purpose};
+    for (l.user = 0; l.user < b->n_users; l.user++) {
+        l.start = start != NULL ? start[l.user] : 0;
+        TRY(put_user(&l));
+    }
+    p->n_tokens = l.at;
+    /* Contextual tokens are numbered behind all events, whose number is known only now. */
+    for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
+        if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
+    return send(p, be);
+}
+
+int64_t plan_count_loss(const plan_config *c, const batch *b) {
+    int64_t n = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t length = b->offsets[u + 1] - b->offsets[u], n_targets = b->n_targets[u];
+        int32_t n_history = length - n_targets;
+        if (c->is_ranking)
+            n += c->has_candidates ? n_targets : length;
+        else
+            n += n_history < length ? n_history : length > 0 ? length - 1 : 0;
+    }
+    return n;
+}
+
+sequences plan_sequences(const plan *p) {
+    const plan_config *c = &p->config;
+    return (sequences){.n_sequences = p->n_users,
+                       .n_tokens = p->n_tokens,
+                       .max_len = p->max_len,
+                       .offsets = p->offsets.device,
+                       .n_contexts = c->has_context_mask ? p->n_contexts.device : NULL,
+                       .n_targets = c->is_ranking && c->has_candidates ? p->n_targets.device : NULL,
+                       .query_time = p->query_time.device,
+                       .key_time = p->key_time.device,
+                       .drop = {.user = p->user.device, .position = p->position.device}};
+}

@@ -1,0 +1,72 @@
+/* Plan: a batch of events laid out as the tokens of a model, and where its losses lie.
+ *
+ * retrieval   F contextual tokens, then the items of the history; the item at t predicts that at
+ *             t + 1, the last one the target, which is a label only
+ * ranking     F contextual tokens, then item, action, item, action, ... (or items only); the loss
+ *             lies at the items of the candidates, or of all events where there are no candidates.
+ *             In training the candidates bring their actions, which nothing of use sees; for
+ *             scoring they are left out.
+ *
+ * Everything is computed on the host, checked against what the model was made for, and sent to the
+ * backend by plan_build.  A plan belongs to one thread. */
+#ifndef HSTU_NN_PLAN_H
+#define HSTU_NN_PLAN_H
+
+#include "data/batcher.h"
+#include "nn/memory.h"
+#include "nn/sequences.h"
+
+typedef enum { PLAN_TRAIN, PLAN_ENCODE, PLAN_SCORE } plan_purpose;
+
+typedef struct plan_config {
+    bool is_ranking;
+    bool has_actions;      /* action tokens between the items */
+    bool has_candidates;   /* ranking: the batch's targets are candidates */
+    bool has_context_mask; /* contextual tokens see the whole history */
+    bool has_times;        /* for the time bias */
+    int32_t n_items, n_actions, n_context;
+    const int32_t *n_context_values; /* (F) */
+    int32_t n_labels; /* ranking: actions that can be labels, 0..n_labels-1; 0: any (bits) */
+    int32_t n_places; /* rows of the position table */
+    int32_t max_len;  /* of a sequence, where more is an error; 0: no such bound */
+    int32_t max_users, max_events;
+    int64_t time_per_second;
+    /* Rows of tables: item i is row i, action a row action_row + a of the tables of events; value v
+     * of contextual feature f is row context_row[f] + v.  Merged: all are rows of one array. */
+    bool is_merged;
+    int32_t action_row;
+    const int32_t *context_row; /* (F) */
+} plan_config;
+
+typedef struct plan {
+    plan_config config;
+    int32_t max_tokens;                  /* T at most */
+    int32_t n_users, n_tokens, max_len;  /* B, T, the longest sequence */
+    int32_t n_events;                    /* tokens that are not contextual */
+    staged_i32 offsets;                  /* (B + 1) */
+    staged_i32 row;                      /* (T): merged: table row; else: event token, or behind
+                                            them all contextual token */
+    staged_i32 event_row, context_row;   /* (n_events), (B F): table rows */
+    staged_i32 place;                    /* (T): row of the position table */
+    staged_u32 user, position;           /* (T): what dropout depends on */
+    staged_i64 query_time, key_time;     /* (T): seconds */
+    staged_i32 n_contexts, n_targets;    /* (B): tokens, for the masks */
+    int32_t n_loss;                      /* M */
+    staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
+    staged_i32 label;                    /* (M): item - 1, or the action */
+    staged_u32 loss_user, loss_position; /* (M) */
+} plan;
+
+status plan_alloc(plan *p, const plan_config *c, nn_memory *memory);
+
+/* Lays out and sends a batch.  start (host, (B)) are tokens before the first one that are not in
+ * the batch, or NULL.  ERR_FORMAT: the data are not those the model was made for. */
+status plan_build(plan *p, backend *be, const batch *b, plan_purpose purpose, const int32_t *start);
+
+/* The number of loss positions of a batch. */
+int64_t plan_count_loss(const plan_config *c, const batch *b);
+
+/* What layers see of it; dropout is off until the caller sets it. */
+sequences plan_sequences(const plan *p);
+
+#endif

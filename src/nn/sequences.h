@@ -1,0 +1,31 @@
+/* Sequences: what a layer must know of the tokens it works on, besides their activations.  A view
+ * of memory of the backend. */
+#ifndef HSTU_NN_SEQUENCES_H
+#define HSTU_NN_SEQUENCES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ops/ops.h"
+
+typedef struct sequences {
+    int32_t n_sequences; /* B */
+    int32_t n_tokens;    /* T */
+    int32_t max_len;
+    const int32_t *offsets;               /* (B + 1) */
+    const int32_t *n_contexts;            /* (B): tokens that see all before the targets; or NULL */
+    const int32_t *n_targets;             /* (B): last tokens that do not see each other; or NULL */
+    const int64_t *query_time, *key_time; /* (T): seconds, of layers with a time bias */
+    bool has_dropout;
+    dropout drop; /* key, step, the tokens' users and positions; a layer sets rate and site */
+} sequences;
+
+/* The sequences' dropout at one site of the model. */
+static inline dropout sequences_drop(const sequences *s, float rate, uint32_t site) {
+    dropout d = s->drop;
+    d.rate = s->has_dropout ? rate : 0;
+    d.site = site;
+    return d;
+}
+
+#endif
