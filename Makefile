@@ -68,15 +68,17 @@ CLI_SRC := $(wildcard src/cli/*.c)
 LIB_SRC := $(filter-out $(CLI_SRC),$(wildcard src/*/*.c))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(wildcard src/cuda/*.cu))
 TEST_SRC := $(wildcard tests/*.c)
+GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
 BENCH_SRC := $(wildcard bench/*.c)
 
 LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) $(CU_SRC:%.cu=$B/%.cu.o)
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
+GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o)
 
 .PHONY: print-libs all tests fuzz bench check docs clean install gpu-test
-all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu
+all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
 
 hstu: $B/hstu
 	@ln -sf $B/hstu hstu
@@ -91,10 +93,19 @@ $B/libhstu.o: $(LIB_OBJ)
 $B/hstu: $(CLI_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 
-tests: $B/hstu $B/tests/unit
+tests: $B/hstu $B/tests/unit $B/tests/golden
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
+
+# The checker of golden vectors: golden [--device cpu] DIR.  Its objects lie apart: the program has
+# the name of their folder.
+$B/tests/golden: $(GOLDEN_OBJ) $(LIB_OBJ)
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ $(LIBS)
+$B/golden/%.o: tests/golden/%.c $B/flags
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 fuzz: $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
 $B/fuzz/%: $B/tests/fuzz/%.o $(LIB_OBJ)
@@ -147,5 +158,5 @@ install: all
 clean:
 	rm -rf build hstu libhstu.a
 
--include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_OBJ:.o=.d) \
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(GOLDEN_OBJ:.o=.d) \
 	$(FUZZ_SRC:%.c=$B/%.d) $(BENCH_SRC:%.c=$B/%.d)

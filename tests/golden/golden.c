@@ -1,0 +1,139 @@
+/* golden [--device cpu] DIR: every .safetensors file of a folder, a line each. */
+#include "golden.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+
+static const struct {
+    const char *family;
+    golden_fn run;
+} FAMILIES[] = {
+    {"meta_hstu_layer", golden_meta_hstu_layer},
+    {"meta_hstu_model", golden_meta_model},
+    {"meta_sasrec_model", golden_meta_model},
+    {"meta_train_curve", golden_meta_train_curve},
+    {"meta_buckets", golden_meta_buckets},
+    {"meta_adamw", golden_meta_adamw},
+    {"meta_eval", golden_meta_eval},
+    {"nv_attn", golden_nv_attn},
+    {"nv_layer", golden_nv_layer},
+    {"nv_preproc", golden_nv_preproc},
+    {"nv_rank_loss", golden_nv_rank_loss},
+    {"nv_retr_loss", golden_nv_retr_loss},
+};
+
+/* Said beside the expected values, not to be reproduced. */
+static const char *const REMARKS[] = {"loss_float32_run", "bucket_float64"};
+
+static bool is_remark(const char *name) {
+    for (size_t i = 0; i < sizeof REMARKS / sizeof *REMARKS; i++)
+        if (strcmp(REMARKS[i], name) == 0) return true;
+    return false;
+}
+
+static status open_parts(golden *g, const char *folder, const char *path) {
+    char grads[4096];
+    TRY(st_open(&g->part[0], path));
+    const char *name = st_metadata(g->part[0], "grads_file");
+    if (name != NULL) {
+        TRY(path_join(grads, sizeof grads, folder, name));
+        TRY(st_open(&g->part[1], grads));
+    }
+    for (int i = 0; i < 2; i++)
+        if (g->part[i] != NULL)
+            TRY(NN_NEW_HOST(&g->memory, &g->is_used[i], (int64_t)st_n_tensors(g->part[i])));
+    return OK;
+}
+
+static status check_all_used(const golden *g) {
+    for (int i = 0; i < 2 && g->part[i] != NULL; i++)
+        for (size_t k = 0; k < st_n_tensors(g->part[i]); k++) {
+            const char *name = st_tensor_at(g->part[i], k)->name;
+            if (!g->is_used[i][k] && !is_remark(name))
+                return fail(ERR_FORMAT, "nothing looked at the tensor %s", name);
+        }
+    return OK;
+}
+
+static status run_family(golden *g) {
+    const char *family = st_metadata(g->part[0], "family");
+    for (size_t i = 0; family != NULL && i < sizeof FAMILIES / sizeof *FAMILIES; i++)
+        if (strcmp(FAMILIES[i].family, family) == 0) {
+            TRY(FAMILIES[i].run(g));
+            return check_all_used(g);
+        }
+    return fail(ERR_FORMAT, "the family '%s' is unknown", family != NULL ? family : "");
+}
+
+/* One file; whether it passed. */
+static bool run_file(backend *be, const char *folder, const char *name) {
+    char path[4096];
+    golden g = {.be = be};
+    nn_memory_init(&g.memory, be);
+    status st = path_join(path, sizeof path, folder, name);
+    if (st == OK) st = open_parts(&g, folder, path);
+    if (st == OK) st = run_family(&g);
+    bool passed = st == OK && g.worst_error <= g.worst_limit;
+    printf("%s %-48s ", passed ? "ok  " : "FAIL", name);
+    if (st != OK)
+        printf("%s [%s]\n", status_reason(), status_trace());
+    else
+        printf("%.1e of %.0e  %s\n", g.worst_error, g.worst_limit, g.worst);
+    st_close(g.part[0]);
+    st_close(g.part[1]);
+    nn_memory_fini(&g.memory);
+    return passed;
+}
+
+/* Files, but not the second parts. */
+static int is_wanted(const struct dirent *e) {
+    const char *end = ".safetensors", *second = ".grads.safetensors";
+    size_t n = strlen(e->d_name);
+    bool is_second = n > strlen(second) && strcmp(e->d_name + n - strlen(second), second) == 0;
+    return n > strlen(end) && strcmp(e->d_name + n - strlen(end), end) == 0 && !is_second;
+}
+
+static int run_folder(backend *be, const char *folder) {
+    struct dirent **entry;
+    int n = scandir(folder, &entry, is_wanted, alphasort), n_passed = 0;
+    if (n < 0) {
+        fprintf(stderr, "golden: %s: no such folder\n", folder);
+        return 2;
+    }
+    for (int i = 0; i < n; i++) {
+        n_passed += run_file(be, folder, entry[i]->d_name);
+        fflush(stdout);
+        free(entry[i]);
+    }
+    free(entry);
+    printf("%d passed, %d failed\n", n_passed, n - n_passed);
+    return n_passed < n || n == 0;
+}
+
+int main(int argc, char **argv) {
+    const char *device = "cpu", *folder = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc)
+            device = argv[++i];
+        else
+            folder = argv[i];
+    }
+    if (folder == NULL || strcmp(device, "cpu") != 0) {
+        fprintf(stderr, "Usage: golden [--device cpu] DIR\n");
+        return 2;
+    }
+    pool *workers = NULL;
+    backend *be = NULL;
+    int code = 1;
+    status st = pool_create(&workers, 2);
+    if (st == OK) st = backend_create_cpu(&be, workers);
+    if (st == OK) code = run_folder(be, folder);
+    if (st != OK) fprintf(stderr, "golden: %s\n", status_reason());
+    backend_destroy_cpu(be);
+    pool_destroy(workers);
+    return code;
+}

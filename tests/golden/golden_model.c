@@ -1,0 +1,267 @@
+/* Meta's whole models: loss and gradients of one batch, and a short training run. */
+#include <stdio.h>
+#include <string.h>
+
+#include "golden.h"
+
+/* The config a file describes. */
+static status read_config(golden *g, config *c) {
+    int32_t dim, n, blocks, heads, max_len, out_len, negatives, dqk, dv, ffn = 0;
+    double temperature, eps = 1e-6;
+    const char *family = st_metadata(g->part[0], "family");
+    bool is_sasrec = strcmp(family, "meta_sasrec_model") == 0;
+    TRY(golden_int(g, "D", &dim));
+    TRY(golden_int(g, "N", &n));
+    TRY(golden_int(g, "blocks", &blocks));
+    TRY(golden_int(g, "heads", &heads));
+    TRY(golden_int(g, "max_sequence_len", &max_len));
+    TRY(golden_int(g, "max_output_len", &out_len));
+    TRY(golden_int(g, "num_negatives", &negatives));
+    TRY(golden_number(g, "temperature", &temperature));
+    if (st_metadata(g->part[0], "l2_eps") != NULL) TRY(golden_number(g, "l2_eps", &eps));
+    dqk = dv = dim / heads;
+    if (is_sasrec) TRY(golden_int(g, "ffn", &ffn));
+    if (!is_sasrec) TRY(golden_int(g, "dqk", &dqk));
+    if (!is_sasrec) TRY(golden_int(g, "dv", &dv));
+    if (n != max_len + out_len) return fail(ERR_FORMAT, "N is not the sum of its parts");
+    memset(c, 0, sizeof *c);
+    c->family = FAMILY_META;
+    c->task = TASK_RETRIEVAL;
+    c->model = is_sasrec ? MODEL_SASREC : MODEL_HSTU_RESEARCH;
+    c->data.max_history = max_len;
+    c->network = (config_network){.n_layers = blocks,
+                                  .hidden_size = dim,
+                                  .n_heads = heads,
+                                  .dim_qk = dqk,
+                                  .dim_v = dv,
+                                  .norm_epsilon = is_sasrec ? 1e-8 : 1e-6,
+                                  .target_group_size = 1,
+                                  .item_dim = -1,
+                                  .contextual_dim = -1,
+                                  .output_length = out_len - 1,
+                                  .ffn_hidden_size = ffn,
+                                  .has_relative_bias = true};
+    c->retrieval = (config_retrieval){.n_negatives = negatives,
+                                      .temperature = temperature,
+                                      .norm_epsilon = eps,
+                                      .negatives = NEGATIVES_LOCAL,
+                                      .has_item_norm = true};
+    return OK;
+}
+
+static status make_model(golden *g, const config *c, int32_t n_users, model **out) {
+    model_limits limits = {
+        .max_users = n_users, .max_events = (int32_t)c->data.max_history + 1, .time_per_second = 1};
+    TRY(golden_int(g, "num_items", &limits.n_items));
+    TRY(model_create(out, g->be, c, &limits));
+    return golden_load_params(g, &(*out)->params, golden_same_name);
+}
+
+/* Histories with the target behind, of all users of a file. */
+typedef struct users {
+    int64_t *length, *id, *time; /* (U), (U, N), (U, N) */
+    int64_t n, n_slots;
+} users;
+
+static status read_users(golden *g, const char *prefix, users *u) {
+    const char *const part[3] = {"lengths", "ids", "timestamps"};
+    int64_t **to[3] = {&u->length, &u->id, &u->time}, n[3];
+    for (int i = 0; i < 3; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", prefix, part[i]);
+        TRY(golden_ints(g, name, to[i], &n[i]));
+    }
+    u->n = n[0];
+    u->n_slots = n[1] / n[0];
+    return OK;
+}
+
+enum { MAX_USERS = 32, MAX_EVENTS = 4096 };
+
+/* A batch with memory of its own. */
+typedef struct own_batch {
+    batch view;
+    int32_t offsets[MAX_USERS + 1], n_targets[MAX_USERS];
+    uint64_t number[MAX_USERS];
+    uint32_t item[MAX_EVENTS];
+    uint16_t action[MAX_EVENTS];
+    int64_t time[MAX_EVENTS];
+} own_batch;
+
+static void start_batch(own_batch *b) {
+    memset(b, 0, sizeof *b);
+    b->view = (batch){.offsets = b->offsets,
+                      .users = b->number,
+                      .n_targets = b->n_targets,
+                      .item = b->item,
+                      .action = b->action,
+                      .time = b->time};
+}
+
+static status add_user(own_batch *b, const users *u, int64_t user) {
+    int64_t n = u->length[user] + 1;
+    if (b->view.n_users == MAX_USERS || b->view.n_tokens + n > MAX_EVENTS)
+        return fail(ERR_FORMAT, "the batch is too large for this program");
+    for (int64_t t = 0; t < n; t++) {
+        int32_t at = b->view.n_tokens++;
+        b->item[at] = (uint32_t)u->id[user * u->n_slots + t];
+        b->time[at] = u->time[user * u->n_slots + t];
+    }
+    b->number[b->view.n_users] = (uint64_t)user;
+    b->n_targets[b->view.n_users] = 1;
+    b->offsets[++b->view.n_users] = b->view.n_tokens;
+    return OK;
+}
+
+/* All negatives, as int32 on the host. */
+static status read_negatives(golden *g, int32_t **out) {
+    int64_t *ids, n;
+    TRY(golden_ints(g, "neg_ids", &ids, &n));
+    TRY(NN_NEW_HOST(&g->memory, out, n));
+    for (int64_t i = 0; i < n; i++)
+        (*out)[i] = (int32_t)ids[i];
+    return OK;
+}
+
+static status check_batch(golden *g, model *m, const batch *b, const int32_t *negatives) {
+    model_step at = {1, 0};
+    int64_t n = model_count_loss(m, b);
+    const st_tensor *want;
+    const void *encoded;
+    double loss = 0;
+    TRY(golden_get(g, "loss", &want));
+    TRY(model_train_batch(m, b, &at, 1 / (float)n, negatives, &loss));
+    golden_check_value(g, "loss", loss / (double)n, golden_at(want, 0), TOL_OUT);
+    TRY(golden_check(g, "encoded", m->retrieval.query, TOL_OUT));
+    TRY(golden_check_grads(g, &m->params, golden_same_name, TOL_GRAD));
+    TRY(model_encode(m, b, &encoded));
+    return golden_check(g, "user_emb", encoded, TOL_OUT);
+}
+
+status golden_meta_model(golden *g) {
+    static own_batch b;
+    config c;
+    users u;
+    model *m = NULL;
+    int32_t *negatives;
+    TRY(read_config(g, &c));
+    TRY(read_users(g, "", &u));
+    TRY(read_negatives(g, &negatives));
+    start_batch(&b);
+    for (int64_t i = 0; i < u.n; i++)
+        TRY(add_user(&b, &u, i));
+    status st = make_model(g, &c, (int32_t)u.n, &m);
+    if (st == OK) st = check_batch(g, m, &b.view, negatives);
+    model_destroy(m);
+    return st;
+}
+
+/* ---- 30 steps -------------------------------------------------------------------------------- */
+
+typedef struct curve {
+    model *m;
+    users u;
+    int32_t *negatives;
+    int64_t *batch_users, *neg_offsets; /* (steps, B), (steps + 1) */
+    int64_t n_steps, n_batch;
+    int32_t n_negatives;
+    float **first, **second; /* moments of every parameter */
+    update_args optimizer;
+} curve;
+
+static status start_optimizer(golden *g, curve *v) {
+    double lr, beta1, beta2, eps, decay;
+    TRY(golden_number(g, "lr", &lr));
+    TRY(golden_number(g, "beta1", &beta1));
+    TRY(golden_number(g, "beta2", &beta2));
+    TRY(golden_number(g, "eps", &eps));
+    TRY(golden_number(g, "weight_decay", &decay));
+    v->optimizer = (update_args){.kind = OPT_ADAMW,
+                                 .lr = (float)lr,
+                                 .beta1 = (float)beta1,
+                                 .beta2 = (float)beta2,
+                                 .eps = (float)eps,
+                                 .weight_decay = (float)decay};
+    TRY(NN_NEW_HOST(&g->memory, &v->first, v->m->params.n));
+    TRY(NN_NEW_HOST(&g->memory, &v->second, v->m->params.n));
+    for (int i = 0; i < v->m->params.n; i++) {
+        TRY(golden_new(g, &v->first[i], v->m->params.item[i].n));
+        TRY(golden_new(g, &v->second[i], v->m->params.item[i].n));
+    }
+    return OK;
+}
+
+static status update_all(golden *g, curve *v, int64_t step) {
+    for (int i = 0; i < v->m->params.n; i++) {
+        param *p = &v->m->params.item[i];
+        update_args a = v->optimizer;
+        a.n = p->n;
+        a.dim = (int32_t)p->shape[p->n_dims - 1];
+        a.w = p->value;
+        a.grad = p->grad;
+        a.m = v->first[i];
+        a.v = v->second[i];
+        a.step = step + 1;
+        TRY(g->be->ops->update(g->be, &a));
+        p->n_touched = 0;
+    }
+    return OK;
+}
+
+static status check_values(golden *g, curve *v, const char *prefix) {
+    for (int i = 0; i < v->m->params.n; i++) {
+        char name[160];
+        snprintf(name, sizeof name, "%s.%s", prefix, v->m->params.item[i].name);
+        TRY(golden_check_absolute(g, name, v->m->params.item[i].value, 1e-5));
+    }
+    return OK;
+}
+
+static status run_step(golden *g, curve *v, int64_t step, const st_tensor *want) {
+    static own_batch b;
+    model_step at = {1, (uint32_t)step};
+    char name[48];
+    double loss = 0;
+    start_batch(&b);
+    for (int64_t i = 0; i < v->n_batch; i++)
+        TRY(add_user(&b, &v->u, v->batch_users[step * v->n_batch + i]));
+    int64_t n = model_count_loss(v->m, &b.view);
+    if (n != v->neg_offsets[step + 1] - v->neg_offsets[step])
+        return fail(ERR_FORMAT, "step %lld has %lld positions, not as many negatives",
+                    (long long)step, (long long)n);
+    TRY(model_train_batch(v->m, &b.view, &at, 1 / (float)n,
+                          v->negatives + v->neg_offsets[step] * v->n_negatives, &loss));
+    snprintf(name, sizeof name, "loss of step %lld", (long long)step);
+    golden_check_value(g, name, loss / (double)n, golden_at(want, step),
+                       1e-4 / golden_at(want, step));
+    TRY(update_all(g, v, step));
+    return step == 0 ? check_values(g, v, "after1") : OK;
+}
+
+static status run_curve(golden *g, curve *v) {
+    const st_tensor *want;
+    TRY(golden_get(g, "loss", &want));
+    TRY(start_optimizer(g, v));
+    for (int64_t step = 0; step < v->n_steps; step++)
+        TRY(run_step(g, v, step, want));
+    return check_values(g, v, "final");
+}
+
+status golden_meta_train_curve(golden *g) {
+    curve v = {0};
+    config c;
+    int32_t n_batch;
+    TRY(read_config(g, &c));
+    TRY(golden_int(g, "batch", &n_batch));
+    TRY(golden_int(g, "num_negatives", &v.n_negatives));
+    TRY(read_users(g, "user_", &v.u));
+    TRY(read_negatives(g, &v.negatives));
+    TRY(golden_ints(g, "batch_users", &v.batch_users, &v.n_steps));
+    TRY(golden_ints(g, "neg_offsets", &v.neg_offsets, NULL));
+    v.n_batch = n_batch;
+    v.n_steps /= n_batch;
+    status st = make_model(g, &c, n_batch, &v.m);
+    if (st == OK) st = run_curve(g, &v);
+    model_destroy(v.m);
+    return st;
+}
