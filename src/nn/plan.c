@@ -28,6 +28,7 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     p->config = *c;
     int64_t per_user = c->n_context + (int64_t)tokens_per_event(c) * c->max_events;
     int64_t n = per_user * c->max_users;
+    p->len_bound = c->max_len > 0 ? c->max_len : (int32_t)per_user;
     if (n > INT32_MAX)
         return fail(ERR_CONFIG,
                     "%d users of up to %lld tokens are more than 2^31 tokens in a batch; make the "
@@ -265,6 +266,7 @@ sequences plan_sequences(const plan *p) {
     return (sequences){.n_sequences = p->n_users,
                        .n_tokens = p->n_tokens,
                        .max_len = p->max_len,
+                       .len_bound = p->len_bound,
                        .offsets = p->offsets.device,
                        .n_contexts = c->has_context_mask ? p->n_contexts.device : NULL,
                        .n_targets = c->is_ranking && c->has_candidates ? p->n_targets.device : NULL,

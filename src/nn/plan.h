@@ -40,7 +40,7 @@ typedef struct plan_config {
 
 typedef struct plan {
     plan_config config;
-    int32_t max_tokens;                  /* T at most */
+    int32_t max_tokens, len_bound;       /* T and the length of a sequence, at most */
     int32_t n_users, n_tokens, max_len;  /* B, T, the longest sequence */
     int32_t n_events;                    /* tokens that are not contextual */
     staged_i32 offsets;                  /* (B + 1) */

@@ -128,22 +128,23 @@ static norm_args norm_of(const sasrec_layer *l, int64_t n, int which, const void
 static softmax_attn_args attn_of(const sasrec_layer *l, const backend *be, const sequences *s) {
     const sasrec_layer_config *c = &l->config;
     int32_t d = c->dim / c->n_heads;
-    return (softmax_attn_args){.n_sequences = s->n_sequences,
-                               .n_heads = c->n_heads,
-                               .dim = d,
-                               .max_len = s->max_len,
-                               .offsets = s->offsets,
-                               .q = l->q,
-                               .k = l->kv,
-                               .v = (char *)l->kv + (size_t)c->dim * act_bytes(be->act),
-                               .stride_q = c->dim,
-                               .stride_k = 2 * (int64_t)c->dim,
-                               .stride_v = 2 * (int64_t)c->dim,
-                               .out = l->attn,
-                               .stride_out = c->dim,
-                               .alpha = 1 / sqrtf((float)d),
-                               .drop = sequences_drop(s, c->dropout_rate, c->site + SITE_ATTENTION),
-                               .log_sum = l->log_sum};
+    return (softmax_attn_args){
+        .n_sequences = s->n_sequences,
+        .n_heads = c->n_heads,
+        .dim = d,
+        .max_len = s->len_bound, /* the dropout's columns must not depend on the batch */
+        .offsets = s->offsets,
+        .q = l->q,
+        .k = l->kv,
+        .v = (char *)l->kv + (size_t)c->dim * act_bytes(be->act),
+        .stride_q = c->dim,
+        .stride_k = 2 * (int64_t)c->dim,
+        .stride_v = 2 * (int64_t)c->dim,
+        .out = l->attn,
+        .stride_out = c->dim,
+        .alpha = 1 / sqrtf((float)d),
+        .drop = sequences_drop(s, c->dropout_rate, c->site + SITE_ATTENTION),
+        .log_sum = l->log_sum};
 }
 
 /* y = dropped(x) at one of the block's sites; nothing where it is in place and off. */

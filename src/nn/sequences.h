@@ -9,9 +9,10 @@
 #include "ops/ops.h"
 
 typedef struct sequences {
-    int32_t n_sequences; /* B */
-    int32_t n_tokens;    /* T */
-    int32_t max_len;
+    int32_t n_sequences;                  /* B */
+    int32_t n_tokens;                     /* T */
+    int32_t max_len;                      /* the longest of these */
+    int32_t len_bound;                    /* no sequence of the model is longer, in any batch */
     const int32_t *offsets;               /* (B + 1) */
     const int32_t *n_contexts;            /* (B): tokens that see all before the targets; or NULL */
     const int32_t *n_targets;             /* (B): last tokens that do not see each other; or NULL */

@@ -1,0 +1,223 @@
+#include "nn/model_int.h"
+#include "oom.h"
+#include "test.h"
+#include "toy_model.h"
+
+/* The model a config of configs/ describes, for the items of ML-1M. */
+static int64_t count_numbers(const char *path, const char *override) {
+    config *c;
+    backend *be;
+    model *m;
+    const char *overrides[] = {override};
+    config_source source = {.path = path, .overrides = overrides, .n_overrides = override != NULL};
+    model_limits limits = {
+        .n_items = 3952, .max_users = 2, .max_events = 201, .time_per_second = 1};
+    CHECK_OK(config_load(&c, &source));
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(model_create(&m, be, c, &limits));
+    int64_t n = model_n_numbers(m);
+    CHECK(model_memory_bytes(m) > (uint64_t)n * 8);
+    CHECK_EQ(model_dim(m), 50);
+    model_destroy(m);
+    backend_destroy_cpu(be);
+    config_destroy(c);
+    return n;
+}
+
+/* As many as the reference has. */
+TEST(number_of_parameters) {
+    CHECK_EQ(count_numbers("configs/ml-1m/hstu-sampled-softmax-n128-final.gin", NULL), 234400);
+    CHECK_EQ(count_numbers("configs/ml-1m/hstu-sampled-softmax-n128-large-final.gin", NULL),
+             313000);
+    CHECK_EQ(count_numbers("configs/ml-1m/sasrec-sampled-softmax-n128-final.gin", NULL), 238800);
+}
+
+TEST(names_of_parameters) {
+    static const char *const want[] = {
+        "_embedding.item.weight",
+        "_embedding.action.weight",
+        "_embedding.context.0.weight",
+        "_embedding.context.1.weight",
+        "_hstu_block._preprocessor._positional_encoder._position_embeddings_weight",
+        "_hstu_block._attention_layers.0._input_layernorm_weight",
+        "_hstu_block._attention_layers.0._input_layernorm_bias",
+        "_hstu_block._attention_layers.0._linear_uvqk_weight",
+        "_hstu_block._attention_layers.0._linear_uvqk_bias",
+        "_hstu_block._attention_layers.0._output_layernorm_weight",
+        "_hstu_block._attention_layers.0._output_layernorm_bias",
+        "_hstu_block._attention_layers.0._linear_proj_weight"};
+    toy_model t;
+    int n;
+    toy_model_open(&t, TOY_RANK_BITS, 0, 1);
+    const param *p = model_params(t.m, &n);
+    CHECK_EQ(n, 5 + 2 * 7 + 4);
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        CHECK_STR(p[i].name, want[i]);
+    CHECK_STR(p[n - 1].name, "_mlp._mlp.2.bias");
+    CHECK(p[0].is_table && p[3].is_table && !p[4].is_table);
+    toy_model_close(&t);
+}
+
+/* ---- first values ---------------------------------------------------------------------------- */
+
+static void moments(const param *p, double *mean, double *deviation, double *largest) {
+    double sum = 0, squares = 0;
+    *largest = 0;
+    for (int64_t i = 0; i < p->n; i++) {
+        double x = (double)p->value[i];
+        sum += x;
+        squares += x * x;
+        if (fabs(x) > *largest) *largest = fabs(x);
+    }
+    *mean = sum / (double)p->n;
+    *deviation = sqrt(squares / (double)p->n - *mean * *mean);
+}
+
+/* A normal number cut at two deviations has .8796 of the deviation. */
+static void check_rule(toy_model *t, const char *name, double want, double bound) {
+    double mean, deviation, largest;
+    param *p = param_find(&t->m->params, name);
+    CHECK(p != NULL);
+    moments(p, &mean, &deviation, &largest);
+    double noise = want / sqrt((double)p->n);
+    if (fabs(mean) > 4 * noise || fabs(deviation - want) > 4 * noise || largest > bound)
+        FAIL_TEST("%s: mean %g, deviation %g, not %g, largest %g", name, mean, deviation, want,
+                  largest);
+}
+
+TEST(first_values_research) {
+    toy_model t;
+    toy_model_open(&t, TOY_HSTU_RESEARCH, 0, 1);
+    check_rule(&t, "_embedding_module._item_emb.weight", 0.02 * 0.8796, 0.04);
+    check_rule(&t, "_input_features_preproc._pos_emb.weight", sqrt(2.0 / (16 + 12)), 2);
+    check_rule(&t, "_hstu._attention_layers.1._uvqk", 0.02, 0.1);
+    check_rule(&t, "_hstu._attention_layers.0._o.weight", sqrt(2.0 / 24), sqrt(6.0 / 24));
+    check_rule(&t, "_hstu._attention_layers.0._o.bias", sqrt(1.0 / 36), sqrt(1.0 / 12));
+    check_rule(&t, "_hstu._attention_layers.1._rel_attn_bias._ts_w", 0.02, 0.1);
+    toy_model_close(&t);
+    toy_model_open(&t, TOY_SASREC, 0, 1);
+    check_rule(&t, "_input_features_preproc._pos_emb.weight", sqrt(1.0 / 12) * 0.8796, 0.58);
+    check_rule(&t, "attention_layers.0.in_proj_weight", sqrt(2.0 / 48), 2);
+    check_rule(&t, "attention_layers.1.out_proj.bias", 0, 0);
+    check_rule(&t, "forward_layers.1._conv1d.3.weight", sqrt(2.0 / 22), 2);
+    toy_model_close(&t);
+}
+
+TEST(first_values_hstu) {
+    toy_model t;
+    toy_model_open(&t, TOY_RANK_BITS, 0, 1);
+    check_rule(&t, "_embedding.item.weight", 0.035 / sqrt(3), 0.035);
+    check_rule(&t, "_hstu_block._attention_layers.0._linear_uvqk_weight", sqrt(2.0 / 60),
+               sqrt(6.0 / 60));
+    check_rule(&t, "_hstu_block._attention_layers.0._linear_uvqk_bias", 0, 0);
+    param *one =
+        param_find(&t.m->params, "_hstu_block._attention_layers.1._output_layernorm_weight");
+    for (int64_t i = 0; i < one->n; i++)
+        CHECK(one->value[i] == 1);
+    toy_model_close(&t);
+}
+
+/* A row's first value depends on seed, parameter and element, not on how many rows there are. */
+TEST(first_values_depend_on_the_seed_only) {
+    toy_model a, b;
+    toy_model_open(&a, TOY_RANK_BITS, 0, 1);
+    toy_model_open(&b, TOY_RANK_BITS, 0, 2);
+    model_limits limits = toy_model_limits(TOY_RANK_BITS);
+    limits.n_items += 100;
+    model_destroy(b.m);
+    CHECK_OK(model_create(&b.m, b.be, &b.c, &limits));
+    CHECK_OK(model_init(b.m, 77));
+    const param *p = a.m->input.item, *q = b.m->input.item;
+    CHECK(memcmp(p->value, q->value, (size_t)p->n * sizeof *p->value) == 0);
+    CHECK_OK(model_init(b.m, 78));
+    CHECK(memcmp(p->value, q->value, (size_t)p->n * sizeof *p->value) != 0);
+    toy_model_close(&a);
+    toy_model_close(&b);
+}
+
+/* ---- what cannot be made --------------------------------------------------------------------- */
+
+static status try_make(const config *c, const model_limits *l) {
+    backend *be;
+    model *m;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    status st = model_create(&m, be, c, l);
+    CHECK((st == OK) == (m != NULL));
+    model_destroy(m);
+    backend_destroy_cpu(be);
+    return st;
+}
+
+TEST(refuses_what_does_not_fit) {
+    config c = toy_model_config(TOY_RANK_BITS, 0);
+    model_limits l = toy_model_limits(TOY_RANK_BITS);
+    CHECK_OK(try_make(&c, &l));
+    l.n_actions = 0;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "ranking learns from actions");
+    l = toy_model_limits(TOY_RANK_BITS);
+    l.max_users = INT32_MAX / 4;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "make the batch smaller");
+    l = toy_model_limits(TOY_RANK_BITS);
+    l.time_per_second = 0;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "ticks a second");
+    l = toy_model_limits(TOY_RANK_BITS);
+    c.network.target_group_size = 2;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "actions of other candidates");
+    c = toy_model_config(TOY_RANK_BITS, 0);
+    c.network.hidden_size = 1 << 20;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "the width of the model is 1048576");
+    c = toy_model_config(TOY_RANK_BITS, 0);
+    c.model = MODEL_SASREC;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "made for retrieval");
+    c = toy_model_config(TOY_RETRIEVAL, 0);
+    c.network.item_dim = 7;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "must be hidden_size = 12");
+    c = toy_model_config(TOY_RETRIEVAL, 0);
+    c.retrieval.temperature = 0;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "temperature");
+}
+
+TEST(passes_of_the_other_task_are_refused) {
+    toy_model t;
+    toy_batch b;
+    const void *out;
+    const float *rows;
+    int64_t n;
+    toy_model_open(&t, TOY_RANK_BITS, 0, 1);
+    toy_batch_make(&b, TOY_RANK_BITS, 1);
+    CHECK_FAILS(model_encode(t.m, &b.b, &out), ERR_CONFIG, "scores candidates");
+    CHECK_FAILS(model_corpus(t.m, &rows), ERR_CONFIG, "no corpus");
+    toy_model_close(&t);
+    toy_model_open(&t, TOY_SASREC, 0, 1);
+    CHECK_FAILS(model_score(t.m, &b.b, &out, &n), ERR_CONFIG, "no ranking head");
+    toy_model_close(&t);
+}
+
+/* ---- out of memory --------------------------------------------------------------------------- */
+
+/* Everything a run does, with the k-th allocation failing. */
+static status make_and_train(void *ctx) {
+    toy_kind kind = *(const toy_kind *)ctx;
+    config c = toy_model_config(kind, 0.1);
+    model_limits l = toy_model_limits(kind);
+    static toy_batch b;
+    model_step at = {1, 1};
+    double loss = 0;
+    backend *be = NULL;
+    model *m = NULL;
+    toy_batch_make(&b, kind, 3);
+    status st = backend_create_cpu(&be, NULL);
+    if (st == OK) st = model_create(&m, be, &c, &l);
+    if (st == OK) st = model_init(m, 1);
+    if (st == OK) st = model_train_batch(m, &b.b, &at, 1, NULL, &loss);
+    model_destroy(m);
+    backend_destroy_cpu(be);
+    return st;
+}
+
+TEST(out_of_memory) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_kind k = (toy_kind)kind;
+        CHECK(oom_at_each_allocation(make_and_train, &k) > 40);
+    }
+}

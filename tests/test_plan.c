@@ -1,0 +1,183 @@
+#include "nn/plan.h"
+
+#include "test.h"
+#include "toy_model.h"
+
+/* One user with 4 events and 2 contextual values, through the plan of a toy model. */
+static void make(toy_model *t, toy_batch *b, toy_kind kind, int n_targets, plan_purpose purpose,
+                 const int32_t *start) {
+    toy_model_open(t, kind, 0, 1);
+    memset(b, 0, sizeof *b);
+    toy_batch_make(b, kind, 1);
+    b->b.n_users = 1;
+    b->b.n_tokens = b->offsets[1] = 4;
+    b->n_targets[0] = n_targets;
+    b->users[0] = 42;
+    for (int i = 0; i < 4; i++) {
+        b->item[i] = 11 + (uint32_t)i;
+        b->action[i] = (uint16_t)i;
+        b->time[i] = 5000 + 1000 * i;
+    }
+    b->context[0] = 3;
+    b->context[1] = 8;
+    CHECK_OK(plan_build(&t->m->plan, t->be, &b->b, purpose, start));
+}
+
+static void check_i32(const char *what, const int32_t *got, const int32_t *want, int n) {
+    for (int i = 0; i < n; i++)
+        if (got[i] != want[i]) FAIL_TEST("%s[%d] is %d, not %d", what, i, got[i], want[i]);
+}
+
+/* Rows of the bank: items 0..23, actions 24..31, feature 0 from 32, feature 1 from 36. */
+TEST(plan_of_ranking_with_candidates) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_RANK_BITS, 2, PLAN_TRAIN, NULL);
+    const plan *p = &t.m->plan;
+    CHECK_EQ(p->n_tokens, 10);
+    check_i32("row", p->row.host, (int32_t[]){35, 44, 11, 24, 12, 25, 13, 26, 14, 27}, 10);
+    /* All candidates share the place behind the history. */
+    check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 6, 6, 6}, 10);
+    CHECK_EQ(p->n_loss, 2);
+    check_i32("loss_token", p->loss_token.host, (int32_t[]){6, 8}, 2);
+    check_i32("label", p->label.host, (int32_t[]){2, 3}, 2);
+    CHECK_EQ(p->n_targets.host[0], 4);
+    CHECK_EQ(p->n_contexts.host[0], 2);
+    CHECK_EQ(p->loss_user.host[1], 42);
+    CHECK_EQ(p->max_len, 10);
+    CHECK(plan_sequences(p).n_contexts != NULL && plan_sequences(p).n_targets != NULL);
+    toy_model_close(&t);
+}
+
+TEST(plan_of_scoring_leaves_candidates_actions_out) {
+    toy_model t;
+    toy_batch b;
+    int32_t start[1] = {5};
+    make(&t, &b, TOY_RANK_BITS, 2, PLAN_SCORE, start);
+    const plan *p = &t.m->plan;
+    CHECK_EQ(p->n_tokens, 8);
+    check_i32("row", p->row.host, (int32_t[]){35, 44, 11, 24, 12, 25, 13, 14}, 8);
+    check_i32("place", p->place.host, (int32_t[]){5, 6, 7, 8, 9, 10, 11, 11}, 8);
+    check_i32("loss_token", p->loss_token.host, (int32_t[]){6, 7}, 2);
+    CHECK_EQ(p->n_targets.host[0], 2);
+    toy_model_close(&t);
+}
+
+/* Without candidates every event is a loss position, and nothing hides the future but causality. */
+TEST(plan_of_ranking_without_candidates) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_RANK_CLASSES, 0, PLAN_TRAIN, NULL);
+    const plan *p = &t.m->plan;
+    check_i32("loss_token", p->loss_token.host, (int32_t[]){2, 4, 6, 8}, 4);
+    check_i32("label", p->label.host, (int32_t[]){0, 1, 2, 3}, 4);
+    check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 10);
+    CHECK(plan_sequences(p).n_contexts == NULL && plan_sequences(p).n_targets == NULL);
+    CHECK_EQ(model_count_loss(t.m, &b.b), 4);
+    toy_model_close(&t);
+}
+
+/* Tables of other widths: events in order, contextual tokens numbered behind them. */
+TEST(plan_of_parts) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_RANK_MLP, 2, PLAN_TRAIN, NULL);
+    const plan *p = &t.m->plan;
+    CHECK_EQ(p->n_events, 8);
+    check_i32("event_row", p->event_row.host, (int32_t[]){11, 24, 12, 25, 13, 26, 14, 27}, 8);
+    check_i32("context_row", p->context_row.host, (int32_t[]){3, 12}, 2);
+    check_i32("row", p->row.host, (int32_t[]){8, 9, 0, 1, 2, 3, 4, 5, 6, 7}, 10);
+    toy_model_close(&t);
+}
+
+/* The target is a label; a token's query time is the next event's, in whole seconds. */
+TEST(plan_of_research_retrieval) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_HSTU_RESEARCH, 1, PLAN_TRAIN, NULL);
+    const plan *p = &t.m->plan;
+    CHECK_EQ(p->n_tokens, 3);
+    check_i32("row", p->row.host, (int32_t[]){11, 12, 13}, 3);
+    check_i32("label", p->label.host, (int32_t[]){11, 12, 13}, 3);
+    check_i32("loss_token", p->loss_token.host, (int32_t[]){0, 1, 2}, 3);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(p->key_time.host[i], 5 + i);
+        CHECK_EQ(p->query_time.host[i], 6 + i);
+    }
+    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b, PLAN_ENCODE, NULL));
+    CHECK_EQ(p->n_loss, 1);
+    CHECK_EQ(p->loss_token.host[0], 2);
+    toy_model_close(&t);
+}
+
+/* Times before 1970 and parts of seconds are cut downwards, so that differences stay right. */
+TEST(plan_cuts_times_downwards) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
+    b.time[0] = -1500, b.time[1] = -1000, b.time[2] = -1, b.time[3] = 999;
+    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b, PLAN_TRAIN, NULL));
+    const plan *p = &t.m->plan;
+    CHECK_EQ(p->key_time.host[0], -2);
+    CHECK_EQ(p->key_time.host[1], -1);
+    CHECK_EQ(p->key_time.host[2], -1);
+    CHECK_EQ(p->key_time.host[3], 0);
+    CHECK_EQ(p->query_time.host[3], 0); /* nothing comes behind it */
+    CHECK_EQ(p->n_loss, 3);
+    toy_model_close(&t);
+}
+
+/* A user without history has no token to encode: a row of zeros. */
+TEST(encode_without_history) {
+    toy_model t;
+    toy_batch b;
+    const void *out;
+    make(&t, &b, TOY_RETRIEVAL, 1, PLAN_TRAIN, NULL);
+    b.offsets[1] = b.b.n_tokens = 1;
+    CHECK_OK(model_encode(t.m, &b.b, &out));
+    for (int k = 0; k < 12; k++)
+        CHECK(((const float *)out)[k] == 0);
+    b.b.n_users = b.b.n_tokens = 0;
+    CHECK_OK(model_encode(t.m, &b.b, &out));
+    double loss = 0;
+    model_step at = {1, 1};
+    CHECK_OK(model_train_batch(t.m, &b.b, &at, 1, NULL, &loss));
+    CHECK(loss == 0);
+    toy_model_close(&t);
+}
+
+TEST(plan_refuses_other_data) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_RANK_CLASSES, 0, PLAN_TRAIN, NULL);
+    plan *p = &t.m->plan;
+    b.item[2] = TOY_ITEMS + 1;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, PLAN_TRAIN, NULL), ERR_FORMAT,
+                "user 42 of the data has item 24, but the model knows 0..23");
+    b.item[2] = 0;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, PLAN_TRAIN, NULL), ERR_FORMAT, "item 0");
+    b.item[2] = 1;
+    b.action[3] = TOY_ACTIONS;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, PLAN_TRAIN, NULL), ERR_FORMAT, "action 8");
+    b.action[3] = 0;
+    b.context[1] = 9;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, PLAN_TRAIN, NULL), ERR_FORMAT, "contextual value 9");
+    b.context[1] = 0;
+    b.b.n_context = 1;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, PLAN_TRAIN, NULL), ERR_FORMAT, "1 contextual features");
+    b.b.n_context = 2;
+    b.b.n_users = TOY_USERS + 1;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, PLAN_TRAIN, NULL), ERR_CONFIG, "a batch of 7 users");
+    toy_model_close(&t);
+}
+
+/* The research models have a place for every event of max_history, and no more. */
+TEST(plan_refuses_long_histories) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
+    t.m->plan.config.max_len = 3;
+    CHECK_FAILS(plan_build(&t.m->plan, t.be, &b.b, PLAN_TRAIN, NULL), ERR_FORMAT,
+                "a history of 4 events");
+    toy_model_close(&t);
+}

@@ -1,0 +1,155 @@
+#include "toy_model.h"
+
+#include "test.h"
+
+const char *toy_kind_name(toy_kind kind) {
+    static const char *const name[] = {"hstu-research", "sasrec",       "retrieval",
+                                       "rank bits",     "rank classes", "rank mlp"};
+    return name[kind];
+}
+
+static bool is_ranking(toy_kind kind) {
+    return kind == TOY_RANK_BITS || kind == TOY_RANK_CLASSES || kind == TOY_RANK_MLP;
+}
+
+static int n_targets(toy_kind kind) {
+    return !is_ranking(kind) ? 1 : kind == TOY_RANK_CLASSES ? 0 : 3;
+}
+
+config toy_model_config(toy_kind kind, double rate) {
+    static int64_t bits[] = {12, 3}, classes[] = {8};
+    bool is_meta = kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC;
+    config c = {.family = is_meta ? FAMILY_META : FAMILY_NVIDIA,
+                .task = is_ranking(kind) ? TASK_RANKING : TASK_RETRIEVAL,
+                .model = kind == TOY_SASREC ? MODEL_SASREC
+                         : is_meta          ? MODEL_HSTU_RESEARCH
+                                            : MODEL_HSTU};
+    c.data.max_history = TOY_EVENTS - n_targets(kind);
+    c.data.max_candidates = is_ranking(kind) ? n_targets(kind) : 0;
+    c.network = (config_network){.n_layers = 2,
+                                 .hidden_size = 12,
+                                 .n_heads = 2,
+                                 .dim_qk = 6,
+                                 .dim_v = 6,
+                                 .input_dropout = rate,
+                                 .dropout = rate,
+                                 .norm_epsilon = is_meta ? 1e-6 : 1e-5,
+                                 .is_causal = true,
+                                 .target_group_size = 1,
+                                 .n_position_buckets = 40,
+                                 .item_dim = kind == TOY_RANK_MLP ? 5 : -1,
+                                 .contextual_dim = kind == TOY_RANK_MLP ? 7 : -1,
+                                 .scaling_length = -1,
+                                 .output_length = 2,
+                                 .ffn_hidden_size = 10,
+                                 .ffn_activation = ACTIVATION_GELU,
+                                 .has_relative_bias = true};
+    c.ranking = (config_ranking){
+        .head = {kind == TOY_RANK_CLASSES ? classes : bits, kind == TOY_RANK_CLASSES ? 1 : 2},
+        .activation = ACTIVATION_GELU,
+        .has_bias = true,
+        .n_tasks = kind == TOY_RANK_CLASSES ? 1 : 3};
+    c.retrieval = (config_retrieval){.n_negatives = 5,
+                                     .temperature = 1,
+                                     .norm_epsilon = 1e-6,
+                                     .negatives = is_meta ? NEGATIVES_LOCAL : NEGATIVES_IN_BATCH,
+                                     .has_item_norm = true};
+    return c;
+}
+
+model_limits toy_model_limits(toy_kind kind) {
+    static const int32_t values[TOY_FEATURES] = {4, 9};
+    return (model_limits){.n_items = TOY_ITEMS,
+                          .n_actions = is_ranking(kind) ? TOY_ACTIONS : 0,
+                          .n_context = TOY_FEATURES,
+                          .n_context_values = values,
+                          .max_users = TOY_USERS,
+                          .max_events = TOY_EVENTS,
+                          .time_per_second = 1000};
+}
+
+void toy_model_open(toy_model *t, toy_kind kind, double rate, int n_threads) {
+    model_limits limits = toy_model_limits(kind);
+    t->c = toy_model_config(kind, rate);
+    CHECK_OK(pool_create(&t->workers, n_threads));
+    CHECK_OK(backend_create_cpu(&t->be, t->workers));
+    CHECK_OK(model_create(&t->m, t->be, &t->c, &limits));
+    CHECK_OK(model_init(t->m, 77));
+}
+
+void toy_model_close(toy_model *t) {
+    model_destroy(t->m);
+    backend_destroy_cpu(t->be);
+    pool_destroy(t->workers);
+}
+
+static uint32_t draw(uint64_t seed, uint32_t what, uint32_t i, uint32_t n) {
+    return rng_below(rng_draw(rng_make_key(seed, RNG_TEST), what, i, 0, 0).word[0], n);
+}
+
+static void point(toy_batch *t) {
+    t->b = (batch){.n_context = TOY_FEATURES,
+                   .offsets = t->offsets,
+                   .users = t->users,
+                   .n_targets = t->n_targets,
+                   .item = t->item,
+                   .action = t->action,
+                   .time = t->time,
+                   .context = t->context};
+}
+
+void toy_batch_make(toy_batch *t, toy_kind kind, uint64_t seed) {
+    static const int32_t length[TOY_USERS] = {2, 1, 5, TOY_EVENTS, 9, 3};
+    memset(t, 0, sizeof *t);
+    point(t);
+    for (int u = 0; u < TOY_USERS; u++) {
+        t->users[u] = 1000 + 7 * (uint64_t)u;
+        t->n_targets[u] = length[u] > n_targets(kind) ? n_targets(kind) : length[u] - 1;
+        t->offsets[u + 1] = t->offsets[u] + length[u];
+        for (uint32_t f = 0; f < TOY_FEATURES; f++)
+            t->context[u * TOY_FEATURES + (int)f] = draw(seed, 100 + f, (uint32_t)u, 4);
+    }
+    t->b.n_users = TOY_USERS;
+    t->b.n_tokens = t->offsets[TOY_USERS];
+    int64_t time = 978300000000;
+    for (int32_t i = 0; i < t->b.n_tokens; i++) {
+        t->item[i] = 1 + draw(seed, 1, (uint32_t)i, TOY_ITEMS);
+        t->action[i] = (uint16_t)draw(seed, 2, (uint32_t)i, TOY_ACTIONS);
+        t->time[i] = time += 1000 * (int64_t)draw(seed, 3, (uint32_t)i, 100000);
+    }
+}
+
+void toy_batch_take(toy_batch *t, const toy_batch *from, int user) {
+    int32_t first = from->offsets[user], n = from->offsets[user + 1] - first;
+    memset(t, 0, sizeof *t);
+    point(t);
+    t->b.n_users = 1;
+    t->b.n_tokens = t->offsets[1] = n;
+    t->users[0] = from->users[user];
+    t->n_targets[0] = from->n_targets[user];
+    memcpy(t->item, from->item + first, (size_t)n * sizeof *t->item);
+    memcpy(t->action, from->action + first, (size_t)n * sizeof *t->action);
+    memcpy(t->time, from->time + first, (size_t)n * sizeof *t->time);
+    memcpy(t->context, from->context + user * TOY_FEATURES, TOY_FEATURES * sizeof *t->context);
+}
+
+double toy_model_train(toy_model *t, const batch *b, uint32_t step) {
+    model_step at = {5, step};
+    double loss = 0;
+    for (int i = 0; i < t->m->params.n; i++) {
+        param *p = &t->m->params.item[i];
+        CHECK_OK(t->be->ops->zero(t->be, p->grad, (size_t)p->n * sizeof *p->grad));
+        p->n_touched = 0;
+    }
+    CHECK_OK(model_train_batch(t->m, b, &at, 1, NULL, &loss));
+    return loss;
+}
+
+float *toy_model_hidden(toy_model *t, int64_t *n) {
+    *n = (int64_t)t->m->plan.n_tokens * t->m->dim;
+    float *out = malloc((size_t)*n * sizeof *out + 1);
+    CHECK(out != NULL);
+    CHECK_OK(
+        t->be->ops->copy_out(t->be, out, t->m->hidden[t->m->n_layers], (size_t)*n * sizeof *out));
+    return out;
+}
