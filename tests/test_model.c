@@ -460,7 +460,7 @@ static void run_golden(const char *folder, const char *want) {
 }
 
 TEST(golden_part) {
-    run_golden("tests/golden/data", NULL);
+    run_golden("tests/golden", NULL);
 }
 
 TEST(golden_all) {
@@ -470,7 +470,7 @@ TEST(golden_all) {
 /* The checker fails where it should: wrong numbers, and families it does not know. */
 TEST(golden_checker_can_fail) {
     char path[256];
-    test_command(NULL, "cp tests/golden/data/nv_layer_h48_causal.safetensors %s/a.safetensors",
+    test_command(NULL, "cp tests/golden/nv_layer_h48_causal.safetensors %s/a.safetensors",
                  test_folder());
     snprintf(path, sizeof path, "%s/a.safetensors", test_folder());
     FILE *file = fopen(path, "r+b");
