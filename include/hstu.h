@@ -37,7 +37,8 @@ typedef enum hstu_status {
     HSTU_ERR_FORMAT,      /* a file is not what it should be */
     HSTU_ERR_UNSUPPORTED, /* this build or version cannot do it */
     HSTU_ERR_DEVICE,      /* a GPU failed or is missing */
-    HSTU_ERR_INTERRUPTED
+    HSTU_ERR_INTERRUPTED, /* a signal asked to stop */
+    HSTU_ERR_NUMERIC      /* a number is not finite, or a loss exploded */
 } hstu_status;
 
 /* The version of the library in use, as in "0.1.0". */

@@ -8,7 +8,7 @@
 #include "data/seq_file.h"
 #include "hstu.h"
 
-_Static_assert((int)HSTU_ERR_INTERRUPTED == (int)ERR_INTERRUPTED, "the codes must agree");
+_Static_assert((int)HSTU_ERR_NUMERIC == (int)ERR_NUMERIC, "the codes must agree");
 _Static_assert((int)HSTU_BY_USER == (int)SPLIT_BY_USER && (int)HSTU_TEST == (int)PART_TEST,
                "splits and parts must agree");
 

@@ -22,7 +22,8 @@ typedef enum {
     ERR_FORMAT,      /* the content of a file is not what it should be */
     ERR_UNSUPPORTED, /* right, but this build or this version cannot do it */
     ERR_DEVICE,      /* a GPU failed or is missing */
-    ERR_INTERRUPTED  /* SIGINT or SIGTERM */
+    ERR_INTERRUPTED, /* SIGINT or SIGTERM */
+    ERR_NUMERIC      /* a number that should be finite is not, or a loss exploded */
 } status;
 
 enum { FAILURE_REASON_BYTES = 1024, FAILURE_TRACE_BYTES = 1024 };
