@@ -28,6 +28,7 @@ typedef enum { MODEL_SASREC, MODEL_HSTU_RESEARCH, MODEL_HSTU } config_model;
 typedef enum { DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 } config_dtype;
 typedef enum { BACKEND_CUTLASS, BACKEND_TRITON, BACKEND_PYTORCH } config_backend;
 typedef enum { OPTIMIZER_ADAM, OPTIMIZER_SGD } config_optimizer_kind;
+typedef enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE } config_schedule;
 typedef enum { PIPELINE_NONE, PIPELINE_NATIVE, PIPELINE_PREFETCH } config_pipeline;
 typedef enum { ACTIVATION_RELU, ACTIVATION_GELU } config_activation;
 typedef enum { SHARDING_DATA_PARALLEL, SHARDING_MODEL_PARALLEL } config_sharding;
@@ -172,6 +173,7 @@ typedef struct config_optimizer {
     double learning_rate, beta1, beta2, epsilon;
     double weight_decay; /* decoupled */
     int64_t n_warmup_steps;
+    config_schedule schedule; /* behind the warm-up */
 } config_optimizer;
 
 typedef struct config_trainer {
@@ -258,6 +260,10 @@ status config_check_trainable(const config *c);
 
 /* All effective values as one JSON object, grouped by class in the family's own names. */
 status config_write_json(const config *c, buf *out, int indent);
+
+/* Loads what config_write_json wrote (of real data, not of a benchmark); `name` stands in messages.
+ */
+status config_load_json(config **out, const char *name, const char *json, size_t n);
 
 const char *config_family_name(config_family family);
 const char *config_task_name(config_task task);

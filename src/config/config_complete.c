@@ -18,7 +18,6 @@ static void fix_meta(config *c) {
     c->optimizer.beta2 = 0.98;
     c->optimizer.epsilon = 1e-8;
     c->data.is_shuffled = true;
-    c->trainer.accumulation_steps = 1;
     c->trainer.tensor_parallel = 1;
     c->trainer.max_train_iters = c->trainer.max_eval_iters = CONFIG_NONE;
     c->trainer.log_interval = c->trainer.eval_interval;

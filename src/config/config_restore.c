@@ -1,0 +1,143 @@
+/* The way back from the JSON echo: every value becomes a gin binding, and the gin text is loaded
+ * and checked like any other.  So a checkpoint needs no gin file, and no include of one, to be
+ * understood; and a config that cannot have been written by us is refused by the same rules. */
+#include <string.h>
+
+#include "base/json.h"
+#include "config/config.h"
+
+static status write_value(const json_value *v, buf *out);
+
+/* A gin string: JSON's escapes are gone, gin's are put in. */
+static status write_text(const char *text, buf *out) {
+    TRY(buf_char(out, '\''));
+    for (; *text != '\0'; text++) {
+        if (*text == '\n') {
+            TRY(buf_text(out, "\\n"));
+            continue;
+        }
+        if (*text == '\'' || *text == '\\') TRY(buf_char(out, '\\'));
+        TRY(buf_char(out, *text));
+    }
+    return buf_char(out, '\'');
+}
+
+static status write_children(const json_value *v, const char *open, const char *close, buf *out) {
+    TRY(buf_text(out, open));
+    for (const json_value *e = v->first; e != NULL; e = e->next) {
+        if (v->type == JSON_OBJECT) {
+            TRY(write_text(e->key, out));
+            TRY(buf_text(out, ": "));
+        }
+        TRY(write_value(e, out));
+        if (e->next != NULL) TRY(buf_text(out, ", "));
+    }
+    return buf_text(out, close);
+}
+
+static status write_value(const json_value *v, buf *out) {
+    switch (v->type) {
+    case JSON_NULL:
+        return buf_text(out, "None");
+    case JSON_BOOL:
+        return buf_text(out, v->boolean ? "True" : "False");
+    case JSON_NUMBER:
+        if (v->is_integer) return buf_printf(out, "%lld", (long long)v->integer);
+        return buf_printf(out, "%.17g", v->number);
+    case JSON_STRING:
+        return write_text(v->string, out);
+    case JSON_ARRAY:
+        return write_children(v, "[", "]", out);
+    case JSON_OBJECT:
+        return write_children(v, "{", "}", out);
+    }
+    return OK;
+}
+
+/* A name that goes into gin text bare must be one. */
+static status check_name(const char *name) {
+    size_t n = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_");
+    if (n > 0 && name[n] == '\0') return OK;
+    return fail(ERR_FORMAT, "'%.60s' is no name of an option or a table", name);
+}
+
+static status write_class(const char *prefix, const json_value *object, buf *out) {
+    TRY(check_name(object->key));
+    for (const json_value *v = object->first; v != NULL; v = v->next) {
+        TRY(check_name(v->key));
+        TRY(buf_printf(out, "%s%s.%s = ", prefix, object->key, v->key));
+        TRY(write_value(v, out));
+        TRY(buf_char(out, '\n'));
+    }
+    return OK;
+}
+
+/* One table: its scope and class are members beside the values. */
+static status write_table(const json_value *table, buf *names, buf *out) {
+    const char *scope, *class_;
+    TRY(json_member_string(table, "scope", &scope));
+    TRY(json_member_string(table, "class", &class_));
+    TRY(check_name(scope));
+    TRY(check_name(class_));
+    TRY(buf_printf(names, "%s@%s/%s()", names->n_bytes > 0 ? ", " : "", scope, class_));
+    for (const json_value *v = table->first; v != NULL; v = v->next) {
+        if (strcmp(v->key, "scope") == 0 || strcmp(v->key, "class") == 0) continue;
+        TRY(check_name(v->key));
+        TRY(buf_printf(out, "%s/%s.%s = ", scope, class_, v->key));
+        TRY(write_value(v, out));
+        TRY(buf_char(out, '\n'));
+    }
+    return OK;
+}
+
+static status write_tables(const json_value *tables, buf *out) {
+    buf names;
+    status st = OK;
+    if (tables->type != JSON_ARRAY) return fail(ERR_FORMAT, "'embeddings' is no list");
+    buf_init(&names);
+    for (const json_value *t = tables->first; t != NULL && st == OK; t = t->next)
+        st = write_table(t, &names, out);
+    if (st == OK && names.n_bytes > 0)
+        st = buf_printf(out, "BenchmarkDatasetArgs.embedding_args = [%s]\n", buf_str(&names));
+    buf_fini(&names);
+    return st;
+}
+
+static status write_gin(const json_value *root, const char **task, buf *out) {
+    const json_value *source = json_member(root, "source");
+    if (source == NULL || source->type != JSON_OBJECT)
+        return fail(ERR_FORMAT, "the config has no 'source'");
+    TRY(json_member_string(source, "task", task));
+    for (const json_value *v = root->first; v != NULL; v = v->next) {
+        if (v == source) continue;
+        if (strcmp(v->key, "embeddings") == 0) {
+            TRY(write_tables(v, out));
+        } else if (v->type == JSON_OBJECT) {
+            TRY(write_class("", v, out));
+        }
+    }
+    return OK;
+}
+
+status config_load_json(config **out, const char *name, const char *json, size_t n) {
+    arena a;
+    buf text;
+    const json_value *root;
+    config_source source = {.text_name = name};
+    *out = NULL;
+    arena_init(&a, 16 << 10);
+    buf_init(&text);
+    status st = json_parse(&a, name, json, n, &root);
+    if (st == OK && root->type != JSON_OBJECT)
+        st = fail(ERR_FORMAT, "%s: the config is no object", name);
+    if (st == OK) {
+        st = write_gin(root, &source.task, &text);
+        if (st != OK) st = fail_prefix(st, "%s", name);
+    }
+    source.text = buf_str(&text);
+    source.text_bytes = text.n_bytes;
+    if (st == OK) st = config_load(out, &source);
+    buf_fini(&text);
+    arena_fini(&a);
+    return st;
+}
