@@ -21,7 +21,9 @@ static const command commands[] = {
     {"synth", cmd_synth, "make synthetic users with learnable tastes"},
     {"info", cmd_info, "show what is in a data set"},
     {"Model", NULL, NULL},
-    {"train", cmd_train, "read a .gin config, check it and train from it"},
+    {"train", cmd_train, "train a model from a .gin config"},
+    {"eval", cmd_eval, "measure a trained model on what was held out"},
+    {"recommend", cmd_recommend, "recommend items to one user, with titles"},
     {"Machine", NULL, NULL},
     {"bench", cmd_bench, "measure what we claim"},
     {"doctor", cmd_doctor, "tell whether this machine is fit, and what is missing"},
@@ -44,7 +46,7 @@ static void print_overview(void) {
         if (commands[i].run == NULL)
             printf("\n%s%s:%s\n", bold, commands[i].name, plain);
         else
-            printf("  %s%-8s%s  %s\n", bold, commands[i].name, plain, commands[i].summary);
+            printf("  %s%-9s%s  %s\n", bold, commands[i].name, plain, commands[i].summary);
     }
     printf("\n%sEnvironment:%s\n", bold, plain);
     printf("  HSTU_LOG=debug|info|warn|quiet   how much to tell on stderr\n");

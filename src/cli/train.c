@@ -1,19 +1,48 @@
-/* hstu train: reads a config, shows it, and (with the trainer) trains. */
+/* hstu train: reads a config, shows it or trains from it. */
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/buf.h"
+#include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "base/progress.h"
 #include "cli/cli.h"
+#include "cli/show.h"
+#include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
+#include "train/checkpoint.h"
+#include "train/trainer.h"
 
 typedef struct train_args {
-    const char *file, *task;
-    const char *data, *out; /* read now, used by the trainer */
+    const char *file, *task, *data, *device;
     arg_list overrides;
+    int64_t seed; /* -1: the config's */
     bool is_print, is_json;
+    train_options options;
 } train_args;
+
+static volatile sig_atomic_t stop_asked;
+
+/* The first signal asks; a second one of the kind ends the program at once, as it would have. */
+static void ask_to_stop(int signal_number) {
+    (void)signal_number;
+    stop_asked = 1;
+}
+
+static void watch_signals(void) {
+    struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* ---- the config ------------------------------------------------------------------------------ */
 
 static status print_buf(const buf *text) {
     if (fwrite(buf_str(text), 1, text->n_bytes, stdout) != text->n_bytes || fflush(stdout) != 0)
@@ -56,28 +85,153 @@ static status print_config(const config *c, bool is_json) {
     return st;
 }
 
-static status run(const train_args *args) {
-    config *c;
+/* The file's config; a run that is resumed brings its own along. */
+static status load_config(config **out, const train_args *args) {
+    char folder[CHECKPOINT_PATH_BYTES];
     config_source source = {.path = args->file,
                             .overrides = args->overrides.item,
                             .n_overrides = args->overrides.n_items,
                             .task = args->task};
-    if (args->file == NULL)
+    *out = NULL;
+    if (args->file != NULL) return config_load(out, &source);
+    if (!args->options.is_resume || args->options.run == NULL)
         return fail(ERR_USAGE,
                     "--gin-config-file FILE is needed; configs/ has files to start from");
-    TRY(config_load(&c, &source));
+    if (args->overrides.n_items > 0)
+        return fail(ERR_USAGE, "--set changes a config file; give --gin-config-file FILE, too");
+    TRY(checkpoint_find(args->options.run, folder));
+    return checkpoint_config(out, folder);
+}
+
+/* ---- what a run prints ----------------------------------------------------------------------- */
+
+/* The metrics of the table, by task. */
+static const char *const retrieval_columns[] = {"hr@10", "ndcg@10", "hr@50", "mrr", NULL};
+static const char *const ranking_columns[] = {"auc", NULL};
+
+typedef struct printer {
+    bool is_json;
+    const session *session;
+    const char *run, *data;
+} printer;
+
+static const char *const *columns_of(const printer *p) {
+    return p->session->config->task == TASK_RETRIEVAL ? retrieval_columns : ranking_columns;
+}
+
+static void print_start(const printer *p, const train_event *e) {
+    char users[SHOW_BYTES], items[SHOW_BYTES], numbers[32];
+    const session *s = p->session;
+    show_style style = show_stdout_style();
+    human_count(numbers, sizeof numbers, (double)model_n_numbers(s->model));
+    printf("%s%s%s, %s, %s numbers; %s users, %s items; %" PRIu64 " epoch%s, %" PRIu64
+           " steps of %d users\n\n",
+           style.bold, config_model_name(s->config->model), style.plain,
+           config_task_name(s->config->task), numbers, show_count(users, s->data->n_users),
+           show_count(items, s->data->n_items), e->n_epochs, e->n_epochs == 1 ? "" : "s",
+           e->n_steps, s->train_batch);
+    printf("%s  %-10s %8s", style.bold, "epoch", "loss");
+    for (const char *const *c = columns_of(p); *c != NULL; c++)
+        printf(" %9s", *c);
+    printf(" %10s %9s%s\n", "tokens/s", "time", style.plain);
+}
+
+static void print_row(const printer *p, const train_event *e) {
+    char place[32], speed[32], took[32];
+    if (e->kind == EVENT_EPOCH)
+        snprintf(place, sizeof place, "%" PRIu64 "/%" PRIu64, e->epoch + 1, e->n_epochs);
+    else
+        snprintf(place, sizeof place, "step %" PRIu64, e->step);
+    human_count(speed, sizeof speed, e->tokens_per_s);
+    human_duration(took, sizeof took, e->seconds);
+    printf("  %-10s %8.4f", place, e->loss);
+    for (const char *const *c = columns_of(p); *c != NULL; c++)
+        printf(" %9.4f", e->metrics != NULL ? eval_value(e->metrics, *c) : NAN);
+    printf(" %10s %9s%s\n", speed, took,
+           e->metrics != NULL && e->metrics->is_partial ? "  (some users)" : "");
+}
+
+static void print_end(const printer *p, const train_event *e) {
+    char took[32];
+    human_duration(took, sizeof took, e->seconds);
+    printf("\nDone: %" PRIu64 " steps", e->step);
+    if (e->seconds > 0) printf(", %s of training here", took);
+    for (const char *const *c = columns_of(p); *c != NULL; c++)
+        printf(", %s %.4f", *c, eval_value(e->metrics, *c));
+    printf(
+        "\n\n  Report    %s/report.html\n  Weights   %s/last\n  Next      hstu eval %s --data %s\n",
+        p->run, p->run, p->run, p->data);
+}
+
+static status observe(void *ctx, const train_event *e, const char *json) {
+    const printer *p = ctx;
+    if (p->is_json)
+        printf("%s\n", json);
+    else if (e->kind == EVENT_START)
+        print_start(p, e);
+    else if (e->kind == EVENT_DONE)
+        print_end(p, e);
+    else
+        print_row(p, e);
+    /* Somebody may be waiting for each line; if he has gone, the run goes on without him. */
+    (void)fflush(stdout);
+    return OK;
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+static status train(train_args *args, config *c) {
+    work w;
+    session s;
+    printer p = {
+        .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
+    TRY(work_open(&w, args->data, args->device));
+    status st = session_open(&s, c, w.data, w.be);
+    if (st == OK) {
+        args->options.observer = observe;
+        args->options.ctx = &p;
+        args->options.stop = &stop_asked;
+        watch_signals();
+        st = trainer_run(&s, &args->options);
+    }
+    session_close(&s);
+    work_close(&w);
+    return st;
+}
+
+static status check_args(const train_args *args) {
+    const train_options *o = &args->options;
+    if (args->data == NULL)
+        return fail(ERR_USAGE, "--data DIR is needed; make one with 'hstu prep' or 'hstu synth'");
+    if (o->run == NULL)
+        return fail(ERR_USAGE, "--out RUN is needed: the folder for log, report and checkpoints");
+    if (o->n_epochs > 0 && o->max_steps > 0)
+        return fail(ERR_USAGE, "--epochs and --max-iters both say how long; give one of them");
+    return OK;
+}
+
+static status run(train_args *args) {
+    config *c;
+    TRY(load_config(&c, args));
+    /* What the command line says belongs to the effective config, so that the run's record is true.
+     */
+    if (args->seed >= 0) c->trainer.seed = args->seed;
+    if (args->options.n_epochs > 0) c->trainer.n_epochs = args->options.n_epochs;
+    if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
-    if (st == OK && !args->is_print)
-        st = fail(ERR_UNSUPPORTED, "training arrives with the CPU trainer; --print-config works "
-                                   "today");
+    if (st == OK && !args->is_print) st = check_args(args);
+    if (st == OK && !args->is_print) st = train(args, c);
     config_destroy(c);
     return st;
 }
 
 status cmd_train(int argc, char **argv) {
-    train_args args = {0};
+    train_args args = {.device = "auto", .seed = -1, .options = train_options_default()};
+    train_options *o = &args.options;
+    int64_t keep = o->keep;
     const char *format;
     const arg_option options[] = {
+        {"Config", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--gin-config-file", ARG_TEXT, &args.file, "FILE",
          "The config: a gin file of Meta's or NVIDIA's kind, such as those in configs/.", 0, 0},
         {"--gin_config_file", ARG_TEXT, &args.file, "FILE", "The same, as Meta spells it.", 0, 0},
@@ -85,25 +239,48 @@ status cmd_train(int argc, char **argv) {
          "Overrides one binding of the file; may be given several times.", 0, 0},
         {"--task", ARG_TEXT, &args.task, "TASK",
          "ranking or retrieval, where the config leaves it open.", 0, 0},
-        {"--data", ARG_TEXT, &args.data, "DIR", "Prepared data ('hstu prep', 'hstu synth').", 0, 0},
-        {"--out", ARG_TEXT, &args.out, "RUN", "Folder of the run: log, report, checkpoints.", 0, 0},
         {"--print-config", ARG_FLAG, &args.is_print, NULL,
          "Prints the effective config, defaults included, as JSON, and ends.", 0, 0},
-        {"--json", ARG_FLAG, &args.is_json, NULL, "One line of JSON.", 0, 0},
+        {"Run", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--data", ARG_TEXT, &args.data, "DIR",
+         "Prepared data ('hstu prep', 'hstu synth'), whatever data set the config names.", 0, 0},
+        {"--out", ARG_TEXT, &o->run, "RUN",
+         "Folder of the run: log.jsonl, report.html, config.json, checkpoints.", 0, 0},
+        {"--epochs", ARG_INT, &o->n_epochs, "N", "Passes over the users, instead of the config's.",
+         1, 1 << 20},
+        {"--max-iters", ARG_INT, &o->max_steps, "N", "Steps of training, instead of epochs.", 1,
+         (int64_t)1 << 40},
+        {"--resume", ARG_FLAG, &o->is_resume, NULL,
+         "Goes on from the last checkpoint of RUN; the config file may be left out.", 0, 0},
+        {"--validate", ARG_FLAG, &o->has_validation, NULL,
+         "Holds out two events of each user: the one before last to watch and to keep the best "
+         "checkpoint (RUN/best), the last for the end.",
+         0, 0},
+        {"--save-every", ARG_INT, &o->save_every, "N", "Epochs between checkpoints (default 1).", 1,
+         1 << 20},
+        {"--keep", ARG_INT, &keep, "K", "Newest checkpoints that are kept (default 2).", 1,
+         1 << 20},
+        {"--seed", ARG_INT, &args.seed, "N", "Seed of everything random, instead of the config's.",
+         0, UINT32_MAX},
+        {"--device", ARG_TEXT, &args.device, "DEVICE", "auto or cpu (default auto).", 0, 0},
+        {"--json", ARG_FLAG, &args.is_json, NULL,
+         "One JSON object a line on stdout: start, epoch, eval, done.", 0, 0},
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu train --gin-config-file FILE [--set Class.field=value]... [options]",
-        .summary = "Trains a ranking or retrieval model from a gin config.  Until the trainer is "
-                   "here, it reads, checks and prints the config.",
+        .usage = "hstu train --gin-config-file FILE --data DIR --out RUN [options]",
+        .summary = "Trains a ranking or retrieval model from a gin config.",
         .options = options,
-        .notes = "--help-config lists every option a config may bind (--help-config=markdown:\n"
-                 "as docs/config.md).\n",
+        .notes = "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and leave with exit code 1; "
+                 "--resume goes on as if nothing had been, to the bit.\n\n"
+                 "--help-config lists every option a config may bind (--help-config=markdown: as "
+                 "docs/config.md).\n",
     };
     int n_positional;
     bool is_help;
     if (find_help_config(argc, argv, &format)) return print_help_config(format);
     status st = args_parse(&spec, argc, argv, NULL, &n_positional, &is_help);
+    o->keep = (int)keep;
     if (st == OK && !is_help) st = run(&args);
     mem_free(args.overrides.item);
     return st;

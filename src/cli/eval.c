@@ -1,0 +1,112 @@
+/* hstu eval: how well a trained model foretells what its training left out. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "cli/cli.h"
+#include "cli/show.h"
+#include "cli/work.h"
+#include "train/evaluate.h"
+
+typedef struct eval_args {
+    const char *path, *data, *part, *device;
+    bool is_json;
+} eval_args;
+
+static status print_json(const trained *t, const char *part, const eval_result *r) {
+    json_writer w;
+    buf text;
+    buf_init(&text);
+    json_begin(&w, &text, 0);
+    json_object_open(&w);
+    json_key_string(&w, "event", "eval");
+    json_key_string(&w, "checkpoint", t->folder);
+    json_key_int(&w, "step", (int64_t)t->step);
+    json_key_string(&w, "split", split_kind_name(t->held_out));
+    json_key_string(&w, "part", part);
+    json_key_int(&w, "users", r->n_users);
+    for (int i = 0; i < r->n; i++)
+        json_key_double(&w, r->item[i].name, r->item[i].value);
+    json_key_double(&w, "seconds", r->seconds);
+    json_object_close(&w);
+    status st = json_finish(&w);
+    if (st == OK) printf("%s\n", buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
+/* Metrics "name@k" become rows of k with a column a name; the others a line each. */
+static void print_text(const trained *t, const char *part, const eval_result *r) {
+    char users[SHOW_BYTES], took[32];
+    show_style style = show_stdout_style();
+    human_duration(took, sizeof took, r->seconds);
+    printf("%s%s%s at step %" PRIu64 ": %s, %s, %s users, %s\n\n", style.bold, t->folder,
+           style.plain, t->step, split_kind_name(t->held_out), part,
+           show_count(users, (uint64_t)r->n_users), took);
+    if (t->config->task == TASK_RETRIEVAL)
+        printf("%s  %6s %8s %8s%s\n", style.bold, "k", "HR@k", "NDCG@k", style.plain);
+    for (int i = 0; i < r->n; i++) {
+        char other[EVAL_NAME_BYTES + 8];
+        const char *name = r->item[i].name;
+        if (strncmp(name, "hr@", 3) == 0) {
+            snprintf(other, sizeof other, "ndcg@%s", name + 3);
+            printf("  %6s %8.4f %8.4f\n", name + 3, r->item[i].value, eval_value(r, other));
+        } else if (strncmp(name, "ndcg@", 5) != 0) {
+            printf("  %-14s %8.4f\n", name, r->item[i].value);
+        }
+    }
+}
+
+static status evaluate(const eval_args *a, trained *t) {
+    evaluator *e;
+    eval_result r;
+    bool is_validation = strcmp(a->part, "validation") == 0;
+    TRY(evaluator_create(&e, &t->session, t->held_out,
+                         is_validation ? PART_VALIDATION : PART_TEST));
+    status st = evaluator_run(e, 0, &r);
+    evaluator_destroy(e);
+    TRY(st);
+    if (a->is_json) return print_json(t, a->part, &r);
+    print_text(t, a->part, &r);
+    return OK;
+}
+
+static status run(const eval_args *a) {
+    work w;
+    trained t;
+    TRY(work_open(&w, a->data, a->device));
+    status st = trained_open(&t, a->path, &w);
+    if (st == OK) st = evaluate(a, &t);
+    trained_close(&t);
+    work_close(&w);
+    return st;
+}
+
+status cmd_eval(int argc, char **argv) {
+    eval_args a = {.part = "test", .device = "auto"};
+    bool is_help;
+    const arg_option options[] = {
+        {"--data", ARG_TEXT, &a.data, "DIR", "The data the model was trained on.", 0, 0},
+        {"--part", ARG_TEXT, &a.part, "PART",
+         "test (default), or validation for a run with --validate.", 0, 0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", "auto or cpu (default auto).", 0, 0},
+        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
+        {0},
+    };
+    const arg_spec spec = {"hstu eval CHECKPOINT|RUN --data DIR [options]",
+                           "Evaluates a trained model on the events its training left out: HR, "
+                           "NDCG and MRR over the whole catalogue without the items of the "
+                           "history, or AUC for ranking.",
+                           options,
+                           1,
+                           1,
+                           "A run stands for its newest checkpoint (RUN/last).\n"};
+    TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
+    if (is_help) return OK;
+    if (a.data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec.usage);
+    if (strcmp(a.part, "test") != 0 && strcmp(a.part, "validation") != 0)
+        return fail(ERR_USAGE, "--part %s: the parts are test and validation", a.part);
+    return run(&a);
+}

@@ -1,0 +1,36 @@
+/* What commands that compute have in common: threads, a backend and data, opened and closed
+ * together. */
+#ifndef HSTU_CLI_WORK_H
+#define HSTU_CLI_WORK_H
+
+#include "base/pool.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "data/seq_file.h"
+#include "ops/ops.h"
+#include "train/session.h"
+
+typedef struct work {
+    pool *workers;
+    backend *be;
+    seq_file *data;
+} work;
+
+/* device: "auto" or "cpu".  data: a folder, or NULL for none. */
+status work_open(work *w, const char *data, const char *device);
+void work_close(work *w); /* a failed open too */
+
+/* A trained model brought back: the config of a checkpoint, and a session with its values. */
+typedef struct trained {
+    config *config;
+    session session;
+    split_kind held_out; /* what the training left out */
+    uint64_t step;
+    char folder[4096];
+} trained;
+
+/* path: a checkpoint or a run. */
+status trained_open(trained *t, const char *path, const work *w);
+void trained_close(trained *t); /* a failed open too */
+
+#endif

@@ -1,0 +1,132 @@
+#include "train/chart.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+/* The drawing in its own units; the page scales it. */
+enum { WIDTH = 520, HEIGHT = 260, LEFT = 56, RIGHT = 16, TOP = 14, BOTTOM = 36, MAX_DOTS = 200 };
+
+typedef struct axis {
+    double low, high, step;
+} axis;
+
+status html_text(const char *text, buf *out) {
+    for (; *text != '\0'; text++) {
+        const char *escaped = *text == '&'    ? "&amp;"
+                              : *text == '<'  ? "&lt;"
+                              : *text == '>'  ? "&gt;"
+                              : *text == '"'  ? "&quot;"
+                              : *text == '\'' ? "&#39;"
+                                              : NULL;
+        TRY(escaped != NULL ? buf_text(out, escaped) : buf_char(out, *text));
+    }
+    return OK;
+}
+
+/* Round steps (1, 2 or 5 times a power of ten), about five of them. */
+static axis make_axis(double low, double high) {
+    double span = high > low ? high - low : fabs(high) > 0 ? fabs(high) : 1;
+    double step = pow(10, floor(log10(span / 5)));
+    if (span / step > 25)
+        step *= 5;
+    else if (span / step > 10)
+        step *= 2;
+    axis a = {.step = step};
+    a.low = floor(low / step) * step;
+    a.high = ceil(high / step) * step;
+    if (!(a.high > a.low)) a.high = a.low + step;
+    return a;
+}
+
+static bool find_range(const chart *c, double *low, double *high) {
+    bool has_any = false;
+    for (int k = 0; k < c->n_curves; k++)
+        for (size_t i = 0; i < c->n; i++) {
+            double y = c->curves[k].y[i];
+            if (!isfinite(y)) continue;
+            if (!has_any || y < *low) *low = y;
+            if (!has_any || y > *high) *high = y;
+            has_any = true;
+        }
+    return has_any;
+}
+
+static double place_x(const axis *a, double x) {
+    return LEFT + (x - a->low) / (a->high - a->low) * (WIDTH - LEFT - RIGHT);
+}
+
+static double place_y(const axis *a, double y) {
+    return HEIGHT - BOTTOM - (y - a->low) / (a->high - a->low) * (HEIGHT - TOP - BOTTOM);
+}
+
+static status write_grid(const chart *c, const axis *x, const axis *y, buf *out) {
+    /* The half step keeps the last line although the sum of steps is not exact. */
+    for (double v = y->low; v <= y->high + y->step / 2; v += y->step) {
+        double at = place_y(y, v);
+        TRY(buf_printf(out,
+                       "<line class=grid x1=%d x2=%d y1=%.1f y2=%.1f />"
+                       "<text x=%d y=%.1f text-anchor=end>%.4g</text>\n",
+                       LEFT, WIDTH - RIGHT, at, at, LEFT - 6, at + 4,
+                       fabs(v) < y->step / 1000 ? 0 : v));
+    }
+    for (double v = x->low; v <= x->high + x->step / 2; v += x->step)
+        if (v == floor(v))
+            TRY(buf_printf(out, "<text x=%.1f y=%d text-anchor=middle>%.6g</text>\n", place_x(x, v),
+                           HEIGHT - BOTTOM + 16, v));
+    return buf_printf(out, "<text x=%d y=%d text-anchor=end>%s</text>\n", WIDTH - RIGHT, HEIGHT - 4,
+                      c->x_label);
+}
+
+static status write_curve(const chart *c, int k, const axis *x, const axis *y, buf *out) {
+    const double *value = c->curves[k].y;
+    bool is_drawing = false;
+    TRY(buf_printf(out, "<path class=\"curve c%d\" d=\"", k));
+    for (size_t i = 0; i < c->n; i++) {
+        if (!isfinite(value[i]))
+            continue; /* a gap is bridged: between evaluations there are none */
+        TRY(buf_printf(out, "%s%.1f %.1f", is_drawing ? "L" : "M", place_x(x, c->x[i]),
+                       place_y(y, value[i])));
+        is_drawing = true;
+    }
+    TRY(buf_text(out, "\"/>\n"));
+    /* Dots tell their values when pointed at; with very many points only some have one. */
+    size_t stride = c->n / MAX_DOTS + 1;
+    for (size_t i = c->n; i-- > 0;) {
+        if (!isfinite(value[i]) || (c->n - 1 - i) % stride != 0) continue;
+        TRY(buf_printf(out, "<circle class=c%d cx=%.1f cy=%.1f r=2.5><title>", k,
+                       place_x(x, c->x[i]), place_y(y, value[i])));
+        TRY(html_text(c->curves[k].name, out));
+        TRY(buf_printf(out, " %.5g (%s %.6g)</title></circle>\n", value[i], c->x_label, c->x[i]));
+    }
+    return OK;
+}
+
+static status write_legend(const chart *c, buf *out) {
+    TRY(buf_text(out, "<figcaption>"));
+    TRY(html_text(c->title, out));
+    for (int k = 0; k < c->n_curves && c->n_curves > 1; k++) {
+        TRY(buf_printf(out, " <span class=c%d>&#9632;</span> ", k));
+        TRY(html_text(c->curves[k].name, out));
+    }
+    return buf_text(out, "</figcaption>");
+}
+
+status chart_write(const chart *c, buf *out) {
+    double low = 0, high = 0;
+    if (c->n == 0 || !find_range(c, &low, &high)) return OK;
+    axis y = make_axis(low, high), x = make_axis(c->x[0], c->x[c->n - 1]);
+    /* Epochs end where they end: only values need round limits. */
+    x.low = c->x[0];
+    x.high = c->n > 1 && c->x[c->n - 1] > x.low ? c->x[c->n - 1] : x.low + 1;
+    if (x.step < 1) x.step = 1;
+    TRY(buf_text(out, "<figure>"));
+    TRY(write_legend(c, out));
+    TRY(buf_printf(out, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"", WIDTH, HEIGHT));
+    TRY(html_text(c->title, out));
+    TRY(buf_text(out, "\">\n"));
+    TRY(write_grid(c, &x, &y, out));
+    for (int k = 0; k < c->n_curves; k++)
+        TRY(write_curve(c, k, &x, &y, out));
+    return buf_text(out, "</svg></figure>\n");
+}

@@ -1,0 +1,31 @@
+/* A chart: curves over epochs as inline SVG, for report.html.  Colours come from the page's CSS
+ * (classes c0, c1, ...), so that it works in light and dark. */
+#ifndef HSTU_TRAIN_CHART_H
+#define HSTU_TRAIN_CHART_H
+
+#include <stddef.h>
+
+#include "base/buf.h"
+#include "base/status.h"
+
+typedef struct curve {
+    const char *name;
+    const double *y; /* (n); NAN: no value there */
+} curve;
+
+typedef struct chart {
+    const char *title;
+    const char *x_label; /* "epoch" */
+    const double *x;     /* (n) ascending */
+    size_t n;
+    const curve *curves; /* (n_curves) */
+    int n_curves;
+} chart;
+
+/* Appends a <figure>; nothing at all if no curve has a finite value. */
+status chart_write(const chart *c, buf *out);
+
+/* Text with &, <, > and quotes escaped, for HTML and its attributes. */
+status html_text(const char *text, buf *out);
+
+#endif

@@ -1,0 +1,354 @@
+#include "train/checkpoint.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/safetensors.h"
+
+enum { STATE_MAX_BYTES = 1 << 16, TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
+
+static const char *const file_names[] = {"model.safetensors", "optimizer.safetensors",
+                                         "state.json"};
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+/* Host copies of what goes into one safetensors file. */
+typedef struct tensor_set {
+    st_tensor *tensor;               /* (n) */
+    char (*name)[TENSOR_NAME_BYTES]; /* (n) */
+    float *values;
+    size_t n;
+} tensor_set;
+
+static void tensor_set_fini(tensor_set *s) {
+    mem_free(s->tensor);
+    mem_free(s->name);
+    mem_free(s->values);
+}
+
+/* Room for `per_param` tensors of every parameter's shape. */
+static status tensor_set_init(tensor_set *s, const checkpoint *c, int per_param) {
+    size_t n_values = 0, n = (size_t)c->n_params * (size_t)per_param;
+    *s = (tensor_set){0};
+    for (int i = 0; i < c->n_params; i++)
+        n_values += (size_t)c->params[i].n * (size_t)per_param;
+    status st = MEM_NEW(&s->tensor, n);
+    if (st == OK) st = mem_alloc((void **)&s->name, n, sizeof *s->name);
+    if (st == OK) st = MEM_NEW_RAW(&s->values, n_values);
+    return st;
+}
+
+static bool is_finite(const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i])) return false;
+    return true;
+}
+
+/* Adds a copy of one parameter's values or moments. */
+static status add_tensor(tensor_set *s, const checkpoint *c, const param *p, const char *suffix,
+                         const float *device, float *host) {
+    st_tensor *t = &s->tensor[s->n];
+    snprintf(s->name[s->n], TENSOR_NAME_BYTES, "%s%s", p->name, suffix);
+    TRY(c->be->ops->copy_out(c->be, host, device, (size_t)p->n * sizeof *host));
+    if (!is_finite(host, p->n))
+        return fail(ERR_NUMERIC,
+                    "'%s' holds numbers that are not finite; nothing was saved. Resume from the "
+                    "last checkpoint with a smaller learning rate, or with clip_grad set",
+                    s->name[s->n]);
+    *t = (st_tensor){
+        .name = s->name[s->n], .dtype = ST_F32, .n_dims = p->n_dims, .n = p->n, .data = host};
+    for (int d = 0; d < p->n_dims; d++)
+        t->shape[d] = p->shape[d];
+    s->n++;
+    return OK;
+}
+
+static status write_model(const checkpoint *c, const char *path, const char *config_json,
+                          const char *dtype) {
+    tensor_set s;
+    const st_pair metadata[] = {
+        {"format", "hstu model 1"}, {"dtype_str", dtype}, {"config", config_json}};
+    status st = tensor_set_init(&s, c, 1);
+    float *host = s.values;
+    for (int i = 0; i < c->n_params && st == OK; i++) {
+        st = add_tensor(&s, c, &c->params[i], "", c->params[i].value, host);
+        host += c->params[i].n;
+    }
+    if (st == OK) st = st_write(path, s.tensor, s.n, metadata, 3);
+    tensor_set_fini(&s);
+    return st;
+}
+
+static status write_optimizer(const checkpoint *c, const char *path) {
+    tensor_set s;
+    const st_pair metadata[] = {{"format", "hstu optimizer 1"},
+                                {"rows", row_mode_name(c->optimizer->rows)}};
+    status st = tensor_set_init(&s, c, 2);
+    float *host = s.values;
+    for (int i = 0; i < c->n_params && st == OK; i++) {
+        const param *p = &c->params[i];
+        const moments *state = &c->optimizer->state[i];
+        if (state->m == NULL) continue;
+        st = add_tensor(&s, c, p, ".m", state->m, host);
+        if (st == OK) st = add_tensor(&s, c, p, ".v", state->v, host + p->n);
+        host += 2 * p->n;
+    }
+    if (st == OK) st = st_write(path, s.tensor, s.n, metadata, 2);
+    tensor_set_fini(&s);
+    return st;
+}
+
+/* ---- state ----------------------------------------------------------------------------------- */
+
+static status write_text_file(const char *path, const buf *text) {
+    out_file *f;
+    TRY(out_file_create(&f, path));
+    status st = out_file_write(f, buf_str(text), text->n_bytes);
+    if (st == OK) return out_file_commit(f);
+    out_file_abandon(f);
+    return st;
+}
+
+static void write_sums(json_writer *w, const char *key, const train_sums *s) {
+    json_key(w, key);
+    json_object_open(w);
+    json_key_double(w, "loss", s->loss);
+    json_key_int(w, "loss_positions", s->n_loss);
+    json_key_int(w, "tokens", s->n_tokens);
+    json_key_double(w, "seconds", s->seconds);
+    json_object_close(w);
+}
+
+/* 64-bit seeds are kept as text: JSON's numbers end at 2^53. */
+static status write_state(const train_state *s, const char *path) {
+    json_writer w;
+    buf text;
+    char seed[32];
+    snprintf(seed, sizeof seed, "%" PRIu64, s->seed);
+    buf_init(&text);
+    json_begin(&w, &text, 2);
+    json_object_open(&w);
+    json_key_string(&w, "seed", seed);
+    json_key_int(&w, "step", (int64_t)s->step);
+    json_key_int(&w, "epoch", (int64_t)s->epoch);
+    json_key_string(&w, "split", split_kind_name(s->split));
+    write_sums(&w, "in_epoch", &s->in_epoch);
+    write_sums(&w, "in_round", &s->in_round);
+    json_key_double(&w, "first_loss", s->first_loss);
+    json_key_double(&w, "best_metric", s->best_metric);
+    json_key_int(&w, "best_step", (int64_t)s->best_step);
+    json_key(&w, "batches");
+    batcher_state_write(&s->batches, &w);
+    json_object_close(&w);
+    status st = json_finish(&w);
+    if (st == OK) st = write_text_file(path, &text);
+    buf_fini(&text);
+    return st;
+}
+
+static status member_count(const json_value *object, const char *key, uint64_t *out) {
+    int64_t value;
+    TRY(json_member_int(object, key, &value));
+    if (value < 0) return fail(ERR_FORMAT, "'%s' is negative", key);
+    *out = (uint64_t)value;
+    return OK;
+}
+
+static status member_seed(const json_value *object, uint64_t *out) {
+    const char *text;
+    char end;
+    TRY(json_member_string(object, "seed", &text));
+    if (sscanf(text, "%" SCNu64 "%c", out, &end) != 1)
+        return fail(ERR_FORMAT, "'seed' is no whole number");
+    return OK;
+}
+
+static status parse_sums(train_sums *s, const json_value *root, const char *key) {
+    const json_value *object = json_member(root, key);
+    uint64_t n_loss = 0, n_tokens = 0;
+    if (object == NULL || object->type != JSON_OBJECT)
+        return fail(ERR_FORMAT, "'%s' is missing", key);
+    TRY(json_member_double(object, "loss", &s->loss));
+    TRY(member_count(object, "loss_positions", &n_loss));
+    TRY(member_count(object, "tokens", &n_tokens));
+    s->n_loss = (int64_t)n_loss;
+    s->n_tokens = (int64_t)n_tokens;
+    return json_member_double(object, "seconds", &s->seconds);
+}
+
+static status parse_state(train_state *s, const json_value *root) {
+    const char *held_out;
+    const json_value *batches = json_member(root, "batches");
+    if (batches == NULL || batches->type != JSON_OBJECT)
+        return fail(ERR_FORMAT, "'batches' is missing");
+    TRY(member_seed(root, &s->seed));
+    TRY(member_count(root, "step", &s->step));
+    TRY(member_count(root, "epoch", &s->epoch));
+    TRY(json_member_string(root, "split", &held_out));
+    TRY(split_kind_parse(held_out, &s->split));
+    TRY(parse_sums(&s->in_epoch, root, "in_epoch"));
+    TRY(parse_sums(&s->in_round, root, "in_round"));
+    TRY(json_member_double(root, "first_loss", &s->first_loss));
+    TRY(json_member_double(root, "best_metric", &s->best_metric));
+    TRY(member_count(root, "best_step", &s->best_step));
+    return batcher_state_read(&s->batches, batches);
+}
+
+static status read_state(train_state *s, const char *path) {
+    char *text;
+    size_t n;
+    arena a;
+    const json_value *root;
+    TRY(file_read_all(path, STATE_MAX_BYTES, &text, &n));
+    arena_init(&a, 4096);
+    status st = json_parse(&a, path, text, n, &root);
+    if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
+    if (st == OK) {
+        st = parse_state(s, root);
+        if (st != OK) st = fail_prefix(st, "%s", path);
+    }
+    arena_fini(&a);
+    mem_free(text);
+    return st;
+}
+
+/* ---- saving ---------------------------------------------------------------------------------- */
+
+static status write_files(const checkpoint *c, const char *folder, const char *config_json,
+                          const char *dtype) {
+    char path[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(path, sizeof path, folder, file_names[0]));
+    TRY(write_model(c, path, config_json, dtype));
+    TRY(path_join(path, sizeof path, folder, file_names[1]));
+    TRY(write_optimizer(c, path));
+    TRY(path_join(path, sizeof path, folder, file_names[2]));
+    TRY(write_state(&c->state, path));
+    return checkpoint_seal(folder, file_names, 3);
+}
+
+status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
+                       const char *dtype, int keep, bool is_best) {
+    char temporary[CHECKPOINT_PATH_BYTES], folder[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_begin(run, c->state.step, temporary, folder));
+    status st = write_files(c, temporary, config_json, dtype);
+    if (st == OK) st = checkpoint_publish(run, temporary, folder, is_best);
+    if (st != OK) {
+        failure f;
+        failure_save(&f, st);
+        checkpoint_remove(temporary);
+        return failure_restore(&f);
+    }
+    checkpoint_prune(run, keep);
+    return OK;
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+static void shape_text(char *text, size_t n, int n_dims, const int64_t *shape) {
+    size_t used = (size_t)snprintf(text, n, "(");
+    for (int d = 0; d < n_dims && used < n; d++)
+        used += (size_t)snprintf(text + used, n - used, "%s%" PRId64, d > 0 ? ", " : "", shape[d]);
+    if (used < n) snprintf(text + used, n - used, ")");
+}
+
+static status check_shape(const st_file *f, const st_tensor *t, const param *p) {
+    bool is_same = t->n_dims == p->n_dims;
+    for (int d = 0; d < p->n_dims && is_same; d++)
+        is_same = t->shape[d] == p->shape[d];
+    if (is_same) return OK;
+    char there[128], here[128];
+    shape_text(there, sizeof there, t->n_dims, t->shape);
+    shape_text(here, sizeof here, p->n_dims, p->shape);
+    return fail(ERR_FORMAT,
+                "%s: '%s' has the shape %s, but the model here has %s; the checkpoint belongs to "
+                "another config or other data: use those it was trained with, or start a new run",
+                st_path(f), t->name, there, here);
+}
+
+static status load_tensor(checkpoint *c, const st_file *f, const param *p, const char *suffix,
+                          float *device) {
+    char name[TENSOR_NAME_BYTES];
+    const st_tensor *t;
+    snprintf(name, sizeof name, "%s%s", p->name, suffix);
+    if (st_find(f, name) == NULL)
+        return fail(ERR_FORMAT,
+                    "%s: '%s' is missing; the checkpoint belongs to another config: use the one it "
+                    "was trained with, or start a new run",
+                    st_path(f), name);
+    TRY(st_get(f, name, ST_F32, &t));
+    TRY(check_shape(f, t, p));
+    return c->be->ops->copy_in(c->be, device, t->data, (size_t)p->n * sizeof *device);
+}
+
+/* A tensor nobody asked for is a sign of another model. */
+static status check_count(const st_file *f, size_t n) {
+    if (st_n_tensors(f) == n) return OK;
+    return fail(ERR_FORMAT,
+                "%s: %zu tensors, but the model here has %zu; the checkpoint belongs to another "
+                "config: use the one it was trained with, or start a new run",
+                st_path(f), st_n_tensors(f), n);
+}
+
+static status load_model(checkpoint *c, const char *path) {
+    st_file *f;
+    TRY(st_open(&f, path));
+    status st = OK;
+    for (int i = 0; i < c->n_params && st == OK; i++)
+        st = load_tensor(c, f, &c->params[i], "", c->params[i].value);
+    if (st == OK) st = check_count(f, (size_t)c->n_params);
+    st_close(f);
+    return st;
+}
+
+static status load_moments(checkpoint *c, const char *path) {
+    st_file *f;
+    size_t n = 0;
+    const char *rows = row_mode_name(c->optimizer->rows);
+    TRY(st_open(&f, path));
+    status st = OK;
+    const char *saved = st_metadata(f, "rows");
+    if (saved == NULL || strcmp(saved, rows) != 0)
+        st = fail(ERR_FORMAT, "%s: its rows are %.20s, those of this run %s; the modes do not mix",
+                  path, saved != NULL ? saved : "unknown", rows);
+    for (int i = 0; i < c->n_params && st == OK; i++) {
+        moments *state = &c->optimizer->state[i];
+        if (state->m == NULL) continue;
+        st = load_tensor(c, f, &c->params[i], ".m", state->m);
+        if (st == OK) st = load_tensor(c, f, &c->params[i], ".v", state->v);
+        n += 2;
+    }
+    if (st == OK) st = check_count(f, n);
+    st_close(f);
+    return st;
+}
+
+status checkpoint_load(checkpoint *c, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_verify(folder));
+    TRY(path_join(path, sizeof path, folder, file_names[0]));
+    TRY(load_model(c, path));
+    TRY(path_join(path, sizeof path, folder, file_names[2]));
+    TRY(read_state(&c->state, path));
+    if (c->optimizer == NULL) return OK;
+    TRY(path_join(path, sizeof path, folder, file_names[1]));
+    return load_moments(c, path);
+}
+
+status checkpoint_config(config **out, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    st_file *f;
+    *out = NULL;
+    TRY(checkpoint_verify(folder));
+    TRY(path_join(path, sizeof path, folder, file_names[0]));
+    TRY(st_open(&f, path));
+    const char *json = st_metadata(f, "config");
+    status st = json != NULL ? config_load_json(out, path, json, strlen(json))
+                             : fail(ERR_FORMAT, "%s: it carries no config", path);
+    st_close(f);
+    return st;
+}

@@ -1,0 +1,300 @@
+/* The files of a checkpoint: the manifest, the rename that makes it appear, the links, and the
+ * removal of old ones. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "train/checkpoint.h"
+
+enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
+
+static status hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {
+    file_map map;
+    TRY(file_map_open(&map, path));
+    *bytes = map.n_bytes;
+    *hash = hash64(map.bytes, map.n_bytes, 0);
+    file_map_close(&map);
+    return OK;
+}
+
+static status write_manifest(const char *folder, const char *const *names, int n, buf *text) {
+    json_writer w;
+    char path[CHECKPOINT_PATH_BYTES], hex[17];
+    json_begin(&w, text, 2);
+    json_object_open(&w);
+    json_key_string(&w, "format", "hstu checkpoint 1");
+    json_key(&w, "files");
+    json_array_open(&w);
+    for (int i = 0; i < n; i++) {
+        uint64_t bytes = 0, hash = 0;
+        TRY(path_join(path, sizeof path, folder, names[i]));
+        TRY(hash_file(path, &bytes, &hash));
+        snprintf(hex, sizeof hex, "%016" PRIx64, hash);
+        json_object_open(&w);
+        json_key_string(&w, "name", names[i]);
+        json_key_int(&w, "bytes", (int64_t)bytes);
+        json_key_string(&w, "xxh64", hex);
+        json_object_close(&w);
+    }
+    json_array_close(&w);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+status checkpoint_seal(const char *folder, const char *const *names, int n_names) {
+    char path[CHECKPOINT_PATH_BYTES];
+    buf text;
+    out_file *f = NULL;
+    buf_init(&text);
+    status st = write_manifest(folder, names, n_names, &text);
+    if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
+    if (st == OK) st = out_file_create(&f, path);
+    if (st == OK) {
+        st = out_file_write(f, buf_str(&text), text.n_bytes);
+        if (st == OK)
+            st = out_file_commit(f);
+        else
+            out_file_abandon(f);
+    }
+    buf_fini(&text);
+    return st;
+}
+
+static status damaged(const char *path, const char *what) {
+    return fail(ERR_FORMAT,
+                "%s: %s; this checkpoint is damaged. Use an older one (the folders beside it), or "
+                "start the run anew",
+                path, what);
+}
+
+/* One entry of the manifest.  A name with a slash could lead anywhere. */
+static status verify_file(const char *folder, const json_value *entry) {
+    const char *name, *hex;
+    int64_t bytes;
+    uint64_t got_bytes = 0, got_hash = 0;
+    char path[CHECKPOINT_PATH_BYTES], text[17];
+    TRY(json_member_string(entry, "name", &name));
+    TRY(json_member_int(entry, "bytes", &bytes));
+    TRY(json_member_string(entry, "xxh64", &hex));
+    if (strchr(name, '/') != NULL || name[0] == '\0')
+        return damaged(folder, "manifest.json names a file elsewhere");
+    TRY(path_join(path, sizeof path, folder, name));
+    if (!file_exists(path)) return damaged(path, "the file is missing");
+    TRY(hash_file(path, &got_bytes, &got_hash));
+    snprintf(text, sizeof text, "%016" PRIx64, got_hash);
+    if ((int64_t)got_bytes != bytes) {
+        char what[128];
+        snprintf(what, sizeof what, "%" PRIu64 " bytes, but %" PRId64 " were written", got_bytes,
+                 bytes);
+        return damaged(path, what);
+    }
+    return strcmp(text, hex) == 0 ? OK : damaged(path, "the content does not fit its checksum");
+}
+
+static status verify_manifest(const char *folder, const json_value *root) {
+    const char *format;
+    static const char *const needed[] = {"model.safetensors", "optimizer.safetensors",
+                                         "state.json"};
+    TRY(json_member_string(root, "format", &format));
+    if (strcmp(format, "hstu checkpoint 1") != 0)
+        return fail(ERR_UNSUPPORTED, "%s: '%.60s' is a format this version does not know", folder,
+                    format);
+    const json_value *files = json_member(root, "files");
+    if (files == NULL || files->type != JSON_ARRAY)
+        return damaged(folder, "manifest.json lists no files");
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        bool is_there = false;
+        for (const json_value *e = files->first; e != NULL; e = e->next) {
+            const json_value *name = json_member(e, "name");
+            is_there |=
+                name != NULL && name->type == JSON_STRING && strcmp(name->string, needed[i]) == 0;
+        }
+        if (!is_there) return damaged(folder, "manifest.json does not list all files");
+    }
+    for (const json_value *e = files->first; e != NULL; e = e->next)
+        TRY(verify_file(folder, e));
+    return OK;
+}
+
+status checkpoint_verify(const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES], *text = NULL;
+    size_t n;
+    arena a;
+    const json_value *root;
+    if (!folder_exists(folder)) return fail(ERR_IO, "%s: no such checkpoint", folder);
+    TRY(path_join(path, sizeof path, folder, "manifest.json"));
+    if (!file_exists(path))
+        return damaged(path, "the file is missing, so the checkpoint was never finished");
+    TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
+    arena_init(&a, 4096);
+    status st = json_parse(&a, path, text, n, &root);
+    if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
+    if (st == ERR_FORMAT) {
+        char reason[256];
+        snprintf(reason, sizeof reason, "%.200s", status_reason());
+        st = damaged(path, reason);
+    }
+    if (st == OK) st = verify_manifest(folder, root);
+    arena_fini(&a);
+    mem_free(text);
+    return st;
+}
+
+status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *folder) {
+    char name[NAME_BYTES];
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, "checkpoints"));
+    TRY(folder_create(folder, NULL));
+    snprintf(name, sizeof name, "checkpoints/.step-%08" PRIu64 ".%ld.tmp", step, (long)getpid());
+    TRY(path_join(temporary, CHECKPOINT_PATH_BYTES, run, name));
+    snprintf(name, sizeof name, "checkpoints/step-%08" PRIu64, step);
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, name));
+    checkpoint_remove(temporary);
+    return folder_create(temporary, NULL);
+}
+
+static void sync_folder(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    (void)fsync(fd); /* some file systems refuse: no harm */
+    close(fd);
+}
+
+/* RUN/name becomes a link to checkpoints/BASE, at once or not at all. */
+static status point_link(const char *run, const char *name, const char *folder) {
+    char link_path[CHECKPOINT_PATH_BYTES], temporary[CHECKPOINT_PATH_BYTES],
+        target[NAME_BYTES + 32];
+    char hidden[NAME_BYTES];
+    snprintf(target, sizeof target, "checkpoints/%.200s", strrchr(folder, '/') + 1);
+    snprintf(hidden, sizeof hidden, ".%s.%ld.tmp", name, (long)getpid());
+    TRY(path_join(link_path, sizeof link_path, run, name));
+    TRY(path_join(temporary, sizeof temporary, run, hidden));
+    (void)unlink(temporary);
+    if (symlink(target, temporary) != 0) return fail_errno("%s: cannot be made", temporary);
+    if (rename(temporary, link_path) != 0) {
+        status st = fail_errno("%s: cannot be put in place", link_path);
+        (void)unlink(temporary);
+        return st;
+    }
+    sync_folder(run);
+    return OK;
+}
+
+status checkpoint_publish(const char *run, const char *temporary, const char *folder,
+                          bool is_best) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(parent, sizeof parent, run, "checkpoints"));
+    sync_folder(temporary);
+    /* A run that was killed between the rename and the link comes here again with the same step:
+     * the folder there is as good as the new one if it is whole, and in the way if it is not. */
+    if (folder_exists(folder) && checkpoint_verify(folder) != OK) checkpoint_remove(folder);
+    if (folder_exists(folder))
+        checkpoint_remove(temporary);
+    else if (rename(temporary, folder) != 0)
+        return fail_errno("%s: cannot be put in place", folder);
+    sync_folder(parent);
+    TRY(point_link(run, "last", folder));
+    return is_best ? point_link(run, "best", folder) : OK;
+}
+
+void checkpoint_remove(const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    DIR *dir;
+    /* The manifest goes first: what is left of a removal that is killed is no checkpoint. */
+    if (path_join(path, sizeof path, folder, "manifest.json") == OK) (void)unlink(path);
+    if ((dir = opendir(folder)) == NULL) return;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        if (path_join(path, sizeof path, folder, e->d_name) == OK) (void)unlink(path);
+    }
+    closedir(dir);
+    (void)rmdir(folder);
+}
+
+/* The step of a checkpoint's folder name; -1 if it is none. */
+static int64_t step_of(const char *name) {
+    char *end;
+    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
+    long long step = strtoll(name + 5, &end, 10);
+    return *end == '\0' ? step : -1;
+}
+
+/* The step RUN/name points to; -1 if there is no such link. */
+static int64_t linked_step(const char *run, const char *name) {
+    char path[CHECKPOINT_PATH_BYTES], target[NAME_BYTES];
+    if (path_join(path, sizeof path, run, name) != OK) return -1;
+    ssize_t n = readlink(path, target, sizeof target - 1);
+    if (n <= 0) return -1;
+    target[n] = '\0';
+    const char *slash = strrchr(target, '/');
+    return step_of(slash != NULL ? slash + 1 : target);
+}
+
+/* How many checkpoints there are, and the oldest that is neither `last` nor `best`; -1: none. */
+static int count_steps(const char *parent, int64_t last, int64_t best, int64_t *oldest) {
+    int n = 0;
+    DIR *dir = opendir(parent);
+    *oldest = -1;
+    if (dir == NULL) return 0;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        int64_t step = step_of(e->d_name);
+        if (step < 0) continue;
+        n++;
+        if (step == last || step == best) continue;
+        if (*oldest < 0 || step < *oldest) *oldest = step;
+    }
+    closedir(dir);
+    return n;
+}
+
+static void remove_remains(const char *parent) {
+    char path[CHECKPOINT_PATH_BYTES];
+    DIR *dir = opendir(parent);
+    if (dir == NULL) return;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, ".step-", 6) != 0 || n < 4 || strcmp(e->d_name + n - 4, ".tmp") != 0)
+            continue;
+        if (path_join(path, sizeof path, parent, e->d_name) == OK) checkpoint_remove(path);
+    }
+    closedir(dir);
+}
+
+void checkpoint_prune(const char *run, int keep) {
+    char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    int64_t oldest, last = linked_step(run, "last"), best = linked_step(run, "best");
+    if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return;
+    remove_remains(parent);
+    /* The best is kept besides the newest, unless it is one of them. */
+    while (count_steps(parent, last, best, &oldest) > keep + (best >= 0 && best != last) &&
+           oldest >= 0) {
+        snprintf(name, sizeof name, "step-%08" PRId64, oldest);
+        if (path_join(path, sizeof path, parent, name) != OK) return;
+        checkpoint_remove(path);
+        if (folder_exists(path)) return; /* not ours to remove: no endless loop over it */
+    }
+}
+
+status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
+    char inside[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(inside, sizeof inside, path, "manifest.json"));
+    if (file_exists(inside)) {
+        snprintf(folder, CHECKPOINT_PATH_BYTES, "%s", path);
+        return OK;
+    }
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, path, "last"));
+    if (folder_exists(folder)) return OK;
+    if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
+    return fail(ERR_FORMAT,
+                "%s: neither a checkpoint (no manifest.json) nor a run with one (no 'last'); "
+                "'hstu train --out RUN' makes both",
+                path);
+}

@@ -1,0 +1,264 @@
+#include "train/evaluate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "train/metrics.h"
+
+struct evaluator {
+    session *s;
+    batcher *batches;
+    batcher_state first; /* in front of the first user */
+    /* retrieval */
+    int32_t *seen_offsets; /* (B + 1) */
+    int32_t *seen;         /* (T): rows of the corpus */
+    int32_t *target;       /* (B) */
+    int32_t *rank;         /* (B) */
+    rank_counts *counts;
+    /* ranking */
+    int32_t *label;    /* (T): bits, or one bit for the class */
+    float *logits;     /* (T, n_columns), host */
+    int32_t n_columns; /* tasks, or classes */
+    bool is_bits;
+    auc areas;
+    int64_t n_right, n_rows; /* classes: how often the likeliest was it */
+};
+
+double eval_value(const eval_result *r, const char *name) {
+    for (int i = 0; i < r->n; i++)
+        if (strcmp(r->item[i].name, name) == 0) return r->item[i].value;
+    return NAN;
+}
+
+static void add_metric(eval_result *r, double value, const char *fmt, ...) PRINTF_LIKE(3, 4);
+static void add_metric(eval_result *r, double value, const char *fmt, ...) {
+    va_list args;
+    if (r->n == EVAL_MAX_METRICS) return;
+    va_start(args, fmt);
+    vsnprintf(r->item[r->n].name, EVAL_NAME_BYTES, fmt, args);
+    va_end(args);
+    r->item[r->n++].value = value;
+}
+
+/* ---- retrieval ------------------------------------------------------------------------------- */
+
+static int compare_rows(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+void eval_seen_rows(const batch *b, int32_t *offsets, int32_t *rows) {
+    int32_t n = 0;
+    offsets[0] = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t *mine = rows + n, kept = 0;
+        int32_t first = b->offsets[u], end = b->offsets[u + 1] - b->n_targets[u];
+        for (int32_t i = first; i < end; i++)
+            mine[i - first] = (int32_t)b->item[i] - 1;
+        if (end > first) qsort(mine, (size_t)(end - first), sizeof *mine, compare_rows);
+        for (int32_t i = 0; i < end - first; i++)
+            if (i == 0 || mine[i] != mine[kept - 1]) mine[kept++] = mine[i];
+        n += kept;
+        offsets[u + 1] = n;
+    }
+}
+
+static status rank_batch(evaluator *e, const batch *b, const float *corpus) {
+    session *s = e->s;
+    const void *query;
+    eval_seen_rows(b, e->seen_offsets, e->seen);
+    for (int32_t u = 0; u < b->n_users; u++)
+        e->target[u] = (int32_t)b->item[b->offsets[u + 1] - 1] - 1;
+    TRY(model_encode(s->model, b, &query));
+    rank_args a = {.n_queries = b->n_users,
+                   .dim = model_dim(s->model),
+                   .n_corpus = s->limits.n_items,
+                   .query = query,
+                   .corpus = corpus,
+                   .seen_offsets = e->seen_offsets,
+                   .seen = e->seen,
+                   .target = e->target,
+                   .rank = e->rank};
+    TRY(s->be->ops->rank(s->be, &a));
+    rank_counts_add(e->counts, e->rank, b->n_users, s->limits.n_items);
+    return OK;
+}
+
+static void report_ranks(const evaluator *e, eval_result *r) {
+    ranking_metrics m;
+    ranking_metrics_make(&m, e->counts);
+    for (int i = 0; i < N_HR; i++)
+        add_metric(r, m.hr[i], "hr@%d", metrics_hr_at[i]);
+    for (int i = 0; i < N_NDCG; i++)
+        add_metric(r, m.ndcg[i], "ndcg@%d", metrics_ndcg_at[i]);
+    add_metric(r, m.mrr, "mrr");
+}
+
+/* ---- ranking --------------------------------------------------------------------------------- */
+
+/* The actions of the scored events, in the order of model_score. */
+static int64_t collect_labels(const evaluator *e, const batch *b) {
+    int64_t n = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t end = b->offsets[u + 1];
+        int32_t from = e->s->max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
+        for (int32_t i = from; i < end; i++)
+            e->label[n++] = b->action[i];
+    }
+    return n;
+}
+
+static void count_right(evaluator *e, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float *row = e->logits + i * e->n_columns;
+        int32_t best = 0;
+        for (int32_t c = 1; c < e->n_columns; c++)
+            if (row[c] > row[best]) best = c;
+        e->n_right += best == e->label[i];
+    }
+    e->n_rows += n;
+}
+
+/* Class c is a task of its own, against all others: label bit c. */
+static void classes_to_bits(evaluator *e, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        e->label[i] = (int32_t)(1u << e->label[i]);
+}
+
+static status score_batch(evaluator *e, const batch *b) {
+    session *s = e->s;
+    const void *scores;
+    int64_t n_rows, n = collect_labels(e, b);
+    TRY(model_score(s->model, b, &scores, &n_rows));
+    if (n_rows != n)
+        return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
+                    (long long)n_rows, (long long)n);
+    TRY(s->be->ops->copy_out(s->be, e->logits, scores,
+                             (size_t)(n * e->n_columns) * sizeof *e->logits));
+    if (!e->is_bits) {
+        count_right(e, n);
+        if (e->n_columns > AUC_MAX_TASKS) return OK;
+        classes_to_bits(e, n);
+    }
+    return auc_add(&e->areas, e->logits, e->label, n);
+}
+
+/* The mean is over the tasks that have both kinds of labels; the others have no AUC. */
+static status report_areas(const evaluator *e, eval_result *r) {
+    static const char *const signals[] = {"click",   "like", "follow",    "comment",
+                                          "forward", "hate", "long_view", "profile_enter"};
+    double area[AUC_MAX_TASKS], sum = 0;
+    int n_defined = 0;
+    bool has_names = e->is_bits && e->s->data->actions == ACTION_BITS;
+    if (!e->is_bits)
+        add_metric(r, e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN, "accuracy");
+    if (e->n_columns > AUC_MAX_TASKS) return OK;
+    TRY(auc_compute(&e->areas, area));
+    for (int k = 0; k < e->n_columns; k++)
+        if (isfinite(area[k])) sum += area[k], n_defined++;
+    add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "auc");
+    for (int k = 0; k < e->n_columns && e->n_columns > 1; k++) {
+        if (has_names && k < 8)
+            add_metric(r, area[k], "auc:%s", signals[k]);
+        else
+            add_metric(r, area[k], "auc:%s%d", e->is_bits ? "task" : "class", k);
+    }
+    return OK;
+}
+
+/* ---- both ------------------------------------------------------------------------------------ */
+
+static status make_retrieval(evaluator *e) {
+    size_t n_users = (size_t)e->s->eval_batch, n_tokens = (size_t)batcher_max_tokens(e->batches);
+    TRY(MEM_NEW(&e->seen_offsets, n_users + 1));
+    TRY(MEM_NEW(&e->seen, n_tokens));
+    TRY(MEM_NEW(&e->target, n_users));
+    TRY(MEM_NEW(&e->rank, n_users));
+    return MEM_NEW(&e->counts, 1);
+}
+
+static status make_ranking(evaluator *e) {
+    const config_ranking *r = &e->s->config->ranking;
+    size_t n_tokens = (size_t)batcher_max_tokens(e->batches);
+    e->n_columns = (int32_t)r->head.item[r->head.n - 1];
+    e->is_bits = e->n_columns == r->n_tasks;
+    TRY(MEM_NEW(&e->label, n_tokens));
+    return mem_alloc_raw((void **)&e->logits, n_tokens * (size_t)e->n_columns, sizeof *e->logits);
+}
+
+status evaluator_create(evaluator **out, session *s, split_kind kind, split_part part) {
+    evaluator *e;
+    batcher_config c = session_eval_batches(s, kind, part);
+    *out = NULL;
+    TRY(MEM_NEW(&e, 1));
+    e->s = s;
+    status st = batcher_create(&e->batches, s->data, &c);
+    if (st == OK) batcher_save(e->batches, &e->first);
+    if (st == OK) st = s->config->task == TASK_RETRIEVAL ? make_retrieval(e) : make_ranking(e);
+    if (st != OK) {
+        evaluator_destroy(e);
+        return st;
+    }
+    *out = e;
+    return OK;
+}
+
+void evaluator_destroy(evaluator *e) {
+    if (e == NULL) return;
+    batcher_destroy(e->batches);
+    mem_free(e->seen_offsets);
+    mem_free(e->seen);
+    mem_free(e->target);
+    mem_free(e->rank);
+    mem_free(e->counts);
+    mem_free(e->label);
+    mem_free(e->logits);
+    mem_free(e);
+}
+
+static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
+    const float *corpus = NULL;
+    bool is_retrieval = e->s->config->task == TASK_RETRIEVAL, is_last = false;
+    progress bar;
+    status st = batcher_restore(e->batches, &e->first);
+    if (st == OK && is_retrieval) st = model_corpus(e->s->model, &corpus);
+    progress_begin(&bar, "evaluating", "users", batcher_n_users(e->batches));
+    for (int64_t i = 0; st == OK && !is_last && (max_batches == 0 || i < max_batches); i++) {
+        const batch *b;
+        st = batcher_next(e->batches, &b);
+        if (st != OK) break;
+        is_last = b->is_last;
+        out->n_users += b->n_users;
+        if (b->n_users > 0) st = is_retrieval ? rank_batch(e, b, corpus) : score_batch(e, b);
+        progress_update(&bar, (uint64_t)out->n_users);
+    }
+    progress_end(&bar);
+    out->is_partial = !is_last;
+    return st;
+}
+
+status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
+    uint64_t start = clock_ns();
+    bool is_retrieval = e->s->config->task == TASK_RETRIEVAL;
+    *out = (eval_result){0};
+    if (is_retrieval) {
+        memset(e->counts, 0, sizeof *e->counts);
+        TRY(run_batches(e, max_batches, out));
+        report_ranks(e, out);
+    } else {
+        int n_tasks = e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1;
+        e->n_right = e->n_rows = 0;
+        TRY(auc_init(&e->areas, n_tasks));
+        status st = run_batches(e, max_batches, out);
+        if (st == OK) st = report_areas(e, out);
+        auc_fini(&e->areas);
+        TRY(st);
+    }
+    out->seconds = (double)(clock_ns() - start) / 1e9;
+    return OK;
+}

@@ -1,0 +1,56 @@
+/* Optimizer: the update of every parameter of a model, and the state that goes with it.
+ *
+ * Rows of embedding tables have two named modes, chosen by the config's family and never mixed:
+ * dense (every row moves by its momentum in every step, as the research presets do) and lazy (only
+ * rows that got a gradient since the last update move).  One thread at a time; the backend and the
+ * parameters must outlive it. */
+#ifndef HSTU_TRAIN_OPTIMIZER_H
+#define HSTU_TRAIN_OPTIMIZER_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/config.h"
+#include "nn/model.h"
+#include "ops/ops.h"
+
+typedef enum { ROWS_DENSE, ROWS_LAZY } row_mode;
+
+/* The state of one parameter: first and second moments for adam, nothing for sgd. */
+typedef struct moments {
+    float *m, *v; /* (n) each, memory of the backend, or NULL */
+} moments;
+
+typedef struct optimizer {
+    backend *be;
+    param *params; /* (n_params), of the model */
+    int n_params;
+    opt_kind kind;
+    row_mode rows;
+    float beta1, beta2, eps;
+    float weight_decay; /* of dense weights; of tables too where rows are dense */
+    double clip;        /* largest norm of the gradient; 0: off */
+    moments *state;     /* (n_params) */
+    float *grad_scale;  /* (1), memory of the backend */
+    double *sum;        /* (1), memory of the backend: the sum of squares */
+    int32_t *touched;   /* (rows of the largest table), memory of the backend */
+} optimizer;
+
+/* The row mode a config's family has, and its name ("dense", "lazy"). */
+row_mode optimizer_row_mode(const config *c);
+const char *row_mode_name(row_mode rows);
+
+/* State of zeros for the config's optimizer; optimizer_fini frees it, a failed init too. */
+status optimizer_init(optimizer *o, backend *be, param *params, int n_params, const config *c);
+void optimizer_fini(optimizer *o);
+
+/* One update by grad * scale at rate lr; t counts updates from 1.  The gradients are zero behind
+ * it.  With clipping, the norm of the scaled gradient is measured first and *out_norm set (else to
+ * NAN); one that is not finite is ERR_NUMERIC, and nothing has moved. */
+status optimizer_step(optimizer *o, double lr, int64_t t, double scale, double *out_norm);
+
+/* The learning rate of update t (from 1) of n_steps: linear over the warm-up, then constant, or a
+ * half cosine down to 0 at the end. */
+double schedule_rate(const config *c, int64_t t, int64_t n_steps);
+
+#endif

@@ -1,0 +1,160 @@
+#include "train/session.h"
+
+#include <stdio.h>
+
+#include "base/log.h"
+
+/* Which users train where the split is by user; the same for every run, so that an evaluation later
+ * holds out the same ones. */
+enum { SPLIT_SEED = 0, MAX_SLOTS = 8, BITS_OF_ACTIONS = 8 };
+
+static status check_sizes(const session *s) {
+    const config *c = s->config;
+    if (s->data->n_items >= INT32_MAX - 1)
+        return fail(ERR_CONFIG, "%s: %llu items; at most %d can be trained", s->data->path,
+                    (unsigned long long)s->data->n_items, INT32_MAX - 2);
+    if (c->is_benchmark)
+        return fail(ERR_CONFIG,
+                    "%s describes generated data (BenchmarkDatasetArgs); to train on --data, bind "
+                    "DatasetArgs.dataset_name and DatasetArgs.max_history_seqlen",
+                    c->file);
+    return OK;
+}
+
+/* Actions are 0..n-1; of codes of a source the largest must be looked for. */
+static int32_t count_actions(const seq_file *data) {
+    uint16_t most = 0;
+    switch (data->actions) {
+    case ACTION_NONE:
+        return 0;
+    case ACTION_STARS:
+        return 5;
+    case ACTION_HALF_STARS:
+        return 10;
+    case ACTION_BITS:
+        return 1 << BITS_OF_ACTIONS;
+    case ACTION_CODE:
+        break;
+    }
+    for (uint64_t i = 0; i < data->n_events; i++)
+        if (data->action[i] > most) most = data->action[i];
+    return most + 1;
+}
+
+/* Ranking learns from actions: they must be there, and of the kind the head predicts. */
+static status check_ranking(const session *s) {
+    const config_ranking *r = &s->config->ranking;
+    int64_t width = r->head.item[r->head.n - 1];
+    bool is_bits = width == r->n_tasks, has_bits = s->data->actions == ACTION_BITS;
+    const char *path = s->data->path, *file = s->config->file;
+    if (s->data->actions == ACTION_NONE)
+        return fail(ERR_CONFIG,
+                    "%s: its events carry no actions, and ranking learns from them; use data with "
+                    "ratings or signals, or a retrieval config",
+                    path);
+    if (is_bits && has_bits && r->n_tasks > BITS_OF_ACTIONS)
+        return fail(ERR_CONFIG,
+                    "%s: RankingArgs.num_tasks = %lld, but the actions of %s have %d "
+                    "signals",
+                    file, (long long)r->n_tasks, path, BITS_OF_ACTIONS);
+    if (is_bits && !has_bits && s->data->actions != ACTION_CODE)
+        return fail(ERR_CONFIG,
+                    "%s: the head predicts %lld signal%s, but the actions of %s are ratings; end "
+                    "RankingArgs.prediction_head_arch with %d (the classes), num_tasks = 1",
+                    file, (long long)r->n_tasks, r->n_tasks == 1 ? "" : "s", path,
+                    s->limits.n_actions);
+    if (!is_bits && width < s->limits.n_actions)
+        return fail(ERR_CONFIG,
+                    "%s: the head predicts %lld classes, but the actions of %s have %d; end "
+                    "RankingArgs.prediction_head_arch with at least %d",
+                    file, (long long)width, path, s->limits.n_actions, s->limits.n_actions);
+    return OK;
+}
+
+static void set_limits(session *s) {
+    const config *c = s->config;
+    bool is_nvidia = c->family == FAMILY_NVIDIA, is_ranking = c->task == TASK_RANKING;
+    s->max_history = (int32_t)c->data.max_history;
+    s->max_targets = is_ranking ? (int32_t)c->data.max_candidates : 1;
+    s->train_batch = (int32_t)c->trainer.train_batch_size;
+    s->eval_batch = (int32_t)c->trainer.eval_batch_size;
+    if (c->trainer.eval_user_max_batch_size != CONFIG_NONE &&
+        c->trainer.eval_user_max_batch_size < s->eval_batch)
+        s->eval_batch = (int32_t)c->trainer.eval_user_max_batch_size;
+    for (int f = 0; f < s->data->n_context; f++)
+        s->n_context_values[f] = (int32_t)s->data->context[f].values.n;
+    s->limits =
+        (model_limits){.n_items = (int32_t)s->data->n_items,
+                       .n_actions = is_ranking ? count_actions(s->data) : 0,
+                       .n_context = is_nvidia ? s->data->n_context : 0,
+                       .n_context_values = s->n_context_values,
+                       .max_users = s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch,
+                       .max_events = s->max_history + s->max_targets,
+                       .time_per_second = s->data->time_per_second};
+}
+
+status session_open(session *s, const config *c, const seq_file *data, backend *be) {
+    *s = (session){.config = c, .data = data, .be = be};
+    TRY(config_check_trainable(c));
+    TRY(check_sizes(s));
+    set_limits(s);
+    if (c->task == TASK_RANKING) TRY(check_ranking(s));
+    if (c->network.dtype != DTYPE_FLOAT32 && be->act == ACT_F32)
+        log_info("note: the CPU computes in float32; the config's %s is kept for a GPU",
+                 c->network.dtype == DTYPE_BFLOAT16 ? "bfloat16" : "float16");
+    status st = model_create(&s->model, be, c, &s->limits);
+    if (st == OK) s->params = model_params(s->model, &s->n_params);
+    return st;
+}
+
+void session_close(session *s) {
+    model_destroy(s->model);
+    s->model = NULL;
+}
+
+split_kind session_split(const config *c, bool has_validation) {
+    if (has_validation) return SPLIT_LEAVE_TWO_OUT;
+    return c->family == FAMILY_META ? SPLIT_LEAVE_ONE_OUT : SPLIT_BY_USER;
+}
+
+batcher_config session_train_batches(const session *s, split_kind kind, uint64_t seed) {
+    const config *c = s->config;
+    batcher_config b = batcher_config_default();
+    b.split = kind;
+    b.part = PART_TRAIN;
+    b.split_seed = SPLIT_SEED;
+    b.seed = seed;
+    b.batch_size = s->train_batch;
+    b.max_history = s->max_history;
+    b.max_targets = s->max_targets;
+    b.n_micro = (int32_t)c->trainer.accumulation_steps;
+    b.is_shuffled = c->data.is_shuffled;
+    b.is_balanced = c->trainer.is_balanced;
+    b.drops_last = c->data.drops_last;
+    /* Making batches is a small part of a step on the CPU: one thread keeps ahead of it. */
+    b.n_threads = c->data.n_workers == 0 ? 0 : 1;
+    b.n_slots = c->data.prefetch_factor < 2           ? 2
+                : c->data.prefetch_factor > MAX_SLOTS ? MAX_SLOTS
+                                                      : (int)c->data.prefetch_factor;
+    return b;
+}
+
+batcher_config session_eval_batches(const session *s, split_kind kind, split_part part) {
+    batcher_config b = session_train_batches(s, kind, 0);
+    b.part = part;
+    b.batch_size = s->eval_batch;
+    b.n_micro = 1;
+    b.is_shuffled = b.is_balanced = b.drops_last = false;
+    b.n_threads = 0;
+    return b;
+}
+
+uint64_t session_epoch_tokens(const session *s, split_kind kind) {
+    split sp = split_make(s->data, kind, SPLIT_SEED);
+    uint64_t n = 0, most = (uint64_t)s->max_history + (uint64_t)s->max_targets;
+    event_range range;
+    for (uint64_t u = 0; u < s->data->n_users; u++)
+        if (split_range(&sp, PART_TRAIN, u, &range))
+            n += range.end - range.begin < most ? range.end - range.begin : most;
+    return n;
+}

@@ -1,0 +1,48 @@
+/* Session: a config, data and a backend brought together: what training, evaluation and
+ * recommending share.
+ *
+ * Here it is checked that config and data fit, with a sentence where they do not, and the model is
+ * made for the largest batch either of training or of evaluation.  The parts given must outlive it.
+ * One thread at a time. */
+#ifndef HSTU_TRAIN_SESSION_H
+#define HSTU_TRAIN_SESSION_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/config.h"
+#include "data/batcher.h"
+#include "data/seq_file.h"
+#include "nn/model.h"
+#include "ops/ops.h"
+
+typedef struct session {
+    const config *config;
+    const seq_file *data;
+    backend *be;
+    model *model;
+    param *params; /* (n_params), of the model */
+    int n_params;
+    int32_t max_history, max_targets; /* events of a user in a batch */
+    int32_t train_batch, eval_batch;  /* users */
+    int32_t n_context_values[CONTEXT_MAX];
+    model_limits limits;
+} session;
+
+/* The values of the parameters are not set: model_init or checkpoint_load does that.  ERR_CONFIG:
+ * config and data do not fit, and why. */
+status session_open(session *s, const config *c, const seq_file *data, backend *be);
+void session_close(session *s); /* a failed open too */
+
+/* How the reference projects hold out events: leave-one-out for Meta's research files, users for
+ * NVIDIA's; with a validation set leave-two-out. */
+split_kind session_split(const config *c, bool has_validation);
+
+/* The stream of training batches, and that of an evaluation. */
+batcher_config session_train_batches(const session *s, split_kind kind, uint64_t seed);
+batcher_config session_eval_batches(const session *s, split_kind kind, split_part part);
+
+/* Events one epoch of training reads: for progress bars. */
+uint64_t session_epoch_tokens(const session *s, split_kind kind);
+
+#endif

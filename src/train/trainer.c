@@ -1,0 +1,328 @@
+#include "train/trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "train/trainer_int.h"
+
+/* A loss this many times the first one (and one) is no longer learning. */
+static const double EXPLODED = 1000;
+
+train_options train_options_default(void) {
+    return (train_options){.save_every = 1, .keep = 2};
+}
+
+/* ---- one step -------------------------------------------------------------------------------- */
+
+static status check_loss(const trainer *t, double loss) {
+    const train_state *s = &t->saved.state;
+    char last[96] = "there is no checkpoint yet";
+    if (isfinite(loss) && (s->step == 0 || loss <= EXPLODED * (s->first_loss + 1))) return OK;
+    if (t->saved_step != UINT64_MAX)
+        snprintf(last, sizeof last, "the last checkpoint (step %" PRIu64 ") is kept",
+                 t->saved_step);
+    return fail(ERR_NUMERIC,
+                "the loss of step %" PRIu64 " is %g, after %g in the first step: training has "
+                "diverged; %s. Resume with a smaller learning rate, or with clip_grad set",
+                s->step, loss, s->first_loss, last);
+}
+
+/* Forward and backward of the micro-batches of one step.  With one of them the gradient is that of
+ * the mean at once; of several, the number of positions is only known behind the last. */
+static status take_batches(trainer *t, train_sums *sums, double *scale, bool *is_last) {
+    int64_t n_micro = t->s->config->trainer.accumulation_steps;
+    train_state *state = &t->saved.state;
+    model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
+    for (int64_t i = 0; i < n_micro; i++) {
+        const batch *b;
+        TRY(batcher_next(t->batches, &b));
+        int64_t n = model_count_loss(t->s->model, b);
+        float grad_scale = n_micro == 1 && n > 0 ? (float)(1.0 / (double)n) : 1;
+        if (n > 0) TRY(model_train_batch(t->s->model, b, &at, grad_scale, NULL, &sums->loss));
+        sums->n_loss += n;
+        sums->n_tokens += b->n_tokens;
+        *is_last = b->is_last;
+    }
+    *scale = n_micro == 1 || sums->n_loss == 0 ? 1 : 1.0 / (double)sums->n_loss;
+    return OK;
+}
+
+static void add_sums(train_sums *to, const train_sums *from) {
+    to->loss += from->loss;
+    to->n_loss += from->n_loss;
+    to->n_tokens += from->n_tokens;
+    to->seconds += from->seconds;
+}
+
+static status do_step(trainer *t, bool *is_last) {
+    train_state *state = &t->saved.state;
+    train_sums sums = {0};
+    double scale = 1, norm;
+    uint64_t start = clock_ns();
+    TRY(take_batches(t, &sums, &scale, is_last));
+    if (sums.n_loss > 0) {
+        double loss = sums.loss / (double)sums.n_loss;
+        TRY(check_loss(t, loss));
+        if (state->step == 0) state->first_loss = loss;
+        int64_t count = (int64_t)state->step + 1;
+        t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
+        TRY(optimizer_step(&t->optimizer, t->rate, count, scale, &norm));
+    }
+    state->step++;
+    batcher_save(t->batches, &state->batches);
+    sums.seconds = (double)(clock_ns() - start) / 1e9;
+    add_sums(&state->in_epoch, &sums);
+    add_sums(&state->in_round, &sums);
+    add_sums(&t->whole, &sums);
+    return OK;
+}
+
+/* ---- saving and evaluating ------------------------------------------------------------------- */
+
+static const char *dtype_name(config_dtype dtype) {
+    static const char *const names[] = {"bfloat16", "float16", "float32"};
+    return names[dtype];
+}
+
+static status save(trainer *t, bool is_best) {
+    if (t->saved_step == t->saved.state.step && !is_best) return OK;
+    TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
+                        dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
+    t->saved_step = t->saved.state.step;
+    return OK;
+}
+
+/* What "best" means: NDCG@10, or the mean AUC. */
+static double main_metric(const trainer *t, const eval_result *r) {
+    return eval_value(r, t->s->config->task == TASK_RETRIEVAL ? "ndcg@10" : "auc");
+}
+
+static bool note_best(trainer *t, const eval_result *r) {
+    train_state *state = &t->saved.state;
+    double value = main_metric(t, r);
+    if (!t->o->has_validation || r->is_partial || !(value > state->best_metric)) return false;
+    state->best_metric = value;
+    state->best_step = state->step;
+    return true;
+}
+
+/* Evaluates as the config says for the end of an epoch: all users every full_eval_every epochs (and
+ * at the end), some in between. */
+static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
+    const config_trainer *c = &t->s->config->trainer;
+    bool is_full = is_end || t->saved.state.epoch % (uint64_t)c->full_eval_every == 0;
+    int64_t most = c->max_eval_iters == CONFIG_NONE ? 0 : c->max_eval_iters;
+    return evaluator_run(t->held_out, is_full ? most : c->partial_eval_iters, out);
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+static bool is_asked_to_stop(const trainer *t) {
+    return t->o->stop != NULL && *t->o->stop != 0;
+}
+
+static status leave(trainer *t) {
+    progress_end(&t->bar);
+    TRY(save(t, false));
+    trainer_note(t, "interrupted", NULL);
+    return fail(ERR_INTERRUPTED,
+                "interrupted at step %" PRIu64 " and saved; go on with --resume --out %s",
+                t->saved.state.step, t->o->run);
+}
+
+/* NVIDIA's files count evaluations and checkpoints in steps. */
+static status do_interval(trainer *t) {
+    const config *c = t->s->config;
+    train_state *state = &t->saved.state;
+    eval_result result;
+    bool is_best = false;
+    if (c->family != FAMILY_NVIDIA) return OK;
+    if (state->step % (uint64_t)c->trainer.eval_interval == 0) {
+        int64_t most = c->trainer.max_eval_iters == CONFIG_NONE ? 0 : c->trainer.max_eval_iters;
+        TRY(evaluator_run(t->held_out, most, &result));
+        is_best = note_best(t, &result);
+        TRY(trainer_emit(t, EVENT_EVAL, &state->in_round, &result));
+        state->in_round = (train_sums){0};
+    }
+    if (is_best || (c->trainer.checkpoint_interval > 0 &&
+                    state->step % (uint64_t)c->trainer.checkpoint_interval == 0))
+        TRY(save(t, is_best));
+    return OK;
+}
+
+static void show_progress(trainer *t) {
+    const train_sums *sums = &t->saved.state.in_epoch;
+    if (sums->n_loss > 0) progress_suffix(&t->bar, "loss %.4f", sums->loss / (double)sums->n_loss);
+    progress_update(&t->bar, (uint64_t)sums->n_tokens);
+}
+
+static void begin_bar(trainer *t) {
+    const train_state *state = &t->saved.state;
+    snprintf(t->bar_title, sizeof t->bar_title, "epoch %" PRIu64 "/%" PRIu64, state->epoch + 1,
+             t->n_epochs);
+    progress_begin(&t->bar, t->bar_title, "tokens", t->epoch_tokens);
+    t->bar.start_done = (uint64_t)state->in_epoch.n_tokens;
+}
+
+/* Steps up to the end of the epoch, or of the run. */
+static status do_steps(trainer *t, bool *is_whole) {
+    train_state *state = &t->saved.state;
+    *is_whole = false;
+    while (!*is_whole && state->step < t->n_steps) {
+        TRY(do_step(t, is_whole));
+        show_progress(t);
+        if (*is_whole || state->step == t->n_steps) return OK;
+        TRY(do_interval(t));
+        if (is_asked_to_stop(t)) return leave(t);
+    }
+    return OK;
+}
+
+/* An epoch, its evaluation, its line, its checkpoint.  The line comes first: a run that is killed
+ * between the two takes it back when it resumes. */
+static status do_epoch(trainer *t) {
+    train_state *state = &t->saved.state;
+    bool is_whole;
+    begin_bar(t);
+    status st = do_steps(t, &is_whole);
+    progress_end(&t->bar);
+    TRY(st);
+    bool is_end = state->step >= t->n_steps;
+    TRY(evaluate_epoch(t, is_end, &t->last));
+    bool is_best = note_best(t, &t->last);
+    TRY(trainer_emit(t, EVENT_EPOCH, &state->in_epoch, &t->last));
+    t->last_loss = state->in_epoch.loss / (double)state->in_epoch.n_loss;
+    state->in_round = (train_sums){0};
+    if (is_whole) {
+        state->epoch++;
+        state->in_epoch = (train_sums){0};
+    }
+    if (is_end || is_best || state->epoch % (uint64_t)t->o->save_every == 0) TRY(save(t, is_best));
+    if (is_asked_to_stop(t) && !is_end) return leave(t);
+    return OK;
+}
+
+/* With validation the test events have not been looked at so far: now they are. */
+static status evaluate_test(trainer *t) {
+    evaluator *test;
+    TRY(evaluator_create(&test, t->s, t->saved.state.split, PART_TEST));
+    status st = evaluator_run(test, 0, &t->last);
+    evaluator_destroy(test);
+    return st;
+}
+
+static status loop(trainer *t) {
+    TRY(trainer_emit(t, EVENT_START, NULL, NULL));
+    while (t->saved.state.step < t->n_steps)
+        TRY(do_epoch(t));
+    if (t->o->has_validation)
+        TRY(evaluate_test(t));
+    else if (t->last.n == 0) /* nothing was left to do */
+        TRY(evaluator_run(t->held_out, 0, &t->last));
+    return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
+}
+
+/* ---- beginning ------------------------------------------------------------------------------- */
+
+/* How long the run is: epochs or steps, given or as the config says. */
+static void set_length(trainer *t) {
+    const config_trainer *c = &t->s->config->trainer;
+    t->steps_per_epoch = batcher_n_batches(t->batches) / (uint64_t)c->accumulation_steps;
+    t->n_epochs = t->o->n_epochs > 0 ? (uint64_t)t->o->n_epochs : (uint64_t)c->n_epochs;
+    t->n_steps = t->n_epochs * t->steps_per_epoch;
+    int64_t most = t->o->max_steps;
+    if (most == 0 && t->o->n_epochs == 0 && c->max_train_iters != CONFIG_NONE)
+        most = c->max_train_iters;
+    if (most > 0) {
+        t->n_steps = (uint64_t)most;
+        t->n_epochs = (t->n_steps + t->steps_per_epoch - 1) / t->steps_per_epoch;
+    }
+}
+
+static status make_parts(trainer *t) {
+    session *s = t->s;
+    train_state *state = &t->saved.state;
+    split_part held_out = t->o->has_validation ? PART_VALIDATION : PART_TEST;
+    batcher_config b = session_train_batches(s, state->split, state->seed);
+    TRY(optimizer_init(&t->optimizer, s->be, s->params, s->n_params, s->config));
+    TRY(batcher_create(&t->batches, s->data, &b));
+    TRY(evaluator_create(&t->held_out, s, state->split, held_out));
+    t->epoch_tokens = session_epoch_tokens(s, state->split);
+    set_length(t);
+    return OK;
+}
+
+static status begin_anew(trainer *t) {
+    char path[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(path, sizeof path, t->o->run, "config.json"));
+    if (file_exists(path))
+        return fail(ERR_USAGE,
+                    "%s: there is a run already; go on with --resume, or choose another --out",
+                    t->o->run);
+    TRY(folder_create(t->o->run, NULL));
+    TRY(model_init(t->s->model, t->saved.state.seed));
+    return trainer_write_config(t);
+}
+
+/* Goes on where the last checkpoint was made.  The seed is the run's, whatever the config says now.
+ */
+static status resume(trainer *t) {
+    char folder[CHECKPOINT_PATH_BYTES];
+    split_kind wanted = t->saved.state.split;
+    uint64_t seed = t->saved.state.seed;
+    TRY(checkpoint_find(t->o->run, folder));
+    TRY(checkpoint_load(&t->saved, folder));
+    train_state *state = &t->saved.state;
+    if (state->split != wanted)
+        return fail(ERR_CONFIG, "%s: the run holds out by %s; resume it with%s --validate",
+                    t->o->run, split_kind_name(state->split),
+                    state->split == SPLIT_LEAVE_TWO_OUT ? "" : "out");
+    if (state->seed != seed)
+        return fail(ERR_CONFIG, "%s: the seed of the run is %" PRIu64 "; it cannot be changed now",
+                    t->o->run, state->seed);
+    TRY(batcher_restore(t->batches, &state->batches));
+    TRY(run_log_rewind(t->o->run, state->step));
+    t->saved_step = state->step;
+    return OK;
+}
+
+static status run(trainer *t) {
+    TRY(config_write_json(t->s->config, &t->config_json, 2));
+    TRY(make_parts(t));
+    TRY(t->o->is_resume ? resume(t) : begin_anew(t));
+    TRY(run_log_open(&t->log, t->o->run));
+    if (t->o->is_resume)
+        log_info("resuming at step %" PRIu64 ", epoch %" PRIu64, t->saved.state.step,
+                 t->saved.state.epoch + 1);
+    return loop(t);
+}
+
+status trainer_run(session *s, const train_options *options) {
+    trainer t = {.s = s, .o = options, .log = {.fd = -1}, .saved_step = UINT64_MAX, .last_loss = NAN};
+    t.saved = (checkpoint){.be = s->be,
+                           .params = s->params,
+                           .n_params = s->n_params,
+                           .optimizer = &t.optimizer,
+                           .state = {.seed = (uint64_t)s->config->trainer.seed,
+                                     .split = session_split(s->config, options->has_validation),
+                                     .best_metric = -1}};
+    buf_init(&t.config_json);
+    status st = run(&t);
+    if (st != OK && st != ERR_INTERRUPTED) {
+        failure f;
+        failure_save(&f, st);
+        trainer_note(&t, "failed", f.reason);
+        st = failure_restore(&f);
+    }
+    run_log_close(&t.log);
+    evaluator_destroy(t.held_out);
+    batcher_destroy(t.batches);
+    optimizer_fini(&t.optimizer);
+    buf_fini(&t.config_json);
+    return st;
+}

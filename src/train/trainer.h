@@ -1,0 +1,53 @@
+/* Trainer: the loop over epochs, steps and micro-batches, with everything around it: evaluation,
+ * checkpoints, the log, the report, stopping.
+ *
+ * A run is a folder: config.json, log.jsonl, report.html, checkpoints/, the links last and best. It
+ * is a pure function of config, data and seed: the same bits with any number of threads, and
+ * stopped and resumed at any step the same as never stopped.  Where a signal asks to stop, the run
+ * is saved and ERR_INTERRUPTED returned.  One thread at a time. */
+#ifndef HSTU_TRAIN_TRAINER_H
+#define HSTU_TRAIN_TRAINER_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "train/evaluate.h"
+#include "train/session.h"
+
+typedef enum { EVENT_START, EVENT_EPOCH, EVENT_EVAL, EVENT_DONE } train_event_kind;
+
+/* What happened; the numbers of EVENT_START are 0. */
+typedef struct train_event {
+    train_event_kind kind;
+    uint64_t epoch;             /* from 0; of EVENT_DONE: epochs done */
+    uint64_t step;              /* updates done */
+    uint64_t n_epochs, n_steps; /* of the whole run */
+    double loss, seconds, tokens_per_s, rate;
+    const eval_result *metrics; /* NULL: not evaluated */
+} train_event;
+
+/* Called behind each event, with the line of the log; a failure ends the run. */
+typedef status (*train_observer)(void *ctx, const train_event *event, const char *json);
+
+typedef struct train_options {
+    const char *run;    /* the folder */
+    int64_t n_epochs;   /* 0: as the config says */
+    int64_t max_steps;  /* updates; 0: as the config says */
+    int64_t save_every; /* epochs between checkpoints */
+    int keep;           /* checkpoints kept */
+    bool is_resume;
+    bool has_validation;               /* leave-two-out: evaluate on validation, keep the best */
+    const volatile sig_atomic_t *stop; /* save and leave when this is set; or NULL */
+    train_observer observer;           /* or NULL */
+    void *ctx;
+} train_options;
+
+train_options train_options_default(void);
+
+/* Trains; the session's parameters are set by it.  With is_resume the run goes on from its last
+ * checkpoint, else the folder must be new or empty of a run. */
+status trainer_run(session *s, const train_options *options);
+
+#endif

@@ -1,0 +1,42 @@
+/* Inside the trainer: shared by trainer.c (the loop) and trainer_log.c (what it tells). */
+#ifndef HSTU_TRAIN_TRAINER_INT_H
+#define HSTU_TRAIN_TRAINER_INT_H
+
+#include "base/buf.h"
+#include "base/progress.h"
+#include "train/checkpoint.h"
+#include "train/run_log.h"
+#include "train/trainer.h"
+
+typedef struct trainer {
+    session *s;
+    const train_options *o;
+    optimizer optimizer;
+    batcher *batches;
+    evaluator *held_out; /* validation where there is one, else test */
+    checkpoint saved;    /* its state is the state of the run */
+    run_log log;
+    buf config_json;
+    uint64_t n_steps, n_epochs, steps_per_epoch;
+    uint64_t epoch_tokens;
+    uint64_t saved_step; /* of the newest checkpoint; UINT64_MAX: none */
+    double rate;         /* of the last update */
+    train_sums whole;    /* of all steps of this process */
+    eval_result last;    /* the newest evaluation; n = 0: none yet */
+    double last_loss;    /* of the newest epoch */
+    progress bar;
+    char bar_title[48];
+} trainer;
+
+/* Writes config.json. */
+status trainer_write_config(trainer *t);
+
+/* Appends the event to the log, renews the report, tells the observer. */
+status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
+                    const eval_result *metrics);
+
+/* A line {"event": what, "step": ..., "reason": ...} for the log alone; failures are passed over.
+ */
+void trainer_note(trainer *t, const char *what, const char *reason);
+
+#endif

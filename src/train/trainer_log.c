@@ -1,0 +1,171 @@
+/* What a trainer tells: config.json, the lines of log.jsonl, and its observer. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/file.h"
+#include "base/machine.h"
+#include "train/report.h"
+#include "train/trainer_int.h"
+
+status trainer_write_config(trainer *t) {
+    char path[CHECKPOINT_PATH_BYTES];
+    out_file *f;
+    TRY(path_join(path, sizeof path, t->o->run, "config.json"));
+    TRY(out_file_create(&f, path));
+    status st = out_file_write(f, buf_str(&t->config_json), t->config_json.n_bytes);
+    if (st == OK) st = out_file_write(f, "\n", 1);
+    if (st == OK) return out_file_commit(f);
+    out_file_abandon(f);
+    return st;
+}
+
+/* The environment of a run: what a reader of the report wants to know. */
+static void write_start(const trainer *t, json_writer *w) {
+    machine m;
+    char now[32] = "";
+    time_t seconds = time(NULL);
+    struct tm utc;
+    const session *s = t->s;
+    machine_ask(&m);
+    if (gmtime_r(&seconds, &utc) != NULL) strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    json_key_int(w, "step", (int64_t)t->saved.state.step);
+    json_key_string(w, "time", now);
+    json_key_string(w, "config", s->config->file);
+    json_key_string(w, "model", config_model_name(s->config->model));
+    json_key_string(w, "task", config_task_name(s->config->task));
+    json_key_int(w, "parameters", model_n_numbers(s->model));
+    json_key_int(w, "model_bytes", (int64_t)model_memory_bytes(s->model));
+    json_key_string(w, "rows", row_mode_name(t->optimizer.rows));
+    json_key_string(w, "data", s->data->path);
+    json_key_string(w, "split", split_kind_name(t->saved.state.split));
+    json_key_int(w, "users", (int64_t)s->data->n_users);
+    json_key_int(w, "items", (int64_t)s->data->n_items);
+    json_key_int(w, "events", (int64_t)s->data->n_events);
+    json_key_int(w, "seed", (int64_t)t->saved.state.seed);
+    json_key_string(w, "device", s->be->name);
+    json_key_int(w, "threads", s->be->workers != NULL ? pool_n_threads(s->be->workers) : 1);
+    json_key_string(w, "cpu", m.cpu);
+    json_key_string(w, "simd", m.simd);
+    json_key_string(w, "system", m.system);
+}
+
+static void write_metrics(const eval_result *r, json_writer *w) {
+    for (int i = 0; i < r->n; i++)
+        json_key_double(w, r->item[i].name, r->item[i].value);
+    json_key_int(w, "users", r->n_users);
+    json_key_double(w, "eval_seconds", r->seconds);
+    if (r->is_partial) json_key_bool(w, "is_partial", true);
+}
+
+enum { N_MEAN = 10, N_MAIN = 4 };
+
+/* The last ten values of the main metrics, from the log: a resumed run has not seen them all. */
+typedef struct last_ten {
+    double value[N_MAIN][N_MEAN];
+    int64_t n[N_MAIN];
+} last_ten;
+
+static const char *const main_metrics[N_MAIN] = {"hr@10", "ndcg@10", "mrr", "auc"};
+
+static status add_line(void *ctx, const json_value *line) {
+    last_ten *l = ctx;
+    const json_value *event = json_member(line, "event");
+    if (event == NULL || event->type != JSON_STRING || strcmp(event->string, "epoch") != 0 ||
+        json_member(line, "is_partial") != NULL)
+        return OK;
+    for (int i = 0; i < N_MAIN; i++) {
+        const json_value *v = json_member(line, main_metrics[i]);
+        if (v != NULL && v->type == JSON_NUMBER) l->value[i][l->n[i]++ % N_MEAN] = v->number;
+    }
+    return OK;
+}
+
+/* What the end of a run adds: the mean of the last ten evaluations, and the best on validation. */
+static void write_done(const trainer *t, json_writer *w) {
+    last_ten l = {0};
+    char key[32];
+    if (run_log_read(t->o->run, add_line, &l) != OK) return;
+    for (int i = 0; i < N_MAIN; i++) {
+        int64_t n = l.n[i] < N_MEAN ? l.n[i] : N_MEAN;
+        double sum = 0;
+        for (int64_t k = 0; k < n; k++)
+            sum += l.value[i][k];
+        snprintf(key, sizeof key, "%s_mean10", main_metrics[i]);
+        if (n > 0) json_key_double(w, key, sum / (double)n);
+    }
+    if (t->saved.state.best_metric >= 0) {
+        json_key_int(w, "best_step", (int64_t)t->saved.state.best_step);
+        json_key_double(w, "best_validation", t->saved.state.best_metric);
+    }
+}
+
+static void write_event(const trainer *t, const train_event *e, json_writer *w) {
+    static const char *const names[] = {"start", "epoch", "eval", "done"};
+    json_object_open(w);
+    json_key_string(w, "event", names[e->kind]);
+    if (e->kind == EVENT_START) {
+        write_start(t, w);
+    } else {
+        json_key_int(w, "epoch", (int64_t)e->epoch);
+        json_key_int(w, "step", (int64_t)e->step);
+        json_key_double(w, "loss", e->loss);
+        json_key_double(w, "seconds", e->seconds);
+        json_key_double(w, "tokens_per_s", e->tokens_per_s);
+        json_key_double(w, "lr", e->rate);
+        if (e->metrics != NULL) write_metrics(e->metrics, w);
+        if (e->kind == EVENT_DONE) write_done(t, w);
+    }
+    json_object_close(w);
+}
+
+static train_event make_event(const trainer *t, train_event_kind kind, const train_sums *sums,
+                              const eval_result *metrics) {
+    const train_state *state = &t->saved.state;
+    train_event e = {.kind = kind,
+                     .epoch = state->epoch,
+                     .step = state->step,
+                     .n_epochs = t->n_epochs,
+                     .n_steps = t->n_steps,
+                     .rate = t->rate,
+                     .metrics = metrics};
+    if (sums != NULL) {
+        e.loss = sums->n_loss > 0 ? sums->loss / (double)sums->n_loss : NAN;
+        e.seconds = sums->seconds;
+        e.tokens_per_s = sums->seconds > 0 ? (double)sums->n_tokens / sums->seconds : 0;
+    }
+    if (kind == EVENT_DONE) e.loss = t->last_loss;
+    return e;
+}
+
+status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
+                    const eval_result *metrics) {
+    train_event e = make_event(t, kind, sums, metrics);
+    json_writer w;
+    buf line;
+    buf_init(&line);
+    json_begin(&w, &line, 0);
+    write_event(t, &e, &w);
+    status st = json_finish(&w);
+    if (st == OK) st = run_log_append(&t->log, buf_str(&line));
+    if (st == OK) st = report_write(t->o->run);
+    if (st == OK && t->o->observer != NULL) st = t->o->observer(t->o->ctx, &e, buf_str(&line));
+    buf_fini(&line);
+    return st;
+}
+
+void trainer_note(trainer *t, const char *what, const char *reason) {
+    json_writer w;
+    buf line;
+    if (t->log.fd < 0) return;
+    buf_init(&line);
+    json_begin(&w, &line, 0);
+    json_object_open(&w);
+    json_key_string(&w, "event", what);
+    json_key_int(&w, "step", (int64_t)t->saved.state.step);
+    if (reason != NULL) json_key_string(&w, "reason", reason);
+    json_object_close(&w);
+    if (json_finish(&w) == OK) (void)run_log_append(&t->log, buf_str(&line));
+    buf_fini(&line);
+}
