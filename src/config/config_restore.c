@@ -103,11 +103,12 @@ static status write_tables(const json_value *tables, buf *out) {
     return st;
 }
 
-static status write_gin(const json_value *root, const char **task, buf *out) {
+static status write_gin(const json_value *root, config_source *to, buf *out) {
     const json_value *source = json_member(root, "source");
     if (source == NULL || source->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "the config has no 'source'");
-    TRY(json_member_string(source, "task", task));
+    TRY(json_member_string(source, "task", &to->task));
+    TRY(json_member_string(source, "file", &to->text_name));
     for (const json_value *v = root->first; v != NULL; v = v->next) {
         if (v == source) continue;
         if (strcmp(v->key, "embeddings") == 0) {
@@ -119,11 +120,23 @@ static status write_gin(const json_value *root, const char **task, buf *out) {
     return OK;
 }
 
+/* What was given with --set is in the values already; it is kept as the record it is. */
+static status copy_overrides(config *c, const json_value *root) {
+    const json_value *list = json_member(json_member(root, "source"), "overrides");
+    if (list == NULL || list->type != JSON_ARRAY) return OK;
+    TRY(ARENA_NEW(&c->memory, &c->overrides.item, list->n_children));
+    for (const json_value *v = list->first; v != NULL; v = v->next)
+        if (v->type == JSON_STRING)
+            TRY(arena_copy_text(&c->memory, v->string, v->string_bytes,
+                                &c->overrides.item[c->overrides.n++]));
+    return OK;
+}
+
 status config_load_json(config **out, const char *name, const char *json, size_t n) {
     arena a;
     buf text;
     const json_value *root;
-    config_source source = {.text_name = name};
+    config_source source = {0};
     *out = NULL;
     arena_init(&a, 16 << 10);
     buf_init(&text);
@@ -131,12 +144,17 @@ status config_load_json(config **out, const char *name, const char *json, size_t
     if (st == OK && root->type != JSON_OBJECT)
         st = fail(ERR_FORMAT, "%s: the config is no object", name);
     if (st == OK) {
-        st = write_gin(root, &source.task, &text);
+        st = write_gin(root, &source, &text);
         if (st != OK) st = fail_prefix(st, "%s", name);
     }
     source.text = buf_str(&text);
     source.text_bytes = text.n_bytes;
     if (st == OK) st = config_load(out, &source);
+    if (st == OK) st = copy_overrides(*out, root);
+    if (st != OK) {
+        config_destroy(*out);
+        *out = NULL;
+    }
     buf_fini(&text);
     arena_fini(&a);
     return st;

@@ -138,12 +138,12 @@ status checkpoint_verify(const char *folder) {
     arena_init(&a, 4096);
     status st = json_parse(&a, path, text, n, &root);
     if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
-    if (st == ERR_FORMAT) {
+    if (st == OK) st = verify_manifest(folder, root);
+    if (st == ERR_FORMAT && strstr(status_reason(), folder) == NULL) {
         char reason[256];
         snprintf(reason, sizeof reason, "%.200s", status_reason());
         st = damaged(path, reason);
     }
-    if (st == OK) st = verify_manifest(folder, root);
     arena_fini(&a);
     mem_free(text);
     return st;

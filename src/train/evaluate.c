@@ -94,8 +94,8 @@ static void report_ranks(const evaluator *e, eval_result *r) {
     ranking_metrics_make(&m, e->counts);
     for (int i = 0; i < N_HR; i++)
         add_metric(r, m.hr[i], "hr@%d", metrics_hr_at[i]);
-    for (int i = 0; i < N_NDCG; i++)
-        add_metric(r, m.ndcg[i], "ndcg@%d", metrics_ndcg_at[i]);
+    for (int i = 0; i < N_HR; i++)
+        add_metric(r, rank_counts_ndcg(e->counts, metrics_hr_at[i]), "ndcg@%d", metrics_hr_at[i]);
     add_metric(r, m.mrr, "mrr");
 }
 

@@ -297,8 +297,7 @@ static status run(trainer *t) {
     TRY(t->o->is_resume ? resume(t) : begin_anew(t));
     TRY(run_log_open(&t->log, t->o->run));
     if (t->o->is_resume)
-        log_info("resuming at step %" PRIu64 ", epoch %" PRIu64, t->saved.state.step,
-                 t->saved.state.epoch + 1);
+        log_info("resuming at step %" PRIu64 " of %" PRIu64, t->saved.state.step, t->n_steps);
     return loop(t);
 }
 

@@ -86,7 +86,11 @@ static status add_line(void *ctx, const json_value *line) {
 static void write_done(const trainer *t, json_writer *w) {
     last_ten l = {0};
     char key[32];
-    if (run_log_read(t->o->run, add_line, &l) != OK) return;
+    status st = run_log_read(t->o->run, add_line, &l);
+    if (st != OK) {
+        w->state = st; /* json_finish tells it */
+        return;
+    }
     for (int i = 0; i < N_MAIN; i++) {
         int64_t n = l.n[i] < N_MEAN ? l.n[i] : N_MEAN;
         double sum = 0;

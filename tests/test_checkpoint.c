@@ -1,0 +1,293 @@
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/safetensors.h"
+#include "oom.h"
+#include "train_test.h"
+
+/* Parameters without a model: a table of rows, a matrix and a vector. */
+typedef struct toy {
+    backend *be;
+    param params[3];
+    optimizer optimizer;
+    float store[6][64];
+    checkpoint c;
+} toy;
+
+static const char toy_config[] = "{\"source\":{\"task\":\"retrieval\"}}";
+
+static void toy_make(toy *t, float start) {
+    static const int64_t shape[3][2] = {{5, 4}, {4, 3}, {7, 0}};
+    static const char *const names[3] = {"table", "layer.w", "layer.bias"};
+    static moments state[3];
+    *t = (toy){0};
+    CHECK_OK(backend_create_cpu(&t->be, NULL));
+    for (int i = 0; i < 3; i++) {
+        param *p = &t->params[i];
+        snprintf(p->name, sizeof p->name, "%s", names[i]);
+        p->n_dims = i < 2 ? 2 : 1;
+        p->shape[0] = shape[i][0], p->shape[1] = shape[i][1];
+        p->n = i < 2 ? shape[i][0] * shape[i][1] : shape[i][0];
+        p->value = t->store[i];
+        for (int64_t k = 0; k < p->n; k++)
+            p->value[k] = start + (float)(i * 100 + k) / 3;
+    }
+    for (int i = 0; i < 3; i++) {
+        static float m[3][64], v[3][64];
+        for (int k = 0; k < 64; k++)
+            m[i][k] = start - (float)k / 7, v[i][k] = start + (float)k;
+        state[i] = (moments){m[i], v[i]};
+    }
+    t->optimizer = (optimizer){.rows = ROWS_DENSE, .kind = OPT_ADAMW, .state = state};
+    t->c =
+        (checkpoint){.be = t->be, .params = t->params, .n_params = 3, .optimizer = &t->optimizer};
+    t->c.state =
+        (train_state){.seed = UINT64_MAX,
+                      .step = 7,
+                      .epoch = 2,
+                      .split = SPLIT_LEAVE_TWO_OUT,
+                      .batches = {.seed = 9, .epoch = 2, .next_batch = 3, .data = 1ull << 63},
+                      .in_epoch = {.1 + .2, 3, 4, 1e-9},
+                      .first_loss = 4.95,
+                      .best_metric = -1};
+    snprintf(t->c.state.batches.settings, sizeof t->c.state.batches.settings, "toy");
+}
+
+static void toy_free(toy *t) {
+    backend_destroy_cpu(t->be);
+}
+
+static status toy_save(toy *t, const char *run, uint64_t step, int keep, bool is_best) {
+    t->c.state.step = step;
+    return checkpoint_save(&t->c, run, toy_config, "float32", keep, is_best);
+}
+
+static const char *in_run(const char *run, const char *name) {
+    static char path[4][CHECKPOINT_PATH_BYTES + 64];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, sizeof path[0], "%s/%s", run, name);
+    return p;
+}
+
+TEST(checkpoint_round_trip_is_exact) {
+    toy a, b;
+    const char *run = run_path("run");
+    char folder[CHECKPOINT_PATH_BYTES];
+    toy_make(&a, 1.5f);
+    CHECK_OK(toy_save(&a, run, 7, 2, false));
+    toy_make(&b, 0);
+    CHECK_OK(checkpoint_find(run, folder));
+    CHECK_OK(checkpoint_load(&b.c, folder));
+    for (int i = 0; i < 3; i++) {
+        CHECK(memcmp(a.params[i].value, b.params[i].value, (size_t)a.params[i].n * 4) == 0);
+        /* The toys share their moments: those of `b` were overwritten and have come back. */
+        CHECK(b.optimizer.state[i].m[1] == 1.5f - 1.0f / 7);
+        CHECK(b.optimizer.state[i].v[2] == 3.5f);
+    }
+    const train_state *s = &b.c.state;
+    CHECK(s->seed == UINT64_MAX && s->step == 7 && s->epoch == 2);
+    CHECK(s->split == SPLIT_LEAVE_TWO_OUT && s->batches.data == 1ull << 63);
+    CHECK(s->batches.next_batch == 3 && s->in_epoch.loss == .1 + .2 && s->in_epoch.seconds == 1e-9);
+    CHECK(s->in_epoch.n_loss == 3 && s->in_epoch.n_tokens == 4 && s->first_loss == 4.95);
+    CHECK_STR(s->batches.settings, "toy");
+    toy_free(&a);
+    toy_free(&b);
+}
+
+TEST(checkpoint_opens_as_safetensors_with_documented_names) {
+    toy a;
+    st_file *f;
+    const st_tensor *t;
+    const char *run = run_path("run");
+    toy_make(&a, 2);
+    CHECK_OK(toy_save(&a, run, 7, 2, false));
+    CHECK_OK(st_open(&f, in_run(run, "last/model.safetensors")));
+    CHECK_EQ(st_n_tensors(f), 3);
+    CHECK_OK(st_get(f, "layer.w", ST_F32, &t));
+    CHECK(t->n_dims == 2 && t->shape[0] == 4 && t->shape[1] == 3);
+    CHECK(((const float *)t->data)[1] == 2 + 101.0f / 3);
+    CHECK_STR(st_metadata(f, "dtype_str"), "float32");
+    CHECK_STR(st_metadata(f, "config"), toy_config);
+    st_close(f);
+    CHECK_OK(st_open(&f, in_run(run, "last/optimizer.safetensors")));
+    CHECK(st_n_tensors(f) == 6 && st_find(f, "table.m") != NULL && st_find(f, "table.v") != NULL);
+    st_close(f);
+    toy_free(&a);
+}
+
+/* Every byte of every file is covered: flipped, it is found; so is every cut. */
+static void damage(const char *path, long at, bool cuts) {
+    if (cuts) {
+        CHECK(truncate(path, at) == 0);
+        return;
+    }
+    FILE *f = fopen(path, "r+b");
+    CHECK(f != NULL && fseek(f, at, SEEK_SET) == 0);
+    int byte = fgetc(f);
+    CHECK(fseek(f, at, SEEK_SET) == 0 && fputc(byte ^ 16, f) != EOF);
+    CHECK(fclose(f) == 0);
+}
+
+static void check_damage(toy *b, const char *folder, const char *name, bool cuts) {
+    char path[CHECKPOINT_PATH_BYTES + 64], kept[CHECKPOINT_PATH_BYTES + 128];
+    file_map map;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(kept, sizeof kept, "%s.kept", path);
+    CHECK_OK(file_map_open(&map, path));
+    long n = (long)map.n_bytes;
+    file_map_close(&map);
+    CHECK_EQ(test_command(NULL, "cp %s %s", path, kept), 0);
+    for (long at = 0; at < n; at += n / 23 + 1) {
+        damage(path, at, cuts);
+        status st = checkpoint_load(&b->c, folder);
+        if (st == OK)
+            FAIL_TEST("%s %s at byte %ld went unseen", name, cuts ? "cut" : "flipped", at);
+        CHECK(st == ERR_FORMAT || st == ERR_UNSUPPORTED);
+        CHECK_CONTAINS(status_reason(), folder);
+        CHECK_EQ(test_command(NULL, "cp %s %s", kept, path), 0);
+    }
+    CHECK(unlink(kept) == 0);
+    CHECK_OK(checkpoint_load(&b->c, folder));
+}
+
+TEST(checkpoint_finds_every_damage) {
+    toy a;
+    char folder[CHECKPOINT_PATH_BYTES];
+    static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "state.json",
+                                        "manifest.json"};
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run_path("run"), 7, 2, false));
+    CHECK_OK(checkpoint_find(run_path("run"), folder));
+    for (int i = 0; i < 4; i++) {
+        check_damage(&a, folder, names[i], false);
+        check_damage(&a, folder, names[i], true);
+    }
+    CHECK(unlink(in_run(folder, "state.json")) == 0);
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, "state.json: the file is missing");
+    CHECK_CONTAINS(status_reason(), "Use an older one");
+    CHECK(unlink(in_run(folder, "manifest.json")) == 0);
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, "never finished");
+    toy_free(&a);
+}
+
+TEST(checkpoint_of_another_model_is_refused) {
+    toy a;
+    char folder[CHECKPOINT_PATH_BYTES];
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run_path("run"), 7, 2, false));
+    CHECK_OK(checkpoint_find(run_path("run"), folder));
+    a.params[1].shape[0] = 3, a.params[1].shape[1] = 4;
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT,
+                "'layer.w' has the shape (4, 3), but the model here has (3, 4)");
+    toy_make(&a, 1);
+    snprintf(a.params[2].name, sizeof a.params[2].name, "other");
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, "'other' is missing");
+    toy_make(&a, 1);
+    a.c.n_params = 2;
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, "3 tensors, but the model here has 2");
+    toy_make(&a, 1);
+    a.optimizer.rows = ROWS_LAZY;
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, "the modes do not mix");
+    CHECK_FAILS(checkpoint_find(run_path("none"), folder), ERR_IO, "no such folder");
+    CHECK_FAILS(checkpoint_find(test_folder(), folder), ERR_FORMAT, "neither a checkpoint");
+    toy_free(&a);
+}
+
+TEST(checkpoint_keeps_the_newest_and_the_best) {
+    toy a;
+    const char *run = run_path("run");
+    char *text;
+    toy_make(&a, 1);
+    for (uint64_t step = 10; step <= 60; step += 10)
+        CHECK_OK(toy_save(&a, run, step, 2, step == 20));
+    CHECK_EQ(test_command(&text, "cd %s && ls -A checkpoints && readlink last best", run), 0);
+    CHECK_STR(text, "step-00000020\nstep-00000050\nstep-00000060\ncheckpoints/step-00000060\n"
+                    "checkpoints/step-00000020\n");
+    /* Remains of a run that was killed go with the next save. */
+    CHECK_EQ(test_command(NULL,
+                          "cd %s/checkpoints && mkdir .step-00000070.99.tmp && echo x >"
+                          " .step-00000070.99.tmp/model.safetensors",
+                          run),
+             0);
+    CHECK_OK(toy_save(&a, run, 70, 2, false));
+    CHECK_EQ(test_command(NULL, "test -e %s/checkpoints/.step-00000070.99.tmp", run), 1);
+    toy_free(&a);
+}
+
+TEST(checkpoint_with_a_number_that_is_none_is_not_written) {
+    toy a;
+    const char *run = run_path("run");
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run, 1, 2, false));
+    a.params[1].value[5] = NAN;
+    CHECK_FAILS(toy_save(&a, run, 2, 2, false), ERR_NUMERIC, "'layer.w'");
+    CHECK_EQ(test_command(NULL, "test \"$(ls -A %s/checkpoints)\" = step-00000001", run), 0);
+    toy_free(&a);
+}
+
+/* A limit of the file size stands in for a full disk. */
+TEST(checkpoint_full_disk_loses_nothing) {
+    toy a;
+    const char *run = run_path("run");
+    char folder[CHECKPOINT_PATH_BYTES];
+    struct rlimit none, small;
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run, 1, 2, false));
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(getrlimit(RLIMIT_FSIZE, &none) == 0);
+    small = (struct rlimit){100, none.rlim_max};
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    status st = toy_save(&a, run, 2, 2, false);
+    CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
+    CHECK_EQ(st, ERR_IO);
+    CHECK_CONTAINS(status_reason(), "model.safetensors: cannot be written");
+    CHECK_EQ(test_command(NULL, "test \"$(ls -A %s/checkpoints)\" = step-00000001", run), 0);
+    CHECK_OK(checkpoint_find(run, folder));
+    CHECK_OK(checkpoint_load(&a.c, folder));
+    CHECK_EQ(a.c.state.step, 1);
+    toy_free(&a);
+}
+
+/* Killed between any two instructions: `last` is whole every time. */
+TEST(checkpoint_killed_at_random_stays_whole) {
+    toy a;
+    const char *run = run_path("run");
+    char folder[CHECKPOINT_PATH_BYTES];
+    uint64_t newest = 1;
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run, newest, 2, false));
+    for (int round = 0; round < 12; round++) {
+        pid_t child = fork();
+        if (child == 0)
+            for (uint64_t step = newest + 1;; step++)
+                if (toy_save(&a, run, step, 2, step % 3 == 0) != OK) _exit(1);
+        usleep((useconds_t)(8000 + round * 9700));
+        kill(child, SIGKILL);
+        int code;
+        CHECK(waitpid(child, &code, 0) == child && WIFSIGNALED(code));
+        CHECK_OK(checkpoint_find(run, folder));
+        CHECK_OK(checkpoint_load(&a.c, folder));
+        CHECK(a.c.state.step >= newest);
+        newest = a.c.state.step;
+    }
+    CHECK(newest > 1);
+    toy_free(&a);
+}
+
+static status save_and_load(void *ctx) {
+    toy *t = ctx;
+    char folder[CHECKPOINT_PATH_BYTES];
+    TRY(toy_save(t, run_path("run"), t->c.state.step + 1, 1, false));
+    TRY(checkpoint_find(run_path("run"), folder));
+    return checkpoint_load(&t->c, folder);
+}
+
+TEST(checkpoint_out_of_memory) {
+    toy a;
+    toy_make(&a, 1);
+    CHECK(oom_at_each_allocation(save_and_load, &a) > 20);
+    toy_free(&a);
+}

@@ -1,0 +1,82 @@
+#include "train_test.h"
+
+TEST(evaluate_seen_rows_are_sorted_and_distinct) {
+    int32_t offsets[] = {0, 6, 7, 9}, n_targets[] = {1, 1, 0}, seen_offsets[4], rows[9];
+    uint32_t item[] = {5, 2, 5, 9, 2, 7, 4, 3, 1};
+    batch b = {
+        .n_users = 3, .n_tokens = 9, .offsets = offsets, .n_targets = n_targets, .item = item};
+    eval_seen_rows(&b, seen_offsets, rows);
+    const int32_t want[] = {1, 4, 8, 0, 2}; /* the targets 7 and 4 are labels, not seen */
+    CHECK(seen_offsets[1] == 3 && seen_offsets[2] == 3 && seen_offsets[3] == 5);
+    for (int i = 0; i < 5; i++)
+        CHECK_EQ(rows[i], want[i]);
+}
+
+/* Evaluated by hand: encode, score by a loop in double, count. */
+TEST(evaluate_equals_a_loop_over_the_catalogue) {
+    bench_top t;
+    evaluator *e;
+    eval_result r, again;
+    CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 2));
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_create(&e, &t.session, SPLIT_LEAVE_ONE_OUT, PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK(r.n_users == 40 && !r.is_partial);
+    batcher_config c = session_eval_batches(&t.session, SPLIT_LEAVE_ONE_OUT, PART_TEST);
+    batcher *batches;
+    CHECK_OK(batcher_create(&batches, t.data, &c));
+    const batch *b;
+    int dim = model_dim(t.session.model), n_hits = 0;
+    double mrr = 0;
+    do {
+        const void *query;
+        const float *corpus;
+        CHECK_OK(batcher_next(batches, &b));
+        CHECK_OK(model_encode(t.session.model, b, &query));
+        CHECK_OK(model_corpus(t.session.model, &corpus));
+        for (int u = 0; u < b->n_users; u++) {
+            const float *q = (const float *)query + u * dim;
+            int end = b->offsets[u + 1] - 1, target = (int)b->item[end] - 1, rank = 1;
+            double score[64], of_target = 0;
+            for (int v = 0; v < 60; v++) {
+                score[v] = 0;
+                for (int d = 0; d < dim; d++)
+                    score[v] += (double)q[d] * corpus[v * dim + d];
+            }
+            of_target = score[target];
+            for (int i = b->offsets[u]; i < end; i++)
+                score[b->item[i] - 1] = -1e9;
+            for (int v = 0; v < 60; v++)
+                rank += score[v] > of_target;
+            n_hits += rank <= 10;
+            mrr += 1.0 / rank;
+        }
+    } while (!b->is_last);
+    CHECK(fabs(eval_value(&r, "hr@10") - n_hits / 40.0) < 1e-12);
+    CHECK(fabs(eval_value(&r, "mrr") - mrr / 40) < 1e-12);
+    CHECK_OK(evaluator_run(e, 1, &again));
+    CHECK(again.n_users == 16 && again.is_partial);
+    CHECK_OK(evaluator_run(e, 0, &again));
+    for (int i = 0; i < r.n; i++)
+        CHECK(r.item[i].value == again.item[i].value);
+    CHECK(isnan(eval_value(&r, "auc")));
+    batcher_destroy(batches);
+    evaluator_destroy(e);
+    top_close(&t);
+}
+
+TEST(evaluate_ranking_gives_auc) {
+    bench_top t;
+    evaluator *e;
+    eval_result r;
+    CHECK_OK(top_open(&t, ranking_gin, NULL, 0, 2));
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_create(&e, &t.session, SPLIT_BY_USER, PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK_EQ(r.n_users, 12); /* 30 % of 40 */
+    CHECK(eval_value(&r, "auc") > 0.2 && eval_value(&r, "auc") < 0.8);
+    CHECK(eval_value(&r, "accuracy") >= 0 && eval_value(&r, "accuracy") <= 1);
+    CHECK(isfinite(eval_value(&r, "auc:class2")));
+    evaluator_destroy(e);
+    top_close(&t);
+}

@@ -1,0 +1,127 @@
+#include "train/report.h"
+
+#include "oom.h"
+#include "train/chart.h"
+#include "train/run_log.h"
+#include "train_test.h"
+
+static void write_file(const char *path, const char *text) {
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+static char *page_of(const char *run) {
+    char path[1024], *text;
+    size_t n;
+    snprintf(path, sizeof path, "%s/report.html", run);
+    CHECK_OK(file_read_all(path, 1 << 20, &text, &n));
+    return text;
+}
+
+static int count(const char *text, const char *part) {
+    int n = 0;
+    for (const char *at = strstr(text, part); at != NULL; at = strstr(at + 1, part))
+        n++;
+    return n;
+}
+
+static const char three_epochs[] =
+    "{\"event\":\"start\",\"step\":0,\"cpu\":\"<b>&\\\"x\\\"\",\"users\":40}\n"
+    "{\"event\":\"epoch\",\"epoch\":0,\"step\":5,\"loss\":5.5,\"seconds\":1,\"tokens_per_s\":1500,"
+    "\"hr@10\":0.125,\"ndcg@10\":0.0625}\n"
+    "{\"event\":\"epoch\",\"epoch\":1,\"step\":10,\"loss\":4.25,\"seconds\":1,\"tokens_per_s\":"
+    "1600,"
+    "\"hr@10\":0.25,\"ndcg@10\":0.125,\"mrr\":null}\n"
+    "{\"event\":\"epoch\",\"epoch\":2,\"step\":15,\"loss\":null,\"seconds\":2,\"tokens_per_s\":"
+    "1700,"
+    "\"auc\":0.75}\n";
+
+TEST(report_is_one_whole_page) {
+    const char *run = test_folder();
+    write_file(run_path("log.jsonl"), three_epochs);
+    write_file(run_path("config.json"), "{\"source\": \"<script>\"}");
+    CHECK_OK(report_write(run));
+    char *page = page_of(run);
+    CHECK(strncmp(page, "<!doctype html>", 15) == 0);
+    CHECK_STR(page + strlen(page) - 15, "</body></html>\n");
+    CHECK_EQ(count(page, "<svg"), 3);
+    CHECK_EQ(count(page, "</svg>"), 3);
+    /* Nothing is loaded, nothing runs, and texts of others stay texts. */
+    CHECK(strstr(page, "http") == NULL && strstr(page, "<script") == NULL);
+    CHECK(strstr(page, "src=") == NULL && strstr(page, "<b>&") == NULL);
+    CHECK_CONTAINS(page, "&lt;b&gt;&amp;&quot;x&quot;");
+    CHECK_CONTAINS(page, "&lt;script&gt;");
+    CHECK_CONTAINS(page, "prefers-color-scheme:dark");
+    /* The last values, and their mean; a missing one stays empty. */
+    CHECK_CONTAINS(page, "<tr><td>last</td><td>4.2500</td><td>0.2500</td><td>0.1250</td>");
+    CHECK_CONTAINS(page, "<tr><td>mean of the last ten</td><td>4.8750</td><td>0.1875</td>");
+    CHECK_CONTAINS(page, "<tr><td>3</td><td></td><td></td><td></td><td>0.7500</td><td>2.0</td>");
+    CHECK(strstr(page, "nan") == NULL && strstr(page, "inf") == NULL);
+    CHECK_CONTAINS(page, "under way");
+    mem_free(page);
+}
+
+TEST(report_of_an_empty_log) {
+    write_file(run_path("log.jsonl"), "");
+    CHECK_OK(report_write(test_folder()));
+    write_file(run_path("log.jsonl"),
+               "{\"event\":\"done\",\"step\":1}\n[1]\nnot json\n{\"event\":7}\n");
+    CHECK_OK(report_write(test_folder()));
+    char *page = page_of(test_folder());
+    CHECK_CONTAINS(page, "finished");
+    CHECK_EQ(count(page, "<svg"), 0);
+    mem_free(page);
+    CHECK_FAILS(report_write(run_path("none")), ERR_IO, "log.jsonl");
+}
+
+static status write_report(void *ctx) {
+    return report_write(ctx);
+}
+
+TEST(report_out_of_memory) {
+    write_file(run_path("log.jsonl"), three_epochs);
+    write_file(run_path("config.json"), "{}");
+    CHECK(oom_at_each_allocation(write_report, (void *)test_folder()) > 10);
+}
+
+TEST(report_log_goes_back_to_a_step) {
+    run_log l;
+    char *text;
+    size_t n;
+    write_file(run_path("log.jsonl"), three_epochs);
+    CHECK_OK(run_log_open(&l, test_folder()));
+    CHECK_OK(run_log_append(&l, "{\"event\":\"done\",\"step\":10}"));
+    CHECK_OK(run_log_append(&l, "{\"event\":\"cut o"));
+    run_log_close(&l);
+    run_log_close(&l);
+    CHECK_OK(run_log_rewind(test_folder(), 10));
+    CHECK_OK(file_read_all(run_path("log.jsonl"), 1 << 20, &text, &n));
+    CHECK_EQ(count(text, "\n"), 3);
+    CHECK(strstr(text, "\"step\":15") == NULL && strstr(text, "done") == NULL);
+    CHECK_CONTAINS(text, "\"step\":10");
+    mem_free(text);
+    CHECK_OK(run_log_rewind(run_path("none"), 10)); /* no log is no harm */
+}
+
+TEST(report_chart_of_one_point_and_of_many) {
+    double x[1000], y[1000], none[1000];
+    buf out;
+    buf_init(&out);
+    for (int i = 0; i < 1000; i++)
+        x[i] = i + 1, y[i] = 1.0 / (i + 1), none[i] = NAN;
+    curve curves[] = {{"a", y}, {"b", none}};
+    chart c = {"t", "epoch", x, 1, curves, 2};
+    CHECK_OK(chart_write(&c, &out));
+    CHECK_EQ(count(buf_str(&out), "<circle"), 1);
+    CHECK(strstr(buf_str(&out), "nan") == NULL);
+    buf_clear(&out);
+    c.n = 1000;
+    CHECK_OK(chart_write(&c, &out));
+    CHECK(count(buf_str(&out), "<circle") <= 200);
+    CHECK_CONTAINS(buf_str(&out), "(epoch 1000)");
+    buf_clear(&out);
+    c.curves = curves + 1, c.n_curves = 1;
+    CHECK_OK(chart_write(&c, &out));
+    CHECK_EQ(out.n_bytes, 0);
+    buf_fini(&out);
+}

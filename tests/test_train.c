@@ -1,0 +1,220 @@
+/* hstu train, eval and recommend from outside. */
+#include "base/json.h"
+#include "train_test.h"
+
+static char *in(const char *name) {
+    static char path[4][512];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, sizeof path[0], "%s/%s", test_folder(), name);
+    return p;
+}
+
+static void write_gin(const char *name, const char *gin) {
+    FILE *f = fopen(in(name), "w");
+    CHECK(f != NULL && fputs(gin, f) >= 0 && fclose(f) == 0);
+}
+
+/* Runs `hstu ARGS` in the test's folder with data and configs; the code must be as wanted. */
+static char *said(int want, const char *args) {
+    char *text;
+    if (!file_exists(in("m.gin"))) {
+        write_gin("m.gin", retrieval_gin);
+        write_gin("n.gin", ranking_gin);
+        synth_folder();
+    }
+    int code = test_command(&text, "cd %s && %s %s", test_folder(), test_program(), args);
+    if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
+    return text;
+}
+
+TEST(train_prints_a_table_and_where_to_look) {
+    char *text = said(0, "train --gin-config-file m.gin --data data --out run");
+    CHECK_CONTAINS(text, "hstu-research, retrieval,");
+    CHECK_CONTAINS(text, "epoch          loss     hr@10   ndcg@10");
+    CHECK_CONTAINS(text, "\n  3/3 ");
+    CHECK_CONTAINS(text, "run/report.html");
+    free(text);
+}
+
+TEST(train_json_is_one_object_a_line) {
+    char *text = said(0, "train --gin-config-file m.gin --data data --out run --json --epochs 2");
+    int n = 0;
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), n++) {
+        static const char *const events[] = {"start", "epoch", "epoch", "done"};
+        arena a;
+        const json_value *v;
+        const char *event;
+        double x;
+        arena_init(&a, 4096);
+        CHECK_OK(json_parse(&a, "line", line, strlen(line), &v));
+        CHECK_OK(json_member_string(v, "event", &event));
+        CHECK(n < 4);
+        CHECK_STR(event, events[n]);
+        if (n == 1) {
+            int64_t epoch;
+            CHECK_OK(json_member_int(v, "epoch", &epoch));
+            CHECK_EQ(epoch, 0);
+        }
+        static const char *const keys[] = {"loss", "seconds", "tokens_per_s", "hr@10", "ndcg@10"};
+        for (int k = 0; k < 5 && n > 0; k++)
+            CHECK_OK(json_member_double(v, keys[k], &x));
+        arena_fini(&a);
+    }
+    CHECK_EQ(n, 4);
+    free(text);
+}
+
+TEST(train_says_what_is_missing) {
+    struct {
+        int code;
+        const char *args, *text;
+    } cases[] = {
+        {2, "train", "--gin-config-file FILE is needed"},
+        {2, "train --gin-config-file m.gin --out r", "--data DIR is needed"},
+        {2, "train --gin-config-file m.gin --data data", "--out RUN is needed"},
+        {2, "train --gin-config-file m.gin --data data --out r --epochs 1 --max-iters 2",
+         "give one of them"},
+        {2, "train --gin-config-file m.gin --data data --out r --device gpu", "auto and cpu"},
+        {1, "train --gin-config-file m.gin --data data --out r --device cuda:0", "use cpu"},
+        {1, "train --gin-config-file m.gin --data none --out r", "none"},
+        {1, "train --resume --data data --out r", "r: no such folder"},
+        {2,
+         "train --gin-config-file n.gin --data data --out r "
+         "--set 'RankingArgs.prediction_head_arch=[8,1]'",
+         "are ratings"},
+        {2, "eval run", "--data DIR is missing"},
+        {1, "eval run --data data", "run: no such folder"},
+        {2, "eval run --data data --part train", "the parts are"},
+        {2, "recommend run --data data", "give either --user ID or --history"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *text = said(cases[i].code, cases[i].args);
+        CHECK_CONTAINS(text, cases[i].text);
+        free(text);
+    }
+    CHECK(!folder_exists(in("r")));
+}
+
+TEST(train_refuses_data_without_actions_for_ranking) {
+    char *text;
+    CHECK_EQ(
+        test_command(&text,
+                     "cd %s && printf 'user,item,time\\n1,1,1\\n1,2,2\\n1,3,3\\n2,1,1\\n2,3,2\\n"
+                     "2,2,5\\n' > e.csv && %s prep csv --input e.csv --out plain --user user "
+                     "--item item --time time",
+                     test_folder(), test_program()),
+        0);
+    free(text);
+    text = said(2, "train --gin-config-file n.gin --data plain --out r");
+    CHECK_CONTAINS(text, "carry no actions, and ranking learns from them");
+    free(text);
+}
+
+TEST(train_then_eval_and_recommend) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run"));
+    char *text = said(0, "eval run --data data --json");
+    arena a;
+    const json_value *v;
+    double from_eval, from_log;
+    arena_init(&a, 4096);
+    CHECK_OK(json_parse(&a, "eval", text, strlen(text), &v));
+    CHECK_OK(json_member_double(v, "hr@10", &from_eval));
+    free(text);
+    CHECK_EQ(test_command(&text, "tail -1 %s/run/log.jsonl", test_folder()), 0);
+    CHECK_OK(json_parse(&a, "log", text, strlen(text), &v));
+    CHECK_OK(json_member_double(v, "hr@10", &from_log));
+    CHECK(from_eval == from_log);
+    free(text);
+    text = said(0, "eval run/last --data data");
+    CHECK_CONTAINS(text, "\n      10 ");
+    free(text);
+    /* Neither the history nor an item twice is recommended. */
+    text = said(0, "recommend run --data data --history 3,5,8 -k 60 --json");
+    CHECK_OK(json_parse(&a, "recommend", text, strlen(text), &v));
+    CHECK_EQ(json_member(v, "history")->n_children, 3);
+    CHECK_EQ(json_member(v, "recommended")->n_children, 57);
+    bool is_there[61] = {0};
+    for (const json_value *e = json_member(v, "recommended")->first; e != NULL; e = e->next) {
+        const char *id;
+        CHECK_OK(json_member_string(e, "item", &id));
+        int item = atoi(id);
+        CHECK(item >= 1 && item <= 60 && !is_there[item]);
+        is_there[item] = true;
+    }
+    CHECK(!is_there[3] && !is_there[5] && !is_there[8]);
+    free(text);
+    text = said(0, "recommend run --data data --user 2 -k 4");
+    CHECK_CONTAINS(text, "Recommended");
+    CHECK_CONTAINS(text, "\n      4  ");
+    CHECK(strstr(text, "\n      5  ") == NULL ||
+          strstr(text, "\n      5  ") < strstr(text, "Recomm"));
+    free(text);
+    free(said(2, "recommend run --data data --user nobody"));
+    free(said(2, "recommend run --data data --history 1,,2"));
+    free(said(2, "recommend run --data data --history 1,2,"));
+    text = said(2, "recommend run --data data --history 1,999");
+    CHECK_CONTAINS(text, "no item '999'");
+    free(text);
+    /* Other data than it was trained on. */
+    free(said(0, "synth --out other --users 30 --items 80 --mean-len 6"));
+    text = said(1, "eval run --data other");
+    CHECK_CONTAINS(text, "has the shape");
+    free(text);
+    arena_fini(&a);
+}
+
+/* The program is asked to stop, does so, and goes on to the same end. */
+TEST(train_sigterm_saves_and_resumes) {
+    char *text = said(0, "train --gin-config-file m.gin --data data --out whole --epochs 15");
+    free(text);
+    int code = test_command(&text,
+                            "cd %s && (%s train --gin-config-file m.gin --data data --out parts "
+                            "--epochs 15 --json > parts.out 2> parts.err & pid=$!; "
+                            "while [ \"$(grep -c epoch parts.out)\" -lt 2 ]; do sleep 0.02; done; "
+                            "kill -TERM $pid; wait $pid)",
+                            test_folder(), test_program());
+    free(text);
+    CHECK(code == 1 || code == 0); /* 0: it was done before the signal came */
+    if (code == 1) {
+        CHECK_EQ(test_command(&text, "cat %s/parts.err", test_folder()), 0);
+        CHECK_CONTAINS(text, "and saved; go on with --resume");
+        free(text);
+    }
+    free(said(0, "train --resume --data data --out parts"));
+    CHECK(same_file(in("whole"), in("parts"), "model.safetensors"));
+    CHECK(same_file(in("whole"), in("parts"), "optimizer.safetensors"));
+}
+
+/* kill -9 at any moment; the run is resumed until it is done, and equals one that was not. */
+TEST(train_killed_again_and_again_equals_uninterrupted) {
+    free(said(0, "train --gin-config-file m.gin --data data --out whole --epochs 15"));
+    char *text;
+    int code = test_command(
+        &text,
+        "cd %s && %s train --gin-config-file m.gin --data data --out parts --max-iters 1 "
+        ">/dev/null "
+        "&& for t in 0.05 0.08 0.11 0.14 0.17 0.2; do (timeout -s KILL $t %s train "
+        "--gin-config-file "
+        "m.gin --resume --data data --out parts --epochs 15; true) >/dev/null 2>&1; done; %s train "
+        "--gin-config-file m.gin --resume --data data --out parts --epochs 15",
+        test_folder(), test_program(), test_program(), test_program());
+    if (code != 0) FAIL_TEST("code %d: %s", code, text);
+    free(text);
+    CHECK(same_file(in("whole"), in("parts"), "model.safetensors"));
+    CHECK(same_file(in("whole"), in("parts"), "optimizer.safetensors"));
+}
+
+TEST(train_full_disk_says_so_and_keeps_the_last) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 1"));
+    char *text;
+    int code = test_command(&text,
+                            "cd %s && (ulimit -f 4; trap '' XFSZ; exec %s train --resume "
+                            "--gin-config-file m.gin --data data --out run --epochs 3)",
+                            test_folder(), test_program());
+    CHECK_EQ(code, 1);
+    CHECK_CONTAINS(text, "cannot be written");
+    free(text);
+    CHECK_OK(checkpoint_verify(in("run/last")));
+    free(said(0, "train --resume --gin-config-file m.gin --data data --out run --epochs 3"));
+}

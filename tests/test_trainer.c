@@ -1,0 +1,318 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "oom.h"
+#include "train/run_log.h"
+#include "train_test.h"
+
+/* What an observer keeps of a run. */
+typedef struct seen {
+    double loss[64], metric[64];
+    int n_epochs, n_events, n_done;
+    volatile sig_atomic_t *stop; /* set after this many epochs, where stop_after > 0 */
+    int stop_after;
+} seen;
+
+static status watch(void *ctx, const train_event *e, const char *json) {
+    seen *s = ctx;
+    CHECK(json[0] == '{' && strchr(json, '\n') == NULL);
+    s->n_events++;
+    s->n_done += e->kind == EVENT_DONE;
+    if (e->kind != EVENT_EPOCH) return OK;
+    CHECK(s->n_epochs < 64);
+    s->loss[s->n_epochs] = e->loss;
+    s->metric[s->n_epochs++] = eval_value(e->metrics, "hr@10");
+    if (s->stop != NULL && s->n_epochs == s->stop_after) *s->stop = 1;
+    return OK;
+}
+
+typedef struct job {
+    const char *gin, *run;
+    const char *const *set;
+    size_t n_set;
+    int n_threads;
+    train_options options;
+    seen seen;
+} job;
+
+static job job_make(const char *gin, const char *run) {
+    return (job){.gin = gin, .run = run, .n_threads = 2, .options = train_options_default()};
+}
+
+static status job_run(void *ctx) {
+    job *j = ctx;
+    bench_top top;
+    status st = top_open(&top, j->gin, j->set, j->n_set, j->n_threads);
+    train_options o = j->options;
+    o.run = j->run;
+    o.observer = watch;
+    o.ctx = &j->seen;
+    if (st == OK) st = trainer_run(&top.session, &o);
+    top_close(&top);
+    return st;
+}
+
+static bool same_run(const char *a, const char *b) {
+    return same_file(a, b, "model.safetensors") && same_file(a, b, "optimizer.safetensors");
+}
+
+TEST(trainer_learns) {
+    job j = job_make(retrieval_gin, run_path("run"));
+    j.options.n_epochs = 12;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(j.seen.n_epochs, 12);
+    CHECK_EQ(j.seen.n_events, 14);
+    CHECK(j.seen.loss[11] < j.seen.loss[0] * 0.8);
+    for (int i = 0; i < 12; i++)
+        CHECK(j.seen.metric[i] >= 0 && j.seen.metric[i] <= 1);
+    CHECK(file_exists(run_path("run/report.html")) && file_exists(run_path("run/config.json")));
+}
+
+TEST(trainer_ranks) {
+    job j = job_make(ranking_gin, run_path("run"));
+    j.options.n_epochs = 8;
+    CHECK_OK(job_run(&j));
+    CHECK(j.seen.loss[7] < j.seen.loss[0]);
+}
+
+TEST(trainer_is_the_same_with_any_number_of_threads) {
+    static const char *const runs[] = {"one", "two", "three"};
+    static const char *const gins[] = {retrieval_gin, ranking_gin};
+    for (int g = 0; g < 2; g++) {
+        char path[3][512];
+        for (int i = 0; i < 3; i++) {
+            snprintf(path[i], sizeof path[i], "%s/%s%d", test_folder(), runs[i], g);
+            job j = job_make(gins[g], path[i]);
+            j.n_threads = i + 1;
+            j.options.n_epochs = 2;
+            CHECK_OK(job_run(&j));
+        }
+        CHECK(same_run(path[0], path[1]) && same_run(path[0], path[2]));
+    }
+}
+
+/* Stopped by max_steps in the middle of an epoch, by a signal at the end of one, and resumed. */
+TEST(trainer_resumes_to_the_bit) {
+    static const char *const gins[] = {retrieval_gin, ranking_gin};
+    for (int g = 0; g < 2; g++) {
+        volatile sig_atomic_t stop = 0;
+        char whole[512], parts[512];
+        snprintf(whole, sizeof whole, "%s/whole%d", test_folder(), g);
+        snprintf(parts, sizeof parts, "%s/parts%d", test_folder(), g);
+        job a = job_make(gins[g], whole), b = job_make(gins[g], parts);
+        a.options.n_epochs = 5;
+        CHECK_OK(job_run(&a));
+        b.options.max_steps = 7;
+        CHECK_OK(job_run(&b));
+        b = job_make(gins[g], parts);
+        b.options.n_epochs = 5;
+        b.options.is_resume = true;
+        b.options.stop = b.seen.stop = &stop;
+        b.seen.stop_after = 2;
+        CHECK_FAILS(job_run(&b), ERR_INTERRUPTED, "saved; go on with --resume");
+        stop = 0;
+        b.seen = (seen){0};
+        b.options.stop = NULL;
+        CHECK_OK(job_run(&b));
+        CHECK(same_run(whole, parts));
+        CHECK(a.seen.loss[4] == b.seen.loss[b.seen.n_epochs - 1]);
+        /* Resumed once more there is nothing to do but to say so. */
+        b.seen = (seen){0};
+        CHECK_OK(job_run(&b));
+        CHECK(b.seen.n_epochs == 0 && b.seen.n_done == 1);
+        CHECK(same_run(whole, parts));
+    }
+}
+
+/* The gradients of two batches of 4, added, are those of one of 8 but for rounding: dropout and
+ * order depend on users and steps only. */
+TEST(trainer_accumulates) {
+    static const char *const halves[] = {"TrainerArgs.train_batch_size=4",
+                                         "TrainingArgs.gradient_accumulation_steps=2"};
+    bench_top a, b;
+    train_options o = train_options_default();
+    o.max_steps = 3;
+    CHECK_OK(top_open(&a, ranking_gin, NULL, 0, 1));
+    o.run = run_path("a");
+    CHECK_OK(trainer_run(&a.session, &o));
+    CHECK_OK(top_open(&b, ranking_gin, halves, 2, 1));
+    o.run = run_path("b");
+    CHECK_OK(trainer_run(&b.session, &o));
+    int n_moved = 0;
+    for (int i = 0; i < a.session.n_params; i++) {
+        const param *p = &a.session.params[i], *q = &b.session.params[i];
+        for (int64_t k = 0; k < p->n; k++) {
+            CHECK(fabsf(p->value[k] - q->value[k]) < 2e-4f);
+            n_moved += p->value[k] != q->value[k];
+        }
+    }
+    CHECK(n_moved > 0); /* the sums were made in another order: else nothing was tested */
+    top_close(&a);
+    top_close(&b);
+}
+
+/* One step of plain gradient descent moves the weights by the rate times the gradient, at most
+ * clip long. */
+TEST(trainer_clips) {
+    static const char *const set[] = {"OptimizerArgs.optimizer_str='sgd'",
+                                      "OptimizerArgs.learning_rate=1",
+                                      "TrainerArgs.clip_grad=0.125"};
+    double length[2];
+    for (int i = 0; i < 2; i++) {
+        bench_top a, start;
+        train_options o = train_options_default();
+        o.max_steps = 1;
+        o.run = run_path(i == 0 ? "free" : "clipped");
+        CHECK_OK(top_open(&start, ranking_gin, NULL, 0, 1));
+        CHECK_OK(model_init(start.session.model, 1234));
+        CHECK_OK(top_open(&a, ranking_gin, set, i == 0 ? 2 : 3, 1));
+        CHECK_OK(trainer_run(&a.session, &o));
+        double sum = 0;
+        for (int k = 0; k < a.session.n_params; k++)
+            for (int64_t n = 0; n < a.session.params[k].n; n++) {
+                double d = (double)a.session.params[k].value[n] - start.session.params[k].value[n];
+                sum += d * d;
+            }
+        length[i] = sqrt(sum);
+        top_close(&a);
+        top_close(&start);
+    }
+    CHECK(length[0] > 0.2);
+    CHECK(fabs(length[1] - 0.125) < 1e-4);
+}
+
+/* Rows of items that no batch of the step held: in lazy mode they stay, in dense mode Adam's
+ * momentum carries rows on although their gradient is zero now. */
+TEST(trainer_rows_lazy_and_dense) {
+    bench_top t;
+    optimizer o;
+    double norm;
+    for (int mode = 0; mode < 2; mode++) {
+        CHECK_OK(top_open(&t, mode == 0 ? retrieval_gin : ranking_gin, NULL, 0, 1));
+        CHECK_OK(optimizer_init(&o, t.be, t.session.params, t.session.n_params, t.config));
+        CHECK_EQ(o.rows, mode == 0 ? ROWS_DENSE : ROWS_LAZY);
+        CHECK_OK(model_init(t.session.model, 1));
+        param *p = NULL;
+        for (int i = 0; i < t.session.n_params && p == NULL; i++)
+            if (t.session.params[i].is_table && t.session.params[i].shape[0] > 50)
+                p = &t.session.params[i];
+        CHECK(p != NULL && p->n_dims == 2);
+        int64_t dim = p->shape[1];
+        for (int step = 1; step <= 2; step++) {
+            int32_t row = step == 1 ? 3 : 5;
+            for (int64_t k = 0; k < dim; k++)
+                p->grad[row * dim + k] = 1;
+            p->touched[0] = row;
+            p->n_touched = 1;
+            float before = p->value[3 * dim];
+            CHECK_OK(optimizer_step(&o, 0.01, step, 1, &norm));
+            CHECK(p->n_touched == 0 && p->grad[row * dim] == 0 && isnan(norm));
+            bool has_moved = p->value[3 * dim] != before;
+            CHECK_EQ(has_moved, step == 1 || mode == 0);
+        }
+        optimizer_fini(&o);
+        top_close(&t);
+    }
+}
+
+TEST(trainer_schedules) {
+    bench_top t;
+    static const char *const set[] = {"train_fn.num_warmup_steps=4",
+                                      "train_fn.lr_schedule='cosine'",
+                                      "train_fn.learning_rate=0.5"};
+    CHECK_OK(top_open(&t, retrieval_gin, set, 3, 1));
+    CHECK(schedule_rate(t.config, 1, 12) == 0.125 && schedule_rate(t.config, 4, 12) == 0.5);
+    CHECK(fabs(schedule_rate(t.config, 8, 12) - 0.25) < 1e-12);
+    CHECK(fabs(schedule_rate(t.config, 12, 12)) < 1e-12);
+    CHECK(fabs(schedule_rate(t.config, 99, 12)) < 1e-12);
+    top_close(&t);
+    CHECK_OK(top_open(&t, retrieval_gin, set, 1, 1));
+    CHECK(schedule_rate(t.config, 99, 12) == 3e-3);
+    top_close(&t);
+}
+
+TEST(trainer_stops_when_it_diverges) {
+    static const char *const set[] = {"OptimizerArgs.optimizer_str='sgd'",
+                                      "OptimizerArgs.learning_rate=1e25"};
+    job j = job_make(ranking_gin, run_path("run"));
+    j.set = set;
+    j.n_set = 2;
+    j.options.n_epochs = 5;
+    status st = job_run(&j);
+    CHECK_EQ(st, ERR_NUMERIC);
+    CHECK_CONTAINS(status_reason(), "smaller learning rate");
+    char *text;
+    CHECK_EQ(test_command(&text, "tail -1 %s/run/log.jsonl", test_folder()), 0);
+    CHECK_CONTAINS(text, "{\"event\":\"failed\",\"step\":");
+    free(text);
+}
+
+TEST(trainer_keeps_the_best_of_validation) {
+    job j = job_make(retrieval_gin, run_path("run"));
+    char *text;
+    j.options.has_validation = true;
+    j.options.n_epochs = 6;
+    j.options.keep = 1;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(test_command(&text,
+                          "cd %s/run && ls checkpoints | wc -l && readlink best && tail -1 "
+                          "log.jsonl",
+                          test_folder()),
+             0);
+    CHECK(text[0] == '1' || text[0] == '2');
+    CHECK_CONTAINS(text, "checkpoints/step-");
+    CHECK_CONTAINS(text, "\"best_validation\":");
+    CHECK_CONTAINS(text, "\"hr@10_mean10\":");
+    free(text);
+}
+
+TEST(trainer_refuses_what_does_not_fit) {
+    job j = job_make(retrieval_gin, run_path("run"));
+    j.options.n_epochs = 1;
+    CHECK_OK(job_run(&j));
+    CHECK_FAILS(job_run(&j), ERR_USAGE, "there is a run already");
+    j.options.is_resume = true;
+    j.options.has_validation = true;
+    CHECK_FAILS(job_run(&j), ERR_CONFIG, "holds out by leave-one-out");
+    j.options.has_validation = false;
+    static const char *const wider[] = {"train_fn.item_embedding_dim=16"};
+    j.set = wider, j.n_set = 1;
+    CHECK_FAILS(job_run(&j), ERR_FORMAT, "has the shape");
+    static const char *const smaller[] = {"train_fn.local_batch_size=4"};
+    j.set = smaller;
+    CHECK_FAILS(job_run(&j), ERR_CONFIG, "");
+    static const char *const seed[] = {"train_fn.random_seed=7"};
+    j.set = seed;
+    CHECK_FAILS(job_run(&j), ERR_CONFIG, "the seed of the run is 42");
+    j = job_make(ranking_gin, run_path("other"));
+    static const char *const few[] = {"RankingArgs.prediction_head_arch=[8, 4]"};
+    j.set = few, j.n_set = 1;
+    CHECK_FAILS(job_run(&j), ERR_CONFIG, "predicts 4 classes, but the actions of");
+    static const char *const bits[] = {"RankingArgs.prediction_head_arch=[8, 1]"};
+    j.set = bits;
+    CHECK_FAILS(job_run(&j), ERR_CONFIG,
+                "are ratings; end RankingArgs.prediction_head_arch with 5");
+    CHECK(!folder_exists(run_path("other")));
+}
+
+/* A whole small run, each allocation failing in turn; each time in a folder of its own. */
+static status small_run(void *ctx) {
+    static int count;
+    static char run[512];
+    job *j = ctx;
+    snprintf(run, sizeof run, "%s/run%d", test_folder(), count++);
+    j->run = run;
+    j->seen = (seen){0};
+    return job_run(j);
+}
+
+TEST(trainer_out_of_memory) {
+    static const char *const set[] = {"create_data_loader.num_workers=0"};
+    job j = job_make(retrieval_gin, run_path("run"));
+    j.n_threads = 1;
+    j.set = set, j.n_set = 1;
+    j.options.max_steps = 1;
+    synth_folder();
+    CHECK(oom_at_each_allocation(small_run, &j) > 100);
+}
