@@ -1,0 +1,59 @@
+#include "cpu/cpu.h"
+#include "dense_test.h"
+#include "oom.h"
+
+TEST(backend_memory) {
+    backend *be;
+    void *memory;
+    int32_t in[3] = {1, 2, 3}, out[3] = {0};
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_STR(be->name, "cpu");
+    CHECK_EQ(be->act, ACT_F32);
+    CHECK_OK(be->ops->alloc(be, &memory, sizeof in));
+    CHECK_EQ((uintptr_t)memory % 64, 0);
+    CHECK(((int32_t *)memory)[2] == 0);
+    CHECK_OK(be->ops->copy_in(be, memory, in, sizeof in));
+    CHECK_OK(be->ops->copy_out(be, out, memory, sizeof out));
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    CHECK_OK(be->ops->zero(be, memory, 2 * sizeof *in));
+    CHECK_OK(be->ops->sync(be));
+    CHECK(((int32_t *)memory)[1] == 0 && ((int32_t *)memory)[2] == 3);
+    CHECK_OK(be->ops->zero(be, NULL, 0));
+    CHECK_OK(be->ops->copy_in(be, NULL, NULL, 0));
+    be->ops->release(be, memory);
+    be->ops->release(be, NULL);
+    backend_destroy_cpu(be);
+    backend_destroy_cpu(NULL);
+}
+
+/* A smaller request keeps the block, a larger one replaces it, each worker has its own. */
+TEST(backend_scratch_grows_and_is_kept) {
+    test_backends t;
+    void *first, *again, *other, *shared, *larger;
+    open_backends(&t);
+    CHECK_OK(cpu_scratch(t.be[1], 0, 1000, &first));
+    CHECK_OK(cpu_scratch(t.be[1], 0, 10, &again));
+    CHECK_OK(cpu_scratch(t.be[1], 1, 1000, &other));
+    CHECK_OK(cpu_scratch(t.be[1], CPU_SHARED, 0, &shared));
+    CHECK(first == again && first != other && shared != NULL && shared != other);
+    CHECK_OK(cpu_scratch(t.be[1], 0, 1 << 20, &larger));
+    memset(larger, 1, 1 << 20);
+    CHECK_OK(cpu_scratch(t.be[1], 0, 1 << 19, &again));
+    CHECK(again == larger);
+    close_backends(&t);
+}
+
+static status create_and_use(void *ctx) {
+    backend *be;
+    void *memory;
+    (void)ctx;
+    TRY(backend_create_cpu(&be, NULL));
+    status st = cpu_scratch(be, CPU_SHARED, 100, &memory);
+    if (st == OK) st = cpu_scratch(be, CPU_SHARED, 1000, &memory);
+    backend_destroy_cpu(be);
+    return st;
+}
+
+TEST(backend_out_of_memory) {
+    CHECK_EQ(oom_at_each_allocation(create_and_use, NULL), 5);
+}
