@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Mean and 1 / sqrt(variance + eps), in two passes: the row is in cache, and x^2 - mean^2 would
