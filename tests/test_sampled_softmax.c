@@ -7,7 +7,7 @@
 
 /* ---- the same maths, written plainly --------------------------------------------------------- */
 
-/* A case and its results; memory is zeroed and never freed: a test is a process. */
+/* A case and its results. */
 typedef struct problem {
     sampled_softmax_args a;
     double *losses; /* (n) */
@@ -15,10 +15,13 @@ typedef struct problem {
     double *dtable; /* (V, E) */
 } problem;
 
+/* Memory for the length of a test, which is a process; kept where the leak checker sees it. */
 static void *zeros(size_t n, size_t size) {
-    void *p;
-    CHECK_OK(mem_alloc(&p, n, size));
-    return p;
+    static void *kept[4096];
+    static int n_kept;
+    CHECK(n_kept < 4096);
+    CHECK_OK(mem_alloc(&kept[n_kept], n, size));
+    return kept[n_kept++];
 }
 
 /* Naive code in `real`: the reference in double, and the yardstick of rounding in float. */
@@ -75,7 +78,6 @@ static void *zeros(size_t n, size_t size) {
                 if (!is_collision(a, m, r)) spread_##real(p, m, row_of(a, m, r), weight);          \
             }                                                                                      \
         }                                                                                          \
-        mem_free(s);                                                                               \
     }
 
 /* Number 0 is the positive. */
@@ -108,7 +110,6 @@ static void run_op(problem *p, int n_threads) {
     a->dquery = zeros((size_t)(a->n * a->dim), sizeof(float));
     a->dtable = zeros((size_t)a->n_rows * (size_t)a->dim, sizeof(float));
     CHECK_OK(be->ops->sampled_softmax(be, a));
-    mem_free(a->scratch);
     backend_destroy_cpu(be);
     pool_destroy(workers);
 }
