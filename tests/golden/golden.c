@@ -24,6 +24,7 @@ static const struct {
     {"nv_preproc", golden_nv_preproc},
     {"nv_rank_loss", golden_nv_rank_loss},
     {"nv_retr_loss", golden_nv_retr_loss},
+    {"metrics_auc", golden_metrics_auc},
 };
 
 /* Said beside the expected values, not to be reproduced. */
