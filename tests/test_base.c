@@ -84,6 +84,20 @@ TEST(mem_refuses_overflow) {
     mem_free(NULL);
 }
 
+/* Large blocks are zeroed page by page: none may keep what it held before it was freed. */
+TEST(mem_alloc_zeroes_used_memory) {
+    for (size_t n = 1; n < (8u << 20); n = n * 3 + 4095) {
+        for (int round = 0; round < 3; round++) {
+            unsigned char *block;
+            CHECK_OK(MEM_NEW(&block, n));
+            for (size_t i = 0; i < n; i++)
+                if (block[i] != 0) FAIL_TEST("byte %zu of %zu is %d", i, n, block[i]);
+            memset(block, 0xA5, n);
+            mem_free(block);
+        }
+    }
+}
+
 TEST(mem_reserve_keeps_content) {
     int *numbers = NULL;
     size_t capacity = 0;

@@ -1,10 +1,13 @@
 #include "base/mem.h"
 
 #include <malloc.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-enum { MEM_ALIGN = 64 };
+enum { MEM_ALIGN = 64, MEM_LARGE = 1 << 20 };
 
 static void *default_alloc(void *ctx, size_t bytes) {
     (void)ctx;
@@ -57,9 +60,27 @@ status mem_alloc_raw(void **out, size_t n, size_t size) {
     return *out != NULL ? OK : out_of_memory(bytes);
 }
 
+/* Zeroes a block.  The whole pages of a large one are given back to the system, which hands out
+ * zeroed ones when they are first touched: room for the largest batch costs nothing until a batch
+ * is that large.  Only where the block is known to be anonymous memory: that of the default
+ * allocator.
+ */
+static void zero(unsigned char *block, size_t bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t head = (page - (uintptr_t)block % page) % page;
+    bool is_large = current.alloc == default_alloc && bytes >= MEM_LARGE && bytes > head + page;
+    size_t pages = is_large ? (bytes - head) / page * page : 0;
+    if (pages == 0 || madvise(block + head, pages, MADV_DONTNEED) != 0) {
+        memset(block, 0, bytes);
+        return;
+    }
+    memset(block, 0, head);
+    memset(block + head + pages, 0, bytes - head - pages);
+}
+
 status mem_alloc(void **out, size_t n, size_t size) {
     TRY(mem_alloc_raw(out, n, size));
-    memset(*out, 0, n * size);
+    zero(*out, n * size);
     return OK;
 }
 
