@@ -4,7 +4,7 @@
 passed=0 failed=0 skipped=0 has_fuzz=0
 FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 # Only what has threads: the thread sanitizer is slow, and has nothing to see elsewhere.
-TSAN_PATTERNS=(test_pool test_batcher test_prefetch test_progress test_builder test_log)
+TSAN_PATTERNS=(test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log)
 
 # counted LABEL COMMAND...: one step, one count.
 counted() {
