@@ -9,6 +9,7 @@
 
 static const command benches[] = {
     {"data", bench_data, "the batcher: tokens per second"},
+    {"train", bench_train, "a training step: tokens per second, the share of each op"},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 

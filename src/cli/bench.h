@@ -5,5 +5,6 @@
 #include "base/status.h"
 
 status bench_data(int argc, char **argv);
+status bench_train(int argc, char **argv);
 
 #endif

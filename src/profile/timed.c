@@ -1,0 +1,179 @@
+#include "profile/timed.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+/* Every op whose arguments are one struct, in the order of ops.h. */
+#define ARGS_OPS(X)                                                                                \
+    X(gather, gather_args)                                                                         \
+    X(scatter, scatter_args)                                                                       \
+    X(linear_fwd, linear_args)                                                                     \
+    X(linear_bwd, linear_args)                                                                     \
+    X(norm_fwd, norm_args)                                                                         \
+    X(norm_bwd, norm_args)                                                                         \
+    X(gate_fwd, gate_args)                                                                         \
+    X(gate_bwd, gate_args)                                                                         \
+    X(dropout, dropout_args)                                                                       \
+    X(l2_fwd, l2_args)                                                                             \
+    X(l2_bwd, l2_args)                                                                             \
+    X(attn_fwd, attn_args)                                                                         \
+    X(attn_bwd, attn_args)                                                                         \
+    X(softmax_attn_fwd, softmax_attn_args)                                                         \
+    X(softmax_attn_bwd, softmax_attn_args)                                                         \
+    X(negatives, negatives_args)                                                                   \
+    X(sampled_softmax, sampled_softmax_args)                                                       \
+    X(logits_loss, logits_loss_args)                                                               \
+    X(update, update_args)                                                                         \
+    X(rank, rank_args)
+
+#define AS_INDEX(name, args) AT_##name,
+enum {
+    ARGS_OPS(AS_INDEX) AT_group,
+    AT_add,
+    AT_sum_squares,
+    AT_zero,
+    AT_copy_in,
+    AT_copy_out,
+    N_OPS
+};
+
+#define AS_NAME(name, args) #name,
+static const char *const op_names[N_OPS] = {
+    ARGS_OPS(AS_NAME) "group", "add", "sum_squares", "zero", "copy_in", "copy_out"};
+
+_Static_assert((int)N_OPS <= (int)TIMED_MAX_OPS, "too many ops");
+
+typedef struct timed {
+    backend *below;
+    timed_op op[N_OPS];
+} timed;
+
+static timed *timed_of(backend *be) {
+    return be->state;
+}
+
+/* Books an op that began at start_ns, once the device is done with it. */
+static status book(timed *t, int index, uint64_t start_ns, status st) {
+    if (st == OK) st = t->below->ops->sync(t->below);
+    t->op[index].ns += clock_ns() - start_ns;
+    t->op[index].n_calls++;
+    return st;
+}
+
+#define AS_FUNCTION(name, args)                                                                    \
+    static status timed_##name(backend *be, const args *a) {                                       \
+        timed *t = timed_of(be);                                                                   \
+        uint64_t start = clock_ns();                                                               \
+        return book(t, AT_##name, start, t->below->ops->name(t->below, a));                        \
+    }
+ARGS_OPS(AS_FUNCTION)
+
+static status timed_group(backend *be, const int32_t *index, row_groups *groups) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_group, start, t->below->ops->group(t->below, index, groups));
+}
+
+static status timed_add(backend *be, int64_t n, const void *x, void *y) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_add, start, t->below->ops->add(t->below, n, x, y));
+}
+
+static status timed_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_sum_squares, start, t->below->ops->sum_squares(t->below, n, grad, out));
+}
+
+static status timed_zero(backend *be, void *memory, size_t bytes) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_zero, start, t->below->ops->zero(t->below, memory, bytes));
+}
+
+static status timed_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_copy_in, start, t->below->ops->copy_in(t->below, to, from_host, bytes));
+}
+
+static status timed_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_copy_out, start, t->below->ops->copy_out(t->below, to_host, from, bytes));
+}
+
+/* Memory and waiting are not counted. */
+static status forward_alloc(backend *be, void **out, size_t bytes) {
+    timed *t = timed_of(be);
+    return t->below->ops->alloc(t->below, out, bytes);
+}
+
+static void forward_release(backend *be, void *memory) {
+    timed *t = timed_of(be);
+    t->below->ops->release(t->below, memory);
+}
+
+static status forward_sync(backend *be) {
+    timed *t = timed_of(be);
+    return t->below->ops->sync(t->below);
+}
+
+static size_t forward_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
+                              int32_t n_rows) {
+    timed *t = timed_of(be);
+    return t->below->ops->sampled_softmax_scratch(t->below, max_n, n_negatives, dim, n_rows);
+}
+
+#define AS_MEMBER(name, args) .name = timed_##name,
+static const ops timed_table = {ARGS_OPS(AS_MEMBER).group = timed_group,
+                                .add = timed_add,
+                                .sum_squares = timed_sum_squares,
+                                .zero = timed_zero,
+                                .copy_in = timed_copy_in,
+                                .copy_out = timed_copy_out,
+                                .alloc = forward_alloc,
+                                .release = forward_release,
+                                .sync = forward_sync,
+                                .sampled_softmax_scratch = forward_scratch};
+
+status timed_create(backend **out, backend *below) {
+    backend *be;
+    timed *t = NULL;
+    *out = NULL;
+    TRY(MEM_NEW(&be, 1));
+    status st = MEM_NEW(&t, 1);
+    if (st != OK) {
+        mem_free(be);
+        return st;
+    }
+    t->below = below;
+    for (int i = 0; i < N_OPS; i++)
+        t->op[i].name = op_names[i];
+    *be = (backend){.ops = &timed_table,
+                    .act = below->act,
+                    .name = below->name,
+                    .workers = below->workers,
+                    .state = t};
+    *out = be;
+    return OK;
+}
+
+void timed_destroy(backend *be) {
+    if (be == NULL) return;
+    mem_free(be->state);
+    mem_free(be);
+}
+
+const timed_op *timed_ops(const backend *be, int *n) {
+    const timed *t = be->state;
+    *n = N_OPS;
+    return t->op;
+}
+
+void timed_reset(backend *be) {
+    timed *t = timed_of(be);
+    for (int i = 0; i < N_OPS; i++)
+        t->op[i].ns = t->op[i].n_calls = 0;
+}
