@@ -57,9 +57,9 @@ const char *status_trace(void) {
 }
 
 const char *status_name(status code) {
-    static const char *const names[] = {"ok",     "usage",       "config", "memory",     "io",
-                                        "format", "unsupported", "device", "interrupted",
-                                        "numeric"};
+    static const char *const names[] = {"ok",          "usage",  "config",      "memory",
+                                        "io",          "format", "unsupported", "device",
+                                        "interrupted", "numeric"};
     return (size_t)code < sizeof names / sizeof names[0] ? names[code] : "unknown";
 }
 

@@ -8,14 +8,38 @@
 #include "cli/cli.h"
 #include "cli/show.h"
 #include "cli/work.h"
+#include "train/baselines.h"
 #include "train/evaluate.h"
 
 typedef struct eval_args {
     const char *path, *data, *part, *device;
-    bool is_json;
+    bool is_json, has_baselines;
 } eval_args;
 
-static status print_json(const trained *t, const char *part, const eval_result *r) {
+/* What a recommender without a model reaches on the same users. */
+typedef struct baseline {
+    const char *name;
+    ranking_metrics metrics;
+} baseline;
+
+enum { N_BASELINES = 2 };
+
+static void write_baselines(json_writer *w, const baseline *b) {
+    json_key(w, "baselines");
+    json_object_open(w);
+    for (int i = 0; i < N_BASELINES; i++) {
+        json_key(w, b[i].name);
+        json_object_open(w);
+        json_key_double(w, "hr@10", b[i].metrics.hr[1]);
+        json_key_double(w, "ndcg@10", b[i].metrics.ndcg[0]);
+        json_key_double(w, "mrr", b[i].metrics.mrr);
+        json_object_close(w);
+    }
+    json_object_close(w);
+}
+
+static status print_json(const trained *t, const char *part, const eval_result *r,
+                         const baseline *b) {
     json_writer w;
     buf text;
     buf_init(&text);
@@ -30,6 +54,7 @@ static status print_json(const trained *t, const char *part, const eval_result *
     for (int i = 0; i < r->n; i++)
         json_key_double(&w, r->item[i].name, r->item[i].value);
     json_key_double(&w, "seconds", r->seconds);
+    if (b != NULL) write_baselines(&w, b);
     json_object_close(&w);
     status st = json_finish(&w);
     if (st == OK) printf("%s\n", buf_str(&text));
@@ -59,17 +84,42 @@ static void print_text(const trained *t, const char *part, const eval_result *r)
     }
 }
 
-static status evaluate(const eval_args *a, trained *t) {
+static void print_baselines(const eval_result *r, const baseline *b) {
+    show_style style = show_stdout_style();
+    printf("\n%s  %-14s %8s %8s %8s%s\n", style.bold, "beside it", "HR@10", "NDCG@10", "MRR",
+           style.plain);
+    printf("  %-14s %8.4f %8.4f %8.4f\n", "this model", eval_value(r, "hr@10"),
+           eval_value(r, "ndcg@10"), eval_value(r, "mrr"));
+    for (int i = 0; i < N_BASELINES; i++)
+        printf("  %-14s %8.4f %8.4f %8.4f\n", b[i].name, b[i].metrics.hr[1], b[i].metrics.ndcg[0],
+               b[i].metrics.mrr);
+}
+
+static status measure_baselines(const trained *t, const work *w, split_part part, baseline *b) {
+    split s = split_make(w->data, t->held_out, SESSION_SPLIT_SEED);
+    baseline_config c = baseline_config_default();
+    c.max_history = t->session.max_history;
+    if (t->config->task != TASK_RETRIEVAL)
+        return fail(ERR_USAGE, "--baselines: popularity and neighbours are for retrieval models");
+    b[0].name = "popularity";
+    b[1].name = "item-knn";
+    TRY(baseline_popularity(&s, part, &c, w->workers, &b[0].metrics));
+    return baseline_item_knn(&s, part, &c, w->workers, &b[1].metrics);
+}
+
+static status evaluate(const eval_args *a, trained *t, const work *w) {
     evaluator *e;
     eval_result r;
-    bool is_validation = strcmp(a->part, "validation") == 0;
-    TRY(evaluator_create(&e, &t->session, t->held_out,
-                         is_validation ? PART_VALIDATION : PART_TEST));
+    baseline b[N_BASELINES];
+    split_part part = strcmp(a->part, "validation") == 0 ? PART_VALIDATION : PART_TEST;
+    if (a->has_baselines) TRY(measure_baselines(t, w, part, b));
+    TRY(evaluator_create(&e, &t->session, t->held_out, part));
     status st = evaluator_run(e, 0, &r);
     evaluator_destroy(e);
     TRY(st);
-    if (a->is_json) return print_json(t, a->part, &r);
+    if (a->is_json) return print_json(t, a->part, &r, a->has_baselines ? b : NULL);
     print_text(t, a->part, &r);
+    if (a->has_baselines) print_baselines(&r, b);
     return OK;
 }
 
@@ -78,7 +128,7 @@ static status run(const eval_args *a) {
     trained t;
     TRY(work_open(&w, a->data, a->device));
     status st = trained_open(&t, a->path, &w);
-    if (st == OK) st = evaluate(a, &t);
+    if (st == OK) st = evaluate(a, &t, &w);
     trained_close(&t);
     work_close(&w);
     return st;
@@ -91,6 +141,8 @@ status cmd_eval(int argc, char **argv) {
         {"--data", ARG_TEXT, &a.data, "DIR", "The data the model was trained on.", 0, 0},
         {"--part", ARG_TEXT, &a.part, "PART",
          "test (default), or validation for a run with --validate.", 0, 0},
+        {"--baselines", ARG_FLAG, &a.has_baselines, NULL,
+         "Also what popularity and item neighbours reach on the same users.", 0, 0},
         {"--device", ARG_TEXT, &a.device, "DEVICE", "auto or cpu (default auto).", 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
         {0},

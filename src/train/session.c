@@ -4,9 +4,7 @@
 
 #include "base/log.h"
 
-/* Which users train where the split is by user; the same for every run, so that an evaluation later
- * holds out the same ones. */
-enum { SPLIT_SEED = 0, MAX_SLOTS = 8, BITS_OF_ACTIONS = 8 };
+enum { MAX_SLOTS = 8, BITS_OF_ACTIONS = 8 };
 
 static status check_sizes(const session *s) {
     const config *c = s->config;
@@ -122,7 +120,7 @@ batcher_config session_train_batches(const session *s, split_kind kind, uint64_t
     batcher_config b = batcher_config_default();
     b.split = kind;
     b.part = PART_TRAIN;
-    b.split_seed = SPLIT_SEED;
+    b.split_seed = SESSION_SPLIT_SEED;
     b.seed = seed;
     b.batch_size = s->train_batch;
     b.max_history = s->max_history;
@@ -150,7 +148,7 @@ batcher_config session_eval_batches(const session *s, split_kind kind, split_par
 }
 
 uint64_t session_epoch_tokens(const session *s, split_kind kind) {
-    split sp = split_make(s->data, kind, SPLIT_SEED);
+    split sp = split_make(s->data, kind, SESSION_SPLIT_SEED);
     uint64_t n = 0, most = (uint64_t)s->max_history + (uint64_t)s->max_targets;
     event_range range;
     for (uint64_t u = 0; u < s->data->n_users; u++)

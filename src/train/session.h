@@ -16,6 +16,10 @@
 #include "nn/model.h"
 #include "ops/ops.h"
 
+/* Which users train where the split is by user: the same for every run, so that an evaluation later
+ * holds out the same ones. */
+enum { SESSION_SPLIT_SEED = 0 };
+
 typedef struct session {
     const config *config;
     const seq_file *data;

@@ -302,7 +302,8 @@ static status run(trainer *t) {
 }
 
 status trainer_run(session *s, const train_options *options) {
-    trainer t = {.s = s, .o = options, .log = {.fd = -1}, .saved_step = UINT64_MAX, .last_loss = NAN};
+    trainer t = {
+        .s = s, .o = options, .log = {.fd = -1}, .saved_step = UINT64_MAX, .last_loss = NAN};
     t.saved = (checkpoint){.be = s->be,
                            .params = s->params,
                            .n_params = s->n_params,
