@@ -204,7 +204,7 @@ static void check_added(const char *what, const float *got, const double *want, 
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
         error = !(d <= error) ? d : error;
     }
-    if (!(error <= 3e-6 * largest)) FAIL_TEST("%s: error %g of %g", what, error, largest);
+    if (!(error <= 1e-5 * largest)) FAIL_TEST("%s: error %g of %g", what, error, largest);
 }
 
 static void check_sample(const sample *s) {

@@ -2,6 +2,14 @@
 
 #include "cpu/vec_math.h"
 
+static float exp_of(float x) {
+    return vec_exp(vec_all(x))[VEC - 1];
+}
+
+static float sigmoid_of(float x) {
+    return vec_sigmoid(vec_all(x))[0];
+}
+
 /* |got - want| in units of the last place of want. */
 static double ulps(float got, double want) {
     int exponent;
@@ -12,29 +20,29 @@ static double ulps(float got, double want) {
 TEST(vec_exp_is_within_2_ulp) {
     double worst = 0.0;
     for (double x = -87.0; x <= 88.0; x += 1.0 / 4096.0 + 1e-7) {
-        double error = ulps(vec_exp((float)x), exp((double)(float)x));
+        double error = ulps(exp_of((float)x), exp((double)(float)x));
         worst = error > worst ? error : worst;
     }
     for (double x = 1e-30; x < 1.0; x *= 1.01) {
-        double error = ulps(vec_exp((float)-x), exp((double)(float)-x));
+        double error = ulps(exp_of((float)-x), exp((double)(float)-x));
         worst = error > worst ? error : worst;
     }
     if (worst > 2.0) FAIL_TEST("%g ulp", worst);
 }
 
 TEST(vec_exp_outside_its_range) {
-    CHECK(vec_exp(0.0f) == 1.0f);
-    CHECK(vec_exp(-1000.0f) == vec_exp(-87.0f));
-    CHECK(vec_exp(1000.0f) == vec_exp(88.0f));
-    CHECK(vec_exp(-INFINITY) == vec_exp(-87.0f));
-    CHECK(isfinite(vec_exp(INFINITY)));
-    CHECK(isnan(vec_exp(NAN)));
+    CHECK(exp_of(0.0f) == 1.0f);
+    CHECK(exp_of(-1000.0f) == exp_of(-87.0f));
+    CHECK(exp_of(1000.0f) == exp_of(88.0f));
+    CHECK(exp_of(-INFINITY) == exp_of(-87.0f));
+    CHECK(isfinite(exp_of(INFINITY)));
+    CHECK(isnan(exp_of(NAN)));
 }
 
 TEST(vec_sigmoid_is_close) {
     for (float x = -80.0f; x <= 80.0f; x += 0.01f) {
         double want = 1.0 / (1.0 + exp(-(double)x));
-        double error = ulps(vec_sigmoid(x), want);
+        double error = ulps(sigmoid_of(x), want);
         if (error > 4.0) FAIL_TEST("sigmoid(%g): %g ulp", (double)x, error);
     }
 }

@@ -1,9 +1,9 @@
 /* HSTU attention, forward (contract: attn_args in ops/ops.h).
  *
- * A chunk owns ATTN_QUERIES query rows of one sequence and head and walks over their keys; threads
- * take chunks, so one long history is many chunks and stalls nobody.  Packed keys and values of one
- * walk (2 x 256 x D numbers) stay in the second cache, the strip's tile of scores (8 x 256) in the
- * first; the flops of the two products bind. */
+ * A chunk owns ATTN_QUERIES query rows of one sequence and group of heads and walks over their
+ * keys; threads take chunks, so one long history is many chunks and stalls nobody.  Packed keys and
+ * values of one walk (2 x 256 x ATTN_WIDTH numbers at most) stay in the second cache, the strip's
+ * tile of scores (8 x 256) in the first; the flops of the two products bind. */
 #include "cpu/attn_int.h"
 
 #include "cpu/tile.h"
@@ -12,121 +12,154 @@ typedef struct fwd_job {
     backend *be;
     const attn_args *a;
     int32_t n_blocks; /* of query rows, of the longest sequence */
+    int32_t n_groups; /* of heads */
     size_t bytes;     /* of scratch */
 } fwd_job;
 
-typedef struct fwd_scratch {
+/* What a chunk works with; (G) is one for each head of the group. */
+typedef struct fwd_work {
+    attn_seq s;
+    int width_v; /* dim_v in whole vectors */
     attn_rows rows;
     int32_t *time;
-    float *keys;   /* panels of (dim_qk, ATTN_KEYS) */
-    float *values; /* (ATTN_KEYS, width_v) */
-    float *query;  /* (dim_qk, TILE_STRIP) for each strip */
-    float *tile;   /* (TILE_STRIP, ATTN_ROW) */
-    float *out;    /* (ATTN_QUERIES, width_v) */
-} fwd_scratch;
+    uint8_t *bucket;
+    float *keys;   /* (G) panels of (dim_qk, ATTN_KEYS) */
+    float *values; /* (G, ATTN_KEYS, width_v) */
+    float *query;  /* (G) strips of (dim_qk, ATTN_QUERIES) */
+    float *out;    /* (G, ATTN_QUERIES, width_v) */
+    float *bias;   /* a strip's tile */
+    float *tile;   /* a strip's tile */
+} fwd_work;
 
-static fwd_scratch carve_scratch(const attn_args *a, char *base, size_t *bytes) {
+static fwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
     attn_carve carve = {base, 0};
-    size_t width_v = (size_t)tile_round(a->dim_v, VEC), d = (size_t)a->dim_qk;
-    fwd_scratch f;
-    f.rows = attn_rows_take(&carve, a, ATTN_QUERIES);
-    f.time = attn_take(&carve, ATTN_KEYS, sizeof(int32_t));
-    f.keys = attn_take(&carve, ATTN_KEYS * d, sizeof(float));
-    f.values = attn_take(&carve, ATTN_KEYS * width_v, sizeof(float));
-    f.query = attn_take(&carve, ATTN_QUERIES * d, sizeof(float));
-    f.tile = attn_take(&carve, TILE_STRIP * ATTN_ROW, sizeof(float));
-    f.out = attn_take(&carve, ATTN_QUERIES * width_v, sizeof(float));
+    fwd_work w = {.width_v = tile_round(a->dim_v, VEC)};
+    size_t group = (size_t)attn_head_group(a);
+    size_t d = group * (size_t)a->dim_qk, width = group * (size_t)w.width_v;
+    w.rows = attn_rows_take(&carve, a, ATTN_QUERIES);
+    w.time = attn_take(&carve, ATTN_KEYS, sizeof(int32_t));
+    w.bucket = attn_take(&carve, ATTN_KEYS, 1);
+    w.keys = attn_take(&carve, ATTN_KEYS * d, sizeof(float));
+    w.values = attn_take(&carve, ATTN_KEYS * width, sizeof(float));
+    w.query = attn_take(&carve, ATTN_QUERIES * d, sizeof(float));
+    w.out = attn_take(&carve, ATTN_QUERIES * width, sizeof(float));
+    w.bias = attn_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
+    w.tile = attn_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
     *bytes = carve.used;
-    return f;
+    return w;
 }
 
-static void silu_row(float *x, attn_hull hull, float alpha, float scale) {
-    for (int j = hull.begin; j < hull.end; j++) {
-        float y = alpha * x[j];
-        x[j] = y * vec_sigmoid(y) * scale;
+static void silu(float *x, int n, float alpha, float scale) {
+    for (int j = 0; j < n; j += VEC) {
+        vec y = alpha * vec_load(x + j);
+        vec_store(x + j, y * vec_sigmoid(y) * scale);
     }
 }
 
-/* Rows r .. r + n - 1 of the block (n <= TILE_STRIP) against the keys in hand. */
-static void fwd_strip(const attn_seq *s, const fwd_scratch *f, int32_t row, int r, int n) {
-    const attn_args *a = s->a;
-    int width_v = tile_round(a->dim_v, VEC);
-    attn_hull hull = attn_rows_hull(&f->rows, r, n, s, TILE_PANEL);
+/* Rows r .. r + n - 1 of the block (n <= TILE_STRIP), one head of the group, the keys in hand. */
+static void fwd_head(const fwd_work *w, int g, int r, int n, attn_hull hull) {
+    const attn_args *a = w->s.a;
     int n_columns = hull.end - hull.begin;
-    if (n_columns <= 0) return;
-    tile_a query = {f->query + (size_t)r * a->dim_qk, 1, TILE_STRIP};
-    tile_mm_panels(query, f->keys + (size_t)hull.begin * a->dim_qk, f->tile + hull.begin, ATTN_ROW,
-                   TILE_STRIP, n_columns, a->dim_qk);
-    for (int m = 0; m < TILE_STRIP; m++) {
-        float *x = f->tile + m * ATTN_ROW;
-        if (m >= n) {
-            memset(x + hull.begin, 0, sizeof *x * (size_t)n_columns);
-            continue;
-        }
-        attn_bias_add(s, row + r + m, hull, x, NULL);
-        silu_row(x, hull, a->alpha, a->scale);
-        attn_rows_clear(&f->rows, r + m, s, hull, x);
+    size_t at = (size_t)hull.begin * TILE_STRIP; /* of the hull in a tile */
+    const float *query = w->query + ((size_t)g * ATTN_QUERIES + r) * a->dim_qk;
+    const float *keys = w->keys + ((size_t)g * ATTN_KEYS + hull.begin) * a->dim_qk;
+    const float *values = w->values + ((size_t)g * ATTN_KEYS + hull.begin) * w->width_v;
+    float *out = w->out + ((size_t)g * ATTN_QUERIES + r) * w->width_v;
+    tile_mm_panels(query, keys, a->bias != BIAS_NONE ? w->bias + at : NULL, w->tile + at,
+                   TILE_PANEL, TILE_BLOCK, n_columns, a->dim_qk);
+    silu(w->tile + at, n_columns * TILE_STRIP, a->alpha, a->scale);
+    for (int k = 0; k < n; k++)
+        attn_rows_clear(&w->rows, r + k, &w->s, hull, w->tile + k * TILE_PANEL, TILE_BLOCK);
+    tile_mm_blocks(w->tile + at, TILE_BLOCK, values, w->width_v, out, w->width_v, w->width_v,
+                   n_columns);
+}
+
+/* A strip against the keys in hand.  Rows of the tile that do not exist come to nothing: no one
+ * reads what they add. */
+static void fwd_strip(const fwd_work *w, int32_t row, int r, int n) {
+    attn_hull hull = attn_rows_hull(&w->rows, r, n, &w->s, TILE_PANEL);
+    if (hull.begin >= hull.end) return;
+    for (int k = 0; k < n && w->s.a->bias != BIAS_NONE; k++)
+        attn_bias_fill(&w->s, row + r + k, hull, w->bias + k * TILE_PANEL, TILE_BLOCK, w->bucket);
+    for (int g = 0; g < w->s.n_heads; g++)
+        fwd_head(w, g, r, n, hull);
+}
+
+static void pack_keys(const fwd_work *w) {
+    const attn_args *a = w->s.a;
+    int64_t row = (int64_t)w->s.row_k + w->s.first_key;
+    for (int g = 0; g < w->s.n_heads; g++) {
+        int64_t head = w->s.head + g;
+        const float *k = (const float *)a->k + row * a->stride_k + head * a->dim_qk;
+        const float *v = (const float *)a->v + row * a->stride_v + head * a->dim_v;
+        tile_pack_panels(w->keys + (size_t)g * ATTN_KEYS * a->dim_qk, TILE_PANEL, k, a->stride_k,
+                         w->s.n_keys, a->dim_qk);
+        tile_pack_rows(w->values + (size_t)g * ATTN_KEYS * w->width_v, w->width_v,
+                       tile_round(w->s.n_keys, TILE_PANEL), v, a->stride_v, w->s.n_keys, a->dim_v);
     }
-    tile_a weights = {f->tile + hull.begin, ATTN_ROW, 1};
-    tile_mm_rows(weights, f->values + (size_t)hull.begin * width_v, width_v,
-                 f->out + (size_t)r * width_v, width_v, TILE_STRIP, width_v, n_columns, true);
 }
 
-static void pack_keys(const attn_seq *s, const fwd_scratch *f) {
-    const attn_args *a = s->a;
-    int64_t row = (int64_t)s->row_k + s->first_key;
-    const float *k = (const float *)a->k + row * a->stride_k + (int64_t)s->head * a->dim_qk;
-    const float *v = (const float *)a->v + row * a->stride_v + (int64_t)s->head * a->dim_v;
-    tile_pack_panels(f->keys, TILE_PANEL, k, a->stride_k, s->n_keys, a->dim_qk);
-    tile_pack_rows(f->values, tile_round(a->dim_v, VEC), tile_round(s->n_keys, TILE_PANEL), v,
-                   a->stride_v, s->n_keys, a->dim_v);
+/* Query rows row .. row + n - 1, ready for the walk. */
+static void begin_rows(fwd_work *w, int32_t row, int n) {
+    const attn_args *a = w->s.a;
+    size_t n_out = (size_t)w->s.n_heads * ATTN_QUERIES * w->width_v;
+    attn_rows_fill(&w->rows, &w->s, row, n);
+    memset(w->out, 0, sizeof(float) * n_out);
+    for (int g = 0; g < w->s.n_heads; g++) {
+        const float *q = (const float *)a->q + (int64_t)(w->s.row_q + row) * a->stride_q +
+                         (int64_t)(w->s.head + g) * a->dim_qk;
+        tile_pack_panels(w->query + (size_t)g * ATTN_QUERIES * a->dim_qk, TILE_STRIP, q,
+                         a->stride_q, n, a->dim_qk);
+    }
 }
 
-/* Query rows row .. row + n - 1 of one sequence and head. */
-static void fwd_block(attn_seq *s, fwd_scratch *f, int32_t row, int n) {
-    const attn_args *a = s->a;
-    int width_v = tile_round(a->dim_v, VEC);
-    const float *q = (const float *)a->q + (int64_t)(s->row_q + row) * a->stride_q +
-                     (int64_t)s->head * a->dim_qk;
-    tile_pack_panels(f->query, TILE_STRIP, q, a->stride_q, n, a->dim_qk);
-    memset(f->out, 0, sizeof(float) * ATTN_QUERIES * (size_t)width_v);
-    attn_rows_fill(&f->rows, s, row, n);
-    for (int32_t first = 0; first < s->len_k; first += ATTN_KEYS) {
-        attn_seq_take_keys(s, first);
-        attn_hull hull = attn_rows_hull(&f->rows, 0, n, s, 1);
+static void end_rows(const fwd_work *w, int32_t row, int n) {
+    const attn_args *a = w->s.a;
+    for (int g = 0; g < w->s.n_heads; g++) {
+        float *out = (float *)a->out + (int64_t)(w->s.row_q + row) * a->stride_out +
+                     (int64_t)(w->s.head + g) * a->dim_v;
+        tile_unpack_rows(out, a->stride_out, w->out + (size_t)g * ATTN_QUERIES * w->width_v,
+                         w->width_v, n, a->dim_v);
+    }
+}
+
+static void fwd_block(fwd_work *w, int32_t row, int n) {
+    begin_rows(w, row, n);
+    for (int32_t first = 0; first < w->s.len_k; first += ATTN_KEYS) {
+        attn_seq_take_keys(&w->s, first);
+        attn_hull hull = attn_rows_hull(&w->rows, 0, n, &w->s, 1);
         if (hull.begin >= hull.end) continue;
-        pack_keys(s, f);
+        pack_keys(w);
         for (int r = 0; r < n; r += TILE_STRIP)
-            fwd_strip(s, f, row, r, n - r < TILE_STRIP ? n - r : TILE_STRIP);
+            fwd_strip(w, row, r, n - r < TILE_STRIP ? n - r : TILE_STRIP);
     }
-    float *out =
-        (float *)a->out + (int64_t)(s->row_q + row) * a->stride_out + (int64_t)s->head * a->dim_v;
-    tile_unpack_rows(out, a->stride_out, f->out, width_v, n, a->dim_v);
+    end_rows(w, row, n);
 }
 
 /* Blocks far in a sequence have most keys, so they come first and leave little to wait for. */
 static status fwd_chunk(void *ctx, int64_t chunk, int worker) {
     const fwd_job *job = ctx;
     const attn_args *a = job->a;
-    int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
+    int64_t n_pairs = (int64_t)a->n_sequences * job->n_groups;
     int32_t row = (int32_t)(job->n_blocks - 1 - chunk / n_pairs) * ATTN_QUERIES;
-    int32_t b = (int32_t)(chunk % n_pairs / a->n_heads);
+    int32_t b = (int32_t)(chunk % n_pairs / job->n_groups);
     int32_t left = a->offsets_q[b + 1] - a->offsets_q[b] - row;
     if (left <= 0) return OK;
 
     void *base;
     size_t bytes;
     TRY(cpu_scratch(job->be, worker, job->bytes, &base));
-    fwd_scratch f = carve_scratch(a, base, &bytes);
-    attn_seq s = attn_seq_make(a, b, (int32_t)(chunk % a->n_heads), f.time);
-    fwd_block(&s, &f, row, left < ATTN_QUERIES ? left : ATTN_QUERIES);
+    fwd_work w = carve_work(a, base, &bytes);
+    w.s = attn_seq_make(a, b, (int32_t)(chunk % job->n_groups) * attn_head_group(a), w.time);
+    fwd_block(&w, row, left < ATTN_QUERIES ? left : ATTN_QUERIES);
     return OK;
 }
 
 status cpu_attn_fwd(backend *be, const attn_args *a) {
     fwd_job job = {.be = be, .a = a};
     TRY(attn_args_check(a));
-    carve_scratch(a, NULL, &job.bytes);
+    carve_work(a, NULL, &job.bytes);
     job.n_blocks = (a->max_len_q + ATTN_QUERIES - 1) / ATTN_QUERIES;
-    return attn_run(be, (int64_t)job.n_blocks * a->n_sequences * a->n_heads, fwd_chunk, &job);
+    job.n_groups = (int32_t)cpu_n_chunks(a->n_heads, attn_head_group(a));
+    return attn_run(be, (int64_t)job.n_blocks * a->n_sequences * job.n_groups, fwd_chunk, &job);
 }

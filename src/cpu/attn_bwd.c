@@ -1,11 +1,12 @@
 /* HSTU attention, backward (contract: attn_args in ops/ops.h).
  *
  * With p = dout . v and x = alpha (q . k + bias), per pair: a as in the forward pass, ds = p alpha
- * scale silu'(x); then dv_j += a dout_i, dk_j += ds q_i, dq_i += ds k_j, and ds is the gradient of
- * the bias.  A sequence of at most ATTN_KEYS keys is one chunk that does all of it in one pass
- * (five products a pair); a longer one is cut into chunks by keys, which sum dk and dv, and by
- * queries, which sum dq and the bias: scores are computed twice (seven products), but nothing is
- * shared and sums have one order.  Keys, their sums and 32 rows of tiles stay in the second cache.
+ * scale silu'(x); then dv_j += a dout_i, dk_j += ds q_i, dq_i += ds k_j, and ds, summed over the
+ * heads that share it, is the gradient of the bias.  A sequence of at most ATTN_KEYS keys is one
+ * chunk that does all of it in one pass (five products a pair); a longer one is cut into chunks by
+ * keys, which sum dk and dv, and by queries, which sum dq and the bias: scores are computed twice
+ * (seven products), but nothing is shared and sums have one order.  Keys and their sums stay in the
+ * second cache, BWD_ROWS rows of tiles in the first; the flops bind.
  *
  * Gradients of the biases all sequences share are summed by slot: chunk c belongs to slot c %
  * ATTN_SLOTS, a slot does its chunks in order, and slots are added in order at the end. */
@@ -13,199 +14,266 @@
 
 #include "cpu/tile.h"
 
-enum { BWD_ROWS = 32 }; /* query rows whose tiles are held before they are summed into dk and dv */
+enum {
+    BWD_ROWS = 16, /* query rows whose tiles are held before they are summed into dk and dv */
+    BWD_STRIPS = BWD_ROWS / TILE_STRIP,
+    BWD_PANEL = BWD_STRIPS * TILE_BLOCK, /* numbers from panel to panel of a tile */
+    BWD_TILE = BWD_ROWS * ATTN_KEYS
+};
 
 typedef struct bwd_job {
     backend *be;
     const attn_args *a;
     int32_t n_key_blocks, n_query_blocks; /* of the longest sequence */
-    int32_t n_head_groups;
+    int32_t n_groups;                     /* of heads */
+    bool has_serial_heads;                /* one chunk does all groups, one after the other */
     int64_t n_chunks, n_slots;
-    size_t slot_floats;              /* gradients of the shared biases of one slot */
-    float *slots;                    /* (n_slots, slot_floats) */
-    size_t shared_bytes, tile_bytes; /* worker 0's scratch begins with the slots */
+    size_t slot_floats; /* gradients of the shared biases of one slot */
+    float *slots;       /* (n_slots, slot_floats) */
+    size_t bytes;       /* of scratch */
 } bwd_job;
 
-typedef struct bwd_scratch {
-    attn_rows rows;
-    int32_t *time;
-    float *key_panels, *value_panels; /* transposed, for the scores */
-    float *keys;                      /* (ATTN_KEYS, width_qk) */
-    float *query_panels, *dout_panels;
-    float *query, *dout; /* (BWD_ROWS, width) */
-    float *a_tile;       /* (BWD_ROWS, ATTN_ROW): scores, then a */
-    float *ds_tile;      /* (BWD_ROWS, ATTN_ROW): p, then ds */
-    uint8_t *bucket;     /* (ATTN_KEYS) */
-    float *dq, *dk, *dv; /* (ATTN_KEYS, width) each */
-} bwd_scratch;
-
-/* What a chunk works on. */
+/* What a chunk works with; (G) is one for each head of the group. */
 typedef struct bwd_work {
     attn_seq s;
-    bwd_scratch m;
     attn_bias_grad grad;
-    int width_qk, width_v;
+    int width_qk, width_v;       /* in whole vectors */
     int32_t row, n_rows;         /* query rows: at most ATTN_KEYS if wants_query */
     int32_t first_key, last_key; /* keys first_key .. last_key - 1 */
     bool wants_query, wants_key;
+
+    attn_rows rows;
+    int32_t *time;
+    uint8_t *bucket;                   /* (BWD_ROWS, ATTN_KEYS) */
+    float *key_panels, *value_panels;  /* (G) transposed, for the scores */
+    float *keys;                       /* (G, ATTN_KEYS, width_qk) */
+    float *query_panels, *dout_panels; /* BWD_ROWS rows of the head in hand, transposed */
+    float *query, *dout;               /* (BWD_ROWS, width) of the head in hand */
+    float *bias;                       /* a tile: what the heads share */
+    float *a_tile;                     /* scores, then a, of the head in hand */
+    float *ds_tile;                    /* p, then ds */
+    float *ds_sum;                     /* ds of the heads so far */
+    float *dq, *dk, *dv;               /* (G, ATTN_KEYS, width) each */
 } bwd_work;
 
-static bwd_scratch carve_scratch(const attn_args *a, char *base, size_t *bytes) {
+static bwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
     attn_carve carve = {base, 0};
-    size_t d = (size_t)a->dim_qk, dv = (size_t)a->dim_v;
-    size_t width_qk = (size_t)tile_round(a->dim_qk, VEC),
-           width_v = (size_t)tile_round(a->dim_v, VEC);
-    bwd_scratch m;
-    m.rows = attn_rows_take(&carve, a, BWD_ROWS);
-    m.time = attn_take(&carve, ATTN_KEYS, sizeof(int32_t));
-    m.key_panels = attn_take(&carve, ATTN_KEYS * d, sizeof(float));
-    m.value_panels = attn_take(&carve, ATTN_KEYS * dv, sizeof(float));
-    m.keys = attn_take(&carve, ATTN_KEYS * width_qk, sizeof(float));
-    m.query_panels = attn_take(&carve, BWD_ROWS * d, sizeof(float));
-    m.dout_panels = attn_take(&carve, BWD_ROWS * dv, sizeof(float));
-    m.query = attn_take(&carve, BWD_ROWS * width_qk, sizeof(float));
-    m.dout = attn_take(&carve, BWD_ROWS * width_v, sizeof(float));
-    m.a_tile = attn_take(&carve, BWD_ROWS * ATTN_ROW, sizeof(float));
-    m.ds_tile = attn_take(&carve, BWD_ROWS * ATTN_ROW, sizeof(float));
-    m.bucket = attn_take(&carve, ATTN_KEYS, 1);
-    m.dq = attn_take(&carve, ATTN_KEYS * width_qk, sizeof(float));
-    m.dk = attn_take(&carve, ATTN_KEYS * width_qk, sizeof(float));
-    m.dv = attn_take(&carve, ATTN_KEYS * width_v, sizeof(float));
+    bwd_work w = {.width_qk = tile_round(a->dim_qk, VEC), .width_v = tile_round(a->dim_v, VEC)};
+    size_t width_qk = (size_t)w.width_qk, width_v = (size_t)w.width_v;
+    size_t n_keys = ATTN_KEYS * (size_t)attn_head_group(a);
+    w.rows = attn_rows_take(&carve, a, BWD_ROWS);
+    w.time = attn_take(&carve, ATTN_KEYS, sizeof(int32_t));
+    w.bucket = attn_take(&carve, BWD_ROWS * ATTN_KEYS, 1);
+    w.key_panels = attn_take(&carve, n_keys * width_qk, sizeof(float));
+    w.value_panels = attn_take(&carve, n_keys * width_v, sizeof(float));
+    w.keys = attn_take(&carve, n_keys * width_qk, sizeof(float));
+    w.query_panels = attn_take(&carve, BWD_ROWS * width_qk, sizeof(float));
+    w.dout_panels = attn_take(&carve, BWD_ROWS * width_v, sizeof(float));
+    w.query = attn_take(&carve, BWD_ROWS * width_qk, sizeof(float));
+    w.dout = attn_take(&carve, BWD_ROWS * width_v, sizeof(float));
+    w.bias = attn_take(&carve, BWD_TILE, sizeof(float));
+    w.a_tile = attn_take(&carve, BWD_TILE, sizeof(float));
+    w.ds_tile = attn_take(&carve, BWD_TILE, sizeof(float));
+    w.ds_sum = attn_take(&carve, BWD_TILE, sizeof(float));
+    w.dq = attn_take(&carve, n_keys * width_qk, sizeof(float));
+    w.dk = attn_take(&carve, n_keys * width_qk, sizeof(float));
+    w.dv = attn_take(&carve, n_keys * width_v, sizeof(float));
     *bytes = carve.used;
-    return m;
+    return w;
 }
 
-static const float *head_rows(const void *data, int64_t row, int64_t stride, int32_t head,
-                              int32_t dim) {
-    return (const float *)data + row * stride + (int64_t)head * dim;
+/* Row `row` of the jagged rows of head g of the group. */
+static float *head_row(const bwd_work *w, const void *data, int64_t row, int64_t stride, int g,
+                       int32_t dim) {
+    return (float *)data + row * stride + (int64_t)(w->s.head + g) * dim;
 }
 
-/* x: q . k + bias, becomes a; p: dout . v, becomes ds. */
-static void silu_grad_row(float *restrict x, float *restrict p, attn_hull hull, float alpha,
-                          float scale) {
-    for (int j = hull.begin; j < hull.end; j++) {
-        float y = alpha * x[j];
-        float sigmoid = vec_sigmoid(y);
-        float slope = sigmoid + sigmoid * (y - y * sigmoid);
-        x[j] = y * sigmoid * scale;
-        p[j] = p[j] * slope * (alpha * scale);
+/* One block.  x: q . k + bias, becomes a; p: dout . v, becomes ds. */
+static void silu_grad(float *x, float *p, float alpha, float scale) {
+    for (int j = 0; j < TILE_BLOCK; j += VEC) {
+        vec y = alpha * vec_load(x + j);
+        vec sigmoid = vec_sigmoid(y);
+        vec slope = sigmoid + sigmoid * (y - y * sigmoid);
+        vec_store(x + j, y * sigmoid * scale);
+        vec_store(p + j, vec_load(p + j) * slope * (alpha * scale));
     }
 }
 
-/* One row of the tiles: scores to a and ds, zero where the row does not see. */
-static void bwd_row(const bwd_work *w, int32_t row, int r, attn_hull hull, attn_hull all) {
+/* Makes a and ds of a strip from its scores, zero where a row does not see or is none. */
+static void finish_strip(const bwd_work *w, int k, int n, attn_hull hull) {
     const attn_args *a = w->s.a;
-    float *x = w->m.a_tile + r * ATTN_ROW, *p = w->m.ds_tile + r * ATTN_ROW;
-    attn_bias_add(&w->s, row, hull, x, w->m.bucket);
-    silu_grad_row(x, p, hull, a->alpha, a->scale);
-    attn_rows_clear(&w->m.rows, r, &w->s, all, x);
-    attn_rows_clear(&w->m.rows, r, &w->s, all, p);
-    if (w->wants_query) attn_bias_grad_add(&w->s, row, hull, p, w->m.bucket, &w->grad);
+    float *x = w->a_tile + k * TILE_BLOCK, *p = w->ds_tile + k * TILE_BLOCK;
+    for (int j = hull.begin / TILE_PANEL; j < hull.end / TILE_PANEL; j++) {
+        float *blank_x = x + j * BWD_PANEL + n * TILE_PANEL;
+        float *blank_p = p + j * BWD_PANEL + n * TILE_PANEL;
+        silu_grad(x + j * BWD_PANEL, p + j * BWD_PANEL, a->alpha, a->scale);
+        for (int i = 0; i < (TILE_STRIP - n) * TILE_PANEL; i++)
+            blank_x[i] = blank_p[i] = 0.0f;
+    }
+    for (int r = 0; r < n; r++) {
+        attn_rows_clear(&w->rows, k * TILE_STRIP + r, &w->s, hull, x + r * TILE_PANEL, BWD_PANEL);
+        attn_rows_clear(&w->rows, k * TILE_STRIP + r, &w->s, hull, p + r * TILE_PANEL, BWD_PANEL);
+    }
 }
 
-/* Tiles of rows r .. r + TILE_STRIP - 1, of which n exist, over the columns `all`; dq too. */
-static attn_hull bwd_strip(const bwd_work *w, int32_t row, int r, int n, attn_hull all) {
+/* The tiles of strip k (n rows of it exist) of head g, and its part of dq. */
+static void bwd_strip(const bwd_work *w, int g, int32_t row, int k, int n, attn_hull hull) {
     const attn_args *a = w->s.a;
-    const bwd_scratch *m = &w->m;
-    attn_hull hull = attn_rows_hull(&m->rows, r, n, &w->s, TILE_PANEL);
     int n_columns = hull.end - hull.begin;
-    float *x = m->a_tile + r * ATTN_ROW, *p = m->ds_tile + r * ATTN_ROW;
-    tile_a query = {m->query_panels + (size_t)r * a->dim_qk, 1, TILE_STRIP};
-    tile_a dout = {m->dout_panels + (size_t)r * a->dim_v, 1, TILE_STRIP};
-    tile_mm_panels(query, m->key_panels + (size_t)hull.begin * a->dim_qk, x + hull.begin, ATTN_ROW,
-                   TILE_STRIP, n_columns, a->dim_qk);
-    tile_mm_panels(dout, m->value_panels + (size_t)hull.begin * a->dim_v, p + hull.begin, ATTN_ROW,
-                   TILE_STRIP, n_columns, a->dim_v);
-    for (int k = 0; k < n; k++)
-        bwd_row(w, row + k, r + k, hull, all);
-    for (int k = n; k < TILE_STRIP; k++) {
-        memset(x + k * ATTN_ROW + all.begin, 0, sizeof *x * (size_t)(all.end - all.begin));
-        memset(p + k * ATTN_ROW + all.begin, 0, sizeof *p * (size_t)(all.end - all.begin));
-    }
-    if (w->wants_query) {
-        tile_a ds = {p + hull.begin, ATTN_ROW, 1};
-        tile_mm_rows(ds, m->keys + (size_t)hull.begin * w->width_qk, w->width_qk,
-                     m->dq + (size_t)(row - w->row) * w->width_qk, w->width_qk, TILE_STRIP,
-                     w->width_qk, n_columns, true);
-    }
-    return hull;
+    size_t key = (size_t)g * ATTN_KEYS + hull.begin;
+    size_t at = (size_t)(hull.begin / TILE_PANEL * BWD_PANEL + k * TILE_BLOCK);
+    if (n_columns <= 0) return;
+    tile_mm_panels(w->query_panels + (size_t)k * TILE_STRIP * a->dim_qk,
+                   w->key_panels + key * a->dim_qk, a->bias != BIAS_NONE ? w->bias + at : NULL,
+                   w->a_tile + at, TILE_PANEL, BWD_PANEL, n_columns, a->dim_qk);
+    tile_mm_panels(w->dout_panels + (size_t)k * TILE_STRIP * a->dim_v,
+                   w->value_panels + key * a->dim_v, NULL, w->ds_tile + at, TILE_PANEL, BWD_PANEL,
+                   n_columns, a->dim_v);
+    finish_strip(w, k, n, hull);
+    if (!w->wants_query) return;
+    float *dq = w->dq + ((size_t)g * ATTN_KEYS + (row - w->row) + k * TILE_STRIP) * w->width_qk;
+    tile_mm_blocks(w->ds_tile + at, BWD_PANEL, w->keys + key * w->width_qk, w->width_qk, dq,
+                   w->width_qk, w->width_qk, n_columns);
 }
 
-/* dk and dv of the columns from the tiles; each group of columns takes the strips that see it. */
-static void sum_keys(const bwd_work *w, const attn_hull *hulls, int n_strips, attn_hull all) {
-    const bwd_scratch *m = &w->m;
-    for (int j = all.begin; j < all.end; j += TILE_PANEL) {
-        int first = n_strips, last = 0;
-        for (int k = 0; k < n_strips; k++) {
-            if (j < hulls[k].begin || j >= hulls[k].end) continue;
-            first = k < first ? k : first;
-            last = k + 1;
+/* dk and dv of one panel of keys from strips first .. last - 1. */
+static void sum_panel(const bwd_work *w, int g, int j, int first, int last) {
+    size_t at = (size_t)(j / TILE_PANEL * BWD_PANEL + first * TILE_BLOCK);
+    size_t key = (size_t)g * ATTN_KEYS + j;
+    int r = first * TILE_STRIP, n = (last - first) * TILE_STRIP;
+    tile_a ds = {w->ds_tile + at, 1, TILE_PANEL}, weights = {w->a_tile + at, 1, TILE_PANEL};
+    tile_mm_rows(ds, w->query + (size_t)r * w->width_qk, w->width_qk, true,
+                 w->dk + key * w->width_qk, w->width_qk, TILE_PANEL, w->width_qk, n);
+    tile_mm_rows(weights, w->dout + (size_t)r * w->width_v, w->width_v, true,
+                 w->dv + key * w->width_v, w->width_v, TILE_PANEL, w->width_v, n);
+}
+
+/* dk and dv from the tiles: each panel of keys takes the runs of strips that see it. */
+static void sum_keys(const bwd_work *w, int g, const attn_hull *hulls, int n_strips) {
+    for (int j = 0; j < w->s.n_keys; j += TILE_PANEL) {
+        int first = 0;
+        for (int k = 0; k <= n_strips; k++) {
+            if (k < n_strips && j >= hulls[k].begin && j < hulls[k].end) continue;
+            if (k > first) sum_panel(w, g, j, first, k);
+            first = k + 1;
         }
-        if (first >= last) continue;
-        int r = first * TILE_STRIP, n = last * TILE_STRIP - r;
-        tile_a ds = {m->ds_tile + r * ATTN_ROW + j, 1, ATTN_ROW};
-        tile_a weights = {m->a_tile + r * ATTN_ROW + j, 1, ATTN_ROW};
-        tile_mm_rows(ds, m->query + (size_t)r * w->width_qk, w->width_qk,
-                     m->dk + (size_t)j * w->width_qk, w->width_qk, TILE_PANEL, w->width_qk, n,
-                     true);
-        tile_mm_rows(weights, m->dout + (size_t)r * w->width_v, w->width_v,
-                     m->dv + (size_t)j * w->width_v, w->width_v, TILE_PANEL, w->width_v, n, true);
     }
+}
+
+/* Packs rows of q and dout of head g. */
+static void pack_queries(const bwd_work *w, int g, int32_t row, int n) {
+    const attn_args *a = w->s.a;
+    int64_t at = (int64_t)w->s.row_q + row;
+    const float *q = head_row(w, a->q, at, a->stride_q, g, a->dim_qk);
+    const float *dout = head_row(w, a->dout, at, a->stride_out, g, a->dim_v);
+    tile_pack_panels(w->query_panels, TILE_STRIP, q, a->stride_q, n, a->dim_qk);
+    tile_pack_panels(w->dout_panels, TILE_STRIP, dout, a->stride_out, n, a->dim_v);
+    if (!w->wants_key) return;
+    tile_pack_rows(w->query, w->width_qk, BWD_ROWS, q, a->stride_q, n, a->dim_qk);
+    tile_pack_rows(w->dout, w->width_v, BWD_ROWS, dout, a->stride_out, n, a->dim_v);
+}
+
+/* Adds the tile of one head's ds to that of the heads before; for the first, is it. */
+static void sum_heads(const bwd_work *w, int g, const attn_hull *hulls, int n_strips) {
+    for (int k = 0; k < n_strips; k++) {
+        for (int j = hulls[k].begin / TILE_PANEL; j < hulls[k].end / TILE_PANEL; j++) {
+            size_t at = (size_t)(j * BWD_PANEL + k * TILE_BLOCK);
+            float *sum = w->ds_sum + at;
+            const float *ds = w->ds_tile + at;
+            for (int i = 0; i < TILE_BLOCK; i++)
+                sum[i] = g == 0 ? ds[i] : sum[i] + ds[i];
+        }
+    }
+}
+
+static int rows_of_strip(int n, int k) {
+    return n - k * TILE_STRIP < TILE_STRIP ? n - k * TILE_STRIP : TILE_STRIP;
+}
+
+/* One row in a tile. */
+static float *tile_row(float *tile, int r) {
+    return tile + r / TILE_STRIP * TILE_BLOCK + r % TILE_STRIP * TILE_PANEL;
+}
+
+static void fill_bias(const bwd_work *w, int32_t row, int n, const attn_hull *hulls) {
+    for (int r = 0; r < n; r++)
+        attn_bias_fill(&w->s, row + r, hulls[r / TILE_STRIP], tile_row(w->bias, r), BWD_PANEL,
+                       w->bucket + r * ATTN_KEYS);
+}
+
+static void add_bias_grad(const bwd_work *w, int32_t row, int n, const attn_hull *hulls) {
+    float *ds = w->s.n_heads > 1 ? w->ds_sum : w->ds_tile;
+    for (int r = 0; r < n; r++)
+        attn_bias_grad_add(&w->s, row + r, hulls[r / TILE_STRIP], tile_row(ds, r), BWD_PANEL,
+                           w->bucket + r * ATTN_KEYS, &w->grad);
 }
 
 /* Up to BWD_ROWS query rows against the keys in hand. */
-static void bwd_rows(bwd_work *w, int32_t row, int n) {
+static void bwd_rows(const bwd_work *w, int32_t row, int n) {
     const attn_args *a = w->s.a;
-    bwd_scratch *m = &w->m;
-    attn_hull hulls[BWD_ROWS / TILE_STRIP];
-    attn_rows_fill(&m->rows, &w->s, row, n);
-    attn_hull all = attn_rows_hull(&m->rows, 0, n, &w->s, TILE_PANEL);
+    attn_hull hulls[BWD_STRIPS];
+    int n_strips = (n + TILE_STRIP - 1) / TILE_STRIP;
+    bool has_grad = a->bias == BIAS_TIME || (a->bias == BIAS_TABLE && a->dtable != NULL);
+    attn_rows rows = w->rows;
+    attn_rows_fill(&rows, &w->s, row, n);
+    attn_hull all = attn_rows_hull(&rows, 0, n, &w->s, TILE_PANEL);
     if (all.begin >= all.end) return;
-    int64_t at = (int64_t)w->s.row_q + row;
-    int n_padded = tile_round(n, TILE_STRIP), n_strips = n_padded / TILE_STRIP;
-    const float *q = head_rows(a->q, at, a->stride_q, w->s.head, a->dim_qk);
-    const float *dout = head_rows(a->dout, at, a->stride_out, w->s.head, a->dim_v);
-    tile_pack_panels(m->query_panels, TILE_STRIP, q, a->stride_q, n, a->dim_qk);
-    tile_pack_panels(m->dout_panels, TILE_STRIP, dout, a->stride_out, n, a->dim_v);
-    for (int k = 0; k < n_strips; k++) {
-        int left = n - k * TILE_STRIP;
-        hulls[k] = bwd_strip(w, row + k * TILE_STRIP, k * TILE_STRIP,
-                             left < TILE_STRIP ? left : TILE_STRIP, all);
+    for (int k = 0; k < n_strips; k++)
+        hulls[k] = attn_rows_hull(&rows, k * TILE_STRIP, rows_of_strip(n, k), &w->s, TILE_PANEL);
+    if (a->bias != BIAS_NONE) fill_bias(w, row, n, hulls);
+    for (int g = 0; g < w->s.n_heads; g++) {
+        pack_queries(w, g, row, n);
+        for (int k = 0; k < n_strips; k++)
+            bwd_strip(w, g, row, k, rows_of_strip(n, k), hulls[k]);
+        if (w->wants_key) sum_keys(w, g, hulls, n_strips);
+        if (has_grad && w->s.n_heads > 1) sum_heads(w, g, hulls, n_strips);
     }
-    if (!w->wants_key) return;
-    tile_pack_rows(m->query, w->width_qk, n_padded, q, a->stride_q, n, a->dim_qk);
-    tile_pack_rows(m->dout, w->width_v, n_padded, dout, a->stride_out, n, a->dim_v);
-    sum_keys(w, hulls, n_strips, all);
+    if (has_grad && w->wants_query) add_bias_grad(w, row, n, hulls);
 }
 
 static void pack_keys(const bwd_work *w) {
     const attn_args *a = w->s.a;
     int64_t row = (int64_t)w->s.row_k + w->s.first_key;
     int n = w->s.n_keys, n_padded = tile_round(n, TILE_PANEL);
-    const float *k = head_rows(a->k, row, a->stride_k, w->s.head, a->dim_qk);
-    const float *v = head_rows(a->v, row, a->stride_v, w->s.head, a->dim_v);
-    tile_pack_panels(w->m.key_panels, TILE_PANEL, k, a->stride_k, n, a->dim_qk);
-    tile_pack_panels(w->m.value_panels, TILE_PANEL, v, a->stride_v, n, a->dim_v);
-    tile_pack_rows(w->m.keys, w->width_qk, n_padded, k, a->stride_k, n, a->dim_qk);
-    memset(w->m.dk, 0, sizeof(float) * (size_t)n_padded * w->width_qk);
-    memset(w->m.dv, 0, sizeof(float) * (size_t)n_padded * w->width_v);
+    for (int g = 0; g < w->s.n_heads; g++) {
+        size_t key = (size_t)g * ATTN_KEYS;
+        const float *k = head_row(w, a->k, row, a->stride_k, g, a->dim_qk);
+        const float *v = head_row(w, a->v, row, a->stride_v, g, a->dim_v);
+        tile_pack_panels(w->key_panels + key * a->dim_qk, TILE_PANEL, k, a->stride_k, n, a->dim_qk);
+        tile_pack_panels(w->value_panels + key * a->dim_v, TILE_PANEL, v, a->stride_v, n, a->dim_v);
+        if (w->wants_query)
+            tile_pack_rows(w->keys + key * w->width_qk, w->width_qk, n_padded, k, a->stride_k, n,
+                           a->dim_qk);
+        if (!w->wants_key) continue;
+        memset(w->dk + key * w->width_qk, 0, sizeof(float) * (size_t)n_padded * w->width_qk);
+        memset(w->dv + key * w->width_v, 0, sizeof(float) * (size_t)n_padded * w->width_v);
+    }
 }
 
 static void unpack_keys(const bwd_work *w) {
     const attn_args *a = w->s.a;
     int64_t row = (int64_t)w->s.row_k + w->s.first_key;
-    float *dk = (float *)head_rows(a->dk, row, a->stride_k, w->s.head, a->dim_qk);
-    float *dv = (float *)head_rows(a->dv, row, a->stride_v, w->s.head, a->dim_v);
-    tile_unpack_rows(dk, a->stride_k, w->m.dk, w->width_qk, w->s.n_keys, a->dim_qk);
-    tile_unpack_rows(dv, a->stride_v, w->m.dv, w->width_v, w->s.n_keys, a->dim_v);
+    for (int g = 0; g < w->s.n_heads; g++) {
+        size_t key = (size_t)g * ATTN_KEYS;
+        tile_unpack_rows(head_row(w, a->dk, row, a->stride_k, g, a->dim_qk), a->stride_k,
+                         w->dk + key * w->width_qk, w->width_qk, w->s.n_keys, a->dim_qk);
+        tile_unpack_rows(head_row(w, a->dv, row, a->stride_v, g, a->dim_v), a->stride_v,
+                         w->dv + key * w->width_v, w->width_v, w->s.n_keys, a->dim_v);
+    }
+}
+
+static void unpack_queries(const bwd_work *w) {
+    const attn_args *a = w->s.a;
+    int64_t row = (int64_t)w->s.row_q + w->row;
+    for (int g = 0; g < w->s.n_heads; g++)
+        tile_unpack_rows(head_row(w, a->dq, row, a->stride_q, g, a->dim_qk), a->stride_q,
+                         w->dq + (size_t)g * ATTN_KEYS * w->width_qk, w->width_qk, w->n_rows,
+                         a->dim_qk);
 }
 
 static void bwd_run(bwd_work *w) {
-    const attn_args *a = w->s.a;
-    if (w->wants_query) {
-        int n_padded = tile_round(w->n_rows, TILE_STRIP);
-        memset(w->m.dq, 0, sizeof(float) * (size_t)n_padded * w->width_qk);
-    }
+    if (w->wants_query)
+        memset(w->dq, 0, sizeof(float) * (size_t)w->s.n_heads * ATTN_KEYS * w->width_qk);
     for (int32_t first = w->first_key; first < w->last_key; first += ATTN_KEYS) {
         attn_seq_take_keys(&w->s, first);
         pack_keys(w);
@@ -213,11 +281,7 @@ static void bwd_run(bwd_work *w) {
             bwd_rows(w, w->row + r, w->n_rows - r < BWD_ROWS ? w->n_rows - r : BWD_ROWS);
         if (w->wants_key) unpack_keys(w);
     }
-    if (w->wants_query) {
-        float *dq = (float *)head_rows(a->dq, (int64_t)w->s.row_q + w->row, a->stride_q, w->s.head,
-                                       a->dim_qk);
-        tile_unpack_rows(dq, a->stride_q, w->m.dq, w->width_qk, w->n_rows, a->dim_qk);
-    }
+    if (w->wants_query) unpack_queries(w);
 }
 
 static int32_t smaller(int32_t a, int32_t b) {
@@ -249,24 +313,24 @@ static bool choose_part(const bwd_job *job, int32_t block, bwd_work *w) {
 static void bwd_chunk(const bwd_job *job, int64_t chunk, char *base, const attn_bias_grad *grad) {
     const attn_args *a = job->a;
     size_t bytes;
-    int64_t n_pairs = (int64_t)a->n_sequences * job->n_head_groups;
-    int32_t b = (int32_t)(chunk % n_pairs / job->n_head_groups);
-    int32_t n_heads = a->n_heads / job->n_head_groups;
-    int32_t first = (int32_t)(chunk % job->n_head_groups) * n_heads;
-    bwd_work w = {.m = carve_scratch(a, base, &bytes), .grad = *grad};
-    w.width_qk = tile_round(a->dim_qk, VEC);
-    w.width_v = tile_round(a->dim_v, VEC);
-    for (int32_t head = first; head < first + n_heads; head++) {
-        w.s = attn_seq_make(a, b, head, w.m.time);
+    int32_t group = attn_head_group(a), n_parts = job->has_serial_heads ? 1 : job->n_groups;
+    int64_t n_pairs = (int64_t)a->n_sequences * n_parts;
+    int32_t b = (int32_t)(chunk % n_pairs / n_parts);
+    int32_t first = (int32_t)(chunk % n_parts),
+            n_groups = job->has_serial_heads ? job->n_groups : 1;
+    bwd_work w = carve_work(a, base, &bytes);
+    w.grad = *grad;
+    for (int32_t k = first; k < first + n_groups; k++) {
+        w.s = attn_seq_make(a, b, k * group, w.time);
         if (choose_part(job, (int32_t)(chunk / n_pairs), &w)) bwd_run(&w);
     }
 }
 
 static status bwd_slot(void *ctx, int64_t slot, int worker) {
     const bwd_job *job = ctx;
-    void *base = (char *)job->slots + job->shared_bytes;
+    void *base;
     attn_bias_grad grad = {NULL, NULL};
-    if (worker != 0) TRY(cpu_scratch(job->be, worker, job->tile_bytes, &base));
+    TRY(cpu_scratch(job->be, worker, job->bytes, &base));
     if (job->a->bias == BIAS_TIME) {
         grad.time = job->slots + (size_t)slot * job->slot_floats;
         grad.position = grad.time + ATTN_TIME_COPIES * ATTN_TIME_STRIDE;
@@ -296,26 +360,31 @@ static void sum_slots(const bwd_job *job) {
     }
 }
 
+/* Memory for the sums of the slots. */
+static status take_slots(bwd_job *job) {
+    const attn_args *a = job->a;
+    job->n_slots = job->n_chunks;
+    if (a->bias != BIAS_TIME) return OK;
+    if (job->n_slots > ATTN_SLOTS) job->n_slots = ATTN_SLOTS;
+    job->slot_floats =
+        (size_t)tile_round(2 * a->bias_len - 1, 16) + ATTN_TIME_COPIES * ATTN_TIME_STRIDE;
+    return cpu_scratch(job->be, CPU_SHARED, sizeof(float) * (size_t)job->n_slots * job->slot_floats,
+                       (void **)&job->slots);
+}
+
 status cpu_attn_bwd(backend *be, const attn_args *a) {
     bwd_job job = {.be = be, .a = a};
     TRY(attn_args_check(a));
-    /* Heads that share a table add to the same numbers, so one chunk does them one by one. */
-    bool shares_table = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads == 1;
-    job.n_head_groups = shares_table ? 1 : a->n_heads;
-    job.n_key_blocks = (a->max_len_k + ATTN_KEYS - 1) / ATTN_KEYS;
-    job.n_query_blocks = (a->max_len_q + ATTN_QUERIES - 1) / ATTN_QUERIES;
-    if (a->max_len_k <= ATTN_KEYS) job.n_query_blocks = 0;
-    job.n_chunks =
-        (int64_t)(job.n_key_blocks + job.n_query_blocks) * a->n_sequences * job.n_head_groups;
-    job.n_slots = job.n_chunks;
-    if (a->bias == BIAS_TIME) {
-        job.n_slots = job.n_chunks < ATTN_SLOTS ? job.n_chunks : ATTN_SLOTS;
-        job.slot_floats =
-            (size_t)tile_round(2 * a->bias_len - 1, 16) + ATTN_TIME_COPIES * ATTN_TIME_STRIDE;
-        job.shared_bytes = sizeof(float) * (size_t)job.n_slots * job.slot_floats;
-    }
-    carve_scratch(a, NULL, &job.tile_bytes);
-    TRY(cpu_scratch(be, 0, job.shared_bytes + job.tile_bytes, (void **)&job.slots));
+    /* Heads that share a table add to the same numbers. */
+    job.has_serial_heads = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads == 1;
+    job.n_groups = (int32_t)cpu_n_chunks(a->n_heads, attn_head_group(a));
+    job.n_key_blocks = (int32_t)cpu_n_chunks(a->max_len_k, ATTN_KEYS);
+    if (a->max_len_k > ATTN_KEYS)
+        job.n_query_blocks = (int32_t)cpu_n_chunks(a->max_len_q, ATTN_QUERIES);
+    job.n_chunks = (int64_t)(job.n_key_blocks + job.n_query_blocks) * a->n_sequences *
+                   (job.has_serial_heads ? 1 : job.n_groups);
+    carve_work(a, NULL, &job.bytes);
+    TRY(take_slots(&job));
     TRY(attn_run(be, job.n_slots, bwd_slot, &job));
     if (a->bias == BIAS_TIME && job.n_slots > 0) sum_slots(&job);
     return OK;

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "cpu/tile.h"
+
 void *attn_take(attn_carve *carve, size_t n, size_t size) {
     void *taken = carve->base != NULL ? carve->base + carve->used : NULL;
     carve->used += (n * size + 63) / 64 * 64;
@@ -15,8 +17,17 @@ status attn_run(backend *be, int64_t n_chunks, pool_fn fn, void *ctx) {
     return OK;
 }
 
+int32_t attn_head_group(const attn_args *a) {
+    int32_t dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
+    bool shares = a->bias == BIAS_TIME || (a->bias == BIAS_TABLE && a->table_heads == 1);
+    int32_t fit = dim < ATTN_WIDTH ? ATTN_WIDTH / dim : 1;
+    return !shares ? 1 : fit < a->n_heads ? fit : a->n_heads;
+}
+
 attn_seq attn_seq_make(const attn_args *a, int32_t b, int32_t head, int32_t *time) {
+    int32_t group = attn_head_group(a), left = a->n_heads - head;
     attn_seq s = {.a = a, .b = b, .head = head, .time = time};
+    s.n_heads = group < left ? group : left;
     s.buckets = a->bias == BIAS_TIME ? bucket_table_get() : NULL;
     s.row_q = a->offsets_q[b];
     s.row_k = a->offsets_k[b];
@@ -76,17 +87,23 @@ attn_hull attn_rows_hull(const attn_rows *rows, int r, int n, const attn_seq *s,
     return (attn_hull){(int)(begin / round * round), (int)((end + round - 1) / round * round)};
 }
 
-void attn_rows_clear(const attn_rows *rows, int r, const attn_seq *s, attn_hull hull, float *x) {
+/* Columns begin .. end - 1 of a row in a tile to zero. */
+static void clear_columns(float *x, ptrdiff_t panel, int begin, int end) {
+    for (int j = begin; j < end; j++)
+        x[j / TILE_PANEL * panel + j % TILE_PANEL] = 0.0f;
+}
+
+void attn_rows_clear(const attn_rows *rows, int r, const attn_seq *s, attn_hull hull, float *x,
+                     ptrdiff_t panel) {
     const attn_span *spans = rows->spans + (size_t)r * rows->max_spans;
     int at = hull.begin;
     for (int32_t m = 0; m < rows->n_spans[r] && at < hull.end; m++) {
         int begin = spans[m].begin - s->first_key, end = spans[m].end - s->first_key;
         if (end <= at) continue;
-        begin = begin < at ? at : begin > hull.end ? hull.end : begin;
-        memset(x + at, 0, sizeof *x * (size_t)(begin - at));
+        clear_columns(x, panel, at, begin < hull.end ? begin : hull.end);
         at = end;
     }
-    if (at < hull.end) memset(x + at, 0, sizeof *x * (size_t)(hull.end - at));
+    clear_columns(x, panel, at, hull.end);
 }
 
 /* The place of a query row and the first key in hand in the position bias: consecutive keys lie one
@@ -111,19 +128,16 @@ static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *dis
         distance[j] = bucket_distance(query, key[j]);
 }
 
-static void time_bias_add(const attn_seq *s, int32_t row, attn_hull hull, float *x,
-                          uint8_t *bucket) {
+static void time_bias(const attn_seq *s, int32_t row, attn_hull hull, float *bias,
+                      uint8_t *bucket) {
     float distance[ATTN_KEYS];
-    uint8_t own[ATTN_KEYS];
     const float *position = s->a->position_w + position_of(s, row);
     const float *time = s->a->time_w;
-    if (bucket == NULL) bucket = own;
     distances(s, row, hull, distance);
-    for (int j = hull.begin; j < hull.end; j++) {
-        int32_t at = bucket_of(s->buckets, distance[j]);
-        bucket[j] = (uint8_t)at;
-        x[j] += position[j] + time[at];
-    }
+    for (int j = hull.begin; j < hull.end; j++)
+        bucket[j] = (uint8_t)bucket_of(s->buckets, distance[j]);
+    for (int j = hull.begin; j < hull.end; j++)
+        bias[j] = position[j] + time[bucket[j]];
 }
 
 static size_t table_of(const attn_seq *s, int32_t row) {
@@ -139,29 +153,39 @@ static attn_hull within_keys(const attn_seq *s, attn_hull hull) {
     return (attn_hull){hull.begin, hull.end < s->n_keys ? hull.end : s->n_keys};
 }
 
-void attn_bias_add(const attn_seq *s, int32_t row, attn_hull hull, float *x, uint8_t *bucket) {
-    hull = within_keys(s, hull);
-    if (s->a->bias == BIAS_TIME) {
-        time_bias_add(s, row, hull, x, bucket);
-    } else if (s->a->bias == BIAS_TABLE) {
-        const float *table = (const float *)s->a->table + table_of(s, row);
-        for (int j = hull.begin; j < hull.end; j++)
-            x[j] += table[j];
-    }
+void attn_bias_fill(const attn_seq *s, int32_t row, attn_hull hull, float *x, ptrdiff_t panel,
+                    uint8_t *bucket) {
+    float own[ATTN_KEYS + TILE_PANEL];
+    const float *bias = own;
+    attn_hull keys = within_keys(s, hull);
+    if (s->a->bias == BIAS_TIME)
+        time_bias(s, row, keys, own, bucket);
+    else
+        memcpy(own + keys.begin, (const float *)s->a->table + table_of(s, row) + keys.begin,
+               sizeof *own * (size_t)(keys.end - keys.begin));
+    for (int j = keys.end; j < hull.end; j++)
+        own[j] = 0.0f;
+    for (int j = hull.begin; j < hull.end; j += TILE_PANEL)
+        for (int k = 0; k < TILE_PANEL; k += VEC)
+            vec_store(x + j / TILE_PANEL * panel + k, vec_load(bias + j + k));
 }
 
 void attn_bias_grad_add(const attn_seq *s, int32_t row, attn_hull hull, const float *ds,
-                        const uint8_t *bucket, const attn_bias_grad *grad) {
-    hull = within_keys(s, hull);
-    if (s->a->bias == BIAS_TABLE && s->a->dtable != NULL) {
+                        ptrdiff_t panel, const uint8_t *bucket, const attn_bias_grad *grad) {
+    float own[ATTN_KEYS + TILE_PANEL];
+    attn_hull keys = within_keys(s, hull);
+    for (int j = hull.begin; j < hull.end; j += TILE_PANEL)
+        for (int k = 0; k < TILE_PANEL; k += VEC)
+            vec_store(own + j + k, vec_load(ds + j / TILE_PANEL * panel + k));
+    if (s->a->bias == BIAS_TABLE) {
         float *table = s->a->dtable + table_of(s, row);
-        for (int j = hull.begin; j < hull.end; j++)
-            table[j] += ds[j];
+        for (int j = keys.begin; j < keys.end; j++)
+            table[j] += own[j];
+        return;
     }
-    if (s->a->bias != BIAS_TIME) return;
     float *position = grad->position + position_of(s, row);
-    for (int j = hull.begin; j < hull.end; j++)
-        position[j] += ds[j];
-    for (int j = hull.begin; j < hull.end; j++)
-        grad->time[(j % ATTN_TIME_COPIES) * ATTN_TIME_STRIDE + bucket[j]] += ds[j];
+    for (int j = keys.begin; j < keys.end; j++)
+        position[j] += own[j];
+    for (int j = keys.begin; j < keys.end; j++)
+        grad->time[(j % ATTN_TIME_COPIES) * ATTN_TIME_STRIDE + bucket[j]] += own[j];
 }

@@ -1,22 +1,30 @@
 /* What the files of the HSTU attention share: how the work is cut, the rows' spans, the bias.
  *
  * Work is cut into chunks by sizes that never depend on the threads.  A chunk works on a block of
- * query rows of one sequence and head, ATTN_KEYS keys at a time, in scratch memory of its worker;
- * inside, strips of TILE_STRIP rows share a hull of columns, outside of which nothing is computed:
- * of a causal mask, half.  What binds is the arithmetic: a strip's tile and the packed keys stay in
- * the first and second cache. */
+ * query rows of one sequence and a few heads, ATTN_KEYS keys at a time, in scratch memory of its
+ * worker; inside, strips of TILE_STRIP rows share a hull of columns, outside of which nothing is
+ * computed: of a causal mask, half.  Heads that share a bias are done together, so that the bias
+ * and its gradient are worked out once.  What binds is the arithmetic: a strip's tile stays in the
+ * first cache and the packed keys in the second.
+ *
+ * A tile of scores lies in blocks of a strip and a panel of columns (tile.h): element (i, j) of a
+ * strip is at [j / TILE_PANEL * panel + i * TILE_PANEL + j % TILE_PANEL], with `panel` numbers from
+ * panel to panel.  So both the products along its rows and those along its columns read it in
+ * order. */
 #ifndef HSTU_CPU_ATTN_INT_H
 #define HSTU_CPU_ATTN_INT_H
+
+#include <stdbool.h>
+#include <stddef.h>
 
 #include "cpu/attn_mask.h"
 #include "cpu/cpu.h"
 #include "cpu/time_bucket.h"
 
 enum {
-    ATTN_KEYS = 256, /* keys at a time */
-    ATTN_QUERIES = 128,
-    ATTN_ROW = ATTN_KEYS + 16, /* numbers between rows of a tile: not a power of two, so that a
-                                  column of it does not fall into a few sets of the cache */
+    ATTN_KEYS = 256,    /* keys at a time */
+    ATTN_QUERIES = 128, /* query rows of a chunk, if a sequence has more than ATTN_KEYS keys */
+    ATTN_WIDTH = 128,   /* numbers of a row that heads done together may have in all */
     /* Gradients of the time bias: four copies, so that neighbours of one bucket do not wait for
      * each other's sum. */
     ATTN_TIME_COPIES = 4,
@@ -36,11 +44,12 @@ typedef struct attn_rows {
     int32_t *n_spans; /* (rows) */
 } attn_rows;
 
-/* One sequence and head, and the keys of it in hand. */
+/* One sequence, and the keys of it in hand. */
 typedef struct attn_seq {
     const attn_args *a;
     const bucket_table *buckets;
-    int32_t b, head;
+    int32_t b;
+    int32_t head, n_heads; /* done together: head .. head + n_heads - 1 */
     int32_t len_q, len_k;
     int32_t row_q, row_k;      /* first rows in the jagged arrays */
     int32_t first_key, n_keys; /* in hand */
@@ -66,6 +75,10 @@ void *attn_take(attn_carve *carve, size_t n, size_t size);
 /* Runs chunks on the backend's pool, or one after the other. */
 status attn_run(backend *be, int64_t n_chunks, pool_fn fn, void *ctx);
 
+/* How many heads are done together: as many as share a bias and fit ATTN_WIDTH, else one. */
+int32_t attn_head_group(const attn_args *a);
+
+/* Heads `head` and the rest of its group of sequence b. */
 attn_seq attn_seq_make(const attn_args *a, int32_t b, int32_t head, int32_t *time);
 
 /* Takes keys first .. first + ATTN_KEYS - 1 in hand, as far as there are. */
@@ -78,15 +91,17 @@ void attn_rows_fill(attn_rows *rows, const attn_seq *s, int32_t row, int n);
 /* The hull of rows r .. r + n - 1 among the keys in hand, rounded outwards to `round`. */
 attn_hull attn_rows_hull(const attn_rows *rows, int r, int n, const attn_seq *s, int round);
 
-/* Zeroes what row r does not see in columns of a hull of the keys in hand. */
-void attn_rows_clear(const attn_rows *rows, int r, const attn_seq *s, attn_hull hull, float *x);
+/* Zeroes what row r does not see in columns of a hull; x is the row in a tile. */
+void attn_rows_clear(const attn_rows *rows, int r, const attn_seq *s, attn_hull hull, float *x,
+                     ptrdiff_t panel);
 
-/* x[j] += bias of query row `row` and key j of those in hand, j in the hull.  For BIAS_TIME the
- * buckets are left in `bucket`, unless that is NULL. */
-void attn_bias_add(const attn_seq *s, int32_t row, attn_hull hull, float *x, uint8_t *bucket);
+/* x[j] = bias of query row `row` and key j of those in hand, j in the hull; x is a row in a tile.
+ * For BIAS_TIME the buckets are left in `bucket` (ATTN_KEYS).  Not for BIAS_NONE. */
+void attn_bias_fill(const attn_seq *s, int32_t row, attn_hull hull, float *x, ptrdiff_t panel,
+                    uint8_t *bucket);
 
-/* Adds ds[j], j in the hull, to the gradients of the bias. */
+/* Adds ds[j], j in the hull, to the gradients of the bias; ds is a row in a tile. */
 void attn_bias_grad_add(const attn_seq *s, int32_t row, attn_hull hull, const float *ds,
-                        const uint8_t *bucket, const attn_bias_grad *grad);
+                        ptrdiff_t panel, const uint8_t *bucket, const attn_bias_grad *grad);
 
 #endif

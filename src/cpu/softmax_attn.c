@@ -78,16 +78,7 @@ static float *row_of(const softmax_seq *s, const void *data, int64_t stride, int
 
 /* keep[j] = what weight (i, j) is multiplied with, j < n. */
 static void draw_keep(const softmax_seq *s, int32_t i, int n) {
-    const dropout *drop = &s->a->drop;
-    uint32_t user = drop->user[s->first + i], position = drop->position[s->first + i];
-    uint32_t column = (uint32_t)s->head * (uint32_t)s->a->max_len;
-    float kept = 1.0f / (1.0f - drop->rate);
-    rng_block block = {{0}};
-    for (int j = 0; j < n; j++, column++) {
-        if (j == 0 || column % 4 == 0)
-            block = rng_draw(drop->key, position, user, drop->step, drop->site << 16 | column / 4);
-        s->m.keep[j] = rng_uniform(block.word[column % 4]) >= drop->rate ? kept : 0.0f;
-    }
+    cpu_dropout_factors(&s->a->drop, s->first + i, (int64_t)s->head * s->a->max_len, n, s->m.keep);
 }
 
 /* Scores to weights: p = exp(alpha x - log_sum) for j < n, zero up to n_padded; the log of the sum
@@ -99,8 +90,9 @@ static float softmax_row(float *x, int n, int n_padded, float alpha) {
         x[j] *= alpha;
         largest = x[j] > largest ? x[j] : largest;
     }
-    for (int j = 0; j < n; j++)
-        x[j] = vec_exp(x[j] - largest);
+    /* Whole vectors: a row of the tile has room, and what lies behind n is zeroed below. */
+    for (int j = 0; j < n; j += VEC)
+        vec_store(x + j, vec_exp(vec_load(x + j) - largest));
     for (int j = 0; j < n; j++)
         sum += (double)x[j];
     float inverse = (float)(1.0 / sum);
@@ -116,8 +108,8 @@ static void fwd_strip(const softmax_seq *s, int32_t i, int n) {
     int n_columns = tile_round(i + n, TILE_PANEL);
     tile_pack_panels(s->m.query_panels, TILE_STRIP, row_of(s, a->q, a->stride_q, i), a->stride_q, n,
                      a->dim);
-    tile_a query = {s->m.query_panels, 1, TILE_STRIP};
-    tile_mm_panels(query, s->m.key_panels, s->m.p, s->row, TILE_STRIP, n_columns, a->dim);
+    tile_mm_panels(s->m.query_panels, s->m.key_panels, NULL, s->m.p, s->row, TILE_PANEL, n_columns,
+                   a->dim);
     for (int r = 0; r < n; r++) {
         float *p = s->m.p + (size_t)r * s->row;
         int n_seen = i + r + 1;
@@ -131,8 +123,8 @@ static void fwd_strip(const softmax_seq *s, int32_t i, int n) {
     for (int r = n; r < TILE_STRIP; r++)
         memset(s->m.p + (size_t)r * s->row, 0, sizeof(float) * (size_t)n_columns);
     tile_a weights = {s->m.p, s->row, 1};
-    tile_mm_rows(weights, s->m.values, s->width, s->m.out, s->width, TILE_STRIP, s->width,
-                 n_columns, false);
+    tile_mm_rows(weights, s->m.values, s->width, false, s->m.out, s->width, TILE_STRIP, s->width,
+                 n_columns);
     tile_unpack_rows(row_of(s, a->out, a->stride_out, i), a->stride_out, s->m.out, s->width, n,
                      a->dim);
 }
@@ -174,8 +166,8 @@ static void grad_row(const softmax_seq *s, int32_t i, float *x, float *dp, int n
     int n = i + 1;
     float log_sum = a->log_sum[(int64_t)(s->first + i) * a->n_heads + s->head];
     double delta = 0.0;
-    for (int j = 0; j < n; j++)
-        x[j] = vec_exp(a->alpha * x[j] - log_sum);
+    for (int j = 0; j < n; j += VEC)
+        vec_store(x + j, vec_exp(a->alpha * vec_load(x + j) - log_sum));
     if (a->drop.rate != 0.0f) {
         draw_keep(s, i, n);
         for (int j = 0; j < n; j++)
@@ -205,10 +197,11 @@ static void bwd_strip(const softmax_seq *s, int32_t i, int n) {
     const softmax_attn_args *a = s->a;
     const softmax_scratch *m = &s->m;
     int n_columns = tile_round(i + n, TILE_PANEL), width = s->width;
-    tile_a query = {m->query_panels, 1, TILE_STRIP}, dout = {m->dout_panels, 1, TILE_STRIP};
     pack_strip(s, i, n);
-    tile_mm_panels(query, m->key_panels, m->p, s->row, TILE_STRIP, n_columns, a->dim);
-    tile_mm_panels(dout, m->value_panels, m->ds, s->row, TILE_STRIP, n_columns, a->dim);
+    tile_mm_panels(m->query_panels, m->key_panels, NULL, m->p, s->row, TILE_PANEL, n_columns,
+                   a->dim);
+    tile_mm_panels(m->dout_panels, m->value_panels, NULL, m->ds, s->row, TILE_PANEL, n_columns,
+                   a->dim);
     for (int r = 0; r < n; r++)
         grad_row(s, i + r, m->p + (size_t)r * s->row, m->ds + (size_t)r * s->row, n_columns);
     for (int r = n; r < TILE_STRIP; r++) {
@@ -216,9 +209,9 @@ static void bwd_strip(const softmax_seq *s, int32_t i, int n) {
         memset(m->ds + (size_t)r * s->row, 0, sizeof(float) * (size_t)n_columns);
     }
     tile_a ds = {m->ds, s->row, 1}, ds_columns = {m->ds, 1, s->row}, weights = {m->p, 1, s->row};
-    tile_mm_rows(ds, m->keys, width, m->dq, width, TILE_STRIP, width, n_columns, false);
-    tile_mm_rows(ds_columns, m->query, width, m->dk, width, n_columns, width, TILE_STRIP, true);
-    tile_mm_rows(weights, m->dout, width, m->dv, width, n_columns, width, TILE_STRIP, true);
+    tile_mm_rows(ds, m->keys, width, false, m->dq, width, TILE_STRIP, width, n_columns);
+    tile_mm_rows(ds_columns, m->query, width, true, m->dk, width, n_columns, width, TILE_STRIP);
+    tile_mm_rows(weights, m->dout, width, true, m->dv, width, n_columns, width, TILE_STRIP);
     tile_unpack_rows(row_of(s, a->dq, a->stride_q, i), a->stride_q, m->dq, width, n, a->dim);
 }
 
