@@ -49,10 +49,13 @@ static fwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
     return w;
 }
 
+/* Blocks of a tile.  Two vectors at a time: the steps of one fill the waits of the other. */
 static void silu(float *x, int n, float alpha, float scale) {
-    for (int j = 0; j < n; j += VEC) {
-        vec y = alpha * vec_load(x + j);
-        vec_store(x + j, y * vec_sigmoid(y) * scale);
+    for (int j = 0; j < n; j += 2 * VEC) {
+        vec y0 = alpha * vec_load(x + j), y1 = alpha * vec_load(x + j + VEC);
+        vec sigmoid0 = vec_sigmoid(y0), sigmoid1 = vec_sigmoid(y1);
+        vec_store(x + j, y0 * sigmoid0 * scale);
+        vec_store(x + j + VEC, y1 * sigmoid1 * scale);
     }
 }
 

@@ -57,6 +57,8 @@ void attn_seq_take_keys(attn_seq *s, int32_t first) {
         s->time[j] = near_time(time[j], s->first_time);
         s->is_near &= is_near(time[j], s->first_time);
     }
+    for (int32_t j = s->n_keys; j < tile_round(s->n_keys, VEC); j++)
+        s->time[j] = 0;
 }
 
 attn_rows attn_rows_take(attn_carve *carve, const attn_args *a, int n) {
@@ -113,14 +115,21 @@ static ptrdiff_t position_of(const attn_seq *s, int32_t row) {
     return (ptrdiff_t)s->a->bias_len - 1 + s->first_key - i;
 }
 
+/* max(|query - key|, 1) as float, for keys in hand whose times are near. */
+static void near_distances(const int32_t *key, int32_t query, attn_hull hull, float *distance) {
+    for (int j = hull.begin; j < hull.end; j += VEC) {
+        vec_int d = query - *(const vec_int_any *)(key + j), sign = d >> 31;
+        d = (d ^ sign) - sign;
+        d = d - (d == 0);
+        vec_store(distance + j, __builtin_convertvector(d, vec));
+    }
+}
+
+/* For whole vectors, of which the last may end behind the hull. */
 static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *distance) {
     int64_t query = s->a->query_time[s->row_q + row];
     if (s->is_near && is_near(query, s->first_time)) {
-        int32_t time = near_time(query, s->first_time);
-        for (int j = hull.begin; j < hull.end; j++) {
-            int32_t d = time - s->time[j];
-            distance[j] = (float)(d < 0 ? -d : d);
-        }
+        near_distances(s->time, near_time(query, s->first_time), hull, distance);
         return;
     }
     const int64_t *key = s->a->key_time + s->row_k + s->first_key;
@@ -128,16 +137,18 @@ static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *dis
         distance[j] = bucket_distance(query, key[j]);
 }
 
-static void time_bias(const attn_seq *s, int32_t row, attn_hull hull, float *bias,
-                      uint8_t *bucket) {
+static void time_bias(const attn_seq *s, int32_t row, attn_hull hull, float *restrict bias,
+                      uint8_t *restrict bucket) {
     float distance[ATTN_KEYS];
     const float *position = s->a->position_w + position_of(s, row);
     const float *time = s->a->time_w;
+    const bucket_table *table = s->buckets;
     distances(s, row, hull, distance);
-    for (int j = hull.begin; j < hull.end; j++)
-        bucket[j] = (uint8_t)bucket_of(s->buckets, distance[j]);
-    for (int j = hull.begin; j < hull.end; j++)
-        bias[j] = position[j] + time[bucket[j]];
+    for (int j = hull.begin; j < hull.end; j++) {
+        uint32_t at = bucket_of(table, distance[j]);
+        bucket[j] = (uint8_t)at;
+        bias[j] = position[j] + time[at];
+    }
 }
 
 static size_t table_of(const attn_seq *s, int32_t row) {

@@ -25,9 +25,9 @@ enum {
     ATTN_KEYS = 256,    /* keys at a time */
     ATTN_QUERIES = 128, /* query rows of a chunk, if a sequence has more than ATTN_KEYS keys */
     ATTN_WIDTH = 128,   /* numbers of a row that heads done together may have in all */
-    /* Gradients of the time bias: four copies, so that neighbours of one bucket do not wait for
+    /* Gradients of the time bias: eight copies, so that neighbours of one bucket do not wait for
      * each other's sum. */
-    ATTN_TIME_COPIES = 4,
+    ATTN_TIME_COPIES = 8,
     ATTN_TIME_STRIDE = 132,
     ATTN_SLOTS = 64
 };

@@ -2,7 +2,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <stdbool.h>
 
 static bucket_table table;
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
@@ -35,10 +34,11 @@ static uint32_t find_edge(uint32_t low, uint32_t high) {
 
 static void make_table(void) {
     for (uint32_t cell = 0; cell < BUCKET_CELLS; cell++) {
-        uint32_t first = (cell + (127u << 2)) << 21, last = first + (1u << 21) - 1;
-        table.low[cell] = definition(float_of(first));
-        bool has_edge = definition(float_of(last)) > table.low[cell];
-        table.edge[cell] = has_edge ? float_of(find_edge(first, last)) : INFINITY;
+        uint32_t size = 1u << BUCKET_BITS, first = (cell + (127u << 2)) << BUCKET_BITS;
+        int32_t bucket = definition(float_of(first));
+        table.cell[cell] = (uint32_t)bucket << BUCKET_BITS;
+        if (definition(float_of(first + size - 1)) > bucket)
+            table.cell[cell] += size - (find_edge(first, first + size - 1) - first);
     }
 }
 

@@ -4,7 +4,9 @@
  * No logarithm is taken per pair.  The bucket is a rising function of the float |d|, so its
  * 128 edges are found once, by bisection with the definition itself.  A bucket spans a factor of
  * 1.35 and a quarter of an octave at most 1.25, so the exponent and the two leading bits of the
- * mantissa leave one edge to compare with: exact, and three loads. */
+ * mantissa leave at most one edge to compare with.  The comparison is an addition: a quarter's
+ * entry is its bucket, above 21 bits that overflow just when the rest of the mantissa reaches the
+ * edge. */
 #ifndef HSTU_CPU_TIME_BUCKET_H
 #define HSTU_CPU_TIME_BUCKET_H
 
@@ -13,31 +15,31 @@
 
 enum {
     BUCKET_MAX = 128,
+    BUCKET_BITS = 21,     /* of the mantissa behind its two leading bits */
     BUCKET_CELLS = 65 * 4 /* quarters of the octaves 2^0 .. 2^64 */
 };
 
 typedef struct bucket_table {
-    float edge[BUCKET_CELLS];  /* the smallest float of the next bucket, if in this quarter */
-    int32_t low[BUCKET_CELLS]; /* the bucket below that edge */
+    uint32_t cell[BUCKET_CELLS]; /* bucket << BUCKET_BITS, plus 2^BUCKET_BITS less the edge */
 } bucket_table;
 
 /* The table, made on first use; any thread. */
 const bucket_table *bucket_table_get(void);
 
-/* |query - key| as the float the definition starts from; differences beyond int64 do not wrap. */
+/* max(|query - key|, 1) as the float the definition starts from; differences beyond int64 do not
+ * wrap. */
 static inline float bucket_distance(int64_t query, int64_t key) {
     uint64_t distance =
         query > key ? (uint64_t)query - (uint64_t)key : (uint64_t)key - (uint64_t)query;
-    return (float)distance;
+    return (float)(distance > 0 ? distance : 1);
 }
 
-/* The bucket of a distance >= 0. */
-static inline int32_t bucket_of(const bucket_table *table, float distance) {
+/* The bucket of a distance from 1 to 2^64. */
+static inline uint32_t bucket_of(const bucket_table *table, float distance) {
     uint32_t bits;
-    float at_least_1 = distance < 1.0f ? 1.0f : distance;
-    memcpy(&bits, &at_least_1, 4);
-    uint32_t cell = (bits >> 21) - (127u << 2);
-    return table->low[cell] + (at_least_1 >= table->edge[cell]);
+    memcpy(&bits, &distance, 4);
+    uint32_t cell = (bits >> BUCKET_BITS) - (127u << 2);
+    return (table->cell[cell] + (bits & ((1u << BUCKET_BITS) - 1))) >> BUCKET_BITS;
 }
 
 #endif

@@ -24,8 +24,9 @@ enum { VEC = VEC_BYTES / 4 };
 
 typedef float vec __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t vec_int __attribute__((vector_size(VEC_BYTES)));
-/* A vector anywhere in an array of floats. */
+/* A vector anywhere in an array. */
 typedef float vec_any __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+typedef int32_t vec_int_any __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
 
 static inline vec vec_load(const float *from) {
     return *(const vec_any *)from;
