@@ -15,7 +15,7 @@
 #include "cpu/tile.h"
 
 enum {
-    BWD_ROWS = 16, /* query rows whose tiles are held before they are summed into dk and dv */
+    BWD_ROWS = 32, /* query rows whose tiles are held before they are summed into dk and dv */
     BWD_STRIPS = BWD_ROWS / TILE_STRIP,
     BWD_PANEL = BWD_STRIPS * TILE_BLOCK, /* numbers from panel to panel of a tile */
     BWD_TILE = BWD_ROWS * ATTN_KEYS

@@ -19,6 +19,28 @@ static inline __attribute__((always_inline)) void walk(sums sum, int n_vec, tile
     }
 }
 
+/* The same where numbers of A lie side by side.  ARM multiplies by one lane of a vector, so two
+ * loads bring eight numbers; elsewhere each is spread from memory, as above. */
+static inline __attribute__((always_inline)) void walk_side(sums sum, int n_vec, const float *a,
+                                                            ptrdiff_t a_col, const float *b,
+                                                            ptrdiff_t b_row, int n) {
+#if defined(__aarch64__)
+    for (int k = 0; k < n; k++, a += a_col, b += b_row) {
+        vec numbers[2] = {vec_load(a), vec_load(a + VEC)}, row[3];
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++)
+            if (j < n_vec) row[j] = vec_load(b + j * VEC);
+#pragma GCC unroll 8
+        for (int i = 0; i < TILE_ROWS; i++)
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; j++)
+                if (j < n_vec) sum[i][j] += numbers[i / VEC][i % VEC] * row[j];
+    }
+#else
+    walk(sum, n_vec, (tile_a){a, 1, a_col}, b, b_row, n);
+#endif
+}
+
 static inline __attribute__((always_inline)) void start(sums sum, int n_vec, const float *init,
                                                         ptrdiff_t row) {
 #pragma GCC unroll 8
@@ -39,22 +61,22 @@ static inline __attribute__((always_inline)) void finish(sums sum, int n_vec, fl
 
 /* The register tile: C = init + A B, TILE_ROWS x n_vec vectors; init, laid out as C, may be C
  * itself, or NULL for zero.  Functions of their own: inlined further, the compilers lose track of
- * what belongs in registers.  Where numbers of A lie side by side, they get to know it. */
-#define KERNEL(name, n_vec, a_row)                                                                 \
+ * what belongs in registers. */
+#define KERNEL(name, n_vec, walk_a)                                                                \
     static __attribute__((noinline)) void name(tile_a a, const float *b, ptrdiff_t b_row,          \
                                                const float *init, float *c, ptrdiff_t c_row,       \
                                                int kk) {                                           \
         sums sum;                                                                                  \
         start(sum, n_vec, init, c_row);                                                            \
-        walk(sum, n_vec, (tile_a){a.data, a_row, a.col}, b, b_row, kk);                            \
+        walk_a;                                                                                    \
         finish(sum, n_vec, c, c_row);                                                              \
     }
-KERNEL(kernel1, 1, a.row)
-KERNEL(kernel2, 2, a.row)
-KERNEL(kernel3, 3, a.row)
-KERNEL(side_kernel1, 1, 1)
-KERNEL(side_kernel2, 2, 1)
-KERNEL(side_kernel3, 3, 1)
+KERNEL(kernel1, 1, walk(sum, 1, a, b, b_row, kk))
+KERNEL(kernel2, 2, walk(sum, 2, a, b, b_row, kk))
+KERNEL(kernel3, 3, walk(sum, 3, a, b, b_row, kk))
+KERNEL(side_kernel1, 1, walk_side(sum, 1, a.data, a.col, b, b_row, kk))
+KERNEL(side_kernel2, 2, walk_side(sum, 2, a.data, a.col, b, b_row, kk))
+KERNEL(side_kernel3, 3, walk_side(sum, 3, a.data, a.col, b, b_row, kk))
 
 /* The same with A in blocks `panel` apart, added to C. */
 #define BLOCK_KERNEL(name, n_vec)                                                                  \
