@@ -36,6 +36,24 @@ static inline void vec_store(float *to, vec x) {
     *(vec_any *)to = x;
 }
 
+/* The same for the end of an array: at most n numbers; the lanes behind them are 0. */
+static inline vec vec_load_n(const float *from, int64_t n) {
+    if (n >= VEC) return vec_load(from);
+    vec x = {0};
+    for (int i = 0; i < n; i++)
+        x[i] = from[i];
+    return x;
+}
+
+static inline void vec_store_n(float *to, vec x, int64_t n) {
+    if (n >= VEC) {
+        vec_store(to, x);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        to[i] = x[i];
+}
+
 static inline vec vec_all(float x) {
     vec all = {0};
     for (int i = 0; i < VEC; i++)
