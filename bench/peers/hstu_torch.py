@@ -104,7 +104,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return float(loss) * len(positive), len(positive)
+        return loss.item() * len(positive), len(positive)
 
     step_once(0)  # warm-up, also a step of training
     losses, tokens, start = 0.0, 0, time.time()
