@@ -171,6 +171,17 @@ TEST(plan_refuses_other_data) {
     toy_model_close(&t);
 }
 
+TEST(plan_refuses_more_candidates_than_the_config) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_RANK_BITS, 3, PLAN_TRAIN, NULL);
+    CHECK_EQ(t.m->plan.n_loss, 3);
+    b.n_targets[0] = 4;
+    CHECK_FAILS(plan_build(&t.m->plan, t.be, &b.b, PLAN_TRAIN, NULL), ERR_CONFIG,
+                "a user with 4 candidates; the model was made for 3");
+    toy_model_close(&t);
+}
+
 /* The research models have a place for every event of max_history, and no more. */
 TEST(plan_refuses_long_histories) {
     toy_model t;

@@ -198,6 +198,7 @@ static plan_config plan_of(const model *m, const config *c, const model_limits *
                          .max_len = is_research(c) ? in->n_places : 0,
                          .max_users = l->max_users,
                          .max_events = l->max_events,
+                         .max_targets = (int32_t)c->data.max_candidates,
                          .time_per_second = l->time_per_second,
                          .is_merged = m->input.is_merged,
                          .action_row = m->input.action_row,
@@ -236,7 +237,7 @@ static status alloc_head(model *m, const config *c, int64_t max_loss, int64_t ma
 static status alloc_all(model *m, const config *c, const model_limits *l) {
     plan_config p = plan_of(m, c, l);
     TRY(plan_alloc(&m->plan, &p, &m->memory));
-    int64_t max_tokens = m->plan.max_tokens, max_loss = (int64_t)l->max_users * l->max_events;
+    int64_t max_tokens = m->plan.max_tokens, max_loss = plan_max_loss(&p);
     TRY(input_alloc(&m->input, &m->memory, max_tokens, l->max_users));
     TRY(alloc_layers(m, max_tokens));
     TRY(NN_NEW_HOST(&m->memory, &m->hidden, m->n_layers + 1));

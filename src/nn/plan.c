@@ -40,7 +40,7 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     TRY(STAGED_NEW(memory, &p->n_contexts, c->max_users));
     TRY(STAGED_NEW(memory, &p->n_targets, c->max_users));
     TRY(alloc_tokens(p, memory, n));
-    return alloc_losses(p, memory, (int64_t)c->max_users * (c->max_events + 1));
+    return alloc_losses(p, memory, plan_max_loss(c));
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -81,6 +81,9 @@ static status check_batch(const plan_config *c, const batch *b) {
         if (n < 0 || n > c->max_events || b->n_targets[u] < 0 || b->n_targets[u] > n)
             return fail(ERR_CONFIG, "a user with %d events; the model was made for %d", n,
                         c->max_events);
+        if (c->has_candidates && b->n_targets[u] > c->max_targets)
+            return fail(ERR_CONFIG, "a user with %d candidates; the model was made for %d",
+                        b->n_targets[u], c->max_targets);
         TRY(check_events(c, b, u));
     }
     return OK;
@@ -246,6 +249,12 @@ status plan_build(plan *p, backend *be, const batch *b, plan_purpose purpose,
     for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
         if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
     return send(p, be);
+}
+
+/* Encoding has one for each user. */
+int64_t plan_max_loss(const plan_config *c) {
+    int32_t per_user = c->has_candidates ? c->max_targets : c->max_events;
+    return (int64_t)c->max_users * (per_user > 0 ? per_user : 1);
 }
 
 int64_t plan_count_loss(const plan_config *c, const batch *b) {

@@ -30,6 +30,7 @@ typedef struct plan_config {
     int32_t n_places; /* rows of the position table */
     int32_t max_len;  /* of a sequence, where more is an error; 0: no such bound */
     int32_t max_users, max_events;
+    int32_t max_targets; /* candidates of a user, at most; where there are none it is not used */
     int64_t time_per_second;
     /* Rows of tables: item i is row i, action a row action_row + a of the tables of events; value v
      * of contextual feature f is row context_row[f] + v.  Merged: all are rows of one array. */
@@ -62,6 +63,9 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory);
 /* Lays out and sends a batch.  start (host, (B)) are tokens before the first one that are not in
  * the batch, or NULL.  ERR_FORMAT: the data are not those the model was made for. */
 status plan_build(plan *p, backend *be, const batch *b, plan_purpose purpose, const int32_t *start);
+
+/* The most loss positions a batch can have. */
+int64_t plan_max_loss(const plan_config *c);
 
 /* The number of loss positions of a batch. */
 int64_t plan_count_loss(const plan_config *c, const batch *b);

@@ -94,6 +94,7 @@ static status make_input(golden *g, preproc *r) {
                      .n_places = r->n_places,
                      .max_users = r->n_users,
                      .max_events = r->n_events,
+                     .max_targets = r->n_events,
                      .time_per_second = 1,
                      .is_merged = r->in.is_merged,
                      .action_row = r->in.action_row,
