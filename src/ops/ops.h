@@ -343,6 +343,7 @@ typedef struct rank_args {
 typedef struct ops {
     status (*alloc)(backend *be, void **out, size_t bytes); /* zeroed */
     void (*release)(backend *be, void *memory);
+    /* from_host may be written again as soon as this returns. */
     status (*copy_in)(backend *be, void *to, const void *from_host, size_t bytes);
     status (*copy_out)(backend *be, void *to_host, const void *from, size_t bytes);
     status (*zero)(backend *be, void *memory, size_t bytes);
