@@ -274,6 +274,31 @@ TEST(gradients_ranking) {
     check_gradients(TOY_RANK_MLP, 0.3);
 }
 
+/* What the research configs can say besides: no bias, no activation, layer norm, raw items. */
+TEST(gradients_of_variants) {
+    toy_model t;
+    toy_batch b;
+    const float *corpus;
+    model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
+    toy_model_open(&t, TOY_HSTU_RESEARCH, 0.2, 2);
+    toy_batch_make(&b, TOY_HSTU_RESEARCH, 6);
+    model_destroy(t.m);
+    t.c.network.has_relative_bias = false;
+    t.c.network.linear_activation = LINEAR_NONE;
+    t.c.network.user_norm = USER_NORM_LAYER;
+    t.c.retrieval.has_item_norm = false;
+    t.c.retrieval.negatives = NEGATIVES_IN_BATCH;
+    CHECK_OK(model_create(&t.m, t.be, &t.c, &limits));
+    CHECK_OK(model_init(t.m, 3));
+    CHECK_EQ(t.m->params.n, 2 + 2 * 3);
+    enlarge(&t);
+    for (int i = 0; i < t.m->params.n; i++)
+        check_param(&t, &b.b, &t.m->params.item[i], 1e-2);
+    CHECK_OK(model_corpus(t.m, &corpus));
+    CHECK(corpus == t.m->input.item->value + 12); /* raw rows, from item 1 on */
+    toy_model_close(&t);
+}
+
 /* ---- what a result must not depend on -------------------------------------------------------- */
 
 TEST(same_bits_with_any_number_of_threads) {
