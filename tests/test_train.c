@@ -170,7 +170,8 @@ TEST(train_sigterm_saves_and_resumes) {
     char *text = said(0, "train --gin-config-file m.gin --data data --out whole --epochs 15");
     free(text);
     int code = test_command(&text,
-                            "cd %s && (%s train --gin-config-file m.gin --data data --out parts "
+                            "export ASAN_OPTIONS=detect_leaks=0; cd %s && (%s train "
+                            "--gin-config-file m.gin --data data --out parts "
                             "--epochs 15 --json > parts.out 2> parts.err & pid=$!; "
                             "while [ \"$(grep -c epoch parts.out)\" -lt 2 ]; do sleep 0.02; done; "
                             "kill -TERM $pid; wait $pid)",
@@ -210,7 +211,8 @@ TEST(train_full_disk_says_so_and_keeps_the_last) {
     free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 1"));
     char *text;
     int code = test_command(&text,
-                            "cd %s && (ulimit -f 4; trap '' XFSZ; exec %s train --resume "
+                            "export ASAN_OPTIONS=detect_leaks=0; cd %s && (ulimit -f 4; trap '' "
+                            "XFSZ; exec %s train --resume "
                             "--gin-config-file m.gin --data data --out run --epochs 3)",
                             test_folder(), test_program());
     CHECK_EQ(code, 1);
