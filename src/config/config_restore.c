@@ -54,9 +54,9 @@ static status write_value(const json_value *v, buf *out) {
     return OK;
 }
 
-/* A name that goes into gin text bare must be one. */
+/* A name that goes into gin text bare must be one (a scope may have slashes). */
 static status check_name(const char *name) {
-    size_t n = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_");
+    size_t n = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./");
     if (n > 0 && name[n] == '\0') return OK;
     return fail(ERR_FORMAT, "'%.60s' is no name of an option or a table", name);
 }
