@@ -11,8 +11,6 @@
 #include "ops/ops.h"
 #include "test.h"
 
-#include "cpu/vec_math.h"
-
 /* Everything one attention reads and writes, with float64 results of the naive version. */
 typedef struct sample {
     attn_args a;

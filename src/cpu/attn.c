@@ -53,7 +53,7 @@ static fwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
 static void silu(float *x, int n, float alpha, float scale) {
     for (int j = 0; j < n; j += 2 * VEC) {
         vec y0 = alpha * vec_load(x + j), y1 = alpha * vec_load(x + j + VEC);
-        vec sigmoid0 = vec_sigmoid(y0), sigmoid1 = vec_sigmoid(y1);
+        vec sigmoid0 = vecs_sigmoid(y0), sigmoid1 = vecs_sigmoid(y1);
         vec_store(x + j, y0 * sigmoid0 * scale);
         vec_store(x + j + VEC, y1 * sigmoid1 * scale);
     }

@@ -98,7 +98,7 @@ static vec slope_times(vec p, vec y, vec sigmoid, float factor) {
 static void silu_grad(float *x, float *p, float alpha, float scale) {
     for (int j = 0; j < TILE_BLOCK; j += 2 * VEC) {
         vec y0 = alpha * vec_load(x + j), y1 = alpha * vec_load(x + j + VEC);
-        vec sigmoid0 = vec_sigmoid(y0), sigmoid1 = vec_sigmoid(y1);
+        vec sigmoid0 = vecs_sigmoid(y0), sigmoid1 = vecs_sigmoid(y1);
         vec p0 = vec_load(p + j), p1 = vec_load(p + j + VEC);
         vec_store(x + j, y0 * sigmoid0 * scale);
         vec_store(x + j + VEC, y1 * sigmoid1 * scale);

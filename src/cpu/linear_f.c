@@ -13,16 +13,14 @@ static inline float normal(float z) {
 }
 
 static void silu_forward(int64_t n, const float *z, float *y) {
-    for (int64_t i = 0; i < n; i += VEC) {
-        vec x = vec_load_n(z + i, n - i);
-        vec_store_n(y + i, x * vec_sigmoid(x), n - i);
-    }
+    for (int64_t i = 0; i < n; i++)
+        y[i] = z[i] * vec_sigmoid(z[i]);
 }
 
 static void silu_backward(int64_t n, const float *restrict z, float *restrict dy) {
-    for (int64_t i = 0; i < n; i += VEC) {
-        vec x = vec_load_n(z + i, n - i), s = vec_sigmoid(x);
-        vec_store_n(dy + i, vec_load_n(dy + i, n - i) * s * (1.0f + x * (1.0f - s)), n - i);
+    for (int64_t i = 0; i < n; i++) {
+        float s = vec_sigmoid(z[i]);
+        dy[i] *= s * (1.0f + z[i] * (1.0f - s));
     }
 }
 

@@ -15,14 +15,21 @@
 #include "cpu/cpu.h"
 #include "cpu/vec_math.h"
 
-/* A vector of a row: rows start at whole vectors. */
-typedef float row_vec __attribute__((vector_size(VEC_BYTES), may_alias));
+/* A vector of the machine's width, and what the loops below do with it. */
+#if defined(__AVX512F__)
+enum { VEC_LANES = 16 };
+#elif defined(__AVX__)
+enum { VEC_LANES = 8 };
+#else
+enum { VEC_LANES = 4 };
+#endif
+typedef float vec __attribute__((vector_size(VEC_LANES * 4), may_alias));
 
 /* The lanes added up, halves onto halves. */
-static inline float vec_sum(row_vec x) {
-    float lane[VEC];
+static inline float vec_sum(vec x) {
+    float lane[VEC_LANES];
     memcpy(lane, &x, sizeof lane);
-    for (int n = VEC / 2; n > 0; n /= 2) {
+    for (int n = VEC_LANES / 2; n > 0; n /= 2) {
         for (int i = 0; i < n; i++)
             lane[i] += lane[i + n];
     }
@@ -59,7 +66,7 @@ typedef struct job {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static int64_t whole_vectors(int64_t dim) {
-    return (dim + VEC - 1) / VEC * VEC;
+    return (dim + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
 }
 
 /* A chunk's index has V + 1 entries: chunks are so long that it is at most twice their uses. */
@@ -130,8 +137,8 @@ enum { MAX_VECTORS = 16 };
     CASE(2)                                                                                        \
     CASE(3)                                                                                        \
     CASE(4)                                                                                        \
-    CASE(5)                                                                                        \
-    CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16)
+    CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15)  \
+        CASE(16)
 #endif
 
 /* score[i] (+)= q . rows[row[i]] over n_vectors (a constant) of each row, four rows at a time to
@@ -139,17 +146,17 @@ enum { MAX_VECTORS = 16 };
  * room for scores. */
 INLINED void dot_vectors(int n_vectors, const float *rows, int64_t width, const float *q,
                          const int32_t *row, int64_t n, bool adds, float *score) {
-    row_vec x[MAX_VECTORS];
+    vec x[MAX_VECTORS];
     memcpy(x, q, (size_t)n_vectors * sizeof *x);
     for (int64_t i = 0; i < n; i += 4) {
-        const row_vec *y0 = (const row_vec *)(rows + row[i] * width);
-        const row_vec *y1 = (const row_vec *)(rows + row[i + 1] * width);
-        const row_vec *y2 = (const row_vec *)(rows + row[i + 2] * width);
-        const row_vec *y3 = (const row_vec *)(rows + row[i + 3] * width);
-        row_vec sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
+        const vec *y0 = (const vec *)(rows + row[i] * width);
+        const vec *y1 = (const vec *)(rows + row[i + 1] * width);
+        const vec *y2 = (const vec *)(rows + row[i + 2] * width);
+        const vec *y3 = (const vec *)(rows + row[i + 3] * width);
+        vec sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
         for (int t = 0; t < 4; t++) {
             const float *ahead = rows + row[i + AHEAD + t] * width;
-            for (int c = 0; c < n_vectors * VEC; c += LINE_FLOATS)
+            for (int c = 0; c < n_vectors * VEC_LANES; c += LINE_FLOATS)
                 __builtin_prefetch(ahead + c);
         }
         for (int v = 0; v < n_vectors; v++) {
@@ -168,8 +175,8 @@ INLINED void dot_vectors(int n_vectors, const float *rows, int64_t width, const 
 /* Wide rows go in parts, here and below. */
 static void dot_rows(const float *rows, int64_t width, const float *q, const int32_t *row,
                      int64_t n, float *score) {
-    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC) {
-        int64_t left = (width - c) / VEC;
+    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC_LANES) {
+        int64_t left = (width - c) / VEC_LANES;
         switch (left < MAX_VECTORS ? left : MAX_VECTORS) {
 #define DOT_CASE(count)                                                                            \
     case count:                                                                                    \
@@ -183,11 +190,11 @@ static void dot_rows(const float *rows, int64_t width, const float *q, const int
 /* acc += sum of weight * rows[row] over the uses, for n_vectors (a constant) of each row. */
 INLINED void add_vectors(int n_vectors, const float *rows, int64_t width, const use *uses,
                          int64_t n, float *acc) {
-    row_vec sum[MAX_VECTORS], *to = (row_vec *)acc;
+    vec sum[MAX_VECTORS], *to = (vec *)acc;
     for (int v = 0; v < n_vectors; v++)
         sum[v] = to[v];
     for (int64_t i = 0; i < n; i++) {
-        const row_vec *x = (const row_vec *)(rows + uses[i].row * width);
+        const vec *x = (const vec *)(rows + uses[i].row * width);
         float weight = uses[i].weight;
         for (int v = 0; v < n_vectors; v++)
             sum[v] = weight * x[v] + sum[v];
@@ -197,8 +204,8 @@ INLINED void add_vectors(int n_vectors, const float *rows, int64_t width, const 
 }
 
 static void add_rows(const float *rows, int64_t width, const use *uses, int64_t n, float *acc) {
-    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC) {
-        int64_t left = (width - c) / VEC;
+    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC_LANES) {
+        int64_t left = (width - c) / VEC_LANES;
         switch (left < MAX_VECTORS ? left : MAX_VECTORS) {
 #define ADD_CASE(count)                                                                            \
     case count:                                                                                    \
@@ -283,8 +290,8 @@ static double softmax(const sampled_softmax_args *a, const int32_t *row, float w
                       float *score) {
     int32_t n = a->n_negatives, n_masked = set_collisions(a, row, MASKED, score);
     float max = largest(score, (int64_t)n + 1), positive = score[n] - max;
-    for (int32_t r = 0; r < n; r += VEC)
-        vec_store_n(score + r, vec_exp(vec_load_n(score + r, n - r) - max), n - r);
+    for (int32_t r = 0; r < n; r++)
+        score[r] = vec_exp(score[r] - max);
     if (n_masked > 0) set_collisions(a, row, expf(MASKED - max), score);
     double others = sum_of(score, n), total = others + exp((double)positive);
     float share = weight_scale * (float)(1 / total);

@@ -92,7 +92,7 @@ static float softmax_row(float *x, int n, int n_padded, float alpha) {
     }
     /* Whole vectors: a row of the tile has room, and what lies behind n is zeroed below. */
     for (int j = 0; j < n; j += VEC)
-        vec_store(x + j, vec_exp(vec_load(x + j) - largest));
+        vec_store(x + j, vecs_exp(vec_load(x + j) - largest));
     for (int j = 0; j < n; j++)
         sum += (double)x[j];
     float inverse = (float)(1.0 / sum);
@@ -167,7 +167,7 @@ static void grad_row(const softmax_seq *s, int32_t i, float *x, float *dp, int n
     float log_sum = a->log_sum[(int64_t)(s->first + i) * a->n_heads + s->head];
     double delta = 0.0;
     for (int j = 0; j < n; j += VEC)
-        vec_store(x + j, vec_exp(a->alpha * vec_load(x + j) - log_sum));
+        vec_store(x + j, vecs_exp(a->alpha * vec_load(x + j) - log_sum));
     if (a->drop.rate != 0.0f) {
         draw_keep(s, i, n);
         for (int j = 0; j < n; j++)
