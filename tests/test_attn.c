@@ -1,13 +1,9 @@
-/* HSTU attention on the CPU: against a naive float64 version for every mask and bias, against the
- * golden vectors, with any number of threads; and the time buckets and the exp it is made of. */
-#include <dirent.h>
-
+/* HSTU attention on the CPU: against a naive float64 version for every mask and bias, around every
+ * size of a block, and with any number of threads. */
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/rng.h"
-#include "base/safetensors.h"
 #include "cpu/attn_mask.h"
-#include "cpu/time_bucket.h"
 #include "ops/ops.h"
 #include "test.h"
 
