@@ -198,7 +198,8 @@ const option option_table[] = {
      .offset = IN(optimizer.schedule),
      .choices = "constant|cosine",
      .value = "'constant'",
-     .help = "Step size behind the warm-up: constant, or a half cosine down to 0 at the last step."},
+     .help =
+         "Step size behind the warm-up: constant, or a half cosine down to 0 at the last step."},
 
     INT("TensorModelParallelArgs.tensor_model_parallel_size", IN(trainer.tensor_parallel), 1, 1024,
         "1", "Devices that share one layer; more than 1 is read but cannot be trained yet."),
@@ -343,7 +344,8 @@ const option option_table[] = {
      .offset = IN(optimizer.schedule),
      .choices = "constant|cosine",
      .value = "'constant'",
-     .help = "Step size behind the warm-up: constant, or a half cosine down to 0 at the last step."},
+     .help =
+         "Step size behind the warm-up: constant, or a half cosine down to 0 at the last step."},
     {.name = "train_fn.clip_grad",
      .type = OPT_FLOAT,
      .flags = OPT_OURS,

@@ -137,8 +137,8 @@ enum { MAX_VECTORS = 16 };
     CASE(2)                                                                                        \
     CASE(3)                                                                                        \
     CASE(4)                                                                                        \
-    CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15)  \
-        CASE(16)
+    CASE(5)                                                                                        \
+    CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16)
 #endif
 
 /* score[i] (+)= q . rows[row[i]] over n_vectors (a constant) of each row, four rows at a time to
