@@ -1,5 +1,6 @@
 /* hstu eval: how well a trained model foretells what its training left out. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -78,7 +79,8 @@ static void print_text(const trained *t, const char *part, const eval_result *r)
         if (strncmp(name, "hr@", 3) == 0) {
             snprintf(other, sizeof other, "ndcg@%s", name + 3);
             printf("  %6s %8.4f %8.4f\n", name + 3, r->item[i].value, eval_value(r, other));
-        } else if (strncmp(name, "ndcg@", 5) != 0) {
+        } else if (strncmp(name, "ndcg@", 5) != 0 && !isnan(r->item[i].value)) {
+            /* A class that no event has has no AUC: nothing to show. */
             printf("  %-14s %8.4f\n", name, r->item[i].value);
         }
     }
