@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "base/progress.h"
+
 /* The drawing in its own units; the page scales it. */
 enum { WIDTH = 520, HEIGHT = 260, LEFT = 56, RIGHT = 16, TOP = 14, BOTTOM = 36, MAX_DOTS = 200 };
 
@@ -60,15 +62,24 @@ static double place_y(const axis *a, double y) {
     return HEIGHT - BOTTOM - (y - a->low) / (a->high - a->low) * (HEIGHT - TOP - BOTTOM);
 }
 
+/* "0.45", "4.2", but "120 k" rather than 1.2e+05. */
+static void label(char *text, int n, double value) {
+    if (fabs(value) >= 1000)
+        human_count(text, n, value);
+    else
+        snprintf(text, (size_t)n, "%.4g", value);
+}
+
 static status write_grid(const chart *c, const axis *x, const axis *y, buf *out) {
     /* The half step keeps the last line although the sum of steps is not exact. */
     for (double v = y->low; v <= y->high + y->step / 2; v += y->step) {
         double at = place_y(y, v);
+        char text[32];
+        label(text, sizeof text, fabs(v) < y->step / 1000 ? 0 : v);
         TRY(buf_printf(out,
                        "<line class=grid x1=%d x2=%d y1=%.1f y2=%.1f />"
-                       "<text x=%d y=%.1f text-anchor=end>%.4g</text>\n",
-                       LEFT, WIDTH - RIGHT, at, at, LEFT - 6, at + 4,
-                       fabs(v) < y->step / 1000 ? 0 : v));
+                       "<text x=%d y=%.1f text-anchor=end>%s</text>\n",
+                       LEFT, WIDTH - RIGHT, at, at, LEFT - 6, at + 4, text));
     }
     for (double v = x->low; v <= x->high + x->step / 2; v += x->step)
         if (v == floor(v))

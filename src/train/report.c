@@ -151,9 +151,10 @@ static const char page_head[] =
     "--a:#6ab0ff;--b:#ff9a62;--c:#6fce8e;--d:#c596f2}}\n"
     "body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;max-width:72rem;"
     "margin:2rem auto;padding:0 1rem}\nh1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}\n"
-    ".tiles,.charts{display:flex;flex-wrap:wrap;gap:1rem}.tile{border:1px solid var(--line);"
+    ".tiles{display:flex;flex-wrap:wrap;gap:1rem}.charts{display:grid;gap:1rem;"
+    "grid-template-columns:repeat(auto-fill,minmax(22rem,1fr))}.tile{border:1px solid var(--line);"
     "border-radius:8px;padding:.6rem 1rem;min-width:8rem}.tile b{display:block;font-size:1.5rem}\n"
-    ".tile span,.dim{color:var(--dim)}figure{flex:1 1 26rem;margin:0;border:1px solid var(--line);"
+    ".tile span,.dim{color:var(--dim)}figure{margin:0;border:1px solid var(--line);"
     "border-radius:8px;padding:.6rem}svg{width:100%;height:auto}svg text{fill:var(--dim);"
     "font-size:11px}\n.grid{stroke:var(--line)}.curve{fill:none;stroke-width:2;stroke-linejoin:"
     "round}\n.curve.c0{stroke:var(--a)}.curve.c1{stroke:var(--b)}.curve.c2{stroke:var(--c)}"
@@ -161,7 +162,8 @@ static const char page_head[] =
     "{fill:var(--b);color:var(--b)}circle.c2,span.c2{fill:var(--c);color:var(--c)}circle.c3,span.c3"
     "{fill:var(--d);color:var(--d)}\ntable{border-collapse:collapse;font-variant-numeric:"
     "tabular-nums}td,th{padding:.15rem .7rem;border-bottom:1px solid var(--line);text-align:right}"
-    "td:first-child,th:first-child,.text td{text-align:left}.scroll{overflow:auto;max-height:24rem}"
+    "td:first-child,th:first-child,.text "
+    "td{text-align:left;white-space:nowrap}.scroll{overflow:auto;max-height:24rem}"
     "\npre{overflow:auto;border:1px solid var(--line);border-radius:8px;padding:.8rem}\n"
     "</style></head><body>\n";
 
