@@ -61,6 +61,19 @@ TEST(report_is_one_whole_page) {
     mem_free(page);
 }
 
+/* NVIDIA's configs evaluate every so many steps: then the curves are over steps. */
+TEST(report_over_steps) {
+    write_file(run_path("log.jsonl"),
+               "{\"event\":\"eval\",\"epoch\":0,\"step\":100,\"loss\":2,\"auc\":0.5}\n"
+               "{\"event\":\"epoch\",\"epoch\":0,\"step\":150,\"loss\":1,\"auc\":0.625}\n");
+    CHECK_OK(report_write(test_folder()));
+    char *page = page_of(test_folder());
+    CHECK_CONTAINS(page, "<title>loss 2 (step 100)</title>");
+    CHECK_CONTAINS(page, "<tr><td>150</td><td>1.0000</td><td>0.6250</td>");
+    CHECK(strstr(page, "nan") == NULL);
+    mem_free(page);
+}
+
 TEST(report_of_an_empty_log) {
     write_file(run_path("log.jsonl"), "");
     CHECK_OK(report_write(test_folder()));

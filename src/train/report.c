@@ -1,6 +1,7 @@
 #include "train/report.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,12 +14,14 @@
 
 enum { MAX_METRICS = 48, METRIC_BYTES = 32, CONFIG_MAX_BYTES = 1 << 20, MEAN_OF_LAST = 10 };
 
-/* Everything the log says, as columns over the epochs. */
+/* Everything the log says, as columns over the epochs; where a run also evaluates inside of epochs,
+ * over the steps. */
 typedef struct report {
-    size_t n, capacity[4];
-    double *epoch, *loss, *tokens_per_s, *seconds; /* (n) each */
-    char metric[MAX_METRICS][METRIC_BYTES];        /* names, in the order they appear */
-    double *value[MAX_METRICS];                    /* (n) each */
+    size_t n, capacity[5];
+    double *epoch, *step, *loss, *tokens_per_s, *seconds; /* (n) each */
+    bool is_by_step;
+    char metric[MAX_METRICS][METRIC_BYTES]; /* names, in the order they appear */
+    double *value[MAX_METRICS];             /* (n) each */
     size_t value_capacity[MAX_METRICS];
     int n_metrics;
     char *start, *done; /* the lines of these events, as JSON text; NULL: none yet */
@@ -26,6 +29,7 @@ typedef struct report {
 
 static void report_fini(report *r) {
     mem_free(r->epoch);
+    mem_free(r->step);
     mem_free(r->loss);
     mem_free(r->tokens_per_s);
     mem_free(r->seconds);
@@ -75,11 +79,13 @@ static status add_epoch(report *r, const json_value *line) {
     TRY(MEM_RESERVE(&r->loss, &r->capacity[1], i + 1));
     TRY(MEM_RESERVE(&r->tokens_per_s, &r->capacity[2], i + 1));
     TRY(MEM_RESERVE(&r->seconds, &r->capacity[3], i + 1));
+    TRY(MEM_RESERVE(&r->step, &r->capacity[4], i + 1));
     for (int m = 0; m < r->n_metrics; m++) {
         TRY(MEM_RESERVE(&r->value[m], &r->value_capacity[m], i + 1));
         r->value[m][i] = NAN;
     }
     r->epoch[i] = number_of(line, "epoch") + 1;
+    r->step[i] = number_of(line, "step");
     r->loss[i] = number_of(line, "loss");
     r->tokens_per_s[i] = number_of(line, "tokens_per_s");
     r->seconds[i] = number_of(line, "seconds");
@@ -133,7 +139,9 @@ static status read_line(void *ctx, const json_value *line) {
     report *r = ctx;
     const json_value *event = json_member(line, "event");
     if (event == NULL || event->type != JSON_STRING) return OK;
-    if (strcmp(event->string, "epoch") == 0) return add_epoch(r, line);
+    if (strcmp(event->string, "eval") == 0) r->is_by_step = true;
+    if (strcmp(event->string, "eval") == 0 || strcmp(event->string, "epoch") == 0)
+        return add_epoch(r, line);
     if (strcmp(event->string, "start") == 0) return keep_line(&r->start, line);
     if (strcmp(event->string, "done") == 0) return keep_line(&r->done, line);
     return OK;
@@ -220,9 +228,9 @@ static status write_charts(const report *r, buf *out) {
     static const char *const wanted[] = {"hr@10", "ndcg@10", "mrr", "auc"};
     curve curves[4], one = {"loss", r->loss};
     int n = 0;
-    chart c = {.title = "Loss (token-weighted mean of an epoch)",
-               .x_label = "epoch",
-               .x = r->epoch,
+    chart c = {.title = "Loss (mean over the loss positions)",
+               .x_label = r->is_by_step ? "step" : "epoch",
+               .x = r->is_by_step ? r->step : r->epoch,
                .n = r->n,
                .curves = &one,
                .n_curves = 1};
@@ -260,7 +268,9 @@ static status write_summary_row(const report *r, buf *out, bool is_mean) {
 }
 
 static status write_epochs(const report *r, buf *out) {
-    TRY(buf_text(out, "<h2>Epochs</h2><div class=scroll><table><tr><th>epoch<th>loss"));
+    const double *x = r->is_by_step ? r->step : r->epoch;
+    TRY(buf_printf(out, "<h2>Evaluations</h2><div class=scroll><table><tr><th>%s<th>loss",
+                   r->is_by_step ? "step" : "epoch"));
     for (int m = 0; m < r->n_metrics; m++) {
         TRY(buf_text(out, "<th>"));
         TRY(html_text(r->metric[m], out));
@@ -270,7 +280,7 @@ static status write_epochs(const report *r, buf *out) {
     TRY(write_summary_row(r, out, true));
     for (size_t i = r->n; i-- > 0;) {
         TRY(buf_text(out, "<tr>"));
-        TRY(write_number(out, r->epoch[i], "td", "%.0f"));
+        TRY(write_number(out, x[i], "td", "%.0f"));
         TRY(write_number(out, r->loss[i], "td", "%.4f"));
         for (int m = 0; m < r->n_metrics; m++)
             TRY(write_number(out, r->value[m][i], "td", "%.4f"));
