@@ -117,7 +117,7 @@ static const char *said(int code, const char *pattern) {
 
 TEST(main_shows_commands_and_version) {
     CHECK_CONTAINS(said(0, "@"), "Usage: hstu COMMAND [options]");
-    CHECK_CONTAINS(said(0, "@ --help"), "\n  doctor    tell whether");
+    CHECK_CONTAINS(said(0, "@ --help"), "\n  doctor     tell whether");
     CHECK(strncmp(said(0, "@ --version"), "hstu 0.", 7) == 0);
     CHECK_CONTAINS(said(0, "@ help doctor"), "Usage: hstu doctor [--json]");
 }
