@@ -203,13 +203,13 @@ TEST(nothing_is_leaked) {
     CHECK_CONTAINS(out, "bad.csv:2: column 3: 'x' is not a whole number");
 }
 
+#ifdef HSTU_HAS_CURL
 static const char books[] = "u,a,5.0,1\nu,b,5.0,2\nu,c,5.0,3\nu,d,5.0,4\nu,e,5.0,5\n"
                             "v,a,5.0,1\nv,b,5.0,2\nv,c,5.0,3\nv,d,5.0,4\nv,e,5.0,5\n"
                             "w,a,5.0,1\nw,b,5.0,2\nw,c,5.0,3\nw,d,5.0,4\nw,e,5.0,5\n"
                             "x,a,5.0,1\nx,b,5.0,2\nx,c,5.0,3\nx,d,5.0,4\nx,e,5.0,5\n"
                             "y,a,5.0,1\ny,b,5.0,2\ny,c,5.0,3\ny,d,5.0,4\ny,e,5.0,5\n";
 
-#ifdef HSTU_HAS_CURL
 /* Serves one file to every request, in a process of its own; its port. */
 static int start_server(const char *content, pid_t *child) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
