@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/safetensors.h"
 #include "oom.h"
 #include "train/run_log.h"
 #include "train_test.h"
@@ -180,6 +181,42 @@ TEST(trainer_clips) {
     }
     CHECK(length[0] > 0.2);
     CHECK(fabs(length[1] - 0.125) < 1e-4);
+}
+
+/* Row-wise AdaGrad of the tables has one number of state a row, and a resumed run goes on with it;
+ * the dense weights are Adam's, so they move as they do with Adam in the first step. */
+TEST(trainer_row_wise_adagrad) {
+    static const char *const set[] = {"OptimizerArgs.optimizer_str='row_wise_adagrad'"};
+    char whole[512], parts[512];
+    snprintf(whole, sizeof whole, "%s/whole", test_folder());
+    snprintf(parts, sizeof parts, "%s/parts", test_folder());
+    for (int run = 0; run < 3; run++) { /* 6 steps; then 3, and 3 more */
+        bench_top a;
+        train_options o = train_options_default();
+        o.run = run == 0 ? whole : parts;
+        o.max_steps = run == 1 ? 3 : 6;
+        o.is_resume = run == 2;
+        CHECK_OK(top_open(&a, ranking_gin, set, 1, 1));
+        CHECK_OK(trainer_run(&a.session, &o));
+        top_close(&a);
+    }
+    CHECK(same_run(whole, parts));
+    char path[600];
+    snprintf(path, sizeof path, "%s/last/optimizer.safetensors", whole);
+    st_file *f;
+    CHECK_OK(st_open(&f, path));
+    int n_rows_only = 0, n_full = 0;
+    for (size_t i = 0; i < st_n_tensors(f); i++) {
+        const st_tensor *t = st_tensor_at(f, i);
+        size_t n = strlen(t->name);
+        char other[200];
+        snprintf(other, sizeof other, "%.*s.v", (int)n - 2, t->name);
+        if (strcmp(t->name + n - 2, ".m") != 0) continue;
+        *(st_find(f, other) != NULL ? &n_full : &n_rows_only) += 1;
+        if (st_find(f, other) == NULL) CHECK_EQ(t->n_dims, 1);
+    }
+    CHECK(n_rows_only > 0 && n_full > 0);
+    st_close(f);
 }
 
 /* Rows of items that no batch of the step held: in lazy mode they stay, in dense mode Adam's

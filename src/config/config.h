@@ -27,7 +27,7 @@ typedef enum { TASK_RANKING, TASK_RETRIEVAL } config_task;
 typedef enum { MODEL_SASREC, MODEL_HSTU_RESEARCH, MODEL_HSTU } config_model;
 typedef enum { DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 } config_dtype;
 typedef enum { BACKEND_CUTLASS, BACKEND_TRITON, BACKEND_PYTORCH } config_backend;
-typedef enum { OPTIMIZER_ADAM, OPTIMIZER_SGD } config_optimizer_kind;
+typedef enum { OPTIMIZER_ADAM, OPTIMIZER_SGD, OPTIMIZER_ROW_WISE_ADAGRAD } config_optimizer_kind;
 typedef enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE } config_schedule;
 typedef enum { PIPELINE_NONE, PIPELINE_NATIVE, PIPELINE_PREFETCH } config_pipeline;
 typedef enum { ACTIVATION_RELU, ACTIVATION_GELU } config_activation;

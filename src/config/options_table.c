@@ -168,8 +168,10 @@ const option option_table[] = {
     RETIRED("NetworkArgs.dense_initializer_type", "xavier_uniform",
             "Older; dense weights always start so."),
 
-    CHOICE("OptimizerArgs.optimizer_str", IN(optimizer.kind), "adam|sgd", "'adam'",
-           "Optimizer of weights and tables (required by the reference)."),
+    CHOICE("OptimizerArgs.optimizer_str", IN(optimizer.kind), "adam|sgd|row_wise_adagrad", "'adam'",
+           "Optimizer (required by the reference); row_wise_adagrad is that of the tables, with "
+           "adam for "
+           "the weights."),
     POSITIVE("OptimizerArgs.learning_rate", IN(optimizer.learning_rate), "1e-3",
              "Step size (required by the reference)."),
     RATE("OptimizerArgs.adam_beta1", IN(optimizer.beta1), "0.9", "Decay of the first moment."),

@@ -91,12 +91,11 @@ static status write_optimizer(const checkpoint *c, const char *path) {
     status st = tensor_set_init(&s, c, 2);
     float *host = s.values;
     for (int i = 0; i < c->n_params && st == OK; i++) {
-        const param *p = &c->params[i];
+        const param p = optimizer_state_shape(c->optimizer, &c->params[i]);
         const moments *state = &c->optimizer->state[i];
-        if (state->m == NULL) continue;
-        st = add_tensor(&s, c, p, ".m", state->m, host);
-        if (st == OK) st = add_tensor(&s, c, p, ".v", state->v, host + p->n);
-        host += 2 * p->n;
+        if (state->m != NULL) st = add_tensor(&s, c, &p, ".m", state->m, host);
+        if (state->v != NULL && st == OK) st = add_tensor(&s, c, &p, ".v", state->v, host + p.n);
+        host += 2 * p.n;
     }
     if (st == OK) st = st_write(path, s.tensor, s.n, metadata, 2);
     tensor_set_fini(&s);
@@ -316,11 +315,11 @@ static status load_moments(checkpoint *c, const char *path) {
         st = fail(ERR_FORMAT, "%s: its rows are %.20s, those of this run %s; the modes do not mix",
                   path, saved != NULL ? saved : "unknown", rows);
     for (int i = 0; i < c->n_params && st == OK; i++) {
+        const param p = optimizer_state_shape(c->optimizer, &c->params[i]);
         moments *state = &c->optimizer->state[i];
-        if (state->m == NULL) continue;
-        st = load_tensor(c, f, &c->params[i], ".m", state->m);
-        if (st == OK) st = load_tensor(c, f, &c->params[i], ".v", state->v);
-        n += 2;
+        if (state->m != NULL) st = load_tensor(c, f, &p, ".m", state->m);
+        if (state->v != NULL && st == OK) st = load_tensor(c, f, &p, ".v", state->v);
+        n += (state->m != NULL) + (size_t)(state->v != NULL);
     }
     if (st == OK) st = check_count(f, n);
     st_close(f);

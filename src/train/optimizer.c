@@ -12,6 +12,25 @@ const char *row_mode_name(row_mode rows) {
     return rows == ROWS_DENSE ? "dense" : "lazy";
 }
 
+static opt_kind kind_of(const optimizer *o, const param *p) {
+    return p->is_table ? o->table_kind : o->kind;
+}
+
+param optimizer_state_shape(const optimizer *o, const param *p) {
+    param shape = *p;
+    if (kind_of(o, &shape) == OPT_ROWWISE_ADAGRAD) {
+        shape.n_dims = 1;
+        shape.n = shape.shape[0];
+    }
+    return shape;
+}
+
+/* What each choice of the config means for dense weights and for tables. */
+static const opt_kind kinds[][2] = {
+    [OPTIMIZER_ADAM] = {OPT_ADAMW, OPT_ADAMW},
+    [OPTIMIZER_SGD] = {OPT_SGD, OPT_SGD},
+    [OPTIMIZER_ROW_WISE_ADAGRAD] = {OPT_ADAMW, OPT_ROWWISE_ADAGRAD}};
+
 static status allocate(optimizer *o) {
     const ops *f = o->be->ops;
     int64_t most_rows = 1;
@@ -21,9 +40,10 @@ static status allocate(optimizer *o) {
     for (int i = 0; i < o->n_params; i++) {
         const param *p = &o->params[i];
         if (p->is_table && p->shape[0] > most_rows) most_rows = p->shape[0];
-        if (o->kind != OPT_ADAMW) continue;
-        TRY(f->alloc(o->be, (void **)&o->state[i].m, (size_t)p->n * sizeof(float)));
-        TRY(f->alloc(o->be, (void **)&o->state[i].v, (size_t)p->n * sizeof(float)));
+        if (kind_of(o, p) == OPT_SGD) continue;
+        size_t bytes = (size_t)optimizer_state_shape(o, p).n * sizeof(float);
+        TRY(f->alloc(o->be, (void **)&o->state[i].m, bytes));
+        if (kind_of(o, p) == OPT_ADAMW) TRY(f->alloc(o->be, (void **)&o->state[i].v, bytes));
     }
     return f->alloc(o->be, (void **)&o->touched, (size_t)most_rows * sizeof *o->touched);
 }
@@ -32,7 +52,8 @@ status optimizer_init(optimizer *o, backend *be, param *params, int n_params, co
     *o = (optimizer){.be = be,
                      .params = params,
                      .n_params = n_params,
-                     .kind = c->optimizer.kind == OPTIMIZER_ADAM ? OPT_ADAMW : OPT_SGD,
+                     .kind = kinds[c->optimizer.kind][0],
+                     .table_kind = kinds[c->optimizer.kind][1],
                      .rows = optimizer_row_mode(c),
                      .beta1 = (float)c->optimizer.beta1,
                      .beta2 = (float)c->optimizer.beta2,
@@ -73,7 +94,7 @@ static status measure_norm(optimizer *o, double *out) {
 static status update_param(optimizer *o, int i, double lr, int64_t t, bool is_scaled) {
     param *p = &o->params[i];
     bool is_lazy = p->is_table && o->rows == ROWS_LAZY;
-    update_args a = {.kind = o->kind,
+    update_args a = {.kind = kind_of(o, p),
                      .n = p->n,
                      .dim = (int32_t)(p->n_dims > 0 ? p->shape[p->n_dims - 1] : 1),
                      .w = p->value,

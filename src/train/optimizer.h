@@ -16,16 +16,18 @@
 
 typedef enum { ROWS_DENSE, ROWS_LAZY } row_mode;
 
-/* The state of one parameter: first and second moments for adam, nothing for sgd. */
+/* The state of one parameter: first and second moments for adam, nothing for sgd; row-wise AdaGrad
+ * has one number a row, in m. */
 typedef struct moments {
-    float *m, *v; /* (n) each, memory of the backend, or NULL */
+    float *m, *v; /* memory of the backend, or NULL; shapes: optimizer_state_shape */
 } moments;
 
 typedef struct optimizer {
     backend *be;
     param *params; /* (n_params), of the model */
     int n_params;
-    opt_kind kind;
+    opt_kind kind;       /* of dense weights */
+    opt_kind table_kind; /* of embedding tables */
     row_mode rows;
     float beta1, beta2, eps;
     float weight_decay; /* of dense weights; of tables too where rows are dense */
@@ -43,6 +45,9 @@ const char *row_mode_name(row_mode rows);
 /* State of zeros for the config's optimizer; optimizer_fini frees it, a failed init too. */
 status optimizer_init(optimizer *o, backend *be, param *params, int n_params, const config *c);
 void optimizer_fini(optimizer *o);
+
+/* The parameter with the shape of its state's m (and v) for its own. */
+param optimizer_state_shape(const optimizer *o, const param *p);
 
 /* One update by grad * scale at rate lr; t counts updates from 1.  The gradients are zero behind
  * it.  With clipping, the norm of the scaled gradient is measured first and *out_norm set (else to
