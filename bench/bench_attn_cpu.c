@@ -151,7 +151,7 @@ static status bench_all(int n_threads) {
     for (int r = 0; r < 9; r++)
         mem_free(m.data[r]);
     mem_free(m.time);
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(workers);
     return st;
 }

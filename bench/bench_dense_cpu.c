@@ -142,7 +142,7 @@ static void bench_passes(backend *be, int64_t n, int32_t dim) {
                           .beta2 = 0.98f,
                           .eps = 1e-8f,
                           .step = 1};
-    BEST(seconds, must(be->ops->update(be, &update)));
+    BEST(seconds, must(be->ops->update(be, &update, 1)));
     report("adamw", n, dim, 8, seconds);
     float *all[] = {x, u, y, dy, dx, du, mean, rstd, weight, bias, dweight, dbias};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -163,7 +163,7 @@ int main(int argc, char **argv) {
     bench_linear(be, 8192, 1024, 4096, EPILOGUE_SILU);
     bench_passes(be, 15000, 50);
     bench_passes(be, 15000, 256);
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(workers);
     return 0;
 }

@@ -64,7 +64,7 @@ static status make_args(backend *be, const setting *s, sampled_softmax_args *a) 
                                 .normalises = true,
                                 .eps = 1e-6f,
                                 .temperature = 0.05f,
-                                .grad_scale = 1 / (float)s->n,
+                                .grad_scale = &(float){1 / (float)s->n},
                                 .loss = loss,
                                 .dquery = dquery,
                                 .dtable = dtable,
@@ -134,7 +134,7 @@ static status bench(const setting *s) {
     print_cost("pass 2, forward only", &(work){be, NULL, query_chunk, j.n_chunks, &j_forward});
     print_cost("pass 2, with gradient", &(work){be, NULL, query_chunk, j.n_chunks, &j});
     print_cost("pass 3, dtable", &(work){be, NULL, table_block, n_blocks, &j});
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(p);
     return OK;
 }

@@ -29,7 +29,7 @@ static inline void open_backends(test_backends *t) {
 
 static inline void close_backends(test_backends *t) {
     for (int i = 0; i < N_TEST_BACKENDS; i++) {
-        backend_destroy_cpu(t->be[i]);
+        backend_destroy(t->be[i]);
         pool_destroy(t->workers[i]);
     }
 }
@@ -93,6 +93,7 @@ static inline void check_same(int line, const char *name, const float *a, const 
 
 /* Counters of `n` rows, as a batch has them, from row `first` of a longer one on. */
 static inline dropout test_dropout(float rate, int64_t n, int64_t first) {
+    static const uint32_t step = 11;
     uint32_t *user, *position;
     CHECK_OK(MEM_NEW(&user, (size_t)n));
     CHECK_OK(MEM_NEW(&position, (size_t)n));
@@ -102,7 +103,7 @@ static inline dropout test_dropout(float rate, int64_t n, int64_t first) {
     }
     return (dropout){.rate = rate,
                      .key = rng_make_key(3, RNG_DROPOUT),
-                     .step = 11,
+                     .step = &step,
                      .site = 5,
                      .user = user,
                      .position = position};
@@ -116,7 +117,7 @@ static inline void free_dropout(dropout *d) {
 /* The factor of one element, straight from the contract. */
 static inline double naive_factor(const dropout *d, int64_t row, int32_t column) {
     if (d->rate == 0) return 1;
-    rng_block b = rng_draw(d->key, d->position[row], d->user[row], d->step,
+    rng_block b = rng_draw(d->key, d->position[row], d->user[row], *d->step,
                            d->site << 16 | (uint32_t)column / 4);
     return rng_uniform(b.word[column % 4]) >= d->rate ? 1 / (1 - (double)d->rate) : 0;
 }

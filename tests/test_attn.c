@@ -4,6 +4,7 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "cpu/attn_mask.h"
+#include "ops/attn_check.h"
 #include "ops/ops.h"
 #include "test.h"
 
@@ -169,7 +170,7 @@ static void run_attn(const attn_args *a, int n_threads) {
     CHECK_OK(be->ops->attn_fwd(be, a));
     CHECK_OK(be->ops->attn_bwd(be, a));
 
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(workers);
 }
 
@@ -434,9 +435,10 @@ TEST(attn_refuses_wrong_arguments) {
     make_mask(&s.a, &in, MASK_TARGETS);
     make_bias(&s, &in, BIAS_TABLE, 1, 1);
     CHECK_OK(attn_args_check(&s.a));
+    CHECK_OK(attn_lengths_check(&s.a));
     attn_args a = s.a;
     a.max_len_k = 8;
-    CHECK_FAILS(attn_args_check(&a), ERR_USAGE, "raise max_len_q / max_len_k");
+    CHECK_FAILS(attn_lengths_check(&a), ERR_USAGE, "raise max_len_q / max_len_k");
     a = s.a;
     a.table_heads = 2;
     CHECK_FAILS(attn_args_check(&a), ERR_USAGE, "bias table of 2 heads");

@@ -121,6 +121,6 @@ TEST(attn_golden) {
     }
     CHECK_EQ(n_files, 29);
     closedir(dir);
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(workers);
 }

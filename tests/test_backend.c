@@ -22,8 +22,8 @@ TEST(backend_memory) {
     CHECK_OK(be->ops->copy_in(be, NULL, NULL, 0));
     be->ops->release(be, memory);
     be->ops->release(be, NULL);
-    backend_destroy_cpu(be);
-    backend_destroy_cpu(NULL);
+    backend_destroy(be);
+    backend_destroy(NULL);
 }
 
 /* A smaller request keeps the block, a larger one replaces it, each worker has its own. */
@@ -50,7 +50,7 @@ static status create_and_use(void *ctx) {
     TRY(backend_create_cpu(&be, NULL));
     status st = cpu_scratch(be, CPU_SHARED, 100, &memory);
     if (st == OK) st = cpu_scratch(be, CPU_SHARED, 1000, &memory);
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     return st;
 }
 

@@ -60,7 +60,7 @@ static void toy_make(toy *t, float start) {
 }
 
 static void toy_free(void) {
-    backend_destroy_cpu(toy_backend);
+    backend_destroy(toy_backend);
 }
 
 static status toy_save(toy *t, const char *run, uint64_t step, int keep, bool is_best) {

@@ -19,7 +19,7 @@ static int64_t count_numbers(const char *path, const char *override) {
     CHECK(model_memory_bytes(m) > (uint64_t)n * 8);
     CHECK_EQ(model_dim(m), 50);
     model_destroy(m);
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     config_destroy(c);
     return n;
 }
@@ -144,7 +144,7 @@ static status try_make(const config *c, const model_limits *l) {
     status st = model_create(&m, be, c, l);
     CHECK((st == OK) == (m != NULL));
     model_destroy(m);
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     return st;
 }
 
@@ -201,7 +201,7 @@ static status make_and_train(void *ctx) {
     config c = toy_model_config(kind, 0.1);
     model_limits l = toy_model_limits(kind);
     static toy_batch b;
-    model_step at = {1, 1};
+    model_step at = {1, 1, 1};
     double loss = 0;
     backend *be = NULL;
     model *m = NULL;
@@ -209,9 +209,10 @@ static status make_and_train(void *ctx) {
     status st = backend_create_cpu(&be, NULL);
     if (st == OK) st = model_create(&m, be, &c, &l);
     if (st == OK) st = model_init(m, 1);
-    if (st == OK) st = model_train_batch(m, &b.b, &at, 1, NULL, &loss);
+    if (st == OK) st = model_train_batch(m, &b.b, &at, NULL);
+    if (st == OK) st = model_take_loss(m, &loss);
     model_destroy(m);
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     return st;
 }
 

@@ -9,11 +9,12 @@ static int32_t drawn[ROWS * NEGATIVES];
 static negatives_args make_args(int32_t n_pool) {
     for (uint32_t i = 0; i < ROWS; i++)
         user[i] = i / 20 * 3, position[i] = i % 20;
+    static const uint32_t step = 9;
     return (negatives_args){.n = ROWS,
                             .n_negatives = NEGATIVES,
                             .n_pool = n_pool,
                             .key = rng_make_key(5, RNG_NEGATIVES),
-                            .step = 9,
+                            .step = &step,
                             .user = user,
                             .position = position,
                             .index = drawn};
@@ -25,7 +26,7 @@ static void draw(const negatives_args *a, int n_threads) {
     CHECK_OK(pool_create(&p, n_threads));
     CHECK_OK(backend_create_cpu(&be, p));
     CHECK_OK(be->ops->negatives(be, a));
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(p);
 }
 
@@ -64,7 +65,7 @@ TEST(negatives_do_not_depend_on_the_place_in_the_batch) {
         CHECK(memcmp(drawn + m * 10, whole + (first + m) * NEGATIVES, 10 * sizeof *drawn) == 0);
     /* Another step is another draw. */
     a = make_args(3883);
-    a.step = 10;
+    a.step = &(uint32_t){10};
     draw(&a, 1);
     int n_same = 0;
     for (int i = 0; i < ROWS * NEGATIVES; i++)
@@ -98,5 +99,5 @@ TEST(negatives_of_nothing) {
     a = make_args(0);
     a.n = 0;
     CHECK_OK(be->ops->negatives(be, &a));
-    backend_destroy_cpu(be);
+    backend_destroy(be);
 }

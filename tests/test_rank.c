@@ -22,7 +22,7 @@ static void run_rank(rank_args *a, int n_threads) {
     a->best = zeros((size_t)a->n_queries * (size_t)a->k, sizeof *a->best);
     a->best_score = zeros((size_t)a->n_queries * (size_t)a->k, sizeof *a->best_score);
     CHECK_OK(be->ops->rank(be, a));
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(p);
 }
 

@@ -74,7 +74,8 @@ static void make_sample(sample *s, const int32_t *lengths, int n_sequences, int3
     a->stride_q = a->stride_k = a->stride_v = a->stride_out = n_heads * dim + 2;
     make_inputs(s);
     make_results(s);
-    a->drop = (dropout){rate, rng_make_key(3, RNG_DROPOUT), 17, 5, s->user, s->position};
+    static const uint32_t step = 17;
+    a->drop = (dropout){rate, rng_make_key(3, RNG_DROPOUT), &step, 5, s->user, s->position};
     for (int r = 0; r < N_RESULTS; r++)
         CHECK_OK(MEM_NEW(&s->want[r], (size_t)(s->n * a->stride_q)));
     CHECK_OK(MEM_NEW(&s->want_log_sum, (size_t)(s->n * a->n_heads)));
@@ -108,7 +109,7 @@ static double dot(const float *x, const float *y, int n) {
 static double keep(const softmax_attn_args *a, int64_t row, int32_t head, int32_t j) {
     if (a->drop.rate == 0.0f) return 1.0;
     uint32_t c = (uint32_t)(head * a->max_len + j);
-    rng_block block = rng_draw(a->drop.key, a->drop.position[row], a->drop.user[row], a->drop.step,
+    rng_block block = rng_draw(a->drop.key, a->drop.position[row], a->drop.user[row], *a->drop.step,
                                a->drop.site << 16 | c / 4);
     return rng_uniform(block.word[c % 4]) >= a->drop.rate ? 1.0 / (1.0 - (double)a->drop.rate)
                                                           : 0.0;
@@ -154,7 +155,7 @@ static void run_attn(const softmax_attn_args *a, int n_threads) {
     CHECK_OK(backend_create_cpu(&be, workers));
     CHECK_OK(be->ops->softmax_attn_fwd(be, a));
     CHECK_OK(be->ops->softmax_attn_bwd(be, a));
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(workers);
 }
 
@@ -250,6 +251,6 @@ TEST(softmax_attn_refuses_wrong_lengths) {
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_FAILS(be->ops->softmax_attn_fwd(be, &s.a), ERR_USAGE, "length 20, not 0 to 19");
     CHECK_FAILS(be->ops->softmax_attn_bwd(be, &s.a), ERR_USAGE, "length 20, not 0 to 19");
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     free_sample(&s);
 }

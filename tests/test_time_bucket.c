@@ -1,6 +1,6 @@
 /* The time buckets against the golden vectors, and against their definition at every edge. */
 #include "base/safetensors.h"
-#include "cpu/time_bucket.h"
+#include "ops/time_bucket.h"
 #include "test.h"
 
 static const void *tensor(const st_file *f, const char *name, st_dtype dtype) {

@@ -36,8 +36,8 @@ TEST(timed_forwards_and_counts) {
     timed_reset(timed);
     CHECK_EQ(op[0].n_calls, 0);
     session_close(&s);
-    timed_destroy(timed);
-    timed_destroy(NULL);
+    backend_destroy(timed);
+    backend_destroy(NULL);
     top_close(&t);
 }
 

@@ -39,7 +39,8 @@ TEST(train_prints_a_table_and_where_to_look) {
 }
 
 TEST(train_json_is_one_object_a_line) {
-    char *text = said(0, "train --gin-config-file m.gin --data data --out run --json --epochs 2");
+    char *text = said(
+        0, "train --device cpu --gin-config-file m.gin --data data --out run --json --epochs 2");
     int n = 0;
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), n++) {
         static const char *const events[] = {"start", "epoch", "epoch", "done"};
@@ -76,8 +77,9 @@ TEST(train_says_what_is_missing) {
         {2, "train --gin-config-file m.gin --data data", "--out RUN is needed"},
         {2, "train --gin-config-file m.gin --data data --out r --epochs 1 --max-iters 2",
          "give one of them"},
-        {2, "train --gin-config-file m.gin --data data --out r --device gpu", "auto and cpu"},
-        {1, "train --gin-config-file m.gin --data data --out r --device cuda:0", "use cpu"},
+        {2, "train --gin-config-file m.gin --data data --out r --device gpu",
+         "auto, cpu, cuda and cuda:N"},
+        {1, "train --gin-config-file m.gin --data data --out r --device cuda:0", "use --device cpu"},
         {1, "train --gin-config-file m.gin --data none --out r", "none"},
         {1, "train --resume --data data --out r", "r: no such folder"},
         {2,
@@ -114,7 +116,7 @@ TEST(train_refuses_data_without_actions_for_ranking) {
 
 TEST(train_then_eval_and_recommend) {
     free(said(0, "train --gin-config-file m.gin --data data --out run"));
-    char *text = said(0, "eval run --data data --json");
+    char *text = said(0, "eval run --device cpu --data data --json");
     arena a;
     const json_value *v;
     double from_eval, from_log;

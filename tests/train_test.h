@@ -82,7 +82,7 @@ static inline status top_open(bench_top *t, const char *gin, const char *const *
 static inline void top_close(bench_top *t) {
     session_close(&t->session);
     seq_file_close(t->data);
-    backend_destroy_cpu(t->be);
+    backend_destroy(t->be);
     pool_destroy(t->workers);
     config_destroy(t->config);
 }

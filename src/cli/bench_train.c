@@ -46,7 +46,8 @@ typedef struct bench_result {
 static status loss_of(session *s, const batch *b, uint64_t seed, double *loss) {
     model_step at = {.seed = seed, .step = 1};
     double sum = 0;
-    TRY(model_train_batch(s->model, b, &at, 0, NULL, &sum));
+    TRY(model_train_batch(s->model, b, &at, NULL));
+    TRY(model_take_loss(s->model, &sum));
     *loss = sum / (double)model_count_loss(s->model, b);
     return OK;
 }
@@ -62,7 +63,9 @@ static status compare_slope(session *s, const batch *b, uint64_t seed, float **g
     model_step at = {.seed = seed, .step = 1};
     double sum = 0, square = 0, up = 0, down = 0;
     int64_t n = model_count_loss(s->model, b);
-    TRY(model_train_batch(s->model, b, &at, (float)(1.0 / (double)n), NULL, &sum));
+    at.grad_scale = (float)(1.0 / (double)n);
+    TRY(model_train_batch(s->model, b, &at, NULL));
+    TRY(model_take_loss(s->model, &sum));
     for (int i = 0; i < s->n_params; i++) {
         memcpy(g[i], s->params[i].grad, (size_t)s->params[i].n * sizeof *g[i]);
         for (int64_t k = 0; k < s->params[i].n; k++)
@@ -108,7 +111,6 @@ static status check_gradient(session *s, batcher *batches, double *error) {
 static status do_steps(session *s, batcher *batches, int64_t n_steps, int64_t *t, double *seconds,
                        int64_t *n_tokens, double *loss) {
     optimizer o;
-    double norm;
     TRY(optimizer_init(&o, s->be, s->params, s->n_params, s->config));
     status st = OK;
     uint64_t start = clock_ns();
@@ -120,9 +122,10 @@ static status do_steps(session *s, batcher *batches, int64_t n_steps, int64_t *t
         st = batcher_next(batches, &b);
         if (st != OK) break;
         int64_t n = model_count_loss(s->model, b);
-        st =
-            model_train_batch(s->model, b, &at, (float)(1.0 / (double)(n > 0 ? n : 1)), NULL, &sum);
-        if (st == OK) st = optimizer_step(&o, s->config->optimizer.learning_rate, *t + 1, 1, &norm);
+        at.grad_scale = (float)(1.0 / (double)(n > 0 ? n : 1));
+        st = model_train_batch(s->model, b, &at, NULL);
+        if (st == OK) st = optimizer_step(&o, s->config->optimizer.learning_rate, *t + 1, 1);
+        if (st == OK) st = model_take_loss(s->model, &sum);
         *n_tokens += b->n_tokens;
         *loss = sum / (double)n;
     }
@@ -181,7 +184,7 @@ static status measure(const bench_args *a, const config *c, work *w, bench_resul
     if (getrusage(RUSAGE_SELF, &usage) == 0) r->peak_mb = (double)usage.ru_maxrss / 1e3;
     TRY(timed_create(&timed, w->be));
     status st = measure_on(a, c, w->data, timed, true, r);
-    timed_destroy(timed);
+    backend_destroy(timed);
     return st;
 }
 
@@ -284,7 +287,7 @@ status bench_train(int argc, char **argv) {
         {"--data", ARG_TEXT, &a.data, "DIR",
          "Data set (default: a synthetic one of the size of MovieLens 1M is made).", 0, 0},
         {"--steps", ARG_INT, &a.n_steps, "N", "Steps to time (default 20).", 1, 1 << 20},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", "auto or cpu (default auto).", 0, 0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object.", 0, 0},
         {0},
     };

@@ -145,7 +145,7 @@ status cmd_eval(int argc, char **argv) {
          "test (default), or validation for a run with --validate.", 0, 0},
         {"--baselines", ARG_FLAG, &a.has_baselines, NULL,
          "Also what popularity and item neighbours reach on the same users.", 0, 0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", "auto or cpu (default auto).", 0, 0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
         {0},
     };

@@ -199,24 +199,30 @@ static status print_json(const seq_file *data, const recommend_args *a, const on
 static status find_best(session *s, const one_user *u, int32_t k, int32_t *best, float *score) {
     const void *query;
     const float *corpus;
-    int32_t offsets[2], *seen;
-    TRY(MEM_NEW(&seen, (size_t)u->view.n_tokens));
-    eval_seen_rows(&u->view, offsets, seen);
+    /* Two offsets, and the rows behind them; the same on the device. */
+    int32_t *seen, *seen_there = NULL;
+    size_t bytes = ((size_t)u->view.n_tokens + 2) * sizeof *seen;
+    const ops *f = s->be->ops;
+    TRY(MEM_NEW(&seen, (size_t)u->view.n_tokens + 2));
+    eval_seen_rows(&u->view, seen, seen + 2);
     status st = model_encode(s->model, &u->view, &query);
     if (st == OK) st = model_corpus(s->model, &corpus);
+    if (st == OK) st = f->alloc(s->be, (void **)&seen_there, bytes);
+    if (st == OK) st = f->copy_in(s->be, seen_there, seen, bytes);
     if (st == OK) {
         rank_args r = {.n_queries = 1,
                        .dim = model_dim(s->model),
                        .n_corpus = s->limits.n_items,
                        .query = query,
                        .corpus = corpus,
-                       .seen_offsets = offsets,
-                       .seen = seen,
+                       .seen_offsets = seen_there,
+                       .seen = seen_there + 2,
                        .k = k,
                        .best = best,
                        .best_score = score};
-        st = s->be->ops->rank(s->be, &r);
+        st = f->rank(s->be, &r);
     }
+    f->release(s->be, seen_there);
     mem_free(seen);
     return st;
 }
@@ -260,7 +266,7 @@ status cmd_recommend(int argc, char **argv) {
         {"--history", ARG_TEXT, &a.history, "ID,ID,...",
          "Instead of a user: items somebody had, oldest first, by their ids in the data.", 0, 0},
         {"-k", ARG_INT, &a.k, "K", "How many (default 10).", 1, MAX_K},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", "auto or cpu (default auto).", 0, 0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
         {0},
     };

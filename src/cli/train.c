@@ -21,6 +21,7 @@
 
 typedef struct train_args {
     const char *file, *task, *data, *device;
+    bool is_deterministic;
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
@@ -185,7 +186,8 @@ static status train(train_args *args, config *c) {
     session s;
     printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
-    TRY(work_open(&w, args->data, args->device));
+    TRY(args->is_deterministic ? work_open_deterministic(&w, args->data, args->device)
+                               : work_open(&w, args->data, args->device));
     status st = session_open(&s, c, w.data, w.be);
     if (st == OK) {
         args->options.observer = observe;
@@ -262,7 +264,9 @@ status cmd_train(int argc, char **argv) {
          1 << 20},
         {"--seed", ARG_INT, &args.seed, "N", "Seed of everything random, instead of the config's.",
          0, UINT32_MAX},
-        {"--device", ARG_TEXT, &args.device, "DEVICE", "auto or cpu (default auto).", 0, 0},
+        {"--device", ARG_TEXT, &args.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"--deterministic", ARG_FLAG, &args.is_deterministic, NULL,
+         "On a GPU: the same bits in every run, a little slower (the CPU always does that).", 0, 0},
         {"--json", ARG_FLAG, &args.is_json, NULL,
          "One JSON object a line on stdout: start, epoch, eval, done.", 0, 0},
         {0},

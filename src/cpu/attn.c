@@ -7,6 +7,7 @@
 #include "cpu/attn_int.h"
 
 #include "cpu/tile.h"
+#include "ops/attn_check.h"
 
 typedef struct fwd_job {
     backend *be;
@@ -161,6 +162,7 @@ static status fwd_chunk(void *ctx, int64_t chunk, int worker) {
 status cpu_attn_fwd(backend *be, const attn_args *a) {
     fwd_job job = {.be = be, .a = a};
     TRY(attn_args_check(a));
+    TRY(attn_lengths_check(a));
     carve_work(a, NULL, &job.bytes);
     job.n_blocks = (a->max_len_q + ATTN_QUERIES - 1) / ATTN_QUERIES;
     job.n_groups = (int32_t)cpu_n_chunks(a->n_heads, attn_head_group(a));

@@ -13,6 +13,7 @@
 #include "cpu/attn_int.h"
 
 #include "cpu/tile.h"
+#include "ops/attn_check.h"
 
 enum {
     BWD_ROWS = 32, /* query rows whose tiles are held before they are summed into dk and dv */
@@ -383,6 +384,7 @@ static status take_slots(bwd_job *job) {
 status cpu_attn_bwd(backend *be, const attn_args *a) {
     bwd_job job = {.be = be, .a = a};
     TRY(attn_args_check(a));
+    TRY(attn_lengths_check(a));
     /* Heads that share a table add to the same numbers. */
     job.has_serial_heads = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads == 1;
     job.n_groups = (int32_t)cpu_n_chunks(a->n_heads, attn_head_group(a));

@@ -19,7 +19,7 @@
 
 #include "cpu/attn_mask.h"
 #include "cpu/cpu.h"
-#include "cpu/time_bucket.h"
+#include "ops/time_bucket.h"
 
 enum {
     ATTN_KEYS = 256,    /* keys at a time */

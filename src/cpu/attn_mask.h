@@ -18,8 +18,7 @@ int32_t attn_mask_max_spans(const attn_args *a);
 /* The spans of query row `row` (0 .. Lq - 1) of sequence b, into out; their number. */
 int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out);
 
-/* Checks what the kernels rely on: lengths, bounds and shapes that fit each other.  ERR_USAGE names
- * the argument. */
-status attn_args_check(const attn_args *a);
+/* Checks that no sequence is longer than the arguments say.  ERR_USAGE names it. */
+status attn_lengths_check(const attn_args *a);
 
 #endif

@@ -55,6 +55,32 @@ static status memory_zero(backend *be, void *memory, size_t bytes) {
     return OK;
 }
 
+static status stay_float32(backend *be, act_type act, bool is_tf32) {
+    (void)be;
+    (void)act;
+    (void)is_tf32;
+    return OK;
+}
+
+static status memory_fetch(backend *be, void *to, const void *from, size_t bytes,
+                           uint64_t *ticket) {
+    *ticket = 0;
+    return memory_copy(be, to, from, bytes);
+}
+
+static status nothing_on_its_way(backend *be, uint64_t ticket) {
+    (void)be;
+    (void)ticket;
+    return OK;
+}
+
+static status run_always(backend *be, uint64_t key, record_state *out) {
+    (void)be;
+    (void)key;
+    *out = RECORD_RUN;
+    return OK;
+}
+
 /* An op of this backend is done when it returns. */
 static status nothing_to_wait_for(backend *be) {
     (void)be;
@@ -62,12 +88,17 @@ static status nothing_to_wait_for(backend *be) {
 }
 
 static const ops cpu_ops = {
+    .set_precision = stay_float32,
     .alloc = memory_alloc,
     .release = memory_release,
     .copy_in = memory_copy,
     .copy_out = memory_copy,
+    .fetch = memory_fetch,
+    .wait = nothing_on_its_way,
     .zero = memory_zero,
     .sync = nothing_to_wait_for,
+    .record = run_always,
+    .record_end = nothing_to_wait_for,
     .gather = cpu_gather,
     .group = cpu_group,
     .scatter = cpu_scatter,
@@ -89,10 +120,21 @@ static const ops cpu_ops = {
     .sampled_softmax = cpu_sampled_softmax,
     .sampled_softmax_scratch = cpu_sampled_softmax_scratch,
     .logits_loss = cpu_logits_loss,
+    .mark = cpu_mark,
     .update = cpu_update,
+    .grad_factor = cpu_grad_factor,
     .sum_squares = cpu_sum_squares,
     .rank = cpu_rank,
 };
+
+static void destroy(backend *be) {
+    cpu_state *state = be->state;
+    for (int i = 0; i <= state->n_workers; i++)
+        mem_free(state->slots[i].memory);
+    mem_free(state->slots);
+    mem_free(state);
+    mem_free(be);
+}
 
 status backend_create_cpu(backend **out, pool *workers) {
     backend *be;
@@ -109,20 +151,14 @@ status backend_create_cpu(backend **out, pool *workers) {
         mem_free(be);
         return st;
     }
-    *be = (backend){
-        .ops = &cpu_ops, .act = ACT_F32, .name = "cpu", .workers = workers, .state = state};
+    *be = (backend){.ops = &cpu_ops,
+                    .act = ACT_F32,
+                    .name = "cpu",
+                    .workers = workers,
+                    .state = state,
+                    .destroy = destroy};
     /* The threads are ours: OpenBLAS works on the thread that calls it. */
     openblas_set_num_threads(1);
     *out = be;
     return OK;
-}
-
-void backend_destroy_cpu(backend *be) {
-    if (be == NULL) return;
-    cpu_state *state = be->state;
-    for (int i = 0; i <= state->n_workers; i++)
-        mem_free(state->slots[i].memory);
-    mem_free(state->slots);
-    mem_free(state);
-    mem_free(be);
 }

@@ -74,7 +74,9 @@ status cpu_sampled_softmax(backend *be, const sampled_softmax_args *a);
 size_t cpu_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
                                    int32_t n_rows);
 status cpu_logits_loss(backend *be, const logits_loss_args *a);
-status cpu_update(backend *be, const update_args *a);
+status cpu_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks);
+status cpu_update(backend *be, const update_args *a, int n);
+status cpu_grad_factor(backend *be, const grad_factor_args *a);
 status cpu_sum_squares(backend *be, int64_t n, const float *grad, double *out);
 status cpu_rank(backend *be, const rank_args *a);
 

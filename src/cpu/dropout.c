@@ -14,7 +14,7 @@ enum { N_BLOCKS = 16, N_DRAWN = 4 * N_BLOCKS };
  * least its ceiling. */
 static void draw_tile(const dropout *d, int64_t row, uint32_t tile, int n_blocks, float *factor) {
     uint32_t threshold = (uint32_t)ceilf(d->rate * 16777216.0f);
-    uint32_t position = d->position[row], user = d->user[row], step = d->step;
+    uint32_t position = d->position[row], user = d->user[row], step = *d->step;
     uint32_t place = d->site << 16 | tile * N_BLOCKS;
     float kept = 1.0f / (1.0f - d->rate);
     for (int b = 0; b < n_blocks; b++) {

@@ -22,7 +22,7 @@ static double bits_row(const logits_loss_args *a, int64_t n) {
         sum += loss;
         if (a->losses != NULL) a->losses[n * a->n_columns + k] = loss;
         if (a->dlogits != NULL)
-            ((float *)a->dlogits)[n * a->n_columns + k] = (sigmoid - target) * a->grad_scale;
+            ((float *)a->dlogits)[n * a->n_columns + k] = (sigmoid - target) * *a->grad_scale;
     }
     return sum;
 }
@@ -41,10 +41,19 @@ static double classes_row(const logits_loss_args *a, int64_t n) {
         if (dz != NULL) dz[k] = e;
     }
     for (int32_t k = 0; dz != NULL && k < a->n_columns; k++)
-        dz[k] = (dz[k] / sum - (k == a->label[n] ? 1.0f : 0.0f)) * a->grad_scale;
+        dz[k] = (dz[k] / sum - (k == a->label[n] ? 1.0f : 0.0f)) * *a->grad_scale;
     float loss = logf(sum) + (max - at_label);
     if (a->losses != NULL) a->losses[n] = loss;
     return loss;
+}
+
+/* A row that only fills the batch up. */
+static void empty_row(const logits_loss_args *a, int64_t n) {
+    int32_t n_losses = a->is_bits ? a->n_columns : 1;
+    for (int32_t k = 0; k < n_losses && a->losses != NULL; k++)
+        a->losses[n * n_losses + k] = 0;
+    for (int32_t k = 0; k < a->n_columns && a->dlogits != NULL; k++)
+        ((float *)a->dlogits)[n * a->n_columns + k] = 0;
 }
 
 static status loss_chunk(void *ctx, int64_t chunk, int worker) {
@@ -54,7 +63,11 @@ static status loss_chunk(void *ctx, int64_t chunk, int worker) {
     double sum = 0;
     (void)worker;
     for (int64_t n = rows.first; n < rows.end; n++) {
-        if (!a->is_bits && (a->label[n] < 0 || a->label[n] >= a->n_columns))
+        if (a->label[n] < 0) {
+            empty_row(a, n);
+            continue;
+        }
+        if (!a->is_bits && a->label[n] >= a->n_columns)
             return fail(ERR_FORMAT,
                         "the label of row %lld is %d, not a class 0..%d; check the "
                         "action column of the data",
@@ -69,8 +82,8 @@ status cpu_logits_loss(backend *be, const logits_loss_args *a) {
     loss_job job = {.a = a, .n_rows = cpu_rows_per_chunk(a->n, a->n_columns)};
     int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
     void *memory;
-    if (a->is_bits && a->n_columns > 32)
-        return fail(ERR_UNSUPPORTED, "%d tasks were asked for; a label has 32 bits", a->n_columns);
+    if (a->is_bits && a->n_columns > 31)
+        return fail(ERR_UNSUPPORTED, "%d tasks were asked for; a label has 31 bits", a->n_columns);
     TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof(double), &memory));
     job.partials = memory;
     TRY(pool_run(be->workers, n_chunks, loss_chunk, &job));

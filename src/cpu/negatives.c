@@ -16,7 +16,7 @@ static int32_t pick(const negatives_args *a, uint32_t word) {
 static void draw_row(const negatives_args *a, int64_t m) {
     int32_t *index = a->index + m * a->n_negatives;
     for (int32_t r = 0; r < a->n_negatives; r += 4) {
-        rng_block b = rng_draw(a->key, a->position[m], a->user[m], a->step, (uint32_t)r / 4);
+        rng_block b = rng_draw(a->key, a->position[m], a->user[m], *a->step, (uint32_t)r / 4);
         for (int32_t w = 0; w < 4 && r + w < a->n_negatives; w++)
             index[r + w] = pick(a, b.word[w]);
     }

@@ -91,8 +91,9 @@ static void find_best(const float *score, int32_t n_corpus, int32_t k, int32_t *
 /* ---- queries --------------------------------------------------------------------------------- */
 
 static void rank_query(const rank_args *a, int64_t q, float *score) {
-    for (int32_t i = a->seen_offsets[q]; i < a->seen_offsets[q + 1]; i++)
-        score[a->seen[i]] = -INFINITY;
+    if (a->seen_offsets != NULL)
+        for (int32_t i = a->seen_offsets[q]; i < a->seen_offsets[q + 1]; i++)
+            score[a->seen[i]] = -INFINITY;
     if (a->rank != NULL) a->rank[q] = find_rank(score, a->n_corpus, a->target[q]);
     if (a->k > 0) find_best(score, a->n_corpus, a->k, a->best + q * a->k, a->best_score + q * a->k);
 }

@@ -132,3 +132,10 @@ status cpu_scatter(backend *be, const scatter_args *a) {
     scatter_job job = {be, a, cpu_rows_per_chunk(n, a->dim)};
     return pool_run(be->workers, cpu_n_chunks(n, job.n_rows), scatter_chunk, &job);
 }
+
+status cpu_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
+    (void)be;
+    for (int64_t i = 0; i < n; i++)
+        if (index[i] >= 0) marks[index[i] + offset] = 1;
+    return OK;
+}

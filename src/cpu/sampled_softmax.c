@@ -307,12 +307,13 @@ static double softmax(const sampled_softmax_args *a, const int32_t *row, float w
 static void count_uses(const job *j, cpu_range range, int32_t *begin) {
     const sampled_softmax_args *a = j->a;
     memset(begin, 0, ((size_t)a->n_rows + 1) * sizeof *begin);
-    const int32_t *negative = a->negative + range.first * a->n_negatives;
-    int64_t n = (range.end - range.first) * a->n_negatives;
-    for (int64_t i = 0; i < n; i++)
-        begin[negative[i] + 1]++;
-    for (int64_t m = range.first; m < range.end; m++)
+    for (int64_t m = range.first; m < range.end; m++) {
+        const int32_t *negative = a->negative + m * a->n_negatives;
+        if (a->positive[m] < 0) continue;
+        for (int32_t r = 0; r < a->n_negatives; r++)
+            begin[negative[r] + 1]++;
         begin[a->positive[m] + 1]++;
+    }
     int32_t sum = 0;
     for (int32_t v = 0; v < a->n_rows; v++) {
         int32_t count = begin[v + 1];
@@ -356,7 +357,7 @@ static double query_loss(const job *j, int64_t m, query_memory *q) {
     dot_rows(j->unit, j->width, query, q->row, j->n_uses, q->score);
     for (int64_t i = 0; i < j->n_uses; i++)
         q->score[i] *= 1 / a->temperature;
-    return softmax(a, q->row, a->grad_scale / a->temperature, q->score);
+    return softmax(a, q->row, *a->grad_scale / a->temperature, q->score);
 }
 
 static void query_gradient(const job *j, int64_t m, query_memory *q) {
@@ -366,6 +367,12 @@ static void query_gradient(const job *j, int64_t m, query_memory *q) {
     memset(q->sum, 0, (size_t)j->width * sizeof *q->sum);
     add_rows(j->unit, j->width, q->uses, j->n_uses, q->sum);
     memcpy((float *)a->dquery + m * a->dim, q->sum, (size_t)a->dim * sizeof *q->sum);
+}
+
+/* A row that only fills the batch up. */
+static void empty_row(const sampled_softmax_args *a, int64_t m) {
+    if (a->row_loss != NULL) a->row_loss[m] = 0;
+    if (a->dquery != NULL) memset((float *)a->dquery + m * a->dim, 0, (size_t)a->dim * 4);
 }
 
 static status query_chunk(void *ctx, int64_t chunk, int worker) {
@@ -379,6 +386,10 @@ static status query_chunk(void *ctx, int64_t chunk, int worker) {
     if (a->dquery != NULL) count_uses(j, range, begin);
     j->chunk_loss[chunk] = 0;
     for (int64_t m = range.first; m < range.end; m++) {
+        if (a->positive[m] < 0) {
+            empty_row(a, m);
+            continue;
+        }
         double loss = query_loss(j, m, &q);
         if (a->row_loss != NULL) a->row_loss[m] = (float)loss;
         j->chunk_loss[chunk] += loss;

@@ -18,7 +18,7 @@ typedef struct update_job {
     float rate;             /* lr / (1 - b1^t) */
     float root_of_variance; /* 1 / sqrt(1 - b2^t) */
     int64_t n_rows;         /* of a chunk */
-    int64_t n_all;          /* rows of this update */
+    int64_t n_all;          /* rows of the weight */
 } update_job;
 
 /* Adds in place of PyTorch's order the same quantities: lr (m / c1) / (sqrt(v / c2) + eps). */
@@ -75,8 +75,9 @@ static status rows_chunk(void *ctx, int64_t chunk, int worker) {
     const update_args *a = job->a;
     cpu_range rows = cpu_chunk(chunk, job->n_rows, job->n_all);
     (void)worker;
-    for (int64_t i = rows.first; i < rows.end; i++) {
-        int64_t row = a->rows != NULL ? a->rows[i] : i;
+    for (int64_t row = rows.first; row < rows.end; row++) {
+        if (a->marks != NULL && a->marks[row] == 0) continue;
+        if (a->marks != NULL) a->marks[row] = 0;
         if (a->kind == OPT_ADAMW) adamw(job, row * a->dim, a->dim);
         if (a->kind == OPT_SGD) sgd(job, row * a->dim, a->dim);
         if (a->kind == OPT_ROWWISE_ADAGRAD) rowwise_adagrad(job, row);
@@ -84,18 +85,43 @@ static status rows_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-status cpu_update(backend *be, const update_args *a) {
-    bool is_dense = a->rows == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
+/* A step that is left out: what it would have used is thrown away. */
+static void leave_out(const update_args *a) {
+    memset(a->grad, 0, (size_t)a->n * sizeof *a->grad);
+    if (a->marks != NULL && a->dim > 0) memset(a->marks, 0, (size_t)(a->n / a->dim));
+}
+
+static status update_one(backend *be, const update_args *a) {
+    bool is_dense = a->marks == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
     update_job job = {.a = a, .grad_scale = a->grad_scale == NULL ? 1 : *a->grad_scale};
+    if (job.grad_scale == 0) {
+        leave_out(a);
+        return OK;
+    }
     /* The powers are taken in double: 1 - b2^t of the first steps would lose digits. */
     job.decay = (float)(1 - (double)a->lr * a->weight_decay);
     job.rate = (float)(a->lr / (1 - pow(a->beta1, (double)a->step)));
     job.root_of_variance = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step)));
     if (is_dense) return pool_run(be->workers, cpu_n_chunks(a->n, CHUNK), dense_chunk, &job);
     if (a->dim <= 0) return OK;
-    job.n_all = a->rows != NULL ? a->n_rows : a->n / a->dim;
+    job.n_all = a->n / a->dim;
     job.n_rows = cpu_rows_per_chunk(job.n_all, a->dim);
     return pool_run(be->workers, cpu_n_chunks(job.n_all, job.n_rows), rows_chunk, &job);
+}
+
+status cpu_update(backend *be, const update_args *a, int n) {
+    for (int i = 0; i < n; i++)
+        TRY(update_one(be, &a[i]));
+    return OK;
+}
+
+status cpu_grad_factor(backend *be, const grad_factor_args *a) {
+    (void)be;
+    double norm = a->base * sqrt(*a->sum);
+    bool is_clipped = a->clip > 0 && norm > a->clip;
+    *a->factor = !isfinite(norm) ? 0 : is_clipped ? (float)(a->base * (a->clip / norm)) : a->base;
+    if (a->norm != NULL) *a->norm = norm;
+    return OK;
 }
 
 typedef struct pass_job {

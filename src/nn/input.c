@@ -15,12 +15,13 @@ static bool has_context_mlp(const input_config *c) {
     return c->context_dim > 0 && c->n_context > 0;
 }
 
-static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t dim) {
+static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t dim, bool has_marks) {
     if (n_rows > INT32_MAX - 1)
         return fail(ERR_CONFIG, "the tables have %lld rows; 2^31 - 2 are the most",
                     (long long)n_rows);
     b->dim = dim;
     b->n_rows = (int32_t)n_rows;
+    if (has_marks) TRY(NN_NEW(params->memory, &b->marks, n_rows));
     TRY(NN_NEW(params->memory, &b->value, n_rows * dim));
     return NN_NEW(params->memory, &b->grad, n_rows * dim);
 }
@@ -29,7 +30,9 @@ static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t di
 static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, const char *name,
                         init_rule rule, param **out) {
     param_spec spec = {"", name, 2, {n, b->dim}, rule, true};
-    TRY(param_add_at(params, &spec, b->value + *at * b->dim, b->grad + *at * b->dim, out));
+    param_memory memory = {b->value + *at * b->dim, b->grad + *at * b->dim,
+                           b->marks != NULL ? b->marks + *at : NULL};
+    TRY(param_add_at(params, &spec, &memory, out));
     *at += n;
     return OK;
 }
@@ -58,7 +61,7 @@ static status add_tables(input *in, param_list *params) {
     init_rule research = {INIT_TRUNCATED, 0.02};
     int64_t at = 0;
     TRY(bank_alloc(&in->events, params, n_events + (in->is_merged ? n_contexts : 0),
-                   has_item_mlp(c) ? c->item_dim : c->dim));
+                   has_item_mlp(c) ? c->item_dim : c->dim, c->has_marks));
     TRY(add_table(params, &in->events, &at, (int64_t)c->n_items + 1,
                   c->is_research ? "_embedding_module._item_emb.weight" : "_embedding.item.weight",
                   c->is_research ? research : TABLE_RULE, &in->item));
@@ -67,8 +70,8 @@ static status add_tables(input *in, param_list *params) {
         TRY(add_table(params, &in->events, &at, c->n_actions, "_embedding.action.weight",
                       TABLE_RULE, &in->action));
     if (in->is_merged) return add_contexts(in, params, &in->events, at);
-    TRY(bank_alloc(&in->contexts, params, n_contexts,
-                   has_context_mlp(c) ? c->context_dim : c->dim));
+    TRY(bank_alloc(&in->contexts, params, n_contexts, has_context_mlp(c) ? c->context_dim : c->dim,
+                   c->has_marks));
     return add_contexts(in, params, &in->contexts, 0);
 }
 
@@ -232,22 +235,13 @@ status input_bwd(input *in, backend *be, const plan *p, const sequences *s, cons
     return in->is_merged ? OK : split_parts(in, be, p);
 }
 
-/* ---- touched rows ---------------------------------------------------------------------------- */
+/* ---- marked rows ----------------------------------------------------------------------------- */
 
-void input_touch(const input *in, const param_list *params, const plan *p) {
-    const input_config *c = &in->config;
-    uint8_t *items = param_marks(params, in->item);
-    uint8_t *actions = in->action != NULL ? param_marks(params, in->action) : NULL;
-    const int32_t *row = in->is_merged ? p->row.host : p->event_row.host;
-    int32_t n = in->is_merged ? p->n_tokens : p->n_events;
-    for (int32_t i = 0; i < n; i++) {
-        if (row[i] < in->action_row)
-            items[row[i]] = 1;
-        else if (row[i] - in->action_row < c->n_actions)
-            actions[row[i] - in->action_row] = 1;
-    }
-    for (int64_t k = 0; k < (int64_t)p->n_users * c->n_context; k++) {
-        int64_t f = k % c->n_context;
-        param_marks(params, in->context[f])[p->context_row.host[k] - in->context_row[f]] = 1;
-    }
+status input_mark(const input *in, backend *be, const plan *p) {
+    const int32_t *row = in->is_merged ? p->row.device : p->event_row.device;
+    if (in->events.marks == NULL) return OK;
+    TRY(be->ops->mark(be, in->is_merged ? p->n_tokens : p->n_events, row, 0, in->events.marks));
+    if (in->is_merged) return OK;
+    return be->ops->mark(be, (int64_t)p->n_users * in->config.n_context, p->context_row.device, 0,
+                         in->contexts.marks);
 }

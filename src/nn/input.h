@@ -15,6 +15,7 @@
 typedef struct bank {
     int32_t dim, n_rows;
     float *value, *grad; /* (n_rows, dim) */
+    uint8_t *marks;      /* (n_rows), or NULL: nobody asks which rows got a gradient */
     row_groups groups;
 } bank;
 
@@ -27,6 +28,7 @@ typedef struct input_config {
     int32_t n_places;
     bool is_research; /* names and first values */
     bool is_sasrec;
+    bool has_marks; /* the tables' optimizer is lazy */
     float dropout_rate;
 } input_config;
 
@@ -57,6 +59,6 @@ status input_fwd(input *in, backend *be, const plan *p, const sequences *s, void
 status input_bwd(input *in, backend *be, const plan *p, const sequences *s, const void *dx);
 
 /* Marks the table rows that the plan reads. */
-void input_touch(const input *in, const param_list *params, const plan *p);
+status input_mark(const input *in, backend *be, const plan *p);
 
 #endif

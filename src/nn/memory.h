@@ -43,6 +43,31 @@ typedef struct staged_i64 {
     int64_t *host, *device;
 } staged_i64;
 
+typedef struct staged_f32 {
+    float *host, *device;
+} staged_f32;
+
+/* Many such arrays in one block, so that one copy sends them all: laid out once to count (host is
+ * NULL), then again over the memory. */
+typedef struct staging {
+    char *host, *device;
+    size_t bytes;
+} staging;
+
+/* The next n * size bytes; at is their offset. */
+static inline size_t staging_take(staging *s, int64_t n, size_t size) {
+    size_t at = s->bytes;
+    s->bytes += ((size_t)n * size + 63) / 64 * 64;
+    return at;
+}
+
+#define STAGE(s, x, n)                                                                             \
+    do {                                                                                           \
+        size_t at_ = staging_take((s), (n), sizeof *(x)->host);                                    \
+        (x)->host = (s)->host != NULL ? (void *)((s)->host + at_) : NULL;                          \
+        (x)->device = (s)->host != NULL ? (void *)((s)->device + at_) : NULL;                      \
+    } while (0)
+
 #define STAGED_NEW(mem, s, n)                                                                      \
     (NN_NEW_HOST((mem), &(s)->host, (n)) != OK ? ERR_NOMEM : NN_NEW((mem), &(s)->device, (n)))
 

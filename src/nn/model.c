@@ -72,38 +72,58 @@ status model_backward(model *m, const sequences *s) {
 }
 
 /* Loss and the gradient of the last hidden state. */
-static status train_head(model *m, const model_step *at, float grad_scale, const int32_t *negatives,
-                         double *loss_sum) {
+static status train_head(model *m, const retrieval_step *step) {
     const void *last = m->hidden[m->n_layers];
-    retrieval_step step = {at->seed, at->step, grad_scale, negatives};
     if (m->is_ranking)
-        return ranking_train(&m->ranking, m->be, &m->plan, grad_scale, last, m->d_hidden, loss_sum);
-    return retrieval_train(&m->retrieval, m->be, &m->plan, &step, &m->params, last, m->d_hidden,
-                           loss_sum);
+        return ranking_train(&m->ranking, m->be, &m->plan, last, m->d_hidden, m->loss);
+    return retrieval_train(&m->retrieval, m->be, &m->plan, step, last, m->d_hidden, m->loss);
 }
 
-status model_train_batch(model *m, const batch *b, const model_step *at, float grad_scale,
-                         const int32_t *negatives, double *loss_sum) {
-    TRY(plan_build(&m->plan, m->be, b, PLAN_TRAIN, NULL));
-    if (m->plan.n_loss == 0) return OK;
+static status train_passes(model *m, const model_step *at, const int32_t *negatives) {
     sequences s = plan_sequences(&m->plan);
+    retrieval_step step = {at->seed, negatives};
     s.has_dropout = true;
     s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
-    s.drop.step = at->step;
-    param_touch_begin(&m->params);
     TRY(model_forward(m, &s));
-    TRY(train_head(m, at, grad_scale, negatives, loss_sum));
+    TRY(train_head(m, &step));
     TRY(model_backward(m, &s));
-    input_touch(&m->input, &m->params, &m->plan);
-    param_touch_collect(&m->params);
-    return OK;
+    return input_mark(&m->input, m->be, &m->plan);
+}
+
+/* Of the passes only what the plan sent changes from batch to batch of a shape, so they can be
+ * recorded; negatives that are given are copied in the middle of them. */
+static status train_recorded(model *m, const model_step *at) {
+    record_state state;
+    TRY(m->be->ops->record(m->be, plan_record_key(&m->plan) ^ at->seed, &state));
+    status st = state == RECORD_REPLAY ? OK : train_passes(m, at, NULL);
+    status end = m->be->ops->record_end(m->be);
+    return st != OK ? st : end;
+}
+
+status model_train_batch(model *m, const batch *b, const model_step *at, const int32_t *negatives) {
+    plan_request request = {PLAN_TRAIN, at->step, at->grad_scale, NULL};
+    TRY(plan_build(&m->plan, m->be, b, &request));
+    if (m->plan.n_loss == 0) return OK;
+    if (m->plan.config.bucket > 0 && negatives == NULL) return train_recorded(m, at);
+    return train_passes(m, at, negatives);
+}
+
+status model_fetch_loss(model *m, double *to, uint64_t *ticket) {
+    TRY(m->be->ops->fetch(m->be, to, m->loss, sizeof *to, ticket));
+    return m->be->ops->zero(m->be, m->loss, sizeof *m->loss);
+}
+
+status model_take_loss(model *m, double *sum) {
+    uint64_t ticket;
+    TRY(model_fetch_loss(m, sum, &ticket));
+    return m->be->ops->wait(m->be, ticket);
 }
 
 status model_encode(model *m, const batch *b, const void **out) {
     if (m->is_ranking)
         return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
                                 "encoded user to search with");
-    TRY(plan_build(&m->plan, m->be, b, PLAN_ENCODE, NULL));
+    TRY(plan_build(&m->plan, m->be, b, &(plan_request){.purpose = PLAN_ENCODE}));
     sequences s = plan_sequences(&m->plan);
     TRY(model_forward(m, &s));
     return retrieval_encode(&m->retrieval, m->be, &m->plan, m->hidden[m->n_layers], out);
@@ -116,7 +136,7 @@ status model_corpus(model *m, const float **out) {
 
 status model_score(model *m, const batch *b, const void **out, int64_t *n_rows) {
     if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
-    TRY(plan_build(&m->plan, m->be, b, PLAN_SCORE, NULL));
+    TRY(plan_build(&m->plan, m->be, b, &(plan_request){.purpose = PLAN_SCORE}));
     sequences s = plan_sequences(&m->plan);
     TRY(model_forward(m, &s));
     *n_rows = m->plan.n_loss;

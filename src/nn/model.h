@@ -26,9 +26,9 @@ typedef struct param {
     float *value;  /* (shape), memory of the backend */
     float *grad;   /* (shape): the sum over the batches since the last update */
     bool is_table; /* rows of an embedding: an optimizer may be lazy about them */
-    /* Rows that got a gradient since the last update, ascending (host); tables only. */
-    int32_t *touched;
-    int32_t n_touched;
+    /* (rows), memory of the backend: not 0 where a row got a gradient since the last update.  NULL
+     * where no optimizer asks: its tables are updated whole. */
+    uint8_t *marks;
 } param;
 
 /* What a model must know of the data and of the largest batch. */
@@ -59,17 +59,23 @@ status model_init(model *m, uint64_t seed);
  */
 typedef struct model_step {
     uint64_t seed;
-    uint32_t step; /* of the run, from 0 */
+    uint32_t step;    /* of the run, from 0 */
+    float grad_scale; /* of the gradients: 1 / loss positions of the step, say */
 } model_step;
 
 /* The number of loss positions of a batch (host arithmetic). */
 int64_t model_count_loss(const model *m, const batch *b);
 
-/* Forward and backward of one batch: adds gradients of grad_scale * (sum of the losses) to
- * every param's grad, and the sum of the losses to *loss_sum.  negatives (host, (loss positions, R)
- * item numbers) replaces the draw where it is not NULL: for tests. */
-status model_train_batch(model *m, const batch *b, const model_step *at, float grad_scale,
-                         const int32_t *negatives, double *loss_sum);
+/* Forward and backward of one batch: adds gradients of grad_scale * (sum of the losses) to every
+ * param's grad, and the losses to a sum the model keeps.  negatives (host, (loss positions, R) item
+ * numbers) replaces the draw where it is not NULL: for tests.  The passes may still run when this
+ * returns. */
+status model_train_batch(model *m, const batch *b, const model_step *at, const int32_t *negatives);
+
+/* Asks for the sum of the losses since it was last asked for: *to has it once `wait` for the ticket
+ * (ops.h) returned.  model_take_loss waits itself. */
+status model_fetch_loss(model *m, double *to, uint64_t *ticket);
+status model_take_loss(model *m, double *sum);
 
 /* Retrieval: the encoded state behind the last history event of every user (its targets are labels,
  * not input): *out = (B, E) act, normalised as the loss has it; memory of the model, valid until

@@ -24,6 +24,7 @@ struct model {
     sasrec_scratch sasrec_scratch;
     void **hidden;  /* (n_layers + 1) of (T, E) act: what goes into each layer and comes out */
     void *d_hidden; /* (T, E) act */
+    double *loss;   /* (1): the sum of the losses since it was last asked for */
     retrieval_head retrieval;
     ranking_head ranking;
 };

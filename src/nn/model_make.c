@@ -5,6 +5,7 @@
 #include "nn/model_int.h"
 
 enum { MAX_WIDTH = 1 << 16, MAX_LAYERS = 512, MAX_LENGTH = 1 << 24 };
+enum { MAX_RECORDED_EVENTS = 1 << 16 };
 
 /* A number of the config that becomes an int32. */
 static status check_range(const char *what, int64_t value, int64_t low, int64_t high) {
@@ -92,6 +93,7 @@ static status add_input(model *m, const config *c, const model_limits *l) {
                        .n_places = (int32_t)n_places,
                        .is_research = is_research(c),
                        .is_sasrec = c->model == MODEL_SASREC,
+                       .has_marks = c->family == FAMILY_NVIDIA,
                        .dropout_rate = (float)n->input_dropout};
     return input_add_params(&m->input, &in, &m->params);
 }
@@ -177,6 +179,17 @@ static status add_ranking(model *m, const config *c) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+/* Batches are filled up to whole buckets where their passes can be recorded: not with in-batch
+ * negatives, whose number differs from batch to batch; and not where a batch is so large that
+ * launching its kernels one by one costs nothing. */
+static int32_t bucket_of(const model *m, const config *c, const model_limits *l) {
+    const config_retrieval *r = &c->retrieval;
+    bool is_in_batch =
+        !m->is_ranking && (r->negatives == NEGATIVES_IN_BATCH || r->n_negatives <= 0);
+    bool is_large = (int64_t)l->max_users * l->max_events > MAX_RECORDED_EVENTS;
+    return is_in_batch || is_large ? 0 : m->be->token_bucket;
+}
+
 /* Contextual tokens see the whole history only where no loss lies in the history. */
 static plan_config plan_of(const model *m, const config *c, const model_limits *l) {
     const input_config *in = &m->input.config;
@@ -200,6 +213,7 @@ static plan_config plan_of(const model *m, const config *c, const model_limits *
                          .max_events = l->max_events,
                          .max_targets = (int32_t)c->data.max_candidates,
                          .time_per_second = l->time_per_second,
+                         .bucket = bucket_of(m, c, l),
                          .is_merged = m->input.is_merged,
                          .action_row = m->input.action_row,
                          .context_row = m->input.context_row};
@@ -244,6 +258,7 @@ static status alloc_all(model *m, const config *c, const model_limits *l) {
     for (int i = 0; i <= m->n_layers; i++)
         TRY(nn_new_act(&m->memory, &m->hidden[i], max_tokens, m->dim));
     TRY(nn_new_act(&m->memory, &m->d_hidden, max_tokens, m->dim));
+    TRY(NN_NEW(&m->memory, &m->loss, 1));
     return alloc_head(m, c, max_loss, max_tokens);
 }
 

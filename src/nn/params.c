@@ -17,7 +17,6 @@ status param_list_init(param_list *l, nn_memory *memory, int capacity) {
     l->memory = memory;
     TRY(NN_NEW_HOST(memory, &l->item, capacity));
     TRY(NN_NEW_HOST(memory, &l->rule, capacity));
-    TRY(NN_NEW_HOST(memory, &l->mark, capacity));
     l->capacity = capacity;
     return OK;
 }
@@ -29,7 +28,7 @@ static int64_t count(const param_spec *spec) {
     return n;
 }
 
-status param_add_at(param_list *l, const param_spec *spec, float *value, float *grad, param **out) {
+status param_add_at(param_list *l, const param_spec *spec, const param_memory *at, param **out) {
     *out = NULL;
     if (l->n == l->capacity) return fail(ERR_CONFIG, "the model has too many parameters");
     param *p = &l->item[l->n];
@@ -39,13 +38,10 @@ status param_add_at(param_list *l, const param_spec *spec, float *value, float *
     p->n_dims = spec->n_dims;
     memcpy(p->shape, spec->shape, sizeof p->shape);
     p->n = count(spec);
-    p->value = value;
-    p->grad = grad;
+    p->value = at->value;
+    p->grad = at->grad;
+    p->marks = at->marks;
     p->is_table = spec->is_table;
-    if (p->is_table) {
-        TRY(NN_NEW_HOST(l->memory, &p->touched, p->shape[0]));
-        TRY(NN_NEW_HOST(l->memory, &l->mark[l->n], p->shape[0]));
-    }
     l->rule[l->n++] = spec->rule;
     l->n_numbers += p->n;
     *out = p;
@@ -53,35 +49,17 @@ status param_add_at(param_list *l, const param_spec *spec, float *value, float *
 }
 
 status param_add(param_list *l, const param_spec *spec, param **out) {
-    float *value, *grad;
+    param_memory at = {0};
     *out = NULL;
-    TRY(NN_NEW(l->memory, &value, count(spec)));
-    TRY(NN_NEW(l->memory, &grad, count(spec)));
-    return param_add_at(l, spec, value, grad, out);
+    TRY(NN_NEW(l->memory, &at.value, count(spec)));
+    TRY(NN_NEW(l->memory, &at.grad, count(spec)));
+    return param_add_at(l, spec, &at, out);
 }
 
 param *param_find(param_list *l, const char *name) {
     for (int i = 0; i < l->n; i++)
         if (strcmp(l->item[i].name, name) == 0) return &l->item[i];
     return NULL;
-}
-
-/* The trainer empties `touched` after an update: only then are the marks stale.  With accumulation
- * they go on. */
-void param_touch_begin(param_list *l) {
-    for (int i = 0; i < l->n; i++)
-        if (l->item[i].is_table && l->item[i].n_touched == 0)
-            memset(l->mark[i], 0, (size_t)l->item[i].shape[0]);
-}
-
-void param_touch_collect(param_list *l) {
-    for (int i = 0; i < l->n; i++) {
-        param *p = &l->item[i];
-        if (!p->is_table) continue;
-        p->n_touched = 0;
-        for (int32_t row = 0; row < p->shape[0]; row++)
-            if (l->mark[i][row]) p->touched[p->n_touched++] = row;
-    }
 }
 
 /* Two normal numbers of two words: Box and Muller. */
@@ -120,7 +98,7 @@ status param_list_start(param_list *l, uint64_t seed) {
             TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n * sizeof *piece));
         }
         TRY(be->ops->zero(be, p->grad, (size_t)p->n * sizeof *p->grad));
-        p->n_touched = 0;
+        if (p->marks != NULL) TRY(be->ops->zero(be, p->marks, (size_t)p->shape[0]));
     }
     return OK;
 }

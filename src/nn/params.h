@@ -1,5 +1,5 @@
-/* Parameters: names, shapes, values, gradients, first values, and which rows of a table got a
- * gradient.  A list belongs to one model; its memory is that of the model. */
+/* Parameters: names, shapes, values, gradients and first values.  A list belongs to one model; its
+ * memory is that of the model. */
 #ifndef HSTU_NN_PARAMS_H
 #define HSTU_NN_PARAMS_H
 
@@ -23,7 +23,6 @@ typedef struct param_list {
     nn_memory *memory;
     param *item;     /* (n), room for capacity; they never move, so others point at them */
     init_rule *rule; /* (n) */
-    uint8_t **mark;  /* (n): NULL, or for a table one byte a row: it got a gradient */
     int n, capacity;
     int64_t n_numbers;
 } param_list;
@@ -43,16 +42,13 @@ typedef struct param_spec {
 status param_add(param_list *l, const param_spec *spec, param **out);
 
 /* The same with memory of the caller's: tables that lie one behind the other (input.h). */
-status param_add_at(param_list *l, const param_spec *spec, float *value, float *grad, param **out);
+typedef struct param_memory {
+    float *value, *grad;
+    uint8_t *marks; /* or NULL */
+} param_memory;
+status param_add_at(param_list *l, const param_spec *spec, const param_memory *at, param **out);
 
 param *param_find(param_list *l, const char *name); /* or NULL */
-
-/* The touched rows: begin once a batch, mark, then collect. */
-void param_touch_begin(param_list *l);
-void param_touch_collect(param_list *l);
-static inline uint8_t *param_marks(const param_list *l, const param *p) {
-    return l->mark[p - l->item];
-}
 
 /* First values, by Philox(seed, RNG_INIT) of (parameter, element). */
 status param_list_start(param_list *l, uint64_t seed);

@@ -6,28 +6,51 @@ static int32_t tokens_per_event(const plan_config *c) {
     return c->has_actions ? 2 : 1;
 }
 
-static status alloc_tokens(plan *p, nn_memory *memory, int64_t n) {
-    TRY(STAGED_NEW(memory, &p->row, n));
-    TRY(STAGED_NEW(memory, &p->event_row, p->config.is_merged ? 0 : n));
-    TRY(STAGED_NEW(memory, &p->place, n));
-    TRY(STAGED_NEW(memory, &p->user, n));
-    TRY(STAGED_NEW(memory, &p->position, n));
-    TRY(STAGED_NEW(memory, &p->query_time, p->config.has_times ? n : 0));
-    return STAGED_NEW(memory, &p->key_time, p->config.has_times ? n : 0);
+static void lay_tokens(plan *p, staging *s, int64_t n) {
+    const plan_config *c = &p->config;
+    STAGE(s, &p->row, n);
+    STAGE(s, &p->event_row, c->is_merged ? 0 : n);
+    STAGE(s, &p->place, n);
+    STAGE(s, &p->user, n);
+    STAGE(s, &p->position, n);
+    STAGE(s, &p->query_time, c->has_times ? n : 0);
+    STAGE(s, &p->key_time, c->has_times ? n : 0);
 }
 
-static status alloc_losses(plan *p, nn_memory *memory, int64_t n) {
-    TRY(STAGED_NEW(memory, &p->loss_token, n));
-    TRY(STAGED_NEW(memory, &p->label, n));
-    TRY(STAGED_NEW(memory, &p->loss_user, n));
-    return STAGED_NEW(memory, &p->loss_position, n);
+static void lay_losses(plan *p, staging *s, int64_t n) {
+    STAGE(s, &p->loss_token, n);
+    STAGE(s, &p->label, n);
+    STAGE(s, &p->loss_user, n);
+    STAGE(s, &p->loss_position, n);
+}
+
+/* Sequences that fill a batch up: none may be longer than others. */
+static int64_t n_fillers(const plan *p) {
+    return (p->config.bucket + p->len_bound - 1) / p->len_bound;
+}
+
+static void lay_all(plan *p, staging *s) {
+    const plan_config *c = &p->config;
+    s->bytes = 0;
+    STAGE(s, &p->step, 1);
+    STAGE(s, &p->grad_scale, 1);
+    STAGE(s, &p->offsets, c->max_users + n_fillers(p) + 1);
+    STAGE(s, &p->context_row, (int64_t)c->max_users * c->n_context);
+    STAGE(s, &p->n_contexts, c->max_users + n_fillers(p));
+    STAGE(s, &p->n_targets, c->max_users + n_fillers(p));
+    lay_tokens(p, s, p->max_tokens);
+    lay_losses(p, s, plan_max_loss(c));
+}
+
+static int64_t fill_up(int64_t n, int64_t bucket) {
+    return bucket > 0 ? (n + bucket - 1) / bucket * bucket : n;
 }
 
 status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     memset(p, 0, sizeof *p);
     p->config = *c;
     int64_t per_user = c->n_context + (int64_t)tokens_per_event(c) * c->max_events;
-    int64_t n = per_user * c->max_users;
+    int64_t n = fill_up(per_user * c->max_users, c->bucket);
     p->len_bound = c->max_len > 0 ? c->max_len : (int32_t)per_user;
     if (n > INT32_MAX)
         return fail(ERR_CONFIG,
@@ -35,12 +58,13 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
                     "batch smaller",
                     c->max_users, (long long)per_user);
     p->max_tokens = (int32_t)n;
-    TRY(STAGED_NEW(memory, &p->offsets, (int64_t)c->max_users + 1));
-    TRY(STAGED_NEW(memory, &p->context_row, (int64_t)c->max_users * c->n_context));
-    TRY(STAGED_NEW(memory, &p->n_contexts, c->max_users));
-    TRY(STAGED_NEW(memory, &p->n_targets, c->max_users));
-    TRY(alloc_tokens(p, memory, n));
-    return alloc_losses(p, memory, plan_max_loss(c));
+    staging s = {0};
+    lay_all(p, &s);
+    TRY(NN_NEW_HOST(memory, &s.host, (int64_t)s.bytes));
+    TRY(NN_NEW(memory, &s.device, (int64_t)s.bytes));
+    lay_all(p, &s);
+    p->block = s;
+    return OK;
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -214,47 +238,75 @@ static status put_user(layout *l) {
     return OK;
 }
 
-static status send(const plan *p, backend *be) {
+/* A token of nothing. */
+static void put_filler(layout *l) {
+    plan *p = l->p;
     const plan_config *c = &p->config;
-    TRY(STAGED_SEND(be, &p->offsets, p->n_users + 1));
-    TRY(STAGED_SEND(be, &p->row, p->n_tokens));
-    TRY(STAGED_SEND(be, &p->place, p->n_tokens));
-    TRY(STAGED_SEND(be, &p->user, p->n_tokens));
-    TRY(STAGED_SEND(be, &p->position, p->n_tokens));
-    if (!c->is_merged) TRY(STAGED_SEND(be, &p->event_row, p->n_events));
-    if (!c->is_merged) TRY(STAGED_SEND(be, &p->context_row, (int64_t)p->n_users * c->n_context));
-    if (c->has_times) TRY(STAGED_SEND(be, &p->query_time, p->n_tokens));
-    if (c->has_times) TRY(STAGED_SEND(be, &p->key_time, p->n_tokens));
-    TRY(STAGED_SEND(be, &p->n_contexts, p->n_users));
-    TRY(STAGED_SEND(be, &p->n_targets, p->n_users));
-    TRY(STAGED_SEND(be, &p->loss_token, p->n_loss));
-    TRY(STAGED_SEND(be, &p->label, p->n_loss));
-    TRY(STAGED_SEND(be, &p->loss_user, p->n_loss));
-    return STAGED_SEND(be, &p->loss_position, p->n_loss);
+    int32_t token = l->at++;
+    if (c->has_times) p->key_time.host[token] = p->query_time.host[token] = 0;
+    if (!c->is_merged) p->event_row.host[p->n_events] = -1;
+    p->row.host[token] = c->is_merged ? -1 : p->n_events;
+    p->n_events++;
+    p->place.host[token] = -1;
+    p->user.host[token] = p->position.host[token] = 0;
 }
 
-status plan_build(plan *p, backend *be, const batch *b, plan_purpose purpose,
-                  const int32_t *start) {
+/* Sequences of nothing, always the same number of them, up to the next multiple of the bucket; the
+ * losses likewise.  Where every token has its loss, in order, it stays so. */
+static void fill_batch(layout *l) {
+    plan *p = l->p;
+    const plan_config *c = &p->config;
+    bool is_all = p->n_loss == l->at;
+    int64_t n_tokens = fill_up(l->at, c->bucket), n_loss = fill_up(p->n_loss, c->bucket);
+    for (int64_t i = 0; i < n_fillers(p); i++) {
+        int64_t end = l->at + (int64_t)p->len_bound < n_tokens ? l->at + p->len_bound : n_tokens;
+        while (l->at < end)
+            put_filler(l);
+        p->n_contexts.host[p->n_sequences] = p->n_targets.host[p->n_sequences] = 0;
+        p->offsets.host[++p->n_sequences] = l->at;
+    }
+    for (; p->n_loss < n_loss; p->n_loss++) {
+        p->loss_token.host[p->n_loss] = is_all ? p->n_loss : -1;
+        p->label.host[p->n_loss] = -1;
+        p->loss_user.host[p->n_loss] = p->loss_position.host[p->n_loss] = 0;
+    }
+    p->max_len = p->len_bound;
+}
+
+status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
     TRY(check_batch(&p->config, b));
-    p->n_users = b->n_users;
+    p->n_users = p->n_sequences = b->n_users;
     p->max_len = p->n_events = p->n_loss = 0;
     p->offsets.host[0] = 0;
-    layout l = {.p = p, .b = b, .purpose = purpose};
+    *p->step.host = request->step;
+    *p->grad_scale.host = request->grad_scale;
+    layout l = {.p = p, .b = b, .purpose = request->purpose};
     for (l.user = 0; l.user < b->n_users; l.user++) {
-        l.start = start != NULL ? start[l.user] : 0;
+        l.start = request->start != NULL ? request->start[l.user] : 0;
         TRY(put_user(&l));
     }
+    if (p->config.bucket > 0 && request->purpose == PLAN_TRAIN && p->n_loss > 0) fill_batch(&l);
     p->n_tokens = l.at;
     /* Contextual tokens are numbered behind all events, whose number is known only now. */
     for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
         if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
-    return send(p, be);
+    return be->ops->copy_in(be, p->block.device, p->block.host, p->block.bytes);
+}
+
+/* FNV-1a over what decides the shapes. */
+uint64_t plan_record_key(const plan *p) {
+    const int32_t part[] = {p->n_users,  p->n_sequences, p->n_tokens,
+                            p->n_events, p->n_loss,      p->max_len};
+    uint64_t key = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        key = (key ^ (uint32_t)part[i]) * 0x100000001b3u;
+    return key;
 }
 
 /* Encoding has one for each user. */
 int64_t plan_max_loss(const plan_config *c) {
     int32_t per_user = c->has_candidates ? c->max_targets : c->max_events;
-    return (int64_t)c->max_users * (per_user > 0 ? per_user : 1);
+    return fill_up((int64_t)c->max_users * (per_user > 0 ? per_user : 1), c->bucket);
 }
 
 int64_t plan_count_loss(const plan_config *c, const batch *b) {
@@ -272,14 +324,15 @@ int64_t plan_count_loss(const plan_config *c, const batch *b) {
 
 sequences plan_sequences(const plan *p) {
     const plan_config *c = &p->config;
-    return (sequences){.n_sequences = p->n_users,
-                       .n_tokens = p->n_tokens,
-                       .max_len = p->max_len,
-                       .len_bound = p->len_bound,
-                       .offsets = p->offsets.device,
-                       .n_contexts = c->has_context_mask ? p->n_contexts.device : NULL,
-                       .n_targets = c->is_ranking && c->has_candidates ? p->n_targets.device : NULL,
-                       .query_time = p->query_time.device,
-                       .key_time = p->key_time.device,
-                       .drop = {.user = p->user.device, .position = p->position.device}};
+    return (sequences){
+        .n_sequences = p->n_sequences,
+        .n_tokens = p->n_tokens,
+        .max_len = p->max_len,
+        .len_bound = p->len_bound,
+        .offsets = p->offsets.device,
+        .n_contexts = c->has_context_mask ? p->n_contexts.device : NULL,
+        .n_targets = c->is_ranking && c->has_candidates ? p->n_targets.device : NULL,
+        .query_time = p->query_time.device,
+        .key_time = p->key_time.device,
+        .drop = {.step = p->step.device, .user = p->user.device, .position = p->position.device}};
 }

@@ -8,7 +8,10 @@
  *             scoring they are left out.
  *
  * Everything is computed on the host, checked against what the model was made for, and sent to the
- * backend by plan_build.  A plan belongs to one thread. */
+ * backend by plan_build, in one copy.  Where steps are recorded, a batch for training is filled up
+ * to a multiple of the backend's token_bucket by a few more sequences, of tokens without rows and
+ * losses without labels, which read as zeros and give no gradient.  A plan belongs to one thread.
+ */
 #ifndef HSTU_NN_PLAN_H
 #define HSTU_NN_PLAN_H
 
@@ -32,6 +35,7 @@ typedef struct plan_config {
     int32_t max_users, max_events;
     int32_t max_targets; /* candidates of a user, at most; where there are none it is not used */
     int64_t time_per_second;
+    int32_t bucket; /* tokens and losses are filled up to a multiple; 0: they are not */
     /* Rows of tables: item i is row i, action a row action_row + a of the tables of events; value v
      * of contextual feature f is row context_row[f] + v.  Merged: all are rows of one array. */
     bool is_merged;
@@ -42,8 +46,13 @@ typedef struct plan_config {
 typedef struct plan {
     plan_config config;
     int32_t max_tokens, len_bound;       /* T and the length of a sequence, at most */
-    int32_t n_users, n_tokens, max_len;  /* B, T, the longest sequence */
+    int32_t n_users;                     /* of the batch */
+    int32_t n_sequences;                 /* B: the users, and those that fill the batch up */
+    int32_t n_tokens, max_len;           /* T, the longest sequence */
     int32_t n_events;                    /* tokens that are not contextual */
+    staging block;                       /* of all that follows */
+    staged_u32 step;                     /* (1): what dropout and negatives depend on */
+    staged_f32 grad_scale;               /* (1): of the losses' gradients */
     staged_i32 offsets;                  /* (B + 1) */
     staged_i32 row;                      /* (T): merged: table row; else: event token, or behind
                                             them all contextual token */
@@ -54,15 +63,26 @@ typedef struct plan {
     staged_i32 n_contexts, n_targets;    /* (B): tokens, for the masks */
     int32_t n_loss;                      /* M */
     staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
-    staged_i32 label;                    /* (M): item - 1, or the action */
+    staged_i32 label;                    /* (M): item - 1, or the action; -1: none */
     staged_u32 loss_user, loss_position; /* (M) */
 } plan;
 
 status plan_alloc(plan *p, const plan_config *c, nn_memory *memory);
 
-/* Lays out and sends a batch.  start (host, (B)) are tokens before the first one that are not in
- * the batch, or NULL.  ERR_FORMAT: the data are not those the model was made for. */
-status plan_build(plan *p, backend *be, const batch *b, plan_purpose purpose, const int32_t *start);
+/* What a batch is laid out for. */
+typedef struct plan_request {
+    plan_purpose purpose;
+    uint32_t step;
+    float grad_scale;
+    const int32_t
+        *start; /* host (B): tokens before the first one that are not in the batch; or NULL */
+} plan_request;
+
+/* Lays out and sends a batch.  ERR_FORMAT: the data are not those the model was made for. */
+status plan_build(plan *p, backend *be, const batch *b, const plan_request *request);
+
+/* The same for all batches whose passes do the same ops on the same shapes. */
+uint64_t plan_record_key(const plan *p);
 
 /* The most loss positions a batch can have. */
 int64_t plan_max_loss(const plan_config *c);

@@ -18,8 +18,7 @@ status ranking_alloc(ranking_head *h, nn_memory *memory, int64_t max_loss, int64
     TRY(nn_new_act(memory, &h->d_normed, max_loss, h->dim));
     TRY(nn_new_act(memory, &h->logits, max_loss, ranking_n_columns(h)));
     TRY(nn_new_act(memory, &h->d_logits, max_loss, ranking_n_columns(h)));
-    TRY(NN_NEW(memory, &h->scale, max_loss));
-    return NN_NEW(memory, &h->loss, 1);
+    return NN_NEW(memory, &h->scale, max_loss);
 }
 
 static l2_args l2_of(const ranking_head *h, int64_t n, const void *x) {
@@ -57,24 +56,19 @@ status ranking_score(ranking_head *h, backend *be, const plan *p, const void *hi
     return mlp_fwd(&h->net, be, p->n_loss, x, h->logits);
 }
 
-status ranking_train(ranking_head *h, backend *be, const plan *p, float grad_scale,
-                     const void *hidden, void *d_hidden, double *loss_sum) {
+status ranking_train(ranking_head *h, backend *be, const plan *p, const void *hidden,
+                     void *d_hidden, double *loss) {
     const void *logits = NULL;
-    double loss;
     TRY(ranking_score(h, be, p, hidden, &logits));
-    TRY(be->ops->zero(be, h->loss, sizeof *h->loss));
     logits_loss_args a = {.n = p->n_loss,
                           .n_columns = ranking_n_columns(h),
                           .is_bits = h->is_bits,
                           .logits = logits,
                           .label = p->label.device,
-                          .grad_scale = grad_scale,
-                          .loss = h->loss,
+                          .grad_scale = p->grad_scale.device,
+                          .loss = loss,
                           .dlogits = h->d_logits};
     TRY(be->ops->logits_loss(be, &a));
     TRY(mlp_bwd(&h->net, be, p->n_loss, h->normed, h->d_logits, h->d_normed));
-    TRY(ranking_select_bwd(h, be, p, hidden, d_hidden));
-    TRY(be->ops->copy_out(be, &loss, h->loss, sizeof loss));
-    *loss_sum += loss;
-    return OK;
+    return ranking_select_bwd(h, be, p, hidden, d_hidden);
 }

@@ -14,7 +14,6 @@ typedef struct ranking_head {
     void *normed, *d_normed; /* (M, E) act */
     float *scale;            /* (M) of the l2 norm */
     void *logits, *d_logits; /* (M, columns) act */
-    double *loss;            /* (1) of the backend */
 } ranking_head;
 
 status ranking_add_params(ranking_head *h, const mlp_config *c, bool is_bits, param_list *params);
@@ -34,8 +33,9 @@ status ranking_select_bwd(ranking_head *h, backend *be, const plan *p, const voi
 status ranking_score(ranking_head *h, backend *be, const plan *p, const void *hidden,
                      const void **out);
 
-/* Adds the losses to *loss_sum and leaves the gradient of hidden in d_hidden (T, E). */
-status ranking_train(ranking_head *h, backend *be, const plan *p, float grad_scale,
-                     const void *hidden, void *d_hidden, double *loss_sum);
+/* Adds the losses to *loss, memory of the backend, and leaves the gradient of hidden in d_hidden
+ * (T, E). */
+status ranking_train(ranking_head *h, backend *be, const plan *p, const void *hidden,
+                     void *d_hidden, double *loss);
 
 #endif

@@ -32,7 +32,6 @@ status retrieval_alloc(retrieval_head *h, const retrieval_config *c, const param
     TRY(NN_NEW(memory, &h->stats, 2 * max_loss));
     TRY(STAGED_NEW(memory, &h->pool, n_pool));
     TRY(NN_NEW_HOST(memory, &h->is_label, n_pool));
-    TRY(NN_NEW(memory, &h->loss, 1));
     TRY(NN_NEW(memory, &h->corpus, c->normalises_items ? (int64_t)c->n_items * c->dim : 0));
     TRY(NN_NEW(memory, &h->corpus_scale, c->normalises_items ? c->n_items : 0));
     return alloc_negatives(h, memory->be, memory);
@@ -119,7 +118,7 @@ static status draw(retrieval_head *h, backend *be, const plan *p, const piece *s
                         .n_pool = is_in_batch ? s->n_pool : h->config.n_items,
                         .pool = is_in_batch ? h->pool.device : NULL,
                         .key = rng_make_key(at->seed, RNG_NEGATIVES),
-                        .step = at->step,
+                        .step = p->step.device,
                         .user = p->loss_user.device + s->first,
                         .position = p->loss_position.device + s->first,
                         .index = h->negative.device};
@@ -127,22 +126,17 @@ static status draw(retrieval_head *h, backend *be, const plan *p, const piece *s
 }
 
 /* In-batch negatives are labels, which are marked anyway. */
-static status touch(retrieval_head *h, backend *be, const piece *s, const retrieval_step *at,
-                    uint8_t *marks) {
-    if (h->config.is_in_batch && at->negatives == NULL) return OK;
+static status mark_negatives(retrieval_head *h, backend *be, const piece *s,
+                             const retrieval_step *at) {
+    if (h->item->marks == NULL || (h->config.is_in_batch && at->negatives == NULL)) return OK;
     int64_t n = (int64_t)s->n * s->n_negatives;
-    if (at->negatives == NULL)
-        TRY(be->ops->copy_out(be, h->negative.host, h->negative.device,
-                              (size_t)n * sizeof *h->negative.host));
-    for (int64_t i = 0; i < n; i++)
-        marks[h->negative.host[i] + 1] = 1;
-    return OK;
+    return be->ops->mark(be, n, h->negative.device, 1, h->item->marks);
 }
 
 /* ---- loss ------------------------------------------------------------------------------------ */
 
 static status train_piece(retrieval_head *h, backend *be, const plan *p, const piece *s,
-                          const retrieval_step *at) {
+                          double *loss) {
     const retrieval_config *c = &h->config;
     size_t skip = (size_t)s->first * (size_t)c->dim * act_bytes(be->act);
     sampled_softmax_args a = {.n = s->n,
@@ -156,8 +150,8 @@ static status train_piece(retrieval_head *h, backend *be, const plan *p, const p
                               .normalises = c->normalises_items,
                               .eps = c->eps,
                               .temperature = c->temperature,
-                              .grad_scale = at->grad_scale,
-                              .loss = h->loss,
+                              .grad_scale = p->grad_scale.device,
+                              .loss = loss,
                               .dquery = (char *)h->d_query + skip,
                               .dtable = h->item->grad + c->dim,
                               .scratch = h->scratch};
@@ -165,7 +159,7 @@ static status train_piece(retrieval_head *h, backend *be, const plan *p, const p
 }
 
 static status train_all(retrieval_head *h, backend *be, const plan *p, const retrieval_step *at,
-                        uint8_t *marks) {
+                        double *loss) {
     piece s = {.n_negatives = h->config.n_negatives > 0 ? h->config.n_negatives : p->n_loss};
     int64_t rows = at_least_1(h->max_negatives / at_least_1(s.n_negatives));
     if (h->config.is_in_batch) {
@@ -175,27 +169,20 @@ static status train_all(retrieval_head *h, backend *be, const plan *p, const ret
     for (s.first = 0; s.first < p->n_loss; s.first += s.n) {
         s.n = p->n_loss - s.first < rows ? p->n_loss - s.first : (int32_t)rows;
         TRY(draw(h, be, p, &s, at));
-        TRY(train_piece(h, be, p, &s, at));
-        TRY(touch(h, be, &s, at, marks));
+        TRY(train_piece(h, be, p, &s, loss));
+        TRY(mark_negatives(h, be, &s, at));
     }
     return OK;
 }
 
 status retrieval_train(retrieval_head *h, backend *be, const plan *p, const retrieval_step *at,
-                       const param_list *params, const void *hidden, void *d_hidden,
-                       double *loss_sum) {
+                       const void *hidden, void *d_hidden, double *loss) {
     const void *query = NULL;
-    double loss;
-    uint8_t *marks = param_marks(params, h->item);
     TRY(retrieval_encode(h, be, p, hidden, &query));
-    TRY(be->ops->zero(be, h->loss, sizeof *h->loss));
-    TRY(train_all(h, be, p, at, marks));
-    for (int32_t i = 0; i < p->n_loss; i++)
-        marks[p->label.host[i] + 1] = 1;
-    TRY(encode_bwd(h, be, p, hidden, d_hidden));
-    TRY(be->ops->copy_out(be, &loss, h->loss, sizeof loss));
-    *loss_sum += loss;
-    return OK;
+    TRY(train_all(h, be, p, at, loss));
+    if (h->item->marks != NULL)
+        TRY(be->ops->mark(be, p->n_loss, p->label.device, 1, h->item->marks));
+    return encode_bwd(h, be, p, hidden, d_hidden);
 }
 
 status retrieval_corpus(retrieval_head *h, backend *be, const float **out) {
@@ -205,6 +192,7 @@ status retrieval_corpus(retrieval_head *h, backend *be, const float **out) {
     if (!c->normalises_items) return OK;
     l2_args a = {.n = c->n_items,
                  .dim = c->dim,
+                 .is_f32 = true,
                  .eps = c->eps,
                  .x = rows,
                  .y = h->corpus,

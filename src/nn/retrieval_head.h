@@ -27,7 +27,6 @@ typedef struct retrieval_head {
     staged_i32 pool;       /* in-batch: distinct labels of the batch, ascending */
     uint8_t *is_label;     /* (V) host */
     void *scratch;         /* of the sampled softmax */
-    double *loss;          /* (1) of the backend */
     float *corpus;         /* (V, E) */
     float *corpus_scale;   /* (V) */
 } retrieval_head;
@@ -38,8 +37,6 @@ status retrieval_alloc(retrieval_head *h, const retrieval_config *c, const param
 /* What the loss needs besides the tokens. */
 typedef struct retrieval_step {
     uint64_t seed;
-    uint32_t step;
-    float grad_scale;
     const int32_t *negatives; /* host (M, R) items instead of a draw, or NULL */
 } retrieval_step;
 
@@ -47,11 +44,10 @@ typedef struct retrieval_step {
 status retrieval_encode(retrieval_head *h, backend *be, const plan *p, const void *hidden,
                         const void **out);
 
-/* Adds the losses to *loss_sum, the gradients of items to their param (marking its rows), and
- * leaves that of hidden in d_hidden (T, E). */
+/* Adds the losses to *loss, memory of the backend, the gradients of items to their param (marking
+ * its rows), and leaves that of hidden in d_hidden (T, E). */
 status retrieval_train(retrieval_head *h, backend *be, const plan *p, const retrieval_step *at,
-                       const param_list *params, const void *hidden, void *d_hidden,
-                       double *loss_sum);
+                       const void *hidden, void *d_hidden, double *loss);
 
 /* *out = (V, E): the items as they are scored; row i - 1 is item i. */
 status retrieval_corpus(retrieval_head *h, backend *be, const float **out);

@@ -18,6 +18,10 @@
  * - A count of 0 is legal everywhere and does nothing.
  * - Once warm no op allocates: scratch memory is the backend's own, grown on first use and then
  * kept, or comes as an argument.
+ * - What changes from step to step (the step's number, the factor of the gradients) is read from
+ * memory of the backend when the op runs, so that a recorded step can be replayed (`record`).
+ * - Rows that only fill a batch up are marked by a negative index or label: they read as zeros,
+ * have no loss, and get and give no gradient.
  * - The CPU gives the same bits with any number of threads; a GPU does in deterministic mode.
  *
  * Letters as in docs/notation.md: B sequences, T tokens, H heads, D head dim, E model dim, V rows
@@ -49,7 +53,7 @@ typedef enum { ACT_F32, ACT_BF16, ACT_F16 } act_type;
 typedef struct dropout {
     float rate; /* 0: off, and the rest is not looked at */
     rng_key key;
-    uint32_t step;
+    const uint32_t *step;     /* (1) */
     uint32_t site;            /* which dropout of the model, < 65536 */
     const uint32_t *user;     /* (rows) */
     const uint32_t *position; /* (rows) */
@@ -167,6 +171,7 @@ typedef struct dropout_args {
 typedef struct l2_args {
     int64_t n;
     int32_t dim;
+    bool is_f32; /* x and y are float32 whatever act is: rows of a table; forward only */
     float eps;
     const void *x;  /* (n, dim) act */
     void *y;        /* (n, dim) act */
@@ -251,7 +256,7 @@ typedef struct negatives_args {
     int32_t n_pool;
     const int32_t *pool; /* (n_pool) or NULL */
     rng_key key;
-    uint32_t step;
+    const uint32_t *step;            /* (1) */
     const uint32_t *user, *position; /* (n) */
     int32_t *index;                  /* (n, n_negatives) */
 } negatives_args;
@@ -262,7 +267,8 @@ typedef struct negatives_args {
  *     s_r = query . l2(table[negative_r]) / temperature, or -50000, without gradient, where
  *           row_id[negative_r] == row_id[positive] (row numbers where row_id is NULL),
  *     loss = ln sum_r exp(s_r) - s_0, summed over rows.
- * No buffer of (rows, negatives, dim) exists. */
+ * A row whose positive is negative has loss 0 and dquery 0, and adds nothing to dtable.  No buffer
+ * of (rows, negatives, dim) exists. */
 typedef struct sampled_softmax_args {
     int64_t n;               /* rows: loss positions */
     int32_t n_negatives;     /* R */
@@ -275,49 +281,59 @@ typedef struct sampled_softmax_args {
     const int32_t *negative; /* (n, R) */
     bool normalises;
     float eps, temperature;
-    float grad_scale; /* of the gradients: 1 / loss positions of the whole step */
-    float *row_loss;  /* (n) or NULL */
-    double *loss;     /* (1): the sum, added to */
-    void *dquery;     /* (n, E) act, or NULL: no gradients at all */
-    float *dtable;    /* (V, E), added to */
-    void *scratch;    /* sampled_softmax_scratch bytes */
+    const float *grad_scale; /* (1): 1 / loss positions of the whole step, say */
+    float *row_loss;         /* (n) or NULL */
+    double *loss;            /* (1): the sum, added to */
+    void *dquery;            /* (n, E) act, or NULL: no gradients at all */
+    float *dtable;           /* (V, E), added to */
+    void *scratch;           /* sampled_softmax_scratch bytes */
 } sampled_softmax_args;
 
 /* Losses of a ranking head.  bits: loss of row n = sum over tasks k of BCE with logits (label bit
- * k); else cross entropy over the columns, label = class. */
+ * k); else cross entropy over the columns, label = class.  A row with a negative label has losses
+ * and gradients 0. */
 typedef struct logits_loss_args {
     int64_t n;
     int32_t n_columns;
     bool is_bits;
-    const void *logits;   /* (n, n_columns) act */
-    const int32_t *label; /* (n) */
-    float grad_scale;
-    float *losses; /* (n, n_columns) for bits, (n) for classes; or NULL */
-    double *loss;  /* (1): the sum, added to */
-    void *dlogits; /* (n, n_columns) act, or NULL */
+    const void *logits;      /* (n, n_columns) act */
+    const int32_t *label;    /* (n) */
+    const float *grad_scale; /* (1) */
+    float *losses;           /* (n, n_columns) for bits, (n) for classes; or NULL */
+    double *loss;            /* (1): the sum, added to */
+    void *dlogits;           /* (n, n_columns) act, or NULL */
 } logits_loss_args;
 
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
 typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD } opt_kind;
 
-/* One update of rows of a weight (a dense weight is one row, or all rows):
+/* One update of a weight:
  * adamw: w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m / (1-b1^t)) /
  * (sqrt(v / (1-b2^t)) + eps) sgd: w -= lr (g + wd w).   rowwise adagrad: s += mean(g^2); w -= lr g
- * / (sqrt(s) + eps). g is grad * *grad_scale (a number on the device, or NULL for 1: clipping).
- * With `rows`, only those n_rows rows of `dim` are touched (lazy), else all n numbers.  The
- * gradient is zeroed where it was used. */
+ * / (sqrt(s) + eps). g is grad * *grad_scale (NULL: 1).  The gradient is zeroed where it was used.
+ * Where *grad_scale is 0 nothing is updated, the gradient is zeroed: a step that is left out.
+ * With `marks` only the rows of `dim` whose mark is not 0 are touched (lazy), and their marks are
+ * zeroed; else all n numbers. */
 typedef struct update_args {
     opt_kind kind;
-    int64_t n;           /* numbers in all */
-    int32_t dim;         /* of a row */
-    const int32_t *rows; /* (n_rows) distinct, or NULL */
-    int32_t n_rows;
+    int64_t n;               /* numbers in all */
+    int32_t dim;             /* of a row */
+    uint8_t *marks;          /* (n / dim), or NULL */
     float *w, *grad, *m, *v; /* (n) each; adagrad's s is m, one number a row */
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step; /* t, from 1 */
     const float *grad_scale;
 } update_args;
+
+/* From the sum of squares of a gradient to the factor of its update: with norm = base sqrt(sum),
+ * factor = base min(1, clip / norm) (clip <= 0: base), or 0 where the sum is not finite. */
+typedef struct grad_factor_args {
+    const double *sum; /* (1) */
+    float base, clip;
+    float *factor; /* (1) */
+    double *norm;  /* (1) or NULL */
+} grad_factor_args;
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
@@ -329,7 +345,7 @@ typedef struct rank_args {
     int32_t n_queries, dim, n_corpus;
     const void *query;           /* (n_queries, dim) act */
     const float *corpus;         /* (n_corpus, dim), normalised already if it must be */
-    const int32_t *seen_offsets; /* (n_queries + 1) */
+    const int32_t *seen_offsets; /* (n_queries + 1), or NULL: nothing was seen */
     const int32_t *seen;         /* rows of the corpus, ascending within a query */
     const int32_t *target;       /* (n_queries) rows, or NULL */
     int32_t *rank;               /* (n_queries) host, or NULL */
@@ -340,14 +356,38 @@ typedef struct rank_args {
 
 /* ---- the vtable ------------------------------------------------------------------------------ */
 
+enum { FETCH_MAX = 64, FETCH_PENDING = 16 };
+
+/* What `record` says of the ops that follow. */
+typedef enum {
+    RECORD_RUN,   /* they run as ever */
+    RECORD_TAKE,  /* they are written down, and run when `record_end` is called */
+    RECORD_REPLAY /* leave them out: `record_end` runs what was written down under this key */
+} record_state;
+
 typedef struct ops {
+    /* The type of activations and whether products may round float32 to TF32: before anything is
+     * allocated for a model.  The CPU always computes in float32. */
+    status (*set_precision)(backend *be, act_type act, bool is_tf32);
+
     status (*alloc)(backend *be, void **out, size_t bytes); /* zeroed */
     void (*release)(backend *be, void *memory);
     /* from_host may be written again as soon as this returns. */
     status (*copy_in)(backend *be, void *to, const void *from_host, size_t bytes);
     status (*copy_out)(backend *be, void *to_host, const void *from, size_t bytes);
+    /* copy_out that does not wait: to_host holds the bytes once `wait` for its ticket returned.  At
+     * most FETCH_MAX bytes, and FETCH_PENDING tickets that were not waited for. */
+    status (*fetch)(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket);
+    status (*wait)(backend *be, uint64_t ticket);
     status (*zero)(backend *be, void *memory, size_t bytes);
     status (*sync)(backend *be);
+
+    /* A step that does the same ops on the same memory and shapes again and again can be recorded:
+     * the ops between `record` and `record_end` must depend on `key` alone.  No copies to or from
+     * the host, and no alloc, may be among them.  A failed op between the two still needs its
+     * record_end, whose own failure then does not count. */
+    status (*record)(backend *be, uint64_t key, record_state *out);
+    status (*record_end)(backend *be);
 
     status (*gather)(backend *be, const gather_args *a);
     status (*group)(backend *be, const int32_t *index, row_groups *groups);
@@ -372,7 +412,11 @@ typedef struct ops {
     size_t (*sampled_softmax_scratch)(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
                                       int32_t n_rows);
     status (*logits_loss)(backend *be, const logits_loss_args *a);
-    status (*update)(backend *be, const update_args *a);
+    /* marks[index[i] + offset] = 1 for every index that is not negative: rows that got a gradient.
+     */
+    status (*mark)(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks);
+    status (*update)(backend *be, const update_args *a, int n); /* n weights, one after the other */
+    status (*grad_factor)(backend *be, const grad_factor_args *a);
     /* *out += sum of squares of n numbers of grad. */
     status (*sum_squares)(backend *be, int64_t n, const float *grad, double *out);
     status (*rank)(backend *be, const rank_args *a);
@@ -384,11 +428,25 @@ struct backend {
     const char *name; /* "cpu", "cuda:0" */
     pool *workers;    /* CPU: the threads; may be NULL */
     void *state;      /* the backend's own */
+    void (*destroy)(backend *be);
+    int32_t n_ahead; /* steps the host may be ahead; 0: an op is done when it returns */
+    int32_t
+        token_bucket; /* recorded steps are padded to a multiple of this; 0: none are recorded */
 };
+
+void backend_destroy(backend *be); /* NULL is fine */
 
 /* The CPU backend over a pool (NULL: one thread), which must outlive it. */
 status backend_create_cpu(backend **out, pool *workers);
-void backend_destroy_cpu(backend *be); /* NULL is fine */
+
+/* The backend of GPU `device`, in float32 until set_precision says otherwise.  Deterministic: two
+ * runs give the same bits, at some cost.  ERR_DEVICE says what is wrong with the GPU and what to
+ * do; ERR_UNSUPPORTED: this build is without CUDA. */
+typedef struct cuda_options {
+    int device;
+    bool is_deterministic;
+} cuda_options;
+status backend_create_cuda(backend **out, const cuda_options *options);
 
 static inline size_t act_bytes(act_type act) {
     return act == ACT_F32 ? 4 : 2;

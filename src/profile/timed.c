@@ -23,13 +23,15 @@
     X(negatives, negatives_args)                                                                   \
     X(sampled_softmax, sampled_softmax_args)                                                       \
     X(logits_loss, logits_loss_args)                                                               \
-    X(update, update_args)                                                                         \
+    X(grad_factor, grad_factor_args)                                                               \
     X(rank, rank_args)
 
 #define AS_INDEX(name, args) AT_##name,
 enum {
     ARGS_OPS(AS_INDEX) AT_group,
     AT_add,
+    AT_mark,
+    AT_update,
     AT_sum_squares,
     AT_zero,
     AT_copy_in,
@@ -38,8 +40,14 @@ enum {
 };
 
 #define AS_NAME(name, args) #name,
-static const char *const op_names[N_OPS] = {
-    ARGS_OPS(AS_NAME) "group", "add", "sum_squares", "zero", "copy_in", "copy_out"};
+static const char *const op_names[N_OPS] = {ARGS_OPS(AS_NAME) "group",
+                                            "add",
+                                            "mark",
+                                            "update",
+                                            "sum_squares",
+                                            "zero",
+                                            "copy_in",
+                                            "copy_out"};
 
 _Static_assert((int)N_OPS <= (int)TIMED_MAX_OPS, "too many ops");
 
@@ -80,6 +88,19 @@ static status timed_add(backend *be, int64_t n, const void *x, void *y) {
     return book(t, AT_add, start, t->below->ops->add(t->below, n, x, y));
 }
 
+static status timed_mark(backend *be, int64_t n, const int32_t *index, int32_t offset,
+                         uint8_t *marks) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_mark, start, t->below->ops->mark(t->below, n, index, offset, marks));
+}
+
+static status timed_update(backend *be, const update_args *a, int n) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_update, start, t->below->ops->update(t->below, a, n));
+}
+
 static status timed_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
     timed *t = timed_of(be);
     uint64_t start = clock_ns();
@@ -104,7 +125,37 @@ static status timed_copy_out(backend *be, void *to_host, const void *from, size_
     return book(t, AT_copy_out, start, t->below->ops->copy_out(t->below, to_host, from, bytes));
 }
 
-/* Memory and waiting are not counted. */
+/* Memory and waiting are not counted; nothing is recorded, so that every op is seen. */
+static status forward_precision(backend *be, act_type act, bool is_tf32) {
+    timed *t = timed_of(be);
+    TRY(t->below->ops->set_precision(t->below, act, is_tf32));
+    be->act = t->below->act;
+    return OK;
+}
+
+static status forward_fetch(backend *be, void *to_host, const void *from, size_t bytes,
+                            uint64_t *ticket) {
+    timed *t = timed_of(be);
+    return t->below->ops->fetch(t->below, to_host, from, bytes, ticket);
+}
+
+static status forward_wait(backend *be, uint64_t ticket) {
+    timed *t = timed_of(be);
+    return t->below->ops->wait(t->below, ticket);
+}
+
+static status run_always(backend *be, uint64_t key, record_state *out) {
+    (void)be;
+    (void)key;
+    *out = RECORD_RUN;
+    return OK;
+}
+
+static status nothing_recorded(backend *be) {
+    (void)be;
+    return OK;
+}
+
 static status forward_alloc(backend *be, void **out, size_t bytes) {
     timed *t = timed_of(be);
     return t->below->ops->alloc(t->below, out, bytes);
@@ -129,14 +180,26 @@ static size_t forward_scratch(backend *be, int64_t max_n, int32_t n_negatives, i
 #define AS_MEMBER(name, args) .name = timed_##name,
 static const ops timed_table = {ARGS_OPS(AS_MEMBER).group = timed_group,
                                 .add = timed_add,
+                                .mark = timed_mark,
+                                .update = timed_update,
                                 .sum_squares = timed_sum_squares,
                                 .zero = timed_zero,
                                 .copy_in = timed_copy_in,
                                 .copy_out = timed_copy_out,
+                                .set_precision = forward_precision,
+                                .fetch = forward_fetch,
+                                .wait = forward_wait,
+                                .record = run_always,
+                                .record_end = nothing_recorded,
                                 .alloc = forward_alloc,
                                 .release = forward_release,
                                 .sync = forward_sync,
                                 .sampled_softmax_scratch = forward_scratch};
+
+static void destroy(backend *be) {
+    mem_free(be->state);
+    mem_free(be);
+}
 
 status timed_create(backend **out, backend *below) {
     backend *be;
@@ -155,15 +218,10 @@ status timed_create(backend **out, backend *below) {
                     .act = below->act,
                     .name = below->name,
                     .workers = below->workers,
-                    .state = t};
+                    .state = t,
+                    .destroy = destroy};
     *out = be;
     return OK;
-}
-
-void timed_destroy(backend *be) {
-    if (be == NULL) return;
-    mem_free(be->state);
-    mem_free(be);
 }
 
 const timed_op *timed_ops(const backend *be, int *n) {

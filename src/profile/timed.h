@@ -20,8 +20,7 @@ typedef struct timed_op {
     uint64_t n_calls;
 } timed_op;
 
-status timed_create(backend **out, backend *below);
-void timed_destroy(backend *be); /* NULL is fine */
+status timed_create(backend **out, backend *below); /* backend_destroy frees it alone */
 
 /* The ops, in the order of ops.h; valid as long as the backend. */
 const timed_op *timed_ops(const backend *be, int *n);

@@ -139,6 +139,10 @@ static status write_state(const train_state *s, const char *path) {
     write_sums(&w, "in_epoch", &s->in_epoch);
     write_sums(&w, "in_round", &s->in_round);
     json_key_double(&w, "first_loss", s->first_loss);
+    if (s->loss_scale > 0) {
+        json_key_double(&w, "loss_scale", s->loss_scale);
+        json_key_int(&w, "good_steps", (int64_t)s->n_good_steps);
+    }
     json_key_double(&w, "best_metric", s->best_metric);
     json_key_int(&w, "best_step", (int64_t)s->best_step);
     json_key(&w, "batches");
@@ -193,6 +197,12 @@ static status parse_state(train_state *s, const json_value *root) {
     TRY(parse_sums(&s->in_epoch, root, "in_epoch"));
     TRY(parse_sums(&s->in_round, root, "in_round"));
     TRY(json_member_double(root, "first_loss", &s->first_loss));
+    s->loss_scale = 0;
+    s->n_good_steps = 0;
+    if (json_member(root, "loss_scale") != NULL) { /* of float16 runs only */
+        TRY(json_member_double(root, "loss_scale", &s->loss_scale));
+        TRY(member_count(root, "good_steps", &s->n_good_steps));
+    }
     TRY(json_member_double(root, "best_metric", &s->best_metric));
     TRY(member_count(root, "best_step", &s->best_step));
     return batcher_state_read(&s->batches, batches);

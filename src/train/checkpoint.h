@@ -38,7 +38,9 @@ typedef struct train_state {
     train_sums in_epoch; /* since the epoch began */
     train_sums in_round; /* since the last line of the log with metrics */
     double first_loss;   /* of the first step of the run: what "exploding" is measured by */
-    double best_metric;  /* on validation; -1: none yet */
+    double loss_scale;   /* float16: of the gradients; 0: not used yet */
+    uint64_t n_good_steps;
+    double best_metric; /* on validation; -1: none yet */
     uint64_t best_step;
 } train_state;
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/half.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "train/metrics.h"
@@ -15,9 +16,10 @@ struct evaluator {
     batcher *batches;
     batcher_state first; /* in front of the first user */
     /* retrieval */
-    int32_t *seen_offsets; /* (B + 1) */
+    int32_t *seen_offsets; /* (B + 1); target and seen lie behind it */
     int32_t *seen;         /* (T): rows of the corpus */
     int32_t *target;       /* (B) */
+    int32_t *lists;        /* the three above, in memory of the backend */
     int32_t *rank;         /* (B) */
     rank_counts *counts;
     /* ranking */
@@ -68,21 +70,31 @@ void eval_seen_rows(const batch *b, int32_t *offsets, int32_t *rows) {
     }
 }
 
+/* Sends offsets, targets and seen rows, one behind the other in one array, which they are on the
+ * host too. */
+static status send_lists(const evaluator *e, int32_t n_users) {
+    backend *be = e->s->be;
+    size_t n = 2 * (size_t)e->s->eval_batch + 1 + (size_t)e->seen_offsets[n_users];
+    return be->ops->copy_in(be, e->lists, e->seen_offsets, n * sizeof *e->lists);
+}
+
 static status rank_batch(evaluator *e, const batch *b, const float *corpus) {
     session *s = e->s;
     const void *query;
+    const int32_t *target = e->lists + s->eval_batch + 1, *seen = target + s->eval_batch;
     eval_seen_rows(b, e->seen_offsets, e->seen);
     for (int32_t u = 0; u < b->n_users; u++)
         e->target[u] = (int32_t)b->item[b->offsets[u + 1] - 1] - 1;
     TRY(model_encode(s->model, b, &query));
+    TRY(send_lists(e, b->n_users));
     rank_args a = {.n_queries = b->n_users,
                    .dim = model_dim(s->model),
                    .n_corpus = s->limits.n_items,
                    .query = query,
                    .corpus = corpus,
-                   .seen_offsets = e->seen_offsets,
-                   .seen = e->seen,
-                   .target = e->target,
+                   .seen_offsets = e->lists,
+                   .seen = seen,
+                   .target = target,
                    .rank = e->rank};
     TRY(s->be->ops->rank(s->be, &a));
     rank_counts_add(e->counts, e->rank, b->n_users, s->limits.n_items);
@@ -130,6 +142,20 @@ static void classes_to_bits(evaluator *e, int64_t n) {
         e->label[i] = (int32_t)(1u << e->label[i]);
 }
 
+/* The scores as float32, widened in place from the last to the first where they are half of that.
+ */
+static status read_scores(evaluator *e, const void *scores, size_t n) {
+    backend *be = e->s->be;
+    const uint16_t *half = (const uint16_t *)e->logits;
+    TRY(be->ops->copy_out(be, e->logits, scores, n * act_bytes(be->act)));
+    for (size_t i = n; be->act != ACT_F32 && i-- > 0;) {
+        uint16_t x;
+        memcpy(&x, half + i, sizeof x);
+        e->logits[i] = be->act == ACT_BF16 ? half_bf16_to_float(x) : half_f16_to_float(x);
+    }
+    return OK;
+}
+
 static status score_batch(evaluator *e, const batch *b) {
     session *s = e->s;
     const void *scores;
@@ -138,8 +164,7 @@ static status score_batch(evaluator *e, const batch *b) {
     if (n_rows != n)
         return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
                     (long long)n_rows, (long long)n);
-    TRY(s->be->ops->copy_out(s->be, e->logits, scores,
-                             (size_t)(n * e->n_columns) * sizeof *e->logits));
+    TRY(read_scores(e, scores, (size_t)(n * e->n_columns)));
     if (!e->is_bits) {
         count_right(e, n);
         if (e->n_columns > AUC_MAX_TASKS) return OK;
@@ -175,9 +200,12 @@ static status report_areas(const evaluator *e, eval_result *r) {
 
 static status make_retrieval(evaluator *e) {
     size_t n_users = (size_t)e->s->eval_batch, n_tokens = (size_t)batcher_max_tokens(e->batches);
-    TRY(MEM_NEW(&e->seen_offsets, n_users + 1));
-    TRY(MEM_NEW(&e->seen, n_tokens));
-    TRY(MEM_NEW(&e->target, n_users));
+    size_t n = 2 * n_users + 1 + n_tokens;
+    backend *be = e->s->be;
+    TRY(MEM_NEW(&e->seen_offsets, n));
+    e->target = e->seen_offsets + n_users + 1;
+    e->seen = e->target + n_users;
+    TRY(be->ops->alloc(be, (void **)&e->lists, n * sizeof *e->lists));
     TRY(MEM_NEW(&e->rank, n_users));
     return MEM_NEW(&e->counts, 1);
 }
@@ -211,9 +239,8 @@ status evaluator_create(evaluator **out, session *s, split_kind kind, split_part
 void evaluator_destroy(evaluator *e) {
     if (e == NULL) return;
     batcher_destroy(e->batches);
+    e->s->be->ops->release(e->s->be, e->lists);
     mem_free(e->seen_offsets);
-    mem_free(e->seen);
-    mem_free(e->target);
     mem_free(e->rank);
     mem_free(e->counts);
     mem_free(e->label);

@@ -33,19 +33,19 @@ static const opt_kind kinds[][2] = {
 
 static status allocate(optimizer *o) {
     const ops *f = o->be->ops;
-    int64_t most_rows = 1;
     TRY(MEM_NEW(&o->state, (size_t)o->n_params));
+    TRY(MEM_NEW(&o->updates, (size_t)o->n_params));
     TRY(f->alloc(o->be, (void **)&o->grad_scale, sizeof *o->grad_scale));
     TRY(f->alloc(o->be, (void **)&o->sum, sizeof *o->sum));
+    TRY(f->alloc(o->be, (void **)&o->norm, sizeof *o->norm));
     for (int i = 0; i < o->n_params; i++) {
         const param *p = &o->params[i];
-        if (p->is_table && p->shape[0] > most_rows) most_rows = p->shape[0];
         if (kind_of(o, p) == OPT_SGD) continue;
         size_t bytes = (size_t)optimizer_state_shape(o, p).n * sizeof(float);
         TRY(f->alloc(o->be, (void **)&o->state[i].m, bytes));
         if (kind_of(o, p) == OPT_ADAMW) TRY(f->alloc(o->be, (void **)&o->state[i].v, bytes));
     }
-    return f->alloc(o->be, (void **)&o->touched, (size_t)most_rows * sizeof *o->touched);
+    return OK;
 }
 
 status optimizer_init(optimizer *o, backend *be, param *params, int n_params, const config *c) {
@@ -59,7 +59,8 @@ status optimizer_init(optimizer *o, backend *be, param *params, int n_params, co
                      .beta2 = (float)c->optimizer.beta2,
                      .eps = (float)c->optimizer.epsilon,
                      .weight_decay = (float)c->optimizer.weight_decay,
-                     .clip = c->trainer.clip_grad};
+                     .clip = c->trainer.clip_grad,
+                     .is_watched = c->trainer.clip_grad > 0 || be->act == ACT_F16};
     status st = allocate(o);
     if (st != OK) optimizer_fini(o);
     return st;
@@ -74,66 +75,61 @@ void optimizer_fini(optimizer *o) {
     }
     f->release(o->be, o->grad_scale);
     f->release(o->be, o->sum);
-    f->release(o->be, o->touched);
+    f->release(o->be, o->norm);
+    mem_free(o->updates);
     mem_free(o->state);
     *o = (optimizer){0};
 }
 
-/* The norm of the whole gradient, before scaling. */
-static status measure_norm(optimizer *o, double *out) {
+/* The factor of the update, on the device: the scale, smaller where the gradient is clipped, 0
+ * where it is not finite. */
+static status set_factor(optimizer *o, double scale) {
     const ops *f = o->be->ops;
-    double sum = 0;
     TRY(f->zero(o->be, o->sum, sizeof *o->sum));
-    for (int i = 0; i < o->n_params; i++)
+    for (int i = 0; i < o->n_params && o->is_watched; i++)
         TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));
-    TRY(f->copy_out(o->be, &sum, o->sum, sizeof sum));
-    *out = sqrt(sum);
-    return OK;
+    grad_factor_args a = {.sum = o->sum,
+                          .base = (float)scale,
+                          .clip = (float)o->clip,
+                          .factor = o->grad_scale,
+                          .norm = o->norm};
+    return f->grad_factor(o->be, &a);
 }
 
-static status update_param(optimizer *o, int i, double lr, int64_t t, bool is_scaled) {
-    param *p = &o->params[i];
+static update_args update_of(const optimizer *o, int i, double lr, int64_t t) {
+    const param *p = &o->params[i];
     bool is_lazy = p->is_table && o->rows == ROWS_LAZY;
-    update_args a = {.kind = kind_of(o, p),
-                     .n = p->n,
-                     .dim = (int32_t)(p->n_dims > 0 ? p->shape[p->n_dims - 1] : 1),
-                     .w = p->value,
-                     .grad = p->grad,
-                     .m = o->state[i].m,
-                     .v = o->state[i].v,
-                     .lr = (float)lr,
-                     .beta1 = o->beta1,
-                     .beta2 = o->beta2,
-                     .eps = o->eps,
-                     .weight_decay = is_lazy ? 0 : o->weight_decay,
-                     .step = t,
-                     .grad_scale = is_scaled ? o->grad_scale : NULL};
-    if (is_lazy) {
-        size_t bytes = (size_t)p->n_touched * sizeof *p->touched;
-        if (bytes > 0) TRY(o->be->ops->copy_in(o->be, o->touched, p->touched, bytes));
-        a.rows = o->touched;
-        a.n_rows = p->n_touched;
-    }
-    TRY(o->be->ops->update(o->be, &a));
-    p->n_touched = 0;
-    return OK;
+    return (update_args){.kind = kind_of(o, p),
+                         .n = p->n,
+                         .dim = (int32_t)(p->n_dims > 0 ? p->shape[p->n_dims - 1] : 1),
+                         .marks = is_lazy ? p->marks : NULL,
+                         .w = p->value,
+                         .grad = p->grad,
+                         .m = o->state[i].m,
+                         .v = o->state[i].v,
+                         .lr = (float)lr,
+                         .beta1 = o->beta1,
+                         .beta2 = o->beta2,
+                         .eps = o->eps,
+                         .weight_decay = is_lazy ? 0 : o->weight_decay,
+                         .step = t};
 }
 
-status optimizer_step(optimizer *o, double lr, int64_t t, double scale, double *out_norm) {
-    *out_norm = NAN;
-    if (o->clip > 0) {
-        TRY(measure_norm(o, out_norm));
-        *out_norm *= scale;
-        if (!isfinite(*out_norm))
-            return fail(ERR_NUMERIC, "the gradient of step %lld is not finite", (long long)t - 1);
-        if (*out_norm > o->clip) scale *= o->clip / *out_norm;
+status optimizer_step(optimizer *o, double lr, int64_t t, double scale) {
+    bool is_scaled = o->is_watched || scale != 1;
+    if (is_scaled) TRY(set_factor(o, scale));
+    for (int i = 0; i < o->n_params; i++) {
+        o->updates[i] = update_of(o, i, lr, t);
+        o->updates[i].grad_scale = is_scaled ? o->grad_scale : NULL;
     }
-    bool is_scaled = scale != 1;
-    float on_device = (float)scale;
-    if (is_scaled) TRY(o->be->ops->copy_in(o->be, o->grad_scale, &on_device, sizeof on_device));
-    for (int i = 0; i < o->n_params; i++)
-        TRY(update_param(o, i, lr, t, is_scaled));
-    return OK;
+    return o->be->ops->update(o->be, o->updates, o->n_params);
+}
+
+status optimizer_fetch_norm(optimizer *o, double *to, uint64_t *ticket) {
+    *to = NAN;
+    *ticket = 0;
+    if (!o->is_watched) return OK;
+    return o->be->ops->fetch(o->be, to, o->norm, sizeof *to, ticket);
 }
 
 double schedule_rate(const config *c, int64_t t, int64_t n_steps) {

@@ -30,12 +30,13 @@ typedef struct optimizer {
     opt_kind table_kind; /* of embedding tables */
     row_mode rows;
     float beta1, beta2, eps;
-    float weight_decay; /* of dense weights; of tables too where rows are dense */
-    double clip;        /* largest norm of the gradient; 0: off */
-    moments *state;     /* (n_params) */
-    float *grad_scale;  /* (1), memory of the backend */
-    double *sum;        /* (1), memory of the backend: the sum of squares */
-    int32_t *touched;   /* (rows of the largest table), memory of the backend */
+    float weight_decay;   /* of dense weights; of tables too where rows are dense */
+    double clip;          /* largest norm of the gradient; 0: off */
+    moments *state;       /* (n_params) */
+    bool is_watched;      /* the norm of the gradient is measured before each update */
+    update_args *updates; /* (n_params): of one step */
+    float *grad_scale;    /* (1), memory of the backend */
+    double *sum, *norm;   /* (1) each, memory of the backend: sum of squares, and the norm */
 } optimizer;
 
 /* The row mode a config's family has, and its name ("dense", "lazy"). */
@@ -50,9 +51,13 @@ void optimizer_fini(optimizer *o);
 param optimizer_state_shape(const optimizer *o, const param *p);
 
 /* One update by grad * scale at rate lr; t counts updates from 1.  The gradients are zero behind
- * it.  With clipping, the norm of the scaled gradient is measured first and *out_norm set (else to
- * NAN); one that is not finite is ERR_NUMERIC, and nothing has moved. */
-status optimizer_step(optimizer *o, double lr, int64_t t, double scale, double *out_norm);
+ * it. Where the optimizer is watched (clipping, or float16) the norm of the scaled gradient is
+ * measured first; with one that is not finite nothing moves. */
+status optimizer_step(optimizer *o, double lr, int64_t t, double scale);
+
+/* Asks for the norm of the last update, if it is watched: as model_fetch_loss.  NAN at once if not.
+ */
+status optimizer_fetch_norm(optimizer *o, double *to, uint64_t *ticket);
 
 /* The learning rate of update t (from 1) of n_steps: linear over the warm-up, then constant, or a
  * half cosine down to 0 at the end. */

@@ -91,12 +91,16 @@ static void set_limits(session *s) {
                        .time_per_second = s->data->time_per_second};
 }
 
+static const act_type act_of[] = {
+    [DTYPE_FLOAT32] = ACT_F32, [DTYPE_BFLOAT16] = ACT_BF16, [DTYPE_FLOAT16] = ACT_F16};
+
 status session_open(session *s, const config *c, const seq_file *data, backend *be) {
     *s = (session){.config = c, .data = data, .be = be};
     TRY(config_check_trainable(c));
     TRY(check_sizes(s));
     set_limits(s);
     if (c->task == TASK_RANKING) TRY(check_ranking(s));
+    TRY(be->ops->set_precision(be, act_of[c->network.dtype], c->network.has_tf32));
     if (c->network.dtype != DTYPE_FLOAT32 && be->act == ACT_F32)
         log_info("note: the CPU computes in float32; the config's %s is kept for a GPU",
                  c->network.dtype == DTYPE_BFLOAT16 ? "bfloat16" : "float16");

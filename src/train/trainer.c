@@ -5,81 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "train/trainer_int.h"
 
-/* A loss this many times the first one (and one) is no longer learning. */
-static const double EXPLODED = 1000;
-
 train_options train_options_default(void) {
     return (train_options){.save_every = 1, .keep = 2};
-}
-
-/* ---- one step -------------------------------------------------------------------------------- */
-
-static status check_loss(const trainer *t, double loss) {
-    const train_state *s = &t->saved.state;
-    char last[96] = "there is no checkpoint yet";
-    if (isfinite(loss) && (s->step == 0 || loss <= EXPLODED * (s->first_loss + 1))) return OK;
-    if (t->saved_step != UINT64_MAX)
-        snprintf(last, sizeof last, "the last checkpoint (step %" PRIu64 ") is kept",
-                 t->saved_step);
-    return fail(ERR_NUMERIC,
-                "the loss of step %" PRIu64 " is %g, after %g in the first step: training has "
-                "diverged; %s. Resume with a smaller learning rate, or with clip_grad set",
-                s->step, loss, s->first_loss, last);
-}
-
-/* Forward and backward of the micro-batches of one step.  With one of them the gradient is that of
- * the mean at once; of several, the number of positions is only known behind the last. */
-static status take_batches(trainer *t, train_sums *sums, double *scale, bool *is_last) {
-    int64_t n_micro = t->s->config->trainer.accumulation_steps;
-    train_state *state = &t->saved.state;
-    model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
-    for (int64_t i = 0; i < n_micro; i++) {
-        const batch *b;
-        TRY(batcher_next(t->batches, &b));
-        int64_t n = model_count_loss(t->s->model, b);
-        float grad_scale = n_micro == 1 && n > 0 ? (float)(1.0 / (double)n) : 1;
-        if (n > 0) TRY(model_train_batch(t->s->model, b, &at, grad_scale, NULL, &sums->loss));
-        sums->n_loss += n;
-        sums->n_tokens += b->n_tokens;
-        *is_last = b->is_last;
-    }
-    *scale = n_micro == 1 || sums->n_loss == 0 ? 1 : 1.0 / (double)sums->n_loss;
-    return OK;
-}
-
-static void add_sums(train_sums *to, const train_sums *from) {
-    to->loss += from->loss;
-    to->n_loss += from->n_loss;
-    to->n_tokens += from->n_tokens;
-    to->seconds += from->seconds;
-}
-
-static status do_step(trainer *t, bool *is_last) {
-    train_state *state = &t->saved.state;
-    train_sums sums = {0};
-    double scale = 1, norm;
-    uint64_t start = clock_ns();
-    TRY(take_batches(t, &sums, &scale, is_last));
-    if (sums.n_loss > 0) {
-        double loss = sums.loss / (double)sums.n_loss;
-        TRY(check_loss(t, loss));
-        if (state->step == 0) state->first_loss = loss;
-        int64_t count = (int64_t)state->step + 1;
-        t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
-        TRY(optimizer_step(&t->optimizer, t->rate, count, scale, &norm));
-    }
-    state->step++;
-    batcher_save(t->batches, &state->batches);
-    sums.seconds = (double)(clock_ns() - start) / 1e9;
-    add_sums(&state->in_epoch, &sums);
-    add_sums(&state->in_round, &sums);
-    add_sums(&t->whole, &sums);
-    return OK;
 }
 
 /* ---- saving and evaluating ------------------------------------------------------------------- */
@@ -90,6 +21,7 @@ static const char *dtype_name(config_dtype dtype) {
 }
 
 static status save(trainer *t, bool is_best) {
+    TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
     TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
                         dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
@@ -143,6 +75,7 @@ static status do_interval(trainer *t) {
     bool is_best = false;
     if (c->family != FAMILY_NVIDIA) return OK;
     if (state->step % (uint64_t)c->trainer.eval_interval == 0) {
+        TRY(trainer_settle(t));
         int64_t most = c->trainer.max_eval_iters == CONFIG_NONE ? 0 : c->trainer.max_eval_iters;
         TRY(evaluator_run(t->held_out, most, &result));
         is_best = note_best(t, &result);
@@ -174,7 +107,7 @@ static status do_steps(trainer *t, bool *is_whole) {
     train_state *state = &t->saved.state;
     *is_whole = false;
     while (!*is_whole && state->step < t->n_steps) {
-        TRY(do_step(t, is_whole));
+        TRY(trainer_step(t, is_whole));
         show_progress(t);
         if (*is_whole || state->step == t->n_steps) return OK;
         TRY(do_interval(t));
@@ -190,6 +123,7 @@ static status do_epoch(trainer *t) {
     bool is_whole;
     begin_bar(t);
     status st = do_steps(t, &is_whole);
+    if (st == OK) st = trainer_settle(t);
     progress_end(&t->bar);
     TRY(st);
     bool is_end = state->step >= t->n_steps;

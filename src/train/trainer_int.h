@@ -8,6 +8,17 @@
 #include "train/run_log.h"
 #include "train/trainer.h"
 
+/* The most steps under way; a backend's n_ahead is below. */
+enum { TRAIN_MAX_PENDING = 4 };
+
+/* A step that was handed to the device. */
+typedef struct train_pending {
+    uint64_t step;
+    train_sums sums; /* its loss is there once the ticket was waited for */
+    double norm;
+    uint64_t loss_ticket, norm_ticket;
+} train_pending;
+
 typedef struct trainer {
     session *s;
     const train_options *o;
@@ -21,12 +32,21 @@ typedef struct trainer {
     uint64_t epoch_tokens;
     uint64_t saved_step; /* of the newest checkpoint; UINT64_MAX: none */
     double rate;         /* of the last update */
-    train_sums whole;    /* of all steps of this process */
-    eval_result last;    /* the newest evaluation; n = 0: none yet */
-    double last_loss;    /* of the newest epoch */
+    train_pending pending[TRAIN_MAX_PENDING];
+    int first_pending, n_pending;
+    train_sums whole; /* of all steps of this process */
+    eval_result last; /* the newest evaluation; n = 0: none yet */
+    double last_loss; /* of the newest epoch */
     progress bar;
     char bar_title[48];
 } trainer;
+
+/* One step of training: handed to the device, its loss perhaps booked later.  is_last: it was the
+ * last of the epoch. */
+status trainer_step(trainer *t, bool *is_last);
+
+/* Waits for all steps under way and books their losses. */
+status trainer_settle(trainer *t);
 
 /* Writes config.json. */
 status trainer_write_config(trainer *t);

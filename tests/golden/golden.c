@@ -134,7 +134,7 @@ int main(int argc, char **argv) {
     if (st == OK) st = backend_create_cpu(&be, workers);
     if (st == OK) code = run_folder(be, folder);
     if (st != OK) fprintf(stderr, "golden: %s\n", status_reason());
-    backend_destroy_cpu(be);
+    backend_destroy(be);
     pool_destroy(workers);
     return code;
 }

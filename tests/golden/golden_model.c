@@ -124,13 +124,14 @@ static status read_negatives(golden *g, int32_t **out) {
 }
 
 static status check_batch(golden *g, model *m, const batch *b, const int32_t *negatives) {
-    model_step at = {1, 0};
     int64_t n = model_count_loss(m, b);
+    model_step at = {1, 0, 1 / (float)n};
     const st_tensor *want;
     const void *encoded;
     double loss = 0;
     TRY(golden_get(g, "loss", &want));
-    TRY(model_train_batch(m, b, &at, 1 / (float)n, negatives, &loss));
+    TRY(model_train_batch(m, b, &at, negatives));
+    TRY(model_take_loss(m, &loss));
     golden_check_value(g, "loss", loss / (double)n, golden_at(want, 0), TOL_OUT);
     TRY(golden_check(g, "encoded", m->retrieval.query, TOL_OUT));
     TRY(golden_check_grads(g, &m->params, golden_same_name, TOL_GRAD));
@@ -202,8 +203,7 @@ static status update_all(golden *g, curve *v, int64_t step) {
         a.m = v->first[i];
         a.v = v->second[i];
         a.step = step + 1;
-        TRY(g->be->ops->update(g->be, &a));
-        p->n_touched = 0;
+        TRY(g->be->ops->update(g->be, &a, 1));
     }
     return OK;
 }
@@ -219,7 +219,7 @@ static status check_values(golden *g, curve *v, const char *prefix) {
 
 static status run_step(golden *g, curve *v, int64_t step, const st_tensor *want) {
     static own_batch b;
-    model_step at = {1, (uint32_t)step};
+    model_step at = {1, (uint32_t)step, 1};
     char name[48];
     double loss = 0;
     start_batch(&b);
@@ -229,8 +229,10 @@ static status run_step(golden *g, curve *v, int64_t step, const st_tensor *want)
     if (n != v->neg_offsets[step + 1] - v->neg_offsets[step])
         return fail(ERR_FORMAT, "step %lld has %lld positions, not as many negatives",
                     (long long)step, (long long)n);
-    TRY(model_train_batch(v->m, &b.view, &at, 1 / (float)n,
-                          v->negatives + v->neg_offsets[step] * v->n_negatives, &loss));
+    at.grad_scale = 1 / (float)n;
+    TRY(model_train_batch(v->m, &b.view, &at,
+                          v->negatives + v->neg_offsets[step] * v->n_negatives));
+    TRY(model_take_loss(v->m, &loss));
     snprintf(name, sizeof name, "loss of step %lld", (long long)step);
     golden_check_value(g, name, loss / (double)n, golden_at(want, step),
                        1e-4 / golden_at(want, step));

@@ -224,7 +224,8 @@ status golden_nv_preproc(golden *g) {
     const st_tensor *given = golden_find(g, "seq_start_position");
     for (int32_t u = 0; given != NULL && u < r.n_users; u++)
         start[u] = (int32_t)golden_at(given, u);
-    TRY(plan_build(&r.p, g->be, &r.b, r.is_inference ? PLAN_SCORE : PLAN_TRAIN, start));
+    plan_request request = {r.is_inference ? PLAN_SCORE : PLAN_TRAIN, 0, 1, start};
+    TRY(plan_build(&r.p, g->be, &r.b, &request));
     sequences s = plan_sequences(&r.p);
     TRY(golden_new(g, &x, (int64_t)r.p.max_tokens * r.dim));
     TRY(input_fwd(&r.in, g->be, &r.p, &s, x));
@@ -277,6 +278,9 @@ status golden_nv_rank_loss(golden *g) {
     TRY(golden_new(g, &d_logits, n * n_columns));
     TRY(golden_new(g, &losses, n * n_columns));
     TRY(NN_NEW(&g->memory, &loss, 1));
+    float one_part = 1 / (float)n, *share;
+    TRY(NN_NEW(&g->memory, &share, 1));
+    TRY(be->ops->copy_in(be, share, &one_part, sizeof one_part));
     TRY(mlp_fwd(&net, be, n, x, logits));
     TRY(golden_check(g, "logits", logits, TOL_OUT));
     logits_loss_args a = {.n = n,
@@ -284,7 +288,7 @@ status golden_nv_rank_loss(golden *g) {
                           .is_bits = kind != NULL && strcmp(kind, "multitask_bce") == 0,
                           .logits = logits,
                           .label = label,
-                          .grad_scale = 1 / (float)n,
+                          .grad_scale = share,
                           .losses = losses,
                           .loss = loss,
                           .dlogits = d_logits};
@@ -338,7 +342,10 @@ static status run_loss(golden *g, sampled_softmax_args *a) {
     a->normalises = true;
     a->eps = (float)eps;
     a->temperature = (float)temperature;
-    a->grad_scale = 1 / (float)a->n;
+    float share = 1 / (float)a->n, *there;
+    TRY(NN_NEW(&g->memory, &there, 1));
+    TRY(be->ops->copy_in(be, there, &share, sizeof share));
+    a->grad_scale = there;
     a->row_loss = row_loss;
     a->loss = loss;
     a->dquery = d_pred;

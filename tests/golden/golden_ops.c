@@ -226,7 +226,7 @@ status golden_meta_adamw(golden *g) {
     for (a.step = 1; a.step <= n_steps; a.step++) {
         const float *step = (const float *)given->data + (a.step - 1) * n;
         TRY(g->be->ops->copy_in(g->be, grad, step, (size_t)n * sizeof *step));
-        TRY(g->be->ops->update(g->be, &a));
+        TRY(g->be->ops->update(g->be, &a, 1));
         TRY(check_row(g, "w_after", w, after, (a.step - 1) * n, n));
     }
     TRY(golden_check(g, "m", m, TOL_OUT));

@@ -1,4 +1,4 @@
-#include "cpu/time_bucket.h"
+#include "ops/time_bucket.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -7,11 +7,15 @@
  * mantissa leave at most one edge to compare with.  The comparison is an addition: a quarter's
  * entry is its bucket, above 21 bits that overflow just when the rest of the mantissa reaches the
  * edge. */
-#ifndef HSTU_CPU_TIME_BUCKET_H
-#define HSTU_CPU_TIME_BUCKET_H
+#ifndef HSTU_OPS_TIME_BUCKET_H
+#define HSTU_OPS_TIME_BUCKET_H
 
 #include <stdint.h>
 #include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum {
     BUCKET_MAX = 128,
@@ -41,5 +45,9 @@ static inline uint32_t bucket_of(const bucket_table *table, float distance) {
     uint32_t cell = (bits >> BUCKET_BITS) - (127u << 2);
     return (table->cell[cell] + (bits & ((1u << BUCKET_BITS) - 1))) >> BUCKET_BITS;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

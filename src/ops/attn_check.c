@@ -1,0 +1,24 @@
+#include "ops/attn_check.h"
+
+status attn_args_check(const attn_args *a) {
+    if (a->n_heads < 1 || a->dim_qk < 1 || a->dim_v < 1)
+        return fail(ERR_USAGE, "attention: %d heads of %d and %d numbers; each must be at least 1",
+                    a->n_heads, a->dim_qk, a->dim_v);
+    if (a->func != NULL && (a->n_func < 1 || a->n_func % 2 == 0))
+        return fail(ERR_USAGE, "attention: n_func is %d; it must be odd", a->n_func);
+    if (a->n_targets != NULL && a->target_group < 1)
+        return fail(ERR_USAGE, "attention: target_group is %d; it must be at least 1",
+                    a->target_group);
+    if (a->bias == BIAS_TIME && a->bias_len < a->max_len_k)
+        return fail(ERR_USAGE,
+                    "attention: the position bias is made for sequences of %d, but they may have "
+                    "%d; raise bias_len",
+                    a->bias_len, a->max_len_k);
+    if (a->bias == BIAS_TABLE &&
+        (a->table_len < a->max_len_k || (a->table_heads != 1 && a->table_heads != a->n_heads)))
+        return fail(ERR_USAGE,
+                    "attention: a bias table of %d heads and length %d does not fit %d heads and "
+                    "length %d",
+                    a->table_heads, a->table_len, a->n_heads, a->max_len_k);
+    return OK;
+}

@@ -1,0 +1,149 @@
+/* One step of training, and the books of steps under way.
+ *
+ * A step is handed to the device and the next one prepared meanwhile: its loss is looked at up to
+ * n_ahead steps later (ops.h).  Before anything that must know all losses (an evaluation, a
+ * checkpoint, a line of the log) trainer_settle waits for the rest. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "train/trainer_int.h"
+
+/* A loss this many times the first one (and one) is no longer learning. */
+static const double EXPLODED = 1000;
+
+/* float16: gradients are scaled up so that small ones do not vanish; half of that where one
+ * overflows, twice after so many steps without. */
+enum { GOOD_STEPS = 2000 };
+static const double FIRST_LOSS_SCALE = 65536;
+
+static bool has_loss_scale(const trainer *t) {
+    return t->s->be->act == ACT_F16;
+}
+
+static const char *last_checkpoint(const trainer *t, char *text, size_t size) {
+    if (t->saved_step == UINT64_MAX) return "there is no checkpoint yet";
+    snprintf(text, size, "the last checkpoint (step %" PRIu64 ") is kept", t->saved_step);
+    return text;
+}
+
+static status check_loss(const trainer *t, const train_pending *p, double loss) {
+    const train_state *s = &t->saved.state;
+    char last[96];
+    if (isfinite(loss) && (p->step == 0 || loss <= EXPLODED * (s->first_loss + 1))) return OK;
+    return fail(ERR_NUMERIC,
+                "the loss of step %" PRIu64 " is %g, after %g in the first step: training has "
+                "diverged; %s. Resume with a smaller learning rate, or with clip_grad set",
+                p->step, loss, s->first_loss, last_checkpoint(t, last, sizeof last));
+}
+
+/* The device leaves out an update whose gradient is not finite. */
+static status check_norm(trainer *t, const train_pending *p) {
+    train_state *s = &t->saved.state;
+    if (!t->optimizer.is_watched || isfinite(p->norm)) {
+        if (has_loss_scale(t) && ++s->n_good_steps % GOOD_STEPS == 0) s->loss_scale *= 2;
+        return OK;
+    }
+    if (!has_loss_scale(t) || s->loss_scale <= 1)
+        return fail(ERR_NUMERIC, "the gradient of step %" PRIu64 " is not finite", p->step);
+    s->loss_scale /= 2;
+    s->n_good_steps = 0;
+    log_info("step %" PRIu64
+             ": the gradient overflowed float16 and was left out; loss scale now %g",
+             p->step, s->loss_scale);
+    return OK;
+}
+
+static void add_sums(train_sums *to, const train_sums *from) {
+    to->loss += from->loss;
+    to->n_loss += from->n_loss;
+    to->n_tokens += from->n_tokens;
+    to->seconds += from->seconds;
+}
+
+static void book(trainer *t, const train_sums *sums) {
+    add_sums(&t->saved.state.in_epoch, sums);
+    add_sums(&t->saved.state.in_round, sums);
+    add_sums(&t->whole, sums);
+}
+
+/* Waits for the oldest step under way and books it. */
+static status settle_one(trainer *t) {
+    train_pending *p = &t->pending[t->first_pending];
+    const ops *f = t->s->be->ops;
+    t->first_pending = (t->first_pending + 1) % TRAIN_MAX_PENDING;
+    t->n_pending--;
+    if (p->sums.n_loss > 0) {
+        TRY(f->wait(t->s->be, p->loss_ticket));
+        if (t->optimizer.is_watched) TRY(f->wait(t->s->be, p->norm_ticket));
+        double loss = p->sums.loss / (double)p->sums.n_loss;
+        TRY(check_loss(t, p, loss));
+        if (p->step == 0) t->saved.state.first_loss = loss;
+        TRY(check_norm(t, p));
+    }
+    book(t, &p->sums);
+    return OK;
+}
+
+static void book_time(trainer *t, uint64_t start) {
+    train_sums time = {.seconds = (double)(clock_ns() - start) / 1e9};
+    book(t, &time);
+}
+
+status trainer_settle(trainer *t) {
+    uint64_t start = clock_ns();
+    while (t->n_pending > 0)
+        TRY(settle_one(t));
+    book_time(t, start);
+    return OK;
+}
+
+/* Forward and backward of the micro-batches of one step.  With one of them the gradient is that of
+ * the mean at once; of several, the number of positions is only known behind the last. */
+static status take_batches(trainer *t, train_pending *p, double *scale, bool *is_last) {
+    int64_t n_micro = t->s->config->trainer.accumulation_steps;
+    const train_state *state = &t->saved.state;
+    double loss_scale = has_loss_scale(t) ? state->loss_scale : 1;
+    model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
+    for (int64_t i = 0; i < n_micro; i++) {
+        const batch *b;
+        TRY(batcher_next(t->batches, &b));
+        int64_t n = model_count_loss(t->s->model, b);
+        at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
+        if (n > 0) TRY(model_train_batch(t->s->model, b, &at, NULL));
+        p->sums.n_loss += n;
+        p->sums.n_tokens += b->n_tokens;
+        *is_last = b->is_last;
+    }
+    *scale = (n_micro == 1 || p->sums.n_loss == 0 ? 1 : 1.0 / (double)p->sums.n_loss) / loss_scale;
+    return OK;
+}
+
+static status update(trainer *t, train_pending *p, double scale) {
+    int64_t count = (int64_t)p->step + 1;
+    TRY(model_fetch_loss(t->s->model, &p->sums.loss, &p->loss_ticket));
+    t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
+    TRY(optimizer_step(&t->optimizer, t->rate, count, scale));
+    return optimizer_fetch_norm(&t->optimizer, &p->norm, &p->norm_ticket);
+}
+
+status trainer_step(trainer *t, bool *is_last) {
+    train_state *state = &t->saved.state;
+    uint64_t start = clock_ns();
+    double scale = 1;
+    int at = (t->first_pending + t->n_pending) % TRAIN_MAX_PENDING;
+    train_pending *p = &t->pending[at];
+    *p = (train_pending){.step = state->step};
+    if (has_loss_scale(t) && !(state->loss_scale >= 1)) state->loss_scale = FIRST_LOSS_SCALE;
+    TRY(take_batches(t, p, &scale, is_last));
+    if (p->sums.n_loss > 0) TRY(update(t, p, scale));
+    t->n_pending++;
+    state->step++;
+    batcher_save(t->batches, &state->batches);
+    while (t->n_pending > t->s->be->n_ahead)
+        TRY(settle_one(t));
+    book_time(t, start);
+    return OK;
+}
