@@ -353,6 +353,62 @@ TEST(users_do_not_depend_on_their_batch) {
     }
 }
 
+/* Trains one batch with a second model of another config, and compares it with the first one's. */
+static void check_same_training(toy_model *t, toy_kind kind, const config *other, const batch *b,
+                                double bound) {
+    model_limits limits = toy_model_limits(kind);
+    model_step at = {5, 3, 1};
+    model *m;
+    double loss, other_loss;
+    CHECK_OK(model_create(&m, t->be, other, &limits));
+    CHECK_OK(model_init(m, 1));
+    CHECK_OK(model_init(t->m, 1));
+    CHECK_OK(model_train_batch(t->m, b, &at, NULL));
+    CHECK_OK(model_train_batch(m, b, &at, NULL));
+    CHECK_OK(model_take_loss(t->m, &loss));
+    CHECK_OK(model_take_loss(m, &other_loss));
+    CHECK(fabs(loss - other_loss) <= bound * fabs(loss));
+    for (int k = 0; k < m->params.n; k++) {
+        const param *p = &m->params.item[k], *q = &t->m->params.item[k];
+        double most = 0;
+        for (int64_t i = 0; i < p->n; i++)
+            if (fabs((double)q->grad[i]) > most) most = fabs((double)q->grad[i]);
+        for (int64_t i = 0; i < p->n; i++)
+            CHECK(fabs((double)p->grad[i] - q->grad[i]) <= bound * most);
+        for (int64_t row = 0; p->marks != NULL && row < p->shape[0]; row++)
+            CHECK_EQ(p->marks[row], q->marks[row]);
+    }
+    model_destroy(m);
+}
+
+TEST(computing_again_gives_the_same_bits) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_model t;
+        toy_batch b;
+        toy_model_open(&t, (toy_kind)kind, 0.3, 2);
+        toy_batch_make(&b, (toy_kind)kind, 8);
+        config c = t.c;
+        c.network.recomputes_norm = c.network.recomputes_silu = true;
+        check_same_training(&t, (toy_kind)kind, &c, &b.b, 0);
+        toy_model_close(&t);
+    }
+}
+
+/* A batch that is filled up to a whole bucket has the same losses and gradients. */
+TEST(filling_a_batch_up_changes_nothing) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_model t;
+        toy_batch b;
+        toy_model_open(&t, (toy_kind)kind, 0.3, 2);
+        toy_batch_make(&b, (toy_kind)kind, 8);
+        t.be->token_bucket = 64;
+        check_same_training(&t, (toy_kind)kind, &t.c, &b.b, 1e-6);
+        t.be->token_bucket = 7;
+        check_same_training(&t, (toy_kind)kind, &t.c, &b.b, 1e-6);
+        toy_model_close(&t);
+    }
+}
+
 TEST(dropout_and_negatives_depend_on_the_step) {
     toy_model t;
     toy_batch b;

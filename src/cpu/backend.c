@@ -104,6 +104,7 @@ static const ops cpu_ops = {
     .scatter = cpu_scatter,
     .linear_fwd = cpu_linear_fwd,
     .linear_bwd = cpu_linear_bwd,
+    .activate = cpu_activate,
     .norm_fwd = cpu_norm_fwd,
     .norm_bwd = cpu_norm_bwd,
     .gate_fwd = cpu_gate_fwd,

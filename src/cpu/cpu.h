@@ -57,6 +57,7 @@ status cpu_group(backend *be, const int32_t *index, row_groups *groups);
 status cpu_scatter(backend *be, const scatter_args *a);
 status cpu_linear_fwd(backend *be, const linear_args *a);
 status cpu_linear_bwd(backend *be, const linear_args *a);
+status cpu_activate(backend *be, epilogue f, int64_t n, const void *z, void *y);
 status cpu_norm_fwd(backend *be, const norm_args *a);
 status cpu_norm_bwd(backend *be, const norm_args *a);
 status cpu_gate_fwd(backend *be, const gate_args *a);

@@ -187,3 +187,23 @@ status cpu_linear_bwd(backend *be, const linear_args *a) {
         cpu_add_partials(a->dbias, a->n_out, job.bias_partials, n_chunks, a->n_out);
     return backward_to_w(be, &job, memory);
 }
+
+typedef struct activate_job {
+    epilogue f;
+    int64_t n;
+    const float *z;
+    float *y;
+} activate_job;
+
+static status activate_chunk(void *ctx, int64_t chunk, int worker) {
+    const activate_job *job = ctx;
+    cpu_range part = cpu_chunk(chunk, ADD_CHUNK, job->n);
+    (void)worker;
+    linear_f_forward(job->f, part.end - part.first, job->z + part.first, job->y + part.first);
+    return OK;
+}
+
+status cpu_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
+    activate_job job = {f, n, z, y};
+    return pool_run(be->workers, cpu_n_chunks(n, ADD_CHUNK), activate_chunk, &job);
+}

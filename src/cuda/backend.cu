@@ -98,6 +98,7 @@ static const ops cuda_ops = {
     cuda_scatter,
     cuda_linear_fwd,
     cuda_linear_bwd,
+    cuda_activate,
     cuda_norm_fwd,
     cuda_norm_bwd,
     cuda_gate_fwd,

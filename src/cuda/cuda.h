@@ -112,6 +112,7 @@ status cuda_group(backend *be, const int32_t *index, row_groups *groups);
 status cuda_scatter(backend *be, const scatter_args *a);
 status cuda_linear_fwd(backend *be, const linear_args *a);
 status cuda_linear_bwd(backend *be, const linear_args *a);
+status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y);
 status cuda_norm_fwd(backend *be, const norm_args *a);
 status cuda_norm_bwd(backend *be, const norm_args *a);
 status cuda_gate_fwd(backend *be, const gate_args *a);

@@ -53,12 +53,20 @@ status hstu_layer_add_params(hstu_layer *l, const hstu_layer_config *c, param_li
     return c->is_research ? add_research(l, params, prefix) : add_fused(l, params, prefix);
 }
 
-status hstu_layer_alloc(hstu_layer *l, nn_memory *memory, int64_t max_tokens) {
+/* Without an activation there is nothing to compute again. */
+static bool recomputes_silu(const hstu_layer_config *c) {
+    return c->recomputes_silu && c->has_silu;
+}
+
+status hstu_layer_alloc(hstu_layer *l, const hstu_scratch *scratch, nn_memory *memory,
+                        int64_t max_tokens) {
     const hstu_layer_config *c = &l->config;
     l->max_tokens = max_tokens;
-    TRY(nn_new_act(memory, &l->normed, max_tokens, c->dim));
+    l->normed = scratch->normed;
+    l->uvqk_y = scratch->uvqk_y;
+    if (!c->recomputes_norm) TRY(nn_new_act(memory, &l->normed, max_tokens, c->dim));
     if (c->has_silu) TRY(nn_new_act(memory, &l->z, max_tokens, width(c)));
-    TRY(nn_new_act(memory, &l->uvqk_y, max_tokens, width(c)));
+    if (!recomputes_silu(c)) TRY(nn_new_act(memory, &l->uvqk_y, max_tokens, width(c)));
     TRY(nn_new_act(memory, &l->attn, max_tokens, dim_gate(c)));
     TRY(nn_new_act(memory, &l->gated, max_tokens, dim_gate(c)));
     return NN_NEW(memory, &l->stats, 4 * max_tokens);
@@ -66,6 +74,8 @@ status hstu_layer_alloc(hstu_layer *l, nn_memory *memory, int64_t max_tokens) {
 
 status hstu_scratch_alloc(hstu_scratch *s, const hstu_layer_config *c, nn_memory *memory,
                           int64_t max_tokens) {
+    if (c->recomputes_norm) TRY(nn_new_act(memory, &s->normed, max_tokens, c->dim));
+    if (recomputes_silu(c)) TRY(nn_new_act(memory, &s->uvqk_y, max_tokens, width(c)));
     TRY(nn_new_act(memory, &s->d_gated, max_tokens, dim_gate(c)));
     TRY(nn_new_act(memory, &s->d_attn, max_tokens, dim_gate(c)));
     TRY(nn_new_act(memory, &s->d_uvqk, max_tokens, width(c)));
@@ -208,6 +218,8 @@ status hstu_layer_bwd(hstu_layer *l, backend *be, const sequences *s, const hstu
     proj.dx = scratch->d_gated;
     TRY(be->ops->linear_bwd(be, &proj));
 
+    if (recomputes_silu(c))
+        TRY(be->ops->activate(be, EPILOGUE_SILU, s->n_tokens * (int64_t)width(c), l->z, l->uvqk_y));
     gate_args gate = gate_of(l, s);
     gate.dy = scratch->d_gated;
     gate.d_o = scratch->d_attn;
@@ -221,12 +233,13 @@ status hstu_layer_bwd(hstu_layer *l, backend *be, const sequences *s, const hstu
     attn.dk = column_of(be, scratch->d_uvqk, 2 * g + qk);
     TRY(be->ops->attn_bwd(be, &attn));
 
+    norm_args norm = norm_of(l, s->n_tokens, x);
+    if (c->recomputes_norm) TRY(be->ops->norm_fwd(be, &norm));
     linear_args uvqk = uvqk_of(l, s->n_tokens);
     uvqk.dy = scratch->d_uvqk;
     uvqk.dx = scratch->d_normed;
     TRY(be->ops->linear_bwd(be, &uvqk));
 
-    norm_args norm = norm_of(l, s->n_tokens, x);
     norm.dy = scratch->d_normed;
     norm.dx = d;
     norm.adds_dx = true;

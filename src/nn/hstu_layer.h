@@ -21,7 +21,8 @@ typedef struct hstu_layer_config {
     int32_t target_group;
     float eps, alpha, scale;
     float dropout_rate;
-    uint32_t site; /* of its dropout */
+    bool recomputes_norm, recomputes_silu; /* in the backward pass, instead of keeping them */
+    uint32_t site;                         /* of its dropout */
 } hstu_layer_config;
 
 /* Gradients on their way through a layer; all layers share one. */
@@ -29,6 +30,7 @@ typedef struct hstu_scratch {
     void *d_gated, *d_attn; /* (T, H dim_v) act */
     void *d_uvqk;           /* (T, W) act */
     void *d_normed;         /* (T, E) act */
+    void *normed, *uvqk_y;  /* of layers that compute them again; else NULL */
 } hstu_scratch;
 
 typedef struct hstu_layer {
@@ -52,8 +54,9 @@ typedef struct hstu_layer {
 status hstu_layer_add_params(hstu_layer *l, const hstu_layer_config *c, param_list *params,
                              const char *prefix);
 
-/* Its activations, for at most max_tokens. */
-status hstu_layer_alloc(hstu_layer *l, nn_memory *memory, int64_t max_tokens);
+/* Its activations, for at most max_tokens; those it does not keep are the scratch's. */
+status hstu_layer_alloc(hstu_layer *l, const hstu_scratch *scratch, nn_memory *memory,
+                        int64_t max_tokens);
 status hstu_scratch_alloc(hstu_scratch *s, const hstu_layer_config *c, nn_memory *memory,
                           int64_t max_tokens);
 

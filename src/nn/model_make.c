@@ -123,7 +123,9 @@ static hstu_layer_config hstu_config(const model *m, const config *c) {
                                .eps = (float)n->norm_epsilon,
                                .alpha = research ? 1 : (float)(1 / sqrt((double)n->dim_qk)),
                                .scale = (float)(1 / scaling_length(c, m->input.config.n_context)),
-                               .dropout_rate = (float)n->dropout};
+                               .dropout_rate = (float)n->dropout,
+                               .recomputes_norm = n->recomputes_norm,
+                               .recomputes_silu = n->recomputes_silu};
 }
 
 static status add_hstu_layers(model *m, const config *c) {
@@ -220,14 +222,16 @@ static plan_config plan_of(const model *m, const config *c, const model_limits *
 }
 
 static status alloc_layers(model *m, int64_t max_tokens) {
-    for (int i = 0; i < m->n_layers; i++)
-        TRY(m->hstu != NULL ? hstu_layer_alloc(&m->hstu[i], &m->memory, max_tokens)
-                            : sasrec_layer_alloc(&m->sasrec[i], &m->memory, max_tokens));
     if (m->n_layers == 0) return OK;
-    return m->hstu != NULL
-               ? hstu_scratch_alloc(&m->hstu_scratch, &m->hstu[0].config, &m->memory, max_tokens)
-               : sasrec_scratch_alloc(&m->sasrec_scratch, &m->sasrec[0].config, &m->memory,
-                                      max_tokens);
+    TRY(m->hstu != NULL
+            ? hstu_scratch_alloc(&m->hstu_scratch, &m->hstu[0].config, &m->memory, max_tokens)
+            : sasrec_scratch_alloc(&m->sasrec_scratch, &m->sasrec[0].config, &m->memory,
+                                   max_tokens));
+    for (int i = 0; i < m->n_layers; i++)
+        TRY(m->hstu != NULL
+                ? hstu_layer_alloc(&m->hstu[i], &m->hstu_scratch, &m->memory, max_tokens)
+                : sasrec_layer_alloc(&m->sasrec[i], &m->memory, max_tokens));
+    return OK;
 }
 
 static status alloc_head(model *m, const config *c, int64_t max_loss, int64_t max_tokens) {

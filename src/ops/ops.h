@@ -394,6 +394,8 @@ typedef struct ops {
     status (*scatter)(backend *be, const scatter_args *a);
     status (*linear_fwd)(backend *be, const linear_args *a);
     status (*linear_bwd)(backend *be, const linear_args *a);
+    /* y = f(z), n numbers act: what linear_fwd did behind its product, once more. */
+    status (*activate)(backend *be, epilogue f, int64_t n, const void *z, void *y);
     status (*norm_fwd)(backend *be, const norm_args *a);
     status (*norm_bwd)(backend *be, const norm_args *a);
     status (*gate_fwd)(backend *be, const gate_args *a);

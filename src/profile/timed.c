@@ -30,6 +30,7 @@
 enum {
     ARGS_OPS(AS_INDEX) AT_group,
     AT_add,
+    AT_activate,
     AT_mark,
     AT_update,
     AT_sum_squares,
@@ -42,6 +43,7 @@ enum {
 #define AS_NAME(name, args) #name,
 static const char *const op_names[N_OPS] = {ARGS_OPS(AS_NAME) "group",
                                             "add",
+                                            "activate",
                                             "mark",
                                             "update",
                                             "sum_squares",
@@ -86,6 +88,12 @@ static status timed_add(backend *be, int64_t n, const void *x, void *y) {
     timed *t = timed_of(be);
     uint64_t start = clock_ns();
     return book(t, AT_add, start, t->below->ops->add(t->below, n, x, y));
+}
+
+static status timed_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
+    timed *t = timed_of(be);
+    uint64_t start = clock_ns();
+    return book(t, AT_activate, start, t->below->ops->activate(t->below, f, n, z, y));
 }
 
 static status timed_mark(backend *be, int64_t n, const int32_t *index, int32_t offset,
@@ -180,6 +188,7 @@ static size_t forward_scratch(backend *be, int64_t max_n, int32_t n_negatives, i
 #define AS_MEMBER(name, args) .name = timed_##name,
 static const ops timed_table = {ARGS_OPS(AS_MEMBER).group = timed_group,
                                 .add = timed_add,
+                                .activate = timed_activate,
                                 .mark = timed_mark,
                                 .update = timed_update,
                                 .sum_squares = timed_sum_squares,

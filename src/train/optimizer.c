@@ -81,6 +81,15 @@ void optimizer_fini(optimizer *o) {
     *o = (optimizer){0};
 }
 
+uint64_t optimizer_bytes(const optimizer *o) {
+    uint64_t n = 0;
+    for (int i = 0; i < o->n_params; i++) {
+        uint64_t one = (uint64_t)optimizer_state_shape(o, &o->params[i]).n;
+        n += one * ((o->state[i].m != NULL) + (o->state[i].v != NULL));
+    }
+    return n * sizeof(float);
+}
+
 /* The factor of the update, on the device: the scale, smaller where the gradient is clipped, 0
  * where it is not finite. */
 static status set_factor(optimizer *o, double scale) {

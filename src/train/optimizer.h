@@ -50,6 +50,9 @@ void optimizer_fini(optimizer *o);
 /* The parameter with the shape of its state's m (and v) for its own. */
 param optimizer_state_shape(const optimizer *o, const param *p);
 
+/* Bytes of the state, in memory of the backend. */
+uint64_t optimizer_bytes(const optimizer *o);
+
 /* One update by grad * scale at rate lr; t counts updates from 1.  The gradients are zero behind
  * it. Where the optimizer is watched (clipping, or float16) the norm of the scaled gradient is
  * measured first; with one that is not finite nothing moves. */

@@ -9,8 +9,10 @@
 #include "base/log.h"
 #include "train/trainer_int.h"
 
+enum { LAST_EVALUATED = 10 };
+
 train_options train_options_default(void) {
-    return (train_options){.save_every = 1, .keep = 2};
+    return (train_options){.save_every = 1, .eval_every = 1, .keep = 2};
 }
 
 /* ---- saving and evaluating ------------------------------------------------------------------- */
@@ -50,6 +52,12 @@ static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
     bool is_full = is_end || t->saved.state.epoch % (uint64_t)c->full_eval_every == 0;
     int64_t most = c->max_eval_iters == CONFIG_NONE ? 0 : c->max_eval_iters;
     return evaluator_run(t->held_out, is_full ? most : c->partial_eval_iters, out);
+}
+
+/* The figures of a run are those of its end: the last epoch and the mean of the last ten. */
+static bool is_evaluation_due(const trainer *t) {
+    uint64_t epoch = t->saved.state.epoch;
+    return epoch % (uint64_t)t->o->eval_every == 0 || epoch + LAST_EVALUATED >= t->n_epochs;
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */
@@ -127,9 +135,12 @@ static status do_epoch(trainer *t) {
     progress_end(&t->bar);
     TRY(st);
     bool is_end = state->step >= t->n_steps;
-    TRY(evaluate_epoch(t, is_end, &t->last));
-    bool is_best = note_best(t, &t->last);
-    TRY(trainer_emit(t, EVENT_EPOCH, &state->in_epoch, &t->last));
+    bool is_evaluated = is_end || is_evaluation_due(t), is_best = false;
+    if (is_evaluated) {
+        TRY(evaluate_epoch(t, is_end, &t->last));
+        is_best = note_best(t, &t->last);
+    }
+    TRY(trainer_emit(t, EVENT_EPOCH, &state->in_epoch, is_evaluated ? &t->last : NULL));
     t->last_loss = state->in_epoch.loss / (double)state->in_epoch.n_loss;
     state->in_round = (train_sums){0};
     if (is_whole) {
@@ -186,6 +197,7 @@ static status make_parts(trainer *t) {
     TRY(optimizer_init(&t->optimizer, s->be, s->params, s->n_params, s->config));
     TRY(batcher_create(&t->batches, s->data, &b));
     TRY(evaluator_create(&t->held_out, s, state->split, held_out));
+    if (s->be->n_ahead > 0) trainer_log_memory(t);
     t->epoch_tokens = session_epoch_tokens(s, state->split);
     set_length(t);
     return OK;

@@ -36,6 +36,7 @@ typedef struct train_options {
     int64_t n_epochs;   /* 0: as the config says */
     int64_t max_steps;  /* updates; 0: as the config says */
     int64_t save_every; /* epochs between checkpoints */
+    int64_t eval_every; /* epochs between evaluations; the last ten are always evaluated */
     int keep;           /* checkpoints kept */
     bool is_resume;
     bool has_validation;               /* leave-two-out: evaluate on validation, keep the best */

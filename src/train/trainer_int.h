@@ -48,6 +48,9 @@ status trainer_step(trainer *t, bool *is_last);
 /* Waits for all steps under way and books their losses. */
 status trainer_settle(trainer *t);
 
+/* Says what the memory of a GPU is used for. */
+void trainer_log_memory(const trainer *t);
+
 /* Writes config.json. */
 status trainer_write_config(trainer *t);
 

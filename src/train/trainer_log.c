@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "train/report.h"
 #include "train/trainer_int.h"
@@ -141,6 +142,17 @@ static train_event make_event(const trainer *t, train_event_kind kind, const tra
     }
     if (kind == EVENT_DONE) e.loss = t->last_loss;
     return e;
+}
+
+void trainer_log_memory(const trainer *t) {
+    const session *s = t->s;
+    double mb = 1e6, weights = 4.0 * (double)model_n_numbers(s->model);
+    double state = (double)optimizer_bytes(&t->optimizer);
+    double of_model = (double)model_memory_bytes(s->model);
+    log_info("memory of %s: weights %.1f MB, gradients %.1f MB, optimizer %.1f MB, batches and "
+             "activations %.1f MB; %.2f GB in all",
+             s->be->name, weights / mb, weights / mb, state / mb, (of_model - 2 * weights) / mb,
+             (of_model + state) / 1e9);
 }
 
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,

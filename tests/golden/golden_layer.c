@@ -10,8 +10,8 @@ static status run_layer(golden *g, hstu_layer *l, param_list *params, const sequ
     TRY(golden_send(g, "x", &x));
     TRY(golden_send(g, "G", &d));
     TRY(golden_new(g, &y, n * l->config.dim));
-    TRY(hstu_layer_alloc(l, &g->memory, n + 3));
     TRY(hstu_scratch_alloc(&scratch, &l->config, &g->memory, n + 3));
+    TRY(hstu_layer_alloc(l, &scratch, &g->memory, n + 3));
     TRY(golden_load_params(g, params, namer));
     TRY(hstu_layer_fwd(l, g->be, s, x, y));
     TRY(golden_check(g, "attn", l->attn, TOL_OUT));
