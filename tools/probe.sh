@@ -32,15 +32,19 @@ links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"
 links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
-# nvcc counts together with the host compiler it calls and the run-time library it belongs to.
+# nvcc counts together with the host compiler it calls, the run-time library it belongs to and
+# cuBLASLt, which the program finds again where it was found now.
 if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then
     root=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
     cpu=$(uname -m)
-    for lib in "$root/lib64" "$root/targets/$cpu-linux/lib" "$root/targets/sbsa-linux/lib" "/usr/lib/$cpu-linux-gnu"; do
-        if [ -e "$lib/libcudart_static.a" ]; then
-            echo "-DHSTU_HAS_CUDA -L$lib -lcudart_static -lstdc++ -ldl -lrt"
-            break
-        fi
+    runtime='' blas=''
+    for lib in "$root/lib64" "$root/lib" "$root/targets/$cpu-linux/lib" "$root/targets/sbsa-linux/lib" \
+        "/usr/lib/$cpu-linux-gnu"; do
+        [ -z "$runtime" ] && [ -e "$lib/libcudart_static.a" ] && runtime=$lib
+        [ -z "$blas" ] && [ -e "$lib/libcublasLt.so" ] && blas=$lib
     done
+    if [ -n "$runtime" ] && [ -n "$blas" ]; then
+        echo "-DHSTU_HAS_CUDA -L$runtime -L$blas -Wl,-rpath,$blas -lcublasLt -lcudart_static -lstdc++ -ldl -lrt"
+    fi
 fi
 exit 0
