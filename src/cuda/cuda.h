@@ -87,16 +87,17 @@ status cuda_wait(backend *be, uint64_t ticket);
 
 /* ---- matmul.cu: products by cuBLASLt -------------------------------------------------------- */
 
-/* d = a b (+ beta d) (+ bias, a row added to each row of d), row-major, with the shapes after
- * transposition: a (m, k), b (k, n), d (m, n).  Types are CUDA_R_32F, _16BF or _16F; a and b have
- * one type; d has that type or float32; the bias has the type of d.  Sums are float32. */
+/* d = a b (+ c) (+ bias, a row added to each row of d), row-major, with the shapes after
+ * transposition: a (m, k), b (k, n), c and d (m, n), k > 0.  Types are CUDA_R_32F, _16BF or _16F; a
+ * and b have one type; d has that type or float32; c and the bias have the type of d.  Sums are
+ * float32. */
 typedef struct cuda_product {
     int64_t m, n, k;
     const void *a, *b;
     bool is_a_transposed, is_b_transposed; /* stored (k, m), (n, k) */
-    int64_t row_a, row_b, row_d;           /* elements between stored rows */
+    int64_t row_a, row_b, row_d;           /* elements between stored rows; c has those of d */
     cudaDataType_t type, type_d;
-    float beta;
+    const void *c; /* may be d: added to; or NULL */
     void *d;
     const void *bias; /* (n) or NULL */
 } cuda_product;
