@@ -11,6 +11,10 @@
 
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct mem_allocator {
     void *(*alloc)(void *ctx, size_t bytes);               /* 64-byte aligned; NULL when out */
     void *(*resize)(void *ctx, void *block, size_t bytes); /* keeps the content, as realloc does */
@@ -73,4 +77,7 @@ status arena_alloc(arena *a, void **out, size_t n, size_t size);
 /* A NUL-terminated copy of n bytes of text. */
 status arena_copy_text(arena *a, const char *text, size_t n, const char **out);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
