@@ -81,18 +81,23 @@ __global__ void f_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
     ((pack<T, N> *)y)[i] = x;
 }
 
-template <typename T> static status f_launch(backend *be, const linear_args *a) {
+template <typename T>
+static status f_launch(backend *be, epilogue f, int64_t n, const void *z, void *y) {
     enum { N = 16 / sizeof(T) };
-    int64_t n = a->n * a->n_out;
-    bool is_packed = can_pack(a->z, n, n, sizeof(T), N) && can_pack(a->y, n, n, sizeof(T), N);
+    bool is_packed = can_pack(z, n, n, sizeof(T), N) && can_pack(y, n, n, sizeof(T), N);
     int64_t n_packs = is_packed ? n / N : n;
     unsigned n_blocks = (unsigned)cuda_div_up(n_packs, THREADS);
     cudaStream_t stream = cuda_of(be)->stream;
     if (is_packed)
-        f_kernel<T, N><<<n_blocks, THREADS, 0, stream>>>(n_packs, a->f, (const T *)a->z, (T *)a->y);
+        f_kernel<T, N><<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
     else
-        f_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(n_packs, a->f, (const T *)a->z, (T *)a->y);
+        f_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
     return cuda_launched("the activation of a layer");
+}
+
+status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
+    if (n == 0) return OK;
+    CUDA_WITH_ACT(be, return f_launch<T>(be, f, n, z, y));
 }
 
 status cuda_linear_fwd(backend *be, const linear_args *a) {
@@ -113,7 +118,7 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     p.d = a->f == EPILOGUE_NONE ? a->y : a->z, p.row_d = a->n_out;
     TRY(cuda_matmul(be, &p));
     if (a->f == EPILOGUE_NONE) return OK;
-    CUDA_WITH_ACT(be, return f_launch<T>(be, a));
+    return cuda_activate(be, a->f, a->n * a->n_out, a->z, a->y);
 }
 
 /* ---- backward: dz and dbias ------------------------------------------------------------------ */
