@@ -135,6 +135,8 @@ static attn_args attn_of(const hstu_layer *l, backend *be, const sequences *s) {
                        .dim_v = c->dim_v,
                        .max_len_q = s->max_len,
                        .max_len_k = s->max_len,
+                       .n_rows_q = s->n_tokens,
+                       .n_rows_k = s->n_tokens,
                        .offsets_q = s->offsets,
                        .offsets_k = s->offsets,
                        .v = column_of(be, l->uvqk_y, g),

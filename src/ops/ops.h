@@ -203,6 +203,7 @@ enum { ATTN_TIME_BUCKETS = 128 };
 typedef struct attn_args {
     int32_t n_sequences, n_heads, dim_qk, dim_v;
     int32_t max_len_q, max_len_k;         /* no sequence is longer */
+    int64_t n_rows_q, n_rows_k;           /* rows of the jagged arrays; 0: not known on the host */
     const int32_t *offsets_q, *offsets_k; /* (B + 1) each; the same where Lq = Lk */
     const void *q, *k, *v;                /* rows of (H, D) act */
     int64_t stride_q, stride_k, stride_v; /* elements between rows; those of dq, dk, dv too */
