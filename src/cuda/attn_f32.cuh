@@ -14,6 +14,7 @@
 #ifndef HSTU_CUDA_ATTN_F32_CUH
 #define HSTU_CUDA_ATTN_F32_CUH
 
+#include "cuda/act.cuh"
 #include "cuda/attn_mask.cuh"
 #include "cuda/cuda.h"
 #include "cuda/ptx.cuh"
@@ -112,18 +113,17 @@ __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b
 
 /* N rows of `dim` numbers to shared memory; rows from n on and columns from dim on become zeros. A
  * row's numbers are read one by one: heads of 25 numbers are not aligned to more. */
-template <int DIM, int N, bool EXACT>
-__device__ static inline void load_tile(float *to, const float *from, int64_t stride, int dim,
-                                        int n) {
+template <int DIM, int N, bool EXACT, typename T>
+__device__ static inline void load_tile(float *to, const T *from, int64_t stride, int dim, int n) {
     using shape = f32_shape<DIM>;
     constexpr int WIDTH = DIM < shape::THREADS ? DIM : shape::THREADS,
                   STEP = shape::THREADS / WIDTH;
     int r0 = (int)threadIdx.x / WIDTH;
     for (int c = (int)threadIdx.x % WIDTH; c < DIM; c += WIDTH) {
-        const float *x = from + r0 * stride + c;
+        const T *x = from + r0 * stride + c;
 #pragma unroll 8
         for (int r = r0; r < N; r += STEP, x += STEP * stride) {
-            float value = r < n && c < dim ? *x : 0.0f;
+            float value = r < n && c < dim ? to_float(*x) : 0.0f;
             to[r * shape::STRIDE + c] = EXACT ? value : __uint_as_float(cvt_rna_tf32(value));
         }
     }
@@ -201,14 +201,14 @@ __device__ static inline void add_product(float (*sum)[4], const float x[2][4], 
 }
 
 /* The warp's 16 sums to rows of memory; `to` is the block's first row, n its rows that exist. */
-template <int DIM>
-__device__ static inline void store_rows(float *to, int64_t stride, int dim, int n,
+template <int DIM, typename T>
+__device__ static inline void store_rows(T *to, int64_t stride, int dim, int n,
                                          const float (*sum)[4]) {
     int row = (int)threadIdx.x / 32 * 16 + lane_g();
 #pragma unroll
     for (int i = 0; i < DIM / 8 * 4; i++) {
         int r = row + i % 4 / 2 * 8, c = i / 4 * 8 + 2 * lane_t() + i % 2;
-        if (r < n && c < dim) to[r * stride + c] = sum[i / 4][i % 4];
+        if (r < n && c < dim) to[r * stride + c] = from_float<T>(sum[i / 4][i % 4]);
     }
 }
 
