@@ -14,16 +14,49 @@ template <typename T> struct columns_of {
     static constexpr int PACKED = 16 / (int)sizeof(T), LOOSE = 4;
 };
 
+/* V columns as they lie in memory.  Whole words, because the compiler takes a struct of 16-bit
+ * numbers apart wherever it is copied. */
+template <typename T, int V> struct alignas(sizeof(T) * V) columns {
+    uint32_t word[V * sizeof(T) / 4];
+};
+
+template <int V> __device__ static inline float column(const columns<float, V> &x, int j) {
+    return __uint_as_float(x.word[j]);
+}
+template <int V> __device__ static inline float column(const columns<__nv_bfloat16, V> &x, int j) {
+    uint32_t w = x.word[j / 2];
+    return __uint_as_float(j % 2 == 0 ? w << 16 : w & 0xffff0000u);
+}
+template <int V> __device__ static inline float column(const columns<__half, V> &x, int j) {
+    uint32_t w = x.word[j / 2];
+    return __half2float(__ushort_as_half((unsigned short)(j % 2 == 0 ? w : w >> 16)));
+}
+
+__device__ static inline uint32_t column_bits(float x) {
+    return __float_as_uint(x);
+}
+__device__ static inline uint32_t column_bits(__nv_bfloat16 x) {
+    return __bfloat16_as_ushort(x);
+}
+__device__ static inline uint32_t column_bits(__half x) {
+    return __half_as_ushort(x);
+}
+
 /* Columns c .. c + V - 1 of a row of `dim`; zeros beyond its end. */
 template <bool IS_PACKED, int V, typename T>
-__device__ static inline pack<T, V> load_columns(const T *row, int c, int dim) {
-    pack<T, V> x;
-    if constexpr (IS_PACKED) {
-        if (c < dim) return *(const pack<T, V> *)(row + c);
-    }
+__device__ static inline columns<T, V> load_columns(const T *row, int c, int dim) {
+    constexpr int A_WORD = 4 / (int)sizeof(T);
+    columns<T, V> x;
 #pragma unroll
-    for (int j = 0; j < V; j++)
-        x.v[j] = !IS_PACKED && c + j < dim ? row[c + j] : from_float<T>(0);
+    for (int k = 0; k < V / A_WORD; k++)
+        x.word[k] = 0;
+    if constexpr (IS_PACKED) {
+        if (c < dim) x = *(const columns<T, V> *)(row + c);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            if (c + j < dim) x.word[j / A_WORD] |= column_bits(row[c + j]) << 16 * (j % A_WORD);
+    }
     return x;
 }
 

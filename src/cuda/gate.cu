@@ -3,79 +3,110 @@
  * which hides behind the bytes: 3 rows of activations forward, 5 backward. */
 #include "cuda/norm_row.cuh"
 
-template <typename T, typename R>
-static __global__ void __launch_bounds__(R::THREADS) forward_kernel(const gate_args a) {
-    __shared__ row_room<R> room[2];
-    int64_t i = (int64_t)blockIdx.x * R::ROWS + (int)threadIdx.x / R::LANES;
-    if (i >= a.n) return; /* all lanes of a row together */
-    row_packs<T, R> o, u;
+/* What a pass reads of a row; mean, rstd and dy only the backward pass. */
+template <typename T, typename R> struct gate_input {
+    row_packs<T, R> o, u, dy;
     float mean, rstd;
-    row_load<T, R>(o, (const T *)a.o + i * a.dim, a.dim);
-    row_load<T, R>(u, (const T *)a.u + i * a.stride_u, a.dim);
-    drop_row drop = drop_begin(a.drop, i);
-    norm_row_statistics<T, R>(o, a.dim, a.eps, room, &mean, &rstd);
-#pragma unroll
-    for (int p = 0; p < R::PARTS; p++) {
-        int c = row_column<R>(p);
-        if (c >= a.dim) continue; /* no draws for nothing */
-        float y[R::V];
-        norm_row_apply<R>(o.part[p], c, a.dim, mean, rstd, a.weight, a.bias, y);
-#pragma unroll
-        for (int j = 0; j < R::V; j++)
-            y[j] *= to_float(u.part[p].v[j]);
-        drop_columns(drop, c, y);
-        store_columns<R::IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
+    uint32_t user, position;
+};
+
+template <typename T, typename R>
+__device__ static inline void input_load(gate_input<T, R> &in, const gate_args &a, int64_t i,
+                                         bool is_backward) {
+    row_load<T, R>(in.o, (const T *)a.o + i * a.dim, a.dim);
+    row_load<T, R>(in.u, (const T *)a.u + i * a.stride_u, a.dim);
+    if (a.drop.rate > 0) {
+        in.user = a.drop.user[i];
+        in.position = a.drop.position[i];
     }
-    if (row_lane<R>() == 0) {
+    if (!is_backward) return;
+    row_load<T, R>(in.dy, (const T *)a.dy + i * a.dim, a.dim);
+    in.mean = a.mean[i];
+    in.rstd = a.rstd[i];
+}
+
+template <typename T, typename R>
+static __global__ void __launch_bounds__(R::THREADS, R::FORWARD) forward_kernel(const gate_args a) {
+    __shared__ row_room<R> room[2];
+    row_affine<R> affine;
+    gate_input<T, R> next;
+    drop_row drop = drop_begin(a.drop, 0); /* each row puts its own user and position there */
+    int64_t i = row_first<R>(), step = row_step<R>();
+    row_affine_load(affine, a.weight, a.bias, a.dim);
+    if (R::IS_AHEAD && i < a.n) input_load(next, a, i, false);
+    for (; i < a.n; i += step) {
+        if (!R::IS_AHEAD) input_load(next, a, i, false);
+        gate_input<T, R> in = next;
+        drop.user = in.user;
+        drop.position = in.position;
+        float mean, rstd;
+        if (R::IS_AHEAD && i + step < a.n) input_load(next, a, i + step, false);
+        norm_row_statistics<T, R>(in.o, a.dim, a.eps, room, &mean, &rstd);
+#pragma unroll
+        for (int p = 0; p < R::PARTS; p++) {
+            int c = row_column<R>(p);
+            float y[R::V];
+            if (c >= a.dim) continue; /* no draws for nothing */
+            norm_row_apply<R>(in.o.part[p], p, mean, rstd, affine, y);
+#pragma unroll
+            for (int j = 0; j < R::V; j++)
+                y[j] *= column(in.u.part[p], j);
+            drop_columns(drop, c, y);
+            store_columns<R::IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
+        }
+        if (row_lane<R>() != 0) continue;
         a.mean[i] = mean;
         a.rstd[i] = rstd;
     }
 }
 
-/* One part of a row.  With g = dropped(dy): du = g * norm(o), and the gradient of the norm is g *
- * u, left in d. */
+/* Part p of row i.  With g = dropped(dy): du = g * norm(o), and the gradient of the norm is g * u,
+ * left in d. */
 template <typename T, typename R>
-__device__ static inline void backward_part(const gate_args &a, int64_t i, int c,
-                                            const drop_row &drop, float mean, float rstd,
-                                            const pack<T, R::V> &o, const pack<T, R::V> &u,
-                                            const pack<T, R::V> &dy, float (&d)[R::V]) {
+__device__ static inline void backward_part(const gate_args &a, int64_t i, int p,
+                                            const gate_input<T, R> &in, const drop_row &drop,
+                                            const row_affine<R> &affine, float (&d)[R::V]) {
+    int c = row_column<R>(p);
     float du[R::V];
 #pragma unroll
     for (int j = 0; j < R::V; j++)
-        d[j] = to_float(dy.v[j]);
+        d[j] = column(in.dy.part[p], j);
     if (c >= a.dim) return;
     drop_columns(drop, c, d);
-    norm_row_apply<R>(o, c, a.dim, mean, rstd, a.weight, a.bias, du);
+    norm_row_apply<R>(in.o.part[p], p, in.mean, in.rstd, affine, du);
 #pragma unroll
     for (int j = 0; j < R::V; j++) {
         du[j] *= d[j];
-        d[j] *= to_float(u.v[j]);
+        d[j] *= column(in.u.part[p], j);
     }
     store_columns<R::IS_PACKED>((T *)a.du + i * a.stride_u, c, a.dim, du);
 }
 
 /* partials: (blocks, 2, dim), or NULL where no gradient of the affine part is wanted. */
 template <typename T, typename R>
-static __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
+static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     backward_kernel(const gate_args a, float *partials) {
     __shared__ row_room<R> room[2];
-    int turn = 0;
     norm_sums<R> sums;
+    row_affine<R> affine;
+    gate_input<T, R> next;
+    int turn = 0;
+    drop_row drop = drop_begin(a.drop, 0); /* each row puts its own user and position there */
+    int64_t i = row_first<R>(), step = row_step<R>();
     norm_sums_clear(sums);
-    int64_t i = (int64_t)blockIdx.x * R::ROWS + (int)threadIdx.x / R::LANES;
-    for (; i < a.n; i += (int64_t)gridDim.x * R::ROWS) {
-        row_packs<T, R> o, u, dy;
-        row_load<T, R>(o, (const T *)a.o + i * a.dim, a.dim);
-        row_load<T, R>(u, (const T *)a.u + i * a.stride_u, a.dim);
-        row_load<T, R>(dy, (const T *)a.dy + i * a.dim, a.dim);
-        drop_row drop = drop_begin(a.drop, i);
-        float mean = a.mean[i], rstd = a.rstd[i];
+    row_affine_load(affine, a.weight, a.bias, a.dim);
+    if (R::IS_AHEAD && i < a.n) input_load(next, a, i, true);
+    for (; i < a.n; i += step) {
+        if (!R::IS_AHEAD) input_load(next, a, i, true);
+        gate_input<T, R> in = next;
+        drop.user = in.user;
+        drop.position = in.position;
         row_floats<R> d;
+        if (R::IS_AHEAD && i + step < a.n) input_load(next, a, i + step, true);
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++)
-            backward_part<T, R>(a, i, row_column<R>(p), drop, mean, rstd, o.part[p], u.part[p],
-                                dy.part[p], d.part[p]);
-        norm_row_backward<T, R>(o, a.dim, mean, rstd, a.weight, &room[turn], d, sums);
+            backward_part<T, R>(a, i, p, in, drop, affine, d.part[p]);
+        norm_row_backward<T, R>(in.o, a.dim, in.mean, in.rstd, affine, &room[turn], d, sums);
         turn ^= 1;
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++)
@@ -97,14 +128,16 @@ template <typename T> static bool is_packed(const gate_args *a, bool is_backward
 }
 
 template <typename T, typename R> static status forward(backend *be, const gate_args *a) {
-    unsigned n_blocks = (unsigned)cuda_div_up(a->n, R::ROWS);
-    forward_kernel<T, R><<<n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
+    int64_t n_blocks = 0;
+    TRY(norm_blocks<R>(be, forward_kernel<T, R>, a->n, &n_blocks));
+    forward_kernel<T, R><<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("gate_fwd");
 }
 
 template <typename T, typename R> static status backward(backend *be, const gate_args *a) {
-    int64_t n_blocks = norm_backward_blocks<R>(be, a->n);
+    int64_t n_blocks = 0;
     void *partials = NULL;
+    TRY(norm_blocks<R>(be, backward_kernel<T, R>, a->n, &n_blocks));
     if (a->dweight != NULL || a->dbias != NULL)
         TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
     backward_kernel<T, R>

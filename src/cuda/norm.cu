@@ -4,57 +4,76 @@
 #include "cuda/norm_row.cuh"
 
 template <typename T, typename R>
-static __global__ void __launch_bounds__(R::THREADS) forward_kernel(const norm_args a) {
+static __global__ void __launch_bounds__(R::THREADS, R::FORWARD) forward_kernel(const norm_args a) {
     __shared__ row_room<R> room[2];
-    int64_t i = (int64_t)blockIdx.x * R::ROWS + (int)threadIdx.x / R::LANES;
-    if (i >= a.n) return; /* all lanes of a row together */
-    row_packs<T, R> x;
-    float mean, rstd;
-    row_load<T, R>(x, (const T *)a.x + i * a.dim, a.dim);
-    norm_row_statistics<T, R>(x, a.dim, a.eps, room, &mean, &rstd);
+    row_affine<R> affine;
+    row_packs<T, R> next;
+    int64_t i = row_first<R>(), step = row_step<R>();
+    row_affine_load(affine, a.weight, a.bias, a.dim);
+    if (i < a.n) row_load<T, R>(next, (const T *)a.x + i * a.dim, a.dim);
+    for (; i < a.n; i += step) {
+        row_packs<T, R> x = next;
+        float mean, rstd;
+        if (i + step < a.n) row_load<T, R>(next, (const T *)a.x + (i + step) * a.dim, a.dim);
+        norm_row_statistics<T, R>(x, a.dim, a.eps, room, &mean, &rstd);
 #pragma unroll
-    for (int p = 0; p < R::PARTS; p++) {
-        int c = row_column<R>(p);
-        float y[R::V];
-        norm_row_apply<R>(x.part[p], c, a.dim, mean, rstd, a.weight, a.bias, y);
-        store_columns<R::IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
-    }
-    if (row_lane<R>() == 0) {
+        for (int p = 0; p < R::PARTS; p++) {
+            float y[R::V];
+            norm_row_apply<R>(x.part[p], p, mean, rstd, affine, y);
+            store_columns<R::IS_PACKED>((T *)a.y + i * a.dim, row_column<R>(p), a.dim, y);
+        }
+        if (row_lane<R>() != 0) continue;
         a.mean[i] = mean;
         a.rstd[i] = rstd;
     }
 }
 
+/* What the backward pass reads of a row. */
+template <typename T, typename R> struct norm_input {
+    row_packs<T, R> x, dy, dx; /* dx: what is there, if it is added to */
+    float mean, rstd;
+};
+
+template <typename T, typename R>
+__device__ static inline void input_load(norm_input<T, R> &in, const norm_args &a, int64_t i) {
+    row_load<T, R>(in.x, (const T *)a.x + i * a.dim, a.dim);
+    row_load<T, R>(in.dy, (const T *)a.dy + i * a.dim, a.dim);
+    if (a.adds_dx) row_load<T, R>(in.dx, (const T *)a.dx + i * a.dim, a.dim);
+    in.mean = a.mean[i];
+    in.rstd = a.rstd[i];
+}
+
 /* partials: (blocks, 2, dim), or NULL where no gradient of the affine part is wanted. */
 template <typename T, typename R>
-static __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
+static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     backward_kernel(const norm_args a, float *partials) {
     __shared__ row_room<R> room[2];
-    int turn = 0;
     norm_sums<R> sums;
+    row_affine<R> affine;
+    norm_input<T, R> next;
+    int turn = 0;
+    int64_t i = row_first<R>(), step = row_step<R>();
     norm_sums_clear(sums);
-    int64_t i = (int64_t)blockIdx.x * R::ROWS + (int)threadIdx.x / R::LANES;
-    for (; i < a.n; i += (int64_t)gridDim.x * R::ROWS) {
-        T *dx = (T *)a.dx + i * a.dim;
-        row_packs<T, R> x, dy, old;
-        row_load<T, R>(x, (const T *)a.x + i * a.dim, a.dim);
-        row_load<T, R>(dy, (const T *)a.dy + i * a.dim, a.dim);
-        if (a.adds_dx) row_load<T, R>(old, dx, a.dim);
-        float mean = a.mean[i], rstd = a.rstd[i];
+    row_affine_load(affine, a.weight, NULL, a.dim);
+    if (R::IS_AHEAD && i < a.n) input_load(next, a, i);
+    for (; i < a.n; i += step) {
+        if (!R::IS_AHEAD) input_load(next, a, i);
+        norm_input<T, R> in = next;
         row_floats<R> d;
+        if (R::IS_AHEAD && i + step < a.n) input_load(next, a, i + step);
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++)
 #pragma unroll
             for (int j = 0; j < R::V; j++)
-                d.part[p][j] = to_float(dy.part[p].v[j]);
-        norm_row_backward<T, R>(x, a.dim, mean, rstd, a.weight, &room[turn], d, sums);
+                d.part[p][j] = column(in.dy.part[p], j);
+        norm_row_backward<T, R>(in.x, a.dim, in.mean, in.rstd, affine, &room[turn], d, sums);
         turn ^= 1;
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++) {
 #pragma unroll
             for (int j = 0; j < R::V; j++)
-                if (a.adds_dx) d.part[p][j] += to_float(old.part[p].v[j]);
-            store_columns<R::IS_PACKED>(dx, row_column<R>(p), a.dim, d.part[p]);
+                if (a.adds_dx) d.part[p][j] += column(in.dx.part[p], j);
+            store_columns<R::IS_PACKED>((T *)a.dx + i * a.dim, row_column<R>(p), a.dim, d.part[p]);
         }
     }
     if (partials != NULL) norm_sums_write(sums, a.dim, partials);
@@ -100,14 +119,16 @@ template <typename T> static bool is_packed(const norm_args *a, bool is_backward
 }
 
 template <typename T, typename R> static status forward(backend *be, const norm_args *a) {
-    unsigned n_blocks = (unsigned)cuda_div_up(a->n, R::ROWS);
-    forward_kernel<T, R><<<n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
+    int64_t n_blocks = 0;
+    TRY(norm_blocks<R>(be, forward_kernel<T, R>, a->n, &n_blocks));
+    forward_kernel<T, R><<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("norm_fwd");
 }
 
 template <typename T, typename R> static status backward(backend *be, const norm_args *a) {
-    int64_t n_blocks = norm_backward_blocks<R>(be, a->n);
+    int64_t n_blocks = 0;
     void *partials = NULL;
+    TRY(norm_blocks<R>(be, backward_kernel<T, R>, a->n, &n_blocks));
     if (a->dweight != NULL || a->dbias != NULL)
         TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
     backward_kernel<T, R>

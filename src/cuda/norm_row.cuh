@@ -11,17 +11,20 @@
 #include "cuda/reduce.cuh"
 
 /* How a row lies in registers: LANES threads share it, one warp or a whole block; each has PARTS
- * packs of V columns, which are LANES packs apart.  BLOCKS is what a multiprocessor must hold at
- * least of the backward kernels: it bounds their registers (80, 96 or 128), and is the size of
- * their grid. */
+ * packs of V columns, which are LANES packs apart.  Where a thread has few columns there is room to
+ * read the next row while this one is worked on.  FORWARD and BACKWARD are the blocks that a
+ * multiprocessor must hold at least, and so bound the registers. */
 template <int LANES_, int PARTS_, int V_, bool IS_PACKED_> struct row_tile {
     static constexpr int LANES = LANES_, PARTS = PARTS_, V = V_;
     static constexpr bool IS_PACKED = IS_PACKED_;
+    static constexpr bool IS_AHEAD = PARTS * V <= 8;
     static constexpr int COLUMNS = LANES * PARTS * V;
     static constexpr int WARPS = LANES / WARP; /* of a row */
     static constexpr int THREADS = LANES == WARP ? 128 : LANES;
     static constexpr int ROWS = THREADS / LANES; /* of a block at a time */
-    static constexpr int BLOCKS = THREADS > 128 ? 1 : IS_PACKED ? 6 : 5;
+    static constexpr int FORWARD = THREADS > 128 ? 1 : 5, BACKWARD = THREADS > 128 ? 1
+                                                                     : V == 8      ? 5
+                                                                                   : 4;
 };
 
 enum { NORM_MAX_DIM = 8192 };
@@ -49,7 +52,7 @@ enum { NORM_MAX_DIM = 8192 };
     } while (0)
 
 /* A part of a row as it lay in memory, and as numbers. */
-template <typename T, typename R> struct row_packs { pack<T, R::V> part[R::PARTS]; };
+template <typename T, typename R> struct row_packs { columns<T, R::V> part[R::PARTS]; };
 template <typename R> struct row_floats { float part[R::PARTS][R::V]; };
 
 template <typename R> __device__ static inline int row_lane(void) {
@@ -93,45 +96,52 @@ template <typename T, typename R>
 __device__ static inline void norm_row_statistics(const row_packs<T, R> &x, int dim, float eps,
                                                   row_room<R> (&room)[2], float *mean,
                                                   float *rstd) {
-    float sum = 0, squares = 0;
+    float sum = 0, squares = 0, share = 1.0f / (float)dim;
 #pragma unroll
     for (int p = 0; p < R::PARTS; p++)
 #pragma unroll
         for (int j = 0; j < R::V; j++)
-            sum += to_float(x.part[p].v[j]);
-    float m = row_sum2<R>(make_float2(sum, 0), &room[0]).x / (float)dim;
+            sum += column(x.part[p], j);
+    float m = row_sum2<R>(make_float2(sum, 0), &room[0]).x * share;
 #pragma unroll
     for (int p = 0; p < R::PARTS; p++)
 #pragma unroll
         for (int j = 0; j < R::V; j++) {
-            float d = to_float(x.part[p].v[j]) - m;
+            float d = column(x.part[p], j) - m;
             if (row_column<R>(p) + (R::IS_PACKED ? 0 : j) < dim) squares += d * d;
         }
     *mean = m;
     squares = row_sum2<R>(make_float2(squares, 0), &room[1]).x;
-    *rstd = 1.0f / sqrtf(squares / (float)dim + eps);
+    *rstd = 1.0f / sqrtf(squares * share + eps);
 }
 
-/* y = (x - mean) rstd (* weight + bias) of one part, whose first column is c. */
+/* The affine part, (dim) or NULL each, for the columns of a thread. */
+template <typename R> struct row_affine { float weight[R::PARTS][R::V], bias[R::PARTS][R::V]; };
+
+template <typename R>
+__device__ static inline void row_affine_load(row_affine<R> &affine, const float *weight,
+                                              const float *bias, int dim) {
+#pragma unroll
+    for (int p = 0; p < R::PARTS; p++) {
+        columns<float, R::V> w, b;
+        if (weight != NULL) w = load_columns<R::IS_PACKED, R::V>(weight, row_column<R>(p), dim);
+        if (bias != NULL) b = load_columns<R::IS_PACKED, R::V>(bias, row_column<R>(p), dim);
+#pragma unroll
+        for (int j = 0; j < R::V; j++) {
+            affine.weight[p][j] = weight != NULL ? column(w, j) : 1;
+            affine.bias[p][j] = bias != NULL ? column(b, j) : 0;
+        }
+    }
+}
+
+/* y = (x - mean) rstd * weight + bias of part p. */
 template <typename R, typename T>
-__device__ static inline void norm_row_apply(const pack<T, R::V> &x, int c, int dim, float mean,
-                                             float rstd, const float *weight, const float *bias,
+__device__ static inline void norm_row_apply(const columns<T, R::V> &x, int p, float mean,
+                                             float rstd, const row_affine<R> &affine,
                                              float (&y)[R::V]) {
 #pragma unroll
     for (int j = 0; j < R::V; j++)
-        y[j] = (to_float(x.v[j]) - mean) * rstd;
-    if (weight != NULL) {
-        pack<float, R::V> w = load_columns<R::IS_PACKED, R::V>(weight, c, dim);
-#pragma unroll
-        for (int j = 0; j < R::V; j++)
-            y[j] *= w.v[j];
-    }
-    if (bias != NULL) {
-        pack<float, R::V> b = load_columns<R::IS_PACKED, R::V>(bias, c, dim);
-#pragma unroll
-        for (int j = 0; j < R::V; j++)
-            y[j] += b.v[j];
-    }
+        y[j] = (column(x, j) - mean) * rstd * affine.weight[p][j] + affine.bias[p][j];
 }
 
 /* A thread's sums over the rows of its block, for the columns it owns. */
@@ -150,32 +160,29 @@ template <typename R> __device__ static inline void norm_sums_clear(norm_sums<R>
  * the gradients of weight and bias are added to sums.  Where a column is beyond the end d is 0. */
 template <typename T, typename R>
 __device__ static inline void norm_row_backward(const row_packs<T, R> &x, int dim, float mean,
-                                                float rstd, const float *weight, row_room<R> *room,
-                                                row_floats<R> &d, norm_sums<R> &sums) {
-    float sum = 0, dot = 0;
-#pragma unroll
-    for (int p = 0; p < R::PARTS; p++) {
-        pack<float, R::V> w;
-        if (weight != NULL) w = load_columns<R::IS_PACKED, R::V>(weight, row_column<R>(p), dim);
-#pragma unroll
-        for (int j = 0; j < R::V; j++) {
-            float centred = to_float(x.part[p].v[j]) - mean;
-            sums.dweight[p][j] += d.part[p][j] * (centred * rstd);
-            sums.dbias[p][j] += d.part[p][j];
-            if (weight != NULL) d.part[p][j] *= w.v[j];
-            sum += d.part[p][j];
-            dot += d.part[p][j] * centred;
-        }
-    }
-    float2 total = row_sum2<R>(make_float2(sum, dot), room);
-    float mean_g = total.x / (float)dim, slope = total.y * rstd * rstd / (float)dim;
+                                                float rstd, const row_affine<R> &affine,
+                                                row_room<R> *room, row_floats<R> &d,
+                                                norm_sums<R> &sums) {
+    float sum = 0, dot = 0, share = 1.0f / (float)dim;
+    row_floats<R> h;
 #pragma unroll
     for (int p = 0; p < R::PARTS; p++)
 #pragma unroll
         for (int j = 0; j < R::V; j++) {
-            float centred = to_float(x.part[p].v[j]) - mean;
-            d.part[p][j] = rstd * (d.part[p][j] - mean_g - centred * slope);
+            h.part[p][j] = (column(x.part[p], j) - mean) * rstd;
+            sums.dweight[p][j] += d.part[p][j] * h.part[p][j];
+            sums.dbias[p][j] += d.part[p][j];
+            d.part[p][j] *= affine.weight[p][j];
+            sum += d.part[p][j];
+            dot += d.part[p][j] * h.part[p][j];
         }
+    float2 total = row_sum2<R>(make_float2(sum, dot), room);
+    float level = rstd * total.x * share, slope = rstd * total.y * share;
+#pragma unroll
+    for (int p = 0; p < R::PARTS; p++)
+#pragma unroll
+        for (int j = 0; j < R::V; j++)
+            d.part[p][j] = rstd * d.part[p][j] - level - h.part[p][j] * slope;
 }
 
 /* The block's sums become its partials: (2, dim), dweight and dbias.  The rows of a block add in
@@ -206,11 +213,23 @@ __device__ static inline void norm_sums_write(const norm_sums<R> &sums, int dim,
     }
 }
 
-/* Blocks of a backward kernel: all that run at once, each over many rows. */
-template <typename R> static inline int64_t norm_backward_blocks(const backend *be, int64_t n) {
-    int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * R::BLOCKS;
+/* The first row of a thread, and how far the next one is. */
+template <typename R> __device__ static inline int64_t row_first(void) {
+    return (int64_t)blockIdx.x * R::ROWS + (int)threadIdx.x / R::LANES;
+}
+template <typename R> __device__ static inline int64_t row_step(void) {
+    return (int64_t)gridDim.x * R::ROWS;
+}
+
+/* Blocks of a kernel over n rows: all that run at once, each over many rows. */
+template <typename R, typename K>
+static inline status norm_blocks(const backend *be, K *kernel, int64_t n, int64_t *out) {
+    int n_resident;
+    CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_resident, kernel, R::THREADS, 0));
+    int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * (n_resident > 0 ? n_resident : 1);
     int64_t needed = cuda_div_up(n, R::ROWS);
-    return needed < most ? needed : most;
+    *out = needed < most ? needed : most;
+    return OK;
 }
 
 /* Adds n_partials partials of (2, dim) to the gradients, each of which may be NULL; in norm.cu. */

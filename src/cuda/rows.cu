@@ -22,16 +22,17 @@ static __global__ void __launch_bounds__(256) gather_kernel(const gather_args a)
     for (int c = (int)threadIdx.x * V; c < a.dim; c += (int)blockDim.x * V) {
         float y[V] = {};
         if (row >= 0) {
-            pack<S, V> x = load_columns<IS_PACKED, V>((const S *)a.table + row * a.dim, c, a.dim);
+            columns<S, V> x =
+                load_columns<IS_PACKED, V>((const S *)a.table + row * a.dim, c, a.dim);
 #pragma unroll
             for (int j = 0; j < V; j++)
-                y[j] = a.scale * to_float(x.v[j]);
+                y[j] = a.scale * column(x, j);
         }
         if (other >= 0) {
-            pack<float, V> x = load_columns<IS_PACKED, V>(a.other + other * a.dim, c, a.dim);
+            columns<float, V> x = load_columns<IS_PACKED, V>(a.other + other * a.dim, c, a.dim);
 #pragma unroll
             for (int j = 0; j < V; j++)
-                y[j] += x.v[j];
+                y[j] += column(x, j);
         }
         drop_columns(drop, c, y);
         store_columns<IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
@@ -108,10 +109,10 @@ __device__ static inline void end_run(const scatter_args &a, const scatter_cut &
         return;
     }
     G *grad = (G *)a.grad + (int64_t)row * a.dim;
-    pack<G, V> old = load_columns<IS_PACKED, V>(grad, c, a.dim);
+    columns<G, V> old = load_columns<IS_PACKED, V>(grad, c, a.dim);
 #pragma unroll
     for (int j = 0; j < V; j++)
-        sum[j] = to_float(old.v[j]) + a.scale * sum[j];
+        sum[j] = column(old, j) + a.scale * sum[j];
     store_columns<IS_PACKED>(grad, c, a.dim, sum);
 }
 
@@ -124,7 +125,7 @@ __device__ static inline void sum_chunk(const scatter_args &a, const scatter_cut
     float sum[V] = {};
     int from = 0;
     for (int e = 0; e < count; e += SCATTER_AT_ONCE) {
-        pack<T, V> x[SCATTER_AT_ONCE];
+        columns<T, V> x[SCATTER_AT_ONCE];
         drop_row drop[SCATTER_AT_ONCE];
         float y[SCATTER_AT_ONCE][V];
 #pragma unroll
@@ -137,7 +138,7 @@ __device__ static inline void sum_chunk(const scatter_args &a, const scatter_cut
         for (int u = 0; u < SCATTER_AT_ONCE; u++) {
 #pragma unroll
             for (int j = 0; j < V; j++)
-                y[u][j] = to_float(x[u].v[j]);
+                y[u][j] = column(x[u], j);
             drop_columns(drop[u], c, y[u]);
         }
 #pragma unroll
