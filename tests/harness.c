@@ -4,6 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "device.h"
 #include "test.h"
 
 typedef struct test_case {
@@ -47,10 +48,8 @@ int test_command(char **out_text, const char *fmt, ...) {
     char *text = malloc(capacity + 1);
     for (size_t got; (got = fread(text + n, 1, capacity - n, pipe)) > 0; n += got)
         if (n + got == capacity) text = realloc(text, (capacity *= 2) + 1);
-    text[n] = '\0';
-    int code = pclose(pipe);
-    if (out_text != NULL) *out_text = text;
-    if (out_text == NULL) free(text);
+    int code = (text[n] = '\0', pclose(pipe));
+    out_text != NULL ? (void)(*out_text = text) : free(text);
     return WIFEXITED(code) ? WEXITSTATUS(code) : 128 + WTERMSIG(code);
 }
 
@@ -58,8 +57,7 @@ int test_command(char **out_text, const char *fmt, ...) {
 static int run_case(const test_case *t) {
     snprintf(folder, sizeof folder, "/tmp/hstu-test-XXXXXX");
     if (mkdtemp(folder) == NULL) return 1;
-    fflush(stdout);
-    pid_t child = fork();
+    pid_t child = (fflush(stdout), fork());
     if (child == 0) alarm(600), t->run(), exit(0);
     int code = 0;
     waitpid(child, &code, 0);
@@ -76,15 +74,17 @@ static bool is_wanted(const char *label, int n_patterns, char **pattern) {
     return n_patterns == 0;
 }
 
-/* unit [--count FILE] [PATTERN ...] */
+/* unit [--count FILE] [--device NAME ...] [PATTERN ...] */
 int main(int argc, char **argv) {
     int n_of[3] = {0}, first = argc > 2 && strcmp(argv[1], "--count") == 0 ? 3 : 1;
+    int at = test_device_options(argc, argv, first);
+    if (at < 0) FAIL_TEST("usage: unit " TEST_DEVICE_USAGE " PATTERN ...");
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 16);
     char label[512], *end = n > 0 ? strstr(program, "/tests/unit") : NULL;
     if (end != NULL) strcpy(end, "/hstu");
     for (int i = 0; i < n_cases; i++) {
         snprintf(label, sizeof label, "%s:%s", cases[i].file, cases[i].name);
-        if (!is_wanted(label, argc - first, argv + first)) continue;
+        if (!is_wanted(label, argc - at, argv + at) || !test_device_runs(cases[i].file)) continue;
         struct timespec t0, t1;
         clock_gettime(CLOCK_MONOTONIC, &t0);
         int code = run_case(&cases[i]), verdict = code == 0 ? 0 : code == TEST_SKIPPED ? 2 : 1;

@@ -1,19 +1,22 @@
-/* HSTU attention on the CPU: against a naive float64 version for every mask and bias, around every
- * size of a block, and with any number of threads. */
-#include "base/mem.h"
+/* HSTU attention: against a naive float64 version for every mask and bias, around every size of a
+ * block, and with any number of threads. */
 #include "base/pool.h"
-#include "base/rng.h"
 #include "cpu/attn_mask.h"
+#include "dense_test.h"
 #include "ops/attn_check.h"
-#include "ops/ops.h"
-#include "test.h"
 
-/* Everything one attention reads and writes, with float64 results of the naive version. */
+/* What an attention computes, in float64. */
+typedef struct expected {
+    double *out, *dq, *dk, *dv, *dtable, *dposition, *dtime;
+} expected;
+
+/* Everything one attention reads and writes; results of the naive version, exact and as naive code
+ * of the precision under test has them. */
 typedef struct sample {
     attn_args a;
     int64_t n_q, n_k, n_table; /* rows, rows, numbers */
     float *out, *dq, *dk, *dv, *dtable, *dposition, *dtime;
-    double *want_out, *want_dq, *want_dk, *want_dv, *want_dtable, *want_dposition, *want_dtime;
+    expected want[2];
 } sample;
 
 static uint32_t n_drawn;
@@ -23,7 +26,7 @@ static uint32_t draw(void) {
 }
 
 static float draw_float(void) {
-    return 2.0f * rng_uniform(draw()) - 1.0f;
+    return exact(2.0f * rng_uniform(draw()) - 1.0f);
 }
 
 static void *zeros(int64_t n, size_t size) {
@@ -70,9 +73,12 @@ static int32_t naive_bucket(int64_t d) {
     return bucket > 128.0f ? 128 : (int32_t)bucket;
 }
 
-/* One pair (row, j) of a sequence and head, in float64. */
-static void naive_pair(const sample *s, int32_t b, int32_t head, int32_t row, int32_t j) {
+/* One pair (row, j) of a sequence and head, in float64.  With f, as a chain of tensors: scores,
+ * weights and their gradients are stored, and are factors of the next product; sums are not rounded
+ * before they are whole. */
+static void naive_pair(const sample *s, int32_t b, int32_t head, int32_t row, int32_t j, bool f) {
     const attn_args *a = &s->a;
+    const expected *e = &s->want[f];
     int32_t len = a->offsets_k[b + 1] - a->offsets_k[b];
     int32_t i = row + len - (a->offsets_q[b + 1] - a->offsets_q[b]);
     int64_t iq = a->offsets_q[b] + row, jk = a->offsets_k[b] + j;
@@ -87,6 +93,8 @@ static void naive_pair(const sample *s, int32_t b, int32_t head, int32_t row, in
         score += (double)Q[q + d] * (double)K[k + d];
     for (int d = 0; d < a->dim_v; d++)
         p += (double)G[o + d] * (double)V[v + d];
+    score = ract(score, f);
+    p = ract(p, f);
     if (a->bias == BIAS_TABLE) {
         int32_t table_head = a->table_heads == 1 ? 0 : head;
         table = (((int64_t)b * a->table_heads + table_head) * a->table_len + i) * a->table_len + j;
@@ -95,31 +103,33 @@ static void naive_pair(const sample *s, int32_t b, int32_t head, int32_t row, in
         bucket = naive_bucket(a->query_time[iq] - a->key_time[jk]);
         score += (double)a->position_w[a->bias_len - 1 + j - i] + (double)a->time_w[bucket];
     }
-    double x = (double)a->alpha * score, sigmoid = 1.0 / (1.0 + exp(-x));
-    double weight = x * sigmoid * (double)a->scale;
-    double ds = p * (double)a->scale * (double)a->alpha * sigmoid * (1.0 + x * (1.0 - sigmoid));
+    double x = ract((double)a->alpha * ract(score, f), f), sigmoid = 1.0 / (1.0 + exp(-x));
+    double weight = ract(ract(x * sigmoid, f) * (double)a->scale, f);
+    double slope = ract(sigmoid * (1.0 + x * (1.0 - sigmoid)), f);
+    double ds = ract(p * (double)a->scale * (double)a->alpha * slope, f);
     for (int d = 0; d < a->dim_v; d++) {
-        s->want_out[o + d] += weight * (double)V[v + d];
-        s->want_dv[v + d] += weight * (double)G[o + d];
+        e->out[o + d] += rfactor(weight, f) * (double)V[v + d];
+        e->dv[v + d] += rfactor(weight, f) * (double)G[o + d];
     }
     for (int d = 0; d < a->dim_qk; d++) {
-        s->want_dq[q + d] += ds * (double)K[k + d];
-        s->want_dk[k + d] += ds * (double)Q[q + d];
+        e->dq[q + d] += rfactor(ds, f) * (double)K[k + d];
+        e->dk[k + d] += rfactor(ds, f) * (double)Q[q + d];
     }
-    if (a->bias == BIAS_TABLE) s->want_dtable[table] += ds;
+    if (a->bias == BIAS_TABLE) e->dtable[table] += ds;
     if (a->bias == BIAS_TIME) {
-        s->want_dposition[a->bias_len - 1 + j - i] += ds;
-        s->want_dtime[bucket] += ds;
+        e->dposition[a->bias_len - 1 + j - i] += ds;
+        e->dtime[bucket] += ds;
     }
 }
 
 static void naive(const sample *s) {
     const attn_args *a = &s->a;
-    for (int32_t b = 0; b < a->n_sequences; b++)
-        for (int32_t head = 0; head < a->n_heads; head++)
-            for (int32_t row = 0; row < a->offsets_q[b + 1] - a->offsets_q[b]; row++)
-                for (int32_t j = 0; j < a->offsets_k[b + 1] - a->offsets_k[b]; j++)
-                    naive_pair(s, b, head, row, j);
+    for (int f = 0; f < (test_on.p == PRECISION_F32 ? 1 : 2); f++)
+        for (int32_t b = 0; b < a->n_sequences; b++)
+            for (int32_t head = 0; head < a->n_heads; head++)
+                for (int32_t row = 0; row < a->offsets_q[b + 1] - a->offsets_q[b]; row++)
+                    for (int32_t j = 0; j < a->offsets_k[b + 1] - a->offsets_k[b]; j++)
+                        naive_pair(s, b, head, row, j, f);
 }
 
 /* Memory for the results of s->a, whose shapes are set. */
@@ -127,13 +137,14 @@ static void make_results(sample *s) {
     attn_args *a = &s->a;
     int64_t n_q = s->n_q * a->stride_q, n_k = s->n_k * a->stride_k, n_v = s->n_k * a->stride_v;
     int64_t n_out = s->n_q * a->stride_out, n_position = 2 * (int64_t)a->bias_len;
-    s->want_out = zeros(n_out, sizeof(double));
-    s->want_dq = zeros(n_q, sizeof(double));
-    s->want_dk = zeros(n_k, sizeof(double));
-    s->want_dv = zeros(n_v, sizeof(double));
-    s->want_dtable = zeros(s->n_table, sizeof(double));
-    s->want_dposition = zeros(n_position, sizeof(double));
-    s->want_dtime = zeros(ATTN_TIME_BUCKETS + 1, sizeof(double));
+    for (int f = 0; f < 2; f++)
+        s->want[f] = (expected){.out = doubles(n_out),
+                                .dq = doubles(n_q),
+                                .dk = doubles(n_k),
+                                .dv = doubles(n_v),
+                                .dtable = doubles(s->n_table),
+                                .dposition = doubles(n_position),
+                                .dtime = doubles(ATTN_TIME_BUCKETS + 1)};
     a->out = s->out = filled(n_out, 9.0f);
     a->dq = s->dq = filled(n_q, 9.0f);
     a->dk = s->dk = filled(n_k, 9.0f);
@@ -144,29 +155,22 @@ static void make_results(sample *s) {
 }
 
 static void free_sample(sample *s) {
-    void *owned[] = {s->out,
-                     s->dq,
-                     s->dk,
-                     s->dv,
-                     s->dtable,
-                     s->dposition,
-                     s->dtime,
-                     s->want_out,
-                     s->want_dq,
-                     s->want_dk,
-                     s->want_dv,
-                     s->want_dtable,
-                     s->want_dposition,
-                     s->want_dtime};
+    float *owned[] = {s->out, s->dq, s->dk, s->dv, s->dtable, s->dposition, s->dtime};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
+    for (int f = 0; f < 2; f++) {
+        expected *e = &s->want[f];
+        double *all[] = {e->out, e->dq, e->dk, e->dv, e->dtable, e->dposition, e->dtime};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            mem_free(all[i]);
+    }
 }
 
 static void run_attn(const attn_args *a, int n_threads) {
     pool *workers = NULL;
     backend *be;
     if (n_threads > 0) CHECK_OK(pool_create(&workers, n_threads));
-    CHECK_OK(backend_create_cpu(&be, workers));
+    CHECK_OK(test_backend(&be, workers));
     CHECK_OK(be->ops->attn_fwd(be, a));
     CHECK_OK(be->ops->attn_bwd(be, a));
 
@@ -174,11 +178,11 @@ static void run_attn(const attn_args *a, int n_threads) {
     pool_destroy(workers);
 }
 
-/* Rows of n_heads * dim numbers, `stride` apart: the error relative to the largest number, and what
- * lies between rows left alone. */
-static void check_rows(const char *what, const float *got, const double *want, int64_t n_rows,
-                       int64_t stride, int64_t used) {
-    double largest = 1e-30, error = 0.0;
+/* Rows of n_heads * dim numbers, `stride` apart: the error relative to the largest number (3e-6 in
+ * float32; else twice the naive error and one rounding), and what lies between rows left alone. */
+static void check_rows(const char *what, const float *got, const double *want, const double *plain,
+                       int64_t n_rows, int64_t stride, int64_t used) {
+    double largest = 1e-30, error = 0.0, naive_error = 0.0;
     for (int64_t i = 0; i < n_rows * stride; i++) {
         if (i % stride >= used) {
             if (got[i] != 9.0f) FAIL_TEST("%s: element %lld was written", what, (long long)i);
@@ -187,32 +191,40 @@ static void check_rows(const char *what, const float *got, const double *want, i
         double d = fabs((double)got[i] - want[i]);
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
         error = !(d <= error) ? d : error;
+        naive_error = fmax(naive_error, fabs(ract(plain[i], true) - want[i]));
     }
-    if (!(error <= 3e-6 * largest)) FAIL_TEST("%s: error %g of %g", what, error, largest);
+    double limit = test_on.p == PRECISION_F32
+                       ? 3e-6 * largest
+                       : 2 * naive_error + precision_unit(test_on.p) * largest;
+    if (!(error <= limit)) FAIL_TEST("%s: error %g of %g, limit %g", what, error, largest, limit);
 }
 
 /* Added to 0.5, which costs half an ulp of the sum. */
-static void check_added(const char *what, const float *got, const double *want, int64_t n) {
-    double largest = 0.5, error = 0.0;
+static void check_added(const char *what, const float *got, const double *want, const double *plain,
+                        int64_t n) {
+    double largest = 0.5, error = 0.0, naive_error = 0.0;
     for (int64_t i = 0; i < n; i++) {
         double d = fabs((double)got[i] - 0.5 - want[i]);
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
         error = !(d <= error) ? d : error;
+        naive_error = fmax(naive_error, fabs(plain[i] - want[i]));
     }
-    if (!(error <= 1e-5 * largest)) FAIL_TEST("%s: error %g of %g", what, error, largest);
+    double limit = 1e-5 * largest + (test_on.p == PRECISION_F32 ? 0 : 2 * naive_error);
+    if (!(error <= limit)) FAIL_TEST("%s: error %g of %g, limit %g", what, error, largest, limit);
 }
 
 static void check_sample(const sample *s) {
     const attn_args *a = &s->a;
+    const expected *e = &s->want[0], *p = &s->want[1];
     int64_t used_qk = (int64_t)a->n_heads * a->dim_qk, used_v = (int64_t)a->n_heads * a->dim_v;
-    check_rows("out", s->out, s->want_out, s->n_q, a->stride_out, used_v);
-    check_rows("dq", s->dq, s->want_dq, s->n_q, a->stride_q, used_qk);
-    check_rows("dk", s->dk, s->want_dk, s->n_k, a->stride_k, used_qk);
-    check_rows("dv", s->dv, s->want_dv, s->n_k, a->stride_v, used_v);
-    if (a->dtable != NULL) check_added("dtable", s->dtable, s->want_dtable, s->n_table);
+    check_rows("out", s->out, e->out, p->out, s->n_q, a->stride_out, used_v);
+    check_rows("dq", s->dq, e->dq, p->dq, s->n_q, a->stride_q, used_qk);
+    check_rows("dk", s->dk, e->dk, p->dk, s->n_k, a->stride_k, used_qk);
+    check_rows("dv", s->dv, e->dv, p->dv, s->n_k, a->stride_v, used_v);
+    if (a->dtable != NULL) check_added("dtable", s->dtable, e->dtable, p->dtable, s->n_table);
     if (a->bias != BIAS_TIME) return;
-    check_added("dposition_w", s->dposition, s->want_dposition, 2 * a->bias_len - 1);
-    check_added("dtime_w", s->dtime, s->want_dtime, ATTN_TIME_BUCKETS + 1);
+    check_added("dposition_w", s->dposition, e->dposition, p->dposition, 2 * a->bias_len - 1);
+    check_added("dtime_w", s->dtime, e->dtime, p->dtime, ATTN_TIME_BUCKETS + 1);
 }
 
 typedef enum { MASK_CAUSAL, MASK_FULL, MASK_WINDOW, MASK_TARGETS, MASK_FUNC, N_MASKS } mask_kind;
@@ -400,8 +412,9 @@ TEST(attn_large_scores) {
     free_inputs(&in);
 }
 
-/* The same bits without a pool and with 1, 2, 3 threads. */
+/* The same bits without a pool and with 1, 2, 3 threads; on a GPU, every time. */
 TEST(attn_same_bits_with_any_threads) {
+    if (!test_on.is_deterministic) SKIP_TEST("not asked to be deterministic");
     const int32_t lengths[] = {300, 17, 0, 211, 130, 64, 257, 1};
     sample s;
     inputs in;

@@ -10,8 +10,13 @@ typedef struct shape {
     float rate;
 } shape;
 
+typedef struct expected {
+    double *y, *d_o, *du; /* (n, dim) each */
+    double *dweight, *dbias;
+} expected;
+
 /* y of one row in double, with o and u given; the gradient check moves them. */
-static void naive_row(const gate_args *a, int64_t i, const double *o, const double *u, double *y) {
+static void exact_row(const gate_args *a, int64_t i, const double *o, const double *u, double *y) {
     double sum = 0, squares = 0;
     for (int32_t c = 0; c < a->dim; c++)
         sum += o[c];
@@ -22,6 +27,37 @@ static void naive_row(const gate_args *a, int64_t i, const double *o, const doub
     for (int32_t c = 0; c < a->dim; c++) {
         double norm = (o[c] - mean) * rstd * (a->weight ? a->weight[c] : 1);
         y[c] = u[c] * (norm + (a->bias ? a->bias[c] : 0)) * naive_factor(&a->drop, i, c);
+    }
+}
+
+/* One row, forward and backward, by the formulas, rounded at each step where f. */
+static void naive_row(const gate_args *a, int64_t i, bool f, expected *e) {
+    const float *o = (const float *)a->o + i * a->dim, *dy = (const float *)a->dy + i * a->dim;
+    const float *u = (const float *)a->u + i * a->stride_u;
+    double h[MAX_DIM], g[MAX_DIM], sum = 0, squares = 0, sum_g = 0, sum_gh = 0;
+    int32_t n = a->dim;
+    for (int32_t c = 0; c < n; c++)
+        sum = r32(sum + o[c], f);
+    double mean = r32(sum / n, f);
+    for (int32_t c = 0; c < n; c++)
+        squares = r32(squares + r32(r32(o[c] - mean, f) * r32(o[c] - mean, f), f), f);
+    double rstd = r32(1 / r32(sqrt(r32(r32(squares / n, f) + a->eps, f)), f), f);
+    for (int32_t c = 0; c < n; c++) {
+        double weight = a->weight ? a->weight[c] : 1, factor = naive_factor(&a->drop, i, c);
+        h[c] = ract(r32(o[c] - mean, f) * rstd, f);
+        double norm = ract(r32(h[c] * weight, f) + (a->bias ? a->bias[c] : 0), f);
+        double kept = ract(dy[c] * factor, f), dnorm = ract(kept * u[c], f);
+        e->y[i * n + c] = ract(ract(u[c] * norm, f) * factor, f);
+        e->du[i * n + c] = ract(kept * norm, f);
+        e->dweight[c] = r32(e->dweight[c] + r32(dnorm * h[c], f), f);
+        e->dbias[c] = r32(e->dbias[c] + dnorm, f);
+        g[c] = ract(dnorm * weight, f);
+        sum_g = r32(sum_g + g[c], f);
+        sum_gh = r32(sum_gh + r32(g[c] * h[c], f), f);
+    }
+    for (int32_t c = 0; c < n; c++) {
+        double inner = r32(r32(g[c] - r32(sum_g / n, f), f) - r32(h[c] * r32(sum_gh / n, f), f), f);
+        e->d_o[i * n + c] = ract(rstd * inner, f);
     }
 }
 
@@ -38,7 +74,7 @@ static double slope(const gate_args *a, int64_t i, const double *o, const double
     double y[MAX_DIM], value = *at, loss[2];
     for (int side = 0; side < 2; side++) {
         *at = value + (side == 0 ? -1e-5 : 1e-5);
-        naive_row(a, i, o, u, y);
+        exact_row(a, i, o, u, y);
         loss[side] = 0;
         for (int32_t c = 0; c < a->dim; c++)
             loss[side] += y[c] * dy[c];
@@ -47,46 +83,46 @@ static double slope(const gate_args *a, int64_t i, const double *o, const double
     return (loss[1] - loss[0]) / 2e-5;
 }
 
-static void check_rows(const gate_args *a) {
-    double o[MAX_DIM], u[MAX_DIM], y[MAX_DIM], d_o[MAX_DIM], du[MAX_DIM];
-    for (int64_t i = 0; i < a->n; i++) {
+/* The formulas in double against differences.  All rows of a large batch would take long: a few
+ * will do. */
+static void check_formulas(const gate_args *a, const expected *e) {
+    double o[MAX_DIM], u[MAX_DIM], y[MAX_DIM];
+    for (int64_t i = 0; i < a->n && i < 12; i++) {
         load_row(a, i, o, u);
-        naive_row(a, i, o, u, y);
-        /* Differences of all rows of a large batch would take long: a few will do. */
-        bool has_slopes = i < 12;
-        for (int32_t c = 0; has_slopes && c < a->dim; c++) {
-            d_o[c] = slope(a, i, o, u, &o[c]);
-            du[c] = slope(a, i, o, u, &u[c]);
-        }
+        exact_row(a, i, o, u, y);
         for (int32_t c = 0; c < a->dim; c++) {
-            CHECK(fabs(((float *)a->y)[i * a->dim + c] - y[c]) < 4e-6);
-            if (!has_slopes) continue;
-            CHECK(fabs(((float *)a->d_o)[i * a->dim + c] - d_o[c]) < 3e-5);
-            CHECK(fabs(((float *)a->du)[i * a->stride_u + c] - du[c]) < 3e-5);
+            CHECK(fabs(e->y[i * a->dim + c] - y[c]) < 1e-10);
+            CHECK(fabs(e->d_o[i * a->dim + c] - slope(a, i, o, u, &o[c])) < 1e-6);
+            CHECK(fabs(e->du[i * a->dim + c] - slope(a, i, o, u, &u[c])) < 1e-6);
         }
     }
 }
 
-/* dweight = sum of dropped(dy) u h, dbias = sum of dropped(dy) u. */
-static void check_affine(const gate_args *a) {
-    for (int32_t c = 0; c < a->dim; c++) {
-        double dweight = 0, dbias = 0;
-        for (int64_t i = 0; i < a->n; i++) {
-            double o[MAX_DIM], u[MAX_DIM], h[MAX_DIM], one[MAX_DIM];
-            gate_args plain = *a;
-            plain.weight = plain.bias = NULL;
-            plain.drop.rate = 0;
-            load_row(a, i, o, u);
-            for (int32_t k = 0; k < a->dim; k++)
-                one[k] = 1;
-            naive_row(&plain, i, o, one, h);
-            double g = ((const float *)a->dy)[i * a->dim + c] * naive_factor(&a->drop, i, c) * u[c];
-            dweight += g * h[c];
-            dbias += g;
-        }
-        CHECK(fabs(a->dweight[c] - dweight) < 1e-5 * (1 + sqrt((double)a->n)));
-        CHECK(fabs(a->dbias[c] - dbias) < 1e-5 * (1 + sqrt((double)a->n)));
+static void check_against_double(const gate_args *a) {
+    int64_t n = a->n * a->dim;
+    expected e[2];
+    float *du = floats(n, 9);
+    for (int f = 0; f < 2; f++) {
+        e[f] = (expected){doubles(n), doubles(n), doubles(n), doubles(a->dim), doubles(a->dim)};
+        for (int64_t i = 0; i < a->n; i++)
+            naive_row(a, i, f, &e[f]);
     }
+    check_formulas(a, &e[0]);
+    for (int64_t i = 0; i < n; i++)
+        du[i] = ((const float *)a->du)[i / a->dim * a->stride_u + i % a->dim];
+    const float *y = a->y, *d_o = a->d_o;
+    CHECK_WITHIN(y, e[0].y, e[1].y, n, 4e-6);
+    CHECK_WITHIN(d_o, e[0].d_o, e[1].d_o, n, 3e-5);
+    CHECK_WITHIN(du, e[0].du, e[1].du, n, 3e-5);
+    double limit = 1e-5 * (1 + sqrt((double)a->n));
+    if (a->dweight != NULL) CHECK_WITHIN(a->dweight, e[0].dweight, e[1].dweight, a->dim, limit);
+    if (a->dbias != NULL) CHECK_WITHIN(a->dbias, e[0].dbias, e[1].dbias, a->dim, limit);
+    for (int f = 0; f < 2; f++) {
+        double *all[] = {e[f].y, e[f].d_o, e[f].du, e[f].dweight, e[f].dbias};
+        for (int i = 0; i < 5; i++)
+            mem_free(all[i]);
+    }
+    mem_free(du);
 }
 
 static void check_gate(test_backends *t, shape s) {
@@ -123,8 +159,7 @@ static void check_gate(test_backends *t, shape s) {
         CHECK_SAME(du, (float *)a[0].du, n_u);
         if (s.is_affine) CHECK_SAME(a[b].dweight, a[0].dweight, s.dim);
     }
-    check_rows(&a[0]);
-    if (s.is_affine) check_affine(&a[0]);
+    check_against_double(&a[0]);
     /* What lies between the rows of du belongs to v, q and k. */
     for (int64_t i = 0; i < n_u; i++)
         CHECK(i % s.stride_u < s.dim || ((float *)a[0].du)[i] == untouched[i]);

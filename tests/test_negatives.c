@@ -1,15 +1,16 @@
+#include "device.h"
 #include "ops/ops.h"
 #include "test.h"
 
 enum { ROWS = 700, NEGATIVES = 37 };
 
+static const uint32_t step = 9, next_step = 10;
 static uint32_t user[ROWS], position[ROWS];
 static int32_t drawn[ROWS * NEGATIVES];
 
 static negatives_args make_args(int32_t n_pool) {
     for (uint32_t i = 0; i < ROWS; i++)
         user[i] = i / 20 * 3, position[i] = i % 20;
-    static const uint32_t step = 9;
     return (negatives_args){.n = ROWS,
                             .n_negatives = NEGATIVES,
                             .n_pool = n_pool,
@@ -24,7 +25,7 @@ static void draw(const negatives_args *a, int n_threads) {
     pool *p;
     backend *be;
     CHECK_OK(pool_create(&p, n_threads));
-    CHECK_OK(backend_create_cpu(&be, p));
+    CHECK_OK(test_backend(&be, p));
     CHECK_OK(be->ops->negatives(be, a));
     backend_destroy(be);
     pool_destroy(p);
@@ -41,7 +42,7 @@ TEST(negatives_are_what_the_contract_says) {
         draw(&a, 2);
         for (int m = 0; m < ROWS; m++) {
             for (int r = 0; r < NEGATIVES; r++) {
-                rng_block b = rng_draw(a.key, position[m], user[m], 9, (uint32_t)r / 4);
+                rng_block b = rng_draw(a.key, position[m], user[m], step, (uint32_t)r / 4);
                 int32_t i = (int32_t)rng_below(b.word[r % 4], 50);
                 CHECK_EQ(drawn[m * NEGATIVES + r], has_pool ? items[i] : i);
             }
@@ -65,7 +66,7 @@ TEST(negatives_do_not_depend_on_the_place_in_the_batch) {
         CHECK(memcmp(drawn + m * 10, whole + (first + m) * NEGATIVES, 10 * sizeof *drawn) == 0);
     /* Another step is another draw. */
     a = make_args(3883);
-    a.step = &(uint32_t){10};
+    a.step = &next_step;
     draw(&a, 1);
     int n_same = 0;
     for (int i = 0; i < ROWS * NEGATIVES; i++)
@@ -92,7 +93,7 @@ TEST(negatives_are_uniform) {
 TEST(negatives_of_nothing) {
     negatives_args a = make_args(0);
     backend *be;
-    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(test_backend(&be, NULL));
     CHECK_FAILS(be->ops->negatives(be, &a), ERR_CONFIG, "nothing to draw negatives from");
     a.n_negatives = 0;
     CHECK_OK(be->ops->negatives(be, &a));

@@ -4,7 +4,7 @@ typedef struct expected {
     double *y, *dx, *dweight, *dbias;
 } expected;
 
-/* One row, forward and backward, rounded to float32 at each step where f. */
+/* One row, forward and backward, rounded at each step where f. */
 static void naive_row(const norm_args *a, int64_t i, bool f, const float *dx_before, expected *e) {
     const float *x = (const float *)a->x + i * a->dim, *dy = (const float *)a->dy + i * a->dim;
     double sum = 0, squares = 0, sum_g = 0, sum_gh = 0;
@@ -16,19 +16,19 @@ static void naive_row(const norm_args *a, int64_t i, bool f, const float *dx_bef
         squares = r32(squares + r32(r32(x[c] - mean, f) * r32(x[c] - mean, f), f), f);
     double rstd = r32(1 / r32(sqrt(r32(r32(squares / n, f) + a->eps, f)), f), f);
     for (int32_t c = 0; c < n; c++) {
-        double h = r32(r32(x[c] - mean, f) * rstd, f), weight = a->weight ? a->weight[c] : 1;
-        double g = r32(dy[c] * weight, f);
-        e->y[i * n + c] = r32(r32(h * weight, f) + (a->bias ? a->bias[c] : 0), f);
+        double h = ract(r32(x[c] - mean, f) * rstd, f), weight = a->weight ? a->weight[c] : 1;
+        double g = ract(dy[c] * weight, f);
+        e->y[i * n + c] = ract(r32(h * weight, f) + (a->bias ? a->bias[c] : 0), f);
         sum_g = r32(sum_g + g, f);
         sum_gh = r32(sum_gh + r32(g * h, f), f);
         e->dweight[c] = r32(e->dweight[c] + r32(dy[c] * h, f), f);
         e->dbias[c] = r32(e->dbias[c] + dy[c], f);
     }
     for (int32_t c = 0; c < n; c++) {
-        double h = r32(r32(x[c] - mean, f) * rstd, f),
-               g = r32(dy[c] * (a->weight ? a->weight[c] : 1), f);
+        double h = ract(r32(x[c] - mean, f) * rstd, f),
+               g = ract(dy[c] * (a->weight ? a->weight[c] : 1), f);
         double inner = r32(r32(g - r32(sum_g / n, f), f) - r32(h * r32(sum_gh / n, f), f), f);
-        e->dx[i * n + c] = r32((a->adds_dx ? dx_before[i * n + c] : 0) + r32(rstd * inner, f), f);
+        e->dx[i * n + c] = ract((a->adds_dx ? dx_before[i * n + c] : 0) + r32(rstd * inner, f), f);
     }
 }
 

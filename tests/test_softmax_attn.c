@@ -1,9 +1,6 @@
-/* Softmax attention on the CPU against a naive float64 version, with and without dropout. */
-#include "base/mem.h"
+/* Softmax attention against a naive float64 version, with and without dropout. */
 #include "base/pool.h"
-#include "base/rng.h"
-#include "ops/ops.h"
-#include "test.h"
+#include "dense_test.h"
 
 enum { MAX_SEQUENCES = 8, N_RESULTS = 4 };
 
@@ -14,7 +11,8 @@ typedef struct sample {
     uint32_t *user, *position;
     float *inputs[4];          /* q, k, v, dout */
     float *results[N_RESULTS]; /* out, dq, dk, dv */
-    double *want[N_RESULTS], *want_log_sum;
+    /* exact, and as naive code of the precision under test has them */
+    double *want[2][N_RESULTS], *want_log_sum[2];
 } sample;
 
 static uint32_t n_drawn;
@@ -42,7 +40,7 @@ static void make_inputs(sample *s) {
     for (int r = 0; r < 4; r++) {
         CHECK_OK(MEM_NEW(&s->inputs[r], (size_t)(s->n * a->stride_q)));
         for (int64_t i = 0; i < s->n * a->stride_q; i++)
-            s->inputs[r][i] = 2.0f * rng_uniform(draw()) - 1.0f;
+            s->inputs[r][i] = exact(2.0f * rng_uniform(draw()) - 1.0f);
     }
     a->q = s->inputs[0];
     a->k = s->inputs[1];
@@ -58,6 +56,7 @@ static void make_inputs(sample *s) {
 
 static void make_sample(sample *s, const int32_t *lengths, int n_sequences, int32_t n_heads,
                         int32_t dim, float rate) {
+    static const uint32_t step = 17;
     softmax_attn_args *a = &s->a;
     *s = (sample){0};
     for (int b = 0; b < n_sequences; b++) {
@@ -74,11 +73,12 @@ static void make_sample(sample *s, const int32_t *lengths, int n_sequences, int3
     a->stride_q = a->stride_k = a->stride_v = a->stride_out = n_heads * dim + 2;
     make_inputs(s);
     make_results(s);
-    static const uint32_t step = 17;
     a->drop = (dropout){rate, rng_make_key(3, RNG_DROPOUT), &step, 5, s->user, s->position};
-    for (int r = 0; r < N_RESULTS; r++)
-        CHECK_OK(MEM_NEW(&s->want[r], (size_t)(s->n * a->stride_q)));
-    CHECK_OK(MEM_NEW(&s->want_log_sum, (size_t)(s->n * a->n_heads)));
+    for (int f = 0; f < 2; f++) {
+        for (int r = 0; r < N_RESULTS; r++)
+            s->want[f][r] = doubles(s->n * a->stride_q);
+        s->want_log_sum[f] = doubles(s->n * a->n_heads);
+    }
 }
 
 static void free_results(sample *s) {
@@ -91,9 +91,11 @@ static void free_sample(sample *s) {
     free_results(s);
     for (int r = 0; r < 4; r++)
         mem_free(s->inputs[r]);
-    for (int r = 0; r < N_RESULTS; r++)
-        mem_free(s->want[r]);
-    mem_free(s->want_log_sum);
+    for (int f = 0; f < 2; f++) {
+        for (int r = 0; r < N_RESULTS; r++)
+            mem_free(s->want[f][r]);
+        mem_free(s->want_log_sum[f]);
+    }
     mem_free(s->user);
     mem_free(s->position);
 }
@@ -115,33 +117,37 @@ static double keep(const softmax_attn_args *a, int64_t row, int32_t head, int32_
                                                           : 0.0;
 }
 
-static void naive_row(sample *s, int32_t first, int32_t i, int32_t head) {
+/* With f, as a chain of tensors: scores, weights and their gradients are stored, and are factors of
+ * the next product. */
+static void naive_row(sample *s, int32_t first, int32_t i, int32_t head, bool f) {
     softmax_attn_args *a = &s->a;
     int64_t stride = a->stride_q, at = (first + i) * stride + head * a->dim;
-    double *p, *dp, sum = 0.0, delta = 0.0;
+    double *p, *dp, sum = 0.0, delta = 0.0, **want = s->want[f];
     CHECK_OK(MEM_NEW(&p, (size_t)i + 1));
     CHECK_OK(MEM_NEW(&dp, (size_t)i + 1));
     for (int32_t j = 0; j <= i; j++) {
         int64_t other = (first + j) * stride + head * a->dim;
-        p[j] = exp((double)a->alpha * dot(s->inputs[0] + at, s->inputs[1] + other, a->dim));
+        double score = ract(dot(s->inputs[0] + at, s->inputs[1] + other, a->dim), f);
+        p[j] = exp(ract((double)a->alpha * score, f));
         sum += p[j];
     }
-    s->want_log_sum[(first + i) * a->n_heads + head] = log(sum);
+    s->want_log_sum[f][(first + i) * a->n_heads + head] = log(sum);
     for (int32_t j = 0; j <= i; j++) {
         int64_t other = (first + j) * stride + head * a->dim;
-        p[j] /= sum;
-        dp[j] = keep(a, first + i, head, j) * dot(s->inputs[3] + at, s->inputs[2] + other, a->dim);
+        p[j] = ract(p[j] / sum, f);
+        dp[j] = ract(dot(s->inputs[3] + at, s->inputs[2] + other, a->dim), f);
+        dp[j] = ract(dp[j] * keep(a, first + i, head, j), f);
         delta += p[j] * dp[j];
     }
     for (int32_t j = 0; j <= i; j++) {
         int64_t other = (first + j) * stride + head * a->dim;
-        double weight = p[j] * keep(a, first + i, head, j);
-        double ds = (double)a->alpha * p[j] * (dp[j] - delta);
+        double weight = rfactor(ract(p[j] * keep(a, first + i, head, j), f), f);
+        double ds = rfactor(ract((double)a->alpha * p[j] * (dp[j] - delta), f), f);
         for (int d = 0; d < a->dim; d++) {
-            s->want[0][at + d] += weight * (double)s->inputs[2][other + d];
-            s->want[1][at + d] += ds * (double)s->inputs[1][other + d];
-            s->want[2][other + d] += ds * (double)s->inputs[0][at + d];
-            s->want[3][other + d] += weight * (double)s->inputs[3][at + d];
+            want[0][at + d] += weight * (double)s->inputs[2][other + d];
+            want[1][at + d] += ds * (double)s->inputs[1][other + d];
+            want[2][other + d] += ds * (double)s->inputs[0][at + d];
+            want[3][other + d] += weight * (double)s->inputs[3][at + d];
         }
     }
     mem_free(p);
@@ -152,16 +158,17 @@ static void run_attn(const softmax_attn_args *a, int n_threads) {
     pool *workers = NULL;
     backend *be;
     if (n_threads > 0) CHECK_OK(pool_create(&workers, n_threads));
-    CHECK_OK(backend_create_cpu(&be, workers));
+    CHECK_OK(test_backend(&be, workers));
     CHECK_OK(be->ops->softmax_attn_fwd(be, a));
     CHECK_OK(be->ops->softmax_attn_bwd(be, a));
     backend_destroy(be);
     pool_destroy(workers);
 }
 
-static void compare(const char *what, const float *got, const double *want, int64_t n_rows,
-                    int64_t stride, int64_t used) {
-    double largest = 1e-30, error = 0.0;
+/* Within 3e-6 of the largest number in float32; else twice the naive error and one rounding. */
+static void compare(const char *what, const float *got, const double *want, const double *plain,
+                    int64_t n_rows, int64_t stride, int64_t used) {
+    double largest = 1e-30, error = 0.0, naive_error = 0.0;
     for (int64_t i = 0; i < n_rows * stride; i++) {
         if (i % stride >= used) {
             if (got[i] != 9.0f) FAIL_TEST("%s: element %lld was written", what, (long long)i);
@@ -170,8 +177,12 @@ static void compare(const char *what, const float *got, const double *want, int6
         double d = fabs((double)got[i] - want[i]);
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
         error = !(d <= error) ? d : error;
+        naive_error = fmax(naive_error, fabs(ract(plain[i], true) - want[i]));
     }
-    if (!(error <= 3e-6 * largest)) FAIL_TEST("%s: error %g of %g", what, error, largest);
+    double limit = test_on.p == PRECISION_F32
+                       ? 3e-6 * largest
+                       : 2 * naive_error + precision_unit(test_on.p) * largest;
+    if (!(error <= limit)) FAIL_TEST("%s: error %g of %g, limit %g", what, error, largest, limit);
 }
 
 static void check_case(const int32_t *lengths, int n_sequences, int32_t n_heads, int32_t dim,
@@ -179,14 +190,16 @@ static void check_case(const int32_t *lengths, int n_sequences, int32_t n_heads,
     const char *const names[N_RESULTS] = {"out", "dq", "dk", "dv"};
     sample s;
     make_sample(&s, lengths, n_sequences, n_heads, dim, rate);
-    for (int b = 0; b < n_sequences; b++)
-        for (int32_t head = 0; head < n_heads; head++)
-            for (int32_t i = 0; i < lengths[b]; i++)
-                naive_row(&s, s.offsets[b], i, head);
+    for (int f = 0; f < 2; f++)
+        for (int b = 0; b < n_sequences; b++)
+            for (int32_t head = 0; head < n_heads; head++)
+                for (int32_t i = 0; i < lengths[b]; i++)
+                    naive_row(&s, s.offsets[b], i, head, f);
     run_attn(&s.a, 2);
-    compare("log_sum", s.a.log_sum, s.want_log_sum, s.n, n_heads, n_heads);
+    compare("log_sum", s.a.log_sum, s.want_log_sum[0], s.want_log_sum[1], s.n, n_heads, n_heads);
     for (int r = 0; r < N_RESULTS; r++)
-        compare(names[r], s.results[r], s.want[r], s.n, s.a.stride_q, (int64_t)n_heads * dim);
+        compare(names[r], s.results[r], s.want[0][r], s.want[1][r], s.n, s.a.stride_q,
+                (int64_t)n_heads * dim);
     free_sample(&s);
 }
 
@@ -214,6 +227,7 @@ TEST(softmax_attn_dropout) {
 }
 
 TEST(softmax_attn_same_bits_with_any_threads) {
+    if (!test_on.is_deterministic) SKIP_TEST("not asked to be deterministic");
     const int32_t lengths[] = {130, 1, 17, 200, 0, 64};
     sample s;
     make_sample(&s, lengths, 6, 2, 10, 0.2f);
@@ -242,13 +256,15 @@ TEST(softmax_attn_large_scores) {
     free_sample(&s);
 }
 
+/* A GPU does not look at what it is given. */
 TEST(softmax_attn_refuses_wrong_lengths) {
+    if (test_on.kind == ON_CUDA) SKIP_TEST("the CPU's own check");
     const int32_t lengths[] = {20};
     sample s;
     backend *be;
     make_sample(&s, lengths, 1, 1, 4, 0.0f);
     s.a.max_len = 19;
-    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(test_backend(&be, NULL));
     CHECK_FAILS(be->ops->softmax_attn_fwd(be, &s.a), ERR_USAGE, "length 20, not 0 to 19");
     CHECK_FAILS(be->ops->softmax_attn_bwd(be, &s.a), ERR_USAGE, "length 20, not 0 to 19");
     backend_destroy(be);

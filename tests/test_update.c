@@ -108,6 +108,7 @@ static double naive(opt_kind kind, const state *s, int64_t i, double scale) {
 static void check_kind(test_backends *t, opt_kind kind, bool is_lazy, bool is_clipped) {
     static const float scale = 0.25f;
     state before = make_state(), after[N_TEST_BACKENDS];
+    uint8_t marks[ROWS];
     double *want = doubles(N);
     for (int64_t i = 0; i < N; i++)
         want[i] = is_lazy && i / DIM % 3 != 2 ? before.w[i]
@@ -116,13 +117,12 @@ static void check_kind(test_backends *t, opt_kind kind, bool is_lazy, bool is_cl
         after[b] = make_state();
         update_args a = args_of(kind, &after[b]);
         a.grad_scale = is_clipped ? &scale : NULL;
-        uint8_t marks[ROWS];
-        for (int i = 0; i < ROWS; i++)
+        for (int32_t i = 0; i < ROWS; i++)
             marks[i] = i % 3 == 2;
         if (is_lazy) a.marks = marks;
         CHECK_OK(t->be[b]->ops->update(t->be[b], &a, 1));
-        for (int i = 0; i < ROWS && is_lazy; i++)
-            CHECK(marks[i] == 0);
+        for (int32_t i = 0; i < ROWS; i++)
+            CHECK(marks[i] == (!is_lazy && i % 3 == 2));
         CHECK_SAME(after[b].w, after[0].w, N);
         CHECK_SAME(after[b].m, after[0].m, N);
     }
@@ -146,6 +146,105 @@ TEST(update_kinds_dense_lazy_and_clipped) {
     for (int k = 0; k < 3; k++)
         for (int options = 0; options < 4; options++)
             check_kind(&t, kinds[k], options & 1, options & 2);
+    close_backends(&t);
+}
+
+/* A factor of 0 leaves a step out: weights and moments stay, the gradient goes. */
+TEST(update_with_a_factor_of_0) {
+    static const float zero = 0;
+    test_backends t;
+    open_backends(&t);
+    for (int kind = OPT_ADAMW; kind <= OPT_ROWWISE_ADAGRAD; kind++)
+        for (int is_lazy = 0; is_lazy < 2; is_lazy++) {
+            state before = make_state(), after = make_state();
+            update_args a = args_of((opt_kind)kind, &after);
+            uint8_t marks[ROWS] = {0};
+            marks[7] = 1;
+            after.grad[7 * DIM] = NAN;
+            a.grad_scale = &zero;
+            if (is_lazy) a.marks = marks;
+            CHECK_OK(t.be[1]->ops->update(t.be[1], &a, 1));
+            CHECK_SAME(after.w, before.w, N);
+            CHECK_SAME(after.m, before.m, N);
+            CHECK_SAME(after.v, before.v, N);
+            for (int i = 0; i < N; i++)
+                CHECK(after.grad[i] == (is_lazy && i / DIM != 7 ? before.grad[i] : 0));
+            CHECK(!is_lazy || marks[7] == 0);
+            free_state(&before);
+            free_state(&after);
+        }
+    close_backends(&t);
+}
+
+/* Weights of several sizes in one call are each updated as alone. */
+TEST(update_of_several_weights) {
+    enum { WEIGHTS = 70 }; /* more than one launch of a GPU takes */
+    test_backends t;
+    state one = make_state(), all = make_state();
+    update_args alone[WEIGHTS], together[WEIGHTS];
+    int64_t first = 0;
+    open_backends(&t);
+    for (int i = 0; i < WEIGHTS; i++) {
+        alone[i] = args_of((opt_kind)(i % 3), &one);
+        together[i] = args_of((opt_kind)(i % 3), &all);
+        update_args *both[2] = {&alone[i], &together[i]};
+        for (int k = 0; k < 2; k++) {
+            both[k]->n = DIM * (1 + i * i % 97);
+            both[k]->w += first, both[k]->grad += first, both[k]->m += first, both[k]->v += first;
+        }
+        first += alone[i].n;
+        CHECK(first <= N);
+        CHECK_OK(t.be[0]->ops->update(t.be[0], &alone[i], 1));
+    }
+    CHECK_OK(t.be[0]->ops->update(t.be[0], together, WEIGHTS));
+    CHECK_SAME(all.w, one.w, N);
+    CHECK_SAME(all.m, one.m, N);
+    CHECK_SAME(all.v, one.v, N);
+    CHECK_SAME(all.grad, one.grad, N);
+    free_state(&one);
+    free_state(&all);
+    close_backends(&t);
+}
+
+TEST(update_marks_rows) {
+    test_backends t;
+    int32_t index[] = {3, -1, 0, 3};
+    uint8_t marks[8] = {0, 0, 0, 0, 0, 0, 1, 0};
+    static const uint8_t want[8] = {0, 0, 1, 0, 0, 1, 1, 0};
+    open_backends(&t);
+    CHECK_OK(t.be[0]->ops->mark(t.be[0], 4, index, 2, marks));
+    CHECK_OK(t.be[0]->ops->mark(t.be[0], 0, index, 2, marks));
+    CHECK(memcmp(marks, want, sizeof want) == 0);
+    close_backends(&t);
+}
+
+TEST(update_grad_factor) {
+    static const struct {
+        double sum;
+        float base, clip, factor;
+        double norm;
+    } cases[] = {{4, 0.5f, 0, 0.5f, 1},
+                 {4, 0.5f, 2, 0.5f, 1},
+                 {4, 0.5f, 0.25f, 0.125f, 1},
+                 {0, 0.5f, 0.25f, 0.5f, 0},
+                 {INFINITY, 0.5f, 1, 0, INFINITY},
+                 {NAN, 0.5f, 0, 0, NAN}};
+    test_backends t;
+    open_backends(&t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float factor = 9;
+        double norm = 9;
+        grad_factor_args a = {.sum = &cases[i].sum,
+                              .base = cases[i].base,
+                              .clip = cases[i].clip,
+                              .factor = &factor,
+                              .norm = &norm};
+        CHECK_OK(t.be[0]->ops->grad_factor(t.be[0], &a));
+        CHECK(fabs(factor - cases[i].factor) <= 1e-7 * fabs((double)factor));
+        CHECK(!isfinite(cases[i].sum) || norm == cases[i].norm);
+        a.norm = NULL;
+        CHECK_OK(t.be[0]->ops->grad_factor(t.be[0], &a));
+    }
     close_backends(&t);
 }
 
@@ -181,7 +280,7 @@ TEST(update_sum_squares_and_add) {
             CHECK(fabs(got - want) <= 1e-12 * want);
             CHECK_OK(t.be[b]->ops->add(t.be[b], n, x, sum));
             for (int64_t i = 0; i < n; i++)
-                CHECK(sum[i] == x[i] + y[i]);
+                CHECK(sum[i] == (float)ract(x[i] + y[i], true));
             mem_free(sum);
         }
         mem_free(x);

@@ -1,0 +1,33 @@
+/* The device that tests and golden vectors run on: the CPU by itself, or through the mirror (which
+ * leaves all memory on the host) the CPU again or a GPU, in a precision.
+ *
+ * CUDA does not survive a fork: only a test's own process may make a backend. */
+#ifndef HSTU_TESTS_DEVICE_H
+#define HSTU_TESTS_DEVICE_H
+
+#include "precision.h"
+
+typedef struct test_device {
+    enum { ON_CPU, ON_MIRROR, ON_CUDA } kind;
+    int number; /* of the GPU */
+    precision p;
+    bool is_deterministic; /* two runs give the same bits */
+} test_device;
+
+extern test_device test_on; /* the CPU, float32, until test_device_option says otherwise */
+
+#define TEST_DEVICE_USAGE                                                                          \
+    "[--device cpu|mirror|cuda[:N]] [--dtype float32|tf32|bfloat16|float16] [--fast]"
+
+/* Takes the options above from argv[at] on; the place behind them, or -1 where one is wrong or
+ * unknown.  With --fast a GPU need not be deterministic. */
+int test_device_options(int argc, char **argv, int at);
+
+/* Whether the tests of this file run on the chosen device: off the CPU those of ops and models. */
+bool test_device_runs(const char *file);
+
+/* A backend over host memory on the chosen device; backend_destroy ends it.  On a GPU all of a
+ * process share what lies below. */
+status test_backend(backend **out, pool *workers);
+
+#endif

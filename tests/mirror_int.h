@@ -1,0 +1,67 @@
+/* The mirror from inside: one call of an op, with the pieces of memory it speaks of. */
+#ifndef HSTU_TESTS_MIRROR_INT_H
+#define HSTU_TESTS_MIRROR_INT_H
+
+#include "mirror.h"
+
+/* IN is read, OUT is written entirely without being read, BOTH is read and written; LOOSE may be
+ * written, without being read. */
+typedef enum { IN, OUT, BOTH, LOOSE } mirror_use;
+
+/* FACTOR: float32 that a product may round; RAW: bytes that mean nothing before and after. */
+typedef enum { ACT, F32, FACTOR, F64, I32, I64, U8, RAW } mirror_kind;
+
+typedef struct mirror_part {
+    const char *name;
+    void **slot;                 /* the pointer in the arguments for below */
+    const char *host;            /* what it was */
+    int64_t rows, width, stride; /* elements; a plain array is one row */
+    mirror_use use;
+    mirror_kind kind;
+    int region;
+} mirror_part;
+
+/* Parts that overlap share a region: in place below what is in place here. */
+typedef struct mirror_region {
+    const char *host;
+    int64_t n; /* elements */
+    int host_size, size;
+    int64_t at; /* bytes from the start of the block */
+} mirror_region;
+
+typedef struct mirror {
+    backend *below;
+    bool owns_below;
+    precision p;
+    bool is_rounding; /* below keeps float32: round here */
+    mirror_part *part;
+    mirror_region *region;
+    int *order;
+    size_t n_parts, n_regions, part_capacity, region_capacity, order_capacity;
+    char *before, *after, *mask; /* images of the block; which bytes are results */
+    size_t before_capacity, after_capacity, mask_capacity;
+    void *block; /* of below */
+    size_t block_bytes, used_bytes;
+    status failed; /* of mirror_add */
+} mirror;
+
+static inline mirror *mirror_of(backend *be) {
+    return be->state;
+}
+
+/* A call: begin, add every pointer of a copy of the arguments, send, the op, receive. */
+void mirror_begin(mirror *m);
+void mirror_add(mirror *m, const char *name, mirror_use use, mirror_kind kind, void **slot,
+                int64_t rows, int64_t width, int64_t stride);
+status mirror_send(mirror *m);
+status mirror_receive(mirror *m, const char *op);
+
+/* Rows `stride` apart, and a plain array: pointers of any type. */
+#define MIRROR_ROWS(m, args, field, use, kind, rows, width, stride)                                \
+    mirror_add(m, #field, use, kind, (void **)&(args)->field, rows, width, stride)
+#define MIRROR(m, args, field, use, kind, n) MIRROR_ROWS(m, args, field, use, kind, 1, n, n)
+
+/* The ops of mirror_ops.c, and those of memory (mirror.c) in place of NULL. */
+extern const ops mirror_op_table;
+
+#endif

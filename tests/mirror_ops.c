@@ -1,0 +1,479 @@
+/* What every op's arguments hold: the shapes of ops.h once more, as code. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "mirror_int.h"
+
+#define RUN(m, op, ...)                                                                            \
+    do {                                                                                           \
+        TRY(mirror_send(m));                                                                       \
+        TRY((m)->below->ops->op((m)->below, __VA_ARGS__));                                         \
+        return mirror_receive(m, #op);                                                             \
+    } while (0)
+
+/* ---- shared pieces --------------------------------------------------------------------------- */
+
+/* Rows of a table that these indices speak of: one more than the largest. */
+static int64_t rows_used(const int32_t *index, int64_t n) {
+    int64_t rows = 0;
+    for (int64_t i = 0; index != NULL && i < n; i++)
+        rows = index[i] >= rows ? (int64_t)index[i] + 1 : rows;
+    return rows;
+}
+
+/* Without dropout nothing of it may be looked at. */
+static void add_dropout(mirror *m, dropout *d, int64_t rows) {
+    if (d->rate == 0) d->step = d->user = d->position = NULL;
+    MIRROR(m, d, step, IN, I32, 1);
+    MIRROR(m, d, user, IN, I32, rows);
+    MIRROR(m, d, position, IN, I32, rows);
+}
+
+/* ---- rows of tables -------------------------------------------------------------------------- */
+
+static status run_gather(backend *be, const gather_args *args) {
+    mirror *m = mirror_of(be);
+    gather_args a = *args;
+    int64_t n = a.n * a.dim;
+    mirror_begin(m);
+    MIRROR(m, &a, table, IN, a.is_act ? ACT : F32, rows_used(a.index, a.n) * a.dim);
+    MIRROR(m, &a, index, IN, I32, a.n);
+    if (a.other == NULL) a.other_index = NULL;
+    MIRROR(m, &a, other, IN, F32, rows_used(a.other_index, a.n) * a.dim);
+    MIRROR(m, &a, other_index, IN, I32, a.n);
+    add_dropout(m, &a.drop, a.n);
+    MIRROR(m, &a, y, OUT, ACT, n);
+    RUN(m, gather, &a);
+}
+
+/* Of `order` only the rows with an index are written; of no rows perhaps nothing is. */
+static status run_group(backend *be, const int32_t *index, row_groups *groups) {
+    mirror *m = mirror_of(be);
+    row_groups g = *groups;
+    struct {
+        const int32_t *index;
+    } a = {index};
+    mirror_begin(m);
+    MIRROR(m, &a, index, IN, I32, g.n);
+    MIRROR(m, &g, order, LOOSE, I32, g.n);
+    MIRROR(m, &g, begin, g.n > 0 ? OUT : BOTH, I32, g.n_rows + 1);
+    RUN(m, group, a.index, &g);
+}
+
+static status run_scatter(backend *be, const scatter_args *args) {
+    mirror *m = mirror_of(be);
+    scatter_args a = *args;
+    mirror_begin(m);
+    MIRROR(m, &a.groups, order, IN, I32, a.groups.n);
+    MIRROR(m, &a.groups, begin, IN, I32, a.groups.n_rows + 1);
+    MIRROR(m, &a, dy, IN, ACT, a.groups.n * a.dim);
+    add_dropout(m, &a.drop, a.groups.n);
+    MIRROR(m, &a, grad, BOTH, a.is_act ? ACT : F32, (int64_t)a.groups.n_rows * a.dim);
+    RUN(m, scatter, &a);
+}
+
+/* ---- dense layers ---------------------------------------------------------------------------- */
+
+static status run_linear_fwd(backend *be, const linear_args *args) {
+    mirror *m = mirror_of(be);
+    linear_args a = *args;
+    int64_t n_y = a.n * a.n_out;
+    mirror_use use = a.n_in > 0 ? OUT : BOTH; /* a product of nothing may do nothing */
+    a.dy = a.dx = a.dw = a.dbias = NULL;
+    if (a.f == EPILOGUE_NONE) a.z = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, a.n * a.n_in);
+    MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
+    MIRROR(m, &a, bias, IN, F32, a.n_out);
+    MIRROR(m, &a, residual, IN, ACT, n_y);
+    MIRROR(m, &a, z, use, ACT, n_y);
+    MIRROR(m, &a, y, use, ACT, n_y);
+    RUN(m, linear_fwd, &a);
+}
+
+static status run_linear_bwd(backend *be, const linear_args *args) {
+    mirror *m = mirror_of(be);
+    linear_args a = *args;
+    int64_t n_y = a.n * a.n_out, n_w = (int64_t)a.n_in * a.n_out;
+    a.y = NULL;
+    a.bias = NULL;
+    a.residual = NULL;
+    if (a.f == EPILOGUE_NONE) a.z = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, a.n * a.n_in);
+    MIRROR(m, &a, w, IN, FACTOR, n_w);
+    MIRROR(m, &a, z, IN, ACT, n_y);
+    MIRROR(m, &a, dy, BOTH, ACT, n_y);
+    MIRROR(m, &a, dx, a.adds_dx || a.n_out == 0 ? BOTH : OUT, ACT, a.n * a.n_in);
+    MIRROR(m, &a, dw, BOTH, F32, n_w);
+    MIRROR(m, &a, dbias, BOTH, F32, a.n_out);
+    RUN(m, linear_bwd, &a);
+}
+
+static status run_norm_fwd(backend *be, const norm_args *args) {
+    mirror *m = mirror_of(be);
+    norm_args a = *args;
+    a.dy = a.dx = a.dweight = a.dbias = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, weight, IN, F32, a.dim);
+    MIRROR(m, &a, bias, IN, F32, a.dim);
+    MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
+    MIRROR(m, &a, mean, OUT, F32, a.n);
+    MIRROR(m, &a, rstd, OUT, F32, a.n);
+    RUN(m, norm_fwd, &a);
+}
+
+static status run_norm_bwd(backend *be, const norm_args *args) {
+    mirror *m = mirror_of(be);
+    norm_args a = *args;
+    a.y = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, weight, IN, F32, a.dim);
+    MIRROR(m, &a, bias, IN, F32, a.dim);
+    MIRROR(m, &a, mean, IN, F32, a.n);
+    MIRROR(m, &a, rstd, IN, F32, a.n);
+    MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, dx, a.adds_dx ? BOTH : OUT, ACT, a.n * a.dim);
+    MIRROR(m, &a, dweight, BOTH, F32, a.dim);
+    MIRROR(m, &a, dbias, BOTH, F32, a.dim);
+    RUN(m, norm_bwd, &a);
+}
+
+static status run_gate_fwd(backend *be, const gate_args *args) {
+    mirror *m = mirror_of(be);
+    gate_args a = *args;
+    a.dy = a.d_o = a.du = a.dweight = a.dbias = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, o, IN, ACT, a.n * a.dim);
+    MIRROR_ROWS(m, &a, u, IN, ACT, a.n, a.dim, a.stride_u);
+    MIRROR(m, &a, weight, IN, F32, a.dim);
+    MIRROR(m, &a, bias, IN, F32, a.dim);
+    add_dropout(m, &a.drop, a.n);
+    MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
+    MIRROR(m, &a, mean, OUT, F32, a.n);
+    MIRROR(m, &a, rstd, OUT, F32, a.n);
+    RUN(m, gate_fwd, &a);
+}
+
+static status run_gate_bwd(backend *be, const gate_args *args) {
+    mirror *m = mirror_of(be);
+    gate_args a = *args;
+    a.y = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, o, IN, ACT, a.n * a.dim);
+    MIRROR_ROWS(m, &a, u, IN, ACT, a.n, a.dim, a.stride_u);
+    MIRROR(m, &a, weight, IN, F32, a.dim);
+    MIRROR(m, &a, bias, IN, F32, a.dim);
+    add_dropout(m, &a.drop, a.n);
+    MIRROR(m, &a, mean, IN, F32, a.n);
+    MIRROR(m, &a, rstd, IN, F32, a.n);
+    MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, d_o, OUT, ACT, a.n * a.dim);
+    MIRROR_ROWS(m, &a, du, OUT, ACT, a.n, a.dim, a.stride_u);
+    MIRROR(m, &a, dweight, BOTH, F32, a.dim);
+    MIRROR(m, &a, dbias, BOTH, F32, a.dim);
+    RUN(m, gate_bwd, &a);
+}
+
+static status run_dropout(backend *be, const dropout_args *args) {
+    mirror *m = mirror_of(be);
+    dropout_args a = *args;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
+    add_dropout(m, &a.drop, a.n);
+    RUN(m, dropout, &a);
+}
+
+static status run_l2_fwd(backend *be, const l2_args *args) {
+    mirror *m = mirror_of(be);
+    l2_args a = *args;
+    mirror_kind kind = a.is_f32 ? F32 : ACT;
+    a.dy = a.dx = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, kind, a.n * a.dim);
+    MIRROR(m, &a, y, OUT, kind, a.n * a.dim);
+    MIRROR(m, &a, scale, OUT, F32, a.n);
+    RUN(m, l2_fwd, &a);
+}
+
+static status run_l2_bwd(backend *be, const l2_args *args) {
+    mirror *m = mirror_of(be);
+    l2_args a = *args;
+    a.y = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, scale, IN, F32, a.n);
+    MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, dx, OUT, ACT, a.n * a.dim);
+    RUN(m, l2_bwd, &a);
+}
+
+static status run_add(backend *be, int64_t n, const void *x, void *y) {
+    mirror *m = mirror_of(be);
+    struct {
+        const void *x;
+        void *y;
+    } a = {x, y};
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, n);
+    MIRROR(m, &a, y, BOTH, ACT, n);
+    RUN(m, add, n, a.x, a.y);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+/* Offsets, masks and bias, which both passes read; rows of queries and keys. */
+static void add_attn(mirror *m, attn_args *a, int64_t *n_q, int64_t *n_k) {
+    int64_t b = a->n_sequences, cells = (int64_t)a->table_len * a->table_len;
+    *n_q = a->offsets_q[b];
+    *n_k = a->offsets_k[b];
+    if (a->bias != BIAS_TABLE) a->table = NULL, a->dtable = NULL;
+    if (a->bias != BIAS_TIME) {
+        a->position_w = a->time_w = a->dposition_w = a->dtime_w = NULL;
+        a->query_time = a->key_time = NULL;
+    }
+    MIRROR(m, a, func, IN, I32, (a->n_func - 1) * a->func_stride + *n_q);
+    MIRROR(m, a, n_contexts, IN, I32, b);
+    MIRROR(m, a, n_targets, IN, I32, b);
+    MIRROR(m, a, table, IN, ACT, b * a->table_heads * cells);
+    MIRROR(m, a, position_w, IN, F32, 2 * a->bias_len - 1);
+    MIRROR(m, a, time_w, IN, F32, ATTN_TIME_BUCKETS + 1);
+    MIRROR(m, a, query_time, IN, I64, *n_q);
+    MIRROR(m, a, key_time, IN, I64, *n_k);
+    MIRROR_ROWS(m, a, q, IN, ACT, *n_q, a->n_heads * a->dim_qk, a->stride_q);
+    MIRROR_ROWS(m, a, k, IN, ACT, *n_k, a->n_heads * a->dim_qk, a->stride_k);
+    MIRROR_ROWS(m, a, v, IN, ACT, *n_k, a->n_heads * a->dim_v, a->stride_v);
+    MIRROR(m, a, offsets_q, IN, I32, b + 1);
+    MIRROR(m, a, offsets_k, IN, I32, b + 1);
+}
+
+static status run_attn_fwd(backend *be, const attn_args *args) {
+    mirror *m = mirror_of(be);
+    attn_args a = *args;
+    int64_t n_q, n_k;
+    a.dout = a.dq = a.dk = a.dv = NULL;
+    a.dtable = a.dposition_w = a.dtime_w = NULL;
+    mirror_begin(m);
+    add_attn(m, &a, &n_q, &n_k);
+    MIRROR_ROWS(m, &a, out, OUT, ACT, n_q, a.n_heads * a.dim_v, a.stride_out);
+    RUN(m, attn_fwd, &a);
+}
+
+static status run_attn_bwd(backend *be, const attn_args *args) {
+    mirror *m = mirror_of(be);
+    attn_args a = *args;
+    int64_t n_q, n_k, qk = (int64_t)a.n_heads * a.dim_qk, v = (int64_t)a.n_heads * a.dim_v;
+    a.out = NULL;
+    mirror_begin(m);
+    add_attn(m, &a, &n_q, &n_k);
+    MIRROR_ROWS(m, &a, dout, IN, ACT, n_q, v, a.stride_out);
+    MIRROR_ROWS(m, &a, dq, OUT, ACT, n_q, qk, a.stride_q);
+    MIRROR_ROWS(m, &a, dk, OUT, ACT, n_k, qk, a.stride_k);
+    MIRROR_ROWS(m, &a, dv, OUT, ACT, n_k, v, a.stride_v);
+    MIRROR(m, &a, dtable, BOTH, F32,
+           (int64_t)a.n_sequences * a.table_heads * a.table_len * a.table_len);
+    MIRROR(m, &a, dposition_w, BOTH, F32, 2 * a.bias_len - 1);
+    MIRROR(m, &a, dtime_w, BOTH, F32, ATTN_TIME_BUCKETS + 1);
+    RUN(m, attn_bwd, &a);
+}
+
+static int64_t add_softmax_attn(mirror *m, softmax_attn_args *a) {
+    int64_t n = a->offsets[a->n_sequences], width = (int64_t)a->n_heads * a->dim;
+    MIRROR_ROWS(m, a, q, IN, ACT, n, width, a->stride_q);
+    MIRROR_ROWS(m, a, k, IN, ACT, n, width, a->stride_k);
+    MIRROR_ROWS(m, a, v, IN, ACT, n, width, a->stride_v);
+    MIRROR(m, a, offsets, IN, I32, a->n_sequences + 1);
+    add_dropout(m, &a->drop, n);
+    return n;
+}
+
+static status run_softmax_attn_fwd(backend *be, const softmax_attn_args *args) {
+    mirror *m = mirror_of(be);
+    softmax_attn_args a = *args;
+    a.dout = a.dq = a.dk = a.dv = NULL;
+    mirror_begin(m);
+    int64_t n = add_softmax_attn(m, &a);
+    MIRROR_ROWS(m, &a, out, OUT, ACT, n, a.n_heads * a.dim, a.stride_out);
+    MIRROR(m, &a, log_sum, OUT, F32, n * a.n_heads);
+    RUN(m, softmax_attn_fwd, &a);
+}
+
+static status run_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
+    mirror *m = mirror_of(be);
+    softmax_attn_args a = *args;
+    int64_t width = (int64_t)a.n_heads * a.dim;
+    mirror_begin(m);
+    int64_t n = add_softmax_attn(m, &a);
+    MIRROR_ROWS(m, &a, out, IN, ACT, n, width, a.stride_out);
+    MIRROR(m, &a, log_sum, IN, F32, n * a.n_heads);
+    MIRROR_ROWS(m, &a, dout, IN, ACT, n, width, a.stride_out);
+    MIRROR_ROWS(m, &a, dq, OUT, ACT, n, width, a.stride_q);
+    MIRROR_ROWS(m, &a, dk, OUT, ACT, n, width, a.stride_k);
+    MIRROR_ROWS(m, &a, dv, OUT, ACT, n, width, a.stride_v);
+    RUN(m, softmax_attn_bwd, &a);
+}
+
+/* ---- losses ---------------------------------------------------------------------------------- */
+
+static status run_negatives(backend *be, const negatives_args *args) {
+    mirror *m = mirror_of(be);
+    negatives_args a = *args;
+    mirror_begin(m);
+    MIRROR(m, &a, pool, IN, I32, a.n_pool);
+    MIRROR(m, &a, step, IN, I32, 1);
+    MIRROR(m, &a, user, IN, I32, a.n);
+    MIRROR(m, &a, position, IN, I32, a.n);
+    MIRROR(m, &a, index, OUT, I32, a.n * a.n_negatives);
+    RUN(m, negatives, &a);
+}
+
+static size_t softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
+                              int32_t n_rows) {
+    backend *below = mirror_of(be)->below;
+    return below->ops->sampled_softmax_scratch(below, max_n, n_negatives, dim, n_rows);
+}
+
+static status run_sampled_softmax(backend *be, const sampled_softmax_args *args) {
+    mirror *m = mirror_of(be);
+    sampled_softmax_args a = *args;
+    int64_t scratch = (int64_t)softmax_scratch(be, a.n, a.n_negatives, a.dim, a.n_rows);
+    mirror_begin(m);
+    MIRROR(m, &a, query, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, table, IN, F32, (int64_t)a.n_rows * a.dim);
+    MIRROR(m, &a, row_id, IN, I32, a.n_rows);
+    MIRROR(m, &a, positive, IN, I32, a.n);
+    MIRROR(m, &a, negative, IN, I32, a.n * a.n_negatives);
+    MIRROR(m, &a, grad_scale, IN, F32, 1);
+    MIRROR(m, &a, row_loss, OUT, F32, a.n);
+    MIRROR(m, &a, loss, BOTH, F64, 1);
+    MIRROR(m, &a, dtable, a.dquery != NULL ? BOTH : IN, F32, (int64_t)a.n_rows * a.dim);
+    MIRROR(m, &a, dquery, OUT, ACT, a.n * a.dim);
+    MIRROR(m, &a, scratch, LOOSE, RAW, scratch);
+    RUN(m, sampled_softmax, &a);
+}
+
+static status run_logits_loss(backend *be, const logits_loss_args *args) {
+    mirror *m = mirror_of(be);
+    logits_loss_args a = *args;
+    int64_t n = a.n * a.n_columns;
+    mirror_begin(m);
+    MIRROR(m, &a, logits, IN, ACT, n);
+    MIRROR(m, &a, label, IN, I32, a.n);
+    MIRROR(m, &a, grad_scale, IN, F32, 1);
+    MIRROR(m, &a, losses, OUT, F32, a.is_bits ? n : a.n);
+    MIRROR(m, &a, loss, BOTH, F64, 1);
+    MIRROR(m, &a, dlogits, OUT, ACT, n);
+    RUN(m, logits_loss, &a);
+}
+
+/* ---- optimizers ------------------------------------------------------------------------------ */
+
+static status run_mark(backend *be, int64_t n, const int32_t *index, int32_t offset,
+                       uint8_t *marks) {
+    mirror *m = mirror_of(be);
+    struct {
+        const int32_t *index;
+        uint8_t *marks;
+    } a = {index, marks};
+    int64_t rows = rows_used(index, n);
+    mirror_begin(m);
+    MIRROR(m, &a, index, IN, I32, n);
+    MIRROR(m, &a, marks, BOTH, U8, rows > 0 ? rows + offset : 0);
+    RUN(m, mark, n, a.index, offset, a.marks);
+}
+
+static void add_update(mirror *m, update_args *a) {
+    int64_t rows = a->dim > 0 ? a->n / a->dim : 0;
+    if (a->kind != OPT_ADAMW) a->v = NULL;
+    if (a->kind == OPT_SGD) a->m = NULL;
+    MIRROR(m, a, marks, BOTH, U8, rows);
+    MIRROR(m, a, w, BOTH, F32, a->n);
+    MIRROR(m, a, grad, BOTH, F32, a->n);
+    MIRROR(m, a, m, BOTH, F32, a->kind == OPT_ADAMW ? a->n : rows);
+    MIRROR(m, a, v, BOTH, F32, a->n);
+    MIRROR(m, a, grad_scale, IN, F32, 1);
+}
+
+static status run_updates(mirror *m, update_args *a, int n) {
+    mirror_begin(m);
+    for (int i = 0; i < n; i++)
+        add_update(m, &a[i]);
+    RUN(m, update, a, n);
+}
+
+static status run_update(backend *be, const update_args *args, int n) {
+    update_args *a;
+    TRY(MEM_NEW(&a, (size_t)n));
+    if (n > 0) memcpy(a, args, (size_t)n * sizeof *a);
+    status st = run_updates(mirror_of(be), a, n);
+    mem_free(a);
+    return st;
+}
+
+static status run_grad_factor(backend *be, const grad_factor_args *args) {
+    mirror *m = mirror_of(be);
+    grad_factor_args a = *args;
+    mirror_begin(m);
+    MIRROR(m, &a, sum, IN, F64, 1);
+    MIRROR(m, &a, factor, OUT, F32, 1);
+    MIRROR(m, &a, norm, OUT, F64, 1);
+    RUN(m, grad_factor, &a);
+}
+
+static status run_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
+    mirror *m = mirror_of(be);
+    struct {
+        const float *grad;
+        double *out;
+    } a = {grad, out};
+    mirror_begin(m);
+    MIRROR(m, &a, grad, IN, F32, n);
+    MIRROR(m, &a, out, BOTH, F64, 1);
+    RUN(m, sum_squares, n, a.grad, a.out);
+}
+
+/* ---- evaluation ------------------------------------------------------------------------------ */
+
+/* Ranks and the best rows are host memory of every backend: they go through as they are. */
+static status run_rank(backend *be, const rank_args *args) {
+    mirror *m = mirror_of(be);
+    rank_args a = *args;
+    if (a.seen_offsets == NULL) a.seen = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, query, IN, ACT, (int64_t)a.n_queries * a.dim);
+    MIRROR(m, &a, corpus, IN, FACTOR, (int64_t)a.n_corpus * a.dim);
+    MIRROR(m, &a, seen, IN, I32, a.seen != NULL ? a.seen_offsets[a.n_queries] : 0);
+    MIRROR(m, &a, seen_offsets, IN, I32, a.n_queries + 1);
+    MIRROR(m, &a, target, IN, I32, a.n_queries);
+    RUN(m, rank, &a);
+}
+
+const ops mirror_op_table = {.gather = run_gather,
+                             .group = run_group,
+                             .scatter = run_scatter,
+                             .linear_fwd = run_linear_fwd,
+                             .linear_bwd = run_linear_bwd,
+                             .norm_fwd = run_norm_fwd,
+                             .norm_bwd = run_norm_bwd,
+                             .gate_fwd = run_gate_fwd,
+                             .gate_bwd = run_gate_bwd,
+                             .dropout = run_dropout,
+                             .l2_fwd = run_l2_fwd,
+                             .l2_bwd = run_l2_bwd,
+                             .add = run_add,
+                             .attn_fwd = run_attn_fwd,
+                             .attn_bwd = run_attn_bwd,
+                             .softmax_attn_fwd = run_softmax_attn_fwd,
+                             .softmax_attn_bwd = run_softmax_attn_bwd,
+                             .negatives = run_negatives,
+                             .sampled_softmax = run_sampled_softmax,
+                             .sampled_softmax_scratch = softmax_scratch,
+                             .logits_loss = run_logits_loss,
+                             .mark = run_mark,
+                             .update = run_update,
+                             .grad_factor = run_grad_factor,
+                             .sum_squares = run_sum_squares,
+                             .rank = run_rank};
