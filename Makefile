@@ -78,7 +78,8 @@ BENCH_SRC := $(wildcard bench/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) $(CU_SRC:%.cu=$B/%.cu.o)
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
-GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o)
+GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
+	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
 .PHONY: print-libs all tests fuzz bench check docs clean install gpu-test
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
@@ -101,7 +102,7 @@ $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
 
-# The checker of golden vectors: golden [--device cpu] DIR.  Its objects lie apart: the program has
+# The checker of golden vectors: golden [--device NAME] [--dtype TYPE] DIR.  Its objects lie apart: the program has
 # the name of their folder.
 $B/tests/golden: $(GOLDEN_OBJ) $(LIB_OBJ)
 	@mkdir -p $(@D)
@@ -147,8 +148,17 @@ check: hstu
 docs: hstu
 	./hstu train --help-config=markdown > docs/config.md
 
+# Every op, model and golden vector on a GPU, in every precision; and once without the order of sums
+# being fixed.
+GPU ?= cuda
+GOLDEN_DIR ?= $(if $(wildcard $(SHARED)/golden),$(SHARED)/golden,tests/golden)
 gpu-test: tests
-	$B/tests/unit --device cuda
+	$B/tests/unit --device $(GPU)
+	$B/tests/unit --device $(GPU) --fast
+	$B/tests/golden --device $(GPU) $(GOLDEN_DIR)
+	set -e; for type in tf32 bfloat16 float16; do echo "== $$type"; \
+		$B/tests/unit --device $(GPU) --dtype $$type; \
+		$B/tests/golden --device $(GPU) --dtype $$type $(GOLDEN_DIR); done
 
 install: all
 	install -Dm755 $B/hstu $(DESTDIR)$(PREFIX)/bin/hstu

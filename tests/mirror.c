@@ -14,8 +14,12 @@ static int host_size(mirror_kind kind) {
     return kind == F64 || kind == I64 ? 8 : kind == U8 || kind == RAW ? 1 : 4;
 }
 
+static bool is_act(mirror_kind kind) {
+    return kind == ACT || kind == ACT_FACTOR;
+}
+
 static int size_below(const mirror *m, mirror_kind kind) {
-    return kind == ACT ? (int)act_bytes(m->below->act) : host_size(kind);
+    return is_act(kind) ? (int)act_bytes(m->below->act) : host_size(kind);
 }
 
 /* ---- the parts of a call --------------------------------------------------------------------- */
@@ -108,14 +112,14 @@ static void poison(char *to, const mirror *m, mirror_kind kind) {
 }
 
 static float round_here(const mirror *m, mirror_kind kind, float x) {
-    if (!m->is_rounding || (kind != ACT && kind != FACTOR)) return x;
+    if (!m->is_rounding || (!is_act(kind) && kind != FACTOR)) return x;
     return (float)(kind == ACT ? precision_round_act(m->p, x) : precision_round_factor(m->p, x));
 }
 
 /* One element on its way down. */
 static void send_one(char *to, const char *from, const mirror *m, mirror_kind kind) {
     float x;
-    if (kind != ACT && kind != FACTOR) {
+    if (!is_act(kind) && kind != FACTOR) {
         memcpy(to, from, (size_t)host_size(kind));
         return;
     }
@@ -132,7 +136,7 @@ static void send_one(char *to, const char *from, const mirror *m, mirror_kind ki
 static void receive_one(char *to, const char *from, const mirror *m, mirror_kind kind) {
     float x;
     uint16_t bits;
-    if (kind != ACT) {
+    if (!is_act(kind)) {
         memcpy(to, from, (size_t)host_size(kind));
         return;
     }
@@ -141,7 +145,7 @@ static void receive_one(char *to, const char *from, const mirror *m, mirror_kind
         x = m->below->act == ACT_BF16 ? bf16_to_float(bits) : f16_to_float(bits);
     } else {
         memcpy(&x, from, sizeof x);
-        x = round_here(m, kind, x);
+        x = round_here(m, ACT, x);
     }
     memcpy(to, &x, sizeof x);
 }

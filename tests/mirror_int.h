@@ -8,8 +8,9 @@
  * written, without being read. */
 typedef enum { IN, OUT, BOTH, LOOSE } mirror_use;
 
-/* FACTOR: float32 that a product may round; RAW: bytes that mean nothing before and after. */
-typedef enum { ACT, F32, FACTOR, F64, I32, I64, U8, RAW } mirror_kind;
+/* FACTOR: float32 that a product may round; ACT_FACTOR: activations that one may round besides;
+ * RAW: bytes that mean nothing before and after. */
+typedef enum { ACT, ACT_FACTOR, F32, FACTOR, F64, I32, I64, U8, RAW } mirror_kind;
 
 typedef struct mirror_part {
     const char *name;

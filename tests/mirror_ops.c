@@ -82,7 +82,7 @@ static status run_linear_fwd(backend *be, const linear_args *args) {
     a.dy = a.dx = a.dw = a.dbias = NULL;
     if (a.f == EPILOGUE_NONE) a.z = NULL;
     mirror_begin(m);
-    MIRROR(m, &a, x, IN, ACT, a.n * a.n_in);
+    MIRROR(m, &a, x, IN, ACT_FACTOR, a.n * a.n_in);
     MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
     MIRROR(m, &a, bias, IN, F32, a.n_out);
     MIRROR(m, &a, residual, IN, ACT, n_y);
@@ -100,10 +100,10 @@ static status run_linear_bwd(backend *be, const linear_args *args) {
     a.residual = NULL;
     if (a.f == EPILOGUE_NONE) a.z = NULL;
     mirror_begin(m);
-    MIRROR(m, &a, x, IN, ACT, a.n * a.n_in);
+    MIRROR(m, &a, x, IN, ACT_FACTOR, a.n * a.n_in);
     MIRROR(m, &a, w, IN, FACTOR, n_w);
     MIRROR(m, &a, z, IN, ACT, n_y);
-    MIRROR(m, &a, dy, BOTH, ACT, n_y);
+    MIRROR(m, &a, dy, BOTH, ACT_FACTOR, n_y);
     MIRROR(m, &a, dx, a.adds_dx || a.n_out == 0 ? BOTH : OUT, ACT, a.n * a.n_in);
     MIRROR(m, &a, dw, BOTH, F32, n_w);
     MIRROR(m, &a, dbias, BOTH, F32, a.n_out);
@@ -243,9 +243,9 @@ static void add_attn(mirror *m, attn_args *a, int64_t *n_q, int64_t *n_k) {
     MIRROR(m, a, time_w, IN, F32, ATTN_TIME_BUCKETS + 1);
     MIRROR(m, a, query_time, IN, I64, *n_q);
     MIRROR(m, a, key_time, IN, I64, *n_k);
-    MIRROR_ROWS(m, a, q, IN, ACT, *n_q, a->n_heads * a->dim_qk, a->stride_q);
-    MIRROR_ROWS(m, a, k, IN, ACT, *n_k, a->n_heads * a->dim_qk, a->stride_k);
-    MIRROR_ROWS(m, a, v, IN, ACT, *n_k, a->n_heads * a->dim_v, a->stride_v);
+    MIRROR_ROWS(m, a, q, IN, ACT_FACTOR, *n_q, a->n_heads * a->dim_qk, a->stride_q);
+    MIRROR_ROWS(m, a, k, IN, ACT_FACTOR, *n_k, a->n_heads * a->dim_qk, a->stride_k);
+    MIRROR_ROWS(m, a, v, IN, ACT_FACTOR, *n_k, a->n_heads * a->dim_v, a->stride_v);
     MIRROR(m, a, offsets_q, IN, I32, b + 1);
     MIRROR(m, a, offsets_k, IN, I32, b + 1);
 }
@@ -269,7 +269,7 @@ static status run_attn_bwd(backend *be, const attn_args *args) {
     a.out = NULL;
     mirror_begin(m);
     add_attn(m, &a, &n_q, &n_k);
-    MIRROR_ROWS(m, &a, dout, IN, ACT, n_q, v, a.stride_out);
+    MIRROR_ROWS(m, &a, dout, IN, ACT_FACTOR, n_q, v, a.stride_out);
     MIRROR_ROWS(m, &a, dq, OUT, ACT, n_q, qk, a.stride_q);
     MIRROR_ROWS(m, &a, dk, OUT, ACT, n_k, qk, a.stride_k);
     MIRROR_ROWS(m, &a, dv, OUT, ACT, n_k, v, a.stride_v);
@@ -282,9 +282,9 @@ static status run_attn_bwd(backend *be, const attn_args *args) {
 
 static int64_t add_softmax_attn(mirror *m, softmax_attn_args *a) {
     int64_t n = a->offsets[a->n_sequences], width = (int64_t)a->n_heads * a->dim;
-    MIRROR_ROWS(m, a, q, IN, ACT, n, width, a->stride_q);
-    MIRROR_ROWS(m, a, k, IN, ACT, n, width, a->stride_k);
-    MIRROR_ROWS(m, a, v, IN, ACT, n, width, a->stride_v);
+    MIRROR_ROWS(m, a, q, IN, ACT_FACTOR, n, width, a->stride_q);
+    MIRROR_ROWS(m, a, k, IN, ACT_FACTOR, n, width, a->stride_k);
+    MIRROR_ROWS(m, a, v, IN, ACT_FACTOR, n, width, a->stride_v);
     MIRROR(m, a, offsets, IN, I32, a->n_sequences + 1);
     add_dropout(m, &a->drop, n);
     return n;
@@ -309,7 +309,7 @@ static status run_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
     int64_t n = add_softmax_attn(m, &a);
     MIRROR_ROWS(m, &a, out, IN, ACT, n, width, a.stride_out);
     MIRROR(m, &a, log_sum, IN, F32, n * a.n_heads);
-    MIRROR_ROWS(m, &a, dout, IN, ACT, n, width, a.stride_out);
+    MIRROR_ROWS(m, &a, dout, IN, ACT_FACTOR, n, width, a.stride_out);
     MIRROR_ROWS(m, &a, dq, OUT, ACT, n, width, a.stride_q);
     MIRROR_ROWS(m, &a, dk, OUT, ACT, n, width, a.stride_k);
     MIRROR_ROWS(m, &a, dv, OUT, ACT, n, width, a.stride_v);
@@ -443,7 +443,7 @@ static status run_rank(backend *be, const rank_args *args) {
     rank_args a = *args;
     if (a.seen_offsets == NULL) a.seen = NULL;
     mirror_begin(m);
-    MIRROR(m, &a, query, IN, ACT, (int64_t)a.n_queries * a.dim);
+    MIRROR(m, &a, query, IN, ACT_FACTOR, (int64_t)a.n_queries * a.dim);
     MIRROR(m, &a, corpus, IN, FACTOR, (int64_t)a.n_corpus * a.dim);
     MIRROR(m, &a, seen, IN, I32, a.seen != NULL ? a.seen_offsets[a.n_queries] : 0);
     MIRROR(m, &a, seen_offsets, IN, I32, a.n_queries + 1);

@@ -268,6 +268,7 @@ TEST(sampled_softmax_of_nothing) {
 /* A score far above the others leaves a loss that float32 cannot hold as ln(1 + x), and the
  * gradient must be that small too, not 0. */
 TEST(sampled_softmax_keeps_small_losses) {
+    if (test_on.p == PRECISION_F16) SKIP_TEST("float16 hardly holds 1e-7");
     float query[2] = {1, 0}, table[4] = {1, 0, 0.05f, 1};
     int32_t positive = 0, negative = 1;
     problem p = {.a = {.n = 1,

@@ -1,4 +1,4 @@
-/* golden [--device cpu] DIR: every .safetensors file of a folder, a line each. */
+/* golden [--device NAME] [--dtype TYPE] DIR: every .safetensors file of a folder, a line each. */
 #include "golden.h"
 
 #include <dirent.h>
@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../mirror.h"
 #include "base/file.h"
 
 static const struct {
@@ -70,23 +71,59 @@ static status run_family(golden *g) {
     return fail(ERR_FORMAT, "the family '%s' is unknown", family != NULL ? family : "");
 }
 
-/* One file; whether it passed. */
-static bool run_file(backend *be, const char *folder, const char *name) {
+/* The backend under test, and in another precision than float32 the one whose error is the scale.
+ */
+typedef struct backends {
+    pool *workers;
+    backend *tested, *naive;
+} backends;
+
+static status open_backends(backends *b) {
+    backend *cpu;
+    *b = (backends){0};
+    TRY(pool_create(&b->workers, 2));
+    TRY(test_backend(&b->tested, b->workers));
+    if (test_on.p == PRECISION_F32) return OK;
+    TRY(backend_create_cpu(&cpu, b->workers));
+    return mirror_create(&b->naive, cpu, true, test_on.p);
+}
+
+static void close_backends(backends *b) {
+    backend_destroy(b->tested);
+    backend_destroy(b->naive);
+    pool_destroy(b->workers);
+}
+
+/* One file on one backend. */
+static status run_pass(golden *g, backend *be, const char *folder, const char *name) {
     char path[4096];
-    golden g = {.be = be};
-    nn_memory_init(&g.memory, be);
+    g->be = be;
+    nn_memory_init(&g->memory, be);
     status st = path_join(path, sizeof path, folder, name);
-    if (st == OK) st = open_parts(&g, folder, path);
-    if (st == OK) st = run_family(&g);
+    if (st == OK) st = open_parts(g, folder, path);
+    if (st == OK) st = run_family(g);
+    st_close(g->part[0]);
+    st_close(g->part[1]);
+    nn_memory_fini(&g->memory);
+    return st;
+}
+
+/* One file; whether it passed. */
+static bool run_file(const backends *b, const char *folder, const char *name) {
+    static golden_naive naive;
+    status st = OK;
+    naive = (golden_naive){.is_measuring = true};
+    golden measuring = {.naive = &naive}, g = {.naive = b->naive != NULL ? &naive : NULL};
+    if (b->naive != NULL) st = run_pass(&measuring, b->naive, folder, name);
+    naive.is_measuring = false;
+    naive.at = 0;
+    if (st == OK) st = run_pass(&g, b->tested, folder, name);
     bool passed = st == OK && g.worst_error <= g.worst_limit;
     printf("%s %-48s ", passed ? "ok  " : "FAIL", name);
     if (st != OK)
         printf("%s [%s]\n", status_reason(), status_trace());
     else
         printf("%.1e of %.0e  %s\n", g.worst_error, g.worst_limit, g.worst);
-    st_close(g.part[0]);
-    st_close(g.part[1]);
-    nn_memory_fini(&g.memory);
     return passed;
 }
 
@@ -98,7 +135,7 @@ static int is_wanted(const struct dirent *e) {
     return n > strlen(end) && strcmp(e->d_name + n - strlen(end), end) == 0 && !is_second;
 }
 
-static int run_folder(backend *be, const char *folder) {
+static int run_folder(const backends *b, const char *folder) {
     struct dirent **entry;
     int n = scandir(folder, &entry, is_wanted, alphasort), n_passed = 0;
     if (n < 0) {
@@ -106,7 +143,7 @@ static int run_folder(backend *be, const char *folder) {
         return 2;
     }
     for (int i = 0; i < n; i++) {
-        n_passed += run_file(be, folder, entry[i]->d_name);
+        n_passed += run_file(b, folder, entry[i]->d_name);
         fflush(stdout);
         free(entry[i]);
     }
@@ -116,25 +153,15 @@ static int run_folder(backend *be, const char *folder) {
 }
 
 int main(int argc, char **argv) {
-    const char *device = "cpu", *folder = NULL;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc)
-            device = argv[++i];
-        else
-            folder = argv[i];
-    }
-    if (folder == NULL || strcmp(device, "cpu") != 0) {
-        fprintf(stderr, "Usage: golden [--device cpu] DIR\n");
+    int at = test_device_options(argc, argv, 1), code = 1;
+    if (at < 0 || at + 1 != argc) {
+        fprintf(stderr, "Usage: golden " TEST_DEVICE_USAGE " DIR\n");
         return 2;
     }
-    pool *workers = NULL;
-    backend *be = NULL;
-    int code = 1;
-    status st = pool_create(&workers, 2);
-    if (st == OK) st = backend_create_cpu(&be, workers);
-    if (st == OK) code = run_folder(be, folder);
+    backends b;
+    status st = open_backends(&b);
+    if (st == OK) code = run_folder(&b, argv[at]);
     if (st != OK) fprintf(stderr, "golden: %s\n", status_reason());
-    backend_destroy(be);
-    pool_destroy(workers);
+    close_backends(&b);
     return code;
 }

@@ -6,14 +6,30 @@
 #ifndef HSTU_TESTS_GOLDEN_H
 #define HSTU_TESTS_GOLDEN_H
 
+#include "../device.h"
 #include "base/safetensors.h"
 #include "nn/memory.h"
 #include "nn/model_int.h"
 #include "ops/ops.h"
 
-/* Limits of the README: err = max |got - want| / max |want|. */
+/* Limits of the README: err = max |got - want| / max |want|.
+ *
+ * They are those of float32.  In another precision a file is run twice: first by naive code of that
+ * precision (the CPU's ops, with activations and the factors of products rounded on their way in
+ * and out), whose error in each tensor is noted; then on the device, where the error may be twice
+ * that and GOLDEN_SLACK units: a tensor of few numbers can be near by luck.  What the naive code
+ * computes within the float32 limit is not rounded at all, and keeps that limit. */
 #define TOL_OUT  1e-5
 #define TOL_GRAD 1e-4
+
+enum { GOLDEN_SLACK = 2, GOLDEN_CHECKS = 4096 };
+
+/* The naive errors of one file, in the order of its checks. */
+typedef struct golden_naive {
+    bool is_measuring;
+    int at; /* the next check */
+    double error[GOLDEN_CHECKS];
+} golden_naive;
 
 typedef struct golden {
     backend *be;
@@ -22,6 +38,7 @@ typedef struct golden {
     bool *is_used[2]; /* (tensors) */
     char worst[128];  /* the tensor nearest to its limit, or beyond */
     double worst_error, worst_limit;
+    golden_naive *naive; /* NULL in float32 */
 } golden;
 
 typedef status (*golden_fn)(golden *g);
@@ -60,6 +77,7 @@ status golden_send_i32(golden *g, const char *name, int32_t **out);
 status golden_ints(golden *g, const char *name, int64_t **out, int64_t *n);
 
 status golden_new(golden *g, float **out, int64_t n); /* zeroed, on the backend */
+status golden_number_new(golden *g, float x, const float **out);
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 

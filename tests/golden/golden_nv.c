@@ -278,9 +278,8 @@ status golden_nv_rank_loss(golden *g) {
     TRY(golden_new(g, &d_logits, n * n_columns));
     TRY(golden_new(g, &losses, n * n_columns));
     TRY(NN_NEW(&g->memory, &loss, 1));
-    float one_part = 1 / (float)n, *share;
-    TRY(NN_NEW(&g->memory, &share, 1));
-    TRY(be->ops->copy_in(be, share, &one_part, sizeof one_part));
+    const float *share;
+    TRY(golden_number_new(g, 1 / (float)n, &share));
     TRY(mlp_fwd(&net, be, n, x, logits));
     TRY(golden_check(g, "logits", logits, TOL_OUT));
     logits_loss_args a = {.n = n,
@@ -342,10 +341,7 @@ static status run_loss(golden *g, sampled_softmax_args *a) {
     a->normalises = true;
     a->eps = (float)eps;
     a->temperature = (float)temperature;
-    float share = 1 / (float)a->n, *there;
-    TRY(NN_NEW(&g->memory, &there, 1));
-    TRY(be->ops->copy_in(be, there, &share, sizeof share));
-    a->grad_scale = there;
+    TRY(golden_number_new(g, 1 / (float)a->n, &a->grad_scale));
     a->row_loss = row_loss;
     a->loss = loss;
     a->dquery = d_pred;
