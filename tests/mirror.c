@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "base/mem.h"
 #include "mirror_int.h"
 
@@ -142,7 +143,7 @@ static void receive_one(char *to, const char *from, const mirror *m, mirror_kind
     }
     if (size_below(m, kind) == 2) {
         memcpy(&bits, from, sizeof bits);
-        x = m->below->act == ACT_BF16 ? bf16_to_float(bits) : f16_to_float(bits);
+        x = m->below->act == ACT_BF16 ? half_bf16_to_float(bits) : half_f16_to_float(bits);
     } else {
         memcpy(&x, from, sizeof x);
         x = round_here(m, ACT, x);

@@ -62,20 +62,10 @@ static uint32_t bits_of(float x) {
     return bits;
 }
 
-static float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 uint16_t bf16_from_float(float x) {
     uint32_t bits = bits_of(x);
     if (isnan(x)) return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-float bf16_to_float(uint16_t bits) {
-    return float_of((uint32_t)bits << 16);
 }
 
 uint16_t f16_from_float(float x) {
@@ -86,15 +76,4 @@ uint16_t f16_from_float(float x) {
         return (uint16_t)(sign | (uint32_t)rint(ldexp(fabs((double)x), 24)));
     bits += 0xfff + (bits >> 13 & 1);
     return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
-}
-
-float f16_to_float(uint16_t bits) {
-    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31,
-             fraction = bits & 0x3ff;
-    if (exponent == 31) return float_of(sign | 0x7f800000 | fraction << 13);
-    if (exponent == 0) {
-        float x = (float)ldexp((double)fraction, -24);
-        return sign ? -x : x;
-    }
-    return float_of(sign | (exponent + 112) << 23 | fraction << 13);
 }

