@@ -2,6 +2,7 @@
 
 #include "base/safetensors.h"
 
+#include "device.h"
 #include "test.h"
 #include "toy_model.h"
 
@@ -15,6 +16,12 @@ static void change_future(toy_batch *t, int user, int event) {
         t->action[i] = (uint16_t)((t->action[i] + 1) % TOY_ACTIONS);
         if (i > t->offsets[user] + event) t->time[i] += 123456789;
     }
+}
+
+/* What results may differ by that another shape of a product computes: nothing on the CPU. */
+static double other_shape(double value) {
+    if (test_on.kind == ON_CPU) return 0;
+    return 1e-5 + (test_on.p == PRECISION_F32 ? 0 : 8 * precision_unit(test_on.p) * fabs(value));
 }
 
 /* Whether rows of the hidden states differ; the first row that does, or -1. */
@@ -153,7 +160,7 @@ TEST(score_equals_training) {
     CHECK_EQ(n, n_scored);
     CHECK_EQ(n, 3 * model_count_loss(t.m, &b.b));
     for (int64_t i = 0; i < n; i++)
-        CHECK(fabsf(trained[i] - scored[i]) < 1e-5f);
+        CHECK(fabsf(trained[i] - scored[i]) < 1e-5 + other_shape(trained[i]));
     free(trained);
     free(scored);
     toy_model_close(&t);
@@ -248,6 +255,7 @@ static void enlarge(toy_model *t) {
 static void check_gradients(toy_kind kind, double rate) {
     toy_model t;
     toy_batch b;
+    if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
     toy_model_open(&t, kind, rate, 2);
     toy_batch_make(&b, kind, 6);
     enlarge(&t);
@@ -276,6 +284,7 @@ TEST(gradients_ranking) {
 
 /* What the research configs can say besides: no bias, no activation, layer norm, raw items. */
 TEST(gradients_of_variants) {
+    if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
     toy_model t;
     toy_batch b;
     const float *corpus;
@@ -302,6 +311,7 @@ TEST(gradients_of_variants) {
 /* ---- what a result must not depend on -------------------------------------------------------- */
 
 TEST(same_bits_with_any_number_of_threads) {
+    if (!test_on.is_deterministic) SKIP_TEST("not asked to be deterministic");
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t[3];
         toy_batch b;
@@ -340,11 +350,12 @@ TEST(users_do_not_depend_on_their_batch) {
             CHECK_OK(model_train_batch(part.m, &one.b, &at, NULL));
         }
         CHECK_OK(model_take_loss(part.m, &sum));
-        CHECK(fabs(sum - loss) < 1e-4 * fabs(loss));
+        double limit = test_on.p == PRECISION_F32 ? 1e-4 : 16 * precision_unit(test_on.p);
+        CHECK(fabs(sum - loss) < limit * fabs(loss));
         for (int k = 0; k < whole.m->params.n; k++) {
             const param *p = &whole.m->params.item[k], *q = &part.m->params.item[k];
             for (int64_t i = 0; i < p->n; i++)
-                CHECK(fabsf(p->grad[i] - q->grad[i]) < 1e-4f * (1 + fabsf(p->grad[i])));
+                CHECK(fabsf(p->grad[i] - q->grad[i]) < limit * (1 + fabsf(p->grad[i])));
             for (int64_t row = 0; p->marks != NULL && row < p->shape[0]; row++)
                 CHECK_EQ(p->marks[row], q->marks[row]);
         }
@@ -515,7 +526,9 @@ TEST(encode_is_the_last_training_query) {
     const float *e = encoded;
     for (int u = 0, k = 0; u < TOY_USERS; u++) {
         if (b.n_targets[u] == 0) continue; /* it has no loss */
-        CHECK(memcmp(e + 12 * u, rows[k++], sizeof rows[0]) == 0);
+        for (int c = 0; c < 12; c++)
+            CHECK(fabsf(e[12 * u + c] - rows[k][c]) <= other_shape(rows[k][c]));
+        k++;
     }
     toy_model_close(&t);
 }
@@ -540,6 +553,7 @@ TEST(corpus_is_the_normalised_table) {
 
 static void run_golden(const char *folder, const char *want) {
     char program[4096], *text;
+    if (test_on.kind != ON_CPU) SKIP_TEST("the golden program takes --device itself");
     snprintf(program, sizeof program, "%.*s/tests/golden",
              (int)(strrchr(test_program(), '/') - test_program()), test_program());
     int code = test_command(&text, "%s %s", program, folder);

@@ -70,10 +70,19 @@ model_limits toy_model_limits(toy_kind kind) {
 }
 
 void toy_model_open(toy_model *t, toy_kind kind, double rate, int n_threads) {
+    pool *workers;
+    backend *be;
+    CHECK_OK(pool_create(&workers, n_threads));
+    CHECK_OK(test_backend(&be, workers));
+    toy_model_open_on(t, kind, rate, be);
+    t->workers = workers;
+}
+
+void toy_model_open_on(toy_model *t, toy_kind kind, double rate, backend *be) {
     model_limits limits = toy_model_limits(kind);
     t->c = toy_model_config(kind, rate);
-    CHECK_OK(pool_create(&t->workers, n_threads));
-    CHECK_OK(test_backend(&t->be, t->workers));
+    t->be = be;
+    t->workers = NULL;
     CHECK_OK(model_create(&t->m, t->be, &t->c, &limits));
     CHECK_OK(model_init(t->m, 77));
 }
