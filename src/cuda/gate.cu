@@ -33,14 +33,13 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD) forward_kernel(
     drop_row drop = drop_begin(a.drop, 0); /* each row puts its own user and position there */
     int64_t i = row_first<R>(), step = row_step<R>();
     row_affine_load(affine, a.weight, a.bias, a.dim);
-    if (R::IS_AHEAD && i < a.n) input_load(next, a, i, false);
+    if (i < a.n) input_load(next, a, i, false);
     for (; i < a.n; i += step) {
-        if (!R::IS_AHEAD) input_load(next, a, i, false);
         gate_input<T, R> in = next;
         drop.user = in.user;
         drop.position = in.position;
         float mean, rstd;
-        if (R::IS_AHEAD && i + step < a.n) input_load(next, a, i + step, false);
+        if (i + step < a.n) input_load(next, a, i + step, false);
         norm_row_statistics<T, R>(in.o, a.dim, a.eps, room, &mean, &rstd);
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++) {
@@ -95,14 +94,13 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     int64_t i = row_first<R>(), step = row_step<R>();
     norm_sums_clear(sums);
     row_affine_load(affine, a.weight, a.bias, a.dim);
-    if (R::IS_AHEAD && i < a.n) input_load(next, a, i, true);
+    if (i < a.n) input_load(next, a, i, true);
     for (; i < a.n; i += step) {
-        if (!R::IS_AHEAD) input_load(next, a, i, true);
         gate_input<T, R> in = next;
         drop.user = in.user;
         drop.position = in.position;
         row_floats<R> d;
-        if (R::IS_AHEAD && i + step < a.n) input_load(next, a, i + step, true);
+        if (i + step < a.n) input_load(next, a, i + step, true);
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++)
             backward_part<T, R>(a, i, p, in, drop, affine, d.part[p]);

@@ -55,12 +55,11 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     int64_t i = row_first<R>(), step = row_step<R>();
     norm_sums_clear(sums);
     row_affine_load(affine, a.weight, NULL, a.dim);
-    if (R::IS_AHEAD && i < a.n) input_load(next, a, i);
+    if (i < a.n) input_load(next, a, i);
     for (; i < a.n; i += step) {
-        if (!R::IS_AHEAD) input_load(next, a, i);
         norm_input<T, R> in = next;
         row_floats<R> d;
-        if (R::IS_AHEAD && i + step < a.n) input_load(next, a, i + step);
+        if (i + step < a.n) input_load(next, a, i + step);
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++)
 #pragma unroll

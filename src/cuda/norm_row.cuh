@@ -10,43 +10,41 @@
 #include "cuda/columns.cuh"
 #include "cuda/reduce.cuh"
 
-/* How a row lies in registers: LANES threads share it, one warp or a whole block; each has PARTS
- * packs of V columns, which are LANES packs apart.  Where a thread has few columns there is room to
- * read the next row while this one is worked on.  FORWARD and BACKWARD are the blocks that a
- * multiprocessor must hold at least, and so bound the registers. */
-template <int LANES_, int PARTS_, int V_, bool IS_PACKED_> struct row_tile {
-    static constexpr int LANES = LANES_, PARTS = PARTS_, V = V_;
+/* How a row lies in registers: LANES threads share it, one warp or a whole block; each has 8
+ * columns as PARTS packs of V, which are LANES packs apart.  So few that there is room to read the
+ * next row while this one is worked on.  FORWARD and BACKWARD are the blocks that a multiprocessor
+ * must hold at least, and so bound the registers (96 or 128). */
+template <int LANES_, int V_, bool IS_PACKED_> struct row_tile {
+    static constexpr int LANES = LANES_, V = V_, PARTS = 8 / V;
     static constexpr bool IS_PACKED = IS_PACKED_;
-    static constexpr bool IS_AHEAD = PARTS * V <= 8;
     static constexpr int COLUMNS = LANES * PARTS * V;
     static constexpr int WARPS = LANES / WARP; /* of a row */
     static constexpr int THREADS = LANES == WARP ? 128 : LANES;
     static constexpr int ROWS = THREADS / LANES; /* of a block at a time */
-    static constexpr int FORWARD = THREADS > 128 ? 1 : 5, BACKWARD = THREADS > 128 ? 1
-                                                                     : V == 8      ? 5
-                                                                                   : 4;
+    static constexpr int FORWARD = THREADS > 128 ? 1 : 5;
+    static constexpr int BACKWARD = THREADS > 128 ? 1 : V == 8 ? 5 : 4;
 };
 
-enum { NORM_MAX_DIM = 8192 };
+enum { NORM_MAX_DIM = 4096 };
 
 /* Runs `...` with R as the tile for rows of `dim` activations of type T. */
 #define NORM_WITH_TILE(T, dim, is_packed, ...)                                                     \
     do {                                                                                           \
         constexpr int V_ = columns_of<T>::PACKED;                                                  \
         if ((is_packed) && (dim) <= 256) {                                                         \
-            using R = row_tile<32, 8 / V_, V_, true>;                                              \
+            using R = row_tile<32, V_, true>;                                                      \
             __VA_ARGS__;                                                                           \
         } else if ((is_packed) && (dim) <= 1024) {                                                 \
-            using R = row_tile<128, 8 / V_, V_, true>;                                             \
+            using R = row_tile<128, V_, true>;                                                     \
             __VA_ARGS__;                                                                           \
         } else if (is_packed) {                                                                    \
-            using R = row_tile<512, 16 / V_, V_, true>;                                            \
+            using R = row_tile<512, V_, true>;                                                     \
             __VA_ARGS__;                                                                           \
         } else if ((dim) <= 256) {                                                                 \
-            using R = row_tile<32, 2, 4, false>;                                                   \
+            using R = row_tile<32, 4, false>;                                                      \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
-            using R = row_tile<512, 4, 4, false>;                                                  \
+            using R = row_tile<512, 4, false>;                                                     \
             __VA_ARGS__;                                                                           \
         }                                                                                          \
     } while (0)

@@ -181,8 +181,8 @@ static __global__ void __launch_bounds__(SCATTER_THREADS)
     sum_chunk<T, G, V, IS_PACKED>(a, s, chunk, count, rows + at, tokens + at, c);
 }
 
-/* A block adds 32 columns of the rows that begin in its chunks and go on behind them: 32 threads of
- * each column quarter take every 32nd chunk, and their sums are added in order. */
+/* A block adds 32 columns of the rows that begin in its chunks and go on behind them.  8 threads
+ * read one partial; 32 such teams take every 32nd chunk each, and their sums are added in order. */
 template <typename G>
 static __global__ void __launch_bounds__(256)
     add_tails_kernel(const scatter_args a, const scatter_cut s, int n_chunks) {
