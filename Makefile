@@ -51,7 +51,7 @@ else ifeq ($(filter -DHSTU_HAS_OPENBLAS,$(PROBE)),)
 $(error OpenBLAS was not found; install it with 'sudo apt-get install libopenblas-dev', or set CFLAGS=-I... LDFLAGS=-L...)
 endif
 endif
-FEATURES := $(filter -DHSTU_HAS_%,$(PROBE))
+FEATURES := $(filter -DHSTU_%,$(PROBE))
 LIBS := $(filter -l% -L% -Wl%,$(PROBE)) -lpthread -lm
 PROBE_CFLAGS := $(filter -I%,$(PROBE))
 
