@@ -44,7 +44,30 @@ if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/nu
         [ -z "$blas" ] && [ -e "$lib/libcublasLt.so" ] && blas=$lib
     done
     if [ -n "$runtime" ] && [ -n "$blas" ]; then
+        has_cuda=1
         echo "-DHSTU_HAS_CUDA -L$runtime -L$blas -Wl,-rpath,$blas -lcublasLt -lcudart_static -lstdc++ -ldl -lrt"
     fi
+fi
+# CUPTI counts when its header does (CUDA 12.0 or newer); its library is only looked for when the
+# program runs, in the usual places and in the folder found here.
+if [ "$has_cuda" = 1 ]; then
+    for include in "$root/include" "$root/targets/$cpu-linux/include" "$root/targets/sbsa-linux/include" \
+        "$root/extras/CUPTI/include" /usr/include; do
+        [ -e "$include/cupti.h" ] || continue
+        links '#include <cupti.h>
+#if CUPTI_API_VERSION < 19
+#error "too old"
+#endif
+int main(void) { return CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL == 0; }' "-I$include" "-I$root/include" || continue
+        [ "$include" = "$root/include" ] || include="$include -I$root/include"
+        echo "-DHSTU_HAS_CUPTI -I$include"
+        for lib in "$root/lib64" "$root/extras/CUPTI/lib64" "$root/targets/$cpu-linux/lib" \
+            "$root/targets/sbsa-linux/lib" "/usr/lib/$cpu-linux-gnu"; do
+            [ -e "$lib/libcupti.so" ] || continue
+            printf '%s\n' "-DHSTU_CUPTI_DIR=\\\"$lib\\\""
+            break
+        done
+        break
+    done
 fi
 exit 0

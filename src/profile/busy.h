@@ -1,0 +1,72 @@
+/* How long the GPU was really busy in a stretch of the program, and with what, as CUPTI's activity
+ * records tell it: the start and the end of every kernel, copy and memset on the device's own
+ * clock.
+ *
+ *     busy_begin();                        before the first step that may be recorded, see below
+ *     ... warm up, then be->ops->sync(be)
+ *     busy_begin();                        forgets what it saw so far
+ *     ... the stretch, then be->ops->sync(be)
+ *     busy_end(&report);
+ *     if (report.is_known) share = (double)report.kernel_busy_ns / report.span_ns;
+ *     else say report.reason
+ *
+ * Both ends of a stretch must be synchronised by the caller: work still running is neither counted
+ * nor waited for.  Kernels of a replayed CUDA graph are counted one by one.  Whether CUPTI also
+ * sees graphs that were recorded before it came in is nowhere promised: hence the first busy_begin
+ * above; one alone is enough where there are no graphs.  Tracing costs time at every kernel, so a
+ * speed is measured in a stretch of its own, without it; overlapping kernels still overlap.
+ *
+ * libcupti is opened at the first busy_begin and never before; where it is missing or refuses, that
+ * is no failure: the report says so.  All devices of the process are taken together, copies from
+ * one to another aside.  One stretch at a time in a process, one thread. */
+#ifndef HSTU_PROFILE_BUSY_H
+#define HSTU_PROFILE_BUSY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+enum { BUSY_MAX_TOP = 32, BUSY_NAME_BYTES = 64, BUSY_REASON_BYTES = 192 };
+
+typedef struct busy_kernel {
+    char name[BUSY_NAME_BYTES]; /* "attn_fwd_kernel<__nv_bfloat16, 64>"; cut where too long */
+    uint64_t ns;                /* summed; overlapping calls count twice */
+    uint64_t n_calls;
+} busy_kernel;
+
+typedef struct busy_report {
+    bool is_known;                  /* if not, everything but the reason is 0 */
+    char reason[BUSY_REASON_BYTES]; /* why it is not known; "" if it is */
+
+    /* From the first start to the last end of anything below: the stretch without the host's time
+     * before its first kernel and behind its last. */
+    uint64_t span_ns;
+
+    /* The length of a union of intervals: time in which at least one of them ran, once however many
+     * did.  kernel_busy_ns has kernels, memsets and copies within a device: what the GPU computes.
+     * busy_ns has those and the copies between host and device, of every stream, so that a copy
+     * adds only where nothing else ran.  kernel_busy_ns <= busy_ns <= span_ns. */
+    uint64_t kernel_busy_ns;
+    uint64_t busy_ns;
+
+    uint64_t n_kernels; /* launches, those inside graphs included; no memsets, no copies */
+    uint64_t n_copies;  /* of every direction */
+    uint64_t n_memsets;
+    uint64_t n_lost; /* records dropped or without times: if > 0, the times are lower bounds */
+
+    /* By time, longest first.  Memsets and copies stand among them as "(memset)", "(copy in)",
+     * "(copy out)", "(copy on device)". */
+    busy_kernel top[BUSY_MAX_TOP];
+    int n_top;
+    int n_names; /* how many there were before the table was cut to BUSY_MAX_TOP */
+} busy_report;
+
+/* Starts a stretch, or starts it anew.  OK also where CUPTI is missing or refuses. */
+status busy_begin(void);
+
+/* Ends it and reports; without a busy_begin, the report is not known.  Fails only for want of
+ * memory, then *out is not known either. */
+status busy_end(busy_report *out);
+
+#endif

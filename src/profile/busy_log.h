@@ -1,0 +1,61 @@
+/* What a device did, gathered interval by interval, and the sums over it: the part of busy.h that
+ * knows nothing of CUPTI.
+ *
+ * A log belongs to one thread at a time. */
+#ifndef HSTU_PROFILE_BUSY_LOG_H
+#define HSTU_PROFILE_BUSY_LOG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "profile/busy.h"
+
+typedef struct interval {
+    uint64_t start_ns, end_ns; /* end >= start */
+} interval;
+
+typedef struct interval_list {
+    interval *all;
+    size_t n, capacity;
+} interval_list;
+
+typedef enum {
+    BUSY_KERNEL,
+    BUSY_MEMSET,
+    BUSY_COPY_ON_DEVICE,
+    BUSY_COPY_IN,
+    BUSY_COPY_OUT,
+    N_BUSY_KINDS
+} busy_kind;
+
+typedef struct busy_log {
+    interval_list compute; /* kernels, memsets, copies within a device */
+    interval_list copies;  /* between host and device */
+    uint64_t n_kind[N_BUSY_KINDS];
+    uint64_t n_lost;
+    struct busy_name *names; /* one for each name seen */
+    size_t n_names, names_capacity;
+} busy_log;
+
+/* An empty log is all zero.  Fini makes it so again. */
+void busy_log_fini(busy_log *log);
+
+/* Adds what ran from start_ns to end_ns; `name` is a kernel's, as the linker knows it, and NULL for
+ * the other kinds.  Times of 0 mean that they are not known: it counts as lost. */
+status busy_log_add(busy_log *log, busy_kind kind, const char *name, uint64_t start_ns,
+                    uint64_t end_ns);
+
+/* The sums of everything added; is_known is false if that is nothing.  The log is changed: it can
+ * only be fini'd then. */
+status busy_log_report(busy_log *log, busy_report *out);
+
+/* The time in which at least one of n intervals ran.  Sorts them by start. */
+uint64_t interval_union_ns(interval *all, size_t n);
+
+/* The name of a kernel for people: of "_Z11gate_kernelI6__halfLi8EEvPT_" the text
+ * "gate_kernel<__half, 8>", without namespaces and parameters.  What it cannot read is as given;
+ * both are cut to the size of out. */
+void busy_kernel_name(const char *mangled, char out[BUSY_NAME_BYTES]);
+
+#endif

@@ -1,0 +1,193 @@
+#include "profile/busy.h"
+
+#include "oom.h"
+#include "ops/device.h"
+#include "profile/busy_log.h"
+#include "test.h"
+
+#define UNION(...)                                                                                 \
+    interval_union_ns((interval[]){__VA_ARGS__},                                                   \
+                      sizeof((interval[]){__VA_ARGS__}) / sizeof(interval))
+
+TEST(busy_union_counts_time_once) {
+    CHECK_EQ(interval_union_ns(NULL, 0), 0);
+    CHECK_EQ(UNION({10, 30}), 20);
+    CHECK_EQ(UNION({10, 10}), 0);
+    CHECK_EQ(UNION({10, 20}, {30, 35}), 15);
+    CHECK_EQ(UNION({30, 35}, {10, 20}), 15);                      /* in any order */
+    CHECK_EQ(UNION({10, 20}, {20, 30}), 20);                      /* touching */
+    CHECK_EQ(UNION({10, 20}, {15, 30}), 20);                      /* overlapping */
+    CHECK_EQ(UNION({10, 100}, {20, 30}, {40, 50}, {90, 95}), 90); /* one inside the other */
+    CHECK_EQ(UNION({10, 20}, {10, 20}, {10, 15}), 10);
+    CHECK_EQ(UNION({10, 20}, {12, 14}, {18, 25}, {40, 41}, {24, 30}), 21);
+    /* Device clocks count nanoseconds of years. */
+    uint64_t now = UINT64_C(1790000000000000000);
+    CHECK_EQ(UNION({now + 5, now + 9}, {now, now + 6}), 9);
+}
+
+/* Against marks on a line, for all sorts of overlaps. */
+TEST(busy_union_is_that_of_a_drawn_line) {
+    uint32_t seed = 1;
+    for (int round = 0; round < 200; round++) {
+        interval all[24];
+        bool mark[128] = {false};
+        int n = round % 24 + 1, n_marked = 0;
+        for (int i = 0; i < n; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            all[i].start_ns = seed >> 25;
+            all[i].end_ns = all[i].start_ns + (seed >> 8) % 20;
+            if (all[i].end_ns > 128) all[i].end_ns = 128;
+            for (uint64_t t = all[i].start_ns; t < all[i].end_ns; t++)
+                mark[t] = true;
+        }
+        for (int t = 0; t < 128; t++)
+            n_marked += mark[t];
+        CHECK_EQ(interval_union_ns(all, (size_t)n), n_marked);
+    }
+}
+
+static status add_some(busy_log *log) {
+    const char *gate = "_Z11gate_kernelI6__halfLi8EEvPT_";
+    TRY(busy_log_add(log, BUSY_COPY_IN, NULL, 1000, 1100)); /* alone for half of it */
+    TRY(busy_log_add(log, BUSY_KERNEL, gate, 1050, 1200));
+    TRY(busy_log_add(log, BUSY_KERNEL, "gemm", 1150, 1300)); /* on another stream */
+    TRY(busy_log_add(log, BUSY_MEMSET, NULL, 1400, 1410));
+    TRY(busy_log_add(log, BUSY_KERNEL, gate, 1500, 1700));
+    TRY(busy_log_add(log, BUSY_COPY_ON_DEVICE, NULL, 1700, 1720));
+    TRY(busy_log_add(log, BUSY_COPY_OUT, NULL, 1710, 1760));
+    return busy_log_add(log, BUSY_KERNEL, gate, 0, 0); /* no times */
+}
+
+TEST(busy_log_sums_up) {
+    busy_log log = {0};
+    busy_report r;
+    CHECK_OK(add_some(&log));
+    CHECK_OK(busy_log_report(&log, &r));
+    CHECK(r.is_known && r.reason[0] == '\0');
+    CHECK_EQ(r.span_ns, 760);
+    CHECK_EQ(r.kernel_busy_ns, 250 + 10 + 220);
+    CHECK_EQ(r.busy_ns, 300 + 10 + 260);
+    CHECK_EQ(r.n_kernels, 4);
+    CHECK_EQ(r.n_memsets, 1);
+    CHECK_EQ(r.n_copies, 3);
+    CHECK_EQ(r.n_lost, 1);
+    CHECK(r.n_top == 6 && r.n_names == 6);
+    CHECK_STR(r.top[0].name, "gate_kernel<__half, 8>");
+    CHECK(r.top[0].ns == 350 && r.top[0].n_calls == 2);
+    CHECK_STR(r.top[1].name, "gemm");
+    CHECK_STR(r.top[2].name, "(copy in)");
+    CHECK_STR(r.top[5].name, "(memset)");
+    busy_log_fini(&log);
+    busy_log_fini(&log);
+}
+
+/* Names that differ only where they are cut are two; the table keeps the longest times. */
+TEST(busy_log_cuts_the_table) {
+    busy_log log = {0};
+    busy_report r;
+    char name[200];
+    for (int i = 0; i < 100; i++) {
+        snprintf(name, sizeof name, "%0100d_%d", 0, i);
+        CHECK_OK(busy_log_add(&log, BUSY_KERNEL, name, 1000, 1001 + (uint64_t)(i * 37 % 100)));
+    }
+    CHECK_OK(busy_log_report(&log, &r));
+    CHECK(r.n_names == 100 && r.n_top == BUSY_MAX_TOP);
+    for (int i = 0; i < r.n_top; i++) {
+        CHECK_EQ(r.top[i].ns, 100 - i);
+        CHECK_EQ(strlen(r.top[i].name), BUSY_NAME_BYTES - 1);
+    }
+    CHECK_EQ(r.busy_ns, 100);
+    busy_log_fini(&log);
+}
+
+TEST(busy_log_of_nothing_is_not_known) {
+    busy_log log = {0};
+    busy_report r;
+    CHECK_OK(busy_log_report(&log, &r));
+    CHECK(!r.is_known);
+    CHECK_CONTAINS(r.reason, "no activity");
+    busy_log_fini(&log);
+}
+
+static status log_and_report(void *ctx) {
+    busy_log log = {0};
+    busy_report r;
+    (void)ctx;
+    status st = add_some(&log);
+    if (st == OK) st = busy_log_report(&log, &r);
+    busy_log_fini(&log);
+    return st;
+}
+
+TEST(busy_log_survives_lack_of_memory) {
+    CHECK(oom_at_each_allocation(log_and_report, NULL) >= 3);
+}
+
+static const char *shown(const char *mangled) {
+    static char name[BUSY_NAME_BYTES];
+    busy_kernel_name(mangled, name);
+    return name;
+}
+
+TEST(busy_names_are_readable) {
+    CHECK_STR(shown("_Z11draw_kernelPfi"), "draw_kernel");
+    CHECK_STR(shown("_Z13finish_kernelILb1EEv11softmax_jobPf"), "finish_kernel<true>");
+    CHECK_STR(shown("_Z15attn_fwd_kernelI13__nv_bfloat16Li64ELb0EEvPT_"),
+              "attn_fwd_kernel<__nv_bfloat16, 64, false>");
+    CHECK_STR(shown("_Z15attn_fwd_kernelIfLin3ELb0EEvPT_"), "attn_fwd_kernel<float, -3, false>");
+    CHECK_STR(shown("_ZN3foo4gateIL3epi1E6__halfEEvPT0_"), "gate<1, __half>");
+    CHECK_STR(shown("_Z9with_tileI4tileILi8EEEvPf"), "with_tile<tile<8>>");
+    CHECK_STR(shown("_ZN34_GLOBAL__N__81c2f8b8_4_k_cu__Z1fPf11anon_kernelEPf"), "anon_kernel");
+    CHECK_STR(shown("_Z1aImE"), "a<unsigned long>");
+}
+
+/* What it cannot read is as given, and no end of a name leads it astray. */
+TEST(busy_names_as_given) {
+    const char *whole = "_ZN3foo4gateIL3epi1E6__halfLb1ELin3E4tileILi8EEEEvPT0_";
+    CHECK_STR(shown("sm90_xmma_gemm_bf16bf16"), "sm90_xmma_gemm_bf16bf16");
+    CHECK_STR(shown(""), "");
+    CHECK_STR(shown("_Z"), "_Z");
+    CHECK_STR(shown("_Z99999999999999999999x"), "_Z99999999999999999999x");
+    CHECK_STR(shown("_Z4gateIPfE"), "_Z4gateIPfE");
+    for (size_t n = 0; n <= strlen(whole); n++) {
+        char *part = strndup(whole, n); /* on the heap: a sanitizer sees a step too far */
+        CHECK(strlen(shown(part)) < BUSY_NAME_BYTES);
+        free(part);
+    }
+    char nested[4096] = "_Z1aI";
+    for (int i = 0; i < 1000; i++)
+        strcat(nested, "1bI");
+    CHECK_EQ(strlen(shown(nested)), BUSY_NAME_BYTES - 1);
+}
+
+/* Where no GPU can be asked, the report says why, as often as one likes. */
+TEST(busy_says_why_it_does_not_know) {
+    device_driver driver;
+    busy_report r;
+    device_driver_ask(&driver);
+    CHECK_OK(busy_end(&r));
+    CHECK(!r.is_known && r.reason[0] != '\0');
+    if (driver.reason[0] == '\0') SKIP_TEST("here is a GPU");
+    for (int i = 0; i < 2; i++) {
+        memset(&r, 1, sizeof r);
+        CHECK_OK(busy_begin());
+        CHECK_OK(busy_begin());
+        CHECK_OK(busy_end(&r));
+        CHECK(!r.is_known && r.busy_ns == 0 && r.n_top == 0);
+        CHECK(strlen(r.reason) > 10 && strlen(r.reason) < sizeof r.reason);
+    }
+}
+
+static status begin_and_end(void *ctx) {
+    TRY(busy_begin());
+    return busy_end(ctx);
+}
+
+/* Not with a GPU: CUPTI may keep a buffer longer than the allocator of this test lasts. */
+TEST(busy_survives_lack_of_memory) {
+    device_driver driver;
+    busy_report r;
+    device_driver_ask(&driver);
+    if (driver.reason[0] == '\0') SKIP_TEST("here is a GPU");
+    oom_at_each_allocation(begin_and_end, &r);
+}
