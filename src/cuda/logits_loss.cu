@@ -89,8 +89,8 @@ status cuda_logits_loss(backend *be, const logits_loss_args *a) {
     int64_t n_blocks = cuda_div_up(a->n * (a->is_bits ? a->n_columns : WARP), LOSS_THREADS);
     cudaStream_t stream = cuda_of(be)->stream;
     void *partials;
-    if (a->is_bits && a->n_columns > 32)
-        return fail(ERR_UNSUPPORTED, "%d tasks were asked for; a label has 32 bits", a->n_columns);
+    if (a->is_bits && a->n_columns > 31)
+        return fail(ERR_UNSUPPORTED, "%d tasks were asked for; a label has 31 bits", a->n_columns);
     if (a->n == 0 || a->n_columns == 0) return OK;
     if (n_blocks > most) n_blocks = most;
     TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(double), &partials));
