@@ -5,8 +5,8 @@
 #include "mirror.h"
 
 /* IN is read, OUT is written entirely without being read, BOTH is read and written; LOOSE may be
- * written, without being read. */
-typedef enum { IN, OUT, BOTH, LOOSE } mirror_use;
+ * written, without being read; ROOM may be written, and else keeps what it holds. */
+typedef enum { IN, OUT, BOTH, LOOSE, ROOM } mirror_use;
 
 /* FACTOR: float32 that a product may round; ACT_FACTOR: activations that one may round besides;
  * RAW: bytes that mean nothing before and after. */

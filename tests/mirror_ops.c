@@ -110,6 +110,18 @@ static status run_linear_bwd(backend *be, const linear_args *args) {
     RUN(m, linear_bwd, &a);
 }
 
+static status run_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
+    mirror *m = mirror_of(be);
+    struct {
+        const void *z;
+        void *y;
+    } a = {z, y};
+    mirror_begin(m);
+    MIRROR(m, &a, z, IN, ACT, n);
+    MIRROR(m, &a, y, OUT, ACT, n);
+    RUN(m, activate, f, n, a.z, a.y);
+}
+
 static status run_norm_fwd(backend *be, const norm_args *args) {
     mirror *m = mirror_of(be);
     norm_args a = *args;
@@ -225,6 +237,12 @@ static status run_add(backend *be, int64_t n, const void *x, void *y) {
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
+/* Rows of results that fill a jagged array up behind its last sequence: they may be written. */
+static void add_filling(mirror *m, void **slot, int64_t n, int64_t n_rows, int64_t width,
+                        int64_t stride) {
+    if (n_rows > n) mirror_add(m, "rows that fill up", ROOM, ACT, slot, n_rows, width, stride);
+}
+
 /* Offsets, masks and bias, which both passes read; rows of queries and keys. */
 static void add_attn(mirror *m, attn_args *a, int64_t *n_q, int64_t *n_k) {
     int64_t b = a->n_sequences, cells = (int64_t)a->table_len * a->table_len;
@@ -259,6 +277,7 @@ static status run_attn_fwd(backend *be, const attn_args *args) {
     mirror_begin(m);
     add_attn(m, &a, &n_q, &n_k);
     MIRROR_ROWS(m, &a, out, OUT, ACT, n_q, a.n_heads * a.dim_v, a.stride_out);
+    add_filling(m, &a.out, n_q, a.n_rows_q, a.n_heads * a.dim_v, a.stride_out);
     RUN(m, attn_fwd, &a);
 }
 
@@ -273,6 +292,9 @@ static status run_attn_bwd(backend *be, const attn_args *args) {
     MIRROR_ROWS(m, &a, dq, OUT, ACT, n_q, qk, a.stride_q);
     MIRROR_ROWS(m, &a, dk, OUT, ACT, n_k, qk, a.stride_k);
     MIRROR_ROWS(m, &a, dv, OUT, ACT, n_k, v, a.stride_v);
+    add_filling(m, &a.dq, n_q, a.n_rows_q, qk, a.stride_q);
+    add_filling(m, &a.dk, n_k, a.n_rows_k, qk, a.stride_k);
+    add_filling(m, &a.dv, n_k, a.n_rows_k, v, a.stride_v);
     MIRROR(m, &a, dtable, BOTH, F32,
            (int64_t)a.n_sequences * a.table_heads * a.table_len * a.table_len);
     MIRROR(m, &a, dposition_w, BOTH, F32, 2 * a.bias_len - 1);
@@ -456,6 +478,7 @@ const ops mirror_op_table = {.gather = run_gather,
                              .scatter = run_scatter,
                              .linear_fwd = run_linear_fwd,
                              .linear_bwd = run_linear_bwd,
+                             .activate = run_activate,
                              .norm_fwd = run_norm_fwd,
                              .norm_bwd = run_norm_bwd,
                              .gate_fwd = run_gate_fwd,

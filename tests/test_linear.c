@@ -185,6 +185,30 @@ TEST(linear_with_a_large_weight) {
     close_backends(&t);
 }
 
+/* What the product left in z gives y once more, in place too. */
+TEST(linear_activates_again) {
+    static const epilogue all[] = {EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU};
+    test_backends t;
+    open_backends(&t);
+    for (int f = 0; f < 3; f++)
+        for (int64_t n = 0; n < 3000; n += 2999 / 2) {
+            layer l = make_layer(n, 3, 7, false, all[f], true, false, false);
+            float *y = floats(l.n_y, 5), *z;
+            CHECK_OK(t.be[1]->ops->linear_fwd(t.be[1], &l.a));
+            CHECK_OK(t.be[1]->ops->activate(t.be[1], all[f], l.n_y, l.a.z, y));
+            z = l.a.z;
+            for (int64_t i = 0; i < l.n_y; i++) {
+                double want = f_of(all[f], z[i]);
+                CHECK(fabs(y[i] - want) <= with_rounding(1e-6 * (1 + fabs(want)), want));
+            }
+            CHECK_OK(t.be[1]->ops->activate(t.be[1], all[f], l.n_y, z, z));
+            CHECK_SAME(z, y, l.n_y);
+            mem_free(y);
+            free_layer(&l);
+        }
+    close_backends(&t);
+}
+
 /* Extreme inputs leave SiLU and its slope finite and right. */
 TEST(linear_silu_far_from_zero) {
     test_backends t;
