@@ -392,7 +392,16 @@ static void check_same_training(toy_model *t, toy_kind kind, const config *other
     model_destroy(m);
 }
 
+/* Off the CPU a product of another shape may add in another order, and 16 bits show it. */
+static double shape_bound(void) {
+    if (test_on.kind == ON_CPU) return 1e-6;
+    return test_on.p == PRECISION_F32 ? 1e-5 : 16 * precision_unit(test_on.p);
+}
+
+/* The CPU behind the mirror activates z before it is rounded, and again behind that. */
 TEST(computing_again_gives_the_same_bits) {
+    bool is_same =
+        test_on.is_deterministic && (test_on.kind != ON_MIRROR || !precision_is_half(test_on.p));
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;
         toy_batch b;
@@ -400,7 +409,7 @@ TEST(computing_again_gives_the_same_bits) {
         toy_batch_make(&b, (toy_kind)kind, 8);
         config c = t.c;
         c.network.recomputes_norm = c.network.recomputes_silu = true;
-        check_same_training(&t, (toy_kind)kind, &c, &b.b, 0);
+        check_same_training(&t, (toy_kind)kind, &c, &b.b, is_same ? 0 : shape_bound());
         toy_model_close(&t);
     }
 }
@@ -413,9 +422,9 @@ TEST(filling_a_batch_up_changes_nothing) {
         toy_model_open(&t, (toy_kind)kind, 0.3, 2);
         toy_batch_make(&b, (toy_kind)kind, 8);
         t.be->token_bucket = 64;
-        check_same_training(&t, (toy_kind)kind, &t.c, &b.b, 1e-6);
+        check_same_training(&t, (toy_kind)kind, &t.c, &b.b, shape_bound());
         t.be->token_bucket = 7;
-        check_same_training(&t, (toy_kind)kind, &t.c, &b.b, 1e-6);
+        check_same_training(&t, (toy_kind)kind, &t.c, &b.b, shape_bound());
         toy_model_close(&t);
     }
 }
