@@ -29,6 +29,9 @@ template <int DIM> struct f32_shape {
     static constexpr bool IS_KEPT = DIM == 32;
     static constexpr int FWD_COLUMNS = DIM == 32 ? 128 : DIM == 64 ? 64 : DIM == 128 ? 32 : 16;
     static constexpr int BWD_COLUMNS = DIM == 32 ? 64 : DIM == 64 ? 32 : 16;
+    /* Blocks of a multiprocessor at least: what the registers are cut to. */
+    static constexpr int FWD_BLOCKS = DIM == 32 ? 5 : DIM == 64 ? 4 : 2;
+    static constexpr int BWD_BLOCKS = DIM == 32 ? 3 : 2;
 };
 
 /* A thread's place in a fragment: rows g and g + 8; columns t and t + 4, or 2t and 2t + 1. */
@@ -111,20 +114,70 @@ __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b
 
 /* ---- tiles ---------------------------------------------------------------------------------- */
 
-/* N rows of `dim` numbers to shared memory; rows from n on and columns from dim on become zeros. A
- * row's numbers are read one by one: heads of 25 numbers are not aligned to more. */
-template <int DIM, int N, bool EXACT, typename T>
-__device__ static inline void load_tile(float *to, const T *from, int64_t stride, int dim, int n) {
-    using shape = f32_shape<DIM>;
-    constexpr int WIDTH = DIM < shape::THREADS ? DIM : shape::THREADS,
-                  STEP = shape::THREADS / WIDTH;
-    int r0 = (int)threadIdx.x / WIDTH;
-    for (int c = (int)threadIdx.x % WIDTH; c < DIM; c += WIDTH) {
+/* How a block's threads share a tile of N rows: thread t copies column c0, c0 + WIDTH, ... of rows
+ * r0, r0 + STEP, ...  A row's numbers are copied one by one: heads of 25 numbers are not aligned to
+ * more. */
+template <int DIM, int N> struct f32_copy {
+    static constexpr int THREADS = f32_shape<DIM>::THREADS;
+    static constexpr int WIDTH = DIM < THREADS ? DIM : THREADS, STEP = THREADS / WIDTH;
+    static constexpr int TIMES = N / STEP, UNROLL = TIMES < 16 ? TIMES : 16;
+    static_assert(N % STEP == 0 && DIM % WIDTH == 0, "every thread copies as many rows");
+};
+
+/* N rows of `dim` numbers to shared memory; rows from n on and columns from dim on become zeros.
+ * float32 is on its way when this returns: tile_end must follow, then a barrier. */
+template <int DIM, int N>
+__device__ static inline void tile_begin(float *to, const float *from, int64_t stride, int dim,
+                                         int n) {
+    using copy = f32_copy<DIM, N>;
+    int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
+#pragma unroll
+    for (int c = c0; c < DIM; c += copy::WIDTH) {
+        const float *x = from + r0 * stride + c;
+        uint32_t at = shared_address(to + r0 * f32_shape<DIM>::STRIDE + c);
+#pragma unroll copy::UNROLL
+        for (int k = 0; k < copy::TIMES; k++) {
+            bool is_there = c < dim && r0 + k * copy::STEP < n;
+            cp_async<4>(at, is_there ? x : from, is_there ? 4 : 0);
+            at += (uint32_t)(copy::STEP * f32_shape<DIM>::STRIDE * sizeof(float));
+            x += copy::STEP * stride;
+        }
+    }
+}
+
+/* 16-bit numbers pass through registers. */
+template <int DIM, int N, typename T>
+__device__ static inline void tile_begin(float *to, const T *from, int64_t stride, int dim, int n) {
+    using copy = f32_copy<DIM, N>;
+    int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
+#pragma unroll
+    for (int c = c0; c < DIM; c += copy::WIDTH) {
         const T *x = from + r0 * stride + c;
-#pragma unroll 8
-        for (int r = r0; r < N; r += STEP, x += STEP * stride) {
-            float value = r < n && c < dim ? to_float(*x) : 0.0f;
-            to[r * shape::STRIDE + c] = EXACT ? value : __uint_as_float(cvt_rna_tf32(value));
+#pragma unroll copy::UNROLL / 2
+        for (int k = 0; k < copy::TIMES; k++) {
+            int r = r0 + k * copy::STEP;
+            to[r * f32_shape<DIM>::STRIDE + c] =
+                c < dim && r < n ? to_float(x[k * copy::STEP * stride]) : 0.0f;
+        }
+    }
+}
+
+/* Waits for the thread's copies and, if not EXACT, rounds what it copied to the tile: it sees its
+ * own copies before any barrier. */
+template <int DIM, int N, bool EXACT> __device__ static inline void tile_end(float *to) {
+    using copy = f32_copy<DIM, N>;
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+    if constexpr (!EXACT) {
+        int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
+#pragma unroll
+        for (int c = c0; c < DIM; c += copy::WIDTH) {
+            float *x = to + r0 * f32_shape<DIM>::STRIDE + c;
+#pragma unroll copy::UNROLL
+            for (int k = 0; k < copy::TIMES; k++) {
+                float *y = x + k * copy::STEP * f32_shape<DIM>::STRIDE;
+                *y = __uint_as_float(cvt_rna_tf32(*y));
+            }
         }
     }
 }
@@ -152,7 +205,8 @@ __device__ static inline void rows_load(f32_rows<DIM, EXACT> *rows, float *tile,
             }
         }
     } else {
-        load_tile<DIM, shape::ROWS, EXACT>(tile, from, stride, dim, n);
+        tile_begin<DIM, shape::ROWS>(tile, from, stride, dim, n);
+        tile_end<DIM, shape::ROWS, EXACT>(tile);
         rows->tile = tile + first * shape::STRIDE;
     }
 }
@@ -166,9 +220,8 @@ __device__ static inline void score_square(float x[2][4], const f32_rows<DIM, EX
 #pragma unroll
     for (int i = 0; i < 8; i++)
         x[i / 4][i % 4] = 0.0f;
-#pragma unroll
-    for (int first = 0; first < DIM; first += 32) {
-        if (first >= dim) break;
+#pragma unroll 1
+    for (int first = 0; first < (f32_shape<DIM>::IS_KEPT ? DIM : dim); first += 32) {
 #pragma unroll
         for (int k = first; k < first + 32; k += 8) {
             f32_a<EXACT> a;
@@ -291,20 +344,20 @@ template <int DIM>
 __device__ static inline void buckets_load(f32_buckets<DIM> *m, const attn_args &a,
                                            const uint32_t *cells) {
     if constexpr (f32_buckets<DIM>::IS_STAGED) {
-        for (int i = (int)threadIdx.x; i < BUCKET_CELLS; i += (int)blockDim.x)
+        for (int i = (int)threadIdx.x; i < BUCKET_CELLS; i += f32_shape<DIM>::THREADS)
             m->cell[i] = cells[i];
-        for (int i = (int)threadIdx.x; i <= ATTN_TIME_BUCKETS; i += (int)blockDim.x)
+        for (int i = (int)threadIdx.x; i <= ATTN_TIME_BUCKETS; i += f32_shape<DIM>::THREADS)
             m->weight[i] = a.time_w[i];
     }
 }
 
 /* Query places i0 .. and keys j0 .. are those of the tile; `time` the n times of its columns. */
-template <int Q, int K, int C>
+template <int THREADS, int Q, int K, int C>
 __device__ static inline void time_room_tile(f32_time_room<Q, K, C> *m, const attn_args &a,
                                              const int64_t *time, int n, int i0, int j0) {
-    for (int i = (int)threadIdx.x; i < C; i += (int)blockDim.x)
+    for (int i = (int)threadIdx.x; i < C; i += THREADS)
         m->time[i] = i < n ? time[i] : 0;
-    for (int i = (int)threadIdx.x; i < Q + K - 1; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < Q + K - 1; i += THREADS) {
         int at = a.bias_len - 1 + j0 - i0 + i - (Q - 1);
         m->position[i] = at >= 0 && at < 2 * a.bias_len - 1 ? a.position_w[at] : 0.0f;
     }
@@ -405,10 +458,12 @@ __device__ static inline unsigned queries_see(const attn_args &a, const attn_seq
 #pragma unroll
     for (int i = 0; i < 8; i++)
         seen |= (unsigned)spans_have(q.spans[i % 4 / 2], j + i / 4 * 8 + i % 2) << i;
-    if (has_more_spans(a))
+    if (has_more_spans(a)) {
+#pragma unroll 1
         for (int i = 0; i < 8; i++)
             seen |= (unsigned)more_spans_have(a, s, q.row + i % 4 / 2 * 8, j + i / 4 * 8 + i % 2)
                     << i;
+    }
     return seen;
 }
 
@@ -454,10 +509,12 @@ __device__ static inline unsigned masks_see(const attn_args &a, const attn_seq &
         seen |= (unsigned)spans_have(spans, j) << (n / 2 * 4 + n % 2);
         seen |= (unsigned)spans_have(spans, j + 8) << (n / 2 * 4 + n % 2 + 2);
     }
-    if (has_more_spans(a))
+    if (has_more_spans(a)) {
+#pragma unroll 1
         for (int i = 0; i < 8; i++)
             seen |= (unsigned)more_spans_have(a, s, row + i / 4 * 8 + i % 2, j + i % 4 / 2 * 8)
                     << i;
+    }
     return seen;
 }
 

@@ -139,9 +139,12 @@ template <int DIM> static size_t dq_shared(bool has_strips) {
 
 /* Heads that share a table add to the same numbers, so a block does n_serial of them in order. */
 template <int DIM, bool EXACT>
-static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void dq_kernel(
-    const __grid_constant__ attn_args a, const uint32_t *bucket_cells, unsigned long long *cells,
-    int n_tiles, int n_serial) {
+static __global__
+__launch_bounds__(f32_shape<DIM>::THREADS,
+                  f32_shape<DIM>::BWD_BLOCKS) void dq_kernel(const __grid_constant__ attn_args a,
+                                                             const uint32_t *bucket_cells,
+                                                             unsigned long long *cells, int n_tiles,
+                                                             int n_serial) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool IS_STAGED = f32_buckets<DIM>::IS_STAGED;
@@ -185,11 +188,15 @@ static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void dq_kernel(
         for (int j0 = 0; j0 < s.len_k; j0 += COLUMNS) {
             if (attn_tile_is_empty(a, s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
             __syncthreads();
-            load_tile<DIM, COLUMNS, EXACT>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk,
-                                           s.len_k - j0);
-            load_tile<DIM, COLUMNS, EXACT>(v_tile, v + j0 * a.stride_v, a.stride_v, a.dim_v,
-                                           s.len_k - j0);
-            if (is_time) time_room_tile(&room, a, a.key_time + s.row_k + j0, s.len_k - j0, i0, j0);
+            tile_begin<DIM, COLUMNS>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk,
+                                     s.len_k - j0);
+            tile_begin<DIM, COLUMNS>(v_tile, v + j0 * a.stride_v, a.stride_v, a.dim_v,
+                                     s.len_k - j0);
+            if (is_time)
+                time_room_tile<shape::THREADS>(&room, a, a.key_time + s.row_k + j0, s.len_k - j0,
+                                               i0, j0);
+            tile_end<DIM, COLUMNS, EXACT>(k_tile);
+            tile_end<DIM, COLUMNS, EXACT>(v_tile);
             __syncthreads();
 
             int begin, end;
@@ -248,8 +255,9 @@ template <int DIM, int PARTS> static size_t dkv_shared() {
 
 template <int DIM, bool EXACT, int PARTS>
 static __global__
-__launch_bounds__(f32_shape<DIM>::THREADS) void dkv_kernel(const __grid_constant__ attn_args a,
-                                                           const uint32_t *bucket_cells) {
+__launch_bounds__(f32_shape<DIM>::THREADS,
+                  f32_shape<DIM>::BWD_BLOCKS) void dkv_kernel(const __grid_constant__ attn_args a,
+                                                              const uint32_t *bucket_cells) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
@@ -291,12 +299,14 @@ __launch_bounds__(f32_shape<DIM>::THREADS) void dkv_kernel(const __grid_constant
         if (attn_tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
         int i0 = row0 + s.shift, n_rows = s.len_q - row0;
         __syncthreads();
-        load_tile<DIM, COLUMNS, EXACT>(q_tile, q + row0 * a.stride_q, a.stride_q, a.dim_qk, n_rows);
-        load_tile<DIM, COLUMNS, EXACT>(dout_tile, dout + row0 * a.stride_out, a.stride_out, a.dim_v,
-                                       n_rows);
+        tile_begin<DIM, COLUMNS>(q_tile, q + row0 * a.stride_q, a.stride_q, a.dim_qk, n_rows);
+        tile_begin<DIM, COLUMNS>(dout_tile, dout + row0 * a.stride_out, a.stride_out, a.dim_v,
+                                 n_rows);
         masks_load(&masks, a, s, row0);
         if (a.bias == BIAS_TIME)
-            time_room_tile(&room, a, a.query_time + s.row_q + row0, n_rows, i0, j0);
+            time_room_tile<shape::THREADS>(&room, a, a.query_time + s.row_q + row0, n_rows, i0, j0);
+        tile_end<DIM, COLUMNS, EXACT>(q_tile);
+        tile_end<DIM, COLUMNS, EXACT>(dout_tile);
         __syncthreads();
 
         for (int c = 0; c < COLUMNS; c += 16) {

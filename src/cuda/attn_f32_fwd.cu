@@ -47,12 +47,13 @@ __launch_bounds__(f32_shape<DIM>::THREADS) void fwd_kernel(const __grid_constant
     for (int j0 = 0; j0 < s.len_k; j0 += COLUMNS) {
         if (attn_tile_is_empty(a, s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
         __syncthreads();
-        load_tile<DIM, COLUMNS, EXACT>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk,
-                                       s.len_k - j0);
-        load_tile<DIM, COLUMNS, EXACT>(v_tile, v + j0 * a.stride_v, a.stride_v, a.dim_v,
-                                       s.len_k - j0);
+        tile_begin<DIM, COLUMNS>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk, s.len_k - j0);
+        tile_begin<DIM, COLUMNS>(v_tile, v + j0 * a.stride_v, a.stride_v, a.dim_v, s.len_k - j0);
         if (a.bias == BIAS_TIME)
-            time_room_tile(&room, a, a.key_time + s.row_k + j0, s.len_k - j0, row0 + s.shift, j0);
+            time_room_tile<shape::THREADS>(&room, a, a.key_time + s.row_k + j0, s.len_k - j0,
+                                           row0 + s.shift, j0);
+        tile_end<DIM, COLUMNS, EXACT>(k_tile);
+        tile_end<DIM, COLUMNS, EXACT>(v_tile);
         __syncthreads();
 
         int begin, end;

@@ -42,11 +42,17 @@ __device__ static inline void load_act(float *to, const softmax_job &job, const 
     int64_t at = (s.row + first) * stride + s.head * job.a.dim;
     int n = s.len - first, dim = job.a.dim;
     if (job.act == ACT_F32)
-        load_tile<DIM, N, true>(to, (const float *)from + at, stride, dim, n);
+        tile_begin<DIM, N>(to, (const float *)from + at, stride, dim, n);
     else if (job.act == ACT_BF16)
-        load_tile<DIM, N, true>(to, (const __nv_bfloat16 *)from + at, stride, dim, n);
+        tile_begin<DIM, N>(to, (const __nv_bfloat16 *)from + at, stride, dim, n);
     else
-        load_tile<DIM, N, true>(to, (const __half *)from + at, stride, dim, n);
+        tile_begin<DIM, N>(to, (const __half *)from + at, stride, dim, n);
+}
+
+/* Waits for what the thread loaded; a barrier must follow. */
+__device__ static inline void load_end() {
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
 }
 
 template <int DIM>
@@ -178,8 +184,9 @@ __device__ static inline void rows_end(const softmax_job &job, const softmax_blo
 }
 
 template <int DIM>
-static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void fwd_kernel(
-    const __grid_constant__ softmax_job job) {
+static __global__ __launch_bounds__(
+    f32_shape<DIM>::THREADS,
+    f32_shape<DIM>::BWD_BLOCKS) void fwd_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::FWD_COLUMNS, STRIDE = shape::STRIDE;
     extern __shared__ float4 shared[];
@@ -199,6 +206,7 @@ static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void fwd_kernel(
         __syncthreads();
         load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, j0);
         load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, j0);
+        load_end();
         __syncthreads();
         for (int c = 0; c < min(warp_end - j0, COLUMNS); c += 16) {
             float x[2][4];
@@ -234,8 +242,9 @@ __device__ static inline void weights_square(float x[2][4], float dp[2][4], cons
 }
 
 template <int DIM>
-static __global__
-__launch_bounds__(f32_shape<DIM>::THREADS) void dq_kernel(const __grid_constant__ softmax_job job) {
+static __global__ __launch_bounds__(
+    f32_shape<DIM>::THREADS,
+    f32_shape<DIM>::BWD_BLOCKS) void dq_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     extern __shared__ float4 shared[];
@@ -261,6 +270,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS) void dq_kernel(const __grid_constant_
             __syncthreads();
             load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, j0);
             load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, j0);
+            load_end();
             __syncthreads();
             for (int c = 0; c < min(warp_end - j0, COLUMNS); c += 16) {
                 float x[2][4], dp[2][4];
@@ -341,8 +351,9 @@ enum { PART_DK = 1, PART_DV = 2 };
 
 /* Registers hold the sums of both, except at DIM = 256, where a kernel each sums one. */
 template <int DIM, int PARTS>
-static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void dkv_kernel(
-    const __grid_constant__ softmax_job job) {
+static __global__ __launch_bounds__(
+    f32_shape<DIM>::THREADS,
+    f32_shape<DIM>::BWD_BLOCKS) void dkv_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
@@ -365,6 +376,7 @@ static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void dkv_kernel(
         load_act<DIM, COLUMNS>(q_tile, job, s, a.q, a.stride_q, i0);
         load_act<DIM, COLUMNS>(dout_tile, job, s, a.dout, a.stride_out, i0);
         columns_load(&columns, job, s, i0);
+        load_end();
         __syncthreads();
         for (int c = 0; c < min(s.len - i0, COLUMNS); c += 16) {
             if (i0 + c + 15 < warp_first || warp_first >= s.len) continue;
@@ -439,7 +451,6 @@ status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
     TRY(check_dim(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
     if (a->dim <= 64) return launch_fwd<64>(be, a);
-    if (a->dim <= 128) return launch_fwd<128>(be, a);
     return launch_fwd<256>(be, a);
 }
 
@@ -450,6 +461,5 @@ status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
     size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
     TRY(cuda_scratch(be, n_rows * (size_t)a->n_heads * sizeof(float), &delta));
     if (a->dim <= 64) return launch_bwd<64>(be, a, (float *)delta);
-    if (a->dim <= 128) return launch_bwd<128>(be, a, (float *)delta);
     return launch_bwd<256>(be, a, (float *)delta);
 }
