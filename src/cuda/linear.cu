@@ -21,7 +21,7 @@ typedef struct copy_job {
 } copy_job;
 
 /* A thread copies N numbers of the weight, or one of the bias. */
-template <typename T, int N> __global__ void copy_kernel(copy_job j) {
+template <typename T, int N> static __global__ void copy_kernel(copy_job j) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < j.n_packs) {
         pack<float, N> from = ((const pack<float, N> *)j.w)[i];
@@ -73,7 +73,7 @@ static status take_weights(backend *be, const linear_args *a, const float *bias,
 
 /* y = f(z), N numbers a thread. */
 template <typename T, int N>
-__global__ void f_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
+static __global__ void f_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n_packs) return;
     pack<T, N> x = ((const pack<T, N> *)z)[i];
@@ -160,7 +160,7 @@ __device__ static inline void dz_rows(const dz_job &j, int64_t row, int64_t end,
     }
 }
 
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) dz_kernel(dz_job j) {
+template <typename T, int N> static __global__ void __launch_bounds__(THREADS) dz_kernel(dz_job j) {
     __shared__ float room[ROWS_Y][PACKS_X * N + 1];
     int x = (int)threadIdx.x % PACKS_X, y = (int)threadIdx.x / PACKS_X;
     int64_t first_column = (int64_t)blockIdx.y * (PACKS_X * N), column = first_column + x * N;
@@ -186,7 +186,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) dz_kerne
 
 /* dbias += the groups' sums, in a fixed order: a block owns 32 columns, a row of threads every
  * eighth group. */
-__global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     dbias_kernel(int32_t n_groups, int32_t n_out, const float *partials, float *dbias) {
     __shared__ float room[ROWS_Y][PACKS_X];
     int x = (int)threadIdx.x % PACKS_X, y = (int)threadIdx.x / PACKS_X;

@@ -43,7 +43,7 @@ typedef struct rank_job {
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-template <typename T> __global__ void convert_kernel(int64_t n, const T *from, float *to) {
+template <typename T> static __global__ void convert_kernel(int64_t n, const T *from, float *to) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < n) to[i] = to_float(from[i]);
 }
@@ -93,7 +93,7 @@ __device__ static inline void score_tile(const rank_job &j, int64_t first_query,
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-__global__ void own_kernel(rank_job j) {
+static __global__ void own_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (q < j.a.n_queries) j.own[q] = score_of(j, q, j.a.target[q]);
 }
@@ -104,7 +104,7 @@ __device__ static inline bool is_above(float score, int64_t row, float own, int6
     return row < target ? !(score < own) : row > target && !(score <= own);
 }
 
-__global__ void __launch_bounds__(THREADS) count_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) count_kernel(rank_job j) {
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
     int64_t first_query = (int64_t)blockIdx.y * TILE, first_row = (int64_t)blockIdx.x * TILE;
     float sum[SIDE][SIDE] = {};
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(THREADS) count_kernel(rank_job j) {
 
 /* A warp a query: what was seen is taken out of the count, once though it may be listed twice.  A
  * target without a number has all other rows above it, seen or not. */
-__global__ void __launch_bounds__(THREADS) finish_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) finish_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (q >= j.a.n_queries) return;
     float own = j.own[q];
@@ -165,7 +165,7 @@ static status find_ranks(backend *be, const rank_job &j) {
 
 /* ---- the k best: scores ---------------------------------------------------------------------- */
 
-__global__ void __launch_bounds__(THREADS) scores_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) scores_kernel(rank_job j) {
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
     int64_t in_group = (int64_t)blockIdx.y * TILE, in_piece = (int64_t)blockIdx.x * TILE;
     float sum[SIDE][SIDE] = {};
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(THREADS) scores_kernel(rank_job j) {
 }
 
 /* A block a query of the group: its seen rows are out. */
-__global__ void __launch_bounds__(THREADS) seen_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) seen_kernel(rank_job j) {
     int64_t q = (int64_t)j.first_query + blockIdx.x;
     float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
     int32_t end = j.a.seen_offsets[q + 1];
@@ -234,7 +234,7 @@ __device__ static inline void sort_keys(key *keys, int n) {
 
 /* A block a query: what beats the k-th best so far joins the keys, which are sorted and cut to k
  * whenever a further round might not fit. */
-__global__ void __launch_bounds__(SELECT_THREADS) select_kernel(rank_job j) {
+static __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(rank_job j) {
     __shared__ key keys[N_KEYS];
     __shared__ int n_shared;
     int64_t q = (int64_t)j.first_query + blockIdx.x;
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(rank_job j) {
     if (threadIdx.x == 0) j.n_kept[q] = n;
 }
 
-__global__ void best_kernel(rank_job j) {
+static __global__ void best_kernel(rank_job j) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (int64_t)j.a.n_queries * j.a.k) return;
     bool is_there = i % j.a.k < j.n_kept[i / j.a.k];

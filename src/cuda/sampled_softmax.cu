@@ -18,7 +18,7 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SUM_THREADS = 1024 };
 /* ---- the lengths of the table's rows --------------------------------------------------------- */
 
 /* A warp a row; in double, as a length may be far from 1. */
-__global__ void __launch_bounds__(THREADS) scale_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(THREADS) scale_kernel(softmax_job j) {
     int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     double squares = 0;
     if (v >= j.a.n_rows) return;
@@ -227,7 +227,7 @@ static constexpr int min_blocks(int lanes) {
 /* The positive's derivative, p - 1, is minus the sum of the others: exact also where p rounds to 1;
  * and the loss is taken in double, which holds 1 + a small one. */
 template <int N, int L>
-__global__ void __launch_bounds__(THREADS, min_blocks(L)) score_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(THREADS, min_blocks(L)) score_kernel(softmax_job j) {
     int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     int part = (int)threadIdx.x % L, group = (int)threadIdx.x % WARP / L;
     int left = j.a.dim - part * N;
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(THREADS, min_blocks(L)) score_kernel(softmax_j
 }
 
 /* *loss += the rows' losses, by one block in a fixed order. */
-__global__ void __launch_bounds__(SUM_THREADS) loss_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(SUM_THREADS) loss_kernel(softmax_job j) {
     __shared__ double room[WARP];
     double sum = 0;
 #pragma unroll 4
