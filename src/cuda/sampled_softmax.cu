@@ -282,9 +282,13 @@ static __global__ void __launch_bounds__(SUM_THREADS) loss_kernel(softmax_job j)
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
+/* Packs of 2 are for short rows alone, such as 50 numbers. */
 template <int N> static void score_launch(cudaStream_t stream, const softmax_job &j) {
     unsigned n_blocks = (unsigned)cuda_div_up(j.a.n, WARPS);
-    if (j.a.dim <= 8 * 8)
+    bool is_packed_2 = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 2);
+    if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2)
+        score_kernel<2, 8><<<n_blocks, THREADS, 0, stream>>>(j);
+    else if (j.a.dim <= 8 * 8)
         score_kernel<N, 8><<<n_blocks, THREADS, 0, stream>>>(j);
     else if (j.a.dim <= 16 * 16)
         score_kernel<N, 16><<<n_blocks, THREADS, 0, stream>>>(j);
@@ -298,8 +302,6 @@ static status run_scores(backend *be, const softmax_job &j) {
         scale_kernel<<<(unsigned)cuda_div_up(j.a.n_rows, WARPS), THREADS, 0, stream>>>(j);
     if (can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4))
         score_launch<4>(stream, j);
-    else if (can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 2))
-        score_launch<2>(stream, j);
     else
         score_launch<1>(stream, j);
     loss_kernel<<<1, SUM_THREADS, 0, stream>>>(j);
