@@ -10,7 +10,8 @@
  * large D the reading of fragments from shared memory.
  *
  * EXACT: operands are split into two TF32 numbers, big + small, and small x small is left out: the
- * error is that of float32.  Else they are rounded once, to TF32. */
+ * error is that of float32.  Else they are rounded once, to TF32; only up to DIM = 64, where the
+ * time counts, to keep the build short. */
 #ifndef HSTU_CUDA_ATTN_F32_CUH
 #define HSTU_CUDA_ATTN_F32_CUH
 
@@ -29,9 +30,6 @@ template <int DIM> struct f32_shape {
     static constexpr bool IS_KEPT = DIM == 32;
     static constexpr int FWD_COLUMNS = DIM == 32 ? 128 : DIM == 64 ? 64 : DIM == 128 ? 32 : 16;
     static constexpr int BWD_COLUMNS = DIM == 32 ? 64 : DIM == 64 ? 32 : 16;
-    /* Blocks of a multiprocessor at least: what the registers are cut to. */
-    static constexpr int FWD_BLOCKS = DIM == 32 ? 5 : DIM == 64 ? 4 : 2;
-    static constexpr int BWD_BLOCKS = DIM == 32 ? 3 : 2;
 };
 
 /* A thread's place in a fragment: rows g and g + 8; columns t and t + 4, or 2t and 2t + 1. */
@@ -120,7 +118,7 @@ __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b
 template <int DIM, int N> struct f32_copy {
     static constexpr int THREADS = f32_shape<DIM>::THREADS;
     static constexpr int WIDTH = DIM < THREADS ? DIM : THREADS, STEP = THREADS / WIDTH;
-    static constexpr int TIMES = N / STEP, UNROLL = TIMES < 16 ? TIMES : 16;
+    static constexpr int TIMES = N / STEP, UNROLL = DIM == 256 ? 4 : TIMES < 16 ? TIMES : 16;
     static_assert(N % STEP == 0 && DIM % WIDTH == 0, "every thread copies as many rows");
 };
 
@@ -131,7 +129,7 @@ __device__ static inline void tile_begin(float *to, const float *from, int64_t s
                                          int n) {
     using copy = f32_copy<DIM, N>;
     int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
-#pragma unroll
+#pragma unroll 1
     for (int c = c0; c < DIM; c += copy::WIDTH) {
         const float *x = from + r0 * stride + c;
         uint32_t at = shared_address(to + r0 * f32_shape<DIM>::STRIDE + c);
@@ -150,10 +148,10 @@ template <int DIM, int N, typename T>
 __device__ static inline void tile_begin(float *to, const T *from, int64_t stride, int dim, int n) {
     using copy = f32_copy<DIM, N>;
     int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
-#pragma unroll
+#pragma unroll 1
     for (int c = c0; c < DIM; c += copy::WIDTH) {
         const T *x = from + r0 * stride + c;
-#pragma unroll copy::UNROLL / 2
+#pragma unroll 4
         for (int k = 0; k < copy::TIMES; k++) {
             int r = r0 + k * copy::STEP;
             to[r * f32_shape<DIM>::STRIDE + c] =
@@ -170,7 +168,7 @@ template <int DIM, int N, bool EXACT> __device__ static inline void tile_end(flo
     cp_async_wait_group<0>();
     if constexpr (!EXACT) {
         int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
-#pragma unroll
+#pragma unroll 1
         for (int c = c0; c < DIM; c += copy::WIDTH) {
             float *x = to + r0 * f32_shape<DIM>::STRIDE + c;
 #pragma unroll copy::UNROLL

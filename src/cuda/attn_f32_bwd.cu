@@ -141,10 +141,10 @@ template <int DIM> static size_t dq_shared(bool has_strips) {
 template <int DIM, bool EXACT>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS,
-                  f32_shape<DIM>::BWD_BLOCKS) void dq_kernel(const __grid_constant__ attn_args a,
-                                                             const uint32_t *bucket_cells,
-                                                             unsigned long long *cells, int n_tiles,
-                                                             int n_serial) {
+                  DIM == 32 && !EXACT ? 3 : 2) void dq_kernel(const __grid_constant__ attn_args a,
+                                                              const uint32_t *bucket_cells,
+                                                              unsigned long long *cells,
+                                                              int n_tiles, int n_serial) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool IS_STAGED = f32_buckets<DIM>::IS_STAGED;
@@ -256,8 +256,8 @@ template <int DIM, int PARTS> static size_t dkv_shared() {
 template <int DIM, bool EXACT, int PARTS>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS,
-                  f32_shape<DIM>::BWD_BLOCKS) void dkv_kernel(const __grid_constant__ attn_args a,
-                                                              const uint32_t *bucket_cells) {
+                  DIM == 32 && !EXACT ? 4 : 2) void dkv_kernel(const __grid_constant__ attn_args a,
+                                                               const uint32_t *bucket_cells) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
@@ -386,13 +386,15 @@ static status launch(backend *be, const attn_args *a, unsigned long long *cells)
     }
 }
 
-template <bool EXACT>
 static status launch_dim(backend *be, const attn_args *a, unsigned long long *cells) {
     int dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
-    if (dim <= 32) return launch<32, EXACT>(be, a, cells);
-    if (dim <= 64) return launch<64, EXACT>(be, a, cells);
-    if (dim <= 128) return launch<128, EXACT>(be, a, cells);
-    if (dim <= 256) return launch<256, EXACT>(be, a, cells);
+    bool is_tf32 = cuda_of(be)->is_tf32;
+    if (dim <= 32)
+        return is_tf32 ? launch<32, false>(be, a, cells) : launch<32, true>(be, a, cells);
+    if (dim <= 64)
+        return is_tf32 ? launch<64, false>(be, a, cells) : launch<64, true>(be, a, cells);
+    if (dim <= 128) return launch<128, true>(be, a, cells);
+    if (dim <= 256) return launch<256, true>(be, a, cells);
     return fail(ERR_UNSUPPORTED, "attention on a GPU: heads of %d numbers; at most 256", dim);
 }
 
@@ -403,7 +405,6 @@ status cuda_attn_f32_bwd(backend *be, const attn_args *a) {
         TRY(cuda_scratch(be, bias_cells_bytes(a), &cells));
         CUDA_TRY(cudaMemsetAsync(cells, 0, bias_cells_bytes(a), cuda_of(be)->stream));
     }
-    TRY(cuda_of(be)->is_tf32 ? launch_dim<false>(be, a, (unsigned long long *)cells)
-                             : launch_dim<true>(be, a, (unsigned long long *)cells));
+    TRY(launch_dim(be, a, (unsigned long long *)cells));
     return a->bias == BIAS_TIME ? bias_finish(be, a, (const unsigned long long *)cells) : OK;
 }

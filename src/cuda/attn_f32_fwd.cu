@@ -92,15 +92,12 @@ template <int DIM, bool EXACT> static status launch(backend *be, const attn_args
     return cuda_launched("the float32 attention");
 }
 
-template <bool EXACT> static status launch_dim(backend *be, const attn_args *a) {
-    int dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
-    if (dim <= 32) return launch<32, EXACT>(be, a);
-    if (dim <= 64) return launch<64, EXACT>(be, a);
-    if (dim <= 128) return launch<128, EXACT>(be, a);
-    if (dim <= 256) return launch<256, EXACT>(be, a);
-    return fail(ERR_UNSUPPORTED, "attention on a GPU: heads of %d numbers; at most 256", dim);
-}
-
 status cuda_attn_f32_fwd(backend *be, const attn_args *a) {
-    return cuda_of(be)->is_tf32 ? launch_dim<false>(be, a) : launch_dim<true>(be, a);
+    int dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
+    bool is_tf32 = cuda_of(be)->is_tf32;
+    if (dim <= 32) return is_tf32 ? launch<32, false>(be, a) : launch<32, true>(be, a);
+    if (dim <= 64) return is_tf32 ? launch<64, false>(be, a) : launch<64, true>(be, a);
+    if (dim <= 128) return launch<128, true>(be, a);
+    if (dim <= 256) return launch<256, true>(be, a);
+    return fail(ERR_UNSUPPORTED, "attention on a GPU: heads of %d numbers; at most 256", dim);
 }

@@ -184,9 +184,8 @@ __device__ static inline void rows_end(const softmax_job &job, const softmax_blo
 }
 
 template <int DIM>
-static __global__ __launch_bounds__(
-    f32_shape<DIM>::THREADS,
-    f32_shape<DIM>::BWD_BLOCKS) void fwd_kernel(const __grid_constant__ softmax_job job) {
+static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
+                                    2) void fwd_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::FWD_COLUMNS, STRIDE = shape::STRIDE;
     extern __shared__ float4 shared[];
@@ -242,9 +241,8 @@ __device__ static inline void weights_square(float x[2][4], float dp[2][4], cons
 }
 
 template <int DIM>
-static __global__ __launch_bounds__(
-    f32_shape<DIM>::THREADS,
-    f32_shape<DIM>::BWD_BLOCKS) void dq_kernel(const __grid_constant__ softmax_job job) {
+static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
+                                    2) void dq_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     extern __shared__ float4 shared[];
@@ -351,9 +349,8 @@ enum { PART_DK = 1, PART_DV = 2 };
 
 /* Registers hold the sums of both, except at DIM = 256, where a kernel each sums one. */
 template <int DIM, int PARTS>
-static __global__ __launch_bounds__(
-    f32_shape<DIM>::THREADS,
-    f32_shape<DIM>::BWD_BLOCKS) void dkv_kernel(const __grid_constant__ softmax_job job) {
+static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
+                                    2) void dkv_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
