@@ -326,8 +326,8 @@ typedef struct f32_place {
 
 /* The position bias and the times of the tile in hand, in shared memory. */
 template <int QUERIES, int KEYS, int COLUMNS> struct f32_time_room {
-    int64_t time[COLUMNS];
-    float position[QUERIES + KEYS]; /* [key - query + QUERIES - 1], places in the tile */
+    alignas(16) int64_t time[COLUMNS]; /* two are read at once */
+    float position[QUERIES + KEYS];    /* [key - query + QUERIES - 1], places in the tile */
 };
 
 /* The table of buckets and the weight of each, in shared memory except at DIM = 256, where there is
