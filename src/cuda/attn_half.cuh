@@ -51,8 +51,30 @@ typedef struct half_block {
     int head;
     int first;          /* its first row */
     int n_rows, n_cols; /* lengths of the sequence */
+    int begin, end;     /* columns that something of the tile may see are among these */
     int64_t row, col;   /* first rows of the sequence in the jagged arrays */
 } half_block;
+
+/* Bounds of the columns by the window alone, so that the walk does not pass over them one tile
+ * after the other. */
+template <int ROWS> __device__ static inline void half_bounds(const half_job &job, half_block *t) {
+    const attn_args &a = job.a;
+    const attn_seq &s = t->s;
+    long long first = t->first, last = min(t->first + ROWS, t->n_rows) - 1, begin = 0;
+    long long end = t->n_cols;
+    if (a.func == NULL && !job.is_transposed) {
+        first += s.shift, last += s.shift;
+        if (a.window_left >= 0) begin = first - a.window_left;
+        if (a.window_right >= 0) end = min(end, last + a.window_right + 1);
+        if (first < s.n_contexts) end = max(end, (long long)s.history);
+    } else if (a.func == NULL) {
+        first -= s.shift, last -= s.shift;
+        if (a.window_right >= 0 && s.n_contexts <= 0) begin = first - a.window_right;
+        if (a.window_left >= 0) end = min(end, last + a.window_left + 1);
+    }
+    t->begin = (int)max(begin, 0ll);
+    t->end = (int)max(end, 0ll);
+}
 
 /* Tiles of one sequence and head follow each other, so that the blocks which run at the same time
  * find the columns in the second cache; of these, tiles that see most come first.  What a block is
@@ -72,6 +94,7 @@ __device__ static inline bool half_block_make(const half_job &job, half_block *t
         t->n_cols = job.is_transposed ? s.len_q : s.len_k;
         t->row = job.is_transposed ? s.row_k : s.row_q;
         t->col = job.is_transposed ? s.row_q : s.row_k;
+        half_bounds<ROWS>(job, t);
     }
     __syncthreads();
     return t->first < t->n_rows;
@@ -90,10 +113,10 @@ __device__ static inline bool half_is_full(const half_job &job, const half_block
 }
 
 /* The first column of the first tile from `col` on in which something may be seen; a number not
- * less than n_cols if there is none. */
+ * less than `end` if there is none. */
 template <int ROWS, int COLS>
 __device__ static inline int half_next(const half_job &job, const half_block &t, int col) {
-    while (col < t.n_cols && half_is_empty(job, t, t.first, ROWS, col, COLS))
+    while (col < t.end && half_is_empty(job, t, t.first, ROWS, col, COLS))
         col += COLS;
     return col;
 }
@@ -287,31 +310,57 @@ __device__ static inline void half_put(char *tile, int row, int chunk, const flo
 
 /* ---- masks ---------------------------------------------------------------------------------- */
 
-/* Which of a thread's scores of 16 rows are seen: bit 4 n + e; row and col are the thread's. */
+/* The mask of the row that another lane has in hand. */
+__device__ static inline attn_row_mask half_mask_from(const attn_row_mask &mask, int lane) {
+    attn_row_mask m;
+    m.first0 = __shfl_sync(0xffffffffu, mask.first0, lane);
+    m.end0 = __shfl_sync(0xffffffffu, mask.end0, lane);
+    m.first1 = __shfl_sync(0xffffffffu, mask.first1, lane);
+    m.end1 = __shfl_sync(0xffffffffu, mask.end1, lane);
+    return m;
+}
+
+/* Which of a thread's scores are seen: bit 4 n + e of seen[m].  (row, col) is where the warp's tile
+ * starts.  Four lanes have the same rows: each computes the mask of one of a thread's four. */
 template <int N>
-__device__ static inline uint32_t half_seen(const half_job &job, const attn_seq &s, int row,
-                                            int col) {
-    uint32_t bits = 0;
-    if (job.is_transposed) {
-#pragma unroll 1
-        for (int c = 0; c < 2 * N; c++) {
-            int query = col + c / 2 * 8 + c % 2;
-            attn_row_mask mask = attn_mask_of(job.a, s, query);
-            bits |= (uint32_t)attn_sees(job.a, s, mask, query, row) << (c / 2 * 4 + c % 2);
-            bits |= (uint32_t)attn_sees(job.a, s, mask, query, row + 8) << (c / 2 * 4 + c % 2 + 2);
-        }
-        return bits;
-    }
-#pragma unroll 1
-    for (int half = 0; half < 2; half++) {
-        int query = row + 8 * half;
-        attn_row_mask mask = attn_mask_of(job.a, s, query);
+__device__ static inline void half_see(const half_job &job, const attn_seq &s, int row, int col,
+                                       uint32_t seen[2]) {
+    int lane = (int)threadIdx.x % 32;
+    row += lane / 4;
+    col += lane % 4 * 2;
+    attn_row_mask own = attn_mask_of(job.a, s, row + lane % 4 * 8);
+    seen[0] = seen[1] = 0;
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+        attn_row_mask mask = half_mask_from(own, lane / 4 * 4 + m);
 #pragma unroll 4
         for (int c = 0; c < 2 * N; c++)
-            bits |= (uint32_t)attn_sees(job.a, s, mask, query, col + c / 2 * 8 + c % 2)
-                    << (c / 2 * 4 + c % 2 + 2 * half);
+            seen[m / 2] |= (uint32_t)attn_sees(job.a, s, mask, row + 8 * m, col + c / 2 * 8 + c % 2)
+                           << (c / 2 * 4 + c % 2 + m % 2 * 2);
     }
-    return bits;
+}
+
+/* The same where columns are queries.  Eight lanes have the same columns: each computes the masks
+ * of two that are neighbours. */
+template <int N>
+__device__ static inline void half_see_transposed(const half_job &job, const attn_seq &s, int row,
+                                                  int col, uint32_t seen[2]) {
+    int lane = (int)threadIdx.x % 32, query = col + lane % 4 * 2 + lane / 4 % N * 8;
+    attn_row_mask own0 = attn_mask_of(job.a, s, query), own1 = attn_mask_of(job.a, s, query + 1);
+    row += lane / 4;
+    seen[0] = seen[1] = 0;
+#pragma unroll 1
+    for (int n = 0; n < N; n++) {
+        attn_row_mask mask0 = half_mask_from(own0, 4 * n + lane % 4);
+        attn_row_mask mask1 = half_mask_from(own1, 4 * n + lane % 4);
+        query = col + lane % 4 * 2 + 8 * n;
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            uint32_t bits = (uint32_t)attn_sees(job.a, s, mask0, query, row + 8 * m) |
+                            (uint32_t)attn_sees(job.a, s, mask1, query + 1, row + 8 * m) << 1;
+            seen[m / 2] |= bits << (4 * n + m % 2 * 2);
+        }
+    }
 }
 
 /* Sets the scores x of pairs that do not see each other to zero, and y if it is not NULL.  The
@@ -319,19 +368,21 @@ __device__ static inline uint32_t half_seen(const half_job &job, const attn_seq 
 template <int N>
 __device__ static inline void half_mask(const half_job &job, const half_block &t, int row, int col,
                                         float (*x)[N][4], float (*y)[N][4]) {
-    int lane = (int)threadIdx.x % 32;
+    uint32_t seen[2];
+    if (job.is_transposed)
+        half_see_transposed<N>(job, t.s, row, col, seen);
+    else
+        half_see<N>(job, t.s, row, col, seen);
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
-        uint32_t bits = half_seen<N>(job, t.s, row + 16 * m + lane / 4, col + lane % 4 * 2);
+    for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                bool is_seen = bits >> (4 * n + e) & 1;
+                bool is_seen = seen[m] >> (4 * n + e) & 1;
                 x[m][n][e] = is_seen ? x[m][n][e] : 0.0f;
                 if (y != NULL) y[m][n][e] = is_seen ? y[m][n][e] : 0.0f;
             }
-    }
 }
 
 /* ---- biases --------------------------------------------------------------------------------- */
@@ -484,7 +535,7 @@ static inline int64_t half_grid(half_job *job, int rows) {
 /* The padded head dim; 0 if it is too large. */
 static inline int half_dim(const attn_args *a) {
     int dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
-    return dim <= 32 ? 32 : dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
+    return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
 }
 
 #endif

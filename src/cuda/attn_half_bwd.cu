@@ -157,15 +157,15 @@ __device__ static inline void bwd_walk_alone(const half_job &job, char *shared, 
     char *cols0 = shared + 2 * S::ROWS_BYTES, *cols1 = cols0 + 2 * S::COLS_BYTES;
     uint32_t rows = half_lane_a<D>(shared, 32 * warp, 0);
     int row = t.first + 32 * warp;
-    int col = half_next<S::ROWS, S::COLS>(job, t, 0);
-    for (int i = -1; i < 0 || col < t.n_cols; i++) {
+    int col = half_next<S::ROWS, S::COLS>(job, t, t.begin / S::COLS * S::COLS);
+    for (int i = -1; i < 0 || col < t.end; i++) {
         int slot = (i + 1) % 2 * S::COLS_BYTES;
         int next = i < 0 ? col : half_next<S::ROWS, S::COLS>(job, t, col + S::COLS);
         if (i >= 0) {
             cp_async_wait_group<0>();
             __syncthreads();
         }
-        if (next < t.n_cols) {
+        if (next < t.end) {
             half_load<T, D, S::COLS, S::THREADS>(cols0 + slot, job.col0, t.col + next,
                                                  t.n_cols - next, t.head, job.copy_bytes);
             half_load<T, D, S::COLS, S::THREADS>(cols1 + slot, job.col1, t.col + next,
@@ -221,8 +221,8 @@ __device__ static inline void bwd_walk_paired(const half_job &job, char *shared,
     int warp_m = warp % S::WARPS_M, warp_n = warp / S::WARPS_M;
     int row = t.first + 32 * warp_m;
     uint32_t rows = half_lane_a<D>(shared, 32 * warp_m, 0);
-    int col = half_next<S::ROWS, S::COLS>(job, t, 0);
-    if (col >= t.n_cols) return;
+    int col = half_next<S::ROWS, S::COLS>(job, t, t.begin / S::COLS * S::COLS);
+    if (col >= t.end) return;
     half_load<T, D, S::COLS, S::THREADS>(cols1, job.col1, t.col + col, t.n_cols - col, t.head,
                                          job.copy_bytes);
     cp_async_commit_group();
@@ -243,7 +243,7 @@ __device__ static inline void bwd_walk_paired(const half_job &job, char *shared,
                                     half_lane_b<D>(cols1, 8 * S::N * warp_n));
         cp_async_wait_group<0>();
         __syncthreads(); /* the keys are there, the values have been read */
-        if (!IS_SMALL && next < t.n_cols)
+        if (!IS_SMALL && next < t.end)
             half_load<T, D, S::COLS, S::THREADS>(cols1, job.col1, t.col + next, t.n_cols - next,
                                                  t.head, job.copy_bytes);
         cp_async_commit_group();
@@ -257,7 +257,7 @@ __device__ static inline void bwd_walk_paired(const half_job &job, char *shared,
             half_put<T, S::COLS>(ds, 32 * warp_m, S::N * warp_n + n, y[0][n], y[1][n]);
         __syncthreads(); /* ds is there */
         bwd_product<T, D, S>(ds, cols0, warp_m, warp_n, acc);
-        if (next >= t.n_cols) break;
+        if (next >= t.end) break;
         if (IS_SMALL) {
             __syncthreads();
             half_load<T, D, S::COLS, S::THREADS>(cols1, job.col1, t.col + next, t.n_cols - next,
@@ -308,19 +308,17 @@ static status launch(backend *be, half_job job) {
     return cuda_launched("the attention's gradient");
 }
 
+/* As in the forward pass. */
 template <typename T, bool HAS_BIAS> static status choose(backend *be, const half_job *job) {
-    using LARGE = bwd_shape<256, false>;
-    int large_bytes = LARGE::BYTES + (int)sizeof(bwd_extra<LARGE>);
+    constexpr int LARGE = bwd_shape<256, false>::BYTES + (int)sizeof(half_block);
     switch (half_dim(&job->a)) {
-    case 32:
-        return launch<T, 32, HAS_BIAS, false>(be, *job);
     case 64:
         return launch<T, 64, HAS_BIAS, false>(be, *job);
     case 128:
         return launch<T, 128, HAS_BIAS, false>(be, *job);
     case 256:
-        if (cuda_of(be)->max_block_shared >= large_bytes)
-            return launch<T, 256, HAS_BIAS, false>(be, *job);
+        if (!HAS_BIAS && cuda_of(be)->max_block_shared >= LARGE)
+            return launch<T, 256, false, false>(be, *job);
         return launch<T, 256, true, true>(be, *job);
     default:
         return fail(ERR_UNSUPPORTED,

@@ -51,15 +51,15 @@ __device__ static inline void fwd_walk_alone(const half_job &job, const half_blo
     uint32_t rows = half_lane_a<D>(shared, 32 * warp, 0);
     float half_alpha = 0.5f * job.a.alpha;
     int row = t.first + 32 * warp;
-    int col = half_next<S::ROWS, S::COLS>(job, t, 0);
-    for (int i = -1; i < 0 || col < t.n_cols; i++) {
+    int col = half_next<S::ROWS, S::COLS>(job, t, t.begin / S::COLS * S::COLS);
+    for (int i = -1; i < 0 || col < t.end; i++) {
         int slot = (i + 1) % 2 * S::COLS_BYTES;
         int next = i < 0 ? col : half_next<S::ROWS, S::COLS>(job, t, col + S::COLS);
         if (i >= 0) {
             cp_async_wait_group<0>();
             __syncthreads();
         }
-        if (next < t.n_cols) {
+        if (next < t.end) {
             half_load<T, D, S::COLS, S::THREADS>(cols0 + slot, job.col0, t.col + next,
                                                  t.n_cols - next, t.head, job.copy_bytes);
             half_load<T, D, S::COLS, S::THREADS>(cols1 + slot, job.col1, t.col + next,
@@ -133,8 +133,8 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
     uint32_t rows = half_lane_a<D>(shared, 32 * warp_m, 0);
     float half_alpha = 0.5f * job.a.alpha;
     float x[2][S::N][4] = {};
-    int col = half_next<S::ROWS, S::COLS>(job, t, 0);
-    if (col >= t.n_cols) return;
+    int col = half_next<S::ROWS, S::COLS>(job, t, t.begin / S::COLS * S::COLS);
+    if (col >= t.end) return;
     half_load<T, D, S::COLS, S::THREADS>(cols0, job.col0, t.col + col, t.n_cols - col, t.head,
                                          job.copy_bytes);
     cp_async_commit_group();
@@ -142,10 +142,10 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
     __syncthreads();
     for (int i = 0;; i++) {
         int slot = IS_DOUBLE ? i % 2 : 0, other = IS_DOUBLE ? 1 - slot : 0;
-        bool is_last = col >= t.n_cols; /* no scores any more */
+        bool is_last = col >= t.end; /* no scores any more */
         int next = is_last ? col : half_next<S::ROWS, S::COLS>(job, t, col + S::COLS);
         if (IS_DOUBLE) {
-            if (next < t.n_cols)
+            if (next < t.end)
                 half_load<T, D, S::COLS, S::THREADS>(cols0 + other * S::COLS_BYTES, job.col0,
                                                      t.col + next, t.n_cols - next, t.head,
                                                      job.copy_bytes);
@@ -163,7 +163,7 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
         if (!IS_DOUBLE) {
             cp_async_wait_group<0>();
             __syncthreads();
-            if (next < t.n_cols)
+            if (next < t.end)
                 half_load<T, D, S::COLS, S::THREADS>(cols0, job.col0, t.col + next, t.n_cols - next,
                                                      t.head, job.copy_bytes);
             cp_async_commit_group();
@@ -220,19 +220,18 @@ static status launch(backend *be, half_job job) {
     return cuda_launched("the attention");
 }
 
+/* Kernels are few so that they compile in reasonable time: head dims are filled up to 64, 128 or
+ * 256, and at 256 the small kind also stands for all biases. */
 template <typename T, bool HAS_BIAS> static status choose(backend *be, const half_job *job) {
-    constexpr int LARGE =
-        fwd_shape<256, false>::BYTES + (int)(sizeof(half_block) + sizeof(half_tables));
+    constexpr int LARGE = fwd_shape<256, false>::BYTES + (int)sizeof(half_block);
     switch (half_dim(&job->a)) {
-    case 32:
-        return launch<T, 32, HAS_BIAS, false>(be, *job);
     case 64:
         return launch<T, 64, HAS_BIAS, false>(be, *job);
     case 128:
         return launch<T, 128, HAS_BIAS, false>(be, *job);
     case 256:
-        if (cuda_of(be)->max_block_shared >= LARGE)
-            return launch<T, 256, HAS_BIAS, false>(be, *job);
+        if (!HAS_BIAS && cuda_of(be)->max_block_shared >= LARGE)
+            return launch<T, 256, false, false>(be, *job);
         return launch<T, 256, true, true>(be, *job);
     default:
         return fail(ERR_UNSUPPORTED,
