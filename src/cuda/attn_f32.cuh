@@ -101,13 +101,21 @@ __device__ static inline f32_b<EXACT> columns_b(const float *tile) {
     return b;
 }
 
+/* Tensor cores cut the digits of a sum off instead of rounding, and a long sum shows it: where it
+ * must be exact, only the products of eight numbers are theirs, and the sum goes on in float32. */
 template <bool EXACT>
 __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b<EXACT> &b) {
     if constexpr (EXACT) {
-        mma_m16n8k8_tf32(c, a.small, b.big[0], b.big[1]);
-        mma_m16n8k8_tf32(c, a.big, b.small[0], b.small[1]);
+        float part[4] = {0, 0, 0, 0};
+        mma_m16n8k8_tf32(part, a.small, b.big[0], b.big[1]);
+        mma_m16n8k8_tf32(part, a.big, b.small[0], b.small[1]);
+        mma_m16n8k8_tf32(part, a.big, b.big[0], b.big[1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c[i] += part[i];
+    } else {
+        mma_m16n8k8_tf32(c, a.big, b.big[0], b.big[1]);
     }
-    mma_m16n8k8_tf32(c, a.big, b.big[0], b.big[1]);
 }
 
 /* ---- tiles ---------------------------------------------------------------------------------- */
