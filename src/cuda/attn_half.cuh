@@ -263,20 +263,26 @@ __device__ static inline void half_scores(float (*x)[N][4], uint32_t a, uint32_t
     }
 }
 
-/* acc += p y: p 32 rows by 16 columns, y 16 rows at `b` by 8 N columns. */
+/* Columns 16 n .. 16 n + 15 of acc += p y: p 32 rows by 16 columns, y 16 rows at `b`. */
+template <typename T, int N>
+__device__ static inline void half_add_columns(float (*acc)[N][4], const uint32_t (*p)[4],
+                                               uint32_t b, int n) {
+    uint32_t y[4];
+    ldmatrix_x4_trans(y, half_chunks(b, (uint32_t)n));
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        mma_m16n8k16<T>(acc[m][2 * n], p[m], y[0], y[1]);
+        mma_m16n8k16<T>(acc[m][2 * n + 1], p[m], y[2], y[3]);
+    }
+}
+
+/* All columns of it. */
 template <typename T, int N>
 __device__ static inline void half_add_product(float (*acc)[N][4], const uint32_t (*p)[4],
                                                uint32_t b) {
 #pragma unroll
-    for (uint32_t n = 0; n < N / 2; n++) {
-        uint32_t y[4];
-        ldmatrix_x4_trans(y, half_chunks(b, n));
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            mma_m16n8k16<T>(acc[m][2 * n], p[m], y[0], y[1]);
-            mma_m16n8k16<T>(acc[m][2 * n + 1], p[m], y[2], y[3]);
-        }
-    }
+    for (int n = 0; n < N / 2; n++)
+        half_add_columns<T>(acc, p, b, n);
 }
 
 /* Columns 16 k .. 16 k + 15 of what a thread holds as the left operand of half_add_product. */
@@ -329,14 +335,18 @@ __device__ static inline void half_see(const half_job &job, const attn_seq &s, i
     row += lane / 4;
     col += lane % 4 * 2;
     attn_row_mask own = attn_mask_of(job.a, s, row + lane % 4 * 8);
-    seen[0] = seen[1] = 0;
 #pragma unroll
-    for (int m = 0; m < 4; m++) {
-        attn_row_mask mask = half_mask_from(own, lane / 4 * 4 + m);
-#pragma unroll 4
-        for (int c = 0; c < 2 * N; c++)
-            seen[m / 2] |= (uint32_t)attn_sees(job.a, s, mask, row + 8 * m, col + c / 2 * 8 + c % 2)
-                           << (c / 2 * 4 + c % 2 + m % 2 * 2);
+    for (int m = 0; m < 2; m++) {
+        seen[m] = 0;
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            attn_row_mask mask = half_mask_from(own, lane / 4 * 4 + 2 * m + half);
+#pragma unroll 2
+            for (int c = 0; c < 2 * N; c++)
+                seen[m] |= (uint32_t)attn_sees(job.a, s, mask, row + 16 * m + 8 * half,
+                                               col + c / 2 * 8 + c % 2)
+                           << (c / 2 * 4 + c % 2 + 2 * half);
+        }
     }
 }
 

@@ -286,7 +286,7 @@ __global__ void __launch_bounds__((bwd_shape<D, IS_SMALL>::THREADS),
     half_load<T, D, S::ROWS, S::THREADS>(shared + S::ROWS_BYTES, job.row1, t.row + t.first,
                                          t.n_rows - t.first, t.head, job.copy_bytes);
     if (HAS_BIAS) half_tables_load(job, &extra->tables);
-    if (S::WARPS_N == 1) {
+    if constexpr (S::WARPS_N == 1) {
         bwd_walk_alone<T, D, HAS_BIAS, S>(job, shared, extra, warp, acc);
         half_store<T>(job, t, t.first + 32 * warp, 0, acc);
     } else {

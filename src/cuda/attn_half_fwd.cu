@@ -90,31 +90,26 @@ __device__ static inline void fwd_walk_alone(const half_job &job, const half_blo
     }
 }
 
-/* One product with the values, of the scores in `scores`, and on the way the SiLU of the next
- * scores into `next_scores`: a quarter (or half) of them with each 16 columns. */
-template <typename T, int D, typename S>
+/* The product of the scores in `scores` with the values and, between its instructions, the SiLU of
+ * the next scores into `next_scores`: 8 columns of them with each 16 columns of the product. */
+template <typename T, int D, typename S, bool HAS_SCORES>
 __device__ static inline void fwd_product(const char *scores, char *next_scores, const char *cols,
-                                          int warp_m, int warp_n, bool has_scores, float half_alpha,
+                                          int warp_m, int warp_n, float half_alpha,
                                           float (*x)[S::N][4], float (*acc)[S::N_OUT][4]) {
-    constexpr int STEPS = S::COLS / 16, EACH = S::N / STEPS;
-    static_assert(EACH * STEPS == S::N, "a step makes the same number of scores");
+    static_assert(S::N == S::COLS / 16 && S::N_OUT == 16, "one SiLU for each 16 columns of output");
     uint32_t a = half_lane_a<S::COLS>(scores, 32 * warp_m, 0);
     uint32_t b = half_lane_a<D>(cols, 0, S::N_OUT * warp_n);
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) {
-        if (has_scores) {
-            uint32_t p[2][4];
-            ldmatrix_x4(p[0], half_chunks(a, k));
-            ldmatrix_x4(p[1], half_chunks(a, k) + 16 * S::COLS * 2);
-            half_add_product<T>(acc, p, b + k * 16 * D * 2);
-        }
+    for (int k = 0; k < S::N; k++) {
+        uint32_t p[2][4];
+        if (HAS_SCORES) ldmatrix_x4(p[0], half_chunks(a, k));
+        if (HAS_SCORES) ldmatrix_x4(p[1], half_chunks(a, k) + 16 * S::COLS * 2);
 #pragma unroll
-        for (int n = k * EACH; n < (k + 1) * EACH; n++) {
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                x[e / 4][n][e % 4] = half_silu(x[e / 4][n][e % 4], half_alpha);
-            half_put<T, S::COLS>(next_scores, 32 * warp_m, S::N * warp_n + n, x[0][n], x[1][n]);
+        for (int n = 0; n < 8; n++) {
+            if (HAS_SCORES) half_add_columns<T>(acc, p, b + k * 16 * D * 2, n);
+            x[n / 4][k][n % 4] = half_silu(x[n / 4][k][n % 4], half_alpha);
         }
+        half_put<T, S::COLS>(next_scores, 32 * warp_m, S::N * warp_n + k, x[0][k], x[1][k]);
     }
 }
 
@@ -168,9 +163,12 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
                                                      t.head, job.copy_bytes);
             cp_async_commit_group();
         }
-        fwd_product<T, D, S>(scores + (i + 1) % 2 * S::SCORES_BYTES,
-                             scores + i % 2 * S::SCORES_BYTES, cols1 + other * S::COLS_BYTES,
-                             warp_m, warp_n, i > 0, half_alpha, x, acc);
+        char *to = scores + i % 2 * S::SCORES_BYTES, *from = scores + (i + 1) % 2 * S::SCORES_BYTES;
+        const char *values = cols1 + other * S::COLS_BYTES;
+        if (i > 0)
+            fwd_product<T, D, S, true>(from, to, values, warp_m, warp_n, half_alpha, x, acc);
+        else
+            fwd_product<T, D, S, false>(from, to, values, warp_m, warp_n, half_alpha, x, acc);
         if (is_last) break;
         cp_async_wait_group<0>();
         __syncthreads();
@@ -198,7 +196,7 @@ __global__ void __launch_bounds__((fwd_shape<D, IS_SMALL>::THREADS),
     half_load<T, D, S::ROWS, S::THREADS>(shared, job.row0, t.row + t.first, t.n_rows - t.first,
                                          t.head, job.copy_bytes);
     if (HAS_BIAS) half_tables_load(job, tables);
-    if (S::WARPS_N == 1) {
+    if constexpr (S::WARPS_N == 1) {
         fwd_walk_alone<T, D, HAS_BIAS, S>(job, t, shared, tables, warp, acc);
         half_store<T>(job, t, t.first + 32 * warp, 0, acc);
     } else {
