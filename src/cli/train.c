@@ -17,6 +17,7 @@
 #include "config/config.h"
 #include "config/options.h"
 #include "train/checkpoint.h"
+#include "train/generated.h"
 #include "train/trainer.h"
 
 typedef struct train_args {
@@ -159,9 +160,8 @@ static void print_end(const printer *p, const train_event *e) {
     if (e->seconds > 0) printf(", %s of training here", took);
     for (const char *const *c = columns_of(p); *c != NULL; c++)
         printf(", %s %.4f", *c, eval_value(e->metrics, *c));
-    printf(
-        "\n\n  Report    %s/report.html\n  Weights   %s/last\n  Next      hstu eval %s --data %s\n",
-        p->run, p->run, p->run, p->data);
+    printf("\n\n  Report    %s/report.html\n  Weights   %s/last\n", p->run, p->run);
+    if (p->data != NULL) printf("  Next      hstu eval %s --data %s\n", p->run, p->data);
 }
 
 static status observe(void *ctx, const train_event *e, const char *json) {
@@ -183,12 +183,13 @@ static status observe(void *ctx, const train_event *e, const char *json) {
 
 static status train(train_args *args, config *c) {
     work w;
-    session s;
+    session s = {0};
     printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
     TRY(args->is_deterministic ? work_open_deterministic(&w, args->data, args->device)
                                : work_open(&w, args->data, args->device));
-    status st = session_open(&s, c, w.data, w.be);
+    status st = args->data == NULL ? generated_open(&w.data, c, w.workers) : OK;
+    if (st == OK) st = session_open(&s, c, w.data, w.be);
     if (st == OK) {
         args->options.observer = observe;
         args->options.ctx = &p;
@@ -201,9 +202,9 @@ static status train(train_args *args, config *c) {
     return st;
 }
 
-static status check_args(const train_args *args) {
+static status check_args(const train_args *args, const config *c) {
     const train_options *o = &args->options;
-    if (args->data == NULL)
+    if (args->data == NULL && !c->is_benchmark)
         return fail(ERR_USAGE, "--data DIR is needed; make one with 'hstu prep' or 'hstu synth'");
     if (o->run == NULL)
         return fail(ERR_USAGE, "--out RUN is needed: the folder for log, report and checkpoints");
@@ -221,7 +222,7 @@ static status run(train_args *args) {
     if (args->options.n_epochs > 0) c->trainer.n_epochs = args->options.n_epochs;
     if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
-    if (st == OK && !args->is_print) st = check_args(args);
+    if (st == OK && !args->is_print) st = check_args(args, c);
     if (st == OK && !args->is_print) st = train(args, c);
     config_destroy(c);
     return st;
@@ -245,7 +246,9 @@ status cmd_train(int argc, char **argv) {
          "Prints the effective config, defaults included, as JSON, and ends.", 0, 0},
         {"Run", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--data", ARG_TEXT, &args.data, "DIR",
-         "Prepared data ('hstu prep', 'hstu synth'), whatever data set the config names.", 0, 0},
+         "Prepared data ('hstu prep', 'hstu synth'), whatever data set the config names; generated "
+         "where it is left out and the config binds BenchmarkDatasetArgs.",
+         0, 0},
         {"--out", ARG_TEXT, &o->run, "RUN",
          "Folder of the run: log.jsonl, report.html, config.json, checkpoints.", 0, 0},
         {"--epochs", ARG_INT, &o->n_epochs, "N", "Passes over the users, instead of the config's.",

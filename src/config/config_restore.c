@@ -109,6 +109,11 @@ static status write_gin(const json_value *root, config_source *to, buf *out) {
         return fail(ERR_FORMAT, "the config has no 'source'");
     TRY(json_member_string(source, "task", &to->task));
     TRY(json_member_string(source, "file", &to->text_name));
+    const json_value *data = json_member(source, "data");
+    if (data != NULL && data->type == JSON_STRING && strcmp(data->string, "generated") == 0)
+        return fail(ERR_CONFIG,
+                    "the run was on generated data, which only its gin file describes (%s)",
+                    to->text_name);
     for (const json_value *v = root->first; v != NULL; v = v->next) {
         if (v == source) continue;
         if (strcmp(v->key, "embeddings") == 0) {

@@ -7,15 +7,9 @@
 enum { MAX_SLOTS = 8, BITS_OF_ACTIONS = 8 };
 
 static status check_sizes(const session *s) {
-    const config *c = s->config;
     if (s->data->n_items >= INT32_MAX - 1)
         return fail(ERR_CONFIG, "%s: %llu items; at most %d can be trained", s->data->path,
                     (unsigned long long)s->data->n_items, INT32_MAX - 2);
-    if (c->is_benchmark)
-        return fail(ERR_CONFIG,
-                    "%s describes generated data (BenchmarkDatasetArgs); to train on --data, bind "
-                    "DatasetArgs.dataset_name and DatasetArgs.max_history_seqlen",
-                    c->file);
     return OK;
 }
 

@@ -1,0 +1,28 @@
+/* Generated data: what BenchmarkDatasetArgs describes (NVIDIA's benchmarks of speed), drawn at
+ * random into an ordinary data set.
+ *
+ * Lengths, items, actions and contextual values follow the config's distributions; an action is
+ * also the label, its bits the tasks.  A distribution without an upper bound ends with the table of
+ * its feature.  GENERATED_BATCHES batches are made at most (the reference makes 100) and used again
+ * and again, as there: so the tables, which are static and hold the ids that occur, stay small
+ * beside the capacities of the config, which are those of dynamic tables. */
+#ifndef HSTU_TRAIN_GENERATED_H
+#define HSTU_TRAIN_GENERATED_H
+
+#include "base/pool.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "data/bench_data.h"
+#include "data/seq_file.h"
+
+enum { GENERATED_BATCHES = 8 };
+
+/* From a config with is_benchmark to what is to be drawn; names are those of the config, which must
+ * outlive *out.  ERR_CONFIG: features that we cannot train on, and why. */
+status generated_describe(bench_data_config *out, const config *c);
+
+/* Draws and opens it (seq_file_close closes it), and says in a line of the log what the tables
+ * hold. The file has no name on the disk. */
+status generated_open(seq_file **out, const config *c, pool *p);
+
+#endif
