@@ -1,0 +1,38 @@
+/* FLOPs: the arithmetic of a model, counted from its config and the lengths of a batch, as the
+ * field publishes it: what a speed in TFLOP/s is divided by must be the same for all.
+ *
+ * A product of (n, k) and (k, m) is 2 n k m, and with its backward pass three times that.  The
+ * attention of a user of L tokens, c of them contextual, t targets, h = L - c - t, is
+ *
+ *     2 H (Dqk + Dv) (L (c + h) - h^2 / 2 + t)
+ *
+ * so the causal half of the history, and with its backward pass (which computes the scores again)
+ * three and a half times that.  What else is computed twice to save memory, and all that is no
+ * product, does not count.  Figures of others are those of the layers: flops_layers. */
+#ifndef HSTU_NN_FLOPS_H
+#define HSTU_NN_FLOPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "config/config.h"
+#include "data/batcher.h"
+
+typedef struct flops {
+    double uvqk;       /* of the layers: the product before the attention */
+    double attention;  /* the attention itself */
+    double projection; /* the product behind it; of sasrec the FFN, too */
+    double input;      /* MLPs that bring rows of tables to the model's width */
+    double head;       /* the MLP of ranking; the scores of the sampled softmax */
+    int64_t n_tokens;  /* that go through the layers */
+    int64_t n_loss;    /* positions with a loss */
+} flops;
+
+/* Those of a batch, forward or (is_training) forward and backward, for a model with n_context
+ * contextual features.  Only lengths and targets of the batch are looked at. */
+flops flops_of_batch(const config *c, int32_t n_context, const batch *b, bool is_training);
+
+/* uvqk, attention and projection. */
+double flops_layers(const flops *f);
+
+#endif
