@@ -181,6 +181,15 @@ static status observe(void *ctx, const train_event *e, const char *json) {
 
 /* ---- running --------------------------------------------------------------------------------- */
 
+/* An epoch of generated data is a few batches: an evaluation and a checkpoint behind each would
+ * outweigh it. */
+static status open_generated(work *w, const config *c, train_options *o) {
+    const int64_t never = (int64_t)1 << 40;
+    if (o->save_every == 1) o->save_every = never;
+    if (o->eval_every == 1) o->eval_every = never;
+    return generated_open(&w->data, c, w->workers);
+}
+
 static status train(train_args *args, config *c) {
     work w;
     session s = {0};
@@ -188,7 +197,7 @@ static status train(train_args *args, config *c) {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
     TRY(args->is_deterministic ? work_open_deterministic(&w, args->data, args->device)
                                : work_open(&w, args->data, args->device));
-    status st = args->data == NULL ? generated_open(&w.data, c, w.workers) : OK;
+    status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
     if (st == OK) st = session_open(&s, c, w.data, w.be);
     if (st == OK) {
         args->options.observer = observe;

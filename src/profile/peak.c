@@ -1,0 +1,103 @@
+#include "profile/peak.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+enum { N_WARM = 2, N_TIMED = 9, PIECE = 1 << 16 };
+
+typedef struct product {
+    backend *be;
+    int32_t n, dim; /* (n, dim) times (dim, dim) */
+    float *w;       /* (dim, dim) */
+    void *x, *y;    /* (n, dim) act */
+    int32_t *row;   /* (n) */
+} product;
+
+/* A GPU needs a large product to be busy, with more rows than columns: the weights are float32 and
+ * are brought to the type of the activations first, which must not count for much. */
+static void choose_size(product *p) {
+    bool is_cpu = strcmp(p->be->name, "cpu") == 0;
+    p->dim = is_cpu ? 1024 : 8192;
+    p->n = is_cpu ? p->dim : 4 * p->dim;
+}
+
+static status alloc(product *p) {
+    const ops *f = p->be->ops;
+    size_t n_x = (size_t)p->n * (size_t)p->dim, n_w = (size_t)p->dim * (size_t)p->dim;
+    TRY(f->alloc(p->be, (void **)&p->w, n_w * sizeof *p->w));
+    TRY(f->alloc(p->be, &p->x, n_x * act_bytes(p->be->act)));
+    TRY(f->alloc(p->be, &p->y, n_x * act_bytes(p->be->act)));
+    return f->alloc(p->be, (void **)&p->row, (size_t)p->n * sizeof *p->row);
+}
+
+/* Random numbers, in [-1, 1): zeros would be faster than what a model multiplies.  One piece of
+ * them, again and again, is random enough. */
+static status fill_weights(product *p, float *piece) {
+    rng_key key = rng_make_key(1, RNG_TEST);
+    int64_t n = (int64_t)p->dim * p->dim;
+    for (uint32_t i = 0; i < PIECE; i++)
+        piece[i] = 2 * rng_uniform(rng_draw64(key, i, 0).word[0]) - 1;
+    for (int64_t at = 0; at < n; at += PIECE) {
+        size_t bytes = (size_t)(n - at < PIECE ? n - at : PIECE) * sizeof *piece;
+        TRY(p->be->ops->copy_in(p->be, p->w + at, piece, bytes));
+    }
+    return OK;
+}
+
+/* The rows of the weights, as activations. */
+static status fill_rows(product *p) {
+    int32_t *row;
+    TRY(MEM_NEW(&row, (size_t)p->n));
+    for (int32_t i = 0; i < p->n; i++)
+        row[i] = i % p->dim;
+    gather_args a = {
+        .n = p->n, .dim = p->dim, .table = p->w, .index = p->row, .scale = 1, .y = p->x};
+    status st = p->be->ops->copy_in(p->be, p->row, row, (size_t)p->n * sizeof *row);
+    if (st == OK) st = p->be->ops->gather(p->be, &a);
+    mem_free(row);
+    return st;
+}
+
+static status fill(product *p) {
+    float *piece;
+    TRY(MEM_NEW(&piece, PIECE));
+    status st = fill_weights(p, piece);
+    mem_free(piece);
+    return st == OK ? fill_rows(p) : st;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static status measure(product *p, double *out) {
+    double speed[N_TIMED], flop = 2.0 * p->n * p->dim * p->dim;
+    linear_args a = {.n = p->n, .n_in = p->dim, .n_out = p->dim, .x = p->x, .w = p->w, .y = p->y};
+    for (int i = -N_WARM; i < N_TIMED; i++) {
+        uint64_t start = clock_ns();
+        TRY(p->be->ops->linear_fwd(p->be, &a));
+        TRY(p->be->ops->sync(p->be));
+        if (i >= 0) speed[i] = flop * 1e9 / (double)(clock_ns() - start);
+    }
+    qsort(speed, N_TIMED, sizeof speed[0], compare);
+    *out = speed[N_TIMED / 2];
+    return OK;
+}
+
+status peak_measure(backend *be, double *out) {
+    product p = {.be = be};
+    choose_size(&p);
+    status st = alloc(&p);
+    if (st == OK) st = fill(&p);
+    if (st == OK) st = be->ops->sync(be);
+    if (st == OK) st = measure(&p, out);
+    be->ops->release(be, p.w);
+    be->ops->release(be, p.x);
+    be->ops->release(be, p.y);
+    be->ops->release(be, p.row);
+    return st;
+}
