@@ -2,7 +2,8 @@
  *
  * First the gradient is checked, on weights drawn anew (slope.h).  Then steps are timed as the
  * trainer does them, without a timing layer; then a large product, for the peak of the device; then
- * steps again with a timing layer, for the shares of the ops. */
+ * steps again, on a GPU with its own records of what it did when, for the time it was idle, and
+ * with a timing layer, for the shares of the ops. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include "data/synth.h"
 #include "data/temp_data.h"
 #include "nn/flops.h"
+#include "profile/busy.h"
 #include "profile/peak.h"
 #include "profile/timed.h"
 #include "train/generated.h"
@@ -33,6 +35,9 @@ enum { N_WARM_CPU = 3, N_WARM_GPU = 24 };
 /* More steps than any backend is ahead of its host (n_ahead of ops.h). */
 enum { MAX_PENDING = 8 };
 
+/* Rows of the table of kernels. */
+enum { N_KERNELS = 16 };
+
 typedef struct bench_args {
     const char *file, *data, *device;
     arg_list overrides;
@@ -44,7 +49,8 @@ typedef struct bench_result {
     double tokens_per_s, ms_per_step, tokens_per_step;
     flops step;         /* the mean of the steps */
     double speed, peak; /* FLOP a second */
-    double idle;        /* part of the time the device had nothing to do; NAN: not known */
+    double idle;        /* part of the time nothing was computed; NAN: not known */
+    busy_report busy;   /* of a GPU */
     slope_result slope;
     int n_context;              /* contextual tokens of a user */
     double model_mb;            /* memory of the backend: parameters, their state, activations */
@@ -182,21 +188,55 @@ static void take_shares(const bench_loop *l, bench_result *r) {
     r->total_ms = l->seconds * 1e3;
 }
 
+/* Kernels are as long with records as without, but the gaps between them are not: so the time they
+ * ran is held against that of the steps without records. */
+static status take_busy(int64_t n_steps, bench_result *r) {
+    TRY(busy_end(&r->busy));
+    if (!r->busy.is_known) return OK;
+    double ms = (double)r->busy.kernel_busy_ns / 1e6 / (double)n_steps;
+    r->idle = fmax(0, 1 - ms / r->ms_per_step);
+    return OK;
+}
+
 static bool is_cpu(const backend *be) {
     return strcmp(be->name, "cpu") == 0;
 }
 
-/* The check and the speed, or, through a timing layer, the shares; each with a model of its own. */
-static status measure_on(const bench_args *a, const config *c, const seq_file *data, backend *be,
-                         bool is_timed, bench_result *r) {
+typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;
+
+/* Checks first, or draws weights. */
+static status begin(bench_loop *l, purpose why, bench_result *r) {
+    if (why == FOR_SPEED) return check_gradient(l, r);
+    /* Once already before any step is recorded: busy.h. */
+    if (why == FOR_BUSY) TRY(busy_begin());
+    return model_init(l->s.model, 1);
+}
+
+static status warm_up(bench_loop *l, purpose why) {
+    backend *be = l->s.be;
+    TRY(do_steps(l, is_cpu(be) || why == FOR_SHARES ? N_WARM_CPU : N_WARM_GPU));
+    if (why == FOR_SHARES) timed_reset(be);
+    return why == FOR_BUSY ? busy_begin() : OK;
+}
+
+static status take(const bench_loop *l, purpose why, int64_t n_steps, bench_result *r) {
+    if (why == FOR_BUSY) return take_busy(n_steps, r);
+    if (why == FOR_SPEED)
+        take_speed(l, n_steps, r);
+    else
+        take_shares(l, r);
+    return OK;
+}
+
+/* Steps for one purpose, with a model of their own. */
+static status measure_on(const bench_args *a, const config *c, const work *w, backend *be,
+                         purpose why, bench_result *r) {
     bench_loop l;
-    status st = loop_open(&l, c, data, be);
-    if (st == OK) st = is_timed ? model_init(l.s.model, 1) : check_gradient(&l, r);
-    if (st == OK) st = do_steps(&l, is_cpu(be) || is_timed ? N_WARM_CPU : N_WARM_GPU);
-    if (st == OK && is_timed) timed_reset(be);
+    status st = loop_open(&l, c, w->data, be);
+    if (st == OK) st = begin(&l, why, r);
+    if (st == OK) st = warm_up(&l, why);
     if (st == OK) st = do_steps(&l, a->n_steps);
-    if (st == OK && is_timed) take_shares(&l, r);
-    if (st == OK && !is_timed) take_speed(&l, a->n_steps, r);
+    if (st == OK) st = take(&l, why, a->n_steps, r);
     loop_close(&l);
     return st;
 }
@@ -205,11 +245,12 @@ static status measure(const bench_args *a, const config *c, work *w, bench_resul
     backend *timed;
     struct rusage usage;
     r->idle = NAN;
-    TRY(measure_on(a, c, w->data, w->be, false, r));
+    TRY(measure_on(a, c, w, w->be, FOR_SPEED, r));
     if (getrusage(RUSAGE_SELF, &usage) == 0) r->peak_mb = (double)usage.ru_maxrss / 1e3;
     TRY(peak_measure(w->be, &r->peak));
+    if (!is_cpu(w->be)) TRY(measure_on(a, c, w, w->be, FOR_BUSY, r));
     TRY(timed_create(&timed, w->be));
-    status st = measure_on(a, c, w->data, timed, true, r);
+    status st = measure_on(a, c, w, timed, FOR_SHARES, r);
     backend_destroy(timed);
     return st;
 }
@@ -233,7 +274,8 @@ static void write_flops(json_writer *j, const flops *f) {
     json_object_close(j);
 }
 
-static void write_result(json_writer *j, const config *c, const work *w, const bench_result *r) {
+static void write_result(json_writer *j, const bench_args *a, const config *c, const work *w,
+                         const bench_result *r) {
     json_key_string(j, "bench", "train");
     json_key_string(j, "config", c->file);
     json_key_string(j, "device", w->be->name);
@@ -247,6 +289,8 @@ static void write_result(json_writer *j, const config *c, const work *w, const b
     json_key_double(j, "peak_tflop_per_s", r->peak / 1e12);
     json_key_double(j, "part_of_peak", r->speed / r->peak);
     if (!isnan(r->idle)) json_key_double(j, "idle", r->idle);
+    if (r->busy.is_known)
+        json_key_double(j, "busy_ms", (double)r->busy.kernel_busy_ns / 1e6 / (double)a->n_steps);
     json_key_double(j, "gradient_error", r->slope.error);
     json_key_int(j, "gradient_users", r->slope.n_users);
     json_key_double(j, "model_mb", r->model_mb);
@@ -256,15 +300,23 @@ static void write_result(json_writer *j, const config *c, const work *w, const b
     for (int i = 0; i < r->n_ops; i++)
         json_key_double(j, r->op[i].name, (double)r->op[i].ns / 1e6 / r->total_ms);
     json_object_close(j);
+    if (!r->busy.is_known) return;
+    json_key(j, "kernels");
+    json_object_open(j);
+    for (int i = 0; i < r->busy.n_top; i++)
+        json_key_double(j, r->busy.top[i].name,
+                        (double)r->busy.top[i].ns / 1e6 / (double)a->n_steps);
+    json_object_close(j);
 }
 
-static status print_json(const config *c, const work *w, const bench_result *r) {
+static status print_json(const bench_args *a, const config *c, const work *w,
+                         const bench_result *r) {
     json_writer j;
     buf text;
     buf_init(&text);
     json_begin(&j, &text, 0);
     json_object_open(&j);
-    write_result(&j, c, w, r);
+    write_result(&j, a, c, w, r);
     json_object_close(&j);
     status st = json_finish(&j);
     if (st == OK) printf("%s\n", buf_str(&text));
@@ -302,13 +354,24 @@ static void print_flops(const bench_result *r) {
            show_flop(text[3], f->projection), show_flop(text[4], f->input + f->head));
 }
 
+static void print_idle(const bench_args *a, const bench_result *r) {
+    double ms = (double)r->busy.kernel_busy_ns / 1e6 / (double)a->n_steps;
+    if (r->busy.is_known)
+        printf("  GPU idle    %12.1f %%   of the loop: it computed for %.2f ms a step, in %.0f "
+               "kernels%s\n",
+               100 * r->idle, ms, (double)r->busy.n_kernels / (double)a->n_steps,
+               r->busy.n_lost > 0 ? " at least" : "");
+    else if (r->busy.reason[0] != '\0')
+        printf("  GPU idle    %14s   %s\n", "not known", r->busy.reason);
+}
+
 static void print_speed(const bench_args *a, const config *c, const bench_result *r) {
     char text[SHOW_BYTES];
     printf("  Tokens/s    %14s\n", show_count(text, (uint64_t)r->tokens_per_s));
     printf("  Step        %11.2f ms   %.0f tokens (%s), mean of %" PRId64 " steps\n",
            r->ms_per_step, r->tokens_per_step, token_kinds(c, r->n_context), a->n_steps);
     print_flops(r);
-    if (!isnan(r->idle)) printf("  Idle        %12.1f %%   of the loop\n", 100 * r->idle);
+    print_idle(a, r);
     printf("  Memory      %11.0f MB   parameters, their state, activations; %.0f MB peak of the "
            "process\n\n",
            r->model_mb, r->peak_mb);
@@ -330,6 +393,18 @@ static void print_shares(const bench_args *a, const bench_result *r, const show_
            100 * other / r->total_ms);
 }
 
+static void print_kernels(const bench_args *a, const bench_result *r, const show_style *style) {
+    const busy_report *b = &r->busy;
+    if (!b->is_known) return;
+    printf("\n%s  %9s %7s %7s  kernel%s\n", style->bold, "ms/step", "share", "calls", style->plain);
+    for (int i = 0; i < b->n_top && i < N_KERNELS; i++) {
+        const busy_kernel *k = &b->top[i];
+        printf("  %9.3f %5.1f %% %7.1f  %s\n", (double)k->ns / 1e6 / (double)a->n_steps,
+               100 * (double)k->ns / (double)b->kernel_busy_ns,
+               (double)k->n_calls / (double)a->n_steps, k->name);
+    }
+}
+
 static void print_text(const bench_args *a, const config *c, const work *w, const bench_result *r) {
     show_style style = show_stdout_style();
     printf("%s%s%s, %s, %s in %s, %d threads; the slope along the gradient fits to %.2f %%",
@@ -339,6 +414,7 @@ static void print_text(const bench_args *a, const config *c, const work *w, cons
     printf("\n\n");
     print_speed(a, c, r);
     print_shares(a, r, &style);
+    print_kernels(a, r, &style);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -368,7 +444,7 @@ static status run(const bench_args *a) {
     if (st == OK) {
         if (a->data == NULL) st = make_data(&w, c);
         if (st == OK) st = measure(a, c, &w, &r);
-        if (st == OK && a->is_json) st = print_json(c, &w, &r);
+        if (st == OK && a->is_json) st = print_json(a, c, &w, &r);
         if (st == OK && !a->is_json) print_text(a, c, &w, &r);
         work_close(&w);
     }
