@@ -6,9 +6,9 @@
  * roles exchanged (dv_j = sum_i a_ij dout_i), and that of the keys is that of the queries.  So two
  * kernels do all, and only masks and biases ask which way round it is.
  *
- * A warp's scores lie as the products leave them (ptx.cuh): x[m][n][e] of lane l is row 16 m + l /
- * 4
- * + 8 (e / 2), column 8 n + 2 (l % 4) + e % 2 of the warp's tile of 32 rows. */
+ * A warp's scores lie as the products leave them (ptx.cuh): with g = l / 4 and t = l % 4,
+ * x[m][n][e] of lane l is row 16 m + g + 8 (e / 2), column 8 n + 2 t + e % 2 of the warp's tile of
+ * 32 rows. */
 #ifndef HSTU_CUDA_ATTN_HALF_CUH
 #define HSTU_CUDA_ATTN_HALF_CUH
 

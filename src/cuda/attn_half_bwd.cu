@@ -1,7 +1,7 @@
 /* HSTU attention of 16-bit activations, backward (contract: attn_args in ops/ops.h).
  *
- * With p = dout . v and x = alpha (q . k + bias), per pair, ds = p alpha scale silu'(x); then dq_i
- * = sum_j ds k_j, dk_j = sum_i ds q_i and dv_j = sum_i a q_i dout_i.  The kernel here makes dq,
+ * With p = dout . v and x = alpha (q . k + bias), per pair, ds = p alpha scale silu'(x); then
+ * dq_i = sum_j ds k_j, dk_j = sum_i ds q_i and dv_j = sum_i a dout_i.  The kernel here makes dq,
  * and, with rows and columns exchanged, dk; dv is the forward kernel, transposed.  These are eight
  * products a pair where five would do, but every sum has one owner: no float32 buffers, no atomic
  * additions, the same bits every time, and no more registers than one sum needs.

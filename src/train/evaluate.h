@@ -3,7 +3,8 @@
  * Retrieval: every user of the part is encoded, the whole catalogue is ranked for it without the
  * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k and MRR.
  * Ranking: the targets are scored, and AUC is exact over all of them, for each task.  The result is
- * a pure function of model and data: the same with any number of threads.  One thread at a time. */
+ * a pure function of model and data: the same with any number of threads, and on a GPU where the
+ * backend is deterministic.  One thread at a time. */
 #ifndef HSTU_TRAIN_EVALUATE_H
 #define HSTU_TRAIN_EVALUATE_H
 

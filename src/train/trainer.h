@@ -2,9 +2,10 @@
  * checkpoints, the log, the report, stopping.
  *
  * A run is a folder: config.json, log.jsonl, report.html, checkpoints/, the links last and best. It
- * is a pure function of config, data and seed: the same bits with any number of threads, and
- * stopped and resumed at any step the same as never stopped.  Where a signal asks to stop, the run
- * is saved and ERR_INTERRUPTED returned.  One thread at a time. */
+ * is a pure function of config, data and seed: the same bits with any number of threads (on a GPU,
+ * where the backend is deterministic), and stopped and resumed at any step the same as never
+ * stopped.  Where a signal asks to stop, the run is saved and ERR_INTERRUPTED returned.  One thread
+ * at a time. */
 #ifndef HSTU_TRAIN_TRAINER_H
 #define HSTU_TRAIN_TRAINER_H
 

@@ -1,4 +1,5 @@
-/* Inside the trainer: shared by trainer.c (the loop) and trainer_log.c (what it tells). */
+/* Inside the trainer: shared by trainer.c (the loop), trainer_step.c (one step) and trainer_log.c
+ * (what it tells). */
 #ifndef HSTU_TRAIN_TRAINER_INT_H
 #define HSTU_TRAIN_TRAINER_INT_H
 
