@@ -94,7 +94,8 @@ static status train_passes(model *m, const model_step *at, const int32_t *negati
  * recorded; negatives that are given are copied in the middle of them. */
 static status train_recorded(model *m, const model_step *at) {
     record_state state;
-    TRY(m->be->ops->record(m->be, plan_record_key(&m->plan) ^ at->seed, &state));
+    uint64_t key = plan_record_key(&m->plan) ^ at->seed ^ (uint64_t)(uintptr_t)m << 16;
+    TRY(m->be->ops->record(m->be, key, &state));
     status st = state == RECORD_REPLAY ? OK : train_passes(m, at, NULL);
     status end = m->be->ops->record_end(m->be);
     return st != OK ? st : end;

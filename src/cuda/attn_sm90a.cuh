@@ -1,0 +1,119 @@
+/* What the attention's Hopper kernels share: tiles of 64 numbers by 64 rows that the copy engine
+ * brings, swizzled, into shared memory, and the function of a score.
+ *
+ * A tile of R rows and D numbers lies as D / 64 parts of R rows of 128 bytes. */
+#ifndef HSTU_CUDA_ATTN_SM90A_CUH
+#define HSTU_CUDA_ATTN_SM90A_CUH
+
+#include "cuda/act.cuh"
+#include "cuda/attn_mask.cuh"
+#include "cuda/ptx_sm90a.cuh"
+
+enum { PART = 64, PART_BYTES = 128, GROUP = 128 }; /* numbers and bytes of a part's row; threads */
+
+/* Rows of a jagged array as the copy engine sees them: a box is 64 rows of 64 numbers. */
+status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                 int64_t n_columns, int64_t stride);
+
+/* R rows of D numbers from row y, column x on; the barrier must expect R * D * 2 bytes. */
+template <int D, int R>
+__device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
+                                        int y) {
+#pragma unroll
+    for (int c = 0; c < D / PART; c++) {
+#pragma unroll
+        for (int r = 0; r < R; r += 64)
+            tile_load(to + (c * R + r) * PART_BYTES, map, barrier, x + c * PART, y + r);
+    }
+}
+
+/* d (64, N) (+)= rows of A times rows of B, both D numbers long; ROWS_A and N are the rows of their
+ * whole tiles. */
+template <typename T, int D, int ROWS_A, int N>
+__device__ static inline void product_of_rows(float (&d)[N / 2], const char *a, const char *b) {
+    uint64_t desc_a = tile_describe(a, 16), desc_b = tile_describe(b, 16);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        wgmma_ss<T, N>(d, tile_move(desc_a, k / 4 * ROWS_A * PART_BYTES + k % 4 * 32),
+                       tile_move(desc_b, k / 4 * N * PART_BYTES + k % 4 * 32), k > 0);
+}
+
+/* d (64, D) += A (64, K in registers) times a tile of K rows of D numbers. */
+template <typename T, int D, int K>
+__device__ static inline void product_with_rows(float (&d)[D / 2], const uint32_t (&a)[K / 16][4],
+                                                const char *b) {
+    uint64_t desc_b = tile_describe(b, K * PART_BYTES);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+        wgmma_rs<T, D>(d, a[k], tile_move(desc_b, k * 16 * PART_BYTES), 1);
+}
+
+template <typename T> __device__ static inline uint32_t pack_two(float x, float y);
+template <> __device__ inline uint32_t pack_two<__nv_bfloat16>(float x, float y) {
+    __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&v;
+}
+template <> __device__ inline uint32_t pack_two<__half>(float x, float y) {
+    __half2 v = __floats2half2_rn(x, y);
+    return *(uint32_t *)&v;
+}
+
+/* Sums of a warpgroup as the left side of the next product. */
+template <typename T, int N>
+__device__ static inline void pack_left(uint32_t (&a)[N / 16][4], const float (&d)[N / 2]) {
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[k][i] = pack_two<T>(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+    }
+}
+
+/* Bit e: pair e of a thread is seen, of rows row and row + 8 and 64 columns from j0 on.  Few tiles
+ * need it, so it is kept small: the registers belong to the sums. */
+__device__ static inline uint32_t rows_seen(const attn_args &a, const attn_seq &s, int row,
+                                            int j0) {
+    int column = j0 + 2 * ((int)threadIdx.x % 4);
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int side = 0; side < 2; side++) {
+        attn_row_mask mask = attn_mask_of(a, s, row + 8 * side);
+#pragma unroll 1
+        for (int c = 0; c < 16; c++)
+            seen |= (uint32_t)attn_sees(a, s, mask, row + 8 * side, column + c / 2 * 8 + c % 2)
+                    << (c / 2 * 4 + side * 2 + c % 2);
+    }
+    return seen;
+}
+
+/* The same, quickly where all is seen; first: the first row of the warpgroup. */
+__device__ static inline uint32_t rows_mask(const attn_args &a, const attn_seq &s, int first,
+                                            int row, int j0) {
+    bool is_full = attn_tile_is_full(a, s, first, first + 64, j0, j0 + 64);
+    return is_full ? 0xffffffffu : rows_seen(a, s, row, j0);
+}
+
+__device__ static inline float tanh_fast(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Rows of a warpgroup's sums to memory: row and row + 8 are the thread's; those from n on are not
+ * there. */
+template <typename T, int D>
+__device__ static inline void store_rows(T *to, int64_t stride, int row, int n, float scale,
+                                         const float (&d)[D / 2]) {
+    int t = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r >= n) continue;
+        T *at = to + (row + 8 * r) * stride + 2 * t;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+            *(uint32_t *)(at + 8 * j) =
+                pack_two<T>(d[4 * j + 2 * r] * scale, d[4 * j + 2 * r + 1] * scale);
+    }
+}
+
+#endif

@@ -1,0 +1,192 @@
+/* Instructions of SM 9.0a by name: products of a warpgroup (wgmma), bulk copies of tiles (TMA), the
+ * barriers they complete on, and the registers of a warpgroup.  Files that include this are
+ * compiled for sm_90a alone (their names end in sm90a). */
+#ifndef HSTU_CUDA_PTX_SM90A_CUH
+#define HSTU_CUDA_PTX_SM90A_CUH
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+__device__ static inline uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- barriers in shared memory --------------------------------------------------------------- */
+
+__device__ static inline void barrier_init(uint64_t *barrier, int n_arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(n_arrivals));
+}
+
+/* Makes initialised barriers known to the copy engine. */
+__device__ static inline void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ static inline void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+
+/* One arrival, and so many bytes of copies to come. */
+__device__ static inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
+}
+
+/* Waits until the phase of this parity is over. */
+__device__ static inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra over;\n"
+                 "bra again;\n"
+                 "over:\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* ---- copies of tiles ------------------------------------------------------------------------- */
+
+__device__ static inline void tile_prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
+}
+
+/* The box of `map` at column x, row y to shared memory; completes on the barrier. */
+__device__ static inline void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x,
+                                        int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+                 : "memory");
+}
+
+/* ---- products of a warpgroup ----------------------------------------------------------------- */
+
+/* A tile in shared memory whose rows of 128 bytes are swizzled by 128 bytes, 8 rows in 1024 bytes.
+ * `next` is the distance in bytes from one block of 64 numbers of the row to the next, where the
+ * instruction runs along the rows (B stored by rows); along the other way it is not looked at. */
+__device__ static inline uint64_t tile_describe(const void *tile, uint32_t next) {
+    uint64_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same tile, `bytes` further on. */
+__device__ static inline uint64_t tile_move(uint64_t description, uint32_t bytes) {
+    return description + (bytes >> 4);
+}
+
+/* Registers written before are seen by the products that follow. */
+__device__ static inline void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ static inline void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Waits until at most N groups are under way. */
+template <int N> __device__ static inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Shared memory written by this thread is seen by products and copies behind the next barrier. */
+__device__ static inline void shared_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* More or fewer registers for the threads of a warpgroup. */
+template <int N> __device__ static inline void registers_raise() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ static inline void registers_lower() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* A barrier of n threads, by number (0 is __syncthreads). */
+__device__ static inline void named_barrier(int number, int n) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n) : "memory");
+}
+
+/* d (64, N) (+)= A B, 16 numbers of the sum a time.  wgmma_ss: A and B are tiles in shared memory,
+ * both stored along the sum.  wgmma_rs: A is in registers, B is stored by rows of the sum.  d of a
+ * thread is that of mma m16n8k16, N / 8 times. */
+template <typename T, int N>
+__device__ void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int adds);
+template <typename T, int N>
+__device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int adds);
+
+#define WG_LIST_32                                                                                 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WG_REGISTERS_32                                                                            \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define WG_LIST_64                                                                                 \
+    WG_LIST_32 ", "                                                                                \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WG_REGISTERS_64                                                                            \
+    WG_REGISTERS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), \
+        "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), \
+        "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), \
+        "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), \
+        "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define WG_LIST_128                                                                                \
+    WG_LIST_64 ", "                                                                                \
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "  \
+               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "  \
+               "%110, %111, "                                                                      \
+               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "    \
+               "%125, %126, %127"
+#define WG_REGISTERS_128                                                                           \
+    WG_REGISTERS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), \
+        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), \
+        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), \
+        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), \
+        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), \
+        "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),          \
+        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),        \
+        "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),        \
+        "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),        \
+        "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+
+#define WGMMA_SS(T, TYPE, N, HALF, A, B, P)                                                        \
+    template <>                                                                                    \
+    __device__ inline void wgmma_ss<T, N>(float(&d)[HALF], uint64_t a, uint64_t b, int adds) {     \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
+                     " {" WG_LIST_##HALF "}, %" A ", %" B ", p, 1, 1, 0, 0;\n}\n"                  \
+                     : WG_REGISTERS_##HALF                                                         \
+                     : "l"(a), "l"(b), "r"(adds));                                                 \
+    }
+#define WGMMA_RS(T, TYPE, N, HALF, A0, A1, A2, A3, B, P)                                           \
+    template <>                                                                                    \
+    __device__ inline void wgmma_rs<T, N>(float(&d)[HALF], const uint32_t(&a)[4], uint64_t b,      \
+                                          int adds) {                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
+                     " {" WG_LIST_##HALF "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B            \
+                                         ", p, 1, 1, 1;\n}\n"                                      \
+                     : WG_REGISTERS_##HALF                                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));             \
+    }
+#define WGMMA_ALL(T, TYPE)                                                                         \
+    WGMMA_SS(T, TYPE, 64, 32, "32", "33", "34")                                                    \
+    WGMMA_SS(T, TYPE, 128, 64, "64", "65", "66")                                                   \
+    WGMMA_RS(T, TYPE, 64, 32, "32", "33", "34", "35", "36", "37")                                  \
+    WGMMA_RS(T, TYPE, 128, 64, "64", "65", "66", "67", "68", "69")                                 \
+    WGMMA_RS(T, TYPE, 256, 128, "128", "129", "130", "131", "132", "133")
+
+WGMMA_ALL(__nv_bfloat16, "bf16")
+WGMMA_ALL(__half, "f16")
+
+#endif
