@@ -68,7 +68,7 @@ static status lay_out(mirror *m) {
     for (size_t i = 0; i < m->n_parts; i++)
         m->order[i] = (int)i;
     sorted_part = m->part;
-    qsort(m->order, m->n_parts, sizeof *m->order, compare_places);
+    if (m->n_parts > 0) qsort(m->order, m->n_parts, sizeof *m->order, compare_places);
     for (size_t i = 0; i < m->n_parts; i++) {
         mirror_part *p = &m->part[m->order[i]];
         mirror_region *last = &m->region[m->n_regions - (m->n_regions > 0)];
