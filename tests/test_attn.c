@@ -282,6 +282,11 @@ static void make_bias(sample *s, inputs *in, attn_bias bias, int32_t table_heads
         in->key_time[i] = (int64_t)(rng_uniform(draw()) * (float)span);
 }
 
+/* How rows lie: next to each other as good as anywhere, or as the copy engine of a GPU wants them,
+ * their number known or not. */
+typedef enum { ROWS_ODD, ROWS_ALIGNED, ROWS_KNOWN } row_kind;
+static row_kind rows_are = ROWS_ODD;
+
 /* A random sample: sequences of these numbers of keys; with delta, fewer queries than keys. */
 static void make_sample(sample *s, inputs *in, const int32_t *lengths, int n_sequences,
                         bool has_delta, int32_t n_heads, int32_t dim_qk, int32_t dim_v) {
@@ -309,6 +314,14 @@ static void make_sample(sample *s, inputs *in, const int32_t *lengths, int n_seq
     a->stride_k = n_heads * dim_qk + 2;
     a->stride_v = n_heads * dim_v + 3;
     a->stride_out = n_heads * dim_v + 4;
+    if (rows_are != ROWS_ODD) {
+        a->stride_q = a->stride_k = n_heads * dim_qk + 8;
+        a->stride_v = a->stride_out = n_heads * dim_v + 16;
+    }
+    if (rows_are == ROWS_KNOWN) {
+        a->n_rows_q = s->n_q;
+        a->n_rows_k = s->n_k;
+    }
     a->alpha = 0.7f;
     a->scale = 1.0f / 50.0f;
     a->q = in->q = random_floats(s->n_q * a->stride_q);
@@ -380,6 +393,21 @@ TEST(attn_head_dims) {
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         check_case(lengths, 2, false, 1, dims[i], dims[(i * 7 + 3) % 15], MASK_CAUSAL, BIAS_TIME, 1,
                    5000);
+}
+
+/* Wide heads have kernels of their own on some GPUs, if rows lie well and their number is known. */
+TEST(attn_wide_heads) {
+    const int32_t lengths[] = {64, 0, 1, 150, 65};
+    for (int rows = ROWS_ALIGNED; rows <= ROWS_KNOWN; rows++) {
+        rows_are = (row_kind)rows;
+        for (int mask = 0; mask < N_MASKS; mask++) {
+            check_case(lengths, 5, mask % 2, 1, 128, 128, (mask_kind)mask, BIAS_NONE, 1, 1);
+            check_case(lengths, 5, mask % 2 == 0, 2, 256, 256, (mask_kind)mask, BIAS_NONE, 1, 1);
+        }
+        check_case(lengths, 5, false, 2, 64, 64, MASK_CAUSAL, BIAS_NONE, 1, 1);
+        check_case(lengths, 5, false, 1, 256, 128, MASK_CAUSAL, BIAS_NONE, 1, 1);
+    }
+    rows_are = ROWS_ODD;
 }
 
 /* Times too far apart for 32 bits take another way. */

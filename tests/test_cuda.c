@@ -308,7 +308,7 @@ static void run_open(run *r, toy_kind kind, backend *be) {
                                      .grad = p->grad,
                                      .m = device_new(be, (size_t)p->n * sizeof(float)),
                                      .v = device_new(be, (size_t)p->n * sizeof(float)),
-                                     .lr = 3e-3f,
+                                     .lr = 2e-3f,
                                      .beta1 = 0.9f,
                                      .beta2 = 0.98f,
                                      .eps = 1e-4f,

@@ -15,15 +15,44 @@ typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
 } bwd_maps;
 
-/* What becomes of a score x: silu(alpha x), or dp silu'(alpha x); 0 where it is not seen.  half is
- * alpha / 2.  */
-__device__ static inline float weight_of(float half, float x, bool is_seen) {
+/* What becomes of a score x: its weight silu(alpha x), and the slope silu'(alpha x).  half is alpha
+ * / 2. */
+__device__ static inline float weight_of(float half, float x) {
     float h = half * x;
-    return is_seen ? fmaf(h, tanh_fast(h), h) : 0;
+    return fmaf(h, tanh_fast(h), h);
 }
-__device__ static inline float slope_of(float half, float x, float dp, bool is_seen) {
+__device__ static inline float slope_of(float half, float x) {
     float h = half * x, t = tanh_fast(h);
-    return is_seen ? dp * fmaf(0.5f, t, 0.5f) * fmaf(h, 1.0f - t, 1.0f) : 0;
+    return fmaf(0.5f, t, 0.5f) * fmaf(h, 1.0f - t, 1.0f);
+}
+
+/* A warpgroup's scores as weights, on the left of the next product; bit e of `seen`: pair e is. */
+template <typename T>
+__device__ static inline void pack_weights(uint32_t (&left)[4][4], float half, uint32_t seen,
+                                           const float (&x)[32]) {
+#pragma unroll
+    for (int e = 0; e < 32; e += 2)
+        left[e / 8][e / 2 % 4] = pack_two<T>((seen >> e & 1) != 0 ? weight_of(half, x[e]) : 0,
+                                             (seen >> e & 2) != 0 ? weight_of(half, x[e + 1]) : 0);
+}
+
+/* Slopes are kept as float16, which has twice the digits of the products they go into: the scores'
+ * registers are then free for dp. */
+__device__ static inline void pack_slopes(__half2 (&slope)[16], float half, const float (&x)[32]) {
+#pragma unroll
+    for (int e = 0; e < 32; e += 2)
+        slope[e / 2] = __floats2half2_rn(slope_of(half, x[e]), slope_of(half, x[e + 1]));
+}
+
+template <typename T>
+__device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t seen,
+                                             const __half2 (&slope)[16], const float (&dp)[32]) {
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {
+        float2 d = __half22float2(slope[e / 2]);
+        left[e / 8][e / 2 % 4] = pack_two<T>((seen >> e & 1) != 0 ? dp[e] * d.x : 0,
+                                             (seen >> e & 2) != 0 ? dp[e + 1] * d.y : 0);
+    }
 }
 
 __device__ static inline void release(uint64_t *barrier) {
@@ -101,17 +130,6 @@ __device__ static inline uint32_t keys_seen(const attn_args &a, const attn_seq &
     return seen;
 }
 
-/* x becomes what the next product takes on its left. */
-template <bool IS_DK>
-__device__ static inline void weigh(float half, uint32_t seen, float (&x)[32],
-                                    const float (&dp)[32]) {
-#pragma unroll
-    for (int e = 0; e < 32; e++) {
-        bool is_seen = (seen >> e & 1) != 0;
-        x[e] = IS_DK ? slope_of(half, x[e], dp[e], is_seen) : weight_of(half, x[e], is_seen);
-    }
-}
-
 template <int D>
 __device__ static inline uint32_t keys_mask(const attn_args &a, const keys_work<D> &w, int key,
                                             int i) {
@@ -119,58 +137,104 @@ __device__ static inline uint32_t keys_mask(const attn_args &a, const keys_work<
     return is_full ? 0xffffffffu : keys_seen(a, w.s, key, i);
 }
 
-/* The scores of a tile of queries, and for dk the gradients of the weights. */
-template <typename T, int D, bool IS_DK>
-__device__ static inline void keys_products(const keys_work<D> &w, int n, float (&x)[32],
-                                            float (&dp)[32]) {
-    using shape = keys_shape<D>;
-    int stage = n % STAGES;
-    barrier_wait(&w.barriers->there[stage], (uint32_t)(n / STAGES) & 1);
-    wgmma_fence();
-    product_of_rows<T, D, shape::KEYS, 64>(x, w.keys, w.queries + stage * shape::TILE);
-    if constexpr (IS_DK)
-        product_of_rows<T, D, shape::KEYS, 64>(dp, w.values, w.douts + stage * shape::TILE);
+/* Tile n of the queries, once it is there. */
+template <int D> __device__ static inline int keys_wait(const keys_work<D> &w, int n) {
+    barrier_wait(&w.barriers->there[n % STAGES], (uint32_t)(n / STAGES) & 1);
+    return n % STAGES * keys_shape<D>::TILE;
+}
+
+/* sum (64, D) += left times a tile. */
+template <typename T, int D>
+__device__ static inline void add_tile(float (&sum)[D / 2], const uint32_t (&left)[4][4],
+                                       const char *tile) {
+    product_with_rows<T, D, 64>(sum, left, tile);
     wgmma_commit();
 }
 
-/* IS_DK: this warpgroup keeps dk, else dv.  Each turn sums over one tile and makes the weights of
- * the next; the last has no next. */
-template <typename T, int D, bool IS_DK>
-__device__ static void keys_compute(const attn_args &a, const keys_work<D> &w) {
+/* Each turn sums over one tile and makes what the next takes on its left; the last has no next. */
+template <typename T, int D>
+__device__ static void keys_compute_dv(const attn_args &a, const keys_work<D> &w) {
     using shape = keys_shape<D>;
     int n = 0, i = next_queries(a, w, 0);
     int key = w.key0 + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
-    const char *tiles = IS_DK ? w.queries : w.douts;
-    float sum[D / 2], x[32], dp[32], half = 0.5f * a.alpha;
+    float sum[D / 2], x[32], half = 0.5f * a.alpha;
     uint32_t left[4][4];
     clear(sum);
     barrier_wait(&w.barriers->own, 0);
     if (i < w.s.len_q) {
-        uint32_t seen = keys_mask(a, w, key, i); /* while registers are free */
-        keys_products<T, D, IS_DK>(w, 0, x, dp);
+        uint32_t seen = keys_mask(a, w, key, i);
+        int at = keys_wait(w, 0);
+        wgmma_fence();
+        product_of_rows<T, D, shape::KEYS, 64>(x, w.keys, w.queries + at);
+        wgmma_commit();
         wgmma_wait<0>();
-        weigh<IS_DK>(half, seen, x, dp);
-        pack_left<T, 64>(left, x);
+        pack_weights<T>(left, half, seen, x);
         for (i = next_queries(a, w, i + shape::QUERIES); i < w.s.len_q;
              i = next_queries(a, w, i + shape::QUERIES), n++) {
             seen = keys_mask(a, w, key, i);
-            keys_products<T, D, IS_DK>(w, n + 1, x, dp);
-            product_with_rows<T, D, 64>(sum, left, tiles + n % STAGES * shape::TILE);
+            at = keys_wait(w, n + 1);
+            wgmma_fence();
+            product_of_rows<T, D, shape::KEYS, 64>(x, w.keys, w.queries + at);
             wgmma_commit();
-            wgmma_wait<1>();
-            weigh<IS_DK>(half, seen, x, dp);
+            add_tile<T, D>(sum, left, w.douts + n % STAGES * shape::TILE);
             wgmma_wait<0>();
             release(&w.barriers->free[n % STAGES]);
-            pack_left<T, 64>(left, x);
+            pack_weights<T>(left, half, seen, x);
         }
         wgmma_fence();
-        product_with_rows<T, D, 64>(sum, left, tiles + n % STAGES * shape::TILE);
-        wgmma_commit();
+        add_tile<T, D>(sum, left, w.douts + n % STAGES * shape::TILE);
         wgmma_wait<0>();
     }
-    int64_t stride = IS_DK ? a.stride_k : a.stride_v;
-    T *to = (T *)(IS_DK ? a.dk : a.dv) + w.s.row_k * stride + w.head * D;
-    store_rows<T, D>(to, stride, key, w.s.len_k, IS_DK ? a.alpha * a.scale : a.scale, sum);
+    T *to = (T *)a.dv + w.s.row_k * a.stride_v + w.head * D;
+    store_rows<T, D>(to, a.stride_v, key, w.s.len_k, a.scale, sum);
+}
+
+template <typename T, int D>
+__device__ static void keys_compute_dk(const attn_args &a, const keys_work<D> &w) {
+    using shape = keys_shape<D>;
+    int n = 0, i = next_queries(a, w, 0);
+    int key = w.key0 + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    float sum[D / 2], x[32], half = 0.5f * a.alpha; /* x: scores, then dp */
+    __half2 slope[16];
+    uint32_t left[4][4];
+    clear(sum);
+    barrier_wait(&w.barriers->own, 0);
+    if (i < w.s.len_q) {
+        uint32_t seen = keys_mask(a, w, key, i);
+        int at = keys_wait(w, 0);
+        wgmma_fence();
+        product_of_rows<T, D, shape::KEYS, 64>(x, w.keys, w.queries + at);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pack_slopes(slope, half, x);
+        wgmma_fence();
+        product_of_rows<T, D, shape::KEYS, 64>(x, w.values, w.douts + at);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pack_gradients<T>(left, seen, slope, x);
+        for (i = next_queries(a, w, i + shape::QUERIES); i < w.s.len_q;
+             i = next_queries(a, w, i + shape::QUERIES), n++) {
+            seen = keys_mask(a, w, key, i);
+            at = keys_wait(w, n + 1);
+            wgmma_fence();
+            product_of_rows<T, D, shape::KEYS, 64>(x, w.keys, w.queries + at);
+            wgmma_commit();
+            add_tile<T, D>(sum, left, w.queries + n % STAGES * shape::TILE);
+            wgmma_wait<1>();
+            pack_slopes(slope, half, x);
+            wgmma_fence();
+            product_of_rows<T, D, shape::KEYS, 64>(x, w.values, w.douts + at);
+            wgmma_commit();
+            wgmma_wait<0>();
+            release(&w.barriers->free[n % STAGES]);
+            pack_gradients<T>(left, seen, slope, x);
+        }
+        wgmma_fence();
+        add_tile<T, D>(sum, left, w.queries + n % STAGES * shape::TILE);
+        wgmma_wait<0>();
+    }
+    T *to = (T *)a.dk + w.s.row_k * a.stride_k + w.head * D;
+    store_rows<T, D>(to, a.stride_k, key, w.s.len_k, a.alpha * a.scale, sum);
 }
 
 template <typename T, int D>
@@ -206,9 +270,9 @@ __global__ void __launch_bounds__(keys_shape<D>::THREADS, 1)
     }
     registers_raise<240>();
     if (group == 0)
-        keys_compute<T, D, false>(a, w);
+        keys_compute_dv<T, D>(a, w);
     else
-        keys_compute<T, D, true>(a, w);
+        keys_compute_dk<T, D>(a, w);
 }
 
 /* ---- dq -------------------------------------------------------------------------------------- */
@@ -262,18 +326,24 @@ __device__ static void queries_ask(const attn_args &a, const queries_work<D> &w,
     }
 }
 
-/* The scores of a tile of keys and the gradients of the weights; group: 0 or 1. */
+/* The scores of tile n of the keys. */
 template <typename T, int D>
-__device__ static inline void queries_products(const queries_work<D> &w, int group, int n,
-                                               float (&x)[32], float (&dp)[32]) {
+__device__ static inline void queries_scores(const queries_work<D> &w, int own, int n,
+                                             float (&x)[32]) {
     using shape = queries_shape<D>;
-    queries_barriers *b = w.barriers;
-    int own = group * 64 * PART_BYTES, stage = n % STAGES;
-    barrier_wait(&b->keys[stage], (uint32_t)(n / STAGES) & 1);
+    int stage = n % STAGES;
+    barrier_wait(&w.barriers->keys[stage], (uint32_t)(n / STAGES) & 1);
     wgmma_fence();
     product_of_rows<T, D, shape::ROWS, 64>(x, w.queries + own, w.keys + stage * shape::TILE);
-    barrier_wait(&b->values, (uint32_t)n & 1);
-    product_of_rows<T, D, shape::ROWS, 64>(dp, w.douts + own, w.values);
+    wgmma_commit();
+}
+
+/* And the gradients of their weights. */
+template <typename T, int D>
+__device__ static inline void queries_dp(const queries_work<D> &w, int own, int n, float (&x)[32]) {
+    barrier_wait(&w.barriers->values, (uint32_t)n & 1);
+    wgmma_fence();
+    product_of_rows<T, D, queries_shape<D>::ROWS, 64>(x, w.douts + own, w.values);
     wgmma_commit();
 }
 
@@ -281,35 +351,37 @@ template <typename T, int D>
 __device__ static void queries_compute(const attn_args &a, const queries_work<D> &w, int group) {
     using shape = queries_shape<D>;
     queries_barriers *b = w.barriers;
-    int first = w.row0 + group * 64, n = 0, j = next_keys(a, w, 0);
+    int first = w.row0 + group * 64, own = group * 64 * PART_BYTES, n = 0, j = next_keys(a, w, 0);
     int row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
-    float sum[D / 2], x[32], dp[32], half = 0.5f * a.alpha;
+    float sum[D / 2], x[32], half = 0.5f * a.alpha; /* x: scores, then dp */
+    __half2 slope[16];
     uint32_t left[4][4];
     clear(sum);
     barrier_wait(&b->own, 0);
     if (j < w.s.len_k) {
-        uint32_t seen = rows_mask(a, w.s, first, row, j); /* while registers are free */
-        queries_products<T, D>(w, group, 0, x, dp);
+        uint32_t seen = rows_mask(a, w.s, first, row, j);
+        queries_scores<T, D>(w, own, 0, x);
+        wgmma_wait<0>();
+        pack_slopes(slope, half, x);
+        queries_dp<T, D>(w, own, 0, x);
         wgmma_wait<0>();
         release(&b->values_free);
-        weigh<true>(half, seen, x, dp);
-        pack_left<T, 64>(left, x);
+        pack_gradients<T>(left, seen, slope, x);
         for (j = next_keys(a, w, j + shape::KEYS); j < w.s.len_k;
              j = next_keys(a, w, j + shape::KEYS), n++) {
             seen = rows_mask(a, w.s, first, row, j);
-            queries_products<T, D>(w, group, n + 1, x, dp);
-            product_with_rows<T, D, 64>(sum, left, w.keys + n % STAGES * shape::TILE);
-            wgmma_commit();
+            queries_scores<T, D>(w, own, n + 1, x);
+            add_tile<T, D>(sum, left, w.keys + n % STAGES * shape::TILE);
             wgmma_wait<1>();
-            release(&b->values_free);
-            weigh<true>(half, seen, x, dp);
+            pack_slopes(slope, half, x);
+            queries_dp<T, D>(w, own, n + 1, x);
             wgmma_wait<0>();
+            release(&b->values_free);
             release(&b->keys_free[n % STAGES]);
-            pack_left<T, 64>(left, x);
+            pack_gradients<T>(left, seen, slope, x);
         }
         wgmma_fence();
-        product_with_rows<T, D, 64>(sum, left, w.keys + n % STAGES * shape::TILE);
-        wgmma_commit();
+        add_tile<T, D>(sum, left, w.keys + n % STAGES * shape::TILE);
         wgmma_wait<0>();
     }
     store_rows<T, D>((T *)a.dq + (int64_t)w.s.row_q * a.stride_q + w.head * D, a.stride_q, row,
