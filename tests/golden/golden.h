@@ -18,7 +18,7 @@
  * precision (the CPU's ops, with activations and the factors of products rounded on their way in
  * and out), whose error in each tensor is noted; then on the device, where the error may be twice
  * that and GOLDEN_SLACK units: a tensor of few numbers can be near by luck.  What the naive code
- * computes within the float32 limit is not rounded at all, and keeps that limit. */
+ * computes well within the float32 limit is not rounded at all, and keeps that limit. */
 #define TOL_OUT  1e-5
 #define TOL_GRAD 1e-4
 

@@ -164,11 +164,18 @@ typedef struct curve {
     users u;
     int32_t *negatives;
     int64_t *batch_users, *neg_offsets; /* (steps, B), (steps + 1) */
+    float *factor;                      /* (1) of the gradients: 1 / loss_scale */
     int64_t n_steps, n_batch;
     int32_t n_negatives;
     float **first, **second; /* moments of every parameter */
     update_args optimizer;
 } curve;
+
+/* float16 loses small gradients without one, and Adam's first step makes as much of them as of any.
+ */
+static float loss_scale(void) {
+    return test_on.p == PRECISION_F16 ? 1024 : 1;
+}
 
 static status start_optimizer(golden *g, curve *v) {
     double lr, beta1, beta2, eps, decay;
@@ -183,6 +190,9 @@ static status start_optimizer(golden *g, curve *v) {
                                  .beta2 = (float)beta2,
                                  .eps = (float)eps,
                                  .weight_decay = (float)decay};
+    float factor = 1 / loss_scale();
+    TRY(NN_NEW(&g->memory, &v->factor, 1));
+    TRY(g->be->ops->copy_in(g->be, v->factor, &factor, sizeof factor));
     TRY(NN_NEW_HOST(&g->memory, &v->first, v->m->params.n));
     TRY(NN_NEW_HOST(&g->memory, &v->second, v->m->params.n));
     for (int i = 0; i < v->m->params.n; i++) {
@@ -203,6 +213,7 @@ static status update_all(golden *g, curve *v, int64_t step) {
         a.m = v->first[i];
         a.v = v->second[i];
         a.step = step + 1;
+        a.grad_scale = v->factor;
         TRY(g->be->ops->update(g->be, &a, 1));
     }
     return OK;
@@ -229,7 +240,7 @@ static status run_step(golden *g, curve *v, int64_t step, const st_tensor *want)
     if (n != v->neg_offsets[step + 1] - v->neg_offsets[step])
         return fail(ERR_FORMAT, "step %lld has %lld positions, not as many negatives",
                     (long long)step, (long long)n);
-    at.grad_scale = 1 / (float)n;
+    at.grad_scale = loss_scale() / (float)n;
     TRY(model_train_batch(v->m, &b.view, &at,
                           v->negatives + v->neg_offsets[step] * v->n_negatives));
     TRY(model_take_loss(v->m, &loss));

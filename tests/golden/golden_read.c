@@ -106,7 +106,7 @@ static double limit_of(golden *g, double error, double limit, bool is_tensor) {
         return INFINITY;
     }
     double measured = naive->error[naive->at++];
-    if (is_tensor && measured <= limit) return limit;
+    if (is_tensor && measured <= limit / 8) return limit;
     return 2 * measured + GOLDEN_SLACK * precision_unit(test_on.p);
 }
 
