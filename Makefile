@@ -60,10 +60,17 @@ CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH_FLAG) -g -fPIC -fvisibility=h
 	$(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc -MMD -MP $(CFLAGS)
 LINK := $(CC) $(OPT) -g $(LDFLAGS)
 
-# Machine code for A100 and Hopper, PTX for what comes later; sm_90a only where its instructions are
-# used: it runs on Hopper alone.  CUDA_SM=90 builds for one card, in a third of the time.
+# Machine code for A100 and Hopper, and PTX for what comes later.  Most kernels are the same on both, so
+# they are translated once and assembled twice; sm_90 has a translation of its own where a file asks
+# for the architecture, and sm_90a, which runs on Hopper alone, where its instructions are used.
+# CUDA_SM=90 builds for one card, in two thirds of the time.
 CUDA_SM ?= 80 90
-NVCC_ARCH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),compute_$(sm)])
+space := $() $()
+NVCC_CODE := $(subst $(space),$(comma),$(CUDA_SM:%=sm_%))
+NVCC_ARCH := -gencode arch=compute_80,code=[$(NVCC_CODE),compute_80]
+NVCC_BOTH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),compute_$(sm)])
+NVCC_90A := -gencode arch=compute_90a,code=sm_90a
+ASKS_ARCH := $(shell grep -l __CUDA_ARCH__ src/cuda/*.cu 2>/dev/null)
 NVCCFLAGS := -O3 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
 	$(FEATURES) -Iinclude -Isrc -MMD -MP
 
@@ -134,7 +141,8 @@ $B/%.o: %.c $B/flags
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(if $(findstring sm90a,$<),-gencode arch=compute_90a$(comma)code=sm_90a,$(NVCC_ARCH)) -c $< -o $@
+	$(NVCC) $(NVCCFLAGS) $(if $(findstring sm90a,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+		-c $< -o $@
 
 .SECONDARY:
 
