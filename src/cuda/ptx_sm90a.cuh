@@ -73,7 +73,10 @@ __device__ static inline void tile_load(void *to, const CUtensorMap *map, uint64
  * `next` is the distance in bytes from one block of 64 numbers of the row to the next, where the
  * instruction runs along the rows (B stored by rows); along the other way it is not looked at. */
 __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next) {
-    uint64_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    /* Opaque, so that the compiler does not keep the descriptions of a tile that stays, one for
+     * each step of a product, in registers that the sums need. */
+    asm volatile("" : "+r"(at));
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
