@@ -134,7 +134,7 @@ TEST(train_then_eval_and_recommend) {
     CHECK_CONTAINS(text, "\n      10 ");
     free(text);
     /* Neither the history nor an item twice is recommended. */
-    text = said(0, "recommend run --data data --history 3,5,8 -k 60 --json");
+    text = said(0, "recommend run --device cpu --data data --history 3,5,8 -k 60 --json");
     CHECK_OK(json_parse(&a, "recommend", text, strlen(text), &v));
     CHECK_EQ(json_member(v, "history")->n_children, 3);
     CHECK_EQ(json_member(v, "recommended")->n_children, 57);

@@ -1,5 +1,5 @@
-/* HSTU attention (contract: attn_args in ops/ops.h): the choice between the kernels of float32, those
- * of 16-bit activations for any card, and those for Hopper alone. */
+/* HSTU attention (contract: attn_args in ops/ops.h): the choice between the kernels of float32,
+ * those of 16-bit activations for any card, and those for Hopper alone. */
 #include "cuda/cuda.h"
 #include "ops/attn_check.h"
 

@@ -311,10 +311,14 @@ static status launch(backend *be, half_job job) {
 /* As in the forward pass. */
 template <typename T, bool HAS_BIAS> static status choose(backend *be, const half_job *job) {
     constexpr int LARGE = bwd_shape<256, false>::BYTES + (int)sizeof(half_block);
+    constexpr int BIASED =
+        bwd_shape<128, false>::BYTES + (int)sizeof(bwd_extra<bwd_shape<128, false>>);
     switch (half_dim(&job->a)) {
     case 64:
         return launch<T, 64, HAS_BIAS, false>(be, *job);
-    case 128:
+    case 128: /* with a bias some bytes too many for 99 KB: the small tiles of 256 take it there */
+        if (HAS_BIAS && cuda_of(be)->max_block_shared < BIASED)
+            return launch<T, 256, true, true>(be, *job);
         return launch<T, 128, HAS_BIAS, false>(be, *job);
     case 256:
         if (!HAS_BIAS && cuda_of(be)->max_block_shared >= LARGE)

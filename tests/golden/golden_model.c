@@ -219,11 +219,18 @@ static status update_all(golden *g, curve *v, int64_t step) {
     return OK;
 }
 
+/* Adam's first step moves a weight by the rate in the direction of its gradient, and a gradient
+ * that is 0 but for rounding has none: in 16 bits a weight may then be two rates off. */
+static double weight_limit(const curve *v) {
+    bool is_half = test_on.p == PRECISION_BF16 || test_on.p == PRECISION_F16;
+    return is_half ? 2.1 * (double)v->optimizer.lr : 1e-5;
+}
+
 static status check_values(golden *g, curve *v, const char *prefix) {
     for (int i = 0; i < v->m->params.n; i++) {
         char name[160];
         snprintf(name, sizeof name, "%s.%s", prefix, v->m->params.item[i].name);
-        TRY(golden_check_absolute(g, name, v->m->params.item[i].value, 1e-5));
+        TRY(golden_check_absolute(g, name, v->m->params.item[i].value, weight_limit(v)));
     }
     return OK;
 }
