@@ -93,12 +93,6 @@ __device__ static inline uint32_t rows_mask(const attn_args &a, const attn_seq &
     return is_full ? 0xffffffffu : rows_seen(a, s, row, j0);
 }
 
-__device__ static inline float tanh_fast(float x) {
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* Rows of a warpgroup's sums to memory: row and row + 8 are the thread's; those from n on are not
  * there. */
 template <typename T, int D>

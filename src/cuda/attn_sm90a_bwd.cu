@@ -19,10 +19,10 @@ typedef struct bwd_maps {
  * / 2. */
 __device__ static inline float weight_of(float half, float x) {
     float h = half * x;
-    return fmaf(h, tanh_fast(h), h);
+    return fmaf(h, tanh_approx(h), h);
 }
 __device__ static inline float slope_of(float half, float x) {
-    float h = half * x, t = tanh_fast(h);
+    float h = half * x, t = tanh_approx(h);
     return fmaf(0.5f, t, 0.5f) * fmaf(h, 1.0f - t, 1.0f);
 }
 

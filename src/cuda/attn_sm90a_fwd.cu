@@ -90,7 +90,7 @@ __device__ static inline void apply(float half, const fwd_seen<KEYS> &seen, floa
 #pragma unroll
     for (int e = 0; e < KEYS / 2; e++) {
         float h = half * x[e];
-        x[e] = (seen.bits[e / 32] >> e % 32 & 1) != 0 ? fmaf(h, tanh_fast(h), h) : 0;
+        x[e] = (seen.bits[e / 32] >> e % 32 & 1) != 0 ? fmaf(h, tanh_approx(h), h) : 0;
     }
 }
 

@@ -9,9 +9,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-__device__ static inline uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+#include "cuda/ptx.cuh"
 
 /* ---- barriers in shared memory --------------------------------------------------------------- */
 
