@@ -27,8 +27,13 @@ static status find_encode(encode_fn *out) {
     void *address = NULL;
     cudaDriverEntryPointQueryResult result;
     if (found == NULL) {
+#if CUDART_VERSION >= 12050
         CUDA_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
                                                   cudaEnableDefault, &result));
+#else
+        CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &address, cudaEnableDefault,
+                                         &result));
+#endif
         if (result != cudaDriverEntryPointSuccess || address == NULL)
             return fail(ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled; a newer one is "
                                     "needed for this GPU");
