@@ -67,6 +67,25 @@ TEST(train_json_is_one_object_a_line) {
     free(text);
 }
 
+/* Of 13 epochs every fifth is evaluated, and the last ten. */
+TEST(train_evaluates_when_it_should) {
+    char *text = said(0, "train --device cpu --gin-config-file m.gin --data data --out run --json "
+                         "--epochs 13 --eval-every 5");
+    int n = -1;
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), n++) {
+        if (strstr(line, "\"event\":\"epoch\"") == NULL) continue;
+        CHECK_EQ(strstr(line, "\"hr@10\"") != NULL, n == 0 || n >= 3);
+        CHECK(strstr(line, "\"loss\"") != NULL);
+    }
+    CHECK_EQ(n, 14);
+    free(text);
+    text = said(0, "train --device cpu --gin-config-file m.gin --data data --out again --epochs 12 "
+                   "--eval-every 12");
+    CHECK_CONTAINS(text, "\n  2/12 ");
+    CHECK_CONTAINS(text, "         -         -");
+    free(text);
+}
+
 TEST(train_says_what_is_missing) {
     struct {
         int code;

@@ -147,8 +147,12 @@ static void print_row(const printer *p, const train_event *e) {
     human_count(speed, sizeof speed, e->tokens_per_s);
     human_duration(took, sizeof took, e->seconds);
     printf("  %-10s %8.4f", place, e->loss);
-    for (const char *const *c = columns_of(p); *c != NULL; c++)
-        printf(" %9.4f", e->metrics != NULL ? eval_value(e->metrics, *c) : NAN);
+    for (const char *const *c = columns_of(p); *c != NULL; c++) {
+        if (e->metrics != NULL)
+            printf(" %9.4f", eval_value(e->metrics, *c));
+        else
+            printf(" %9s", "-");
+    }
     printf(" %10s %9s%s\n", speed, took,
            e->metrics != NULL && e->metrics->is_partial ? "  (some users)" : "");
 }

@@ -141,6 +141,9 @@ static void destroy(backend *be) {
 
 static status ask_card(cuda_state *s) {
     int major, minor;
+    cudaDeviceProp properties;
+    CUDA_TRY(cudaGetDeviceProperties(&properties, s->device));
+    snprintf(s->card, sizeof s->card, "%.127s", properties.name);
     CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, s->device));
     CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, s->device));
     CUDA_TRY(
@@ -199,6 +202,7 @@ extern "C" status backend_create_cuda(backend **out, const cuda_options *options
     be->ops = &cuda_ops;
     be->act = ACT_F32;
     be->name = s->name;
+    be->card = s->card;
     be->state = s;
     be->destroy = destroy;
     be->n_ahead = N_AHEAD;

@@ -24,6 +24,7 @@ typedef struct cuda_state {
     bool is_tf32;         /* products may round float32 to TF32 */
     bool is_deterministic;
     char name[16]; /* "cuda:0" */
+    char card[128];
     cudaStream_t stream;
     void *scratch; /* of the op that runs; see cuda_scratch */
     size_t scratch_bytes;

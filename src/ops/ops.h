@@ -429,6 +429,7 @@ struct backend {
     const ops *ops;
     act_type act;
     const char *name; /* "cpu", "cuda:0" */
+    const char *card; /* of a GPU: "NVIDIA H200"; else NULL */
     pool *workers;    /* CPU: the threads; may be NULL */
     void *state;      /* the backend's own */
     void (*destroy)(backend *be);

@@ -46,6 +46,7 @@ static void write_start(const trainer *t, json_writer *w) {
     json_key_int(w, "events", (int64_t)s->data->n_events);
     json_key_int(w, "seed", (int64_t)t->saved.state.seed);
     json_key_string(w, "device", s->be->name);
+    if (s->be->card != NULL) json_key_string(w, "gpu", s->be->card);
     json_key_int(w, "threads", s->be->workers != NULL ? pool_n_threads(s->be->workers) : 1);
     json_key_string(w, "cpu", m.cpu);
     json_key_string(w, "simd", m.simd);
