@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 
 static const command benches[] = {
+    {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
     {"data", bench_data, "the batcher: tokens per second"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
 };

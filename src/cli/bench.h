@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 
+status bench_attention(int argc, char **argv);
 status bench_data(int argc, char **argv);
 status bench_train(int argc, char **argv);
 
