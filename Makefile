@@ -88,7 +88,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
-.PHONY: print-libs all tests fuzz bench check docs clean install gpu-test
+.PHONY: print-libs all tests fuzz bench check docs clean install gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
 
 hstu: $B/hstu
@@ -167,6 +167,10 @@ gpu-test: tests
 	set -e; for type in tf32 bfloat16 float16; do echo "== $$type"; \
 		$B/tests/unit --device $(GPU) --dtype $$type; \
 		$B/tests/golden --device $(GPU) --dtype $$type $(GOLDEN_DIR); done
+
+# Minutes of a GPU, racecheck most of them.
+gpu-sanitize: tests
+	tools/sanitize.sh $B/tests/unit
 
 install: all
 	install -Dm755 $B/hstu $(DESTDIR)$(PREFIX)/bin/hstu
