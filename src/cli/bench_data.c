@@ -5,8 +5,6 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/env.h"
@@ -18,6 +16,7 @@
 #include "cli/show.h"
 #include "data/batcher.h"
 #include "data/synth.h"
+#include "data/temp_data.h"
 
 enum { N_CHECKED = 64 };
 
@@ -177,25 +176,20 @@ static status run_rows(const bench_options *o, const seq_file *data) {
     return OK;
 }
 
-static status open_and_run(const bench_options *o, const char *path, pool *p) {
-    seq_file *data;
-    TRY(seq_file_open(&data, path, p));
-    status st = run_rows(o, data);
-    seq_file_close(data);
-    return st;
-}
-
-/* Histories long enough that N = 200 cuts many of them; in a folder that is removed again. */
-static status run_on_synth(const bench_options *o, pool *p) {
-    char folder[] = "/tmp/hstu-bench-XXXXXX", path[64];
+/* Histories long enough that N = 200 cuts many of them. */
+static status write_synth(void *ctx, const char *folder, pool *p) {
     synth_config config = {.n_users = 10000, .n_items = 5000, .mean_len = 200, .seed = 1};
     synth_report report;
-    if (mkdtemp(folder) == NULL) return fail_errno("%s: cannot make a temporary folder", folder);
-    status st = synth_write(&config, folder, p, &report);
-    if (st == OK) st = open_and_run(o, folder, p);
-    snprintf(path, sizeof path, "%s/data.seq", folder);
-    (void)unlink(path);
-    (void)rmdir(folder);
+    (void)ctx;
+    return synth_write(&config, folder, p, &report);
+}
+
+static status open_and_run(const bench_options *o, pool *p) {
+    seq_file *data = NULL;
+    TRY(o->data != NULL ? seq_file_open(&data, o->data, p)
+                        : temp_data_open(&data, write_synth, NULL, p));
+    status st = run_rows(o, data);
+    seq_file_close(data);
     return st;
 }
 
@@ -227,7 +221,7 @@ status bench_data(int argc, char **argv) {
         return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", o.seconds);
     TRY(env_threads(&n_threads));
     TRY(pool_create(&p, n_threads));
-    status st = o.data != NULL ? open_and_run(&o, o.data, p) : run_on_synth(&o, p);
+    status st = open_and_run(&o, p);
     pool_destroy(p);
     return st;
 }

@@ -16,7 +16,7 @@
 #include "cli/cli.h"
 #include "ops/device.h"
 
-enum { MAX_DEVICES = 16, MIN_SM = 80, MIN_MEMORY_MIB = 512 };
+enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
 
 /* OpenBLAS says what it is; declared here because its header may hide these behind a name. */
 extern char *openblas_get_config(void);
@@ -80,7 +80,7 @@ static uint64_t usable_memory(const machine *m) {
 static int n_fit_devices(const diagnosis *d) {
     int n = 0;
     for (int i = 0; i < d->n_devices; i++)
-        n += d->device[i].sm >= MIN_SM;
+        n += d->device[i].sm >= DEVICE_MIN_SM;
     return n;
 }
 
@@ -164,11 +164,11 @@ static void print_gpus(const diagnosis *d) {
         const device_info *g = &d->device[i];
         char what[24];
         snprintf(what, sizeof what, "cuda:%d", i);
-        snprintf(text, sizeof text,
-                 "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s", g->name,
-                 g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
-                 gib(g->free_bytes), driver, g->sm < MIN_SM ? "; too old: SM 8.0 is needed" : "");
-        print_row(g->sm >= MIN_SM ? HAVE : TROUBLE, what, text);
+        snprintf(
+            text, sizeof text, "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s",
+            g->name, g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
+            gib(g->free_bytes), driver, g->sm < DEVICE_MIN_SM ? "; too old: SM 8.0 is needed" : "");
+        print_row(g->sm >= DEVICE_MIN_SM ? HAVE : TROUBLE, what, text);
     }
 }
 

@@ -8,7 +8,7 @@
 #include "ops/device.h"
 #include "train/checkpoint.h"
 
-enum { MAX_DEVICES = 64, MIN_SM = 80 };
+enum { MAX_DEVICES = 64 };
 
 /* "NVIDIA H200" is an H200 to its users. */
 static const char *short_name(const device_info *d) {
@@ -17,7 +17,7 @@ static const char *short_name(const device_info *d) {
 
 static status open_gpu(work *w, const device_info *d, int index, bool is_deterministic) {
     cuda_options o = {.device = index, .is_deterministic = is_deterministic};
-    if (d->sm < MIN_SM)
+    if (d->sm < DEVICE_MIN_SM)
         return fail(
             ERR_DEVICE,
             "[GPU Check] Detected %s GPU (SM %d.%d): SM 8.0 or newer is needed (A100, H100, "
@@ -55,7 +55,7 @@ static status open_any(work *w, bool is_deterministic) {
     int n;
     TRY(device_list(device, MAX_DEVICES, &n));
     for (int i = 0; i < n; i++)
-        if (device[i].sm >= MIN_SM) return open_gpu(w, &device[i], i, is_deterministic);
+        if (device[i].sm >= DEVICE_MIN_SM) return open_gpu(w, &device[i], i, is_deterministic);
     device_driver_ask(&driver);
     if (driver.runtime_version != 0) /* else the build is without CUDA: nothing was looked for */
         log_info("[GPU Check] no GPU to use (%s); computing on the CPU",

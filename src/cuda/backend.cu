@@ -4,9 +4,10 @@
 
 #include "base/mem.h"
 #include "cuda/cuda.h"
+#include "ops/device.h"
 #include "ops/time_bucket.h"
 
-enum { N_AHEAD = 2, TOKEN_BUCKET = 512, MIN_SM = 80 };
+enum { N_AHEAD = 2, TOKEN_BUCKET = 512 };
 
 status cuda_failed(cudaError_t error, const char *what) {
     cudaGetLastError(); /* taken back, so that later calls start clean */
@@ -151,9 +152,9 @@ static status ask_card(cuda_state *s) {
     CUDA_TRY(cudaDeviceGetAttribute(&s->max_block_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                     s->device));
     s->sm = 10 * major + minor;
-    if (s->sm < MIN_SM)
-        return fail(ERR_DEVICE, "cuda:%d has SM %d.%d; SM 8.0 or newer is needed", s->device, major,
-                    minor);
+    if (s->sm < DEVICE_MIN_SM)
+        return fail(ERR_DEVICE, "cuda:%d has SM %d.%d; SM 8.0 or newer is needed; use the CPU",
+                    s->device, major, minor);
     return OK;
 }
 

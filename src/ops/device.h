@@ -15,6 +15,9 @@
 extern "C" {
 #endif
 
+/* The oldest card our kernels run on, as device_info has it: A100. */
+enum { DEVICE_MIN_SM = 80 };
+
 typedef struct device_info {
     char name[128];
     int sm;                /* compute capability times ten: 90 is SM 9.0 */

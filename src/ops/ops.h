@@ -440,6 +440,9 @@ struct backend {
 
 void backend_destroy(backend *be); /* NULL is fine */
 
+/* copy_out of n activations, as float32 whatever they are there. */
+status backend_read_act(backend *be, float *to_host, const void *from, size_t n);
+
 /* The CPU backend over a pool (NULL: one thread), which must outlive it. */
 status backend_create_cpu(backend **out, pool *workers);
 

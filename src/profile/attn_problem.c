@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/half.h"
 #include "base/mem.h"
 #include "base/rng.h"
 
@@ -235,15 +234,9 @@ static void compute_row(const attn_problem *p, const sample *s, result_row kind)
 static status read_row(const attn_problem *p, const sample *s, result_row kind, float *out) {
     const void *const arrays[] = {p->a.out, p->a.dq, p->a.dk, p->a.dv};
     int64_t row = p->offsets[s->b] + s->at;
-    size_t size = act_bytes(p->be->act), n = (size_t)p->shape.dim;
-    size_t skip = (size_t)(row * width_of(p) + (int64_t)s->head * p->shape.dim) * size;
-    TRY(p->be->ops->copy_out(p->be, out, (const char *)arrays[kind] + skip, n * size));
-    for (size_t d = n; p->be->act != ACT_F32 && d-- > 0;) {
-        uint16_t x;
-        memcpy(&x, (const char *)out + 2 * d, sizeof x);
-        out[d] = p->be->act == ACT_BF16 ? half_bf16_to_float(x) : half_f16_to_float(x);
-    }
-    return OK;
+    size_t skip = (size_t)(row * width_of(p) + (int64_t)s->head * p->shape.dim);
+    const char *at = (const char *)arrays[kind] + skip * act_bytes(p->be->act);
+    return backend_read_act(p->be, out, at, (size_t)p->shape.dim);
 }
 
 static status check_kind(const attn_problem *p, result_row kind, rng_key key, double *sum,

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/half.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "train/metrics.h"
@@ -142,20 +141,6 @@ static void classes_to_bits(evaluator *e, int64_t n) {
         e->label[i] = (int32_t)(1u << e->label[i]);
 }
 
-/* The scores as float32, widened in place from the last to the first where they are half of that.
- */
-static status read_scores(evaluator *e, const void *scores, size_t n) {
-    backend *be = e->s->be;
-    const uint16_t *half = (const uint16_t *)e->logits;
-    TRY(be->ops->copy_out(be, e->logits, scores, n * act_bytes(be->act)));
-    for (size_t i = n; be->act != ACT_F32 && i-- > 0;) {
-        uint16_t x;
-        memcpy(&x, half + i, sizeof x);
-        e->logits[i] = be->act == ACT_BF16 ? half_bf16_to_float(x) : half_f16_to_float(x);
-    }
-    return OK;
-}
-
 static status score_batch(evaluator *e, const batch *b) {
     session *s = e->s;
     const void *scores;
@@ -164,7 +149,7 @@ static status score_batch(evaluator *e, const batch *b) {
     if (n_rows != n)
         return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
                     (long long)n_rows, (long long)n);
-    TRY(read_scores(e, scores, (size_t)(n * e->n_columns)));
+    TRY(backend_read_act(s->be, e->logits, scores, (size_t)(n * e->n_columns)));
     if (!e->is_bits) {
         count_right(e, n);
         if (e->n_columns > AUC_MAX_TASKS) return OK;
