@@ -12,5 +12,5 @@ status cuda_attn_fwd(backend *be, const attn_args *a) {
 status cuda_attn_bwd(backend *be, const attn_args *a) {
     TRY(attn_args_check(a));
     if (be->act == ACT_F32) return cuda_attn_f32_bwd(be, a);
-    return cuda_attn_sm90a_can(be, a) ? cuda_attn_sm90a_bwd(be, a) : cuda_attn_half_bwd(be, a);
+    return cuda_attn_sm90a_can_bwd(be, a) ? cuda_attn_sm90a_bwd(be, a) : cuda_attn_half_bwd(be, a);
 }

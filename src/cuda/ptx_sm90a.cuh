@@ -108,16 +108,34 @@ template <int N> __device__ static inline void registers_lower() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
+/* Four 8 x 8 tiles of 16-bit numbers, as products take them on their left, to shared memory: lane l
+ * has the address of row l % 8 of tile l / 8. */
+__device__ static inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* Adds four floats to memory; nobody waits for them. */
+__device__ static inline void add_four(float *to, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
+                 "f"(b), "f"(c), "f"(d)
+                 : "memory");
+}
+
 /* A barrier of n threads, by number (0 is __syncthreads). */
 __device__ static inline void named_barrier(int number, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n) : "memory");
 }
 
 /* d (64, N) (+)= A B, 16 numbers of the sum a time.  wgmma_ss: A and B are tiles in shared memory,
- * both stored along the sum.  wgmma_rs: A is in registers, B is stored by rows of the sum.  d of a
- * thread is that of mma m16n8k16, N / 8 times. */
+ * both stored along the sum; wgmma_tt: both stored by rows of the sum.  wgmma_rs: A is in
+ * registers, B is stored by rows of the sum.  d of a thread is that of mma m16n8k16, N / 8 times.
+ */
 template <typename T, int N>
 __device__ void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int adds);
+template <typename T, int N>
+__device__ void wgmma_tt(float (&d)[N / 2], uint64_t a, uint64_t b, int adds);
 template <typename T, int N>
 __device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int adds);
 
@@ -160,12 +178,12 @@ __device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, 
         "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),        \
         "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
-#define WGMMA_SS(T, TYPE, N, HALF, A, B, P)                                                        \
+#define WGMMA_SHARED(NAME, BY_ROWS, T, TYPE, N, HALF, A, B, P)                                     \
     template <>                                                                                    \
-    __device__ inline void wgmma_ss<T, N>(float(&d)[HALF], uint64_t a, uint64_t b, int adds) {     \
+    __device__ inline void NAME<T, N>(float(&d)[HALF], uint64_t a, uint64_t b, int adds) {         \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                               \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
-                     " {" WG_LIST_##HALF "}, %" A ", %" B ", p, 1, 1, 0, 0;\n}\n"                  \
+                     " {" WG_LIST_##HALF "}, %" A ", %" B ", p, 1, 1, " BY_ROWS ";\n}\n"           \
                      : WG_REGISTERS_##HALF                                                         \
                      : "l"(a), "l"(b), "r"(adds));                                                 \
     }
@@ -181,8 +199,10 @@ __device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, 
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));             \
     }
 #define WGMMA_ALL(T, TYPE)                                                                         \
-    WGMMA_SS(T, TYPE, 64, 32, "32", "33", "34")                                                    \
-    WGMMA_SS(T, TYPE, 128, 64, "64", "65", "66")                                                   \
+    WGMMA_SHARED(wgmma_ss, "0, 0", T, TYPE, 64, 32, "32", "33", "34")                              \
+    WGMMA_SHARED(wgmma_ss, "0, 0", T, TYPE, 128, 64, "64", "65", "66")                             \
+    WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 64, 32, "32", "33", "34")                              \
+    WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 128, 64, "64", "65", "66")                             \
     WGMMA_RS(T, TYPE, 64, 32, "32", "33", "34", "35", "36", "37")                                  \
     WGMMA_RS(T, TYPE, 128, 64, "64", "65", "66", "67", "68", "69")                                 \
     WGMMA_RS(T, TYPE, 256, 128, "128", "129", "130", "131", "132", "133")
