@@ -134,6 +134,7 @@ static void destroy(backend *be) {
     cuda_copies_destroy(s->copies);
     cudaFree(s->scratch);
     cudaFree((void *)s->bucket_cells);
+    cudaFree(s->counters);
     if (s->stream != NULL) cudaStreamDestroy(s->stream);
     cudaGetLastError();
     mem_free(s);
@@ -167,6 +168,13 @@ static status send_buckets(cuda_state *s) {
     return OK;
 }
 
+static status make_counters(cuda_state *s) {
+    const unsigned zeros[2] = {0, 0};
+    CUDA_TRY(cudaMalloc((void **)&s->counters, sizeof zeros));
+    CUDA_TRY(cudaMemcpy(s->counters, zeros, sizeof zeros, cudaMemcpyHostToDevice));
+    return OK;
+}
+
 static status begin(cuda_state *s, const cuda_options *o) {
     int n = 0;
     s->device = o->device;
@@ -185,6 +193,7 @@ static status begin(cuda_state *s, const cuda_options *o) {
     TRY(ask_card(s));
     CUDA_TRY(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
     TRY(send_buckets(s));
+    TRY(make_counters(s));
     TRY(cuda_copies_create(&s->copies));
     TRY(cuda_matmuls_create(&s->matmuls));
     return cuda_graphs_create(&s->graphs);

@@ -29,6 +29,7 @@ typedef struct cuda_state {
     void *scratch; /* of the op that runs; see cuda_scratch */
     size_t scratch_bytes;
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
+    unsigned *counters;           /* (2) for blocks that share out work; zeros between kernels */
     cuda_copies *copies;
     cuda_graphs *graphs;
     cuda_matmuls *matmuls;
