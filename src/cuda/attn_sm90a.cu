@@ -6,14 +6,24 @@ static bool is_addressable(const void *rows, int64_t stride) {
     return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
 }
 
-/* No bias, heads of 128 or 256 numbers, rows the copy engine can address and whose number is known.
- */
+/* No bias, one head dim, rows the copy engine can address and whose number is known, and not more
+ * tiles than can be counted. */
+static bool is_possible(const backend *be, const attn_args *a) {
+    int64_t n_tiles = cuda_div_up(a->max_len_q, 64) + cuda_div_up(a->max_len_k, 64);
+    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->bias == BIAS_NONE &&
+           a->dim_qk == a->dim_v && a->n_rows_q > 0 && a->n_rows_k > 0 &&
+           is_addressable(a->q, a->stride_q) && is_addressable(a->k, a->stride_k) &&
+           is_addressable(a->v, a->stride_v) && a->stride_out % 2 == 0 &&
+           (uintptr_t)a->out % 4 == 0 && n_tiles * a->n_heads * a->n_sequences < (int64_t)1 << 30;
+}
+
+bool cuda_attn_sm90a_can_fwd(const backend *be, const attn_args *a) {
+    int d = a->dim_qk;
+    return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a);
+}
+
 bool cuda_attn_sm90a_can(const backend *be, const attn_args *a) {
-    bool is_size = a->dim_qk == a->dim_v && (a->dim_qk == 128 || a->dim_qk == 256);
-    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->bias == BIAS_NONE && is_size &&
-           a->n_rows_q > 0 && a->n_rows_k > 0 && is_addressable(a->q, a->stride_q) &&
-           is_addressable(a->k, a->stride_k) && is_addressable(a->v, a->stride_v) &&
-           a->stride_out % 2 == 0 && (uintptr_t)a->out % 4 == 0;
+    return (a->dim_qk == 128 || a->dim_qk == 256) && is_possible(be, a);
 }
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
@@ -43,19 +53,43 @@ static status find_encode(encode_fn *out) {
     return OK;
 }
 
-status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
-                 int64_t n_columns, int64_t stride) {
+/* A map of `rank` dimensions: numbers, rows, and, where there are three, parts of a row.  Rows of a
+ * box are swizzled by their 128 or 64 bytes. */
+static status map_encode(CUtensorMap *map, act_type act, int rank, const void *rows,
+                         const cuuint64_t *size, const cuuint64_t *step, const cuuint32_t *box) {
     encode_fn encode = NULL;
     TRY(find_encode(&encode));
-    cuuint64_t size[2] = {(cuuint64_t)n_columns, (cuuint64_t)n_rows};
-    cuuint64_t step[1] = {(cuuint64_t)stride * 2};
-    cuuint32_t box[2] = {PART, 64}, unit[2] = {1, 1};
+    cuuint32_t unit[3] = {1, 1, 1};
     CUresult error = encode(
         map, act == ACT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        2, (void *)rows, size, step, box, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        (cuuint32_t)rank, (void *)rows, size, step, box, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        box[0] == PART ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (error == CUDA_SUCCESS) return OK;
-    return fail(ERR_DEVICE, "the copy engine cannot address %lld rows of %lld numbers (error %d)",
-                (long long)n_rows, (long long)n_columns, (int)error);
+    return fail(ERR_DEVICE,
+                "the copy engine cannot address %llu rows %llu numbers apart (error %d)",
+                (unsigned long long)size[1], (unsigned long long)(step[0] / 2), (int)error);
+}
+
+status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                     int64_t n_columns, int64_t stride, int box_columns, int box_rows) {
+    cuuint64_t size[2] = {(cuuint64_t)n_columns, (cuuint64_t)n_rows};
+    cuuint64_t step[1] = {(cuuint64_t)stride * 2};
+    cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows};
+    return map_encode(map, act, 2, rows, size, step, box);
+}
+
+status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                 int64_t n_columns, int64_t stride) {
+    return sm90a_map_box(map, act, rows, n_rows, n_columns, stride, PART, 64);
+}
+
+status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                       int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim) {
+    cuuint64_t size[3] = {(cuuint64_t)box_columns, (cuuint64_t)n_rows,
+                          (cuuint64_t)(n_columns / box_columns)};
+    cuuint64_t step[2] = {(cuuint64_t)stride * 2, (cuuint64_t)box_columns * 2};
+    cuuint32_t box[3] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows,
+                         (cuuint32_t)(dim / box_columns)};
+    return map_encode(map, act, 3, rows, size, step, box);
 }

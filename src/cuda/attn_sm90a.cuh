@@ -15,6 +15,16 @@ enum { PART = 64, PART_BYTES = 128, GROUP = 128 }; /* numbers and bytes of a par
 status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                  int64_t n_columns, int64_t stride);
 
+/* The same with boxes of `box_rows` rows of `box_columns` numbers: 64, swizzled by 128 bytes, or
+ * 32, swizzled by 64. */
+status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                     int64_t n_columns, int64_t stride, int box_columns, int box_rows);
+
+/* The same in three dimensions, so that a box holds all `dim` numbers of a head: its part z holds
+ * numbers z `box_columns` and on of `box_rows` rows. */
+status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                       int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
+
 /* R rows of D numbers from row y, column x on; the barrier must expect R * D * 2 bytes. */
 template <int D, int R>
 __device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64_t *barrier, int x,

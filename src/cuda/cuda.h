@@ -146,6 +146,7 @@ status cuda_attn_half_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);
 status cuda_attn_f32_bwd(backend *be, const attn_args *a);
 bool cuda_attn_sm90a_can(const backend *be, const attn_args *a);
+bool cuda_attn_sm90a_can_fwd(const backend *be, const attn_args *a);
 bool cuda_attn_sm90a_can_bwd(const backend *be, const attn_args *a);
 status cuda_attn_sm90a_fwd(backend *be, const attn_args *a);
 status cuda_attn_sm90a_bwd(backend *be, const attn_args *a);

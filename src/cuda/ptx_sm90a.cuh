@@ -65,6 +65,15 @@ __device__ static inline void tile_load(void *to, const CUtensorMap *map, uint64
                  : "memory");
 }
 
+/* The same of a map of three dimensions. */
+__device__ static inline void tile_load_3d(void *to, const CUtensorMap *map, uint64_t *barrier,
+                                           int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
 /* ---- products of a warpgroup ----------------------------------------------------------------- */
 
 /* A tile in shared memory whose rows of 128 bytes are swizzled by 128 bytes, 8 rows in 1024 bytes.
@@ -76,6 +85,14 @@ __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next)
      * each step of a product, in registers that the sums need. */
     asm volatile("" : "+r"(at));
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same where 8 rows lie `down` bytes from the 8 before them. */
+__device__ static inline uint64_t tile_describe_rows(const void *tile, uint32_t next,
+                                                     uint32_t down) {
+    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    asm volatile("" : "+r"(at));
+    return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(down >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 /* The same tile, `bytes` further on. */
@@ -209,5 +226,21 @@ __device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, 
 
 WGMMA_ALL(__nv_bfloat16, "bf16")
 WGMMA_ALL(__half, "f16")
+
+#define WG_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WG_REGISTERS_16                                                                            \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
+        "+f"(d[14]), "+f"(d[15])
+
+WGMMA_RS(__nv_bfloat16, "bf16", 32, 16, "16", "17", "18", "19", "20", "21")
+WGMMA_RS(__half, "f16", 32, 16, "16", "17", "18", "19", "20", "21")
+
+/* As tile_describe, of rows of 64 bytes swizzled by 64 bytes: 8 rows in 512 bytes. */
+__device__ static inline uint64_t tile_describe_64(const void *tile) {
+    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    asm volatile("" : "+r"(at));
+    return at | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
+}
 
 #endif
