@@ -6,7 +6,7 @@
 status cuda_attn_fwd(backend *be, const attn_args *a) {
     TRY(attn_args_check(a));
     if (be->act == ACT_F32) return cuda_attn_f32_fwd(be, a);
-    return cuda_attn_sm90a_can(be, a) ? cuda_attn_sm90a_fwd(be, a) : cuda_attn_half_fwd(be, a);
+    return cuda_attn_sm90a_can_fwd(be, a) ? cuda_attn_sm90a_fwd(be, a) : cuda_attn_half_fwd(be, a);
 }
 
 status cuda_attn_bwd(backend *be, const attn_args *a) {

@@ -1,215 +1,75 @@
-/* HSTU attention, forward, on Hopper: products of warpgroups on tiles that the copy engine brings.
+/* HSTU attention, forward, on Hopper (contract: attn_args in ops/ops.h): which kernel and which
+ * tiles for which heads and lengths.  The kernels are in attn_sm90a_fwd.cuh (its blocks stay) and
+ * attn_sm90a_light.cuh.
  *
- * A block owns 128 query rows of one sequence and head, in shared memory.  One warp asks for keys
- * and values, tile by tile, two ahead; two warpgroups of 64 rows compute.  There is no softmax, so
- * nothing is kept from tile to tile but the sum: the scores of the next tile are computed while
- * those of this one meet the values, and SiLU runs under both.  Bound by the tensor cores. */
-#include "cuda/attn_sm90a.cuh"
+ * Shared memory, in KB a block: queries + keys and values
+ *     D = 32:   large 2 x 12 + 2 x 2 x 8 = 56      light 4 + 8 = 12
+ *     D = 64:   large 2 x 24 + 2 x 2 x 16 = 112    small 2 x 8 + 2 x 2 x 8 = 48
+ *     D = 128:  large 2 x 32 + 2 x 2 x 32 = 192    tall 2 x 48 + 3 x 2 x 16 = 192    light 16 + 32
+ *     D = 256:  large 64 + 2 x 2 x 32 = 192        small 32 + 2 x 32 = 96
+ *
+ * Times that set the switch points, in us (H200, 2026-11-15; 4 heads, causal, bfloat16; lengths
+ * from 1 to the number named, "full": all of that length).  Those of the kernel that stays are the
+ * better ones of two versions, both from before it took tiles as late as it does now.
+ *                                 4096 full   1024 full   512     200     50
+ *     D = 32    large                   501        58.5    44.5    23.5   39.7
+ *               light                     -        71      44.5    16.5   13.8
+ *     D = 64    large                   585        63.6    45.6    23.6   41.2
+ *               small                   706        59.8    42.0    16.9   17.1
+ *     D = 128   large                   927        80.0    69.5    33.0   46.4
+ *               tall                    944        86.5    63.7    29.4   44.2
+ *               light                     -       129.8    79.9    28.4   23.7
+ *     D = 256   large                  1823       149.6   114.7    43.1   50.7
+ *               small                  2388       172     129      39.5   35.9 */
+#include "cuda/attn_sm90a_fwd.cuh"
+#include "cuda/attn_sm90a_light.cuh"
 
-/* ---- tiles ----------------------------------------------------------------------------------- */
+/* One block a multiprocessor; at D = 128 there are two: 128 rows meet 128 keys, or, tall, 192 rows
+ * meet 64, which wastes less of the last keys. */
+typedef fwd_shape<32, 3, 128, 2, 2, 0, 1, true> large_32;
+typedef fwd_shape<64, 3, 128, 2, 2, 0, 1, true> large_64;
+typedef fwd_shape<128, 2, 128, 2, 2, 0, 1, true> large_128;
+typedef fwd_shape<128, 3, 64, 3, 2, 0, 1, true> tall_128;
+typedef fwd_shape<256, 2, 64, 2, 1, 0, 1, true> large_256;
 
-template <int D> struct fwd_shape {
-    static constexpr int ROWS = 128, KEYS = D == 256 ? 64 : 128, STAGES = 2, WARPS = 8;
-    static constexpr int THREADS = 3 * GROUP;
-    static constexpr int TILE = KEYS * D * 2, QUERIES = ROWS * D * 2;
-    static constexpr int BYTES = QUERIES + 2 * STAGES * TILE + 1024; /* and room to align */
-};
+/* Several blocks of 64 rows a multiprocessor. */
+typedef light_shape<32, 5> light_32;
+typedef fwd_shape<64, 1, 64, 2, 2, 16, 3, false> small_64;
+typedef light_shape<128, 3> light_128;
+typedef fwd_shape<256, 1, 64, 1, 1, 16, 2, false> small_256;
 
-typedef struct fwd_barriers {
-    uint64_t queries, keys[2], values[2];  /* they are there */
-    uint64_t keys_free[2], values_free[2]; /* all warps are done with them */
-} fwd_barriers;
-
-typedef struct fwd_maps {
-    CUtensorMap q, k, v;
-} fwd_maps;
-
-/* One block's part of the work, and where its tiles lie. */
-template <int D> struct fwd_work {
-    attn_seq s;
-    int head, row0;
-    char *queries, *keys, *values; /* keys and values: STAGES tiles */
-    fwd_barriers *barriers;
-};
-
-/* The first column of the next tile that is not empty, from j on. */
-template <int D>
-__device__ static inline int next_tile(const attn_args &a, const fwd_work<D> &w, int j) {
-    while (j < w.s.len_k && attn_tile_is_empty(a, w.s, w.row0, w.row0 + fwd_shape<D>::ROWS, j,
-                                               j + fwd_shape<D>::KEYS))
-        j += fwd_shape<D>::KEYS;
-    return j;
+template <typename T> static status launch_32(backend *be, const attn_args *a) {
+    if (a->max_len_q <= 512) return light_launch<T, light_32>(be, a);
+    return fwd_launch<T, large_32>(be, a);
+}
+template <typename T> static status launch_64(backend *be, const attn_args *a) {
+    if (a->max_len_q <= 1024) return fwd_launch<T, small_64>(be, a);
+    return fwd_launch<T, large_64>(be, a);
+}
+template <typename T> static status launch_128(backend *be, const attn_args *a) {
+    if (a->max_len_q <= 256) return light_launch<T, light_128>(be, a);
+    if (a->max_len_q <= 512) return fwd_launch<T, tall_128>(be, a);
+    return fwd_launch<T, large_128>(be, a);
+}
+template <typename T> static status launch_256(backend *be, const attn_args *a) {
+    if (a->max_len_q <= 256) return fwd_launch<T, small_256>(be, a);
+    return fwd_launch<T, large_256>(be, a);
 }
 
-/* ---- the warp that asks ---------------------------------------------------------------------- */
-
-template <int D>
-__device__ static void fwd_ask(const attn_args &a, const fwd_work<D> &w, const fwd_maps &maps) {
-    using shape = fwd_shape<D>;
-    fwd_barriers *b = w.barriers;
-    int x = w.head * D, n = 0;
-    barrier_expect(&b->queries, shape::QUERIES);
-    load_rows<D, shape::ROWS>(w.queries, &maps.q, &b->queries, x, w.s.row_q + w.row0);
-    for (int j = next_tile(a, w, 0); j < w.s.len_k; j = next_tile(a, w, j + shape::KEYS), n++) {
-        int stage = n % shape::STAGES;
-        uint32_t parity = (uint32_t)(n / shape::STAGES + 1) & 1;
-        barrier_wait(&b->keys_free[stage], parity);
-        barrier_expect(&b->keys[stage], shape::TILE);
-        load_rows<D, shape::KEYS>(w.keys + stage * shape::TILE, &maps.k, &b->keys[stage], x,
-                                  w.s.row_k + j);
-        barrier_wait(&b->values_free[stage], parity);
-        barrier_expect(&b->values[stage], shape::TILE);
-        load_rows<D, shape::KEYS>(w.values + stage * shape::TILE, &maps.v, &b->values[stage], x,
-                                  w.s.row_k + j);
+template <typename T> static status launch(backend *be, const attn_args *a) {
+    switch (a->dim_qk) {
+    case 32:
+        return launch_32<T>(be, a);
+    case 64:
+        return launch_64<T>(be, a);
+    case 128:
+        return launch_128<T>(be, a);
+    default:
+        return launch_256<T>(be, a);
     }
-}
-
-/* ---- the warpgroups that compute ------------------------------------------------------------- */
-
-__device__ static inline void release(uint64_t *barrier) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
-/* The pairs of a tile that are seen, 32 bits for each 64 columns.  Made before the scores are,
- * while registers are free. */
-template <int KEYS> struct fwd_seen { uint32_t bits[KEYS / 64]; };
-
-template <int KEYS>
-__device__ static inline fwd_seen<KEYS> fwd_mask(const attn_args &a, const attn_seq &s, int first,
-                                                 int row, int j) {
-    fwd_seen<KEYS> seen;
-#pragma unroll
-    for (int part = 0; part < KEYS / 64; part++)
-        seen.bits[part] = rows_mask(a, s, first, row, j + part * 64);
-    return seen;
-}
-
-/* x = silu(alpha x) where the pair is seen, else 0; half is alpha / 2. */
-template <int KEYS>
-__device__ static inline void apply(float half, const fwd_seen<KEYS> &seen, float (&x)[KEYS / 2]) {
-#pragma unroll
-    for (int e = 0; e < KEYS / 2; e++) {
-        float h = half * x[e];
-        x[e] = (seen.bits[e / 32] >> e % 32 & 1) != 0 ? fmaf(h, tanh_approx(h), h) : 0;
-    }
-}
-
-template <typename T, int D>
-__device__ static void fwd_compute(const attn_args &a, const fwd_work<D> &w) {
-    using shape = fwd_shape<D>;
-    constexpr int KEYS = shape::KEYS;
-    fwd_barriers *b = w.barriers;
-    int group = (int)threadIdx.x / GROUP - 1;
-    int first = w.row0 + group * 64;
-    int row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
-    const char *queries = w.queries + group * 64 * PART_BYTES;
-    float out[D / 2], x[KEYS / 2], half = 0.5f * a.alpha;
-    uint32_t left[KEYS / 16][4];
-#pragma unroll
-    for (int i = 0; i < D / 2; i++)
-        out[i] = 0;
-    barrier_wait(&b->queries, 0);
-    int j = next_tile(a, w, 0), n = 0;
-    if (j < w.s.len_k) {
-        fwd_seen<KEYS> seen = fwd_mask<KEYS>(a, w.s, first, row, j);
-        barrier_wait(&b->keys[0], 0);
-        wgmma_fence();
-        product_of_rows<T, D, shape::ROWS, KEYS>(x, queries, w.keys);
-        wgmma_commit();
-        wgmma_wait<0>();
-        release(&b->keys_free[0]);
-        apply<KEYS>(half, seen, x);
-        pack_left<T, KEYS>(left, x);
-        /* Each turn meets the values of one tile and makes the scores of the next; the last tile
-         * has no next. */
-        for (j = next_tile(a, w, j + KEYS); j < w.s.len_k; j = next_tile(a, w, j + KEYS), n++) {
-            int stage = n % shape::STAGES, next = (n + 1) % shape::STAGES;
-            seen = fwd_mask<KEYS>(a, w.s, first, row, j);
-            barrier_wait(&b->keys[next], (uint32_t)((n + 1) / shape::STAGES) & 1);
-            wgmma_fence();
-            product_of_rows<T, D, shape::ROWS, KEYS>(x, queries, w.keys + next * shape::TILE);
-            wgmma_commit();
-            barrier_wait(&b->values[stage], (uint32_t)(n / shape::STAGES) & 1);
-            product_with_rows<T, D, KEYS>(out, left, w.values + stage * shape::TILE);
-            wgmma_commit();
-            wgmma_wait<1>();
-            release(&b->keys_free[next]);
-            apply<KEYS>(half, seen, x);
-            wgmma_wait<0>();
-            release(&b->values_free[stage]);
-            pack_left<T, KEYS>(left, x);
-        }
-        barrier_wait(&b->values[n % shape::STAGES], (uint32_t)(n / shape::STAGES) & 1);
-        wgmma_fence();
-        product_with_rows<T, D, KEYS>(out, left, w.values + n % shape::STAGES * shape::TILE);
-        wgmma_commit();
-        wgmma_wait<0>();
-    }
-    T *to = (T *)a.out + (int64_t)w.s.row_q * a.stride_out + w.head * D;
-    store_rows<T, D>(to, a.stride_out, row, w.s.len_q, a.scale, out);
-}
-
-/* Blocks of one sequence and head follow each other, so that its keys and values are read from
- * memory once; of these the last rows, which see most, come first. */
-template <typename T, int D>
-__global__ void __launch_bounds__(fwd_shape<D>::THREADS, 1)
-    fwd_kernel(const attn_args a, const __grid_constant__ fwd_maps maps, int n_tiles) {
-    extern __shared__ char room[];
-    __shared__ fwd_barriers barriers;
-    using shape = fwd_shape<D>;
-    fwd_work<D> w;
-    int place = (int)(blockIdx.x / n_tiles);
-    w.s = attn_seq_of(a, place / a.n_heads);
-    w.head = place % a.n_heads;
-    w.row0 = (n_tiles - 1 - (int)(blockIdx.x % n_tiles)) * shape::ROWS;
-    if (w.row0 >= w.s.len_q) return;
-    w.queries = room + (1024 - shared_address(room) % 1024) % 1024;
-    w.keys = w.queries + shape::QUERIES;
-    w.values = w.keys + shape::STAGES * shape::TILE;
-    w.barriers = &barriers;
-    if (threadIdx.x == 0) {
-        barrier_init(&barriers.queries, 1);
-        for (int i = 0; i < shape::STAGES; i++) {
-            barrier_init(&barriers.keys[i], 1);
-            barrier_init(&barriers.values[i], 1);
-            barrier_init(&barriers.keys_free[i], shape::WARPS);
-            barrier_init(&barriers.values_free[i], shape::WARPS);
-        }
-        barrier_init_done();
-    }
-    __syncthreads();
-    if (threadIdx.x < GROUP) {
-        registers_lower<24>();
-        if (threadIdx.x == 0) fwd_ask<D>(a, w, maps);
-    } else {
-        registers_raise<240>();
-        fwd_compute<T, D>(a, w);
-    }
-}
-
-/* ---- launching ------------------------------------------------------------------------------- */
-
-template <typename T, int D> static status launch(backend *be, const attn_args *a) {
-    using shape = fwd_shape<D>;
-    fwd_maps maps;
-    int64_t columns = (int64_t)a->n_heads * D;
-    int64_t n_tiles = cuda_div_up(a->max_len_q, shape::ROWS);
-    int64_t n_blocks = n_tiles * a->n_heads * a->n_sequences;
-    if (n_blocks == 0) return OK;
-    TRY(sm90a_map(&maps.q, be->act, a->q, a->n_rows_q, columns, a->stride_q));
-    TRY(sm90a_map(&maps.k, be->act, a->k, a->n_rows_k, columns, a->stride_k));
-    TRY(sm90a_map(&maps.v, be->act, a->v, a->n_rows_k, columns, a->stride_v));
-    CUDA_TRY(CUDA_ALLOW_SHARED((fwd_kernel<T, D>), shape::BYTES));
-    fwd_kernel<T, D><<<(unsigned)n_blocks, shape::THREADS, shape::BYTES, cuda_of(be)->stream>>>(
-        *a, maps, (int)n_tiles);
-    return cuda_launched("the attention");
-}
-
-template <typename T> static status launch_dim(backend *be, const attn_args *a) {
-    return a->dim_qk == 128 ? launch<T, 128>(be, a) : launch<T, 256>(be, a);
 }
 
 status cuda_attn_sm90a_fwd(backend *be, const attn_args *a) {
-    if (be->act == ACT_BF16) return launch_dim<__nv_bfloat16>(be, a);
-    return launch_dim<__half>(be, a);
+    if (be->act == ACT_BF16) return launch<__nv_bfloat16>(be, a);
+    return launch<__half>(be, a);
 }
