@@ -2,6 +2,7 @@
 #
 #   make                     the program ./hstu and libhstu.a (VARIANT=release)
 #   make tests               the unit tests: build/VARIANT/tests/unit
+#   make examples            the programs of examples/, linked with libhstu.a
 #   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT
 #   make CUDA=0              leave the CUDA parts out although nvcc is there
 #   make MINIMAL=1           leave every optional library out, as on a machine that has none
@@ -81,6 +82,7 @@ TEST_SRC := $(wildcard tests/*.c)
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
 BENCH_SRC := $(wildcard bench/*.c)
+EXAMPLE_SRC := $(filter-out $(if $(CU_SRC),,examples/attention.c),$(wildcard examples/*.c))
 
 LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) $(CU_SRC:%.cu=$B/%.cu.o)
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
@@ -88,8 +90,8 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
-.PHONY: print-libs all tests fuzz bench check docs clean install gpu-test gpu-sanitize
-all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
+.PHONY: print-libs all tests examples fuzz bench check docs clean install gpu-test gpu-sanitize
+all: $(if $(filter release,$(VARIANT)),hstu libhstu.a examples) $B/hstu $B/tests/golden
 
 hstu: $B/hstu
 	@ln -sf $B/hstu hstu
@@ -117,6 +119,13 @@ $B/tests/golden: $(GOLDEN_OBJ) $(LIB_OBJ)
 $B/golden/%.o: tests/golden/%.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
+
+# As another program would build them: the public header, the library, nothing of ours besides.  The
+# attention's needs CUDA.
+examples: $(EXAMPLE_SRC:examples/%.c=$B/examples/%)
+$B/examples/%: examples/%.c libhstu.a
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(WARN) -Iinclude $(PROBE_CFLAGS) $(CFLAGS) $< libhstu.a $(LDFLAGS) $(LIBS) -o $@
 
 fuzz: $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
 $B/fuzz/%: $B/tests/fuzz/%.o $(LIB_OBJ)

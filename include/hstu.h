@@ -1,7 +1,7 @@
 /* hstu.h: the public API of libhstu, a generative recommender (HSTU) in C and CUDA.
  *
- * What the program `hstu` does, as a library: one header, opaque types.  Today: prepared data sets
- * and jagged batches of them; training and serving follow.
+ * What the program `hstu` does, as a library: one header, opaque types.  Today: prepared data sets,
+ * jagged batches of them, and the attention kernels; training and serving follow.
  *
  * Every function that can fail returns hstu_status, 0 for success; hstu_error() then says why, in
  * words a user can act on.  Objects are made by `open` or `create` and released by `close` or
@@ -10,7 +10,7 @@
  * at once, any other object by one at a time; hstu_error() is per thread.
  *
  * Letters of shapes, as in docs/notation.md: B users of a batch, T tokens of a batch, F contextual
- * features. */
+ * features, H heads. */
 #ifndef HSTU_H
 #define HSTU_H
 
@@ -147,6 +147,84 @@ HSTU_API hstu_status hstu_batcher_next(hstu_batcher *batcher, hstu_batch *out);
 /* Batches of an epoch, and the most tokens one of them can have. */
 HSTU_API uint64_t hstu_batcher_n_batches(const hstu_batcher *batcher);
 HSTU_API int32_t hstu_batcher_max_tokens(const hstu_batcher *batcher);
+
+/* ---- HSTU attention on a GPU: the kernels alone, for programs with a model of their own ----
+ *
+ * Over jagged sequences of Lq queries and Lk >= Lq keys; per sequence and head, with i the query's
+ * place among the keys (i = its row + Lk - Lq):
+ *     a[i, j] = silu(alpha (q_i . k_j + rab[i, j])) / scaling_seqlen   where i sees j, else 0
+ *     out_i   = sum over j of a[i, j] v_j
+ * i sees j if i - window_left <= j <= i + window_right (negative: no bound).  Besides, with c =
+ * num_contexts[b], h = Lk - num_targets[b]: rows i < c see every j < h, and a target i >= h does
+ * not see the targets of groups before its own (groups of target_group_size, counted from h).  With
+ * func, instead of all that: j < func[0][row], or func[2m - 1][row] <= j < func[2m][row], row being
+ * that of q.
+ *
+ * The arguments are those of NVIDIA's hstu_attn_varlen_func, by its names.  Nothing of size length
+ * x length is stored; the backward pass computes scores again and needs no result of the forward
+ * pass.  A call launches on the given stream and returns; it may be captured into a graph. */
+
+typedef struct hstu_attn hstu_attn;
+
+typedef enum hstu_dtype { HSTU_FLOAT32, HSTU_BFLOAT16, HSTU_FLOAT16 } hstu_dtype;
+
+/* Every pointer is memory of the GPU, aligned to its elements (rows at multiples of 16 bytes are
+ * fastest).  "dtype" is the type below.  Start from hstu_attn_varlen_defaults, so that fields of
+ * later versions are set too. */
+typedef struct hstu_attn_varlen_args {
+    hstu_dtype dtype;
+    int32_t batch_size;    /* B */
+    int32_t num_heads;     /* H */
+    int32_t dim_qk, dim_v; /* numbers of a head, 1..256 each */
+    int64_t total_q, total_k;
+    int32_t max_seqlen_q, max_seqlen_k; /* no sequence is longer; q's at most k's */
+    const int32_t *cu_seqlens_q;        /* (B + 1): sequence b is rows [b] .. [b + 1] - 1 of q */
+    const int32_t *cu_seqlens_k;        /* (B + 1): the same of k and v */
+    const void *q;                      /* (total_q, H, dim_qk) dtype */
+    const void *k;                      /* (total_k, H, dim_qk) dtype */
+    const void *v;                      /* (total_k, H, dim_v) dtype */
+    void *out;                          /* (total_q, H, dim_v) dtype; forward */
+    /* Elements between rows, so that q, k, v may be parts of one array; 0: H times dim.  Gradients
+     * lie like what they are of. */
+    int64_t stride_q, stride_k, stride_v, stride_out;
+    float alpha;                 /* 1 */
+    int32_t scaling_seqlen;      /* -1: max_seqlen_q */
+    int32_t window_left;         /* -1 */
+    int32_t window_right;        /* -1; 0 is causal */
+    const int32_t *num_contexts; /* (B) or NULL; it and num_targets need the window -1, 0 */
+    const int32_t *num_targets;  /* (B) or NULL */
+    int32_t target_group_size;   /* 1 */
+    const int32_t *func;         /* (n_func, func_stride) or NULL */
+    int32_t n_func;              /* odd */
+    int64_t func_stride;         /* 0: total_q */
+    const void *rab;             /* (B, rab_heads, max_seqlen_k, max_seqlen_k) dtype, or NULL */
+    int32_t rab_heads;           /* 1 (shared) or H */
+    /* backward */
+    const void *dout; /* (total_q, H, dim_v) dtype */
+    void *dq;         /* (total_q, H, dim_qk) dtype */
+    void *dk;         /* (total_k, H, dim_qk) dtype */
+    void *dv;         /* (total_k, H, dim_v) dtype */
+    float *drab;      /* as rab, but float32; added to; or NULL */
+    /* The same bits every time, at some cost. */
+    int32_t is_deterministic;
+} hstu_attn_varlen_args;
+
+HSTU_API void hstu_attn_varlen_defaults(hstu_attn_varlen_args *out);
+
+/* What calls need on a GPU besides their arguments: scratch memory, which grows with the largest
+ * call, and a table.  Makes `device` the current device.  HSTU_ERR_DEVICE: there is no such GPU of
+ * SM 8.0 or newer; HSTU_ERR_UNSUPPORTED: this build is without CUDA. */
+HSTU_API hstu_status hstu_attn_create(hstu_attn **out, int32_t device);
+HSTU_API void hstu_attn_destroy(hstu_attn *attn);
+
+/* Forward: writes out.  Backward: writes dq, dk and dv, and adds to drab.  `stream` is a
+ * cudaStream_t, NULL the default one; its device must be the current one.  Calls of one hstu_attn
+ * share its scratch memory: order them, by one stream or by events.  A call that is captured must
+ * have run before with shapes as large; the graph is good until hstu_attn_destroy. */
+HSTU_API hstu_status hstu_attn_varlen_fwd(hstu_attn *attn, const hstu_attn_varlen_args *args,
+                                          void *stream);
+HSTU_API hstu_status hstu_attn_varlen_bwd(hstu_attn *attn, const hstu_attn_varlen_args *args,
+                                          void *stream);
 
 #ifdef __cplusplus
 }

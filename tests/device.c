@@ -34,10 +34,10 @@ int test_device_options(int argc, char **argv, int at) {
 
 bool test_device_runs(const char *file) {
     static const char *const stems[] = {
-        "attn",         "attn_bwd", "cuda",   "device",      "dropout",
-        "gate",         "l2",       "linear", "logits_loss", "model",
-        "negatives",    "norm",     "rank",   "rows",        "sampled_softmax",
-        "softmax_attn", "update"};
+        "api_attn",        "attn",         "attn_bwd", "cuda",   "device",
+        "dropout",         "gate",         "l2",       "linear", "logits_loss",
+        "model",           "negatives",    "norm",     "rank",   "rows",
+        "sampled_softmax", "softmax_attn", "update"};
     if (test_on.kind == ON_CPU) return true;
     if (strncmp(file, "test_", 5) != 0) return false;
     for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
@@ -55,7 +55,7 @@ static void end_shared(void) {
 }
 
 static status share_cuda(void) {
-    cuda_options options = {test_on.number, test_on.is_deterministic};
+    cuda_options options = {.device = test_on.number, .is_deterministic = test_on.is_deterministic};
     if (shared != NULL) return OK;
     TRY(backend_create_cuda(&shared, &options));
     atexit(end_shared);

@@ -7,7 +7,7 @@
 
 /* A GPU backend of this test's own; skips the test where there is none. */
 static backend *open_cuda(bool is_deterministic) {
-    cuda_options options = {test_on.number, is_deterministic};
+    cuda_options options = {.device = test_on.number, .is_deterministic = is_deterministic};
     backend *be;
     if (test_on.p != PRECISION_F32 || !test_on.is_deterministic)
         SKIP_TEST("runs once, without --dtype and --fast");

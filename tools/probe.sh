@@ -45,6 +45,9 @@ if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/nu
     done
     if [ -n "$runtime" ] && [ -n "$blas" ]; then
         has_cuda=1
+        for include in "$root/include" "$root/targets/$cpu-linux/include" "$root/targets/sbsa-linux/include"; do
+            [ -e "$include/cuda_runtime_api.h" ] && echo "-I$include" && break
+        done
         echo "-DHSTU_HAS_CUDA -L$runtime -L$blas -Wl,-rpath,$blas -lcublasLt -lcudart_static -lstdc++ -ldl -lrt"
     fi
 fi

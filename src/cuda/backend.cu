@@ -50,23 +50,43 @@ static status wait_for_all(backend *be) {
     return OK;
 }
 
-/* A recorded step holds the address of the old block, so it goes with it. */
-status cuda_scratch(backend *be, size_t bytes, void **out) {
-    cuda_state *s = cuda_of(be);
-    *out = s->scratch;
-    if (bytes <= s->scratch_bytes) return OK;
-    if (cuda_graphs_is_recording(s->graphs))
-        return fail(ERR_DEVICE, "an op that is being recorded asks for more scratch memory than "
-                                "when it last ran");
+/* A quarter more than asked for: batches differ a little, and growing waits for the device.  A
+ * recorded step holds the address of the old block, so it goes with it. */
+static status grow_scratch(cuda_state *s, size_t bytes) {
+    size_t room = bytes + bytes / 4;
     CUDA_TRY(cudaStreamSynchronize(s->stream));
     cuda_graphs_drop(s->graphs);
     cudaFree(s->scratch);
-    s->scratch = *out = NULL;
+    s->scratch = NULL;
     s->scratch_bytes = 0;
-    /* A quarter more than asked for: batches differ a little, and growing waits for the device. */
-    size_t room = bytes + bytes / 4;
     CUDA_TRY(cudaMalloc(&s->scratch, room));
     s->scratch_bytes = room;
+    return OK;
+}
+
+/* What a caller recorded we cannot drop, so the old block stays until the end; and as the new one
+ * is more than twice as large, all the old ones together are smaller. */
+static status grow_guest_scratch(cuda_state *s, size_t bytes) {
+    void *block;
+    size_t room = bytes + s->scratch_bytes;
+    CUDA_TRY(cudaMalloc(&block, room));
+    if (s->scratch != NULL) s->old_scratch[s->n_old_scratch++] = s->scratch;
+    s->scratch = block;
+    s->scratch_bytes = room;
+    return OK;
+}
+
+status cuda_scratch(backend *be, size_t bytes, void **out) {
+    cuda_state *s = cuda_of(be);
+    cudaStreamCaptureStatus capture;
+    *out = s->scratch;
+    if (bytes <= s->scratch_bytes) return OK;
+    *out = NULL;
+    CUDA_TRY(cudaStreamIsCapturing(s->stream, &capture));
+    if (capture != cudaStreamCaptureStatusNone)
+        return fail(ERR_DEVICE, "an op that is being recorded asks for more scratch memory than "
+                                "any before it; run it once without recording");
+    TRY(s->is_guest ? grow_guest_scratch(s, bytes) : grow_scratch(s, bytes));
     *out = s->scratch;
     return OK;
 }
@@ -128,11 +148,14 @@ static const ops cuda_ops = {
 static void destroy(backend *be) {
     cuda_state *s = cuda_of(be);
     cudaSetDevice(s->device);
+    if (s->is_guest) s->stream = NULL; /* the caller's; cudaFree waits for what runs on it */
     if (s->stream != NULL) cudaStreamSynchronize(s->stream);
     cuda_graphs_destroy(s->graphs);
     cuda_matmuls_destroy(s->matmuls);
     cuda_copies_destroy(s->copies);
     cudaFree(s->scratch);
+    for (int i = 0; i < s->n_old_scratch; i++)
+        cudaFree(s->old_scratch[i]);
     cudaFree((void *)s->bucket_cells);
     cudaFree(s->counters);
     if (s->stream != NULL) cudaStreamDestroy(s->stream);
@@ -179,6 +202,7 @@ static status begin(cuda_state *s, const cuda_options *o) {
     int n = 0;
     s->device = o->device;
     s->is_deterministic = o->is_deterministic;
+    s->is_guest = o->is_guest;
     snprintf(s->name, sizeof s->name, "cuda:%d", o->device);
     cudaError_t error = cudaGetDeviceCount(&n);
     if (error != cudaSuccess || n == 0) {
@@ -191,9 +215,10 @@ static status begin(cuda_state *s, const cuda_options *o) {
                     o->device, n - 1);
     CUDA_TRY(cudaSetDevice(o->device));
     TRY(ask_card(s));
-    CUDA_TRY(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
     TRY(send_buckets(s));
     TRY(make_counters(s));
+    if (s->is_guest) return OK;
+    CUDA_TRY(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
     TRY(cuda_copies_create(&s->copies));
     TRY(cuda_matmuls_create(&s->matmuls));
     return cuda_graphs_create(&s->graphs);
@@ -225,5 +250,20 @@ extern "C" status backend_create_cuda(backend **out, const cuda_options *options
         return failure_restore(&f);
     }
     *out = be;
+    return OK;
+}
+
+extern "C" status backend_visit_cuda(backend *be, const cuda_visit *visit) {
+    cuda_state *s = cuda_of(be);
+    int device;
+    CUDA_TRY(cudaGetDevice(&device));
+    if (device != s->device)
+        return fail(ERR_USAGE,
+                    "the current device is cuda:%d, but this was made for cuda:%d; call "
+                    "cudaSetDevice(%d) first",
+                    device, s->device, s->device);
+    s->stream = (cudaStream_t)visit->stream;
+    s->is_deterministic = visit->is_deterministic;
+    be->act = visit->act;
     return OK;
 }

@@ -25,9 +25,12 @@ typedef struct cuda_state {
     bool is_deterministic;
     char name[16]; /* "cuda:0" */
     char card[128];
+    bool is_guest; /* the stream is the caller's; copies, graphs and matmuls are NULL */
     cudaStream_t stream;
     void *scratch; /* of the op that runs; see cuda_scratch */
     size_t scratch_bytes;
+    void *old_scratch[64]; /* of a guest; each block is twice the one before */
+    int n_old_scratch;
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
     unsigned *counters;           /* (2) for blocks that share out work; zeros between kernels */
     cuda_copies *copies;
@@ -76,7 +79,6 @@ static inline int64_t cuda_div_up(int64_t n, int64_t size) {
 status cuda_graphs_create(cuda_graphs **out);
 void cuda_graphs_destroy(cuda_graphs *g);
 void cuda_graphs_drop(cuda_graphs *g); /* what they were recorded on has moved */
-bool cuda_graphs_is_recording(const cuda_graphs *g);
 status cuda_record(backend *be, uint64_t key, record_state *out);
 status cuda_record_end(backend *be);
 

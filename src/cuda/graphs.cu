@@ -43,10 +43,6 @@ void cuda_graphs_destroy(cuda_graphs *g) {
     mem_free(g);
 }
 
-bool cuda_graphs_is_recording(const cuda_graphs *g) {
-    return g->now != NULL && g->state == RECORD_TAKE;
-}
-
 /* The place of a key: its own, or the one that was not used for the longest time. */
 static recorded *find(cuda_graphs *g, uint64_t key) {
     recorded *oldest = &g->all[0];

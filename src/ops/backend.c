@@ -26,4 +26,9 @@ status backend_create_cuda(backend **out, const cuda_options *options) {
     *out = NULL;
     return fail(ERR_UNSUPPORTED, "this build is without CUDA; put nvcc on PATH and run make");
 }
+
+status backend_visit_cuda(backend *be, const cuda_visit *visit) {
+    (void)visit;
+    return fail(ERR_UNSUPPORTED, "%s is not a GPU", be->name);
+}
 #endif

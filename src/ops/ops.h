@@ -452,8 +452,20 @@ status backend_create_cpu(backend **out, pool *workers);
 typedef struct cuda_options {
     int device;
     bool is_deterministic;
+    bool is_guest; /* for attn_fwd and attn_bwd alone, on streams of the caller's */
 } cuda_options;
 status backend_create_cuda(backend **out, const cuda_options *options);
+
+/* How the next ops of a guest run; nothing is waited for.  The guest's ops share scratch memory and
+ * counters, so what is on one stream must be ordered with what is on another.  Recordings of the
+ * caller's stay good: a guest never frees scratch memory before its end.  ERR_USAGE if the thread's
+ * current device is another one. */
+typedef struct cuda_visit {
+    void *stream; /* a cudaStream_t */
+    act_type act;
+    bool is_deterministic;
+} cuda_visit;
+status backend_visit_cuda(backend *be, const cuda_visit *visit);
 
 static inline size_t act_bytes(act_type act) {
     return act == ACT_F32 ? 4 : 2;

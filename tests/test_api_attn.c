@@ -1,0 +1,382 @@
+/* The attention of hstu.h: what it refuses, anywhere; what it computes, against the CPU's op, where
+ * there is a GPU. */
+#include "base/half.h"
+#include "dense_test.h"
+#include "hstu.h"
+
+#ifdef HSTU_HAS_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+/* Good arguments whose memory nobody looks at. */
+static hstu_attn_varlen_args good_args(void) {
+    static int32_t memory[64];
+    hstu_attn_varlen_args a;
+    hstu_attn_varlen_defaults(&a);
+    a.batch_size = 2;
+    a.num_heads = 4;
+    a.dim_qk = a.dim_v = 32;
+    a.total_q = a.total_k = 20;
+    a.max_seqlen_q = a.max_seqlen_k = 12;
+    a.cu_seqlens_q = a.cu_seqlens_k = memory;
+    a.q = a.k = a.v = a.dout = memory;
+    a.out = a.dq = a.dk = a.dv = memory;
+    return a;
+}
+
+static void check_refused(const hstu_attn_varlen_args *a, const char *reason) {
+    for (int pass = 0; pass < 2; pass++) {
+        hstu_status st =
+            pass == 0 ? hstu_attn_varlen_fwd(NULL, a, NULL) : hstu_attn_varlen_bwd(NULL, a, NULL);
+        CHECK_EQ(st, HSTU_ERR_USAGE);
+        CHECK_CONTAINS(hstu_error(), reason);
+    }
+}
+
+#define REFUSED(change, reason)                                                                    \
+    do {                                                                                           \
+        hstu_attn_varlen_args a = good_args();                                                     \
+        change;                                                                                    \
+        check_refused(&a, reason);                                                                 \
+    } while (0)
+
+TEST(api_attn_refuses_sizes) {
+    REFUSED((void)a, "hstu_attn_create"); /* nothing else is wrong */
+    REFUSED(a.dtype = (hstu_dtype)3, "dtype is 3");
+    REFUSED(a.batch_size = -1, "must not be negative");
+    REFUSED(a.max_seqlen_q = 13, "max_seqlen_q is 13, more than max_seqlen_k, 12");
+    REFUSED(a.num_heads = 0, "0 heads");
+    REFUSED(a.dim_v = 0, "32 and 0 numbers");
+    REFUSED(a.scaling_seqlen = 0, "scaling_seqlen is 0");
+}
+
+TEST(api_attn_refuses_masks) {
+    REFUSED(a.num_targets = a.cu_seqlens_k,
+            "need window_left -1 and window_right 0, not -1 and -1");
+    REFUSED((a.num_contexts = a.cu_seqlens_k, a.window_right = 0, a.window_left = 5),
+            "not 5 and 0");
+    REFUSED((a.num_targets = a.cu_seqlens_k, a.window_right = 0, a.target_group_size = 0),
+            "target_group is 0");
+    REFUSED((a.func = a.cu_seqlens_k, a.n_func = 2), "must be odd");
+    REFUSED((a.func = a.cu_seqlens_k, a.n_func = 3, a.func_stride = 19), "func_stride is 19");
+    REFUSED((a.rab = a.q, a.rab_heads = 2), "bias table of 2 heads");
+    REFUSED(a.drab = (float *)a.out, "drab without rab");
+}
+
+TEST(api_attn_refuses_arrays) {
+    REFUSED(a.q = NULL, "q is NULL");
+    REFUSED(a.cu_seqlens_k = NULL, "cu_seqlens_k is NULL");
+    REFUSED(a.stride_v = 127, "rows of v are 127 elements apart, but have 128");
+    REFUSED(a.k = (const char *)a.k + 1, "k is not aligned");
+    hstu_attn_varlen_args a = good_args();
+    a.out = NULL; /* the forward pass alone needs it */
+    CHECK_EQ(hstu_attn_varlen_fwd(NULL, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "out is NULL");
+    CHECK_EQ(hstu_attn_varlen_bwd(NULL, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "hstu_attn_create");
+    a.dk = NULL;
+    CHECK_EQ(hstu_attn_varlen_bwd(NULL, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "dk is NULL");
+}
+
+TEST(api_attn_of_a_gpu_that_is_not_there) {
+    hstu_attn *attn = (hstu_attn *)&attn;
+    hstu_status st = hstu_attn_create(&attn, 99);
+    CHECK(attn == NULL);
+#ifdef HSTU_HAS_CUDA
+    CHECK_EQ(st, HSTU_ERR_DEVICE);
+#else
+    CHECK_EQ(st, HSTU_ERR_UNSUPPORTED);
+    CHECK_CONTAINS(hstu_error(), "without CUDA");
+#endif
+    hstu_attn_destroy(NULL);
+}
+
+/* ---- on a GPU -------------------------------------------------------------------------------- */
+
+#ifdef HSTU_HAS_CUDA
+
+enum { B = 4, HEADS = 2, TOKENS = 300, LONGEST = 129 };
+
+static const int32_t offsets[B + 1] = {0, 129, 129, 193, TOKENS};
+static const int32_t targets[B] = {5, 0, 9, 40}, contexts[B] = {3, 0, 0, 7};
+
+/* The numbers of one case, in float32 on the host, and the CPU's results. */
+typedef struct problem {
+    attn_args a;
+    int64_t n, n_table;
+    precision p;
+    float *input[4], *table; /* q, k, v, dout; exact in the precision */
+    float *result[4], *dtable;
+} problem;
+
+static precision precision_of(hstu_dtype dtype) {
+    return dtype == HSTU_BFLOAT16  ? PRECISION_BF16
+           : dtype == HSTU_FLOAT16 ? PRECISION_F16
+                                   : PRECISION_F32;
+}
+
+static float *numbers(int64_t n, uint64_t seed, precision p) {
+    float *x = floats(n, seed);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (float)precision_round_factor(p, x[i]);
+    return x;
+}
+
+static void problem_open(problem *t, hstu_dtype dtype, int32_t dim, bool has_targets,
+                         bool has_table) {
+    backend *cpu;
+    *t = (problem){.n = (int64_t)TOKENS * HEADS * dim, .p = precision_of(dtype)};
+    attn_args *a = &t->a;
+    *a = (attn_args){.n_sequences = B,
+                     .n_heads = HEADS,
+                     .dim_qk = dim,
+                     .dim_v = dim,
+                     .max_len_q = LONGEST,
+                     .max_len_k = LONGEST,
+                     .offsets_q = offsets,
+                     .offsets_k = offsets,
+                     .alpha = 0.25f,
+                     .scale = 1.0f / LONGEST,
+                     .window_left = -1,
+                     .target_group = 2};
+    if (has_targets) a->n_targets = targets, a->n_contexts = contexts;
+    a->stride_q = a->stride_k = a->stride_v = a->stride_out = (int64_t)HEADS * dim;
+    for (int i = 0; i < 4; i++) {
+        t->input[i] = numbers(t->n, (uint64_t)i, t->p);
+        t->result[i] = floats(t->n, 9);
+    }
+    if (has_table) {
+        a->bias = BIAS_TABLE;
+        a->table_heads = HEADS;
+        a->table_len = LONGEST;
+        t->n_table = (int64_t)B * HEADS * LONGEST * LONGEST;
+        a->table = t->table = numbers(t->n_table, 5, t->p);
+        a->dtable = t->dtable = floats(t->n_table, 9);
+        memset(t->dtable, 0, (size_t)t->n_table * sizeof(float));
+    }
+    a->q = t->input[0], a->k = t->input[1], a->v = t->input[2], a->dout = t->input[3];
+    a->out = t->result[0], a->dq = t->result[1], a->dk = t->result[2], a->dv = t->result[3];
+    CHECK_OK(backend_create_cpu(&cpu, NULL));
+    CHECK_OK(cpu->ops->attn_fwd(cpu, a));
+    CHECK_OK(cpu->ops->attn_bwd(cpu, a));
+    backend_destroy(cpu);
+}
+
+static void problem_close(problem *t) {
+    for (int i = 0; i < 4; i++) {
+        mem_free(t->input[i]);
+        mem_free(t->result[i]);
+    }
+    mem_free(t->table);
+    mem_free(t->dtable);
+}
+
+#define CHECK_CUDA(call)                                                                           \
+    do {                                                                                           \
+        cudaError_t error_ = (call);                                                               \
+        if (error_ != cudaSuccess) FAIL_TEST("%s: %s", #call, cudaGetErrorString(error_));         \
+    } while (0)
+
+/* Memory of the GPU with these numbers in a type, or with bytes of no meaning. */
+static void *send(const float *x, int64_t n, precision p) {
+    size_t size = act_bytes(precision_act(p));
+    void *there, *here = malloc((size_t)n * size);
+    CHECK(here != NULL);
+    for (int64_t i = 0; x != NULL && i < n; i++) {
+        if (size == 4)
+            ((float *)here)[i] = x[i];
+        else
+            ((uint16_t *)here)[i] =
+                p == PRECISION_BF16 ? bf16_from_float(x[i]) : f16_from_float(x[i]);
+    }
+    CHECK_CUDA(cudaMalloc(&there, (size_t)n * size));
+    CHECK_CUDA(cudaMemset(there, 0xff, (size_t)n * size));
+    if (x != NULL) CHECK_CUDA(cudaMemcpy(there, here, (size_t)n * size, cudaMemcpyHostToDevice));
+    free(here);
+    return there;
+}
+
+static int32_t *send_ints(const int32_t *x, int n) {
+    void *there;
+    CHECK_CUDA(cudaMalloc(&there, (size_t)n * sizeof *x));
+    CHECK_CUDA(cudaMemcpy(there, x, (size_t)n * sizeof *x, cudaMemcpyHostToDevice));
+    return there;
+}
+
+static void check_near(const char *what, const void *there, const float *want, int64_t n,
+                       precision p) {
+    static const double limits[] = {1e-5, 0, 3e-2, 4e-3};
+    size_t size = act_bytes(precision_act(p));
+    char *here = malloc((size_t)n * size);
+    double largest = 0, error = 0;
+    CHECK(here != NULL);
+    CHECK_CUDA(cudaMemcpy(here, there, (size_t)n * size, cudaMemcpyDeviceToHost));
+    for (int64_t i = 0; i < n; i++) {
+        float got = size == 4             ? ((float *)here)[i]
+                    : p == PRECISION_BF16 ? half_bf16_to_float(((uint16_t *)here)[i])
+                                          : half_f16_to_float(((uint16_t *)here)[i]);
+        double off = fabs((double)got - (double)want[i]);
+        largest = fmax(largest, fabs((double)want[i]));
+        if (!(off <= error)) error = off;
+    }
+    free(here);
+    if (!(error <= limits[p] * largest))
+        FAIL_TEST("%s in %s: error %g of %g", what, precision_name(p), error, largest);
+}
+
+/* The public arguments of a problem, in memory of the GPU that ends with the process. */
+static hstu_attn_varlen_args gpu_args(const problem *t, hstu_dtype dtype) {
+    hstu_attn_varlen_args a;
+    hstu_attn_varlen_defaults(&a);
+    a.dtype = dtype;
+    a.batch_size = B;
+    a.num_heads = HEADS;
+    a.dim_qk = a.dim_v = t->a.dim_qk;
+    a.total_q = a.total_k = TOKENS;
+    a.max_seqlen_q = a.max_seqlen_k = LONGEST;
+    a.cu_seqlens_q = a.cu_seqlens_k = send_ints(offsets, B + 1);
+    a.window_right = 0;
+    a.alpha = t->a.alpha;
+    a.target_group_size = t->a.target_group;
+    if (t->a.n_targets != NULL) {
+        a.num_targets = send_ints(targets, B);
+        a.num_contexts = send_ints(contexts, B);
+    }
+    a.q = send(t->input[0], t->n, t->p);
+    a.k = send(t->input[1], t->n, t->p);
+    a.v = send(t->input[2], t->n, t->p);
+    a.dout = send(t->input[3], t->n, t->p);
+    a.out = send(NULL, t->n, t->p);
+    a.dq = send(NULL, t->n, t->p);
+    a.dk = send(NULL, t->n, t->p);
+    a.dv = send(NULL, t->n, t->p);
+    if (t->table != NULL) {
+        a.rab = send(t->table, t->n_table, t->p);
+        a.rab_heads = HEADS;
+        a.drab = send(t->table, t->n_table, PRECISION_F32);
+        CHECK_CUDA(cudaMemset(a.drab, 0, (size_t)t->n_table * sizeof(float)));
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
+    return a;
+}
+
+static void check_results(const problem *t, const hstu_attn_varlen_args *a) {
+    check_near("out", a->out, t->result[0], t->n, t->p);
+    check_near("dq", a->dq, t->result[1], t->n, t->p);
+    check_near("dk", a->dk, t->result[2], t->n, t->p);
+    check_near("dv", a->dv, t->result[3], t->n, t->p);
+    if (a->drab == NULL) return;
+    float *got = copy_floats(t->dtable, t->n_table);
+    double error = 0, largest = 0;
+    CHECK_CUDA(cudaMemcpy(got, a->drab, (size_t)t->n_table * sizeof *got, cudaMemcpyDeviceToHost));
+    for (int64_t i = 0; i < t->n_table; i++) {
+        double off = fabs((double)got[i] - (double)t->dtable[i]);
+        largest = fmax(largest, fabs((double)t->dtable[i]));
+        if (!(off <= error)) error = off;
+    }
+    CHECK(error <= 3e-2 * largest);
+    mem_free(got);
+}
+
+static hstu_attn *open_attn(void) {
+    hstu_attn *attn;
+    if (test_on.p != PRECISION_F32 || !test_on.is_deterministic)
+        SKIP_TEST("runs once, without --dtype and --fast");
+    hstu_status st = hstu_attn_create(&attn, test_on.number);
+    if (st == HSTU_ERR_DEVICE) SKIP_TEST("%s", hstu_error());
+    CHECK_EQ(st, HSTU_OK);
+    return attn;
+}
+
+static void run_both(hstu_attn *attn, const hstu_attn_varlen_args *a, cudaStream_t stream) {
+    CHECK_OK((status)hstu_attn_varlen_fwd(attn, a, stream));
+    CHECK_OK((status)hstu_attn_varlen_bwd(attn, a, stream));
+}
+
+/* Every type, by one handle, on a stream of the caller's. */
+TEST(api_attn_computes_what_the_cpu_does) {
+    static const int32_t dims[] = {32, 50, 128};
+    hstu_attn *attn = open_attn();
+    cudaStream_t stream;
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int dtype = HSTU_FLOAT32; dtype <= HSTU_FLOAT16; dtype++)
+        for (int i = 0; i < 3; i++) {
+            problem t;
+            problem_open(&t, (hstu_dtype)dtype, dims[i], i != 1, i == 1);
+            hstu_attn_varlen_args a = gpu_args(&t, (hstu_dtype)dtype);
+            a.is_deterministic = i == 1;
+            run_both(attn, &a, stream);
+            CHECK_CUDA(cudaStreamSynchronize(stream));
+            check_results(&t, &a);
+            problem_close(&t);
+        }
+    hstu_attn_destroy(attn);
+}
+
+/* A captured call computes again what it did, after scratch memory has grown, too. */
+TEST(api_attn_can_be_captured) {
+    hstu_attn *attn = open_attn();
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    problem t, other;
+    problem_open(&t, HSTU_BFLOAT16, 64, true, false);
+    problem_open(&other, HSTU_FLOAT32, 128, false, true);
+    hstu_attn_varlen_args a = gpu_args(&t, HSTU_BFLOAT16), b = gpu_args(&other, HSTU_FLOAT32);
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    run_both(attn, &a, stream);
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    run_both(attn, &a, stream);
+    CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    run_both(attn, &b, stream);
+    CHECK_CUDA(cudaMemsetAsync(a.out, 0xff, (size_t)t.n * 2, stream));
+    CHECK_CUDA(cudaMemsetAsync(a.dk, 0xff, (size_t)t.n * 2, stream));
+    CHECK_CUDA(cudaGraphLaunch(exec, stream));
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    check_results(&t, &a);
+    check_results(&other, &b);
+    problem_close(&t);
+    problem_close(&other);
+    hstu_attn_destroy(attn);
+}
+
+/* q, k and v as parts of one array, gradients at odd addresses, and no tokens at all. */
+TEST(api_attn_of_rows_in_one_array) {
+    enum { DIM = 128, WIDTH = HEADS * DIM, STRIDE = 3 * WIDTH };
+    hstu_attn *attn = open_attn();
+    problem t;
+    problem_open(&t, HSTU_BFLOAT16, DIM, false, false);
+    hstu_attn_varlen_args a = gpu_args(&t, HSTU_BFLOAT16);
+    float *rows = floats((int64_t)TOKENS * STRIDE, 1);
+    for (int64_t r = 0; r < TOKENS; r++)
+        for (int i = 0; i < 3; i++)
+            memcpy(rows + r * STRIDE + i * WIDTH, t.input[i] + r * WIDTH, WIDTH * sizeof *rows);
+    const uint16_t *all = send(rows, (int64_t)TOKENS * STRIDE, t.p);
+    uint16_t *grads = send(NULL, (int64_t)TOKENS * STRIDE + 1, t.p);
+    a.q = all, a.k = all + WIDTH, a.v = all + 2 * (int64_t)WIDTH;
+    a.dq = grads + 1, a.dk = grads + 1 + WIDTH, a.dv = grads + 1 + 2 * (int64_t)WIDTH;
+    a.stride_q = a.stride_k = a.stride_v = STRIDE;
+    run_both(attn, &a, NULL);
+    CHECK_CUDA(cudaDeviceSynchronize());
+    check_near("out", a.out, t.result[0], t.n, t.p);
+    float *want = floats((int64_t)TOKENS * STRIDE, 2);
+    for (int64_t r = 0; r < TOKENS; r++)
+        for (int i = 0; i < 3; i++)
+            memcpy(want + r * STRIDE + i * WIDTH, t.result[i + 1] + r * WIDTH,
+                   WIDTH * sizeof *want);
+    check_near("dq, dk, dv", grads + 1, want, (int64_t)TOKENS * STRIDE, t.p);
+    a.batch_size = 0;
+    a.total_q = a.total_k = 0;
+    run_both(attn, &a, NULL);
+    CHECK_CUDA(cudaDeviceSynchronize());
+    mem_free(rows);
+    mem_free(want);
+    problem_close(&t);
+    hstu_attn_destroy(attn);
+}
+
+#endif
