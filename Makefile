@@ -7,7 +7,7 @@
 #   make CUDA=0              leave the CUDA parts out although nvcc is there
 #   make MINIMAL=1           leave every optional library out, as on a machine that has none
 #   make ARCH=               portable machine code instead of this machine's own
-#   make check               format, include order, warnings, generated docs
+#   make check               format, include order, warnings, generated docs, registers of kernels
 #   make install PREFIX=...  program, library, header, pkg-config file
 #
 # What is optional (libarchive, libcurl, CUDA) is probed by tools/probe.sh at each call; objects are
@@ -73,7 +73,7 @@ NVCC_BOTH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),
 NVCC_90A := -gencode arch=compute_90a,code=sm_90a
 ASKS_ARCH := $(shell grep -l __CUDA_ARCH__ src/cuda/*.cu 2>/dev/null)
 NVCCFLAGS := -O3 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
-	$(FEATURES) -Iinclude -Isrc -MMD -MP
+	-Xptxas -v $(FEATURES) -Iinclude -Isrc -MMD -MP
 
 CLI_SRC := $(wildcard src/cli/*.c)
 LIB_SRC := $(filter-out $(CLI_SRC),$(wildcard src/*/*.c))
@@ -137,21 +137,24 @@ $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
 
+ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
+
 # The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
 # FORCE must be phony: .SECONDARY below lets make overlook a file that merely is not there.
 $B/flags: FORCE
 	@mkdir -p $B
-	@echo '$(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH)' | cmp -s - $@ || \
-		echo '$(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH)' > $@
+	@echo '$(ALL_FLAGS)' | cmp -s - $@ || echo '$(ALL_FLAGS)' > $@
 .PHONY: FORCE
 
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
+# What ptxas says of each kernel lies beside the object, for tools/spills.sh; what else there is to say is shown.
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) $(if $(findstring sm90a,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
-		-c $< -o $@
+		-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
+		grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 
 .SECONDARY:
 

@@ -134,6 +134,18 @@ flags_rebuild() {
         echo "make CFLAGS=-DANOTHER_FLAG compiles nothing"
 }
 
+# Kernels keep what they count on in registers; where they were built, the build's reports tell.
+registers() {
+    tools/spills.sh worst >"$dir/worst"
+    case $? in
+    0) ;;
+    3) skip "no kernel spills registers" "no kernels were built here" && return ;;
+    *) rule "tools/spills.sh runs" false && return ;;
+    esac
+    rule "no kernel spills registers (most: $(cat "$dir/worst"))" tools/spills.sh spills
+    tools/spills.sh losses | sed 's/^/  warn  /'
+}
+
 config_doc() {
     ./hstu train --help-config=markdown | diff docs/config.md - ||
         echo "docs/config.md is old: make docs"
@@ -161,6 +173,7 @@ rule "no file over 650 lines, the harness within 100" long_files
 rule "other flags rebuild" flags_rebuild
 rule "docs/tour.md names every file" tour
 rule "docs/config.md is what the option table says" config_doc
+registers
 
 if [ -n "$count_file" ]; then
     echo "$passed $failed $skipped" >"$count_file"

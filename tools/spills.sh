@@ -1,0 +1,72 @@
+#!/bin/sh
+# What ptxas said of our kernels when they were built (the Makefile keeps it in X.cu.ptxas beside the
+# object).  A register that is spilt costs trips to memory in a loop that was counted in
+# instructions, so no kernel may; products of warpgroups that the assembler serialises lose half
+# their speed without a word at run time.
+#   tools/spills.sh spills [DIR]      kernels that spill and are not excused below: none should
+#   tools/spills.sh losses [DIR]      products that were serialised, register counts that were ignored
+#   tools/spills.sh worst [DIR]       the most registers a kernel has, and which, in one line
+# DIR defaults to build/release/src/cuda.  Exit status 3: there is no report that belongs to a source.
+cd "$(dirname "$0")/.." || exit 1
+what=$1
+dir=${2:-build/release/src/cuda}
+case $what in
+spills | losses | worst) ;;
+*)
+    sed -n '2,/^cd/s/^# \{0,1\}//p' "tools/$(basename "$0")"
+    exit 2
+    ;;
+esac
+
+# Kernels that may spill: file, kernel (a prefix of its name), and why.
+excused='
+attn_f32_bwd.cu dq_kernel<256, true>      heads of 129 to 256 numbers in true float32, which no config has: half the tile would compute all scores twice
+attn_f32_bwd.cu dkv_kernel<32, false, 3>  one number, stored once before the loop and read twice a tile of 64 columns; on SM 9.0 alone
+'
+
+# A report older than its source is of another kernel.
+reports=
+for report in "$dir"/*.cu.ptxas; do
+    source=src/cuda/$(basename "$report" .ptxas)
+    [ -e "$report" ] && [ -e "$source" ] && [ ! "$source" -nt "$report" ] && reports="$reports $report"
+done
+[ -n "$reports" ] || exit 3
+
+demangle() {
+    if command -v c++filt >/dev/null; then c++filt; elif command -v cu++filt >/dev/null; then cu++filt; else cat; fi
+}
+
+# "file|sm|registers|bytes spilt|kernel<...>", a line for each kernel and architecture.
+kernels() {
+    awk '
+        FNR == 1 { n = split(FILENAME, part, "/"); file = part[n]; sub(/\.ptxas$/, "", file) }
+        /Compiling entry function/ { split($0, quoted, "\047"); kernel = quoted[2]; sm = quoted[4] }
+        /spill stores/ { for (i = 1; i < NF; i++) if ($(i + 2) == "spill") { spilt += $i } }
+        /Used [0-9]+ registers/ {
+            for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
+            if (kernel != "") print file "|" sm "|" registers "|" spilt "|" kernel
+            kernel = ""; spilt = 0
+        }' $reports | demangle | sed -e 's/|void /|/' -e 's/([^|]*$//'
+}
+
+case $what in
+spills)
+    kernels | awk -F'|' -v excused="$excused" '
+        BEGIN {
+            n = split(excused, line, "\n")
+            for (i = 1; i <= n; i++) if (split(line[i], word, " ") > 1) name[++m] = line[i]
+        }
+        $4 > 0 {
+            for (i = 1; i <= m; i++) if (index(name[i], $1 " " $5) == 1) next
+            print "src/cuda/" $1 ": " $5 " on " $2 ": " $4 " bytes spilt and read back, " $3 " registers"
+        }'
+    ;;
+losses)
+    grep -HE '\(C75[0-9]+\)' $reports | grep -E 'serialized|setmaxnreg' | demangle |
+        sed 's|^.*/\(.*\)\.ptxas:ptxas info *: |src/cuda/\1: |' | sort -u
+    ;;
+worst)
+    kernels | sort -t'|' -k3,3nr -k1,1 | head -n 1 | awk -F'|' '{ print $3 " in " $5 ", " $1 }'
+    ;;
+esac
+exit 0
