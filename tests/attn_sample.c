@@ -1,0 +1,340 @@
+#include "attn_sample.h"
+
+enum { NAIVE_THREADS = 8 };
+
+row_kind rows_are = ROWS_ODD;
+
+static uint32_t n_drawn;
+
+uint32_t sample_draw(void) {
+    return rng_draw64(rng_make_key(7, RNG_TEST), n_drawn++, 0).word[0];
+}
+
+static float draw_float(void) {
+    return exact(2.0f * rng_uniform(sample_draw()) - 1.0f);
+}
+
+static void *zeros(int64_t n, size_t size) {
+    void *memory;
+    CHECK_OK(mem_alloc(&memory, (size_t)n, size));
+    return memory;
+}
+
+static float *random_floats(int64_t n) {
+    float *x = zeros(n, sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = draw_float();
+    return x;
+}
+
+/* Results start as rubbish where the op replaces, as 0.5 where it adds. */
+static float *filled(int64_t n, float value) {
+    float *x = zeros(n, sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = value;
+    return x;
+}
+
+/* The mask straight from the words of ops.h. */
+static bool sees(const attn_args *a, int32_t b, int32_t row, int32_t i, int32_t j, int32_t len) {
+    if (a->func != NULL) {
+        const int32_t *f = a->func + a->offsets_q[b] + row;
+        if (j < f[0]) return true;
+        for (int32_t m = 1; 2 * m < a->n_func; m++)
+            if (f[(2 * m - 1) * a->func_stride] <= j && j < f[2 * m * a->func_stride]) return true;
+        return false;
+    }
+    int32_t c = a->n_contexts != NULL ? a->n_contexts[b] : 0;
+    int32_t h = len - (a->n_targets != NULL ? a->n_targets[b] : 0);
+    if (i < c && j < h) return true;
+    if (i >= h && j >= h && j < h + (i - h) / a->target_group * a->target_group) return false;
+    return (a->window_left < 0 || j >= i - a->window_left) &&
+           (a->window_right < 0 || j <= i + a->window_right);
+}
+
+static int32_t naive_bucket(int64_t d) {
+    float f = (float)(d < 0 ? -d : d);
+    float bucket = logf(f < 1.0f ? 1.0f : f) / 0.301f;
+    return bucket > 128.0f ? 128 : (int32_t)bucket;
+}
+
+/* One pair (row, j) of a sequence and head, in float64.  With f, as a chain of tensors: scores,
+ * weights and their gradients are stored, and are factors of the next product; sums are not rounded
+ * before they are whole. */
+static void naive_pair(const sample *s, int32_t b, int32_t head, int32_t row, int32_t j, bool f) {
+    const attn_args *a = &s->a;
+    const expected *e = &s->want[f];
+    int32_t len = a->offsets_k[b + 1] - a->offsets_k[b];
+    int32_t i = row + len - (a->offsets_q[b + 1] - a->offsets_q[b]);
+    int64_t iq = a->offsets_q[b] + row, jk = a->offsets_k[b] + j;
+    int64_t q = iq * a->stride_q + head * a->dim_qk, k = jk * a->stride_k + head * a->dim_qk;
+    int64_t v = jk * a->stride_v + head * a->dim_v, o = iq * a->stride_out + head * a->dim_v;
+    const float *Q = a->q, *K = a->k, *V = a->v, *G = a->dout, *R = a->table;
+    int64_t table = 0;
+    int32_t bucket = 0;
+    double score = 0.0, p = 0.0;
+    if (!sees(a, b, row, i, j, len)) return;
+    for (int d = 0; d < a->dim_qk; d++)
+        score += (double)Q[q + d] * (double)K[k + d];
+    for (int d = 0; d < a->dim_v; d++)
+        p += (double)G[o + d] * (double)V[v + d];
+    score = ract(score, f);
+    p = ract(p, f);
+    if (a->bias == BIAS_TABLE) {
+        int32_t table_head = a->table_heads == 1 ? 0 : head;
+        table = (((int64_t)b * a->table_heads + table_head) * a->table_len + i) * a->table_len + j;
+        score += (double)R[table];
+    } else if (a->bias == BIAS_TIME) {
+        bucket = naive_bucket(a->query_time[iq] - a->key_time[jk]);
+        score += (double)a->position_w[a->bias_len - 1 + j - i] + (double)a->time_w[bucket];
+    }
+    double x = ract((double)a->alpha * ract(score, f), f), sigmoid = 1.0 / (1.0 + exp(-x));
+    double weight = ract(ract(x * sigmoid, f) * (double)a->scale, f);
+    double slope = ract(sigmoid * (1.0 + x * (1.0 - sigmoid)), f);
+    double ds = ract(p * (double)a->scale * (double)a->alpha * slope, f);
+    double left = rfactor(weight, f), left_ds = rfactor(ds, f);
+    for (int d = 0; d < a->dim_v; d++) {
+        e->out[o + d] += left * (double)V[v + d];
+        e->dv[v + d] += left * (double)G[o + d];
+    }
+    for (int d = 0; d < a->dim_qk; d++) {
+        e->dq[q + d] += left_ds * (double)K[k + d];
+        e->dk[k + d] += left_ds * (double)Q[q + d];
+    }
+    if (a->bias == BIAS_TABLE) e->dtable[table] += ds;
+    if (a->bias == BIAS_TIME) {
+        e->dposition[a->bias_len - 1 + j - i] += ds;
+        e->dtime[bucket] += ds;
+    }
+}
+
+static void naive_sequence(const sample *s, int32_t b, bool f) {
+    const attn_args *a = &s->a;
+    for (int32_t head = 0; head < a->n_heads; head++)
+        for (int32_t row = 0; row < a->offsets_q[b + 1] - a->offsets_q[b]; row++)
+            for (int32_t j = 0; j < a->offsets_k[b + 1] - a->offsets_k[b]; j++)
+                naive_pair(s, b, head, row, j, f);
+}
+
+/* A chunk is one sequence, exact or rounded; all of them where they add to the same cells. */
+static status naive_chunk(void *ctx, int64_t chunk, int worker) {
+    const sample *s = ctx;
+    int32_t n = s->a.n_sequences;
+    (void)worker;
+    if (s->a.bias != BIAS_TIME) {
+        naive_sequence(s, (int32_t)(chunk % n), chunk >= n);
+        return OK;
+    }
+    for (int32_t b = 0; b < n; b++)
+        naive_sequence(s, b, chunk > 0);
+    return OK;
+}
+
+void sample_naive(const sample *s) {
+    int n_roundings = test_on.p == PRECISION_F32 ? 1 : 2;
+    pool *workers;
+    CHECK_OK(pool_create(&workers, NAIVE_THREADS));
+    CHECK_OK(pool_run(workers, n_roundings * (s->a.bias == BIAS_TIME ? 1 : s->a.n_sequences),
+                      naive_chunk, (void *)(uintptr_t)s));
+    pool_destroy(workers);
+}
+
+/* Memory for the results of s->a, whose shapes are set. */
+void sample_results(sample *s) {
+    attn_args *a = &s->a;
+    int64_t n_q = s->n_q * a->stride_q, n_k = s->n_k * a->stride_k, n_v = s->n_k * a->stride_v;
+    int64_t n_out = s->n_q * a->stride_out, n_position = 2 * (int64_t)a->bias_len;
+    for (int f = 0; f < 2; f++)
+        s->want[f] = (expected){.out = doubles(n_out),
+                                .dq = doubles(n_q),
+                                .dk = doubles(n_k),
+                                .dv = doubles(n_v),
+                                .dtable = doubles(s->n_table),
+                                .dposition = doubles(n_position),
+                                .dtime = doubles(ATTN_TIME_BUCKETS + 1)};
+    a->out = s->out = filled(n_out, 9.0f);
+    a->dq = s->dq = filled(n_q, 9.0f);
+    a->dk = s->dk = filled(n_k, 9.0f);
+    a->dv = s->dv = filled(n_v, 9.0f);
+    if (a->bias == BIAS_TABLE) a->dtable = s->dtable = filled(s->n_table, 0.5f);
+    a->dposition_w = s->dposition = filled(n_position, 0.5f);
+    a->dtime_w = s->dtime = filled(ATTN_TIME_BUCKETS + 1, 0.5f);
+}
+
+void sample_free(sample *s) {
+    float *owned[] = {s->out, s->dq, s->dk, s->dv, s->dtable, s->dposition, s->dtime};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+    for (int f = 0; f < 2; f++) {
+        expected *e = &s->want[f];
+        double *all[] = {e->out, e->dq, e->dk, e->dv, e->dtable, e->dposition, e->dtime};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            mem_free(all[i]);
+    }
+}
+
+void sample_run(const attn_args *a, int n_threads) {
+    pool *workers = NULL;
+    backend *be;
+    if (n_threads > 0) CHECK_OK(pool_create(&workers, n_threads));
+    CHECK_OK(test_backend(&be, workers));
+    CHECK_OK(be->ops->attn_fwd(be, a));
+    CHECK_OK(be->ops->attn_bwd(be, a));
+
+    backend_destroy(be);
+    pool_destroy(workers);
+}
+
+/* Naive code may be right by luck where there are few numbers: they tell nothing of its error. */
+enum { ENOUGH_NUMBERS = 1000 };
+
+static void note_error(sample_error *worst, const char *what, double error, double naive_error,
+                       int64_t n) {
+    if (n < ENOUGH_NUMBERS || naive_error == 0 || error / naive_error <= worst->ratio) return;
+    *worst = (sample_error){error / naive_error, what};
+}
+
+/* Rows of n_heads * dim numbers, `stride` apart: the error relative to the largest number (3e-6 in
+ * float32; else twice the naive error and one rounding), and what lies between rows left alone. */
+static void check_rows(sample_error *worst, const char *what, const float *got, const double *want,
+                       const double *plain, int64_t n_rows, int64_t stride, int64_t used) {
+    double largest = 1e-30, error = 0.0, naive_error = 0.0;
+    for (int64_t i = 0; i < n_rows * stride; i++) {
+        if (i % stride >= used) {
+            if (got[i] != 9.0f) FAIL_TEST("%s: element %lld was written", what, (long long)i);
+            continue;
+        }
+        double d = fabs((double)got[i] - want[i]);
+        largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
+        error = !(d <= error) ? d : error;
+        naive_error = fmax(naive_error, fabs(ract(plain[i], true) - want[i]));
+    }
+    double limit = test_on.p == PRECISION_F32
+                       ? 3e-6 * largest
+                       : 2 * naive_error + precision_unit(test_on.p) * largest;
+    if (!(error <= limit)) FAIL_TEST("%s: error %g of %g, limit %g", what, error, largest, limit);
+    note_error(worst, what, error, naive_error, n_rows * used);
+}
+
+/* Added to 0.5, which costs half an ulp of the sum. */
+static void check_added(const char *what, const float *got, const double *want, const double *plain,
+                        int64_t n) {
+    double largest = 0.5, error = 0.0, naive_error = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)got[i] - 0.5 - want[i]);
+        largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
+        error = !(d <= error) ? d : error;
+        naive_error = fmax(naive_error, fabs(plain[i] - want[i]));
+    }
+    double limit = 1e-5 * largest + (test_on.p == PRECISION_F32 ? 0 : 2 * naive_error);
+    if (!(error <= limit)) FAIL_TEST("%s: error %g of %g, limit %g", what, error, largest, limit);
+}
+
+sample_error sample_check(const sample *s) {
+    sample_error worst = {0, "nothing"};
+    const attn_args *a = &s->a;
+    const expected *e = &s->want[0], *p = &s->want[1];
+    int64_t used_qk = (int64_t)a->n_heads * a->dim_qk, used_v = (int64_t)a->n_heads * a->dim_v;
+    check_rows(&worst, "out", s->out, e->out, p->out, s->n_q, a->stride_out, used_v);
+    check_rows(&worst, "dq", s->dq, e->dq, p->dq, s->n_q, a->stride_q, used_qk);
+    check_rows(&worst, "dk", s->dk, e->dk, p->dk, s->n_k, a->stride_k, used_qk);
+    check_rows(&worst, "dv", s->dv, e->dv, p->dv, s->n_k, a->stride_v, used_v);
+    if (a->dtable != NULL) check_added("dtable", s->dtable, e->dtable, p->dtable, s->n_table);
+    if (a->bias != BIAS_TIME) return worst;
+    check_added("dposition_w", s->dposition, e->dposition, p->dposition, 2 * a->bias_len - 1);
+    check_added("dtime_w", s->dtime, e->dtime, p->dtime, ATTN_TIME_BUCKETS + 1);
+    return worst;
+}
+
+void sample_mask(attn_args *a, inputs *in, mask_kind mask) {
+    a->window_left = mask == MASK_WINDOW ? 5 : -1;
+    a->window_right = mask == MASK_FULL ? -1 : mask == MASK_WINDOW ? 3 : 0;
+    a->target_group = 3;
+    if (mask == MASK_TARGETS) {
+        a->n_contexts = in->n_contexts;
+        a->n_targets = in->n_targets;
+        for (int32_t b = 0; b < a->n_sequences; b++) {
+            int32_t len = in->offsets_k[b + 1] - in->offsets_k[b];
+            in->n_targets[b] = (int32_t)rng_below(sample_draw(), (uint32_t)len / 2 + 1);
+            in->n_contexts[b] =
+                (int32_t)rng_below(sample_draw(), (uint32_t)(len - in->n_targets[b]) + 1);
+        }
+    }
+    if (mask != MASK_FUNC) return;
+    int64_t n_q = in->offsets_q[a->n_sequences];
+    a->n_func = 5;
+    a->func_stride = n_q + 2;
+    a->func = in->func = zeros(a->n_func * a->func_stride, sizeof *in->func);
+    for (int64_t i = 0; i < a->n_func * a->func_stride; i++)
+        in->func[i] = (int32_t)rng_below(sample_draw(), (uint32_t)a->max_len_k + 10) - 5;
+}
+
+void sample_bias(sample *s, inputs *in, attn_bias bias, int32_t table_heads, int64_t span) {
+    attn_args *a = &s->a;
+    a->bias = bias;
+    a->bias_len = a->max_len_k + 3;
+    if (bias == BIAS_TABLE) {
+        a->table_heads = table_heads;
+        a->table_len = a->max_len_k + 1;
+        s->n_table = (int64_t)a->n_sequences * table_heads * a->table_len * a->table_len;
+        a->table = in->table = random_floats(s->n_table);
+    }
+    a->position_w = in->position = random_floats(2 * a->bias_len);
+    a->time_w = in->time_w = random_floats(ATTN_TIME_BUCKETS + 1);
+    a->query_time = in->query_time = zeros(s->n_q, sizeof(int64_t));
+    a->key_time = in->key_time = zeros(s->n_k, sizeof(int64_t));
+    for (int64_t i = 0; i < s->n_q; i++)
+        in->query_time[i] = (int64_t)(rng_uniform(sample_draw()) * (float)span);
+    for (int64_t i = 0; i < s->n_k; i++)
+        in->key_time[i] = (int64_t)(rng_uniform(sample_draw()) * (float)span);
+}
+
+/* A random sample: sequences of these numbers of keys; with delta, fewer queries than keys. */
+void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, bool has_delta,
+                 int32_t n_heads, int32_t dim_qk, int32_t dim_v) {
+    attn_args *a = &s->a;
+    *s = (sample){0};
+    *in = (inputs){0};
+    a->n_sequences = n_sequences;
+    for (int b = 0; b < n_sequences; b++) {
+        int32_t len = lengths[b],
+                len_q = has_delta ? (int32_t)rng_below(sample_draw(), (uint32_t)len + 1) : len;
+        in->offsets_k[b + 1] = in->offsets_k[b] + len;
+        in->offsets_q[b + 1] = in->offsets_q[b] + len_q;
+        a->max_len_k = len > a->max_len_k ? len : a->max_len_k;
+    }
+    a->max_len_k += 2;
+    a->max_len_q = a->max_len_k;
+    a->offsets_q = in->offsets_q;
+    a->offsets_k = in->offsets_k;
+    s->n_q = in->offsets_q[n_sequences];
+    s->n_k = in->offsets_k[n_sequences];
+    a->n_heads = n_heads;
+    a->dim_qk = dim_qk;
+    a->dim_v = dim_v;
+    a->stride_q = n_heads * dim_qk + 1;
+    a->stride_k = n_heads * dim_qk + 2;
+    a->stride_v = n_heads * dim_v + 3;
+    a->stride_out = n_heads * dim_v + 4;
+    if (rows_are != ROWS_ODD) {
+        a->stride_q = a->stride_k = n_heads * dim_qk + 8;
+        a->stride_v = a->stride_out = n_heads * dim_v + 16;
+    }
+    if (rows_are == ROWS_KNOWN) {
+        a->n_rows_q = s->n_q;
+        a->n_rows_k = s->n_k;
+    }
+    a->alpha = 0.7f;
+    a->scale = 1.0f / 50.0f;
+    a->q = in->q = random_floats(s->n_q * a->stride_q);
+    a->k = in->k = random_floats(s->n_k * a->stride_k);
+    a->v = in->v = random_floats(s->n_k * a->stride_v);
+    a->dout = in->dout = random_floats(s->n_q * a->stride_out);
+}
+
+void sample_free_inputs(inputs *in) {
+    void *owned[] = {in->q,        in->k,      in->v,    in->dout,       in->table,
+                     in->position, in->time_w, in->func, in->query_time, in->key_time};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+}

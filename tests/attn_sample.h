@@ -1,0 +1,67 @@
+/* A random sample of HSTU attention, for tests: everything one call reads and writes, and what a
+ * naive version in float64 makes of it, exactly and as naive code of the precision under test.
+ *
+ * The test makes a sample (sample_make, then sample_mask and sample_bias), runs an attention on it
+ * and has it checked.  Numbers are drawn from one sequence, the same in every run of a test. */
+#ifndef HSTU_TESTS_ATTN_SAMPLE_H
+#define HSTU_TESTS_ATTN_SAMPLE_H
+
+#include "dense_test.h"
+
+/* What an attention computes, in float64. */
+typedef struct expected {
+    double *out, *dq, *dk, *dv, *dtable, *dposition, *dtime;
+} expected;
+
+/* Everything one attention reads and writes; results of the naive version, exact and as naive code
+ * of the precision under test has them. */
+typedef struct sample {
+    attn_args a;
+    int64_t n_q, n_k, n_table; /* rows, rows, numbers */
+    float *out, *dq, *dk, *dv, *dtable, *dposition, *dtime;
+    expected want[2];
+} sample;
+
+typedef enum { MASK_CAUSAL, MASK_FULL, MASK_WINDOW, MASK_TARGETS, MASK_FUNC, N_MASKS } mask_kind;
+
+enum { MAX_SEQUENCES = 8 };
+
+/* What a random sample points to. */
+typedef struct inputs {
+    int32_t offsets_q[MAX_SEQUENCES + 1], offsets_k[MAX_SEQUENCES + 1];
+    int32_t n_contexts[MAX_SEQUENCES], n_targets[MAX_SEQUENCES];
+    float *q, *k, *v, *dout, *table, *position, *time_w;
+    int32_t *func;
+    int64_t *query_time, *key_time;
+} inputs;
+
+/* How rows lie: next to each other as good as anywhere, or as the copy engine of a GPU wants them,
+ * their number known or not. */
+typedef enum { ROWS_ODD, ROWS_ALIGNED, ROWS_KNOWN } row_kind;
+extern row_kind rows_are; /* of the samples made from now on; ROWS_ODD at first */
+
+/* The error of the worst of a sample's out, dq, dk and dv, over that of naive code. */
+typedef struct sample_error {
+    double ratio;
+    const char *what;
+} sample_error;
+
+uint32_t sample_draw(void);
+
+/* Sequences of these numbers of keys; with delta, fewer queries than keys. */
+void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, bool has_delta,
+                 int32_t n_heads, int32_t dim_qk, int32_t dim_v);
+void sample_mask(attn_args *a, inputs *in, mask_kind mask);
+/* Times are drawn below span. */
+void sample_bias(sample *s, inputs *in, attn_bias bias, int32_t table_heads, int64_t span);
+void sample_results(sample *s); /* memory for the results of s->a, whose shapes are set */
+void sample_free(sample *s);
+void sample_free_inputs(inputs *in);
+
+void sample_naive(const sample *s);
+void sample_run(const attn_args *a, int n_threads); /* both passes, on the device under test */
+
+/* Fails the test where a result is off by more than twice what naive code is, and one rounding. */
+sample_error sample_check(const sample *s);
+
+#endif
