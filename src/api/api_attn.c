@@ -148,12 +148,6 @@ static attn_args lower(const hstu_attn_varlen_args *a) {
                        .dtable = a->drab};
 }
 
-/* Where the number of rows is not known, kernels are taken that need no alignment; those that do
- * look at what the forward pass has. */
-static bool has_odd_gradients(const hstu_attn_varlen_args *a) {
-    return ((uintptr_t)a->dout | (uintptr_t)a->dq | (uintptr_t)a->dk | (uintptr_t)a->dv) % 16 != 0;
-}
-
 static status run(hstu_attn *attn, const hstu_attn_varlen_args *args, void *stream,
                   bool is_backward) {
     backend *be = (backend *)attn;
@@ -165,7 +159,6 @@ static status run(hstu_attn *attn, const hstu_attn_varlen_args *args, void *stre
     TRY(check_arrays(args, is_backward));
     if (be == NULL) return fail(ERR_USAGE, "attention: make an hstu_attn first, hstu_attn_create");
     TRY(backend_visit_cuda(be, &visit));
-    if (is_backward && has_odd_gradients(args)) a.n_rows_q = a.n_rows_k = 0;
     return is_backward ? be->ops->attn_bwd(be, &a) : be->ops->attn_fwd(be, &a);
 }
 

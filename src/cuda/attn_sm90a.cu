@@ -22,8 +22,11 @@ bool cuda_attn_sm90a_can_fwd(const backend *be, const attn_args *a) {
     return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a);
 }
 
-bool cuda_attn_sm90a_can(const backend *be, const attn_args *a) {
-    return (a->dim_qk == 128 || a->dim_qk == 256) && is_possible(be, a);
+bool cuda_attn_sm90a_can_bwd(const backend *be, const attn_args *a) {
+    int d = a->dim_qk;
+    return (d == 64 || d == 128 || d == 256) && is_possible(be, a) &&
+           is_addressable(a->dout, a->stride_out) && is_addressable(a->dq, a->stride_q) &&
+           is_addressable(a->dk, a->stride_k) && is_addressable(a->dv, a->stride_v);
 }
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,

@@ -120,4 +120,46 @@ __device__ static inline void store_rows(T *to, int64_t stride, int row, int n, 
     }
 }
 
+/* Four words of each of four neighbouring lanes, turned: word s of lane t becomes word t of lane s.
+ */
+__device__ static inline void turn_four(uint32_t (&v)[4]) {
+    bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? v[i] : v[i + 1], 1);
+        if (is_odd)
+            v[i] = other;
+        else
+            v[i + 1] = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, is_high ? v[i] : v[i + 2], 2);
+        if (is_high)
+            v[i] = other;
+        else
+            v[i + 2] = other;
+    }
+}
+
+/* The same, 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16 bytes. */
+template <typename T, int D>
+__device__ static inline void store_wide(T *to, int64_t stride, int row, int n, float scale,
+                                         const float (&d)[D / 2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        T *at = to + (int64_t)(row + 8 * r) * stride + 8 * (threadIdx.x % 4);
+#pragma unroll
+        for (int j = 0; j < D / 8; j += 4) {
+            uint32_t v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] =
+                    pack_two<T>(d[4 * (j + i) + 2 * r] * scale, d[4 * (j + i) + 2 * r + 1] * scale);
+            turn_four(v);
+            if (row + 8 * r < n) *(uint4 *)(at + 8 * j) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+    }
+}
+
 #endif

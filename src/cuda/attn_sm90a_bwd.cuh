@@ -179,46 +179,6 @@ __device__ static inline void dq_product(float (&dq)[N / 2], const char *ds, con
     wgmma_commit();
 }
 
-/* Lane t of four gets what all four had in u[t]. */
-__device__ static inline void quad_turn(uint32_t (&u)[4]) {
-    int t = (int)threadIdx.x % 4;
-#pragma unroll
-    for (int bit = 1; bit < 4; bit *= 2) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int low = bit == 1 ? 2 * i : i, high = low + bit;
-            uint32_t give = (t & bit) != 0 ? u[low] : u[high];
-            give = __shfl_xor_sync(0xffffffffu, give, bit);
-            if ((t & bit) != 0)
-                u[low] = give;
-            else
-                u[high] = give;
-        }
-    }
-}
-
-/* Rows of a warpgroup's sums to memory, 16 bytes a thread: row and row + 8 are the thread's; those
- * from n on are not there. */
-template <typename T, int N>
-__device__ static inline void store_wide(T *to, int64_t stride, int row, int n, float scale,
-                                         const float (&d)[N / 2]) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        T *at = to + (int64_t)(row + 8 * r) * stride + 8 * ((int)threadIdx.x % 4);
-#pragma unroll
-        for (int j = 0; j < N / 8; j += 4) {
-            uint32_t u[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float *x = &d[4 * (j + i) + 2 * r];
-                u[i] = pack_two<T>(x[0] * scale, x[1] * scale);
-            }
-            quad_turn(u);
-            if (row + 8 * r < n) *(uint4 *)(at + 8 * j) = make_uint4(u[0], u[1], u[2], u[3]);
-        }
-    }
-}
-
 /* The row of a warpgroup's tile that is the thread's, with the one 8 further. */
 __device__ static inline int row_of_thread() {
     return (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;

@@ -140,7 +140,7 @@ __device__ static void q_compute(const attn_args &a, const q_work<D> &w, int gro
         add_tile<T, D>(sum, left, w.keys + n % STAGES * shape::TILE);
         wgmma_wait<0>();
     }
-    store_rows<T, D>((T *)a.dq + (int64_t)w.s.row_q * a.stride_q + w.head * D, a.stride_q, row,
+    store_wide<T, D>((T *)a.dq + (int64_t)w.s.row_q * a.stride_q + w.head * D, a.stride_q, row,
                      w.s.len_q, a.alpha * a.scale, sum);
 }
 

@@ -142,12 +142,11 @@ status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out);
 status cuda_rank(backend *be, const rank_args *a);
 
 /* The attention's families, which attn.cu chooses between.  Those of SM 9.0a take what
- * cuda_attn_sm90a_can and _can_bwd say. */
+ * cuda_attn_sm90a_can_fwd and _can_bwd say. */
 status cuda_attn_half_fwd(backend *be, const attn_args *a);
 status cuda_attn_half_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);
 status cuda_attn_f32_bwd(backend *be, const attn_args *a);
-bool cuda_attn_sm90a_can(const backend *be, const attn_args *a);
 bool cuda_attn_sm90a_can_fwd(const backend *be, const attn_args *a);
 bool cuda_attn_sm90a_can_bwd(const backend *be, const attn_args *a);
 status cuda_attn_sm90a_fwd(backend *be, const attn_args *a);

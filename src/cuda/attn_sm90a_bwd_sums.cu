@@ -80,18 +80,3 @@ status bwd_finish(backend *be, const bwd_job *job) {
         round_kernel<__half><<<(unsigned)n_blocks, GROUP, 0, stream>>>(*job);
     return cuda_launched("the gradient of the attention's queries");
 }
-
-static bool is_wide(const void *p, int64_t stride) {
-    return (uintptr_t)p % 16 == 0 && stride % 8 == 0 && stride > 0;
-}
-
-/* No bias, heads of 64, 128 or 256 numbers, and rows the copy engine can address. */
-bool cuda_attn_sm90a_can_bwd(const backend *be, const attn_args *a) {
-    bool is_size =
-        a->dim_qk == a->dim_v && (a->dim_qk == 64 || a->dim_qk == 128 || a->dim_qk == 256);
-    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->bias == BIAS_NONE && is_size &&
-           a->n_rows_q > 0 && a->n_rows_k > 0 && is_wide(a->q, a->stride_q) &&
-           is_wide(a->k, a->stride_k) && is_wide(a->v, a->stride_v) &&
-           is_wide(a->dout, a->stride_out) && is_wide(a->dq, a->stride_q) &&
-           is_wide(a->dk, a->stride_k) && is_wide(a->dv, a->stride_v);
-}
