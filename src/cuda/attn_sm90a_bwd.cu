@@ -9,7 +9,7 @@
 
 /* One warpgroup alone needs no warp that asks, and takes the place of half a block or less. */
 template <int D, int GROUPS> struct bwd_shape {
-    static constexpr int KEYS = 64 * GROUPS, WARPS = 4 * GROUPS, STAGES = 2;
+    static constexpr int KEYS = 64 * GROUPS, WARPS = 4 * GROUPS, STAGES = GROUPS > 1 ? 3 : 2;
     static constexpr int BLOCKS = GROUPS > 1 ? 1 : 2; /* a multiprocessor */
     static constexpr int THREADS = GROUPS > 1 ? (GROUPS + 1) * GROUP : GROUP;
     static constexpr int MORE = GROUPS == 3 ? 160 : 240;  /* registers of those who compute */
@@ -23,6 +23,7 @@ template <int STAGES> struct bwd_barriers {
     uint64_t keys, values;                                 /* they are there */
     uint64_t queries[STAGES], douts[STAGES], free[STAGES]; /* free: all warps are done */
     uint64_t ds[2], ds_free[2];
+    int tiles[KEPT]; /* tile n at n % KEPT; see bwd_describe */
 };
 
 /* What stands behind the tiles: the block's work too, since registers are wanted elsewhere. */
@@ -62,25 +63,42 @@ __device__ static inline void bwd_ask_tile(const bwd_work &w, const bwd_room<D, 
                           w.s.row_q + i);
 }
 
+/* Tile n is the next from row *i on; false if there is none, which is told, too. */
+template <int D, int GROUPS>
+__device__ static inline bool bwd_ask_next(const attn_args &a, const bwd_work &w,
+                                           const bwd_room<D, GROUPS> &room, const bwd_maps &maps,
+                                           int n, int *i) {
+    auto *b = room.barriers;
+    uint64_t *queries = &b->queries[n % bwd_shape<D, GROUPS>::STAGES];
+    *i = next_queries(a, w, *i);
+    bool is_one = *i < w.end;
+    if (is_one)
+        bwd_ask_tile<D, GROUPS>(w, room, maps, n, *i);
+    else
+        barrier_arrive(queries);
+    b->tiles[n % KEPT] = is_one ? bwd_describe(a, w, *i) : -1;
+    barrier_arrive(queries);
+    *i += QUERIES;
+    return is_one;
+}
+
 template <int D, int GROUPS>
 __device__ static void bwd_ask(const attn_args &a, const bwd_work &w,
                                const bwd_room<D, GROUPS> &room, const bwd_maps &maps) {
-    using shape = bwd_shape<D, GROUPS>;
-    int n = 0;
-    for (int i = next_queries(a, w, 0); i < w.s.len_q; i = next_queries(a, w, i + QUERIES), n++) {
-        barrier_wait(&room.barriers->free[n % shape::STAGES],
-                     (uint32_t)(n / shape::STAGES + 1) & 1);
-        bwd_ask_tile<D, GROUPS>(w, room, maps, n, i);
-    }
+    constexpr int STAGES = bwd_shape<D, GROUPS>::STAGES;
+    int n = 0, i = w.begin;
+    do
+        barrier_wait(&room.barriers->free[n % STAGES], (uint32_t)(n / STAGES + 1) & 1);
+    while (bwd_ask_next<D, GROUPS>(a, w, room, maps, n++, &i));
 }
 
 /* ---- computing ------------------------------------------------------------------------------- */
 
-/* dq of tile n, whose first row is i: each warpgroup has its columns, or, where there is but one
- * block of them, its turn. */
+/* dq of tile n: each warpgroup has its columns, or, where there is but one block of them, its turn.
+ */
 template <typename T, int D, int GROUPS>
 __device__ static inline void bwd_dq(const attn_args &a, const bwd_work &w,
-                                     const bwd_room<D, GROUPS> &room, int group, int n, int i) {
+                                     const bwd_room<D, GROUPS> &room, int group, int n) {
     using shape = bwd_shape<D, GROUPS>;
     constexpr bool IS_SHARED = shape::DQ == D;
     float dq[shape::DQ / 2];
@@ -92,7 +110,7 @@ __device__ static inline void bwd_dq(const attn_args &a, const bwd_work &w,
                                           room.keys + column / PART * shape::KEYS * PART_BYTES);
     wgmma_wait<0>();
     if constexpr (GROUPS > 1) release(&room.barriers->ds_free[n % 2]);
-    dq_add<T, D, shape::DQ>(a, w, i, column, dq);
+    dq_add<T, D, shape::DQ>(a, w, room.barriers->tiles[n % KEPT] / QUERIES * QUERIES, column, dq);
 }
 
 /* Scores, weights and gradients of tile n: dv and the gradients in shared memory. */
@@ -107,7 +125,6 @@ __device__ static inline void bwd_tile(const bwd_work &w, const bwd_room<D, GROU
     const char *douts = room.douts + stage * shape::TILE;
     float x[32], dp[32];
     if (n == 0) barrier_wait(&b->keys, 0);
-    barrier_wait(&b->queries[stage], parity);
     wgmma_fence();
     product_of_rows<T, D, shape::KEYS, 64>(x, room.keys + own, room.queries + stage * shape::TILE);
     wgmma_commit();
@@ -144,22 +161,26 @@ __device__ static void bwd_compute(const attn_args &a, const bwd_work &w,
                                    const bwd_room<D, GROUPS> &room, int group) {
     using shape = bwd_shape<D, GROUPS>;
     auto *b = room.barriers;
-    int first = w.key0 + group * 64, key = first + row_of_thread(), n = 0, last = 0;
+    int key = w.key0 + group * 64 + row_of_thread(), n = 0;
     float dk[D / 2], dv[D / 2], half = 0.5f * a.alpha;
     clear(dk);
     clear(dv);
-    for (int i = next_queries(a, w, 0); i < w.s.len_q; i = next_queries(a, w, i + QUERIES), n++) {
-        uint32_t ds[4][4];
-        bwd_tile<T, D, GROUPS>(w, room, group, n, half, bwd_mask(a, w.s, first, key, i), dv, ds);
+    for (;; n++) {
+        int stage = n % shape::STAGES;
+        uint32_t ds[4][4], seen = 0xffffffffu;
+        barrier_wait(&b->queries[stage], (uint32_t)(n / shape::STAGES) & 1);
+        int tile = b->tiles[n % KEPT];
+        if (tile < 0) break;
+        if ((tile >> group & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
+        bwd_tile<T, D, GROUPS>(w, room, group, n, half, seen, dv, ds);
         release(&b->ds[n % 2]);
         wgmma_fence();
-        add_tile<T, D>(dk, ds, room.queries + n % shape::STAGES * shape::TILE);
-        if (n > 0 && w.has_dq) bwd_dq<T, D, GROUPS>(a, w, room, group, n - 1, last);
+        add_tile<T, D>(dk, ds, room.queries + stage * shape::TILE);
+        if (n > 0 && w.has_dq) bwd_dq<T, D, GROUPS>(a, w, room, group, n - 1);
         wgmma_wait<0>();
-        release(&b->free[n % shape::STAGES]);
-        last = i;
+        release(&b->free[stage]);
     }
-    if (n > 0 && w.has_dq) bwd_dq<T, D, GROUPS>(a, w, room, group, n - 1, last);
+    if (n > 0 && w.has_dq) bwd_dq<T, D, GROUPS>(a, w, room, group, n - 1);
     bwd_store<T, D>(a, w, key, dk, dv);
 }
 
@@ -168,25 +189,28 @@ template <typename T, int D>
 __device__ static void bwd_compute_alone(const attn_args &a, const bwd_work &w,
                                          const bwd_room<D, 1> &room, const bwd_maps &maps) {
     using shape = bwd_shape<D, 1>;
-    int key = w.key0 + row_of_thread(), i = next_queries(a, w, 0);
-    int next = next_queries(a, w, i + QUERIES);
+    auto *b = room.barriers;
+    int key = w.key0 + row_of_thread(), i = w.begin;
+    bool is_asking = threadIdx.x == 0;
     float dk[D / 2], dv[D / 2], half = 0.5f * a.alpha;
-    if (threadIdx.x == 0 && i < w.s.len_q) bwd_ask_tile<D, 1>(w, room, maps, 0, i);
-    if (threadIdx.x == 0 && next < w.s.len_q) bwd_ask_tile<D, 1>(w, room, maps, 1, next);
+    for (int n = 0; n < 2 && is_asking; n++)
+        is_asking = bwd_ask_next<D, 1>(a, w, room, maps, n, &i);
     clear(dk);
     clear(dv);
-    for (int n = 0; i < w.s.len_q; n++) {
-        uint32_t ds[4][4];
-        bwd_tile<T, D, 1>(w, room, 0, n, half, bwd_mask(a, w.s, w.key0, key, i), dv, ds);
+    for (int n = 0;; n++) {
+        int stage = n % shape::STAGES;
+        uint32_t ds[4][4], seen = 0xffffffffu;
+        barrier_wait(&b->queries[stage], (uint32_t)(n / shape::STAGES) & 1);
+        int tile = b->tiles[n % KEPT];
+        if (tile < 0) break;
+        if ((tile & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
+        bwd_tile<T, D, 1>(w, room, 0, n, half, seen, dv, ds);
         named_barrier(1, GROUP); /* and all are done with the tile before */
-        if (n > 0 && threadIdx.x == 0 && next < w.s.len_q)
-            bwd_ask_tile<D, 1>(w, room, maps, n + 1, next);
+        if (n > 0 && is_asking) is_asking = bwd_ask_next<D, 1>(a, w, room, maps, n + 1, &i);
         wgmma_fence();
-        add_tile<T, D>(dk, ds, room.queries + n % shape::STAGES * shape::TILE);
-        if (w.has_dq) bwd_dq<T, D, 1>(a, w, room, 0, n, i);
+        add_tile<T, D>(dk, ds, room.queries + stage * shape::TILE);
+        if (w.has_dq) bwd_dq<T, D, 1>(a, w, room, 0, n);
         wgmma_wait<0>();
-        i = next;
-        next = next_queries(a, w, i + QUERIES);
     }
     bwd_store<T, D>(a, w, key, dk, dv);
 }
@@ -198,7 +222,7 @@ __device__ static inline void bwd_barriers_init(const bwd_room<D, GROUPS> &room)
     barrier_init(&b->keys, 1);
     barrier_init(&b->values, 1);
     for (int i = 0; i < shape::STAGES; i++) {
-        barrier_init(&b->queries[i], 1);
+        barrier_init(&b->queries[i], 2); /* the copy and the description */
         barrier_init(&b->douts[i], 1);
         barrier_init(&b->free[i], shape::WARPS);
     }

@@ -14,6 +14,7 @@
 #include "cuda/attn_sm90a.cuh"
 
 enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
+enum { KEPT = 8 };                           /* descriptions of tiles: more than are under way */
 
 typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
@@ -23,19 +24,21 @@ typedef struct bwd_maps {
 typedef struct bwd_work {
     attn_seq s;
     int head, key0, n_keys; /* n_keys: of a block */
+    int begin, end;         /* rows of queries outside of which none sees a key */
     bool is_alone;          /* its keys are all there are */
     bool has_dq;            /* dq is asked of it */
-    float *sums;            /* of dq; see dq_add */
+    float *sums;            /* of dq, those of the sequence's first tile; see dq_add */
+    int64_t sums_step;      /* and from tile to tile */
 } bwd_work;
 
 __device__ static inline bool bwd_is_empty(const attn_args &a, const bwd_work &w, int i, int key0) {
     return attn_tile_is_empty(a, w.s, i, i + QUERIES, key0, key0 + w.n_keys);
 }
 
-/* The first row of the next tile of queries that sees any of the keys, from i on.  A block alone
- * looks at every tile, since it has to write its dq. */
+/* The first row of the next tile of queries that sees any of the keys, from i on; not less than
+ * w.end if there is none.  A block alone looks at every tile, since it has to write its dq. */
 __device__ static inline int next_queries(const attn_args &a, const bwd_work &w, int i) {
-    while (!w.is_alone && i < w.s.len_q && bwd_is_empty(a, w, i, w.key0))
+    while (!w.is_alone && i < w.end && bwd_is_empty(a, w, i, w.key0))
         i += QUERIES;
     return i;
 }
@@ -89,13 +92,25 @@ __device__ static inline uint32_t func_bits(const attn_args &a, const attn_seq &
     return bits;
 }
 
-/* Bit e: pair e of the thread is seen.  Its rows are key and key + 8, of the warpgroup's 64 from
- * `first` on; its columns are queries from i0 on. */
-__device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_seq &s, int first,
-                                           int key, int i0) {
-    if (attn_tile_is_full(a, s, i0, i0 + QUERIES, first, first + 64)) return 0xffffffffu;
+/* Bit e: pair e of the thread is seen.  Its rows are key and key + 8; its columns are queries from
+ * i0 on. */
+__device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_seq &s, int key, int i0) {
     if (a.func != NULL) return func_bits(a, s, key, i0) | func_bits(a, s, key + 8, i0) << 2;
     return key_bits(a, s, key, i0) | key_bits(a, s, key + 8, i0) << 2;
+}
+
+/* What the warp that asks tells of a tile of queries: its first row, a multiple of 64, and in bit g
+ * whether warpgroup g's 64 keys are seen by all of them (-1 is told where there are no more).  Done
+ * by those who compute, these few tests took a quarter of their time.  Short sequences are not
+ * looked at: few of their tiles are, and the looking would be waited for. */
+__device__ static inline int bwd_describe(const attn_args &a, const bwd_work &w, int i) {
+    int at = i;
+    if (w.is_alone) return at;
+    for (int g = 0; g < w.n_keys / 64; g++) {
+        int key = w.key0 + 64 * g;
+        at |= (int)attn_tile_is_full(a, w.s, i, i + QUERIES, key, key + 64) << g;
+    }
+    return at;
 }
 
 /* Unseen scores and gradients become zero: then weights and gradients are. */
@@ -200,9 +215,7 @@ __device__ static inline void dq_add(const attn_args &a, const bwd_work &w, int 
                          dq);
         return;
     }
-    int64_t tile = w.s.row_q / QUERIES + w.s.b + i / QUERIES;
-    int64_t block = (tile * a.n_heads + w.head) * (D / 64) + column / 64;
-    float *to = w.sums + block * (64 * QUERIES) + threadIdx.x % GROUP * 4;
+    float *to = w.sums + i / QUERIES * w.sums_step + column * QUERIES + threadIdx.x % GROUP * 4;
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
         add_four(to + j * GROUP * 4, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
@@ -219,6 +232,18 @@ typedef struct bwd_job {
     int n_tiles, n_keys; /* tiles of keys in the longest sequence, keys of a tile */
 } bwd_job;
 
+/* Where the mask is a window, the queries that see a block's keys are known without looking. */
+__device__ static inline void bwd_bounds(const attn_args &a, bwd_work *w) {
+    long long begin = 0, end = w->s.len_q;
+    if (a.func == NULL && !w->is_alone) {
+        long long key0 = w->key0 - w->s.shift;
+        if (a.window_right >= 0 && w->s.n_contexts <= 0) begin = key0 - a.window_right;
+        if (a.window_left >= 0) end = min(end, key0 + w->n_keys + a.window_left);
+    }
+    w->begin = (int)max(begin, 0ll) / QUERIES * QUERIES;
+    w->end = (int)max(end, 0ll);
+}
+
 /* Block number `block`'s work; there is none where key0 is beyond the keys.  Tiles of one sequence
  * and head follow each other, so that its queries are read from memory once; the first keys are
  * seen most and come first. */
@@ -229,8 +254,11 @@ __device__ static inline void bwd_find(const bwd_job &job, int n_keys, int block
     w->key0 = block % job.n_tiles * n_keys;
     w->n_keys = n_keys;
     w->is_alone = w->s.len_k <= n_keys;
+    bwd_bounds(job.a, w);
     w->has_dq = job.has_dq;
-    w->sums = job.sums;
+    w->sums_step = (int64_t)job.a.n_heads * job.a.dim_qk * QUERIES;
+    w->sums = job.sums + (w->s.row_q / QUERIES + w->s.b) * w->sums_step +
+              (int64_t)w->head * job.a.dim_qk * QUERIES;
 }
 
 /* Maps, sums set to zero; n_keys is that of a block. */

@@ -20,6 +20,7 @@ typedef struct wide_barriers {
     uint64_t keys, values;                                 /* they are there */
     uint64_t queries[STAGES], douts[STAGES], free[STAGES]; /* free: all warps are done */
     uint64_t slopes[2], slopes_free[2], ds[2], ds_free[2];
+    int tiles[KEPT]; /* tile n at n % KEPT; see bwd_describe */
 } wide_barriers;
 
 typedef struct wide_end {
@@ -34,26 +35,47 @@ typedef struct wide_room {
 
 /* ---- asking for tiles ------------------------------------------------------------------------ */
 
+__device__ static inline void wide_ask_tile(const bwd_work &w, const wide_room &room,
+                                            const bwd_maps &maps, int n, int i) {
+    wide_barriers *b = room.barriers;
+    int x = w.head * D, stage = n % STAGES;
+    if (n == 0) {
+        barrier_expect(&b->keys, OWN);
+        load_rows<D, KEYS>(room.keys, &maps.k, &b->keys, x, w.s.row_k + w.key0);
+    }
+    barrier_expect(&b->queries[stage], TILE);
+    load_rows<D, QUERIES>(room.queries + stage * TILE, &maps.q, &b->queries[stage], x,
+                          w.s.row_q + i);
+    if (n == 0) {
+        barrier_expect(&b->values, OWN);
+        load_rows<D, KEYS>(room.values, &maps.v, &b->values, x, w.s.row_k + w.key0);
+    }
+    barrier_expect(&b->douts[stage], TILE);
+    load_rows<D, QUERIES>(room.douts + stage * TILE, &maps.dout, &b->douts[stage], x,
+                          w.s.row_q + i);
+}
+
 __device__ static void wide_ask(const attn_args &a, const bwd_work &w, const wide_room &room,
                                 const bwd_maps &maps) {
     wide_barriers *b = room.barriers;
-    int x = w.head * D, n = 0;
-    barrier_expect(&b->keys, OWN);
-    load_rows<D, KEYS>(room.keys, &maps.k, &b->keys, x, w.s.row_k + w.key0);
-    for (int i = next_queries(a, w, 0); i < w.s.len_q; i = next_queries(a, w, i + QUERIES), n++) {
+    for (int n = 0, i = next_queries(a, w, w.begin);; i = next_queries(a, w, i + QUERIES), n++) {
         int stage = n % STAGES;
+        bool is_one = i < w.end;
         barrier_wait(&b->free[stage], (uint32_t)(n / STAGES + 1) & 1);
-        barrier_expect(&b->queries[stage], TILE);
-        load_rows<D, QUERIES>(room.queries + stage * TILE, &maps.q, &b->queries[stage], x,
-                              w.s.row_q + i);
-        if (n == 0) {
-            barrier_expect(&b->values, OWN);
-            load_rows<D, KEYS>(room.values, &maps.v, &b->values, x, w.s.row_k + w.key0);
-        }
-        barrier_expect(&b->douts[stage], TILE);
-        load_rows<D, QUERIES>(room.douts + stage * TILE, &maps.dout, &b->douts[stage], x,
-                              w.s.row_q + i);
+        if (is_one)
+            wide_ask_tile(w, room, maps, n, i);
+        else
+            barrier_arrive(&b->queries[stage]);
+        b->tiles[n % KEPT] = is_one ? bwd_describe(a, w, i) : -1;
+        barrier_arrive(&b->queries[stage]);
+        if (!is_one) return;
     }
+}
+
+/* Tile n, once its queries are there. */
+__device__ static inline int wide_tile(const wide_room &room, int n) {
+    barrier_wait(&room.barriers->queries[n % STAGES], (uint32_t)(n / STAGES) & 1);
+    return room.barriers->tiles[n % KEPT];
 }
 
 /* ---- slopes, from one warpgroup to the other ------------------------------------------------- */
@@ -90,33 +112,32 @@ __device__ static inline void slopes_apply(const char *slopes, const float (&dp)
 
 /* ---- computing ------------------------------------------------------------------------------- */
 
-/* Half of the columns of dq of tile n, whose first row is i. */
+/* Half of the columns of dq of tile n. */
 template <typename T>
 __device__ static inline void wide_dq(const attn_args &a, const bwd_work &w, const wide_room &room,
-                                      int group, int n, int i) {
+                                      int group, int n) {
     float dq[64];
     barrier_wait(&room.barriers->ds[n % 2], (uint32_t)(n / 2) & 1);
     wgmma_fence();
     dq_product<T, KEYS, 128>(dq, room.ds + n % 2 * DS, room.keys + group * 2 * KEYS * PART_BYTES);
     wgmma_wait<0>();
     release(&room.barriers->ds_free[n % 2]);
-    dq_add<T, D, 128>(a, w, i, group * 128, dq);
+    dq_add<T, D, 128>(a, w, room.barriers->tiles[n % KEPT] / QUERIES * QUERIES, group * 128, dq);
 }
 
 template <typename T>
 __device__ static void wide_compute_dv(const attn_args &a, const bwd_work &w,
                                        const wide_room &room) {
     wide_barriers *b = room.barriers;
-    int key = w.key0 + row_of_thread(), n = 0, last = 0;
+    int key = w.key0 + row_of_thread(), n = 0, tile;
     float dv[D / 2], half = 0.5f * a.alpha;
     clear(dv);
-    for (int i = next_queries(a, w, 0); i < w.s.len_q; i = next_queries(a, w, i + QUERIES), n++) {
+    for (; (tile = wide_tile(room, n)) >= 0; n++) {
         int stage = n % STAGES;
-        uint32_t parity = (uint32_t)(n / STAGES) & 1, weights[4][4];
-        uint32_t seen = bwd_mask(a, w.s, w.key0, key, i);
+        uint32_t parity = (uint32_t)(n / STAGES) & 1, weights[4][4], seen = 0xffffffffu;
         float x[32];
+        if ((tile & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
         if (n == 0) barrier_wait(&b->keys, 0);
-        barrier_wait(&b->queries[stage], parity);
         wgmma_fence();
         product_of_rows<T, D, KEYS, 64>(x, room.keys, room.queries + stage * TILE);
         wgmma_commit();
@@ -131,10 +152,9 @@ __device__ static void wide_compute_dv(const attn_args &a, const bwd_work &w,
         add_tile<T, D>(dv, weights, room.douts + stage * TILE);
         wgmma_wait<0>();
         release(&b->free[stage]);
-        if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 0, n - 1, last);
-        last = i;
+        if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 0, n - 1);
     }
-    if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 0, n - 1, last);
+    if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 0, n - 1);
     store_wide<T, D>((T *)a.dv + (int64_t)w.s.row_k * a.stride_v + w.head * D, a.stride_v, key,
                      w.s.len_k, a.scale, dv);
 }
@@ -143,14 +163,14 @@ template <typename T>
 __device__ static void wide_compute_dk(const attn_args &a, const bwd_work &w,
                                        const wide_room &room) {
     wide_barriers *b = room.barriers;
-    int key = w.key0 + row_of_thread(), n = 0, last = 0;
+    int key = w.key0 + row_of_thread(), n = 0, tile;
     float dk[D / 2];
     clear(dk);
-    for (int i = next_queries(a, w, 0); i < w.s.len_q; i = next_queries(a, w, i + QUERIES), n++) {
+    for (; (tile = wide_tile(room, n)) >= 0; n++) {
         int stage = n % STAGES;
-        uint32_t parity = (uint32_t)(n / STAGES) & 1, ds[4][4];
-        uint32_t seen = bwd_mask(a, w.s, w.key0, key, i);
+        uint32_t parity = (uint32_t)(n / STAGES) & 1, ds[4][4], seen = 0xffffffffu;
         float dp[32];
+        if ((tile & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
         if (n == 0) {
             barrier_wait(&b->keys, 0); /* for dq */
             barrier_wait(&b->values, 0);
@@ -170,15 +190,13 @@ __device__ static void wide_compute_dk(const attn_args &a, const bwd_work &w,
             bwd_put(room.ds + n % 2 * DS, 0, ds);
             release(&b->ds[n % 2]);
         }
-        barrier_wait(&b->queries[stage], parity);
         wgmma_fence();
         add_tile<T, D>(dk, ds, room.queries + stage * TILE);
         wgmma_wait<0>();
         release(&b->free[stage]);
-        if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 1, n - 1, last);
-        last = i;
+        if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 1, n - 1);
     }
-    if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 1, n - 1, last);
+    if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 1, n - 1);
     store_wide<T, D>((T *)a.dk + (int64_t)w.s.row_k * a.stride_k + w.head * D, a.stride_k, key,
                      w.s.len_k, 0.5f * a.alpha * a.scale, dk);
 }
@@ -187,7 +205,7 @@ __device__ static inline void wide_barriers_init(wide_barriers *b) {
     barrier_init(&b->keys, 1);
     barrier_init(&b->values, 1);
     for (int i = 0; i < 2; i++) {
-        barrier_init(&b->queries[i], 1);
+        barrier_init(&b->queries[i], 2); /* the copy and the description */
         barrier_init(&b->douts[i], 1);
         barrier_init(&b->free[i], WARPS);
         barrier_init(&b->slopes[i], WARPS / 2);
