@@ -21,6 +21,13 @@ __device__ static inline uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* threadIdx.x, read anew: what a loop computes from it need not be kept in registers around it. */
+__device__ static inline uint32_t thread_index() {
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 /* ---- products: c += a b --------------------------------------------------------------------- */
 
 template <typename T>
@@ -76,8 +83,8 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
 /* ---- copies to shared memory that do not wait ----------------------------------------------- */
 
 /* SIZE bytes (16, 8 or 4) at `from`, of which only the first n_bytes are read; the rest become
- * zeros.  With n_bytes 0 nothing is read, but `from` must be an address still.  Both addresses are
- * multiples of SIZE.  16 bytes go past the first cache: their users share them by shared memory. */
+ * zeros.  With n_bytes 0 nothing is read, and `from` may be anything.  Both addresses are multiples
+ * of SIZE.  16 bytes go past the first cache: their users share them by shared memory. */
 template <int SIZE>
 __device__ static inline void cp_async(uint32_t to, const void *from, int n_bytes) {
     static_assert(SIZE == 16 || SIZE == 8 || SIZE == 4, "the sizes there are");
