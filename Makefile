@@ -91,7 +91,7 @@ GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
 .PHONY: print-libs all tests examples fuzz bench check docs clean install gpu-test gpu-sanitize
-all: $(if $(filter release,$(VARIANT)),hstu libhstu.a examples) $B/hstu $B/tests/golden
+all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
 
 hstu: $B/hstu
 	@ln -sf $B/hstu hstu

@@ -111,10 +111,9 @@ static double limit_of(golden *g, double error, double limit, bool is_tensor) {
 }
 
 /* Keeps the error nearest to, or furthest beyond, its limit; a NaN is beyond every limit. */
-static void note(golden *g, const char *name, double error, double limit, bool is_tensor) {
+static void keep_worst(golden *g, const char *name, double error, double limit) {
     if (isnan(error)) error = INFINITY;
     bool is_first = g->worst[0] == '\0';
-    limit = limit_of(g, error, limit, is_tensor);
     double ratio = limit > 0 ? error / limit : error > 0 ? INFINITY : 0;
     if (isnan(ratio)) ratio = INFINITY;
     double worst = g->worst_limit > 0   ? g->worst_error / g->worst_limit
@@ -123,7 +122,11 @@ static void note(golden *g, const char *name, double error, double limit, bool i
     if (!is_first && ratio <= worst) return;
     g->worst_error = error;
     g->worst_limit = limit;
-    snprintf(g->worst, sizeof g->worst, "%s", name);
+    snprintf(g->worst, sizeof g->worst, "%.100s", name);
+}
+
+static void note(golden *g, const char *name, double error, double limit, bool is_tensor) {
+    keep_worst(g, name, error, limit_of(g, error, limit, is_tensor));
 }
 
 void golden_check_value(golden *g, const char *name, double got, double want, double limit) {
@@ -135,29 +138,47 @@ void golden_check_equal(golden *g, const char *name, int64_t got, int64_t want) 
     note(g, name, got == want ? 0 : (double)llabs((long long)(got - want)), 0, false);
 }
 
-static status compare(golden *g, const char *name, const void *got, double limit,
-                      bool is_relative) {
+/* How far `got` is off: at its worst, on the average, and the largest number there should be. */
+typedef struct distance {
+    double worst, mean, largest;
+} distance;
+
+static status measure(golden *g, const char *name, const void *got, distance *out) {
     const st_tensor *t;
     float *host;
-    double worst = 0, largest = 0;
+    double squares = 0;
+    *out = (distance){0};
     TRY(golden_get(g, name, &t));
     TRY(NN_NEW_HOST(&g->memory, &host, t->n));
     TRY(g->be->ops->copy_out(g->be, host, got, (size_t)t->n * sizeof *host));
     for (int64_t i = 0; i < t->n; i++) {
         double want = golden_at(t, i), error = fabs((double)host[i] - want);
-        if (!(error <= worst)) worst = error;
-        if (fabs(want) > largest) largest = fabs(want);
+        squares += error * error;
+        if (!(error <= out->worst)) out->worst = error;
+        if (fabs(want) > out->largest) out->largest = fabs(want);
     }
-    note(g, name, is_relative && largest > 0 ? worst / largest : worst, limit, true);
+    out->mean = t->n > 0 ? sqrt(squares / (double)t->n) : 0;
     return OK;
 }
 
 status golden_check(golden *g, const char *name, const void *got, double limit) {
-    return compare(g, name, got, limit, true);
+    distance d;
+    TRY(measure(g, name, got, &d));
+    note(g, name, d.largest > 0 ? d.worst / d.largest : d.worst, limit, true);
+    return OK;
 }
 
-status golden_check_absolute(golden *g, const char *name, const void *got, double limit) {
-    return compare(g, name, got, limit, false);
+status golden_check_weights(golden *g, const char *name, const void *got, double limit,
+                            double bound) {
+    distance d;
+    TRY(measure(g, name, got, &d));
+    if (bound == 0) {
+        note(g, name, d.worst, limit, true);
+        return OK;
+    }
+    note(g, name, d.mean, limit, true);
+    keep_worst(g, name, d.worst, bound);
+    return OK;
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
