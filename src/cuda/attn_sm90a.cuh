@@ -37,6 +37,11 @@ __device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64
     }
 }
 
+/* A warp is done with what the barrier stands for. */
+__device__ static inline void release(uint64_t *barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
 /* d (64, N) (+)= rows of A times rows of B, both D numbers long; ROWS_A and N are the rows of their
  * whole tiles. */
 template <typename T, int D, int ROWS_A, int N>

@@ -171,10 +171,6 @@ template <int N> __device__ static inline void clear(float (&x)[N]) {
         x[i] = 0;
 }
 
-__device__ static inline void release(uint64_t *barrier) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 /* sum (64, D) += left (64, 64 queries) times a tile of queries. */
 template <typename T, int D>
 __device__ static inline void add_tile(float (&sum)[D / 2], const uint32_t (&left)[4][4],

@@ -2,7 +2,7 @@
  * before, rounded into dq after.  Bound by the bytes of the sums: 4 + 4 + 2 a number. */
 #include "cuda/attn_sm90a_bwd.cuh"
 
-/* Tiles of 64 queries that sequences may have; see dq_sums. */
+/* Tiles of 64 queries that sequences may have; see dq_add. */
 static int64_t count_tiles(const attn_args *a) {
     return a->n_rows_q / QUERIES + a->n_sequences;
 }

@@ -196,10 +196,6 @@ __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd
 
 /* ---- the warpgroups that compute ------------------------------------------------------------- */
 
-__device__ static inline void release(uint64_t *barrier) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 /* x (64, KEYS) = queries times keys. */
 template <typename T, typename S>
 __device__ static inline void fwd_scores(float (&x)[S::KEYS / 2], const char *queries,
