@@ -1,295 +1,279 @@
 /* HSTU attention, backward, on Hopper: heads of 64 and 128 numbers.
  *
- * A block owns 64 keys for each of its warpgroups, who keep dk and dv of theirs in registers; one
- * warp asks for the queries and dout, tile by tile.  For each tile a warpgroup makes scores and
- * dp, weights and their gradients, adds to dv and dk, and leaves the gradients in shared memory
- * for dq.  That product is one tile late, so that no warpgroup waits for another; while one
- * computes weights the others' products run.  Bound by the tensor cores. */
-#include "cuda/attn_sm90a_bwd.cuh"
+ * A warpgroup computes with 64 keys and keeps their dk and dv in registers.  For each tile of
+ * queries it makes scores and dp, weights and their gradients, adds to dv and dk, and leaves the
+ * gradients in shared memory for dq.
+ * - One warpgroup a block, two blocks a multiprocessor: while one waits the other computes.
+ * - Two warpgroups, where dk and dv leave room for no more: they share the tiles of queries and
+ *   halve the additions to dq, whose columns they divide; that product is one tile late, so that
+ *   neither waits for the other.
+ * Bound by the tensor cores, with short sequences by latency. */
+#include "cuda/attn_sm90a_bwd_walk.cuh"
 
-/* One warpgroup alone needs no warp that asks, and takes the place of half a block or less. */
-template <int D, int GROUPS> struct bwd_shape {
-    static constexpr int KEYS = 64 * GROUPS, WARPS = 4 * GROUPS, STAGES = GROUPS > 1 ? 3 : 2;
-    static constexpr int BLOCKS = GROUPS > 1 ? 1 : 2; /* a multiprocessor */
-    static constexpr int THREADS = GROUPS > 1 ? (GROUPS + 1) * GROUP : GROUP;
-    static constexpr int MORE = GROUPS == 3 ? 160 : 240;  /* registers of those who compute */
-    static constexpr int DQ = D / (D == 64 ? 1 : GROUPS); /* columns of dq that a warpgroup makes */
-    static constexpr int DQ_WARPS = D == 64 ? 4 : WARPS;
+template <int D_, int GROUPS_> struct bwd_shape {
+    static constexpr int D = D_, GROUPS = GROUPS_, KEYS = 64 * GROUPS, WARPS = 4 * GROUPS;
+    static constexpr int STAGES = 3, OWNS = D == 64 ? 2 : 1;
+    static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
+    /* Registers of the warp that asks, and of those who compute: 64 Ki in all. */
+    static constexpr int ASKING = 40, COMPUTING = GROUPS > 1 ? 232 : 216;
+    static_assert(GROUPS * COMPUTING + ASKING <= (GROUPS > 1 ? 504 : 256), "registers");
     static constexpr int OWN = KEYS * D * 2, TILE = QUERIES * D * 2, DS = KEYS * DS_ROW;
-    static constexpr int BYTES = 2 * OWN + 2 * STAGES * TILE + 2 * DS;
+    static constexpr int BYTES = 2 * OWNS * OWN + 2 * STAGES * TILE + 2 * DS;
 };
 
-template <int STAGES> struct bwd_barriers {
-    uint64_t keys, values;                                 /* they are there */
-    uint64_t queries[STAGES], douts[STAGES], free[STAGES]; /* free: all warps are done */
-    uint64_t ds[2], ds_free[2];
-    int tiles[KEPT]; /* tile n at n % KEPT; see bwd_describe */
+/* What stands behind the tiles. */
+template <typename S> struct bwd_end {
+    walk_end<S> walk;
+    uint64_t ds[2], ds_free[2]; /* of two warpgroups */
 };
 
-/* What stands behind the tiles: the block's work too, since registers are wanted elsewhere. */
-template <int STAGES> struct bwd_end {
-    bwd_barriers<STAGES> barriers;
-    bwd_work work;
+template <typename S> struct bwd_room {
+    walk_room<S> walk;
+    char *ds; /* two */
+    bwd_end<S> *end;
 };
 
-template <int D, int GROUPS> struct bwd_room {
-    char *keys, *values, *queries, *douts, *ds; /* queries and douts: STAGES tiles; ds: 2 */
-    bwd_barriers<bwd_shape<D, GROUPS>::STAGES> *barriers;
-};
-
-/* ---- asking for tiles ------------------------------------------------------------------------ */
-
-/* Tile n of the queries, from row i on; with the first come the keys and values, each before what
- * needs it. */
-template <int D, int GROUPS>
-__device__ static inline void bwd_ask_tile(const bwd_work &w, const bwd_room<D, GROUPS> &room,
-                                           const bwd_maps &maps, int n, int i) {
-    using shape = bwd_shape<D, GROUPS>;
-    auto *b = room.barriers;
-    int x = w.head * D, stage = n % shape::STAGES;
-    if (n == 0) {
-        barrier_expect(&b->keys, shape::OWN);
-        load_rows<D, shape::KEYS>(room.keys, &maps.k, &b->keys, x, w.s.row_k + w.key0);
+/* The tile of keys that is computed with: which of OWNS, and the warpgroup's 64 of it.  The rest is
+ * worked out where it is needed: registers are few. */
+template <typename S> struct bwd_own {
+    int at, group;
+    __device__ int bytes() const {
+        return at * S::OWN + group * 64 * PART_BYTES;
     }
-    barrier_expect(&b->queries[stage], shape::TILE);
-    load_rows<D, QUERIES>(room.queries + stage * shape::TILE, &maps.q, &b->queries[stage], x,
-                          w.s.row_q + i);
-    if (n == 0) {
-        barrier_expect(&b->values, shape::OWN);
-        load_rows<D, shape::KEYS>(room.values, &maps.v, &b->values, x, w.s.row_k + w.key0);
-    }
-    barrier_expect(&b->douts[stage], shape::TILE);
-    load_rows<D, QUERIES>(room.douts + stage * shape::TILE, &maps.dout, &b->douts[stage], x,
-                          w.s.row_q + i);
+};
+
+template <typename S>
+__device__ static inline const bwd_keys &bwd_record(const bwd_room<S> &room,
+                                                    const bwd_own<S> &own) {
+    return room.walk.end->records[own.at];
+}
+template <typename S>
+__device__ static inline int bwd_key(const bwd_room<S> &room, const bwd_own<S> &own) {
+    return bwd_record<S>(room, own).key0 + own.group * 64 + row_of_thread();
 }
 
-/* Tile n is the next from row *i on; false if there is none, which is told, too. */
-template <int D, int GROUPS>
-__device__ static inline bool bwd_ask_next(const attn_args &a, const bwd_work &w,
-                                           const bwd_room<D, GROUPS> &room, const bwd_maps &maps,
-                                           int n, int *i) {
-    auto *b = room.barriers;
-    uint64_t *queries = &b->queries[n % bwd_shape<D, GROUPS>::STAGES];
-    *i = next_queries(a, w, *i);
-    bool is_one = *i < w.end;
-    if (is_one)
-        bwd_ask_tile<D, GROUPS>(w, room, maps, n, *i);
-    else
-        barrier_arrive(queries);
-    b->tiles[n % KEPT] = is_one ? bwd_describe(a, w, *i) : -1;
-    barrier_arrive(queries);
-    *i += QUERIES;
-    return is_one;
+/* ---- one tile of queries --------------------------------------------------------------------- */
+
+/* The word of tile n, once its queries are there. */
+template <typename S> __device__ static inline int bwd_word(const bwd_room<S> &room, int n) {
+    walk_end<S> *e = room.walk.end;
+    barrier_wait(&e->queries[n % S::STAGES], (uint32_t)(n / S::STAGES) & 1);
+    return e->tiles[n % KEPT];
 }
 
-template <int D, int GROUPS>
-__device__ static void bwd_ask(const attn_args &a, const bwd_work &w,
-                               const bwd_room<D, GROUPS> &room, const bwd_maps &maps) {
-    constexpr int STAGES = bwd_shape<D, GROUPS>::STAGES;
-    int n = 0, i = w.begin;
-    do
-        barrier_wait(&room.barriers->free[n % STAGES], (uint32_t)(n / STAGES + 1) & 1);
-    while (bwd_ask_next<D, GROUPS>(a, w, room, maps, n++, &i));
-}
-
-/* ---- computing ------------------------------------------------------------------------------- */
-
-/* dq of tile n: each warpgroup has its columns, or, where there is but one block of them, its turn.
- */
-template <typename T, int D, int GROUPS>
-__device__ static inline void bwd_dq(const attn_args &a, const bwd_work &w,
-                                     const bwd_room<D, GROUPS> &room, int group, int n) {
-    using shape = bwd_shape<D, GROUPS>;
-    constexpr bool IS_SHARED = shape::DQ == D;
-    float dq[shape::DQ / 2];
-    if (IS_SHARED && GROUPS > 1 && n % GROUPS != group) return;
-    int column = IS_SHARED ? 0 : group * shape::DQ;
-    if constexpr (GROUPS > 1) barrier_wait(&room.barriers->ds[n % 2], (uint32_t)(n / 2) & 1);
+/* Scores, weights and gradients of tile n: dv, and the gradients on the left of a product. */
+template <typename T, typename S>
+__device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &room,
+                                       const bwd_own<S> &own, int n, int word,
+                                       float (&dv)[S::D / 2], uint32_t (&ds)[4][4]) {
+    int stage = n % S::STAGES;
+    uint32_t weights[4][4], seen = 0xffffffffu, parity = (uint32_t)(n / S::STAGES) & 1;
+    const char *keys = room.walk.keys + own.bytes(), *values = room.walk.values + own.bytes();
+    const char *queries = room.walk.queries + stage * S::TILE;
+    const char *douts = room.walk.douts + stage * S::TILE;
+    float x[32];
+    if ((word >> own.group & 1) == 0)
+        seen = bwd_mask(a, bwd_record<S>(room, own).pair.s, bwd_key<S>(room, own),
+                        word / TILE_NUMBER * QUERIES);
     wgmma_fence();
-    dq_product<T, shape::KEYS, shape::DQ>(dq, room.ds + n % 2 * shape::DS,
-                                          room.keys + column / PART * shape::KEYS * PART_BYTES);
+    product_of_rows<T, S::D, S::KEYS, 64>(x, keys, queries);
+    wgmma_commit();
+    barrier_wait(&room.walk.end->douts[stage], parity);
+    if constexpr (S::D == 64) {
+        float dp[32];
+        wgmma_fence();
+        product_of_rows<T, S::D, S::KEYS, 64>(dp, values, douts);
+        wgmma_commit();
+        wgmma_wait<1>();
+        bwd_hide(0.5f * a.alpha, seen, x);
+        bwd_weights<T>(0.5f * a.alpha, x, weights);
+        wgmma_fence();
+        add_tile<T, S::D>(dv, weights, douts);
+        wgmma_wait<1>();
+        bwd_gradients<T>(x, dp, ds);
+    } else { /* registers are few: dp has to wait for those of the scores */
+        uint32_t slope[16];
+        wgmma_wait<0>();
+        bwd_hide(0.5f * a.alpha, seen, x);
+        bwd_weights<T>(0.5f * a.alpha, x, weights, slope);
+        wgmma_fence();
+        product_of_rows<T, S::D, S::KEYS, 64>(x, values, douts);
+        wgmma_commit();
+        add_tile<T, S::D>(dv, weights, douts);
+        wgmma_wait<1>();
+        bwd_gradients<T>(slope, x, ds);
+    }
+}
+
+/* ---- one warpgroup --------------------------------------------------------------------------- */
+
+/* dq of tile n at once, a part of its columns after the other: registers are few. */
+template <typename T, typename S>
+__device__ static inline void bwd_dq_now(const bwd_job &job, const bwd_room<S> &room,
+                                         const bwd_own<S> &own, int n, int word,
+                                         float (&dk)[S::D / 2], const uint32_t (&ds)[4][4]) {
+    char *gradients = room.ds + n % 2 * S::DS;
+    if (job.has_dq) {
+        bwd_put(gradients, 0, ds);
+        named_barrier(1, GROUP); /* and all are done with the gradients before the last */
+    }
+    wgmma_fence();
+    add_tile<T, S::D>(dk, ds, room.walk.queries + n % S::STAGES * S::TILE);
+    if (!job.has_dq) return;
+#pragma unroll
+    for (int c = 0; c < S::D; c += PART) {
+        float dq[PART / 2];
+        wgmma_fence();
+        dq_product<T, S::KEYS, PART>(dq, gradients, room.walk.keys + own.bytes() + c * S::KEYS * 2);
+        wgmma_wait<0>();
+        dq_end<T, S::D, PART>(job.a, bwd_record<S>(room, own), word, c, dq);
+    }
+}
+
+template <typename T, typename S>
+__device__ static inline int bwd_tiles_alone(const bwd_job &job, const bwd_room<S> &room,
+                                             const bwd_own<S> &own, int n, float (&dk)[S::D / 2],
+                                             float (&dv)[S::D / 2]) {
+    for (int word = 0; (word & TILE_FINAL) == 0; n++) {
+        uint32_t ds[4][4];
+        word = bwd_word<S>(room, n);
+        bwd_tile<T, S>(job.a, room, own, n, word, dv, ds);
+        bwd_dq_now<T, S>(job, room, own, n, word, dk, ds);
+        wgmma_wait<0>();
+        release(&room.walk.end->free[n % S::STAGES]);
+    }
+    return n;
+}
+
+/* ---- two warpgroups -------------------------------------------------------------------------- */
+
+/* The warpgroup's columns of dq of tile n. */
+template <typename T, typename S>
+__device__ static inline void bwd_dq_late(const attn_args &a, const bwd_room<S> &room,
+                                          const bwd_own<S> &own, int n) {
+    int column = own.group * PART, word = room.walk.end->tiles[n % KEPT];
+    const char *keys = room.walk.keys + column * S::KEYS * 2;
+    float dq[PART / 2];
+    barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
+    wgmma_fence();
+    dq_product<T, S::KEYS, PART>(dq, room.ds + n % 2 * S::DS, keys);
     wgmma_wait<0>();
-    if constexpr (GROUPS > 1) release(&room.barriers->ds_free[n % 2]);
-    dq_add<T, D, shape::DQ>(a, w, room.barriers->tiles[n % KEPT] / QUERIES * QUERIES, column, dq);
+    release(&room.end->ds_free[n % 2]);
+    dq_end<T, S::D, PART>(a, bwd_record<S>(room, own), word, column, dq);
 }
 
-/* Scores, weights and gradients of tile n: dv and the gradients in shared memory. */
-template <typename T, int D, int GROUPS>
-__device__ static inline void bwd_tile(const bwd_work &w, const bwd_room<D, GROUPS> &room,
-                                       int group, int n, float half, uint32_t seen,
-                                       float (&dv)[D / 2], uint32_t (&ds)[4][4]) {
-    using shape = bwd_shape<D, GROUPS>;
-    auto *b = room.barriers;
-    int stage = n % shape::STAGES, own = group * 64 * PART_BYTES;
-    uint32_t parity = (uint32_t)(n / shape::STAGES) & 1, weights[4][4];
-    const char *douts = room.douts + stage * shape::TILE;
-    float x[32], dp[32];
-    if (n == 0) barrier_wait(&b->keys, 0);
-    wgmma_fence();
-    product_of_rows<T, D, shape::KEYS, 64>(x, room.keys + own, room.queries + stage * shape::TILE);
-    wgmma_commit();
-    if (n == 0) barrier_wait(&b->values, 0);
-    barrier_wait(&b->douts[stage], parity);
-    wgmma_fence();
-    product_of_rows<T, D, shape::KEYS, 64>(dp, room.values + own, douts);
-    wgmma_commit();
-    wgmma_wait<1>();
-    bwd_hide(seen, x);
-    bwd_weights<T>(half, x, weights);
-    wgmma_fence();
-    add_tile<T, D>(dv, weights, douts);
-    wgmma_wait<1>();
-    bwd_hide(seen, dp);
-    bwd_gradients<T>(x, dp, ds);
-    if (!w.has_dq) return;
-    if constexpr (GROUPS > 1) barrier_wait(&b->ds_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
-    bwd_put(room.ds + n % 2 * shape::DS, group * 64, ds);
-}
-
-template <typename T, int D>
-__device__ static inline void bwd_store(const attn_args &a, const bwd_work &w, int key,
-                                        const float (&dk)[D / 2], const float (&dv)[D / 2]) {
-    int64_t column = (int64_t)w.head * D;
-    store_wide<T, D>((T *)a.dv + (int64_t)w.s.row_k * a.stride_v + column, a.stride_v, key,
-                     w.s.len_k, a.scale, dv);
-    store_wide<T, D>((T *)a.dk + (int64_t)w.s.row_k * a.stride_k + column, a.stride_k, key,
-                     w.s.len_k, 0.5f * a.alpha * a.scale, dk);
-}
-
-template <typename T, int D, int GROUPS>
-__device__ static void bwd_compute(const attn_args &a, const bwd_work &w,
-                                   const bwd_room<D, GROUPS> &room, int group) {
-    using shape = bwd_shape<D, GROUPS>;
-    auto *b = room.barriers;
-    int key = w.key0 + group * 64 + row_of_thread(), n = 0;
-    float dk[D / 2], dv[D / 2], half = 0.5f * a.alpha;
-    clear(dk);
-    clear(dv);
-    for (;; n++) {
-        int stage = n % shape::STAGES;
-        uint32_t ds[4][4], seen = 0xffffffffu;
-        barrier_wait(&b->queries[stage], (uint32_t)(n / shape::STAGES) & 1);
-        int tile = b->tiles[n % KEPT];
-        if (tile < 0) break;
-        if ((tile >> group & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
-        bwd_tile<T, D, GROUPS>(w, room, group, n, half, seen, dv, ds);
-        release(&b->ds[n % 2]);
+template <typename T, typename S>
+__device__ static inline int bwd_tiles_together(const bwd_job &job, const bwd_room<S> &room,
+                                                const bwd_own<S> &own, int n, float (&dk)[S::D / 2],
+                                                float (&dv)[S::D / 2]) {
+    static_assert(S::GROUPS == 1 || S::D == S::GROUPS * PART, "columns of dq");
+    bool is_first = true;
+    for (int word = 0; (word & TILE_FINAL) == 0; n++) {
+        int stage = n % S::STAGES;
+        uint32_t ds[4][4];
+        word = bwd_word<S>(room, n);
+        bwd_tile<T, S>(job.a, room, own, n, word, dv, ds);
+        if (job.has_dq) {
+            barrier_wait(&room.end->ds_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
+            bwd_put(room.ds + n % 2 * S::DS, own.group * 64, ds);
+            release(&room.end->ds[n % 2]);
+        }
         wgmma_fence();
-        add_tile<T, D>(dk, ds, room.queries + stage * shape::TILE);
-        if (n > 0 && w.has_dq) bwd_dq<T, D, GROUPS>(a, w, room, group, n - 1);
+        add_tile<T, S::D>(dk, ds, room.walk.queries + stage * S::TILE);
+        if (!is_first && job.has_dq) bwd_dq_late<T, S>(job.a, room, own, n - 1);
         wgmma_wait<0>();
-        release(&b->free[stage]);
+        release(&room.walk.end->free[stage]);
+        is_first = false;
     }
-    if (n > 0 && w.has_dq) bwd_dq<T, D, GROUPS>(a, w, room, group, n - 1);
-    bwd_store<T, D>(a, w, key, dk, dv);
+    if (job.has_dq) bwd_dq_late<T, S>(job.a, room, own, n - 1);
+    return n;
 }
 
-/* A warpgroup alone: it asks for its own tiles, and dq need not wait. */
-template <typename T, int D>
-__device__ static void bwd_compute_alone(const attn_args &a, const bwd_work &w,
-                                         const bwd_room<D, 1> &room, const bwd_maps &maps) {
-    using shape = bwd_shape<D, 1>;
-    auto *b = room.barriers;
-    int key = w.key0 + row_of_thread(), i = w.begin;
-    bool is_asking = threadIdx.x == 0;
-    float dk[D / 2], dv[D / 2], half = 0.5f * a.alpha;
-    for (int n = 0; n < 2 && is_asking; n++)
-        is_asking = bwd_ask_next<D, 1>(a, w, room, maps, n, &i);
-    clear(dk);
-    clear(dv);
-    for (int n = 0;; n++) {
-        int stage = n % shape::STAGES;
-        uint32_t ds[4][4], seen = 0xffffffffu;
-        barrier_wait(&b->queries[stage], (uint32_t)(n / shape::STAGES) & 1);
-        int tile = b->tiles[n % KEPT];
-        if (tile < 0) break;
-        if ((tile & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
-        bwd_tile<T, D, 1>(w, room, 0, n, half, seen, dv, ds);
-        named_barrier(1, GROUP); /* and all are done with the tile before */
-        if (n > 0 && is_asking) is_asking = bwd_ask_next<D, 1>(a, w, room, maps, n + 1, &i);
-        wgmma_fence();
-        add_tile<T, D>(dk, ds, room.queries + stage * shape::TILE);
-        if (w.has_dq) bwd_dq<T, D, 1>(a, w, room, 0, n);
-        wgmma_wait<0>();
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+/* Tiles of keys, until there are no more.  Room of keys is given back before their gradients are
+ * stored. */
+template <typename T, typename S>
+__device__ static void bwd_compute(const bwd_job &job, const bwd_room<S> &room, int group) {
+    walk_end<S> *e = room.walk.end;
+    for (int m = 0, n = 0;; m++) {
+        bwd_own<S> own = {m % S::OWNS, group};
+        uint32_t parity = (uint32_t)(m / S::OWNS) & 1;
+        float dk[S::D / 2], dv[S::D / 2];
+        barrier_wait(&e->keys[own.at], parity);
+        if (e->records[own.at].pair.head < 0) return;
+        barrier_wait(&e->values[own.at], parity);
+        clear(dk);
+        clear(dv);
+        if (e->records[own.at].has_tiles) {
+            if constexpr (S::GROUPS == 1)
+                n = bwd_tiles_alone<T, S>(job, room, own, n, dk, dv);
+            else
+                n = bwd_tiles_together<T, S>(job, room, own, n, dk, dv);
+        }
+        bwd_pair p = bwd_record<S>(room, own).pair;
+        int key = bwd_key<S>(room, own);
+        __syncwarp();
+        release(&e->own_free[own.at]);
+        bwd_store<T, S::D>(job.a, p.s, p.head, key, dk, dv);
     }
-    bwd_store<T, D>(a, w, key, dk, dv);
 }
 
-template <int D, int GROUPS>
-__device__ static inline void bwd_barriers_init(const bwd_room<D, GROUPS> &room) {
-    using shape = bwd_shape<D, GROUPS>;
-    auto *b = room.barriers;
-    barrier_init(&b->keys, 1);
-    barrier_init(&b->values, 1);
-    for (int i = 0; i < shape::STAGES; i++) {
-        barrier_init(&b->queries[i], 2); /* the copy and the description */
-        barrier_init(&b->douts[i], 1);
-        barrier_init(&b->free[i], shape::WARPS);
-    }
+template <typename S> __device__ static inline void bwd_barriers_init(bwd_end<S> *e) {
     for (int i = 0; i < 2; i++) {
-        barrier_init(&b->ds[i], shape::WARPS);
-        barrier_init(&b->ds_free[i], shape::DQ_WARPS);
+        barrier_init(&e->ds[i], S::WARPS);
+        barrier_init(&e->ds_free[i], S::WARPS);
     }
-    barrier_init_done();
+    walk_barriers_init<S>(&e->walk);
 }
 
-template <typename T, int D, int GROUPS>
-__global__ void __launch_bounds__(bwd_shape<D, GROUPS>::THREADS, bwd_shape<D, GROUPS>::BLOCKS)
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     bwd_kernel(const __grid_constant__ bwd_job job) {
-    using shape = bwd_shape<D, GROUPS>;
     extern __shared__ __align__(1024) char shared[];
-    auto *end = (bwd_end<shape::STAGES> *)(shared + shape::BYTES);
-    const bwd_work &w = end->work;
-    bwd_room<D, GROUPS> room;
-    room.keys = shared;
-    room.values = room.keys + shape::OWN;
-    room.queries = room.values + shape::OWN;
-    room.douts = room.queries + shape::STAGES * shape::TILE;
-    room.ds = room.douts + shape::STAGES * shape::TILE;
-    room.barriers = &end->barriers;
-    if (threadIdx.x == 0) {
-        bwd_barriers_init<D, GROUPS>(room);
-        bwd_find(job, shape::KEYS, (int)blockIdx.x, &end->work);
-    }
+    bwd_room<S> room;
+    room.walk.keys = shared;
+    room.walk.values = room.walk.keys + S::OWNS * S::OWN;
+    room.walk.queries = room.walk.values + S::OWNS * S::OWN;
+    room.walk.douts = room.walk.queries + S::STAGES * S::TILE;
+    room.ds = room.walk.douts + S::STAGES * S::TILE;
+    room.end = (bwd_end<S> *)(shared + S::BYTES);
+    room.walk.end = &room.end->walk;
+    if (threadIdx.x == 0) bwd_barriers_init<S>(room.end);
     __syncthreads();
-    if (w.key0 >= w.s.len_k) return;
-    if constexpr (GROUPS == 1) {
-        bwd_compute_alone<T, D>(job.a, w, room, job.maps);
-    } else if (threadIdx.x >= GROUPS * GROUP) {
-        registers_lower<24>();
-        if (threadIdx.x == GROUPS * GROUP) bwd_ask<D, GROUPS>(job.a, w, room, job.maps);
+    if (threadIdx.x >= S::GROUPS * GROUP) {
+        registers_lower<S::ASKING>();
+        if (threadIdx.x < S::GROUPS * GROUP + 32) walk<S>(job, room.walk);
     } else {
-        registers_raise<shape::MORE>();
-        bwd_compute<T, D, GROUPS>(job.a, w, room, (int)threadIdx.x / GROUP);
+        registers_raise<S::COMPUTING>();
+        bwd_compute<T, S>(job, room, (int)threadIdx.x / GROUP);
     }
 }
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
 template <typename T, int D, int GROUPS> static status launch(backend *be, const attn_args *a) {
-    using shape = bwd_shape<D, GROUPS>;
-    constexpr int BYTES = shape::BYTES + (int)sizeof(bwd_end<shape::STAGES>);
+    using S = bwd_shape<D, GROUPS>;
+    constexpr int BYTES = S::BYTES + (int)sizeof(bwd_end<S>);
+    static_assert((BYTES + 1024) * S::BLOCKS <= 228 * 1024, "shared memory");
+    int64_t n_blocks = (int64_t)S::BLOCKS * cuda_of(be)->n_multiprocessors;
     bwd_job job;
-    TRY(bwd_prepare(be, a, shape::KEYS, &job));
-    int64_t n_blocks = (int64_t)job.n_tiles * a->n_heads * a->n_sequences;
+    TRY(bwd_prepare(be, a, S::KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
-        CUDA_TRY(CUDA_ALLOW_SHARED((bwd_kernel<T, D, GROUPS>), BYTES));
-        bwd_kernel<T, D, GROUPS>
-            <<<(unsigned)n_blocks, shape::THREADS, BYTES, cuda_of(be)->stream>>>(job);
+        CUDA_TRY(CUDA_ALLOW_SHARED((bwd_kernel<T, S>), BYTES));
+        bwd_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, BYTES, cuda_of(be)->stream>>>(job);
         TRY(cuda_launched("the gradient of the attention"));
     }
     return bwd_finish(be, &job);
 }
 
-/* Short sequences want many small blocks, long ones many keys for each tile of queries. */
 template <typename T> static status choose(backend *be, const attn_args *a) {
-    enum { SHORT = 256 };
-    if (a->dim_qk == 64)
-        return a->max_len_k <= SHORT ? launch<T, 64, 1>(be, a) : launch<T, 64, 2>(be, a);
-    return a->max_len_k <= SHORT ? launch<T, 128, 1>(be, a) : launch<T, 128, 2>(be, a);
+    if (a->dim_qk == 64) return launch<T, 64, 1>(be, a);
+    return launch<T, 128, 2>(be, a);
 }
 
 status cuda_attn_sm90a_bwd(backend *be, const attn_args *a) {
+    if (a->max_len_q <= 64 && a->max_len_k <= 64) return cuda_attn_sm90a_bwd_one(be, a);
     if (a->dim_qk == 256) return cuda_attn_sm90a_bwd_256(be, a);
     return be->act == ACT_BF16 ? choose<__nv_bfloat16>(be, a) : choose<__half>(be, a);
 }

@@ -1,13 +1,20 @@
 /* HSTU attention, backward, on Hopper: heads of 256 numbers.
  *
- * A block owns 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the work is
- * divided by what is summed: one warpgroup makes scores and weights, keeps dv, and leaves the
- * slopes in shared memory; the other makes dp, multiplies it by the slopes, keeps dk, and leaves
- * the gradients there for dq, of which each makes half of the columns, one tile late.  Both have
- * two and a half products a tile, so neither waits long.  Bound by the tensor cores. */
-#include "cuda/attn_sm90a_bwd.cuh"
+ * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
+ * work is divided by what is summed: one warpgroup makes scores and weights, keeps dv, and leaves
+ * the slopes in shared memory; the other makes dp, multiplies it by the slopes, keeps dk, and
+ * leaves the gradients there for dq, of which each makes half of the columns, one tile late.  Both
+ * have two and a half products a tile, so neither waits long.  Bound by the tensor cores and by the
+ * additions to dq. */
+#include "cuda/attn_sm90a_bwd_walk.cuh"
 
-enum { D = 256, KEYS = 64, STAGES = 2, WARPS = 8, THREADS = 3 * GROUP };
+typedef struct wide_shape {
+    static constexpr int D = 256, KEYS = 64, STAGES = 2, OWNS = 1, WARPS = 8;
+} wide_shape;
+
+enum { D = wide_shape::D, KEYS = wide_shape::KEYS, STAGES = wide_shape::STAGES };
+enum { WARPS = wide_shape::WARPS, THREADS = 3 * GROUP };
+enum { ASKING = 40, COMPUTING = 232 }; /* registers */
 enum {
     OWN = KEYS * D * 2,
     TILE = QUERIES * D * 2,
@@ -16,66 +23,22 @@ enum {
 };
 enum { BYTES = 2 * OWN + 2 * STAGES * TILE + 2 * DS + 2 * SLOPES };
 
-typedef struct wide_barriers {
-    uint64_t keys, values;                                 /* they are there */
-    uint64_t queries[STAGES], douts[STAGES], free[STAGES]; /* free: all warps are done */
-    uint64_t slopes[2], slopes_free[2], ds[2], ds_free[2];
-    int tiles[KEPT]; /* tile n at n % KEPT; see bwd_describe */
-} wide_barriers;
-
 typedef struct wide_end {
-    wide_barriers barriers;
-    bwd_work work;
+    walk_end<wide_shape> walk;
+    uint64_t slopes[2], slopes_free[2], ds[2], ds_free[2];
 } wide_end;
 
 typedef struct wide_room {
-    char *keys, *values, *queries, *douts, *ds, *slopes; /* two of each but of keys and values */
-    wide_barriers *barriers;
+    walk_room<wide_shape> walk;
+    char *ds, *slopes; /* two of each */
+    wide_end *end;
 } wide_room;
 
-/* ---- asking for tiles ------------------------------------------------------------------------ */
-
-__device__ static inline void wide_ask_tile(const bwd_work &w, const wide_room &room,
-                                            const bwd_maps &maps, int n, int i) {
-    wide_barriers *b = room.barriers;
-    int x = w.head * D, stage = n % STAGES;
-    if (n == 0) {
-        barrier_expect(&b->keys, OWN);
-        load_rows<D, KEYS>(room.keys, &maps.k, &b->keys, x, w.s.row_k + w.key0);
-    }
-    barrier_expect(&b->queries[stage], TILE);
-    load_rows<D, QUERIES>(room.queries + stage * TILE, &maps.q, &b->queries[stage], x,
-                          w.s.row_q + i);
-    if (n == 0) {
-        barrier_expect(&b->values, OWN);
-        load_rows<D, KEYS>(room.values, &maps.v, &b->values, x, w.s.row_k + w.key0);
-    }
-    barrier_expect(&b->douts[stage], TILE);
-    load_rows<D, QUERIES>(room.douts + stage * TILE, &maps.dout, &b->douts[stage], x,
-                          w.s.row_q + i);
-}
-
-__device__ static void wide_ask(const attn_args &a, const bwd_work &w, const wide_room &room,
-                                const bwd_maps &maps) {
-    wide_barriers *b = room.barriers;
-    for (int n = 0, i = next_queries(a, w, w.begin);; i = next_queries(a, w, i + QUERIES), n++) {
-        int stage = n % STAGES;
-        bool is_one = i < w.end;
-        barrier_wait(&b->free[stage], (uint32_t)(n / STAGES + 1) & 1);
-        if (is_one)
-            wide_ask_tile(w, room, maps, n, i);
-        else
-            barrier_arrive(&b->queries[stage]);
-        b->tiles[n % KEPT] = is_one ? bwd_describe(a, w, i) : -1;
-        barrier_arrive(&b->queries[stage]);
-        if (!is_one) return;
-    }
-}
-
-/* Tile n, once its queries are there. */
-__device__ static inline int wide_tile(const wide_room &room, int n) {
-    barrier_wait(&room.barriers->queries[n % STAGES], (uint32_t)(n / STAGES) & 1);
-    return room.barriers->tiles[n % KEPT];
+/* The word of tile n, once its queries are there. */
+__device__ static inline int wide_word(const wide_room &room, int n) {
+    walk_end<wide_shape> *e = room.walk.end;
+    barrier_wait(&e->queries[n % STAGES], (uint32_t)(n / STAGES) & 1);
+    return e->tiles[n % KEPT];
 }
 
 /* ---- slopes, from one warpgroup to the other ------------------------------------------------- */
@@ -114,136 +77,154 @@ __device__ static inline void slopes_apply(const char *slopes, const float (&dp)
 
 /* Half of the columns of dq of tile n. */
 template <typename T>
-__device__ static inline void wide_dq(const attn_args &a, const bwd_work &w, const wide_room &room,
-                                      int group, int n) {
-    float dq[64];
-    barrier_wait(&room.barriers->ds[n % 2], (uint32_t)(n / 2) & 1);
+__device__ static inline void wide_dq(const attn_args &a, const wide_room &room, int group, int n) {
+    const bwd_keys &w = room.walk.end->records[0];
+    int word = room.walk.end->tiles[n % KEPT], column = group * D / 2;
+    float dq[D / 4];
+    barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
     wgmma_fence();
-    dq_product<T, KEYS, 128>(dq, room.ds + n % 2 * DS, room.keys + group * 2 * KEYS * PART_BYTES);
+    dq_product<T, KEYS, D / 2>(dq, room.ds + n % 2 * DS, room.walk.keys + column * KEYS * 2);
     wgmma_wait<0>();
-    release(&room.barriers->ds_free[n % 2]);
-    dq_add<T, D, 128>(a, w, room.barriers->tiles[n % KEPT] / QUERIES * QUERIES, group * 128, dq);
+    release(&room.end->ds_free[n % 2]);
+    dq_end<T, D, D / 2>(a, w, word, column, dq);
 }
 
+__device__ static inline uint32_t wide_mask(const attn_args &a, const bwd_keys &w, int word) {
+    if (word & 1) return 0xffffffffu;
+    return bwd_mask(a, w.pair.s, w.key0 + row_of_thread(), word / TILE_NUMBER * QUERIES);
+}
+
+/* dv of a tile of keys; n and the next tiles are those of queries.  Returns the tile behind. */
 template <typename T>
-__device__ static void wide_compute_dv(const attn_args &a, const bwd_work &w,
-                                       const wide_room &room) {
-    wide_barriers *b = room.barriers;
-    int key = w.key0 + row_of_thread(), n = 0, tile;
-    float dv[D / 2], half = 0.5f * a.alpha;
-    clear(dv);
-    for (; (tile = wide_tile(room, n)) >= 0; n++) {
+__device__ static inline int wide_tiles_dv(const bwd_job &job, const wide_room &room, int n,
+                                           float (&dv)[D / 2]) {
+    const attn_args &a = job.a;
+    const bwd_keys &w = room.walk.end->records[0];
+    wide_end *e = room.end;
+    bool is_first = true;
+    for (int word = 0; (word & TILE_FINAL) == 0; n++) {
         int stage = n % STAGES;
-        uint32_t parity = (uint32_t)(n / STAGES) & 1, weights[4][4], seen = 0xffffffffu;
+        uint32_t weights[4][4];
         float x[32];
-        if ((tile & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
-        if (n == 0) barrier_wait(&b->keys, 0);
+        word = wide_word(room, n);
+        uint32_t seen = wide_mask(a, w, word);
         wgmma_fence();
-        product_of_rows<T, D, KEYS, 64>(x, room.keys, room.queries + stage * TILE);
+        product_of_rows<T, D, KEYS, 64>(x, room.walk.keys, room.walk.queries + stage * TILE);
         wgmma_commit();
         wgmma_wait<0>();
-        bwd_hide(seen, x);
-        bwd_weights<T>(half, x, weights);
-        barrier_wait(&b->slopes_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
+        bwd_hide(0.5f * a.alpha, seen, x);
+        bwd_weights<T>(0.5f * a.alpha, x, weights);
+        barrier_wait(&e->slopes_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
         slopes_put(room.slopes + n % 2 * SLOPES, x);
-        release(&b->slopes[n % 2]);
-        barrier_wait(&b->douts[stage], parity);
+        release(&e->slopes[n % 2]);
+        barrier_wait(&e->walk.douts[stage], (uint32_t)(n / STAGES) & 1);
         wgmma_fence();
-        add_tile<T, D>(dv, weights, room.douts + stage * TILE);
+        add_tile<T, D>(dv, weights, room.walk.douts + stage * TILE);
         wgmma_wait<0>();
-        release(&b->free[stage]);
-        if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 0, n - 1);
+        release(&e->walk.free[stage]);
+        if (!is_first && job.has_dq) wide_dq<T>(a, room, 0, n - 1);
+        is_first = false;
     }
-    if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 0, n - 1);
-    store_wide<T, D>((T *)a.dv + (int64_t)w.s.row_k * a.stride_v + w.head * D, a.stride_v, key,
-                     w.s.len_k, a.scale, dv);
+    if (job.has_dq) wide_dq<T>(a, room, 0, n - 1);
+    return n;
 }
 
 template <typename T>
-__device__ static void wide_compute_dk(const attn_args &a, const bwd_work &w,
-                                       const wide_room &room) {
-    wide_barriers *b = room.barriers;
-    int key = w.key0 + row_of_thread(), n = 0, tile;
-    float dk[D / 2];
-    clear(dk);
-    for (; (tile = wide_tile(room, n)) >= 0; n++) {
+__device__ static inline int wide_tiles_dk(const bwd_job &job, const wide_room &room, int n,
+                                           float (&dk)[D / 2]) {
+    wide_end *e = room.end;
+    bool is_first = true;
+    for (int word = 0; (word & TILE_FINAL) == 0; n++) {
         int stage = n % STAGES;
-        uint32_t parity = (uint32_t)(n / STAGES) & 1, ds[4][4], seen = 0xffffffffu;
+        uint32_t ds[4][4];
         float dp[32];
-        if ((tile & 1) == 0) seen = bwd_mask(a, w.s, key, tile / QUERIES * QUERIES);
-        if (n == 0) {
-            barrier_wait(&b->keys, 0); /* for dq */
-            barrier_wait(&b->values, 0);
-        }
-        barrier_wait(&b->douts[stage], parity);
+        word = wide_word(room, n);
+        barrier_wait(&e->walk.douts[stage], (uint32_t)(n / STAGES) & 1);
         wgmma_fence();
-        product_of_rows<T, D, KEYS, 64>(dp, room.values, room.douts + stage * TILE);
+        product_of_rows<T, D, KEYS, 64>(dp, room.walk.values, room.walk.douts + stage * TILE);
         wgmma_commit();
         wgmma_wait<0>();
-        bwd_hide(seen, dp);
-        barrier_wait(&b->slopes[n % 2], (uint32_t)(n / 2) & 1);
+        barrier_wait(&e->slopes[n % 2], (uint32_t)(n / 2) & 1);
         slopes_apply<T>(room.slopes + n % 2 * SLOPES, dp, ds);
         __syncwarp();
-        release(&b->slopes_free[n % 2]);
-        if (w.has_dq) {
-            barrier_wait(&b->ds_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
+        release(&e->slopes_free[n % 2]);
+        if (job.has_dq) {
+            barrier_wait(&e->ds_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
             bwd_put(room.ds + n % 2 * DS, 0, ds);
-            release(&b->ds[n % 2]);
+            release(&e->ds[n % 2]);
         }
         wgmma_fence();
-        add_tile<T, D>(dk, ds, room.queries + stage * TILE);
+        add_tile<T, D>(dk, ds, room.walk.queries + stage * TILE);
         wgmma_wait<0>();
-        release(&b->free[stage]);
-        if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 1, n - 1);
+        release(&e->walk.free[stage]);
+        if (!is_first && job.has_dq) wide_dq<T>(job.a, room, 1, n - 1);
+        is_first = false;
     }
-    if (n > 0 && w.has_dq) wide_dq<T>(a, w, room, 1, n - 1);
-    store_wide<T, D>((T *)a.dk + (int64_t)w.s.row_k * a.stride_k + w.head * D, a.stride_k, key,
-                     w.s.len_k, 0.5f * a.alpha * a.scale, dk);
+    if (job.has_dq) wide_dq<T>(job.a, room, 1, n - 1);
+    return n;
 }
 
-__device__ static inline void wide_barriers_init(wide_barriers *b) {
-    barrier_init(&b->keys, 1);
-    barrier_init(&b->values, 1);
-    for (int i = 0; i < 2; i++) {
-        barrier_init(&b->queries[i], 2); /* the copy and the description */
-        barrier_init(&b->douts[i], 1);
-        barrier_init(&b->free[i], WARPS);
-        barrier_init(&b->slopes[i], WARPS / 2);
-        barrier_init(&b->slopes_free[i], WARPS / 2);
-        barrier_init(&b->ds[i], WARPS / 2);
-        barrier_init(&b->ds_free[i], WARPS);
+/* A warpgroup's sums of all tiles of keys: dv or, of the second, dk. */
+template <typename T, bool IS_DK>
+__device__ static void wide_compute(const bwd_job &job, const wide_room &room) {
+    const attn_args &a = job.a;
+    walk_end<wide_shape> *e = room.walk.end;
+    for (int m = 0, n = 0;; m++) {
+        float sum[D / 2];
+        barrier_wait(&e->keys[0], (uint32_t)m & 1);
+        if (e->records[0].pair.head < 0) return;
+        barrier_wait(&e->values[0], (uint32_t)m & 1);
+        clear(sum);
+        if (e->records[0].has_tiles)
+            n = IS_DK ? wide_tiles_dk<T>(job, room, n, sum) : wide_tiles_dv<T>(job, room, n, sum);
+        int64_t row0 = e->records[0].pair.s.row_k, column = e->records[0].pair.head * D;
+        int key = e->records[0].key0 + row_of_thread(), len_k = e->records[0].pair.s.len_k;
+        __syncwarp();
+        release(&e->own_free[0]);
+        if (IS_DK)
+            store_wide<T, D>((T *)a.dk + row0 * a.stride_k + column, a.stride_k, key, len_k,
+                             0.5f * a.alpha * a.scale, sum);
+        else
+            store_wide<T, D>((T *)a.dv + row0 * a.stride_v + column, a.stride_v, key, len_k,
+                             a.scale, sum);
     }
-    barrier_init_done();
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+__device__ static inline void wide_barriers_init(wide_end *e) {
+    for (int i = 0; i < 2; i++) {
+        barrier_init(&e->slopes[i], WARPS / 2);
+        barrier_init(&e->slopes_free[i], WARPS / 2);
+        barrier_init(&e->ds[i], WARPS / 2);
+        barrier_init(&e->ds_free[i], WARPS);
+    }
+    walk_barriers_init<wide_shape>(&e->walk);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant__ bwd_job job) {
     extern __shared__ __align__(1024) char shared[];
-    wide_end *end = (wide_end *)(shared + BYTES);
-    const bwd_work &w = end->work;
     wide_room room;
-    room.keys = shared;
-    room.values = room.keys + OWN;
-    room.queries = room.values + OWN;
-    room.douts = room.queries + STAGES * TILE;
-    room.ds = room.douts + STAGES * TILE;
+    room.walk.keys = shared;
+    room.walk.values = room.walk.keys + OWN;
+    room.walk.queries = room.walk.values + OWN;
+    room.walk.douts = room.walk.queries + STAGES * TILE;
+    room.ds = room.walk.douts + STAGES * TILE;
     room.slopes = room.ds + 2 * DS;
-    room.barriers = &end->barriers;
-    if (threadIdx.x == 0) {
-        wide_barriers_init(room.barriers);
-        bwd_find(job, KEYS, (int)blockIdx.x, &end->work);
-    }
+    room.end = (wide_end *)(shared + BYTES);
+    room.walk.end = &room.end->walk;
+    if (threadIdx.x == 0) wide_barriers_init(room.end);
     __syncthreads();
-    if (w.key0 >= w.s.len_k) return;
     if (threadIdx.x >= 2 * GROUP) {
-        registers_lower<24>();
-        if (threadIdx.x == 2 * GROUP) wide_ask(job.a, w, room, job.maps);
+        registers_lower<ASKING>();
+        if (threadIdx.x < 2 * GROUP + 32) walk<wide_shape>(job, room.walk);
     } else {
-        registers_raise<240>();
+        registers_raise<COMPUTING>();
         if (threadIdx.x < GROUP)
-            wide_compute_dv<T>(job.a, w, room);
+            wide_compute<T, false>(job, room);
         else
-            wide_compute_dk<T>(job.a, w, room);
+            wide_compute<T, true>(job, room);
     }
 }
 
@@ -251,9 +232,10 @@ __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant_
 
 template <typename T> static status launch(backend *be, const attn_args *a) {
     constexpr int ROOM = BYTES + (int)sizeof(wide_end);
+    static_assert(ROOM <= 227 * 1024, "shared memory");
+    int64_t n_blocks = cuda_of(be)->n_multiprocessors;
     bwd_job job;
-    TRY(bwd_prepare(be, a, KEYS, &job));
-    int64_t n_blocks = (int64_t)job.n_tiles * a->n_heads * a->n_sequences;
+    TRY(bwd_prepare(be, a, KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
         CUDA_TRY(CUDA_ALLOW_SHARED(wide_kernel<T>, ROOM));
         wide_kernel<T><<<(unsigned)n_blocks, THREADS, ROOM, cuda_of(be)->stream>>>(job);

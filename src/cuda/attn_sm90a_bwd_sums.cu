@@ -1,5 +1,6 @@
-/* The sums of dq behind the attention's backward kernels on Hopper: scratch memory set to zero
- * before, rounded into dq after.  Bound by the bytes of the sums: 4 + 4 + 2 a number. */
+/* What stands before and behind the attention's backward kernels on Hopper: their work, and where
+ * blocks share sums of dq, scratch memory set to zero before and rounded into dq after.  The latter
+ * is bound by the bytes of the sums: 4 + 4 + 2 a number. */
 #include "cuda/attn_sm90a_bwd.cuh"
 
 /* Tiles of 64 queries that sequences may have; see dq_add. */
@@ -7,44 +8,78 @@ static int64_t count_tiles(const attn_args *a) {
     return a->n_rows_q / QUERIES + a->n_sequences;
 }
 
-/* Where one block of keys covers every sequence nothing is summed.  Sequences without keys have no
- * block that writes their dq, so there the sums, which are zero, do. */
-static bool has_sums(const attn_args *a, int n_keys) {
-    return a->max_len_k > n_keys || a->offsets_q != a->offsets_k;
+/* Whether sequences are worked on whole: they are short, and there are enough of them. */
+static bool is_whole(backend *be, const attn_args *a, int n_keys) {
+    enum { SHORT = 256, LONGEST = 512, MOST = 32 }; /* MOST: bits of the walk's words */
+    int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
+    if (a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST || n_pairs > INT32_MAX)
+        return false;
+    return a->max_len_k <= (n_keys > SHORT ? n_keys : SHORT) ||
+           n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
 }
 
-status bwd_prepare(backend *be, const attn_args *a, int n_keys, bwd_job *job) {
-    int64_t columns = (int64_t)a->n_heads * a->dim_qk;
-    size_t n_blocks = (size_t)(count_tiles(a) * a->n_heads * (a->dim_qk / 64));
-    size_t bytes = n_blocks * 64 * QUERIES * sizeof(float);
-    void *room = NULL;
-    job->a = *a;
-    job->sums = NULL;
-    job->has_dq = !cuda_of(be)->is_deterministic;
-    job->n_keys = n_keys;
-    job->n_tiles = (int)cuda_div_up(a->max_len_k, n_keys);
-    TRY(sm90a_map(&job->maps.q, be->act, a->q, a->n_rows_q, columns, a->stride_q));
-    TRY(sm90a_map(&job->maps.k, be->act, a->k, a->n_rows_k, columns, a->stride_k));
-    TRY(sm90a_map(&job->maps.v, be->act, a->v, a->n_rows_k, columns, a->stride_v));
-    TRY(sm90a_map(&job->maps.dout, be->act, a->dout, a->n_rows_q, columns, a->stride_out));
-    if (!job->has_dq || !has_sums(a, n_keys)) return OK;
-    TRY(cuda_scratch(be, bytes, &room));
-    CUDA_TRY(cudaMemsetAsync(room, 0, bytes, cuda_of(be)->stream));
-    job->sums = (float *)room;
-    return OK;
+status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps) {
+    int64_t columns = (int64_t)a->n_heads * a->dim_qk, n_q = a->n_rows_q, n_k = a->n_rows_k;
+    TRY(sm90a_map_box(&maps->q, be->act, a->q, n_q, columns, a->stride_q, PART, rows));
+    TRY(sm90a_map_box(&maps->k, be->act, a->k, n_k, columns, a->stride_k, PART, rows));
+    TRY(sm90a_map_box(&maps->v, be->act, a->v, n_k, columns, a->stride_v, PART, rows));
+    return sm90a_map_box(&maps->dout, be->act, a->dout, n_q, columns, a->stride_out, PART, rows);
 }
 
-/* The last sequence whose tiles start at `tile` or before, by a warp: 32 of them at a time. */
-__device__ static inline int find_sequence(const int32_t *offsets, int n, int tile) {
-    int first = 0, lane = (int)threadIdx.x % 32;
-    while (n > 1) {
-        int step = (n + 31) / 32, b = first + lane * step;
-        bool is_before = lane * step < n && offsets[b] / QUERIES + b <= tile;
-        int k = __popc(__ballot_sync(0xffffffffu, is_before)) - 1;
-        n = min(step, n - k * step);
-        first += k * step;
+attn_args bwd_shorten(const attn_args *a) {
+    attn_args b = *a;
+    int32_t longest = a->max_len_k > a->max_len_q ? a->max_len_k : a->max_len_q;
+    if (b.window_left > longest) b.window_left = longest;
+    if (b.window_right > longest) b.window_right = longest;
+    if (b.target_group > longest && longest > 0) b.target_group = longest;
+    return b;
+}
+
+/* Sequences by length, where lengths differ; or tiles of keys, those that are seen most first. */
+static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_blocks) {
+    attn_tiles *t = &job->tiles;
+    int64_t n_units = job->n_pairs;
+    bool is_jagged = a->n_rows_k < (int64_t)a->n_sequences * a->max_len_k / 16 * 15;
+    if (job->is_whole) {
+        t->offsets = a->offsets_k;
+        t->n_sequences = a->n_sequences;
+        is_jagged &= a->max_len_k > job->n_keys && a->n_sequences <= TILES_PLAN_SEQUENCES;
+    } else {
+        int row_bytes = 2 * a->dim_qk * 2 + a->dim_qk * (int)sizeof(float); /* q, dout, sums */
+        *t = tiles_make(a, a->offsets_k, a->max_len_k, a->n_rows_k, job->n_keys, a->max_len_q,
+                        row_bytes);
+        t->is_keys = true;
+        t->counter = cuda_of(be)->counters;
+        n_units = t->n_units;
+        is_jagged = tiles_wants_plan(t, a->max_len_k, a->n_rows_k);
     }
-    return first;
+    if (*n_blocks > n_units) *n_blocks = n_units;
+    return is_jagged;
+}
+
+status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    int64_t tile = (int64_t)a->dim_qk * QUERIES * (int64_t)sizeof(float), n_sums = 0;
+    void *room = NULL;
+    memset(job, 0, sizeof *job);
+    job->a = bwd_shorten(a);
+    job->is_whole = is_whole(be, a, n_keys);
+    job->has_dq = job->is_whole || !cuda_of(be)->is_deterministic;
+    job->n_keys = n_keys;
+    job->n_tiles = (int)cuda_div_up(a->max_len_q, QUERIES);
+    job->n_pairs = a->n_sequences * a->n_heads;
+    TRY(bwd_make_maps(be, a, QUERIES, &job->maps));
+    bool has_plan = plan_work(be, a, job, n_blocks);
+    if (job->is_whole)
+        n_sums = *n_blocks * job->n_tiles;
+    else if (job->has_dq)
+        n_sums = count_tiles(a) * a->n_heads;
+    size_t bytes = cuda_align((size_t)(n_sums * tile));
+    TRY(cuda_scratch(be, bytes + (has_plan ? tiles_plan_bytes(&job->tiles) : 0), &room));
+    job->sums = (float *)room;
+    if (has_plan) TRY(tiles_plan(&job->tiles, (char *)room + bytes, stream));
+    if (!job->is_whole && n_sums > 0) CUDA_TRY(cudaMemsetAsync(room, 0, bytes, stream));
+    return OK;
 }
 
 /* One block of 64 columns of a tile; a warpgroup reads it as another left it. */
@@ -54,7 +89,7 @@ __global__ void __launch_bounds__(GROUP) round_kernel(const __grid_constant__ bw
     int n_columns = a.dim_qk / 64, column = (int)(blockIdx.x % (unsigned)n_columns);
     int head = (int)(blockIdx.x / (unsigned)n_columns % (unsigned)a.n_heads);
     int tile = (int)(blockIdx.x / (unsigned)n_columns / (unsigned)a.n_heads);
-    int b = find_sequence(a.offsets_q, a.n_sequences, tile);
+    int b = tiles_search(a.offsets_q, QUERIES, a.n_sequences, tile);
     int row_q = a.offsets_q[b], len_q = a.offsets_q[b + 1] - row_q;
     int len_k = a.offsets_k[b + 1] - a.offsets_k[b];
     int i = (tile - row_q / QUERIES - b) * QUERIES;
@@ -73,7 +108,7 @@ status bwd_finish(backend *be, const bwd_job *job) {
     int64_t n_blocks = count_tiles(&job->a) * job->a.n_heads * (job->a.dim_qk / 64);
     cudaStream_t stream = cuda_of(be)->stream;
     if (!job->has_dq) return bwd_queries(be, job);
-    if (job->sums == NULL || n_blocks == 0) return OK;
+    if (job->is_whole || n_blocks == 0) return OK;
     if (be->act == ACT_BF16)
         round_kernel<__nv_bfloat16><<<(unsigned)n_blocks, GROUP, 0, stream>>>(*job);
     else

@@ -24,6 +24,7 @@ typedef struct attn_tiles {
     tiles_way way;
     const int32_t *offsets; /* (B + 1): of the rows that are cut into tiles */
     int n_sequences, n_heads, rows;
+    bool is_keys;         /* tiles of keys: the first see most; else the last do */
     int n_units;          /* tiles, some of which may be empty; with a plan starts[n_chunks] */
     int chunk, n_tiles;   /* pairs of sequence and head in a chunk; tiles of the longest sequence */
     int n_chunks;         /* with a plan */
@@ -74,7 +75,8 @@ __device__ static inline tiles_unit tiles_find_chunk(const attn_tiles &t, int n)
     int pair = chunk * t.chunk + (n - first) % width;
     tiles_unit u = {pair / t.n_heads, pair % t.n_heads, 0};
     if (t.order != NULL) u.b = __ldg(t.order + u.b);
-    u.row0 = (n_tiles - 1 - (n - first) / width) * t.rows;
+    int i = (n - first) / width;
+    u.row0 = (t.is_keys ? i : n_tiles - 1 - i) * t.rows;
     return u;
 }
 
@@ -87,7 +89,7 @@ __device__ static inline tiles_unit tiles_find(const attn_tiles &t, int n) {
     u.b = tiles_search(t.offsets, t.rows, t.n_sequences, slot);
     int begin = __ldg(t.offsets + u.b), end = __ldg(t.offsets + u.b + 1);
     int n_tiles = (end - begin + t.rows - 1) / t.rows, i = slot - (begin / t.rows + u.b);
-    u.row0 = (i < n_tiles ? n_tiles - 1 - i : i) * t.rows;
+    u.row0 = (i < n_tiles && !t.is_keys ? n_tiles - 1 - i : i) * t.rows;
     return u;
 }
 

@@ -95,9 +95,11 @@ __device__ static inline uint64_t tile_describe_rows(const void *tile, uint32_t 
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(down >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* The same tile, `bytes` further on. */
+/* The same tile, `bytes` further on.  The address stands in the low half and does not grow out of
+ * it; the compiler is told so, who else keeps a high half for every step. */
 __device__ static inline uint64_t tile_move(uint64_t description, uint32_t bytes) {
-    return description + (bytes >> 4);
+    uint32_t low = (uint32_t)description + (bytes >> 4);
+    return (description & 0xffffffff00000000ull) | low;
 }
 
 /* Registers written before are seen by the products that follow. */
@@ -115,6 +117,14 @@ template <int N> __device__ static inline void wgmma_wait() {
 /* Shared memory written by this thread is seen by products and copies behind the next barrier. */
 __device__ static inline void shared_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* threadIdx.x, read anew each time: what the compiler works out of it stays in no register that the
+ * sums of a long loop need. */
+__device__ static inline int thread_now() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
 }
 
 /* More or fewer registers for the threads of a warpgroup. */
