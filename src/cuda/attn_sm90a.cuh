@@ -147,7 +147,8 @@ __device__ static inline void turn_four(uint32_t (&v)[4]) {
     }
 }
 
-/* The same, 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16 bytes. */
+/* The same, 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16 bytes.  The
+ * second cache has better things to keep. */
 template <typename T, int D>
 __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, float scale,
                                          const float (&d)[D / 2]) {
@@ -162,7 +163,7 @@ __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, 
                 v[i] =
                     pack_two<T>(d[4 * (j + i) + 2 * r] * scale, d[4 * (j + i) + 2 * r + 1] * scale);
             turn_four(v);
-            if (row + 8 * r < n) *(uint4 *)(at + 8 * j) = make_uint4(v[0], v[1], v[2], v[3]);
+            if (row + 8 * r < n) __stcs((uint4 *)(at + 8 * j), make_uint4(v[0], v[1], v[2], v[3]));
         }
     }
 }

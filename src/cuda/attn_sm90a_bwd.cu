@@ -10,9 +10,11 @@
  * Bound by the tensor cores, with short sequences by latency. */
 #include "cuda/attn_sm90a_bwd_walk.cuh"
 
-template <int D_, int GROUPS_> struct bwd_shape {
+template <int D_, int GROUPS_, bool IS_WHOLE_> struct bwd_shape {
+    static constexpr bool IS_WHOLE = IS_WHOLE_; /* always, if true */
     static constexpr int D = D_, GROUPS = GROUPS_, KEYS = 64 * GROUPS, WARPS = 4 * GROUPS;
-    static constexpr int STAGES = 3, OWNS = D == 64 ? 2 : 1;
+    /* Whole sequences change their keys often: the next ones should be there. */
+    static constexpr int STAGES = D > 64 && IS_WHOLE ? 2 : 3, OWNS = D == 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
     /* Registers of the warp that asks, and of those who compute: 64 Ki in all. */
     static constexpr int ASKING = 40, COMPUTING = GROUPS > 1 ? 232 : 216;
@@ -152,7 +154,7 @@ template <typename T, typename S>
 __device__ static inline void bwd_dq_late(const attn_args &a, const bwd_room<S> &room,
                                           const bwd_own<S> &own, int n) {
     int column = own.group * PART, word = room.walk.end->tiles[n % KEPT];
-    const char *keys = room.walk.keys + column * S::KEYS * 2;
+    const char *keys = room.walk.keys + own.at * S::OWN + column * S::KEYS * 2;
     float dq[PART / 2];
     barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
     wgmma_fence();
@@ -173,19 +175,19 @@ __device__ static inline int bwd_tiles_together(const bwd_job &job, const bwd_ro
         uint32_t ds[4][4];
         word = bwd_word<S>(room, n);
         bwd_tile<T, S>(job.a, room, own, n, word, dv, ds);
-        if (job.has_dq) {
+        if (S::IS_WHOLE || job.has_dq) {
             barrier_wait(&room.end->ds_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
             bwd_put(room.ds + n % 2 * S::DS, own.group * 64, ds);
             release(&room.end->ds[n % 2]);
         }
         wgmma_fence();
         add_tile<T, S::D>(dk, ds, room.walk.queries + stage * S::TILE);
-        if (!is_first && job.has_dq) bwd_dq_late<T, S>(job.a, room, own, n - 1);
+        if (!is_first && (S::IS_WHOLE || job.has_dq)) bwd_dq_late<T, S>(job.a, room, own, n - 1);
         wgmma_wait<0>();
         release(&room.walk.end->free[stage]);
         is_first = false;
     }
-    if (job.has_dq) bwd_dq_late<T, S>(job.a, room, own, n - 1);
+    if (S::IS_WHOLE || job.has_dq) bwd_dq_late<T, S>(job.a, room, own, n - 1);
     return n;
 }
 
@@ -252,8 +254,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
-template <typename T, int D, int GROUPS> static status launch(backend *be, const attn_args *a) {
-    using S = bwd_shape<D, GROUPS>;
+template <typename T, typename S> static status launch(backend *be, const attn_args *a) {
     constexpr int BYTES = S::BYTES + (int)sizeof(bwd_end<S>);
     static_assert((BYTES + 1024) * S::BLOCKS <= 228 * 1024, "shared memory");
     int64_t n_blocks = (int64_t)S::BLOCKS * cuda_of(be)->n_multiprocessors;
@@ -268,8 +269,9 @@ template <typename T, int D, int GROUPS> static status launch(backend *be, const
 }
 
 template <typename T> static status choose(backend *be, const attn_args *a) {
-    if (a->dim_qk == 64) return launch<T, 64, 1>(be, a);
-    return launch<T, 128, 2>(be, a);
+    if (a->dim_qk == 64) return launch<T, bwd_shape<64, 1, false>>(be, a);
+    return bwd_is_whole(be, a) ? launch<T, bwd_shape<128, 2, true>>(be, a)
+                               : launch<T, bwd_shape<128, 2, false>>(be, a);
 }
 
 status cuda_attn_sm90a_bwd(backend *be, const attn_args *a) {

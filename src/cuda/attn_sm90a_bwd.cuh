@@ -37,7 +37,7 @@ __device__ static inline uint32_t key_bits(const attn_args &a, const attn_seq &s
     int base = i0 + s.shift; /* place of column 0 among the keys */
     int lo = a.window_right < 0 ? 0 : key - a.window_right, hi = s.len_k;
     if (a.window_left >= 0) hi = min(hi, key + a.window_left + 1);
-    if (key >= s.history)
+    if (key >= s.history) /* a target */
         hi = min(hi, s.history + ((key - s.history) / a.target_group + 1) * a.target_group);
     uint32_t bits = span_bits(lo - base, hi - base);
     if (key < s.history && s.n_contexts > base) bits |= span_bits(0, min(s.n_contexts, hi) - base);
@@ -207,6 +207,8 @@ status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
 /* The same work with windows and groups no longer than sequences: longer ones mean the same, and
  * sums with them could be too large. */
 attn_args bwd_shorten(const attn_args *a);
+/* Whether blocks work on whole sequences: these are short, and there are enough of them. */
+bool bwd_is_whole(backend *be, const attn_args *a);
 /* Maps, work, room for sums of dq.  n_blocks: how many there is room for on the machine, then how
  * many to launch. */
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);

@@ -9,6 +9,7 @@
 #include "cuda/attn_sm90a_bwd_walk.cuh"
 
 typedef struct wide_shape {
+    static constexpr bool IS_WHOLE = false;
     static constexpr int D = 256, KEYS = 64, STAGES = 2, OWNS = 1, WARPS = 8;
 } wide_shape;
 

@@ -8,14 +8,12 @@ static int64_t count_tiles(const attn_args *a) {
     return a->n_rows_q / QUERIES + a->n_sequences;
 }
 
-/* Whether sequences are worked on whole: they are short, and there are enough of them. */
-static bool is_whole(backend *be, const attn_args *a, int n_keys) {
+bool bwd_is_whole(backend *be, const attn_args *a) {
     enum { SHORT = 256, LONGEST = 512, MOST = 32 }; /* MOST: bits of the walk's words */
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
     if (a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST || n_pairs > INT32_MAX)
         return false;
-    return a->max_len_k <= (n_keys > SHORT ? n_keys : SHORT) ||
-           n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
+    return a->max_len_k <= SHORT || n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
 }
 
 status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps) {
@@ -63,8 +61,8 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     void *room = NULL;
     memset(job, 0, sizeof *job);
     job->a = bwd_shorten(a);
-    job->is_whole = is_whole(be, a, n_keys);
-    job->has_dq = job->is_whole || !cuda_of(be)->is_deterministic;
+    job->is_whole = bwd_is_whole(be, a);
+    job->has_dq = job->is_whole || !(cuda_of(be)->is_deterministic || a->dim_qk > 128);
     job->n_keys = n_keys;
     job->n_tiles = (int)cuda_div_up(a->max_len_q, QUERIES);
     job->n_pairs = a->n_sequences * a->n_heads;

@@ -39,8 +39,8 @@ typedef struct bwd_keys {
     int64_t step;   /* and from tile to tile */
 } bwd_keys;
 
-/* S: D; KEYS of a tile; STAGES tiles of queries and dout, OWNS tiles of keys and values; WARPS that
- * compute. */
+/* S: D; IS_WHOLE: sequences are always worked on whole; KEYS of a tile; STAGES tiles of queries and
+ * dout, OWNS tiles of keys and values; WARPS that compute. */
 template <typename S> struct walk_end {
     uint64_t keys[S::OWNS], values[S::OWNS], own_free[S::OWNS];
     uint64_t queries[S::STAGES], douts[S::STAGES], free[S::STAGES];
@@ -58,6 +58,10 @@ template <typename S> struct walk_room {
 typedef struct walk_place {
     int keys, queries;
 } walk_place;
+
+template <typename S> __device__ static inline bool walk_is_whole(const bwd_job &job) {
+    return S::IS_WHOLE || job.is_whole;
+}
 
 template <typename S> __device__ static inline void walk_barriers_init(walk_end<S> *e) {
     for (int i = 0; i < S::OWNS; i++) {
@@ -92,7 +96,8 @@ __device__ static inline void walk_ask_keys(const bwd_job &job, const walk_room<
     w->has_tiles = has_tiles;
     w->step = QUERIES * S::D;
     int64_t first = (int64_t)blockIdx.x * job.n_tiles;
-    if (!job.is_whole) { /* a sequence's tiles start at offsets_q[b] / 64 + b: room for a part */
+    if (!walk_is_whole<S>(
+            job)) { /* a sequence's tiles start at offsets_q[b] / 64 + b: room for a part */
         w->step *= job.a.n_heads;
         first = (int64_t)(p.s.row_q / QUERIES + p.s.b) * job.a.n_heads + p.head;
     }
@@ -125,7 +130,7 @@ __device__ static inline void walk_bounds(const bwd_job &job, const attn_seq &s,
     const attn_args &a = job.a;
     *begin = 0;
     *end = s.len_q;
-    if (job.is_whole || a.func != NULL || s.len_k <= S::KEYS) return;
+    if (walk_is_whole<S>(job) || a.func != NULL || s.len_k <= S::KEYS) return;
     key0 -= s.shift;
     if (a.window_right >= 0 && s.n_contexts <= 0) *begin = max(key0 - a.window_right, 0);
     if (a.window_left >= 0) *end = min(*end, key0 + S::KEYS + a.window_left);
@@ -139,7 +144,7 @@ __device__ static inline int walk_look(const bwd_job &job, const attn_seq &s, in
                                        uint32_t sees) {
     int i = tile * QUERIES, word = tile * TILE_NUMBER;
     if (i >= s.len_q) return -1;
-    if (job.is_whole) {
+    if (walk_is_whole<S>(job)) {
         uint32_t number = (uint32_t)(key0 / S::KEYS);
         if ((sees >> number & 1) == 0) return -1;
         if ((sees & ((1u << number) - 1)) == 0) word |= TILE_FIRST;
@@ -255,7 +260,7 @@ __device__ static inline void walk_cut(const bwd_job &job, const walk_room<S> &r
 template <typename S> __device__ static void walk(const bwd_job &job, const walk_room<S> &room) {
     walk_end<S> *e = room.end;
     walk_place at = {0, 0};
-    if (job.is_whole)
+    if (walk_is_whole<S>(job))
         walk_whole<S>(job, room, &at);
     else
         walk_cut<S>(job, room, &at);
