@@ -32,7 +32,8 @@ typedef enum {
     RNG_INIT = 4,
     RNG_DROPOUT = 5,
     RNG_NEGATIVES = 6,
-    RNG_TEST = 7
+    RNG_TEST = 7,
+    RNG_TABLE = 8 /* first values of rows of dynamic tables */
 } rng_stream;
 
 RNG_FN rng_key rng_make_key(uint64_t seed, rng_stream stream) {

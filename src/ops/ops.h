@@ -425,8 +425,11 @@ typedef struct ops {
     status (*rank)(backend *be, const rank_args *a);
 } ops;
 
+struct table_ops;
+
 struct backend {
     const ops *ops;
+    const struct table_ops *tables; /* dynamic tables (ops/table.h); NULL: it has none */
     act_type act;
     const char *name; /* "cpu", "cuda:0" */
     const char *card; /* of a GPU: "NVIDIA H200"; else NULL */
