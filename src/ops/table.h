@@ -1,0 +1,405 @@
+/* table.h: the contract of a dynamic embedding table's device side.
+ *
+ * A table of src/embed is made of levels (tiers).  A LEVEL is an index of 64-bit keys in memory of
+ * a backend and, apart from it, one row of floats for each of its slots, in memory of the backend
+ * or in host memory that the backend can reach.  Here stand the layout of a level and its verbs,
+ * each stated once; src/cpu and src/cuda implement them, and leave the same bytes in the index
+ * whatever the number and order of threads and whatever the order of keys within a call.  Policies,
+ * tiers and files are above this, in src/embed.  The rules of ops.h hold (order of ops, counts of
+ * 0, no allocation once warm); one thread calls the verbs of a level at a time.
+ *
+ * Layout.  h = table_hash(key) is a bijection of all 2^64 keys, none of which is reserved.  The key
+ * belongs to bucket table_bucket(h, n_buckets), the high word of h * n_buckets, and to no other:
+ * 64 slots associate so well that hit rates are within 0.1 % of those of one big bucket (Zipf 1.05,
+ * LRU and LFU, 4 K to 128 K slots).  Because the bucket grows with h, keys in the order of their
+ * hashes are grouped by bucket at every level, whatever its size.
+ * A bucket is one block of TABLE_BUCKET_BYTES, 64-byte aligned:
+ *     digests (64) uint8    0: the slot is empty; else table_digest(h), 1..255
+ *     keys    (64) uint64
+ *     scores  (64) uint64   the policy's word: of two entries the smaller is evicted first
+ *     stamps  (64) uint32   step of the last write of the row, and TABLE_CLEAN
+ * A probe reads one line of digests (its matches are the bits of one 64-bit word) and, on a match,
+ * one key.  An empty slot's key, score and stamp are without meaning.  slot = 64 bucket + place in
+ * it, always 64-bit; the row of a slot lies at rows + slot * row_bytes.
+ *
+ * Row: `dim` values, then the state of the optimizer, all float32:
+ *     SGD none | Adam m (dim), v (dim) | AdaGrad s (dim) | row-wise AdaGrad s (1)
+ * filled up to row_bytes, a multiple of 16; the filling is never read. */
+#ifndef HSTU_OPS_TABLE_H
+#define HSTU_OPS_TABLE_H
+
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifdef __CUDACC__
+#define TABLE_FN static inline __host__ __device__
+#else
+#define TABLE_FN static inline
+#endif
+
+enum {
+    TABLE_SLOTS = 64, /* of a bucket */
+    TABLE_KEYS_AT = 64,
+    TABLE_SCORES_AT = TABLE_KEYS_AT + 8 * TABLE_SLOTS,
+    TABLE_STAMPS_AT = TABLE_SCORES_AT + 8 * TABLE_SLOTS,
+    TABLE_BUCKET_BYTES = TABLE_STAMPS_AT + 4 * TABLE_SLOTS /* 1344 */
+};
+
+/* The flag of a stamp: a copy with this very content lies in a lower tier, so that the row need not
+ * be written back.  Every write of the row clears it.  Steps are below 2^31. */
+#define TABLE_CLEAN 0x80000000u
+
+typedef struct table_level {
+    int64_t n_buckets;    /* >= 1 */
+    unsigned char *index; /* (n_buckets, TABLE_BUCKET_BYTES), zeroed when made */
+    unsigned char *rows;  /* (64 n_buckets, row_bytes) */
+    int64_t row_bytes;
+} table_level;
+
+/* The finalizer of MurmurHash3. */
+TABLE_FN uint64_t table_hash(uint64_t key) {
+    key = (key ^ key >> 33) * 0xff51afd7ed558ccdull;
+    key = (key ^ key >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return key ^ key >> 33;
+}
+
+/* The key of a hash. */
+TABLE_FN uint64_t table_unhash(uint64_t h) {
+    h = (h ^ h >> 33) * 0x9cb4b2f8129337dbull;
+    h = (h ^ h >> 33) * 0x4f74430c22a54005ull;
+    return h ^ h >> 33;
+}
+
+TABLE_FN int64_t table_bucket(uint64_t h, int64_t n_buckets) {
+#ifdef __CUDA_ARCH__
+    return (int64_t)__umul64hi(h, (uint64_t)n_buckets);
+#else
+    __extension__ typedef unsigned __int128 wide;
+    return (int64_t)((wide)h * (uint64_t)n_buckets >> 64);
+#endif
+}
+
+/* From the low half of the hash; the bucket is from its high bits. */
+TABLE_FN uint8_t table_digest(uint64_t h) {
+    return (uint8_t)(1 + ((uint64_t)(uint32_t)h * 255 >> 32));
+}
+
+TABLE_FN uint8_t *table_digests(const table_level *l, int64_t bucket) {
+    return l->index + bucket * TABLE_BUCKET_BYTES;
+}
+
+TABLE_FN uint64_t *table_keys(const table_level *l, int64_t bucket) {
+    return (uint64_t *)(l->index + bucket * TABLE_BUCKET_BYTES + TABLE_KEYS_AT);
+}
+
+TABLE_FN uint64_t *table_scores(const table_level *l, int64_t bucket) {
+    return (uint64_t *)(l->index + bucket * TABLE_BUCKET_BYTES + TABLE_SCORES_AT);
+}
+
+TABLE_FN uint32_t *table_stamps(const table_level *l, int64_t bucket) {
+    return (uint32_t *)(l->index + bucket * TABLE_BUCKET_BYTES + TABLE_STAMPS_AT);
+}
+
+TABLE_FN float *table_row(const table_level *l, int64_t slot) {
+    return (float *)(l->rows + slot * l->row_bytes);
+}
+
+/* ---- what the verbs share -------------------------------------------------------------------- */
+
+/* In every struct below, n is the number of keys (or slots) there is room for, < 2^31, and where
+ * n_real is not NULL only the first min(n, *n_real) of them are there: a count that lies in memory
+ * of the backend, as `unique` leaves it, so that nobody waits for it. */
+
+/* What a touch does to the score of an entry; w is scores[i], or `score` where scores is NULL. */
+typedef enum {
+    SCORE_KEEP, /* nothing; a new entry gets w */
+    SCORE_SET,  /* score = w */
+    SCORE_COUNT /* the high words are added, saturating at 2^32 - 1; the low word becomes w's: a
+                   count over the step of the last touch */
+} score_rule;
+
+TABLE_FN uint64_t table_touched(score_rule rule, uint64_t old, uint64_t w) {
+    if (rule == SCORE_KEEP) return old;
+    if (rule == SCORE_SET) return w;
+    uint64_t count = (old >> 32) + (w >> 32);
+    return (count > 0xffffffffu ? 0xffffffffu : count) << 32 | (w & 0xffffffffu);
+}
+
+/* ---- dedup ----------------------------------------------------------------------------------- */
+
+/* The different ids of a batch, and where they stand in it.  keys: ascending by hash.  Row u of the
+ * groups are the places of keys[u], ascending (row_groups of ops.h with V = *n_unique; begin has
+ * room for n + 1).  ids[i] = keys[inverse[i]]. */
+typedef struct table_unique_args {
+    int64_t n;
+    const uint64_t *ids; /* (n) */
+    uint64_t *keys;      /* (n) */
+    int64_t *n_unique;   /* (1) */
+    int32_t *inverse;    /* (n) */
+    int32_t *order;      /* (n); with begin, or both NULL */
+    int32_t *begin;      /* (n + 1) */
+} table_unique_args;
+
+/* ---- the index ------------------------------------------------------------------------------- */
+
+/* slot[i] = that of keys[i], or -1.  Found entries are touched by the rule.  Keys may repeat with
+ * SCORE_KEEP, and with SCORE_SET of one score; else each is there once.  Any order; that of hashes
+ * is the fastest. */
+typedef struct table_find_args {
+    int64_t n;
+    const int64_t *n_real;
+    const uint64_t *keys; /* (n) */
+    score_rule rule;
+    uint64_t score;
+    const uint64_t *scores; /* (n) or NULL */
+    int64_t *slot;          /* (n) */
+    uint64_t *out_scores;   /* (n) or NULL: after the touch; 0 where nothing was found */
+    uint32_t *out_stamps;   /* (n) or NULL: 0 where nothing was found */
+} table_find_args;
+
+typedef enum {
+    EVICT_NEVER,   /* a full bucket takes no new key */
+    EVICT_LOWER,   /* an entry goes only for a new key whose score is not below its own */
+    EVICT_SMALLEST /* the smallest goes, whatever the new key's score */
+} evict_rule;
+
+/* Entries that had to leave.  Their rows are untouched: they lie at `slot` until the caller writes
+ * the rows of the new keys.  Order: not defined. */
+typedef struct table_evicted {
+    uint64_t *keys;   /* (n of the call) each */
+    uint64_t *scores; /* */
+    uint32_t *stamps; /* */
+    int64_t *slot;    /* */
+} table_evicted;
+
+enum { PLACED_NEW, PLACED_EVICTED, PLACED_REJECTED, PLACED_COUNTS };
+
+/* Find or insert.  Keys: each once, in any order; is_ordered promises ascending hashes.
+ * For each bucket, in this order:
+ *  1. keys that are there are touched by the rule; none of them is evicted by this call.
+ *  2. The new keys, those of higher score first, of equal score those of smaller hash, take the
+ *     free places: the empty slots, ascending; then, unless EVICT_NEVER, the entries that were not
+ *     touched in 1, ascending by (score, key).  With EVICT_LOWER a new key whose entry has a higher
+ *     score than its own is rejected instead, and so are all after it.  New keys without a place
+ *     are rejected.
+ * A new entry has its digest, key, score w and stamp; its row holds what was there before. */
+typedef struct table_place_args {
+    int64_t n;
+    const int64_t *n_real;
+    const uint64_t *keys; /* (n) */
+    bool is_ordered;
+    score_rule rule;
+    uint64_t score;
+    const uint64_t *scores; /* (n) or NULL */
+    uint32_t stamp;         /* of new entries */
+    const uint32_t *stamps; /* (n) or NULL */
+    evict_rule evict;
+    int64_t *slot;         /* (n): -1 where rejected */
+    uint8_t *is_new;       /* (n): 1 new, 0 found or rejected */
+    table_evicted evicted; /* may be all NULL with EVICT_NEVER */
+    uint64_t *rejected;    /* (n) or NULL: the keys, order not defined */
+    int64_t *counts;       /* (PLACED_COUNTS): of new, evicted and rejected keys */
+} table_place_args;
+
+/* Empties the slots of keys that are there.  Keys: each once, in any order. */
+typedef struct table_erase_args {
+    int64_t n;
+    const int64_t *n_real;
+    const uint64_t *keys; /* (n) */
+    int64_t *slot;        /* (n) or NULL: where it was, or -1 */
+    int64_t *n_erased;    /* (1) or NULL */
+} table_erase_args;
+
+/* The entries of buckets first .. first + n_buckets - 1 whose score is in min_score .. max_score
+ * and whose stamp, without TABLE_CLEAN, is in min_stamp .. max_stamp; ascending by slot.  Outputs
+ * that are NULL are left out: with all NULL this only counts. */
+typedef struct table_scan_args {
+    int64_t first, n_buckets;
+    uint64_t min_score, max_score;
+    uint32_t min_stamp, max_stamp;
+    uint64_t *keys, *scores; /* (64 n_buckets) or NULL */
+    uint32_t *stamps;        /* with TABLE_CLEAN */
+    int64_t *slot;
+    int64_t *n; /* (1): how many */
+} table_scan_args;
+
+/* stamps[slot[i]] = stamps[i], or `stamp` where stamps is NULL; negative slots are left out. */
+typedef struct table_stamp_args {
+    int64_t n;
+    const int64_t *n_real;
+    const int64_t *slot; /* (n) */
+    uint32_t stamp;
+    const uint32_t *stamps; /* (n) or NULL */
+} table_stamp_args;
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* read: staging[i] = the first n_floats of the row of slot[i]; a negative slot reads as zeros.
+ * write: the other way; negative slots are left out, and those with only[i] = 0 where `only` is not
+ * NULL.  A slot is written once at most.  Stamps are not changed. */
+typedef struct table_rows_args {
+    int64_t n;
+    const int64_t *n_real;
+    const int64_t *slot; /* (n) */
+    const uint8_t *only; /* (n) or NULL; write only */
+    int32_t n_floats;    /* values alone, or with state */
+    float *staging;      /* rows of n_floats, `stride` floats apart */
+    int64_t stride;      /* >= n_floats */
+} table_rows_args;
+
+typedef enum { FIRST_CONSTANT, FIRST_UNIFORM, FIRST_NORMAL } first_kind;
+
+/* The first values of a row: a function of (seed, key, column) alone, by integers and one rounding,
+ * so that neither device nor order of insertion matter.  See table_first_value. */
+typedef struct table_first {
+    first_kind kind;
+    rng_key key; /* rng_make_key(seed, RNG_TABLE) */
+    float unit;  /* table_first_unit: what an integer draw is multiplied by; or the constant */
+    float state; /* every number of the optimizer's state */
+} table_first;
+
+/* kind's unit for uniform numbers in [-scale, scale), or normal ones of deviation `scale`. */
+double table_first_unit(first_kind kind, double scale);
+
+/* Uniform: 2 (word >> 8) - 2^24, of word column % 4 of the block (key, column / 4).  Normal: a
+ * block a column (0x80000000 | column); its eight halves of words are added and centred, which is
+ * normal enough (within 4.9 deviations) and exact. */
+TABLE_FN float table_first_value(const table_first *f, uint64_t key, uint32_t column) {
+    if (f->kind == FIRST_CONSTANT) return f->unit;
+    uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+    if (f->kind == FIRST_UNIFORM) {
+        rng_block b = rng_draw(f->key, low, high, column / 4, 0);
+        return (float)((int32_t)(b.word[column % 4] >> 8) * 2 - 16777216) * f->unit;
+    }
+    rng_block b = rng_draw(f->key, low, high, 0x80000000u | column, 0);
+    int32_t sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (int32_t)(b.word[i] & 0xffff) + (int32_t)(b.word[i] >> 16);
+    return (float)(2 * sum - 8 * 65535) * f->unit;
+}
+
+/* Writes whole rows: dim first values, then n_state times `state`.  Slots are left out as by write.
+ */
+typedef struct table_init_args {
+    int64_t n;
+    const int64_t *n_real;
+    const int64_t *slot;  /* (n) */
+    const uint8_t *only;  /* (n) or NULL */
+    const uint64_t *keys; /* (n) */
+    int32_t dim, n_state;
+    table_first first;
+} table_init_args;
+
+typedef enum { ROW_SGD, ROW_ADAM, ROW_ADAGRAD, ROW_ROWWISE_ADAGRAD } row_opt;
+
+/* Floats of state behind the values. */
+TABLE_FN int32_t table_n_state(row_opt opt, int32_t dim) {
+    return opt == ROW_SGD ? 0 : opt == ROW_ADAM ? 2 * dim : opt == ROW_ADAGRAD ? dim : 1;
+}
+
+/* One step of the optimizer on each row, g = grad[i] * *grad_scale (NULL: 1), wd = weight_decay:
+ *   sgd      w -= lr (g + wd w)
+ *   adam     w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
+ *            w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
+ *   adagrad  s += g^2;        w -= lr g / (sqrt(s) + eps)
+ *   rowwise  s += mean(g^2);  w -= lr g / (sqrt(s) + eps)
+ * Each slot once; negative ones are left out.  The row's stamp becomes `stamp`.  Where *grad_scale
+ * is 0 nothing happens at all.  grad is only read. */
+typedef struct table_update_args {
+    int64_t n;
+    const int64_t *n_real;
+    const int64_t *slot; /* (n) */
+    row_opt opt;
+    int32_t dim;
+    const float *grad; /* (n, dim) */
+    const float *grad_scale;
+    float lr, beta1, beta2, eps, weight_decay;
+    int64_t step; /* t, from 1 */
+    uint32_t stamp;
+} table_update_args;
+
+/* ---- lookups --------------------------------------------------------------------------------- */
+
+typedef enum { POOL_NONE, POOL_SUM, POOL_MEAN } pool_kind;
+
+/* y[b] = sum over i in offsets[b] .. offsets[b + 1] - 1 of weight[i] row(i), POOL_MEAN: divided by
+ * the number of i (weights not counted; an empty bag is zeros).  POOL_NONE: y[i] = weight[i]
+ * row(i), offsets not looked at.  row(i) is the row of slot[inverse[i]], of slot[i] where inverse
+ * is NULL, and staging row inverse[i] where slot is NULL and the level's `rows` are the staging.  A
+ * negative slot or inverse reads as zeros.  Sums run in the order of i. */
+typedef struct table_pool_args {
+    int64_t n; /* places */
+    pool_kind kind;
+    int64_t n_bags;
+    const int64_t *offsets; /* (n_bags + 1) */
+    const int64_t *slot;
+    const int32_t *inverse; /* (n) */
+    const float *weight;    /* (n) or NULL: 1 */
+    int32_t dim;
+    float *y; /* (n_bags, dim), POOL_NONE: (n, dim) */
+} table_pool_args;
+
+/* grad[u] = sum over the places i of group u, ascending, of weight[i] dy[bag of i] (POOL_MEAN: over
+ * the bag's size).  Replaces grad. */
+typedef struct table_pool_grad_args {
+    int64_t n; /* places */
+    pool_kind kind;
+    int64_t n_bags;
+    const int64_t *offsets;       /* (n_bags + 1) */
+    const int32_t *order, *begin; /* as `unique` left them */
+    int64_t n_groups;
+    const int64_t *n_real; /* of the groups */
+    const float *weight;   /* (n) or NULL */
+    int32_t dim;
+    const float *dy; /* (n_bags, dim), POOL_NONE: (n, dim) */
+    float *grad;     /* (n_groups, dim) */
+} table_pool_grad_args;
+
+/* find and read in one pass, without a touch, for evaluation and serving; over several tables of
+ * one dim at once.  Keys of part p are keys[begin[p]] .. keys[begin[p + 1] - 1], with repeats, in
+ * any order.  y[i] = the values of the row; where the key is not there zeros, or its first values
+ * where `first` is not NULL. */
+enum { TABLE_MAX_PARTS = 64 };
+
+typedef struct table_lookup_args {
+    int32_t n_parts;           /* <= TABLE_MAX_PARTS */
+    const table_level *levels; /* (n_parts) host */
+    const int64_t *begin;      /* (n_parts + 1) host */
+    const uint64_t *keys;
+    int32_t dim;
+    const table_first *first; /* (n_parts) host, or NULL */
+    float *y;                 /* (n, dim) */
+    uint8_t *is_found;        /* (n) or NULL */
+} table_lookup_args;
+
+/* ---- the vtable ------------------------------------------------------------------------------ */
+
+typedef enum { TABLE_ON_DEVICE, TABLE_ON_HOST } table_memory;
+
+typedef struct table_ops {
+    /* Large memory, not zeroed: of the device, or of the host where the device reaches it too. */
+    status (*alloc)(backend *be, void **out, size_t bytes, table_memory where);
+    void (*release)(backend *be, void *memory, table_memory where);
+
+    status (*unique)(backend *be, const table_unique_args *a);
+    status (*find)(backend *be, const table_level *l, const table_find_args *a);
+    status (*place)(backend *be, const table_level *l, const table_place_args *a);
+    status (*erase)(backend *be, const table_level *l, const table_erase_args *a);
+    status (*scan)(backend *be, const table_level *l, const table_scan_args *a);
+    status (*stamp)(backend *be, const table_level *l, const table_stamp_args *a);
+    status (*read)(backend *be, const table_level *l, const table_rows_args *a);
+    status (*write)(backend *be, const table_level *l, const table_rows_args *a);
+    status (*init)(backend *be, const table_level *l, const table_init_args *a);
+    status (*update)(backend *be, const table_level *l, const table_update_args *a);
+    status (*pool)(backend *be, const table_level *l, const table_pool_args *a);
+    status (*pool_grad)(backend *be, const table_pool_grad_args *a);
+    status (*lookup)(backend *be, const table_lookup_args *a);
+} table_ops;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
