@@ -34,10 +34,10 @@ int test_device_options(int argc, char **argv, int at) {
 
 bool test_device_runs(const char *file) {
     static const char *const stems[] = {
-        "api_attn",        "attn",         "attn_bwd", "cuda",   "device",
-        "dropout",         "gate",         "l2",       "linear", "logits_loss",
-        "model",           "negatives",    "norm",     "rank",   "rows",
-        "sampled_softmax", "softmax_attn", "update"};
+        "api_attn",        "attn",         "attn_bwd", "cuda",       "device",
+        "dropout",         "gate",         "l2",       "linear",     "logits_loss",
+        "model",           "negatives",    "norm",     "rank",       "rows",
+        "sampled_softmax", "softmax_attn", "table",    "table_rows", "update"};
     if (test_on.kind == ON_CPU) return true;
     if (strncmp(file, "test_", 5) != 0) return false;
     for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
@@ -74,4 +74,16 @@ status test_backend(backend **out, pool *workers) {
     if (test_on.kind == ON_MIRROR) return mirror_create(out, below, true, test_on.p);
     *out = below;
     return OK;
+}
+
+status test_real_backend(backend **out, pool *workers) {
+    *out = NULL;
+    if (test_on.kind != ON_CUDA) return backend_create_cpu(out, workers);
+    TRY(share_cuda());
+    *out = shared;
+    return OK;
+}
+
+void test_real_backend_end(backend *be) {
+    if (be != shared) backend_destroy(be);
 }

@@ -30,4 +30,9 @@ bool test_device_runs(const char *file);
  * process share what lies below. */
 status test_backend(backend **out, pool *workers);
 
+/* The device itself, without a mirror: its memory may be out of the host's reach.  Ended by
+ * test_real_backend_end alone. */
+status test_real_backend(backend **out, pool *workers);
+void test_real_backend_end(backend *be);
+
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "cpu/cpu.h"
+#include "cpu/table.h"
 
 /* One block for each worker, and one more, the last, for the calling thread (CPU_SHARED).  The pad
  * keeps the slots of two workers off one cache line while both grow. */
@@ -153,6 +154,7 @@ status backend_create_cpu(backend **out, pool *workers) {
         return st;
     }
     *be = (backend){.ops = &cpu_ops,
+                    .tables = &cpu_table_ops,
                     .act = ACT_F32,
                     .name = "cpu",
                     .workers = workers,

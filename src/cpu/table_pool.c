@@ -1,0 +1,219 @@
+/* Lookups (ops/table.h): pool, its gradient, and find and read in one.
+ *
+ * pool is parallel over bags.  A segment of a bag's places is resolved to rows first, while the
+ * rows of places ahead are asked for; then its columns are summed a few vectors at a time, which
+ * stay in registers over all rows of the segment.  The limit is the misses of rows at random
+ * places. */
+#include <string.h>
+
+#include "cpu/table.h"
+#include "cpu/vec.h"
+
+enum { POOL_AHEAD = 16, SEGMENT = 32, BLOCK = 4 * VEC, LOOKUP_BLOCK = 128 };
+
+typedef struct pool_job {
+    const table_level *l;
+    const table_pool_args *a;
+    int64_t n_bags; /* of a chunk */
+} pool_job;
+
+/* NULL: zeros. */
+static inline const float *row_at(const table_level *l, const table_pool_args *a, int64_t i) {
+    int64_t at = a->inverse != NULL ? a->inverse[i] : i;
+    if (at >= 0 && a->slot != NULL) at = a->slot[at];
+    return at < 0 ? NULL : table_row(l, at);
+}
+
+TABLE_ASK ask_place(const table_level *l, const table_pool_args *a, int64_t i) {
+    if (i >= a->n) return;
+    const float *row = row_at(l, a, i);
+    if (row != NULL) table_ask_row(row, a->dim);
+}
+
+static inline float weight_at(const float *weight, int64_t i) {
+    return weight != NULL ? weight[i] : 1;
+}
+
+static void add_row(float *restrict y, int32_t dim, const float *restrict row, float w) {
+    for (int32_t c = 0; c < dim; c++)
+        y[c] += w * row[c];
+}
+
+/* Rows to be added up, with their weights. */
+typedef struct segment {
+    int64_t first; /* place */
+    int n;
+    const float *row[SEGMENT];
+    float weight[SEGMENT];
+} segment;
+
+/* y[c .. c + BLOCK - 1] += weight row[c .. c + BLOCK - 1], row by row.  The first block asks for
+ * the rows of places ahead, one for each row that it adds: a burst of them would wait for itself.
+ */
+static inline void add_block(const pool_job *job, const segment *s, int32_t c, float *y,
+                             bool is_weighted) {
+    vec sum[4];
+    for (int k = 0; k < 4; k++)
+        sum[k] = vec_load(y + c + k * VEC);
+    for (int r = 0; r < s->n; r++) {
+        const float *row = s->row[r] + c;
+        vec w = vec_all(is_weighted ? s->weight[r] : 1);
+        if (c == 0) ask_place(job->l, job->a, s->first + r + POOL_AHEAD);
+        for (int k = 0; k < 4; k++)
+            sum[k] += is_weighted ? w * vec_load(row + k * VEC) : vec_load(row + k * VEC);
+    }
+    for (int k = 0; k < 4; k++)
+        vec_store(y + c + k * VEC, sum[k]);
+}
+
+static void add_segment(const pool_job *job, const segment *s, float *y) {
+    int32_t c = 0, dim = job->a->dim;
+    for (; c + BLOCK <= dim; c += BLOCK)
+        if (job->a->weight == NULL)
+            add_block(job, s, c, y, false);
+        else
+            add_block(job, s, c, y, true);
+    for (int r = 0; c < dim && r < s->n; r++) {
+        if (c == 0) ask_place(job->l, job->a, s->first + r + POOL_AHEAD);
+        add_row(y + c, dim - c, s->row[r] + c, s->weight[r]);
+    }
+}
+
+/* y += the rows of places first .. end - 1, in this order. */
+static void add_places(const pool_job *job, int64_t first, int64_t end, float *y) {
+    const table_pool_args *a = job->a;
+    while (first < end) {
+        int64_t stop = end - first < SEGMENT ? end : first + SEGMENT;
+        segment s;
+        s.first = first;
+        s.n = 0;
+        for (; first < stop; first++) {
+            s.row[s.n] = row_at(job->l, a, first);
+            s.weight[s.n] = weight_at(a->weight, first);
+            s.n += s.row[s.n] != NULL;
+        }
+        add_segment(job, &s, y);
+    }
+}
+
+static status pool_chunk(void *ctx, int64_t chunk, int worker) {
+    const pool_job *job = ctx;
+    const table_pool_args *a = job->a;
+    bool is_none = a->kind == POOL_NONE;
+    cpu_range bags = cpu_chunk(chunk, job->n_bags, is_none ? a->n : a->n_bags);
+    (void)worker;
+    for (int64_t b = bags.first; b < bags.end; b++) {
+        int64_t first = is_none ? b : a->offsets[b], end = is_none ? b + 1 : a->offsets[b + 1];
+        float *y = a->y + b * a->dim;
+        memset(y, 0, (size_t)a->dim * sizeof *y);
+        add_places(job, first, end, y);
+        if (a->kind != POOL_MEAN || end - first < 2) continue;
+        float count = (float)(end - first);
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] /= count;
+    }
+    return OK;
+}
+
+status cpu_table_pool(backend *be, const table_level *l, const table_pool_args *a) {
+    int64_t n = a->kind == POOL_NONE ? a->n : a->n_bags;
+    int64_t per_bag = n > 0 ? cpu_n_chunks(a->n, n) : 1; /* places, on average */
+    int64_t numbers = (per_bag + 1) * a->dim;
+    pool_job job = {l, a, cpu_rows_per_chunk(n, numbers < 16384 ? (int32_t)numbers : 16384)};
+    return pool_run(be->workers, cpu_n_chunks(n, job.n_bags), pool_chunk, &job);
+}
+
+typedef struct grad_job {
+    const table_pool_grad_args *a;
+    int64_t n, n_rows;
+} grad_job;
+
+/* The bag of place i: the last that begins at i or before. */
+static int64_t bag_of(const int64_t *offsets, int64_t n_bags, int64_t i) {
+    int64_t low = 0, high = n_bags;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (offsets[middle] <= i)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static status grad_chunk(void *ctx, int64_t chunk, int worker) {
+    const grad_job *job = ctx;
+    const table_pool_grad_args *a = job->a;
+    cpu_range part = cpu_chunk(chunk, job->n_rows, job->n);
+    (void)worker;
+    for (int64_t u = part.first; u < part.end; u++) {
+        float *grad = a->grad + u * a->dim;
+        memset(grad, 0, (size_t)a->dim * sizeof *grad);
+        for (int32_t k = a->begin[u]; k < a->begin[u + 1]; k++) {
+            int64_t i = a->order[k], bag = i;
+            float w = weight_at(a->weight, i);
+            if (a->kind != POOL_NONE) bag = bag_of(a->offsets, a->n_bags, i);
+            if (a->kind == POOL_MEAN) w /= (float)(a->offsets[bag + 1] - a->offsets[bag]);
+            add_row(grad, a->dim, a->dy + bag * a->dim, w);
+        }
+    }
+    return OK;
+}
+
+status cpu_table_pool_grad(backend *be, const table_pool_grad_args *a) {
+    grad_job job = {a, table_n_there(a->n_groups, a->n_real), 0};
+    job.n_rows = cpu_rows_per_chunk(job.n, a->dim);
+    return pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), grad_chunk, &job);
+}
+
+/* What is not there: zeros, or first values. */
+static void fill_missing(const table_lookup_args *a, int part, int64_t i) {
+    float *y = a->y + i * a->dim;
+    if (a->first == NULL)
+        memset(y, 0, (size_t)a->dim * sizeof *y);
+    else
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] = table_first_value(&a->first[part], a->keys[i], (uint32_t)c);
+}
+
+typedef struct lookup_job {
+    backend *be;
+    const table_lookup_args *a;
+    int part;
+} lookup_job;
+
+/* One thread's block of keys: find asks for their index, read for their rows. */
+static status lookup_chunk(void *ctx, int64_t chunk, int worker) {
+    const lookup_job *job = ctx;
+    const table_lookup_args *a = job->a;
+    const table_level *l = &a->levels[job->part];
+    int64_t first = a->begin[job->part];
+    cpu_range part = cpu_chunk(chunk, LOOKUP_BLOCK, a->begin[job->part + 1] - first);
+    backend alone = *job->be;
+    int64_t slot[LOOKUP_BLOCK];
+    (void)worker;
+    alone.workers = NULL;
+    first += part.first;
+    table_find_args find = {.n = part.end - part.first, .keys = a->keys + first, .slot = slot};
+    TRY(cpu_table_find(&alone, l, &find));
+    table_rows_args rows = {.n = find.n,
+                            .slot = slot,
+                            .n_floats = a->dim,
+                            .staging = a->y + first * a->dim,
+                            .stride = a->dim};
+    TRY(cpu_table_read(&alone, l, &rows));
+    for (int64_t i = 0; i < find.n; i++) {
+        if (slot[i] < 0) fill_missing(a, job->part, first + i);
+        if (a->is_found != NULL) a->is_found[first + i] = slot[i] >= 0;
+    }
+    return OK;
+}
+
+status cpu_table_lookup(backend *be, const table_lookup_args *a) {
+    for (int p = 0; p < a->n_parts; p++) {
+        lookup_job job = {be, a, p};
+        int64_t n = a->begin[p + 1] - a->begin[p];
+        TRY(pool_run(be->workers, cpu_n_chunks(n, LOOKUP_BLOCK), lookup_chunk, &job));
+    }
+    return OK;
+}
