@@ -1,0 +1,218 @@
+/* The seam of training (table.h): fetch, update and pooling of a batch. */
+#include <string.h>
+
+#include "embed/table_int.h"
+
+/* Staging as a level, for the verbs that write rows by slot. */
+static table_level staging_level(const embed_table *t) {
+    return (table_level){.rows = (unsigned char *)t->d.staging,
+                         .row_bytes = (int64_t)t->stride * (int64_t)sizeof(float)};
+}
+
+/* Lists the keys of the batch without a place in level 0 that `wants` says; d.list_slot are their
+ * rows of staging.  The number. */
+static status list_rows(embed_table *t, bool (*wants)(const embed_table *, int64_t), int64_t *out) {
+    embed_host *h = &t->h;
+    int64_t n = 0;
+    for (int64_t u = 0; u < t->batch.n_unique; u++) {
+        if (h->where[u] == IN_LEVEL0 || !wants(t, u)) continue;
+        h->list_of[n] = (int32_t)u;
+        h->list_keys[n] = h->keys[u];
+        h->list_slot[n++] = u;
+    }
+    *out = n;
+    if (n == 0) return OK;
+    TRY(EMBED_IN(t, t->d.list_keys, h->list_keys, n));
+    return EMBED_IN(t, t->d.list_slot, h->list_slot, n);
+}
+
+static bool is_in_level1(const embed_table *t, int64_t u) {
+    return t->h.slot[0][u] < 0 && t->h.slot[1][u] >= 0;
+}
+
+static bool is_in_store_only(const embed_table *t, int64_t u) {
+    return t->h.where[u] == IN_STORE && t->h.slot[0][u] < 0 && t->h.slot[1][u] < 0;
+}
+
+static bool has_no_row(const embed_table *t, int64_t u) {
+    whereabouts where = (whereabouts)t->h.where[u];
+    return where == IS_REFUSED || where == IS_REJECTED || where == IS_ABSENT;
+}
+
+/* d.moved (n, dim) to the listed rows of staging. */
+static status stage_moved(embed_table *t, int64_t n) {
+    table_level staging = staging_level(t);
+    table_rows_args write = {.n = n,
+                             .slot = t->d.list_slot,
+                             .n_floats = t->config.dim,
+                             .staging = t->d.moved,
+                             .stride = t->config.dim};
+    return t->v->write(t->be, &staging, &write);
+}
+
+static status stage_level1(embed_table *t) {
+    embed_host *h = &t->h;
+    int64_t n;
+    TRY(list_rows(t, is_in_level1, &n));
+    if (n == 0) return OK;
+    table_rows_args read = {.n = n,
+                            .slot = t->d.list_slot,
+                            .n_floats = t->config.dim,
+                            .staging = t->d.moved,
+                            .stride = t->config.dim};
+    for (int64_t i = 0; i < n; i++)
+        h->list_slot[i] = h->slot[1][h->list_of[i]];
+    TRY(EMBED_IN(t, t->d.list_slot, h->list_slot, n));
+    TRY(t->v->read(t->be, &t->level[1], &read));
+    for (int64_t i = 0; i < n; i++)
+        h->list_slot[i] = h->list_of[i];
+    TRY(EMBED_IN(t, t->d.list_slot, h->list_slot, n));
+    return stage_moved(t, n);
+}
+
+static status stage_store(embed_table *t) {
+    embed_host *h = &t->h;
+    size_t dim = (size_t)t->config.dim;
+    int64_t n;
+    TRY(list_rows(t, is_in_store_only, &n));
+    if (n == 0) return OK;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(h->out_rows + (size_t)i * dim,
+               h->store_rows + (size_t)h->at[h->list_of[i]] * (size_t)t->n_floats,
+               dim * sizeof(float));
+    TRY(EMBED_IN(t, t->d.moved, h->out_rows, n * t->config.dim));
+    return stage_moved(t, n);
+}
+
+static status stage_first(embed_table *t) {
+    table_level staging = staging_level(t);
+    int64_t n;
+    TRY(list_rows(t, has_no_row, &n));
+    if (n == 0) return OK;
+    table_init_args init = {.n = n,
+                            .slot = t->d.list_slot,
+                            .keys = t->d.list_keys,
+                            .dim = t->config.dim,
+                            .first = t->first};
+    return t->v->init(t->be, &staging, &init);
+}
+
+/* Fills staging from wherever the rows are. */
+static status stage(embed_table *t, fetch_mode mode) {
+    table_rows_args read = {.n = t->batch.n_unique,
+                            .slot = t->d.slot[0],
+                            .n_floats = t->config.dim,
+                            .staging = t->d.staging,
+                            .stride = t->stride};
+    TRY(t->v->read(t->be, &t->level[0], &read));
+    TRY(stage_level1(t));
+    TRY(stage_store(t));
+    return mode == FETCH_ZERO ? OK : stage_first(t);
+}
+
+/* Of the repeats of an id the largest score. */
+static status merge_scores(embed_table *t, const uint64_t *scores) {
+    embed_host *h = &t->h;
+    memset(h->given_scores, 0, (size_t)t->batch.n_unique * sizeof *h->given_scores);
+    TRY(EMBED_OUT(t, h->inverse, t->d.inverse, t->batch.n));
+    for (int64_t i = 0; i < t->batch.n; i++) {
+        uint64_t *score = &h->given_scores[h->inverse[i]];
+        if (scores[i] > *score) *score = scores[i];
+    }
+    return OK;
+}
+
+static embed_bring bring_of(const embed_table *t, const uint64_t *scores) {
+    uint64_t step = (uint64_t)t->step, clock = t->clock;
+    embed_bring bring = {.rule = SCORE_SET, .score = clock};
+    if (t->config.policy == POLICY_STEP || t->config.policy == POLICY_CUSTOM) bring.score = step;
+    if (t->config.policy == POLICY_LFU) {
+        bring.rule = SCORE_COUNT;
+        bring.score = 1ull << 32 | (clock & 0xffffffffu);
+    }
+    if (scores != NULL) bring.scores = t->h.given_scores;
+    return bring;
+}
+
+status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
+                   const uint64_t *scores, const embed_batch **out) {
+    *out = NULL;
+    if (n > t->config.max_batch)
+        return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
+                    (long long)n, (long long)t->config.max_batch);
+    if (scores != NULL && t->config.policy != POLICY_CUSTOM)
+        return fail(ERR_USAGE, "scores are for dynamic tables with the eviction policy 'custom'");
+    TRY(embed_dedup(t, n, ids));
+    if (mode == FETCH_INSERT) {
+        t->clock++;
+        embed_bring bring = bring_of(t, scores);
+        if (scores != NULL) TRY(merge_scores(t, scores));
+        TRY(embed_settle(t, &bring));
+    } else {
+        TRY(embed_locate(t));
+    }
+    TRY(stage(t, mode));
+    *out = &t->batch;
+    return OK;
+}
+
+status embed_find_slots(embed_table *t) {
+    for (int i = 0; i < t->n_levels; i++) {
+        table_find_args find = {.n = t->batch.n_unique, .keys = t->d.keys, .slot = t->d.slot[i]};
+        TRY(t->v->find(t->be, &t->level[i], &find));
+    }
+    t->has_below = t->n_levels > 1;
+    t->slots_hold = true;
+    return OK;
+}
+
+status embed_update(embed_table *t, const float *grad, const embed_step_args *args) {
+    if (!t->slots_hold) TRY(embed_find_slots(t));
+    for (int i = 0; i < (t->has_below ? 2 : 1); i++) {
+        table_update_args a = {.n = t->batch.n_unique,
+                               .slot = t->d.slot[i],
+                               .opt = t->config.opt,
+                               .dim = t->config.dim,
+                               .grad = grad,
+                               .grad_scale = args->grad_scale,
+                               .lr = args->lr,
+                               .beta1 = args->beta1,
+                               .beta2 = args->beta2,
+                               .eps = args->eps,
+                               .weight_decay = args->weight_decay,
+                               .step = args->step,
+                               .stamp = (uint32_t)t->step};
+        TRY(t->v->update(t->be, &t->level[i], &a));
+    }
+    return OK;
+}
+
+status embed_pool(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
+                  const float *weight, float *y) {
+    table_level staging = staging_level(t);
+    table_pool_args a = {.n = t->batch.n,
+                         .kind = kind,
+                         .n_bags = n_bags,
+                         .offsets = offsets,
+                         .inverse = t->d.inverse,
+                         .weight = weight,
+                         .dim = t->config.dim,
+                         .y = y};
+    return t->v->pool(t->be, &staging, &a);
+}
+
+status embed_pool_grad(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
+                       const float *weight, const float *dy, float *grad) {
+    table_pool_grad_args a = {.n = t->batch.n,
+                              .kind = kind,
+                              .n_bags = n_bags,
+                              .offsets = offsets,
+                              .order = t->d.order,
+                              .begin = t->d.begin,
+                              .n_groups = t->batch.n_unique,
+                              .weight = weight,
+                              .dim = t->config.dim,
+                              .dy = dy,
+                              .grad = grad};
+    return t->v->pool_grad(t->be, &a);
+}

@@ -1,0 +1,514 @@
+/* A batch through the tiers (table.h): which keys are where, what moves up, what is pushed down.
+ *
+ * The index verbs do all the work on keys; here lists are made of their answers.  All lists keep
+ * the order of hashes, so that a level sees its buckets one after the other.  Rows are read from a
+ * place before anything is written there: place changes the index alone. */
+#include <string.h>
+
+#include "embed/table_int.h"
+
+status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
+    embed_device *d = &t->d;
+    embed_batch *b = &t->batch;
+    table_unique_args a = {n, d->ids, d->keys, d->n_unique, d->inverse, d->order, d->begin};
+    t->slots_hold = t->has_below = false;
+    TRY(EMBED_IN(t, d->ids, ids, n));
+    TRY(t->v->unique(t->be, &a));
+    *b = (embed_batch){.n = n,
+                       .keys = d->keys,
+                       .inverse = d->inverse,
+                       .order = d->order,
+                       .begin = d->begin,
+                       .rows = d->staging,
+                       .stride = t->stride,
+                       .rejected = t->h.rejected};
+    return EMBED_OUT(t, &b->n_unique, d->n_unique, 1);
+}
+
+/* ---- where are they? ------------------------------------------------------------------------- */
+
+/* Lists the keys of the batch that are `where`; the number. */
+static int64_t list_keys(embed_table *t, whereabouts where) {
+    embed_host *h = &t->h;
+    int64_t n = 0;
+    for (int64_t u = 0; u < t->batch.n_unique; u++)
+        if (h->where[u] == where) {
+            h->list_of[n] = (int32_t)u;
+            h->list_keys[n++] = h->keys[u];
+        }
+    return n;
+}
+
+static status locate_level0(embed_table *t) {
+    embed_host *h = &t->h;
+    int64_t n = t->batch.n_unique;
+    table_find_args a = {.n = n, .keys = t->d.keys, .slot = t->d.slot[0]};
+    TRY(t->v->find(t->be, &t->level[0], &a));
+    TRY(EMBED_OUT(t, h->slot[0], t->d.slot[0], n));
+    for (int64_t u = 0; u < n; u++) {
+        h->where[u] = h->slot[0][u] >= 0 ? IN_LEVEL0 : IS_ABSENT;
+        h->slot[1][u] = -1;
+    }
+    return OK;
+}
+
+static status locate_level1(embed_table *t) {
+    embed_host *h = &t->h;
+    embed_device *d = &t->d;
+    int64_t n = list_keys(t, IS_ABSENT);
+    if (n == 0) return OK;
+    table_find_args a = {.n = n,
+                         .keys = d->list_keys,
+                         .slot = d->list_slot,
+                         .out_scores = d->list_scores,
+                         .out_stamps = d->list_stamps};
+    TRY(EMBED_IN(t, d->list_keys, h->list_keys, n));
+    TRY(t->v->find(t->be, &t->level[1], &a));
+    TRY(EMBED_OUT(t, h->list_slot, d->list_slot, n));
+    TRY(EMBED_OUT(t, h->list_scores, d->list_scores, n));
+    TRY(EMBED_OUT(t, h->list_stamps, d->list_stamps, n));
+    for (int64_t i = 0; i < n; i++) {
+        int32_t u = h->list_of[i];
+        if (h->list_slot[i] < 0) continue;
+        h->where[u] = IN_LEVEL1;
+        h->slot[1][u] = h->list_slot[i];
+        h->scores[u] = h->list_scores[i];
+        h->stamps[u] = h->list_stamps[i];
+    }
+    return OK;
+}
+
+/* A row of the store has its clean copy there. */
+static status locate_store(embed_table *t) {
+    embed_host *h = &t->h;
+    embed_store *store = t->config.store;
+    int64_t n = list_keys(t, IS_ABSENT);
+    if (n == 0) return OK;
+    TRY(store->get(store, n, h->list_keys, h->flags, h->list_scores, h->list_stamps,
+                   h->store_rows));
+    for (int64_t i = 0; i < n; i++) {
+        int32_t u = h->list_of[i];
+        if (!h->flags[i]) continue;
+        h->where[u] = IN_STORE;
+        h->at[u] = (int32_t)i;
+        h->scores[u] = h->list_scores[i];
+        h->stamps[u] = h->list_stamps[i] | TABLE_CLEAN;
+    }
+    return OK;
+}
+
+status embed_locate(embed_table *t) {
+    TRY(EMBED_OUT(t, t->h.keys, t->d.keys, t->batch.n_unique));
+    TRY(locate_level0(t));
+    if (t->n_levels > 1) TRY(locate_level1(t));
+    if (t->config.store != NULL) TRY(locate_store(t));
+    return OK;
+}
+
+/* ---- admission ------------------------------------------------------------------------------- */
+
+static bool is_admitted(embed_table *t, uint64_t key, uint32_t times) {
+    const embed_config *c = &t->config;
+    if (c->admit_count > 1 && sketch_add(&t->seen, table_hash(key), times) < c->admit_count)
+        return false;
+    if (c->admit_rate <= 0 || c->admit_rate >= 1) return true;
+    rng_block b = rng_draw64(rng_make_key(c->seed ^ 0x61646d6974ull, RNG_TABLE), key, t->clock);
+    return rng_uniform(b.word[0]) < c->admit_rate;
+}
+
+static bool has_admission(const embed_table *t) {
+    const embed_config *c = &t->config;
+    return c->admit_count > 1 || (c->admit_rate > 0 && c->admit_rate < 1);
+}
+
+/* Absent keys become new or refused ones.  Their repeats in the batch count, as the groups of the
+ * dedup tell: h.list_of holds their begins for a moment. */
+static status admit(embed_table *t, bool is_import) {
+    embed_host *h = &t->h;
+    bool asks = has_admission(t) && !is_import;
+    int64_t n = t->batch.n_unique;
+    if (asks) TRY(EMBED_OUT(t, h->list_of, t->d.begin, n));
+    for (int64_t u = 0; u < n; u++) {
+        if (h->where[u] != IS_ABSENT) continue;
+        int64_t end = asks && u + 1 < n ? h->list_of[u + 1] : t->batch.n;
+        uint32_t times = asks ? (uint32_t)(end - h->list_of[u]) : 1;
+        bool is_in = !asks || is_admitted(t, h->keys[u], times);
+        h->where[u] = is_in ? IS_NEW : IS_REFUSED;
+        t->batch.n_refused += !is_in;
+    }
+    return OK;
+}
+
+/* ---- down ------------------------------------------------------------------------------------ */
+
+/* To the store go the rows that are not there already, packed to the front of h.out_*. */
+static status write_back(embed_table *t, const embed_rows *rows) {
+    embed_host *h = &t->h;
+    size_t row = (size_t)t->n_floats;
+    int64_t n = 0;
+    for (int64_t i = 0; i < rows->n; i++) {
+        if (rows->stamps[i] & TABLE_CLEAN) continue;
+        h->out_keys[n] = rows->keys[i];
+        h->out_scores[n] = rows->scores[i];
+        h->out_stamps[n] = rows->stamps[i];
+        memmove(h->out_rows + (size_t)n * row, rows->rows + (size_t)i * row, row * sizeof(float));
+        n++;
+    }
+    embed_rows dirty = {n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+    t->counts.n_written += n;
+    return n == 0 ? OK : t->config.store->put(t->config.store, &dirty);
+}
+
+status embed_spill(embed_table *t, const embed_rows *rows) {
+    if (rows->n == 0) return OK;
+    t->counts.n_demoted[t->n_levels - 1] += rows->n;
+    if (t->config.store != NULL) return write_back(t, rows);
+    t->counts.n_evicted += rows->n;
+    if (t->config.left != NULL) t->config.left(t->config.left_ctx, LEFT_EVICTED, rows);
+    return embed_note_left(t, rows->n, rows->keys);
+}
+
+/* Does anybody want the rows that are pushed out of the levels? */
+static bool wants_rows(const embed_table *t) {
+    return t->config.store != NULL || t->config.left != NULL;
+}
+
+/* The `n` entries of d.evicted, whose rows lie in `level`, leave the levels. */
+static status spill_evicted(embed_table *t, const table_level *level, int64_t n) {
+    embed_host *h = &t->h;
+    embed_rows rows = {n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+    table_rows_args read = {.n = n,
+                            .slot = t->d.evicted.slot,
+                            .n_floats = t->n_floats,
+                            .staging = t->d.moved,
+                            .stride = t->n_floats};
+    if (n == 0) return OK;
+    TRY(EMBED_OUT(t, h->out_keys, t->d.evicted.keys, n));
+    TRY(EMBED_OUT(t, h->out_scores, t->d.evicted.scores, n));
+    TRY(EMBED_OUT(t, h->out_stamps, t->d.evicted.stamps, n));
+    if (wants_rows(t)) {
+        TRY(t->v->read(t->be, level, &read));
+        TRY(EMBED_OUT(t, h->out_rows, t->d.moved, n * t->n_floats));
+    }
+    return embed_spill(t, &rows);
+}
+
+/* Entries of the list that level 1 did not take either; the batch's own keys among them stay where
+ * they are, in the store. */
+static status spill_rejected(embed_table *t, int64_t n) {
+    embed_host *h = &t->h;
+    int64_t n_out = 0;
+    size_t row = (size_t)t->n_floats;
+    if (wants_rows(t)) TRY(EMBED_OUT(t, h->out_rows, t->d.pushed, n * t->n_floats));
+    for (int64_t i = 0; i < n; i++) {
+        if (h->list_slot[i] >= 0 || h->list_of[i] >= 0) continue;
+        h->out_keys[n_out] = h->list_keys[i];
+        h->out_scores[n_out] = h->list_scores[i];
+        h->out_stamps[n_out] = h->list_stamps[i];
+        memmove(h->out_rows + (size_t)n_out * row, h->out_rows + (size_t)i * row,
+                row * sizeof(float));
+        n_out++;
+    }
+    embed_rows rows = {n_out, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+    return embed_spill(t, &rows);
+}
+
+status embed_demote(embed_table *t, int64_t n, score_rule rule) {
+    embed_host *h = &t->h;
+    embed_device *d = &t->d;
+    int64_t counts[PLACED_COUNTS];
+    if (n == 0) return OK;
+    TRY(EMBED_IN(t, d->list_keys, h->list_keys, n));
+    TRY(EMBED_IN(t, d->list_scores, h->list_scores, n));
+    TRY(EMBED_IN(t, d->list_stamps, h->list_stamps, n));
+    table_place_args place = {.n = n,
+                              .keys = d->list_keys,
+                              .rule = rule,
+                              .scores = d->list_scores,
+                              .stamps = d->list_stamps,
+                              .evict = EVICT_LOWER,
+                              .slot = d->list_slot,
+                              .is_new = d->is_new,
+                              .evicted = d->evicted,
+                              .counts = d->counts};
+    table_rows_args write = {.n = n,
+                             .slot = d->list_slot,
+                             .only = d->is_new,
+                             .n_floats = t->n_floats,
+                             .staging = d->pushed,
+                             .stride = t->n_floats};
+    TRY(t->v->place(t->be, &t->level[1], &place));
+    TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
+    TRY(EMBED_OUT(t, h->list_slot, d->list_slot, n));
+    TRY(spill_evicted(t, &t->level[1], counts[PLACED_EVICTED]));
+    TRY(t->v->write(t->be, &t->level[1], &write));
+    if (counts[PLACED_REJECTED] > 0) TRY(spill_rejected(t, n));
+    for (int64_t i = 0; i < n; i++) {
+        int32_t u = h->list_of[i];
+        if (u < 0) continue;
+        h->slot[1][u] = h->list_slot[i];
+        t->has_below = t->has_below || h->list_slot[i] >= 0;
+    }
+    return OK;
+}
+
+/* ---- up -------------------------------------------------------------------------------------- */
+
+/* What place is to write for each key that is not refused, in the lists; their number. */
+static int64_t list_wanted(embed_table *t, const embed_bring *bring) {
+    embed_host *h = &t->h;
+    int64_t n = 0;
+    for (int64_t u = 0; u < t->batch.n_unique; u++) {
+        if (h->where[u] == IS_REFUSED) continue;
+        bool is_below = h->where[u] == IN_LEVEL1 || h->where[u] == IN_STORE;
+        uint64_t w = bring->scores != NULL ? bring->scores[u] : bring->score;
+        h->list_of[n] = (int32_t)u;
+        h->list_keys[n] = h->keys[u];
+        h->list_scores[n] = is_below ? table_touched(bring->rule, h->scores[u], w) : w;
+        h->list_stamps[n] = is_below                ? h->stamps[u]
+                            : bring->stamps != NULL ? bring->stamps[u]
+                                                    : (uint32_t)t->step;
+        n++;
+    }
+    return n;
+}
+
+static evict_rule evict_of(const embed_table *t) {
+    embed_policy policy = t->config.policy;
+    return policy == POLICY_NONE     ? EVICT_NEVER
+           : policy == POLICY_CUSTOM ? EVICT_LOWER
+                                     : EVICT_SMALLEST;
+}
+
+/* Places the wanted keys in level 0; d.evicted are those that it pushed out. */
+static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_evicted) {
+    embed_host *h = &t->h;
+    embed_device *d = &t->d;
+    int64_t counts[PLACED_COUNTS], n = list_wanted(t, bring);
+    table_place_args place = {.n = n,
+                              .keys = d->list_keys,
+                              .is_ordered = true,
+                              .rule = bring->rule,
+                              .scores = d->list_scores,
+                              .stamps = d->list_stamps,
+                              .evict = evict_of(t),
+                              .slot = d->list_slot,
+                              .is_new = d->is_new,
+                              .evicted = d->evicted,
+                              .counts = d->counts};
+    TRY(EMBED_IN(t, d->list_keys, h->list_keys, n));
+    TRY(EMBED_IN(t, d->list_scores, h->list_scores, n));
+    TRY(EMBED_IN(t, d->list_stamps, h->list_stamps, n));
+    TRY(t->v->place(t->be, &t->level[0], &place));
+    TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
+    TRY(EMBED_OUT(t, h->list_slot, d->list_slot, n));
+    for (int64_t u = 0; u < t->batch.n_unique; u++)
+        h->slot[0][u] = -1;
+    for (int64_t i = 0; i < n; i++)
+        h->slot[0][h->list_of[i]] = h->list_slot[i];
+    *n_evicted = counts[PLACED_EVICTED];
+    return OK;
+}
+
+/* h.list_slot = slots of the listed keys in `level`; those without are left out of what follows. */
+static status upload_slots(embed_table *t, int level, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        t->h.list_slot[i] = t->h.slot[level][t->h.list_of[i]];
+    return EMBED_IN(t, t->d.list_slot, t->h.list_slot, n);
+}
+
+/* Rows in d.moved, one for each listed key, go to their slots in level 0. */
+static status write_moved(embed_table *t, int64_t n) {
+    table_rows_args write = {.n = n,
+                             .slot = t->d.list_slot,
+                             .n_floats = t->n_floats,
+                             .staging = t->d.moved,
+                             .stride = t->n_floats};
+    TRY(upload_slots(t, 0, n));
+    return t->v->write(t->be, &t->level[0], &write);
+}
+
+/* Rows of level 1 whose key has a place in level 0 now. */
+static status lift_level1(embed_table *t) {
+    embed_host *h = &t->h;
+    int64_t n = list_keys(t, IN_LEVEL1), n_lifted = 0;
+    if (n == 0) return OK;
+    table_rows_args read = {.n = n,
+                            .slot = t->d.list_slot,
+                            .n_floats = t->n_floats,
+                            .staging = t->d.moved,
+                            .stride = t->n_floats};
+    TRY(upload_slots(t, 1, n));
+    TRY(t->v->read(t->be, &t->level[1], &read));
+    TRY(write_moved(t, n));
+    for (int64_t i = 0; i < n; i++)
+        if (h->slot[0][h->list_of[i]] >= 0) {
+            h->slot[1][h->list_of[i]] = -1;
+            h->list_keys[n_lifted++] = h->list_keys[i];
+        }
+    table_erase_args erase = {.n = n_lifted, .keys = t->d.list_keys};
+    TRY(EMBED_IN(t, t->d.list_keys, h->list_keys, n_lifted));
+    return t->v->erase(t->be, &t->level[1], &erase);
+}
+
+static status lift_store(embed_table *t) {
+    embed_host *h = &t->h;
+    size_t row = (size_t)t->n_floats;
+    int64_t n = list_keys(t, IN_STORE);
+    if (n == 0) return OK;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(h->out_rows + (size_t)i * row, h->store_rows + (size_t)h->at[h->list_of[i]] * row,
+               row * sizeof(float));
+    TRY(EMBED_IN(t, t->d.moved, h->out_rows, n * t->n_floats));
+    return write_moved(t, n);
+}
+
+static status make_new(embed_table *t) {
+    int64_t n = list_keys(t, IS_NEW);
+    if (n == 0) return OK;
+    table_init_args init = {.n = n,
+                            .slot = t->d.list_slot,
+                            .keys = t->d.list_keys,
+                            .dim = t->config.dim,
+                            .n_state = t->n_floats - t->config.dim,
+                            .first = t->first};
+    TRY(EMBED_IN(t, t->d.list_keys, t->h.list_keys, n));
+    TRY(upload_slots(t, 0, n));
+    return t->v->init(t->be, &t->level[0], &init);
+}
+
+/* The list for level 1: the n entries that level 0 pushed out, and the batch's own keys that level
+ * 0 had no place for: those of level 1 are named so that they are not pushed out, those of the
+ * store are to live there.  Rows: d.pushed. */
+static status list_for_level1(embed_table *t, const embed_bring *bring, int64_t n_evicted,
+                              int64_t *out) {
+    embed_host *h = &t->h;
+    size_t row = (size_t)t->n_floats;
+    int64_t n = n_evicted;
+    TRY(EMBED_OUT(t, h->list_keys, t->d.evicted.keys, n));
+    TRY(EMBED_OUT(t, h->list_scores, t->d.evicted.scores, n));
+    TRY(EMBED_OUT(t, h->list_stamps, t->d.evicted.stamps, n));
+    for (int64_t i = 0; i < n; i++)
+        h->list_of[i] = -1;
+    for (int64_t u = 0; u < t->batch.n_unique; u++) {
+        uint64_t w = bring->scores != NULL ? bring->scores[u] : bring->score;
+        bool is_in_store = h->where[u] == IN_STORE;
+        if (h->slot[0][u] >= 0 || (h->where[u] != IN_LEVEL1 && !is_in_store)) continue;
+        h->list_of[n] = (int32_t)u;
+        h->list_keys[n] = h->keys[u];
+        h->list_scores[n] = is_in_store ? table_touched(bring->rule, h->scores[u], w) : w;
+        h->list_stamps[n] = h->stamps[u];
+        if (is_in_store)
+            TRY(t->be->ops->copy_in(t->be, t->d.pushed + (size_t)n * row,
+                                    h->store_rows + (size_t)h->at[u] * row, row * sizeof(float)));
+        n++;
+    }
+    *out = n;
+    return OK;
+}
+
+/* Keys with a place in no level.  One of the store stays there; its row can be read, not stepped.
+ */
+static void reject_rest(embed_table *t) {
+    embed_host *h = &t->h;
+    for (int64_t u = 0; u < t->batch.n_unique; u++) {
+        if (h->slot[0][u] >= 0 || h->slot[1][u] >= 0 || h->where[u] == IS_REFUSED) continue;
+        if (h->where[u] != IN_STORE) h->where[u] = IS_REJECTED;
+        h->rejected[t->batch.n_rejected++] = h->keys[u];
+    }
+}
+
+static void count_batch(embed_table *t) {
+    for (int64_t u = 0; u < t->batch.n_unique; u++) {
+        whereabouts where = (whereabouts)t->h.where[u];
+        if (where <= IN_STORE) t->counts.hits[where]++;
+        t->counts.n_new += where == IS_NEW && t->h.slot[0][u] >= 0;
+    }
+}
+
+static status move_rows(embed_table *t, const embed_bring *bring, int64_t n_evicted) {
+    int64_t n_list = 0;
+    table_rows_args read = {.n = n_evicted,
+                            .slot = t->d.evicted.slot,
+                            .n_floats = t->n_floats,
+                            .staging = t->d.pushed,
+                            .stride = t->n_floats};
+    if (t->n_levels > 1) {
+        t->counts.n_demoted[0] += n_evicted;
+        TRY(t->v->read(t->be, &t->level[0], &read));
+        TRY(lift_level1(t));
+    } else {
+        TRY(spill_evicted(t, &t->level[0], n_evicted));
+    }
+    TRY(lift_store(t));
+    TRY(make_new(t));
+    if (t->n_levels == 1) return OK;
+    TRY(list_for_level1(t, bring, n_evicted, &n_list));
+    return embed_demote(t, n_list, bring->rule);
+}
+
+/* One level and every key admitted: place says all there is to know, and the device needs no lists.
+ */
+static status settle_simply(embed_table *t, const embed_bring *bring) {
+    embed_host *h = &t->h;
+    embed_device *d = &t->d;
+    int64_t n = t->batch.n_unique, counts[PLACED_COUNTS];
+    table_place_args place = {.n = n,
+                              .keys = d->keys,
+                              .is_ordered = true,
+                              .rule = bring->rule,
+                              .score = bring->score,
+                              .stamp = (uint32_t)t->step,
+                              .evict = evict_of(t),
+                              .slot = d->slot[0],
+                              .is_new = d->is_new,
+                              .evicted = d->evicted,
+                              .counts = d->counts};
+    table_init_args init = {.n = n,
+                            .slot = d->slot[0],
+                            .only = d->is_new,
+                            .keys = d->keys,
+                            .dim = t->config.dim,
+                            .n_state = t->n_floats - t->config.dim,
+                            .first = t->first};
+    if (bring->scores != NULL) {
+        TRY(EMBED_IN(t, d->list_scores, bring->scores, n));
+        place.scores = d->list_scores;
+    }
+    TRY(t->v->place(t->be, &t->level[0], &place));
+    TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
+    TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
+    TRY(t->v->init(t->be, &t->level[0], &init));
+    t->counts.n_new += counts[PLACED_NEW];
+    t->counts.hits[0] += n - counts[PLACED_NEW] - counts[PLACED_REJECTED];
+    memset(h->where, IN_LEVEL0, (size_t)n);
+    if (counts[PLACED_REJECTED] == 0) return OK;
+    TRY(EMBED_OUT(t, h->keys, d->keys, n));
+    TRY(EMBED_OUT(t, h->slot[0], d->slot[0], n));
+    for (int64_t u = 0; u < n; u++)
+        h->slot[1][u] = -1;
+    reject_rest(t);
+    return OK;
+}
+
+static status settle_tiers(embed_table *t, const embed_bring *bring) {
+    int64_t n_evicted = 0;
+    TRY(embed_locate(t));
+    TRY(admit(t, bring->is_import));
+    TRY(place_wanted(t, bring, &n_evicted));
+    count_batch(t);
+    TRY(move_rows(t, bring, n_evicted));
+    reject_rest(t);
+    TRY(EMBED_IN(t, t->d.slot[0], t->h.slot[0], t->batch.n_unique));
+    return EMBED_IN(t, t->d.slot[1], t->h.slot[1], t->batch.n_unique);
+}
+
+status embed_settle(embed_table *t, const embed_bring *bring) {
+    bool is_simple =
+        t->n_levels == 1 && t->config.store == NULL && !has_admission(t) && !bring->is_import;
+    TRY(is_simple ? settle_simply(t, bring) : settle_tiers(t, bring));
+    t->counts.n_rejected += t->batch.n_rejected;
+    t->counts.n_refused += t->batch.n_refused;
+    t->slots_hold = true;
+    return OK;
+}

@@ -1,0 +1,350 @@
+/* A store that is one log file (store.h): calls are appended as records with a checksum, and a map
+ * in memory knows where the newest row of each key lies.
+ *
+ * Opening reads the log from the start and ends it at the first record that is torn: what a crash
+ * left half-written never counts.  When most of the log is rows that were replaced, the others are
+ * written to a new one, which takes its place by renaming.  A row costs 32 bytes of memory. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/crc32.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "embed/key_map.h"
+#include "embed/store.h"
+
+enum { PATH_BYTES = 4096, EACH_ROWS = 1024, KEPT_GARBAGE = 1 << 22 };
+
+typedef enum { RECORD_ROWS = 1, RECORD_ERASE = 2 } record_kind;
+
+typedef struct log_head {
+    char magic[8];
+    uint32_t n_floats;
+    uint32_t crc; /* of what is above */
+} log_head;
+
+/* Behind it: keys (n) uint64; of rows also scores (n) uint64, rows (n, n_floats), stamps (n)
+ * uint32.
+ */
+typedef struct record {
+    uint32_t kind, n;
+    uint32_t crc;      /* of what is behind */
+    uint32_t head_crc; /* of what is above */
+} record;
+
+typedef struct log_store {
+    embed_store base; /* first: a store is a log_store */
+    char path[PATH_BYTES];
+    int file;
+    uint64_t end;        /* of the log */
+    uint64_t live_bytes; /* of rows that count */
+    key_map map;
+    unsigned char *buffer; /* one record */
+    size_t buffer_capacity;
+} log_store;
+
+static const char log_magic[8] = "HSTULOG";
+
+static size_t rows_bytes(const log_store *s, size_t n) {
+    return n * (20 + (size_t)s->base.n_floats * sizeof(float));
+}
+
+static status read_at(const log_store *s, void *to, size_t n, uint64_t at) {
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pread(s->file, (char *)to + done, n - done, (off_t)(at + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno("%s: cannot read", s->path);
+        if (got == 0) return fail(ERR_FORMAT, "%s: ends at %zu bytes", s->path, (size_t)at + done);
+        done += (size_t)got;
+    }
+    return OK;
+}
+
+/* Appends all of it, or leaves the log as it was. */
+static status append(log_store *s, const void *bytes, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t put = pwrite(s->file, (const char *)bytes + done, n - done, (off_t)(s->end + done));
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) {
+            /* What is cut off here would be found torn when the log is opened again. */
+            status st = fail_errno("%s: cannot write; is the disk full?", s->path);
+            (void)!ftruncate(s->file, (off_t)s->end);
+            return st;
+        }
+        done += (size_t)put;
+    }
+    s->end += n;
+    return OK;
+}
+
+static status room(log_store *s, size_t bytes) {
+    return mem_reserve((void **)&s->buffer, &s->buffer_capacity, bytes, 1);
+}
+
+static record make_record(record_kind kind, size_t n, const void *payload, size_t bytes) {
+    record r = {.kind = kind, .n = (uint32_t)n, .crc = crc32_add(0, payload, bytes)};
+    r.head_crc = crc32_add(0, &r, offsetof(record, head_crc));
+    return r;
+}
+
+/* Notes where the rows of a record are, whose payload begins at `at`. */
+static status learn_rows(log_store *s, size_t n, const unsigned char *payload, uint64_t at) {
+    size_t row = (size_t)s->base.n_floats * sizeof(float);
+    const unsigned char *scores = payload + 8 * n, *stamps = payload + n * (16 + row);
+    for (size_t i = 0; i < n; i++) {
+        key_entry e = {.at = at + 16 * n + i * row};
+        bool was_there;
+        memcpy(&e.key, payload + 8 * i, 8);
+        memcpy(&e.score, scores + 8 * i, 8);
+        memcpy(&e.stamp, stamps + 4 * i, 4);
+        TRY(key_map_put(&s->map, &e, &was_there));
+        if (!was_there) s->live_bytes += rows_bytes(s, 1);
+    }
+    return OK;
+}
+
+static void learn_erased(log_store *s, size_t n, const unsigned char *payload) {
+    for (size_t i = 0; i < n; i++) {
+        uint64_t key;
+        memcpy(&key, payload + 8 * i, 8);
+        if (key_map_erase(&s->map, key)) s->live_bytes -= rows_bytes(s, 1);
+    }
+}
+
+/* Writes one record of rows: payload and head in one piece, so that a torn one shows. */
+static status append_rows(log_store *s, const embed_rows *rows) {
+    size_t n = (size_t)rows->n, row = (size_t)s->base.n_floats * sizeof(float);
+    size_t bytes = rows_bytes(s, n);
+    TRY(room(s, sizeof(record) + bytes));
+    unsigned char *payload = s->buffer + sizeof(record);
+    memcpy(payload, rows->keys, 8 * n);
+    memcpy(payload + 8 * n, rows->scores, 8 * n);
+    memcpy(payload + 16 * n, rows->rows, n * row);
+    memcpy(payload + n * (16 + row), rows->stamps, 4 * n);
+    record r = make_record(RECORD_ROWS, n, payload, bytes);
+    memcpy(s->buffer, &r, sizeof r);
+    uint64_t at = s->end + sizeof r;
+    TRY(append(s, s->buffer, sizeof r + bytes));
+    return learn_rows(s, n, payload, at);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* *is_whole: the record at s->end is there in full and was learnt. */
+static status learn_record(log_store *s, uint64_t file_bytes, bool *is_whole) {
+    record r;
+    *is_whole = false;
+    if (file_bytes - s->end < sizeof r) return OK;
+    TRY(read_at(s, &r, sizeof r, s->end));
+    bool is_rows = r.kind == RECORD_ROWS;
+    size_t bytes = is_rows ? rows_bytes(s, r.n) : 8 * (size_t)r.n;
+    if (r.head_crc != crc32_add(0, &r, offsetof(record, head_crc)) ||
+        (!is_rows && r.kind != RECORD_ERASE) || file_bytes - s->end - sizeof r < bytes)
+        return OK;
+    TRY(room(s, bytes + 1));
+    TRY(read_at(s, s->buffer, bytes, s->end + sizeof r));
+    if (crc32_add(0, s->buffer, bytes) != r.crc) return OK;
+    if (is_rows)
+        TRY(learn_rows(s, r.n, s->buffer, s->end + sizeof r));
+    else
+        learn_erased(s, r.n, s->buffer);
+    s->end += sizeof r + bytes;
+    *is_whole = true;
+    return OK;
+}
+
+static log_head make_head(int32_t n_floats) {
+    log_head h = {.n_floats = (uint32_t)n_floats};
+    memcpy(h.magic, log_magic, sizeof h.magic);
+    h.crc = crc32_add(0, &h, offsetof(log_head, crc));
+    return h;
+}
+
+static status learn_log(log_store *s) {
+    struct stat about;
+    log_head h, want = make_head(s->base.n_floats);
+    bool is_whole = true;
+    if (fstat(s->file, &about) != 0) return fail_errno("%s: cannot be looked at", s->path);
+    uint64_t file_bytes = (uint64_t)about.st_size;
+    if (file_bytes < sizeof h) { /* new, or torn at birth */
+        if (ftruncate(s->file, 0) != 0) return fail_errno("%s: cannot be cut", s->path);
+        return append(s, &want, sizeof want);
+    }
+    TRY(read_at(s, &h, sizeof h, 0));
+    if (memcmp(h.magic, want.magic, sizeof h.magic) != 0 || h.crc != crc32_add(0, &h, 12))
+        return fail(ERR_FORMAT, "%s: not a log of rows", s->path);
+    if (h.n_floats != want.n_floats)
+        return fail(ERR_FORMAT, "%s: holds rows of %u floats; the table's have %d", s->path,
+                    h.n_floats, s->base.n_floats);
+    s->end = sizeof h;
+    while (is_whole)
+        TRY(learn_record(s, file_bytes, &is_whole));
+    if (ftruncate(s->file, (off_t)s->end) != 0) return fail_errno("%s: cannot be cut", s->path);
+    return OK;
+}
+
+static status open_file(log_store *s) {
+    s->file = open(s->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    return s->file >= 0 ? OK : fail_errno("%s: cannot be opened", s->path);
+}
+
+/* ---- the verbs ------------------------------------------------------------------------------- */
+
+static status log_get(embed_store *base, int64_t n, const uint64_t *keys, uint8_t *is_found,
+                      uint64_t *scores, uint32_t *stamps, float *rows) {
+    log_store *s = (log_store *)base;
+    size_t row = (size_t)base->n_floats;
+    for (int64_t i = 0; i < n; i++) {
+        const key_entry *e = key_map_find(&s->map, keys[i]);
+        is_found[i] = e != NULL;
+        if (e == NULL) continue;
+        scores[i] = e->score;
+        stamps[i] = e->stamp;
+        TRY(read_at(s, rows + (size_t)i * row, row * sizeof(float), e->at));
+    }
+    return OK;
+}
+
+static status log_each(embed_store *base, embed_visit visit, void *ctx) {
+    log_store *s = (log_store *)base;
+    size_t row = (size_t)base->n_floats;
+    uint64_t keys[EACH_ROWS], scores[EACH_ROWS];
+    uint32_t stamps[EACH_ROWS];
+    float *rows;
+    int64_t n = 0;
+    TRY(mem_alloc_raw((void **)&rows, EACH_ROWS * row, sizeof *rows));
+    status st = OK;
+    for (uint64_t i = 0; st == OK && i <= s->map.mask; i++) {
+        const key_entry *e = &s->map.entries[i];
+        if (e->at != 0) {
+            keys[n] = e->key;
+            scores[n] = e->score;
+            stamps[n] = e->stamp;
+            st = read_at(s, rows + (size_t)n++ * row, row * sizeof(float), e->at);
+        }
+        if (st == OK && n > 0 && (n == EACH_ROWS || i == s->map.mask)) {
+            embed_rows piece = {n, keys, scores, stamps, rows, base->n_floats};
+            st = visit(ctx, &piece);
+            n = 0;
+        }
+    }
+    mem_free(rows);
+    return st;
+}
+
+/* ---- a new log ------------------------------------------------------------------------------- */
+
+static status copy_piece(void *ctx, const embed_rows *rows) {
+    return append_rows(ctx, rows);
+}
+
+/* The live rows in a log beside, which is renamed over this one when it is whole. */
+static status compact(log_store *s) {
+    log_store *fresh;
+    TRY(MEM_NEW(&fresh, 1));
+    fresh->base = s->base;
+    fresh->file = -1;
+    log_head head = make_head(s->base.n_floats);
+    status st = key_map_init(&fresh->map);
+    int n = snprintf(fresh->path, sizeof fresh->path, "%s.new", s->path);
+    if (st == OK && (size_t)n >= sizeof fresh->path) st = fail(ERR_USAGE, "%s: too long", s->path);
+    if (st == OK && unlink(fresh->path) != 0 && errno != ENOENT)
+        st = fail_errno("%s: cannot be removed", fresh->path);
+    if (st == OK) st = open_file(fresh);
+    if (st == OK) st = append(fresh, &head, sizeof head);
+    if (st == OK) st = log_each(&s->base, copy_piece, fresh);
+    if (st == OK && fdatasync(fresh->file) != 0) st = fail_errno("%s: fsync", fresh->path);
+    if (st == OK && rename(fresh->path, s->path) != 0) st = fail_errno("%s: rename", s->path);
+    log_store *gone = fresh;
+    if (st == OK) { /* The fresh one's inside moves into s, and the old inside goes. */
+        int file = s->file;
+        key_map map = s->map;
+        s->file = fresh->file;
+        s->map = fresh->map;
+        s->end = fresh->end;
+        s->live_bytes = fresh->live_bytes;
+        gone->file = file;
+        gone->map = map;
+    }
+    if (gone->file >= 0) close(gone->file);
+    key_map_fini(&gone->map);
+    mem_free(gone->buffer);
+    mem_free(gone);
+    return st;
+}
+
+static status compact_if_due(log_store *s) {
+    return s->end > 2 * s->live_bytes + KEPT_GARBAGE ? compact(s) : OK;
+}
+
+static status log_put(embed_store *base, const embed_rows *rows) {
+    log_store *s = (log_store *)base;
+    if (rows->n == 0) return OK;
+    TRY(append_rows(s, rows));
+    return compact_if_due(s);
+}
+
+static status log_erase(embed_store *base, int64_t n, const uint64_t *keys) {
+    log_store *s = (log_store *)base;
+    size_t n_there = 0;
+    TRY(room(s, sizeof(record) + 8 * (size_t)n));
+    unsigned char *payload = s->buffer + sizeof(record);
+    for (int64_t i = 0; i < n; i++)
+        if (key_map_find(&s->map, keys[i]) != NULL) memcpy(payload + 8 * n_there++, &keys[i], 8);
+    if (n_there == 0) return OK;
+    record r = make_record(RECORD_ERASE, n_there, payload, 8 * n_there);
+    memcpy(s->buffer, &r, sizeof r);
+    TRY(append(s, s->buffer, sizeof r + 8 * n_there));
+    learn_erased(s, n_there, payload);
+    return compact_if_due(s);
+}
+
+static status log_clear(embed_store *base) {
+    log_store *s = (log_store *)base;
+    if (ftruncate(s->file, sizeof(log_head)) != 0) return fail_errno("%s: cannot be cut", s->path);
+    s->end = sizeof(log_head);
+    s->live_bytes = 0;
+    key_map_fini(&s->map);
+    return key_map_init(&s->map);
+}
+
+static status log_flush(embed_store *base) {
+    log_store *s = (log_store *)base;
+    return fdatasync(s->file) == 0 ? OK : fail_errno("%s: fsync", s->path);
+}
+
+static void log_destroy(embed_store *base) {
+    log_store *s = (log_store *)base;
+    if (s->file >= 0) close(s->file);
+    key_map_fini(&s->map);
+    mem_free(s->buffer);
+    mem_free(s);
+}
+
+status embed_store_open_log(embed_store **out, const char *folder, int32_t n_floats) {
+    log_store *s;
+    *out = NULL;
+    TRY(folder_create(folder, NULL));
+    TRY(MEM_NEW(&s, 1));
+    s->base = (embed_store){n_floats, "log",     log_get,   log_put,    log_erase,
+                            log_each, log_clear, log_flush, log_destroy};
+    s->file = -1;
+    status st = path_join(s->path, sizeof s->path, folder, "rows.log");
+    if (st == OK) st = key_map_init(&s->map);
+    if (st == OK) st = open_file(s);
+    if (st == OK) st = learn_log(s);
+    if (st != OK) {
+        log_destroy(&s->base);
+        return st;
+    }
+    *out = &s->base;
+    return OK;
+}
+
+void embed_store_destroy(embed_store *s) {
+    if (s != NULL) s->destroy(s);
+}

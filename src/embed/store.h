@@ -1,0 +1,55 @@
+/* A store: the lowest tier of a dynamic table, where rows lie on disk.
+ *
+ * A small table of functions, so that the engine can be exchanged: the log of log_store.c, which is
+ * always there, or RocksDB (rocks_store.c) where the build found it.  All memory is the host's.  A
+ * store keeps `n_floats` floats a row with its score and stamp (ops/table.h).  Calls come from one
+ * thread at a time. */
+#ifndef HSTU_EMBED_STORE_H
+#define HSTU_EMBED_STORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* Rows with what goes with them, as they travel between tiers and files; a view. */
+typedef struct embed_rows {
+    int64_t n;
+    const uint64_t *keys;   /* (n) */
+    const uint64_t *scores; /* (n) */
+    const uint32_t *stamps; /* (n) */
+    const float *rows;      /* (n, n_floats) */
+    int32_t n_floats;
+} embed_rows;
+
+/* Takes some rows, which are valid until it returns; a failure ends the visit. */
+typedef status (*embed_visit)(void *ctx, const embed_rows *rows);
+
+typedef struct embed_store embed_store;
+
+struct embed_store {
+    int32_t n_floats;
+    const char *name; /* of the engine */
+    /* rows[i], scores[i], stamps[i] of keys[i] where it is there (is_found[i] = 1); others are left
+     * as they are. */
+    status (*get)(embed_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
+                  uint64_t *scores, uint32_t *stamps, float *rows);
+    /* Writes all or none: after a crash during the call either holds. */
+    status (*put)(embed_store *s, const embed_rows *rows);
+    status (*erase)(embed_store *s, int64_t n, const uint64_t *keys);
+    /* All rows, in pieces, in any order.  The visitor does not write to the store. */
+    status (*each)(embed_store *s, embed_visit visit, void *ctx);
+    status (*clear)(embed_store *s);
+    status (*flush)(embed_store *s); /* what was put survives a crash from here on */
+    void (*destroy)(embed_store *s);
+};
+
+void embed_store_destroy(embed_store *s); /* NULL is fine */
+
+/* A log in `folder` (made where it is missing), which holds what an earlier run left. */
+status embed_store_open_log(embed_store **out, const char *folder, int32_t n_floats);
+
+/* A RocksDB in `folder`; ERR_UNSUPPORTED where this build is without it. */
+status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats);
+
+#endif

@@ -1,0 +1,215 @@
+#include "embed/table_int.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { STEP_MAX = INT32_MAX, BATCH_MAX = 1 << 30 };
+
+static status check_config(const backend *be, const embed_config *c) {
+    if (be->tables == NULL)
+        return fail(ERR_UNSUPPORTED, "%s has no dynamic tables; use --device cpu", be->name);
+    if (c->dim < 1 || c->dim > 65536)
+        return fail(ERR_CONFIG, "a dynamic table of dimension %d; 1 to 65536 are possible", c->dim);
+    if (c->capacity[0] < 1 || c->capacity[1] < 0 || c->capacity[0] > (int64_t)1 << 48 ||
+        c->capacity[1] > (int64_t)1 << 48)
+        return fail(ERR_CONFIG, "a dynamic table of %lld + %lld rows; level 0 needs at least 1",
+                    (long long)c->capacity[0], (long long)c->capacity[1]);
+    if (c->max_batch < 1 || c->max_batch > BATCH_MAX)
+        return fail(ERR_CONFIG, "batches of %lld ids; 1 to 2^30 are possible",
+                    (long long)c->max_batch);
+    if (c->policy == POLICY_NONE && (c->capacity[1] > 0 || c->store != NULL))
+        return fail(ERR_CONFIG, "eviction policy 'none' moves no rows, so it works with one level; "
+                                "with host memory or a store below choose lru: nothing is lost");
+    if (c->admit_rate < 0 || c->admit_rate > 1)
+        return fail(ERR_CONFIG, "an admission probability of %g; 0 to 1 are possible",
+                    (double)c->admit_rate);
+    int32_t n_floats = c->dim + table_n_state(c->opt, c->dim);
+    if (c->store != NULL && c->store->n_floats != n_floats)
+        return fail(ERR_CONFIG, "the store holds rows of %d floats, the table of %d",
+                    c->store->n_floats, n_floats);
+    return OK;
+}
+
+status embed_level_create(embed_table *t, int level, int64_t capacity, table_level *out) {
+    table_level l = {.n_buckets = (capacity + TABLE_SLOTS - 1) / TABLE_SLOTS,
+                     .row_bytes = ((int64_t)t->n_floats + 3) / 4 * 16};
+    table_memory where = level > 0 || t->config.is_on_host ? TABLE_ON_HOST : TABLE_ON_DEVICE;
+    size_t index_bytes = (size_t)l.n_buckets * TABLE_BUCKET_BYTES, rows_bytes;
+    void *index = NULL, *rows = NULL;
+    *out = (table_level){0};
+    if (__builtin_mul_overflow((size_t)l.n_buckets * TABLE_SLOTS, (size_t)l.row_bytes, &rows_bytes))
+        return fail(ERR_NOMEM, "a table of %lld rows of %lld bytes is larger than any memory",
+                    (long long)capacity, (long long)l.row_bytes);
+    status st = t->v->alloc(t->be, &index, index_bytes, TABLE_ON_DEVICE);
+    if (st == OK) st = t->v->alloc(t->be, &rows, rows_bytes, where);
+    if (st == OK) st = t->be->ops->zero(t->be, index, index_bytes);
+    l.index = index;
+    l.rows = rows;
+    *out = l;
+    return st;
+}
+
+void embed_level_destroy(embed_table *t, int level, table_level *l) {
+    table_memory where = level > 0 || t->config.is_on_host ? TABLE_ON_HOST : TABLE_ON_DEVICE;
+    if (l->index != NULL) t->v->release(t->be, l->index, TABLE_ON_DEVICE);
+    if (l->rows != NULL) t->v->release(t->be, l->rows, where);
+    *l = (table_level){0};
+}
+
+/* One of the batch's arrays. */
+typedef struct array {
+    void **at;
+    size_t bytes; /* of one element */
+    size_t extra; /* elements besides M */
+} array;
+
+enum { N_DEVICE_ARRAYS = 21, N_HOST_ARRAYS = 22 };
+
+static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
+    embed_device *d = &t->d;
+    size_t row = (size_t)t->n_floats * sizeof(float);
+    const array all[N_DEVICE_ARRAYS] = {
+        {(void **)&d->ids, 8, 0},
+        {(void **)&d->keys, 8, 0},
+        {(void **)&d->inverse, 4, 0},
+        {(void **)&d->order, 4, 0},
+        {(void **)&d->begin, 4, 1},
+        {(void **)&d->n_unique, 8, 0},
+        {(void **)&d->counts, 8, PLACED_COUNTS},
+        {(void **)&d->slot[0], 8, 0},
+        {(void **)&d->slot[1], 8, 0},
+        {(void **)&d->list_keys, 8, 0},
+        {(void **)&d->list_scores, 8, 0},
+        {(void **)&d->list_stamps, 4, 0},
+        {(void **)&d->list_slot, 8, 0},
+        {(void **)&d->is_new, 1, 0},
+        {(void **)&d->evicted.keys, 8, 0},
+        {(void **)&d->evicted.scores, 8, 0},
+        {(void **)&d->evicted.stamps, 4, 0},
+        {(void **)&d->evicted.slot, 8, 0},
+        {(void **)&d->staging, (size_t)t->stride * sizeof(float), 0},
+        {(void **)&d->moved, row, 0},
+        {(void **)&d->pushed, row, 0},
+    };
+    memcpy(list, all, sizeof all);
+}
+
+static void list_host(embed_table *t, array list[N_HOST_ARRAYS]) {
+    embed_host *h = &t->h;
+    size_t row = (size_t)t->n_floats * sizeof(float);
+    const array all[N_HOST_ARRAYS] = {
+        {(void **)&h->keys, 8, 0},         {(void **)&h->scores, 8, 0},
+        {(void **)&h->stamps, 4, 0},       {(void **)&h->slot[0], 8, 0},
+        {(void **)&h->slot[1], 8, 0},      {(void **)&h->where, 1, 0},
+        {(void **)&h->at, 4, 0},           {(void **)&h->list_keys, 8, 0},
+        {(void **)&h->list_scores, 8, 0},  {(void **)&h->list_stamps, 4, 0},
+        {(void **)&h->list_slot, 8, 0},    {(void **)&h->list_of, 4, 0},
+        {(void **)&h->flags, 1, 0},        {(void **)&h->rejected, 8, 0},
+        {(void **)&h->out_keys, 8, 0},     {(void **)&h->out_scores, 8, 0},
+        {(void **)&h->out_stamps, 4, 0},   {(void **)&h->store_rows, row, 0},
+        {(void **)&h->out_rows, row, 0},   {(void **)&h->inverse, 4, 0},
+        {(void **)&h->given_scores, 8, 0}, {(void **)&h->given_stamps, 4, 0},
+    };
+    memcpy(list, all, sizeof all);
+}
+
+static status make_buffers(embed_table *t) {
+    array device[N_DEVICE_ARRAYS], host[N_HOST_ARRAYS];
+    size_t n = (size_t)t->n_room;
+    list_device(t, device);
+    list_host(t, host);
+    for (int i = 0; i < N_DEVICE_ARRAYS; i++)
+        TRY(t->be->ops->alloc(t->be, device[i].at, (n + device[i].extra) * device[i].bytes));
+    for (int i = 0; i < N_HOST_ARRAYS; i++)
+        TRY(mem_alloc(host[i].at, n + host[i].extra, host[i].bytes));
+    return OK;
+}
+
+static status make_levels(embed_table *t) {
+    t->n_levels = t->config.capacity[1] > 0 ? 2 : 1;
+    for (int i = 0; i < t->n_levels; i++)
+        TRY(embed_level_create(t, i, t->config.capacity[i], &t->level[i]));
+    if (t->config.admit_count > 1)
+        TRY(sketch_init(&t->seen, 4 * (t->config.capacity[0] + t->config.capacity[1])));
+    return make_buffers(t);
+}
+
+status embed_create(embed_table **out, backend *be, const embed_config *config) {
+    embed_table *t;
+    *out = NULL;
+    TRY(check_config(be, config));
+    TRY(MEM_NEW(&t, 1));
+    t->config = *config;
+    t->be = be;
+    t->v = be->tables;
+    t->n_floats = config->dim + table_n_state(config->opt, config->dim);
+    t->stride = (config->dim + 3) / 4 * 4;
+    t->step = 1;
+    t->n_room = config->max_batch > TABLE_SLOTS ? config->max_batch : TABLE_SLOTS;
+    t->first = (table_first){config->first, rng_make_key(config->seed, RNG_TABLE),
+                             (float)table_first_unit(config->first, config->first_scale),
+                             config->first_state};
+    status st = make_levels(t);
+    if (st != OK) {
+        embed_destroy(t);
+        return st;
+    }
+    *out = t;
+    return OK;
+}
+
+void embed_destroy(embed_table *t) {
+    array device[N_DEVICE_ARRAYS], host[N_HOST_ARRAYS];
+    if (t == NULL) return;
+    list_device(t, device);
+    list_host(t, host);
+    for (int i = 0; i < N_DEVICE_ARRAYS; i++)
+        if (*device[i].at != NULL) t->be->ops->release(t->be, *device[i].at);
+    for (int i = 0; i < N_HOST_ARRAYS; i++)
+        mem_free(*host[i].at);
+    for (int i = 0; i < EMBED_LEVELS; i++)
+        embed_level_destroy(t, i, &t->level[i]);
+    sketch_fini(&t->seen);
+    mem_free(t->gone);
+    mem_free(t);
+}
+
+const embed_config *embed_config_of(const embed_table *t) {
+    return &t->config;
+}
+
+const embed_counts *embed_counts_of(const embed_table *t) {
+    return &t->counts;
+}
+
+int32_t embed_n_floats(const embed_table *t) {
+    return t->n_floats;
+}
+
+int64_t embed_step(const embed_table *t) {
+    return t->step;
+}
+
+status embed_set_step(embed_table *t, int64_t step) {
+    if (step < t->step || step > STEP_MAX)
+        return fail(ERR_USAGE, "step %lld of a dynamic table that is at step %lld", (long long)step,
+                    (long long)t->step);
+    t->step = step;
+    return OK;
+}
+
+status embed_note_left(embed_table *t, int64_t n, const uint64_t *keys) {
+    if (!t->config.tracks_left) return OK;
+    TRY(MEM_RESERVE(&t->gone, &t->gone_capacity, t->n_gone + (size_t)n));
+    for (int64_t i = 0; i < n; i++)
+        t->gone[t->n_gone++] = (embed_gone){keys[i], t->step};
+    return OK;
+}
+
+void embed_forget_left(embed_table *t, int64_t before) {
+    size_t n = 0;
+    for (size_t i = 0; i < t->n_gone; i++)
+        if (t->gone[i].step >= before) t->gone[n++] = t->gone[i];
+    t->n_gone = n;
+}

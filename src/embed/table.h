@@ -1,0 +1,169 @@
+/* A dynamic embedding table: rows for any 64-bit id, made when an id is first seen.
+ *
+ * Rows live in up to three tiers: level 0 in memory of the device, level 1 in host memory (both
+ * indexed on the device, ops/table.h), and a store on disk (store.h).  A key is in one of the two
+ * levels at most; the store may keep an older copy of a row that moved up.  A batch's rows move to
+ * level 0; what they push out goes down, and what the lowest tier cannot hold leaves the table and
+ * is handed to the `left` callback.  A key that cannot be placed is reported (`rejected`), never
+ * forgotten in silence; with a store nothing leaves but by erasing and expiry.
+ *
+ * The seam of training: embed_fetch dedups the ids and leaves the rows of the different ones in a
+ * staging buffer; the dense step reads staging by the inverse index and leaves a gradient for each
+ * staging row; embed_update steps the optimizer on the rows where they live.
+ *
+ * Results do not depend on the order of ids in a batch, nor on the number of threads.  One thread
+ * calls a table at a time.  ids, keys and rows of the verbs are host memory; what embed_batch
+ * points to is memory of the backend, but for the fields that say host. */
+#ifndef HSTU_EMBED_TABLE_H
+#define HSTU_EMBED_TABLE_H
+
+#include "embed/store.h"
+#include "ops/table.h"
+
+typedef enum {
+    POLICY_NONE,  /* nothing is evicted; what finds its bucket full is rejected.  One level only */
+    POLICY_LRU,   /* the longest unused goes first, by calls of embed_fetch */
+    POLICY_LFU,   /* the least used, by batches it was in; of equal ones the longest unused */
+    POLICY_STEP,  /* the smallest step of last use, by embed_set_step */
+    POLICY_CUSTOM /* the smallest score, given by the caller; a new key that is below is rejected */
+} embed_policy;
+
+enum { EMBED_LEVELS = 2, EMBED_TIERS = 3 };
+
+typedef enum { LEFT_EVICTED, LEFT_EXPIRED } embed_reason;
+
+/* Rows that left the table; they are valid until it returns. */
+typedef void (*embed_left)(void *ctx, embed_reason reason, const embed_rows *rows);
+
+typedef struct embed_config {
+    int32_t dim;
+    row_opt opt;
+    embed_policy policy;
+    int64_t capacity[EMBED_LEVELS]; /* slots, rounded up to buckets; level 1: 0 for none */
+    bool is_on_host;                /* the rows of level 0 too */
+    int64_t max_batch;              /* ids of one fetch */
+    uint64_t seed;
+    first_kind first; /* values of new rows */
+    float first_scale;
+    float first_state;    /* of the optimizer */
+    uint32_t admit_count; /* a key gets a row when it was seen this often; 0 and 1: at once */
+    float admit_rate;     /* and then with this probability each time; 0 and 1: always */
+    uint32_t ttl;         /* embed_expire takes rows not written for more steps; 0: none */
+    bool tracks_left;     /* keys that leave are remembered, for incremental snapshots */
+    embed_store *store;   /* or NULL; stays the caller's */
+    embed_left left;      /* or NULL */
+    void *left_ctx;
+} embed_config;
+
+/* What happened since the table was made. */
+typedef struct embed_counts {
+    int64_t hits[EMBED_TIERS];       /* different keys of fetched batches, where they were found */
+    int64_t n_new, n_refused;        /* not found: given a row; not admitted (yet) */
+    int64_t n_rejected;              /* found no place */
+    int64_t n_demoted[EMBED_LEVELS]; /* pushed out of a level to the next tier */
+    int64_t n_evicted, n_expired;    /* left the table */
+    int64_t n_written;               /* to the store; clean rows are not */
+} embed_counts;
+
+/* The last fetch. */
+typedef struct embed_batch {
+    int64_t n;                     /* ids */
+    int64_t n_unique;              /* U */
+    uint64_t *keys;                /* (U) by ascending hash */
+    int32_t *inverse;              /* (n): which of the U */
+    int32_t *order, *begin;        /* (n), (U + 1): row_groups of the inverse */
+    float *rows;                   /* (U, stride): values, the first dim of each */
+    int32_t stride;                /* dim rounded up to 4 */
+    const uint64_t *rejected;      /* (n_rejected) host: keys without a place; their staging rows
+                                      hold first values, or what they are in the store */
+    int64_t n_rejected, n_refused; /* n_refused: not admitted; their rows hold first values */
+} embed_batch;
+
+typedef struct embed_table embed_table;
+
+/* ERR_CONFIG says what does not fit together. */
+status embed_create(embed_table **out, backend *be, const embed_config *config);
+void embed_destroy(embed_table *t); /* NULL is fine */
+
+const embed_config *embed_config_of(const embed_table *t);
+const embed_counts *embed_counts_of(const embed_table *t);
+int32_t embed_n_floats(const embed_table *t); /* of a row: dim and state */
+
+/* The step that stamps rows from here on; 1 at the beginning, below 2^31, never smaller. */
+status embed_set_step(embed_table *t, int64_t step);
+int64_t embed_step(const embed_table *t);
+
+/* ---- training and evaluation ----------------------------------------------------------------- */
+
+typedef enum {
+    FETCH_INSERT, /* makes rows for new ids, touches scores, moves rows to level 0 */
+    FETCH_ZERO,   /* changes nothing; ids without a row read as zeros */
+    FETCH_FIRST   /* changes nothing; they read as the first values they would get */
+} fetch_mode;
+
+/* Finds or makes the rows of n <= max_batch ids.  scores (n, POLICY_CUSTOM only): of the repeats of
+ * an id the largest counts.  *out stays the table's, valid until the next call of a verb. */
+status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
+                   const uint64_t *scores, const embed_batch **out);
+
+/* How an optimizer steps: the fields of table_update_args. */
+typedef struct embed_step_args {
+    float lr, beta1, beta2, eps, weight_decay;
+    const float *grad_scale; /* memory of the backend, or NULL */
+    int64_t step;            /* of Adam, from 1 */
+} embed_step_args;
+
+/* Steps the rows of the last fetch.  grad (U, dim): memory of the backend. */
+status embed_update(embed_table *t, const float *grad, const embed_step_args *args);
+
+/* y of the last fetch's rows, and the gradient of its U rows from that of y: see ops/table.h.  All
+ * memory is the backend's. */
+status embed_pool(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
+                  const float *weight, float *y);
+status embed_pool_grad(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
+                       const float *weight, const float *dy, float *grad);
+
+/* ---- single verbs ---------------------------------------------------------------------------- */
+
+/* rows (n, n_floats) or NULL: only is_found (n) is wanted (contains).  Absent rows are zeros. */
+status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats, float *rows,
+                  uint8_t *is_found);
+
+/* Writes the first n_floats of rows that are there, stamping them with the step.  Keys: each once.
+ */
+status embed_assign(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats,
+                    const float *rows, int64_t *n_assigned);
+
+/* Inserts or replaces whole rows with their scores and stamps.  Keys: each once.  *n_rejected: how
+ * many found no place. */
+status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected);
+
+status embed_erase(embed_table *t, int64_t n, const uint64_t *keys, int64_t *n_erased);
+
+typedef bool (*embed_test)(void *ctx, uint64_t key, uint64_t score, uint32_t stamp);
+status embed_erase_if(embed_table *t, embed_test test, void *ctx, int64_t *n_erased);
+
+/* Erases the rows not written for more than ttl steps.  Does nothing without a ttl. */
+status embed_expire(embed_table *t, int64_t *n_expired);
+
+/* Every row written at step `since` or later (0: all), from every tier, each once.  The visitor
+ * does not call the table. */
+status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx);
+
+/* Keys that left since step `since`, and are not in the table now; with tracks_left. */
+status embed_left_since(embed_table *t, int64_t since, uint64_t **keys, int64_t *n);
+
+/* Forgets what left before a step: it is in a snapshot. */
+void embed_forget_left(embed_table *t, int64_t before);
+
+/* Rows of a tier, and of all. */
+status embed_tier_size(embed_table *t, int tier, int64_t *out);
+status embed_size(embed_table *t, int64_t *out);
+
+/* At least this many slots in level 0, a multiple of what it has: so no bucket gets more keys than
+ * it had, and all rows keep their places in it. */
+status embed_reserve(embed_table *t, int64_t capacity);
+
+status embed_clear(embed_table *t);
+
+#endif

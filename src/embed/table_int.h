@@ -1,0 +1,125 @@
+/* A dynamic table from inside: what its files share.  table.c makes it, fetch.c moves rows between
+ * tiers for a batch, verbs.c has the single verbs, visit.c walks over all rows. */
+#ifndef HSTU_EMBED_TABLE_INT_H
+#define HSTU_EMBED_TABLE_INT_H
+
+#include "embed/sketch.h"
+#include "embed/table.h"
+
+/* Where a key of the batch is. */
+typedef enum {
+    IN_LEVEL0,
+    IN_LEVEL1,
+    IN_STORE,
+    IS_NEW,
+    IS_REFUSED,
+    IS_REJECTED,
+    IS_ABSENT
+} whereabouts;
+
+/* Buffers of the device for a batch of M keys (max_batch, a bucket at least), and lists of some of
+ * them. */
+typedef struct embed_device {
+    uint64_t *ids, *keys;             /* (M) */
+    int32_t *inverse, *order, *begin; /* (M), (M), (M + 1) */
+    int64_t *n_unique, *counts;       /* (1), (PLACED_COUNTS) */
+    int64_t *slot[EMBED_LEVELS];      /* (M): of the batch's keys, or -1 */
+    uint64_t *list_keys, *list_scores;
+    uint32_t *list_stamps;
+    int64_t *list_slot;
+    uint8_t *is_new;
+    table_evicted evicted; /* (M) each */
+    float *staging;        /* (M, stride) */
+    float *moved, *pushed; /* (M, n_floats): rows on their way up; rows on their way down */
+} embed_device;
+
+/* The host's copies and lists, (M) each. */
+typedef struct embed_host {
+    uint64_t *keys, *scores;     /* of the batch's keys; scores: what place is to write */
+    uint32_t *stamps;            /* likewise */
+    int64_t *slot[EMBED_LEVELS]; /* */
+    uint8_t *where;              /* whereabouts */
+    int32_t *at;                 /* IN_STORE: its row in store_rows */
+    uint64_t *list_keys, *list_scores;
+    uint32_t *list_stamps;
+    int64_t *list_slot;
+    int32_t *list_of; /* which key of the batch */
+    uint8_t *flags;
+    uint64_t *rejected;
+    uint64_t *out_keys, *out_scores; /* rows on their way out of the levels */
+    uint32_t *out_stamps;
+    float *store_rows, *out_rows; /* (M, n_floats) */
+    /* What a caller gave, by key of the batch. */
+    int32_t *inverse;
+    uint64_t *given_scores;
+    uint32_t *given_stamps;
+} embed_host;
+
+/* A key that left, and when. */
+typedef struct embed_gone {
+    uint64_t key;
+    int64_t step;
+} embed_gone;
+
+struct embed_table {
+    embed_config config;
+    backend *be;
+    const table_ops *v;
+    table_level level[EMBED_LEVELS];
+    int n_levels;
+    int32_t n_floats, stride;
+    table_first first;
+    int64_t step;
+    uint64_t clock; /* fetches that touched */
+    sketch seen;    /* with admit_count > 1 */
+    embed_counts counts;
+    embed_batch batch;
+    bool slots_hold; /* the slots of the last fetch are still those of its keys */
+    bool has_below;  /* some of them in level 1 */
+    embed_device d;
+    embed_host h;
+    int64_t n_room; /* M */
+    embed_gone *gone;
+    size_t n_gone, gone_capacity;
+};
+
+status embed_level_create(embed_table *t, int level, int64_t capacity, table_level *out);
+void embed_level_destroy(embed_table *t, int level, table_level *l);
+
+/* Fills d.keys, h.keys and the batch from n ids: the dedup. */
+status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids);
+
+/* Where the U keys of the batch are: h.where, h.slot, and of those below level 0 h.scores and
+ * h.stamps; rows of those in the store are in h.store_rows. */
+status embed_locate(embed_table *t);
+
+/* How embed_settle places the keys. */
+typedef struct embed_bring {
+    score_rule rule;
+    uint64_t score;
+    const uint64_t *scores; /* (U) host or NULL */
+    const uint32_t *stamps; /* (U) host or NULL: the step */
+    bool is_import;         /* no admission, and scores and stamps are taken as they are */
+} embed_bring;
+
+/* Brings the U keys to level 0, makes new rows, moves what is pushed out; counts and rejects. */
+status embed_settle(embed_table *t, const embed_bring *bring);
+
+/* Rows that no level holds: to the store, or out of the table. */
+status embed_spill(embed_table *t, const embed_rows *rows);
+
+/* Places rows in a level below those they were pushed out of; what it pushes out is spilled.  The
+ * lists are h.list_*, (n), their rows d.pushed. */
+status embed_demote(embed_table *t, int64_t n, score_rule rule);
+
+/* Finds the keys of the batch again in each level: d.slot. */
+status embed_find_slots(embed_table *t);
+
+status embed_note_left(embed_table *t, int64_t n, const uint64_t *keys);
+
+#define EMBED_IN(t, to, from, n)                                                                   \
+    (t)->be->ops->copy_in((t)->be, (to), (from), (size_t)(n) * sizeof *(to))
+#define EMBED_OUT(t, to, from, n)                                                                  \
+    (t)->be->ops->copy_out((t)->be, (to), (from), (size_t)(n) * sizeof *(to))
+
+#endif

@@ -1,0 +1,457 @@
+/* Dynamic tables against a plain map, over many random calls at tiny capacities: every policy,
+ * every number of tiers, repeats in a batch, every verb.
+ *
+ * The map holds the row that each live key must have.  Rows that leave must be those of the map,
+ * and are taken out of it; keys that are rejected must not be in it.  HSTU_TEST_LONG=1 makes a
+ * hundred times as many calls. */
+#include "device.h"
+#include "embed/key_map.h"
+#include "embed/table.h"
+#include "table_rig.h"
+
+enum { DIM = 5, MAX_UNIVERSE = 1200, MAX_BATCH = 300, MAX_FLOATS = 3 * DIM };
+
+typedef struct world {
+    backend *be;
+    embed_table *t;
+    embed_store *store;
+    embed_config c;
+    int32_t n_floats;
+    uint64_t random;
+    int n_universe;
+    uint64_t keys[MAX_UNIVERSE];
+    key_map index; /* key -> place in the arrays, plus one */
+    bool is_live[MAX_UNIVERSE];
+    float row[MAX_UNIVERSE][MAX_FLOATS];
+    uint64_t score[MAX_UNIVERSE];
+    uint32_t stamp[MAX_UNIVERSE];
+    bool is_in_batch[MAX_UNIVERSE];
+    uint64_t clock;
+    int64_t n_left, n_expired;
+    bool is_exact; /* one bucket: which key has to go is known */
+    bool is_in_fetch;
+} world;
+
+static int place_of(const world *w, uint64_t key) {
+    const key_entry *e = key_map_find(&w->index, key);
+    CHECK(e != NULL);
+    return (int)e->at - 1;
+}
+
+static int n_live(const world *w) {
+    int n = 0;
+    for (int i = 0; i < w->n_universe; i++)
+        n += w->is_live[i];
+    return n;
+}
+
+static void first_row(const world *w, uint64_t key, float *row) {
+    table_first f = {w->c.first, rng_make_key(w->c.seed, RNG_TABLE),
+                     (float)table_first_unit(w->c.first, w->c.first_scale), w->c.first_state};
+    for (int c = 0; c < w->n_floats; c++)
+        row[c] = c < DIM ? table_first_value(&f, key, (uint32_t)c) : w->c.first_state;
+}
+
+/* In one bucket the one that goes is the smallest that is not in the batch. */
+static void check_victim(const world *w, int gone) {
+    CHECK(!w->is_in_batch[gone]);
+    for (int i = 0; i < w->n_universe; i++) {
+        if (!w->is_live[i] || w->is_in_batch[i] || i == gone) continue;
+        CHECK(w->score[i] > w->score[gone] ||
+              (w->score[i] == w->score[gone] && w->keys[i] > w->keys[gone]));
+    }
+}
+
+static int by_score(const void *a, const void *b) {
+    const key_entry *x = a, *y = b;
+    if (x->score != y->score) return x->score < y->score ? -1 : 1;
+    return x->key < y->key ? -1 : x->key > y->key;
+}
+
+static void take_left(void *ctx, embed_reason reason, const embed_rows *rows) {
+    world *w = ctx;
+    static key_entry sorted[MAX_BATCH];
+    CHECK_EQ(rows->n_floats, w->n_floats);
+    for (int64_t i = 0; i < rows->n; i++)
+        sorted[i] = (key_entry){rows->keys[i], rows->scores[i], (uint64_t)i + 1, rows->stamps[i]};
+    qsort(sorted, (size_t)rows->n, sizeof *sorted, by_score);
+    for (int64_t k = 0; k < rows->n; k++) {
+        int64_t i = (int64_t)sorted[k].at - 1;
+        int at = place_of(w, rows->keys[i]);
+        CHECK(w->is_live[at]);
+        CHECK(memcmp(rows->rows + i * w->n_floats, w->row[at],
+                     (size_t)w->n_floats * sizeof(float)) == 0);
+        CHECK_EQ(rows->stamps[i] & ~TABLE_CLEAN, w->stamp[at]);
+        if (w->is_exact && reason == LEFT_EVICTED) check_victim(w, at);
+        w->is_live[at] = false;
+    }
+    w->n_left += reason == LEFT_EVICTED ? rows->n : 0;
+    w->n_expired += reason == LEFT_EXPIRED ? rows->n : 0;
+}
+
+static void world_init(world *w, const embed_config *c, int n_universe, bool has_store,
+                       uint64_t seed) {
+    static const uint64_t ends[] = {0, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 2, 1ull << 63, 1};
+    *w = (world){.c = *c, .n_universe = n_universe, .random = seed};
+    CHECK_OK(test_real_backend(&w->be, NULL));
+    if (w->be->tables == NULL) SKIP_TEST("%s has no dynamic tables", w->be->name);
+    w->n_floats = DIM + table_n_state(c->opt, DIM);
+    if (has_store) {
+        char folder[4096];
+        snprintf(folder, sizeof folder, "%s/store-%llu", test_folder(), (unsigned long long)seed);
+        CHECK_OK(embed_store_open_log(&w->store, folder, w->n_floats));
+        w->c.store = w->store;
+    }
+    w->c.dim = DIM;
+    w->c.max_batch = MAX_BATCH;
+    w->c.left = take_left;
+    w->c.left_ctx = w;
+    CHECK_OK(embed_create(&w->t, w->be, &w->c));
+    CHECK_OK(key_map_init(&w->index));
+    for (int i = 0; i < n_universe; i++) {
+        w->keys[i] = i < 6 ? ends[i] : (uint64_t)i * 0x9e3779b97f4a7c15ull;
+        key_entry e = {.key = w->keys[i], .at = (uint64_t)i + 1};
+        CHECK_OK(key_map_put(&w->index, &e, NULL));
+    }
+}
+
+static void world_fini(world *w) {
+    embed_destroy(w->t);
+    embed_store_destroy(w->store);
+    key_map_fini(&w->index);
+    test_real_backend_end(w->be);
+}
+
+/* The universe's keys, the front ones more often. */
+static int some(world *w) {
+    uint64_t a = rig_random(&w->random, (uint64_t)w->n_universe);
+    uint64_t b = rig_random(&w->random, (uint64_t)w->n_universe);
+    return (int)(rig_random(&w->random, 2) == 0 ? a : a < b ? a : b);
+}
+
+static uint64_t touched(const world *w, int at, uint64_t given) {
+    if (w->c.policy == POLICY_LFU)
+        return table_touched(SCORE_COUNT, w->is_live[at] ? w->score[at] : 0,
+                             1ull << 32 | (w->clock & 0xffffffffu));
+    if (w->c.policy == POLICY_STEP) return (uint64_t)embed_step(w->t);
+    return w->c.policy == POLICY_CUSTOM ? given : w->clock;
+}
+
+/* Before the call: what the batch's keys will be scored; the map is told already, for the check of
+ * what is pushed out. */
+static void expect_batch(world *w, int64_t n, const uint64_t *ids, const uint64_t *scores) {
+    w->clock++;
+    memset(w->is_in_batch, 0, sizeof w->is_in_batch);
+    for (int64_t i = 0; i < n; i++) {
+        int at = place_of(w, ids[i]);
+        if (w->is_in_batch[at] && scores != NULL && scores[i] <= w->score[at]) continue;
+        if (w->is_in_batch[at] && scores == NULL) continue;
+        w->score[at] = touched(w, at, scores != NULL ? scores[i] : 0);
+        w->is_in_batch[at] = true;
+    }
+}
+
+static bool is_rejected(const embed_batch *b, uint64_t key) {
+    for (int64_t i = 0; i < b->n_rejected; i++)
+        if (b->rejected[i] == key) return true;
+    return false;
+}
+
+/* The staging rows are the map's; new keys enter it. */
+static void check_batch(world *w, const embed_batch *b, const uint64_t *ids) {
+    int64_t n = b->n_unique;
+    uint64_t keys[MAX_BATCH];
+    int32_t inverse[MAX_BATCH];
+    static float rows[MAX_BATCH * 8];
+    int64_t n_refused = 0;
+    CHECK_OK(w->be->ops->copy_out(w->be, keys, b->keys, (size_t)n * 8));
+    CHECK_OK(w->be->ops->copy_out(w->be, inverse, b->inverse, (size_t)b->n * 4));
+    CHECK_OK(w->be->ops->copy_out(w->be, rows, b->rows, (size_t)(n * b->stride) * 4));
+    for (int64_t i = 0; i < b->n; i++)
+        CHECK(keys[inverse[i]] == ids[i]);
+    for (int64_t u = 0; u < n; u++) {
+        int at = place_of(w, keys[u]);
+        bool was_live = w->is_live[at];
+        if (!was_live) first_row(w, keys[u], w->row[at]);
+        for (int c = 0; c < DIM; c++)
+            CHECK(rows[u * b->stride + c] == w->row[at][c]);
+        if (was_live || is_rejected(b, keys[u])) continue;
+        uint8_t is_found;
+        CHECK_OK(embed_find(w->t, 1, &keys[u], 0, NULL, &is_found));
+        n_refused += !is_found;
+        w->is_live[at] = is_found;
+        w->stamp[at] = (uint32_t)embed_step(w->t);
+    }
+    CHECK_EQ(n_refused, b->n_refused);
+}
+
+static void fetch_some(world *w, bool updates) {
+    uint64_t ids[MAX_BATCH], scores[MAX_BATCH];
+    bool is_large = rig_random(&w->random, 10) == 0, is_custom = w->c.policy == POLICY_CUSTOM;
+    int64_t n = (int64_t)rig_random(&w->random, is_large ? MAX_BATCH : 40);
+    const embed_batch *b;
+    for (int64_t i = 0; i < n; i++) {
+        ids[i] = w->keys[some(w)];
+        scores[i] = rig_random(&w->random, 12);
+    }
+    expect_batch(w, n, ids, is_custom ? scores : NULL);
+    CHECK_OK(embed_fetch(w->t, FETCH_INSERT, n, ids, is_custom ? scores : NULL, &b));
+    /* A copy: the verbs of the checks take the batch away. */
+    embed_batch kept = *b;
+    uint64_t keys[MAX_BATCH], rejected[MAX_BATCH];
+    memcpy(rejected, b->rejected, (size_t)b->n_rejected * 8);
+    kept.rejected = rejected;
+    CHECK_OK(w->be->ops->copy_out(w->be, keys, b->keys, (size_t)b->n_unique * 8));
+    bool asks = updates && rig_random(&w->random, 2) == 0;
+    if (!asks) check_batch(w, &kept, ids);
+    if (!asks || w->c.admit_count > 1 || (w->c.admit_rate > 0 && w->c.admit_rate < 1)) return;
+    /* Straight after the fetch, without a verb between: a rejected key's gradient is dropped. */
+    float *grad, host[MAX_BATCH * DIM];
+    for (int64_t u = 0; u < kept.n_unique; u++)
+        for (int c = 0; c < DIM; c++)
+            host[u * DIM + c] = (float)rig_random(&w->random, 64) / 64;
+    CHECK_OK(w->be->ops->alloc(w->be, (void **)&grad, sizeof host));
+    CHECK_OK(w->be->ops->copy_in(w->be, grad, host, (size_t)kept.n_unique * DIM * 4));
+    embed_step_args args = {.lr = 0.25f, .step = 1};
+    CHECK_OK(embed_update(w->t, grad, &args));
+    w->be->ops->release(w->be, grad);
+    for (int64_t u = 0; u < kept.n_unique; u++) {
+        int at = place_of(w, keys[u]);
+        if (is_rejected(&kept, keys[u])) continue;
+        if (!w->is_live[at]) first_row(w, keys[u], w->row[at]);
+        w->is_live[at] = true;
+        w->stamp[at] = (uint32_t)embed_step(w->t);
+        for (int c = 0; c < DIM; c++)
+            w->row[at][c] -= 0.25f * (host[u * DIM + c] + 0 * w->row[at][c]);
+    }
+}
+
+static void look_up_some(world *w) {
+    uint64_t ids[MAX_BATCH];
+    int64_t n = (int64_t)rig_random(&w->random, 60);
+    const embed_batch *b;
+    bool is_first = rig_random(&w->random, 2) == 0;
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = w->keys[some(w)];
+    CHECK_OK(embed_fetch(w->t, is_first ? FETCH_FIRST : FETCH_ZERO, n, ids, NULL, &b));
+    static float rows[MAX_BATCH * 8];
+    int32_t inverse[MAX_BATCH];
+    CHECK_OK(w->be->ops->copy_out(w->be, rows, b->rows, (size_t)(b->n_unique * b->stride) * 4));
+    CHECK_OK(w->be->ops->copy_out(w->be, inverse, b->inverse, (size_t)n * 4));
+    for (int64_t i = 0; i < n; i++) {
+        int at = place_of(w, ids[i]);
+        float want[MAX_FLOATS] = {0};
+        if (w->is_live[at])
+            memcpy(want, w->row[at], sizeof want);
+        else if (is_first)
+            first_row(w, ids[i], want);
+        for (int c = 0; c < DIM; c++)
+            CHECK(rows[inverse[i] * b->stride + c] == want[c]);
+    }
+}
+
+static void assign_some(world *w) {
+    uint64_t keys[MAX_BATCH];
+    float rows[MAX_BATCH * MAX_FLOATS];
+    int64_t n = 0, n_want = 0, n_assigned;
+    int32_t n_floats = 1 + (int32_t)rig_random(&w->random, (uint64_t)w->n_floats);
+    memset(w->is_in_batch, 0, sizeof w->is_in_batch);
+    for (int i = 0; i < 30; i++) {
+        int at = some(w);
+        if (w->is_in_batch[at]) continue;
+        w->is_in_batch[at] = true;
+        keys[n] = w->keys[at];
+        for (int c = 0; c < n_floats; c++)
+            rows[n * n_floats + c] = (float)rig_random(&w->random, 1000);
+        n++;
+    }
+    CHECK_OK(embed_assign(w->t, n, keys, n_floats, rows, &n_assigned));
+    for (int64_t i = 0; i < n; i++) {
+        int at = place_of(w, keys[i]);
+        if (!w->is_live[at]) continue;
+        memcpy(w->row[at], rows + i * n_floats, (size_t)n_floats * sizeof(float));
+        w->stamp[at] = (uint32_t)embed_step(w->t);
+        n_want++;
+    }
+    CHECK_EQ(n_assigned, n_want);
+}
+
+static void erase_some(world *w) {
+    uint64_t keys[MAX_BATCH];
+    int64_t n = (int64_t)rig_random(&w->random, 12), n_erased, n_want = 0;
+    for (int64_t i = 0; i < n; i++)
+        keys[i] = w->keys[some(w)];
+    CHECK_OK(embed_erase(w->t, n, keys, &n_erased));
+    for (int64_t i = 0; i < n; i++) {
+        int at = place_of(w, keys[i]);
+        n_want += w->is_live[at];
+        w->is_live[at] = false;
+    }
+    CHECK_EQ(n_erased, n_want);
+}
+
+static bool is_third(void *ctx, uint64_t key, uint64_t score, uint32_t stamp) {
+    (void)ctx;
+    (void)score;
+    (void)stamp;
+    return table_hash(key) % 3 == 0;
+}
+
+static void erase_third(world *w) {
+    int64_t n_erased, n_want = 0;
+    CHECK_OK(embed_erase_if(w->t, is_third, NULL, &n_erased));
+    for (int i = 0; i < w->n_universe; i++)
+        if (w->is_live[i] && is_third(NULL, w->keys[i], 0, 0)) {
+            w->is_live[i] = false;
+            n_want++;
+        }
+    CHECK_EQ(n_erased, n_want);
+}
+
+static void expire_some(world *w) {
+    int64_t n_expired, n_want = 0, before = w->n_expired;
+    for (int i = 0; i < w->n_universe; i++)
+        n_want += w->is_live[i] && (int64_t)w->stamp[i] + w->c.ttl < embed_step(w->t);
+    CHECK_OK(embed_expire(w->t, &n_expired));
+    CHECK_EQ(n_expired, n_want);
+    CHECK_EQ(w->n_expired - before, n_want);
+}
+
+static void import_some(world *w) {
+    uint64_t keys[40], scores[40];
+    uint32_t stamps[40];
+    static float rows[40 * MAX_FLOATS];
+    int64_t n = 0, n_rejected;
+    uint8_t is_found[40];
+    memset(w->is_in_batch, 0, sizeof w->is_in_batch);
+    for (int i = 0; i < 40; i++) {
+        int at = some(w);
+        if (w->is_in_batch[at]) continue;
+        w->is_in_batch[at] = true;
+        keys[n] = w->keys[at];
+        scores[n] = w->score[at] = rig_random(&w->random, 1000);
+        stamps[n] = 1 + (uint32_t)rig_random(&w->random, (uint64_t)embed_step(w->t));
+        for (int c = 0; c < w->n_floats; c++)
+            rows[n * w->n_floats + c] = (float)rig_random(&w->random, 1000);
+        n++;
+    }
+    embed_rows in = {n, keys, scores, stamps, rows, w->n_floats};
+    CHECK_OK(embed_import(w->t, &in, &n_rejected));
+    CHECK_OK(embed_find(w->t, n, keys, 0, NULL, is_found));
+    for (int64_t i = 0; i < n; i++) {
+        int at = place_of(w, keys[i]);
+        n_rejected -= !is_found[i];
+        w->is_live[at] = is_found[i];
+        if (!is_found[i]) continue;
+        memcpy(w->row[at], rows + i * w->n_floats, (size_t)w->n_floats * sizeof(float));
+        w->stamp[at] = stamps[i];
+    }
+    CHECK_EQ(n_rejected, 0);
+}
+
+typedef struct seen_rows {
+    world *w;
+    bool is_seen[MAX_UNIVERSE];
+    int n;
+    uint32_t since;
+} seen_rows;
+
+static status see(void *ctx, const embed_rows *rows) {
+    seen_rows *s = ctx;
+    for (int64_t i = 0; i < rows->n; i++) {
+        int at = place_of(s->w, rows->keys[i]);
+        CHECK(s->w->is_live[at]);
+        CHECK(!s->is_seen[at]);
+        CHECK_EQ(rows->stamps[i], s->w->stamp[at]);
+        CHECK(rows->stamps[i] >= s->since);
+        CHECK(memcmp(rows->rows + i * rows->n_floats, s->w->row[at],
+                     (size_t)rows->n_floats * sizeof(float)) == 0);
+        s->is_seen[at] = true;
+        s->n++;
+    }
+    return OK;
+}
+
+/* Every live key once, with its row; no other. */
+static void check_all(world *w) {
+    int64_t size, tier, sum = 0;
+    seen_rows all = {.w = w}, late = {.w = w, .since = (uint32_t)embed_step(w->t) / 2};
+    int n_late = 0;
+    CHECK_OK(embed_size(w->t, &size));
+    for (int i = 0; i < EMBED_TIERS; i++) {
+        CHECK_OK(embed_tier_size(w->t, i, &tier));
+        sum += tier;
+    }
+    CHECK_EQ(size, sum);
+    CHECK_EQ(size, n_live(w));
+    CHECK_OK(embed_export(w->t, 0, see, &all));
+    CHECK_EQ(all.n, n_live(w));
+    CHECK_OK(embed_export(w->t, late.since, see, &late));
+    for (int i = 0; i < w->n_universe; i++)
+        n_late += w->is_live[i] && w->stamp[i] >= late.since;
+    CHECK_EQ(late.n, n_late);
+    CHECK_EQ(embed_counts_of(w->t)->n_evicted, w->n_left);
+}
+
+static void live(world *w, int n_calls) {
+    bool can_update = w->c.opt == ROW_SGD;
+    if (getenv("HSTU_TEST_LONG") != NULL) n_calls *= 100;
+    for (int call = 1; call <= n_calls; call++) {
+        CHECK_OK(embed_set_step(w->t, call));
+        uint64_t dice = rig_random(&w->random, 40);
+        if (dice < 24) fetch_some(w, can_update);
+        if (dice >= 24 && dice < 30) look_up_some(w);
+        if (dice >= 30 && dice < 34) assign_some(w);
+        if (dice >= 34 && dice < 36) erase_some(w);
+        if (dice == 36) import_some(w);
+        if (dice == 37 && call % 5 == 0) erase_third(w);
+        if (dice == 38) expire_some(w);
+        if (dice == 39 && call % 20 == 0) {
+            CHECK_OK(embed_clear(w->t));
+            memset(w->is_live, 0, sizeof w->is_live);
+        }
+        if (call % 10 == 0) check_all(w);
+    }
+}
+
+static void try_policies(int64_t level0, int64_t level1, bool has_store, int n_universe) {
+    for (int policy = POLICY_NONE; policy <= POLICY_CUSTOM; policy++)
+        for (int opt = ROW_SGD; opt <= ROW_ROWWISE_ADAGRAD; opt += 1) {
+            static world w;
+            embed_config c = {.opt = (row_opt)opt,
+                              .policy = (embed_policy)policy,
+                              .capacity = {level0, level1},
+                              .seed = 5,
+                              .first = FIRST_UNIFORM,
+                              .first_scale = 0.1f,
+                              .first_state = 0.5f,
+                              .ttl = 40};
+            if (policy == POLICY_NONE && (level1 > 0 || has_store)) continue;
+            world_init(&w, &c, n_universe, has_store, (uint64_t)(policy * 10 + opt + 1));
+            w.is_exact = level0 == TABLE_SLOTS && level1 == 0 && !has_store;
+            live(&w, 400);
+            if (has_store) CHECK_EQ(w.n_left, 0);
+            world_fini(&w);
+        }
+}
+
+TEST(fetch_one_bucket_is_a_map_with_the_exact_policy) {
+    try_policies(TABLE_SLOTS, 0, false, 150);
+}
+
+TEST(fetch_one_level_is_a_map) {
+    try_policies(6 * TABLE_SLOTS, 0, false, 900);
+}
+
+TEST(fetch_two_levels_are_a_map) {
+    try_policies(2 * TABLE_SLOTS, 5 * TABLE_SLOTS, false, 900);
+    try_policies(3 * TABLE_SLOTS, TABLE_SLOTS, false, 900);
+}
+
+TEST(fetch_level_and_store_lose_nothing) {
+    try_policies(2 * TABLE_SLOTS, 0, true, 500);
+}
+
+TEST(fetch_three_tiers_lose_nothing) {
+    try_policies(2 * TABLE_SLOTS, 3 * TABLE_SLOTS, true, 1000);
+}
