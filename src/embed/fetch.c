@@ -254,6 +254,10 @@ status embed_demote(embed_table *t, int64_t n, score_rule rule) {
 
 /* ---- up -------------------------------------------------------------------------------------- */
 
+static uint32_t new_stamp(const embed_table *t, const embed_bring *bring, int64_t u) {
+    return bring->stamps != NULL ? bring->stamps[u] : (uint32_t)t->step;
+}
+
 /* What place is to write for each key that is not refused, in the lists; their number. */
 static int64_t list_wanted(embed_table *t, const embed_bring *bring) {
     embed_host *h = &t->h;
@@ -265,19 +269,17 @@ static int64_t list_wanted(embed_table *t, const embed_bring *bring) {
         h->list_of[n] = (int32_t)u;
         h->list_keys[n] = h->keys[u];
         h->list_scores[n] = is_below ? table_touched(bring->rule, h->scores[u], w) : w;
-        h->list_stamps[n] = is_below                ? h->stamps[u]
-                            : bring->stamps != NULL ? bring->stamps[u]
-                                                    : (uint32_t)t->step;
+        h->list_stamps[n] = is_below ? h->stamps[u] : new_stamp(t, bring, u);
         n++;
     }
     return n;
 }
 
-static evict_rule evict_of(const embed_table *t) {
+/* An import comes with scores of its own: the best rows stay up, whatever came first. */
+static evict_rule evict_of(const embed_table *t, const embed_bring *bring) {
     embed_policy policy = t->config.policy;
-    return policy == POLICY_NONE     ? EVICT_NEVER
-           : policy == POLICY_CUSTOM ? EVICT_LOWER
-                                     : EVICT_SMALLEST;
+    if (policy == POLICY_NONE) return EVICT_NEVER;
+    return policy == POLICY_CUSTOM || bring->is_import ? EVICT_LOWER : EVICT_SMALLEST;
 }
 
 /* Places the wanted keys in level 0; d.evicted are those that it pushed out. */
@@ -291,7 +293,7 @@ static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_
                               .rule = bring->rule,
                               .scores = d->list_scores,
                               .stamps = d->list_stamps,
-                              .evict = evict_of(t),
+                              .evict = evict_of(t, bring),
                               .slot = d->list_slot,
                               .is_new = d->is_new,
                               .evicted = d->evicted,
@@ -363,7 +365,8 @@ static status lift_store(embed_table *t) {
     return write_moved(t, n);
 }
 
-static status make_new(embed_table *t) {
+/* First values for the new keys that have a place in this level. */
+static status make_new(embed_table *t, int level) {
     int64_t n = list_keys(t, IS_NEW);
     if (n == 0) return OK;
     table_init_args init = {.n = n,
@@ -373,8 +376,8 @@ static status make_new(embed_table *t) {
                             .n_state = t->n_floats - t->config.dim,
                             .first = t->first};
     TRY(EMBED_IN(t, t->d.list_keys, t->h.list_keys, n));
-    TRY(upload_slots(t, 0, n));
-    return t->v->init(t->be, &t->level[0], &init);
+    TRY(upload_slots(t, level, n));
+    return t->v->init(t->be, &t->level[level], &init);
 }
 
 /* The list for level 1: the n entries that level 0 pushed out, and the batch's own keys that level
@@ -392,12 +395,12 @@ static status list_for_level1(embed_table *t, const embed_bring *bring, int64_t 
         h->list_of[i] = -1;
     for (int64_t u = 0; u < t->batch.n_unique; u++) {
         uint64_t w = bring->scores != NULL ? bring->scores[u] : bring->score;
-        bool is_in_store = h->where[u] == IN_STORE;
-        if (h->slot[0][u] >= 0 || (h->where[u] != IN_LEVEL1 && !is_in_store)) continue;
+        bool is_in_store = h->where[u] == IN_STORE, is_new = h->where[u] == IS_NEW;
+        if (h->slot[0][u] >= 0 || h->where[u] == IS_REFUSED) continue;
         h->list_of[n] = (int32_t)u;
         h->list_keys[n] = h->keys[u];
         h->list_scores[n] = is_in_store ? table_touched(bring->rule, h->scores[u], w) : w;
-        h->list_stamps[n] = h->stamps[u];
+        h->list_stamps[n] = is_new ? new_stamp(t, bring, u) : h->stamps[u];
         if (is_in_store)
             TRY(t->be->ops->copy_in(t->be, t->d.pushed + (size_t)n * row,
                                     h->store_rows + (size_t)h->at[u] * row, row * sizeof(float)));
@@ -422,7 +425,7 @@ static void count_batch(embed_table *t) {
     for (int64_t u = 0; u < t->batch.n_unique; u++) {
         whereabouts where = (whereabouts)t->h.where[u];
         if (where <= IN_STORE) t->counts.hits[where]++;
-        t->counts.n_new += where == IS_NEW && t->h.slot[0][u] >= 0;
+        t->counts.n_new += where == IS_NEW && (t->h.slot[0][u] >= 0 || t->h.slot[1][u] >= 0);
     }
 }
 
@@ -441,10 +444,11 @@ static status move_rows(embed_table *t, const embed_bring *bring, int64_t n_evic
         TRY(spill_evicted(t, &t->level[0], n_evicted));
     }
     TRY(lift_store(t));
-    TRY(make_new(t));
+    TRY(make_new(t, 0));
     if (t->n_levels == 1) return OK;
     TRY(list_for_level1(t, bring, n_evicted, &n_list));
-    return embed_demote(t, n_list, bring->rule);
+    TRY(embed_demote(t, n_list, bring->rule));
+    return t->has_below ? make_new(t, 1) : OK;
 }
 
 /* One level and every key admitted: place says all there is to know, and the device needs no lists.
@@ -459,7 +463,7 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
                               .rule = bring->rule,
                               .score = bring->score,
                               .stamp = (uint32_t)t->step,
-                              .evict = evict_of(t),
+                              .evict = evict_of(t, bring),
                               .slot = d->slot[0],
                               .is_new = d->is_new,
                               .evicted = d->evicted,
@@ -496,8 +500,8 @@ static status settle_tiers(embed_table *t, const embed_bring *bring) {
     TRY(embed_locate(t));
     TRY(admit(t, bring->is_import));
     TRY(place_wanted(t, bring, &n_evicted));
-    count_batch(t);
     TRY(move_rows(t, bring, n_evicted));
+    count_batch(t);
     reject_rest(t);
     TRY(EMBED_IN(t, t->d.slot[0], t->h.slot[0], t->batch.n_unique));
     return EMBED_IN(t, t->d.slot[1], t->h.slot[1], t->batch.n_unique);
