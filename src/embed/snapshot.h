@@ -1,0 +1,64 @@
+/* Snapshots of dynamic tables: a folder with the rows of a table, or with what changed since a
+ * step.
+ *
+ * FOLDER/rank-R-of-N is what rank R of N wrote: rows-00000.safetensors, ... (keys, scores, values,
+ * state, stamps; Python can open them), gone.safetensors (keys that left; incremental only),
+ * seen.safetensors (the sketch of the admission), and manifest.json with the table's shape, sizes
+ * and checksums of all files, written last.  The whole appears by renaming: a crash at any moment
+ * leaves no half of it.  Any number of ranks reads what any number wrote: a key belongs to one rank
+ * (embed_owner). */
+#ifndef HSTU_EMBED_SNAPSHOT_H
+#define HSTU_EMBED_SNAPSHOT_H
+
+#include "embed/table.h"
+
+/* The rank of a key: by bits of another hash than that of the buckets. */
+static inline int embed_owner(uint64_t key, int n_ranks) {
+    return (int)table_bucket(table_hash(key + 0x9e3779b97f4a7c15ull), n_ranks);
+}
+
+typedef struct snapshot_ranks {
+    int rank, n_ranks; /* 0 of 1 for one */
+} snapshot_ranks;
+
+/* Writes all rows (since 0), or those written at step `since` or later with the keys that left
+ * since then (the table must track them).  ERR_USAGE if this rank's part is there already. */
+status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
+                            int64_t since);
+
+/* What manifest.json says. */
+typedef struct snapshot_info {
+    int64_t step, since;
+    uint64_t clock, n_seen;
+    int32_t dim, n_floats;
+    int64_t n_rows, n_gone;
+    int n_ranks, n_files; /* n_files: of rows */
+    char optimizer[32], policy[32];
+} snapshot_info;
+
+/* Reads a folder into the table: the keys that belong to this rank.  A full snapshot replaces what
+ * is there, an incremental one is applied to it.  Checksums are verified before anything changes.
+ * *n_rejected (may be NULL): rows that found no place. */
+status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
+                           int64_t *n_rejected);
+
+/* The sum over the ranks' parts, each of which is checked. */
+status embed_snapshot_info(const char *folder, snapshot_info *out);
+
+/* All rows of a part that was verified, a file at a time: for `hstu info`. */
+status embed_snapshot_each(const char *folder, embed_visit visit, void *ctx);
+
+/* Is this such a folder? */
+bool embed_is_snapshot(const char *folder);
+
+/* Imports the raw dump that dynamicemb writes: NAME_emb_keys, _emb_values, _emb_scores and
+ * _emb_opt_values, each with .rank_R.world_size_W, for all R.  Without scores rows get score 0, and
+ * without optimizer values their first state.  has_ages: scores are ages, as its LRU writes them.
+ * *n_imported counts rows that found a place. */
+status embed_import_dump(embed_table *t, const char *folder, const char *name, bool has_ages,
+                         snapshot_ranks ranks, int64_t *n_imported);
+
+const char *embed_policy_name(embed_policy policy); /* "lru" */
+const char *embed_opt_name(row_opt opt);            /* "adam" */
+
+#endif

@@ -1,0 +1,378 @@
+/* Reading snapshots (snapshot.h).  Every number is checked before it is used, and the checksums of
+ * all parts before the table changes. */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/safetensors.h"
+#include "embed/snapshot_int.h"
+
+enum { MANIFEST_MAX_BYTES = 1 << 26, PIECE = 4096 };
+
+static status damaged(const char *path, const char *what) {
+    return fail(ERR_FORMAT, "%s: %s; this snapshot is damaged, use another one", path, what);
+}
+
+/* ---- the manifest ---------------------------------------------------------------------------- */
+
+/* A name with a slash could lead anywhere. */
+static status verify_file(const char *part, const json_value *entry) {
+    const char *name, *hex;
+    int64_t bytes, got_bytes = 0;
+    char path[SNAPSHOT_PATH_BYTES], got[17];
+    TRY(json_member_string(entry, "name", &name));
+    TRY(json_member_int(entry, "bytes", &bytes));
+    TRY(json_member_string(entry, "xxh64", &hex));
+    if (strchr(name, '/') != NULL || name[0] == '\0')
+        return damaged(part, "manifest.json names a file elsewhere");
+    TRY(path_join(path, sizeof path, part, name));
+    if (!file_exists(path)) return damaged(path, "the file is missing");
+    TRY(snapshot_hash(path, &got_bytes, got));
+    if (got_bytes != bytes || strcmp(got, hex) != 0)
+        return damaged(path, "the content does not fit its checksum");
+    return OK;
+}
+
+static status member_in(const json_value *root, const char *key, int64_t low, int64_t high,
+                        int64_t *out) {
+    TRY(json_member_int(root, key, out));
+    if (*out >= low && *out <= high) return OK;
+    return fail(ERR_FORMAT, "manifest.json: %s is %lld", key, (long long)*out);
+}
+
+static status copy_word(const json_value *root, const char *key, char to[32]) {
+    const char *text;
+    TRY(json_member_string(root, key, &text));
+    if (strlen(text) >= 32) return fail(ERR_FORMAT, "manifest.json: a long %s", key);
+    memcpy(to, text, strlen(text) + 1);
+    return OK;
+}
+
+static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_info *out) {
+    const char *format;
+    int64_t rank, n_ranks, dim, floats, clock, seen, n_files;
+    TRY(json_member_string(root, "format", &format));
+    if (strcmp(format, SNAPSHOT_FORMAT) != 0)
+        return fail(ERR_UNSUPPORTED, "'%.60s' is a format this version does not know", format);
+    TRY(member_in(root, "step", 1, INT32_MAX, &out->step));
+    TRY(member_in(root, "since", 0, INT32_MAX, &out->since));
+    TRY(member_in(root, "clock", 0, INT64_MAX, &clock));
+    TRY(member_in(root, "seen", 0, INT64_MAX, &seen));
+    TRY(member_in(root, "dim", 1, 65536, &dim));
+    TRY(member_in(root, "floats", dim, 4 * dim, &floats));
+    TRY(member_in(root, "rank", ranks.rank, ranks.rank, &rank));
+    TRY(member_in(root, "ranks", ranks.n_ranks, ranks.n_ranks, &n_ranks));
+    TRY(member_in(root, "row_files", 0, 1 << 24, &n_files));
+    TRY(member_in(root, "rows", 0, INT64_MAX, &out->n_rows));
+    TRY(member_in(root, "gone", 0, INT64_MAX, &out->n_gone));
+    TRY(copy_word(root, "optimizer", out->optimizer));
+    TRY(copy_word(root, "policy", out->policy));
+    out->dim = (int32_t)dim;
+    out->n_floats = (int32_t)floats;
+    out->clock = (uint64_t)clock;
+    out->n_seen = (uint64_t)seen;
+    out->n_files = (int)n_files;
+    out->n_ranks = ranks.n_ranks;
+    return OK;
+}
+
+/* All files of rows must be listed, or their checksums would say nothing. */
+static status verify_list(const char *part, const json_value *root, const snapshot_info *info) {
+    const json_value *files = json_member(root, "files");
+    int n_rows = 0;
+    if (files == NULL || files->type != JSON_ARRAY)
+        return damaged(part, "manifest.json lists no files");
+    for (const json_value *e = files->first; e != NULL; e = e->next) {
+        const char *name;
+        char want[32];
+        TRY(json_member_string(e, "name", &name));
+        snprintf(want, sizeof want, "rows-%05d.safetensors", n_rows);
+        n_rows += strcmp(name, want) == 0;
+        TRY(verify_file(part, e));
+    }
+    return n_rows == info->n_files ? OK : damaged(part, "manifest.json does not list all files");
+}
+
+static status verify_part(const char *folder, snapshot_ranks ranks, snapshot_info *out) {
+    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], *text = NULL;
+    const json_value *root;
+    size_t n;
+    arena a;
+    *out = (snapshot_info){0};
+    TRY(snapshot_part(part, folder, ranks));
+    TRY(path_join(path, sizeof path, part, "manifest.json"));
+    if (!file_exists(path)) return damaged(path, "the file is missing");
+    TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
+    arena_init(&a, 4096);
+    status st = json_parse(&a, path, text, n, &root);
+    if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
+    if (st == OK) st = read_info(root, ranks, out);
+    if (st == OK) st = verify_list(part, root, out);
+    if (st != OK && strstr(status_reason(), part) == NULL) st = fail_prefix(st, "%s", part);
+    arena_fini(&a);
+    mem_free(text);
+    return st;
+}
+
+/* How many ranks wrote it; 0: it is none. */
+static int count_ranks(const char *folder) {
+    DIR *dir = opendir(folder);
+    int n_ranks = 0;
+    if (dir == NULL) return 0;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        int rank, n, end = 0;
+        if (sscanf(e->d_name, "rank-%d-of-%d%n", &rank, &n, &end) != 2 || e->d_name[end] != '\0' ||
+            rank < 0 || n < 1 || n > SNAPSHOT_MAX_RANKS)
+            continue;
+        n_ranks = n_ranks == 0 || n_ranks == n ? n : -1;
+        if (n_ranks < 0) break;
+    }
+    closedir(dir);
+    return n_ranks;
+}
+
+bool embed_is_snapshot(const char *folder) {
+    return count_ranks(folder) != 0;
+}
+
+static status ranks_of(const char *folder, int *out) {
+    *out = count_ranks(folder);
+    if (*out > 0) return OK;
+    if (*out < 0)
+        return fail(ERR_FORMAT,
+                    "%s: parts of snapshots by different numbers of ranks; remove the older ones",
+                    folder);
+    return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no rank-0-of-N folder)", folder);
+}
+
+status embed_snapshot_info(const char *folder, snapshot_info *out) {
+    int n_ranks;
+    *out = (snapshot_info){0};
+    TRY(ranks_of(folder, &n_ranks));
+    for (int rank = 0; rank < n_ranks; rank++) {
+        snapshot_info one;
+        TRY(verify_part(folder, (snapshot_ranks){rank, n_ranks}, &one));
+        if (rank > 0 && (one.dim != out->dim || one.n_floats != out->n_floats ||
+                         one.since != out->since || one.step != out->step))
+            return damaged(folder, "its parts are of different snapshots");
+        one.n_rows += out->n_rows;
+        one.n_gone += out->n_gone;
+        one.n_files += out->n_files;
+        if (one.clock < out->clock) one.clock = out->clock;
+        *out = one;
+    }
+    return OK;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* The tensors of a file of rows, which fit each other. */
+typedef struct row_file {
+    st_file *file;
+    int64_t n;
+    int32_t dim, n_state;
+    const st_tensor *keys, *scores, *stamps, *values, *state;
+} row_file;
+
+static status fits(const row_file *f, const st_tensor *t, int64_t width) {
+    bool is_right = t->n_dims == (width < 0 ? 1 : 2) && t->shape[0] == f->n &&
+                    (width < 0 || t->shape[1] == width);
+    if (is_right) return OK;
+    return fail(ERR_FORMAT, "%s: the shape of %s does not fit the others", st_path(f->file),
+                t->name);
+}
+
+static status row_file_check(row_file *f, const snapshot_info *info) {
+    TRY(st_get(f->file, "keys", ST_I64, &f->keys));
+    TRY(st_get(f->file, "scores", ST_I64, &f->scores));
+    TRY(st_get(f->file, "stamps", ST_I32, &f->stamps));
+    TRY(st_get(f->file, "values", ST_F32, &f->values));
+    TRY(st_get(f->file, "state", ST_F32, &f->state));
+    f->n = f->keys->n;
+    f->dim = info->dim;
+    f->n_state = info->n_floats - info->dim;
+    TRY(fits(f, f->keys, -1));
+    TRY(fits(f, f->scores, -1));
+    TRY(fits(f, f->stamps, -1));
+    TRY(fits(f, f->values, f->dim));
+    return fits(f, f->state, f->n_state);
+}
+
+/* Rows of a piece, packed. */
+typedef struct piece {
+    uint64_t keys[PIECE], scores[PIECE];
+    uint32_t stamps[PIECE];
+    float *rows; /* (PIECE, n_floats) */
+} piece;
+
+/* What is done with the rows of a snapshot. */
+typedef struct reader {
+    snapshot_ranks ranks; /* whose keys */
+    embed_visit visit;
+    void *ctx;
+    piece *p;
+} reader;
+
+/* The bytes may lie at any place of the file. */
+static void take_row(const row_file *f, int64_t i, piece *p, int64_t at) {
+    size_t dim = (size_t)f->dim, n_state = (size_t)f->n_state, n_floats = dim + n_state;
+    memcpy(&p->scores[at], (const char *)f->scores->data + 8 * i, 8);
+    memcpy(&p->stamps[at], (const char *)f->stamps->data + 4 * i, 4);
+    p->stamps[at] &= ~TABLE_CLEAN;
+    memcpy(p->rows + (size_t)at * n_floats, (const char *)f->values->data + (size_t)i * dim * 4,
+           dim * 4);
+    memcpy(p->rows + (size_t)at * n_floats + dim,
+           (const char *)f->state->data + (size_t)i * n_state * 4, n_state * 4);
+}
+
+static status visit_file(const reader *r, const row_file *f) {
+    piece *p = r->p;
+    int64_t n = 0;
+    for (int64_t i = 0; i < f->n; i++) {
+        memcpy(&p->keys[n], (const char *)f->keys->data + 8 * i, 8);
+        if (embed_owner(p->keys[n], r->ranks.n_ranks) == r->ranks.rank) take_row(f, i, p, n++);
+        if (n == PIECE || (n > 0 && i + 1 == f->n)) {
+            embed_rows rows = {n, p->keys, p->scores, p->stamps, p->rows, f->dim + f->n_state};
+            TRY(r->visit(r->ctx, &rows));
+            n = 0;
+        }
+    }
+    return OK;
+}
+
+static status visit_part(const reader *r, const char *folder, snapshot_ranks writer,
+                         const snapshot_info *info) {
+    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], name[32];
+    TRY(snapshot_part(part, folder, writer));
+    for (int i = 0; i < info->n_files; i++) {
+        row_file f = {0};
+        snprintf(name, sizeof name, "rows-%05d.safetensors", i);
+        TRY(path_join(path, sizeof path, part, name));
+        TRY(st_open(&f.file, path));
+        status st = row_file_check(&f, info);
+        if (st == OK) st = visit_file(r, &f);
+        st_close(f.file);
+        TRY(st);
+    }
+    return OK;
+}
+
+static status visit_snapshot(reader *r, const char *folder) {
+    snapshot_info info;
+    int n_ranks;
+    TRY(ranks_of(folder, &n_ranks));
+    TRY(MEM_NEW(&r->p, 1));
+    status st = OK;
+    for (int rank = 0; st == OK && rank < n_ranks; rank++) {
+        snapshot_ranks writer = {rank, n_ranks};
+        st = verify_part(folder, writer, &info);
+        if (st == OK && r->p->rows == NULL)
+            st = mem_alloc((void **)&r->p->rows, (size_t)PIECE * (size_t)info.n_floats, 4);
+        if (st == OK) st = visit_part(r, folder, writer, &info);
+    }
+    mem_free(r->p->rows);
+    mem_free(r->p);
+    return st;
+}
+
+status embed_snapshot_each(const char *folder, embed_visit visit, void *ctx) {
+    reader r = {.ranks = {0, 1}, .visit = visit, .ctx = ctx};
+    snapshot_info info;
+    TRY(embed_snapshot_info(folder, &info));
+    return visit_snapshot(&r, folder);
+}
+
+/* ---- into a table ---------------------------------------------------------------------------- */
+
+typedef struct restore {
+    embed_table *t;
+    int64_t n_rejected;
+} restore;
+
+static status restore_rows(void *ctx, const embed_rows *rows) {
+    restore *r = ctx;
+    int64_t n_rejected;
+    TRY(embed_import(r->t, rows, &n_rejected));
+    r->n_rejected += n_rejected;
+    return OK;
+}
+
+/* Keys that left between the snapshots, of every rank: erasing what is not there does no harm. */
+static status erase_gone(embed_table *t, const char *folder, int n_ranks) {
+    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
+    for (int rank = 0; rank < n_ranks; rank++) {
+        const st_tensor *keys;
+        uint64_t *copy = NULL;
+        st_file *f;
+        TRY(snapshot_part(part, folder, (snapshot_ranks){rank, n_ranks}));
+        TRY(path_join(path, sizeof path, part, "gone.safetensors"));
+        TRY(st_open(&f, path));
+        status st = st_get(f, "keys", ST_I64, &keys);
+        if (st == OK) st = MEM_NEW_RAW(&copy, (size_t)keys->n);
+        if (st == OK && keys->n > 0) memcpy(copy, keys->data, (size_t)keys->n * sizeof *copy);
+        if (st == OK) st = embed_erase(t, keys->n, copy, NULL);
+        mem_free(copy);
+        st_close(f);
+        TRY(st);
+    }
+    return OK;
+}
+
+/* The sketch, where it was written for the same ranks and has the same size; else it starts anew.
+ */
+static status restore_seen(embed_table *t, const char *folder, snapshot_ranks ranks,
+                           const snapshot_info *info) {
+    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
+    const st_tensor *counters;
+    st_file *f;
+    TRY(snapshot_part(part, folder, ranks));
+    TRY(path_join(path, sizeof path, part, "seen.safetensors"));
+    if (t->seen.counter == NULL || info->n_ranks != ranks.n_ranks || !file_exists(path)) return OK;
+    TRY(st_open(&f, path));
+    status st = st_get(f, "counters", ST_I16, &counters);
+    if (st == OK && (size_t)counters->n * 2 == sketch_bytes(&t->seen)) {
+        memcpy(t->seen.counter, counters->data, sketch_bytes(&t->seen));
+        t->seen.n_seen = info->n_seen;
+    }
+    st_close(f);
+    return st;
+}
+
+static status check_fit(const embed_table *t, const char *folder, const snapshot_info *info) {
+    if (info->dim != t->config.dim || info->n_floats != t->n_floats ||
+        strcmp(info->optimizer, embed_opt_name(t->config.opt)) != 0)
+        return fail(ERR_CONFIG, "%s: rows of %d values for %s; the table has %d for %s", folder,
+                    info->dim, info->optimizer, t->config.dim, embed_opt_name(t->config.opt));
+    if (info->since > t->step && info->since > 1)
+        return fail(ERR_USAGE,
+                    "%s: changes since step %lld for a table at step %lld; read the snapshots in "
+                    "between first",
+                    folder, (long long)info->since, (long long)t->step);
+    return OK;
+}
+
+status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
+                           int64_t *n_rejected) {
+    restore into = {t, 0};
+    reader r = {.ranks = ranks, .visit = restore_rows, .ctx = &into};
+    snapshot_info info;
+    if (n_rejected != NULL) *n_rejected = 0;
+    TRY(embed_snapshot_info(folder, &info));
+    TRY(check_fit(t, folder, &info));
+    if (info.since == 0)
+        TRY(embed_clear(t));
+    else
+        TRY(erase_gone(t, folder, info.n_ranks));
+    if (info.step > t->step) TRY(embed_set_step(t, info.step));
+    if (info.clock > t->clock) t->clock = info.clock;
+    TRY(visit_snapshot(&r, folder));
+    TRY(restore_seen(t, folder, ranks, &info));
+    /* What left is in the snapshot itself. */
+    embed_forget_left(t, INT64_MAX);
+    if (n_rejected != NULL) *n_rejected = into.n_rejected;
+    return OK;
+}
