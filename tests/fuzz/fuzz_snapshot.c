@@ -1,0 +1,65 @@
+/* Arbitrary bytes as a snapshot of a dynamic table: as its manifest (first byte even), or as a file
+ * of rows under a manifest that vouches for it (odd).  Reading must refuse, or give a whole table.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "embed/snapshot.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static char folder[128];
+
+static void write_file(const char *name, const void *bytes, size_t n) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/rank-0-of-1/%s", folder, name);
+    FILE *f = fopen(path, "wb");
+    if (f == NULL || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) abort();
+}
+
+static void make_folder(void) {
+    char part[160];
+    snprintf(folder, sizeof folder, "/dev/shm/hstu-fuzz-snapshot-%ld", (long)getpid());
+    snprintf(part, sizeof part, "%s/rank-0-of-1", folder);
+    if (mkdir(folder, 0700) != 0 || mkdir(part, 0700) != 0) abort();
+}
+
+static void vouch(const uint8_t *data, size_t n) {
+    char text[1024];
+    int bytes =
+        snprintf(text, sizeof text,
+                 "{\"format\":\"hstu table 1\",\"files\":[{\"name\":\"rows-00000.safetensors\","
+                 "\"bytes\":%zu,\"xxh64\":\"%016" PRIx64 "\"}],\"step\":3,\"since\":0,"
+                 "\"clock\":1,\"seen\":0,\"dim\":2,\"floats\":4,\"optimizer\":\"adagrad\","
+                 "\"policy\":\"lru\",\"rank\":0,\"ranks\":1,\"row_files\":1,\"rows\":1,"
+                 "\"gone\":0}",
+                 n, hash64(data, n, 0));
+    write_file("rows-00000.safetensors", data, n);
+    write_file("manifest.json", text, (size_t)bytes);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    embed_config c = {
+        .dim = 2, .opt = ROW_ADAGRAD, .policy = POLICY_LRU, .capacity = {64, 0}, .max_batch = 64};
+    backend *be;
+    embed_table *t;
+    int64_t size;
+    if (n == 0) return 0;
+    if (folder[0] == '\0') make_folder();
+    if (data[0] % 2 == 0)
+        write_file("manifest.json", data + 1, n - 1);
+    else
+        vouch(data + 1, n - 1);
+    if (backend_create_cpu(&be, NULL) != OK || embed_create(&t, be, &c) != OK) abort();
+    if (embed_snapshot_read(t, folder, (snapshot_ranks){0, 1}, NULL) == OK &&
+        (embed_size(t, &size) != OK || size > 64))
+        abort();
+    embed_destroy(t);
+    backend_destroy(be);
+    return 0;
+}

@@ -1,0 +1,461 @@
+/* Dynamic tables as a whole: order and threads do not matter, hit rates are those of exact
+ * policies, admission, growth, the seam of training, and what is refused. */
+#include "base/pool.h"
+#include "embed/snapshot.h"
+#include "oom.h"
+#include "table_rig.h"
+
+enum { DIM = 4 };
+
+static embed_config small_config(embed_policy policy, int64_t level0) {
+    return (embed_config){.dim = DIM,
+                          .policy = policy,
+                          .capacity = {level0, 0},
+                          .max_batch = 4096,
+                          .seed = 11,
+                          .first = FIRST_UNIFORM,
+                          .first_scale = 0.1f};
+}
+
+static backend *real(void) {
+    backend *be;
+    CHECK_OK(test_real_backend(&be, NULL));
+    if (be->tables == NULL) SKIP_TEST("%s has no dynamic tables", be->name);
+    return be;
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+typedef struct dump {
+    uint64_t sum;
+    int64_t n;
+} dump;
+
+static status add_rows(void *ctx, const embed_rows *rows) {
+    dump *d = ctx;
+    for (int64_t i = 0; i < rows->n; i++) {
+        uint64_t h = table_hash(rows->keys[i]) + table_hash(rows->scores[i]) * 3 + rows->stamps[i];
+        for (int c = 0; c < rows->n_floats; c++) {
+            uint32_t bits;
+            memcpy(&bits, &rows->rows[i * rows->n_floats + c], 4);
+            h = table_hash(h + bits);
+        }
+        d->sum = d->sum * 31 + h; /* the order of slots counts */
+    }
+    d->n += rows->n;
+    return OK;
+}
+
+static dump dump_of(embed_table *t) {
+    dump d = {0};
+    CHECK_OK(embed_export(t, 0, add_rows, &d));
+    return d;
+}
+
+/* The same batches, shuffled, with other numbers of threads: the same table, slot by slot. */
+TEST(embed_order_and_threads_do_not_matter) {
+    pool *workers;
+    dump first = {0};
+    CHECK_OK(pool_create(&workers, 3));
+    for (int run = 0; run < 3; run++) {
+        backend *be;
+        embed_table *t;
+        uint64_t state = 9, shuffle = (uint64_t)run;
+        embed_config c = small_config(POLICY_LFU, 640);
+        c.capacity[1] = 1280;
+        c.opt = ROW_ADAGRAD;
+        CHECK_OK(test_real_backend(&be, run == 2 ? workers : NULL));
+        CHECK_OK(embed_create(&t, be, &c));
+        for (int step = 1; step < 30; step++) {
+            static uint64_t ids[3000];
+            const embed_batch *b;
+            for (int i = 0; i < 3000; i++)
+                ids[i] = rig_random(&state, rig_random(&state, 4000) + 1);
+            for (uint64_t i = 2999; run > 0 && i > 0; i--) {
+                uint64_t j = rig_random(&shuffle, i + 1), k = ids[i];
+                ids[i] = ids[j];
+                ids[j] = k;
+            }
+            CHECK_OK(embed_set_step(t, step));
+            CHECK_OK(embed_fetch(t, FETCH_INSERT, 3000, ids, NULL, &b));
+            float *grad, *host = calloc((size_t)b->n_unique * DIM, 4);
+            uint64_t *keys = malloc((size_t)b->n_unique * 8);
+            CHECK_OK(be->ops->copy_out(be, keys, b->keys, (size_t)b->n_unique * 8));
+            for (int64_t i = 0; i < b->n_unique * DIM; i++)
+                host[i] = (float)(keys[i / DIM] % 17) / 16;
+            CHECK_OK(be->ops->alloc(be, (void **)&grad, (size_t)b->n_unique * DIM * 4));
+            CHECK_OK(be->ops->copy_in(be, grad, host, (size_t)b->n_unique * DIM * 4));
+            embed_step_args args = {.lr = 0.1f, .eps = 1e-6f, .step = step};
+            CHECK_OK(embed_update(t, grad, &args));
+            be->ops->release(be, grad);
+            free(host);
+            free(keys);
+        }
+        dump d = dump_of(t);
+        if (run == 0) first = d;
+        CHECK_EQ(d.n, first.n);
+        CHECK(d.sum == first.sum);
+        embed_destroy(t);
+        test_real_backend_end(be);
+    }
+    pool_destroy(workers);
+}
+
+/* ---- hit rates ------------------------------------------------------------------------------- */
+
+enum { ZIPF_KEYS = 1 << 13, ZIPF_BATCH = 64, ZIPF_BATCHES = 1500 };
+
+typedef struct zipf {
+    double sum[ZIPF_KEYS];
+} zipf;
+
+static void zipf_init(zipf *z) {
+    double sum = 0;
+    for (int i = 0; i < ZIPF_KEYS; i++)
+        z->sum[i] = sum += pow(i + 1, -1.05);
+}
+
+static uint64_t zipf_draw(const zipf *z, uint64_t *state) {
+    double u = (double)(rig_random(state, UINT64_MAX) >> 11) * 0x1p-53 * z->sum[ZIPF_KEYS - 1];
+    int low = 0, high = ZIPF_KEYS - 1;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (z->sum[middle] < u)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return (uint64_t)low;
+}
+
+/* One set of all slots, with exact eviction by (count, last batch): as a heap would, but by
+ * scanning for the least only when needed.  Keys of the running batch stay. */
+typedef struct exact {
+    bool is_lfu;
+    int64_t capacity, n;
+    uint64_t count[ZIPF_KEYS], last[ZIPF_KEYS]; /* last: 0 is absent */
+} exact;
+
+static int worst(const exact *e, uint64_t now) {
+    int at = -1;
+    for (int k = 0; k < ZIPF_KEYS; k++) {
+        if (e->last[k] == 0 || e->last[k] == now) continue;
+        if (at < 0 || (e->is_lfu && e->count[k] != e->count[at] ? e->count[k] < e->count[at]
+                                                                : e->last[k] < e->last[at]))
+            at = k;
+    }
+    return at;
+}
+
+static bool exact_visit(exact *e, uint64_t key, uint64_t now) {
+    bool is_hit = e->last[key] != 0;
+    if (!is_hit && e->n == e->capacity) {
+        int gone = worst(e, now);
+        if (gone < 0) return false;
+        e->last[gone] = 0;
+        e->n--;
+    }
+    e->n += !is_hit;
+    e->count[key] = is_hit ? e->count[key] + 1 : 1;
+    e->last[key] = now;
+    return is_hit;
+}
+
+static void check_hit_rate(embed_policy policy, int64_t capacity) {
+    static zipf z;
+    static exact e;
+    backend *be = real();
+    embed_table *t;
+    embed_config c = small_config(policy, capacity);
+    uint64_t state = 1;
+    int64_t n_exact = 0, n_all = 0;
+    memset(&e, 0, sizeof e);
+    e.is_lfu = policy == POLICY_LFU;
+    e.capacity = capacity;
+    zipf_init(&z);
+    CHECK_OK(embed_create(&t, be, &c));
+    for (uint64_t step = 1; step <= ZIPF_BATCHES; step++) {
+        uint64_t ids[ZIPF_BATCH], keys[ZIPF_BATCH];
+        const embed_batch *b;
+        for (int i = 0; i < ZIPF_BATCH; i++)
+            ids[i] = zipf_draw(&z, &state);
+        CHECK_OK(embed_fetch(t, FETCH_INSERT, ZIPF_BATCH, ids, NULL, &b));
+        CHECK_OK(be->ops->copy_out(be, keys, b->keys, (size_t)b->n_unique * 8));
+        n_all += b->n_unique;
+        /* Hits first, as in a bucket: what is there is touched before anything goes. */
+        for (int pass = 0; pass < 2; pass++)
+            for (int64_t u = 0; u < b->n_unique; u++)
+                if ((e.last[keys[u]] != 0 && e.last[keys[u]] != step) == (pass == 0) &&
+                    e.last[keys[u]] != step)
+                    n_exact += exact_visit(&e, keys[u], step);
+    }
+    double have = (double)embed_counts_of(t)->hits[0] / (double)n_all;
+    double want = (double)n_exact / (double)n_all;
+    printf("    %s, %lld slots: %.4f of the keys hit, %.4f with exact eviction\n",
+           embed_policy_name(policy), (long long)capacity, have, want);
+    CHECK(have > want - 0.01);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+TEST(embed_hit_rates_are_those_of_exact_eviction) {
+    check_hit_rate(POLICY_LRU, 1024);
+    check_hit_rate(POLICY_LFU, 1024);
+}
+
+/* ---- admission ------------------------------------------------------------------------------- */
+
+TEST(embed_admission_by_frequency_counts_exactly) {
+    backend *be = real();
+    embed_table *t;
+    embed_config c = small_config(POLICY_LRU, 1 << 14);
+    const embed_batch *b;
+    uint8_t is_found;
+    c.admit_count = 3;
+    CHECK_OK(embed_create(&t, be, &c));
+    for (uint64_t key = 0; key < 500; key++)
+        for (int visit = 1; visit <= 3; visit++) {
+            CHECK_OK(embed_fetch(t, FETCH_INSERT, 1, &key, NULL, &b));
+            CHECK_EQ(b->n_refused, visit < 3);
+            float row[DIM], first[DIM];
+            CHECK_OK(be->ops->copy_out(be, row, b->rows, sizeof row));
+            CHECK_OK(embed_fetch(t, FETCH_FIRST, 1, &key, NULL, &b));
+            CHECK_OK(be->ops->copy_out(be, first, b->rows, sizeof first));
+            CHECK(memcmp(row, first, sizeof row) == 0);
+            CHECK_OK(embed_find(t, 1, &key, 0, NULL, &is_found));
+            CHECK_EQ(is_found, visit == 3);
+        }
+    /* Repeats in one batch count each. */
+    uint64_t three[] = {7777, 7777, 7777}, two[] = {8888, 8888};
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 3, three, NULL, &b));
+    CHECK_EQ(b->n_refused, 0);
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 2, two, NULL, &b));
+    CHECK_EQ(b->n_refused, 1);
+    CHECK_EQ(embed_counts_of(t)->n_refused, 1001);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+TEST(embed_admission_by_probability) {
+    backend *be = real();
+    embed_table *t;
+    embed_config c = small_config(POLICY_LRU, 1 << 14);
+    int64_t size;
+    const embed_batch *b;
+    uint64_t ids[4000];
+    c.admit_rate = 0.25f;
+    CHECK_OK(embed_create(&t, be, &c));
+    for (uint64_t i = 0; i < 4000; i++)
+        ids[i] = i;
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 4000, ids, NULL, &b));
+    CHECK_OK(embed_size(t, &size));
+    CHECK(size > 900 && size < 1100);
+    for (int i = 0; i < 40; i++)
+        CHECK_OK(embed_fetch(t, FETCH_INSERT, 4000, ids, NULL, &b));
+    CHECK_OK(embed_size(t, &size));
+    CHECK(size > 3990);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* ---- growth and refusals --------------------------------------------------------------------- */
+
+TEST(embed_reserve_keeps_every_row) {
+    backend *be = real();
+    embed_table *t;
+    embed_config c = small_config(POLICY_NONE, 64);
+    const embed_batch *b;
+    uint64_t ids[64], extra = 1000;
+    int64_t size;
+    float row[64 * DIM], after[64 * DIM];
+    CHECK_OK(embed_create(&t, be, &c));
+    for (uint64_t i = 0; i < 64; i++)
+        ids[i] = i * 7;
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 64, ids, NULL, &b));
+    CHECK_OK(embed_find(t, 64, ids, DIM, row, NULL));
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 1, &extra, NULL, &b));
+    CHECK_EQ(b->n_rejected, 1); /* full, and it says so */
+    CHECK(b->rejected[0] == 1000);
+    CHECK_OK(embed_reserve(t, 150));
+    CHECK_EQ(embed_config_of(t)->capacity[0], 192);
+    CHECK_OK(embed_find(t, 64, ids, DIM, after, NULL));
+    CHECK(memcmp(row, after, sizeof row) == 0);
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 1, &extra, NULL, &b));
+    CHECK_EQ(b->n_rejected, 0);
+    CHECK_OK(embed_size(t, &size));
+    CHECK_EQ(size, 65);
+    CHECK_OK(embed_clear(t));
+    CHECK_OK(embed_size(t, &size));
+    CHECK_EQ(size, 0);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+TEST(embed_refuses_what_does_not_fit) {
+    backend *be = real();
+    embed_table *t;
+    const embed_batch *b;
+    embed_config c = small_config(POLICY_NONE, 64);
+    c.capacity[1] = 64;
+    CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "choose lru");
+    c = small_config(POLICY_LRU, 0);
+    CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "at least 1");
+    c = small_config(POLICY_LRU, 64);
+    c.dim = 0;
+    CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "dimension");
+    c = small_config(POLICY_LRU, 64);
+    c.admit_rate = 2;
+    CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "probability");
+    c = small_config(POLICY_LRU, 64);
+    c.max_batch = 10;
+    CHECK_OK(embed_create(&t, be, &c));
+    uint64_t ids[11] = {0}, twice[2] = {5, 5};
+    float rows[2 * DIM] = {0};
+    CHECK_FAILS(embed_fetch(t, FETCH_INSERT, 11, ids, NULL, &b), ERR_USAGE, "made for 10");
+    CHECK_FAILS(embed_fetch(t, FETCH_INSERT, 1, ids, ids, &b), ERR_USAGE, "custom");
+    CHECK_FAILS(embed_assign(t, 2, twice, DIM, rows, NULL), ERR_USAGE, "more than once");
+    CHECK_FAILS(embed_find(t, 2, twice, 100, rows, NULL), ERR_USAGE, "100 floats");
+    CHECK_OK(embed_set_step(t, 5));
+    CHECK_FAILS(embed_set_step(t, 4), ERR_USAGE, "at step 5");
+    CHECK_FAILS(embed_snapshot_write(t, test_folder(), (snapshot_ranks){0, 1}, 3), ERR_USAGE,
+                "tracks_left");
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* ---- the seam -------------------------------------------------------------------------------- */
+
+/* Pooled, with repeats and weights: staging, gradient and one step of SGD by hand. */
+TEST(embed_pooled_step_equals_float64) {
+    enum { N = 7, BAGS = 3 };
+    backend *be = real();
+    embed_table *t;
+    embed_config c = small_config(POLICY_LRU, 128);
+    const embed_batch *b;
+    const uint64_t ids[N] = {5, 9, 5, 1, 9, 9, 2};
+    const int64_t offsets[BAGS + 1] = {0, 3, 3, N};
+    const float weight[N] = {1, 2, 0.5f, -1, 3, 1, 0.25f},
+                dy_host[BAGS * DIM] = {1, 2, 3, 4, 9, 9, 9, 9, 5, -6, 7, 8};
+    float rows[10][DIM], y_host[BAGS * DIM], after[10 * DIM];
+    CHECK_OK(embed_create(&t, be, &c));
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, N, ids, NULL, &b));
+    uint64_t all[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    CHECK_OK(embed_find(t, 10, all, DIM, &rows[0][0], NULL));
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, N, ids, NULL, &b));
+    void *d_offsets, *d_weight, *dy, *y, *grad;
+    CHECK_OK(be->ops->alloc(be, &d_offsets, sizeof offsets));
+    CHECK_OK(be->ops->alloc(be, &d_weight, sizeof weight));
+    CHECK_OK(be->ops->alloc(be, &dy, sizeof dy_host));
+    CHECK_OK(be->ops->alloc(be, &y, sizeof y_host));
+    CHECK_OK(be->ops->alloc(be, &grad, N * DIM * 4));
+    CHECK_OK(be->ops->copy_in(be, d_offsets, offsets, sizeof offsets));
+    CHECK_OK(be->ops->copy_in(be, d_weight, weight, sizeof weight));
+    CHECK_OK(be->ops->copy_in(be, dy, dy_host, sizeof dy_host));
+    CHECK_OK(embed_pool(t, POOL_MEAN, BAGS, d_offsets, d_weight, y));
+    CHECK_OK(embed_pool_grad(t, POOL_MEAN, BAGS, d_offsets, d_weight, dy, grad));
+    embed_step_args args = {.lr = 0.5f, .step = 1};
+    CHECK_OK(embed_update(t, grad, &args));
+    CHECK_OK(be->ops->copy_out(be, y_host, y, sizeof y_host));
+    CHECK_OK(embed_find(t, 10, all, DIM, after, NULL));
+    double want_y[BAGS * DIM] = {0}, want[10][DIM];
+    for (int k = 0; k < 10; k++)
+        for (int d = 0; d < DIM; d++)
+            want[k][d] = rows[k][d];
+    for (int bag = 0; bag < BAGS; bag++)
+        for (int64_t i = offsets[bag]; i < offsets[bag + 1]; i++)
+            for (int d = 0; d < DIM; d++) {
+                double share = weight[i] / (double)(offsets[bag + 1] - offsets[bag]);
+                want_y[bag * DIM + d] += share * rows[ids[i]][d];
+                want[ids[i]][d] -= 0.5 * share * dy_host[bag * DIM + d];
+            }
+    for (int i = 0; i < BAGS * DIM; i++)
+        CHECK(fabs(want_y[i] - y_host[i]) < 1e-6);
+    for (int k = 0; k < 10; k++)
+        for (int d = 0; d < DIM; d++)
+            CHECK(fabs(want[k][d] - after[k * DIM + d]) < 1e-5);
+    void *const all_memory[] = {d_offsets, d_weight, dy, y, grad};
+    for (int i = 0; i < 5; i++)
+        be->ops->release(be, all_memory[i]);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* A gradient counts where the row is, even if other verbs moved it after the fetch. */
+TEST(embed_update_finds_rows_that_moved) {
+    backend *be = real();
+    embed_table *t;
+    embed_config c = small_config(POLICY_LRU, 64);
+    const embed_batch *b;
+    c.capacity[1] = 640;
+    CHECK_OK(embed_create(&t, be, &c));
+    uint64_t key = 3, others[64], scores[64];
+    uint32_t stamps[64];
+    static float rows[64 * DIM];
+    float before[DIM], after[DIM], *grad;
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 1, &key, NULL, &b));
+    CHECK_OK(be->ops->copy_out(be, before, b->rows, sizeof before));
+    for (uint64_t i = 0; i < 64; i++) {
+        others[i] = 100 + i;
+        scores[i] = 1000;
+        stamps[i] = 1;
+    }
+    embed_rows in = {64, others, scores, stamps, rows, DIM};
+    CHECK_OK(embed_import(t, &in, NULL)); /* pushes the key down */
+    int64_t n_below;
+    CHECK_OK(embed_tier_size(t, 1, &n_below));
+    CHECK_EQ(n_below, 1);
+    CHECK_OK(embed_fetch(t, FETCH_ZERO, 1, &key, NULL, &b));
+    CHECK_OK(be->ops->alloc(be, (void **)&grad, sizeof before));
+    float ones[DIM] = {1, 1, 1, 1};
+    CHECK_OK(be->ops->copy_in(be, grad, ones, sizeof ones));
+    embed_step_args args = {.lr = 1, .step = 1};
+    CHECK_OK(embed_update(t, grad, &args));
+    be->ops->release(be, grad);
+    CHECK_OK(embed_find(t, 1, &key, DIM, after, NULL));
+    for (int d = 0; d < DIM; d++)
+        CHECK(after[d] == before[d] - 1);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* ---- out of memory --------------------------------------------------------------------------- */
+
+static status use_table(embed_table *t, const char *folder) {
+    uint64_t ids[200];
+    const embed_batch *b;
+    for (uint64_t i = 0; i < 200; i++)
+        ids[i] = i;
+    TRY(embed_fetch(t, FETCH_INSERT, 200, ids, NULL, &b));
+    TRY(embed_erase(t, 20, ids, NULL));
+    TRY(embed_snapshot_write(t, folder, (snapshot_ranks){0, 1}, 0));
+    return embed_snapshot_read(t, folder, (snapshot_ranks){0, 1}, NULL);
+}
+
+static status live_and_die(void *ctx) {
+    int *round = ctx;
+    char folder[4096], log[4096];
+    backend *be = NULL;
+    embed_store *store = NULL;
+    embed_table *t = NULL;
+    embed_config config = small_config(POLICY_LRU, 64);
+    config.capacity[1] = 64;
+    config.admit_count = 2;
+    config.tracks_left = true;
+    config.max_batch = 256;
+    snprintf(folder, sizeof folder, "%s/snap-%d", test_folder(), *round);
+    snprintf(log, sizeof log, "%s/log-%d", test_folder(), (*round)++);
+    status st = backend_create_cpu(&be, NULL);
+    if (st == OK) st = embed_store_open_log(&store, log, DIM);
+    config.store = store;
+    if (st == OK) st = embed_create(&t, be, &config);
+    if (st == OK) st = use_table(t, folder);
+    embed_destroy(t);
+    embed_store_destroy(store);
+    backend_destroy(be);
+    return st;
+}
+
+TEST(embed_out_of_memory) {
+    int round = 0;
+    CHECK(oom_at_each_allocation(live_and_die, &round) > 50);
+}

@@ -1,0 +1,142 @@
+/* The log of rows: what was put is there again after reopening, whatever a crash tore off. */
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "embed/store.h"
+#include "table_rig.h"
+
+enum { FLOATS = 3 };
+
+static embed_store *open_log(const char *name) {
+    char folder[4096];
+    embed_store *s;
+    snprintf(folder, sizeof folder, "%s/%s", test_folder(), name);
+    CHECK_OK(embed_store_open_log(&s, folder, FLOATS));
+    return s;
+}
+
+static const char *log_path(const char *name) {
+    static char path[4096];
+    snprintf(path, sizeof path, "%s/%s/rows.log", test_folder(), name);
+    return path;
+}
+
+static void put(embed_store *s, uint64_t key, float value) {
+    float row[FLOATS] = {value, value + 1, value + 2};
+    uint64_t score = key + 5;
+    uint32_t stamp = (uint32_t)value;
+    embed_rows rows = {1, &key, &score, &stamp, row, FLOATS};
+    CHECK_OK(s->put(s, &rows));
+}
+
+/* The value of a key, or -1. */
+static float get(embed_store *s, uint64_t key) {
+    float row[FLOATS];
+    uint64_t score = 0;
+    uint32_t stamp = 0;
+    uint8_t is_found;
+    CHECK_OK(s->get(s, 1, &key, &is_found, &score, &stamp, row));
+    if (!is_found) return -1;
+    CHECK(score == key + 5 && stamp == (uint32_t)row[0] && row[2] == row[0] + 2);
+    return row[0];
+}
+
+TEST(log_store_remembers) {
+    embed_store *s = open_log("log");
+    for (uint64_t key = 0; key < 100; key++)
+        put(s, key * 0x9e3779b97f4a7c15ull, (float)key);
+    put(s, UINT64_MAX, 7);
+    put(s, UINT64_MAX, 8);
+    CHECK_OK(s->erase(s, 1, (uint64_t[]){3 * 0x9e3779b97f4a7c15ull}));
+    for (int round = 0; round < 2; round++) {
+        CHECK(get(s, 0) == 0 && get(s, UINT64_MAX) == 8 && get(s, 12345) == -1);
+        CHECK(get(s, 3 * 0x9e3779b97f4a7c15ull) == -1);
+        CHECK(get(s, 99 * 0x9e3779b97f4a7c15ull) == 99);
+        CHECK_OK(s->flush(s));
+        embed_store_destroy(s);
+        s = open_log("log");
+    }
+    CHECK_OK(s->clear(s));
+    CHECK(get(s, 0) == -1);
+    put(s, 1, 1);
+    embed_store_destroy(s);
+    s = open_log("log");
+    CHECK(get(s, 0) == -1 && get(s, 1) == 1);
+    embed_store_destroy(s);
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/log", test_folder());
+    CHECK_FAILS(embed_store_open_log(&s, folder, FLOATS + 1), ERR_FORMAT, "rows of 3 floats");
+}
+
+/* The log cut at every byte: the rows of whole records are there, and it goes on from there. */
+TEST(log_store_torn_anywhere_keeps_what_was_whole) {
+    embed_store *s = open_log("log");
+    long end[6];
+    struct stat about;
+    for (uint64_t key = 0; key < 5; key++) {
+        CHECK_EQ(stat(log_path("log"), &about), 0);
+        end[key] = about.st_size;
+        put(s, key, (float)key);
+    }
+    CHECK_EQ(stat(log_path("log"), &about), 0);
+    end[5] = about.st_size;
+    embed_store_destroy(s);
+    char *bytes = malloc((size_t)end[5]);
+    int fd = open(log_path("log"), O_RDONLY);
+    CHECK(fd >= 0 && read(fd, bytes, (size_t)end[5]) == end[5]);
+    close(fd);
+    for (long cut = 0; cut < end[5]; cut++) {
+        fd = open(log_path("log"), O_WRONLY | O_TRUNC);
+        CHECK(fd >= 0 && write(fd, bytes, (size_t)cut) == cut);
+        /* What a crash leaves behind the cut may be anything. */
+        if (cut > 16 && cut % 2 == 0) CHECK(write(fd, "garbage garbage garbage", 23) == 23);
+        close(fd);
+        s = open_log("log");
+        for (uint64_t key = 0; key < 5; key++)
+            CHECK(get(s, key) == (cut >= end[key + 1] ? (float)key : -1));
+        put(s, 77, 7);
+        embed_store_destroy(s);
+        s = open_log("log");
+        CHECK(get(s, 77) == 7);
+        embed_store_destroy(s);
+    }
+    free(bytes);
+}
+
+static status count(void *ctx, const embed_rows *rows) {
+    *(int64_t *)ctx += rows->n;
+    return OK;
+}
+
+/* Replaced rows are thrown out: the file does not grow for ever. */
+TEST(log_store_compacts) {
+    enum { N = 400, F = 256 };
+    char folder[4096];
+    embed_store *s;
+    struct stat about;
+    static float rows[N * F];
+    uint64_t keys[N], scores[N] = {0};
+    uint32_t stamps[N] = {0};
+    snprintf(folder, sizeof folder, "%s/big", test_folder());
+    CHECK_OK(embed_store_open_log(&s, folder, F));
+    for (uint64_t i = 0; i < N; i++)
+        keys[i] = i;
+    for (int round = 0; round < 60; round++) {
+        for (int i = 0; i < N * F; i++)
+            rows[i] = (float)(round * 1000 + i % 1000);
+        embed_rows put_rows = {N, keys, scores, stamps, rows, F};
+        CHECK_OK(s->put(s, &put_rows));
+    }
+    snprintf(folder, sizeof folder, "%s/big/rows.log", test_folder());
+    CHECK_EQ(stat(folder, &about), 0);
+    CHECK(about.st_size < 8 << 20); /* 60 times 0.4 MB were put */
+    float row[F];
+    uint8_t is_found;
+    int64_t n = 0;
+    CHECK_OK(s->get(s, 1, &keys[3], &is_found, scores, stamps, row));
+    CHECK(is_found && row[5] == (float)(59000 + (3 * F + 5) % 1000));
+    CHECK_OK(s->each(s, count, &n));
+    CHECK_EQ(n, N);
+    embed_store_destroy(s);
+}
