@@ -10,6 +10,7 @@
 static const command benches[] = {
     {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
     {"data", bench_data, "the batcher: tokens per second"},
+    {"embedding", bench_embedding, "dynamic tables: probes, rows, inserts, pooling, a step"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };

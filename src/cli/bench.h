@@ -6,6 +6,7 @@
 
 status bench_attention(int argc, char **argv);
 status bench_data(int argc, char **argv);
+status bench_embedding(int argc, char **argv);
 status bench_train(int argc, char **argv);
 
 #endif

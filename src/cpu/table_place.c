@@ -59,14 +59,19 @@ static void add_newcomer(newcomers *list, int64_t key, uint64_t score) {
     if (list->n < TABLE_SLOTS) list->n++;
 }
 
-/* The entry of `among` that is smallest by (score, key). */
+/* The entry of `among` that is smallest by (score, key).  The least score is found without
+ * branches, which would be guessed wrong again and again; then the few that have it are compared.
+ */
 static int smallest(const uint64_t *scores, const uint64_t *keys, uint64_t among) {
-    int best = __builtin_ctzll(among);
-    for (among &= among - 1; among != 0; among &= among - 1) {
+    uint64_t least = UINT64_MAX;
+    for (int place = 0; place < TABLE_SLOTS; place++) {
+        uint64_t score = scores[place] | ((among >> place & 1) - 1);
+        least = score < least ? score : least;
+    }
+    int best = -1;
+    for (; among != 0; among &= among - 1) {
         int place = __builtin_ctzll(among);
-        if (scores[place] < scores[best] ||
-            (scores[place] == scores[best] && keys[place] < keys[best]))
-            best = place;
+        if (scores[place] == least && (best < 0 || keys[place] < keys[best])) best = place;
     }
     return best;
 }

@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "embed/snapshot_int.h"
 
-enum { DUMP_PIECE = 4096 };
+enum { DUMP_PIECE = 4096, DUMP_MAX_RANKS = 8192 };
 
 typedef struct dump {
     file_map keys, values, scores, opt;
@@ -134,7 +134,7 @@ static status find_max_age(const embed_table *t, const char *folder, const char 
 
 static status find_ranks(const char *folder, const char *name, int *out) {
     char path[SNAPSHOT_PATH_BYTES];
-    for (int n = 1; n <= SNAPSHOT_MAX_RANKS; n++) {
+    for (int n = 1; n <= DUMP_MAX_RANKS; n++) {
         TRY(dump_path(path, folder, name, "keys", (snapshot_ranks){0, n}));
         *out = n;
         if (file_exists(path)) return OK;

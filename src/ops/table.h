@@ -267,14 +267,14 @@ double table_first_unit(first_kind kind, double scale);
 /* Uniform: 2 (word >> 8) - 2^24, of word column % 4 of the block (key, column / 4).  Normal: a
  * block a column (0x80000000 | column); its eight halves of words are added and centred, which is
  * normal enough (within 4.9 deviations) and exact. */
-TABLE_FN float table_first_value(const table_first *f, uint64_t key, uint32_t column) {
+TABLE_FN float table_first_value(const table_first *f, uint64_t key, uint32_t col) {
     if (f->kind == FIRST_CONSTANT) return f->unit;
     uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
     if (f->kind == FIRST_UNIFORM) {
-        rng_block b = rng_draw(f->key, low, high, column / 4, 0);
-        return (float)((int32_t)(b.word[column % 4] >> 8) * 2 - 16777216) * f->unit;
+        rng_block b = rng_draw(f->key, low, high, col / 4, 0);
+        return (float)((int32_t)(b.word[col % 4] >> 8) * 2 - 16777216) * f->unit;
     }
-    rng_block b = rng_draw(f->key, low, high, 0x80000000u | column, 0);
+    rng_block b = rng_draw(f->key, low, high, 0x80000000u | col, 0);
     int32_t sum = 0;
     for (int i = 0; i < 4; i++)
         sum += (int32_t)(b.word[i] & 0xffff) + (int32_t)(b.word[i] >> 16);
