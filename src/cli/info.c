@@ -1,4 +1,4 @@
-/* hstu info: what is in a data set. */
+/* hstu info: what is in a data set; a snapshot of a table goes to info_table.c. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,8 +10,10 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/info_table.h"
 #include "cli/show.h"
 #include "data/stats.h"
+#include "embed/snapshot.h"
 
 enum { N_POPULAR = 10, N_CODES = 10, BAR_COLUMNS = 36 };
 
@@ -414,8 +416,9 @@ status cmd_info(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {"hstu info DIR [--json]",
-                           "Shows what is in a data set: users, items, events, the lengths of "
-                           "histories, ratings or signals, and the most popular items.",
+                           "Shows what is in a data set (users, items, events, the lengths of "
+                           "histories, ratings or signals, the most popular items), or in a "
+                           "snapshot of a dynamic table (load, tiers, scores).",
                            options,
                            1,
                            1,
@@ -426,6 +429,7 @@ status cmd_info(int argc, char **argv) {
     seq_file *data;
     TRY(args_parse(&spec, argc, argv, &path, NULL, &is_help));
     if (is_help) return OK;
+    if (embed_is_snapshot(path)) return info_table(path, is_json);
     TRY(check_path(path));
     TRY(env_threads(&n_threads));
     TRY(pool_create(&p, n_threads));

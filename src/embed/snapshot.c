@@ -154,12 +154,26 @@ static status write_seen(const embed_table *t, writer *w) {
     return t->seen.counter == NULL ? OK : write_tensors(w, "seen.safetensors", &tensor, 1);
 }
 
-static status seal(writer *w, const embed_table *t, snapshot_ranks ranks, int64_t since,
-                   int64_t n_gone) {
+/* How full the tiers are. */
+static status describe_tiers(json_writer *json, embed_table *t) {
+    static const char *const slots[] = {"level0_slots", "level1_slots"};
+    static const char *const rows[] = {"level0_rows", "level1_rows", "store_rows"};
+    for (int i = 0; i < EMBED_LEVELS; i++)
+        json_key_int(json, slots[i], t->level[i].n_buckets * TABLE_SLOTS);
+    for (int i = 0; i < EMBED_TIERS; i++) {
+        int64_t n;
+        TRY(embed_tier_size(t, i, &n));
+        json_key_int(json, rows[i], n);
+    }
+    return OK;
+}
+
+static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t since, int64_t n_gone) {
     char path[SNAPSHOT_PATH_BYTES];
     json_writer *json = &w->json;
     out_file *f;
     json_array_close(json);
+    TRY(describe_tiers(json, t));
     json_key_int(json, "step", t->step);
     json_key_int(json, "since", since);
     json_key_int(json, "clock", (int64_t)t->clock);

@@ -32,7 +32,8 @@ typedef struct snapshot_info {
     uint64_t clock, n_seen;
     int32_t dim, n_floats;
     int64_t n_rows, n_gone;
-    int n_ranks, n_files; /* n_files: of rows */
+    int64_t slots[EMBED_LEVELS], tier_rows[EMBED_TIERS]; /* when it was written */
+    int n_ranks, n_files;                                /* n_files: of rows */
     char optimizer[32], policy[32];
 } snapshot_info;
 

@@ -11,6 +11,9 @@
 #include "base/safetensors.h"
 #include "embed/snapshot_int.h"
 
+/* No count of a part is larger, so that those of all ranks can be added up. */
+#define COUNT_MAX ((int64_t)1 << 46)
+
 enum { MANIFEST_MAX_BYTES = 1 << 26, PIECE = 4096 };
 
 static status damaged(const char *path, const char *what) {
@@ -52,6 +55,14 @@ static status copy_word(const json_value *root, const char *key, char to[32]) {
     return OK;
 }
 
+static status read_tiers(const json_value *root, snapshot_info *out) {
+    TRY(member_in(root, "level0_slots", 1, COUNT_MAX, &out->slots[0]));
+    TRY(member_in(root, "level1_slots", 0, COUNT_MAX, &out->slots[1]));
+    TRY(member_in(root, "level0_rows", 0, COUNT_MAX, &out->tier_rows[0]));
+    TRY(member_in(root, "level1_rows", 0, COUNT_MAX, &out->tier_rows[1]));
+    return member_in(root, "store_rows", 0, COUNT_MAX, &out->tier_rows[2]);
+}
+
 static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_info *out) {
     const char *format;
     int64_t rank, n_ranks, dim, floats, clock, seen, n_files;
@@ -67,8 +78,9 @@ static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_i
     TRY(member_in(root, "rank", ranks.rank, ranks.rank, &rank));
     TRY(member_in(root, "ranks", ranks.n_ranks, ranks.n_ranks, &n_ranks));
     TRY(member_in(root, "row_files", 0, 1 << 24, &n_files));
-    TRY(member_in(root, "rows", 0, INT64_MAX, &out->n_rows));
-    TRY(member_in(root, "gone", 0, INT64_MAX, &out->n_gone));
+    TRY(member_in(root, "rows", 0, COUNT_MAX, &out->n_rows));
+    TRY(member_in(root, "gone", 0, COUNT_MAX, &out->n_gone));
+    TRY(read_tiers(root, out));
     TRY(copy_word(root, "optimizer", out->optimizer));
     TRY(copy_word(root, "policy", out->policy));
     out->dim = (int32_t)dim;
@@ -149,6 +161,20 @@ static status ranks_of(const char *folder, int *out) {
     return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no rank-0-of-N folder)", folder);
 }
 
+/* Sums over ranks; what is the same for all comes from the last. */
+static void add_info(snapshot_info *sum, const snapshot_info *one) {
+    snapshot_info before = *sum;
+    *sum = *one;
+    sum->n_rows += before.n_rows;
+    sum->n_gone += before.n_gone;
+    sum->n_files += before.n_files;
+    for (int i = 0; i < EMBED_LEVELS; i++)
+        sum->slots[i] += before.slots[i];
+    for (int i = 0; i < EMBED_TIERS; i++)
+        sum->tier_rows[i] += before.tier_rows[i];
+    if (sum->clock < before.clock) sum->clock = before.clock;
+}
+
 status embed_snapshot_info(const char *folder, snapshot_info *out) {
     int n_ranks;
     *out = (snapshot_info){0};
@@ -159,11 +185,7 @@ status embed_snapshot_info(const char *folder, snapshot_info *out) {
         if (rank > 0 && (one.dim != out->dim || one.n_floats != out->n_floats ||
                          one.since != out->since || one.step != out->step))
             return damaged(folder, "its parts are of different snapshots");
-        one.n_rows += out->n_rows;
-        one.n_gone += out->n_gone;
-        one.n_files += out->n_files;
-        if (one.clock < out->clock) one.clock = out->clock;
-        *out = one;
+        add_info(out, &one);
     }
     return OK;
 }
