@@ -14,7 +14,7 @@ enum { DIM = 5, MAX_UNIVERSE = 1200, MAX_BATCH = 300, MAX_FLOATS = 3 * DIM };
 typedef struct world {
     backend *be;
     embed_table *t;
-    embed_store *store;
+    embed_store *store, *ahead; /* ahead: reads for the store */
     embed_config c;
     int32_t n_floats;
     uint64_t random;
@@ -90,7 +90,7 @@ static void take_left(void *ctx, embed_reason reason, const embed_rows *rows) {
 }
 
 static void world_init(world *w, const embed_config *c, int n_universe, bool has_store,
-                       uint64_t seed) {
+                       bool reads_ahead, uint64_t seed) {
     static const uint64_t ends[] = {0, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 2, 1ull << 63, 1};
     *w = (world){.c = *c, .n_universe = n_universe, .random = seed};
     CHECK_OK(test_real_backend(&w->be, NULL));
@@ -101,6 +101,10 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
         snprintf(folder, sizeof folder, "%s/store-%llu", test_folder(), (unsigned long long)seed);
         CHECK_OK(embed_store_open_log(&w->store, folder, w->n_floats));
         w->c.store = w->store;
+    }
+    if (reads_ahead) {
+        CHECK_OK(embed_store_open_ahead(&w->ahead, w->store, 100));
+        w->c.store = w->ahead;
     }
     w->c.dim = DIM;
     w->c.max_batch = MAX_BATCH;
@@ -117,6 +121,7 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
 
 static void world_fini(world *w) {
     embed_destroy(w->t);
+    embed_store_destroy(w->ahead);
     embed_store_destroy(w->store);
     key_map_fini(&w->index);
     test_real_backend_end(w->be);
@@ -194,6 +199,9 @@ static void fetch_some(world *w, bool updates) {
         ids[i] = w->keys[some(w)];
         scores[i] = rig_random(&w->random, 12);
     }
+    /* Sometimes the whole of it was announced, sometimes a part, or other ids. */
+    if (rig_random(&w->random, 2) == 0) CHECK_OK(embed_prefetch(w->t, n, ids));
+    if (rig_random(&w->random, 4) == 0) CHECK_OK(embed_prefetch(w->t, 40, w->keys + 20));
     expect_batch(w, n, ids, is_custom ? scores : NULL);
     CHECK_OK(embed_fetch(w->t, FETCH_INSERT, n, ids, is_custom ? scores : NULL, &b));
     /* A copy: the verbs of the checks take the batch away. */
@@ -203,6 +211,7 @@ static void fetch_some(world *w, bool updates) {
     kept.rejected = rejected;
     CHECK_OK(w->be->ops->copy_out(w->be, keys, b->keys, (size_t)b->n_unique * 8));
     bool asks = updates && rig_random(&w->random, 2) == 0;
+    if (asks) CHECK_OK(embed_prefetch(w->t, 30, w->keys + 60)); /* the batch stays as it is */
     if (!asks) check_batch(w, &kept, ids);
     if (!asks || w->c.admit_count > 1 || (w->c.admit_rate > 0 && w->c.admit_rate < 1)) return;
     /* Straight after the fetch, without a verb between: a rejected key's gradient is dropped. */
@@ -414,7 +423,8 @@ static void live(world *w, int n_calls) {
     }
 }
 
-static void try_policies(int64_t level0, int64_t level1, bool has_store, int n_universe) {
+static void try_policies(int64_t level0, int64_t level1, bool has_store, bool reads_ahead,
+                         int n_universe) {
     for (int policy = POLICY_NONE; policy <= POLICY_CUSTOM; policy++)
         for (int opt = ROW_SGD; opt <= ROW_ROWWISE_ADAGRAD; opt += 1) {
             static world w;
@@ -427,7 +437,8 @@ static void try_policies(int64_t level0, int64_t level1, bool has_store, int n_u
                               .first_state = 0.5f,
                               .ttl = 40};
             if (policy == POLICY_NONE && (level1 > 0 || has_store)) continue;
-            world_init(&w, &c, n_universe, has_store, (uint64_t)(policy * 10 + opt + 1));
+            world_init(&w, &c, n_universe, has_store, reads_ahead,
+                       (uint64_t)(policy * 10 + opt + 1));
             w.is_exact = level0 == TABLE_SLOTS && level1 == 0 && !has_store;
             live(&w, 400);
             if (has_store) CHECK_EQ(w.n_left, 0);
@@ -436,22 +447,26 @@ static void try_policies(int64_t level0, int64_t level1, bool has_store, int n_u
 }
 
 TEST(fetch_one_bucket_is_a_map_with_the_exact_policy) {
-    try_policies(TABLE_SLOTS, 0, false, 150);
+    try_policies(TABLE_SLOTS, 0, false, false, 150);
 }
 
 TEST(fetch_one_level_is_a_map) {
-    try_policies(6 * TABLE_SLOTS, 0, false, 900);
+    try_policies(6 * TABLE_SLOTS, 0, false, false, 900);
 }
 
 TEST(fetch_two_levels_are_a_map) {
-    try_policies(2 * TABLE_SLOTS, 5 * TABLE_SLOTS, false, 900);
-    try_policies(3 * TABLE_SLOTS, TABLE_SLOTS, false, 900);
+    try_policies(2 * TABLE_SLOTS, 5 * TABLE_SLOTS, false, false, 900);
+    try_policies(3 * TABLE_SLOTS, TABLE_SLOTS, false, false, 900);
 }
 
 TEST(fetch_level_and_store_lose_nothing) {
-    try_policies(2 * TABLE_SLOTS, 0, true, 500);
+    try_policies(2 * TABLE_SLOTS, 0, true, false, 500);
 }
 
 TEST(fetch_three_tiers_lose_nothing) {
-    try_policies(2 * TABLE_SLOTS, 3 * TABLE_SLOTS, true, 1000);
+    try_policies(2 * TABLE_SLOTS, 3 * TABLE_SLOTS, true, false, 1000);
+}
+
+TEST(fetch_reading_ahead_changes_nothing) {
+    try_policies(2 * TABLE_SLOTS, TABLE_SLOTS, true, true, 700);
 }

@@ -156,6 +156,29 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
     return OK;
 }
 
+/* Of the ids those that are in no level, each of a pair of repeats too: the store sorts them out.
+ */
+status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids) {
+    embed_store *store = t->config.store;
+    embed_host *h = &t->h;
+    if (store == NULL || store->ask == NULL || n == 0) return OK;
+    if (n > t->config.max_batch)
+        return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
+                    (long long)n, (long long)t->config.max_batch);
+    memcpy(h->ahead, ids, (size_t)n * sizeof *ids);
+    for (int i = 0; i < t->n_levels && n > 0; i++) {
+        table_find_args find = {.n = n, .keys = t->d.ahead, .slot = t->d.ahead_slot};
+        int64_t n_absent = 0;
+        TRY(EMBED_IN(t, t->d.ahead, h->ahead, n));
+        TRY(t->v->find(t->be, &t->level[i], &find));
+        TRY(EMBED_OUT(t, h->ahead_slot, t->d.ahead_slot, n));
+        for (int64_t k = 0; k < n; k++)
+            if (h->ahead_slot[k] < 0) h->ahead[n_absent++] = h->ahead[k];
+        n = n_absent;
+    }
+    return n == 0 ? OK : store->ask(store, n, h->ahead);
+}
+
 status embed_find_slots(embed_table *t) {
     for (int i = 0; i < t->n_levels; i++) {
         table_find_args find = {.n = t->batch.n_unique, .keys = t->d.keys, .slot = t->d.slot[i]};

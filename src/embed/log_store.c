@@ -330,8 +330,15 @@ status embed_store_open_log(embed_store **out, const char *folder, int32_t n_flo
     *out = NULL;
     TRY(folder_create(folder, NULL));
     TRY(MEM_NEW(&s, 1));
-    s->base = (embed_store){n_floats, "log",     log_get,   log_put,    log_erase,
-                            log_each, log_clear, log_flush, log_destroy};
+    s->base = (embed_store){.n_floats = n_floats,
+                            .name = "log",
+                            .get = log_get,
+                            .put = log_put,
+                            .erase = log_erase,
+                            .each = log_each,
+                            .clear = log_clear,
+                            .flush = log_flush,
+                            .destroy = log_destroy};
     s->file = -1;
     status st = path_join(s->path, sizeof s->path, folder, "rows.log");
     if (st == OK) st = key_map_init(&s->map);

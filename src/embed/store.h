@@ -1,9 +1,9 @@
 /* A store: the lowest tier of a dynamic table, where rows lie on disk.
  *
  * A small table of functions, so that the engine can be exchanged: the log of log_store.c, which is
- * always there, or RocksDB (rocks_store.c) where the build found it.  All memory is the host's.  A
- * store keeps `n_floats` floats a row with its score and stamp (ops/table.h).  Calls come from one
- * thread at a time. */
+ * always there, or RocksDB (rocks_store.c) where the build found it; ahead_store.c puts a thread
+ * that reads ahead before one of them.  All memory is the host's.  A store keeps `n_floats` floats
+ * a row with its score and stamp (ops/table.h).  Calls come from one thread at a time. */
 #ifndef HSTU_EMBED_STORE_H
 #define HSTU_EMBED_STORE_H
 
@@ -41,6 +41,8 @@ struct embed_store {
     status (*each)(embed_store *s, embed_visit visit, void *ctx);
     status (*clear)(embed_store *s);
     status (*flush)(embed_store *s); /* what was put survives a crash from here on */
+    /* These keys will be asked for soon; returns at once.  NULL: it cannot read ahead. */
+    status (*ask)(embed_store *s, int64_t n, const uint64_t *keys);
     void (*destroy)(embed_store *s);
 };
 
@@ -51,5 +53,11 @@ status embed_store_open_log(embed_store **out, const char *folder, int32_t n_flo
 
 /* A RocksDB in `folder`; ERR_UNSUPPORTED where this build is without it. */
 status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats);
+
+/* A store over another one that reads ahead: `ask` makes a thread of its own read the rows, while
+ * the caller does something else; `get` then takes them from memory.  At most max_rows rows are
+ * held; those asked for two calls ago and never taken make room first.  The one below stays the
+ * caller's, and is used through this one alone. */
+status embed_store_open_ahead(embed_store **out, embed_store *below, int64_t max_rows);
 
 #endif

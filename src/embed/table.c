@@ -64,7 +64,7 @@ typedef struct array {
     size_t extra; /* elements besides M */
 } array;
 
-enum { N_DEVICE_ARRAYS = 21, N_HOST_ARRAYS = 22 };
+enum { N_DEVICE_ARRAYS = 23, N_HOST_ARRAYS = 24 };
 
 static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
     embed_device *d = &t->d;
@@ -91,6 +91,8 @@ static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
         {(void **)&d->staging, (size_t)t->stride * sizeof(float), 0},
         {(void **)&d->moved, row, 0},
         {(void **)&d->pushed, row, 0},
+        {(void **)&d->ahead, 8, 0},
+        {(void **)&d->ahead_slot, 8, 0},
     };
     memcpy(list, all, sizeof all);
 }
@@ -110,6 +112,7 @@ static void list_host(embed_table *t, array list[N_HOST_ARRAYS]) {
         {(void **)&h->out_stamps, 4, 0},   {(void **)&h->store_rows, row, 0},
         {(void **)&h->out_rows, row, 0},   {(void **)&h->inverse, 4, 0},
         {(void **)&h->given_scores, 8, 0}, {(void **)&h->given_stamps, 4, 0},
+        {(void **)&h->ahead, 8, 0},        {(void **)&h->ahead_slot, 8, 0},
     };
     memcpy(list, all, sizeof all);
 }

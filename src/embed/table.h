@@ -106,6 +106,11 @@ typedef enum {
 status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
                    const uint64_t *scores, const embed_batch **out);
 
+/* These ids come in one of the next fetches: those whose rows are in the store are read beside what
+ * the caller does next, where the store can (embed_store_open_ahead).  Changes nothing else: the
+ * last fetch stays as it is.  n <= max_batch. */
+status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids);
+
 /* How an optimizer steps: the fields of table_update_args. */
 typedef struct embed_step_args {
     float lr, beta1, beta2, eps, weight_decay;

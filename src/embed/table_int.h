@@ -31,6 +31,8 @@ typedef struct embed_device {
     table_evicted evicted; /* (M) each */
     float *staging;        /* (M, stride) */
     float *moved, *pushed; /* (M, n_floats): rows on their way up; rows on their way down */
+    uint64_t *ahead;       /* (M): ids of a batch to come */
+    int64_t *ahead_slot;   /* (M) */
 } embed_device;
 
 /* The host's copies and lists, (M) each. */
@@ -49,6 +51,8 @@ typedef struct embed_host {
     uint64_t *out_keys, *out_scores; /* rows on their way out of the levels */
     uint32_t *out_stamps;
     float *store_rows, *out_rows; /* (M, n_floats) */
+    uint64_t *ahead;              /* ids of a batch to come */
+    int64_t *ahead_slot;
     /* What a caller gave, by key of the batch. */
     int32_t *inverse;
     uint64_t *given_scores;

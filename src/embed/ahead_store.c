@@ -1,0 +1,301 @@
+/* A store that reads ahead (store.h).
+ *
+ * Keys that were asked for have an entry in a map, and a place for their row.  The thread reads
+ * them a few at a time, with the lock held: so a row that is put meanwhile either was read before,
+ * and its entry goes with the put, or is read after, and is the new one.  A get of a key that is
+ * still to be read waits for it. */
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "embed/key_map.h"
+#include "embed/store.h"
+
+enum { AT_ONCE = 64 };
+
+typedef enum { ENTRY_FREE, ENTRY_ASKED, ENTRY_READ } entry_state;
+
+/* One place for a row. */
+typedef struct entry {
+    uint64_t key, score;
+    uint32_t stamp;
+    uint8_t state, is_found;
+    uint32_t ask; /* in which call of ask */
+} entry;
+
+typedef struct ahead_store {
+    embed_store base; /* first: a store is an ahead_store */
+    embed_store *below;
+    pthread_t thread;
+    bool has_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* something was asked for, or read, or it is over */
+    bool is_over;
+    failure trouble; /* of the thread; told by the next get */
+    int64_t n_places, n_free, n_asked;
+    uint32_t n_asks;
+    entry *entries; /* (n_places) */
+    int64_t *free;  /* (n_free) */
+    int64_t *asked; /* (n_places) ring of places to be read */
+    int64_t first_asked;
+    float *rows; /* (n_places, n_floats) */
+    key_map map; /* key -> place + 1 */
+    /* of the thread */
+    uint64_t keys[AT_ONCE], scores[AT_ONCE];
+    uint32_t stamps[AT_ONCE];
+    uint8_t is_found[AT_ONCE];
+    float *read; /* (AT_ONCE, n_floats) */
+} ahead_store;
+
+/* ---- places: with the lock held -------------------------------------------------------------- */
+
+static void drop(ahead_store *s, int64_t place) {
+    key_map_erase(&s->map, s->entries[place].key);
+    s->entries[place].state = ENTRY_FREE;
+    s->free[s->n_free++] = place;
+}
+
+static void forget_key(ahead_store *s, uint64_t key) {
+    const key_entry *e = key_map_find(&s->map, key);
+    /* One that is still to be read will be read as it is then. */
+    if (e != NULL && s->entries[e->at - 1].state == ENTRY_READ) drop(s, (int64_t)e->at - 1);
+}
+
+static void drop_old(ahead_store *s) {
+    for (int64_t p = 0; p < s->n_places; p++)
+        if (s->entries[p].state == ENTRY_READ && s->n_asks - s->entries[p].ask >= 2) drop(s, p);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Reads up to AT_ONCE of the places asked for. */
+static status read_some(ahead_store *s) {
+    int64_t places[AT_ONCE], n = 0;
+    size_t row = (size_t)s->base.n_floats;
+    for (; n < AT_ONCE && s->n_asked > 0; s->n_asked--) {
+        places[n] = s->asked[s->first_asked];
+        s->first_asked = (s->first_asked + 1) % s->n_places;
+        s->keys[n] = s->entries[places[n]].key;
+        n++;
+    }
+    status st = s->below->get(s->below, n, s->keys, s->is_found, s->scores, s->stamps, s->read);
+    for (int64_t i = 0; i < n; i++) {
+        entry *e = &s->entries[places[i]];
+        if (st != OK) {
+            drop(s, places[i]);
+            continue;
+        }
+        e->state = ENTRY_READ;
+        e->is_found = s->is_found[i];
+        e->score = s->scores[i];
+        e->stamp = s->stamps[i];
+        memcpy(s->rows + (size_t)places[i] * row, s->read + (size_t)i * row, row * sizeof(float));
+    }
+    return st;
+}
+
+static void *read_ahead(void *ctx) {
+    ahead_store *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    while (!s->is_over) {
+        if (s->n_asked == 0) {
+            pthread_cond_wait(&s->changed, &s->lock);
+            continue;
+        }
+        status st = read_some(s);
+        if (st != OK) failure_save(&s->trouble, st);
+        pthread_cond_broadcast(&s->changed);
+        /* A moment for those who wait for the lock. */
+        pthread_mutex_unlock(&s->lock);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* ---- the verbs ------------------------------------------------------------------------------- */
+
+static status ask_key(ahead_store *s, uint64_t key) {
+    if (key_map_find(&s->map, key) != NULL || s->n_free == 0) return OK;
+    int64_t place = s->free[s->n_free - 1];
+    key_entry known = {.key = key, .at = (uint64_t)place + 1};
+    TRY(key_map_put(&s->map, &known, NULL));
+    s->n_free--;
+    s->entries[place] = (entry){.key = key, .state = ENTRY_ASKED, .ask = s->n_asks};
+    s->asked[(s->first_asked + s->n_asked++) % s->n_places] = place;
+    return OK;
+}
+
+static status ahead_ask(embed_store *base, int64_t n, const uint64_t *keys) {
+    ahead_store *s = (ahead_store *)base;
+    status st = OK;
+    pthread_mutex_lock(&s->lock);
+    s->n_asks++;
+    if (s->n_free < n) drop_old(s);
+    for (int64_t i = 0; st == OK && i < n; i++)
+        st = ask_key(s, keys[i]);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+/* Takes a row from memory, once it is read; it is not kept: its key moves up now.  False: it is not
+ * there. */
+static bool take(ahead_store *s, uint64_t key, int64_t i, uint8_t *is_found, uint64_t *scores,
+                 uint32_t *stamps, float *rows) {
+    size_t row = (size_t)s->base.n_floats;
+    const key_entry *known;
+    while ((known = key_map_find(&s->map, key)) != NULL &&
+           s->entries[known->at - 1].state == ENTRY_ASKED)
+        pthread_cond_wait(&s->changed, &s->lock);
+    if (known == NULL) return false;
+    int64_t place = (int64_t)known->at - 1;
+    const entry *e = &s->entries[place];
+    is_found[i] = e->is_found;
+    if (e->is_found) {
+        scores[i] = e->score;
+        stamps[i] = e->stamp;
+        memcpy(rows + (size_t)i * row, s->rows + (size_t)place * row, row * sizeof(float));
+    }
+    drop(s, place);
+    return true;
+}
+
+/* The keys that were not taken, one after the other: each a read of its own below. */
+static status get_rest(ahead_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
+                       uint64_t *scores, uint32_t *stamps, float *rows) {
+    size_t row = (size_t)s->base.n_floats;
+    for (int64_t i = 0; i < n; i++)
+        if (!take(s, keys[i], i, is_found, scores, stamps, rows))
+            TRY(s->below->get(s->below, 1, &keys[i], &is_found[i], &scores[i], &stamps[i],
+                              rows + (size_t)i * row));
+    return OK;
+}
+
+static status ahead_get(embed_store *base, int64_t n, const uint64_t *keys, uint8_t *is_found,
+                        uint64_t *scores, uint32_t *stamps, float *rows) {
+    ahead_store *s = (ahead_store *)base;
+    status st = OK;
+    pthread_mutex_lock(&s->lock);
+    if (s->trouble.code != OK) {
+        st = failure_restore(&s->trouble);
+        s->trouble.code = OK;
+    }
+    if (st == OK && s->map.n == 0)
+        st = s->below->get(s->below, n, keys, is_found, scores, stamps, rows);
+    else if (st == OK)
+        st = get_rest(s, n, keys, is_found, scores, stamps, rows);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static status ahead_put(embed_store *base, const embed_rows *rows) {
+    ahead_store *s = (ahead_store *)base;
+    pthread_mutex_lock(&s->lock);
+    status st = s->below->put(s->below, rows);
+    for (int64_t i = 0; i < rows->n; i++)
+        forget_key(s, rows->keys[i]);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static status ahead_erase(embed_store *base, int64_t n, const uint64_t *keys) {
+    ahead_store *s = (ahead_store *)base;
+    pthread_mutex_lock(&s->lock);
+    status st = s->below->erase(s->below, n, keys);
+    for (int64_t i = 0; i < n; i++)
+        forget_key(s, keys[i]);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static status ahead_each(embed_store *base, embed_visit visit, void *ctx) {
+    ahead_store *s = (ahead_store *)base;
+    pthread_mutex_lock(&s->lock);
+    status st = s->below->each(s->below, visit, ctx);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static status ahead_clear(embed_store *base) {
+    ahead_store *s = (ahead_store *)base;
+    pthread_mutex_lock(&s->lock);
+    status st = s->below->clear(s->below);
+    for (int64_t p = 0; p < s->n_places; p++)
+        if (s->entries[p].state == ENTRY_READ) drop(s, p);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static status ahead_flush(embed_store *base) {
+    ahead_store *s = (ahead_store *)base;
+    pthread_mutex_lock(&s->lock);
+    status st = s->below->flush(s->below);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static void ahead_destroy(embed_store *base) {
+    ahead_store *s = (ahead_store *)base;
+    pthread_mutex_lock(&s->lock);
+    s->is_over = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    if (s->has_thread) pthread_join(s->thread, NULL);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    key_map_fini(&s->map);
+    mem_free(s->entries);
+    mem_free(s->free);
+    mem_free(s->asked);
+    mem_free(s->rows);
+    mem_free(s->read);
+    mem_free(s);
+}
+
+static status make_places(ahead_store *s, int64_t max_rows) {
+    size_t n = (size_t)max_rows, row = (size_t)s->base.n_floats;
+    TRY(key_map_init(&s->map));
+    TRY(MEM_NEW(&s->entries, n));
+    TRY(MEM_NEW(&s->free, n));
+    TRY(MEM_NEW(&s->asked, n));
+    TRY(MEM_NEW_RAW(&s->rows, n * row));
+    TRY(MEM_NEW_RAW(&s->read, AT_ONCE * row));
+    s->n_places = max_rows;
+    for (int64_t p = max_rows; p-- > 0;)
+        s->free[s->n_free++] = p;
+    return OK;
+}
+
+status embed_store_open_ahead(embed_store **out, embed_store *below, int64_t max_rows) {
+    ahead_store *s;
+    *out = NULL;
+    if (max_rows < 1)
+        return fail(ERR_CONFIG, "a store that reads %lld rows ahead", (long long)max_rows);
+    TRY(MEM_NEW(&s, 1));
+    s->base = (embed_store){.n_floats = below->n_floats,
+                            .name = below->name,
+                            .get = ahead_get,
+                            .put = ahead_put,
+                            .erase = ahead_erase,
+                            .each = ahead_each,
+                            .clear = ahead_clear,
+                            .flush = ahead_flush,
+                            .ask = ahead_ask,
+                            .destroy = ahead_destroy};
+    s->below = below;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    status st = make_places(s, max_rows);
+    if (st == OK) {
+        s->has_thread = pthread_create(&s->thread, NULL, read_ahead, s) == 0;
+        if (!s->has_thread) st = fail(ERR_NOMEM, "no thread to read ahead could be started");
+    }
+    if (st != OK) {
+        ahead_destroy(&s->base);
+        return st;
+    }
+    *out = &s->base;
+    return OK;
+}
