@@ -9,6 +9,8 @@
 #include "embed/table.h"
 #include "table_rig.h"
 
+static bool is_rocks; /* which store */
+
 enum { DIM = 5, MAX_UNIVERSE = 1200, MAX_BATCH = 300, MAX_FLOATS = 3 * DIM };
 
 typedef struct world {
@@ -99,7 +101,10 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
     if (has_store) {
         char folder[4096];
         snprintf(folder, sizeof folder, "%s/store-%llu", test_folder(), (unsigned long long)seed);
-        CHECK_OK(embed_store_open_log(&w->store, folder, w->n_floats));
+        status st = (is_rocks ? embed_store_open_rocks : embed_store_open_log)(&w->store, folder,
+                                                                               w->n_floats);
+        if (st == ERR_UNSUPPORTED) SKIP_TEST("%s", status_reason());
+        CHECK_OK(st);
         w->c.store = w->store;
     }
     if (reads_ahead) {
@@ -469,4 +474,9 @@ TEST(fetch_three_tiers_lose_nothing) {
 
 TEST(fetch_reading_ahead_changes_nothing) {
     try_policies(2 * TABLE_SLOTS, TABLE_SLOTS, true, true, 700);
+}
+
+TEST(fetch_three_tiers_with_rocksdb_lose_nothing) {
+    is_rocks = true;
+    try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, true, 800);
 }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "embed/store.h"
+#include "store_crash.h"
 #include "table_rig.h"
 
 enum { FLOATS = 3 };
@@ -139,4 +140,8 @@ TEST(log_store_compacts) {
     CHECK_OK(s->each(s, count, &n));
     CHECK_EQ(n, N);
     embed_store_destroy(s);
+}
+
+TEST(log_store_survives_kills) {
+    store_survives_kills(embed_store_open_log);
 }

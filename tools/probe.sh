@@ -32,6 +32,8 @@ links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"
 links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
+links '#include <rocksdb/c.h>
+int main(void) { rocksdb_options_destroy(rocksdb_options_create()); return 0; }' -lrocksdb && echo "-DHSTU_HAS_ROCKSDB -lrocksdb"
 # nvcc counts together with the host compiler it calls, the run-time library it belongs to and
 # cuBLASLt, which the program finds again where it was found now.
 if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then

@@ -46,6 +46,7 @@ look_around() {
         missing optional ca-certificates "https of 'hstu prep --download'"
     if has nvcc && ! has g++; then missing optional g++ "nvcc needs it: no CUDA parts without"; fi
     [ "$1" = test ] || return 0
+    [[ $found == *HSTU_HAS_ROCKSDB* ]] || missing optional librocksdb-dev "a disk tier of large dynamic tables"
     has clang || missing optional clang "the second compiler, and the fuzz tests"
     clang_can_fuzz || missing optional "$(clang_runtime_package)" "the fuzz tests (libFuzzer)"
     has clang-format || missing optional clang-format "the check of the code's format"

@@ -30,7 +30,7 @@ typedef struct library {
     const char *remedy;  /* how to get it into a build */
 } library;
 
-enum { N_LIBRARIES = 3 };
+enum { N_LIBRARIES = 4 };
 
 typedef struct diagnosis {
     machine host;
@@ -43,19 +43,22 @@ typedef struct diagnosis {
     char verdict[160];
 } diagnosis;
 
-static const char *const later = "NCCL, Open MPI, libmicrohttpd, XGBoost, RocksDB";
+static const char *const later = "NCCL, Open MPI, libmicrohttpd, XGBoost";
 
 static void cuda_version_text(char *text, size_t n, int version) {
     snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
 }
 
 static void ask_libraries(diagnosis *d) {
-    const char *archive = NULL, *curl = NULL, *cuda = NULL;
+    const char *archive = NULL, *curl = NULL, *cuda = NULL, *rocks = NULL;
 #ifdef HSTU_HAS_ARCHIVE
     archive = archive_version_string() + strlen("libarchive ");
 #endif
 #ifdef HSTU_HAS_CURL
     curl = curl_version_info(CURLVERSION_NOW)->version;
+#endif
+#ifdef HSTU_HAS_ROCKSDB
+    rocks = "yes"; /* its C API does not tell the version */
 #endif
 #ifdef HSTU_HAS_CUDA
     cuda_version_text(d->cuda_version, sizeof d->cuda_version, d->driver.runtime_version);
@@ -66,7 +69,9 @@ static void ask_libraries(diagnosis *d) {
                   "apt-get install libarchive-dev, then make"};
     d->libraries[1] = (library){"libcurl", curl, "'hstu prep --download'",
                                 "apt-get install libcurl4-openssl-dev, then make"};
-    d->libraries[2] =
+    d->libraries[2] = (library){"RocksDB", rocks, "a disk tier of large dynamic tables",
+                                "apt-get install librocksdb-dev, then make"};
+    d->libraries[3] =
         (library){"CUDA", cuda, "everything on a GPU",
                   "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make"};
 }

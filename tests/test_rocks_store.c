@@ -1,0 +1,67 @@
+/* RocksDB as a store, where the build has it. */
+#include "embed/store.h"
+#include "store_crash.h"
+#include "table_rig.h"
+
+enum { FLOATS = 3 };
+
+static embed_store *open_rocks(void) {
+    char folder[4096];
+    embed_store *s;
+    snprintf(folder, sizeof folder, "%s/rocks", test_folder());
+    status st = embed_store_open_rocks(&s, folder, FLOATS);
+    if (st == ERR_UNSUPPORTED) SKIP_TEST("%s", status_reason());
+    CHECK_OK(st);
+    return s;
+}
+
+static status count(void *ctx, const embed_rows *rows) {
+    *(int64_t *)ctx += rows->n;
+    return OK;
+}
+
+TEST(rocks_store_remembers) {
+    enum { N = 1000 };
+    embed_store *s = open_rocks();
+    static uint64_t keys[N], scores[N];
+    static uint32_t stamps[N];
+    static float rows[N * FLOATS];
+    static uint8_t is_found[N];
+    int64_t n = 0;
+    for (int i = 0; i < N; i++) {
+        keys[i] = i == 0 ? UINT64_MAX : (uint64_t)i * 0x9e3779b97f4a7c15ull;
+        scores[i] = (uint64_t)i * 3;
+        stamps[i] = (uint32_t)i;
+        for (int c = 0; c < FLOATS; c++)
+            rows[i * FLOATS + c] = (float)(i * 10 + c);
+    }
+    embed_rows put = {N, keys, scores, stamps, rows, FLOATS};
+    CHECK_OK(s->put(s, &put));
+    CHECK_OK(s->erase(s, 10, keys + 20));
+    CHECK_OK(s->flush(s));
+    embed_store_destroy(s);
+    s = open_rocks();
+    memset(rows, 0, sizeof rows);
+    memset(scores, 0, sizeof scores);
+    CHECK_OK(s->get(s, N, keys, is_found, scores, stamps, rows));
+    for (int i = 0; i < N; i++) {
+        bool is_erased = i >= 20 && i < 30;
+        CHECK_EQ(is_found[i], !is_erased);
+        CHECK(is_erased || (scores[i] == (uint64_t)i * 3 && stamps[i] == (uint32_t)i &&
+                            rows[i * FLOATS + 2] == (float)(i * 10 + 2)));
+    }
+    CHECK_OK(s->each(s, count, &n));
+    CHECK_EQ(n, N - 10);
+    CHECK_OK(s->clear(s));
+    n = 0;
+    CHECK_OK(s->each(s, count, &n));
+    CHECK_EQ(n, 0);
+    embed_store_destroy(s);
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/rocks", test_folder());
+    CHECK_FAILS(embed_store_open_rocks(&s, folder, FLOATS + 1), ERR_FORMAT, "rows of 3 floats");
+}
+
+TEST(rocks_store_survives_kills) {
+    store_survives_kills(embed_store_open_rocks);
+}
