@@ -17,7 +17,7 @@ template <int D_, int GROUPS_, bool IS_WHOLE_> struct bwd_shape {
     static constexpr int STAGES = D > 64 && IS_WHOLE ? 2 : 3, OWNS = D == 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
     /* Registers of the warp that asks, and of those who compute: 64 Ki in all. */
-    static constexpr int ASKING = 40, COMPUTING = GROUPS > 1 ? 232 : 216;
+    static constexpr int COMPUTING = D > 64 ? 232 : 216, ASKING = GROUPS > 1 && D == 64 ? 72 : 40;
     static_assert(GROUPS * COMPUTING + ASKING <= (GROUPS > 1 ? 504 : 256), "registers");
     static constexpr int OWN = KEYS * D * 2, TILE = QUERIES * D * 2, DS = KEYS * DS_ROW;
     static constexpr int BYTES = 2 * OWNS * OWN + 2 * STAGES * TILE + 2 * DS;
@@ -153,9 +153,10 @@ __device__ static inline int bwd_tiles_alone(const bwd_job &job, const bwd_room<
 template <typename T, typename S>
 __device__ static inline void bwd_dq_late(const attn_args &a, const bwd_room<S> &room,
                                           const bwd_own<S> &own, int n) {
-    int column = own.group * PART, word = room.walk.end->tiles[n % KEPT];
+    int column = S::D > PART ? own.group * PART : 0, word = room.walk.end->tiles[n % KEPT];
     const char *keys = room.walk.keys + own.at * S::OWN + column * S::KEYS * 2;
     float dq[PART / 2];
+    if (S::D == PART && n % 2 != own.group) return; /* one of them has them all, by turns */
     barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
     wgmma_fence();
     dq_product<T, S::KEYS, PART>(dq, room.ds + n % 2 * S::DS, keys);
@@ -168,7 +169,6 @@ template <typename T, typename S>
 __device__ static inline int bwd_tiles_together(const bwd_job &job, const bwd_room<S> &room,
                                                 const bwd_own<S> &own, int n, float (&dk)[S::D / 2],
                                                 float (&dv)[S::D / 2]) {
-    static_assert(S::GROUPS == 1 || S::D == S::GROUPS * PART, "columns of dq");
     bool is_first = true;
     for (int word = 0; (word & TILE_FINAL) == 0; n++) {
         int stage = n % S::STAGES;
@@ -224,7 +224,7 @@ __device__ static void bwd_compute(const bwd_job &job, const bwd_room<S> &room, 
 template <typename S> __device__ static inline void bwd_barriers_init(bwd_end<S> *e) {
     for (int i = 0; i < 2; i++) {
         barrier_init(&e->ds[i], S::WARPS);
-        barrier_init(&e->ds_free[i], S::WARPS);
+        barrier_init(&e->ds_free[i], S::D > PART ? S::WARPS : 4);
     }
     walk_barriers_init<S>(&e->walk);
 }
@@ -269,7 +269,9 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
 }
 
 template <typename T> static status choose(backend *be, const attn_args *a) {
-    if (a->dim_qk == 64) return launch<T, bwd_shape<64, 1, false>>(be, a);
+    if (a->dim_qk == 64)
+        return bwd_is_whole(be, a) ? launch<T, bwd_shape<64, 1, true>>(be, a)
+                                   : launch<T, bwd_shape<64, 2, false>>(be, a);
     return bwd_is_whole(be, a) ? launch<T, bwd_shape<128, 2, true>>(be, a)
                                : launch<T, bwd_shape<128, 2, false>>(be, a);
 }
