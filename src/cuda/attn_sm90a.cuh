@@ -25,6 +25,28 @@ status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n
 status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                        int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
 
+/* Launches a kernel that may start while the last blocks of the one before it in the stream still
+ * run (programmatic dependent launch), in a recorded graph as well.  Each of its threads calls
+ * grid_wait (ptx_sm90a.cuh) before the kernel touches memory, also the threads and blocks that have
+ * nothing to do: whoever comes after this kernel relies on it that the one before is done, too.
+ * Arguments are converted to the kernel's types. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), int64_t n_blocks,
+                                             int n_threads, size_t shared_bytes,
+                                             cudaStream_t stream, const ARGUMENTS &...arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)n_blocks);
+    config.blockDim = dim3((unsigned)n_threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 /* R rows of D numbers from row y, column x on; the barrier must expect R * D * 2 bytes. */
 template <int D, int R>
 __device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
@@ -147,8 +169,7 @@ __device__ static inline void turn_four(uint32_t (&v)[4]) {
     }
 }
 
-/* The same, 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16 bytes.  The
- * second cache has better things to keep. */
+/* The same, 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16 bytes. */
 template <typename T, int D>
 __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, float scale,
                                          const float (&d)[D / 2]) {
@@ -163,7 +184,7 @@ __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, 
                 v[i] =
                     pack_two<T>(d[4 * (j + i) + 2 * r] * scale, d[4 * (j + i) + 2 * r + 1] * scale);
             turn_four(v);
-            if (row + 8 * r < n) __stcs((uint4 *)(at + 8 * j), make_uint4(v[0], v[1], v[2], v[3]));
+            if (row + 8 * r < n) store_four(at + 8 * j, v);
         }
     }
 }

@@ -380,7 +380,7 @@ __device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const 
         int first = u->row0 + group * 64;
         fwd_span seen = fwd_seen(a, u->s, first, 64);
         own.row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
-        own.full = fwd_full(a, u->s, first);
+        own.full = fwd_full(a, u->s, first, 64);
         own.queries = queries + (buffer.at * S::GROUPS + group) * S::QUERIES;
         own.queries_free = &room->queries_free[buffer.at][group];
         float out[S::D / 2];

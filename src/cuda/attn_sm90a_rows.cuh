@@ -1,4 +1,4 @@
-/* What both forward kernels of the attention on Hopper (attn_sm90a_fwd.cuh, attn_sm90a_light.cuh)
+/* What both forward kernels of the attention on Hopper (attn_sm90a_fwd.cuh, attn_sm90a_short.cuh)
  * know of a tile of query rows: which columns it sees, the weight of a score, masks in registers,
  * and how its sums are stored. */
 #ifndef HSTU_CUDA_ATTN_SM90A_ROWS_CUH
@@ -59,10 +59,9 @@ template <typename S> __device__ static inline int fwd_next(const fwd_unit *u, i
     return j;
 }
 
-/* Columns that all of a warpgroup's rows see, those beyond the sequence's end left out: they are
- * not stored. */
-__device__ static inline fwd_span fwd_full(const attn_args &a, const attn_seq &s, int row0) {
-    int row1 = min(row0 + 64, s.len_q), i0 = row0 + s.shift, i1 = row1 + s.shift;
+/* Columns that all of n rows see, those beyond the sequence's end left out: they are not stored. */
+__device__ static inline fwd_span fwd_full(const attn_args &a, const attn_seq &s, int row0, int n) {
+    int row1 = min(row0 + n, s.len_q), i0 = row0 + s.shift, i1 = row1 + s.shift;
     fwd_span full = {0, s.len_k};
     if (a.func != NULL) full.end = -1;
     if (a.func != NULL || row0 >= row1) return full;

@@ -50,6 +50,38 @@ __device__ static inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
                  : "memory");
 }
 
+/* A count in shared memory: what was done before it was added to is seen by who reads it. */
+__device__ static inline void add_release(int *count, int x) {
+    asm volatile("red.release.cta.shared::cta.add.s32 [%0], %1;" ::"r"(shared_address(count)),
+                 "r"(x)
+                 : "memory");
+}
+__device__ static inline int load_acquire(const int *count) {
+    int x;
+    asm volatile("ld.acquire.cta.shared::cta.s32 %0, [%1];"
+                 : "=r"(x)
+                 : "r"(shared_address(count))
+                 : "memory");
+    return x;
+}
+
+/* Of kernels launched by sm90a_launch_early: waits until the kernel before is done and all it wrote
+ * is seen; and lets the kernel behind, if it is launched so, start where there is room. */
+__device__ static inline void grid_wait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ static inline void grid_launch_next() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* True for one lane of a warp, and the compiler knows that it is one. */
+__device__ static inline bool elect_one() {
+    uint32_t is_it;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(is_it));
+    return is_it != 0;
+}
+
 /* ---- copies of tiles ------------------------------------------------------------------------- */
 
 __device__ static inline void tile_prefetch_map(const CUtensorMap *map) {
@@ -85,14 +117,6 @@ __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next)
      * each step of a product, in registers that the sums need. */
     asm volatile("" : "+r"(at));
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-/* The same where 8 rows lie `down` bytes from the 8 before them. */
-__device__ static inline uint64_t tile_describe_rows(const void *tile, uint32_t next,
-                                                     uint32_t down) {
-    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
-    asm volatile("" : "+r"(at));
-    return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(down >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 /* The same tile, `bytes` further on.  The address stands in the low half and does not grow out of
@@ -140,6 +164,14 @@ template <int N> __device__ static inline void registers_lower() {
 __device__ static inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* 16 bytes to memory at once, where the compiler makes four stores of one such; the second cache
+ * has better things to keep. */
+__device__ static inline void store_four(void *to, const uint32_t (&v)[4]) {
+    asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
                  : "memory");
 }
 
