@@ -243,6 +243,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     room.walk.end = &room.end->walk;
     if (threadIdx.x == 0) bwd_barriers_init<S>(room.end);
     __syncthreads();
+    grid_wait();
     if (threadIdx.x >= S::GROUPS * GROUP) {
         registers_lower<S::ASKING>();
         if (threadIdx.x < S::GROUPS * GROUP + 32) walk<S>(job, room.walk);
@@ -262,7 +263,8 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     TRY(bwd_prepare(be, a, S::KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
         CUDA_TRY(CUDA_ALLOW_SHARED((bwd_kernel<T, S>), BYTES));
-        bwd_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, BYTES, cuda_of(be)->stream>>>(job);
+        CUDA_TRY(sm90a_launch_early(bwd_kernel<T, S>, n_blocks, S::THREADS, BYTES,
+                                    cuda_of(be)->stream, job));
         TRY(cuda_launched("the gradient of the attention"));
     }
     return bwd_finish(be, &job);

@@ -11,6 +11,7 @@
 #include "cuda/attn_tiles.cuh"
 
 enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
+enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is computed anew */
 
 typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
@@ -196,10 +197,11 @@ typedef struct bwd_job {
     bwd_maps maps;
     bool is_whole; /* blocks work on whole sequences, not on tiles of keys */
     bool has_dq;
-    attn_tiles tiles;     /* of keys; is_whole: only the order of the sequences */
-    float *sums;          /* of dq; see bwd_keys */
-    int n_tiles, n_pairs; /* tiles of queries in the longest sequence; sequences times heads */
-    int n_keys;           /* of a tile */
+    attn_tiles tiles;       /* of keys; is_whole: only the order of the sequences */
+    attn_tiles query_tiles; /* where dq is computed anew */
+    float *sums;            /* of dq; see bwd_keys */
+    int n_tiles, n_pairs;   /* tiles of queries in the longest sequence; sequences times heads */
+    int n_keys;             /* of a tile */
 } bwd_job;
 
 /* Maps whose boxes have `rows` rows of 64 numbers. */

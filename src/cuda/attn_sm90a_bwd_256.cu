@@ -80,14 +80,18 @@ __device__ static inline void slopes_apply(const char *slopes, const float (&dp)
 template <typename T>
 __device__ static inline void wide_dq(const attn_args &a, const wide_room &room, int group, int n) {
     const bwd_keys &w = room.walk.end->records[0];
-    int word = room.walk.end->tiles[n % KEPT], column = group * D / 2;
-    float dq[D / 4];
+    int word = room.walk.end->tiles[n % KEPT];
     barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
-    wgmma_fence();
-    dq_product<T, KEYS, D / 2>(dq, room.ds + n % 2 * DS, room.walk.keys + column * KEYS * 2);
-    wgmma_wait<0>();
-    release(&room.end->ds_free[n % 2]);
-    dq_end<T, D, D / 2>(a, w, word, column, dq);
+#pragma unroll 1
+    for (int c = 0; c < D / 2; c += PART) {
+        int column = group * D / 2 + c;
+        float dq[PART / 2];
+        wgmma_fence();
+        dq_product<T, KEYS, PART>(dq, room.ds + n % 2 * DS, room.walk.keys + column * KEYS * 2);
+        wgmma_wait<0>();
+        if (c + PART == D / 2) release(&room.end->ds_free[n % 2]);
+        dq_end<T, D, PART>(a, w, word, column, dq);
+    }
 }
 
 __device__ static inline uint32_t wide_mask(const attn_args &a, const bwd_keys &w, int word) {
@@ -217,6 +221,7 @@ __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant_
     room.walk.end = &room.end->walk;
     if (threadIdx.x == 0) wide_barriers_init(room.end);
     __syncthreads();
+    grid_wait();
     if (threadIdx.x >= 2 * GROUP) {
         registers_lower<ASKING>();
         if (threadIdx.x < 2 * GROUP + 32) walk<wide_shape>(job, room.walk);
@@ -239,7 +244,8 @@ template <typename T> static status launch(backend *be, const attn_args *a) {
     TRY(bwd_prepare(be, a, KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
         CUDA_TRY(CUDA_ALLOW_SHARED(wide_kernel<T>, ROOM));
-        wide_kernel<T><<<(unsigned)n_blocks, THREADS, ROOM, cuda_of(be)->stream>>>(job);
+        CUDA_TRY(
+            sm90a_launch_early(wide_kernel<T>, n_blocks, THREADS, ROOM, cuda_of(be)->stream, job));
         TRY(cuda_launched("the gradient of the attention"));
     }
     return bwd_finish(be, &job);

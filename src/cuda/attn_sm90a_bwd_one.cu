@@ -164,8 +164,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         barrier_init(&e->values, 1);
         barrier_init_done();
     }
-    if (threadIdx.x < 32) one_list<S>(a, n_pairs, e);
     one_clear<S>(shared);
+    grid_wait();
+    if (threadIdx.x < 32) one_list<S>(a, n_pairs, e);
     __syncthreads();
     if (threadIdx.x == 0 && e->n_pairs > 0) one_ask<S>(maps, room, e, 0);
     for (int i = 0; i < e->n_pairs; i++)
@@ -188,8 +189,8 @@ template <typename T, int D> static status launch(backend *be, const attn_args *
     if (n_blocks < least) n_blocks = least;
     attn_args b = bwd_shorten(a);
     CUDA_TRY(CUDA_ALLOW_SHARED((one_kernel<T, S>), BYTES));
-    one_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, BYTES, cuda_of(be)->stream>>>(b, maps, (int)n_pairs);
+    CUDA_TRY(sm90a_launch_early(one_kernel<T, S>, n_blocks, S::THREADS, BYTES, cuda_of(be)->stream,
+                                b, maps, (int)n_pairs));
     return cuda_launched("the gradient of the attention");
 }
 

@@ -1,4 +1,5 @@
-/* dq of the attention on Hopper in deterministic mode.
+/* dq of the attention on Hopper computed anew: in deterministic mode, and with heads of 256
+ * numbers.
  *
  * A block owns 128 queries and sums dq over the keys, in their order: scores and dp are computed
  * once more, but nobody adds to anybody else's sums.  One warp asks for tiles of keys and values,
@@ -38,7 +39,7 @@ __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t se
 /* The values of a tile are free as soon as dp is there, so that one of them is enough; keys are
  * needed to the end. */
 template <int D> struct q_shape {
-    static constexpr int ROWS = 128, KEYS = 64, THREADS = 3 * GROUP;
+    static constexpr int ROWS = ANEW_ROWS, KEYS = 64, THREADS = 3 * GROUP;
     static constexpr int OWN = ROWS * D * 2, TILE = KEYS * D * 2;
     static constexpr int BYTES = 2 * OWN + (STAGES + 1) * TILE + 1024;
 };
@@ -146,15 +147,22 @@ __device__ static void q_compute(const attn_args &a, const q_work<D> &w, int gro
 
 template <typename T, int D>
 __global__ void __launch_bounds__(q_shape<D>::THREADS, 1)
-    q_kernel(const attn_args a, const __grid_constant__ bwd_maps maps, int n_tiles) {
+    q_kernel(const attn_args a, const __grid_constant__ bwd_maps maps, const attn_tiles tiles) {
     extern __shared__ char room[];
     __shared__ q_barriers barriers;
+    __shared__ tiles_unit unit;
     using shape = q_shape<D>;
     q_work<D> w;
-    int place = (int)(blockIdx.x / n_tiles), group = (int)threadIdx.x / GROUP - 1;
-    w.s = attn_seq_of(a, place / a.n_heads);
-    w.head = place % a.n_heads;
-    w.row0 = (n_tiles - 1 - (int)(blockIdx.x % n_tiles)) * shape::ROWS;
+    int group = (int)threadIdx.x / GROUP - 1;
+    if ((int)blockIdx.x >= tiles_count(tiles)) return;
+    if (threadIdx.x < 32) {
+        tiles_unit u = tiles_find(tiles, (int)blockIdx.x);
+        if (threadIdx.x == 0) unit = u;
+    }
+    __syncthreads();
+    w.s = attn_seq_of(a, unit.b);
+    w.head = unit.head;
+    w.row0 = unit.row0;
     if (w.row0 >= w.s.len_q) return;
     w.queries = room + (1024 - shared_address(room) % 1024) % 1024;
     w.douts = w.queries + shape::OWN;
@@ -185,12 +193,11 @@ __global__ void __launch_bounds__(q_shape<D>::THREADS, 1)
 
 template <typename T, int D> static status launch(backend *be, const bwd_job *job) {
     using shape = q_shape<D>;
-    int64_t n_tiles = cuda_div_up(job->a.max_len_q, shape::ROWS);
-    int64_t n_blocks = n_tiles * job->a.n_heads * job->a.n_sequences;
+    int n_blocks = job->query_tiles.n_units;
     if (n_blocks == 0) return OK;
     CUDA_TRY(CUDA_ALLOW_SHARED((q_kernel<T, D>), shape::BYTES));
     q_kernel<T, D><<<(unsigned)n_blocks, shape::THREADS, shape::BYTES, cuda_of(be)->stream>>>(
-        job->a, job->maps, (int)n_tiles);
+        job->a, job->maps, job->query_tiles);
     return cuda_launched("the gradient of the attention's queries");
 }
 

@@ -55,9 +55,16 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
     return is_jagged;
 }
 
+/* Room for sums of dq: of each block of a launch, or of each tile of queries. */
+static size_t sums_bytes(const bwd_job *job, int64_t n_blocks) {
+    const attn_args *a = &job->a;
+    int64_t n_sums = job->is_whole ? n_blocks * job->n_tiles : count_tiles(a) * a->n_heads;
+    return cuda_align((size_t)(n_sums * a->dim_qk * QUERIES) * sizeof(float));
+}
+
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job) {
     cudaStream_t stream = cuda_of(be)->stream;
-    int64_t tile = (int64_t)a->dim_qk * QUERIES * (int64_t)sizeof(float), n_sums = 0;
+    attn_tiles *anew = &job->query_tiles;
     void *room = NULL;
     memset(job, 0, sizeof *job);
     job->a = bwd_shorten(a);
@@ -66,17 +73,19 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     job->n_keys = n_keys;
     job->n_tiles = (int)cuda_div_up(a->max_len_q, QUERIES);
     job->n_pairs = a->n_sequences * a->n_heads;
+    *anew = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, ANEW_ROWS, a->max_len_k,
+                       2 * a->dim_qk * 2);
     TRY(bwd_make_maps(be, a, QUERIES, &job->maps));
     bool has_plan = plan_work(be, a, job, n_blocks);
-    if (job->is_whole)
-        n_sums = *n_blocks * job->n_tiles;
-    else if (job->has_dq)
-        n_sums = count_tiles(a) * a->n_heads;
-    size_t bytes = cuda_align((size_t)(n_sums * tile));
-    TRY(cuda_scratch(be, bytes + (has_plan ? tiles_plan_bytes(&job->tiles) : 0), &room));
+    bool has_anew = !job->has_dq && tiles_wants_plan(anew, a->max_len_q, a->n_rows_q);
+    size_t bytes = job->has_dq ? sums_bytes(job, *n_blocks) : 0;
+    size_t plan_bytes = has_plan ? tiles_plan_bytes(&job->tiles) : 0;
+    size_t anew_bytes = has_anew ? tiles_plan_bytes(anew) : 0;
+    TRY(cuda_scratch(be, bytes + plan_bytes + anew_bytes, &room));
     job->sums = (float *)room;
     if (has_plan) TRY(tiles_plan(&job->tiles, (char *)room + bytes, stream));
-    if (!job->is_whole && n_sums > 0) CUDA_TRY(cudaMemsetAsync(room, 0, bytes, stream));
+    if (has_anew) TRY(tiles_plan(anew, (char *)room + bytes + plan_bytes, stream));
+    if (!job->is_whole && bytes > 0) CUDA_TRY(cudaMemsetAsync(room, 0, bytes, stream));
     return OK;
 }
 

@@ -10,7 +10,8 @@
  * rounded and stored; nothing is set to zero before or rounded after, and the bits are the same
  * every time.  Long sequences are cut: a block takes tiles of keys, and adds its part of dq to sums
  * which blocks share and a last kernel rounds.  The order of these additions is not the same every
- * time; in deterministic mode a kernel that owns queries computes dq anew instead. */
+ * time; in deterministic mode, and with heads of 256 numbers, where the additions would take longer
+ * than the products, a kernel that owns queries computes dq anew instead. */
 #ifndef HSTU_CUDA_ATTN_SM90A_BWD_WALK_CUH
 #define HSTU_CUDA_ATTN_SM90A_BWD_WALK_CUH
 
