@@ -258,6 +258,30 @@ TEST(embed_admission_by_probability) {
     test_real_backend_end(be);
 }
 
+TEST(embed_describes_its_hit_rates) {
+    backend *be = real();
+    embed_table *t;
+    embed_config c = small_config(POLICY_LRU, 64);
+    const embed_batch *b;
+    uint64_t ids[64];
+    char text[256], cut[12];
+    c.capacity[1] = 64;
+    CHECK_OK(embed_create(&t, be, &c));
+    for (uint64_t first = 0; first < 3; first++) { /* 0..63, 64..127, then 0..63 from level 1 */
+        for (uint64_t i = 0; i < 64; i++)
+            ids[i] = first % 2 * 64 + i;
+        CHECK_OK(embed_fetch(t, FETCH_INSERT, 64, ids, NULL, &b));
+    }
+    CHECK_OK(embed_fetch(t, FETCH_INSERT, 64, ids, NULL, &b));
+    embed_describe(t, text, sizeof text);
+    CHECK_STR(text, "25.00 % of keys hit level 0, 25.00 % level 1; 128 new, 0 evicted, 0 expired, "
+                    "0 rejected, 0 not admitted");
+    embed_describe(t, cut, sizeof cut);
+    CHECK_STR(cut, "25.00 % of ");
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
 /* ---- growth and refusals --------------------------------------------------------------------- */
 
 TEST(embed_reserve_keeps_every_row) {

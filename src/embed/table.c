@@ -1,5 +1,6 @@
 #include "embed/table_int.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -184,6 +185,23 @@ const embed_config *embed_config_of(const embed_table *t) {
 
 const embed_counts *embed_counts_of(const embed_table *t) {
     return &t->counts;
+}
+
+void embed_describe(const embed_table *t, char *text, size_t n) {
+    const embed_counts *c = &t->counts;
+    const int64_t *hits = c->hits;
+    int64_t all = hits[0] + hits[1] + hits[2] + c->n_new + c->n_refused + c->n_rejected;
+    double share = all > 0 ? 100.0 / (double)all : 0;
+    int at = snprintf(text, n, "%.2f %% of keys hit level 0", share * (double)hits[0]);
+    if (t->n_levels > 1 && at >= 0 && (size_t)at < n)
+        at += snprintf(text + at, n - (size_t)at, ", %.2f %% level 1", share * (double)hits[1]);
+    if (t->config.store != NULL && at >= 0 && (size_t)at < n)
+        at += snprintf(text + at, n - (size_t)at, ", %.2f %% the store", share * (double)hits[2]);
+    if (at >= 0 && (size_t)at < n)
+        snprintf(text + at, n - (size_t)at,
+                 "; %lld new, %lld evicted, %lld expired, %lld rejected, %lld not admitted",
+                 (long long)c->n_new, (long long)c->n_evicted, (long long)c->n_expired,
+                 (long long)c->n_rejected, (long long)c->n_refused);
 }
 
 int32_t embed_n_floats(const embed_table *t) {

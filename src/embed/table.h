@@ -89,6 +89,9 @@ const embed_config *embed_config_of(const embed_table *t);
 const embed_counts *embed_counts_of(const embed_table *t);
 int32_t embed_n_floats(const embed_table *t); /* of a row: dim and state */
 
+/* The counts in words, for the log: hit rates of the tiers, what was evicted and rejected. */
+void embed_describe(const embed_table *t, char *text, size_t n);
+
 /* The step that stamps rows from here on; 1 at the beginning, below 2^31, never smaller. */
 status embed_set_step(embed_table *t, int64_t step);
 int64_t embed_step(const embed_table *t);
