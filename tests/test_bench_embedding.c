@@ -22,7 +22,7 @@ TEST(bench_embedding_prints_every_figure) {
         CHECK(per_s > 0);
         line = end + 1;
     }
-    CHECK_EQ(n, 11);
+    CHECK_EQ(n, 13);
     arena_fini(&a);
     free(text);
     CHECK_EQ(test_command(&text, "'%s' bench embedding --seconds 100", test_program()), 2);

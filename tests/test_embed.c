@@ -404,6 +404,49 @@ TEST(embed_pooled_step_equals_float64) {
     test_real_backend_end(be);
 }
 
+TEST(embed_lookup_reads_several_tables) {
+    enum { N = 120, TABLES = 3 };
+    backend *be = real();
+    embed_table *t[TABLES], *deep;
+    const embed_batch *b;
+    uint64_t host[N], *ids;
+    const int64_t begin[TABLES + 1] = {0, 50, 50, N}; /* nothing is asked of the second */
+    float *y, rows[N * DIM], want[N * DIM];
+    uint8_t *is_found, found[N];
+    for (int k = 0; k < TABLES; k++) {
+        embed_config c = small_config(POLICY_LRU, 640);
+        c.seed = (uint64_t)k;
+        CHECK_OK(embed_create(&t[k], be, &c));
+    }
+    for (uint64_t i = 0; i < N; i++)
+        host[i] = i % 30;
+    CHECK_OK(embed_fetch(t[0], FETCH_INSERT, 20, host, NULL, &b)); /* 0..19 */
+    CHECK_OK(embed_fetch(t[2], FETCH_INSERT, 30, host, NULL, &b)); /* 0..29 */
+    CHECK_OK(be->ops->alloc(be, (void **)&ids, sizeof host));
+    CHECK_OK(be->ops->alloc(be, (void **)&y, sizeof rows));
+    CHECK_OK(be->ops->alloc(be, (void **)&is_found, N));
+    CHECK_OK(be->ops->copy_in(be, ids, host, sizeof host));
+    CHECK_OK(embed_lookup(t, TABLES, begin, ids, y, is_found));
+    CHECK_OK(be->ops->copy_out(be, rows, y, sizeof rows));
+    CHECK_OK(be->ops->copy_out(be, found, is_found, N));
+    CHECK_OK(embed_find(t[0], 50, host, DIM, want, NULL));
+    CHECK_OK(embed_find(t[2], N - 50, host + 50, DIM, want + 50 * DIM, NULL));
+    CHECK(memcmp(rows, want, sizeof rows) == 0);
+    for (int i = 0; i < N; i++)
+        CHECK_EQ(found[i], i >= 50 || host[i] < 20);
+    embed_config c = small_config(POLICY_LRU, 64);
+    c.capacity[1] = 64;
+    CHECK_OK(embed_create(&deep, be, &c));
+    CHECK_FAILS(embed_lookup(&deep, 1, begin, ids, y, NULL), ERR_UNSUPPORTED, "embed_fetch");
+    embed_destroy(deep);
+    void *const memory[] = {ids, y, is_found};
+    for (int i = 0; i < 3; i++) {
+        be->ops->release(be, memory[i]);
+        embed_destroy(t[i]);
+    }
+    test_real_backend_end(be);
+}
+
 /* A gradient counts where the row is, even if other verbs moved it after the fetch. */
 TEST(embed_update_finds_rows_that_moved) {
     backend *be = real();

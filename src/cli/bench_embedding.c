@@ -14,36 +14,12 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "cli/bench.h"
+#include "cli/bench_embedding.h"
 #include "cli/cli.h"
 #include "cli/show.h"
 #include "cli/work.h"
-#include "embed/table.h"
 
-enum { N_BATCHES = 8, FILL_BUCKETS = 4096, BAG = 32, N_SIZES = 3 };
-
-typedef struct bench_options {
-    const char *device;
-    double max_gib, seconds;
-    int64_t batch, dim, slots;
-    bool is_json;
-} bench_options;
-
-/* What all measurements share. */
-typedef struct bench {
-    bench_options o;
-    backend *be;
-    const table_ops *v;
-    int64_t n;                 /* keys of a call */
-    uint64_t *keys[N_BATCHES]; /* (n) each, on the device */
-    int64_t *slot;             /* (n) on the device */
-    uint64_t *host;            /* (n) */
-    int64_t *host_slot;        /* (n) */
-    uint8_t *is_new;           /* (n) on the device */
-    table_evicted evicted;     /* (n) each */
-    int64_t *counts;           /* on the device */
-    float *rows;               /* (n, dim) on the device */
-    uint64_t salt;             /* of this run */
-} bench;
+enum { FILL_BUCKETS = 4096, BAG = 32, N_SIZES = 3 };
 
 /* ---- known keys ------------------------------------------------------------------------------ */
 
@@ -113,7 +89,7 @@ static status draw_keys(bench *b, const table_level *l, int n_used, int hits, in
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-static status show(const bench *b, const char *what, const char *size, double per_s, double bytes) {
+status bench_show(const bench *b, const char *what, const char *size, double per_s, double bytes) {
     show_style style = show_stdout_style();
     if (!b->o.is_json) {
         printf("  %-34s %-12s %s%10.1f M/s%s", what, size, style.bold, per_s / 1e6, style.plain);
@@ -142,10 +118,7 @@ static status show(const bench *b, const char *what, const char *size, double pe
     return st;
 }
 
-typedef status (*call_fn)(void *ctx, int round);
-
-/* Calls a second of fn, over all rounds again and again; the first N_BATCHES are the warm-up. */
-static status rate_of(bench *b, call_fn fn, void *ctx, double *out) {
+status bench_rate(bench *b, call_fn fn, void *ctx, double *out) {
     uint64_t start = 0, now = 0;
     int64_t n = 0;
     for (int i = 0; i < N_BATCHES; i++)
@@ -223,7 +196,8 @@ static status bench_memory(bench *b, const table_level *l, const char *size) {
         TRY(pool_run(b->be->workers, 256, read_bytes, &c));
         now = clock_ns();
     }
-    return show(b, "the memory: random lines", size, (double)n * 4096e9 / (double)(now - start), 0);
+    return bench_show(b, "the memory: random lines", size,
+                      (double)n * 4096e9 / (double)(now - start), 0);
 }
 
 static status bench_probes(bench *b, double gib) {
@@ -238,10 +212,10 @@ static status bench_probes(bench *b, double gib) {
         for (int r = 0; st == OK && r < N_BATCHES; r++)
             st = draw_keys(b, &l, TABLE_SLOTS, hits, r, b->n);
         if (st == OK) st = check_probe(b, &l, hits);
-        if (st == OK) st = rate_of(b, probe, &p, &rate);
+        if (st == OK) st = bench_rate(b, probe, &p, &rate);
         if (st == OK)
-            st = show(b, hits == 10 ? "find slots, all hit" : "find slots, 60 % hit", size,
-                      rate * (double)b->n, 0);
+            st = bench_show(b, hits == 10 ? "find slots, all hit" : "find slots, 60 % hit", size,
+                            rate * (double)b->n, 0);
     }
     if (st == OK) st = bench_memory(b, &l, size);
     level_destroy(b, &l);
@@ -325,14 +299,27 @@ static status bench_place(bench *b, table_level *l, int n_used, bool writes, con
     char what[64];
     snprintf(what, sizeof what, "%s, load %s", writes ? "insert_or_assign" : "find_or_insert",
              n_used == TABLE_SLOTS ? "1.0" : "0.5");
-    return show(b, what, size, (N_BATCHES - 1) * (double)b->n / took, (double)b->o.dim * 4);
+    return bench_show(b, what, size, (N_BATCHES - 1) * (double)b->n / took, (double)b->o.dim * 4);
+}
+
+/* Of the tables with rows. */
+static int64_t slots_of(const bench_options *o) {
+    int64_t row_bytes = (o->dim + 3) / 4 * 16;
+    return o->slots > 0 ? o->slots : (int64_t)(fmin(o->max_gib, 1) * 1073741824.0) / row_bytes;
+}
+
+/* Keys of a call are different, and all calls together must not turn a table over. */
+static int64_t keys_a_call(const bench_options *o) {
+    int64_t by_rows = slots_of(o) / 64, n = o->batch;
+    int64_t by_index = (int64_t)(fmin(o->max_gib, 0.25) * 1073741824.0) / 21 / 16;
+    if (by_rows < n) n = by_rows;
+    if (by_index < n) n = by_index;
+    return n < 64 ? 64 : n / BAG * BAG;
 }
 
 static status bench_rows(bench *b) {
     char size[32];
-    int64_t row_bytes = (b->o.dim + 3) / 4 * 16;
-    double gib = b->o.max_gib < 1 ? b->o.max_gib : 1;
-    int64_t slots = b->o.slots > 0 ? b->o.slots : (int64_t)(gib * 1073741824.0) / row_bytes;
+    int64_t row_bytes = (b->o.dim + 3) / 4 * 16, slots = slots_of(&b->o);
     int64_t n_buckets = slots / TABLE_SLOTS < 64 ? 64 : slots / TABLE_SLOTS;
     double rate = 0;
     snprintf(size, sizeof size, "%.3g M slots", (double)(n_buckets * TABLE_SLOTS) / 1e6);
@@ -343,10 +330,10 @@ static status bench_rows(bench *b) {
         rows_ctx c = {.b = b, .l = &l};
         for (int r = 0; st == OK && i == 0 && r < N_BATCHES; r++)
             st = draw_keys(b, &l, n_used, 6, r, b->n);
-        if (st == OK && i == 0) st = rate_of(b, lookup, &c, &rate);
+        if (st == OK && i == 0) st = bench_rate(b, lookup, &c, &rate);
         if (st == OK && i == 0)
-            st = show(b, "find with rows, 60 % hit", size, rate * (double)b->n,
-                      (double)b->o.dim * 4);
+            st = bench_show(b, "find with rows, 60 % hit", size, rate * (double)b->n,
+                            (double)b->o.dim * 4);
         if (st == OK) st = bench_place(b, &l, n_used, i % 2 == 1, size);
         level_destroy(b, &l);
         TRY(st);
@@ -386,8 +373,9 @@ static status bench_pool_level(bench *b, rows_ctx *c, int64_t n_rows, const char
         TRY(b->be->ops->copy_in(b->be, b->keys[r], b->host, (size_t)b->n * 8));
     }
     TRY(check_pool(c));
-    TRY(rate_of(b, pool_call, c, &rate));
-    return show(b, "pooled gather, bags of 32", size, rate * (double)b->n, (double)b->o.dim * 4);
+    TRY(bench_rate(b, pool_call, c, &rate));
+    return bench_show(b, "pooled gather, bags of 32", size, rate * (double)b->n,
+                      (double)b->o.dim * 4);
 }
 
 static status fill_ones(bench *b, const table_level *l, int64_t n_rows) {
@@ -423,62 +411,6 @@ static status bench_pool(bench *b, double gib) {
     if (st == OK) st = bench_pool_level(b, &c, n_rows, size);
     if (offsets != NULL) b->be->ops->release(b->be, offsets);
     if (rows != NULL) b->v->release(b->be, rows, TABLE_ON_DEVICE);
-    return st;
-}
-
-/* ---- a step ---------------------------------------------------------------------------------- */
-
-typedef struct step_ctx {
-    bench *b;
-    embed_table *t;
-    uint64_t *ids; /* (N_BATCHES, n) host */
-    bool updates;
-    int64_t step;
-} step_ctx;
-
-static status step_call(void *ctx, int round) {
-    step_ctx *c = ctx;
-    const embed_batch *fetched;
-    embed_step_args args = {.lr = 0.01f, .eps = 1e-6f, .step = ++c->step};
-    TRY(embed_fetch(c->t, c->updates ? FETCH_INSERT : FETCH_ZERO, c->b->n, c->ids + round * c->b->n,
-                    NULL, &fetched));
-    return c->updates ? embed_update(c->t, c->b->rows, &args) : OK;
-}
-
-/* Ids by a power law of exponent 1.05 over as many as the table has slots, by its inverse. */
-static void draw_zipf(const bench *b, uint64_t *ids, int64_t n, int64_t n_ids) {
-    double top = pow((double)n_ids + 1, -0.05);
-    for (int64_t i = 0; i < n; i++) {
-        double u = rng_uniform64((uint32_t)(table_hash(b->salt + (uint64_t)i) >> 32),
-                                 (uint32_t)table_hash(b->salt + (uint64_t)i));
-        double x = pow(1 - u * (1 - top), -20);
-        ids[i] = table_hash((uint64_t)x); /* ids are no small numbers */
-    }
-}
-
-static status bench_steps(bench *b) {
-    int64_t slots = b->o.slots > 0 ? b->o.slots : (int64_t)(b->o.max_gib * 4194304 / 4);
-    embed_config shape = {.dim = (int32_t)b->o.dim,
-                          .opt = ROW_ROWWISE_ADAGRAD,
-                          .policy = POLICY_LRU,
-                          .capacity = {slots < 4096 ? 4096 : slots, 0},
-                          .max_batch = b->n,
-                          .first = FIRST_UNIFORM,
-                          .first_scale = 0.1f};
-    step_ctx c = {.b = b};
-    double rate = 0;
-    TRY(mem_alloc_raw((void **)&c.ids, (size_t)(N_BATCHES * b->n), 8));
-    draw_zipf(b, c.ids, N_BATCHES * b->n, shape.capacity[0]);
-    status st = embed_create(&c.t, b->be, &shape);
-    for (int i = 1; st == OK && i >= 0; i--) {
-        c.updates = i == 1;
-        st = rate_of(b, step_call, &c, &rate);
-        if (st == OK)
-            st = show(b, i == 1 ? "ids of a training step, Zipf 1.05" : "ids of an evaluation", "",
-                      rate * (double)b->n, 0);
-    }
-    embed_destroy(c.t);
-    mem_free(c.ids);
     return st;
 }
 
@@ -564,9 +496,7 @@ status bench_embedding(int argc, char **argv) {
         return fail(ERR_USAGE, "--seconds is up to 60, --max-gib up to 1024");
     b.salt = clock_ns() % 1000000007;
     TRY(work_open(&w, NULL, b.o.device));
-    /* Keys of a call are different: the smallest table must have enough of them. */
-    int64_t most = (int64_t)(fmin(b.o.max_gib, 0.25) * 1073741824.0) / (int64_t)(b.o.dim * 4) / 16;
-    b.n = b.o.batch < most ? b.o.batch : most < 64 ? 64 : most / BAG * BAG;
+    b.n = keys_a_call(&b.o);
     status st = run_all(&b, &w);
     if (b.be != NULL) free_buffers(&b);
     work_close(&w);

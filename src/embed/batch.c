@@ -179,6 +179,30 @@ status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids) {
     return n == 0 ? OK : store->ask(store, n, h->ahead);
 }
 
+status embed_lookup(embed_table *const *tables, int n_tables, const int64_t *begin,
+                    const uint64_t *ids, float *y, uint8_t *is_found) {
+    table_level levels[TABLE_MAX_PARTS];
+    if (n_tables < 1 || n_tables > TABLE_MAX_PARTS)
+        return fail(ERR_USAGE, "a lookup in %d tables; 1 to %d are possible", n_tables,
+                    TABLE_MAX_PARTS);
+    for (int k = 0; k < n_tables; k++) {
+        const embed_table *t = tables[k];
+        if (t->be != tables[0]->be || t->config.dim != tables[0]->config.dim)
+            return fail(ERR_USAGE, "a lookup in tables of different devices or dimensions");
+        if (t->n_levels > 1 || t->config.store != NULL)
+            return fail(ERR_UNSUPPORTED, "a lookup in a table of several tiers; use embed_fetch");
+        levels[k] = t->level[0];
+    }
+    table_lookup_args a = {.n_parts = n_tables,
+                           .levels = levels,
+                           .begin = begin,
+                           .keys = ids,
+                           .dim = tables[0]->config.dim,
+                           .y = y,
+                           .is_found = is_found};
+    return tables[0]->v->lookup(tables[0]->be, &a);
+}
+
 status embed_find_slots(embed_table *t) {
     for (int i = 0; i < t->n_levels; i++) {
         table_find_args find = {.n = t->batch.n_unique, .keys = t->d.keys, .slot = t->d.slot[i]};

@@ -114,6 +114,14 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
  * last fetch stays as it is.  n <= max_batch. */
 status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids);
 
+/* y[i] = the values of ids[i] in the table whose part it is (ids[begin[k]] .. ids[begin[k + 1] - 1]
+ * are those of tables[k]); ids without a row read as zeros.  All tables in one pass, without dedup,
+ * changing nothing: for evaluation and serving.  The tables are of one backend and one dim, with
+ * one level and no store (else ERR_UNSUPPORTED: use embed_fetch).  ids (n), y (n, dim) and is_found
+ * (n, or NULL) are memory of the backend. */
+status embed_lookup(embed_table *const *tables, int n_tables, const int64_t *begin,
+                    const uint64_t *ids, float *y, uint8_t *is_found);
+
 /* How an optimizer steps: the fields of table_update_args. */
 typedef struct embed_step_args {
     float lr, beta1, beta2, eps, weight_decay;
