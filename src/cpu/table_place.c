@@ -167,6 +167,25 @@ static int64_t next_run(const place_job *job, int64_t i) {
     return i;
 }
 
+/* Asks for what a later key will need: its bucket's digests first, and when they are there the line
+ * of the key that matches, or, in a full bucket, the scores, among which the smallest will be
+ * looked for.  Only keys before `end` are looked at: others are another worker's. */
+TABLE_ASK ask_later(const place_job *job, int64_t i, int64_t end) {
+    int64_t far = i + 2 * TABLE_AHEAD, near = i + TABLE_AHEAD;
+    if (far < job->n) __builtin_prefetch(table_digests(job->l, bucket_at(job, far)), 1, 3);
+    if (near >= end) return;
+    uint64_t h = table_hash(job->a->keys[key_at(job, near)]);
+    int64_t bucket = table_bucket(h, job->l->n_buckets);
+    uint64_t mask = table_match(table_digests(job->l, bucket), table_digest(h));
+    if (mask != 0) {
+        __builtin_prefetch(table_keys(job->l, bucket) + __builtin_ctzll(mask), 0, 3);
+        __builtin_prefetch(table_scores(job->l, bucket) + __builtin_ctzll(mask), 1, 3);
+    } else if (table_match(table_digests(job->l, bucket), 0) == 0) {
+        for (int line = 0; line < TABLE_SLOTS; line += 8)
+            __builtin_prefetch(table_scores(job->l, bucket) + line, 1, 3);
+    }
+}
+
 static status place_chunk(void *ctx, int64_t chunk, int worker) {
     const place_job *job = ctx;
     cpu_range part = cpu_chunk(chunk, PLACE_CHUNK, job->n);
@@ -178,8 +197,8 @@ static status place_chunk(void *ctx, int64_t chunk, int worker) {
         int64_t run = i, bucket = bucket_at(job, i);
         while (i < end && bucket_at(job, i) == bucket)
             i++;
-        for (int64_t later = run + TABLE_AHEAD; later < i + TABLE_AHEAD && later < job->n; later++)
-            __builtin_prefetch(table_digests(job->l, bucket_at(job, later)), 1, 3);
+        for (int64_t k = run; k < i; k++)
+            ask_later(job, k, end);
         place_run(job, run, i, counts);
     }
     return OK;

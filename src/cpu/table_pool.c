@@ -9,7 +9,7 @@
 #include "cpu/table.h"
 #include "cpu/vec.h"
 
-enum { POOL_AHEAD = 16, SEGMENT = 32, BLOCK = 4 * VEC, LOOKUP_BLOCK = 128 };
+enum { POOL_AHEAD = 16, SEGMENT = 32, BLOCK = 4 * VEC, LOOKUP_BLOCK = 512 };
 
 typedef struct pool_job {
     const table_level *l;
