@@ -24,12 +24,6 @@ static inline const float *row_at(const table_level *l, const table_pool_args *a
     return at < 0 ? NULL : table_row(l, at);
 }
 
-TABLE_ASK ask_place(const table_level *l, const table_pool_args *a, int64_t i) {
-    if (i >= a->n) return;
-    const float *row = row_at(l, a, i);
-    if (row != NULL) table_ask_row(row, a->dim);
-}
-
 static inline float weight_at(const float *weight, int64_t i) {
     return weight != NULL ? weight[i] : 1;
 }
@@ -39,26 +33,24 @@ static void add_row(float *restrict y, int32_t dim, const float *restrict row, f
         y[c] += w * row[c];
 }
 
-/* Rows to be added up, with their weights. */
+/* Rows to be added up, with their weights, and the rows that come after them. */
 typedef struct segment {
-    int64_t first; /* place */
     int n;
-    const float *row[SEGMENT];
+    const float *row[SEGMENT], *later[SEGMENT];
     float weight[SEGMENT];
 } segment;
 
 /* y[c .. c + BLOCK - 1] += weight row[c .. c + BLOCK - 1], row by row.  The first block asks for
  * the rows of places ahead, one for each row that it adds: a burst of them would wait for itself.
  */
-static inline void add_block(const pool_job *job, const segment *s, int32_t c, float *y,
-                             bool is_weighted) {
+static inline void add_block(const segment *s, int32_t dim, int32_t c, float *y, bool is_weighted) {
     vec sum[4];
     for (int k = 0; k < 4; k++)
         sum[k] = vec_load(y + c + k * VEC);
     for (int r = 0; r < s->n; r++) {
         const float *row = s->row[r] + c;
         vec w = vec_all(is_weighted ? s->weight[r] : 1);
-        if (c == 0) ask_place(job->l, job->a, s->first + r + POOL_AHEAD);
+        if (c == 0) table_ask_row(s->later[r], dim);
         for (int k = 0; k < 4; k++)
             sum[k] += is_weighted ? w * vec_load(row + k * VEC) : vec_load(row + k * VEC);
     }
@@ -70,11 +62,11 @@ static void add_segment(const pool_job *job, const segment *s, float *y) {
     int32_t c = 0, dim = job->a->dim;
     for (; c + BLOCK <= dim; c += BLOCK)
         if (job->a->weight == NULL)
-            add_block(job, s, c, y, false);
+            add_block(s, dim, c, y, false);
         else
-            add_block(job, s, c, y, true);
+            add_block(s, dim, c, y, true);
     for (int r = 0; c < dim && r < s->n; r++) {
-        if (c == 0) ask_place(job->l, job->a, s->first + r + POOL_AHEAD);
+        if (c == 0) table_ask_row(s->later[r], dim);
         add_row(y + c, dim - c, s->row[r] + c, s->weight[r]);
     }
 }
@@ -85,10 +77,12 @@ static void add_places(const pool_job *job, int64_t first, int64_t end, float *y
     while (first < end) {
         int64_t stop = end - first < SEGMENT ? end : first + SEGMENT;
         segment s;
-        s.first = first;
         s.n = 0;
         for (; first < stop; first++) {
+            int64_t later = first + POOL_AHEAD < a->n ? first + POOL_AHEAD : first;
             s.row[s.n] = row_at(job->l, a, first);
+            s.later[s.n] = row_at(job->l, a, later);
+            if (s.later[s.n] == NULL) s.later[s.n] = y; /* which is at hand */
             s.weight[s.n] = weight_at(a->weight, first);
             s.n += s.row[s.n] != NULL;
         }
