@@ -1,9 +1,9 @@
 /* Lookups (ops/table.h): pool, its gradient, and find and read in one.
  *
- * pool is parallel over bags.  A segment of a bag's places is resolved to rows first, while the
- * rows of places ahead are asked for; then its columns are summed a few vectors at a time, which
- * stay in registers over all rows of the segment.  The limit is the misses of rows at random
- * places. */
+ * pool is parallel over bags.  A segment of a bag's places is resolved to rows first; then its
+ * columns are summed a few vectors at a time, which stay in registers over all rows of the segment,
+ * while the rows of places ahead are asked for.  The limit is the misses of rows at random places.
+ */
 #include <string.h>
 
 #include "cpu/table.h"

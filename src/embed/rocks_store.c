@@ -5,6 +5,8 @@
  * crash.  Bloom filters spare most reads of keys that are not there. */
 #include "embed/store.h"
 
+#include <stddef.h>
+
 #ifndef HSTU_HAS_ROCKSDB
 
 status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats) {
