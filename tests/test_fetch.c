@@ -9,7 +9,8 @@
 #include "embed/table.h"
 #include "table_rig.h"
 
-static bool is_rocks; /* which store */
+static bool is_rocks;  /* which store */
+static bool is_choosy; /* new keys are admitted now and then */
 
 enum { DIM = 5, MAX_UNIVERSE = 1200, MAX_BATCH = 300, MAX_FLOATS = 3 * DIM };
 
@@ -215,10 +216,10 @@ static void fetch_some(world *w, bool updates) {
     memcpy(rejected, b->rejected, (size_t)b->n_rejected * 8);
     kept.rejected = rejected;
     CHECK_OK(w->be->ops->copy_out(w->be, keys, b->keys, (size_t)b->n_unique * 8));
-    bool asks = updates && rig_random(&w->random, 2) == 0;
+    bool asks = updates && w->c.admit_rate == 0 && rig_random(&w->random, 2) == 0;
     if (asks) CHECK_OK(embed_prefetch(w->t, 30, w->keys + 60)); /* the batch stays as it is */
     if (!asks) check_batch(w, &kept, ids);
-    if (!asks || w->c.admit_count > 1 || (w->c.admit_rate > 0 && w->c.admit_rate < 1)) return;
+    if (!asks) return;
     /* Straight after the fetch, without a verb between: a rejected key's gradient is dropped. */
     float *grad, host[MAX_BATCH * DIM];
     for (int64_t u = 0; u < kept.n_unique; u++)
@@ -440,6 +441,8 @@ static void try_policies(int64_t level0, int64_t level1, bool has_store, bool re
                               .first = FIRST_UNIFORM,
                               .first_scale = 0.1f,
                               .first_state = 0.5f,
+                              .admit_count = is_choosy ? 2 : 0,
+                              .admit_rate = is_choosy ? 0.5f : 0,
                               .ttl = 40};
             if (policy == POLICY_NONE && (level1 > 0 || has_store)) continue;
             world_init(&w, &c, n_universe, has_store, reads_ahead,
@@ -479,4 +482,10 @@ TEST(fetch_reading_ahead_changes_nothing) {
 TEST(fetch_three_tiers_with_rocksdb_lose_nothing) {
     is_rocks = true;
     try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, true, 800);
+}
+
+TEST(fetch_with_admission_is_a_map) {
+    is_choosy = true;
+    try_policies(4 * TABLE_SLOTS, 0, false, false, 900);
+    try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, false, 900);
 }

@@ -12,8 +12,6 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_batch *b = &t->batch;
     table_unique_args a = {n, d->ids, d->keys, d->n_unique, d->inverse, d->order, d->begin};
     t->slots_hold = t->has_below = false;
-    TRY(EMBED_IN(t, d->ids, ids, n));
-    TRY(t->v->unique(t->be, &a));
     *b = (embed_batch){.n = n,
                        .keys = d->keys,
                        .inverse = d->inverse,
@@ -22,6 +20,9 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
                        .rows = d->staging,
                        .stride = t->stride,
                        .rejected = t->h.rejected};
+    if (n == 0) return OK;
+    TRY(EMBED_IN(t, d->ids, ids, n));
+    TRY(t->v->unique(t->be, &a));
     return EMBED_OUT(t, &b->n_unique, d->n_unique, 1);
 }
 
@@ -298,14 +299,16 @@ static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_
                               .is_new = d->is_new,
                               .evicted = d->evicted,
                               .counts = d->counts};
+    *n_evicted = 0;
+    for (int64_t u = 0; u < t->batch.n_unique; u++)
+        h->slot[0][u] = -1;
+    if (n == 0) return OK; /* all were refused */
     TRY(EMBED_IN(t, d->list_keys, h->list_keys, n));
     TRY(EMBED_IN(t, d->list_scores, h->list_scores, n));
     TRY(EMBED_IN(t, d->list_stamps, h->list_stamps, n));
     TRY(t->v->place(t->be, &t->level[0], &place));
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
     TRY(EMBED_OUT(t, h->list_slot, d->list_slot, n));
-    for (int64_t u = 0; u < t->batch.n_unique; u++)
-        h->slot[0][u] = -1;
     for (int64_t i = 0; i < n; i++)
         h->slot[0][h->list_of[i]] = h->list_slot[i];
     *n_evicted = counts[PLACED_EVICTED];
@@ -508,6 +511,7 @@ static status settle_tiers(embed_table *t, const embed_bring *bring) {
 }
 
 status embed_settle(embed_table *t, const embed_bring *bring) {
+    if (t->batch.n_unique == 0) return OK;
     bool is_simple =
         t->n_levels == 1 && t->config.store == NULL && !has_admission(t) && !bring->is_import;
     TRY(is_simple ? settle_simply(t, bring) : settle_tiers(t, bring));

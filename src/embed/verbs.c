@@ -287,6 +287,7 @@ static status rehash_piece(embed_table *t, const table_level *to, int64_t first,
                             .n = d->n_unique};
     TRY(t->v->scan(t->be, &t->level[0], &scan));
     TRY(EMBED_OUT(t, &n, d->n_unique, 1));
+    if (n == 0) return OK;
     table_rows_args move = {.n = n,
                             .slot = d->list_slot,
                             .n_floats = t->n_floats,

@@ -111,7 +111,8 @@ TABLE_FN float *table_row(const table_level *l, int64_t slot) {
 
 /* In every struct below, n is the number of keys (or slots) there is room for, < 2^31, and where
  * n_real is not NULL only the first min(n, *n_real) of them are there: a count that lies in memory
- * of the backend, as `unique` leaves it, so that nobody waits for it. */
+ * of the backend, as `unique` leaves it, so that nobody waits for it.  A call with n = 0 may do
+ * nothing at all, not even write its counts; with *n_real = 0 they are written. */
 
 /* What a touch does to the score of an entry; w is scores[i], or `score` where scores is NULL. */
 typedef enum {
