@@ -77,8 +77,8 @@ static status take(const rocks_store *s, char *value, size_t bytes, char *error,
 
 static status get_some(rocks_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
                        uint64_t *scores, uint32_t *stamps, float *rows) {
-    const char *names[AT_ONCE];
-    size_t name_bytes[AT_ONCE], bytes[AT_ONCE];
+    const char *names[AT_ONCE] = {0};
+    size_t name_bytes[AT_ONCE] = {0}, bytes[AT_ONCE] = {0};
     char *values[AT_ONCE] = {0}, *errors[AT_ONCE] = {0};
     status st = OK;
     for (int64_t i = 0; i < n; i++) {
