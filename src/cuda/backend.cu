@@ -235,6 +235,7 @@ extern "C" status backend_create_cuda(backend **out, const cuda_options *options
         return st;
     }
     be->ops = &cuda_ops;
+    be->tables = &cuda_table_ops;
     be->act = ACT_F32;
     be->name = s->name;
     be->card = s->card;

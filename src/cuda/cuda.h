@@ -141,6 +141,8 @@ status cuda_grad_factor(backend *be, const grad_factor_args *a);
 status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out);
 status cuda_rank(backend *be, const rank_args *a);
 
+extern const struct table_ops cuda_table_ops; /* table.cu: dynamic tables */
+
 /* The attention's families, which attn.cu chooses between.  Those of SM 9.0a take what
  * cuda_attn_sm90a_can_fwd and _can_bwd say. */
 status cuda_attn_half_fwd(backend *be, const attn_args *a);
