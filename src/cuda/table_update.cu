@@ -9,7 +9,6 @@ enum { UPDATE_AT_ONCE = 4, UPDATE_ROWS = 8 /* of a warp */ };
 
 /* What is the same for all numbers; the powers are taken on the host. */
 typedef struct update_rule {
-    row_opt opt;
     float lr, beta1, beta2, eps;
     float decay; /* Adam: 1 - lr wd; SGD: wd */
     float rate;  /* Adam: lr / (1 - beta1^t) */
@@ -17,33 +16,36 @@ typedef struct update_rule {
 } update_rule;
 
 /* One number: its value, the optimizer's two, and the gradient. */
+template <row_opt OPT>
 __device__ static inline void update_number(const update_rule &r, float g, float &w, float &s,
                                             float &v) {
-    if (r.opt == ROW_SGD) {
+    if (OPT == ROW_SGD) {
         w -= r.lr * (g + r.decay * w);
         return;
     }
-    if (r.opt == ROW_ADAM) {
+    if (OPT == ROW_ADAM) {
         s = r.beta1 * s + (1 - r.beta1) * g;
         v = r.beta2 * v + (1 - r.beta2) * (g * g);
         w = w * r.decay - r.rate * s / (sqrtf(v) * r.root + r.eps);
         return;
     }
-    if (r.opt == ROW_ADAGRAD) s += g * g;
+    if (OPT == ROW_ADAGRAD) s += g * g;
     w -= r.lr * g / (sqrtf(s) + r.eps);
 }
 
+template <row_opt OPT>
 __device__ static inline void update_piece(const update_rule &r, float scale, float g, float &w,
                                            float &s, float &v) {
-    update_number(r, scale * g, w, s, v);
+    update_number<OPT>(r, scale * g, w, s, v);
 }
 
+template <row_opt OPT>
 __device__ static inline void update_piece(const update_rule &r, float scale, float4 g, float4 &w,
                                            float4 &s, float4 &v) {
-    update_number(r, scale * g.x, w.x, s.x, v.x);
-    update_number(r, scale * g.y, w.y, s.y, v.y);
-    update_number(r, scale * g.z, w.z, s.z, v.z);
-    update_number(r, scale * g.w, w.w, s.w, v.w);
+    update_number<OPT>(r, scale * g.x, w.x, s.x, v.x);
+    update_number<OPT>(r, scale * g.y, w.y, s.y, v.y);
+    update_number<OPT>(r, scale * g.z, w.z, s.z, v.z);
+    update_number<OPT>(r, scale * g.w, w.w, s.w, v.w);
 }
 
 __device__ static inline float squares(float g) {
@@ -77,7 +79,7 @@ __device__ static inline float rowwise_state(const float *row, const float *grad
 }
 
 /* UPDATE_AT_ONCE rows, which the lanes of a team share. */
-template <typename P>
+template <typename P, row_opt OPT>
 __device__ static inline void
 update_rows(const update_rule &r, float scale, float *const row[UPDATE_AT_ONCE],
             const float *const grad[UPDATE_AT_ONCE], const float state[UPDATE_AT_ONCE], int dim,
@@ -90,25 +92,25 @@ update_rows(const update_rule &r, float scale, float *const row[UPDATE_AT_ONCE],
         for (int u = 0; u < UPDATE_AT_ONCE; u++) {
             if (row[u] == NULL) continue;
             const P *numbers = (const P *)row[u];
-            g[u] = __ldcg((const P *)grad[u] + c);
+            g[u] = __ldcs((const P *)grad[u] + c);
             w[u] = __ldcg(numbers + c);
-            if (r.opt == ROW_ADAM || r.opt == ROW_ADAGRAD) s[u] = __ldcg(numbers + n_pieces + c);
-            if (r.opt == ROW_ADAM) v[u] = __ldcg(numbers + 2 * n_pieces + c);
-            if (r.opt == ROW_ROWWISE_ADAGRAD) set_all(s[u], state[u]);
+            if (OPT == ROW_ADAM || OPT == ROW_ADAGRAD) s[u] = __ldcg(numbers + n_pieces + c);
+            if (OPT == ROW_ADAM) v[u] = __ldcg(numbers + 2 * n_pieces + c);
+            if (OPT == ROW_ROWWISE_ADAGRAD) set_all(s[u], state[u]);
         }
 #pragma unroll
         for (int u = 0; u < UPDATE_AT_ONCE; u++) {
             if (row[u] == NULL) continue;
             P *numbers = (P *)row[u];
-            update_piece(r, scale, g[u], w[u], s[u], v[u]);
+            update_piece<OPT>(r, scale, g[u], w[u], s[u], v[u]);
             __stcg(numbers + c, w[u]);
-            if (r.opt == ROW_ADAM || r.opt == ROW_ADAGRAD) __stcg(numbers + n_pieces + c, s[u]);
-            if (r.opt == ROW_ADAM) __stcg(numbers + 2 * n_pieces + c, v[u]);
+            if (OPT == ROW_ADAM || OPT == ROW_ADAGRAD) __stcg(numbers + n_pieces + c, s[u]);
+            if (OPT == ROW_ADAM) __stcg(numbers + 2 * n_pieces + c, v[u]);
         }
     }
 }
 
-template <typename P>
+template <typename P, row_opt OPT>
 static __global__ void __launch_bounds__(TABLE_THREADS)
     update_kernel(const table_level l, const table_update_args a, const update_rule r) {
     int64_t n = table_count(a.n, a.n_real);
@@ -130,31 +132,40 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
             row[u] = at < UPDATE_ROWS && s >= 0 ? table_row(&l, s) : NULL;
             grad[u] = a.grad + (begin + at) * a.dim;
             state[u] = 0;
-            if (r.opt == ROW_ROWWISE_ADAGRAD)
+            if (OPT == ROW_ROWWISE_ADAGRAD)
                 state[u] = rowwise_state<P>(row[u], grad[u], scale, a.dim, first, n_lanes);
         }
-        update_rows<P>(r, scale, row, grad, state, a.dim, first, n_lanes);
+        update_rows<P, OPT>(r, scale, row, grad, state, a.dim, first, n_lanes);
         __syncwarp();
 #pragma unroll
         for (int u = 0; u < UPDATE_AT_ONCE; u++)
-            if (r.opt == ROW_ROWWISE_ADAGRAD && row[u] != NULL && first == 0)
+            if (OPT == ROW_ROWWISE_ADAGRAD && row[u] != NULL && first == 0)
                 row[u][a.dim] = state[u];
     }
 }
 
+template <row_opt OPT>
+static void launch_update(backend *be, const table_level *l, const table_update_args *a,
+                          const update_rule *r) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    unsigned n_blocks = (unsigned)cuda_div_up(a->n, UPDATE_ROWS * TABLE_WARPS);
+    if (is_packed(a->grad, a->dim, a->dim))
+        update_kernel<float4, OPT><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
+    else
+        update_kernel<float, OPT><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
+}
+
 status cuda_table_update(backend *be, const table_level *l, const table_update_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
-    update_rule r = {a->opt, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, 0, 0};
+    update_rule r = {a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, 0, 0};
     if (a->opt == ROW_ADAM) {
         r.decay = (float)(1 - (double)a->lr * a->weight_decay);
         r.rate = (float)(a->lr / (1 - pow(a->beta1, (double)a->step)));
         r.root = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step)));
     }
-    cudaStream_t stream = cuda_of(be)->stream;
-    unsigned n_blocks = (unsigned)cuda_div_up(a->n, UPDATE_ROWS * TABLE_WARPS);
-    if (is_packed(a->grad, a->dim, a->dim))
-        update_kernel<float4><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, r);
-    else
-        update_kernel<float><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, r);
+    if (a->opt == ROW_SGD) launch_update<ROW_SGD>(be, l, a, &r);
+    if (a->opt == ROW_ADAM) launch_update<ROW_ADAM>(be, l, a, &r);
+    if (a->opt == ROW_ADAGRAD) launch_update<ROW_ADAGRAD>(be, l, a, &r);
+    if (a->opt == ROW_ROWWISE_ADAGRAD) launch_update<ROW_ROWWISE_ADAGRAD>(be, l, a, &r);
     return cuda_launched("update of rows");
 }
