@@ -88,7 +88,15 @@ static status init_chunk(void *ctx, int64_t chunk, int worker) {
 status cpu_table_init(backend *be, const table_level *l, const table_init_args *a) {
     init_job job = {l, a, table_n_there(a->n, a->n_real), 0};
     job.n_rows = cpu_rows_per_chunk(job.n, a->dim);
-    return pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), init_chunk, &job);
+    TRY(pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), init_chunk, &job));
+    if (a->staging == NULL) return OK;
+    table_rows_args rows = {.n = a->n,
+                            .n_real = a->n_real,
+                            .slot = a->slot,
+                            .n_floats = a->dim,
+                            .staging = a->staging,
+                            .stride = a->stride};
+    return cpu_table_read(be, l, &rows);
 }
 
 /* What is the same for all rows of one update. */

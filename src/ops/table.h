@@ -283,7 +283,8 @@ TABLE_FN float table_first_value(const table_first *f, uint64_t key, uint32_t co
 }
 
 /* Writes whole rows: dim first values, then n_state times `state`.  Slots are left out as by write.
- */
+ * With staging, besides: the values of all n rows go there, those just written and others, as by
+ * read.  One pass over the rows of a batch that has new keys among old ones. */
 typedef struct table_init_args {
     int64_t n;
     const int64_t *n_real;
@@ -292,6 +293,8 @@ typedef struct table_init_args {
     const uint64_t *keys; /* (n) */
     int32_t dim, n_state;
     table_first first;
+    float *staging; /* rows of dim, `stride` floats apart; or NULL */
+    int64_t stride;
 } table_init_args;
 
 typedef enum { ROW_SGD, ROW_ADAM, ROW_ADAGRAD, ROW_ROWWISE_ADAGRAD } row_opt;
