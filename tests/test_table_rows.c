@@ -70,6 +70,50 @@ TEST(table_rows_are_read_as_written) {
     }
 }
 
+/* Many rows of host memory: a GPU has a way of its own for them. */
+TEST(table_rows_of_host_memory_are_read_as_written) {
+    enum { MANY = 9000, FLOATS = 20, WANTED = 7777 };
+    uint64_t state = 8;
+    int64_t *slot = malloc(MANY * 8), n_real = WANTED;
+    void *memory;
+    rig r;
+    rig_init(&r, NULL, 1, FLOATS);
+    table_level far = {.n_buckets = MANY / TABLE_SLOTS + 1, .row_bytes = r.l.row_bytes};
+    size_t n_slots = (size_t)far.n_buckets * TABLE_SLOTS;
+    CHECK_OK(r.t->alloc(r.be, &memory, n_slots * (size_t)far.row_bytes, TABLE_ON_HOST));
+    far.rows = memory;
+    float *rows = draw_many(&state, n_slots * FLOATS), *back = draw_many(&state, MANY * FLOATS);
+    int64_t *all = malloc(n_slots * 8);
+    for (size_t i = 0; i < n_slots; i++)
+        all[i] = (int64_t)i;
+    table_rows_args write = {.n = (int64_t)n_slots,
+                             .slot = rig_up(&r, all, n_slots * 8),
+                             .n_floats = FLOATS,
+                             .staging = rig_up(&r, rows, n_slots * FLOATS * 4),
+                             .stride = FLOATS};
+    CHECK_OK(r.t->write(r.be, &far, &write));
+    for (int i = 0; i < MANY; i++)
+        slot[i] = rig_random(&state, 10) == 0 ? -1 : (int64_t)rig_random(&state, n_slots);
+    table_rows_args read = {.n = MANY,
+                            .n_real = rig_up(&r, &n_real, 8),
+                            .slot = rig_up(&r, slot, MANY * 8),
+                            .n_floats = FLOATS - 1,
+                            .staging = rig_up(&r, back, MANY * FLOATS * 4),
+                            .stride = FLOATS};
+    CHECK_OK(r.t->read(r.be, &far, &read));
+    float *have = malloc(MANY * FLOATS * 4);
+    rig_down(&r, have, read.staging, MANY * FLOATS * 4);
+    for (int i = 0; i < MANY; i++)
+        for (int c = 0; c < FLOATS; c++) {
+            float want = back[i * FLOATS + c]; /* neither the rest of a row nor of the batch */
+            if (i < WANTED && c < FLOATS - 1) want = slot[i] < 0 ? 0 : rows[slot[i] * FLOATS + c];
+            CHECK(have[i * FLOATS + c] == want);
+        }
+    r.t->release(r.be, memory, TABLE_ON_HOST);
+    free(slot), free(rows), free(back), free(all), free(have);
+    rig_fini(&r);
+}
+
 TEST(table_first_values_are_a_function_of_seed_key_and_column) {
     enum { DIM = 33, STATE = 5 };
     uint64_t state = 9, keys[N];
@@ -113,6 +157,50 @@ TEST(table_first_values_are_a_function_of_seed_key_and_column) {
         free(rows);
     }
     rig_fini(&r);
+}
+
+/* New rows among old ones, and all of them to staging. */
+TEST(table_first_values_come_with_the_rows_that_were_there) {
+    static const int32_t dims[] = {1, 16, 64, 35};
+    for (int k = 0; k < 4; k++) {
+        int32_t dim = dims[k], stride = dim + 4;
+        uint64_t state = (uint64_t)k, keys[N];
+        int64_t slot[N];
+        uint8_t only[N];
+        rig r;
+        rig_init(&r, NULL, BUCKETS, dim + 3);
+        draw_slots(&state, slot);
+        for (int i = 0; i < N; i++) {
+            keys[i] = rig_random(&state, UINT64_MAX);
+            only[i] = rig_random(&state, 3) == 0;
+        }
+        float *rows = draw_many(&state, (size_t)(N * dim));
+        level_write(&r, slot, NULL, dim, rows);
+        table_init_args a = {.n = N,
+                             .slot = rig_up(&r, slot, sizeof slot),
+                             .only = rig_up(&r, only, sizeof only),
+                             .keys = rig_up(&r, keys, sizeof keys),
+                             .dim = dim,
+                             .n_state = 3,
+                             .first = {FIRST_UNIFORM, rng_make_key(5, RNG_TABLE), 0.5f, 0.75f},
+                             .staging = rig_up(&r, NULL, (size_t)(N * stride) * 4),
+                             .stride = stride};
+        CHECK_OK(r.t->init(r.be, &r.l, &a));
+        float *staging = malloc((size_t)(N * stride) * 4);
+        rig_down(&r, staging, a.staging, (size_t)(N * stride) * 4);
+        rig_drop(&r);
+        float *back = level_read(&r, slot, dim + 3);
+        for (int i = 0; i < N; i++)
+            for (int32_t c = 0; c < dim; c++) {
+                float want = rows[i * dim + c];
+                if (only[i] != 0) want = table_first_value(&a.first, keys[i], (uint32_t)c);
+                if (slot[i] < 0) want = 0;
+                CHECK(staging[i * stride + c] == want && back[i * (dim + 3) + c] == want);
+                CHECK(slot[i] < 0 || only[i] == 0 || back[i * (dim + 3) + dim + 2] == 0.75f);
+            }
+        free(rows), free(staging), free(back);
+        rig_fini(&r);
+    }
 }
 
 typedef struct row64 {

@@ -74,35 +74,60 @@ __device__ static inline float4 first_values(const table_init_args &a, uint64_t 
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* Rows begin at multiples of 16 bytes and are filled up to one, so all is written in fours. */
-static __global__ void __launch_bounds__(TABLE_THREADS)
-    init_kernel(const table_level l, const table_init_args a) {
-    int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
-    if (warp_first() >= n) return;
-    float *row = slot_row(l, a.slot, a.only, i, n);
-    unsigned long long key = row != NULL ? a.keys[i] : 0;
-    int n_pieces = (int)((a.dim + a.n_state + 3) / 4);
+/* Writes the rows of the warp's lanes that are not NULL; and what goes to staging, where `to` is
+ * not NULL.  Rows begin at multiples of 16 bytes and are filled up to one, so all is written in
+ * fours. */
+__device__ static inline void write_first(const table_init_args &a, float *row, float *to,
+                                          unsigned long long key) {
+    int n_pieces = (int)((a.dim + a.n_state + 3) / 4), n_values = a.dim / 4;
     int n_lanes = row_lanes(n_pieces), lane = warp_lane(), n_teams = 32 / n_lanes;
-    /* Lanes are compacted by rows to write: few of a batch are new. */
     unsigned rest = __ballot_sync(ALL_LANES, row != NULL);
-    for (; rest != 0;) {
-        int j = 0;
-        bool is_on = false;
+    while (rest != 0) { /* a team takes one of the next rows each: few of a batch are new */
+        int j = -1;
         for (int t = 0; t < n_teams && rest != 0; t++, rest &= rest - 1)
-            if (t == lane / n_lanes) {
-                j = __ffs((int)rest) - 1;
-                is_on = true;
-            }
-        float4 *to = (float4 *)lane_pointer(row, j);
-        uint64_t its_key = __shfl_sync(ALL_LANES, key, j);
-        for (int c = lane & (n_lanes - 1); is_on && c < n_pieces; c += n_lanes)
-            __stcg(to + c, first_values(a, its_key, 4 * c));
+            if (t == lane / n_lanes) j = __ffs((int)rest) - 1;
+        float4 *its_row = (float4 *)lane_pointer(row, max(j, 0));
+        float4 *its_to = (float4 *)lane_pointer(to, max(j, 0));
+        uint64_t its_key = __shfl_sync(ALL_LANES, key, max(j, 0));
+        for (int c = lane & (n_lanes - 1); j >= 0 && c < n_pieces; c += n_lanes) {
+            float4 x = first_values(a, its_key, 4 * c);
+            __stcg(its_row + c, x);
+            if (its_to != NULL && c < n_values) __stcs(its_to + c, x);
+        }
         __syncwarp();
     }
 }
 
+/* With staging, which is packed then, rows that are not new are read in the same pass: their bytes
+ * hide the arithmetic of the new ones. */
+template <bool HAS_STAGING>
+static __global__ void __launch_bounds__(TABLE_THREADS, 4)
+    init_kernel(const table_level l, const table_init_args a) {
+    int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
+    if (warp_first() >= n) return;
+    float *row = slot_row(l, a.slot, NULL, i, n);
+    float *to = HAS_STAGING && i < n ? a.staging + i * a.stride : NULL;
+    bool is_new = row != NULL && (a.only == NULL || a.only[i] != 0);
+    write_first(a, is_new ? row : NULL, is_new ? to : NULL, is_new ? a.keys[i] : 0);
+    if (HAS_STAGING)
+        move_rows<true>((const float4 *)(is_new ? NULL : row), (float4 *)(is_new ? NULL : to),
+                        a.dim / 4);
+}
+
+/* What init does besides where staging cannot be written in fours. */
+static status read_staging(backend *be, const table_level *l, const table_init_args *a) {
+    table_rows_args rows = {a->n, a->n_real, a->slot, NULL, a->dim, a->staging, a->stride};
+    return a->staging != NULL ? cuda_table_read(be, l, &rows) : OK;
+}
+
 status cuda_table_init(backend *be, const table_level *l, const table_init_args *a) {
     if (a->n == 0) return OK;
-    init_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
-    return cuda_launched("first values of rows");
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (a->staging != NULL && is_packed(a->staging, a->stride, a->dim)) {
+        init_kernel<true><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+        return cuda_launched("first values and read of rows");
+    }
+    init_kernel<false><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+    TRY(cuda_launched("first values of rows"));
+    return read_staging(be, l, a);
 }
