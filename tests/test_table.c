@@ -402,6 +402,46 @@ TEST(table_unique_groups_places) {
     }
 }
 
+/* Different ids whose hashes have the same high half, few of them and many, among repeats. */
+TEST(table_unique_tells_hashes_apart_by_their_low_half) {
+    enum { N = 4000 };
+    for (uint64_t n_halves = 1; n_halves < 3000; n_halves = n_halves * 6 + 3) {
+        static uint64_t ids[N], keys[N];
+        static int32_t inverse[N], order[N], begin[N + 1];
+        uint64_t state = n_halves;
+        int64_t n_unique;
+        rig r;
+        rig_init(&r, NULL, 1, 4);
+        for (int i = 0; i < N; i++) {
+            uint64_t half = table_hash(rig_random(&state, n_halves)) >> 32;
+            uint64_t low = rig_random(&state, 3) == 0 ? 7 : table_hash(rig_random(&state, 700));
+            ids[i] = table_unhash(half << 32 | (uint32_t)low);
+        }
+        table_unique_args a = {.n = N,
+                               .ids = rig_up(&r, ids, sizeof ids),
+                               .keys = rig_up(&r, NULL, sizeof keys),
+                               .n_unique = rig_up(&r, NULL, 8),
+                               .inverse = rig_up(&r, NULL, sizeof inverse),
+                               .order = rig_up(&r, NULL, sizeof order),
+                               .begin = rig_up(&r, NULL, sizeof begin)};
+        CHECK_OK(r.t->unique(r.be, &a));
+        rig_down(&r, &n_unique, a.n_unique, 8);
+        rig_down(&r, keys, a.keys, sizeof keys);
+        rig_down(&r, inverse, a.inverse, sizeof inverse);
+        rig_down(&r, order, a.order, sizeof order);
+        rig_down(&r, begin, a.begin, sizeof begin);
+        CHECK_EQ(begin[n_unique], N);
+        for (int64_t u = 0; u < n_unique; u++) {
+            CHECK(u == 0 || table_hash(keys[u - 1]) < table_hash(keys[u]));
+            for (int32_t k = begin[u]; k < begin[u + 1]; k++) {
+                CHECK(k == begin[u] || order[k - 1] < order[k]);
+                CHECK(ids[order[k]] == keys[u] && inverse[order[k]] == u);
+            }
+        }
+        rig_fini(&r);
+    }
+}
+
 TEST(table_hash_is_a_bijection_and_buckets_follow_it) {
     uint64_t state = 1, last_hash = 0;
     int64_t n_buckets = ((int64_t)1 << 33) + 12345, last_bucket = 0;
