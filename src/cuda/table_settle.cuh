@@ -1,0 +1,346 @@
+/* How new keys get their places in a bucket: the device side of table_place.cu, which tells who
+ * comes here.  A lane owns a bucket with one new key; teams of 8 lanes find what leaves a full
+ * bucket, a lane 8 of its slots; and a team settles a bucket with several new keys. */
+#ifndef HSTU_CUDA_TABLE_SETTLE_CUH
+#define HSTU_CUDA_TABLE_SETTLE_CUH
+
+#include "cuda/table.cuh"
+
+enum { TEAM = 8, TEAM_SLOTS = TABLE_SLOTS / TEAM, TEAMS = 32 / TEAM, OLD_AT_ONCE = 2 };
+
+/* What became of a key.  One that owns its bucket is rejected unless settle says otherwise. */
+enum { KEY_FOUND, KEY_NEW, KEY_NEW_EVICTS, KEY_REJECTED, KEY_OWNS };
+
+/* A bucket that keys of the call belong to. */
+typedef struct bucket_note {
+    uint32_t bucket;            /* + 1; 0: the note is free.  Only where notes are shared out */
+    uint32_t newest;            /* + 1: the new key that came last; 0: there is none */
+    unsigned long long touched; /* bit p: the call found the key of slot p */
+} bucket_note;
+
+/* Memory of one call. */
+typedef struct place_room {
+    bucket_note *notes;        /* (n_notes) */
+    int64_t n_notes;           /* one for each bucket, or shared out by hash: a power of two */
+    bool is_shared;            /* the latter */
+    unsigned long long *total; /* (1): entries of waiting that are taken */
+    uint32_t *next;            /* (n) + 1: the new key of the bucket that came before; 0: none */
+    uint32_t *waiting;         /* (n): keys of buckets with many new ones */
+    uint8_t *became;           /* (n) */
+    uint64_t *old_key, *old_score; /* (n) each: of the entry that left for this key */
+    uint32_t *old_stamp;           /* (n) */
+} place_room;
+
+/* The note of a bucket, which takes a free one where it has none: there are twice as many as keys.
+ */
+__device__ static inline bucket_note *note_of(const place_room &room, uint32_t bucket) {
+    if (!room.is_shared) return room.notes + bucket;
+    for (uint64_t at = bucket * 0x9e3779b97f4a7c15ull >> 32;; at++) {
+        bucket_note *note = room.notes + (at & (uint64_t)(room.n_notes - 1));
+        uint32_t old = note->bucket;
+        if (old == 0) old = atomicCAS(&note->bucket, 0u, bucket + 1);
+        if (old == 0 || old == bucket + 1) return note;
+    }
+}
+
+/* ---- what all ways share --------------------------------------------------------------------- */
+
+/* A new key: the complement of its score and its hash are its turn. */
+typedef struct new_key {
+    unsigned long long order, hash;
+    uint32_t index;
+} new_key;
+
+__device__ static inline bool is_before(const new_key &x, const new_key &y) {
+    return x.order != y.order ? x.order < y.order : x.hash < y.hash;
+}
+
+__device__ static inline new_key new_key_at(const table_place_args &a, uint32_t index) {
+    new_key k;
+    k.index = index;
+    k.hash = table_hash(a.keys[index]);
+    k.order = ~(a.scores != NULL ? a.scores[index] : a.score);
+    return k;
+}
+
+/* An entry that may have to leave. */
+typedef struct old_entry {
+    unsigned long long score, key;
+    int place; /* TABLE_SLOTS: there is none */
+} old_entry;
+
+__device__ static inline bool can_leave(const table_place_args &a, const old_entry &old,
+                                        const new_key &k) {
+    return old.place < TABLE_SLOTS && (a.evict != EVICT_LOWER || old.score <= ~k.order);
+}
+
+/* The new entry; `old` is what was there, if its place says so. */
+__device__ static inline void write_entry(const table_level &l, const table_place_args &a,
+                                          const place_room &room, const new_key &k, int64_t bucket,
+                                          const old_entry &old, int place) {
+    bool evicts = old.place < TABLE_SLOTS;
+    if (evicts) {
+        room.old_key[k.index] = old.key;
+        room.old_score[k.index] = old.score;
+        room.old_stamp[k.index] = table_stamps(&l, bucket)[place];
+    }
+    table_digests(&l, bucket)[place] = table_digest(k.hash);
+    table_keys(&l, bucket)[place] = table_unhash(k.hash);
+    table_scores(&l, bucket)[place] = ~k.order;
+    table_stamps(&l, bucket)[place] = a.stamps != NULL ? a.stamps[k.index] : a.stamp;
+    room.became[k.index] = evicts ? KEY_NEW_EVICTS : KEY_NEW;
+    a.slot[k.index] = bucket * TABLE_SLOTS + place;
+}
+
+/* The scores of the lane's part of a bucket. */
+typedef struct part_scores {
+    ulonglong2 pair[TEAM_SLOTS / 2];
+} part_scores;
+
+__device__ static inline part_scores load_scores(const table_level &l, int64_t bucket) {
+    part_scores scores;
+    const ulonglong2 *from =
+        (const ulonglong2 *)table_scores(&l, bucket) + TEAM_SLOTS / 2 * (warp_lane() % TEAM);
+#pragma unroll
+    for (int s = 0; s < TEAM_SLOTS / 2; s++)
+        scores.pair[s] = __ldcg(from + s);
+    return scores;
+}
+
+/* The smallest of the scores whose slots are free to take, and which slots have it. */
+__device__ static inline uint32_t smallest_scores(const part_scores &scores, uint32_t free,
+                                                  unsigned long long *smallest) {
+    uint32_t equal = 0;
+    *smallest = ~0ull;
+#pragma unroll
+    for (int s = 0; s < TEAM_SLOTS; s++) {
+        unsigned long long score = s % 2 == 0 ? scores.pair[s / 2].x : scores.pair[s / 2].y;
+        if ((free >> s & 1) == 0) continue;
+        if (score < *smallest) equal = 0;
+        if (score <= *smallest) equal |= 1u << s;
+        *smallest = min(*smallest, score);
+    }
+    return equal;
+}
+
+/* The first to leave of the scores that a lane of the team looked at, by (score, key): of the team.
+ * All lanes of the warp come here. */
+__device__ static inline old_entry first_to_leave(const uint64_t *keys, unsigned long long smallest,
+                                                  uint32_t equal) {
+    int part = warp_lane() % TEAM;
+    old_entry old = {smallest, ~0ull, TABLE_SLOTS};
+#pragma unroll
+    for (int step = TEAM / 2; step > 0; step /= 2)
+        old.score = min(old.score, __shfl_xor_sync(ALL_LANES, old.score, step));
+    if (smallest != old.score) equal = 0;
+    for (; equal != 0; equal &= equal - 1) {
+        int place = TEAM_SLOTS * part + __ffs((int)equal) - 1;
+        unsigned long long key = __ldcg((const unsigned long long *)keys + place);
+        if (old.place == TABLE_SLOTS || key < old.key) {
+            old.key = key;
+            old.place = place;
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int step = TEAM / 2; step > 0; step /= 2) {
+        unsigned long long key = __shfl_xor_sync(ALL_LANES, old.key, step);
+        int place = __shfl_xor_sync(ALL_LANES, old.place, step);
+        if (key < old.key || (key == old.key && place < old.place)) {
+            old.key = key;
+            old.place = place;
+        }
+    }
+    return old;
+}
+
+/* ---- owners that are alone ------------------------------------------------------------------- */
+
+/* What the lanes of a warp tell each other. */
+typedef struct settle_room {
+    int lane[32]; /* the owners of a kind, close together */
+    old_entry old[32];
+} settle_room;
+
+/* A lane's own bucket. */
+typedef struct owned_bucket {
+    int64_t bucket;
+    unsigned long long empty, touched; /* bit p: slot p */
+    uint32_t newest;                   /* + 1 */
+    new_key k;                         /* of the owner */
+} owned_bucket;
+
+__device__ static inline unsigned long long empty_slots(const uint4 *digests) {
+    unsigned long long empty = 0;
+    uint4 line[4];
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        line[q] = __ldcg(digests + q);
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        empty |= (unsigned long long)equal_digests(line[q], 0) << 16 * q;
+    return empty;
+}
+
+/* Lanes that are chosen write their numbers close together; how many there are. */
+__device__ static inline int gather_lanes(settle_room *warp, bool is_chosen) {
+    unsigned chosen = __ballot_sync(ALL_LANES, is_chosen);
+    if (is_chosen) warp->lane[__popc(chosen & ((1u << warp_lane()) - 1))] = warp_lane();
+    __syncwarp();
+    return __popc(chosen);
+}
+
+/* Teams find the entries that leave first in the full buckets of n lanes, OLD_AT_ONCE buckets a
+ * team at a time. */
+__device__ static inline void find_old(const table_level &l, settle_room *warp, int n,
+                                       const owned_bucket &own) {
+    int part = warp_lane() % TEAM, team = warp_lane() / TEAM;
+    for (int first = team; first - team < n; first += OLD_AT_ONCE * TEAMS) {
+        part_scores scores[OLD_AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < OLD_AT_ONCE; u++) {
+            int from = warp->lane[min(first + u * TEAMS, n - 1)];
+            scores[u] = load_scores(l, __shfl_sync(ALL_LANES, own.bucket, from));
+        }
+#pragma unroll
+        for (int u = 0; u < OLD_AT_ONCE; u++) {
+            int at = first + u * TEAMS, from = warp->lane[min(at, n - 1)];
+            unsigned long long smallest, touched = __shfl_sync(ALL_LANES, own.touched, from);
+            uint32_t free = ~(uint32_t)(touched >> TEAM_SLOTS * part) & 0xff;
+            uint32_t equal = smallest_scores(scores[u], free, &smallest);
+            const uint64_t *keys = table_keys(&l, __shfl_sync(ALL_LANES, own.bucket, from));
+            old_entry old = first_to_leave(keys, smallest, equal);
+            if (at < n && part == 0) warp->old[from] = old;
+        }
+    }
+    __syncwarp();
+}
+
+/* ---- buckets with several new keys ----------------------------------------------------------- */
+
+/* One lane's new keys of its team's bucket: the first is in registers, the others, every TEAM-th,
+ * are read again and again. */
+typedef struct team_keys {
+    uint32_t count;    /* of the team */
+    uint32_t *waiting; /* from the TEAM-th on */
+    new_key first;
+} team_keys;
+
+/* The lane's part of a bucket. */
+typedef struct bucket_part {
+    int64_t bucket;
+    uint32_t empty; /* bit s: slot TEAM_SLOTS part + s */
+    uint32_t kept;  /* touched by this call, or placed by it */
+    bool is_closed; /* the rest is rejected */
+} bucket_part;
+
+/* Follows the chain of a bucket: lane p of the team keeps the p-th key, memory those behind. */
+__device__ static inline team_keys take_chain(const table_place_args &a, const place_room &room,
+                                              uint32_t newest) {
+    uint32_t part = (uint32_t)warp_lane() % TEAM, mine = 0;
+    unsigned long long at = 0;
+    team_keys keys = {0, NULL, {}};
+    for (uint32_t k = newest; k != 0; k = room.next[k - 1])
+        if (keys.count++ == part) mine = k;
+    __syncwarp();
+    if (keys.count > TEAM && part == 0)
+        at = atomicAdd(room.total, (unsigned long long)(keys.count - TEAM));
+    keys.waiting = room.waiting + __shfl_sync(ALL_LANES, at, 0, TEAM);
+    if (keys.count > TEAM && part == 0) {
+        uint32_t e = 0;
+        for (uint32_t k = newest; k != 0; k = room.next[k - 1], e++)
+            if (e >= TEAM) keys.waiting[e - TEAM] = k - 1;
+    }
+    __syncwarp();
+    if (mine != 0) keys.first = new_key_at(a, mine - 1);
+    return keys;
+}
+
+/* The first key of the team behind `last`; false where there is none. */
+__device__ static inline bool next_key(const table_place_args &a, const team_keys &keys,
+                                       bool is_start, new_key *last) {
+    bool has = false;
+    new_key best = {~0ull, ~0ull, 0};
+    for (uint32_t e = (uint32_t)warp_lane() % TEAM; e < keys.count; e += TEAM) {
+        new_key k = e < TEAM ? keys.first : new_key_at(a, keys.waiting[e - TEAM]);
+        if ((!is_start && !is_before(*last, k)) || (has && !is_before(k, best))) continue;
+        best = k;
+        has = true;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int step = TEAM / 2; step > 0; step /= 2) {
+        new_key other;
+        bool other_has = __shfl_xor_sync(ALL_LANES, (int)has, step) != 0;
+        other.order = __shfl_xor_sync(ALL_LANES, best.order, step);
+        other.hash = __shfl_xor_sync(ALL_LANES, best.hash, step);
+        other.index = __shfl_xor_sync(ALL_LANES, best.index, step);
+        if (other_has && (!has || is_before(other, best))) best = other;
+        has = has || other_has;
+    }
+    *last = best;
+    return has;
+}
+
+/* The first empty slot of the team's bucket, or -1. */
+__device__ static inline int first_empty(const bucket_part &b) {
+    unsigned has = __ballot_sync(ALL_LANES, b.empty != 0) >> (warp_lane() & ~(TEAM - 1)) & 0xff;
+    int part = has != 0 ? __ffs((int)has) - 1 : 0;
+    int place = TEAM_SLOTS * part + __shfl_sync(ALL_LANES, __ffs((int)b.empty) - 1, part, TEAM);
+    return has != 0 ? place : -1;
+}
+
+/* One new key of each team gets its place, or none. */
+__device__ static inline void settle_key(const table_level &l, const table_place_args &a,
+                                         const place_room &room, const new_key &k, bool is_on,
+                                         bucket_part *b) {
+    int part = warp_lane() % TEAM, place = first_empty(*b);
+    is_on = is_on && !b->is_closed;
+    bool asks = is_on && place < 0 && a.evict != EVICT_NEVER;
+    old_entry old = {0, 0, TABLE_SLOTS};
+    if (__any_sync(ALL_LANES, asks)) {
+        unsigned long long smallest = ~0ull;
+        uint32_t equal = 0;
+        if (asks)
+            equal =
+                smallest_scores(load_scores(l, b->bucket), ~(b->empty | b->kept) & 0xff, &smallest);
+        __syncwarp();
+        old_entry found = first_to_leave(table_keys(&l, b->bucket), smallest, equal);
+        if (asks) old = found;
+    }
+    if (is_on && place < 0) {
+        b->is_closed = !can_leave(a, old, k);
+        place = old.place;
+    }
+    if (!is_on || b->is_closed) return;
+    if (place / TEAM_SLOTS == part) {
+        b->empty &= ~(1u << place % TEAM_SLOTS);
+        b->kept |= 1u << place % TEAM_SLOTS;
+    }
+    if (part == 0) write_entry(l, a, room, k, b->bucket, old, place);
+}
+
+/* The buckets of n lanes, one a team at a time. */
+__device__ static inline void settle_chains(const table_level &l, const table_place_args &a,
+                                            const place_room &room, settle_room *warp, int n,
+                                            const owned_bucket &own) {
+    int part = warp_lane() % TEAM, team = warp_lane() / TEAM;
+    for (int at = team; at - team < n; at += TEAMS) {
+        int from = at < n ? warp->lane[at] : 0;
+        uint32_t newest = __shfl_sync(ALL_LANES, own.newest, from);
+        unsigned long long empty = __shfl_sync(ALL_LANES, own.empty, from);
+        unsigned long long touched = __shfl_sync(ALL_LANES, own.touched, from);
+        bucket_part b = {__shfl_sync(ALL_LANES, own.bucket, from),
+                         (uint32_t)(empty >> TEAM_SLOTS * part) & 0xff,
+                         (uint32_t)(touched >> TEAM_SLOTS * part) & 0xff, false};
+        team_keys keys = take_chain(a, room, at < n ? newest : 0);
+        new_key k = keys.first;
+        bool is_on = next_key(a, keys, true, &k);
+        while (__any_sync(ALL_LANES, is_on)) {
+            settle_key(l, a, room, k, is_on, &b);
+            is_on = next_key(a, keys, false, &k) && is_on && !b.is_closed;
+        }
+    }
+}
+
+#endif
