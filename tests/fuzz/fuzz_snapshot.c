@@ -22,11 +22,22 @@ static void write_file(const char *name, const void *bytes, size_t n) {
     if (f == NULL || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) abort();
 }
 
+static void remove_folder(void) {
+    static const char *const names[] = {"rank-0-of-1/manifest.json",
+                                        "rank-0-of-1/rows-00000.safetensors", "rank-0-of-1", ""};
+    for (int i = 0; i < 4; i++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        (void)remove(path);
+    }
+}
+
 static void make_folder(void) {
     char part[160];
     snprintf(folder, sizeof folder, "/dev/shm/hstu-fuzz-snapshot-%ld", (long)getpid());
     snprintf(part, sizeof part, "%s/rank-0-of-1", folder);
     if (mkdir(folder, 0700) != 0 || mkdir(part, 0700) != 0) abort();
+    atexit(remove_folder);
 }
 
 static void vouch(const uint8_t *data, size_t n) {
