@@ -6,26 +6,37 @@
 
 #include "cuda/table.cuh"
 
-enum { TEAM = 8, TEAM_SLOTS = TABLE_SLOTS / TEAM, TEAMS = 32 / TEAM, OLD_AT_ONCE = 2 };
+enum {
+    TEAM = 8,
+    TEAM_SLOTS = TABLE_SLOTS / TEAM,
+    TEAMS = 32 / TEAM,
+    OLD_AT_ONCE = 2,
+    LANE_KEYS = 3 /* new keys of a bucket that a lane settles by itself */
+};
 
-/* What became of a key.  One that owns its bucket is rejected unless settle says otherwise. */
-enum { KEY_FOUND, KEY_NEW, KEY_NEW_EVICTS, KEY_REJECTED, KEY_OWNS };
+/* What became of a key.  One that owns its bucket, in the first round or the second, is rejected
+ * unless settle says otherwise. */
+enum { KEY_FOUND, KEY_NEW, KEY_NEW_EVICTS, KEY_REJECTED, KEY_OWNS, KEY_OWNS_LATE };
 
-/* A bucket that keys of the call belong to. */
-typedef struct bucket_note {
-    uint32_t bucket;            /* + 1; 0: the note is free.  Only where notes are shared out */
-    uint32_t newest;            /* + 1: the new key that came last; 0: there is none */
+/* What a bucket that waits for the second round needs to know. */
+typedef struct late_note {
     unsigned long long touched; /* bit p: the call found the key of slot p */
-} bucket_note;
+    uint32_t newest;            /* as in place_room */
+} late_note;
 
-/* Memory of one call. */
+#define IS_LATE 0xffffffffu
+
+/* Memory of one call.  Each bucket that the call brings new keys to has a note. */
 typedef struct place_room {
-    bucket_note *notes;        /* (n_notes) */
-    int64_t n_notes;           /* one for each bucket, or shared out by hash: a power of two */
-    bool is_shared;            /* the latter */
+    int64_t n_notes;    /* one for each bucket, or shared out by hash: a power of two */
+    bool is_shared;     /* the latter */
+    uint32_t *newest;   /* (n_notes) + 1: the new key that came last; 0: none; or IS_LATE */
+    uint32_t *buckets;  /* (n_notes) + 1: whose note it is; 0: nobody's.  Where they are shared */
+    uint32_t *has_late; /* (1): there are buckets that wait */
+    late_note *late;    /* (n_notes) */
     unsigned long long *total; /* (1): entries of waiting that are taken */
     uint32_t *next;            /* (n) + 1: the new key of the bucket that came before; 0: none */
-    uint32_t *waiting;         /* (n): keys of buckets with many new ones */
+    uint32_t *waiting;         /* (2 n): keys of buckets with many new ones, in each round */
     uint8_t *became;           /* (n) */
     uint64_t *old_key, *old_score; /* (n) each: of the entry that left for this key */
     uint32_t *old_stamp;           /* (n) */
@@ -33,12 +44,12 @@ typedef struct place_room {
 
 /* The note of a bucket, which takes a free one where it has none: there are twice as many as keys.
  */
-__device__ static inline bucket_note *note_of(const place_room &room, uint32_t bucket) {
-    if (!room.is_shared) return room.notes + bucket;
+__device__ static inline int64_t note_of(const place_room &room, uint32_t bucket) {
+    if (!room.is_shared) return bucket;
     for (uint64_t at = bucket * 0x9e3779b97f4a7c15ull >> 32;; at++) {
-        bucket_note *note = room.notes + (at & (uint64_t)(room.n_notes - 1));
-        uint32_t old = note->bucket;
-        if (old == 0) old = atomicCAS(&note->bucket, 0u, bucket + 1);
+        int64_t note = (int64_t)(at & (uint64_t)(room.n_notes - 1));
+        uint32_t old = room.buckets[note];
+        if (old == 0) old = atomicCAS(&room.buckets[note], 0u, bucket + 1);
         if (old == 0 || old == bucket + 1) return note;
     }
 }
@@ -72,6 +83,13 @@ typedef struct old_entry {
 __device__ static inline bool can_leave(const table_place_args &a, const old_entry &old,
                                         const new_key &k) {
     return old.place < TABLE_SLOTS && (a.evict != EVICT_LOWER || old.score <= ~k.order);
+}
+
+/* Whether the score of an entry tells that the call did not find it: a touch would have left the
+ * call's own score there, or its low word.  In the first round nothing else is known of that. */
+__device__ static inline bool is_untouched(const table_place_args &a, unsigned long long score) {
+    if (a.scores != NULL || a.rule == SCORE_KEEP) return false;
+    return a.rule == SCORE_SET ? score != a.score : (uint32_t)score != (uint32_t)a.score;
 }
 
 /* The new entry; `old` is what was there, if its place says so. */
@@ -164,11 +182,22 @@ typedef struct settle_room {
 
 /* A lane's own bucket. */
 typedef struct owned_bucket {
-    int64_t bucket;
+    uint32_t bucket;
     unsigned long long empty, touched; /* bit p: slot p */
     uint32_t newest;                   /* + 1 */
     new_key k;                         /* of the owner */
 } owned_bucket;
+
+/* The bucket waits for the second round, where it belongs to the key whose turn it is. */
+__device__ static inline void set_late(const place_room &room, uint32_t bucket, uint32_t newest,
+                                       uint32_t key) {
+    int64_t note = note_of(room, bucket);
+    room.late[note].touched = 0;
+    room.late[note].newest = newest;
+    room.newest[note] = IS_LATE;
+    room.became[key] = KEY_OWNS_LATE;
+    *room.has_late = 1;
+}
 
 __device__ static inline unsigned long long empty_slots(const uint4 *digests) {
     unsigned long long empty = 0;
@@ -180,6 +209,42 @@ __device__ static inline unsigned long long empty_slots(const uint4 *digests) {
     for (int q = 0; q < 4; q++)
         empty |= (unsigned long long)equal_digests(line[q], 0) << 16 * q;
     return empty;
+}
+
+__device__ static inline void order_keys(new_key &x, new_key &y) {
+    if (!is_before(y, x)) return;
+    new_key z = x;
+    x = y;
+    y = z;
+}
+
+/* A lane gives the few new keys of its bucket the empty slots, which are enough; false: they are
+ * not, or keys are many. */
+__device__ static inline bool settle_few(const table_level &l, const table_place_args &a,
+                                         const place_room &room, const owned_bucket &own) {
+    const old_entry none = {0, 0, TABLE_SLOTS};
+    new_key k[LANE_KEYS];
+    unsigned long long empty = own.empty;
+    int n = 0;
+    uint32_t at = own.newest;
+#pragma unroll
+    for (int e = 0; e < LANE_KEYS; e++) {
+        k[e] = {~0ull, ~0ull, 0};
+        if (at == 0) continue;
+        k[e] = at - 1 == own.k.index ? own.k : new_key_at(a, at - 1);
+        at = room.next[at - 1];
+        n++;
+    }
+    if (at != 0 || n > __popcll(empty)) return false;
+    if (n > 1) { /* missing ones, the last of all, stay behind: equal ones do not change places */
+        order_keys(k[0], k[1]);
+        order_keys(k[1], k[2]);
+        order_keys(k[0], k[1]);
+    }
+#pragma unroll
+    for (int e = 0; e < LANE_KEYS; e++, empty &= empty - 1)
+        if (e < n) write_entry(l, a, room, k[e], own.bucket, none, __ffsll((long long)empty) - 1);
+    return true;
 }
 
 /* Lanes that are chosen write their numbers close together; how many there are. */
@@ -219,11 +284,12 @@ __device__ static inline void find_old(const table_level &l, settle_room *warp, 
 /* ---- buckets with several new keys ----------------------------------------------------------- */
 
 /* One lane's new keys of its team's bucket: the first is in registers, the others, every TEAM-th,
- * are read again and again. */
+ * are read again and again.  Those that the first round gave a place are out. */
 typedef struct team_keys {
     uint32_t count;    /* of the team */
     uint32_t *waiting; /* from the TEAM-th on */
     new_key first;
+    bool has_first;
 } team_keys;
 
 /* The lane's part of a bucket. */
@@ -232,6 +298,7 @@ typedef struct bucket_part {
     uint32_t empty; /* bit s: slot TEAM_SLOTS part + s */
     uint32_t kept;  /* touched by this call, or placed by it */
     bool is_closed; /* the rest is rejected */
+    bool is_late;   /* or waits for the second round */
 } bucket_part;
 
 /* Follows the chain of a bucket: lane p of the team keeps the p-th key, memory those behind. */
@@ -239,7 +306,7 @@ __device__ static inline team_keys take_chain(const table_place_args &a, const p
                                               uint32_t newest) {
     uint32_t part = (uint32_t)warp_lane() % TEAM, mine = 0;
     unsigned long long at = 0;
-    team_keys keys = {0, NULL, {}};
+    team_keys keys = {0, NULL, {}, false};
     for (uint32_t k = newest; k != 0; k = room.next[k - 1])
         if (keys.count++ == part) mine = k;
     __syncwarp();
@@ -252,8 +319,19 @@ __device__ static inline team_keys take_chain(const table_place_args &a, const p
             if (e >= TEAM) keys.waiting[e - TEAM] = k - 1;
     }
     __syncwarp();
-    if (mine != 0) keys.first = new_key_at(a, mine - 1);
+    keys.has_first = mine != 0 && a.slot[mine - 1] < 0;
+    if (keys.has_first) keys.first = new_key_at(a, mine - 1);
     return keys;
+}
+
+/* Slots that the first round gave to keys of the chain. */
+__device__ static inline unsigned long long placed_slots(const table_place_args &a,
+                                                         const place_room &room, uint32_t newest) {
+    unsigned long long placed = 0;
+    for (uint32_t k = newest; k != 0; k = room.next[k - 1])
+        if (a.slot[k - 1] >= 0) placed |= 1ull << a.slot[k - 1] % TABLE_SLOTS;
+    __syncwarp();
+    return placed;
 }
 
 /* The first key of the team behind `last`; false where there is none. */
@@ -262,6 +340,7 @@ __device__ static inline bool next_key(const table_place_args &a, const team_key
     bool has = false;
     new_key best = {~0ull, ~0ull, 0};
     for (uint32_t e = (uint32_t)warp_lane() % TEAM; e < keys.count; e += TEAM) {
+        if (e < TEAM ? !keys.has_first : a.slot[keys.waiting[e - TEAM]] >= 0) continue;
         new_key k = e < TEAM ? keys.first : new_key_at(a, keys.waiting[e - TEAM]);
         if ((!is_start && !is_before(*last, k)) || (has && !is_before(k, best))) continue;
         best = k;
@@ -290,12 +369,12 @@ __device__ static inline int first_empty(const bucket_part &b) {
     return has != 0 ? place : -1;
 }
 
-/* One new key of each team gets its place, or none. */
+/* One new key of each team gets its place, or none.  In the first round what was touched is not
+ * known: where it matters, the bucket must wait for the second. */
 __device__ static inline void settle_key(const table_level &l, const table_place_args &a,
                                          const place_room &room, const new_key &k, bool is_on,
-                                         bucket_part *b) {
+                                         bool is_second, bucket_part *b) {
     int part = warp_lane() % TEAM, place = first_empty(*b);
-    is_on = is_on && !b->is_closed;
     bool asks = is_on && place < 0 && a.evict != EVICT_NEVER;
     old_entry old = {0, 0, TABLE_SLOTS};
     if (__any_sync(ALL_LANES, asks)) {
@@ -310,9 +389,11 @@ __device__ static inline void settle_key(const table_level &l, const table_place
     }
     if (is_on && place < 0) {
         b->is_closed = !can_leave(a, old, k);
+        b->is_late =
+            !is_second && old.place < TABLE_SLOTS && !b->is_closed && !is_untouched(a, old.score);
         place = old.place;
     }
-    if (!is_on || b->is_closed) return;
+    if (!is_on || b->is_closed || b->is_late) return;
     if (place / TEAM_SLOTS == part) {
         b->empty &= ~(1u << place % TEAM_SLOTS);
         b->kept |= 1u << place % TEAM_SLOTS;
@@ -323,22 +404,26 @@ __device__ static inline void settle_key(const table_level &l, const table_place
 /* The buckets of n lanes, one a team at a time. */
 __device__ static inline void settle_chains(const table_level &l, const table_place_args &a,
                                             const place_room &room, settle_room *warp, int n,
-                                            const owned_bucket &own) {
+                                            const owned_bucket &own, bool is_second) {
     int part = warp_lane() % TEAM, team = warp_lane() / TEAM;
     for (int at = team; at - team < n; at += TEAMS) {
         int from = at < n ? warp->lane[at] : 0;
         uint32_t newest = __shfl_sync(ALL_LANES, own.newest, from);
         unsigned long long empty = __shfl_sync(ALL_LANES, own.empty, from);
-        unsigned long long touched = __shfl_sync(ALL_LANES, own.touched, from);
+        unsigned long long kept = __shfl_sync(ALL_LANES, own.touched, from);
+        if (at >= n) newest = 0;
+        if (is_second) kept |= placed_slots(a, room, newest);
         bucket_part b = {__shfl_sync(ALL_LANES, own.bucket, from),
                          (uint32_t)(empty >> TEAM_SLOTS * part) & 0xff,
-                         (uint32_t)(touched >> TEAM_SLOTS * part) & 0xff, false};
-        team_keys keys = take_chain(a, room, at < n ? newest : 0);
+                         (uint32_t)(kept >> TEAM_SLOTS * part) & 0xff, false, false};
+        team_keys keys = take_chain(a, room, newest);
         new_key k = keys.first;
         bool is_on = next_key(a, keys, true, &k);
         while (__any_sync(ALL_LANES, is_on)) {
-            settle_key(l, a, room, k, is_on, &b);
-            is_on = next_key(a, keys, false, &k) && is_on && !b.is_closed;
+            settle_key(l, a, room, k, is_on, is_second, &b);
+            if (is_on && b.is_late && part == 0)
+                set_late(room, (uint32_t)b.bucket, newest, k.index);
+            is_on = next_key(a, keys, false, &k) && is_on && !b.is_closed && !b.is_late;
         }
     }
 }
