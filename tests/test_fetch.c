@@ -411,6 +411,7 @@ static void check_all(world *w) {
 static void live(world *w, int n_calls) {
     bool can_update = w->c.opt == ROW_SGD;
     if (getenv("HSTU_TEST_LONG") != NULL) n_calls *= 100;
+    if (test_on.kind == ON_CUDA) n_calls = n_calls / 10 + 1; /* each of them waits for the GPU */
     for (int call = 1; call <= n_calls; call++) {
         CHECK_OK(embed_set_step(w->t, call));
         uint64_t dice = rig_random(&w->random, 40);
