@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
 }
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    mark_kernel(const table_level l, const table_place_args a, const place_room room) {
+    mark_kernel(const table_place_args a, const place_room room) {
     int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
     if (*room.has_late == 0 || i >= table_count(a.n, a.n_real)) return;
     if (room.became[i] != KEY_FOUND) return;
@@ -175,7 +175,7 @@ static status settle(backend *be, const table_level *l, const table_place_args *
     settle_kernel<false><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *room);
     TRY(cuda_launched("the new keys of place"));
     if (a->evict == EVICT_NEVER) return OK; /* nothing is late */
-    mark_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *room);
+    mark_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(*a, *room);
     settle_kernel<true><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *room);
     return cuda_launched("the second round of place");
 }

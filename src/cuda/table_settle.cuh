@@ -1,6 +1,7 @@
 /* How new keys get their places in a bucket: the device side of table_place.cu, which tells who
- * comes here.  A lane owns a bucket with one new key; teams of 8 lanes find what leaves a full
- * bucket, a lane 8 of its slots; and a team settles a bucket with several new keys. */
+ * comes here.  A lane settles a bucket that has empty slots for its few new keys; teams of 8 lanes
+ * find what leaves a full bucket for a single one, a lane 8 of the slots; and a team settles a
+ * bucket where several new keys must push others out. */
 #ifndef HSTU_CUDA_TABLE_SETTLE_CUH
 #define HSTU_CUDA_TABLE_SETTLE_CUH
 
