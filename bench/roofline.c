@@ -225,7 +225,7 @@ static double place_figure(const row *r, attn_pass pass, attn_timing how) {
 }
 
 /* A column: its length at the bottom (a step higher where the last one is near), its marks and our
- * figure. */
+ * figure (a step to the right there). */
 static status draw_column(buf *out, const row *r, attn_pass pass, attn_timing how, double *last) {
     double x = place_x(r->intensity[pass]), bottom = HEIGHT - BOTTOM, highest = Y_LOW;
     double ours = value_of(r, 0, pass, how);
@@ -245,8 +245,8 @@ static status draw_column(buf *out, const row *r, attn_pass pass, attn_timing ho
         if (!isnan(y)) TRY(draw_mark(out, series, x, place_y(y)));
     }
     return buf_printf(
-        out, "<text class=\"value\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.*f</text>\n", x,
-        place_figure(r, pass, how), ours < 10 ? 1 : 0, ours);
+        out, "<text class=\"value\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.*f</text>\n",
+        x + (is_raised ? 9 : 0), place_figure(r, pass, how), ours < 10 ? 1 : 0, ours);
 }
 
 static status draw_panel(buf *out, const row *r, int n, attn_pass pass, attn_timing how) {
