@@ -3,10 +3,11 @@
  * A warpgroup computes with 64 keys and keeps their dk and dv in registers.  For each tile of
  * queries it makes scores and dp, weights and their gradients, adds to dv and dk, and leaves the
  * gradients in shared memory for dq.
- * - One warpgroup a block, two blocks a multiprocessor: while one waits the other computes.
- * - Two warpgroups, where dk and dv leave room for no more: they share the tiles of queries and
- *   halve the additions to dq, whose columns they divide; that product is one tile late, so that
- *   neither waits for the other.
+ * - One warpgroup a block, two blocks a multiprocessor, for short sequences with heads of 64: while
+ *   one waits the other computes.
+ * - Else two warpgroups: they share the tiles of queries and halve the additions to dq, whose
+ *   columns they divide (heads of 64: whose tiles they do in turn); that product is one tile late,
+ *   so that neither waits for the other.
  * Bound by the tensor cores, with short sequences by latency. */
 #include "cuda/attn_sm90a_bwd_walk.cuh"
 

@@ -17,6 +17,12 @@ typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
 } bwd_maps;
 
+/* A sequence and one of its heads. */
+typedef struct bwd_pair {
+    attn_seq s;
+    int head;
+} bwd_pair;
+
 /* ---- masks ----------------------------------------------------------------------------------- */
 
 /* Of a thread's 16 columns of a tile, 8 c + 2 (thread % 4) and the next, how many lie before x. */

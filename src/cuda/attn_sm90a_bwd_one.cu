@@ -15,15 +15,10 @@ template <int D_> struct one_shape {
     static constexpr int BYTES = 4 * TILE + DS;
 };
 
-typedef struct one_pair {
-    attn_seq s;
-    int head;
-} one_pair;
-
 template <typename S> struct one_end {
     uint64_t scores, values; /* queries and keys are there; values and dout */
     int n_pairs;
-    one_pair pairs[S::PAIRS];
+    bwd_pair pairs[S::PAIRS];
 };
 
 typedef struct one_room {
@@ -60,7 +55,7 @@ __device__ static inline void one_load(char *to, const CUtensorMap *map, uint64_
 template <typename S>
 __device__ static inline void one_ask(const bwd_maps &maps, const one_room &room, one_end<S> *e,
                                       int i) {
-    const one_pair &p = e->pairs[i];
+    const bwd_pair &p = e->pairs[i];
     int x = p.head * S::D;
     uint32_t boxes =
         (uint32_t)((p.s.len_q + S::BOX - 1) / S::BOX + (p.s.len_k + S::BOX - 1) / S::BOX);
@@ -121,7 +116,7 @@ template <typename T, typename S>
 __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &maps,
                                             const one_room &room, one_end<S> *e, int i) {
     uint32_t weights[4][4], ds[4][4];
-    const one_pair &p = e->pairs[i];
+    const bwd_pair &p = e->pairs[i];
     int group = (int)threadIdx.x / GROUP;
     float slope = 0.5f * a.alpha * a.scale;
     one_scores<T, S>(a, room, e, i, weights, ds);

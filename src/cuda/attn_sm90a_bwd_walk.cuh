@@ -25,11 +25,6 @@ enum { WHOLE_TILES = 32 }; /* of keys or queries in a sequence worked on whole: 
  * seen, and: it sees no keys before these, none after them, it is the last that sees these. */
 enum { TILE_FIRST = 4, TILE_LAST = 8, TILE_FINAL = 16, TILE_NUMBER = 32 };
 
-typedef struct bwd_pair {
-    attn_seq s;
-    int head;
-} bwd_pair;
-
 /* A tile of keys.  The sums of dq are, for each tile of queries, D / 64 blocks of 64 columns, in
  * the order in which a warpgroup holds them, so that its additions are whole lines of memory. */
 typedef struct bwd_keys {
