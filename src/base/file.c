@@ -212,14 +212,18 @@ status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n) {
     return OK;
 }
 
-/* A rename is only durable once its folder is on disk.  Some file systems refuse that: no harm. */
-static void sync_folder(const char *path) {
-    char folder[4096];
-    folder_of(path, folder, sizeof folder);
+void folder_sync(const char *folder) {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
     (void)fsync(fd);
     close(fd);
+}
+
+/* A name is only durable once the folder it stands in is on disk. */
+static void sync_name(const char *path) {
+    char folder[4096];
+    folder_of(path, folder, sizeof folder);
+    folder_sync(folder);
 }
 
 status out_file_commit(out_file *f) {
@@ -228,7 +232,7 @@ status out_file_commit(out_file *f) {
     if (st == OK) st = name_file(f);
     if (st == OK && rename(f->temporary, f->target) != 0)
         st = fail_errno("%s: cannot be put in place", f->target);
-    if (st == OK) sync_folder(f->target);
+    if (st == OK) sync_name(f->target);
     release(f, st == OK);
     return st;
 }
@@ -249,6 +253,7 @@ status folder_create(const char *path, bool *out_created) {
         part[i] = '\0';
         is_made = mkdir(part, 0777) == 0;
         if (!is_made && errno != EEXIST) return fail_errno("%s: cannot be made", part);
+        if (is_made) sync_name(part);
         part[i] = kept;
     }
     if (!folder_exists(path)) return fail(ERR_IO, "%s: exists but is not a folder", path);

@@ -50,8 +50,12 @@ status out_file_commit(out_file *f);
 /* Gives up: the target stays as it is.  NULL is fine. */
 void out_file_abandon(out_file *f);
 
-/* mkdir -p.  *out_created (may be NULL): whether the last level was made by this call. */
+/* mkdir -p, durably.  *out_created (may be NULL): whether the last level was made by this call. */
 status folder_create(const char *path, bool *out_created);
+
+/* Makes the names in a folder durable: a file that was made or renamed there survives a crash once
+ * this returns.  Some file systems refuse that: no harm. */
+void folder_sync(const char *folder);
 
 bool file_exists(const char *path);
 bool folder_exists(const char *path);

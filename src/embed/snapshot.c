@@ -3,7 +3,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -210,13 +209,6 @@ static void remove_folder(const char *folder) {
     (void)rmdir(folder);
 }
 
-static void sync_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    (void)fsync(fd); /* some file systems refuse: no harm */
-    close(fd);
-}
-
 static status write_part(embed_table *t, const char *temporary, snapshot_ranks ranks,
                          int64_t since) {
     writer w;
@@ -258,13 +250,13 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
     TRY(folder_create(temporary, NULL));
     status st = write_part(t, temporary, ranks, since);
     if (st == OK) {
-        sync_folder(temporary);
+        folder_sync(temporary);
         if (rename(temporary, part) != 0) st = fail_errno("%s: cannot be put in place", part);
     }
     if (st != OK) {
         remove_folder(temporary);
         return st;
     }
-    sync_folder(folder);
+    folder_sync(folder);
     return OK;
 }

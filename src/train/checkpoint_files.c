@@ -2,7 +2,6 @@
  * removal of old ones. */
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,13 +160,6 @@ status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *f
     return folder_create(temporary, NULL);
 }
 
-static void sync_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    (void)fsync(fd); /* some file systems refuse: no harm */
-    close(fd);
-}
-
 /* RUN/name becomes a link to checkpoints/BASE, at once or not at all. */
 static status point_link(const char *run, const char *name, const char *folder) {
     char link_path[CHECKPOINT_PATH_BYTES], temporary[CHECKPOINT_PATH_BYTES],
@@ -184,7 +176,7 @@ static status point_link(const char *run, const char *name, const char *folder) 
         (void)unlink(temporary);
         return st;
     }
-    sync_folder(run);
+    folder_sync(run);
     return OK;
 }
 
@@ -192,7 +184,7 @@ status checkpoint_publish(const char *run, const char *temporary, const char *fo
                           bool is_best) {
     char parent[CHECKPOINT_PATH_BYTES];
     TRY(path_join(parent, sizeof parent, run, "checkpoints"));
-    sync_folder(temporary);
+    folder_sync(temporary);
     /* A run that was killed between the rename and the link comes here again with the same step:
      * the folder there is as good as the new one if it is whole, and in the way if it is not. */
     if (folder_exists(folder) && checkpoint_verify(folder) != OK) checkpoint_remove(folder);
@@ -200,7 +192,7 @@ status checkpoint_publish(const char *run, const char *temporary, const char *fo
         checkpoint_remove(temporary);
     else if (rename(temporary, folder) != 0)
         return fail_errno("%s: cannot be put in place", folder);
-    sync_folder(parent);
+    folder_sync(parent);
     TRY(point_link(run, "last", folder));
     return is_best ? point_link(run, "best", folder) : OK;
 }
