@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "embed/store.h"
+#include "oom.h"
 #include "store_crash.h"
 #include "table_rig.h"
 
@@ -110,25 +111,40 @@ static status count(void *ctx, const embed_rows *rows) {
     return OK;
 }
 
-/* Replaced rows are thrown out: the file does not grow for ever. */
-TEST(log_store_compacts) {
-    enum { N = 400, F = 256 };
-    char folder[4096];
-    embed_store *s;
-    struct stat about;
-    static float rows[N * F];
-    uint64_t keys[N], scores[N] = {0};
-    uint32_t stamps[N] = {0};
-    snprintf(folder, sizeof folder, "%s/big", test_folder());
-    CHECK_OK(embed_store_open_log(&s, folder, F));
-    for (uint64_t i = 0; i < N; i++)
+enum { BIG_ROWS = 400, BIG_FLOATS = 256 };
+
+/* Replaces all rows again and again, 0.4 MB each time. */
+static void put_often(embed_store *s, int first_round, int end_round) {
+    static float rows[BIG_ROWS * BIG_FLOATS];
+    uint64_t keys[BIG_ROWS], scores[BIG_ROWS] = {0};
+    uint32_t stamps[BIG_ROWS] = {0};
+    for (uint64_t i = 0; i < BIG_ROWS; i++)
         keys[i] = i;
-    for (int round = 0; round < 60; round++) {
-        for (int i = 0; i < N * F; i++)
+    for (int round = first_round; round < end_round; round++) {
+        for (int i = 0; i < BIG_ROWS * BIG_FLOATS; i++)
             rows[i] = (float)(round * 1000 + i % 1000);
-        embed_rows put_rows = {N, keys, scores, stamps, rows, F};
+        embed_rows put_rows = {BIG_ROWS, keys, scores, stamps, rows, BIG_FLOATS};
         CHECK_OK(s->put(s, &put_rows));
     }
+}
+
+static embed_store *open_big(void) {
+    char folder[4096];
+    embed_store *s;
+    snprintf(folder, sizeof folder, "%s/big", test_folder());
+    CHECK_OK(embed_store_open_log(&s, folder, BIG_FLOATS));
+    return s;
+}
+
+/* Replaced rows are thrown out: the file does not grow for ever. */
+TEST(log_store_compacts) {
+    enum { N = BIG_ROWS, F = BIG_FLOATS };
+    char folder[4096];
+    embed_store *s = open_big();
+    struct stat about;
+    uint64_t keys[N] = {0, 1, 2, 3}, scores[N] = {0};
+    uint32_t stamps[N] = {0};
+    put_often(s, 0, 60);
     snprintf(folder, sizeof folder, "%s/big/rows.log", test_folder());
     CHECK_EQ(stat(folder, &about), 0);
     CHECK(about.st_size < 8 << 20); /* 60 times 0.4 MB were put */
@@ -140,6 +156,66 @@ TEST(log_store_compacts) {
     CHECK_OK(s->each(s, count, &n));
     CHECK_EQ(n, N);
     embed_store_destroy(s);
+}
+
+/* A compaction that fails takes nothing away: rows are put all the same, nothing is left beside the
+ * log, and it is made up for later. */
+TEST(log_store_goes_on_when_it_cannot_compact) {
+    char fresh[4200], inside[4300];
+    struct stat about;
+    embed_store *s = open_big();
+    snprintf(fresh, sizeof fresh, "%s.new", log_path("big"));
+    snprintf(inside, sizeof inside, "%s/in-the-way", fresh);
+    CHECK(mkdir(fresh, 0777) == 0 && mkdir(inside, 0777) == 0);
+    put_often(s, 0, 30);
+    CHECK_EQ(stat(log_path("big"), &about), 0);
+    CHECK(about.st_size > 12000000);
+    CHECK(rmdir(inside) == 0 && rmdir(fresh) == 0);
+    put_often(s, 30, 60);
+    CHECK_EQ(stat(log_path("big"), &about), 0);
+    CHECK(about.st_size < 12000000 && stat(fresh, &about) != 0);
+    embed_store_destroy(s);
+    s = open_big();
+    int64_t n = 0;
+    CHECK_OK(s->each(s, count, &n));
+    CHECK_EQ(n, BIG_ROWS);
+    embed_store_destroy(s);
+}
+
+enum { MANY = 3000 };
+
+/* A put of keys that make the map grow, then a clear; what fails must not have happened. */
+static status fill_and_clear(void *ctx) {
+    static uint64_t keys[MANY], scores[MANY];
+    static uint32_t stamps[MANY];
+    static float rows[MANY * FLOATS];
+    char folder[4096];
+    embed_store *s;
+    int64_t n = 0;
+    snprintf(folder, sizeof folder, "%s/oom-%d", test_folder(), (*(int *)ctx)++);
+    for (uint64_t i = 0; i < MANY; i++)
+        keys[i] = i;
+    embed_rows all = {MANY, keys, scores, stamps, rows, FLOATS};
+    TRY(embed_store_open_log(&s, folder, FLOATS));
+    status st = s->put(s, &all);
+    bool is_put = st == OK;
+    if (is_put) st = s->clear(s);
+    uint64_t score;
+    uint32_t stamp;
+    float row[FLOATS];
+    for (uint64_t i = 0; i < MANY; i++) {
+        uint8_t is_found;
+        CHECK_OK(s->get(s, 1, &keys[i], &is_found, &score, &stamp, row));
+        n += is_found;
+    }
+    embed_store_destroy(s);
+    CHECK_EQ(n, is_put && st != OK ? MANY : 0);
+    return st;
+}
+
+TEST(log_store_out_of_memory_is_all_or_nothing) {
+    int round = 0;
+    CHECK(oom_at_each_allocation(fill_and_clear, &round) > 5);
 }
 
 TEST(log_store_survives_kills) {

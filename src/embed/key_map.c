@@ -38,8 +38,14 @@ static status grow(key_map *m) {
     return OK;
 }
 
+status key_map_reserve(key_map *m, uint64_t n) {
+    while ((m->n + n) * 4 > m->mask * 3)
+        TRY(grow(m));
+    return OK;
+}
+
 status key_map_put(key_map *m, const key_entry *entry, bool *was_there) {
-    if (m->n * 4 >= m->mask * 3) TRY(grow(m));
+    TRY(key_map_reserve(m, 1));
     key_entry *e = seek(m, entry->key);
     if (was_there != NULL) *was_there = e->at != 0;
     m->n += e->at == 0;

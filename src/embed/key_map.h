@@ -25,6 +25,9 @@ status key_map_init(key_map *m);
 void key_map_fini(key_map *m);
 const key_entry *key_map_find(const key_map *m, uint64_t key); /* NULL: not there */
 
+/* Room for n more keys: as many puts cannot fail then. */
+status key_map_reserve(key_map *m, uint64_t n);
+
 /* Adds or replaces.  *was_there may be NULL. */
 status key_map_put(key_map *m, const key_entry *entry, bool *was_there);
 bool key_map_erase(key_map *m, uint64_t key);

@@ -42,6 +42,7 @@ typedef struct log_store {
     int file;
     uint64_t end;        /* of the log */
     uint64_t live_bytes; /* of rows that count */
+    uint64_t compact_at; /* not before the log is this long: the last attempt failed */
     key_map map;
     unsigned char *buffer; /* one record */
     size_t buffer_capacity;
@@ -115,11 +116,13 @@ static void learn_erased(log_store *s, size_t n, const unsigned char *payload) {
     }
 }
 
-/* Writes one record of rows: payload and head in one piece, so that a torn one shows. */
+/* Writes one record of rows: payload and head in one piece, so that a torn one shows.  The map has
+ * its room before anything is written: rows that are in the log are known, or none of them is. */
 static status append_rows(log_store *s, const embed_rows *rows) {
     size_t n = (size_t)rows->n, row = (size_t)s->base.n_floats * sizeof(float);
     size_t bytes = rows_bytes(s, n);
     TRY(room(s, sizeof(record) + bytes));
+    TRY(key_map_reserve(&s->map, n));
     unsigned char *payload = s->buffer + sizeof(record);
     memcpy(payload, rows->keys, 8 * n);
     memcpy(payload + 8 * n, rows->scores, 8 * n);
@@ -242,7 +245,15 @@ static status copy_piece(void *ctx, const embed_rows *rows) {
     return append_rows(ctx, rows);
 }
 
-/* The live rows in a log beside, which is renamed over this one when it is whole. */
+/* Makes the name of the log durable: that of a new file, or of one that was renamed. */
+static void sync_name(const log_store *s) {
+    char folder[PATH_BYTES];
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(s->path, '/') - s->path), s->path);
+    folder_sync(folder);
+}
+
+/* The live rows in a log beside, which is renamed over this one when it is whole: and durably so,
+ * before anything is appended to it. */
 static status compact(log_store *s) {
     log_store *fresh;
     TRY(MEM_NEW(&fresh, 1));
@@ -260,6 +271,7 @@ static status compact(log_store *s) {
     if (st == OK && fdatasync(fresh->file) != 0) st = fail_errno("%s: fsync", fresh->path);
     if (st == OK && rename(fresh->path, s->path) != 0) st = fail_errno("%s: rename", s->path);
     log_store *gone = fresh;
+    if (st != OK && fresh->file >= 0) (void)unlink(fresh->path);
     if (st == OK) { /* The fresh one's inside moves into s, and the old inside goes. */
         int file = s->file;
         key_map map = s->map;
@@ -269,6 +281,7 @@ static status compact(log_store *s) {
         s->live_bytes = fresh->live_bytes;
         gone->file = file;
         gone->map = map;
+        sync_name(s);
     }
     if (gone->file >= 0) close(gone->file);
     key_map_fini(&gone->map);
@@ -277,15 +290,19 @@ static status compact(log_store *s) {
     return st;
 }
 
-static status compact_if_due(log_store *s) {
-    return s->end > 2 * s->live_bytes + KEPT_GARBAGE ? compact(s) : OK;
+/* What was appended counts, so a compaction that fails (a second log may not fit on the disk) is no
+ * failure of the call: the log stays as it is, and the next attempt waits until it has grown. */
+static void compact_if_due(log_store *s) {
+    if (s->end <= 2 * s->live_bytes + KEPT_GARBAGE || s->end < s->compact_at) return;
+    s->compact_at = compact(s) == OK ? 0 : s->end + s->end / 4;
 }
 
 static status log_put(embed_store *base, const embed_rows *rows) {
     log_store *s = (log_store *)base;
     if (rows->n == 0) return OK;
     TRY(append_rows(s, rows));
-    return compact_if_due(s);
+    compact_if_due(s);
+    return OK;
 }
 
 static status log_erase(embed_store *base, int64_t n, const uint64_t *keys) {
@@ -300,16 +317,24 @@ static status log_erase(embed_store *base, int64_t n, const uint64_t *keys) {
     memcpy(s->buffer, &r, sizeof r);
     TRY(append(s, s->buffer, sizeof r + 8 * n_there));
     learn_erased(s, n_there, payload);
-    return compact_if_due(s);
+    compact_if_due(s);
+    return OK;
 }
 
 static status log_clear(embed_store *base) {
     log_store *s = (log_store *)base;
-    if (ftruncate(s->file, sizeof(log_head)) != 0) return fail_errno("%s: cannot be cut", s->path);
+    key_map empty;
+    TRY(key_map_init(&empty));
+    if (ftruncate(s->file, sizeof(log_head)) != 0) {
+        status st = fail_errno("%s: cannot be cut", s->path);
+        key_map_fini(&empty);
+        return st;
+    }
     s->end = sizeof(log_head);
-    s->live_bytes = 0;
+    s->live_bytes = s->compact_at = 0;
     key_map_fini(&s->map);
-    return key_map_init(&s->map);
+    s->map = empty;
+    return OK;
 }
 
 static status log_flush(embed_store *base) {
@@ -344,6 +369,7 @@ status embed_store_open_log(embed_store **out, const char *folder, int32_t n_flo
     if (st == OK) st = key_map_init(&s->map);
     if (st == OK) st = open_file(s);
     if (st == OK) st = learn_log(s);
+    if (st == OK) sync_name(s);
     if (st != OK) {
         log_destroy(&s->base);
         return st;
