@@ -1,5 +1,7 @@
 /* Dynamic tables as a whole: order and threads do not matter, hit rates are those of exact
  * policies, admission, growth, the seam of training, and what is refused. */
+#include <math.h>
+
 #include "base/pool.h"
 #include "embed/snapshot.h"
 #include "oom.h"
@@ -330,13 +332,17 @@ TEST(embed_refuses_what_does_not_fit) {
     c = small_config(POLICY_LRU, 64);
     c.admit_rate = 2;
     CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "probability");
+    c.admit_rate = NAN;
+    CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "probability");
     c = small_config(POLICY_LRU, 64);
     c.max_batch = 10;
     CHECK_OK(embed_create(&t, be, &c));
     uint64_t ids[11] = {0}, twice[2] = {5, 5};
     float rows[2 * DIM] = {0};
     CHECK_FAILS(embed_fetch(t, FETCH_INSERT, 11, ids, NULL, &b), ERR_USAGE, "made for 10");
+    CHECK_FAILS(embed_fetch(t, FETCH_INSERT, -1, ids, NULL, &b), ERR_USAGE, "made for 10");
     CHECK_FAILS(embed_fetch(t, FETCH_INSERT, 1, ids, ids, &b), ERR_USAGE, "custom");
+    CHECK_FAILS(embed_reserve(t, INT64_MAX), ERR_CONFIG, "9223372036854775807 rows");
     CHECK_FAILS(embed_assign(t, 2, twice, DIM, rows, NULL), ERR_USAGE, "more than once");
     CHECK_FAILS(embed_find(t, 2, twice, 100, rows, NULL), ERR_USAGE, "100 floats");
     CHECK_OK(embed_set_step(t, 5));

@@ -137,7 +137,7 @@ static embed_bring bring_of(const embed_table *t, const uint64_t *scores) {
 status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
                    const uint64_t *scores, const embed_batch **out) {
     *out = NULL;
-    if (n > t->config.max_batch)
+    if (n < 0 || n > t->config.max_batch)
         return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
                     (long long)n, (long long)t->config.max_batch);
     if (scores != NULL && t->config.policy != POLICY_CUSTOM)
@@ -162,7 +162,7 @@ status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_store *store = t->config.store;
     embed_host *h = &t->h;
     if (store == NULL || store->ask == NULL || n == 0) return OK;
-    if (n > t->config.max_batch)
+    if (n < 0 || n > t->config.max_batch)
         return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
                     (long long)n, (long long)t->config.max_batch);
     memcpy(h->ahead, ids, (size_t)n * sizeof *ids);
@@ -189,6 +189,7 @@ status embed_lookup(embed_table *const *tables, int n_tables, const int64_t *beg
         const embed_table *t = tables[k];
         if (t->be != tables[0]->be || t->config.dim != tables[0]->config.dim)
             return fail(ERR_USAGE, "a lookup in tables of different devices or dimensions");
+        TRY(embed_check_whole(t));
         if (t->n_levels > 1 || t->config.store != NULL)
             return fail(ERR_UNSUPPORTED, "a lookup in a table of several tiers; use embed_fetch");
         levels[k] = t->level[0];
@@ -214,6 +215,7 @@ status embed_find_slots(embed_table *t) {
 }
 
 status embed_update(embed_table *t, const float *grad, const embed_step_args *args) {
+    TRY(embed_check_whole(t));
     if (!t->slots_hold) TRY(embed_find_slots(t));
     for (int i = 0; i < (t->has_below ? 2 : 1); i++) {
         table_update_args a = {.n = t->batch.n_unique,

@@ -11,6 +11,7 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_device *d = &t->d;
     embed_batch *b = &t->batch;
     table_unique_args a = {n, d->ids, d->keys, d->n_unique, d->inverse, d->order, d->begin};
+    TRY(embed_check_whole(t));
     t->slots_hold = t->has_below = false;
     *b = (embed_batch){.n = n,
                        .keys = d->keys,
@@ -482,6 +483,7 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
         TRY(EMBED_IN(t, d->list_scores, bring->scores, n));
         place.scores = d->list_scores;
     }
+    t->is_torn = true;
     TRY(t->v->place(t->be, &t->level[0], &place));
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
     TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
@@ -502,6 +504,7 @@ static status settle_tiers(embed_table *t, const embed_bring *bring) {
     int64_t n_evicted = 0;
     TRY(embed_locate(t));
     TRY(admit(t, bring->is_import));
+    t->is_torn = true;
     TRY(place_wanted(t, bring, &n_evicted));
     TRY(move_rows(t, bring, n_evicted));
     count_batch(t);
@@ -515,6 +518,7 @@ status embed_settle(embed_table *t, const embed_bring *bring) {
     bool is_simple =
         t->n_levels == 1 && t->config.store == NULL && !has_admission(t) && !bring->is_import;
     TRY(is_simple ? settle_simply(t, bring) : settle_tiers(t, bring));
+    t->is_torn = false;
     t->counts.n_rejected += t->batch.n_rejected;
     t->counts.n_refused += t->batch.n_refused;
     t->slots_hold = true;

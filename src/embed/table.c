@@ -22,7 +22,7 @@ static status check_config(const backend *be, const embed_config *c) {
     if (c->policy == POLICY_NONE && (c->capacity[1] > 0 || c->store != NULL))
         return fail(ERR_CONFIG, "eviction policy 'none' moves no rows, so it works with one level; "
                                 "with host memory or a store below choose lru: nothing is lost");
-    if (c->admit_rate < 0 || c->admit_rate > 1)
+    if (!(c->admit_rate >= 0 && c->admit_rate <= 1))
         return fail(ERR_CONFIG, "an admission probability of %g; 0 to 1 are possible",
                     (double)c->admit_rate);
     int32_t n_floats = c->dim + table_n_state(c->opt, c->dim);
@@ -218,6 +218,12 @@ status embed_set_step(embed_table *t, int64_t step) {
                     (long long)t->step);
     t->step = step;
     return OK;
+}
+
+status embed_check_whole(const embed_table *t) {
+    if (!t->is_torn) return OK;
+    return fail(ERR_IO, "a batch of this dynamic table failed halfway, and rows were lost; read "
+                        "its last full snapshot");
 }
 
 status embed_note_left(embed_table *t, int64_t n, const uint64_t *keys) {

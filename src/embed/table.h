@@ -5,7 +5,9 @@
  * levels at most; the store may keep an older copy of a row that moved up.  A batch's rows move to
  * level 0; what they push out goes down, and what the lowest tier cannot hold leaves the table and
  * is handed to the `left` callback.  A key that cannot be placed is reported (`rejected`), never
- * forgotten in silence; with a store nothing leaves but by erasing and expiry.
+ * forgotten in silence; with a store nothing leaves but by erasing and expiry.  Where a batch fails
+ * halfway (a store that cannot write, above all) rows on their way are lost: from then on all verbs
+ * fail, until embed_clear or the reading of a full snapshot.
  *
  * The seam of training: embed_fetch dedups the ids and leaves the rows of the different ones in a
  * staging buffer; the dense step reads staging by the inverse index and leaves a gradient for each

@@ -80,12 +80,17 @@ struct embed_table {
     embed_batch batch;
     bool slots_hold; /* the slots of the last fetch are still those of its keys */
     bool has_below;  /* some of them in level 1 */
+    bool is_torn;    /* a batch failed when keys had their places and rows not: embed_check_whole */
     embed_device d;
     embed_host h;
     int64_t n_room; /* M */
     embed_gone *gone;
     size_t n_gone, gone_capacity;
 };
+
+/* Fails where a batch broke off halfway: some keys stand for rows of others then, and rows on their
+ * way down are lost.  embed_clear makes the table whole again. */
+status embed_check_whole(const embed_table *t);
 
 status embed_level_create(embed_table *t, int level, int64_t capacity, table_level *out);
 void embed_level_destroy(embed_table *t, int level, table_level *l);
@@ -106,7 +111,8 @@ typedef struct embed_bring {
     bool is_import;         /* no admission, and scores and stamps are taken as they are */
 } embed_bring;
 
-/* Brings the U keys to level 0, makes new rows, moves what is pushed out; counts and rejects. */
+/* Brings the U keys to level 0, makes new rows, moves what is pushed out; counts and rejects.  A
+ * failure after keys were placed leaves the table torn. */
 status embed_settle(embed_table *t, const embed_bring *bring);
 
 /* Rows that no level holds: to the store, or out of the table. */

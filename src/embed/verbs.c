@@ -230,6 +230,7 @@ typedef struct erase_ctx {
     int64_t n_erased;
 } erase_ctx;
 
+/* What can fail comes first: a key whose old copy stayed in the store would come back with it. */
 static status erase_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
     erase_ctx *e = ctx;
     embed_host *h = &t->h;
@@ -237,15 +238,16 @@ static status erase_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
     TRY(embed_dedup(t, n, e->keys + first));
     TRY(embed_locate(t));
     n = t->batch.n_unique;
+    for (int64_t u = 0; u < n; u++)
+        if (is_there(t, u)) h->list_keys[n_there++] = h->keys[u];
+    TRY(embed_note_left(t, n_there, h->list_keys));
+    if (t->config.store != NULL) TRY(t->config.store->erase(t->config.store, n, h->keys));
     for (int i = 0; i < t->n_levels; i++) {
         table_erase_args erase = {.n = n, .keys = t->d.keys};
         TRY(t->v->erase(t->be, &t->level[i], &erase));
     }
-    if (t->config.store != NULL) TRY(t->config.store->erase(t->config.store, n, h->keys));
-    for (int64_t u = 0; u < n; u++)
-        if (is_there(t, u)) h->list_keys[n_there++] = h->keys[u];
     e->n_erased += n_there;
-    return embed_note_left(t, n_there, h->list_keys);
+    return OK;
 }
 
 status embed_erase(embed_table *t, int64_t n, const uint64_t *keys, int64_t *n_erased) {
@@ -260,12 +262,16 @@ static status note_all(void *ctx, const embed_rows *rows) {
 }
 
 status embed_clear(embed_table *t) {
-    t->slots_hold = false;
-    if (t->config.tracks_left) TRY(embed_export(t, 0, note_all, t));
+    bool was_torn = t->is_torn;
+    t->slots_hold = t->is_torn = false; /* keys can be told even then */
+    status st = t->config.tracks_left ? embed_export(t, 0, note_all, t) : OK;
+    t->is_torn = was_torn;
+    if (st == OK && t->config.store != NULL) st = t->config.store->clear(t->config.store);
+    TRY(st);
     for (int i = 0; i < t->n_levels; i++)
         TRY(t->be->ops->zero(t->be, t->level[i].index,
                              (size_t)t->level[i].n_buckets * TABLE_BUCKET_BYTES));
-    if (t->config.store != NULL) TRY(t->config.store->clear(t->config.store));
+    t->is_torn = false;
     if (t->seen.counter != NULL) memset(t->seen.counter, 0, sketch_bytes(&t->seen));
     t->seen.n_seen = 0;
     return OK;
@@ -313,12 +319,13 @@ static status rehash_piece(embed_table *t, const table_level *to, int64_t first,
 
 status embed_reserve(embed_table *t, int64_t capacity) {
     int64_t have = t->level[0].n_buckets, at_once = t->n_room / TABLE_SLOTS;
-    int64_t times = (capacity + have * TABLE_SLOTS - 1) / (have * TABLE_SLOTS);
     table_level larger = {0};
-    t->slots_hold = false;
-    if (times <= 1) return OK;
+    TRY(embed_check_whole(t));
     if (capacity > (int64_t)1 << 48)
         return fail(ERR_CONFIG, "a dynamic table of %lld rows", (long long)capacity);
+    int64_t times = (capacity + have * TABLE_SLOTS - 1) / (have * TABLE_SLOTS);
+    t->slots_hold = false;
+    if (times <= 1) return OK;
     status st = embed_level_create(t, 0, times * have * TABLE_SLOTS, &larger);
     for (int64_t first = 0; st == OK && first < have; first += at_once)
         st = rehash_piece(t, &larger, first, have - first < at_once ? have - first : at_once);

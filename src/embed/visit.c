@@ -92,6 +92,7 @@ static status walk_tier(walk *w, int tier) {
     embed_table *t = w->t;
     int64_t at_once = t->n_room / TABLE_SLOTS;
     embed_store *store = t->config.store;
+    TRY(embed_check_whole(t));
     t->slots_hold = false;
     if (tier == 2) return store == NULL ? OK : store->each(store, walk_store, w);
     int64_t n = tier < t->n_levels ? t->level[tier].n_buckets : 0;
