@@ -334,3 +334,75 @@ TEST(snapshot_imports_raw_dumps) {
     embed_destroy(t);
     test_real_backend_end(be);
 }
+
+/* A rank that does not exist would own no key, and steps that the table has not seen have no
+ * changes: both would give an empty snapshot or table without a word. */
+TEST(snapshot_refuses_ranks_and_steps_that_are_none) {
+    backend *be = cpu();
+    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    const char *folder = folder_of("snap");
+    int64_t n_imported;
+    fill(t, 1, 20);
+    CHECK_FAILS(embed_snapshot_write(t, folder, alone, -1), ERR_USAGE, "since step -1");
+    CHECK_FAILS(embed_snapshot_write(t, folder, alone, 2), ERR_USAGE, "is at step 1");
+    CHECK_FAILS(embed_snapshot_write(t, folder, alone, (int64_t)1 << 32), ERR_USAGE, "since step");
+    CHECK_OK(embed_snapshot_write(t, folder, alone, 0));
+    const snapshot_ranks none[] = {{1, 1}, {-1, 1}, {0, 0}, {0, 65537}};
+    for (int i = 0; i < 4; i++) {
+        CHECK_FAILS(embed_snapshot_read(t, folder, none[i], NULL), ERR_USAGE, "rank ");
+        CHECK_FAILS(embed_import_dump(t, folder, "x", false, none[i], &n_imported), ERR_USAGE,
+                    "rank ");
+    }
+    CHECK_EQ(digest_of(t).n, 20);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* A list of keys to erase counts only with its checksum. */
+TEST(snapshot_must_list_its_tombstones) {
+    backend *be = cpu();
+    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    char from[4096], to[4096], text[8192] = {0};
+    fill(t, 1, 20);
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 1));
+    snprintf(from, sizeof from, "%s/rank-0-of-1/gone.safetensors", folder_of("snap"));
+    snprintf(to, sizeof to, "%s/rank-0-of-1/Gone.safetensors", folder_of("snap"));
+    CHECK_EQ(link(from, to), 0);
+    snprintf(from, sizeof from, "%s/rank-0-of-1/manifest.json", folder_of("snap"));
+    FILE *f = fopen(from, "r+b");
+    CHECK(f != NULL && fread(text, 1, sizeof text - 1, f) > 0);
+    char *name = strstr(text, "gone.safetensors");
+    CHECK(name != NULL);
+    fseek(f, name - text, SEEK_SET);
+    fputc('G', f);
+    fclose(f);
+    CHECK_FAILS(embed_snapshot_read(t, folder_of("snap"), alone, NULL), ERR_FORMAT,
+                "does not list all files");
+    CHECK_EQ(digest_of(t).n, 20);
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* The clock of an LRU table goes on from the scores of a dump, and must fit a manifest. */
+TEST(snapshot_refuses_dumps_of_times_that_are_none) {
+    backend *be = cpu();
+    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    const char *folder = folder_of("dump");
+    uint64_t key = 7, score = UINT64_MAX;
+    float values[DIM] = {1};
+    int64_t n_imported;
+    CHECK_EQ(mkdir(folder, 0777), 0);
+    write_bytes(folder, "item_emb_keys.rank_0.world_size_1", &key, sizeof key);
+    write_bytes(folder, "item_emb_values.rank_0.world_size_1", values, sizeof values);
+    write_bytes(folder, "item_emb_scores.rank_0.world_size_1", &score, sizeof score);
+    CHECK_FAILS(embed_import_dump(t, folder, "item", false, alone, &n_imported), ERR_FORMAT,
+                "time of use");
+    score = INT64_MAX;
+    write_bytes(folder, "item_emb_scores.rank_0.world_size_1", &score, sizeof score);
+    CHECK_OK(embed_import_dump(t, folder, "item", false, alone, &n_imported));
+    CHECK_EQ(n_imported, 1);
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
+    CHECK_OK(embed_snapshot_read(t, folder_of("snap"), alone, NULL));
+    embed_destroy(t);
+    test_real_backend_end(be);
+}

@@ -31,8 +31,8 @@ static uint64_t bin_of(const histogram *h, uint64_t x) {
 }
 
 static void note(histogram *h, uint64_t x, bool counts) {
-    if (counts) {
-        h->count[bin_of(h, x)]++;
+    if (counts) { /* the folder may have changed between the passes */
+        if (x >= h->low && x <= h->high) h->count[bin_of(h, x)]++;
         return;
     }
     if (x < h->low) h->low = x;

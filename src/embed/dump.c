@@ -103,6 +103,9 @@ static status import_rows(dump *d, embed_table *t, snapshot_ranks ranks, float *
         keys[n] = word_at(&d->keys, i);
         if (embed_owner(keys[n], ranks.n_ranks) == ranks.rank) {
             scores[n] = score_at(d, t, i);
+            if (t->config.policy == POLICY_LRU && scores[n] > INT64_MAX)
+                return fail(ERR_FORMAT, "a time of use of %llu; are these scores ages?",
+                            (unsigned long long)scores[n]);
             stamps[n] = (uint32_t)t->step;
             row_at(d, t, i, rows + n * t->n_floats);
             if (t->config.policy == POLICY_LRU && scores[n] > t->clock) t->clock = scores[n];
@@ -148,6 +151,7 @@ status embed_import_dump(embed_table *t, const char *folder, const char *name, b
     uint64_t max_age = 0;
     float *rows;
     *n_imported = 0;
+    TRY(snapshot_check_ranks(ranks));
     TRY(find_ranks(folder, name, &n_ranks));
     if (has_ages) TRY(find_max_age(t, folder, name, n_ranks, &max_age));
     TRY(mem_alloc((void **)&rows, DUMP_PIECE * (size_t)t->n_floats, sizeof *rows));

@@ -29,6 +29,12 @@ const char *embed_opt_name(row_opt opt) {
     return names[opt];
 }
 
+status snapshot_check_ranks(snapshot_ranks ranks) {
+    if (ranks.rank >= 0 && ranks.rank < ranks.n_ranks && ranks.n_ranks <= SNAPSHOT_MAX_RANKS)
+        return OK;
+    return fail(ERR_USAGE, "rank %d of %d", ranks.rank, ranks.n_ranks);
+}
+
 status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks) {
     char name[64];
     snprintf(name, sizeof name, "rank-%d-of-%d", ranks.rank, ranks.n_ranks);
@@ -233,8 +239,10 @@ static status write_part(embed_table *t, const char *temporary, snapshot_ranks r
 status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
                             int64_t since) {
     char part[SNAPSHOT_PATH_BYTES], temporary[SNAPSHOT_PATH_BYTES], name[64];
-    if (ranks.rank < 0 || ranks.rank >= ranks.n_ranks || ranks.n_ranks > SNAPSHOT_MAX_RANKS)
-        return fail(ERR_USAGE, "rank %d of %d", ranks.rank, ranks.n_ranks);
+    TRY(snapshot_check_ranks(ranks));
+    if (since < 0 || since > t->step)
+        return fail(ERR_USAGE, "%s: changes since step %lld of a table that is at step %lld",
+                    folder, (long long)since, (long long)t->step);
     if (since > 0 && !t->config.tracks_left)
         return fail(ERR_USAGE,
                     "%s: an incremental snapshot of a table that does not remember which "

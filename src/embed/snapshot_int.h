@@ -9,6 +9,9 @@ enum { SNAPSHOT_PATH_BYTES = 4096, SNAPSHOT_MAX_RANKS = 65536 };
 
 #define SNAPSHOT_FORMAT "hstu table 1"
 
+/* ERR_USAGE unless 0 <= rank < n_ranks: no key would belong to it. */
+status snapshot_check_ranks(snapshot_ranks ranks);
+
 /* FOLDER/rank-R-of-N. */
 status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
 

@@ -92,10 +92,11 @@ static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_i
     return OK;
 }
 
-/* All files of rows must be listed, or their checksums would say nothing. */
+/* All files that change the table must be listed, or their checksums would say nothing. */
 static status verify_list(const char *part, const json_value *root, const snapshot_info *info) {
     const json_value *files = json_member(root, "files");
     int n_rows = 0;
+    bool has_gone = info->since == 0;
     if (files == NULL || files->type != JSON_ARRAY)
         return damaged(part, "manifest.json lists no files");
     for (const json_value *e = files->first; e != NULL; e = e->next) {
@@ -104,9 +105,12 @@ static status verify_list(const char *part, const json_value *root, const snapsh
         TRY(json_member_string(e, "name", &name));
         snprintf(want, sizeof want, "rows-%05d.safetensors", n_rows);
         n_rows += strcmp(name, want) == 0;
+        has_gone = has_gone || strcmp(name, "gone.safetensors") == 0;
         TRY(verify_file(part, e));
     }
-    return n_rows == info->n_files ? OK : damaged(part, "manifest.json does not list all files");
+    return n_rows == info->n_files && has_gone
+               ? OK
+               : damaged(part, "manifest.json does not list all files");
 }
 
 static status verify_part(const char *folder, snapshot_ranks ranks, snapshot_info *out) {
@@ -285,6 +289,7 @@ static status visit_part(const reader *r, const char *folder, snapshot_ranks wri
 
 static status visit_snapshot(reader *r, const char *folder) {
     snapshot_info info;
+    int32_t n_floats = 0; /* of the parts so far, for which p->rows has room */
     int n_ranks;
     TRY(ranks_of(folder, &n_ranks));
     TRY(MEM_NEW(&r->p, 1));
@@ -292,8 +297,12 @@ static status visit_snapshot(reader *r, const char *folder) {
     for (int rank = 0; st == OK && rank < n_ranks; rank++) {
         snapshot_ranks writer = {rank, n_ranks};
         st = verify_part(folder, writer, &info);
-        if (st == OK && r->p->rows == NULL)
-            st = mem_alloc((void **)&r->p->rows, (size_t)PIECE * (size_t)info.n_floats, 4);
+        if (st == OK && rank > 0 && info.n_floats != n_floats)
+            st = damaged(folder, "its parts changed while they were read");
+        if (st == OK && rank == 0) {
+            n_floats = info.n_floats;
+            st = mem_alloc((void **)&r->p->rows, (size_t)PIECE * (size_t)n_floats, 4);
+        }
         if (st == OK) st = visit_part(r, folder, writer, &info);
     }
     mem_free(r->p->rows);
@@ -383,6 +392,7 @@ status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ra
     reader r = {.ranks = ranks, .visit = restore_rows, .ctx = &into};
     snapshot_info info;
     if (n_rejected != NULL) *n_rejected = 0;
+    TRY(snapshot_check_ranks(ranks));
     TRY(embed_snapshot_info(folder, &info));
     TRY(check_fit(t, folder, &info));
     if (info.since == 0)
