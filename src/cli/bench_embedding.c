@@ -75,7 +75,7 @@ static void level_destroy(bench *b, table_level *l) {
     if (l->rows != NULL) b->v->release(b->be, l->rows, TABLE_ON_DEVICE);
 }
 
-/* Batch r: 10 `hits` of 10 keys are there (n_used a bucket), others are new with each round. */
+/* Batch `round`: `hits` of 10 keys are there (n_used a bucket), others are new with each round. */
 static status draw_keys(bench *b, const table_level *l, int n_used, int hits, int round,
                         int64_t n) {
     int64_t n_known = l->n_buckets * n_used;
@@ -244,6 +244,27 @@ static status lookup(void *ctx, int round) {
     return c->b->v->lookup(c->b->be, &a);
 }
 
+/* Keys are found where they were drawn so, and only there; rows are zeros either way. */
+static status check_lookup(bench *b, const table_level *l, int hits) {
+    int64_t begin[2] = {0, b->n};
+    uint8_t *is_found;
+    table_lookup_args a = {.n_parts = 1,
+                           .levels = l,
+                           .begin = begin,
+                           .keys = b->keys[0],
+                           .dim = (int32_t)b->o.dim,
+                           .y = b->rows,
+                           .is_found = b->is_new};
+    TRY(b->v->lookup(b->be, &a));
+    TRY(mem_alloc_raw((void **)&is_found, (size_t)b->n, 1));
+    status st = b->be->ops->copy_out(b->be, is_found, b->is_new, (size_t)b->n);
+    for (int64_t i = 0; st == OK && i < b->n; i++)
+        if (is_found[i] != (i % 10 < hits))
+            st = fail(ERR_FORMAT, "lookup says %d of key %lld", is_found[i], (long long)i);
+    mem_free(is_found);
+    return st;
+}
+
 /* find_or_insert, and with `writes` the rows too: insert_or_assign. */
 static status place(rows_ctx *c, int round) {
     bench *b = c->b;
@@ -330,6 +351,7 @@ static status bench_rows(bench *b) {
         rows_ctx c = {.b = b, .l = &l};
         for (int r = 0; st == OK && i == 0 && r < N_BATCHES; r++)
             st = draw_keys(b, &l, n_used, 6, r, b->n);
+        if (st == OK && i == 0) st = check_lookup(b, &l, 6);
         if (st == OK && i == 0) st = bench_rate(b, lookup, &c, &rate);
         if (st == OK && i == 0)
             st = bench_show(b, "find with rows, 60 % hit", size, rate * (double)b->n,

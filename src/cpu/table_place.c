@@ -118,7 +118,7 @@ static void greet(const place_job *job, int64_t bucket, int64_t first, int64_t e
     }
 }
 
-/* Gives the new keys their places; *n_evicted counts on. */
+/* Gives the new keys their places; evicted entries are listed from evicted_at on. */
 static void seat(const place_job *job, int64_t bucket, uint64_t held, const newcomers *list,
                  int64_t evicted_at, place_counts *counts) {
     const table_place_args *a = job->a;
