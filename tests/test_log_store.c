@@ -182,6 +182,22 @@ TEST(log_store_goes_on_when_it_cannot_compact) {
     embed_store_destroy(s);
 }
 
+TEST(log_store_belongs_to_one) {
+    char folder[4096];
+    embed_store *s = open_log("log"), *other;
+    put(s, 1, 1);
+    snprintf(folder, sizeof folder, "%s/log", test_folder());
+    CHECK_FAILS(embed_store_open_log(&other, folder, FLOATS), ERR_IO, "another table");
+    CHECK(get(s, 1) == 1);
+    embed_store_destroy(s);
+    s = open_big();
+    put_often(s, 0, 30); /* a log that took the place of another is locked as well */
+    snprintf(folder, sizeof folder, "%s/big", test_folder());
+    CHECK_FAILS(embed_store_open_log(&other, folder, BIG_FLOATS), ERR_IO, "another table");
+    embed_store_destroy(s);
+    embed_store_destroy(open_log("log"));
+}
+
 enum { MANY = 3000 };
 
 /* A put of keys that make the map grow, then a clear; what fails must not have happened. */

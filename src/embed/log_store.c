@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -190,9 +191,13 @@ static status learn_log(log_store *s) {
     return OK;
 }
 
+/* Two processes that append to one log would destroy it.  A file system without locks is trusted.
+ */
 static status open_file(log_store *s) {
     s->file = open(s->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    return s->file >= 0 ? OK : fail_errno("%s: cannot be opened", s->path);
+    if (s->file < 0) return fail_errno("%s: cannot be opened", s->path);
+    if (flock(s->file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return OK;
+    return fail(ERR_IO, "%s: another table uses this store; choose another folder", s->path);
 }
 
 /* ---- the verbs ------------------------------------------------------------------------------- */

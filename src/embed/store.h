@@ -48,7 +48,8 @@ struct embed_store {
 
 void embed_store_destroy(embed_store *s); /* NULL is fine */
 
-/* A log in `folder` (made where it is missing), which holds what an earlier run left. */
+/* A log in `folder` (made where it is missing), which holds what an earlier run left.  ERR_IO where
+ * another store has it open. */
 status embed_store_open_log(embed_store **out, const char *folder, int32_t n_floats);
 
 /* A RocksDB in `folder`; ERR_UNSUPPORTED where this build is without it. */
