@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "embed/snapshot.h"
+#include "embed/table_int.h"
 #include "table_rig.h"
 
 enum { DIM = 6 };
@@ -404,5 +405,24 @@ TEST(snapshot_refuses_dumps_of_times_that_are_none) {
     CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
     CHECK_OK(embed_snapshot_read(t, folder_of("snap"), alone, NULL));
     embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* Each rank goes on with its own sketch, and with how much that has seen. */
+TEST(snapshot_of_ranks_keeps_the_sketch_of_each) {
+    backend *be = cpu();
+    embed_table *t[2];
+    embed_config c = {
+        .dim = DIM, .policy = POLICY_LRU, .capacity = {128, 0}, .max_batch = 512, .admit_count = 2};
+    for (int rank = 0; rank < 2; rank++) {
+        CHECK_OK(embed_create(&t[rank], be, &c));
+        fill(t[rank], 1, 20 + 10 * rank);
+        CHECK_OK(embed_snapshot_write(t[rank], folder_of("snap"), (snapshot_ranks){rank, 2}, 0));
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        CHECK_OK(embed_snapshot_read(t[rank], folder_of("snap"), (snapshot_ranks){rank, 2}, NULL));
+        CHECK_EQ(t[rank]->seen.n_seen, 20 + 10 * rank);
+        embed_destroy(t[rank]);
+    }
     test_real_backend_end(be);
 }
