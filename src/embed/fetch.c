@@ -308,6 +308,7 @@ static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_
     TRY(EMBED_IN(t, d->list_scores, h->list_scores, n));
     TRY(EMBED_IN(t, d->list_stamps, h->list_stamps, n));
     TRY(t->v->place(t->be, &t->level[0], &place));
+    t->is_torn = true; /* until the rows are in their places */
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
     TRY(EMBED_OUT(t, h->list_slot, d->list_slot, n));
     for (int64_t i = 0; i < n; i++)
@@ -483,8 +484,8 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
         TRY(EMBED_IN(t, d->list_scores, bring->scores, n));
         place.scores = d->list_scores;
     }
-    t->is_torn = true;
     TRY(t->v->place(t->be, &t->level[0], &place));
+    t->is_torn = true; /* until the rows are in their places */
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
     TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
     TRY(t->v->init(t->be, &t->level[0], &init));
@@ -504,7 +505,6 @@ static status settle_tiers(embed_table *t, const embed_bring *bring) {
     int64_t n_evicted = 0;
     TRY(embed_locate(t));
     TRY(admit(t, bring->is_import));
-    t->is_torn = true;
     TRY(place_wanted(t, bring, &n_evicted));
     TRY(move_rows(t, bring, n_evicted));
     count_batch(t);

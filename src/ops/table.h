@@ -11,8 +11,8 @@
  * Layout.  h = table_hash(key) is a bijection of all 2^64 keys, none of which is reserved.  The key
  * belongs to bucket table_bucket(h, n_buckets), the high word of h * n_buckets, and to no other:
  * 64 slots associate so well that hit rates are at most 0.1 % below those of one big bucket (Zipf
- * 1.05, LRU and LFU, 4 K to 128 K slots).  Because the bucket grows with h, keys in the order of their
- * hashes are grouped by bucket at every level, whatever its size.
+ * 1.05, LRU and LFU, 4 K to 128 K slots).  Because the bucket grows with h, keys in the order of
+ * their hashes are grouped by bucket at every level, whatever its size.
  * A bucket is one block of TABLE_BUCKET_BYTES, 64-byte aligned:
  *     digests (64) uint8    0: the slot is empty; else table_digest(h), 1..255
  *     keys    (64) uint64
