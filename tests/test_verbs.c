@@ -1,5 +1,5 @@
-/* Dynamic tables over a store that fails: nothing is lost in silence, and what failed did not
- * happen. */
+/* Single verbs and batches of dynamic tables over a store that fails: nothing is lost in silence,
+ * and what failed did not happen. */
 #include "base/mem.h"
 #include "embed/snapshot.h"
 #include "table_rig.h"
