@@ -226,7 +226,7 @@ TEST(trainer_rows_lazy_and_dense) {
     optimizer o;
     for (int mode = 0; mode < 2; mode++) {
         CHECK_OK(top_open(&t, mode == 0 ? retrieval_gin : ranking_gin, NULL, 0, 1));
-        CHECK_OK(optimizer_init(&o, t.be, t.session.params, t.session.n_params, t.config));
+        CHECK_OK(optimizer_init(&o, t.be, t.session.model, t.config));
         CHECK_EQ(o.rows, mode == 0 ? ROWS_DENSE : ROWS_LAZY);
         CHECK_OK(model_init(t.session.model, 1));
         param *p = NULL;

@@ -79,7 +79,7 @@ typedef struct bench_loop {
 static status loop_open(bench_loop *l, const config *c, const seq_file *data, backend *be) {
     *l = (bench_loop){0};
     TRY(session_open(&l->s, c, data, be));
-    TRY(optimizer_init(&l->optimizer, be, l->s.params, l->s.n_params, c));
+    TRY(optimizer_init(&l->optimizer, be, l->s.model, c));
     batcher_config bc = session_train_batches(&l->s, session_split(c, false), 1);
     return batcher_create(&l->batches, data, &bc);
 }
@@ -150,6 +150,7 @@ static status check_gradient(bench_loop *l, bench_result *r) {
 
 static double count_mb(const bench_loop *l) {
     double bytes = (double)model_memory_bytes(l->s.model);
+    bytes += (double)dynamic_bytes(model_tables(l->s.model));
     for (int i = 0; i < l->s.n_params; i++) {
         const moments *state = &l->optimizer.state[i];
         param shape = optimizer_state_shape(&l->optimizer, &l->s.params[i]);

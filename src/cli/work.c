@@ -99,7 +99,10 @@ static status load(trained *t, const char *path, const work *w) {
     TRY(checkpoint_find(path, t->folder));
     TRY(checkpoint_config(&t->config, t->folder));
     TRY(session_open(&t->session, t->config, w->data, w->be));
-    checkpoint c = {.be = w->be, .params = t->session.params, .n_params = t->session.n_params};
+    checkpoint c = {.be = w->be,
+                    .params = t->session.params,
+                    .n_params = t->session.n_params,
+                    .tables = model_tables(t->session.model)};
     TRY(checkpoint_load(&c, t->folder));
     t->held_out = c.state.split;
     t->step = c.state.step;

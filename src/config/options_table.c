@@ -257,7 +257,8 @@ const option option_table[] = {
     TEXT("DynamicEmbeddingArgs.table_name", OPT_REQUIRED, OF_TABLE(table_name), NULL,
          "Name of the table."),
     INT_REQUIRED("DynamicEmbeddingArgs.item_vocab_size_or_capacity", OF_TABLE(capacity), 1, MANY,
-                 "Most keys the table holds before it evicts."),
+                 "Most keys the table holds before it evicts; four slots an id of the data are "
+                 "made at most."),
     CHOICE("DynamicEmbeddingArgs.sharding_type", OF_TABLE(sharding), "data_parallel|model_parallel",
            "'model_parallel'", "Always 'model_parallel', whatever is bound."),
     INT_OR_NONE(
@@ -265,15 +266,18 @@ const option option_table[] = {
         "Bytes of device memory for values and optimizer state, over all ranks; counts first."),
     FLOAT("DynamicEmbeddingArgs.item_vocab_gpu_capacity", OF_TABLE(gpu_capacity), OPT_NULLABLE, 0,
           MANY, "None", "Rows in device memory; counts second."),
-    FLOAT("DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio", OF_TABLE(gpu_capacity_ratio),
-          OPT_NULLABLE, 0, 1, "None", "Part of the rows in device memory; counts third."),
+    FLOAT(
+        "DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio", OF_TABLE(gpu_capacity_ratio),
+        OPT_NULLABLE, 0, 1, "None",
+        "Part of the rows in device memory; counts third.  0 is none; with none of the three bound "
+        "it is all."),
     CHOICE("DynamicEmbeddingArgs.evict_strategy", OF_TABLE(evict), "lru|lfu", "'lru'",
            "Which key leaves a full table: least recently or least frequently used."),
     FLAG("DynamicEmbeddingArgs.caching", OF_TABLE(has_caching), "False",
-         "Device memory is a cache of rows in host memory."),
+         "Device memory is a cache of rows in host memory; here used rows always move there."),
     CHOICE("DynamicEmbeddingArgs.dist_type", OF_TABLE(key_placement),
            "continuous|roundrobin|hash_roundrobin", "'roundrobin'",
-           "How keys are spread over ranks."),
+           "How keys are spread over ranks; of no effect on one."),
     RETIRED("DynamicEmbeddingArgs.bucket_capacity", NULL, "Older size of a hash bucket."),
 
     TYPED("FeatureArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_FEATURE(feature_names), NULL,

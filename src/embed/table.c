@@ -145,7 +145,7 @@ status embed_create(embed_table **out, backend *be, const embed_config *config) 
     TRY(check_config(be, config));
     TRY(MEM_NEW(&t, 1));
     t->config = *config;
-    t->be = be;
+    t->be = be->tables_below != NULL ? be->tables_below : be;
     t->v = be->tables;
     t->n_floats = config->dim + table_n_state(config->opt, config->dim);
     t->stride = (config->dim + 3) / 4 * 4;

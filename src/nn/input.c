@@ -3,8 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 
-/* A table's rows start small whatever their number, so that a row's first value depends on its key
- * and column only: U(-0.035, 0.035) has the deviation of the research models' N(0, 0.02). */
 static const init_rule TABLE_RULE = {INIT_UNIFORM, 0.035};
 
 static bool has_item_mlp(const input_config *c) {
@@ -37,6 +35,40 @@ static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, con
     return OK;
 }
 
+/* The same for rows of a dynamic table: their values are not the list's. */
+static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, param **out) {
+    TRY(NN_NEW_HOST(params->memory, out, 1));
+    **out = (param){.n_dims = 2,
+                    .shape = {n, b->dim},
+                    .n = n * b->dim,
+                    .value = b->value + *at * b->dim,
+                    .grad = b->grad + *at * b->dim,
+                    .is_table = true};
+    param_leave_out(params);
+    *at += n;
+    return OK;
+}
+
+static status add_items(input *in, param_list *params, int64_t *at) {
+    const input_config *c = &in->config;
+    init_rule research = {INIT_TRUNCATED, 0.02};
+    int64_t n = (int64_t)c->n_items + 1;
+    if (c->has_dynamic_items) return add_dynamic(params, &in->events, at, n, &in->item);
+    return add_table(params, &in->events, at, n,
+                     c->is_research ? "_embedding_module._item_emb.weight"
+                                    : "_embedding.item.weight",
+                     c->is_research ? research : TABLE_RULE, &in->item);
+}
+
+static status add_context(input *in, param_list *params, bank *b, int32_t f, int64_t *at) {
+    char name[48];
+    int64_t n = in->config.n_context_values[f];
+    if (in->config.is_dynamic != NULL && in->config.is_dynamic[f])
+        return add_dynamic(params, b, at, n, &in->context[f]);
+    snprintf(name, sizeof name, "_embedding.context.%d.weight", (int)f);
+    return add_table(params, b, at, n, name, TABLE_RULE, &in->context[f]);
+}
+
 static int64_t count_context_rows(const input_config *c) {
     int64_t n = 0;
     for (int32_t f = 0; f < c->n_context; f++)
@@ -46,11 +78,8 @@ static int64_t count_context_rows(const input_config *c) {
 
 static status add_contexts(input *in, param_list *params, bank *b, int64_t at) {
     for (int32_t f = 0; f < in->config.n_context; f++) {
-        char name[48];
-        snprintf(name, sizeof name, "_embedding.context.%d.weight", (int)f);
         in->context_row[f] = (int32_t)at;
-        TRY(add_table(params, b, &at, in->config.n_context_values[f], name, TABLE_RULE,
-                      &in->context[f]));
+        TRY(add_context(in, params, b, f, &at));
     }
     return OK;
 }
@@ -58,13 +87,10 @@ static status add_contexts(input *in, param_list *params, bank *b, int64_t at) {
 static status add_tables(input *in, param_list *params) {
     const input_config *c = &in->config;
     int64_t n_contexts = count_context_rows(c), n_events = (int64_t)c->n_items + 1 + c->n_actions;
-    init_rule research = {INIT_TRUNCATED, 0.02};
     int64_t at = 0;
     TRY(bank_alloc(&in->events, params, n_events + (in->is_merged ? n_contexts : 0),
                    has_item_mlp(c) ? c->item_dim : c->dim, c->has_marks));
-    TRY(add_table(params, &in->events, &at, (int64_t)c->n_items + 1,
-                  c->is_research ? "_embedding_module._item_emb.weight" : "_embedding.item.weight",
-                  c->is_research ? research : TABLE_RULE, &in->item));
+    TRY(add_items(in, params, &at));
     in->action_row = (int32_t)at;
     if (c->n_actions > 0)
         TRY(add_table(params, &in->events, &at, c->n_actions, "_embedding.action.weight",

@@ -11,6 +11,12 @@
 #include "nn/mlp.h"
 #include "nn/plan.h"
 
+/* First values of tables are uniform in [-scale, scale), whatever their number of rows, so that a
+ * row's depend on its key and column only: the deviation is that of the research models' N(0,
+ * 0.02).
+ */
+#define INPUT_TABLE_SCALE 0.035f
+
 /* Tables one behind the other, and memory to group the rows used by a batch. */
 typedef struct bank {
     int32_t dim, n_rows;
@@ -29,6 +35,10 @@ typedef struct input_config {
     bool is_research; /* names and first values */
     bool is_sasrec;
     bool has_marks; /* the tables' optimizer is lazy */
+    /* Items, contextual features (F, or NULL): their rows are those of a batch, brought from a
+     * dynamic table (dynamic.h), and no parameters. */
+    bool has_dynamic_items;
+    const bool *is_dynamic;
     float dropout_rate;
 } input_config;
 
@@ -36,10 +46,10 @@ typedef struct input {
     input_config config;
     bool is_merged; /* one bank, no MLP */
     bank events, contexts;
-    param *item, *action, *position;
-    param **context;      /* (F) */
-    int32_t action_row;   /* in the events' bank */
-    int32_t *context_row; /* (F), in the bank of contextual values */
+    param *item, *action, *position; /* item, context: not in the list where they are dynamic */
+    param **context;                 /* (F) */
+    int32_t action_row;              /* in the events' bank */
+    int32_t *context_row;            /* (F), in the bank of contextual values */
     row_groups places;
     /* not merged */
     mlp item_mlp, context_mlp;

@@ -19,6 +19,7 @@ status model_create(model **out, backend *be, const config *c, const model_limit
 
 void model_destroy(model *m) {
     if (m == NULL) return;
+    dynamic_fini(&m->dynamic);
     nn_memory_fini(&m->memory);
     mem_free(m);
 }
@@ -28,7 +29,12 @@ param *model_params(model *m, int *n) {
     return m->params.item;
 }
 
+dynamic_tables *model_tables(model *m) {
+    return &m->dynamic;
+}
+
 status model_init(model *m, uint64_t seed) {
+    TRY(dynamic_clear(&m->dynamic));
     return param_list_start(&m->params, seed);
 }
 
@@ -103,6 +109,10 @@ static status train_recorded(model *m, const model_step *at) {
 
 status model_train_batch(model *m, const batch *b, const model_step *at, const int32_t *negatives) {
     plan_request request = {PLAN_TRAIN, at->step, at->grad_scale, NULL};
+    if (m->dynamic.n > 0 && model_count_loss(m, b) == 0) return OK; /* it touches no rows */
+    if (m->corpus != NULL && negatives != NULL)
+        return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
+    TRY(dynamic_take(&m->dynamic, b, FETCH_INSERT, &b));
     TRY(plan_build(&m->plan, m->be, b, &request));
     if (m->plan.n_loss == 0) return OK;
     if (m->plan.config.bucket > 0 && negatives == NULL) return train_recorded(m, at);
@@ -124,6 +134,7 @@ status model_encode(model *m, const batch *b, const void **out) {
     if (m->is_ranking)
         return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
                                 "encoded user to search with");
+    TRY(dynamic_take(&m->dynamic, b, FETCH_FIRST, &b));
     TRY(plan_build(&m->plan, m->be, b, &(plan_request){.purpose = PLAN_ENCODE}));
     sequences s = plan_sequences(&m->plan);
     TRY(model_forward(m, &s));
@@ -132,11 +143,13 @@ status model_encode(model *m, const batch *b, const void **out) {
 
 status model_corpus(model *m, const float **out) {
     if (m->is_ranking) return fail(ERR_CONFIG, "a ranking model has no corpus to search in");
+    if (m->corpus != NULL) TRY(dynamic_read_items(&m->dynamic, m->corpus));
     return retrieval_corpus(&m->retrieval, m->be, out);
 }
 
 status model_score(model *m, const batch *b, const void **out, int64_t *n_rows) {
     if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
+    TRY(dynamic_take(&m->dynamic, b, FETCH_FIRST, &b));
     TRY(plan_build(&m->plan, m->be, b, &(plan_request){.purpose = PLAN_SCORE}));
     sequences s = plan_sequences(&m->plan);
     TRY(model_forward(m, &s));

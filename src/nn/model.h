@@ -33,12 +33,13 @@ typedef struct param {
 
 /* What a model must know of the data and of the largest batch. */
 typedef struct model_limits {
-    int32_t n_items;                 /* V: items are 1..V; row 0 of the table is padding */
-    int32_t n_actions;               /* actions are 0..n_actions-1; 0: the model has none */
-    int32_t n_context;               /* F contextual features */
-    const int32_t *n_context_values; /* (F): values are 0..n-1, 0 is "unknown" */
-    int32_t max_users;               /* B */
-    int32_t max_events;              /* history and targets of a user: max_history + max_targets */
+    int32_t n_items;                  /* V: items are 1..V; row 0 of the table is padding */
+    int32_t n_actions;                /* actions are 0..n_actions-1; 0: the model has none */
+    int32_t n_context;                /* F contextual features */
+    const int32_t *n_context_values;  /* (F): values are 0..n-1, 0 is "unknown" */
+    const char *const *context_names; /* (F), or NULL: by which configs name their tables */
+    int32_t max_users;                /* B */
+    int32_t max_events;               /* history and targets of a user: max_history + max_targets */
     int64_t time_per_second;
 } model_limits;
 
@@ -52,7 +53,11 @@ void model_destroy(model *m); /* NULL is fine */
 /* All parameters, in the order of checkpoints. */
 param *model_params(model *m, int *n);
 
-/* First values, on the host by Philox(seed, RNG_INIT): the same on every backend. */
+/* The tables that are no parameters (dynamic.h), perhaps none; they stay the model's. */
+struct dynamic_tables *model_tables(model *m);
+
+/* First values, on the host by Philox(seed, RNG_INIT): the same on every backend.  Dynamic tables
+ * become empty; their rows start by the seed of the config. */
 status model_init(model *m, uint64_t seed);
 
 /* Where a batch stands in a run: what dropout and negatives depend on, besides user and position.

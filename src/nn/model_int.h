@@ -2,6 +2,7 @@
 #ifndef HSTU_NN_MODEL_INT_H
 #define HSTU_NN_MODEL_INT_H
 
+#include "nn/dynamic.h"
 #include "nn/hstu_layer.h"
 #include "nn/input.h"
 #include "nn/model.h"
@@ -15,6 +16,7 @@ struct model {
     int32_t dim; /* E */
     nn_memory memory;
     param_list params;
+    dynamic_tables dynamic;
     plan plan;
     input input;
     int n_layers;
@@ -25,6 +27,7 @@ struct model {
     void **hidden;  /* (n_layers + 1) of (T, E) act: what goes into each layer and comes out */
     void *d_hidden; /* (T, E) act */
     double *loss;   /* (1): the sum of the losses since it was last asked for */
+    float *corpus;  /* (V, E): where items are dynamic */
     retrieval_head retrieval;
     ranking_head ranking;
 };

@@ -78,8 +78,22 @@ static bool has_action_tokens(const config *c) {
     return c->task == TASK_RANKING;
 }
 
+/* Tables of the features that the config calls dynamic, over the rows the input has for them. */
+static status attach_tables(model *m, const config *c) {
+    for (int i = 0; i < m->dynamic.n; i++) {
+        dynamic_table *t = &m->dynamic.item[i];
+        const param *p = t->feature == ITEM_FEATURE ? m->input.item : m->input.context[t->feature];
+        TRY(dynamic_attach(&m->dynamic, t, c, p, &m->memory));
+    }
+    return OK;
+}
+
 static status add_input(model *m, const config *c, const model_limits *l) {
     const config_network *n = &c->network;
+    bool *is_dynamic;
+    TRY(NN_NEW_HOST(&m->memory, &is_dynamic, l->n_context));
+    for (int32_t f = 0; f < l->n_context; f++)
+        is_dynamic[f] = dynamic_find(&m->dynamic, f) != NULL;
     int64_t n_places = is_research(c) ? research_length(c) : n->n_position_buckets;
     TRY(check_range("the number of positions", n_places, 1, MAX_LENGTH));
     bool has_mlp = c->task == TASK_RANKING;
@@ -94,8 +108,11 @@ static status add_input(model *m, const config *c, const model_limits *l) {
                        .is_research = is_research(c),
                        .is_sasrec = c->model == MODEL_SASREC,
                        .has_marks = c->family == FAMILY_NVIDIA,
+                       .has_dynamic_items = dynamic_find(&m->dynamic, ITEM_FEATURE) != NULL,
+                       .is_dynamic = is_dynamic,
                        .dropout_rate = (float)n->input_dropout};
-    return input_add_params(&m->input, &in, &m->params);
+    TRY(input_add_params(&m->input, &in, &m->params));
+    return attach_tables(m, c);
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */
@@ -237,11 +254,21 @@ static status alloc_layers(model *m, int64_t max_tokens) {
 static status alloc_head(model *m, const config *c, int64_t max_loss, int64_t max_tokens) {
     const config_retrieval *r = &c->retrieval;
     if (m->is_ranking) return ranking_alloc(&m->ranking, &m->memory, max_loss, max_tokens);
+    const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
+    int32_t n_corpus = items != NULL ? items->last : m->input.config.n_items;
+    if (items != NULL && r->negatives != NEGATIVES_IN_BATCH)
+        return fail(ERR_CONFIG,
+                    "%s: negatives from the whole catalogue need all rows in every step, but the "
+                    "item table '%s' is dynamic; choose negatives of the batch, or a static table",
+                    c->file, items->config->table_name);
+    if (items != NULL) TRY(NN_NEW(&m->memory, &m->corpus, (int64_t)n_corpus * m->dim));
     TRY(check_range("the number of negatives", r->n_negatives, -1, 1 << 20));
     if (!(r->temperature > 0) || !(r->norm_epsilon >= 0))
         return fail(ERR_CONFIG, "the temperature must be above 0 and the norm's epsilon not below");
     retrieval_config head = {.dim = m->dim,
                              .n_items = m->input.config.n_items,
+                             .n_corpus = n_corpus,
+                             .corpus_rows = m->corpus,
                              .n_negatives = r->n_negatives > 0 ? (int32_t)r->n_negatives : 0,
                              .is_in_batch = r->negatives == NEGATIVES_IN_BATCH,
                              .normalises_items = r->has_item_norm,
@@ -279,6 +306,7 @@ status model_make(model *m, const config *c, const model_limits *limits) {
     for (int32_t f = 0; f < l.n_context; f++)
         values[f] = limits->n_context_values[f];
     l.n_context_values = values;
+    TRY(dynamic_choose(&m->dynamic, c, &l, values, &m->memory));
     TRY(param_list_init(&m->params, &m->memory,
                         16 + l.n_context + 8 * m->n_layers + 2 * MLP_MAX_LAYERS));
     TRY(add_input(m, c, &l));

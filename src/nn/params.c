@@ -17,6 +17,7 @@ status param_list_init(param_list *l, nn_memory *memory, int capacity) {
     l->memory = memory;
     TRY(NN_NEW_HOST(memory, &l->item, capacity));
     TRY(NN_NEW_HOST(memory, &l->rule, capacity));
+    TRY(NN_NEW_HOST(memory, &l->draw, capacity));
     l->capacity = capacity;
     return OK;
 }
@@ -42,6 +43,7 @@ status param_add_at(param_list *l, const param_spec *spec, const param_memory *a
     p->grad = at->grad;
     p->marks = at->marks;
     p->is_table = spec->is_table;
+    l->draw[l->n] = l->n_draws++;
     l->rule[l->n++] = spec->rule;
     l->n_numbers += p->n;
     *out = p;
@@ -54,6 +56,10 @@ status param_add(param_list *l, const param_spec *spec, param **out) {
     TRY(NN_NEW(l->memory, &at.value, count(spec)));
     TRY(NN_NEW(l->memory, &at.grad, count(spec)));
     return param_add_at(l, spec, &at, out);
+}
+
+void param_leave_out(param_list *l) {
+    l->n_draws++;
 }
 
 param *param_find(param_list *l, const char *name) {
@@ -94,7 +100,7 @@ status param_list_start(param_list *l, uint64_t seed) {
         for (int64_t at = 0; at < p->n; at += PIECE) {
             int64_t n = p->n - at < PIECE ? p->n - at : PIECE;
             for (int64_t k = 0; k < n; k++)
-                piece[k] = (float)first_value(&l->rule[i], key, (uint32_t)i, (uint64_t)(at + k));
+                piece[k] = (float)first_value(&l->rule[i], key, l->draw[i], (uint64_t)(at + k));
             TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n * sizeof *piece));
         }
         TRY(be->ops->zero(be, p->grad, (size_t)p->n * sizeof *p->grad));

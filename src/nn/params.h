@@ -23,7 +23,9 @@ typedef struct param_list {
     nn_memory *memory;
     param *item;     /* (n), room for capacity; they never move, so others point at them */
     init_rule *rule; /* (n) */
+    uint32_t *draw; /* (n): what its first values are drawn by: its number, left-out ones counted */
     int n, capacity;
+    uint32_t n_draws;
     int64_t n_numbers;
 } param_list;
 
@@ -47,6 +49,9 @@ typedef struct param_memory {
     uint8_t *marks; /* or NULL */
 } param_memory;
 status param_add_at(param_list *l, const param_spec *spec, const param_memory *at, param **out);
+
+/* Leaves one out, whose values are elsewhere: those behind it start as if it were there. */
+void param_leave_out(param_list *l);
 
 param *param_find(param_list *l, const char *name); /* or NULL */
 

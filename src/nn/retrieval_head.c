@@ -32,8 +32,8 @@ status retrieval_alloc(retrieval_head *h, const retrieval_config *c, const param
     TRY(NN_NEW(memory, &h->stats, 2 * max_loss));
     TRY(STAGED_NEW(memory, &h->pool, n_pool));
     TRY(NN_NEW_HOST(memory, &h->is_label, n_pool));
-    TRY(NN_NEW(memory, &h->corpus, c->normalises_items ? (int64_t)c->n_items * c->dim : 0));
-    TRY(NN_NEW(memory, &h->corpus_scale, c->normalises_items ? c->n_items : 0));
+    TRY(NN_NEW(memory, &h->corpus, c->normalises_items ? (int64_t)c->n_corpus * c->dim : 0));
+    TRY(NN_NEW(memory, &h->corpus_scale, c->normalises_items ? c->n_corpus : 0));
     return alloc_negatives(h, memory->be, memory);
 }
 
@@ -187,10 +187,10 @@ status retrieval_train(retrieval_head *h, backend *be, const plan *p, const retr
 
 status retrieval_corpus(retrieval_head *h, backend *be, const float **out) {
     const retrieval_config *c = &h->config;
-    const float *rows = h->item->value + c->dim;
+    const float *rows = c->corpus_rows != NULL ? c->corpus_rows : h->item->value + c->dim;
     *out = c->normalises_items ? h->corpus : rows;
     if (!c->normalises_items) return OK;
-    l2_args a = {.n = c->n_items,
+    l2_args a = {.n = c->n_corpus,
                  .dim = c->dim,
                  .is_f32 = true,
                  .eps = c->eps,

@@ -7,11 +7,13 @@
 #include "nn/params.h"
 
 typedef struct retrieval_config {
-    int32_t dim, n_items;  /* E, V */
-    int32_t n_negatives;   /* R; 0: as many as there are loss positions in the batch */
-    bool is_in_batch;      /* negatives are labels of the batch, else any item */
-    bool normalises_items; /* l2, in the loss and in the corpus */
-    bool has_layer_norm;   /* of the queries, instead of l2 */
+    int32_t dim, n_items;     /* E, V: of the item table; a dynamic one has the rows of a batch */
+    int32_t n_corpus;         /* all items */
+    const float *corpus_rows; /* (n_corpus, E): theirs; NULL: those of the item table */
+    int32_t n_negatives;      /* R; 0: as many as there are loss positions in the batch */
+    bool is_in_batch;         /* negatives are labels of the batch, else any item */
+    bool normalises_items;    /* l2, in the loss and in the corpus */
+    bool has_layer_norm;      /* of the queries, instead of l2 */
     float eps, temperature;
 } retrieval_config;
 

@@ -430,6 +430,7 @@ struct table_ops;
 struct backend {
     const ops *ops;
     const struct table_ops *tables; /* dynamic tables (ops/table.h); NULL: it has none */
+    struct backend *tables_below;   /* of a backend around another one: whose they are; or NULL */
     act_type act;
     const char *name; /* "cpu", "cuda:0" */
     const char *card; /* of a GPU: "NVIDIA H200"; else NULL */

@@ -224,6 +224,8 @@ status timed_create(backend **out, backend *below) {
     for (int i = 0; i < N_OPS; i++)
         t->op[i].name = op_names[i];
     *be = (backend){.ops = &timed_table,
+                    .tables = below->tables,
+                    .tables_below = below,
                     .act = below->act,
                     .name = below->name,
                     .workers = below->workers,

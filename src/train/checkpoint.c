@@ -7,8 +7,10 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/safetensors.h"
+#include "embed/snapshot.h"
 
 enum { STATE_MAX_BYTES = 1 << 16, TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
 
@@ -228,6 +230,22 @@ static status read_state(train_state *s, const char *path) {
 
 /* ---- saving ---------------------------------------------------------------------------------- */
 
+static status table_path(char path[CHECKPOINT_PATH_BYTES], const checkpoint *c, const char *folder,
+                         int i) {
+    char name[CHECKPOINT_TABLE_BYTES];
+    checkpoint_table_name(name, c->tables, i);
+    return path_join(path, CHECKPOINT_PATH_BYTES, folder, name);
+}
+
+static status write_tables(const checkpoint *c, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
+        TRY(table_path(path, c, folder, i));
+        TRY(embed_snapshot_write(c->tables->item[i].table, path, (snapshot_ranks){0, 1}, 0));
+    }
+    return OK;
+}
+
 static status write_files(const checkpoint *c, const char *folder, const char *config_json,
                           const char *dtype) {
     char path[CHECKPOINT_PATH_BYTES];
@@ -237,7 +255,8 @@ static status write_files(const checkpoint *c, const char *folder, const char *c
     TRY(write_optimizer(c, path));
     TRY(path_join(path, sizeof path, folder, file_names[2]));
     TRY(write_state(&c->state, path));
-    return checkpoint_seal(folder, file_names, 3);
+    TRY(write_tables(c, folder));
+    return checkpoint_seal(folder, file_names, 3, c->tables);
 }
 
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
@@ -336,6 +355,19 @@ static status load_moments(checkpoint *c, const char *path) {
     return st;
 }
 
+static status load_tables(checkpoint *c, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    int64_t n_rejected;
+    for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
+        TRY(table_path(path, c, folder, i));
+        TRY(embed_snapshot_read(c->tables->item[i].table, path, (snapshot_ranks){0, 1},
+                                &n_rejected));
+        if (n_rejected > 0)
+            log_warn("%s: %" PRId64 " rows found no place and start anew", path, n_rejected);
+    }
+    return OK;
+}
+
 status checkpoint_load(checkpoint *c, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_verify(folder));
@@ -343,6 +375,7 @@ status checkpoint_load(checkpoint *c, const char *folder) {
     TRY(load_model(c, path));
     TRY(path_join(path, sizeof path, folder, file_names[2]));
     TRY(read_state(&c->state, path));
+    TRY(load_tables(c, folder));
     if (c->optimizer == NULL) return OK;
     TRY(path_join(path, sizeof path, folder, file_names[1]));
     return load_moments(c, path);

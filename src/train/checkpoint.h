@@ -49,7 +49,8 @@ typedef struct checkpoint {
     backend *be;
     param *params; /* (n_params) */
     int n_params;
-    optimizer *optimizer; /* NULL: load the model only */
+    optimizer *optimizer;   /* NULL: load the model only */
+    dynamic_tables *tables; /* of the model; NULL: none */
     train_state state;
 } checkpoint;
 
@@ -73,9 +74,15 @@ status checkpoint_config(config **out, const char *folder);
  * and what to do. */
 status checkpoint_verify(const char *folder);
 
-/* What checkpoint_save is made of (checkpoint_files.c).  Writes manifest.json over the files there.
- */
-status checkpoint_seal(const char *folder, const char *const *names, int n_names);
+/* What checkpoint_save is made of (checkpoint_files.c).  Writes manifest.json over the files there,
+ * and the folders of dynamic tables (NULL: none). */
+status checkpoint_seal(const char *folder, const char *const *names, int n_names,
+                       const dynamic_tables *tables);
+
+enum { CHECKPOINT_TABLE_BYTES = 64 };
+
+/* The name of the folder of table number i: table-0-movie_id. */
+void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i);
 
 /* The temporary and the final folder of a step, the parent made if need be. */
 status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *folder);
@@ -83,7 +90,7 @@ status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *f
 /* Puts the temporary folder in its place, durably, and points RUN/last (and RUN/best) to it. */
 status checkpoint_publish(const char *run, const char *temporary, const char *folder, bool is_best);
 
-/* Removes a folder of plain files, as far as that goes. */
+/* Removes a checkpoint's folder with the folders of its tables, as far as that goes. */
 void checkpoint_remove(const char *folder);
 
 /* Removes all but the newest `keep`, what `last` and `best` point to, and remains of killed runs.

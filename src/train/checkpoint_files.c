@@ -12,9 +12,23 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "embed/snapshot.h"
 #include "train/checkpoint.h"
 
 enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
+
+/* A checkpoint has folders of tables, and these have one folder a rank. */
+enum { MAX_DEPTH = 3 };
+
+/* Names of tables are the user's: of anything but letters and digits a folder sees nothing. */
+void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i) {
+    snprintf(name, CHECKPOINT_TABLE_BYTES, "table-%d-%.40s", i, tables->item[i].config->table_name);
+    for (char *p = name; *p != '\0'; p++) {
+        bool is_plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
+                        (*p >= '0' && *p <= '9') || *p == '-';
+        if (!is_plain) *p = '_';
+    }
+}
 
 static status hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {
     file_map map;
@@ -25,7 +39,21 @@ static status hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {
     return OK;
 }
 
-static status write_manifest(const char *folder, const char *const *names, int n, buf *text) {
+/* Tables seal their files themselves. */
+static void list_tables(json_writer *w, const dynamic_tables *tables) {
+    char name[CHECKPOINT_TABLE_BYTES];
+    if (tables == NULL || tables->n == 0) return;
+    json_key(w, "tables");
+    json_array_open(w);
+    for (int i = 0; i < tables->n; i++) {
+        checkpoint_table_name(name, tables, i);
+        json_string(w, name);
+    }
+    json_array_close(w);
+}
+
+static status write_manifest(const char *folder, const char *const *names, int n,
+                             const dynamic_tables *tables, buf *text) {
     json_writer w;
     char path[CHECKPOINT_PATH_BYTES], hex[17];
     json_begin(&w, text, 2);
@@ -45,16 +73,18 @@ static status write_manifest(const char *folder, const char *const *names, int n
         json_object_close(&w);
     }
     json_array_close(&w);
+    list_tables(&w, tables);
     json_object_close(&w);
     return json_finish(&w);
 }
 
-status checkpoint_seal(const char *folder, const char *const *names, int n_names) {
+status checkpoint_seal(const char *folder, const char *const *names, int n_names,
+                       const dynamic_tables *tables) {
     char path[CHECKPOINT_PATH_BYTES];
     buf text;
     out_file *f = NULL;
     buf_init(&text);
-    status st = write_manifest(folder, names, n_names, &text);
+    status st = write_manifest(folder, names, n_names, tables, &text);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) {
@@ -99,6 +129,22 @@ static status verify_file(const char *folder, const json_value *entry) {
     return strcmp(text, hex) == 0 ? OK : damaged(path, "the content does not fit its checksum");
 }
 
+static status verify_tables(const char *folder, const json_value *root) {
+    const json_value *tables = json_member(root, "tables");
+    char path[CHECKPOINT_PATH_BYTES];
+    snapshot_info info;
+    if (tables == NULL) return OK;
+    if (tables->type != JSON_ARRAY) return damaged(folder, "manifest.json lists no tables");
+    for (const json_value *e = tables->first; e != NULL; e = e->next) {
+        if (e->type != JSON_STRING || strncmp(e->string, "table-", 6) != 0 ||
+            strchr(e->string, '/') != NULL)
+            return damaged(folder, "manifest.json names a table elsewhere");
+        TRY(path_join(path, sizeof path, folder, e->string));
+        TRY(embed_snapshot_info(path, &info));
+    }
+    return OK;
+}
+
 static status verify_manifest(const char *folder, const json_value *root) {
     const char *format;
     static const char *const needed[] = {"model.safetensors", "optimizer.safetensors",
@@ -121,7 +167,7 @@ static status verify_manifest(const char *folder, const json_value *root) {
     }
     for (const json_value *e = files->first; e != NULL; e = e->next)
         TRY(verify_file(folder, e));
-    return OK;
+    return verify_tables(folder, root);
 }
 
 status checkpoint_verify(const char *folder) {
@@ -197,18 +243,25 @@ status checkpoint_publish(const char *run, const char *temporary, const char *fo
     return is_best ? point_link(run, "best", folder) : OK;
 }
 
-void checkpoint_remove(const char *folder) {
+/* What cannot be unlinked may be a folder; links are never followed, for they can be unlinked. */
+static void remove_folder(const char *folder, int depth) {
     char path[CHECKPOINT_PATH_BYTES];
-    DIR *dir;
-    /* The manifest goes first: what is left of a removal that is killed is no checkpoint. */
-    if (path_join(path, sizeof path, folder, "manifest.json") == OK) (void)unlink(path);
-    if ((dir = opendir(folder)) == NULL) return;
+    DIR *dir = opendir(folder);
+    if (dir == NULL) return;
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        if (path_join(path, sizeof path, folder, e->d_name) == OK) (void)unlink(path);
+        if (path_join(path, sizeof path, folder, e->d_name) != OK) continue;
+        if (unlink(path) != 0 && depth < MAX_DEPTH) remove_folder(path, depth + 1);
     }
     closedir(dir);
     (void)rmdir(folder);
+}
+
+void checkpoint_remove(const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    /* The manifest goes first: what is left of a removal that is killed is no checkpoint. */
+    if (path_join(path, sizeof path, folder, "manifest.json") == OK) (void)unlink(path);
+    remove_folder(folder, 1);
 }
 
 /* The step of a checkpoint's folder name; -1 if it is none. */

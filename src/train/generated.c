@@ -161,8 +161,8 @@ status generated_open(seq_file **out, const config *c, pool *p) {
     TRY(generated_describe(&w.data, c));
     TRY(temp_data_open(out, write_data, &w, p));
     log_info("note: generated %" PRIu64 " users with %" PRIu64
-             " events; the tables hold the %" PRIu64 " items that occur: the config's %" PRId64
-             " slots come with dynamic tables",
+             " events; the tables hold the %" PRIu64 " items that occur, of the %" PRId64
+             " that the config has room for",
              w.stats.n_users, w.stats.n_events, w.stats.n_items,
              capacity_of(c, c->benchmark.item_feature));
     return OK;

@@ -48,10 +48,13 @@ static status allocate(optimizer *o) {
     return OK;
 }
 
-status optimizer_init(optimizer *o, backend *be, param *params, int n_params, const config *c) {
+status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
+    int n_params;
+    param *params = model_params(m, &n_params);
     *o = (optimizer){.be = be,
                      .params = params,
                      .n_params = n_params,
+                     .tables = model_tables(m),
                      .kind = kinds[c->optimizer.kind][0],
                      .table_kind = kinds[c->optimizer.kind][1],
                      .rows = optimizer_row_mode(c),
@@ -97,6 +100,7 @@ static status set_factor(optimizer *o, double scale) {
     TRY(f->zero(o->be, o->sum, sizeof *o->sum));
     for (int i = 0; i < o->n_params && o->is_watched; i++)
         TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));
+    if (o->is_watched) TRY(dynamic_add_squares(o->tables, o->sum));
     grad_factor_args a = {.sum = o->sum,
                           .base = (float)scale,
                           .clip = (float)o->clip,
@@ -124,6 +128,17 @@ static update_args update_of(const optimizer *o, int i, double lr, int64_t t) {
                          .step = t};
 }
 
+/* Rows of dynamic tables move as those of lazy tables do. */
+static status update_tables(optimizer *o, double lr, int64_t t, const float *grad_scale) {
+    embed_step_args a = {.lr = (float)lr,
+                         .beta1 = o->beta1,
+                         .beta2 = o->beta2,
+                         .eps = o->eps,
+                         .grad_scale = grad_scale,
+                         .step = t};
+    return dynamic_update(o->tables, &a);
+}
+
 status optimizer_step(optimizer *o, double lr, int64_t t, double scale) {
     bool is_scaled = o->is_watched || scale != 1;
     if (is_scaled) TRY(set_factor(o, scale));
@@ -131,7 +146,8 @@ status optimizer_step(optimizer *o, double lr, int64_t t, double scale) {
         o->updates[i] = update_of(o, i, lr, t);
         o->updates[i].grad_scale = is_scaled ? o->grad_scale : NULL;
     }
-    return o->be->ops->update(o->be, o->updates, o->n_params);
+    TRY(o->be->ops->update(o->be, o->updates, o->n_params));
+    return update_tables(o, lr, t, is_scaled ? o->grad_scale : NULL);
 }
 
 status optimizer_fetch_norm(optimizer *o, double *to, uint64_t *ticket) {

@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "config/config.h"
+#include "nn/dynamic.h"
 #include "nn/model.h"
 #include "ops/ops.h"
 
@@ -26,8 +27,9 @@ typedef struct optimizer {
     backend *be;
     param *params; /* (n_params), of the model */
     int n_params;
-    opt_kind kind;       /* of dense weights */
-    opt_kind table_kind; /* of embedding tables */
+    dynamic_tables *tables; /* of the model: their rows carry their state */
+    opt_kind kind;          /* of dense weights */
+    opt_kind table_kind;    /* of embedding tables */
     row_mode rows;
     float beta1, beta2, eps;
     float weight_decay;   /* of dense weights; of tables too where rows are dense */
@@ -44,7 +46,7 @@ row_mode optimizer_row_mode(const config *c);
 const char *row_mode_name(row_mode rows);
 
 /* State of zeros for the config's optimizer; optimizer_fini frees it, a failed init too. */
-status optimizer_init(optimizer *o, backend *be, param *params, int n_params, const config *c);
+status optimizer_init(optimizer *o, backend *be, model *m, const config *c);
 void optimizer_fini(optimizer *o);
 
 /* The parameter with the shape of its state's m (and v) for its own. */

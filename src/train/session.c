@@ -73,13 +73,16 @@ static void set_limits(session *s) {
     if (c->trainer.eval_user_max_batch_size != CONFIG_NONE &&
         c->trainer.eval_user_max_batch_size < s->eval_batch)
         s->eval_batch = (int32_t)c->trainer.eval_user_max_batch_size;
-    for (int f = 0; f < s->data->n_context; f++)
+    for (int f = 0; f < s->data->n_context; f++) {
         s->n_context_values[f] = (int32_t)s->data->context[f].values.n;
+        s->context_names[f] = s->data->context[f].name;
+    }
     s->limits =
         (model_limits){.n_items = (int32_t)s->data->n_items,
                        .n_actions = is_ranking ? count_actions(s->data) : 0,
                        .n_context = is_nvidia ? s->data->n_context : 0,
                        .n_context_values = s->n_context_values,
+                       .context_names = s->context_names,
                        .max_users = s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch,
                        .max_events = s->max_history + s->max_targets,
                        .time_per_second = s->data->time_per_second};

@@ -30,6 +30,7 @@ typedef struct session {
     int32_t max_history, max_targets; /* events of a user in a batch */
     int32_t train_batch, eval_batch;  /* users */
     int32_t n_context_values[CONTEXT_MAX];
+    const char *context_names[CONTEXT_MAX]; /* of the data */
     model_limits limits;
 } session;
 

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/mem.h"
+#include "nn/dynamic.h"
 
 enum { PIECE = 1 << 14, FEW_USERS = 2 };
 
@@ -41,6 +42,7 @@ static status pass(slope *p, double scale, double *loss) {
     at.grad_scale = (float)(scale / (double)n);
     TRY(model_train_batch(p->s->model, &p->b, &at, NULL));
     TRY(model_take_loss(p->s->model, loss));
+    dynamic_forget(model_tables(p->s->model)); /* only parameters are moved here */
     *loss /= (double)n;
     return OK;
 }

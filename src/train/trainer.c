@@ -194,7 +194,7 @@ static status make_parts(trainer *t) {
     train_state *state = &t->saved.state;
     split_part held_out = t->o->has_validation ? PART_VALIDATION : PART_TEST;
     batcher_config b = session_train_batches(s, state->split, state->seed);
-    TRY(optimizer_init(&t->optimizer, s->be, s->params, s->n_params, s->config));
+    TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
     TRY(batcher_create(&t->batches, s->data, &b));
     TRY(evaluator_create(&t->held_out, s, state->split, held_out));
     if (s->be->n_ahead > 0) trainer_log_memory(t);
@@ -253,6 +253,7 @@ status trainer_run(session *s, const train_options *options) {
     t.saved = (checkpoint){.be = s->be,
                            .params = s->params,
                            .n_params = s->n_params,
+                           .tables = model_tables(s->model),
                            .optimizer = &t.optimizer,
                            .state = {.seed = (uint64_t)s->config->trainer.seed,
                                      .split = session_split(s->config, options->has_validation),

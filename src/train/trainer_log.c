@@ -1,4 +1,5 @@
 /* What a trainer tells: config.json, the lines of log.jsonl, and its observer. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -107,6 +108,46 @@ static void write_done(const trainer *t, json_writer *w) {
     }
 }
 
+/* One table: how full it is, and where the ids of the epoch were found. */
+static void write_table(const char *name, const dynamic_state *s, json_writer *w) {
+    const embed_counts *c = &s->since;
+    int64_t n_found = c->hits[0] + c->hits[1] + c->hits[2];
+    double n = (double)(n_found + c->n_new + c->n_refused + c->n_rejected);
+    json_object_open(w);
+    json_key_string(w, "name", name);
+    json_key_int(w, "rows", s->n_rows);
+    json_key_int(w, "slots", s->n_slots);
+    json_key_double(w, "load", (double)s->n_rows / (double)s->n_slots);
+    json_key_double(w, "hit_level0", n > 0 ? (double)c->hits[0] / n : 0);
+    json_key_double(w, "hit_level1", n > 0 ? (double)c->hits[1] / n : 0);
+    json_key_int(w, "new", c->n_new);
+    json_key_int(w, "evicted", c->n_evicted);
+    json_key_int(w, "rejected", c->n_rejected);
+    json_object_close(w);
+    log_info("table '%s': %" PRId64 " rows, load %.3f; %.2f %% of ids in level 0, %.2f %% in level "
+             "1; %" PRId64 " new, %" PRId64 " evicted, %" PRId64 " rejected",
+             name, s->n_rows, (double)s->n_rows / (double)s->n_slots,
+             n > 0 ? 100 * (double)c->hits[0] / n : 0, n > 0 ? 100 * (double)c->hits[1] / n : 0,
+             c->n_new, c->n_evicted, c->n_rejected);
+}
+
+static void write_tables(const trainer *t, json_writer *w) {
+    dynamic_tables *tables = model_tables(t->s->model);
+    dynamic_state state;
+    if (tables->n == 0) return;
+    json_key(w, "tables");
+    json_array_open(w);
+    for (int i = 0; i < tables->n; i++) {
+        status st = dynamic_news(&tables->item[i], &state);
+        if (st != OK) {
+            w->state = st; /* json_finish tells it */
+            return;
+        }
+        write_table(tables->item[i].config->table_name, &state, w);
+    }
+    json_array_close(w);
+}
+
 static void write_event(const trainer *t, const train_event *e, json_writer *w) {
     static const char *const names[] = {"start", "epoch", "eval", "done"};
     json_object_open(w);
@@ -121,6 +162,7 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
         json_key_double(w, "tokens_per_s", e->tokens_per_s);
         json_key_double(w, "lr", e->rate);
         if (e->metrics != NULL) write_metrics(e->metrics, w);
+        if (e->kind == EVENT_EPOCH) write_tables(t, w);
         if (e->kind == EVENT_DONE) write_done(t, w);
     }
     json_object_close(w);
@@ -150,6 +192,8 @@ void trainer_log_memory(const trainer *t) {
     double mb = 1e6, weights = 4.0 * (double)model_n_numbers(s->model);
     double state = (double)optimizer_bytes(&t->optimizer);
     double of_model = (double)model_memory_bytes(s->model);
+    double tables = (double)dynamic_bytes(model_tables(s->model));
+    if (tables > 0) log_info("rows of dynamic tables: %.1f MB", tables / mb);
     log_info("memory of %s: weights %.1f MB, gradients %.1f MB, optimizer %.1f MB, batches and "
              "activations %.1f MB; %.2f GB in all",
              s->be->name, weights / mb, weights / mb, state / mb, (of_model - 2 * weights) / mb,

@@ -1,0 +1,92 @@
+/* Dynamic tables of a model: the features whose rows live in an embed_table instead of an array.
+ *
+ * The dense model never sees them.  Before the passes the ids of a batch are numbered 1, 2, ... (0,
+ * 1, ... for contextual values) in ascending order, their rows are brought to that place of the
+ * bank (input.h), and the passes run on a copy of the batch with these numbers instead of ids; so
+ * everything behind works as with a static table that holds just the rows of the batch, and with
+ * the same sums in the same order.  Behind the passes the rows' gradients go back to the table.
+ * Where a step has several batches, the ids of each are appended to those before, and all rows are
+ * updated behind the last.
+ *
+ * The key of a row is the id in the data: the number of an item, or of a contextual value.  A
+ * model owns its tables; one thread at a time. */
+#ifndef HSTU_NN_DYNAMIC_H
+#define HSTU_NN_DYNAMIC_H
+
+#include "data/batcher.h"
+#include "embed/table.h"
+#include "nn/memory.h"
+#include "nn/model.h"
+#include "nn/params.h"
+
+enum { ITEM_FEATURE = -1 };
+
+typedef struct dynamic_table {
+    const config_embedding *config;
+    int32_t feature;     /* number of the contextual feature, or ITEM_FEATURE */
+    int32_t first, last; /* ids of the data: 1..V, or 0..n-1; the first one's number in a batch */
+    int32_t max_rows;    /* different ids of a step, at most */
+    int32_t dim;
+    embed_table *table;
+    uint64_t *seen;      /* host, a bit an id; all 0 between two calls */
+    int32_t *place;      /* host (last + 1): of an id in `ids`, from 1; 0: it is not there */
+    uint64_t *ids;       /* host (max_rows): of the batches of this step, those of each ascending */
+    int64_t n;           /* of these */
+    float *value, *grad; /* (max_rows, dim): places in the bank */
+    float *row_grad;     /* (max_rows, dim): in the table's order */
+    embed_counts told;   /* of the last dynamic_news */
+} dynamic_table;
+
+typedef struct dynamic_tables {
+    backend *be;
+    dynamic_table *item; /* (n) */
+    int n;
+    batch numbered; /* the batch with numbers for ids */
+    uint32_t *items, *context;
+    int64_t max_tokens, max_users;
+    int n_taken; /* batches for training since the last update */
+} dynamic_tables;
+
+/* Finds the features that the config gives dynamic tables, and puts the most different ids of a
+ * batch in the place of the number of ids, in *l and in n_context_values (F), which is l's. */
+status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
+                      int32_t *n_context_values, nn_memory *memory);
+void dynamic_fini(dynamic_tables *d);
+
+/* The table of a feature, or NULL: it is static. */
+dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature);
+
+/* Makes a chosen table for rows of p: its place in the bank, behind row 0 where that is padding. */
+status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
+                      nn_memory *memory);
+
+/* Brings the rows of a batch; *out is what the passes take for it, b itself where no table is
+ * dynamic.  FETCH_INSERT is for training, FETCH_FIRST for everything else. */
+status dynamic_take(dynamic_tables *d, const batch *b, fetch_mode mode, const batch **out);
+
+/* rows (V, dim), memory of the backend: those of all items. */
+status dynamic_read_items(dynamic_tables *d, float *rows);
+
+/* Adds the squares of the rows' gradients to *sum, memory of the backend. */
+status dynamic_add_squares(dynamic_tables *d, double *sum);
+
+/* Steps the rows of the batches for training since the last update. */
+status dynamic_update(dynamic_tables *d, const embed_step_args *args);
+
+/* Forgets these batches instead. */
+void dynamic_forget(dynamic_tables *d);
+
+/* Tables without rows. */
+status dynamic_clear(dynamic_tables *d);
+
+/* How full a table is, and what happened since it was last asked. */
+typedef struct dynamic_state {
+    int64_t n_rows, n_slots;
+    embed_counts since;
+} dynamic_state;
+status dynamic_news(dynamic_table *t, dynamic_state *out);
+
+/* Bytes of all rows, wherever they are. */
+uint64_t dynamic_bytes(const dynamic_tables *d);
+
+#endif
