@@ -357,6 +357,7 @@ static status load_moments(checkpoint *c, const char *path) {
 
 static status load_tables(checkpoint *c, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
+    dynamic_state as_loaded;
     int64_t n_rejected;
     for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
         TRY(table_path(path, c, folder, i));
@@ -364,6 +365,8 @@ static status load_tables(checkpoint *c, const char *folder) {
                                 &n_rejected));
         if (n_rejected > 0)
             log_warn("%s: %" PRId64 " rows found no place and start anew", path, n_rejected);
+        /* What the log tells next begins here. */
+        TRY(dynamic_news(&c->tables->item[i], &as_loaded));
     }
     return OK;
 }
