@@ -11,8 +11,7 @@ static int64_t count_tiles(const attn_args *a) {
 bool bwd_is_whole(backend *be, const attn_args *a) {
     enum { SHORT = 256, LONGEST = 512, MOST = 32 }; /* MOST: bits of the walk's words */
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
-    if (a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST || n_pairs > INT32_MAX)
-        return false;
+    if (a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST) return false;
     return a->max_len_k <= SHORT || n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
 }
 
