@@ -279,6 +279,20 @@ TEST(cuda_recorded_steps_are_the_steps) {
     backend_destroy(be);
 }
 
+/* What is made next may lie where the released memory lay, under the key of before. */
+TEST(cuda_recorded_steps_go_with_their_memory) {
+    small_result got;
+    backend *be = open_cuda(true);
+    small_step s = small_step_make(be);
+    for (uint32_t i = 0; i < 3; i++)
+        small_step_run(&s, i, 41, &got);
+    small_step_free(&s);
+    s = small_step_make(be);
+    CHECK_EQ(small_step_run(&s, 0, 41, &got), RECORD_RUN);
+    small_step_free(&s);
+    backend_destroy(be);
+}
+
 /* ---- training -------------------------------------------------------------------------------- */
 
 enum { STEPS = 30, MAX_PARAMS = 64 };

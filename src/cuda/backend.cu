@@ -34,10 +34,13 @@ static status memory_alloc(backend *be, void **out, size_t bytes) {
     return cuda_failed(error, "clearing new memory");
 }
 
-/* cudaFree waits for the device, so nothing that still runs loses its memory. */
+/* cudaFree waits for the device, so nothing that still runs loses its memory.  A recorded step may
+ * hold the address: a model made after this one can lie at the same place, so that its key says the
+ * step is its own. */
 static void memory_release(backend *be, void *memory) {
-    (void)be;
-    if (memory != NULL) cudaFree(memory);
+    if (memory == NULL) return;
+    cuda_graphs_drop(cuda_of(be)->graphs);
+    cudaFree(memory);
 }
 
 static status memory_zero(backend *be, void *memory, size_t bytes) {
