@@ -39,6 +39,7 @@ typedef struct golden {
     char worst[128];  /* the tensor nearest to its limit, or beyond */
     double worst_error, worst_limit;
     golden_naive *naive; /* NULL in float32 */
+    double loss_scale;   /* what golden_check_grads divides by; 0: nothing */
 } golden;
 
 typedef status (*golden_fn)(golden *g);

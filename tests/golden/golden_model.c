@@ -123,9 +123,16 @@ static status read_negatives(golden *g, int32_t **out) {
     return OK;
 }
 
+/* As in training: float16 loses small gradients without one, and Adam's first step makes as much of
+ * them as of any. */
+static float loss_scale(void) {
+    return test_on.p == PRECISION_F16 ? 1024 : 1;
+}
+
 static status check_batch(golden *g, model *m, const batch *b, const int32_t *negatives) {
     int64_t n = model_count_loss(m, b);
-    model_step at = {1, 0, 1 / (float)n};
+    model_step at = {1, 0, loss_scale() / (float)n};
+    g->loss_scale = (double)loss_scale();
     const st_tensor *want;
     const void *encoded;
     double loss = 0;
@@ -170,12 +177,6 @@ typedef struct curve {
     float **first, **second; /* moments of every parameter */
     update_args optimizer;
 } curve;
-
-/* float16 loses small gradients without one, and Adam's first step makes as much of them as of any.
- */
-static float loss_scale(void) {
-    return test_on.p == PRECISION_F16 ? 1024 : 1;
-}
 
 static status start_optimizer(golden *g, curve *v) {
     double lr, beta1, beta2, eps, decay;
