@@ -96,12 +96,14 @@ all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
 hstu: $B/hstu
 	@ln -sf $B/hstu hstu
 
-# The library for others: one object in which every symbol but hstu_* is local.
+# The library for others: one object in which every symbol but hstu_* is local, and one of the C++ parts that the
+# linker shares among all objects: a libstdc++.a would look in vain for a local one.
 libhstu.a: $B/libhstu.o
 	@rm -f $@ && ar rcs $@ $<
 $B/libhstu.o: $(LIB_OBJ)
 	ld -r -o $@ $^
 	objcopy --localize-hidden $@
+	objcopy --globalize-symbol=DW.ref.__gxx_personality_v0 $@
 
 $B/hstu: $(CLI_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
