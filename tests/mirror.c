@@ -114,7 +114,9 @@ static void poison(char *to, const mirror *m, mirror_kind kind) {
 
 static float round_here(const mirror *m, mirror_kind kind, float x) {
     if (!m->is_rounding || (!is_act(kind) && kind != FACTOR)) return x;
-    return (float)(kind == ACT ? precision_round_act(m->p, x) : precision_round_factor(m->p, x));
+    double v = (double)x * m->grid;
+    v = kind == ACT ? precision_round_act(m->p, v) : precision_round_factor(m->p, v);
+    return (float)(v / m->grid);
 }
 
 /* One element on its way down. */
@@ -333,6 +335,10 @@ static void destroy(backend *be) {
     mem_free(be);
 }
 
+void mirror_shift_grid(backend *be, double by) {
+    mirror_of(be)->grid = by;
+}
+
 status mirror_create(backend **out, backend *below, bool owns_below, precision p) {
     backend *be = NULL;
     mirror *m = NULL;
@@ -359,6 +365,7 @@ status mirror_create(backend **out, backend *below, bool owns_below, precision p
     table->record = record;
     *m = (mirror){.below = below,
                   .owns_below = owns_below,
+                  .grid = 1,
                   .p = p,
                   .is_rounding = p != PRECISION_F32 && below->act == ACT_F32 &&
                                  strcmp(below->name, "cpu") == 0};

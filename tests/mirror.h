@@ -19,4 +19,8 @@
  */
 status mirror_create(backend **out, backend *below, bool owns_below, precision p);
 
+/* Where activations are rounded on their way, to the precision's numbers divided by `by`: as many
+ * and as dense, but others.  So the error that is rounding's luck can be drawn again. */
+void mirror_shift_grid(backend *be, double by);
+
 #endif

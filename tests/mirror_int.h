@@ -35,6 +35,7 @@ typedef struct mirror {
     bool owns_below;
     precision p;
     bool is_rounding; /* below keeps float32: round here */
+    double grid;      /* (mirror_shift_grid) */
     mirror_part *part;
     mirror_region *region;
     int *order;

@@ -102,7 +102,8 @@ static double limit_of(golden *g, double error, double limit, bool is_tensor) {
     golden_naive *naive = g->naive;
     if (naive == NULL || limit == 0 || naive->at == GOLDEN_CHECKS) return limit;
     if (naive->is_measuring) {
-        naive->error[naive->at++] = error;
+        double *largest = &naive->error[naive->at++];
+        *largest = fmax(*largest, error);
         return INFINITY;
     }
     double measured = naive->error[naive->at++];
