@@ -153,12 +153,11 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
     t->value = p->value + (int64_t)t->first * t->dim;
     t->grad = p->grad + (int64_t)t->first * t->dim;
     TRY(NN_NEW(memory, &t->row_grad, (int64_t)t->max_rows * t->dim));
-    /* Tables of one run have seeds of their own: the same id starts elsewhere in each. */
     embed_config e = {.dim = t->dim,
                       .opt = opts[c->optimizer.kind],
                       .policy = t->config->evict == EVICT_LFU ? POLICY_LFU : POLICY_LRU,
                       .max_batch = t->max_rows,
-                      .seed = (uint64_t)c->trainer.seed + ((uint64_t)(t->feature + 1) << 32),
+                      .seed = init_table_seed((uint64_t)c->trainer.seed, INPUT_TABLE(t->feature)),
                       .first = FIRST_UNIFORM,
                       .first_scale = INPUT_TABLE_SCALE};
     set_levels(&e, t);

@@ -15,11 +15,10 @@
 
 #include "data/batcher.h"
 #include "embed/table.h"
+#include "nn/input.h"
 #include "nn/memory.h"
 #include "nn/model.h"
 #include "nn/params.h"
-
-enum { ITEM_FEATURE = -1 };
 
 typedef struct dynamic_table {
     const config_embedding *config;

@@ -14,7 +14,8 @@ static int32_t dim_gate(const hstu_layer_config *c) {
 static status add_research(hstu_layer *l, param_list *params, const char *prefix) {
     const hstu_layer_config *c = &l->config;
     int64_t e = c->dim, g = dim_gate(c), w = width(c), n = c->bias_len;
-    init_rule small = {INIT_NORMAL, 0.02}, bias = {INIT_UNIFORM, 1 / sqrt((double)g)};
+    init_rule small = {.kind = INIT_NORMAL, .scale = 0.02},
+              bias = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)g)};
     param_spec uvqk = {prefix, "_uvqk", 2, {e, w}, small, false};
     param_spec time_w = {prefix, "_rel_attn_bias._ts_w", 1, {ATTN_TIME_BUCKETS + 1}, small, false};
     param_spec position_w = {prefix, "_rel_attn_bias._pos_w", 1, {2 * n - 1}, small, false};
@@ -29,7 +30,7 @@ static status add_research(hstu_layer *l, param_list *params, const char *prefix
 
 static status add_vector(param_list *params, const char *prefix, const char *name, int64_t n,
                          init_kind kind, param **out) {
-    param_spec spec = {prefix, name, 1, {n}, {kind, 0}, false};
+    param_spec spec = {prefix, name, 1, {n}, {.kind = kind}, false};
     return param_add(params, &spec, out);
 }
 

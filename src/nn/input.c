@@ -3,7 +3,11 @@
 #include <math.h>
 #include <stdio.h>
 
-static const init_rule TABLE_RULE = {INIT_UNIFORM, 0.035};
+/* Of a table that a config may make dynamic: it starts alike either way. */
+static init_rule rows_rule(int32_t feature) {
+    return (init_rule){
+        .kind = INIT_ROWS, .scale = INPUT_TABLE_SCALE, .table = INPUT_TABLE(feature)};
+}
 
 static bool has_item_mlp(const input_config *c) {
     return c->item_dim > 0;
@@ -51,13 +55,13 @@ static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, p
 
 static status add_items(input *in, param_list *params, int64_t *at) {
     const input_config *c = &in->config;
-    init_rule research = {INIT_TRUNCATED, 0.02};
+    init_rule research = {.kind = INIT_TRUNCATED, .scale = 0.02};
     int64_t n = (int64_t)c->n_items + 1;
     if (c->has_dynamic_items) return add_dynamic(params, &in->events, at, n, &in->item);
     return add_table(params, &in->events, at, n,
                      c->is_research ? "_embedding_module._item_emb.weight"
                                     : "_embedding.item.weight",
-                     c->is_research ? research : TABLE_RULE, &in->item);
+                     c->is_research ? research : rows_rule(ITEM_FEATURE), &in->item);
 }
 
 static status add_context(input *in, param_list *params, bank *b, int32_t f, int64_t *at) {
@@ -66,7 +70,7 @@ static status add_context(input *in, param_list *params, bank *b, int32_t f, int
     if (in->config.is_dynamic != NULL && in->config.is_dynamic[f])
         return add_dynamic(params, b, at, n, &in->context[f]);
     snprintf(name, sizeof name, "_embedding.context.%d.weight", (int)f);
-    return add_table(params, b, at, n, name, TABLE_RULE, &in->context[f]);
+    return add_table(params, b, at, n, name, rows_rule(f), &in->context[f]);
 }
 
 static int64_t count_context_rows(const input_config *c) {
@@ -94,7 +98,7 @@ static status add_tables(input *in, param_list *params) {
     in->action_row = (int32_t)at;
     if (c->n_actions > 0)
         TRY(add_table(params, &in->events, &at, c->n_actions, "_embedding.action.weight",
-                      TABLE_RULE, &in->action));
+                      (init_rule){.kind = INIT_UNIFORM, .scale = INPUT_TABLE_SCALE}, &in->action));
     if (in->is_merged) return add_contexts(in, params, &in->events, at);
     TRY(bank_alloc(&in->contexts, params, n_contexts, has_context_mlp(c) ? c->context_dim : c->dim,
                    c->has_marks));
@@ -109,8 +113,8 @@ static status add_mlp(mlp *m, param_list *params, int32_t n_in, int32_t dim, con
 /* HSTU gives the positions of the research models Glorot's deviation; SASRec keeps the first one.
  */
 static init_rule position_rule(const input_config *c) {
-    if (!c->is_research) return (init_rule){INIT_UNIFORM, sqrt(1.0 / c->n_places)};
-    if (c->is_sasrec) return (init_rule){INIT_TRUNCATED, sqrt(1.0 / c->dim)};
+    if (!c->is_research) return (init_rule){.kind = INIT_UNIFORM, .scale = sqrt(1.0 / c->n_places)};
+    if (c->is_sasrec) return (init_rule){.kind = INIT_TRUNCATED, .scale = sqrt(1.0 / c->dim)};
     return init_xavier_normal(c->n_places, c->dim);
 }
 

@@ -17,6 +17,11 @@
  */
 #define INPUT_TABLE_SCALE 0.035f
 
+/* Features are named by their number among the contextual ones, or ITEM_FEATURE; the number of a
+ * feature's table in the model, by which its first values are drawn. */
+enum { ITEM_FEATURE = -1 };
+#define INPUT_TABLE(feature) ((uint32_t)((feature) + 1))
+
 /* Tables one behind the other, and memory to group the rows used by a batch. */
 typedef struct bank {
     int32_t dim, n_rows;

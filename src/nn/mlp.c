@@ -10,7 +10,7 @@ status mlp_add_params(mlp *m, const mlp_config *c, param_list *params, const cha
         snprintf(weight, sizeof weight, "%d.weight", 2 * i);
         snprintf(bias, sizeof bias, "%d.bias", 2 * i);
         param_spec w = {prefix, weight, 2, {n_out, n_in}, init_xavier_uniform(n_in, n_out), false};
-        param_spec b = {prefix, bias, 1, {n_out}, {INIT_ZERO, 0}, false};
+        param_spec b = {prefix, bias, 1, {n_out}, {.kind = INIT_ZERO}, false};
         TRY(param_add(params, &w, &m->w[i]));
         if (c->has_bias) TRY(param_add(params, &b, &m->b[i]));
     }

@@ -4,12 +4,18 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ops/table.h"
+
+uint64_t init_table_seed(uint64_t seed, uint32_t table) {
+    return seed + ((uint64_t)table << 32);
+}
+
 init_rule init_xavier_uniform(int64_t n_in, int64_t n_out) {
-    return (init_rule){INIT_UNIFORM, sqrt(6.0 / (double)(n_in + n_out))};
+    return (init_rule){.kind = INIT_UNIFORM, .scale = sqrt(6.0 / (double)(n_in + n_out))};
 }
 
 init_rule init_xavier_normal(int64_t n_in, int64_t n_out) {
-    return (init_rule){INIT_NORMAL, sqrt(2.0 / (double)(n_in + n_out))};
+    return (init_rule){.kind = INIT_NORMAL, .scale = sqrt(2.0 / (double)(n_in + n_out))};
 }
 
 status param_list_init(param_list *l, nn_memory *memory, int capacity) {
@@ -89,18 +95,33 @@ static double first_value(const init_rule *rule, rng_key key, uint32_t index, ui
     return rule->scale * draw[0];
 }
 
+/* n numbers of a parameter from element `at` on. */
+static void first_values(const param_list *l, int i, uint64_t seed, int64_t at, int64_t n,
+                         float *out) {
+    const init_rule *rule = &l->rule[i];
+    rng_key key = rng_make_key(seed, RNG_INIT);
+    if (rule->kind != INIT_ROWS) {
+        for (int64_t k = 0; k < n; k++)
+            out[k] = (float)first_value(rule, key, l->draw[i], (uint64_t)(at + k));
+        return;
+    }
+    int64_t dim = l->item[i].shape[1];
+    table_first first = {FIRST_UNIFORM, rng_make_key(init_table_seed(seed, rule->table), RNG_TABLE),
+                         (float)table_first_unit(FIRST_UNIFORM, rule->scale), 0};
+    for (int64_t k = 0; k < n; k++)
+        out[k] = table_first_value(&first, (uint64_t)((at + k) / dim), (uint32_t)((at + k) % dim));
+}
+
 /* Values are made on the host in pieces and sent: the same on every backend. */
 status param_list_start(param_list *l, uint64_t seed) {
     enum { PIECE = 4096 };
     float piece[PIECE];
     backend *be = l->memory->be;
-    rng_key key = rng_make_key(seed, RNG_INIT);
     for (int i = 0; i < l->n; i++) {
         param *p = &l->item[i];
         for (int64_t at = 0; at < p->n; at += PIECE) {
             int64_t n = p->n - at < PIECE ? p->n - at : PIECE;
-            for (int64_t k = 0; k < n; k++)
-                piece[k] = (float)first_value(&l->rule[i], key, l->draw[i], (uint64_t)(at + k));
+            first_values(l, i, seed, at, n, piece);
             TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n * sizeof *piece));
         }
         TRY(be->ops->zero(be, p->grad, (size_t)p->n * sizeof *p->grad));

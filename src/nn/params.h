@@ -7,13 +7,26 @@
 #include "nn/model.h"
 
 /* How a parameter starts.  Uniform: in [-scale, scale); normal: scale is the deviation; truncated
- * normal: of four normal draws the first with |x| < 2, as the reference has it. */
-typedef enum { INIT_ZERO, INIT_ONE, INIT_UNIFORM, INIT_NORMAL, INIT_TRUNCATED } init_kind;
+ * normal: of four normal draws the first with |x| < 2, as the reference has it.  Rows: uniform by
+ * (table, row, column), the first values that the rows of a dynamic table have (ops/table.h). */
+typedef enum {
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_UNIFORM,
+    INIT_NORMAL,
+    INIT_TRUNCATED,
+    INIT_ROWS
+} init_kind;
 
 typedef struct init_rule {
     init_kind kind;
     double scale;
+    uint32_t table; /* INIT_ROWS: its number in the model */
 } init_rule;
+
+/* The seed of a table: tables of one run have seeds of their own, so that the same row starts
+ * elsewhere in each. */
+uint64_t init_table_seed(uint64_t seed, uint32_t table);
 
 /* Glorot's rules for a matrix of n_in times n_out. */
 init_rule init_xavier_uniform(int64_t n_in, int64_t n_out);
@@ -55,7 +68,7 @@ void param_leave_out(param_list *l);
 
 param *param_find(param_list *l, const char *name); /* or NULL */
 
-/* First values, by Philox(seed, RNG_INIT) of (parameter, element). */
+/* First values, by Philox(seed, RNG_INIT) of (parameter, element), and those of INIT_ROWS. */
 status param_list_start(param_list *l, uint64_t seed);
 
 #endif

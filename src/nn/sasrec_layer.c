@@ -7,7 +7,7 @@ typedef enum { SITE_ATTENTION, SITE_FFN, SITE_OUT } site_kind;
 
 static status add_attention(sasrec_layer *l, param_list *params, int index) {
     int64_t e = l->config.dim;
-    init_rule zero = {INIT_ZERO, 0};
+    init_rule zero = {.kind = INIT_ZERO};
     char prefix[48];
     snprintf(prefix, sizeof prefix, "attention_layers.%d.", index);
     param_spec in = {prefix, "in_proj_weight", 2, {3 * e, e}, init_xavier_normal(e, 3 * e), false};
@@ -23,8 +23,8 @@ static status add_attention(sasrec_layer *l, param_list *params, int index) {
 /* The FFN is a pair of convolutions of kernel size 1 in the reference; hence the last 1. */
 static status add_ffn(sasrec_layer *l, param_list *params, int index) {
     int64_t e = l->config.dim, f = l->config.dim_ffn;
-    init_rule from_e = {INIT_UNIFORM, 1 / sqrt((double)e)};
-    init_rule from_f = {INIT_UNIFORM, 1 / sqrt((double)f)};
+    init_rule from_e = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)e)};
+    init_rule from_f = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)f)};
     char prefix[48];
     snprintf(prefix, sizeof prefix, "forward_layers.%d._conv1d.", index);
     param_spec w1 = {prefix, "0.weight", 3, {f, e, 1}, init_xavier_normal(e, f), false};
