@@ -75,7 +75,7 @@ static double toy_step(toy_run *r, const toy_way *way, int step) {
     double loss = 0;
     for (int i = 0; i < way->n_micro; i++) {
         toy_batch b;
-        toy_batch_make(&b, way->kind, 100 + (uint64_t)(step * way->n_micro + i) % 5);
+        toy_batch_make(&b, way->kind, 100 + (uint64_t)(step * way->n_micro + i) % 2);
         CHECK_OK(model_train_batch(r->t.m, &b.b, &at, NULL));
     }
     CHECK_OK(model_take_loss(r->t.m, &loss));
@@ -97,17 +97,50 @@ static void check_same_acts(toy_run *a, toy_run *b, const void *x, const void *y
         CHECK(is_same((double)from_a[i], (double)from_b[i]));
 }
 
-static void check_same_corpus(toy_run *a, toy_run *b) {
-    enum { N = TOY_ITEMS * 12 };
-    const float *x, *y;
-    float from_a[N], from_b[N];
-    CHECK_EQ(a->t.m->dim, 12);
-    CHECK_OK(model_corpus(a->t.m, &x));
-    CHECK_OK(model_corpus(b->t.m, &y));
-    CHECK_OK(a->t.be->ops->copy_out(a->t.be, from_a, x, sizeof from_a));
-    CHECK_OK(b->t.be->ops->copy_out(b->t.be, from_b, y, sizeof from_b));
-    for (int i = 0; i < N; i++)
-        CHECK(is_same((double)from_a[i], (double)from_b[i]));
+/* Every row of the dynamic corpus is that of its item in the static one, and both maps agree. */
+static void check_same_corpus(toy_run *fixed, toy_run *grown) {
+    enum { DIM = 12, N = TOY_ITEMS * DIM };
+    model_items x, y;
+    float all[N], some[N];
+    CHECK_EQ(fixed->t.m->dim, DIM);
+    CHECK_OK(model_corpus(fixed->t.m, &x));
+    CHECK_OK(model_corpus(grown->t.m, &y));
+    CHECK(x.n == TOY_ITEMS && y.n > 0 && y.n <= TOY_ITEMS && y.row[0] == -1);
+    CHECK_OK(fixed->t.be->ops->copy_out(fixed->t.be, all, x.rows, sizeof all));
+    CHECK_OK(
+        grown->t.be->ops->copy_out(grown->t.be, some, y.rows, (size_t)y.n * DIM * sizeof *some));
+    for (int32_t item = 1, n = 0; item <= TOY_ITEMS; item++) {
+        CHECK(x.row[item] == item - 1 && x.item[item - 1] == item);
+        if (n == y.n || y.item[n] != item) {
+            CHECK_EQ(y.row[item], -1);
+            continue;
+        }
+        CHECK_EQ(y.row[item], n);
+        for (int i = 0; i < DIM; i++)
+            CHECK(is_same((double)all[(item - 1) * DIM + i], (double)some[n * DIM + i]));
+        n++;
+    }
+}
+
+/* Ids that have no row read as zeros: so do rows of zeros of a static table. */
+static int zero_untrained(toy_run *fixed, toy_run *grown) {
+    dynamic_tables *d = model_tables(grown->t.m);
+    int n = 0;
+    for (int i = 0; i < d->n; i++) {
+        dynamic_table *t = &d->item[i];
+        const input *in = &fixed->t.m->input;
+        param *p = t->feature == ITEM_FEATURE ? in->item : in->context[t->feature];
+        for (int32_t id = t->first; id <= t->last; id++) {
+            uint64_t key = (uint64_t)id;
+            uint8_t is_found;
+            CHECK_OK(embed_find(t->table, 1, &key, 0, NULL, &is_found));
+            if (is_found) continue;
+            CHECK_OK(fixed->t.be->ops->zero(fixed->t.be, p->value + (int64_t)id * t->dim,
+                                            (size_t)t->dim * sizeof(float)));
+            n++;
+        }
+    }
+    return n;
 }
 
 static void check_same_output(toy_run *a, toy_run *b, toy_kind kind, const batch *of) {
@@ -129,6 +162,7 @@ static void check_same_output(toy_run *a, toy_run *b, toy_kind kind, const batch
 static void compare(toy_way way) {
     toy_run fixed = {0}, grown = {0};
     toy_batch b;
+    int n_untrained = 0;
     toy_start(&fixed, &way, 0);
     toy_start(&grown, &way, way.n_dynamic);
     CHECK_EQ(model_tables(grown.t.m)->n, way.n_dynamic);
@@ -138,10 +172,12 @@ static void compare(toy_way way) {
         if (!is_same(x, y))
             FAIL_TEST("%s: loss %.17g of step %d, with static tables %.17g",
                       toy_kind_name(way.kind), y, step, x);
-        /* The second one with ids that were never trained. */
+        /* The second one with ids that were never trained: no batch after the second has any. */
         toy_batch_make(&b, way.kind, step == 6 ? 100 : 999);
+        if (step == 6) n_untrained = zero_untrained(&fixed, &grown);
         if (step >= 6) check_same_output(&fixed, &grown, way.kind, &b.b);
     }
+    CHECK(n_untrained > 0);
     toy_end(&fixed);
     toy_end(&grown);
 }
@@ -218,6 +254,7 @@ static const char *data_folder(void) {
 }
 
 typedef struct table_run {
+    const char *gin; /* NULL: ranking_tables */
     const char *set[4];
     size_t n_set;
     int n_threads;
@@ -239,7 +276,8 @@ static status train(table_run *r, const char *run, int64_t n_epochs, int64_t max
     bench_top top;
     train_options o = train_options_default();
     (void)data_folder(); /* the one that top_open looks for */
-    status st = top_open(&top, ranking_tables, r->set, r->n_set, r->n_threads);
+    status st =
+        top_open(&top, r->gin != NULL ? r->gin : ranking_tables, r->set, r->n_set, r->n_threads);
     o.run = run_path(run);
     o.n_epochs = n_epochs;
     o.max_steps = max_steps;
@@ -305,6 +343,44 @@ TEST(dynamic_tables_of_a_quarter_go_on_and_say_what_they_evicted) {
     CHECK(b.n_evicted > 100 && b.n_evicted != a.n_evicted); /* the strategy is not only read */
     CHECK(few.loss < whole.loss * 1.5);
     CHECK(eval_value(&few.end, "auc") > 0.3);
+}
+
+/* Retrieval with fewer slots than a batch has ids: what finds no place is foretold by nobody, and
+ * the items that have a row are ranked among themselves. */
+static const char retrieval_tables[] =
+    "TrainerArgs.train_batch_size = 32\n"
+    "TrainerArgs.eval_interval = 1000\n"
+    "DatasetArgs.dataset_name = 'synth'\n"
+    "DatasetArgs.max_history_seqlen = 16\n"
+    "NetworkArgs.dtype_str = 'float32'\n"
+    "NetworkArgs.num_layers = 1\n"
+    "NetworkArgs.num_attention_heads = 1\n"
+    "NetworkArgs.hidden_size = 8\n"
+    "NetworkArgs.num_position_buckets = 64\n"
+    "OptimizerArgs.learning_rate = 1e-2\n"
+    "RetrievalArgs.num_negatives = 16\n"
+    "movies/DynamicEmbeddingArgs.feature_names = ['item']\n"
+    "movies/DynamicEmbeddingArgs.table_name = 'movies'\n"
+    "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 64\n"
+    "BenchmarkDatasetArgs.embedding_args = [@movies/DynamicEmbeddingArgs()]\n";
+
+TEST(dynamic_tables_smaller_than_a_batch_rank_what_they_have) {
+    static const char *const strategies[] = {"movies/DynamicEmbeddingArgs.evict_strategy='lru'",
+                                             "movies/DynamicEmbeddingArgs.evict_strategy='lfu'"};
+    for (int i = 0; i < 2; i++) {
+        table_run r = {.gin = retrieval_tables, .set = {strategies[i]}, .n_set = 1, .n_threads = 2};
+        const char *run = i == 0 ? "lru" : "lfu";
+        CHECK_OK(train(&r, run, 12, 0, false));
+        news n = read_news(run);
+        CHECK(n.n_rejected > 1000 && n.n_evicted > 0 && n.load == 1);
+        CHECK(isfinite(r.loss) && r.end.n_items_ranked == 64);
+        CHECK(r.end.n_absent > 0 && r.end.n_absent < r.end.n_ids);
+        CHECK(r.end.n_lost > 0 && r.end.n_lost < r.end.n_users);
+        /* 64 rows are ranked: an item that has one is among the first 100. */
+        double found = 1 - (double)r.end.n_lost / (double)r.end.n_users;
+        CHECK(fabs(eval_value(&r.end, "hr@100") - found) < 1e-12);
+        CHECK(eval_value(&r.end, "hr@10") > 0);
+    }
 }
 
 /* Rows of a snapshot by id; where a row lies in its bucket is nobody's concern. */

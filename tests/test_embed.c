@@ -205,6 +205,33 @@ TEST(embed_hit_rates_are_those_of_exact_eviction) {
     check_hit_rate(POLICY_LFU, 1024);
 }
 
+/* 200 ids for 64 slots: those without a place read as their first values, or as zeros. */
+TEST(embed_reads_rejected_ids_as_asked) {
+    enum { N = 200 };
+    backend *be = real();
+    embed_config c = small_config(POLICY_LRU, TABLE_SLOTS);
+    uint64_t ids[N];
+    for (uint64_t i = 0; i < N; i++)
+        ids[i] = i;
+    for (int is_zero = 0; is_zero < 2; is_zero++) {
+        embed_table *t;
+        const embed_batch *b;
+        float rows[N][DIM];
+        int n_zero = 0;
+        CHECK_OK(embed_create(&t, be, &c));
+        CHECK_OK(embed_fetch(t, is_zero ? FETCH_INSERT_ZERO : FETCH_INSERT, N, ids, NULL, &b));
+        CHECK_EQ(b->n_rejected, N - TABLE_SLOTS);
+        CHECK_OK(be->ops->copy_out(be, rows, b->rows, sizeof rows));
+        for (int i = 0; i < N; i++)
+            n_zero += rows[i][0] == 0 && rows[i][DIM - 1] == 0;
+        CHECK_EQ(n_zero, is_zero ? N - TABLE_SLOTS : 0);
+        CHECK_OK(embed_fetch(t, FETCH_ZERO, N, ids, NULL, &b));
+        CHECK_EQ(b->n_absent, N - TABLE_SLOTS);
+        embed_destroy(t);
+    }
+    test_real_backend_end(be);
+}
+
 /* ---- admission ------------------------------------------------------------------------------- */
 
 TEST(embed_admission_by_frequency_counts_exactly) {

@@ -5,11 +5,18 @@ TEST(evaluate_seen_rows_are_sorted_and_distinct) {
     uint32_t item[] = {5, 2, 5, 9, 2, 7, 4, 3, 1};
     batch b = {
         .n_users = 3, .n_tokens = 9, .offsets = offsets, .n_targets = n_targets, .item = item};
-    eval_seen_rows(&b, seen_offsets, rows);
+    const int32_t all[] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8};
     const int32_t want[] = {1, 4, 8, 0, 2}; /* the targets 7 and 4 are labels, not seen */
+    eval_seen_rows(&b, &(model_items){.row = all}, seen_offsets, rows);
     CHECK(seen_offsets[1] == 3 && seen_offsets[2] == 3 && seen_offsets[3] == 5);
     for (int i = 0; i < 5; i++)
         CHECK_EQ(rows[i], want[i]);
+    const int32_t some[] = {-1, 0, -1, 1, 2, -1, 3, 4, 5, 6}; /* the items 2 and 5 have no row */
+    const int32_t left[] = {6, 0, 1};
+    eval_seen_rows(&b, &(model_items){.row = some}, seen_offsets, rows);
+    CHECK(seen_offsets[1] == 1 && seen_offsets[2] == 1 && seen_offsets[3] == 3);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(rows[i], left[i]);
 }
 
 /* Evaluated by hand: encode, score by a loop in double, count. */
@@ -30,7 +37,7 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
     double mrr = 0;
     do {
         const void *query;
-        const float *corpus;
+        model_items corpus;
         CHECK_OK(batcher_next(batches, &b));
         CHECK_OK(model_encode(t.session.model, b, &query));
         CHECK_OK(model_corpus(t.session.model, &corpus));
@@ -41,7 +48,7 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
             for (int v = 0; v < 60; v++) {
                 score[v] = 0;
                 for (int d = 0; d < dim; d++)
-                    score[v] += (double)q[d] * corpus[v * dim + d];
+                    score[v] += (double)q[d] * corpus.rows[v * dim + d];
             }
             of_target = score[target];
             for (int i = b->offsets[u]; i < end; i++)

@@ -287,7 +287,7 @@ TEST(gradients_of_variants) {
     if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
     toy_model t;
     toy_batch b;
-    const float *corpus;
+    model_items corpus;
     model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
     toy_model_open(&t, TOY_HSTU_RESEARCH, 0.2, 2);
     toy_batch_make(&b, TOY_HSTU_RESEARCH, 6);
@@ -304,7 +304,7 @@ TEST(gradients_of_variants) {
     for (int i = 0; i < t.m->params.n; i++)
         check_param(&t, &b.b, &t.m->params.item[i], 1e-2);
     CHECK_OK(model_corpus(t.m, &corpus));
-    CHECK(corpus == t.m->input.item->value + 12); /* raw rows, from item 1 on */
+    CHECK(corpus.rows == t.m->input.item->value + 12); /* raw rows, from item 1 on */
     toy_model_close(&t);
 }
 
@@ -553,7 +553,7 @@ TEST(encode_is_the_last_training_query) {
 
 TEST(corpus_is_the_normalised_table) {
     toy_model t;
-    const float *corpus;
+    model_items corpus;
     toy_model_open(&t, TOY_HSTU_RESEARCH, 0, 1);
     CHECK_OK(model_corpus(t.m, &corpus));
     for (int item = 1; item <= TOY_ITEMS; item++) {
@@ -562,7 +562,8 @@ TEST(corpus_is_the_normalised_table) {
         for (int k = 0; k < 12; k++)
             length += (double)row[k] * (double)row[k];
         for (int k = 0; k < 12; k++)
-            CHECK(fabs((double)corpus[12 * (item - 1) + k] - (double)row[k] / sqrt(length)) < 1e-6);
+            CHECK(fabs((double)corpus.rows[12 * (item - 1) + k] - (double)row[k] / sqrt(length)) <
+                  1e-6);
     }
     toy_model_close(&t);
 }

@@ -181,7 +181,7 @@ TEST(passes_of_the_other_task_are_refused) {
     toy_model t;
     toy_batch b;
     const void *out;
-    const float *rows;
+    model_items rows;
     int64_t n;
     toy_model_open(&t, TOY_RANK_BITS, 0, 1);
     toy_batch_make(&b, TOY_RANK_BITS, 1);

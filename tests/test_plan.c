@@ -20,7 +20,8 @@ static void make(toy_model *t, toy_batch *b, toy_kind kind, int n_targets, plan_
     }
     b->context[0] = 3;
     b->context[1] = 8;
-    CHECK_OK(plan_build(&t->m->plan, t->be, &b->b, &(plan_request){purpose, 0, 1, start}));
+    plan_request request = {.purpose = purpose, .grad_scale = 1, .start = start};
+    CHECK_OK(plan_build(&t->m->plan, t->be, &b->b, &request));
 }
 
 static void check_i32(const char *what, const int32_t *got, const int32_t *want, int n) {
@@ -104,19 +105,36 @@ TEST(plan_of_research_retrieval) {
         CHECK_EQ(p->key_time.host[i], 5 + i);
         CHECK_EQ(p->query_time.host[i], 6 + i);
     }
-    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b, &(plan_request){PLAN_ENCODE, 0, 1, NULL}));
+    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b,
+                        &(plan_request){.purpose = PLAN_ENCODE, .grad_scale = 1}));
     CHECK_EQ(p->n_loss, 1);
     CHECK_EQ(p->loss_token.host[0], 2);
     toy_model_close(&t);
 }
 
 /* Times before 1970 and parts of seconds are cut downwards, so that differences stay right. */
+/* The second and the last event have no row: nothing foretells them, and they foretell others. */
+TEST(plan_leaves_out_labels_without_a_row) {
+    toy_model t;
+    toy_batch b;
+    uint8_t has_no_row[TOY_ITEMS] = {[11] = 1, [13] = 1};
+    plan_request request = {.purpose = PLAN_TRAIN, .grad_scale = 1, .has_no_row = has_no_row};
+    make(&t, &b, TOY_HSTU_RESEARCH, 1, PLAN_TRAIN, NULL);
+    plan *p = &t.m->plan;
+    CHECK(p->n_loss == 3 && p->n_unlabelled == 0);
+    CHECK_OK(plan_build(p, t.be, &b.b, &request));
+    CHECK(p->n_loss == 1 && p->n_unlabelled == 2 && p->n_tokens == 3);
+    CHECK(p->label.host[0] == 12 && p->loss_token.host[0] == 1);
+    toy_model_close(&t);
+}
+
 TEST(plan_cuts_times_downwards) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
     b.time[0] = -1500, b.time[1] = -1000, b.time[2] = -1, b.time[3] = 999;
-    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}));
+    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b,
+                        &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}));
     const plan *p = &t.m->plan;
     CHECK_EQ(p->key_time.host[0], -2);
     CHECK_EQ(p->key_time.host[1], -1);
@@ -153,27 +171,27 @@ TEST(plan_refuses_other_data) {
     make(&t, &b, TOY_RANK_CLASSES, 0, PLAN_TRAIN, NULL);
     plan *p = &t.m->plan;
     b.item[2] = TOY_ITEMS + 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}), ERR_FORMAT,
-                "user 42 of the data has item 24, but the model knows 0..23");
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "user 42 of the data has item 24, but the model knows 0..23");
     b.item[2] = 0;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}), ERR_FORMAT,
-                "item 0");
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "item 0");
     b.item[2] = 1;
     b.action[3] = TOY_ACTIONS;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}), ERR_FORMAT,
-                "action 8");
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "action 8");
     b.action[3] = 0;
     b.context[1] = 9;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}), ERR_FORMAT,
-                "contextual value 9");
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "contextual value 9");
     b.context[1] = 0;
     b.b.n_context = 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}), ERR_FORMAT,
-                "1 contextual features");
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "1 contextual features");
     b.b.n_context = 2;
     b.b.n_users = TOY_USERS + 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}), ERR_CONFIG,
-                "a batch of 7 users");
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_CONFIG, "a batch of 7 users");
     toy_model_close(&t);
 }
 
@@ -183,8 +201,9 @@ TEST(plan_refuses_more_candidates_than_the_config) {
     make(&t, &b, TOY_RANK_BITS, 3, PLAN_TRAIN, NULL);
     CHECK_EQ(t.m->plan.n_loss, 3);
     b.n_targets[0] = 4;
-    CHECK_FAILS(plan_build(&t.m->plan, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}),
-                ERR_CONFIG, "a user with 4 candidates; the model was made for 3");
+    CHECK_FAILS(
+        plan_build(&t.m->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+        ERR_CONFIG, "a user with 4 candidates; the model was made for 3");
     toy_model_close(&t);
 }
 
@@ -194,7 +213,8 @@ TEST(plan_refuses_long_histories) {
     toy_batch b;
     make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
     t.m->plan.config.max_len = 3;
-    CHECK_FAILS(plan_build(&t.m->plan, t.be, &b.b, &(plan_request){PLAN_TRAIN, 0, 1, NULL}),
-                ERR_FORMAT, "a history of 4 events");
+    CHECK_FAILS(
+        plan_build(&t.m->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+        ERR_FORMAT, "a history of 4 events");
     toy_model_close(&t);
 }

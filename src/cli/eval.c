@@ -55,6 +55,7 @@ static status print_json(const trained *t, const char *part, const eval_result *
     for (int i = 0; i < r->n; i++)
         json_key_double(&w, r->item[i].name, r->item[i].value);
     json_key_double(&w, "seconds", r->seconds);
+    eval_write_misses(r, &w);
     if (b != NULL) write_baselines(&w, b);
     json_object_close(&w);
     status st = json_finish(&w);
@@ -65,7 +66,7 @@ static status print_json(const trained *t, const char *part, const eval_result *
 
 /* Metrics "name@k" become rows of k with a column a name; the others a line each. */
 static void print_text(const trained *t, const char *part, const eval_result *r) {
-    char users[SHOW_BYTES], took[32];
+    char users[SHOW_BYTES], took[32], misses[EVAL_MISSES_BYTES];
     show_style style = show_stdout_style();
     human_duration(took, sizeof took, r->seconds);
     printf("%s%s%s at step %" PRIu64 ": %s, %s, %s users, %s\n\n", style.bold, t->folder,
@@ -84,6 +85,7 @@ static void print_text(const trained *t, const char *part, const eval_result *r)
             printf("  %-14s %8.4f\n", name, r->item[i].value);
         }
     }
+    if (eval_describe_misses(r, misses)) printf("\n%s\n", misses);
 }
 
 static void print_baselines(const eval_result *r, const baseline *b) {

@@ -144,7 +144,7 @@ static void print_text(const seq_file *data, const recommend_args *a, const one_
     for (int64_t i = 0; i < a->k && best[i] >= 0; i++) {
         snprintf(lead, sizeof lead, "%5d", (int)i + 1);
         snprintf(extra, sizeof extra, "%10.4f", (double)score[i]);
-        print_item(data, &id, &title, (uint32_t)best[i] + 1, lead, extra);
+        print_item(data, &id, &title, (uint32_t)best[i], lead, extra);
     }
     buf_fini(&id);
     buf_fini(&title);
@@ -177,7 +177,7 @@ static status print_json(const seq_file *data, const recommend_args *a, const on
     uint32_t item[MAX_K];
     int64_t n = 0;
     for (; n < a->k && best[n] >= 0; n++)
-        item[n] = (uint32_t)best[n] + 1;
+        item[n] = (uint32_t)best[n];
     buf_init(&text);
     json_begin(&w, &text, 0);
     json_object_open(&w);
@@ -195,26 +195,26 @@ static status print_json(const seq_file *data, const recommend_args *a, const on
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* The k items with the highest scores that are not in the history. */
+/* The k items with the highest scores that are not in the history: their numbers, or -1. */
 static status find_best(session *s, const one_user *u, int32_t k, int32_t *best, float *score) {
     const void *query;
-    const float *corpus;
+    model_items corpus;
     /* Two offsets, and the rows behind them; the same on the device. */
     int32_t *seen, *seen_there = NULL;
     size_t bytes = ((size_t)u->view.n_tokens + 2) * sizeof *seen;
     const ops *f = s->be->ops;
     TRY(MEM_NEW(&seen, (size_t)u->view.n_tokens + 2));
-    eval_seen_rows(&u->view, seen, seen + 2);
-    status st = model_encode(s->model, &u->view, &query);
-    if (st == OK) st = model_corpus(s->model, &corpus);
+    status st = model_corpus(s->model, &corpus);
+    if (st == OK) st = model_encode(s->model, &u->view, &query);
+    if (st == OK) eval_seen_rows(&u->view, &corpus, seen, seen + 2);
     if (st == OK) st = f->alloc(s->be, (void **)&seen_there, bytes);
     if (st == OK) st = f->copy_in(s->be, seen_there, seen, bytes);
     if (st == OK) {
         rank_args r = {.n_queries = 1,
                        .dim = model_dim(s->model),
-                       .n_corpus = s->limits.n_items,
+                       .n_corpus = corpus.n,
                        .query = query,
-                       .corpus = corpus,
+                       .corpus = corpus.rows,
                        .seen_offsets = seen_there,
                        .seen = seen_there + 2,
                        .k = k,
@@ -222,6 +222,8 @@ static status find_best(session *s, const one_user *u, int32_t k, int32_t *best,
                        .best_score = score};
         st = f->rank(s->be, &r);
     }
+    for (int32_t i = 0; st == OK && i < k; i++)
+        if (best[i] >= 0) best[i] = corpus.item[best[i]];
     f->release(s->be, seen_there);
     mem_free(seen);
     return st;

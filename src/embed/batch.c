@@ -107,7 +107,7 @@ static status stage(embed_table *t, fetch_mode mode) {
     TRY(t->v->read(t->be, &t->level[0], &read));
     TRY(stage_level1(t));
     TRY(stage_store(t));
-    return mode == FETCH_ZERO ? OK : stage_first(t);
+    return mode == FETCH_ZERO || mode == FETCH_INSERT_ZERO ? OK : stage_first(t);
 }
 
 /* Of the repeats of an id the largest score. */
@@ -143,13 +143,15 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
     if (scores != NULL && t->config.policy != POLICY_CUSTOM)
         return fail(ERR_USAGE, "scores are for dynamic tables with the eviction policy 'custom'");
     TRY(embed_dedup(t, n, ids));
-    if (mode == FETCH_INSERT) {
+    if (mode == FETCH_INSERT || mode == FETCH_INSERT_ZERO) {
         t->clock++;
         embed_bring bring = bring_of(t, scores);
         if (scores != NULL) TRY(merge_scores(t, scores));
         TRY(embed_settle(t, &bring));
     } else {
         TRY(embed_locate(t));
+        for (int64_t u = 0; u < t->batch.n_unique; u++)
+            t->batch.n_absent += t->h.where[u] == IS_ABSENT;
     }
     TRY(stage(t, mode));
     *out = &t->batch;

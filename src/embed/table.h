@@ -77,8 +77,10 @@ typedef struct embed_batch {
     float *rows;                   /* (U, stride): values, the first dim of each */
     int32_t stride;                /* dim rounded up to 4 */
     const uint64_t *rejected;      /* (n_rejected) host: keys without a place; their staging rows
-                                      hold first values, or what they are in the store */
+                                      hold first values (FETCH_INSERT_ZERO: zeros), or what they
+                                      are in the store */
     int64_t n_rejected, n_refused; /* n_refused: not admitted; their rows hold first values */
+    int64_t n_absent;              /* FETCH_ZERO, FETCH_FIRST: keys without a row */
 } embed_batch;
 
 typedef struct embed_table embed_table;
@@ -101,9 +103,10 @@ int64_t embed_step(const embed_table *t);
 /* ---- training and evaluation ----------------------------------------------------------------- */
 
 typedef enum {
-    FETCH_INSERT, /* makes rows for new ids, touches scores, moves rows to level 0 */
-    FETCH_ZERO,   /* changes nothing; ids without a row read as zeros */
-    FETCH_FIRST   /* changes nothing; they read as the first values they would get */
+    FETCH_INSERT,      /* makes rows for new ids, touches scores, moves rows to level 0 */
+    FETCH_INSERT_ZERO, /* the same; ids that get no row read as zeros, not as first values */
+    FETCH_ZERO,        /* changes nothing; ids without a row read as zeros */
+    FETCH_FIRST        /* changes nothing; they read as the first values they would get */
 } fetch_mode;
 
 /* Finds or makes the rows of n <= max_batch ids.  scores (n, POLICY_CUSTOM only): of the repeats of

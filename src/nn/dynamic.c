@@ -52,6 +52,7 @@ static status choose_table(dynamic_table *t, const config *c, model_limits *l,
     *n = t->max_rows;
     TRY(NN_NEW_HOST(memory, &t->seen, t->last / WORD_BITS + 1));
     TRY(NN_NEW_HOST(memory, &t->place, (int64_t)t->last + 1));
+    TRY(NN_NEW_HOST(memory, &t->has_no_row, t->max_rows));
     return NN_NEW_HOST(memory, &t->ids, t->max_rows);
 }
 
@@ -216,7 +217,8 @@ static status append_ids(dynamic_table *t, const id_list *l) {
 static void forget_ids(dynamic_table *t) {
     for (int64_t i = 0; i < t->n; i++)
         t->place[t->ids[i]] = 0;
-    t->n = 0;
+    memset(t->has_no_row, 0, (size_t)t->n);
+    t->n = t->n_rejected = 0;
 }
 
 void dynamic_forget(dynamic_tables *d) {
@@ -227,11 +229,21 @@ void dynamic_forget(dynamic_tables *d) {
 
 /* Rows of n ids, in their order. */
 static status bring_rows(dynamic_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
-                         float *rows) {
-    const embed_batch *got;
-    if (n == 0) return OK;
-    TRY(embed_fetch(t->table, mode, n, ids, NULL, &got));
+                         float *rows, const embed_batch **got) {
+    TRY(embed_fetch(t->table, mode, n, ids, NULL, got));
     return embed_pool(t->table, POOL_NONE, n, NULL, NULL, rows);
+}
+
+/* Notes which of the ids of a batch for training have no row, and counts those of another. */
+static void note_missing(dynamic_table *t, const embed_batch *got, bool is_training, int64_t n) {
+    if (!is_training) {
+        t->n_read += n;
+        t->n_absent += got->n_absent;
+        return;
+    }
+    t->n_rejected += got->n_rejected;
+    for (int64_t i = 0; i < got->n_rejected; i++)
+        t->has_no_row[t->place[got->rejected[i]] - 1] = 1;
 }
 
 static status check_size(const dynamic_tables *d, const batch *b) {
@@ -251,7 +263,8 @@ static void copy_ids(dynamic_tables *d, const batch *b) {
     d->numbered.context = d->context;
 }
 
-static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, fetch_mode mode) {
+static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bool is_training) {
+    const embed_batch *got;
     id_list l = list_of(d, t, b);
     int64_t first = t->n;
     TRY(check_ids(t, &l));
@@ -260,35 +273,70 @@ static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, fe
         l.to[i * l.stride] = (uint32_t)(t->first + t->place[l.from[i * l.stride]] - 1);
     int64_t n = t->n - first, at = first * t->dim;
     size_t bytes = (size_t)n * (size_t)t->dim * sizeof *t->grad;
-    TRY(bring_rows(t, mode, n, t->ids + first, t->value + at));
-    if (mode != FETCH_INSERT || n == 0) return OK;
+    if (n == 0) return OK;
+    TRY(bring_rows(t, is_training ? FETCH_INSERT_ZERO : FETCH_ZERO, n, t->ids + first,
+                   t->value + at, &got));
+    note_missing(t, got, is_training, n);
+    if (!is_training) return OK;
     return d->be->ops->zero(d->be, t->grad + at, bytes);
 }
 
-status dynamic_take(dynamic_tables *d, const batch *b, fetch_mode mode, const batch **out) {
+status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out) {
     *out = b;
     if (d->n == 0) return OK;
     TRY(check_size(d, b));
-    if (mode != FETCH_INSERT || d->n_taken == 0) dynamic_forget(d);
+    if (!is_training || d->n_taken == 0) dynamic_forget(d);
     copy_ids(d, b);
     for (int i = 0; i < d->n; i++)
-        TRY(take_table(d, &d->item[i], b, mode));
-    d->n_taken += mode == FETCH_INSERT;
+        TRY(take_table(d, &d->item[i], b, is_training));
+    d->n_taken += is_training;
     *out = &d->numbered;
     return OK;
 }
 
-status dynamic_read_items(dynamic_tables *d, float *rows) {
+const uint8_t *dynamic_missing_items(dynamic_tables *d) {
     dynamic_table *t = dynamic_find(d, ITEM_FEATURE);
-    int64_t n;
+    return t != NULL && t->n_rejected > 0 ? t->has_no_row : NULL;
+}
+
+/* Which of the items from `id` on have a row: appends them to `item`, numbers them in `row`. */
+static status list_items(dynamic_table *t, int64_t id, int64_t n_ids, int32_t *item, int32_t *row,
+                         int32_t *n) {
+    uint8_t *is_found = t->has_no_row; /* its memory, until it is all 0 again */
+    for (int64_t i = 0; i < n_ids; i++)
+        t->ids[i] = (uint64_t)(id + i);
+    TRY(embed_find(t->table, n_ids, t->ids, 0, NULL, is_found));
+    for (int64_t i = 0; i < n_ids; i++) {
+        row[id + i] = is_found[i] ? *n : -1;
+        if (is_found[i]) item[(*n)++] = (int32_t)(id + i);
+    }
+    memset(is_found, 0, (size_t)n_ids);
+    return OK;
+}
+
+status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t *row, int32_t *n) {
+    dynamic_table *t = dynamic_find(d, ITEM_FEATURE);
+    const embed_batch *got;
+    int64_t n_ids, n_listed;
     dynamic_forget(d); /* `ids` has room for others now */
-    for (int64_t id = t->first; id <= t->last; id += n) {
-        n = at_most((int64_t)t->last + 1 - id, t->max_rows);
-        for (int64_t i = 0; i < n; i++)
-            t->ids[i] = (uint64_t)(id + i);
-        TRY(bring_rows(t, FETCH_FIRST, n, t->ids, rows + (id - t->first) * t->dim));
+    *n = 0;
+    row[0] = -1;
+    for (int64_t id = t->first; id <= t->last; id += n_ids) {
+        n_ids = at_most((int64_t)t->last + 1 - id, t->max_rows);
+        int32_t first = *n;
+        TRY(list_items(t, id, n_ids, item, row, n));
+        n_listed = *n - first;
+        for (int64_t i = 0; i < n_listed; i++)
+            t->ids[i] = (uint64_t)item[first + i];
+        if (n_listed > 0)
+            TRY(bring_rows(t, FETCH_ZERO, n_listed, t->ids, rows + (int64_t)first * t->dim, &got));
     }
     return OK;
+}
+
+void dynamic_begin_reads(dynamic_tables *d) {
+    for (int i = 0; i < d->n; i++)
+        d->item[i].n_read = d->item[i].n_absent = 0;
 }
 
 /* ---- updates --------------------------------------------------------------------------------- */

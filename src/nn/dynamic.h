@@ -30,10 +30,14 @@ typedef struct dynamic_table {
     uint64_t *seen;      /* host, a bit an id; all 0 between two calls */
     int32_t *place;      /* host (last + 1): of an id in `ids`, from 1; 0: it is not there */
     uint64_t *ids;       /* host (max_rows): of the batches of this step, those of each ascending */
+    uint8_t *has_no_row; /* host (max_rows): which of them the table had no place for */
     int64_t n;           /* of these */
+    int64_t n_rejected;  /* of the last batch for training */
     float *value, *grad; /* (max_rows, dim): places in the bank */
     float *row_grad;     /* (max_rows, dim): in the table's order */
     embed_counts told;   /* of the last dynamic_news */
+    int64_t n_read;   /* different ids of the batches that only read, since dynamic_begin_reads */
+    int64_t n_absent; /* of them, those without a row */
 } dynamic_table;
 
 typedef struct dynamic_tables {
@@ -59,12 +63,20 @@ dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature);
 status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
                       nn_memory *memory);
 
-/* Brings the rows of a batch; *out is what the passes take for it, b itself where no table is
- * dynamic.  FETCH_INSERT is for training, FETCH_FIRST for everything else. */
-status dynamic_take(dynamic_tables *d, const batch *b, fetch_mode mode, const batch **out);
+/* Brings the rows of a batch, for training or only to be read; *out is what the passes take for it,
+ * b itself where no table is dynamic.  An id without a row reads as zeros. */
+status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out);
 
-/* rows (V, dim), memory of the backend: those of all items. */
-status dynamic_read_items(dynamic_tables *d, float *rows);
+/* The items whose rows the last batch for training found no place for: (max_rows) host, by item - 1
+ * of what the passes take.  NULL: there are none. */
+const uint8_t *dynamic_missing_items(dynamic_tables *d);
+
+/* The n items that have a row: their rows (n, dim), memory of the backend, which has room for all;
+ * item (n), ascending, and row (V + 1), which is -1 for the others: host. */
+status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t *row, int32_t *n);
+
+/* Counts ids that are read from here on: n_read, n_absent of the tables. */
+void dynamic_begin_reads(dynamic_tables *d);
 
 /* Adds the squares of the rows' gradients to *sum, memory of the backend. */
 status dynamic_add_squares(dynamic_tables *d, double *sum);

@@ -54,6 +54,10 @@ int64_t model_count_loss(const model *m, const batch *b) {
     return plan_count_loss(&m->plan.config, b);
 }
 
+int64_t model_n_unlabelled(const model *m) {
+    return m->plan.n_unlabelled;
+}
+
 /* ---- passes ---------------------------------------------------------------------------------- */
 
 status model_forward(model *m, const sequences *s) {
@@ -108,11 +112,12 @@ static status train_recorded(model *m, const model_step *at) {
 }
 
 status model_train_batch(model *m, const batch *b, const model_step *at, const int32_t *negatives) {
-    plan_request request = {PLAN_TRAIN, at->step, at->grad_scale, NULL};
+    plan_request request = {.purpose = PLAN_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
     if (m->dynamic.n > 0 && model_count_loss(m, b) == 0) return OK; /* it touches no rows */
     if (m->corpus != NULL && negatives != NULL)
         return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
-    TRY(dynamic_take(&m->dynamic, b, FETCH_INSERT, &b));
+    TRY(dynamic_take(&m->dynamic, b, true, &b));
+    if (m->corpus != NULL) request.has_no_row = dynamic_missing_items(&m->dynamic);
     TRY(plan_build(&m->plan, m->be, b, &request));
     if (m->plan.n_loss == 0) return OK;
     if (m->plan.config.bucket > 0 && negatives == NULL) return train_recorded(m, at);
@@ -134,22 +139,24 @@ status model_encode(model *m, const batch *b, const void **out) {
     if (m->is_ranking)
         return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
                                 "encoded user to search with");
-    TRY(dynamic_take(&m->dynamic, b, FETCH_FIRST, &b));
+    TRY(dynamic_take(&m->dynamic, b, false, &b));
     TRY(plan_build(&m->plan, m->be, b, &(plan_request){.purpose = PLAN_ENCODE}));
     sequences s = plan_sequences(&m->plan);
     TRY(model_forward(m, &s));
     return retrieval_encode(&m->retrieval, m->be, &m->plan, m->hidden[m->n_layers], out);
 }
 
-status model_corpus(model *m, const float **out) {
+status model_corpus(model *m, model_items *out) {
     if (m->is_ranking) return fail(ERR_CONFIG, "a ranking model has no corpus to search in");
-    if (m->corpus != NULL) TRY(dynamic_read_items(&m->dynamic, m->corpus));
-    return retrieval_corpus(&m->retrieval, m->be, out);
+    *out = (model_items){.n = m->n_corpus, .item = m->corpus_item, .row = m->corpus_row};
+    if (m->corpus != NULL)
+        TRY(dynamic_read_items(&m->dynamic, m->corpus, m->corpus_item, m->corpus_row, &out->n));
+    return retrieval_corpus(&m->retrieval, m->be, out->n, &out->rows);
 }
 
 status model_score(model *m, const batch *b, const void **out, int64_t *n_rows) {
     if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
-    TRY(dynamic_take(&m->dynamic, b, FETCH_FIRST, &b));
+    TRY(dynamic_take(&m->dynamic, b, false, &b));
     TRY(plan_build(&m->plan, m->be, b, &(plan_request){.purpose = PLAN_SCORE}));
     sequences s = plan_sequences(&m->plan);
     TRY(model_forward(m, &s));

@@ -71,6 +71,10 @@ typedef struct model_step {
 /* The number of loss positions of a batch (host arithmetic). */
 int64_t model_count_loss(const model *m, const batch *b);
 
+/* Of those of the last batch for training, the number that had no loss, as a dynamic table had no
+ * place for the item to be foretold. */
+int64_t model_n_unlabelled(const model *m);
+
 /* Forward and backward of one batch: adds gradients of grad_scale * (sum of the losses) to every
  * param's grad, and the losses to a sum the model keeps.  negatives (host, (loss positions, R) item
  * numbers) replaces the draw where it is not NULL: for tests.  The passes may still run when this
@@ -87,9 +91,16 @@ status model_take_loss(model *m, double *sum);
  * the next pass. */
 status model_encode(model *m, const batch *b, const void **out);
 
-/* Retrieval: the rows of all items as evaluation scores them, (V, E): row i - 1 is item i.  Memory
- * of the model. */
-status model_corpus(model *m, const float **out);
+/* Retrieval: the items that can be ranked, as evaluation scores them.  These are all items, or
+ * those with a row where their table is dynamic: an item the table knows nothing of is recommended
+ * to nobody.  Memory of the model, valid until it is trained or asked again. */
+typedef struct model_items {
+    const float *rows; /* (n, E), memory of the backend */
+    int32_t n;
+    const int32_t *item; /* (n) host: the item of a row, ascending */
+    const int32_t *row;  /* (V + 1) host: the row of an item, or -1 */
+} model_items;
+status model_corpus(model *m, model_items *out);
 
 /* Ranking: logits of every target event of the batch, in order: *out = (sum of n_targets, columns)
  * act; where there are no candidates (max_candidates 0), of every event. */

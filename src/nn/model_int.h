@@ -27,7 +27,9 @@ struct model {
     void **hidden;  /* (n_layers + 1) of (T, E) act: what goes into each layer and comes out */
     void *d_hidden; /* (T, E) act */
     double *loss;   /* (1): the sum of the losses since it was last asked for */
-    float *corpus;  /* (V, E): where items are dynamic */
+    float *corpus;  /* (V, E): where items are dynamic, rows of those that have one */
+    int32_t n_corpus;
+    int32_t *corpus_item, *corpus_row; /* host: model_items */
     retrieval_head retrieval;
     ranking_head ranking;
 };

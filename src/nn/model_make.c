@@ -251,6 +251,18 @@ static status alloc_layers(model *m, int64_t max_tokens) {
     return OK;
 }
 
+/* Which row of the corpus each item is: i - 1 for item i, until a dynamic table says otherwise. */
+static status alloc_corpus(model *m, int32_t n_items, bool is_dynamic) {
+    m->n_corpus = n_items;
+    TRY(NN_NEW_HOST(&m->memory, &m->corpus_item, n_items));
+    TRY(NN_NEW_HOST(&m->memory, &m->corpus_row, (int64_t)n_items + 1));
+    for (int32_t i = 0; i <= n_items; i++)
+        m->corpus_row[i] = i - 1;
+    for (int32_t i = 0; i < n_items; i++)
+        m->corpus_item[i] = i + 1;
+    return is_dynamic ? NN_NEW(&m->memory, &m->corpus, (int64_t)n_items * m->dim) : OK;
+}
+
 static status alloc_head(model *m, const config *c, int64_t max_loss, int64_t max_tokens) {
     const config_retrieval *r = &c->retrieval;
     if (m->is_ranking) return ranking_alloc(&m->ranking, &m->memory, max_loss, max_tokens);
@@ -261,7 +273,7 @@ static status alloc_head(model *m, const config *c, int64_t max_loss, int64_t ma
                     "%s: negatives from the whole catalogue need all rows in every step, but the "
                     "item table '%s' is dynamic; choose negatives of the batch, or a static table",
                     c->file, items->config->table_name);
-    if (items != NULL) TRY(NN_NEW(&m->memory, &m->corpus, (int64_t)n_corpus * m->dim));
+    TRY(alloc_corpus(m, n_corpus, items != NULL));
     TRY(check_range("the number of negatives", r->n_negatives, -1, 1 << 20));
     if (!(r->temperature > 0) || !(r->norm_epsilon >= 0))
         return fail(ERR_CONFIG, "the temperature must be above 0 and the norm's epsilon not below");

@@ -120,6 +120,7 @@ typedef struct layout {
     plan *p;
     const batch *b;
     plan_purpose purpose;
+    const uint8_t *has_no_row;
     int32_t user;
     int32_t first, n;    /* events of the user: rows first .. first + n - 1 of the batch */
     int32_t n_input;     /* of these, how many are tokens */
@@ -187,8 +188,12 @@ static void put_event_loss(layout *l, int32_t event, int32_t token) {
     bool is_target = event >= l->n - l->n_targets;
     if (c->is_ranking && (is_target || !c->has_candidates))
         put_loss(l, token, b->action[l->first + event], event);
-    if (!c->is_ranking && l->purpose == PLAN_TRAIN && event + 1 < l->n)
-        put_loss(l, token, (int32_t)b->item[l->first + event + 1] - 1, event);
+    if (c->is_ranking || l->purpose != PLAN_TRAIN || event + 1 == l->n) return;
+    int32_t label = (int32_t)b->item[l->first + event + 1] - 1;
+    if (l->has_no_row != NULL && l->has_no_row[label])
+        l->p->n_unlabelled++;
+    else
+        put_loss(l, token, label, event);
 }
 
 static void put_event(layout *l, int32_t event) {
@@ -276,11 +281,11 @@ static void fill_batch(layout *l) {
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
     TRY(check_batch(&p->config, b));
     p->n_users = p->n_sequences = b->n_users;
-    p->max_len = p->n_events = p->n_loss = 0;
+    p->max_len = p->n_events = p->n_loss = p->n_unlabelled = 0;
     p->offsets.host[0] = 0;
     *p->step.host = request->step;
     *p->grad_scale.host = request->grad_scale;
-    layout l = {.p = p, .b = b, .purpose = request->purpose};
+    layout l = {.p = p, .b = b, .purpose = request->purpose, .has_no_row = request->has_no_row};
     for (l.user = 0; l.user < b->n_users; l.user++) {
         l.start = request->start != NULL ? request->start[l.user] : 0;
         TRY(put_user(&l));

@@ -65,6 +65,7 @@ typedef struct plan {
     staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
     staged_i32 label;                    /* (M): item - 1, or the action; -1: none */
     staged_u32 loss_user, loss_position; /* (M) */
+    int32_t n_unlabelled;                /* losses left out: their label has no row */
 } plan;
 
 status plan_alloc(plan *p, const plan_config *c, nn_memory *memory);
@@ -76,6 +77,9 @@ typedef struct plan_request {
     float grad_scale;
     const int32_t
         *start; /* host (B): tokens before the first one that are not in the batch; or NULL */
+    /* Retrieval, host (V), by item - 1, or NULL: items that a dynamic table has no row for, so that
+     * nothing can be learnt from them as labels. */
+    const uint8_t *has_no_row;
 } plan_request;
 
 /* Lays out and sends a batch.  ERR_FORMAT: the data are not those the model was made for. */

@@ -185,12 +185,12 @@ status retrieval_train(retrieval_head *h, backend *be, const plan *p, const retr
     return encode_bwd(h, be, p, hidden, d_hidden);
 }
 
-status retrieval_corpus(retrieval_head *h, backend *be, const float **out) {
+status retrieval_corpus(retrieval_head *h, backend *be, int32_t n, const float **out) {
     const retrieval_config *c = &h->config;
     const float *rows = c->corpus_rows != NULL ? c->corpus_rows : h->item->value + c->dim;
     *out = c->normalises_items ? h->corpus : rows;
     if (!c->normalises_items) return OK;
-    l2_args a = {.n = c->n_corpus,
+    l2_args a = {.n = n,
                  .dim = c->dim,
                  .is_f32 = true,
                  .eps = c->eps,

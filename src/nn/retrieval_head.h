@@ -51,7 +51,7 @@ status retrieval_encode(retrieval_head *h, backend *be, const plan *p, const voi
 status retrieval_train(retrieval_head *h, backend *be, const plan *p, const retrieval_step *at,
                        const void *hidden, void *d_hidden, double *loss);
 
-/* *out = (V, E): the items as they are scored; row i - 1 is item i. */
-status retrieval_corpus(retrieval_head *h, backend *be, const float **out);
+/* *out = (n, E): the first n rows of the corpus as they are scored. */
+status retrieval_corpus(retrieval_head *h, backend *be, int32_t n, const float **out);
 
 #endif

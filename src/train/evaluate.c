@@ -1,5 +1,6 @@
 #include "train/evaluate.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "nn/dynamic.h"
 #include "train/metrics.h"
 
 struct evaluator {
@@ -20,6 +22,7 @@ struct evaluator {
     int32_t *target;       /* (B) */
     int32_t *lists;        /* the three above, in memory of the backend */
     int32_t *rank;         /* (B) */
+    uint8_t *is_lost;      /* (B): the target has no row */
     rank_counts *counts;
     /* ranking */
     int32_t *label;    /* (T): bits, or one bit for the class */
@@ -46,6 +49,29 @@ static void add_metric(eval_result *r, double value, const char *fmt, ...) {
     r->item[r->n++].value = value;
 }
 
+void eval_write_misses(const eval_result *r, json_writer *w) {
+    if (r->n_ids == 0) return;
+    json_key_int(w, "ids_read", r->n_ids);
+    json_key_int(w, "ids_without_row", r->n_absent);
+    if (!r->is_retrieval) return;
+    json_key_int(w, "items_ranked", r->n_items_ranked);
+    json_key_int(w, "targets_without_row", r->n_lost);
+}
+
+bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
+    if (r->n_ids == 0) return false;
+    int n = snprintf(text, EVAL_MISSES_BYTES,
+                     "evaluation: %" PRId64 " of %" PRId64
+                     " ids had no row in their dynamic table (hit rate %.2f %%)",
+                     r->n_absent, r->n_ids, 100 * (1 - (double)r->n_absent / (double)r->n_ids));
+    if (r->is_retrieval && n > 0 && n < EVAL_MISSES_BYTES)
+        snprintf(text + n, (size_t)(EVAL_MISSES_BYTES - n),
+                 "; %d items have one and were ranked, %" PRId64 " of %" PRId64
+                 " held-out ones do not",
+                 r->n_items_ranked, r->n_lost, r->n_users);
+    return true;
+}
+
 /* ---- retrieval ------------------------------------------------------------------------------- */
 
 static int compare_rows(const void *a, const void *b) {
@@ -53,16 +79,18 @@ static int compare_rows(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-void eval_seen_rows(const batch *b, int32_t *offsets, int32_t *rows) {
+void eval_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows) {
     int32_t n = 0;
     offsets[0] = 0;
     for (int32_t u = 0; u < b->n_users; u++) {
-        int32_t *mine = rows + n, kept = 0;
-        int32_t first = b->offsets[u], end = b->offsets[u + 1] - b->n_targets[u];
-        for (int32_t i = first; i < end; i++)
-            mine[i - first] = (int32_t)b->item[i] - 1;
-        if (end > first) qsort(mine, (size_t)(end - first), sizeof *mine, compare_rows);
-        for (int32_t i = 0; i < end - first; i++)
+        int32_t *mine = rows + n, n_mine = 0, kept = 0;
+        int32_t end = b->offsets[u + 1] - b->n_targets[u];
+        for (int32_t i = b->offsets[u]; i < end; i++) {
+            int32_t row = corpus->row[b->item[i]];
+            if (row >= 0) mine[n_mine++] = row;
+        }
+        if (n_mine > 0) qsort(mine, (size_t)n_mine, sizeof *mine, compare_rows);
+        for (int32_t i = 0; i < n_mine; i++)
             if (i == 0 || mine[i] != mine[kept - 1]) mine[kept++] = mine[i];
         n += kept;
         offsets[u + 1] = n;
@@ -77,25 +105,44 @@ static status send_lists(const evaluator *e, int32_t n_users) {
     return be->ops->copy_in(be, e->lists, e->seen_offsets, n * sizeof *e->lists);
 }
 
-static status rank_batch(evaluator *e, const batch *b, const float *corpus) {
+/* The rows of the held-out items.  One that has no row cannot be found: until that is told, any row
+ * stands for it. */
+static void list_targets(evaluator *e, const batch *b, const model_items *corpus) {
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t row = corpus->row[b->item[b->offsets[u + 1] - 1]];
+        e->is_lost[u] = row < 0;
+        e->target[u] = row < 0 ? 0 : row;
+    }
+}
+
+static void mark_lost(evaluator *e, int32_t n_users, eval_result *out) {
+    for (int32_t u = 0; u < n_users; u++) {
+        if (!e->is_lost[u]) continue;
+        e->rank[u] = e->s->limits.n_items + 1;
+        out->n_lost++;
+    }
+}
+
+static status rank_batch(evaluator *e, const batch *b, const model_items *corpus,
+                         eval_result *out) {
     session *s = e->s;
     const void *query;
     const int32_t *target = e->lists + s->eval_batch + 1, *seen = target + s->eval_batch;
-    eval_seen_rows(b, e->seen_offsets, e->seen);
-    for (int32_t u = 0; u < b->n_users; u++)
-        e->target[u] = (int32_t)b->item[b->offsets[u + 1] - 1] - 1;
+    eval_seen_rows(b, corpus, e->seen_offsets, e->seen);
+    list_targets(e, b, corpus);
     TRY(model_encode(s->model, b, &query));
     TRY(send_lists(e, b->n_users));
     rank_args a = {.n_queries = b->n_users,
                    .dim = model_dim(s->model),
-                   .n_corpus = s->limits.n_items,
+                   .n_corpus = corpus->n,
                    .query = query,
-                   .corpus = corpus,
+                   .corpus = corpus->rows,
                    .seen_offsets = e->lists,
                    .seen = seen,
                    .target = target,
                    .rank = e->rank};
     TRY(s->be->ops->rank(s->be, &a));
+    mark_lost(e, b->n_users, out);
     rank_counts_add(e->counts, e->rank, b->n_users, s->limits.n_items);
     return OK;
 }
@@ -192,6 +239,7 @@ static status make_retrieval(evaluator *e) {
     e->seen = e->target + n_users;
     TRY(be->ops->alloc(be, (void **)&e->lists, n * sizeof *e->lists));
     TRY(MEM_NEW(&e->rank, n_users));
+    TRY(MEM_NEW(&e->is_lost, n_users));
     return MEM_NEW(&e->counts, 1);
 }
 
@@ -227,18 +275,30 @@ void evaluator_destroy(evaluator *e) {
     e->s->be->ops->release(e->s->be, e->lists);
     mem_free(e->seen_offsets);
     mem_free(e->rank);
+    mem_free(e->is_lost);
     mem_free(e->counts);
     mem_free(e->label);
     mem_free(e->logits);
     mem_free(e);
 }
 
+/* What the dynamic tables could not answer. */
+static void count_reads(const evaluator *e, eval_result *out) {
+    const dynamic_tables *tables = model_tables(e->s->model);
+    for (int i = 0; i < tables->n; i++) {
+        out->n_ids += tables->item[i].n_read;
+        out->n_absent += tables->item[i].n_absent;
+    }
+}
+
 static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
-    const float *corpus = NULL;
+    model_items corpus = {0};
     bool is_retrieval = e->s->config->task == TASK_RETRIEVAL, is_last = false;
     progress bar;
     status st = batcher_restore(e->batches, &e->first);
     if (st == OK && is_retrieval) st = model_corpus(e->s->model, &corpus);
+    out->n_items_ranked = corpus.n;
+    dynamic_begin_reads(model_tables(e->s->model));
     progress_begin(&bar, "evaluating", "users", batcher_n_users(e->batches));
     for (int64_t i = 0; st == OK && !is_last && (max_batches == 0 || i < max_batches); i++) {
         const batch *b;
@@ -246,18 +306,19 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
         if (st != OK) break;
         is_last = b->is_last;
         out->n_users += b->n_users;
-        if (b->n_users > 0) st = is_retrieval ? rank_batch(e, b, corpus) : score_batch(e, b);
+        if (b->n_users > 0) st = is_retrieval ? rank_batch(e, b, &corpus, out) : score_batch(e, b);
         progress_update(&bar, (uint64_t)out->n_users);
     }
     progress_end(&bar);
     out->is_partial = !is_last;
+    count_reads(e, out);
     return st;
 }
 
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
     uint64_t start = clock_ns();
     bool is_retrieval = e->s->config->task == TASK_RETRIEVAL;
-    *out = (eval_result){0};
+    *out = (eval_result){.is_retrieval = is_retrieval};
     if (is_retrieval) {
         memset(e->counts, 0, sizeof *e->counts);
         TRY(run_batches(e, max_batches, out));

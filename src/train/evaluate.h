@@ -1,7 +1,8 @@
 /* Evaluation: how well a model foretells what was held out.
  *
  * Retrieval: every user of the part is encoded, the whole catalogue is ranked for it without the
- * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k and MRR.
+ * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k and MRR.  Items
+ * that have no row in a dynamic table are not ranked; as a held-out item one counts as never found.
  * Ranking: the targets are scored, and AUC is exact over all of them, for each task.  The result is
  * a pure function of model and data: the same with any number of threads, and on a GPU where the
  * backend is deterministic.  One thread at a time. */
@@ -10,6 +11,7 @@
 
 #include <stdint.h>
 
+#include "base/json.h"
 #include "base/status.h"
 #include "train/session.h"
 
@@ -26,10 +28,21 @@ typedef struct eval_result {
     int64_t n_users;
     double seconds;
     bool is_partial; /* not all users */
+    bool is_retrieval;
+    /* Where tables are dynamic: */
+    int64_t n_ids, n_absent; /* different ids of each batch, and those that had no row */
+    int32_t n_items_ranked;  /* retrieval: items with a row */
+    int64_t n_lost;          /* retrieval: held-out items without one */
 } eval_result;
 
 /* The value of a metric; NAN if it is not there. */
 double eval_value(const eval_result *r, const char *name);
+
+/* What dynamic tables had no row for, as members of a JSON object, and in words; nothing, and
+ * false, where no table is dynamic. */
+enum { EVAL_MISSES_BYTES = 256 };
+void eval_write_misses(const eval_result *r, json_writer *w);
+bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]);
 
 typedef struct evaluator evaluator;
 
@@ -40,8 +53,8 @@ void evaluator_destroy(evaluator *e); /* NULL is fine */
 /* Evaluates max_batches batches from the first on (0: all users). */
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
 
-/* The seen items of the users of a batch as `rank` wants them: offsets (B + 1) and rows, item - 1,
- * ascending and distinct; `rows` has room for the tokens of the batch. */
-void eval_seen_rows(const batch *b, int32_t *offsets, int32_t *rows);
+/* The seen items of the users of a batch as `rank` wants them: offsets (B + 1) and rows of the
+ * corpus, ascending and distinct; `rows` has room for the tokens of the batch. */
+void eval_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows);
 
 #endif

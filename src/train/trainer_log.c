@@ -60,6 +60,7 @@ static void write_metrics(const eval_result *r, json_writer *w) {
     json_key_int(w, "users", r->n_users);
     json_key_double(w, "eval_seconds", r->seconds);
     if (r->is_partial) json_key_bool(w, "is_partial", true);
+    eval_write_misses(r, w);
 }
 
 enum { N_MEAN = 10, N_MAIN = 4 };
@@ -148,6 +149,11 @@ static void write_tables(const trainer *t, json_writer *w) {
     json_array_close(w);
 }
 
+static void log_misses(const eval_result *r) {
+    char text[EVAL_MISSES_BYTES];
+    if (eval_describe_misses(r, text)) log_info("%s", text);
+}
+
 static void write_event(const trainer *t, const train_event *e, json_writer *w) {
     static const char *const names[] = {"start", "epoch", "eval", "done"};
     json_object_open(w);
@@ -163,6 +169,7 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
         json_key_double(w, "lr", e->rate);
         if (e->metrics != NULL) write_metrics(e->metrics, w);
         if (e->kind == EVENT_EPOCH) write_tables(t, w);
+        if (e->kind != EVENT_DONE && e->metrics != NULL) log_misses(e->metrics);
         if (e->kind == EVENT_DONE) write_done(t, w);
     }
     json_object_close(w);

@@ -113,7 +113,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
         int64_t n = model_count_loss(t->s->model, b);
         at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
         if (n > 0) TRY(model_train_batch(t->s->model, b, &at, NULL));
-        p->sums.n_loss += n;
+        if (n > 0) p->sums.n_loss += n - model_n_unlabelled(t->s->model);
         p->sums.n_tokens += b->n_tokens;
         *is_last = b->is_last;
     }
@@ -138,7 +138,10 @@ status trainer_step(trainer *t, bool *is_last) {
     *p = (train_pending){.step = state->step};
     if (has_loss_scale(t) && !(state->loss_scale >= 1)) state->loss_scale = FIRST_LOSS_SCALE;
     TRY(take_batches(t, p, &scale, is_last));
-    if (p->sums.n_loss > 0) TRY(update(t, p, scale));
+    if (p->sums.n_loss > 0)
+        TRY(update(t, p, scale));
+    else
+        dynamic_forget(model_tables(t->s->model)); /* the batch taught nothing */
     t->n_pending++;
     state->step++;
     batcher_save(t->batches, &state->batches);

@@ -224,7 +224,8 @@ status golden_nv_preproc(golden *g) {
     const st_tensor *given = golden_find(g, "seq_start_position");
     for (int32_t u = 0; given != NULL && u < r.n_users; u++)
         start[u] = (int32_t)golden_at(given, u);
-    plan_request request = {r.is_inference ? PLAN_SCORE : PLAN_TRAIN, 0, 1, start};
+    plan_request request = {
+        .purpose = r.is_inference ? PLAN_SCORE : PLAN_TRAIN, .grad_scale = 1, .start = start};
     TRY(plan_build(&r.p, g->be, &r.b, &request));
     sequences s = plan_sequences(&r.p);
     TRY(golden_new(g, &x, (int64_t)r.p.max_tokens * r.dim));
