@@ -110,27 +110,33 @@ static status stage(embed_table *t, fetch_mode mode) {
     return mode == FETCH_ZERO || mode == FETCH_INSERT_ZERO ? OK : stage_first(t);
 }
 
-/* Of the repeats of an id the largest score. */
+uint64_t embed_lfu_score(const embed_table *t, uint64_t n_uses) {
+    return (n_uses < UINT32_MAX ? n_uses : UINT32_MAX) << 32 | (t->clock & 0xffffffffu);
+}
+
+/* Of the repeats of an id the largest score, or all uses: h.given_scores. */
 static status merge_scores(embed_table *t, const uint64_t *scores) {
     embed_host *h = &t->h;
+    bool is_lfu = t->config.policy == POLICY_LFU;
     memset(h->given_scores, 0, (size_t)t->batch.n_unique * sizeof *h->given_scores);
     TRY(EMBED_OUT(t, h->inverse, t->d.inverse, t->batch.n));
     for (int64_t i = 0; i < t->batch.n; i++) {
         uint64_t *score = &h->given_scores[h->inverse[i]];
-        if (scores[i] > *score) *score = scores[i];
+        if (is_lfu)
+            *score += scores[i];
+        else if (scores[i] > *score)
+            *score = scores[i];
     }
+    for (int64_t u = 0; is_lfu && u < t->batch.n_unique; u++)
+        h->given_scores[u] = embed_lfu_score(t, h->given_scores[u]);
     return OK;
 }
 
-static embed_bring bring_of(const embed_table *t, const uint64_t *scores) {
-    uint64_t step = (uint64_t)t->step, clock = t->clock;
-    embed_bring bring = {.rule = SCORE_SET, .score = clock};
-    if (t->config.policy == POLICY_STEP || t->config.policy == POLICY_CUSTOM) bring.score = step;
-    if (t->config.policy == POLICY_LFU) {
-        bring.rule = SCORE_COUNT;
-        bring.score = 1ull << 32 | (clock & 0xffffffffu);
-    }
-    if (scores != NULL) bring.scores = t->h.given_scores;
+embed_bring embed_bring_of(const embed_table *t, const uint64_t *scores) {
+    embed_policy policy = t->config.policy;
+    embed_bring bring = {.rule = SCORE_SET, .score = t->clock, .scores = scores};
+    if (policy == POLICY_STEP || policy == POLICY_CUSTOM) bring.score = (uint64_t)t->step;
+    if (policy == POLICY_LFU) bring.rule = SCORE_COUNT, bring.score = embed_lfu_score(t, 1);
     return bring;
 }
 
@@ -140,12 +146,13 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
     if (n < 0 || n > t->config.max_batch)
         return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
                     (long long)n, (long long)t->config.max_batch);
-    if (scores != NULL && t->config.policy != POLICY_CUSTOM)
-        return fail(ERR_USAGE, "scores are for dynamic tables with the eviction policy 'custom'");
+    if (scores != NULL && t->config.policy != POLICY_CUSTOM && t->config.policy != POLICY_LFU)
+        return fail(ERR_USAGE, "scores are for dynamic tables with the eviction policy 'custom', "
+                               "numbers of uses for 'lfu'");
     TRY(embed_dedup(t, n, ids));
     if (mode == FETCH_INSERT || mode == FETCH_INSERT_ZERO) {
         t->clock++;
-        embed_bring bring = bring_of(t, scores);
+        embed_bring bring = embed_bring_of(t, scores != NULL ? t->h.given_scores : NULL);
         if (scores != NULL) TRY(merge_scores(t, scores));
         TRY(embed_settle(t, &bring));
     } else {
@@ -238,8 +245,14 @@ status embed_update(embed_table *t, const float *grad, const embed_step_args *ar
     return OK;
 }
 
+static status check_dedupped(const embed_table *t) {
+    if (!t->is_direct) return OK;
+    return fail(ERR_USAGE, "pooling is for a batch of embed_fetch");
+}
+
 status embed_pool(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
                   const float *weight, float *y) {
+    TRY(check_dedupped(t));
     table_level staging = staging_level(t);
     table_pool_args a = {.n = t->batch.n,
                          .kind = kind,
@@ -254,6 +267,7 @@ status embed_pool(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t 
 
 status embed_pool_grad(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
                        const float *weight, const float *dy, float *grad) {
+    TRY(check_dedupped(t));
     table_pool_grad_args a = {.n = t->batch.n,
                               .kind = kind,
                               .n_bags = n_bags,

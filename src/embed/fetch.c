@@ -12,7 +12,7 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_batch *b = &t->batch;
     table_unique_args a = {n, d->ids, d->keys, d->n_unique, d->inverse, d->order, d->begin};
     TRY(embed_check_whole(t));
-    t->slots_hold = t->has_below = false;
+    t->slots_hold = t->has_below = t->is_direct = false;
     *b = (embed_batch){.n = n,
                        .keys = d->keys,
                        .inverse = d->inverse,
@@ -118,7 +118,7 @@ static bool is_admitted(embed_table *t, uint64_t key, uint32_t times) {
     return rng_uniform(b.word[0]) < c->admit_rate;
 }
 
-static bool has_admission(const embed_table *t) {
+bool embed_has_admission(const embed_table *t) {
     const embed_config *c = &t->config;
     return c->admit_count > 1 || (c->admit_rate > 0 && c->admit_rate < 1);
 }
@@ -127,7 +127,7 @@ static bool has_admission(const embed_table *t) {
  * dedup tell: h.list_of holds their begins for a moment. */
 static status admit(embed_table *t, bool is_import) {
     embed_host *h = &t->h;
-    bool asks = has_admission(t) && !is_import;
+    bool asks = embed_has_admission(t) && !is_import;
     int64_t n = t->batch.n_unique;
     if (asks) TRY(EMBED_OUT(t, h->list_of, t->d.begin, n));
     for (int64_t u = 0; u < n; u++) {
@@ -278,7 +278,7 @@ static int64_t list_wanted(embed_table *t, const embed_bring *bring) {
 }
 
 /* An import comes with scores of its own: the best rows stay up, whatever came first. */
-static evict_rule evict_of(const embed_table *t, const embed_bring *bring) {
+evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring) {
     embed_policy policy = t->config.policy;
     if (policy == POLICY_NONE) return EVICT_NEVER;
     return policy == POLICY_CUSTOM || bring->is_import ? EVICT_LOWER : EVICT_SMALLEST;
@@ -295,7 +295,7 @@ static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_
                               .rule = bring->rule,
                               .scores = d->list_scores,
                               .stamps = d->list_stamps,
-                              .evict = evict_of(t, bring),
+                              .evict = embed_evict_of(t, bring),
                               .slot = d->list_slot,
                               .is_new = d->is_new,
                               .evicted = d->evicted,
@@ -468,7 +468,7 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
                               .rule = bring->rule,
                               .score = bring->score,
                               .stamp = (uint32_t)t->step,
-                              .evict = evict_of(t, bring),
+                              .evict = embed_evict_of(t, bring),
                               .slot = d->slot[0],
                               .is_new = d->is_new,
                               .evicted = d->evicted,
@@ -516,7 +516,7 @@ static status settle_tiers(embed_table *t, const embed_bring *bring) {
 status embed_settle(embed_table *t, const embed_bring *bring) {
     if (t->batch.n_unique == 0) return OK;
     bool is_simple =
-        t->n_levels == 1 && t->config.store == NULL && !has_admission(t) && !bring->is_import;
+        t->n_levels == 1 && t->config.store == NULL && !embed_has_admission(t) && !bring->is_import;
     TRY(is_simple ? settle_simply(t, bring) : settle_tiers(t, bring));
     t->is_torn = false;
     t->counts.n_rejected += t->batch.n_rejected;

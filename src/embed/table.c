@@ -77,7 +77,7 @@ static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
         {(void **)&d->order, 4, 0},
         {(void **)&d->begin, 4, 1},
         {(void **)&d->n_unique, 8, 0},
-        {(void **)&d->counts, 8, PLACED_COUNTS},
+        {(void **)&d->counts, 8, (1 + EMBED_LATE) * PLACED_COUNTS},
         {(void **)&d->slot[0], 8, 0},
         {(void **)&d->slot[1], 8, 0},
         {(void **)&d->list_keys, 8, 0},
@@ -127,7 +127,7 @@ static status make_buffers(embed_table *t) {
         TRY(t->be->ops->alloc(t->be, device[i].at, (n + device[i].extra) * device[i].bytes));
     for (int i = 0; i < N_HOST_ARRAYS; i++)
         TRY(mem_alloc(host[i].at, n + host[i].extra, host[i].bytes));
-    return OK;
+    return MEM_NEW(&t->crowd, EMBED_CROWDS);
 }
 
 static status make_levels(embed_table *t) {
@@ -175,6 +175,7 @@ void embed_destroy(embed_table *t) {
     for (int i = 0; i < EMBED_LEVELS; i++)
         embed_level_destroy(t, i, &t->level[i]);
     sketch_fini(&t->seen);
+    mem_free(t->crowd);
     mem_free(t->gone);
     mem_free(t);
 }

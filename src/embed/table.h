@@ -57,7 +57,7 @@ typedef struct embed_config {
     void *left_ctx;
 } embed_config;
 
-/* What happened since the table was made. */
+/* What happened since the table was made: of embed_take_rows, since embed_catch_up. */
 typedef struct embed_counts {
     int64_t hits[EMBED_TIERS];       /* different keys of fetched batches, where they were found */
     int64_t n_new, n_refused;        /* not found: given a row; not admitted (yet) */
@@ -93,6 +93,9 @@ const embed_config *embed_config_of(const embed_table *t);
 const embed_counts *embed_counts_of(const embed_table *t);
 int32_t embed_n_floats(const embed_table *t); /* of a row: dim and state */
 
+/* Waits for the counts that embed_take_rows left on the device. */
+status embed_catch_up(embed_table *t);
+
 /* The counts in words, for the log: hit rates of the tiers, what was evicted and rejected. */
 void embed_describe(const embed_table *t, char *text, size_t n);
 
@@ -109,10 +112,22 @@ typedef enum {
     FETCH_FIRST        /* changes nothing; they read as the first values they would get */
 } fetch_mode;
 
-/* Finds or makes the rows of n <= max_batch ids.  scores (n, POLICY_CUSTOM only): of the repeats of
- * an id the largest counts.  *out stays the table's, valid until the next call of a verb. */
+/* Finds or makes the rows of n <= max_batch ids.  scores (n) or NULL: with POLICY_CUSTOM those of
+ * the ids, of the repeats of an id the largest; with POLICY_LFU how often each was used, repeats
+ * added up (NULL: an id was used once).  *out stays the table's, valid until the next call of a
+ * verb. */
 status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
                    const uint64_t *scores, const embed_batch **out);
+
+/* The same for ids that are all different, in their own order: rows[i] = the values of ids[i], in
+ * rows (n, dim), memory of the backend, or NULL; ids that have or get no row read as zeros.  With
+ * makes_rows as FETCH_INSERT_ZERO, else as FETCH_ZERO.  Of *out n, keys and rejected count, and
+ * n_absent where rows are wanted and not made.
+ * A table of one level without store, admission and `left`, with lru, lfu or step, does not wait
+ * for the device here, unless more than 64 of the ids belong to one bucket: its counts come late
+ * (embed_catch_up). */
+status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
+                       const uint64_t *scores, float *rows, const embed_batch **out);
 
 /* These ids come in one of the next fetches: those whose rows are in the store are read beside what
  * the caller does next, where the store can (embed_store_open_ahead).  Changes nothing else: the
@@ -136,6 +151,9 @@ typedef struct embed_step_args {
 
 /* Steps the rows of the last fetch.  grad (U, dim): memory of the backend. */
 status embed_update(embed_table *t, const float *grad, const embed_step_args *args);
+
+/* The same for the ids of the last embed_take_rows.  grad (n, dim): in their order. */
+status embed_step_rows(embed_table *t, const float *grad, const embed_step_args *args);
 
 /* y of the last fetch's rows, and the gradient of its U rows from that of y: see ops/table.h.  All
  * memory is the backend's. */

@@ -17,12 +17,18 @@ typedef enum {
     IS_ABSENT
 } whereabouts;
 
+/* Calls of embed_take_rows whose counts may lie on the device; and counters of buckets, each for
+ * all those of the same low bits. */
+enum { EMBED_LATE = 256, EMBED_CROWDS = 1 << 16 };
+
 /* Buffers of the device for a batch of M keys (max_batch, a bucket at least), and lists of some of
  * them. */
 typedef struct embed_device {
     uint64_t *ids, *keys;             /* (M) */
     int32_t *inverse, *order, *begin; /* (M), (M), (M + 1) */
-    int64_t *n_unique, *counts;       /* (1), (PLACED_COUNTS) */
+    int64_t *n_unique;                /* (1) */
+    int64_t *counts;                  /* (1 + EMBED_LATE, PLACED_COUNTS): of the last call that
+                                         waits, and of those that do not */
     int64_t *slot[EMBED_LEVELS];      /* (M): of the batch's keys, or -1 */
     uint64_t *list_keys, *list_scores;
     uint32_t *list_stamps;
@@ -80,7 +86,11 @@ struct embed_table {
     embed_batch batch;
     bool slots_hold; /* the slots of the last fetch are still those of its keys */
     bool has_below;  /* some of them in level 1 */
-    bool is_torn;    /* a batch failed when keys had their places and rows not: embed_check_whole */
+    bool is_direct;  /* it was one of embed_take_rows that needed no dedup */
+    int n_late;      /* calls whose counts are not in `counts` yet */
+    int64_t n_late_keys;
+    uint8_t *crowd; /* (EMBED_CROWDS): all 0 between two calls */
+    bool is_torn;   /* a batch failed when keys had their places and rows not: embed_check_whole */
     embed_device d;
     embed_host h;
     int64_t n_room; /* M */
@@ -117,6 +127,17 @@ status embed_settle(embed_table *t, const embed_bring *bring);
 
 /* Rows that no level holds: to the store, or out of the table. */
 status embed_spill(embed_table *t, const embed_rows *rows);
+
+/* How a fetch scores the keys of the batch; scores: (U) host or NULL. */
+embed_bring embed_bring_of(const embed_table *t, const uint64_t *scores);
+
+/* The word of a key that lfu saw so often in this fetch. */
+uint64_t embed_lfu_score(const embed_table *t, uint64_t n_uses);
+
+bool embed_has_admission(const embed_table *t);
+
+/* Which entry goes where a bucket is full. */
+evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring);
 
 /* Places rows in a level below those they were pushed out of; what it pushes out is spilled.  The
  * lists are h.list_*, (n), their rows d.pushed. */

@@ -153,7 +153,7 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
     t->dim = (int32_t)p->shape[1];
     t->value = p->value + (int64_t)t->first * t->dim;
     t->grad = p->grad + (int64_t)t->first * t->dim;
-    TRY(NN_NEW(memory, &t->row_grad, (int64_t)t->max_rows * t->dim));
+    if (t->config->evict == EVICT_LFU) TRY(NN_NEW_HOST(memory, &t->uses, t->max_rows));
     embed_config e = {.dim = t->dim,
                       .opt = opts[c->optimizer.kind],
                       .policy = t->config->evict == EVICT_LFU ? POLICY_LFU : POLICY_LRU,
@@ -227,13 +227,6 @@ void dynamic_forget(dynamic_tables *d) {
     d->n_taken = 0;
 }
 
-/* Rows of n ids, in their order. */
-static status bring_rows(dynamic_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
-                         float *rows, const embed_batch **got) {
-    TRY(embed_fetch(t->table, mode, n, ids, NULL, got));
-    return embed_pool(t->table, POOL_NONE, n, NULL, NULL, rows);
-}
-
 /* Notes which of the ids of a batch for training have no row, and counts those of another. */
 static void note_missing(dynamic_table *t, const embed_batch *got, bool is_training, int64_t n) {
     if (!is_training) {
@@ -263,19 +256,28 @@ static void copy_ids(dynamic_tables *d, const batch *b) {
     d->numbered.context = d->context;
 }
 
+/* The ids' numbers for the passes; lfu counts how often each new one is used. */
+static void number_ids(dynamic_table *t, const id_list *l, int64_t first) {
+    if (t->uses != NULL) memset(t->uses + first, 0, (size_t)(t->n - first) * sizeof *t->uses);
+    for (int64_t i = 0; i < l->n; i++) {
+        int32_t place = t->place[l->from[i * l->stride]];
+        l->to[i * l->stride] = (uint32_t)(t->first + place - 1);
+        if (t->uses != NULL && place > first) t->uses[place - 1]++;
+    }
+}
+
 static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bool is_training) {
     const embed_batch *got;
     id_list l = list_of(d, t, b);
     int64_t first = t->n;
     TRY(check_ids(t, &l));
     TRY(append_ids(t, &l));
-    for (int64_t i = 0; i < l.n; i++)
-        l.to[i * l.stride] = (uint32_t)(t->first + t->place[l.from[i * l.stride]] - 1);
+    number_ids(t, &l, first);
     int64_t n = t->n - first, at = first * t->dim;
     size_t bytes = (size_t)n * (size_t)t->dim * sizeof *t->grad;
     if (n == 0) return OK;
-    TRY(bring_rows(t, is_training ? FETCH_INSERT_ZERO : FETCH_ZERO, n, t->ids + first,
-                   t->value + at, &got));
+    const uint64_t *uses = t->uses != NULL && is_training ? t->uses + first : NULL;
+    TRY(embed_take_rows(t->table, is_training, n, t->ids + first, uses, t->value + at, &got));
     note_missing(t, got, is_training, n);
     if (!is_training) return OK;
     return d->be->ops->zero(d->be, t->grad + at, bytes);
@@ -329,7 +331,8 @@ status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t
         for (int64_t i = 0; i < n_listed; i++)
             t->ids[i] = (uint64_t)item[first + i];
         if (n_listed > 0)
-            TRY(bring_rows(t, FETCH_ZERO, n_listed, t->ids, rows + (int64_t)first * t->dim, &got));
+            TRY(embed_take_rows(t->table, false, n_listed, t->ids, NULL,
+                                rows + (int64_t)first * t->dim, &got));
     }
     return OK;
 }
@@ -351,10 +354,9 @@ status dynamic_add_squares(dynamic_tables *d, double *sum) {
 static status update_table(dynamic_table *t, const embed_step_args *args, bool is_whole) {
     const embed_batch *got;
     if (t->n == 0) return OK;
-    if (!is_whole) TRY(embed_fetch(t->table, FETCH_FIRST, t->n, t->ids, NULL, &got));
+    if (!is_whole) TRY(embed_take_rows(t->table, false, t->n, t->ids, NULL, NULL, &got));
     if (args->step > embed_step(t->table)) TRY(embed_set_step(t->table, args->step));
-    TRY(embed_pool_grad(t->table, POOL_NONE, t->n, NULL, NULL, t->grad, t->row_grad));
-    return embed_update(t->table, t->row_grad, args);
+    return embed_step_rows(t->table, t->grad, args);
 }
 
 status dynamic_update(dynamic_tables *d, const embed_step_args *args) {
@@ -389,6 +391,7 @@ static embed_counts subtract(const embed_counts *now, const embed_counts *then) 
 
 status dynamic_news(dynamic_table *t, dynamic_state *out) {
     const embed_config *c = embed_config_of(t->table);
+    TRY(embed_catch_up(t->table));
     *out = (dynamic_state){.since = subtract(embed_counts_of(t->table), &t->told)};
     for (int i = 0; i < EMBED_LEVELS; i++)
         out->n_slots += (c->capacity[i] + TABLE_SLOTS - 1) / TABLE_SLOTS * TABLE_SLOTS;

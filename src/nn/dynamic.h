@@ -30,11 +30,11 @@ typedef struct dynamic_table {
     uint64_t *seen;      /* host, a bit an id; all 0 between two calls */
     int32_t *place;      /* host (last + 1): of an id in `ids`, from 1; 0: it is not there */
     uint64_t *ids;       /* host (max_rows): of the batches of this step, those of each ascending */
+    uint64_t *uses;      /* host (max_rows): how often each stands in its batch; NULL: with lru */
     uint8_t *has_no_row; /* host (max_rows): which of them the table had no place for */
     int64_t n;           /* of these */
     int64_t n_rejected;  /* of the last batch for training */
     float *value, *grad; /* (max_rows, dim): places in the bank */
-    float *row_grad;     /* (max_rows, dim): in the table's order */
     embed_counts told;   /* of the last dynamic_news */
     int64_t n_read;   /* different ids of the batches that only read, since dynamic_begin_reads */
     int64_t n_absent; /* of them, those without a row */
