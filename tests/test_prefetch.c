@@ -38,11 +38,22 @@ static status fill(void *ctx, uint64_t number, int slot) {
     return OK;
 }
 
+/* Looks at what comes, now and then, without taking it; what is held stays as it is. */
+static void check_peek(prefetch *p, const source *s, uint64_t i) {
+    int slot;
+    if (content(i) % 3 != 0) return;
+    CHECK_OK(prefetch_peek(p, &slot));
+    CHECK_EQ(slot, i % SLOTS);
+    CHECK(s->value[slot] == content(i));
+}
+
 static void check_stream(prefetch *p, source *s, uint64_t first, uint64_t n) {
     for (uint64_t i = first; i < first + n; i++) {
         int slot;
         CHECK_EQ(prefetch_position(p), i);
+        check_peek(p, s, i);
         CHECK_OK(prefetch_next(p, &slot));
+        if (i + 1 < first + n) check_peek(p, s, i + 1);
         CHECK_EQ(slot, i % SLOTS);
         CHECK(s->value[slot] == content(i));
     }

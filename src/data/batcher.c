@@ -259,6 +259,14 @@ status batcher_next(batcher *b, const batch **out) {
     return OK;
 }
 
+status batcher_peek(batcher *b, const batch **out) {
+    int slot;
+    *out = NULL;
+    TRY(prefetch_peek(b->ring, &slot));
+    *out = &b->slots[slot].view;
+    return OK;
+}
+
 uint64_t batcher_n_batches(const batcher *b) {
     return b->n_batches;
 }

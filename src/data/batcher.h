@@ -77,6 +77,9 @@ void batcher_destroy(batcher *b); /* NULL is fine */
 /* The next batch; the view is valid until the next call.  Epochs follow one another for ever. */
 status batcher_next(batcher *b, const batch **out);
 
+/* The batch after that, which the next call of batcher_next takes: to look at what is coming. */
+status batcher_peek(batcher *b, const batch **out);
+
 uint64_t batcher_n_batches(const batcher *b);   /* of this rank, in an epoch */
 uint64_t batcher_n_users(const batcher *b);     /* visited in an epoch, over all ranks */
 uint64_t batcher_n_too_short(const batcher *b); /* users of the part left out: see split.h */

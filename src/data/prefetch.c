@@ -129,23 +129,35 @@ static void release_held(prefetch *p) {
     pthread_cond_signal(&p->has_room);
 }
 
-status prefetch_next(prefetch *p, int *out_slot) {
-    pthread_mutex_lock(&p->lock);
-    release_held(p);
+/* Waits, with the lock held, for the piece that is next; it fails where filling it did.  A failed
+ * piece is not taken: the next call finds it again. */
+static status await_piece(prefetch *p, int *out_slot) {
     uint64_t number = p->next_take;
     slot *s = &p->slots[number % (uint64_t)p->n_slots];
-    if (p->n_threads == 0) {
+    if (p->n_threads == 0 && !s->is_filled) {
         fill_slot(p, number);
         s->is_filled = true;
     }
     while (!s->is_filled)
         pthread_cond_wait(&p->has_piece, &p->lock);
-    bool is_good = s->failed.code == OK;
-    if (is_good) p->next_take = number + 1;
-    pthread_mutex_unlock(&p->lock);
     *out_slot = (int)(number % (uint64_t)p->n_slots);
-    /* A failed piece is not taken: the next call finds it again. */
-    return is_good ? OK : failure_restore(&s->failed);
+    return s->failed.code == OK ? OK : failure_restore(&s->failed);
+}
+
+status prefetch_next(prefetch *p, int *out_slot) {
+    pthread_mutex_lock(&p->lock);
+    release_held(p);
+    status st = await_piece(p, out_slot);
+    if (st == OK) p->next_take++;
+    pthread_mutex_unlock(&p->lock);
+    return st;
+}
+
+status prefetch_peek(prefetch *p, int *out_slot) {
+    pthread_mutex_lock(&p->lock);
+    status st = await_piece(p, out_slot);
+    pthread_mutex_unlock(&p->lock);
+    return st;
 }
 
 uint64_t prefetch_position(const prefetch *p) {

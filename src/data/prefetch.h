@@ -3,7 +3,7 @@
  * Piece number i always goes to slot i modulo n_slots, and its content is a function of i alone, so
  * what the consumer sees does not depend on the timing or the number of threads.  The ring knows
  * nothing of the content: `fill` writes it into memory of the caller's that belongs to the slot.
- * next, seek and destroy are for one thread, the consumer. */
+ * next, peek, seek and destroy are for one thread, the consumer. */
 #ifndef HSTU_DATA_PREFETCH_H
 #define HSTU_DATA_PREFETCH_H
 
@@ -30,6 +30,9 @@ void prefetch_destroy(prefetch *p);
 /* Waits for the next piece and hands over its slot, which stays the consumer's until the next call.
  * If filling it failed, that failure is returned, now and at every later call until a seek. */
 status prefetch_next(prefetch *p, int *out_slot);
+
+/* Waits for the piece after that and says where it is; the next call of prefetch_next takes it. */
+status prefetch_peek(prefetch *p, int *out_slot);
 
 /* The number of the piece that prefetch_next will return next. */
 uint64_t prefetch_position(const prefetch *p);
