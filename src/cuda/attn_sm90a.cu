@@ -1,30 +1,35 @@
 /* The host's side of the Hopper kernels: which calls they take, and how the copy engine is told of
  * an array. */
-#include "cuda/attn_sm90a.cuh"
+#include "cuda/attn_sm90a_bias.cuh"
 
 static bool is_addressable(const void *rows, int64_t stride) {
     return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
 }
 
-/* No bias, one head dim, rows the copy engine can address and whose number is known, and not more
- * tiles than can be counted. */
+/* Tables are read tile by tile. */
+static bool is_readable(const attn_args *a) {
+    return a->bias != BIAS_TABLE || is_addressable(a->table, a->table_len);
+}
+
+/* One head dim, rows the copy engine can address and whose number is known, and not more tiles than
+ * can be counted. */
 static bool is_possible(const backend *be, const attn_args *a) {
     int64_t n_tiles = cuda_div_up(a->max_len_q, 64) + cuda_div_up(a->max_len_k, 64);
-    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->bias == BIAS_NONE &&
-           a->dim_qk == a->dim_v && a->n_rows_q > 0 && a->n_rows_k > 0 &&
-           is_addressable(a->q, a->stride_q) && is_addressable(a->k, a->stride_k) &&
-           is_addressable(a->v, a->stride_v) && a->stride_out % 2 == 0 &&
-           (uintptr_t)a->out % 4 == 0 && n_tiles * a->n_heads * a->n_sequences < (int64_t)1 << 30;
+    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->dim_qk == a->dim_v &&
+           a->n_rows_q > 0 && a->n_rows_k > 0 && is_addressable(a->q, a->stride_q) &&
+           is_addressable(a->k, a->stride_k) && is_addressable(a->v, a->stride_v) &&
+           a->stride_out % 2 == 0 && (uintptr_t)a->out % 4 == 0 &&
+           n_tiles * a->n_heads * a->n_sequences < (int64_t)1 << 30;
 }
 
 bool cuda_attn_sm90a_can_fwd(const backend *be, const attn_args *a) {
     int d = a->dim_qk;
-    return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a);
+    return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) && is_readable(a);
 }
 
 bool cuda_attn_sm90a_can_bwd(const backend *be, const attn_args *a) {
     int d = a->dim_qk;
-    return (d == 64 || d == 128 || d == 256) && is_possible(be, a) &&
+    return (d == 64 || d == 128 || d == 256) && is_possible(be, a) && a->bias == BIAS_NONE &&
            is_addressable(a->dout, a->stride_out) && is_addressable(a->dq, a->stride_q) &&
            is_addressable(a->dk, a->stride_k) && is_addressable(a->dv, a->stride_v);
 }
@@ -95,4 +100,15 @@ status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t
     cuuint32_t box[3] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows,
                          (cuuint32_t)(dim / box_columns)};
     return map_encode(map, act, 3, rows, size, step, box);
+}
+
+status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out) {
+    cuuint64_t n = (cuuint64_t)a->table_len;
+    cuuint64_t size[3] = {n, n, (cuuint64_t)a->n_sequences * (cuuint64_t)a->table_heads};
+    cuuint64_t step[2] = {n * 2, n * n * 2};
+    cuuint32_t box[3] = {PART, TABLE_BOX, 1};
+    memset(out, 0, sizeof *out);
+    out->buckets = cuda_of(be)->bucket_cells;
+    return a->bias == BIAS_TABLE ? map_encode(&out->table, be->act, 3, a->table, size, step, box)
+                                 : OK;
 }

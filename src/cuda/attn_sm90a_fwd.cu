@@ -96,6 +96,7 @@ template <typename T> static status launch(backend *be, const attn_args *a) {
 }
 
 status cuda_attn_sm90a_fwd(backend *be, const attn_args *a) {
+    if (a->bias != BIAS_NONE) return cuda_attn_sm90a_fwd_bias(be, a);
     if (be->act == ACT_BF16) return launch<__nv_bfloat16>(be, a);
     return launch<__half>(be, a);
 }

@@ -8,7 +8,7 @@
  *   while those of these meet the values, and SiLU runs under both.  Bound by the tensor cores, or,
  *   where heads are small, by SiLU (one tanh a score, 16 a clock).
  * - Several small blocks a multiprocessor (plain), which hide each other's waiting: for shorter
- *   sequences, which are bound by latency and bytes. */
+ *   sequences, which are bound by latency and bytes, and for every bias (attn_sm90a_bias.cuh). */
 #ifndef HSTU_CUDA_ATTN_SM90A_FWD_CUH
 #define HSTU_CUDA_ATTN_SM90A_FWD_CUH
 
@@ -27,8 +27,9 @@ template <int GROUPS, int BLOCKS> struct fwd_registers {
 /* BUFFERS: tiles of queries; BOX: rows the copy engine brings at once, so that the ends of short
  * sequences cost little, 0: the whole tile; BLOCKS: a multiprocessor's. */
 template <int D_, int GROUPS_, int KEYS_, int STAGES_, int BUFFERS_, int BOX_, int BLOCKS_,
-          bool IS_PIPED_>
+          bool IS_PIPED_, attn_bias BIAS_ = BIAS_NONE>
 struct fwd_shape {
+    static constexpr attn_bias BIAS = BIAS_;
     static constexpr int D = D_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
     static constexpr int BUFFERS = BUFFERS_, BLOCKS = BLOCKS_;
     static constexpr bool IS_PIPED = IS_PIPED_;
@@ -44,10 +45,21 @@ struct fwd_shape {
     static constexpr int COLUMNS = D == 32 ? 32 : PART; /* of a part of a tile */
     static constexpr int BOX_Q = BOX_ > 0 ? BOX_ : 64, BOX_K = BOX_ > 0 ? BOX_ : KEYS;
     static constexpr int TILE = KEYS * D * 2, QUERIES = 64 * D * 2; /* a warpgroup's */
+    static constexpr int TABLES = BIAS == BIAS_TABLE ? STAGES * GROUPS * TABLE_TILE : 0;
     static constexpr int BYTES =
-        BUFFERS * GROUPS * QUERIES + 2 * STAGES * TILE + 1024; /* room to align */
-    static_assert((BYTES + 1024 + 512) * BLOCKS <= 228 * 1024, "shared memory of a multiprocessor");
+        BUFFERS * GROUPS * QUERIES + 2 * STAGES * TILE + TABLES + 1024; /* room to align */
+    static constexpr int ROOM = BIAS == BIAS_TIME ? 4096 : 512;         /* of fwd_room */
+    static_assert((BYTES + 1024 + ROOM) * BLOCKS <= 228 * 1024,
+                  "shared memory of a multiprocessor");
+    static_assert(BIAS == BIAS_NONE || (KEYS == 64 && !IS_PIPED), "what a bias is made for");
     static_assert(KEYS % BOX_K == 0 && 64 % BOX_Q == 0 && BOX_K % 8 == 0, "whole boxes");
+};
+
+/* What the position and time bias needs. */
+template <typename S, attn_bias BIAS> struct fwd_times {};
+template <typename S> struct fwd_times<S, BIAS_TIME> {
+    time_tables tables;
+    time_tile<S::ROWS, S::KEYS> tiles[S::STAGES];
 };
 
 template <typename S> struct fwd_room {
@@ -55,8 +67,10 @@ template <typename S> struct fwd_room {
     uint64_t queries_free[S::BUFFERS][S::GROUPS];
     uint64_t keys[S::STAGES], values[S::STAGES];           /* they are there */
     uint64_t keys_free[S::STAGES], values_free[S::STAGES]; /* all warps are done with them */
+    uint64_t bias[S::STAGES];                              /* it is there; free with the values */
     uint64_t wanted, told;                                 /* the next unit */
     fwd_unit units[S::UNITS];
+    fwd_times<S, S::BIAS> times;
 };
 
 /* A place in a ring of N, and the parity of the barriers' phase there. */
@@ -71,6 +85,11 @@ template <int N> __device__ static inline void advance(fwd_ring<N> &r) {
 }
 
 /* ---- the warp that asks ---------------------------------------------------------------------- */
+
+/* One thread asks; for times, the whole warp does the rest. */
+template <typename S> __device__ static inline bool fwd_asks() {
+    return S::BIAS != BIAS_TIME || threadIdx.x % 32 == 0;
+}
 
 /* The first n rows of a tile of R from row y on, whole boxes; the barrier gets the one arrival. */
 template <int D, int COLUMNS, int R, int BOX>
@@ -104,47 +123,84 @@ __device__ static inline void fwd_ask_queries(const fwd_maps &maps, const fwd_un
     for (; group < end; group++) {
         int row = u->row0 + group * 64;
         barrier_wait(&room->queries_free[r.at][group], r.parity ^ 1);
-        fwd_load<S::D, S::COLUMNS, 64, S::BOX_Q>(
-            queries + (r.at * S::GROUPS + group) * S::QUERIES, &maps.q, &room->queries[r.at][group],
-            u->head * S::D, u->s.row_q + row, u->s.len_q - row);
+        if (fwd_asks<S>())
+            fwd_load<S::D, S::COLUMNS, 64, S::BOX_Q>(
+                queries + (r.at * S::GROUPS + group) * S::QUERIES, &maps.q,
+                &room->queries[r.at][group], u->head * S::D, u->s.row_q + row, u->s.len_q - row);
+    }
+}
+
+/* The bias of keys j and on: what a lane can have before there is room ... */
+template <typename S>
+__device__ static inline void fwd_fetch_bias(const attn_args &a, const fwd_unit *u, int j,
+                                             time_share<S::ROWS, S::KEYS> &share) {
+    if constexpr (S::BIAS == BIAS_TIME)
+        time_fetch(a, a.key_time + u->s.row_k, j, u->s.len_k,
+                   a.bias_len - 1 + j - (u->row0 + u->s.shift + S::ROWS - 1), 1, share);
+}
+
+/* ... and all of it. */
+template <typename S>
+__device__ static inline void fwd_ask_bias(const attn_args &a, const fwd_maps &maps,
+                                           const fwd_unit *u, int j, int at, int64_t base,
+                                           const time_share<S::ROWS, S::KEYS> &share,
+                                           fwd_room<S> *room, char *tables) {
+    if constexpr (S::BIAS == BIAS_TIME)
+        time_put(share, base, &room->times.tiles[at], &room->bias[at]);
+    if constexpr (S::BIAS == BIAS_TABLE) {
+        int n_boxes = 0;
+        for (int group = 0; group < S::GROUPS; group++)
+            n_boxes += table_boxes(u->s.len_q - u->row0 - group * 64);
+        barrier_expect(&room->bias[at], (uint32_t)(n_boxes * TABLE_BOX * PART_BYTES));
+        for (int group = 0; group < S::GROUPS; group++)
+            table_load(tables + (at * S::GROUPS + group) * TABLE_TILE, &maps.bias.table,
+                       &room->bias[at], a, u->s, u->head, u->row0 + group * 64, j);
     }
 }
 
 /* One unit: keys and values, tile by tile.  The first warpgroup sees least and is done first with
  * the unit before, so its queries come before the first keys, those of the others behind them. */
 template <typename S>
-__device__ static inline void fwd_ask_unit(const fwd_maps &maps, const fwd_unit *u,
-                                           fwd_room<S> *room, char *queries, char *keys,
-                                           fwd_place<S> &p) {
+__device__ static inline void fwd_ask_unit(const attn_args &a, const fwd_maps &maps,
+                                           const fwd_unit *u, fwd_room<S> *room, char *queries,
+                                           char *keys, fwd_place<S> &p) {
     constexpr int D = S::D, COLUMNS = S::COLUMNS;
     int x = u->head * D, n_asked = 1;
-    bool is_wanted = false; /* the next unit */
+    bool is_wanted = false, asks = fwd_asks<S>(); /* is_wanted: the next unit */
     char *values = keys + S::STAGES * S::TILE;
+    int64_t base = S::BIAS == BIAS_TIME ? time_base(a, u->s) : 0;
+    time_share<S::ROWS, S::KEYS> share;
     fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
     fwd_ask_queries<S>(maps, u, room, queries, buffer, 0, 1);
     for (int j = fwd_next<S>(u, u->begin); j < u->end; j = fwd_next<S>(u, j + S::KEYS)) {
         int at = p.keys.at;
+        fwd_fetch_bias<S>(a, u, j, share);
         barrier_wait(&room->keys_free[at], p.keys.parity ^ 1);
-        fwd_load<D, COLUMNS, S::KEYS, S::BOX_K>(keys + at * S::TILE, &maps.k, &room->keys[at], x,
-                                                u->s.row_k + j, u->s.len_k - j);
+        if (asks)
+            fwd_load<D, COLUMNS, S::KEYS, S::BOX_K>(keys + at * S::TILE, &maps.k, &room->keys[at],
+                                                    x, u->s.row_k + j, u->s.len_k - j);
         fwd_ask_queries<S>(maps, u, room, queries, buffer, n_asked, S::GROUPS);
         n_asked = S::GROUPS;
         if (!is_wanted && u->end - j <= S::AHEAD) {
-            barrier_arrive(&room->wanted);
+            if (asks) barrier_arrive(&room->wanted);
             is_wanted = true;
         }
         barrier_wait(&room->values_free[at], p.keys.parity ^ 1);
-        fwd_load<D, COLUMNS, S::KEYS, S::BOX_K>(values + at * S::TILE, &maps.v, &room->values[at],
-                                                x, u->s.row_k + j, u->s.len_k - j);
+        fwd_ask_bias<S>(a, maps, u, j, at, base, share, room, values + S::STAGES * S::TILE);
+        if (asks)
+            fwd_load<D, COLUMNS, S::KEYS, S::BOX_K>(values + at * S::TILE, &maps.v,
+                                                    &room->values[at], x, u->s.row_k + j,
+                                                    u->s.len_k - j);
         advance(p.keys);
     }
     fwd_ask_queries<S>(maps, u, room, queries, buffer, n_asked, S::GROUPS);
-    if (!is_wanted) barrier_arrive(&room->wanted);
+    if (!is_wanted && asks) barrier_arrive(&room->wanted);
 }
 
-/* By one thread: all units of the block. */
+/* All units of the block. */
 template <typename S>
-__device__ static void fwd_ask(const fwd_maps &maps, fwd_room<S> *room, char *queries, char *keys) {
+__device__ static void fwd_ask(const attn_args &a, const fwd_maps &maps, fwd_room<S> *room,
+                               char *queries, char *keys) {
     fwd_place<S> p = {};
     tile_prefetch_map(&maps.q);
     tile_prefetch_map(&maps.k);
@@ -153,12 +209,12 @@ __device__ static void fwd_ask(const fwd_maps &maps, fwd_room<S> *room, char *qu
         const fwd_unit *u = &room->units[p.unit % S::UNITS];
         barrier_wait(&room->told, p.unit % 2);
         if (u->s.b < 0) break;
-        fwd_ask_unit<S>(maps, u, room, queries, keys, p);
+        fwd_ask_unit<S>(a, maps, u, room, queries, keys, p);
     }
     fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
     for (int group = 0; group < S::GROUPS; group++) {
         barrier_wait(&room->queries_free[buffer.at][group], buffer.parity ^ 1);
-        barrier_arrive(&room->queries[buffer.at][group]);
+        if (fwd_asks<S>()) barrier_arrive(&room->queries[buffer.at][group]);
     }
 }
 
@@ -234,7 +290,28 @@ template <typename S> struct fwd_own {
     fwd_span full;
     int end; /* of the columns that its rows may see */
     float half;
+    time_rows times; /* with that bias */
 };
+
+/* Adds the bias of keys j and on, which are at r. */
+template <typename T, typename S>
+__device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> &own, int j,
+                                           fwd_room<S> *room, const char *tables,
+                                           const fwd_ring<S::STAGES> &r, float (&x)[S::KEYS / 2]) {
+    const fwd_unit *u = own.unit;
+    int row = own.row - u->row0;
+    if constexpr (S::BIAS != BIAS_NONE) barrier_wait(&room->bias[r.at], r.parity);
+    if constexpr (S::BIAS == BIAS_TABLE)
+        table_add<T, false>(tables + (r.at * S::GROUPS + row / 64) * TABLE_TILE, x);
+    if constexpr (S::BIAS == BIAS_TIME) {
+        const time_tile<S::ROWS, S::KEYS> *tile = &room->times.tiles[r.at];
+        if (own.times.is_wide || tile->is_wide)
+            time_add_wide(&room->times.tables, tile, a.query_time + u->s.row_q, u->row0, u->s.len_q,
+                          a.key_time + u->s.row_k, j, u->s.len_k, row, x);
+        else
+            time_add(&room->times.tables, tile, own.times, row, x);
+    }
+}
 
 template <typename S>
 __device__ static inline void fwd_mask_tile(const attn_args &a, const fwd_own<S> &own, int j,
@@ -260,6 +337,7 @@ __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> 
         wgmma_wait<0>();
         release(&room->keys_free[r.at]);
         if (next >= own.end) release(own.queries_free);
+        fwd_add_bias<T, S>(a, own, j, room, values + S::STAGES * S::TILE, r, x);
         fwd_mask_tile<S>(a, own, j, x);
         uint32_t left[S::KEYS / 16][4];
 #pragma unroll
@@ -357,6 +435,7 @@ __device__ static inline int fwd_skip(const fwd_unit *u, int j, int begin, fwd_r
         barrier_wait(&room->keys[r.at], r.parity);
         release(&room->keys_free[r.at]);
         barrier_wait(&room->values[r.at], r.parity);
+        if constexpr (S::BIAS != BIAS_NONE) barrier_wait(&room->bias[r.at], r.parity);
         release(&room->values_free[r.at]);
         __syncwarp();
         advance(r);
@@ -383,6 +462,9 @@ __device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const 
         own.full = fwd_full(a, u->s, first, 64);
         own.queries = queries + (buffer.at * S::GROUPS + group) * S::QUERIES;
         own.queries_free = &room->queries_free[buffer.at][group];
+        if constexpr (S::BIAS == BIAS_TIME)
+            own.times =
+                time_rows_of(a.query_time + u->s.row_q, own.row, u->s.len_q, time_base(a, u->s));
         float out[S::D / 2];
 #pragma unroll
         for (int i = 0; i < S::D / 2; i++)
@@ -421,6 +503,7 @@ template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room,
             barrier_init(&room->values[i], 1);
             barrier_init(&room->keys_free[i], S::WARPS);
             barrier_init(&room->values_free[i], S::WARPS);
+            barrier_init(&room->bias[i], 1);
         }
         barrier_init_done();
     }
@@ -441,11 +524,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     __shared__ fwd_room<S> room;
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::BUFFERS * S::GROUPS * S::QUERIES;
+    if constexpr (S::BIAS == BIAS_TIME) time_tables_load(a, maps.bias.buckets, &room.times.tables);
     fwd_begin<S>(&room, keys + S::STAGES * S::TILE);
     if (threadIdx.x >= S::GROUPS * GROUP) {
+        constexpr int ASKERS = S::BIAS == BIAS_TIME ? 32 : 1;
         registers_lower<fwd_registers<S::GROUPS, S::BLOCKS>::LOWERED>();
-        if (threadIdx.x == S::GROUPS * GROUP)
-            fwd_ask<S>(maps, &room, queries, keys);
+        if (threadIdx.x < S::GROUPS * GROUP + ASKERS)
+            fwd_ask<S>(a, maps, &room, queries, keys);
         else if (threadIdx.x >= S::THREADS - 32)
             fwd_find<S>(a, tiles, &room);
     } else {
@@ -455,6 +540,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 }
 
 /* ---- launching ------------------------------------------------------------------------------- */
+
+/* Calls with a bias (attn_sm90a_fwd_bias.cu). */
+status cuda_attn_sm90a_fwd_bias(backend *be, const attn_args *a);
 
 template <typename T, typename S> status fwd_launch(backend *be, const attn_args *a) {
     cuda_state *state = cuda_of(be);
@@ -470,6 +558,7 @@ template <typename T, typename S> status fwd_launch(backend *be, const attn_args
                       S::BOX_K));
     TRY(sm90a_map_box(&maps.v, be->act, a->v, a->n_rows_k, columns, a->stride_v, S::COLUMNS,
                       S::BOX_K));
+    TRY(sm90a_bias_source(be, a, &maps.bias));
     if (tiles_wants_plan(&tiles, a->max_len_q, a->n_rows_q)) {
         void *scratch = NULL;
         TRY(cuda_scratch(be, tiles_plan_bytes(&tiles), &scratch));

@@ -4,7 +4,7 @@
 #ifndef HSTU_CUDA_ATTN_SM90A_ROWS_CUH
 #define HSTU_CUDA_ATTN_SM90A_ROWS_CUH
 
-#include "cuda/attn_sm90a.cuh"
+#include "cuda/attn_sm90a_bias.cuh"
 #include "cuda/attn_tiles.cuh"
 
 /* What the warpgroups are told of a tile: b < 0 is the end.  Columns begin .. end - 1, without hole
@@ -17,6 +17,7 @@ typedef struct fwd_unit {
 
 typedef struct fwd_maps {
     CUtensorMap q, k, v;
+    bias_source bias; /* of kernels with one */
 } fwd_maps;
 
 /* ---- which columns --------------------------------------------------------------------------- */
