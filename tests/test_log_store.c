@@ -137,6 +137,44 @@ static embed_store *open_big(void) {
 }
 
 /* Replaced rows are thrown out: the file does not grow for ever. */
+static void flip_bit(const char *path, long at) {
+    FILE *f = fopen(path, "r+b");
+    CHECK(f != NULL && fseek(f, at, SEEK_SET) == 0);
+    int byte = fgetc(f);
+    CHECK(byte != EOF && fseek(f, at, SEEK_SET) == 0 && fputc(byte ^ 4, f) != EOF);
+    CHECK_EQ(fclose(f), 0);
+}
+
+/* A bit flipped at every byte before the last mark: the log is refused and stays as it is, so that
+ * the flip can be taken back; behind the mark it is a torn end. */
+TEST(log_store_refuses_damage_before_a_mark) {
+    char folder[4096];
+    struct stat before, after;
+    embed_store *s = open_log("log");
+    for (uint64_t key = 0; key < 3; key++) {
+        put(s, key, (float)key);
+        CHECK_OK(s->flush(s));
+        CHECK_OK(s->flush(s)); /* nothing new: no mark */
+    }
+    CHECK_OK(s->erase(s, 1, (uint64_t[]){1}));
+    CHECK_OK(s->flush(s));
+    CHECK_EQ(stat(log_path("log"), &before), 0);
+    put(s, 9, 9);
+    embed_store_destroy(s);
+    snprintf(folder, sizeof folder, "%s/log", test_folder());
+    for (long at = 16; at < (long)before.st_size - 16; at++) {
+        flip_bit(log_path("log"), at);
+        CHECK_FAILS(embed_store_open_log(&s, folder, FLOATS), ERR_FORMAT, "damaged at byte");
+        flip_bit(log_path("log"), at);
+    }
+    flip_bit(log_path("log"), (long)before.st_size + 20);
+    s = open_log("log");
+    CHECK(get(s, 0) == 0 && get(s, 1) == -1 && get(s, 2) == 2 && get(s, 9) == -1);
+    embed_store_destroy(s);
+    CHECK_EQ(stat(log_path("log"), &after), 0);
+    CHECK_EQ(after.st_size, before.st_size);
+}
+
 TEST(log_store_compacts) {
     enum { N = BIG_ROWS, F = BIG_FLOATS };
     char folder[4096];

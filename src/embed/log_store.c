@@ -2,10 +2,14 @@
  * in memory knows where the newest row of each key lies.
  *
  * Opening reads the log from the start and ends it at the first record that is torn: what a crash
- * left half-written never counts.  When most of the log is rows that were replaced, the others are
- * written to a new one, which takes its place by renaming.  A row costs 32 bytes of memory. */
+ * left half-written never counts.  A flush leaves a mark, which says that all before it had reached
+ * the disk: a torn record with a mark behind it is no crash but damage, and the log is refused, so
+ * that nothing that was flushed is cut off in silence.  When most of the log is rows that were
+ * replaced, the others are written to a new one, which takes its place by renaming.  A row costs 32
+ * bytes of memory. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -20,7 +24,7 @@
 
 enum { PATH_BYTES = 4096, EACH_ROWS = 1024, KEPT_GARBAGE = 1 << 22 };
 
-typedef enum { RECORD_ROWS = 1, RECORD_ERASE = 2 } record_kind;
+typedef enum { RECORD_ROWS = 1, RECORD_ERASE = 2, RECORD_MARK = 3 } record_kind;
 
 typedef struct log_head {
     char magic[8];
@@ -29,8 +33,7 @@ typedef struct log_head {
 } log_head;
 
 /* Behind it: keys (n) uint64; of rows also scores (n) uint64, rows (n, n_floats), stamps (n)
- * uint32.
- */
+ * uint32.  A mark has nothing behind it; n and crc are the halves of where it lies. */
 typedef struct record {
     uint32_t kind, n;
     uint32_t crc;      /* of what is behind */
@@ -42,6 +45,7 @@ typedef struct log_store {
     char path[PATH_BYTES];
     int file;
     uint64_t end;        /* of the log */
+    uint64_t marked;     /* what is before this is before a mark, or the mark */
     uint64_t live_bytes; /* of rows that count */
     uint64_t compact_at; /* not before the log is this long: the last attempt failed */
     key_map map;
@@ -138,12 +142,44 @@ static status append_rows(log_store *s, const embed_rows *rows) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+static record make_mark(uint64_t at) {
+    record r = {.kind = RECORD_MARK, .n = (uint32_t)(at >> 32), .crc = (uint32_t)at};
+    r.head_crc = crc32_add(0, &r, offsetof(record, head_crc));
+    return r;
+}
+
+static bool is_mark(const void *bytes, uint64_t at) {
+    record r = make_mark(at);
+    return memcmp(bytes, &r, sizeof r) == 0;
+}
+
+/* Whether a mark lies behind the torn record at s->end. */
+static status look_for_mark(const log_store *s, uint64_t file_bytes, bool *is_there) {
+    unsigned char piece[1 << 14];
+    *is_there = false;
+    for (uint64_t at = s->end + 1; at + sizeof(record) <= file_bytes && !*is_there;) {
+        uint64_t left = file_bytes - at;
+        size_t n = left < sizeof piece ? (size_t)left : sizeof piece;
+        size_t n_places = n - sizeof(record) + 1;
+        TRY(read_at(s, piece, n, at));
+        for (size_t i = 0; i < n_places && !*is_there; i++)
+            *is_there = piece[i] == RECORD_MARK && is_mark(piece + i, at + i);
+        at += n_places;
+    }
+    return OK;
+}
+
 /* *is_whole: the record at s->end is there in full and was learnt. */
 static status learn_record(log_store *s, uint64_t file_bytes, bool *is_whole) {
     record r;
     *is_whole = false;
     if (file_bytes - s->end < sizeof r) return OK;
     TRY(read_at(s, &r, sizeof r, s->end));
+    if (is_mark(&r, s->end)) {
+        s->marked = s->end += sizeof r;
+        *is_whole = true;
+        return OK;
+    }
     bool is_rows = r.kind == RECORD_ROWS;
     size_t bytes = is_rows ? rows_bytes(s, r.n) : 8 * (size_t)r.n;
     if (r.head_crc != crc32_add(0, &r, offsetof(record, head_crc)) ||
@@ -171,7 +207,7 @@ static log_head make_head(int32_t n_floats) {
 static status learn_log(log_store *s) {
     struct stat about;
     log_head h, want = make_head(s->base.n_floats);
-    bool is_whole = true;
+    bool is_whole = true, is_damaged = false;
     if (fstat(s->file, &about) != 0) return fail_errno("%s: cannot be looked at", s->path);
     uint64_t file_bytes = (uint64_t)about.st_size;
     if (file_bytes < sizeof h) { /* new, or torn at birth */
@@ -187,6 +223,13 @@ static status learn_log(log_store *s) {
     s->end = sizeof h;
     while (is_whole)
         TRY(learn_record(s, file_bytes, &is_whole));
+    TRY(look_for_mark(s, file_bytes, &is_damaged));
+    if (is_damaged)
+        return fail(
+            ERR_FORMAT,
+            "%s: damaged at byte %" PRIu64 ", before rows that were stored whole; bring back "
+            "a copy of it, or cut it off there (truncate -s %" PRIu64 ") and lose what follows",
+            s->path, s->end, s->end);
     if (ftruncate(s->file, (off_t)s->end) != 0) return fail_errno("%s: cannot be cut", s->path);
     return OK;
 }
@@ -244,6 +287,15 @@ static status log_each(embed_store *base, embed_visit visit, void *ctx) {
     return st;
 }
 
+/* A mark that finds no room on the disk is left out: what it would have said is true without it. */
+static status log_flush(embed_store *base) {
+    log_store *s = (log_store *)base;
+    record mark = make_mark(s->end);
+    if (fdatasync(s->file) != 0) return fail_errno("%s: fsync", s->path);
+    if (s->end > s->marked && append(s, &mark, sizeof mark) == OK) s->marked = s->end;
+    return OK;
+}
+
 /* ---- a new log ------------------------------------------------------------------------------- */
 
 static status copy_piece(void *ctx, const embed_rows *rows) {
@@ -273,7 +325,7 @@ static status compact(log_store *s) {
     if (st == OK) st = open_file(fresh);
     if (st == OK) st = append(fresh, &head, sizeof head);
     if (st == OK) st = log_each(&s->base, copy_piece, fresh);
-    if (st == OK && fdatasync(fresh->file) != 0) st = fail_errno("%s: fsync", fresh->path);
+    if (st == OK) st = log_flush(&fresh->base);
     if (st == OK && rename(fresh->path, s->path) != 0) st = fail_errno("%s: rename", s->path);
     log_store *gone = fresh;
     if (st != OK && fresh->file >= 0) (void)unlink(fresh->path);
@@ -284,6 +336,7 @@ static status compact(log_store *s) {
         s->map = fresh->map;
         s->end = fresh->end;
         s->live_bytes = fresh->live_bytes;
+        s->marked = fresh->marked;
         gone->file = file;
         gone->map = map;
         sync_name(s);
@@ -336,15 +389,10 @@ static status log_clear(embed_store *base) {
         return st;
     }
     s->end = sizeof(log_head);
-    s->live_bytes = s->compact_at = 0;
+    s->marked = s->live_bytes = s->compact_at = 0;
     key_map_fini(&s->map);
     s->map = empty;
     return OK;
-}
-
-static status log_flush(embed_store *base) {
-    log_store *s = (log_store *)base;
-    return fdatasync(s->file) == 0 ? OK : fail_errno("%s: fsync", s->path);
 }
 
 static void log_destroy(embed_store *base) {
