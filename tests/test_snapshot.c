@@ -5,8 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "embed/snapshot.h"
-#include "embed/table_int.h"
+#include "embed/snapshot_int.h"
 #include "table_rig.h"
 
 enum { DIM = 6 };
@@ -228,8 +227,8 @@ TEST(snapshot_damaged_anywhere_is_refused) {
             fputc(c ^ (1 << rig_random(&state, 7)), f);
             fflush(f);
             status st = embed_snapshot_read(t, folder_of("snap"), alone, NULL);
-            /* A digit of the manifest's step or a blank may change without harm. */
-            if (k == 0) CHECK(st != OK);
+            /* The line's end of the manifest's last line may change without harm. */
+            CHECK(st != OK || (k == 1 && at == (long)about.st_size - 1));
             digest now = digest_of(t);
             CHECK(now.n == before.n && now.sum == before.sum);
             fseek(f, at, SEEK_SET);
@@ -374,8 +373,12 @@ TEST(snapshot_must_list_its_tombstones) {
     CHECK(f != NULL && fread(text, 1, sizeof text - 1, f) > 0);
     char *name = strstr(text, "gone.safetensors");
     CHECK(name != NULL);
-    fseek(f, name - text, SEEK_SET);
-    fputc('G', f);
+    *name = 'G';
+    char want[9], *digits = snapshot_seal(text, want);
+    CHECK(digits != NULL);
+    memcpy(digits, want, 8);
+    fseek(f, 0, SEEK_SET);
+    CHECK_EQ(fwrite(text, 1, strlen(text), f), strlen(text));
     fclose(f);
     CHECK_FAILS(embed_snapshot_read(t, folder_of("snap"), alone, NULL), ERR_FORMAT,
                 "does not list all files");

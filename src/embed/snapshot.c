@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/crc32.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -173,8 +174,18 @@ static status describe_tiers(json_writer *json, embed_table *t) {
     return OK;
 }
 
+char *snapshot_seal(char *text, char want[9]) {
+    char *member = NULL, *digits;
+    for (char *at = strstr(text, "\"crc32\""); at != NULL; at = strstr(at + 1, "\"crc32\""))
+        member = at;
+    if (member == NULL || (digits = strchr(member + 7, '"')) == NULL || strlen(digits) < 10)
+        return NULL;
+    snprintf(want, 9, "%08x", crc32_add(0, text, (size_t)(member - text)));
+    return digits + 1;
+}
+
 static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t since, int64_t n_gone) {
-    char path[SNAPSHOT_PATH_BYTES];
+    char path[SNAPSHOT_PATH_BYTES], crc[9];
     json_writer *json = &w->json;
     out_file *f;
     json_array_close(json);
@@ -192,8 +203,10 @@ static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t sinc
     json_key_int(json, "row_files", w->n_files);
     json_key_int(json, "rows", w->n_rows);
     json_key_int(json, "gone", n_gone);
+    json_key_string(json, "crc32", "00000000");
     json_object_close(json);
     TRY(json_finish(json));
+    memcpy(snapshot_seal(json->out->data, crc), crc, 8);
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
     TRY(out_file_create(&f, path));
     status st = out_file_write(f, buf_str(json->out), json->out->n_bytes);

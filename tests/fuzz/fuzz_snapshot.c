@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "embed/snapshot.h"
+#include "embed/snapshot_int.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -41,15 +41,17 @@ static void make_folder(void) {
 }
 
 static void vouch(const uint8_t *data, size_t n) {
-    char text[1024];
+    char text[1024], crc[9];
     int bytes =
         snprintf(text, sizeof text,
                  "{\"format\":\"hstu table 1\",\"files\":[{\"name\":\"rows-00000.safetensors\","
                  "\"bytes\":%zu,\"xxh64\":\"%016" PRIx64 "\"}],\"step\":3,\"since\":0,"
                  "\"clock\":1,\"seen\":0,\"dim\":2,\"floats\":4,\"optimizer\":\"adagrad\","
                  "\"policy\":\"lru\",\"rank\":0,\"ranks\":1,\"row_files\":1,\"rows\":1,"
-                 "\"gone\":0}",
+                 "\"gone\":0,\"level0_slots\":64,\"level1_slots\":0,\"level0_rows\":1,"
+                 "\"level1_rows\":0,\"store_rows\":0,\"crc32\":\"00000000\"}",
                  n, hash64(data, n, 0));
+    memcpy(snapshot_seal(text, crc), crc, 8);
     write_file("rows-00000.safetensors", data, n);
     write_file("manifest.json", text, (size_t)bytes);
 }
