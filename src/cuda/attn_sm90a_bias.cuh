@@ -10,7 +10,6 @@
 #ifndef HSTU_CUDA_ATTN_SM90A_BIAS_CUH
 #define HSTU_CUDA_ATTN_SM90A_BIAS_CUH
 
-#include "cuda/attn_bias.cuh"
 #include "cuda/attn_sm90a.cuh"
 
 /* Where a kernel finds its bias. */
@@ -79,7 +78,7 @@ __device__ static inline void table_add(const char *tile, float (&x)[32]) {
  * of the distance bring along. */
 typedef struct time_tables {
     uint32_t cells[BUCKET_CELLS];
-    float weights[BIAS_TIME_CELLS];
+    float weights[ATTN_TIME_BUCKETS + 1];
 } time_tables;
 
 /* By all threads of a block; a barrier must follow. */
@@ -87,7 +86,7 @@ __device__ static inline void time_tables_load(const attn_args &a, const uint32_
                                                time_tables *t) {
     for (int i = (int)threadIdx.x; i < BUCKET_CELLS; i += (int)blockDim.x)
         t->cells[i] = buckets[i] - ((uint32_t)(i + 4 * 127) << BUCKET_BITS);
-    for (int i = (int)threadIdx.x; i < BIAS_TIME_CELLS; i += (int)blockDim.x)
+    for (int i = (int)threadIdx.x; i <= ATTN_TIME_BUCKETS; i += (int)blockDim.x)
         t->weights[i] = a.time_w[i];
 }
 
@@ -187,10 +186,12 @@ __device__ static inline float time_distance_wide(int64_t row, int64_t column) {
 }
 
 /* Adds the tile's biases to scores; `row` is the thread's, counted in the tile.  Neighbours on a
- * diagonal share a position: those of row + 8 and the next 8 columns. */
+ * diagonal share a position: those of row + 8 and the next 8 columns.  buckets: that of score e is
+ * byte e % 4 of word e / 4. */
 template <int ROWS, int COLUMNS>
 __device__ static inline void time_add(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile,
-                                       const time_rows &rows, int row, float (&x)[COLUMNS / 2]) {
+                                       const time_rows &rows, int row, float (&x)[COLUMNS / 2],
+                                       uint32_t (&buckets)[COLUMNS / 8]) {
     int first = thread_now() % 4;
     const float *positions = tile->positions + ROWS - 1 - row + 2 * first;
     float before[2] = {positions[-8], positions[-7]};
@@ -201,10 +202,22 @@ __device__ static inline void time_add(const time_tables *t, const time_tile<ROW
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float distance = time_distance(rows.times[i / 2], i % 2 == 0 ? times.x : times.y);
-            x[4 * n + i] += (i < 2 ? now : before)[i % 2] + t->weights[time_bucket(t, distance)];
+            uint32_t bucket = time_bucket(t, distance);
+            x[4 * n + i] += (i < 2 ? now : before)[i % 2] + t->weights[bucket];
+            buckets[n] = i == 0 ? bucket : buckets[n] | bucket << 8 * i;
         }
         before[0] = now[0];
         before[1] = now[1];
+    }
+}
+
+/* Registers, N places on: the first N come last. */
+template <int N, typename X, int SIZE> __device__ static inline void turn(X (&x)[SIZE]) {
+    X first[N];
+#pragma unroll
+    for (int i = 0; i < SIZE; i++) {
+        if (i < N) first[i] = x[i];
+        x[i] = i + N < SIZE ? x[i + N] : first[i + N - SIZE];
     }
 }
 
@@ -214,7 +227,7 @@ template <int ROWS, int COLUMNS>
 __device__ static inline void
 time_add_wide(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile, const int64_t *row_times,
               int first_row, int n_rows, const int64_t *column_times, int first_column,
-              int n_columns, int row, float (&x)[COLUMNS / 2]) {
+              int n_columns, int row, float (&x)[COLUMNS / 2], uint32_t (&buckets)[COLUMNS / 8]) {
     int first = thread_now() % 4 * 2;
 #pragma unroll 1
     for (int c = 0; c < COLUMNS; c += 16) {
@@ -227,13 +240,10 @@ time_add_wide(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile, const 
             int64_t other = __ldg(row_times + min(first_row + row + 8 * side, n_rows - 1));
             uint32_t bucket = time_bucket(t, time_distance_wide(other, time));
             x[i] += positions[column - 8 * side] + t->weights[bucket];
+            buckets[i / 4] = i % 4 == 0 ? bucket : buckets[i / 4] | bucket << 8 * (i % 4);
         }
-        float turned[8];
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) {
-            if (i < 8) turned[i] = x[i];
-            x[i] = i + 8 < COLUMNS / 2 ? x[i + 8] : turned[i + 8 - COLUMNS / 2];
-        }
+        turn<8>(x);
+        turn<2>(buckets);
     }
 }
 

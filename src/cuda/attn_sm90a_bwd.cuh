@@ -7,11 +7,12 @@
 #ifndef HSTU_CUDA_ATTN_SM90A_BWD_CUH
 #define HSTU_CUDA_ATTN_SM90A_BWD_CUH
 
-#include "cuda/attn_sm90a.cuh"
+#include "cuda/attn_sm90a_bias.cuh"
 #include "cuda/attn_tiles.cuh"
 
 enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
-enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is computed anew */
+enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is computed anew ... */
+enum { ANEW_ROWS_BIAS_64 = 64 };             /* ... and with a bias and heads of 64 numbers */
 
 typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
@@ -201,13 +202,15 @@ __device__ static inline void bwd_store(const attn_args &a, const attn_seq &s, i
 typedef struct bwd_job {
     attn_args a;
     bwd_maps maps;
+    bias_source bias;
     bool is_whole; /* blocks work on whole sequences, not on tiles of keys */
     bool has_dq;
-    attn_tiles tiles;       /* of keys; is_whole: only the order of the sequences */
-    attn_tiles query_tiles; /* where dq is computed anew */
-    float *sums;            /* of dq; see bwd_keys */
-    int n_tiles, n_pairs;   /* tiles of queries in the longest sequence; sequences times heads */
-    int n_keys;             /* of a tile */
+    attn_tiles tiles;          /* of keys; is_whole: only the order of the sequences */
+    attn_tiles query_tiles;    /* where dq is computed anew */
+    float *sums;               /* of dq; see bwd_keys */
+    unsigned long long *cells; /* sums of attn_bias.cuh; NULL if they are not wanted */
+    int n_tiles, n_pairs;      /* tiles of queries in the longest sequence; sequences times heads */
+    int n_keys;                /* of a tile */
 } bwd_job;
 
 /* Maps whose boxes have `rows` rows of 64 numbers. */
@@ -222,8 +225,10 @@ bool bwd_is_whole(backend *be, const attn_args *a);
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
 /* Rounds the sums into dq, or computes it anew. */
 status bwd_finish(backend *be, const bwd_job *job);
-/* dq by blocks that own queries (attn_sm90a_bwd_q.cu). */
+/* dq by blocks that own queries (attn_sm90a_bwd_q.cu); with a bias, and its gradients
+ * (attn_sm90a_bwd_q_bias.cu). */
 status bwd_queries(backend *be, const bwd_job *job);
+status bwd_queries_bias(backend *be, const bwd_job *job);
 
 /* Sequences of at most 64 queries and keys. */
 status cuda_attn_sm90a_bwd_one(backend *be, const attn_args *a);

@@ -1,6 +1,7 @@
 /* What stands before and behind the attention's backward kernels on Hopper: their work, and where
  * blocks share sums of dq, scratch memory set to zero before and rounded into dq after.  The latter
  * is bound by the bytes of the sums: 4 + 4 + 2 a number. */
+#include "cuda/attn_bias.cuh"
 #include "cuda/attn_sm90a_bwd.cuh"
 
 /* Tiles of 64 queries that sequences may have; see dq_add. */
@@ -11,7 +12,8 @@ static int64_t count_tiles(const attn_args *a) {
 bool bwd_is_whole(backend *be, const attn_args *a) {
     enum { SHORT = 256, LONGEST = 512, MOST = 32 }; /* MOST: bits of the walk's words */
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
-    if (a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST) return false;
+    if (a->bias != BIAS_NONE || a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST)
+        return false;
     return a->max_len_k <= SHORT || n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
 }
 
@@ -30,6 +32,12 @@ attn_args bwd_shorten(const attn_args *a) {
     if (b.window_right > longest) b.window_right = longest;
     if (b.target_group > longest && longest > 0) b.target_group = longest;
     return b;
+}
+
+/* Whether the bias has gradients. */
+static bool bwd_has_bias_gradient(const attn_args *a) {
+    return (a->bias == BIAS_TIME && a->dposition_w != NULL) ||
+           (a->bias == BIAS_TABLE && a->dtable != NULL);
 }
 
 /* Sequences by length, where lengths differ; or tiles of keys, those that are seen most first. */
@@ -68,20 +76,29 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     memset(job, 0, sizeof *job);
     job->a = bwd_shorten(a);
     job->is_whole = bwd_is_whole(be, a);
-    job->has_dq = job->is_whole || !(cuda_of(be)->is_deterministic || a->dim_qk > 128);
+    job->has_dq = job->is_whole ||
+                  !(cuda_of(be)->is_deterministic || a->dim_qk > 128 || bwd_has_bias_gradient(a));
     job->n_keys = n_keys;
     job->n_tiles = (int)cuda_div_up(a->max_len_q, QUERIES);
     job->n_pairs = a->n_sequences * a->n_heads;
-    *anew = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, ANEW_ROWS, a->max_len_k,
+    int rows = a->bias != BIAS_NONE && a->dim_qk == 64 ? (int)ANEW_ROWS_BIAS_64 : (int)ANEW_ROWS;
+    *anew = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, rows, a->max_len_k,
                        2 * a->dim_qk * 2);
     TRY(bwd_make_maps(be, a, QUERIES, &job->maps));
+    TRY(sm90a_bias_source(be, a, &job->bias));
     bool has_plan = plan_work(be, a, job, n_blocks);
+    bool has_cells = a->bias == BIAS_TIME && a->dposition_w != NULL;
     bool has_anew = !job->has_dq && tiles_wants_plan(anew, a->max_len_q, a->n_rows_q);
     size_t bytes = job->has_dq ? sums_bytes(job, *n_blocks) : 0;
     size_t plan_bytes = has_plan ? tiles_plan_bytes(&job->tiles) : 0;
     size_t anew_bytes = has_anew ? tiles_plan_bytes(anew) : 0;
-    TRY(cuda_scratch(be, bytes + plan_bytes + anew_bytes, &room));
+    size_t cells_bytes = has_cells ? cuda_align(bias_cells_bytes(a)) : 0;
+    TRY(cuda_scratch(be, bytes + plan_bytes + anew_bytes + cells_bytes, &room));
     job->sums = (float *)room;
+    if (has_cells) {
+        job->cells = (unsigned long long *)((char *)room + bytes + plan_bytes + anew_bytes);
+        CUDA_TRY(cudaMemsetAsync(job->cells, 0, cells_bytes, stream));
+    }
     if (has_plan) TRY(tiles_plan(&job->tiles, (char *)room + bytes, stream));
     if (has_anew) TRY(tiles_plan(anew, (char *)room + bytes + plan_bytes, stream));
     if (!job->is_whole && bytes > 0) CUDA_TRY(cudaMemsetAsync(room, 0, bytes, stream));
@@ -113,6 +130,7 @@ __global__ void __launch_bounds__(GROUP) round_kernel(const __grid_constant__ bw
 status bwd_finish(backend *be, const bwd_job *job) {
     int64_t n_blocks = count_tiles(&job->a) * job->a.n_heads * (job->a.dim_qk / 64);
     cudaStream_t stream = cuda_of(be)->stream;
+    if (!job->has_dq && job->a.bias != BIAS_NONE) return bwd_queries_bias(be, job);
     if (!job->has_dq) return bwd_queries(be, job);
     if (job->is_whole || n_blocks == 0) return OK;
     if (be->act == ACT_BF16)

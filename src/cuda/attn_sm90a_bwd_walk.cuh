@@ -35,6 +35,22 @@ typedef struct bwd_keys {
     int64_t step;   /* and from tile to tile */
 } bwd_keys;
 
+/* The bias of a shape's scores: a shape that has one says so. */
+template <typename S> struct walk_bias { static constexpr attn_bias KIND = BIAS_NONE; };
+
+/* What it needs: keys are rows, queries columns (attn_sm90a_bias.cuh). */
+template <typename S, attn_bias BIAS> struct walk_biases {};
+template <typename S> struct walk_biases<S, BIAS_TABLE> {
+    uint64_t there[S::STAGES]; /* free with the queries */
+};
+template <typename S> struct walk_biases<S, BIAS_TIME> {
+    uint64_t there[S::STAGES];
+    time_tables tables;
+    time_tile<S::KEYS, QUERIES> tiles[S::STAGES];
+    int times[S::OWNS][S::KEYS]; /* of keys */
+    int are_wide[S::OWNS];
+};
+
 /* S: D; IS_WHOLE: sequences are always worked on whole; KEYS of a tile; STAGES tiles of queries and
  * dout, OWNS tiles of keys and values; WARPS that compute. */
 template <typename S> struct walk_end {
@@ -43,10 +59,12 @@ template <typename S> struct walk_end {
     bwd_keys records[S::OWNS];
     int tiles[KEPT]; /* tile n at n % KEPT */
     bwd_pair pairs[LISTED];
+    walk_biases<S, walk_bias<S>::KIND> bias;
 };
 
 template <typename S> struct walk_room {
     char *keys, *values, *queries, *douts;
+    char *tables; /* of a bias: for each stage and 64 keys a tile */
     walk_end<S> *end;
 };
 
@@ -69,11 +87,47 @@ template <typename S> __device__ static inline void walk_barriers_init(walk_end<
         barrier_init(&e->queries[i], 2); /* the copy and the word */
         barrier_init(&e->douts[i], 1);
         barrier_init(&e->free[i], S::WARPS);
+        if constexpr (walk_bias<S>::KIND != BIAS_NONE) barrier_init(&e->bias.there[i], 1);
     }
     barrier_init_done();
 }
 
 /* ---- asking ---------------------------------------------------------------------------------- */
+
+/* The lanes that come along when one of them asks: for times, the whole warp. */
+template <typename S> __device__ static inline bool walk_comes() {
+    return walk_bias<S>::KIND == BIAS_TIME || threadIdx.x % 32 == 0;
+}
+
+/* The times of a tile of keys, by the whole warp. */
+template <typename S>
+__device__ static inline void walk_put_times(const attn_args &a, const attn_seq &s, int key0,
+                                             int own, walk_biases<S, BIAS_TIME> *bias) {
+    int lane = (int)threadIdx.x % 32;
+    int64_t base = time_base(a, s);
+    bool is_wide = false;
+#pragma unroll
+    for (int i = 0; i < S::KEYS; i += 32) {
+        int key = max(min(key0 + i + lane, s.len_k - 1), 0);
+        int64_t time = s.len_k > 0 ? __ldg(a.key_time + s.row_k + key) : 0;
+        bias->times[own][i + lane] = time_short(time, base, &is_wide);
+    }
+    is_wide = __any_sync(0xffffffffu, is_wide);
+    if (lane == 0) bias->are_wide[own] = is_wide;
+    __syncwarp();
+}
+
+/* The bias of tile of queries i0 and on and these keys, where there is room. */
+template <typename S>
+__device__ static inline void walk_ask_table(const bwd_job &job, const walk_room<S> &room,
+                                             const bwd_pair &p, int key0, int i0, int stage) {
+    uint64_t *there = &room.end->bias.there[stage];
+    int n_boxes = table_boxes(p.s.len_q - i0) * (S::KEYS / 64);
+    barrier_expect(there, (uint32_t)(n_boxes * TABLE_BOX * PART_BYTES));
+    for (int g = 0; g < S::KEYS / 64; g++)
+        table_load(room.tables + (stage * (S::KEYS / 64) + g) * TABLE_TILE, &job.bias.table, there,
+                   job.a, p.s, p.head, i0, key0 + 64 * g);
+}
 
 template <typename S>
 __device__ static inline void walk_ask_keys(const bwd_job &job, const walk_room<S> &room,
@@ -82,6 +136,10 @@ __device__ static inline void walk_ask_keys(const bwd_job &job, const walk_room<
     walk_end<S> *e = room.end;
     int own = n % S::OWNS, x = p.head * S::D, y = p.s.row_k + key0;
     barrier_wait(&e->own_free[own], (uint32_t)(n / S::OWNS + 1) & 1);
+    if constexpr (walk_bias<S>::KIND == BIAS_TIME) {
+        walk_put_times<S>(job.a, p.s, key0, own, &e->bias);
+        if (threadIdx.x % 32 != 0) return;
+    }
     barrier_expect(&e->keys[own], OWN);
     load_rows<S::D, S::KEYS>(room.keys + own * OWN, &job.maps.k, &e->keys[own], x, y);
     barrier_expect(&e->values[own], OWN);
@@ -103,17 +161,29 @@ __device__ static inline void walk_ask_keys(const bwd_job &job, const walk_room<
 
 template <typename S>
 __device__ static inline void walk_ask_queries(const bwd_job &job, const walk_room<S> &room,
-                                               const bwd_pair &p, int word, int n) {
+                                               const bwd_pair &p, int key0, int word, int n) {
     constexpr int TILE = QUERIES * S::D * 2;
+    constexpr attn_bias BIAS = walk_bias<S>::KIND;
     walk_end<S> *e = room.end;
-    int stage = n % S::STAGES, x = p.head * S::D, y = p.s.row_q + word / TILE_NUMBER * QUERIES;
+    int stage = n % S::STAGES, i0 = word / TILE_NUMBER * QUERIES;
+    int x = p.head * S::D, y = p.s.row_q + i0;
+    time_share<S::KEYS, QUERIES> share;
+    if constexpr (BIAS == BIAS_TIME)
+        time_fetch(job.a, job.a.query_time + p.s.row_q, i0, p.s.len_q,
+                   job.a.bias_len - 1 + key0 + S::KEYS - 1 - (i0 + p.s.shift), -1, share);
     barrier_wait(&e->free[stage], (uint32_t)(n / S::STAGES + 1) & 1);
-    e->tiles[n % KEPT] = word;
-    barrier_expect(&e->queries[stage], TILE);
-    load_rows<S::D, QUERIES>(room.queries + stage * TILE, &job.maps.q, &e->queries[stage], x, y);
-    barrier_arrive(&e->queries[stage]);
-    barrier_expect(&e->douts[stage], TILE);
-    load_rows<S::D, QUERIES>(room.douts + stage * TILE, &job.maps.dout, &e->douts[stage], x, y);
+    if (BIAS != BIAS_TIME || threadIdx.x % 32 == 0) {
+        e->tiles[n % KEPT] = word;
+        barrier_expect(&e->queries[stage], TILE);
+        load_rows<S::D, QUERIES>(room.queries + stage * TILE, &job.maps.q, &e->queries[stage], x,
+                                 y);
+        barrier_arrive(&e->queries[stage]);
+        barrier_expect(&e->douts[stage], TILE);
+        load_rows<S::D, QUERIES>(room.douts + stage * TILE, &job.maps.dout, &e->douts[stage], x, y);
+    }
+    if constexpr (BIAS == BIAS_TABLE) walk_ask_table<S>(job, room, p, key0, i0, stage);
+    if constexpr (BIAS == BIAS_TIME)
+        time_put(share, time_base(job.a, p.s), &e->bias.tiles[stage], &e->bias.there[stage]);
 }
 
 /* ---- which tiles meet ------------------------------------------------------------------------ */
@@ -165,19 +235,20 @@ __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &
                                         const bwd_pair &p, int key0, uint32_t sees,
                                         walk_place *at) {
     int lane = (int)threadIdx.x % 32, held = -1, begin, end;
+    bool comes = walk_comes<S>();
     walk_bounds<S>(job, p.s, key0, &begin, &end);
     for (int base = begin / QUERIES; base * QUERIES < end; base += 32) {
         int word = walk_look<S>(job, p.s, key0, base + lane, sees);
         for (uint32_t left = __ballot_sync(0xffffffffu, word >= 0); left != 0; left &= left - 1) {
             int next = __shfl_sync(0xffffffffu, word, __ffs((int)left) - 1);
-            if (lane == 0 && held < 0) walk_ask_keys<S>(job, room, p, key0, true, at->keys);
-            if (lane == 0 && held >= 0) walk_ask_queries<S>(job, room, p, held, at->queries);
+            if (comes && held < 0) walk_ask_keys<S>(job, room, p, key0, true, at->keys);
+            if (comes && held >= 0) walk_ask_queries<S>(job, room, p, key0, held, at->queries);
             at->queries += held >= 0;
             held = next;
         }
     }
-    if (lane == 0 && held < 0) walk_ask_keys<S>(job, room, p, key0, false, at->keys);
-    if (lane == 0 && held >= 0) walk_ask_queries<S>(job, room, p, held | TILE_FINAL, at->queries);
+    if (comes && held < 0) walk_ask_keys<S>(job, room, p, key0, false, at->keys);
+    if (comes && held >= 0) walk_ask_queries<S>(job, room, p, key0, held | TILE_FINAL, at->queries);
     at->queries += held >= 0;
     at->keys++;
     __syncwarp();

@@ -17,19 +17,22 @@
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
 /* Registers of a block: those it is launched with (the multiprocessor has 64 K, whole eights a
- * thread) are shared out anew, most of them to the warpgroups that compute. */
-template <int GROUPS, int BLOCKS> struct fwd_registers {
+ * thread) are shared out anew, most of them to the warpgroups that compute.  MORE: for a warp that
+ * brings times, too, of 128 rows. */
+template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
     static constexpr int AT_START = 65536 / (GROUP * (GROUPS + 1) * BLOCKS) / 8 * 8;
-    static constexpr int LOWERED = GROUPS <= 2 && BLOCKS < 4 ? 40 : 32;
+    static constexpr int LOWERED = (GROUPS <= 2 && BLOCKS < 4 ? 40 : 32) + MORE;
     static constexpr int RAISED = (AT_START * (GROUPS + 1) - LOWERED) / GROUPS / 8 * 8;
 };
 
 /* BUFFERS: tiles of queries; BOX: rows the copy engine brings at once, so that the ends of short
- * sequences cost little, 0: the whole tile; BLOCKS: a multiprocessor's. */
+ * sequences cost little, 0: the whole tile; BLOCKS: a multiprocessor's.  OWNS: 2 of the kernel that
+ * has the rows of dout beside the queries (attn_sm90a_bwd_q_bias.cu). */
 template <int D_, int GROUPS_, int KEYS_, int STAGES_, int BUFFERS_, int BOX_, int BLOCKS_,
-          bool IS_PIPED_, attn_bias BIAS_ = BIAS_NONE>
+          bool IS_PIPED_, attn_bias BIAS_ = BIAS_NONE, int OWNS_ = 1>
 struct fwd_shape {
     static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int OWNS = OWNS_;
     static constexpr int D = D_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
     static constexpr int BUFFERS = BUFFERS_, BLOCKS = BLOCKS_;
     static constexpr bool IS_PIPED = IS_PIPED_;
@@ -47,8 +50,8 @@ struct fwd_shape {
     static constexpr int TILE = KEYS * D * 2, QUERIES = 64 * D * 2; /* a warpgroup's */
     static constexpr int TABLES = BIAS == BIAS_TABLE ? STAGES * GROUPS * TABLE_TILE : 0;
     static constexpr int BYTES =
-        BUFFERS * GROUPS * QUERIES + 2 * STAGES * TILE + TABLES + 1024; /* room to align */
-    static constexpr int ROOM = BIAS == BIAS_TIME ? 4096 : 512;         /* of fwd_room */
+        BUFFERS * GROUPS * OWNS * QUERIES + 2 * STAGES * TILE + TABLES + 1024; /* room to align */
+    static constexpr int ROOM = BIAS == BIAS_TIME ? 4096 : 512;                /* of fwd_room */
     static_assert((BYTES + 1024 + ROOM) * BLOCKS <= 228 * 1024,
                   "shared memory of a multiprocessor");
     static_assert(BIAS == BIAS_NONE || (KEYS == 64 && !IS_PIPED), "what a bias is made for");
@@ -122,11 +125,16 @@ __device__ static inline void fwd_ask_queries(const fwd_maps &maps, const fwd_un
                                               const fwd_ring<S::BUFFERS> &r, int group, int end) {
     for (; group < end; group++) {
         int row = u->row0 + group * 64;
+        char *to = queries + (r.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
         barrier_wait(&room->queries_free[r.at][group], r.parity ^ 1);
-        if (fwd_asks<S>())
-            fwd_load<S::D, S::COLUMNS, 64, S::BOX_Q>(
-                queries + (r.at * S::GROUPS + group) * S::QUERIES, &maps.q,
-                &room->queries[r.at][group], u->head * S::D, u->s.row_q + row, u->s.len_q - row);
+        if (!fwd_asks<S>()) continue;
+        fwd_load<S::D, S::COLUMNS, 64, S::BOX_Q>(to, &maps.q, &room->queries[r.at][group],
+                                                 u->head * S::D, u->s.row_q + row,
+                                                 u->s.len_q - row);
+        if constexpr (S::OWNS > 1)
+            fwd_load<S::D, S::COLUMNS, 64, S::BOX_Q>(to + S::QUERIES, &maps.dout,
+                                                     &room->queries[r.at][group], u->head * S::D,
+                                                     u->s.row_q + row, u->s.len_q - row);
     }
 }
 
@@ -214,7 +222,8 @@ __device__ static void fwd_ask(const attn_args &a, const fwd_maps &maps, fwd_roo
     fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
     for (int group = 0; group < S::GROUPS; group++) {
         barrier_wait(&room->queries_free[buffer.at][group], buffer.parity ^ 1);
-        if (fwd_asks<S>()) barrier_arrive(&room->queries[buffer.at][group]);
+        for (int i = 0; i < S::OWNS && fwd_asks<S>(); i++)
+            barrier_arrive(&room->queries[buffer.at][group]);
     }
 }
 
@@ -293,11 +302,12 @@ template <typename S> struct fwd_own {
     time_rows times; /* with that bias */
 };
 
-/* Adds the bias of keys j and on, which are at r. */
+/* Adds the bias of keys j and on, which are at r; buckets: see time_add. */
 template <typename T, typename S>
 __device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> &own, int j,
                                            fwd_room<S> *room, const char *tables,
-                                           const fwd_ring<S::STAGES> &r, float (&x)[S::KEYS / 2]) {
+                                           const fwd_ring<S::STAGES> &r, float (&x)[S::KEYS / 2],
+                                           uint32_t (&buckets)[S::KEYS / 8]) {
     const fwd_unit *u = own.unit;
     int row = own.row - u->row0;
     if constexpr (S::BIAS != BIAS_NONE) barrier_wait(&room->bias[r.at], r.parity);
@@ -307,9 +317,9 @@ __device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> 
         const time_tile<S::ROWS, S::KEYS> *tile = &room->times.tiles[r.at];
         if (own.times.is_wide || tile->is_wide)
             time_add_wide(&room->times.tables, tile, a.query_time + u->s.row_q, u->row0, u->s.len_q,
-                          a.key_time + u->s.row_k, j, u->s.len_k, row, x);
+                          a.key_time + u->s.row_k, j, u->s.len_k, row, x, buckets);
         else
-            time_add(&room->times.tables, tile, own.times, row, x);
+            time_add(&room->times.tables, tile, own.times, row, x, buckets);
     }
 }
 
@@ -337,7 +347,8 @@ __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> 
         wgmma_wait<0>();
         release(&room->keys_free[r.at]);
         if (next >= own.end) release(own.queries_free);
-        fwd_add_bias<T, S>(a, own, j, room, values + S::STAGES * S::TILE, r, x);
+        uint32_t buckets[S::KEYS / 8];
+        fwd_add_bias<T, S>(a, own, j, room, values + S::STAGES * S::TILE, r, x, buckets);
         fwd_mask_tile<S>(a, own, j, x);
         uint32_t left[S::KEYS / 16][4];
 #pragma unroll
@@ -460,7 +471,7 @@ __device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const 
         fwd_span seen = fwd_seen(a, u->s, first, 64);
         own.row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
         own.full = fwd_full(a, u->s, first, 64);
-        own.queries = queries + (buffer.at * S::GROUPS + group) * S::QUERIES;
+        own.queries = queries + (buffer.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
         own.queries_free = &room->queries_free[buffer.at][group];
         if constexpr (S::BIAS == BIAS_TIME)
             own.times =
@@ -488,11 +499,11 @@ __device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const 
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room, char *values) {
+template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room, char *keys) {
     if (threadIdx.x == S::GROUPS * GROUP) {
         for (int i = 0; i < S::BUFFERS; i++) {
             for (int group = 0; group < S::GROUPS; group++) {
-                barrier_init(&room->queries[i][group], 1);
+                barrier_init(&room->queries[i][group], S::OWNS);
                 barrier_init(&room->queries_free[i][group], GROUP / 32);
             }
         }
@@ -508,9 +519,10 @@ template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room,
         barrier_init_done();
     }
     if (S::BOX_K < S::KEYS) {
-        /* Values that no box brings meet weights of 0; they must be numbers. */
-        for (int i = (int)threadIdx.x; i < S::STAGES * S::TILE / 16; i += S::THREADS)
-            ((uint4 *)values)[i] = make_uint4(0, 0, 0, 0);
+        /* Values that no box brings meet weights of 0; they must be numbers.  With dout, keys. */
+        int n = S::STAGES * S::TILE / 16;
+        for (int i = (int)threadIdx.x + (S::OWNS > 1 ? 0 : n); i < 2 * n; i += S::THREADS)
+            ((uint4 *)keys)[i] = make_uint4(0, 0, 0, 0);
         shared_fence();
     }
     __syncthreads();
@@ -525,7 +537,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::BUFFERS * S::GROUPS * S::QUERIES;
     if constexpr (S::BIAS == BIAS_TIME) time_tables_load(a, maps.bias.buckets, &room.times.tables);
-    fwd_begin<S>(&room, keys + S::STAGES * S::TILE);
+    fwd_begin<S>(&room, keys);
     if (threadIdx.x >= S::GROUPS * GROUP) {
         constexpr int ASKERS = S::BIAS == BIAS_TIME ? 32 : 1;
         registers_lower<fwd_registers<S::GROUPS, S::BLOCKS>::LOWERED>();

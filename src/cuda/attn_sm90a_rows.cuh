@@ -17,7 +17,8 @@ typedef struct fwd_unit {
 
 typedef struct fwd_maps {
     CUtensorMap q, k, v;
-    bias_source bias; /* of kernels with one */
+    CUtensorMap dout; /* of kernels that have it */
+    bias_source bias; /* likewise */
 } fwd_maps;
 
 /* ---- which columns --------------------------------------------------------------------------- */

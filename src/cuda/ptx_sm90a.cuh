@@ -182,6 +182,12 @@ __device__ static inline void add_four(float *to, float a, float b, float c, flo
                  : "memory");
 }
 
+/* The same of two. */
+__device__ static inline void add_two(float *to, float a, float b) {
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b)
+                 : "memory");
+}
+
 /* A barrier of n threads, by number (0 is __syncthreads). */
 __device__ static inline void named_barrier(int number, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n) : "memory");

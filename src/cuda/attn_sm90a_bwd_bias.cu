@@ -1,0 +1,19 @@
+/* HSTU attention with a bias, backward, on Hopper: one shape of tiles for each head dim, so that
+ * there are few kernels to compile.
+ *
+ * The gradients of a bias are sums of their own (attn_sm90a_bwd_q_bias.cu): where they are wanted,
+ * the kernel that owns keys makes dk and dv alone. */
+#include "cuda/attn_sm90a_bwd_keys.cuh"
+
+template <typename T, attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
+    if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<64, 2, false, BIAS>>(be, a);
+    return bwd_launch<T, bwd_shape<128, 2, false, BIAS>>(be, a);
+}
+
+template <typename T> static status launch(backend *be, const attn_args *a) {
+    return a->bias == BIAS_TABLE ? choose<T, BIAS_TABLE>(be, a) : choose<T, BIAS_TIME>(be, a);
+}
+
+status cuda_attn_sm90a_bwd_bias(backend *be, const attn_args *a) {
+    return be->act == ACT_BF16 ? launch<__nv_bfloat16>(be, a) : launch<__half>(be, a);
+}
