@@ -1,4 +1,6 @@
 /* Training and evaluation on dynamic tables: against static ones, with too few slots, resumed. */
+#include <dirent.h>
+
 #include "device.h"
 #include "embed/snapshot.h"
 #include "nn/model_int.h"
@@ -255,7 +257,7 @@ static const char *data_folder(void) {
 
 typedef struct table_run {
     const char *gin; /* NULL: ranking_tables */
-    const char *set[4];
+    const char *set[6];
     size_t n_set;
     int n_threads;
     double loss;     /* of the last epoch */
@@ -291,7 +293,7 @@ static status train(table_run *r, const char *run, int64_t n_epochs, int64_t max
 
 /* What the log of a run says of its table, over all epochs. */
 typedef struct news {
-    double n_new, n_evicted, n_rejected, load, hits;
+    double n_new, n_evicted, n_rejected, load, hits, n_written;
     int n_lines;
 } news;
 
@@ -309,6 +311,11 @@ static status add_news(void *ctx, const json_value *line) {
     CHECK_OK(json_member_double(tables->first, "rejected", &x));
     n->n_rejected += x;
     CHECK_OK(json_member_double(tables->first, "hit_level0", &n->hits));
+    if (json_member(tables->first, "written") != NULL)
+        CHECK_OK(json_member_double(tables->first, "written", &x));
+    else
+        x = 0;
+    n->n_written += x;
     return json_member_double(tables->first, "load", &n->load);
 }
 
@@ -453,6 +460,68 @@ TEST(dynamic_tables_of_two_levels_train_as_one) {
     CHECK_EQ(read_news("two").n_evicted, 0);
 }
 
+/* ---- a store --------------------------------------------------------------------------------- */
+
+/* Binds a store in the test's folder. */
+static const char *store_binding(void) {
+    static char text[512];
+    snprintf(text, sizeof text, "movies/DynamicEmbeddingArgs.store_folder='%s/stores'",
+             test_folder());
+    return text;
+}
+
+static int n_files_in(const char *folder) {
+    int n = -2; /* . and .. */
+    DIR *dir = opendir(folder);
+    CHECK(dir != NULL);
+    while (readdir(dir) != NULL)
+        n++;
+    closedir(dir);
+    return n;
+}
+
+/* A quarter of the rows in memory and the others on disk: what is learnt is what one big table
+ * learns, resumed or not, and nothing is left behind. */
+static void check_store(const char *extra, const char *other) {
+    static const char whole[] = "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=100000";
+    table_run all = {.n_threads = 2, .set = {whole, other}, .n_set = other != NULL ? 2 : 1};
+    table_run few = {.n_threads = 2,
+                     .set = {quarter, store_binding(), extra, other},
+                     .n_set = other != NULL ? 4 : 3};
+    CHECK_OK(train(&all, "all", 3, 0, false));
+    CHECK_OK(train(&few, "few", 0, 13, false));
+    CHECK_OK(train(&few, "few", 3, 0, true));
+    const char *a = run_path("all"), *b = run_path("few");
+    CHECK(same_file(a, b, "optimizer.safetensors"));
+    CHECK(other != NULL || same_tables(a, b));
+    news n = read_news("few");
+    CHECK(n.n_written > 50 && n.n_evicted == 0 && n.n_rejected == 0 && n.load > 0.8);
+    char stores[512];
+    snprintf(stores, sizeof stores, "%s/stores", test_folder());
+    CHECK_EQ(n_files_in(stores), 0);
+}
+
+TEST(dynamic_tables_with_a_store_lose_nothing) {
+    check_store("movies/DynamicEmbeddingArgs.store_engine='log'", NULL);
+}
+
+TEST(dynamic_tables_with_a_store_that_reads_ahead) {
+    check_store("TrainerArgs.pipeline_type='prefetch'", NULL);
+}
+
+TEST(dynamic_tables_with_a_store_and_several_batches_a_step) {
+    check_store("movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=384",
+                "TrainingArgs.gradient_accumulation_steps=2");
+}
+
+TEST(dynamic_tables_with_rocksdb_lose_nothing) {
+#ifdef HSTU_HAS_ROCKSDB
+    check_store("movies/DynamicEmbeddingArgs.store_engine='rocksdb'", NULL);
+#else
+    SKIP_TEST("this build is without RocksDB");
+#endif
+}
+
 /* A checkpoint without one of its files, and with a byte of it changed. */
 TEST(dynamic_tables_damaged_in_a_checkpoint) {
     table_run r = {.n_threads = 2};
@@ -490,6 +559,7 @@ TEST(dynamic_tables_that_cannot_be) {
         {"movies/DynamicEmbeddingArgs.feature_names=['rating']",
          "test.gin: movies/DynamicEmbeddingArgs is of actions"},
         {"movies/DynamicEmbeddingArgs.evict_strategy='random'", "evict_strategy"},
+        {"movies/DynamicEmbeddingArgs.store_engine='lmdb'", "store_engine"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         table_run r = {.set = {bad[i].set}, .n_set = 1, .n_threads = 1};
@@ -506,7 +576,10 @@ static status make_model(void *ctx) {
 }
 
 TEST(dynamic_tables_out_of_memory) {
-    table_run r = {.n_threads = 1};
+    table_run r = {.n_threads = 1}, stored = {.n_threads = 1, .n_set = 2};
+    stored.set[0] = store_binding();
+    stored.set[1] = "TrainerArgs.pipeline_type='prefetch'";
     (void)data_folder();
     CHECK(oom_at_each_allocation(make_model, &r) > 50);
+    CHECK(oom_at_each_allocation(make_model, &stored) > 60);
 }

@@ -1,5 +1,6 @@
 #include "base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -259,6 +260,18 @@ status folder_create(const char *path, bool *out_created) {
     if (!folder_exists(path)) return fail(ERR_IO, "%s: exists but is not a folder", path);
     if (out_created != NULL) *out_created = is_made;
     return OK;
+}
+
+void folder_remove(const char *path) {
+    char file[4096];
+    DIR *dir = opendir(path);
+    if (dir == NULL) return;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
+            path_join(file, sizeof file, path, e->d_name) == OK)
+            (void)unlink(file);
+    closedir(dir);
+    (void)rmdir(path);
 }
 
 bool file_exists(const char *path) {

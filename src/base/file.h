@@ -57,6 +57,9 @@ status folder_create(const char *path, bool *out_created);
  * this returns.  Some file systems refuse that: no harm. */
 void folder_sync(const char *folder);
 
+/* Removes a folder and the files in it, as far as that can be done; folders in it are not. */
+void folder_remove(const char *path);
+
 bool file_exists(const char *path);
 bool folder_exists(const char *path);
 

@@ -33,6 +33,7 @@ typedef enum { PIPELINE_NONE, PIPELINE_NATIVE, PIPELINE_PREFETCH } config_pipeli
 typedef enum { ACTIVATION_RELU, ACTIVATION_GELU } config_activation;
 typedef enum { SHARDING_DATA_PARALLEL, SHARDING_MODEL_PARALLEL } config_sharding;
 typedef enum { EVICT_LRU, EVICT_LFU } config_evict;
+typedef enum { STORE_LOG, STORE_ROCKSDB } config_store;
 typedef enum { KEYS_CONTINUOUS, KEYS_ROUNDROBIN, KEYS_HASH_ROUNDROBIN } config_key_placement;
 typedef enum { DIST_UNIFORM, DIST_NORMAL, DIST_ZIPF, DIST_LOGNORMAL } config_distribution_kind;
 typedef enum { NEGATIVES_IN_BATCH, NEGATIVES_LOCAL } config_negatives;
@@ -105,6 +106,8 @@ typedef struct config_embedding {
     config_evict evict;
     bool has_caching;
     config_key_placement key_placement;
+    const char *store_folder; /* None, or where rows go that memory has no room for */
+    config_store store;
 } config_embedding;
 
 typedef struct config_embeddings {

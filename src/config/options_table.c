@@ -278,6 +278,12 @@ const option option_table[] = {
     CHOICE("DynamicEmbeddingArgs.dist_type", OF_TABLE(key_placement),
            "continuous|roundrobin|hash_roundrobin", "'roundrobin'",
            "How keys are spread over ranks; of no effect on one."),
+    TEXT("DynamicEmbeddingArgs.store_folder", OPT_NULLABLE, OF_TABLE(store_folder), "None",
+         "A folder on disk for rows that memory has no room for, so that none is lost: a run makes "
+         "one of its own in it, and removes it.  None evicts them.  Not in the reference."),
+    CHOICE("DynamicEmbeddingArgs.store_engine", OF_TABLE(store), "log|rocksdb", "'log'",
+           "What keeps them: a log with 32 bytes of memory a row, or RocksDB.  Not in the "
+           "reference."),
     RETIRED("DynamicEmbeddingArgs.bucket_capacity", NULL, "Older size of a hash bucket."),
 
     TYPED("FeatureArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_FEATURE(feature_names), NULL,

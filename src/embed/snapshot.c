@@ -1,7 +1,6 @@
 /* Writing a snapshot (snapshot.h): rows are gathered into files, then the manifest seals them. */
 #include "embed/snapshot.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -215,19 +214,6 @@ static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t sinc
     return st;
 }
 
-/* A folder of files; what is in the way of it, or was left by a crash. */
-static void remove_folder(const char *folder) {
-    char path[SNAPSHOT_PATH_BYTES];
-    DIR *dir = opendir(folder);
-    if (dir == NULL) return;
-    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
-            path_join(path, sizeof path, folder, e->d_name) == OK)
-            (void)unlink(path);
-    closedir(dir);
-    (void)rmdir(folder);
-}
-
 static status write_part(embed_table *t, const char *temporary, snapshot_ranks ranks,
                          int64_t since) {
     writer w;
@@ -267,7 +253,7 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
     TRY(folder_create(folder, NULL));
     snprintf(name, sizeof name, ".rank-%d-of-%d.tmp", ranks.rank, ranks.n_ranks);
     TRY(path_join(temporary, sizeof temporary, folder, name));
-    remove_folder(temporary);
+    folder_remove(temporary);
     TRY(folder_create(temporary, NULL));
     status st = write_part(t, temporary, ranks, since);
     if (st == OK) {
@@ -275,7 +261,7 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
         if (rename(temporary, part) != 0) st = fail_errno("%s: cannot be put in place", part);
     }
     if (st != OK) {
-        remove_folder(temporary);
+        folder_remove(temporary);
         return st;
     }
     folder_sync(folder);

@@ -1,15 +1,15 @@
-#include "nn/dynamic.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "nn/dynamic_int.h"
 #include "nn/input.h"
 
 /* Where no more ids than a quarter of the slots can come, no bucket fills up: slots beyond that
  * would only take memory. */
-enum { SLOTS_PER_ID = 4, WORD_BITS = 64 };
+enum { SLOTS_PER_ID = 4 };
 
 /* ---- which ----------------------------------------------------------------------------------- */
 
@@ -50,7 +50,7 @@ static status choose_table(dynamic_table *t, const config *c, model_limits *l,
     t->last = is_item ? *n : *n - 1;
     t->max_rows = at_most(*n, is_item ? n_users * l->max_events : n_users);
     *n = t->max_rows;
-    TRY(NN_NEW_HOST(memory, &t->seen, t->last / WORD_BITS + 1));
+    TRY(NN_NEW_HOST(memory, &t->seen, t->last / DYNAMIC_WORD_BITS + 1));
     TRY(NN_NEW_HOST(memory, &t->place, (int64_t)t->last + 1));
     TRY(NN_NEW_HOST(memory, &t->has_no_row, t->max_rows));
     return NN_NEW_HOST(memory, &t->ids, t->max_rows);
@@ -106,8 +106,10 @@ dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature) {
 }
 
 void dynamic_fini(dynamic_tables *d) {
-    for (int i = 0; i < d->n; i++)
+    for (int i = 0; i < d->n; i++) {
         embed_destroy(d->item[i].table);
+        dynamic_close_store(&d->item[i]);
+    }
     *d = (dynamic_tables){0};
 }
 
@@ -162,24 +164,20 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
                       .first = FIRST_UNIFORM,
                       .first_scale = INPUT_TABLE_SCALE};
     set_levels(&e, t);
+    TRY(dynamic_open_store(t, t->dim + table_n_state(e.opt, t->dim),
+                           c->trainer.pipeline == PIPELINE_PREFETCH, memory));
+    e.store = t->ahead != NULL ? t->ahead : t->store;
     return embed_create(&t->table, d->be, &e);
 }
 
 /* ---- a batch --------------------------------------------------------------------------------- */
 
-/* The ids of one feature: items, or a column of the contextual values. */
-typedef struct id_list {
-    const uint32_t *from;
-    uint32_t *to;
-    int64_t n, stride;
-} id_list;
-
-static id_list list_of(const dynamic_tables *d, const dynamic_table *t, const batch *b) {
+id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const batch *b) {
     if (t->feature == ITEM_FEATURE) return (id_list){b->item, d->items, b->n_tokens, 1};
     return (id_list){b->context + t->feature, d->context + t->feature, b->n_users, b->n_context};
 }
 
-static status check_ids(const dynamic_table *t, const id_list *l) {
+status dynamic_check_ids(const dynamic_table *t, const id_list *l) {
     for (int64_t i = 0; i < l->n; i++) {
         uint32_t id = l->from[i * l->stride];
         if (id < (uint32_t)t->first || id > (uint32_t)t->last)
@@ -197,11 +195,11 @@ static status append_ids(dynamic_table *t, const id_list *l) {
     status st = OK;
     for (int64_t i = 0; i < l->n; i++) {
         uint32_t id = l->from[i * l->stride];
-        if (t->place[id] == 0) t->seen[id / WORD_BITS] |= 1ull << id % WORD_BITS;
+        if (t->place[id] == 0) t->seen[id / DYNAMIC_WORD_BITS] |= 1ull << id % DYNAMIC_WORD_BITS;
     }
-    for (int64_t word = 0; word <= t->last / WORD_BITS; word++) {
+    for (int64_t word = 0; word <= t->last / DYNAMIC_WORD_BITS; word++) {
         for (uint64_t bits = t->seen[word]; bits != 0; bits &= bits - 1) {
-            int64_t id = word * WORD_BITS + __builtin_ctzll(bits);
+            int64_t id = word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits);
             if (t->n == t->max_rows) {
                 st = fail(ERR_USAGE, "more batches without an update than the model was made for");
                 break;
@@ -239,7 +237,7 @@ static void note_missing(dynamic_table *t, const embed_batch *got, bool is_train
         t->has_no_row[t->place[got->rejected[i]] - 1] = 1;
 }
 
-static status check_size(const dynamic_tables *d, const batch *b) {
+status dynamic_check_size(const dynamic_tables *d, const batch *b) {
     if (b->n_users <= d->max_users && b->n_tokens <= d->max_tokens) return OK;
     return fail(ERR_CONFIG,
                 "a batch of %d users with %d events; the model was made for %lld with %lld",
@@ -268,9 +266,9 @@ static void number_ids(dynamic_table *t, const id_list *l, int64_t first) {
 
 static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bool is_training) {
     const embed_batch *got;
-    id_list l = list_of(d, t, b);
+    id_list l = dynamic_list_of(d, t, b);
     int64_t first = t->n;
-    TRY(check_ids(t, &l));
+    TRY(dynamic_check_ids(t, &l));
     TRY(append_ids(t, &l));
     number_ids(t, &l, first);
     int64_t n = t->n - first, at = first * t->dim;
@@ -286,7 +284,7 @@ static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bo
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out) {
     *out = b;
     if (d->n == 0) return OK;
-    TRY(check_size(d, b));
+    TRY(dynamic_check_size(d, b));
     if (!is_training || d->n_taken == 0) dynamic_forget(d);
     copy_ids(d, b);
     for (int i = 0; i < d->n; i++)
@@ -350,11 +348,12 @@ status dynamic_add_squares(dynamic_tables *d, double *sum) {
     return OK;
 }
 
-/* The table updates what it fetched last: of several batches that is not all. */
+/* The table updates what it took last: of several batches that is not all.  What went down to the
+ * store meanwhile has to come up again, for rows are stepped in the levels alone. */
 static status update_table(dynamic_table *t, const embed_step_args *args, bool is_whole) {
     const embed_batch *got;
     if (t->n == 0) return OK;
-    if (!is_whole) TRY(embed_take_rows(t->table, false, t->n, t->ids, NULL, NULL, &got));
+    if (!is_whole) TRY(embed_take_rows(t->table, t->store != NULL, t->n, t->ids, NULL, NULL, &got));
     if (args->step > embed_step(t->table)) TRY(embed_set_step(t->table, args->step));
     return embed_step_rows(t->table, t->grad, args);
 }
@@ -396,7 +395,13 @@ status dynamic_news(dynamic_table *t, dynamic_state *out) {
     for (int i = 0; i < EMBED_LEVELS; i++)
         out->n_slots += (c->capacity[i] + TABLE_SLOTS - 1) / TABLE_SLOTS * TABLE_SLOTS;
     t->told = *embed_counts_of(t->table);
-    return embed_size(t->table, &out->n_rows);
+    out->has_store = c->store != NULL;
+    for (int i = 0; i < EMBED_LEVELS; i++) {
+        int64_t n;
+        TRY(embed_tier_size(t->table, i, &n));
+        out->n_rows += n;
+    }
+    return OK;
 }
 
 uint64_t dynamic_bytes(const dynamic_tables *d) {

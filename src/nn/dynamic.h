@@ -36,8 +36,12 @@ typedef struct dynamic_table {
     int64_t n_rejected;  /* of the last batch for training */
     float *value, *grad; /* (max_rows, dim): places in the bank */
     embed_counts told;   /* of the last dynamic_news */
-    int64_t n_read;   /* different ids of the batches that only read, since dynamic_begin_reads */
-    int64_t n_absent; /* of them, those without a row */
+    embed_store *store;  /* below the levels, or NULL */
+    embed_store *ahead;  /* reads for it what is announced, or NULL */
+    char *store_folder;  /* its own, removed with it; or NULL */
+    uint64_t *coming;    /* host (max_rows): ids announced; NULL where nothing reads ahead */
+    int64_t n_read;      /* different ids of batches that only read, since dynamic_begin_reads */
+    int64_t n_absent;    /* of them, those without a row */
 } dynamic_table;
 
 typedef struct dynamic_tables {
@@ -67,6 +71,11 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
  * b itself where no table is dynamic.  An id without a row reads as zeros. */
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out);
 
+/* The batch for training that follows the one just taken: rows of it that are on disk are read
+ * beside the passes of this one, where the config asks for that (pipeline_type 'prefetch'). */
+status dynamic_announce(dynamic_tables *d, const batch *b);
+bool dynamic_reads_ahead(const dynamic_tables *d);
+
 /* The items whose rows the last batch for training found no place for: (max_rows) host, by item - 1
  * of what the passes take.  NULL: there are none. */
 const uint8_t *dynamic_missing_items(dynamic_tables *d);
@@ -92,7 +101,8 @@ status dynamic_clear(dynamic_tables *d);
 
 /* How full a table is, and what happened since it was last asked. */
 typedef struct dynamic_state {
-    int64_t n_rows, n_slots;
+    int64_t n_rows, n_slots; /* of the levels */
+    bool has_store;
     embed_counts since;
 } dynamic_state;
 status dynamic_news(dynamic_table *t, dynamic_state *out);

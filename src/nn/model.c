@@ -100,6 +100,10 @@ static status train_passes(model *m, const model_step *at, const int32_t *negati
     return input_mark(&m->input, m->be, &m->plan);
 }
 
+void model_expect(model *m, const batch *next) {
+    m->expected = next;
+}
+
 /* Of the passes only what the plan sent changes from batch to batch of a shape, so they can be
  * recorded; negatives that are given are copied in the middle of them. */
 static status train_recorded(model *m, const model_step *at) {
@@ -113,10 +117,13 @@ static status train_recorded(model *m, const model_step *at) {
 
 status model_train_batch(model *m, const batch *b, const model_step *at, const int32_t *negatives) {
     plan_request request = {.purpose = PLAN_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
+    const batch *expected = m->expected;
+    m->expected = NULL;
     if (m->dynamic.n > 0 && model_count_loss(m, b) == 0) return OK; /* it touches no rows */
     if (m->corpus != NULL && negatives != NULL)
         return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
     TRY(dynamic_take(&m->dynamic, b, true, &b));
+    if (expected != NULL) TRY(dynamic_announce(&m->dynamic, expected));
     if (m->corpus != NULL) request.has_no_row = dynamic_missing_items(&m->dynamic);
     TRY(plan_build(&m->plan, m->be, b, &request));
     if (m->plan.n_loss == 0) return OK;

@@ -81,6 +81,10 @@ int64_t model_n_unlabelled(const model *m);
  * returns. */
 status model_train_batch(model *m, const batch *b, const model_step *at, const int32_t *negatives);
 
+/* The batch that will follow the one model_train_batch gets next, which must stay until then: rows
+ * of it that are on disk are read beside the passes, where tables can (dynamic.h). */
+void model_expect(model *m, const batch *next);
+
 /* Asks for the sum of the losses since it was last asked for: *to has it once `wait` for the ticket
  * (ops.h) returned.  model_take_loss waits itself. */
 status model_fetch_loss(model *m, double *to, uint64_t *ticket);

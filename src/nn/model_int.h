@@ -17,6 +17,7 @@ struct model {
     nn_memory memory;
     param_list params;
     dynamic_tables dynamic;
+    const batch *expected; /* the batch after the next one, or NULL */
     plan plan;
     input input;
     int n_layers;

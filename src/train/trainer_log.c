@@ -121,6 +121,8 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
     json_key_double(w, "load", (double)s->n_rows / (double)s->n_slots);
     json_key_double(w, "hit_level0", n > 0 ? (double)c->hits[0] / n : 0);
     json_key_double(w, "hit_level1", n > 0 ? (double)c->hits[1] / n : 0);
+    if (s->has_store) json_key_double(w, "hit_store", n > 0 ? (double)c->hits[2] / n : 0);
+    if (s->has_store) json_key_int(w, "written", c->n_written);
     json_key_int(w, "new", c->n_new);
     json_key_int(w, "evicted", c->n_evicted);
     json_key_int(w, "rejected", c->n_rejected);
@@ -130,6 +132,9 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
              name, s->n_rows, (double)s->n_rows / (double)s->n_slots,
              n > 0 ? 100 * (double)c->hits[0] / n : 0, n > 0 ? 100 * (double)c->hits[1] / n : 0,
              c->n_new, c->n_evicted, c->n_rejected);
+    if (s->has_store)
+        log_info("table '%s': %.2f %% of ids in the store; %" PRId64 " rows written to it", name,
+                 n > 0 ? 100 * (double)c->hits[2] / n : 0, c->n_written);
 }
 
 static void write_tables(const trainer *t, json_writer *w) {

@@ -100,6 +100,15 @@ status trainer_settle(trainer *t) {
     return OK;
 }
 
+/* What is on disk of the next batch can be read beside this one's passes. */
+static status look_ahead(trainer *t) {
+    const batch *next;
+    if (!dynamic_reads_ahead(model_tables(t->s->model))) return OK;
+    TRY(batcher_peek(t->batches, &next));
+    model_expect(t->s->model, next);
+    return OK;
+}
+
 /* Forward and backward of the micro-batches of one step.  With one of them the gradient is that of
  * the mean at once; of several, the number of positions is only known behind the last. */
 static status take_batches(trainer *t, train_pending *p, double *scale, bool *is_last) {
@@ -110,6 +119,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
     for (int64_t i = 0; i < n_micro; i++) {
         const batch *b;
         TRY(batcher_next(t->batches, &b));
+        TRY(look_ahead(t));
         int64_t n = model_count_loss(t->s->model, b);
         at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
         if (n > 0) TRY(model_train_batch(t->s->model, b, &at, NULL));

@@ -1,0 +1,27 @@
+/* Dynamic tables of a model from inside: what dynamic.c and dynamic_store.c share. */
+#ifndef HSTU_NN_DYNAMIC_INT_H
+#define HSTU_NN_DYNAMIC_INT_H
+
+#include "nn/dynamic.h"
+
+enum { DYNAMIC_WORD_BITS = 64 };
+
+/* The ids of one feature of a batch: items, or a column of the contextual values. */
+typedef struct id_list {
+    const uint32_t *from;
+    uint32_t *to;
+    int64_t n, stride;
+} id_list;
+
+id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const batch *b);
+
+/* Fail where a batch is not one that the model was made for. */
+status dynamic_check_size(const dynamic_tables *d, const batch *b);
+status dynamic_check_ids(const dynamic_table *t, const id_list *l);
+
+/* Makes the store that the config asks for, if it does, and a reader ahead where `reads_ahead`:
+ * t->store, t->ahead. */
+status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, nn_memory *memory);
+void dynamic_close_store(dynamic_table *t);
+
+#endif

@@ -1,0 +1,75 @@
+/* The store of a dynamic table on disk, for the time of a run, and reading ahead from it.
+ *
+ * A checkpoint has the rows of the store too, so it need not outlive the model: it lies in a folder
+ * of its own, which is removed with it.  What a killed process leaves there is rubbish. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "nn/dynamic_int.h"
+
+/* t->store_folder: a new folder in that of the config. */
+static status make_folder(dynamic_table *t, nn_memory *memory) {
+    const char *name = "hstu-table-XXXXXX", *parent = t->config->store_folder;
+    size_t n = strlen(parent) + strlen(name) + 2;
+    char *path;
+    TRY(folder_create(parent, NULL));
+    TRY(NN_NEW_HOST(memory, &path, (int64_t)n));
+    TRY(path_join(path, n, parent, name));
+    if (mkdtemp(path) == NULL) return fail_errno("%s: cannot make a folder in it", parent);
+    t->store_folder = path;
+    return OK;
+}
+
+status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, nn_memory *memory) {
+    bool is_log = t->config->store == STORE_LOG;
+    if (t->config->store_folder == NULL) return OK;
+    TRY(make_folder(t, memory));
+    TRY((is_log ? embed_store_open_log : embed_store_open_rocks)(&t->store, t->store_folder,
+                                                                 n_floats));
+    log_info("table '%s': rows beyond that go to %s (%s)%s", t->config->table_name, t->store_folder,
+             t->store->name, reads_ahead ? ", and are read ahead" : "");
+    if (!reads_ahead) return OK;
+    TRY(NN_NEW_HOST(memory, &t->coming, t->max_rows));
+    return embed_store_open_ahead(&t->ahead, t->store, 2 * (int64_t)t->max_rows);
+}
+
+void dynamic_close_store(dynamic_table *t) {
+    embed_store_destroy(t->ahead);
+    embed_store_destroy(t->store);
+    if (t->store_folder != NULL) folder_remove(t->store_folder);
+}
+
+bool dynamic_reads_ahead(const dynamic_tables *d) {
+    for (int i = 0; i < d->n; i++)
+        if (d->item[i].ahead != NULL) return true;
+    return false;
+}
+
+/* The different ids of a batch, ascending, in t->coming; their number.  `seen` is all 0 again. */
+static int64_t list_coming(dynamic_table *t, const id_list *l) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < l->n; i++) {
+        uint32_t id = l->from[i * l->stride];
+        t->seen[id / DYNAMIC_WORD_BITS] |= 1ull << id % DYNAMIC_WORD_BITS;
+    }
+    for (int64_t word = 0; word <= t->last / DYNAMIC_WORD_BITS; word++) {
+        for (uint64_t bits = t->seen[word]; bits != 0 && n < t->max_rows; bits &= bits - 1)
+            t->coming[n++] = (uint64_t)(word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits));
+        t->seen[word] = 0;
+    }
+    return n;
+}
+
+status dynamic_announce(dynamic_tables *d, const batch *b) {
+    TRY(dynamic_check_size(d, b));
+    for (int i = 0; i < d->n; i++) {
+        dynamic_table *t = &d->item[i];
+        id_list l = dynamic_list_of(d, t, b);
+        if (t->ahead == NULL) continue;
+        TRY(dynamic_check_ids(t, &l));
+        TRY(embed_prefetch(t->table, list_coming(t, &l), t->coming));
+    }
+    return OK;
+}
