@@ -27,7 +27,7 @@ bool cuda_attn_sm90a_can_fwd(const backend *be, const attn_args *a) {
     return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) && is_readable(a);
 }
 
-/* Biases of heads of 64 and 128 numbers.  Where heads add to the same table, their order must not
+/* Biases of heads up to 128 numbers.  Where heads add to the same table, their order must not
  * depend on chance in deterministic mode: here it would. */
 static bool can_bias_bwd(const backend *be, const attn_args *a) {
     bool is_shared = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads < a->n_heads;
@@ -38,9 +38,10 @@ static bool can_bias_bwd(const backend *be, const attn_args *a) {
 
 bool cuda_attn_sm90a_can_bwd(const backend *be, const attn_args *a) {
     int d = a->dim_qk;
-    return (d == 64 || d == 128 || d == 256) && is_possible(be, a) && can_bias_bwd(be, a) &&
-           is_addressable(a->dout, a->stride_out) && is_addressable(a->dq, a->stride_q) &&
-           is_addressable(a->dk, a->stride_k) && is_addressable(a->dv, a->stride_v);
+    return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) &&
+           can_bias_bwd(be, a) && is_addressable(a->dout, a->stride_out) &&
+           is_addressable(a->dq, a->stride_q) && is_addressable(a->dk, a->stride_k) &&
+           is_addressable(a->dv, a->stride_v);
 }
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,

@@ -1,7 +1,8 @@
 /* What the attention's Hopper kernels share: tiles of 64 numbers by 64 rows that the copy engine
  * brings, swizzled, into shared memory, and the function of a score.
  *
- * A tile of R rows and D numbers lies as D / 64 parts of R rows of 128 bytes. */
+ * A tile of R rows and D numbers lies as D / 64 parts of R rows of 128 bytes; with D = 32, as one
+ * part of rows of 64 bytes. */
 #ifndef HSTU_CUDA_ATTN_SM90A_CUH
 #define HSTU_CUDA_ATTN_SM90A_CUH
 
@@ -10,6 +11,17 @@
 #include "cuda/ptx_sm90a.cuh"
 
 enum { PART = 64, PART_BYTES = 128, GROUP = 128 }; /* numbers and bytes of a part's row; threads */
+
+/* Numbers of a part's row. */
+template <int D> struct part {
+    static constexpr int COLUMNS = D < PART ? D : PART, BYTES = COLUMNS * 2;
+    static_assert(D == 32 || D % PART == 0, "heads there are");
+};
+
+/* A part as products see it; next: see tile_describe. */
+template <int D> __device__ static inline uint64_t part_describe(const void *tile, uint32_t next) {
+    return D == 32 ? tile_describe_64(tile) : tile_describe(tile, next);
+}
 
 /* Rows of a jagged array as the copy engine sees them: a box is 64 rows of 64 numbers. */
 status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
@@ -52,10 +64,10 @@ template <int D, int R>
 __device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
                                         int y) {
 #pragma unroll
-    for (int c = 0; c < D / PART; c++) {
+    for (int c = 0; c < D / part<D>::COLUMNS; c++) {
 #pragma unroll
         for (int r = 0; r < R; r += 64)
-            tile_load(to + (c * R + r) * PART_BYTES, map, barrier, x + c * PART, y + r);
+            tile_load(to + (c * R + r) * part<D>::BYTES, map, barrier, x + c * PART, y + r);
     }
 }
 
@@ -68,7 +80,7 @@ __device__ static inline void release(uint64_t *barrier) {
  * whole tiles. */
 template <typename T, int D, int ROWS_A, int N>
 __device__ static inline void product_of_rows(float (&d)[N / 2], const char *a, const char *b) {
-    uint64_t desc_a = tile_describe(a, 16), desc_b = tile_describe(b, 16);
+    uint64_t desc_a = part_describe<D>(a, 16), desc_b = part_describe<D>(b, 16);
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         wgmma_ss<T, N>(d, tile_move(desc_a, k / 4 * ROWS_A * PART_BYTES + k % 4 * 32),
@@ -79,10 +91,10 @@ __device__ static inline void product_of_rows(float (&d)[N / 2], const char *a, 
 template <typename T, int D, int K>
 __device__ static inline void product_with_rows(float (&d)[D / 2], const uint32_t (&a)[K / 16][4],
                                                 const char *b) {
-    uint64_t desc_b = tile_describe(b, K * PART_BYTES);
+    uint64_t desc_b = part_describe<D>(b, K * PART_BYTES);
 #pragma unroll
     for (int k = 0; k < K / 16; k++)
-        wgmma_rs<T, D>(d, a[k], tile_move(desc_b, k * 16 * PART_BYTES), 1);
+        wgmma_rs<T, D>(d, a[k], tile_move(desc_b, k * 16 * part<D>::BYTES), 1);
 }
 
 template <typename T> __device__ static inline uint32_t pack_two(float x, float y);

@@ -3,6 +3,9 @@
 #include "cuda/attn_sm90a_bwd_keys.cuh"
 
 template <typename T> static status choose(backend *be, const attn_args *a) {
+    if (a->dim_qk == 32)
+        return bwd_is_whole(be, a) ? bwd_launch<T, bwd_shape<32, 1, true>>(be, a)
+                                   : bwd_launch<T, bwd_shape<32, 2, false>>(be, a);
     if (a->dim_qk == 64)
         return bwd_is_whole(be, a) ? bwd_launch<T, bwd_shape<64, 1, true>>(be, a)
                                    : bwd_launch<T, bwd_shape<64, 2, false>>(be, a);

@@ -12,7 +12,7 @@
 
 enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
 enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is computed anew ... */
-enum { ANEW_ROWS_BIAS_64 = 64 };             /* ... and with a bias and heads of 64 numbers */
+enum { ANEW_ROWS_BIAS_64 = 64 };             /* ... and with a bias, up to heads of 64 numbers */
 
 typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
@@ -171,11 +171,11 @@ __device__ static inline void add_tile(float (&sum)[D / 2], const uint32_t (&lef
 /* dq (64 queries, N) = ds (KEYS, 64 queries) transposed times N columns of the keys. */
 template <typename T, int KEYS, int N>
 __device__ static inline void dq_product(float (&dq)[N / 2], const char *ds, const char *keys) {
-    uint64_t desc_a = tile_describe(ds, 16), desc_b = tile_describe(keys, KEYS * PART_BYTES);
+    uint64_t desc_a = tile_describe(ds, 16), desc_b = part_describe<N>(keys, KEYS * PART_BYTES);
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
         wgmma_tt<T, N>(dq, tile_move(desc_a, k * 16 * DS_ROW),
-                       tile_move(desc_b, k * 16 * PART_BYTES), k > 0);
+                       tile_move(desc_b, k * 16 * part<N>::BYTES), k > 0);
     wgmma_commit();
 }
 
@@ -213,7 +213,7 @@ typedef struct bwd_job {
     int n_keys;                /* of a tile */
 } bwd_job;
 
-/* Maps whose boxes have `rows` rows of 64 numbers. */
+/* Maps whose boxes have `rows` rows of 64 numbers, or of all 32 of a head. */
 status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
 /* The same work with windows and groups no longer than sequences: longer ones mean the same, and
  * sums with them could be too large. */

@@ -6,6 +6,7 @@
 #include "cuda/attn_sm90a_bwd_keys.cuh"
 
 template <typename T, attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
+    if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<32, 2, false, BIAS>>(be, a);
     if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<64, 2, false, BIAS>>(be, a);
     return bwd_launch<T, bwd_shape<128, 2, false, BIAS>>(be, a);
 }

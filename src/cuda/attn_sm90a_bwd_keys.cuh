@@ -1,14 +1,14 @@
-/* The backward kernel of the attention on Hopper that owns keys: heads of 64 and 128 numbers.
+/* The backward kernel of the attention on Hopper that owns keys: heads of 32 to 128 numbers.
  *
  * A warpgroup computes with 64 keys and keeps their dk and dv in registers.  For each tile of
  * queries it makes scores and dp, weights and their gradients, adds to dv and dk, and leaves the
  * gradients in shared memory for dq.
- * - One warpgroup a block, two blocks a multiprocessor, for short sequences with heads of 64: while
- *   one waits the other computes.
+ * - One warpgroup a block, two blocks a multiprocessor, for short sequences with heads of 32 and
+ * 64: while one waits the other computes.
  * - Else two warpgroups: they share the tiles of queries and halve the additions to dq, whose
- *   columns they divide (heads of 64: whose tiles they do in turn); that product is one tile late,
- *   so that neither waits for the other.
- * Bound by the tensor cores, with short sequences by latency; with a bias see attn_sm90a_bias.cuh.
+ *   columns they divide (heads up to 64: whose tiles they do in turn); that product is one tile
+ * late, so that neither waits for the other. Bound by the tensor cores, with short sequences by
+ * latency; with a bias see attn_sm90a_bias.cuh.
  */
 #ifndef HSTU_CUDA_ATTN_SM90A_BWD_KEYS_CUH
 #define HSTU_CUDA_ATTN_SM90A_BWD_KEYS_CUH
@@ -21,11 +21,11 @@ template <int D_, int GROUPS_, bool IS_WHOLE_, attn_bias BIAS_ = BIAS_NONE> stru
     static constexpr int D = D_, GROUPS = GROUPS_, KEYS = 64 * GROUPS, WARPS = 4 * GROUPS;
     /* Whole sequences change their keys often: the next ones should be there.  Tables take room. */
     static constexpr int STAGES = D > 64 && (IS_WHOLE || BIAS == BIAS_TABLE) ? 2 : 3;
-    static constexpr int OWNS = D == 64 || IS_WHOLE ? 2 : 1;
+    static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
     /* Registers of the warp that asks, and of those who compute: 64 Ki in all. */
     static constexpr int COMPUTING = D > 64 ? (BIAS == BIAS_TIME ? 224 : 232) : 216;
-    static constexpr int ASKING = GROUPS == 1 ? 40 : D == 64 ? 72 : BIAS == BIAS_TIME ? 56 : 40;
+    static constexpr int ASKING = GROUPS == 1 ? 40 : D <= 64 ? 72 : BIAS == BIAS_TIME ? 56 : 40;
     static_assert(GROUPS * COMPUTING + ASKING <= (GROUPS > 1 ? 504 : 256), "registers");
     static constexpr int OWN = KEYS * D * 2, TILE = QUERIES * D * 2, DS = KEYS * DS_ROW;
     static constexpr int TABLES = BIAS == BIAS_TABLE ? STAGES * GROUPS * TABLE_TILE : 0;
@@ -54,7 +54,7 @@ template <typename S> struct bwd_room {
 template <typename S> struct bwd_own {
     int at, group;
     __device__ int bytes() const {
-        return at * S::OWN + group * 64 * PART_BYTES;
+        return at * S::OWN + group * 64 * part<S::D>::BYTES;
     }
 };
 
@@ -122,7 +122,7 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
     product_of_rows<T, S::D, S::KEYS, 64>(x, keys, queries);
     wgmma_commit();
     barrier_wait(&room.walk.end->douts[stage], parity);
-    if constexpr (S::D == 64) {
+    if constexpr (S::D <= 64) {
         float dp[32];
         wgmma_fence();
         product_of_rows<T, S::D, S::KEYS, 64>(dp, values, douts);
@@ -157,6 +157,7 @@ template <typename T, typename S>
 __device__ static inline void bwd_dq_now(const bwd_job &job, const bwd_room<S> &room,
                                          const bwd_own<S> &own, int n, int word,
                                          float (&dk)[S::D / 2], const uint32_t (&ds)[4][4]) {
+    constexpr int N = part<S::D>::COLUMNS;
     char *gradients = room.ds + n % 2 * S::DS;
     if (job.has_dq) {
         bwd_put(gradients, 0, ds);
@@ -166,12 +167,12 @@ __device__ static inline void bwd_dq_now(const bwd_job &job, const bwd_room<S> &
     add_tile<T, S::D>(dk, ds, room.walk.queries + n % S::STAGES * S::TILE);
     if (!job.has_dq) return;
 #pragma unroll
-    for (int c = 0; c < S::D; c += PART) {
-        float dq[PART / 2];
+    for (int c = 0; c < S::D; c += N) {
+        float dq[N / 2];
         wgmma_fence();
-        dq_product<T, S::KEYS, PART>(dq, gradients, room.walk.keys + own.bytes() + c * S::KEYS * 2);
+        dq_product<T, S::KEYS, N>(dq, gradients, room.walk.keys + own.bytes() + c * S::KEYS * 2);
         wgmma_wait<0>();
-        dq_end<T, S::D, PART>(job.a, bwd_record<S>(room, own), word, c, dq);
+        dq_end<T, S::D, N>(job.a, bwd_record<S>(room, own), word, c, dq);
     }
 }
 
@@ -196,16 +197,17 @@ __device__ static inline int bwd_tiles_alone(const bwd_job &job, const bwd_room<
 template <typename T, typename S>
 __device__ static inline void bwd_dq_late(const attn_args &a, const bwd_room<S> &room,
                                           const bwd_own<S> &own, int n) {
-    int column = S::D > PART ? own.group * PART : 0, word = room.walk.end->tiles[n % KEPT];
+    constexpr int N = part<S::D>::COLUMNS;
+    int column = S::D > N ? own.group * N : 0, word = room.walk.end->tiles[n % KEPT];
     const char *keys = room.walk.keys + own.at * S::OWN + column * S::KEYS * 2;
-    float dq[PART / 2];
-    if (S::D == PART && n % 2 != own.group) return; /* one of them has them all, by turns */
+    float dq[N / 2];
+    if (S::D == N && n % 2 != own.group) return; /* one of them has them all, by turns */
     barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
     wgmma_fence();
-    dq_product<T, S::KEYS, PART>(dq, room.ds + n % 2 * S::DS, keys);
+    dq_product<T, S::KEYS, N>(dq, room.ds + n % 2 * S::DS, keys);
     wgmma_wait<0>();
     release(&room.end->ds_free[n % 2]);
-    dq_end<T, S::D, PART>(a, bwd_record<S>(room, own), word, column, dq);
+    dq_end<T, S::D, N>(a, bwd_record<S>(room, own), word, column, dq);
 }
 
 template <typename T, typename S>

@@ -10,7 +10,7 @@
 
 template <int D_> struct one_shape {
     static constexpr int D = D_, GROUPS = D == 256 ? 2 : 1, THREADS = GROUPS * GROUP, BOX = 16;
-    static constexpr int BLOCKS = D == 256 ? 1 : 3;
+    static constexpr int BLOCKS = D == 256 ? 1 : 3, N = part<D>::COLUMNS;
     static constexpr int TILE = 64 * D * 2, DS = 64 * DS_ROW, PAIRS = 32;
     static constexpr int BYTES = 4 * TILE + DS;
 };
@@ -47,8 +47,8 @@ __device__ static inline void one_load(char *to, const CUtensorMap *map, uint64_
                                        int y, int n) {
     for (int r = 0; r < n; r += S::BOX) {
 #pragma unroll
-        for (int c = 0; c < S::D / PART; c++)
-            tile_load(to + (c * 64 + r) * PART_BYTES, map, barrier, x + c * PART, y + r);
+        for (int c = 0; c < S::D / S::N; c++)
+            tile_load(to + (c * 64 + r) * S::N * 2, map, barrier, x + c * S::N, y + r);
     }
 }
 
@@ -92,50 +92,51 @@ __device__ static inline void one_scores(const attn_args &a, const one_room &roo
     __syncthreads();
 }
 
-/* sum (64, 64) = left (64, 64 queries) times 64 columns of a tile of queries or dout. */
-template <typename T>
-__device__ static inline void one_product(float (&sum)[32], const uint32_t (&left)[4][4],
-                                          const char *part) {
-    uint64_t b = tile_describe(part, 64 * PART_BYTES);
+/* sum (64, N) = left (64, 64 queries) times N columns of a tile of queries or dout. */
+template <typename T, int N>
+__device__ static inline void one_product(float (&sum)[N / 2], const uint32_t (&left)[4][4],
+                                          const char *columns) {
+    uint64_t b = part_describe<N>(columns, 64 * PART_BYTES);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_rs<T, PART>(sum, left[k], tile_move(b, k * 16 * PART_BYTES), k > 0);
+        wgmma_rs<T, N>(sum, left[k], tile_move(b, k * 16 * N * 2), k > 0);
     wgmma_commit();
 }
 
-template <typename T>
+template <typename T, int N>
 __device__ static inline void one_store(void *to, int64_t stride, int row0, int n, int column,
-                                        float scale, const float (&sum)[32]) {
-    store_wide<T, PART>((T *)to + (int64_t)row0 * stride + column, stride, row_of_thread(), n,
-                        scale, sum);
+                                        float scale, const float (&sum)[N / 2]) {
+    store_wide<T, N>((T *)to + (int64_t)row0 * stride + column, stride, row_of_thread(), n, scale,
+                     sum);
 }
 
-/* Pair i, 64 columns of dv, dk and dq at a time.  Its room is free for the next pair when the last
- * products are done. */
+/* Pair i, 64 columns of dv, dk and dq, or all 32, at a time.  Its room is free for the next pair
+ * when the last products are done. */
 template <typename T, typename S>
 __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &maps,
                                             const one_room &room, one_end<S> *e, int i) {
     uint32_t weights[4][4], ds[4][4];
     const bwd_pair &p = e->pairs[i];
+    constexpr int N = S::N;
     int group = (int)threadIdx.x / GROUP;
     float slope = 0.5f * a.alpha * a.scale;
     one_scores<T, S>(a, room, e, i, weights, ds);
 #pragma unroll 1
-    for (int c = group * PART; c < S::D; c += S::GROUPS * PART) {
-        int part = c * 64 * 2, column = p.head * S::D + c;
-        float dv[32], dk[32], dq[32];
+    for (int c = group * N; c < S::D; c += S::GROUPS * N) {
+        int at = c * 64 * 2, column = p.head * S::D + c;
+        float dv[N / 2], dk[N / 2], dq[N / 2];
         wgmma_fence();
-        one_product<T>(dv, weights, room.douts + part);
-        one_product<T>(dk, ds, room.queries + part);
-        dq_product<T, 64, PART>(dq, room.ds, room.keys + part);
+        one_product<T, N>(dv, weights, room.douts + at);
+        one_product<T, N>(dk, ds, room.queries + at);
+        dq_product<T, 64, N>(dq, room.ds, room.keys + at);
         wgmma_wait<0>();
-        if (c + S::GROUPS * PART >= S::D) {
+        if (c + S::GROUPS * N >= S::D) {
             __syncthreads();
             if (threadIdx.x == 0 && i + 1 < e->n_pairs) one_ask<S>(maps, room, e, i + 1);
         }
-        one_store<T>(a.dv, a.stride_v, p.s.row_k, p.s.len_k, column, a.scale, dv);
-        one_store<T>(a.dk, a.stride_k, p.s.row_k, p.s.len_k, column, slope, dk);
-        one_store<T>(a.dq, a.stride_q, p.s.row_q, p.s.len_q, column, slope, dq);
+        one_store<T, N>(a.dv, a.stride_v, p.s.row_k, p.s.len_k, column, a.scale, dv);
+        one_store<T, N>(a.dk, a.stride_k, p.s.row_k, p.s.len_k, column, slope, dk);
+        one_store<T, N>(a.dq, a.stride_q, p.s.row_q, p.s.len_q, column, slope, dq);
     }
 }
 
@@ -190,6 +191,7 @@ template <typename T, int D> static status launch(backend *be, const attn_args *
 }
 
 template <typename T> static status choose(backend *be, const attn_args *a) {
+    if (a->dim_qk == 32) return launch<T, 32>(be, a);
     if (a->dim_qk == 64) return launch<T, 64>(be, a);
     return a->dim_qk == 128 ? launch<T, 128>(be, a) : launch<T, 256>(be, a);
 }

@@ -108,7 +108,8 @@ template <typename T, int D>
 __device__ static void q_compute(const attn_args &a, const q_work<D> &w, int group) {
     using shape = q_shape<D>;
     q_barriers *b = w.barriers;
-    int first = w.row0 + group * 64, own = group * 64 * PART_BYTES, n = 0, j = next_keys(a, w, 0);
+    int first = w.row0 + group * 64, own = group * 64 * part<D>::BYTES, n = 0,
+        j = next_keys(a, w, 0);
     int row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
     float sum[D / 2], x[32], half = 0.5f * a.alpha; /* x: scores, then dp */
     uint32_t slope[16];
@@ -202,6 +203,7 @@ template <typename T, int D> static status launch(backend *be, const bwd_job *jo
 }
 
 template <typename T> static status choose(backend *be, const bwd_job *job) {
+    if (job->a.dim_qk == 32) return launch<T, 32>(be, job);
     if (job->a.dim_qk == 64) return launch<T, 64>(be, job);
     return job->a.dim_qk == 128 ? launch<T, 128>(be, job) : launch<T, 256>(be, job);
 }

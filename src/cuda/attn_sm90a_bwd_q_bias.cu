@@ -348,10 +348,13 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
     static_assert((S::BYTES + ROOM + 1024 + 256) * S::BLOCKS <= 228 * 1024, "shared memory");
     if (tiles.n_units == 0) return OK;
     tiles.counter = state->counters;
-    TRY(sm90a_map_box(&maps.q, be->act, a->q, a->n_rows_q, columns, a->stride_q, PART, S::BOX_Q));
-    TRY(sm90a_map_box(&maps.k, be->act, a->k, a->n_rows_k, columns, a->stride_k, PART, S::BOX_K));
-    TRY(sm90a_map_box(&maps.v, be->act, a->v, a->n_rows_k, columns, a->stride_v, PART, S::BOX_K));
-    TRY(sm90a_map_box(&maps.dout, be->act, a->dout, a->n_rows_q, columns, a->stride_out, PART,
+    TRY(sm90a_map_box(&maps.q, be->act, a->q, a->n_rows_q, columns, a->stride_q, S::COLUMNS,
+                      S::BOX_Q));
+    TRY(sm90a_map_box(&maps.k, be->act, a->k, a->n_rows_k, columns, a->stride_k, S::COLUMNS,
+                      S::BOX_K));
+    TRY(sm90a_map_box(&maps.v, be->act, a->v, a->n_rows_k, columns, a->stride_v, S::COLUMNS,
+                      S::BOX_K));
+    TRY(sm90a_map_box(&maps.dout, be->act, a->dout, a->n_rows_q, columns, a->stride_out, S::COLUMNS,
                       S::BOX_Q));
     maps.bias = job->bias;
     CUDA_TRY(CUDA_ALLOW_SHARED((dq_kernel<T, S>), S::BYTES));
@@ -366,10 +369,12 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
  *     D = 64:   2 x 16 + 2 x 2 x 8 + 2 x 8 = 80, two blocks a multiprocessor
  *     D = 128:  2 x 2 x 32 + 2 x 2 x 16 + 2 x 2 x 8 = 224 */
 template <typename T, attn_bias BIAS> static status choose(backend *be, const bwd_job *job) {
+    typedef fwd_shape<32, 1, 64, 2, 2, 16, 2, false, BIAS, 2> lowest;
     typedef fwd_shape<64, 1, 64, 2, 2, 16, 2, false, BIAS, 2> low;
     typedef fwd_shape<128, 2, 64, 2, 2, 16, 1, false, BIAS, 2> high;
     static_assert(low::ROWS == ANEW_ROWS_BIAS_64 && high::ROWS == ANEW_ROWS,
                   "tiles of bwd_prepare");
+    if (job->a.dim_qk == 32) return launch<T, lowest>(be, job);
     return job->a.dim_qk == 64 ? launch<T, low>(be, job) : launch<T, high>(be, job);
 }
 

@@ -18,11 +18,12 @@ bool bwd_is_whole(backend *be, const attn_args *a) {
 }
 
 status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps) {
-    int64_t columns = (int64_t)a->n_heads * a->dim_qk, n_q = a->n_rows_q, n_k = a->n_rows_k;
-    TRY(sm90a_map_box(&maps->q, be->act, a->q, n_q, columns, a->stride_q, PART, rows));
-    TRY(sm90a_map_box(&maps->k, be->act, a->k, n_k, columns, a->stride_k, PART, rows));
-    TRY(sm90a_map_box(&maps->v, be->act, a->v, n_k, columns, a->stride_v, PART, rows));
-    return sm90a_map_box(&maps->dout, be->act, a->dout, n_q, columns, a->stride_out, PART, rows);
+    int64_t n = (int64_t)a->n_heads * a->dim_qk, n_q = a->n_rows_q, n_k = a->n_rows_k;
+    int part = a->dim_qk < PART ? a->dim_qk : (int)PART;
+    TRY(sm90a_map_box(&maps->q, be->act, a->q, n_q, n, a->stride_q, part, rows));
+    TRY(sm90a_map_box(&maps->k, be->act, a->k, n_k, n, a->stride_k, part, rows));
+    TRY(sm90a_map_box(&maps->v, be->act, a->v, n_k, n, a->stride_v, part, rows));
+    return sm90a_map_box(&maps->dout, be->act, a->dout, n_q, n, a->stride_out, part, rows);
 }
 
 attn_args bwd_shorten(const attn_args *a) {
@@ -81,7 +82,7 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     job->n_keys = n_keys;
     job->n_tiles = (int)cuda_div_up(a->max_len_q, QUERIES);
     job->n_pairs = a->n_sequences * a->n_heads;
-    int rows = a->bias != BIAS_NONE && a->dim_qk == 64 ? (int)ANEW_ROWS_BIAS_64 : (int)ANEW_ROWS;
+    int rows = a->bias != BIAS_NONE && a->dim_qk <= 64 ? (int)ANEW_ROWS_BIAS_64 : (int)ANEW_ROWS;
     *anew = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, rows, a->max_len_k,
                        2 * a->dim_qk * 2);
     TRY(bwd_make_maps(be, a, QUERIES, &job->maps));
@@ -105,11 +106,11 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     return OK;
 }
 
-/* One block of 64 columns of a tile; a warpgroup reads it as another left it. */
-template <typename T>
+/* One block of N columns of a tile; a warpgroup reads it as another left it. */
+template <typename T, int N>
 __global__ void __launch_bounds__(GROUP) round_kernel(const __grid_constant__ bwd_job job) {
     const attn_args &a = job.a;
-    int n_columns = a.dim_qk / 64, column = (int)(blockIdx.x % (unsigned)n_columns);
+    int n_columns = a.dim_qk / N, column = (int)(blockIdx.x % (unsigned)n_columns);
     int head = (int)(blockIdx.x / (unsigned)n_columns % (unsigned)a.n_heads);
     int tile = (int)(blockIdx.x / (unsigned)n_columns / (unsigned)a.n_heads);
     int b = tiles_search(a.offsets_q, QUERIES, a.n_sequences, tile);
@@ -118,24 +119,28 @@ __global__ void __launch_bounds__(GROUP) round_kernel(const __grid_constant__ bw
     int i = (tile - row_q / QUERIES - b) * QUERIES;
     bool is_alone = len_k > 0 && len_k <= job.n_keys;
     if (i >= len_q || is_alone) return;
-    const float4 *from = (const float4 *)job.sums + (int64_t)blockIdx.x * 16 * QUERIES;
-    float dq[32];
+    const float4 *from = (const float4 *)job.sums + (int64_t)blockIdx.x * (N / 4) * QUERIES;
+    float dq[N / 2];
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (int j = 0; j < N / 8; j++)
         *(float4 *)&dq[4 * j] = from[j * GROUP + threadIdx.x];
-    T *to = (T *)a.dq + (int64_t)row_q * a.stride_q + head * a.dim_qk + column * 64;
-    store_wide<T, 64>(to, a.stride_q, i + row_of_thread(), len_q, 0.5f * a.alpha * a.scale, dq);
+    T *to = (T *)a.dq + (int64_t)row_q * a.stride_q + head * a.dim_qk + column * N;
+    store_wide<T, N>(to, a.stride_q, i + row_of_thread(), len_q, 0.5f * a.alpha * a.scale, dq);
+}
+
+template <typename T, int N> static status round_sums(backend *be, const bwd_job *job) {
+    int64_t n_blocks = count_tiles(&job->a) * job->a.n_heads * (job->a.dim_qk / N);
+    if (n_blocks == 0) return OK;
+    round_kernel<T, N><<<(unsigned)n_blocks, GROUP, 0, cuda_of(be)->stream>>>(*job);
+    return cuda_launched("the gradient of the attention's queries");
 }
 
 status bwd_finish(backend *be, const bwd_job *job) {
-    int64_t n_blocks = count_tiles(&job->a) * job->a.n_heads * (job->a.dim_qk / 64);
-    cudaStream_t stream = cuda_of(be)->stream;
     if (!job->has_dq && job->a.bias != BIAS_NONE) return bwd_queries_bias(be, job);
     if (!job->has_dq) return bwd_queries(be, job);
-    if (job->is_whole || n_blocks == 0) return OK;
+    if (job->is_whole) return OK;
     if (be->act == ACT_BF16)
-        round_kernel<__nv_bfloat16><<<(unsigned)n_blocks, GROUP, 0, stream>>>(*job);
-    else
-        round_kernel<__half><<<(unsigned)n_blocks, GROUP, 0, stream>>>(*job);
-    return cuda_launched("the gradient of the attention's queries");
+        return job->a.dim_qk == 32 ? round_sums<__nv_bfloat16, 32>(be, job)
+                                   : round_sums<__nv_bfloat16, 64>(be, job);
+    return job->a.dim_qk == 32 ? round_sums<__half, 32>(be, job) : round_sums<__half, 64>(be, job);
 }
