@@ -3,12 +3,12 @@
  * A warpgroup computes with 64 keys and keeps their dk and dv in registers.  For each tile of
  * queries it makes scores and dp, weights and their gradients, adds to dv and dk, and leaves the
  * gradients in shared memory for dq.
- * - One warpgroup a block, two blocks a multiprocessor, for short sequences with heads of 32 and
- * 64: while one waits the other computes.
+ * - One warpgroup a block, two blocks a multiprocessor, for short sequences with heads of 32 and 64
+ *   numbers, and for their biases: while one waits the other computes.
  * - Else two warpgroups: they share the tiles of queries and halve the additions to dq, whose
  *   columns they divide (heads up to 64: whose tiles they do in turn); that product is one tile
- * late, so that neither waits for the other. Bound by the tensor cores, with short sequences by
- * latency; with a bias see attn_sm90a_bias.cuh.
+ *   late, so that neither waits for the other.
+ * Bound by the tensor cores, with short sequences by latency; with a bias see attn_sm90a_bias.cuh.
  */
 #ifndef HSTU_CUDA_ATTN_SM90A_BWD_KEYS_CUH
 #define HSTU_CUDA_ATTN_SM90A_BWD_KEYS_CUH
@@ -20,12 +20,13 @@ template <int D_, int GROUPS_, bool IS_WHOLE_, attn_bias BIAS_ = BIAS_NONE> stru
     static constexpr bool IS_WHOLE = IS_WHOLE_; /* always, if true */
     static constexpr int D = D_, GROUPS = GROUPS_, KEYS = 64 * GROUPS, WARPS = 4 * GROUPS;
     /* Whole sequences change their keys often: the next ones should be there.  Tables take room. */
-    static constexpr int STAGES = D > 64 && (IS_WHOLE || BIAS == BIAS_TABLE) ? 2 : 3;
+    static constexpr int STAGES = (D > 64 && IS_WHOLE) || BIAS == BIAS_TABLE ? 2 : 3;
     static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
     /* Registers of the warp that asks, and of those who compute: 64 Ki in all. */
-    static constexpr int COMPUTING = D > 64 ? (BIAS == BIAS_TIME ? 224 : 232) : 216;
-    static constexpr int ASKING = GROUPS == 1 ? 40 : D <= 64 ? 72 : BIAS == BIAS_TIME ? 56 : 40;
+    static constexpr bool ASKS_MORE = GROUPS == 1 ? BIAS != BIAS_NONE : D > 64 && BIAS == BIAS_TIME;
+    static constexpr int COMPUTING = (D > 64 ? 232 : 216) - (ASKS_MORE ? 8 : 0);
+    static constexpr int ASKING = (GROUPS > 1 && D <= 64 ? 72 : 40) + (ASKS_MORE ? 8 * GROUPS : 0);
     static_assert(GROUPS * COMPUTING + ASKING <= (GROUPS > 1 ? 504 : 256), "registers");
     static constexpr int OWN = KEYS * D * 2, TILE = QUERIES * D * 2, DS = KEYS * DS_ROW;
     static constexpr int TABLES = BIAS == BIAS_TABLE ? STAGES * GROUPS * TABLE_TILE : 0;

@@ -5,23 +5,24 @@
  * dout beside them, and walks over keys and values.  Scores and dp are computed anew and become
  * gradients of scores, which meet the keys: three products.
  * - A table's gradient is added to as it comes, 8 bytes at once.  Bound by these bytes.
- * - Position and time have few cells, to which all pairs add.  A warp adds integers in shared
- *   memory, in units that its largest gradient so far decides (18 bits below it; attn_bias.cuh says
- *   why integers): to the cell of a time bucket when the next pair of a row is of another one,
- * which is rare because times are sorted; to that of a diagonal after two of its pairs.  Seven
- * tiles (1024 pairs a warp) fit 32 bits; then, and at a unit's end, they go to 64-bit cells of the
- *   block, and these, when it ends, to those of the batch.  Bound by instructions, about 45 a pair.
- */
+ * - Position and time have few cells, to which all pairs add.  A warp adds integers to cells of its
+ *   own in shared memory, in units that its largest gradient so far decides (18 bits below it;
+ *   attn_bias.cuh says why integers): to that of a time bucket when the next pair of a row is of
+ *   another one, which is rare because times are sorted; to that of a diagonal after two pairs.
+ *   Seven tiles (1024 pairs a warp) fit 32 bits; then, and at a unit's end, the sums go to 64-bit
+ *   cells of the block, and from there, when it ends, to those of the batch.  Bound by
+ *   instructions, about 45 a pair, and by waiting: registers allow eight warps a multiprocessor. */
 #include "cuda/attn_bias.cuh"
 #include "cuda/attn_sm90a_bwd.cuh"
 #include "cuda/attn_sm90a_fwd.cuh"
 
 enum { SUM_TILES = 7, SUM_DIAGONALS = 16 + 64 - 1, SUM_CELLS = 2304 };
 
-/* Of a warp. */
+/* Of a warp: lanes that often meet in a bucket have cells of their own, four of each. */
 typedef struct sum_warp {
-    int times[BIAS_TIME_CELLS];
-    int diagonals[SUM_DIAGONALS];
+    int times[BIAS_TIME_CELLS][4];
+    int diagonals[SUM_DIAGONALS + 1]; /* the last one stays 0 */
+    int spare[32];                    /* a lane's: not read */
 } sum_warp;
 
 /* Of a block: 64-bit cells in two halves, as there is no addition of them in shared memory; those
@@ -29,7 +30,7 @@ typedef struct sum_warp {
 template <typename S, attn_bias BIAS> struct sum_block {};
 template <typename S> struct sum_block<S, BIAS_TIME> {
     unsigned low[SUM_CELLS + BIAS_TIME_CELLS], high[SUM_CELLS + BIAS_TIME_CELLS];
-    sum_warp warps[S::WARPS];
+    alignas(16) sum_warp warps[S::WARPS];
 };
 
 /* A warp's unit is 2^(exponent - 144): the exponent of its largest gradient as floats have it. */
@@ -50,10 +51,10 @@ template <typename S> __device__ static inline int sum_positions(const attn_args
     return n <= SUM_CELLS ? n : 0; /* in the block's cells */
 }
 
-/* So many units of a warp, as a number of 64 bits. */
-__device__ static inline unsigned long long sum_fixed(const sum_sink &sink, int exponent, int n) {
-    double unit = __hiloint2double((1023 - 144 + BIAS_FIXED_BITS + exponent) << 20, 0);
-    return (unsigned long long)__double2ll_rn(n * (unit * (double)sink.factor));
+/* A warp's unit, in those of the batch's cells. */
+__device__ static inline double sum_unit(const sum_sink &sink, int exponent) {
+    return __hiloint2double((1023 - 144 + BIAS_FIXED_BITS + exponent) << 20, 0) *
+           (double)sink.factor;
 }
 
 template <typename S>
@@ -68,43 +69,57 @@ template <typename S>
 __device__ static inline void sum_flush_times(const attn_args &a, const sum_sink &sink,
                                               sum_block<S, BIAS_TIME> *sums, sum_warp *warp,
                                               sum_state &state) {
+    double unit = sum_unit(sink, state.exponent);
     __syncwarp();
     if (state.n_tiles > 0) {
         for (int i = (int)threadIdx.x % 32; i < BIAS_TIME_CELLS; i += 32) {
-            int n = warp->times[i];
+            int4 *four = (int4 *)warp->times[i];
+            int n = four->x + four->y + four->z + four->w;
+            *four = make_int4(0, 0, 0, 0);
             if (n == 0) continue;
-            warp->times[i] = 0;
-            sum_add<S>(sums, sum_positions<S>(a) + i, sum_fixed(sink, state.exponent, n));
+            sum_add<S>(sums, sum_positions<S>(a) + i, (unsigned long long)__double2ll_rn(n * unit));
         }
     }
     __syncwarp();
     state.n_tiles = 0;
 }
 
-/* Those of a tile's diagonals: the first one is position weight `first`. */
+/* Those of a tile's diagonals: the first one is position weight `first`.  Lanes without one add 0
+ * somewhere, so that there is no branch and all additions are under way at once. */
 template <typename S>
 __device__ static inline void sum_flush_diagonals(const attn_args &a, const sum_sink &sink,
                                                   sum_block<S, BIAS_TIME> *sums, sum_warp *warp,
                                                   const sum_state &state, int first) {
-    bool is_near = sum_positions<S>(a) > 0;
+    constexpr int ROUNDS = (SUM_DIAGONALS + 31) / 32;
+    int lane = (int)threadIdx.x % 32, n_cells = 2 * a.bias_len - 1;
+    double unit = sum_unit(sink, state.exponent);
+    unsigned long long x[ROUNDS];
     __syncwarp();
-    for (int i = (int)threadIdx.x % 32; i < SUM_DIAGONALS; i += 32) {
-        int n = warp->diagonals[i], cell = first + i;
-        if (n == 0) continue;
-        warp->diagonals[i] = 0;
-        if (cell < 0 || cell >= 2 * a.bias_len - 1) continue;
-        unsigned long long x = sum_fixed(sink, state.exponent, n);
-        if (is_near)
-            sum_add<S>(sums, cell, x);
-        else
-            atomicAdd(&sink.cells[cell], x);
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        int cell = first + 32 * i + lane, at = min(32 * i + lane, (int)SUM_DIAGONALS);
+        int n = warp->diagonals[at];
+        warp->diagonals[at] = 0;
+        x[i] = cell >= 0 && cell < n_cells ? (unsigned long long)__double2ll_rn(n * unit) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        int cell = min(max(first + 32 * i + lane, 0), n_cells - 1);
+        if (sum_positions<S>(a) > 0)
+            sum_add<S>(sums, cell, x[i]);
+        else if (x[i] != 0)
+            atomicAdd(&sink.cells[cell], x[i]);
     }
     __syncwarp();
 }
 
-/* Adds whole numbers to the cells of their buckets, the runs of a row at once. */
+/* Adds whole numbers to the cells of their buckets, the runs of a row at once.  Lanes whose run is
+ * not over add to what nobody reads, which takes less time than a branch. */
 __device__ static inline void sum_add_times(sum_warp *warp, const int (&n)[32],
                                             const uint32_t (&buckets)[8]) {
+    int lane = thread_now() % 32;
+    uint32_t to = shared_address(&warp->times[0][lane % 4]),
+             spare = shared_address(&warp->spare[lane]);
 #pragma unroll
     for (int side = 0; side < 2; side++) {
         uint32_t run = buckets[0] >> 16 * side & 255;
@@ -112,26 +127,25 @@ __device__ static inline void sum_add_times(sum_warp *warp, const int (&n)[32],
 #pragma unroll
         for (int c = 1; c < 16; c++) {
             uint32_t bucket = buckets[c / 2] >> (16 * side + c % 2 * 8) & 255;
-            if (bucket != run) {
-                atomicAdd(&warp->times[run], sum);
-                sum = 0;
-            }
+            bool is_over = bucket != run;
+            add_shared(is_over ? to + 16 * run : spare, sum);
+            sum = n[c / 2 * 4 + 2 * side + c % 2] + (is_over ? 0 : sum);
             run = bucket;
-            sum += n[c / 2 * 4 + 2 * side + c % 2];
         }
-        atomicAdd(&warp->times[run], sum);
+        add_shared(to + 16 * run, sum);
     }
 }
 
 /* And to those of their diagonals: row + 8 meets the one of the row 8 columns before. */
 __device__ static inline void sum_add_diagonals(sum_warp *warp, const int (&n)[32]) {
-    int lane = thread_now() % 32, *to = warp->diagonals + 15 - lane / 4 + lane % 4 * 2;
+    int lane = thread_now() % 32;
+    uint32_t to = shared_address(warp->diagonals + 15 - lane / 4 + lane % 4 * 2);
 #pragma unroll
     for (int c = 0; c < 18; c++) {
         int sum = 0;
         if (c >= 2) sum += n[(c / 2 - 1) * 4 + c % 2];
         if (c < 16) sum += n[c / 2 * 4 + 2 + c % 2];
-        atomicAdd(&to[c / 2 * 8 + c % 2 - 8], sum);
+        add_shared(to + (uint32_t)(4 * (c / 2 * 8 + c % 2 - 8)), sum);
     }
 }
 
@@ -366,12 +380,13 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
 }
 
 /* Shared memory, in KB a block: queries and dout + keys and values + a table
+ *     D = 32:   2 x 8 + 2 x 2 x 4 + 2 x 8 = 48, two blocks a multiprocessor
  *     D = 64:   2 x 16 + 2 x 2 x 8 + 2 x 8 = 80, two blocks a multiprocessor
- *     D = 128:  2 x 2 x 32 + 2 x 2 x 16 + 2 x 2 x 8 = 224 */
+ *     D = 128:  2 x 32 + 2 x 2 x 16 + 2 x 2 x 8 = 160 */
 template <typename T, attn_bias BIAS> static status choose(backend *be, const bwd_job *job) {
     typedef fwd_shape<32, 1, 64, 2, 2, 16, 2, false, BIAS, 2> lowest;
     typedef fwd_shape<64, 1, 64, 2, 2, 16, 2, false, BIAS, 2> low;
-    typedef fwd_shape<128, 2, 64, 2, 2, 16, 1, false, BIAS, 2> high;
+    typedef fwd_shape<128, 2, 64, 2, 1, 16, 1, false, BIAS, 2> high;
     static_assert(low::ROWS == ANEW_ROWS_BIAS_64 && high::ROWS == ANEW_ROWS,
                   "tiles of bwd_prepare");
     if (job->a.dim_qk == 32) return launch<T, lowest>(be, job);

@@ -65,6 +65,11 @@ __device__ static inline int load_acquire(const int *count) {
     return x;
 }
 
+/* Adds to a number in shared memory; nobody waits for it. */
+__device__ static inline void add_shared(uint32_t address, int x) {
+    asm volatile("red.relaxed.cta.shared::cta.add.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 /* Of kernels launched by sm90a_launch_early: waits until the kernel before is done and all it wrote
  * is seen; and lets the kernel behind, if it is launched so, start where there is room. */
 __device__ static inline void grid_wait() {
