@@ -34,10 +34,11 @@ int test_device_options(int argc, char **argv, int at) {
 
 bool test_device_runs(const char *file) {
     static const char *const stems[] = {
-        "api_attn",        "attn",     "attn_bwd",     "cuda",  "device",     "dropout",
-        "dynamic",         "embed",    "fetch",        "gate",  "l2",         "linear",
-        "logits_loss",     "model",    "negatives",    "norm",  "rank",       "rows",
-        "sampled_softmax", "snapshot", "softmax_attn", "table", "table_rows", "update"};
+        "api_attn",  "attn",         "attn_bwd", "cuda",        "device",
+        "direct",    "dropout",      "dynamic",  "embed",       "fetch",
+        "gate",      "l2",           "linear",   "logits_loss", "model",
+        "negatives", "norm",         "rank",     "rows",        "sampled_softmax",
+        "snapshot",  "softmax_attn", "table",    "table_rows",  "update"};
     if (test_on.kind == ON_CPU) return true;
     if (strncmp(file, "test_", 5) != 0) return false;
     for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {

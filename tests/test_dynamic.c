@@ -1,15 +1,10 @@
-/* Training and evaluation on dynamic tables: against static ones, with too few slots, resumed. */
-#include <dirent.h>
-
+/* Training and evaluation on dynamic tables, step by step, against static ones. */
+#include "base/log.h"
 #include "device.h"
-#include "embed/snapshot.h"
 #include "nn/model_int.h"
-#include "oom.h"
+#include "test.h"
 #include "toy_model.h"
-#include "train/run_log.h"
-#include "train_test.h"
-
-/* ---- against static tables ------------------------------------------------------------------- */
+#include "train/optimizer.h"
 
 enum { N_TABLES = 3 };
 static const char *const names[TOY_FEATURES] = {"age", "town"};
@@ -38,6 +33,7 @@ typedef struct toy_way {
     config_optimizer_kind opt;
     int n_dynamic, n_micro;
     double ratio;
+    bool is_shared; /* one table for all features */
 } toy_way;
 
 static void toy_start(toy_run *r, const toy_way *way, int n_dynamic) {
@@ -59,6 +55,10 @@ static void toy_start(toy_run *r, const toy_way *way, int n_dynamic) {
         r->table[i].gpu_capacity_ratio = way->ratio;
     }
     r->t.c.embeddings = (config_embeddings){r->table, (size_t)n_dynamic};
+    if (way->is_shared && n_dynamic > 0) {
+        r->table[0].feature_names = (config_texts){features, (size_t)n_dynamic};
+        r->t.c.embeddings.n = 1;
+    }
     log_set_level(LOG_WARN);
     CHECK_OK(model_create(&r->t.m, r->t.be, &r->t.c, &limits));
     CHECK_OK(model_init(r->t.m, (uint64_t)r->t.c.trainer.seed));
@@ -70,6 +70,26 @@ static void toy_end(toy_run *r) {
     model_destroy(r->t.m);
     test_real_backend_end(r->t.be);
     pool_destroy(r->t.workers);
+}
+
+/* Keys of a shared table are not the rows' numbers, and start otherwise: sets the rows of the
+ * static tables to what they start with. */
+static void copy_first(toy_run *to, toy_run *from) {
+    dynamic_tables *d = model_tables(from->t.m);
+    for (int i = 0; i < d->n; i++) {
+        dynamic_table *t = &d->item[i];
+        const input *in = &to->t.m->input;
+        param *p = t->feature == ITEM_FEATURE ? in->item : in->context[t->feature];
+        float row[64];
+        size_t bytes = (size_t)t->dim * sizeof *row;
+        for (int32_t id = t->first; id <= t->last; id++) {
+            const embed_batch *b;
+            uint64_t key = t->key_tag | (uint64_t)id;
+            CHECK_OK(embed_fetch(t->table, FETCH_FIRST, 1, &key, NULL, &b));
+            CHECK_OK(to->t.be->ops->copy_out(from->t.be, row, b->rows, bytes));
+            CHECK_OK(to->t.be->ops->copy_in(to->t.be, p->value + (int64_t)id * t->dim, row, bytes));
+        }
+    }
 }
 
 static double toy_step(toy_run *r, const toy_way *way, int step) {
@@ -133,7 +153,7 @@ static int zero_untrained(toy_run *fixed, toy_run *grown) {
         const input *in = &fixed->t.m->input;
         param *p = t->feature == ITEM_FEATURE ? in->item : in->context[t->feature];
         for (int32_t id = t->first; id <= t->last; id++) {
-            uint64_t key = (uint64_t)id;
+            uint64_t key = t->key_tag | (uint64_t)id;
             uint8_t is_found;
             CHECK_OK(embed_find(t->table, 1, &key, 0, NULL, &is_found));
             if (is_found) continue;
@@ -169,6 +189,7 @@ static void compare(toy_way way) {
     toy_start(&grown, &way, way.n_dynamic);
     CHECK_EQ(model_tables(grown.t.m)->n, way.n_dynamic);
     CHECK_EQ(grown.t.m->params.n, fixed.t.m->params.n - way.n_dynamic);
+    if (way.is_shared) copy_first(&fixed, &grown);
     for (int step = 0; step < 12; step++) {
         double x = toy_step(&fixed, &way, step), y = toy_step(&grown, &way, step);
         if (!is_same(x, y))
@@ -190,12 +211,45 @@ TEST(dynamic_tables_train_as_static_ones) {
                                                  OPTIMIZER_ROW_WISE_ADAGRAD};
     for (int k = 0; k < 4; k++)
         for (int n = 1; n <= N_TABLES; n++)
-            compare((toy_way){kinds[k], opts[(k + n) % 3], n, 1, n == 2 ? 0.0 : NAN});
+            compare((toy_way){kinds[k], opts[(k + n) % 3], n, 1, n == 2 ? 0.0 : NAN, false});
 }
 
 TEST(dynamic_tables_train_as_static_ones_in_steps_of_several_batches) {
-    compare((toy_way){TOY_RANK_BITS, OPTIMIZER_ADAM, N_TABLES, 3, NAN});
-    compare((toy_way){TOY_RANK_MLP, OPTIMIZER_ROW_WISE_ADAGRAD, N_TABLES, 2, 0.03});
+    compare((toy_way){TOY_RANK_BITS, OPTIMIZER_ADAM, N_TABLES, 3, NAN, false});
+    compare((toy_way){TOY_RANK_MLP, OPTIMIZER_ROW_WISE_ADAGRAD, N_TABLES, 2, 0.03, false});
+}
+
+/* Of one table with one owner, which are counted and saved once. */
+TEST(dynamic_tables_of_several_features_train_as_static_ones) {
+    toy_way way = {TOY_RETRIEVAL, OPTIMIZER_ADAM, N_TABLES, 1, NAN, true};
+    toy_run r = {0};
+    compare(way);
+    compare((toy_way){TOY_RANK_BITS, OPTIMIZER_ROW_WISE_ADAGRAD, N_TABLES, 2, NAN, true});
+    compare((toy_way){TOY_RANK_CLASSES, OPTIMIZER_SGD, N_TABLES, 1, 0.03, true});
+    toy_start(&r, &way, N_TABLES);
+    const dynamic_tables *d = model_tables(r.t.m);
+    CHECK(d->n == N_TABLES && dynamic_is_owner(&d->item[0]) && d->item[0].n_features == N_TABLES);
+    for (int i = 1; i < N_TABLES; i++)
+        CHECK(d->item[i].owner == &d->item[0] && d->item[i].table == d->item[0].table &&
+              d->item[i].key_tag != d->item[i - 1].key_tag);
+    toy_end(&r);
+}
+
+/* Tables of features that differ in width cannot be one. */
+TEST(dynamic_tables_of_features_of_different_widths_are_refused) {
+    config c = toy_model_config(TOY_RANK_MLP, 0);
+    config_embedding table = table_of(0, 1000);
+    model_limits limits = toy_model_limits(TOY_RANK_MLP);
+    backend *be;
+    model *m;
+    limits.context_names = names;
+    table.feature_names = (config_texts){features, 2};
+    c.embeddings = (config_embeddings){&table, 1};
+    c.file = "toy.gin";
+    log_set_level(LOG_WARN);
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_FAILS(model_create(&m, be, &c, &limits), ERR_CONFIG, "bind a table for each");
+    backend_destroy(be);
 }
 
 /* A model that draws items from the whole catalogue has no rows for them. */
@@ -212,374 +266,4 @@ TEST(dynamic_tables_without_negatives_of_the_catalogue) {
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_FAILS(model_create(&m, be, &c, &limits), ERR_CONFIG, "choose negatives of the batch");
     backend_destroy(be);
-}
-
-/* ---- runs ------------------------------------------------------------------------------------ */
-
-static const char ranking_tables[] =
-    "TrainerArgs.train_batch_size = 8\n"
-    "TrainerArgs.eval_interval = 1000\n"
-    "DatasetArgs.dataset_name = 'synth'\n"
-    "DatasetArgs.max_history_seqlen = 12\n"
-    "DatasetArgs.max_num_candidates = 3\n"
-    "DatasetArgs.shuffle = True\n"
-    "NetworkArgs.dtype_str = 'float32'\n"
-    "NetworkArgs.num_layers = 1\n"
-    "NetworkArgs.num_attention_heads = 1\n"
-    "NetworkArgs.hidden_size = 8\n"
-    "NetworkArgs.num_position_buckets = 64\n"
-    "movies/DynamicEmbeddingArgs.feature_names = ['item']\n"
-    "movies/DynamicEmbeddingArgs.table_name = 'mo/vies'\n"
-    "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 100000\n"
-    "movies/EmbeddingArgs.feature_names = ['item']\n"
-    "movies/EmbeddingArgs.table_name = 'movies'\n"
-    "movies/EmbeddingArgs.item_vocab_size_or_capacity = 1000\n"
-    "movies/EmbeddingArgs.sharding_type = 'data_parallel'\n"
-    "BenchmarkDatasetArgs.embedding_args = [@movies/DynamicEmbeddingArgs()]\n"
-    "RankingArgs.prediction_head_arch = [8, 5]\n"
-    "RankingArgs.num_tasks = 1\n";
-
-static const char lfu[] = "movies/DynamicEmbeddingArgs.evict_strategy='lfu'";
-static const char small_device[] = "movies/DynamicEmbeddingArgs.item_vocab_gpu_capacity=128";
-static const char quarter[] = "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=150";
-
-/* 600 items: a quarter of them is more than the ids of a batch. */
-static const char *data_folder(void) {
-    static char folder[256];
-    snprintf(folder, sizeof folder, "%s/data", test_folder());
-    if (!folder_exists(folder)) {
-        synth_config c = {.n_users = 120, .n_items = 600, .mean_len = 14, .seed = 3};
-        synth_report report;
-        CHECK_OK(synth_write(&c, folder, NULL, &report));
-    }
-    return folder;
-}
-
-typedef struct table_run {
-    const char *gin; /* NULL: ranking_tables */
-    const char *set[6];
-    size_t n_set;
-    int n_threads;
-    double loss;     /* of the last epoch */
-    eval_result end; /* of it */
-} table_run;
-
-static status watch(void *ctx, const train_event *e, const char *json) {
-    table_run *r = ctx;
-    (void)json;
-    if (e->kind != EVENT_EPOCH) return OK;
-    r->loss = e->loss;
-    r->end = *e->metrics;
-    return OK;
-}
-
-static status train(table_run *r, const char *run, int64_t n_epochs, int64_t max_steps,
-                    bool is_resume) {
-    bench_top top;
-    train_options o = train_options_default();
-    (void)data_folder(); /* the one that top_open looks for */
-    status st =
-        top_open(&top, r->gin != NULL ? r->gin : ranking_tables, r->set, r->n_set, r->n_threads);
-    o.run = run_path(run);
-    o.n_epochs = n_epochs;
-    o.max_steps = max_steps;
-    o.is_resume = is_resume;
-    o.observer = watch;
-    o.ctx = r;
-    if (st == OK) st = trainer_run(&top.session, &o);
-    top_close(&top);
-    return st;
-}
-
-/* What the log of a run says of its table, over all epochs. */
-typedef struct news {
-    double n_new, n_evicted, n_rejected, load, hits, n_written;
-    int n_lines;
-} news;
-
-static status add_news(void *ctx, const json_value *line) {
-    news *n = ctx;
-    const json_value *tables = json_member(line, "tables");
-    double x = 0;
-    if (tables == NULL) return OK;
-    CHECK(tables->type == JSON_ARRAY && tables->first != NULL && tables->first->next == NULL);
-    n->n_lines++;
-    CHECK_OK(json_member_double(tables->first, "new", &x));
-    n->n_new += x;
-    CHECK_OK(json_member_double(tables->first, "evicted", &x));
-    n->n_evicted += x;
-    CHECK_OK(json_member_double(tables->first, "rejected", &x));
-    n->n_rejected += x;
-    CHECK_OK(json_member_double(tables->first, "hit_level0", &n->hits));
-    if (json_member(tables->first, "written") != NULL)
-        CHECK_OK(json_member_double(tables->first, "written", &x));
-    else
-        x = 0;
-    n->n_written += x;
-    return json_member_double(tables->first, "load", &n->load);
-}
-
-static news read_news(const char *run) {
-    news n = {0};
-    CHECK_OK(run_log_read(run_path(run), add_news, &n));
-    return n;
-}
-
-TEST(dynamic_tables_learn_and_tell) {
-    table_run r = {.n_threads = 2};
-    CHECK_OK(train(&r, "one", 1, 0, false));
-    double first = r.loss;
-    r = (table_run){.n_threads = 2};
-    CHECK_OK(train(&r, "ten", 10, 0, false));
-    CHECK(r.loss < first);
-    news n = read_news("ten");
-    CHECK_EQ(n.n_lines, 10);
-    CHECK(n.n_new > 100 && n.n_evicted == 0 && n.n_rejected == 0);
-    CHECK(n.load > 0 && n.load < 0.3 && n.hits == 1);
-    CHECK(embed_is_snapshot(run_path("ten/last/table-0-mo_vies")));
-}
-
-TEST(dynamic_tables_of_a_quarter_go_on_and_say_what_they_evicted) {
-    table_run whole = {.n_threads = 2}, few = {.n_threads = 2, .set = {quarter}, .n_set = 1},
-              counted = {.n_threads = 2, .set = {quarter, lfu}, .n_set = 2};
-    CHECK_OK(train(&whole, "whole", 6, 0, false));
-    CHECK_OK(train(&few, "few", 6, 0, false));
-    CHECK_OK(train(&counted, "counted", 6, 0, false));
-    news a = read_news("few"), b = read_news("counted");
-    CHECK(a.n_evicted > 100 && a.load > 0.8 && a.load <= 1);
-    CHECK(b.n_evicted > 100 && b.n_evicted != a.n_evicted); /* the strategy is not only read */
-    CHECK(few.loss < whole.loss * 1.5);
-    CHECK(eval_value(&few.end, "auc") > 0.3);
-}
-
-/* Retrieval with fewer slots than a batch has ids: what finds no place is foretold by nobody, and
- * the items that have a row are ranked among themselves. */
-static const char retrieval_tables[] =
-    "TrainerArgs.train_batch_size = 32\n"
-    "TrainerArgs.eval_interval = 1000\n"
-    "DatasetArgs.dataset_name = 'synth'\n"
-    "DatasetArgs.max_history_seqlen = 16\n"
-    "NetworkArgs.dtype_str = 'float32'\n"
-    "NetworkArgs.num_layers = 1\n"
-    "NetworkArgs.num_attention_heads = 1\n"
-    "NetworkArgs.hidden_size = 8\n"
-    "NetworkArgs.num_position_buckets = 64\n"
-    "OptimizerArgs.learning_rate = 1e-2\n"
-    "RetrievalArgs.num_negatives = 16\n"
-    "movies/DynamicEmbeddingArgs.feature_names = ['item']\n"
-    "movies/DynamicEmbeddingArgs.table_name = 'movies'\n"
-    "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 64\n"
-    "BenchmarkDatasetArgs.embedding_args = [@movies/DynamicEmbeddingArgs()]\n";
-
-TEST(dynamic_tables_smaller_than_a_batch_rank_what_they_have) {
-    static const char *const strategies[] = {"movies/DynamicEmbeddingArgs.evict_strategy='lru'",
-                                             "movies/DynamicEmbeddingArgs.evict_strategy='lfu'"};
-    for (int i = 0; i < 2; i++) {
-        table_run r = {.gin = retrieval_tables, .set = {strategies[i]}, .n_set = 1, .n_threads = 2};
-        const char *run = i == 0 ? "lru" : "lfu";
-        CHECK_OK(train(&r, run, 12, 0, false));
-        news n = read_news(run);
-        CHECK(n.n_rejected > 1000 && n.n_evicted > 0 && n.load == 1);
-        CHECK(isfinite(r.loss) && r.end.n_items_ranked == 64);
-        CHECK(r.end.n_absent > 0 && r.end.n_absent < r.end.n_ids);
-        CHECK(r.end.n_lost > 0 && r.end.n_lost < r.end.n_users);
-        /* 64 rows are ranked: an item that has one is among the first 100. */
-        double found = 1 - (double)r.end.n_lost / (double)r.end.n_users;
-        CHECK(fabs(eval_value(&r.end, "hr@100") - found) < 1e-12);
-        CHECK(eval_value(&r.end, "hr@10") > 0);
-    }
-}
-
-/* Rows of a snapshot by id; where a row lies in its bucket is nobody's concern. */
-enum { MAX_IDS = 1024, ROW_FLOATS = 3 * 8 };
-typedef struct all_rows {
-    int n;
-    bool is_there[MAX_IDS];
-    uint64_t score[MAX_IDS];
-    uint32_t stamp[MAX_IDS];
-    float row[MAX_IDS][ROW_FLOATS];
-} all_rows;
-
-static status keep_rows(void *ctx, const embed_rows *rows) {
-    all_rows *all = ctx;
-    CHECK_EQ(rows->n_floats, ROW_FLOATS);
-    for (int64_t i = 0; i < rows->n; i++) {
-        uint64_t id = rows->keys[i];
-        CHECK(id < MAX_IDS && !all->is_there[id]);
-        all->is_there[id] = true;
-        all->score[id] = rows->scores[i];
-        all->stamp[id] = rows->stamps[i];
-        memcpy(all->row[id], rows->rows + i * ROW_FLOATS, sizeof all->row[id]);
-        all->n++;
-    }
-    return OK;
-}
-
-static bool same_tables(const char *run_a, const char *run_b) {
-    const char *runs[] = {run_a, run_b};
-    all_rows *all = calloc(2, sizeof *all);
-    CHECK(all != NULL);
-    for (int i = 0; i < 2; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/last/table-0-mo_vies", runs[i]);
-        CHECK_OK(embed_snapshot_each(path, keep_rows, &all[i]));
-    }
-    bool is_same = all[0].n > 100 && memcmp(&all[0], &all[1], sizeof *all) == 0;
-    free(all);
-    return is_same;
-}
-
-/* Stopped in the middle of an epoch and resumed, with other threads: whole tables, and such that
- * evict by either strategy. */
-TEST(dynamic_tables_resume_to_the_bit) {
-    static const char *const sets[][2] = {{NULL}, {quarter, NULL}, {quarter, lfu}};
-    for (int i = 0; i < 3; i++) {
-        char whole[32], parts[32];
-        table_run r = {.n_threads = 1, .set = {sets[i][0], sets[i][1]}, .n_set = (size_t)i};
-        snprintf(whole, sizeof whole, "whole%d", i);
-        snprintf(parts, sizeof parts, "parts%d", i);
-        CHECK_OK(train(&r, whole, 4, 0, false));
-        r.n_threads = 3;
-        CHECK_OK(train(&r, parts, 0, 13, false));
-        CHECK_OK(train(&r, parts, 4, 0, true));
-        const char *a = run_path(whole), *b = run_path(parts);
-        CHECK(same_file(a, b, "model.safetensors") && same_file(a, b, "optimizer.safetensors"));
-        CHECK(same_tables(a, b));
-    }
-}
-
-/* Where rows lie changes nothing of what is learnt; and a run goes on with them elsewhere. */
-TEST(dynamic_tables_of_two_levels_train_as_one) {
-    table_run one = {.n_threads = 2}, two = {.n_threads = 2, .set = {small_device}, .n_set = 1};
-    CHECK_OK(train(&one, "one", 3, 0, false));
-    CHECK_OK(train(&two, "two", 0, 13, false));
-    CHECK_OK(train(&two, "two", 3, 0, true));
-    const char *a = run_path("one"), *b = run_path("two");
-    CHECK(same_file(a, b, "optimizer.safetensors") && same_tables(a, b));
-    CHECK(read_news("two").hits < 0.9 && read_news("one").hits == 1);
-    CHECK_EQ(read_news("two").n_evicted, 0);
-}
-
-/* ---- a store --------------------------------------------------------------------------------- */
-
-/* Binds a store in the test's folder. */
-static const char *store_binding(void) {
-    static char text[512];
-    snprintf(text, sizeof text, "movies/DynamicEmbeddingArgs.store_folder='%s/stores'",
-             test_folder());
-    return text;
-}
-
-static int n_files_in(const char *folder) {
-    int n = -2; /* . and .. */
-    DIR *dir = opendir(folder);
-    CHECK(dir != NULL);
-    while (readdir(dir) != NULL)
-        n++;
-    closedir(dir);
-    return n;
-}
-
-/* A quarter of the rows in memory and the others on disk: what is learnt is what one big table
- * learns, resumed or not, and nothing is left behind. */
-static void check_store(const char *extra, const char *other) {
-    static const char whole[] = "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=100000";
-    table_run all = {.n_threads = 2, .set = {whole, other}, .n_set = other != NULL ? 2 : 1};
-    table_run few = {.n_threads = 2,
-                     .set = {quarter, store_binding(), extra, other},
-                     .n_set = other != NULL ? 4 : 3};
-    CHECK_OK(train(&all, "all", 3, 0, false));
-    CHECK_OK(train(&few, "few", 0, 13, false));
-    CHECK_OK(train(&few, "few", 3, 0, true));
-    const char *a = run_path("all"), *b = run_path("few");
-    CHECK(same_file(a, b, "optimizer.safetensors"));
-    CHECK(other != NULL || same_tables(a, b));
-    news n = read_news("few");
-    CHECK(n.n_written > 50 && n.n_evicted == 0 && n.n_rejected == 0 && n.load > 0.8);
-    char stores[512];
-    snprintf(stores, sizeof stores, "%s/stores", test_folder());
-    CHECK_EQ(n_files_in(stores), 0);
-}
-
-TEST(dynamic_tables_with_a_store_lose_nothing) {
-    check_store("movies/DynamicEmbeddingArgs.store_engine='log'", NULL);
-}
-
-TEST(dynamic_tables_with_a_store_that_reads_ahead) {
-    check_store("TrainerArgs.pipeline_type='prefetch'", NULL);
-}
-
-TEST(dynamic_tables_with_a_store_and_several_batches_a_step) {
-    check_store("movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=384",
-                "TrainingArgs.gradient_accumulation_steps=2");
-}
-
-TEST(dynamic_tables_with_rocksdb_lose_nothing) {
-#ifdef HSTU_HAS_ROCKSDB
-    check_store("movies/DynamicEmbeddingArgs.store_engine='rocksdb'", NULL);
-#else
-    SKIP_TEST("this build is without RocksDB");
-#endif
-}
-
-/* A checkpoint without one of its files, and with a byte of it changed. */
-TEST(dynamic_tables_damaged_in_a_checkpoint) {
-    table_run r = {.n_threads = 2};
-    char path[1024];
-    CHECK_OK(train(&r, "run", 0, 3, false));
-    snprintf(path, sizeof path, "%s/last/table-0-mo_vies/rank-0-of-1/rows-00000.safetensors",
-             run_path("run"));
-    FILE *f = fopen(path, "r+");
-    CHECK(f != NULL && fseek(f, -1, SEEK_END) == 0);
-    int byte = fgetc(f);
-    CHECK(fseek(f, -1, SEEK_END) == 0 && fputc(byte ^ 1, f) != EOF && fclose(f) == 0);
-    CHECK_FAILS(train(&r, "run", 0, 6, true), ERR_FORMAT, "does not fit its checksum");
-    CHECK(remove(path) == 0);
-    CHECK_FAILS(train(&r, "run", 0, 6, true), ERR_FORMAT, "the file is missing");
-}
-
-/* Old checkpoints are removed with the folders of their tables. */
-TEST(dynamic_tables_leave_no_old_checkpoints) {
-    table_run r = {.n_threads = 2};
-    char first[1024];
-    CHECK_OK(train(&r, "run", 0, 2, false));
-    snprintf(first, sizeof first, "%s/checkpoints/step-00000002", run_path("run"));
-    CHECK(folder_exists(first));
-    CHECK_OK(train(&r, "run", 0, 4, true));
-    CHECK_OK(train(&r, "run", 0, 6, true));
-    CHECK(!folder_exists(first));
-}
-
-TEST(dynamic_tables_that_cannot_be) {
-    static const struct {
-        const char *set, *want;
-    } bad[] = {
-        {"movies/DynamicEmbeddingArgs.feature_names=['item','user_id']",
-         "test.gin:19: movies/DynamicEmbeddingArgs.feature_names has 2 features"},
-        {"movies/DynamicEmbeddingArgs.feature_names=['rating']",
-         "test.gin: movies/DynamicEmbeddingArgs is of actions"},
-        {"movies/DynamicEmbeddingArgs.evict_strategy='random'", "evict_strategy"},
-        {"movies/DynamicEmbeddingArgs.store_engine='lmdb'", "store_engine"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        table_run r = {.set = {bad[i].set}, .n_set = 1, .n_threads = 1};
-        CHECK_FAILS(train(&r, "run", 1, 0, false), ERR_CONFIG, bad[i].want);
-    }
-}
-
-static status make_model(void *ctx) {
-    bench_top top;
-    table_run *r = ctx;
-    status st = top_open(&top, ranking_tables, r->set, r->n_set, 1);
-    top_close(&top);
-    return st;
-}
-
-TEST(dynamic_tables_out_of_memory) {
-    table_run r = {.n_threads = 1}, stored = {.n_threads = 1, .n_set = 2};
-    stored.set[0] = store_binding();
-    stored.set[1] = "TrainerArgs.pipeline_type='prefetch'";
-    (void)data_folder();
-    CHECK(oom_at_each_allocation(make_model, &r) > 50);
-    CHECK(oom_at_each_allocation(make_model, &stored) > 60);
 }

@@ -153,22 +153,6 @@ static status check_table_names(loader *l) {
     return OK;
 }
 
-/* Two features in one table would need one list of their ids. */
-static status check_dynamic_tables(loader *l) {
-    const config_embeddings *all = &l->c->embeddings;
-    char place[512];
-    for (size_t i = 0; i < all->n; i++) {
-        const config_embedding *t = &all->item[i];
-        if (!t->is_dynamic || t->feature_names.n == 1) continue;
-        return fail(ERR_CONFIG,
-                    "%s: %.100s/DynamicEmbeddingArgs.feature_names has %zu features, but a dynamic "
-                    "table holds one; bind a table for each",
-                    loader_place(l, "BenchmarkDatasetArgs", "embedding_args", place, sizeof place),
-                    t->scope, t->feature_names.n);
-    }
-    return OK;
-}
-
 static status complete_nvidia(loader *l) {
     config *c = l->c;
     char place[512];
@@ -189,8 +173,7 @@ static status complete_nvidia(loader *l) {
     fix_nvidia(c);
     TRY(c->task == TASK_RANKING ? complete_ranking(l) : complete_retrieval(l));
     TRY(c->is_benchmark ? complete_benchmark(l) : complete_dataset(l));
-    TRY(check_table_names(l));
-    return check_dynamic_tables(l);
+    return check_table_names(l);
 }
 
 status loader_complete(loader *l) {

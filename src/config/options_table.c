@@ -253,7 +253,8 @@ const option option_table[] = {
     RETIRED("EmbeddingArgs.allowed_compute_kernels", NULL, "Older hint to TorchRec."),
 
     TYPED("DynamicEmbeddingArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_TABLE(feature_names),
-          NULL, "Features looked up in this table."),
+          NULL,
+          "Features looked up in this table; several share its room, with keys of their own."),
     TEXT("DynamicEmbeddingArgs.table_name", OPT_REQUIRED, OF_TABLE(table_name), NULL,
          "Name of the table."),
     INT_REQUIRED("DynamicEmbeddingArgs.item_vocab_size_or_capacity", OF_TABLE(capacity), 1, MANY,

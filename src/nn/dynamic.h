@@ -8,8 +8,9 @@
  * Where a step has several batches, the ids of each are appended to those before, and all rows are
  * updated behind the last.
  *
- * The key of a row is the id in the data: the number of an item, or of a contextual value.  A
- * model owns its tables; one thread at a time. */
+ * The key of a row is the id in the data: the number of an item, or of a contextual value; where
+ * several features share a table, with the feature's number above it.  A model owns its tables; one
+ * thread at a time. */
 #ifndef HSTU_NN_DYNAMIC_H
 #define HSTU_NN_DYNAMIC_H
 
@@ -20,9 +21,13 @@
 #include "nn/model.h"
 #include "nn/params.h"
 
+/* A feature and its table, which may be that of other features too. */
 typedef struct dynamic_table {
     const config_embedding *config;
-    int32_t feature;     /* number of the contextual feature, or ITEM_FEATURE */
+    struct dynamic_table *owner; /* the first feature of the table: itself, or another */
+    int n_features;              /* of the owner */
+    uint64_t key_tag;            /* the key of a row is the id with these bits set */
+    int32_t feature;             /* number of the contextual feature, or ITEM_FEATURE */
     int32_t first, last; /* ids of the data: 1..V, or 0..n-1; the first one's number in a batch */
     int32_t max_rows;    /* different ids of a step, at most */
     int32_t dim;
@@ -62,6 +67,11 @@ void dynamic_fini(dynamic_tables *d);
 
 /* The table of a feature, or NULL: it is static. */
 dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature);
+
+/* Of the features of a table one owns it: what is done once a table is done with that one. */
+static inline bool dynamic_is_owner(const dynamic_table *t) {
+    return t->owner == t;
+}
 
 /* Makes a chosen table for rows of p: its place in the bank, behind row 0 where that is padding. */
 status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,

@@ -1,4 +1,5 @@
-/* Dynamic tables of a model from inside: what dynamic.c and dynamic_store.c share. */
+/* Dynamic tables of a model from inside: dynamic_make.c makes them, dynamic.c brings rows and steps
+ * them, dynamic_store.c keeps some on disk. */
 #ifndef HSTU_NN_DYNAMIC_INT_H
 #define HSTU_NN_DYNAMIC_INT_H
 
@@ -20,8 +21,9 @@ status dynamic_check_size(const dynamic_tables *d, const batch *b);
 status dynamic_check_ids(const dynamic_table *t, const id_list *l);
 
 /* Makes the store that the config asks for, if it does, and a reader ahead where `reads_ahead`:
- * t->store, t->ahead. */
-status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, nn_memory *memory);
+ * t->store, t->ahead, which holds up to max_ahead rows. */
+status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead,
+                          nn_memory *memory);
 void dynamic_close_store(dynamic_table *t);
 
 #endif

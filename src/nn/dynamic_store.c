@@ -22,7 +22,8 @@ static status make_folder(dynamic_table *t, nn_memory *memory) {
     return OK;
 }
 
-status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, nn_memory *memory) {
+status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead,
+                          nn_memory *memory) {
     bool is_log = t->config->store == STORE_LOG;
     if (t->config->store_folder == NULL) return OK;
     TRY(make_folder(t, memory));
@@ -30,9 +31,7 @@ status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, 
                                                                  n_floats));
     log_info("table '%s': rows beyond that go to %s (%s)%s", t->config->table_name, t->store_folder,
              t->store->name, reads_ahead ? ", and are read ahead" : "");
-    if (!reads_ahead) return OK;
-    TRY(NN_NEW_HOST(memory, &t->coming, t->max_rows));
-    return embed_store_open_ahead(&t->ahead, t->store, 2 * (int64_t)t->max_rows);
+    return reads_ahead ? embed_store_open_ahead(&t->ahead, t->store, max_ahead) : OK;
 }
 
 void dynamic_close_store(dynamic_table *t) {
@@ -56,7 +55,8 @@ static int64_t list_coming(dynamic_table *t, const id_list *l) {
     }
     for (int64_t word = 0; word <= t->last / DYNAMIC_WORD_BITS; word++) {
         for (uint64_t bits = t->seen[word]; bits != 0 && n < t->max_rows; bits &= bits - 1)
-            t->coming[n++] = (uint64_t)(word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits));
+            t->coming[n++] =
+                t->key_tag | (uint64_t)(word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits));
         t->seen[word] = 0;
     }
     return n;
@@ -67,7 +67,7 @@ status dynamic_announce(dynamic_tables *d, const batch *b) {
     for (int i = 0; i < d->n; i++) {
         dynamic_table *t = &d->item[i];
         id_list l = dynamic_list_of(d, t, b);
-        if (t->ahead == NULL) continue;
+        if (t->owner->ahead == NULL) continue;
         TRY(dynamic_check_ids(t, &l));
         TRY(embed_prefetch(t->table, list_coming(t, &l), t->coming));
     }

@@ -240,6 +240,7 @@ static status table_path(char path[CHECKPOINT_PATH_BYTES], const checkpoint *c, 
 static status write_tables(const checkpoint *c, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
+        if (!dynamic_is_owner(&c->tables->item[i])) continue;
         TRY(table_path(path, c, folder, i));
         TRY(embed_snapshot_write(c->tables->item[i].table, path, (snapshot_ranks){0, 1}, 0));
     }
@@ -360,6 +361,7 @@ static status load_tables(checkpoint *c, const char *folder) {
     dynamic_state as_loaded;
     int64_t n_rejected;
     for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
+        if (!dynamic_is_owner(&c->tables->item[i])) continue;
         TRY(table_path(path, c, folder, i));
         TRY(embed_snapshot_read(c->tables->item[i].table, path, (snapshot_ranks){0, 1},
                                 &n_rejected));

@@ -46,6 +46,7 @@ static void list_tables(json_writer *w, const dynamic_tables *tables) {
     json_key(w, "tables");
     json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
+        if (!dynamic_is_owner(&tables->item[i])) continue;
         checkpoint_table_name(name, tables, i);
         json_string(w, name);
     }

@@ -144,6 +144,7 @@ static void write_tables(const trainer *t, json_writer *w) {
     json_key(w, "tables");
     json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
+        if (!dynamic_is_owner(&tables->item[i])) continue;
         status st = dynamic_news(&tables->item[i], &state);
         if (st != OK) {
             w->state = st; /* json_finish tells it */

@@ -1,0 +1,220 @@
+/* From a config to the dynamic tables of a model: which features have one, and of which size. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "nn/dynamic_int.h"
+#include "nn/input.h"
+
+/* Where no more ids than a quarter of the slots can come, no bucket fills up: slots beyond that
+ * would only take memory. */
+enum { SLOTS_PER_ID = 4 };
+
+/* ---- which ----------------------------------------------------------------------------------- */
+
+static bool has_feature(const config_embedding *e, const char *name) {
+    for (size_t i = 0; i < e->feature_names.n; i++)
+        if (strcmp(e->feature_names.item[i], name) == 0) return true;
+    return false;
+}
+
+/* The names of the feature that holds the items: the config's for generated data, else those of the
+ * reference's data sets, and a plain one. */
+static bool is_item_name(const config *c, const char *name) {
+    if (c->is_benchmark) return strcmp(name, c->benchmark.item_feature) == 0;
+    return strcmp(name, "movie_id") == 0 || strcmp(name, "video_id") == 0 ||
+           strcmp(name, "item") == 0;
+}
+
+/* The feature of a name; false: the data have none of it. */
+static bool find_feature(const config *c, const char *name, const model_limits *l, int32_t *out) {
+    *out = ITEM_FEATURE;
+    if (is_item_name(c, name)) return true;
+    for (*out = 0; *out < l->n_context && l->context_names != NULL; ++*out)
+        if (strcmp(name, l->context_names[*out]) == 0) return true;
+    return false;
+}
+
+static int32_t at_most(int64_t n, int64_t most) {
+    return (int32_t)(n < most ? n : most);
+}
+
+static status choose_feature(dynamic_table *t, const config *c, model_limits *l,
+                             int32_t *n_context_values, nn_memory *memory) {
+    bool is_item = t->feature == ITEM_FEATURE;
+    int64_t n_micro = c->trainer.accumulation_steps > 1 ? c->trainer.accumulation_steps : 1;
+    int64_t n_users = n_micro * l->max_users;
+    int32_t *n = is_item ? &l->n_items : &n_context_values[t->feature];
+    t->first = is_item ? 1 : 0;
+    t->last = is_item ? *n : *n - 1;
+    t->max_rows = at_most(*n, is_item ? n_users * l->max_events : n_users);
+    *n = t->max_rows;
+    TRY(NN_NEW_HOST(memory, &t->seen, t->last / DYNAMIC_WORD_BITS + 1));
+    TRY(NN_NEW_HOST(memory, &t->place, (int64_t)t->last + 1));
+    TRY(NN_NEW_HOST(memory, &t->has_no_row, t->max_rows));
+    return NN_NEW_HOST(memory, &t->ids, t->max_rows);
+}
+
+static bool is_action_table(const config *c, const config_embedding *e) {
+    if (c->is_benchmark)
+        return c->benchmark.action_feature != NULL && has_feature(e, c->benchmark.action_feature);
+    return has_feature(e, "rating") || has_feature(e, "action_weights");
+}
+
+static status check_table(const config *c, const config_embedding *e) {
+    if (!is_action_table(c, e)) return OK;
+    return fail(ERR_CONFIG,
+                "%s: %.100s/DynamicEmbeddingArgs is of actions, which are few and known, and their "
+                "table is not dynamic; name @%.100s/EmbeddingArgs() instead",
+                c->file, e->scope, e->scope);
+}
+
+/* The features of one table that the data have.  Of several each has keys of its own, for the same
+ * number means another thing in each. */
+static status choose_features(dynamic_tables *d, const config *c, const config_embedding *e,
+                              model_limits *l, int32_t *n_context_values, nn_memory *memory) {
+    dynamic_table *owner = NULL;
+    for (size_t i = 0; i < e->feature_names.n; i++) {
+        dynamic_table *t = &d->item[d->n];
+        if (!find_feature(c, e->feature_names.item[i], l, &t->feature)) continue;
+        const dynamic_table *other = dynamic_find(d, t->feature);
+        if (other != NULL)
+            return fail(ERR_CONFIG,
+                        "%s: the tables '%s' and '%s' are of one feature; leave one out", c->file,
+                        other->config->table_name, e->table_name);
+        if (owner == NULL) owner = t;
+        t->config = e;
+        t->owner = owner;
+        owner->n_features++;
+        if (e->feature_names.n > 1) t->key_tag = (uint64_t)INPUT_TABLE(t->feature) << 32;
+        d->n++;
+        TRY(choose_feature(t, c, l, n_context_values, memory));
+    }
+    if (owner == NULL)
+        log_info("note: %s: the data have no feature of the table '%s', so it is not made", c->file,
+                 e->table_name);
+    return OK;
+}
+
+status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
+                      int32_t *n_context_values, nn_memory *memory) {
+    int64_t n_most = 0;
+    d->be = memory->be;
+    d->max_users = l->max_users;
+    d->max_tokens = (int64_t)l->max_users * l->max_events;
+    for (size_t i = 0; i < c->embeddings.n; i++)
+        n_most += (int64_t)c->embeddings.item[i].feature_names.n;
+    TRY(NN_NEW_HOST(memory, &d->item, n_most + 1)); /* the last one is for a feature not found */
+    for (size_t i = 0; i < c->embeddings.n; i++) {
+        const config_embedding *e = &c->embeddings.item[i];
+        if (!e->is_dynamic) continue;
+        TRY(check_table(c, e));
+        TRY(choose_features(d, c, e, l, n_context_values, memory));
+    }
+    if (d->n == 0) return OK;
+    TRY(NN_NEW_HOST(memory, &d->items, d->max_tokens));
+    return NN_NEW_HOST(memory, &d->context, d->max_users * l->n_context);
+}
+
+dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature) {
+    for (int i = 0; i < d->n; i++)
+        if (d->item[i].feature == feature) return &d->item[i];
+    return NULL;
+}
+
+void dynamic_fini(dynamic_tables *d) {
+    for (int i = 0; i < d->n; i++) {
+        if (!dynamic_is_owner(&d->item[i])) continue;
+        embed_destroy(d->item[i].table);
+        dynamic_close_store(&d->item[i]);
+    }
+    *d = (dynamic_tables){0};
+}
+
+/* ---- making ---------------------------------------------------------------------------------- */
+
+/* Rows in memory of the device, of all slots: the first of three options that is bound. */
+static int64_t rows_on_device(const config_embedding *e, int64_t row_bytes) {
+    double n = (double)e->capacity;
+    if (e->hbm_bytes != CONFIG_NONE)
+        n = (double)(e->hbm_bytes / row_bytes);
+    else if (!isnan(e->gpu_capacity))
+        n = e->gpu_capacity;
+    else if (!isnan(e->gpu_capacity_ratio))
+        n *= e->gpu_capacity_ratio;
+    return n < (double)e->capacity ? (int64_t)n : e->capacity;
+}
+
+/* What the features of a table need together. */
+typedef struct needs {
+    int64_t n_ids;
+    int32_t max_rows; /* of one of them */
+} needs;
+
+static needs needs_of(const dynamic_tables *d, const dynamic_table *owner) {
+    needs n = {0};
+    for (int i = 0; i < d->n; i++) {
+        const dynamic_table *t = &d->item[i];
+        if (t->owner != owner) continue;
+        n.n_ids += (int64_t)t->last - t->first + 1;
+        if (t->max_rows > n.max_rows) n.max_rows = t->max_rows;
+    }
+    return n;
+}
+
+static void set_levels(embed_config *out, const config_embedding *e, needs n) {
+    int64_t enough = n.n_ids * SLOTS_PER_ID;
+    int64_t n_slots = e->capacity < enough ? e->capacity : enough;
+    int64_t n_floats = out->dim + table_n_state(out->opt, out->dim);
+    int64_t n_device = rows_on_device(e, n_floats * (int64_t)sizeof(float));
+    out->max_batch = n.max_rows;
+    out->is_on_host = n_device == 0;
+    out->capacity[0] = n_device == 0 || n_device > n_slots ? n_slots : n_device;
+    out->capacity[1] = n_slots - out->capacity[0];
+    log_info("table '%s': dynamic, %s; %" PRId64 " slots on the %s and %" PRId64
+             " below for the %" PRId64 " ids of the data (the config allows %" PRId64 ")",
+             e->table_name, e->evict == EVICT_LRU ? "lru" : "lfu", out->capacity[0],
+             out->is_on_host ? "host" : "device", out->capacity[1], n.n_ids, e->capacity);
+    if (n_slots < n.max_rows)
+        log_info("note: table '%s': a step may have %d different ids, more than slots; those that "
+                 "find no place are not trained. Raise item_vocab_size_or_capacity, or lower the "
+                 "batch size",
+                 e->table_name, n.max_rows);
+}
+
+static status create_table(dynamic_tables *d, dynamic_table *t, const config *c,
+                           nn_memory *memory) {
+    static const row_opt opts[] = {[OPTIMIZER_ADAM] = ROW_ADAM,
+                                   [OPTIMIZER_SGD] = ROW_SGD,
+                                   [OPTIMIZER_ROW_WISE_ADAGRAD] = ROW_ROWWISE_ADAGRAD};
+    embed_config e = {.dim = t->dim,
+                      .opt = opts[c->optimizer.kind],
+                      .policy = t->config->evict == EVICT_LFU ? POLICY_LFU : POLICY_LRU,
+                      .seed = init_table_seed((uint64_t)c->trainer.seed, INPUT_TABLE(t->feature)),
+                      .first = FIRST_UNIFORM,
+                      .first_scale = INPUT_TABLE_SCALE};
+    needs n = needs_of(d, t);
+    set_levels(&e, t->config, n);
+    TRY(dynamic_open_store(t, t->dim + table_n_state(e.opt, t->dim),
+                           c->trainer.pipeline == PIPELINE_PREFETCH,
+                           2 * (int64_t)n.max_rows * t->n_features, memory));
+    e.store = t->ahead != NULL ? t->ahead : t->store;
+    return embed_create(&t->table, d->be, &e);
+}
+
+status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
+                      nn_memory *memory) {
+    t->dim = (int32_t)p->shape[1];
+    t->value = p->value + (int64_t)t->first * t->dim;
+    t->grad = p->grad + (int64_t)t->first * t->dim;
+    if (t->config->evict == EVICT_LFU) TRY(NN_NEW_HOST(memory, &t->uses, t->max_rows));
+    if (dynamic_is_owner(t)) TRY(create_table(d, t, c, memory));
+    if (t->dim != t->owner->dim)
+        return fail(ERR_CONFIG,
+                    "%s: the features of the table '%s' are %d and %d wide; bind a table for each",
+                    c->file, t->config->table_name, t->owner->dim, t->dim);
+    t->table = t->owner->table;
+    if (t->owner->ahead != NULL) TRY(NN_NEW_HOST(memory, &t->coming, t->max_rows));
+    return OK;
+}
