@@ -347,6 +347,52 @@ TEST(table_index_of_many_buckets_is_its_model) {
     rig_fini(&r);
 }
 
+/* Of 70,000 keys, more than a block, some are below; a real count cuts the last ones off. */
+TEST(table_carry_keeps_what_is_below) {
+    enum { N = 70000, REAL = 69000 };
+    rig r;
+    uint64_t state = 5;
+    static int64_t slot[N];
+    static uint64_t given[N], scores[N], got[N];
+    static uint32_t stamps[N], got_stamps[N];
+    static uint8_t is_below[N];
+    int64_t real = REAL;
+    rig_init(&r, NULL, 1, 4);
+    for (int i = 0; i < N; i++) {
+        slot[i] = (int64_t)rig_random(&state, 3) - 1; /* -1, 0, 1 */
+        given[i] = (1 + rig_random(&state, 9)) << 32 | 77;
+        scores[i] = rig_random(&state, 1000) << 32 | 5;
+        stamps[i] = (uint32_t)i;
+    }
+    for (int way = 0; way < 4; way++) { /* counts or sets, words given or not */
+        bool is_given = way % 2 == 0;
+        table_carry_args a = {.n = N,
+                              .n_real = rig_up(&r, &real, sizeof real),
+                              .slot = rig_up(&r, slot, sizeof slot),
+                              .rule = way < 2 ? SCORE_COUNT : SCORE_SET,
+                              .score = 3ull << 32 | 99,
+                              .given = is_given ? rig_up(&r, given, sizeof given) : NULL,
+                              .stamp = 123456,
+                              .scores = rig_up(&r, scores, sizeof scores),
+                              .stamps = rig_up(&r, stamps, sizeof stamps),
+                              .is_below = rig_up(&r, NULL, sizeof is_below)};
+        CHECK_OK(r.t->carry(r.be, &a));
+        rig_down(&r, got, a.scores, sizeof got);
+        rig_down(&r, got_stamps, a.stamps, sizeof got_stamps);
+        rig_down(&r, is_below, a.is_below, sizeof is_below);
+        for (int i = 0; i < N; i++) {
+            uint64_t w = is_given ? given[i] : a.score;
+            bool is_real = i < REAL, below = is_real && slot[i] >= 0;
+            uint64_t moved = below ? table_touched(a.rule, scores[i], w) : w;
+            CHECK(is_below[i] == below);
+            CHECK(got[i] == (is_real ? moved : scores[i]));
+            CHECK(got_stamps[i] == (is_real && !below ? a.stamp : stamps[i]));
+        }
+        rig_drop(&r);
+    }
+    rig_fini(&r);
+}
+
 TEST(table_counts_saturate) {
     uint64_t most = 0xffffffff00000001ull, once = 1ull << 32 | 9;
     CHECK(table_touched(SCORE_COUNT, most, once) == 0xffffffff00000009ull);

@@ -34,6 +34,7 @@ const table_ops cpu_table_ops = {
     .erase = cpu_table_erase,
     .scan = cpu_table_scan,
     .stamp = cpu_table_stamp,
+    .carry = cpu_table_carry,
     .read = cpu_table_read,
     .write = cpu_table_write,
     .init = cpu_table_init,

@@ -93,6 +93,7 @@ status cpu_table_place(backend *be, const table_level *l, const table_place_args
 status cpu_table_erase(backend *be, const table_level *l, const table_erase_args *a);
 status cpu_table_scan(backend *be, const table_level *l, const table_scan_args *a);
 status cpu_table_stamp(backend *be, const table_level *l, const table_stamp_args *a);
+status cpu_table_carry(backend *be, const table_carry_args *a);
 status cpu_table_read(backend *be, const table_level *l, const table_rows_args *a);
 status cpu_table_write(backend *be, const table_level *l, const table_rows_args *a);
 status cpu_table_init(backend *be, const table_level *l, const table_init_args *a);

@@ -1,4 +1,4 @@
-/* find, erase, scan and stamp (ops/table.h).
+/* find, erase, scan, stamp and carry (ops/table.h).
  *
  * find is parallel over keys, and goes over each chunk as a pipeline: key i + 2 A is hashed and its
  * digests are asked for, the digests of key i + A are compared and its key's line is asked for, key
@@ -130,5 +130,17 @@ status cpu_table_stamp(backend *be, const table_level *l, const table_stamp_args
         if (a->slot[i] >= 0)
             table_stamps(l, a->slot[i] / TABLE_SLOTS)[a->slot[i] % TABLE_SLOTS] =
                 a->stamps != NULL ? a->stamps[i] : a->stamp;
+    return OK;
+}
+
+status cpu_table_carry(backend *be, const table_carry_args *a) {
+    int64_t n = table_n_there(a->n, a->n_real);
+    (void)be;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t w = a->given != NULL ? a->given[i] : a->score;
+        a->is_below[i] = a->slot[i] >= 0;
+        a->scores[i] = a->is_below[i] ? table_touched(a->rule, a->scores[i], w) : w;
+        if (!a->is_below[i]) a->stamps[i] = a->stamp;
+    }
     return OK;
 }

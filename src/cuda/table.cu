@@ -79,7 +79,8 @@ static void table_release(backend *be, void *memory, table_memory where) {
 
 const table_ops cuda_table_ops = {
     /* in the order of table.h: C++ has no designated initialisers out of order */
-    table_alloc,      table_release,     cuda_table_unique, cuda_table_find,      cuda_table_place,
-    cuda_table_erase, cuda_table_scan,   cuda_table_stamp,  cuda_table_read,      cuda_table_write,
-    cuda_table_init,  cuda_table_update, cuda_table_pool,   cuda_table_pool_grad, cuda_table_lookup,
+    table_alloc,       table_release,    cuda_table_unique,    cuda_table_find,
+    cuda_table_place,  cuda_table_erase, cuda_table_scan,      cuda_table_stamp,
+    cuda_table_carry,  cuda_table_read,  cuda_table_write,     cuda_table_init,
+    cuda_table_update, cuda_table_pool,  cuda_table_pool_grad, cuda_table_lookup,
 };

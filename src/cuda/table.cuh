@@ -49,6 +49,7 @@ status cuda_table_place(backend *be, const table_level *l, const table_place_arg
 status cuda_table_erase(backend *be, const table_level *l, const table_erase_args *a);
 status cuda_table_scan(backend *be, const table_level *l, const table_scan_args *a);
 status cuda_table_stamp(backend *be, const table_level *l, const table_stamp_args *a);
+status cuda_table_carry(backend *be, const table_carry_args *a);
 status cuda_table_read(backend *be, const table_level *l, const table_rows_args *a);
 status cuda_table_write(backend *be, const table_level *l, const table_rows_args *a);
 status cuda_table_init(backend *be, const table_level *l, const table_init_args *a);

@@ -1,4 +1,4 @@
-/* scan and stamp of a level (ops/table.h), and the sum that scan and unique need.
+/* scan, stamp and carry of a level (ops/table.h), and the sum that scan and unique need.
  *
  * scan must list entries in the order of slots: a thread owns a slot, a block 16 buckets.  A first
  * kernel counts the wanted entries of each block, a block of its own adds these up, and a second
@@ -93,4 +93,22 @@ status cuda_table_stamp(backend *be, const table_level *l, const table_stamp_arg
     if (a->n == 0) return OK;
     stamp_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
     return cuda_launched("stamp");
+}
+
+/* ---- carry ----------------------------------------------------------------------------------- */
+
+static __global__ void __launch_bounds__(TABLE_THREADS) carry_kernel(const table_carry_args a) {
+    int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
+    if (i >= table_count(a.n, a.n_real)) return;
+    bool is_below = a.slot[i] >= 0;
+    uint64_t w = a.given != NULL ? a.given[i] : a.score;
+    a.is_below[i] = is_below;
+    a.scores[i] = is_below ? table_touched(a.rule, a.scores[i], w) : w;
+    if (!is_below) a.stamps[i] = a.stamp;
+}
+
+status cuda_table_carry(backend *be, const table_carry_args *a) {
+    if (a->n == 0) return OK;
+    carry_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*a);
+    return cuda_launched("what keys take along");
 }

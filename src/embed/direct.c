@@ -1,11 +1,12 @@
 /* Rows of different ids in their own order (table.h: embed_take_rows, embed_step_rows), as models
  * have them.
  *
- * Where a table has one level and nobody wants what is evicted, one call of place and one of init
- * do all, and the host reads nothing from the device: the steps of a GPU run ahead of the host.
+ * Where a table has no store and nobody wants what is evicted, the host reads nothing from the
+ * device: the steps of a GPU run ahead of it.
  *   - The number of different keys is known, and the order of keys does not matter to place.
- *   - A key can be rejected only where more keys of the batch belong to its bucket than it has
- *     slots.  The host counts them beforehand; only if there are so many it asks and waits.
+ *   - A key can be rejected only where more keys of the batch belong to its bucket of level 0 than
+ *     it has slots.  The host counts them beforehand, and only where there are so many it waits.
+ *   - How many entries level 0 pushes out the verbs read on the device themselves.
  *   - How many keys were new and evicted lies on the device, call by call, until somebody asks or
  *     the room is used up.
  * Any other table goes the way of embed_fetch. */
@@ -15,8 +16,8 @@
 
 static bool can_be_direct(const embed_table *t) {
     embed_policy policy = t->config.policy;
-    return t->n_levels == 1 && t->config.store == NULL && !embed_has_admission(t) &&
-           t->config.left == NULL && !t->config.tracks_left &&
+    return t->config.store == NULL && !embed_has_admission(t) && t->config.left == NULL &&
+           !t->config.tracks_left &&
            (policy == POLICY_LRU || policy == POLICY_LFU || policy == POLICY_STEP);
 }
 
@@ -34,17 +35,33 @@ static bool may_reject(embed_table *t, int64_t n, const uint64_t *ids) {
     return most > TABLE_SLOTS;
 }
 
+/* ---- counts ---------------------------------------------------------------------------------- */
+
+/* The sums of some calls over n_keys keys.  What level 1 pushes out or does not take leaves the
+ * table; a key that moved up is new to level 0 alone. */
+static void add_counts(embed_table *t, const int64_t *sum, int64_t n_keys) {
+    const int64_t *level0 = sum + LATE_LEVEL0, *level1 = sum + LATE_LEVEL1;
+    int64_t n_lifted = sum[LATE_LIFTED], n_gone = level0[PLACED_EVICTED];
+    embed_counts *c = &t->counts;
+    c->n_demoted[0] += level0[PLACED_EVICTED];
+    if (t->n_levels > 1) {
+        n_gone = level1[PLACED_EVICTED] + level1[PLACED_REJECTED];
+        c->n_demoted[1] += n_gone;
+    }
+    c->n_evicted += n_gone;
+    c->hits[0] += n_keys - level0[PLACED_NEW] - level0[PLACED_REJECTED];
+    c->hits[1] += n_lifted;
+    c->n_new += level0[PLACED_NEW] - n_lifted;
+    c->n_rejected += level0[PLACED_REJECTED];
+}
+
 status embed_catch_up(embed_table *t) {
-    int64_t late[EMBED_LATE * PLACED_COUNTS], sum[PLACED_COUNTS] = {0};
+    int64_t late[EMBED_LATE * LATE_COUNTS], sum[LATE_COUNTS] = {0};
     if (t->n_late == 0) return OK;
-    TRY(EMBED_OUT(t, late, t->d.counts + PLACED_COUNTS, t->n_late * PLACED_COUNTS));
-    for (int i = 0; i < t->n_late * PLACED_COUNTS; i++)
-        sum[i % PLACED_COUNTS] += late[i];
-    t->counts.n_new += sum[PLACED_NEW];
-    t->counts.hits[0] += t->n_late_keys - sum[PLACED_NEW] - sum[PLACED_REJECTED];
-    t->counts.n_evicted += sum[PLACED_EVICTED];
-    t->counts.n_demoted[0] += sum[PLACED_EVICTED];
-    t->counts.n_rejected += sum[PLACED_REJECTED];
+    TRY(EMBED_OUT(t, late, t->d.late, t->n_late * LATE_COUNTS));
+    for (int i = 0; i < t->n_late * LATE_COUNTS; i++)
+        sum[i % LATE_COUNTS] += late[i];
+    add_counts(t, sum, t->n_late_keys);
     t->n_late = 0;
     t->n_late_keys = 0;
     return OK;
@@ -52,25 +69,40 @@ status embed_catch_up(embed_table *t) {
 
 /* ---- making rows ----------------------------------------------------------------------------- */
 
-/* Keys and scores to the device; the words of lfu are made of the uses. */
-static status send_keys(embed_table *t, int64_t n, const uint64_t *ids, const uint64_t *uses) {
+/* Keys to the device, and the words of lfu, which are made of the uses, to `words`. */
+static status send_keys(embed_table *t, const uint64_t *ids, const uint64_t *uses,
+                        uint64_t *words) {
+    int64_t n = t->batch.n;
     TRY(EMBED_IN(t, t->d.keys, ids, n));
     if (uses == NULL) return OK;
     for (int64_t i = 0; i < n; i++)
         t->h.given_scores[i] = embed_lfu_score(t, uses[i]);
-    return EMBED_IN(t, t->d.list_scores, t->h.given_scores, n);
+    return EMBED_IN(t, words, t->h.given_scores, n);
 }
 
-/* The keys that found no place. */
-static status list_rejected(embed_table *t, const uint64_t *ids) {
-    embed_batch *b = &t->batch;
-    TRY(EMBED_OUT(t, t->h.slot[0], t->d.slot[0], b->n));
-    for (int64_t i = 0; i < b->n; i++)
-        if (t->h.slot[0][i] < 0) t->h.rejected[b->n_rejected++] = ids[i];
+/* Level 0 takes the keys of the batch.  From here on the table is torn, until the rows are in their
+ * places. */
+static status place_keys(embed_table *t, const embed_bring *bring, const uint64_t *scores,
+                         const uint32_t *stamps, int64_t *counts) {
+    embed_device *d = &t->d;
+    table_place_args place = {.n = t->batch.n,
+                              .keys = d->keys,
+                              .rule = bring->rule,
+                              .score = bring->score,
+                              .scores = scores,
+                              .stamp = (uint32_t)t->step,
+                              .stamps = stamps,
+                              .evict = embed_evict_of(t, bring),
+                              .slot = d->slot[0],
+                              .is_new = d->is_new,
+                              .evicted = d->evicted,
+                              .counts = counts};
+    TRY(t->v->place(t->be, &t->level[0], &place));
+    t->is_torn = true;
     return OK;
 }
 
-/* First values for new rows, and the values of all, in one pass. */
+/* First values for new rows, and the values of all, in one pass; rows may be NULL. */
 static status fill_rows(embed_table *t, float *rows) {
     table_init_args init = {.n = t->batch.n,
                             .slot = t->d.slot[0],
@@ -84,76 +116,167 @@ static status fill_rows(embed_table *t, float *rows) {
     return t->v->init(t->be, &t->level[0], &init);
 }
 
-static status make_directly(embed_table *t, const uint64_t *ids, const uint64_t *uses,
-                            float *rows) {
+/* The values of the batch's keys as they are now; rows may be NULL. */
+static status read_rows(embed_table *t, float *rows) {
+    table_rows_args read = {.n = t->batch.n,
+                            .slot = t->d.slot[0],
+                            .n_floats = t->config.dim,
+                            .staging = rows,
+                            .stride = t->config.dim};
+    return rows != NULL ? t->v->read(t->be, &t->level[0], &read) : OK;
+}
+
+static status make_in_one(embed_table *t, const embed_bring *bring, const uint64_t *ids,
+                          const uint64_t *uses, float *rows, int64_t *counts) {
+    uint64_t *words = t->d.list_scores;
+    TRY(send_keys(t, ids, uses, words));
+    TRY(place_keys(t, bring, uses != NULL ? words : NULL, NULL, counts + LATE_LEVEL0));
+    return fill_rows(t, rows);
+}
+
+/* ---- in two levels --------------------------------------------------------------------------- */
+
+static table_rows_args whole_rows(const embed_table *t, const int64_t *slot, float *staging) {
+    return (table_rows_args){.n = t->batch.n,
+                             .slot = slot,
+                             .n_floats = t->n_floats,
+                             .staging = staging,
+                             .stride = t->n_floats};
+}
+
+/* What the keys of the batch that lie in level 1 bring along: scores and stamps for place in
+ * d.list_*, rows in d.moved; d.is_below says which they are.  words (n) or NULL: of lfu. */
+static status take_along(embed_table *t, const embed_bring *bring, const uint64_t *words) {
     embed_device *d = &t->d;
-    if (t->n_late == EMBED_LATE) TRY(embed_catch_up(t));
-    int64_t n = t->batch.n, *counts = d->counts + (1 + t->n_late) * PLACED_COUNTS;
-    bool waits = may_reject(t, n, ids);
-    embed_bring bring = embed_bring_of(t, NULL);
-    TRY(send_keys(t, n, ids, uses));
-    table_place_args place = {.n = n,
-                              .keys = d->keys,
-                              .rule = bring.rule,
-                              .score = bring.score,
-                              .scores = uses != NULL ? d->list_scores : NULL,
+    table_find_args find = {.n = t->batch.n,
+                            .keys = d->keys,
+                            .slot = d->slot[1],
+                            .out_scores = d->list_scores,
+                            .out_stamps = d->list_stamps};
+    table_carry_args carry = {.n = t->batch.n,
+                              .slot = d->slot[1],
+                              .rule = bring->rule,
+                              .score = bring->score,
+                              .given = words,
                               .stamp = (uint32_t)t->step,
-                              .evict = embed_evict_of(t, &bring),
-                              .slot = d->slot[0],
+                              .scores = d->list_scores,
+                              .stamps = d->list_stamps,
+                              .is_below = d->is_below};
+    table_rows_args read = whole_rows(t, d->slot[1], d->moved);
+    TRY(t->v->find(t->be, &t->level[1], &find));
+    TRY(t->v->carry(t->be, &carry));
+    return t->v->read(t->be, &t->level[1], &read);
+}
+
+/* The entries that level 0 pushed out, whose rows are in d.pushed, move to level 1; how many they
+ * are only the device knows.  What has no place there leaves the table. */
+static status push_down(embed_table *t, const int64_t *n_pushed, int64_t *counts) {
+    embed_device *d = &t->d;
+    table_evicted gone = {d->list_keys, d->list_scores, d->list_stamps, d->ahead_slot};
+    table_place_args place = {.n = t->batch.n,
+                              .n_real = n_pushed,
+                              .keys = d->evicted.keys,
+                              .rule = SCORE_SET,
+                              .scores = d->evicted.scores,
+                              .stamps = d->evicted.stamps,
+                              .evict = EVICT_LOWER,
+                              .slot = d->list_slot,
                               .is_new = d->is_new,
-                              .evicted = d->evicted,
+                              .evicted = gone,
                               .counts = counts};
-    TRY(t->v->place(t->be, &t->level[0], &place));
-    t->is_torn = true; /* until the rows are in their places */
-    t->n_late++;
-    t->n_late_keys += n;
-    TRY(fill_rows(t, rows));
+    table_rows_args write = whole_rows(t, d->list_slot, d->pushed);
+    write.n_real = n_pushed;
+    write.only = d->is_new;
+    TRY(t->v->place(t->be, &t->level[1], &place));
+    return t->v->write(t->be, &t->level[1], &write);
+}
+
+/* Rows are read from a place before anything is written there.  Every key has a place in level 0,
+ * so all that were in level 1 leave it. */
+static status make_in_two(embed_table *t, const embed_bring *bring, const uint64_t *ids,
+                          const uint64_t *uses, float *rows, int64_t *counts) {
+    embed_device *d = &t->d;
+    const int64_t *n_pushed = counts + LATE_LEVEL0 + PLACED_EVICTED;
+    table_rows_args pushed = whole_rows(t, d->evicted.slot, d->pushed);
+    table_rows_args lifted = whole_rows(t, d->slot[0], d->moved);
+    table_erase_args erase = {.n = t->batch.n, .keys = d->keys, .n_erased = counts + LATE_LIFTED};
+    pushed.n_real = n_pushed;
+    lifted.only = d->is_below;
+    TRY(send_keys(t, ids, uses, d->ahead));
+    TRY(take_along(t, bring, uses != NULL ? d->ahead : NULL));
+    TRY(place_keys(t, bring, d->list_scores, d->list_stamps, counts + LATE_LEVEL0));
+    TRY(t->v->read(t->be, &t->level[0], &pushed));
+    TRY(fill_rows(t, NULL));
+    TRY(t->v->write(t->be, &t->level[0], &lifted));
+    TRY(read_rows(t, rows));
+    TRY(t->v->erase(t->be, &t->level[1], &erase));
+    return push_down(t, n_pushed, counts + LATE_LEVEL1);
+}
+
+/* ---- taking ---------------------------------------------------------------------------------- */
+
+/* The keys that found no place. */
+static status list_rejected(embed_table *t, const uint64_t *ids) {
+    embed_batch *b = &t->batch;
+    TRY(EMBED_OUT(t, t->h.slot[0], t->d.slot[0], b->n));
+    for (int64_t i = 0; i < b->n; i++)
+        if (t->h.slot[0][i] < 0) t->h.rejected[b->n_rejected++] = ids[i];
+    return OK;
+}
+
+static status make_directly(embed_table *t, const uint64_t *ids, const uint64_t *uses, float *rows,
+                            bool waits) {
+    if (t->n_late == EMBED_LATE) TRY(embed_catch_up(t));
+    int64_t *counts = t->d.late + (int64_t)t->n_late * LATE_COUNTS;
+    embed_bring bring = embed_bring_of(t, NULL);
+    TRY((t->n_levels > 1 ? make_in_two : make_in_one)(t, &bring, ids, uses, rows, counts));
     t->is_torn = false;
+    t->n_late++;
+    t->n_late_keys += t->batch.n;
     if (!waits) return OK;
     TRY(list_rejected(t, ids));
     return embed_catch_up(t);
 }
 
-/* ---- only finding ---------------------------------------------------------------------------- */
-
 static status find_directly(embed_table *t, const uint64_t *ids, float *rows) {
     embed_batch *b = &t->batch;
-    table_find_args find = {.n = b->n, .keys = t->d.keys, .slot = t->d.slot[0]};
-    table_rows_args read = {.n = b->n,
-                            .slot = t->d.slot[0],
-                            .n_floats = t->config.dim,
-                            .staging = rows,
-                            .stride = t->config.dim};
     TRY(EMBED_IN(t, t->d.keys, ids, b->n));
-    TRY(t->v->find(t->be, &t->level[0], &find));
+    TRY(embed_find_slots(t));
     if (rows == NULL) return OK;
-    TRY(t->v->read(t->be, &t->level[0], &read));
+    TRY(read_rows(t, rows));
     TRY(EMBED_OUT(t, t->h.slot[0], t->d.slot[0], b->n));
     for (int64_t i = 0; i < b->n; i++)
         b->n_absent += t->h.slot[0][i] < 0;
     return OK;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
-
-static status take_directly(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
-                            const uint64_t *uses, float *rows) {
-    TRY(embed_check_whole(t));
+static void begin_batch(embed_table *t, int64_t n) {
     t->batch = (embed_batch){.n = n, .n_unique = n, .keys = t->d.keys, .rejected = t->h.rejected};
     t->has_below = false;
     t->is_direct = t->slots_hold = true;
+}
+
+/* Tries; *is_taken: it could be done.  embed_fetch reads rows that may be in two levels, and takes
+ * keys that the first of two may have no room for. */
+static status take_directly(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
+                            const uint64_t *uses, float *rows, bool *is_taken) {
+    bool is_one = t->n_levels == 1, waits = makes_rows && may_reject(t, n, ids);
+    *is_taken = is_one || (makes_rows ? !waits : rows == NULL);
+    if (!*is_taken) return OK;
+    TRY(embed_check_whole(t));
+    begin_batch(t, n);
     t->clock += makes_rows;
     if (n == 0) return OK;
-    return makes_rows ? make_directly(t, ids, uses, rows) : find_directly(t, ids, rows);
+    return makes_rows ? make_directly(t, ids, uses, rows, waits) : find_directly(t, ids, rows);
 }
 
 status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
                        const uint64_t *scores, float *rows, const embed_batch **out) {
-    bool has_uses = t->config.policy == POLICY_LFU;
+    bool is_taken = false, has_uses = t->config.policy == POLICY_LFU;
     *out = NULL;
-    if (can_be_direct(t) && n >= 0 && n <= t->config.max_batch && (scores == NULL || has_uses)) {
-        TRY(take_directly(t, makes_rows, n, ids, scores, rows));
-    } else {
+    if (can_be_direct(t) && n >= 0 && n <= t->config.max_batch && (scores == NULL || has_uses))
+        TRY(take_directly(t, makes_rows, n, ids, scores, rows, &is_taken));
+    if (!is_taken) {
         TRY(embed_fetch(t, makes_rows ? FETCH_INSERT_ZERO : FETCH_ZERO, n, ids, scores, out));
         if (rows != NULL) TRY(embed_pool(t, POOL_NONE, n, NULL, NULL, rows));
     }

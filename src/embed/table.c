@@ -65,7 +65,7 @@ typedef struct array {
     size_t extra; /* elements besides M */
 } array;
 
-enum { N_DEVICE_ARRAYS = 23, N_HOST_ARRAYS = 24 };
+enum { N_DEVICE_ARRAYS = 25, N_HOST_ARRAYS = 24 };
 
 static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
     embed_device *d = &t->d;
@@ -77,7 +77,9 @@ static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
         {(void **)&d->order, 4, 0},
         {(void **)&d->begin, 4, 1},
         {(void **)&d->n_unique, 8, 0},
-        {(void **)&d->counts, 8, (1 + EMBED_LATE) * PLACED_COUNTS},
+        {(void **)&d->counts, 8, PLACED_COUNTS},
+        {(void **)&d->late, 8, EMBED_LATE * LATE_COUNTS},
+        {(void **)&d->is_below, 1, 0},
         {(void **)&d->slot[0], 8, 0},
         {(void **)&d->slot[1], 8, 0},
         {(void **)&d->list_keys, 8, 0},

@@ -123,7 +123,7 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
  * rows (n, dim), memory of the backend, or NULL; ids that have or get no row read as zeros.  With
  * makes_rows as FETCH_INSERT_ZERO, else as FETCH_ZERO.  Of *out n, keys and rejected count, and
  * n_absent where rows are wanted and not made.
- * A table of one level without store, admission and `left`, with lru, lfu or step, does not wait
+ * A table without store, admission and `left`, with lru, lfu or step, does not wait
  * for the device here, unless more than 64 of the ids belong to one bucket: its counts come late
  * (embed_catch_up). */
 status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,

@@ -17,6 +17,10 @@ typedef enum {
     IS_ABSENT
 } whereabouts;
 
+/* What a call of embed_take_rows that does not wait counts: place in each level, and keys that
+ * moved up. */
+enum { LATE_LEVEL0, LATE_LEVEL1 = PLACED_COUNTS, LATE_LIFTED = 2 * PLACED_COUNTS, LATE_COUNTS };
+
 /* Calls of embed_take_rows whose counts may lie on the device; and counters of buckets, each for
  * all those of the same low bits. */
 enum { EMBED_LATE = 256, EMBED_CROWDS = 1 << 16 };
@@ -27,8 +31,9 @@ typedef struct embed_device {
     uint64_t *ids, *keys;             /* (M) */
     int32_t *inverse, *order, *begin; /* (M), (M), (M + 1) */
     int64_t *n_unique;                /* (1) */
-    int64_t *counts;                  /* (1 + EMBED_LATE, PLACED_COUNTS): of the last call that
-                                         waits, and of those that do not */
+    int64_t *counts;                  /* (PLACED_COUNTS) */
+    int64_t *late;                    /* (EMBED_LATE, LATE_COUNTS): of calls that do not wait */
+    uint8_t *is_below;                /* (M): which keys come from level 1 */
     int64_t *slot[EMBED_LEVELS];      /* (M): of the batch's keys, or -1 */
     uint64_t *list_keys, *list_scores;
     uint32_t *list_stamps;

@@ -236,6 +236,23 @@ typedef struct table_stamp_args {
     const uint32_t *stamps; /* (n) or NULL */
 } table_stamp_args;
 
+/* What place is to write for keys that are to move up: `slot`, `scores` and `stamps` are what find
+ * told of the level below.  With w = given[i], or `score` where given is NULL, keys that are below
+ * get table_touched(rule, scores[i], w) and keep their stamps, others w and `stamp`.  is_below[i]
+ * says which they are. */
+typedef struct table_carry_args {
+    int64_t n;
+    const int64_t *n_real;
+    const int64_t *slot; /* (n) */
+    score_rule rule;
+    uint64_t score;
+    const uint64_t *given; /* (n) or NULL */
+    uint32_t stamp;
+    uint64_t *scores;  /* (n) */
+    uint32_t *stamps;  /* (n) */
+    uint8_t *is_below; /* (n) */
+} table_carry_args;
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* read: staging[i] = the first n_floats of the row of slot[i]; a negative slot reads as zeros.
@@ -394,6 +411,7 @@ typedef struct table_ops {
     status (*erase)(backend *be, const table_level *l, const table_erase_args *a);
     status (*scan)(backend *be, const table_level *l, const table_scan_args *a);
     status (*stamp)(backend *be, const table_level *l, const table_stamp_args *a);
+    status (*carry)(backend *be, const table_carry_args *a);
     status (*read)(backend *be, const table_level *l, const table_rows_args *a);
     status (*write)(backend *be, const table_level *l, const table_rows_args *a);
     status (*init)(backend *be, const table_level *l, const table_init_args *a);
