@@ -235,6 +235,38 @@ TEST(dynamic_tables_of_several_features_train_as_static_ones) {
     toy_end(&r);
 }
 
+static status (*true_copy_out)(backend *, void *, const void *, size_t);
+static int n_copies;
+
+static status count_copy(backend *be, void *to_host, const void *from, size_t bytes) {
+    n_copies++;
+    return true_copy_out(be, to_host, from, bytes);
+}
+
+/* Whole steps, of one and of several batches, tables of one and of two levels. */
+TEST(dynamic_tables_are_not_waited_for_in_a_step) {
+    static const toy_way ways[] = {
+        {TOY_RETRIEVAL, OPTIMIZER_ADAM, N_TABLES, 1, NAN, false},
+        {TOY_RANK_BITS, OPTIMIZER_SGD, N_TABLES, 2, 0.03, false},
+        {TOY_RANK_MLP, OPTIMIZER_ADAM, 1, 1, 0.03, false},
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        toy_run r = {0};
+        toy_start(&r, &ways[i], ways[i].n_dynamic);
+        const ops *true_ops = r.t.be->ops;
+        ops counted = *true_ops;
+        true_copy_out = counted.copy_out;
+        counted.copy_out = count_copy;
+        r.t.be->ops = &counted;
+        n_copies = 0;
+        for (int step = 0; step < 10; step++)
+            CHECK(isfinite(toy_step(&r, &ways[i], step)));
+        CHECK_EQ(n_copies, 0);
+        r.t.be->ops = true_ops;
+        toy_end(&r);
+    }
+}
+
 /* Tables of features that differ in width cannot be one. */
 TEST(dynamic_tables_of_features_of_different_widths_are_refused) {
     config c = toy_model_config(TOY_RANK_MLP, 0);
