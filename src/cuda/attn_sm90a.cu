@@ -119,6 +119,6 @@ status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out
     cuuint32_t box[3] = {PART, TABLE_BOX, 1};
     memset(out, 0, sizeof *out);
     out->buckets = cuda_of(be)->bucket_cells;
-    return a->bias == BIAS_TABLE ? map_encode(&out->table, be->act, 3, a->table, size, step, box)
-                                 : OK;
+    if (a->bias != BIAS_TABLE || a->n_sequences == 0) return OK;
+    return map_encode(&out->table, be->act, 3, a->table, size, step, box);
 }
