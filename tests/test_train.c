@@ -230,6 +230,59 @@ TEST(train_killed_again_and_again_equals_uninterrupted) {
     CHECK(same_file(in("whole"), in("parts"), "optimizer.safetensors"));
 }
 
+/* As if the run had been killed before its newest checkpoint: the one before is the last. */
+static void take_newest_away(const char *run) {
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && rm -r \"$(readlink last)\" && ln -sfn checkpoints/$(ls "
+                          "checkpoints) last",
+                          in(run)),
+             0);
+}
+
+/* A length that the command line gave is the run's, whatever the config has an option for. */
+TEST(train_resumes_to_the_end_it_was_given) {
+    static const char *const lengths[] = {
+        "train --gin-config-file n.gin --data data --out %s --epochs 3",
+        "train --gin-config-file n.gin --data data --out %s --epochs 3 "
+        "--set TrainerArgs.max_train_iters=5",
+        "train --gin-config-file m.gin --data data --out %s --max-iters 11"};
+    for (int i = 0; i < 3; i++) {
+        char args[256], run[8], whole[8];
+        snprintf(run, sizeof run, "run%d", i);
+        snprintf(whole, sizeof whole, "whole%d", i);
+        snprintf(args, sizeof args, lengths[i], run);
+        free(said(0, args));
+        CHECK_EQ(test_command(NULL, "cd %s && cp -a %s %s", test_folder(), run, whole), 0);
+        take_newest_away(run);
+        snprintf(args, sizeof args, "train --resume --data data --out %s", run);
+        free(said(0, args));
+        CHECK(same_file(in(whole), in(run), "model.safetensors"));
+    }
+}
+
+TEST(train_killed_before_its_first_checkpoint_begins_again) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 2"));
+    CHECK_EQ(test_command(NULL, "cd %s && cp -a run whole && rm -r run/checkpoints run/last",
+                          test_folder()),
+             0);
+    char *text = said(1, "eval run --data data");
+    CHECK_CONTAINS(text, "no checkpoint yet");
+    free(text);
+    text = said(0, "train --resume --data data --out run");
+    CHECK_CONTAINS(text, "begins again");
+    free(text);
+    CHECK(same_file(in("whole"), in("run"), "model.safetensors"));
+    CHECK_EQ(test_command(&text, "grep -c '\"event\":\"epoch\"' %s/run/log.jsonl", test_folder()),
+             0);
+    CHECK_STR(text, "2\n");
+    free(text);
+    /* Killed between the first checkpoint and the link to it. */
+    CHECK_EQ(test_command(NULL, "rm %s/run/last", test_folder()), 0);
+    free(said(0, "eval run --data data"));
+    free(said(0, "train --resume --data data --out run --epochs 3"));
+    CHECK_OK(checkpoint_verify(in("run/last")));
+}
+
 TEST(train_full_disk_says_so_and_keeps_the_last) {
     free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 1"));
     char *text;

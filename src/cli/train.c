@@ -89,7 +89,6 @@ static status print_config(const config *c, bool is_json) {
 
 /* The file's config; a run that is resumed brings its own along. */
 static status load_config(config **out, const train_args *args) {
-    char folder[CHECKPOINT_PATH_BYTES];
     config_source source = {.path = args->file,
                             .overrides = args->overrides.item,
                             .n_overrides = args->overrides.n_items,
@@ -101,8 +100,7 @@ static status load_config(config **out, const train_args *args) {
                     "--gin-config-file FILE is needed; configs/ has files to start from");
     if (args->overrides.n_items > 0)
         return fail(ERR_USAGE, "--set changes a config file; give --gin-config-file FILE, too");
-    TRY(checkpoint_find(args->options.run, folder));
-    return checkpoint_config(out, folder);
+    return checkpoint_run_config(out, args->options.run);
 }
 
 /* ---- what a run prints ----------------------------------------------------------------------- */
@@ -229,10 +227,13 @@ static status check_args(const train_args *args, const config *c) {
 static status run(train_args *args) {
     config *c;
     TRY(load_config(&c, args));
-    /* What the command line says belongs to the effective config, so that the run's record is true.
-     */
+    /* What the command line says belongs to the effective config, so that the run's record is true,
+     * and a run that goes on without it ends where it was to end. */
     if (args->seed >= 0) c->trainer.seed = args->seed;
-    if (args->options.n_epochs > 0) c->trainer.n_epochs = args->options.n_epochs;
+    if (args->options.n_epochs > 0) {
+        c->trainer.n_epochs = args->options.n_epochs;
+        c->trainer.max_train_iters = CONFIG_NONE;
+    }
     if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);

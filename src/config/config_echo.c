@@ -18,6 +18,14 @@ const char *config_model_name(config_model model) {
     return names[model];
 }
 
+/* How long the run is stands here, not among the options: a family has one for epochs or for steps,
+ * the command line has both. */
+static void write_length(const config *c, json_writer *w) {
+    json_key_int(w, "epochs", c->trainer.n_epochs);
+    if (c->trainer.max_train_iters != CONFIG_NONE)
+        json_key_int(w, "max_iters", c->trainer.max_train_iters);
+}
+
 static void write_source(const config *c, json_writer *w) {
     json_key(w, "source");
     json_object_open(w);
@@ -31,6 +39,7 @@ static void write_source(const config *c, json_writer *w) {
     for (size_t i = 0; i < c->overrides.n; i++)
         json_string(w, c->overrides.item[i]);
     json_array_close(w);
+    write_length(c, w);
     json_object_close(w);
 }
 

@@ -137,6 +137,22 @@ static status copy_overrides(config *c, const json_value *root) {
     return OK;
 }
 
+static status read_count(const json_value *source, const char *key, int64_t most, int64_t *out) {
+    int64_t n;
+    if (json_member(source, key) == NULL) return OK; /* not given, or by an older version */
+    TRY(json_member_int(source, key, &n));
+    if (n < 1 || n > most) return fail(ERR_FORMAT, "the config's '%s' is %lld", key, (long long)n);
+    *out = n;
+    return OK;
+}
+
+/* The length that the command line gave, for which the family may have no option. */
+static status read_length(config *c, const json_value *root) {
+    const json_value *source = json_member(root, "source");
+    TRY(read_count(source, "epochs", 1 << 20, &c->trainer.n_epochs));
+    return read_count(source, "max_iters", (int64_t)1 << 53, &c->trainer.max_train_iters);
+}
+
 status config_load_json(config **out, const char *name, const char *json, size_t n) {
     arena a;
     buf text;
@@ -156,6 +172,10 @@ status config_load_json(config **out, const char *name, const char *json, size_t
     source.text_bytes = text.n_bytes;
     if (st == OK) st = config_load(out, &source);
     if (st == OK) st = copy_overrides(*out, root);
+    if (st == OK) {
+        st = read_length(*out, root);
+        if (st != OK) st = fail_prefix(st, "%s", name);
+    }
     if (st != OK) {
         config_destroy(*out);
         *out = NULL;

@@ -12,7 +12,8 @@
 #include "base/safetensors.h"
 #include "embed/snapshot.h"
 
-enum { STATE_MAX_BYTES = 1 << 16, TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
+enum { STATE_MAX_BYTES = 1 << 16, CONFIG_MAX_BYTES = 1 << 24 };
+enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
 
 static const char *const file_names[] = {"model.safetensors", "optimizer.safetensors",
                                          "state.json"};
@@ -397,5 +398,20 @@ status checkpoint_config(config **out, const char *folder) {
     status st = json != NULL ? config_load_json(out, path, json, strlen(json))
                              : fail(ERR_FORMAT, "%s: it carries no config", path);
     st_close(f);
+    return st;
+}
+
+status checkpoint_run_config(config **out, const char *run) {
+    char path[CHECKPOINT_PATH_BYTES], *text;
+    size_t n;
+    *out = NULL;
+    if (!checkpoint_is_to_come(run)) {
+        TRY(checkpoint_find(run, path));
+        return checkpoint_config(out, path);
+    }
+    TRY(path_join(path, sizeof path, run, "config.json"));
+    TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
+    status st = config_load_json(out, path, text, n);
+    mem_free(text);
     return st;
 }

@@ -64,11 +64,18 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
  * is NULL) of the same names and shapes.  On failure the values are undefined. */
 status checkpoint_load(checkpoint *c, const char *folder);
 
-/* The folder of a checkpoint from what a user names: the folder itself, or a run (its `last`). */
+/* The folder of a checkpoint from what a user names: the folder itself, or a run (its `last`, or
+ * its newest where that link is missing). */
 status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
+
+/* Whether RUN is a run, with a config.json, that was killed before its first checkpoint. */
+bool checkpoint_is_to_come(const char *run);
 
 /* The config a checkpoint was trained with; config_destroy frees it. */
 status checkpoint_config(config **out, const char *folder);
+
+/* The same for a run: of its last checkpoint, or of its config.json where none has come yet. */
+status checkpoint_run_config(config **out, const char *run);
 
 /* Reads manifest.json and checks every file it names: ERR_FORMAT (or ERR_IO) says which is damaged
  * and what to do. */

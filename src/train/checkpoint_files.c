@@ -329,6 +329,27 @@ void checkpoint_prune(const char *run, int keep) {
     }
 }
 
+/* The step of the newest checkpoint; -1: none. */
+static int64_t newest_step(const char *run) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    int64_t newest = -1;
+    if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return -1;
+    DIR *dir = opendir(parent);
+    if (dir == NULL) return -1;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        if (step_of(e->d_name) > newest) newest = step_of(e->d_name);
+    closedir(dir);
+    return newest;
+}
+
+bool checkpoint_is_to_come(const char *run) {
+    char options[CHECKPOINT_PATH_BYTES], last[CHECKPOINT_PATH_BYTES];
+    if (path_join(options, sizeof options, run, "config.json") != OK ||
+        path_join(last, sizeof last, run, "last") != OK)
+        return false;
+    return file_exists(options) && !folder_exists(last) && newest_step(run) < 0;
+}
+
 status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
     char inside[CHECKPOINT_PATH_BYTES];
     TRY(path_join(inside, sizeof inside, path, "manifest.json"));
@@ -339,6 +360,17 @@ status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
     TRY(path_join(folder, CHECKPOINT_PATH_BYTES, path, "last"));
     if (folder_exists(folder)) return OK;
     if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
+    int64_t step = newest_step(path);
+    if (step >= 0) { /* killed between its first checkpoint and the link to it */
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
+        return path_join(folder, CHECKPOINT_PATH_BYTES, path, name);
+    }
+    if (checkpoint_is_to_come(path))
+        return fail(ERR_FORMAT,
+                    "%s: the run has no checkpoint yet; let it train on, with 'hstu train --resume "
+                    "--out %s' if it was stopped",
+                    path, path);
     return fail(ERR_FORMAT,
                 "%s: neither a checkpoint (no manifest.json) nor a run with one (no 'last'); "
                 "'hstu train --out RUN' makes both",

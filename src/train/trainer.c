@@ -215,12 +215,22 @@ static status begin_anew(trainer *t) {
     return trainer_write_config(t);
 }
 
+/* A run that was killed before its first checkpoint goes on from its beginning.  Its config is
+ * written anew, for it may be another by now. */
+static status begin_again(trainer *t) {
+    log_info("%s: stopped before its first checkpoint, so it begins again", t->o->run);
+    TRY(model_init(t->s->model, t->saved.state.seed));
+    TRY(run_log_rewind(t->o->run, 0));
+    return trainer_write_config(t);
+}
+
 /* Goes on where the last checkpoint was made.  The seed is the run's, whatever the config says now.
  */
 static status resume(trainer *t) {
     char folder[CHECKPOINT_PATH_BYTES];
     split_kind wanted = t->saved.state.split;
     uint64_t seed = t->saved.state.seed;
+    if (checkpoint_is_to_come(t->o->run)) return begin_again(t);
     TRY(checkpoint_find(t->o->run, folder));
     TRY(checkpoint_load(&t->saved, folder));
     train_state *state = &t->saved.state;
