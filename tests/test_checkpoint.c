@@ -150,6 +150,7 @@ static void check_damage(toy *b, const char *folder, const char *name, bool cuts
             FAIL_TEST("%s %s at byte %ld went unseen", name, cuts ? "cut" : "flipped", at);
         CHECK(st == ERR_FORMAT || st == ERR_UNSUPPORTED);
         CHECK_CONTAINS(status_reason(), folder);
+        if (st == ERR_FORMAT) CHECK_CONTAINS(status_reason(), "Use an older one");
         CHECK_EQ(test_command(NULL, "cp %s %s", kept, path), 0);
     }
     CHECK(unlink(kept) == 0);

@@ -16,8 +16,10 @@
 
 enum { MANIFEST_MAX_BYTES = 1 << 26, PIECE = 4096 };
 
+#define REMEDY "this snapshot is damaged, use another one"
+
 static status damaged(const char *path, const char *what) {
-    return fail(ERR_FORMAT, "%s: %s; this snapshot is damaged, use another one", path, what);
+    return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
 }
 
 /* ---- the manifest ---------------------------------------------------------------------------- */
@@ -134,6 +136,11 @@ static status read_part(const char *folder, snapshot_ranks ranks, bool verifies,
         st = damaged(path, "the content does not fit its checksum");
     if (st == OK && verifies) st = verify_list(part, root, out);
     if (st != OK && strstr(status_reason(), part) == NULL) st = fail_prefix(st, "%s", part);
+    if (st == ERR_FORMAT && strstr(status_reason(), REMEDY) == NULL) {
+        char reason[FAILURE_REASON_BYTES];
+        snprintf(reason, sizeof reason, "%s", status_reason());
+        st = fail(st, "%.700s; " REMEDY, reason);
+    }
     arena_fini(&a);
     mem_free(text);
     return st;

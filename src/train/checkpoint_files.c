@@ -99,11 +99,22 @@ status checkpoint_seal(const char *folder, const char *const *names, int n_names
     return st;
 }
 
+#define REMEDY                                                                                     \
+    "this checkpoint is damaged. Use an older one (the folders beside it), or start the run anew"
+
 static status damaged(const char *path, const char *what) {
-    return fail(ERR_FORMAT,
-                "%s: %s; this checkpoint is damaged. Use an older one (the folders beside it), or "
-                "start the run anew",
-                path, what);
+    return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
+}
+
+/* The last failure with what to do about it, where it does not say that itself; with the manifest's
+ * path where it names no file. */
+static status add_remedy(const char *manifest, const char *folder) {
+    char reason[FAILURE_REASON_BYTES];
+    if (strstr(status_reason(), REMEDY) != NULL) return ERR_FORMAT;
+    bool has_place = strstr(status_reason(), folder) != NULL;
+    snprintf(reason, sizeof reason, "%s", status_reason());
+    return fail(ERR_FORMAT, "%.400s%s%.700s; " REMEDY, has_place ? "" : manifest,
+                has_place ? "" : ": ", reason);
 }
 
 /* One entry of the manifest.  A name with a slash could lead anywhere. */
@@ -185,11 +196,7 @@ status checkpoint_verify(const char *folder) {
     status st = json_parse(&a, path, text, n, &root);
     if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
     if (st == OK) st = verify_manifest(folder, root);
-    if (st == ERR_FORMAT && strstr(status_reason(), folder) == NULL) {
-        char reason[256];
-        snprintf(reason, sizeof reason, "%.200s", status_reason());
-        st = damaged(path, reason);
-    }
+    if (st == ERR_FORMAT) st = add_remedy(path, folder);
     arena_fini(&a);
     mem_free(text);
     return st;
