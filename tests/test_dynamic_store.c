@@ -328,6 +328,13 @@ TEST(dynamic_tables_with_rocksdb_lose_nothing) {
 #endif
 }
 
+TEST(dynamic_tables_whose_store_cannot_be_say_which_option) {
+    table_run r = {.n_threads = 1, .set = {quarter, store_binding()}, .n_set = 2};
+    CHECK_EQ(test_command(NULL, "touch %s/stores", test_folder()), 0);
+    CHECK_FAILS(train(&r, "run", 1, 0, false), ERR_IO, "the store_folder of the table 'mo/vies'");
+    CHECK_CONTAINS(status_reason(), "stores: exists but is not a folder");
+}
+
 /* A checkpoint without one of its files, and with a byte of it changed. */
 TEST(dynamic_tables_damaged_in_a_checkpoint) {
     table_run r = {.n_threads = 2};

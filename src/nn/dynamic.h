@@ -14,6 +14,7 @@
 #ifndef HSTU_NN_DYNAMIC_H
 #define HSTU_NN_DYNAMIC_H
 
+#include "base/scratch_folder.h"
 #include "data/batcher.h"
 #include "embed/table.h"
 #include "nn/input.h"
@@ -43,10 +44,10 @@ typedef struct dynamic_table {
     embed_counts told;   /* of the last dynamic_news */
     embed_store *store;  /* below the levels, or NULL */
     embed_store *ahead;  /* reads for it what is announced, or NULL */
-    char *store_folder;  /* its own, removed with it; or NULL */
-    uint64_t *coming;    /* host (max_rows): ids announced; NULL where nothing reads ahead */
-    int64_t n_read;      /* different ids of batches that only read, since dynamic_begin_reads */
-    int64_t n_absent;    /* of them, those without a row */
+    scratch_folder *folder; /* of the store; or NULL */
+    uint64_t *coming;       /* host (max_rows): ids announced; NULL where nothing reads ahead */
+    int64_t n_read;         /* different ids of batches that only read, since dynamic_begin_reads */
+    int64_t n_absent;       /* of them, those without a row */
 } dynamic_table;
 
 typedef struct dynamic_tables {

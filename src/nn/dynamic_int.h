@@ -22,8 +22,7 @@ status dynamic_check_ids(const dynamic_table *t, const id_list *l);
 
 /* Makes the store that the config asks for, if it does, and a reader ahead where `reads_ahead`:
  * t->store, t->ahead, which holds up to max_ahead rows. */
-status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead,
-                          nn_memory *memory);
+status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead);
 void dynamic_close_store(dynamic_table *t);
 
 #endif

@@ -183,8 +183,7 @@ static void set_levels(embed_config *out, const config_embedding *e, needs n) {
                  e->table_name, n.max_rows);
 }
 
-static status create_table(dynamic_tables *d, dynamic_table *t, const config *c,
-                           nn_memory *memory) {
+static status create_table(dynamic_tables *d, dynamic_table *t, const config *c) {
     static const row_opt opts[] = {[OPTIMIZER_ADAM] = ROW_ADAM,
                                    [OPTIMIZER_SGD] = ROW_SGD,
                                    [OPTIMIZER_ROW_WISE_ADAGRAD] = ROW_ROWWISE_ADAGRAD};
@@ -198,7 +197,7 @@ static status create_table(dynamic_tables *d, dynamic_table *t, const config *c,
     set_levels(&e, t->config, n);
     TRY(dynamic_open_store(t, t->dim + table_n_state(e.opt, t->dim),
                            c->trainer.pipeline == PIPELINE_PREFETCH,
-                           2 * (int64_t)n.max_rows * t->n_features, memory));
+                           2 * (int64_t)n.max_rows * t->n_features));
     e.store = t->ahead != NULL ? t->ahead : t->store;
     return embed_create(&t->table, d->be, &e);
 }
@@ -209,7 +208,7 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
     t->value = p->value + (int64_t)t->first * t->dim;
     t->grad = p->grad + (int64_t)t->first * t->dim;
     if (t->config->evict == EVICT_LFU) TRY(NN_NEW_HOST(memory, &t->uses, t->max_rows));
-    if (dynamic_is_owner(t)) TRY(create_table(d, t, c, memory));
+    if (dynamic_is_owner(t)) TRY(create_table(d, t, c));
     if (t->dim != t->owner->dim)
         return fail(ERR_CONFIG,
                     "%s: the features of the table '%s' are %d and %d wide; bind a table for each",

@@ -1,43 +1,37 @@
 /* The store of a dynamic table on disk, for the time of a run, and reading ahead from it.
  *
  * A checkpoint has the rows of the store too, so it need not outlive the model: it lies in a folder
- * of its own, which is removed with it.  What a killed process leaves there is rubbish. */
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
+ * of its own, which is removed with it.  What a killed process leaves there the next one removes.
+ */
 #include "base/log.h"
 #include "nn/dynamic_int.h"
 
-/* t->store_folder: a new folder in that of the config. */
-static status make_folder(dynamic_table *t, nn_memory *memory) {
-    const char *name = "hstu-table-XXXXXX", *parent = t->config->store_folder;
-    size_t n = strlen(parent) + strlen(name) + 2;
-    char *path;
-    TRY(folder_create(parent, NULL));
-    TRY(NN_NEW_HOST(memory, &path, (int64_t)n));
-    TRY(path_join(path, n, parent, name));
-    if (mkdtemp(path) == NULL) return fail_errno("%s: cannot make a folder in it", parent);
-    t->store_folder = path;
-    return OK;
+/* The folder may be one of another machine, where the model was trained. */
+static status make_folder(dynamic_table *t) {
+    status st = scratch_folder_create(&t->folder, t->config->store_folder, "hstu-table-");
+    if (st == OK) return OK;
+    return fail_prefix(st,
+                       "the store_folder of the table '%s' cannot be used; make it, or a link of "
+                       "its name to a folder that can",
+                       t->config->table_name);
 }
 
-status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead,
-                          nn_memory *memory) {
+status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead) {
     bool is_log = t->config->store == STORE_LOG;
     if (t->config->store_folder == NULL) return OK;
-    TRY(make_folder(t, memory));
-    TRY((is_log ? embed_store_open_log : embed_store_open_rocks)(&t->store, t->store_folder,
-                                                                 n_floats));
-    log_info("table '%s': rows beyond that go to %s (%s)%s", t->config->table_name, t->store_folder,
-             t->store->name, reads_ahead ? ", and are read ahead" : "");
+    TRY(make_folder(t));
+    TRY((is_log ? embed_store_open_log
+                : embed_store_open_rocks)(&t->store, scratch_folder_path(t->folder), n_floats));
+    log_info("table '%s': rows beyond that go to %s (%s)%s", t->config->table_name,
+             scratch_folder_path(t->folder), t->store->name,
+             reads_ahead ? ", and are read ahead" : "");
     return reads_ahead ? embed_store_open_ahead(&t->ahead, t->store, max_ahead) : OK;
 }
 
 void dynamic_close_store(dynamic_table *t) {
     embed_store_destroy(t->ahead);
     embed_store_destroy(t->store);
-    if (t->store_folder != NULL) folder_remove(t->store_folder);
+    scratch_folder_destroy(t->folder);
 }
 
 bool dynamic_reads_ahead(const dynamic_tables *d) {
