@@ -362,6 +362,8 @@ TEST(config_errors_name_the_place) {
     CHECK_FAILS(
         load(SMALL "NetworkArgs.hidden_dropout = 1"), ERR_CONFIG,
         "NetworkArgs.hidden_dropout = 1 is out of range; it must be at least 0 and below 1");
+    CHECK_FAILS(load(SMALL "TrainerArgs.log_interval = 9223372036854775807"), ERR_CONFIG,
+                "it must be at least 1 and at most 9.007199255e+15");
     CHECK_FAILS(load(SMALL "OptimizerArgs.learning_rate = 0"), ERR_CONFIG, "it must be above 0");
     CHECK_FAILS(
         load(SMALL "OptimizerArgs.optimizer_str = 'adan'"), ERR_CONFIG,

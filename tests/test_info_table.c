@@ -40,7 +40,7 @@ TEST(info_table_shows_load_tiers_and_scores) {
     CHECK_EQ(test_command(&text, "'%s' info '%s'", test_program(), folder), 0);
     CHECK_CONTAINS(text, "250   of 3 values; optimizer adam, eviction lfu");
     CHECK_CONTAINS(text, "of 128 slots, load ");
-    CHECK_CONTAINS(text, "how many batches used a row");
+    CHECK_CONTAINS(text, "how often a row was used");
     free(text);
     CHECK_EQ(test_command(&text, "'%s' info --json '%s'", test_program(), folder), 0);
     arena_init(&a, 4096);

@@ -119,6 +119,20 @@ TEST(train_says_what_is_missing) {
     CHECK(!folder_exists(in("r")));
 }
 
+/* Slots come in buckets of 64: what is said is what is there. */
+TEST(train_says_how_many_slots_a_table_has) {
+    char *text = said(0, "train --gin-config-file n.gin --data data --out r --epochs 1 "
+                         "--set \"t/DynamicEmbeddingArgs.feature_names=['item']\" "
+                         "--set \"t/DynamicEmbeddingArgs.table_name='t'\" "
+                         "--set t/DynamicEmbeddingArgs.item_vocab_size_or_capacity=2 "
+                         "--set t/DynamicEmbeddingArgs.item_vocab_gpu_capacity=1 "
+                         "--set 'BenchmarkDatasetArgs.embedding_args="
+                         "[@t/DynamicEmbeddingArgs()]'");
+    CHECK_CONTAINS(text, "64 slots on the device and 64 below for the 60 ids of the data (the "
+                         "config allows 2)");
+    free(text);
+}
+
 TEST(train_refuses_data_without_actions_for_ranking) {
     char *text;
     CHECK_EQ(

@@ -166,7 +166,7 @@ static void print_text(const table_info *t, const char *folder) {
         printf("  Left       %15s   keys since then\n", show_count(a, (uint64_t)t->s.n_gone));
     print_tiers(t);
     if (t->n == 0) return;
-    print_histogram(t->is_lfu ? "Scores: how many batches used a row" : "Scores", &t->score, t->n);
+    print_histogram(t->is_lfu ? "Scores: how often a row was used" : "Scores", &t->score, t->n);
     print_histogram("Steps at which rows were last written", &t->stamp, t->n);
 }
 

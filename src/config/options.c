@@ -75,7 +75,7 @@ static status check_range(const option *o, const gin_value *v) {
     bool is_low = o->flags & OPT_ABOVE_MIN ? v->number <= o->min : v->number < o->min;
     bool is_high = o->flags & OPT_BELOW_MAX ? v->number >= o->max : v->number > o->max;
     if (!is_low && !is_high) return OK;
-    if (o->max < 1e15)
+    if (is_high || o->max < 1e15) /* those beyond are told to whom they concern */
         snprintf(upper, sizeof upper, " and %s %.10g",
                  o->flags & OPT_BELOW_MAX ? "below" : "at most", o->max);
     return fail(ERR_CONFIG, "%s: %s = %s is out of range; it must be %s %.10g%s",

@@ -257,9 +257,10 @@ const option option_table[] = {
           "Features looked up in this table; several share its room, with keys of their own."),
     TEXT("DynamicEmbeddingArgs.table_name", OPT_REQUIRED, OF_TABLE(table_name), NULL,
          "Name of the table."),
-    INT_REQUIRED("DynamicEmbeddingArgs.item_vocab_size_or_capacity", OF_TABLE(capacity), 1, MANY,
-                 "Most keys the table holds before it evicts; four slots an id of the data are "
-                 "made at most."),
+    INT_REQUIRED(
+        "DynamicEmbeddingArgs.item_vocab_size_or_capacity", OF_TABLE(capacity), 1, MANY,
+        "Most keys the table holds before it evicts, in buckets of 64; four slots an id of "
+        "the data are made at most."),
     CHOICE("DynamicEmbeddingArgs.sharding_type", OF_TABLE(sharding), "data_parallel|model_parallel",
            "'model_parallel'", "Always 'model_parallel', whatever is bound."),
     INT_OR_NONE(

@@ -163,6 +163,11 @@ static needs needs_of(const dynamic_tables *d, const dynamic_table *owner) {
     return n;
 }
 
+/* Slots are made by buckets. */
+static int64_t n_made(int64_t n_slots) {
+    return (n_slots + TABLE_SLOTS - 1) / TABLE_SLOTS * TABLE_SLOTS;
+}
+
 static void set_levels(embed_config *out, const config_embedding *e, needs n) {
     int64_t enough = n.n_ids * SLOTS_PER_ID;
     int64_t n_slots = e->capacity < enough ? e->capacity : enough;
@@ -174,9 +179,9 @@ static void set_levels(embed_config *out, const config_embedding *e, needs n) {
     out->capacity[1] = n_slots - out->capacity[0];
     log_info("table '%s': dynamic, %s; %" PRId64 " slots on the %s and %" PRId64
              " below for the %" PRId64 " ids of the data (the config allows %" PRId64 ")",
-             e->table_name, e->evict == EVICT_LRU ? "lru" : "lfu", out->capacity[0],
-             out->is_on_host ? "host" : "device", out->capacity[1], n.n_ids, e->capacity);
-    if (n_slots < n.max_rows)
+             e->table_name, e->evict == EVICT_LRU ? "lru" : "lfu", n_made(out->capacity[0]),
+             out->is_on_host ? "host" : "device", n_made(out->capacity[1]), n.n_ids, e->capacity);
+    if (n_made(out->capacity[0]) + n_made(out->capacity[1]) < n.max_rows)
         log_info("note: table '%s': a step may have %d different ids, more than slots; those that "
                  "find no place are not trained. Raise item_vocab_size_or_capacity, or lower the "
                  "batch size",
