@@ -131,6 +131,13 @@ TEST(train_says_how_many_slots_a_table_has) {
     CHECK_CONTAINS(text, "64 slots on the device and 64 below for the 60 ids of the data (the "
                          "config allows 2)");
     free(text);
+    text = said(2, "info r");
+    CHECK_CONTAINS(text, "r: a run or a checkpoint, not data");
+    free(text);
+    text = said(2, "info r/last");
+    CHECK_CONTAINS(text, "r/last: a run or a checkpoint, not data");
+    free(text);
+    free(said(0, "info r/last/table-0-t"));
 }
 
 TEST(train_refuses_data_without_actions_for_ranking) {

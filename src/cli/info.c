@@ -394,6 +394,14 @@ static status show(const char *path, const seq_file *data, pool *p, bool is_json
     return st;
 }
 
+/* A run has a config.json, a checkpoint a manifest.json. */
+static bool is_of_training(const char *path) {
+    char config[4096], manifest[4096];
+    return path_join(config, sizeof config, path, "config.json") == OK &&
+           path_join(manifest, sizeof manifest, path, "manifest.json") == OK &&
+           (file_exists(config) || file_exists(manifest));
+}
+
 /* Says what is wrong with a path before the reader of sequence files complains of details. */
 static status check_path(const char *path) {
     char inside[4096];
@@ -403,6 +411,11 @@ static status check_path(const char *path) {
     TRY(path_join(inside, sizeof inside, path, "data.seq"));
     if (stat(inside, &found) == 0) return OK;
     if (errno != ENOENT) return fail_errno("%s: cannot be opened", inside);
+    if (is_of_training(path))
+        return fail(ERR_USAGE,
+                    "%s: a run or a checkpoint, not data; see its report.html, evaluate it with "
+                    "'hstu eval', or name a dynamic table of it (RUN/last/table-...)",
+                    path);
     return fail(ERR_FORMAT,
                 "%s: nothing known is in this folder (no data.seq); make a data set with "
                 "'hstu prep' or 'hstu synth'",

@@ -66,9 +66,10 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
                      r->n_absent, r->n_ids, 100 * (1 - (double)r->n_absent / (double)r->n_ids));
     if (r->is_retrieval && n > 0 && n < EVAL_MISSES_BYTES)
         snprintf(text + n, (size_t)(EVAL_MISSES_BYTES - n),
-                 "; %d items have one and were ranked, %" PRId64 " of %" PRId64
-                 " held-out ones do not",
-                 r->n_items_ranked, r->n_lost, r->n_users);
+                 "; %d item%s one and %s ranked; of %" PRId64 " held-out items %" PRId64
+                 " had none and count as not found",
+                 r->n_items_ranked, r->n_items_ranked == 1 ? " has" : "s have",
+                 r->n_items_ranked == 1 ? "was" : "were", r->n_users, r->n_lost);
     return true;
 }
 
