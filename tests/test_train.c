@@ -119,8 +119,8 @@ TEST(train_says_what_is_missing) {
     CHECK(!folder_exists(in("r")));
 }
 
-/* Slots come in buckets of 64: what is said is what is there. */
-TEST(train_says_how_many_slots_a_table_has) {
+/* Slots come in buckets of 64: what is said is what is there, here and of other data. */
+TEST(train_says_what_a_dynamic_table_is) {
     char *text = said(0, "train --gin-config-file n.gin --data data --out r --epochs 1 "
                          "--set \"t/DynamicEmbeddingArgs.feature_names=['item']\" "
                          "--set \"t/DynamicEmbeddingArgs.table_name='t'\" "
@@ -138,6 +138,14 @@ TEST(train_says_how_many_slots_a_table_has) {
     CHECK_CONTAINS(text, "r/last: a run or a checkpoint, not data");
     free(text);
     free(said(0, "info r/last/table-0-t"));
+    /* The shapes of a dynamic table say nothing of the data. */
+    text = said(0, "eval r --data data");
+    CHECK(strstr(text, "not the data") == NULL);
+    free(text);
+    free(said(0, "synth --out other --users 30 --items 80 --mean-len 9"));
+    text = said(0, "eval r --data other");
+    CHECK_CONTAINS(text, "warning: other/data.seq: not the data that the model was trained on");
+    free(text);
 }
 
 TEST(train_refuses_data_without_actions_for_ranking) {

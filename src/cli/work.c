@@ -95,6 +95,14 @@ void work_close(work *w) {
     *w = (work){0};
 }
 
+/* Static tables of other data have other shapes, but a dynamic table takes any. */
+static void check_data(const checkpoint *c, const seq_file *data) {
+    if (data == NULL || c->state.batches.data == batcher_fingerprint(data)) return;
+    log_warn("%s: not the data that the model was trained on. It knows items and features by their "
+             "numbers there: unless these are the same here, what follows means nothing",
+             data->path);
+}
+
 static status load(trained *t, const char *path, const work *w) {
     TRY(checkpoint_find(path, t->folder));
     TRY(checkpoint_config(&t->config, t->folder));
@@ -104,6 +112,7 @@ static status load(trained *t, const char *path, const work *w) {
                     .n_params = t->session.n_params,
                     .tables = model_tables(t->session.model)};
     TRY(checkpoint_load(&c, t->folder));
+    check_data(&c, w->data);
     t->held_out = c.state.split;
     t->step = c.state.step;
     return OK;

@@ -73,9 +73,7 @@ static status check_config(const batcher_config *c) {
     return OK;
 }
 
-/* Names, sizes and checksums of all columns but the description: data prepared twice from the same
- * source is the same data. */
-static uint64_t fingerprint_data(const seq_file *data) {
+uint64_t batcher_fingerprint(const seq_file *data) {
     uint64_t sizes[3] = {data->n_users, data->n_items, data->n_events};
     uint64_t h = hash64(sizes, sizeof sizes, 0);
     for (uint32_t i = 0; i < data->file.n_columns; i++) {
@@ -217,7 +215,7 @@ static status count_batches(batcher *b) {
 static status build(batcher *b) {
     const batcher_config *c = &b->config;
     b->parts = split_make(b->data, c->split, c->split_seed);
-    b->data_fingerprint = fingerprint_data(b->data);
+    b->data_fingerprint = batcher_fingerprint(b->data);
     TRY(split_users_init(&b->users, &b->parts, c->part));
     TRY(count_batches(b));
     TRY(MEM_NEW(&b->slots, (size_t)c->n_slots));

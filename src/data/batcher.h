@@ -85,6 +85,10 @@ uint64_t batcher_n_users(const batcher *b);     /* visited in an epoch, over all
 uint64_t batcher_n_too_short(const batcher *b); /* users of the part left out: see split.h */
 int32_t batcher_max_tokens(const batcher *b);   /* the most a batch can have */
 
+/* What batcher_state.data is of: names, sizes and checksums of all columns but the description, so
+ * that data prepared twice from the same source is the same data. */
+uint64_t batcher_fingerprint(const seq_file *data);
+
 /* The state behind the batches taken so far; what was prefetched does not count. */
 void batcher_save(const batcher *b, batcher_state *out);
 
