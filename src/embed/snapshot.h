@@ -4,9 +4,9 @@
  * FOLDER/rank-R-of-N is what rank R of N wrote: rows-00000.safetensors, ... (keys, scores, values,
  * state, stamps; Python can open them), gone.safetensors (keys that left; incremental only),
  * seen.safetensors (the sketch of the admission), and manifest.json with the table's shape, sizes
- * and checksums of all files and of itself, written last.  The whole appears by renaming: a crash at any moment
- * leaves no half of it.  Any number of ranks reads what any number wrote: a key belongs to one rank
- * (embed_owner). */
+ * and checksums of all files and of itself, written last.  The whole appears by renaming: a crash
+ * at any moment leaves no half of it.  Any number of ranks reads what any number wrote: a key
+ * belongs to one rank (embed_owner). */
 #ifndef HSTU_EMBED_SNAPSHOT_H
 #define HSTU_EMBED_SNAPSHOT_H
 
