@@ -276,7 +276,7 @@ TEST(train_resumes_to_the_end_it_was_given) {
         "--set TrainerArgs.max_train_iters=5",
         "train --gin-config-file m.gin --data data --out %s --max-iters 11"};
     for (int i = 0; i < 3; i++) {
-        char args[256], run[8], whole[8];
+        char args[256], run[32], whole[32];
         snprintf(run, sizeof run, "run%d", i);
         snprintf(whole, sizeof whole, "whole%d", i);
         snprintf(args, sizeof args, lengths[i], run);
