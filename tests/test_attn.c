@@ -77,6 +77,16 @@ TEST(attn_wide_heads) {
     rows_are = ROWS_ODD;
 }
 
+/* More pairs of sequence and head than a GPU has multiprocessors, so that blocks that stay do some
+ * of them one after the other. */
+TEST(attn_many_heads) {
+    const int32_t lengths[] = {70, 3, 64, 20, 66, 1, 40, 5}, one_tile[] = {33, 0, 64, 7, 1, 20, 2};
+    rows_are = ROWS_KNOWN;
+    check_case(lengths, 8, false, 40, 256, 256, MASK_CAUSAL, BIAS_NONE, 1, 1);
+    check_case(one_tile, 7, true, 70, 256, 256, MASK_FULL, BIAS_NONE, 1, 1);
+    rows_are = ROWS_ODD;
+}
+
 /* ---- random shapes --------------------------------------------------------------------------- */
 
 typedef struct random_shape {

@@ -71,13 +71,13 @@ static status find_encode(encode_fn *out) {
     return OK;
 }
 
-/* A map of `rank` dimensions: numbers, rows, and, where there are three, parts of a row.  Rows of a
- * box are swizzled by their 128 or 64 bytes. */
+/* A map of `rank` dimensions: numbers, rows, and, where there are more, parts of a row, and grains.
+ * Rows of a box are swizzled by their 128 or 64 bytes. */
 static status map_encode(CUtensorMap *map, act_type act, int rank, const void *rows,
                          const cuuint64_t *size, const cuuint64_t *step, const cuuint32_t *box) {
     encode_fn encode = NULL;
     TRY(find_encode(&encode));
-    cuuint32_t unit[3] = {1, 1, 1};
+    cuuint32_t unit[4] = {1, 1, 1, 1};
     CUresult error = encode(
         map, act == ACT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         (cuuint32_t)rank, (void *)rows, size, step, box, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -110,6 +110,15 @@ status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t
     cuuint32_t box[3] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows,
                          (cuuint32_t)(dim / box_columns)};
     return map_encode(map, act, 3, rows, size, step, box);
+}
+
+status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                        int64_t n_columns, int64_t stride, int box_rows, int dim) {
+    cuuint64_t size[4] = {PART, (cuuint64_t)n_rows, (cuuint64_t)(n_columns / PART),
+                          (cuuint64_t)(box_rows / 8)};
+    cuuint64_t step[3] = {(cuuint64_t)stride * 2, PART_BYTES, (cuuint64_t)stride * 16};
+    cuuint32_t box[4] = {PART, 8, (cuuint32_t)(dim / PART), (cuuint32_t)(box_rows / 8)};
+    return map_encode(map, act, 4, rows, size, step, box);
 }
 
 status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out) {

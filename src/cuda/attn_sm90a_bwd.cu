@@ -15,7 +15,9 @@ template <typename T> static status choose(backend *be, const attn_args *a) {
 
 status cuda_attn_sm90a_bwd(backend *be, const attn_args *a) {
     if (a->bias != BIAS_NONE) return cuda_attn_sm90a_bwd_bias(be, a);
+    if (a->dim_qk == 256)
+        return bwd_is_whole(be, a) ? cuda_attn_sm90a_bwd_256_whole(be, a)
+                                   : cuda_attn_sm90a_bwd_256(be, a);
     if (a->max_len_q <= 64 && a->max_len_k <= 64) return cuda_attn_sm90a_bwd_one(be, a);
-    if (a->dim_qk == 256) return cuda_attn_sm90a_bwd_256(be, a);
     return be->act == ACT_BF16 ? choose<__nv_bfloat16>(be, a) : choose<__half>(be, a);
 }

@@ -139,6 +139,38 @@ __device__ static inline void bwd_gradients(const uint32_t (&slope)[16], const f
     }
 }
 
+/* Slopes on their way from one warpgroup to another: as float16, which has more digits than what
+ * they are multiplied into; thread by thread. */
+__device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
+    uint4 *to = (uint4 *)slopes + threadIdx.x % GROUP;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float *v = &x[8 * j];
+        to[j * GROUP] = make_uint4(pack_two<__half>(v[0], v[1]), pack_two<__half>(v[2], v[3]),
+                                   pack_two<__half>(v[4], v[5]), pack_two<__half>(v[6], v[7]));
+    }
+    __syncwarp();
+}
+
+/* The gradients of a tile by slopes of another warpgroup, twice as large as they are, on the left
+ * of a product. */
+template <typename T>
+__device__ static inline void slopes_apply(const char *slopes, const float (&dp)[32],
+                                           uint32_t (&ds)[4][4]) {
+    const uint4 *from = (const uint4 *)slopes + threadIdx.x % GROUP;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint4 four = from[j * GROUP];
+        uint32_t pair[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 v = __half22float2(*(__half2 *)&pair[i]);
+            const float *d = &dp[8 * j + 2 * i];
+            ds[j][i] = pack_two<T>(fmaf(d[0], v.x, d[0]), fmaf(d[1], v.y, d[1]));
+        }
+    }
+}
+
 /* A warpgroup's gradients of scores, 64 keys by 64 queries, as rows of 128 bytes from `row` of a
  * tile on, swizzled as the copy engine does it. */
 __device__ static inline void bwd_put(char *tile, int row, const uint32_t (&left)[4][4]) {
@@ -205,9 +237,9 @@ typedef struct bwd_job {
     bias_source bias;
     bool is_whole; /* blocks work on whole sequences, not on tiles of keys */
     bool has_dq;
-    attn_tiles tiles;          /* of keys; is_whole: only the order of the sequences */
-    attn_tiles query_tiles;    /* where dq is computed anew */
-    float *sums;               /* of dq; see bwd_keys */
+    attn_tiles tiles;       /* of keys; is_whole: only the order of the sequences */
+    attn_tiles query_tiles; /* where dq is computed anew */
+    float *sums; /* of dq; see bwd_keys.  Heads of 256 numbers: see attn_sm90a_bwd_256_steps.cuh */
     unsigned long long *cells; /* sums of attn_bias.cuh; NULL if they are not wanted */
     int n_tiles, n_pairs;      /* tiles of queries in the longest sequence; sequences times heads */
     int n_keys;                /* of a tile */
@@ -220,6 +252,9 @@ status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
 attn_args bwd_shorten(const attn_args *a);
 /* Whether blocks work on whole sequences: these are short, and there are enough of them. */
 bool bwd_is_whole(backend *be, const attn_args *a);
+/* Heads of 256 numbers, worked on whole: what the gradients of the longest sequence's scores take
+ * in scratch memory; 0 if it is one tile. */
+int64_t bwd_kept_bytes(const attn_args *a);
 /* Maps, work, room for sums of dq.  n_blocks: how many there is room for on the machine, then how
  * many to launch. */
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
@@ -230,8 +265,10 @@ status bwd_finish(backend *be, const bwd_job *job);
 status bwd_queries(backend *be, const bwd_job *job);
 status bwd_queries_bias(backend *be, const bwd_job *job);
 
-/* Sequences of at most 64 queries and keys. */
+/* Sequences of at most 64 queries and keys, heads of up to 128 numbers. */
 status cuda_attn_sm90a_bwd_one(backend *be, const attn_args *a);
+/* Heads of 256 numbers: sequences that are worked on whole, and others. */
+status cuda_attn_sm90a_bwd_256_whole(backend *be, const attn_args *a);
 status cuda_attn_sm90a_bwd_256(backend *be, const attn_args *a);
 
 #endif

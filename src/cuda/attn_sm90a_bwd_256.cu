@@ -1,11 +1,10 @@
-/* HSTU attention, backward, on Hopper: heads of 256 numbers.
+/* HSTU attention, backward, on Hopper: heads of 256 numbers, long sequences.
  *
  * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
  * work is divided by what is summed: one warpgroup makes scores and weights, keeps dv, and leaves
- * the slopes in shared memory; the other makes dp, multiplies it by the slopes, keeps dk, and
- * leaves the gradients there for dq, of which each makes half of the columns, one tile late.  Both
- * have two and a half products a tile, so neither waits long.  Bound by the tensor cores and by the
- * additions to dq. */
+ * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk.  Both
+ * have two products a tile, so neither waits long.  dq is computed anew by another kernel
+ * (attn_sm90a_bwd_q.cu).  Bound by the tensor cores. */
 #include "cuda/attn_sm90a_bwd_walk.cuh"
 
 typedef struct wide_shape {
@@ -16,22 +15,17 @@ typedef struct wide_shape {
 enum { D = wide_shape::D, KEYS = wide_shape::KEYS, STAGES = wide_shape::STAGES };
 enum { WARPS = wide_shape::WARPS, THREADS = 3 * GROUP };
 enum { ASKING = 40, COMPUTING = 232 }; /* registers */
-enum {
-    OWN = KEYS * D * 2,
-    TILE = QUERIES * D * 2,
-    DS = KEYS * DS_ROW,
-    SLOPES = KEYS * QUERIES * 2
-};
-enum { BYTES = 2 * OWN + 2 * STAGES * TILE + 2 * DS + 2 * SLOPES };
+enum { OWN = KEYS * D * 2, TILE = QUERIES * D * 2, SLOPES = KEYS * QUERIES * 2 };
+enum { BYTES = 2 * OWN + 2 * STAGES * TILE + 2 * SLOPES };
 
 typedef struct wide_end {
     walk_end<wide_shape> walk;
-    uint64_t slopes[2], slopes_free[2], ds[2], ds_free[2];
+    uint64_t slopes[2], slopes_free[2];
 } wide_end;
 
 typedef struct wide_room {
     walk_room<wide_shape> walk;
-    char *ds, *slopes; /* two of each */
+    char *slopes; /* two */
     wide_end *end;
 } wide_room;
 
@@ -42,57 +36,7 @@ __device__ static inline int wide_word(const wide_room &room, int n) {
     return e->tiles[n % KEPT];
 }
 
-/* ---- slopes, from one warpgroup to the other ------------------------------------------------- */
-
-/* As float16, which has more digits than what they are multiplied into; thread by thread. */
-__device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
-    uint4 *to = (uint4 *)slopes + threadIdx.x % GROUP;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const float *v = &x[8 * j];
-        to[j * GROUP] = make_uint4(pack_two<__half>(v[0], v[1]), pack_two<__half>(v[2], v[3]),
-                                   pack_two<__half>(v[4], v[5]), pack_two<__half>(v[6], v[7]));
-    }
-    __syncwarp();
-}
-
-/* The gradients of a tile, twice as large as they are, on the left of a product. */
-template <typename T>
-__device__ static inline void slopes_apply(const char *slopes, const float (&dp)[32],
-                                           uint32_t (&ds)[4][4]) {
-    const uint4 *from = (const uint4 *)slopes + threadIdx.x % GROUP;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        uint4 four = from[j * GROUP];
-        uint32_t pair[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float2 v = __half22float2(*(__half2 *)&pair[i]);
-            const float *d = &dp[8 * j + 2 * i];
-            ds[j][i] = pack_two<T>(fmaf(d[0], v.x, d[0]), fmaf(d[1], v.y, d[1]));
-        }
-    }
-}
-
 /* ---- computing ------------------------------------------------------------------------------- */
-
-/* Half of the columns of dq of tile n. */
-template <typename T>
-__device__ static inline void wide_dq(const attn_args &a, const wide_room &room, int group, int n) {
-    const bwd_keys &w = room.walk.end->records[0];
-    int word = room.walk.end->tiles[n % KEPT];
-    barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
-#pragma unroll 1
-    for (int c = 0; c < D / 2; c += PART) {
-        int column = group * D / 2 + c;
-        float dq[PART / 2];
-        wgmma_fence();
-        dq_product<T, KEYS, PART>(dq, room.ds + n % 2 * DS, room.walk.keys + column * KEYS * 2);
-        wgmma_wait<0>();
-        if (c + PART == D / 2) release(&room.end->ds_free[n % 2]);
-        dq_end<T, D, PART>(a, w, word, column, dq);
-    }
-}
 
 __device__ static inline uint32_t wide_mask(const attn_args &a, const bwd_keys &w, int word) {
     if (word & 1) return 0xffffffffu;
@@ -101,12 +45,10 @@ __device__ static inline uint32_t wide_mask(const attn_args &a, const bwd_keys &
 
 /* dv of a tile of keys; n and the next tiles are those of queries.  Returns the tile behind. */
 template <typename T>
-__device__ static inline int wide_tiles_dv(const bwd_job &job, const wide_room &room, int n,
+__device__ static inline int wide_tiles_dv(const attn_args &a, const wide_room &room, int n,
                                            float (&dv)[D / 2]) {
-    const attn_args &a = job.a;
     const bwd_keys &w = room.walk.end->records[0];
     wide_end *e = room.end;
-    bool is_first = true;
     for (int word = 0; (word & TILE_FINAL) == 0; n++) {
         int stage = n % STAGES;
         uint32_t weights[4][4];
@@ -127,18 +69,13 @@ __device__ static inline int wide_tiles_dv(const bwd_job &job, const wide_room &
         add_tile<T, D>(dv, weights, room.walk.douts + stage * TILE);
         wgmma_wait<0>();
         release(&e->walk.free[stage]);
-        if (!is_first && job.has_dq) wide_dq<T>(a, room, 0, n - 1);
-        is_first = false;
     }
-    if (job.has_dq) wide_dq<T>(a, room, 0, n - 1);
     return n;
 }
 
 template <typename T>
-__device__ static inline int wide_tiles_dk(const bwd_job &job, const wide_room &room, int n,
-                                           float (&dk)[D / 2]) {
+__device__ static inline int wide_tiles_dk(const wide_room &room, int n, float (&dk)[D / 2]) {
     wide_end *e = room.end;
-    bool is_first = true;
     for (int word = 0; (word & TILE_FINAL) == 0; n++) {
         int stage = n % STAGES;
         uint32_t ds[4][4];
@@ -153,26 +90,17 @@ __device__ static inline int wide_tiles_dk(const bwd_job &job, const wide_room &
         slopes_apply<T>(room.slopes + n % 2 * SLOPES, dp, ds);
         __syncwarp();
         release(&e->slopes_free[n % 2]);
-        if (job.has_dq) {
-            barrier_wait(&e->ds_free[n % 2], (uint32_t)(n / 2 + 1) & 1);
-            bwd_put(room.ds + n % 2 * DS, 0, ds);
-            release(&e->ds[n % 2]);
-        }
         wgmma_fence();
         add_tile<T, D>(dk, ds, room.walk.queries + stage * TILE);
         wgmma_wait<0>();
         release(&e->walk.free[stage]);
-        if (!is_first && job.has_dq) wide_dq<T>(job.a, room, 1, n - 1);
-        is_first = false;
     }
-    if (job.has_dq) wide_dq<T>(job.a, room, 1, n - 1);
     return n;
 }
 
 /* A warpgroup's sums of all tiles of keys: dv or, of the second, dk. */
 template <typename T, bool IS_DK>
-__device__ static void wide_compute(const bwd_job &job, const wide_room &room) {
-    const attn_args &a = job.a;
+__device__ static void wide_compute(const attn_args &a, const wide_room &room) {
     walk_end<wide_shape> *e = room.walk.end;
     for (int m = 0, n = 0;; m++) {
         float sum[D / 2];
@@ -181,7 +109,7 @@ __device__ static void wide_compute(const bwd_job &job, const wide_room &room) {
         barrier_wait(&e->values[0], (uint32_t)m & 1);
         clear(sum);
         if (e->records[0].has_tiles)
-            n = IS_DK ? wide_tiles_dk<T>(job, room, n, sum) : wide_tiles_dv<T>(job, room, n, sum);
+            n = IS_DK ? wide_tiles_dk<T>(room, n, sum) : wide_tiles_dv<T>(a, room, n, sum);
         int64_t row0 = e->records[0].pair.s.row_k, column = e->records[0].pair.head * D;
         int key = e->records[0].key0 + row_of_thread(), len_k = e->records[0].pair.s.len_k;
         __syncwarp();
@@ -201,8 +129,6 @@ __device__ static inline void wide_barriers_init(wide_end *e) {
     for (int i = 0; i < 2; i++) {
         barrier_init(&e->slopes[i], WARPS / 2);
         barrier_init(&e->slopes_free[i], WARPS / 2);
-        barrier_init(&e->ds[i], WARPS / 2);
-        barrier_init(&e->ds_free[i], WARPS);
     }
     walk_barriers_init<wide_shape>(&e->walk);
 }
@@ -215,8 +141,7 @@ __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant_
     room.walk.values = room.walk.keys + OWN;
     room.walk.queries = room.walk.values + OWN;
     room.walk.douts = room.walk.queries + STAGES * TILE;
-    room.ds = room.walk.douts + STAGES * TILE;
-    room.slopes = room.ds + 2 * DS;
+    room.slopes = room.walk.douts + STAGES * TILE;
     room.end = (wide_end *)(shared + BYTES);
     room.walk.end = &room.end->walk;
     if (threadIdx.x == 0) wide_barriers_init(room.end);
@@ -228,9 +153,9 @@ __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant_
     } else {
         registers_raise<COMPUTING>();
         if (threadIdx.x < GROUP)
-            wide_compute<T, false>(job, room);
+            wide_compute<T, false>(job.a, room);
         else
-            wide_compute<T, true>(job, room);
+            wide_compute<T, true>(job.a, room);
     }
 }
 

@@ -1,16 +1,15 @@
-/* HSTU attention, backward, on Hopper: sequences of at most 64 queries and keys.
+/* HSTU attention, backward, on Hopper: sequences of at most 64 queries and keys, heads of up to 128
+ * numbers.
  *
  * Of a sequence and head there is one tile of queries, keys, values and dout, so nothing is summed
  * over tiles: a block makes scores and gradients, then dv, dk and dq one after the other, and
  * stores them.  Its first thread asks for the next pair of sequence and head as soon as the last
- * product is done.  As many blocks as a multiprocessor has room for hide each other's waiting:
- * bound by latency and bytes.  Heads of 256 numbers fill the room, so two warpgroups divide the
- * columns; both make scores and gradients. */
+ * product is done.  Three blocks a multiprocessor hide each other's waiting: bound by latency and
+ * bytes. */
 #include "cuda/attn_sm90a_bwd.cuh"
 
 template <int D_> struct one_shape {
-    static constexpr int D = D_, GROUPS = D == 256 ? 2 : 1, THREADS = GROUPS * GROUP, BOX = 16;
-    static constexpr int BLOCKS = D == 256 ? 1 : 3, N = part<D>::COLUMNS;
+    static constexpr int D = D_, THREADS = GROUP, BOX = 16, BLOCKS = 3, N = part<D>::COLUMNS;
     static constexpr int TILE = 64 * D * 2, DS = 64 * DS_ROW, PAIRS = 32;
     static constexpr int BYTES = 4 * TILE + DS;
 };
@@ -88,7 +87,7 @@ __device__ static inline void one_scores(const attn_args &a, const one_room &roo
     bwd_weights<T>(half, x, weights);
     wgmma_wait<0>();
     bwd_gradients<T>(x, dp, ds);
-    if (threadIdx.x < GROUP) bwd_put(room.ds, 0, ds);
+    bwd_put(room.ds, 0, ds);
     __syncthreads();
 }
 
@@ -118,11 +117,10 @@ __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &
     uint32_t weights[4][4], ds[4][4];
     const bwd_pair &p = e->pairs[i];
     constexpr int N = S::N;
-    int group = (int)threadIdx.x / GROUP;
     float slope = 0.5f * a.alpha * a.scale;
     one_scores<T, S>(a, room, e, i, weights, ds);
 #pragma unroll 1
-    for (int c = group * N; c < S::D; c += S::GROUPS * N) {
+    for (int c = 0; c < S::D; c += N) {
         int at = c * 64 * 2, column = p.head * S::D + c;
         float dv[N / 2], dk[N / 2], dq[N / 2];
         wgmma_fence();
@@ -130,7 +128,7 @@ __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &
         one_product<T, N>(dk, ds, room.queries + at);
         dq_product<T, 64, N>(dq, room.ds, room.keys + at);
         wgmma_wait<0>();
-        if (c + S::GROUPS * N >= S::D) {
+        if (c + N == S::D) {
             __syncthreads();
             if (threadIdx.x == 0 && i + 1 < e->n_pairs) one_ask<S>(maps, room, e, i + 1);
         }
@@ -193,7 +191,7 @@ template <typename T, int D> static status launch(backend *be, const attn_args *
 template <typename T> static status choose(backend *be, const attn_args *a) {
     if (a->dim_qk == 32) return launch<T, 32>(be, a);
     if (a->dim_qk == 64) return launch<T, 64>(be, a);
-    return a->dim_qk == 128 ? launch<T, 128>(be, a) : launch<T, 256>(be, a);
+    return launch<T, 128>(be, a);
 }
 
 status cuda_attn_sm90a_bwd_one(backend *be, const attn_args *a) {

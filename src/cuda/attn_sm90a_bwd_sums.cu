@@ -9,11 +9,18 @@ static int64_t count_tiles(const attn_args *a) {
     return a->n_rows_q / QUERIES + a->n_sequences;
 }
 
+int64_t bwd_kept_bytes(const attn_args *a) {
+    int64_t n = cuda_div_up(a->max_len_q, QUERIES) * cuda_div_up(a->max_len_k, 64);
+    return n > 1 && a->dim_qk == 256 ? n * 64 * DS_ROW : 0;
+}
+
 bool bwd_is_whole(backend *be, const attn_args *a) {
     enum { SHORT = 256, LONGEST = 512, MOST = 32 }; /* MOST: bits of the walk's words */
+    enum { KEPT_MOST = 64 * 64 * DS_ROW };
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
     if (a->bias != BIAS_NONE || a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST)
         return false;
+    if (bwd_kept_bytes(a) > KEPT_MOST) return false;
     return a->max_len_k <= SHORT || n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
 }
 
@@ -49,6 +56,7 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
     if (job->is_whole) {
         t->offsets = a->offsets_k;
         t->n_sequences = a->n_sequences;
+        t->counter = cuda_of(be)->counters;
         is_jagged &= a->max_len_k > job->n_keys && a->n_sequences <= TILES_PLAN_SEQUENCES;
     } else {
         int row_bytes = 2 * a->dim_qk * 2 + a->dim_qk * (int)sizeof(float); /* q, dout, sums */
@@ -63,9 +71,11 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
     return is_jagged;
 }
 
-/* Room for sums of dq: of each block of a launch, or of each tile of queries. */
+/* Room for sums of dq: of each block of a launch, or of each tile of queries.  Heads of 256
+ * numbers: for the gradients of two sequences of each block. */
 static size_t sums_bytes(const bwd_job *job, int64_t n_blocks) {
     const attn_args *a = &job->a;
+    if (a->dim_qk == 256) return cuda_align((size_t)(n_blocks * 2 * bwd_kept_bytes(a)));
     int64_t n_sums = job->is_whole ? n_blocks * job->n_tiles : count_tiles(a) * a->n_heads;
     return cuda_align((size_t)(n_sums * a->dim_qk * QUERIES) * sizeof(float));
 }

@@ -111,6 +111,43 @@ __device__ static inline void tile_load_3d(void *to, const CUtensorMap *map, uin
                  : "memory");
 }
 
+/* And of four. */
+__device__ static inline void tile_load_4d(void *to, const CUtensorMap *map, uint64_t *barrier,
+                                           int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+/* Bytes that follow each other, a multiple of 16: from memory to shared memory, completing on the
+ * barrier; and back, by groups that their thread can wait for. */
+__device__ static inline void bulk_load(void *to, const void *from, uint32_t bytes,
+                                        uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+__device__ static inline void bulk_store(void *to, const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"((uint64_t)to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+/* Waits until the shared memory of the thread's stores is free, or until they are in memory. */
+__device__ static inline void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ static inline void bulk_wait_stored() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* What this thread knows to be in memory is seen by the copies it asks for. */
+__device__ static inline void copies_fence() {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 /* ---- products of a warpgroup ----------------------------------------------------------------- */
 
 /* A tile in shared memory whose rows of 128 bytes are swizzled by 128 bytes, 8 rows in 1024 bytes.
@@ -122,6 +159,14 @@ __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next)
      * each step of a product, in registers that the sums need. */
     asm volatile("" : "+r"(at));
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same of a tile of grains: 8 rows of D numbers as D / 64 parts of 8 rows of 128 bytes, one
+ * part after the other; `grain` bytes. */
+__device__ static inline uint64_t tile_describe_grains(const void *tile, uint32_t grain) {
+    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    asm volatile("" : "+r"(at));
+    return at | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(grain >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 /* The same tile, `bytes` further on.  The address stands in the low half and does not grow out of
@@ -273,6 +318,7 @@ __device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, 
     WGMMA_SHARED(wgmma_ss, "0, 0", T, TYPE, 128, 64, "64", "65", "66")                             \
     WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 64, 32, "32", "33", "34")                              \
     WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 128, 64, "64", "65", "66")                             \
+    WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 256, 128, "128", "129", "130")                         \
     WGMMA_RS(T, TYPE, 64, 32, "32", "33", "34", "35", "36", "37")                                  \
     WGMMA_RS(T, TYPE, 128, 64, "64", "65", "66", "67", "68", "69")                                 \
     WGMMA_RS(T, TYPE, 256, 128, "128", "129", "130", "131", "132", "133")
