@@ -154,8 +154,8 @@ static void check_same_index(rig *r, const model *m) {
         const entry *e = &m->slots[s];
         CHECK_EQ(table_digests(&copy, b)[p], e->is_used ? table_digest(table_hash(e->key)) : 0);
         if (!e->is_used) continue;
-        CHECK(table_keys(&copy, b)[p] == e->key);
-        CHECK(table_scores(&copy, b)[p] == e->score);
+        CHECK(table_entries(&copy, b)[p].key == e->key);
+        CHECK(table_entries(&copy, b)[p].score == e->score);
         CHECK(table_stamps(&copy, b)[p] == e->stamp);
     }
     free(index);

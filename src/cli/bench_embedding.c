@@ -59,8 +59,7 @@ static status level_create(bench *b, table_level *l, int64_t n_buckets, int64_t 
             for (int j = 0; j < n_used; j++) {
                 uint64_t key = key_of(n_buckets, first + k, j);
                 table_digests(&piece, k)[j] = table_digest(table_hash(key));
-                table_keys(&piece, k)[j] = key;
-                table_scores(&piece, k)[j] = 1 + (key >> 40);
+                table_entries(&piece, k)[j] = (table_entry){key, 1 + (key >> 40)};
                 table_stamps(&piece, k)[j] = 1;
             }
         st = b->be->ops->copy_in(b->be, l->index + first * TABLE_BUCKET_BYTES, piece.index,

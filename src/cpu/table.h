@@ -54,10 +54,10 @@ static inline uint64_t table_match(const uint8_t *digests, uint8_t digest) {
 }
 
 /* The place in the bucket of `key`, whose digests match at the bits of `mask`; or -1. */
-static inline int table_among(const uint64_t *keys, uint64_t mask, uint64_t key) {
+static inline int table_among(const table_entry *entries, uint64_t mask, uint64_t key) {
     for (; mask != 0; mask &= mask - 1) {
         int place = __builtin_ctzll(mask);
-        if (keys[place] == key) return place;
+        if (entries[place].key == key) return place;
     }
     return -1;
 }

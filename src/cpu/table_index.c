@@ -31,13 +31,14 @@ static inline void begin_probe(const table_level *l, uint64_t key, probe *p) {
 
 static inline void match_probe(const table_level *l, probe *p) {
     p->mask = table_match(table_digests(l, p->bucket), p->digest);
-    if (p->mask != 0) __builtin_prefetch(table_keys(l, p->bucket) + __builtin_ctzll(p->mask), 0, 3);
+    if (p->mask != 0)
+        __builtin_prefetch(table_entries(l, p->bucket) + __builtin_ctzll(p->mask), 0, 3);
 }
 
 /* Two chunks may touch the same entry only with SCORE_SET of one score: the same bytes. */
 static void touch(const find_job *job, int64_t i, int64_t bucket, int place) {
     const table_find_args *a = job->a;
-    uint64_t *score = table_scores(job->l, bucket) + place;
+    uint64_t *score = &table_entries(job->l, bucket)[place].score;
     uint64_t w = a->scores != NULL ? a->scores[i] : a->score;
     if (a->rule != SCORE_KEEP)
         __atomic_store_n(score, table_touched(a->rule, __atomic_load_n(score, __ATOMIC_RELAXED), w),
@@ -48,7 +49,7 @@ static void touch(const find_job *job, int64_t i, int64_t bucket, int place) {
 
 static inline void end_probe(const find_job *job, int64_t i, const probe *p) {
     const table_find_args *a = job->a;
-    int place = table_among(table_keys(job->l, p->bucket), p->mask, a->keys[i]);
+    int place = table_among(table_entries(job->l, p->bucket), p->mask, a->keys[i]);
     a->slot[i] = place < 0 ? -1 : p->bucket * TABLE_SLOTS + place;
     if (place >= 0) {
         touch(job, i, p->bucket, place);
@@ -86,7 +87,7 @@ status cpu_table_erase(backend *be, const table_level *l, const table_erase_args
         probe p;
         begin_probe(l, a->keys[i], &p);
         match_probe(l, &p);
-        int place = table_among(table_keys(l, p.bucket), p.mask, a->keys[i]);
+        int place = table_among(table_entries(l, p.bucket), p.mask, a->keys[i]);
         if (a->slot != NULL) a->slot[i] = place < 0 ? -1 : p.bucket * TABLE_SLOTS + place;
         if (place < 0) continue;
         table_digests(l, p.bucket)[place] = 0;
@@ -106,14 +107,14 @@ status cpu_table_scan(backend *be, const table_level *l, const table_scan_args *
     int64_t n = 0;
     (void)be;
     for (int64_t b = a->first; b < a->first + a->n_buckets; b++) {
-        const uint64_t *keys = table_keys(l, b), *scores = table_scores(l, b);
+        const table_entry *entries = table_entries(l, b);
         const uint32_t *stamps = table_stamps(l, b);
         uint64_t used = ~table_match(table_digests(l, b), 0);
         for (; used != 0; used &= used - 1) {
             int place = __builtin_ctzll(used);
-            if (!is_wanted(a, scores[place], stamps[place])) continue;
-            if (a->keys != NULL) a->keys[n] = keys[place];
-            if (a->scores != NULL) a->scores[n] = scores[place];
+            if (!is_wanted(a, entries[place].score, stamps[place])) continue;
+            if (a->keys != NULL) a->keys[n] = entries[place].key;
+            if (a->scores != NULL) a->scores[n] = entries[place].score;
             if (a->stamps != NULL) a->stamps[n] = stamps[place];
             if (a->slot != NULL) a->slot[n] = b * TABLE_SLOTS + place;
             n++;

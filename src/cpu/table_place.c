@@ -62,24 +62,25 @@ static void add_newcomer(newcomers *list, int64_t key, uint64_t score) {
 /* The entry of `among` that is smallest by (score, key).  The least score is found without
  * branches, which would be guessed wrong again and again; then the few that have it are compared.
  */
-static int smallest(const uint64_t *scores, const uint64_t *keys, uint64_t among) {
+static int smallest(const table_entry *entries, uint64_t among) {
     uint64_t least = UINT64_MAX;
     for (int place = 0; place < TABLE_SLOTS; place++) {
-        uint64_t score = scores[place] | ((among >> place & 1) - 1);
+        uint64_t score = entries[place].score | ((among >> place & 1) - 1);
         least = score < least ? score : least;
     }
     int best = -1;
     for (; among != 0; among &= among - 1) {
         int place = __builtin_ctzll(among);
-        if (scores[place] == least && (best < 0 || keys[place] < keys[best])) best = place;
+        if (entries[place].score != least) continue;
+        if (best < 0 || entries[place].key < entries[best].key) best = place;
     }
     return best;
 }
 
 static void note_evicted(const table_place_args *a, int64_t at, const table_level *l,
                          int64_t bucket, int place) {
-    a->evicted.keys[at] = table_keys(l, bucket)[place];
-    a->evicted.scores[at] = table_scores(l, bucket)[place];
+    a->evicted.keys[at] = table_entries(l, bucket)[place].key;
+    a->evicted.scores[at] = table_entries(l, bucket)[place].score;
     a->evicted.stamps[at] = table_stamps(l, bucket)[place];
     a->evicted.slot[at] = bucket * TABLE_SLOTS + place;
 }
@@ -87,8 +88,7 @@ static void note_evicted(const table_place_args *a, int64_t at, const table_leve
 static void settle(const place_job *job, int64_t bucket, int place, int64_t key, uint64_t score) {
     const table_place_args *a = job->a;
     table_digests(job->l, bucket)[place] = table_digest(table_hash(a->keys[key]));
-    table_keys(job->l, bucket)[place] = a->keys[key];
-    table_scores(job->l, bucket)[place] = score;
+    table_entries(job->l, bucket)[place] = (table_entry){a->keys[key], score};
     table_stamps(job->l, bucket)[place] = a->stamps != NULL ? a->stamps[key] : a->stamp;
     a->slot[key] = bucket * TABLE_SLOTS + place;
     a->is_new[key] = 1;
@@ -100,12 +100,11 @@ static void greet(const place_job *job, int64_t bucket, int64_t first, int64_t e
                   newcomers *list) {
     const table_place_args *a = job->a;
     const uint8_t *digests = table_digests(job->l, bucket);
-    const uint64_t *keys = table_keys(job->l, bucket);
-    uint64_t *scores = table_scores(job->l, bucket);
+    table_entry *entries = table_entries(job->l, bucket);
     for (int64_t i = first; i < end; i++) {
         int64_t key = key_at(job, i);
         uint64_t mask = table_match(digests, table_digest(table_hash(a->keys[key])));
-        int place = table_among(keys, mask, a->keys[key]);
+        int place = table_among(entries, mask, a->keys[key]);
         uint64_t w = score_of(a, key);
         a->is_new[key] = 0;
         a->slot[key] = place < 0 ? -1 : bucket * TABLE_SLOTS + place;
@@ -114,7 +113,7 @@ static void greet(const place_job *job, int64_t bucket, int64_t first, int64_t e
             continue;
         }
         *held |= 1ull << place;
-        scores[place] = table_touched(a->rule, scores[place], w);
+        entries[place].score = table_touched(a->rule, entries[place].score, w);
     }
 }
 
@@ -122,7 +121,7 @@ static void greet(const place_job *job, int64_t bucket, int64_t first, int64_t e
 static void seat(const place_job *job, int64_t bucket, uint64_t held, const newcomers *list,
                  int64_t evicted_at, place_counts *counts) {
     const table_place_args *a = job->a;
-    uint64_t *scores = table_scores(job->l, bucket), *keys = table_keys(job->l, bucket);
+    const table_entry *entries = table_entries(job->l, bucket);
     uint64_t empty = table_match(table_digests(job->l, bucket), 0);
     uint64_t leaving = a->evict == EVICT_NEVER ? 0 : ~empty & ~held;
     for (int r = 0; r < list->n; r++) {
@@ -132,8 +131,8 @@ static void seat(const place_job *job, int64_t bucket, uint64_t held, const newc
             empty &= empty - 1;
         } else {
             if (leaving == 0) return;
-            place = smallest(scores, keys, leaving);
-            if (a->evict == EVICT_LOWER && scores[place] > list->score[r]) return;
+            place = smallest(entries, leaving);
+            if (a->evict == EVICT_LOWER && entries[place].score > list->score[r]) return;
             leaving &= ~(1ull << place);
             note_evicted(a, evicted_at + counts->of[PLACED_EVICTED]++, job->l, bucket, place);
         }
@@ -178,11 +177,10 @@ TABLE_ASK ask_later(const place_job *job, int64_t i, int64_t end) {
     int64_t bucket = table_bucket(h, job->l->n_buckets);
     uint64_t mask = table_match(table_digests(job->l, bucket), table_digest(h));
     if (mask != 0) {
-        __builtin_prefetch(table_keys(job->l, bucket) + __builtin_ctzll(mask), 0, 3);
-        __builtin_prefetch(table_scores(job->l, bucket) + __builtin_ctzll(mask), 1, 3);
+        __builtin_prefetch(table_entries(job->l, bucket) + __builtin_ctzll(mask), 1, 3);
     } else if (table_match(table_digests(job->l, bucket), 0) == 0) {
-        for (int line = 0; line < TABLE_SLOTS; line += 8)
-            __builtin_prefetch(table_scores(job->l, bucket) + line, 1, 3);
+        for (int place = 0; place < TABLE_SLOTS; place += 4)
+            __builtin_prefetch(table_entries(job->l, bucket) + place, 1, 3);
     }
 }
 
@@ -228,6 +226,16 @@ static void close_gaps(const place_job *job, int64_t n_chunks) {
     }
 }
 
+static status move_rows(backend *be, const table_level *l, const table_place_args *a) {
+    if (a->init != NULL) {
+        table_init_args init = table_place_init(a);
+        return cpu_table_init(be, l, &init);
+    }
+    if (a->write == NULL) return OK;
+    table_rows_args write = table_place_write(a);
+    return cpu_table_write(be, l, &write);
+}
+
 status cpu_table_place(backend *be, const table_level *l, const table_place_args *a) {
     place_job job = {.l = l, .a = a, .n = table_n_there(a->n, a->n_real)};
     int64_t n_chunks = cpu_n_chunks(job.n, PLACE_CHUNK);
@@ -244,5 +252,5 @@ status cpu_table_place(backend *be, const table_level *l, const table_place_args
     }
     TRY(pool_run(be->workers, n_chunks, place_chunk, &job));
     close_gaps(&job, n_chunks);
-    return OK;
+    return move_rows(be, l, a);
 }

@@ -3,7 +3,7 @@
  *
  * A warp owns 32 keys (or slots), lane j the j-th.  The limit is bytes from random places, so what
  * counts is how many requests are on their way at once: a probe asks for the digests of all 32 keys
- * before it looks at any, 4 lanes a line of 64 bytes, and then for all keys whose digest matched;
+ * before it looks at any, 4 lanes a line of 64 bytes, and then for the keys whose digest matched;
  * rows are moved 16 bytes a lane, ROWS_AT_ONCE instructions one after the other before the first
  * result is used. */
 #ifndef HSTU_CUDA_TABLE_CUH
@@ -98,44 +98,44 @@ status cuda_table_sum(backend *be, int64_t n, unsigned long long *counts, int64_
 
 /* What a warp's lanes tell each other; one for each warp of a block, in shared memory. */
 typedef struct probe_room {
-    uint64_t key[32];
     const unsigned char *bucket[32];
-    int place[32];
+    uint16_t match[32][PROBE_LANES]; /* equal_digests of each part of the key's line */
 } probe_room;
 
-/* Bit b: byte b of `word` equals that byte of `digests`. */
+/* 0x80 in each byte of `word` that equals that of `digests`, and only there: an empty slot may hold
+ * the very key that is looked for, from former times. */
 __device__ static inline uint32_t equal_bytes(uint32_t word, uint32_t digests) {
-    return (__vseteq4(word, digests) * 0x10204080u) >> 28;
+    uint32_t x = word ^ digests;
+    return ~(((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x | 0x7f7f7f7fu);
 }
 
+/* Bit 4 b + w: byte b of word w of the 16 is `digest`. */
 __device__ static inline uint32_t equal_digests(uint4 line, uint32_t digest) {
     uint32_t digests = digest * 0x01010101u;
-    return equal_bytes(line.x, digests) | equal_bytes(line.y, digests) << 4 |
-           equal_bytes(line.z, digests) << 8 | equal_bytes(line.w, digests) << 12;
+    uint32_t x = equal_bytes(line.x, digests) >> 7 | equal_bytes(line.y, digests) >> 6 |
+                 equal_bytes(line.z, digests) >> 5 | equal_bytes(line.w, digests) >> 4;
+    return __byte_perm(x | x >> 4, 0, 0x4420);
 }
 
-/* One look at the first match of each round: all keys are on their way before the first is
- * compared. */
-__device__ static inline void compare_keys(probe_room *room, uint32_t match[PROBE_ROUNDS]) {
-    int part = warp_lane() % PROBE_LANES, team = warp_lane() / PROBE_LANES;
-    uint64_t key[PROBE_ROUNDS];
-#pragma unroll
-    for (int r = 0; r < PROBE_ROUNDS; r++) {
-        if (match[r] == 0) continue;
-        const uint64_t *keys = (const uint64_t *)(room->bucket[8 * r + team] + TABLE_KEYS_AT);
-        key[r] = __ldcg(keys + 16 * part + __ffs((int)match[r]) - 1);
+/* The place in the bucket of bit `bit` of the parts' bits, 16 each. */
+__device__ static inline int place_of_bit(int bit) {
+    return (bit & ~15) | (bit & 3) << 2 | (bit >> 2 & 3);
+}
+
+/* Which of the places whose bits are set has the key, or -1; two are looked at at a time. */
+__device__ static inline int find_among(const table_entry *entries, unsigned long long bits,
+                                        uint64_t key) {
+    while (bits != 0) {
+        unsigned long long rest = bits & (bits - 1);
+        int one = place_of_bit(__ffsll((long long)bits) - 1);
+        int two = rest != 0 ? place_of_bit(__ffsll((long long)rest) - 1) : one;
+        uint64_t first = __ldcg((const unsigned long long *)&entries[one].key);
+        uint64_t second = __ldcg((const unsigned long long *)&entries[two].key);
+        if (first == key) return one;
+        if (second == key) return two;
+        bits = rest & (rest - 1);
     }
-#pragma unroll
-    for (int r = 0; r < PROBE_ROUNDS; r++) {
-        if (match[r] == 0) continue;
-        int at = 8 * r + team;
-        if (key[r] == room->key[at]) {
-            room->place[at] = 16 * part + __ffs((int)match[r]) - 1;
-            match[r] = 0;
-        } else {
-            match[r] &= match[r] - 1;
-        }
-    }
+    return -1;
 }
 
 /* The place of the lane's key in its bucket, or -1.  All lanes must come here; one without a key of
@@ -144,21 +144,19 @@ __device__ static inline int probe(probe_room *room, const unsigned char *bucket
                                    uint32_t digest) {
     int lane = warp_lane(), part = lane % PROBE_LANES, team = lane / PROBE_LANES;
     uint4 line[PROBE_ROUNDS];
-    uint32_t match[PROBE_ROUNDS];
-    room->key[lane] = key;
     room->bucket[lane] = bucket;
-    room->place[lane] = -1;
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < PROBE_ROUNDS; r++)
         line[r] = __ldcg((const uint4 *)room->bucket[8 * r + team] + part);
 #pragma unroll
-    for (int r = 0; r < PROBE_ROUNDS; r++)
-        match[r] = equal_digests(line[r], __shfl_sync(ALL_LANES, digest, 8 * r + team));
-    while (__any_sync(ALL_LANES, (match[0] | match[1] | match[2] | match[3]) != 0))
-        compare_keys(room, match);
+    for (int r = 0; r < PROBE_ROUNDS; r++) {
+        uint32_t its_digest = __shfl_sync(ALL_LANES, digest, 8 * r + team);
+        room->match[8 * r + team][part] = (uint16_t)equal_digests(line[r], its_digest);
+    }
     __syncwarp();
-    int place = room->place[lane];
+    unsigned long long bits = *(const unsigned long long *)room->match[lane];
+    int place = find_among((const table_entry *)(bucket + TABLE_ENTRIES_AT), bits, key);
     __syncwarp(); /* the room may be used again */
     return place;
 }

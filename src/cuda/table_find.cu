@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
     if (a.rule == SCORE_KEEP && a.out_scores == NULL) return;
     uint64_t score = 0;
     if (is_there) {
-        uint64_t *at = table_scores(&l, f.bucket) + f.place;
+        uint64_t *at = &table_entries(&l, f.bucket)[f.place].score;
         uint64_t w = a.scores != NULL ? a.scores[i] : a.score;
         score = table_touched(a.rule, a.rule == SCORE_SET ? 0 : *at, w);
         if (a.rule != SCORE_KEEP) *at = score;

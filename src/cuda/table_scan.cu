@@ -30,7 +30,7 @@ __device__ static inline bool is_wanted(const table_level &l, const table_scan_a
                                         int64_t slot) {
     int64_t bucket = slot / TABLE_SLOTS, place = slot % TABLE_SLOTS;
     if (bucket >= a.first + a.n_buckets || table_digests(&l, bucket)[place] == 0) return false;
-    uint64_t score = table_scores(&l, bucket)[place];
+    uint64_t score = table_entries(&l, bucket)[place].score;
     uint32_t stamp = table_stamps(&l, bucket)[place] & ~TABLE_CLEAN;
     return score >= a.min_score && score <= a.max_score && stamp >= a.min_stamp &&
            stamp <= a.max_stamp;
@@ -53,8 +53,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     bool wanted = is_wanted(l, a, slot);
     unsigned long long all, at = counts[blockIdx.x] + block_prefix(wanted, &all);
     if (!wanted) return;
-    if (a.keys != NULL) a.keys[at] = table_keys(&l, bucket)[place];
-    if (a.scores != NULL) a.scores[at] = table_scores(&l, bucket)[place];
+    if (a.keys != NULL) a.keys[at] = table_entries(&l, bucket)[place].key;
+    if (a.scores != NULL) a.scores[at] = table_entries(&l, bucket)[place].score;
     if (a.stamps != NULL) a.stamps[at] = table_stamps(&l, bucket)[place];
     if (a.slot != NULL) a.slot[at] = slot;
 }

@@ -5,13 +5,12 @@
 #ifndef HSTU_CUDA_TABLE_SETTLE_CUH
 #define HSTU_CUDA_TABLE_SETTLE_CUH
 
-#include "cuda/table.cuh"
+#include "cuda/table_first.cuh"
 
 enum {
     TEAM = 8,
     TEAM_SLOTS = TABLE_SLOTS / TEAM,
     TEAMS = 32 / TEAM,
-    OLD_AT_ONCE = 2,
     LANE_KEYS = 3 /* new keys of a bucket that a lane settles by itself */
 };
 
@@ -104,82 +103,51 @@ __device__ static inline void write_entry(const table_level &l, const table_plac
         room.old_stamp[k.index] = table_stamps(&l, bucket)[place];
     }
     table_digests(&l, bucket)[place] = table_digest(k.hash);
-    table_keys(&l, bucket)[place] = table_unhash(k.hash);
-    table_scores(&l, bucket)[place] = ~k.order;
+    __stcg((ulonglong2 *)&table_entries(&l, bucket)[place],
+           make_ulonglong2(table_unhash(k.hash), ~k.order));
     table_stamps(&l, bucket)[place] = a.stamps != NULL ? a.stamps[k.index] : a.stamp;
     room.became[k.index] = evicts ? KEY_NEW_EVICTS : KEY_NEW;
     a.slot[k.index] = bucket * TABLE_SLOTS + place;
 }
 
-/* The scores of the lane's part of a bucket. */
-typedef struct part_scores {
-    ulonglong2 pair[TEAM_SLOTS / 2];
-} part_scores;
-
-__device__ static inline part_scores load_scores(const table_level &l, int64_t bucket) {
-    part_scores scores;
-    const ulonglong2 *from =
-        (const ulonglong2 *)table_scores(&l, bucket) + TEAM_SLOTS / 2 * (warp_lane() % TEAM);
-#pragma unroll
-    for (int s = 0; s < TEAM_SLOTS / 2; s++)
-        scores.pair[s] = __ldcg(from + s);
-    return scores;
+__device__ static inline bool leaves_before(const old_entry &x, const old_entry &y) {
+    if (x.place == TABLE_SLOTS || y.place == TABLE_SLOTS) return x.place < y.place;
+    return x.score != y.score ? x.score < y.score : x.key < y.key;
 }
 
-/* The smallest of the scores whose slots are free to take, and which slots have it. */
-__device__ static inline uint32_t smallest_scores(const part_scores &scores, uint32_t free,
-                                                  unsigned long long *smallest) {
-    uint32_t equal = 0;
-    *smallest = ~0ull;
-#pragma unroll
-    for (int s = 0; s < TEAM_SLOTS; s++) {
-        unsigned long long score = s % 2 == 0 ? scores.pair[s / 2].x : scores.pair[s / 2].y;
-        if ((free >> s & 1) == 0) continue;
-        if (score < *smallest) equal = 0;
-        if (score <= *smallest) equal |= 1u << s;
-        *smallest = min(*smallest, score);
-    }
-    return equal;
-}
-
-/* The first to leave of the scores that a lane of the team looked at, by (score, key): of the team.
- * All lanes of the warp come here. */
-__device__ static inline old_entry first_to_leave(const uint64_t *keys, unsigned long long smallest,
-                                                  uint32_t equal) {
+/* The entry that leaves a team's bucket first, by (score, key), of the slots that are free to take.
+ * Lane p of the team looks at every TEAM-th slot from p on, AT_ONCE of them at a time, so that a
+ * team reads 128 bytes with each load.  All lanes of the warp come here; those of a team that does
+ * not ask read nothing. */
+template <int AT_ONCE>
+__device__ static inline old_entry first_to_leave(const table_level &l, int64_t bucket,
+                                                  unsigned long long free, bool asks) {
     int part = warp_lane() % TEAM;
-    old_entry old = {smallest, ~0ull, TABLE_SLOTS};
+    const ulonglong2 *from = (const ulonglong2 *)table_entries(&l, bucket) + part;
+    old_entry old = {0, 0, TABLE_SLOTS};
+    for (int first = 0; asks && first < TEAM_SLOTS; first += AT_ONCE) {
+        ulonglong2 entry[AT_ONCE];
 #pragma unroll
-    for (int step = TEAM / 2; step > 0; step /= 2)
-        old.score = min(old.score, __shfl_xor_sync(ALL_LANES, old.score, step));
-    if (smallest != old.score) equal = 0;
-    for (; equal != 0; equal &= equal - 1) {
-        int place = TEAM_SLOTS * part + __ffs((int)equal) - 1;
-        unsigned long long key = __ldcg((const unsigned long long *)keys + place);
-        if (old.place == TABLE_SLOTS || key < old.key) {
-            old.key = key;
-            old.place = place;
+        for (int s = 0; s < AT_ONCE; s++)
+            entry[s] = __ldcg(from + TEAM * (first + s));
+#pragma unroll
+        for (int s = 0; s < AT_ONCE; s++) {
+            old_entry e = {entry[s].y, entry[s].x, TEAM * (first + s) + part};
+            if ((free >> e.place & 1) != 0 && leaves_before(e, old)) old = e;
         }
     }
     __syncwarp();
 #pragma unroll
     for (int step = TEAM / 2; step > 0; step /= 2) {
-        unsigned long long key = __shfl_xor_sync(ALL_LANES, old.key, step);
-        int place = __shfl_xor_sync(ALL_LANES, old.place, step);
-        if (key < old.key || (key == old.key && place < old.place)) {
-            old.key = key;
-            old.place = place;
-        }
+        old_entry other = {__shfl_xor_sync(ALL_LANES, old.score, step),
+                           __shfl_xor_sync(ALL_LANES, old.key, step),
+                           __shfl_xor_sync(ALL_LANES, old.place, step)};
+        if (leaves_before(other, old)) old = other;
     }
     return old;
 }
 
 /* ---- owners that are alone ------------------------------------------------------------------- */
-
-/* What the lanes of a warp tell each other. */
-typedef struct settle_room {
-    int lane[32]; /* the owners of a kind, close together */
-    old_entry old[32];
-} settle_room;
 
 /* A lane's own bucket. */
 typedef struct owned_bucket {
@@ -188,6 +156,13 @@ typedef struct owned_bucket {
     uint32_t newest;                   /* + 1 */
     new_key k;                         /* of the owner */
 } owned_bucket;
+
+/* What the lanes of a warp tell each other. */
+typedef struct settle_room {
+    int lane[32]; /* the owners of a kind, close together */
+    old_entry old[32];
+    owned_bucket own[32]; /* here and not in registers, of which few are left */
+} settle_room;
 
 /* The bucket waits for the second round, where it belongs to the key whose turn it is. */
 __device__ static inline void set_late(const place_room &room, uint32_t bucket, uint32_t newest,
@@ -200,6 +175,11 @@ __device__ static inline void set_late(const place_room &room, uint32_t bucket, 
     *room.has_late = 1;
 }
 
+/* Bit b: byte b is zero. */
+__device__ static inline uint32_t zero_bytes(uint32_t word) {
+    return (equal_bytes(word, 0) >> 7) * 0x10204080u >> 28;
+}
+
 __device__ static inline unsigned long long empty_slots(const uint4 *digests) {
     unsigned long long empty = 0;
     uint4 line[4];
@@ -207,8 +187,12 @@ __device__ static inline unsigned long long empty_slots(const uint4 *digests) {
     for (int q = 0; q < 4; q++)
         line[q] = __ldcg(digests + q);
 #pragma unroll
-    for (int q = 0; q < 4; q++)
-        empty |= (unsigned long long)equal_digests(line[q], 0) << 16 * q;
+    for (int q = 3; q >= 0; q--) {
+        empty = empty << 4 | zero_bytes(line[q].w);
+        empty = empty << 4 | zero_bytes(line[q].z);
+        empty = empty << 4 | zero_bytes(line[q].y);
+        empty = empty << 4 | zero_bytes(line[q].x);
+    }
     return empty;
 }
 
@@ -256,28 +240,14 @@ __device__ static inline int gather_lanes(settle_room *warp, bool is_chosen) {
     return __popc(chosen);
 }
 
-/* Teams find the entries that leave first in the full buckets of n lanes, OLD_AT_ONCE buckets a
- * team at a time. */
-__device__ static inline void find_old(const table_level &l, settle_room *warp, int n,
-                                       const owned_bucket &own) {
-    int part = warp_lane() % TEAM, team = warp_lane() / TEAM;
-    for (int first = team; first - team < n; first += OLD_AT_ONCE * TEAMS) {
-        part_scores scores[OLD_AT_ONCE];
-#pragma unroll
-        for (int u = 0; u < OLD_AT_ONCE; u++) {
-            int from = warp->lane[min(first + u * TEAMS, n - 1)];
-            scores[u] = load_scores(l, __shfl_sync(ALL_LANES, own.bucket, from));
-        }
-#pragma unroll
-        for (int u = 0; u < OLD_AT_ONCE; u++) {
-            int at = first + u * TEAMS, from = warp->lane[min(at, n - 1)];
-            unsigned long long smallest, touched = __shfl_sync(ALL_LANES, own.touched, from);
-            uint32_t free = ~(uint32_t)(touched >> TEAM_SLOTS * part) & 0xff;
-            uint32_t equal = smallest_scores(scores[u], free, &smallest);
-            const uint64_t *keys = table_keys(&l, __shfl_sync(ALL_LANES, own.bucket, from));
-            old_entry old = first_to_leave(keys, smallest, equal);
-            if (at < n && part == 0) warp->old[from] = old;
-        }
+/* Teams find the entries that leave first in the full buckets of n lanes. */
+__device__ static inline void find_old(const table_level &l, settle_room *warp, int n) {
+    int team = warp_lane() / TEAM;
+    for (int at = team; at - team < n; at += TEAMS) {
+        int from = warp->lane[min(at, n - 1)];
+        const owned_bucket *own = &warp->own[from];
+        old_entry old = first_to_leave<TEAM_SLOTS>(l, own->bucket, ~own->touched, at < n);
+        if (at < n && warp_lane() % TEAM == 0) warp->old[from] = old;
     }
     __syncwarp();
 }
@@ -293,14 +263,14 @@ typedef struct team_keys {
     bool has_first;
 } team_keys;
 
-/* The lane's part of a bucket. */
-typedef struct bucket_part {
+/* A team's bucket; every lane of the team has the same. */
+typedef struct team_bucket {
     int64_t bucket;
-    uint32_t empty; /* bit s: slot TEAM_SLOTS part + s */
-    uint32_t kept;  /* touched by this call, or placed by it */
-    bool is_closed; /* the rest is rejected */
-    bool is_late;   /* or waits for the second round */
-} bucket_part;
+    unsigned long long empty; /* bit p: slot p */
+    unsigned long long kept;  /* touched by this call, or placed by it */
+    bool is_closed;           /* the rest is rejected */
+    bool is_late;             /* or waits for the second round */
+} team_bucket;
 
 /* Follows the chain of a bucket: lane p of the team keeps the p-th key, memory those behind. */
 __device__ static inline team_keys take_chain(const table_place_args &a, const place_room &room,
@@ -362,32 +332,16 @@ __device__ static inline bool next_key(const table_place_args &a, const team_key
     return has;
 }
 
-/* The first empty slot of the team's bucket, or -1. */
-__device__ static inline int first_empty(const bucket_part &b) {
-    unsigned has = __ballot_sync(ALL_LANES, b.empty != 0) >> (warp_lane() & ~(TEAM - 1)) & 0xff;
-    int part = has != 0 ? __ffs((int)has) - 1 : 0;
-    int place = TEAM_SLOTS * part + __shfl_sync(ALL_LANES, __ffs((int)b.empty) - 1, part, TEAM);
-    return has != 0 ? place : -1;
-}
-
 /* One new key of each team gets its place, or none.  In the first round what was touched is not
  * known: where it matters, the bucket must wait for the second. */
 __device__ static inline void settle_key(const table_level &l, const table_place_args &a,
                                          const place_room &room, const new_key &k, bool is_on,
-                                         bool is_second, bucket_part *b) {
-    int part = warp_lane() % TEAM, place = first_empty(*b);
+                                         bool is_second, team_bucket *b) {
+    int place = __ffsll((long long)b->empty) - 1;
     bool asks = is_on && place < 0 && a.evict != EVICT_NEVER;
     old_entry old = {0, 0, TABLE_SLOTS};
-    if (__any_sync(ALL_LANES, asks)) {
-        unsigned long long smallest = ~0ull;
-        uint32_t equal = 0;
-        if (asks)
-            equal =
-                smallest_scores(load_scores(l, b->bucket), ~(b->empty | b->kept) & 0xff, &smallest);
-        __syncwarp();
-        old_entry found = first_to_leave(table_keys(&l, b->bucket), smallest, equal);
-        if (asks) old = found;
-    }
+    if (__any_sync(ALL_LANES, asks))
+        old = first_to_leave<TEAM_SLOTS / 2>(l, b->bucket, ~b->kept, asks);
     if (is_on && place < 0) {
         b->is_closed = !can_leave(a, old, k);
         b->is_late =
@@ -395,28 +349,21 @@ __device__ static inline void settle_key(const table_level &l, const table_place
         place = old.place;
     }
     if (!is_on || b->is_closed || b->is_late) return;
-    if (place / TEAM_SLOTS == part) {
-        b->empty &= ~(1u << place % TEAM_SLOTS);
-        b->kept |= 1u << place % TEAM_SLOTS;
-    }
-    if (part == 0) write_entry(l, a, room, k, b->bucket, old, place);
+    b->empty &= ~(1ull << place);
+    b->kept |= 1ull << place;
+    if (warp_lane() % TEAM == 0) write_entry(l, a, room, k, b->bucket, old, place);
 }
 
 /* The buckets of n lanes, one a team at a time. */
 __device__ static inline void settle_chains(const table_level &l, const table_place_args &a,
                                             const place_room &room, settle_room *warp, int n,
-                                            const owned_bucket &own, bool is_second) {
+                                            bool is_second) {
     int part = warp_lane() % TEAM, team = warp_lane() / TEAM;
     for (int at = team; at - team < n; at += TEAMS) {
-        int from = at < n ? warp->lane[at] : 0;
-        uint32_t newest = __shfl_sync(ALL_LANES, own.newest, from);
-        unsigned long long empty = __shfl_sync(ALL_LANES, own.empty, from);
-        unsigned long long kept = __shfl_sync(ALL_LANES, own.touched, from);
-        if (at >= n) newest = 0;
-        if (is_second) kept |= placed_slots(a, room, newest);
-        bucket_part b = {__shfl_sync(ALL_LANES, own.bucket, from),
-                         (uint32_t)(empty >> TEAM_SLOTS * part) & 0xff,
-                         (uint32_t)(kept >> TEAM_SLOTS * part) & 0xff, false, false};
+        const owned_bucket *own = &warp->own[warp->lane[min(at, n - 1)]];
+        uint32_t newest = at < n ? own->newest : 0;
+        team_bucket b = {own->bucket, own->empty, own->touched, false, false};
+        if (is_second) b.kept |= placed_slots(a, room, newest);
         team_keys keys = take_chain(a, room, newest);
         new_key k = keys.first;
         bool is_on = next_key(a, keys, true, &k);

@@ -104,7 +104,7 @@ static status stage(embed_table *t, fetch_mode mode) {
                             .n_floats = t->config.dim,
                             .staging = t->d.staging,
                             .stride = t->stride};
-    TRY(t->v->read(t->be, &t->level[0], &read));
+    if (!t->is_staged) TRY(t->v->read(t->be, &t->level[0], &read));
     TRY(stage_level1(t));
     TRY(stage_store(t));
     return mode == FETCH_ZERO || mode == FETCH_INSERT_ZERO ? OK : stage_first(t);

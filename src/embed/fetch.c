@@ -12,7 +12,7 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_batch *b = &t->batch;
     table_unique_args a = {n, d->ids, d->keys, d->n_unique, d->inverse, d->order, d->begin};
     TRY(embed_check_whole(t));
-    t->slots_hold = t->has_below = t->is_direct = false;
+    t->slots_hold = t->has_below = t->is_direct = t->is_staged = false;
     *b = (embed_batch){.n = n,
                        .keys = d->keys,
                        .inverse = d->inverse,
@@ -457,7 +457,8 @@ static status move_rows(embed_table *t, const embed_bring *bring, int64_t n_evic
 }
 
 /* One level and every key admitted: place says all there is to know, and the device needs no lists.
- */
+ * Rows are made and staged by place itself, unless somebody wants those that are pushed out, which
+ * must be read in between. */
 static status settle_simply(embed_table *t, const embed_bring *bring) {
     embed_host *h = &t->h;
     embed_device *d = &t->d;
@@ -479,7 +480,10 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
                             .keys = d->keys,
                             .dim = t->config.dim,
                             .n_state = t->n_floats - t->config.dim,
-                            .first = t->first};
+                            .first = t->first,
+                            .staging = d->staging,
+                            .stride = t->stride};
+    if (!wants_rows(t)) place.init = &init;
     if (bring->scores != NULL) {
         TRY(EMBED_IN(t, d->list_scores, bring->scores, n));
         place.scores = d->list_scores;
@@ -488,7 +492,8 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
     t->is_torn = true; /* until the rows are in their places */
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
     TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
-    TRY(t->v->init(t->be, &t->level[0], &init));
+    if (wants_rows(t)) TRY(t->v->init(t->be, &t->level[0], &init));
+    t->is_staged = true;
     t->counts.n_new += counts[PLACED_NEW];
     t->counts.hits[0] += n - counts[PLACED_NEW] - counts[PLACED_REJECTED];
     memset(h->where, IN_LEVEL0, (size_t)n);

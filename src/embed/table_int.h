@@ -92,6 +92,7 @@ struct embed_table {
     bool slots_hold; /* the slots of the last fetch are still those of its keys */
     bool has_below;  /* some of them in level 1 */
     bool is_direct;  /* it was one of embed_take_rows that needed no dedup */
+    bool is_staged;  /* staging has the rows of level 0 already */
     int n_late;      /* calls whose counts are not in `counts` yet */
     int64_t n_late_keys;
     uint8_t *crowd; /* (EMBED_CROWDS): all 0 between two calls */

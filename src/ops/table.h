@@ -15,12 +15,12 @@
  * their hashes are grouped by bucket at every level, whatever its size.
  * A bucket is one block of TABLE_BUCKET_BYTES, 64-byte aligned:
  *     digests (64) uint8    0: the slot is empty; else table_digest(h), 1..255
- *     keys    (64) uint64
- *     scores  (64) uint64   the policy's word: of two entries the smaller is evicted first
+ *     entries (64)          uint64 key, uint64 score: the policy's word.  A touch writes where the
+ *                           key was just read; of two entries the smaller is evicted first
  *     stamps  (64) uint32   step of the last write of the row, and TABLE_CLEAN
  * A probe reads one line of digests (its matches are the bits of one 64-bit word) and, on a match,
- * one key.  An empty slot's key, score and stamp are without meaning.  slot = 64 bucket + place in
- * it, always 64-bit; the row of a slot lies at rows + slot * row_bytes.
+ * one entry.  An empty slot's entry and stamp are without meaning.  slot = 64 bucket + place in it,
+ * always 64-bit; the row of a slot lies at rows + slot * row_bytes.
  *
  * Row: `dim` values, then the state of the optimizer, all float32:
  *     SGD none | Adam m (dim), v (dim) | AdaGrad s (dim) | row-wise AdaGrad s (1)
@@ -42,9 +42,8 @@ extern "C" {
 
 enum {
     TABLE_SLOTS = 64, /* of a bucket */
-    TABLE_KEYS_AT = 64,
-    TABLE_SCORES_AT = TABLE_KEYS_AT + 8 * TABLE_SLOTS,
-    TABLE_STAMPS_AT = TABLE_SCORES_AT + 8 * TABLE_SLOTS,
+    TABLE_ENTRIES_AT = 64,
+    TABLE_STAMPS_AT = TABLE_ENTRIES_AT + 16 * TABLE_SLOTS,
     TABLE_BUCKET_BYTES = TABLE_STAMPS_AT + 4 * TABLE_SLOTS /* 1344 */
 };
 
@@ -58,6 +57,10 @@ typedef struct table_level {
     unsigned char *rows;  /* (64 n_buckets, row_bytes) */
     int64_t row_bytes;
 } table_level;
+
+typedef struct table_entry {
+    uint64_t key, score;
+} table_entry;
 
 /* The finalizer of MurmurHash3. */
 TABLE_FN uint64_t table_hash(uint64_t key) {
@@ -91,12 +94,8 @@ TABLE_FN uint8_t *table_digests(const table_level *l, int64_t bucket) {
     return l->index + bucket * TABLE_BUCKET_BYTES;
 }
 
-TABLE_FN uint64_t *table_keys(const table_level *l, int64_t bucket) {
-    return (uint64_t *)(l->index + bucket * TABLE_BUCKET_BYTES + TABLE_KEYS_AT);
-}
-
-TABLE_FN uint64_t *table_scores(const table_level *l, int64_t bucket) {
-    return (uint64_t *)(l->index + bucket * TABLE_BUCKET_BYTES + TABLE_SCORES_AT);
+TABLE_FN table_entry *table_entries(const table_level *l, int64_t bucket) {
+    return (table_entry *)(l->index + bucket * TABLE_BUCKET_BYTES + TABLE_ENTRIES_AT);
 }
 
 TABLE_FN uint32_t *table_stamps(const table_level *l, int64_t bucket) {
@@ -186,7 +185,11 @@ enum { PLACED_NEW, PLACED_EVICTED, PLACED_REJECTED, PLACED_COUNTS };
  *     touched in 1, ascending by (score, key).  With EVICT_LOWER a new key whose entry has a higher
  *     score than its own is rejected instead, and so are all after it.  New keys without a place
  *     are rejected.
- * A new entry has its digest, key, score w and stamp; its row holds what was there before. */
+ * A new entry has its digest, key, score w and stamp; its row holds what was there before.
+ *
+ * With `init` (find or insert) or `write` (insert or assign) rows are moved in the same pass: what
+ * that verb would do next for these keys and slots, init for the new ones only; of its arguments n,
+ * n_real, slot, only and keys are not looked at.  The rows of evicted entries are lost. */
 typedef struct table_place_args {
     int64_t n;
     const int64_t *n_real;
@@ -198,11 +201,13 @@ typedef struct table_place_args {
     uint32_t stamp;         /* of new entries */
     const uint32_t *stamps; /* (n) or NULL */
     evict_rule evict;
-    int64_t *slot;         /* (n): -1 where rejected */
-    uint8_t *is_new;       /* (n): 1 new, 0 found or rejected */
-    table_evicted evicted; /* may be all NULL with EVICT_NEVER */
-    uint64_t *rejected;    /* (n) or NULL: the keys, order not defined */
-    int64_t *counts;       /* (PLACED_COUNTS): of new, evicted and rejected keys */
+    int64_t *slot;                       /* (n): -1 where rejected */
+    uint8_t *is_new;                     /* (n): 1 new, 0 found or rejected */
+    table_evicted evicted;               /* may be all NULL with EVICT_NEVER */
+    uint64_t *rejected;                  /* (n) or NULL: the keys, order not defined */
+    int64_t *counts;                     /* (PLACED_COUNTS): of new, evicted and rejected keys */
+    const struct table_init_args *init;  /* or NULL */
+    const struct table_rows_args *write; /* or NULL; not both */
 } table_place_args;
 
 /* Empties the slots of keys that are there.  Keys: each once, in any order. */
@@ -313,6 +318,11 @@ typedef struct table_init_args {
     float *staging; /* rows of dim, `stride` floats apart; or NULL */
     int64_t stride;
 } table_init_args;
+
+/* What a place does besides, as the verb's own arguments: its `init`, its `write`, each of which
+ * must be there. */
+table_init_args table_place_init(const table_place_args *a);
+table_rows_args table_place_write(const table_place_args *a);
 
 typedef enum { ROW_SGD, ROW_ADAM, ROW_ADAGRAD, ROW_ROWWISE_ADAGRAD } row_opt;
 

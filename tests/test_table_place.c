@@ -1,0 +1,126 @@
+/* place with rows (ops/table.h) against place and then init or write, on a level of its own: the
+ * same index, rows, staging and answers, through evictions and rejected keys. */
+#include "table_rig.h"
+
+enum { N = 700, BUCKETS = 5, ROUNDS = 12 };
+
+/* What a call answers. */
+typedef struct answers {
+    int64_t slot[N], counts[PLACED_COUNTS];
+    uint8_t is_new[N];
+    float *staging; /* (N, stride) */
+} answers;
+
+typedef struct call {
+    int64_t n;
+    uint64_t keys[N];
+    evict_rule evict;
+    score_rule rule;
+    uint64_t score;
+    bool writes; /* else init */
+    int32_t dim, n_state;
+    int64_t stride; /* 0: no staging, which is for init alone */
+    float *given;   /* staging before the call */
+} call;
+
+static void run(rig *r, const call *c, bool is_one, answers *out) {
+    size_t n = (size_t)c->n, staging_bytes = n * (size_t)c->stride * sizeof(float);
+    float *staging = c->stride > 0 ? rig_up(r, c->given, staging_bytes) : NULL;
+    table_init_args init = {.dim = c->dim,
+                            .n_state = c->n_state,
+                            .first = {FIRST_UNIFORM, rng_make_key(3, RNG_TABLE), 0.5f, 0.125f},
+                            .staging = staging,
+                            .stride = c->stride};
+    table_rows_args write = {.n_floats = c->dim, .staging = staging, .stride = c->stride};
+    table_place_args a = {.n = c->n,
+                          .keys = rig_up(r, c->keys, n * 8),
+                          .rule = c->rule,
+                          .score = c->score,
+                          .stamp = 1,
+                          .evict = c->evict,
+                          .slot = rig_up(r, NULL, n * 8),
+                          .is_new = rig_up(r, NULL, n),
+                          .evicted = {rig_up(r, NULL, n * 8), rig_up(r, NULL, n * 8),
+                                      rig_up(r, NULL, n * 4), rig_up(r, NULL, n * 8)},
+                          .counts = rig_up(r, NULL, sizeof out->counts),
+                          .init = c->writes ? NULL : &init,
+                          .write = c->writes ? &write : NULL};
+    table_init_args init_then = c->writes ? init : table_place_init(&a);
+    table_rows_args write_then = c->writes ? table_place_write(&a) : write;
+    if (!is_one) a.init = NULL, a.write = NULL;
+    CHECK_OK(r->t->place(r->be, &r->l, &a));
+    if (!is_one && c->writes) CHECK_OK(r->t->write(r->be, &r->l, &write_then));
+    if (!is_one && !c->writes) CHECK_OK(r->t->init(r->be, &r->l, &init_then));
+    rig_down(r, out->slot, a.slot, n * 8);
+    rig_down(r, out->is_new, a.is_new, n);
+    rig_down(r, out->counts, a.counts, sizeof out->counts);
+    rig_down(r, out->staging, staging, staging_bytes);
+    rig_drop(r);
+}
+
+static void check_same(rig *one, rig *two, const call *c, const answers *x, const answers *y) {
+    size_t n = (size_t)c->n;
+    size_t bytes = (size_t)(one->l.n_buckets * TABLE_SLOTS * one->l.row_bytes);
+    unsigned char *rows = malloc(2 * bytes), *i = rig_index(one), *j = rig_index(two);
+    CHECK(memcmp(x->slot, y->slot, n * 8) == 0);
+    CHECK(memcmp(x->is_new, y->is_new, n) == 0);
+    CHECK(memcmp(x->counts, y->counts, sizeof x->counts) == 0);
+    CHECK(memcmp(x->staging, y->staging, n * (size_t)c->stride * sizeof(float)) == 0);
+    rig_down(one, rows, one->l.rows, bytes);
+    rig_down(two, rows + bytes, two->l.rows, bytes);
+    CHECK(memcmp(rows, rows + bytes, bytes) == 0);
+    CHECK(memcmp(i, j, (size_t)one->l.n_buckets * TABLE_BUCKET_BYTES) == 0);
+    free(rows), free(i), free(j);
+}
+
+/* Different keys, of a universe twice as large as the table. */
+static void draw_call(uint64_t *state, int round, call *c) {
+    uint64_t first = rig_random(state, 2 * BUCKETS * TABLE_SLOTS);
+    c->n = round % 4 == 3 ? N : 1 + (int64_t)rig_random(state, 90);
+    for (int64_t i = 0; i < c->n; i++)
+        c->keys[i] = (first + (uint64_t)i * 7) % (2 * N + 1) * 0x9e3779b97f4a7c15ull;
+    c->evict = (evict_rule)rig_random(state, 3);
+    c->rule = (score_rule)rig_random(state, 3);
+    c->score = (uint64_t)round / 2;
+    for (int64_t i = 0; i < N * c->stride; i++)
+        c->given[i] = (float)rig_random(state, 1000);
+}
+
+static void check_rows_move_with_keys(int32_t dim, int32_t n_state, int64_t stride, bool writes) {
+    uint64_t state = (uint64_t)dim;
+    call c = {.writes = writes, .dim = dim, .n_state = n_state, .stride = stride};
+    answers x, y;
+    rig one, two;
+    size_t n = N * (size_t)stride + 1;
+    c.given = malloc(n * sizeof(float));
+    x.staging = malloc(n * sizeof(float));
+    y.staging = malloc(n * sizeof(float));
+    rig_init(&one, NULL, BUCKETS, dim + n_state);
+    rig_init(&two, NULL, BUCKETS, dim + n_state);
+    int64_t counts[PLACED_COUNTS] = {0};
+    for (int round = 0; round < ROUNDS; round++) {
+        draw_call(&state, round, &c);
+        run(&one, &c, true, &x);
+        run(&two, &c, false, &y);
+        check_same(&one, &two, &c, &x, &y);
+        for (int k = 0; k < PLACED_COUNTS; k++)
+            counts[k] += x.counts[k];
+    }
+    for (int k = 0; k < PLACED_COUNTS; k++)
+        CHECK(counts[k] > 0); /* else less was tested than was meant */
+    rig_fini(&one), rig_fini(&two);
+    free(c.given), free(x.staging), free(y.staging);
+}
+
+TEST(table_place_makes_rows_as_init_would) {
+    check_rows_move_with_keys(8, 4, 12, false);
+    check_rows_move_with_keys(64, 0, 64, false);
+    check_rows_move_with_keys(5, 2, 9, false);
+    check_rows_move_with_keys(16, 0, 0, false);
+}
+
+TEST(table_place_writes_rows_as_write_would) {
+    check_rows_move_with_keys(8, 0, 8, true);
+    check_rows_move_with_keys(132, 0, 136, true);
+    check_rows_move_with_keys(7, 0, 7, true);
+}
