@@ -1,5 +1,7 @@
 /* hstu bench embedding: whole steps: dedup, find or insert, staging, update.  Ids follow a power
- * law; ten tables at once is the workload that dynamicemb and FBGEMM publish. */
+ * law; ten tables at once, of rows twice as long as elsewhere in this bench, is the workload that
+ * dynamicemb and FBGEMM publish.  A step is timed twice: by the library, with ids in host memory,
+ * table by table; and by the verbs of the device alone, with all ids in one table. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,10 +56,12 @@ static status bench_one(bench *b) {
     for (int i = 1; st == OK && i >= 0; i--) {
         c.updates = i == 1;
         st = bench_rate(b, step_call, &c, &rate);
-        if (st == OK)
-            st =
-                bench_show(b, i == 1 ? "ids of a training step, Zipf 1.05" : "ids of an evaluation",
-                           "", rate * (double)b->n, 0);
+        bench_figure f = {.what =
+                              i == 1 ? "ids of a training step, Zipf 1.05" : "ids of an evaluation",
+                          .size = "",
+                          .per_s = rate * (double)b->n,
+                          .ms = 1e3 / rate};
+        if (st == OK) st = bench_show(b, &f);
     }
     embed_destroy(c.t);
     mem_free(c.ids);
@@ -73,6 +77,10 @@ typedef struct tables_ctx {
     uint64_t *ids;       /* (N_BATCHES, n) host */
     uint64_t *on_device; /* the same */
 } tables_ctx;
+
+static int64_t ten_dim(const bench *b) {
+    return 2 * b->o.dim;
+}
 
 /* Every table's share of the ids: fetched, and stepped by SGD. */
 static status train_tables(void *ctx, int round) {
@@ -93,40 +101,52 @@ static status look_up_tables(void *ctx, int round) {
 }
 
 /* What a lookup reads must be what a find reads. */
-static status check_lookup(tables_ctx *c) {
+static status check_table(tables_ctx *c, int k, const float *y, float *want, bench_figure *f) {
+    int64_t dim = ten_dim(c->b), n = (c->begin[k + 1] - c->begin[k]) * dim;
+    TRY(embed_find(c->t[k], c->begin[k + 1] - c->begin[k], c->ids + c->begin[k], (int32_t)dim, want,
+                   NULL));
+    for (int64_t i = 0; i < n; i++)
+        f->n_wrong += y[c->begin[k] * dim + i] != want[i];
+    f->n_checked += n;
+    return OK;
+}
+
+static status check_lookup(tables_ctx *c, bench_figure *f) {
     bench *b = c->b;
-    size_t bytes = (size_t)b->o.dim * sizeof(float);
-    float *row;
-    TRY(mem_alloc((void **)&row, 2 * (size_t)b->o.dim, sizeof *row));
-    status st = look_up_tables(c, 0);
-    for (int k = 0; st == OK && k < N_TABLES; k++) {
-        int64_t i = c->begin[k];
-        st = embed_find(c->t[k], 1, c->ids + i, (int32_t)b->o.dim, row, NULL);
-        if (st == OK)
-            st = b->be->ops->copy_out(b->be, row + b->o.dim, b->rows + i * b->o.dim, bytes);
-        if (st == OK && memcmp(row, row + b->o.dim, bytes) != 0)
-            st = fail(ERR_FORMAT, "a lookup in ten tables read another row than a find");
-    }
-    mem_free(row);
+    size_t n = (size_t)(b->n * ten_dim(b));
+    float *y, *want = NULL;
+    TRY(mem_alloc_raw((void **)&y, n, sizeof *y));
+    status st = mem_alloc_raw((void **)&want, n, sizeof *want);
+    if (st == OK) st = look_up_tables(c, 0);
+    if (st == OK) st = b->be->ops->copy_out(b->be, y, b->rows, n * sizeof *y);
+    for (int k = 0; st == OK && k < N_TABLES; k++)
+        st = check_table(c, k, y, want, f);
+    mem_free(y);
+    mem_free(want);
     return st;
 }
 
 static status run_tables(tables_ctx *c) {
     bench *b = c->b;
     double rate = 0;
-    char size[32];
     TRY(bench_rate(b, train_tables, c, &rate));
-    snprintf(size, sizeof size, "%.3f ms", 1e3 / rate);
-    TRY(bench_show(b, "10 tables, a step of SGD", size, rate * (double)b->n, 0));
-    TRY(check_lookup(c));
+    bench_figure step = {.what = "10 tables, a step of SGD",
+                         .size = "",
+                         .per_s = rate * (double)b->n,
+                         .ms = 1e3 / rate};
+    TRY(bench_show(b, &step));
+    bench_figure f = {.what = "10 tables, evaluation", .size = ""};
+    TRY(check_lookup(c, &f));
     TRY(bench_rate(b, look_up_tables, c, &rate));
-    snprintf(size, sizeof size, "%.3f ms", 1e3 / rate);
-    return bench_show(b, "10 tables, evaluation", size, rate * (double)b->n, (double)b->o.dim * 4);
+    f.per_s = rate * (double)b->n;
+    f.ms = 1e3 / rate;
+    f.bytes = (double)ten_dim(b) * 4;
+    return bench_show(b, &f);
 }
 
 static status bench_ten(bench *b) {
     int64_t all = b->o.slots > 0 ? b->o.slots : (int64_t)(b->o.max_gib * 4194304 / 4);
-    embed_config shape = {.dim = (int32_t)b->o.dim,
+    embed_config shape = {.dim = (int32_t)ten_dim(b),
                           .policy = POLICY_LRU,
                           .capacity = {all / N_TABLES < 4096 ? 4096 : all / N_TABLES, 0},
                           .max_batch = b->n,
@@ -150,7 +170,175 @@ static status bench_ten(bench *b) {
     return st;
 }
 
+/* ---- the verbs of a step --------------------------------------------------------------------- */
+
+typedef struct verbs_ctx {
+    bench *b;
+    table_level l;
+    uint64_t *ids;   /* (N_BATCHES, n) on the device, as all below */
+    uint64_t *keys;  /* (n) */
+    int64_t *n_keys; /* (1) */
+    int32_t *inverse, *order, *begin;
+    float *dy, *grad; /* (n, 2 dim) */
+    uint64_t score;
+} verbs_ctx;
+
+static const float STEP_RATE = 1e-3f, STEP_GRAD = 0.5f;
+
+static status pool_ids(verbs_ctx *c) {
+    bench *b = c->b;
+    table_pool_args read = {.n = b->n,
+                            .slot = b->slot,
+                            .inverse = c->inverse,
+                            .dim = (int32_t)ten_dim(b),
+                            .y = b->rows};
+    return b->v->pool(b->be, &c->l, &read);
+}
+
+static status step_by_verbs(void *ctx, int round) {
+    verbs_ctx *c = ctx;
+    bench *b = c->b;
+    int32_t dim = (int32_t)ten_dim(b);
+    table_unique_args unique = {
+        b->n, c->ids + round * b->n, c->keys, c->n_keys, c->inverse, c->order, c->begin};
+    table_init_args init = {.dim = dim,
+                            .first = {FIRST_UNIFORM, rng_make_key(1, RNG_TABLE),
+                                      (float)table_first_unit(FIRST_UNIFORM, 0.05), 0}};
+    table_place_args place = {.n = b->n,
+                              .n_real = c->n_keys,
+                              .keys = c->keys,
+                              .is_ordered = true,
+                              .rule = SCORE_SET,
+                              .score = ++c->score,
+                              .stamp = 1,
+                              .evict = EVICT_SMALLEST,
+                              .slot = b->slot,
+                              .is_new = b->is_new,
+                              .evicted = b->evicted,
+                              .counts = b->counts,
+                              .init = &init};
+    table_pool_grad_args grad = {.n = b->n,
+                                 .order = c->order,
+                                 .begin = c->begin,
+                                 .n_groups = b->n,
+                                 .n_real = c->n_keys,
+                                 .dim = dim,
+                                 .dy = c->dy,
+                                 .grad = c->grad};
+    table_update_args update = {.n = b->n,
+                                .n_real = c->n_keys,
+                                .slot = b->slot,
+                                .dim = dim,
+                                .grad = c->grad,
+                                .lr = STEP_RATE,
+                                .step = 1,
+                                .stamp = 1};
+    TRY(b->v->unique(b->be, &unique));
+    TRY(b->v->place(b->be, &c->l, &place));
+    TRY(pool_ids(c));
+    TRY(b->v->pool_grad(b->be, &grad));
+    return b->v->update(b->be, &c->l, &update);
+}
+
+/* Rows before a step and after it: all gradients are the same, so they tell how often an id is in
+ * the batch. */
+static status compare_step(verbs_ctx *c, float *before, float *after, int32_t *inverse,
+                           int32_t *times, bench_figure *f) {
+    bench *b = c->b;
+    int64_t dim = ten_dim(b), n = b->n * dim;
+    TRY(step_by_verbs(c, 0));
+    TRY(b->be->ops->copy_out(b->be, before, b->rows, (size_t)n * sizeof *before));
+    TRY(pool_ids(c));
+    TRY(b->be->ops->copy_out(b->be, after, b->rows, (size_t)n * sizeof *after));
+    TRY(b->be->ops->copy_out(b->be, inverse, c->inverse, (size_t)b->n * sizeof *inverse));
+    for (int64_t i = 0; i < b->n; i++)
+        times[inverse[i]]++;
+    for (int64_t i = 0; i < n; i++) {
+        float want = before[i] - STEP_RATE * STEP_GRAD * (float)times[inverse[i / dim]];
+        f->n_wrong += !(fabsf(after[i] - want) <= 1e-6f * (1 + fabsf(want)));
+    }
+    f->n_checked = n;
+    return OK;
+}
+
+static status check_step(verbs_ctx *c, bench_figure *f) {
+    size_t n = (size_t)(c->b->n * ten_dim(c->b));
+    float *before, *after = NULL;
+    int32_t *inverse = NULL, *times = NULL;
+    TRY(mem_alloc_raw((void **)&before, n, sizeof *before));
+    status st = mem_alloc_raw((void **)&after, n, sizeof *after);
+    if (st == OK) st = MEM_NEW(&inverse, (size_t)c->b->n);
+    if (st == OK) st = MEM_NEW(&times, (size_t)c->b->n);
+    if (st == OK) st = compare_step(c, before, after, inverse, times, f);
+    mem_free(before);
+    mem_free(after);
+    mem_free(inverse);
+    mem_free(times);
+    return st;
+}
+
+/* Ids of the ten tables tell each other apart by their high bits. */
+static status fill_verbs(verbs_ctx *c) {
+    bench *b = c->b;
+    int64_t n = N_BATCHES * b->n, n_grad = b->n * ten_dim(b);
+    uint64_t *ids;
+    float *dy = NULL;
+    TRY(mem_alloc_raw((void **)&ids, (size_t)n, sizeof *ids));
+    draw_zipf(b, ids, n, c->l.n_buckets * TABLE_SLOTS / N_TABLES);
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = ids[i] >> 16 | (uint64_t)(i % b->n * N_TABLES / b->n) << 48;
+    status st = b->be->ops->copy_in(b->be, c->ids, ids, (size_t)n * sizeof *ids);
+    mem_free(ids);
+    if (st == OK) st = mem_alloc_raw((void **)&dy, (size_t)n_grad, sizeof *dy);
+    for (int64_t i = 0; st == OK && i < n_grad; i++)
+        dy[i] = STEP_GRAD;
+    if (st == OK) st = b->be->ops->copy_in(b->be, c->dy, dy, (size_t)n_grad * sizeof *dy);
+    mem_free(dy);
+    return st;
+}
+
+/* All memory of the step; after a failure the rest of it is NULL. */
+static status make_verbs(verbs_ctx *c, void *memory[], int n_memory) {
+    bench *b = c->b;
+    const ops *o = b->be->ops;
+    size_t n = (size_t)b->n, rows = n * (size_t)ten_dim(b) * sizeof(float);
+    int64_t slots = bench_slots(b) / 2;
+    c->l.n_buckets = slots / TABLE_SLOTS < 64 ? 64 : slots / TABLE_SLOTS;
+    c->l.row_bytes = ten_dim(b) * 4 + (ten_dim(b) % 4 != 0) * 8;
+    size_t index_bytes = (size_t)c->l.n_buckets * TABLE_BUCKET_BYTES;
+    const size_t bytes[] = {N_BATCHES * n * 8, n * 8, 8, n * 4, n * 4, (n + 1) * 4, rows, rows};
+    for (int i = 0; i < n_memory; i++)
+        TRY(o->alloc(b->be, &memory[i], bytes[i]));
+    c->ids = memory[0], c->keys = memory[1], c->n_keys = memory[2], c->inverse = memory[3];
+    c->order = memory[4], c->begin = memory[5], c->dy = memory[6], c->grad = memory[7];
+    TRY(b->v->alloc(b->be, (void **)&c->l.index, index_bytes, TABLE_ON_DEVICE));
+    TRY(o->zero(b->be, c->l.index, index_bytes));
+    return b->v->alloc(b->be, (void **)&c->l.rows,
+                       (size_t)(c->l.n_buckets * TABLE_SLOTS * c->l.row_bytes), TABLE_ON_DEVICE);
+}
+
+static status bench_verbs(bench *b) {
+    enum { N_MEMORY = 8 };
+    void *memory[N_MEMORY] = {NULL};
+    verbs_ctx c = {.b = b};
+    double rate = 0;
+    bench_figure f = {.what = "10 tables in one, SGD by verbs", .size = ""};
+    status st = make_verbs(&c, memory, N_MEMORY);
+    if (st == OK) st = fill_verbs(&c);
+    if (st == OK) st = check_step(&c, &f);
+    if (st == OK) st = bench_rate(b, step_by_verbs, &c, &rate);
+    f.per_s = rate * (double)b->n;
+    f.ms = 1e3 / rate;
+    if (st == OK) st = bench_show(b, &f);
+    for (int i = 0; i < N_MEMORY; i++)
+        if (memory[i] != NULL) b->be->ops->release(b->be, memory[i]);
+    if (c.l.index != NULL) b->v->release(b->be, c.l.index, TABLE_ON_DEVICE);
+    if (c.l.rows != NULL) b->v->release(b->be, c.l.rows, TABLE_ON_DEVICE);
+    return st;
+}
+
 status bench_steps(bench *b) {
     TRY(bench_one(b));
-    return bench_ten(b);
+    TRY(bench_ten(b));
+    return bench_verbs(b);
 }
