@@ -81,9 +81,9 @@ static status send_keys(embed_table *t, const uint64_t *ids, const uint64_t *use
 }
 
 /* Level 0 takes the keys of the batch.  From here on the table is torn, until the rows are in their
- * places. */
+ * places; with `init`, or NULL, they are there at once. */
 static status place_keys(embed_table *t, const embed_bring *bring, const uint64_t *scores,
-                         const uint32_t *stamps, int64_t *counts) {
+                         const uint32_t *stamps, const table_init_args *init, int64_t *counts) {
     embed_device *d = &t->d;
     table_place_args place = {.n = t->batch.n,
                               .keys = d->keys,
@@ -96,24 +96,24 @@ static status place_keys(embed_table *t, const embed_bring *bring, const uint64_
                               .slot = d->slot[0],
                               .is_new = d->is_new,
                               .evicted = d->evicted,
-                              .counts = counts};
+                              .counts = counts,
+                              .init = init};
     TRY(t->v->place(t->be, &t->level[0], &place));
     t->is_torn = true;
     return OK;
 }
 
 /* First values for new rows, and the values of all, in one pass; rows may be NULL. */
-static status fill_rows(embed_table *t, float *rows) {
-    table_init_args init = {.n = t->batch.n,
-                            .slot = t->d.slot[0],
-                            .only = t->d.is_new,
-                            .keys = t->d.keys,
-                            .dim = t->config.dim,
-                            .n_state = t->n_floats - t->config.dim,
-                            .first = t->first,
-                            .staging = rows,
-                            .stride = t->config.dim};
-    return t->v->init(t->be, &t->level[0], &init);
+static table_init_args first_rows(const embed_table *t, float *rows) {
+    return (table_init_args){.n = t->batch.n,
+                             .slot = t->d.slot[0],
+                             .only = t->d.is_new,
+                             .keys = t->d.keys,
+                             .dim = t->config.dim,
+                             .n_state = t->n_floats - t->config.dim,
+                             .first = t->first,
+                             .staging = rows,
+                             .stride = t->config.dim};
 }
 
 /* The values of the batch's keys as they are now; rows may be NULL. */
@@ -130,8 +130,8 @@ static status make_in_one(embed_table *t, const embed_bring *bring, const uint64
                           const uint64_t *uses, float *rows, int64_t *counts) {
     uint64_t *words = t->d.list_scores;
     TRY(send_keys(t, ids, uses, words));
-    TRY(place_keys(t, bring, uses != NULL ? words : NULL, NULL, counts + LATE_LEVEL0));
-    return fill_rows(t, rows);
+    table_init_args init = first_rows(t, rows);
+    return place_keys(t, bring, uses != NULL ? words : NULL, NULL, &init, counts + LATE_LEVEL0);
 }
 
 /* ---- in two levels --------------------------------------------------------------------------- */
@@ -197,6 +197,7 @@ static status make_in_two(embed_table *t, const embed_bring *bring, const uint64
                           const uint64_t *uses, float *rows, int64_t *counts) {
     embed_device *d = &t->d;
     const int64_t *n_pushed = counts + LATE_LEVEL0 + PLACED_EVICTED;
+    table_init_args init = first_rows(t, NULL);
     table_rows_args pushed = whole_rows(t, d->evicted.slot, d->pushed);
     table_rows_args lifted = whole_rows(t, d->slot[0], d->moved);
     table_erase_args erase = {.n = t->batch.n, .keys = d->keys, .n_erased = counts + LATE_LIFTED};
@@ -204,9 +205,9 @@ static status make_in_two(embed_table *t, const embed_bring *bring, const uint64
     lifted.only = d->is_below;
     TRY(send_keys(t, ids, uses, d->ahead));
     TRY(take_along(t, bring, uses != NULL ? d->ahead : NULL));
-    TRY(place_keys(t, bring, d->list_scores, d->list_stamps, counts + LATE_LEVEL0));
+    TRY(place_keys(t, bring, d->list_scores, d->list_stamps, NULL, counts + LATE_LEVEL0));
     TRY(t->v->read(t->be, &t->level[0], &pushed));
-    TRY(fill_rows(t, NULL));
+    TRY(t->v->init(t->be, &t->level[0], &init));
     TRY(t->v->write(t->be, &t->level[0], &lifted));
     TRY(read_rows(t, rows));
     TRY(t->v->erase(t->be, &t->level[1], &erase));
