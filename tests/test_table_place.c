@@ -1,5 +1,6 @@
 /* place with rows (ops/table.h) against place and then init or write, on a level of its own: the
- * same index, rows, staging and answers, through evictions and rejected keys. */
+ * same index, rows, staging and answers, through evictions and rejected keys, whether what is
+ * evicted is listed or only counted. */
 #include "table_rig.h"
 
 enum { N = 700, BUCKETS = 5, ROUNDS = 12 };
@@ -21,6 +22,7 @@ typedef struct call {
     int32_t dim, n_state;
     int64_t stride; /* 0: no staging, which is for init alone */
     float *given;   /* staging before the call */
+    bool lists;     /* the one call tells what was evicted; two calls always do */
 } call;
 
 static void run(rig *r, const call *c, bool is_one, answers *out) {
@@ -48,6 +50,7 @@ static void run(rig *r, const call *c, bool is_one, answers *out) {
     table_init_args init_then = c->writes ? init : table_place_init(&a);
     table_rows_args write_then = c->writes ? table_place_write(&a) : write;
     if (!is_one) a.init = NULL, a.write = NULL;
+    if (is_one && !c->lists) a.evicted = (table_evicted){NULL, NULL, NULL, NULL};
     CHECK_OK(r->t->place(r->be, &r->l, &a));
     if (!is_one && c->writes) CHECK_OK(r->t->write(r->be, &r->l, &write_then));
     if (!is_one && !c->writes) CHECK_OK(r->t->init(r->be, &r->l, &init_then));
@@ -82,6 +85,7 @@ static void draw_call(uint64_t *state, int round, call *c) {
     c->evict = (evict_rule)rig_random(state, 3);
     c->rule = (score_rule)rig_random(state, 3);
     c->score = (uint64_t)round / 2;
+    c->lists = rig_random(state, 2) == 0;
     for (int64_t i = 0; i < N * c->stride; i++)
         c->given[i] = (float)rig_random(state, 1000);
 }

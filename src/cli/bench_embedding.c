@@ -360,10 +360,6 @@ static status make_buffers(bench *b) {
         TRY(o->alloc(b->be, (void **)&b->keys[i], n * 8));
     TRY(o->alloc(b->be, (void **)&b->slot, n * 8));
     TRY(o->alloc(b->be, (void **)&b->is_new, n));
-    TRY(o->alloc(b->be, (void **)&b->evicted.keys, n * 8));
-    TRY(o->alloc(b->be, (void **)&b->evicted.scores, n * 8));
-    TRY(o->alloc(b->be, (void **)&b->evicted.stamps, n * 4));
-    TRY(o->alloc(b->be, (void **)&b->evicted.slot, n * 8));
     TRY(o->alloc(b->be, (void **)&b->counts, PLACED_COUNTS * 8));
     TRY(o->alloc(b->be, (void **)&b->rows, n * (size_t)b->o.dim * 8));
     TRY(MEM_NEW(&b->host, n + BAG));
@@ -371,8 +367,7 @@ static status make_buffers(bench *b) {
 }
 
 static void free_buffers(bench *b) {
-    void *const device[] = {b->slot,           b->is_new,       b->evicted.keys, b->evicted.scores,
-                            b->evicted.stamps, b->evicted.slot, b->counts,       b->rows};
+    void *const device[] = {b->slot, b->is_new, b->counts, b->rows};
     for (int i = 0; i < N_BATCHES; i++)
         if (b->keys[i] != NULL) b->be->ops->release(b->be, b->keys[i]);
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)

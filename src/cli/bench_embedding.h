@@ -29,7 +29,6 @@ typedef struct bench {
     uint64_t *host;            /* (n) */
     int64_t *host_slot;        /* (n) */
     uint8_t *is_new;           /* (n) on the device */
-    table_evicted evicted;     /* (n) each */
     int64_t *counts;           /* on the device */
     float *rows;               /* (n, 2 dim) on the device */
     uint64_t salt;             /* of this run */

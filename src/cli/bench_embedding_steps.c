@@ -214,7 +214,6 @@ static status step_by_verbs(void *ctx, int round) {
                               .evict = EVICT_SMALLEST,
                               .slot = b->slot,
                               .is_new = b->is_new,
-                              .evicted = b->evicted,
                               .counts = b->counts,
                               .init = &init};
     table_pool_grad_args grad = {.n = b->n,

@@ -79,6 +79,7 @@ static int smallest(const table_entry *entries, uint64_t among) {
 
 static void note_evicted(const table_place_args *a, int64_t at, const table_level *l,
                          int64_t bucket, int place) {
+    if (a->evicted.keys == NULL) return;
     a->evicted.keys[at] = table_entries(l, bucket)[place].key;
     a->evicted.scores[at] = table_entries(l, bucket)[place].score;
     a->evicted.stamps[at] = table_stamps(l, bucket)[place];
@@ -210,7 +211,7 @@ static void close_gaps(const place_job *job, int64_t n_chunks) {
         const place_counts *counts = &job->counts[c];
         size_t n = (size_t)counts->of[PLACED_EVICTED], to = (size_t)sum[PLACED_EVICTED];
         size_t n_rejected = (size_t)counts->of[PLACED_REJECTED], first = (size_t)counts->first;
-        if (n > 0) {
+        if (n > 0 && a->evicted.keys != NULL) {
             memmove(a->evicted.keys + to, a->evicted.keys + first, n * sizeof *a->evicted.keys);
             memmove(a->evicted.scores + to, a->evicted.scores + first,
                     n * sizeof *a->evicted.scores);

@@ -176,7 +176,10 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     int n_new = __syncthreads_count(is_new);
     if (threadIdx.x == 0 && n_new > 0)
         atomicAdd((unsigned long long *)&a.counts[PLACED_NEW], (unsigned long long)n_new);
-    if (__syncthreads_or(evicts)) list_evicted(a, room, i, evicts);
+    int n_evicted = __syncthreads_count(evicts);
+    if (n_evicted > 0 && a.evicted.keys != NULL) list_evicted(a, room, i, evicts);
+    if (threadIdx.x == 0 && n_evicted > 0 && a.evicted.keys == NULL)
+        atomicAdd((unsigned long long *)&a.counts[PLACED_EVICTED], (unsigned long long)n_evicted);
     if (__syncthreads_or(is_rejected)) {
         unsigned long long at =
             list_places(is_rejected, (unsigned long long *)&a.counts[PLACED_REJECTED]);

@@ -97,7 +97,7 @@ __device__ static inline void write_entry(const table_level &l, const table_plac
                                           const place_room &room, const new_key &k, int64_t bucket,
                                           const old_entry &old, int place) {
     bool evicts = old.place < TABLE_SLOTS;
-    if (evicts) {
+    if (evicts && a.evicted.keys != NULL) {
         room.old_key[k.index] = old.key;
         room.old_score[k.index] = old.score;
         room.old_stamp[k.index] = table_stamps(&l, bucket)[place];

@@ -81,7 +81,7 @@ static status send_keys(embed_table *t, const uint64_t *ids, const uint64_t *use
 }
 
 /* Level 0 takes the keys of the batch.  From here on the table is torn, until the rows are in their
- * places; with `init`, or NULL, they are there at once. */
+ * places; with `init`, or NULL, they are there at once, and what was evicted is forgotten. */
 static status place_keys(embed_table *t, const embed_bring *bring, const uint64_t *scores,
                          const uint32_t *stamps, const table_init_args *init, int64_t *counts) {
     embed_device *d = &t->d;
@@ -95,9 +95,9 @@ static status place_keys(embed_table *t, const embed_bring *bring, const uint64_
                               .evict = embed_evict_of(t, bring),
                               .slot = d->slot[0],
                               .is_new = d->is_new,
-                              .evicted = d->evicted,
                               .counts = counts,
                               .init = init};
+    if (init == NULL) place.evicted = d->evicted;
     TRY(t->v->place(t->be, &t->level[0], &place));
     t->is_torn = true;
     return OK;
@@ -172,7 +172,6 @@ static status take_along(embed_table *t, const embed_bring *bring, const uint64_
  * are only the device knows.  What has no place there leaves the table. */
 static status push_down(embed_table *t, const int64_t *n_pushed, int64_t *counts) {
     embed_device *d = &t->d;
-    table_evicted gone = {d->list_keys, d->list_scores, d->list_stamps, d->ahead_slot};
     table_place_args place = {.n = t->batch.n,
                               .n_real = n_pushed,
                               .keys = d->evicted.keys,
@@ -182,7 +181,6 @@ static status push_down(embed_table *t, const int64_t *n_pushed, int64_t *counts
                               .evict = EVICT_LOWER,
                               .slot = d->list_slot,
                               .is_new = d->is_new,
-                              .evicted = gone,
                               .counts = counts};
     table_rows_args write = whole_rows(t, d->list_slot, d->pushed);
     write.n_real = n_pushed;

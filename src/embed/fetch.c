@@ -456,9 +456,15 @@ static status move_rows(embed_table *t, const embed_bring *bring, int64_t n_evic
     return t->has_below ? make_new(t, 1) : OK;
 }
 
+/* Entries that left a table of one level. */
+static void count_gone(embed_table *t, int64_t n) {
+    t->counts.n_demoted[0] += n;
+    t->counts.n_evicted += n;
+}
+
 /* One level and every key admitted: place says all there is to know, and the device needs no lists.
  * Rows are made and staged by place itself, unless somebody wants those that are pushed out, which
- * must be read in between. */
+ * must be read in between; where not even their keys are wanted, they are only counted. */
 static status settle_simply(embed_table *t, const embed_bring *bring) {
     embed_host *h = &t->h;
     embed_device *d = &t->d;
@@ -483,7 +489,9 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
                             .first = t->first,
                             .staging = d->staging,
                             .stride = t->stride};
+    bool only_counts = !wants_rows(t) && !t->config.tracks_left;
     if (!wants_rows(t)) place.init = &init;
+    if (only_counts) place.evicted = (table_evicted){NULL, NULL, NULL, NULL};
     if (bring->scores != NULL) {
         TRY(EMBED_IN(t, d->list_scores, bring->scores, n));
         place.scores = d->list_scores;
@@ -491,7 +499,10 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
     TRY(t->v->place(t->be, &t->level[0], &place));
     t->is_torn = true; /* until the rows are in their places */
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
-    TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
+    if (only_counts)
+        count_gone(t, counts[PLACED_EVICTED]);
+    else
+        TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
     if (wants_rows(t)) TRY(t->v->init(t->be, &t->level[0], &init));
     t->is_staged = true;
     t->counts.n_new += counts[PLACED_NEW];

@@ -203,7 +203,7 @@ typedef struct table_place_args {
     evict_rule evict;
     int64_t *slot;                       /* (n): -1 where rejected */
     uint8_t *is_new;                     /* (n): 1 new, 0 found or rejected */
-    table_evicted evicted;               /* may be all NULL with EVICT_NEVER */
+    table_evicted evicted;               /* or all NULL: they are only counted */
     uint64_t *rejected;                  /* (n) or NULL: the keys, order not defined */
     int64_t *counts;                     /* (PLACED_COUNTS): of new, evicted and rejected keys */
     const struct table_init_args *init;  /* or NULL */
