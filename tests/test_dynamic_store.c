@@ -353,6 +353,21 @@ TEST(dynamic_tables_damaged_in_a_checkpoint) {
 }
 
 /* Old checkpoints are removed with the folders of their tables. */
+/* A table of another step is whole, but not that of this checkpoint. */
+TEST(dynamic_tables_of_another_step_in_a_checkpoint) {
+    table_run r = {.n_threads = 1};
+    char *text;
+    CHECK_OK(train(&r, "run", 0, 2, false));
+    CHECK_OK(train(&r, "run", 0, 4, true));
+    CHECK_EQ(test_command(&text,
+                          "cd '%s/checkpoints' && rm -r step-00000004/table-0-* && "
+                          "cp -r step-00000002/table-0-* step-00000004/",
+                          run_path("run")),
+             0);
+    free(text);
+    CHECK_FAILS(train(&r, "run", 0, 6, true), ERR_FORMAT, "the table is not this checkpoint's");
+}
+
 TEST(dynamic_tables_leave_no_old_checkpoints) {
     table_run r = {.n_threads = 2};
     char first[1024];

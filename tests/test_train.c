@@ -272,8 +272,8 @@ static void take_newest_away(const char *run) {
 TEST(train_resumes_to_the_end_it_was_given) {
     static const char *const lengths[] = {
         "train --gin-config-file n.gin --data data --out %s --epochs 3",
-        "train --gin-config-file n.gin --data data --out %s --epochs 3 "
-        "--set TrainerArgs.max_train_iters=5",
+        ("train --gin-config-file n.gin --data data --out %s --epochs 3 "
+         "--set TrainerArgs.max_train_iters=5"),
         "train --gin-config-file m.gin --data data --out %s --max-iters 11"};
     for (int i = 0; i < 3; i++) {
         char args[256], run[32], whole[32];

@@ -43,6 +43,10 @@ typedef struct snapshot_info {
 status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
                            int64_t *n_rejected);
 
+/* One number for the whole snapshot: the hash of the manifests of all its ranks, which have the
+ * checksums of their files.  Who keeps it can tell the snapshot from another one of the table. */
+status embed_snapshot_seal(const char *folder, uint64_t *out);
+
 /* The sum over the ranks' parts, each of which is checked. */
 status embed_snapshot_info(const char *folder, snapshot_info *out);
 

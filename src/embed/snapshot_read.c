@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/safetensors.h"
@@ -179,6 +180,22 @@ static status ranks_of(const char *folder, int *out) {
                     "%s: parts of snapshots by different numbers of ranks; remove the older ones",
                     folder);
     return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no rank-0-of-N folder)", folder);
+}
+
+status embed_snapshot_seal(const char *folder, uint64_t *out) {
+    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], *text;
+    int n_ranks;
+    size_t n;
+    *out = 0;
+    TRY(ranks_of(folder, &n_ranks));
+    for (int i = 0; i < n_ranks; i++) {
+        TRY(snapshot_part(part, folder, (snapshot_ranks){i, n_ranks}));
+        TRY(path_join(path, sizeof path, part, "manifest.json"));
+        TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
+        *out = hash64(text, n, *out);
+        mem_free(text);
+    }
+    return OK;
 }
 
 /* Sums over ranks; what is the same for all comes from the last. */

@@ -39,18 +39,34 @@ static status hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {
     return OK;
 }
 
-/* Tables seal their files themselves. */
-static void list_tables(json_writer *w, const dynamic_tables *tables) {
-    char name[CHECKPOINT_TABLE_BYTES];
-    if (tables == NULL || tables->n == 0) return;
+/* The seal of a table's snapshot, in hexadecimal. */
+static status seal_table(const char *folder, const char *name, char hex[17]) {
+    char path[CHECKPOINT_PATH_BYTES];
+    uint64_t seal;
+    TRY(path_join(path, sizeof path, folder, name));
+    TRY(embed_snapshot_seal(path, &seal));
+    snprintf(hex, 17, "%016" PRIx64, seal);
+    return OK;
+}
+
+/* Tables seal their files themselves, and the checkpoint their seals: a table of another step is
+ * whole, but not this one's. */
+static status list_tables(json_writer *w, const char *folder, const dynamic_tables *tables) {
+    char name[CHECKPOINT_TABLE_BYTES], hex[17];
+    if (tables == NULL || tables->n == 0) return OK;
     json_key(w, "tables");
     json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
         if (!dynamic_is_owner(&tables->item[i])) continue;
         checkpoint_table_name(name, tables, i);
-        json_string(w, name);
+        TRY(seal_table(folder, name, hex));
+        json_object_open(w);
+        json_key_string(w, "name", name);
+        json_key_string(w, "seal", hex);
+        json_object_close(w);
     }
     json_array_close(w);
+    return OK;
 }
 
 static status write_manifest(const char *folder, const char *const *names, int n,
@@ -74,7 +90,7 @@ static status write_manifest(const char *folder, const char *const *names, int n
         json_object_close(&w);
     }
     json_array_close(&w);
-    list_tables(&w, tables);
+    TRY(list_tables(&w, folder, tables));
     json_object_close(&w);
     return json_finish(&w);
 }
@@ -143,16 +159,20 @@ static status verify_file(const char *folder, const json_value *entry) {
 
 static status verify_tables(const char *folder, const json_value *root) {
     const json_value *tables = json_member(root, "tables");
-    char path[CHECKPOINT_PATH_BYTES];
-    snapshot_info info;
+    char path[CHECKPOINT_PATH_BYTES], hex[17];
     if (tables == NULL) return OK;
     if (tables->type != JSON_ARRAY) return damaged(folder, "manifest.json lists no tables");
     for (const json_value *e = tables->first; e != NULL; e = e->next) {
-        if (e->type != JSON_STRING || strncmp(e->string, "table-", 6) != 0 ||
-            strchr(e->string, '/') != NULL)
+        const char *name, *seal;
+        snapshot_info info;
+        TRY(json_member_string(e, "name", &name));
+        TRY(json_member_string(e, "seal", &seal));
+        if (strncmp(name, "table-", 6) != 0 || strchr(name, '/') != NULL)
             return damaged(folder, "manifest.json names a table elsewhere");
-        TRY(path_join(path, sizeof path, folder, e->string));
+        TRY(path_join(path, sizeof path, folder, name));
         TRY(embed_snapshot_info(path, &info));
+        TRY(seal_table(folder, name, hex));
+        if (strcmp(seal, hex) != 0) return damaged(path, "the table is not this checkpoint's");
     }
     return OK;
 }
