@@ -1,13 +1,14 @@
 /* find, erase, scan, stamp and carry (ops/table.h).
  *
- * find is parallel over keys, and goes over each chunk as a pipeline: key i + 2 A is hashed and its
- * digests are asked for, the digests of key i + A are compared and its key's line is asked for, key
- * i is compared.  The limit is how many lines can be on their way at once. */
+ * find is parallel over keys, and goes over each chunk as a pipeline of groups: the keys of one are
+ * hashed and their digests asked for, the digests of the one before are compared and their keys'
+ * lines asked for, the keys of the one before that are compared.  The limit is how many lines can
+ * be on their way at once. */
 #include <string.h>
 
 #include "cpu/table.h"
 
-enum { FIND_CHUNK = 4096, RING = 64 };
+enum { FIND_CHUNK = 4096, GROUP = 32 };
 
 typedef struct find_job {
     const table_level *l;
@@ -59,17 +60,22 @@ static inline void end_probe(const find_job *job, int64_t i, const probe *p) {
     if (a->out_stamps != NULL) a->out_stamps[i] = 0;
 }
 
+/* Three short loops over groups of keys, not one over keys: a prefetch waits in the core until its
+ * address is translated, and with the work of three keys between two of them few would fit in. */
 static status find_chunk(void *ctx, int64_t chunk, int worker) {
     const find_job *job = ctx;
     const uint64_t *keys = job->a->keys;
     cpu_range part = cpu_chunk(chunk, FIND_CHUNK, job->n);
-    probe ring[RING];
+    probe ring[3][GROUP];
     (void)worker;
-    for (int64_t i = part.first; i < part.end + 2 * TABLE_AHEAD; i++) {
-        int64_t matched = i - TABLE_AHEAD, ended = i - 2 * TABLE_AHEAD;
-        if (i < part.end) begin_probe(job->l, keys[i], &ring[i % RING]);
-        if (matched >= part.first && matched < part.end) match_probe(job->l, &ring[matched % RING]);
-        if (ended >= part.first) end_probe(job, ended, &ring[ended % RING]);
+    for (int64_t at = part.first, k = 0; at < part.end + 2 * GROUP; at += GROUP, k++) {
+        for (int64_t i = at; i < at + GROUP && i < part.end; i++)
+            begin_probe(job->l, keys[i], &ring[k % 3][i - at]);
+        int64_t matched = at - GROUP, ended = at - 2 * GROUP;
+        for (int64_t i = matched; i >= part.first && i < at && i < part.end; i++)
+            match_probe(job->l, &ring[(k + 2) % 3][i - matched]);
+        for (int64_t i = ended; i >= part.first && i < matched && i < part.end; i++)
+            end_probe(job, i, &ring[(k + 1) % 3][i - ended]);
     }
     return OK;
 }
