@@ -433,7 +433,7 @@ status bench_embedding(int argc, char **argv) {
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
     if (!(b.o.seconds > 0 && b.o.seconds <= 60 && b.o.max_gib > 0 && b.o.max_gib <= 1024))
-        return fail(ERR_USAGE, "--seconds is up to 60, --max-gib up to 1024");
+        return fail(ERR_USAGE, "--seconds is more than 0 and up to 60, --max-gib up to 1024");
     b.salt = clock_ns() % 1000000007;
     TRY(work_open(&w, NULL, b.o.device));
     status st = bench_open(&b, &w);

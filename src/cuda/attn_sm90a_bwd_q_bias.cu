@@ -362,12 +362,7 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
     static_assert((S::BYTES + ROOM + 1024 + 256) * S::BLOCKS <= 228 * 1024, "shared memory");
     if (tiles.n_units == 0) return OK;
     tiles.counter = state->counters;
-    TRY(sm90a_map_box(&maps.q, be->act, a->q, a->n_rows_q, columns, a->stride_q, S::COLUMNS,
-                      S::BOX_Q));
-    TRY(sm90a_map_box(&maps.k, be->act, a->k, a->n_rows_k, columns, a->stride_k, S::COLUMNS,
-                      S::BOX_K));
-    TRY(sm90a_map_box(&maps.v, be->act, a->v, a->n_rows_k, columns, a->stride_v, S::COLUMNS,
-                      S::BOX_K));
+    TRY(fwd_map_inputs<S>(be, a, &maps));
     TRY(sm90a_map_box(&maps.dout, be->act, a->dout, a->n_rows_q, columns, a->stride_out, S::COLUMNS,
                       S::BOX_Q));
     maps.bias = job->bias;

@@ -556,20 +556,25 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 /* Calls with a bias (attn_sm90a_fwd_bias.cu). */
 status cuda_attn_sm90a_fwd_bias(backend *be, const attn_args *a);
 
+/* How the copy engine finds queries, keys and values. */
+template <typename S> status fwd_map_inputs(backend *be, const attn_args *a, fwd_maps *maps) {
+    int64_t columns = (int64_t)a->n_heads * S::D;
+    TRY(sm90a_map_box(&maps->q, be->act, a->q, a->n_rows_q, columns, a->stride_q, S::COLUMNS,
+                      S::BOX_Q));
+    TRY(sm90a_map_box(&maps->k, be->act, a->k, a->n_rows_k, columns, a->stride_k, S::COLUMNS,
+                      S::BOX_K));
+    return sm90a_map_box(&maps->v, be->act, a->v, a->n_rows_k, columns, a->stride_v, S::COLUMNS,
+                         S::BOX_K);
+}
+
 template <typename T, typename S> status fwd_launch(backend *be, const attn_args *a) {
     cuda_state *state = cuda_of(be);
     fwd_maps maps;
-    int64_t columns = (int64_t)a->n_heads * S::D;
     attn_tiles tiles = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, S::ROWS, a->max_len_k,
                                   2 * S::D * (int)sizeof(T));
     if (tiles.n_units == 0) return OK;
     tiles.counter = state->counters;
-    TRY(sm90a_map_box(&maps.q, be->act, a->q, a->n_rows_q, columns, a->stride_q, S::COLUMNS,
-                      S::BOX_Q));
-    TRY(sm90a_map_box(&maps.k, be->act, a->k, a->n_rows_k, columns, a->stride_k, S::COLUMNS,
-                      S::BOX_K));
-    TRY(sm90a_map_box(&maps.v, be->act, a->v, a->n_rows_k, columns, a->stride_v, S::COLUMNS,
-                      S::BOX_K));
+    TRY(fwd_map_inputs<S>(be, a, &maps));
     TRY(sm90a_bias_source(be, a, &maps.bias));
     if (tiles_wants_plan(&tiles, a->max_len_q, a->n_rows_q)) {
         void *scratch = NULL;
