@@ -63,7 +63,7 @@ LINK := $(CC) $(OPT) -g $(LDFLAGS)
 
 # Machine code for A100 and Hopper, and PTX for what comes later.  Most kernels are the same on both, so
 # they are translated once and assembled twice; sm_90 has a translation of its own where a file asks
-# for the architecture, and sm_90a, which runs on Hopper alone, where its instructions are used.
+# for the architecture, and src/cuda/attn/sm90, which uses Hopper's own instructions, is for sm_90a alone.
 # CUDA_SM=90 builds for one card, in two thirds of the time.
 CUDA_SM ?= 80 90
 space := $() $()
@@ -71,13 +71,13 @@ NVCC_CODE := $(subst $(space),$(comma),$(CUDA_SM:%=sm_%))
 NVCC_ARCH := -gencode arch=compute_80,code=[$(NVCC_CODE),compute_80]
 NVCC_BOTH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),compute_$(sm)])
 NVCC_90A := -gencode arch=compute_90a,code=sm_90a
-ASKS_ARCH := $(shell grep -l __CUDA_ARCH__ src/cuda/*.cu 2>/dev/null)
+ASKS_ARCH := $(shell grep -rl __CUDA_ARCH__ src/cuda --include='*.cu' 2>/dev/null)
 NVCCFLAGS := -O3 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
 	-Xptxas -v $(FEATURES) -Iinclude -Isrc -MMD -MP
 
 CLI_SRC := $(wildcard src/cli/*.c)
-LIB_SRC := $(filter-out $(CLI_SRC),$(wildcard src/*/*.c))
-CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(wildcard src/cuda/*.cu))
+LIB_SRC := $(filter-out $(CLI_SRC),$(sort $(shell find src -name '*.c')))
+CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
 TEST_SRC := $(wildcard tests/*.c)
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
@@ -154,7 +154,7 @@ $B/%.o: %.c $B/flags
 # What ptxas says of each kernel lies beside the object, for tools/spills.sh; what else there is to say is shown.
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(if $(findstring sm90a,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+	$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/%,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
 		-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
 		grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 

@@ -13,7 +13,7 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "profile/attn_peers.h"
+#include "bench/attn_peers.h"
 
 enum { MAX_ROWS = 256, MAX_FILE = 1 << 24, LONGEST = 4096 };
 

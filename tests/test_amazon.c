@@ -1,4 +1,4 @@
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
 #include "prep_test.h"
 
 /* u1 has five ratings of items with five ratings; u2 has five, but one of a rare item; u3 has four;

@@ -1,4 +1,4 @@
-#include "data/builder.h"
+#include "data/prep/builder.h"
 #include "hstu.h"
 #include "test.h"
 

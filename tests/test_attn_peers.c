@@ -1,4 +1,4 @@
-#include "profile/attn_peers.h"
+#include "bench/attn_peers.h"
 
 #include "test.h"
 

@@ -1,4 +1,4 @@
-#include "profile/attn_problem.h"
+#include "bench/attn_problem.h"
 
 #include "test.h"
 

@@ -1,6 +1,6 @@
-#include "data/balance.h"
+#include "data/set/balance.h"
 
-#include "data/permute.h"
+#include "data/set/permute.h"
 #include "toy_data.h"
 
 /* Heaviest group over what no division can go below (the mean group, or the heaviest user if it

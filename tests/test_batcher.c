@@ -1,4 +1,4 @@
-#include "data/batcher.h"
+#include "data/set/batcher.h"
 
 #include <stdatomic.h>
 

@@ -1,9 +1,9 @@
-#include "data/bench_data.h"
+#include "data/synth/bench_data.h"
 
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "data/batcher.h"
+#include "data/set/batcher.h"
 #include "oom.h"
 #include "shipped.h"
 #include "test.h"

@@ -1,5 +1,5 @@
 #include "base/mem.h"
-#include "data/blocks.h"
+#include "data/prep/blocks.h"
 #include "test.h"
 
 static const char *write_bytes(const void *bytes, size_t n) {

@@ -1,7 +1,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "data/builder.h"
+#include "data/prep/builder.h"
 #include "oom.h"
 #include "test.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "data/download.h"
+#include "data/prep/download.h"
 #include "test.h"
 
 enum { CONTENT_BYTES = 200000, CUT_BYTES = 60000, MAX_REQUESTS = 12, SERVER_S = 60 };

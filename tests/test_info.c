@@ -1,7 +1,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
-#include "data/builder.h"
+#include "data/prep/builder.h"
 #include "test.h"
 
 /* Columns a line takes on a terminal: bytes that start a character. */

@@ -1,4 +1,4 @@
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
 #include "prep_test.h"
 
 #ifdef HSTU_HAS_ARCHIVE

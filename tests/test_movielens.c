@@ -1,5 +1,5 @@
 #include "base/pool.h"
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
 #include "prep_test.h"
 
 static seq_file *open_out(void) {

@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "data/number.h"
+#include "data/prep/number.h"
 #include "test.h"
 
 static number_kind read_text(const char *text, int64_t *out) {

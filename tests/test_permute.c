@@ -1,4 +1,4 @@
-#include "data/permute.h"
+#include "data/set/permute.h"
 
 #include "test.h"
 

@@ -1,4 +1,4 @@
-#include "data/prefetch.h"
+#include "data/set/prefetch.h"
 
 #include <sched.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
 #include "prep_test.h"
 
 static const char seqs[] = "user_id,movie_id,rating,unix_timestamp,sex,zip_code\n"

@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "data/builder.h"
+#include "data/prep/builder.h"
 #include "test.h"
 
 /* A small file with every kind of column. */

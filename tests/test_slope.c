@@ -1,4 +1,4 @@
-#include "train/slope.h"
+#include "bench/slope.h"
 
 #include "base/log.h"
 #include "shipped.h"

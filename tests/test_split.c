@@ -1,4 +1,4 @@
-#include "data/split.h"
+#include "data/set/split.h"
 
 #include "toy_data.h"
 

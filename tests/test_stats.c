@@ -1,4 +1,4 @@
-#include "data/stats.h"
+#include "data/set/stats.h"
 
 #include "oom.h"
 #include "toy_data.h"

@@ -1,12 +1,12 @@
-#include "data/synth.h"
+#include "data/synth/synth.h"
 
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "data/seq_file.h"
-#include "data/synth_model.h"
+#include "data/set/seq_file.h"
+#include "data/synth/synth_model.h"
 #include "oom.h"
 #include "test.h"
 

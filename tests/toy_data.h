@@ -4,7 +4,7 @@
 #define HSTU_TESTS_TOY_DATA_H
 
 #include "base/rng.h"
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
 #include "test.h"
 
 enum { TOY_ITEMS = 1000, TOY_CONTEXT = 2 };

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "data/synth.h"
+#include "data/synth/synth.h"
 #include "test.h"
 #include "train/checkpoint.h"
 #include "train/trainer.h"

@@ -63,13 +63,15 @@ calls() {
 include_order() {
     awk '
         BEGIN {
-            base = "base"; ops = base " ops"; data = ops; nn = ops " config data embed"; top = nn " nn"
-            see["base"] = ""; see["ops"] = base; see["cpu"] = see["cuda"] = ops
-            see["config"] = see["data"] = see["embed"] = data
-            see["nn"] = nn
-            see["train"] = see["serve"] = see["tune"] = see["profile"] = see["dist"] = top
-            see["api"] = top " train serve tune profile dist"
-            see["cli"] = see["api"] " api"
+            see["base"] = ""
+            see["ops"] = "base"
+            see["cpu"] = see["cuda"] = see["config"] = see["data"] = see["embed"] = "base ops"
+            see["nn"] = "base ops config data embed"
+            see["model"] = see["nn"] " nn"
+            see["dist"] = see["profile"] = see["model"] " model"
+            see["train"] = see["serve"] = see["tune"] = see["dist"] " dist profile"
+            see["api"] = see["bench"] = see["train"] " train serve tune"
+            see["cli"] = see["api"] " api bench"
         }
         /^[ \t]*#[ \t]*include[ \t]*"/ {
             split(FILENAME, part, "/")
@@ -93,7 +95,7 @@ test_stems() {
         stem=$(basename "$file" .c)
         stem=${stem#test_}
         stem=${stem#fuzz_}
-        [ -n "$(ls -d src/"$stem"/ src/*/"$stem"*.[ch]* 2>/dev/null)" ] || echo "$file: what in src does it test?"
+        [ -d "src/$stem" ] || [ -n "$(find src -name "$stem*.[ch]*")" ] || echo "$file: what in src does it test?"
     done
     for file in tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue

@@ -26,8 +26,9 @@ attn_f32_bwd.cu dkv_kernel<32, false, 3>  one number, stored once before the loo
 
 # A report older than its source is of another kernel.
 reports=
-for report in "$dir"/*.cu.ptxas; do
-    source=src/cuda/$(basename "$report" .ptxas)
+for report in $(find "$dir" -name '*.cu.ptxas' 2>/dev/null | sort); do
+    source=src/cuda/${report#"$dir"/}
+    source=${source%.ptxas}
     [ -e "$report" ] && [ -e "$source" ] && [ ! "$source" -nt "$report" ] && reports="$reports $report"
 done
 [ -n "$reports" ] || exit 3
@@ -58,12 +59,12 @@ spills)
         }
         $4 > 0 {
             for (i = 1; i <= m; i++) if (index(name[i], $1 " " $5) == 1) next
-            print "src/cuda/" $1 ": " $5 " on " $2 ": " $4 " bytes spilt and read back, " $3 " registers"
+            print $1 ": " $5 " on " $2 ": " $4 " bytes spilt and read back, " $3 " registers"
         }'
     ;;
 losses)
     grep -HE '\(C75[0-9]+\)' $reports | grep -E 'serialized|setmaxnreg' | demangle |
-        sed 's|^.*/\(.*\)\.ptxas:ptxas info *: |src/cuda/\1: |' | sort -u
+        sed 's|^.*/\(.*\)\.ptxas:ptxas info *: |\1: |' | sort -u
     ;;
 worst)
     kernels | sort -t'|' -k3,3nr -k1,1 | head -n 1 | awk -F'|' '{ print $3 " in " $5 ", " $1 }'

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/env.h"
-#include "data/batcher.h"
-#include "data/seq_file.h"
+#include "data/set/batcher.h"
+#include "data/set/seq_file.h"
 #include "hstu.h"
 
 _Static_assert((int)HSTU_ERR_NUMERIC == (int)ERR_NUMERIC, "the codes must agree");

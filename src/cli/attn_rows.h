@@ -3,7 +3,7 @@
 #ifndef HSTU_CLI_ATTN_ROWS_H
 #define HSTU_CLI_ATTN_ROWS_H
 
-#include "profile/attn_peers.h"
+#include "bench/attn_peers.h"
 
 typedef struct attn_row {
     const attn_problem *p;

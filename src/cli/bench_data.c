@@ -14,9 +14,9 @@
 #include "cli/bench.h"
 #include "cli/cli.h"
 #include "cli/show.h"
-#include "data/batcher.h"
-#include "data/synth.h"
-#include "data/temp_data.h"
+#include "data/set/batcher.h"
+#include "data/set/temp_data.h"
+#include "data/synth/synth.h"
 
 enum { N_CHECKED = 64 };
 

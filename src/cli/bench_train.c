@@ -15,19 +15,19 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "bench/slope.h"
 #include "cli/bench.h"
 #include "cli/cli.h"
 #include "cli/show.h"
 #include "cli/work.h"
-#include "data/synth.h"
-#include "data/temp_data.h"
+#include "data/set/temp_data.h"
+#include "data/synth/synth.h"
 #include "nn/flops.h"
 #include "profile/busy.h"
 #include "profile/peak.h"
 #include "profile/timed.h"
 #include "train/generated.h"
 #include "train/optimizer.h"
-#include "train/slope.h"
 
 /* Steps before the clock starts.  A GPU records a step for each size of batch it sees, so it goes
  * through more of them. */

@@ -12,7 +12,7 @@
 #include "cli/cli.h"
 #include "cli/info_table.h"
 #include "cli/show.h"
-#include "data/stats.h"
+#include "data/set/stats.h"
 #include "embed/snapshot.h"
 
 enum { N_POPULAR = 10, N_CODES = 10, BAR_COLUMNS = 36 };

@@ -13,9 +13,9 @@
 #include "base/progress.h"
 #include "cli/cli.h"
 #include "cli/show.h"
-#include "data/download.h"
-#include "data/emit_csv.h"
-#include "data/sources.h"
+#include "data/prep/download.h"
+#include "data/prep/sources.h"
+#include "data/set/emit_csv.h"
 
 typedef struct prep_options {
     const source *src;

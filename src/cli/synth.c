@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "cli/cli.h"
 #include "cli/show.h"
-#include "data/synth.h"
+#include "data/synth/synth.h"
 
 static status print_json(const char *folder, const synth_report *r, double seconds) {
     json_writer w;

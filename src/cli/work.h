@@ -6,7 +6,7 @@
 #include "base/pool.h"
 #include "base/status.h"
 #include "config/config.h"
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
 #include "ops/ops.h"
 #include "train/session.h"
 

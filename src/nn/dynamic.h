@@ -15,7 +15,7 @@
 #define HSTU_NN_DYNAMIC_H
 
 #include "base/scratch_folder.h"
-#include "data/batcher.h"
+#include "data/set/batcher.h"
 #include "embed/table.h"
 #include "nn/input.h"
 #include "nn/memory.h"

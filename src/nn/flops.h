@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #include "config/config.h"
-#include "data/batcher.h"
+#include "data/set/batcher.h"
 
 typedef struct flops {
     double uvqk;       /* of the layers: the product before the attention */

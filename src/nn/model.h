@@ -12,7 +12,7 @@
 
 #include "base/status.h"
 #include "config/config.h"
-#include "data/batcher.h"
+#include "data/set/batcher.h"
 #include "ops/ops.h"
 
 enum { PARAM_NAME_BYTES = 96 };

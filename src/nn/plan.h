@@ -15,7 +15,7 @@
 #ifndef HSTU_NN_PLAN_H
 #define HSTU_NN_PLAN_H
 
-#include "data/batcher.h"
+#include "data/set/batcher.h"
 #include "nn/memory.h"
 #include "nn/sequences.h"
 

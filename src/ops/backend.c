@@ -19,7 +19,7 @@ status backend_read_act(backend *be, float *to_host, const void *from, size_t n)
     return OK;
 }
 
-/* With CUDA, src/cuda/backend.cu makes one. */
+/* With CUDA, src/cuda/core/backend.cu makes one. */
 #ifndef HSTU_HAS_CUDA
 status backend_create_cuda(backend **out, const cuda_options *options) {
     (void)options;

@@ -1,6 +1,7 @@
 #include "ops/device.h"
 
-/* A build without CUDA: no devices, and words that say so.  With CUDA, src/cuda/device.cu answers.
+/* A build without CUDA: no devices, and words that say so.  With CUDA, src/cuda/core/device.cu
+ * answers.
  */
 #ifndef HSTU_HAS_CUDA
 

@@ -1,8 +1,8 @@
 /* The GPUs of this machine, as far as this build can see them.
  *
- * Implemented by src/cuda/device.cu, or by src/ops/device.c in a build without CUDA, where there
- * are none.  A machine without a GPU or without a driver is no failure: it has no devices, and
- * device_driver says why.  Any thread may call. */
+ * Implemented by src/cuda/core/device.cu, or by src/ops/device.c in a build without CUDA, where
+ * there are none.  A machine without a GPU or without a driver is no failure: it has no devices,
+ * and device_driver says why.  Any thread may call. */
 #ifndef HSTU_OPS_DEVICE_H
 #define HSTU_OPS_DEVICE_H
 

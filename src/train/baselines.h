@@ -10,7 +10,7 @@
 
 #include "base/pool.h"
 #include "base/status.h"
-#include "data/split.h"
+#include "data/set/split.h"
 #include "train/metrics.h"
 
 typedef struct baseline_config {

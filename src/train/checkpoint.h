@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "data/batcher.h"
+#include "data/set/batcher.h"
 #include "nn/model.h"
 #include "train/optimizer.h"
 

@@ -12,8 +12,8 @@
 #include "base/pool.h"
 #include "base/status.h"
 #include "config/config.h"
-#include "data/bench_data.h"
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
+#include "data/synth/bench_data.h"
 
 enum { GENERATED_BATCHES = 8 };
 

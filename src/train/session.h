@@ -11,8 +11,8 @@
 
 #include "base/status.h"
 #include "config/config.h"
-#include "data/batcher.h"
-#include "data/seq_file.h"
+#include "data/set/batcher.h"
+#include "data/set/seq_file.h"
 #include "nn/model.h"
 #include "ops/ops.h"
 

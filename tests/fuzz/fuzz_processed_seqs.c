@@ -3,18 +3,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/list_parse.h"
-#include "data/number.h"
-#include "data/table_parse.h"
+#include "data/prep/csv_parse.h"
+#include "data/prep/list_parse.h"
+#include "data/prep/number.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void read_list(const table_field *field) {
+static void read_list(const csv_field *field) {
     list_reader r;
     bool has_element = true;
     if (list_begin(&r, field) != OK) return;
     for (size_t n = 0; has_element; n++) {
-        table_field element;
+        csv_field element;
         int64_t value;
         uint16_t action;
         if (list_next(&r, &element, &has_element) != OK || !has_element) return;
@@ -23,21 +23,21 @@ static void read_list(const table_field *field) {
             element.text + element.n_bytes > field->text + field->n_bytes)
             abort();
         (void)number_read(element.text, element.n_bytes, &value);
-        (void)table_parse_time(element.text, element.n_bytes, &value);
+        (void)csv_parse_time(element.text, element.n_bytes, &value);
         for (int kind = ACTION_NONE; kind <= ACTION_CODE; kind++)
-            (void)table_parse_action((action_kind)kind, element.text, element.n_bytes, &action);
+            (void)csv_parse_action((action_kind)kind, element.text, element.n_bytes, &action);
     }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const table_format format = {",", true};
+    static const csv_format format = {",", true};
     enum { MAX_FIELDS = 8 };
-    table_field fields[MAX_FIELDS];
+    csv_field fields[MAX_FIELDS];
     int n = 0;
     char *line = malloc(size + (size == 0));
     if (line == NULL) return 0;
     if (size > 0) memcpy(line, data, size);
-    if (table_split(&format, line, size, fields, MAX_FIELDS, &n) == OK)
+    if (csv_split(&format, line, size, fields, MAX_FIELDS, &n) == OK)
         for (int i = 0; i < n && i < MAX_FIELDS; i++)
             read_list(&fields[i]);
     free(line);

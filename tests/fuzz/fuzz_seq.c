@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "data/seq_file.h"
+#include "data/set/seq_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -1,0 +1,527 @@
+/* What the float32 attention's kernels share: products of tiles by TF32 instructions, the mask and
+ * the bias of the pairs a thread holds.
+ *
+ * A block owns ROWS rows of one sequence and head (queries, or keys where dk and dv are summed), a
+ * warp 16 of them.  The other side passes through shared memory, COLUMNS rows at a time, and a warp
+ * takes 16 of those at once: the scores of such a square live in 8 registers of a thread and go
+ * into the next product from there, because the sum over columns may take them in any order (the
+ * fragment's columns t and t + 4 are the square's 2t and 2t + 1).  Squares no row of which sees
+ * anything are left out.  What binds at small D is the arithmetic per pair (bias, SiLU, mask), at
+ * large D the reading of fragments from shared memory.
+ *
+ * EXACT: operands are split into two TF32 numbers, big + small, and small x small is left out: the
+ * error is that of float32.  Else they are rounded once, to TF32; only up to DIM = 64, where the
+ * time counts, to keep the build short. */
+#ifndef HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
+#define HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
+
+#include "cuda/attn/common/attn_mask.cuh"
+#include "cuda/core/act.cuh"
+#include "cuda/core/cuda.h"
+#include "cuda/core/ptx.cuh"
+
+/* DIM: dim_qk and dim_v, padded.  Rows in shared memory are 4 numbers longer, so that the eight
+ * rows of a fragment lie in different banks.  At DIM = 32 the block's own rows are kept in
+ * registers; else they lie in shared memory too.  The largest, of the backward pass at DIM = 256:
+ * (2 ROWS + 2 COLUMNS) * 260 * 4 = 99840 bytes, just within the 99 KB of the smaller GPUs. */
+template <int DIM> struct f32_shape {
+    static constexpr int ROWS = DIM <= 128 ? 64 : 32, WARPS = ROWS / 16, THREADS = 32 * WARPS;
+    static constexpr int STRIDE = DIM + 4;
+    static constexpr bool IS_KEPT = DIM == 32;
+    static constexpr int FWD_COLUMNS = DIM == 32 ? 128 : DIM == 64 ? 64 : DIM == 128 ? 32 : 16;
+    static constexpr int BWD_COLUMNS = DIM == 32 ? 64 : DIM == 64 ? 32 : 16;
+};
+
+/* A thread's place in a fragment: rows g and g + 8; columns t and t + 4, or 2t and 2t + 1. */
+__device__ static inline int lane_g() {
+    return (int)(threadIdx.x % 32 / 4);
+}
+__device__ static inline int lane_t() {
+    return (int)(threadIdx.x % 4);
+}
+
+/* ---- fragments ------------------------------------------------------------------------------ */
+
+template <bool EXACT, int N> struct f32_fragment { uint32_t big[N], small[EXACT ? N : 1]; };
+template <bool EXACT> using f32_a = f32_fragment<EXACT, 4>;
+template <bool EXACT> using f32_b = f32_fragment<EXACT, 2>;
+
+template <bool EXACT, int N>
+__device__ static inline void split(f32_fragment<EXACT, N> *f, int i, float x) {
+    f->big[i] = cvt_rna_tf32(x);
+    if constexpr (EXACT) f->small[i] = cvt_rna_tf32(x - __uint_as_float(f->big[i]));
+}
+
+/* A number of a tile in shared memory: rounded there already if not EXACT. */
+template <bool EXACT, int N>
+__device__ static inline void take(f32_fragment<EXACT, N> *f, int i, float x) {
+    if constexpr (EXACT)
+        split(f, i, x);
+    else
+        f->big[i] = __float_as_uint(x);
+}
+
+/* The 16 x 8 numbers at `tile`. */
+template <int STRIDE, bool EXACT> __device__ static inline f32_a<EXACT> rows_a(const float *tile) {
+    f32_a<EXACT> a;
+    const float *x = tile + lane_g() * STRIDE + lane_t();
+    take(&a, 0, x[0]);
+    take(&a, 1, x[8 * STRIDE]);
+    take(&a, 2, x[4]);
+    take(&a, 3, x[8 * STRIDE + 4]);
+    return a;
+}
+
+/* The scores of a thread as rows of the next product. */
+template <bool EXACT> __device__ static inline f32_a<EXACT> scores_a(const float c[4]) {
+    f32_a<EXACT> a;
+    split(&a, 0, c[0]);
+    split(&a, 1, c[2]);
+    split(&a, 2, c[1]);
+    split(&a, 3, c[3]);
+    return a;
+}
+
+/* The 8 rows at `tile`, 8 numbers of each, as columns: B = tile transposed. */
+template <int STRIDE, bool EXACT> __device__ static inline f32_b<EXACT> rows_b(const float *tile) {
+    f32_b<EXACT> b;
+    const float *x = tile + lane_g() * STRIDE + lane_t();
+    take(&b, 0, x[0]);
+    take(&b, 1, x[4]);
+    return b;
+}
+
+/* The 8 rows at `tile` in the order of scores_a. */
+template <int STRIDE, bool EXACT>
+__device__ static inline f32_b<EXACT> columns_b(const float *tile) {
+    f32_b<EXACT> b;
+    const float *x = tile + 2 * lane_t() * STRIDE + lane_g();
+    take(&b, 0, x[0]);
+    take(&b, 1, x[STRIDE]);
+    return b;
+}
+
+/* Tensor cores cut the digits of a sum off instead of rounding, and a long sum shows it: where it
+ * must be exact, only the products of eight numbers are theirs, and the sum goes on in float32. */
+template <bool EXACT>
+__device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b<EXACT> &b) {
+    if constexpr (EXACT) {
+        float part[4] = {0, 0, 0, 0};
+        mma_m16n8k8_tf32(part, a.small, b.big[0], b.big[1]);
+        mma_m16n8k8_tf32(part, a.big, b.small[0], b.small[1]);
+        mma_m16n8k8_tf32(part, a.big, b.big[0], b.big[1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c[i] += part[i];
+    } else {
+        mma_m16n8k8_tf32(c, a.big, b.big[0], b.big[1]);
+    }
+}
+
+/* ---- tiles ---------------------------------------------------------------------------------- */
+
+/* How a block's threads share a tile of N rows: thread t copies column c0, c0 + WIDTH, ... of rows
+ * r0, r0 + STEP, ...  A row's numbers are copied one by one: heads of 25 numbers are not aligned to
+ * more. */
+template <int DIM, int N> struct f32_copy {
+    static constexpr int THREADS = f32_shape<DIM>::THREADS;
+    static constexpr int WIDTH = DIM < THREADS ? DIM : THREADS, STEP = THREADS / WIDTH;
+    static constexpr int TIMES = N / STEP, UNROLL = DIM == 256 ? 4 : TIMES < 16 ? TIMES : 16;
+    static_assert(N % STEP == 0 && DIM % WIDTH == 0, "every thread copies as many rows");
+};
+
+/* N rows of `dim` numbers to shared memory; rows from n on and columns from dim on become zeros.
+ * float32 is on its way when this returns: tile_end must follow, then a barrier. */
+template <int DIM, int N>
+__device__ static inline void tile_begin(float *to, const float *from, int64_t stride, int dim,
+                                         int n) {
+    using copy = f32_copy<DIM, N>;
+    int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
+#pragma unroll 1
+    for (int c = c0; c < DIM; c += copy::WIDTH) {
+        const float *x = from + r0 * stride + c;
+        uint32_t at = shared_address(to + r0 * f32_shape<DIM>::STRIDE + c);
+#pragma unroll copy::UNROLL
+        for (int k = 0; k < copy::TIMES; k++) {
+            bool is_there = c < dim && r0 + k * copy::STEP < n;
+            cp_async<4>(at, is_there ? x : from, is_there ? 4 : 0);
+            at += (uint32_t)(copy::STEP * f32_shape<DIM>::STRIDE * sizeof(float));
+            x += copy::STEP * stride;
+        }
+    }
+}
+
+/* 16-bit numbers pass through registers. */
+template <int DIM, int N, typename T>
+__device__ static inline void tile_begin(float *to, const T *from, int64_t stride, int dim, int n) {
+    using copy = f32_copy<DIM, N>;
+    int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
+#pragma unroll 1
+    for (int c = c0; c < DIM; c += copy::WIDTH) {
+        const T *x = from + r0 * stride + c;
+#pragma unroll 4
+        for (int k = 0; k < copy::TIMES; k++) {
+            int r = r0 + k * copy::STEP;
+            to[r * f32_shape<DIM>::STRIDE + c] =
+                c < dim && r < n ? to_float(x[k * copy::STEP * stride]) : 0.0f;
+        }
+    }
+}
+
+/* Waits for the thread's copies and, if not EXACT, rounds what it copied to the tile: it sees its
+ * own copies before any barrier. */
+template <int DIM, int N, bool EXACT> __device__ static inline void tile_end(float *to) {
+    using copy = f32_copy<DIM, N>;
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+    if constexpr (!EXACT) {
+        int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
+#pragma unroll 1
+        for (int c = c0; c < DIM; c += copy::WIDTH) {
+            float *x = to + r0 * f32_shape<DIM>::STRIDE + c;
+#pragma unroll copy::UNROLL
+            for (int k = 0; k < copy::TIMES; k++) {
+                float *y = x + k * copy::STEP * f32_shape<DIM>::STRIDE;
+                *y = __uint_as_float(cvt_rna_tf32(*y));
+            }
+        }
+    }
+}
+
+/* The block's own rows, as seen by one warp: fragments in registers, or where they lie. */
+template <int DIM, bool EXACT> struct f32_rows {
+    f32_a<EXACT> kept[f32_shape<DIM>::IS_KEPT ? DIM / 8 : 1];
+    const float *tile;
+};
+
+/* All threads of the block; rows from n on are zeros.  A barrier must follow before they are used.
+ * `tile` (ROWS, STRIDE) is not looked at where rows are kept. */
+template <int DIM, bool EXACT>
+__device__ static inline void rows_load(f32_rows<DIM, EXACT> *rows, float *tile, const float *from,
+                                        int64_t stride, int dim, int n) {
+    using shape = f32_shape<DIM>;
+    int first = (int)threadIdx.x / 32 * 16;
+    if constexpr (shape::IS_KEPT) {
+#pragma unroll
+        for (int k = 0; k < DIM / 8; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int r = first + lane_g() + i % 2 * 8, c = k * 8 + lane_t() + i / 2 * 4;
+                split(&rows->kept[k], i, r < n && c < dim ? from[r * stride + c] : 0.0f);
+            }
+        }
+    } else {
+        tile_begin<DIM, shape::ROWS>(tile, from, stride, dim, n);
+        tile_end<DIM, shape::ROWS, EXACT>(tile);
+        rows->tile = tile + first * shape::STRIDE;
+    }
+}
+
+/* x = the warp's rows times 16 rows of a tile, transposed.  Only as many numbers of a row are
+ * looked at as there are, in whole 32. */
+template <int DIM, bool EXACT>
+__device__ static inline void score_square(float x[2][4], const f32_rows<DIM, EXACT> &rows,
+                                           const float *tile, int dim) {
+    constexpr int STRIDE = f32_shape<DIM>::STRIDE;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < (f32_shape<DIM>::IS_KEPT ? DIM : dim); first += 32) {
+#pragma unroll
+        for (int k = first; k < first + 32; k += 8) {
+            f32_a<EXACT> a;
+            if constexpr (f32_shape<DIM>::IS_KEPT)
+                a = rows.kept[k / 8];
+            else
+                a = rows_a<STRIDE, EXACT>(rows.tile + k);
+            mma(x[0], a, rows_b<STRIDE, EXACT>(tile + k));
+            mma(x[1], a, rows_b<STRIDE, EXACT>(tile + 8 * STRIDE + k));
+        }
+    }
+}
+
+/* sum += scores (16 x 16) times 16 rows of a tile. */
+template <int DIM, bool EXACT>
+__device__ static inline void add_product(float (*sum)[4], const float x[2][4], const float *tile,
+                                          int dim) {
+    constexpr int STRIDE = f32_shape<DIM>::STRIDE;
+    f32_a<EXACT> a[2] = {scores_a<EXACT>(x[0]), scores_a<EXACT>(x[1])};
+#pragma unroll
+    for (int first = 0; first < DIM; first += 32) {
+        if (first >= dim) break;
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+#pragma unroll
+            for (int d = first; d < first + 32; d += 8)
+                mma(sum[d / 8], a[n], columns_b<STRIDE, EXACT>(tile + n * 8 * STRIDE + d));
+        }
+    }
+}
+
+/* The warp's 16 sums to rows of memory; `to` is the block's first row, n its rows that exist. */
+template <int DIM, typename T>
+__device__ static inline void store_rows(T *to, int64_t stride, int dim, int n,
+                                         const float (*sum)[4]) {
+    int row = (int)threadIdx.x / 32 * 16 + lane_g();
+#pragma unroll
+    for (int i = 0; i < DIM / 8 * 4; i++) {
+        int r = row + i % 4 / 2 * 8, c = i / 4 * 8 + 2 * lane_t() + i % 2;
+        if (r < n && c < dim) to[r * stride + c] = from_float<T>(sum[i / 4][i % 4]);
+    }
+}
+
+/* ---- masks ---------------------------------------------------------------------------------- */
+
+/* What a query row sees: `n` columns from `first` on, twice. */
+typedef struct alignas(16) f32_spans {
+    int first0, n0, first1, n1;
+} f32_spans;
+
+__device__ static inline f32_spans spans_of(const attn_args &a, const attn_seq &s, int row) {
+    attn_row_mask m = attn_mask_of(a, s, row);
+    f32_spans spans = {m.first0, max(m.end0 - m.first0, 0), m.first1, max(m.end1 - m.first1, 0)};
+    return spans;
+}
+
+__device__ static inline bool spans_have(const f32_spans &m, int j) {
+    return (unsigned)(j - m.first0) < (unsigned)m.n0 || (unsigned)(j - m.first1) < (unsigned)m.n1;
+}
+
+/* More than two spans are only in memory. */
+__device__ static inline bool has_more_spans(const attn_args &a) {
+    return a.func != NULL && a.n_func > 3;
+}
+
+/* Does query row `row` see column j by one of the spans behind the second? */
+__device__ static inline bool more_spans_have(const attn_args &a, const attn_seq &s, int row,
+                                              int j) {
+    attn_row_mask none = {0, 0, 0, 0};
+    return attn_sees(a, s, none, row, j);
+}
+
+/* The columns that n consecutive lanes' rows see, from the first to the last: *begin >= *end where
+ * they see none.  n is a power of two; every lane of its warp calls. */
+__device__ static inline void spans_hull(const attn_args &a, const attn_seq &s, const f32_spans &m,
+                                         int n, int *begin, int *end) {
+    *begin = INT32_MAX;
+    *end = 0;
+    if (m.n0 > 0) {
+        *begin = m.first0;
+        *end = m.first0 + m.n0;
+    }
+    if (m.n1 > 0) {
+        *begin = min(*begin, m.first1);
+        *end = max(*end, m.first1 + m.n1);
+    }
+    if (has_more_spans(a)) {
+        *begin = 0;
+        *end = s.len_k;
+    }
+    for (int lane = n / 2; lane > 0; lane /= 2) {
+        *begin = min(*begin, __shfl_xor_sync(0xffffffffu, *begin, lane));
+        *end = max(*end, __shfl_xor_sync(0xffffffffu, *end, lane));
+    }
+}
+
+/* ---- the pairs of a square ------------------------------------------------------------------ */
+
+/* Numbers of a square in a thread: [n][2 r + e] is row g + 8 r, column 8 n + 2 t + e; bit
+ * 4 n + 2 r + e of a mask.  Places in a tile, of [0][0]: */
+typedef struct f32_place {
+    int row, column;
+} f32_place;
+
+/* The position bias and the times of the tile in hand, in shared memory. */
+template <int QUERIES, int KEYS, int COLUMNS> struct f32_time_room {
+    alignas(16) int64_t time[COLUMNS]; /* two are read at once */
+    float position[QUERIES + KEYS];    /* [key - query + QUERIES - 1], places in the tile */
+};
+
+/* The table of buckets and the weight of each, in shared memory except at DIM = 256, where there is
+ * no room. */
+template <int DIM> struct f32_buckets {
+    static constexpr bool IS_STAGED = DIM < 256;
+    uint32_t cell[IS_STAGED ? BUCKET_CELLS : 1];
+    float weight[IS_STAGED ? ATTN_TIME_BUCKETS + 4 : 1];
+};
+
+template <int DIM>
+__device__ static inline void buckets_load(f32_buckets<DIM> *m, const attn_args &a,
+                                           const uint32_t *cells) {
+    if constexpr (f32_buckets<DIM>::IS_STAGED) {
+        for (int i = (int)threadIdx.x; i < BUCKET_CELLS; i += f32_shape<DIM>::THREADS)
+            m->cell[i] = cells[i];
+        for (int i = (int)threadIdx.x; i <= ATTN_TIME_BUCKETS; i += f32_shape<DIM>::THREADS)
+            m->weight[i] = a.time_w[i];
+    }
+}
+
+/* Query places i0 .. and keys j0 .. are those of the tile; `time` the n times of its columns. */
+template <int THREADS, int Q, int K, int C>
+__device__ static inline void time_room_tile(f32_time_room<Q, K, C> *m, const attn_args &a,
+                                             const int64_t *time, int n, int i0, int j0) {
+    for (int i = (int)threadIdx.x; i < C; i += THREADS)
+        m->time[i] = i < n ? time[i] : 0;
+    for (int i = (int)threadIdx.x; i < Q + K - 1; i += THREADS) {
+        int at = a.bias_len - 1 + j0 - i0 + i - (Q - 1);
+        m->position[i] = at >= 0 && at < 2 * a.bias_len - 1 ? a.position_w[at] : 0.0f;
+    }
+}
+
+/* Adds the bias to the scores and tells the buckets.  IS_KEY: the rows are keys.  `cell` and
+ * `weight` are those of f32_buckets. */
+template <bool IS_KEY, int Q, int K, int C>
+__device__ static inline void
+add_time_bias(float x[2][4], int bucket[2][4], const f32_time_room<Q, K, C> &m,
+              const uint32_t *cell, const float *weight, const int64_t time[2], f32_place at) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        longlong2 pair = *(const longlong2 *)&m.time[at.column + 8 * n];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = at.row + i / 2 * 8, column = at.column + 8 * n + i % 2;
+            int diagonal = (IS_KEY ? row - column : column - row) + Q - 1;
+            bucket[n][i] = attn_bucket(cell, time[i / 2], i % 2 == 0 ? pair.x : pair.y);
+            x[n][i] += m.position[diagonal] + weight[bucket[n][i]];
+        }
+    }
+}
+
+/* Where a sequence's and head's table begins. */
+__device__ static inline int64_t table_begin(const attn_args &a, const attn_seq &s, int head) {
+    int64_t plane = (int64_t)s.b * a.table_heads + (a.table_heads == 1 ? 0 : head);
+    return plane * a.table_len * a.table_len;
+}
+
+/* Where pair i of block n of a square lies in the table, the tile beginning at i0, j0. */
+template <bool IS_KEY>
+__device__ static inline int64_t table_at(const attn_args &a, f32_place at, int i0, int j0, int n,
+                                          int i) {
+    int row = at.row + i / 2 * 8, column = at.column + 8 * n + i % 2;
+    return (int64_t)(i0 + (IS_KEY ? column : row)) * a.table_len + j0 + (IS_KEY ? row : column);
+}
+
+template <bool IS_KEY>
+__device__ static inline void add_table_bias(float x[2][4], const attn_args &a, const float *table,
+                                             f32_place at, int i0, int j0, unsigned seen) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (seen >> (4 * n + i) & 1) x[n][i] += table[table_at<IS_KEY>(a, at, i0, j0, n, i)];
+    }
+}
+
+/* Each pair belongs to one thread of the grid. */
+__device__ static inline void add_table_grad(const attn_args &a, int64_t table, f32_place at,
+                                             int i0, int j0, unsigned seen, const float ds[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (seen >> (4 * n + i) & 1)
+                a.dtable[table + table_at<false>(a, at, i0, j0, n, i)] += ds[n][i];
+    }
+}
+
+/* Finite for any x. */
+template <bool EXACT> __device__ static inline float sigmoid_of(float x) {
+    if constexpr (EXACT) return 1.0f / (1.0f + expf(-x));
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+/* ---- query rows of a warp ------------------------------------------------------------------- */
+
+/* Where the rows are queries: what the two rows of a thread see, and when they were. */
+typedef struct f32_queries {
+    int row; /* of the sequence's queries: row and row + 8 are the thread's */
+    f32_spans spans[2];
+    int64_t time[2];
+    int begin, end; /* the columns any row of the warp sees */
+} f32_queries;
+
+__device__ static inline f32_queries queries_of(const attn_args &a, const attn_seq &s, int row0) {
+    f32_queries q;
+    int begin, end;
+    q.row = row0 + (int)threadIdx.x / 32 * 16 + lane_g();
+    for (int r = 0; r < 2; r++) {
+        bool is_time = a.bias == BIAS_TIME && q.row + 8 * r < s.len_q;
+        q.spans[r] = spans_of(a, s, q.row + 8 * r);
+        q.time[r] = is_time ? a.query_time[s.row_q + q.row + 8 * r] : 0;
+    }
+    spans_hull(a, s, q.spans[0], 32, &q.begin, &q.end);
+    spans_hull(a, s, q.spans[1], 32, &begin, &end);
+    q.begin = min(q.begin, begin);
+    q.end = max(q.end, end);
+    return q;
+}
+
+/* The mask of the square whose first column is key j of the sequence for this thread. */
+__device__ static inline unsigned queries_see(const attn_args &a, const attn_seq &s,
+                                              const f32_queries &q, int j) {
+    unsigned seen = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        seen |= (unsigned)spans_have(q.spans[i % 4 / 2], j + i / 4 * 8 + i % 2) << i;
+    if (has_more_spans(a)) {
+#pragma unroll 1
+        for (int i = 0; i < 8; i++)
+            seen |= (unsigned)more_spans_have(a, s, q.row + i % 4 / 2 * 8, j + i / 4 * 8 + i % 2)
+                    << i;
+    }
+    return seen;
+}
+
+/* The squares of a tile of COLUMNS keys from j0 on that the warp must look at, as columns. */
+template <int COLUMNS>
+__device__ static inline void queries_squares(const f32_queries &q, int j0, int *begin, int *end) {
+    *begin = max(q.begin - j0, 0) / 16 * 16;
+    *end = (min(q.end - j0, COLUMNS) + 15) / 16 * 16;
+}
+
+/* ---- query columns of a tile ---------------------------------------------------------------- */
+
+/* Where the columns are queries: what each sees, and each 16 of them. */
+template <int COLUMNS> struct f32_masks {
+    f32_spans spans[COLUMNS];
+    int begin[COLUMNS / 16], end[COLUMNS / 16];
+};
+
+template <int COLUMNS>
+__device__ static inline void masks_load(f32_masks<COLUMNS> *m, const attn_args &a,
+                                         const attn_seq &s, int row0) {
+    int c = (int)threadIdx.x, begin, end;
+    if (c >= (COLUMNS > 32 ? COLUMNS : 32)) return;
+    f32_spans spans = spans_of(a, s, row0 + c);
+    spans_hull(a, s, spans, 16, &begin, &end);
+    if (c >= COLUMNS) return;
+    m->spans[c] = spans;
+    if (c % 16 != 0) return;
+    m->begin[c / 16] = begin;
+    m->end[c / 16] = end;
+}
+
+/* The mask of a square: key j is the thread's first row, query row `row` its first column. */
+template <int COLUMNS>
+__device__ static inline unsigned masks_see(const attn_args &a, const attn_seq &s,
+                                            const f32_masks<COLUMNS> &m, f32_place at, int row,
+                                            int j) {
+    unsigned seen = 0;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        int column = n / 2 * 8 + n % 2;
+        f32_spans spans = m.spans[at.column + column];
+        seen |= (unsigned)spans_have(spans, j) << (n / 2 * 4 + n % 2);
+        seen |= (unsigned)spans_have(spans, j + 8) << (n / 2 * 4 + n % 2 + 2);
+    }
+    if (has_more_spans(a)) {
+#pragma unroll 1
+        for (int i = 0; i < 8; i++)
+            seen |= (unsigned)more_spans_have(a, s, row + i / 4 * 8 + i % 2, j + i % 4 / 2 * 8)
+                    << i;
+    }
+    return seen;
+}
+
+#endif

@@ -1,0 +1,462 @@
+/* Causal softmax attention, forward and backward (contract: softmax_attn_args in ops/ops.h).
+ *
+ * Blocks and warps work as in attn_f32.cuh, in float32 arithmetic whatever the activations are:
+ * they are float32 from shared memory on.  Forward, a warp keeps the maximum and the sum of its
+ * rows as it walks over the keys.  Backward, blocks of query rows walk twice, for delta_i = sum_j
+ * p_ij dp_ij and then for dq; after them blocks of keys sum dk and dv.  The flops of the products
+ * bind, and with dropout the random numbers, which every kernel draws again. */
+#include <float.h>
+
+#include "cuda/attn/f32/attn_f32.cuh"
+#include "cuda/ops/dropout.cuh"
+
+/* The args and what else a kernel must know. */
+typedef struct softmax_job {
+    softmax_attn_args a;
+    act_type act;
+    int n_tiles;  /* of rows, of the longest sequence */
+    float *delta; /* (T, H) */
+} softmax_job;
+
+/* One sequence and head, and the block's first row. */
+typedef struct softmax_block {
+    int head, row, len; /* row: first of the jagged arrays */
+    int first;
+} softmax_block;
+
+__device__ static inline softmax_block block_of(const softmax_job &job, int rows, bool is_last) {
+    int n_pairs = job.a.n_sequences * job.a.n_heads, pair = (int)(blockIdx.x % (unsigned)n_pairs);
+    int tile = (int)(blockIdx.x / (unsigned)n_pairs), b = pair / job.a.n_heads;
+    softmax_block s;
+    s.head = pair % job.a.n_heads;
+    s.row = job.a.offsets[b];
+    s.len = job.a.offsets[b + 1] - s.row;
+    s.first = (is_last ? job.n_tiles - 1 - tile : tile) * rows;
+    return s;
+}
+
+/* Rows `first` .. of this sequence and head to shared memory; zeros behind its end. */
+template <int DIM, int N>
+__device__ static inline void load_act(float *to, const softmax_job &job, const softmax_block &s,
+                                       const void *from, int64_t stride, int first) {
+    int64_t at = (s.row + first) * stride + s.head * job.a.dim;
+    int n = s.len - first, dim = job.a.dim;
+    if (job.act == ACT_F32)
+        tile_begin<DIM, N>(to, (const float *)from + at, stride, dim, n);
+    else if (job.act == ACT_BF16)
+        tile_begin<DIM, N>(to, (const __nv_bfloat16 *)from + at, stride, dim, n);
+    else
+        tile_begin<DIM, N>(to, (const __half *)from + at, stride, dim, n);
+}
+
+/* Waits for what the thread loaded; a barrier must follow. */
+__device__ static inline void load_end() {
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+}
+
+template <int DIM>
+__device__ static inline void store_act(void *to, const softmax_job &job, const softmax_block &s,
+                                        int64_t stride, const float (*sum)[4]) {
+    int64_t at = (s.row + s.first) * stride + s.head * job.a.dim;
+    int n = s.len - s.first, dim = job.a.dim;
+    if (job.act == ACT_F32)
+        store_rows<DIM>((float *)to + at, stride, dim, n, sum);
+    else if (job.act == ACT_BF16)
+        store_rows<DIM>((__nv_bfloat16 *)to + at, stride, dim, n, sum);
+    else
+        store_rows<DIM>((__half *)to + at, stride, dim, n, sum);
+}
+
+/* The block's rows, loaded, as a warp's fragments see them. */
+template <int DIM> __device__ static inline f32_rows<DIM, true> rows_at(const float *tile) {
+    f32_rows<DIM, true> rows;
+    rows.tile = tile + (int)threadIdx.x / 32 * 16 * f32_shape<DIM>::STRIDE;
+    return rows;
+}
+
+/* The sum, or the largest, of a row of a square: four lanes hold it. */
+__device__ static inline float row_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ static inline float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* The factors of two neighbouring columns. */
+__device__ static inline float2 drop_two(const drop_row &r, uint32_t column) {
+    float4 f = drop_factors(r, column / 4);
+    uint32_t at = column % 4;
+    float second = at == 3 ? drop_factor(r, column + 1) : at == 0 ? f.y : at == 1 ? f.z : f.w;
+    return make_float2(at == 0 ? f.x : at == 1 ? f.y : at == 2 ? f.z : f.w, second);
+}
+
+/* ---- forward -------------------------------------------------------------------------------- */
+
+template <int DIM> static constexpr size_t fwd_shared() {
+    using shape = f32_shape<DIM>;
+    return sizeof(float) * shape::STRIDE * (2 * shape::FWD_COLUMNS + shape::ROWS);
+}
+
+/* The two rows of a thread as it walks. */
+typedef struct softmax_rows {
+    int row;                  /* the sequence's: row and row + 8 */
+    float largest[2], sum[2]; /* of exp(score - largest): this lane's part */
+    drop_row drop[2];
+} softmax_rows;
+
+__device__ static inline softmax_rows rows_begin(const softmax_job &job, const softmax_block &s) {
+    softmax_rows rows;
+    rows.row = s.first + (int)threadIdx.x / 32 * 16 + lane_g();
+    for (int r = 0; r < 2; r++) {
+        rows.largest[r] = -FLT_MAX;
+        rows.sum[r] = 0.0f;
+        rows.drop[r] = drop_begin(job.a.drop, s.row + min(rows.row + 8 * r, s.len - 1));
+    }
+    return rows;
+}
+
+/* Multiplies the square with its dropout; column `j` is the thread's first. */
+__device__ static inline void drop_square(float x[2][4], const softmax_job &job,
+                                          const softmax_block &s, const drop_row drop[2], int j) {
+    if (!(job.a.drop.rate > 0)) return;
+    uint32_t column = (uint32_t)s.head * (uint32_t)job.a.max_len + (uint32_t)j;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 f = drop_two(drop[i % 2], column + (uint32_t)(i / 2 * 8));
+        x[i / 2][i % 2 * 2] *= f.x;
+        x[i / 2][i % 2 * 2 + 1] *= f.y;
+    }
+}
+
+/* Scores to exp(score - largest), zero where j > i; what was summed so far is scaled down where a
+ * larger score came. */
+template <int DIM>
+__device__ static inline void softmax_square(float x[2][4], softmax_rows *rows, float (*out)[4],
+                                             int j, float alpha) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float largest = rows->largest[r];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float *y = &x[i / 2][2 * r + i % 2];
+            *y = j + i / 2 * 8 + i % 2 <= rows->row + 8 * r ? *y * alpha : -INFINITY;
+            largest = fmaxf(largest, *y);
+        }
+        largest = row_max(largest);
+        factor[r] = expf(rows->largest[r] - largest);
+        rows->largest[r] = largest;
+        rows->sum[r] *= factor[r];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float *y = &x[i / 2][2 * r + i % 2];
+            *y = expf(*y - largest);
+            rows->sum[r] += *y;
+        }
+    }
+#pragma unroll
+    for (int d = 0; d < DIM / 8; d++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            out[d][i] *= factor[i / 2];
+    }
+}
+
+template <int DIM>
+__device__ static inline void rows_end(const softmax_job &job, const softmax_block &s,
+                                       const softmax_rows &rows, float (*out)[4]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = row_sum(rows.sum[r]), inverse = 1.0f / sum;
+        int row = rows.row + 8 * r;
+#pragma unroll
+        for (int d = 0; d < DIM / 8; d++) {
+            out[d][2 * r] *= inverse;
+            out[d][2 * r + 1] *= inverse;
+        }
+        if (row < s.len && lane_t() == 0)
+            job.a.log_sum[(int64_t)(s.row + row) * job.a.n_heads + s.head] =
+                rows.largest[r] + logf(sum);
+    }
+}
+
+template <int DIM>
+static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
+                                    2) void fwd_kernel(const __grid_constant__ softmax_job job) {
+    using shape = f32_shape<DIM>;
+    constexpr int ROWS = shape::ROWS, COLUMNS = shape::FWD_COLUMNS, STRIDE = shape::STRIDE;
+    extern __shared__ float4 shared[];
+    float *k_tile = (float *)shared, *v_tile = k_tile + COLUMNS * STRIDE;
+    float *q_tile = v_tile + COLUMNS * STRIDE;
+    const softmax_attn_args &a = job.a;
+    softmax_block s = block_of(job, ROWS, true);
+    if (s.first >= s.len) return;
+    load_act<DIM, ROWS>(q_tile, job, s, a.q, a.stride_q, s.first);
+    f32_rows<DIM, true> query = rows_at<DIM>(q_tile);
+    softmax_rows rows = rows_begin(job, s);
+
+    float out[DIM / 8][4] = {};
+    int warp_end = min(s.first + (int)threadIdx.x / 32 * 16 + 16, s.len);
+    if (s.first + (int)threadIdx.x / 32 * 16 >= s.len) warp_end = 0;
+    for (int j0 = 0; j0 < min(s.first + ROWS, s.len); j0 += COLUMNS) {
+        __syncthreads();
+        load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, j0);
+        load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, j0);
+        load_end();
+        __syncthreads();
+        for (int c = 0; c < min(warp_end - j0, COLUMNS); c += 16) {
+            float x[2][4];
+            int j = j0 + c + 2 * lane_t();
+            score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
+            softmax_square<DIM>(x, &rows, out, j, a.alpha);
+            drop_square(x, job, s, rows.drop, j);
+            add_product<DIM, true>(out, x, v_tile + c * STRIDE, a.dim);
+        }
+    }
+    rows_end<DIM>(job, s, rows, out);
+    store_act<DIM>(a.out, job, s, a.stride_out, out);
+}
+
+/* ---- dq ------------------------------------------------------------------------------------- */
+
+template <int DIM> static constexpr size_t bwd_shared() {
+    using shape = f32_shape<DIM>;
+    return sizeof(float) * shape::STRIDE * (2 * shape::BWD_COLUMNS + 2 * shape::ROWS);
+}
+
+/* x: q . k, becomes p, zero where j > i.  dp: dout . v, becomes dropped. */
+__device__ static inline void weights_square(float x[2][4], float dp[2][4], const softmax_job &job,
+                                             const softmax_block &s, const softmax_rows &rows,
+                                             int j) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int r = i % 4 / 2;
+        float p = expf(x[i / 4][i % 4] * job.a.alpha - rows.largest[r]); /* there: the log_sum */
+        x[i / 4][i % 4] = j + i / 4 * 8 + i % 2 <= rows.row + 8 * r ? p : 0.0f;
+    }
+    drop_square(dp, job, s, rows.drop, j);
+}
+
+template <int DIM>
+static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
+                                    2) void dq_kernel(const __grid_constant__ softmax_job job) {
+    using shape = f32_shape<DIM>;
+    constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
+    extern __shared__ float4 shared[];
+    float *k_tile = (float *)shared, *v_tile = k_tile + COLUMNS * STRIDE;
+    float *q_tile = v_tile + COLUMNS * STRIDE, *dout_tile = q_tile + ROWS * STRIDE;
+    const softmax_attn_args &a = job.a;
+    softmax_block s = block_of(job, ROWS, true);
+    if (s.first >= s.len) return;
+    load_act<DIM, ROWS>(q_tile, job, s, a.q, a.stride_q, s.first);
+    load_act<DIM, ROWS>(dout_tile, job, s, a.dout, a.stride_out, s.first);
+    f32_rows<DIM, true> query = rows_at<DIM>(q_tile), dout = rows_at<DIM>(dout_tile);
+    softmax_rows rows = rows_begin(job, s);
+    for (int r = 0; r < 2; r++) {
+        int64_t row = s.row + min(rows.row + 8 * r, s.len - 1);
+        rows.largest[r] = a.log_sum[row * a.n_heads + s.head];
+    }
+
+    float dq[DIM / 8][4] = {}, delta[2] = {0.0f, 0.0f};
+    int warp_end = min(s.first + (int)threadIdx.x / 32 * 16 + 16, s.len);
+    if (s.first + (int)threadIdx.x / 32 * 16 >= s.len) warp_end = 0;
+    for (int walk = 0; walk < 2; walk++) {
+        for (int j0 = 0; j0 < min(s.first + ROWS, s.len); j0 += COLUMNS) {
+            __syncthreads();
+            load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, j0);
+            load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, j0);
+            load_end();
+            __syncthreads();
+            for (int c = 0; c < min(warp_end - j0, COLUMNS); c += 16) {
+                float x[2][4], dp[2][4];
+                score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
+                score_square<DIM, true>(dp, dout, v_tile + c * STRIDE, a.dim);
+                weights_square(x, dp, job, s, rows, j0 + c + 2 * lane_t());
+                if (walk == 0) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++)
+                        delta[i % 4 / 2] += x[i / 4][i % 4] * dp[i / 4][i % 4];
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 8; i++)
+                        x[i / 4][i % 4] *= a.alpha * (dp[i / 4][i % 4] - delta[i % 4 / 2]);
+                    add_product<DIM, true>(dq, x, k_tile + c * STRIDE, a.dim);
+                }
+            }
+        }
+        if (walk == 0) {
+            delta[0] = row_sum(delta[0]);
+            delta[1] = row_sum(delta[1]);
+        }
+    }
+    for (int r = 0; r < 2; r++)
+        if (rows.row + 8 * r < s.len && lane_t() == 0)
+            job.delta[(int64_t)(s.row + rows.row + 8 * r) * a.n_heads + s.head] = delta[r];
+    store_act<DIM>(a.dq, job, s, a.stride_q, dq);
+}
+
+/* ---- dk and dv ------------------------------------------------------------------------------ */
+
+/* What belongs to the query columns of a tile. */
+template <int COLUMNS> struct softmax_columns {
+    float log_sum[COLUMNS], delta[COLUMNS];
+    uint32_t user[COLUMNS], position[COLUMNS];
+};
+
+template <int COLUMNS>
+__device__ static inline void columns_load(softmax_columns<COLUMNS> *m, const softmax_job &job,
+                                           const softmax_block &s, int first) {
+    int c = (int)threadIdx.x;
+    if (c >= COLUMNS || first + c >= s.len) return;
+    int64_t row = s.row + first + c, at = row * job.a.n_heads + s.head;
+    m->log_sum[c] = job.a.log_sum[at];
+    m->delta[c] = job.delta[at];
+    if (job.a.drop.rate > 0) {
+        m->user[c] = job.a.drop.user[row];
+        m->position[c] = job.a.drop.position[row];
+    }
+}
+
+/* x: k . q, becomes the dropped weights; dp: v . dout, becomes ds.  Key `j` is the thread's first
+ * row, query `i0` + c its first column, column c of the tile. */
+template <int COLUMNS>
+__device__ static inline void
+grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softmax_block &s,
+             const softmax_columns<COLUMNS> &m, drop_row drop, int j, int i0, int c) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        int column = c + n / 4 * 8 + n % 2, key = j + n % 4 / 2 * 8;
+        bool is_seen = key <= i0 + column && i0 + column < s.len;
+        float p = 0.0f, keep = 1.0f, *weight = &x[n / 4][n % 4], *ds = &dp[n / 4][n % 4];
+        if (is_seen) {
+            p = expf(*weight * job.a.alpha - m.log_sum[column]);
+            if (drop.rate > 0) {
+                drop.user = m.user[column];
+                drop.position = m.position[column];
+                keep =
+                    drop_factor(drop, (uint32_t)s.head * (uint32_t)job.a.max_len + (uint32_t)key);
+            }
+        }
+        *weight = p * keep;
+        *ds = is_seen ? job.a.alpha * p * (*ds * keep - m.delta[column]) : 0.0f;
+    }
+}
+
+enum { PART_DK = 1, PART_DV = 2 };
+
+/* Registers hold the sums of both, except at DIM = 256, where a kernel each sums one. */
+template <int DIM, int PARTS>
+static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
+                                    2) void dkv_kernel(const __grid_constant__ softmax_job job) {
+    using shape = f32_shape<DIM>;
+    constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
+    constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
+    extern __shared__ float4 shared[];
+    __shared__ softmax_columns<COLUMNS> columns;
+    float *q_tile = (float *)shared, *dout_tile = q_tile + COLUMNS * STRIDE;
+    float *k_tile = dout_tile + COLUMNS * STRIDE, *v_tile = k_tile + ROWS * STRIDE;
+    const softmax_attn_args &a = job.a;
+    softmax_block s = block_of(job, ROWS, false);
+    if (s.first >= s.len) return;
+    load_act<DIM, ROWS>(k_tile, job, s, a.k, a.stride_k, s.first);
+    load_act<DIM, ROWS>(v_tile, job, s, a.v, a.stride_v, s.first);
+    f32_rows<DIM, true> key = rows_at<DIM>(k_tile), value = rows_at<DIM>(v_tile);
+    drop_row drop = drop_begin(a.drop, s.row); /* the columns' users and positions replace its */
+
+    float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
+    int warp_first = s.first + (int)threadIdx.x / 32 * 16;
+    for (int i0 = s.first / COLUMNS * COLUMNS; i0 < s.len; i0 += COLUMNS) {
+        __syncthreads();
+        load_act<DIM, COLUMNS>(q_tile, job, s, a.q, a.stride_q, i0);
+        load_act<DIM, COLUMNS>(dout_tile, job, s, a.dout, a.stride_out, i0);
+        columns_load(&columns, job, s, i0);
+        load_end();
+        __syncthreads();
+        for (int c = 0; c < min(s.len - i0, COLUMNS); c += 16) {
+            if (i0 + c + 15 < warp_first || warp_first >= s.len) continue;
+            float x[2][4], dp[2][4];
+            score_square<DIM, true>(x, key, q_tile + c * STRIDE, a.dim);
+            score_square<DIM, true>(dp, value, dout_tile + c * STRIDE, a.dim);
+            grads_square(x, dp, job, s, columns, drop, warp_first + lane_g(), i0, c + 2 * lane_t());
+            if constexpr (HAS_DV) add_product<DIM, true>(dv, x, dout_tile + c * STRIDE, a.dim);
+            if constexpr (HAS_DK) add_product<DIM, true>(dk, dp, q_tile + c * STRIDE, a.dim);
+        }
+    }
+    if constexpr (HAS_DK) store_act<DIM>(a.dk, job, s, a.stride_k, dk);
+    if constexpr (HAS_DV) store_act<DIM>(a.dv, job, s, a.stride_v, dv);
+}
+
+/* ---- launches ------------------------------------------------------------------------------- */
+
+static softmax_job make_job(const backend *be, const softmax_attn_args *a, int rows, float *delta) {
+    softmax_job job;
+    job.a = *a;
+    job.act = be->act;
+    job.n_tiles = (int)cuda_div_up(a->max_len, rows);
+    job.delta = delta;
+    return job;
+}
+
+static unsigned count_blocks(const softmax_job *job) {
+    return (unsigned)((int64_t)job->n_tiles * job->a.n_sequences * job->a.n_heads);
+}
+
+template <int DIM> static status launch_fwd(backend *be, const softmax_attn_args *a) {
+    softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, NULL);
+    CUDA_TRY(CUDA_ALLOW_SHARED(fwd_kernel<DIM>, fwd_shared<DIM>()));
+    fwd_kernel<DIM>
+        <<<count_blocks(&job), f32_shape<DIM>::THREADS, fwd_shared<DIM>(), cuda_of(be)->stream>>>(
+            job);
+    return cuda_launched("the softmax attention");
+}
+
+template <int DIM, int PARTS> static status launch_dkv(backend *be, const softmax_job &job) {
+    CUDA_TRY(CUDA_ALLOW_SHARED((dkv_kernel<DIM, PARTS>), bwd_shared<DIM>()));
+    dkv_kernel<DIM, PARTS>
+        <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
+            job);
+    return cuda_launched("the softmax attention's dk and dv");
+}
+
+template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args *a, float *delta) {
+    softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, delta);
+    CUDA_TRY(CUDA_ALLOW_SHARED(dq_kernel<DIM>, bwd_shared<DIM>()));
+    dq_kernel<DIM>
+        <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
+            job);
+    TRY(cuda_launched("the softmax attention's dq"));
+    if constexpr (DIM < 256) {
+        return launch_dkv<DIM, PART_DK | PART_DV>(be, job);
+    } else {
+        TRY((launch_dkv<DIM, PART_DV>(be, job)));
+        return launch_dkv<DIM, PART_DK>(be, job);
+    }
+}
+
+static status check_dim(const softmax_attn_args *a) {
+    if (a->n_heads < 1 || a->dim < 1 || a->dim > 256)
+        return fail(ERR_USAGE,
+                    "softmax attention on a GPU: %d heads of %d numbers; at least 1 of 1 to 256",
+                    a->n_heads, a->dim);
+    return OK;
+}
+
+status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
+    TRY(check_dim(a));
+    if (a->n_sequences == 0 || a->max_len == 0) return OK;
+    if (a->dim <= 64) return launch_fwd<64>(be, a);
+    return launch_fwd<256>(be, a);
+}
+
+status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
+    void *delta;
+    TRY(check_dim(a));
+    if (a->n_sequences == 0 || a->max_len == 0) return OK;
+    size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
+    TRY(cuda_scratch(be, n_rows * (size_t)a->n_heads * sizeof(float), &delta));
+    if (a->dim <= 64) return launch_bwd<64>(be, a, (float *)delta);
+    return launch_bwd<256>(be, a, (float *)delta);
+}

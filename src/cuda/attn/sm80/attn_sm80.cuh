@@ -1,0 +1,609 @@
+/* What the attention kernels of 16-bit activations share: the job of one launch, tiles in shared
+ * memory, products of tiles over a warp, masks, biases and SiLU of the scores a thread holds.
+ *
+ * Rows are queries and columns keys everywhere.  A warp's scores lie as the products leave them
+ * (ptx.cuh): with g = l / 4 and t = l % 4, x[m][n][e] of lane l is row 16 m + g + 8 (e / 2), column
+ * 8 n + 2 t + e % 2 of the warp's tile of 32 rows.
+ *
+ * Rows and columns beyond the end of a sequence are zeros in shared memory, so they add nothing to
+ * any sum, and masks need not know of them. */
+#ifndef HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
+#define HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
+
+#include "cuda/attn/common/attn_bias.cuh"
+#include "cuda/attn/common/attn_mask.cuh"
+#include "cuda/core/act.cuh"
+#include "cuda/core/ptx.cuh"
+
+/* Rows of (H, dim) numbers. */
+typedef struct half_matrix {
+    const void *p;
+    int64_t stride; /* numbers between rows */
+    int dim;
+} half_matrix;
+
+/* The same to be written: sums times factor. */
+typedef struct half_result {
+    void *p;
+    int64_t stride;
+    int dim;
+    float factor;
+    bool is_wide; /* 8 numbers can be written at once */
+} half_result;
+
+/* One launch. */
+typedef struct half_job {
+    attn_args a;
+    half_matrix q, k, v, dout;
+    half_result out;          /* of queries: out, or dq */
+    half_result dk, dv;       /* of keys */
+    int copy_bytes;           /* 16, 4 or 2: what every address of the inputs is a multiple of */
+    int first_head, n_heads;  /* heads of this launch */
+    int n_tiles;              /* of rows or keys, of the longest sequence */
+    int n_group;              /* pairs of sequence and head in a group of half_block_of */
+    int n_stages;             /* of tiles that pass through shared memory: 1 or 2 */
+    bool wants_dq;            /* of the kernel that owns keys */
+    float *dq_sums;           /* (slots, H, tile), zeros at first; see attn_sm80_bwd.cu */
+    const uint32_t *buckets;  /* (BUCKET_CELLS) */
+    bool wants_bias_grad;     /* of the kernel that owns queries */
+    bool is_table_shared;     /* other blocks add to the same numbers of dtable */
+    unsigned long long *sums; /* of attn_bias.cuh */
+} half_job;
+
+/* dq and the gradients of biases, with one owner for each query (attn_sm80_bwd_dq.cu). */
+status half_queries_launch(backend *be, const half_job *job);
+
+/* What a block is about: tile `first` .. of one sequence and head, and what it walks over. */
+typedef struct half_block {
+    attn_seq s;
+    int head;
+    int first;
+    int begin, end;
+} half_block;
+
+/* Blocks in the order in which they start.  Under a causal mask the last rows, and the first keys,
+ * have the most work, so they come first, lest a multiprocessor be left alone with one of them in
+ * the end.  That holds within groups of sequences and heads; groups follow each other, so that the
+ * blocks which run at the same time find what they share in the second cache.  Every thread
+ * computes this for itself, which is sooner there than what one thread tells the others. */
+__device__ static inline half_block half_block_of(const half_job &job, int tile_size,
+                                                  bool is_last_first) {
+    unsigned n_pairs = (unsigned)job.a.n_sequences * (unsigned)job.n_heads;
+    unsigned group = blockIdx.x / (unsigned)(job.n_group * job.n_tiles);
+    unsigned rest = blockIdx.x % (unsigned)(job.n_group * job.n_tiles);
+    unsigned first = group * (unsigned)job.n_group;
+    unsigned n = min((unsigned)job.n_group, n_pairs - first), pair = first + rest % n;
+    int tile = (int)(rest / n);
+    half_block t;
+    t.s = attn_seq_of(job.a, (int)(pair / (unsigned)job.n_heads));
+    t.head = job.first_head + (int)(pair % (unsigned)job.n_heads);
+    t.first = (is_last_first ? job.n_tiles - 1 - tile : tile) * tile_size;
+    t.begin = t.end = 0;
+    return t;
+}
+
+/* ---- which columns some rows see ------------------------------------------------------------- */
+
+/* Columns begin .. end - 1 hold all that something of the rows may see; columns full_begin ..
+ * full_end - 1 every row sees. */
+typedef struct half_range {
+    int begin, end, full_begin, full_end;
+} half_range;
+
+__device__ static inline half_range half_range_of(const attn_args &a, const attn_seq &s, int row,
+                                                  int n_rows) {
+    half_range r = {0, 0, 0, 0};
+    int first = row + s.shift, last = min(row + n_rows, s.len_q) - 1 + s.shift;
+    if (last < first) return r;
+    r.end = s.len_k;
+    if (a.func != NULL) return r;
+    r.full_end = s.len_k;
+    if (a.window_left >= 0) {
+        r.begin = max(first - a.window_left, 0);
+        r.full_begin = max(last - a.window_left, 0);
+    }
+    if (a.window_right >= 0) {
+        r.end = (int)min((long long)r.end, (long long)last + a.window_right + 1);
+        r.full_end = (int)min((long long)r.full_end, (long long)first + a.window_right + 1);
+    }
+    if (first < s.n_contexts) r.end = max(r.end, s.history);
+    if (last >= s.history) r.full_end = min(r.full_end, s.history);
+    /* Nothing is there to be hidden beyond the last key. */
+    if (r.full_end == s.len_k) r.full_end = 1 << 30;
+    return r;
+}
+
+/* What a kernel keeps in shared memory for its walk, since registers are wanted elsewhere.  It
+ * is there after a barrier. */
+typedef struct half_walk {
+    half_block block;
+    half_range warps[8];
+} half_walk;
+
+__device__ static inline void half_walk_put(half_walk *walk, const half_block &t,
+                                            const half_range &range) {
+    if (threadIdx.x == 0) walk->block = t;
+    if (threadIdx.x % 32 == 0) walk->warps[threadIdx.x / 32] = range;
+}
+
+/* The first column of the first tile from `col` on in which something may be seen; a number not
+ * less than `end` if there is none.  Only targets leave holes. */
+template <int ROWS, int COLS>
+__device__ static inline int half_next(const half_job &job, const half_block &t, int col) {
+    if (job.a.n_targets == NULL) return col;
+    while (col < t.end && attn_tile_is_empty(job.a, t.s, t.first, t.first + ROWS, col, col + COLS))
+        col += COLS;
+    return col;
+}
+
+/* ---- tiles in shared memory ----------------------------------------------------------------- */
+
+/* Where 16 bytes of a tile of rows of WIDTH numbers lie: their place in the row is turned by the
+ * row's number, so that the same column of eight rows is in eight different groups of banks.  A
+ * tile starts at a multiple of its row's bytes, so columns can be chosen by exclusive or. */
+template <int WIDTH> __device__ static inline uint32_t half_place(int row, int chunk) {
+    int turn = WIDTH >= 64 ? row & 7 : row >> 1 & 3;
+    return (uint32_t)(row * WIDTH * 2 + ((chunk ^ turn) << 4));
+}
+
+/* Copies that 16 bytes at once cannot do: head dims or strides such as 50 or 25. */
+template <typename T, int D, int N, int THREADS>
+__device__ static inline void half_load_odd(char *to, const T *from, int64_t stride, int dim,
+                                            int n_rows, int copy_bytes) {
+    if (copy_bytes == 4) {
+        uint32_t address = shared_address(to);
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < N * D / 2; i += THREADS) {
+            int row = i / (D / 2), pair = i % (D / 2);
+            bool is_there = row < n_rows && 2 * pair < dim;
+            cp_async<4>(address + half_place<D>(row, pair / 4) + (uint32_t)(pair % 4 * 4),
+                        is_there ? from + row * stride + 2 * pair : from, is_there ? 4 : 0);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < N * D / 8; i += THREADS) {
+        int row = i / (D / 8), chunk = i % (D / 8);
+        pack<T, 8> x;
+        for (int c = 0; c < 8; c++) {
+            bool is_there = row < n_rows && 8 * chunk + c < dim;
+            x.v[c] = is_there ? from[row * stride + 8 * chunk + c] : from_float<T>(0.0f);
+        }
+        *(pack<T, 8> *)(to + half_place<D>(row, chunk)) = x;
+    }
+}
+
+/* The 16 bytes at once of half_load. */
+template <typename T, int D, int N, int THREADS>
+__device__ static inline void half_load_even(char *to, const T *from, int64_t stride, int dim,
+                                             int n_rows, unsigned thread) {
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+    static_assert(N % STEP == 0, "every thread copies the same number of chunks");
+    int first = (int)(thread / CHUNKS), chunk = (int)(thread % CHUNKS);
+    uint32_t address = shared_address(to);
+    if (8 * chunk >= dim) n_rows = 0;
+    from += first * stride + 8 * chunk;
+#pragma unroll
+    for (int r = 0; r < N; r += STEP) {
+        uint32_t to_row = half_place<D>(first + r % 8, chunk) + (uint32_t)(r / 8 * 8 * D * 2);
+        cp_async<16>(address + to_row, from, first + r < n_rows ? 16 : 0);
+        from += STEP * stride;
+    }
+}
+
+/* The first of a head's numbers in a row. */
+template <typename T>
+__device__ static inline const T *half_at(const half_matrix &m, int64_t row, int head) {
+    return (const T *)m.p + row * m.stride + (int64_t)head * m.dim;
+}
+
+/* Begins to copy a tile of N rows: row .. row + n_rows - 1 of the jagged rows, and zeros beyond
+ * them and beyond dim.  A loop whose registers are wanted elsewhere passes thread_index(). */
+template <typename T, int D, int N, int THREADS>
+__device__ static inline void half_load(char *to, const half_matrix &m, int64_t row, int n_rows,
+                                        int head, int copy_bytes, unsigned thread = threadIdx.x) {
+    const T *from = half_at<T>(m, row, head);
+    if (copy_bytes == 16)
+        half_load_even<T, D, N, THREADS>(to, from, m.stride, m.dim, n_rows, thread);
+    else
+        half_load_odd<T, D, N, THREADS>(to, from, m.stride, m.dim, n_rows, copy_bytes);
+}
+
+/* The same of two matrices, the second tile `step` bytes behind the first: half as much code to
+ * compile for the copies that are rare. */
+template <typename T, int D, int N, int THREADS>
+__device__ static inline void
+half_load_two(char *to, int step, const half_matrix &m0, const half_matrix &m1, int64_t row,
+              int n_rows, int head, int copy_bytes, unsigned thread = threadIdx.x) {
+    if (copy_bytes == 16) {
+        half_load_even<T, D, N, THREADS>(to, half_at<T>(m0, row, head), m0.stride, m0.dim, n_rows,
+                                         thread);
+        half_load_even<T, D, N, THREADS>(to + step, half_at<T>(m1, row, head), m1.stride, m1.dim,
+                                         n_rows, thread);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        const half_matrix &m = i == 0 ? m0 : m1;
+        half_load_odd<T, D, N, THREADS>(to + i * step, half_at<T>(m, row, head), m.stride, m.dim,
+                                        n_rows, copy_bytes);
+    }
+}
+
+/* Columns c and c + 1 of a row. */
+template <typename T>
+__device__ static inline void half_store_pair(T *to, int c, int dim, uint32_t pair) {
+    const T *from = (const T *)&pair;
+    if (c < dim) to[c] = from[0];
+    if (c + 1 < dim) to[c + 1] = from[1];
+}
+
+/* Four lanes have four numbers each: lane t gets number t of them all. */
+__device__ static inline void half_turn(uint32_t x[4]) {
+    bool is_odd = (threadIdx.x & 1) != 0, is_high = (threadIdx.x & 2) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? x[i] : x[i + 1], 1);
+        x[i] = is_odd ? other : x[i];
+        x[i + 1] = is_odd ? x[i + 1] : other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, is_high ? x[i] : x[i + 2], 2);
+        x[i] = is_high ? other : x[i];
+        x[i + 2] = is_high ? x[i + 2] : other;
+    }
+}
+
+/* Writes a thread's part of the warp's tile of 16 M rows that starts at row `row` of the sequence
+ * and column `col` of the head, acc as scores lie.  The sequence has n_rows rows from `origin`.
+ * Where lanes can exchange their pairs first, a row's four lanes write 64 bytes at once. */
+template <typename T, int M, int N>
+__device__ static inline void half_store(const half_result &result, int64_t origin, int n_rows,
+                                         int head, int row, int col, const float (*acc)[N][4]) {
+    static_assert(N % 4 == 0, "four pairs are turned");
+    int lane = (int)threadIdx.x % 32;
+    T *out = (T *)result.p + origin * result.stride + (int64_t)head * result.dim;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        int r = row + 8 * i + lane / 4;
+        T *to = out + (int64_t)r * result.stride;
+#pragma unroll
+        for (int n = 0; n < N; n += 4) {
+            float y[8];
+            uint32_t pair[4];
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                y[e] = acc[i / 2][n + e / 2][i % 2 * 2 + e % 2] * result.factor;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                pair[e] = cvt_pack<T>(y[2 * e], y[2 * e + 1]);
+            if (result.is_wide) {
+                int c = col + 8 * (n + lane % 4);
+                half_turn(pair);
+                if (r < n_rows && c < result.dim)
+                    *(uint4 *)(to + c) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                continue;
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int c = col + 8 * (n + e) + 2 * (lane % 4);
+                if (r < n_rows) half_store_pair(to, c, result.dim, pair[e]);
+            }
+        }
+    }
+}
+
+/* ---- products over a warp ------------------------------------------------------------------- */
+
+/* The lane's address in a tile for operands whose rows are rows of the product (A), or that
+ * ldmatrix transposes (B of half_add_product): lanes 0 .. 15 are rows, 16 .. 31 the next chunk. */
+template <int WIDTH>
+__device__ static inline uint32_t half_lane_a(const char *tile, int row, int chunk,
+                                              int lane = (int)threadIdx.x % 32) {
+    return shared_address(tile) + half_place<WIDTH>(row + lane % 16, chunk + lane / 16);
+}
+
+/* ... and for operands whose rows are columns of the product: B of half_scores, or A that ldmatrix
+ * transposes. */
+template <int WIDTH>
+__device__ static inline uint32_t half_lane_b(const char *tile, int row,
+                                              int lane = (int)threadIdx.x % 32) {
+    return shared_address(tile) + half_place<WIDTH>(row + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+}
+
+/* Two chunks k times further in the row of a lane's address: turned within 128 bytes, and then
+ * added, which the instruction that loads does itself. */
+__device__ static inline uint32_t half_chunks(uint32_t address, uint32_t k) {
+    return (address ^ k % 4 << 5) + k / 4 * 128;
+}
+
+template <int M, int N> __device__ static inline void half_clear(float (*x)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++)
+        x[i / 4 / N][i / 4 % N][i % 4] = 0.0f;
+}
+
+/* x += rows columns^T of the k-th 16 numbers of a head: rows as fragments, 8 N columns at `b`. */
+template <typename T, int D, int N>
+__device__ static inline void half_add_scores(float (*x)[N][4], const uint32_t (*row)[4],
+                                              uint32_t b, uint32_t k) {
+#pragma unroll
+    for (uint32_t n = 0; n < N / 2; n++) {
+        uint32_t col[4];
+        ldmatrix_x4(col, half_chunks(b, k) + n * 16 * D * 2);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            mma_m16n8k16<T>(x[m][2 * n], row[m], col[0], col[1]);
+            mma_m16n8k16<T>(x[m][2 * n + 1], row[m], col[2], col[3]);
+        }
+    }
+}
+
+/* x = rows columns^T: 32 rows at `a`, 8 N columns at `b`, over D numbers. */
+template <typename T, int D, int N>
+__device__ static inline void half_scores(float (*x)[N][4], uint32_t a, uint32_t b) {
+    half_clear<2>(x);
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        uint32_t row[2][4];
+#pragma unroll
+        for (uint32_t m = 0; m < 2; m++)
+            ldmatrix_x4(row[m], half_chunks(a, k) + m * 16 * D * 2);
+        half_add_scores<T, D>(x, row, b, k);
+    }
+}
+
+/* Columns 16 n .. 16 n + 15 of acc += p y: p 16 M rows by 16 columns, y 16 rows at `b`. */
+template <typename T, int M, int N>
+__device__ static inline void half_add_columns(float (*acc)[N][4], const uint32_t (*p)[4],
+                                               uint32_t b, int n) {
+    uint32_t y[4];
+    ldmatrix_x4_trans(y, half_chunks(b, (uint32_t)n));
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        mma_m16n8k16<T>(acc[m][2 * n], p[m], y[0], y[1]);
+        mma_m16n8k16<T>(acc[m][2 * n + 1], p[m], y[2], y[3]);
+    }
+}
+
+/* All columns of it. */
+template <typename T, int M, int N>
+__device__ static inline void half_add_product(float (*acc)[N][4], const uint32_t (*p)[4],
+                                               uint32_t b) {
+#pragma unroll
+    for (int n = 0; n < N / 2; n++)
+        half_add_columns<T, M>(acc, p, b, n);
+}
+
+/* acc += p y: 32 rows of p at `a` in a tile of K columns, K rows of y at `b` in one of D. */
+template <typename T, int D, int K, int N>
+__device__ static inline void half_add_tile(float (*acc)[N][4], uint32_t a, uint32_t b) {
+#pragma unroll
+    for (uint32_t k = 0; k < K / 16; k++) {
+        uint32_t p[2][4];
+        ldmatrix_x4(p[0], half_chunks(a, k));
+        ldmatrix_x4(p[1], half_chunks(a, k) + 16 * K * 2);
+        half_add_product<T, 2>(acc, p, b + k * 16 * D * 2);
+    }
+}
+
+/* Puts 8 columns of the warp's tile into a tile of WIDTH columns, from row `row`, as its chunk
+ * `chunk`: pair[i] is the thread's pair of row 8 i + g. */
+template <int WIDTH>
+__device__ static inline void half_put(char *tile, int row, int chunk, const uint32_t pair[4]) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        *(uint32_t *)(tile + half_place<WIDTH>(row + 8 * i + lane / 4, chunk) + lane % 4 * 4) =
+            pair[i];
+}
+
+/* ---- masks ---------------------------------------------------------------------------------- */
+
+/* Bit 2 n + e: the thread's column 8 n + e is below `limit`, both counted from its first. */
+template <int N> __device__ static inline uint32_t half_below(int limit) {
+    int x = min(max(limit, 0), 8 * N);
+    return (1u << (x / 8 * 2 + min(x % 8, 2))) - 1;
+}
+
+/* What func says beyond its first three functions. */
+template <int N>
+__device__ static inline uint32_t half_see_more(const half_job &job, const attn_seq &s, int row,
+                                                int col) {
+    uint32_t seen = 0;
+    if (row >= s.len_q) return 0;
+    const int32_t *column = job.a.func + s.row_q + row;
+#pragma unroll 1
+    for (int f = 3; f + 1 < job.a.n_func; f += 2)
+        seen |= half_below<N>(column[(f + 1) * job.a.func_stride] - col) &
+                ~half_below<N>(column[f * job.a.func_stride] - col);
+    return seen;
+}
+
+/* Which of a thread's scores are seen: bit 2 n + e of seen[i] is column 8 n + e of row 8 i.  (row,
+ * col) is where the warp's tile starts.  Four lanes have the same rows: each computes the mask of
+ * one of a thread's four. */
+template <int N>
+__device__ static inline void half_see(const half_job &job, const attn_seq &s, int row, int col,
+                                       uint32_t seen[4]) {
+    int lane = (int)(thread_index() % 32);
+    bool has_two = job.a.func != NULL || job.a.n_targets != NULL;
+    row += lane / 4;
+    col += lane % 4 * 2;
+    attn_row_mask own = attn_mask_of(job.a, s, row + lane % 4 * 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int from = lane / 4 * 4 + i;
+        seen[i] = half_below<N>(__shfl_sync(0xffffffffu, own.end0, from) - col) &
+                  ~half_below<N>(__shfl_sync(0xffffffffu, own.first0, from) - col);
+        if (has_two)
+            seen[i] |= half_below<N>(__shfl_sync(0xffffffffu, own.end1, from) - col) &
+                       ~half_below<N>(__shfl_sync(0xffffffffu, own.first1, from) - col);
+        if (job.a.func != NULL && job.a.n_func > 3)
+            seen[i] |= half_see_more<N>(job, s, row + 8 * i, col);
+    }
+}
+
+/* Zeros for what is not seen.  The SiLU of zero is zero, so scores that are hidden have no part in
+ * what follows. */
+template <int N> __device__ static inline void half_hide(const uint32_t seen[4], float (*x)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < 8 * N; i++) {
+        float *score = &x[i / 4 / N][i / 4 % N][i % 4];
+        uint32_t bit = seen[i / 4 / N * 2 + i % 4 / 2] >> (i / 4 % N * 2 + i % 2) & 1;
+        *score = bit != 0 ? *score : 0.0f;
+    }
+}
+
+/* The same of pairs of float16 numbers: pair[n][i] are columns 8 n, 8 n + 1 of row 8 i. */
+template <int N>
+__device__ static inline void half_hide_pairs(const uint32_t seen[4], uint32_t (*pair)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        uint32_t bits = seen[i % 4] >> (i / 4 * 2);
+        pair[i / 4][i % 4] &= ((bits & 1) != 0 ? 0xffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
+    }
+}
+
+/* ---- biases --------------------------------------------------------------------------------- */
+
+/* Tables of the time bias in shared memory. */
+typedef struct half_tables {
+    uint32_t buckets[BUCKET_CELLS];
+    float time_w[BIAS_TIME_CELLS];
+} half_tables;
+
+/* A barrier must follow. */
+__device__ static inline void half_tables_load(const half_job &job, half_tables *tables) {
+    if (job.a.bias != BIAS_TIME) return;
+    for (int i = (int)threadIdx.x; i < BUCKET_CELLS; i += (int)blockDim.x)
+        tables->buckets[i] = job.buckets[i];
+    for (int i = (int)threadIdx.x; i < BIAS_TIME_CELLS; i += (int)blockDim.x)
+        tables->time_w[i] = job.a.time_w[i];
+}
+
+/* The table's number of row 0, column 0 of a sequence. */
+__device__ static inline int64_t half_table_at(const half_job &job, const half_block &t) {
+    const attn_args &a = job.a;
+    int64_t head = (int64_t)t.s.b * a.table_heads + (a.table_heads == 1 ? 0 : t.head);
+    return (head * a.table_len + t.s.shift) * a.table_len;
+}
+
+/* Pairs that do not exist take the biases of the last ones that do: nothing of them is left in the
+ * end, and there is no branch. */
+template <typename T, int N>
+__device__ static inline void half_add_table(const half_job &job, const half_block &t, int row,
+                                             int col, float (*x)[N][4]) {
+    const T *table = (const T *)job.a.table + half_table_at(job, t);
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+        const T *from = table + (int64_t)min(row + 8 * m, t.s.len_q - 1) * job.a.table_len;
+#pragma unroll
+        for (int n = 0; n < 2 * N; n++)
+            x[m / 2][n / 2][m % 2 * 2 + n % 2] +=
+                to_float(from[min(col + n / 2 * 8 + n % 2, t.s.len_k - 1)]);
+    }
+}
+
+template <int N>
+__device__ static inline void half_add_time(const half_job &job, const half_block &t,
+                                            const half_tables *tables, int row, int col,
+                                            float (*x)[N][4]) {
+    const int64_t *row_time = job.a.query_time + t.s.row_q, *col_time = job.a.key_time + t.s.row_k;
+    const float *position = job.a.position_w + job.a.bias_len - 1 - t.s.shift;
+#pragma unroll
+    for (int n = 0; n < 2 * N; n++) {
+        int c = min(col + n / 2 * 8 + n % 2, t.s.len_k - 1);
+        int64_t time = __ldg(col_time + c);
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            int r = min(row + 8 * m, t.s.len_q - 1);
+            int bucket = attn_bucket(tables->buckets, __ldg(row_time + r), time);
+            x[m / 2][n / 2][m % 2 * 2 + n % 2] +=
+                __ldg(position + (c - r)) + tables->time_w[bucket];
+        }
+    }
+}
+
+/* Adds the biases to the scores of the warp's tile that starts at (row, col); the sequence has a
+ * query and a key. */
+template <typename T, int N>
+__device__ static inline void half_add_bias(const half_job &job, const half_block &t,
+                                            const half_tables *tables, int row, int col,
+                                            float (*x)[N][4]) {
+    int lane = (int)threadIdx.x % 32;
+    if (job.a.bias == BIAS_TABLE)
+        half_add_table<T, N>(job, t, row + lane / 4, col + lane % 4 * 2, x);
+    else if (job.a.bias == BIAS_TIME)
+        half_add_time<N>(job, t, tables, row + lane / 4, col + lane % 4 * 2, x);
+}
+
+/* ---- SiLU ----------------------------------------------------------------------------------- */
+
+/* With h = x / 2: silu(x) = h (1 + tanh h), one instruction of the slow kind (its packed 16-bit
+ * form is two of them).  Two scores, as a register of a fragment. */
+template <typename T>
+__device__ static inline uint32_t half_weights(const float *score, float half_alpha) {
+    float h0 = score[0] * half_alpha, h1 = score[1] * half_alpha;
+    return cvt_pack<T>(fmaf(h0, tanh_approx(h0), h0), fmaf(h1, tanh_approx(h1), h1));
+}
+
+/* Weight p and 2 silu'(x) = (1 + p) + tanh h (1 - p). */
+__device__ static inline float2 half_weight_slope(float score, float half_alpha) {
+    float h = score * half_alpha, t = tanh_approx(h), p = fmaf(h, t, h);
+    return {p, fmaf(t, 1.0f - p, 1.0f + p)};
+}
+
+/* ---- the host's side ------------------------------------------------------------------------ */
+
+static inline half_job half_job_of(backend *be, const attn_args *a) {
+    half_job job = {};
+    job.a = *a;
+    job.q = {a->q, a->stride_q, a->dim_qk};
+    job.k = {a->k, a->stride_k, a->dim_qk};
+    job.v = {a->v, a->stride_v, a->dim_v};
+    job.dout = {a->dout, a->stride_out, a->dim_v};
+    const half_matrix *m[4] = {&job.q, &job.k, &job.v, &job.dout};
+    job.copy_bytes = 16;
+    for (int i = 0; i < 4; i++)
+        while (m[i]->p != NULL &&
+               !can_pack(m[i]->p, m[i]->stride, m[i]->dim, 2, job.copy_bytes / 2))
+            job.copy_bytes = job.copy_bytes == 16 ? 4 : 2;
+    job.n_heads = a->n_heads;
+    job.n_stages = 2;
+    job.buckets = cuda_of(be)->bucket_cells;
+    return job;
+}
+
+static inline half_result half_result_of(void *p, int64_t stride, int dim, float factor) {
+    return {p, stride, dim, factor, can_pack(p, stride, dim, 2, 8)};
+}
+
+/* Blocks of a launch with tiles of `size` out of at most max_len, of which a multiprocessor runs
+ * n_at_once; sets n_tiles and n_group.  A group is what all of them do in about four goes.  On an
+ * H200 (2026-11-15) one go cost up to 13 % on long sequences; with 16 the backward pass of D = 256
+ * took up to 1.3 times as long, D = 64 gained 6 % on jagged ones of 4096. */
+static inline int64_t half_grid(backend *be, half_job *job, int max_len, int size, int n_at_once) {
+    int64_t n_pairs = (int64_t)job->a.n_sequences * job->n_heads;
+    job->n_tiles = (int)cuda_div_up(max_len, size);
+    if (job->n_tiles == 0) return 0;
+    int64_t n = cuda_div_up(4 * (int64_t)n_at_once * cuda_of(be)->n_multiprocessors, job->n_tiles);
+    job->n_group = (int)(n < n_pairs ? n : n_pairs);
+    return job->n_tiles * n_pairs;
+}
+
+/* Kernels are few so that they compile in reasonable time: head dims are filled up to 64, 128 or
+ * 256.  0 if it is too large. */
+static inline int half_dim(const attn_args *a) {
+    int dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
+    return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
+}
+
+static inline status half_too_wide(const attn_args *a) {
+    return fail(ERR_UNSUPPORTED,
+                "attention: heads of %d and %d numbers; on a GPU in 16 bits at most 256", a->dim_qk,
+                a->dim_v);
+}
+
+#endif

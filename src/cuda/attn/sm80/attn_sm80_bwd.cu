@@ -1,0 +1,439 @@
+/* HSTU attention of 16-bit activations, backward (contract: attn_args in ops/ops.h).
+ *
+ * With p = dout . v and x = alpha (q . k + bias), per pair, ds = p alpha scale silu'(x); then
+ * dq_i = sum_j ds k_j, dk_j = sum_i ds q_i and dv_j = sum_i a dout_i.
+ *
+ * A block owns a tile of keys of one sequence and head, which stays in shared memory with its
+ * values, and walks over tiles of queries.  For each, its warps first compute the weights a and the
+ * ds of a part of the tile and put them, in 16 bits, into shared memory; behind a barrier half of
+ * the warps add to dv, the other half to dk, which they keep in registers, and all of them make dq
+ * of these keys: five products in all.  dq is whole where one tile holds the sequence's keys;
+ * elsewhere it is added to float32 sums by atomic additions, and a second kernel writes it.  Where
+ * the same bits are wanted every time, or a bias has gradients, dq is the work of
+ * attn_sm80_bwd_dq.cu.
+ *
+ * Tensor cores bind, and the shared memory that feeds them nearly as much: a warp's part of a
+ * product is as square as registers allow. */
+#include "cuda/attn/sm80/attn_sm80.cuh"
+
+/* Tiles.  Shared memory: keys and values, n_stages of queries and dout, weights and ds.  The large
+ * kind takes 2 x 16 + 2 x 2 x 8 + 2 x 16 = 96 KB at D = 64 (one stage: 80 KB), and 2 x 32 + 2 x 2 x
+ * 32 + 2 x 8 = 208 KB at 256 (one stage: 144 KB); the small kind 2 x 8 + 2 x 2 x 8 + 2 x 8 = 64 KB
+ * at 64, 2 x 16 + 2 x 2 x 16 + 2 x 8 = 112 KB at 128 (one stage: 80 KB), and 2 x 16 + 2 x 2 x 16 +
+ * 2 x 2 = 100 KB at 256 (one stage: 68 KB). */
+template <int D_, bool IS_SMALL> struct keys_shape {
+    static constexpr int D = D_;
+    static_assert(IS_SMALL || D != 128, "heads of 128 have the small kind alone");
+    static constexpr int KEYS = (D == 256 ? 64 : 128) / (IS_SMALL ? 2 : 1);
+    static constexpr int QUERIES = D == 256 && IS_SMALL ? 32 : 64;
+    static constexpr int WARPS = D == 256 && !IS_SMALL ? 8 : 4;
+    static constexpr int THREADS = 32 * WARPS;
+    static constexpr int BLOCKS = D == 64 ? (IS_SMALL ? 3 : 2) : D == 128 ? 2 : 1;
+    /* Scores: S_M x S_N warps, each with S_PARTS parts of 32 queries by 8 S_COLS keys. */
+    static constexpr int S_M = QUERIES / 32;
+    static constexpr int S_N = WARPS / S_M < KEYS / 16 ? WARPS / S_M : KEYS / 16;
+    static constexpr int S_COLS = KEYS / 8 / S_N < 4 ? KEYS / 8 / S_N : 4;
+    static constexpr int S_PARTS = KEYS / 8 / S_N / S_COLS;
+    /* dv and dk: O_M x O_N warps each with 16 O_ROWS keys, 8 O_COLS numbers of them. */
+    static constexpr int O_ROWS = IS_SMALL && D != 128 ? 2 : 4;
+    static constexpr int O_COLS = D == 256 && IS_SMALL ? 16 : 8;
+    static constexpr int O_M = KEYS / 16 / O_ROWS;
+    static constexpr int O_N = D / 8 / O_COLS;
+    static_assert(O_M * O_N * 2 == WARPS, "every warp has its part of dv or dk");
+    /* dq: Q_M x Q_N warps with 32 queries, 8 Q_COLS numbers each. */
+    static constexpr int Q_M = S_M;
+    static constexpr int Q_N = WARPS / Q_M;
+    static constexpr int Q_COLS = D / 8 / Q_N;
+    /* Whether the additions to dq stand between the products of dv and dk. */
+    static constexpr bool IS_SPREAD = D == 256;
+    static constexpr int KEYS_BYTES = KEYS * D * 2;
+    static constexpr int QUERIES_BYTES = QUERIES * D * 2;
+    static constexpr int SCORES_BYTES = QUERIES * KEYS * 2;
+};
+
+template <typename S> __host__ __device__ constexpr int keys_bytes(int n_stages) {
+    return 2 * S::KEYS_BYTES + 2 * n_stages * S::QUERIES_BYTES + 2 * S::SCORES_BYTES;
+}
+
+/* What lies behind the tiles in shared memory; without a bias only its beginning does. */
+typedef struct keys_extra {
+    half_block block;
+    half_tables tables;
+} keys_extra;
+
+/* The places of the tiles. */
+typedef struct keys_tiles {
+    char *keys, *values, *queries, *weights; /* dout lies behind queries, ds behind weights */
+} keys_tiles;
+
+/* Whether the block makes dq as a whole. */
+template <typename S>
+__device__ static inline bool keys_is_whole(const half_job &job, const attn_seq &s) {
+    return job.wants_dq && s.len_k <= S::KEYS;
+}
+
+/* The queries to walk over.  Where dq is written at once every query is visited. */
+template <typename S>
+__device__ static inline void keys_bounds(const half_job &job, half_block *t) {
+    const attn_args &a = job.a;
+    const attn_seq &s = t->s;
+    t->begin = 0;
+    t->end = s.len_q;
+    if (a.func != NULL || keys_is_whole<S>(job, s)) return;
+    long long first = t->first - s.shift, last = min(t->first + S::KEYS, s.len_k) - 1 - s.shift;
+    if (a.window_right >= 0 && s.n_contexts <= 0)
+        t->begin = (int)max(first - a.window_right, 0ll) / S::QUERIES * S::QUERIES;
+    if (a.window_left >= 0)
+        t->end = (int)max(min((long long)t->end, last + a.window_left + 1), 0ll);
+}
+
+/* The first query of the next tile, from `query` on, in which something may see the keys.  Windows
+ * leave no holes. */
+template <typename S>
+__device__ static inline int keys_next(const half_job &job, const half_block &t, int query) {
+    if (job.a.n_targets == NULL && job.a.n_contexts == NULL) return query;
+    if (keys_is_whole<S>(job, t.s)) return query;
+    while (query < t.end &&
+           attn_tile_is_empty(job.a, t.s, query, query + S::QUERIES, t.first, t.first + S::KEYS))
+        query += S::QUERIES;
+    return query;
+}
+
+template <typename T, typename S>
+__device__ static inline void keys_load(const half_job &job, const half_block &t, char *to,
+                                        int query) {
+    half_load_two<T, S::D, S::QUERIES, S::THREADS>(to, S::QUERIES_BYTES, job.q, job.dout,
+                                                   t.s.row_q + query, t.s.len_q - query, t.head,
+                                                   job.copy_bytes);
+}
+
+/* Weights and ds of 32 queries by 8 S_COLS keys: rows row .., columns col .. of the tile.  Slopes
+ * wait as float16, which has twice the digits of the products they go into. */
+template <typename T, bool HAS_BIAS, typename S>
+__device__ static inline void keys_weigh(const half_job &job, const keys_extra *extra,
+                                         const keys_tiles &tiles, const char *queries, int query,
+                                         int row, int col) {
+    constexpr int N = S::S_COLS, D = S::D;
+    const half_block &t = extra->block;
+    char *weights = tiles.weights, *ds = weights + S::SCORES_BYTES;
+    uint32_t slope[N][4], seen[4], pair[4] = {0, 0, 0, 0};
+    int first = t.first + col;
+    half_range range = half_range_of(job.a, t.s, query + row, 32);
+    if (first >= range.end || first + 8 * N <= range.begin) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            half_put<S::KEYS>(weights, row, col / 8 + n, pair);
+            half_put<S::KEYS>(ds, row, col / 8 + n, pair);
+        }
+        return;
+    }
+    float x[2][N][4];
+    uint32_t rows = half_lane_a<D>(queries, row, 0);
+    bool is_full = first >= range.full_begin && first + 8 * N <= range.full_end;
+    half_scores<T, D, N>(x, rows, half_lane_b<D>(tiles.keys, col));
+    if (HAS_BIAS) half_add_bias<T, N>(job, t, &extra->tables, query + row, first, x);
+    if (!is_full) {
+        half_see<N>(job, t.s, query + row, first, seen);
+        half_hide(seen, x);
+    }
+    float half_alpha = 0.5f * job.a.alpha;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 y0 = half_weight_slope(x[i / 2][n][i % 2 * 2], half_alpha);
+            float2 y1 = half_weight_slope(x[i / 2][n][i % 2 * 2 + 1], half_alpha);
+            pair[i] = cvt_pack<T>(y0.x, y1.x);
+            slope[n][i] = cvt_pack<__half>(y0.y, y1.y);
+        }
+        half_put<S::KEYS>(weights, row, col / 8 + n, pair);
+    }
+    if (!is_full) half_hide_pairs<N>(seen, slope);
+    half_scores<T, D, N>(x, rows + S::QUERIES_BYTES, half_lane_b<D>(tiles.values, col));
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 s = __half22float2(*(const __half2 *)&slope[n][i]);
+            const float *dp = &x[i / 2][n][i % 2 * 2];
+            pair[i] = cvt_pack<T>(dp[0] * s.x, dp[1] * s.y);
+        }
+        half_put<S::KEYS>(ds, row, col / 8 + n, pair);
+    }
+}
+
+/* The warp's part of dv += weights^T dout, or of dk += ds^T queries, 16 queries at a time: `left`
+ * and `right` are its lanes' addresses. */
+template <typename T, typename S>
+__device__ static inline void keys_add_step(float (*acc)[S::O_COLS][4], uint32_t left,
+                                            uint32_t right, uint32_t k) {
+    uint32_t p[S::O_ROWS][4];
+#pragma unroll
+    for (uint32_t m = 0; m < S::O_ROWS; m++)
+        ldmatrix_x4_trans(p[m], half_chunks(left, m) + k * 16 * S::KEYS * 2);
+    half_add_product<T, S::O_ROWS>(acc, p, right + k * 16 * S::D * 2);
+}
+
+template <typename T, typename S>
+__device__ static inline void keys_add(float (*acc)[S::O_COLS][4], uint32_t left, uint32_t right) {
+#pragma unroll
+    for (uint32_t k = 0; k < S::QUERIES / 16; k++)
+        keys_add_step<T, S>(acc, left, right, k);
+}
+
+/* Where the sums of dq of a tile of queries are.  Sequence b has the slots of tiles from
+ * offsets_q[b] / QUERIES + b on, which is room for its last one too.  In a slot the numbers of one
+ * register of all threads follow each other. */
+template <typename S>
+__device__ static inline float *keys_sums(const half_job &job, const half_block &t, int query) {
+    int64_t slot = t.s.row_q / S::QUERIES + t.s.b + query / S::QUERIES;
+    return job.dq_sums + (slot * job.a.n_heads + t.head) * S::QUERIES * S::D + threadIdx.x;
+}
+
+template <typename T, typename S>
+__device__ static inline void keys_store_dq(const half_job &job, const half_block &t, int query,
+                                            int warp, const float (*dq)[S::Q_COLS][4]) {
+    half_store<T, 2>(job.out, t.s.row_q, t.s.len_q, t.head, query + 32 * (warp % S::Q_M),
+                     8 * S::Q_COLS * (warp / S::Q_M), dq);
+}
+
+/* The warp's part of dq = ds keys. */
+template <typename T, typename S>
+__device__ static inline void keys_make_dq(const half_job &job, const half_block &t,
+                                           const keys_tiles &tiles, int query, int warp) {
+    int warp_m = warp % S::Q_M, warp_n = warp / S::Q_M;
+    float dq[2][S::Q_COLS][4] = {};
+    half_add_tile<T, S::D, S::KEYS>(
+        dq, half_lane_a<S::KEYS>(tiles.weights + S::SCORES_BYTES, 32 * warp_m, 0),
+        half_lane_a<S::D>(tiles.keys, 0, S::Q_COLS * warp_n));
+    if (keys_is_whole<S>(job, t.s)) {
+        keys_store_dq<T, S>(job, t, query, warp, dq);
+        return;
+    }
+    float *to = keys_sums<S>(job, t, query);
+#pragma unroll
+    for (int i = 0; i < 8 * S::Q_COLS; i++)
+        atomicAdd(to + i * S::THREADS, dq[i / 4 / S::Q_COLS][i / 4 % S::Q_COLS][i % 4]);
+}
+
+/* keys_add, and between its steps the warp's part of dq, 16 numbers of a query at a time, which are
+ * added to the sums at once: the many additions of D = 256 would stand before the loads of the next
+ * step if they came all together, which costs up to 9 % (H200, 2026-11-15). */
+template <typename T, typename S>
+__device__ static inline void
+keys_add_both(const half_job &job, const half_block &t, const keys_tiles &tiles, int query,
+              int warp, float (*acc)[S::O_COLS][4], uint32_t left, uint32_t right) {
+    constexpr int STEPS = S::QUERIES / 16, PIECES = S::Q_COLS / 2 / STEPS;
+    int warp_m = warp % S::Q_M, warp_n = warp / S::Q_M;
+    uint32_t a = half_lane_a<S::KEYS>(tiles.weights + S::SCORES_BYTES, 32 * warp_m, 0);
+    uint32_t b = half_lane_a<S::D>(tiles.keys, 0, S::Q_COLS * warp_n);
+    uint32_t ds[S::KEYS / 16][2][4];
+    float *to = keys_sums<S>(job, t, query);
+#pragma unroll
+    for (uint32_t k = 0; k < S::KEYS / 16; k++)
+#pragma unroll
+        for (uint32_t m = 0; m < 2; m++)
+            ldmatrix_x4(ds[k][m], half_chunks(a, k) + m * 16 * S::KEYS * 2);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (int n = step * PIECES; n < (step + 1) * PIECES; n++) {
+            float dq[2][2][4] = {};
+#pragma unroll
+            for (int k = 0; k < S::KEYS / 16; k++)
+                half_add_columns<T, 2>(dq, ds[k], half_chunks(b, (uint32_t)n) + k * 16 * S::D * 2,
+                                       0);
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                atomicAdd(to + ((i / 8 * S::Q_COLS + 2 * n) * 4 + i % 8) * S::THREADS,
+                          dq[i / 8][i / 4 % 2][i % 4]);
+        }
+        keys_add_step<T, S>(acc, left, right, (uint32_t)step);
+    }
+}
+
+/* Which part of dv or dk the warp has. */
+template <typename S>
+__device__ static inline void keys_part(bool *is_dk, int *warp_m, int *warp_n) {
+    int warp = (int)(thread_index() / 32), own = warp % (S::WARPS / 2);
+    *is_dk = warp >= S::WARPS / 2;
+    *warp_m = own % S::O_M;
+    *warp_n = own / S::O_M;
+}
+
+/* Walks over the queries from `query` on, whose first tile is on its way. */
+template <typename T, bool HAS_BIAS, typename S>
+__device__ static inline void keys_walk(const half_job &job, const keys_extra *extra,
+                                        const keys_tiles &tiles, int query, int end,
+                                        float (*acc)[S::O_COLS][4]) {
+    constexpr int STAGE = 2 * S::QUERIES_BYTES;
+    const half_block &t = extra->block;
+    int warp, warp_m, warp_n;
+    bool is_dk;
+    for (int stage = 0; query < end;) {
+        cp_async_wait_group<0>();
+        __syncthreads(); /* the tile is there; weights, ds and the other stage have been read */
+        int next = keys_next<S>(job, t, query + S::QUERIES);
+        if (job.n_stages == 2 && next < end)
+            keys_load<T, S>(job, t, tiles.queries + (stage ^ STAGE), next);
+        cp_async_commit_group();
+        const char *queries = tiles.queries + stage;
+        warp = (int)(thread_index() / 32);
+        if (warp < S::S_M * S::S_N)
+#pragma unroll 1
+            for (int part = 0; part < S::S_PARTS; part++)
+                keys_weigh<T, HAS_BIAS, S>(job, extra, tiles, queries, query, 32 * (warp % S::S_M),
+                                           8 * S::S_COLS * (warp / S::S_M * S::S_PARTS + part));
+        __syncthreads(); /* weights and ds are there */
+        keys_part<S>(&is_dk, &warp_m, &warp_n);
+        uint32_t left = half_lane_b<S::KEYS>(tiles.weights + (is_dk ? S::SCORES_BYTES : 0), 0);
+        uint32_t right =
+            half_lane_a<S::D>(queries + (is_dk ? 0 : S::QUERIES_BYTES), 0, S::O_COLS * warp_n);
+        left = half_chunks(left, (uint32_t)(S::O_ROWS * warp_m));
+        if (S::IS_SPREAD && job.wants_dq && !keys_is_whole<S>(job, t.s)) {
+            keys_add_both<T, S>(job, t, tiles, query, warp, acc, left, right);
+        } else {
+            keys_add<T, S>(acc, left, right);
+            if (job.wants_dq) keys_make_dq<T, S>(job, t, tiles, query, warp);
+        }
+        if (job.n_stages == 2) {
+            stage ^= STAGE;
+        } else {
+            __syncthreads();
+            if (next < end) keys_load<T, S>(job, t, tiles.queries, next);
+            cp_async_commit_group();
+        }
+        query = next;
+    }
+    cp_async_wait_group<0>();
+    __syncthreads();
+    keys_part<S>(&is_dk, &warp_m, &warp_n);
+    const half_result &result = is_dk ? job.dk : job.dv;
+    half_store<T, S::O_ROWS>(result, t.s.row_k, t.s.len_k, t.head,
+                             t.first + 16 * S::O_ROWS * warp_m, 8 * S::O_COLS * warp_n, acc);
+}
+
+template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
+__global__ void __launch_bounds__((keys_shape<D, IS_SMALL>::THREADS),
+                                  (keys_shape<D, IS_SMALL>::BLOCKS))
+    keys_kernel(const __grid_constant__ half_job job) {
+    using S = keys_shape<D, IS_SMALL>;
+    extern __shared__ __align__(1024) char shared[];
+    keys_extra *extra = (keys_extra *)(shared + keys_bytes<S>(job.n_stages));
+    half_block t = half_block_of(job, S::KEYS, false);
+    if (t.first >= t.s.len_k && (t.first > 0 || !keys_is_whole<S>(job, t.s))) return;
+    keys_tiles tiles = {shared, shared + S::KEYS_BYTES,
+                        shared + 2 * S::KEYS_BYTES + 2 * S::SCORES_BYTES,
+                        shared + 2 * S::KEYS_BYTES};
+    keys_bounds<S>(job, &t);
+    int query = keys_next<S>(job, t, t.begin);
+    half_load_two<T, D, S::KEYS, S::THREADS>(tiles.keys, S::KEYS_BYTES, job.k, job.v,
+                                             t.s.row_k + t.first, t.s.len_k - t.first, t.head,
+                                             job.copy_bytes);
+    if (query < t.end) keys_load<T, S>(job, t, tiles.queries, query);
+    cp_async_commit_group();
+    if (threadIdx.x == 0) extra->block = t;
+    if (HAS_BIAS) half_tables_load(job, &extra->tables);
+    float acc[S::O_ROWS][S::O_COLS][4] = {};
+    keys_walk<T, HAS_BIAS, S>(job, extra, tiles, query, t.end, acc);
+}
+
+/* dq from its sums, where it is not written yet. */
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::THREADS) sums_kernel(const __grid_constant__ half_job job) {
+    half_block t = half_block_of(job, S::QUERIES, false);
+    if (t.first >= t.s.len_q || keys_is_whole<S>(job, t.s)) return;
+    const float *from = keys_sums<S>(job, t, t.first);
+    float dq[2][S::Q_COLS][4];
+#pragma unroll
+    for (int i = 0; i < 8 * S::Q_COLS; i++)
+        dq[i / 4 / S::Q_COLS][i / 4 % S::Q_COLS][i % 4] = from[i * S::THREADS];
+    keys_store_dq<T, S>(job, t, t.first, (int)threadIdx.x / 32, dq);
+}
+
+template <typename S> static int64_t n_sums(const attn_args *a) {
+    int64_t n_rows = a->n_rows_q > 0 ? a->n_rows_q : (int64_t)a->n_sequences * a->max_len_q;
+    return (n_rows / S::QUERIES + a->n_sequences) * a->n_heads * S::QUERIES * S::D;
+}
+
+/* A multiprocessor has 1 KB more than a block may ask for, and each block takes 1 KB more than it
+ * asks for. */
+template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
+static status launch_keys(backend *be, half_job job) {
+    using S = keys_shape<D, IS_SMALL>;
+    int extra = (int)(HAS_BIAS ? sizeof(keys_extra) : sizeof(half_block));
+    int with_two = S::BLOCKS * (keys_bytes<S>(2) + extra + 1024);
+    bool fits_two = with_two <= cuda_of(be)->max_block_shared + 1024;
+    job.n_stages = fits_two && job.a.max_len_q > S::QUERIES ? 2 : 1;
+    int bytes = keys_bytes<S>(job.n_stages) + extra;
+    int64_t n_blocks = half_grid(be, &job, job.a.max_len_k, S::KEYS, S::BLOCKS);
+    if (n_blocks == 0) return OK;
+    CUDA_TRY(CUDA_ALLOW_SHARED((keys_kernel<T, D, HAS_BIAS, IS_SMALL>), bytes));
+    keys_kernel<T, D, HAS_BIAS, IS_SMALL>
+        <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
+    return cuda_launched("the attention's gradient");
+}
+
+/* dk, dv, and dq where it can be made here. */
+template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
+static status launch_all(backend *be, half_job job) {
+    using S = keys_shape<D, IS_SMALL>;
+    const attn_args *a = &job.a;
+    cudaStream_t stream = cuda_of(be)->stream;
+    bool is_whole = a->max_len_k <= S::KEYS, is_free = is_whole || !cuda_of(be)->is_deterministic;
+    job.wants_dq = is_free && !job.wants_bias_grad && a->max_len_k > 0;
+    if (job.wants_dq && !is_whole) {
+        size_t bytes = (size_t)n_sums<S>(a) * sizeof(float);
+        TRY(cuda_scratch(be, bytes, (void **)&job.dq_sums));
+        CUDA_TRY(cudaMemsetAsync(job.dq_sums, 0, bytes, stream));
+    }
+    TRY((launch_keys<T, D, HAS_BIAS, IS_SMALL>(be, job)));
+    if (!job.wants_dq) return half_queries_launch(be, &job);
+    int64_t n_blocks = half_grid(be, &job, a->max_len_q, S::QUERIES, 1);
+    if (is_whole || n_blocks == 0) return OK;
+    sums_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, 0, stream>>>(job);
+    return cuda_launched("the gradient of the attention's queries");
+}
+
+/* On an H200 (2026-11-15), at D = 64 large blocks are 1.1 times as fast on full sequences from 1024
+ * on (0.98 on jagged ones of 4096), small ones 1.05 to 1.7 times up to 512.  At D = 128 small ones
+ * are faster but for 1 % at 4096, at D = 256 large ones by 1.1 to 1.3 but for 4 % at 200.  A card
+ * with too little shared memory, and every bias, takes the small kind that knows biases. */
+template <typename T, int D> static status choose(backend *be, const half_job *job) {
+    constexpr bool IS_SMALL = D == 128;
+    constexpr int BYTES = keys_bytes<keys_shape<D, IS_SMALL>>(1) + (int)sizeof(half_block);
+    if (job->a.bias != BIAS_NONE || cuda_of(be)->max_block_shared < BYTES)
+        return launch_all<T, D, true, true>(be, *job);
+    if constexpr (D == 64)
+        if (job->a.max_len_k <= 512) return launch_all<T, D, false, true>(be, *job);
+    return launch_all<T, D, false, IS_SMALL>(be, *job);
+}
+
+template <typename T> static status choose_dim(backend *be, const half_job *job) {
+    switch (half_dim(&job->a)) {
+    case 64:
+        return choose<T, 64>(be, job);
+    case 128:
+        return choose<T, 128>(be, job);
+    case 256:
+        return choose<T, 256>(be, job);
+    default:
+        return half_too_wide(&job->a);
+    }
+}
+
+status cuda_attn_sm80_bwd(backend *be, const attn_args *a) {
+    half_job job = half_job_of(be, a);
+    float factor = 0.5f * a->alpha * a->scale;
+    job.out = half_result_of(a->dq, a->stride_q, a->dim_qk, factor);
+    job.dk = half_result_of(a->dk, a->stride_k, a->dim_qk, factor);
+    job.dv = half_result_of(a->dv, a->stride_v, a->dim_v, a->scale);
+    bool has_sums = a->bias == BIAS_TIME && a->dposition_w != NULL;
+    job.wants_bias_grad = has_sums || (a->bias == BIAS_TABLE && a->dtable != NULL);
+    if (has_sums) {
+        TRY(cuda_scratch(be, bias_cells_bytes(a), (void **)&job.sums));
+        CUDA_TRY(cudaMemsetAsync(job.sums, 0, bias_cells_bytes(a), cuda_of(be)->stream));
+    }
+    TRY(be->act == ACT_BF16 ? choose_dim<__nv_bfloat16>(be, &job) : choose_dim<__half>(be, &job));
+    return has_sums ? bias_finish(be, a, job.sums) : OK;
+}

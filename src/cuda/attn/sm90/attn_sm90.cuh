@@ -1,0 +1,237 @@
+/* What the attention's Hopper kernels share: tiles of 64 numbers by 64 rows that the copy engine
+ * brings, swizzled, into shared memory, and the function of a score.
+ *
+ * A tile of R rows and D numbers lies as D / 64 parts of R rows of 128 bytes; with D = 32, as one
+ * part of rows of 64 bytes. */
+#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
+#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
+
+#include "cuda/attn/common/attn_mask.cuh"
+#include "cuda/attn/sm90/ptx_sm90.cuh"
+#include "cuda/core/act.cuh"
+
+enum { PART = 64, PART_BYTES = 128, GROUP = 128 }; /* numbers and bytes of a part's row; threads */
+
+/* Numbers of a part's row. */
+template <int D> struct part {
+    static constexpr int COLUMNS = D < PART ? D : PART, BYTES = COLUMNS * 2;
+    static_assert(D == 32 || D % PART == 0, "heads there are");
+};
+
+/* A part as products see it; next: see tile_describe. */
+template <int D> __device__ static inline uint64_t part_describe(const void *tile, uint32_t next) {
+    return D == 32 ? tile_describe_64(tile) : tile_describe(tile, next);
+}
+
+/* Rows of a jagged array as the copy engine sees them: a box is 64 rows of 64 numbers. */
+status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                 int64_t n_columns, int64_t stride);
+
+/* The same with boxes of `box_rows` rows of `box_columns` numbers: 64, swizzled by 128 bytes, or
+ * 32, swizzled by 64. */
+status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                     int64_t n_columns, int64_t stride, int box_columns, int box_rows);
+
+/* The same in three dimensions, so that a box holds all `dim` numbers of a head: its part z holds
+ * numbers z `box_columns` and on of `box_rows` rows. */
+status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                       int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
+
+/* In four, so that a box of `box_rows` rows is grains of 8 rows, each with all `dim` numbers of a
+ * head: part z of its rows lies behind part z - 1.  A box must not reach beyond the last row. */
+status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
+                        int64_t n_columns, int64_t stride, int box_rows, int dim);
+
+/* Launches a kernel that may start while the last blocks of the one before it in the stream still
+ * run (programmatic dependent launch), in a recorded graph as well.  Each of its threads calls
+ * grid_wait (ptx_sm90.cuh) before the kernel touches memory, also the threads and blocks that have
+ * nothing to do: whoever comes after this kernel relies on it that the one before is done, too.
+ * Arguments are converted to the kernel's types. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), int64_t n_blocks,
+                                             int n_threads, size_t shared_bytes,
+                                             cudaStream_t stream, const ARGUMENTS &...arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)n_blocks);
+    config.blockDim = dim3((unsigned)n_threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/* R rows of D numbers from row y, column x on; the barrier must expect R * D * 2 bytes. */
+template <int D, int R>
+__device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
+                                        int y) {
+#pragma unroll
+    for (int c = 0; c < D / part<D>::COLUMNS; c++) {
+#pragma unroll
+        for (int r = 0; r < R; r += 64)
+            tile_load(to + (c * R + r) * part<D>::BYTES, map, barrier, x + c * PART, y + r);
+    }
+}
+
+/* A warp is done with what the barrier stands for. */
+__device__ static inline void release(uint64_t *barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+/* d (64, N) (+)= rows of A times rows of B, both D numbers long; ROWS_A and N are the rows of their
+ * whole tiles. */
+template <typename T, int D, int ROWS_A, int N>
+__device__ static inline void product_of_rows(float (&d)[N / 2], const char *a, const char *b) {
+    uint64_t desc_a = part_describe<D>(a, 16), desc_b = part_describe<D>(b, 16);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        wgmma_ss<T, N>(d, tile_move(desc_a, k / 4 * ROWS_A * PART_BYTES + k % 4 * 32),
+                       tile_move(desc_b, k / 4 * N * PART_BYTES + k % 4 * 32), k > 0);
+}
+
+/* d (64, D) += A (64, K in registers) times a tile of K rows of D numbers. */
+template <typename T, int D, int K>
+__device__ static inline void product_with_rows(float (&d)[D / 2], const uint32_t (&a)[K / 16][4],
+                                                const char *b) {
+    uint64_t desc_b = part_describe<D>(b, K * PART_BYTES);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+        wgmma_rs<T, D>(d, a[k], tile_move(desc_b, k * 16 * part<D>::BYTES), 1);
+}
+
+template <typename T> __device__ static inline uint32_t pack_two(float x, float y);
+template <> __device__ inline uint32_t pack_two<__nv_bfloat16>(float x, float y) {
+    __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&v;
+}
+template <> __device__ inline uint32_t pack_two<__half>(float x, float y) {
+    __half2 v = __floats2half2_rn(x, y);
+    return *(uint32_t *)&v;
+}
+
+/* Sums of a warpgroup as the left side of the next product. */
+template <typename T, int N>
+__device__ static inline void pack_left(uint32_t (&a)[N / 16][4], const float (&d)[N / 2]) {
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[k][i] = pack_two<T>(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+    }
+}
+
+/* Bit e: pair e of a thread is seen, of rows row and row + 8 and 64 columns from j0 on.  Few tiles
+ * need it, so it is kept small: the registers belong to the sums. */
+__device__ static inline uint32_t rows_seen(const attn_args &a, const attn_seq &s, int row,
+                                            int j0) {
+    int column = j0 + 2 * ((int)threadIdx.x % 4);
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int side = 0; side < 2; side++) {
+        attn_row_mask mask = attn_mask_of(a, s, row + 8 * side);
+#pragma unroll 1
+        for (int c = 0; c < 16; c++)
+            seen |= (uint32_t)attn_sees(a, s, mask, row + 8 * side, column + c / 2 * 8 + c % 2)
+                    << (c / 2 * 4 + side * 2 + c % 2);
+    }
+    return seen;
+}
+
+/* The same, quickly where all is seen; first: the first row of the warpgroup. */
+__device__ static inline uint32_t rows_mask(const attn_args &a, const attn_seq &s, int first,
+                                            int row, int j0) {
+    bool is_full = attn_tile_is_full(a, s, first, first + 64, j0, j0 + 64);
+    return is_full ? 0xffffffffu : rows_seen(a, s, row, j0);
+}
+
+/* Rows of a warpgroup's sums to memory: row and row + 8 are the thread's; those from n on are not
+ * there. */
+template <typename T, int D>
+__device__ static inline void store_rows(T *to, int64_t stride, int row, int n, float scale,
+                                         const float (&d)[D / 2]) {
+    int t = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r >= n) continue;
+        T *at = to + (row + 8 * r) * stride + 2 * t;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+            *(uint32_t *)(at + 8 * j) =
+                pack_two<T>(d[4 * j + 2 * r] * scale, d[4 * j + 2 * r + 1] * scale);
+    }
+}
+
+/* Four words of each of four neighbouring lanes, turned: word s of lane t becomes word t of lane s.
+ */
+__device__ static inline void turn_four(uint32_t (&v)[4]) {
+    bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? v[i] : v[i + 1], 1);
+        if (is_odd)
+            v[i] = other;
+        else
+            v[i + 1] = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, is_high ? v[i] : v[i + 2], 2);
+        if (is_high)
+            v[i] = other;
+        else
+            v[i + 2] = other;
+    }
+}
+
+/* The same, 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16 bytes. */
+template <typename T, int D>
+__device__ static inline void store_wide(T *to, int64_t stride, int row, int n, float scale,
+                                         const float (&d)[D / 2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        T *at = to + (int64_t)(row + 8 * r) * stride + 8 * (threadIdx.x % 4);
+#pragma unroll
+        for (int j = 0; j < D / 8; j += 4) {
+            uint32_t v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] =
+                    pack_two<T>(d[4 * (j + i) + 2 * r] * scale, d[4 * (j + i) + 2 * r + 1] * scale);
+            turn_four(v);
+            if (row + 8 * r < n) store_four(at + 8 * j, v);
+        }
+    }
+}
+
+/* The same through shared memory: a warp's 16 rows, row0 and on, of its warpgroup's 64, in a room
+ * of 16 rows that is its own, whose blocks of 16 bytes are turned as the copy engine does it.  Then
+ * lanes that are neighbours store neighbours, whole rows at once: four times as fast. */
+template <typename T, int D>
+__device__ static inline void store_staged(char *room, T *to, int64_t stride, int row0, int n,
+                                           float scale, const float (&d)[D / 2]) {
+    constexpr int BLOCKS = D / 8, ROWS = 32 / BLOCKS; /* blocks of a row; rows at once */
+    int lane = (int)threadIdx.x % 32, row = lane % 16;
+    uint32_t at = shared_address(room) + (uint32_t)(row * D * 2);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = pack_two<T>(d[8 * k + 2 * i] * scale, d[8 * k + 2 * i + 1] * scale);
+        stmatrix_x4(at + (uint32_t)(((2 * k + lane / 16) ^ (row & 7)) << 4), v);
+    }
+    __syncwarp();
+    to += lane % BLOCKS * 8;
+#pragma unroll 4
+    for (int r = lane / BLOCKS; r < 16; r += ROWS) {
+        if (row0 + r >= n) break;
+        uint4 v = *(const uint4 *)(room + r * D * 2 + ((lane % BLOCKS ^ (r & 7)) << 4));
+        __stcs((uint4 *)(to + (int64_t)(row0 + r) * stride), v);
+    }
+    __syncwarp();
+}
+
+#endif

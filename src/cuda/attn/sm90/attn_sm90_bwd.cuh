@@ -1,0 +1,274 @@
+/* What the backward kernels of the attention on Hopper share: masks, functions of scores, sums.
+ *
+ * A block computes with a tile of keys and walks over the tiles of 64 queries that see any of them
+ * (attn_sm90_bwd_producer.cuh says which).  Scores are computed with keys as rows, so that weights
+ * and their gradients go from registers into dv and dk; the gradients also pass through shared
+ * memory, where they meet the keys: dq, five products in all. */
+#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH
+#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH
+
+#include "cuda/attn/common/attn_tiles.cuh"
+#include "cuda/attn/sm90/attn_sm90_bias.cuh"
+
+enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
+enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is computed anew ... */
+enum { ANEW_ROWS_BIAS_64 = 64 };             /* ... and with a bias, up to heads of 64 numbers */
+
+typedef struct bwd_maps {
+    CUtensorMap q, k, v, dout;
+} bwd_maps;
+
+/* A sequence and one of its heads. */
+typedef struct bwd_pair {
+    attn_seq s;
+    int head;
+} bwd_pair;
+
+/* ---- masks ----------------------------------------------------------------------------------- */
+
+/* Of a thread's 16 columns of a tile, 8 c + 2 (thread % 4) and the next, how many lie before x. */
+__device__ static inline int columns_before(int x) {
+    x -= 2 * (thread_now() % 4);
+    return min(max(2 * (x >> 3) + min(x & 7, 2), 0), 16);
+}
+
+/* Bits of those from lo on and before hi. */
+__device__ static inline uint32_t span_bits(int lo, int hi) {
+    return (0xffffu << columns_before(lo)) & ~(0xffffu << columns_before(hi)) & 0xffffu;
+}
+
+/* The queries of a tile that see a key, as columns of the tile.  Those who see it by the window and
+ * the groups of targets are neighbours, and so are the contexts before them (attn_mask_of says the
+ * same, row by row).  Windows and groups are no longer than the longest sequence (bwd_prepare). */
+__device__ static inline uint32_t key_bits(const attn_args &a, const attn_seq &s, int key, int i0) {
+    if (key >= s.len_k) return 0;
+    int base = i0 + s.shift; /* place of column 0 among the keys */
+    int lo = a.window_right < 0 ? 0 : key - a.window_right, hi = s.len_k;
+    if (a.window_left >= 0) hi = min(hi, key + a.window_left + 1);
+    if (key >= s.history) /* a target */
+        hi = min(hi, s.history + ((key - s.history) / a.target_group + 1) * a.target_group);
+    uint32_t bits = span_bits(lo - base, hi - base);
+    if (key < s.history && s.n_contexts > base) bits |= span_bits(0, min(s.n_contexts, hi) - base);
+    return bits;
+}
+
+/* The same of key and key + 8, in the high half, where spans are given by query: one by one. */
+__device__ static inline uint32_t func_bits(const attn_args &a, const attn_seq &s, int key,
+                                            int i0) {
+    int first = i0 + 2 * ((int)threadIdx.x % 4);
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (int c = 0; c < 16; c++) {
+        int row = first + c / 2 * 8 + c % 2;
+        attn_row_mask mask = attn_mask_of(a, s, row);
+        bits |= (uint32_t)attn_sees(a, s, mask, row, key) << c;
+        bits |= (uint32_t)attn_sees(a, s, mask, row, key + 8) << (c + 16);
+    }
+    return bits;
+}
+
+/* Which pairs of a thread are seen, a half of the word for each of its rows, key and key + 8; its
+ * columns are queries from i0 on. */
+__device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_seq &s, int key, int i0) {
+    if (a.func != NULL) return func_bits(a, s, key, i0);
+    return key_bits(a, s, key, i0) | key_bits(a, s, key + 8, i0) << 16;
+}
+
+/* ---- functions of scores --------------------------------------------------------------------- */
+
+/* A score's weight silu(alpha x), and what is left of the slope: 2 silu' - 1 = tanh h + h (1 -
+ * tanh^2 h) with h = alpha x / 2. */
+__device__ static inline float bwd_weight(float half, float x, float *slope) {
+    float h = half * x, t = tanh_approx(h);
+    *slope = fmaf(h, fmaf(-t, t, 1.0f), t);
+    return fmaf(h, t, h);
+}
+
+/* Scores to weights, on the left of the next product, and in x the slopes. */
+template <typename T>
+__device__ static inline void bwd_weights(float half, float (&x)[32], uint32_t (&left)[4][4]) {
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {
+        float p = bwd_weight(half, x[e], &x[e]), q = bwd_weight(half, x[e + 1], &x[e + 1]);
+        left[e / 8][e / 2 % 4] = pack_two<T>(p, q);
+    }
+}
+
+/* The same with slopes as float16, in half the registers: it has more digits than what they are
+ * multiplied into. */
+template <typename T>
+__device__ static inline void bwd_weights(float half, const float (&x)[32], uint32_t (&left)[4][4],
+                                          uint32_t (&slope)[16]) {
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {
+        float v[2];
+        float p = bwd_weight(half, x[e], &v[0]), q = bwd_weight(half, x[e + 1], &v[1]);
+        left[e / 8][e / 2 % 4] = pack_two<T>(p, q);
+        slope[e / 2] = pack_two<__half>(v[0], v[1]);
+    }
+}
+
+/* Pairs that are not seen get a score so far below zero that their weight is 0 and what is left of
+ * the slope -1, which makes the gradient 0, too. */
+__device__ static inline void bwd_hide(float half, uint32_t seen, float (&x)[32]) {
+    if (seen == 0xffffffffu) return;
+    float far = half != 0 ? __fdividef(-1e4f, half) : 0;
+#pragma unroll
+    for (int e = 0; e < 32; e++)
+        x[e] = (seen >> (e / 2 % 2 * 16 + e / 4 * 2 + e % 2) & 1) != 0 ? x[e] : far;
+}
+
+/* Twice the gradients of the scores; the sums are halved at the end. */
+template <typename T>
+__device__ static inline void bwd_gradients(const float (&slope)[32], const float (&dp)[32],
+                                            uint32_t (&left)[4][4]) {
+#pragma unroll
+    for (int e = 0; e < 32; e += 2)
+        left[e / 8][e / 2 % 4] =
+            pack_two<T>(fmaf(dp[e], slope[e], dp[e]), fmaf(dp[e + 1], slope[e + 1], dp[e + 1]));
+}
+
+template <typename T>
+__device__ static inline void bwd_gradients(const uint32_t (&slope)[16], const float (&dp)[32],
+                                            uint32_t (&left)[4][4]) {
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {
+        float2 v = __half22float2(*(const __half2 *)&slope[e / 2]);
+        left[e / 8][e / 2 % 4] =
+            pack_two<T>(fmaf(dp[e], v.x, dp[e]), fmaf(dp[e + 1], v.y, dp[e + 1]));
+    }
+}
+
+/* Slopes on their way from one warpgroup to another: as float16, which has more digits than what
+ * they are multiplied into; thread by thread. */
+__device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
+    uint4 *to = (uint4 *)slopes + threadIdx.x % GROUP;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float *v = &x[8 * j];
+        to[j * GROUP] = make_uint4(pack_two<__half>(v[0], v[1]), pack_two<__half>(v[2], v[3]),
+                                   pack_two<__half>(v[4], v[5]), pack_two<__half>(v[6], v[7]));
+    }
+    __syncwarp();
+}
+
+/* The gradients of a tile by slopes of another warpgroup, twice as large as they are, on the left
+ * of a product. */
+template <typename T>
+__device__ static inline void slopes_apply(const char *slopes, const float (&dp)[32],
+                                           uint32_t (&ds)[4][4]) {
+    const uint4 *from = (const uint4 *)slopes + threadIdx.x % GROUP;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint4 four = from[j * GROUP];
+        uint32_t pair[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 v = __half22float2(*(__half2 *)&pair[i]);
+            const float *d = &dp[8 * j + 2 * i];
+            ds[j][i] = pack_two<T>(fmaf(d[0], v.x, d[0]), fmaf(d[1], v.y, d[1]));
+        }
+    }
+}
+
+/* A warpgroup's gradients of scores, 64 keys by 64 queries, as rows of 128 bytes from `row` of a
+ * tile on, swizzled as the copy engine does it. */
+__device__ static inline void bwd_put(char *tile, int row, const uint32_t (&left)[4][4]) {
+    int thread = thread_now(), lane = thread % 32;
+    row += thread % GROUP / 32 * 16 + lane % 16;
+    uint32_t at = shared_address(tile) + (uint32_t)(row * DS_ROW);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        stmatrix_x4(at + (uint32_t)(((2 * k + lane / 16) ^ (row & 7)) << 4), left[k]);
+    shared_fence();
+    __syncwarp();
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+template <int N> __device__ static inline void clear(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x[i] = 0;
+}
+
+/* sum (64, D) += left (64, 64 queries) times a tile of queries. */
+template <typename T, int D>
+__device__ static inline void add_tile(float (&sum)[D / 2], const uint32_t (&left)[4][4],
+                                       const char *tile) {
+    product_with_rows<T, D, QUERIES>(sum, left, tile);
+    wgmma_commit();
+}
+
+/* dq (64 queries, N) = ds (KEYS, 64 queries) transposed times N columns of the keys. */
+template <typename T, int KEYS, int N>
+__device__ static inline void dq_product(float (&dq)[N / 2], const char *ds, const char *keys) {
+    uint64_t desc_a = tile_describe(ds, 16), desc_b = part_describe<N>(keys, KEYS * PART_BYTES);
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        wgmma_tt<T, N>(dq, tile_move(desc_a, k * 16 * DS_ROW),
+                       tile_move(desc_b, k * 16 * part<N>::BYTES), k > 0);
+    wgmma_commit();
+}
+
+/* The row of a warpgroup's tile that is the thread's, with the one 8 further. */
+__device__ static inline int row_of_thread() {
+    int thread = thread_now();
+    return thread % GROUP / 32 * 16 + thread % 32 / 4;
+}
+
+/* dk and dv of the thread's keys, key and key + 8, of those of its warpgroup. */
+template <typename T, int D>
+__device__ static inline void bwd_store(const attn_args &a, const attn_seq &s, int head, int key,
+                                        const float (&dk)[D / 2], const float (&dv)[D / 2]) {
+    int64_t column = (int64_t)head * D;
+    store_wide<T, D>((T *)a.dv + (int64_t)s.row_k * a.stride_v + column, a.stride_v, key, s.len_k,
+                     a.scale, dv);
+    store_wide<T, D>((T *)a.dk + (int64_t)s.row_k * a.stride_k + column, a.stride_k, key, s.len_k,
+                     0.5f * a.alpha * a.scale, dk);
+}
+
+/* ---- the host's side ------------------------------------------------------------------------- */
+
+/* What the kernels of all sizes are launched with. */
+typedef struct bwd_job {
+    attn_args a;
+    bwd_maps maps;
+    bias_source bias;
+    bool is_whole; /* blocks work on whole sequences, not on tiles of keys */
+    bool has_dq;
+    attn_tiles tiles;       /* of keys; is_whole: only the order of the sequences */
+    attn_tiles query_tiles; /* where dq is computed anew */
+    float *sums; /* of dq; see bwd_keys.  Heads of 256 numbers: see attn_sm90_bwd_d256_steps.cuh */
+    unsigned long long *cells; /* sums of attn_bias.cuh; NULL if they are not wanted */
+    int n_tiles, n_pairs;      /* tiles of queries in the longest sequence; sequences times heads */
+    int n_keys;                /* of a tile */
+} bwd_job;
+
+/* Maps whose boxes have `rows` rows of 64 numbers, or of all 32 of a head. */
+status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
+/* The same work with windows and groups no longer than sequences: longer ones mean the same, and
+ * sums with them could be too large. */
+attn_args bwd_shorten(const attn_args *a);
+/* Whether blocks work on whole sequences: these are short, and there are enough of them. */
+bool bwd_is_short(backend *be, const attn_args *a);
+/* Heads of 256 numbers, worked on whole: what the gradients of the longest sequence's scores take
+ * in scratch memory; 0 if it is one tile. */
+int64_t bwd_kept_bytes(const attn_args *a);
+/* Maps, work, room for sums of dq.  n_blocks: how many there is room for on the machine, then how
+ * many to launch. */
+status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
+/* Rounds the sums into dq, or computes it anew. */
+status bwd_finish(backend *be, const bwd_job *job);
+/* dq by blocks that own queries (attn_sm90_bwd_dq.cu); with a bias, and its gradients
+ * (attn_sm90_bwd_dq_bias.cu). */
+status bwd_queries(backend *be, const bwd_job *job);
+status bwd_queries_bias(backend *be, const bwd_job *job);
+
+/* Sequences of at most 64 queries and keys, heads of up to 128 numbers. */
+status cuda_attn_sm90_bwd_single_tile(backend *be, const attn_args *a);
+/* Heads of 256 numbers: sequences that are worked on whole, and others. */
+status cuda_attn_sm90_bwd_d256_short(backend *be, const attn_args *a);
+status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a);
+
+#endif

@@ -1,0 +1,102 @@
+/* HSTU attention, forward, on Hopper (contract: attn_args in ops/ops.h): which kernel and which
+ * tiles for which heads and lengths.  The kernels are in attn_sm90_fwd.cuh (its blocks stay) and
+ * attn_sm90_fwd_short.cuh.
+ *
+ * Shared memory, in KB a block: queries + keys and values
+ *     D = 32:   large 2 x 12 + 2 x 2 x 8 = 56                                        short 15 + 200
+ *     D = 64:   large 2 x 24 + 2 x 2 x 16 = 112    small 2 x 8 + 2 x 2 x 8 = 48      short 30 + 184
+ *     D = 128:  large 2 x 32 + 2 x 2 x 32 = 192    tall 2 x 48 + 3 x 2 x 16 = 192    short 44 + 168
+ *     D = 256:  large 64 + 2 x 2 x 32 = 192        small 32 + 2 x 32 = 96            short 56 + 152
+ *
+ * Times that set the switch points, in us (H200, 2026-11-15; 4 heads, causal, bfloat16; lengths
+ * from 1 to the number named, "full": all of that length).  Those of the kernel that stays are the
+ * better ones of two versions, both from before it took tiles as late as it does now.
+ *                                 4096 full   1024 full   512     200     50
+ *     D = 32    large                   501        58.5    44.5    23.5   39.7
+ *     D = 64    large                   585        63.6    45.6    23.6   41.2
+ *               small                   706        59.8    42.0    16.9   17.1
+ *     D = 128   large                   927        80.0    69.5    33.0   46.4
+ *               tall                    944        86.5    63.7    29.4   44.2
+ *     D = 256   large                  1823       149.6   114.7    43.1   50.7
+ *               small                  2388       172     129      39.5   35.9
+ * The kernel for short sequences beside what it competes with, in one run (sequences x longest;
+ * what D = 32 and 128 had before it, a third kernel, is gone):
+ *                      128 x 512   128 x 200   512 x 50   2048 x 20   64 x 256 full   32 x 200
+ *     D = 32    before      40.7        15.7       13.4        38.7            17.7        8.5
+ *               short       33.0        10.4        9.9        25.5            16.5        7.1
+ *     D = 64    small       32.7        15.2       17.1        49.8            15.9        8.0
+ *               short       37.5        12.4       10.8        29.4            20.7        8.4
+ *     D = 128   before      49.8        27.3       23.2        70.4            32.4       12.4
+ *               short       64.1        21.3       19.5        33.5            28.3       15.5
+ *     D = 256   small       86.5        37.3       35.2       121.2            45.6       18.4
+ *               short      153.8        39.2       34.7        59.5            64.0       24.3 */
+#include "cuda/attn/sm90/attn_sm90_fwd.cuh"
+#include "cuda/attn/sm90/attn_sm90_fwd_short.cuh"
+
+/* One block a multiprocessor; at D = 128 there are two: 128 rows meet 128 keys, or, tall, 192 rows
+ * meet 64, which wastes less of the last keys. */
+typedef fwd_shape<32, 3, 128, 2, 2, 0, 1, true> large_32;
+typedef fwd_shape<64, 3, 128, 2, 2, 0, 1, true> large_64;
+typedef fwd_shape<128, 2, 128, 2, 2, 0, 1, true> large_128;
+typedef fwd_shape<128, 3, 64, 3, 2, 0, 1, true> tall_128;
+typedef fwd_shape<256, 2, 64, 2, 1, 0, 1, true> large_256;
+
+/* Several blocks of 64 rows a multiprocessor. */
+typedef fwd_shape<64, 1, 64, 2, 2, 16, 3, false> small_64;
+typedef fwd_shape<256, 1, 64, 1, 1, 16, 2, false> small_256;
+
+/* Warps of 16 rows.  With the one that asks they are whole fours, which share out the registers:
+ * 128 a thread at D = 64, 168 at 128, 255 at 256. */
+typedef short_shape<32, 15, 64> short_32;
+typedef short_shape<64, 15, 64> short_64;
+typedef short_shape<128, 11, 64> short_128;
+typedef short_shape<256, 7, 32> short_256;
+
+/* Whether the kernel for short sequences is the better one: no sequence is longer than `most`, they
+ * are `mean` long on average at most, and, where one is longer than `alone`, there are enough of
+ * them for every multiprocessor to have some: it does not share out a sequence and head. */
+static bool is_short(const backend *be, const attn_args *a, int most, int mean, int alone) {
+    int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
+    bool are_enough = n_pairs >= 2 * (int64_t)cuda_of(be)->n_multiprocessors;
+    return a->max_len_q <= most && a->max_len_k <= 2 * most &&
+           a->n_rows_q <= (int64_t)mean * a->n_sequences && (are_enough || a->max_len_q <= alone);
+}
+
+template <typename T> static status launch_32(backend *be, const attn_args *a) {
+    if (is_short(be, a, 512, 512, 256)) return short_launch<T, short_32>(be, a);
+    return fwd_launch<T, large_32>(be, a);
+}
+template <typename T> static status launch_64(backend *be, const attn_args *a) {
+    if (is_short(be, a, 256, 128, 64)) return short_launch<T, short_64>(be, a);
+    if (a->max_len_q <= 1024) return fwd_launch<T, small_64>(be, a);
+    return fwd_launch<T, large_64>(be, a);
+}
+template <typename T> static status launch_128(backend *be, const attn_args *a) {
+    if (is_short(be, a, 256, 256, 64)) return short_launch<T, short_128>(be, a);
+    if (a->max_len_q <= 512) return fwd_launch<T, tall_128>(be, a);
+    return fwd_launch<T, large_128>(be, a);
+}
+template <typename T> static status launch_256(backend *be, const attn_args *a) {
+    if (is_short(be, a, 256, 24, 64)) return short_launch<T, short_256>(be, a);
+    if (a->max_len_q <= 256) return fwd_launch<T, small_256>(be, a);
+    return fwd_launch<T, large_256>(be, a);
+}
+
+template <typename T> static status launch(backend *be, const attn_args *a) {
+    switch (a->dim_qk) {
+    case 32:
+        return launch_32<T>(be, a);
+    case 64:
+        return launch_64<T>(be, a);
+    case 128:
+        return launch_128<T>(be, a);
+    default:
+        return launch_256<T>(be, a);
+    }
+}
+
+status cuda_attn_sm90_fwd(backend *be, const attn_args *a) {
+    if (a->bias != BIAS_NONE) return cuda_attn_sm90_fwd_bias(be, a);
+    if (be->act == ACT_BF16) return launch<__nv_bfloat16>(be, a);
+    return launch<__half>(be, a);
+}

@@ -1,0 +1,591 @@
+/* The forward kernel of the attention on Hopper whose blocks stay, for any shape of its tiles.
+ *
+ * A block owns GROUPS x 64 query rows of one sequence and head at a time and goes from tile to tile
+ * (attn_tiles.cuh).  One warp finds the tiles, another asks the copy engine for queries, keys and
+ * values; both run ahead of the warpgroups that compute, also into the next tile.  There is no
+ * softmax, so nothing is kept from keys to keys but the sum.
+ * - One large block a multiprocessor (piped): each warpgroup computes the scores of the next keys
+ *   while those of these meet the values, and SiLU runs under both.  Bound by the tensor cores, or,
+ *   where heads are small, by SiLU (one tanh a score, 16 a clock).
+ * - Several small blocks a multiprocessor (plain), which hide each other's waiting: for shorter
+ *   sequences, which are bound by latency and bytes, and for every bias (attn_sm90_bias.cuh). */
+#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_CUH
+#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_CUH
+
+#include "cuda/attn/sm90/attn_sm90_rows.cuh"
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+/* Registers of a block: those it is launched with (the multiprocessor has 64 K, whole eights a
+ * thread) are shared out anew, most of them to the warpgroups that compute.  MORE: for a warp that
+ * brings times, too, of 128 rows. */
+template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
+    static constexpr int AT_START = 65536 / (GROUP * (GROUPS + 1) * BLOCKS) / 8 * 8;
+    static constexpr int LOWERED = (GROUPS <= 2 && BLOCKS < 4 ? 40 : 32) + MORE;
+    static constexpr int RAISED = (AT_START * (GROUPS + 1) - LOWERED) / GROUPS / 8 * 8;
+};
+
+/* BUFFERS: tiles of queries; BOX: rows the copy engine brings at once, so that the ends of short
+ * sequences cost little, 0: the whole tile; BLOCKS: a multiprocessor's.  OWNS: 2 of the kernel that
+ * has the rows of dout beside the queries (attn_sm90_bwd_dq_bias.cu). */
+template <int D_, int GROUPS_, int KEYS_, int STAGES_, int BUFFERS_, int BOX_, int BLOCKS_,
+          bool IS_PIPED_, attn_bias BIAS_ = BIAS_NONE, int OWNS_ = 1>
+struct fwd_shape {
+    static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int OWNS = OWNS_;
+    static constexpr int D = D_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
+    static constexpr int BUFFERS = BUFFERS_, BLOCKS = BLOCKS_;
+    static constexpr bool IS_PIPED = IS_PIPED_;
+    /* A unit is told of when all queries of the one before, n, are asked for.  Then a warp may
+     * still be storing unit n - BUFFERS. */
+    static constexpr int UNITS = BUFFERS + 2;
+    /* The next unit is taken when so many columns of this one are left to ask for.  Late, because
+     * nobody else can do what a block has taken: a version that took five units ahead needed 97 us
+     * instead of 80 for rows of 1024 (D = 128, eight units a block).  Two tiles hide the way to the
+     * counter. */
+    static constexpr int AHEAD = 2 * KEYS;
+    static constexpr int ROWS = 64 * GROUPS, WARPS = 4 * GROUPS, THREADS = GROUP * (GROUPS + 1);
+    static constexpr int COLUMNS = D == 32 ? 32 : PART; /* of a part of a tile */
+    static constexpr int BOX_Q = BOX_ > 0 ? BOX_ : 64, BOX_K = BOX_ > 0 ? BOX_ : KEYS;
+    static constexpr int TILE = KEYS * D * 2, QUERIES = 64 * D * 2; /* a warpgroup's */
+    static constexpr int TABLES = BIAS == BIAS_TABLE ? STAGES * GROUPS * TABLE_TILE : 0;
+    static constexpr int BYTES =
+        BUFFERS * GROUPS * OWNS * QUERIES + 2 * STAGES * TILE + TABLES + 1024; /* room to align */
+    static constexpr int ROOM = BIAS == BIAS_TIME ? 4096 : 512;                /* of fwd_room */
+    static_assert((BYTES + 1024 + ROOM) * BLOCKS <= 228 * 1024,
+                  "shared memory of a multiprocessor");
+    static_assert(BIAS == BIAS_NONE || (KEYS == 64 && !IS_PIPED), "what a bias is made for");
+    static_assert(KEYS % BOX_K == 0 && 64 % BOX_Q == 0 && BOX_K % 8 == 0, "whole boxes");
+};
+
+/* What the position and time bias needs. */
+template <typename S, attn_bias BIAS> struct fwd_times {};
+template <typename S> struct fwd_times<S, BIAS_TIME> {
+    time_tables tables;
+    time_tile<S::ROWS, S::KEYS> tiles[S::STAGES];
+};
+
+template <typename S> struct fwd_room {
+    uint64_t queries[S::BUFFERS][S::GROUPS]; /* with the unit they belong to */
+    uint64_t queries_free[S::BUFFERS][S::GROUPS];
+    uint64_t keys[S::STAGES], values[S::STAGES];           /* they are there */
+    uint64_t keys_free[S::STAGES], values_free[S::STAGES]; /* all warps are done with them */
+    uint64_t bias[S::STAGES];                              /* it is there; free with the values */
+    uint64_t wanted, told;                                 /* the next unit */
+    fwd_unit units[S::UNITS];
+    fwd_times<S, S::BIAS> times;
+};
+
+/* A place in a ring of N, and the parity of the barriers' phase there. */
+template <int N> struct fwd_ring {
+    int at;
+    uint32_t parity;
+};
+template <int N> __device__ static inline void advance(fwd_ring<N> &r) {
+    if (++r.at < N) return;
+    r.at = 0;
+    r.parity ^= 1;
+}
+
+/* ---- the warp that asks ---------------------------------------------------------------------- */
+
+/* One thread asks; for times, the whole warp does the rest. */
+template <typename S> __device__ static inline bool fwd_asks() {
+    return S::BIAS != BIAS_TIME || threadIdx.x % 32 == 0;
+}
+
+/* The first n rows of a tile of R from row y on, whole boxes; the barrier gets the one arrival. */
+template <int D, int COLUMNS, int R, int BOX>
+__device__ static inline void fwd_load(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
+                                       int y, int n) {
+    int n_boxes = (max(min(n, R), 0) + BOX - 1) / BOX;
+    barrier_expect(barrier, (uint32_t)(n_boxes * BOX * D * 2));
+    for (int r = 0; r < n_boxes; r++) {
+#pragma unroll
+        for (int c = 0; c < D / COLUMNS; c++)
+            tile_load(to + (c * R + r * BOX) * COLUMNS * 2, map, barrier, x + c * COLUMNS,
+                      y + r * BOX);
+    }
+}
+
+/* Where the warp that asks, or a warpgroup, is: at which unit of the block, and in the ring of keys
+ * and values. */
+template <typename S> struct fwd_place {
+    unsigned unit;
+    fwd_ring<S::STAGES> keys;
+};
+template <typename S> __device__ static inline fwd_ring<S::BUFFERS> fwd_buffer(unsigned unit) {
+    return {(int)(unit % S::BUFFERS), unit / S::BUFFERS % 2};
+}
+
+/* Queries of warpgroups group .. end - 1. */
+template <typename S>
+__device__ static inline void fwd_ask_queries(const fwd_maps &maps, const fwd_unit *u,
+                                              fwd_room<S> *room, char *queries,
+                                              const fwd_ring<S::BUFFERS> &r, int group, int end) {
+    for (; group < end; group++) {
+        int row = u->row0 + group * 64;
+        char *to = queries + (r.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
+        barrier_wait(&room->queries_free[r.at][group], r.parity ^ 1);
+        if (!fwd_asks<S>()) continue;
+        fwd_load<S::D, S::COLUMNS, 64, S::BOX_Q>(to, &maps.q, &room->queries[r.at][group],
+                                                 u->head * S::D, u->s.row_q + row,
+                                                 u->s.len_q - row);
+        if constexpr (S::OWNS > 1)
+            fwd_load<S::D, S::COLUMNS, 64, S::BOX_Q>(to + S::QUERIES, &maps.dout,
+                                                     &room->queries[r.at][group], u->head * S::D,
+                                                     u->s.row_q + row, u->s.len_q - row);
+    }
+}
+
+/* The bias of keys j and on: what a lane can have before there is room ... */
+template <typename S>
+__device__ static inline void fwd_fetch_bias(const attn_args &a, const fwd_unit *u, int j,
+                                             time_share<S::ROWS, S::KEYS> &share) {
+    if constexpr (S::BIAS == BIAS_TIME)
+        time_fetch(a, a.key_time + u->s.row_k, j, u->s.len_k,
+                   a.bias_len - 1 + j - (u->row0 + u->s.shift + S::ROWS - 1), 1, share);
+}
+
+/* ... and all of it. */
+template <typename S>
+__device__ static inline void fwd_ask_bias(const attn_args &a, const fwd_maps &maps,
+                                           const fwd_unit *u, int j, int at, int64_t base,
+                                           const time_share<S::ROWS, S::KEYS> &share,
+                                           fwd_room<S> *room, char *tables) {
+    if constexpr (S::BIAS == BIAS_TIME)
+        time_put(share, base, &room->times.tiles[at], &room->bias[at]);
+    if constexpr (S::BIAS == BIAS_TABLE) {
+        int n_boxes = 0;
+        for (int group = 0; group < S::GROUPS; group++)
+            n_boxes += table_boxes(u->s.len_q - u->row0 - group * 64);
+        barrier_expect(&room->bias[at], (uint32_t)(n_boxes * TABLE_BOX * PART_BYTES));
+        for (int group = 0; group < S::GROUPS; group++)
+            table_load(tables + (at * S::GROUPS + group) * TABLE_TILE, &maps.bias.table,
+                       &room->bias[at], a, u->s, u->head, u->row0 + group * 64, j);
+    }
+}
+
+/* One unit: keys and values, tile by tile.  The first warpgroup sees least and is done first with
+ * the unit before, so its queries come before the first keys, those of the others behind them. */
+template <typename S>
+__device__ static inline void fwd_ask_unit(const attn_args &a, const fwd_maps &maps,
+                                           const fwd_unit *u, fwd_room<S> *room, char *queries,
+                                           char *keys, fwd_place<S> &p) {
+    constexpr int D = S::D, COLUMNS = S::COLUMNS;
+    int x = u->head * D, n_asked = 1;
+    bool is_wanted = false, asks = fwd_asks<S>(); /* is_wanted: the next unit */
+    char *values = keys + S::STAGES * S::TILE;
+    int64_t base = S::BIAS == BIAS_TIME ? time_base(a, u->s) : 0;
+    time_share<S::ROWS, S::KEYS> share;
+    fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
+    fwd_ask_queries<S>(maps, u, room, queries, buffer, 0, 1);
+    for (int j = fwd_next<S>(u, u->begin); j < u->end; j = fwd_next<S>(u, j + S::KEYS)) {
+        int at = p.keys.at;
+        fwd_fetch_bias<S>(a, u, j, share);
+        barrier_wait(&room->keys_free[at], p.keys.parity ^ 1);
+        if (asks)
+            fwd_load<D, COLUMNS, S::KEYS, S::BOX_K>(keys + at * S::TILE, &maps.k, &room->keys[at],
+                                                    x, u->s.row_k + j, u->s.len_k - j);
+        fwd_ask_queries<S>(maps, u, room, queries, buffer, n_asked, S::GROUPS);
+        n_asked = S::GROUPS;
+        if (!is_wanted && u->end - j <= S::AHEAD) {
+            if (asks) barrier_arrive(&room->wanted);
+            is_wanted = true;
+        }
+        barrier_wait(&room->values_free[at], p.keys.parity ^ 1);
+        fwd_ask_bias<S>(a, maps, u, j, at, base, share, room, values + S::STAGES * S::TILE);
+        if (asks)
+            fwd_load<D, COLUMNS, S::KEYS, S::BOX_K>(values + at * S::TILE, &maps.v,
+                                                    &room->values[at], x, u->s.row_k + j,
+                                                    u->s.len_k - j);
+        advance(p.keys);
+    }
+    fwd_ask_queries<S>(maps, u, room, queries, buffer, n_asked, S::GROUPS);
+    if (!is_wanted && asks) barrier_arrive(&room->wanted);
+}
+
+/* All units of the block. */
+template <typename S>
+__device__ static void fwd_ask(const attn_args &a, const fwd_maps &maps, fwd_room<S> *room,
+                               char *queries, char *keys) {
+    fwd_place<S> p = {};
+    tile_prefetch_map(&maps.q);
+    tile_prefetch_map(&maps.k);
+    tile_prefetch_map(&maps.v);
+    for (;; p.unit++) {
+        const fwd_unit *u = &room->units[p.unit % S::UNITS];
+        barrier_wait(&room->told, p.unit % 2);
+        if (u->s.b < 0) break;
+        fwd_ask_unit<S>(a, maps, u, room, queries, keys, p);
+    }
+    fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
+    for (int group = 0; group < S::GROUPS; group++) {
+        barrier_wait(&room->queries_free[buffer.at][group], buffer.parity ^ 1);
+        for (int i = 0; i < S::OWNS && fwd_asks<S>(); i++)
+            barrier_arrive(&room->queries[buffer.at][group]);
+    }
+}
+
+/* ---- the warp that finds units --------------------------------------------------------------- */
+
+/* All units of the block, each when it is wanted, and then that there are no more. */
+template <typename S>
+__device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd_room<S> *room) {
+    int n_units = tiles_count(tiles), n = (int)blockIdx.x, lane = (int)threadIdx.x % 32;
+    bool is_shared = n_units > (int)gridDim.x;
+    unsigned n_told = 0;
+    while (n < n_units) {
+        tiles_unit tile = tiles_find(tiles, n);
+        attn_seq s = attn_seq_of(a, tile.b);
+        if (tile.row0 < s.len_q) {
+            if (lane == 0) {
+                fwd_unit *u = &room->units[n_told % S::UNITS];
+                u->s = s;
+                u->head = tile.head;
+                u->row0 = tile.row0;
+                fwd_walk<S>(a, s, tile.row0, u);
+                barrier_arrive(&room->told);
+            }
+            barrier_wait(&room->wanted, n_told++ % 2);
+        }
+        n = n_units;
+        if (is_shared && lane == 0) n = tiles_take(tiles);
+        n = __shfl_sync(0xffffffffu, n, 0);
+    }
+    if (lane != 0) return;
+    room->units[n_told % S::UNITS].s.b = -1;
+    barrier_arrive(&room->told);
+    if (is_shared) tiles_done(tiles);
+}
+
+/* ---- the warpgroups that compute ------------------------------------------------------------- */
+
+/* x (64, KEYS) = queries times keys. */
+template <typename T, typename S>
+__device__ static inline void fwd_scores(float (&x)[S::KEYS / 2], const char *queries,
+                                         const char *keys) {
+    uint64_t a = S::D == 32 ? tile_describe_64(queries) : tile_describe(queries, 16);
+    uint64_t b = S::D == 32 ? tile_describe_64(keys) : tile_describe(keys, 16);
+#pragma unroll
+    for (int k = 0; k < S::D / 16; k++)
+        wgmma_ss<T, S::KEYS>(x, tile_move(a, k / 4 * 64 * PART_BYTES + k % 4 * 32),
+                             tile_move(b, k / 4 * S::KEYS * PART_BYTES + k % 4 * 32), k > 0);
+}
+
+/* out (64, D) += 16 columns of weights times 16 rows of values, the k-th such.  An instruction may
+ * not name more registers than the block is launched with, so several do the work of a wide one. */
+template <typename T, typename S>
+__device__ static inline void fwd_add(float (&out)[S::D / 2], const uint32_t (&left)[4],
+                                      uint64_t values, int k) {
+    constexpr int AT_START = fwd_registers<S::GROUPS, S::BLOCKS>::AT_START;
+    constexpr int MOST = AT_START >= 160 ? 256 : AT_START >= 96 ? 128 : 64;
+    constexpr int N = S::D < MOST ? S::D : MOST;
+#pragma unroll
+    for (int n = 0; n < S::D; n += N)
+        wgmma_rs<T, N>(*(float(*)[N / 2])(out + n / 2), left,
+                       tile_move(values, n * S::KEYS * 2 + k * 16 * S::COLUMNS * 2), 1);
+}
+template <typename S> __device__ static inline uint64_t fwd_describe_values(const char *values) {
+    return S::D == 32 ? tile_describe_64(values) : tile_describe(values, S::KEYS * PART_BYTES);
+}
+
+/* What a warpgroup knows of its unit. */
+template <typename S> struct fwd_own {
+    const fwd_unit *unit;
+    uint64_t *queries_free;
+    const char *queries;
+    int row; /* of the thread; the other is row + 8 */
+    fwd_span full;
+    int end; /* of the columns that its rows may see */
+    float half;
+    time_rows times; /* with that bias */
+};
+
+/* Adds the bias of keys j and on, which are at r; buckets: see time_add. */
+template <typename T, typename S>
+__device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> &own, int j,
+                                           fwd_room<S> *room, const char *tables,
+                                           const fwd_ring<S::STAGES> &r, float (&x)[S::KEYS / 2],
+                                           uint32_t (&buckets)[S::KEYS / 8]) {
+    const fwd_unit *u = own.unit;
+    int row = own.row - u->row0;
+    if constexpr (S::BIAS != BIAS_NONE) barrier_wait(&room->bias[r.at], r.parity);
+    if constexpr (S::BIAS == BIAS_TABLE)
+        table_add<T, false>(tables + (r.at * S::GROUPS + row / 64) * TABLE_TILE, x);
+    if constexpr (S::BIAS == BIAS_TIME) {
+        const time_tile<S::ROWS, S::KEYS> *tile = &room->times.tiles[r.at];
+        if (own.times.is_wide || tile->is_wide)
+            time_add_wide(&room->times.tables, tile, a.query_time + u->s.row_q, u->row0, u->s.len_q,
+                          a.key_time + u->s.row_k, j, u->s.len_k, row, x, buckets);
+        else
+            time_add(&room->times.tables, tile, own.times, row, x, buckets);
+    }
+}
+
+template <typename S>
+__device__ static inline void fwd_mask_tile(const attn_args &a, const fwd_own<S> &own, int j,
+                                            float (&x)[S::KEYS / 2]) {
+    if (j < own.full.begin || j + S::KEYS > own.full.end)
+        fwd_mask<S::KEYS>(a, own.unit->s, own.row, j, x);
+}
+
+/* The sum of a unit, keys after keys, from j on; returns the first tile behind: others compute
+ * while this warpgroup waits. */
+template <typename T, typename S>
+__device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> &own, int j,
+                                           fwd_room<S> *room, const char *keys,
+                                           fwd_ring<S::STAGES> &r, float (&out)[S::D / 2]) {
+    const char *values = keys + S::STAGES * S::TILE;
+    while (j < own.end) {
+        float x[S::KEYS / 2];
+        int next = fwd_next<S>(own.unit, j + S::KEYS);
+        barrier_wait(&room->keys[r.at], r.parity);
+        wgmma_fence();
+        fwd_scores<T, S>(x, own.queries, keys + r.at * S::TILE);
+        wgmma_commit();
+        wgmma_wait<0>();
+        release(&room->keys_free[r.at]);
+        if (next >= own.end) release(own.queries_free);
+        uint32_t buckets[S::KEYS / 8];
+        fwd_add_bias<T, S>(a, own, j, room, values + S::STAGES * S::TILE, r, x, buckets);
+        fwd_mask_tile<S>(a, own, j, x);
+        uint32_t left[S::KEYS / 16][4];
+#pragma unroll
+        for (int e = 0; e < S::KEYS / 2; e += 2)
+            left[e / 8][e / 2 % 4] =
+                pack_two<T>(fwd_silu(own.half, x[e]), fwd_silu(own.half, x[e + 1]));
+        barrier_wait(&room->values[r.at], r.parity);
+        wgmma_fence();
+        uint64_t b = fwd_describe_values<S>(values + r.at * S::TILE);
+#pragma unroll
+        for (int k = 0; k < S::KEYS / 16; k++)
+            fwd_add<T, S>(out, left[k], b, k);
+        wgmma_commit();
+        wgmma_wait<0>();
+        release(&room->values_free[r.at]);
+        advance(r);
+        j = next;
+    }
+    return j;
+}
+
+/* The same, with the scores of the next keys under way while the weights of these meet the values.
+ */
+template <typename T, typename S>
+__device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> &own, int j,
+                                           fwd_room<S> *room, const char *keys,
+                                           fwd_ring<S::STAGES> &r, float (&out)[S::D / 2]) {
+    constexpr int KEYS = S::KEYS;
+    const char *values = keys + S::STAGES * S::TILE;
+    float x[KEYS / 2];
+    uint32_t left[KEYS / 16][4];
+    barrier_wait(&room->keys[r.at], r.parity);
+    wgmma_fence();
+    fwd_scores<T, S>(x, own.queries, keys + r.at * S::TILE);
+    wgmma_commit();
+    wgmma_wait<0>();
+    release(&room->keys_free[r.at]);
+    int next = fwd_next<S>(own.unit, j + KEYS);
+    if (next >= own.end) release(own.queries_free);
+    fwd_mask_tile<S>(a, own, j, x);
+#pragma unroll
+    for (int e = 0; e < KEYS / 2; e++)
+        x[e] = fwd_silu(own.half, x[e]);
+    pack_left<T, KEYS>(left, x);
+    while (next < own.end) {
+        j = next;
+        fwd_ring<S::STAGES> now = r;
+        advance(r);
+        barrier_wait(&room->keys[r.at], r.parity);
+        wgmma_fence();
+        fwd_scores<T, S>(x, own.queries, keys + r.at * S::TILE);
+        wgmma_commit();
+        barrier_wait(&room->values[now.at], now.parity);
+        wgmma_fence();
+        uint64_t b = fwd_describe_values<S>(values + now.at * S::TILE);
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+            fwd_add<T, S>(out, left[k], b, k);
+        wgmma_commit();
+        next = fwd_next<S>(own.unit, j + KEYS);
+        wgmma_wait<1>();
+        release(&room->keys_free[r.at]);
+        if (next >= own.end) release(own.queries_free);
+        fwd_mask_tile<S>(a, own, j, x);
+#pragma unroll
+        for (int e = 0; e < KEYS / 2; e++)
+            x[e] = fwd_silu(own.half, x[e]);
+        /* That the values are there is known.  The branch of this wait keeps the compiler from
+         * moving the wait for the product before the weights, which shall be made under it. */
+        barrier_wait(&room->values[now.at], now.parity);
+        wgmma_wait<0>();
+        release(&room->values_free[now.at]);
+        pack_left<T, KEYS>(left, x);
+    }
+    barrier_wait(&room->values[r.at], r.parity);
+    wgmma_fence();
+    uint64_t b = fwd_describe_values<S>(values + r.at * S::TILE);
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        fwd_add<T, S>(out, left[k], b, k);
+    wgmma_commit();
+    wgmma_wait<0>();
+    release(&room->values_free[r.at]);
+    advance(r);
+    return next;
+}
+
+/* Tiles of keys that the warpgroup does not look at: from j to the first one that reaches beyond
+ * column begin.  They have come, or the next phase of their barriers could be taken for this one.
+ */
+template <typename S>
+__device__ static inline int fwd_skip(const fwd_unit *u, int j, int begin, fwd_room<S> *room,
+                                      fwd_ring<S::STAGES> &r) {
+    while (j < u->end && j + S::KEYS <= begin) {
+        barrier_wait(&room->keys[r.at], r.parity);
+        release(&room->keys_free[r.at]);
+        barrier_wait(&room->values[r.at], r.parity);
+        if constexpr (S::BIAS != BIAS_NONE) barrier_wait(&room->bias[r.at], r.parity);
+        release(&room->values_free[r.at]);
+        __syncwarp();
+        advance(r);
+        j = fwd_next<S>(u, j + S::KEYS);
+    }
+    return j;
+}
+
+template <typename T, typename S>
+__device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const char *queries,
+                                   const char *keys) {
+    int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0); /* known to be uniform */
+    fwd_place<S> p = {};
+    fwd_own<S> own;
+    own.half = 0.5f * a.alpha;
+    for (;;) {
+        fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
+        barrier_wait(&room->queries[buffer.at][group], buffer.parity);
+        const fwd_unit *u = own.unit = &room->units[p.unit % S::UNITS];
+        if (u->s.b < 0) break;
+        int first = u->row0 + group * 64;
+        fwd_span seen = fwd_seen(a, u->s, first, 64);
+        own.row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
+        own.full = fwd_full(a, u->s, first, 64);
+        own.queries = queries + (buffer.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
+        own.queries_free = &room->queries_free[buffer.at][group];
+        if constexpr (S::BIAS == BIAS_TIME)
+            own.times =
+                time_rows_of(a.query_time + u->s.row_q, own.row, u->s.len_q, time_base(a, u->s));
+        float out[S::D / 2];
+#pragma unroll
+        for (int i = 0; i < S::D / 2; i++)
+            out[i] = 0;
+        int j = fwd_next<S>(u, u->begin);
+        j = fwd_skip<S>(u, j, seen.begin, room, p.keys);
+        own.end = min(u->end, seen.end);
+        if (j >= own.end) {
+            __syncwarp();
+            release(own.queries_free);
+        } else if constexpr (S::IS_PIPED)
+            j = fwd_sum_piped<T, S>(a, own, j, room, keys, p.keys, out);
+        else
+            j = fwd_sum_plain<T, S>(a, own, j, room, keys, p.keys, out);
+        T *to = (T *)a.out + (int64_t)u->s.row_q * a.stride_out + u->head * S::D;
+        fwd_store<T, S::D>(to, a.stride_out, own.row, u->s.len_q, a.scale, out);
+        fwd_skip<S>(u, j, INT32_MAX, room, p.keys);
+        p.unit++;
+    }
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room, char *keys) {
+    if (threadIdx.x == S::GROUPS * GROUP) {
+        for (int i = 0; i < S::BUFFERS; i++) {
+            for (int group = 0; group < S::GROUPS; group++) {
+                barrier_init(&room->queries[i][group], S::OWNS);
+                barrier_init(&room->queries_free[i][group], GROUP / 32);
+            }
+        }
+        barrier_init(&room->wanted, 1);
+        barrier_init(&room->told, 1);
+        for (int i = 0; i < S::STAGES; i++) {
+            barrier_init(&room->keys[i], 1);
+            barrier_init(&room->values[i], 1);
+            barrier_init(&room->keys_free[i], S::WARPS);
+            barrier_init(&room->values_free[i], S::WARPS);
+            barrier_init(&room->bias[i], 1);
+        }
+        barrier_init_done();
+    }
+    if (S::BOX_K < S::KEYS) {
+        /* Values that no box brings meet weights of 0; they must be numbers.  With dout, keys. */
+        int n = S::STAGES * S::TILE / 16;
+        for (int i = (int)threadIdx.x + (S::OWNS > 1 ? 0 : n); i < 2 * n; i += S::THREADS)
+            ((uint4 *)keys)[i] = make_uint4(0, 0, 0, 0);
+        shared_fence();
+    }
+    __syncthreads();
+}
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    fwd_kernel(const __grid_constant__ attn_args a, const __grid_constant__ attn_tiles tiles,
+               const __grid_constant__ fwd_maps maps) {
+    extern __shared__ char shared[];
+    __shared__ fwd_room<S> room;
+    char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    char *keys = queries + S::BUFFERS * S::GROUPS * S::QUERIES;
+    if constexpr (S::BIAS == BIAS_TIME) time_tables_load(a, maps.bias.buckets, &room.times.tables);
+    fwd_begin<S>(&room, keys);
+    if (threadIdx.x >= S::GROUPS * GROUP) {
+        constexpr int ASKERS = S::BIAS == BIAS_TIME ? 32 : 1;
+        registers_lower<fwd_registers<S::GROUPS, S::BLOCKS>::LOWERED>();
+        if (threadIdx.x < S::GROUPS * GROUP + ASKERS)
+            fwd_ask<S>(a, maps, &room, queries, keys);
+        else if (threadIdx.x >= S::THREADS - 32)
+            fwd_find<S>(a, tiles, &room);
+    } else {
+        registers_raise<fwd_registers<S::GROUPS, S::BLOCKS>::RAISED>();
+        fwd_compute<T, S>(a, &room, queries, keys);
+    }
+}
+
+/* ---- launching ------------------------------------------------------------------------------- */
+
+/* Calls with a bias (attn_sm90_fwd_bias.cu). */
+status cuda_attn_sm90_fwd_bias(backend *be, const attn_args *a);
+
+/* How the copy engine finds queries, keys and values. */
+template <typename S> status fwd_map_inputs(backend *be, const attn_args *a, fwd_maps *maps) {
+    int64_t columns = (int64_t)a->n_heads * S::D;
+    TRY(sm90a_map_box(&maps->q, be->act, a->q, a->n_rows_q, columns, a->stride_q, S::COLUMNS,
+                      S::BOX_Q));
+    TRY(sm90a_map_box(&maps->k, be->act, a->k, a->n_rows_k, columns, a->stride_k, S::COLUMNS,
+                      S::BOX_K));
+    return sm90a_map_box(&maps->v, be->act, a->v, a->n_rows_k, columns, a->stride_v, S::COLUMNS,
+                         S::BOX_K);
+}
+
+template <typename T, typename S> status fwd_launch(backend *be, const attn_args *a) {
+    cuda_state *state = cuda_of(be);
+    fwd_maps maps;
+    attn_tiles tiles = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, S::ROWS, a->max_len_k,
+                                  2 * S::D * (int)sizeof(T));
+    if (tiles.n_units == 0) return OK;
+    tiles.counter = state->counters;
+    TRY(fwd_map_inputs<S>(be, a, &maps));
+    TRY(sm90a_bias_source(be, a, &maps.bias));
+    if (tiles_wants_plan(&tiles, a->max_len_q, a->n_rows_q)) {
+        void *scratch = NULL;
+        TRY(cuda_scratch(be, tiles_plan_bytes(&tiles), &scratch));
+        TRY(tiles_plan(&tiles, scratch, state->stream));
+    }
+    CUDA_TRY(CUDA_ALLOW_SHARED((fwd_kernel<T, S>), S::BYTES));
+    int n_blocks = S::BLOCKS * state->n_multiprocessors;
+    if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
+    fwd_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(*a, tiles, maps);
+    return cuda_launched("the attention");
+}
+
+#endif

@@ -1,0 +1,140 @@
+/* What both forward kernels of the attention on Hopper (attn_sm90_fwd.cuh, attn_sm90_fwd_short.cuh)
+ * know of a tile of query rows: which columns it sees, the weight of a score, masks in registers,
+ * and how its sums are stored. */
+#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_ROWS_CUH
+#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_ROWS_CUH
+
+#include "cuda/attn/common/attn_tiles.cuh"
+#include "cuda/attn/sm90/attn_sm90_bias.cuh"
+
+/* What the warpgroups are told of a tile: b < 0 is the end.  Columns begin .. end - 1, without hole
+ * .. hole_end - 1, are all that any of its rows may see. */
+typedef struct fwd_unit {
+    attn_seq s;
+    int head, row0;
+    int begin, end, hole, hole_end;
+} fwd_unit;
+
+typedef struct fwd_maps {
+    CUtensorMap q, k, v;
+    CUtensorMap dout; /* of kernels that have it */
+    bias_source bias; /* likewise */
+} fwd_maps;
+
+/* ---- which columns --------------------------------------------------------------------------- */
+
+typedef struct fwd_span {
+    int begin, end;
+} fwd_span;
+
+/* Columns that any of n rows may see. */
+__device__ static inline fwd_span fwd_seen(const attn_args &a, const attn_seq &s, int row0, int n) {
+    int row1 = min(row0 + n, s.len_q), i0 = row0 + s.shift, i1 = row1 + s.shift;
+    fwd_span seen = {0, row0 < row1 ? s.len_k : 0};
+    if (a.func != NULL || row0 >= row1) return seen;
+    if (a.window_left >= 0) seen.begin = max(i0 - a.window_left, 0);
+    if (a.window_right >= 0) {
+        seen.end = (int)min((long long)i1 + a.window_right, (long long)s.len_k);
+        if (i0 < s.n_contexts) seen.end = max(seen.end, s.history);
+    }
+    return seen;
+}
+
+template <typename S>
+__device__ static inline void fwd_walk(const attn_args &a, const attn_seq &s, int row0,
+                                       fwd_unit *u) {
+    fwd_span seen = fwd_seen(a, s, row0, S::ROWS);
+    int i0 = row0 + s.shift;
+    u->begin = seen.begin / S::KEYS * S::KEYS;
+    u->end = seen.end;
+    u->hole = u->hole_end = 0;
+    if (a.func == NULL && i0 >= s.history) {
+        u->hole = s.history;
+        u->hole_end = s.history + (i0 - s.history) / a.target_group * a.target_group;
+    }
+}
+
+/* The first tile of keys from j on that is not in the hole. */
+template <typename S> __device__ static inline int fwd_next(const fwd_unit *u, int j) {
+    while (j >= u->hole && j + S::KEYS <= u->hole_end)
+        j += S::KEYS;
+    return j;
+}
+
+/* Columns that all of n rows see, those beyond the sequence's end left out: they are not stored. */
+__device__ static inline fwd_span fwd_full(const attn_args &a, const attn_seq &s, int row0, int n) {
+    int row1 = min(row0 + n, s.len_q), i0 = row0 + s.shift, i1 = row1 + s.shift;
+    fwd_span full = {0, s.len_k};
+    if (a.func != NULL) full.end = -1;
+    if (a.func != NULL || row0 >= row1) return full;
+    if (a.window_left >= 0) full.begin = max(i1 - 1 - a.window_left, 0);
+    if (a.window_right >= 0)
+        full.end = (int)min((long long)i0 + a.window_right + 1, (long long)s.len_k);
+    if (i1 <= s.n_contexts) full.end = max(full.end, s.history);
+    if (i1 > s.history) full.end = min(full.end, s.history);
+    return full;
+}
+
+/* ---- weights ---- */
+
+/* A score's weight: silu(2 half x) = half x (1 + tanh(half x)).  The packed forms of tanh take as
+ * many instructions of the same unit as this one, and more around it. */
+__device__ static inline float fwd_silu(float half, float x) {
+    float h = half * x;
+    return fmaf(h, tanh_approx(h), h);
+}
+
+/* Scores of pairs that are not seen become 0, whose weight is 0.  A thread's columns are those at 2
+ * (thread % 4) and the next, of each 8; its rows are row and row + 8. */
+template <int KEYS>
+__device__ static inline void fwd_mask(const attn_args &a, const attn_seq &s, int row, int j,
+                                       float (&x)[KEYS / 2]) {
+    int column = j + 2 * ((int)threadIdx.x % 4);
+    bool has_functions = a.func != NULL && a.n_func > 3;
+    bool has_one_end = a.func == NULL && a.n_targets == NULL && a.window_left < 0;
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+        attn_row_mask m = attn_mask_of(a, s, row + 8 * side);
+        if (has_functions) {
+            unsigned seen = 0;
+#pragma unroll
+            for (int c = 0; c < KEYS / 4; c++) {
+                if (c % 32 == 0) {
+                    seen = 0;
+#pragma unroll 1
+                    for (int i = 0; i < 32; i++)
+                        seen |= (unsigned)attn_sees(a, s, m, row + 8 * side,
+                                                    column + (c + i) / 2 * 8 + i % 2)
+                                << i;
+                }
+                if ((seen >> c % 32 & 1) == 0) x[c / 2 * 4 + side * 2 + c % 2] = 0;
+            }
+        } else if (has_one_end) {
+            int end = m.end0 - column;
+#pragma unroll
+            for (int c = 0; c < KEYS / 4; c++)
+                if (c / 2 * 8 + c % 2 >= end) x[c / 2 * 4 + side * 2 + c % 2] = 0;
+        } else {
+            unsigned at0 = (unsigned)(column - m.first0), n0 = (unsigned)max(m.end0 - m.first0, 0);
+            unsigned at1 = (unsigned)(column - m.first1), n1 = (unsigned)max(m.end1 - m.first1, 0);
+#pragma unroll
+            for (int c = 0; c < KEYS / 4; c++)
+                if (at0 + c / 2 * 8 + c % 2 >= n0 && at1 + c / 2 * 8 + c % 2 >= n1)
+                    x[c / 2 * 4 + side * 2 + c % 2] = 0;
+        }
+    }
+}
+
+/* ---- storing ---- */
+
+/* The outputs of a warpgroup, 16 bytes a thread where the addresses allow it. */
+template <typename T, int D>
+__device__ static inline void fwd_store(T *to, int64_t stride, int row, int n, float scale,
+                                        const float (&d)[D / 2]) {
+    if (((uintptr_t)to | (uintptr_t)(stride * sizeof(T))) % 16 != 0)
+        store_rows<T, D>(to, stride, row, n, scale, d);
+    else
+        store_wide<T, D>(to, stride, row, n, scale, d);
+}
+
+#endif

@@ -1,0 +1,347 @@
+/* Instructions of SM 9.0a by name: products of a warpgroup (wgmma), bulk copies of tiles (TMA), the
+ * barriers they complete on, and the registers of a warpgroup.  Files that include this are
+ * compiled for sm_90a alone (their names end in sm90a). */
+#ifndef HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
+#define HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "cuda/core/ptx.cuh"
+
+/* ---- barriers in shared memory --------------------------------------------------------------- */
+
+__device__ static inline void barrier_init(uint64_t *barrier, int n_arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(n_arrivals));
+}
+
+/* Makes initialised barriers known to the copy engine. */
+__device__ static inline void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ static inline void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+
+/* One arrival, and so many bytes of copies to come. */
+__device__ static inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
+}
+
+/* Waits until the phase of this parity is over. */
+__device__ static inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra over;\n"
+                 "bra again;\n"
+                 "over:\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* A count in shared memory: what was done before it was added to is seen by who reads it. */
+__device__ static inline void add_release(int *count, int x) {
+    asm volatile("red.release.cta.shared::cta.add.s32 [%0], %1;" ::"r"(shared_address(count)),
+                 "r"(x)
+                 : "memory");
+}
+__device__ static inline int load_acquire(const int *count) {
+    int x;
+    asm volatile("ld.acquire.cta.shared::cta.s32 %0, [%1];"
+                 : "=r"(x)
+                 : "r"(shared_address(count))
+                 : "memory");
+    return x;
+}
+
+/* Adds to a number in shared memory; nobody waits for it. */
+__device__ static inline void add_shared(uint32_t address, int x) {
+    asm volatile("red.relaxed.cta.shared::cta.add.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+/* Of kernels launched by sm90a_launch_early: waits until the kernel before is done and all it wrote
+ * is seen; and lets the kernel behind, if it is launched so, start where there is room. */
+__device__ static inline void grid_wait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ static inline void grid_launch_next() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* True for one lane of a warp, and the compiler knows that it is one. */
+__device__ static inline bool elect_one() {
+    uint32_t is_it;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(is_it));
+    return is_it != 0;
+}
+
+/* ---- copies of tiles ------------------------------------------------------------------------- */
+
+__device__ static inline void tile_prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
+}
+
+/* The box of `map` at column x, row y to shared memory; completes on the barrier. */
+__device__ static inline void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x,
+                                        int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+                 : "memory");
+}
+
+/* The same of a map of three dimensions. */
+__device__ static inline void tile_load_3d(void *to, const CUtensorMap *map, uint64_t *barrier,
+                                           int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* And of four. */
+__device__ static inline void tile_load_4d(void *to, const CUtensorMap *map, uint64_t *barrier,
+                                           int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+/* Bytes that follow each other, a multiple of 16: from memory to shared memory, completing on the
+ * barrier; and back, by groups that their thread can wait for. */
+__device__ static inline void bulk_load(void *to, const void *from, uint32_t bytes,
+                                        uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+__device__ static inline void bulk_store(void *to, const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"((uint64_t)to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+/* Waits until the shared memory of the thread's stores is free, or until they are in memory. */
+__device__ static inline void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ static inline void bulk_wait_stored() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* What this thread knows to be in memory is seen by the copies it asks for. */
+__device__ static inline void copies_fence() {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+/* ---- products of a warpgroup ----------------------------------------------------------------- */
+
+/* A tile in shared memory whose rows of 128 bytes are swizzled by 128 bytes, 8 rows in 1024 bytes.
+ * `next` is the distance in bytes from one block of 64 numbers of the row to the next, where the
+ * instruction runs along the rows (B stored by rows); along the other way it is not looked at. */
+__device__ static inline uint64_t tile_describe(const void *tile, uint32_t next) {
+    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    /* Opaque, so that the compiler does not keep the descriptions of a tile that stays, one for
+     * each step of a product, in registers that the sums need. */
+    asm volatile("" : "+r"(at));
+    return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same of a tile of grains: 8 rows of D numbers as D / 64 parts of 8 rows of 128 bytes, one
+ * part after the other; `grain` bytes. */
+__device__ static inline uint64_t tile_describe_grains(const void *tile, uint32_t grain) {
+    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    asm volatile("" : "+r"(at));
+    return at | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(grain >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same tile, `bytes` further on.  The address stands in the low half and does not grow out of
+ * it; the compiler is told so, who else keeps a high half for every step. */
+__device__ static inline uint64_t tile_move(uint64_t description, uint32_t bytes) {
+    uint32_t low = (uint32_t)description + (bytes >> 4);
+    return (description & 0xffffffff00000000ull) | low;
+}
+
+/* Registers written before are seen by the products that follow. */
+__device__ static inline void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ static inline void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Waits until at most N groups are under way. */
+template <int N> __device__ static inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Shared memory written by this thread is seen by products and copies behind the next barrier. */
+__device__ static inline void shared_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* threadIdx.x, read anew each time: what the compiler works out of it stays in no register that the
+ * sums of a long loop need. */
+__device__ static inline int thread_now() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
+}
+
+/* More or fewer registers for the threads of a warpgroup. */
+template <int N> __device__ static inline void registers_raise() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ static inline void registers_lower() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* Four 8 x 8 tiles of 16-bit numbers, as products take them on their left, to shared memory: lane l
+ * has the address of row l % 8 of tile l / 8. */
+__device__ static inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* 16 bytes to memory at once, where the compiler makes four stores of one such; the second cache
+ * has better things to keep. */
+__device__ static inline void store_four(void *to, const uint32_t (&v)[4]) {
+    asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
+/* Adds four floats to memory; nobody waits for them. */
+__device__ static inline void add_four(float *to, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
+                 "f"(b), "f"(c), "f"(d)
+                 : "memory");
+}
+
+/* The same of two. */
+__device__ static inline void add_two(float *to, float a, float b) {
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b)
+                 : "memory");
+}
+
+/* A barrier of n threads, by number (0 is __syncthreads). */
+__device__ static inline void named_barrier(int number, int n) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n) : "memory");
+}
+
+/* d (64, N) (+)= A B, 16 numbers of the sum a time.  wgmma_ss: A and B are tiles in shared memory,
+ * both stored along the sum; wgmma_tt: both stored by rows of the sum.  wgmma_rs: A is in
+ * registers, B is stored by rows of the sum.  d of a thread is that of mma m16n8k16, N / 8 times.
+ */
+template <typename T, int N>
+__device__ void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int adds);
+template <typename T, int N>
+__device__ void wgmma_tt(float (&d)[N / 2], uint64_t a, uint64_t b, int adds);
+template <typename T, int N>
+__device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int adds);
+
+#define WG_LIST_32                                                                                 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WG_REGISTERS_32                                                                            \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define WG_LIST_64                                                                                 \
+    WG_LIST_32 ", "                                                                                \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WG_REGISTERS_64                                                                            \
+    WG_REGISTERS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), \
+        "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), \
+        "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), \
+        "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), \
+        "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define WG_LIST_128                                                                                \
+    WG_LIST_64 ", "                                                                                \
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "  \
+               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "  \
+               "%110, %111, "                                                                      \
+               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "    \
+               "%125, %126, %127"
+#define WG_REGISTERS_128                                                                           \
+    WG_REGISTERS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), \
+        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), \
+        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), \
+        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), \
+        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), \
+        "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),          \
+        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),        \
+        "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),        \
+        "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),        \
+        "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+
+#define WGMMA_SHARED(NAME, BY_ROWS, T, TYPE, N, HALF, A, B, P)                                     \
+    template <>                                                                                    \
+    __device__ inline void NAME<T, N>(float(&d)[HALF], uint64_t a, uint64_t b, int adds) {         \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
+                     " {" WG_LIST_##HALF "}, %" A ", %" B ", p, 1, 1, " BY_ROWS ";\n}\n"           \
+                     : WG_REGISTERS_##HALF                                                         \
+                     : "l"(a), "l"(b), "r"(adds));                                                 \
+    }
+#define WGMMA_RS(T, TYPE, N, HALF, A0, A1, A2, A3, B, P)                                           \
+    template <>                                                                                    \
+    __device__ inline void wgmma_rs<T, N>(float(&d)[HALF], const uint32_t(&a)[4], uint64_t b,      \
+                                          int adds) {                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
+                     " {" WG_LIST_##HALF "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B            \
+                                         ", p, 1, 1, 1;\n}\n"                                      \
+                     : WG_REGISTERS_##HALF                                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));             \
+    }
+#define WGMMA_ALL(T, TYPE)                                                                         \
+    WGMMA_SHARED(wgmma_ss, "0, 0", T, TYPE, 64, 32, "32", "33", "34")                              \
+    WGMMA_SHARED(wgmma_ss, "0, 0", T, TYPE, 128, 64, "64", "65", "66")                             \
+    WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 64, 32, "32", "33", "34")                              \
+    WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 128, 64, "64", "65", "66")                             \
+    WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 256, 128, "128", "129", "130")                         \
+    WGMMA_RS(T, TYPE, 64, 32, "32", "33", "34", "35", "36", "37")                                  \
+    WGMMA_RS(T, TYPE, 128, 64, "64", "65", "66", "67", "68", "69")                                 \
+    WGMMA_RS(T, TYPE, 256, 128, "128", "129", "130", "131", "132", "133")
+
+WGMMA_ALL(__nv_bfloat16, "bf16")
+WGMMA_ALL(__half, "f16")
+
+#define WG_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WG_REGISTERS_16                                                                            \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
+        "+f"(d[14]), "+f"(d[15])
+
+WGMMA_SHARED(wgmma_tt, "1, 1", __nv_bfloat16, "bf16", 32, 16, "16", "17", "18")
+WGMMA_SHARED(wgmma_tt, "1, 1", __half, "f16", 32, 16, "16", "17", "18")
+WGMMA_RS(__nv_bfloat16, "bf16", 32, 16, "16", "17", "18", "19", "20", "21")
+WGMMA_RS(__half, "f16", 32, 16, "16", "17", "18", "19", "20", "21")
+
+/* As tile_describe, of rows of 64 bytes swizzled by 64 bytes: 8 rows in 512 bytes. */
+__device__ static inline uint64_t tile_describe_64(const void *tile) {
+    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
+    asm volatile("" : "+r"(at));
+    return at | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
+}
+
+#endif

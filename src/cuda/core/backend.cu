@@ -1,0 +1,273 @@
+/* The CUDA backend: a GPU's memory, its stream, and the table of its ops. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cuda/core/cuda.h"
+#include "ops/device.h"
+#include "ops/time_bucket.h"
+
+enum { N_AHEAD = 2, TOKEN_BUCKET = 512 };
+
+status cuda_failed(cudaError_t error, const char *what) {
+    cudaGetLastError(); /* taken back, so that later calls start clean */
+    if (error == cudaErrorMemoryAllocation) {
+        size_t n_free = 0, n_all = 0;
+        cudaMemGetInfo(&n_free, &n_all);
+        return fail(ERR_NOMEM,
+                    "the GPU's memory is full (%.1f of %.1f GB are free); make the batch, the "
+                    "longest history or the model smaller, or let other programs leave the GPU",
+                    (double)n_free / 1e9, (double)n_all / 1e9);
+    }
+    return fail(ERR_DEVICE, "%s failed: %s", what, cudaGetErrorString(error));
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static status memory_alloc(backend *be, void **out, size_t bytes) {
+    *out = NULL;
+    CUDA_TRY(cudaMalloc(out, bytes > 0 ? bytes : 1));
+    cudaError_t error = cudaMemsetAsync(*out, 0, bytes, cuda_of(be)->stream);
+    if (error == cudaSuccess) return OK;
+    cudaFree(*out);
+    *out = NULL;
+    return cuda_failed(error, "clearing new memory");
+}
+
+/* cudaFree waits for the device, so nothing that still runs loses its memory.  A recorded step may
+ * hold the address: a model made after this one can lie at the same place, so that its key says the
+ * step is its own. */
+static void memory_release(backend *be, void *memory) {
+    if (memory == NULL) return;
+    cuda_graphs_drop(cuda_of(be)->graphs);
+    cudaFree(memory);
+}
+
+static status memory_zero(backend *be, void *memory, size_t bytes) {
+    if (bytes > 0) CUDA_TRY(cudaMemsetAsync(memory, 0, bytes, cuda_of(be)->stream));
+    return OK;
+}
+
+static status wait_for_all(backend *be) {
+    CUDA_TRY(cudaStreamSynchronize(cuda_of(be)->stream));
+    return OK;
+}
+
+/* A quarter more than asked for: batches differ a little, and growing waits for the device.  A
+ * recorded step holds the address of the old block, so it goes with it. */
+static status grow_scratch(cuda_state *s, size_t bytes) {
+    size_t room = bytes + bytes / 4;
+    CUDA_TRY(cudaStreamSynchronize(s->stream));
+    cuda_graphs_drop(s->graphs);
+    cudaFree(s->scratch);
+    s->scratch = NULL;
+    s->scratch_bytes = 0;
+    CUDA_TRY(cudaMalloc(&s->scratch, room));
+    s->scratch_bytes = room;
+    return OK;
+}
+
+/* What a caller recorded we cannot drop, so the old block stays until the end; and as the new one
+ * is more than twice as large, all the old ones together are smaller. */
+static status grow_guest_scratch(cuda_state *s, size_t bytes) {
+    void *block;
+    size_t room = bytes + s->scratch_bytes;
+    CUDA_TRY(cudaMalloc(&block, room));
+    if (s->scratch != NULL) s->old_scratch[s->n_old_scratch++] = s->scratch;
+    s->scratch = block;
+    s->scratch_bytes = room;
+    return OK;
+}
+
+status cuda_scratch(backend *be, size_t bytes, void **out) {
+    cuda_state *s = cuda_of(be);
+    cudaStreamCaptureStatus capture;
+    *out = s->scratch;
+    if (bytes <= s->scratch_bytes) return OK;
+    *out = NULL;
+    CUDA_TRY(cudaStreamIsCapturing(s->stream, &capture));
+    if (capture != cudaStreamCaptureStatusNone)
+        return fail(ERR_DEVICE, "an op that is being recorded asks for more scratch memory than "
+                                "any before it; run it once without recording");
+    TRY(s->is_guest ? grow_guest_scratch(s, bytes) : grow_scratch(s, bytes));
+    *out = s->scratch;
+    return OK;
+}
+
+/* Steps recorded in one precision are nothing to another. */
+static status set_precision(backend *be, act_type act, bool is_tf32) {
+    cuda_state *s = cuda_of(be);
+    TRY(wait_for_all(be));
+    cuda_graphs_drop(s->graphs);
+    be->act = act;
+    s->is_tf32 = is_tf32;
+    return OK;
+}
+
+static const ops cuda_ops = {
+    /* in the order of ops.h: C++ has no designated initialisers out of order */
+    set_precision,
+    memory_alloc,
+    memory_release,
+    cuda_copy_in,
+    cuda_copy_out,
+    cuda_fetch,
+    cuda_wait,
+    memory_zero,
+    wait_for_all,
+    cuda_record,
+    cuda_record_end,
+    cuda_gather,
+    cuda_group,
+    cuda_scatter,
+    cuda_linear_fwd,
+    cuda_linear_bwd,
+    cuda_activate,
+    cuda_norm_fwd,
+    cuda_norm_bwd,
+    cuda_gate_fwd,
+    cuda_gate_bwd,
+    cuda_dropout,
+    cuda_l2_fwd,
+    cuda_l2_bwd,
+    cuda_add,
+    cuda_attn_fwd,
+    cuda_attn_bwd,
+    cuda_softmax_attn_fwd,
+    cuda_softmax_attn_bwd,
+    cuda_negatives,
+    cuda_sampled_softmax,
+    cuda_sampled_softmax_scratch,
+    cuda_logits_loss,
+    cuda_mark,
+    cuda_update,
+    cuda_grad_factor,
+    cuda_sum_squares,
+    cuda_rank,
+};
+
+/* ---- beginning and end ----------------------------------------------------------------------- */
+
+static void destroy(backend *be) {
+    cuda_state *s = cuda_of(be);
+    cudaSetDevice(s->device);
+    if (s->is_guest) s->stream = NULL; /* the caller's; cudaFree waits for what runs on it */
+    if (s->stream != NULL) cudaStreamSynchronize(s->stream);
+    cuda_graphs_destroy(s->graphs);
+    cuda_matmuls_destroy(s->matmuls);
+    cuda_copies_destroy(s->copies);
+    cudaFree(s->scratch);
+    for (int i = 0; i < s->n_old_scratch; i++)
+        cudaFree(s->old_scratch[i]);
+    cudaFree((void *)s->bucket_cells);
+    cudaFree(s->counters);
+    if (s->stream != NULL) cudaStreamDestroy(s->stream);
+    cudaGetLastError();
+    mem_free(s);
+    mem_free(be);
+}
+
+static status ask_card(cuda_state *s) {
+    int major, minor;
+    cudaDeviceProp properties;
+    CUDA_TRY(cudaGetDeviceProperties(&properties, s->device));
+    snprintf(s->card, sizeof s->card, "%.127s", properties.name);
+    CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, s->device));
+    CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, s->device));
+    CUDA_TRY(
+        cudaDeviceGetAttribute(&s->n_multiprocessors, cudaDevAttrMultiProcessorCount, s->device));
+    CUDA_TRY(cudaDeviceGetAttribute(&s->max_block_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                    s->device));
+    s->sm = 10 * major + minor;
+    if (s->sm < DEVICE_MIN_SM)
+        return fail(ERR_DEVICE, "cuda:%d has SM %d.%d; SM 8.0 or newer is needed; use the CPU",
+                    s->device, major, minor);
+    return OK;
+}
+
+static status send_buckets(cuda_state *s) {
+    const bucket_table *table = bucket_table_get();
+    void *there;
+    CUDA_TRY(cudaMalloc(&there, sizeof table->cell));
+    s->bucket_cells = (const uint32_t *)there;
+    CUDA_TRY(cudaMemcpy(there, table->cell, sizeof table->cell, cudaMemcpyHostToDevice));
+    return OK;
+}
+
+static status make_counters(cuda_state *s) {
+    const unsigned zeros[2] = {0, 0};
+    CUDA_TRY(cudaMalloc((void **)&s->counters, sizeof zeros));
+    CUDA_TRY(cudaMemcpy(s->counters, zeros, sizeof zeros, cudaMemcpyHostToDevice));
+    return OK;
+}
+
+static status begin(cuda_state *s, const cuda_options *o) {
+    int n = 0;
+    s->device = o->device;
+    s->is_deterministic = o->is_deterministic;
+    s->is_guest = o->is_guest;
+    snprintf(s->name, sizeof s->name, "cuda:%d", o->device);
+    cudaError_t error = cudaGetDeviceCount(&n);
+    if (error != cudaSuccess || n == 0) {
+        cudaGetLastError();
+        return fail(ERR_DEVICE, "there is no GPU to use (%s); use the CPU",
+                    error == cudaSuccess ? "the driver sees none" : cudaGetErrorString(error));
+    }
+    if (o->device < 0 || o->device >= n)
+        return fail(ERR_DEVICE, "there is no cuda:%d; this machine has cuda:0 to cuda:%d",
+                    o->device, n - 1);
+    CUDA_TRY(cudaSetDevice(o->device));
+    TRY(ask_card(s));
+    TRY(send_buckets(s));
+    TRY(make_counters(s));
+    if (s->is_guest) return OK;
+    CUDA_TRY(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
+    TRY(cuda_copies_create(&s->copies));
+    TRY(cuda_matmuls_create(&s->matmuls));
+    return cuda_graphs_create(&s->graphs);
+}
+
+extern "C" status backend_create_cuda(backend **out, const cuda_options *options) {
+    backend *be;
+    cuda_state *s = NULL;
+    *out = NULL;
+    TRY(MEM_NEW(&be, 1));
+    status st = MEM_NEW(&s, 1);
+    if (st != OK) {
+        mem_free(be);
+        return st;
+    }
+    be->ops = &cuda_ops;
+    be->tables = &cuda_table_ops;
+    be->act = ACT_F32;
+    be->name = s->name;
+    be->card = s->card;
+    be->state = s;
+    be->destroy = destroy;
+    be->n_ahead = N_AHEAD;
+    be->token_bucket = TOKEN_BUCKET;
+    st = begin(s, options);
+    if (st != OK) {
+        failure f;
+        failure_save(&f, st);
+        destroy(be);
+        return failure_restore(&f);
+    }
+    *out = be;
+    return OK;
+}
+
+extern "C" status backend_visit_cuda(backend *be, const cuda_visit *visit) {
+    cuda_state *s = cuda_of(be);
+    int device;
+    CUDA_TRY(cudaGetDevice(&device));
+    if (device != s->device)
+        return fail(ERR_USAGE,
+                    "the current device is cuda:%d, but this was made for cuda:%d; call "
+                    "cudaSetDevice(%d) first",
+                    device, s->device, s->device);
+    s->stream = (cudaStream_t)visit->stream;
+    s->is_deterministic = visit->is_deterministic;
+    be->act = visit->act;
+    return OK;
+}

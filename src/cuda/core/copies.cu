@@ -1,0 +1,142 @@
+/* Copies between host and device that do not make the host wait.
+ *
+ * In: the bytes are copied into a slot of pinned memory (so the caller may overwrite its own), go
+ * to a slot on the device beside the running step, on a stream of their own, and from there, a copy
+ * within the device, to where they belong when the step before is done.  So the bus is never waited
+ * for; the host waits only when it is a whole ring of slots ahead.  What is larger than a slot goes
+ * in pieces.  Out, late: into pinned memory, with an event to wait for. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "cuda/core/cuda.h"
+
+enum { N_SLOTS = 8 };
+static const size_t SLOT_BYTES = 4 << 20;
+
+typedef struct slot {
+    char *pinned, *device;
+    cudaEvent_t there; /* on the device */
+    cudaEvent_t taken; /* and where it belongs: the slot is free */
+    bool is_used;
+} slot;
+
+typedef struct late {
+    char *pinned; /* (FETCH_MAX) */
+    void *to_host;
+    size_t bytes;
+    uint64_t ticket; /* 0: free */
+    cudaEvent_t done;
+} late;
+
+struct cuda_copies {
+    cudaStream_t stream;
+    slot slots[N_SLOTS];
+    int next;
+    late lates[FETCH_PENDING];
+    uint64_t n_tickets;
+};
+
+static status make_slots(cuda_copies *c) {
+    for (int i = 0; i < N_SLOTS; i++) {
+        slot *s = &c->slots[i];
+        CUDA_TRY(cudaMallocHost((void **)&s->pinned, SLOT_BYTES));
+        CUDA_TRY(cudaMalloc((void **)&s->device, SLOT_BYTES));
+        CUDA_TRY(cudaEventCreateWithFlags(&s->there, cudaEventDisableTiming));
+        CUDA_TRY(cudaEventCreateWithFlags(&s->taken, cudaEventDisableTiming));
+    }
+    for (int i = 0; i < FETCH_PENDING; i++) {
+        CUDA_TRY(cudaMallocHost((void **)&c->lates[i].pinned, FETCH_MAX));
+        CUDA_TRY(cudaEventCreateWithFlags(&c->lates[i].done, cudaEventDisableTiming));
+    }
+    return OK;
+}
+
+status cuda_copies_create(cuda_copies **out) {
+    TRY(MEM_NEW(out, 1));
+    CUDA_TRY(cudaStreamCreateWithFlags(&(*out)->stream, cudaStreamNonBlocking));
+    return make_slots(*out);
+}
+
+static void destroy_event(cudaEvent_t event) {
+    if (event != NULL) cudaEventDestroy(event);
+}
+
+void cuda_copies_destroy(cuda_copies *c) {
+    if (c == NULL) return;
+    if (c->stream != NULL) cudaStreamSynchronize(c->stream);
+    for (int i = 0; i < N_SLOTS; i++) {
+        cudaFreeHost(c->slots[i].pinned);
+        cudaFree(c->slots[i].device);
+        destroy_event(c->slots[i].there);
+        destroy_event(c->slots[i].taken);
+    }
+    for (int i = 0; i < FETCH_PENDING; i++) {
+        cudaFreeHost(c->lates[i].pinned);
+        destroy_event(c->lates[i].done);
+    }
+    if (c->stream != NULL) cudaStreamDestroy(c->stream);
+    mem_free(c);
+}
+
+/* ---- in -------------------------------------------------------------------------------------- */
+
+static status send_piece(cuda_state *s, char *to, const char *from, size_t bytes) {
+    cuda_copies *c = s->copies;
+    slot *at = &c->slots[c->next];
+    c->next = (c->next + 1) % N_SLOTS;
+    if (at->is_used) CUDA_TRY(cudaEventSynchronize(at->taken));
+    memcpy(at->pinned, from, bytes);
+    CUDA_TRY(cudaMemcpyAsync(at->device, at->pinned, bytes, cudaMemcpyHostToDevice, c->stream));
+    CUDA_TRY(cudaEventRecord(at->there, c->stream));
+    CUDA_TRY(cudaStreamWaitEvent(s->stream, at->there, 0));
+    CUDA_TRY(cudaMemcpyAsync(to, at->device, bytes, cudaMemcpyDeviceToDevice, s->stream));
+    CUDA_TRY(cudaEventRecord(at->taken, s->stream));
+    at->is_used = true;
+    return OK;
+}
+
+status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += SLOT_BYTES) {
+        size_t n = bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES;
+        TRY(send_piece(cuda_of(be), (char *)to + at, (const char *)from_host + at, n));
+    }
+    return OK;
+}
+
+/* ---- out ------------------------------------------------------------------------------------- */
+
+status cuda_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
+    cuda_state *s = cuda_of(be);
+    if (bytes > 0)
+        CUDA_TRY(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, s->stream));
+    CUDA_TRY(cudaStreamSynchronize(s->stream));
+    return OK;
+}
+
+status cuda_fetch(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket) {
+    cuda_state *s = cuda_of(be);
+    cuda_copies *c = s->copies;
+    late *l = &c->lates[c->n_tickets % FETCH_PENDING];
+    if (l->ticket != 0 || bytes > FETCH_MAX)
+        return fail(ERR_USAGE, "a fetch of %zu bytes with %d under way; at most %d bytes and %d",
+                    bytes, (int)FETCH_PENDING, (int)FETCH_MAX, (int)FETCH_PENDING);
+    CUDA_TRY(cudaMemcpyAsync(l->pinned, from, bytes, cudaMemcpyDeviceToHost, s->stream));
+    CUDA_TRY(cudaEventRecord(l->done, s->stream));
+    l->to_host = to_host;
+    l->bytes = bytes;
+    l->ticket = *ticket = ++c->n_tickets;
+    return OK;
+}
+
+status cuda_wait(backend *be, uint64_t ticket) {
+    cuda_copies *c = cuda_of(be)->copies;
+    if (ticket == 0) return OK;
+    late *l = &c->lates[(ticket - 1) % FETCH_PENDING];
+    if (l->ticket != ticket)
+        return fail(ERR_USAGE, "ticket %llu was waited for already, or never given",
+                    (unsigned long long)ticket);
+    l->ticket = 0;
+    CUDA_TRY(cudaEventSynchronize(l->done));
+    memcpy(l->to_host, l->pinned, l->bytes);
+    return OK;
+}

@@ -1,0 +1,157 @@
+/* The CUDA backend from inside: its state, its ops (one file each, with the stem of the CPU's), and
+ * what their files share.
+ *
+ * ops.h states what each op computes.  All work goes to one stream, in order; an op launches and
+ * returns.  Sums that decide bits run in a fixed order; the few that use atomics (they say so) have
+ * a second way for deterministic mode. */
+#ifndef HSTU_CUDA_CORE_CUDA_H
+#define HSTU_CUDA_CORE_CUDA_H
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include "ops/ops.h"
+
+typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */
+typedef struct cuda_matmuls cuda_matmuls; /* chosen algorithms of products (matmul.cu) */
+typedef struct cuda_copies cuda_copies;   /* pinned memory on its way (copies.cu) */
+
+typedef struct cuda_state {
+    int device;
+    int sm; /* 90 is SM 9.0 */
+    int n_multiprocessors;
+    int max_block_shared; /* bytes of shared memory a block may ask for */
+    bool is_tf32;         /* products may round float32 to TF32 */
+    bool is_deterministic;
+    char name[16]; /* "cuda:0" */
+    char card[128];
+    bool is_guest; /* the stream is the caller's; copies, graphs and matmuls are NULL */
+    cudaStream_t stream;
+    void *scratch; /* of the op that runs; see cuda_scratch */
+    size_t scratch_bytes;
+    void *old_scratch[64]; /* of a guest; each block is twice the one before */
+    int n_old_scratch;
+    const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
+    unsigned *counters;           /* (2) for blocks that share out work; zeros between kernels */
+    cuda_copies *copies;
+    cuda_graphs *graphs;
+    cuda_matmuls *matmuls;
+} cuda_state;
+
+static inline cuda_state *cuda_of(const backend *be) {
+    return (cuda_state *)be->state;
+}
+
+/* Turns a CUDA error into a status that names the call; out of memory says what to change. */
+status cuda_failed(cudaError_t error, const char *what);
+
+#define CUDA_TRY(call)                                                                             \
+    do {                                                                                           \
+        cudaError_t error_ = (call);                                                               \
+        if (error_ != cudaSuccess) return cuda_failed(error_, #call);                              \
+    } while (0)
+
+/* The status of the launch just made. */
+static inline status cuda_launched(const char *what) {
+    cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? OK : cuda_failed(error, what);
+}
+
+/* Scratch memory of at least `bytes`, 256-byte aligned: the calling op's until it returns (the
+ * stream keeps the next op from it until this one is done).  One call an op: it may move.  It grows
+ * when more is asked for than ever before, which drops the recorded steps. */
+status cuda_scratch(backend *be, size_t bytes, void **out);
+
+static inline size_t cuda_align(size_t bytes) {
+    return (bytes + 255) & ~(size_t)255;
+}
+
+static inline int64_t cuda_div_up(int64_t n, int64_t size) {
+    return (n + size - 1) / size;
+}
+
+/* Lets a kernel use `bytes` of dynamic shared memory (above 48 KB it must be asked for). */
+#define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
+    cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
+
+/* ---- graphs.cu, copies.cu ------------------------------------------------------------------- */
+
+status cuda_graphs_create(cuda_graphs **out);
+void cuda_graphs_destroy(cuda_graphs *g);
+void cuda_graphs_drop(cuda_graphs *g); /* what they were recorded on has moved */
+status cuda_record(backend *be, uint64_t key, record_state *out);
+status cuda_record_end(backend *be);
+
+status cuda_copies_create(cuda_copies **out);
+void cuda_copies_destroy(cuda_copies *c);
+status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes);
+status cuda_copy_out(backend *be, void *to_host, const void *from, size_t bytes);
+status cuda_fetch(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket);
+status cuda_wait(backend *be, uint64_t ticket);
+
+/* ---- matmul.cu: products by cuBLASLt -------------------------------------------------------- */
+
+/* d = a b (+ c) (+ bias, a row added to each row of d), row-major, with the shapes after
+ * transposition: a (m, k), b (k, n), c and d (m, n), k > 0.  Types are CUDA_R_32F, _16BF or _16F; a
+ * and b have one type; d has that type or float32; c and the bias have the type of d.  Sums are
+ * float32. */
+typedef struct cuda_product {
+    int64_t m, n, k;
+    const void *a, *b;
+    bool is_a_transposed, is_b_transposed; /* stored (k, m), (n, k) */
+    int64_t row_a, row_b, row_d;           /* elements between stored rows; c has those of d */
+    cudaDataType_t type, type_d;
+    const void *c; /* may be d: added to; or NULL */
+    void *d;
+    const void *bias; /* (n) or NULL */
+} cuda_product;
+
+status cuda_matmuls_create(cuda_matmuls **out);
+void cuda_matmuls_destroy(cuda_matmuls *m);
+status cuda_matmul(backend *be, const cuda_product *p);
+
+/* ---- the ops --------------------------------------------------------------------------------- */
+
+status cuda_gather(backend *be, const gather_args *a);
+status cuda_group(backend *be, const int32_t *index, row_groups *groups);
+status cuda_scatter(backend *be, const scatter_args *a);
+status cuda_linear_fwd(backend *be, const linear_args *a);
+status cuda_linear_bwd(backend *be, const linear_args *a);
+status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y);
+status cuda_norm_fwd(backend *be, const norm_args *a);
+status cuda_norm_bwd(backend *be, const norm_args *a);
+status cuda_gate_fwd(backend *be, const gate_args *a);
+status cuda_gate_bwd(backend *be, const gate_args *a);
+status cuda_dropout(backend *be, const dropout_args *a);
+status cuda_l2_fwd(backend *be, const l2_args *a);
+status cuda_l2_bwd(backend *be, const l2_args *a);
+status cuda_add(backend *be, int64_t n, const void *x, void *y);
+status cuda_attn_fwd(backend *be, const attn_args *a);
+status cuda_attn_bwd(backend *be, const attn_args *a);
+status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a);
+status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a);
+status cuda_negatives(backend *be, const negatives_args *a);
+status cuda_sampled_softmax(backend *be, const sampled_softmax_args *a);
+size_t cuda_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
+                                    int32_t n_rows);
+status cuda_logits_loss(backend *be, const logits_loss_args *a);
+status cuda_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks);
+status cuda_update(backend *be, const update_args *a, int n);
+status cuda_grad_factor(backend *be, const grad_factor_args *a);
+status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out);
+status cuda_rank(backend *be, const rank_args *a);
+
+extern const struct table_ops cuda_table_ops; /* table.cu: dynamic tables */
+
+/* The attention's families, which attn.cu chooses between.  Those of SM 9.0a take what
+ * cuda_attn_sm90_can_fwd and _can_bwd say. */
+status cuda_attn_sm80_fwd(backend *be, const attn_args *a);
+status cuda_attn_sm80_bwd(backend *be, const attn_args *a);
+status cuda_attn_f32_fwd(backend *be, const attn_args *a);
+status cuda_attn_f32_bwd(backend *be, const attn_args *a);
+bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a);
+bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a);
+status cuda_attn_sm90_fwd(backend *be, const attn_args *a);
+status cuda_attn_sm90_bwd(backend *be, const attn_args *a);
+
+#endif

@@ -1,0 +1,141 @@
+/* The machine's instructions that C++ has no words for, one function each, named as in the PTX
+ * manual.  All of them are there from SM 8.0 on.
+ *
+ * Fragments of a 16 x 8 product over a warp, lane l, g = l / 4, t = l % 4 (16-bit kinds; two
+ * numbers a register, the lower index in the lower half):
+ *     A (16 x 16): a[0] row g, columns 2t, 2t+1; a[1] row g + 8; a[2], a[3] the same, columns + 8
+ *     B (16 x 8):  b[0] rows 2t, 2t+1 of column g; b[1] rows + 8
+ *     C (16 x 8):  c[0], c[1] row g, columns 2t, 2t+1; c[2], c[3] row g + 8
+ * tf32 kind, one number a register:
+ *     A (16 x 8):  a[0] row g, column t; a[1] row g + 8; a[2], a[3] the same, column t + 4
+ *     B (8 x 8):   b[0] row t of column g; b[1] row t + 4;      C as above */
+#ifndef HSTU_CUDA_CORE_PTX_CUH
+#define HSTU_CUDA_CORE_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+/* The address of shared memory as the instructions below want it. */
+__device__ static inline uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* threadIdx.x, read anew: what a loop computes from it need not be kept in registers around it. */
+__device__ static inline uint32_t thread_index() {
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+/* ---- products: c += a b --------------------------------------------------------------------- */
+
+template <typename T>
+__device__ static inline void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0,
+                                           uint32_t b1);
+
+template <>
+__device__ inline void mma_m16n8k16<__nv_bfloat16>(float c[4], const uint32_t a[4], uint32_t b0,
+                                                   uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ inline void mma_m16n8k16<__half>(float c[4], const uint32_t a[4], uint32_t b0,
+                                            uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Numbers as cvt_rna_tf32 makes them; other float32 bits are cut off, not rounded. */
+__device__ static inline void mma_m16n8k8_tf32(float c[4], const uint32_t a[4], uint32_t b0,
+                                               uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* ---- from shared memory to fragments -------------------------------------------------------- */
+
+/* Four 8 x 8 matrices of 16-bit numbers: lanes 8m .. 8m + 7 give the addresses of the rows (16
+ * bytes each) of matrix m, which goes to r[m]: row l / 4, columns 2 (l % 4) and the next; with
+ * trans, of the matrix transposed. */
+__device__ static inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* ---- copies to shared memory that do not wait ----------------------------------------------- */
+
+/* SIZE bytes (16, 8 or 4) at `from`, of which only the first n_bytes are read; the rest become
+ * zeros.  With n_bytes 0 nothing is read, and `from` may be anything.  Both addresses are multiples
+ * of SIZE.  16 bytes go past the first cache: their users share them by shared memory. */
+template <int SIZE>
+__device__ static inline void cp_async(uint32_t to, const void *from, int n_bytes) {
+    static_assert(SIZE == 16 || SIZE == 8 || SIZE == 4, "the sizes there are");
+    if (SIZE == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(n_bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from),
+                     "n"(SIZE), "r"(n_bytes)
+                     : "memory");
+}
+
+/* Closes the group of the thread's copies so far. */
+__device__ static inline void cp_async_commit_group() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until at most N of the thread's groups, the latest, are under way.  Others see what
+ * arrived after a barrier. */
+template <int N> __device__ static inline void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- numbers -------------------------------------------------------------------------------- */
+
+__device__ static inline float tanh_approx(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ static inline uint32_t cvt_rna_tf32(float x) {
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+/* Two numbers, rounded to nearest, as one register of a fragment. */
+template <typename T> __device__ static inline uint32_t cvt_pack(float low, float high);
+
+template <> __device__ inline uint32_t cvt_pack<__nv_bfloat16>(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+template <> __device__ inline uint32_t cvt_pack<__half>(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+#endif

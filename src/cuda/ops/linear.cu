@@ -1,0 +1,296 @@
+/* Dense layers (ops.h): products by matmul.cu, and the passes around them, which are bound by
+ * bytes.
+ *
+ * Forward: the product with bias and residual in its epilogue writes z, one pass makes y of it.
+ * Backward: one pass turns dy into dz in place and adds up the columns for dbias on the way; then
+ * the two products.  Weights and biases are float32: 16-bit activations meet a copy in their type,
+ * made anew each time (for 1024 x 4096 that is 25 MB, 1 % of the time of its product with 131168
+ * rows). */
+#include "cuda/core/reduce.cuh"
+#include "cuda/ops/linear_f.cuh"
+
+enum { THREADS = 256 };
+
+/* ---- weights in the type of activations ------------------------------------------------------ */
+
+typedef struct copy_job {
+    int64_t n_packs; /* of the weight */
+    const float *w, *bias;
+    int32_t n_bias;
+    void *to_w, *to_bias;
+} copy_job;
+
+/* A thread copies N numbers of the weight, or one of the bias. */
+template <typename T, int N> static __global__ void copy_kernel(copy_job j) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < j.n_packs) {
+        pack<float, N> from = ((const pack<float, N> *)j.w)[i];
+        pack<T, N> to;
+#pragma unroll
+        for (int c = 0; c < N; c++)
+            to.v[c] = from_float<T>(from.v[c]);
+        ((pack<T, N> *)j.to_w)[i] = to;
+    } else if (i - j.n_packs < j.n_bias) {
+        ((T *)j.to_bias)[i - j.n_packs] = from_float<T>(j.bias[i - j.n_packs]);
+    }
+}
+
+template <typename T> static status copy_launch(backend *be, const linear_args *a, copy_job j) {
+    int64_t size = (int64_t)a->n_in * a->n_out;
+    bool is_packed = can_pack(a->w, size, size, sizeof(float), 4);
+    j.n_packs = is_packed ? size / 4 : size;
+    unsigned n_blocks = (unsigned)cuda_div_up(j.n_packs + j.n_bias, THREADS);
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (is_packed)
+        copy_kernel<T, 4><<<n_blocks, THREADS, 0, stream>>>(j);
+    else
+        copy_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(j);
+    return cuda_launched("the copy of a weight");
+}
+
+/* The weight and the bias as the products want them, in `room` where that is a copy. */
+typedef struct weights {
+    const void *w, *bias;
+} weights;
+
+static size_t weights_bytes(const backend *be, const linear_args *a) {
+    if (be->act == ACT_F32) return 0;
+    return cuda_align((size_t)a->n_in * (size_t)a->n_out * 2) + cuda_align((size_t)a->n_out * 2);
+}
+
+static status take_weights(backend *be, const linear_args *a, const float *bias, void *room,
+                           weights *out) {
+    *out = {a->w, bias};
+    if (be->act == ACT_F32) return OK;
+    char *to_bias = (char *)room + cuda_align((size_t)a->n_in * (size_t)a->n_out * 2);
+    copy_job j = {0, a->w, bias, bias != NULL ? a->n_out : 0, room, to_bias};
+    *out = {room, bias != NULL ? to_bias : NULL};
+    if (be->act == ACT_BF16) return copy_launch<__nv_bfloat16>(be, a, j);
+    return copy_launch<__half>(be, a, j);
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/* y = f(z), N numbers a thread. */
+template <typename T, int N>
+static __global__ void f_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n_packs) return;
+    pack<T, N> x = ((const pack<T, N> *)z)[i];
+    linear_f<T, N>(f, &x);
+    ((pack<T, N> *)y)[i] = x;
+}
+
+template <typename T>
+static status f_launch(backend *be, epilogue f, int64_t n, const void *z, void *y) {
+    enum { N = 16 / sizeof(T) };
+    bool is_packed = can_pack(z, n, n, sizeof(T), N) && can_pack(y, n, n, sizeof(T), N);
+    int64_t n_packs = is_packed ? n / N : n;
+    unsigned n_blocks = (unsigned)cuda_div_up(n_packs, THREADS);
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (is_packed)
+        f_kernel<T, N><<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
+    else
+        f_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
+    return cuda_launched("the activation of a layer");
+}
+
+status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
+    if (n == 0) return OK;
+    CUDA_WITH_ACT(be, return f_launch<T>(be, f, n, z, y));
+}
+
+status cuda_linear_fwd(backend *be, const linear_args *a) {
+    cudaDataType_t type = cuda_act_type(be->act);
+    size_t bytes = weights_bytes(be, a);
+    void *room = NULL;
+    weights w;
+    if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    if (bytes > 0) TRY(cuda_scratch(be, bytes, &room));
+    TRY(take_weights(be, a, a->bias, room, &w));
+    cuda_product p = {};
+    p.m = a->n, p.n = a->n_out, p.k = a->n_in;
+    p.a = a->x, p.row_a = a->n_in;
+    p.b = w.w, p.row_b = a->is_transposed ? a->n_in : a->n_out;
+    p.is_b_transposed = a->is_transposed;
+    p.type = p.type_d = type;
+    p.c = a->residual, p.bias = w.bias;
+    p.d = a->f == EPILOGUE_NONE ? a->y : a->z, p.row_d = a->n_out;
+    TRY(cuda_matmul(be, &p));
+    if (a->f == EPILOGUE_NONE) return OK;
+    return cuda_activate(be, a->f, a->n * a->n_out, a->z, a->y);
+}
+
+/* ---- backward: dz and dbias ------------------------------------------------------------------ */
+
+/* A block owns ROWS_Y rows at a time of 32 packs of columns, and walks down its group of rows; a
+ * thread has LOADS rows in flight. */
+enum { PACKS_X = 32, ROWS_Y = THREADS / PACKS_X, LOADS = 2, MIN_GROUP = ROWS_Y * LOADS * 4 };
+
+typedef struct dz_job {
+    int64_t n, group_rows;
+    int32_t n_out;
+    epilogue f;
+    const void *z;
+    void *dy;
+    float *partials; /* (groups, n_out): sums of the columns, or NULL */
+} dz_job;
+
+/* Up to LOADS rows, ROWS_Y apart: all are read before the first is written. */
+template <typename T, int N>
+__device__ static inline void dz_rows(const dz_job &j, int64_t row, int64_t end, int64_t column,
+                                      float (&sum)[N]) {
+    pack<T, N> dy[LOADS], z[LOADS];
+#pragma unroll
+    for (int r = 0; r < LOADS; r++) {
+        int64_t at = (row + r * ROWS_Y) * j.n_out + column;
+        if (row + r * ROWS_Y >= end) continue;
+        dy[r] = *(const pack<T, N> *)((const T *)j.dy + at);
+        if (j.f != EPILOGUE_NONE) z[r] = *(const pack<T, N> *)((const T *)j.z + at);
+    }
+#pragma unroll
+    for (int r = 0; r < LOADS; r++) {
+        int64_t at = (row + r * ROWS_Y) * j.n_out + column;
+        if (row + r * ROWS_Y >= end) continue;
+        linear_df<T, N>(j.f, z[r], &dy[r]);
+#pragma unroll
+        for (int c = 0; c < N; c++)
+            sum[c] += to_float(dy[r].v[c]);
+        if (j.f != EPILOGUE_NONE) *(pack<T, N> *)((T *)j.dy + at) = dy[r];
+    }
+}
+
+template <typename T, int N> static __global__ void __launch_bounds__(THREADS) dz_kernel(dz_job j) {
+    __shared__ float room[ROWS_Y][PACKS_X * N + 1];
+    int x = (int)threadIdx.x % PACKS_X, y = (int)threadIdx.x / PACKS_X;
+    int64_t first_column = (int64_t)blockIdx.y * (PACKS_X * N), column = first_column + x * N;
+    int64_t first = blockIdx.x * j.group_rows;
+    int64_t end = first + j.group_rows < j.n ? first + j.group_rows : j.n;
+    float sum[N] = {};
+    if (column < j.n_out) {
+        for (int64_t row = first + y; row < end; row += ROWS_Y * LOADS)
+            dz_rows<T, N>(j, row, end, column, sum);
+    }
+    if (j.partials == NULL) return;
+#pragma unroll
+    for (int c = 0; c < N; c++)
+        room[y][x * N + c] = sum[c];
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < PACKS_X * N && first_column + i < j.n_out; i += THREADS) {
+        float total = 0;
+        for (int r = 0; r < ROWS_Y; r++)
+            total += room[r][i];
+        j.partials[(int64_t)blockIdx.x * j.n_out + first_column + i] = total;
+    }
+}
+
+/* dbias += the groups' sums, in a fixed order: a block owns 32 columns, a row of threads every
+ * eighth group. */
+static __global__ void __launch_bounds__(THREADS)
+    dbias_kernel(int32_t n_groups, int32_t n_out, const float *partials, float *dbias) {
+    __shared__ float room[ROWS_Y][PACKS_X];
+    int x = (int)threadIdx.x % PACKS_X, y = (int)threadIdx.x / PACKS_X;
+    int64_t column = (int64_t)blockIdx.x * PACKS_X + x;
+    float sum = 0;
+    if (column < n_out) {
+#pragma unroll 4
+        for (int32_t g = y; g < n_groups; g += ROWS_Y)
+            sum += partials[(int64_t)g * n_out + column];
+    }
+    room[y][x] = sum;
+    __syncthreads();
+    if (y > 0 || column >= n_out) return;
+    for (int r = 1; r < ROWS_Y; r++)
+        sum += room[r][x];
+    dbias[column] += sum;
+}
+
+static int dz_pack(const backend *be, const linear_args *a) {
+    size_t size = act_bytes(be->act);
+    int n = (int)(16 / size);
+    bool is_packed = can_pack(a->dy, a->n_out, a->n_out, size, n) &&
+                     (a->f == EPILOGUE_NONE || can_pack(a->z, a->n_out, a->n_out, size, n));
+    return is_packed ? n : 1;
+}
+
+/* Rows of a group: some blocks for each multiprocessor, whatever the number of columns. */
+static int64_t dz_group_rows(backend *be, const linear_args *a) {
+    int64_t across = cuda_div_up(a->n_out, PACKS_X * dz_pack(be, a));
+    int64_t n_groups = cuda_div_up((int64_t)cuda_of(be)->n_multiprocessors * 8, across);
+    int64_t rows = cuda_div_up(a->n, n_groups);
+    return rows < MIN_GROUP ? (int64_t)MIN_GROUP : rows;
+}
+
+template <typename T> static status dz_launch(backend *be, const linear_args *a, const dz_job &j) {
+    enum { N = 16 / sizeof(T) };
+    int pack_size = dz_pack(be, a);
+    dim3 grid((unsigned)cuda_div_up(j.n, j.group_rows),
+              (unsigned)cuda_div_up(j.n_out, PACKS_X * pack_size));
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (pack_size > 1)
+        dz_kernel<T, N><<<grid, THREADS, 0, stream>>>(j);
+    else
+        dz_kernel<T, 1><<<grid, THREADS, 0, stream>>>(j);
+    return cuda_launched("the gradient of a layer's activation");
+}
+
+/* dz in place of dy, and dbias. */
+static status backward_f(backend *be, const linear_args *a, float *partials) {
+    dz_job j = {a->n,
+                dz_group_rows(be, a),
+                a->n_out,
+                a->f,
+                a->z,
+                a->dy,
+                a->dbias != NULL ? partials : NULL};
+    if (a->f == EPILOGUE_NONE && a->dbias == NULL) return OK;
+    CUDA_WITH_ACT(be, TRY(dz_launch<T>(be, a, j)));
+    if (a->dbias == NULL) return OK;
+    dbias_kernel<<<(unsigned)cuda_div_up(a->n_out, PACKS_X), THREADS, 0, cuda_of(be)->stream>>>(
+        (int32_t)cuda_div_up(a->n, j.group_rows), a->n_out, partials, a->dbias);
+    return cuda_launched("the gradient of a bias");
+}
+
+/* ---- backward: the products ------------------------------------------------------------------ */
+
+/* dx (+)= dz W^T */
+static status backward_to_x(backend *be, const linear_args *a, void *room) {
+    weights w;
+    if (a->dx == NULL) return OK;
+    TRY(take_weights(be, a, NULL, room, &w));
+    cuda_product p = {};
+    p.m = a->n, p.n = a->n_in, p.k = a->n_out;
+    p.a = a->dy, p.row_a = a->n_out;
+    p.b = w.w, p.row_b = a->is_transposed ? a->n_in : a->n_out;
+    p.is_b_transposed = !a->is_transposed;
+    p.type = p.type_d = cuda_act_type(be->act);
+    p.d = a->dx, p.row_d = a->n_in;
+    p.c = a->adds_dx ? a->dx : NULL;
+    return cuda_matmul(be, &p);
+}
+
+/* dW += x^T dz, or its transpose dz^T x: a sum over all rows. */
+static status backward_to_w(backend *be, const linear_args *a) {
+    cuda_product p = {};
+    p.m = a->is_transposed ? a->n_out : a->n_in;
+    p.n = a->is_transposed ? a->n_in : a->n_out;
+    p.k = a->n;
+    p.a = a->is_transposed ? a->dy : a->x, p.row_a = p.m;
+    p.b = a->is_transposed ? a->x : a->dy, p.row_b = p.n;
+    p.is_a_transposed = true;
+    p.type = cuda_act_type(be->act), p.type_d = CUDA_R_32F;
+    p.c = p.d = a->dw, p.row_d = p.n;
+    return cuda_matmul(be, &p);
+}
+
+status cuda_linear_bwd(backend *be, const linear_args *a) {
+    char *room = NULL;
+    if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    size_t w_bytes = a->dx != NULL ? weights_bytes(be, a) : 0, bytes = w_bytes;
+    if (a->dbias != NULL)
+        bytes += (size_t)(cuda_div_up(a->n, dz_group_rows(be, a)) * a->n_out) * sizeof(float);
+    if (bytes > 0) TRY(cuda_scratch(be, bytes, (void **)&room));
+    TRY(backward_f(be, a, (float *)(room + w_bytes)));
+    TRY(backward_to_x(be, a, room));
+    return backward_to_w(be, a);
+}

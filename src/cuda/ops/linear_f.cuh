@@ -1,0 +1,69 @@
+/* The activations behind a linear layer, over packs of numbers: which one it is is asked once a
+ * pack, so that the numbers of a pack are computed side by side.
+ *
+ * float32 gets the library's functions; for 16-bit activations the fast ones are exact enough
+ * (their error is a hundredth of the rounding of the result) and keep the pass bound by bytes. */
+#ifndef HSTU_CUDA_OPS_LINEAR_F_CUH
+#define HSTU_CUDA_OPS_LINEAR_F_CUH
+
+#include "cuda/core/act.cuh"
+
+template <typename T> __device__ static inline float sigmoid(float z) {
+    return __fdividef(1.0f, 1.0f + __expf(-z));
+}
+template <> __device__ inline float sigmoid<float>(float z) {
+    return 1.0f / (1.0f + expf(-z));
+}
+
+/* Phi, the normal distribution function: gelu(z) = z Phi(z). */
+__device__ static inline float normal(float z) {
+    return 0.5f * erfcf(z * -0.70710678f);
+}
+
+/* x = f(x) */
+template <typename T, int N> __device__ static inline void linear_f(epilogue f, pack<T, N> *x) {
+    if (f == EPILOGUE_SILU) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float z = to_float(x->v[i]);
+            x->v[i] = from_float<T>(z * sigmoid<T>(z));
+        }
+    } else if (f == EPILOGUE_RELU) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float z = to_float(x->v[i]);
+            x->v[i] = from_float<T>(z > 0 ? z : 0);
+        }
+    } else if (f == EPILOGUE_GELU) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float z = to_float(x->v[i]);
+            x->v[i] = from_float<T>(z * normal(z));
+        }
+    }
+}
+
+/* dy = dy f'(z); that of gelu is Phi(z) + z phi(z), phi being the normal density. */
+template <typename T, int N>
+__device__ static inline void linear_df(epilogue f, const pack<T, N> &z, pack<T, N> *dy) {
+    if (f == EPILOGUE_SILU) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float x = to_float(z.v[i]), s = sigmoid<T>(x);
+            dy->v[i] = from_float<T>(to_float(dy->v[i]) * (s * (1.0f + x * (1.0f - s))));
+        }
+    } else if (f == EPILOGUE_RELU) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (!(to_float(z.v[i]) > 0)) dy->v[i] = from_float<T>(0);
+    } else if (f == EPILOGUE_GELU) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float x = to_float(z.v[i]);
+            float slope = normal(x) + x * 0.39894228f * expf(-0.5f * x * x);
+            dy->v[i] = from_float<T>(to_float(dy->v[i]) * slope);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,291 @@
+/* Products of matrices by cuBLASLt (contract: cuda_product in cuda.h).
+ *
+ * cuBLASLt counts columns first, so the product is asked for as d^T = b^T a^T: a row-major matrix
+ * is its own transpose read by columns, and nothing is moved.  Which of its kernels suits a shape
+ * is asked once (tens of microseconds) and kept in a small table.  The numbers of tokens change
+ * from batch to batch, so a dimension that no row length depends on is rounded up for the question:
+ * the answer is a function of the rounded shape alone, not of what was asked before, and hence the
+ * same in a run that was interrupted. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "cuda/core/cuda.h"
+
+/* Hopper's kernels want at least 32 MiB to split long sums. */
+enum { WORKSPACE_BYTES = 64 << 20 };
+
+/* The table: sets of a few entries, of which the oldest gives way. */
+enum { N_SETS = 128, N_WAYS = 4, MAX_ANSWERS = 8 };
+
+/* Rounding: at most one part in 32 from here on. */
+enum { MIN_ROUNDED = 1024, ROUNDING_BITS = 5, MAX_ALIGNMENT = 16 };
+
+/* All that the choice of a kernel depends on; no padding, so that it can be compared as bytes. */
+typedef struct shape_key {
+    int64_t m, n, k;
+    int64_t row_a, row_b, row_d;
+    int32_t type, type_d;
+    uint8_t is_a_transposed, is_b_transposed, is_tf32, is_deterministic;
+    uint8_t align_a, align_b, align_c, align_d, align_bias; /* of the pointers; 0: there is none */
+    uint8_t is_in_place, zero[6];
+} shape_key;
+static_assert(sizeof(shape_key) == 72, "a key with holes");
+
+typedef struct entry {
+    shape_key key;
+    cublasLtMatmulAlgo_t algo;
+    int64_t checked_m, checked_k; /* the shape it was last found fit for */
+    uint64_t age;                 /* when it was made; 0: empty */
+} entry;
+
+struct cuda_matmuls {
+    cublasLtHandle_t handle;
+    void *workspace;
+    uint64_t n_made;
+    entry table[N_SETS][N_WAYS];
+};
+
+/* One product in the words of cuBLASLt, whose first matrix is our b. */
+typedef struct description {
+    cublasLtMatmulDescOpaque_t what;
+    cublasLtMatrixLayoutOpaque_t b, a, d;
+} description;
+
+static status blas_failed(cublasStatus_t error, const char *what) {
+    return fail(error == CUBLAS_STATUS_ALLOC_FAILED ? ERR_NOMEM : ERR_DEVICE, "%s failed: %s", what,
+                cublasLtGetStatusString(error));
+}
+
+#define BLAS_TRY(call)                                                                             \
+    do {                                                                                           \
+        cublasStatus_t error_ = (call);                                                            \
+        if (error_ != CUBLAS_STATUS_SUCCESS) return blas_failed(error_, #call);                    \
+    } while (0)
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+status cuda_matmuls_create(cuda_matmuls **out) {
+    cuda_matmuls *m = NULL;
+    *out = NULL;
+    TRY(MEM_NEW(&m, 1));
+    cublasStatus_t error = cublasLtCreate(&m->handle);
+    status st = error == CUBLAS_STATUS_SUCCESS ? OK : blas_failed(error, "cublasLtCreate");
+    if (st == OK) {
+        cudaError_t no_memory = cudaMalloc(&m->workspace, WORKSPACE_BYTES);
+        if (no_memory != cudaSuccess)
+            st = cuda_failed(no_memory, "cudaMalloc of the products' workspace");
+    }
+    if (st == OK)
+        *out = m;
+    else
+        cuda_matmuls_destroy(m);
+    return st;
+}
+
+void cuda_matmuls_destroy(cuda_matmuls *m) {
+    if (m == NULL) return;
+    if (m->workspace != NULL) cudaFree(m->workspace);
+    if (m->handle != NULL) cublasLtDestroy(m->handle);
+    mem_free(m);
+}
+
+/* ---- describing ------------------------------------------------------------------------------ */
+
+/* The largest power of two, up to 16 bytes, that divides an address; 0 for none. */
+static uint8_t alignment(const void *p) {
+    uintptr_t lowest = (uintptr_t)p & (0 - (uintptr_t)p);
+    return lowest > MAX_ALIGNMENT ? (uint8_t)MAX_ALIGNMENT : (uint8_t)lowest;
+}
+
+static int64_t round_up(int64_t n) {
+    int64_t unit = 1;
+    if (n < MIN_ROUNDED) return n;
+    while (unit << (ROUNDING_BITS + 1) <= n)
+        unit *= 2;
+    return (n + unit - 1) / unit * unit;
+}
+
+/* The shape that is asked about.  m may differ from batch to batch where the rows of a are stored
+ * one after the other, k where both matrices are stored by it: no stored row is as long as either.
+ */
+static cuda_product rounded(const cuda_product *p) {
+    cuda_product r = *p;
+    if (!p->is_a_transposed) r.m = round_up(p->m);
+    if (p->is_a_transposed && !p->is_b_transposed) r.k = round_up(p->k);
+    return r;
+}
+
+static shape_key key_of(const cuda_state *cuda, const cuda_product *p) {
+    shape_key key;
+    memset(&key, 0, sizeof key);
+    key.m = p->m, key.n = p->n, key.k = p->k;
+    key.row_a = p->row_a, key.row_b = p->row_b, key.row_d = p->row_d;
+    key.type = p->type, key.type_d = p->type_d;
+    key.is_a_transposed = p->is_a_transposed;
+    key.is_b_transposed = p->is_b_transposed;
+    key.is_tf32 = cuda->is_tf32;
+    key.is_deterministic = cuda->is_deterministic;
+    key.align_a = alignment(p->a), key.align_b = alignment(p->b);
+    key.align_c = alignment(p->c), key.align_d = alignment(p->d);
+    key.align_bias = alignment(p->bias);
+    key.is_in_place = p->c == p->d;
+    return key;
+}
+
+static status describe_bias(const cuda_product *p, cublasLtMatmulDesc_t what) {
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    int32_t type = p->type_d;
+    BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                            sizeof epilogue));
+    BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
+                                            sizeof p->bias));
+    BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type,
+                                            sizeof type));
+    return OK;
+}
+
+/* A matrix stored in rows is one stored in columns with the two counts exchanged. */
+static status describe_stored(cublasLtMatrixLayout_t to, cudaDataType_t type, int64_t n_rows,
+                              int64_t n_columns, int64_t row) {
+    BLAS_TRY(cublasLtMatrixLayoutInit(to, type, (uint64_t)n_columns, (uint64_t)n_rows, row));
+    return OK;
+}
+
+static status describe(const cuda_state *cuda, const cuda_product *p, description *to) {
+    bool is_tf32 = cuda->is_tf32 && p->type == CUDA_R_32F;
+    int32_t op_a = p->is_a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    int32_t op_b = p->is_b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    BLAS_TRY(cublasLtMatmulDescInit(
+        &to->what, is_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    BLAS_TRY(
+        cublasLtMatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
+    BLAS_TRY(
+        cublasLtMatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
+    if (p->bias != NULL) TRY(describe_bias(p, &to->what));
+    TRY(describe_stored(&to->a, p->type, p->is_a_transposed ? p->k : p->m,
+                        p->is_a_transposed ? p->m : p->k, p->row_a));
+    TRY(describe_stored(&to->b, p->type, p->is_b_transposed ? p->n : p->k,
+                        p->is_b_transposed ? p->k : p->n, p->row_b));
+    return describe_stored(&to->d, p->type_d, p->m, p->n, p->row_d);
+}
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+/* Parts of a long sum are kept in float32, and in deterministic mode none of them is added to d by
+ * whoever comes first. */
+static uint32_t allowed_reductions(const cuda_state *cuda, const cuda_product *p) {
+    uint32_t mask = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (p->type_d == CUDA_R_32F) mask |= CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    if (p->type_d == CUDA_R_32F && !cuda->is_deterministic)
+        mask |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
+    return mask;
+}
+
+static status prefer(cublasLtMatmulPreference_t to, cublasLtMatmulPreferenceAttributes_t name,
+                     uint32_t value) {
+    BLAS_TRY(cublasLtMatmulPreferenceSetAttribute(to, name, &value, sizeof value));
+    return OK;
+}
+
+static status describe_preference(const cuda_state *cuda, const cuda_product *p,
+                                  cublasLtMatmulPreference_t to) {
+    size_t bytes = WORKSPACE_BYTES;
+    BLAS_TRY(cublasLtMatmulPreferenceInit(to));
+    BLAS_TRY(cublasLtMatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                  &bytes, sizeof bytes));
+    TRY(prefer(to, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, allowed_reductions(cuda, p)));
+    TRY(prefer(to, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p->b)));
+    TRY(prefer(to, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p->a)));
+    TRY(prefer(to, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+               alignment(p->c != NULL ? p->c : p->d)));
+    return prefer(to, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p->d));
+}
+
+static const char *type_name(cudaDataType_t type) {
+    return type == CUDA_R_16BF ? "bfloat16" : type == CUDA_R_16F ? "float16" : "float32";
+}
+
+static status choose(const cuda_state *cuda, const cuda_product *p, cublasLtMatmulAlgo_t *algo) {
+    description text;
+    cublasLtMatmulPreferenceOpaque_t preference;
+    cublasLtMatmulHeuristicResult_t answer[MAX_ANSWERS];
+    int n = 0;
+    TRY(describe(cuda, p, &text));
+    TRY(describe_preference(cuda, p, &preference));
+    cublasStatus_t error =
+        cublasLtMatmulAlgoGetHeuristic(cuda->matmuls->handle, &text.what, &text.b, &text.a, &text.d,
+                                       &text.d, &preference, MAX_ANSWERS, answer, &n);
+    for (int i = 0; error == CUBLAS_STATUS_SUCCESS && i < n; i++) {
+        if (answer[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        *algo = answer[i].algo;
+        return OK;
+    }
+    return fail(ERR_DEVICE,
+                "cuBLASLt has no kernel for a product (%lld, %lld) x (%lld, %lld) of %s into %s%s: "
+                "%s",
+                (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n,
+                type_name(p->type), type_name(p->type_d), p->bias != NULL ? " with a bias" : "",
+                cublasLtGetStatusString(
+                    error != CUBLAS_STATUS_SUCCESS ? error : CUBLAS_STATUS_NOT_SUPPORTED));
+}
+
+/* FNV-1a over the key. */
+static uint64_t hash_of(const shape_key *key) {
+    const uint8_t *bytes = (const uint8_t *)key;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof *key; i++)
+        hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    return hash ^ hash >> 32;
+}
+
+/* The entry of the rounded shape, made if it is not there. */
+static status find(const cuda_state *cuda, const cuda_product *r, entry **out) {
+    shape_key key = key_of(cuda, r);
+    entry *set = cuda->matmuls->table[hash_of(&key) % N_SETS], *oldest = set;
+    for (int i = 0; i < N_WAYS; i++) {
+        if (set[i].age > 0 && memcmp(&set[i].key, &key, sizeof key) == 0) {
+            *out = &set[i];
+            return OK;
+        }
+        if (set[i].age < oldest->age) oldest = &set[i];
+    }
+    oldest->age = 0;
+    TRY(choose(cuda, r, &oldest->algo));
+    oldest->key = key;
+    oldest->checked_m = r->m, oldest->checked_k = r->k;
+    oldest->age = ++cuda->matmuls->n_made;
+    *out = oldest;
+    return OK;
+}
+
+/* Whether the kernel chosen for the rounded shape can do this one. */
+static bool is_fit(const cuda_state *cuda, const cuda_product *p, description *text, entry *e) {
+    cublasLtMatmulHeuristicResult_t result;
+    if (e->checked_m == p->m && e->checked_k == p->k) return true;
+    if (cublasLtMatmulAlgoCheck(cuda->matmuls->handle, &text->what, &text->b, &text->a, &text->d,
+                                &text->d, &e->algo, &result) != CUBLAS_STATUS_SUCCESS ||
+        result.workspaceSize > WORKSPACE_BYTES)
+        return false;
+    e->checked_m = p->m, e->checked_k = p->k;
+    return true;
+}
+
+status cuda_matmul(backend *be, const cuda_product *p) {
+    const cuda_state *cuda = cuda_of(be);
+    cuda_product r = rounded(p);
+    description text;
+    cublasLtMatmulAlgo_t algo;
+    entry *e = NULL;
+    const float one = 1, beta = p->c != NULL ? 1 : 0;
+    if (p->m == 0 || p->n == 0) return OK;
+    TRY(describe(cuda, p, &text));
+    TRY(find(cuda, &r, &e));
+    if (is_fit(cuda, p, &text, e))
+        algo = e->algo;
+    else
+        TRY(choose(cuda, p, &algo));
+    BLAS_TRY(cublasLtMatmul(cuda->matmuls->handle, &text.what, &one, p->b, &text.b, p->a, &text.a,
+                            &beta, p->c != NULL ? p->c : p->d, &text.d, p->d, &text.d, &algo,
+                            cuda->matmuls->workspace, WORKSPACE_BYTES, cuda->stream));
+    return OK;
+}

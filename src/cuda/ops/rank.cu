@@ -1,0 +1,376 @@
+/* rank, as ops.h states it.
+ *
+ * Every score is a sum over the columns in order, one fused multiply-add after the other, wherever
+ * it is computed: the target's, those it is compared with, and those of seen rows have the same
+ * bits, so that comparing them is exact.  For that the tiles of 64 queries by 64 rows are our own,
+ * each thread with 4 x 4 sums; they are bound by the multiply-adds (half the peak, as two reads of
+ * shared memory feed 16 of them).
+ *
+ * Ranks: each tile counts what beats the targets, then a warp a query takes the seen rows out
+ * again. No scores are stored.  The k best: scores of a piece of the corpus go to scratch memory,
+ * and a block a query keeps its best in shared memory. */
+#include <math.h>
+
+#include "cuda/core/act.cuh"
+#include "cuda/core/reduce.cuh"
+
+enum { TILE = 64, DEPTH = 16, THREADS = 256, SIDE = 4, ROW_THREADS = TILE / SIDE };
+
+/* The k best: 32 KiB of keys, room for the best and one round of new ones. */
+enum { SELECT_THREADS = 512, SELECT_LOADS = 4, SELECT_ROUND = SELECT_THREADS * SELECT_LOADS };
+enum { MAX_K = 1024, N_KEYS = 4096 };
+static_assert(MAX_K + SELECT_ROUND <= N_KEYS, "no room for a round");
+
+/* Scores in scratch memory: 16 MiB, of at least 64 queries where there are as many. */
+enum { MAX_SCORES = 1 << 22, MIN_GROUP = TILE, MAX_GROUP = 1 << 20 };
+
+typedef unsigned long long key;
+
+typedef struct rank_job {
+    rank_args a;
+    const float *query;        /* (n_queries, dim) */
+    float *own;                /* (n_queries): the target's score */
+    int32_t *above, *rank;     /* (n_queries) each */
+    int32_t first_query;       /* of the group at hand */
+    int32_t n_group;           /* queries of it */
+    int32_t first_row, n_rows; /* of the corpus: the piece at hand */
+    float *scores;             /* (n_group, n_rows) */
+    key *kept;                 /* (n_queries, k): the best so far, best first */
+    int32_t *n_kept;           /* (n_queries) */
+    int32_t *best;             /* (n_queries, k) */
+    float *best_score;         /* (n_queries, k) */
+} rank_job;
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+template <typename T> static __global__ void convert_kernel(int64_t n, const T *from, float *to) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) to[i] = to_float(from[i]);
+}
+
+__device__ static inline float score_of(const rank_job &j, int64_t query, int64_t row) {
+    const float *x = j.query + query * j.a.dim, *y = j.a.corpus + row * j.a.dim;
+    float sum = 0;
+    for (int c = 0; c < j.a.dim; c++)
+        sum = fmaf(x[c], y[c], sum);
+    return sum;
+}
+
+/* 16 columns of 64 rows into shared memory, columns first; zeros outside, which change no sum. */
+__device__ static inline void load_tile(float (*to)[TILE + SIDE], const float *from, int64_t first,
+                                        int64_t end, int column, int dim) {
+    int i = (int)threadIdx.x / (THREADS / TILE), c = (int)threadIdx.x % (THREADS / TILE) * SIDE;
+    const float *row = from + (first + i) * dim;
+#pragma unroll
+    for (int s = 0; s < SIDE; s++)
+        to[c + s][i] = first + i < end && column + c + s < dim ? row[column + c + s] : 0;
+}
+
+/* sum[q][r]: the thread's queries first_query + y * 4 + q, its rows first_row + x * 4 + r. */
+__device__ static inline void score_tile(const rank_job &j, int64_t first_query, int64_t end_query,
+                                         int64_t first_row, int64_t end_row,
+                                         float (&sum)[SIDE][SIDE]) {
+    __shared__ alignas(16) float query[DEPTH][TILE + SIDE];
+    __shared__ alignas(16) float corpus[DEPTH][TILE + SIDE];
+    int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
+    for (int column = 0; column < j.a.dim; column += DEPTH) {
+        load_tile(query, j.query, first_query, end_query, column, j.a.dim);
+        load_tile(corpus, j.a.corpus, first_row, end_row, column, j.a.dim);
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < DEPTH; c++) {
+            pack<float, SIDE> a = *(const pack<float, SIDE> *)&query[c][y * SIDE];
+            pack<float, SIDE> b = *(const pack<float, SIDE> *)&corpus[c][x * SIDE];
+#pragma unroll
+            for (int q = 0; q < SIDE; q++)
+#pragma unroll
+                for (int r = 0; r < SIDE; r++)
+                    sum[q][r] = fmaf(a.v[q], b.v[r], sum[q][r]);
+        }
+        __syncthreads();
+    }
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+static __global__ void own_kernel(rank_job j) {
+    int64_t q = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (q < j.a.n_queries) j.own[q] = score_of(j, q, j.a.target[q]);
+}
+
+/* A score that is not a number beats the target, and a target's beats nothing: a broken model must
+ * not look good. */
+__device__ static inline bool is_above(float score, int64_t row, float own, int64_t target) {
+    return row < target ? !(score < own) : row > target && !(score <= own);
+}
+
+static __global__ void __launch_bounds__(THREADS) count_kernel(rank_job j) {
+    int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
+    int64_t first_query = (int64_t)blockIdx.y * TILE, first_row = (int64_t)blockIdx.x * TILE;
+    float sum[SIDE][SIDE] = {};
+    score_tile(j, first_query, j.a.n_queries, first_row, j.a.n_corpus, sum);
+#pragma unroll
+    for (int s = 0; s < SIDE; s++) {
+        int64_t q = first_query + y * SIDE + s;
+        int n = 0;
+        if (q < j.a.n_queries) {
+            float own = j.own[q];
+            int64_t target = j.a.target[q];
+#pragma unroll
+            for (int r = 0; r < SIDE; r++) {
+                int64_t row = first_row + x * SIDE + r;
+                n += row < j.a.n_corpus && is_above(sum[s][r], row, own, target);
+            }
+        }
+        for (int lane = ROW_THREADS / 2; lane > 0; lane /= 2)
+            n += __shfl_xor_sync(0xffffffffu, n, lane);
+        if (x == 0 && q < j.a.n_queries && n > 0) atomicAdd(&j.above[q], n);
+    }
+}
+
+/* A warp a query: what was seen is taken out of the count, once though it may be listed twice.  A
+ * target without a number has all other rows above it, seen or not. */
+static __global__ void __launch_bounds__(THREADS) finish_kernel(rank_job j) {
+    int64_t q = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (q >= j.a.n_queries) return;
+    float own = j.own[q];
+    int32_t target = j.a.target[q], n_seen_above = 0;
+    int32_t first = j.a.seen_offsets != NULL ? j.a.seen_offsets[q] : 0;
+    int32_t end = j.a.seen_offsets != NULL ? j.a.seen_offsets[q + 1] : 0;
+    bool is_seen = own == -INFINITY;
+    for (int32_t i = first + (int32_t)threadIdx.x % WARP; i < end; i += WARP) {
+        int32_t row = j.a.seen[i];
+        if (i > first && j.a.seen[i - 1] == row) continue;
+        is_seen |= row == target;
+        n_seen_above += is_above(score_of(j, q, row), row, own, target);
+    }
+    is_seen = __any_sync(0xffffffffu, is_seen);
+    n_seen_above = isnan(own) ? 0 : warp_sum(n_seen_above);
+    if (threadIdx.x % WARP == 0)
+        j.rank[q] = is_seen ? j.a.n_corpus + 1 : j.above[q] - n_seen_above + 1;
+}
+
+static status find_ranks(backend *be, const rank_job &j) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    dim3 grid((unsigned)cuda_div_up(j.a.n_corpus, TILE),
+              (unsigned)cuda_div_up(j.a.n_queries, TILE));
+    unsigned n_blocks = (unsigned)cuda_div_up(j.a.n_queries, THREADS);
+    CUDA_TRY(cudaMemsetAsync(j.above, 0, (size_t)j.a.n_queries * sizeof *j.above, stream));
+    own_kernel<<<n_blocks, THREADS, 0, stream>>>(j);
+    count_kernel<<<grid, THREADS, 0, stream>>>(j);
+    finish_kernel<<<(unsigned)cuda_div_up(j.a.n_queries, THREADS / WARP), THREADS, 0, stream>>>(j);
+    TRY(cuda_launched("the ranks of targets"));
+    return cuda_copy_out(be, j.a.rank, j.rank, (size_t)j.a.n_queries * sizeof *j.a.rank);
+}
+
+/* ---- the k best: scores ---------------------------------------------------------------------- */
+
+static __global__ void __launch_bounds__(THREADS) scores_kernel(rank_job j) {
+    int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
+    int64_t in_group = (int64_t)blockIdx.y * TILE, in_piece = (int64_t)blockIdx.x * TILE;
+    float sum[SIDE][SIDE] = {};
+    score_tile(j, j.first_query + in_group, (int64_t)j.first_query + j.n_group,
+               j.first_row + in_piece, (int64_t)j.first_row + j.n_rows, sum);
+#pragma unroll
+    for (int q = 0; q < SIDE; q++) {
+#pragma unroll
+        for (int r = 0; r < SIDE; r++) {
+            int64_t query = in_group + y * SIDE + q, row = in_piece + x * SIDE + r;
+            if (query < j.n_group && row < j.n_rows) j.scores[query * j.n_rows + row] = sum[q][r];
+        }
+    }
+}
+
+/* A block a query of the group: its seen rows are out. */
+static __global__ void __launch_bounds__(THREADS) seen_kernel(rank_job j) {
+    int64_t q = (int64_t)j.first_query + blockIdx.x;
+    float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
+    int32_t end = j.a.seen_offsets[q + 1];
+    for (int32_t i = j.a.seen_offsets[q] + (int32_t)threadIdx.x; i < end; i += THREADS) {
+        int64_t row = (int64_t)j.a.seen[i] - j.first_row;
+        if (row >= 0 && row < j.n_rows) scores[row] = -INFINITY;
+    }
+}
+
+/* ---- the k best: selection ------------------------------------------------------------------- */
+
+/* Keys order as (score, then smaller row first); 0 is below all of them.  Adding 0 makes one zero
+ * of the two. */
+__device__ static inline key key_of(float score, int32_t row) {
+    unsigned bits = __float_as_uint(score + 0.0f);
+    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (key)bits << 32 | (unsigned)~row;
+}
+
+__device__ static inline int32_t key_row(key k) {
+    return ~(int32_t)(unsigned)k;
+}
+
+__device__ static inline float key_score(key k) {
+    unsigned bits = (unsigned)(k >> 32);
+    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
+}
+
+/* Sorts n keys, best first, by a bitonic network over the next power of two. */
+__device__ static inline void sort_keys(key *keys, int n) {
+    int size = 1;
+    while (size < n)
+        size *= 2;
+    for (int i = n + (int)threadIdx.x; i < size; i += SELECT_THREADS)
+        keys[i] = 0;
+    for (int run = 2; run <= size; run *= 2) {
+        for (int step = run / 2; step > 0; step /= 2) {
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < size / 2; i += SELECT_THREADS) {
+                int low = 2 * i - (i & (step - 1));
+                key a = keys[low], b = keys[low + step];
+                bool is_descending = (low & run) == 0;
+                if ((a < b) == is_descending) keys[low] = b, keys[low + step] = a;
+            }
+        }
+    }
+    __syncthreads();
+}
+
+/* A block a query: what beats the k-th best so far joins the keys, which are sorted and cut to k
+ * whenever a further round might not fit. */
+static __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(rank_job j) {
+    __shared__ key keys[N_KEYS];
+    __shared__ int n_shared;
+    int64_t q = (int64_t)j.first_query + blockIdx.x;
+    const float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
+    int k = j.a.k, n = j.n_kept[q];
+    for (int i = (int)threadIdx.x; i < n; i += SELECT_THREADS)
+        keys[i] = j.kept[q * k + i];
+    if (threadIdx.x == 0) n_shared = n;
+    __syncthreads();
+    key worst = n == k ? keys[k - 1] : 0;
+    for (int64_t first = 0; first < j.n_rows; first += SELECT_ROUND) {
+#pragma unroll
+        for (int s = 0; s < SELECT_LOADS; s++) {
+            int64_t row = first + s * SELECT_THREADS + threadIdx.x;
+            float score = row < j.n_rows ? scores[row] : -INFINITY;
+            if (!(score > -INFINITY)) continue;
+            key mine = key_of(score, (int32_t)(j.first_row + row));
+            if (mine > worst) keys[atomicAdd(&n_shared, 1)] = mine;
+        }
+        __syncthreads();
+        n = n_shared;
+        if (n + SELECT_ROUND > N_KEYS || first + SELECT_ROUND >= j.n_rows) {
+            sort_keys(keys, n);
+            n = n < k ? n : k;
+            worst = n == k ? keys[k - 1] : 0;
+        }
+        __syncthreads(); /* all have read the count and the worst */
+        if (threadIdx.x == 0) n_shared = n;
+        __syncthreads();
+    }
+    for (int i = (int)threadIdx.x; i < n; i += SELECT_THREADS)
+        j.kept[q * k + i] = keys[i];
+    if (threadIdx.x == 0) j.n_kept[q] = n;
+}
+
+static __global__ void best_kernel(rank_job j) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= (int64_t)j.a.n_queries * j.a.k) return;
+    bool is_there = i % j.a.k < j.n_kept[i / j.a.k];
+    j.best[i] = is_there ? key_row(j.kept[i]) : -1;
+    j.best_score[i] = is_there ? key_score(j.kept[i]) : -INFINITY;
+}
+
+static int32_t group_size(const rank_args *a) {
+    int64_t n = MAX_SCORES / a->n_corpus;
+    n = n < MIN_GROUP ? (int64_t)MIN_GROUP : n > MAX_GROUP ? (int64_t)MAX_GROUP : n;
+    return (int32_t)(n < a->n_queries ? n : a->n_queries);
+}
+
+static status find_best_of_group(backend *be, rank_job j) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    int64_t piece = MAX_SCORES / group_size(&j.a), n_corpus = j.a.n_corpus;
+    for (int64_t row = 0; row < n_corpus; row += piece) {
+        j.first_row = (int32_t)row;
+        j.n_rows = (int32_t)(n_corpus - row < piece ? n_corpus - row : piece);
+        dim3 grid((unsigned)cuda_div_up(j.n_rows, TILE), (unsigned)cuda_div_up(j.n_group, TILE));
+        scores_kernel<<<grid, THREADS, 0, stream>>>(j);
+        if (j.a.seen_offsets != NULL) seen_kernel<<<(unsigned)j.n_group, THREADS, 0, stream>>>(j);
+        select_kernel<<<(unsigned)j.n_group, SELECT_THREADS, 0, stream>>>(j);
+    }
+    return cuda_launched("the best rows of a corpus");
+}
+
+static status find_best(backend *be, rank_job j) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    int64_t n = (int64_t)j.a.n_queries * j.a.k, group = group_size(&j.a);
+    CUDA_TRY(cudaMemsetAsync(j.n_kept, 0, (size_t)j.a.n_queries * sizeof *j.n_kept, stream));
+    for (int64_t first = 0; first < j.a.n_queries; first += group) {
+        j.first_query = (int32_t)first;
+        j.n_group = (int32_t)(j.a.n_queries - first < group ? j.a.n_queries - first : group);
+        TRY(find_best_of_group(be, j));
+    }
+    best_kernel<<<(unsigned)cuda_div_up(n, THREADS), THREADS, 0, stream>>>(j);
+    TRY(cuda_launched("the best rows of a corpus"));
+    TRY(cuda_copy_out(be, j.a.best, j.best, (size_t)n * sizeof *j.a.best));
+    return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
+}
+
+/* ---- the op ---------------------------------------------------------------------------------- */
+
+/* An empty corpus has no row for any target. */
+static status rank_in_nothing(const rank_args *a) {
+    for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
+        a->rank[q] = 1;
+    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
+        a->best[i] = -1, a->best_score[i] = -INFINITY;
+    return OK;
+}
+
+/* Hands out the next part of the scratch memory; from NULL it only counts. */
+static void *take(char **memory, size_t *bytes, int64_t n, size_t size) {
+    size_t part = cuda_align((size_t)n * size);
+    void *at = *memory != NULL ? *memory + *bytes : NULL;
+    *bytes += part;
+    return at;
+}
+
+static size_t lay_out(const backend *be, rank_job *j, char *memory) {
+    size_t bytes = 0;
+    int64_t n = j->a.n_queries, n_best = n * j->a.k;
+    bool is_converted = be->act != ACT_F32;
+    void *query = take(&memory, &bytes, is_converted ? n * j->a.dim : 0, sizeof(float));
+    j->query = is_converted ? (const float *)query : (const float *)j->a.query;
+    j->own = (float *)take(&memory, &bytes, n, sizeof(float));
+    j->above = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
+    j->rank = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
+    if (j->a.k == 0) return bytes;
+    j->scores = (float *)take(&memory, &bytes, MAX_SCORES, sizeof(float));
+    j->kept = (key *)take(&memory, &bytes, n_best, sizeof(key));
+    j->n_kept = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
+    j->best = (int32_t *)take(&memory, &bytes, n_best, sizeof(int32_t));
+    j->best_score = (float *)take(&memory, &bytes, n_best, sizeof(float));
+    return bytes;
+}
+
+template <typename T> static status convert(backend *be, const rank_job &j) {
+    int64_t n = (int64_t)j.a.n_queries * j.a.dim;
+    unsigned n_blocks = (unsigned)cuda_div_up(n, THREADS);
+    convert_kernel<T>
+        <<<n_blocks, THREADS, 0, cuda_of(be)->stream>>>(n, (const T *)j.a.query, (float *)j.query);
+    return cuda_launched("the conversion of queries");
+}
+
+status cuda_rank(backend *be, const rank_args *a) {
+    rank_job j = {};
+    void *memory;
+    j.a = *a;
+    if (a->n_queries == 0) return OK;
+    if (a->n_corpus == 0) return rank_in_nothing(a);
+    if (a->k > MAX_K)
+        return fail(ERR_UNSUPPORTED, "the %d best rows were asked for; on a GPU there may be %d",
+                    a->k, MAX_K);
+    TRY(cuda_scratch(be, lay_out(be, &j, NULL), &memory));
+    lay_out(be, &j, (char *)memory);
+    if (be->act == ACT_BF16) TRY(convert<__nv_bfloat16>(be, j));
+    if (be->act == ACT_F16) TRY(convert<__half>(be, j));
+    if (a->rank != NULL) TRY(find_ranks(be, j));
+    return a->k > 0 ? find_best(be, j) : OK;
+}

@@ -1,0 +1,288 @@
+/* Rows of tables (ops.h): gather, scatter, mark; group.cu makes the groups.
+ *
+ * Gather: a thread owns V columns of a row of y; the limit is bytes.
+ *
+ * Scatter must give the same bits every time and stay balanced although one row of a table may own
+ * half of the batch and others one token each.  So not rows but the order itself is cut, into
+ * chunks of 16 to 64 entries; a thread owns V columns of a chunk and adds up runs of equal rows.  A
+ * row that lies wholly in one chunk is added to the gradient at once.  Of a row that goes on in the
+ * next chunks each chunk leaves one partial sum, and a second kernel adds those, 32 at a time side
+ * by side.  The limit is the bytes of dy, which are read once; partial sums are 1/32 of them at
+ * most where chunks have 64 entries. */
+#include "cuda/core/columns.cuh"
+
+/* ---- gather ---------------------------------------------------------------------------------- */
+
+template <typename T, typename S, int V, bool IS_PACKED>
+static __global__ void __launch_bounds__(256) gather_kernel(const gather_args a) {
+    int64_t i = row_grid_row();
+    if (i >= a.n) return;
+    int64_t row = a.index[i], other = a.other != NULL ? a.other_index[i] : -1;
+    drop_row drop = drop_begin(a.drop, i);
+    for (int c = (int)threadIdx.x * V; c < a.dim; c += (int)blockDim.x * V) {
+        float y[V] = {};
+        if (row >= 0) {
+            columns<S, V> x =
+                load_columns<IS_PACKED, V>((const S *)a.table + row * a.dim, c, a.dim);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                y[j] = a.scale * column(x, j);
+        }
+        if (other >= 0) {
+            columns<float, V> x = load_columns<IS_PACKED, V>(a.other + other * a.dim, c, a.dim);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                y[j] += column(x, j);
+        }
+        drop_columns(drop, c, y);
+        store_columns<IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
+    }
+}
+
+template <typename T, typename S, int V, bool IS_PACKED>
+static status gather_launch(backend *be, const gather_args *a) {
+    row_grid g = row_grid_of(a->n, a->dim, V);
+    gather_kernel<T, S, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
+    return cuda_launched("gather");
+}
+
+/* S is the type of the table. */
+template <typename T, typename S> static status gather_from(backend *be, const gather_args *a) {
+    const int v = columns_of<T>::PACKED;
+    bool is_packed = can_pack(a->table, a->dim, a->dim, sizeof(S), v) &&
+                     can_pack(a->other, a->dim, a->dim, sizeof(float), v) &&
+                     can_pack(a->y, a->dim, a->dim, sizeof(T), v);
+    return is_packed ? gather_launch<T, S, v, true>(be, a)
+                     : gather_launch<T, S, columns_of<T>::LOOSE, false>(be, a);
+}
+
+status cuda_gather(backend *be, const gather_args *a) {
+    if (a->n == 0 || a->dim == 0) return OK;
+    CUDA_WITH_ACT(be,
+                  return a->is_act ? (gather_from<T, T>(be, a)) : (gather_from<T, float>(be, a)));
+}
+
+/* ---- scatter --------------------------------------------------------------------------------- */
+
+/* A block has at most 16 chunks of 64 entries (8 threads a chunk at least). */
+enum { SCATTER_THREADS = 128, SCATTER_ENTRIES = 1024, SCATTER_AT_ONCE = 4, TAIL_COLUMNS = 32 };
+
+/* How the order is cut.  A row that spans chunks q .. p leaves its partials in slot 1 of q and in
+ * slot 0 of q + 1 .. p, for a chunk can have one row that came in and another that goes on. */
+typedef struct scatter_cut {
+    int32_t chunk; /* entries */
+    int32_t n_chunks;
+    int64_t stride;  /* of partials: dim, rounded up to 4 */
+    float *partials; /* (n_chunks, 2, stride) */
+    int32_t *tail;   /* (n_chunks): the row that begins here and goes on in the next chunk, or -1 */
+} scatter_cut;
+
+/* The row that owns entry k of the order: the first whose group ends behind it. */
+__device__ static inline int32_t owner(const row_groups &g, int64_t k) {
+    int32_t low = 0, high = g.n_rows - 1;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (g.begin[middle + 1] > k)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* One run of a chunk, entries from .. to - 1, is summed: into the gradient, or into a partial if it
+ * is not the whole row. */
+template <typename G, int V, bool IS_PACKED>
+__device__ static inline void end_run(const scatter_args &a, const scatter_cut &s, int64_t chunk,
+                                      int32_t row, int from, int to, int count, int c,
+                                      float (&sum)[V]) {
+    int64_t first = chunk * s.chunk;
+    bool came_in = from == 0 && a.groups.begin[row] < first;
+    bool goes_on = to == count && a.groups.begin[row + 1] > first + count;
+    if (came_in || goes_on) {
+        pack<float, V> out;
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            out.v[j] = sum[j];
+        *(pack<float, V> *)(s.partials + (2 * chunk + !came_in) * s.stride + c) = out;
+        if (!came_in && c == 0) s.tail[chunk] = row;
+        return;
+    }
+    G *grad = (G *)a.grad + (int64_t)row * a.dim;
+    columns<G, V> old = load_columns<IS_PACKED, V>(grad, c, a.dim);
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        sum[j] = column(old, j) + a.scale * sum[j];
+    store_columns<IS_PACKED>(grad, c, a.dim, sum);
+}
+
+/* The sums of the runs of one chunk, for columns c .. c + V - 1.  Several rows of dy are on their
+ * way at once, and drawn for side by side. */
+template <typename T, typename G, int V, bool IS_PACKED>
+__device__ static inline void sum_chunk(const scatter_args &a, const scatter_cut &s, int64_t chunk,
+                                        int count, const int32_t *rows, const int32_t *tokens,
+                                        int c) {
+    float sum[V] = {};
+    int from = 0;
+    for (int e = 0; e < count; e += SCATTER_AT_ONCE) {
+        columns<T, V> x[SCATTER_AT_ONCE];
+        drop_row drop[SCATTER_AT_ONCE];
+        float y[SCATTER_AT_ONCE][V];
+#pragma unroll
+        for (int u = 0; u < SCATTER_AT_ONCE; u++) {
+            int64_t token = tokens[min(e + u, count - 1)];
+            x[u] = load_columns<IS_PACKED, V>((const T *)a.dy + token * a.dim, c, a.dim);
+            drop[u] = drop_begin(a.drop, token);
+        }
+#pragma unroll
+        for (int u = 0; u < SCATTER_AT_ONCE; u++) {
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                y[u][j] = column(x[u], j);
+            drop_columns(drop[u], c, y[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < SCATTER_AT_ONCE; u++) {
+            int here = e + u;
+            if (here >= count) break;
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                sum[j] += y[u][j];
+            if (here + 1 < count && rows[here + 1] == rows[here]) continue;
+            end_run<G, V, IS_PACKED>(a, s, chunk, rows[here], from, here + 1, count, c, sum);
+            from = here + 1;
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                sum[j] = 0;
+        }
+    }
+}
+
+/* threadIdx.x and blockIdx.y go over columns, threadIdx.y and blockIdx.x over chunks. */
+template <typename T, typename G, int V, bool IS_PACKED>
+static __global__ void __launch_bounds__(SCATTER_THREADS)
+    sum_chunks_kernel(const scatter_args a, const scatter_cut s) {
+    __shared__ int32_t rows[SCATTER_ENTRIES], tokens[SCATTER_ENTRIES];
+    int64_t n_entries = a.groups.begin[a.groups.n_rows];
+    int64_t chunk = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    int64_t first = (int64_t)blockIdx.x * blockDim.y * s.chunk;
+    int thread = (int)(threadIdx.y * blockDim.x + threadIdx.x);
+    for (int e = thread; e < (int)blockDim.y * s.chunk; e += SCATTER_THREADS)
+        if (first + e < n_entries) {
+            rows[e] = owner(a.groups, first + e);
+            tokens[e] = a.groups.order[first + e];
+        }
+    __syncthreads();
+    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * V;
+    if (chunk >= s.n_chunks || c >= a.dim) return;
+    if (c == 0) s.tail[chunk] = -1;
+    int count = (int)min((int64_t)s.chunk, n_entries - chunk * s.chunk);
+    int at = (int)threadIdx.y * s.chunk;
+    sum_chunk<T, G, V, IS_PACKED>(a, s, chunk, count, rows + at, tokens + at, c);
+}
+
+/* A block adds 32 columns of the rows that begin in its chunks and go on behind them.  8 threads
+ * read one partial; 32 such teams take every 32nd chunk each, and their sums are added in order. */
+template <typename G>
+static __global__ void __launch_bounds__(256)
+    add_tails_kernel(const scatter_args a, const scatter_cut s, int n_chunks) {
+    __shared__ float sums[32][TAIL_COLUMNS + 1];
+    int lane = (int)threadIdx.x % 8, part = (int)threadIdx.x / 8;
+    int c = (int)blockIdx.x * TAIL_COLUMNS + 4 * lane;
+    int64_t end = min((int64_t)(blockIdx.y + 1) * n_chunks, (int64_t)s.n_chunks);
+    for (int64_t q = (int64_t)blockIdx.y * n_chunks; q < end; q++) {
+        int32_t row = s.tail[q];
+        if (row < 0) continue;
+        int64_t last = (a.groups.begin[row + 1] - 1) / s.chunk;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+        for (int64_t p = c < s.stride ? q + part : last + 1; p <= last; p += 32) {
+            float4 x = *(const float4 *)(s.partials + (2 * p + (p == q)) * s.stride + c);
+            sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+        }
+        sums[part][4 * lane] = sum.x;
+        sums[part][4 * lane + 1] = sum.y;
+        sums[part][4 * lane + 2] = sum.z;
+        sums[part][4 * lane + 3] = sum.w;
+        __syncthreads();
+        int column = (int)(blockIdx.x * TAIL_COLUMNS + threadIdx.x);
+        if (threadIdx.x < TAIL_COLUMNS && column < a.dim) {
+            float total = 0;
+#pragma unroll
+            for (int k = 0; k < 32; k++)
+                total += sums[k][threadIdx.x];
+            G *grad = (G *)a.grad + (int64_t)row * a.dim + column;
+            *grad = from_float<G>(to_float(*grad) + a.scale * total);
+        }
+        __syncthreads();
+    }
+}
+
+/* Long chunks leave few partials; short ones fill the GPU where there is little to do. */
+static int32_t chunk_of(const backend *be, int64_t n, int64_t n_packs) {
+    int32_t chunk = 64;
+    while (chunk > 16 && n / chunk * n_packs < cuda_of(be)->n_multiprocessors * (int64_t)1024)
+        chunk /= 2;
+    return chunk;
+}
+
+template <typename G>
+static status add_tails(backend *be, const scatter_args *a, const scatter_cut *s) {
+    int64_t n_slabs = cuda_div_up(a->dim, TAIL_COLUMNS);
+    int64_t wanted = cuda_of(be)->n_multiprocessors * (int64_t)8; /* blocks */
+    int64_t n_chunks = s->n_chunks * n_slabs / wanted;            /* of a block */
+    if (n_chunks < cuda_div_up(s->n_chunks, 65535)) n_chunks = cuda_div_up(s->n_chunks, 65535);
+    dim3 blocks((unsigned)n_slabs, (unsigned)cuda_div_up(s->n_chunks, n_chunks));
+    add_tails_kernel<G><<<blocks, 256, 0, cuda_of(be)->stream>>>(*a, *s, (int)n_chunks);
+    return cuda_launched("scatter's rows of many chunks");
+}
+
+template <typename T, typename G, int V, bool IS_PACKED>
+static status scatter_launch(backend *be, const scatter_args *a) {
+    int64_t n_packs = cuda_div_up(a->dim, V);
+    scatter_cut s = {chunk_of(be, a->groups.n, n_packs), 0, cuda_div_up(a->dim, 4) * 4, NULL, NULL};
+    s.n_chunks = (int32_t)cuda_div_up(a->groups.n, s.chunk);
+    size_t partials_bytes = cuda_align((size_t)(2 * s.n_chunks * s.stride) * sizeof(float));
+    void *memory;
+    TRY(cuda_scratch(be, partials_bytes + (size_t)s.n_chunks * sizeof(int32_t), &memory));
+    s.partials = (float *)memory;
+    s.tail = (int32_t *)((char *)memory + partials_bytes);
+    unsigned x = 8;
+    while (x < n_packs && x < SCATTER_THREADS)
+        x *= 2;
+    dim3 threads(x, SCATTER_THREADS / x);
+    dim3 blocks((unsigned)cuda_div_up(s.n_chunks, threads.y), (unsigned)cuda_div_up(n_packs, x));
+    sum_chunks_kernel<T, G, V, IS_PACKED><<<blocks, threads, 0, cuda_of(be)->stream>>>(*a, s);
+    TRY(cuda_launched("scatter"));
+    return add_tails<G>(be, a, &s);
+}
+
+/* G is the type of the gradient. */
+template <typename T, typename G> static status scatter_into(backend *be, const scatter_args *a) {
+    const int v = columns_of<T>::PACKED;
+    bool is_packed = can_pack(a->dy, a->dim, a->dim, sizeof(T), v) &&
+                     can_pack(a->grad, a->dim, a->dim, sizeof(G), v);
+    return is_packed ? scatter_launch<T, G, v, true>(be, a)
+                     : scatter_launch<T, G, columns_of<T>::LOOSE, false>(be, a);
+}
+
+status cuda_scatter(backend *be, const scatter_args *a) {
+    if (a->groups.n == 0 || a->groups.n_rows == 0 || a->dim == 0) return OK;
+    CUDA_WITH_ACT(be,
+                  return a->is_act ? (scatter_into<T, T>(be, a)) : (scatter_into<T, float>(be, a)));
+}
+
+/* ---- mark ------------------------------------------------------------------------------------ */
+
+static __global__ void __launch_bounds__(256)
+    mark_kernel(int64_t n, const int32_t *index, int64_t offset, uint8_t *marks) {
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n && index[i] >= 0) marks[index[i] + offset] = 1;
+}
+
+status cuda_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
+    if (n == 0) return OK;
+    mark_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(n, index, offset,
+                                                                                marks);
+    return cuda_launched("mark");
+}

@@ -1,0 +1,356 @@
+/* sampled_softmax, as ops.h states it: scores, losses and the gradient of the queries.
+ *
+ * A warp owns a loss row and meets each row of the table once: L lanes hold one row of it, so that
+ * 32 / L rows are at work side by side and STEPS of them in flight; sums of exponentials and the
+ * gradient of the query run along with the largest score so far, as in an online softmax.  What is
+ * kept is one score for each negative, which becomes the weight with which sampled_softmax_table.cu
+ * adds the query to the gradient of the table.  Bound by bytes from the second-level cache: E
+ * floats a negative. */
+#include <float.h>
+
+#include "cuda/ops/sampled_softmax.cuh"
+
+enum { THREADS = 128, WARPS = THREADS / WARP, SUM_THREADS = 1024 };
+
+#define MASKED    (-50000.0f)
+#define ALL_LANES 0xffffffffu
+
+/* ---- the lengths of the table's rows --------------------------------------------------------- */
+
+/* A warp a row; in double, as a length may be far from 1. */
+static __global__ void __launch_bounds__(THREADS) scale_kernel(softmax_job j) {
+    int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    double squares = 0;
+    if (v >= j.a.n_rows) return;
+    for (int c = (int)threadIdx.x % WARP; c < j.a.dim; c += WARP) {
+        double x = j.a.table[v * j.a.dim + c];
+        squares += x * x;
+    }
+    double length = sqrt(warp_sum(squares));
+    bool is_short = !(length > (double)j.a.eps);
+    float scale = (float)(1 / (is_short ? (double)j.a.eps : length));
+    if (threadIdx.x % WARP == 0) j.scale[v] = is_short ? -scale : scale;
+}
+
+/* ---- rows over L lanes ----------------------------------------------------------------------- */
+
+/* A lane holds L numbers of a row of at most L * L: pack p has columns (p L + part) N and on.  The
+ * lane's first column is in the pointer, and `left` columns follow from there: distances within are
+ * constants, which cost no registers. */
+template <int N, int L>
+__device__ static inline void load_row(const float *row, int left, float (&x)[L]) {
+#pragma unroll
+    for (int p = 0; p < L / N; p++) {
+        pack<float, N> from = {};
+        if (p * L * N < left) from = *(const pack<float, N> *)(row + p * L * N);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[p * N + i] = from.v[i];
+    }
+}
+
+template <typename T, int N, int L>
+__device__ static inline void load_act(const T *row, int left, float (&x)[L]) {
+#pragma unroll
+    for (int i = 0; i < L; i++) {
+        int column = i / N * L * N + i % N;
+        x[i] = column < left ? to_float(row[column]) : 0;
+    }
+}
+
+template <typename T, int N, int L>
+__device__ static inline void store_act(T *row, int left, const float (&x)[L]) {
+#pragma unroll
+    for (int i = 0; i < L; i++) {
+        int column = i / N * L * N + i % N;
+        if (column < left) row[column] = from_float<T>(x[i]);
+    }
+}
+
+template <int N, int L>
+__device__ static inline void load_query(const softmax_job &j, int64_t at, int left,
+                                         float (&x)[L]) {
+    if (j.act == ACT_BF16)
+        load_act<__nv_bfloat16, N, L>((const __nv_bfloat16 *)j.a.query + at, left, x);
+    else if (j.act == ACT_F16)
+        load_act<__half, N, L>((const __half *)j.a.query + at, left, x);
+    else
+        load_act<float, N, L>((const float *)j.a.query + at, left, x);
+}
+
+template <int N, int L>
+__device__ static inline void store_dquery(const softmax_job &j, int64_t at, int left,
+                                           const float (&x)[L]) {
+    if (j.act == ACT_BF16)
+        store_act<__nv_bfloat16, N, L>((__nv_bfloat16 *)j.a.dquery + at, left, x);
+    else if (j.act == ACT_F16)
+        store_act<__half, N, L>((__half *)j.a.dquery + at, left, x);
+    else
+        store_act<float, N, L>((float *)j.a.dquery + at, left, x);
+}
+
+/* x . y for every lane of a row. */
+template <int L> __device__ static inline float dot(const float (&x)[L], const float (&y)[L]) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < L; i++)
+        sum = fmaf(x[i], y[i], sum);
+#pragma unroll
+    for (int lane = L / 2; lane > 0; lane /= 2)
+        sum += __shfl_xor_sync(ALL_LANES, sum, lane);
+    return sum;
+}
+
+/* ---- an online softmax ----------------------------------------------------------------------- */
+
+/* Of the negatives that the lanes of one row have met: the largest score, the sum of exp(score -
+ * top), and that of exp(score - top) l2(row). */
+template <int L> struct tally { float top, sum, row[L]; };
+
+template <int L> __device__ static inline void tally_lift(tally<L> *t, float top) {
+    float shrink = expf(t->top - top);
+    t->top = top;
+    t->sum *= shrink;
+#pragma unroll
+    for (int i = 0; i < L; i++)
+        t->row[i] *= shrink;
+}
+
+/* Every lane gets the tally of all its warp's rows, relative to at least `floor`. */
+template <int L> __device__ static inline void tally_merge(tally<L> *t, float floor) {
+    float top = fmaxf(t->top, floor);
+#pragma unroll
+    for (int lane = L; lane < WARP; lane *= 2)
+        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, lane));
+    tally_lift(t, top);
+#pragma unroll
+    for (int lane = L; lane < WARP; lane *= 2) {
+        t->sum += __shfl_xor_sync(ALL_LANES, t->sum, lane);
+#pragma unroll
+        for (int i = 0; i < L; i++)
+            t->row[i] += __shfl_xor_sync(ALL_LANES, t->row[i], lane);
+    }
+}
+
+/* Up to 32 negatives of a loss row, one a lane. */
+typedef struct batch32 {
+    int32_t row;   /* of the table */
+    float scale;   /* that makes it l2(row) */
+    unsigned hits; /* bit i: that of lane i is the positive */
+    int n;
+} batch32;
+
+__device__ static inline int32_t row_name(const softmax_job &j, int32_t row) {
+    return j.a.row_id != NULL ? j.a.row_id[row] : row;
+}
+
+__device__ static inline batch32 batch32_take(const softmax_job &j, int64_t m, int32_t first,
+                                              int32_t positive) {
+    int lane = (int)threadIdx.x % WARP, n = j.a.n_negatives - first;
+    batch32 b = {positive, 0, 0, n < WARP ? n : (int)WARP};
+    bool is_hit = false;
+    if (lane < b.n) {
+        b.row = j.a.negative[m * j.a.n_negatives + first + lane];
+        b.scale = row_scale(j, b.row);
+        is_hit = row_name(j, b.row) == row_name(j, positive);
+    }
+    b.hits = __ballot_sync(ALL_LANES, is_hit);
+    return b;
+}
+
+/* STEPS * GROUPS negatives of a batch, from number `from` on: the tally, and their scores to
+ * `scores` (NULL: not kept), where a masked one is -infinity as it gets no weight. */
+template <int N, int L>
+__device__ static inline void meet(const softmax_job &j, const batch32 &b, int from,
+                                   const float (&q)[L], float sharpness, tally<L> *t,
+                                   float *scores) {
+    constexpr int GROUPS = WARP / L, STEPS = WARP / L;
+    int part = (int)threadIdx.x % L, group = (int)threadIdx.x % WARP / L;
+    int left = j.a.dim - part * N;
+    const float *table = j.a.table + part * N;
+    float row[STEPS][L], score[STEPS], scale[STEPS], top = t->top;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        int who = from + s * GROUPS + group;
+        int64_t v = __shfl_sync(ALL_LANES, b.row, who);
+        load_row<N, L>(table + v * j.a.dim, left, row[s]);
+    }
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        int who = from + s * GROUPS + group;
+        bool is_hit = b.hits >> who & 1;
+        scale[s] = __shfl_sync(ALL_LANES, b.scale, who);
+        score[s] = dot<L>(q, row[s]) * scale[s] * sharpness;
+        if (is_hit) score[s] = MASKED, scale[s] = 0;
+        if (who >= b.n) score[s] = -FLT_MAX;
+        if (scores != NULL && part == 0 && who < b.n) scores[who] = is_hit ? -INFINITY : score[s];
+        top = fmaxf(top, score[s]);
+    }
+    tally_lift(t, top);
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        float share = from + s * GROUPS + group < b.n ? expf(score[s] - top) : 0;
+        t->sum += share;
+#pragma unroll
+        for (int i = 0; i < L; i++)
+            t->row[i] = fmaf(share * scale[s], row[s][i], t->row[i]);
+    }
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+/* A loss row that only fills up. */
+__device__ static inline void write_nothing(const softmax_job &j, int64_t m) {
+    int lane = (int)threadIdx.x % WARP;
+    for (int c = lane; j.a.dquery != NULL && c < j.a.dim; c += WARP)
+        act_set(j.a.dquery, j.act, m * j.a.dim + c, 0);
+    if (lane > 0) return;
+    j.losses[m] = 0;
+    if (j.a.row_loss != NULL) j.a.row_loss[m] = 0;
+}
+
+/* Scores to weights: factor * share of each negative; the lanes read what others wrote. */
+__device__ static inline void weigh(const softmax_job &j, float *weight, float top, float factor,
+                                    float positive_weight) {
+    int lane = (int)threadIdx.x % WARP;
+    __syncwarp();
+    for (int32_t r = lane; r < j.a.n_negatives; r += WARP)
+        weight[r] = factor * expf(weight[r] - top);
+    if (lane == 0) weight[j.a.n_negatives] = positive_weight;
+}
+
+/* Blocks on a multiprocessor: as many as the registers of a lane's rows leave room for. */
+static constexpr int min_blocks(int lanes) {
+    return lanes == 8 ? 5 : lanes == 16 ? 4 : 3;
+}
+
+/* The positive's derivative, p - 1, is minus the sum of the others: exact also where p rounds to 1;
+ * and the loss is taken in double, which holds 1 + a small one. */
+template <int N, int L>
+static __global__ void __launch_bounds__(THREADS, min_blocks(L)) score_kernel(softmax_job j) {
+    int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    int part = (int)threadIdx.x % L, group = (int)threadIdx.x % WARP / L;
+    int left = j.a.dim - part * N;
+    if (m >= j.a.n) return;
+    int32_t positive = j.a.positive[m];
+    if (positive < 0) {
+        write_nothing(j, m);
+        return;
+    }
+    float q[L], own[L];
+    tally<L> t = {-FLT_MAX, 0, {}};
+    float *weight = j.a.dquery != NULL ? j.weight + m * ((int64_t)j.a.n_negatives + 1) : NULL;
+    load_query<N, L>(j, m * j.a.dim + part * N, left, q);
+    const float *own_row = j.a.table + (int64_t)positive * j.a.dim + part * N;
+    load_row<N, L>(own_row, left, own);
+    float own_scale = row_scale(j, positive), sharpness = 1 / j.a.temperature;
+    float own_score = dot<L>(q, own) * own_scale * sharpness;
+#pragma unroll 1
+    for (int32_t first = 0; first < j.a.n_negatives; first += WARP) {
+        batch32 b = batch32_take(j, m, first, positive);
+#pragma unroll 1
+        for (int from = 0; from < b.n; from += WARP / L * (WARP / L))
+            meet<N, L>(j, b, from, q, sharpness, &t, weight != NULL ? weight + first : NULL);
+    }
+    tally_merge(&t, own_score);
+    double others = t.sum, below = own_score - t.top, total = others + exp(below);
+    if (threadIdx.x % WARP == 0) {
+        j.losses[m] = log(total) - below;
+        if (j.a.row_loss != NULL) j.a.row_loss[m] = (float)j.losses[m];
+    }
+    if (weight == NULL) return;
+    float factor = *j.a.grad_scale / j.a.temperature, share = factor * (float)(1 / total);
+    float own_weight = -factor * (float)(others / total);
+    load_row<N, L>(own_row, left, own);
+#pragma unroll
+    for (int i = 0; i < L; i++)
+        t.row[i] = fmaf(own_weight * own_scale, own[i], share * t.row[i]);
+    if (group == 0) store_dquery<N, L>(j, m * j.a.dim + part * N, left, t.row);
+    weigh(j, weight, t.top, share, own_weight);
+}
+
+/* *loss += the rows' losses, by one block in a fixed order. */
+static __global__ void __launch_bounds__(SUM_THREADS) loss_kernel(softmax_job j) {
+    __shared__ double room[WARP];
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t m = threadIdx.x; m < j.a.n; m += SUM_THREADS)
+        sum += j.losses[m];
+    sum = block_sum(sum, room);
+    if (threadIdx.x == 0) *j.a.loss += sum;
+}
+
+/* ---- launching ------------------------------------------------------------------------------- */
+
+/* Packs of 2 are for short rows alone, such as 50 numbers. */
+template <int N> static void score_launch(cudaStream_t stream, const softmax_job &j) {
+    unsigned n_blocks = (unsigned)cuda_div_up(j.a.n, WARPS);
+    bool is_packed_2 = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 2);
+    if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2)
+        score_kernel<2, 8><<<n_blocks, THREADS, 0, stream>>>(j);
+    else if (j.a.dim <= 8 * 8)
+        score_kernel<N, 8><<<n_blocks, THREADS, 0, stream>>>(j);
+    else if (j.a.dim <= 16 * 16)
+        score_kernel<N, 16><<<n_blocks, THREADS, 0, stream>>>(j);
+    else
+        score_kernel<N, 32><<<n_blocks, THREADS, 0, stream>>>(j);
+}
+
+static status run_scores(backend *be, const softmax_job &j) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (j.a.normalises && j.a.n_rows > 0)
+        scale_kernel<<<(unsigned)cuda_div_up(j.a.n_rows, WARPS), THREADS, 0, stream>>>(j);
+    if (can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4))
+        score_launch<4>(stream, j);
+    else
+        score_launch<1>(stream, j);
+    loss_kernel<<<1, SUM_THREADS, 0, stream>>>(j);
+    return cuda_launched("the scores of a sampled softmax");
+}
+
+static int32_t width_of(int32_t dim) {
+    return (dim + 3) / 4 * 4;
+}
+
+/* Hands out the next part of the scratch memory. */
+static void *take(char **memory, int64_t n, size_t size) {
+    void *part = *memory;
+    *memory += cuda_align((size_t)n * size);
+    return part;
+}
+
+size_t cuda_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
+                                    int32_t n_rows) {
+    size_t cell = cuda_of(be)->is_deterministic ? sizeof(int64_t) : sizeof(float);
+    int64_t n_uses = (int64_t)n_negatives + 1;
+    return cuda_align((size_t)n_rows * sizeof(float)) +
+           cuda_align((size_t)(max_n * n_uses) * sizeof(float)) +
+           cuda_align((size_t)max_n * sizeof(double)) + cuda_align(sizeof(unsigned)) +
+           cuda_align((size_t)((int64_t)n_rows * width_of(dim)) * cell);
+}
+
+static softmax_job job_make(backend *be, const sampled_softmax_args *a) {
+    softmax_job j = {};
+    char *memory = (char *)a->scratch;
+    j.a = *a;
+    j.act = be->act;
+    j.width = width_of(a->dim);
+    j.is_fixed = cuda_of(be)->is_deterministic;
+    j.scale = (float *)take(&memory, a->n_rows, sizeof(float));
+    j.weight = (float *)take(&memory, a->n * ((int64_t)a->n_negatives + 1), sizeof(float));
+    j.losses = (double *)take(&memory, a->n, sizeof(double));
+    j.largest = (unsigned *)take(&memory, 1, sizeof(unsigned));
+    j.sum = memory;
+    return j;
+}
+
+status cuda_sampled_softmax(backend *be, const sampled_softmax_args *a) {
+    if (a->n == 0) return OK;
+    if (a->dim > SOFTMAX_MAX_DIM)
+        return fail(ERR_UNSUPPORTED,
+                    "a sampled softmax over rows of %d numbers; on a GPU there may be %d", a->dim,
+                    SOFTMAX_MAX_DIM);
+    softmax_job j = job_make(be, a);
+    TRY(run_scores(be, j));
+    return a->dquery != NULL ? softmax_table_gradient(be, &j) : OK;
+}

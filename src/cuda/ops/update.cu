@@ -1,0 +1,318 @@
+/* Optimizers (ops.h), and the small passes beside them: sum of squares, its factor, and y += x.
+ *
+ * One launch updates up to 40 weights, because most of a model's are small and a launch each would
+ * cost more than the work.  The blocks of a launch are dealt out to the weights in order: a block
+ * takes 4096 numbers of a dense weight, or some rows of a table, a warp a row.  All is bound by
+ * bytes: one pass reads and writes weight, state and gradient and zeroes the gradient. */
+#include <math.h>
+
+#include "cuda/core/act.cuh"
+#include "cuda/core/reduce.cuh"
+
+enum { UPDATE_THREADS = 256, UPDATE_WARPS = UPDATE_THREADS / WARP, UPDATE_NUMBERS = 4096 };
+enum { UPDATE_AT_ONCE = 40, PASS_THREADS = 256 };
+
+/* One weight; 96 bytes, so that 40 fit the 4 KB of a kernel's arguments. */
+typedef struct update_one {
+    float *w, *grad, *m, *v;
+    uint8_t *marks;
+    const float *grad_scale;
+    int64_t n;
+    int32_t dim;
+    int32_t rows_of_warp; /* 0: a dense weight, all numbers alike */
+    float beta1, beta2, eps;
+    float decay; /* adamw: 1 - lr wd; sgd: wd */
+    float rate;  /* adamw: lr / (1 - b1^t); else lr */
+    float root;  /* adamw: 1 / sqrt(1 - b2^t) */
+    uint32_t first_block;
+    uint8_t kind;
+    bool is_packed; /* float4 can be used */
+} update_one;
+
+typedef struct update_list {
+    update_one of[UPDATE_AT_ONCE];
+    int n;
+} update_list;
+
+/* ---- update ---------------------------------------------------------------------------------- */
+
+/* One number of a weight whose gradient, scaled, is g; as the CPU computes it. */
+__device__ static inline void update_number(const update_one &u, float g, float *w, float *m,
+                                            float *v) {
+    if (u.kind == OPT_ADAMW) {
+        *m = u.beta1 * *m + (1 - u.beta1) * g;
+        *v = u.beta2 * *v + (1 - u.beta2) * (g * g);
+        *w = *w * u.decay - u.rate * *m / (sqrtf(*v) * u.root + u.eps);
+    } else {
+        *w -= u.rate * (g + u.decay * *w);
+    }
+}
+
+/* Numbers i .. i + 3. */
+__device__ static inline void update_quad(const update_one &u, float scale, int64_t i) {
+    bool has_state = u.kind == OPT_ADAMW;
+    float4 g = *(const float4 *)(u.grad + i), w = *(const float4 *)(u.w + i), m = {}, v = {};
+    if (has_state) {
+        m = *(const float4 *)(u.m + i);
+        v = *(const float4 *)(u.v + i);
+    }
+    update_number(u, g.x * scale, &w.x, &m.x, &v.x);
+    update_number(u, g.y * scale, &w.y, &m.y, &v.y);
+    update_number(u, g.z * scale, &w.z, &m.z, &v.z);
+    update_number(u, g.w * scale, &w.w, &m.w, &v.w);
+    *(float4 *)(u.w + i) = w;
+    if (has_state) {
+        *(float4 *)(u.m + i) = m;
+        *(float4 *)(u.v + i) = v;
+    }
+    *(float4 *)(u.grad + i) = make_float4(0, 0, 0, 0);
+}
+
+__device__ static inline void update_single(const update_one &u, float scale, int64_t i) {
+    bool has_state = u.kind == OPT_ADAMW;
+    float w = u.w[i], m = has_state ? u.m[i] : 0, v = has_state ? u.v[i] : 0;
+    update_number(u, u.grad[i] * scale, &w, &m, &v);
+    u.w[i] = w;
+    if (has_state) {
+        u.m[i] = m;
+        u.v[i] = v;
+    }
+    u.grad[i] = 0;
+}
+
+/* Numbers i .. i + count - 1, by n_lanes threads.  A scale of 0 is a step that is left out. */
+__device__ static inline void update_span(const update_one &u, float scale, int64_t i, int count,
+                                          int lane, int n_lanes) {
+    int n_quads = u.is_packed && scale != 0 ? count / 4 : 0;
+    for (int q = lane; q < n_quads; q += n_lanes)
+        update_quad(u, scale, i + 4 * q);
+    for (int k = 4 * n_quads + lane; k < count; k += n_lanes)
+        if (scale != 0)
+            update_single(u, scale, i + k);
+        else
+            u.grad[i + k] = 0;
+}
+
+/* s += mean(g^2), w -= lr g / (sqrt(s) + eps): a warp goes over the row twice. */
+__device__ static inline void update_adagrad(const update_one &u, float scale, int64_t row,
+                                             int lane) {
+    float *w = u.w + row * u.dim, *grad = u.grad + row * u.dim;
+    float squares = 0, rate = 0;
+    if (scale != 0) {
+        for (int c = lane; c < u.dim; c += WARP)
+            squares += (grad[c] * scale) * (grad[c] * scale);
+        float s = u.m[row] + warp_sum(squares) / (float)u.dim;
+        rate = u.rate / (sqrtf(s) + u.eps) * scale;
+        __syncwarp(); /* every lane has read the old s */
+        if (lane == 0) u.m[row] = s;
+    }
+    for (int c = lane; c < u.dim; c += WARP) {
+        if (scale != 0) w[c] -= rate * grad[c];
+        grad[c] = 0;
+    }
+}
+
+/* A warp looks at the marks of up to 32 rows at once, and then takes the marked ones in turn. */
+__device__ static inline void update_rows(const update_one &u, float scale, int64_t block) {
+    int lane = (int)threadIdx.x % WARP;
+    int64_t first = (block * UPDATE_WARPS + (int)threadIdx.x / WARP) * u.rows_of_warp;
+    int64_t mine = first + lane, n_rows = u.n / u.dim;
+    bool is_mine = lane < u.rows_of_warp && mine < n_rows;
+    is_mine = is_mine && (u.marks == NULL || u.marks[mine] != 0);
+    for (unsigned todo = __ballot_sync(0xffffffffu, is_mine); todo != 0; todo &= todo - 1) {
+        int64_t row = first + __ffs((int)todo) - 1;
+        if (u.kind == OPT_ROWWISE_ADAGRAD)
+            update_adagrad(u, scale, row, lane);
+        else
+            update_span(u, scale, row * u.dim, u.dim, lane, WARP);
+    }
+    if (is_mine && u.marks != NULL) u.marks[mine] = 0;
+}
+
+static __global__ void __launch_bounds__(UPDATE_THREADS)
+    update_kernel(const __grid_constant__ update_list list) {
+    int low = 0, high = list.n - 1; /* the last weight that begins at this block or before */
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (list.of[middle].first_block <= blockIdx.x)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const update_one &u = list.of[low];
+    int64_t block = blockIdx.x - u.first_block;
+    float scale = u.grad_scale != NULL ? *u.grad_scale : 1;
+    if (u.rows_of_warp > 0) {
+        update_rows(u, scale, block);
+        return;
+    }
+    int64_t first = block * UPDATE_NUMBERS;
+    int count = (int)min((int64_t)UPDATE_NUMBERS, u.n - first);
+    update_span(u, scale, first, count, (int)threadIdx.x, UPDATE_THREADS);
+}
+
+/* A warp takes few rows where there are few, so that a small table is spread over the whole GPU. */
+static int32_t rows_of_warp(const backend *be, const update_args *a) {
+    int64_t rows = a->n / a->dim / ((int64_t)cuda_of(be)->n_multiprocessors * 64);
+    return rows < 1 ? 1 : rows > 32 ? 32 : (int32_t)rows;
+}
+
+static bool is_packed(const update_args *a, int64_t dim) {
+    bool is =
+        can_pack(a->w, dim, dim, sizeof(float), 4) && can_pack(a->grad, dim, dim, sizeof(float), 4);
+    if (a->kind != OPT_ADAMW) return is;
+    return is && can_pack(a->m, dim, dim, sizeof(float), 4) &&
+           can_pack(a->v, dim, dim, sizeof(float), 4);
+}
+
+/* The powers are taken in double: 1 - b2^t of the first steps would lose digits. */
+static update_one one_of(const backend *be, const update_args *a) {
+    bool is_adamw = a->kind == OPT_ADAMW;
+    bool is_dense = a->marks == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
+    update_one u = {};
+    u.w = a->w;
+    u.grad = a->grad;
+    u.m = a->m;
+    u.v = a->v;
+    u.marks = a->marks;
+    u.grad_scale = a->grad_scale;
+    u.n = a->n;
+    u.dim = a->dim;
+    u.rows_of_warp = is_dense ? 0 : rows_of_warp(be, a);
+    u.beta1 = a->beta1;
+    u.beta2 = a->beta2;
+    u.eps = a->eps;
+    u.decay = is_adamw ? (float)(1 - (double)a->lr * a->weight_decay) : a->weight_decay;
+    u.rate = is_adamw ? (float)(a->lr / (1 - pow(a->beta1, (double)a->step))) : a->lr;
+    u.root = is_adamw ? (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step))) : 0;
+    u.kind = (uint8_t)a->kind;
+    u.is_packed = is_packed(a, is_dense ? 4 : a->dim);
+    return u;
+}
+
+static int64_t blocks_of(const update_one *u) {
+    if (u->rows_of_warp == 0) return cuda_div_up(u->n, UPDATE_NUMBERS);
+    return cuda_div_up(u->n / u->dim, (int64_t)u->rows_of_warp * UPDATE_WARPS);
+}
+
+static bool has_work(const update_args *a) {
+    bool is_dense = a->marks == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
+    return a->n > 0 && (is_dense || (a->dim > 0 && a->n >= a->dim));
+}
+
+status cuda_update(backend *be, const update_args *a, int n) {
+    for (int i = 0; i < n;) {
+        update_list list;
+        int64_t n_blocks = 0;
+        for (list.n = 0; i < n && list.n < UPDATE_AT_ONCE; i++) {
+            if (!has_work(&a[i])) continue;
+            update_one u = one_of(be, &a[i]);
+            u.first_block = (uint32_t)n_blocks;
+            n_blocks += blocks_of(&u);
+            list.of[list.n++] = u;
+        }
+        if (list.n == 0) continue;
+        update_kernel<<<(unsigned)n_blocks, UPDATE_THREADS, 0, cuda_of(be)->stream>>>(list);
+        TRY(cuda_launched("update"));
+    }
+    return OK;
+}
+
+/* ---- the sum of squares ---------------------------------------------------------------------- */
+
+/* The sum of a block's share; quads first, then what is left of them. */
+static __global__ void __launch_bounds__(PASS_THREADS)
+    squares_kernel(int64_t n, int64_t n_quads, const float *x, double *partials, double *out) {
+    __shared__ double room[WARP];
+    int64_t thread = (int64_t)blockIdx.x * PASS_THREADS + threadIdx.x;
+    int64_t n_threads = (int64_t)gridDim.x * PASS_THREADS;
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t q = thread; q < n_quads; q += n_threads) {
+        float4 v = ((const float4 *)x)[q];
+        sum += (double)v.x * v.x + (double)v.y * v.y + ((double)v.z * v.z + (double)v.w * v.w);
+    }
+    for (int64_t i = 4 * n_quads + thread; i < n; i += n_threads)
+        sum += (double)x[i] * x[i];
+    sum = block_sum(sum, room);
+    if (threadIdx.x != 0) return;
+    if (gridDim.x == 1)
+        *out += sum;
+    else
+        partials[blockIdx.x] = sum;
+}
+
+static __global__ void __launch_bounds__(PASS_THREADS)
+    add_partials_kernel(int n, const double *partials, double *out) {
+    __shared__ double room[WARP];
+    double sum = 0;
+    for (int i = (int)threadIdx.x; i < n; i += PASS_THREADS)
+        sum += partials[i];
+    sum = block_sum(sum, room);
+    if (threadIdx.x == 0) *out += sum;
+}
+
+status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
+    int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * 8;
+    int64_t n_blocks = cuda_div_up(n, 16 * PASS_THREADS);
+    int64_t n_quads = can_pack(grad, 4, 4, sizeof(float), 4) ? n / 4 : 0;
+    cudaStream_t stream = cuda_of(be)->stream;
+    void *partials = NULL;
+    if (n == 0) return OK;
+    if (n_blocks > most) n_blocks = most;
+    if (n_blocks > 1) TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(double), &partials));
+    squares_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(n, n_quads, grad,
+                                                                    (double *)partials, out);
+    TRY(cuda_launched("sum_squares"));
+    if (n_blocks == 1) return OK;
+    add_partials_kernel<<<1, PASS_THREADS, 0, stream>>>((int)n_blocks, (const double *)partials,
+                                                        out);
+    return cuda_launched("the sum of sum_squares");
+}
+
+static __global__ void factor_kernel(const grad_factor_args a) {
+    double norm = a.base * sqrt(*a.sum);
+    double factor = a.clip > 0 && norm > a.clip ? a.base * (a.clip / norm) : a.base;
+    *a.factor = isfinite(*a.sum) ? (float)factor : 0;
+    if (a.norm != NULL) *a.norm = norm;
+}
+
+status cuda_grad_factor(backend *be, const grad_factor_args *a) {
+    factor_kernel<<<1, 1, 0, cuda_of(be)->stream>>>(*a);
+    return cuda_launched("grad_factor");
+}
+
+/* ---- y += x ---------------------------------------------------------------------------------- */
+
+/* A thread adds one pack; the last one adds what no pack holds. */
+template <typename T, int V>
+static __global__ void __launch_bounds__(PASS_THREADS) add_kernel(int64_t n, const T *x, T *y) {
+    int64_t i = ((int64_t)blockIdx.x * PASS_THREADS + threadIdx.x) * V;
+    if (i + V <= n) {
+        pack<T, V> a = *(const pack<T, V> *)(x + i), b = *(const pack<T, V> *)(y + i);
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            b.v[j] = from_float<T>(to_float(b.v[j]) + to_float(a.v[j]));
+        *(pack<T, V> *)(y + i) = b;
+        return;
+    }
+    for (; i < n; i++)
+        y[i] = from_float<T>(to_float(y[i]) + to_float(x[i]));
+}
+
+template <typename T> static status add(backend *be, int64_t n, const void *x, void *y) {
+    const int v = 16 / (int)sizeof(T);
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (can_pack(x, v, v, sizeof(T), v) && can_pack(y, v, v, sizeof(T), v))
+        add_kernel<T, v><<<(unsigned)cuda_div_up(n, v * PASS_THREADS), PASS_THREADS, 0, stream>>>(
+            n, (const T *)x, (T *)y);
+    else
+        add_kernel<T, 1><<<(unsigned)cuda_div_up(n, PASS_THREADS), PASS_THREADS, 0, stream>>>(
+            n, (const T *)x, (T *)y);
+    return cuda_launched("add");
+}
+
+status cuda_add(backend *be, int64_t n, const void *x, void *y) {
+    if (n == 0) return OK;
+    CUDA_WITH_ACT(be, return add<T>(be, n, x, y));
+}

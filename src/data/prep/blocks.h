@@ -1,0 +1,71 @@
+/* Blocks: a stream of text cut into blocks of whole lines, for parsing in parallel.
+ *
+ * Every worker of a pool loops { take the next block; parse it }.  Blocks are numbered in the order
+ * of the stream and their size does not depend on the number of threads, so a result put together
+ * in block order is the same with any number of them.  Taking is serialised by a mutex; a block's
+ * text belongs to the worker that took it until it takes the next one, and may be changed in place.
+ * Memory: one block a worker, and one line between blocks.
+ *
+ * A byte order mark of UTF-8 at the start is dropped, a missing newline at the end is added, so a
+ * block always ends with '\n'; "\r\n" is left for the parser.  A NUL byte, UTF-16 and a line longer
+ * than the limit are errors with file and line. */
+#ifndef HSTU_DATA_PREP_BLOCKS_H
+#define HSTU_DATA_PREP_BLOCKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/input.h"
+#include "base/pool.h"
+#include "base/progress.h"
+#include "base/status.h"
+
+enum {
+    BLOCKS_DEFAULT_BYTES = 2 << 20,
+    BLOCKS_DEFAULT_LINE_BYTES = 1 << 20,
+    BLOCKS_PADDING = 16 /* bytes behind a block's text that may be read */
+};
+
+typedef struct text_block {
+    char *text;          /* (n_bytes + BLOCKS_PADDING), ends with '\n' */
+    size_t n_bytes;      /* at least 1 */
+    uint64_t sequence;   /* number of the block in the source, over all its files */
+    uint64_t first_line; /* number of its first line in the file, from 1 */
+    uint64_t n_lines;
+} text_block;
+
+typedef struct blocks_options {
+    size_t block_bytes;      /* 0: BLOCKS_DEFAULT_BYTES */
+    size_t max_line_bytes;   /* without the newline; 0: BLOCKS_DEFAULT_LINE_BYTES */
+    uint64_t first_sequence; /* number of the first block */
+    progress *bar;           /* told of the bytes read; NULL: none */
+} blocks_options;
+
+typedef struct blocks blocks;
+
+/* Starts to cut `in`, which stays the caller's and must outlive the blocks. */
+status blocks_create(blocks **out, input *in, const blocks_options *options, int n_workers);
+void blocks_destroy(blocks *b); /* NULL is fine */
+
+/* The next line without its line end, before any block was taken; valid until the next call.
+ * *has_line = false at the end of the file.  blocks_skip_line passes over it. */
+status blocks_peek_line(blocks *b, const char **line, size_t *n_bytes, bool *has_line);
+status blocks_skip_line(blocks *b);
+
+/* The next block for this worker; *has_block = false at the end, and after a failure anywhere. */
+status blocks_take(blocks *b, int worker, text_block *out, bool *has_block);
+
+/* Takes and parses all blocks on all threads of the pool.  The failure reported is that of the
+ * lowest block that failed, whatever the timing. */
+typedef status (*block_fn)(void *ctx, text_block *block, int worker);
+status blocks_run(blocks *b, pool *p, block_fn fn, void *ctx);
+
+/* The number the next block would have, once all are taken; and the file's name for messages. */
+uint64_t blocks_next_sequence(const blocks *b);
+const char *blocks_name(const blocks *b);
+
+/* The number of newlines in n bytes. */
+uint64_t count_newlines(const char *text, size_t n);
+
+#endif

@@ -1,0 +1,153 @@
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "data/prep/builder_int.h"
+
+void id_space_fini(id_space *s) {
+    for (uint32_t p = 0; s->rank != NULL && p < s->n_parts; p++)
+        mem_free(s->rank[p]);
+    mem_free(s->rank);
+    mem_free(s->parts);
+    mem_free(s->ids);
+    mem_free(s->count);
+    mem_free(s->number);
+}
+
+static status id_space_merge(builder *b, bool is_item, id_space *s) {
+    s->n_parts = b->n_sinks + 1;
+    TRY(MEM_NEW(&s->parts, s->n_parts));
+    TRY(MEM_NEW(&s->rank, s->n_parts));
+    for (uint32_t p = 0; p < b->n_sinks; p++)
+        s->parts[p] = is_item ? &b->sinks[p].items : &b->sinks[p].users;
+    s->parts[b->n_sinks] = is_item ? &b->catalogue : &b->context_users;
+    TRY(dictionary_merge(s->parts, s->n_parts, s->rank, &s->ids, &s->n));
+    TRY(MEM_NEW(&s->count, s->n));
+    TRY(MEM_NEW(&s->number, s->n));
+    for (uint32_t p = 0; p < b->n_sinks; p++)
+        for (uint32_t i = 0; i < s->parts[p]->n; i++)
+            s->count[s->rank[p][i]] += s->parts[p]->count[i];
+    return OK;
+}
+
+static int compare_blocks(const void *a, const void *b) {
+    const event_block *x = *(event_block *const *)a, *y = *(event_block *const *)b;
+    return (x->sequence > y->sequence) - (x->sequence < y->sequence);
+}
+
+/* Local numbers become places in the merged order. */
+static status rank_block(void *ctx, int64_t chunk, int worker) {
+    (void)worker;
+    write_job *job = ctx;
+    event_block *block = job->b->blocks[chunk];
+    const uint32_t *user_rank = job->users.rank[block->sink];
+    const uint32_t *item_rank = job->items.rank[block->sink];
+    for (uint64_t i = 0; i < block->n; i++) {
+        block->user[i] = user_rank[block->user[i]];
+        block->item[i] = item_rank[block->item[i]];
+    }
+    return OK;
+}
+
+/* Drops the events of rare users and items; counts what is left of each. */
+static void drop_rare(write_job *job, event_block *block, uint32_t *user_left,
+                      uint32_t *item_left) {
+    const builder_options *options = &job->b->options;
+    for (uint64_t i = 0; i < block->n; i++) {
+        if (job->users.count[block->user[i]] < options->min_user_events ||
+            job->items.count[block->item[i]] < options->min_item_events) {
+            block->user[i] = DROPPED;
+            continue;
+        }
+        user_left[block->user[i]]++;
+        item_left[block->item[i]]++;
+    }
+}
+
+/* The minima of the options, as the field's preprocessing has them: items and users are counted
+ * once, on the raw data; an event stays if both have enough; then users with too few events left
+ * go.  Items stay if they had an event left before that last step, as their numbering is taken
+ * there. */
+static status apply_minima(write_job *job) {
+    builder *b = job->b;
+    id_space *users = &job->users, *items = &job->items;
+    uint32_t *user_left = NULL, *item_left = NULL;
+    status st = MEM_NEW(&user_left, users->n);
+    if (st == OK) st = MEM_NEW(&item_left, items->n);
+    for (size_t k = 0; st == OK && k < b->n_blocks; k++)
+        drop_rare(job, b->blocks[k], user_left, item_left);
+    for (uint32_t u = 0; st == OK && u < users->n; u++)
+        users->count[u] = user_left[u] < b->options.min_user_events ? 0 : user_left[u];
+    if (st == OK) memcpy(items->count, item_left, items->n * sizeof *item_left);
+    mem_free(user_left);
+    mem_free(item_left);
+    return st;
+}
+
+/* Final numbers: users with events get 0.., items of the catalogue or with events get 1... */
+static status number_ids(write_job *job) {
+    builder *b = job->b;
+    id_space *users = &job->users, *items = &job->items;
+    bool has_minima = b->options.min_item_events > 0 || b->options.min_user_events > 0;
+    if (has_minima) TRY(apply_minima(job));
+    for (uint32_t u = 0; u < users->n; u++)
+        users->number[u] = users->count[u] > 0 ? users->n_kept++ : DROPPED;
+    uint8_t *is_listed;
+    TRY(MEM_NEW(&is_listed, items->n));
+    for (uint32_t i = 0; !has_minima && i < b->catalogue.n; i++)
+        is_listed[items->rank[b->n_sinks][i]] = 1;
+    for (uint32_t i = 0; i < items->n; i++)
+        items->number[i] = items->count[i] > 0 || is_listed[i] ? ++items->n_kept : DROPPED;
+    mem_free(is_listed);
+    return OK;
+}
+
+/* Places in the merged order become final numbers; a dropped event has user DROPPED. */
+static status number_block(void *ctx, int64_t chunk, int worker) {
+    (void)worker;
+    write_job *job = ctx;
+    event_block *block = job->b->blocks[chunk];
+    for (uint64_t i = 0; i < block->n; i++) {
+        uint32_t user = block->user[i] == DROPPED ? DROPPED : job->users.number[block->user[i]];
+        block->user[i] = user;
+        if (user == DROPPED) continue;
+        block->item[i] = job->items.number[block->item[i]];
+    }
+    return OK;
+}
+
+static status make_offsets(write_job *job) {
+    builder_stats *stats = job->stats;
+    stats->n_users = job->users.n_kept;
+    stats->n_items = job->items.n_kept;
+    TRY(MEM_NEW(&job->offsets, stats->n_users + 1));
+    for (uint32_t u = 0; u < job->users.n; u++)
+        if (job->users.number[u] != DROPPED)
+            job->offsets[job->users.number[u] + 1] = job->users.count[u];
+    for (uint64_t u = 0; u < stats->n_users; u++)
+        job->offsets[u + 1] += job->offsets[u];
+    return OK;
+}
+
+status builder_renumber(write_job *job) {
+    builder *b = job->b;
+    uint64_t n_raw = 0;
+    for (size_t k = 0; k < b->n_blocks; k++)
+        n_raw += b->blocks[k]->n;
+    if (n_raw == 0) return fail(ERR_FORMAT, "there are no events");
+    qsort(b->blocks, b->n_blocks, sizeof *b->blocks, compare_blocks);
+    TRY(id_space_merge(b, false, &job->users));
+    TRY(id_space_merge(b, true, &job->items));
+    TRY(pool_run(b->workers, (int64_t)b->n_blocks, rank_block, job));
+    TRY(number_ids(job));
+    TRY(pool_run(b->workers, (int64_t)b->n_blocks, number_block, job));
+    TRY(make_offsets(job));
+    job->stats->n_filtered_events = n_raw - job->offsets[job->users.n_kept];
+    if (job->users.n_kept == 0)
+        return fail(ERR_FORMAT,
+                    "no user is left: all %" PRIu64 " events were dropped by the minima (%" PRIu32
+                    " events an item, %" PRIu32 " a user)",
+                    n_raw, b->options.min_item_events, b->options.min_user_events);
+    return OK;
+}

@@ -1,0 +1,20 @@
+#include "data/prep/number.h"
+
+#include <stdbool.h>
+
+number_kind number_read(const char *text, size_t n, int64_t *out) {
+    bool is_negative = n > 0 && text[0] == '-', is_too_large = false;
+    int64_t value = 0;
+    size_t i = is_negative;
+    if (i == n) return NUMBER_NOT_WHOLE;
+    for (; i < n; i++) {
+        int digit = text[i] - '0';
+        if (digit < 0 || digit > 9) return NUMBER_NOT_WHOLE;
+        /* Negative values are built downwards, so that -2^63 fits. */
+        is_too_large |= __builtin_mul_overflow(value, 10, &value);
+        is_too_large |= __builtin_add_overflow(value, is_negative ? -digit : digit, &value);
+    }
+    if (is_too_large) return NUMBER_TOO_LARGE;
+    *out = value;
+    return NUMBER_WHOLE;
+}

@@ -1,0 +1,24 @@
+/* Partition: the events of a builder, brought into order and written, one range of users at a time.
+ *
+ * A worker takes a range of users, gathers their events from all blocks (in the order of the
+ * source), sorts each user's by time (stable) and writes the three columns.  A range is small
+ * beside the whole, so this step adds little memory to the blocks. */
+#ifndef HSTU_DATA_PREP_PARTITION_H
+#define HSTU_DATA_PREP_PARTITION_H
+
+#include "data/prep/builder_int.h"
+
+/* Where the events go. */
+typedef struct event_columns {
+    column_writer *writer;
+    int item, action, time; /* indices of the declared columns */
+} event_columns;
+
+/* job->out_offsets = job->offsets less the duplicates, which partition_write will then leave out.
+ */
+status partition_count_duplicates(write_job *job);
+
+/* Writes every event to its place by job->out_offsets; fills the remaining fields of job->stats. */
+status partition_write(write_job *job, const event_columns *columns);
+
+#endif

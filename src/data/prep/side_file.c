@@ -1,0 +1,174 @@
+/* Side files: titles, catalogues and users' features, read row by row as texts. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "data/prep/source_job.h"
+
+enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
+
+typedef struct side_reader {
+    source_job *job;
+    const side_file *file;
+    const char *name; /* of the input, for messages */
+    side_row_fn fn;
+    void *ctx;
+    csv_field *fields;                 /* (CSV_MAX_COLUMNS) */
+    int position[SIDE_MAX_WANTED];     /* of each wanted column */
+    csv_field wanted[SIDE_MAX_WANTED]; /* the row's fields, in the order asked for */
+    int n_needed;
+} side_reader;
+
+/* The wanted columns' positions, through the same search by name or number as for events. */
+static status find_positions(side_reader *r, blocks *b) {
+    const char *line;
+    size_t n;
+    bool has_line;
+    TRY(blocks_peek_line(b, &line, &n, &has_line));
+    if (!has_line) return fail(ERR_FORMAT, "%s: the file is empty", r->name);
+    for (int i = 0; i < r->file->n_columns; i++) {
+        csv_layout t = {.format = r->file->format};
+        csv_column wanted = {ROLE_ITEM, r->file->columns[i]};
+        TRY(csv_layout_resolve(&t, r->name, line, n, r->file->has_header, &wanted, 1));
+        r->position[i] = t.n_needed - 1;
+        if (t.n_needed > r->n_needed) r->n_needed = t.n_needed;
+    }
+    return r->file->has_header ? blocks_skip_line(b) : OK;
+}
+
+static status read_row(side_reader *r, char *line, size_t n_bytes, uint64_t number) {
+    int n;
+    if (n_bytes > 0 && line[n_bytes - 1] == '\r') n_bytes--;
+    if (n_bytes == 0) return OK;
+    status st = csv_split(&r->file->format, line, n_bytes, r->fields, CSV_MAX_COLUMNS, &n);
+    if (st == OK && n < r->n_needed)
+        st = fail(ERR_FORMAT, "the line has %d fields, but %d are needed; is it cut off?", n,
+                  r->n_needed);
+    for (int i = 0; st == OK && i < r->file->n_columns; i++)
+        r->wanted[i] = r->fields[r->position[i]];
+    if (st == OK) st = r->fn(r->job, r->wanted, r->ctx);
+    return st == OK ? OK : fail_prefix(st, "%s:%llu", r->name, (unsigned long long)number);
+}
+
+static status read_rows(side_reader *r, blocks *b) {
+    for (;;) {
+        text_block block;
+        bool has_block;
+        TRY(blocks_take(b, 0, &block, &has_block));
+        if (!has_block) return OK;
+        char *at = block.text, *end = block.text + block.n_bytes;
+        for (uint64_t number = block.first_line; at < end; number++) {
+            char *newline = memchr(at, '\n', (size_t)(end - at));
+            TRY(read_row(r, at, (size_t)(newline - at), number));
+            at = newline + 1;
+        }
+    }
+}
+
+status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
+                     bool *was_read) {
+    side_reader r = {.job = job, .file = f, .fn = fn, .ctx = ctx};
+    input *in;
+    blocks *b = NULL;
+    blocks_options options = {0};
+    if (was_read != NULL) *was_read = false;
+    TRY(job_open(job, f->name, false, &in));
+    if (in == NULL) {
+        log_info("note: %s is not there: its titles or features are left out", f->name);
+        return OK;
+    }
+    r.name = input_name(in);
+    status st = MEM_NEW(&r.fields, CSV_MAX_COLUMNS);
+    if (st == OK) st = blocks_create(&b, in, &options, 1);
+    if (st == OK) st = find_positions(&r, b);
+    if (st == OK) st = read_rows(&r, b);
+    if (was_read != NULL) *was_read = st == OK;
+    blocks_destroy(b);
+    mem_free(r.fields);
+    input_close(in);
+    return st;
+}
+
+/* Is it valid UTF-8?  The old MovieLens files are Latin-1, but people convert them. */
+static bool is_utf8(const char *text, size_t n) {
+    const unsigned char *s = (const unsigned char *)text;
+    for (size_t i = 0; i < n;) {
+        size_t more = s[i] < 0x80                   ? 0
+                      : s[i] >= 0xc2 && s[i] < 0xe0 ? 1
+                      : s[i] >= 0xe0 && s[i] < 0xf0 ? 2
+                      : s[i] >= 0xf0 && s[i] < 0xf5 ? 3
+                                                    : n;
+        if (more >= n - i) return false;
+        for (size_t k = 1; k <= more; k++)
+            if ((s[i + k] & 0xc0) != 0x80) return false;
+        i += more + 1;
+    }
+    return true;
+}
+
+static status latin1_to_utf8(buf *out, const char *text, size_t n) {
+    buf_clear(out);
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)text[i];
+        char two[2] = {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 0x3f))};
+        TRY(c < 0x80 ? buf_char(out, (char)c) : buf_append(out, two, 2));
+    }
+    return OK;
+}
+
+typedef struct item_context {
+    bool has_title;
+    buf text;
+} item_context;
+
+static status add_item(source_job *job, const csv_field *fields, void *ctx) {
+    item_context *items = ctx;
+    const char *title = NULL;
+    size_t n = 0;
+    if (items->has_title) {
+        title = fields[1].text;
+        n = fields[1].n_bytes;
+        if (!is_utf8(title, n)) {
+            TRY(latin1_to_utf8(&items->text, title, n));
+            title = items->text.data;
+            n = items->text.n_bytes;
+        }
+    }
+    return builder_add_item(job->build, fields[0].text, fields[0].n_bytes, title, n);
+}
+
+status job_read_items(source_job *job, const side_file *f) {
+    item_context items = {.has_title = f->n_columns > 1};
+    buf_init(&items.text);
+    status st = job_read_side(job, f, add_item, &items, NULL);
+    buf_fini(&items.text);
+    return st;
+}
+
+typedef struct user_context {
+    int feature[CONTEXT_MAX];
+    int n_features;
+} user_context;
+
+static status add_user(source_job *job, const csv_field *fields, void *ctx) {
+    user_context *users = ctx;
+    for (int i = 0; i < users->n_features; i++) {
+        /* An empty value is an unknown one: 0, as for users that are not in the file. */
+        if (fields[1 + i].n_bytes == 0) continue;
+        TRY(builder_set_context(job->build, users->feature[i], fields[0].text, fields[0].n_bytes,
+                                fields[1 + i].text, fields[1 + i].n_bytes));
+    }
+    return OK;
+}
+
+status job_read_context(source_job *job, const side_file *f, const char *const *features) {
+    user_context users = {.n_features = f->n_columns - 1};
+    bool is_there;
+    /* Features are declared only if there is a file to fill them from. */
+    TRY(bundle_has(job->in, f->name, &is_there));
+    for (int i = 0; is_there && i < users.n_features; i++)
+        TRY(builder_add_context(job->build, features[i], &users.feature[i]));
+    return job_read_side(job, f, add_user, &users, NULL);
+}

@@ -1,0 +1,168 @@
+#include "data/prep/sources.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/nearest.h"
+#include "data/prep/source_job.h"
+
+const source sources[] = {
+    {.name = "ml-100k",
+     .summary = "MovieLens 100K: u.data [u.item, u.user]",
+     .item_name = "movie_id",
+     .actions = ACTION_STARS,
+     .time_per_second = 1,
+     .read = read_ml_100k},
+    {.name = "ml-1m",
+     .summary = "MovieLens 1M: ratings.dat [movies.dat, users.dat]",
+     .item_name = "movie_id",
+     .actions = ACTION_STARS,
+     .time_per_second = 1,
+     .read = read_ml_1m},
+    {.name = "ml-20m",
+     .summary = "MovieLens 20M: ratings.csv [movies.csv]",
+     .item_name = "movie_id",
+     .actions = ACTION_HALF_STARS,
+     .time_per_second = 1,
+     .read = read_ml_20m},
+    {.name = "kuairand-pure",
+     .summary = "KuaiRand-Pure: log_standard_*_pure.csv [user_features, video_features_basic]",
+     .item_name = "video_id",
+     .actions = ACTION_BITS,
+     .time_per_second = 1000,
+     .read = read_kuairand_pure},
+    {.name = "kuairand-1k",
+     .summary = "KuaiRand-1K: the same files with _1k",
+     .item_name = "video_id",
+     .actions = ACTION_BITS,
+     .time_per_second = 1000,
+     .read = read_kuairand_1k},
+    {.name = "kuairand-27k",
+     .summary = "KuaiRand-27K: the same files with _27k, the logs in two parts each",
+     .item_name = "video_id",
+     .actions = ACTION_BITS,
+     .time_per_second = 1000,
+     .read = read_kuairand_27k},
+    /* The filter of the reference: both counts taken once, on the raw data, then users with fewer
+     * than 5 events left are dropped. */
+    {.name = "amzn-books",
+     .summary = "Amazon Books 2014: ratings_Books.csv; items and users with at least 5 ratings",
+     .item_name = "item_id",
+     .actions = ACTION_STARS,
+     .time_per_second = 1,
+     .has_text_ids = true,
+     .min_item_events = 5,
+     .min_user_events = 5,
+     .read = read_amazon_books},
+    {.name = "processed-seqs",
+     .summary = "a csv with one user per row and lists: processed_seqs.csv, sasrec_format.csv",
+     .item_name = "item_id",
+     .actions = ACTION_CODE,
+     .time_per_second = 1,
+     .has_columns = true,
+     .read = read_processed_seqs},
+    {.name = "csv",
+     .summary = "any csv with one event per row; see --user-col and its like",
+     .item_name = "item_id",
+     .actions = ACTION_NONE,
+     .time_per_second = 1,
+     .has_columns = true,
+     .read = read_csv},
+};
+const size_t n_sources = sizeof sources / sizeof sources[0];
+
+status source_find(const char *name, const source **out) {
+    const char *names[sizeof sources / sizeof sources[0]];
+    char list[256] = "";
+    for (size_t i = 0; i < n_sources; i++) {
+        size_t used = strlen(list);
+        names[i] = sources[i].name;
+        snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "", names[i]);
+        *out = &sources[i];
+        if (strcmp(name, names[i]) == 0) return OK;
+    }
+    *out = NULL;
+    const char *nearest = nearest_name(name, names, n_sources);
+    if (nearest != NULL)
+        return fail(ERR_USAGE, "source '%s' is unknown; did you mean '%s'? There are %s", name,
+                    nearest, list);
+    return fail(ERR_USAGE, "source '%s' is unknown; there are %s", name, list);
+}
+
+static const char *const kind_names[] = {"none", "stars", "half-stars", "bits", "code"};
+
+const char *action_kind_name(action_kind kind) {
+    return kind_names[kind];
+}
+
+status action_kind_parse(const char *text, action_kind *out) {
+    for (int i = 0; i <= ACTION_CODE; i++) {
+        *out = (action_kind)i;
+        if (strcmp(text, kind_names[i]) == 0) return OK;
+    }
+    return fail(ERR_USAGE,
+                "--action-kind '%s' is unknown; use none, stars, half-stars, bits or code", text);
+}
+
+/* A source with its own layout refuses to be told another one: half of it would be ignored. */
+static status check_request(const source *s, const source_request *r) {
+    const struct {
+        const char *option;
+        bool is_given;
+    } given[] = {{"--user-col", r->user_col != NULL},       {"--item-col", r->item_col != NULL},
+                 {"--time-col", r->time_col != NULL},       {"--action-col", r->action_col != NULL},
+                 {"--action-kind", r->action_kind != NULL}, {"--delimiter", r->delimiter != NULL},
+                 {"--header", r->header != NULL},           {"--time-unit", r->time_unit != NULL},
+                 {"--string-ids", r->has_text_ids}};
+    for (size_t i = 0; !s->has_columns && i < sizeof given / sizeof given[0]; i++)
+        if (given[i].is_given)
+            return fail(ERR_USAGE,
+                        "%s is for the sources csv and processed-seqs; %s has a layout of its own",
+                        given[i].option, s->name);
+    if (r->has_random_logs && strncmp(s->name, "kuairand", 8) != 0)
+        return fail(ERR_USAGE, "--random-logs is for the kuairand sources; %s has no such logs",
+                    s->name);
+    if (r->time_unit != NULL && strcmp(r->time_unit, "s") != 0 && strcmp(r->time_unit, "ms") != 0)
+        return fail(ERR_USAGE, "--time-unit '%s' is unknown; use s or ms", r->time_unit);
+    return OK;
+}
+
+static status plan_options(const source *s, const source_request *r, builder_options *out) {
+    bool has_text_ids = s->has_text_ids || r->has_text_ids;
+    *out = (builder_options){.has_text_users = has_text_ids,
+                             .has_text_items = has_text_ids,
+                             .actions = s->actions,
+                             .time_per_second = s->time_per_second,
+                             .min_item_events = s->min_item_events,
+                             .min_user_events = s->min_user_events,
+                             .drop_duplicates = r->drop_duplicates};
+    if (r->time_unit != NULL) out->time_per_second = strcmp(r->time_unit, "ms") == 0 ? 1000 : 1;
+    return r->action_kind != NULL ? action_kind_parse(r->action_kind, &out->actions) : OK;
+}
+
+status source_read(const source *s, const source_request *request, const char *input_path, pool *p,
+                   source_result *out) {
+    source_job job = {.src = s, .request = request, .path = input_path, .p = p};
+    *out = (source_result){0};
+    TRY(check_request(s, request));
+    TRY(plan_options(s, request, &job.options));
+    snprintf(job.item_name, sizeof job.item_name, "%s", s->item_name);
+    TRY(bundle_open(&job.in, input_path));
+    /* The two sources with columns make their builder when they have seen the first line. */
+    status st = s->has_columns ? OK : job_create_builder(&job);
+    if (st == OK) st = s->read(&job);
+    bundle_close(job.in);
+    if (st != OK) {
+        builder_destroy(job.build);
+        return st;
+    }
+    out->build = job.build;
+    out->actions = job.options.actions;
+    memcpy(out->item_name, job.item_name, sizeof out->item_name);
+    return OK;
+}
+
+void source_result_fini(source_result *r) {
+    builder_destroy(r->build);
+    *r = (source_result){0};
+}

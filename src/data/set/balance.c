@@ -1,0 +1,177 @@
+#include "data/set/balance.h"
+
+#include <assert.h>
+#include <stdbool.h>
+
+#include "base/mem.h"
+
+/* Greedy first: the longest user not yet placed goes to the group with the least work that still
+ * has room.  Then swaps: a user of the heaviest group is exchanged with one of the lightest, the
+ * pair that brings the two closest together, for as long as that helps. */
+typedef struct group_state {
+    uint64_t work; /* sum of squared lengths */
+    int64_t n;     /* members so far */
+} group_state;
+
+struct balancer {
+    int64_t max_users, capacity; /* capacity: the most users a group can have */
+    int32_t n_groups, max_length;
+    int64_t *first;     /* (max_length + 2): counting sort, where each length starts */
+    int64_t *order;     /* (max_users): users, longest first */
+    group_state *state; /* (n_groups) */
+    int32_t *heap;      /* (n_groups): groups with room, least work on top */
+    int64_t *member;    /* (n_groups, capacity): users of a group, longest first */
+};
+
+status balancer_create(balancer **out, int64_t max_users, int32_t n_groups, int32_t max_length) {
+    balancer *b;
+    *out = NULL;
+    TRY(MEM_NEW(&b, 1));
+    int64_t capacity = (max_users + n_groups - 1) / n_groups;
+    *b = (balancer){.max_users = max_users,
+                    .capacity = capacity,
+                    .n_groups = n_groups,
+                    .max_length = max_length};
+    status st = MEM_NEW(&b->first, (size_t)max_length + 2);
+    if (st == OK) st = MEM_NEW(&b->order, (size_t)max_users);
+    if (st == OK) st = MEM_NEW(&b->state, (size_t)n_groups);
+    if (st == OK) st = MEM_NEW(&b->heap, (size_t)n_groups);
+    if (st == OK) st = MEM_NEW(&b->member, (size_t)n_groups * (size_t)capacity);
+    if (st != OK)
+        balancer_destroy(b);
+    else
+        *out = b;
+    return st;
+}
+
+void balancer_destroy(balancer *b) {
+    if (b == NULL) return;
+    mem_free(b->first);
+    mem_free(b->order);
+    mem_free(b->state);
+    mem_free(b->heap);
+    mem_free(b->member);
+    mem_free(b);
+}
+
+static uint64_t work_of(int32_t length) {
+    return (uint64_t)length * (uint64_t)length;
+}
+
+/* A counting sort: lengths are bounded, and unlike qsort it is stable and never allocates. */
+static void sort_longest_first(balancer *b, const int32_t *length, int64_t n) {
+    for (int32_t l = 0; l < b->max_length + 2; l++)
+        b->first[l] = 0;
+    for (int64_t i = 0; i < n; i++)
+        b->first[b->max_length - length[i] + 1]++;
+    for (int32_t l = 0; l < b->max_length + 1; l++)
+        b->first[l + 1] += b->first[l];
+    for (int64_t i = 0; i < n; i++)
+        b->order[b->first[b->max_length - length[i]]++] = i;
+}
+
+/* Less work first; then the lower number, so that ties have one answer. */
+static bool comes_before(const balancer *b, int32_t x, int32_t y) {
+    uint64_t work_x = b->state[x].work, work_y = b->state[y].work;
+    return work_x < work_y || (work_x == work_y && x < y);
+}
+
+static void sift_down(balancer *b, int32_t n_heap) {
+    int32_t parent = 0, moving = b->heap[0];
+    for (;;) {
+        int32_t child = 2 * parent + 1;
+        if (child >= n_heap) break;
+        if (child + 1 < n_heap && comes_before(b, b->heap[child + 1], b->heap[child])) child++;
+        if (!comes_before(b, b->heap[child], moving)) break;
+        b->heap[parent] = b->heap[child];
+        parent = child;
+    }
+    b->heap[parent] = moving;
+}
+
+static void place_greedily(balancer *b, const int32_t *length, int64_t n) {
+    int64_t n_even = n / b->n_groups, n_extra = n % b->n_groups;
+    int32_t n_heap = b->n_groups;
+    for (int32_t g = 0; g < b->n_groups; g++) {
+        b->state[g] = (group_state){0};
+        b->heap[g] = g;
+    }
+    for (int64_t i = 0; i < n;) {
+        int32_t g = b->heap[0];
+        group_state *s = &b->state[g];
+        /* Every group takes n_even; n_extra of them, whichever come first, take one more. */
+        bool has_room = s->n < n_even || (s->n == n_even && n_extra > 0);
+        if (has_room) {
+            if (s->n == n_even) n_extra--;
+            int64_t user = b->order[i++];
+            b->member[g * b->capacity + s->n++] = user;
+            s->work += work_of(length[user]);
+        } else {
+            b->heap[0] = b->heap[--n_heap];
+        }
+        sift_down(b, n_heap);
+    }
+}
+
+/* Puts `user` at place `at` of a group and moves it until the longest stand first again. */
+static void replace_member(int64_t *member, int64_t n, int64_t at, int64_t user,
+                           const int32_t *length) {
+    for (; at > 0 && length[member[at - 1]] < length[user]; at--)
+        member[at] = member[at - 1];
+    for (; at + 1 < n && length[member[at + 1]] > length[user]; at++)
+        member[at] = member[at + 1];
+    member[at] = user;
+}
+
+/* Exchanges one user between the heavier group x and the lighter y: the pair whose difference of
+ * work comes nearest to half the gap.  Both are sorted, so one walk over the two finds it.  False
+ * if no pair makes the gap smaller. */
+static bool swap_best_pair(balancer *b, const int32_t *length, int32_t x, int32_t y) {
+    group_state *sx = &b->state[x], *sy = &b->state[y];
+    int64_t *mx = b->member + x * b->capacity, *my = b->member + y * b->capacity;
+    uint64_t gap = sx->work - sy->work, best_gap = gap;
+    int64_t best_i = 0, best_j = 0;
+    for (int64_t i = 0, j = 0; i < sx->n && j < sy->n;) {
+        uint64_t wi = work_of(length[mx[i]]), wj = work_of(length[my[j]]);
+        if (wi <= wj) {
+            j++;
+            continue;
+        }
+        uint64_t moved = 2 * (wi - wj), new_gap = moved > gap ? moved - gap : gap - moved;
+        if (new_gap < best_gap) best_gap = new_gap, best_i = i, best_j = j;
+        /* Too much was moved: a shorter one of x.  Too little: a shorter one of y. */
+        if (moved > gap)
+            i++;
+        else
+            j++;
+    }
+    if (best_gap == gap) return false;
+    int64_t user_x = mx[best_i], user_y = my[best_j];
+    uint64_t difference = work_of(length[user_x]) - work_of(length[user_y]);
+    replace_member(mx, sx->n, best_i, user_y, length);
+    replace_member(my, sy->n, best_j, user_x, length);
+    sx->work -= difference;
+    sy->work += difference;
+    return true;
+}
+
+static void swap_while_it_helps(balancer *b, const int32_t *length) {
+    for (int32_t pass = 0; pass < 4 * b->n_groups; pass++) {
+        int32_t heaviest = 0, lightest = 0;
+        for (int32_t g = 1; g < b->n_groups; g++) {
+            if (b->state[g].work > b->state[heaviest].work) heaviest = g;
+            if (b->state[g].work < b->state[lightest].work) lightest = g;
+        }
+        if (heaviest == lightest || !swap_best_pair(b, length, heaviest, lightest)) return;
+    }
+}
+
+void balancer_run(balancer *b, const int32_t *length, int64_t n, int32_t *group) {
+    assert(n <= b->max_users);
+    sort_longest_first(b, length, n);
+    place_greedily(b, length, n);
+    swap_while_it_helps(b, length);
+    for (int32_t g = 0; g < b->n_groups; g++)
+        for (int64_t i = 0; i < b->state[g].n; i++)
+            group[b->member[g * b->capacity + i]] = g;
+}

@@ -1,0 +1,279 @@
+#include "data/set/seq_file.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/jagged.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+/* The fixed columns; the rest are context features ("ctx.NAME" with texts "ctx.NAME.o" and ".t").
+ */
+static status get(const seq_file *s, const char *name, column_type type, uint64_t n_wanted,
+                  const void **out) {
+    uint64_t n;
+    TRY(column_file_get(&s->file, s->path, name, type, out, &n));
+    if (n != n_wanted)
+        return fail(ERR_FORMAT,
+                    "%s: column '%s' has %" PRIu64 " elements, not %" PRIu64
+                    "; run 'hstu prep' again",
+                    s->path, name, n, n_wanted);
+    return OK;
+}
+
+/* Texts are stored as NAME.o (offsets) and NAME.t (bytes). */
+static status get_texts(const seq_file *s, const char *name, text_column *out) {
+    char part[COLUMN_NAME_BYTES + 2];
+    uint64_t n_offsets, n_bytes;
+    snprintf(part, sizeof part, "%s.o", name);
+    TRY(column_file_get(&s->file, s->path, part, COLUMN_U64, (const void **)&out->offsets,
+                        &n_offsets));
+    snprintf(part, sizeof part, "%s.t", name);
+    TRY(column_file_get(&s->file, s->path, part, COLUMN_U8, (const void **)&out->bytes, &n_bytes));
+    if (n_offsets == 0) return fail(ERR_FORMAT, "%s: column '%s.o' is empty", s->path, name);
+    out->n = n_offsets - 1;
+    status st = jagged_check(out->offsets, out->n, n_bytes);
+    return st == OK ? OK : fail_prefix(st, "%s: column '%s.o'", s->path, name);
+}
+
+static status check_count(const seq_file *s, const char *name, uint64_t n, uint64_t n_wanted) {
+    if (n == n_wanted) return OK;
+    return fail(ERR_FORMAT, "%s: '%s' has %" PRIu64 " entries, not %" PRIu64, s->path, name, n,
+                n_wanted);
+}
+
+static status load_ids(seq_file *s) {
+    s->has_text_users = column_file_find(&s->file, "user.o") != NULL;
+    s->has_text_items = column_file_find(&s->file, "item.o") != NULL;
+    if (s->has_text_users) {
+        TRY(get_texts(s, "user", &s->user_text));
+        TRY(check_count(s, "user", s->user_text.n, s->n_users));
+    } else {
+        TRY(get(s, "user_id", COLUMN_I64, s->n_users, (const void **)&s->user_id));
+    }
+    if (s->has_text_items) {
+        TRY(get_texts(s, "item", &s->item_text));
+        TRY(check_count(s, "item", s->item_text.n, s->n_items + 1));
+    } else {
+        TRY(get(s, "item_id", COLUMN_I64, s->n_items + 1, (const void **)&s->item_id));
+    }
+    if (column_file_find(&s->file, "title.o") != NULL) {
+        TRY(get_texts(s, "title", &s->title));
+        TRY(check_count(s, "title", s->title.n, s->n_items + 1));
+    }
+    return OK;
+}
+
+static status load_context(seq_file *s) {
+    for (uint32_t i = 0; i < s->file.n_columns; i++) {
+        const column *c = &s->file.columns[i];
+        size_t length = strlen(c->name);
+        /* "ctx.NAME" itself is the only one of the three with 32-bit elements. */
+        if (strncmp(c->name, "ctx.", 4) != 0 || c->type != COLUMN_U32) continue;
+        if (s->n_context == CONTEXT_MAX)
+            return fail(ERR_FORMAT, "%s: more than %d contextual features", s->path, CONTEXT_MAX);
+        context_feature *f = &s->context[s->n_context++];
+        memcpy(f->name, c->name + 4, length - 4);
+        TRY(get(s, c->name, COLUMN_U32, s->n_users, (const void **)&f->value));
+        TRY(get_texts(s, c->name, &f->values));
+    }
+    return OK;
+}
+
+/* The scalars of the file are a small JSON object in the column "meta". */
+static status load_meta(seq_file *s) {
+    TRY(column_file_get(&s->file, s->path, "meta", COLUMN_U8, (const void **)&s->meta_json,
+                        &s->meta_bytes));
+    if (s->meta_bytes == 0 || s->meta_json[s->meta_bytes - 1] != '\0')
+        return fail(ERR_FORMAT, "%s: column 'meta' does not end with a zero byte", s->path);
+    s->meta_bytes--;
+    arena a;
+    arena_init(&a, 16 << 10);
+    const json_value *root;
+    int64_t actions = 0, items = 0;
+    status st = json_parse(&a, s->path, s->meta_json, s->meta_bytes, &root);
+    if (st == OK) st = json_member_int(root, "action_kind", &actions);
+    if (st == OK) st = json_member_int(root, "time_per_second", &s->time_per_second);
+    if (st == OK) st = json_member_int(root, "catalogue", &items);
+    if (st == OK && (actions < ACTION_NONE || actions > ACTION_CODE || items < 0 ||
+                     items > UINT32_MAX - 1 || s->time_per_second < 1))
+        st = fail(ERR_FORMAT, "%s: column 'meta' holds a value out of range", s->path);
+    s->actions = (action_kind)actions;
+    s->n_items = (uint64_t)items;
+    arena_fini(&a);
+    return st == OK ? OK : fail_prefix(st, "%s: column 'meta'", s->path);
+}
+
+/* A file with sound checksums can still be written by a hostile hand: every index is checked once.
+ */
+typedef struct check_job {
+    const seq_file *s;
+} check_job;
+
+enum { CHECK_EVENTS = 1 << 20 };
+
+static status check_items(void *ctx, int64_t chunk, int worker) {
+    (void)worker;
+    const seq_file *s = ((check_job *)ctx)->s;
+    uint64_t begin = (uint64_t)chunk * CHECK_EVENTS, end = begin + CHECK_EVENTS;
+    if (end > s->n_events) end = s->n_events;
+    uint32_t low = UINT32_MAX, high = 0;
+    for (uint64_t i = begin; i < end; i++) {
+        low = s->item[i] < low ? s->item[i] : low;
+        high = s->item[i] > high ? s->item[i] : high;
+    }
+    if (low < 1 || high > s->n_items)
+        return fail(ERR_FORMAT,
+                    "%s: an event between %" PRIu64 " and %" PRIu64
+                    " has an item outside the catalogue",
+                    s->path, begin, end);
+    return OK;
+}
+
+static status check_events(const seq_file *s, pool *p) {
+    check_job job = {s};
+    TRY(pool_run(p, (int64_t)((s->n_events + CHECK_EVENTS - 1) / CHECK_EVENTS), check_items, &job));
+    for (int f = 0; f < s->n_context; f++)
+        for (uint64_t u = 0; u < s->n_users; u++)
+            if (s->context[f].value[u] >= s->context[f].values.n)
+                return fail(ERR_FORMAT,
+                            "%s: user %" PRIu64 " has value %" PRIu32
+                            " of feature '%s', which has %" PRIu64,
+                            s->path, u, s->context[f].value[u], s->context[f].name,
+                            s->context[f].values.n);
+    return OK;
+}
+
+static status load(seq_file *s, pool *p) {
+    const column *offsets, *events;
+    TRY(column_file_open(&s->file, s->path, p));
+    TRY(load_meta(s));
+    offsets = column_file_find(&s->file, "offsets");
+    events = column_file_find(&s->file, "item_index");
+    if (offsets == NULL || offsets->n == 0 || events == NULL)
+        return fail(ERR_FORMAT, "%s: has no events; run 'hstu prep' again", s->path);
+    s->n_users = offsets->n - 1;
+    s->n_events = events->n;
+    TRY(get(s, "offsets", COLUMN_U64, s->n_users + 1, (const void **)&s->offsets));
+    TRY(get(s, "item_index", COLUMN_U32, s->n_events, (const void **)&s->item));
+    TRY(get(s, "action", COLUMN_U16, s->n_events, (const void **)&s->action));
+    TRY(get(s, "time", COLUMN_I64, s->n_events, (const void **)&s->time));
+    status st = jagged_check(s->offsets, s->n_users, s->n_events);
+    if (st != OK) return fail_prefix(st, "%s: column 'offsets'", s->path);
+    TRY(load_ids(s));
+    TRY(load_context(s));
+    return check_events(s, p);
+}
+
+status seq_file_open(seq_file **out, const char *path, pool *p) {
+    seq_file *s;
+    *out = NULL;
+    TRY(MEM_NEW(&s, 1));
+    status st;
+    if (folder_exists(path))
+        st = path_join(s->path, sizeof s->path, path, "data.seq");
+    else
+        st = (size_t)snprintf(s->path, sizeof s->path, "%s", path) < sizeof s->path
+                 ? OK
+                 : fail(ERR_USAGE, "the path %s is too long", path);
+    if (st == OK && folder_exists(path) && !file_exists(s->path))
+        st = fail(ERR_IO, "%s: has no data.seq in it; make one with 'hstu prep' or 'hstu synth'",
+                  path);
+    if (st == OK) st = load(s, p);
+    if (st != OK) {
+        seq_file_close(s);
+        return st;
+    }
+    *out = s;
+    return OK;
+}
+
+void seq_file_close(seq_file *s) {
+    if (s == NULL) return;
+    if (s->file.map.bytes != NULL) column_file_close(&s->file);
+    mem_free(s);
+}
+
+static status append_text(const text_column *t, uint64_t i, buf *out) {
+    return buf_append(out, t->bytes + t->offsets[i], t->offsets[i + 1] - t->offsets[i]);
+}
+
+status seq_item_name(const seq_file *s, uint32_t item, buf *out) {
+    buf_clear(out);
+    if (item > s->n_items)
+        return fail(ERR_FORMAT, "item %" PRIu32 " is not in the catalogue", item);
+    return s->has_text_items ? append_text(&s->item_text, item, out)
+                             : buf_printf(out, "%" PRId64, s->item_id[item]);
+}
+
+status seq_user_name(const seq_file *s, uint64_t user, buf *out) {
+    buf_clear(out);
+    if (user >= s->n_users) return fail(ERR_FORMAT, "user %" PRIu64 " is not there", user);
+    return s->has_text_users ? append_text(&s->user_text, user, out)
+                             : buf_printf(out, "%" PRId64, s->user_id[user]);
+}
+
+status seq_item_title(const seq_file *s, uint32_t item, buf *out) {
+    if (item <= s->n_items && s->title.n > 0 &&
+        s->title.offsets[item + 1] > s->title.offsets[item]) {
+        buf_clear(out);
+        return append_text(&s->title, item, out);
+    }
+    return seq_item_name(s, item, out);
+}
+
+/* Ids are sorted, so finding one is a binary search over first..n-1; UINT64_MAX: not there. */
+static uint64_t find_number(const int64_t *ids, uint64_t first, uint64_t n, const char *id) {
+    char *end;
+    errno = 0;
+    int64_t wanted = strtoll(id, &end, 10);
+    if (errno != 0 || end == id || *end != '\0') return UINT64_MAX;
+    uint64_t low = first, high = n;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (ids[middle] < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < n && ids[low] == wanted ? low : UINT64_MAX;
+}
+
+static int compare_text(const text_column *t, uint64_t i, const char *id, size_t n) {
+    uint64_t length = t->offsets[i + 1] - t->offsets[i];
+    int order = memcmp(t->bytes + t->offsets[i], id, length < n ? length : n);
+    return order != 0 ? order : (length > n) - (length < n);
+}
+
+static uint64_t find_text(const text_column *t, uint64_t first, const char *id) {
+    uint64_t low = first, high = t->n;
+    size_t n = strlen(id);
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (compare_text(t, middle, id, n) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < t->n && compare_text(t, low, id, n) == 0 ? low : UINT64_MAX;
+}
+
+uint32_t seq_find_item(const seq_file *s, const char *id) {
+    uint64_t i = s->has_text_items ? find_text(&s->item_text, 1, id)
+                                   : find_number(s->item_id, 1, s->n_items + 1, id);
+    return i == UINT64_MAX ? 0 : (uint32_t)i;
+}
+
+uint64_t seq_find_user(const seq_file *s, const char *id) {
+    return s->has_text_users ? find_text(&s->user_text, 0, id)
+                             : find_number(s->user_id, 0, s->n_users, id);
+}
+
+double seq_rating(const seq_file *s, uint16_t action) {
+    if (s->actions == ACTION_STARS) return action + 1.0;
+    if (s->actions == ACTION_HALF_STARS) return (action + 1.0) / 2;
+    return action;
+}

@@ -1,0 +1,89 @@
+/* Sequence file: a prepared data set, DIR/data.seq, mapped read-only.
+ *
+ * Users are numbered 0..n_users-1 and items 1..n_items, both in ascending order of their ids
+ * (numbers by value, texts by bytes); item 0 is padding.  Items are the whole catalogue: those
+ * never seen in an event too.  A user's events are in order of time, ties in the order of the
+ * source.  Everything here is a view of the map and safe for any number of threads. */
+#ifndef HSTU_DATA_SET_SEQ_FILE_H
+#define HSTU_DATA_SET_SEQ_FILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/pool.h"
+#include "base/status.h"
+#include "data/set/column_file.h"
+
+/* What the 16-bit action of an event means. */
+typedef enum {
+    ACTION_NONE = 0,       /* always 0 */
+    ACTION_STARS = 1,      /* rating 1..5, stored 0..4: rating = action + 1 */
+    ACTION_HALF_STARS = 2, /* rating .5..5, stored 0..9: rating = (action + 1) / 2 */
+    ACTION_BITS = 3,       /* bit mask: click 1, like 2, follow 4, comment 8, forward 16, hate 32,
+                              long_view 64, profile_enter 128 */
+    ACTION_CODE = 4        /* a number of the source, as it is */
+} action_kind;
+
+/* Texts stored one behind the other: text i is bytes[offsets[i] .. offsets[i + 1]). */
+typedef struct text_column {
+    const uint64_t *offsets; /* (n + 1) */
+    const char *bytes;
+    uint64_t n;
+} text_column;
+
+/* One contextual feature: value[u] is 1..n_values for user u, 0 where it is unknown. */
+typedef struct context_feature {
+    char name[COLUMN_NAME_BYTES];
+    const uint32_t *value; /* (n_users) */
+    text_column values;    /* texts of the values; entry 0 is "" */
+} context_feature;
+
+enum { CONTEXT_MAX = 32 };
+
+typedef struct seq_file {
+    column_file file;
+    char path[4096];
+    uint64_t n_users, n_items, n_events;
+    const uint64_t *offsets; /* (n_users + 1), into the event columns */
+    const uint32_t *item;    /* (n_events), 1..n_items */
+    const uint16_t *action;  /* (n_events) */
+    const int64_t *time;     /* (n_events), in ticks: time_per_second to a second */
+    action_kind actions;
+    int64_t time_per_second; /* 1 or 1000 */
+    bool has_text_users, has_text_items;
+    const int64_t *user_id; /* (n_users), unless has_text_users */
+    const int64_t *item_id; /* (n_items + 1), entry 0 is 0, unless has_text_items */
+    text_column user_text;  /* (n_users), if has_text_users */
+    text_column item_text;  /* (n_items + 1), if has_text_items */
+    text_column title;      /* (n_items + 1); n = 0 if the source has no titles */
+    context_feature context[CONTEXT_MAX];
+    int n_context;
+    const char
+        *meta_json; /* JSON: counts, and under "source" where the data came from; ends with NUL */
+    uint64_t meta_bytes;
+} seq_file;
+
+/* `path` is a folder with data.seq in it, or such a file.  Checks everything (column_file.h). */
+status seq_file_open(seq_file **out, const char *path, pool *p);
+void seq_file_close(seq_file *s); /* NULL is fine */
+
+static inline uint64_t seq_length(const seq_file *s, uint64_t user) {
+    return s->offsets[user + 1] - s->offsets[user];
+}
+
+/* The item's or user's id, or title, for display; valid until the next call with the same buf. */
+status seq_item_name(const seq_file *s, uint32_t item, buf *out); /* the id as text */
+status seq_user_name(const seq_file *s, uint64_t user, buf *out);
+status seq_item_title(const seq_file *s, uint32_t item,
+                      buf *out); /* the id where there is no title */
+
+/* The number of an id given as text; *out = 0 for an item, UINT64_MAX for a user, that is not
+ * there. */
+uint32_t seq_find_item(const seq_file *s, const char *id);
+uint64_t seq_find_user(const seq_file *s, const char *id);
+
+/* The rating an action stands for, as in the source (2r - 1 undone, for instance). */
+double seq_rating(const seq_file *s, uint16_t action);
+
+#endif
