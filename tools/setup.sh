@@ -32,11 +32,14 @@ clang_can_fuzz() {
 
 # look_around demo|bench|test
 look_around() {
-    local found=''
+    local found='' has_compiler=0
     needed=() optional=() lines=()
-    if has gcc || has cc || has clang; then found=$(make_probe); else missing needed gcc "the C compiler"; fi
+    if has gcc || has cc || has clang; then has_compiler=1 found=$(make_probe); else missing needed gcc "the C compiler"; fi
     # Debian's compilers come without the C library's headers when recommended packages are left out.
-    [[ $found == *HSTU_NO_COMPILER* ]] || [ -z "$found" ] && missing needed libc6-dev "the C library's headers"
+    # A probe that found no library says nothing at all: that is not a missing compiler.
+    if [ $has_compiler = 0 ] || [[ $found == *HSTU_NO_COMPILER* ]]; then
+        missing needed libc6-dev "the C library's headers"
+    fi
     has make || missing needed make "builds the program"
     [[ $found == *HSTU_HAS_OPENBLAS* ]] || missing needed libopenblas-dev "matrix products on the CPU"
     [[ $found == *HSTU_HAS_ARCHIVE* ]] ||
