@@ -270,7 +270,9 @@ status cmd_train(int argc, char **argv) {
         {"--max-iters", ARG_INT, &o->max_steps, "N", "Steps of training, instead of epochs.", 1,
          (int64_t)1 << 40},
         {"--resume", ARG_FLAG, &o->is_resume, NULL,
-         "Goes on from the last checkpoint of RUN; the config file may be left out.", 0, 0},
+         "Goes on from the last checkpoint of RUN; the config file may be left out, --device and "
+         "--deterministic may not.",
+         0, 0},
         {"--validate", ARG_FLAG, &o->has_validation, NULL,
          "Holds out two events of each user: the one before last to watch and to keep the best "
          "checkpoint (RUN/best), the last for the end.",
@@ -286,7 +288,9 @@ status cmd_train(int argc, char **argv) {
          0, UINT32_MAX},
         {"--device", ARG_TEXT, &args.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"--deterministic", ARG_FLAG, &args.is_deterministic, NULL,
-         "On a GPU: the same bits in every run, a little slower (the CPU always does that).", 0, 0},
+         "On a GPU: the same bits in every run, resumed ones included, a little slower (the CPU "
+         "always does that).",
+         0, 0},
         {"--json", ARG_FLAG, &args.is_json, NULL,
          "One JSON object a line on stdout: start, epoch, eval, done.", 0, 0},
         {0},
@@ -295,10 +299,12 @@ status cmd_train(int argc, char **argv) {
         .usage = "hstu train --gin-config-file FILE --data DIR --out RUN [options]",
         .summary = "Trains a ranking or retrieval model from a gin config.",
         .options = options,
-        .notes = "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and leave with exit code 1; "
-                 "--resume goes on as if nothing had been, to the bit.\n\n"
-                 "--help-config lists every option a config may bind (--help-config=markdown: as "
-                 "docs/config.md).\n",
+        .notes =
+            "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and leave with exit code 1; "
+            "--resume goes on as if nothing had been: to the bit on the CPU, and on a GPU if the "
+            "whole run has --deterministic; without it, up to the rounding of sums.\n\n"
+            "--help-config lists every option a config may bind (--help-config=markdown: as "
+            "docs/config.md).\n",
     };
     int n_positional;
     bool is_help;
