@@ -3,8 +3,12 @@
 
 passed=0 failed=0 skipped=0 has_fuzz=0
 FUZZ_SECONDS=${FUZZ_SECONDS:-10}
+GPU_SECONDS=${GPU_SECONDS:-600}
 # Only what has threads: the thread sanitizer is slow, and has nothing to see elsewhere.
 TSAN_PATTERNS=(test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log)
+# What rounds otherwise in another precision; tables and copies are tested once, in float32.
+GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_l2 test_linear test_logits_loss test_model.c test_negatives
+    test_norm test_rank test_rows test_sampled_softmax test_softmax_attn test_update)
 
 # counted LABEL COMMAND...: one step, one count.
 counted() {
@@ -98,7 +102,8 @@ build_variants() {
     return 0 # Even when one failed: the others are worth running.
 }
 
-# On arm64 the leak check of today's compilers walks all of the address space at each exit.
+# The harness counts blocks that a test leaves behind, in every variant.  The sanitizer's leak check says where
+# they came from; but on arm64 that of gcc 12 and clang 14 takes seconds at each exit.
 is_leak_check_slow() {
     local start
     start=$(now_ms)
@@ -117,13 +122,54 @@ run_units() {
     unit "release" build/release
     unit "minimal" build/minimal
     if is_leak_check_slow; then
-        note "Here the leak check costs seconds a process: only tests of lost memory get it, and fuzzing."
+        note "Here the sanitizer's leak check takes seconds a process: tests count their blocks instead."
         ASAN_OPTIONS=detect_leaks=0 unit "asan" build/asan
-        unit "asan: leaks" build/asan memory
     else
         unit "asan" build/asan
     fi
     unit "tsan: what has threads" build/tsan "${TSAN_PATTERNS[@]}"
+}
+
+# on_gpu FUNCTION LABEL ...: one step, as long as the time for the GPU lasts.
+on_gpu() {
+    if [ $(($(now_ms) - gpu_start)) -lt $((GPU_SECONDS * 1000)) ]; then "$@"; else
+        skip "$2" "the $GPU_SECONDS s for the GPU are over; make gpu-test has it"
+    fi
+}
+
+# golden LABEL TYPE: reference values on the GPU.
+golden() {
+    local folder=tests/golden
+    [ -d "${SHARED:-../shared}/golden" ] && folder=${SHARED:-../shared}/golden
+    counted "$1" build/release/tests/golden --device cuda --dtype "$2" "$folder"
+}
+
+# The better part of `make gpu-test`, within GPU_SECONDS.
+run_gpu() {
+    local gpu_start type
+    title "On the GPU"
+    case $(build/release/hstu doctor --json 2>/dev/null) in
+    *'"verdict":"yes, on the CPU and on '*) ;;
+    *'"no_gpu_reason":"this build is without CUDA"'*)
+        if nvidia-smi -L >/dev/null 2>&1; then
+            skip "ops and models on the GPU" "there is a GPU, but the build is without CUDA: nvcc and g++ are needed"
+        else
+            skip "ops and models on the GPU" "no GPU here, and the build is without CUDA"
+        fi
+        return ;;
+    *) skip "ops and models on the GPU" "no GPU here that is fit ('hstu doctor' tells why)" && return ;;
+    esac
+    gpu_start=$(now_ms)
+    for type in float32 tf32 bfloat16 float16; do
+        on_gpu golden "reference values, $type" $type
+    done
+    on_gpu unit "ops, models and tables, float32" build/release --device cuda
+    for type in bfloat16 float16 tf32; do
+        on_gpu unit "ops and models, $type" build/release --device cuda --dtype $type "${GPU_PATTERNS[@]}"
+    done
+    for type in bfloat16 float32; do
+        on_gpu unit "sums in any order, $type" build/release --device cuda --fast --dtype $type "${GPU_PATTERNS[@]}"
+    done
 }
 
 # fuzz_one TARGET: a short run over a copy of its seeds; the seed of the run is fixed.
@@ -191,6 +237,7 @@ run_tests() {
     if setup test; then
         if build_variants; then
             run_units
+            run_gpu
             run_fuzz
             run_checks
         fi
