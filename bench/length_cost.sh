@@ -18,7 +18,7 @@ mkdir -p "$(dirname "$out")"
 ./hstu synth --out "$work/data" --users 600 --items 12000 --mean-len 3000 --seed 3 >/dev/null
 for n in 50 100 200 400 800 1600; do
     batch=$((25600 / n))
-    ./hstu bench train --data "$work/data" --steps 6 --json --set train_fn.max_sequence_length=$n --set train_fn.local_batch_size=$batch |
+    ./hstu bench train --device cpu --data "$work/data" --steps 6 --json --set train_fn.max_sequence_length=$n --set train_fn.local_batch_size=$batch |
         python3 -c '
 import json, sys
 n, batch, machine, date = sys.argv[1:]

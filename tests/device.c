@@ -33,12 +33,21 @@ int test_device_options(int argc, char **argv, int at) {
 }
 
 bool test_device_runs(const char *file) {
-    static const char *const stems[] = {
-        "api_attn",  "attn",         "attn_bwd", "cuda",        "device",
-        "direct",    "dropout",      "dynamic",  "embed",       "fetch",
-        "gate",      "l2",           "linear",   "logits_loss", "model",
-        "negatives", "norm",         "rank",     "rows",        "sampled_softmax",
-        "snapshot",  "softmax_attn", "table",    "table_rows",  "update"};
+    static const char *const stems[] = {"api_attn",   "attn",
+                                        "attn_bwd",   "cuda",
+                                        "device",     "direct",
+                                        "dropout",    "dynamic",
+                                        "embed",      "fetch",
+                                        "gate",       "l2",
+                                        "linear",     "logits_loss",
+                                        "model",      "model_make",
+                                        "negatives",  "norm",
+                                        "plan",       "rank",
+                                        "rows",       "sampled_softmax",
+                                        "snapshot",   "softmax_attn",
+                                        "table",      "table_place",
+                                        "table_rows", "update",
+                                        "verbs"};
     if (test_on.kind == ON_CPU) return true;
     if (strncmp(file, "test_", 5) != 0) return false;
     for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
@@ -51,15 +60,16 @@ bool test_device_runs(const char *file) {
 /* One GPU backend serves a process: making one takes longer than most tests. */
 static backend *shared;
 
-static void end_shared(void) {
+void test_device_end(void) {
     backend_destroy(shared);
+    shared = NULL;
 }
 
 static status share_cuda(void) {
     cuda_options options = {.device = test_on.number, .is_deterministic = test_on.is_deterministic};
     if (shared != NULL) return OK;
     TRY(backend_create_cuda(&shared, &options));
-    atexit(end_shared);
+    atexit(test_device_end);
     return shared->ops->set_precision(shared, precision_act(test_on.p),
                                       test_on.p == PRECISION_TF32);
 }

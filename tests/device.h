@@ -23,7 +23,8 @@ extern test_device test_on; /* the CPU, float32, until test_device_option says o
  * unknown.  With --fast a GPU need not be deterministic. */
 int test_device_options(int argc, char **argv, int at);
 
-/* Whether the tests of this file run on the chosen device: off the CPU those of ops and models. */
+/* Whether the tests of this file run on the chosen device: off the CPU those that open it, and
+ * those of what only a GPU can show.  `make check` holds the list to that. */
 bool test_device_runs(const char *file);
 
 /* A backend over host memory on the chosen device; backend_destroy ends it.  On a GPU all of a
@@ -34,5 +35,8 @@ status test_backend(backend **out, pool *workers);
  * test_real_backend_end alone. */
 status test_real_backend(backend **out, pool *workers);
 void test_real_backend_end(backend *be);
+
+/* Ends what the backends of a process share; the exit of a test that failed does so, too. */
+void test_device_end(void);
 
 #endif

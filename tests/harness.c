@@ -1,5 +1,4 @@
 #include <fnmatch.h>
-#include <stdarg.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,30 +34,12 @@ const char *test_shared(const char *name) {
     return path;
 }
 
-int test_command(char **out_text, const char *fmt, ...) {
-    char command[8192];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(command, sizeof command, fmt, args);
-    va_end(args);
-    strncat(command, " 2>&1", sizeof command - strlen(command) - 1);
-    FILE *pipe = popen(command, "r");
-    if (pipe == NULL) FAIL_TEST("cannot run %s", command);
-    size_t n = 0, capacity = 1 << 20;
-    char *text = malloc(capacity + 1);
-    for (size_t got; (got = fread(text + n, 1, capacity - n, pipe)) > 0; n += got)
-        if (n + got == capacity) text = realloc(text, (capacity *= 2) + 1);
-    int code = (text[n] = '\0', pclose(pipe));
-    out_text != NULL ? (void)(*out_text = text) : free(text);
-    return WIFEXITED(code) ? WEXITSTATUS(code) : 128 + WTERMSIG(code);
-}
-
 /* Runs one test in a child; 0 passed, 77 skipped, anything else failed. */
 static int run_case(const test_case *t) {
     snprintf(folder, sizeof folder, "/tmp/hstu-test-XXXXXX");
     if (mkdtemp(folder) == NULL) return 1;
     pid_t child = (fflush(stdout), fork());
-    if (child == 0) alarm(600), t->run(), exit(0);
+    if (child == 0) alarm(600), t->run(), test_device_end(), exit(test_leaks());
     int code = 0;
     waitpid(child, &code, 0);
     if (WIFSIGNALED(code))

@@ -18,13 +18,13 @@ static void *failing_alloc(void *ctx, size_t bytes) {
 
 static void *failing_resize(void *ctx, void *block, size_t bytes) {
     if (block == NULL) return failing_alloc(ctx, bytes);
-    return atomic_fetch_sub(&until_failure, 1) == 1 ? NULL : realloc(block, bytes);
+    return atomic_fetch_sub(&until_failure, 1) == 1 ? NULL : (realloc)(block, bytes);
 }
 
 static void plain_release(void *ctx, void *block) {
     (void)ctx;
     n_live -= block != NULL;
-    free(block);
+    (free)(block);
 }
 
 int oom_at_each_allocation(status (*run)(void *ctx), void *ctx) {

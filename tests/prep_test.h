@@ -20,12 +20,18 @@ static inline void put_file(const char *name, const char *text) {
     CHECK(f != NULL && fwrite(text, 1, strlen(text), f) == strlen(text) && fclose(f) == 0);
 }
 
+static char *kept[256];
+static int n_kept;
+
+AFTER_TESTS {
+    while (n_kept > 0)
+        free(kept[--n_kept]);
+}
+
 /* Runs a shell command; its exit code and all output, which lives as long as the test.  Leaks are
  * looked for in one test (test_prep.c) only: the search takes seconds a process on some machines.
  */
 static inline int run_shell(char **out, const char *fmt, ...) {
-    static char *volatile kept[256]; /* so that they do not count as leaked */
-    static int n_kept;
     char command[8192];
     va_list args;
     va_start(args, fmt);
@@ -34,8 +40,8 @@ static inline int run_shell(char **out, const char *fmt, ...) {
     CHECK(n_kept < 256);
     int code = test_command(out, "export ASAN_OPTIONS=${ASAN_OPTIONS-detect_leaks=0}; cd %s; (%s)",
                             test_folder(), command);
-    kept[n_kept] = *out;
-    return kept[n_kept++] != NULL ? code : -1;
+    kept[n_kept++] = *out;
+    return code;
 }
 
 /* The content of FOLDER/name; "" if it is not there. */

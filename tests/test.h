@@ -1,5 +1,7 @@
 /* The test harness.  TEST(name) { ... } registers a test; each runs in a process of its own, with a
- * folder of its own (test_folder) that is removed afterwards.  A failed CHECK ends the test. */
+ * folder of its own (test_folder) that is removed afterwards.  A failed CHECK ends the test.  A
+ * test that comes to its end must have freed its memory: blocks of the library and of its own
+ * malloc are counted, in every build and on every machine. */
 #ifndef HSTU_TESTS_TEST_H
 #define HSTU_TESTS_TEST_H
 
@@ -21,6 +23,37 @@ const char *test_program(void);            /* the hstu program of this build */
 const char *test_shared(const char *name); /* SHARED/name; skips the test if it is not there */
 int test_command(char **out_text, const char *fmt,
                  ...); /* runs a shell command: exit code, stdout+stderr (free it) */
+
+/* Whether each run of the program in a command that computes says on which device.  test_command
+ * refuses others: `--device auto` takes a GPU where there is one, whose sums have no fixed order.
+ */
+bool test_names_device(const char *command);
+
+/* The memory of tests, counted (tests/leaks.c).  (malloc)(n), in brackets, is the C library's own:
+ * for allocators that a test hands to the library, which counts their blocks itself. */
+void *test_malloc(size_t bytes);
+void *test_calloc(size_t n, size_t size);
+void *test_realloc(void *block, size_t bytes);
+char *test_strndup(const char *text, size_t n);
+void test_free(void *block);
+#define malloc(bytes)         test_malloc(bytes)
+#define calloc(n, size)       test_calloc(n, size)
+#define realloc(block, bytes) test_realloc(block, bytes)
+#define strndup(text, n)      test_strndup(text, n)
+#define free(block)           test_free(block)
+
+/* AFTER_TESTS { ... } frees what tests keep in static variables; those of all files run when a test
+ * has come to its end. */
+void test_after(void (*run)(void));
+#define AFTER_TESTS                                                                                \
+    static void after_tests(void);                                                                 \
+    __attribute__((constructor)) static void register_after(void) {                                \
+        test_after(after_tests);                                                                   \
+    }                                                                                              \
+    static void after_tests(void)
+
+/* Of a test that has come to its end: 0, or 1 after a line that says how many blocks it leaks. */
+int test_leaks(void);
 
 #define TEST(name)                                                                                 \
     static void test_##name(void);                                                                 \

@@ -1,6 +1,6 @@
 #include "cpu/cpu.h"
-#include "dense_test.h"
 #include "oom.h"
+#include "test.h"
 
 TEST(backend_memory) {
     backend *be;
@@ -28,19 +28,22 @@ TEST(backend_memory) {
 
 /* A smaller request keeps the block, a larger one replaces it, each worker has its own. */
 TEST(backend_scratch_grows_and_is_kept) {
-    test_backends t;
+    pool *workers;
+    backend *be;
     void *first, *again, *other, *shared, *larger;
-    open_backends(&t);
-    CHECK_OK(cpu_scratch(t.be[1], 0, 1000, &first));
-    CHECK_OK(cpu_scratch(t.be[1], 0, 10, &again));
-    CHECK_OK(cpu_scratch(t.be[1], 1, 1000, &other));
-    CHECK_OK(cpu_scratch(t.be[1], CPU_SHARED, 0, &shared));
+    CHECK_OK(pool_create(&workers, 3));
+    CHECK_OK(backend_create_cpu(&be, workers));
+    CHECK_OK(cpu_scratch(be, 0, 1000, &first));
+    CHECK_OK(cpu_scratch(be, 0, 10, &again));
+    CHECK_OK(cpu_scratch(be, 1, 1000, &other));
+    CHECK_OK(cpu_scratch(be, CPU_SHARED, 0, &shared));
     CHECK(first == again && first != other && shared != NULL && shared != other);
-    CHECK_OK(cpu_scratch(t.be[1], 0, 1 << 20, &larger));
+    CHECK_OK(cpu_scratch(be, 0, 1 << 20, &larger));
     memset(larger, 1, 1 << 20);
-    CHECK_OK(cpu_scratch(t.be[1], 0, 1 << 19, &again));
+    CHECK_OK(cpu_scratch(be, 0, 1 << 19, &again));
     CHECK(again == larger);
-    close_backends(&t);
+    backend_destroy(be);
+    pool_destroy(workers);
 }
 
 static status create_and_use(void *ctx) {

@@ -98,6 +98,56 @@ TEST(mem_alloc_zeroes_used_memory) {
     }
 }
 
+/* Leaks where TEST_LEAK says so: mem_leaks_fail_a_test runs it in a program of its own. */
+TEST(mem_leaks_when_told) {
+    const char *what = getenv("TEST_LEAK");
+    void *of_library, *of_test = malloc(16);
+    CHECK_OK(mem_alloc(&of_library, 1, 16));
+    if (what == NULL || strcmp(what, "mem") != 0) mem_free(of_library);
+    if (what == NULL || strcmp(what, "malloc") != 0) free(of_test);
+}
+
+TEST(mem_leaks_fail_a_test) {
+    static const char *const leak[][3] = {
+        {"none", "ok ", "1 passed, 0 failed"},
+        {"mem", "leaks: 1 blocks of the library", "0 passed, 1 failed"},
+        {"malloc", "and 1 of the test (malloc)", "0 passed, 1 failed"}};
+    for (int i = 0; i < 3; i++) {
+        char *text;
+        int code = test_command(&text,
+                                "hstu='%s'; TEST_LEAK=%s ASAN_OPTIONS=detect_leaks=0 "
+                                "\"${hstu%%/hstu}/tests/unit\" mem_leaks_when_told",
+                                test_program(), leak[i][0]);
+        CHECK_EQ(code, i == 0 ? 0 : 1);
+        CHECK_CONTAINS(text, leak[i][1]);
+        CHECK_CONTAINS(text, leak[i][2]);
+        free(text);
+    }
+}
+
+/* test_command refuses to compute on whatever device there is. */
+TEST(base_commands_name_their_device) {
+    static const struct {
+        const char *command;
+        bool is_fine;
+    } cases[] = {
+        {"cd /tmp && '%1$s' prep csv --input a; %1$s info d", true},
+        {"%1$s train --gin-config-file a.gin", false},
+        {"%1$s train", false},
+        {"%1$s train --gin-config-file a.gin --device cpu", true},
+        {"%1$s bench train --device auto", false},
+        {"%1$s bench data --seconds 1", true},
+        {"'%1$s' bench embedding --seconds 1", false},
+        {"%1$s eval r --device cuda:0 && %1$s recommend r", false},
+        {"(%1$s eval r --device cuda:0 >/dev/null); %1$s recommend r --device cpu 2>&1", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[9000];
+        snprintf(command, sizeof command, cases[i].command, test_program());
+        if (test_names_device(command) != cases[i].is_fine) FAIL_TEST("%s", command);
+    }
+}
+
 TEST(mem_reserve_keeps_content) {
     int *numbers = NULL;
     size_t capacity = 0;

@@ -440,12 +440,12 @@ static void *failing_resize(void *ctx, void *block, size_t bytes) {
     failing *f = ctx;
     if (f->n_left-- <= 0) return NULL;
     if (block == NULL) f->n_live++;
-    return realloc(block, bytes);
+    return (realloc)(block, bytes);
 }
 
 static void failing_release(void *ctx, void *block) {
     ((failing *)ctx)->n_live--;
-    free(block);
+    (free)(block);
 }
 
 TEST(batcher_survives_every_failed_allocation) {

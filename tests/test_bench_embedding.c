@@ -34,6 +34,7 @@ TEST(bench_embedding_prints_every_figure) {
     CHECK_EQ(n_checked, 11);
     arena_fini(&a);
     free(text);
-    CHECK_EQ(test_command(&text, "'%s' bench embedding --seconds 100", test_program()), 2);
+    CHECK_EQ(test_command(&text, "'%s' bench embedding --device cpu --seconds 100", test_program()),
+             2);
     free(text);
 }

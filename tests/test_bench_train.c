@@ -59,9 +59,9 @@ TEST(bench_train_generated_data_can_be_trained_on) {
     text = said(0, "train", "benchmark_ranking_fixed.gin", "--out run --max-iters 12 --resume");
     CHECK_CONTAINS(text, "resuming at step 9 of 12");
     free(text);
-    int code =
-        test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s train --resume --out run",
-                     test_folder(), test_program());
+    int code = test_command(
+        &text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s train --device cpu --resume --out run",
+        test_folder(), test_program());
     CHECK(code != 0);
     CHECK_CONTAINS(text, "generated data, which only its gin file describes");
     free(text);

@@ -6,6 +6,14 @@
 #include "test.h"
 
 static config *c;
+static arena json_memory;
+static char *said; /* by the program */
+
+AFTER_TESTS {
+    config_destroy(c);
+    arena_fini(&json_memory);
+    free(said);
+}
 
 static status load_text(const char *text, const char *const *overrides, size_t n,
                         const char *task) {
@@ -500,8 +508,6 @@ TEST(config_out_of_memory) {
     CHECK(oom_at_each_allocation(load_generated, NULL) > 5);
 }
 
-static arena json_memory;
-
 static const json_value *echo(void) {
     buf text, again;
     const json_value *root;
@@ -582,12 +588,12 @@ TEST(config_echo_generated_and_meta) {
 /* Runs the program; the text lives until the next run.  Leaks are looked for by the tests inside
  * this process: doing it at each end of a program takes seconds under the sanitizer. */
 static const char *run(int wanted, const char *args) {
-    static char *text;
-    free(text);
-    int code = test_command(&text, "ASAN_OPTIONS=detect_leaks=0 %s train %s", test_program(), args);
+    free(said);
+    int code = test_command(&said, "ASAN_OPTIONS=detect_leaks=0 %s train --device cpu %s",
+                            test_program(), args);
     if (code != wanted)
-        FAIL_TEST("hstu train %s: exit code %d, not %d: %s", args, code, wanted, text);
-    return text;
+        FAIL_TEST("hstu train %s: exit code %d, not %d: %s", args, code, wanted, said);
+    return said;
 }
 
 TEST(config_command) {

@@ -5,6 +5,10 @@
 
 static gin_config g;
 
+AFTER_TESTS {
+    gin_fini(&g);
+}
+
 /* Reads text as the file "t" and finishes. */
 static status read_bytes(const char *text, size_t n) {
     gin_fini(&g);

@@ -8,8 +8,15 @@
 #include "oom.h"
 #include "test.h"
 
-/* What goes in and what comes out; each test has a process of its own. */
-static buf text, got;
+/* What goes in, compressed in some tests, and what comes out; each test has a process of its own.
+ */
+static buf text, packed, got;
+
+AFTER_TESTS {
+    buf_fini(&text);
+    buf_fini(&packed);
+    buf_fini(&got);
+}
 
 /* "FOLDER/name" of this test. */
 static const char *at(const char *name) {
@@ -187,8 +194,6 @@ TEST(input_compressed) {
 #else
 #include <archive.h>
 #include <archive_entry.h>
-
-static buf packed; /* the text, compressed */
 
 typedef struct member {
     const char *path;

@@ -5,9 +5,17 @@
 #include "oom.h"
 #include "test.h"
 
-/* Parses text into an arena that lives until the test's process ends. */
+static arena tree;
+static buf number, string;
+
+AFTER_TESTS {
+    arena_fini(&tree);
+    buf_fini(&number);
+    buf_fini(&string);
+}
+
+/* Parses text into an arena that lives as long as the test. */
 static status parse(const char *text, size_t n, const json_value **out) {
-    static arena tree;
     arena_fini(&tree);
     arena_init(&tree, 4096);
     /* A copy of exactly n bytes: the address sanitizer sees any look behind the end. */
@@ -32,23 +40,21 @@ static const json_value *parsed(const char *text) {
     } while (0)
 
 static const char *written_double(double value) {
-    static buf b;
     json_writer w;
-    buf_clear(&b);
-    json_begin(&w, &b, 0);
+    buf_clear(&number);
+    json_begin(&w, &number, 0);
     json_double(&w, value);
     CHECK_OK(json_finish(&w));
-    return buf_str(&b);
+    return buf_str(&number);
 }
 
 static const char *written_string(const char *text, size_t n) {
-    static buf b;
     json_writer w;
-    buf_clear(&b);
-    json_begin(&w, &b, 0);
+    buf_clear(&string);
+    json_begin(&w, &string, 0);
     json_string_n(&w, text, n);
     CHECK_OK(json_finish(&w));
-    return buf_str(&b);
+    return buf_str(&string);
 }
 
 static void write_sample(json_writer *w) {
@@ -369,21 +375,21 @@ TEST(json_typed_members) {
 /* Reads and writes with a small arena, so that many allocations can fail. */
 static status read_and_write(void *ctx) {
     const char *text = "{\"a\":[1,2.5,\"a long enough string to need a block\"],\"b\":{\"c\":1}}";
-    arena tree;
+    arena values;
     buf b;
     json_writer w;
     const json_value *v;
     (void)ctx;
-    arena_init(&tree, 64);
+    arena_init(&values, 64);
     buf_init(&b);
-    status st = json_parse(&tree, "t.json", text, strlen(text), &v);
+    status st = json_parse(&values, "t.json", text, strlen(text), &v);
     json_begin(&w, &b, 2);
     if (st == OK) {
         write_sample(&w);
         st = json_finish(&w);
     }
     buf_fini(&b);
-    arena_fini(&tree);
+    arena_fini(&values);
     return st;
 }
 

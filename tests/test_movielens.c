@@ -11,9 +11,13 @@ static seq_file *open_out(void) {
 }
 
 static const char *title_of(const seq_file *s, const char *id) {
-    static buf text;
+    static char title[256];
+    buf text;
+    buf_init(&text);
     CHECK_OK(seq_item_title(s, seq_find_item(s, id), &text));
-    return buf_str(&text);
+    snprintf(title, sizeof title, "%s", buf_str(&text));
+    buf_fini(&text);
+    return title;
 }
 
 /* The text of a user's contextual feature. */

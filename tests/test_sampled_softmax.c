@@ -16,10 +16,16 @@ typedef struct problem {
     double *dtable; /* (V, E) */
 } problem;
 
-/* Memory for the length of a test, which is a process; kept where the leak checker sees it. */
+/* Memory for the length of a test. */
+static void *kept[4096];
+static int n_kept;
+
+AFTER_TESTS {
+    while (n_kept > 0)
+        mem_free(kept[--n_kept]);
+}
+
 static void *zeros(size_t n, size_t size) {
-    static void *kept[4096];
-    static int n_kept;
     CHECK(n_kept < 4096);
     CHECK_OK(mem_alloc(&kept[n_kept], n, size));
     return kept[n_kept++];
@@ -302,7 +308,11 @@ TEST(sampled_softmax_adds_to_its_sums) {
     p.a.scratch = zeros(be->ops->sampled_softmax_scratch(be, p.a.n, 4, 6, 8), 1);
     CHECK_OK(be->ops->sampled_softmax(be, &p.a));
     CHECK(fabs(*p.a.loss - 2 * once) < 1e-12 * once);
-    CHECK(fabsf(p.a.dtable[9] - 2 * first) <= 1e-6f * fabsf(first));
+    /* Sums in no fixed order differ by the rounding of the largest of them. */
+    float largest = fabsf(first);
+    for (int i = 6; !test_on.is_deterministic && i < 12; i++) /* those of its row */
+        largest = fmaxf(largest, fabsf(p.a.dtable[i]));
+    CHECK(fabsf(p.a.dtable[9] - 2 * first) <= 1e-6f * largest);
     first = p.a.dtable[9];
     /* Without dquery there are no gradients, and the loss is the same. */
     p.a.dquery = NULL;

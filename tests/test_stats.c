@@ -79,6 +79,7 @@ TEST(stats_popular_items_come_in_order) {
     int n;
     toy_open(&data, (uint32_t[]){3}, 1);
     data.n_items = 6;
+    const uint32_t *toy_items = data.item;
     data.item = (uint32_t[]){5, 2, 5};
     CHECK_OK(data_stats_init(&stats, &data, NULL));
     data_stats_popular(&stats, &data, items, 10, &n);
@@ -92,6 +93,8 @@ TEST(stats_popular_items_come_in_order) {
     data_stats_popular(&stats, &data, items, 0, &n);
     CHECK_EQ(n, 0);
     data_stats_fini(&stats);
+    data.item = toy_items;
+    toy_close(&data);
 }
 
 TEST(stats_of_empty_data_are_zero) {

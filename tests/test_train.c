@@ -15,16 +15,19 @@ static void write_gin(const char *name, const char *gin) {
     CHECK(f != NULL && fputs(gin, f) >= 0 && fclose(f) == 0);
 }
 
-/* Runs `hstu ARGS` in the test's folder with data and configs; the code must be as wanted. */
+/* Runs `hstu ARGS` in the test's folder with data and configs, on the CPU where ARGS names no other
+ * device; the code must be as wanted. */
 static char *said(int want, const char *args) {
+    bool computes = strncmp(args, "synth", 5) != 0 && strncmp(args, "info", 4) != 0;
+    const char *device = computes && strstr(args, "--device") == NULL ? " --device cpu" : "";
     char *text;
     if (!file_exists(in("m.gin"))) {
         write_gin("m.gin", retrieval_gin);
         write_gin("n.gin", ranking_gin);
         synth_folder();
     }
-    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s", test_folder(),
-                            test_program(), args);
+    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s%s", test_folder(),
+                            test_program(), args, device);
     if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
     return text;
 }
@@ -39,8 +42,7 @@ TEST(train_prints_a_table_and_where_to_look) {
 }
 
 TEST(train_json_is_one_object_a_line) {
-    char *text = said(
-        0, "train --device cpu --gin-config-file m.gin --data data --out run --json --epochs 2");
+    char *text = said(0, "train --gin-config-file m.gin --data data --out run --json --epochs 2");
     int n = 0;
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), n++) {
         static const char *const events[] = {"start", "epoch", "epoch", "done"};
@@ -69,7 +71,7 @@ TEST(train_json_is_one_object_a_line) {
 
 /* Of 13 epochs every fifth is evaluated, and the last ten. */
 TEST(train_evaluates_when_it_should) {
-    char *text = said(0, "train --device cpu --gin-config-file m.gin --data data --out run --json "
+    char *text = said(0, "train --gin-config-file m.gin --data data --out run --json "
                          "--epochs 13 --eval-every 5");
     int n = -1;
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), n++) {
@@ -79,7 +81,7 @@ TEST(train_evaluates_when_it_should) {
     }
     CHECK_EQ(n, 14);
     free(text);
-    text = said(0, "train --device cpu --gin-config-file m.gin --data data --out again --epochs 12 "
+    text = said(0, "train --gin-config-file m.gin --data data --out again --epochs 12 "
                    "--eval-every 12");
     CHECK_CONTAINS(text, "\n  2/12 ");
     CHECK_CONTAINS(text, "         -         -");
@@ -98,7 +100,7 @@ TEST(train_says_what_is_missing) {
          "give one of them"},
         {2, "train --gin-config-file m.gin --data data --out r --device gpu",
          "auto, cpu, cuda and cuda:N"},
-        {1, "train --gin-config-file m.gin --data data --out r --device cuda:0",
+        {1, "train --gin-config-file m.gin --data data --out r --device cuda:63",
          "use --device cpu"},
         {1, "train --gin-config-file m.gin --data none --out r", "none"},
         {1, "train --resume --data data --out r", "r: no such folder"},
@@ -165,7 +167,7 @@ TEST(train_refuses_data_without_actions_for_ranking) {
 
 TEST(train_then_eval_and_recommend) {
     free(said(0, "train --gin-config-file m.gin --data data --out run"));
-    char *text = said(0, "eval run --device cpu --data data --json");
+    char *text = said(0, "eval run --data data --json");
     arena a;
     const json_value *v;
     double from_eval, from_log;
@@ -182,7 +184,7 @@ TEST(train_then_eval_and_recommend) {
     CHECK_CONTAINS(text, "\n      10 ");
     free(text);
     /* Neither the history nor an item twice is recommended. */
-    text = said(0, "recommend run --device cpu --data data --history 3,5,8 -k 60 --json");
+    text = said(0, "recommend run --data data --history 3,5,8 -k 60 --json");
     CHECK_OK(json_parse(&a, "recommend", text, strlen(text), &v));
     CHECK_EQ(json_member(v, "history")->n_children, 3);
     CHECK_EQ(json_member(v, "recommended")->n_children, 57);
@@ -222,7 +224,7 @@ TEST(train_sigterm_saves_and_resumes) {
     free(text);
     int code = test_command(&text,
                             "export ASAN_OPTIONS=detect_leaks=0; cd %s && (%s train "
-                            "--gin-config-file m.gin --data data --out parts "
+                            "--device cpu --gin-config-file m.gin --data data --out parts "
                             "--epochs 15 --json > parts.out 2> parts.err & pid=$!; "
                             "until [ \"$(cat parts.out 2>/dev/null | grep -c tokens_per_s)\" -ge 2 "
                             "]; do sleep 0.02; done; "
@@ -246,12 +248,13 @@ TEST(train_killed_again_and_again_equals_uninterrupted) {
     char *text;
     int code = test_command(
         &text,
-        "cd %s && %s train --gin-config-file m.gin --data data --out parts --max-iters 1 "
+        "export ASAN_OPTIONS=detect_leaks=0; cd %s && %s train --device cpu --gin-config-file "
+        "m.gin --data data --out parts --max-iters 1 "
         ">/dev/null "
-        "&& for t in 0.05 0.08 0.11 0.14 0.17 0.2; do (timeout -s KILL $t %s train "
+        "&& for t in 0.05 0.08 0.11 0.14 0.17 0.2; do (timeout -s KILL $t %s train --device cpu "
         "--gin-config-file "
         "m.gin --resume --data data --out parts --epochs 15; true) >/dev/null 2>&1; done; %s train "
-        "--gin-config-file m.gin --resume --data data --out parts --epochs 15",
+        "--device cpu --gin-config-file m.gin --resume --data data --out parts --epochs 15",
         test_folder(), test_program(), test_program(), test_program());
     if (code != 0) FAIL_TEST("code %d: %s", code, text);
     free(text);
@@ -317,7 +320,7 @@ TEST(train_full_disk_says_so_and_keeps_the_last) {
     char *text;
     int code = test_command(&text,
                             "export ASAN_OPTIONS=detect_leaks=0; cd %s && (ulimit -f 4; trap '' "
-                            "XFSZ; exec %s train --resume "
+                            "XFSZ; exec %s train --device cpu --resume "
                             "--gin-config-file m.gin --data data --out run --epochs 3)",
                             test_folder(), test_program());
     CHECK_EQ(code, 1);

@@ -104,6 +104,32 @@ test_stems() {
     done
 }
 
+# What opens the device under test, by itself or through a helper, is on the list of tests/device.c.
+device_tests() {
+    grep -lE '\<(test_backend|test_real_backend|open_backends|toy_model_open|sample_run|rig_init)\(' tests/test_*.c |
+        while read -r file; do
+            stem=$(basename "$file" .c)
+            grep -q "\"${stem#test_}\"" tests/device.c || echo "$file: not on the list of tests/device.c"
+        done
+}
+
+# `--device auto` takes a GPU where there is one, whose sums have no fixed order: tests and scripts of ours
+# name their device (./run demo and ./run bench are the user's, and take what is there).  Commands that a test
+# composes from parts are checked when it runs, by test_command.
+devices() {
+    verbs='(train|eval|recommend|bench (attention|embedding|train))( |$)'
+    for file in tests/*.[ch] tools/*.sh bench/*.sh Makefile .ci/run; do
+        case $file in
+        *.[ch]) # A line a string: adjacent ones are one, and the program is their %s.
+            tr '\n' ' ' <"$file" | sed -e "s/\\\\\"/'/g" -e 's/" *"//g' | tr '";&|' '\n\n\n\n' |
+                grep -E "(^|[ (])'?%s'? $verbs" ;;
+        *)
+            sed -e ':a' -e '/\\$/N' -e 's/\\\n//' -e 'ta' "$file" | tr ';&|' '\n\n\n' |
+                grep -E "(^|[ (])[^ ]*hstu[\"']? $verbs" ;;
+        esac | grep -vE -e '--device (cpu|mirror|cuda|%s)|--help|^ *#' | sed "s|^|$file: |"
+    done
+}
+
 # docs/tour.md is the reading order: it names every file; a header stands for its source too.
 tour() {
     for file in $rooms; do
@@ -171,6 +197,8 @@ rule "memory only from src/base/mem.c" \
 rule "nothing left for later" \
     sh -c 'grep -nE "TO''DO|FIX''ME" $* run Makefile tools/*.sh; true' - $sources
 rule "every test has its source, every fuzz target its seeds" test_stems
+rule "tests of a device run on it" device_tests
+rule "tests and scripts name their device" devices
 rule "no file over 650 lines, the harness within 100" long_files
 rule "other flags rebuild" flags_rebuild
 rule "docs/tour.md names every file" tour

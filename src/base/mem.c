@@ -1,6 +1,7 @@
 #include "base/mem.h"
 
 #include <malloc.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,12 @@ static const mem_allocator default_allocator = {default_alloc, default_resize, d
                                                 NULL};
 static mem_allocator current = {default_alloc, default_resize, default_release, NULL};
 
+static _Atomic int64_t n_live;
+
+int64_t mem_n_live(void) {
+    return n_live;
+}
+
 void mem_set_allocator(const mem_allocator *allocator) {
     current = allocator != NULL ? *allocator : default_allocator;
 }
@@ -57,7 +64,9 @@ status mem_alloc_raw(void **out, size_t n, size_t size) {
     *out = NULL;
     TRY(byte_count(n, size, &bytes));
     *out = current.alloc(current.ctx, bytes);
-    return *out != NULL ? OK : out_of_memory(bytes);
+    if (*out == NULL) return out_of_memory(bytes);
+    n_live++;
+    return OK;
 }
 
 /* Zeroes a block.  The whole pages of a large one are given back to the system, which hands out
@@ -89,6 +98,7 @@ status mem_resize(void **block, size_t n, size_t size) {
     TRY(byte_count(n, size, &bytes));
     void *moved = current.resize(current.ctx, *block, bytes);
     if (moved == NULL) return out_of_memory(bytes);
+    n_live += *block == NULL;
     *block = moved;
     return OK;
 }
@@ -103,7 +113,9 @@ status mem_reserve(void **block, size_t *capacity, size_t n, size_t size) {
 }
 
 void mem_free(void *block) {
-    if (block != NULL) current.release(current.ctx, block);
+    if (block == NULL) return;
+    n_live--;
+    current.release(current.ctx, block);
 }
 
 struct arena_block {

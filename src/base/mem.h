@@ -39,6 +39,10 @@ status mem_resize(void **block, size_t n, size_t size);
 
 void mem_free(void *block);
 
+/* Blocks of the process that were allocated and not freed, those of arenas included: zero once
+ * everything is destroyed, which is how the tests find leaks. */
+int64_t mem_n_live(void);
+
 /* Typed forms: NEW(&p, n) allocates n zeroed *p. */
 #define MEM_NEW(pointer, n)     mem_alloc((void **)(pointer), (n), sizeof **(pointer))
 #define MEM_NEW_RAW(pointer, n) mem_alloc_raw((void **)(pointer), (n), sizeof **(pointer))

@@ -10,6 +10,7 @@
 
 #include "base/env.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/nearest.h"
 #include "cli/cli.h"
 #include "hstu.h"
@@ -122,6 +123,18 @@ static status run(int argc, char **argv, const char **out_name) {
     return is_help ? c->run(2, help_argv) : c->run(argc - 1, argv + 1);
 }
 
+/* In the build for faults every command, failed ones included, frees what it took: each test that
+ * runs the program is a test of that. */
+static int check_leaks(int code) {
+#ifdef __SANITIZE_ADDRESS__
+    if (mem_n_live() == 0) return code;
+    fprintf(stderr, "hstu: %lld blocks of memory were not freed\n", (long long)mem_n_live());
+    return 3;
+#else
+    return code;
+#endif
+}
+
 int main(int argc, char **argv) {
     const char *name = "";
     hold_standard_streams();
@@ -132,5 +145,5 @@ int main(int argc, char **argv) {
     } else {
         fflush(stdout);
     }
-    return report(name, st);
+    return check_leaks(report(name, st));
 }

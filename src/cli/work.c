@@ -43,8 +43,10 @@ static status open_named_gpu(work *w, const char *name, bool is_deterministic) {
         return fail(ERR_DEVICE, "--device %s: there is no GPU to use (%s); use --device cpu", name,
                     driver.reason);
     if (index >= n)
-        return fail(ERR_DEVICE, "--device %s: this machine has %d GPU%s, cuda:0%s", name, n,
-                    n == 1 ? "" : "s", n == 1 ? " alone" : " and on");
+        return fail(ERR_DEVICE,
+                    "--device %s: this machine has %d GPU%s, cuda:0%s; use one that is there, or "
+                    "use --device cpu",
+                    name, n, n == 1 ? "" : "s", n == 1 ? " alone" : " and on");
     return open_gpu(w, &device[index], index, is_deterministic);
 }
 
