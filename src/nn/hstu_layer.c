@@ -193,7 +193,7 @@ static linear_args proj_of(const hstu_layer *l, int64_t n, const void *x, void *
                          .x = l->gated,
                          .w = l->proj->value,
                          .bias = value(l->proj_bias),
-                         .residual = x,
+                         .residual = c->has_residual ? x : NULL,
                          .y = out,
                          .dw = l->proj->grad,
                          .dbias = grad(l->proj_bias)};
@@ -211,7 +211,8 @@ status hstu_layer_fwd(hstu_layer *l, backend *be, const sequences *s, const void
     return be->ops->linear_fwd(be, &proj);
 }
 
-/* The residual's gradient stays in d from the start; the first norm adds the rest to it. */
+/* The gradient of the residual stays in d from the start, and the first norm adds the rest to it;
+ * without a residual the first norm replaces it. */
 status hstu_layer_bwd(hstu_layer *l, backend *be, const sequences *s, const hstu_scratch *scratch,
                       const void *x, void *d) {
     const hstu_layer_config *c = &l->config;
@@ -245,6 +246,6 @@ status hstu_layer_bwd(hstu_layer *l, backend *be, const sequences *s, const hstu
 
     norm.dy = scratch->d_normed;
     norm.dx = d;
-    norm.adds_dx = true;
+    norm.adds_dx = c->has_residual;
     return be->ops->norm_bwd(be, &norm);
 }

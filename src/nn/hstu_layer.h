@@ -1,7 +1,7 @@
 /* One HSTU layer, forward and backward.  One config covers both projects' layers:
  *
  *     xn = LN(x),   [u | v | q | k] = silu(xn W + b),   o = attention(q, k, v)      (ops.h)
- *     out = dropped(u * LN(o)) W_o (+ b_o) + x
+ *     out = dropped(u * LN(o)) W_o (+ b_o) (+ x)
  *
  * research (Meta): norms without weights, no b, position and time bias, alpha 1, W_o transposed,
  * with b_o.  fused (NVIDIA): norms with weights, with b, alpha 1 / sqrt(D), masks for contextual
@@ -15,8 +15,9 @@
 typedef struct hstu_layer_config {
     int32_t dim, n_heads, dim_qk, dim_v; /* E, H, D of q and k, D of v and u */
     bool is_research;
-    bool has_silu; /* on u, v, q, k */
-    bool has_bias; /* research: the position and time bias */
+    bool has_silu;     /* on u, v, q, k */
+    bool has_residual; /* adds x to the output */
+    bool has_bias;     /* research: the position and time bias */
     int32_t bias_len;
     int32_t target_group;
     float eps, alpha, scale;

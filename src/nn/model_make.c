@@ -134,6 +134,7 @@ static hstu_layer_config hstu_config(const model *m, const config *c) {
                                .dim_v = (int32_t)n->dim_v,
                                .is_research = research,
                                .has_silu = !research || n->linear_activation == LINEAR_SILU,
+                               .has_residual = true,
                                .has_bias = research && n->has_relative_bias,
                                .bias_len = research ? (int32_t)research_length(c) : 0,
                                .target_group = 1,

@@ -44,7 +44,8 @@ static status send_times(golden *g, sequences *s, const int64_t *offsets, int32_
 }
 
 status golden_meta_hstu_layer(golden *g) {
-    hstu_layer_config c = {.is_research = true, .has_silu = true, .has_bias = true, .alpha = 1};
+    hstu_layer_config c = {
+        .is_research = true, .has_silu = true, .has_residual = true, .has_bias = true, .alpha = 1};
     int64_t *offsets, n_offsets;
     int32_t *device_offsets;
     double eps;
@@ -88,9 +89,9 @@ static status read_nv_config(golden *g, hstu_layer_config *c, int32_t *max_len) 
     TRY(golden_int(g, "residual", &residual));
     TRY(golden_number(g, "eps", &eps));
     TRY(golden_number(g, "alpha", &alpha));
-    if (residual != 1) return fail(ERR_UNSUPPORTED, "layers have a residual");
     c->dim_v = c->dim_qk;
     c->has_silu = true;
+    c->has_residual = residual != 0;
     c->eps = (float)eps;
     c->alpha = (float)alpha;
     c->scale = 1 / (float)(scaling > 0 ? scaling : *max_len);
