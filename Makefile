@@ -113,7 +113,7 @@ $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
 
-# The checker of golden vectors: golden [--device NAME] [--dtype TYPE] DIR.  Its objects lie apart: the program has
+# The checker of golden vectors: golden [--device NAME] [--dtype TYPE] DIR...  Its objects lie apart: the program has
 # the name of their folder.
 $B/tests/golden: $(GOLDEN_OBJ) $(LIB_OBJ)
 	@mkdir -p $(@D)
@@ -173,7 +173,7 @@ docs: hstu
 # Every op, model and golden vector on a GPU, in every precision; and without the order of sums being
 # fixed, in the two precisions whose kernels differ then.
 GPU ?= cuda
-GOLDEN_DIR ?= $(if $(wildcard $(SHARED)/golden),$(SHARED)/golden,tests/golden)
+GOLDEN_DIR ?= $(wildcard $(SHARED)/golden) tests/golden
 gpu-test: tests
 	$B/tests/unit --device $(GPU)
 	$B/tests/unit --device $(GPU) --fast

@@ -112,6 +112,7 @@ is_leak_check_slow() {
 }
 
 run_units() {
+    local type
     title "Unit tests"
     if [ -d "${SHARED:-../shared}" ]; then
         SHARED=$(cd "${SHARED:-../shared}" && pwd)
@@ -128,6 +129,9 @@ run_units() {
         unit "asan" build/asan
     fi
     unit "tsan: what has threads" build/tsan "${TSAN_PATTERNS[@]}"
+    for type in tf32 bfloat16 float16; do
+        counted "reference values, rounded to $type" build/release/tests/golden --device mirror --dtype $type tests/golden
+    done
 }
 
 # on_gpu FUNCTION LABEL ...: one step, as long as the time for the GPU lasts.

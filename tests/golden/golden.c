@@ -1,4 +1,5 @@
-/* golden [--device NAME] [--dtype TYPE] DIR: every .safetensors file of a folder, a line each. */
+/* golden [--device NAME] [--dtype TYPE] DIR...: checks every .safetensors file of the folders, a
+ * line each. */
 #include "golden.h"
 
 #include <dirent.h>
@@ -157,15 +158,18 @@ static int run_folder(const backends *b, const char *folder) {
 }
 
 int main(int argc, char **argv) {
-    int at = test_device_options(argc, argv, 1), code = 1;
-    if (at < 0 || at + 1 != argc) {
-        fprintf(stderr, "Usage: golden " TEST_DEVICE_USAGE " DIR\n");
+    int at = test_device_options(argc, argv, 1), code = 0;
+    if (at < 0 || at >= argc) {
+        fprintf(stderr, "Usage: golden " TEST_DEVICE_USAGE " DIR...\n");
         return 2;
     }
     backends b;
     status st = open_backends(&b);
-    if (st == OK) code = run_folder(&b, argv[at]);
-    if (st != OK) fprintf(stderr, "golden: %s\n", status_reason());
+    for (; st == OK && at < argc; at++) {
+        int folder_code = run_folder(&b, argv[at]);
+        if (folder_code > code) code = folder_code;
+    }
+    if (st != OK) code = 1, fprintf(stderr, "golden: %s\n", status_reason());
     close_backends(&b);
     return code;
 }
