@@ -35,85 +35,17 @@ static float *filled(int64_t n, float value) {
     return x;
 }
 
-/* The mask straight from the words of ops.h. */
-static bool sees(const attn_args *a, int32_t b, int32_t row, int32_t i, int32_t j, int32_t len) {
-    if (a->func != NULL) {
-        const int32_t *f = a->func + a->offsets_q[b] + row;
-        if (j < f[0]) return true;
-        for (int32_t m = 1; 2 * m < a->n_func; m++)
-            if (f[(2 * m - 1) * a->func_stride] <= j && j < f[2 * m * a->func_stride]) return true;
-        return false;
-    }
-    int32_t c = a->n_contexts != NULL ? a->n_contexts[b] : 0;
-    int32_t h = len - (a->n_targets != NULL ? a->n_targets[b] : 0);
-    if (i < c && j < h) return true;
-    if (i >= h && j >= h && j < h + (i - h) / a->target_group * a->target_group) return false;
-    return (a->window_left < 0 || j >= i - a->window_left) &&
-           (a->window_right < 0 || j <= i + a->window_right);
+static double stored(double x) {
+    return ract(x, true);
 }
 
-static int32_t naive_bucket(int64_t d) {
-    float f = (float)(d < 0 ? -d : d);
-    float bucket = logf(f < 1.0f ? 1.0f : f) / 0.301f;
-    return bucket > 128.0f ? 128 : (int32_t)bucket;
+static double factor(double x) {
+    return rfactor(x, true);
 }
 
-/* One pair (row, j) of a sequence and head, in float64.  With f, as a chain of tensors: scores,
- * weights and their gradients are stored, and are factors of the next product; sums are not rounded
- * before they are whole. */
-static void naive_pair(const sample *s, int32_t b, int32_t head, int32_t row, int32_t j, bool f) {
-    const attn_args *a = &s->a;
-    const expected *e = &s->want[f];
-    int32_t len = a->offsets_k[b + 1] - a->offsets_k[b];
-    int32_t i = row + len - (a->offsets_q[b + 1] - a->offsets_q[b]);
-    int64_t iq = a->offsets_q[b] + row, jk = a->offsets_k[b] + j;
-    int64_t q = iq * a->stride_q + head * a->dim_qk, k = jk * a->stride_k + head * a->dim_qk;
-    int64_t v = jk * a->stride_v + head * a->dim_v, o = iq * a->stride_out + head * a->dim_v;
-    const float *Q = a->q, *K = a->k, *V = a->v, *G = a->dout, *R = a->table;
-    int64_t table = 0;
-    int32_t bucket = 0;
-    double score = 0.0, p = 0.0;
-    if (!sees(a, b, row, i, j, len)) return;
-    for (int d = 0; d < a->dim_qk; d++)
-        score += (double)Q[q + d] * (double)K[k + d];
-    for (int d = 0; d < a->dim_v; d++)
-        p += (double)G[o + d] * (double)V[v + d];
-    score = ract(score, f);
-    p = ract(p, f);
-    if (a->bias == BIAS_TABLE) {
-        int32_t table_head = a->table_heads == 1 ? 0 : head;
-        table = (((int64_t)b * a->table_heads + table_head) * a->table_len + i) * a->table_len + j;
-        score += (double)R[table];
-    } else if (a->bias == BIAS_TIME) {
-        bucket = naive_bucket(a->query_time[iq] - a->key_time[jk]);
-        score += (double)a->position_w[a->bias_len - 1 + j - i] + (double)a->time_w[bucket];
-    }
-    double x = ract((double)a->alpha * ract(score, f), f), sigmoid = 1.0 / (1.0 + exp(-x));
-    double weight = ract(ract(x * sigmoid, f) * (double)a->scale, f);
-    double slope = ract(sigmoid * (1.0 + x * (1.0 - sigmoid)), f);
-    double ds = ract(p * (double)a->scale * (double)a->alpha * slope, f);
-    double left = rfactor(weight, f), left_ds = rfactor(ds, f);
-    for (int d = 0; d < a->dim_v; d++) {
-        e->out[o + d] += left * (double)V[v + d];
-        e->dv[v + d] += left * (double)G[o + d];
-    }
-    for (int d = 0; d < a->dim_qk; d++) {
-        e->dq[q + d] += left_ds * (double)K[k + d];
-        e->dk[k + d] += left_ds * (double)Q[q + d];
-    }
-    if (a->bias == BIAS_TABLE) e->dtable[table] += ds;
-    if (a->bias == BIAS_TIME) {
-        e->dposition[a->bias_len - 1 + j - i] += ds;
-        e->dtime[bucket] += ds;
-    }
-}
-
-static void naive_sequence(const sample *s, int32_t b, bool f) {
-    const attn_args *a = &s->a;
-    for (int32_t head = 0; head < a->n_heads; head++)
-        for (int32_t row = 0; row < a->offsets_q[b + 1] - a->offsets_q[b]; row++)
-            for (int32_t j = 0; j < a->offsets_k[b + 1] - a->offsets_k[b]; j++)
-                naive_pair(s, b, head, row, j, f);
+static void naive_sequence(const sample *s, int32_t b, bool is_rounded) {
+    static const attn_rounding rounding = {stored, factor};
+    attn_naive_sequence(&s->a, b, is_rounded ? &rounding : NULL, &s->want[is_rounded]);
 }
 
 /* A chunk is one sequence, exact or rounded; all of them where they add to the same cells. */
@@ -145,13 +77,13 @@ void sample_results(sample *s) {
     int64_t n_q = s->n_q * a->stride_q, n_k = s->n_k * a->stride_k, n_v = s->n_k * a->stride_v;
     int64_t n_out = s->n_q * a->stride_out, n_position = 2 * (int64_t)a->bias_len;
     for (int f = 0; f < 2; f++)
-        s->want[f] = (expected){.out = doubles(n_out),
-                                .dq = doubles(n_q),
-                                .dk = doubles(n_k),
-                                .dv = doubles(n_v),
-                                .dtable = doubles(s->n_table),
-                                .dposition = doubles(n_position),
-                                .dtime = doubles(ATTN_TIME_BUCKETS + 1)};
+        s->want[f] = (attn_naive_results){.out = doubles(n_out),
+                                          .dq = doubles(n_q),
+                                          .dk = doubles(n_k),
+                                          .dv = doubles(n_v),
+                                          .dtable = doubles(s->n_table),
+                                          .dposition_w = doubles(n_position),
+                                          .dtime_w = doubles(ATTN_TIME_BUCKETS + 1)};
     a->out = s->out = filled(n_out, 9.0f);
     a->dq = s->dq = filled(n_q, 9.0f);
     a->dk = s->dk = filled(n_k, 9.0f);
@@ -166,8 +98,8 @@ void sample_free(sample *s) {
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
     for (int f = 0; f < 2; f++) {
-        expected *e = &s->want[f];
-        double *all[] = {e->out, e->dq, e->dk, e->dv, e->dtable, e->dposition, e->dtime};
+        attn_naive_results *e = &s->want[f];
+        double *all[] = {e->out, e->dq, e->dk, e->dv, e->dtable, e->dposition_w, e->dtime_w};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             mem_free(all[i]);
     }
@@ -233,7 +165,7 @@ static void check_added(const char *what, const float *got, const double *want, 
 sample_error sample_check(const sample *s) {
     sample_error worst = {0, "nothing"};
     const attn_args *a = &s->a;
-    const expected *e = &s->want[0], *p = &s->want[1];
+    const attn_naive_results *e = &s->want[0], *p = &s->want[1];
     int64_t used_qk = (int64_t)a->n_heads * a->dim_qk, used_v = (int64_t)a->n_heads * a->dim_v;
     check_rows(&worst, "out", s->out, e->out, p->out, s->n_q, a->stride_out, used_v);
     check_rows(&worst, "dq", s->dq, e->dq, p->dq, s->n_q, a->stride_q, used_qk);
@@ -241,8 +173,8 @@ sample_error sample_check(const sample *s) {
     check_rows(&worst, "dv", s->dv, e->dv, p->dv, s->n_k, a->stride_v, used_v);
     if (a->dtable != NULL) check_added("dtable", s->dtable, e->dtable, p->dtable, s->n_table);
     if (a->bias != BIAS_TIME) return worst;
-    check_added("dposition_w", s->dposition, e->dposition, p->dposition, 2 * a->bias_len - 1);
-    check_added("dtime_w", s->dtime, e->dtime, p->dtime, ATTN_TIME_BUCKETS + 1);
+    check_added("dposition_w", s->dposition, e->dposition_w, p->dposition_w, 2 * a->bias_len - 1);
+    check_added("dtime_w", s->dtime, e->dtime_w, p->dtime_w, ATTN_TIME_BUCKETS + 1);
     return worst;
 }
 

@@ -1,25 +1,21 @@
-/* A random sample of HSTU attention, for tests: everything one call reads and writes, and what a
- * naive version in float64 makes of it, exactly and as naive code of the precision under test.
+/* A random sample of HSTU attention, for tests: everything one call reads and writes, and what the
+ * naive version makes of it, in float64 and as naive code of the precision under test.
  *
  * The test makes a sample (sample_make, then sample_mask and sample_bias), runs an attention on it
  * and has it checked.  Numbers are drawn from one sequence, the same in every run of a test. */
 #ifndef HSTU_TESTS_ATTN_SAMPLE_H
 #define HSTU_TESTS_ATTN_SAMPLE_H
 
+#include "cpu/attn_naive.h"
 #include "dense_test.h"
 
-/* What an attention computes, in float64. */
-typedef struct expected {
-    double *out, *dq, *dk, *dv, *dtable, *dposition, *dtime;
-} expected;
-
-/* Everything one attention reads and writes; results of the naive version, exact and as naive code
- * of the precision under test has them. */
+/* Everything one attention reads and writes; results of the naive version (cpu/attn_naive.h), exact
+ * and as naive code of the precision under test has them. */
 typedef struct sample {
     attn_args a;
     int64_t n_q, n_k, n_table; /* rows, rows, numbers */
     float *out, *dq, *dk, *dv, *dtable, *dposition, *dtime;
-    expected want[2];
+    attn_naive_results want[2];
 } sample;
 
 typedef enum { MASK_CAUSAL, MASK_FULL, MASK_WINDOW, MASK_TARGETS, MASK_FUNC, N_MASKS } mask_kind;
@@ -35,8 +31,8 @@ typedef struct inputs {
     int64_t *query_time, *key_time;
 } inputs;
 
-/* How rows lie: next to each other as good as anywhere, or as the copy engine of a GPU wants them,
- * their number known or not. */
+/* The layout of rows: any stride, or one that the TMA of a GPU can load, with or without the number
+ * of rows given. */
 typedef enum { ROWS_ODD, ROWS_ALIGNED, ROWS_KNOWN } row_kind;
 extern row_kind rows_are; /* of the samples made from now on; ROWS_ODD at first */
 

@@ -1,5 +1,6 @@
-/* Softmax attention against a naive float64 version, with and without dropout. */
+/* Softmax attention against the naive version (cpu/attn_naive.h), with and without dropout. */
 #include "base/pool.h"
+#include "cpu/attn_naive.h"
 #include "dense_test.h"
 
 enum { MAX_SEQUENCES = 8, N_RESULTS = 4 };
@@ -12,7 +13,7 @@ typedef struct sample {
     float *inputs[4];          /* q, k, v, dout */
     float *results[N_RESULTS]; /* out, dq, dk, dv */
     /* exact, and as naive code of the precision under test has them */
-    double *want[2][N_RESULTS], *want_log_sum[2];
+    attn_naive_results want[2];
 } sample;
 
 static uint32_t n_drawn;
@@ -74,11 +75,12 @@ static void make_sample(sample *s, const int32_t *lengths, int n_sequences, int3
     make_inputs(s);
     make_results(s);
     a->drop = (dropout){rate, rng_make_key(3, RNG_DROPOUT), &step, 5, s->user, s->position};
-    for (int f = 0; f < 2; f++) {
-        for (int r = 0; r < N_RESULTS; r++)
-            s->want[f][r] = doubles(s->n * a->stride_q);
-        s->want_log_sum[f] = doubles(s->n * a->n_heads);
-    }
+    for (int f = 0; f < 2; f++)
+        s->want[f] = (attn_naive_results){.out = doubles(s->n * a->stride_q),
+                                          .dq = doubles(s->n * a->stride_q),
+                                          .dk = doubles(s->n * a->stride_q),
+                                          .dv = doubles(s->n * a->stride_q),
+                                          .log_sum = doubles(s->n * a->n_heads)};
 }
 
 static void free_results(sample *s) {
@@ -92,66 +94,28 @@ static void free_sample(sample *s) {
     for (int r = 0; r < 4; r++)
         mem_free(s->inputs[r]);
     for (int f = 0; f < 2; f++) {
-        for (int r = 0; r < N_RESULTS; r++)
-            mem_free(s->want[f][r]);
-        mem_free(s->want_log_sum[f]);
+        double *owned[] = {s->want[f].out, s->want[f].dq, s->want[f].dk, s->want[f].dv,
+                           s->want[f].log_sum};
+        for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+            mem_free(owned[i]);
     }
     mem_free(s->user);
     mem_free(s->position);
 }
 
-static double dot(const float *x, const float *y, int n) {
-    double sum = 0.0;
-    for (int d = 0; d < n; d++)
-        sum += (double)x[d] * (double)y[d];
-    return sum;
+static double stored(double x) {
+    return ract(x, true);
 }
 
-/* What weight (head, i, j) is multiplied with, from the words of ops.h. */
-static double keep(const softmax_attn_args *a, int64_t row, int32_t head, int32_t j) {
-    if (a->drop.rate == 0.0f) return 1.0;
-    uint32_t c = (uint32_t)(head * a->max_len + j);
-    rng_block block = rng_draw(a->drop.key, a->drop.position[row], a->drop.user[row], *a->drop.step,
-                               a->drop.site << 16 | c / 4);
-    return rng_uniform(block.word[c % 4]) >= a->drop.rate ? 1.0 / (1.0 - (double)a->drop.rate)
-                                                          : 0.0;
+static double factor(double x) {
+    return rfactor(x, true);
 }
 
-/* With f, as a chain of tensors: scores, weights and their gradients are stored, and are factors of
- * the next product. */
-static void naive_row(sample *s, int32_t first, int32_t i, int32_t head, bool f) {
-    softmax_attn_args *a = &s->a;
-    int64_t stride = a->stride_q, at = (first + i) * stride + head * a->dim;
-    double *p, *dp, sum = 0.0, delta = 0.0, **want = s->want[f];
-    CHECK_OK(MEM_NEW(&p, (size_t)i + 1));
-    CHECK_OK(MEM_NEW(&dp, (size_t)i + 1));
-    for (int32_t j = 0; j <= i; j++) {
-        int64_t other = (first + j) * stride + head * a->dim;
-        double score = ract(dot(s->inputs[0] + at, s->inputs[1] + other, a->dim), f);
-        p[j] = exp(ract((double)a->alpha * score, f));
-        sum += p[j];
-    }
-    s->want_log_sum[f][(first + i) * a->n_heads + head] = log(sum);
-    for (int32_t j = 0; j <= i; j++) {
-        int64_t other = (first + j) * stride + head * a->dim;
-        p[j] = ract(p[j] / sum, f);
-        dp[j] = ract(dot(s->inputs[3] + at, s->inputs[2] + other, a->dim), f);
-        dp[j] = ract(dp[j] * keep(a, first + i, head, j), f);
-        delta += p[j] * dp[j];
-    }
-    for (int32_t j = 0; j <= i; j++) {
-        int64_t other = (first + j) * stride + head * a->dim;
-        double weight = rfactor(ract(p[j] * keep(a, first + i, head, j), f), f);
-        double ds = rfactor(ract((double)a->alpha * p[j] * (dp[j] - delta), f), f);
-        for (int d = 0; d < a->dim; d++) {
-            want[0][at + d] += weight * (double)s->inputs[2][other + d];
-            want[1][at + d] += ds * (double)s->inputs[1][other + d];
-            want[2][other + d] += ds * (double)s->inputs[0][at + d];
-            want[3][other + d] += weight * (double)s->inputs[3][at + d];
-        }
-    }
-    mem_free(p);
-    mem_free(dp);
+static void run_naive(const sample *s) {
+    static const attn_rounding rounding = {stored, factor};
+    for (int f = 0; f < 2; f++)
+        for (int32_t b = 0; b < s->a.n_sequences; b++)
+            softmax_attn_naive_sequence(&s->a, b, f > 0 ? &rounding : NULL, &s->want[f]);
 }
 
 static void run_attn(const softmax_attn_args *a, int n_threads) {
@@ -190,15 +154,13 @@ static void check_case(const int32_t *lengths, int n_sequences, int32_t n_heads,
     const char *const names[N_RESULTS] = {"out", "dq", "dk", "dv"};
     sample s;
     make_sample(&s, lengths, n_sequences, n_heads, dim, rate);
-    for (int f = 0; f < 2; f++)
-        for (int b = 0; b < n_sequences; b++)
-            for (int32_t head = 0; head < n_heads; head++)
-                for (int32_t i = 0; i < lengths[b]; i++)
-                    naive_row(&s, s.offsets[b], i, head, f);
+    run_naive(&s);
     run_attn(&s.a, 2);
-    compare("log_sum", s.a.log_sum, s.want_log_sum[0], s.want_log_sum[1], s.n, n_heads, n_heads);
+    const attn_naive_results *e = &s.want[0], *p = &s.want[1];
+    const double *want[] = {e->out, e->dq, e->dk, e->dv}, *plain[] = {p->out, p->dq, p->dk, p->dv};
+    compare("log_sum", s.a.log_sum, e->log_sum, p->log_sum, s.n, n_heads, n_heads);
     for (int r = 0; r < N_RESULTS; r++)
-        compare(names[r], s.results[r], s.want[0][r], s.want[1][r], s.n, s.a.stride_q,
+        compare(names[r], s.results[r], want[r], plain[r], s.n, s.a.stride_q,
                 (int64_t)n_heads * dim);
     free_sample(&s);
 }

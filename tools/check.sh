@@ -80,6 +80,7 @@ include_order() {
             if (!(room in see)) { print FILENAME ": src/" room " is not in the order of tools/check.sh"; next }
             if (quoted[2] ~ /\.\./) print FILENAME ":" FNR ": " quoted[2] " (write it from src/)"
             if (split(quoted[2], to, "/") < 2 || to[1] == room) next
+            if (quoted[2] == "cpu/attn_naive.h") next # the formula that others are checked against
             if (index(" " see[room] " ", " " to[1] " ") == 0)
                 print FILENAME ":" FNR ": src/" room " must not see " quoted[2]
         }' $rooms

@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "ops/time_bucket.h"
+#include "cpu/attn_naive.h"
 
 enum { PIECE = 1 << 18, N_SAMPLES = 24, WINDOW = 256, N_CONTEXTS = 3, N_TARGETS = 20 };
 enum { Q, K, V, DOUT, N_INPUTS };
@@ -14,8 +14,6 @@ const char *attn_mask_kind_name(attn_mask_kind mask) {
     static const char *const names[] = {"causal", "window 256", "context + target", "arbitrary"};
     return names[mask];
 }
-
-/* ---- making ---------------------------------------------------------------------------------- */
 
 static int64_t width_of(const attn_problem *p) {
     return (int64_t)p->shape.n_heads * p->shape.dim;
@@ -232,47 +230,91 @@ static status send_all(attn_problem *p) {
     return OK;
 }
 
-/* ---- float64 --------------------------------------------------------------------------------- */
+/* One head of one sequence, as the naive attention reads it. */
+typedef struct head_view {
+    attn_args a;
+    int32_t offsets[2], n_contexts, n_targets;
+    float *rows[N_INPUTS]; /* (len, dim) each */
+    float *table;          /* (len, len) */
+} head_view;
 
-/* Does row i of a sequence of len tokens see column j?  In the words of ops.h. */
-static bool sees(const attn_problem *p, int32_t b, int32_t i, int32_t j) {
+/* What attn_naive_sees needs of sequence b. */
+static void view_mask(const attn_problem *p, int32_t b, head_view *v) {
     int32_t first = p->offsets[b], len = p->offsets[b + 1] - first;
-    int32_t history = len > N_TARGETS ? len - N_TARGETS : 0;
-    int64_t n = p->n_tokens, row = first + i;
-    switch (p->shape.mask) {
-    case ATTN_CAUSAL:
-        return j <= i;
-    case ATTN_WINDOW:
-        return j <= i && j >= i - WINDOW;
-    case ATTN_TARGETS:
-        if (i < N_CONTEXTS && j < history) return true;
-        return j <= i && !(i >= history && j >= history && j < i);
-    case ATTN_ARBITRARY:
-        return j < p->func[row] || (j >= p->func[n + row] && j < p->func[2 * n + row]);
+    v->offsets[1] = len;
+    v->n_contexts = N_CONTEXTS;
+    v->n_targets = len < N_TARGETS ? len : N_TARGETS;
+    v->a = (attn_args){.n_sequences = 1,
+                       .n_heads = 1,
+                       .offsets_q = v->offsets,
+                       .offsets_k = v->offsets,
+                       .window_left = p->shape.mask == ATTN_WINDOW ? WINDOW : -1,
+                       .target_group = 1};
+    if (p->shape.mask == ATTN_TARGETS) {
+        v->a.n_contexts = &v->n_contexts;
+        v->a.n_targets = &v->n_targets;
     }
-    return false;
+    if (p->shape.mask != ATTN_ARBITRARY) return;
+    v->a.func = p->func + first;
+    v->a.n_func = 3;
+    v->a.func_stride = p->n_tokens;
 }
 
-static const int8_t *row_of(const attn_problem *p, int input, int64_t token, int32_t head) {
-    return p->input[input] + token * width_of(p) + (int64_t)head * p->shape.dim;
+static void to_floats(const int8_t *from, int64_t stride, int32_t n_rows, int32_t n, float *to) {
+    for (int32_t i = 0; i < n_rows; i++)
+        for (int32_t d = 0; d < n; d++)
+            to[(int64_t)i * n + d] = (float)from[i * stride + d] / 128;
 }
 
-static double dot(const int8_t *x, const int8_t *y, int32_t n) {
-    int64_t sum = 0;
-    for (int32_t d = 0; d < n; d++)
-        sum += (int32_t)x[d] * y[d];
-    return (double)sum / (128.0 * 128.0);
+static void view_bias(const attn_problem *p, int32_t b, int32_t head, head_view *v) {
+    const attn_shape *s = &p->shape;
+    int32_t first = p->offsets[b], len = p->offsets[b + 1] - first;
+    attn_args *a = &v->a;
+    a->bias = s->bias;
+    a->bias_len = s->max_len;
+    a->table_heads = 1;
+    a->table_len = len;
+    a->table = v->table;
+    if (s->bias == BIAS_TABLE) {
+        int64_t table = (b * (int64_t)s->n_heads + head) * s->max_len * s->max_len;
+        to_floats(p->table + table, s->max_len, len, len, v->table);
+    }
+    if (s->bias != BIAS_TIME) return;
+    a->query_time = a->key_time = p->times + first;
+    a->position_w = p->position_w;
+    a->time_w = p->time_w;
 }
 
-/* Buckets by the table that the backends use: the tests hold it against the logarithm. */
-static double bias_of(const attn_problem *p, int32_t b, int32_t head, int32_t i, int32_t j) {
-    int64_t n = p->shape.max_len, first = p->offsets[b];
-    if (p->table != NULL)
-        return p->table[((b * (int64_t)p->shape.n_heads + head) * n + i) * n + j] / 128.0;
-    if (p->times == NULL) return 0;
-    float distance = bucket_distance(p->times[first + i], p->times[first + j]);
-    return (double)p->position_w[n - 1 + j - i] +
-           (double)p->time_w[bucket_of(bucket_table_get(), distance)];
+static void view_head(const attn_problem *p, int32_t b, int32_t head, head_view *v) {
+    int32_t first = p->offsets[b], len = p->offsets[b + 1] - first, dim = p->shape.dim;
+    view_mask(p, b, v);
+    view_bias(p, b, head, v);
+    for (int i = 0; i < N_INPUTS; i++)
+        to_floats(p->input[i] + first * width_of(p) + (int64_t)head * dim, width_of(p), len, dim,
+                  v->rows[i]);
+    attn_args *a = &v->a;
+    a->dim_qk = a->dim_v = dim;
+    a->stride_q = a->stride_k = a->stride_v = a->stride_out = dim;
+    a->q = v->rows[Q];
+    a->k = v->rows[K];
+    a->v = v->rows[V];
+    a->dout = v->rows[DOUT];
+    a->alpha = 1 / sqrtf((float)dim);
+    a->scale = 1 / (float)p->shape.max_len;
+}
+
+static status alloc_view(const attn_shape *s, head_view *v) {
+    *v = (head_view){0};
+    for (int i = 0; i < N_INPUTS; i++)
+        TRY(mem_alloc((void **)&v->rows[i], (size_t)s->max_len * (size_t)s->dim, sizeof(float)));
+    if (s->bias != BIAS_TABLE) return OK;
+    return MEM_NEW(&v->table, (size_t)s->max_len * (size_t)s->max_len);
+}
+
+static void free_view(head_view *v) {
+    for (int i = 0; i < N_INPUTS; i++)
+        mem_free(v->rows[i]);
+    mem_free(v->table);
 }
 
 /* One row of out, dq, dk or dv. */
@@ -280,39 +322,21 @@ typedef enum { ROW_OUT, ROW_DQ, ROW_DK, ROW_DV, N_ROWS } result_row;
 
 typedef struct sample {
     int32_t b, head, at; /* the row's place in its sequence */
-    double *sum;         /* (dim) */
 } sample;
 
-static void add_scaled(double *sum, double weight, const int8_t *x, int32_t n) {
-    for (int32_t d = 0; d < n; d++)
-        sum[d] += weight * x[d] / 128;
-}
-
-/* What the pair (i, j) adds to a row. */
-static void add_pair(const attn_problem *p, const sample *s, result_row kind, int32_t i,
-                     int32_t j) {
-    int32_t dim = p->shape.dim;
-    int64_t first = p->offsets[s->b];
-    double alpha = p->copy[0].alpha, scale = p->copy[0].scale;
-    const int8_t *q = row_of(p, Q, first + i, s->head), *k = row_of(p, K, first + j, s->head);
-    const int8_t *v = row_of(p, V, first + j, s->head), *d = row_of(p, DOUT, first + i, s->head);
-    if (!sees(p, s->b, i, j)) return;
-    double x = alpha * (dot(q, k, dim) + bias_of(p, s->b, s->head, i, j));
-    double sigmoid = 1 / (1 + exp(-x));
-    double slope = scale * alpha * sigmoid * (1 + x * (1 - sigmoid));
-    if (kind == ROW_OUT) add_scaled(s->sum, scale * x * sigmoid, v, dim);
-    if (kind == ROW_DV) add_scaled(s->sum, scale * x * sigmoid, d, dim);
-    if (kind == ROW_DQ) add_scaled(s->sum, slope * dot(d, v, dim), k, dim);
-    if (kind == ROW_DK) add_scaled(s->sum, slope * dot(d, v, dim), q, dim);
-}
-
-static void compute_row(const attn_problem *p, const sample *s, result_row kind) {
-    int32_t len = p->offsets[s->b + 1] - p->offsets[s->b];
-    memset(s->sum, 0, (size_t)p->shape.dim * sizeof *s->sum);
-    for (int32_t other = 0; other < len; other++) {
-        bool is_query = kind == ROW_OUT || kind == ROW_DQ;
-        add_pair(p, s, kind, is_query ? s->at : other, is_query ? other : s->at);
-    }
+/* sum: (max_len, dim), of which row s->at is computed. */
+static void compute_row(const attn_problem *p, const sample *s, result_row kind, head_view *v,
+                        double *sum) {
+    int32_t len = p->offsets[s->b + 1] - p->offsets[s->b], dim = p->shape.dim;
+    bool is_query = kind == ROW_OUT || kind == ROW_DQ;
+    attn_naive_results to = {.out = kind == ROW_OUT ? sum : NULL,
+                             .dq = kind == ROW_DQ ? sum : NULL,
+                             .dk = kind == ROW_DK ? sum : NULL,
+                             .dv = kind == ROW_DV ? sum : NULL};
+    memset(sum + (int64_t)s->at * dim, 0, (size_t)dim * sizeof *sum);
+    view_head(p, s->b, s->head, v);
+    for (int32_t other = 0; other < len; other++)
+        attn_naive_pair(&v->a, 0, 0, is_query ? s->at : other, is_query ? other : s->at, NULL, &to);
 }
 
 static status read_row(const attn_problem *p, const sample *s, result_row kind, float *out) {
@@ -323,20 +347,20 @@ static status read_row(const attn_problem *p, const sample *s, result_row kind, 
     return backend_read_act(p->be, out, at, (size_t)p->shape.dim);
 }
 
-static status check_kind(const attn_problem *p, result_row kind, rng_key key, double *sum,
-                         float *got, double *error) {
+static status check_kind(const attn_problem *p, result_row kind, rng_key key, head_view *v,
+                         double *sum, float *got, double *error) {
     double most = 0, off = 0;
     for (int n = 0; n < N_SAMPLES; n++) {
         rng_block drawn = rng_draw64(key, (uint64_t)n, 20 + (uint64_t)kind);
         sample s = {.b = (int32_t)rng_below(drawn.word[0], (uint32_t)p->shape.n_sequences),
-                    .head = (int32_t)rng_below(drawn.word[1], (uint32_t)p->shape.n_heads),
-                    .sum = sum};
+                    .head = (int32_t)rng_below(drawn.word[1], (uint32_t)p->shape.n_heads)};
         s.at = (int32_t)rng_below(drawn.word[2], (uint32_t)(p->offsets[s.b + 1] - p->offsets[s.b]));
-        compute_row(p, &s, kind);
+        compute_row(p, &s, kind, v, sum);
         TRY(read_row(p, &s, kind, got));
+        const double *want = sum + (int64_t)s.at * p->shape.dim;
         for (int32_t d = 0; d < p->shape.dim; d++) {
-            if (fabs(sum[d]) > most) most = fabs(sum[d]);
-            if (!(fabs(got[d] - sum[d]) <= off)) off = fabs(got[d] - sum[d]);
+            if (fabs(want[d]) > most) most = fabs(want[d]);
+            if (!(fabs(got[d] - want[d]) <= off)) off = fabs(got[d] - want[d]);
         }
     }
     double relative = most > 0 ? off / most : off;
@@ -345,26 +369,30 @@ static status check_kind(const attn_problem *p, result_row kind, rng_key key, do
 }
 
 status attn_problem_check(attn_problem *p, double *error) {
+    const attn_shape *s = &p->shape;
+    rng_key key = rng_make_key((uint64_t)p->n_tokens, RNG_TEST);
+    head_view v;
     double *sum = NULL;
     float *got = NULL;
     *error = 0;
     TRY(p->be->ops->attn_fwd(p->be, &p->copy[0]));
     TRY(p->be->ops->attn_bwd(p->be, &p->copy[0]));
-    status st = MEM_NEW(&sum, (size_t)p->shape.dim);
-    if (st == OK) st = MEM_NEW(&got, (size_t)p->shape.dim);
+    status st = alloc_view(s, &v);
+    if (st == OK) st = MEM_NEW(&sum, (size_t)s->max_len * (size_t)s->dim);
+    if (st == OK) st = MEM_NEW(&got, (size_t)s->dim);
     for (int kind = ROW_OUT; kind < N_ROWS && st == OK; kind++)
-        st = check_kind(p, (result_row)kind, rng_make_key((uint64_t)p->n_tokens, RNG_TEST), sum,
-                        got, error);
+        st = check_kind(p, (result_row)kind, key, &v, sum, got, error);
+    free_view(&v);
     mem_free(sum);
     mem_free(got);
     return st;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
-
-/* Causal as the field counts it; of other masks the pairs that are seen, from some rows. */
+/* Causal as the field counts it; for other masks the pairs that are seen, estimated from some rows.
+ */
 static double count_flops(const attn_problem *p) {
     double pairs = 0, per_pair = 4.0 * p->shape.n_heads * p->shape.dim;
+    head_view v = {0};
     for (int32_t b = 0; b < p->shape.n_sequences; b++) {
         int32_t len = p->offsets[b + 1] - p->offsets[b], step = len / 64 + 1, n_rows = 0;
         double seen = 0;
@@ -372,9 +400,10 @@ static double count_flops(const attn_problem *p) {
             pairs += (double)len * len / 2;
             continue;
         }
+        view_mask(p, b, &v);
         for (int32_t i = 0; i < len; i += step, n_rows++)
             for (int32_t j = 0; j < len; j++)
-                seen += sees(p, b, i, j);
+                seen += attn_naive_sees(&v.a, 0, i, j);
         pairs += seen * len / n_rows;
     }
     return per_pair * pairs;

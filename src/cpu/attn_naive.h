@@ -1,0 +1,42 @@
+/* The attention as its formula says, in float64: the executable version of ops.h, made to be read.
+ * Tests and benchmarks hold every fast attention against it.
+ *
+ * It looks at one pair of a query and a key at a time and adds what the pair contributes to each
+ * result, so nothing is tiled, vectorised or reused.  Arguments are those of the ops, in host
+ * memory with float32 activations.  Results have the layout of their tensor (out and dq that of the
+ * queries, dk and dv that of the keys) and are added to: the caller sets them to zero.  A result
+ * that is NULL is left out.  Any thread; two calls that add to the same result may not overlap. */
+#ifndef HSTU_CPU_ATTN_NAIVE_H
+#define HSTU_CPU_ATTN_NAIVE_H
+
+#include "ops/ops.h"
+
+typedef struct attn_naive_results {
+    double *out, *dq, *dk, *dv;
+    double *dtable, *dposition_w, *dtime_w; /* HSTU attention */
+    double *log_sum;                        /* softmax attention */
+} attn_naive_results;
+
+/* What code of a lower precision makes of a number: when it stores it as an activation, and when a
+ * matrix product takes it as a factor.  With them the naive version has the error that plain code
+ * of that precision would have.  NULL instead of a pointer to it: nothing is rounded. */
+typedef struct attn_rounding {
+    double (*stored)(double x);
+    double (*factor)(double x);
+} attn_rounding;
+
+/* M[i, j] of HSTU attention: does query row `row` of sequence b see key j?  Rows and keys count
+ * from 0 in each sequence. */
+bool attn_naive_sees(const attn_args *a, int32_t b, int32_t row, int32_t j);
+
+/* Both passes of HSTU attention for one pair, and for all pairs of a sequence. */
+void attn_naive_pair(const attn_args *a, int32_t b, int32_t head, int32_t row, int32_t j,
+                     const attn_rounding *r, const attn_naive_results *to);
+void attn_naive_sequence(const attn_args *a, int32_t b, const attn_rounding *r,
+                         const attn_naive_results *to);
+
+/* Both passes of softmax attention for all pairs of a sequence. */
+void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const attn_rounding *r,
+                                 const attn_naive_results *to);
+
+#endif
