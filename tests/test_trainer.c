@@ -303,6 +303,21 @@ TEST(trainer_keeps_the_best_of_validation) {
     free(text);
 }
 
+/* Of several equal evaluations the first is the best: a rate this small moves nothing. */
+TEST(trainer_keeps_the_first_of_equal_bests) {
+    static const char *const set[] = {"train_fn.learning_rate=1e-30", "train_fn.weight_decay=0"};
+    job j = job_make(retrieval_gin, run_path("run"));
+    char *text;
+    j.set = set, j.n_set = 2;
+    j.options.has_validation = true;
+    j.options.n_epochs = 3;
+    CHECK_OK(job_run(&j));
+    CHECK(j.seen.metric[0] == j.seen.metric[1] && j.seen.metric[1] == j.seen.metric[2]);
+    CHECK_EQ(test_command(&text, "cd %s/run && readlink best last", test_folder()), 0);
+    CHECK_STR(text, "checkpoints/step-00000005\ncheckpoints/step-00000015\n");
+    free(text);
+}
+
 TEST(trainer_refuses_what_does_not_fit) {
     job j = job_make(retrieval_gin, run_path("run"));
     j.options.n_epochs = 1;

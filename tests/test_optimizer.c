@@ -1,0 +1,35 @@
+/* What the optimizer makes of a config and of rows that got no gradient. */
+#include "train/optimizer.h"
+#include "train_test.h"
+
+static param *find_param(session *s, bool is_table) {
+    for (int i = 0; i < s->n_params; i++)
+        if (s->params[i].is_table == is_table && s->params[i].n_dims == 2) return &s->params[i];
+    FAIL_TEST("the model has no such parameter");
+}
+
+/* One step without a gradient: what moves, moves by weight decay alone.  Lazy rows have none,
+ * touched or not; dense rows and all other weights shrink by rate times decay. */
+TEST(optimizer_weight_decay) {
+    static const char *const set[] = {"OptimizerArgs.weight_decay=0.5",
+                                      "train_fn.weight_decay=0.5"};
+    for (int is_lazy = 0; is_lazy < 2; is_lazy++) {
+        bench_top t;
+        optimizer o;
+        CHECK_OK(top_open(&t, is_lazy ? ranking_gin : retrieval_gin, &set[!is_lazy], 1, 1));
+        CHECK_OK(optimizer_init(&o, t.be, t.session.model, t.config));
+        CHECK_OK(model_init(t.session.model, 1));
+        param *table = find_param(&t.session, true), *dense = find_param(&t.session, false);
+        if (table->marks != NULL) table->marks[3] = 1;
+        int64_t at = 3 * table->shape[1], other = 4 * table->shape[1];
+        float row = table->value[at], untouched = table->value[other], weight = dense->value[0];
+        CHECK(row != 0 && untouched != 0 && weight != 0);
+        CHECK_OK(optimizer_step(&o, 0.25, 1, 1));
+        float kept = is_lazy ? 1 : 0.875f; /* 1 - rate * decay */
+        CHECK(fabsf(table->value[at] - kept * row) < 1e-6f * fabsf(row));
+        CHECK(fabsf(table->value[other] - kept * untouched) < 1e-6f * fabsf(untouched));
+        CHECK(fabsf(dense->value[0] - 0.875f * weight) < 1e-6f * fabsf(weight));
+        optimizer_fini(&o);
+        top_close(&t);
+    }
+}
