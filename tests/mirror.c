@@ -30,8 +30,8 @@ void mirror_begin(mirror *m) {
     m->failed = OK;
 }
 
-void mirror_add(mirror *m, const char *name, mirror_use use, mirror_kind kind, void **slot,
-                int64_t rows, int64_t width, int64_t stride) {
+void mirror_part_add(mirror *m, const char *name, mirror_use use, mirror_kind kind, void **slot,
+                     int64_t rows, int64_t width, int64_t stride) {
     if (*slot == NULL) return;
     status st = MEM_RESERVE(&m->part, &m->part_capacity, m->n_parts + 1);
     if (st == OK) st = MEM_RESERVE(&m->order, &m->order_capacity, m->n_parts + 1);
@@ -272,56 +272,69 @@ status mirror_receive(mirror *m, const char *op) {
     return OK;
 }
 
-/* ---- memory of the mirror itself: that of the host ------------------------------------------- */
+/* Memory of the mirror itself is the host's. */
 
-static status set_precision(backend *be, act_type act, bool is_tf32) {
+status mirror_set_precision(backend *be, act_type act, bool is_tf32) {
     (void)be, (void)act, (void)is_tf32; /* below has its own */
     return OK;
 }
 
-static status memory_alloc(backend *be, void **out, size_t bytes) {
+status mirror_alloc(backend *be, void **out, size_t bytes) {
     (void)be;
     return mem_alloc(out, bytes, 1);
 }
 
-static void memory_release(backend *be, void *memory) {
+void mirror_release(backend *be, void *memory) {
     (void)be;
     mem_free(memory);
 }
 
-static status memory_copy(backend *be, void *to, const void *from, size_t bytes) {
-    (void)be;
-    if (bytes > 0) memcpy(to, from, bytes);
-    return OK;
-}
-
-static status memory_fetch(backend *be, void *to, const void *from, size_t bytes,
-                           uint64_t *ticket) {
-    *ticket = 0;
-    return memory_copy(be, to, from, bytes);
-}
-
-static status memory_wait(backend *be, uint64_t ticket) {
-    (void)be, (void)ticket;
-    return OK;
-}
-
-static status memory_zero(backend *be, void *memory, size_t bytes) {
+status mirror_zero(backend *be, void *memory, size_t bytes) {
     (void)be;
     if (bytes > 0) memset(memory, 0, bytes);
     return OK;
 }
 
-static status nothing_to_wait_for(backend *be) {
+status mirror_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+    (void)be;
+    if (bytes > 0) memcpy(to, from_host, bytes);
+    return OK;
+}
+
+status mirror_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
+    return mirror_copy_in(be, to_host, from, bytes);
+}
+
+status mirror_fetch(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket) {
+    *ticket = 0;
+    return mirror_copy_in(be, to_host, from, bytes);
+}
+
+status mirror_wait(backend *be, uint64_t ticket) {
+    (void)be, (void)ticket;
+    return OK;
+}
+
+status mirror_sync(backend *be) {
     (void)be;
     return OK;
 }
 
-static status record(backend *be, uint64_t key, record_state *out) {
+status mirror_record(backend *be, uint64_t key, record_state *out) {
     (void)be, (void)key;
     *out = RECORD_RUN;
     return OK;
 }
+
+status mirror_record_end(backend *be) {
+    (void)be;
+    return OK;
+}
+
+static const ops mirror_table = {
+#define OP(result, name, parameters, arguments, test) .name = mirror_##name,
+#include "ops/ops.def"
+};
 
 static void destroy(backend *be) {
     mirror *m = mirror_of(be);
@@ -330,7 +343,6 @@ static void destroy(backend *be) {
     for (int i = 0; i < 6; i++)
         mem_free(all[i]);
     if (m->owns_below) backend_destroy(m->below);
-    mem_free((void *)(uintptr_t)be->ops);
     mem_free(m);
     mem_free(be);
 }
@@ -342,34 +354,21 @@ void mirror_shift_grid(backend *be, double by) {
 status mirror_create(backend **out, backend *below, bool owns_below, precision p) {
     backend *be = NULL;
     mirror *m = NULL;
-    ops *table = NULL;
     *out = NULL;
     status st = MEM_NEW(&be, 1);
     if (st == OK) st = MEM_NEW(&m, 1);
-    if (st == OK) st = MEM_NEW(&table, 1);
     if (st != OK) {
         mem_free(be);
-        mem_free(m);
         if (owns_below) backend_destroy(below);
         return st;
     }
-    *table = mirror_op_table;
-    table->set_precision = set_precision;
-    table->alloc = memory_alloc;
-    table->release = memory_release;
-    table->copy_in = table->copy_out = memory_copy;
-    table->fetch = memory_fetch;
-    table->wait = memory_wait;
-    table->zero = memory_zero;
-    table->sync = table->record_end = nothing_to_wait_for;
-    table->record = record;
     *m = (mirror){.below = below,
                   .owns_below = owns_below,
                   .grid = 1,
                   .p = p,
                   .is_rounding = p != PRECISION_F32 && below->act == ACT_F32 &&
                                  strcmp(below->name, "cpu") == 0};
-    *be = (backend){.ops = table,
+    *be = (backend){.ops = &mirror_table,
                     .act = ACT_F32,
                     .name = below->name,
                     .workers = below->workers,

@@ -44,7 +44,7 @@ typedef struct mirror {
     size_t before_capacity, after_capacity, mask_capacity;
     void *block; /* of below */
     size_t block_bytes, used_bytes;
-    status failed; /* of mirror_add */
+    status failed; /* of mirror_part_add */
 } mirror;
 
 static inline mirror *mirror_of(backend *be) {
@@ -53,17 +53,19 @@ static inline mirror *mirror_of(backend *be) {
 
 /* A call: begin, add every pointer of a copy of the arguments, send, the op, receive. */
 void mirror_begin(mirror *m);
-void mirror_add(mirror *m, const char *name, mirror_use use, mirror_kind kind, void **slot,
-                int64_t rows, int64_t width, int64_t stride);
+void mirror_part_add(mirror *m, const char *name, mirror_use use, mirror_kind kind, void **slot,
+                     int64_t rows, int64_t width, int64_t stride);
 status mirror_send(mirror *m);
 status mirror_receive(mirror *m, const char *op);
 
 /* Rows `stride` apart, and a plain array: pointers of any type. */
 #define MIRROR_ROWS(m, args, field, use, kind, rows, width, stride)                                \
-    mirror_add(m, #field, use, kind, (void **)&(args)->field, rows, width, stride)
+    mirror_part_add(m, #field, use, kind, (void **)&(args)->field, rows, width, stride)
 #define MIRROR(m, args, field, use, kind, n) MIRROR_ROWS(m, args, field, use, kind, 1, n, n)
 
-/* The ops of mirror_ops.c, and those of memory (mirror.c) in place of NULL. */
-extern const ops mirror_op_table;
+/* Every op `name` is mirror_name: those of memory in mirror.c, those that compute in
+ * mirror_ops.c. */
+#define OP(result, name, parameters, arguments, test) result mirror_##name parameters;
+#include "ops/ops.def"
 
 #endif

@@ -31,7 +31,7 @@ static void add_dropout(mirror *m, dropout *d, int64_t rows) {
 
 /* ---- rows of tables -------------------------------------------------------------------------- */
 
-static status run_gather(backend *be, const gather_args *args) {
+status mirror_gather(backend *be, const gather_args *args) {
     mirror *m = mirror_of(be);
     gather_args a = *args;
     int64_t n = a.n * a.dim;
@@ -47,7 +47,7 @@ static status run_gather(backend *be, const gather_args *args) {
 }
 
 /* Of `order` only the rows with an index are written; of no rows perhaps nothing is. */
-static status run_group(backend *be, const int32_t *index, row_groups *groups) {
+status mirror_group(backend *be, const int32_t *index, row_groups *groups) {
     mirror *m = mirror_of(be);
     row_groups g = *groups;
     struct {
@@ -60,7 +60,7 @@ static status run_group(backend *be, const int32_t *index, row_groups *groups) {
     RUN(m, group, a.index, &g);
 }
 
-static status run_scatter(backend *be, const scatter_args *args) {
+status mirror_scatter(backend *be, const scatter_args *args) {
     mirror *m = mirror_of(be);
     scatter_args a = *args;
     mirror_begin(m);
@@ -74,7 +74,7 @@ static status run_scatter(backend *be, const scatter_args *args) {
 
 /* ---- dense layers ---------------------------------------------------------------------------- */
 
-static status run_linear_fwd(backend *be, const linear_args *args) {
+status mirror_linear_fwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
     linear_args a = *args;
     int64_t n_y = a.n * a.n_out;
@@ -91,7 +91,7 @@ static status run_linear_fwd(backend *be, const linear_args *args) {
     RUN(m, linear_fwd, &a);
 }
 
-static status run_linear_bwd(backend *be, const linear_args *args) {
+status mirror_linear_bwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
     linear_args a = *args;
     int64_t n_y = a.n * a.n_out, n_w = (int64_t)a.n_in * a.n_out;
@@ -110,7 +110,7 @@ static status run_linear_bwd(backend *be, const linear_args *args) {
     RUN(m, linear_bwd, &a);
 }
 
-static status run_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
+status mirror_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
     mirror *m = mirror_of(be);
     struct {
         const void *z;
@@ -122,7 +122,7 @@ static status run_activate(backend *be, epilogue f, int64_t n, const void *z, vo
     RUN(m, activate, f, n, a.z, a.y);
 }
 
-static status run_norm_fwd(backend *be, const norm_args *args) {
+status mirror_norm_fwd(backend *be, const norm_args *args) {
     mirror *m = mirror_of(be);
     norm_args a = *args;
     a.dy = a.dx = a.dweight = a.dbias = NULL;
@@ -136,7 +136,7 @@ static status run_norm_fwd(backend *be, const norm_args *args) {
     RUN(m, norm_fwd, &a);
 }
 
-static status run_norm_bwd(backend *be, const norm_args *args) {
+status mirror_norm_bwd(backend *be, const norm_args *args) {
     mirror *m = mirror_of(be);
     norm_args a = *args;
     a.y = NULL;
@@ -153,7 +153,7 @@ static status run_norm_bwd(backend *be, const norm_args *args) {
     RUN(m, norm_bwd, &a);
 }
 
-static status run_gate_fwd(backend *be, const gate_args *args) {
+status mirror_gate_fwd(backend *be, const gate_args *args) {
     mirror *m = mirror_of(be);
     gate_args a = *args;
     a.dy = a.d_o = a.du = a.dweight = a.dbias = NULL;
@@ -169,7 +169,7 @@ static status run_gate_fwd(backend *be, const gate_args *args) {
     RUN(m, gate_fwd, &a);
 }
 
-static status run_gate_bwd(backend *be, const gate_args *args) {
+status mirror_gate_bwd(backend *be, const gate_args *args) {
     mirror *m = mirror_of(be);
     gate_args a = *args;
     a.y = NULL;
@@ -189,7 +189,7 @@ static status run_gate_bwd(backend *be, const gate_args *args) {
     RUN(m, gate_bwd, &a);
 }
 
-static status run_dropout(backend *be, const dropout_args *args) {
+status mirror_dropout(backend *be, const dropout_args *args) {
     mirror *m = mirror_of(be);
     dropout_args a = *args;
     mirror_begin(m);
@@ -199,7 +199,7 @@ static status run_dropout(backend *be, const dropout_args *args) {
     RUN(m, dropout, &a);
 }
 
-static status run_l2_fwd(backend *be, const l2_args *args) {
+status mirror_l2_fwd(backend *be, const l2_args *args) {
     mirror *m = mirror_of(be);
     l2_args a = *args;
     mirror_kind kind = a.is_f32 ? F32 : ACT;
@@ -211,7 +211,7 @@ static status run_l2_fwd(backend *be, const l2_args *args) {
     RUN(m, l2_fwd, &a);
 }
 
-static status run_l2_bwd(backend *be, const l2_args *args) {
+status mirror_l2_bwd(backend *be, const l2_args *args) {
     mirror *m = mirror_of(be);
     l2_args a = *args;
     a.y = NULL;
@@ -223,7 +223,7 @@ static status run_l2_bwd(backend *be, const l2_args *args) {
     RUN(m, l2_bwd, &a);
 }
 
-static status run_add(backend *be, int64_t n, const void *x, void *y) {
+status mirror_add(backend *be, int64_t n, const void *x, void *y) {
     mirror *m = mirror_of(be);
     struct {
         const void *x;
@@ -240,7 +240,7 @@ static status run_add(backend *be, int64_t n, const void *x, void *y) {
 /* Rows of results that fill a jagged array up behind its last sequence: they may be written. */
 static void add_filling(mirror *m, void **slot, int64_t n, int64_t n_rows, int64_t width,
                         int64_t stride) {
-    if (n_rows > n) mirror_add(m, "rows that fill up", ROOM, ACT, slot, n_rows, width, stride);
+    if (n_rows > n) mirror_part_add(m, "rows that fill up", ROOM, ACT, slot, n_rows, width, stride);
 }
 
 /* Offsets, masks and bias, which both passes read; rows of queries and keys. */
@@ -268,7 +268,7 @@ static void add_attn(mirror *m, attn_args *a, int64_t *n_q, int64_t *n_k) {
     MIRROR(m, a, offsets_k, IN, I32, b + 1);
 }
 
-static status run_attn_fwd(backend *be, const attn_args *args) {
+status mirror_attn_fwd(backend *be, const attn_args *args) {
     mirror *m = mirror_of(be);
     attn_args a = *args;
     int64_t n_q, n_k;
@@ -281,7 +281,7 @@ static status run_attn_fwd(backend *be, const attn_args *args) {
     RUN(m, attn_fwd, &a);
 }
 
-static status run_attn_bwd(backend *be, const attn_args *args) {
+status mirror_attn_bwd(backend *be, const attn_args *args) {
     mirror *m = mirror_of(be);
     attn_args a = *args;
     int64_t n_q, n_k, qk = (int64_t)a.n_heads * a.dim_qk, v = (int64_t)a.n_heads * a.dim_v;
@@ -312,7 +312,7 @@ static int64_t add_softmax_attn(mirror *m, softmax_attn_args *a) {
     return n;
 }
 
-static status run_softmax_attn_fwd(backend *be, const softmax_attn_args *args) {
+status mirror_softmax_attn_fwd(backend *be, const softmax_attn_args *args) {
     mirror *m = mirror_of(be);
     softmax_attn_args a = *args;
     a.dout = a.dq = a.dk = a.dv = NULL;
@@ -323,7 +323,7 @@ static status run_softmax_attn_fwd(backend *be, const softmax_attn_args *args) {
     RUN(m, softmax_attn_fwd, &a);
 }
 
-static status run_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
+status mirror_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
     mirror *m = mirror_of(be);
     softmax_attn_args a = *args;
     int64_t width = (int64_t)a.n_heads * a.dim;
@@ -340,7 +340,7 @@ static status run_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
 
 /* ---- losses ---------------------------------------------------------------------------------- */
 
-static status run_negatives(backend *be, const negatives_args *args) {
+status mirror_negatives(backend *be, const negatives_args *args) {
     mirror *m = mirror_of(be);
     negatives_args a = *args;
     mirror_begin(m);
@@ -352,16 +352,17 @@ static status run_negatives(backend *be, const negatives_args *args) {
     RUN(m, negatives, &a);
 }
 
-static size_t softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
-                              int32_t n_rows) {
+size_t mirror_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
+                                      int32_t n_rows) {
     backend *below = mirror_of(be)->below;
     return below->ops->sampled_softmax_scratch(below, max_n, n_negatives, dim, n_rows);
 }
 
-static status run_sampled_softmax(backend *be, const sampled_softmax_args *args) {
+status mirror_sampled_softmax(backend *be, const sampled_softmax_args *args) {
     mirror *m = mirror_of(be);
     sampled_softmax_args a = *args;
-    int64_t scratch = (int64_t)softmax_scratch(be, a.n, a.n_negatives, a.dim, a.n_rows);
+    int64_t scratch =
+        (int64_t)mirror_sampled_softmax_scratch(be, a.n, a.n_negatives, a.dim, a.n_rows);
     mirror_begin(m);
     MIRROR(m, &a, query, IN, ACT, a.n * a.dim);
     MIRROR(m, &a, table, IN, F32, (int64_t)a.n_rows * a.dim);
@@ -377,7 +378,7 @@ static status run_sampled_softmax(backend *be, const sampled_softmax_args *args)
     RUN(m, sampled_softmax, &a);
 }
 
-static status run_logits_loss(backend *be, const logits_loss_args *args) {
+status mirror_logits_loss(backend *be, const logits_loss_args *args) {
     mirror *m = mirror_of(be);
     logits_loss_args a = *args;
     int64_t n = a.n * a.n_columns;
@@ -393,8 +394,7 @@ static status run_logits_loss(backend *be, const logits_loss_args *args) {
 
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
-static status run_mark(backend *be, int64_t n, const int32_t *index, int32_t offset,
-                       uint8_t *marks) {
+status mirror_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
     mirror *m = mirror_of(be);
     struct {
         const int32_t *index;
@@ -426,7 +426,7 @@ static status run_updates(mirror *m, update_args *a, int n) {
     RUN(m, update, a, n);
 }
 
-static status run_update(backend *be, const update_args *args, int n) {
+status mirror_update(backend *be, const update_args *args, int n) {
     update_args *a;
     TRY(MEM_NEW(&a, (size_t)n));
     if (n > 0) memcpy(a, args, (size_t)n * sizeof *a);
@@ -435,7 +435,7 @@ static status run_update(backend *be, const update_args *args, int n) {
     return st;
 }
 
-static status run_grad_factor(backend *be, const grad_factor_args *args) {
+status mirror_grad_factor(backend *be, const grad_factor_args *args) {
     mirror *m = mirror_of(be);
     grad_factor_args a = *args;
     mirror_begin(m);
@@ -445,7 +445,7 @@ static status run_grad_factor(backend *be, const grad_factor_args *args) {
     RUN(m, grad_factor, &a);
 }
 
-static status run_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
+status mirror_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
     mirror *m = mirror_of(be);
     struct {
         const float *grad;
@@ -460,7 +460,7 @@ static status run_sum_squares(backend *be, int64_t n, const float *grad, double 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
 /* Ranks and the best rows are host memory of every backend: they go through as they are. */
-static status run_rank(backend *be, const rank_args *args) {
+status mirror_rank(backend *be, const rank_args *args) {
     mirror *m = mirror_of(be);
     rank_args a = *args;
     if (a.seen_offsets == NULL) a.seen = NULL;
@@ -472,31 +472,3 @@ static status run_rank(backend *be, const rank_args *args) {
     MIRROR(m, &a, target, IN, I32, a.n_queries);
     RUN(m, rank, &a);
 }
-
-const ops mirror_op_table = {.gather = run_gather,
-                             .group = run_group,
-                             .scatter = run_scatter,
-                             .linear_fwd = run_linear_fwd,
-                             .linear_bwd = run_linear_bwd,
-                             .activate = run_activate,
-                             .norm_fwd = run_norm_fwd,
-                             .norm_bwd = run_norm_bwd,
-                             .gate_fwd = run_gate_fwd,
-                             .gate_bwd = run_gate_bwd,
-                             .dropout = run_dropout,
-                             .l2_fwd = run_l2_fwd,
-                             .l2_bwd = run_l2_bwd,
-                             .add = run_add,
-                             .attn_fwd = run_attn_fwd,
-                             .attn_bwd = run_attn_bwd,
-                             .softmax_attn_fwd = run_softmax_attn_fwd,
-                             .softmax_attn_bwd = run_softmax_attn_bwd,
-                             .negatives = run_negatives,
-                             .sampled_softmax = run_sampled_softmax,
-                             .sampled_softmax_scratch = softmax_scratch,
-                             .logits_loss = run_logits_loss,
-                             .mark = run_mark,
-                             .update = run_update,
-                             .grad_factor = run_grad_factor,
-                             .sum_squares = run_sum_squares,
-                             .rank = run_rank};

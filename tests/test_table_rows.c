@@ -114,6 +114,35 @@ TEST(table_rows_of_host_memory_are_read_as_written) {
     rig_fini(&r);
 }
 
+/* Stamps of their own, then one for all, of which n_real counts only the first. */
+TEST(table_stamps_are_set_where_there_is_a_slot) {
+    enum { N_REAL = 100 };
+    uint64_t state = 5;
+    int64_t slot[N], n_real = N_REAL;
+    uint32_t stamps[N];
+    rig r;
+    rig_init(&r, NULL, BUCKETS, 4);
+    draw_slots(&state, slot);
+    for (int i = 0; i < N; i++)
+        stamps[i] = 1000 + (uint32_t)i;
+    table_stamp_args a = {
+        .n = N, .slot = rig_up(&r, slot, N * 8), .stamps = rig_up(&r, stamps, N * 4)};
+    CHECK_OK(r.t->stamp(r.be, &r.l, &a));
+    a = (table_stamp_args){
+        .n = N, .n_real = rig_up(&r, &n_real, 8), .slot = a.slot, .stamp = 7 | TABLE_CLEAN};
+    CHECK_OK(r.t->stamp(r.be, &r.l, &a));
+    uint32_t want[BUCKETS * TABLE_SLOTS] = {0};
+    for (int i = 0; i < N; i++)
+        if (slot[i] >= 0) want[slot[i]] = i < N_REAL ? 7 | TABLE_CLEAN : stamps[i];
+    table_level copy = r.l;
+    copy.index = rig_index(&r);
+    for (int64_t s = 0; s < BUCKETS * TABLE_SLOTS; s++)
+        CHECK_EQ(table_stamps(&copy, s / TABLE_SLOTS)[s % TABLE_SLOTS], want[s]);
+    free(copy.index);
+    rig_drop(&r);
+    rig_fini(&r);
+}
+
 TEST(table_first_values_are_a_function_of_seed_key_and_column) {
     enum { DIM = 33, STATE = 5 };
     uint64_t state = 9, keys[N];

@@ -9,7 +9,7 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 
 sources=$(find src include tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null | sort)
-rooms=$(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
+rooms=$(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' | sort)
 
 # rule LABEL COMMAND...: kept when the command prints nothing and succeeds.
 rule() {

@@ -34,99 +34,71 @@ status cpu_scratch(backend *be, int worker, size_t bytes, void **out) {
     return OK;
 }
 
-static status memory_alloc(backend *be, void **out, size_t bytes) {
+status cpu_alloc(backend *be, void **out, size_t bytes) {
     (void)be;
     return mem_alloc(out, bytes, 1);
 }
 
-static void memory_release(backend *be, void *memory) {
+void cpu_release(backend *be, void *memory) {
     (void)be;
     mem_free(memory);
 }
 
-static status memory_copy(backend *be, void *to, const void *from, size_t bytes) {
+status cpu_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
     (void)be;
-    if (bytes > 0) memcpy(to, from, bytes);
+    if (bytes > 0) memcpy(to, from_host, bytes);
     return OK;
 }
 
-static status memory_zero(backend *be, void *memory, size_t bytes) {
+status cpu_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
+    return cpu_copy_in(be, to_host, from, bytes);
+}
+
+status cpu_zero(backend *be, void *memory, size_t bytes) {
     (void)be;
     if (bytes > 0) memset(memory, 0, bytes);
     return OK;
 }
 
-static status stay_float32(backend *be, act_type act, bool is_tf32) {
+status cpu_set_precision(backend *be, act_type act, bool is_tf32) {
     (void)be;
     (void)act;
     (void)is_tf32;
     return OK;
 }
 
-static status memory_fetch(backend *be, void *to, const void *from, size_t bytes,
-                           uint64_t *ticket) {
+status cpu_fetch(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket) {
     *ticket = 0;
-    return memory_copy(be, to, from, bytes);
+    return cpu_copy_in(be, to_host, from, bytes);
 }
 
-static status nothing_on_its_way(backend *be, uint64_t ticket) {
+status cpu_wait(backend *be, uint64_t ticket) {
     (void)be;
     (void)ticket;
     return OK;
 }
 
-static status run_always(backend *be, uint64_t key, record_state *out) {
+status cpu_record(backend *be, uint64_t key, record_state *out) {
     (void)be;
     (void)key;
     *out = RECORD_RUN;
     return OK;
 }
 
+status cpu_record_end(backend *be) {
+    (void)be;
+    return OK;
+}
+
 /* An op of this backend is done when it returns. */
-static status nothing_to_wait_for(backend *be) {
+status cpu_sync(backend *be) {
     (void)be;
     return OK;
 }
 
 static const ops cpu_ops = {
-    .set_precision = stay_float32,
-    .alloc = memory_alloc,
-    .release = memory_release,
-    .copy_in = memory_copy,
-    .copy_out = memory_copy,
-    .fetch = memory_fetch,
-    .wait = nothing_on_its_way,
-    .zero = memory_zero,
-    .sync = nothing_to_wait_for,
-    .record = run_always,
-    .record_end = nothing_to_wait_for,
-    .gather = cpu_gather,
-    .group = cpu_group,
-    .scatter = cpu_scatter,
-    .linear_fwd = cpu_linear_fwd,
-    .linear_bwd = cpu_linear_bwd,
-    .activate = cpu_activate,
-    .norm_fwd = cpu_norm_fwd,
-    .norm_bwd = cpu_norm_bwd,
-    .gate_fwd = cpu_gate_fwd,
-    .gate_bwd = cpu_gate_bwd,
-    .dropout = cpu_dropout,
-    .l2_fwd = cpu_l2_fwd,
-    .l2_bwd = cpu_l2_bwd,
-    .add = cpu_add,
-    .attn_fwd = cpu_attn_fwd,
-    .attn_bwd = cpu_attn_bwd,
-    .softmax_attn_fwd = cpu_softmax_attn_fwd,
-    .softmax_attn_bwd = cpu_softmax_attn_bwd,
-    .negatives = cpu_negatives,
-    .sampled_softmax = cpu_sampled_softmax,
-    .sampled_softmax_scratch = cpu_sampled_softmax_scratch,
-    .logits_loss = cpu_logits_loss,
-    .mark = cpu_mark,
-    .update = cpu_update,
-    .grad_factor = cpu_grad_factor,
-    .sum_squares = cpu_sum_squares,
-    .rank = cpu_rank,
+#define OP(result, name, parameters, arguments, test) .name = cpu_##name,
+#include "ops/ops.def"
 };
 
 static void destroy(backend *be) {

@@ -52,33 +52,8 @@ static inline void cpu_add_partials(float *sum, int64_t n, const float *partials
  * where the rate is 0. */
 void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t n, float *factor);
 
-status cpu_gather(backend *be, const gather_args *a);
-status cpu_group(backend *be, const int32_t *index, row_groups *groups);
-status cpu_scatter(backend *be, const scatter_args *a);
-status cpu_linear_fwd(backend *be, const linear_args *a);
-status cpu_linear_bwd(backend *be, const linear_args *a);
-status cpu_activate(backend *be, epilogue f, int64_t n, const void *z, void *y);
-status cpu_norm_fwd(backend *be, const norm_args *a);
-status cpu_norm_bwd(backend *be, const norm_args *a);
-status cpu_gate_fwd(backend *be, const gate_args *a);
-status cpu_gate_bwd(backend *be, const gate_args *a);
-status cpu_dropout(backend *be, const dropout_args *a);
-status cpu_l2_fwd(backend *be, const l2_args *a);
-status cpu_l2_bwd(backend *be, const l2_args *a);
-status cpu_add(backend *be, int64_t n, const void *x, void *y);
-status cpu_attn_fwd(backend *be, const attn_args *a);
-status cpu_attn_bwd(backend *be, const attn_args *a);
-status cpu_softmax_attn_fwd(backend *be, const softmax_attn_args *a);
-status cpu_softmax_attn_bwd(backend *be, const softmax_attn_args *a);
-status cpu_negatives(backend *be, const negatives_args *a);
-status cpu_sampled_softmax(backend *be, const sampled_softmax_args *a);
-size_t cpu_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
-                                   int32_t n_rows);
-status cpu_logits_loss(backend *be, const logits_loss_args *a);
-status cpu_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks);
-status cpu_update(backend *be, const update_args *a, int n);
-status cpu_grad_factor(backend *be, const grad_factor_args *a);
-status cpu_sum_squares(backend *be, int64_t n, const float *grad, double *out);
-status cpu_rank(backend *be, const rank_args *a);
+/* Every op `name` is cpu_name. */
+#define OP(result, name, parameters, arguments, test) result cpu_##name parameters;
+#include "ops/ops.def"
 
 #endif

@@ -87,20 +87,9 @@ typedef struct table_hashed {
  * one of the two. */
 table_hashed *table_sort(table_hashed *pairs, table_hashed *other, int64_t n);
 
-status cpu_table_unique(backend *be, const table_unique_args *a);
-status cpu_table_find(backend *be, const table_level *l, const table_find_args *a);
-status cpu_table_place(backend *be, const table_level *l, const table_place_args *a);
-status cpu_table_erase(backend *be, const table_level *l, const table_erase_args *a);
-status cpu_table_scan(backend *be, const table_level *l, const table_scan_args *a);
-status cpu_table_stamp(backend *be, const table_level *l, const table_stamp_args *a);
-status cpu_table_carry(backend *be, const table_carry_args *a);
-status cpu_table_read(backend *be, const table_level *l, const table_rows_args *a);
-status cpu_table_write(backend *be, const table_level *l, const table_rows_args *a);
-status cpu_table_init(backend *be, const table_level *l, const table_init_args *a);
-status cpu_table_update(backend *be, const table_level *l, const table_update_args *a);
-status cpu_table_pool(backend *be, const table_level *l, const table_pool_args *a);
-status cpu_table_pool_grad(backend *be, const table_pool_grad_args *a);
-status cpu_table_lookup(backend *be, const table_lookup_args *a);
+/* Every verb `name` is cpu_table_name. */
+#define TABLE_OP(result, name, parameters, test) result cpu_table_##name parameters;
+#include "ops/table_ops.def"
 
 extern const table_ops cpu_table_ops;
 

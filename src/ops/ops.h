@@ -1,9 +1,9 @@
 /* ops.h: THE contract of a backend.
  *
  * A backend is a device with memory, an order of execution, and the operations below, each stated
- * once, here, with its maths and shapes.  The CPU backend (src/cpu) is always there; the CUDA one
- * (src/cuda) where nvcc was.  One binary holds both and chooses at run time, so each op can be
- * tested against the other in one process.
+ * once, here, with its maths and shapes; ops.def lists them.  The CPU backend (src/cpu) is always
+ * there; the CUDA one (src/cuda) where nvcc was found.  One binary holds both and chooses at run
+ * time, so each op can be tested against the other in one process.
  *
  * Rules for all ops:
  * - Pointers are memory of the backend (op `alloc`), row-major, 64-byte aligned at their start,
@@ -355,8 +355,6 @@ typedef struct rank_args {
     float *best_score; /* (n_queries, k) host: -infinity where there are fewer */
 } rank_args;
 
-/* ---- the vtable ------------------------------------------------------------------------------ */
-
 enum { FETCH_MAX = 64, FETCH_PENDING = 16 };
 
 /* What `record` says of the ops that follow. */
@@ -366,63 +364,10 @@ typedef enum {
     RECORD_REPLAY /* leave them out: `record_end` runs what was written down under this key */
 } record_state;
 
+/* The vtable; ops.def lists its members. */
 typedef struct ops {
-    /* The type of activations and whether products may round float32 to TF32: before anything is
-     * allocated for a model.  The CPU always computes in float32. */
-    status (*set_precision)(backend *be, act_type act, bool is_tf32);
-
-    status (*alloc)(backend *be, void **out, size_t bytes); /* zeroed */
-    void (*release)(backend *be, void *memory);
-    /* from_host may be written again as soon as this returns. */
-    status (*copy_in)(backend *be, void *to, const void *from_host, size_t bytes);
-    status (*copy_out)(backend *be, void *to_host, const void *from, size_t bytes);
-    /* copy_out that does not wait: to_host holds the bytes once `wait` for its ticket returned.  At
-     * most FETCH_MAX bytes, and FETCH_PENDING tickets that were not waited for. */
-    status (*fetch)(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket);
-    status (*wait)(backend *be, uint64_t ticket);
-    status (*zero)(backend *be, void *memory, size_t bytes);
-    status (*sync)(backend *be);
-
-    /* A step that does the same ops on the same memory and shapes again and again can be recorded:
-     * the ops between `record` and `record_end` must depend on `key` alone.  No copies to or from
-     * the host, and no alloc, may be among them.  A failed op between the two still needs its
-     * record_end, whose own failure then does not count. */
-    status (*record)(backend *be, uint64_t key, record_state *out);
-    status (*record_end)(backend *be);
-
-    status (*gather)(backend *be, const gather_args *a);
-    status (*group)(backend *be, const int32_t *index, row_groups *groups);
-    status (*scatter)(backend *be, const scatter_args *a);
-    status (*linear_fwd)(backend *be, const linear_args *a);
-    status (*linear_bwd)(backend *be, const linear_args *a);
-    /* y = f(z), n numbers act: what linear_fwd did behind its product, once more. */
-    status (*activate)(backend *be, epilogue f, int64_t n, const void *z, void *y);
-    status (*norm_fwd)(backend *be, const norm_args *a);
-    status (*norm_bwd)(backend *be, const norm_args *a);
-    status (*gate_fwd)(backend *be, const gate_args *a);
-    status (*gate_bwd)(backend *be, const gate_args *a);
-    status (*dropout)(backend *be, const dropout_args *a);
-    status (*l2_fwd)(backend *be, const l2_args *a);
-    status (*l2_bwd)(backend *be, const l2_args *a);
-    /* y += x, n numbers act: the sum of two gradients, or a residual on its own. */
-    status (*add)(backend *be, int64_t n, const void *x, void *y);
-    status (*attn_fwd)(backend *be, const attn_args *a);
-    status (*attn_bwd)(backend *be, const attn_args *a);
-    status (*softmax_attn_fwd)(backend *be, const softmax_attn_args *a);
-    status (*softmax_attn_bwd)(backend *be, const softmax_attn_args *a);
-    status (*negatives)(backend *be, const negatives_args *a);
-    status (*sampled_softmax)(backend *be, const sampled_softmax_args *a);
-    size_t (*sampled_softmax_scratch)(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
-                                      int32_t n_rows);
-    status (*logits_loss)(backend *be, const logits_loss_args *a);
-    /* marks[index[i] + offset] = 1 for every index that is not negative: rows that got a gradient.
-     */
-    status (*mark)(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks);
-    status (*update)(backend *be, const update_args *a, int n); /* n weights, one after the other */
-    status (*grad_factor)(backend *be, const grad_factor_args *a);
-    /* *out += sum of squares of n numbers of grad. */
-    status (*sum_squares)(backend *be, int64_t n, const float *grad, double *out);
-    status (*rank)(backend *be, const rank_args *a);
+#define OP(result, name, parameters, arguments, test) result(*name) parameters;
+#include "ops/ops.def"
 } ops;
 
 struct table_ops;

@@ -406,29 +406,12 @@ typedef struct table_lookup_args {
     uint8_t *is_found;        /* (n) or NULL */
 } table_lookup_args;
 
-/* ---- the vtable ------------------------------------------------------------------------------ */
-
 typedef enum { TABLE_ON_DEVICE, TABLE_ON_HOST } table_memory;
 
+/* The vtable; table_ops.def lists its members. */
 typedef struct table_ops {
-    /* Large memory, not zeroed: of the device, or of the host where the device reaches it too. */
-    status (*alloc)(backend *be, void **out, size_t bytes, table_memory where);
-    void (*release)(backend *be, void *memory, table_memory where);
-
-    status (*unique)(backend *be, const table_unique_args *a);
-    status (*find)(backend *be, const table_level *l, const table_find_args *a);
-    status (*place)(backend *be, const table_level *l, const table_place_args *a);
-    status (*erase)(backend *be, const table_level *l, const table_erase_args *a);
-    status (*scan)(backend *be, const table_level *l, const table_scan_args *a);
-    status (*stamp)(backend *be, const table_level *l, const table_stamp_args *a);
-    status (*carry)(backend *be, const table_carry_args *a);
-    status (*read)(backend *be, const table_level *l, const table_rows_args *a);
-    status (*write)(backend *be, const table_level *l, const table_rows_args *a);
-    status (*init)(backend *be, const table_level *l, const table_init_args *a);
-    status (*update)(backend *be, const table_level *l, const table_update_args *a);
-    status (*pool)(backend *be, const table_level *l, const table_pool_args *a);
-    status (*pool_grad)(backend *be, const table_pool_grad_args *a);
-    status (*lookup)(backend *be, const table_lookup_args *a);
+#define TABLE_OP(result, name, parameters, test) result(*name) parameters;
+#include "ops/table_ops.def"
 } table_ops;
 
 #ifdef __cplusplus

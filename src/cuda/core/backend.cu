@@ -22,9 +22,7 @@ status cuda_failed(cudaError_t error, const char *what) {
     return fail(ERR_DEVICE, "%s failed: %s", what, cudaGetErrorString(error));
 }
 
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-static status memory_alloc(backend *be, void **out, size_t bytes) {
+status cuda_alloc(backend *be, void **out, size_t bytes) {
     *out = NULL;
     CUDA_TRY(cudaMalloc(out, bytes > 0 ? bytes : 1));
     cudaError_t error = cudaMemsetAsync(*out, 0, bytes, cuda_of(be)->stream);
@@ -37,18 +35,18 @@ static status memory_alloc(backend *be, void **out, size_t bytes) {
 /* cudaFree waits for the device, so nothing that still runs loses its memory.  A recorded step may
  * hold the address: a model made after this one can lie at the same place, so that its key says the
  * step is its own. */
-static void memory_release(backend *be, void *memory) {
+void cuda_release(backend *be, void *memory) {
     if (memory == NULL) return;
     cuda_graphs_drop(cuda_of(be)->graphs);
     cudaFree(memory);
 }
 
-static status memory_zero(backend *be, void *memory, size_t bytes) {
+status cuda_zero(backend *be, void *memory, size_t bytes) {
     if (bytes > 0) CUDA_TRY(cudaMemsetAsync(memory, 0, bytes, cuda_of(be)->stream));
     return OK;
 }
 
-static status wait_for_all(backend *be) {
+status cuda_sync(backend *be) {
     CUDA_TRY(cudaStreamSynchronize(cuda_of(be)->stream));
     return OK;
 }
@@ -95,9 +93,9 @@ status cuda_scratch(backend *be, size_t bytes, void **out) {
 }
 
 /* Steps recorded in one precision are nothing to another. */
-static status set_precision(backend *be, act_type act, bool is_tf32) {
+status cuda_set_precision(backend *be, act_type act, bool is_tf32) {
     cuda_state *s = cuda_of(be);
-    TRY(wait_for_all(be));
+    TRY(cuda_sync(be));
     cuda_graphs_drop(s->graphs);
     be->act = act;
     s->is_tf32 = is_tf32;
@@ -105,48 +103,9 @@ static status set_precision(backend *be, act_type act, bool is_tf32) {
 }
 
 static const ops cuda_ops = {
-    /* in the order of ops.h: C++ has no designated initialisers out of order */
-    set_precision,
-    memory_alloc,
-    memory_release,
-    cuda_copy_in,
-    cuda_copy_out,
-    cuda_fetch,
-    cuda_wait,
-    memory_zero,
-    wait_for_all,
-    cuda_record,
-    cuda_record_end,
-    cuda_gather,
-    cuda_group,
-    cuda_scatter,
-    cuda_linear_fwd,
-    cuda_linear_bwd,
-    cuda_activate,
-    cuda_norm_fwd,
-    cuda_norm_bwd,
-    cuda_gate_fwd,
-    cuda_gate_bwd,
-    cuda_dropout,
-    cuda_l2_fwd,
-    cuda_l2_bwd,
-    cuda_add,
-    cuda_attn_fwd,
-    cuda_attn_bwd,
-    cuda_softmax_attn_fwd,
-    cuda_softmax_attn_bwd,
-    cuda_negatives,
-    cuda_sampled_softmax,
-    cuda_sampled_softmax_scratch,
-    cuda_logits_loss,
-    cuda_mark,
-    cuda_update,
-    cuda_grad_factor,
-    cuda_sum_squares,
-    cuda_rank,
+#define OP(result, name, parameters, arguments, test) .name = cuda_##name,
+#include "ops/ops.def"
 };
-
-/* ---- beginning and end ----------------------------------------------------------------------- */
 
 static void destroy(backend *be) {
     cuda_state *s = cuda_of(be);

@@ -79,15 +79,9 @@ static inline int64_t cuda_div_up(int64_t n, int64_t size) {
 status cuda_graphs_create(cuda_graphs **out);
 void cuda_graphs_destroy(cuda_graphs *g);
 void cuda_graphs_drop(cuda_graphs *g); /* what they were recorded on has moved */
-status cuda_record(backend *be, uint64_t key, record_state *out);
-status cuda_record_end(backend *be);
 
 status cuda_copies_create(cuda_copies **out);
 void cuda_copies_destroy(cuda_copies *c);
-status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes);
-status cuda_copy_out(backend *be, void *to_host, const void *from, size_t bytes);
-status cuda_fetch(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket);
-status cuda_wait(backend *be, uint64_t ticket);
 
 /* ---- matmul.cu: products by cuBLASLt -------------------------------------------------------- */
 
@@ -110,36 +104,9 @@ status cuda_matmuls_create(cuda_matmuls **out);
 void cuda_matmuls_destroy(cuda_matmuls *m);
 status cuda_matmul(backend *be, const cuda_product *p);
 
-/* ---- the ops --------------------------------------------------------------------------------- */
-
-status cuda_gather(backend *be, const gather_args *a);
-status cuda_group(backend *be, const int32_t *index, row_groups *groups);
-status cuda_scatter(backend *be, const scatter_args *a);
-status cuda_linear_fwd(backend *be, const linear_args *a);
-status cuda_linear_bwd(backend *be, const linear_args *a);
-status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y);
-status cuda_norm_fwd(backend *be, const norm_args *a);
-status cuda_norm_bwd(backend *be, const norm_args *a);
-status cuda_gate_fwd(backend *be, const gate_args *a);
-status cuda_gate_bwd(backend *be, const gate_args *a);
-status cuda_dropout(backend *be, const dropout_args *a);
-status cuda_l2_fwd(backend *be, const l2_args *a);
-status cuda_l2_bwd(backend *be, const l2_args *a);
-status cuda_add(backend *be, int64_t n, const void *x, void *y);
-status cuda_attn_fwd(backend *be, const attn_args *a);
-status cuda_attn_bwd(backend *be, const attn_args *a);
-status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a);
-status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a);
-status cuda_negatives(backend *be, const negatives_args *a);
-status cuda_sampled_softmax(backend *be, const sampled_softmax_args *a);
-size_t cuda_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
-                                    int32_t n_rows);
-status cuda_logits_loss(backend *be, const logits_loss_args *a);
-status cuda_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks);
-status cuda_update(backend *be, const update_args *a, int n);
-status cuda_grad_factor(backend *be, const grad_factor_args *a);
-status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out);
-status cuda_rank(backend *be, const rank_args *a);
+/* Every op `name` is cuda_name. */
+#define OP(result, name, parameters, arguments, test) result cuda_##name parameters;
+#include "ops/ops.def"
 
 extern const struct table_ops cuda_table_ops; /* table.cu: dynamic tables */
 

@@ -55,7 +55,7 @@ static status alloc_on_host(cuda_state *s, void **out, size_t bytes) {
                 (double)bytes / 1e9, cudaGetErrorString(error));
 }
 
-static status table_alloc(backend *be, void **out, size_t bytes, table_memory where) {
+status cuda_table_alloc(backend *be, void **out, size_t bytes, table_memory where) {
     size_t size = bytes > 0 ? bytes : 1;
     *out = NULL;
     if (where == TABLE_ON_HOST) return alloc_on_host(cuda_of(be), out, size);
@@ -64,7 +64,7 @@ static status table_alloc(backend *be, void **out, size_t bytes, table_memory wh
 }
 
 /* Both ways of freeing wait for the device. */
-static void table_release(backend *be, void *memory, table_memory where) {
+void cuda_table_release(backend *be, void *memory, table_memory where) {
     cudaPointerAttributes what;
     (void)be;
     (void)where;
@@ -78,9 +78,6 @@ static void table_release(backend *be, void *memory, table_memory where) {
 }
 
 const table_ops cuda_table_ops = {
-    /* in the order of table.h: C++ has no designated initialisers out of order */
-    table_alloc,       table_release,    cuda_table_unique,    cuda_table_find,
-    cuda_table_place,  cuda_table_erase, cuda_table_scan,      cuda_table_stamp,
-    cuda_table_carry,  cuda_table_read,  cuda_table_write,     cuda_table_init,
-    cuda_table_update, cuda_table_pool,  cuda_table_pool_grad, cuda_table_lookup,
+#define TABLE_OP(result, name, parameters, test) .name = cuda_table_##name,
+#include "ops/table_ops.def"
 };

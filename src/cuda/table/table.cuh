@@ -41,22 +41,9 @@ static inline unsigned table_blocks(int64_t n) {
     return (unsigned)cuda_div_up(n, TABLE_THREADS);
 }
 
-/* ---- the verbs ------------------------------------------------------------------------------- */
-
-status cuda_table_unique(backend *be, const table_unique_args *a);
-status cuda_table_find(backend *be, const table_level *l, const table_find_args *a);
-status cuda_table_place(backend *be, const table_level *l, const table_place_args *a);
-status cuda_table_erase(backend *be, const table_level *l, const table_erase_args *a);
-status cuda_table_scan(backend *be, const table_level *l, const table_scan_args *a);
-status cuda_table_stamp(backend *be, const table_level *l, const table_stamp_args *a);
-status cuda_table_carry(backend *be, const table_carry_args *a);
-status cuda_table_read(backend *be, const table_level *l, const table_rows_args *a);
-status cuda_table_write(backend *be, const table_level *l, const table_rows_args *a);
-status cuda_table_init(backend *be, const table_level *l, const table_init_args *a);
-status cuda_table_update(backend *be, const table_level *l, const table_update_args *a);
-status cuda_table_pool(backend *be, const table_level *l, const table_pool_args *a);
-status cuda_table_pool_grad(backend *be, const table_pool_grad_args *a);
-status cuda_table_lookup(backend *be, const table_lookup_args *a);
+/* Every verb `name` is cuda_table_name. */
+#define TABLE_OP(result, name, parameters, test) result cuda_table_##name parameters;
+#include "ops/table_ops.def"
 
 /* ---- sums and scratch memory ----------------------------------------------------------------- */
 
