@@ -295,19 +295,23 @@ status mirror_zero(backend *be, void *memory, size_t bytes) {
     return OK;
 }
 
-status mirror_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+status mirror_copy(backend *be, void *to, const void *from, size_t bytes) {
     (void)be;
-    if (bytes > 0) memcpy(to, from_host, bytes);
+    if (bytes > 0) memcpy(to, from, bytes);
     return OK;
 }
 
+status mirror_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+    return mirror_copy(be, to, from_host, bytes);
+}
+
 status mirror_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
-    return mirror_copy_in(be, to_host, from, bytes);
+    return mirror_copy(be, to_host, from, bytes);
 }
 
 status mirror_fetch(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket) {
     *ticket = 0;
-    return mirror_copy_in(be, to_host, from, bytes);
+    return mirror_copy(be, to_host, from, bytes);
 }
 
 status mirror_wait(backend *be, uint64_t ticket) {
@@ -318,6 +322,11 @@ status mirror_wait(backend *be, uint64_t ticket) {
 status mirror_sync(backend *be) {
     (void)be;
     return OK;
+}
+
+void *mirror_stream(backend *be) {
+    (void)be;
+    return NULL;
 }
 
 status mirror_record(backend *be, uint64_t key, record_state *out) {

@@ -18,6 +18,12 @@ TEST(backend_memory) {
     CHECK_OK(be->ops->zero(be, memory, 2 * sizeof *in));
     CHECK_OK(be->ops->sync(be));
     CHECK(((int32_t *)memory)[1] == 0 && ((int32_t *)memory)[2] == 3);
+    CHECK_OK(be->ops->copy(be, (char *)memory + 4, memory, 4));
+    CHECK(((int32_t *)memory)[1] == 0 && ((int32_t *)memory)[2] == 3);
+    CHECK_OK(be->ops->copy(be, memory, (char *)memory + 8, 4));
+    CHECK_EQ(((int32_t *)memory)[0], 3);
+    CHECK_OK(be->ops->copy(be, NULL, NULL, 0));
+    CHECK(be->ops->stream(be) == NULL);
     CHECK_OK(be->ops->zero(be, NULL, 0));
     CHECK_OK(be->ops->copy_in(be, NULL, NULL, 0));
     be->ops->release(be, memory);

@@ -123,6 +123,35 @@ TEST(cuda_copies_in_are_taken_at_once) {
     backend_destroy(be);
 }
 
+/* A copy within the device has its place in the order of ops. */
+TEST(cuda_copies_within_the_device_are_in_order) {
+    backend *be = open_cuda(true);
+    double first = 1, second = 2, got[2];
+    double *from = device_copy(be, &first, sizeof first), *to = device_new(be, 2 * sizeof *to);
+    CHECK_OK(be->ops->copy(be, to, from, sizeof *to));
+    CHECK_OK(be->ops->copy_in(be, from, &second, sizeof second));
+    CHECK_OK(be->ops->copy(be, to + 1, from, sizeof *to));
+    CHECK_OK(be->ops->copy(be, NULL, NULL, 0));
+    CHECK_OK(be->ops->copy_out(be, got, to, sizeof got));
+    CHECK(got[0] == 1 && got[1] == 2);
+    be->ops->release(be, from);
+    be->ops->release(be, to);
+    backend_destroy(be);
+}
+
+/* A backend's own stream, and the caller's where the backend is a guest. */
+TEST(cuda_stream_is_that_of_the_ops) {
+    backend *be = open_cuda(true), *guest;
+    cuda_options options = {.device = test_on.number, .is_guest = true};
+    CHECK(be->ops->stream(be) != NULL);
+    CHECK_OK(backend_create_cuda(&guest, &options));
+    cuda_visit visit = {.stream = be->ops->stream(be), .act = ACT_BF16};
+    CHECK_OK(backend_visit_cuda(guest, &visit));
+    CHECK(guest->ops->stream(guest) == be->ops->stream(be));
+    backend_destroy(guest);
+    backend_destroy(be);
+}
+
 /* A fetch has the value of its place in the order of ops, whenever it is waited for. */
 TEST(cuda_fetches_in_any_order) {
     backend *be = open_cuda(true);

@@ -44,14 +44,18 @@ void cpu_release(backend *be, void *memory) {
     mem_free(memory);
 }
 
-status cpu_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+status cpu_copy(backend *be, void *to, const void *from, size_t bytes) {
     (void)be;
-    if (bytes > 0) memcpy(to, from_host, bytes);
+    if (bytes > 0) memcpy(to, from, bytes);
     return OK;
 }
 
+status cpu_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+    return cpu_copy(be, to, from_host, bytes);
+}
+
 status cpu_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
-    return cpu_copy_in(be, to_host, from, bytes);
+    return cpu_copy(be, to_host, from, bytes);
 }
 
 status cpu_zero(backend *be, void *memory, size_t bytes) {
@@ -69,7 +73,7 @@ status cpu_set_precision(backend *be, act_type act, bool is_tf32) {
 
 status cpu_fetch(backend *be, void *to_host, const void *from, size_t bytes, uint64_t *ticket) {
     *ticket = 0;
-    return cpu_copy_in(be, to_host, from, bytes);
+    return cpu_copy(be, to_host, from, bytes);
 }
 
 status cpu_wait(backend *be, uint64_t ticket) {
@@ -94,6 +98,11 @@ status cpu_record_end(backend *be) {
 status cpu_sync(backend *be) {
     (void)be;
     return OK;
+}
+
+void *cpu_stream(backend *be) {
+    (void)be;
+    return NULL;
 }
 
 static const ops cpu_ops = {

@@ -51,6 +51,10 @@ status cuda_sync(backend *be) {
     return OK;
 }
 
+void *cuda_stream(backend *be) {
+    return cuda_of(be)->stream;
+}
+
 /* A quarter more than asked for: batches differ a little, and growing waits for the device.  A
  * recorded step holds the address of the old block, so it goes with it. */
 static status grow_scratch(cuda_state *s, size_t bytes) {

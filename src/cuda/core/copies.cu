@@ -78,7 +78,11 @@ void cuda_copies_destroy(cuda_copies *c) {
     mem_free(c);
 }
 
-/* ---- in -------------------------------------------------------------------------------------- */
+status cuda_copy(backend *be, void *to, const void *from, size_t bytes) {
+    if (bytes > 0)
+        CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_of(be)->stream));
+    return OK;
+}
 
 static status send_piece(cuda_state *s, char *to, const char *from, size_t bytes) {
     cuda_copies *c = s->copies;
@@ -102,8 +106,6 @@ status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes) 
     }
     return OK;
 }
-
-/* ---- out ------------------------------------------------------------------------------------- */
 
 status cuda_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
     cuda_state *s = cuda_of(be);
