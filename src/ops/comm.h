@@ -1,0 +1,97 @@
+/* comm.h: the contract between ranks: collectives on memory of a backend.
+ *
+ * A rank is one process with one backend.  A communicator (comm) connects `size` ranks and belongs
+ * to the backend it was made on, which must outlive it.  Every rank calls the same collectives, in
+ * the same order, with arguments that match; one thread calls at a time.  `self` is the
+ * communicator of one rank; the others are in src/dist.
+ *
+ * Rules for all collectives:
+ * - Pointers are memory of the backend, unless a comment says host.
+ * - A collective has its place in the backend's order of execution: it reads what earlier ops
+ * wrote, later ops read its result, and it may run after the call has returned.  A library with a
+ * stream of its own is tied to the backend's stream (op `stream`) by events on both sides.
+ * - A sum adds ranks in pairs, (0 + 1) + (2 + 3), then pairs of pairs; what has no partner goes up
+ * unchanged.  So all ranks get the same bits, over any transport.  A caller that sums its own part
+ * of a fixed set of leaves by the same tree gets the same bits from any number of ranks that is a
+ * power of two.
+ * - A count of 0 is legal and moves nothing; the rank still makes the call.
+ * - A rank that is dead or does not answer within the communicator's timeout is an ERR_IO on all
+ * others.  A collective that only enqueues work may leave it to the next call to return that;
+ * `barrier` returns every failure before it.  After one failure all calls fail: the process ends,
+ * and a new one resumes from the last checkpoint. */
+#ifndef HSTU_OPS_COMM_H
+#define HSTU_OPS_COMM_H
+
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct comm comm;
+
+typedef enum { COMM_F32, COMM_F64, COMM_I64 } comm_type;
+typedef enum { COMM_SUM, COMM_MAX } comm_rule; /* COMM_MAX: no number is a NaN */
+
+/* to[i] = sum or maximum over the ranks of from[i], on every rank.  In place: to == from. */
+typedef struct all_reduce_args {
+    comm_type type;
+    comm_rule rule;
+    int64_t n;
+    const void *from; /* (n) */
+    void *to;         /* (n) */
+} all_reduce_args;
+
+/* Rows to every rank and from every rank.  `from` holds the rows for rank 0, then those for rank 1,
+ * ...; `to` gets the rows of rank 0, then those of rank 1, ...: rank r receives from rank s as many
+ * as s sends to r.  The two must not overlap.  Where ranks do not know what they will receive, an
+ * all_to_all of one int64 for each rank tells them. */
+typedef struct all_to_all_args {
+    int64_t row_bytes;
+    const int64_t *n_send;    /* (size) host: rows for each rank */
+    const int64_t *n_receive; /* (size) host: rows of each rank */
+    const void *from;         /* (sum of n_send, row_bytes) */
+    void *to;                 /* (sum of n_receive, row_bytes) */
+} all_to_all_args;
+
+/* The rows of all ranks, those of rank 0 first, on every rank.  In place: `from` is the place of
+ * this rank's rows in `to`. */
+typedef struct all_gather_args {
+    int64_t row_bytes;
+    const int64_t *n_rows; /* (size) host: rows of each rank, the same on all ranks */
+    const void *from;      /* (n_rows[rank], row_bytes) */
+    void *to;              /* (sum of n_rows, row_bytes) */
+} all_gather_args;
+
+typedef struct comm_ops {
+    status (*all_reduce)(comm *c, const all_reduce_args *a);
+    status (*all_to_all)(comm *c, const all_to_all_args *a);
+    status (*all_gather)(comm *c, const all_gather_args *a);
+    /* memory of rank `root` goes to all others. */
+    status (*broadcast)(comm *c, void *memory, size_t bytes, int root);
+    /* Returns when every rank has called it and all that was called before is done: the host
+     * waits. */
+    status (*barrier)(comm *c);
+} comm_ops;
+
+struct comm {
+    const comm_ops *ops;
+    backend *be;
+    int rank, size; /* 0 <= rank < size */
+    void *state;    /* the communicator's own */
+    void (*destroy)(comm *c);
+};
+
+void comm_destroy(comm *c); /* NULL is fine */
+
+/* One rank: a reduction is a copy, and so is an exchange of rows. */
+status comm_create_self(comm **out, backend *be);
+
+static inline size_t comm_type_bytes(comm_type type) {
+    return type == COMM_F32 ? 4 : 8;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
