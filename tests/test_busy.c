@@ -130,11 +130,15 @@ static const char *shown(const char *mangled) {
 }
 
 TEST(busy_names_are_readable) {
-    CHECK_STR(shown("_Z11draw_kernelPfi"), "draw_kernel");
-    CHECK_STR(shown("_Z13finish_kernelILb1EEv11softmax_jobPf"), "finish_kernel<true>");
-    CHECK_STR(shown("_Z15attn_fwd_kernelI13__nv_bfloat16Li64ELb0EEvPT_"),
-              "attn_fwd_kernel<__nv_bfloat16, 64, false>");
-    CHECK_STR(shown("_Z15attn_fwd_kernelIfLin3ELb0EEvPT_"), "attn_fwd_kernel<float, -3, false>");
+    CHECK_STR(shown("_Z19rng_draw_any_kernelPfi"), "rng_draw_any_kernel");
+    CHECK_STR(shown("_Z22rank_finish_any_kernelILb1EEv8rank_jobPf"),
+              "rank_finish_any_kernel<true>");
+    CHECK_STR(shown("_Z20attn_fwd_sm80_kernelI13__nv_bfloat16Li64ELb0EEvPT_"),
+              "attn_fwd_sm80_kernel<__nv_bfloat16, 64, false>");
+    CHECK_STR(shown("_Z19attn_fwd_f32_kernelIfLin3ELb0EEvPT_"),
+              "attn_fwd_f32_kernel<float, -3, false>");
+    CHECK_STR(shown("_Z20attn_fwd_sm90_kernelI6__half9fwd_shapeI10large_d128EEv9attn_args"),
+              "attn_fwd_sm90_kernel<__half, fwd_shape<large_d128>>");
     CHECK_STR(shown("_ZN3foo4gateIL3epi1E6__halfEEvPT0_"), "gate<1, __half>");
     CHECK_STR(shown("_Z9with_tileI4tileILi8EEEvPf"), "with_tile<tile<8>>");
     CHECK_STR(shown("_ZN34_GLOBAL__N__81c2f8b8_4_k_cu__Z1fPf11anon_kernelEPf"), "anon_kernel");

@@ -144,6 +144,33 @@ long_files() {
     wc -l tests/harness.c | awk '$1 > 100 { print $2 ": " $1 " lines; a harness has at most 100" }'
 }
 
+# A kernel is named <op>_<pass>_<arch>_kernel, so that a profile's line leads to one place.  The arch is
+# the folder of an attention kernel, or `any` where every card runs the same kernel.
+kernel_names() {
+    awk '
+        /^src\/cuda\// {
+            line = $0
+            sub(/^[^:]*:[0-9]*:/, "", line)
+            if (index(line, "__global__")) {
+                split($0, part, ":")
+                place = part[1] ":" part[2]
+                text = ""
+                is_open = 1
+            }
+            if (!is_open) next
+            text = text " " line
+            if (!index(line, "{")) next
+            is_open = 0
+            if (!match(text, /[A-Za-z0-9_]+ *\([^()]*\) *\{/)) { print place ": what is its name?"; next }
+            name = substr(text, RSTART)
+            sub(/ *\(.*/, "", name)
+            if (name !~ /^[a-z0-9]+_[a-z0-9_]+_(any|f32|sm80|sm90)_kernel$/)
+                print place ": " name " is not <op>_<pass>_<arch>_kernel"
+            if (name in seen) print place ": " name " is also in " seen[name]
+            seen[name] = place
+        }' "$dir/code"
+}
+
 # A header includes what it uses; the public one is C++ as well.
 headers() {
     cc=$(command -v gcc || command -v cc || command -v clang)
@@ -201,6 +228,7 @@ rule "every test has its source, every fuzz target its seeds" test_stems
 rule "tests of a device run on it" device_tests
 rule "tests and scripts name their device" devices
 rule "no file over 650 lines, the harness within 100" long_files
+rule "kernels are <op>_<pass>_<arch>_kernel, each name once" kernel_names
 rule "other flags rebuild" flags_rebuild
 rule "docs/tour.md names every file" tour
 rule "docs/config.md is what the option table says" config_doc

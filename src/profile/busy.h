@@ -27,10 +27,10 @@
 
 #include "base/status.h"
 
-enum { BUSY_MAX_TOP = 32, BUSY_NAME_BYTES = 64, BUSY_REASON_BYTES = 192 };
+enum { BUSY_MAX_TOP = 32, BUSY_NAME_BYTES = 96, BUSY_REASON_BYTES = 192 };
 
 typedef struct busy_kernel {
-    char name[BUSY_NAME_BYTES]; /* "attn_fwd_kernel<__nv_bfloat16, 64>"; cut where too long */
+    char name[BUSY_NAME_BYTES]; /* "gate_bwd_any_kernel<__half, tile<8>>"; cut where too long */
     uint64_t ns;                /* summed; overlapping calls count twice */
     uint64_t n_calls;
 } busy_kernel;

@@ -53,9 +53,9 @@ status busy_log_report(busy_log *log, busy_report *out);
 /* The time in which at least one of n intervals ran.  Sorts them by start. */
 uint64_t interval_union_ns(interval *all, size_t n);
 
-/* The name of a kernel for people: of "_Z11gate_kernelI6__halfLi8EEvPT_" the text
- * "gate_kernel<__half, 8>", without namespaces and parameters.  What it cannot read is as given;
- * both are cut to the size of out. */
+/* The name of a kernel for people: of "_Z19gate_fwd_any_kernelI6__halfLi8EEvPT_" the text
+ * "gate_fwd_any_kernel<__half, 8>", without namespaces and parameters.  What it cannot read is as
+ * given; both are cut to the size of out. */
 void busy_kernel_name(const char *mangled, char out[BUSY_NAME_BYTES]);
 
 #endif

@@ -69,14 +69,14 @@ extern "C" status device_list(device_info *out, int max, int *n) {
     return OK;
 }
 
-static __global__ void draw_kernel(rng_key key, int64_t n_blocks, rng_block *out) {
+static __global__ void rng_draw_any_kernel(rng_key key, int64_t n_blocks, rng_block *out) {
     int64_t i = (int64_t)blockIdx.x * DRAW_THREADS + threadIdx.x;
     if (i < n_blocks) out[i] = rng_draw64(key, (uint64_t)i, 0);
 }
 
 static status draw_into(rng_key key, int64_t n_blocks, rng_block *buffer, rng_block *out) {
     unsigned n_groups = (unsigned)((n_blocks + DRAW_THREADS - 1) / DRAW_THREADS);
-    draw_kernel<<<n_groups, DRAW_THREADS>>>(key, n_blocks, buffer);
+    rng_draw_any_kernel<<<n_groups, DRAW_THREADS>>>(key, n_blocks, buffer);
     CUDA_TRY(cudaGetLastError());
     CUDA_TRY(cudaMemcpy(out, buffer, (size_t)n_blocks * sizeof *out, cudaMemcpyDeviceToHost));
     return OK;

@@ -3,7 +3,7 @@
 #include "cuda/core/columns.cuh"
 
 template <typename T, int V, bool IS_PACKED>
-static __global__ void __launch_bounds__(256) drop_kernel(const dropout_args a) {
+static __global__ void __launch_bounds__(256) dropout_rows_any_kernel(const dropout_args a) {
     int64_t i = row_grid_row();
     if (i >= a.n) return;
     drop_row drop = drop_begin(a.drop, i);
@@ -21,7 +21,7 @@ static __global__ void __launch_bounds__(256) drop_kernel(const dropout_args a) 
 template <typename T, int V, bool IS_PACKED>
 static status drop_launch(backend *be, const dropout_args *a) {
     row_grid g = row_grid_of(a->n, a->dim, V);
-    drop_kernel<T, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
+    dropout_rows_any_kernel<T, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("dropout");
 }
 

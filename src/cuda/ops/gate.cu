@@ -26,7 +26,8 @@ __device__ static inline void input_load(gate_input<T, R> &in, const gate_args &
 }
 
 template <typename T, typename R>
-static __global__ void __launch_bounds__(R::THREADS, R::FORWARD) forward_kernel(const gate_args a) {
+static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
+    gate_fwd_any_kernel(const gate_args a) {
     __shared__ row_room<R> room[2];
     row_affine<R> affine;
     gate_input<T, R> next;
@@ -84,7 +85,7 @@ __device__ static inline void backward_part(const gate_args &a, int64_t i, int p
 /* partials: (blocks, 2, dim), or NULL where no gradient of the affine part is wanted. */
 template <typename T, typename R>
 static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
-    backward_kernel(const gate_args a, float *partials) {
+    gate_bwd_any_kernel(const gate_args a, float *partials) {
     __shared__ row_room<R> room[2];
     norm_sums<R> sums;
     row_affine<R> affine;
@@ -125,37 +126,18 @@ template <typename T> static bool is_packed(const gate_args *a, bool is_backward
            can_pack(a->du, a->stride_u, a->dim, sizeof(T), v);
 }
 
-template <typename T, typename R> static status forward(backend *be, const gate_args *a) {
-    int64_t n_blocks = 0;
-    TRY(norm_blocks<R>(be, forward_kernel<T, R>, a->n, &n_blocks));
-    forward_kernel<T, R><<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("gate_fwd");
-}
-
-template <typename T, typename R> static status backward(backend *be, const gate_args *a) {
-    int64_t n_blocks = 0;
-    void *partials = NULL;
-    TRY(norm_blocks<R>(be, backward_kernel<T, R>, a->n, &n_blocks));
-    if (a->dweight != NULL || a->dbias != NULL)
-        TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
-    backward_kernel<T, R>
-        <<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a, (float *)partials);
-    TRY(cuda_launched("gate_bwd"));
-    if (partials == NULL) return OK;
-    return cuda_norm_add_partials(be, (const float *)partials, n_blocks, a->dim, a->dweight,
-                                  a->dbias);
-}
-
 status cuda_gate_fwd(backend *be, const gate_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
     TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be,
-                  NORM_WITH_TILE(T, a->dim, is_packed<T>(a, false), return forward<T, R>(be, a)));
+    CUDA_WITH_ACT(be, NORM_WITH_TILE(
+                          T, a->dim, is_packed<T>(a, false),
+                          return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd")));
 }
 
 status cuda_gate_bwd(backend *be, const gate_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
     TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be,
-                  NORM_WITH_TILE(T, a->dim, is_packed<T>(a, true), return backward<T, R>(be, a)));
+    CUDA_WITH_ACT(be, NORM_WITH_TILE(
+                          T, a->dim, is_packed<T>(a, true),
+                          return norm_launch_bwd<R>(be, gate_bwd_any_kernel<T, R>, a, "gate_bwd")));
 }

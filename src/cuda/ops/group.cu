@@ -13,7 +13,8 @@ enum { GROUP_THREADS = 256 };
 /* A row that belongs to no group sorts behind all others.  So does an index beyond the table, which
  * the CPU refuses: a kernel cannot. */
 static __global__ void __launch_bounds__(GROUP_THREADS)
-    keys_kernel(int n, int32_t n_rows, const int32_t *index, uint32_t *keys, int32_t *places) {
+    group_keys_any_kernel(int n, int32_t n_rows, const int32_t *index, uint32_t *keys,
+                          int32_t *places) {
     int i = (int)(blockIdx.x * GROUP_THREADS + threadIdx.x);
     if (i >= n) return;
     keys[i] = min((uint32_t)index[i], (uint32_t)n_rows); /* negative: huge */
@@ -22,7 +23,7 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
 
 /* begin[r] is the number of keys below r. */
 static __global__ void __launch_bounds__(GROUP_THREADS)
-    begins_kernel(int n, int32_t n_rows, const uint32_t *keys, int32_t *begin) {
+    group_begins_any_kernel(int n, int32_t n_rows, const uint32_t *keys, int32_t *begin) {
     int64_t r = (int64_t)blockIdx.x * GROUP_THREADS + threadIdx.x;
     if (r > n_rows) return;
     int low = 0, high = n;
@@ -80,11 +81,12 @@ status cuda_group(backend *be, const int32_t *index, row_groups *groups) {
         return OK;
     }
     TRY(make_room(be, groups, &room));
-    keys_kernel<<<(unsigned)cuda_div_up(n, GROUP_THREADS), GROUP_THREADS, 0, stream>>>(
+    group_keys_any_kernel<<<(unsigned)cuda_div_up(n, GROUP_THREADS), GROUP_THREADS, 0, stream>>>(
         n, groups->n_rows, index, room.keys, room.places);
     TRY(cuda_launched("the keys of group"));
     CUDA_TRY(sort(groups, &room, stream));
-    begins_kernel<<<(unsigned)cuda_div_up((int64_t)groups->n_rows + 1, GROUP_THREADS),
-                    GROUP_THREADS, 0, stream>>>(n, groups->n_rows, room.sorted, groups->begin);
+    group_begins_any_kernel<<<(unsigned)cuda_div_up((int64_t)groups->n_rows + 1, GROUP_THREADS),
+                              GROUP_THREADS, 0, stream>>>(n, groups->n_rows, room.sorted,
+                                                          groups->begin);
     return cuda_launched("the begins of group");
 }

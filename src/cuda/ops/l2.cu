@@ -26,7 +26,7 @@ __device__ static inline float dot(const T *a, const T *b, int dim) {
 }
 
 template <typename T, int V, bool IS_PACKED>
-static __global__ void __launch_bounds__(L2_THREADS) forward_kernel(const l2_args a) {
+static __global__ void __launch_bounds__(L2_THREADS) l2_fwd_any_kernel(const l2_args a) {
     int64_t i = row_of_warp(a.n);
     if (i < 0) return;
     const T *row = (const T *)a.x + i * a.dim;
@@ -46,7 +46,7 @@ static __global__ void __launch_bounds__(L2_THREADS) forward_kernel(const l2_arg
  * and the second term falls away. */
 template <typename T, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(L2_THREADS)
-    backward_kernel(const l2_args a, float constant_scale) {
+    l2_bwd_any_kernel(const l2_args a, float constant_scale) {
     int64_t i = row_of_warp(a.n);
     if (i < 0) return;
     const T *row = (const T *)a.x + i * a.dim, *dy = (const T *)a.dy + i * a.dim;
@@ -69,9 +69,9 @@ template <typename T> static status forward(backend *be, const l2_args *a) {
     cudaStream_t stream = cuda_of(be)->stream;
     if (can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
         can_pack(a->y, a->dim, a->dim, sizeof(T), v))
-        forward_kernel<T, v, true><<<n_blocks, L2_THREADS, 0, stream>>>(*a);
+        l2_fwd_any_kernel<T, v, true><<<n_blocks, L2_THREADS, 0, stream>>>(*a);
     else
-        forward_kernel<T, columns_of<T>::LOOSE, false><<<n_blocks, L2_THREADS, 0, stream>>>(*a);
+        l2_fwd_any_kernel<T, columns_of<T>::LOOSE, false><<<n_blocks, L2_THREADS, 0, stream>>>(*a);
     return cuda_launched("l2_fwd");
 }
 
@@ -83,9 +83,9 @@ template <typename T> static status backward(backend *be, const l2_args *a) {
     if (can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
         can_pack(a->dy, a->dim, a->dim, sizeof(T), v) &&
         can_pack(a->dx, a->dim, a->dim, sizeof(T), v))
-        backward_kernel<T, v, true><<<n_blocks, L2_THREADS, 0, stream>>>(*a, constant_scale);
+        l2_bwd_any_kernel<T, v, true><<<n_blocks, L2_THREADS, 0, stream>>>(*a, constant_scale);
     else
-        backward_kernel<T, columns_of<T>::LOOSE, false>
+        l2_bwd_any_kernel<T, columns_of<T>::LOOSE, false>
             <<<n_blocks, L2_THREADS, 0, stream>>>(*a, constant_scale);
     return cuda_launched("l2_bwd");
 }

@@ -21,7 +21,7 @@ typedef struct copy_job {
 } copy_job;
 
 /* A thread copies N numbers of the weight, or one of the bias. */
-template <typename T, int N> static __global__ void copy_kernel(copy_job j) {
+template <typename T, int N> static __global__ void linear_copy_any_kernel(copy_job j) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < j.n_packs) {
         pack<float, N> from = ((const pack<float, N> *)j.w)[i];
@@ -42,9 +42,9 @@ template <typename T> static status copy_launch(backend *be, const linear_args *
     unsigned n_blocks = (unsigned)cuda_div_up(j.n_packs + j.n_bias, THREADS);
     cudaStream_t stream = cuda_of(be)->stream;
     if (is_packed)
-        copy_kernel<T, 4><<<n_blocks, THREADS, 0, stream>>>(j);
+        linear_copy_any_kernel<T, 4><<<n_blocks, THREADS, 0, stream>>>(j);
     else
-        copy_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(j);
+        linear_copy_any_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(j);
     return cuda_launched("the copy of a weight");
 }
 
@@ -73,7 +73,7 @@ static status take_weights(backend *be, const linear_args *a, const float *bias,
 
 /* y = f(z), N numbers a thread. */
 template <typename T, int N>
-static __global__ void f_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
+static __global__ void linear_epilogue_any_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n_packs) return;
     pack<T, N> x = ((const pack<T, N> *)z)[i];
@@ -89,9 +89,11 @@ static status f_launch(backend *be, epilogue f, int64_t n, const void *z, void *
     unsigned n_blocks = (unsigned)cuda_div_up(n_packs, THREADS);
     cudaStream_t stream = cuda_of(be)->stream;
     if (is_packed)
-        f_kernel<T, N><<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
+        linear_epilogue_any_kernel<T, N>
+            <<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
     else
-        f_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
+        linear_epilogue_any_kernel<T, 1>
+            <<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
     return cuda_launched("the activation of a layer");
 }
 
@@ -160,7 +162,8 @@ __device__ static inline void dz_rows(const dz_job &j, int64_t row, int64_t end,
     }
 }
 
-template <typename T, int N> static __global__ void __launch_bounds__(THREADS) dz_kernel(dz_job j) {
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) linear_bwd_dz_any_kernel(dz_job j) {
     __shared__ float room[ROWS_Y][PACKS_X * N + 1];
     int x = (int)threadIdx.x % PACKS_X, y = (int)threadIdx.x / PACKS_X;
     int64_t first_column = (int64_t)blockIdx.y * (PACKS_X * N), column = first_column + x * N;
@@ -187,7 +190,8 @@ template <typename T, int N> static __global__ void __launch_bounds__(THREADS) d
 /* dbias += the groups' sums, in a fixed order: a block owns 32 columns, a row of threads every
  * eighth group. */
 static __global__ void __launch_bounds__(THREADS)
-    dbias_kernel(int32_t n_groups, int32_t n_out, const float *partials, float *dbias) {
+    linear_bwd_dbias_any_kernel(int32_t n_groups, int32_t n_out, const float *partials,
+                                float *dbias) {
     __shared__ float room[ROWS_Y][PACKS_X];
     int x = (int)threadIdx.x % PACKS_X, y = (int)threadIdx.x / PACKS_X;
     int64_t column = (int64_t)blockIdx.x * PACKS_X + x;
@@ -228,9 +232,9 @@ template <typename T> static status dz_launch(backend *be, const linear_args *a,
               (unsigned)cuda_div_up(j.n_out, PACKS_X * pack_size));
     cudaStream_t stream = cuda_of(be)->stream;
     if (pack_size > 1)
-        dz_kernel<T, N><<<grid, THREADS, 0, stream>>>(j);
+        linear_bwd_dz_any_kernel<T, N><<<grid, THREADS, 0, stream>>>(j);
     else
-        dz_kernel<T, 1><<<grid, THREADS, 0, stream>>>(j);
+        linear_bwd_dz_any_kernel<T, 1><<<grid, THREADS, 0, stream>>>(j);
     return cuda_launched("the gradient of a layer's activation");
 }
 
@@ -246,8 +250,9 @@ static status backward_f(backend *be, const linear_args *a, float *partials) {
     if (a->f == EPILOGUE_NONE && a->dbias == NULL) return OK;
     CUDA_WITH_ACT(be, TRY(dz_launch<T>(be, a, j)));
     if (a->dbias == NULL) return OK;
-    dbias_kernel<<<(unsigned)cuda_div_up(a->n_out, PACKS_X), THREADS, 0, cuda_of(be)->stream>>>(
-        (int32_t)cuda_div_up(a->n, j.group_rows), a->n_out, partials, a->dbias);
+    linear_bwd_dbias_any_kernel<<<(unsigned)cuda_div_up(a->n_out, PACKS_X), THREADS, 0,
+                                  cuda_of(be)->stream>>>((int32_t)cuda_div_up(a->n, j.group_rows),
+                                                         a->n_out, partials, a->dbias);
     return cuda_launched("the gradient of a bias");
 }
 

@@ -55,7 +55,7 @@ __device__ static inline float classes_loss(const logits_loss_args &a, int64_t n
 /* partials: (blocks). */
 template <typename T>
 static __global__ void __launch_bounds__(LOSS_THREADS)
-    loss_kernel(const logits_loss_args a, double *partials) {
+    logits_loss_rows_any_kernel(const logits_loss_args a, double *partials) {
     __shared__ double room[WARP];
     float grad_scale = a.dlogits != NULL ? *a.grad_scale : 0;
     int64_t thread = (int64_t)blockIdx.x * LOSS_THREADS + threadIdx.x;
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS)
 }
 
 static __global__ void __launch_bounds__(LOSS_THREADS)
-    add_kernel(const double *partials, int n, double *loss) {
+    logits_loss_sum_any_kernel(const double *partials, int n, double *loss) {
     __shared__ double room[WARP];
     double sum = 0;
     for (int i = (int)threadIdx.x; i < n; i += LOSS_THREADS)
@@ -94,9 +94,10 @@ status cuda_logits_loss(backend *be, const logits_loss_args *a) {
     if (a->n == 0 || a->n_columns == 0) return OK;
     if (n_blocks > most) n_blocks = most;
     TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(double), &partials));
-    CUDA_WITH_ACT(be, loss_kernel<T>
+    CUDA_WITH_ACT(be, logits_loss_rows_any_kernel<T>
                   <<<(unsigned)n_blocks, LOSS_THREADS, 0, stream>>>(*a, (double *)partials));
     TRY(cuda_launched("logits_loss"));
-    add_kernel<<<1, LOSS_THREADS, 0, stream>>>((const double *)partials, (int)n_blocks, a->loss);
+    logits_loss_sum_any_kernel<<<1, LOSS_THREADS, 0, stream>>>((const double *)partials,
+                                                               (int)n_blocks, a->loss);
     return cuda_launched("the sum of logits_loss");
 }

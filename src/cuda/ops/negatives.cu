@@ -2,7 +2,7 @@
  * negatives; the limit is the draws, about a hundred instructions each. */
 #include "cuda/core/columns.cuh"
 
-static __global__ void __launch_bounds__(256) draw_kernel(const negatives_args a) {
+static __global__ void __launch_bounds__(256) negatives_draw_any_kernel(const negatives_args a) {
     int64_t m = row_grid_row();
     if (m >= a.n) return;
     uint32_t position = a.position[m], user = a.user[m], step = *a.step;
@@ -23,6 +23,6 @@ status cuda_negatives(backend *be, const negatives_args *a) {
         return fail(ERR_CONFIG, "there is nothing to draw negatives from; give the model at least "
                                 "one item");
     row_grid g = row_grid_of(a->n, a->n_negatives, 4);
-    draw_kernel<<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
+    negatives_draw_any_kernel<<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("negatives");
 }

@@ -4,7 +4,8 @@
 #include "cuda/ops/norm_row.cuh"
 
 template <typename T, typename R>
-static __global__ void __launch_bounds__(R::THREADS, R::FORWARD) forward_kernel(const norm_args a) {
+static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
+    norm_fwd_any_kernel(const norm_args a) {
     __shared__ row_room<R> room[2];
     row_affine<R> affine;
     row_packs<T, R> next;
@@ -46,7 +47,7 @@ __device__ static inline void input_load(norm_input<T, R> &in, const norm_args &
 /* partials: (blocks, 2, dim), or NULL where no gradient of the affine part is wanted. */
 template <typename T, typename R>
 static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
-    backward_kernel(const norm_args a, float *partials) {
+    norm_bwd_any_kernel(const norm_args a, float *partials) {
     __shared__ row_room<R> room[2];
     norm_sums<R> sums;
     row_affine<R> affine;
@@ -81,8 +82,8 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
 /* A block adds the partials of 32 columns: its 32 warps take every 32nd partial each, and the
  * warps' sums are added across lanes.  The order is fixed. */
 static __global__ void __launch_bounds__(1024)
-    add_partials_kernel(const float *partials, int n_partials, int dim, float *dweight,
-                        float *dbias) {
+    norm_bwd_sums_any_kernel(const float *partials, int n_partials, int dim, float *dweight,
+                             float *dbias) {
     __shared__ float sums[WARP][WARP + 1];
     float *grad = blockIdx.y == 0 ? dweight : dbias;
     if (grad == NULL) return;
@@ -101,7 +102,7 @@ static __global__ void __launch_bounds__(1024)
 status cuda_norm_add_partials(backend *be, const float *partials, int64_t n_partials, int32_t dim,
                               float *dweight, float *dbias) {
     dim3 blocks((unsigned)cuda_div_up(dim, WARP), 2);
-    add_partials_kernel<<<blocks, dim3(WARP, WARP), 0, cuda_of(be)->stream>>>(
+    norm_bwd_sums_any_kernel<<<blocks, dim3(WARP, WARP), 0, cuda_of(be)->stream>>>(
         partials, (int)n_partials, dim, dweight, dbias);
     return cuda_launched("the sums of a norm's gradients");
 }
@@ -117,37 +118,18 @@ template <typename T> static bool is_packed(const norm_args *a, bool is_backward
            can_pack(a->bias, a->dim, a->dim, sizeof(float), v);
 }
 
-template <typename T, typename R> static status forward(backend *be, const norm_args *a) {
-    int64_t n_blocks = 0;
-    TRY(norm_blocks<R>(be, forward_kernel<T, R>, a->n, &n_blocks));
-    forward_kernel<T, R><<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("norm_fwd");
-}
-
-template <typename T, typename R> static status backward(backend *be, const norm_args *a) {
-    int64_t n_blocks = 0;
-    void *partials = NULL;
-    TRY(norm_blocks<R>(be, backward_kernel<T, R>, a->n, &n_blocks));
-    if (a->dweight != NULL || a->dbias != NULL)
-        TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
-    backward_kernel<T, R>
-        <<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a, (float *)partials);
-    TRY(cuda_launched("norm_bwd"));
-    if (partials == NULL) return OK;
-    return cuda_norm_add_partials(be, (const float *)partials, n_blocks, a->dim, a->dweight,
-                                  a->dbias);
-}
-
 status cuda_norm_fwd(backend *be, const norm_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
     TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be,
-                  NORM_WITH_TILE(T, a->dim, is_packed<T>(a, false), return forward<T, R>(be, a)));
+    CUDA_WITH_ACT(be, NORM_WITH_TILE(
+                          T, a->dim, is_packed<T>(a, false),
+                          return norm_launch_fwd<R>(be, norm_fwd_any_kernel<T, R>, a, "norm_fwd")));
 }
 
 status cuda_norm_bwd(backend *be, const norm_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
     TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be,
-                  NORM_WITH_TILE(T, a->dim, is_packed<T>(a, true), return backward<T, R>(be, a)));
+    CUDA_WITH_ACT(be, NORM_WITH_TILE(
+                          T, a->dim, is_packed<T>(a, true),
+                          return norm_launch_bwd<R>(be, norm_bwd_any_kernel<T, R>, a, "norm_bwd")));
 }

@@ -234,6 +234,32 @@ static inline status norm_blocks(const backend *be, K *kernel, int64_t n, int64_
 status cuda_norm_add_partials(backend *be, const float *partials, int64_t n_partials, int32_t dim,
                               float *dweight, float *dbias);
 
+/* Launches a forward kernel of tile R over the rows of `a` (norm_args or gate_args); `name` is the
+ * op's, for messages. */
+template <typename R, typename A>
+static inline status norm_launch_fwd(backend *be, void (*kernel)(A), const A *a, const char *name) {
+    int64_t n_blocks = 0;
+    TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
+    kernel<<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
+    return cuda_launched(name);
+}
+
+/* Likewise a backward kernel, with partial sums where the weight or the bias has a gradient. */
+template <typename R, typename A>
+static inline status norm_launch_bwd(backend *be, void (*kernel)(A, float *), const A *a,
+                                     const char *name) {
+    int64_t n_blocks = 0;
+    void *partials = NULL;
+    TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
+    if (a->dweight != NULL || a->dbias != NULL)
+        TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
+    kernel<<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a, (float *)partials);
+    TRY(cuda_launched(name));
+    if (partials == NULL) return OK;
+    return cuda_norm_add_partials(be, (const float *)partials, n_blocks, a->dim, a->dweight,
+                                  a->dbias);
+}
+
 /* Whether a row is narrow enough to be kept in registers. */
 static inline status norm_check_dim(int32_t dim) {
     if (dim <= NORM_MAX_DIM) return OK;

@@ -43,7 +43,8 @@ typedef struct rank_job {
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-template <typename T> static __global__ void convert_kernel(int64_t n, const T *from, float *to) {
+template <typename T>
+static __global__ void rank_convert_any_kernel(int64_t n, const T *from, float *to) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < n) to[i] = to_float(from[i]);
 }
@@ -93,7 +94,7 @@ __device__ static inline void score_tile(const rank_job &j, int64_t first_query,
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-static __global__ void own_kernel(rank_job j) {
+static __global__ void rank_own_any_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (q < j.a.n_queries) j.own[q] = score_of(j, q, j.a.target[q]);
 }
@@ -104,7 +105,7 @@ __device__ static inline bool is_above(float score, int64_t row, float own, int6
     return row < target ? !(score < own) : row > target && !(score <= own);
 }
 
-static __global__ void __launch_bounds__(THREADS) count_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) rank_count_any_kernel(rank_job j) {
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
     int64_t first_query = (int64_t)blockIdx.y * TILE, first_row = (int64_t)blockIdx.x * TILE;
     float sum[SIDE][SIDE] = {};
@@ -130,7 +131,7 @@ static __global__ void __launch_bounds__(THREADS) count_kernel(rank_job j) {
 
 /* A warp a query: what was seen is taken out of the count, once though it may be listed twice.  A
  * target without a number has all other rows above it, seen or not. */
-static __global__ void __launch_bounds__(THREADS) finish_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) rank_finish_any_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (q >= j.a.n_queries) return;
     float own = j.own[q];
@@ -156,16 +157,17 @@ static status find_ranks(backend *be, const rank_job &j) {
               (unsigned)cuda_div_up(j.a.n_queries, TILE));
     unsigned n_blocks = (unsigned)cuda_div_up(j.a.n_queries, THREADS);
     CUDA_TRY(cudaMemsetAsync(j.above, 0, (size_t)j.a.n_queries * sizeof *j.above, stream));
-    own_kernel<<<n_blocks, THREADS, 0, stream>>>(j);
-    count_kernel<<<grid, THREADS, 0, stream>>>(j);
-    finish_kernel<<<(unsigned)cuda_div_up(j.a.n_queries, THREADS / WARP), THREADS, 0, stream>>>(j);
+    rank_own_any_kernel<<<n_blocks, THREADS, 0, stream>>>(j);
+    rank_count_any_kernel<<<grid, THREADS, 0, stream>>>(j);
+    rank_finish_any_kernel<<<(unsigned)cuda_div_up(j.a.n_queries, THREADS / WARP), THREADS, 0,
+                             stream>>>(j);
     TRY(cuda_launched("the ranks of targets"));
     return cuda_copy_out(be, j.a.rank, j.rank, (size_t)j.a.n_queries * sizeof *j.a.rank);
 }
 
 /* ---- the k best: scores ---------------------------------------------------------------------- */
 
-static __global__ void __launch_bounds__(THREADS) scores_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) rank_scores_any_kernel(rank_job j) {
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
     int64_t in_group = (int64_t)blockIdx.y * TILE, in_piece = (int64_t)blockIdx.x * TILE;
     float sum[SIDE][SIDE] = {};
@@ -182,7 +184,7 @@ static __global__ void __launch_bounds__(THREADS) scores_kernel(rank_job j) {
 }
 
 /* A block a query of the group: its seen rows are out. */
-static __global__ void __launch_bounds__(THREADS) seen_kernel(rank_job j) {
+static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job j) {
     int64_t q = (int64_t)j.first_query + blockIdx.x;
     float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
     int32_t end = j.a.seen_offsets[q + 1];
@@ -234,7 +236,7 @@ __device__ static inline void sort_keys(key *keys, int n) {
 
 /* A block a query: what beats the k-th best so far joins the keys, which are sorted and cut to k
  * whenever a further round might not fit. */
-static __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(rank_job j) {
+static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(rank_job j) {
     __shared__ key keys[N_KEYS];
     __shared__ int n_shared;
     int64_t q = (int64_t)j.first_query + blockIdx.x;
@@ -270,7 +272,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(rank_job 
     if (threadIdx.x == 0) j.n_kept[q] = n;
 }
 
-static __global__ void best_kernel(rank_job j) {
+static __global__ void rank_best_any_kernel(rank_job j) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (int64_t)j.a.n_queries * j.a.k) return;
     bool is_there = i % j.a.k < j.n_kept[i / j.a.k];
@@ -291,9 +293,10 @@ static status find_best_of_group(backend *be, rank_job j) {
         j.first_row = (int32_t)row;
         j.n_rows = (int32_t)(n_corpus - row < piece ? n_corpus - row : piece);
         dim3 grid((unsigned)cuda_div_up(j.n_rows, TILE), (unsigned)cuda_div_up(j.n_group, TILE));
-        scores_kernel<<<grid, THREADS, 0, stream>>>(j);
-        if (j.a.seen_offsets != NULL) seen_kernel<<<(unsigned)j.n_group, THREADS, 0, stream>>>(j);
-        select_kernel<<<(unsigned)j.n_group, SELECT_THREADS, 0, stream>>>(j);
+        rank_scores_any_kernel<<<grid, THREADS, 0, stream>>>(j);
+        if (j.a.seen_offsets != NULL)
+            rank_seen_any_kernel<<<(unsigned)j.n_group, THREADS, 0, stream>>>(j);
+        rank_select_any_kernel<<<(unsigned)j.n_group, SELECT_THREADS, 0, stream>>>(j);
     }
     return cuda_launched("the best rows of a corpus");
 }
@@ -307,7 +310,7 @@ static status find_best(backend *be, rank_job j) {
         j.n_group = (int32_t)(j.a.n_queries - first < group ? j.a.n_queries - first : group);
         TRY(find_best_of_group(be, j));
     }
-    best_kernel<<<(unsigned)cuda_div_up(n, THREADS), THREADS, 0, stream>>>(j);
+    rank_best_any_kernel<<<(unsigned)cuda_div_up(n, THREADS), THREADS, 0, stream>>>(j);
     TRY(cuda_launched("the best rows of a corpus"));
     TRY(cuda_copy_out(be, j.a.best, j.best, (size_t)n * sizeof *j.a.best));
     return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
@@ -353,7 +356,7 @@ static size_t lay_out(const backend *be, rank_job *j, char *memory) {
 template <typename T> static status convert(backend *be, const rank_job &j) {
     int64_t n = (int64_t)j.a.n_queries * j.a.dim;
     unsigned n_blocks = (unsigned)cuda_div_up(n, THREADS);
-    convert_kernel<T>
+    rank_convert_any_kernel<T>
         <<<n_blocks, THREADS, 0, cuda_of(be)->stream>>>(n, (const T *)j.a.query, (float *)j.query);
     return cuda_launched("the conversion of queries");
 }

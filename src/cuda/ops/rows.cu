@@ -14,7 +14,7 @@
 /* ---- gather ---------------------------------------------------------------------------------- */
 
 template <typename T, typename S, int V, bool IS_PACKED>
-static __global__ void __launch_bounds__(256) gather_kernel(const gather_args a) {
+static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gather_args a) {
     int64_t i = row_grid_row();
     if (i >= a.n) return;
     int64_t row = a.index[i], other = a.other != NULL ? a.other_index[i] : -1;
@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(256) gather_kernel(const gather_args a)
 template <typename T, typename S, int V, bool IS_PACKED>
 static status gather_launch(backend *be, const gather_args *a) {
     row_grid g = row_grid_of(a->n, a->dim, V);
-    gather_kernel<T, S, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
+    gather_rows_any_kernel<T, S, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("gather");
 }
 
@@ -161,7 +161,7 @@ __device__ static inline void sum_chunk(const scatter_args &a, const scatter_cut
 /* threadIdx.x and blockIdx.y go over columns, threadIdx.y and blockIdx.x over chunks. */
 template <typename T, typename G, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(SCATTER_THREADS)
-    sum_chunks_kernel(const scatter_args a, const scatter_cut s) {
+    scatter_chunks_any_kernel(const scatter_args a, const scatter_cut s) {
     __shared__ int32_t rows[SCATTER_ENTRIES], tokens[SCATTER_ENTRIES];
     int64_t n_entries = a.groups.begin[a.groups.n_rows];
     int64_t chunk = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -185,7 +185,7 @@ static __global__ void __launch_bounds__(SCATTER_THREADS)
  * read one partial; 32 such teams take every 32nd chunk each, and their sums are added in order. */
 template <typename G>
 static __global__ void __launch_bounds__(256)
-    add_tails_kernel(const scatter_args a, const scatter_cut s, int n_chunks) {
+    scatter_tails_any_kernel(const scatter_args a, const scatter_cut s, int n_chunks) {
     __shared__ float sums[32][TAIL_COLUMNS + 1];
     int lane = (int)threadIdx.x % 8, part = (int)threadIdx.x / 8;
     int c = (int)blockIdx.x * TAIL_COLUMNS + 4 * lane;
@@ -233,7 +233,7 @@ static status add_tails(backend *be, const scatter_args *a, const scatter_cut *s
     int64_t n_chunks = s->n_chunks * n_slabs / wanted;            /* of a block */
     if (n_chunks < cuda_div_up(s->n_chunks, 65535)) n_chunks = cuda_div_up(s->n_chunks, 65535);
     dim3 blocks((unsigned)n_slabs, (unsigned)cuda_div_up(s->n_chunks, n_chunks));
-    add_tails_kernel<G><<<blocks, 256, 0, cuda_of(be)->stream>>>(*a, *s, (int)n_chunks);
+    scatter_tails_any_kernel<G><<<blocks, 256, 0, cuda_of(be)->stream>>>(*a, *s, (int)n_chunks);
     return cuda_launched("scatter's rows of many chunks");
 }
 
@@ -252,7 +252,8 @@ static status scatter_launch(backend *be, const scatter_args *a) {
         x *= 2;
     dim3 threads(x, SCATTER_THREADS / x);
     dim3 blocks((unsigned)cuda_div_up(s.n_chunks, threads.y), (unsigned)cuda_div_up(n_packs, x));
-    sum_chunks_kernel<T, G, V, IS_PACKED><<<blocks, threads, 0, cuda_of(be)->stream>>>(*a, s);
+    scatter_chunks_any_kernel<T, G, V, IS_PACKED>
+        <<<blocks, threads, 0, cuda_of(be)->stream>>>(*a, s);
     TRY(cuda_launched("scatter"));
     return add_tails<G>(be, a, &s);
 }
@@ -275,14 +276,14 @@ status cuda_scatter(backend *be, const scatter_args *a) {
 /* ---- mark ------------------------------------------------------------------------------------ */
 
 static __global__ void __launch_bounds__(256)
-    mark_kernel(int64_t n, const int32_t *index, int64_t offset, uint8_t *marks) {
+    mark_rows_any_kernel(int64_t n, const int32_t *index, int64_t offset, uint8_t *marks) {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i < n && index[i] >= 0) marks[index[i] + offset] = 1;
 }
 
 status cuda_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
     if (n == 0) return OK;
-    mark_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(n, index, offset,
-                                                                                marks);
+    mark_rows_any_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(
+        n, index, offset, marks);
     return cuda_launched("mark");
 }

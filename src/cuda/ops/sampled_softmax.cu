@@ -18,7 +18,7 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SUM_THREADS = 1024 };
 /* ---- the lengths of the table's rows --------------------------------------------------------- */
 
 /* A warp a row; in double, as a length may be far from 1. */
-static __global__ void __launch_bounds__(THREADS) scale_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(THREADS) sampled_softmax_scale_any_kernel(softmax_job j) {
     int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     double squares = 0;
     if (v >= j.a.n_rows) return;
@@ -227,7 +227,8 @@ static constexpr int min_blocks(int lanes) {
 /* The positive's derivative, p - 1, is minus the sum of the others: exact also where p rounds to 1;
  * and the loss is taken in double, which holds 1 + a small one. */
 template <int N, int L>
-static __global__ void __launch_bounds__(THREADS, min_blocks(L)) score_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(THREADS, min_blocks(L))
+    sampled_softmax_score_any_kernel(softmax_job j) {
     int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     int part = (int)threadIdx.x % L, group = (int)threadIdx.x % WARP / L;
     int left = j.a.dim - part * N;
@@ -270,7 +271,8 @@ static __global__ void __launch_bounds__(THREADS, min_blocks(L)) score_kernel(so
 }
 
 /* *loss += the rows' losses, by one block in a fixed order. */
-static __global__ void __launch_bounds__(SUM_THREADS) loss_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(SUM_THREADS)
+    sampled_softmax_loss_any_kernel(softmax_job j) {
     __shared__ double room[WARP];
     double sum = 0;
 #pragma unroll 4
@@ -287,24 +289,25 @@ template <int N> static void score_launch(cudaStream_t stream, const softmax_job
     unsigned n_blocks = (unsigned)cuda_div_up(j.a.n, WARPS);
     bool is_packed_2 = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 2);
     if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2)
-        score_kernel<2, 8><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<2, 8><<<n_blocks, THREADS, 0, stream>>>(j);
     else if (j.a.dim <= 8 * 8)
-        score_kernel<N, 8><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<N, 8><<<n_blocks, THREADS, 0, stream>>>(j);
     else if (j.a.dim <= 16 * 16)
-        score_kernel<N, 16><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<N, 16><<<n_blocks, THREADS, 0, stream>>>(j);
     else
-        score_kernel<N, 32><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<N, 32><<<n_blocks, THREADS, 0, stream>>>(j);
 }
 
 static status run_scores(backend *be, const softmax_job &j) {
     cudaStream_t stream = cuda_of(be)->stream;
     if (j.a.normalises && j.a.n_rows > 0)
-        scale_kernel<<<(unsigned)cuda_div_up(j.a.n_rows, WARPS), THREADS, 0, stream>>>(j);
+        sampled_softmax_scale_any_kernel<<<(unsigned)cuda_div_up(j.a.n_rows, WARPS), THREADS, 0,
+                                           stream>>>(j);
     if (can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4))
         score_launch<4>(stream, j);
     else
         score_launch<1>(stream, j);
-    loss_kernel<<<1, SUM_THREADS, 0, stream>>>(j);
+    sampled_softmax_loss_any_kernel<<<1, SUM_THREADS, 0, stream>>>(j);
     return cuda_launched("the scores of a sampled softmax");
 }
 

@@ -17,7 +17,8 @@ enum { MIN_USES_OF_ROW = 2, MAX_SORT_ROWS = 65535 };
 /* ---- sums as integers ------------------------------------------------------------------------ */
 
 /* A warp a loss row.  Rows that only fill up may hold anything. */
-static __global__ void __launch_bounds__(THREADS) largest_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(THREADS)
+    sampled_softmax_table_largest_any_kernel(softmax_job j) {
     int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     unsigned largest = 0;
     if (m >= j.a.n || j.a.positive[m] < 0) return;
@@ -70,7 +71,8 @@ __device__ static inline void add_pack_fixed(unsigned long long *sum, float weig
 /* A warp a loss row, whose query lies in shared memory, zeros behind E.  The packs of its uses are
  * dealt out to the lanes in order, so that none idles where a row is not a multiple of 32 packs. */
 template <bool IS_FIXED>
-static __global__ void __launch_bounds__(THREADS) add_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(THREADS)
+    sampled_softmax_table_add_any_kernel(softmax_job j) {
     extern __shared__ float4 room[];
     int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     int lane = (int)threadIdx.x % WARP, n_packs = j.width / 4;
@@ -190,7 +192,8 @@ __device__ static inline void sort_uses(const softmax_job &j, const sorted &s, i
 
 /* A block owns `rows` loss rows; when their uses are sorted, a thread owns packs of rows of the
  * table, and reads the queries from shared memory. */
-static __global__ void __launch_bounds__(SORT_THREADS) add_sorted_kernel(softmax_job j, int rows) {
+static __global__ void __launch_bounds__(SORT_THREADS)
+    sampled_softmax_table_add_sorted_any_kernel(softmax_job j, int rows) {
     extern __shared__ float4 room[];
     sorted s = sorted_at(room, j, rows);
     int64_t first = (int64_t)blockIdx.x * rows;
@@ -233,7 +236,8 @@ static int sorted_rows(const cuda_state *cuda, const softmax_job &j) {
 /* A warp a row of the table: dtable += d l2(row) / d row applied to g, which is (g - u (u . g)) /
  * |row|, or g / eps below eps.  Rows without a use are left alone. */
 template <bool IS_FIXED>
-static __global__ void __launch_bounds__(THREADS) finish_kernel(softmax_job j) {
+static __global__ void __launch_bounds__(THREADS)
+    sampled_softmax_table_finish_any_kernel(softmax_job j) {
     int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     int lane = (int)threadIdx.x % WARP;
     if (v >= j.a.n_rows) return;
@@ -265,13 +269,16 @@ static void launch(cudaStream_t stream, const softmax_job &j, int sort_rows) {
     unsigned n_loss_blocks = (unsigned)cuda_div_up(j.a.n, WARPS);
     unsigned n_row_blocks = (unsigned)cuda_div_up(j.a.n_rows, WARPS);
     size_t query_bytes = WARPS * (size_t)j.width * sizeof(float);
-    if (IS_FIXED) largest_kernel<<<n_loss_blocks, THREADS, 0, stream>>>(j);
+    if (IS_FIXED)
+        sampled_softmax_table_largest_any_kernel<<<n_loss_blocks, THREADS, 0, stream>>>(j);
     if (sort_rows > 0)
-        add_sorted_kernel<<<(unsigned)cuda_div_up(j.a.n, sort_rows), SORT_THREADS,
-                            sorted_bytes(j, sort_rows), stream>>>(j, sort_rows);
+        sampled_softmax_table_add_sorted_any_kernel<<<(unsigned)cuda_div_up(j.a.n, sort_rows),
+                                                      SORT_THREADS, sorted_bytes(j, sort_rows),
+                                                      stream>>>(j, sort_rows);
     else
-        add_kernel<IS_FIXED><<<n_loss_blocks, THREADS, query_bytes, stream>>>(j);
-    finish_kernel<IS_FIXED><<<n_row_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_table_add_any_kernel<IS_FIXED>
+            <<<n_loss_blocks, THREADS, query_bytes, stream>>>(j);
+    sampled_softmax_table_finish_any_kernel<IS_FIXED><<<n_row_blocks, THREADS, 0, stream>>>(j);
 }
 
 status softmax_table_gradient(backend *be, const softmax_job *j) {
@@ -281,7 +288,9 @@ status softmax_table_gradient(backend *be, const softmax_job *j) {
     CUDA_TRY(cudaMemsetAsync(j->largest, 0, sizeof *j->largest, stream));
     CUDA_TRY(cudaMemsetAsync(j->sum, 0, (size_t)j->a.n_rows * (size_t)j->width * cell, stream));
     int sort_rows = sorted_rows(cuda_of(be), *j);
-    if (sort_rows > 0) CUDA_TRY(CUDA_ALLOW_SHARED(add_sorted_kernel, sorted_bytes(*j, sort_rows)));
+    if (sort_rows > 0)
+        CUDA_TRY(CUDA_ALLOW_SHARED(sampled_softmax_table_add_sorted_any_kernel,
+                                   sorted_bytes(*j, sort_rows)));
     if (j->is_fixed)
         launch<true>(stream, *j, 0);
     else

@@ -130,7 +130,7 @@ __device__ static inline void update_rows(const update_one &u, float scale, int6
 }
 
 static __global__ void __launch_bounds__(UPDATE_THREADS)
-    update_kernel(const __grid_constant__ update_list list) {
+    update_weights_any_kernel(const __grid_constant__ update_list list) {
     int low = 0, high = list.n - 1; /* the last weight that begins at this block or before */
     while (low < high) {
         int middle = (low + high + 1) / 2;
@@ -212,7 +212,8 @@ status cuda_update(backend *be, const update_args *a, int n) {
             list.of[list.n++] = u;
         }
         if (list.n == 0) continue;
-        update_kernel<<<(unsigned)n_blocks, UPDATE_THREADS, 0, cuda_of(be)->stream>>>(list);
+        update_weights_any_kernel<<<(unsigned)n_blocks, UPDATE_THREADS, 0, cuda_of(be)->stream>>>(
+            list);
         TRY(cuda_launched("update"));
     }
     return OK;
@@ -222,7 +223,8 @@ status cuda_update(backend *be, const update_args *a, int n) {
 
 /* The sum of a block's share; quads first, then what is left of them. */
 static __global__ void __launch_bounds__(PASS_THREADS)
-    squares_kernel(int64_t n, int64_t n_quads, const float *x, double *partials, double *out) {
+    sum_squares_chunks_any_kernel(int64_t n, int64_t n_quads, const float *x, double *partials,
+                                  double *out) {
     __shared__ double room[WARP];
     int64_t thread = (int64_t)blockIdx.x * PASS_THREADS + threadIdx.x;
     int64_t n_threads = (int64_t)gridDim.x * PASS_THREADS;
@@ -243,7 +245,7 @@ static __global__ void __launch_bounds__(PASS_THREADS)
 }
 
 static __global__ void __launch_bounds__(PASS_THREADS)
-    add_partials_kernel(int n, const double *partials, double *out) {
+    sum_squares_partials_any_kernel(int n, const double *partials, double *out) {
     __shared__ double room[WARP];
     double sum = 0;
     for (int i = (int)threadIdx.x; i < n; i += PASS_THREADS)
@@ -261,16 +263,16 @@ status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out) 
     if (n == 0) return OK;
     if (n_blocks > most) n_blocks = most;
     if (n_blocks > 1) TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(double), &partials));
-    squares_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(n, n_quads, grad,
-                                                                    (double *)partials, out);
+    sum_squares_chunks_any_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(
+        n, n_quads, grad, (double *)partials, out);
     TRY(cuda_launched("sum_squares"));
     if (n_blocks == 1) return OK;
-    add_partials_kernel<<<1, PASS_THREADS, 0, stream>>>((int)n_blocks, (const double *)partials,
-                                                        out);
+    sum_squares_partials_any_kernel<<<1, PASS_THREADS, 0, stream>>>((int)n_blocks,
+                                                                    (const double *)partials, out);
     return cuda_launched("the sum of sum_squares");
 }
 
-static __global__ void factor_kernel(const grad_factor_args a) {
+static __global__ void grad_factor_one_any_kernel(const grad_factor_args a) {
     double norm = a.base * sqrt(*a.sum);
     double factor = a.clip > 0 && norm > a.clip ? a.base * (a.clip / norm) : a.base;
     *a.factor = isfinite(*a.sum) ? (float)factor : 0;
@@ -278,7 +280,7 @@ static __global__ void factor_kernel(const grad_factor_args a) {
 }
 
 status cuda_grad_factor(backend *be, const grad_factor_args *a) {
-    factor_kernel<<<1, 1, 0, cuda_of(be)->stream>>>(*a);
+    grad_factor_one_any_kernel<<<1, 1, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("grad_factor");
 }
 
@@ -286,7 +288,8 @@ status cuda_grad_factor(backend *be, const grad_factor_args *a) {
 
 /* A thread adds one pack; the last one adds what no pack holds. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(PASS_THREADS) add_kernel(int64_t n, const T *x, T *y) {
+static __global__ void __launch_bounds__(PASS_THREADS)
+    add_rows_any_kernel(int64_t n, const T *x, T *y) {
     int64_t i = ((int64_t)blockIdx.x * PASS_THREADS + threadIdx.x) * V;
     if (i + V <= n) {
         pack<T, V> a = *(const pack<T, V> *)(x + i), b = *(const pack<T, V> *)(y + i);
@@ -304,11 +307,13 @@ template <typename T> static status add(backend *be, int64_t n, const void *x, v
     const int v = 16 / (int)sizeof(T);
     cudaStream_t stream = cuda_of(be)->stream;
     if (can_pack(x, v, v, sizeof(T), v) && can_pack(y, v, v, sizeof(T), v))
-        add_kernel<T, v><<<(unsigned)cuda_div_up(n, v * PASS_THREADS), PASS_THREADS, 0, stream>>>(
-            n, (const T *)x, (T *)y);
+        add_rows_any_kernel<T, v>
+            <<<(unsigned)cuda_div_up(n, v * PASS_THREADS), PASS_THREADS, 0, stream>>>(
+                n, (const T *)x, (T *)y);
     else
-        add_kernel<T, 1><<<(unsigned)cuda_div_up(n, PASS_THREADS), PASS_THREADS, 0, stream>>>(
-            n, (const T *)x, (T *)y);
+        add_rows_any_kernel<T, 1>
+            <<<(unsigned)cuda_div_up(n, PASS_THREADS), PASS_THREADS, 0, stream>>>(n, (const T *)x,
+                                                                                  (T *)y);
     return cuda_launched("add");
 }
 

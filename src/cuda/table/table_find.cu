@@ -9,7 +9,7 @@
 /* ---- find, erase ----------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    find_kernel(const table_level l, const table_find_args a) {
+    table_find_any_kernel(const table_level l, const table_find_args a) {
     int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
     if (warp_first() >= n) return;
     found_key f = find_key(l, a.keys, i, n);
@@ -30,12 +30,12 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 status cuda_table_find(backend *be, const table_level *l, const table_find_args *a) {
     if (a->n == 0) return OK;
-    find_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
+    table_find_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
     return cuda_launched("find");
 }
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    erase_kernel(const table_level l, const table_erase_args a) {
+    table_erase_any_kernel(const table_level l, const table_erase_args a) {
     int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
     if (warp_first() >= n) return;
     found_key f = find_key(l, a.keys, i, n);
@@ -50,7 +50,7 @@ status cuda_table_erase(backend *be, const table_level *l, const table_erase_arg
     cudaStream_t stream = cuda_of(be)->stream;
     if (a->n_erased != NULL) CUDA_TRY(cudaMemsetAsync(a->n_erased, 0, sizeof(int64_t), stream));
     if (a->n == 0) return OK;
-    erase_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+    table_erase_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     return cuda_launched("erase");
 }
 
@@ -84,7 +84,7 @@ __device__ static inline void write_first(const lookup_parts &a, int part, uint6
 
 template <typename P, bool HAS_FIRST>
 static __global__ void __launch_bounds__(TABLE_THREADS, HAS_FIRST ? 3 : 4)
-    lookup_kernel(const __grid_constant__ lookup_parts a) {
+    table_lookup_any_kernel(const __grid_constant__ lookup_parts a) {
     __shared__ probe_room rooms[TABLE_WARPS];
     int64_t n = a.begin[a.n_parts], i = warp_first() + warp_lane(), at = min(i, n - 1);
     if (warp_first() >= n) return;
@@ -108,7 +108,8 @@ static __global__ void __launch_bounds__(TABLE_THREADS, HAS_FIRST ? 3 : 4)
 template <typename P, bool HAS_FIRST>
 static void launch_lookup(backend *be, const lookup_parts *parts) {
     unsigned n_blocks = table_blocks(parts->begin[parts->n_parts]);
-    lookup_kernel<P, HAS_FIRST><<<n_blocks, TABLE_THREADS, 0, cuda_of(be)->stream>>>(*parts);
+    table_lookup_any_kernel<P, HAS_FIRST>
+        <<<n_blocks, TABLE_THREADS, 0, cuda_of(be)->stream>>>(*parts);
 }
 
 status cuda_table_lookup(backend *be, const table_lookup_args *a) {

@@ -21,7 +21,8 @@
 /* ---- locate ---------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    locate_kernel(const table_level l, const table_place_args a, const place_room room) {
+    table_place_locate_any_kernel(const table_level l, const table_place_args a,
+                                  const place_room room) {
     int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
     if (blockIdx.x == 0 && threadIdx.x < PLACED_COUNTS) a.counts[threadIdx.x] = 0; /* for finish */
     if (warp_first() >= n) return;
@@ -97,7 +98,8 @@ __device__ static inline void settle_owners(const table_level &l, const table_pl
 }
 
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
-    settle_kernel(const table_level l, const table_place_args a, const place_room room) {
+    table_place_settle_any_kernel(const table_level l, const table_place_args a,
+                                  const place_room room) {
     int64_t i = warp_first() + warp_lane();
     bool owns = i < table_count(a.n, a.n_real) && room.became[i] == KEY_OWNS;
     if (__any_sync(ALL_LANES, owns)) settle_owners<false>(l, a, room, owns, (uint32_t)i);
@@ -106,7 +108,8 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
 /* The second round has nothing to do, as a rule: its kernels have few blocks, which find that out.
  */
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
-    settle_late_kernel(const table_level l, const table_place_args a, const place_room room) {
+    table_place_settle_late_any_kernel(const table_level l, const table_place_args a,
+                                       const place_room room) {
     int64_t n = table_count(a.n, a.n_real), step = (int64_t)gridDim.x * TABLE_THREADS;
     if (*room.has_late == 0) return;
     for (int64_t first = warp_first(); first < n; first += step) {
@@ -117,7 +120,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
 }
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    mark_kernel(const table_place_args a, const place_room room) {
+    table_place_mark_any_kernel(const table_place_args a, const place_room room) {
     int64_t n = table_count(a.n, a.n_real), i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
     if (*room.has_late == 0) return;
     for (; i < n; i += (int64_t)gridDim.x * TABLE_THREADS) {
@@ -166,8 +169,8 @@ __device__ static inline void list_evicted(const table_place_args &a, const plac
 
 template <row_work WORK>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
-    finish_kernel(const table_level l, const table_place_args a, const place_room room,
-                  const table_init_args rows) {
+    table_place_finish_any_kernel(const table_level l, const table_place_args a,
+                                  const place_room room, const table_init_args rows) {
     int64_t n = table_count(a.n, a.n_real), i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
     int became = i < n ? room.became[i] : -1;
     bool evicts = became == KEY_NEW_EVICTS, is_new = became == KEY_NEW || evicts;
@@ -229,16 +232,17 @@ static status launch_place(backend *be, const table_level *l, const table_place_
     cuda_state *s = cuda_of(be);
     unsigned n_blocks = table_blocks(a->n), n_few = 2 * (unsigned)s->n_multiprocessors;
     if (n_few > n_blocks) n_few = n_blocks;
-    locate_kernel<<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
+    table_place_locate_any_kernel<<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
     TRY(cuda_launched("the search of place"));
-    settle_kernel<<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
+    table_place_settle_any_kernel<<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
     TRY(cuda_launched("the new keys of place"));
     if (a->evict != EVICT_NEVER) { /* else nothing is late */
-        mark_kernel<<<n_few, TABLE_THREADS, 0, s->stream>>>(*a, *room);
-        settle_late_kernel<<<n_few, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
+        table_place_mark_any_kernel<<<n_few, TABLE_THREADS, 0, s->stream>>>(*a, *room);
+        table_place_settle_late_any_kernel<<<n_few, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
         TRY(cuda_launched("the second round of place"));
     }
-    finish_kernel<WORK><<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room, *rows);
+    table_place_finish_any_kernel<WORK>
+        <<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room, *rows);
     return cuda_launched("the lists of place");
 }
 

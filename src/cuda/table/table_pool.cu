@@ -27,7 +27,7 @@ __device__ static inline const float *place_row(const table_level &l, const tabl
 
 template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    expand_kernel(const table_level l, const table_pool_args a) {
+    table_pool_expand_any_kernel(const table_level l, const table_pool_args a) {
     int64_t i = warp_first() + warp_lane();
     if (warp_first() >= a.n) return;
     const float *row = i < a.n ? place_row(l, a, i) : NULL;
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 /* threadIdx.x goes over the columns of a bag, threadIdx.y over bags. */
 template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
-    bags_kernel(const table_level l, const table_pool_args a) {
+    table_pool_bags_any_kernel(const table_level l, const table_pool_args a) {
     int64_t b = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (b >= (a.kind == POOL_NONE ? a.n : a.n_bags)) return;
     int64_t first = a.kind == POOL_NONE ? b : a.offsets[b];
@@ -61,7 +61,7 @@ template <typename P>
 static void launch_pool(backend *be, const table_level *l, const table_pool_args *a) {
     cudaStream_t stream = cuda_of(be)->stream;
     if (a->kind == POOL_NONE && a->weight == NULL) {
-        expand_kernel<P><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+        table_pool_expand_any_kernel<P><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
         return;
     }
     int64_t n_bags = a->kind == POOL_NONE ? a->n : a->n_bags;
@@ -69,7 +69,8 @@ static void launch_pool(backend *be, const table_level *l, const table_pool_args
     while (n_lanes < 32 && (int)n_lanes < a->dim / piece_size<P>::NUMBERS)
         n_lanes *= 2;
     dim3 threads(n_lanes, TABLE_THREADS / n_lanes);
-    bags_kernel<P><<<(unsigned)cuda_div_up(n_bags, threads.y), threads, 0, stream>>>(*l, *a);
+    table_pool_bags_any_kernel<P>
+        <<<(unsigned)cuda_div_up(n_bags, threads.y), threads, 0, stream>>>(*l, *a);
 }
 
 status cuda_table_pool(backend *be, const table_level *l, const table_pool_args *a) {
@@ -173,7 +174,7 @@ __device__ static inline void sum_chunk(const table_pool_grad_args &a, const gra
 /* threadIdx.x goes over the columns of a chunk, threadIdx.y over chunks. */
 template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    sum_chunks_kernel(const table_pool_grad_args a, const grad_cut cut) {
+    table_pool_chunks_any_kernel(const table_pool_grad_args a, const grad_cut cut) {
     __shared__ grad_entry entries[BLOCK_ENTRIES];
     __shared__ int64_t ends[2];
     int n_groups = (int)table_count(a.n_groups, a.n_real);
@@ -249,7 +250,7 @@ __device__ static inline void add_many(const table_pool_grad_args &a, const grad
  * together. */
 template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
-    add_tails_kernel(const table_pool_grad_args a, const grad_cut cut) {
+    table_pool_tails_any_kernel(const table_pool_grad_args a, const grad_cut cut) {
     __shared__ int32_t groups[TABLE_WARPS];
     int warp = (int)threadIdx.x / 32;
     int64_t first = (int64_t)blockIdx.x * TABLE_WARPS, q = first + warp;
@@ -272,10 +273,10 @@ static status launch_pool_grad(backend *be, const table_pool_grad_args *a, const
     while (n_lanes < 32 && (int)n_lanes < a->dim / piece_size<P>::NUMBERS)
         n_lanes *= 2;
     dim3 threads(n_lanes, TABLE_THREADS / n_lanes);
-    sum_chunks_kernel<P>
+    table_pool_chunks_any_kernel<P>
         <<<(unsigned)cuda_div_up(cut->n_chunks, threads.y), threads, 0, stream>>>(*a, *cut);
     TRY(cuda_launched("pool_grad"));
-    add_tails_kernel<P>
+    table_pool_tails_any_kernel<P>
         <<<(unsigned)cuda_div_up(cut->n_chunks, TABLE_WARPS), TABLE_THREADS, 0, stream>>>(*a, *cut);
     return cuda_launched("pool_grad's groups of many chunks");
 }

@@ -15,7 +15,7 @@ __device__ static inline float *slot_row(const table_level &l, const int64_t *sl
 
 template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    read_kernel(const table_level l, const table_rows_args a) {
+    table_rows_read_any_kernel(const table_level l, const table_rows_args a) {
     int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
     if (warp_first() >= n) return;
     const float *row = slot_row(l, a.slot, NULL, i, n);
@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    write_kernel(const table_level l, const table_rows_args a) {
+    table_rows_write_any_kernel(const table_level l, const table_rows_args a) {
     int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
     if (warp_first() >= n) return;
     float *row = slot_row(l, a.slot, a.only, i, n);
@@ -37,9 +37,10 @@ status cuda_table_read(backend *be, const table_level *l, const table_rows_args 
     if (a->n == 0 || a->n_floats == 0) return OK;
     cudaStream_t stream = cuda_of(be)->stream;
     if (is_packed(a->staging, a->stride, a->n_floats))
-        read_kernel<float4><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+        table_rows_read_any_kernel<float4>
+            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     else
-        read_kernel<float><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+        table_rows_read_any_kernel<float><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     return cuda_launched("read of rows");
 }
 
@@ -47,9 +48,11 @@ status cuda_table_write(backend *be, const table_level *l, const table_rows_args
     if (a->n == 0 || a->n_floats == 0) return OK;
     cudaStream_t stream = cuda_of(be)->stream;
     if (is_packed(a->staging, a->stride, a->n_floats))
-        write_kernel<float4><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+        table_rows_write_any_kernel<float4>
+            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     else
-        write_kernel<float><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+        table_rows_write_any_kernel<float>
+            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     return cuda_launched("write of rows");
 }
 
@@ -59,7 +62,7 @@ status cuda_table_write(backend *be, const table_level *l, const table_rows_args
  * hide the arithmetic of the new ones. */
 template <bool HAS_STAGING>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
-    init_kernel(const table_level l, const table_init_args a) {
+    table_rows_init_any_kernel(const table_level l, const table_init_args a) {
     int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
     if (warp_first() >= n) return;
     float *row = slot_row(l, a.slot, NULL, i, n);
@@ -81,10 +84,10 @@ status cuda_table_init(backend *be, const table_level *l, const table_init_args 
     if (a->n == 0) return OK;
     cudaStream_t stream = cuda_of(be)->stream;
     if (a->staging != NULL && is_packed(a->staging, a->stride, a->dim)) {
-        init_kernel<true><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+        table_rows_init_any_kernel<true><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
         return cuda_launched("first values and read of rows");
     }
-    init_kernel<false><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
+    table_rows_init_any_kernel<false><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     TRY(cuda_launched("first values of rows"));
     return read_staging(be, l, a);
 }

@@ -8,7 +8,7 @@
 
 /* One block: each count becomes the sum of those before it, and *total that of all. */
 static __global__ void __launch_bounds__(SCAN_THREADS)
-    sum_counts_kernel(int64_t n, unsigned long long *counts, int64_t *total) {
+    table_scan_sum_any_kernel(int64_t n, unsigned long long *counts, int64_t *total) {
     unsigned long long sum = 0, all;
     for (int64_t first = 0; first < n; first += SCAN_THREADS) {
         int64_t i = first + threadIdx.x;
@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
 }
 
 status cuda_table_sum(backend *be, int64_t n, unsigned long long *counts, int64_t *total) {
-    sum_counts_kernel<<<1, SCAN_THREADS, 0, cuda_of(be)->stream>>>(n, counts, total);
+    table_scan_sum_any_kernel<<<1, SCAN_THREADS, 0, cuda_of(be)->stream>>>(n, counts, total);
     return cuda_launched("the sum of counts");
 }
 
@@ -41,14 +41,15 @@ __device__ static inline int64_t scan_slot(const table_scan_args &a) {
 }
 
 static __global__ void __launch_bounds__(SCAN_THREADS)
-    count_wanted_kernel(const table_level l, const table_scan_args a, unsigned long long *counts) {
+    table_scan_count_any_kernel(const table_level l, const table_scan_args a,
+                                unsigned long long *counts) {
     int count = __syncthreads_count(is_wanted(l, a, scan_slot(a)));
     if (threadIdx.x == 0) counts[blockIdx.x] = (unsigned long long)count;
 }
 
 static __global__ void __launch_bounds__(SCAN_THREADS)
-    write_wanted_kernel(const table_level l, const table_scan_args a,
-                        const unsigned long long *counts) {
+    table_scan_write_any_kernel(const table_level l, const table_scan_args a,
+                                const unsigned long long *counts) {
     int64_t slot = scan_slot(a), bucket = slot / TABLE_SLOTS, place = slot % TABLE_SLOTS;
     bool wanted = is_wanted(l, a, slot);
     unsigned long long all, at = counts[blockIdx.x] + block_prefix(wanted, &all);
@@ -69,18 +70,18 @@ status cuda_table_scan(backend *be, const table_level *l, const table_scan_args 
     }
     TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(unsigned long long), &memory));
     unsigned long long *counts = (unsigned long long *)memory;
-    count_wanted_kernel<<<(unsigned)n_blocks, SCAN_THREADS, 0, stream>>>(*l, *a, counts);
+    table_scan_count_any_kernel<<<(unsigned)n_blocks, SCAN_THREADS, 0, stream>>>(*l, *a, counts);
     TRY(cuda_launched("the counts of scan"));
     TRY(cuda_table_sum(be, n_blocks, counts, a->n));
     if (a->keys == NULL && a->scores == NULL && a->stamps == NULL && a->slot == NULL) return OK;
-    write_wanted_kernel<<<(unsigned)n_blocks, SCAN_THREADS, 0, stream>>>(*l, *a, counts);
+    table_scan_write_any_kernel<<<(unsigned)n_blocks, SCAN_THREADS, 0, stream>>>(*l, *a, counts);
     return cuda_launched("scan");
 }
 
 /* ---- stamp ----------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    stamp_kernel(const table_level l, const table_stamp_args a) {
+    table_stamp_any_kernel(const table_level l, const table_stamp_args a) {
     int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
     if (i >= table_count(a.n, a.n_real)) return;
     int64_t slot = a.slot[i];
@@ -91,13 +92,14 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 status cuda_table_stamp(backend *be, const table_level *l, const table_stamp_args *a) {
     if (a->n == 0) return OK;
-    stamp_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
+    table_stamp_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
     return cuda_launched("stamp");
 }
 
 /* ---- carry ----------------------------------------------------------------------------------- */
 
-static __global__ void __launch_bounds__(TABLE_THREADS) carry_kernel(const table_carry_args a) {
+static __global__ void __launch_bounds__(TABLE_THREADS)
+    table_carry_any_kernel(const table_carry_args a) {
     int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
     if (i >= table_count(a.n, a.n_real)) return;
     bool is_below = a.slot[i] >= 0;
@@ -109,6 +111,6 @@ static __global__ void __launch_bounds__(TABLE_THREADS) carry_kernel(const table
 
 status cuda_table_carry(backend *be, const table_carry_args *a) {
     if (a->n == 0) return OK;
-    carry_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*a);
+    table_carry_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("what keys take along");
 }

@@ -27,7 +27,7 @@ typedef struct unique_room {
 } unique_room;
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    hash_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
+    table_unique_hash_any_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
     int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
     if (i == 0) *room.n_mixed = 0;
     if (i >= n) return;
@@ -53,7 +53,7 @@ __device__ static inline int64_t first_not_below(const uint32_t *halves, int64_t
 
 /* Hashes go where their places are; a run of one half with different hashes is listed once. */
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    list_mixed_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
+    table_unique_list_mixed_any_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
     int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
     if (i >= n) return;
     uint64_t hash = table_hash(ids[room.order[i]]);
@@ -126,7 +126,7 @@ __device__ static inline void sort_digits(const uint64_t *ids, const uint32_t *f
 
 /* A block mends a run: by the low halves of hashes, and places as they are. */
 static __global__ void __launch_bounds__(MEND_THREADS)
-    mend_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
+    table_unique_mend_any_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
     for (uint32_t r = blockIdx.x; r < *room.n_mixed; r += gridDim.x) {
         int64_t first = room.mixed[r];
         uint64_t half = room.sorted_halves[first];
@@ -152,14 +152,14 @@ __device__ static inline bool is_head(int64_t n, const uint64_t *sorted, int64_t
 }
 
 static __global__ void __launch_bounds__(SCAN_THREADS)
-    count_heads_kernel(int64_t n, const unique_room room) {
+    table_unique_count_heads_any_kernel(int64_t n, const unique_room room) {
     int64_t i = (int64_t)blockIdx.x * SCAN_THREADS + threadIdx.x;
     int count = __syncthreads_count(is_head(n, room.sorted, i));
     if (threadIdx.x == 0) room.counts[blockIdx.x] = (unsigned long long)count;
 }
 
 static __global__ void __launch_bounds__(SCAN_THREADS)
-    number_kernel(const unique_room room, const table_unique_args a) {
+    table_unique_number_any_kernel(const unique_room room, const table_unique_args a) {
     int64_t i = (int64_t)blockIdx.x * SCAN_THREADS + threadIdx.x;
     bool head = is_head(a.n, room.sorted, i);
     unsigned long long all, before = block_prefix(head, &all);
@@ -208,11 +208,11 @@ static status set_empty(backend *be, const table_unique_args *a) {
 static status sort_hashes(backend *be, const table_unique_args *a, unique_room *room) {
     cudaStream_t stream = cuda_of(be)->stream;
     unsigned n_blocks = table_blocks(a->n);
-    hash_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
+    table_unique_hash_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
     TRY(cuda_launched("the hashes of unique"));
     CUDA_TRY(sort(a, room, stream));
-    list_mixed_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
-    mend_kernel<<<MEND_BLOCKS, MEND_THREADS, 0, stream>>>(a->n, a->ids, *room);
+    table_unique_list_mixed_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
+    table_unique_mend_any_kernel<<<MEND_BLOCKS, MEND_THREADS, 0, stream>>>(a->n, a->ids, *room);
     return cuda_launched("the order of unique");
 }
 
@@ -226,9 +226,9 @@ status cuda_table_unique(backend *be, const table_unique_args *a) {
     make_room(&room, (char *)memory, a);
     TRY(sort_hashes(be, a, &room));
     unsigned n_blocks = (unsigned)cuda_div_up(a->n, SCAN_THREADS);
-    count_heads_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(a->n, room);
+    table_unique_count_heads_any_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(a->n, room);
     TRY(cuda_launched("the runs of unique"));
     TRY(cuda_table_sum(be, n_blocks, room.counts, a->n_unique));
-    number_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(room, *a);
+    table_unique_number_any_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(room, *a);
     return cuda_launched("the numbers of unique");
 }

@@ -112,7 +112,8 @@ update_rows(const update_rule &r, float scale, float *const row[UPDATE_AT_ONCE],
 
 template <typename P, row_opt OPT>
 static __global__ void __launch_bounds__(TABLE_THREADS)
-    update_kernel(const table_level l, const table_update_args a, const update_rule r) {
+    table_update_rows_any_kernel(const table_level l, const table_update_args a,
+                                 const update_rule r) {
     int64_t n = table_count(a.n, a.n_real);
     int64_t begin = ((int64_t)blockIdx.x * TABLE_WARPS + threadIdx.x / 32) * UPDATE_ROWS;
     float scale = a.grad_scale != NULL ? *a.grad_scale : 1.0f;
@@ -150,9 +151,11 @@ static void launch_update(backend *be, const table_level *l, const table_update_
     cudaStream_t stream = cuda_of(be)->stream;
     unsigned n_blocks = (unsigned)cuda_div_up(a->n, UPDATE_ROWS * TABLE_WARPS);
     if (is_packed(a->grad, a->dim, a->dim))
-        update_kernel<float4, OPT><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
+        table_update_rows_any_kernel<float4, OPT>
+            <<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
     else
-        update_kernel<float, OPT><<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
+        table_update_rows_any_kernel<float, OPT>
+            <<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
 }
 
 status cuda_table_update(backend *be, const table_level *l, const table_update_args *a) {

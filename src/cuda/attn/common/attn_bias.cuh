@@ -71,8 +71,9 @@ static inline size_t bias_cells_bytes(const attn_args *a) {
     return (size_t)(2 * a->bias_len - 1 + BIAS_TIME_CELLS) * sizeof(unsigned long long);
 }
 
-static __global__ void bias_finish_kernel(const unsigned long long *cells, int n_positions,
-                                          float *dposition_w, float *dtime_w) {
+static __global__ void attn_bwd_bias_sums_any_kernel(const unsigned long long *cells,
+                                                     int n_positions, float *dposition_w,
+                                                     float *dtime_w) {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n_positions + BIAS_TIME_CELLS) return;
     float sum = (float)ldexp((double)(long long)cells[i], -BIAS_FIXED_BITS);
@@ -85,7 +86,7 @@ static __global__ void bias_finish_kernel(const unsigned long long *cells, int n
 /* Adds the cells to the gradients of the biases. */
 static inline status bias_finish(backend *be, const attn_args *a, const unsigned long long *cells) {
     int n = 2 * a->bias_len - 1 + BIAS_TIME_CELLS;
-    bias_finish_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(
+    attn_bwd_bias_sums_any_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(
         cells, 2 * a->bias_len - 1, a->dposition_w, a->dtime_w);
     return cuda_launched("the sums of the attention's bias");
 }

@@ -132,7 +132,7 @@ __device__ static inline int tiles_sum_before(int x) {
 /* One block: sequences by length, those of one length by number, and the first unit of each chunk.
  */
 static __global__ void __launch_bounds__(TILES_PLAN_THREADS)
-    tiles_plan_kernel(attn_tiles t, int32_t *order, int32_t *starts) {
+    attn_plan_tiles_any_kernel(attn_tiles t, int32_t *order, int32_t *starts) {
     __shared__ int lengths[TILES_PLAN_SEQUENCES], sorted[TILES_PLAN_SEQUENCES];
     int i = (int)threadIdx.x, n_pairs = t.n_sequences * t.n_heads;
     for (int b = i; b < t.n_sequences; b += TILES_PLAN_THREADS)
@@ -203,7 +203,7 @@ static inline size_t tiles_plan_bytes(const attn_tiles *t) {
 /* Makes the plan in `scratch` (tiles_plan_bytes) and has t use it. */
 static inline status tiles_plan(attn_tiles *t, void *scratch, cudaStream_t stream) {
     int32_t *order = (int32_t *)scratch, *starts = order + t->n_sequences;
-    tiles_plan_kernel<<<1, TILES_PLAN_THREADS, 0, stream>>>(*t, order, starts);
+    attn_plan_tiles_any_kernel<<<1, TILES_PLAN_THREADS, 0, stream>>>(*t, order, starts);
     t->order = order;
     t->starts = starts;
     return cuda_launched("the plan of the attention's tiles");

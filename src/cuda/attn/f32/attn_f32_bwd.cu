@@ -140,11 +140,9 @@ template <int DIM> static size_t dq_shared(bool has_strips) {
 /* Heads that share a table add to the same numbers, so a block does n_serial of them in order. */
 template <int DIM, bool EXACT>
 static __global__
-__launch_bounds__(f32_shape<DIM>::THREADS,
-                  DIM == 32 && !EXACT ? 3 : 2) void dq_kernel(const __grid_constant__ attn_args a,
-                                                              const uint32_t *bucket_cells,
-                                                              unsigned long long *cells,
-                                                              int n_tiles, int n_serial) {
+__launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void attn_bwd_dq_f32_kernel(
+    const __grid_constant__ attn_args a, const uint32_t *bucket_cells, unsigned long long *cells,
+    int n_tiles, int n_serial) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool IS_STAGED = f32_buckets<DIM>::IS_STAGED;
@@ -254,10 +252,10 @@ template <int DIM, int PARTS> static size_t dkv_shared() {
 }
 
 template <int DIM, bool EXACT, int PARTS>
-static __global__
-__launch_bounds__(f32_shape<DIM>::THREADS,
-                  DIM == 32 && !EXACT ? 4 : 2) void dkv_kernel(const __grid_constant__ attn_args a,
-                                                               const uint32_t *bucket_cells) {
+static __global__ __launch_bounds__(
+    f32_shape<DIM>::THREADS,
+    DIM == 32 && !EXACT ? 4 : 2) void attn_bwd_dkv_f32_kernel(const __grid_constant__ attn_args a,
+                                                              const uint32_t *bucket_cells) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
@@ -355,8 +353,8 @@ static status launch_dq(backend *be, const attn_args *a, unsigned long long *cel
     int64_t n_blocks = n_tiles * a->n_sequences * (a->n_heads / n_serial);
     size_t bytes = dq_shared<DIM>(a->bias == BIAS_TIME && f32_buckets<DIM>::IS_STAGED);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((dq_kernel<DIM, EXACT>), bytes));
-    dq_kernel<DIM, EXACT>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_f32_kernel<DIM, EXACT>), bytes));
+    attn_bwd_dq_f32_kernel<DIM, EXACT>
         <<<(unsigned)n_blocks, f32_shape<DIM>::THREADS, bytes, cuda_of(be)->stream>>>(
             *a, cuda_of(be)->bucket_cells, cells, (int)n_tiles, n_serial);
     return cuda_launched("the float32 attention's dq");
@@ -368,8 +366,8 @@ static status launch_dkv(backend *be, const attn_args *a) {
     int64_t n_blocks = n_tiles * a->n_sequences * a->n_heads;
     size_t bytes = dkv_shared<DIM, PARTS>();
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((dkv_kernel<DIM, EXACT, PARTS>), bytes));
-    dkv_kernel<DIM, EXACT, PARTS>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dkv_f32_kernel<DIM, EXACT, PARTS>), bytes));
+    attn_bwd_dkv_f32_kernel<DIM, EXACT, PARTS>
         <<<(unsigned)n_blocks, f32_shape<DIM>::THREADS, bytes, cuda_of(be)->stream>>>(
             *a, cuda_of(be)->bucket_cells);
     return cuda_launched("the float32 attention's dk and dv");

@@ -13,9 +13,8 @@ template <int DIM> static constexpr size_t fwd_shared() {
 }
 
 template <int DIM, bool EXACT>
-static __global__
-__launch_bounds__(f32_shape<DIM>::THREADS) void fwd_kernel(const __grid_constant__ attn_args a,
-                                                           const uint32_t *cells, int n_tiles) {
+static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void attn_fwd_f32_kernel(
+    const __grid_constant__ attn_args a, const uint32_t *cells, int n_tiles) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::FWD_COLUMNS, STRIDE = shape::STRIDE;
     extern __shared__ float4 shared[];
@@ -85,8 +84,8 @@ template <int DIM, bool EXACT> static status launch(backend *be, const attn_args
     int64_t n_tiles = cuda_div_up(a->max_len_q, f32_shape<DIM>::ROWS);
     int64_t n_blocks = n_tiles * a->n_sequences * a->n_heads;
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((fwd_kernel<DIM, EXACT>), fwd_shared<DIM>()));
-    fwd_kernel<DIM, EXACT>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_f32_kernel<DIM, EXACT>), fwd_shared<DIM>()));
+    attn_fwd_f32_kernel<DIM, EXACT>
         <<<(unsigned)n_blocks, f32_shape<DIM>::THREADS, fwd_shared<DIM>(), cuda_of(be)->stream>>>(
             *a, cuda_of(be)->bucket_cells, (int)n_tiles);
     return cuda_launched("the float32 attention");

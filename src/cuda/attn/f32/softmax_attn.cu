@@ -184,8 +184,9 @@ __device__ static inline void rows_end(const softmax_job &job, const softmax_blo
 }
 
 template <int DIM>
-static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
-                                    2) void fwd_kernel(const __grid_constant__ softmax_job job) {
+static __global__
+__launch_bounds__(f32_shape<DIM>::THREADS,
+                  2) void softmax_attn_fwd_f32_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::FWD_COLUMNS, STRIDE = shape::STRIDE;
     extern __shared__ float4 shared[];
@@ -241,8 +242,9 @@ __device__ static inline void weights_square(float x[2][4], float dp[2][4], cons
 }
 
 template <int DIM>
-static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
-                                    2) void dq_kernel(const __grid_constant__ softmax_job job) {
+static __global__
+__launch_bounds__(f32_shape<DIM>::THREADS,
+                  2) void softmax_attn_bwd_dq_f32_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     extern __shared__ float4 shared[];
@@ -349,8 +351,9 @@ enum { PART_DK = 1, PART_DV = 2 };
 
 /* Registers hold the sums of both, except at DIM = 256, where a kernel each sums one. */
 template <int DIM, int PARTS>
-static __global__ __launch_bounds__(f32_shape<DIM>::THREADS,
-                                    2) void dkv_kernel(const __grid_constant__ softmax_job job) {
+static __global__
+__launch_bounds__(f32_shape<DIM>::THREADS,
+                  2) void softmax_attn_bwd_dkv_f32_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
@@ -406,16 +409,16 @@ static unsigned count_blocks(const softmax_job *job) {
 
 template <int DIM> static status launch_fwd(backend *be, const softmax_attn_args *a) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, NULL);
-    CUDA_TRY(CUDA_ALLOW_SHARED(fwd_kernel<DIM>, fwd_shared<DIM>()));
-    fwd_kernel<DIM>
+    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_fwd_f32_kernel<DIM>, fwd_shared<DIM>()));
+    softmax_attn_fwd_f32_kernel<DIM>
         <<<count_blocks(&job), f32_shape<DIM>::THREADS, fwd_shared<DIM>(), cuda_of(be)->stream>>>(
             job);
     return cuda_launched("the softmax attention");
 }
 
 template <int DIM, int PARTS> static status launch_dkv(backend *be, const softmax_job &job) {
-    CUDA_TRY(CUDA_ALLOW_SHARED((dkv_kernel<DIM, PARTS>), bwd_shared<DIM>()));
-    dkv_kernel<DIM, PARTS>
+    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_f32_kernel<DIM, PARTS>), bwd_shared<DIM>()));
+    softmax_attn_bwd_dkv_f32_kernel<DIM, PARTS>
         <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
             job);
     return cuda_launched("the softmax attention's dk and dv");
@@ -423,8 +426,8 @@ template <int DIM, int PARTS> static status launch_dkv(backend *be, const softma
 
 template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args *a, float *delta) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, delta);
-    CUDA_TRY(CUDA_ALLOW_SHARED(dq_kernel<DIM>, bwd_shared<DIM>()));
-    dq_kernel<DIM>
+    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_bwd_dq_f32_kernel<DIM>, bwd_shared<DIM>()));
+    softmax_attn_bwd_dq_f32_kernel<DIM>
         <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
             job);
     TRY(cuda_launched("the softmax attention's dq"));

@@ -11,6 +11,7 @@
 #define HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
 
 #include "cuda/attn/common/attn_bias.cuh"
+#include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/act.cuh"
 #include "cuda/core/ptx.cuh"
@@ -238,23 +239,6 @@ __device__ static inline void half_store_pair(T *to, int c, int dim, uint32_t pa
     if (c + 1 < dim) to[c + 1] = from[1];
 }
 
-/* Four lanes have four numbers each: lane t gets number t of them all. */
-__device__ static inline void half_turn(uint32_t x[4]) {
-    bool is_odd = (threadIdx.x & 1) != 0, is_high = (threadIdx.x & 2) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? x[i] : x[i + 1], 1);
-        x[i] = is_odd ? other : x[i];
-        x[i + 1] = is_odd ? x[i + 1] : other;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, is_high ? x[i] : x[i + 2], 2);
-        x[i] = is_high ? other : x[i];
-        x[i + 2] = is_high ? x[i + 2] : other;
-    }
-}
-
 /* Writes a thread's part of the warp's tile of 16 M rows that starts at row `row` of the sequence
  * and column `col` of the head, acc as scores lie.  The sequence has n_rows rows from `origin`.
  * Where lanes can exchange their pairs first, a row's four lanes write 64 bytes at once. */
@@ -280,7 +264,7 @@ __device__ static inline void half_store(const half_result &result, int64_t orig
                 pair[e] = cvt_pack<T>(y[2 * e], y[2 * e + 1]);
             if (result.is_wide) {
                 int c = col + 8 * (n + lane % 4);
-                half_turn(pair);
+                transpose_quad(pair);
                 if (r < n_rows && c < result.dim)
                     *(uint4 *)(to + c) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
                 continue;
@@ -600,9 +584,36 @@ static inline int half_dim(const attn_args *a) {
     return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
 }
 
+/* Runs `...` with T as the 16-bit type of activations and D as the padded head dimension. */
+#define HALF_WITH_DIM(be, args, ...)                                                               \
+    do {                                                                                           \
+        if ((be)->act == ACT_BF16) {                                                               \
+            using T = __nv_bfloat16;                                                               \
+            HALF_WITH_DIM_OF(args, __VA_ARGS__);                                                   \
+        } else {                                                                                   \
+            using T = __half;                                                                      \
+            HALF_WITH_DIM_OF(args, __VA_ARGS__);                                                   \
+        }                                                                                          \
+    } while (0)
+#define HALF_WITH_DIM_OF(args, ...)                                                                \
+    do {                                                                                           \
+        if (half_dim(args) == 64) {                                                                \
+            constexpr int D = 64;                                                                  \
+            __VA_ARGS__;                                                                           \
+        } else if (half_dim(args) == 128) {                                                        \
+            constexpr int D = 128;                                                                 \
+            __VA_ARGS__;                                                                           \
+        } else if (half_dim(args) == 256) {                                                        \
+            constexpr int D = 256;                                                                 \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            return half_too_wide(args);                                                            \
+        }                                                                                          \
+    } while (0)
+
 static inline status half_too_wide(const attn_args *a) {
     return fail(ERR_UNSUPPORTED,
-                "attention: heads of %d and %d numbers; on a GPU in 16 bits at most 256", a->dim_qk,
+                "attention: head dimensions %d and %d; on a GPU in 16 bits at most 256", a->dim_qk,
                 a->dim_v);
 }
 

@@ -316,7 +316,7 @@ __device__ static inline void keys_walk(const half_job &job, const keys_extra *e
 template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
 __global__ void __launch_bounds__((keys_shape<D, IS_SMALL>::THREADS),
                                   (keys_shape<D, IS_SMALL>::BLOCKS))
-    keys_kernel(const __grid_constant__ half_job job) {
+    attn_bwd_sm80_kernel(const __grid_constant__ half_job job) {
     using S = keys_shape<D, IS_SMALL>;
     extern __shared__ __align__(1024) char shared[];
     keys_extra *extra = (keys_extra *)(shared + keys_bytes<S>(job.n_stages));
@@ -340,7 +340,8 @@ __global__ void __launch_bounds__((keys_shape<D, IS_SMALL>::THREADS),
 
 /* dq from its sums, where it is not written yet. */
 template <typename T, typename S>
-__global__ void __launch_bounds__(S::THREADS) sums_kernel(const __grid_constant__ half_job job) {
+__global__ void __launch_bounds__(S::THREADS)
+    attn_bwd_dq_round_sm80_kernel(const __grid_constant__ half_job job) {
     half_block t = half_block_of(job, S::QUERIES, false);
     if (t.first >= t.s.len_q || keys_is_whole<S>(job, t.s)) return;
     const float *from = keys_sums<S>(job, t, t.first);
@@ -368,8 +369,8 @@ static status launch_keys(backend *be, half_job job) {
     int bytes = keys_bytes<S>(job.n_stages) + extra;
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_k, S::KEYS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((keys_kernel<T, D, HAS_BIAS, IS_SMALL>), bytes));
-    keys_kernel<T, D, HAS_BIAS, IS_SMALL>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>), bytes));
+    attn_bwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>
         <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
     return cuda_launched("the attention's gradient");
 }
@@ -391,7 +392,7 @@ static status launch_all(backend *be, half_job job) {
     if (!job.wants_dq) return half_queries_launch(be, &job);
     int64_t n_blocks = half_grid(be, &job, a->max_len_q, S::QUERIES, 1);
     if (is_whole || n_blocks == 0) return OK;
-    sums_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, 0, stream>>>(job);
+    attn_bwd_dq_round_sm80_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, 0, stream>>>(job);
     return cuda_launched("the gradient of the attention's queries");
 }
 
@@ -409,17 +410,8 @@ template <typename T, int D> static status choose(backend *be, const half_job *j
     return launch_all<T, D, false, IS_SMALL>(be, *job);
 }
 
-template <typename T> static status choose_dim(backend *be, const half_job *job) {
-    switch (half_dim(&job->a)) {
-    case 64:
-        return choose<T, 64>(be, job);
-    case 128:
-        return choose<T, 128>(be, job);
-    case 256:
-        return choose<T, 256>(be, job);
-    default:
-        return half_too_wide(&job->a);
-    }
+static status choose_dim(backend *be, const half_job *job) {
+    HALF_WITH_DIM(be, &job->a, return choose<T, D>(be, job));
 }
 
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a) {
@@ -434,6 +426,6 @@ status cuda_attn_sm80_bwd(backend *be, const attn_args *a) {
         TRY(cuda_scratch(be, bias_cells_bytes(a), (void **)&job.sums));
         CUDA_TRY(cudaMemsetAsync(job.sums, 0, bias_cells_bytes(a), cuda_of(be)->stream));
     }
-    TRY(be->act == ACT_BF16 ? choose_dim<__nv_bfloat16>(be, &job) : choose_dim<__half>(be, &job));
+    TRY(choose_dim(be, &job));
     return has_sums ? bias_finish(be, a, job.sums) : OK;
 }

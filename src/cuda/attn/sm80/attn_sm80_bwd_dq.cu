@@ -237,7 +237,7 @@ __device__ static inline void bwd_walk_paired(const half_job &job, char *shared,
 
 template <typename T, int D>
 __global__ void __launch_bounds__(bwd_shape<D>::THREADS, bwd_shape<D>::BLOCKS)
-    bwd_kernel(const __grid_constant__ half_job job) {
+    attn_bwd_dq_sm80_kernel(const __grid_constant__ half_job job) {
     using S = bwd_shape<D>;
     extern __shared__ __align__(1024) char shared[];
     bwd_extra<S> *extra = (bwd_extra<S> *)(shared + S::BYTES);
@@ -271,8 +271,9 @@ template <typename T, int D> static status launch(backend *be, half_job job) {
     size_t bytes = S::BYTES + sizeof(bwd_extra<S>);
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((bwd_kernel<T, D>), bytes));
-    bwd_kernel<T, D><<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm80_kernel<T, D>), bytes));
+    attn_bwd_dq_sm80_kernel<T, D>
+        <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
     return cuda_launched("the gradient of the attention's queries");
 }
 

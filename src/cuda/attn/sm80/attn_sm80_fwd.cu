@@ -277,7 +277,7 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
 template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
 __global__ void __launch_bounds__((fwd_shape<D, HAS_BIAS, IS_SMALL>::THREADS),
                                   (fwd_shape<D, HAS_BIAS, IS_SMALL>::BLOCKS))
-    fwd_kernel(const __grid_constant__ half_job job) {
+    attn_fwd_sm80_kernel(const __grid_constant__ half_job job) {
     using S = fwd_shape<D, HAS_BIAS, IS_SMALL>;
     extern __shared__ __align__(1024) char shared[];
     fwd_extra *extra = (fwd_extra *)(shared + fwd_bytes<S>(job.n_stages));
@@ -311,8 +311,8 @@ static status launch(backend *be, half_job job) {
     size_t bytes = fwd_bytes<S>(job.n_stages) + (HAS_BIAS ? sizeof(fwd_extra) : sizeof(half_walk));
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((fwd_kernel<T, D, HAS_BIAS, IS_SMALL>), bytes));
-    fwd_kernel<T, D, HAS_BIAS, IS_SMALL>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>), bytes));
+    attn_fwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>
         <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
     return cuda_launched("the attention");
 }
@@ -330,22 +330,9 @@ template <typename T, int D> static status choose(backend *be, const half_job *j
     return launch<T, D, false, true>(be, *job);
 }
 
-template <typename T> static status choose_dim(backend *be, const half_job *job) {
-    switch (half_dim(&job->a)) {
-    case 64:
-        return choose<T, 64>(be, job);
-    case 128:
-        return choose<T, 128>(be, job);
-    case 256:
-        return choose<T, 256>(be, job);
-    default:
-        return half_too_wide(&job->a);
-    }
-}
-
 status cuda_attn_sm80_fwd(backend *be, const attn_args *a) {
     half_job job = half_job_of(be, a);
     job.dout.p = NULL;
     job.out = half_result_of(a->out, a->stride_out, a->dim_v, a->scale);
-    return be->act == ACT_BF16 ? choose_dim<__nv_bfloat16>(be, &job) : choose_dim<__half>(be, &job);
+    HALF_WITH_DIM(be, a, return choose<T, D>(be, &job));
 }

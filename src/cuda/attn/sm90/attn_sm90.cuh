@@ -6,6 +6,7 @@
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 
+#include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/attn/sm90/ptx_sm90.cuh"
 #include "cuda/core/act.cuh"
@@ -102,16 +103,6 @@ __device__ static inline void product_with_rows(float (&d)[D / 2], const uint32_
         wgmma_rs<T, D>(d, a[k], tile_move(desc_b, k * 16 * part<D>::BYTES), 1);
 }
 
-template <typename T> __device__ static inline uint32_t pack_two(float x, float y);
-template <> __device__ inline uint32_t pack_two<__nv_bfloat16>(float x, float y) {
-    __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-    return *(uint32_t *)&v;
-}
-template <> __device__ inline uint32_t pack_two<__half>(float x, float y) {
-    __half2 v = __floats2half2_rn(x, y);
-    return *(uint32_t *)&v;
-}
-
 /* Sums of a warpgroup as the left side of the next product. */
 template <typename T, int N>
 __device__ static inline void pack_left(uint32_t (&a)[N / 16][4], const float (&d)[N / 2]) {
@@ -119,7 +110,7 @@ __device__ static inline void pack_left(uint32_t (&a)[N / 16][4], const float (&
     for (int k = 0; k < N / 16; k++) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            a[k][i] = pack_two<T>(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+            a[k][i] = cvt_pack<T>(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
     }
 }
 
@@ -160,29 +151,7 @@ __device__ static inline void store_rows(T *to, int64_t stride, int row, int n, 
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
             *(uint32_t *)(at + 8 * j) =
-                pack_two<T>(d[4 * j + 2 * r] * scale, d[4 * j + 2 * r + 1] * scale);
-    }
-}
-
-/* Four words of each of four neighbouring lanes, turned: word s of lane t becomes word t of lane s.
- */
-__device__ static inline void turn_four(uint32_t (&v)[4]) {
-    bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? v[i] : v[i + 1], 1);
-        if (is_odd)
-            v[i] = other;
-        else
-            v[i + 1] = other;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, is_high ? v[i] : v[i + 2], 2);
-        if (is_high)
-            v[i] = other;
-        else
-            v[i + 2] = other;
+                cvt_pack<T>(d[4 * j + 2 * r] * scale, d[4 * j + 2 * r + 1] * scale);
     }
 }
 
@@ -199,8 +168,8 @@ __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, 
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 v[i] =
-                    pack_two<T>(d[4 * (j + i) + 2 * r] * scale, d[4 * (j + i) + 2 * r + 1] * scale);
-            turn_four(v);
+                    cvt_pack<T>(d[4 * (j + i) + 2 * r] * scale, d[4 * (j + i) + 2 * r + 1] * scale);
+            transpose_quad(v);
             if (row + 8 * r < n) store_four(at + 8 * j, v);
         }
     }
@@ -220,7 +189,7 @@ __device__ static inline void store_staged(char *room, T *to, int64_t stride, in
         uint32_t v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            v[i] = pack_two<T>(d[8 * k + 2 * i] * scale, d[8 * k + 2 * i + 1] * scale);
+            v[i] = cvt_pack<T>(d[8 * k + 2 * i] * scale, d[8 * k + 2 * i + 1] * scale);
         stmatrix_x4(at + (uint32_t)(((2 * k + lane / 16) ^ (row & 7)) << 4), v);
     }
     __syncwarp();

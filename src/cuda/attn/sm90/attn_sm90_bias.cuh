@@ -51,7 +51,7 @@ template <> __device__ inline float2 unpack_two<__half>(uint32_t pair) {
 /* Adds a tile to the warpgroup's scores.  IS_TURNED: keys are the rows of the scores. */
 template <typename T, bool IS_TURNED>
 __device__ static inline void table_add(const char *tile, float (&x)[32]) {
-    int thread = thread_now(), lane = thread % 32, warp = thread % GROUP / 32;
+    int thread = (int)thread_index(), lane = thread % 32, warp = thread % GROUP / 32;
     int row = IS_TURNED ? lane / 16 * 8 + lane % 8 : 16 * warp + lane % 16;
     int chunk = IS_TURNED ? 2 * warp + lane / 8 % 2 : lane / 16;
     uint32_t at = shared_address(tile) + (uint32_t)(row * PART_BYTES);
@@ -192,7 +192,7 @@ template <int ROWS, int COLUMNS>
 __device__ static inline void time_add(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile,
                                        const time_rows &rows, int row, float (&x)[COLUMNS / 2],
                                        uint32_t (&buckets)[COLUMNS / 8]) {
-    int first = thread_now() % 4;
+    int first = (int)thread_index() % 4;
     const float *positions = tile->positions + ROWS - 1 - row + 2 * first;
     float before[2] = {positions[-8], positions[-7]};
 #pragma unroll
@@ -228,7 +228,7 @@ __device__ static inline void
 time_add_wide(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile, const int64_t *row_times,
               int first_row, int n_rows, const int64_t *column_times, int first_column,
               int n_columns, int row, float (&x)[COLUMNS / 2], uint32_t (&buckets)[COLUMNS / 8]) {
-    int first = thread_now() % 4 * 2;
+    int first = (int)thread_index() % 4 * 2;
 #pragma unroll 1
     for (int c = 0; c < COLUMNS; c += 16) {
         const float *positions = tile->positions + ROWS - 1 - row + first + c;

@@ -28,7 +28,7 @@ typedef struct bwd_pair {
 
 /* Of a thread's 16 columns of a tile, 8 c + 2 (thread % 4) and the next, how many lie before x. */
 __device__ static inline int columns_before(int x) {
-    x -= 2 * (thread_now() % 4);
+    x -= 2 * ((int)thread_index() % 4);
     return min(max(2 * (x >> 3) + min(x & 7, 2), 0), 16);
 }
 
@@ -90,7 +90,7 @@ __device__ static inline void bwd_weights(float half, float (&x)[32], uint32_t (
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
         float p = bwd_weight(half, x[e], &x[e]), q = bwd_weight(half, x[e + 1], &x[e + 1]);
-        left[e / 8][e / 2 % 4] = pack_two<T>(p, q);
+        left[e / 8][e / 2 % 4] = cvt_pack<T>(p, q);
     }
 }
 
@@ -103,8 +103,8 @@ __device__ static inline void bwd_weights(float half, const float (&x)[32], uint
     for (int e = 0; e < 32; e += 2) {
         float v[2];
         float p = bwd_weight(half, x[e], &v[0]), q = bwd_weight(half, x[e + 1], &v[1]);
-        left[e / 8][e / 2 % 4] = pack_two<T>(p, q);
-        slope[e / 2] = pack_two<__half>(v[0], v[1]);
+        left[e / 8][e / 2 % 4] = cvt_pack<T>(p, q);
+        slope[e / 2] = cvt_pack<__half>(v[0], v[1]);
     }
 }
 
@@ -125,7 +125,7 @@ __device__ static inline void bwd_gradients(const float (&slope)[32], const floa
 #pragma unroll
     for (int e = 0; e < 32; e += 2)
         left[e / 8][e / 2 % 4] =
-            pack_two<T>(fmaf(dp[e], slope[e], dp[e]), fmaf(dp[e + 1], slope[e + 1], dp[e + 1]));
+            cvt_pack<T>(fmaf(dp[e], slope[e], dp[e]), fmaf(dp[e + 1], slope[e + 1], dp[e + 1]));
 }
 
 template <typename T>
@@ -135,7 +135,7 @@ __device__ static inline void bwd_gradients(const uint32_t (&slope)[16], const f
     for (int e = 0; e < 32; e += 2) {
         float2 v = __half22float2(*(const __half2 *)&slope[e / 2]);
         left[e / 8][e / 2 % 4] =
-            pack_two<T>(fmaf(dp[e], v.x, dp[e]), fmaf(dp[e + 1], v.y, dp[e + 1]));
+            cvt_pack<T>(fmaf(dp[e], v.x, dp[e]), fmaf(dp[e + 1], v.y, dp[e + 1]));
     }
 }
 
@@ -146,8 +146,8 @@ __device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const float *v = &x[8 * j];
-        to[j * GROUP] = make_uint4(pack_two<__half>(v[0], v[1]), pack_two<__half>(v[2], v[3]),
-                                   pack_two<__half>(v[4], v[5]), pack_two<__half>(v[6], v[7]));
+        to[j * GROUP] = make_uint4(cvt_pack<__half>(v[0], v[1]), cvt_pack<__half>(v[2], v[3]),
+                                   cvt_pack<__half>(v[4], v[5]), cvt_pack<__half>(v[6], v[7]));
     }
     __syncwarp();
 }
@@ -166,7 +166,7 @@ __device__ static inline void slopes_apply(const char *slopes, const float (&dp)
         for (int i = 0; i < 4; i++) {
             float2 v = __half22float2(*(__half2 *)&pair[i]);
             const float *d = &dp[8 * j + 2 * i];
-            ds[j][i] = pack_two<T>(fmaf(d[0], v.x, d[0]), fmaf(d[1], v.y, d[1]));
+            ds[j][i] = cvt_pack<T>(fmaf(d[0], v.x, d[0]), fmaf(d[1], v.y, d[1]));
         }
     }
 }
@@ -174,7 +174,7 @@ __device__ static inline void slopes_apply(const char *slopes, const float (&dp)
 /* A warpgroup's gradients of scores, 64 keys by 64 queries, as rows of 128 bytes from `row` of a
  * tile on, swizzled as the copy engine does it. */
 __device__ static inline void bwd_put(char *tile, int row, const uint32_t (&left)[4][4]) {
-    int thread = thread_now(), lane = thread % 32;
+    int thread = (int)thread_index(), lane = thread % 32;
     row += thread % GROUP / 32 * 16 + lane % 16;
     uint32_t at = shared_address(tile) + (uint32_t)(row * DS_ROW);
 #pragma unroll
@@ -213,7 +213,7 @@ __device__ static inline void dq_product(float (&dq)[N / 2], const char *ds, con
 
 /* The row of a warpgroup's tile that is the thread's, with the one 8 further. */
 __device__ static inline int row_of_thread() {
-    int thread = thread_now();
+    int thread = (int)thread_index();
     return thread % GROUP / 32 * 16 + thread % 32 / 4;
 }
 
@@ -251,7 +251,7 @@ status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
  * sums with them could be too large. */
 attn_args bwd_shorten(const attn_args *a);
 /* Whether blocks work on whole sequences: these are short, and there are enough of them. */
-bool bwd_is_short(backend *be, const attn_args *a);
+bool bwd_is_whole(backend *be, const attn_args *a);
 /* Heads of 256 numbers, worked on whole: what the gradients of the longest sequence's scores take
  * in scratch memory; 0 if it is one tile. */
 int64_t bwd_kept_bytes(const attn_args *a);

@@ -6,10 +6,23 @@
  * the kernel that owns keys makes dk and dv alone. */
 #include "cuda/attn/sm90/attn_sm90_bwd_keys.cuh"
 
+template <attn_bias BIAS_> struct bwd_bias_d32 : bwd_sizes {
+    static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int D = 32, GROUPS = 1;
+};
+template <attn_bias BIAS_> struct bwd_bias_d64 : bwd_sizes {
+    static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int D = 64, GROUPS = 1;
+};
+template <attn_bias BIAS_> struct bwd_bias_d128 : bwd_sizes {
+    static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int D = 128, GROUPS = 2;
+};
+
 template <typename T, attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
-    if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<32, 1, false, BIAS>>(be, a);
-    if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<64, 1, false, BIAS>>(be, a);
-    return bwd_launch<T, bwd_shape<128, 2, false, BIAS>>(be, a);
+    if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<bwd_bias_d32<BIAS>>>(be, a);
+    if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<bwd_bias_d64<BIAS>>>(be, a);
+    return bwd_launch<T, bwd_shape<bwd_bias_d128<BIAS>>>(be, a);
 }
 
 template <typename T> static status launch(backend *be, const attn_args *a) {

@@ -134,7 +134,8 @@ __device__ static inline void wide_barriers_init(wide_end *e) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant__ bwd_job job) {
+__global__ void __launch_bounds__(THREADS, 1)
+    attn_bwd_d256_sm90_kernel(const __grid_constant__ bwd_job job) {
     extern __shared__ __align__(1024) char shared[];
     wide_room room;
     room.walk.keys = shared;
@@ -168,9 +169,9 @@ template <typename T> static status launch(backend *be, const attn_args *a) {
     bwd_job job;
     TRY(bwd_prepare(be, a, KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
-        CUDA_TRY(CUDA_ALLOW_SHARED(wide_kernel<T>, ROOM));
-        CUDA_TRY(
-            sm90a_launch_early(wide_kernel<T>, n_blocks, THREADS, ROOM, cuda_of(be)->stream, job));
+        CUDA_TRY(CUDA_ALLOW_SHARED(attn_bwd_d256_sm90_kernel<T>, ROOM));
+        CUDA_TRY(sm90a_launch_early(attn_bwd_d256_sm90_kernel<T>, n_blocks, THREADS, ROOM,
+                                    cuda_of(be)->stream, job));
         TRY(cuda_launched("the gradient of the attention"));
     }
     return bwd_finish(be, &job);

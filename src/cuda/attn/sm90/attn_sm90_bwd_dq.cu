@@ -20,7 +20,7 @@ __device__ static inline void pack_slopes(uint32_t (&slope)[16], float half, con
             float h = half * x[e + i], t = tanh_approx(h);
             v[i] = fmaf(0.5f, t, 0.5f) * fmaf(h, 1.0f - t, 1.0f);
         }
-        slope[e / 2] = pack_two<__half>(v[0], v[1]);
+        slope[e / 2] = cvt_pack<__half>(v[0], v[1]);
     }
 }
 
@@ -31,7 +31,7 @@ __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t se
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
         float2 d = __half22float2(*(const __half2 *)&slope[e / 2]);
-        left[e / 8][e / 2 % 4] = pack_two<T>((seen >> e & 1) != 0 ? dp[e] * d.x : 0,
+        left[e / 8][e / 2 % 4] = cvt_pack<T>((seen >> e & 1) != 0 ? dp[e] * d.x : 0,
                                              (seen >> e & 2) != 0 ? dp[e + 1] * d.y : 0);
     }
 }
@@ -148,7 +148,8 @@ __device__ static void q_compute(const attn_args &a, const q_work<D> &w, int gro
 
 template <typename T, int D>
 __global__ void __launch_bounds__(q_shape<D>::THREADS, 1)
-    q_kernel(const attn_args a, const __grid_constant__ bwd_maps maps, const attn_tiles tiles) {
+    attn_bwd_dq_sm90_kernel(const attn_args a, const __grid_constant__ bwd_maps maps,
+                            const attn_tiles tiles) {
     extern __shared__ char room[];
     __shared__ q_barriers barriers;
     __shared__ tiles_unit unit;
@@ -196,9 +197,10 @@ template <typename T, int D> static status launch(backend *be, const bwd_job *jo
     using shape = q_shape<D>;
     int n_blocks = job->query_tiles.n_units;
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((q_kernel<T, D>), shape::BYTES));
-    q_kernel<T, D><<<(unsigned)n_blocks, shape::THREADS, shape::BYTES, cuda_of(be)->stream>>>(
-        job->a, job->maps, job->query_tiles);
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm90_kernel<T, D>), shape::BYTES));
+    attn_bwd_dq_sm90_kernel<T, D>
+        <<<(unsigned)n_blocks, shape::THREADS, shape::BYTES, cuda_of(be)->stream>>>(
+            job->a, job->maps, job->query_tiles);
     return cuda_launched("the gradient of the attention's queries");
 }
 

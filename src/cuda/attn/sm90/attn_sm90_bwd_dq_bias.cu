@@ -117,7 +117,7 @@ __device__ static inline void sum_flush_diagonals(const attn_args &a, const sum_
  * not over add to what nobody reads, which takes less time than a branch. */
 __device__ static inline void sum_add_times(sum_warp *warp, const int (&n)[32],
                                             const uint32_t (&buckets)[8]) {
-    int lane = thread_now() % 32;
+    int lane = (int)thread_index() % 32;
     uint32_t to = shared_address(&warp->times[0][lane % 4]),
              spare = shared_address(&warp->spare[lane]);
 #pragma unroll
@@ -138,7 +138,7 @@ __device__ static inline void sum_add_times(sum_warp *warp, const int (&n)[32],
 
 /* And to those of their diagonals: row + 8 meets the one of the row 8 columns before. */
 __device__ static inline void sum_add_diagonals(sum_warp *warp, const int (&n)[32]) {
-    int lane = thread_now() % 32;
+    int lane = (int)thread_index() % 32;
     uint32_t to = shared_address(warp->diagonals + 15 - lane / 4 + lane % 4 * 2);
 #pragma unroll
     for (int c = 0; c < 18; c++) {
@@ -154,7 +154,7 @@ template <typename S>
 __device__ static inline void
 sum_tile(const attn_args &a, const sum_sink &sink, sum_block<S, BIAS_TIME> *sums, const attn_seq &s,
          int row, int j, const float (&y)[32], const uint32_t (&buckets)[8], sum_state &state) {
-    sum_warp *warp = &sums->warps[thread_now() / 32];
+    sum_warp *warp = &sums->warps[(int)thread_index() / 32];
     float largest = 0;
     int n[32];
 #pragma unroll
@@ -204,7 +204,7 @@ __device__ static inline void add_to_table(const attn_args &a, const sum_sink &s
     const fwd_unit *u = own.unit;
     int64_t head = (int64_t)u->s.b * a.table_heads + (a.table_heads == 1 ? 0 : u->head);
     int64_t row = head * a.table_len + u->s.shift + own.row;
-    float *to = a.dtable + row * a.table_len + j + thread_now() % 4 * 2;
+    float *to = a.dtable + row * a.table_len + j + (int)thread_index() % 4 * 2;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
 #pragma unroll
@@ -236,18 +236,18 @@ __device__ static inline int dq_sum(const attn_args &a, const sum_sink &sink, co
                                     float (&out)[S::D / 2]) {
     const char *values = keys + S::STAGES * S::TILE, *tables = values + S::STAGES * S::TILE;
     sum_state state = {0, 0};
-    int row = own.row - thread_now() % 32 / 4; /* the warp's first */
+    int row = own.row - (int)thread_index() % 32 / 4; /* the warp's first */
     while (j < own.end) {
         float x[32], y[32];
         uint32_t left[4][4], buckets[8];
         int next = fwd_next<S>(own.unit, j + S::KEYS);
         barrier_wait(&room->keys[r.at], r.parity);
         wgmma_fence();
-        fwd_scores<T, S>(x, own.queries, keys + r.at * S::TILE);
+        product_of_rows<T, S::D, 64, S::KEYS>(x, own.queries, keys + r.at * S::TILE);
         wgmma_commit();
         barrier_wait(&room->values[r.at], r.parity);
         wgmma_fence();
-        fwd_scores<T, S>(y, own.queries + S::QUERIES, values + r.at * S::TILE);
+        product_of_rows<T, S::D, 64, S::KEYS>(y, own.queries + S::QUERIES, values + r.at * S::TILE);
         wgmma_commit();
         wgmma_wait<1>();
         fwd_add_bias<T, S>(a, own, j, room, tables, r, x, buckets);
@@ -275,7 +275,7 @@ __device__ static inline int dq_sum(const attn_args &a, const sum_sink &sink, co
         j = next;
     }
     if constexpr (S::BIAS == BIAS_TIME)
-        sum_flush_times<S>(a, sink, sums, &sums->warps[thread_now() / 32], state);
+        sum_flush_times<S>(a, sink, sums, &sums->warps[(int)thread_index() / 32], state);
     return j;
 }
 
@@ -322,8 +322,9 @@ __device__ static void dq_compute(const attn_args &a, const sum_sink &sink, fwd_
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    dq_kernel(const __grid_constant__ attn_args a, const __grid_constant__ attn_tiles tiles,
-              const __grid_constant__ fwd_maps maps, sum_sink sink) {
+    attn_bwd_dq_bias_sm90_kernel(const __grid_constant__ attn_args a,
+                                 const __grid_constant__ attn_tiles tiles,
+                                 const __grid_constant__ fwd_maps maps, sum_sink sink) {
     typedef fwd_registers<S::GROUPS, S::BLOCKS, S::BIAS == BIAS_TIME && S::GROUPS == 2 ? 16 : 0>
         registers;
     extern __shared__ char shared[];
@@ -366,10 +367,10 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
     TRY(sm90a_map_box(&maps.dout, be->act, a->dout, a->n_rows_q, columns, a->stride_out, S::COLUMNS,
                       S::BOX_Q));
     maps.bias = job->bias;
-    CUDA_TRY(CUDA_ALLOW_SHARED((dq_kernel<T, S>), S::BYTES));
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_bias_sm90_kernel<T, S>), S::BYTES));
     int n_blocks = S::BLOCKS * state->n_multiprocessors;
     if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
-    dq_kernel<T, S>
+    attn_bwd_dq_bias_sm90_kernel<T, S>
         <<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(*a, tiles, maps, sink);
     return cuda_launched("the gradient of the attention's queries");
 }
@@ -378,13 +379,26 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
  *     D = 32:   2 x 8 + 2 x 2 x 4 + 2 x 8 = 48, two blocks a multiprocessor
  *     D = 64:   2 x 16 + 2 x 2 x 8 + 2 x 8 = 80, two blocks a multiprocessor
  *     D = 128:  2 x 32 + 2 x 2 x 16 + 2 x 2 x 8 = 160 */
+template <attn_bias BIAS_> struct dq_bias_sizes : fwd_sizes {
+    static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int BOX = 16, OWNS = 2;
+};
+template <attn_bias BIAS_> struct dq_bias_d32 : dq_bias_sizes<BIAS_> {
+    static constexpr int D = 32, BLOCKS = 2;
+};
+template <attn_bias BIAS_> struct dq_bias_d64 : dq_bias_sizes<BIAS_> {
+    static constexpr int D = 64, BLOCKS = 2;
+};
+template <attn_bias BIAS_> struct dq_bias_d128 : dq_bias_sizes<BIAS_> {
+    static constexpr int D = 128, GROUPS = 2, BUFFERS = 1;
+};
+
 template <typename T, attn_bias BIAS> static status choose(backend *be, const bwd_job *job) {
-    typedef fwd_shape<32, 1, 64, 2, 2, 16, 2, false, BIAS, 2> lowest;
-    typedef fwd_shape<64, 1, 64, 2, 2, 16, 2, false, BIAS, 2> low;
-    typedef fwd_shape<128, 2, 64, 2, 1, 16, 1, false, BIAS, 2> high;
+    using low = fwd_shape<dq_bias_d64<BIAS>>;
+    using high = fwd_shape<dq_bias_d128<BIAS>>;
     static_assert(low::ROWS == ANEW_ROWS_BIAS_64 && high::ROWS == ANEW_ROWS,
                   "tiles of bwd_prepare");
-    if (job->a.dim_qk == 32) return launch<T, lowest>(be, job);
+    if (job->a.dim_qk == 32) return launch<T, fwd_shape<dq_bias_d32<BIAS>>>(be, job);
     return job->a.dim_qk == 64 ? launch<T, low>(be, job) : launch<T, high>(be, job);
 }
 

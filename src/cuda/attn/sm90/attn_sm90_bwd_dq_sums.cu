@@ -118,7 +118,8 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
 
 /* One block of N columns of a tile; a warpgroup reads it as another left it. */
 template <typename T, int N>
-__global__ void __launch_bounds__(GROUP) round_kernel(const __grid_constant__ bwd_job job) {
+__global__ void __launch_bounds__(GROUP)
+    attn_bwd_dq_round_sm90_kernel(const __grid_constant__ bwd_job job) {
     const attn_args &a = job.a;
     int n_columns = a.dim_qk / N, column = (int)(blockIdx.x % (unsigned)n_columns);
     int head = (int)(blockIdx.x / (unsigned)n_columns % (unsigned)a.n_heads);
@@ -141,7 +142,8 @@ __global__ void __launch_bounds__(GROUP) round_kernel(const __grid_constant__ bw
 template <typename T, int N> static status round_sums(backend *be, const bwd_job *job) {
     int64_t n_blocks = count_tiles(&job->a) * job->a.n_heads * (job->a.dim_qk / N);
     if (n_blocks == 0) return OK;
-    round_kernel<T, N><<<(unsigned)n_blocks, GROUP, 0, cuda_of(be)->stream>>>(*job);
+    attn_bwd_dq_round_sm90_kernel<T, N>
+        <<<(unsigned)n_blocks, GROUP, 0, cuda_of(be)->stream>>>(*job);
     return cuda_launched("the gradient of the attention's queries");
 }
 

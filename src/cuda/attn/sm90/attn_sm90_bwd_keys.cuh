@@ -15,10 +15,19 @@
 
 #include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
 
-template <int D_, int GROUPS_, bool IS_WHOLE_, attn_bias BIAS_ = BIAS_NONE> struct bwd_shape {
-    static constexpr attn_bias BIAS = BIAS_;
-    static constexpr bool IS_WHOLE = IS_WHOLE_; /* always, if true */
-    static constexpr int D = D_, GROUPS = GROUPS_, KEYS = 64 * GROUPS, WARPS = 4 * GROUPS;
+/* The tile sizes of one kernel: what a struct of chosen sizes may leave out.  D is the head
+ * dimension, GROUPS the warpgroups that compute, each with 64 keys. */
+struct bwd_sizes {
+    static constexpr bool IS_WHOLE = false; /* true: blocks always work on whole sequences */
+    static constexpr attn_bias BIAS = BIAS_NONE;
+};
+
+/* All that follows from the sizes. */
+template <typename SIZES> struct bwd_shape {
+    static constexpr attn_bias BIAS = SIZES::BIAS;
+    static constexpr bool IS_WHOLE = SIZES::IS_WHOLE;
+    static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = 64 * GROUPS;
+    static constexpr int WARPS = 4 * GROUPS;
     /* Whole sequences change their keys often: the next ones should be there.  Tables take room. */
     static constexpr int STAGES = (D > 64 && IS_WHOLE) || BIAS == BIAS_TABLE ? 2 : 3;
     static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
@@ -33,9 +42,8 @@ template <int D_, int GROUPS_, bool IS_WHOLE_, attn_bias BIAS_ = BIAS_NONE> stru
     static constexpr int BYTES = 2 * OWNS * OWN + 2 * STAGES * TILE + 2 * DS + TABLES;
 };
 
-template <int D, int GROUPS, bool IS_WHOLE, attn_bias BIAS>
-struct walk_bias<bwd_shape<D, GROUPS, IS_WHOLE, BIAS>> {
-    static constexpr attn_bias KIND = BIAS;
+template <typename SIZES> struct walk_bias<bwd_shape<SIZES>> {
+    static constexpr attn_bias KIND = SIZES::BIAS;
 };
 
 /* What stands behind the tiles. */
@@ -277,7 +285,7 @@ template <typename S> __device__ static inline void bwd_barriers_init(bwd_end<S>
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    bwd_kernel(const __grid_constant__ bwd_job job) {
+    attn_bwd_sm90_kernel(const __grid_constant__ bwd_job job) {
     extern __shared__ __align__(1024) char shared[];
     bwd_room<S> room;
     room.walk.keys = shared;
@@ -316,8 +324,8 @@ template <typename T, typename S> static status bwd_launch(backend *be, const at
     bwd_job job;
     TRY(bwd_prepare(be, a, S::KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
-        CUDA_TRY(CUDA_ALLOW_SHARED((bwd_kernel<T, S>), BYTES));
-        CUDA_TRY(sm90a_launch_early(bwd_kernel<T, S>, n_blocks, S::THREADS, BYTES,
+        CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_sm90_kernel<T, S>), BYTES));
+        CUDA_TRY(sm90a_launch_early(attn_bwd_sm90_kernel<T, S>, n_blocks, S::THREADS, BYTES,
                                     cuda_of(be)->stream, job));
         TRY(cuda_launched("the gradient of the attention"));
     }

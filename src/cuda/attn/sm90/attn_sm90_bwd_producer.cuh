@@ -345,7 +345,7 @@ template <typename S> __device__ static void walk(const bwd_job &job, const walk
  */
 __device__ static inline float4 *dq_place(const bwd_keys &w, int word, int column) {
     float *tile = w.sums + word / TILE_NUMBER * w.step;
-    return (float4 *)(tile + column * QUERIES) + thread_now() % GROUP;
+    return (float4 *)(tile + column * QUERIES) + (int)thread_index() % GROUP;
 }
 
 /* Adds what there is of N columns of dq. */

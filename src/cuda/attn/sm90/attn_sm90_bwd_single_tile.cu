@@ -147,8 +147,8 @@ template <typename S> __device__ static inline void one_clear(char *shared) {
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    one_kernel(const __grid_constant__ attn_args a, const __grid_constant__ bwd_maps maps,
-               int n_pairs) {
+    attn_bwd_single_tile_sm90_kernel(const __grid_constant__ attn_args a,
+                                     const __grid_constant__ bwd_maps maps, int n_pairs) {
     extern __shared__ __align__(1024) char shared[];
     one_end<S> *e = (one_end<S> *)(shared + S::BYTES);
     one_room room = {shared, shared + S::TILE, shared + 2 * S::TILE, shared + 3 * S::TILE,
@@ -182,9 +182,9 @@ template <typename T, int D> static status launch(backend *be, const attn_args *
     if (n_blocks > n_pairs) n_blocks = n_pairs;
     if (n_blocks < least) n_blocks = least;
     attn_args b = bwd_shorten(a);
-    CUDA_TRY(CUDA_ALLOW_SHARED((one_kernel<T, S>), BYTES));
-    CUDA_TRY(sm90a_launch_early(one_kernel<T, S>, n_blocks, S::THREADS, BYTES, cuda_of(be)->stream,
-                                b, maps, (int)n_pairs));
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_single_tile_sm90_kernel<T, S>), BYTES));
+    CUDA_TRY(sm90a_launch_early(attn_bwd_single_tile_sm90_kernel<T, S>, n_blocks, S::THREADS, BYTES,
+                                cuda_of(be)->stream, b, maps, (int)n_pairs));
     return cuda_launched("the gradient of the attention");
 }
 

@@ -33,24 +33,49 @@
 #include "cuda/attn/sm90/attn_sm90_fwd.cuh"
 #include "cuda/attn/sm90/attn_sm90_fwd_short.cuh"
 
-/* One block a multiprocessor; at D = 128 there are two: 128 rows meet 128 keys, or, tall, 192 rows
- * meet 64, which wastes less of the last keys. */
-typedef fwd_shape<32, 3, 128, 2, 2, 0, 1, true> large_32;
-typedef fwd_shape<64, 3, 128, 2, 2, 0, 1, true> large_64;
-typedef fwd_shape<128, 2, 128, 2, 2, 0, 1, true> large_128;
-typedef fwd_shape<128, 3, 64, 3, 2, 0, 1, true> tall_128;
-typedef fwd_shape<256, 2, 64, 2, 1, 0, 1, true> large_256;
+/* One pipelined block a multiprocessor; at D = 128 there are two kinds: 128 rows meet 128 keys, or,
+ * tall, 192 rows meet 64, which wastes less of the last keys. */
+struct large_sizes : fwd_sizes {
+    static constexpr bool IS_PIPED = true;
+};
+struct large_d32 : large_sizes {
+    static constexpr int D = 32, GROUPS = 3, KEYS = 128;
+};
+struct large_d64 : large_sizes {
+    static constexpr int D = 64, GROUPS = 3, KEYS = 128;
+};
+struct large_d128 : large_sizes {
+    static constexpr int D = 128, GROUPS = 2, KEYS = 128;
+};
+struct tall_d128 : large_sizes {
+    static constexpr int D = 128, GROUPS = 3, STAGES = 3;
+};
+struct large_d256 : large_sizes {
+    static constexpr int D = 256, GROUPS = 2, BUFFERS = 1;
+};
 
 /* Several blocks of 64 rows a multiprocessor. */
-typedef fwd_shape<64, 1, 64, 2, 2, 16, 3, false> small_64;
-typedef fwd_shape<256, 1, 64, 1, 1, 16, 2, false> small_256;
+struct small_d64 : fwd_sizes {
+    static constexpr int D = 64, BOX = 16, BLOCKS = 3;
+};
+struct small_d256 : fwd_sizes {
+    static constexpr int D = 256, STAGES = 1, BUFFERS = 1, BOX = 16, BLOCKS = 2;
+};
 
-/* Warps of 16 rows.  With the one that asks they are whole fours, which share out the registers:
- * 128 a thread at D = 64, 168 at 128, 255 at 256. */
-typedef short_shape<32, 15, 64> short_32;
-typedef short_shape<64, 15, 64> short_64;
-typedef short_shape<128, 11, 64> short_128;
-typedef short_shape<256, 7, 32> short_256;
+/* Consumer warps of 16 rows each.  With the producer warp they are a multiple of four, since four
+ * warps share out the registers: 128 a thread at D = 64, 168 at 128, 255 at 256. */
+struct short_d32 {
+    static constexpr int D = 32, WARPS = 15, KEYS = 64;
+};
+struct short_d64 {
+    static constexpr int D = 64, WARPS = 15, KEYS = 64;
+};
+struct short_d128 {
+    static constexpr int D = 128, WARPS = 11, KEYS = 64;
+};
+struct short_d256 {
+    static constexpr int D = 256, WARPS = 7, KEYS = 32;
+};
 
 /* Whether the kernel for short sequences is the better one: no sequence is longer than `most`, they
  * are `mean` long on average at most, and, where one is longer than `alone`, there are enough of
@@ -63,23 +88,23 @@ static bool is_short(const backend *be, const attn_args *a, int most, int mean, 
 }
 
 template <typename T> static status launch_32(backend *be, const attn_args *a) {
-    if (is_short(be, a, 512, 512, 256)) return short_launch<T, short_32>(be, a);
-    return fwd_launch<T, large_32>(be, a);
+    if (is_short(be, a, 512, 512, 256)) return short_launch<T, short_shape<short_d32>>(be, a);
+    return fwd_launch<T, fwd_shape<large_d32>>(be, a);
 }
 template <typename T> static status launch_64(backend *be, const attn_args *a) {
-    if (is_short(be, a, 256, 128, 64)) return short_launch<T, short_64>(be, a);
-    if (a->max_len_q <= 1024) return fwd_launch<T, small_64>(be, a);
-    return fwd_launch<T, large_64>(be, a);
+    if (is_short(be, a, 256, 128, 64)) return short_launch<T, short_shape<short_d64>>(be, a);
+    if (a->max_len_q <= 1024) return fwd_launch<T, fwd_shape<small_d64>>(be, a);
+    return fwd_launch<T, fwd_shape<large_d64>>(be, a);
 }
 template <typename T> static status launch_128(backend *be, const attn_args *a) {
-    if (is_short(be, a, 256, 256, 64)) return short_launch<T, short_128>(be, a);
-    if (a->max_len_q <= 512) return fwd_launch<T, tall_128>(be, a);
-    return fwd_launch<T, large_128>(be, a);
+    if (is_short(be, a, 256, 256, 64)) return short_launch<T, short_shape<short_d128>>(be, a);
+    if (a->max_len_q <= 512) return fwd_launch<T, fwd_shape<tall_d128>>(be, a);
+    return fwd_launch<T, fwd_shape<large_d128>>(be, a);
 }
 template <typename T> static status launch_256(backend *be, const attn_args *a) {
-    if (is_short(be, a, 256, 24, 64)) return short_launch<T, short_256>(be, a);
-    if (a->max_len_q <= 256) return fwd_launch<T, small_256>(be, a);
-    return fwd_launch<T, large_256>(be, a);
+    if (is_short(be, a, 256, 24, 64)) return short_launch<T, short_shape<short_d256>>(be, a);
+    if (a->max_len_q <= 256) return fwd_launch<T, fwd_shape<small_d256>>(be, a);
+    return fwd_launch<T, fwd_shape<large_d256>>(be, a);
 }
 
 template <typename T> static status launch(backend *be, const attn_args *a) {

@@ -25,17 +25,28 @@ template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
     static constexpr int RAISED = (AT_START * (GROUPS + 1) - LOWERED) / GROUPS / 8 * 8;
 };
 
-/* BUFFERS: tiles of queries; BOX: rows the copy engine brings at once, so that the ends of short
- * sequences cost little, 0: the whole tile; BLOCKS: a multiprocessor's.  OWNS: 2 of the kernel that
- * has the rows of dout beside the queries (attn_sm90_bwd_dq_bias.cu). */
-template <int D_, int GROUPS_, int KEYS_, int STAGES_, int BUFFERS_, int BOX_, int BLOCKS_,
-          bool IS_PIPED_, attn_bias BIAS_ = BIAS_NONE, int OWNS_ = 1>
-struct fwd_shape {
-    static constexpr attn_bias BIAS = BIAS_;
-    static constexpr int OWNS = OWNS_;
-    static constexpr int D = D_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
-    static constexpr int BUFFERS = BUFFERS_, BLOCKS = BLOCKS_;
-    static constexpr bool IS_PIPED = IS_PIPED_;
+/* The tile sizes of one kernel: what a struct of chosen sizes must name, and what most of them have
+ * in common. */
+struct fwd_sizes {
+    static constexpr int GROUPS = 1;  /* warpgroups that compute, each with 64 query rows */
+    static constexpr int KEYS = 64;   /* keys and values of a pipeline stage */
+    static constexpr int STAGES = 2;  /* pipeline stages of keys and values */
+    static constexpr int BUFFERS = 2; /* tiles of queries: the next one's load is under way */
+    static constexpr int BOX = 0;     /* rows of one TMA load; fewer waste less at the end of a
+                                         short sequence; 0: the whole tile */
+    static constexpr int BLOCKS = 1;  /* of a multiprocessor */
+    static constexpr bool IS_PIPED = false; /* the next scores overlap with this stage's product */
+    static constexpr attn_bias BIAS = BIAS_NONE;
+    static constexpr int OWNS = 1; /* 2: rows of dout beside queries (attn_sm90_bwd_dq_bias.cu) */
+};
+
+/* All that follows from the sizes; D is the head dimension. */
+template <typename SIZES> struct fwd_shape {
+    static constexpr attn_bias BIAS = SIZES::BIAS;
+    static constexpr int OWNS = SIZES::OWNS;
+    static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = SIZES::KEYS;
+    static constexpr int STAGES = SIZES::STAGES, BUFFERS = SIZES::BUFFERS, BLOCKS = SIZES::BLOCKS;
+    static constexpr bool IS_PIPED = SIZES::IS_PIPED;
     /* A unit is told of when all queries of the one before, n, are asked for.  Then a warp may
      * still be storing unit n - BUFFERS. */
     static constexpr int UNITS = BUFFERS + 2;
@@ -46,7 +57,8 @@ struct fwd_shape {
     static constexpr int AHEAD = 2 * KEYS;
     static constexpr int ROWS = 64 * GROUPS, WARPS = 4 * GROUPS, THREADS = GROUP * (GROUPS + 1);
     static constexpr int COLUMNS = D == 32 ? 32 : PART; /* of a part of a tile */
-    static constexpr int BOX_Q = BOX_ > 0 ? BOX_ : 64, BOX_K = BOX_ > 0 ? BOX_ : KEYS;
+    static constexpr int BOX_Q = SIZES::BOX > 0 ? SIZES::BOX : 64;
+    static constexpr int BOX_K = SIZES::BOX > 0 ? SIZES::BOX : KEYS;
     static constexpr int TILE = KEYS * D * 2, QUERIES = 64 * D * 2; /* a warpgroup's */
     static constexpr int TABLES = BIAS == BIAS_TABLE ? STAGES * GROUPS * TABLE_TILE : 0;
     static constexpr int BYTES =
@@ -261,18 +273,6 @@ __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd
 
 /* ---- the warpgroups that compute ------------------------------------------------------------- */
 
-/* x (64, KEYS) = queries times keys. */
-template <typename T, typename S>
-__device__ static inline void fwd_scores(float (&x)[S::KEYS / 2], const char *queries,
-                                         const char *keys) {
-    uint64_t a = S::D == 32 ? tile_describe_64(queries) : tile_describe(queries, 16);
-    uint64_t b = S::D == 32 ? tile_describe_64(keys) : tile_describe(keys, 16);
-#pragma unroll
-    for (int k = 0; k < S::D / 16; k++)
-        wgmma_ss<T, S::KEYS>(x, tile_move(a, k / 4 * 64 * PART_BYTES + k % 4 * 32),
-                             tile_move(b, k / 4 * S::KEYS * PART_BYTES + k % 4 * 32), k > 0);
-}
-
 /* out (64, D) += 16 columns of weights times 16 rows of values, the k-th such.  An instruction may
  * not name more registers than the block is launched with, so several do the work of a wide one. */
 template <typename T, typename S>
@@ -342,7 +342,7 @@ __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> 
         int next = fwd_next<S>(own.unit, j + S::KEYS);
         barrier_wait(&room->keys[r.at], r.parity);
         wgmma_fence();
-        fwd_scores<T, S>(x, own.queries, keys + r.at * S::TILE);
+        product_of_rows<T, S::D, 64, S::KEYS>(x, own.queries, keys + r.at * S::TILE);
         wgmma_commit();
         wgmma_wait<0>();
         release(&room->keys_free[r.at]);
@@ -354,7 +354,7 @@ __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> 
 #pragma unroll
         for (int e = 0; e < S::KEYS / 2; e += 2)
             left[e / 8][e / 2 % 4] =
-                pack_two<T>(fwd_silu(own.half, x[e]), fwd_silu(own.half, x[e + 1]));
+                cvt_pack<T>(fwd_silu(own.half, x[e]), fwd_silu(own.half, x[e + 1]));
         barrier_wait(&room->values[r.at], r.parity);
         wgmma_fence();
         uint64_t b = fwd_describe_values<S>(values + r.at * S::TILE);
@@ -382,7 +382,7 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
     uint32_t left[KEYS / 16][4];
     barrier_wait(&room->keys[r.at], r.parity);
     wgmma_fence();
-    fwd_scores<T, S>(x, own.queries, keys + r.at * S::TILE);
+    product_of_rows<T, S::D, 64, S::KEYS>(x, own.queries, keys + r.at * S::TILE);
     wgmma_commit();
     wgmma_wait<0>();
     release(&room->keys_free[r.at]);
@@ -399,7 +399,7 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
         advance(r);
         barrier_wait(&room->keys[r.at], r.parity);
         wgmma_fence();
-        fwd_scores<T, S>(x, own.queries, keys + r.at * S::TILE);
+        product_of_rows<T, S::D, 64, S::KEYS>(x, own.queries, keys + r.at * S::TILE);
         wgmma_commit();
         barrier_wait(&room->values[now.at], now.parity);
         wgmma_fence();
@@ -530,8 +530,9 @@ template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room,
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    fwd_kernel(const __grid_constant__ attn_args a, const __grid_constant__ attn_tiles tiles,
-               const __grid_constant__ fwd_maps maps) {
+    attn_fwd_sm90_kernel(const __grid_constant__ attn_args a,
+                         const __grid_constant__ attn_tiles tiles,
+                         const __grid_constant__ fwd_maps maps) {
     extern __shared__ char shared[];
     __shared__ fwd_room<S> room;
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
@@ -581,10 +582,11 @@ template <typename T, typename S> status fwd_launch(backend *be, const attn_args
         TRY(cuda_scratch(be, tiles_plan_bytes(&tiles), &scratch));
         TRY(tiles_plan(&tiles, scratch, state->stream));
     }
-    CUDA_TRY(CUDA_ALLOW_SHARED((fwd_kernel<T, S>), S::BYTES));
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm90_kernel<T, S>), S::BYTES));
     int n_blocks = S::BLOCKS * state->n_multiprocessors;
     if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
-    fwd_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(*a, tiles, maps);
+    attn_fwd_sm90_kernel<T, S>
+        <<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(*a, tiles, maps);
     return cuda_launched("the attention");
 }
 

@@ -7,21 +7,33 @@
  *     D = 64:   2 x 8 + 2 x 2 x 8 + 2 x 8 = 64      D = 256:  32 + 2 x 32 + 8 = 104 */
 #include "cuda/attn/sm90/attn_sm90_fwd.cuh"
 
-template <attn_bias BIAS> using bias_32 = fwd_shape<32, 1, 64, 2, 2, 16, 3, false, BIAS>;
-template <attn_bias BIAS> using bias_64 = fwd_shape<64, 1, 64, 2, 2, 16, 3, false, BIAS>;
-template <attn_bias BIAS> using bias_128 = fwd_shape<128, 1, 64, 2, 1, 16, 2, false, BIAS>;
-template <attn_bias BIAS> using bias_256 = fwd_shape<256, 1, 64, 1, 1, 16, 2, false, BIAS>;
+template <attn_bias BIAS_> struct fwd_bias_sizes : fwd_sizes {
+    static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int BOX = 16;
+};
+template <attn_bias BIAS_> struct fwd_bias_d32 : fwd_bias_sizes<BIAS_> {
+    static constexpr int D = 32, BLOCKS = 3;
+};
+template <attn_bias BIAS_> struct fwd_bias_d64 : fwd_bias_sizes<BIAS_> {
+    static constexpr int D = 64, BLOCKS = 3;
+};
+template <attn_bias BIAS_> struct fwd_bias_d128 : fwd_bias_sizes<BIAS_> {
+    static constexpr int D = 128, BUFFERS = 1, BLOCKS = 2;
+};
+template <attn_bias BIAS_> struct fwd_bias_d256 : fwd_bias_sizes<BIAS_> {
+    static constexpr int D = 256, STAGES = 1, BUFFERS = 1, BLOCKS = 2;
+};
 
 template <typename T, attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
     switch (a->dim_qk) {
     case 32:
-        return fwd_launch<T, bias_32<BIAS>>(be, a);
+        return fwd_launch<T, fwd_shape<fwd_bias_d32<BIAS>>>(be, a);
     case 64:
-        return fwd_launch<T, bias_64<BIAS>>(be, a);
+        return fwd_launch<T, fwd_shape<fwd_bias_d64<BIAS>>>(be, a);
     case 128:
-        return fwd_launch<T, bias_128<BIAS>>(be, a);
+        return fwd_launch<T, fwd_shape<fwd_bias_d128<BIAS>>>(be, a);
     default:
-        return fwd_launch<T, bias_256<BIAS>>(be, a);
+        return fwd_launch<T, fwd_shape<fwd_bias_d256<BIAS>>>(be, a);
     }
 }
 

@@ -335,8 +335,8 @@ __device__ static inline void short_begin(const attn_args &a, const fwd_maps &ma
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::THREADS, 1)
-    short_kernel(const __grid_constant__ attn_args a, const __grid_constant__ fwd_maps maps,
-                 int n_tiles, bool is_sorted) {
+    attn_fwd_short_sm90_kernel(const __grid_constant__ attn_args a,
+                               const __grid_constant__ fwd_maps maps, int n_tiles, bool is_sorted) {
     extern __shared__ char shared[];
     __shared__ short_room<S> room;
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
@@ -370,10 +370,11 @@ template <typename T, typename S> status short_launch(backend *be, const attn_ar
     TRY(short_map<S>(&maps.q, be, a, a->q, a->n_rows_q, a->stride_q));
     TRY(short_map<S>(&maps.k, be, a, a->k, a->n_rows_k, a->stride_k));
     TRY(short_map<S>(&maps.v, be, a, a->v, a->n_rows_k, a->stride_v));
-    CUDA_TRY(CUDA_ALLOW_SHARED((short_kernel<T, S>), S::BYTES));
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_short_sm90_kernel<T, S>), S::BYTES));
     bool is_sorted = a->n_sequences <= SHORT_SORTED && a->max_len_q > 64;
-    CUDA_TRY(sm90a_launch_early(short_kernel<T, S>, n_blocks, S::THREADS, S::BYTES, state->stream,
-                                *a, maps, (int)cuda_div_up(a->max_len_q, S::ROWS), is_sorted));
+    CUDA_TRY(sm90a_launch_early(attn_fwd_short_sm90_kernel<T, S>, n_blocks, S::THREADS, S::BYTES,
+                                state->stream, *a, maps, (int)cuda_div_up(a->max_len_q, S::ROWS),
+                                is_sorted));
     return cuda_launched("the attention");
 }
 

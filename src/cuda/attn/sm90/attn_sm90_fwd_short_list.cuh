@@ -14,9 +14,10 @@
 
 enum { GRAIN_ROWS = 16, SHORT_SORTED = 256 }; /* the most sequences that are sorted by length */
 
-/* WARPS compute; KEYS: of a chunk; TILES, CHUNKS, TASKS: the most that a block can have. */
-template <int D_, int WARPS_, int KEYS_> struct short_shape {
-    static constexpr int D = D_, WARPS = WARPS_, KEYS = KEYS_;
+/* SIZES names D, the head dimension, WARPS that compute, and the KEYS of a chunk.  TILES, CHUNKS
+ * and TASKS are the most that a block can have. */
+template <typename SIZES> struct short_shape {
+    static constexpr int D = SIZES::D, WARPS = SIZES::WARPS, KEYS = SIZES::KEYS;
     static constexpr int TILES = 64, CHUNKS = 96, TASKS = 512;
     static constexpr int ROWS = GRAIN_ROWS * WARPS, THREADS = 32 * (WARPS + 1);
     static constexpr int COLUMNS = D == 32 ? 32 : PART;

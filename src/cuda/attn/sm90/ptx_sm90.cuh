@@ -193,14 +193,6 @@ __device__ static inline void shared_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* threadIdx.x, read anew each time: what the compiler works out of it stays in no register that the
- * sums of a long loop need. */
-__device__ static inline int thread_now() {
-    int number;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
-    return number;
-}
-
 /* More or fewer registers for the threads of a warpgroup. */
 template <int N> __device__ static inline void registers_raise() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
