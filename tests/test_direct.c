@@ -1,4 +1,5 @@
-/* Rows of different ids (embed_take_rows): the same table as by embed_fetch, without waiting. */
+/* Rows of different ids (embed_take_rows) without waiting for the device: the same table as by the
+ * way of embed_fetch, which a table takes that tracks the keys that leave it. */
 #include "device.h"
 #include "embed/table.h"
 #include "table_rig.h"
@@ -57,10 +58,8 @@ static void take_both(pair *p, bool makes_rows) {
     uint64_t out_x[MOST], out_y[MOST];
     size_t bytes = (size_t)p->n * DIM * sizeof *x;
     const embed_batch *a, *b;
-    fetch_mode mode = makes_rows ? FETCH_INSERT_ZERO : FETCH_ZERO;
     const uint64_t *scores = makes_rows ? p->scores : NULL;
-    CHECK_OK(embed_fetch(p->by_fetch, mode, p->n, p->ids, scores, &a));
-    CHECK_OK(embed_pool(p->by_fetch, POOL_NONE, p->n, NULL, NULL, p->rows));
+    CHECK_OK(embed_take_rows(p->by_fetch, makes_rows, p->n, p->ids, scores, p->rows, &a));
     CHECK_OK(p->be->ops->copy_out(p->be, x, p->rows, bytes));
     copy_rejected(a, out_x);
     CHECK_OK(embed_take_rows(p->by_rows, makes_rows, p->n, p->ids, scores, p->rows, &b));
@@ -72,16 +71,13 @@ static void take_both(pair *p, bool makes_rows) {
 }
 
 static void step_both(pair *p, int step) {
-    float host[MOST * DIM], *by_key;
+    float host[MOST * DIM];
     embed_step_args args = {.lr = 0.1f, .eps = 1e-6f, .step = step};
     for (int64_t i = 0; i < p->n * DIM; i++)
         host[i] = (float)(p->ids[i / DIM] % 17 + (uint64_t)(i % DIM)) / 16;
-    CHECK_OK(p->be->ops->alloc(p->be, (void **)&by_key, sizeof host));
     CHECK_OK(p->be->ops->copy_in(p->be, p->grad, host, (size_t)p->n * DIM * sizeof *host));
-    CHECK_OK(embed_pool_grad(p->by_fetch, POOL_NONE, p->n, NULL, NULL, p->grad, by_key));
-    CHECK_OK(embed_update(p->by_fetch, by_key, &args));
+    CHECK_OK(embed_step_rows(p->by_fetch, p->grad, &args));
     CHECK_OK(embed_step_rows(p->by_rows, p->grad, &args));
-    p->be->ops->release(p->be, by_key);
 }
 
 typedef struct dump {
@@ -123,6 +119,7 @@ static void compare(embed_policy policy, int64_t level0, int64_t level1, int64_t
     if (p.be->tables == NULL) SKIP_TEST("%s has no dynamic tables", p.be->name);
     CHECK_OK(embed_create(&p.by_fetch, p.be, &c));
     CHECK_OK(embed_create(&p.by_rows, p.be, &c));
+    embed_track_left(p.by_fetch);
     CHECK_OK(p.be->ops->alloc(p.be, (void **)&p.rows, MOST * DIM * sizeof *p.rows));
     CHECK_OK(p.be->ops->alloc(p.be, (void **)&p.grad, MOST * DIM * sizeof *p.grad));
     for (int round = 1; round <= N_ROUNDS; round++) {
@@ -214,11 +211,6 @@ TEST(direct_rows_are_refused_where_they_do_not_fit) {
     CHECK_OK(embed_create(&p.by_rows, p.be, &c));
     CHECK_FAILS(embed_take_rows(p.by_rows, true, MOST + 1, ids, NULL, NULL, &b), ERR_USAGE,
                 "made for 300");
-    CHECK_FAILS(embed_take_rows(p.by_rows, true, 1, ids, ids, NULL, &b), ERR_USAGE, "scores");
-    CHECK_OK(embed_take_rows(p.by_rows, true, 1, ids, NULL, NULL, &b));
-    CHECK_FAILS(embed_pool(p.by_rows, POOL_NONE, 1, NULL, NULL, NULL), ERR_USAGE, "embed_fetch");
-    CHECK_FAILS(embed_pool_grad(p.by_rows, POOL_NONE, 1, NULL, NULL, NULL, NULL), ERR_USAGE,
-                "embed_fetch");
     embed_destroy(p.by_rows);
     test_real_backend_end(p.be);
 }

@@ -260,7 +260,18 @@ TEST(embed_admission_by_frequency_counts_exactly) {
     CHECK_EQ(b->n_refused, 0);
     CHECK_OK(embed_fetch(t, FETCH_INSERT, 2, two, NULL, &b));
     CHECK_EQ(b->n_refused, 1);
+    CHECK(b->refused[0] == 8888);
     CHECK_EQ(embed_counts_of(t)->n_refused, 1001);
+    /* The caller may count instead; a retaken key is not counted, and gets no row. */
+    uint64_t counted = 9999, twice = 2, once = 1;
+    CHECK_OK(embed_take_rows(t, true, 1, &counted, &twice, NULL, &b));
+    CHECK_EQ(b->n_refused, 1);
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(embed_retake_rows(t, 1, &counted));
+    CHECK_OK(embed_find(t, 1, &counted, 0, NULL, &is_found));
+    CHECK_EQ(is_found, 0);
+    CHECK_OK(embed_take_rows(t, true, 1, &counted, &once, NULL, &b));
+    CHECK_EQ(b->n_refused, 0);
     embed_destroy(t);
     test_real_backend_end(be);
 }
@@ -287,63 +298,6 @@ TEST(embed_admission_by_probability) {
     test_real_backend_end(be);
 }
 
-TEST(embed_describes_its_hit_rates) {
-    backend *be = real();
-    embed_table *t;
-    embed_config c = small_config(POLICY_LRU, 64);
-    const embed_batch *b;
-    uint64_t ids[64];
-    char text[256], cut[12];
-    c.capacity[1] = 64;
-    CHECK_OK(embed_create(&t, be, &c));
-    for (uint64_t first = 0; first < 3; first++) { /* 0..63, 64..127, then 0..63 from level 1 */
-        for (uint64_t i = 0; i < 64; i++)
-            ids[i] = first % 2 * 64 + i;
-        CHECK_OK(embed_fetch(t, FETCH_INSERT, 64, ids, NULL, &b));
-    }
-    CHECK_OK(embed_fetch(t, FETCH_INSERT, 64, ids, NULL, &b));
-    embed_describe(t, text, sizeof text);
-    CHECK_STR(text, "25.00 % of keys hit level 0, 25.00 % level 1; 128 new, 0 evicted, 0 expired, "
-                    "0 rejected, 0 not admitted");
-    embed_describe(t, cut, sizeof cut);
-    CHECK_STR(cut, "25.00 % of ");
-    embed_destroy(t);
-    test_real_backend_end(be);
-}
-
-/* ---- growth and refusals --------------------------------------------------------------------- */
-
-TEST(embed_reserve_keeps_every_row) {
-    backend *be = real();
-    embed_table *t;
-    embed_config c = small_config(POLICY_NONE, 64);
-    const embed_batch *b;
-    uint64_t ids[64], extra = 1000;
-    int64_t size;
-    float row[64 * DIM], after[64 * DIM];
-    CHECK_OK(embed_create(&t, be, &c));
-    for (uint64_t i = 0; i < 64; i++)
-        ids[i] = i * 7;
-    CHECK_OK(embed_fetch(t, FETCH_INSERT, 64, ids, NULL, &b));
-    CHECK_OK(embed_find(t, 64, ids, DIM, row, NULL));
-    CHECK_OK(embed_fetch(t, FETCH_INSERT, 1, &extra, NULL, &b));
-    CHECK_EQ(b->n_rejected, 1); /* full, and it says so */
-    CHECK(b->rejected[0] == 1000);
-    CHECK_OK(embed_reserve(t, 150));
-    CHECK_EQ(embed_config_of(t)->capacity[0], 192);
-    CHECK_OK(embed_find(t, 64, ids, DIM, after, NULL));
-    CHECK(memcmp(row, after, sizeof row) == 0);
-    CHECK_OK(embed_fetch(t, FETCH_INSERT, 1, &extra, NULL, &b));
-    CHECK_EQ(b->n_rejected, 0);
-    CHECK_OK(embed_size(t, &size));
-    CHECK_EQ(size, 65);
-    CHECK_OK(embed_clear(t));
-    CHECK_OK(embed_size(t, &size));
-    CHECK_EQ(size, 0);
-    embed_destroy(t);
-    test_real_backend_end(be);
-}
-
 TEST(embed_refuses_what_does_not_fit) {
     backend *be = real();
     embed_table *t;
@@ -361,6 +315,9 @@ TEST(embed_refuses_what_does_not_fit) {
     CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "probability");
     c.admit_rate = NAN;
     CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "probability");
+    c.admit_rate = 0;
+    c.admit_count = EMBED_MAX_ADMIT_COUNT + 1;
+    CHECK_FAILS(embed_create(&t, be, &c), ERR_CONFIG, "65536-th use");
     c = small_config(POLICY_LRU, 64);
     c.max_batch = 10;
     CHECK_OK(embed_create(&t, be, &c));
@@ -368,71 +325,13 @@ TEST(embed_refuses_what_does_not_fit) {
     float rows[2 * DIM] = {0};
     CHECK_FAILS(embed_fetch(t, FETCH_INSERT, 11, ids, NULL, &b), ERR_USAGE, "made for 10");
     CHECK_FAILS(embed_fetch(t, FETCH_INSERT, -1, ids, NULL, &b), ERR_USAGE, "made for 10");
-    CHECK_FAILS(embed_fetch(t, FETCH_INSERT, 1, ids, ids, &b), ERR_USAGE, "custom");
-    CHECK_FAILS(embed_reserve(t, INT64_MAX), ERR_CONFIG, "9223372036854775807 rows");
-    CHECK_FAILS(embed_assign(t, 2, twice, DIM, rows, NULL), ERR_USAGE, "more than once");
+    embed_rows repeated = {2, twice, twice, (uint32_t[]){1, 1}, rows, DIM};
+    CHECK_FAILS(embed_import(t, &repeated, NULL), ERR_USAGE, "more than once");
     CHECK_FAILS(embed_find(t, 2, twice, 100, rows, NULL), ERR_USAGE, "100 floats");
     CHECK_OK(embed_set_step(t, 5));
     CHECK_FAILS(embed_set_step(t, 4), ERR_USAGE, "at step 5");
     CHECK_FAILS(embed_snapshot_write(t, test_folder(), (snapshot_ranks){0, 1}, 3), ERR_USAGE,
                 "tracks_left");
-    embed_destroy(t);
-    test_real_backend_end(be);
-}
-
-/* ---- the seam -------------------------------------------------------------------------------- */
-
-/* Pooled, with repeats and weights: staging, gradient and one step of SGD by hand. */
-TEST(embed_pooled_step_equals_float64) {
-    enum { N = 7, BAGS = 3 };
-    backend *be = real();
-    embed_table *t;
-    embed_config c = small_config(POLICY_LRU, 128);
-    const embed_batch *b;
-    const uint64_t ids[N] = {5, 9, 5, 1, 9, 9, 2};
-    const int64_t offsets[BAGS + 1] = {0, 3, 3, N};
-    const float weight[N] = {1, 2, 0.5f, -1, 3, 1, 0.25f},
-                dy_host[BAGS * DIM] = {1, 2, 3, 4, 9, 9, 9, 9, 5, -6, 7, 8};
-    float rows[10][DIM], y_host[BAGS * DIM], after[10 * DIM];
-    CHECK_OK(embed_create(&t, be, &c));
-    CHECK_OK(embed_fetch(t, FETCH_INSERT, N, ids, NULL, &b));
-    uint64_t all[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
-    CHECK_OK(embed_find(t, 10, all, DIM, &rows[0][0], NULL));
-    CHECK_OK(embed_fetch(t, FETCH_INSERT, N, ids, NULL, &b));
-    void *d_offsets, *d_weight, *dy, *y, *grad;
-    CHECK_OK(be->ops->alloc(be, &d_offsets, sizeof offsets));
-    CHECK_OK(be->ops->alloc(be, &d_weight, sizeof weight));
-    CHECK_OK(be->ops->alloc(be, &dy, sizeof dy_host));
-    CHECK_OK(be->ops->alloc(be, &y, sizeof y_host));
-    CHECK_OK(be->ops->alloc(be, &grad, N * DIM * 4));
-    CHECK_OK(be->ops->copy_in(be, d_offsets, offsets, sizeof offsets));
-    CHECK_OK(be->ops->copy_in(be, d_weight, weight, sizeof weight));
-    CHECK_OK(be->ops->copy_in(be, dy, dy_host, sizeof dy_host));
-    CHECK_OK(embed_pool(t, POOL_MEAN, BAGS, d_offsets, d_weight, y));
-    CHECK_OK(embed_pool_grad(t, POOL_MEAN, BAGS, d_offsets, d_weight, dy, grad));
-    embed_step_args args = {.lr = 0.5f, .step = 1};
-    CHECK_OK(embed_update(t, grad, &args));
-    CHECK_OK(be->ops->copy_out(be, y_host, y, sizeof y_host));
-    CHECK_OK(embed_find(t, 10, all, DIM, after, NULL));
-    double want_y[BAGS * DIM] = {0}, want[10][DIM];
-    for (int k = 0; k < 10; k++)
-        for (int d = 0; d < DIM; d++)
-            want[k][d] = rows[k][d];
-    for (int bag = 0; bag < BAGS; bag++)
-        for (int64_t i = offsets[bag]; i < offsets[bag + 1]; i++)
-            for (int d = 0; d < DIM; d++) {
-                double share = weight[i] / (double)(offsets[bag + 1] - offsets[bag]);
-                want_y[bag * DIM + d] += share * rows[ids[i]][d];
-                want[ids[i]][d] -= 0.5 * share * dy_host[bag * DIM + d];
-            }
-    for (int i = 0; i < BAGS * DIM; i++)
-        CHECK(fabs(want_y[i] - y_host[i]) < 1e-6);
-    for (int k = 0; k < 10; k++)
-        for (int d = 0; d < DIM; d++)
-            CHECK(fabs(want[k][d] - after[k * DIM + d]) < 1e-5);
-    void *const all_memory[] = {d_offsets, d_weight, dy, y, grad};
-    for (int i = 0; i < 5; i++)
-        be->ops->release(be, all_memory[i]);
     embed_destroy(t);
     test_real_backend_end(be);
 }

@@ -4,6 +4,7 @@
  * The map holds the row that each live key must have.  Rows that leave must be those of the map,
  * and are taken out of it; keys that are rejected must not be in it.  HSTU_TEST_LONG=1 makes a
  * hundred times as many calls. */
+#include "base/mem.h"
 #include "device.h"
 #include "embed/key_map.h"
 #include "embed/table.h"
@@ -30,7 +31,7 @@ typedef struct world {
     uint32_t stamp[MAX_UNIVERSE];
     bool is_in_batch[MAX_UNIVERSE];
     uint64_t clock;
-    int64_t n_left, n_expired;
+    int64_t n_left;
     bool is_exact; /* one bucket: which key has to go is known */
     bool is_in_fetch;
 } world;
@@ -71,25 +72,26 @@ static int by_score(const void *a, const void *b) {
     return x->key < y->key ? -1 : x->key > y->key;
 }
 
-static void take_left(void *ctx, embed_reason reason, const embed_rows *rows) {
-    world *w = ctx;
-    static key_entry sorted[MAX_BATCH];
-    CHECK_EQ(rows->n_floats, w->n_floats);
-    for (int64_t i = 0; i < rows->n; i++)
-        sorted[i] = (key_entry){rows->keys[i], rows->scores[i], (uint64_t)i + 1, rows->stamps[i]};
-    qsort(sorted, (size_t)rows->n, sizeof *sorted, by_score);
-    for (int64_t k = 0; k < rows->n; k++) {
-        int64_t i = (int64_t)sorted[k].at - 1;
-        int at = place_of(w, rows->keys[i]);
-        CHECK(w->is_live[at]);
-        CHECK(memcmp(rows->rows + i * w->n_floats, w->row[at],
-                     (size_t)w->n_floats * sizeof(float)) == 0);
-        CHECK_EQ(rows->stamps[i] & ~TABLE_CLEAN, w->stamp[at]);
-        if (w->is_exact && reason == LEFT_EVICTED) check_victim(w, at);
+/* Keys that left since the last call; none of them is in the batch.  Only evicted ones can be
+ * there: erased and expired keys are dead in the map already. */
+static void take_left(world *w) {
+    static key_entry sorted[MAX_UNIVERSE];
+    uint64_t *keys;
+    int64_t n, n_evicted = 0;
+    CHECK_OK(embed_left_since(w->t, 0, &keys, &n));
+    embed_forget_left(w->t, INT64_MAX);
+    for (int64_t i = 0; i < n; i++) {
+        int at = place_of(w, keys[i]);
+        if (w->is_live[at]) sorted[n_evicted++] = (key_entry){keys[i], w->score[at], 0, 0};
+    }
+    mem_free(keys);
+    qsort(sorted, (size_t)n_evicted, sizeof *sorted, by_score);
+    for (int64_t k = 0; k < n_evicted; k++) {
+        int at = place_of(w, sorted[k].key);
+        if (w->is_exact) check_victim(w, at);
         w->is_live[at] = false;
     }
-    w->n_left += reason == LEFT_EVICTED ? rows->n : 0;
-    w->n_expired += reason == LEFT_EXPIRED ? rows->n : 0;
+    w->n_left += n_evicted;
 }
 
 static void world_init(world *w, const embed_config *c, int n_universe, bool has_store,
@@ -114,8 +116,7 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
     }
     w->c.dim = DIM;
     w->c.max_batch = MAX_BATCH;
-    w->c.left = take_left;
-    w->c.left_ctx = w;
+    w->c.tracks_left = true;
     CHECK_OK(embed_create(&w->t, w->be, &w->c));
     CHECK_OK(key_map_init(&w->index));
     for (int i = 0; i < n_universe; i++) {
@@ -140,24 +141,27 @@ static int some(world *w) {
     return (int)(rig_random(&w->random, 2) == 0 ? a : a < b ? a : b);
 }
 
-static uint64_t touched(const world *w, int at, uint64_t given) {
+static uint64_t touched(const world *w, int at, uint64_t uses) {
     if (w->c.policy == POLICY_LFU)
         return table_touched(SCORE_COUNT, w->is_live[at] ? w->score[at] : 0,
-                             1ull << 32 | (w->clock & 0xffffffffu));
+                             uses << 32 | (w->clock & 0xffffffffu));
     if (w->c.policy == POLICY_STEP) return (uint64_t)embed_step(w->t);
-    return w->c.policy == POLICY_CUSTOM ? given : w->clock;
+    return w->clock;
 }
 
 /* Before the call: what the batch's keys will be scored; the map is told already, for the check of
  * what is pushed out. */
-static void expect_batch(world *w, int64_t n, const uint64_t *ids, const uint64_t *scores) {
+static void expect_batch(world *w, int64_t n, const uint64_t *ids, const uint64_t *uses) {
+    static uint64_t sum[MAX_UNIVERSE];
     w->clock++;
     memset(w->is_in_batch, 0, sizeof w->is_in_batch);
+    memset(sum, 0, sizeof sum);
+    for (int64_t i = 0; i < n; i++)
+        sum[place_of(w, ids[i])] += uses != NULL ? uses[i] : 1;
     for (int64_t i = 0; i < n; i++) {
         int at = place_of(w, ids[i]);
-        if (w->is_in_batch[at] && scores != NULL && scores[i] <= w->score[at]) continue;
-        if (w->is_in_batch[at] && scores == NULL) continue;
-        w->score[at] = touched(w, at, scores != NULL ? scores[i] : 0);
+        if (w->is_in_batch[at]) continue;
+        w->score[at] = touched(w, at, uses != NULL ? sum[at] : 1);
         w->is_in_batch[at] = true;
     }
 }
@@ -168,18 +172,28 @@ static bool is_rejected(const embed_batch *b, uint64_t key) {
     return false;
 }
 
-/* The staging rows are the map's; new keys enter it. */
-static void check_batch(world *w, const embed_batch *b, const uint64_t *ids) {
-    int64_t n = b->n_unique;
+/* What the device holds of a batch: the verbs of the checks overwrite it. */
+typedef struct copied_batch {
     uint64_t keys[MAX_BATCH];
     int32_t inverse[MAX_BATCH];
-    static float rows[MAX_BATCH * 8];
-    int64_t n_refused = 0;
-    CHECK_OK(w->be->ops->copy_out(w->be, keys, b->keys, (size_t)n * 8));
-    CHECK_OK(w->be->ops->copy_out(w->be, inverse, b->inverse, (size_t)b->n * 4));
-    CHECK_OK(w->be->ops->copy_out(w->be, rows, b->rows, (size_t)(n * b->stride) * 4));
+    float rows[MAX_BATCH * 8];
+} copied_batch;
+
+static void copy_batch(world *w, const embed_batch *b, copied_batch *out) {
+    size_t n = (size_t)b->n_unique;
+    CHECK_OK(w->be->ops->copy_out(w->be, out->keys, b->keys, n * 8));
+    CHECK_OK(w->be->ops->copy_out(w->be, out->inverse, b->inverse, (size_t)b->n * 4));
+    CHECK_OK(w->be->ops->copy_out(w->be, out->rows, b->rows, n * (size_t)b->stride * 4));
+}
+
+/* The staging rows are the map's; new keys enter it. */
+static void check_batch(world *w, const embed_batch *b, const copied_batch *copy,
+                        const uint64_t *ids) {
+    const uint64_t *keys = copy->keys;
+    const float *rows = copy->rows;
+    int64_t n = b->n_unique, n_refused = 0;
     for (int64_t i = 0; i < b->n; i++)
-        CHECK(keys[inverse[i]] == ids[i]);
+        CHECK(keys[copy->inverse[i]] == ids[i]);
     for (int64_t u = 0; u < n; u++) {
         int at = place_of(w, keys[u]);
         bool was_live = w->is_live[at];
@@ -197,19 +211,19 @@ static void check_batch(world *w, const embed_batch *b, const uint64_t *ids) {
 }
 
 static void fetch_some(world *w, bool updates) {
-    uint64_t ids[MAX_BATCH], scores[MAX_BATCH];
-    bool is_large = rig_random(&w->random, 10) == 0, is_custom = w->c.policy == POLICY_CUSTOM;
+    uint64_t ids[MAX_BATCH], uses[MAX_BATCH];
+    bool is_large = rig_random(&w->random, 10) == 0, is_counted = rig_random(&w->random, 2) == 0;
     int64_t n = (int64_t)rig_random(&w->random, is_large ? MAX_BATCH : 40);
     const embed_batch *b;
     for (int64_t i = 0; i < n; i++) {
         ids[i] = w->keys[some(w)];
-        scores[i] = rig_random(&w->random, 12);
+        uses[i] = 1 + rig_random(&w->random, 12);
     }
     /* Sometimes the whole of it was announced, sometimes a part, or other ids. */
     if (rig_random(&w->random, 2) == 0) CHECK_OK(embed_prefetch(w->t, n, ids));
     if (rig_random(&w->random, 4) == 0) CHECK_OK(embed_prefetch(w->t, 40, w->keys + 20));
-    expect_batch(w, n, ids, is_custom ? scores : NULL);
-    CHECK_OK(embed_fetch(w->t, FETCH_INSERT, n, ids, is_custom ? scores : NULL, &b));
+    expect_batch(w, n, ids, is_counted ? uses : NULL);
+    CHECK_OK(embed_fetch(w->t, FETCH_INSERT, n, ids, is_counted ? uses : NULL, &b));
     /* A copy: the verbs of the checks take the batch away. */
     embed_batch kept = *b;
     uint64_t keys[MAX_BATCH], rejected[MAX_BATCH];
@@ -218,8 +232,13 @@ static void fetch_some(world *w, bool updates) {
     CHECK_OK(w->be->ops->copy_out(w->be, keys, b->keys, (size_t)b->n_unique * 8));
     bool asks = updates && w->c.admit_rate == 0 && rig_random(&w->random, 2) == 0;
     if (asks) CHECK_OK(embed_prefetch(w->t, 30, w->keys + 60)); /* the batch stays as it is */
-    if (!asks) check_batch(w, &kept, ids);
-    if (!asks) return;
+    if (!asks) {
+        copied_batch copy;
+        copy_batch(w, &kept, &copy);
+        take_left(w);
+        check_batch(w, &kept, &copy, ids);
+        return;
+    }
     /* Straight after the fetch, without a verb between: a rejected key's gradient is dropped. */
     float *grad, host[MAX_BATCH * DIM];
     for (int64_t u = 0; u < kept.n_unique; u++)
@@ -230,6 +249,7 @@ static void fetch_some(world *w, bool updates) {
     embed_step_args args = {.lr = 0.25f, .step = 1};
     CHECK_OK(embed_update(w->t, grad, &args));
     w->be->ops->release(w->be, grad);
+    take_left(w);
     for (int64_t u = 0; u < kept.n_unique; u++) {
         int at = place_of(w, keys[u]);
         if (is_rejected(&kept, keys[u])) continue;
@@ -265,32 +285,6 @@ static void look_up_some(world *w) {
     }
 }
 
-static void assign_some(world *w) {
-    uint64_t keys[MAX_BATCH];
-    float rows[MAX_BATCH * MAX_FLOATS];
-    int64_t n = 0, n_want = 0, n_assigned;
-    int32_t n_floats = 1 + (int32_t)rig_random(&w->random, (uint64_t)w->n_floats);
-    memset(w->is_in_batch, 0, sizeof w->is_in_batch);
-    for (int i = 0; i < 30; i++) {
-        int at = some(w);
-        if (w->is_in_batch[at]) continue;
-        w->is_in_batch[at] = true;
-        keys[n] = w->keys[at];
-        for (int c = 0; c < n_floats; c++)
-            rows[n * n_floats + c] = (float)rig_random(&w->random, 1000);
-        n++;
-    }
-    CHECK_OK(embed_assign(w->t, n, keys, n_floats, rows, &n_assigned));
-    for (int64_t i = 0; i < n; i++) {
-        int at = place_of(w, keys[i]);
-        if (!w->is_live[at]) continue;
-        memcpy(w->row[at], rows + i * n_floats, (size_t)n_floats * sizeof(float));
-        w->stamp[at] = (uint32_t)embed_step(w->t);
-        n_want++;
-    }
-    CHECK_EQ(n_assigned, n_want);
-}
-
 static void erase_some(world *w) {
     uint64_t keys[MAX_BATCH];
     int64_t n = (int64_t)rig_random(&w->random, 12), n_erased, n_want = 0;
@@ -305,31 +299,15 @@ static void erase_some(world *w) {
     CHECK_EQ(n_erased, n_want);
 }
 
-static bool is_third(void *ctx, uint64_t key, uint64_t score, uint32_t stamp) {
-    (void)ctx;
-    (void)score;
-    (void)stamp;
-    return table_hash(key) % 3 == 0;
-}
-
-static void erase_third(world *w) {
-    int64_t n_erased, n_want = 0;
-    CHECK_OK(embed_erase_if(w->t, is_third, NULL, &n_erased));
-    for (int i = 0; i < w->n_universe; i++)
-        if (w->is_live[i] && is_third(NULL, w->keys[i], 0, 0)) {
-            w->is_live[i] = false;
-            n_want++;
-        }
-    CHECK_EQ(n_erased, n_want);
-}
-
 static void expire_some(world *w) {
-    int64_t n_expired, n_want = 0, before = w->n_expired;
-    for (int i = 0; i < w->n_universe; i++)
-        n_want += w->is_live[i] && (int64_t)w->stamp[i] + w->c.ttl < embed_step(w->t);
+    int64_t n_expired, n_want = 0;
+    for (int i = 0; i < w->n_universe; i++) {
+        bool is_old = w->is_live[i] && (int64_t)w->stamp[i] + w->c.ttl < embed_step(w->t);
+        n_want += is_old;
+        if (is_old) w->is_live[i] = false;
+    }
     CHECK_OK(embed_expire(w->t, &n_expired));
     CHECK_EQ(n_expired, n_want);
-    CHECK_EQ(w->n_expired - before, n_want);
 }
 
 static void import_some(world *w) {
@@ -352,6 +330,7 @@ static void import_some(world *w) {
     }
     embed_rows in = {n, keys, scores, stamps, rows, w->n_floats};
     CHECK_OK(embed_import(w->t, &in, &n_rejected));
+    take_left(w);
     CHECK_OK(embed_find(w->t, n, keys, 0, NULL, is_found));
     for (int64_t i = 0; i < n; i++) {
         int at = place_of(w, keys[i]);
@@ -417,11 +396,9 @@ static void live(world *w, int n_calls) {
         uint64_t dice = rig_random(&w->random, 40);
         if (dice < 24) fetch_some(w, can_update);
         if (dice >= 24 && dice < 30) look_up_some(w);
-        if (dice >= 30 && dice < 34) assign_some(w);
-        if (dice >= 34 && dice < 36) erase_some(w);
-        if (dice == 36) import_some(w);
-        if (dice == 37 && call % 5 == 0) erase_third(w);
-        if (dice == 38) expire_some(w);
+        if (dice >= 30 && dice < 34) import_some(w);
+        if (dice >= 34 && dice < 37) erase_some(w);
+        if (dice >= 37 && dice < 39) expire_some(w);
         if (dice == 39 && call % 20 == 0) {
             CHECK_OK(embed_clear(w->t));
             memset(w->is_live, 0, sizeof w->is_live);
@@ -432,7 +409,7 @@ static void live(world *w, int n_calls) {
 
 static void try_policies(int64_t level0, int64_t level1, bool has_store, bool reads_ahead,
                          int n_universe) {
-    for (int policy = POLICY_NONE; policy <= POLICY_CUSTOM; policy++)
+    for (int policy = POLICY_NONE; policy <= POLICY_STEP; policy++)
         for (int opt = ROW_SGD; opt <= ROW_ROWWISE_ADAGRAD; opt += 1) {
             static world w;
             embed_config c = {.opt = (row_opt)opt,

@@ -177,8 +177,11 @@ TEST(snapshot_of_changes_with_tombstones) {
         erased[i] = (i + 10) * 0x9e3779b97f4a7c15ull;
     CHECK_OK(embed_erase(t, 30, erased, NULL));
     fill(t, 12, 3); /* back again: no tombstone may kill it */
-    float row[DIM] = {1, 2, 3, 4, 5, 6};
-    CHECK_OK(embed_assign(t, 1, (uint64_t[]){200 * 0x9e3779b97f4a7c15ull}, DIM, row, NULL));
+    float row[2 * DIM] = {1, 2, 3, 4, 5, 6};
+    const embed_rows written = {
+        1,      (uint64_t[]){200 * 0x9e3779b97f4a7c15ull}, (uint64_t[]){9}, (uint32_t[]){2}, row,
+        2 * DIM};
+    CHECK_OK(embed_import(t, &written, NULL));
     CHECK_OK(embed_snapshot_write(t, folder_of("changes"), alone, 2));
     CHECK_OK(embed_set_step(t, 3));
     fill(t, 1000, 900); /* pushes most others out: evicted keys are tombstones too */

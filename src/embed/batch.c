@@ -1,10 +1,9 @@
-/* The seam of training (table.h): fetch, update and pooling of a batch. */
+/* The seam of training (table.h): fetch and update of a batch. */
 #include <string.h>
 
 #include "embed/table_int.h"
 
-/* Staging as a level, for the verbs that write rows by slot. */
-static table_level staging_level(const embed_table *t) {
+table_level embed_staging_level(const embed_table *t) {
     return (table_level){.rows = (unsigned char *)t->d.staging,
                          .row_bytes = (int64_t)t->stride * (int64_t)sizeof(float)};
 }
@@ -41,7 +40,7 @@ static bool has_no_row(const embed_table *t, int64_t u) {
 
 /* d.moved (n, dim) to the listed rows of staging. */
 static status stage_moved(embed_table *t, int64_t n) {
-    table_level staging = staging_level(t);
+    table_level staging = embed_staging_level(t);
     table_rows_args write = {.n = n,
                              .slot = t->d.list_slot,
                              .n_floats = t->config.dim,
@@ -85,7 +84,7 @@ static status stage_store(embed_table *t) {
 }
 
 static status stage_first(embed_table *t) {
-    table_level staging = staging_level(t);
+    table_level staging = embed_staging_level(t);
     int64_t n;
     TRY(list_rows(t, has_no_row, &n));
     if (n == 0) return OK;
@@ -114,46 +113,40 @@ uint64_t embed_lfu_score(const embed_table *t, uint64_t n_uses) {
     return (n_uses < UINT32_MAX ? n_uses : UINT32_MAX) << 32 | (t->clock & 0xffffffffu);
 }
 
-/* Of the repeats of an id the largest score, or all uses: h.given_scores. */
-static status merge_scores(embed_table *t, const uint64_t *scores) {
+/* Adds up the uses of the repeats of each key, and scores the keys of lfu by them. */
+static status count_uses(embed_table *t, const uint64_t *uses, embed_bring *bring) {
     embed_host *h = &t->h;
-    bool is_lfu = t->config.policy == POLICY_LFU;
-    memset(h->given_scores, 0, (size_t)t->batch.n_unique * sizeof *h->given_scores);
+    memset(h->given_uses, 0, (size_t)t->batch.n_unique * sizeof *h->given_uses);
     TRY(EMBED_OUT(t, h->inverse, t->d.inverse, t->batch.n));
-    for (int64_t i = 0; i < t->batch.n; i++) {
-        uint64_t *score = &h->given_scores[h->inverse[i]];
-        if (is_lfu)
-            *score += scores[i];
-        else if (scores[i] > *score)
-            *score = scores[i];
-    }
-    for (int64_t u = 0; is_lfu && u < t->batch.n_unique; u++)
-        h->given_scores[u] = embed_lfu_score(t, h->given_scores[u]);
+    for (int64_t i = 0; i < t->batch.n; i++)
+        h->given_uses[h->inverse[i]] += uses[i];
+    bring->uses = h->given_uses;
+    if (t->config.policy != POLICY_LFU) return OK;
+    for (int64_t u = 0; u < t->batch.n_unique; u++)
+        h->given_scores[u] = embed_lfu_score(t, h->given_uses[u]);
+    bring->scores = h->given_scores;
     return OK;
 }
 
-embed_bring embed_bring_of(const embed_table *t, const uint64_t *scores) {
+embed_bring embed_bring_of(const embed_table *t) {
     embed_policy policy = t->config.policy;
-    embed_bring bring = {.rule = SCORE_SET, .score = t->clock, .scores = scores};
-    if (policy == POLICY_STEP || policy == POLICY_CUSTOM) bring.score = (uint64_t)t->step;
+    embed_bring bring = {.rule = SCORE_SET, .score = t->clock};
+    if (policy == POLICY_STEP) bring.score = (uint64_t)t->step;
     if (policy == POLICY_LFU) bring.rule = SCORE_COUNT, bring.score = embed_lfu_score(t, 1);
     return bring;
 }
 
 status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
-                   const uint64_t *scores, const embed_batch **out) {
+                   const uint64_t *uses, const embed_batch **out) {
     *out = NULL;
     if (n < 0 || n > t->config.max_batch)
         return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
                     (long long)n, (long long)t->config.max_batch);
-    if (scores != NULL && t->config.policy != POLICY_CUSTOM && t->config.policy != POLICY_LFU)
-        return fail(ERR_USAGE, "scores are for dynamic tables with the eviction policy 'custom', "
-                               "numbers of uses for 'lfu'");
     TRY(embed_dedup(t, n, ids));
     if (mode == FETCH_INSERT || mode == FETCH_INSERT_ZERO) {
         t->clock++;
-        embed_bring bring = embed_bring_of(t, scores != NULL ? t->h.given_scores : NULL);
-        if (scores != NULL) TRY(merge_scores(t, scores));
+        embed_bring bring = embed_bring_of(t);
+        if (uses != NULL) TRY(count_uses(t, uses, &bring));
         TRY(embed_settle(t, &bring));
     } else {
         TRY(embed_locate(t));
@@ -243,41 +236,4 @@ status embed_update(embed_table *t, const float *grad, const embed_step_args *ar
         TRY(t->v->update(t->be, &t->level[i], &a));
     }
     return OK;
-}
-
-static status check_dedupped(const embed_table *t) {
-    if (!t->is_direct) return OK;
-    return fail(ERR_USAGE, "pooling is for a batch of embed_fetch");
-}
-
-status embed_pool(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
-                  const float *weight, float *y) {
-    TRY(check_dedupped(t));
-    table_level staging = staging_level(t);
-    table_pool_args a = {.n = t->batch.n,
-                         .kind = kind,
-                         .n_bags = n_bags,
-                         .offsets = offsets,
-                         .inverse = t->d.inverse,
-                         .weight = weight,
-                         .dim = t->config.dim,
-                         .y = y};
-    return t->v->pool(t->be, &staging, &a);
-}
-
-status embed_pool_grad(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
-                       const float *weight, const float *dy, float *grad) {
-    TRY(check_dedupped(t));
-    table_pool_grad_args a = {.n = t->batch.n,
-                              .kind = kind,
-                              .n_bags = n_bags,
-                              .offsets = offsets,
-                              .order = t->d.order,
-                              .begin = t->d.begin,
-                              .n_groups = t->batch.n_unique,
-                              .weight = weight,
-                              .dim = t->config.dim,
-                              .dy = dy,
-                              .grad = grad};
-    return t->v->pool_grad(t->be, &a);
 }

@@ -15,10 +15,8 @@
 #include "embed/table_int.h"
 
 static bool can_be_direct(const embed_table *t) {
-    embed_policy policy = t->config.policy;
-    return t->config.store == NULL && !embed_has_admission(t) && t->config.left == NULL &&
-           !t->config.tracks_left &&
-           (policy == POLICY_LRU || policy == POLICY_LFU || policy == POLICY_STEP);
+    return t->config.store == NULL && !embed_has_admission(t) && !t->config.tracks_left &&
+           t->config.policy != POLICY_NONE;
 }
 
 /* May one bucket have more of these keys than slots?  Buckets that share a counter may make this
@@ -227,7 +225,7 @@ static status make_directly(embed_table *t, const uint64_t *ids, const uint64_t 
                             bool waits) {
     if (t->n_late == EMBED_LATE) TRY(embed_catch_up(t));
     int64_t *counts = t->d.late + (int64_t)t->n_late * LATE_COUNTS;
-    embed_bring bring = embed_bring_of(t, NULL);
+    embed_bring bring = embed_bring_of(t);
     TRY((t->n_levels > 1 ? make_in_two : make_in_one)(t, &bring, ids, uses, rows, counts));
     t->is_torn = false;
     t->n_late++;
@@ -269,23 +267,58 @@ static status take_directly(embed_table *t, bool makes_rows, int64_t n, const ui
     return makes_rows ? make_directly(t, ids, uses, rows, waits) : find_directly(t, ids, rows);
 }
 
+/* Staging has the rows in the order of keys; `rows` gets them in that of the ids. */
+static status copy_staged(embed_table *t, float *rows) {
+    table_level staging = embed_staging_level(t);
+    table_pool_args a = {.n = t->batch.n,
+                         .kind = POOL_NONE,
+                         .inverse = t->d.inverse,
+                         .dim = t->config.dim,
+                         .y = rows};
+    return t->v->pool(t->be, &staging, &a);
+}
+
+/* The gradients the other way. */
+static status order_by_key(embed_table *t, const float *grad, float *by_key) {
+    table_pool_grad_args a = {.n = t->batch.n,
+                              .kind = POOL_NONE,
+                              .order = t->d.order,
+                              .begin = t->d.begin,
+                              .n_groups = t->batch.n_unique,
+                              .dim = t->config.dim,
+                              .dy = grad,
+                              .grad = by_key};
+    return t->v->pool_grad(t->be, &a);
+}
+
 status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
-                       const uint64_t *scores, float *rows, const embed_batch **out) {
-    bool is_taken = false, has_uses = t->config.policy == POLICY_LFU;
+                       const uint64_t *uses, float *rows, const embed_batch **out) {
+    bool is_taken = false;
     *out = NULL;
-    if (can_be_direct(t) && n >= 0 && n <= t->config.max_batch && (scores == NULL || has_uses))
-        TRY(take_directly(t, makes_rows, n, ids, scores, rows, &is_taken));
+    if (can_be_direct(t) && n >= 0 && n <= t->config.max_batch) {
+        const uint64_t *counted = t->config.policy == POLICY_LFU ? uses : NULL;
+        TRY(take_directly(t, makes_rows, n, ids, counted, rows, &is_taken));
+    }
     if (!is_taken) {
-        TRY(embed_fetch(t, makes_rows ? FETCH_INSERT_ZERO : FETCH_ZERO, n, ids, scores, out));
-        if (rows != NULL) TRY(embed_pool(t, POOL_NONE, n, NULL, NULL, rows));
+        TRY(embed_fetch(t, makes_rows ? FETCH_INSERT_ZERO : FETCH_ZERO, n, ids, uses, out));
+        if (rows != NULL) TRY(copy_staged(t, rows));
     }
     *out = &t->batch;
     return OK;
 }
 
+/* Without a store nothing can come up again, so it is enough to find the rows. */
+status embed_retake_rows(embed_table *t, int64_t n, const uint64_t *ids) {
+    const embed_batch *got;
+    t->is_retaken = true;
+    status st = embed_take_rows(t, t->config.store != NULL, n, ids, NULL, NULL, &got);
+    t->is_retaken = false;
+    return st;
+}
+
 status embed_step_rows(embed_table *t, const float *grad, const embed_step_args *args) {
     if (t->is_direct) return embed_update(t, grad, args);
     float *by_key = t->d.moved; /* it has room for (U, n_floats) */
-    TRY(embed_pool_grad(t, POOL_NONE, t->batch.n, NULL, NULL, grad, by_key));
+    TRY(order_by_key(t, grad, by_key));
     return embed_update(t, by_key, args);
 }

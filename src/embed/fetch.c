@@ -20,7 +20,8 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
                        .begin = d->begin,
                        .rows = d->staging,
                        .stride = t->stride,
-                       .rejected = t->h.rejected};
+                       .rejected = t->h.rejected,
+                       .refused = t->h.refused};
     if (n == 0) return OK;
     TRY(EMBED_IN(t, d->ids, ids, n));
     TRY(t->v->unique(t->be, &a));
@@ -123,20 +124,26 @@ bool embed_has_admission(const embed_table *t) {
     return c->admit_count > 1 || (c->admit_rate > 0 && c->admit_rate < 1);
 }
 
-/* Absent keys become new or refused ones.  Their repeats in the batch count, as the groups of the
- * dedup tell: h.list_of holds their begins for a moment. */
-static status admit(embed_table *t, bool is_import) {
+/* How often key u of the batch was used: what the caller counted, else its repeats in the batch,
+ * whose groups begin at h.list_of. */
+static uint32_t uses_of(const embed_table *t, const embed_bring *bring, int64_t u) {
+    const int32_t *begin = t->h.list_of;
+    int64_t end = u + 1 < t->batch.n_unique ? begin[u + 1] : t->batch.n;
+    uint64_t uses = bring->uses != NULL ? bring->uses[u] : (uint64_t)(end - begin[u]);
+    return uses < UINT32_MAX ? (uint32_t)uses : UINT32_MAX;
+}
+
+/* Absent keys become new or refused ones. */
+static status admit(embed_table *t, const embed_bring *bring) {
     embed_host *h = &t->h;
-    bool asks = embed_has_admission(t) && !is_import;
+    bool asks = embed_has_admission(t) && !bring->is_import;
     int64_t n = t->batch.n_unique;
     if (asks) TRY(EMBED_OUT(t, h->list_of, t->d.begin, n));
     for (int64_t u = 0; u < n; u++) {
         if (h->where[u] != IS_ABSENT) continue;
-        int64_t end = asks && u + 1 < n ? h->list_of[u + 1] : t->batch.n;
-        uint32_t times = asks ? (uint32_t)(end - h->list_of[u]) : 1;
-        bool is_in = !asks || is_admitted(t, h->keys[u], times);
+        bool is_in = !asks || (!t->is_retaken && is_admitted(t, h->keys[u], uses_of(t, bring, u)));
         h->where[u] = is_in ? IS_NEW : IS_REFUSED;
-        t->batch.n_refused += !is_in;
+        if (!is_in) h->refused[t->batch.n_refused++] = h->keys[u];
     }
     return OK;
 }
@@ -166,13 +173,7 @@ status embed_spill(embed_table *t, const embed_rows *rows) {
     t->counts.n_demoted[t->n_levels - 1] += rows->n;
     if (t->config.store != NULL) return write_back(t, rows);
     t->counts.n_evicted += rows->n;
-    if (t->config.left != NULL) t->config.left(t->config.left_ctx, LEFT_EVICTED, rows);
     return embed_note_left(t, rows->n, rows->keys);
-}
-
-/* Does anybody want the rows that are pushed out of the levels? */
-static bool wants_rows(const embed_table *t) {
-    return t->config.store != NULL || t->config.left != NULL;
 }
 
 /* The `n` entries of d.evicted, whose rows lie in `level`, leave the levels. */
@@ -188,7 +189,7 @@ static status spill_evicted(embed_table *t, const table_level *level, int64_t n)
     TRY(EMBED_OUT(t, h->out_keys, t->d.evicted.keys, n));
     TRY(EMBED_OUT(t, h->out_scores, t->d.evicted.scores, n));
     TRY(EMBED_OUT(t, h->out_stamps, t->d.evicted.stamps, n));
-    if (wants_rows(t)) {
+    if (t->config.store != NULL) {
         TRY(t->v->read(t->be, level, &read));
         TRY(EMBED_OUT(t, h->out_rows, t->d.moved, n * t->n_floats));
     }
@@ -201,7 +202,7 @@ static status spill_rejected(embed_table *t, int64_t n) {
     embed_host *h = &t->h;
     int64_t n_out = 0;
     size_t row = (size_t)t->n_floats;
-    if (wants_rows(t)) TRY(EMBED_OUT(t, h->out_rows, t->d.pushed, n * t->n_floats));
+    if (t->config.store != NULL) TRY(EMBED_OUT(t, h->out_rows, t->d.pushed, n * t->n_floats));
     for (int64_t i = 0; i < n; i++) {
         if (h->list_slot[i] >= 0 || h->list_of[i] >= 0) continue;
         h->out_keys[n_out] = h->list_keys[i];
@@ -279,9 +280,8 @@ static int64_t list_wanted(embed_table *t, const embed_bring *bring) {
 
 /* An import comes with scores of its own: the best rows stay up, whatever came first. */
 evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring) {
-    embed_policy policy = t->config.policy;
-    if (policy == POLICY_NONE) return EVICT_NEVER;
-    return policy == POLICY_CUSTOM || bring->is_import ? EVICT_LOWER : EVICT_SMALLEST;
+    if (t->config.policy == POLICY_NONE) return EVICT_NEVER;
+    return bring->is_import ? EVICT_LOWER : EVICT_SMALLEST;
 }
 
 /* Places the wanted keys in level 0; d.evicted are those that it pushed out. */
@@ -392,7 +392,7 @@ static status list_for_level1(embed_table *t, const embed_bring *bring, int64_t 
                               int64_t *out) {
     embed_host *h = &t->h;
     size_t row = (size_t)t->n_floats;
-    int64_t n = n_evicted;
+    int64_t n = n_evicted, n_stored = 0;
     TRY(EMBED_OUT(t, h->list_keys, t->d.evicted.keys, n));
     TRY(EMBED_OUT(t, h->list_scores, t->d.evicted.scores, n));
     TRY(EMBED_OUT(t, h->list_stamps, t->d.evicted.stamps, n));
@@ -406,13 +406,17 @@ static status list_for_level1(embed_table *t, const embed_bring *bring, int64_t 
         h->list_keys[n] = h->keys[u];
         h->list_scores[n] = is_in_store ? table_touched(bring->rule, h->scores[u], w) : w;
         h->list_stamps[n] = is_new ? new_stamp(t, bring, u) : h->stamps[u];
+        /* The rows of a run of the list lie side by side in d.pushed: one transfer for all. */
         if (is_in_store)
-            TRY(t->be->ops->copy_in(t->be, t->d.pushed + (size_t)n * row,
-                                    h->store_rows + (size_t)h->at[u] * row, row * sizeof(float)));
+            memcpy(h->out_rows + (size_t)(n - n_evicted) * row,
+                   h->store_rows + (size_t)h->at[u] * row, row * sizeof(float));
+        n_stored += is_in_store;
         n++;
     }
     *out = n;
-    return OK;
+    if (n_stored == 0) return OK;
+    return EMBED_IN(t, t->d.pushed + (size_t)n_evicted * row, h->out_rows,
+                    (n - n_evicted) * t->n_floats);
 }
 
 /* Keys with a place in no level.  One of the store stays there; its row can be read, not stepped.
@@ -462,9 +466,9 @@ static void count_gone(embed_table *t, int64_t n) {
     t->counts.n_evicted += n;
 }
 
-/* One level and every key admitted: place says all there is to know, and the device needs no lists.
- * Rows are made and staged by place itself, unless somebody wants those that are pushed out, which
- * must be read in between; where not even their keys are wanted, they are only counted. */
+/* One level, no store, every key admitted: place alone does all the work, the device needs no
+ * lists, and new rows are made and staged by the same call.  Evicted keys are listed where the
+ * table tracks them, else only counted. */
 static status settle_simply(embed_table *t, const embed_bring *bring) {
     embed_host *h = &t->h;
     embed_device *d = &t->d;
@@ -489,8 +493,8 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
                             .first = t->first,
                             .staging = d->staging,
                             .stride = t->stride};
-    bool only_counts = !wants_rows(t) && !t->config.tracks_left;
-    if (!wants_rows(t)) place.init = &init;
+    bool only_counts = !t->config.tracks_left;
+    place.init = &init;
     if (only_counts) place.evicted = (table_evicted){NULL, NULL, NULL, NULL};
     if (bring->scores != NULL) {
         TRY(EMBED_IN(t, d->list_scores, bring->scores, n));
@@ -503,7 +507,6 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
         count_gone(t, counts[PLACED_EVICTED]);
     else
         TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
-    if (wants_rows(t)) TRY(t->v->init(t->be, &t->level[0], &init));
     t->is_staged = true;
     t->counts.n_new += counts[PLACED_NEW];
     t->counts.hits[0] += n - counts[PLACED_NEW] - counts[PLACED_REJECTED];
@@ -520,7 +523,7 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
 static status settle_tiers(embed_table *t, const embed_bring *bring) {
     int64_t n_evicted = 0;
     TRY(embed_locate(t));
-    TRY(admit(t, bring->is_import));
+    TRY(admit(t, bring));
     TRY(place_wanted(t, bring, &n_evicted));
     TRY(move_rows(t, bring, n_evicted));
     count_batch(t);

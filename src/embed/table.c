@@ -25,6 +25,9 @@ static status check_config(const backend *be, const embed_config *c) {
     if (!(c->admit_rate >= 0 && c->admit_rate <= 1))
         return fail(ERR_CONFIG, "an admission probability of %g; 0 to 1 are possible",
                     (double)c->admit_rate);
+    if (c->admit_count > EMBED_MAX_ADMIT_COUNT)
+        return fail(ERR_CONFIG, "an admission at the %u-th use; at most %d can be counted",
+                    c->admit_count, EMBED_MAX_ADMIT_COUNT);
     int32_t n_floats = c->dim + table_n_state(c->opt, c->dim);
     if (c->store != NULL && c->store->n_floats != n_floats)
         return fail(ERR_CONFIG, "the store holds rows of %d floats, the table of %d",
@@ -65,7 +68,7 @@ typedef struct array {
     size_t extra; /* elements besides M */
 } array;
 
-enum { N_DEVICE_ARRAYS = 25, N_HOST_ARRAYS = 24 };
+enum { N_DEVICE_ARRAYS = 25, N_HOST_ARRAYS = 26 };
 
 static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
     embed_device *d = &t->d;
@@ -116,6 +119,7 @@ static void list_host(embed_table *t, array list[N_HOST_ARRAYS]) {
         {(void **)&h->out_rows, row, 0},   {(void **)&h->inverse, 4, 0},
         {(void **)&h->given_scores, 8, 0}, {(void **)&h->given_stamps, 4, 0},
         {(void **)&h->ahead, 8, 0},        {(void **)&h->ahead_slot, 8, 0},
+        {(void **)&h->refused, 8, 0},      {(void **)&h->given_uses, 8, 0},
     };
     memcpy(list, all, sizeof all);
 }
@@ -190,23 +194,6 @@ const embed_counts *embed_counts_of(const embed_table *t) {
     return &t->counts;
 }
 
-void embed_describe(const embed_table *t, char *text, size_t n) {
-    const embed_counts *c = &t->counts;
-    const int64_t *hits = c->hits;
-    int64_t all = hits[0] + hits[1] + hits[2] + c->n_new + c->n_refused + c->n_rejected;
-    double share = all > 0 ? 100.0 / (double)all : 0;
-    int at = snprintf(text, n, "%.2f %% of keys hit level 0", share * (double)hits[0]);
-    if (t->n_levels > 1 && at >= 0 && (size_t)at < n)
-        at += snprintf(text + at, n - (size_t)at, ", %.2f %% level 1", share * (double)hits[1]);
-    if (t->config.store != NULL && at >= 0 && (size_t)at < n)
-        at += snprintf(text + at, n - (size_t)at, ", %.2f %% the store", share * (double)hits[2]);
-    if (at >= 0 && (size_t)at < n)
-        snprintf(text + at, n - (size_t)at,
-                 "; %lld new, %lld evicted, %lld expired, %lld rejected, %lld not admitted",
-                 (long long)c->n_new, (long long)c->n_evicted, (long long)c->n_expired,
-                 (long long)c->n_rejected, (long long)c->n_refused);
-}
-
 int32_t embed_n_floats(const embed_table *t) {
     return t->n_floats;
 }
@@ -227,6 +214,10 @@ status embed_check_whole(const embed_table *t) {
     if (!t->is_torn) return OK;
     return fail(ERR_IO, "a batch of this dynamic table failed halfway, and rows were lost; read "
                         "its last full snapshot");
+}
+
+void embed_track_left(embed_table *t) {
+    t->config.tracks_left = true;
 }
 
 status embed_note_left(embed_table *t, int64_t n, const uint64_t *keys) {

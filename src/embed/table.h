@@ -3,11 +3,11 @@
  * Rows live in up to three tiers: level 0 in memory of the device, level 1 in host memory (both
  * indexed on the device, ops/table.h), and a store on disk (store.h).  A key is in one of the two
  * levels at most; the store may keep an older copy of a row that moved up.  A batch's rows move to
- * level 0; what they push out goes down, and what the lowest tier cannot hold leaves the table and
- * is handed to the `left` callback.  A key that cannot be placed is reported (`rejected`), never
- * forgotten in silence; with a store nothing leaves but by erasing and expiry.  Where a batch fails
- * halfway (a store that cannot write, above all) rows on their way are lost: from then on all verbs
- * fail, until embed_clear or the reading of a full snapshot.
+ * level 0; what they push out goes down, and what the lowest tier cannot hold leaves the table.  A
+ * key that cannot be placed is reported (`rejected`), never dropped in silence; with a store rows
+ * leave only when they are erased or expire.  Where a batch fails halfway (most likely because the
+ * store cannot write) the rows it was moving are lost: all verbs fail from then on, until
+ * embed_clear or the reading of a full snapshot.
  *
  * The seam of training: embed_fetch dedups the ids and leaves the rows of the different ones in a
  * staging buffer; the dense step reads staging by the inverse index and leaves a gradient for each
@@ -22,20 +22,15 @@
 #include "embed/store.h"
 #include "ops/table.h"
 
+/* Which key is evicted from a full bucket. */
 typedef enum {
-    POLICY_NONE,  /* nothing is evicted; what finds its bucket full is rejected.  One level only */
-    POLICY_LRU,   /* the longest unused goes first, by calls of embed_fetch */
-    POLICY_LFU,   /* the least used, by batches it was in; of equal ones the longest unused */
-    POLICY_STEP,  /* the smallest step of last use, by embed_set_step */
-    POLICY_CUSTOM /* the smallest score, given by the caller; a new key that is below is rejected */
+    POLICY_NONE, /* none: a new key that finds its bucket full is rejected.  One level only */
+    POLICY_LRU,  /* the least recently used, by calls of embed_fetch */
+    POLICY_LFU,  /* the least frequently used; of equal ones the least recently used */
+    POLICY_STEP  /* the one with the smallest step of last use, by embed_set_step */
 } embed_policy;
 
 enum { EMBED_LEVELS = 2, EMBED_TIERS = 3 };
-
-typedef enum { LEFT_EVICTED, LEFT_EXPIRED } embed_reason;
-
-/* Rows that left the table; they are valid until it returns. */
-typedef void (*embed_left)(void *ctx, embed_reason reason, const embed_rows *rows);
 
 typedef struct embed_config {
     int32_t dim;
@@ -48,14 +43,15 @@ typedef struct embed_config {
     first_kind first; /* values of new rows */
     float first_scale;
     float first_state;    /* of the optimizer */
-    uint32_t admit_count; /* a key gets a row when it was seen this often; 0 and 1: at once */
+    uint32_t admit_count; /* a key gets a row once it was seen this often; 0 and 1: at once */
     float admit_rate;     /* and then with this probability each time; 0 and 1: always */
-    uint32_t ttl;         /* embed_expire takes rows not written for more steps; 0: none */
-    bool tracks_left;     /* keys that leave are remembered, for incremental snapshots */
+    uint32_t ttl;         /* embed_expire erases rows not written for more steps; 0: none */
+    bool tracks_left;     /* keys that leave are listed, for incremental snapshots */
     embed_store *store;   /* or NULL; stays the caller's */
-    embed_left left;      /* or NULL */
-    void *left_ctx;
 } embed_config;
+
+/* The largest admit_count: the sketch's counters end there. */
+enum { EMBED_MAX_ADMIT_COUNT = 65535 };
 
 /* What happened since the table was made: of embed_take_rows, since embed_catch_up. */
 typedef struct embed_counts {
@@ -69,18 +65,20 @@ typedef struct embed_counts {
 
 /* The last fetch. */
 typedef struct embed_batch {
-    int64_t n;                     /* ids */
-    int64_t n_unique;              /* U */
-    uint64_t *keys;                /* (U) by ascending hash */
-    int32_t *inverse;              /* (n): which of the U */
-    int32_t *order, *begin;        /* (n), (U + 1): row_groups of the inverse */
-    float *rows;                   /* (U, stride): values, the first dim of each */
-    int32_t stride;                /* dim rounded up to 4 */
-    const uint64_t *rejected;      /* (n_rejected) host: keys without a place; their staging rows
-                                      hold first values (FETCH_INSERT_ZERO: zeros), or what they
-                                      are in the store */
-    int64_t n_rejected, n_refused; /* n_refused: not admitted; their rows hold first values */
-    int64_t n_absent;              /* FETCH_ZERO, FETCH_FIRST: keys without a row */
+    int64_t n;                /* ids */
+    int64_t n_unique;         /* U */
+    uint64_t *keys;           /* (U) by ascending hash */
+    int32_t *inverse;         /* (n): which of the U */
+    int32_t *order, *begin;   /* (n), (U + 1): row_groups of the inverse */
+    float *rows;              /* (U, stride): values, the first dim of each */
+    int32_t stride;           /* dim rounded up to 4 */
+    const uint64_t *rejected; /* (n_rejected) host: keys without a place; their staging rows
+                                 hold first values (FETCH_INSERT_ZERO: zeros), or what they
+                                 are in the store */
+    const uint64_t *refused;  /* (n_refused) host: keys that were not admitted; their rows are
+                                 those of rejected keys */
+    int64_t n_rejected, n_refused;
+    int64_t n_absent; /* FETCH_ZERO, FETCH_FIRST: keys without a row */
 } embed_batch;
 
 typedef struct embed_table embed_table;
@@ -96,9 +94,6 @@ int32_t embed_n_floats(const embed_table *t); /* of a row: dim and state */
 /* Waits for the counts that embed_take_rows left on the device. */
 status embed_catch_up(embed_table *t);
 
-/* The counts in words, for the log: hit rates of the tiers, what was evicted and rejected. */
-void embed_describe(const embed_table *t, char *text, size_t n);
-
 /* The step that stamps rows from here on; 1 at the beginning, below 2^31, never smaller. */
 status embed_set_step(embed_table *t, int64_t step);
 int64_t embed_step(const embed_table *t);
@@ -112,22 +107,26 @@ typedef enum {
     FETCH_FIRST        /* changes nothing; they read as the first values they would get */
 } fetch_mode;
 
-/* Finds or makes the rows of n <= max_batch ids.  scores (n) or NULL: with POLICY_CUSTOM those of
- * the ids, of the repeats of an id the largest; with POLICY_LFU how often each was used, repeats
- * added up (NULL: an id was used once).  *out stays the table's, valid until the next call of a
- * verb. */
+/* Finds or makes the rows of n <= max_batch ids.  uses (n) or NULL: how often each was used, which
+ * POLICY_LFU and the admission by frequency count; repeats of an id are added up.  NULL: an id
+ * counts once for the policy, and as often as it stands in the batch for the admission.  *out stays
+ * the table's, valid until the next call of a verb. */
 status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
-                   const uint64_t *scores, const embed_batch **out);
+                   const uint64_t *uses, const embed_batch **out);
 
 /* The same for ids that are all different, in their own order: rows[i] = the values of ids[i], in
  * rows (n, dim), memory of the backend, or NULL; ids that have or get no row read as zeros.  With
  * makes_rows as FETCH_INSERT_ZERO, else as FETCH_ZERO.  Of *out n, keys and rejected count, and
  * n_absent where rows are wanted and not made.
- * A table without store, admission and `left`, with lru, lfu or step, does not wait
- * for the device here, unless more than 64 of the ids belong to one bucket: its counts come late
- * (embed_catch_up). */
+ * A table with lru, lfu or step that has no store and no admission and does not track keys that
+ * leave does not wait for the device here, unless more than 64 of the ids belong to one bucket: its
+ * counts come late (embed_catch_up). */
 status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
-                       const uint64_t *scores, float *rows, const embed_batch **out);
+                       const uint64_t *uses, float *rows, const embed_batch **out);
+
+/* Makes ids that were taken before the batch of embed_step_rows again: rows that went down to the
+ * store since then are moved up.  An id that was not admitted is not counted a second time. */
+status embed_retake_rows(embed_table *t, int64_t n, const uint64_t *ids);
 
 /* These ids come in one of the next fetches: those whose rows are in the store are read beside what
  * the caller does next, where the store can (embed_store_open_ahead).  Changes nothing else: the
@@ -155,23 +154,11 @@ status embed_update(embed_table *t, const float *grad, const embed_step_args *ar
 /* The same for the ids of the last embed_take_rows.  grad (n, dim): in their order. */
 status embed_step_rows(embed_table *t, const float *grad, const embed_step_args *args);
 
-/* y of the last fetch's rows, and the gradient of its U rows from that of y: see ops/table.h.  All
- * memory is the backend's. */
-status embed_pool(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
-                  const float *weight, float *y);
-status embed_pool_grad(embed_table *t, pool_kind kind, int64_t n_bags, const int64_t *offsets,
-                       const float *weight, const float *dy, float *grad);
-
 /* ---- single verbs ---------------------------------------------------------------------------- */
 
 /* rows (n, n_floats) or NULL: only is_found (n) is wanted (contains).  Absent rows are zeros. */
 status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats, float *rows,
                   uint8_t *is_found);
-
-/* Writes the first n_floats of rows that are there, stamping them with the step.  Keys: each once.
- */
-status embed_assign(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats,
-                    const float *rows, int64_t *n_assigned);
 
 /* Inserts or replaces whole rows with their scores and stamps.  Keys: each once.  *n_rejected: how
  * many found no place. */
@@ -179,15 +166,15 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
 
 status embed_erase(embed_table *t, int64_t n, const uint64_t *keys, int64_t *n_erased);
 
-typedef bool (*embed_test)(void *ctx, uint64_t key, uint64_t score, uint32_t stamp);
-status embed_erase_if(embed_table *t, embed_test test, void *ctx, int64_t *n_erased);
-
 /* Erases the rows not written for more than ttl steps.  Does nothing without a ttl. */
 status embed_expire(embed_table *t, int64_t *n_expired);
 
 /* Every row written at step `since` or later (0: all), from every tier, each once.  The visitor
  * does not call the table. */
 status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx);
+
+/* From here on keys that leave the table are listed, for incremental snapshots. */
+void embed_track_left(embed_table *t);
 
 /* Keys that left since step `since`, and are not in the table now; with tracks_left. */
 status embed_left_since(embed_table *t, int64_t since, uint64_t **keys, int64_t *n);
@@ -198,10 +185,6 @@ void embed_forget_left(embed_table *t, int64_t before);
 /* Rows of a tier, and of all. */
 status embed_tier_size(embed_table *t, int tier, int64_t *out);
 status embed_size(embed_table *t, int64_t *out);
-
-/* At least this many slots in level 0, a multiple of what it has: so no bucket gets more keys than
- * it had, and all rows keep their places in it. */
-status embed_reserve(embed_table *t, int64_t capacity);
 
 status embed_clear(embed_table *t);
 

@@ -58,7 +58,7 @@ typedef struct embed_host {
     int64_t *list_slot;
     int32_t *list_of; /* which key of the batch */
     uint8_t *flags;
-    uint64_t *rejected;
+    uint64_t *rejected, *refused;
     uint64_t *out_keys, *out_scores; /* rows on their way out of the levels */
     uint32_t *out_stamps;
     float *store_rows, *out_rows; /* (M, n_floats) */
@@ -66,7 +66,7 @@ typedef struct embed_host {
     int64_t *ahead_slot;
     /* What a caller gave, by key of the batch. */
     int32_t *inverse;
-    uint64_t *given_scores;
+    uint64_t *given_scores, *given_uses;
     uint32_t *given_stamps;
 } embed_host;
 
@@ -92,6 +92,7 @@ struct embed_table {
     bool slots_hold; /* the slots of the last fetch are still those of its keys */
     bool has_below;  /* some of them in level 1 */
     bool is_direct;  /* it was one of embed_take_rows that needed no dedup */
+    bool is_retaken; /* the running fetch admits no keys, and counts none */
     bool is_staged;  /* staging has the rows of level 0 already */
     int n_late;      /* calls whose counts are not in `counts` yet */
     int64_t n_late_keys;
@@ -123,6 +124,7 @@ typedef struct embed_bring {
     score_rule rule;
     uint64_t score;
     const uint64_t *scores; /* (U) host or NULL */
+    const uint64_t *uses;   /* (U) host or NULL: what the admission counts */
     const uint32_t *stamps; /* (U) host or NULL: the step */
     bool is_import;         /* no admission, and scores and stamps are taken as they are */
 } embed_bring;
@@ -134,8 +136,8 @@ status embed_settle(embed_table *t, const embed_bring *bring);
 /* Rows that no level holds: to the store, or out of the table. */
 status embed_spill(embed_table *t, const embed_rows *rows);
 
-/* How a fetch scores the keys of the batch; scores: (U) host or NULL. */
-embed_bring embed_bring_of(const embed_table *t, const uint64_t *scores);
+/* How a fetch scores the keys of the batch. */
+embed_bring embed_bring_of(const embed_table *t);
 
 /* The word of a key that lfu saw so often in this fetch. */
 uint64_t embed_lfu_score(const embed_table *t, uint64_t n_uses);
@@ -148,6 +150,9 @@ evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring);
 /* Places rows in a level below those they were pushed out of; what it pushes out is spilled.  The
  * lists are h.list_*, (n), their rows d.pushed. */
 status embed_demote(embed_table *t, int64_t n, score_rule rule);
+
+/* Staging as a level, for the verbs that take rows by slot. */
+table_level embed_staging_level(const embed_table *t);
 
 /* Finds the keys of the batch again in each level: d.slot. */
 status embed_find_slots(embed_table *t);

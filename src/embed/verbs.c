@@ -1,5 +1,6 @@
-/* Single verbs (table.h): find, assign, import, erase, clear, reserve.  Each goes over its keys in
- * pieces of a batch. */
+/* Single verbs (table.h): find, import, erase, clear.  Each goes over its keys in pieces of a
+ * batch.
+ */
 #include <string.h>
 
 #include "base/mem.h"
@@ -22,8 +23,6 @@ static status dedup_strictly(embed_table *t, int64_t n, const uint64_t *keys) {
     return EMBED_OUT(t, t->h.inverse, t->d.inverse, n);
 }
 
-/* ---- find ------------------------------------------------------------------------------------ */
-
 typedef struct find_ctx {
     const uint64_t *keys;
     int32_t n_floats;
@@ -35,27 +34,36 @@ static bool is_there(const embed_table *t, int64_t u) {
     return t->h.where[u] <= IN_STORE;
 }
 
-/* h.out_rows (U, n_floats) from the levels, then from the store. */
+/* h.out_rows (U, n_floats) from a level, with one transfer; keys without a slot there read as
+ * zeros. */
+static status read_level(embed_table *t, int level, int32_t n_floats) {
+    int64_t n = t->batch.n_unique;
+    table_rows_args read = {.n = n,
+                            .slot = t->d.slot[level],
+                            .n_floats = n_floats,
+                            .staging = t->d.moved,
+                            .stride = n_floats};
+    TRY(EMBED_IN(t, t->d.slot[level], t->h.slot[level], n));
+    TRY(t->v->read(t->be, &t->level[level], &read));
+    return EMBED_OUT(t, t->h.out_rows, t->d.moved, n * n_floats);
+}
+
+/* h.out_rows (U, n_floats).  Rows of level 1 join those of the store in h.store_rows, from its end:
+ * the batch's keys that are in neither level are as many rows at most. */
 static status collect(embed_table *t, int32_t n_floats) {
     embed_host *h = &t->h;
-    int64_t n = t->batch.n_unique;
-    size_t row = (size_t)n_floats;
-    for (int i = 0; i < t->n_levels; i++) {
-        float *to = i == 0 ? t->d.moved : t->d.pushed;
-        table_rows_args read = {
-            .n = n, .slot = t->d.slot[i], .n_floats = n_floats, .staging = to, .stride = n_floats};
-        TRY(EMBED_IN(t, t->d.slot[i], h->slot[i], n));
-        TRY(t->v->read(t->be, &t->level[i], &read));
-        for (int64_t u = 0; i > 0 && u < n; u++)
-            if (h->where[u] == IN_LEVEL1)
-                TRY(t->be->ops->copy_out(t->be, h->out_rows + (size_t)u * row, to + (size_t)u * row,
-                                         row * sizeof(float)));
-        if (i == 0) TRY(EMBED_OUT(t, h->out_rows, to, n * n_floats));
+    size_t row = (size_t)n_floats * sizeof(float), stride = (size_t)t->n_floats;
+    int32_t end = (int32_t)t->n_room;
+    if (t->n_levels > 1) TRY(read_level(t, 1, n_floats));
+    for (int64_t u = 0; u < t->batch.n_unique; u++) {
+        if (h->where[u] != IN_LEVEL1) continue;
+        h->at[u] = --end;
+        memcpy(h->store_rows + (size_t)end * stride, h->out_rows + u * n_floats, row);
     }
-    for (int64_t u = 0; u < n; u++)
-        if (h->where[u] == IN_STORE)
-            memcpy(h->out_rows + (size_t)u * row,
-                   h->store_rows + (size_t)h->at[u] * (size_t)t->n_floats, row * sizeof(float));
+    TRY(read_level(t, 0, n_floats));
+    for (int64_t u = 0; u < t->batch.n_unique; u++)
+        if (h->where[u] == IN_LEVEL1 || h->where[u] == IN_STORE)
+            memcpy(h->out_rows + u * n_floats, h->store_rows + (size_t)h->at[u] * stride, row);
     return OK;
 }
 
@@ -88,79 +96,27 @@ status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_flo
     return in_pieces(t, n, find_piece, &f);
 }
 
-/* ---- assign and import ----------------------------------------------------------------------- */
-
 /* h.out_rows = the rows of a piece, in the order of the batch. */
-static void arrange(embed_table *t, int64_t n, int32_t n_floats, const float *rows) {
-    size_t row = (size_t)n_floats;
+static void arrange(embed_table *t, int64_t n, const float *rows) {
+    size_t row = (size_t)t->n_floats;
     for (int64_t i = 0; i < n; i++)
         memcpy(t->h.out_rows + (size_t)t->h.inverse[i] * row, rows + (size_t)i * row,
                row * sizeof(float));
 }
 
-/* Writes d.moved (U, n_floats) and stamps to where the batch's keys are in the levels. */
-static status write_levels(embed_table *t, int32_t n_floats, const uint32_t *stamps) {
+/* Writes d.moved (U, n_floats) and stamps (U) to where the batch's keys are in the levels. */
+static status write_levels(embed_table *t, const uint32_t *stamps) {
     int64_t n = t->batch.n_unique;
     for (int i = 0; i < t->n_levels; i++) {
         table_rows_args write = {.n = n,
                                  .slot = t->d.slot[i],
-                                 .n_floats = n_floats,
+                                 .n_floats = t->n_floats,
                                  .staging = t->d.moved,
-                                 .stride = n_floats};
-        table_stamp_args stamp = {
-            .n = n, .slot = t->d.slot[i], .stamp = (uint32_t)t->step, .stamps = stamps};
+                                 .stride = t->n_floats};
+        table_stamp_args stamp = {.n = n, .slot = t->d.slot[i], .stamps = stamps};
         TRY(t->v->write(t->be, &t->level[i], &write));
         TRY(t->v->stamp(t->be, &t->level[i], &stamp));
     }
-    return OK;
-}
-
-typedef struct assign_ctx {
-    const uint64_t *keys;
-    int32_t n_floats;
-    const float *rows;
-    int64_t n_assigned;
-} assign_ctx;
-
-/* Rows that are in the store alone are changed there. */
-static status assign_store(embed_table *t, int32_t n_floats) {
-    embed_host *h = &t->h;
-    int64_t n = 0;
-    for (int64_t u = 0; u < t->batch.n_unique; u++) {
-        if (h->where[u] != IN_STORE) continue;
-        float *row = h->store_rows + (size_t)n * (size_t)t->n_floats;
-        h->list_keys[n] = h->keys[u];
-        h->list_scores[n] = h->scores[u];
-        h->list_stamps[n] = (uint32_t)t->step;
-        memmove(row, h->store_rows + (size_t)h->at[u] * (size_t)t->n_floats,
-                (size_t)t->n_floats * sizeof(float));
-        memcpy(row, h->out_rows + (size_t)u * (size_t)n_floats, (size_t)n_floats * sizeof(float));
-        n++;
-    }
-    embed_rows rows = {n, h->list_keys, h->list_scores, h->list_stamps, h->store_rows, t->n_floats};
-    return n == 0 ? OK : t->config.store->put(t->config.store, &rows);
-}
-
-static status assign_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
-    assign_ctx *a = ctx;
-    TRY(dedup_strictly(t, n, a->keys + first));
-    TRY(embed_locate(t));
-    arrange(t, n, a->n_floats, a->rows + (size_t)first * (size_t)a->n_floats);
-    TRY(EMBED_IN(t, t->d.moved, t->h.out_rows, n * a->n_floats));
-    for (int i = 0; i < t->n_levels; i++)
-        TRY(EMBED_IN(t, t->d.slot[i], t->h.slot[i], n));
-    TRY(write_levels(t, a->n_floats, NULL));
-    for (int64_t u = 0; u < n; u++)
-        a->n_assigned += is_there(t, u);
-    return assign_store(t, a->n_floats);
-}
-
-status embed_assign(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats,
-                    const float *rows, int64_t *n_assigned) {
-    assign_ctx a = {keys, n_floats, rows, 0};
-    TRY(check_floats(t, n_floats));
-    TRY(in_pieces(t, n, assign_piece, &a));
-    if (n_assigned != NULL) *n_assigned = a.n_assigned;
     return OK;
 }
 
@@ -200,12 +156,13 @@ static status import_piece(embed_table *t, int64_t first, int64_t n, void *ctx) 
         h->given_scores[h->inverse[i]] = c->rows->scores[first + i];
         h->given_stamps[h->inverse[i]] = c->rows->stamps[first + i] & ~TABLE_CLEAN;
     }
-    embed_bring bring = {SCORE_SET, 0, h->given_scores, h->given_stamps, true};
+    embed_bring bring = {
+        .rule = SCORE_SET, .scores = h->given_scores, .stamps = h->given_stamps, .is_import = true};
     TRY(embed_settle(t, &bring));
-    arrange(t, n, t->n_floats, c->rows->rows + (size_t)first * (size_t)t->n_floats);
+    arrange(t, n, c->rows->rows + (size_t)first * (size_t)t->n_floats);
     TRY(EMBED_IN(t, t->d.moved, h->out_rows, n * t->n_floats));
     TRY(EMBED_IN(t, t->d.list_stamps, h->given_stamps, n));
-    TRY(write_levels(t, t->n_floats, t->d.list_stamps));
+    TRY(write_levels(t, t->d.list_stamps));
     return import_rest(t, c);
 }
 
@@ -222,8 +179,6 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
     if (n_rejected != NULL) *n_rejected = c.n_rejected;
     return st;
 }
-
-/* ---- erase, clear, reserve ------------------------------------------------------------------- */
 
 typedef struct erase_ctx {
     const uint64_t *keys;
@@ -274,67 +229,5 @@ status embed_clear(embed_table *t) {
     t->is_torn = false;
     if (t->seen.counter != NULL) memset(t->seen.counter, 0, sketch_bytes(&t->seen));
     t->seen.n_seen = 0;
-    return OK;
-}
-
-/* Moves the entries of some buckets of level 0 to a larger level. */
-static status rehash_piece(embed_table *t, const table_level *to, int64_t first,
-                           int64_t n_buckets) {
-    embed_device *d = &t->d;
-    int64_t n, counts[PLACED_COUNTS];
-    table_scan_args scan = {.first = first,
-                            .n_buckets = n_buckets,
-                            .max_score = UINT64_MAX,
-                            .max_stamp = ~TABLE_CLEAN,
-                            .keys = d->list_keys,
-                            .scores = d->list_scores,
-                            .stamps = d->list_stamps,
-                            .slot = d->list_slot,
-                            .n = d->n_unique};
-    TRY(t->v->scan(t->be, &t->level[0], &scan));
-    TRY(EMBED_OUT(t, &n, d->n_unique, 1));
-    if (n == 0) return OK;
-    table_rows_args move = {.n = n,
-                            .slot = d->list_slot,
-                            .n_floats = t->n_floats,
-                            .staging = d->moved,
-                            .stride = t->n_floats};
-    table_place_args place = {.n = n,
-                              .keys = d->list_keys,
-                              .rule = SCORE_SET,
-                              .scores = d->list_scores,
-                              .stamps = d->list_stamps,
-                              .evict = EVICT_NEVER,
-                              .slot = d->list_slot,
-                              .is_new = d->is_new,
-                              .counts = d->counts};
-    TRY(t->v->read(t->be, &t->level[0], &move));
-    TRY(t->v->place(t->be, to, &place));
-    TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
-    if (counts[PLACED_NEW] != n)
-        return fail(ERR_FORMAT, "%lld of %lld keys found no place in a larger table",
-                    (long long)(n - counts[PLACED_NEW]), (long long)n);
-    return t->v->write(t->be, to, &move);
-}
-
-status embed_reserve(embed_table *t, int64_t capacity) {
-    int64_t have = t->level[0].n_buckets, at_once = t->n_room / TABLE_SLOTS;
-    table_level larger = {0};
-    TRY(embed_check_whole(t));
-    if (capacity > (int64_t)1 << 48)
-        return fail(ERR_CONFIG, "a dynamic table of %lld rows", (long long)capacity);
-    int64_t times = (capacity + have * TABLE_SLOTS - 1) / (have * TABLE_SLOTS);
-    t->slots_hold = false;
-    if (times <= 1) return OK;
-    status st = embed_level_create(t, 0, times * have * TABLE_SLOTS, &larger);
-    for (int64_t first = 0; st == OK && first < have; first += at_once)
-        st = rehash_piece(t, &larger, first, have - first < at_once ? have - first : at_once);
-    if (st != OK) {
-        embed_level_destroy(t, 0, &larger);
-        return st;
-    }
-    embed_level_destroy(t, 0, &t->level[0]);
-    t->level[0] = larger;
-    t->config.capacity[0] = larger.n_buckets * TABLE_SLOTS;
     return OK;
 }

@@ -1,4 +1,4 @@
-/* Walks over all rows (table.h): export, sizes, erasing by a test, expiry, keys that left. */
+/* Walks over all rows (table.h): export, sizes, expiry, keys that left. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,90 +127,38 @@ status embed_size(embed_table *t, int64_t *out) {
     return OK;
 }
 
-/* ---- erasing by a test ----------------------------------------------------------------------- */
+/* Keys of rows that expired. */
+typedef struct old_keys {
+    uint32_t first_kept; /* stamp: rows with a smaller one are old */
+    uint64_t *keys;      /* (n) */
+    size_t n, capacity;
+} old_keys;
 
-typedef struct chosen {
-    embed_test test;
-    void *ctx;
-    size_t n;
-    uint64_t *keys, *scores; /* (n) each */
-    uint32_t *stamps;
-    size_t capacity[3];
-} chosen;
-
-static status choose(void *ctx, const embed_rows *rows) {
-    chosen *c = ctx;
+static status list_old(void *ctx, const embed_rows *rows) {
+    old_keys *old = ctx;
     for (int64_t i = 0; i < rows->n; i++) {
-        if (!c->test(c->ctx, rows->keys[i], rows->scores[i], rows->stamps[i])) continue;
-        TRY(MEM_RESERVE(&c->keys, &c->capacity[0], c->n + 1));
-        TRY(MEM_RESERVE(&c->scores, &c->capacity[1], c->n + 1));
-        TRY(MEM_RESERVE(&c->stamps, &c->capacity[2], c->n + 1));
-        c->keys[c->n] = rows->keys[i];
-        c->scores[c->n] = rows->scores[i];
-        c->stamps[c->n++] = rows->stamps[i];
+        if (rows->stamps[i] >= old->first_kept) continue;
+        TRY(MEM_RESERVE(&old->keys, &old->capacity, old->n + 1));
+        old->keys[old->n++] = rows->keys[i];
     }
     return OK;
-}
-
-static void chosen_fini(chosen *c) {
-    mem_free(c->keys);
-    mem_free(c->scores);
-    mem_free(c->stamps);
-}
-
-static status choose_all(embed_table *t, chosen *c) {
-    walk w = {.t = t, .visit = choose, .ctx = c};
-    for (int tier = 0; tier < EMBED_TIERS; tier++)
-        TRY(walk_tier(&w, tier));
-    return OK;
-}
-
-status embed_erase_if(embed_table *t, embed_test test, void *ctx, int64_t *n_erased) {
-    chosen c = {.test = test, .ctx = ctx};
-    status st = choose_all(t, &c);
-    if (st == OK) st = embed_erase(t, (int64_t)c.n, c.keys, n_erased);
-    chosen_fini(&c);
-    return st;
-}
-
-static bool is_old(void *ctx, uint64_t key, uint64_t score, uint32_t stamp) {
-    const embed_table *t = ctx;
-    (void)key;
-    (void)score;
-    return (int64_t)stamp + t->config.ttl < t->step;
-}
-
-/* Hands expired rows to the callback before they are erased, a piece at a time. */
-static status tell_expired(embed_table *t, const chosen *c) {
-    size_t at_once = (size_t)t->n_room;
-    float *rows;
-    if (t->config.left == NULL || c->n == 0) return OK;
-    TRY(mem_alloc_raw((void **)&rows, at_once * (size_t)t->n_floats, sizeof *rows));
-    status st = OK;
-    for (size_t first = 0; st == OK && first < c->n; first += at_once) {
-        size_t n = c->n - first < at_once ? c->n - first : at_once;
-        embed_rows piece = {(int64_t)n, c->keys + first, c->scores + first, c->stamps + first,
-                            rows,       t->n_floats};
-        st = embed_find(t, (int64_t)n, piece.keys, t->n_floats, rows, NULL);
-        if (st == OK) t->config.left(t->config.left_ctx, LEFT_EXPIRED, &piece);
-    }
-    mem_free(rows);
-    return st;
 }
 
 status embed_expire(embed_table *t, int64_t *n_expired) {
-    chosen c = {.test = is_old, .ctx = t};
-    int64_t n = 0;
-    status st = t->config.ttl == 0 ? OK : choose_all(t, &c);
-    if (st == OK) st = tell_expired(t, &c);
-    if (st == OK) st = embed_erase(t, (int64_t)c.n, c.keys, &n);
+    int64_t first_kept = t->step - t->config.ttl, n = 0;
+    old_keys old = {.first_kept = (uint32_t)first_kept};
+    walk w = {.t = t, .visit = list_old, .ctx = &old};
+    if (n_expired != NULL) *n_expired = 0;
+    if (t->config.ttl == 0 || first_kept <= 0) return OK;
+    status st = OK;
+    for (int tier = 0; st == OK && tier < EMBED_TIERS; tier++)
+        st = walk_tier(&w, tier);
+    if (st == OK) st = embed_erase(t, (int64_t)old.n, old.keys, &n);
     t->counts.n_expired += n;
     if (n_expired != NULL) *n_expired = n;
-    chosen_fini(&c);
+    mem_free(old.keys);
     return st;
 }
-
-/* ---- keys that left -------------------------------------------------------------------------- */
 
 static int by_key(const void *a, const void *b) {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;

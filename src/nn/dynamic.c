@@ -184,10 +184,8 @@ status dynamic_add_squares(dynamic_tables *d, double *sum) {
 /* The table updates what it took last: of several batches or features that is not all.  What went
  * down to the store meanwhile has to come up again, for rows are stepped in the levels alone. */
 static status update_table(dynamic_table *t, const embed_step_args *args, bool is_whole) {
-    const embed_batch *got;
     if (t->n == 0) return OK;
-    if (!is_whole)
-        TRY(embed_take_rows(t->table, t->owner->store != NULL, t->n, t->ids, NULL, NULL, &got));
+    if (!is_whole) TRY(embed_retake_rows(t->table, t->n, t->ids));
     if (args->step > embed_step(t->table)) TRY(embed_set_step(t->table, args->step));
     return embed_step_rows(t->table, t->grad, args);
 }
