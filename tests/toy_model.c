@@ -146,11 +146,7 @@ void toy_batch_take(toy_batch *t, const toy_batch *from, int user) {
 double toy_model_train(toy_model *t, const batch *b, uint32_t step) {
     model_step at = {5, step, 1};
     double loss = 0;
-    for (int i = 0; i < t->m->params.n; i++) {
-        param *p = &t->m->params.item[i];
-        CHECK_OK(t->be->ops->zero(t->be, p->grad, (size_t)p->n * sizeof *p->grad));
-        if (p->marks != NULL) CHECK_OK(t->be->ops->zero(t->be, p->marks, (size_t)p->shape[0]));
-    }
+    CHECK_OK(param_list_clear_grads(&t->m->params));
     CHECK_OK(model_train_batch(t->m, b, &at, NULL));
     CHECK_OK(model_take_loss(t->m, &loss));
     return loss;

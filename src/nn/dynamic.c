@@ -175,6 +175,10 @@ void dynamic_begin_reads(dynamic_tables *d) {
 
 /* ---- updates --------------------------------------------------------------------------------- */
 
+void dynamic_set_grad(dynamic_table *t, const param *p) {
+    t->grad = p->grad + (int64_t)t->first * t->dim;
+}
+
 status dynamic_add_squares(dynamic_tables *d, double *sum) {
     for (int i = 0; i < d->n && d->n_taken > 0; i++)
         TRY(d->be->ops->sum_squares(d->be, d->item[i].n * d->item[i].dim, d->item[i].grad, sum));

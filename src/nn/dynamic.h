@@ -15,11 +15,12 @@
 #define HSTU_NN_DYNAMIC_H
 
 #include "base/scratch_folder.h"
+#include "config/config.h"
 #include "data/set/batcher.h"
 #include "embed/table.h"
 #include "nn/input.h"
+#include "nn/limits.h"
 #include "nn/memory.h"
-#include "nn/model.h"
 #include "nn/params.h"
 
 /* A feature and its table, which may be that of other features too. */
@@ -77,6 +78,9 @@ static inline bool dynamic_is_owner(const dynamic_table *t) {
 /* Makes a chosen table for rows of p: its place in the bank, behind row 0 where that is padding. */
 status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
                       nn_memory *memory);
+
+/* Where the gradients of the table's rows are: those of p, once it has gradients. */
+void dynamic_set_grad(dynamic_table *t, const param *p);
 
 /* Brings the rows of a batch, for training or only to be read; *out is what the passes take for it,
  * b itself where no table is dynamic.  An id without a row reads as zeros. */

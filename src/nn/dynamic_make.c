@@ -211,7 +211,6 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
                       nn_memory *memory) {
     t->dim = (int32_t)p->shape[1];
     t->value = p->value + (int64_t)t->first * t->dim;
-    t->grad = p->grad + (int64_t)t->first * t->dim;
     if (t->config->evict == EVICT_LFU) TRY(NN_NEW_HOST(memory, &t->uses, t->max_rows));
     if (dynamic_is_owner(t)) TRY(create_table(d, t, c));
     if (t->dim != t->owner->dim)

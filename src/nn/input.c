@@ -17,24 +17,20 @@ static bool has_context_mlp(const input_config *c) {
     return c->context_dim > 0 && c->n_context > 0;
 }
 
-static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t dim, bool has_marks) {
+static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t dim) {
     if (n_rows > INT32_MAX - 1)
         return fail(ERR_CONFIG, "the tables have %lld rows; 2^31 - 2 are the most",
                     (long long)n_rows);
     b->dim = dim;
     b->n_rows = (int32_t)n_rows;
-    if (has_marks) TRY(NN_NEW(params->memory, &b->marks, n_rows));
-    TRY(NN_NEW(params->memory, &b->value, n_rows * dim));
-    return NN_NEW(params->memory, &b->grad, n_rows * dim);
+    return NN_NEW(params->memory, &b->value, n_rows * dim);
 }
 
 /* Adds n rows of a bank as a parameter and moves *at behind them. */
 static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, const char *name,
                         init_rule rule, param **out) {
     param_spec spec = {"", name, 2, {n, b->dim}, rule, true};
-    param_memory memory = {b->value + *at * b->dim, b->grad + *at * b->dim,
-                           b->marks != NULL ? b->marks + *at : NULL};
-    TRY(param_add_at(params, &spec, &memory, out));
+    TRY(param_add_at(params, &spec, b->value + *at * b->dim, out));
     *at += n;
     return OK;
 }
@@ -46,7 +42,6 @@ static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, p
                     .shape = {n, b->dim},
                     .n = n * b->dim,
                     .value = b->value + *at * b->dim,
-                    .grad = b->grad + *at * b->dim,
                     .is_table = true};
     param_leave_out(params);
     *at += n;
@@ -93,15 +88,15 @@ static status add_tables(input *in, param_list *params) {
     int64_t n_contexts = count_context_rows(c), n_events = (int64_t)c->n_items + 1 + c->n_actions;
     int64_t at = 0;
     TRY(bank_alloc(&in->events, params, n_events + (in->is_merged ? n_contexts : 0),
-                   has_item_mlp(c) ? c->item_dim : c->dim, c->has_marks));
+                   has_item_mlp(c) ? c->item_dim : c->dim));
     TRY(add_items(in, params, &at));
     in->action_row = (int32_t)at;
     if (c->n_actions > 0)
         TRY(add_table(params, &in->events, &at, c->n_actions, "_embedding.action.weight",
                       (init_rule){.kind = INIT_UNIFORM, .scale = INPUT_TABLE_SCALE}, &in->action));
     if (in->is_merged) return add_contexts(in, params, &in->events, at);
-    TRY(bank_alloc(&in->contexts, params, n_contexts, has_context_mlp(c) ? c->context_dim : c->dim,
-                   c->has_marks));
+    TRY(bank_alloc(&in->contexts, params, n_contexts,
+                   has_context_mlp(c) ? c->context_dim : c->dim));
     return add_contexts(in, params, &in->contexts, 0);
 }
 
@@ -135,6 +130,33 @@ status input_add_params(input *in, const input_config *c, param_list *params) {
     if (has_context_mlp(c))
         TRY(add_mlp(&in->context_mlp, params, c->context_dim, c->dim,
                     "_hstu_block._preprocessor._contextual_mlp._mlp."));
+    return OK;
+}
+
+/* The gradient of a table and the marks of its rows: the place its values have in their bank.  Rows
+ * of dynamic tables are not marked: the table itself knows which rows a batch read. */
+static void point_table(param *p, const bank *b, bool is_dynamic) {
+    int64_t at = p->value - b->value;
+    p->grad = b->grad + at;
+    if (b->marks != NULL && !is_dynamic) p->marks = b->marks + at / b->dim;
+}
+
+static status bank_alloc_grads(bank *b, nn_memory *memory, bool has_marks) {
+    if (b->value == NULL) return OK;
+    if (has_marks) TRY(NN_NEW(memory, &b->marks, b->n_rows));
+    return NN_NEW(memory, &b->grad, (int64_t)b->n_rows * b->dim);
+}
+
+status input_alloc_grads(input *in, nn_memory *memory) {
+    const input_config *c = &in->config;
+    const bank *of_contexts = in->is_merged ? &in->events : &in->contexts;
+    if (in->events.grad != NULL) return OK;
+    TRY(bank_alloc_grads(&in->events, memory, c->has_marks));
+    TRY(bank_alloc_grads(&in->contexts, memory, c->has_marks));
+    point_table(in->item, &in->events, c->has_dynamic_items);
+    if (in->action != NULL) point_table(in->action, &in->events, false);
+    for (int32_t f = 0; f < c->n_context; f++)
+        point_table(in->context[f], of_contexts, c->is_dynamic != NULL && c->is_dynamic[f]);
     return OK;
 }
 

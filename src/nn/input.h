@@ -25,7 +25,7 @@ enum { ITEM_FEATURE = -1 };
 /* Tables one behind the other, and memory to group the rows used by a batch. */
 typedef struct bank {
     int32_t dim, n_rows;
-    float *value, *grad; /* (n_rows, dim) */
+    float *value, *grad; /* (n_rows, dim); grad: NULL without training */
     uint8_t *marks;      /* (n_rows), or NULL: nobody asks which rows got a gradient */
     row_groups groups;
 } bank;
@@ -65,6 +65,10 @@ typedef struct input {
 } input;
 
 status input_add_params(input *in, const input_config *c, param_list *params);
+
+/* Gradients of the tables, and marks of their rows where the config has them; does nothing the
+ * second time. */
+status input_alloc_grads(input *in, nn_memory *memory);
 status input_alloc(input *in, nn_memory *memory, int64_t max_tokens, int64_t max_users);
 
 /* x (T, E). */

@@ -29,6 +29,10 @@ param *model_params(model *m, int *n) {
     return m->params.item;
 }
 
+param_range model_dense_gradients(model *m) {
+    return m->params.dense_grads;
+}
+
 dynamic_tables *model_tables(model *m) {
     return &m->dynamic;
 }

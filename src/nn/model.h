@@ -13,35 +13,9 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
+#include "nn/limits.h"
+#include "nn/params.h"
 #include "ops/ops.h"
-
-enum { PARAM_NAME_BYTES = 96 };
-
-/* A parameter.  Its name is its name in checkpoints (docs/formats.md). */
-typedef struct param {
-    char name[PARAM_NAME_BYTES];
-    int n_dims;
-    int64_t shape[4];
-    int64_t n;     /* numbers in all */
-    float *value;  /* (shape), memory of the backend */
-    float *grad;   /* (shape): the sum over the batches since the last update */
-    bool is_table; /* rows of an embedding: an optimizer may be lazy about them */
-    /* (rows), memory of the backend: not 0 where a row got a gradient since the last update.  NULL
-     * where no optimizer asks: its tables are updated whole. */
-    uint8_t *marks;
-} param;
-
-/* What a model must know of the data and of the largest batch. */
-typedef struct model_limits {
-    int32_t n_items;                  /* V: items are 1..V; row 0 of the table is padding */
-    int32_t n_actions;                /* actions are 0..n_actions-1; 0: the model has none */
-    int32_t n_context;                /* F contextual features */
-    const int32_t *n_context_values;  /* (F): values are 0..n-1, 0 is "unknown" */
-    const char *const *context_names; /* (F), or NULL: by which configs name their tables */
-    int32_t max_users;                /* B */
-    int32_t max_events;               /* history and targets of a user: max_history + max_targets */
-    int64_t time_per_second;
-} model_limits;
 
 typedef struct model model;
 
@@ -52,6 +26,9 @@ void model_destroy(model *m); /* NULL is fine */
 
 /* All parameters, in the order of checkpoints. */
 param *model_params(model *m, int *n);
+
+/* The gradients of all dense parameters, in one range (params.h). */
+param_range model_dense_gradients(model *m);
 
 /* The tables that are no parameters (dynamic.h), perhaps none; they stay the model's. */
 struct dynamic_tables *model_tables(model *m);

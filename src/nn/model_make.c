@@ -78,13 +78,24 @@ static bool has_action_tokens(const config *c) {
     return c->task == TASK_RANKING;
 }
 
-/* Tables of the features that the config calls dynamic, over the rows the input has for them. */
+/* The rows that the input has for a dynamic table. */
+static const param *rows_of(const model *m, const dynamic_table *t) {
+    return t->feature == ITEM_FEATURE ? m->input.item : m->input.context[t->feature];
+}
+
 static status attach_tables(model *m, const config *c) {
     for (int i = 0; i < m->dynamic.n; i++) {
         dynamic_table *t = &m->dynamic.item[i];
-        const param *p = t->feature == ITEM_FEATURE ? m->input.item : m->input.context[t->feature];
-        TRY(dynamic_attach(&m->dynamic, t, c, p, &m->memory));
+        TRY(dynamic_attach(&m->dynamic, t, c, rows_of(m, t), &m->memory));
     }
+    return OK;
+}
+
+static status alloc_grads(model *m) {
+    TRY(param_list_alloc_grads(&m->params));
+    TRY(input_alloc_grads(&m->input, &m->memory));
+    for (int i = 0; i < m->dynamic.n; i++)
+        dynamic_set_grad(&m->dynamic.item[i], rows_of(m, &m->dynamic.item[i]));
     return OK;
 }
 
@@ -325,5 +336,6 @@ status model_make(model *m, const config *c, const model_limits *limits) {
     TRY(add_input(m, c, &l));
     TRY(c->model == MODEL_SASREC ? add_sasrec_layers(m, c) : add_hstu_layers(m, c));
     if (m->is_ranking) TRY(add_ranking(m, c));
+    TRY(alloc_grads(m));
     return alloc_all(m, c, &l);
 }

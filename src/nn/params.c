@@ -35,7 +35,7 @@ static int64_t count(const param_spec *spec) {
     return n;
 }
 
-status param_add_at(param_list *l, const param_spec *spec, const param_memory *at, param **out) {
+status param_add_at(param_list *l, const param_spec *spec, float *value, param **out) {
     *out = NULL;
     if (l->n == l->capacity) return fail(ERR_CONFIG, "the model has too many parameters");
     param *p = &l->item[l->n];
@@ -45,9 +45,7 @@ status param_add_at(param_list *l, const param_spec *spec, const param_memory *a
     p->n_dims = spec->n_dims;
     memcpy(p->shape, spec->shape, sizeof p->shape);
     p->n = count(spec);
-    p->value = at->value;
-    p->grad = at->grad;
-    p->marks = at->marks;
+    p->value = value;
     p->is_table = spec->is_table;
     l->draw[l->n] = l->n_draws++;
     l->rule[l->n++] = spec->rule;
@@ -57,11 +55,46 @@ status param_add_at(param_list *l, const param_spec *spec, const param_memory *a
 }
 
 status param_add(param_list *l, const param_spec *spec, param **out) {
-    param_memory at = {0};
+    float *value;
     *out = NULL;
-    TRY(NN_NEW(l->memory, &at.value, count(spec)));
-    TRY(NN_NEW(l->memory, &at.grad, count(spec)));
-    return param_add_at(l, spec, &at, out);
+    TRY(NN_NEW(l->memory, &value, count(spec)));
+    return param_add_at(l, spec, value, out);
+}
+
+/* Elements of a parameter in the range of gradients, with the gap after it. */
+static int64_t count_aligned(const param *p) {
+    enum { ALIGNED = 256 / (int)sizeof(float) };
+    return (p->n + ALIGNED - 1) / ALIGNED * ALIGNED;
+}
+
+status param_list_alloc_grads(param_list *l) {
+    param_range all = {0};
+    if (l->dense_grads.first != NULL) return OK;
+    for (int i = 0; i < l->n; i++)
+        if (!l->item[i].is_table) all.n += count_aligned(&l->item[i]);
+    TRY(NN_NEW(l->memory, &all.first, all.n));
+    float *at = all.first;
+    for (int i = 0; i < l->n; i++) {
+        if (l->item[i].is_table) continue;
+        l->item[i].grad = at;
+        at += count_aligned(&l->item[i]);
+    }
+    l->dense_grads = all;
+    return OK;
+}
+
+static status clear_table(backend *be, const param *p) {
+    if (p->grad != NULL) TRY(be->ops->zero(be, p->grad, (size_t)p->n * sizeof *p->grad));
+    return p->marks != NULL ? be->ops->zero(be, p->marks, (size_t)p->shape[0]) : OK;
+}
+
+status param_list_clear_grads(param_list *l) {
+    backend *be = l->memory->be;
+    const param_range *all = &l->dense_grads;
+    if (all->n > 0) TRY(be->ops->zero(be, all->first, (size_t)all->n * sizeof *all->first));
+    for (int i = 0; i < l->n; i++)
+        if (l->item[i].is_table) TRY(clear_table(be, &l->item[i]));
+    return OK;
 }
 
 void param_leave_out(param_list *l) {
@@ -124,8 +157,6 @@ status param_list_start(param_list *l, uint64_t seed) {
             first_values(l, i, seed, at, n, piece);
             TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n * sizeof *piece));
         }
-        TRY(be->ops->zero(be, p->grad, (size_t)p->n * sizeof *p->grad));
-        if (p->marks != NULL) TRY(be->ops->zero(be, p->marks, (size_t)p->shape[0]));
     }
-    return OK;
+    return param_list_clear_grads(l);
 }

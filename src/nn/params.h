@@ -1,10 +1,42 @@
 /* Parameters: names, shapes, values, gradients and first values.  A list belongs to one model; its
- * memory is that of the model. */
+ * memory is that of the model.
+ *
+ * Each parameter has its own block of values.  Gradients are made later, and only for training:
+ * those of all dense parameters together in one range of memory, so that one call measures their
+ * norm, clears them or reduces them over ranks.  Gradients of tables stay outside that range: a
+ * lazy optimizer touches only the marked rows of a table, the rows of a dynamic table lie between
+ * those of static ones (input.h), and sharded tables are not reduced at all. */
 #ifndef HSTU_NN_PARAMS_H
 #define HSTU_NN_PARAMS_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
 #include "nn/memory.h"
-#include "nn/model.h"
+#include "ops/ops.h"
+
+enum { PARAM_NAME_BYTES = 96 };
+
+/* A parameter.  Its name is its name in checkpoints (docs/formats.md). */
+typedef struct param {
+    char name[PARAM_NAME_BYTES];
+    int n_dims;
+    int64_t shape[4];
+    int64_t n;     /* elements in all */
+    float *value;  /* (shape), memory of the backend */
+    float *grad;   /* (shape): the sum over the batches since the last update; NULL: no training */
+    bool is_table; /* rows of an embedding: an optimizer may be lazy about them */
+    /* (rows), memory of the backend: not 0 where a row got a gradient since the last update.  NULL
+     * where no optimizer asks: its tables are updated whole. */
+    uint8_t *marks;
+} param;
+
+/* A range of float32 in memory of the backend. */
+typedef struct param_range {
+    float *first;
+    int64_t n;
+} param_range;
 
 /* How a parameter starts.  Uniform: in [-scale, scale); normal: scale is the deviation; truncated
  * normal: of four normal draws the first with |x| < 2, as the reference has it.  Rows: uniform by
@@ -40,13 +72,14 @@ typedef struct param_list {
     int n, capacity;
     uint32_t n_draws;
     int64_t n_numbers;
+    param_range dense_grads; /* empty until param_list_alloc_grads */
 } param_list;
 
 status param_list_init(param_list *l, nn_memory *memory, int capacity);
 
 /* What a parameter is, as far as it can be said before it has memory. */
 typedef struct param_spec {
-    const char *prefix, *name; /* the whole name is one behind the other */
+    const char *prefix, *name; /* the whole name is the prefix followed by the name */
     int n_dims;
     int64_t shape[4];
     init_rule rule;
@@ -56,15 +89,19 @@ typedef struct param_spec {
 /* Appends one; *out stays where it is. */
 status param_add(param_list *l, const param_spec *spec, param **out);
 
-/* The same with memory of the caller's: tables that lie one behind the other (input.h). */
-typedef struct param_memory {
-    float *value, *grad;
-    uint8_t *marks; /* or NULL */
-} param_memory;
-status param_add_at(param_list *l, const param_spec *spec, const param_memory *at, param **out);
+/* The same with values in memory of the caller's: tables that follow one another (input.h). */
+status param_add_at(param_list *l, const param_spec *spec, float *value, param **out);
 
-/* Leaves one out, whose values are elsewhere: those behind it start as if it were there. */
+/* Leaves one out, whose values are elsewhere: those after it start as if it were there. */
 void param_leave_out(param_list *l);
+
+/* Allocates the gradients of all parameters that are no tables, in one range; does nothing the
+ * second time.  Each starts at a multiple of 256 bytes; the gaps between them stay zero, so that
+ * sums over the range are sums over the parameters. */
+status param_list_alloc_grads(param_list *l);
+
+/* Clears all gradients there are, and the marks of rows. */
+status param_list_clear_grads(param_list *l);
 
 param *param_find(param_list *l, const char *name); /* or NULL */
 

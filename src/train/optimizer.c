@@ -54,6 +54,7 @@ status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
     *o = (optimizer){.be = be,
                      .params = params,
                      .n_params = n_params,
+                     .dense_grads = model_dense_gradients(m),
                      .tables = model_tables(m),
                      .kind = kinds[c->optimizer.kind][0],
                      .table_kind = kinds[c->optimizer.kind][1],
@@ -93,14 +94,22 @@ uint64_t optimizer_bytes(const optimizer *o) {
     return n * sizeof(float);
 }
 
+/* The sum of the squares of all gradients: tables one by one, everything dense in one call. */
+static status add_squares(optimizer *o) {
+    const ops *f = o->be->ops;
+    for (int i = 0; i < o->n_params; i++)
+        if (o->params[i].is_table)
+            TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));
+    TRY(f->sum_squares(o->be, o->dense_grads.n, o->dense_grads.first, o->sum));
+    return dynamic_add_squares(o->tables, o->sum);
+}
+
 /* The factor of the update, on the device: the scale, smaller where the gradient is clipped, 0
  * where it is not finite. */
 static status set_factor(optimizer *o, double scale) {
     const ops *f = o->be->ops;
     TRY(f->zero(o->be, o->sum, sizeof *o->sum));
-    for (int i = 0; i < o->n_params && o->is_watched; i++)
-        TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));
-    if (o->is_watched) TRY(dynamic_add_squares(o->tables, o->sum));
+    if (o->is_watched) TRY(add_squares(o));
     grad_factor_args a = {.sum = o->sum,
                           .base = (float)scale,
                           .clip = (float)o->clip,

@@ -27,9 +27,10 @@ typedef struct optimizer {
     backend *be;
     param *params; /* (n_params), of the model */
     int n_params;
-    dynamic_tables *tables; /* of the model: their rows carry their state */
-    opt_kind kind;          /* of dense weights */
-    opt_kind table_kind;    /* of embedding tables */
+    param_range dense_grads; /* of the model: the gradients of all params that are no tables */
+    dynamic_tables *tables;  /* of the model: their rows carry their state */
+    opt_kind kind;           /* of dense weights */
+    opt_kind table_kind;     /* of embedding tables */
     row_mode rows;
     float beta1, beta2, eps;
     float weight_decay;   /* of dense weights; of tables too where rows are dense */

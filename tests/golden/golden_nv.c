@@ -84,6 +84,8 @@ static status make_input(golden *g, preproc *r) {
                       .n_places = r->n_places};
     TRY(param_list_init(&r->params, &g->memory, 32));
     TRY(input_add_params(&r->in, &c, &r->params));
+    TRY(param_list_alloc_grads(&r->params));
+    TRY(input_alloc_grads(&r->in, &g->memory));
     plan_config p = {.is_ranking = true,
                      .has_actions = r->has_actions,
                      .has_candidates = r->has_candidates,

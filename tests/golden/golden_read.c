@@ -196,6 +196,7 @@ const char *golden_same_name(const char *name) {
 }
 
 status golden_load_params(golden *g, param_list *l, golden_namer namer) {
+    TRY(param_list_alloc_grads(l));
     for (int i = 0; i < l->n; i++) {
         param *p = &l->item[i];
         const st_tensor *t;

@@ -1,0 +1,18 @@
+/* What a model must know of the data, and of the largest batch any of its passes is made for. */
+#ifndef HSTU_NN_LIMITS_H
+#define HSTU_NN_LIMITS_H
+
+#include <stdint.h>
+
+typedef struct model_limits {
+    int32_t n_items;                  /* V: items are 1..V; row 0 of the table is padding */
+    int32_t n_actions;                /* actions are 0..n_actions-1; 0: the model has none */
+    int32_t n_context;                /* F contextual features */
+    const int32_t *n_context_values;  /* (F): values are 0..n-1, 0 is "unknown" */
+    const char *const *context_names; /* (F), or NULL: by which configs name their tables */
+    int32_t max_users;                /* B */
+    int32_t max_events;               /* history and targets of a user: max_history + max_targets */
+    int64_t time_per_second;
+} model_limits;
+
+#endif
