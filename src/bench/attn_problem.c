@@ -1,6 +1,7 @@
 #include "bench/attn_problem.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -13,6 +14,12 @@ enum { Q, K, V, DOUT, N_INPUTS };
 const char *attn_mask_kind_name(attn_mask_kind mask) {
     static const char *const names[] = {"causal", "window 256", "context + target", "arbitrary"};
     return names[mask];
+}
+
+const char *attn_shape_label(const attn_shape *s, char text[ATTN_LABEL_BYTES]) {
+    static const char *const biases[] = {"", " + bias table", " + time bias"};
+    snprintf(text, ATTN_LABEL_BYTES, "%s%s", attn_mask_kind_name(s->mask), biases[s->bias]);
+    return text;
 }
 
 static int64_t width_of(const attn_problem *p) {

@@ -43,7 +43,12 @@ typedef struct attn_problem {
     int n_device;
 } attn_problem;
 
+enum { ATTN_LABEL_BYTES = 40 };
+
 const char *attn_mask_kind_name(attn_mask_kind mask);
+
+/* The mask and the bias of a shape: "causal", "window 256", "causal + time bias". */
+const char *attn_shape_label(const attn_shape *s, char text[ATTN_LABEL_BYTES]);
 
 /* Makes a problem, in so many copies that a cache of cache_bytes forgets one before its turn comes
  * again (0: one copy).  attn_problem_close frees it, a failed open too. */

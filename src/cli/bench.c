@@ -15,6 +15,12 @@ static const command benches[] = {
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
+const char *bench_act_name(act_type act) {
+    static const char *const names[] = {
+        [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16"};
+    return names[act];
+}
+
 static void print_benches(void) {
     printf("Usage: hstu bench WHAT [options]\n\n"
            "Measures what we claim, on this machine, after checking that it is right.\n\n");

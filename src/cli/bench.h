@@ -1,12 +1,17 @@
-/* Benches: each measures one claim and checks that what it measures is right before it does. */
+/* The benches' commands: options and printing.  src/bench measures, after it has checked that what
+ * it measures is right. */
 #ifndef HSTU_CLI_BENCH_H
 #define HSTU_CLI_BENCH_H
 
 #include "base/status.h"
+#include "ops/ops.h"
 
 status bench_attention(int argc, char **argv);
 status bench_data(int argc, char **argv);
 status bench_embedding(int argc, char **argv);
 status bench_train(int argc, char **argv);
+
+/* "float32", "bfloat16", "float16". */
+const char *bench_act_name(act_type act);
 
 #endif

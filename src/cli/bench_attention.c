@@ -1,220 +1,188 @@
-/* hstu bench attention: HSTU attention at the shapes of the field's table, forward and backward.
- *
- * Each row is checked first, on numbers and lengths drawn anew, against float64; then timed twice:
- * as plain calls, and as the replay of a recording of REPLAYED calls, which leaves the host's time
- * out.  Arrays that would stay in a GPU's cache from call to call are there several times, and
- * taken in turn.  FLOPs are counted as the field counts them: forward 4 H D sum(L^2) / 2 for a
- * causal mask (of other masks the pairs seen), backward 2.5 times that. */
+/* hstu bench attention: options and tables; bench/attention.h measures. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "cli/attn_rows.h"
+#include "bench/attention.h"
 #include "cli/bench.h"
 #include "cli/cli.h"
+#include "cli/json_line.h"
+#include "cli/show.h"
 #include "cli/work.h"
-#include "profile/peak.h"
-
-enum { N_HEADS = 4, REPLAYED = 20, WARM_UPS = 3, MAX_CALLS = 30, RECORD_KEY = 77 };
-
-/* More than the second-level cache of any card (H200: 50 MB). */
-static const int64_t CACHE_BYTES = 64 << 20;
-
-/* A row is not measured where one forward pass has more FLOPs than that: on a CPU. */
-static const double CPU_MAX_FLOPS = 2e10;
-static const double ENOUGH_SECONDS = 0.3;
-
-/* The field's table, and what it leaves out: very long sequences, other masks, biases. */
-static const attn_shape shapes[] = {
-#define ROW(D, B, S, is_jagged, mask, bias)                                                        \
-    { N_HEADS, D, B, S, is_jagged, mask, bias }
-#define LENGTHS(D)                                                                                 \
-    ROW(D, 32, 1024, false, ATTN_CAUSAL, BIAS_NONE),                                               \
-        ROW(D, 32, 4096, false, ATTN_CAUSAL, BIAS_NONE),                                           \
-        ROW(D, 32, 4096, true, ATTN_CAUSAL, BIAS_NONE),                                            \
-        ROW(D, 128, 512, true, ATTN_CAUSAL, BIAS_NONE),                                            \
-        ROW(D, 128, 200, true, ATTN_CAUSAL, BIAS_NONE),                                            \
-        ROW(D, 512, 50, true, ATTN_CAUSAL, BIAS_NONE)
-#define OTHERS(D)                                                                                  \
-    ROW(D, 4, 16384, false, ATTN_CAUSAL, BIAS_NONE),                                               \
-        ROW(D, 32, 4096, true, ATTN_WINDOW, BIAS_NONE),                                            \
-        ROW(D, 32, 4096, true, ATTN_TARGETS, BIAS_NONE),                                           \
-        ROW(D, 32, 4096, true, ATTN_ARBITRARY, BIAS_NONE),                                         \
-        ROW(D, 8, 1024, false, ATTN_CAUSAL, BIAS_TABLE),                                           \
-        ROW(D, 32, 1024, false, ATTN_CAUSAL, BIAS_TIME),                                           \
-        ROW(D, 128, 200, true, ATTN_CAUSAL, BIAS_TIME)
-    LENGTHS(32), LENGTHS(64), LENGTHS(128), LENGTHS(256), OTHERS(64), OTHERS(128),
-};
-enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
 
 typedef struct bench_args {
-    const char *device, *dtype, *mask;
-    int64_t dim, length; /* 0: all */
+    const char *device, *dtype;
+    attn_filter filter;
     bool is_any_card, is_json;
 } bench_args;
 
-/* ---- timing ---------------------------------------------------------------------------------- */
+static const char *const pass_names[N_PASSES] = {"forward", "backward"};
 
-/* The i-th call takes the i-th copy, in turn. */
-static status call(const attn_problem *p, int pass, int i) {
-    const attn_args *a = &p->copy[i % p->n_copies];
-    return pass == PASS_BACKWARD ? p->be->ops->attn_bwd(p->be, a) : p->be->ops->attn_fwd(p->be, a);
+/* A number whose key is composed; left out if it is not known. */
+static void write_number(json_writer *w, const char *pass, const char *name, double value) {
+    char key[40];
+    if (isnan(value)) return;
+    snprintf(key, sizeof key, "%s_%s", pass, name);
+    json_key_double(w, key, value);
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+static void write_pass(json_writer *w, const attn_row *r, int pass) {
+    static const char *const keys[N_PASSES] = {"fwd", "bwd"};
+    const double *seconds = r->seconds[pass];
+    write_number(w, keys[pass], "ms", seconds[TIMED_PLAIN] * 1e3);
+    write_number(w, keys[pass], "tflops", r->tflops[pass][TIMED_PLAIN]);
+    write_number(w, keys[pass], "ratio", r->ratio[pass][TIMED_PLAIN]);
+    write_number(w, keys[pass], "replay_us", seconds[TIMED_REPLAY] * 1e6);
+    write_number(w, keys[pass], "replay_tflops", r->tflops[pass][TIMED_REPLAY]);
+    write_number(w, keys[pass], "replay_ratio", r->ratio[pass][TIMED_REPLAY]);
 }
 
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, compare_doubles);
-    return x[n / 2];
+static status print_json(const attn_bench *b, const attn_row *r) {
+    static const char *const biases[] = {"none", "table", "time"};
+    const attn_shape *s = &r->p->shape;
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "bench", "attention");
+    json_key_string(w, "device", b->be->name);
+    if (b->be->card != NULL) json_key_string(w, "gpu", b->be->card);
+    json_key_string(w, "dtype", bench_act_name(b->be->act));
+    json_key_bool(w, "any_card", b->is_any_card);
+    json_key_string(w, "mask", attn_mask_kind_name(s->mask));
+    json_key_string(w, "bias", biases[s->bias]);
+    json_key_int(w, "heads", s->n_heads);
+    json_key_int(w, "dim", s->dim);
+    json_key_int(w, "sequences", s->n_sequences);
+    json_key_int(w, "length", s->max_len);
+    json_key_bool(w, "jagged", s->is_jagged);
+    json_key_int(w, "tokens", r->p->n_tokens);
+    json_key_double(w, "fwd_gflop", r->p->flops / 1e9);
+    json_key_int(w, "copies", r->p->n_copies);
+    json_key_double(w, "error", r->error);
+    json_key_double(w, "peak_tflops", b->peak / 1e12);
+    for (int pass = 0; pass < N_PASSES; pass++)
+        write_pass(w, r, pass);
+    return json_line_print(&line);
 }
 
-/* The median of up to MAX_CALLS plain calls, each waited for; the first ones warm up. */
-static status time_plain(const attn_problem *p, int pass, double *out) {
-    double took[MAX_CALLS], sum = 0;
-    int n = 0;
-    for (int i = 0; i < (p->be->n_ahead > 0 ? WARM_UPS : 1); i++)
-        TRY(call(p, pass, i));
-    TRY(p->be->ops->sync(p->be));
-    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
-        uint64_t start = clock_ns();
-        TRY(call(p, pass, WARM_UPS + n));
-        TRY(p->be->ops->sync(p->be));
-        took[n] = (double)(clock_ns() - start) / 1e9;
-        sum += took[n];
-    }
-    *out = median(took, n);
-    return OK;
+static bool has_replay(const attn_bench *b) {
+    return b->be->token_bucket > 0;
 }
 
-static status record_once(const attn_problem *p, int pass, record_state *state) {
-    status st = OK;
-    TRY(p->be->ops->record(p->be, RECORD_KEY + (uint64_t)pass, state));
-    for (int i = 0; i < REPLAYED && *state != RECORD_REPLAY && st == OK; i++)
-        st = call(p, pass, i);
-    status end = p->be->ops->record_end(p->be);
-    return st != OK ? st : end;
+static void print_head(const attn_bench *b) {
+    show_style style = show_stdout_style();
+    const char *x_peer = b->has_peers ? "  x peer" : "";
+    printf("HSTU attention on %s in %s, 4 heads%s; a large product here: %.3g TFLOP/s\n\n",
+           b->be->card != NULL ? b->be->card : b->be->name, bench_act_name(b->be->act),
+           b->is_any_card ? ", kernels for any card" : "", b->peak / 1e12);
+    printf("%s%4s %4s %8s  %-21s%7s  %-8s %10s %8s %6s%s", style.bold, "D", "B", "S", "mask",
+           "tokens", "", "plain ms", "TFLOP/s", "%", x_peer);
+    if (has_replay(b)) printf("  %10s %8s %6s%s", "replay us", "TFLOP/s", "%", x_peer);
+    printf("  %8s%s\n", "error", style.plain);
 }
 
-/* Run, recorded, then replayed: the last are timed.  A backend that does not record has no replay.
- */
-static status time_replay(const attn_problem *p, int pass, double *out) {
-    double took[MAX_CALLS], sum = 0;
-    record_state state;
-    int n = 0;
-    *out = NAN;
-    if (p->be->token_bucket == 0) return OK;
-    for (int i = 0; i < 3; i++)
-        TRY(record_once(p, pass, &state));
-    TRY(p->be->ops->sync(p->be));
-    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
-        uint64_t start = clock_ns();
-        TRY(record_once(p, pass, &state));
-        TRY(p->be->ops->sync(p->be));
-        took[n] = (double)(clock_ns() - start) / 1e9 / REPLAYED;
-        sum += took[n] * REPLAYED;
-    }
-    *out = median(took, n);
-    return OK;
+/* Decimals that give about three digits. */
+static int digits_of(double x) {
+    return x < 1 ? 3 : x < 10 ? 2 : x < 100 ? 1 : 0;
 }
 
-/* ---- running --------------------------------------------------------------------------------- */
-
-/* Well above what naive code of the type is off by, well below what a wrong index makes. */
-static double allowed_error(act_type act) {
-    return act == ACT_F32 ? 1e-3 : act == ACT_F16 ? 5e-3 : 3e-2;
+static void print_timing(const attn_bench *b, const attn_row *r, int pass, int how) {
+    double speed = r->tflops[pass][how], times = r->ratio[pass][how];
+    double seconds = r->seconds[pass][how];
+    printf(how == TIMED_PLAIN ? " %10.3f" : "  %10.1f", seconds * (how == TIMED_PLAIN ? 1e3 : 1e6));
+    printf(" %8.*f %6.1f", digits_of(speed), speed, 1e14 * speed / b->peak);
+    if (b->has_peers && !isnan(times)) printf("  %6.2f", times);
+    if (b->has_peers && isnan(times)) printf("  %6s", "-");
 }
 
-static status measure(attn_problem *p, attn_rows *table) {
-    attn_row r = {.p = p};
-    char label[ATTN_LABEL_BYTES];
-    for (int c = 0; c < p->n_copies && table->is_any_card; c++)
-        p->copy[c].n_rows_q = p->copy[c].n_rows_k = 0;
-    TRY(attn_problem_check(p, &r.error));
-    if (!(r.error <= allowed_error(p->be->act)))
-        return fail(ERR_NUMERIC,
-                    "heads of %d numbers, sequences of %d, %s: the result is off by %.2g of its "
-                    "largest number; nothing was timed",
-                    p->shape.dim, p->shape.max_len, attn_shape_label(&p->shape, label), r.error);
+/* Two lines, one for each pass. */
+static void print_text(const attn_bench *b, const attn_row *r) {
+    const attn_shape *s = &r->p->shape;
+    char label[ATTN_LABEL_BYTES], length[16];
+    snprintf(length, sizeof length, s->is_jagged ? "1-%d" : "%d", s->max_len);
+    printf("%4d %4d %8s  %-21s%7lld", s->dim, s->n_sequences, length, attn_shape_label(s, label),
+           (long long)r->p->n_tokens);
     for (int pass = 0; pass < N_PASSES; pass++) {
-        TRY(time_plain(p, pass, &r.seconds[pass][TIMED_PLAIN]));
-        TRY(time_replay(p, pass, &r.seconds[pass][TIMED_REPLAY]));
+        if (pass > 0) printf("%48s", "");
+        printf("  %-8s", pass_names[pass]);
+        print_timing(b, r, pass, TIMED_PLAIN);
+        if (has_replay(b)) print_timing(b, r, pass, TIMED_REPLAY);
+        if (pass == 0) printf("  %8.1e", r->error);
+        printf("\n");
     }
-    return attn_rows_add(table, &r);
+    (void)fflush(stdout);
 }
 
-/* What a forward pass costs at most, before anything is drawn. */
-static double bound_flops(const attn_shape *s) {
-    return 4.0 * s->n_heads * s->dim * s->n_sequences * (double)s->max_len * s->max_len / 2;
-}
-
-static bool is_wanted(const bench_args *a, const attn_shape *s) {
-    char label[ATTN_LABEL_BYTES];
-    if (a->dim != 0 && a->dim != s->dim) return false;
-    if (a->length != 0 && a->length != s->max_len) return false;
-    return a->mask == NULL || strstr(attn_shape_label(s, label), a->mask) != NULL;
-}
-
-static status run_shape(attn_rows *table, backend *be, const attn_shape *s) {
-    attn_problem p;
-    /* A recording knows nothing of other problems' memory. */
-    TRY(be->ops->set_precision(be, be->act, false));
-    status st = attn_problem_open(&p, be, s, clock_ns(), be->n_ahead > 0 ? CACHE_BYTES : 0);
-    if (st == OK) st = measure(&p, table);
-    attn_problem_close(&p);
-    return st;
-}
-
-static status run_shapes(const bench_args *a, work *w) {
-    const char *card = w->be->card;
-    attn_rows table = {
-        .be = w->be, .dtype = a->dtype, .is_any_card = a->is_any_card, .is_json = a->is_json};
-    int n_wanted = 0, n_left_out = 0;
-    table.has_peers = w->be->act == ACT_BF16 && card != NULL && strstr(card, "H200") != NULL;
-    for (int i = 0; i < N_SHAPES; i++)
-        n_wanted += is_wanted(a, &shapes[i]);
-    if (n_wanted == 0)
-        return fail(ERR_USAGE,
-                    "no row has this --dim, --length and --mask; without them all %d "
-                    "rows are measured",
-                    (int)N_SHAPES);
-    TRY(peak_measure(w->be, &table.peak));
-    attn_rows_begin(&table);
-    for (int i = 0; i < N_SHAPES; i++) {
-        bool is_long = w->be->n_ahead == 0 && bound_flops(&shapes[i]) > CPU_MAX_FLOPS;
-        if (!is_wanted(a, &shapes[i])) continue;
-        n_left_out += is_long;
-        if (!is_long) TRY(run_shape(&table, w->be, &shapes[i]));
+static void print_mean(const char *name, const double *log_ratio, const int *n) {
+    printf("  %-9s", name);
+    for (int how = 0; how < N_TIMINGS; how++) {
+        if (n[how] == 0)
+            printf(" %9s      ", "-");
+        else
+            printf(" %9.3f (%3d)", exp(log_ratio[how] / n[how]), n[how]);
     }
-    attn_rows_end(&table);
-    if (n_left_out > 0 && !a->is_json)
-        printf("\n%d rows are for a GPU: they would take minutes here.\n", n_left_out);
+    printf("\n");
+}
+
+static void print_means(const attn_bench *b) {
+    double log_ratio[N_TIMINGS] = {0};
+    int n[N_TIMINGS] = {0}, n_all = 0;
+    for (int pass = 0; pass < N_PASSES; pass++)
+        for (int how = 0; how < N_TIMINGS; how++) {
+            log_ratio[how] += b->log_ratio[pass][how];
+            n[how] += b->n_ratios[pass][how];
+            n_all += b->n_ratios[pass][how];
+        }
+    if (has_replay(b))
+        printf("\nplain: one call, waited for; replay: one of a recording of calls, without the "
+               "host's time.\n");
+    if (n_all == 0) return;
+    printf("x peer: TFLOP/s over those of %s kernel on an H200; above 1 is faster.\n"
+           "Geometric means (rows):\n\n  %-9s %9s %5s %9s\n",
+           b->is_any_card ? "NVIDIA's Ampere" : "the better NVIDIA", "", "plain", "", "replay");
+    for (int pass = 0; pass < N_PASSES; pass++)
+        print_mean(pass_names[pass], b->log_ratio[pass], b->n_ratios[pass]);
+    print_mean("both", log_ratio, n);
+}
+
+static status print_row_json(void *ctx, const attn_row *r) {
+    TRY(print_json(ctx, r));
+    (void)fflush(stdout);
+    return OK;
+}
+
+static status print_row_text(void *ctx, const attn_row *r) {
+    print_text(ctx, r);
+    return OK;
+}
+
+static status run_on(const bench_args *a, backend *be) {
+    attn_bench b;
+    TRY(attn_bench_open(&b, be, &a->filter, a->is_any_card));
+    if (a->is_json) return attn_bench_run(&b, print_row_json, &b);
+    print_head(&b);
+    TRY(attn_bench_run(&b, print_row_text, &b));
+    print_means(&b);
+    if (b.n_left_out > 0)
+        printf("\n%d rows are for a GPU: they would take minutes here.\n", b.n_left_out);
     return OK;
 }
 
 static status find_dtype(const char *name, act_type *out) {
-    static const char *const names[] = {
-        [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16"};
     for (int i = ACT_F32; i <= ACT_F16; i++) {
-        if (strcmp(name, names[i]) != 0) continue;
+        if (strcmp(name, bench_act_name((act_type)i)) != 0) continue;
         *out = (act_type)i;
         return OK;
     }
     return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", name);
 }
 
-static status run(bench_args *a) {
+static status run(const bench_args *a) {
     work w;
     act_type act = ACT_F32;
     TRY(find_dtype(a->dtype, &act));
     TRY(work_open(&w, NULL, a->device));
     status st = w.be->ops->set_precision(w.be, act, false);
-    if (w.be->act == ACT_F32) a->dtype = "float32";
-    if (st == OK) st = run_shapes(a, &w);
+    if (st == OK) st = run_on(a, w.be);
     work_close(&w);
     return st;
 }
@@ -226,11 +194,11 @@ status bench_attention(int argc, char **argv) {
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
          "bfloat16 (default), float16 or float32; a CPU computes in float32.", 0, 0},
-        {"--dim", ARG_INT, &a.dim, "D", "Only rows with heads of D numbers: 32, 64, 128 or 256.", 1,
-         65536},
-        {"--length", ARG_INT, &a.length, "S",
+        {"--dim", ARG_INT, &a.filter.dim, "D",
+         "Only rows with heads of D numbers: 32, 64, 128 or 256.", 1, 65536},
+        {"--length", ARG_INT, &a.filter.length, "S",
          "Only rows with sequences of up to S: 50, 200, 512, 1024, 4096 or 16384.", 1, 1 << 24},
-        {"--mask", ARG_TEXT, &a.mask, "TEXT",
+        {"--mask", ARG_TEXT, &a.filter.mask, "TEXT",
          "Only rows whose mask has TEXT in it: causal, window, target, arbitrary, bias.", 0, 0},
         {"--any-card", ARG_FLAG, &a.is_any_card, NULL,
          "On a GPU: the kernels for any card, not those for the one there is; peer is the kernel "

@@ -11,9 +11,9 @@
 
 #include "base/buf.h"
 #include "base/env.h"
-#include "base/json.h"
 #include "base/machine.h"
 #include "cli/cli.h"
+#include "cli/json_line.h"
 #include "ops/device.h"
 
 enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
@@ -250,23 +250,16 @@ static void write_libraries(json_writer *w, const diagnosis *d) {
 }
 
 static status print_json(const diagnosis *d) {
-    buf text;
-    json_writer w;
-    buf_init(&text);
-    json_begin(&w, &text, 0);
-    json_object_open(&w);
-    write_machine(&w, &d->host);
-    json_key_string(&w, "openblas", openblas_get_config());
-    json_key_string(&w, "openblas_core", openblas_get_corename());
-    write_gpus(&w, d);
-    write_libraries(&w, d);
-    json_key_bool(&w, "fit", d->is_fit);
-    json_key_string(&w, "verdict", d->verdict);
-    json_object_close(&w);
-    status st = json_finish(&w);
-    if (st == OK) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
-    return st;
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    write_machine(w, &d->host);
+    json_key_string(w, "openblas", openblas_get_config());
+    json_key_string(w, "openblas_core", openblas_get_corename());
+    write_gpus(w, d);
+    write_libraries(w, d);
+    json_key_bool(w, "fit", d->is_fit);
+    json_key_string(w, "verdict", d->verdict);
+    return json_line_print(&line);
 }
 
 status cmd_doctor(int argc, char **argv) {

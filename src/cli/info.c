@@ -7,10 +7,10 @@
 
 #include "base/env.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/info_table.h"
+#include "cli/json_line.h"
 #include "cli/show.h"
 #include "data/set/stats.h"
 #include "embed/snapshot.h"
@@ -135,7 +135,6 @@ static status write_popular(const info *in, json_writer *w) {
 
 static status write_json(const info *in, json_writer *w) {
     const data_stats *s = in->stats;
-    json_object_open(w);
     json_key_string(w, "path", in->path);
     json_key_int(w, "users", (int64_t)in->data->n_users);
     json_key_int(w, "items", (int64_t)s->n_seen_items);
@@ -162,19 +161,15 @@ static status write_json(const info *in, json_writer *w) {
         write_value(w, in->source);
     else
         json_null(w);
-    json_object_close(w);
-    return json_finish(w);
+    return OK;
 }
 
 static status print_json(const info *in) {
-    json_writer w;
-    buf text;
-    buf_init(&text);
-    json_begin(&w, &text, 0);
-    status st = write_json(in, &w);
-    if (st == OK) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
-    return st;
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    status st = write_json(in, w);
+    if (st != OK) w->state = st; /* json_line_print returns it */
+    return json_line_print(&line);
 }
 
 /* Text out. */

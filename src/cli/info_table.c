@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "cli/json_line.h"
 #include "cli/show.h"
 #include "embed/snapshot.h"
 
@@ -78,34 +78,27 @@ static void write_histogram(json_writer *w, const char *key, const histogram *h,
 
 static status print_json(const table_info *t, const char *folder) {
     static const char *const tiers[] = {"level0", "level1", "store"};
-    json_writer w;
-    buf text;
-    buf_init(&text);
-    json_begin(&w, &text, 0);
-    json_object_open(&w);
-    json_key_string(&w, "table", folder);
-    json_key_int(&w, "rows", t->n);
-    json_key_int(&w, "gone", t->s.n_gone);
-    json_key_int(&w, "step", t->s.step);
-    json_key_int(&w, "since", t->s.since);
-    json_key_int(&w, "dim", t->s.dim);
-    json_key_string(&w, "optimizer", t->s.optimizer);
-    json_key_string(&w, "policy", t->s.policy);
-    json_key_int(&w, "ranks", t->s.n_ranks);
-    json_key(&w, "tiers");
-    json_object_open(&w);
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "table", folder);
+    json_key_int(w, "rows", t->n);
+    json_key_int(w, "gone", t->s.n_gone);
+    json_key_int(w, "step", t->s.step);
+    json_key_int(w, "since", t->s.since);
+    json_key_int(w, "dim", t->s.dim);
+    json_key_string(w, "optimizer", t->s.optimizer);
+    json_key_string(w, "policy", t->s.policy);
+    json_key_int(w, "ranks", t->s.n_ranks);
+    json_key(w, "tiers");
+    json_object_open(w);
     for (int i = 0; i < EMBED_TIERS; i++)
-        json_key_int(&w, tiers[i], t->s.tier_rows[i]);
-    json_object_close(&w);
-    json_key_int(&w, "level0_slots", t->s.slots[0]);
-    json_key_int(&w, "level1_slots", t->s.slots[1]);
-    write_histogram(&w, "scores", &t->score, t->n);
-    write_histogram(&w, "steps", &t->stamp, t->n);
-    json_object_close(&w);
-    status st = json_finish(&w);
-    if (st == OK) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
-    return st;
+        json_key_int(w, tiers[i], t->s.tier_rows[i]);
+    json_object_close(w);
+    json_key_int(w, "level0_slots", t->s.slots[0]);
+    json_key_int(w, "level1_slots", t->s.slots[1]);
+    write_histogram(w, "scores", &t->score, t->n);
+    write_histogram(w, "steps", &t->stamp, t->n);
+    return json_line_print(&line);
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */

@@ -8,10 +8,10 @@
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/cli.h"
+#include "cli/json_line.h"
 #include "cli/show.h"
 #include "data/prep/download.h"
 #include "data/prep/sources.h"
@@ -199,29 +199,22 @@ static status make_meta(const prep_options *o, const source_result *r, buf *out)
 }
 
 static status print_json(const prep_options *o, const builder_stats *s, double seconds) {
-    buf text;
-    json_writer w;
-    buf_init(&text);
-    json_begin(&w, &text, 0);
-    json_object_open(&w);
-    json_key_string(&w, "source", o->src->name);
-    json_key_string(&w, "path", o->out);
-    json_key_int(&w, "users", (int64_t)s->n_users);
-    json_key_int(&w, "items", (int64_t)s->n_seen_items);
-    json_key_int(&w, "catalogue", (int64_t)s->n_items);
-    json_key_int(&w, "events", (int64_t)s->n_events);
-    json_key_int(&w, "max_len", (int64_t)s->max_len);
-    json_key_int(&w, "first_time", s->first_time);
-    json_key_int(&w, "last_time", s->last_time);
-    json_key_int(&w, "duplicates", (int64_t)s->n_duplicates);
-    json_key_int(&w, "out_of_order", (int64_t)s->n_out_of_order);
-    json_key_int(&w, "filtered", (int64_t)s->n_filtered_events);
-    json_key_double(&w, "seconds", seconds);
-    json_object_close(&w);
-    status st = json_finish(&w);
-    if (st == OK) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
-    return st;
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "source", o->src->name);
+    json_key_string(w, "path", o->out);
+    json_key_int(w, "users", (int64_t)s->n_users);
+    json_key_int(w, "items", (int64_t)s->n_seen_items);
+    json_key_int(w, "catalogue", (int64_t)s->n_items);
+    json_key_int(w, "events", (int64_t)s->n_events);
+    json_key_int(w, "max_len", (int64_t)s->max_len);
+    json_key_int(w, "first_time", s->first_time);
+    json_key_int(w, "last_time", s->last_time);
+    json_key_int(w, "duplicates", (int64_t)s->n_duplicates);
+    json_key_int(w, "out_of_order", (int64_t)s->n_out_of_order);
+    json_key_int(w, "filtered", (int64_t)s->n_filtered_events);
+    json_key_double(w, "seconds", seconds);
+    return json_line_print(&line);
 }
 
 static void print_summary(const prep_options *o, const builder_stats *s, double seconds) {

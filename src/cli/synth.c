@@ -3,32 +3,25 @@
 
 #include "base/clock.h"
 #include "base/env.h"
-#include "base/json.h"
 #include "cli/cli.h"
+#include "cli/json_line.h"
 #include "cli/show.h"
 #include "data/synth/synth.h"
 
 static status print_json(const char *folder, const synth_report *r, double seconds) {
-    json_writer w;
-    buf text;
-    buf_init(&text);
-    json_begin(&w, &text, 0);
-    json_object_open(&w);
-    json_key_string(&w, "path", folder);
-    json_key_int(&w, "users", (int64_t)r->n_users);
-    json_key_int(&w, "catalogue", r->n_items);
-    json_key_int(&w, "topics", r->n_topics);
-    json_key_int(&w, "events", (int64_t)r->n_events);
-    json_key_int(&w, "max_len", (int64_t)r->max_len);
-    json_key_double(&w, "best_hr10", r->best_hr10);
-    json_key_double(&w, "best_ndcg10", r->best_ndcg10);
-    json_key_double(&w, "popularity_hr10", r->popularity_hr10);
-    json_key_double(&w, "seconds", seconds);
-    json_object_close(&w);
-    status st = json_finish(&w);
-    if (st == OK) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
-    return st;
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "path", folder);
+    json_key_int(w, "users", (int64_t)r->n_users);
+    json_key_int(w, "catalogue", r->n_items);
+    json_key_int(w, "topics", r->n_topics);
+    json_key_int(w, "events", (int64_t)r->n_events);
+    json_key_int(w, "max_len", (int64_t)r->max_len);
+    json_key_double(w, "best_hr10", r->best_hr10);
+    json_key_double(w, "best_ndcg10", r->best_ndcg10);
+    json_key_double(w, "popularity_hr10", r->popularity_hr10);
+    json_key_double(w, "seconds", seconds);
+    return json_line_print(&line);
 }
 
 static void print_text(const char *folder, const synth_report *r, double seconds) {

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "data/prep/builder.h"
+#include "data/set/temp_data.h"
 #include "data/synth/synth_model.h"
 
 enum { CHUNK_USERS = 256 };
@@ -245,4 +246,14 @@ status synth_write(const synth_config *config, const char *folder, pool *p, synt
     clean_up(&job);
     synth_world_destroy(world);
     return st;
+}
+
+static status write_temp(void *ctx, const char *folder, pool *p) {
+    synth_report report;
+    return synth_write(ctx, folder, p, &report);
+}
+
+status synth_open(seq_file **out, const synth_config *config, pool *p) {
+    synth_config copy = *config;
+    return temp_data_open(out, write_temp, &copy, p);
 }

@@ -15,6 +15,7 @@
 
 #include "base/pool.h"
 #include "base/status.h"
+#include "data/set/seq_file.h"
 
 typedef struct synth_config {
     uint64_t n_users;
@@ -37,5 +38,8 @@ synth_config synth_config_default(void);
 /* Writes DIR/data.seq; the same file with any number of threads.  ERR_USAGE for sizes out of range
  * (1..2^31 users, 20..2^31 items, 3..n_items / 4 events). */
 status synth_write(const synth_config *config, const char *folder, pool *p, synth_report *report);
+
+/* Writes the data set and opens it; nothing is left on disk.  seq_file_close closes it. */
+status synth_open(seq_file **out, const synth_config *config, pool *p);
 
 #endif

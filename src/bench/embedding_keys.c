@@ -8,12 +8,12 @@
  * Keys of a call are drawn anew for each pass over the batches.  A pass is timed from one wait for
  * the device to the next; the figure is the median of the passes. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "cli/bench_embedding.h"
+#include "bench/embedding_int.h"
+#include "bench/median.h"
 
 enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };
 
@@ -26,7 +26,7 @@ static const double peers[][2] = {{3.215, 3.361}, {1.801, 1.289}, {1.777, 1.296}
 enum { PEER_DIM = 64, PEER_KEYS = 1 << 20, PEER_SLOTS = 1 << 26 };
 
 typedef struct keys_ctx {
-    bench *b;
+    embed_bench *b;
     table_level near, far; /* far: rows in host memory; without an index unless it is measured */
     bool is_full;
     verb v;
@@ -48,10 +48,8 @@ static uint64_t key_of(uint64_t id) {
     return id * 0x9e3779b97f4a7c15ull;
 }
 
-/* ---- the verbs ------------------------------------------------------------------------------- */
-
 static table_place_args place_args(keys_ctx *c, const uint64_t *keys) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     return (table_place_args){.n = b->n,
                               .keys = keys,
                               .rule = SCORE_SET,
@@ -64,7 +62,7 @@ static table_place_args place_args(keys_ctx *c, const uint64_t *keys) {
 }
 
 static status look_up(keys_ctx *c, const table_level *l, int round, float *y) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     int64_t begin[2] = {0, b->n};
     table_lookup_args a = {.n_parts = 1,
                            .levels = l,
@@ -95,7 +93,7 @@ static status insert_or_assign(keys_ctx *c, int round) {
 /* The rows of either level, zeros where a key is in none: those of far first, then those of near
  * over them. */
 static status find_both(keys_ctx *c, int round) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     table_level y = {.rows = (unsigned char *)b->rows, .row_bytes = b->o.dim * 4};
     table_rows_args write = {.n = b->n,
                              .slot = c->line,
@@ -109,17 +107,15 @@ static status find_both(keys_ctx *c, int round) {
 }
 
 static status run_verb(keys_ctx *c, int round) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     if (c->v == VERB_FIND) return look_up(c, &c->near, round, b->rows);
     if (c->v == VERB_FIND_OR_INSERT) return find_or_insert(c, &c->near, b->keys[round], b->rows);
     return c->v == VERB_INSERT_OR_ASSIGN ? insert_or_assign(c, round) : find_both(c, round);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------ */
-
 /* Gives a level n ids more, with their first values. */
 static status fill(keys_ctx *c, const table_level *l, uint64_t *next, int64_t n) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     for (int64_t done = 0; done < n; done += b->n) {
         for (int64_t i = 0; i < b->n; i++)
             b->host[i] = key_of(*next + (uint64_t)i);
@@ -148,7 +144,7 @@ static uint64_t hit_id(const keys_ctx *c, int round, int64_t i) {
 
 /* The keys of a batch, and apart from them those that are new. */
 static status draw_batch(keys_ctx *c, int round) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     c->n_new = 0;
     for (int64_t i = 0; i < b->n; i++) {
         uint64_t id = is_hit(i) ? hit_id(c, round, i) : c->fresh++;
@@ -165,12 +161,10 @@ static bool inserts(const keys_ctx *c) {
 
 /* Takes the new keys of a batch out again, so that the load stays as it is. */
 static status erase_batch(keys_ctx *c, int round) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     table_erase_args a = {.n = c->n_new, .keys = c->erased[round]};
     return inserts(c) && !c->is_full ? b->v->erase(b->be, &c->near, &a) : OK;
 }
-
-/* ---- checks ---------------------------------------------------------------------------------- */
 
 typedef struct check_job {
     const keys_ctx *c;
@@ -194,8 +188,8 @@ static status check_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 /* Compares b.rows with what the keys in b.host must have there. */
-static status check_rows(const keys_ctx *c, bool are_zeros, bool are_all_there, bench_figure *f) {
-    bench *b = c->b;
+static status check_rows(const keys_ctx *c, bool are_zeros, bool are_all_there, embed_figure *f) {
+    embed_bench *b = c->b;
     check_job job = {.c = c, .are_zeros = are_zeros, .are_all_there = are_all_there};
     TRY(b->be->ops->copy_out(b->be, c->check, b->rows, (size_t)(b->n * b->o.dim) * 4));
     TRY(pool_run(b->workers, (b->n + CHECK_ROWS - 1) / CHECK_ROWS, check_chunk, &job));
@@ -207,14 +201,14 @@ static status check_rows(const keys_ctx *c, bool are_zeros, bool are_all_there, 
 
 /* Rows of one number, so that what is not written shows. */
 static status poison(keys_ctx *c, float x) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     for (int64_t i = 0; i < b->n * b->o.dim; i++)
         c->check[i] = x;
     return b->be->ops->copy_in(b->be, b->rows, c->check, (size_t)(b->n * b->o.dim) * 4);
 }
 
 /* insert_or_assign is checked by what a find reads after zeros were assigned. */
-static status check_verb(keys_ctx *c, bench_figure *f) {
+static status check_verb(keys_ctx *c, embed_figure *f) {
     bool assigns = c->v == VERB_INSERT_OR_ASSIGN;
     TRY(draw_batch(c, 0));
     TRY(poison(c, assigns ? 0 : -7));
@@ -228,10 +222,8 @@ static status check_verb(keys_ctx *c, bench_figure *f) {
     return erase_batch(c, 0);
 }
 
-/* ---- timing ---------------------------------------------------------------------------------- */
-
 static status time_pass(keys_ctx *c, double *seconds) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     for (int r = 0; r < N_BATCHES; r++)
         TRY(draw_batch(c, r));
     TRY(b->be->ops->sync(b->be));
@@ -245,13 +237,8 @@ static status time_pass(keys_ctx *c, double *seconds) {
     return OK;
 }
 
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* The first pass is the warm-up. */
-static status time_verb(keys_ctx *c, bench_figure *f) {
+static status time_verb(keys_ctx *c, embed_figure *f) {
     double took[MAX_PASSES], sum = 0;
     int n = 0;
     TRY(time_pass(c, &took[0]));
@@ -259,34 +246,31 @@ static status time_verb(keys_ctx *c, bench_figure *f) {
         TRY(time_pass(c, &took[n]));
         sum += took[n++];
     }
-    qsort(took, (size_t)n, sizeof *took, by_size);
-    double one = took[n / 2] / N_BATCHES;
+    double one = median(took, n) / N_BATCHES;
     f->ms = one * 1e3;
     f->per_s = (double)c->b->n / one;
     return OK;
 }
 
-static bool is_peers_shape(const bench *b) {
-    return !bench_is_cpu(b) && b->o.dim == PEER_DIM && b->n == PEER_KEYS &&
-           bench_slots(b) == PEER_SLOTS;
+static bool is_peers_shape(const embed_bench *b) {
+    return !embed_bench_is_cpu(b) && b->o.dim == PEER_DIM && b->n == PEER_KEYS &&
+           embed_bench_slots(b) == PEER_SLOTS;
 }
 
 static status measure(keys_ctx *c, verb v, const char *name, const char *size) {
     char what[64];
-    bench_figure f = {.what = what, .size = size, .bytes = (double)c->b->o.dim * 4};
+    embed_figure f = {.what = what, .size = size, .bytes = (double)c->b->o.dim * 4};
     c->v = v;
     snprintf(what, sizeof what, "%s, load %s", name, c->is_full ? "1.0" : "0.5");
     if (is_peers_shape(c->b)) f.peer = peers[v][c->is_full];
     TRY(check_verb(c, &f));
     TRY(time_verb(c, &f));
-    return bench_show(c->b, &f);
+    return embed_bench_report(c->b, &f);
 }
 
-/* ---- tables ---------------------------------------------------------------------------------- */
-
-static status level_create(bench *b, table_level *l, int64_t slots, table_memory where) {
+static status level_create(embed_bench *b, table_level *l, int64_t slots, table_memory where) {
     void *index = NULL, *rows = NULL;
-    int64_t row_bytes = (b->o.dim + 3) / 4 * 16;
+    int64_t row_bytes = embed_bench_row_bytes(b);
     int64_t n_buckets = slots / TABLE_SLOTS < 64 ? 64 : slots / TABLE_SLOTS;
     *l = (table_level){.n_buckets = n_buckets, .row_bytes = row_bytes};
     TRY(b->v->alloc(b->be, &index, (size_t)n_buckets * TABLE_BUCKET_BYTES, TABLE_ON_DEVICE));
@@ -297,24 +281,24 @@ static status level_create(bench *b, table_level *l, int64_t slots, table_memory
     return b->be->ops->sync(b->be);
 }
 
-static void level_destroy(bench *b, table_level *l, table_memory where) {
+static void level_destroy(embed_bench *b, table_level *l, table_memory where) {
     if (l->index != NULL) b->v->release(b->be, l->index, TABLE_ON_DEVICE);
     if (l->rows != NULL) b->v->release(b->be, l->rows, where);
     *l = (table_level){0};
 }
 
 /* How long it takes to make a table of twice the slots. */
-static status bench_creation(bench *b) {
+static status bench_creation(embed_bench *b) {
     char size[32];
     table_level l;
-    int64_t slots = 2 * bench_slots(b);
+    int64_t slots = 2 * embed_bench_slots(b);
     uint64_t start = clock_ns();
     status st = level_create(b, &l, slots, TABLE_ON_DEVICE);
-    bench_figure f = {
+    embed_figure f = {
         .what = "making an empty table", .size = size, .ms = (double)(clock_ns() - start) / 1e6};
     level_destroy(b, &l, TABLE_ON_DEVICE);
     snprintf(size, sizeof size, "%.4g M slots", (double)slots / 1e6);
-    return st == OK ? bench_show(b, &f) : st;
+    return st == OK ? embed_bench_report(b, &f) : st;
 }
 
 /* The new keys of half a pass are counted in, so that the load is right in its middle. */
@@ -333,7 +317,7 @@ static status bench_loads(keys_ctx *c, const char *size) {
 
 /* The near level is full either way; new ids replace what insert_or_assign wrote. */
 static status bench_far(keys_ctx *c) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     char size[32];
     int64_t slots = c->near.n_buckets * TABLE_SLOTS;
     snprintf(size, sizeof size, "%.4g M slots", (double)slots / 5e5);
@@ -350,7 +334,7 @@ static status bench_far(keys_ctx *c) {
 }
 
 static status make_buffers(keys_ctx *c) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     size_t n = (size_t)b->n, row = (size_t)b->o.dim * sizeof(float);
     for (int i = 0; i < N_BATCHES; i++)
         TRY(b->be->ops->alloc(b->be, (void **)&c->erased[i], n * 8));
@@ -364,7 +348,7 @@ static status make_buffers(keys_ctx *c) {
 }
 
 static void free_buffers(keys_ctx *c) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     for (int i = 0; i < N_BATCHES; i++)
         if (c->erased[i] != NULL) b->be->ops->release(b->be, c->erased[i]);
     if (c->other != NULL) b->be->ops->release(b->be, c->other);
@@ -373,17 +357,17 @@ static void free_buffers(keys_ctx *c) {
     mem_free(c->host);
 }
 
-status bench_keys(bench *b) {
+status embed_bench_keys(embed_bench *b) {
     char size[32];
     keys_ctx c = {.b = b, .fresh = FRESH_IDS, .score = FIRST_SCORE};
     c.first = (table_first){FIRST_UNIFORM, rng_make_key(b->salt, RNG_TABLE),
                             (float)table_first_unit(FIRST_UNIFORM, 0.05), 0};
     TRY(bench_creation(b));
-    status st = level_create(b, &c.near, bench_slots(b), TABLE_ON_DEVICE);
+    status st = level_create(b, &c.near, embed_bench_slots(b), TABLE_ON_DEVICE);
     snprintf(size, sizeof size, "%.4g M slots", (double)(c.near.n_buckets * TABLE_SLOTS) / 1e6);
     if (st == OK) st = make_buffers(&c);
     if (st == OK) st = bench_loads(&c, size);
-    if (st == OK && !bench_is_cpu(b)) st = bench_far(&c);
+    if (st == OK && !embed_bench_is_cpu(b)) st = bench_far(&c);
     level_destroy(b, &c.near, TABLE_ON_DEVICE);
     level_destroy(b, &c.far, TABLE_ON_HOST);
     free_buffers(&c);

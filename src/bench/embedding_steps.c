@@ -7,12 +7,12 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "cli/bench_embedding.h"
+#include "bench/embedding_int.h"
 
 enum { N_TABLES = 10 };
 
 typedef struct step_ctx {
-    bench *b;
+    embed_bench *b;
     embed_table *t;
     uint64_t *ids; /* (N_BATCHES, n) host */
     bool updates;
@@ -29,7 +29,7 @@ static status step_call(void *ctx, int round) {
 }
 
 /* Ids by a power law of exponent 1.05 over as many as the table has slots, by its inverse. */
-static void draw_zipf(const bench *b, uint64_t *ids, int64_t n, int64_t n_ids) {
+static void draw_zipf(const embed_bench *b, uint64_t *ids, int64_t n, int64_t n_ids) {
     double top = pow((double)n_ids + 1, -0.05);
     for (int64_t i = 0; i < n; i++) {
         double u = rng_uniform64((uint32_t)(table_hash(b->salt + (uint64_t)i) >> 32),
@@ -39,7 +39,7 @@ static void draw_zipf(const bench *b, uint64_t *ids, int64_t n, int64_t n_ids) {
     }
 }
 
-static status bench_one(bench *b) {
+static status bench_one(embed_bench *b) {
     int64_t slots = b->o.slots > 0 ? b->o.slots : (int64_t)(b->o.max_gib * 4194304 / 4);
     embed_config shape = {.dim = (int32_t)b->o.dim,
                           .opt = ROW_ROWWISE_ADAGRAD,
@@ -55,30 +55,28 @@ static status bench_one(bench *b) {
     status st = embed_create(&c.t, b->be, &shape);
     for (int i = 1; st == OK && i >= 0; i--) {
         c.updates = i == 1;
-        st = bench_rate(b, step_call, &c, &rate);
-        bench_figure f = {.what =
+        st = embed_bench_rate(b, step_call, &c, &rate);
+        embed_figure f = {.what =
                               i == 1 ? "ids of a training step, Zipf 1.05" : "ids of an evaluation",
                           .size = "",
                           .per_s = rate * (double)b->n,
                           .ms = 1e3 / rate};
-        if (st == OK) st = bench_show(b, &f);
+        if (st == OK) st = embed_bench_report(b, &f);
     }
     embed_destroy(c.t);
     mem_free(c.ids);
     return st;
 }
 
-/* ---- ten tables ------------------------------------------------------------------------------ */
-
 typedef struct tables_ctx {
-    bench *b;
+    embed_bench *b;
     embed_table *t[N_TABLES];
     int64_t begin[N_TABLES + 1];
     uint64_t *ids;       /* (N_BATCHES, n) host */
     uint64_t *on_device; /* the same */
 } tables_ctx;
 
-static int64_t ten_dim(const bench *b) {
+static int64_t ten_dim(const embed_bench *b) {
     return 2 * b->o.dim;
 }
 
@@ -101,7 +99,7 @@ static status look_up_tables(void *ctx, int round) {
 }
 
 /* What a lookup reads must be what a find reads. */
-static status check_table(tables_ctx *c, int k, const float *y, float *want, bench_figure *f) {
+static status check_table(tables_ctx *c, int k, const float *y, float *want, embed_figure *f) {
     int64_t dim = ten_dim(c->b), n = (c->begin[k + 1] - c->begin[k]) * dim;
     TRY(embed_find(c->t[k], c->begin[k + 1] - c->begin[k], c->ids + c->begin[k], (int32_t)dim, want,
                    NULL));
@@ -111,8 +109,8 @@ static status check_table(tables_ctx *c, int k, const float *y, float *want, ben
     return OK;
 }
 
-static status check_lookup(tables_ctx *c, bench_figure *f) {
-    bench *b = c->b;
+static status check_lookup(tables_ctx *c, embed_figure *f) {
+    embed_bench *b = c->b;
     size_t n = (size_t)(b->n * ten_dim(b));
     float *y, *want = NULL;
     TRY(mem_alloc_raw((void **)&y, n, sizeof *y));
@@ -127,24 +125,24 @@ static status check_lookup(tables_ctx *c, bench_figure *f) {
 }
 
 static status run_tables(tables_ctx *c) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     double rate = 0;
-    TRY(bench_rate(b, train_tables, c, &rate));
-    bench_figure step = {.what = "10 tables, a step of SGD",
+    TRY(embed_bench_rate(b, train_tables, c, &rate));
+    embed_figure step = {.what = "10 tables, a step of SGD",
                          .size = "",
                          .per_s = rate * (double)b->n,
                          .ms = 1e3 / rate};
-    TRY(bench_show(b, &step));
-    bench_figure f = {.what = "10 tables, evaluation", .size = ""};
+    TRY(embed_bench_report(b, &step));
+    embed_figure f = {.what = "10 tables, evaluation", .size = ""};
     TRY(check_lookup(c, &f));
-    TRY(bench_rate(b, look_up_tables, c, &rate));
+    TRY(embed_bench_rate(b, look_up_tables, c, &rate));
     f.per_s = rate * (double)b->n;
     f.ms = 1e3 / rate;
     f.bytes = (double)ten_dim(b) * 4;
-    return bench_show(b, &f);
+    return embed_bench_report(b, &f);
 }
 
-static status bench_ten(bench *b) {
+static status bench_ten(embed_bench *b) {
     int64_t all = b->o.slots > 0 ? b->o.slots : (int64_t)(b->o.max_gib * 4194304 / 4);
     embed_config shape = {.dim = (int32_t)ten_dim(b),
                           .policy = POLICY_LRU,
@@ -170,10 +168,8 @@ static status bench_ten(bench *b) {
     return st;
 }
 
-/* ---- the verbs of a step --------------------------------------------------------------------- */
-
 typedef struct verbs_ctx {
-    bench *b;
+    embed_bench *b;
     table_level l;
     uint64_t *ids;   /* (N_BATCHES, n) on the device, as all below */
     uint64_t *keys;  /* (n) */
@@ -186,7 +182,7 @@ typedef struct verbs_ctx {
 static const float STEP_RATE = 1e-3f, STEP_GRAD = 0.5f;
 
 static status pool_ids(verbs_ctx *c) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     table_pool_args read = {.n = b->n,
                             .slot = b->slot,
                             .inverse = c->inverse,
@@ -197,7 +193,7 @@ static status pool_ids(verbs_ctx *c) {
 
 static status step_by_verbs(void *ctx, int round) {
     verbs_ctx *c = ctx;
-    bench *b = c->b;
+    embed_bench *b = c->b;
     int32_t dim = (int32_t)ten_dim(b);
     table_unique_args unique = {
         b->n, c->ids + round * b->n, c->keys, c->n_keys, c->inverse, c->order, c->begin};
@@ -242,8 +238,8 @@ static status step_by_verbs(void *ctx, int round) {
 /* Rows before a step and after it: all gradients are the same, so they tell how often an id is in
  * the batch. */
 static status compare_step(verbs_ctx *c, float *before, float *after, int32_t *inverse,
-                           int32_t *times, bench_figure *f) {
-    bench *b = c->b;
+                           int32_t *times, embed_figure *f) {
+    embed_bench *b = c->b;
     int64_t dim = ten_dim(b), n = b->n * dim;
     TRY(step_by_verbs(c, 0));
     TRY(b->be->ops->copy_out(b->be, before, b->rows, (size_t)n * sizeof *before));
@@ -260,7 +256,7 @@ static status compare_step(verbs_ctx *c, float *before, float *after, int32_t *i
     return OK;
 }
 
-static status check_step(verbs_ctx *c, bench_figure *f) {
+static status check_step(verbs_ctx *c, embed_figure *f) {
     size_t n = (size_t)(c->b->n * ten_dim(c->b));
     float *before, *after = NULL;
     int32_t *inverse = NULL, *times = NULL;
@@ -278,7 +274,7 @@ static status check_step(verbs_ctx *c, bench_figure *f) {
 
 /* Ids of the ten tables tell each other apart by their high bits. */
 static status fill_verbs(verbs_ctx *c) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     int64_t n = N_BATCHES * b->n, n_grad = b->n * ten_dim(b);
     uint64_t *ids;
     float *dy = NULL;
@@ -298,10 +294,10 @@ static status fill_verbs(verbs_ctx *c) {
 
 /* All memory of the step; after a failure the rest of it is NULL. */
 static status make_verbs(verbs_ctx *c, void *memory[], int n_memory) {
-    bench *b = c->b;
+    embed_bench *b = c->b;
     const ops *o = b->be->ops;
     size_t n = (size_t)b->n, rows = n * (size_t)ten_dim(b) * sizeof(float);
-    int64_t slots = bench_slots(b) / 2;
+    int64_t slots = embed_bench_slots(b) / 2;
     c->l.n_buckets = slots / TABLE_SLOTS < 64 ? 64 : slots / TABLE_SLOTS;
     c->l.row_bytes = ten_dim(b) * 4 + (ten_dim(b) % 4 != 0) * 8;
     size_t index_bytes = (size_t)c->l.n_buckets * TABLE_BUCKET_BYTES;
@@ -316,19 +312,19 @@ static status make_verbs(verbs_ctx *c, void *memory[], int n_memory) {
                        (size_t)(c->l.n_buckets * TABLE_SLOTS * c->l.row_bytes), TABLE_ON_DEVICE);
 }
 
-static status bench_verbs(bench *b) {
+static status bench_verbs(embed_bench *b) {
     enum { N_MEMORY = 8 };
     void *memory[N_MEMORY] = {NULL};
     verbs_ctx c = {.b = b};
     double rate = 0;
-    bench_figure f = {.what = "10 tables in one, SGD by verbs", .size = ""};
+    embed_figure f = {.what = "10 tables in one, SGD by verbs", .size = ""};
     status st = make_verbs(&c, memory, N_MEMORY);
     if (st == OK) st = fill_verbs(&c);
     if (st == OK) st = check_step(&c, &f);
-    if (st == OK) st = bench_rate(b, step_by_verbs, &c, &rate);
+    if (st == OK) st = embed_bench_rate(b, step_by_verbs, &c, &rate);
     f.per_s = rate * (double)b->n;
     f.ms = 1e3 / rate;
-    if (st == OK) st = bench_show(b, &f);
+    if (st == OK) st = embed_bench_report(b, &f);
     for (int i = 0; i < N_MEMORY; i++)
         if (memory[i] != NULL) b->be->ops->release(b->be, memory[i]);
     if (c.l.index != NULL) b->v->release(b->be, c.l.index, TABLE_ON_DEVICE);
@@ -336,7 +332,7 @@ static status bench_verbs(bench *b) {
     return st;
 }
 
-status bench_steps(bench *b) {
+status embed_bench_steps(embed_bench *b) {
     TRY(bench_one(b));
     TRY(bench_ten(b));
     return bench_verbs(b);

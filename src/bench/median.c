@@ -1,0 +1,13 @@
+#include "bench/median.h"
+
+#include <stdlib.h>
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double median(double *x, int n) {
+    qsort(x, (size_t)n, sizeof *x, compare);
+    return x[n / 2];
+}
