@@ -1,5 +1,6 @@
 /* The books of steps: losses that are looked at late, diverging runs, the loss scale of float16. */
 #include "train/trainer_int.h"
+#include "train/trainer_step.h"
 #include "train_test.h"
 
 /* A trainer as far as trainer_settle looks at it, with one step under way. */
@@ -96,4 +97,58 @@ TEST(trainer_step_scales_the_loss) {
     CHECK_OK(settle_again(&t));
     CHECK(state->loss_scale == 8 && state->n_good_steps == 0);
     backend_destroy(s.be);
+}
+
+static void count_tokens(void *ctx, const batch *b) {
+    *(int64_t *)ctx += b->n_tokens;
+}
+
+static bool same_params(const session *a, const session *b) {
+    for (int i = 0; i < a->n_params; i++)
+        if (memcmp(a->params[i].value, b->params[i].value,
+                   (size_t)a->params[i].n * sizeof(float)) != 0)
+            return false;
+    return true;
+}
+
+/* What is timed by itself is what trainer_run does: the same bits after the same steps. */
+static void compare_with_a_run(const char *gin, const char *const *set, size_t n_set) {
+    bench_top a, b;
+    trainer *t;
+    int64_t n_tokens = 0;
+    bool is_last = false;
+    train_options o = train_options_default();
+    o.max_steps = 7;
+    o.run = run_path("run");
+    CHECK_OK(top_open(&a, gin, set, n_set, 1));
+    CHECK_OK(trainer_run(&a.session, &o));
+    CHECK_OK(top_open(&b, gin, set, n_set, 1));
+    uint64_t seed = (uint64_t)b.config->trainer.seed;
+    trainer_steps steps = {seed, 7, count_tokens, &n_tokens};
+    CHECK_OK(trainer_create(&t, &b.session, &steps));
+    CHECK_OK(model_init(b.session.model, seed));
+    for (int i = 0; i < 6; i++)
+        CHECK_OK(trainer_step(t, &is_last));
+    CHECK_OK(trainer_settle(t));
+    CHECK(!same_params(&a.session, &b.session));
+    CHECK_OK(trainer_step(t, &is_last));
+    CHECK_OK(trainer_settle(t));
+    CHECK(same_params(&a.session, &b.session));
+    CHECK(n_tokens > 0);
+    CHECK(optimizer_bytes(trainer_optimizer(t)) > 0);
+    trainer_destroy(t);
+    trainer_destroy(NULL);
+    top_close(&a);
+    top_close(&b);
+}
+
+TEST(trainer_step_is_that_of_a_run) {
+    compare_with_a_run(retrieval_gin, NULL, 0);
+}
+
+/* Clipping, accumulation and a schedule belong to the step. */
+TEST(trainer_step_clips_and_accumulates_as_a_run) {
+    static const char *const set[] = {"TrainerArgs.train_batch_size=4", "TrainerArgs.clip_grad=0.1",
+                                      "TrainingArgs.gradient_accumulation_steps=2"};
+    compare_with_a_run(ranking_gin, set, 3);
 }

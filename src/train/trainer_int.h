@@ -8,6 +8,7 @@
 #include "train/checkpoint.h"
 #include "train/run_log.h"
 #include "train/trainer.h"
+#include "train/trainer_step.h"
 
 /* The most steps under way; a backend's n_ahead is below. */
 enum { TRAIN_MAX_PENDING = 4 };
@@ -20,7 +21,7 @@ typedef struct train_pending {
     uint64_t loss_ticket, norm_ticket;
 } train_pending;
 
-typedef struct trainer {
+struct trainer {
     session *s;
     const train_options *o;
     optimizer optimizer;
@@ -40,14 +41,9 @@ typedef struct trainer {
     double last_loss; /* of the newest epoch */
     progress bar;
     char bar_title[48];
-} trainer;
-
-/* One step of training: handed to the device, its loss perhaps booked later.  is_last: it was the
- * last of the epoch. */
-status trainer_step(trainer *t, bool *is_last);
-
-/* Waits for all steps under way and books their losses. */
-status trainer_settle(trainer *t);
+    trainer_batch_fn on_batch; /* or NULL */
+    void *batch_ctx;
+};
 
 /* Says what the memory of a GPU is used for. */
 void trainer_log_memory(const trainer *t);

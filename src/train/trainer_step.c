@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "train/trainer_int.h"
 
 /* A loss this many times the first one (and one) is no longer learning. */
@@ -120,6 +121,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
         const batch *b;
         TRY(batcher_next(t->batches, &b));
         TRY(look_ahead(t));
+        if (t->on_batch != NULL) t->on_batch(t->batch_ctx, b);
         int64_t n = model_count_loss(t->s->model, b);
         at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
         if (n > 0) TRY(model_train_batch(t->s->model, b, &at, NULL));
@@ -159,4 +161,41 @@ status trainer_step(trainer *t, bool *is_last) {
         TRY(settle_one(t));
     book_time(t, start);
     return OK;
+}
+
+static status make_parts(trainer *t) {
+    session *s = t->s;
+    batcher_config b = session_train_batches(s, t->saved.state.split, t->saved.state.seed);
+    TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
+    return batcher_create(&t->batches, s->data, &b);
+}
+
+status trainer_create(trainer **out, session *s, const trainer_steps *steps) {
+    trainer *t;
+    *out = NULL;
+    TRY(MEM_NEW(&t, 1));
+    *t = (trainer){.s = s,
+                   .n_steps = steps->n_steps,
+                   .saved_step = UINT64_MAX,
+                   .on_batch = steps->on_batch,
+                   .batch_ctx = steps->ctx};
+    t->saved.state.seed = steps->seed;
+    t->saved.state.split = session_split(s->config, false);
+    status st = make_parts(t);
+    if (st == OK)
+        *out = t;
+    else
+        trainer_destroy(t);
+    return st;
+}
+
+void trainer_destroy(trainer *t) {
+    if (t == NULL) return;
+    batcher_destroy(t->batches);
+    optimizer_fini(&t->optimizer);
+    mem_free(t);
+}
+
+const optimizer *trainer_optimizer(const trainer *t) {
+    return &t->optimizer;
 }
