@@ -19,14 +19,6 @@ void device_driver_ask(device_driver *out) {
     snprintf(out->reason, sizeof out->reason, "this build is without CUDA");
 }
 
-status device_draw(int device, rng_key key, int64_t n_blocks, rng_block *out) {
-    (void)device;
-    (void)key;
-    (void)n_blocks;
-    (void)out;
-    return fail(ERR_UNSUPPORTED, "this build is without CUDA; put nvcc on PATH and run make");
-}
-
 #else
 
 typedef int device_is_elsewhere; /* C wants a declaration in every file. */

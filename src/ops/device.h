@@ -8,7 +8,6 @@
 
 #include <stdint.h>
 
-#include "base/rng.h"
 #include "base/status.h"
 
 #ifdef __cplusplus
@@ -38,10 +37,6 @@ typedef struct device_driver {
 status device_list(device_info *out, int max, int *n);
 
 void device_driver_ask(device_driver *out);
-
-/* Draws n_blocks of random numbers on a device, block i with the counters (i, 0), and copies them
- * to the host: the proof that a GPU draws what rng.h draws here.  ERR_UNSUPPORTED without CUDA. */
-status device_draw(int device, rng_key key, int64_t n_blocks, rng_block *out);
 
 #ifdef __cplusplus
 }

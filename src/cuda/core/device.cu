@@ -1,13 +1,9 @@
-/* The GPUs of this machine (contract: ops/device.h), and the smallest kernel there is: random
- * numbers drawn on the device.  One thread draws one block; nothing is shared; the limit is the
- * bytes written (16 a block). */
+/* The GPUs of this machine (contract: ops/device.h). */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ops/device.h"
-
-enum { DRAW_THREADS = 256 };
 
 #define CUDA_TRY(call)                                                                             \
     do {                                                                                           \
@@ -67,27 +63,4 @@ extern "C" status device_list(device_info *out, int max, int *n) {
     }
     CUDA_TRY(cudaSetDevice(before));
     return OK;
-}
-
-static __global__ void rng_draw_any_kernel(rng_key key, int64_t n_blocks, rng_block *out) {
-    int64_t i = (int64_t)blockIdx.x * DRAW_THREADS + threadIdx.x;
-    if (i < n_blocks) out[i] = rng_draw64(key, (uint64_t)i, 0);
-}
-
-static status draw_into(rng_key key, int64_t n_blocks, rng_block *buffer, rng_block *out) {
-    unsigned n_groups = (unsigned)((n_blocks + DRAW_THREADS - 1) / DRAW_THREADS);
-    rng_draw_any_kernel<<<n_groups, DRAW_THREADS>>>(key, n_blocks, buffer);
-    CUDA_TRY(cudaGetLastError());
-    CUDA_TRY(cudaMemcpy(out, buffer, (size_t)n_blocks * sizeof *out, cudaMemcpyDeviceToHost));
-    return OK;
-}
-
-extern "C" status device_draw(int device, rng_key key, int64_t n_blocks, rng_block *out) {
-    rng_block *buffer;
-    if (n_blocks <= 0) return OK;
-    CUDA_TRY(cudaSetDevice(device));
-    CUDA_TRY(cudaMalloc((void **)&buffer, (size_t)n_blocks * sizeof *buffer));
-    status st = draw_into(key, n_blocks, buffer, out);
-    cudaFree(buffer);
-    return st;
 }
