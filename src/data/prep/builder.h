@@ -29,7 +29,6 @@ typedef struct builder_options {
         min_user_events; /* the same for users, and again for what is left of a user (amzn-books) */
     bool drop_duplicates; /* drop an event equal to the one before it: same user, item, time, action
                            */
-    bool is_unordered_error; /* reserved for sources that promise order */
 } builder_options;
 
 /* What happened, for the closing report. */
