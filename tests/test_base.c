@@ -287,10 +287,6 @@ TEST(jagged_offsets) {
     int32_t offsets[4];
     CHECK_OK(jagged_from_lengths(lengths, 3, offsets));
     CHECK_EQ(offsets[3], 5);
-    CHECK_EQ(jagged_find(offsets, 3, 0), 0);
-    CHECK_EQ(jagged_find(offsets, 3, 2), 0);
-    CHECK_EQ(jagged_find(offsets, 3, 3), 2);
-    CHECK_EQ(jagged_find(offsets, 3, 4), 2);
     const int32_t negative[] = {1, -1}, huge[] = {INT32_MAX, 1};
     CHECK_FAILS(jagged_from_lengths(negative, 2, offsets), ERR_FORMAT, "sequence 1 has length -1");
     CHECK_FAILS(jagged_from_lengths(huge, 2, offsets), ERR_FORMAT, "smaller batch");

@@ -31,15 +31,3 @@ status jagged_check(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_ro
                     offsets[n_sequences], n_rows);
     return OK;
 }
-
-int64_t jagged_find(const int32_t *offsets, int64_t n_sequences, int32_t row) {
-    int64_t low = 0, high = n_sequences; /* offsets[low] <= row < offsets[high] */
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (offsets[middle] <= row)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}

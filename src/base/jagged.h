@@ -15,7 +15,4 @@ status jagged_from_lengths(const int32_t *lengths, int64_t n_sequences, int32_t 
  * one. */
 status jagged_check(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows);
 
-/* The sequence that owns a row: the b with offsets[b] <= row < offsets[b + 1]. */
-int64_t jagged_find(const int32_t *offsets, int64_t n_sequences, int32_t row);
-
 #endif
