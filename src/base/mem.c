@@ -140,26 +140,12 @@ static status add_block(arena *a, size_t bytes) {
     return OK;
 }
 
-status arena_init_fixed(arena *a, size_t bytes) {
-    *a = (arena){.block_bytes = bytes, .is_fixed = 1};
-    return add_block(a, bytes);
-}
-
 void arena_fini(arena *a) {
     while (a->head != NULL) {
         struct arena_block *next = a->head->next;
         mem_free(a->head);
         a->head = next;
     }
-    a->used_bytes = 0;
-}
-
-void arena_reset(arena *a) {
-    if (!a->is_fixed) {
-        arena_fini(a);
-        return;
-    }
-    if (a->head != NULL) a->head->used = 0;
     a->used_bytes = 0;
 }
 
@@ -170,9 +156,6 @@ status arena_alloc(arena *a, void **out, size_t n, size_t size) {
     struct arena_block *block = a->head;
     size_t start = block != NULL ? (block->used + align - 1) / align * align : 0;
     if (block == NULL || start > block->bytes || block->bytes - start < bytes) {
-        if (a->is_fixed)
-            return fail(ERR_NOMEM, "a fixed arena of %zu bytes is full: %zu more were asked for",
-                        a->block_bytes, bytes);
         TRY(add_block(a, bytes > a->block_bytes ? bytes : a->block_bytes));
         block = a->head;
         start = 0;

@@ -53,26 +53,19 @@ status mem_reserve(void **block, size_t *capacity, size_t n, size_t size);
 #define MEM_RESERVE(pointer, capacity, n)                                                          \
     mem_reserve((void **)(pointer), (capacity), (n), sizeof **(pointer))
 
-/* An arena hands out memory that is freed all at once.  A growing arena takes further blocks as it
- * needs them; a fixed one fails with ERR_NOMEM when full, for paths that must not allocate. */
+/* An arena hands out memory that is freed all at once; it allocates further blocks as it needs
+ * them. */
 typedef struct arena {
     struct arena_block *head;
     size_t block_bytes; /* size of the next block */
     size_t used_bytes;  /* handed out in all, alignment included */
-    int is_fixed;
 } arena;
 
-/* A growing arena; nothing is allocated until first use. */
+/* Nothing is allocated until first use. */
 void arena_init(arena *a, size_t block_bytes);
 
-/* A fixed arena of `bytes`, allocated now. */
-status arena_init_fixed(arena *a, size_t bytes);
-
-/* Frees everything; the arena can be used again after another init. */
+/* Frees everything; the arena is then as after arena_init. */
 void arena_fini(arena *a);
-
-/* Forgets what was handed out but keeps the memory of a fixed arena; frees a growing one. */
-void arena_reset(arena *a);
 
 /* *out = n * size bytes, zeroed, 64-byte aligned for size >= 64, else aligned to 16. */
 status arena_alloc(arena *a, void **out, size_t n, size_t size);
