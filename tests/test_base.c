@@ -63,8 +63,11 @@ TEST(log_levels) {
     char line[256] = "";
     log_level level;
     log_set_sink(keep_line, line);
-    log_debug("hidden");
-    CHECK_STR(line, "");
+    log_info("seen");
+    CHECK_STR(line, "seen");
+    log_set_level(LOG_WARN);
+    log_info("hidden");
+    CHECK_STR(line, "seen");
     log_warn("seen %d", 1);
     CHECK_STR(line, "warning: seen 1");
     log_set_level(LOG_QUIET);

@@ -57,10 +57,6 @@ static void log_line(log_level level, const char *prefix, const char *fmt, va_li
     log_line(level, prefix, fmt, args);                                                            \
     va_end(args)
 
-void log_debug(const char *fmt, ...) {
-    LOG_BODY(LOG_DEBUG, "debug: ");
-}
-
 void log_info(const char *fmt, ...) {
     LOG_BODY(LOG_INFO, "");
 }

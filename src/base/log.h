@@ -14,7 +14,6 @@ log_level log_get_level(void);
 /* Parses a level's name; ERR_USAGE names the choices. */
 status log_level_parse(const char *name, log_level *out);
 
-void log_debug(const char *fmt, ...) PRINTF_LIKE(1, 2);
 void log_info(const char *fmt, ...) PRINTF_LIKE(1, 2); /* "note: ..." where it needs a mark */
 void log_warn(const char *fmt, ...) PRINTF_LIKE(1, 2); /* printed as "warning: ..." */
 
