@@ -187,13 +187,14 @@ gpu-test: tests
 gpu-sanitize: tests
 	tools/sanitize.sh $B/tests/unit
 
+VERSION = $(shell sed -n 's/^\#define HSTU_VERSION "\(.*\)"/\1/p' include/hstu.h)
 install: all
 	install -Dm755 $B/hstu $(DESTDIR)$(PREFIX)/bin/hstu
 	install -Dm644 libhstu.a $(DESTDIR)$(PREFIX)/lib/libhstu.a
 	install -Dm644 include/hstu.h $(DESTDIR)$(PREFIX)/include/hstu.h
 	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	printf 'prefix=%s\nName: hstu\nDescription: %s\nVersion: 0.1.0\nCflags: -I$${prefix}/include\nLibs: -L$${prefix}/lib -lhstu %s\n' \
-		'$(PREFIX)' 'generative recommenders in C and CUDA' '$(LIBS)' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hstu.pc
+	printf 'prefix=%s\nName: hstu\nDescription: %s\nVersion: %s\nCflags: -I$${prefix}/include\nLibs: -L$${prefix}/lib -lhstu %s\n' \
+		'$(PREFIX)' 'generative recommenders in C and CUDA' '$(VERSION)' '$(LIBS)' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hstu.pc
 
 clean:
 	rm -rf build hstu libhstu.a

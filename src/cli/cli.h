@@ -12,8 +12,6 @@
 
 #include "base/status.h"
 
-#define HSTU_VERSION "0.1.0"
-
 typedef enum {
     ARG_FLAG,   /* bool: --json */
     ARG_TEXT,   /* const char *: --out DIR */

@@ -16,6 +16,7 @@
 #include "data/prep/download.h"
 #include "data/prep/sources.h"
 #include "data/set/emit_csv.h"
+#include "hstu.h"
 
 typedef struct prep_options {
     const source *src;
