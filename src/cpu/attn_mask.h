@@ -1,16 +1,10 @@
-/* The masks of the attention, lowered at run time to spans of columns.
- *
- * Whatever the mask (causal, window, contexts, target groups, arbitrary intervals), a query row
- * sees a few half-open spans of keys, ascending and apart.  The kernels know nothing else of
- * masks.  Pure functions of the arguments; any thread. */
+/* The masks of ops/attn_mask.h as the CPU's kernels use them: whatever the mask (causal, window,
+ * contexts, target groups, arbitrary spans), a query row sees a few half-open spans of keys, in
+ * ascending order and apart.  Pure functions of the arguments; any thread. */
 #ifndef HSTU_CPU_ATTN_MASK_H
 #define HSTU_CPU_ATTN_MASK_H
 
-#include "ops/ops.h"
-
-typedef struct attn_span {
-    int32_t begin, end; /* columns begin .. end - 1 */
-} attn_span;
+#include "ops/attn_mask.h"
 
 /* The most spans one row can have. */
 int32_t attn_mask_max_spans(const attn_args *a);

@@ -278,8 +278,8 @@ typedef struct alignas(16) f32_spans {
     int first0, n0, first1, n1;
 } f32_spans;
 
-__device__ static inline f32_spans spans_of(const attn_args &a, const attn_seq &s, int row) {
-    attn_row_mask m = attn_mask_of(a, s, row);
+__device__ static inline f32_spans spans_of(const attn_args &a, const attn_sequence &s, int row) {
+    attn_row_mask m = attn_row_spans(&a, &s, row);
     f32_spans spans = {m.first0, max(m.end0 - m.first0, 0), m.first1, max(m.end1 - m.first1, 0)};
     return spans;
 }
@@ -288,22 +288,17 @@ __device__ static inline bool spans_have(const f32_spans &m, int j) {
     return (unsigned)(j - m.first0) < (unsigned)m.n0 || (unsigned)(j - m.first1) < (unsigned)m.n1;
 }
 
-/* More than two spans are only in memory. */
-__device__ static inline bool has_more_spans(const attn_args &a) {
-    return a.func != NULL && a.n_func > 3;
-}
-
 /* Does query row `row` see column j by one of the spans behind the second? */
-__device__ static inline bool more_spans_have(const attn_args &a, const attn_seq &s, int row,
+__device__ static inline bool more_spans_have(const attn_args &a, const attn_sequence &s, int row,
                                               int j) {
     attn_row_mask none = {0, 0, 0, 0};
-    return attn_sees(a, s, none, row, j);
+    return attn_row_sees(&a, &s, &none, row, j);
 }
 
 /* The columns that n consecutive lanes' rows see, from the first to the last: *begin >= *end where
  * they see none.  n is a power of two; every lane of its warp calls. */
-__device__ static inline void spans_hull(const attn_args &a, const attn_seq &s, const f32_spans &m,
-                                         int n, int *begin, int *end) {
+__device__ static inline void spans_hull(const attn_args &a, const attn_sequence &s,
+                                         const f32_spans &m, int n, int *begin, int *end) {
     *begin = INT32_MAX;
     *end = 0;
     if (m.n0 > 0) {
@@ -314,7 +309,7 @@ __device__ static inline void spans_hull(const attn_args &a, const attn_seq &s, 
         *begin = min(*begin, m.first1);
         *end = max(*end, m.first1 + m.n1);
     }
-    if (has_more_spans(a)) {
+    if (attn_mask_has_more(&a)) {
         *begin = 0;
         *end = s.len_k;
     }
@@ -389,7 +384,7 @@ add_time_bias(float x[2][4], int bucket[2][4], const f32_time_room<Q, K, C> &m,
 }
 
 /* Where a sequence's and head's table begins. */
-__device__ static inline int64_t table_begin(const attn_args &a, const attn_seq &s, int head) {
+__device__ static inline int64_t table_begin(const attn_args &a, const attn_sequence &s, int head) {
     int64_t plane = (int64_t)s.b * a.table_heads + (a.table_heads == 1 ? 0 : head);
     return plane * a.table_len * a.table_len;
 }
@@ -441,7 +436,8 @@ typedef struct f32_queries {
     int begin, end; /* the columns any row of the warp sees */
 } f32_queries;
 
-__device__ static inline f32_queries queries_of(const attn_args &a, const attn_seq &s, int row0) {
+__device__ static inline f32_queries queries_of(const attn_args &a, const attn_sequence &s,
+                                                int row0) {
     f32_queries q;
     int begin, end;
     q.row = row0 + (int)threadIdx.x / 32 * 16 + lane_g();
@@ -458,13 +454,13 @@ __device__ static inline f32_queries queries_of(const attn_args &a, const attn_s
 }
 
 /* The mask of the square whose first column is key j of the sequence for this thread. */
-__device__ static inline unsigned queries_see(const attn_args &a, const attn_seq &s,
+__device__ static inline unsigned queries_see(const attn_args &a, const attn_sequence &s,
                                               const f32_queries &q, int j) {
     unsigned seen = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         seen |= (unsigned)spans_have(q.spans[i % 4 / 2], j + i / 4 * 8 + i % 2) << i;
-    if (has_more_spans(a)) {
+    if (attn_mask_has_more(&a)) {
 #pragma unroll 1
         for (int i = 0; i < 8; i++)
             seen |= (unsigned)more_spans_have(a, s, q.row + i % 4 / 2 * 8, j + i / 4 * 8 + i % 2)
@@ -490,7 +486,7 @@ template <int COLUMNS> struct f32_masks {
 
 template <int COLUMNS>
 __device__ static inline void masks_load(f32_masks<COLUMNS> *m, const attn_args &a,
-                                         const attn_seq &s, int row0) {
+                                         const attn_sequence &s, int row0) {
     int c = (int)threadIdx.x, begin, end;
     if (c >= (COLUMNS > 32 ? COLUMNS : 32)) return;
     f32_spans spans = spans_of(a, s, row0 + c);
@@ -504,7 +500,7 @@ __device__ static inline void masks_load(f32_masks<COLUMNS> *m, const attn_args 
 
 /* The mask of a square: key j is the thread's first row, query row `row` its first column. */
 template <int COLUMNS>
-__device__ static inline unsigned masks_see(const attn_args &a, const attn_seq &s,
+__device__ static inline unsigned masks_see(const attn_args &a, const attn_sequence &s,
                                             const f32_masks<COLUMNS> &m, f32_place at, int row,
                                             int j) {
     unsigned seen = 0;
@@ -515,7 +511,7 @@ __device__ static inline unsigned masks_see(const attn_args &a, const attn_seq &
         seen |= (unsigned)spans_have(spans, j) << (n / 2 * 4 + n % 2);
         seen |= (unsigned)spans_have(spans, j + 8) << (n / 2 * 4 + n % 2 + 2);
     }
-    if (has_more_spans(a)) {
+    if (attn_mask_has_more(&a)) {
 #pragma unroll 1
         for (int i = 0; i < 8; i++)
             seen |= (unsigned)more_spans_have(a, s, row + i / 4 * 8 + i % 2, j + i % 4 / 2 * 8)

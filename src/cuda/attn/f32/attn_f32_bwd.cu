@@ -158,7 +158,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
     int n_groups = a.n_heads / n_serial, n_pairs = a.n_sequences * n_groups;
     int pair = (int)(blockIdx.x % (unsigned)n_pairs);
     int row0 = (n_tiles - 1 - (int)(blockIdx.x / (unsigned)n_pairs)) * ROWS;
-    attn_seq s = attn_seq_of(a, pair / n_groups);
+    attn_sequence s = attn_sequence_of(&a, pair / n_groups);
     if (row0 >= s.len_q) return;
     const uint32_t *cell = IS_STAGED ? buckets.cell : bucket_cells;
     const float *weight = IS_STAGED ? buckets.weight : a.time_w;
@@ -184,7 +184,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
 
         float dq[DIM / 8][4] = {};
         for (int j0 = 0; j0 < s.len_k; j0 += COLUMNS) {
-            if (attn_tile_is_empty(a, s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
+            if (attn_tile_is_empty(&a, &s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
             __syncthreads();
             tile_begin<DIM, COLUMNS>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk,
                                      s.len_k - j0);
@@ -269,7 +269,7 @@ static __global__ __launch_bounds__(
 
     int n_pairs = a.n_sequences * a.n_heads, pair = (int)(blockIdx.x % (unsigned)n_pairs);
     int j0 = (int)(blockIdx.x / (unsigned)n_pairs) * ROWS, head = pair % a.n_heads;
-    attn_seq s = attn_seq_of(a, pair / a.n_heads);
+    attn_sequence s = attn_sequence_of(&a, pair / a.n_heads);
     if (j0 >= s.len_k) return;
     const float *q = (const float *)a.q + s.row_q * a.stride_q + head * a.dim_qk;
     const float *dout = (const float *)a.dout + s.row_q * a.stride_out + head * a.dim_v;
@@ -294,7 +294,7 @@ static __global__ __launch_bounds__(
 
     float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
     for (int row0 = 0; row0 < s.len_q; row0 += COLUMNS) {
-        if (attn_tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
+        if (attn_tile_is_empty(&a, &s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
         int i0 = row0 + s.shift, n_rows = s.len_q - row0;
         __syncthreads();
         tile_begin<DIM, COLUMNS>(q_tile, q + row0 * a.stride_q, a.stride_q, a.dim_qk, n_rows);

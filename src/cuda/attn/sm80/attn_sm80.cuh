@@ -56,7 +56,7 @@ status half_queries_launch(backend *be, const half_job *job);
 
 /* What a block is about: tile `first` .. of one sequence and head, and what it walks over. */
 typedef struct half_block {
-    attn_seq s;
+    attn_sequence s;
     int head;
     int first;
     int begin, end;
@@ -76,7 +76,7 @@ __device__ static inline half_block half_block_of(const half_job &job, int tile_
     unsigned n = min((unsigned)job.n_group, n_pairs - first), pair = first + rest % n;
     int tile = (int)(rest / n);
     half_block t;
-    t.s = attn_seq_of(job.a, (int)(pair / (unsigned)job.n_heads));
+    t.s = attn_sequence_of(&job.a, (int)(pair / (unsigned)job.n_heads));
     t.head = job.first_head + (int)(pair % (unsigned)job.n_heads);
     t.first = (is_last_first ? job.n_tiles - 1 - tile : tile) * tile_size;
     t.begin = t.end = 0;
@@ -91,24 +91,13 @@ typedef struct half_range {
     int begin, end, full_begin, full_end;
 } half_range;
 
-__device__ static inline half_range half_range_of(const attn_args &a, const attn_seq &s, int row,
-                                                  int n_rows) {
+__device__ static inline half_range half_range_of(const attn_args &a, const attn_sequence &s,
+                                                  int row, int n_rows) {
     half_range r = {0, 0, 0, 0};
-    int first = row + s.shift, last = min(row + n_rows, s.len_q) - 1 + s.shift;
-    if (last < first) return r;
-    r.end = s.len_k;
-    if (a.func != NULL) return r;
-    r.full_end = s.len_k;
-    if (a.window_left >= 0) {
-        r.begin = max(first - a.window_left, 0);
-        r.full_begin = max(last - a.window_left, 0);
-    }
-    if (a.window_right >= 0) {
-        r.end = (int)min((long long)r.end, (long long)last + a.window_right + 1);
-        r.full_end = (int)min((long long)r.full_end, (long long)first + a.window_right + 1);
-    }
-    if (first < s.n_contexts) r.end = max(r.end, s.history);
-    if (last >= s.history) r.full_end = min(r.full_end, s.history);
+    if (row >= s.len_q) return r;
+    attn_span seen = attn_keys_seen(&a, &s, row, n_rows),
+              full = attn_keys_full(&a, &s, row, n_rows);
+    r = {seen.begin, seen.end, full.begin, full.end};
     /* Nothing is there to be hidden beyond the last key. */
     if (r.full_end == s.len_k) r.full_end = 1 << 30;
     return r;
@@ -132,7 +121,8 @@ __device__ static inline void half_walk_put(half_walk *walk, const half_block &t
 template <int ROWS, int COLS>
 __device__ static inline int half_next(const half_job &job, const half_block &t, int col) {
     if (job.a.n_targets == NULL) return col;
-    while (col < t.end && attn_tile_is_empty(job.a, t.s, t.first, t.first + ROWS, col, col + COLS))
+    while (col < t.end &&
+           attn_tile_is_empty(&job.a, &t.s, t.first, t.first + ROWS, col, col + COLS))
         col += COLS;
     return col;
 }
@@ -385,47 +375,26 @@ __device__ static inline void half_put(char *tile, int row, int chunk, const uin
 
 /* ---- masks ---------------------------------------------------------------------------------- */
 
-/* Bit 2 n + e: the thread's column 8 n + e is below `limit`, both counted from its first. */
-template <int N> __device__ static inline uint32_t half_below(int limit) {
-    int x = min(max(limit, 0), 8 * N);
-    return (1u << (x / 8 * 2 + min(x % 8, 2))) - 1;
-}
-
-/* What func says beyond its first three functions. */
-template <int N>
-__device__ static inline uint32_t half_see_more(const half_job &job, const attn_seq &s, int row,
-                                                int col) {
-    uint32_t seen = 0;
-    if (row >= s.len_q) return 0;
-    const int32_t *column = job.a.func + s.row_q + row;
-#pragma unroll 1
-    for (int f = 3; f + 1 < job.a.n_func; f += 2)
-        seen |= half_below<N>(column[(f + 1) * job.a.func_stride] - col) &
-                ~half_below<N>(column[f * job.a.func_stride] - col);
-    return seen;
-}
-
 /* Which of a thread's scores are seen: bit 2 n + e of seen[i] is column 8 n + e of row 8 i.  (row,
  * col) is where the warp's tile starts.  Four lanes have the same rows: each computes the mask of
  * one of a thread's four. */
 template <int N>
-__device__ static inline void half_see(const half_job &job, const attn_seq &s, int row, int col,
-                                       uint32_t seen[4]) {
+__device__ static inline void half_see(const half_job &job, const attn_sequence &s, int row,
+                                       int col, uint32_t seen[4]) {
     int lane = (int)(thread_index() % 32);
     bool has_two = job.a.func != NULL || job.a.n_targets != NULL;
     row += lane / 4;
     col += lane % 4 * 2;
-    attn_row_mask own = attn_mask_of(job.a, s, row + lane % 4 * 8);
+    attn_row_mask own = attn_row_spans(&job.a, &s, row + lane % 4 * 8);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int from = lane / 4 * 4 + i;
-        seen[i] = half_below<N>(__shfl_sync(0xffffffffu, own.end0, from) - col) &
-                  ~half_below<N>(__shfl_sync(0xffffffffu, own.first0, from) - col);
+        seen[i] = attn_bits_between<N>(__shfl_sync(0xffffffffu, own.first0, from) - col,
+                                       __shfl_sync(0xffffffffu, own.end0, from) - col);
         if (has_two)
-            seen[i] |= half_below<N>(__shfl_sync(0xffffffffu, own.end1, from) - col) &
-                       ~half_below<N>(__shfl_sync(0xffffffffu, own.first1, from) - col);
-        if (job.a.func != NULL && job.a.n_func > 3)
-            seen[i] |= half_see_more<N>(job, s, row + 8 * i, col);
+            seen[i] |= attn_bits_between<N>(__shfl_sync(0xffffffffu, own.first1, from) - col,
+                                            __shfl_sync(0xffffffffu, own.end1, from) - col);
+        if (attn_mask_has_more(&job.a)) seen[i] |= attn_more_bits<N>(job.a, s, row + 8 * i, col);
     }
 }
 

@@ -68,23 +68,17 @@ typedef struct keys_tiles {
 
 /* Whether the block makes dq as a whole. */
 template <typename S>
-__device__ static inline bool keys_is_whole(const half_job &job, const attn_seq &s) {
+__device__ static inline bool keys_is_whole(const half_job &job, const attn_sequence &s) {
     return job.wants_dq && s.len_k <= S::KEYS;
 }
 
 /* The queries to walk over.  Where dq is written at once every query is visited. */
 template <typename S>
 __device__ static inline void keys_bounds(const half_job &job, half_block *t) {
-    const attn_args &a = job.a;
-    const attn_seq &s = t->s;
-    t->begin = 0;
-    t->end = s.len_q;
-    if (a.func != NULL || keys_is_whole<S>(job, s)) return;
-    long long first = t->first - s.shift, last = min(t->first + S::KEYS, s.len_k) - 1 - s.shift;
-    if (a.window_right >= 0 && s.n_contexts <= 0)
-        t->begin = (int)max(first - a.window_right, 0ll) / S::QUERIES * S::QUERIES;
-    if (a.window_left >= 0)
-        t->end = (int)max(min((long long)t->end, last + a.window_left + 1), 0ll);
+    attn_span rows = {0, t->s.len_q};
+    if (!keys_is_whole<S>(job, t->s)) rows = attn_queries_seeing(&job.a, &t->s, t->first, S::KEYS);
+    t->begin = rows.begin / S::QUERIES * S::QUERIES;
+    t->end = rows.end;
 }
 
 /* The first query of the next tile, from `query` on, in which something may see the keys.  Windows
@@ -94,7 +88,7 @@ __device__ static inline int keys_next(const half_job &job, const half_block &t,
     if (job.a.n_targets == NULL && job.a.n_contexts == NULL) return query;
     if (keys_is_whole<S>(job, t.s)) return query;
     while (query < t.end &&
-           attn_tile_is_empty(job.a, t.s, query, query + S::QUERIES, t.first, t.first + S::KEYS))
+           attn_tile_is_empty(&job.a, &t.s, query, query + S::QUERIES, t.first, t.first + S::KEYS))
         query += S::QUERIES;
     return query;
 }

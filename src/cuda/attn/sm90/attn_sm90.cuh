@@ -116,25 +116,26 @@ __device__ static inline void pack_left(uint32_t (&a)[N / 16][4], const float (&
 
 /* Bit e: pair e of a thread is seen, of rows row and row + 8 and 64 columns from j0 on.  Few tiles
  * need it, so it is kept small: the registers belong to the sums. */
-__device__ static inline uint32_t rows_seen(const attn_args &a, const attn_seq &s, int row,
+__device__ static inline uint32_t rows_seen(const attn_args &a, const attn_sequence &s, int row,
                                             int j0) {
     int column = j0 + 2 * ((int)threadIdx.x % 4);
     uint32_t seen = 0;
 #pragma unroll 1
     for (int side = 0; side < 2; side++) {
-        attn_row_mask mask = attn_mask_of(a, s, row + 8 * side);
+        attn_row_mask mask = attn_row_spans(&a, &s, row + 8 * side);
 #pragma unroll 1
         for (int c = 0; c < 16; c++)
-            seen |= (uint32_t)attn_sees(a, s, mask, row + 8 * side, column + c / 2 * 8 + c % 2)
-                    << (c / 2 * 4 + side * 2 + c % 2);
+            seen |=
+                (uint32_t)attn_row_sees(&a, &s, &mask, row + 8 * side, column + c / 2 * 8 + c % 2)
+                << (c / 2 * 4 + side * 2 + c % 2);
     }
     return seen;
 }
 
 /* The same, quickly where all is seen; first: the first row of the warpgroup. */
-__device__ static inline uint32_t rows_mask(const attn_args &a, const attn_seq &s, int first,
+__device__ static inline uint32_t rows_mask(const attn_args &a, const attn_sequence &s, int first,
                                             int row, int j0) {
-    bool is_full = attn_tile_is_full(a, s, first, first + 64, j0, j0 + 64);
+    bool is_full = attn_tile_is_full(&a, &s, first, first + 64, j0, j0 + 64);
     return is_full ? 0xffffffffu : rows_seen(a, s, row, j0);
 }
 

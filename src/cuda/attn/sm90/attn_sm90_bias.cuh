@@ -32,8 +32,8 @@ __device__ static inline int table_boxes(int n) {
 
 /* By one thread: queries from row on, as many as there are, and 64 keys from j on. */
 __device__ static inline void table_load(char *to, const CUtensorMap *map, uint64_t *barrier,
-                                         const attn_args &a, const attn_seq &s, int head, int row,
-                                         int j) {
+                                         const attn_args &a, const attn_sequence &s, int head,
+                                         int row, int j) {
     int z = s.b * a.table_heads + (a.table_heads == 1 ? 0 : head);
     for (int r = 0; r < table_boxes(s.len_q - row); r++)
         tile_load_3d(to + r * TABLE_BOX * PART_BYTES, map, barrier, j,
@@ -100,7 +100,7 @@ template <int ROWS, int COLUMNS> struct time_tile {
 };
 
 /* The time that the others of a sequence are told against. */
-__device__ static inline int64_t time_base(const attn_args &a, const attn_seq &s) {
+__device__ static inline int64_t time_base(const attn_args &a, const attn_sequence &s) {
     return s.len_k > 0 ? __ldg(a.key_time + s.row_k) : 0;
 }
 

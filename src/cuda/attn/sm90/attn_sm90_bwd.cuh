@@ -20,56 +20,50 @@ typedef struct bwd_maps {
 
 /* A sequence and one of its heads. */
 typedef struct bwd_pair {
-    attn_seq s;
+    attn_sequence s;
     int head;
 } bwd_pair;
 
 /* ---- masks ----------------------------------------------------------------------------------- */
 
-/* Of a thread's 16 columns of a tile, 8 c + 2 (thread % 4) and the next, how many lie before x. */
-__device__ static inline int columns_before(int x) {
-    x -= 2 * ((int)thread_index() % 4);
-    return min(max(2 * (x >> 3) + min(x & 7, 2), 0), 16);
-}
-
-/* Bits of those from lo on and before hi. */
+/* Bits of a thread's 16 columns of a tile from lo on and before hi. */
 __device__ static inline uint32_t span_bits(int lo, int hi) {
-    return (0xffffu << columns_before(lo)) & ~(0xffffu << columns_before(hi)) & 0xffffu;
+    int first = 2 * ((int)thread_index() % 4);
+    return (0xffffu << attn_columns_below<8>(lo - first)) &
+           ~(0xffffu << attn_columns_below<8>(hi - first)) & 0xffffu;
 }
 
-/* The queries of a tile that see a key, as columns of the tile.  Those who see it by the window and
- * the groups of targets are neighbours, and so are the contexts before them (attn_mask_of says the
- * same, row by row).  Windows and groups are no longer than the longest sequence (bwd_prepare). */
-__device__ static inline uint32_t key_bits(const attn_args &a, const attn_seq &s, int key, int i0) {
+/* The queries of a tile, from i0 on, that see a key, as columns of the tile.  Windows and groups
+ * are no longer than the longest sequence (bwd_prepare). */
+__device__ static inline uint32_t key_bits(const attn_args &a, const attn_sequence &s, int key,
+                                           int i0) {
     if (key >= s.len_k) return 0;
     int base = i0 + s.shift; /* place of column 0 among the keys */
-    int lo = a.window_right < 0 ? 0 : key - a.window_right, hi = s.len_k;
-    if (a.window_left >= 0) hi = min(hi, key + a.window_left + 1);
-    if (key >= s.history) /* a target */
-        hi = min(hi, s.history + ((key - s.history) / a.target_group + 1) * a.target_group);
-    uint32_t bits = span_bits(lo - base, hi - base);
-    if (key < s.history && s.n_contexts > base) bits |= span_bits(0, min(s.n_contexts, hi) - base);
+    attn_key_mask m = attn_key_spans(&a, &s, key);
+    uint32_t bits = span_bits(m.own.begin - base, m.own.end - base);
+    if (m.contexts.end > base) bits |= span_bits(0, m.contexts.end - base);
     return bits;
 }
 
 /* The same of key and key + 8, in the high half, where spans are given by query: one by one. */
-__device__ static inline uint32_t func_bits(const attn_args &a, const attn_seq &s, int key,
+__device__ static inline uint32_t func_bits(const attn_args &a, const attn_sequence &s, int key,
                                             int i0) {
     int first = i0 + 2 * ((int)threadIdx.x % 4);
     uint32_t bits = 0;
 #pragma unroll 1
     for (int c = 0; c < 16; c++) {
         int row = first + c / 2 * 8 + c % 2;
-        attn_row_mask mask = attn_mask_of(a, s, row);
-        bits |= (uint32_t)attn_sees(a, s, mask, row, key) << c;
-        bits |= (uint32_t)attn_sees(a, s, mask, row, key + 8) << (c + 16);
+        attn_row_mask mask = attn_row_spans(&a, &s, row);
+        bits |= (uint32_t)attn_row_sees(&a, &s, &mask, row, key) << c;
+        bits |= (uint32_t)attn_row_sees(&a, &s, &mask, row, key + 8) << (c + 16);
     }
     return bits;
 }
 
 /* Which pairs of a thread are seen, a half of the word for each of its rows, key and key + 8; its
  * columns are queries from i0 on. */
-__device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_seq &s, int key, int i0) {
+__device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_sequence &s, int key,
+                                           int i0) {
     if (a.func != NULL) return func_bits(a, s, key, i0);
     return key_bits(a, s, key, i0) | key_bits(a, s, key + 8, i0) << 16;
 }
@@ -219,8 +213,9 @@ __device__ static inline int row_of_thread() {
 
 /* dk and dv of the thread's keys, key and key + 8, of those of its warpgroup. */
 template <typename T, int D>
-__device__ static inline void bwd_store(const attn_args &a, const attn_seq &s, int head, int key,
-                                        const float (&dk)[D / 2], const float (&dv)[D / 2]) {
+__device__ static inline void bwd_store(const attn_args &a, const attn_sequence &s, int head,
+                                        int key, const float (&dk)[D / 2],
+                                        const float (&dv)[D / 2]) {
     int64_t column = (int64_t)head * D;
     store_wide<T, D>((T *)a.dv + (int64_t)s.row_k * a.stride_v + column, a.stride_v, key, s.len_k,
                      a.scale, dv);

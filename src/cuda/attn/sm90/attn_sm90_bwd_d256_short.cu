@@ -90,7 +90,7 @@ __device__ static inline void wide_product(float (&dq)[N / 2], const char *ds, c
 template <typename T, bool IS_DK>
 __device__ static inline void wide_store(const attn_args &a, const wide_step *w, char *slot,
                                          const float (&sum)[D / 2]) {
-    const attn_seq &s = w->pair.s;
+    const attn_sequence &s = w->pair.s;
     int warp = (int)threadIdx.x % GROUP / 32;
     int64_t stride = IS_DK ? a.stride_k : a.stride_v;
     T *to = (T *)(IS_DK ? a.dk : a.dv) + (int64_t)s.row_k * stride + w->pair.head * D;
@@ -106,7 +106,7 @@ __device__ static inline void wide_store(const attn_args &a, const wide_step *w,
 template <typename T, int N>
 __device__ static inline void wide_store_dq(const attn_args &a, const wide_step *w, char *half,
                                             int row, int column, const float (&dq)[N / 2]) {
-    const attn_seq &s = w->pair.s;
+    const attn_sequence &s = w->pair.s;
     int warp = (int)threadIdx.x % GROUP / 32;
     T *to = (T *)a.dq + (int64_t)s.row_q * a.stride_q + w->pair.head * D + column;
     store_staged<T, N>(half + warp * SLOT / 8, to, a.stride_q, row + 16 * warp, s.len_q,
@@ -116,7 +116,7 @@ __device__ static inline void wide_store_dq(const attn_args &a, const wide_step 
 /* Keys that nobody sees. */
 template <typename T, bool IS_DK>
 __device__ static inline void wide_store_zeros(const attn_args &a, const wide_step *w) {
-    const attn_seq &s = w->pair.s;
+    const attn_sequence &s = w->pair.s;
     int64_t stride = IS_DK ? a.stride_k : a.stride_v;
     T *to = (T *)(IS_DK ? a.dk : a.dv) + (int64_t)s.row_k * stride + w->pair.head * D;
     float zeros[D / 2];

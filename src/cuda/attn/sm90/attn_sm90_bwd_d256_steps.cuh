@@ -211,7 +211,7 @@ __device__ static inline void ask_tile(const wide_job &job, const wide_room &roo
 __device__ static inline void ask_keys(const wide_job &job, const wide_room &room, wide_ask *at,
                                        const bwd_pair &p, wide_keys *k, uint32_t sees) {
     int row = (int)threadIdx.x % 32 * QUERIES;
-    bool is_full = attn_tile_is_full(job.job.a, p.s, row, row + QUERIES, k->key0, k->key0 + KEYS);
+    bool is_full = attn_tile_is_full(&job.job.a, &p.s, row, row + QUERIES, k->key0, k->key0 + KEYS);
     uint32_t left = __ballot_sync(0xffffffffu, sees >> k->key0 / KEYS & 1);
     uint32_t full = __ballot_sync(0xffffffffu, is_full);
     if (left == 0)
@@ -229,12 +229,12 @@ __device__ static inline void ask_keys(const wide_job &job, const wide_room &roo
 
 /* The keys that this lane's queries, 64 lane and on, see.  Those who see none meet the first keys
  * all the same: their dq is zero, and has to be written. */
-__device__ static inline uint32_t ask_sees(const attn_args &a, const attn_seq &s) {
+__device__ static inline uint32_t ask_sees(const attn_args &a, const attn_sequence &s) {
     int row = (int)threadIdx.x % 32 * QUERIES;
     uint32_t sees = 0;
     if (row >= s.len_q) return 0;
     for (int j = 0; j < s.len_k; j += KEYS)
-        if (!attn_tile_is_empty(a, s, row, row + QUERIES, j, j + KEYS)) sees |= 1u << j / KEYS;
+        if (!attn_tile_is_empty(&a, &s, row, row + QUERIES, j, j + KEYS)) sees |= 1u << j / KEYS;
     return sees != 0 ? sees : 1;
 }
 
@@ -328,7 +328,8 @@ __device__ static inline void find_all(const bwd_job &job, wide_end *e) {
         barrier_wait(&e->wanted, (uint32_t)m & 1);
         if (m > 0) n = tiles_take(job.tiles);
         b = n < job.n_pairs ? n / job.a.n_heads : -1;
-        if (b >= 0) p.s = attn_seq_of(job.a, job.tiles.order != NULL ? job.tiles.order[b] : b);
+        if (b >= 0)
+            p.s = attn_sequence_of(&job.a, job.tiles.order != NULL ? job.tiles.order[b] : b);
         p.head = b >= 0 ? n % job.a.n_heads : -1;
         e->pairs[m % 2] = p;
         barrier_arrive(&e->found);

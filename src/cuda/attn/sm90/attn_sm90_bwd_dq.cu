@@ -49,7 +49,7 @@ typedef struct q_barriers {
 } q_barriers;
 
 template <int D> struct q_work {
-    attn_seq s;
+    attn_sequence s;
     int head, row0;
     char *queries, *douts, *keys, *values; /* keys: STAGES tiles */
     q_barriers *barriers;
@@ -59,7 +59,7 @@ template <int D>
 __device__ static inline int next_keys(const attn_args &a, const q_work<D> &w, int j) {
     using shape = q_shape<D>;
     while (j < w.s.len_k &&
-           attn_tile_is_empty(a, w.s, w.row0, w.row0 + shape::ROWS, j, j + shape::KEYS))
+           attn_tile_is_empty(&a, &w.s, w.row0, w.row0 + shape::ROWS, j, j + shape::KEYS))
         j += shape::KEYS;
     return j;
 }
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(q_shape<D>::THREADS, 1)
         if (threadIdx.x == 0) unit = u;
     }
     __syncthreads();
-    w.s = attn_seq_of(a, unit.b);
+    w.s = attn_sequence_of(&a, unit.b);
     w.head = unit.head;
     w.row0 = unit.row0;
     if (w.row0 >= w.s.len_q) return;

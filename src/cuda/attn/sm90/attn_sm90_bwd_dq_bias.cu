@@ -151,9 +151,10 @@ __device__ static inline void sum_add_diagonals(sum_warp *warp, const int (&n)[3
 
 /* A warp's gradients of scores, y, of keys j and on; the warp's first row is `row`. */
 template <typename S>
-__device__ static inline void
-sum_tile(const attn_args &a, const sum_sink &sink, sum_block<S, BIAS_TIME> *sums, const attn_seq &s,
-         int row, int j, const float (&y)[32], const uint32_t (&buckets)[8], sum_state &state) {
+__device__ static inline void sum_tile(const attn_args &a, const sum_sink &sink,
+                                       sum_block<S, BIAS_TIME> *sums, const attn_sequence &s,
+                                       int row, int j, const float (&y)[32],
+                                       const uint32_t (&buckets)[8], sum_state &state) {
     sum_warp *warp = &sums->warps[(int)thread_index() / 32];
     float largest = 0;
     int n[32];
@@ -293,9 +294,9 @@ __device__ static void dq_compute(const attn_args &a, const sum_sink &sink, fwd_
         const fwd_unit *u = own.unit = &room->units[p.unit % S::UNITS];
         if (u->s.b < 0) break;
         int first = u->row0 + group * 64;
-        fwd_span seen = fwd_seen(a, u->s, first, 64);
+        attn_span seen = attn_keys_seen(&a, &u->s, first, 64);
         own.row = first + row_of_thread();
-        own.full = fwd_full(a, u->s, first, 64);
+        own.full = attn_keys_full(&a, &u->s, first, 64);
         if (first + 64 > u->s.len_q) own.full.end = -1; /* rows beyond the end add to no sum */
         own.queries = queries + (buffer.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
         own.queries_free = &room->queries_free[buffer.at][group];

@@ -98,7 +98,7 @@ __device__ static inline void bwd_add_bias(const attn_args &a, const bwd_room<S>
             table_add<T, true>(room.walk.tables + (stage * S::GROUPS + own.group) * TABLE_TILE, x);
         } else {
             const bwd_keys &w = bwd_record<S>(room, own);
-            const attn_seq &s = w.pair.s;
+            const attn_sequence &s = w.pair.s;
             const time_tile<S::KEYS, QUERIES> *tile = &bias.tiles[stage];
             const int *times = bias.times[own.at] + row;
             time_rows rows = {{times[0], times[8]}, bias.are_wide[own.at] != 0};

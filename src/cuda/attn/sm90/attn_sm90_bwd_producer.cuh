@@ -101,7 +101,7 @@ template <typename S> __device__ static inline bool walk_comes() {
 
 /* The times of a tile of keys, by the whole warp. */
 template <typename S>
-__device__ static inline void walk_put_times(const attn_args &a, const attn_seq &s, int key0,
+__device__ static inline void walk_put_times(const attn_args &a, const attn_sequence &s, int key0,
                                              int own, walk_biases<S, BIAS_TIME> *bias) {
     int lane = (int)threadIdx.x % 32;
     int64_t base = time_base(a, s);
@@ -188,26 +188,12 @@ __device__ static inline void walk_ask_queries(const bwd_job &job, const walk_ro
 
 /* ---- which tiles meet ------------------------------------------------------------------------ */
 
-/* Rows begin .. end - 1 of queries, outside of which none meets keys key0 and on, where the mask is
- * a window. */
-template <typename S>
-__device__ static inline void walk_bounds(const bwd_job &job, const attn_seq &s, int key0,
-                                          int *begin, int *end) {
-    const attn_args &a = job.a;
-    *begin = 0;
-    *end = s.len_q;
-    if (walk_is_whole<S>(job) || a.func != NULL || s.len_k <= S::KEYS) return;
-    key0 -= s.shift;
-    if (a.window_right >= 0 && s.n_contexts <= 0) *begin = max(key0 - a.window_right, 0);
-    if (a.window_left >= 0) *end = min(*end, key0 + S::KEYS + a.window_left);
-}
-
 /* The word of this lane's tile of queries; -1 if it does not meet the keys.  sees: in a sequence
  * worked on whole, the tiles of keys it does.  In others it always meets keys that are all there
  * are: its dq is written by nobody else. */
 template <typename S>
-__device__ static inline int walk_look(const bwd_job &job, const attn_seq &s, int key0, int tile,
-                                       uint32_t sees) {
+__device__ static inline int walk_look(const bwd_job &job, const attn_sequence &s, int key0,
+                                       int tile, uint32_t sees) {
     int i = tile * QUERIES, word = tile * TILE_NUMBER;
     if (i >= s.len_q) return -1;
     if (walk_is_whole<S>(job)) {
@@ -217,13 +203,13 @@ __device__ static inline int walk_look(const bwd_job &job, const attn_seq &s, in
         if (sees >> number == 1) word |= TILE_LAST;
     } else if (s.len_k <= S::KEYS) {
         word |= TILE_FIRST | TILE_LAST;
-    } else if (attn_tile_is_empty(job.a, s, i, i + QUERIES, key0, key0 + S::KEYS)) {
+    } else if (attn_tile_is_empty(&job.a, &s, i, i + QUERIES, key0, key0 + S::KEYS)) {
         return -1;
     }
 #pragma unroll
     for (int g = 0; g < S::KEYS / 64; g++) {
         int j = key0 + 64 * g;
-        word |= (int)attn_tile_is_full(job.a, s, i, i + QUERIES, j, j + 64) << g;
+        word |= (int)attn_tile_is_full(&job.a, &s, i, i + QUERIES, j, j + 64) << g;
     }
     return word;
 }
@@ -234,10 +220,12 @@ template <typename S>
 __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &room,
                                         const bwd_pair &p, int key0, uint32_t sees,
                                         walk_place *at) {
-    int lane = (int)threadIdx.x % 32, held = -1, begin, end;
+    int lane = (int)threadIdx.x % 32, held = -1;
     bool comes = walk_comes<S>();
-    walk_bounds<S>(job, p.s, key0, &begin, &end);
-    for (int base = begin / QUERIES; base * QUERIES < end; base += 32) {
+    attn_span rows = {0, p.s.len_q};
+    if (!walk_is_whole<S>(job) && p.s.len_k > S::KEYS)
+        rows = attn_queries_seeing(&job.a, &p.s, key0, S::KEYS);
+    for (int base = rows.begin / QUERIES; base * QUERIES < rows.end; base += 32) {
         int word = walk_look<S>(job, p.s, key0, base + lane, sees);
         for (uint32_t left = __ballot_sync(0xffffffffu, word >= 0); left != 0; left &= left - 1) {
             int next = __shfl_sync(0xffffffffu, word, __ffs((int)left) - 1);
@@ -267,7 +255,7 @@ __device__ static inline int walk_list(const bwd_job &job, walk_end<S> *e, int n
     if (is_there) {
         int b = (int)rank / job.a.n_heads;
         if (job.tiles.order != NULL) b = job.tiles.order[b];
-        e->pairs[lane].s = attn_seq_of(job.a, b);
+        e->pairs[lane].s = attn_sequence_of(&job.a, b);
         e->pairs[lane].head = (int)rank % job.a.n_heads;
     }
     __syncwarp();
@@ -283,7 +271,7 @@ __device__ static inline void walk_pair(const bwd_job &job, const walk_room<S> &
     uint32_t sees = 0;
     if (p.s.len_q == 0 && p.s.len_k == 0) return;
     for (int j = 0; j < n_keys && i < p.s.len_q; j += S::KEYS)
-        if (!attn_tile_is_empty(job.a, p.s, i, i + QUERIES, j, j + S::KEYS))
+        if (!attn_tile_is_empty(&job.a, &p.s, i, i + QUERIES, j, j + S::KEYS))
             sees |= 1u << j / S::KEYS;
     if (sees == 0) sees = 1;
     for (int j = 0; j < n_keys; j += S::KEYS)
@@ -313,7 +301,7 @@ __device__ static inline void walk_cut(const bwd_job &job, const walk_room<S> &r
         if (lane == 0) next = tiles_take(job.tiles);
         tiles_unit u = tiles_find(job.tiles, n);
         if (lane == 0) {
-            p->s = attn_seq_of(job.a, u.b);
+            p->s = attn_sequence_of(&job.a, u.b);
             p->head = u.head;
         }
         __syncwarp();

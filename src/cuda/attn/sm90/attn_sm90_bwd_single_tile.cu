@@ -32,7 +32,7 @@ __device__ static inline void one_list(const attn_args &a, int n_pairs, one_end<
     int lane = (int)threadIdx.x, n = (int)blockIdx.x + lane * (int)gridDim.x;
     bool is_there = n < n_pairs;
     if (is_there) {
-        e->pairs[lane].s = attn_seq_of(a, n / a.n_heads);
+        e->pairs[lane].s = attn_sequence_of(&a, n / a.n_heads);
         e->pairs[lane].head = n % a.n_heads;
     }
     unsigned all = __ballot_sync(0xffffffffu, is_there);

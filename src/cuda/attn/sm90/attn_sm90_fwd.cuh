@@ -249,7 +249,7 @@ __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd
     unsigned n_told = 0;
     while (n < n_units) {
         tiles_unit tile = tiles_find(tiles, n);
-        attn_seq s = attn_seq_of(a, tile.b);
+        attn_sequence s = attn_sequence_of(&a, tile.b);
         if (tile.row0 < s.len_q) {
             if (lane == 0) {
                 fwd_unit *u = &room->units[n_told % S::UNITS];
@@ -296,7 +296,7 @@ template <typename S> struct fwd_own {
     uint64_t *queries_free;
     const char *queries;
     int row; /* of the thread; the other is row + 8 */
-    fwd_span full;
+    attn_span full;
     int end; /* of the columns that its rows may see */
     float half;
     time_rows times; /* with that bias */
@@ -468,9 +468,9 @@ __device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const 
         const fwd_unit *u = own.unit = &room->units[p.unit % S::UNITS];
         if (u->s.b < 0) break;
         int first = u->row0 + group * 64;
-        fwd_span seen = fwd_seen(a, u->s, first, 64);
+        attn_span seen = attn_keys_seen(&a, &u->s, first, 64);
         own.row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
-        own.full = fwd_full(a, u->s, first, 64);
+        own.full = attn_keys_full(&a, &u->s, first, 64);
         own.queries = queries + (buffer.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
         own.queries_free = &room->queries_free[buffer.at][group];
         if constexpr (S::BIAS == BIAS_TIME)

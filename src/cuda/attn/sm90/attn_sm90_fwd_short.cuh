@@ -99,9 +99,9 @@ template <typename S> __device__ static inline uint32_t short_move(uint32_t addr
 
 /* What a warp knows of its 16 rows. */
 template <typename S> struct short_own {
-    const attn_seq *s;
+    const attn_sequence *s;
     int row; /* of the thread; the other is row + 8 */
-    fwd_span seen, full;
+    attn_span seen, full;
     float half;
     uint32_t queries; /* address */
     uint32_t kept[S::KEEPS_QUERIES ? S::D / 16 : 1][4];
@@ -144,44 +144,28 @@ __device__ static inline void short_add(float (&out)[S::D / 2], const uint32_t (
     }
 }
 
-/* Bit c: column + c / 2 * 8 + c % 2, one of a thread's in N grains, lies before `end`. */
-template <int N> __device__ static inline unsigned short_before(int column, int end) {
-    int n = min(max(max(end, 0) - column, 0), N * GRAIN_ROWS);
-    return (1u << (n / 8 * 2 + min(n % 8, 2))) - 1;
-}
-template <int N> __device__ static inline unsigned short_between(int column, int first, int end) {
-    return short_before<N>(column, end) & ~short_before<N>(column, first);
-}
-
-/* Those of a thread's columns that a row sees. */
+/* Those of a thread's columns, from `column` on in N grains, that a row sees. */
 template <int N>
-__device__ static inline unsigned short_seen(const attn_args &a, const attn_seq &s, int row,
+__device__ static inline unsigned short_seen(const attn_args &a, const attn_sequence &s, int row,
                                              int column) {
-    attn_row_mask m = attn_mask_of(a, s, row);
-    unsigned seen = short_between<N>(column, m.first0, m.end0);
-    seen |= short_between<N>(column, m.first1, m.end1);
-    if (a.func == NULL || row >= s.len_q) return seen;
-    const int32_t *functions = a.func + s.row_q + row;
-#pragma unroll 1
-    for (int f = 3; f + 1 < a.n_func; f += 2)
-        seen |= short_between<N>(column, functions[f * a.func_stride],
-                                 min(functions[(f + 1) * a.func_stride], s.len_k));
+    attn_row_mask m = attn_row_spans(&a, &s, row);
+    unsigned seen = attn_bits_between<2 * N>(m.first0 - column, m.end0 - column);
+    seen |= attn_bits_between<2 * N>(m.first1 - column, m.end1 - column);
+    if (attn_mask_has_more(&a)) seen |= attn_more_bits<2 * N>(a, s, row, column);
     return seen;
 }
 
 /* Scores of pairs that are not seen become 0, whose weight is 0.  A bound that moves along with the
  * rows, and no other, is by far the most frequent mask. */
 template <int N>
-__device__ static inline void short_mask(const attn_args &a, const attn_seq &s, int row, int j,
+__device__ static inline void short_mask(const attn_args &a, const attn_sequence &s, int row, int j,
                                          float (&x)[8 * N]) {
     int column = j + 2 * ((int)threadIdx.x % 4);
-    bool is_plain = a.func == NULL && a.n_targets == NULL && a.n_contexts == NULL &&
-                    a.window_left < 0 && a.window_right == 0 && s.shift >= 0;
     unsigned seen = 0;
-    if (is_plain) {
+    if (attn_mask_is_causal(&a) && s.shift >= 0) {
         int end = row + s.shift + 1;
-        seen = short_before<N>(column, min(end, s.len_k));
-        seen |= short_before<N>(column, min(end + 8, s.len_k)) << 8;
+        seen = attn_bits_below<2 * N>(min(end, s.len_k) - column);
+        seen |= attn_bits_below<2 * N>(min(end + 8, s.len_k) - column) << 8;
     } else {
 #pragma unroll 1
         for (int side = 0; side < 2; side++)
@@ -260,13 +244,13 @@ __device__ static inline int short_rows(const attn_args &a, const fwd_maps &maps
                                         short_room<S> *room, char *queries, uint32_t parity,
                                         uint32_t ring) {
     const short_tile *tile = &room->tiles[at];
-    const attn_seq *s = &tile->u.s;
+    const attn_sequence *s = &tile->u.s;
     int row = tile->u.row0 + (task - tile->task) * GRAIN_ROWS, next = 0;
     short_own<S> own;
     own.s = s;
     own.row = row + (int)threadIdx.x % 32 / 4;
-    own.seen = fwd_seen(a, *s, row, GRAIN_ROWS);
-    own.full = fwd_full(a, *s, row, GRAIN_ROWS);
+    own.seen = attn_keys_seen(&a, s, row, GRAIN_ROWS);
+    own.full = attn_keys_full(&a, s, row, GRAIN_ROWS);
     own.half = 0.5f * a.alpha;
     own.queries = shared_address(queries) + short_lane_rows<S>();
     float out[S::D / 2];

@@ -100,7 +100,7 @@ __device__ static inline bool short_find(const attn_args &a, int n_tiles, bool i
     int place = (int)(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
     int pair = round * (int)gridDim.x + place, at = pair / a.n_heads;
     if (n >= S::TILES || pair >= n_pairs) return false;
-    u->s = attn_seq_of(a, is_sorted ? room->order[at] : at);
+    u->s = attn_sequence_of(&a, is_sorted ? room->order[at] : at);
     u->s.len_q = min(u->s.len_q, a.max_len_q); /* lists have no more room, whatever offsets say */
     u->s.len_k = min(u->s.len_k, a.max_len_k);
     u->head = pair - at * a.n_heads;

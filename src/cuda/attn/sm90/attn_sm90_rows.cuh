@@ -10,7 +10,7 @@
 /* What the warpgroups are told of a tile: b < 0 is the end.  Columns begin .. end - 1, without hole
  * .. hole_end - 1, are all that any of its rows may see. */
 typedef struct fwd_unit {
-    attn_seq s;
+    attn_sequence s;
     int head, row0;
     int begin, end, hole, hole_end;
 } fwd_unit;
@@ -21,37 +21,14 @@ typedef struct fwd_maps {
     bias_source bias; /* likewise */
 } fwd_maps;
 
-/* ---- which columns --------------------------------------------------------------------------- */
-
-typedef struct fwd_span {
-    int begin, end;
-} fwd_span;
-
-/* Columns that any of n rows may see. */
-__device__ static inline fwd_span fwd_seen(const attn_args &a, const attn_seq &s, int row0, int n) {
-    int row1 = min(row0 + n, s.len_q), i0 = row0 + s.shift, i1 = row1 + s.shift;
-    fwd_span seen = {0, row0 < row1 ? s.len_k : 0};
-    if (a.func != NULL || row0 >= row1) return seen;
-    if (a.window_left >= 0) seen.begin = max(i0 - a.window_left, 0);
-    if (a.window_right >= 0) {
-        seen.end = (int)min((long long)i1 + a.window_right, (long long)s.len_k);
-        if (i0 < s.n_contexts) seen.end = max(seen.end, s.history);
-    }
-    return seen;
-}
-
 template <typename S>
-__device__ static inline void fwd_walk(const attn_args &a, const attn_seq &s, int row0,
+__device__ static inline void fwd_walk(const attn_args &a, const attn_sequence &s, int row0,
                                        fwd_unit *u) {
-    fwd_span seen = fwd_seen(a, s, row0, S::ROWS);
-    int i0 = row0 + s.shift;
+    attn_span seen = attn_keys_seen(&a, &s, row0, S::ROWS), hole = attn_keys_hole(&a, &s, row0);
     u->begin = seen.begin / S::KEYS * S::KEYS;
     u->end = seen.end;
-    u->hole = u->hole_end = 0;
-    if (a.func == NULL && i0 >= s.history) {
-        u->hole = s.history;
-        u->hole_end = s.history + (i0 - s.history) / a.target_group * a.target_group;
-    }
+    u->hole = hole.begin;
+    u->hole_end = hole.end;
 }
 
 /* The first tile of keys from j on that is not in the hole. */
@@ -59,20 +36,6 @@ template <typename S> __device__ static inline int fwd_next(const fwd_unit *u, i
     while (j >= u->hole && j + S::KEYS <= u->hole_end)
         j += S::KEYS;
     return j;
-}
-
-/* Columns that all of n rows see, those beyond the sequence's end left out: they are not stored. */
-__device__ static inline fwd_span fwd_full(const attn_args &a, const attn_seq &s, int row0, int n) {
-    int row1 = min(row0 + n, s.len_q), i0 = row0 + s.shift, i1 = row1 + s.shift;
-    fwd_span full = {0, s.len_k};
-    if (a.func != NULL) full.end = -1;
-    if (a.func != NULL || row0 >= row1) return full;
-    if (a.window_left >= 0) full.begin = max(i1 - 1 - a.window_left, 0);
-    if (a.window_right >= 0)
-        full.end = (int)min((long long)i0 + a.window_right + 1, (long long)s.len_k);
-    if (i1 <= s.n_contexts) full.end = max(full.end, s.history);
-    if (i1 > s.history) full.end = min(full.end, s.history);
-    return full;
 }
 
 /* ---- weights ---- */
@@ -87,15 +50,15 @@ __device__ static inline float fwd_silu(float half, float x) {
 /* Scores of pairs that are not seen become 0, whose weight is 0.  A thread's columns are those at 2
  * (thread % 4) and the next, of each 8; its rows are row and row + 8. */
 template <int KEYS>
-__device__ static inline void fwd_mask(const attn_args &a, const attn_seq &s, int row, int j,
+__device__ static inline void fwd_mask(const attn_args &a, const attn_sequence &s, int row, int j,
                                        float (&x)[KEYS / 2]) {
     int column = j + 2 * ((int)threadIdx.x % 4);
-    bool has_functions = a.func != NULL && a.n_func > 3;
-    bool has_one_end = a.func == NULL && a.n_targets == NULL && a.window_left < 0;
+    bool has_more = attn_mask_has_more(&a);
+    bool has_one_end = attn_mask_has_one_end(&a);
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        attn_row_mask m = attn_mask_of(a, s, row + 8 * side);
-        if (has_functions) {
+        attn_row_mask m = attn_row_spans(&a, &s, row + 8 * side);
+        if (has_more) {
             unsigned seen = 0;
 #pragma unroll
             for (int c = 0; c < KEYS / 4; c++) {
@@ -103,8 +66,8 @@ __device__ static inline void fwd_mask(const attn_args &a, const attn_seq &s, in
                     seen = 0;
 #pragma unroll 1
                     for (int i = 0; i < 32; i++)
-                        seen |= (unsigned)attn_sees(a, s, m, row + 8 * side,
-                                                    column + (c + i) / 2 * 8 + i % 2)
+                        seen |= (unsigned)attn_row_sees(&a, &s, &m, row + 8 * side,
+                                                        column + (c + i) / 2 * 8 + i % 2)
                                 << i;
                 }
                 if ((seen >> c % 32 & 1) == 0) x[c / 2 * 4 + side * 2 + c % 2] = 0;

@@ -1,0 +1,226 @@
+/* The masks of the HSTU attention (attn_args in ops.h states the rule), lowered to spans, for the
+ * CPU and for CUDA kernels alike.  Three views of one mask:
+ * - a query row: the spans of keys it sees (attn_row_spans, attn_func_span);
+ * - a key: the spans of queries that see it (attn_key_spans), where the mask is not func;
+ * - a tile of query rows and keys: empty, full or partial (attn_tile_is_empty, attn_tile_is_full),
+ *   and over a tile of rows the keys that any of them may see (attn_keys_seen) and that all of them
+ *   see (attn_keys_full).
+ * Answers about tiles are on the safe side: a tile that is not called empty or full may still be.
+ *
+ * Pure functions of their arguments, for any thread, on the host and on the device. */
+#ifndef HSTU_OPS_ATTN_MASK_H
+#define HSTU_OPS_ATTN_MASK_H
+
+#include "ops/ops.h"
+
+#ifdef __CUDACC__
+#define MASK_FN __host__ __device__ static inline
+#else
+#define MASK_FN static inline
+#endif
+
+/* Half open: begin .. end - 1; empty if begin >= end. */
+typedef struct attn_span {
+    int32_t begin, end;
+} attn_span;
+
+/* One sequence of a batch. */
+typedef struct attn_sequence {
+    int b;
+    int row_q, row_k; /* first rows in the jagged arrays */
+    int len_q, len_k;
+    int shift;      /* len_k - len_q: a query row's place among the keys is row + shift */
+    int n_contexts; /* 0 where there are none */
+    int history;    /* h: keys before the targets */
+} attn_sequence;
+
+MASK_FN int attn_min(int x, int y) {
+    return x < y ? x : y;
+}
+MASK_FN int attn_max(int x, int y) {
+    return x > y ? x : y;
+}
+/* x + y, at most `most`: windows may be as long as an int. */
+MASK_FN int attn_add(int x, int y, int most) {
+    int64_t sum = (int64_t)x + y;
+    return (int)(sum < most ? sum : most);
+}
+
+MASK_FN attn_sequence attn_sequence_of(const attn_args *a, int b) {
+    attn_sequence s;
+    s.b = b;
+    s.row_q = a->offsets_q[b];
+    s.row_k = a->offsets_k[b];
+    s.len_q = a->offsets_q[b + 1] - s.row_q;
+    s.len_k = a->offsets_k[b + 1] - s.row_k;
+    s.shift = s.len_k - s.len_q;
+    s.n_contexts = a->n_contexts != NULL ? a->n_contexts[b] : 0;
+    int n_targets = a->n_targets != NULL ? a->n_targets[b] : 0;
+    s.history = s.len_k - attn_min(attn_max(n_targets, 0), s.len_k);
+    return s;
+}
+
+/* Whether a row sees keys up to one bound and all before it. */
+MASK_FN bool attn_mask_has_one_end(const attn_args *a) {
+    return a->func == NULL && a->n_targets == NULL && a->window_left < 0;
+}
+/* Whether that bound is the row's own place: by far the most frequent mask. */
+MASK_FN bool attn_mask_is_causal(const attn_args *a) {
+    return attn_mask_has_one_end(a) && a->n_contexts == NULL && a->window_right == 0;
+}
+/* Whether rows may have more than the two spans of attn_row_spans. */
+MASK_FN bool attn_mask_has_more(const attn_args *a) {
+    return a->func != NULL && a->n_func > 3;
+}
+
+/* The m-th span of keys (0 .. n_func / 2) that func gives a query row, within the sequence. */
+MASK_FN attn_span attn_func_span(const attn_args *a, const attn_sequence *s, int row, int m) {
+    const int32_t *column = a->func + s->row_q + row;
+    attn_span span = {0, 0};
+    if (m > 0) span.begin = attn_max(column[(2 * m - 1) * a->func_stride], 0);
+    span.end = attn_max(attn_min(column[2 * m * a->func_stride], s->len_k), 0);
+    return span;
+}
+
+/* Keys first0 .. end0 - 1 and first1 .. end1 - 1, each of which may be empty.  Where
+ * attn_mask_has_more, attn_func_span knows the rest. */
+typedef struct attn_row_mask {
+    int first0, end0, first1, end1;
+} attn_row_mask;
+
+MASK_FN attn_row_mask attn_row_spans(const attn_args *a, const attn_sequence *s, int row) {
+    attn_row_mask m = {0, 0, 0, 0};
+    if (row >= s->len_q) return m;
+    if (a->func != NULL) {
+        m.end0 = attn_func_span(a, s, row, 0).end;
+        if (a->n_func >= 3) {
+            attn_span second = attn_func_span(a, s, row, 1);
+            m.first1 = second.begin;
+            m.end1 = second.end;
+        }
+        return m;
+    }
+    int i = row + s->shift;
+    int first = a->window_left < 0 ? 0 : attn_max(i - a->window_left, 0);
+    int end = a->window_right < 0 ? s->len_k : attn_add(i + 1, a->window_right, s->len_k);
+    if (i < s->n_contexts && end < s->history) end = s->history;
+    m.first0 = first;
+    m.end0 = end;
+    if (i >= s->history) { /* a target: the history and its own group */
+        int group = s->history + (i - s->history) / a->target_group * a->target_group;
+        m.end0 = attn_min(end, s->history);
+        m.first1 = attn_max(first, group);
+        m.end1 = end;
+    }
+    return m;
+}
+
+/* Whether key j is in the spans m of a row, or, where there are more than two, in one of those. */
+MASK_FN bool attn_row_sees(const attn_args *a, const attn_sequence *s, const attn_row_mask *m,
+                           int row, int j) {
+    bool sees = (j >= m->first0 && j < m->end0) || (j >= m->first1 && j < m->end1);
+    if (attn_mask_has_more(a) && row < s->len_q) {
+        for (int f = 2; 2 * f < a->n_func; f++) {
+            attn_span span = attn_func_span(a, s, row, f);
+            sees |= j >= span.begin && j < span.end;
+        }
+    }
+    return sees;
+}
+
+/* The queries that see a key, as places among the keys: those by the window and the groups of
+ * targets are neighbours (`own`), and so are the contexts before them.  Not for func; windows and
+ * groups must not be longer than the longest sequence. */
+typedef struct attn_key_mask {
+    attn_span contexts, own;
+} attn_key_mask;
+
+MASK_FN attn_key_mask attn_key_spans(const attn_args *a, const attn_sequence *s, int key) {
+    attn_key_mask m = {{0, 0}, {0, 0}};
+    if (key >= s->len_k) return m;
+    m.own.begin = a->window_right < 0 ? 0 : key - a->window_right;
+    m.own.end = s->len_k;
+    if (a->window_left >= 0) m.own.end = attn_min(m.own.end, key + a->window_left + 1);
+    if (key >= s->history) /* a target */
+        m.own.end = attn_min(m.own.end, s->history + ((key - s->history) / a->target_group + 1) *
+                                                         a->target_group);
+    if (key < s->history) m.contexts.end = attn_min(s->n_contexts, m.own.end);
+    return m;
+}
+
+/* Keys that any of n query rows from row0 on may see. */
+MASK_FN attn_span attn_keys_seen(const attn_args *a, const attn_sequence *s, int row0, int n) {
+    int row1 = attn_min(row0 + n, s->len_q), i0 = row0 + s->shift, i1 = row1 + s->shift;
+    attn_span seen = {0, row0 < row1 ? s->len_k : 0};
+    if (a->func != NULL || row0 >= row1) return seen;
+    if (a->window_left >= 0) seen.begin = attn_max(i0 - a->window_left, 0);
+    if (a->window_right >= 0) {
+        seen.end = attn_add(i1, a->window_right, s->len_k);
+        if (i0 < s->n_contexts) seen.end = attn_max(seen.end, s->history);
+    }
+    return seen;
+}
+
+/* Keys within those that none of the rows sees: the groups of targets before the rows' own. */
+MASK_FN attn_span attn_keys_hole(const attn_args *a, const attn_sequence *s, int row0) {
+    int i0 = row0 + s->shift;
+    attn_span hole = {0, 0};
+    if (a->func != NULL || i0 < s->history) return hole;
+    hole.begin = s->history;
+    hole.end = s->history + (i0 - s->history) / a->target_group * a->target_group;
+    return hole;
+}
+
+/* Keys that all of n query rows see; rows beyond the sequence's end do not count.  An end of -1: no
+ * such keys are known. */
+MASK_FN attn_span attn_keys_full(const attn_args *a, const attn_sequence *s, int row0, int n) {
+    int row1 = attn_min(row0 + n, s->len_q), i0 = row0 + s->shift, i1 = row1 + s->shift;
+    attn_span full = {0, s->len_k};
+    if (a->func != NULL) full.end = -1;
+    if (a->func != NULL || row0 >= row1) return full;
+    if (a->window_left >= 0) full.begin = attn_max(i1 - 1 - a->window_left, 0);
+    if (a->window_right >= 0) full.end = attn_add(i0 + 1, a->window_right, s->len_k);
+    if (i1 <= s->n_contexts) full.end = attn_max(full.end, s->history);
+    if (i1 > s->history) full.end = attn_min(full.end, s->history);
+    return full;
+}
+
+/* Query rows outside of which none sees any of n keys from key0 on. */
+MASK_FN attn_span attn_queries_seeing(const attn_args *a, const attn_sequence *s, int key0, int n) {
+    attn_span rows = {0, s->len_q};
+    int first = key0 - s->shift, end = attn_min(key0 + n, s->len_k) - s->shift;
+    if (a->func != NULL) return rows;
+    if (a->window_right >= 0 && s->n_contexts <= 0)
+        rows.begin = first > a->window_right ? first - a->window_right : 0;
+    if (a->window_left >= 0) rows.end = attn_max(attn_add(end, a->window_left, rows.end), 0);
+    return rows;
+}
+
+/* Of query rows row0 .. row1 - 1 and keys j0 .. j1 - 1: does surely nothing see anything?  Rows and
+ * keys beyond the lengths see and are seen by nothing. */
+MASK_FN bool attn_tile_is_empty(const attn_args *a, const attn_sequence *s, int row0, int row1,
+                                int j0, int j1) {
+    row1 = attn_min(row1, s->len_q);
+    j1 = attn_min(j1, s->len_k);
+    if (row0 >= row1 || j0 >= j1) return true;
+    if (a->func != NULL) return false;
+    int i0 = row0 + s->shift, i1 = row1 + s->shift;
+    if (a->window_left >= 0 && j1 - 1 < i0 - a->window_left) return true;
+    if (a->window_right >= 0 && j0 > (int64_t)i1 - 1 + a->window_right)
+        return !(i0 < s->n_contexts && j0 < s->history);
+    if (i0 >= s->history && j0 >= s->history)
+        return j1 <= s->history + (i0 - s->history) / a->target_group * a->target_group;
+    return false;
+}
+
+/* Does surely every row see every key? */
+MASK_FN bool attn_tile_is_full(const attn_args *a, const attn_sequence *s, int row0, int row1,
+                               int j0, int j1) {
+    if (a->func != NULL || row1 > s->len_q || j1 > s->len_k) return false;
+    int i0 = row0 + s->shift, i1 = row1 + s->shift;
+    if (a->window_left >= 0 && j0 < i1 - 1 - a->window_left) return false;
+    if (a->window_right >= 0 && j1 - 1 > (int64_t)i0 + a->window_right) return false;
+    return i1 <= s->history || j1 <= s->history;
+}
+
+#endif
