@@ -6,6 +6,8 @@
  *   and over a tile of rows the keys that any of them may see (attn_keys_seen) and that all of them
  *   see (attn_keys_full).
  * Answers about tiles are on the safe side: a tile that is not called empty or full may still be.
+ * For func they need func_tiles, a summary of each 64 rows that a backend makes before (without it
+ * every tile is partial).
  *
  * Pure functions of their arguments, for any thread, on the host and on the device. */
 #ifndef HSTU_OPS_ATTN_MASK_H
@@ -14,9 +16,11 @@
 #include "ops/ops.h"
 
 #ifdef __CUDACC__
-#define MASK_FN __host__ __device__ static inline
+#define MASK_FN         __host__ __device__ static inline
+#define MASK_SMALL_LOOP _Pragma("unroll 1")
 #else
 #define MASK_FN static inline
+#define MASK_SMALL_LOOP
 #endif
 
 /* Half open: begin .. end - 1; empty if begin >= end. */
@@ -148,11 +152,85 @@ MASK_FN attn_key_mask attn_key_spans(const attn_args *a, const attn_sequence *s,
     return m;
 }
 
+/* What ATTN_FUNC_ROWS query rows, from a multiple of them on, see of a func mask: from the first to
+ * the last key that any of them sees, and keys that all of them see (of each row one span counts,
+ * its longest).  func_tiles: (B, tiles of max_len_q rows). */
+enum { ATTN_FUNC_ROWS = 64 };
+
+typedef struct attn_func_tile {
+    attn_span seen, full;
+} attn_func_tile;
+
+MASK_FN int attn_func_tiles_per_sequence(const attn_args *a) {
+    return (a->max_len_q + ATTN_FUNC_ROWS - 1) / ATTN_FUNC_ROWS;
+}
+
+/* That of one row; of a row beyond the sequence's end that which changes no other. */
+MASK_FN attn_func_tile attn_func_tile_of(const attn_args *a, const attn_sequence *s, int row) {
+    attn_func_tile tile = {{INT32_MAX, 0}, {0, INT32_MAX}};
+    if (row >= s->len_q) return tile;
+    tile.full.end = 0;
+    for (int m = 0; 2 * m < a->n_func; m++) {
+        attn_span span = attn_func_span(a, s, row, m);
+        if (span.begin >= span.end) continue;
+        tile.seen.begin = attn_min(tile.seen.begin, span.begin);
+        tile.seen.end = attn_max(tile.seen.end, span.end);
+        if (span.end - span.begin > tile.full.end - tile.full.begin) tile.full = span;
+    }
+    return tile;
+}
+
+/* That of two tiles together. */
+MASK_FN attn_func_tile attn_func_tile_join(attn_func_tile x, attn_func_tile y) {
+    x.seen.begin = attn_min(x.seen.begin, y.seen.begin);
+    x.seen.end = attn_max(x.seen.end, y.seen.end);
+    x.full.begin = attn_max(x.full.begin, y.full.begin);
+    x.full.end = attn_min(x.full.end, y.full.end);
+    return x;
+}
+
+MASK_FN const attn_func_tile *attn_func_tile_at(const attn_args *a, const attn_sequence *s,
+                                                int row) {
+    int n = attn_func_tiles_per_sequence(a);
+    return a->func_tiles + (int64_t)s->b * n + attn_min(row / ATTN_FUNC_ROWS, n - 1);
+}
+
+/* Keys that any of query rows row0 .. row1 - 1 may see by func. */
+MASK_FN attn_span attn_func_seen(const attn_args *a, const attn_sequence *s, int row0, int row1) {
+    attn_span seen = {0, s->len_k};
+    if (a->func_tiles == NULL) return seen;
+    seen.begin = INT32_MAX;
+    seen.end = 0;
+    MASK_SMALL_LOOP
+    for (int row = row0 / ATTN_FUNC_ROWS * ATTN_FUNC_ROWS; row < row1; row += ATTN_FUNC_ROWS) {
+        const attn_func_tile *tile = attn_func_tile_at(a, s, row);
+        seen.begin = attn_min(seen.begin, tile->seen.begin);
+        seen.end = attn_max(seen.end, tile->seen.end);
+    }
+    if (seen.begin >= seen.end) seen.begin = seen.end = 0;
+    return seen;
+}
+
+/* Keys that all of them see; an end of -1: no such keys are known. */
+MASK_FN attn_span attn_func_full(const attn_args *a, const attn_sequence *s, int row0, int row1) {
+    attn_span full = {0, a->func_tiles == NULL ? -1 : s->len_k};
+    MASK_SMALL_LOOP
+    for (int row = row0 / ATTN_FUNC_ROWS * ATTN_FUNC_ROWS; row < row1 && full.end > full.begin;
+         row += ATTN_FUNC_ROWS) {
+        const attn_func_tile *tile = attn_func_tile_at(a, s, row);
+        full.begin = attn_max(full.begin, tile->full.begin);
+        full.end = attn_min(full.end, tile->full.end);
+    }
+    if (full.begin >= full.end) full.end = -1;
+    return full;
+}
+
 /* Keys that any of n query rows from row0 on may see. */
 MASK_FN attn_span attn_keys_seen(const attn_args *a, const attn_sequence *s, int row0, int n) {
     int row1 = attn_min(row0 + n, s->len_q), i0 = row0 + s->shift, i1 = row1 + s->shift;
     attn_span seen = {0, row0 < row1 ? s->len_k : 0};
-    if (a->func != NULL || row0 >= row1) return seen;
+    if (row0 >= row1) return seen;
+    if (a->func != NULL) return attn_func_seen(a, s, row0, row1);
     if (a->window_left >= 0) seen.begin = attn_max(i0 - a->window_left, 0);
     if (a->window_right >= 0) {
         seen.end = attn_add(i1, a->window_right, s->len_k);
@@ -176,8 +254,8 @@ MASK_FN attn_span attn_keys_hole(const attn_args *a, const attn_sequence *s, int
 MASK_FN attn_span attn_keys_full(const attn_args *a, const attn_sequence *s, int row0, int n) {
     int row1 = attn_min(row0 + n, s->len_q), i0 = row0 + s->shift, i1 = row1 + s->shift;
     attn_span full = {0, s->len_k};
-    if (a->func != NULL) full.end = -1;
-    if (a->func != NULL || row0 >= row1) return full;
+    if (row0 >= row1) return full;
+    if (a->func != NULL) return attn_func_full(a, s, row0, row1);
     if (a->window_left >= 0) full.begin = attn_max(i1 - 1 - a->window_left, 0);
     if (a->window_right >= 0) full.end = attn_add(i0 + 1, a->window_right, s->len_k);
     if (i1 <= s->n_contexts) full.end = attn_max(full.end, s->history);
@@ -203,7 +281,10 @@ MASK_FN bool attn_tile_is_empty(const attn_args *a, const attn_sequence *s, int 
     row1 = attn_min(row1, s->len_q);
     j1 = attn_min(j1, s->len_k);
     if (row0 >= row1 || j0 >= j1) return true;
-    if (a->func != NULL) return false;
+    if (a->func != NULL) {
+        attn_span seen = attn_func_seen(a, s, row0, row1);
+        return j1 <= seen.begin || j0 >= seen.end;
+    }
     int i0 = row0 + s->shift, i1 = row1 + s->shift;
     if (a->window_left >= 0 && j1 - 1 < i0 - a->window_left) return true;
     if (a->window_right >= 0 && j0 > (int64_t)i1 - 1 + a->window_right)
@@ -216,7 +297,11 @@ MASK_FN bool attn_tile_is_empty(const attn_args *a, const attn_sequence *s, int 
 /* Does surely every row see every key? */
 MASK_FN bool attn_tile_is_full(const attn_args *a, const attn_sequence *s, int row0, int row1,
                                int j0, int j1) {
-    if (a->func != NULL || row1 > s->len_q || j1 > s->len_k) return false;
+    if (row1 > s->len_q || j1 > s->len_k) return false;
+    if (a->func != NULL) {
+        attn_span full = attn_func_full(a, s, row0, row1);
+        return j0 >= full.begin && j1 <= full.end;
+    }
     int i0 = row0 + s->shift, i1 = row1 + s->shift;
     if (a->window_left >= 0 && j0 < i1 - 1 - a->window_left) return false;
     if (a->window_right >= 0 && j1 - 1 > (int64_t)i0 + a->window_right) return false;

@@ -216,6 +216,7 @@ typedef struct attn_args {
     const int32_t *func;                   /* (n_func, func_stride) or NULL */
     int32_t n_func;                        /* odd */
     int64_t func_stride;
+    const struct attn_func_tile *func_tiles; /* a backend's own (attn_mask.h); callers: NULL */
     attn_bias bias;
     const void *table;                    /* (B, table_heads, table_len, table_len) act */
     int32_t table_heads, table_len;       /* heads: 1 or H */

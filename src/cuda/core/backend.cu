@@ -57,43 +57,51 @@ void *cuda_stream(backend *be) {
 
 /* A quarter more than asked for: batches differ a little, and growing waits for the device.  A
  * recorded step holds the address of the old block, so it goes with it. */
-static status grow_scratch(cuda_state *s, size_t bytes) {
+static status grow_own(cuda_state *s, cuda_block *block, size_t bytes) {
     size_t room = bytes + bytes / 4;
     CUDA_TRY(cudaStreamSynchronize(s->stream));
     cuda_graphs_drop(s->graphs);
-    cudaFree(s->scratch);
-    s->scratch = NULL;
-    s->scratch_bytes = 0;
-    CUDA_TRY(cudaMalloc(&s->scratch, room));
-    s->scratch_bytes = room;
+    cudaFree(block->p);
+    block->p = NULL;
+    block->bytes = 0;
+    CUDA_TRY(cudaMalloc(&block->p, room));
+    block->bytes = room;
     return OK;
 }
 
 /* What a caller recorded we cannot drop, so the old block stays until the end; and as the new one
  * is more than twice as large, all the old ones together are smaller. */
-static status grow_guest_scratch(cuda_state *s, size_t bytes) {
-    void *block;
-    size_t room = bytes + s->scratch_bytes;
-    CUDA_TRY(cudaMalloc(&block, room));
-    if (s->scratch != NULL) s->old_scratch[s->n_old_scratch++] = s->scratch;
-    s->scratch = block;
-    s->scratch_bytes = room;
+static status grow_guest(cuda_state *s, cuda_block *block, size_t bytes) {
+    void *p;
+    size_t room = bytes + block->bytes;
+    CUDA_TRY(cudaMalloc(&p, room));
+    if (block->p != NULL) s->old_blocks[s->n_old_blocks++] = block->p;
+    block->p = p;
+    block->bytes = room;
     return OK;
 }
 
-status cuda_scratch(backend *be, size_t bytes, void **out) {
+static status grow(backend *be, cuda_block *block, size_t bytes, void **out) {
     cuda_state *s = cuda_of(be);
     cudaStreamCaptureStatus capture;
-    *out = s->scratch;
-    if (bytes <= s->scratch_bytes) return OK;
+    *out = block->p;
+    if (bytes <= block->bytes) return OK;
     *out = NULL;
     CUDA_TRY(cudaStreamIsCapturing(s->stream, &capture));
     if (capture != cudaStreamCaptureStatusNone)
         return fail(ERR_DEVICE, "an op that is being recorded asks for more scratch memory than "
                                 "any before it; run it once without recording");
-    TRY(s->is_guest ? grow_guest_scratch(s, bytes) : grow_scratch(s, bytes));
-    *out = s->scratch;
+    TRY(s->is_guest ? grow_guest(s, block, bytes) : grow_own(s, block, bytes));
+    *out = block->p;
     return OK;
+}
+
+status cuda_scratch(backend *be, size_t bytes, void **out) {
+    return grow(be, &cuda_of(be)->scratch, bytes, out);
+}
+
+status cuda_mask_scratch(backend *be, size_t bytes, void **out) {
+    return grow(be, &cuda_of(be)->mask_scratch, bytes, out);
 }
 
 /* Steps recorded in one precision are nothing to another. */
@@ -119,9 +127,10 @@ static void destroy(backend *be) {
     cuda_graphs_destroy(s->graphs);
     cuda_matmuls_destroy(s->matmuls);
     cuda_copies_destroy(s->copies);
-    cudaFree(s->scratch);
-    for (int i = 0; i < s->n_old_scratch; i++)
-        cudaFree(s->old_scratch[i]);
+    cudaFree(s->scratch.p);
+    cudaFree(s->mask_scratch.p);
+    for (int i = 0; i < s->n_old_blocks; i++)
+        cudaFree(s->old_blocks[i]);
     cudaFree((void *)s->bucket_cells);
     cudaFree(s->counters);
     if (s->stream != NULL) cudaStreamDestroy(s->stream);

@@ -16,6 +16,12 @@ typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */
 typedef struct cuda_matmuls cuda_matmuls; /* chosen algorithms of products (matmul.cu) */
 typedef struct cuda_copies cuda_copies;   /* pinned memory on its way (copies.cu) */
 
+/* Memory of the device that grows. */
+typedef struct cuda_block {
+    void *p;
+    size_t bytes;
+} cuda_block;
+
 typedef struct cuda_state {
     int device;
     int sm; /* 90 is SM 9.0 */
@@ -27,10 +33,9 @@ typedef struct cuda_state {
     char card[128];
     bool is_guest; /* the stream is the caller's; copies, graphs and matmuls are NULL */
     cudaStream_t stream;
-    void *scratch; /* of the op that runs; see cuda_scratch */
-    size_t scratch_bytes;
-    void *old_scratch[64]; /* of a guest; each block is twice the one before */
-    int n_old_scratch;
+    cuda_block scratch, mask_scratch; /* of the op that runs; see cuda_scratch */
+    void *old_blocks[128]; /* of a guest; each block is twice the one before of its kind */
+    int n_old_blocks;
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
     unsigned *counters;           /* (2) for blocks that share out work; zeros between kernels */
     cuda_copies *copies;
@@ -61,6 +66,10 @@ static inline status cuda_launched(const char *what) {
  * stream keeps the next op from it until this one is done).  One call an op: it may move.  It grows
  * when more is asked for than ever before, which drops the recorded steps. */
 status cuda_scratch(backend *be, size_t bytes, void **out);
+
+/* Likewise, for what the attention's kernels must know of a func mask while they use scratch memory
+ * for something else. */
+status cuda_mask_scratch(backend *be, size_t bytes, void **out);
 
 static inline size_t cuda_align(size_t bytes) {
     return (bytes + 255) & ~(size_t)255;

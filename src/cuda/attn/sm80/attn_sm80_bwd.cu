@@ -85,7 +85,7 @@ __device__ static inline void keys_bounds(const half_job &job, half_block *t) {
  * leave no holes. */
 template <typename S>
 __device__ static inline int keys_next(const half_job &job, const half_block &t, int query) {
-    if (job.a.n_targets == NULL && job.a.n_contexts == NULL) return query;
+    if (job.a.n_targets == NULL && job.a.n_contexts == NULL && job.a.func == NULL) return query;
     if (keys_is_whole<S>(job, t.s)) return query;
     while (query < t.end &&
            attn_tile_is_empty(&job.a, &t.s, query, query + S::QUERIES, t.first, t.first + S::KEYS))
