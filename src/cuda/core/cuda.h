@@ -83,16 +83,12 @@ static inline int64_t cuda_div_up(int64_t n, int64_t size) {
 #define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
     cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
 
-/* ---- graphs.cu, copies.cu ------------------------------------------------------------------- */
-
 status cuda_graphs_create(cuda_graphs **out);
 void cuda_graphs_destroy(cuda_graphs *g);
 void cuda_graphs_drop(cuda_graphs *g); /* what they were recorded on has moved */
 
 status cuda_copies_create(cuda_copies **out);
 void cuda_copies_destroy(cuda_copies *c);
-
-/* ---- matmul.cu: products by cuBLASLt -------------------------------------------------------- */
 
 /* d = a b (+ c) (+ bias, a row added to each row of d), row-major, with the shapes after
  * transposition: a (m, k), b (k, n), c and d (m, n), k > 0.  Types are CUDA_R_32F, _16BF or _16F; a

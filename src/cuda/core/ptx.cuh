@@ -21,14 +21,12 @@ __device__ static inline uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* threadIdx.x, read anew: what a loop computes from it need not be kept in registers around it. */
+/* threadIdx.x, read again: what a loop computes from it need not be kept in registers around it. */
 __device__ static inline uint32_t thread_index() {
     uint32_t x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
 }
-
-/* ---- products: c += a b --------------------------------------------------------------------- */
 
 template <typename T>
 __device__ static inline void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0,
@@ -61,8 +59,6 @@ __device__ static inline void mma_m16n8k8_tf32(float c[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* ---- from shared memory to fragments -------------------------------------------------------- */
-
 /* Four 8 x 8 matrices of 16-bit numbers: lanes 8m .. 8m + 7 give the addresses of the rows (16
  * bytes each) of matrix m, which goes to r[m]: row l / 4, columns 2 (l % 4) and the next; with
  * trans, of the matrix transposed. */
@@ -80,11 +76,9 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
                  : "memory");
 }
 
-/* ---- copies to shared memory that do not wait ----------------------------------------------- */
-
 /* SIZE bytes (16, 8 or 4) at `from`, of which only the first n_bytes are read; the rest become
  * zeros.  With n_bytes 0 nothing is read, and `from` may be anything.  Both addresses are multiples
- * of SIZE.  16 bytes go past the first cache: their users share them by shared memory. */
+ * of SIZE.  16 bytes go past the L1 cache: their users share them by shared memory. */
 template <int SIZE>
 __device__ static inline void cp_async(uint32_t to, const void *from, int n_bytes) {
     static_assert(SIZE == 16 || SIZE == 8 || SIZE == 4, "the sizes there are");
@@ -108,8 +102,6 @@ __device__ static inline void cp_async_commit_group() {
 template <int N> __device__ static inline void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-
-/* ---- numbers -------------------------------------------------------------------------------- */
 
 __device__ static inline float tanh_approx(float x) {
     float y;

@@ -4,14 +4,12 @@
  * Forward: the product with bias and residual in its epilogue writes z, one pass makes y of it.
  * Backward: one pass turns dy into dz in place and adds up the columns for dbias on the way; then
  * the two products.  Weights and biases are float32: 16-bit activations meet a copy in their type,
- * made anew each time (for 1024 x 4096 that is 25 MB, 1 % of the time of its product with 131168
+ * made again each time (for 1024 x 4096 that is 25 MB, 1 % of the time of its product with 131168
  * rows). */
 #include "cuda/core/reduce.cuh"
 #include "cuda/ops/linear_f.cuh"
 
 enum { THREADS = 256 };
-
-/* ---- weights in the type of activations ------------------------------------------------------ */
 
 typedef struct copy_job {
     int64_t n_packs; /* of the weight */
@@ -69,8 +67,6 @@ static status take_weights(backend *be, const linear_args *a, const float *bias,
     return copy_launch<__half>(be, a, j);
 }
 
-/* ---- forward --------------------------------------------------------------------------------- */
-
 /* y = f(z), N numbers a thread. */
 template <typename T, int N>
 static __global__ void linear_epilogue_any_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
@@ -122,8 +118,6 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     if (a->f == EPILOGUE_NONE) return OK;
     return cuda_activate(be, a->f, a->n * a->n_out, a->z, a->y);
 }
-
-/* ---- backward: dz and dbias ------------------------------------------------------------------ */
 
 /* A block owns ROWS_Y rows at a time of 32 packs of columns, and walks down its group of rows; a
  * thread has LOADS rows in flight. */
@@ -255,8 +249,6 @@ static status backward_f(backend *be, const linear_args *a, float *partials) {
                                                          a->n_out, partials, a->dbias);
     return cuda_launched("the gradient of a bias");
 }
-
-/* ---- backward: the products ------------------------------------------------------------------ */
 
 /* dx (+)= dz W^T */
 static status backward_to_x(backend *be, const linear_args *a, void *room) {

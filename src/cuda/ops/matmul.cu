@@ -62,8 +62,6 @@ static status blas_failed(cublasStatus_t error, const char *what) {
         if (error_ != CUBLAS_STATUS_SUCCESS) return blas_failed(error_, #call);                    \
     } while (0)
 
-/* ---- life ------------------------------------------------------------------------------------ */
-
 status cuda_matmuls_create(cuda_matmuls **out) {
     cuda_matmuls *m = NULL;
     *out = NULL;
@@ -88,8 +86,6 @@ void cuda_matmuls_destroy(cuda_matmuls *m) {
     if (m->handle != NULL) cublasLtDestroy(m->handle);
     mem_free(m);
 }
-
-/* ---- describing ------------------------------------------------------------------------------ */
 
 /* The largest power of two, up to 16 bytes, that divides an address; 0 for none. */
 static uint8_t alignment(const void *p) {
@@ -168,8 +164,6 @@ static status describe(const cuda_state *cuda, const cuda_product *p, descriptio
                         p->is_b_transposed ? p->k : p->n, p->row_b));
     return describe_stored(&to->d, p->type_d, p->m, p->n, p->row_d);
 }
-
-/* ---- choosing -------------------------------------------------------------------------------- */
 
 /* Parts of a long sum are kept in float32, and in deterministic mode none of them is added to d by
  * whoever comes first. */

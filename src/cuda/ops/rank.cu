@@ -41,8 +41,6 @@ typedef struct rank_job {
     float *best_score;         /* (n_queries, k) */
 } rank_job;
 
-/* ---- scores ---------------------------------------------------------------------------------- */
-
 template <typename T>
 static __global__ void rank_convert_any_kernel(int64_t n, const T *from, float *to) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -91,8 +89,6 @@ __device__ static inline void score_tile(const rank_job &j, int64_t first_query,
         __syncthreads();
     }
 }
-
-/* ---- ranks ----------------------------------------------------------------------------------- */
 
 static __global__ void rank_own_any_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -165,8 +161,6 @@ static status find_ranks(backend *be, const rank_job &j) {
     return cuda_copy_out(be, j.a.rank, j.rank, (size_t)j.a.n_queries * sizeof *j.a.rank);
 }
 
-/* ---- the k best: scores ---------------------------------------------------------------------- */
-
 static __global__ void __launch_bounds__(THREADS) rank_scores_any_kernel(rank_job j) {
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
     int64_t in_group = (int64_t)blockIdx.y * TILE, in_piece = (int64_t)blockIdx.x * TILE;
@@ -193,8 +187,6 @@ static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job 
         if (row >= 0 && row < j.n_rows) scores[row] = -INFINITY;
     }
 }
-
-/* ---- the k best: selection ------------------------------------------------------------------- */
 
 /* Keys order as (score, then smaller row first); 0 is below all of them.  Adding 0 makes one zero
  * of the two. */
@@ -315,8 +307,6 @@ static status find_best(backend *be, rank_job j) {
     TRY(cuda_copy_out(be, j.a.best, j.best, (size_t)n * sizeof *j.a.best));
     return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
 }
-
-/* ---- the op ---------------------------------------------------------------------------------- */
 
 /* An empty corpus has no row for any target. */
 static status rank_in_nothing(const rank_args *a) {

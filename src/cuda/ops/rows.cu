@@ -11,8 +11,6 @@
  * most where chunks have 64 entries. */
 #include "cuda/core/columns.cuh"
 
-/* ---- gather ---------------------------------------------------------------------------------- */
-
 template <typename T, typename S, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gather_args a) {
     int64_t i = row_grid_row();
@@ -61,8 +59,6 @@ status cuda_gather(backend *be, const gather_args *a) {
     CUDA_WITH_ACT(be,
                   return a->is_act ? (gather_from<T, T>(be, a)) : (gather_from<T, float>(be, a)));
 }
-
-/* ---- scatter --------------------------------------------------------------------------------- */
 
 /* A block has at most 16 chunks of 64 entries (8 threads a chunk at least). */
 enum { SCATTER_THREADS = 128, SCATTER_ENTRIES = 1024, SCATTER_AT_ONCE = 4, TAIL_COLUMNS = 32 };
@@ -272,8 +268,6 @@ status cuda_scatter(backend *be, const scatter_args *a) {
     CUDA_WITH_ACT(be,
                   return a->is_act ? (scatter_into<T, T>(be, a)) : (scatter_into<T, float>(be, a)));
 }
-
-/* ---- mark ------------------------------------------------------------------------------------ */
 
 static __global__ void __launch_bounds__(256)
     mark_rows_any_kernel(int64_t n, const int32_t *index, int64_t offset, uint8_t *marks) {

@@ -15,8 +15,6 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SUM_THREADS = 1024 };
 #define MASKED    (-50000.0f)
 #define ALL_LANES 0xffffffffu
 
-/* ---- the lengths of the table's rows --------------------------------------------------------- */
-
 /* A warp a row; in double, as a length may be far from 1. */
 static __global__ void __launch_bounds__(THREADS) sampled_softmax_scale_any_kernel(softmax_job j) {
     int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
@@ -31,8 +29,6 @@ static __global__ void __launch_bounds__(THREADS) sampled_softmax_scale_any_kern
     float scale = (float)(1 / (is_short ? (double)j.a.eps : length));
     if (threadIdx.x % WARP == 0) j.scale[v] = is_short ? -scale : scale;
 }
-
-/* ---- rows over L lanes ----------------------------------------------------------------------- */
 
 /* A lane holds L numbers of a row of at most L * L: pack p has columns (p L + part) N and on.  The
  * lane's first column is in the pointer, and `left` columns follow from there: distances within are
@@ -100,8 +96,6 @@ template <int L> __device__ static inline float dot(const float (&x)[L], const f
         sum += __shfl_xor_sync(ALL_LANES, sum, lane);
     return sum;
 }
-
-/* ---- an online softmax ----------------------------------------------------------------------- */
 
 /* Of the negatives that the lanes of one row have met: the largest score, the sum of exp(score -
  * top), and that of exp(score - top) l2(row). */
@@ -197,8 +191,6 @@ __device__ static inline void meet(const softmax_job &j, const batch32 &b, int f
     }
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------ */
-
 /* A loss row that only fills up. */
 __device__ static inline void write_nothing(const softmax_job &j, int64_t m) {
     int lane = (int)threadIdx.x % WARP;
@@ -281,8 +273,6 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     sum = block_sum(sum, room);
     if (threadIdx.x == 0) *j.a.loss += sum;
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 /* Packs of 2 are for short rows alone, such as 50 numbers. */
 template <int N> static void score_launch(cudaStream_t stream, const softmax_job &j) {

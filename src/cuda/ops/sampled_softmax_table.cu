@@ -14,8 +14,6 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
 /* Sorting pays from this many uses of a row on, in one block. */
 enum { MIN_USES_OF_ROW = 2, MAX_SORT_ROWS = 65535 };
 
-/* ---- sums as integers ------------------------------------------------------------------------ */
-
 /* A warp a loss row.  Rows that only fill up may hold anything. */
 static __global__ void __launch_bounds__(THREADS)
     sampled_softmax_table_largest_any_kernel(softmax_job j) {
@@ -42,8 +40,6 @@ __device__ static inline int fixed_bits(const softmax_job &j) {
 __device__ static inline void fixed_add(unsigned long long *sum, float x, double scale) {
     atomicAdd(sum, (unsigned long long)__double2ll_rn((double)x * scale));
 }
-
-/* ---- adding the uses ------------------------------------------------------------------------- */
 
 __device__ static inline float4 scaled(float w, float4 q) {
     return make_float4(w * q.x, w * q.y, w * q.z, w * q.w);
@@ -100,9 +96,6 @@ static __global__ void __launch_bounds__(THREADS)
         if (p >= n_packs) p -= n_packs, use++;
     }
 }
-
-/* ---- adding the uses, sorted ------------------------------------------------------------------
- */
 
 /* The shared memory of a block: `rows` loss rows and all their uses. */
 typedef struct sorted {
@@ -231,8 +224,6 @@ static int sorted_rows(const cuda_state *cuda, const softmax_job &j) {
     return n_uses >= MIN_USES_OF_ROW * (int64_t)j.a.n_rows ? (int)rows : 0;
 }
 
-/* ---- through the normalisation --------------------------------------------------------------- */
-
 /* A warp a row of the table: dtable += d l2(row) / d row applied to g, which is (g - u (u . g)) /
  * |row|, or g / eps below eps.  Rows without a use are left alone. */
 template <bool IS_FIXED>
@@ -261,8 +252,6 @@ static __global__ void __launch_bounds__(THREADS)
         j.a.dtable[v * j.a.dim + c] += scale * (g - (float)along * (row[c] * scale));
     }
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 template <bool IS_FIXED>
 static void launch(cudaStream_t stream, const softmax_job &j, int sort_rows) {

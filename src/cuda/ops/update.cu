@@ -34,8 +34,6 @@ typedef struct update_list {
     int n;
 } update_list;
 
-/* ---- update ---------------------------------------------------------------------------------- */
-
 /* One number of a weight whose gradient, scaled, is g; as the CPU computes it. */
 __device__ static inline void update_number(const update_one &u, float g, float *w, float *m,
                                             float *v) {
@@ -219,8 +217,6 @@ status cuda_update(backend *be, const update_args *a, int n) {
     return OK;
 }
 
-/* ---- the sum of squares ---------------------------------------------------------------------- */
-
 /* The sum of a block's share; quads first, then what is left of them. */
 static __global__ void __launch_bounds__(PASS_THREADS)
     sum_squares_chunks_any_kernel(int64_t n, int64_t n_quads, const float *x, double *partials,
@@ -283,8 +279,6 @@ status cuda_grad_factor(backend *be, const grad_factor_args *a) {
     grad_factor_one_any_kernel<<<1, 1, 0, cuda_of(be)->stream>>>(*a);
     return cuda_launched("grad_factor");
 }
-
-/* ---- y += x ---------------------------------------------------------------------------------- */
 
 /* A thread adds one pack; the last one adds what no pack holds. */
 template <typename T, int V>

@@ -45,8 +45,6 @@ static inline unsigned table_blocks(int64_t n) {
 #define TABLE_OP(result, name, parameters, test) result cuda_table_##name parameters;
 #include "ops/table_ops.def"
 
-/* ---- sums and scratch memory ----------------------------------------------------------------- */
-
 /* The sum over the threads of a block before this one; `all` is that over all of them. */
 __device__ static inline unsigned long long block_prefix(unsigned long long mine,
                                                          unsigned long long *all) {
@@ -80,8 +78,6 @@ static inline void *cut_room(char **at, size_t bytes) {
 
 /* Each count becomes the sum of those before it, and *total that of all (table_scan.cu). */
 status cuda_table_sum(backend *be, int64_t n, unsigned long long *counts, int64_t *total);
-
-/* ---- the probe ------------------------------------------------------------------------------- */
 
 /* What a warp's lanes tell each other; one for each warp of a block, in shared memory. */
 typedef struct probe_room {
@@ -166,8 +162,6 @@ __device__ static inline found_key find_key(const table_level &l, const uint64_t
     if (i >= n) f.place = -1;
     return f;
 }
-
-/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* Rows are moved in pieces: 4 numbers where all addresses allow it, else one. */
 template <typename P> struct piece_size;

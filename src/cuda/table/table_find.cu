@@ -6,8 +6,6 @@
 
 #include "cuda/table/table.cuh"
 
-/* ---- find, erase ----------------------------------------------------------------------------- */
-
 static __global__ void __launch_bounds__(TABLE_THREADS)
     table_find_any_kernel(const table_level l, const table_find_args a) {
     int64_t n = table_count(a.n, a.n_real), i = warp_first() + warp_lane();
@@ -53,8 +51,6 @@ status cuda_table_erase(backend *be, const table_level *l, const table_erase_arg
     table_erase_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     return cuda_launched("erase");
 }
-
-/* ---- lookup ---------------------------------------------------------------------------------- */
 
 /* What the kernel must know of all parts; parameters of a kernel may have 4 KB. */
 typedef struct lookup_parts {

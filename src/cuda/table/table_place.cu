@@ -18,8 +18,6 @@
  * for all warps, where additions to one address come one in 2 ns. */
 #include "cuda/table/table_settle.cuh"
 
-/* ---- locate ---------------------------------------------------------------------------------- */
-
 static __global__ void __launch_bounds__(TABLE_THREADS)
     table_place_locate_any_kernel(const table_level l, const table_place_args a,
                                   const place_room room) {
@@ -43,8 +41,6 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
         room.became[i] = before == 0 ? KEY_OWNS : KEY_REJECTED;
     }
 }
-
-/* ---- settle ---------------------------------------------------------------------------------- */
 
 /* The bucket that the lane's key owns. */
 __device__ static inline void own_bucket(const table_level &l, const table_place_args &a,
@@ -131,8 +127,6 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
     }
 }
 
-/* ---- finish ---------------------------------------------------------------------------------- */
-
 /* A place in a list for each thread of the block that is chosen; blocks come in any order. */
 __device__ static inline unsigned long long list_places(bool is_chosen, unsigned long long *total) {
     __shared__ unsigned long long base[TABLE_WARPS];
@@ -194,8 +188,6 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     work_on_rows<WORK>(rows, row, i < n ? rows.staging + i * rows.stride : NULL, is_new,
                        is_new ? a.keys[i] : 0);
 }
-
-/* ---- launcher -------------------------------------------------------------------------------- */
 
 /* What must be zero comes first: newest, buckets where notes are shared, total and has_late. */
 static size_t make_room(place_room *room, char *memory, int64_t n, size_t *zero_bytes) {

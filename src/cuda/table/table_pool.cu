@@ -16,8 +16,6 @@ __device__ static inline void operator+=(float4 &x, float4 y) {
     x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
-/* ---- pool ------------------------------------------------------------------------------------ */
-
 __device__ static inline const float *place_row(const table_level &l, const table_pool_args &a,
                                                 int64_t i) {
     int64_t at = a.inverse != NULL ? a.inverse[i] : i;
@@ -81,8 +79,6 @@ status cuda_table_pool(backend *be, const table_level *l, const table_pool_args 
         launch_pool<float>(be, l, a);
     return cuda_launched("pool");
 }
-
-/* ---- pool_grad ------------------------------------------------------------------------------- */
 
 enum { CHUNK = 32, CHUNK_LANES = 8, GRAD_AT_ONCE = 8, FEW_CHUNKS = 8 };
 

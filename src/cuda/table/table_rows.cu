@@ -3,8 +3,6 @@
  * bytes: of device memory, or of the bus where the rows lie in host memory. */
 #include "cuda/table/table_first.cuh"
 
-/* ---- read, write ----------------------------------------------------------------------------- */
-
 /* The row of the warp's slot, or NULL where there is none or it is left out. */
 __device__ static inline float *slot_row(const table_level &l, const int64_t *slot,
                                          const uint8_t *only, int64_t i, int64_t n) {
@@ -55,8 +53,6 @@ status cuda_table_write(backend *be, const table_level *l, const table_rows_args
             <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
     return cuda_launched("write of rows");
 }
-
-/* ---- init ------------------------------------------------------------------------------------ */
 
 /* With staging, which is packed then, rows that are not new are read in the same pass: their bytes
  * hide the arithmetic of the new ones. */

@@ -24,8 +24,6 @@ status cuda_table_sum(backend *be, int64_t n, unsigned long long *counts, int64_
     return cuda_launched("the sum of counts");
 }
 
-/* ---- scan ------------------------------------------------------------------------------------ */
-
 __device__ static inline bool is_wanted(const table_level &l, const table_scan_args &a,
                                         int64_t slot) {
     int64_t bucket = slot / TABLE_SLOTS, place = slot % TABLE_SLOTS;
@@ -78,8 +76,6 @@ status cuda_table_scan(backend *be, const table_level *l, const table_scan_args 
     return cuda_launched("scan");
 }
 
-/* ---- stamp ----------------------------------------------------------------------------------- */
-
 static __global__ void __launch_bounds__(TABLE_THREADS)
     table_stamp_any_kernel(const table_level l, const table_stamp_args a) {
     int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
@@ -95,8 +91,6 @@ status cuda_table_stamp(backend *be, const table_level *l, const table_stamp_arg
     table_stamp_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
     return cuda_launched("stamp");
 }
-
-/* ---- carry ----------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
     table_carry_any_kernel(const table_carry_args a) {

@@ -54,8 +54,6 @@ __device__ static inline int64_t note_of(const place_room &room, uint32_t bucket
     }
 }
 
-/* ---- what all ways share --------------------------------------------------------------------- */
-
 /* A new key: the complement of its score and its hash are its turn. */
 typedef struct new_key {
     unsigned long long order, hash;
@@ -146,8 +144,6 @@ __device__ static inline old_entry first_to_leave(const table_level &l, int64_t 
     }
     return old;
 }
-
-/* ---- owners that are alone ------------------------------------------------------------------- */
 
 /* A lane's own bucket. */
 typedef struct owned_bucket {
@@ -251,8 +247,6 @@ __device__ static inline void find_old(const table_level &l, settle_room *warp, 
     }
     __syncwarp();
 }
-
-/* ---- buckets with several new keys ----------------------------------------------------------- */
 
 /* One lane's new keys of its team's bucket: the first is in registers, the others, every TEAM-th,
  * are read again and again.  Those that the first round gave a place are out. */

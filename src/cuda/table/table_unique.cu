@@ -36,8 +36,6 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
     room.is_mixed[i] = 0;
 }
 
-/* ---- runs of different hashes ---------------------------------------------------------------- */
-
 /* The first of the n sorted halves that is not below `half`. */
 __device__ static inline int64_t first_not_below(const uint32_t *halves, int64_t n, uint64_t half) {
     int64_t low = 0, high = n;
@@ -145,8 +143,6 @@ static __global__ void __launch_bounds__(MEND_THREADS)
     }
 }
 
-/* ---- numbers --------------------------------------------------------------------------------- */
-
 __device__ static inline bool is_head(int64_t n, const uint64_t *sorted, int64_t i) {
     return i < n && (i == 0 || sorted[i] != sorted[i - 1]);
 }
@@ -171,8 +167,6 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     a.keys[u] = table_unhash(room.sorted[i]);
     if (a.begin != NULL) a.begin[u] = (int32_t)i;
 }
-
-/* ---- launcher -------------------------------------------------------------------------------- */
 
 static cudaError_t sort(const table_unique_args *a, unique_room *room, cudaStream_t stream) {
     return cub::DeviceRadixSort::SortPairs(room->sort, room->sort_bytes, room->halves,

@@ -7,7 +7,7 @@
  * - TILES_SLOTS: sequence b owns the slots offsets[b] / rows + b up to offsets[b + 1] / rows + b,
  *   which are enough for its tiles and at most one too many; heads of a slot follow each other.
  * - TILES_CHUNKS: some sequences and heads, few enough that what all of their tiles read stays in
- *   the second cache, are a chunk; in it the tiles that see most come first, so that at the end
+ *   the L2 cache, are a chunk; in it the tiles that see most come first, so that at the end
  *   only short work is left.  With a plan (tiles_plan: a small kernel before) sequences go by
  *   length, longest first. */
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
@@ -37,9 +37,6 @@ typedef struct attn_tiles {
 typedef struct tiles_unit {
     int b, head, row0;
 } tiles_unit;
-
-/* ---- on the device ----------------------------------------------------------------------------
- */
 
 /* The last i of 0 .. n - 1 with first(i) <= x, where first grows and first(0) <= x; a warp asks
  * together, 32 places a time.  per: first(i) = offsets[i] / rows + i, or, with rows 0, offsets[i].
@@ -111,9 +108,6 @@ __device__ static inline void tiles_done(const attn_tiles &t) {
     t.counter[1] = 0;
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------
- */
-
 /* Sum over the threads before this one; all TILES_PLAN_THREADS call it. */
 __device__ static inline int tiles_sum_before(int x) {
     __shared__ int sums[TILES_PLAN_THREADS / 32];
@@ -155,11 +149,8 @@ static __global__ void __launch_bounds__(TILES_PLAN_THREADS)
     if (i <= t.n_chunks && i < TILES_PLAN_THREADS) starts[i] = before;
 }
 
-/* ---- on the host ------------------------------------------------------------------------------
- */
-
 /* Tiles of `rows` rows for a call; `cache_bytes` is what one row of the other side costs in the
- * second cache, for all tiles of a sequence and head.  n_rows: rows of the jagged array, 0 where
+ * L2 cache, for all tiles of a sequence and head.  n_rows: rows of the jagged array, 0 where
  * they are not known. */
 static inline attn_tiles tiles_make(const attn_args *a, const int32_t *offsets, int max_len,
                                     int64_t n_rows, int rows, int other_len, int cache_bytes) {

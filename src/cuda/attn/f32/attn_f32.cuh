@@ -40,8 +40,6 @@ __device__ static inline int lane_t() {
     return (int)(threadIdx.x % 4);
 }
 
-/* ---- fragments ------------------------------------------------------------------------------ */
-
 template <bool EXACT, int N> struct f32_fragment { uint32_t big[N], small[EXACT ? N : 1]; };
 template <bool EXACT> using f32_a = f32_fragment<EXACT, 4>;
 template <bool EXACT> using f32_b = f32_fragment<EXACT, 2>;
@@ -118,10 +116,8 @@ __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b
     }
 }
 
-/* ---- tiles ---------------------------------------------------------------------------------- */
-
 /* How a block's threads share a tile of N rows: thread t copies column c0, c0 + WIDTH, ... of rows
- * r0, r0 + STEP, ...  A row's numbers are copied one by one: heads of 25 numbers are not aligned to
+ * r0, r0 + STEP, ...  A row's numbers are copied one by one: head dimension 25 are not aligned to
  * more. */
 template <int DIM, int N> struct f32_copy {
     static constexpr int THREADS = f32_shape<DIM>::THREADS;
@@ -271,8 +267,6 @@ __device__ static inline void store_rows(T *to, int64_t stride, int dim, int n,
     }
 }
 
-/* ---- masks ---------------------------------------------------------------------------------- */
-
 /* What a query row sees: `n` columns from `first` on, twice. */
 typedef struct alignas(16) f32_spans {
     int first0, n0, first1, n1;
@@ -318,8 +312,6 @@ __device__ static inline void spans_hull(const attn_args &a, const attn_sequence
         *end = max(*end, __shfl_xor_sync(0xffffffffu, *end, lane));
     }
 }
-
-/* ---- the pairs of a square ------------------------------------------------------------------ */
 
 /* Numbers of a square in a thread: [n][2 r + e] is row g + 8 r, column 8 n + 2 t + e; bit
  * 4 n + 2 r + e of a mask.  Places in a tile, of [0][0]: */
@@ -426,8 +418,6 @@ template <bool EXACT> __device__ static inline float sigmoid_of(float x) {
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-/* ---- query rows of a warp ------------------------------------------------------------------- */
-
 /* Where the rows are queries: what the two rows of a thread see, and when they were. */
 typedef struct f32_queries {
     int row; /* of the sequence's queries: row and row + 8 are the thread's */
@@ -475,8 +465,6 @@ __device__ static inline void queries_squares(const f32_queries &q, int j0, int 
     *begin = max(q.begin - j0, 0) / 16 * 16;
     *end = (min(q.end - j0, COLUMNS) + 15) / 16 * 16;
 }
-
-/* ---- query columns of a tile ---------------------------------------------------------------- */
 
 /* Where the columns are queries: what each sees, and each 16 of them. */
 template <int COLUMNS> struct f32_masks {

@@ -8,8 +8,6 @@
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/f32/attn_f32.cuh"
 
-/* ---- gradients of the position and time bias ------------------------------------------------- */
-
 /* The ds of a warp's 16 rows and the columns of a tile.  Their sums go to the 64-bit cells of the
  * batch as integers, whose order does not matter: each diagonal is summed by one lane; each lane
  * walks along half a row and adds a run of one bucket at a time to the warp's own cells, which are
@@ -110,8 +108,6 @@ __device__ static inline void strip_flush(f32_strip<COLUMNS> *t, int begin, int 
     }
     __syncwarp();
 }
-
-/* ---- dq and the bias ------------------------------------------------------------------------ */
 
 /* The derivative of SiLU at y. */
 __device__ static inline float slope(float y, float sigmoid) {
@@ -240,8 +236,6 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
     }
 }
 
-/* ---- dk and dv ------------------------------------------------------------------------------ */
-
 enum { PART_DK = 1, PART_DV = 2 };
 
 /* Registers hold the sums of both, except at DIM = 256, where a kernel each sums one. */
@@ -342,8 +336,6 @@ static __global__ __launch_bounds__(
         store_rows<DIM>((float *)a.dv + first * a.stride_v + head * a.dim_v, a.stride_v, a.dim_v,
                         s.len_k - j0, dv);
 }
-
-/* ---- launches ------------------------------------------------------------------------------- */
 
 template <int DIM, bool EXACT>
 static status launch_dq(backend *be, const attn_args *a, unsigned long long *cells) {

@@ -93,8 +93,6 @@ __device__ static inline float2 drop_two(const drop_row &r, uint32_t column) {
     return make_float2(at == 0 ? f.x : at == 1 ? f.y : at == 2 ? f.z : f.w, second);
 }
 
-/* ---- forward -------------------------------------------------------------------------------- */
-
 template <int DIM> static constexpr size_t fwd_shared() {
     using shape = f32_shape<DIM>;
     return sizeof(float) * shape::STRIDE * (2 * shape::FWD_COLUMNS + shape::ROWS);
@@ -221,8 +219,6 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     store_act<DIM>(a.out, job, s, a.stride_out, out);
 }
 
-/* ---- dq ------------------------------------------------------------------------------------- */
-
 template <int DIM> static constexpr size_t bwd_shared() {
     using shape = f32_shape<DIM>;
     return sizeof(float) * shape::STRIDE * (2 * shape::BWD_COLUMNS + 2 * shape::ROWS);
@@ -299,8 +295,6 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
             job.delta[(int64_t)(s.row + rows.row + 8 * r) * a.n_heads + s.head] = delta[r];
     store_act<DIM>(a.dq, job, s, a.stride_q, dq);
 }
-
-/* ---- dk and dv ------------------------------------------------------------------------------ */
 
 /* What belongs to the query columns of a tile. */
 template <int COLUMNS> struct softmax_columns {
@@ -391,8 +385,6 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     if constexpr (HAS_DK) store_act<DIM>(a.dk, job, s, a.stride_k, dk);
     if constexpr (HAS_DV) store_act<DIM>(a.dv, job, s, a.stride_v, dv);
 }
-
-/* ---- launches ------------------------------------------------------------------------------- */
 
 static softmax_job make_job(const backend *be, const softmax_attn_args *a, int rows, float *delta) {
     softmax_job job;

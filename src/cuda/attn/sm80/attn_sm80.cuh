@@ -65,7 +65,7 @@ typedef struct half_block {
 /* Blocks in the order in which they start.  Under a causal mask the last rows, and the first keys,
  * have the most work, so they come first, lest a multiprocessor be left alone with one of them in
  * the end.  That holds within groups of sequences and heads; groups follow each other, so that the
- * blocks which run at the same time find what they share in the second cache.  Every thread
+ * blocks which run at the same time find what they share in the L2 cache.  Every thread
  * computes this for itself, which is sooner there than what one thread tells the others. */
 __device__ static inline half_block half_block_of(const half_job &job, int tile_size,
                                                   bool is_last_first) {
@@ -82,8 +82,6 @@ __device__ static inline half_block half_block_of(const half_job &job, int tile_
     t.begin = t.end = 0;
     return t;
 }
-
-/* ---- which columns some rows see ------------------------------------------------------------- */
 
 /* Columns begin .. end - 1 hold all that something of the rows may see; columns full_begin ..
  * full_end - 1 every row sees. */
@@ -126,8 +124,6 @@ __device__ static inline int half_next(const half_job &job, const half_block &t,
         col += COLS;
     return col;
 }
-
-/* ---- tiles in shared memory ----------------------------------------------------------------- */
 
 /* Where 16 bytes of a tile of rows of WIDTH numbers lie: their place in the row is turned by the
  * row's number, so that the same column of eight rows is in eight different groups of banks.  A
@@ -268,8 +264,6 @@ __device__ static inline void half_store(const half_result &result, int64_t orig
     }
 }
 
-/* ---- products over a warp ------------------------------------------------------------------- */
-
 /* The lane's address in a tile for operands whose rows are rows of the product (A), or that
  * ldmatrix transposes (B of half_add_product): lanes 0 .. 15 are rows, 16 .. 31 the next chunk. */
 template <int WIDTH>
@@ -373,8 +367,6 @@ __device__ static inline void half_put(char *tile, int row, int chunk, const uin
             pair[i];
 }
 
-/* ---- masks ---------------------------------------------------------------------------------- */
-
 /* Which of a thread's scores are seen: bit 2 n + e of seen[i] is column 8 n + e of row 8 i.  (row,
  * col) is where the warp's tile starts.  Four lanes have the same rows: each computes the mask of
  * one of a thread's four. */
@@ -418,8 +410,6 @@ __device__ static inline void half_hide_pairs(const uint32_t seen[4], uint32_t (
         pair[i / 4][i % 4] &= ((bits & 1) != 0 ? 0xffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
     }
 }
-
-/* ---- biases --------------------------------------------------------------------------------- */
 
 /* Tables of the time bias in shared memory. */
 typedef struct half_tables {
@@ -492,8 +482,6 @@ __device__ static inline void half_add_bias(const half_job &job, const half_bloc
         half_add_time<N>(job, t, tables, row + lane / 4, col + lane % 4 * 2, x);
 }
 
-/* ---- SiLU ----------------------------------------------------------------------------------- */
-
 /* With h = x / 2: silu(x) = h (1 + tanh h), one instruction of the slow kind (its packed 16-bit
  * form is two of them).  Two scores, as a register of a fragment. */
 template <typename T>
@@ -507,8 +495,6 @@ __device__ static inline float2 half_weight_slope(float score, float half_alpha)
     float h = score * half_alpha, t = tanh_approx(h), p = fmaf(h, t, h);
     return {p, fmaf(t, 1.0f - p, 1.0f + p)};
 }
-
-/* ---- the host's side ------------------------------------------------------------------------ */
 
 static inline half_job half_job_of(backend *be, const attn_args *a) {
     half_job job = {};

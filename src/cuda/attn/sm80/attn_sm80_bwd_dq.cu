@@ -3,7 +3,7 @@
  *
  * A block owns WARPS_M x 32 rows, whose two tiles (q and dout) stay in shared memory, and walks
  * over tiles of columns (k and v).  A warp keeps its 32 rows of dq, 128 columns at most, in
- * registers.  Scores are computed anew, three products a pair.  Tensor cores and the bytes that
+ * registers.  Scores are recomputed, three products a pair.  Tensor cores and the bytes that
  * feed them from shared memory bind, as in the forward pass. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 

@@ -13,10 +13,11 @@
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
 /* Tiles: WARPS_M warps along the rows, COLS columns.  The small kind is for short sequences, all
- * biases, and heads of 256, where two small blocks on a multiprocessor are worth more than a large
- * one.  Shared memory of the large kind at D = 64: 16 + 2 x 2 x 16 = 80 KB, at 128: 32 + 2 x 2 x 16
- * = 96 KB, two blocks a multiprocessor.  The small kind at 256: rows 32 KB, columns 2 x 32 KB,
- * scores 2 x 8 KB = 112 KB; with a bias, and on cards with 99 KB, 32 + 2 x 16 + 2 x 4 = 72 KB. */
+ * biases, and head dimension 256, where two small blocks on a multiprocessor are worth more than a
+ * large one.  Shared memory of the large kind at D = 64: 16 + 2 x 2 x 16 = 80 KB, at 128: 32 + 2 x
+ * 2 x 16 = 96 KB, two blocks a multiprocessor.  The small kind at 256: rows 32 KB, columns 2 x 32
+ * KB, scores 2 x 8 KB = 112 KB; with a bias, and on cards with 99 KB, 32 + 2 x 16 + 2 x 4 = 72 KB.
+ */
 template <int D, bool HAS_BIAS, bool IS_SMALL> struct fwd_shape {
     static_assert(IS_SMALL || D < 256, "heads of 256 have the small kind alone");
     static constexpr int WARPS_N = D == 256 ? 2 : 1;

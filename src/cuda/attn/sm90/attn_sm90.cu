@@ -1,4 +1,4 @@
-/* The host's side of the Hopper kernels: which calls they take, and how the copy engine is told of
+/* The host's side of the Hopper kernels: which calls they take, and how TMA is told of
  * an array. */
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
@@ -11,7 +11,7 @@ static bool is_readable(const attn_args *a) {
     return a->bias != BIAS_TABLE || is_addressable(a->table, a->table_len);
 }
 
-/* One head dim, rows the copy engine can address and whose number is known, and not more tiles than
+/* One head dim, rows TMA can address and whose number is known, and not more tiles than
  * can be counted. */
 static bool is_possible(const backend *be, const attn_args *a) {
     int64_t n_tiles = cuda_div_up(a->max_len_q, 64) + cuda_div_up(a->max_len_k, 64);
@@ -27,7 +27,7 @@ bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a) {
     return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) && is_readable(a);
 }
 
-/* Biases of heads up to 128 numbers.  Where heads add to the same table, their order must not
+/* Biases of head dimensions up to 128.  Where heads add to the same table, their order must not
  * depend on chance in deterministic mode: here it would. */
 static bool can_bias_bwd(const backend *be, const attn_args *a) {
     bool is_shared = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads < a->n_heads;

@@ -1,4 +1,4 @@
-/* What the attention's Hopper kernels share: tiles of 64 numbers by 64 rows that the copy engine
+/* What the attention's Hopper kernels share: tiles of 64 numbers by 64 rows that TMA
  * brings, swizzled, into shared memory, and the function of a score.
  *
  * A tile of R rows and D numbers lies as D / 64 parts of R rows of 128 bytes; with D = 32, as one
@@ -24,7 +24,7 @@ template <int D> __device__ static inline uint64_t part_describe(const void *til
     return D == 32 ? tile_describe_64(tile) : tile_describe(tile, next);
 }
 
-/* Rows of a jagged array as the copy engine sees them: a box is 64 rows of 64 numbers. */
+/* Rows of a jagged array as TMA sees them: a box is 64 rows of 64 numbers. */
 status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                  int64_t n_columns, int64_t stride);
 
@@ -177,7 +177,7 @@ __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, 
 }
 
 /* The same through shared memory: a warp's 16 rows, row0 and on, of its warpgroup's 64, in a room
- * of 16 rows that is its own, whose blocks of 16 bytes are turned as the copy engine does it.  Then
+ * of 16 rows that is its own, whose blocks of 16 bytes are turned as TMA does it.  Then
  * lanes that are neighbours store neighbours, whole rows at once: four times as fast. */
 template <typename T, int D>
 __device__ static inline void store_staged(char *room, T *to, int64_t stride, int row0, int n,

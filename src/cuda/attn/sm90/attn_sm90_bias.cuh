@@ -2,8 +2,8 @@
  *
  * A warpgroup adds them to its scores in registers, 64 rows by some columns: where queries are
  * rows, keys are columns, and the other way around.
- * - A table comes tile by tile through the copy engine, 64 queries by 64 keys.  Bound by its bytes.
- * - For position and time a warp that asks the copy engine leaves, beside each tile, the times of
+ * - A table comes tile by tile through TMA, 64 queries by 64 keys.  Bound by its bytes.
+ * - For position and time a warp that asks TMA leaves, beside each tile, the times of
  *   its columns and the position weights of its diagonals.  A score then costs a subtraction and
  *   two look-ups: the table of ops/time_bucket.h and the weights of the buckets.  Bound by these
  *   look-ups and the instructions around them, about fifteen a score. */
@@ -20,8 +20,6 @@ typedef struct bias_source {
 
 /* What a call's bias needs; a call without one, nothing. */
 status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out);
-
-/* ---- tables ---------------------------------------------------------------------------------- */
 
 enum { TABLE_BOX = 16, TABLE_TILE = 64 * PART_BYTES };
 
@@ -72,8 +70,6 @@ __device__ static inline void table_add(const char *tile, float (&x)[32]) {
     }
 }
 
-/* ---- positions and times --------------------------------------------------------------------- */
-
 /* The look-ups.  A cell is that of ops/time_bucket.h less the bits it is found by, which the bits
  * of the distance bring along. */
 typedef struct time_tables {
@@ -111,7 +107,7 @@ __device__ static inline int time_short(int64_t time, int64_t base, bool *is_wid
     return (int)x;
 }
 
-/* What a lane of the warp that asks brings of a tile: first into registers, so that it waits for
+/* What a lane of the producer warp brings of a tile: first into registers, so that it waits for
  * nothing else the longer. */
 template <int ROWS, int COLUMNS> struct time_share {
     int64_t times[COLUMNS / 32];

@@ -11,8 +11,8 @@
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
 enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
-enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is computed anew ... */
-enum { ANEW_ROWS_BIAS_64 = 64 };             /* ... and with a bias, up to heads of 64 numbers */
+enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is recomputed ... */
+enum { ANEW_ROWS_BIAS_64 = 64 };             /* ... and with a bias, up to head dimension 64 */
 
 typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
@@ -23,8 +23,6 @@ typedef struct bwd_pair {
     attn_sequence s;
     int head;
 } bwd_pair;
-
-/* ---- masks ----------------------------------------------------------------------------------- */
 
 /* Bits of a thread's 16 columns of a tile from lo on and before hi. */
 __device__ static inline uint32_t span_bits(int lo, int hi) {
@@ -67,8 +65,6 @@ __device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_sequen
     if (a.func != NULL) return func_bits(a, s, key, i0);
     return key_bits(a, s, key, i0) | key_bits(a, s, key + 8, i0) << 16;
 }
-
-/* ---- functions of scores --------------------------------------------------------------------- */
 
 /* A score's weight silu(alpha x), and what is left of the slope: 2 silu' - 1 = tanh h + h (1 -
  * tanh^2 h) with h = alpha x / 2. */
@@ -166,7 +162,7 @@ __device__ static inline void slopes_apply(const char *slopes, const float (&dp)
 }
 
 /* A warpgroup's gradients of scores, 64 keys by 64 queries, as rows of 128 bytes from `row` of a
- * tile on, swizzled as the copy engine does it. */
+ * tile on, swizzled as TMA does it. */
 __device__ static inline void bwd_put(char *tile, int row, const uint32_t (&left)[4][4]) {
     int thread = (int)thread_index(), lane = thread % 32;
     row += thread % GROUP / 32 * 16 + lane % 16;
@@ -177,8 +173,6 @@ __device__ static inline void bwd_put(char *tile, int row, const uint32_t (&left
     shared_fence();
     __syncwarp();
 }
-
-/* ---- sums ------------------------------------------------------------------------------------ */
 
 template <int N> __device__ static inline void clear(float (&x)[N]) {
 #pragma unroll
@@ -223,8 +217,6 @@ __device__ static inline void bwd_store(const attn_args &a, const attn_sequence 
                      0.5f * a.alpha * a.scale, dk);
 }
 
-/* ---- the host's side ------------------------------------------------------------------------- */
-
 /* What the kernels of all sizes are launched with. */
 typedef struct bwd_job {
     attn_args a;
@@ -233,8 +225,8 @@ typedef struct bwd_job {
     bool is_whole; /* blocks work on whole sequences, not on tiles of keys */
     bool has_dq;
     attn_tiles tiles;       /* of keys; is_whole: only the order of the sequences */
-    attn_tiles query_tiles; /* where dq is computed anew */
-    float *sums; /* of dq; see bwd_keys.  Heads of 256 numbers: see attn_sm90_bwd_d256_steps.cuh */
+    attn_tiles query_tiles; /* where dq is recomputed */
+    float *sums; /* of dq; see bwd_keys.  Head dimension 256: see attn_sm90_bwd_d256_steps.cuh */
     unsigned long long *cells; /* sums of attn_bias.cuh; NULL if they are not wanted */
     int n_tiles, n_pairs;      /* tiles of queries in the longest sequence; sequences times heads */
     int n_keys;                /* of a tile */
@@ -247,22 +239,22 @@ status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
 attn_args bwd_shorten(const attn_args *a);
 /* Whether blocks work on whole sequences: these are short, and there are enough of them. */
 bool bwd_is_whole(backend *be, const attn_args *a);
-/* Heads of 256 numbers, worked on whole: what the gradients of the longest sequence's scores take
+/* Head dimension 256, worked on whole: what the gradients of the longest sequence's scores take
  * in scratch memory; 0 if it is one tile. */
 int64_t bwd_kept_bytes(const attn_args *a);
 /* Maps, work, room for sums of dq.  n_blocks: how many there is room for on the machine, then how
  * many to launch. */
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
-/* Rounds the sums into dq, or computes it anew. */
+/* Rounds the sums into dq, or computes it again. */
 status bwd_finish(backend *be, const bwd_job *job);
 /* dq by blocks that own queries (attn_sm90_bwd_dq.cu); with a bias, and its gradients
  * (attn_sm90_bwd_dq_bias.cu). */
 status bwd_queries(backend *be, const bwd_job *job);
 status bwd_queries_bias(backend *be, const bwd_job *job);
 
-/* Sequences of at most 64 queries and keys, heads of up to 128 numbers. */
+/* Sequences of at most 64 queries and keys, head dimensions up to 128. */
 status cuda_attn_sm90_bwd_single_tile(backend *be, const attn_args *a);
-/* Heads of 256 numbers: sequences that are worked on whole, and others. */
+/* Head dimension 256: sequences that are worked on whole, and others. */
 status cuda_attn_sm90_bwd_d256_short(backend *be, const attn_args *a);
 status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a);
 

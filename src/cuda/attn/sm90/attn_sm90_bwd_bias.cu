@@ -1,6 +1,6 @@
 /* HSTU attention with a bias, backward, on Hopper: one shape of tiles for each head dim, so that
  * there are few kernels to compile.  One warpgroup a block takes 0.81 to 0.98 of the time of two
- * (H200, 2026-11-15; heads of 32 and 64 numbers, sequences up to 200, 512 and 1024).
+ * (H200, 2026-11-15; head dimensions 32 and 64, sequences up to 200, 512 and 1024).
  *
  * The gradients of a bias are sums of their own (attn_sm90_bwd_dq_bias.cu): where they are wanted,
  * the kernel that owns keys makes dk and dv alone. */

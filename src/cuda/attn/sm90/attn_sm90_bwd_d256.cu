@@ -1,9 +1,9 @@
-/* HSTU attention, backward, on Hopper: heads of 256 numbers, long sequences.
+/* HSTU attention, backward, on Hopper: head dimension 256, long sequences.
  *
  * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
  * work is divided by what is summed: one warpgroup makes scores and weights, keeps dv, and leaves
  * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk.  Both
- * have two products a tile, so neither waits long.  dq is computed anew by another kernel
+ * have two products a tile, so neither waits long.  dq is recomputed by another kernel
  * (attn_sm90_bwd_dq.cu).  Bound by the tensor cores. */
 #include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
 
@@ -35,8 +35,6 @@ __device__ static inline int wide_word(const wide_room &room, int n) {
     barrier_wait(&e->queries[n % STAGES], (uint32_t)(n / STAGES) & 1);
     return e->tiles[n % KEPT];
 }
-
-/* ---- computing ------------------------------------------------------------------------------- */
 
 __device__ static inline uint32_t wide_mask(const attn_args &a, const bwd_keys &w, int word) {
     if (word & 1) return 0xffffffffu;
@@ -123,8 +121,6 @@ __device__ static void wide_compute(const attn_args &a, const wide_room &room) {
     }
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------ */
-
 __device__ static inline void wide_barriers_init(wide_end *e) {
     for (int i = 0; i < 2; i++) {
         barrier_init(&e->slopes[i], WARPS / 2);
@@ -159,8 +155,6 @@ __global__ void __launch_bounds__(THREADS, 1)
             wide_compute<T, true>(job.a, room);
     }
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 template <typename T> static status launch(backend *be, const attn_args *a) {
     constexpr int ROOM = BYTES + (int)sizeof(wide_end);

@@ -1,4 +1,4 @@
-/* HSTU attention, backward, on Hopper: heads of 256 numbers, sequences that are worked on whole.
+/* HSTU attention, backward, on Hopper: head dimension 256, sequences that are worked on whole.
  *
  * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
  * work is divided by what is summed: one warpgroup makes scores and weights, keeps dv, and leaves
@@ -6,7 +6,7 @@
  * comes later, 64 queries a warpgroup, from gradients that were kept in memory
  * (attn_sm90_bwd_d256_steps.cuh, which says what is done when); of a sequence of one tile at once,
  * half of the columns a warpgroup.  Results are stored by way of slots whose tiles nobody needs any
- * more.  Bound by what the second cache brings, 64 KB for four products of 64 x 64 pairs; with
+ * more.  Bound by what the L2 cache brings, 64 KB for four products of 64 x 64 pairs; with
  * short sequences by latency.
  *
  * TFLOP/s by replay (H200, 2026-11-15; 4 heads, causal, bfloat16; sequences x lengths):
@@ -20,8 +20,6 @@
 
 enum { THREADS = 3 * GROUP };
 enum { ASKING = 72, COMPUTING = 216 }; /* registers */
-
-/* ---- slots ----------------------------------------------------------------------------------- */
 
 /* What a step has at one of its places, once it is there. */
 __device__ static inline const char *slot_wait(const wide_room &room, int slots, int place) {
@@ -43,8 +41,6 @@ __device__ static inline void slot_pass(const wide_room &room, int slots, int pl
     __syncwarp();
     slot_release(room, slots, place);
 }
-
-/* ---- products -------------------------------------------------------------------------------- */
 
 /* x (64 keys, 64 queries) = rows of a times rows of b. */
 template <typename T>
@@ -84,8 +80,6 @@ __device__ static inline void wide_product(float (&dq)[N / 2], const char *ds, c
     wgmma_wait<0>();
 }
 
-/* ---- storing --------------------------------------------------------------------------------- */
-
 /* dv or, of the second warpgroup, dk, by way of a slot that only the warpgroup still uses. */
 template <typename T, bool IS_DK>
 __device__ static inline void wide_store(const attn_args &a, const wide_step *w, char *slot,
@@ -123,8 +117,6 @@ __device__ static inline void wide_store_zeros(const attn_args &a, const wide_st
     clear(zeros);
     store_wide<T, D>(to, stride, w->key0 + row_of_thread(), s.len_k, 0, zeros);
 }
-
-/* ---- tiles ----------------------------------------------------------------------------------- */
 
 __device__ static inline uint32_t wide_mask(const attn_args &a, const wide_step *w) {
     if (w->flags & STEP_FULL) return 0xffffffffu;
@@ -215,8 +207,6 @@ __device__ static inline void wide_tile_dk(const attn_args &a, const wide_room &
     slot_release(room, slots, AT_QUERIES);
 }
 
-/* ---- dq -------------------------------------------------------------------------------------- */
-
 /* What 64 keys add to dq of the warpgroup's 64 queries; with the last keys it is stored, by halves.
  */
 template <typename T>
@@ -254,8 +244,6 @@ __device__ static inline void wide_dq_alone(const attn_args &a, const wide_room 
     __syncwarp();
     slot_release(room, slots, AT_VALUES);
 }
-
-/* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* The thread that copies gradients to memory says that they are there; with a tile it does so when
  * it has to look at its copies anyway. */
@@ -333,8 +321,6 @@ __global__ void __launch_bounds__(THREADS, 1)
             find_all(job.job, room.end);
     }
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 /* Four arrays: grains of 8 rows, or with 64 whole tiles of them. */
 static status make_maps(backend *be, const attn_args *a, bwd_maps *tiles, bwd_maps *grains) {

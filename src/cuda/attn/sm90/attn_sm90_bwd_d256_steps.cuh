@@ -1,11 +1,11 @@
-/* Backward of the attention on Hopper, heads of 256 numbers, sequences that are worked on whole:
+/* Backward of the attention on Hopper, head dimension 256, sequences that are worked on whole:
  * what a block does, step by step.
  *
  * A step is one of
  * - a tile: 64 keys meet 64 queries, and dv and dk grow by a part;
  * - dq of 128 queries grows by what 64 keys add to it;
  * - nothing to multiply: sums of zero to be stored, or only what STEP_STORED says.
- * Steps are written down for the warps that compute, and what they need is brought to one of six
+ * Steps are written down for the consumer warps, and what they need is brought to one of six
  * slots of 32 KB, in the order in which slots become free.  So the keys of the next tile are under
  * way while the last queries of this one are computed with.
  *
@@ -70,7 +70,7 @@ typedef struct wide_job {
     int64_t room; /* bytes for the gradients of a sequence */
 } wide_job;
 
-/* How far the warp that asks has come; the same in all its lanes. */
+/* How far the producer warp has come; the same in all its lanes. */
 typedef struct wide_ask {
     int n;           /* steps */
     uint32_t queue;  /* free slots, four bits each, the next lowest, and QUEUE_END */
@@ -100,8 +100,6 @@ __device__ static inline void wide_barriers_init(wide_end *e) {
     barrier_init(&e->stored, 1);
     barrier_init_done();
 }
-
-/* ---- slots and steps ------------------------------------------------------------------------- */
 
 /* The next slot of the queue, as a step names it. */
 __device__ static inline int slot_take(wide_ask *at) {
@@ -158,8 +156,6 @@ __device__ static inline void step_put(const wide_room &room, wide_ask *at, cons
     if (lane == 0) barrier_arrive(&room.end->ready[place]);
     at->n++;
 }
-
-/* ---- tiles of keys --------------------------------------------------------------------------- */
 
 /* The gradients of a sequence's tiles: those of one tile of keys follow each other.  Sequences take
  * turns with two rooms of the block. */
@@ -224,8 +220,6 @@ __device__ static inline void ask_keys(const wide_job &job, const wide_room &roo
         ask_tile(job, room, at, p, k, i * QUERIES, flags);
     }
 }
-
-/* ---- whole sequences ------------------------------------------------------------------------- */
 
 /* The keys that this lane's queries, 64 lane and on, see.  Those who see none meet the first keys
  * all the same: their dq is zero, and has to be written. */
@@ -301,8 +295,6 @@ __device__ static inline void ask_pair(const wide_job &job, const wide_room &roo
     at->n_kept++;
     at->late = at->n;
 }
-
-/* ---- all of a block's work, by two warps ----------------------------------------------------- */
 
 /* One lane waits for all, here and above: another that comes late to a barrier may find it a phase
  * too far. */

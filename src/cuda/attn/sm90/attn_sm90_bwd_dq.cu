@@ -1,5 +1,5 @@
-/* dq of the attention on Hopper computed anew: in deterministic mode, and with heads of 256
- * numbers.
+/* dq of the attention on Hopper recomputed: in deterministic mode, and at head dimension 256.
+ *
  *
  * A block owns 128 queries and sums dq over the keys, in their order: scores and dp are computed
  * once more, but nobody adds to anybody else's sums.  One warp asks for tiles of keys and values,
@@ -190,8 +190,6 @@ __global__ void __launch_bounds__(q_shape<D>::THREADS, 1)
         q_compute<T, D>(a, w, group);
     }
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 template <typename T, int D> static status launch(backend *be, const bwd_job *job) {
     using shape = q_shape<D>;

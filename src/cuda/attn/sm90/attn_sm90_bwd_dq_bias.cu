@@ -2,7 +2,7 @@
  * or of integers.
  *
  * The frame is the forward kernel's (attn_sm90_fwd.cuh): a block owns queries, with the rows of
- * dout beside them, and walks over keys and values.  Scores and dp are computed anew and become
+ * dout beside them, and walks over keys and values.  Scores and dp are recomputed and become
  * gradients of scores, which meet the keys: three products.
  * - A table's gradient is added to as it comes, 8 bytes at once.  Bound by these bytes.
  * - Position and time have few cells, to which all pairs add.  A warp adds integers to cells of its
@@ -43,8 +43,6 @@ typedef struct sum_sink {
     unsigned long long *cells; /* of the batch; NULL: nowhere */
     float factor;              /* of gradients of scores */
 } sum_sink;
-
-/* ---- sums of positions and times ------------------------------------------------------------- */
 
 template <typename S> __device__ static inline int sum_positions(const attn_args &a) {
     int n = 2 * a.bias_len - 1;
@@ -196,8 +194,6 @@ __device__ static inline void sum_end(const attn_args &a, const sum_sink &sink,
     }
 }
 
-/* ---- a table's gradient ---------------------------------------------------------------------- */
-
 /* Pairs that are not seen have none, so nothing outside is touched. */
 template <typename S>
 __device__ static inline void add_to_table(const attn_args &a, const sum_sink &sink,
@@ -216,8 +212,6 @@ __device__ static inline void add_to_table(const attn_args &a, const sum_sink &s
         to += 8 * (int64_t)a.table_len;
     }
 }
-
-/* ---- the warpgroups that compute ------------------------------------------------------------- */
 
 /* y = twice the gradients of scores, from scores and dp. */
 __device__ static inline void make_gradients(float half, const float (&x)[32], float (&y)[32]) {
@@ -350,8 +344,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         dq_compute<T, S>(a, sink, &room, &sums, queries, keys);
     }
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 template <typename T, typename S> static status launch(backend *be, const bwd_job *job) {
     cuda_state *state = cuda_of(be);

@@ -71,8 +71,8 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
     return is_jagged;
 }
 
-/* Room for sums of dq: of each block of a launch, or of each tile of queries.  Heads of 256
- * numbers: for the gradients of two sequences of each block. */
+/* Room for sums of dq: of each block of a launch, or of each tile of queries.  Head dimension 256:
+ * for the gradients of two sequences of each block. */
 static size_t sums_bytes(const bwd_job *job, int64_t n_blocks) {
     const attn_args *a = &job->a;
     if (a->dim_qk == 256) return cuda_align((size_t)(n_blocks * 2 * bwd_kept_bytes(a)));

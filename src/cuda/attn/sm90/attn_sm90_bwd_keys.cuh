@@ -1,10 +1,10 @@
-/* The backward kernel of the attention on Hopper that owns keys: heads of 32 to 128 numbers.
+/* The backward kernel of the attention on Hopper that owns keys: head dimensions 32 to 128.
  *
  * A warpgroup computes with 64 keys and keeps their dk and dv in registers.  For each tile of
  * queries it makes scores and dp, weights and their gradients, adds to dv and dk, and leaves the
  * gradients in shared memory for dq.
- * - One warpgroup a block, two blocks a multiprocessor, for short sequences with heads of 32 and 64
- *   numbers, and for their biases: while one waits the other computes.
+ * - One warpgroup a block, two blocks a multiprocessor, for short sequences with head dimensions 32
+ * and 64, and for their biases: while one waits the other computes.
  * - Else two warpgroups: they share the tiles of queries and halve the additions to dq, whose
  *   columns they divide (heads up to 64: whose tiles they do in turn); that product is one tile
  *   late, so that neither waits for the other.
@@ -16,7 +16,7 @@
 #include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
 
 /* The tile sizes of one kernel: what a struct of chosen sizes may leave out.  D is the head
- * dimension, GROUPS the warpgroups that compute, each with 64 keys. */
+ * dimension, GROUPS the consumer warpgroups, each with 64 keys. */
 struct bwd_sizes {
     static constexpr bool IS_WHOLE = false; /* true: blocks always work on whole sequences */
     static constexpr attn_bias BIAS = BIAS_NONE;
@@ -32,7 +32,7 @@ template <typename SIZES> struct bwd_shape {
     static constexpr int STAGES = (D > 64 && IS_WHOLE) || BIAS == BIAS_TABLE ? 2 : 3;
     static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
-    /* Registers of the warp that asks, and of those who compute: 64 Ki in all. */
+    /* Registers of the producer warp, and of those who compute: 64 Ki in all. */
     static constexpr bool ASKS_MORE = GROUPS == 1 ? BIAS != BIAS_NONE : D > 64 && BIAS == BIAS_TIME;
     static constexpr int COMPUTING = (D > 64 ? 232 : 216) - (ASKS_MORE ? 8 : 0);
     static constexpr int ASKING = (GROUPS > 1 && D <= 64 ? 72 : 40) + (ASKS_MORE ? 8 * GROUPS : 0);
@@ -76,8 +76,6 @@ template <typename S>
 __device__ static inline int bwd_key(const bwd_room<S> &room, const bwd_own<S> &own) {
     return bwd_record<S>(room, own).key0 + own.group * 64 + row_of_thread();
 }
-
-/* ---- one tile of queries --------------------------------------------------------------------- */
 
 /* The word of tile n, once its queries are there. */
 template <typename S> __device__ static inline int bwd_word(const bwd_room<S> &room, int n) {
@@ -159,8 +157,6 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
     }
 }
 
-/* ---- one warpgroup --------------------------------------------------------------------------- */
-
 /* dq of tile n at once, a part of its columns after the other: registers are few. */
 template <typename T, typename S>
 __device__ static inline void bwd_dq_now(const bwd_job &job, const bwd_room<S> &room,
@@ -199,8 +195,6 @@ __device__ static inline int bwd_tiles_alone(const bwd_job &job, const bwd_room<
     }
     return n;
 }
-
-/* ---- two warpgroups -------------------------------------------------------------------------- */
 
 /* The warpgroup's columns of dq of tile n. */
 template <typename T, typename S>
@@ -244,8 +238,6 @@ __device__ static inline int bwd_tiles_together(const bwd_job &job, const bwd_ro
     if (S::IS_WHOLE || job.has_dq) bwd_dq_late<T, S>(job.a, room, own, n - 1);
     return n;
 }
-
-/* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* Tiles of keys, until there are no more.  Room of keys is given back before their gradients are
  * stored. */
@@ -311,8 +303,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         bwd_compute<T, S>(job, room, (int)threadIdx.x / GROUP);
     }
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 /* Calls with a bias (attn_sm90_bwd_bias.cu). */
 status cuda_attn_sm90_bwd_bias(backend *be, const attn_args *a);

@@ -2,7 +2,7 @@
  *
  * Blocks stay until there is no work.  One warp of a block finds the next tile of keys and asks for
  * it, for its values, and for the queries and dout of the tiles that see any of it, ahead of the
- * warps that compute.  Which tiles meet is its work, too: its lanes look at a tile of queries each.
+ * consumer warps. Which tiles meet is its work, too: its lanes look at a tile of queries each.
  *
  * Sequences that are short, if there are enough of them, are worked on whole: all keys of a pair of
  * sequence and head by one block.  Then all parts of dq pass through the same threads: those of the
@@ -10,8 +10,8 @@
  * rounded and stored; nothing is set to zero before or rounded after, and the bits are the same
  * every time.  Long sequences are cut: a block takes tiles of keys, and adds its part of dq to sums
  * which blocks share and a last kernel rounds.  The order of these additions is not the same every
- * time; in deterministic mode, and with heads of 256 numbers, where the additions would take longer
- * than the products, a kernel that owns queries computes dq anew instead. */
+ * time; in deterministic mode, and at head dimension 256, where the additions would take longer
+ * than the products, a kernel that owns queries recomputes dq instead. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
 
@@ -91,8 +91,6 @@ template <typename S> __device__ static inline void walk_barriers_init(walk_end<
     }
     barrier_init_done();
 }
-
-/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* The lanes that come along when one of them asks: for times, the whole warp. */
 template <typename S> __device__ static inline bool walk_comes() {
@@ -186,8 +184,6 @@ __device__ static inline void walk_ask_queries(const bwd_job &job, const walk_ro
         time_put(share, time_base(job.a, p.s), &e->bias.tiles[stage], &e->bias.there[stage]);
 }
 
-/* ---- which tiles meet ------------------------------------------------------------------------ */
-
 /* The word of this lane's tile of queries; -1 if it does not meet the keys.  sees: in a sequence
  * worked on whole, the tiles of keys it does.  In others it always meets keys that are all there
  * are: its dq is written by nobody else. */
@@ -242,8 +238,6 @@ __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &
     __syncwarp();
 }
 
-/* ---- whole sequences ------------------------------------------------------------------------- */
-
 /* The block's pairs from its n-th on, as many as there is room for; how many.  Every second round
  * goes through the blocks backwards, so that who had the longest gets the shortest. */
 template <typename S>
@@ -290,8 +284,6 @@ __device__ static inline void walk_whole(const bwd_job &job, const walk_room<S> 
     } while (listed == LISTED);
 }
 
-/* ---- tiles of keys --------------------------------------------------------------------------- */
-
 template <typename S>
 __device__ static inline void walk_cut(const bwd_job &job, const walk_room<S> &room,
                                        walk_place *at) {
@@ -326,8 +318,6 @@ template <typename S> __device__ static void walk(const bwd_job &job, const walk
     barrier_arrive(&e->keys[own]);
     barrier_arrive(&e->keys[own]);
 }
-
-/* ---- dq -------------------------------------------------------------------------------------- */
 
 /* A thread's first four sums of a warpgroup's part of dq, columns from `column` on; see bwd_keys.
  */

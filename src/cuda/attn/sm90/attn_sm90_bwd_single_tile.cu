@@ -1,5 +1,6 @@
-/* HSTU attention, backward, on Hopper: sequences of at most 64 queries and keys, heads of up to 128
- * numbers.
+/* HSTU attention, backward, on Hopper: sequences of at most 64 queries and keys, head dimensions up
+ * to 128.
+ *
  *
  * Of a sequence and head there is one tile of queries, keys, values and dout, so nothing is summed
  * over tiles: a block makes scores and gradients, then dv, dk and dq one after the other, and
@@ -23,8 +24,6 @@ template <typename S> struct one_end {
 typedef struct one_room {
     char *queries, *keys, *values, *douts, *ds;
 } one_room;
-
-/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* The block's pairs, PAIRS at most, by its first warp. */
 template <typename S>
@@ -65,8 +64,6 @@ __device__ static inline void one_ask(const bwd_maps &maps, const one_room &room
     one_load<S>(room.values, &maps.v, &e->values, x, p.s.row_k, p.s.len_k);
     one_load<S>(room.douts, &maps.dout, &e->values, x, p.s.row_q, p.s.len_q);
 }
-
-/* ---- computing ------------------------------------------------------------------------------- */
 
 /* Weights and gradients of the pair, on the left of products; the latter in shared memory, too. */
 template <typename T, typename S>
@@ -166,8 +163,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     for (int i = 0; i < e->n_pairs; i++)
         one_gradients<T, S>(a, maps, room, e, i);
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 template <typename T, int D> static status launch(backend *be, const attn_args *a) {
     using S = one_shape<D>;

@@ -1,8 +1,8 @@
 /* The forward kernel of the attention on Hopper whose blocks stay, for any shape of its tiles.
  *
  * A block owns GROUPS x 64 query rows of one sequence and head at a time and goes from tile to tile
- * (attn_tiles.cuh).  One warp finds the tiles, another asks the copy engine for queries, keys and
- * values; both run ahead of the warpgroups that compute, also into the next tile.  There is no
+ * (attn_tiles.cuh).  One warp finds the tiles, another asks TMA for queries, keys and
+ * values; both run ahead of the consumer warpgroups, also into the next tile.  There is no
  * softmax, so nothing is kept from keys to keys but the sum.
  * - One large block a multiprocessor (piped): each warpgroup computes the scores of the next keys
  *   while those of these meet the values, and SiLU runs under both.  Bound by the tensor cores, or,
@@ -14,10 +14,8 @@
 
 #include "cuda/attn/sm90/attn_sm90_rows.cuh"
 
-/* ---- shapes ---------------------------------------------------------------------------------- */
-
 /* Registers of a block: those it is launched with (the multiprocessor has 64 K, whole eights a
- * thread) are shared out anew, most of them to the warpgroups that compute.  MORE: for a warp that
+ * thread) are shared out again, most of them to the consumer warpgroups.  MORE: for a warp that
  * brings times, too, of 128 rows. */
 template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
     static constexpr int AT_START = 65536 / (GROUP * (GROUPS + 1) * BLOCKS) / 8 * 8;
@@ -28,7 +26,7 @@ template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
 /* The tile sizes of one kernel: what a struct of chosen sizes must name, and what most of them have
  * in common. */
 struct fwd_sizes {
-    static constexpr int GROUPS = 1;  /* warpgroups that compute, each with 64 query rows */
+    static constexpr int GROUPS = 1;  /* consumer warpgroups, each with 64 query rows */
     static constexpr int KEYS = 64;   /* keys and values of a pipeline stage */
     static constexpr int STAGES = 2;  /* pipeline stages of keys and values */
     static constexpr int BUFFERS = 2; /* tiles of queries: the next one's load is under way */
@@ -99,8 +97,6 @@ template <int N> __device__ static inline void advance(fwd_ring<N> &r) {
     r.parity ^= 1;
 }
 
-/* ---- the warp that asks ---------------------------------------------------------------------- */
-
 /* One thread asks; for times, the whole warp does the rest. */
 template <typename S> __device__ static inline bool fwd_asks() {
     return S::BIAS != BIAS_TIME || threadIdx.x % 32 == 0;
@@ -120,7 +116,7 @@ __device__ static inline void fwd_load(char *to, const CUtensorMap *map, uint64_
     }
 }
 
-/* Where the warp that asks, or a warpgroup, is: at which unit of the block, and in the ring of keys
+/* Where the producer warp, or a warpgroup, is: at which unit of the block, and in the ring of keys
  * and values. */
 template <typename S> struct fwd_place {
     unsigned unit;
@@ -239,8 +235,6 @@ __device__ static void fwd_ask(const attn_args &a, const fwd_maps &maps, fwd_roo
     }
 }
 
-/* ---- the warp that finds units --------------------------------------------------------------- */
-
 /* All units of the block, each when it is wanted, and then that there are no more. */
 template <typename S>
 __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd_room<S> *room) {
@@ -270,8 +264,6 @@ __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd
     barrier_arrive(&room->told);
     if (is_shared) tiles_done(tiles);
 }
-
-/* ---- the warpgroups that compute ------------------------------------------------------------- */
 
 /* out (64, D) += 16 columns of weights times 16 rows of values, the k-th such.  An instruction may
  * not name more registers than the block is launched with, so several do the work of a wide one. */
@@ -497,8 +489,6 @@ __device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const 
     }
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------ */
-
 template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room, char *keys) {
     if (threadIdx.x == S::GROUPS * GROUP) {
         for (int i = 0; i < S::BUFFERS; i++) {
@@ -552,12 +542,10 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     }
 }
 
-/* ---- launching ------------------------------------------------------------------------------- */
-
 /* Calls with a bias (attn_sm90_fwd_bias.cu). */
 status cuda_attn_sm90_fwd_bias(backend *be, const attn_args *a);
 
-/* How the copy engine finds queries, keys and values. */
+/* How TMA finds queries, keys and values. */
 template <typename S> status fwd_map_inputs(backend *be, const attn_args *a, fwd_maps *maps) {
     int64_t columns = (int64_t)a->n_heads * S::D;
     TRY(sm90a_map_box(&maps->q, be->act, a->q, a->n_rows_q, columns, a->stride_q, S::COLUMNS,

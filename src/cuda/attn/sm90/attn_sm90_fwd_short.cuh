@@ -2,10 +2,10 @@
  * and then bytes.
  *
  * One block a multiprocessor works on a fixed share of the pairs of sequence and head, long ones
- * first (attn_sm90_fwd_short_list.cuh).  One warp asks the copy engine for keys and values as far
+ * first (attn_sm90_fwd_short_list.cuh).  One warp asks TMA for keys and values as far
  * ahead as a ring in shared memory has room, without regard to where a sequence ends.  The other
  * warps each take 16 query rows (mma.m16n8k16, whose waste at the end of a sequence and on the
- * diagonal is a quarter of wgmma's) and wait for nobody but the copy engine.
+ * diagonal is a quarter of wgmma's) and wait for nobody but TMA.
  *
  * A grain, 16 rows, is brought by one instruction.  It holds D / 64 parts of 16 rows of 128 bytes
  * (D = 32: of 64 bytes), swizzled. */
@@ -13,8 +13,6 @@
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_CUH
 
 #include "cuda/attn/sm90/attn_sm90_fwd_short_list.cuh"
-
-/* ---- asking ---------------------------------------------------------------------------------- */
 
 template <typename S>
 __device__ static inline void short_load(char *to, const CUtensorMap *map, uint64_t *barrier,
@@ -76,8 +74,6 @@ __device__ static inline int short_ask_queries(const fwd_maps &maps, short_room<
     __syncwarp();
     return at;
 }
-
-/* ---- products -------------------------------------------------------------------------------- */
 
 /* What a lane gives to ldmatrix: its place in a grain for 16 numbers of 16 rows, as rows (queries,
  * and values, transposed) or as columns (keys) of a product.  The next 16 numbers: short_move. */
@@ -200,8 +196,6 @@ __device__ static inline void short_step(const attn_args &a, const short_own<S> 
     short_add<T, S, N>(out, left, v);
 }
 
-/* ---- the warps that compute ------------------------------------------------------------------ */
-
 /* A chunk of n grains from column j on. */
 template <typename T, typename S>
 __device__ static inline void short_chunk(const attn_args &a, const short_own<S> &own, int j, int n,
@@ -286,8 +280,6 @@ __device__ static void short_compute(const attn_args &a, const fwd_maps &maps, s
         tile = short_rows<T, S>(a, maps, task, tile, room, queries, parity, shared_address(ring));
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------ */
-
 /* Barriers, by four warps; and the lists.  Everything behind grid_wait may touch memory, nothing
  * before it. */
 template <typename S>
@@ -331,8 +323,6 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     else
         short_ask<S>(maps, &room, ring);
 }
-
-/* ---- launching ------------------------------------------------------------------------------- */
 
 template <typename S>
 static status short_map(CUtensorMap *map, const backend *be, const attn_args *a, const void *rows,

@@ -178,9 +178,6 @@ __device__ static inline int short_tile_of(const short_room<S> *room, int task) 
     return n - 1;
 }
 
-/* ---- on the host ------------------------------------------------------------------------------
- */
-
 /* Pairs of sequence and head that a block can surely write down; 0: not even one, so the kernel
  * must not be launched. */
 template <typename S> static int64_t short_most(const attn_args *a) {

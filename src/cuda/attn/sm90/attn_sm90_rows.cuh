@@ -7,8 +7,8 @@
 #include "cuda/attn/common/attn_tiles.cuh"
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
-/* What the warpgroups are told of a tile: b < 0 is the end.  Columns begin .. end - 1, without hole
- * .. hole_end - 1, are all that any of its rows may see. */
+/* What the warpgroups are told of a tile: b < 0 is the end.  Columns begin .. end - 1, without
+ *hole. . hole_end - 1, are all that any of its rows may see. */
 typedef struct fwd_unit {
     attn_sequence s;
     int head, row0;
@@ -37,8 +37,6 @@ template <typename S> __device__ static inline int fwd_next(const fwd_unit *u, i
         j += S::KEYS;
     return j;
 }
-
-/* ---- weights ---- */
 
 /* A score's weight: silu(2 half x) = half x (1 + tanh(half x)).  The packed forms of tanh take as
  * many instructions of the same unit as this one, and more around it. */
@@ -87,8 +85,6 @@ __device__ static inline void fwd_mask(const attn_args &a, const attn_sequence &
         }
     }
 }
-
-/* ---- storing ---- */
 
 /* The outputs of a warpgroup, 16 bytes a thread where the addresses allow it. */
 template <typename T, int D>

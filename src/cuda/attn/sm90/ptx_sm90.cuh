@@ -11,14 +11,12 @@
 
 #include "cuda/core/ptx.cuh"
 
-/* ---- barriers in shared memory --------------------------------------------------------------- */
-
 __device__ static inline void barrier_init(uint64_t *barrier, int n_arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(n_arrivals));
 }
 
-/* Makes initialised barriers known to the copy engine. */
+/* Makes initialised barriers known to TMA. */
 __device__ static inline void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -87,8 +85,6 @@ __device__ static inline bool elect_one() {
     return is_it != 0;
 }
 
-/* ---- copies of tiles ------------------------------------------------------------------------- */
-
 __device__ static inline void tile_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
 }
@@ -147,8 +143,6 @@ __device__ static inline void bulk_wait_stored() {
 __device__ static inline void copies_fence() {
     asm volatile("fence.proxy.async;" ::: "memory");
 }
-
-/* ---- products of a warpgroup ----------------------------------------------------------------- */
 
 /* A tile in shared memory whose rows of 128 bytes are swizzled by 128 bytes, 8 rows in 1024 bytes.
  * `next` is the distance in bytes from one block of 64 numbers of the row to the next, where the
@@ -209,7 +203,7 @@ __device__ static inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[
                  : "memory");
 }
 
-/* 16 bytes to memory at once, where the compiler makes four stores of one such; the second cache
+/* 16 bytes to memory at once, where the compiler makes four stores of one such; the L2 cache
  * has better things to keep. */
 __device__ static inline void store_four(void *to, const uint32_t (&v)[4]) {
     asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v[0]), "r"(v[1]),
