@@ -1,4 +1,4 @@
-/* What the tests of dense ops share: backends with 1, 2 and 3 threads, numbers, and the rule by
+/* Shared by the tests of dense ops: backends with 1, 2 and 3 threads, numbers, and the rule by
  * which a result is judged.
  *
  * A naive version is written once, in double, with each step passed through a rounding that does
@@ -84,8 +84,8 @@ static inline double max_of(const double *x, int64_t n) {
     return max;
 }
 
-/* What a result of the precision under test may be off besides, relative to the largest number: in
- * float32 a few units in the last place.  A 16-bit result is rounded once more.  Where TF32 rounds
+/* The error that a result may have on top of that, relative to the largest number: in float32 a few
+ * units in the last place.  A 16-bit result is rounded once more.  Where TF32 rounds
  * the factors of a product, which the naive code's own error shows, hardware may cut them off. */
 static inline double rule_slack(double naive_error) {
     bool is_rounded =

@@ -54,8 +54,6 @@ double precision_round_factor(precision p, double v) {
     return round_to(p, v);
 }
 
-/* ---- 16 bits --------------------------------------------------------------------------------- */
-
 static uint32_t bits_of(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);

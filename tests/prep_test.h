@@ -1,4 +1,5 @@
-/* What the tests of `hstu prep` share: small files, runs of the program, and what must be left. */
+/* Shared by the tests of `hstu prep`: small input files, runs of the program, checks of what it
+ * wrote. */
 #ifndef HSTU_TESTS_PREP_TEST_H
 #define HSTU_TESTS_PREP_TEST_H
 

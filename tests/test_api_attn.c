@@ -8,8 +8,6 @@
 #include <cuda_runtime_api.h>
 #endif
 
-/* ---- arguments ------------------------------------------------------------------------------- */
-
 /* Good arguments whose memory nobody looks at. */
 static hstu_attn_varlen_args good_args(void) {
     static int32_t memory[64];
@@ -93,8 +91,6 @@ TEST(api_attn_of_a_gpu_that_is_not_there) {
 #endif
     hstu_attn_destroy(NULL);
 }
-
-/* ---- on a GPU -------------------------------------------------------------------------------- */
 
 #ifdef HSTU_HAS_CUDA
 
@@ -316,7 +312,7 @@ TEST(api_attn_computes_what_the_cpu_does) {
     hstu_attn_destroy(attn);
 }
 
-/* A captured call computes again what it did, after scratch memory has grown, too. */
+/* Replaying a captured call gives the same result, also after scratch memory has grown. */
 TEST(api_attn_can_be_captured) {
     hstu_attn *attn = open_attn();
     cudaStream_t stream;

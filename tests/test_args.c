@@ -104,7 +104,8 @@ TEST(args_help_wins_over_errors) {
     CHECK_FAILS(parse("try|a|b|--|--help"), ERR_USAGE, "one argument too many");
 }
 
-/* Runs the program by a shell command in which every @ is its path; what it said, cut to a page. */
+/* Runs a shell command in which every @ stands for the path of the program; returns its output, cut
+ * to a page. */
 static const char *said(int code, const char *pattern) {
     static char page[8192];
     char line[1024] = "", *text;

@@ -1,5 +1,5 @@
-/* HSTU attention: against a naive float64 version for every mask and bias, around every size of a
- * block, at shapes drawn at random, and with any number of threads. */
+/* HSTU attention against the naive version (cpu/attn_naive.h): every mask and bias, lengths around
+ * every block size, at shapes drawn at random, and with any number of threads. */
 #include "attn_sample.h"
 #include "cpu/attn_mask.h"
 #include "ops/attn_check.h"
@@ -62,7 +62,8 @@ TEST(attn_head_dims) {
                    5000);
 }
 
-/* Wide heads have kernels of their own on some GPUs, if rows lie well and their number is known. */
+/* On some GPUs head dimensions 128 and 256 have their own kernels, which need aligned rows and a
+ * known number of them. */
 TEST(attn_wide_heads) {
     const int32_t lengths[] = {64, 0, 1, 150, 65};
     for (int rows = ROWS_ALIGNED; rows <= ROWS_KNOWN; rows++) {
@@ -77,8 +78,8 @@ TEST(attn_wide_heads) {
     rows_are = ROWS_ODD;
 }
 
-/* More pairs of sequence and head than a GPU has multiprocessors, so that blocks that stay do some
- * of them one after the other. */
+/* More pairs of sequence and head than a GPU has multiprocessors, so that each block of a
+ * persistent kernel works on several. */
 TEST(attn_many_heads) {
     const int32_t lengths[] = {70, 3, 64, 20, 66, 1, 40, 5}, one_tile[] = {33, 0, 64, 7, 1, 20, 2};
     rows_are = ROWS_KNOWN;
@@ -86,8 +87,6 @@ TEST(attn_many_heads) {
     check_case(one_tile, 7, true, 70, 256, 256, MASK_FULL, BIAS_NONE, 1, 1);
     rows_are = ROWS_ODD;
 }
-
-/* ---- random shapes --------------------------------------------------------------------------- */
 
 typedef struct random_shape {
     int32_t lengths[MAX_SEQUENCES], n_sequences, n_heads, dim_qk, dim_v, table_heads;
@@ -100,7 +99,7 @@ static int32_t below(int32_t n) {
     return (int32_t)rng_below(sample_draw(), (uint32_t)n);
 }
 
-/* Two in three have heads of 32, 64, 128 or 256 numbers, most of these in rows that lie well. */
+/* Two in three have a head dimension of 32, 64, 128 or 256, most of these with aligned rows. */
 static void draw_dims(random_shape *s) {
     bool is_common = below(3) > 0;
     s->dim_qk = s->dim_v = is_common ? 32 << below(4) : 1 + below(256);
@@ -149,14 +148,14 @@ static sample_error check_shape(const random_shape *r, mask_kind mask) {
     return worst;
 }
 
-/* What a failed test was at: a failure ends the process wherever it is found. */
+/* The shape that a failed test was at: a failed check ends the process where it stands. */
 static char at_shape[200];
 
 static void tell_shape(void) {
     if (at_shape[0] != '\0') printf("    it was %s\n", at_shape);
 }
 
-/* The rule of errors at shapes nobody chose. */
+/* The error limit of sample_check at random shapes. */
 TEST(attn_random_shapes) {
     sample_error worst = {0, "nothing"};
     int n = test_on.kind == ON_CUDA ? 200 : 40;
@@ -178,9 +177,7 @@ TEST(attn_random_shapes) {
                worst.what);
 }
 
-/* ---- what else can happen -------------------------------------------------------------------- */
-
-/* Times too far apart for 32 bits take another way. */
+/* Time differences that do not fit 32 bits take another code path. */
 TEST(attn_far_times) {
     const int32_t lengths[] = {20, 300};
     check_case(lengths, 2, false, 1, 4, 4, MASK_CAUSAL, BIAS_TIME, 1, INT64_C(1) << 40);

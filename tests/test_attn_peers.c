@@ -2,7 +2,7 @@
 
 #include "test.h"
 
-/* The figures as they were printed, and what lies behind a rounded one. */
+/* Figures as they were published, and the range that a rounded figure stands for. */
 TEST(attn_peers_figures) {
     attn_shape even = {4, 128, 32, 1024, false, ATTN_CAUSAL, BIAS_NONE};
     attn_shape tiny = {4, 64, 512, 50, true, ATTN_CAUSAL, BIAS_NONE};

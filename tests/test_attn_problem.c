@@ -2,7 +2,7 @@
 
 #include "test.h"
 
-/* Every mask, by the CPU's ops; and what is wrong is seen. */
+/* The CPU's ops pass the check with every mask, and wrong arguments fail it. */
 TEST(attn_problem_checks_every_mask) {
     backend *be;
     CHECK_OK(backend_create_cpu(&be, NULL));
@@ -56,7 +56,8 @@ TEST(attn_problem_checks_every_bias) {
     backend_destroy(be);
 }
 
-/* Copies hold the same numbers in memory of their own, and as many as the cache asks for. */
+/* Each copy holds the same numbers in its own memory; the size of the cache decides how many there
+ * are. */
 TEST(attn_problem_copies) {
     backend *be;
     attn_shape shape = {2, 16, 3, 40, false, ATTN_CAUSAL, BIAS_NONE};

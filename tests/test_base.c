@@ -87,7 +87,8 @@ TEST(mem_refuses_overflow) {
     mem_free(NULL);
 }
 
-/* Large blocks are zeroed page by page: none may keep what it held before it was freed. */
+/* Large blocks are zeroed page by page: no page may keep its bytes from before the block was freed.
+ */
 TEST(mem_alloc_zeroes_used_memory) {
     for (size_t n = 1; n < (8u << 20); n = n * 3 + 4095) {
         for (int round = 0; round < 3; round++) {

@@ -20,8 +20,6 @@ static void open_users(seq_file *data) {
     }
 }
 
-/* ---- the same, plainly ----------------------------------------------------------------------- */
-
 /* has[u][i]: user u has item i among the last max_events training events; events[i] of all. */
 typedef struct tables {
     bool has[USERS][ITEMS + 1];
@@ -110,8 +108,6 @@ static void plain_baseline(const split *s, split_part part, const baseline_confi
     }
     ranking_metrics_make(out, &counts);
 }
-
-/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void check_baselines(const split *s, split_part part, const baseline_config *c) {
     ranking_metrics popular, near, want;

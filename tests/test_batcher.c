@@ -422,7 +422,7 @@ TEST(batcher_shuts_down_at_any_moment) {
     toy_close(&data);
 }
 
-/* An allocator that fails at the k-th call and counts what is not given back. */
+/* An allocator that fails at the k-th call and counts blocks that were not freed. */
 typedef struct failing {
     int n_left;
     _Atomic int n_live;

@@ -85,7 +85,7 @@ TEST(nul_byte_names_its_line) {
     input_close(in);
 }
 
-/* The limit is exact, wherever the line lies in a block. */
+/* The limit is exact wherever in a block the line starts. */
 TEST(long_lines_are_refused_exactly) {
     for (size_t before = 0; before < 40; before++) {
         for (size_t length = 9; length <= 12; length++) {

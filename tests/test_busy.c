@@ -145,7 +145,7 @@ TEST(busy_names_are_readable) {
     CHECK_STR(shown("_Z1aImE"), "a<unsigned long>");
 }
 
-/* What it cannot read is as given, and no end of a name leads it astray. */
+/* Names that it cannot parse are returned unchanged, also when they end in the middle. */
 TEST(busy_names_as_given) {
     const char *whole = "_ZN3foo4gateIL3epi1E6__halfLb1ELin3E4tileILi8EEEEvPT0_";
     CHECK_STR(shown("sm90_xmma_gemm_bf16bf16"), "sm90_xmma_gemm_bf16bf16");

@@ -114,7 +114,7 @@ static void check_meta_row(const meta_row *r) {
     CHECK_EQ(c->data.prefetch_factor, r->prefetch);
 }
 
-/* What all nine have in common, given or by default. */
+/* Values that all nine configs share, given or by default. */
 static void check_meta_common(void) {
     CHECK_EQ(c->trainer.train_batch_size, 128);
     CHECK_EQ(c->trainer.eval_batch_size, 128);

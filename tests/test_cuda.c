@@ -29,8 +29,6 @@ static void *device_copy(backend *be, const void *from, size_t bytes) {
     return memory;
 }
 
-/* ---- what is missing is named ---------------------------------------------------------------- */
-
 TEST(cuda_device_that_is_not_there) {
     cuda_options options = {.device = 99};
     backend *be = (backend *)&options;
@@ -56,8 +54,6 @@ TEST(cuda_memory_that_runs_out) {
     be->ops->release(be, memory);
     backend_destroy(be);
 }
-
-/* ---- precision ------------------------------------------------------------------------------- */
 
 /* y += x in each type of activations; the numbers are exact in all of them. */
 TEST(cuda_precisions) {
@@ -92,9 +88,8 @@ TEST(cuda_precisions) {
     backend_destroy(be);
 }
 
-/* ---- copies ---------------------------------------------------------------------------------- */
-
-/* What is copied in may be overwritten at once: small and many, and larger than what is pinned. */
+/* The source of a copy to the device may be overwritten as soon as the call returns: for many small
+ * copies, and for one larger than the pinned memory. */
 TEST(cuda_copies_in_are_taken_at_once) {
     enum { ROUNDS = 40, BYTES = 100000 };
     const size_t large = (size_t)50 << 20;
@@ -173,8 +168,6 @@ TEST(cuda_fetches_in_any_order) {
     be->ops->release(be, memory);
     backend_destroy(be);
 }
-
-/* ---- recorded steps -------------------------------------------------------------------------- */
 
 enum { ROWS = 300, DIM = 50, NUMBERS = ROWS * DIM };
 
@@ -308,7 +301,8 @@ TEST(cuda_recorded_steps_are_the_steps) {
     backend_destroy(be);
 }
 
-/* What is made next may lie where the released memory lay, under the key of before. */
+/* The next allocation may get the address of released memory, and with it the key of an old
+ * recorded step. */
 TEST(cuda_recorded_steps_go_with_their_memory) {
     small_result got;
     backend *be = open_cuda(true);
@@ -321,8 +315,6 @@ TEST(cuda_recorded_steps_go_with_their_memory) {
     small_step_free(&s);
     backend_destroy(be);
 }
-
-/* ---- training -------------------------------------------------------------------------------- */
 
 enum { STEPS = 30, MAX_PARAMS = 64 };
 

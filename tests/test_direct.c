@@ -17,7 +17,7 @@ static embed_config config_of(embed_policy policy, int64_t level0, int64_t level
                           .first_scale = 0.1f};
 }
 
-/* Two tables, one for each way, and what a round hands to both. */
+/* Two tables, one for each code path, and the input of a round that both get. */
 typedef struct pair {
     backend *be;
     embed_table *by_fetch, *by_rows;
@@ -149,8 +149,6 @@ TEST(direct_rows_are_those_of_a_fetch) {
         compare((embed_policy)policy, 4 * TABLE_SLOTS, 3 * TABLE_SLOTS, MOST);
     }
 }
-
-/* ---- waiting --------------------------------------------------------------------------------- */
 
 static status (*true_copy_out)(backend *, void *, const void *, size_t);
 static int n_copies;

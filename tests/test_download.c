@@ -15,7 +15,7 @@
 
 enum { CONTENT_BYTES = 200000, CUT_BYTES = 60000, MAX_REQUESTS = 12, SERVER_S = 60 };
 
-/* What the server has seen, in memory that it shares with the test. */
+/* The requests the server has seen, in memory shared with the test. */
 typedef struct server_log {
     atomic_int n_requests;
     long range[MAX_REQUESTS + 1]; /* first byte asked for; -1: no Range */

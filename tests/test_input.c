@@ -294,7 +294,7 @@ TEST(input_checks_gzip_sums) {
     write_file(at("length"), packed.data, packed.n_bytes);
     CHECK_FAILS(read_path(at("length"), &got), ERR_FORMAT, "length is damaged");
     packed.data[packed.n_bytes - 1] ^= 1;
-    /* Two streams behind each other are fine, and read as one. */
+    /* Two concatenated streams read as one. */
     size_t n = packed.n_bytes;
     CHECK_OK(buf_reserve(&packed, n));
     CHECK_OK(buf_append(&packed, packed.data, n));

@@ -18,7 +18,7 @@ AFTER_TESTS {
 static status parse(const char *text, size_t n, const json_value **out) {
     arena_fini(&tree);
     arena_init(&tree, 4096);
-    /* A copy of exactly n bytes: the address sanitizer sees any look behind the end. */
+    /* A copy of exactly n bytes: the address sanitizer sees any read past the end. */
     char *copy = malloc(n + (n == 0));
     memcpy(copy, text, n);
     status st = json_parse(&tree, "t.json", copy, n, out);

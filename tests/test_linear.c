@@ -185,7 +185,7 @@ TEST(linear_with_a_large_weight) {
     close_backends(&t);
 }
 
-/* What the product left in z gives y once more, in place too. */
+/* Activating z, which the product stored, gives y again, in place too. */
 TEST(linear_activates_again) {
     static const epilogue all[] = {EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU};
     test_backends t;

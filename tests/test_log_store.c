@@ -1,4 +1,5 @@
-/* The log of rows: what was put is there again after reopening, whatever a crash tore off. */
+/* The log of rows: every row that was put is found after reopening, wherever a crash cut the file.
+ */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -91,7 +92,7 @@ TEST(log_store_torn_anywhere_keeps_what_was_whole) {
     for (long cut = 0; cut < end[5]; cut++) {
         fd = open(log_path("log"), O_WRONLY | O_TRUNC);
         CHECK(fd >= 0 && write(fd, bytes, (size_t)cut) == cut);
-        /* What a crash leaves behind the cut may be anything. */
+        /* After a crash the bytes past the cut may be anything. */
         if (cut > 16 && cut % 2 == 0) CHECK(write(fd, "garbage garbage garbage", 23) == 23);
         close(fd);
         s = open_log("log");
@@ -146,7 +147,7 @@ static void flip_bit(const char *path, long at) {
 }
 
 /* A bit flipped at every byte before the last mark: the log is refused and stays as it is, so that
- * the flip can be taken back; behind the mark it is a torn end. */
+ * the flip can be taken back; after the mark it is a torn end. */
 TEST(log_store_refuses_damage_before_a_mark) {
     char folder[4096];
     struct stat before, after;

@@ -251,7 +251,7 @@ TEST(logits_loss_refuses_bad_labels) {
                           .grad_scale = &grad_scale,
                           .loss = &loss};
     open_backends(&t);
-    if (test_on.kind != ON_CUDA) /* a GPU does not look at what it is given */
+    if (test_on.kind != ON_CUDA) /* a GPU does not check its arguments */
         CHECK_FAILS(t.be[0]->ops->logits_loss(t.be[0], &a), ERR_FORMAT,
                     "row 0 is 2, not a class 0..1");
     a.is_bits = true;

@@ -5,8 +5,6 @@
 #include "oom.h"
 #include "test.h"
 
-/* ---- ranking --------------------------------------------------------------------------------- */
-
 TEST(metrics_of_ranks_by_hand) {
     static rank_counts c, half;
     ranking_metrics m;
@@ -41,8 +39,6 @@ TEST(metrics_of_no_ranks) {
     ranking_metrics_make(&m, &c);
     CHECK(m.n == 0 && m.hr[0] == 0 && m.ndcg[0] == 0 && m.mrr == 0);
 }
-
-/* ---- AUC ------------------------------------------------------------------------------------- */
 
 enum { ROWS = 600, TASKS = 3 };
 

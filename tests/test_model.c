@@ -6,8 +6,6 @@
 #include "test.h"
 #include "toy_model.h"
 
-/* ---- the future stays where it is ------------------------------------------------------------ */
-
 /* Changes the item, action and (from one event later on: the next event's time is an input) the
  * time of every event of a user from `event` on. */
 static void change_future(toy_batch *t, int user, int event) {
@@ -81,7 +79,7 @@ TEST(no_future_in_ranking_without_candidates) {
     check_no_leak(TOY_RANK_CLASSES);
 }
 
-/* An event's own action comes behind its item: the logits there must not know it. */
+/* The action of an event follows its item: the logits at the item must not depend on it. */
 TEST(no_label_in_ranking_without_candidates) {
     toy_model t;
     toy_batch b;
@@ -188,8 +186,6 @@ TEST(context_sees_the_history_only_with_candidates) {
     }
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
-
 /* The loss with a parameter moved by h along a direction. */
 static double loss_at(toy_model *t, const batch *b, param *p, const float *from,
                       const double *direction, double h) {
@@ -282,7 +278,8 @@ TEST(gradients_ranking) {
     check_gradients(TOY_RANK_MLP, 0.3);
 }
 
-/* What the research configs can say besides: no bias, no activation, layer norm, raw items. */
+/* Other options of the research configs: no bias, no activation, layer norm, items without L2 norm.
+ */
 TEST(gradients_of_variants) {
     if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
     toy_model t;
@@ -307,8 +304,6 @@ TEST(gradients_of_variants) {
     CHECK(corpus.rows == t.m->input.item->value + 12); /* raw rows, from item 1 on */
     toy_model_close(&t);
 }
-
-/* ---- what a result must not depend on -------------------------------------------------------- */
 
 TEST(same_bits_with_any_number_of_threads) {
     if (!test_on.is_deterministic) SKIP_TEST("not asked to be deterministic");
@@ -407,7 +402,8 @@ static double shape_bound(void) {
     return test_on.p == PRECISION_F32 ? 1e-5 : 16 * precision_unit(test_on.p);
 }
 
-/* The CPU behind the mirror activates z before it is rounded, and again behind that. */
+/* The CPU under the mirror applies the activation to z before rounding, and again to the rounded z.
+ */
 TEST(computing_again_gives_the_same_bits) {
     bool is_same =
         test_on.is_deterministic && (test_on.kind != ON_MIRROR || !precision_is_half(test_on.p));
@@ -452,8 +448,6 @@ TEST(dropout_and_negatives_depend_on_the_step) {
     CHECK(first == toy_model_train(&t, &b.b, 1));
     toy_model_close(&t);
 }
-
-/* ---- rows ------------------------------------------------------------------------------------ */
 
 static bool is_zero(const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++)
@@ -524,9 +518,8 @@ TEST(in_batch_negatives_are_labels) {
     toy_model_close(&t);
 }
 
-/* ---- evaluation ------------------------------------------------------------------------------ */
-
-/* The state behind the last history event; its target is not input, nor is dropout on. */
+/* The hidden state after the last event of the history; the target is not an input, and dropout is
+ * off. */
 TEST(encode_is_the_last_training_query) {
     toy_model t;
     toy_batch b;
@@ -567,8 +560,6 @@ TEST(corpus_is_the_normalised_table) {
     }
     toy_model_close(&t);
 }
-
-/* ---- golden vectors -------------------------------------------------------------------------- */
 
 static void run_golden(const char *folder, const char *want) {
     char program[4096], *text;

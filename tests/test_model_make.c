@@ -58,8 +58,6 @@ TEST(names_of_parameters) {
     toy_model_close(&t);
 }
 
-/* ---- first values ---------------------------------------------------------------------------- */
-
 static void moments(const param *p, double *mean, double *deviation, double *largest) {
     double sum = 0, squares = 0;
     *largest = 0;
@@ -135,8 +133,6 @@ TEST(first_values_depend_on_the_seed_only) {
     toy_model_close(&b);
 }
 
-/* ---- what cannot be made --------------------------------------------------------------------- */
-
 static status try_make(const config *c, const model_limits *l) {
     backend *be;
     model *m;
@@ -192,8 +188,6 @@ TEST(passes_of_the_other_task_are_refused) {
     CHECK_FAILS(model_score(t.m, &b.b, &out, &n), ERR_CONFIG, "no ranking head");
     toy_model_close(&t);
 }
-
-/* ---- out of memory --------------------------------------------------------------------------- */
 
 /* Everything a run does, with the k-th allocation failing. */
 static status make_and_train(void *ctx) {

@@ -24,7 +24,8 @@ TEST(whole_numbers) {
         CHECK_EQ(value, cases[i].value);
     }
     int64_t value;
-    CHECK_EQ(number_read("123456", 3, &value), NUMBER_WHOLE); /* no byte behind the text counts */
+    CHECK_EQ(number_read("123456", 3, &value),
+             NUMBER_WHOLE); /* bytes after the text do not count */
     CHECK_EQ(value, 123);
 }
 

@@ -24,7 +24,8 @@ TEST(permutation_is_bijective) {
         check_bijective(sizes[i], 42, i);
 }
 
-/* No table is kept: the far end of a huge permutation answers at once, and finds its way back. */
+/* There is no table: the far end of a huge permutation takes no time, and its inverse finds it
+ * again. */
 TEST(permutation_of_huge_ranges) {
     static const uint64_t sizes[] = {1000000000, (uint64_t)1 << 40, ((uint64_t)1 << 62) + 1,
                                      (uint64_t)1 << 63};

@@ -37,7 +37,7 @@ TEST(plan_of_ranking_with_candidates) {
     const plan *p = &t.m->plan;
     CHECK_EQ(p->n_tokens, 10);
     check_i32("row", p->row.host, (int32_t[]){35, 44, 11, 24, 12, 25, 13, 26, 14, 27}, 10);
-    /* All candidates share the place behind the history. */
+    /* All candidates share the position after the history. */
     check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 6, 6, 6}, 10);
     CHECK_EQ(p->n_loss, 2);
     check_i32("loss_token", p->loss_token.host, (int32_t[]){6, 8}, 2);
@@ -78,7 +78,7 @@ TEST(plan_of_ranking_without_candidates) {
     toy_model_close(&t);
 }
 
-/* Tables of other widths: events in order, contextual tokens numbered behind them. */
+/* Tables of other widths: events in order, contextual tokens numbered after them. */
 TEST(plan_of_parts) {
     toy_model t;
     toy_batch b;
@@ -140,7 +140,7 @@ TEST(plan_cuts_times_downwards) {
     CHECK_EQ(p->key_time.host[1], -1);
     CHECK_EQ(p->key_time.host[2], -1);
     CHECK_EQ(p->key_time.host[3], 0);
-    CHECK_EQ(p->query_time.host[3], 0); /* nothing comes behind it */
+    CHECK_EQ(p->query_time.host[3], 0); /* no event follows it */
     CHECK_EQ(p->n_loss, 3);
     toy_model_close(&t);
 }

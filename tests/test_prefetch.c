@@ -10,7 +10,7 @@
 enum { SLOTS = 5, MANY = 3000 };
 
 typedef struct source {
-    uint64_t value[SLOTS];       /* what the slots hold */
+    uint64_t value[SLOTS];       /* content of the slots */
     _Atomic int n_inside[SLOTS]; /* threads that write a slot right now */
     _Atomic uint64_t n_filled;
     uint64_t fails_at; /* this piece fails; UINT64_MAX: none */
@@ -38,7 +38,7 @@ static status fill(void *ctx, uint64_t number, int slot) {
     return OK;
 }
 
-/* Looks at what comes, now and then, without taking it; what is held stays as it is. */
+/* Peeks at the next slot now and then; the slot that is held must not change. */
 static void check_peek(prefetch *p, const source *s, uint64_t i) {
     int slot;
     if (content(i) % 3 != 0) return;
@@ -69,7 +69,7 @@ TEST(prefetch_keeps_the_order_with_any_number_of_threads) {
     }
 }
 
-/* The held slot is never written: what is filled ahead stays within n_slots of it. */
+/* The slot that is held is never written: at most n_slots are filled ahead of it. */
 TEST(prefetch_runs_ahead_but_not_too_far) {
     source s = {.fails_at = UINT64_MAX};
     prefetch *p;

@@ -33,8 +33,7 @@ static void run_rank(rank_args *a, int n_threads) {
     pool_destroy(p);
 }
 
-/* ---- small integers: every product is exact, and ties are many ------------------------------- */
-
+/* Rows of small integers: every product is exact, and ties are many. */
 static uint32_t word(uint64_t seed, uint64_t i) {
     return rng_draw64(rng_make_key(seed, RNG_TEST), i, 0).word[0];
 }
@@ -187,8 +186,6 @@ TEST(rank_of_what_is_not_a_number) {
     CHECK(a.best[0] == 1 && a.best[1] == 0 && a.best[2] == -1);
     CHECK(a.best[3] == -1);
 }
-
-/* ---- golden vectors -------------------------------------------------------------------------- */
 
 static const st_tensor *tensor(st_file *f, const char *name, st_dtype dtype) {
     const st_tensor *t;

@@ -157,7 +157,7 @@ TEST(rows_of_activations) {
     close_backends(&t);
 }
 
-/* A GPU does not look at what it is given: the host does, where batches are made. */
+/* A GPU does not check its arguments: the host does, where batches are made. */
 TEST(rows_refuse_an_index_beyond_the_table) {
     test_backends t;
     if (test_on.kind == ON_CUDA) SKIP_TEST("the CPU's own check");

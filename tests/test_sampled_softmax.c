@@ -6,8 +6,6 @@
 #include "ops/ops.h"
 #include "test.h"
 
-/* ---- the same maths, written plainly --------------------------------------------------------- */
-
 /* A case and its results. */
 typedef struct problem {
     sampled_softmax_args a;
@@ -107,8 +105,6 @@ static bool is_collision(const sampled_softmax_args *a, int64_t m, int32_t r) {
 
 DEFINE_NAIVE(double, exp, log, sqrt)
 DEFINE_NAIVE(float, expf, logf, sqrtf)
-
-/* ---- running the op -------------------------------------------------------------------------- */
 
 /* Runs it with a pool of n_threads; results into p, gradients on top of what dtable holds. */
 static void run_op(problem *p, int n_threads) {
@@ -346,8 +342,6 @@ TEST(sampled_softmax_shows_broken_weights) {
     CHECK(isnan(*p.a.loss));
 }
 
-/* ---- the reference itself -------------------------------------------------------------------- */
-
 static double naive_sum(problem *p) {
     double sum = 0;
     naive_double(p);
@@ -384,8 +378,6 @@ TEST(sampled_softmax_gradient_is_the_difference_quotient) {
     check_differences(&p, (float *)p.a.query, dquery, 24);
     check_differences(&p, table, dtable, 28);
 }
-
-/* ---- golden vectors -------------------------------------------------------------------------- */
 
 static const void *tensor(st_file *f, const char *name, st_dtype dtype, const st_tensor **info) {
     const st_tensor *t;

@@ -206,7 +206,7 @@ TEST(softmax_attn_same_bits_with_any_threads) {
     free_sample(&s);
 }
 
-/* Scores of several hundred: the maximum is taken out before the exponential. */
+/* Scores of several hundred: the maximum is subtracted before the exponential. */
 TEST(softmax_attn_large_scores) {
     const int32_t lengths[] = {20};
     sample s;
@@ -218,7 +218,7 @@ TEST(softmax_attn_large_scores) {
     free_sample(&s);
 }
 
-/* A GPU does not look at what it is given. */
+/* A GPU does not check its arguments. */
 TEST(softmax_attn_refuses_wrong_lengths) {
     if (test_on.kind == ON_CUDA) SKIP_TEST("the CPU's own check");
     const int32_t lengths[] = {20};

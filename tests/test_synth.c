@@ -135,7 +135,7 @@ TEST(synth_oracle_is_right_as_often_as_it_expects) {
     }
 }
 
-/* Popularity, counted anew from the file. */
+/* Popularity, counted from the file. */
 static double popularity_hr10(const seq_file *s, const uint64_t *count) {
     uint64_t n_hits = 0;
     for (uint64_t u = 0; u < s->n_users; u++) {

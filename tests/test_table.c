@@ -109,7 +109,7 @@ static void level_place(rig *r, place_call *c) {
     int64_t counts[PLACED_COUNTS], slot[MAX_KEYS], there = c->n;
     uint64_t keys[MAX_KEYS], scores[MAX_KEYS];
     uint32_t stamps[MAX_KEYS];
-    table_place_args a = {.n = c->n + 7, /* the real count lies on the device */
+    table_place_args a = {.n = c->n + 7, /* the real count is on the device */
                           .n_real = rig_up(r, &there, sizeof there),
                           .keys = rig_up(r, c->keys, (n + 7) * 8),
                           .rule = c->rule,

@@ -5,7 +5,7 @@
 
 enum { N = 700, BUCKETS = 5, ROUNDS = 12 };
 
-/* What a call answers. */
+/* The results of a call. */
 typedef struct answers {
     int64_t slot[N], counts[PLACED_COUNTS];
     uint8_t is_new[N];

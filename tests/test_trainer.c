@@ -7,7 +7,7 @@
 #include "train/run_log.h"
 #include "train_test.h"
 
-/* What an observer keeps of a run. */
+/* What the observer of a run has recorded. */
 typedef struct seen {
     double loss[64], metric[64];
     int n_epochs, n_events, n_done;
@@ -118,7 +118,7 @@ TEST(trainer_resumes_to_the_bit) {
         CHECK_OK(job_run(&b));
         CHECK(same_run(whole, parts));
         CHECK(a.seen.loss[4] == b.seen.loss[b.seen.n_epochs - 1]);
-        /* Resumed once more there is nothing to do but to say so. */
+        /* Resuming a finished run only reports that it is done. */
         b.seen = (seen){0};
         CHECK_OK(job_run(&b));
         CHECK(b.seen.n_epochs == 0 && b.seen.n_done == 1);
@@ -219,8 +219,8 @@ TEST(trainer_row_wise_adagrad) {
     st_close(f);
 }
 
-/* Rows of items that no batch of the step held: in lazy mode they stay, in dense mode Adam's
- * momentum carries rows on although their gradient is zero now. */
+/* Rows of items that are not in the batch of a step: lazy rows stay, dense rows still move by
+ * Adam's momentum although their gradient is zero. */
 TEST(trainer_rows_lazy_and_dense) {
     bench_top t;
     optimizer o;

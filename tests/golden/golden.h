@@ -36,7 +36,7 @@ typedef struct golden_naive {
 
 typedef struct golden {
     backend *be;
-    nn_memory memory; /* freed behind the file */
+    nn_memory memory; /* freed after the file */
     st_file *part[2]; /* the file, and that of its gradients or NULL */
     bool *is_used[2]; /* (tensors) */
     char worst[128];  /* the tensor nearest to its limit, or beyond */
@@ -60,8 +60,6 @@ status golden_nv_rank_loss(golden *g);
 status golden_nv_retr_loss(golden *g);
 status golden_metrics_auc(golden *g);
 
-/* ---- reading --------------------------------------------------------------------------------- */
-
 /* A tensor by name, of either part; golden_get fails where there is none. */
 const st_tensor *golden_find(golden *g, const char *name);
 status golden_get(golden *g, const char *name, const st_tensor **out);
@@ -83,8 +81,6 @@ status golden_ints(golden *g, const char *name, int64_t **out, int64_t *n);
 status golden_new(golden *g, float **out, int64_t n); /* zeroed, on the backend */
 status golden_number_new(golden *g, float x, const float **out);
 
-/* ---- parameters ------------------------------------------------------------------------------ */
-
 /* The file's name of a parameter, or the name itself. */
 typedef const char *(*golden_namer)(const char *name);
 const char *golden_same_name(const char *name);
@@ -92,8 +88,6 @@ const char *golden_same_name(const char *name);
 /* w.NAME into every parameter; grad.NAME, after.NAME against its gradient or value. */
 status golden_load_params(golden *g, param_list *l, golden_namer namer);
 status golden_check_grads(golden *g, param_list *l, golden_namer namer, double limit);
-
-/* ---- comparing ------------------------------------------------------------------------------- */
 
 /* n float32 numbers on the backend against a tensor, relative to its largest number. */
 status golden_check(golden *g, const char *name, const void *got, double limit);

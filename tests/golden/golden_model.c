@@ -57,7 +57,7 @@ static status make_model(golden *g, const config *c, int32_t n_users, model **ou
     return golden_load_params(g, &(*out)->params, golden_same_name);
 }
 
-/* Histories with the target behind, of all users of a file. */
+/* The histories of all users of a file, each followed by its target. */
 typedef struct users {
     int64_t *length, *id, *time; /* (U), (U, N), (U, N) */
     int64_t n, n_slots;
@@ -164,8 +164,6 @@ status golden_meta_model(golden *g) {
     return st;
 }
 
-/* ---- 30 steps -------------------------------------------------------------------------------- */
-
 typedef struct curve {
     model *m;
     users u;
@@ -221,7 +219,8 @@ static status update_all(golden *g, curve *v, int64_t step) {
 }
 
 /* Adam moves a weight by about the rate, in the direction of its gradient, and a gradient that is 0
- * but for rounding has none: in 16 bits single weights may be two rates off behind each step. */
+ * but for rounding has none: in 16 bits single weights may be off by two learning rates after each
+ * step. */
 static double weight_bound(const curve *v, int64_t n_steps) {
     bool is_half = test_on.p == PRECISION_BF16 || test_on.p == PRECISION_F16;
     return is_half ? 2.1 * (double)v->optimizer.lr * (double)n_steps : 0;

@@ -239,8 +239,6 @@ status golden_nv_preproc(golden *g) {
     return check_selection(g, &r);
 }
 
-/* ---- ranking loss ---------------------------------------------------------------------------- */
-
 static status read_arch(golden *g, mlp_config *c) {
     const char *arch = st_metadata(g->part[0], "arch"), *f = st_metadata(g->part[0], "activation");
     int32_t has_bias;
@@ -304,8 +302,6 @@ status golden_nv_rank_loss(golden *g) {
     TRY(golden_check(g, "grad.x", dx, TOL_GRAD));
     return golden_check_grads(g, &params, golden_same_name, TOL_GRAD);
 }
-
-/* ---- retrieval loss -------------------------------------------------------------------------- */
 
 /* Labels follow from the items, and negatives from the pool: the file must say the same. */
 static status check_labels(golden *g, const int64_t *label, int64_t n_labels) {

@@ -6,8 +6,6 @@
 
 #include "golden.h"
 
-/* ---- attention ------------------------------------------------------------------------------- */
-
 static status read_attn(golden *g, attn_args *a) {
     double alpha;
     int32_t scaling, n_offsets, head_dim;
@@ -96,8 +94,6 @@ status golden_nv_attn(golden *g) {
     return d_table != NULL ? golden_check(g, "grad.rab", d_table, TOL_OUT) : OK;
 }
 
-/* ---- time buckets ---------------------------------------------------------------------------- */
-
 /* Buckets are inside the attention: n sequences of one token with q = k = 0 and v = 1 give
  * silu(time_w[bucket]), and time_w[b] = b tells which. */
 static status attend_times(golden *g, const int64_t *dt, int64_t n, float *got) {
@@ -178,8 +174,6 @@ status golden_meta_buckets(golden *g) {
     return OK;
 }
 
-/* ---- AdamW ----------------------------------------------------------------------------------- */
-
 static status check_row(golden *g, const char *name, const float *got, const st_tensor *t,
                         int64_t first, int64_t n) {
     double worst = 0, largest = 0;
@@ -232,8 +226,6 @@ status golden_meta_adamw(golden *g) {
     TRY(golden_check(g, "m", m, TOL_OUT));
     return golden_check(g, "v", v, TOL_OUT);
 }
-
-/* ---- ranking of a corpus --------------------------------------------------------------------- */
 
 static const int HR_AT[] = {1, 10, 50, 100, 200, 500, 1000}, NDCG_AT[] = {1, 10, 50, 100, 200};
 
@@ -358,7 +350,7 @@ static status send_rows(golden *g, const int32_t *host, int64_t n, const int32_t
 /* Rounded scores can change places with those near them: the rank of a user lies between those of a
  * target with 4 u |query| more and less.  What follows from the ranks is not looked at. */
 static status check_near_ranks(golden *g, const rank_args *a, const int64_t *want, int32_t max_k) {
-    const float *query = a->query; /* all memory of this program lies on the host */
+    const float *query = a->query; /* all memory of this program is host memory */
     for (int32_t u = 0; u < a->n_queries; u++, query += a->dim) {
         double squares = 0, own = score_of(a, query, a->target[u]);
         int32_t n_above = 0, n_near = 0;

@@ -95,8 +95,6 @@ status golden_send_i32(golden *g, const char *name, int32_t **out) {
     return g->be->ops->copy_in(g->be, *out, host, (size_t)t->n * sizeof *host);
 }
 
-/* ---- comparing ------------------------------------------------------------------------------- */
-
 /* The limit of a check in this precision; the measuring pass has none. */
 static double limit_of(golden *g, double error, double limit, bool is_tensor) {
     golden_naive *naive = g->naive;
@@ -188,8 +186,6 @@ status golden_check_weights(golden *g, const char *name, const void *got, double
     keep_worst(g, name, d.worst, bound);
     return OK;
 }
-
-/* ---- parameters ------------------------------------------------------------------------------ */
 
 const char *golden_same_name(const char *name) {
     return name;
