@@ -1,3 +1,5 @@
+#include <stddef.h>
+
 #include "nn/model_int.h"
 #include "oom.h"
 #include "test.h"
@@ -171,6 +173,85 @@ TEST(refuses_what_does_not_fit) {
     c = toy_model_config(TOY_RETRIEVAL, 0);
     c.retrieval.temperature = 0;
     CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "temperature");
+}
+
+/* The ends of a range: what is one outside is refused by name; the lower end makes a model. */
+static void check_ends(const char *what, int64_t offset, int64_t low, int64_t high) {
+    for (int end = 0; end < 3; end++) {
+        config c = toy_model_config(TOY_RANK_BITS, 0);
+        model_limits l = toy_model_limits(TOY_RANK_BITS);
+        int64_t value = end == 0 ? low - 1 : end == 1 ? high + 1 : low;
+        memcpy((char *)&c + offset, &value, sizeof value);
+        if (end < 2)
+            CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, what);
+        else
+            CHECK_OK(try_make(&c, &l));
+    }
+}
+
+TEST(refuses_sizes_out_of_range) {
+    check_ends("the number of layers is", offsetof(config, network.n_layers), 0, 512);
+    check_ends("the width of the model is", offsetof(config, network.hidden_size), 1, 65536);
+    check_ends("the number of heads is", offsetof(config, network.n_heads), 1, 1024);
+    check_ends("the width of q and k of a head is", offsetof(config, network.dim_qk), 1, 16384);
+    check_ends("the width of v of a head is", offsetof(config, network.dim_v), 1, 16384);
+    check_ends("the width of the item table is", offsetof(config, network.item_dim), -1, 65536);
+    check_ends("the width of the contextual tables is", offsetof(config, network.contextual_dim),
+               -1, 65536);
+    check_ends("the longest history is", offsetof(config, data.max_history), 1, 1 << 24);
+    check_ends("the most candidates is", offsetof(config, data.max_candidates), 0, 1 << 24);
+    check_ends("the number of positions is", offsetof(config, network.n_position_buckets), 1,
+               1 << 24);
+}
+
+/* The same for what the data brings along. */
+static void check_limit(const char *what, int64_t offset, int32_t low) {
+    for (int end = 0; end < 2; end++) {
+        config c = toy_model_config(TOY_RANK_BITS, 0);
+        model_limits l = toy_model_limits(TOY_RANK_BITS);
+        int32_t value = end == 0 ? low - 1 : low;
+        memcpy((char *)&l + offset, &value, sizeof value);
+        if (end == 0)
+            CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, what);
+        else
+            CHECK_OK(try_make(&c, &l));
+    }
+}
+
+TEST(refuses_data_out_of_range) {
+    const int32_t none[] = {4, 0}, one[] = {1, 1};
+    check_limit("the number of items is", offsetof(model_limits, n_items), 1);
+    check_limit("the users of a batch is", offsetof(model_limits, max_users), 1);
+    check_limit("the events of a user is", offsetof(model_limits, max_events), 1);
+    check_limit("the number of contextual features is", offsetof(model_limits, n_context), 0);
+    config c = toy_model_config(TOY_RANK_BITS, 0);
+    model_limits l = toy_model_limits(TOY_RANK_BITS);
+    l.n_context_values = none;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "the values of a contextual feature is 0");
+    l.n_context_values = one;
+    CHECK_OK(try_make(&c, &l));
+    l.n_actions = 65537;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "the number of actions is 65537");
+    l.n_actions = 1;
+    CHECK_OK(try_make(&c, &l));
+}
+
+/* A head of as many columns as tasks predicts bits of the action, of which there are 16. */
+TEST(refuses_heads_out_of_range) {
+    int64_t width[] = {12, 17};
+    config c = toy_model_config(TOY_RANK_BITS, 0);
+    model_limits l = toy_model_limits(TOY_RANK_BITS);
+    c.ranking.head.item = width;
+    c.ranking.n_tasks = 17;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "bits of the action, is 17");
+    c.ranking.n_tasks = width[1] = 16;
+    CHECK_OK(try_make(&c, &l));
+    c.ranking.n_tasks = width[1] = 1;
+    CHECK_OK(try_make(&c, &l));
+    width[0] = 0;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "a width of RankingArgs.prediction_head_arch is 0");
+    c.ranking.head.n = 0;
+    CHECK_FAILS(try_make(&c, &l), ERR_CONFIG, "is 0; it must be 1 to");
 }
 
 TEST(passes_of_the_other_task_are_refused) {
