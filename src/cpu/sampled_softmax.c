@@ -13,28 +13,7 @@
 #include <string.h>
 
 #include "cpu/cpu.h"
-#include "cpu/vec_math.h"
-
-/* A vector of the machine's width, and what the loops below do with it. */
-#if defined(__AVX512F__)
-enum { VEC_LANES = 16 };
-#elif defined(__AVX__)
-enum { VEC_LANES = 8 };
-#else
-enum { VEC_LANES = 4 };
-#endif
-typedef float vec __attribute__((vector_size(VEC_LANES * 4), may_alias));
-
-/* The lanes added up, halves onto halves. */
-static inline float vec_sum(vec x) {
-    float lane[VEC_LANES];
-    memcpy(lane, &x, sizeof lane);
-    for (int n = VEC_LANES / 2; n > 0; n /= 2) {
-        for (int i = 0; i < n; i++)
-            lane[i] += lane[i + n];
-    }
-    return lane[0];
-}
+#include "cpu/vec.h"
 
 enum { CHUNK_QUERIES = 512, BLOCK_ROWS = 256, ALIGNMENT = 64 };
 enum { AHEAD = 8, LINE_FLOATS = 16 }; /* rows to fetch ahead; floats in a line of the cache */
@@ -66,7 +45,7 @@ typedef struct job {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static int64_t whole_vectors(int64_t dim) {
-    return (dim + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
+    return (dim + VEC_WIDE - 1) / VEC_WIDE * VEC_WIDE;
 }
 
 /* A chunk's index has V + 1 entries: chunks are so long that it is at most twice their uses. */
@@ -146,17 +125,17 @@ enum { MAX_VECTORS = 16 };
  * room for scores. */
 INLINED void dot_vectors(int n_vectors, const float *rows, int64_t width, const float *q,
                          const int32_t *row, int64_t n, bool adds, float *score) {
-    vec x[MAX_VECTORS];
+    vec_wide x[MAX_VECTORS];
     memcpy(x, q, (size_t)n_vectors * sizeof *x);
     for (int64_t i = 0; i < n; i += 4) {
-        const vec *y0 = (const vec *)(rows + row[i] * width);
-        const vec *y1 = (const vec *)(rows + row[i + 1] * width);
-        const vec *y2 = (const vec *)(rows + row[i + 2] * width);
-        const vec *y3 = (const vec *)(rows + row[i + 3] * width);
-        vec sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
+        const vec_wide *y0 = (const vec_wide *)(rows + row[i] * width);
+        const vec_wide *y1 = (const vec_wide *)(rows + row[i + 1] * width);
+        const vec_wide *y2 = (const vec_wide *)(rows + row[i + 2] * width);
+        const vec_wide *y3 = (const vec_wide *)(rows + row[i + 3] * width);
+        vec_wide sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
         for (int t = 0; t < 4; t++) {
             const float *ahead = rows + row[i + AHEAD + t] * width;
-            for (int c = 0; c < n_vectors * VEC_LANES; c += LINE_FLOATS)
+            for (int c = 0; c < n_vectors * VEC_WIDE; c += LINE_FLOATS)
                 __builtin_prefetch(ahead + c);
         }
         for (int v = 0; v < n_vectors; v++) {
@@ -165,18 +144,18 @@ INLINED void dot_vectors(int n_vectors, const float *rows, int64_t width, const 
             sum2 = x[v] * y2[v] + sum2;
             sum3 = x[v] * y3[v] + sum3;
         }
-        score[i] = (adds ? score[i] : 0) + vec_sum(sum0);
-        score[i + 1] = (adds ? score[i + 1] : 0) + vec_sum(sum1);
-        score[i + 2] = (adds ? score[i + 2] : 0) + vec_sum(sum2);
-        score[i + 3] = (adds ? score[i + 3] : 0) + vec_sum(sum3);
+        score[i] = (adds ? score[i] : 0) + vec_wide_sum(sum0);
+        score[i + 1] = (adds ? score[i + 1] : 0) + vec_wide_sum(sum1);
+        score[i + 2] = (adds ? score[i + 2] : 0) + vec_wide_sum(sum2);
+        score[i + 3] = (adds ? score[i + 3] : 0) + vec_wide_sum(sum3);
     }
 }
 
 /* Wide rows go in parts, here and below. */
 static void dot_rows(const float *rows, int64_t width, const float *q, const int32_t *row,
                      int64_t n, float *score) {
-    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC_LANES) {
-        int64_t left = (width - c) / VEC_LANES;
+    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC_WIDE) {
+        int64_t left = (width - c) / VEC_WIDE;
         switch (left < MAX_VECTORS ? left : MAX_VECTORS) {
 #define DOT_CASE(count)                                                                            \
     case count:                                                                                    \
@@ -190,11 +169,11 @@ static void dot_rows(const float *rows, int64_t width, const float *q, const int
 /* acc += sum of weight * rows[row] over the uses, for n_vectors (a constant) of each row. */
 INLINED void add_vectors(int n_vectors, const float *rows, int64_t width, const use *uses,
                          int64_t n, float *acc) {
-    vec sum[MAX_VECTORS], *to = (vec *)acc;
+    vec_wide sum[MAX_VECTORS], *to = (vec_wide *)acc;
     for (int v = 0; v < n_vectors; v++)
         sum[v] = to[v];
     for (int64_t i = 0; i < n; i++) {
-        const vec *x = (const vec *)(rows + uses[i].row * width);
+        const vec_wide *x = (const vec_wide *)(rows + uses[i].row * width);
         float weight = uses[i].weight;
         for (int v = 0; v < n_vectors; v++)
             sum[v] = weight * x[v] + sum[v];
@@ -204,8 +183,8 @@ INLINED void add_vectors(int n_vectors, const float *rows, int64_t width, const 
 }
 
 static void add_rows(const float *rows, int64_t width, const use *uses, int64_t n, float *acc) {
-    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC_LANES) {
-        int64_t left = (width - c) / VEC_LANES;
+    for (int64_t c = 0; c < width; c += MAX_VECTORS * VEC_WIDE) {
+        int64_t left = (width - c) / VEC_WIDE;
         switch (left < MAX_VECTORS ? left : MAX_VECTORS) {
 #define ADD_CASE(count)                                                                            \
     case count:                                                                                    \

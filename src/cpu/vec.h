@@ -34,6 +34,26 @@ static inline vec vec_all(float x) {
     return all;
 }
 
+/* The widest vectors of the CPU, 512 bits with AVX-512, for loops that do little but load aligned
+ * rows. */
+#if defined(__AVX512F__)
+enum { VEC_WIDE = 16 };
+#else
+enum { VEC_WIDE = VEC };
+#endif
+typedef float vec_wide __attribute__((vector_size(VEC_WIDE * 4), may_alias));
+
+/* The sum of the numbers, halves onto halves. */
+static inline float vec_wide_sum(vec_wide x) {
+    float lane[VEC_WIDE];
+    memcpy(lane, &x, sizeof lane);
+    for (int n = VEC_WIDE / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; i++)
+            lane[i] += lane[i + n];
+    }
+    return lane[0];
+}
+
 /* a where the mask is -1, b where it is 0. */
 static inline vec vec_select(vec_int mask, vec a, vec b) {
     return (vec)((mask & (vec_int)a) | (~mask & (vec_int)b));
