@@ -379,7 +379,7 @@ TEST(file_says_what_is_wrong) {
     CHECK(is_made);
     CHECK_EQ(test_command(NULL, "touch %s", in_folder("plain")), 0);
     CHECK_FAILS(folder_create(in_folder("plain"), &is_made), ERR_IO, "not a folder");
-    CHECK_FAILS(folder_create(in_folder("plain/x"), &is_made), ERR_IO, "cannot be made");
+    CHECK_FAILS(folder_create(in_folder("plain/x"), &is_made), ERR_IO, "cannot be created");
     CHECK_OK(file_map_open(&m, in_folder("plain")));
     CHECK_EQ(m.n_bytes, 0);
     file_map_close(&m);

@@ -64,7 +64,7 @@ TEST(safetensors_refuses_hostile_files) {
         size_t n_data;
     } bad[] = {
         {"[]", "no JSON object", 0},
-        {"{\"a\":1}", "is no object", 0},
+        {"{\"a\":1}", "is not an object", 0},
         {"{\"a\":{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}}", "'F33'", 4},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", "does not fit", 4},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", "does not fit", 2},

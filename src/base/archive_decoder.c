@@ -1,9 +1,9 @@
 /* The decoder layer: libarchive on top of another input.
  *
- * libarchive asks the layer below for bytes through callbacks, so that compressed and archived
- * content can lie in each other in any way, nothing is ever written to disk, and we know how far in
- * the file we are.  We allow tar and zip, gzip, bzip2, xz and zstd, and nothing else of the many
- * formats it knows: what we do not offer cannot be attacked. */
+ * libarchive asks the layer below for bytes through callbacks, so that archives and compression can
+ * be nested in any way, nothing is ever written to disk, and we know how much of the file has been
+ * read.  Of the many formats that libarchive knows we allow tar and zip, gzip, bzip2, xz and zstd
+ * only: what we do not offer cannot be attacked. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,12 +27,12 @@ struct decoder {
     status below_status;       /* a failure of the layer below, whose reason is the one to keep */
     bool is_done;              /* the current stream has ended */
     uint64_t at;               /* bytes of the current stream so far */
-    const unsigned char *left; /* of a block, what the caller had no room for */
+    const unsigned char *left; /* the rest of a block that did not fit into the caller's buffer */
     size_t n_left;
     char path[PATH_BYTES]; /* of the current member */
     /* libarchive does not check gzip's checksum: we do. */
     bool is_gzip;
-    bool is_maybe_several; /* gzip streams, one behind the other */
+    bool is_maybe_several; /* gzip streams, one after the other */
     uint32_t crc;
     uint64_t below_bytes;  /* read from below */
     unsigned char tail[8]; /* the last of them: gzip's checksum and length */
@@ -48,8 +48,8 @@ static status damaged(const input *in) {
                 (unsigned long long)d->at, reason != NULL ? reason : "it ends too early");
 }
 
-/* Sees every byte of a compressed stream pass.  A second gzip stream starts with 1f 8b 08; where
- * that stands nowhere but at the start, there is only one stream. */
+/* Sees every byte of a compressed stream pass.  A second gzip stream starts with 1f 8b 08; if these
+ * bytes occur only at the start, there is only one stream. */
 static void note_block(struct decoder *d, const unsigned char *bytes, size_t n) {
     static const char magic[] = "\x1f\x8b\x08";
     unsigned char seam[4];
@@ -145,8 +145,8 @@ status input_walk(input **out, input *below) {
     return add_layer(out, below, true);
 }
 
-/* Moves to the next header; *entry = NULL at the end.  A warning about a header (as a name in an
- * unknown encoding) does not keep us from the data. */
+/* Moves to the next header; *entry = NULL at the end.  A warning about a header (a name in an
+ * unknown encoding, say) does not stop us from reading the data. */
 static status next_header(input *in, struct archive_entry **entry) {
     int r;
     do
@@ -187,8 +187,8 @@ static uint32_t little32(const unsigned char *u) {
     return u[0] | (uint32_t)u[1] << 8 | (uint32_t)u[2] << 16 | (uint32_t)u[3] << 24;
 }
 
-/* Compares with gzip's trailer: the checksum, and the length modulo 2^32.  Of several streams the
- * trailer speaks of the last one only; those are left to the decompressor's own checks. */
+/* Compares with gzip's trailer: the checksum, and the length modulo 2^32.  With several streams the
+ * trailer describes the last one only, so these are left to the decompressor's own checks. */
 static status check_gzip(const input *in) {
     const struct decoder *d = in->decoder;
     uint32_t crc = little32(d->tail), length = little32(d->tail + 4);
@@ -235,7 +235,7 @@ status decoder_block(input *in, size_t max, const void **bytes, size_t *n) {
     return OK;
 }
 
-/* A member's path for people and for comparison; what is no text becomes '?'. */
+/* A member's path for messages and for comparison; bytes that are not text become '?'. */
 static void copy_path(struct decoder *d, struct archive_entry *entry) {
     const char *path = archive_entry_pathname_utf8(entry);
     if (path == NULL) path = archive_entry_pathname(entry);
@@ -244,13 +244,13 @@ static void copy_path(struct decoder *d, struct archive_entry *entry) {
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
 }
 
-/* A plain file with content of its own; links, folders and devices are none. */
+/* Whether the member is a plain file with content of its own: no link, folder or device. */
 static bool is_file(struct archive_entry *entry) {
     return archive_entry_filetype(entry) == AE_IFREG && archive_entry_hardlink(entry) == NULL &&
            archive_entry_symlink(entry) == NULL;
 }
 
-/* Behind the last member: reads the compression below to its end, where its checksum is. */
+/* After the last member: reads the compression below to its end, where its checksum is. */
 static status finish_walk(input *in) {
     const void *bytes;
     size_t n = in->below->decoder != NULL;

@@ -23,7 +23,7 @@ void buf_clear(buf *b) {
 status buf_reserve(buf *b, size_t n_more) {
     size_t wanted;
     if (__builtin_add_overflow(b->n_bytes, n_more, &wanted) || wanted == SIZE_MAX)
-        return fail(ERR_NOMEM, "a text of more than %zu bytes was asked for", SIZE_MAX);
+        return fail(ERR_NOMEM, "a text of more than %zu bytes was requested", SIZE_MAX);
     return MEM_RESERVE(&b->data, &b->capacity, wanted + 1);
 }
 

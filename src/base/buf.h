@@ -1,5 +1,5 @@
-/* A growing byte buffer, always NUL-terminated behind its bytes, so that it doubles as a string
- * builder.  A failed append leaves the buffer as it was. */
+/* A growing byte buffer, always followed by a NUL, so that it doubles as a string builder.  A
+ * failed append leaves the buffer as it was. */
 #ifndef HSTU_BASE_BUF_H
 #define HSTU_BASE_BUF_H
 

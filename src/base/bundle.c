@@ -33,7 +33,7 @@ static const char *base_name(const char *path) {
     return base;
 }
 
-/* `found` is `wanted`, or that with the ending of a compression behind it. */
+/* `found` is `wanted`, or `wanted` followed by the suffix of a compression format. */
 static bool is_match(const char *found, const char *wanted) {
     static const char *const endings[] = {"", ".gz", ".xz", ".bz2", ".zst"};
     size_t n = strlen(wanted);
@@ -77,7 +77,7 @@ void bundle_close(bundle *b) {
 
 static status add_name(bundle *b, const char *name) {
     if (b->n_names == MAX_MEMBERS)
-        return fail(ERR_FORMAT, "%s holds more than %d files; that is no data set", b->path,
+        return fail(ERR_FORMAT, "%s holds more than %d files, too many for a data set", b->path,
                     MAX_MEMBERS);
     TRY(MEM_RESERVE(&b->names, &b->names_capacity, b->n_names + 1));
     TRY(arena_copy_text(&b->texts, name, strlen(name), &b->names[b->n_names]));
@@ -148,7 +148,7 @@ static status visit_entry(visitor *v, const char *folder, const char *name, mode
     TRY(path_join(path, sizeof path, folder, name));
     if (!is_mode(path, mode)) return OK;
     if (mode == S_IFREG) return v->file(v, path, name);
-    /* A sub-folder closed to us (as lost+found) is none of the data set's. */
+    /* A sub-folder that we may not read (lost+found, say) is not part of the data set. */
     return access(path, R_OK | X_OK) == 0 ? visit_folder(v, path, S_IFREG) : OK;
 }
 
@@ -209,7 +209,7 @@ status bundle_list(bundle *b, const char *const **out_names, size_t *out_n) {
     return OK;
 }
 
-/* Gives the walk the name of the member it stands at, and takes the member's own compression off.
+/* Names the walk after its current member, and decompresses the member if it is compressed itself.
  */
 static status enter_member(input **walk, const bundle *b, const char *path) {
     char name[BUNDLE_PATH_BYTES];

@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 /* table[0] advances the remainder by one byte; table[k] by k further zero bytes, so that four bytes
- * can be taken at once, with look-ups that do not wait for each other. */
+ * can be taken at once, with look-ups that do not depend on each other. */
 static uint32_t table[4][256];
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
 

@@ -10,18 +10,19 @@
 
 #include "base/status.h"
 
-/* Applies HSTU_LOG to the log; ERR_USAGE for a value that is none. */
+/* Applies HSTU_LOG to the log; ERR_USAGE if its value is not a level. */
 status env_apply_log_level(void);
 
 /* The number of threads to use, 1..256: HSTU_THREADS, or the cores this process may run on.
- * ERR_USAGE for a value that is no number in that range. */
+ * ERR_USAGE if the value is not a number in that range. */
 status env_threads(int *out);
 
 /* Colours are wanted on this file descriptor: it is a terminal, TERM is not dumb, NO_COLOR unset.
  */
 bool env_wants_colour(int fd);
 
-/* Columns of the terminal behind this file descriptor (COLUMNS, or asked); 80 if it is none. */
+/* Columns of the terminal on this file descriptor (from COLUMNS, or from the terminal itself); 80
+ * if it is not a terminal. */
 int env_columns(int fd);
 
 #endif

@@ -96,7 +96,7 @@ static void folder_of(const char *path, char *folder, size_t n) {
         snprintf(folder, n, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-/* A name beside the target that nobody has; `attempt` tells tries apart. */
+/* An unused name in the target's folder; `attempt` tells tries apart. */
 static void name_temporary(out_file *f, int attempt) {
     const char *slash = strrchr(f->target, '/');
     const char *name = slash != NULL ? slash + 1 : f->target;
@@ -106,8 +106,8 @@ static void name_temporary(out_file *f, int attempt) {
 
 enum { NAME_ATTEMPTS = 100 };
 
-/* A file without a name where the file system has such a thing: killed at any moment, it leaves
- * nothing behind.  Elsewhere a temporary name must do. */
+/* A file without a name where the file system supports that: a process killed at any moment leaves
+ * nothing.  Elsewhere it gets a temporary name. */
 static status open_temporary(out_file *f) {
     char folder[4096];
     folder_of(f->target, folder, sizeof folder);
@@ -220,7 +220,7 @@ void folder_sync(const char *folder) {
     close(fd);
 }
 
-/* A name is only durable once the folder it stands in is on disk. */
+/* A name is durable only once its folder is on disk. */
 static void sync_name(const char *path) {
     char folder[4096];
     folder_of(path, folder, sizeof folder);
@@ -246,14 +246,14 @@ status folder_create(const char *path, bool *out_created) {
     char part[4096];
     size_t n = strlen(path);
     bool is_made = false;
-    if (n == 0 || n >= sizeof part) return fail(ERR_USAGE, "'%s' is no name for a folder", path);
+    if (n == 0 || n >= sizeof part) return fail(ERR_USAGE, "'%s' is not a name for a folder", path);
     memcpy(part, path, n + 1);
     for (size_t i = 1; i <= n; i++) {
         if (part[i] != '/' && part[i] != '\0') continue;
         char kept = part[i];
         part[i] = '\0';
         is_made = mkdir(part, 0777) == 0;
-        if (!is_made && errno != EEXIST) return fail_errno("%s: cannot be made", part);
+        if (!is_made && errno != EEXIST) return fail_errno("%s: cannot be created", part);
         if (is_made) sync_name(part);
         part[i] = kept;
     }

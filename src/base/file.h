@@ -1,9 +1,9 @@
 /* Files: mapping for reading, and writing that is all or nothing.
  *
- * An out_file is written beside its target, without a name where the file system allows that, and
- * renamed over it by out_file_commit, after fsync of the file and before fsync of the folder: a
- * reader sees the old file or the new one, whatever happens, and an interrupted program leaves
- * nothing. */
+ * An out_file is written in the folder of its target, without a name where the file system allows
+ * that. out_file_commit calls fsync on the file, renames it to its target and calls fsync on the
+ * folder: a reader sees the old file or the new one, whatever happens, and an interrupted program
+ * leaves nothing. */
 #ifndef HSTU_BASE_FILE_H
 #define HSTU_BASE_FILE_H
 
@@ -22,7 +22,8 @@ typedef struct file_map {
 status file_map_open(file_map *out, const char *path);
 void file_map_close(file_map *m);
 
-/* Reads a whole small file (at most max_bytes) with a NUL behind; *out is freed by mem_free. */
+/* Reads a whole small file (at most max_bytes) and appends a NUL; the caller frees *out by
+ * mem_free. */
 status file_read_all(const char *path, size_t max_bytes, char **out, size_t *out_bytes);
 
 typedef struct out_file out_file;
@@ -54,10 +55,10 @@ void out_file_abandon(out_file *f);
 status folder_create(const char *path, bool *out_created);
 
 /* Makes the names in a folder durable: a file that was made or renamed there survives a crash once
- * this returns.  Some file systems refuse that: no harm. */
+ * this returns.  Some file systems refuse that, which is not an error. */
 void folder_sync(const char *folder);
 
-/* Removes a folder and the files in it, as far as that can be done; folders in it are not. */
+/* Removes a folder and the files in it, as far as possible; folders in it are not removed. */
 void folder_remove(const char *path);
 
 bool file_exists(const char *path);

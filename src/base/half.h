@@ -1,4 +1,4 @@
-/* bfloat16 and float16 on the host: numbers that a GPU computed, as float32. */
+/* bfloat16 and float16 on the host: a GPU's numbers converted to float32. */
 #ifndef HSTU_BASE_HALF_H
 #define HSTU_BASE_HALF_H
 

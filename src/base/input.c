@@ -45,7 +45,7 @@ static status open_file(input *in, const char *path) {
     if (S_ISDIR(info.st_mode)) return fail(ERR_IO, "%s is a folder; a file is needed here", path);
     in->is_seekable = S_ISREG(info.st_mode);
     in->file_bytes = in->is_seekable ? (uint64_t)info.st_size : 0;
-    /* Only advice: a file system that does not take it reads all the same. */
+    /* Only a hint: the file is read all the same where the file system ignores it. */
     (void)posix_fadvise(in->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     return OK;
 }
@@ -104,7 +104,7 @@ void input_progress(const input *in, uint64_t *done_bytes, uint64_t *total_bytes
     *total_bytes = in->file_bytes;
 }
 
-/* The first bytes of the kinds of files we know, or know that we cannot read. */
+/* The first bytes of the file types that we read, and of those that we recognise to refuse them. */
 typedef struct signature {
     size_t at;
     const char *bytes;
@@ -168,7 +168,7 @@ status input_sniff(input *in, content_kind *out_kind, const char **out_what) {
     return OK;
 }
 
-/* Takes the compression off *top, replacing it by the decoder, and looks at what comes out. */
+/* Replaces *top by a decoder on top of it, and looks at the decompressed bytes. */
 static status unwrap(input **top, content_kind *out_kind) {
     const char *what;
     input *decoded;

@@ -35,14 +35,14 @@ void input_close(input *in); /* NULL is fine */
 /* Opens a folder, file or archive. */
 status bundle_open(bundle **out, const char *path);
 
-/* Opens the member whose base name is `name`, or `name` with .gz, .xz, .bz2 or .zst behind it, at
- * any depth of an archive, or in the folder itself or one level of sub-folders.  A bundle that is a
- * single file matches whatever the name.  Not there: *out = NULL and OK if !is_required; else
- * ERR_IO, naming what was looked for and what is there. */
+/* Opens the member whose base name is `name`, or `name` followed by .gz, .xz, .bz2 or .zst, at any
+ * depth of an archive, or in the folder itself or one level of sub-folders.  A bundle that is a
+ * single file matches whatever the name.  If there is none: *out = NULL and OK if !is_required,
+ * else ERR_IO, naming what was looked for and what is there. */
 status bundle_open_member(bundle *b, const char *name, bool is_required, input **out);
 
 /* Is there a member of this name, compressed or not?  Unlike bundle_open_member, a single file of
- * another name is none. */
+ * another name does not count. */
 status bundle_has(bundle *b, const char *name, bool *out);
 
 /* The names of members (base names, in the order found), for error messages and for sources made of

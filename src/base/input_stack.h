@@ -1,15 +1,15 @@
 /* The inside of input.h: an input is a stack of layers.
  *
- * At the bottom lies a file, read with read(2).  A decoder layer (libarchive) may lie on it, either
- * taking a compression off or walking through the files of an archive; on a compressed member of
- * an archive lies a third one.  A layer owns the one below.  Shared by input.c, archive_decoder.c
- * and bundle.c only. */
+ * At the bottom lies a file, read with read(2).  A decoder layer (libarchive) may lie on top of it,
+ * which decompresses it or walks through the files of an archive; a compressed member of an archive
+ * has a third layer.  A layer owns the one below.  Shared by input.c, archive_decoder.c and
+ * bundle.c only. */
 #ifndef HSTU_BASE_INPUT_STACK_H
 #define HSTU_BASE_INPUT_STACK_H
 
 #include "base/input.h"
 
-enum { INPUT_HEAD_BYTES = 512 }; /* a tar's mark stands at byte 257 */
+enum { INPUT_HEAD_BYTES = 512 }; /* the magic of a tar file is at byte 257 */
 
 typedef enum { CONTENT_PLAIN, CONTENT_COMPRESSED, CONTENT_ARCHIVE, CONTENT_FOREIGN } content_kind;
 
@@ -31,8 +31,8 @@ struct input {
 /* A layer without content; `name` is copied. */
 status input_create(input **out, const char *name);
 
-/* Opens a file and takes its compression off, if it has one; *out_kind says whether the result is
- * an archive or plain bytes. */
+/* Opens a file, with a decoder if it is compressed; *out_kind says whether the result is an archive
+ * or plain bytes. */
 status input_open_stack(input **out, const char *path, content_kind *out_kind);
 
 /* Looks at the first bytes without taking them; *out_what is a word for messages. */
@@ -42,11 +42,11 @@ status input_sniff(input *in, content_kind *out_kind, const char **out_what);
 status input_block(input *in, const void **bytes, size_t *n);
 
 /* A decoder on `below`, which it owns from then on; on failure the caller still owns `below`.
- * input_decompress takes a compression off; input_walk walks an archive, file by file. */
+ * input_decompress decompresses a stream; input_walk walks through an archive, file by file. */
 status input_decompress(input **out, input *below);
 status input_walk(input **out, input *below);
 
-/* The next regular file of an archive, which can then be read; *out_path = NULL behind the last.
+/* The next regular file of an archive, which can then be read; *out_path = NULL after the last.
  * The path is valid until the next call and holds no control characters. */
 status input_walk_next(input *in, const char **out_path);
 

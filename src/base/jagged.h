@@ -1,4 +1,4 @@
-/* Jagged offsets: B sequences stored one behind the other.  Sequence b is rows offsets[b] ..
+/* Jagged offsets: B sequences stored one after the other.  Sequence b is rows offsets[b] ..
  * offsets[b + 1] - 1; offsets[0] = 0; T = offsets[B].  A batch uses 32-bit offsets, a file 64-bit.
  */
 #ifndef HSTU_BASE_JAGGED_H
@@ -11,8 +11,8 @@
 /* offsets (B + 1) from lengths (B); ERR_FORMAT if a length is negative or the sum leaves int32. */
 status jagged_from_lengths(const int32_t *lengths, int64_t n_sequences, int32_t *offsets);
 
-/* Holds if offsets start at 0, never fall, and end at n_rows; else ERR_FORMAT naming the first bad
- * one. */
+/* OK if the offsets start at 0, never decrease, and end at n_rows; else ERR_FORMAT naming the first
+ * bad one. */
 status jagged_check(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows);
 
 #endif

@@ -68,7 +68,7 @@ struct json_value {
     size_t n_children;
 };
 
-/* Parses n bytes of text; `name` stands in error messages.  The tree lives in `a`. */
+/* Parses n bytes of text; `name` appears in error messages.  The tree lives in `a`. */
 status json_parse(arena *a, const char *name, const char *text, size_t n, const json_value **out);
 
 /* The member of an object, or NULL. */

@@ -75,7 +75,7 @@ static status parse_hex4(parser *p, unsigned *out) {
     return OK;
 }
 
-/* The rest of \uXXXX, behind the u; two of them where the first is a high surrogate. */
+/* The rest of \uXXXX, after the u; two of them where the first is a high surrogate. */
 static status parse_code_point(parser *p, unsigned *code) {
     size_t start = p->at - 2;
     TRY(parse_hex4(p, code));
@@ -119,7 +119,7 @@ static size_t raw_length(const parser *p) {
     return (i < p->n ? i : p->n) - p->at;
 }
 
-/* A string, from its opening quote to behind its closing one. */
+/* A string, from its opening quote to after its closing one. */
 static status parse_string(parser *p, const char **out, size_t *out_bytes) {
     char *text;
     size_t used = 0, start = p->at++;
@@ -152,7 +152,7 @@ static bool skip_digits(parser *p) {
     return p->at > start;
 }
 
-/* Moves behind a number: -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)? */
+/* Moves past a number: -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)? */
 static status scan_number(parser *p, bool *out_is_integer) {
     *out_is_integer = true;
     if (peek(p) == '-') p->at++;
@@ -221,8 +221,8 @@ static int compare_keys(const void *left, const void *right) {
     return order != 0 ? order : a->at < b->at ? -1 : a->at > b->at;
 }
 
-/* Ends an object whose keys start at `base`: names the first key that stands there twice.  Sorting
- * keeps this n log n whatever the keys, where a hash could be attacked. */
+/* Ends an object whose keys start at `base`, and refuses duplicate keys, naming the first.  Sorting
+ * takes n log n steps whatever the keys, where hashing could be attacked. */
 static status check_keys(parser *p, size_t base) {
     size_t n = p->n_keys - base;
     p->n_keys = base;
@@ -251,7 +251,7 @@ static status parse_key(parser *p, json_value *member) {
     return OK;
 }
 
-/* An array or object, from its opening bracket to behind its closing one. */
+/* An array or object, from its opening bracket to after its closing one. */
 static status parse_container(parser *p, int depth, json_value *out) {
     bool is_object = peek(p) == '{';
     char close = is_object ? '}' : ']';
@@ -320,7 +320,7 @@ const json_value *json_member(const json_value *object, const char *key) {
     return NULL;
 }
 
-/* The member if its type is the wanted one; the failure says what is there instead. */
+/* The member if it has the wanted type; else the failure says which type it has. */
 static status typed_member(const json_value *object, const char *key, json_type wanted,
                            const json_value **out) {
     static const char *const names[] = {"null",     "true or false", "a number",

@@ -29,7 +29,7 @@ static bool *first_flag(json_writer *w) {
     return &w->is_first[w->depth <= JSON_MAX_DEPTH ? w->depth : JSON_MAX_DEPTH];
 }
 
-/* Whatever belongs in front of a key or of an element: the comma, the new line. */
+/* What comes before a key or an element: the comma, the new line. */
 static void begin_element(json_writer *w) {
     if (w->has_key) {
         w->has_key = false;
@@ -84,7 +84,7 @@ void json_array_close(json_writer *w) {
     close_container(w, "]");
 }
 
-/* Writes the one byte or character at `text` that cannot stand as it is, and returns its length. */
+/* Escapes the one byte or character at `text`, and returns its length. */
 static size_t put_special(json_writer *w, const char *text, size_t n) {
     static const char letters[] = "\bb\ff\nn\rr\tt\"\"\\\\";
     for (const char *pair = letters; *pair != '\0'; pair += 2) {
@@ -155,8 +155,8 @@ void json_uint(json_writer *w, uint64_t value) {
     put_word(w, text);
 }
 
-/* printf writes the decimal point of the locale, which may even be several bytes: whatever is no
- * part of a number becomes one '.'. */
+/* printf writes the decimal point of the locale, which may even be several bytes: the bytes that
+ * are not part of a number become one '.'. */
 static void restore_decimal_point(char *text) {
     char *to = text;
     for (const char *from = text; *from != '\0'; from++) {

@@ -14,7 +14,8 @@ log_level log_get_level(void);
 /* Parses a level's name; ERR_USAGE names the choices. */
 status log_level_parse(const char *name, log_level *out);
 
-void log_info(const char *fmt, ...) PRINTF_LIKE(1, 2); /* "note: ..." where it needs a mark */
+void log_info(const char *fmt, ...)
+    PRINTF_LIKE(1, 2); /* write "note: ..." where a line needs a label */
 void log_warn(const char *fmt, ...) PRINTF_LIKE(1, 2); /* printed as "warning: ..." */
 
 /* A sink for tests and for the progress bar, which must clear its line first; NULL restores

@@ -14,14 +14,14 @@
 
 enum { MAX_FACT_BYTES = 1 << 22 }; /* /proc/cpuinfo of 1024 cores has about 1.5 MB. */
 
-/* A kernel file as text, or NULL where there is none: a missing fact is no failure. */
+/* A kernel file as text, or NULL if there is none: a missing file is not a failure. */
 static char *read_fact(const char *path) {
     char *text;
     size_t n;
     return file_read_all(path, MAX_FACT_BYTES, &text, &n) == OK ? text : NULL;
 }
 
-/* The value behind "key   : " at the start of a line; *out_bytes long, NULL if there is none. */
+/* The value after "key : " at the start of a line, *out_bytes long; NULL if there is none. */
 static const char *field(const char *text, const char *key, int *out_bytes) {
     size_t n_key = strlen(key);
     for (const char *line = text; line != NULL && *line != '\0';) {
@@ -45,7 +45,7 @@ uint64_t machine_parse_meminfo(const char *meminfo, const char *key) {
     return value != NULL ? strtoull(value, NULL, 10) * 1024 : 0;
 }
 
-/* Arm cores do not know their names; these are the ones in servers and small boards. */
+/* Arm cores report numbers, not names; these are the cores of servers and small boards. */
 static const struct {
     long implementer, part;
     const char *name;
@@ -76,7 +76,7 @@ void machine_parse_cpu(const char *cpuinfo, char *name, int n) {
 
 double machine_parse_quota(const char *cpu_max) {
     char *end;
-    double quota = strtod(cpu_max, &end); /* "max" is no number: end stays. */
+    double quota = strtod(cpu_max, &end); /* "max" is not a number: `end` stays */
     double period = end != cpu_max ? strtod(end, NULL) : 0;
     return quota > 0 && period > 0 ? quota / period : 0;
 }
@@ -132,7 +132,7 @@ static void ask_group(machine *m, const char *folder) {
 }
 
 /* A process is bound by its own control group and by every one above it.  In a container the path
- * is often one of the host's that is not here; then only the root of what is mounted counts. */
+ * is often the host's and does not exist; then only the root of the mounted hierarchy counts. */
 static void ask_limits(machine *m) {
     char folder[4224] = "/sys/fs/cgroup";
     size_t n_root = strlen(folder);

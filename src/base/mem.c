@@ -21,7 +21,8 @@ static void *default_resize(void *ctx, void *block, size_t bytes) {
     void *moved = realloc(block, bytes);
     if (moved == NULL || (uintptr_t)moved % MEM_ALIGN == 0) return moved;
     void *aligned = default_alloc(ctx, bytes);
-    if (aligned == NULL) return moved; /* Less aligned, but whole: nothing may be lost here. */
+    if (aligned == NULL)
+        return moved; /* Less aligned, but complete: the content must not be lost. */
     memcpy(aligned, moved, bytes);
     free(moved);
     return aligned;
@@ -71,9 +72,7 @@ status mem_alloc_raw(void **out, size_t n, size_t size) {
 
 /* Zeroes a block.  The whole pages of a large one are given back to the system, which hands out
  * zeroed ones when they are first touched: room for the largest batch costs nothing until a batch
- * is that large.  Only where the block is known to be anonymous memory: that of the default
- * allocator.
- */
+ * is that large.  Only for the default allocator, whose blocks are known to be anonymous memory. */
 static void zero(unsigned char *block, size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t head = (page - (uintptr_t)block % page) % page;

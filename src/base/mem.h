@@ -27,10 +27,10 @@ typedef struct mem_allocator {
 void mem_set_allocator(const mem_allocator *allocator);
 
 /* *out = n zeroed elements of `size` bytes (never NULL on success, even for n = 0); on failure *out
- * is NULL and the reason says how much was asked for. */
+ * is NULL and the reason says how much was requested. */
 status mem_alloc(void **out, size_t n, size_t size);
 
-/* The same without zeroing, for large buffers that are written whole. */
+/* The same without zeroing, for large buffers that are overwritten completely. */
 status mem_alloc_raw(void **out, size_t n, size_t size);
 
 /* Grows or shrinks *block to n elements; new bytes are not zeroed.  On failure *block is as it was.

@@ -33,8 +33,8 @@ const char *nearest_name(const char *word, const char *const *names, size_t n_na
         int d = distance2(word, names[i]);
         if (best_name == NULL || d < best) best_name = names[i], best = d;
     }
-    /* A third of the word may be wrong, but at least one letter.  The dashes of an option are right
-     * for free: they do not count. */
+    /* A third of the word may be wrong, but at least one letter.  The dashes at the start of an
+     * option are always right, so they do not count. */
     word += strspn(word, "-");
     int limit = 2 * ((int)strnlen(word, LONGEST) / 3 + 1);
     return best_name != NULL && best <= limit ? best_name : NULL;

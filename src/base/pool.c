@@ -74,7 +74,7 @@ status pool_create(pool **out, int n_threads) {
     pool *p;
     *out = NULL;
     if (n_threads < 1 || n_threads > 256)
-        return fail(ERR_USAGE, "a pool of %d threads was asked for; use 1 to 256", n_threads);
+        return fail(ERR_USAGE, "a pool of %d threads was requested; use 1 to 256", n_threads);
     TRY(MEM_NEW(&p, 1));
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->start, NULL);
@@ -121,7 +121,7 @@ static status run_serial(int64_t n_chunks, pool_fn fn, void *ctx) {
     return OK;
 }
 
-/* Publishes the run; false if one is under way, that is, if this call is nested in a chunk. */
+/* Publishes the run; false if a run is in progress, that is, if this call is nested in a chunk. */
 static bool begin_run(pool *p, int64_t n_chunks, pool_fn fn, void *ctx) {
     pthread_mutex_lock(&p->lock);
     bool is_free = !p->is_running;

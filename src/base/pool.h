@@ -23,8 +23,8 @@ void pool_destroy(pool *p); /* NULL is fine */
 int pool_n_threads(const pool *p);
 
 /* Runs fn for every chunk 0..n_chunks-1 and waits.  After a failure no new chunk is started; the
- * failure reported is that of the lowest failing chunk, whatever the timing, unless a higher one
- * kept a lower one from starting (chunks start in order, so that cannot happen). */
+ * failure reported is that of the lowest failing chunk, whatever the timing, as chunks start in
+ * order. */
 status pool_run(pool *p, int64_t n_chunks, pool_fn fn, void *ctx);
 
 #endif

@@ -19,7 +19,7 @@ static pthread_mutex_t line_mutex = PTHREAD_MUTEX_INITIALIZER;
 static progress *shown;
 static bool is_drawn;
 
-/* Divides by 1000 until three digits are left in front of the point; returns the prefix. */
+/* Divides by 1000 until at most three digits are left before the point; returns the prefix. */
 static const char *scale_down(double *value) {
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
     int i = 0;
@@ -95,7 +95,7 @@ static void add_amount(char *text, int n, const progress *p, double value) {
     add(text, n, amount);
 }
 
-/* What stands behind the bar: percent, done/total, rate, time left, suffix. */
+/* The text after the bar: percent, done/total, rate, time left, suffix. */
 static void render_numbers(const progress *p, uint64_t done, uint64_t now_ns, char *text, int n) {
     char part[64];
     double seconds = (double)(now_ns > p->start_ns ? now_ns - p->start_ns : 0) / 1e9;
@@ -163,7 +163,7 @@ void progress_render(const progress *p, uint64_t now_ns, int width, char *text, 
     cut_columns(text, width);
 }
 
-/* Nothing can be done about a terminal that does not take the bar. */
+/* A failure to draw on the terminal is ignored. */
 static void write_line(const char *text) {
     ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
     (void)ignored;
@@ -174,8 +174,8 @@ static void clear_drawn(void) {
     is_drawn = false;
 }
 
-/* Called by the log in front of each line.  The redraw is put off, so that no other thread draws
- * the bar between this and the line. */
+/* Called by the log before each line.  The redraw is postponed, so that no other thread draws the
+ * bar between this call and the line. */
 static void make_way_for_log(void) {
     pthread_mutex_lock(&line_mutex);
     clear_drawn();
@@ -199,7 +199,7 @@ static void draw(progress *p, uint64_t now) {
     char text[LINE_BYTES];
     size_t clear = sizeof CLEAR_LINE - 1;
     memcpy(text, CLEAR_LINE, clear);
-    /* One column stays free: a full line would wrap on some terminals. */
+    /* One column stays empty: a full line would wrap on some terminals. */
     progress_render(p, now, env_columns(STDERR_FILENO) - 1, text + clear,
                     (int)(sizeof text - clear));
     write_line(text);

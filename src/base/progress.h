@@ -17,9 +17,9 @@ typedef struct progress {
     uint64_t start_ns;
     uint64_t last_draw_ns;
     uint64_t done;
-    uint64_t start_done; /* set behind progress_begin where work resumes: no part of the rate */
+    uint64_t start_done; /* set after progress_begin where work resumes; not counted in the rate */
     int is_active;
-    char suffix[96]; /* free text behind the rate, as in "loss 4.95" */
+    char suffix[96]; /* free text after the rate, as in "loss 4.95" */
 } progress;
 
 void progress_begin(progress *p, const char *what, const char *unit, uint64_t total);

@@ -46,7 +46,7 @@ static status parse_dtype(const st_file *f, const char *tensor, const char *name
                 name);
 }
 
-/* Shape and number of elements; the product may not leave what a file can hold. */
+/* Shape and number of elements, whose product must fit into a file. */
 static status parse_shape(const st_file *f, const json_value *shape, st_tensor *t) {
     if (shape == NULL || shape->type != JSON_ARRAY || shape->n_children > ST_MAX_DIMS)
         return fail(ERR_FORMAT, "%s: tensor '%s' has no shape of at most %d numbers", f->path,
@@ -55,7 +55,7 @@ static status parse_shape(const st_file *f, const json_value *shape, st_tensor *
     for (const json_value *d = shape->first; d != NULL; d = d->next) {
         if (d->type != JSON_NUMBER || !d->is_integer || d->integer < 0 ||
             __builtin_mul_overflow(t->n, d->integer, &t->n) || t->n > INT64_MAX / 8)
-            return fail(ERR_FORMAT, "%s: tensor '%s' has a shape that cannot be", f->path, t->name);
+            return fail(ERR_FORMAT, "%s: tensor '%s' has an impossible shape", f->path, t->name);
         t->shape[t->n_dims++] = d->integer;
     }
     return OK;
@@ -65,7 +65,8 @@ static status parse_tensor(st_file *f, const json_value *entry, size_t data_at, 
     const char *dtype;
     *t = (st_tensor){.name = entry->key};
     if (entry->type != JSON_OBJECT)
-        return fail(ERR_FORMAT, "%s: the entry of tensor '%s' is no object", f->path, entry->key);
+        return fail(ERR_FORMAT, "%s: the entry of tensor '%s' is not an object", f->path,
+                    entry->key);
     TRY(json_member_string(entry, "dtype", &dtype));
     TRY(parse_dtype(f, t->name, dtype, &t->dtype));
     TRY(parse_shape(f, json_member(entry, "shape"), t));
@@ -106,14 +107,14 @@ static status check_cover(const st_file *f, size_t data_at) {
         end += (size_t)t->n * dtypes[t->dtype].bytes;
     }
     if (end != f->map.bytes + f->map.n_bytes)
-        return fail(ERR_FORMAT, "%s: %zu bytes behind the last tensor", f->path,
+        return fail(ERR_FORMAT, "%s: %zu bytes after the last tensor", f->path,
                     (size_t)(f->map.bytes + f->map.n_bytes - end));
     return OK;
 }
 
 static status parse_header(st_file *f, const json_value *root, size_t data_at) {
     if (root->type != JSON_OBJECT)
-        return fail(ERR_FORMAT, "%s: the header is no JSON object", f->path);
+        return fail(ERR_FORMAT, "%s: the header is not a JSON object", f->path);
     TRY(MEM_NEW(&f->tensors, root->n_children));
     TRY(MEM_NEW(&f->by_name, root->n_children));
     for (const json_value *entry = root->first; entry != NULL; entry = entry->next) {
@@ -142,7 +143,7 @@ static status read_file(st_file *f) {
                     "%s: not a safetensors file, or cut short: the header should have %" PRIu64
                     " bytes",
                     f->path, n);
-    /* Writers pad the header with blanks, which JSON allows behind a value. */
+    /* Writers pad the header with blanks, which JSON allows after a value. */
     TRY(json_parse(&f->memory, f->path, (const char *)f->map.bytes + 8, (size_t)n, &root));
     return parse_header(f, root, 8 + (size_t)n);
 }

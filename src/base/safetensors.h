@@ -33,7 +33,7 @@ typedef struct st_tensor {
     int n_dims;
     int64_t shape[ST_MAX_DIMS];
     int64_t n;        /* elements: the product of the shape */
-    const void *data; /* (shape), little-endian; aligned to its type where the file has it so */
+    const void *data; /* (shape), little-endian; aligned to its type if it is in the file */
 } st_tensor;
 
 typedef struct st_pair {

@@ -22,8 +22,8 @@ struct scratch_folder {
     int lock;
 };
 
-/* A folder without a lock is being made just now, or is not ours; one whose lock is held is open.
- * The lock is kept until the folder is gone, so that of two that clean up one does. */
+/* A folder without a lock file is being created, or is not ours; one whose lock is held is open.
+ * We hold the lock until the folder is removed, so that only one of two processes removes it. */
 static void remove_if_left(const char *folder) {
     char path[PATH_BYTES];
     if (path_join(path, sizeof path, folder, lock_name) != OK) return;
@@ -45,16 +45,16 @@ static void remove_left(const char *parent, const char *prefix) {
     closedir(dir);
 }
 
-/* Locks the new folder.  *is_ours is false where another process took it for one that was left,
- * which it can between the lock's making and its locking.  Where a file system has no locks,
- * nobody gets one and nothing is removed. */
+/* Locks the new folder.  *is_ours is false where another process removed the folder as abandoned,
+ * which can happen between creating the lock file and locking it.  Where a file system has no
+ * locks, nobody gets one and nothing is removed. */
 static status lock_folder(scratch_folder *s, bool *is_ours) {
     char path[PATH_BYTES];
     struct stat about;
     TRY(path_join(path, sizeof path, s->path, lock_name));
     s->lock = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     *is_ours = s->lock >= 0 || errno != ENOENT;
-    if (s->lock < 0) return *is_ours ? fail_errno("%s: cannot be made", path) : OK;
+    if (s->lock < 0) return *is_ours ? fail_errno("%s: cannot be created", path) : OK;
     bool is_taken = flock(s->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     *is_ours = !is_taken && fstat(s->lock, &about) == 0 && about.st_nlink > 0;
     if (!*is_ours) {
@@ -73,11 +73,12 @@ static status make_folder(scratch_folder *s, const char *parent, const char *pre
         TRY(path_join(s->path, sizeof s->path, parent, name));
         if (mkdtemp(s->path) == NULL) {
             s->path[0] = '\0';
-            return fail_errno("%s: cannot make a folder in it", parent);
+            return fail_errno("%s: a folder in it cannot be created", parent);
         }
         TRY(lock_folder(s, &is_ours));
     }
-    return is_ours ? OK : fail(ERR_IO, "%s: others remove every folder made in it", parent);
+    return is_ours ? OK
+                   : fail(ERR_IO, "%s: another process removes every folder made in it", parent);
 }
 
 status scratch_folder_create(scratch_folder **out, const char *parent, const char *prefix) {

@@ -1,9 +1,8 @@
-/* Folders that last as long as the process: on disk, for what it can do without afterwards.
+/* Folders on disk for temporary files, which last as long as the process.
  *
- * Each is locked while it is open, by a lock that goes with the process however it ends.  So
- * whoever opens one in the same place removes those that a killed process left, and a disk does not
- * fill up with them.  Any number of processes share a place.  A scratch folder belongs to one
- * thread. */
+ * Each is locked while it is open, by a lock that ends with the process.  Whoever opens a folder in
+ * the same place removes those that killed processes left, so that they do not fill the disk.  Any
+ * number of processes may share a place.  A scratch folder belongs to one thread. */
 #ifndef HSTU_BASE_SCRATCH_FOLDER_H
 #define HSTU_BASE_SCRATCH_FOLDER_H
 
@@ -11,7 +10,7 @@
 
 typedef struct scratch_folder scratch_folder;
 
-/* Makes PARENT (and what is above it) if need be, and in it PREFIX with six letters behind it.
+/* Makes PARENT (and what is above it) if need be, and in it PREFIX followed by six letters.
  * Folders of that name in PARENT that nobody has open are removed. */
 status scratch_folder_create(scratch_folder **out, const char *parent, const char *prefix);
 

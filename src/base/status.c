@@ -8,7 +8,7 @@ static _Thread_local char reason[FAILURE_REASON_BYTES];
 static _Thread_local char trace[FAILURE_TRACE_BYTES];
 
 status fail(status code, const char *fmt, ...) {
-    /* Format aside first: an argument may well be status_reason() itself. */
+    /* Formats into a buffer first: an argument may be status_reason() itself. */
     char text[FAILURE_REASON_BYTES];
     va_list args;
     va_start(args, fmt);

@@ -44,10 +44,10 @@ typedef struct failure {
 /* Records the reason for this thread, drops older frames, and returns `code`. */
 status fail(status code, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
-/* Like fail(ERR_IO, ...), with ": " and the text of errno behind the message. */
+/* Like fail(ERR_IO, ...), with ": " and the text of errno after the message. */
 status fail_errno(const char *fmt, ...) PRINTF_LIKE(1, 2);
 
-/* Puts "text: " in front of the recorded reason: the place, where only a caller knows it. */
+/* Puts "text: " before the recorded reason: a place, say, that only a caller knows. */
 status fail_prefix(status code, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 /* Adds a frame to the trace; used by TRY. */

@@ -5,9 +5,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Bytes of the well-formed character at the start of s, of which n are readable; 0 if it is none.
- * The second byte alone decides about overlong forms, surrogates and the upper end (Unicode
- * standard, table 3-7), so only its range depends on the first. */
+/* Bytes of the well-formed character at the start of s, which has n bytes; 0 if there is none.  The
+ * second byte alone decides about overlong forms, surrogates and the upper end (Unicode standard,
+ * table 3-7), so only its range depends on the first. */
 static inline int utf8_length(const char *s, size_t n) {
     const unsigned char *u = (const unsigned char *)s;
     if (n == 0) return 0;
