@@ -54,8 +54,12 @@ static void toy_make(toy *t, float start) {
                       .split = SPLIT_LEAVE_TWO_OUT,
                       .batches = {.seed = 9, .epoch = 2, .next_batch = 3, .data = 1ull << 63},
                       .in_epoch = {.1 + .2, 3, 4, 1e-9},
+                      .in_round = {.5, 5, 6, 2},
                       .first_loss = 4.95,
-                      .best_metric = -1};
+                      .loss_scale = 256,
+                      .n_good_steps = 31,
+                      .best_metric = .25,
+                      .best_step = 5};
     snprintf(t->c.state.batches.settings, sizeof t->c.state.batches.settings, "toy");
 }
 
@@ -96,7 +100,46 @@ TEST(checkpoint_round_trip_is_exact) {
     CHECK(s->split == SPLIT_LEAVE_TWO_OUT && s->batches.data == 1ull << 63);
     CHECK(s->batches.next_batch == 3 && s->in_epoch.loss == .1 + .2 && s->in_epoch.seconds == 1e-9);
     CHECK(s->in_epoch.n_loss == 3 && s->in_epoch.n_tokens == 4 && s->first_loss == 4.95);
+    CHECK(s->in_round.loss == .5 && s->in_round.n_loss == 5 && s->in_round.n_tokens == 6);
+    CHECK(s->loss_scale == 256 && s->n_good_steps == 31);
+    CHECK(s->best_metric == .25 && s->best_step == 5);
     CHECK_STR(s->batches.settings, "toy");
+    /* Only float16 runs have a loss scale. */
+    a.c.state.loss_scale = 0;
+    CHECK_OK(toy_save(&a, run, 8, 2, false));
+    CHECK_OK(checkpoint_find(run, folder));
+    CHECK_OK(checkpoint_load(&b.c, folder));
+    CHECK(b.c.state.loss_scale == 0 && b.c.state.n_good_steps == 0);
+    toy_free();
+}
+
+/* A manifest may only name files of its own folder. */
+TEST(checkpoint_with_a_manifest_of_other_files_is_refused) {
+    static const struct {
+        const char *edit, *want;
+    } edits[] = {
+        {"s|\"files\": *\\[|&{\"name\":\"../x\",\"bytes\":0,\"xxh64\":\"0\"},|",
+         "names a file elsewhere"},
+        {"s|\"files\": *\\[|&{\"name\":\"\",\"bytes\":0,\"xxh64\":\"0\"},|",
+         "names a file elsewhere"},
+        {"s|\"files\": *\\[|\"tables\":[{\"name\":\"table-0/../x\",\"seal\":\"0\"}],&|",
+         "names a table elsewhere"},
+        {"s|\"files\": *\\[|\"tables\":[{\"name\":\"tables\",\"seal\":\"0\"}],&|",
+         "names a table elsewhere"},
+        {"s|\"files\"|\"filed\"|", "lists no files"},
+        {"s|\"files\": *\\[|\"tables\":3,&|", "lists no tables"},
+    };
+    toy a, b;
+    char folder[CHECKPOINT_PATH_BYTES];
+    toy_make(&a, 1);
+    toy_make(&b, 0);
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        const char *run = run_path("run");
+        CHECK_OK(toy_save(&a, run, 10 + i, 1, false));
+        CHECK_OK(checkpoint_find(run, folder));
+        CHECK_EQ(test_command(NULL, "sed -i '%s' %s/manifest.json", edits[i].edit, folder), 0);
+        CHECK_FAILS(checkpoint_load(&b.c, folder), ERR_FORMAT, edits[i].want);
+    }
     toy_free();
 }
 

@@ -494,6 +494,13 @@ TEST(config_untrainable) {
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "BCELoss");
     CHECK_OK(load("train_fn.loss_weights = {'aux': 0.5}"));
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "loss_weights");
+    CHECK_OK(load("train_fn.positional_sampling_ratio = 0.5"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "positional_sampling_ratio below 1");
+    CHECK_OK(
+        load("train_fn.main_module = 'HSTU'\nhstu_encoder.normalization = 'softmax_rel_bias'"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "'softmax_rel_bias' and concat_ua");
+    CHECK_OK(load("train_fn.main_module = 'HSTU'\nhstu_encoder.concat_ua = True"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "'softmax_rel_bias' and concat_ua");
 }
 
 static status load_generated(void *ctx) {

@@ -33,3 +33,27 @@ TEST(optimizer_weight_decay) {
         top_close(&t);
     }
 }
+
+/* Adam has two numbers for each weight, AdaGrad one for each row of a table, plain descent none. */
+TEST(optimizer_state_bytes) {
+    static const char *const kinds[] = {"OptimizerArgs.optimizer_str='adam'",
+                                        "OptimizerArgs.optimizer_str='sgd'",
+                                        "OptimizerArgs.optimizer_str='row_wise_adagrad'"};
+    for (int kind = 0; kind < 3; kind++) {
+        bench_top t;
+        optimizer o;
+        uint64_t n_all = 0, n_dense = 0, n_rows = 0;
+        CHECK_OK(top_open(&t, ranking_gin, &kinds[kind], 1, 1));
+        CHECK_OK(optimizer_init(&o, t.be, t.session.model, t.config));
+        for (int i = 0; i < t.session.n_params; i++) {
+            const param *p = &t.session.params[i];
+            n_all += (uint64_t)p->n;
+            *(p->is_table ? &n_rows : &n_dense) += (uint64_t)(p->is_table ? p->shape[0] : p->n);
+        }
+        uint64_t want[] = {8 * n_all, 0, 8 * n_dense + 4 * n_rows};
+        CHECK(n_rows > 0 && n_dense > 0);
+        CHECK_EQ(optimizer_bytes(&o), want[kind]);
+        optimizer_fini(&o);
+        top_close(&t);
+    }
+}

@@ -181,6 +181,24 @@ TEST(plan_refuses_other_data) {
     CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "action 8");
     b.action[3] = 0;
+    p->config.n_labels = 3;
+    b.action[3] = 3;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "label 3, but the model knows 0..2");
+    p->config.n_labels = TOY_ACTIONS;
+    b.action[3] = 0;
+    p->config.max_events = b.offsets[1] - 1;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_CONFIG, "events; the model was made for");
+    p->config.max_events = TOY_EVENTS;
+    b.n_targets[0] = -1;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_CONFIG, "events; the model was made for");
+    b.n_targets[0] = b.offsets[1] + 1;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_CONFIG, "events; the model was made for");
+    b.n_targets[0] = 0;
+    CHECK_OK(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}));
     b.context[1] = 9;
     CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "contextual value 9");

@@ -17,3 +17,55 @@ TEST(session_eval_batch_size) {
         top_close(&t);
     }
 }
+
+/* The classes that a head must have follow from the kind of actions in the data. */
+TEST(session_actions_of_the_data) {
+    static const char *const set[] = {"RankingArgs.prediction_head_arch=[8, 9]",
+                                      "RankingArgs.prediction_head_arch=[8, 255]"};
+    static const char *const enough[] = {"RankingArgs.prediction_head_arch=[8, 10]",
+                                         "RankingArgs.prediction_head_arch=[8, 256]"};
+    static const char *const bits[] = {"RankingArgs.prediction_head_arch=[8, 9]",
+                                       "RankingArgs.num_tasks=9"};
+    static const char *const fewer[] = {"RankingArgs.prediction_head_arch=[8, 8]",
+                                        "RankingArgs.num_tasks=8"};
+    bench_top t;
+    session s;
+    CHECK_OK(top_open(&t, ranking_gin, NULL, 0, 1));
+    CHECK_EQ(t.session.limits.n_actions, 5);
+    seq_file data = *t.data;
+    for (int i = 0; i < 2; i++) {
+        bench_top small, large;
+        data.actions = i == 0 ? ACTION_HALF_STARS : ACTION_BITS;
+        CHECK_OK(top_open(&small, ranking_gin, &set[i], 1, 1));
+        CHECK_FAILS(session_open(&s, small.config, &data, t.be), ERR_CONFIG,
+                    i == 0 ? "classes, but the actions of" : "with at least 256");
+        CHECK_OK(top_open(&large, ranking_gin, &enough[i], 1, 1));
+        CHECK_OK(session_open(&s, large.config, &data, t.be));
+        CHECK_EQ(s.limits.n_actions, i == 0 ? 10 : 256);
+        session_close(&s);
+        top_close(&small);
+        top_close(&large);
+    }
+    bench_top nine, eight;
+    CHECK_FAILS(top_open(&nine, ranking_gin, bits, 2, 1), ERR_CONFIG,
+                "the head predicts 9 signals");
+    CHECK_FAILS(session_open(&s, nine.config, &data, t.be), ERR_CONFIG,
+                "RankingArgs.num_tasks = 9, but the actions of");
+    CHECK_FAILS(top_open(&eight, ranking_gin, fewer, 2, 1), ERR_CONFIG,
+                "the head predicts 8 signals");
+    CHECK_OK(session_open(&s, eight.config, &data, t.be));
+    session_close(&s);
+    data.actions = ACTION_CODE;
+    uint16_t codes[] = {3, 9, 0};
+    data.action = codes;
+    data.n_events = 3;
+    bench_top other;
+    CHECK_OK(top_open(&other, ranking_gin, &set[0], 1, 1));
+    CHECK_FAILS(session_open(&s, other.config, &data, t.be), ERR_CONFIG, "with at least 10");
+    data.actions = ACTION_NONE;
+    CHECK_FAILS(session_open(&s, other.config, &data, t.be), ERR_CONFIG, "carry no actions");
+    top_close(&nine);
+    top_close(&eight);
+    top_close(&other);
+    top_close(&t);
+}

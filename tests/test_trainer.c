@@ -303,6 +303,48 @@ TEST(trainer_keeps_the_best_of_validation) {
     free(text);
 }
 
+/* NVIDIA's configs evaluate and save every so many steps, besides the ends of epochs. */
+typedef struct intervals {
+    int n_eval;
+    uint64_t step[8];
+    double seconds[8];
+} intervals;
+
+static status watch_intervals(void *ctx, const train_event *e, const char *json) {
+    intervals *s = ctx;
+    (void)json;
+    if (e->kind != EVENT_EVAL) return OK;
+    CHECK(s->n_eval < 8 && e->metrics != NULL && isfinite(eval_value(e->metrics, "auc")));
+    s->step[s->n_eval] = e->step;
+    s->seconds[s->n_eval++] = e->seconds;
+    return OK;
+}
+
+TEST(trainer_evaluates_and_saves_at_intervals) {
+    static const char *const set[] = {"TrainerArgs.eval_interval=2",
+                                      "TrainerArgs.ckpt_save_interval=3"};
+    bench_top t;
+    intervals found = {0};
+    char *text;
+    train_options o = train_options_default();
+    o.run = run_path("run");
+    o.max_steps = 7;
+    o.keep = 9;
+    o.observer = watch_intervals;
+    o.ctx = &found;
+    CHECK_OK(top_open(&t, ranking_gin, set, 2, 1));
+    CHECK_OK(trainer_run(&t.session, &o));
+    top_close(&t);
+    for (int i = 0; i < found.n_eval; i++)
+        CHECK(found.step[i] % 2 == 0 && found.seconds[i] > 0);
+    CHECK(found.n_eval > 1 && found.step[0] == 2);
+    CHECK_EQ(test_command(&text, "ls %s/checkpoints", run_path("run")), 0);
+    CHECK_CONTAINS(text, "step-00000003\n");
+    CHECK_CONTAINS(text, "step-00000007\n");
+    CHECK(strstr(text, "step-00000002\n") == NULL);
+    free(text);
+}
+
 /* Of several equal evaluations the first is the best: a rate this small moves nothing. */
 TEST(trainer_keeps_the_first_of_equal_bests) {
     static const char *const set[] = {"train_fn.learning_rate=1e-30", "train_fn.weight_decay=0"};
