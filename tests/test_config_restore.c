@@ -46,6 +46,7 @@ TEST(config_restore_refuses_what_is_no_config) {
     CHECK_FAILS(load_text("[]"), ERR_FORMAT, "no object");
     CHECK_FAILS(load_text("{"), ERR_FORMAT, "echo");
     CHECK_FAILS(load_text("{}"), ERR_FORMAT, "no 'source'");
+    CHECK_CONTAINS(status_reason(), "echo: ");
     CHECK_FAILS(load_text("{\"source\":{}}"), ERR_FORMAT, "'task'");
     CHECK_FAILS(load_text("{\"source\":{\"task\":\"retrieval\",\"file\":\"f\"},"
                           "\"a\\ninclude 'x'\":{\"b\":1}}"),
@@ -55,6 +56,34 @@ TEST(config_restore_refuses_what_is_no_config) {
         ERR_CONFIG, "nothing");
     CHECK_FAILS(load_text("{\"source\":{\"task\":\"retrieval\",\"file\":\"f\"},\"embeddings\":3}"),
                 ERR_FORMAT, "'embeddings' is no list");
+}
+
+/* The length of a run, which the command line may have given. */
+static status load_length(const char *length, int64_t *epochs, int64_t *iters) {
+    char text[300];
+    config *c;
+    snprintf(text, sizeof text,
+             "{\"source\":{\"task\":\"retrieval\",\"file\":\"f\"%s},"
+             "\"train_fn\":{\"num_epochs\":3}}",
+             length);
+    status st = config_load_json(&c, "echo", text, strlen(text));
+    if (st == OK) *epochs = c->trainer.n_epochs, *iters = c->trainer.max_train_iters;
+    config_destroy(c);
+    return st;
+}
+
+TEST(config_restore_length) {
+    int64_t epochs, iters;
+    CHECK_OK(load_length("", &epochs, &iters));
+    CHECK(epochs == 3 && iters == CONFIG_NONE);
+    CHECK_OK(load_length(",\"epochs\":1,\"max_iters\":1", &epochs, &iters));
+    CHECK(epochs == 1 && iters == 1);
+    CHECK_OK(load_length(",\"epochs\":1048576", &epochs, &iters));
+    CHECK_EQ(epochs, 1048576);
+    CHECK_FAILS(load_length(",\"epochs\":1048577", &epochs, &iters), ERR_FORMAT,
+                "echo: the config's 'epochs' is 1048577");
+    CHECK_FAILS(load_length(",\"epochs\":0", &epochs, &iters), ERR_FORMAT, "'epochs' is 0");
+    CHECK_FAILS(load_length(",\"max_iters\":0", &epochs, &iters), ERR_FORMAT, "'max_iters' is 0");
 }
 
 static status reload(void *ctx) {
