@@ -432,6 +432,17 @@ TEST(config_instances) {
                 ERR_CONFIG,
                 "t.gin:14: x/EmbeddingArgs is used but not bound: feature_names, table_name, "
                 "item_vocab_size_or_capacity, sharding_type");
+    CHECK_FAILS(load(GENERATED "e/EmbeddingArgs.feature_names = []"), ERR_CONFIG,
+                "e/EmbeddingArgs has no feature_names");
+    CHECK_FAILS(load(GENERATED "f/FeatureArgs.feature_names = []"), ERR_CONFIG,
+                "f/FeatureArgs has no feature_names");
+    CHECK_FAILS(load(GENERATED "f/FeatureArgs.seqlen_dist = @d/RandomDistribution()\n"
+                               "d/RandomDistribution.dist_type = 'uniform'\n"
+                               "d/RandomDistribution.low = 5\nd/RandomDistribution.high = 5"),
+                ERR_CONFIG, "RandomDistribution has no value between low and high");
+    CHECK_OK(load(GENERATED "f/FeatureArgs.seqlen_dist = @d/RandomDistribution()\n"
+                            "d/RandomDistribution.dist_type = 'uniform'\n"
+                            "d/RandomDistribution.low = 5\nd/RandomDistribution.high = 6"));
     CHECK_FAILS(load(GENERATED "e/EmbeddingArgs.table = 'x'"), ERR_CONFIG,
                 "t.gin:14: unknown option 'EmbeddingArgs.table'");
     CHECK_FAILS(load(GENERATED "q/DynamicEmbeddingArgs.evict_strategy = 'fifo'"), ERR_CONFIG,
@@ -472,6 +483,43 @@ TEST(config_instance_bomb) {
         strcat(text, "@f/FeatureArgs(),");
     strcat(text, "]\n");
     CHECK_FAILS(load(text), ERR_CONFIG, "is one instance too many");
+}
+
+/* Both ends of ranges: of numbers, of elements of a list, of the sizes of lists and strings. */
+TEST(config_ranges) {
+    static char text[16384];
+    CHECK_OK(load(SMALL "NetworkArgs.num_layers = 1"));
+    CHECK_OK(load(SMALL "NetworkArgs.num_layers = 1024"));
+    CHECK_FAILS(load(SMALL "NetworkArgs.num_layers = 1025"), ERR_CONFIG, "out of range");
+    CHECK_OK(load(SMALL "NetworkArgs.hidden_dropout = 0.0"));
+    CHECK_FAILS(load(SMALL "NetworkArgs.hidden_dropout = -0.1"), ERR_CONFIG, "out of range");
+    CHECK_FAILS(load(SMALL "OptimizerArgs.learning_rate = 0.0"), ERR_CONFIG, "out of range");
+    CHECK_OK(load(SMALL "OptimizerArgs.learning_rate = 1e-30"));
+    CHECK_OK(load(SMALL "RankingArgs.num_tasks = 1\n"
+                        "RankingArgs.prediction_head_arch = [1, 65536]"));
+    CHECK_FAILS(load(SMALL "RankingArgs.num_tasks = 1\nRankingArgs.prediction_head_arch = [8, 0]"),
+                ERR_CONFIG, "= 0 is out of range");
+    CHECK_FAILS(load(SMALL "RankingArgs.num_tasks = 1\n"
+                           "RankingArgs.prediction_head_arch = [65537, 8]"),
+                ERR_CONFIG, "= 65537 is out of range");
+    for (int n = 1024; n <= 1025; n++) {
+        size_t at = (size_t)snprintf(text, sizeof text,
+                                     "%sRankingArgs.num_tasks = 8\n"
+                                     "RankingArgs.prediction_head_arch = [",
+                                     SMALL);
+        for (int i = 0; i < n; i++)
+            at += (size_t)snprintf(text + at, sizeof text - at, "8, ");
+        snprintf(text + at, sizeof text - at, "]");
+        if (n == 1024)
+            CHECK_OK(load(text));
+        else
+            CHECK_FAILS(load(text), ERR_CONFIG, "has 1025 elements; 1024 are possible");
+        at = (size_t)snprintf(text, sizeof text, "train_fn.dataset_name = '%0*d'", 4 * n, 0);
+        if (n == 1024)
+            CHECK_OK(load(text));
+        else
+            CHECK_FAILS(load(text), ERR_CONFIG, "is a string of more than 4096 bytes");
+    }
 }
 
 TEST(config_untrainable) {
