@@ -16,10 +16,15 @@
 #include "ops/ops.h"
 
 #ifdef __CUDACC__
-#define MASK_FN         __host__ __device__ static inline
-#define MASK_SMALL_LOOP _Pragma("unroll 1")
+#define MASK_FN __host__ __device__ static inline
 #else
 #define MASK_FN static inline
+#endif
+
+/* A loop of few rounds in code where registers are scarce. */
+#ifdef __CUDA_ARCH__
+#define MASK_SMALL_LOOP _Pragma("unroll 1")
+#else
 #define MASK_SMALL_LOOP
 #endif
 

@@ -1,6 +1,6 @@
 /* HSTU attention, forward, on Hopper (contract: attn_args in ops/ops.h): which kernel and which
- * tiles for which heads and lengths.  The kernels are in attn_sm90_fwd.cuh (its blocks stay) and
- * attn_sm90_fwd_short.cuh.
+ * tile sizes for which head dimensions and lengths. The kernels are in attn_sm90_fwd.cuh
+ * (persistent) and attn_sm90_fwd_short.cuh.
  *
  * Shared memory, in KB a block: queries + keys and values
  *     D = 32:   large 2 x 12 + 2 x 2 x 8 = 56                                        short 15 + 200
@@ -9,8 +9,8 @@
  *     D = 256:  large 64 + 2 x 2 x 32 = 192        small 32 + 2 x 32 = 96            short 56 + 152
  *
  * Times that set the switch points, in us (H200, 2026-11-15; 4 heads, causal, bfloat16; lengths
- * from 1 to the number named, "full": all of that length).  Those of the kernel that stays are the
- * better ones of two versions, both from before it took tiles as late as it does now.
+ * from 1 to the number named, "full": all of that length). Those of the persistent kernel are the
+ * better ones of two versions, both from before it dequeued tiles as late as it does now.
  *                                 4096 full   1024 full   512     200     50
  *     D = 32    large                   501        58.5    44.5    23.5   39.7
  *     D = 64    large                   585        63.6    45.6    23.6   41.2
@@ -19,8 +19,8 @@
  *               tall                    944        86.5    63.7    29.4   44.2
  *     D = 256   large                  1823       149.6   114.7    43.1   50.7
  *               small                  2388       172     129      39.5   35.9
- * The kernel for short sequences beside what it competes with, in one run (sequences x longest;
- * what D = 32 and 128 had before it, a third kernel, is gone):
+ * The kernel for short sequences and its competitor, in one run (sequences x longest; at D = 32 and
+ * 128 a third kernel, since removed):
  *                      128 x 512   128 x 200   512 x 50   2048 x 20   64 x 256 full   32 x 200
  *     D = 32    before      40.7        15.7       13.4        38.7            17.7        8.5
  *               short       33.0        10.4        9.9        25.5            16.5        7.1
@@ -77,9 +77,10 @@ struct short_d256 {
     static constexpr int D = 256, WARPS = 7, KEYS = 32;
 };
 
-/* Whether the kernel for short sequences is the better one: no sequence is longer than `most`, they
- * are `mean` long on average at most, and, where one is longer than `alone`, there are enough of
- * them for every multiprocessor to have some: it does not share out a sequence and head. */
+/* Whether the kernel for short sequences is the faster one: no sequence is longer than `most`,
+ * their mean length is at most `mean`, and, where one is longer than `alone`, every
+ * multiprocessor has several of them: the kernel does not split a sequence and head over
+ * multiprocessors. */
 static bool is_short(const backend *be, const attn_args *a, int most, int mean, int alone) {
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
     bool are_enough = n_pairs >= 2 * (int64_t)cuda_of(be)->n_multiprocessors;

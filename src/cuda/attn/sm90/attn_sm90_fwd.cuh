@@ -1,30 +1,30 @@
-/* The forward kernel of the attention on Hopper whose blocks stay, for any shape of its tiles.
+/* The persistent forward kernel of the attention on Hopper, for any tile sizes.
  *
  * A block owns GROUPS x 64 query rows of one sequence and head at a time and goes from tile to tile
- * (attn_tiles.cuh).  One warp finds the tiles, another asks TMA for queries, keys and
- * values; both run ahead of the consumer warpgroups, also into the next tile.  There is no
- * softmax, so nothing is kept from keys to keys but the sum.
+ * (attn_tiles.cuh). A scheduler warp finds the tiles, a producer warp loads queries, keys and
+ * values by TMA; both run ahead of the consumer warpgroups, also into the next tile. There is no
+ * softmax, so nothing is kept from one tile of keys to the next but the sum.
  * - One large block a multiprocessor (piped): each warpgroup computes the scores of the next keys
- *   while those of these meet the values, and SiLU runs under both.  Bound by the tensor cores, or,
- *   where heads are small, by SiLU (one tanh a score, 16 a clock).
- * - Several small blocks a multiprocessor (plain), which hide each other's waiting: for shorter
+ *   while the weights of these meet the values, and SiLU overlaps with both products. Bound by the
+ *   tensor cores or, at small head dimensions, by SiLU (one tanh a score, 16 a clock).
+ * - Several small blocks a multiprocessor (plain), which hide each other's latency: for shorter
  *   sequences, which are bound by latency and bytes, and for every bias (attn_sm90_bias.cuh). */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_CUH
 
 #include "cuda/attn/sm90/attn_sm90_rows.cuh"
 
-/* Registers of a block: those it is launched with (the multiprocessor has 64 K, whole eights a
- * thread) are shared out again, most of them to the consumer warpgroups.  MORE: for a warp that
- * brings times, too, of 128 rows. */
+/* Registers of a thread. A block is launched with AT_START (the multiprocessor has 64 Ki, in
+ * multiples of 8 a thread); setmaxnreg then moves most of them to the consumer warpgroups. MORE:
+ * for a producer warp that also loads the times of 128 rows. */
 template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
     static constexpr int AT_START = 65536 / (GROUP * (GROUPS + 1) * BLOCKS) / 8 * 8;
     static constexpr int LOWERED = (GROUPS <= 2 && BLOCKS < 4 ? 40 : 32) + MORE;
     static constexpr int RAISED = (AT_START * (GROUPS + 1) - LOWERED) / GROUPS / 8 * 8;
 };
 
-/* The tile sizes of one kernel: what a struct of chosen sizes must name, and what most of them have
- * in common. */
+/* The tile sizes of one kernel; a struct derived from this one names D, the head dimension, and
+ * what it has otherwise. */
 struct fwd_sizes {
     static constexpr int GROUPS = 1;  /* consumer warpgroups, each with 64 query rows */
     static constexpr int KEYS = 64;   /* keys and values of a pipeline stage */
@@ -45,13 +45,13 @@ template <typename SIZES> struct fwd_shape {
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = SIZES::KEYS;
     static constexpr int STAGES = SIZES::STAGES, BUFFERS = SIZES::BUFFERS, BLOCKS = SIZES::BLOCKS;
     static constexpr bool IS_PIPED = SIZES::IS_PIPED;
-    /* A unit is told of when all queries of the one before, n, are asked for.  Then a warp may
-     * still be storing unit n - BUFFERS. */
+    /* A unit is announced when the loads of all queries of the one before, n, are issued. Then a
+     * warp may still be storing unit n - BUFFERS. */
     static constexpr int UNITS = BUFFERS + 2;
-    /* The next unit is taken when so many columns of this one are left to ask for.  Late, because
-     * nobody else can do what a block has taken: a version that took five units ahead needed 97 us
-     * instead of 80 for rows of 1024 (D = 128, eight units a block).  Two tiles hide the way to the
-     * counter. */
+    /* The next unit is dequeued when so many columns of this one are left to load. Late, because
+     * no other block can do what this one has taken: a version that took five units ahead needed
+     * 97 us instead of 80 at 1024 rows (D = 128, eight units a block). Two tiles hide the
+     * latency of the counter. */
     static constexpr int AHEAD = 2 * KEYS;
     static constexpr int ROWS = 64 * GROUPS, WARPS = 4 * GROUPS, THREADS = GROUP * (GROUPS + 1);
     static constexpr int COLUMNS = D == 32 ? 32 : PART; /* of a part of a tile */
@@ -68,7 +68,7 @@ template <typename SIZES> struct fwd_shape {
     static_assert(KEYS % BOX_K == 0 && 64 % BOX_Q == 0 && BOX_K % 8 == 0, "whole boxes");
 };
 
-/* What the position and time bias needs. */
+/* Shared memory of the position and time bias. */
 template <typename S, attn_bias BIAS> struct fwd_times {};
 template <typename S> struct fwd_times<S, BIAS_TIME> {
     time_tables tables;
@@ -86,7 +86,7 @@ template <typename S> struct fwd_room {
     fwd_times<S, S::BIAS> times;
 };
 
-/* A place in a ring of N, and the parity of the barriers' phase there. */
+/* A stage of a ring of N, and the parity of its mbarriers' phase. */
 template <int N> struct fwd_ring {
     int at;
     uint32_t parity;
@@ -97,12 +97,13 @@ template <int N> __device__ static inline void advance(fwd_ring<N> &r) {
     r.parity ^= 1;
 }
 
-/* One thread asks; for times, the whole warp does the rest. */
+/* One thread issues the loads; for times, the whole warp does the rest. */
 template <typename S> __device__ static inline bool fwd_asks() {
     return S::BIAS != BIAS_TIME || threadIdx.x % 32 == 0;
 }
 
-/* The first n rows of a tile of R from row y on, whole boxes; the barrier gets the one arrival. */
+/* Loads the first n rows of a tile of R from row y on, in whole boxes; the barrier gets its one
+ * arrival. */
 template <int D, int COLUMNS, int R, int BOX>
 __device__ static inline void fwd_load(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
                                        int y, int n) {
@@ -116,8 +117,8 @@ __device__ static inline void fwd_load(char *to, const CUtensorMap *map, uint64_
     }
 }
 
-/* Where the producer warp, or a warpgroup, is: at which unit of the block, and in the ring of keys
- * and values. */
+/* How far the producer warp, or a warpgroup, has come: the unit of the block, and the pipeline
+ * stage of keys and values. */
 template <typename S> struct fwd_place {
     unsigned unit;
     fwd_ring<S::STAGES> keys;
@@ -146,7 +147,7 @@ __device__ static inline void fwd_ask_queries(const fwd_maps &maps, const fwd_un
     }
 }
 
-/* The bias of keys j and on: what a lane can have before there is room ... */
+/* The bias of keys j and on: what a lane can load before a stage is free ... */
 template <typename S>
 __device__ static inline void fwd_fetch_bias(const attn_args &a, const fwd_unit *u, int j,
                                              time_share<S::ROWS, S::KEYS> &share) {
@@ -174,8 +175,9 @@ __device__ static inline void fwd_ask_bias(const attn_args &a, const fwd_maps &m
     }
 }
 
-/* One unit: keys and values, tile by tile.  The first warpgroup sees least and is done first with
- * the unit before, so its queries come before the first keys, those of the others behind them. */
+/* Loads one unit: keys and values, tile by tile. The first warpgroup sees fewest keys and
+ * finishes the unit before first, so its queries are loaded before the first keys, those of the
+ * others after them. */
 template <typename S>
 __device__ static inline void fwd_ask_unit(const attn_args &a, const fwd_maps &maps,
                                            const fwd_unit *u, fwd_room<S> *room, char *queries,
@@ -235,7 +237,7 @@ __device__ static void fwd_ask(const attn_args &a, const fwd_maps &maps, fwd_roo
     }
 }
 
-/* All units of the block, each when it is wanted, and then that there are no more. */
+/* Announces all units of the block, each when it is wanted, and then the end. */
 template <typename S>
 __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd_room<S> *room) {
     int n_units = tiles_count(tiles), n = (int)blockIdx.x, lane = (int)threadIdx.x % 32;
@@ -265,8 +267,8 @@ __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd
     if (is_shared) tiles_done(tiles);
 }
 
-/* out (64, D) += 16 columns of weights times 16 rows of values, the k-th such.  An instruction may
- * not name more registers than the block is launched with, so several do the work of a wide one. */
+/* out (64, D) += 16 columns of weights times 16 rows of values, step k. An instruction may not
+ * name more registers than the block is launched with, so several do the work of a wide one. */
 template <typename T, typename S>
 __device__ static inline void fwd_add(float (&out)[S::D / 2], const uint32_t (&left)[4],
                                       uint64_t values, int k) {
@@ -294,7 +296,7 @@ template <typename S> struct fwd_own {
     time_rows times; /* with that bias */
 };
 
-/* Adds the bias of keys j and on, which are at r; buckets: see time_add. */
+/* Adds the bias of keys j and on, which are in stage r; buckets: see time_add. */
 template <typename T, typename S>
 __device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> &own, int j,
                                            fwd_room<S> *room, const char *tables,
@@ -322,8 +324,8 @@ __device__ static inline void fwd_mask_tile(const attn_args &a, const fwd_own<S>
         fwd_mask<S::KEYS>(a, own.unit->s, own.row, j, x);
 }
 
-/* The sum of a unit, keys after keys, from j on; returns the first tile behind: others compute
- * while this warpgroup waits. */
+/* Sums a unit over its tiles of keys from j on and returns the first tile after them. Other
+ * blocks compute while this warpgroup waits. */
 template <typename T, typename S>
 __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> &own, int j,
                                            fwd_room<S> *room, const char *keys,
@@ -362,7 +364,8 @@ __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> 
     return j;
 }
 
-/* The same, with the scores of the next keys under way while the weights of these meet the values.
+/* The same, pipelined: the scores of the next keys are under way while the weights of these meet
+ * the values.
  */
 template <typename T, typename S>
 __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> &own, int j,
@@ -408,8 +411,9 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
 #pragma unroll
         for (int e = 0; e < KEYS / 2; e++)
             x[e] = fwd_silu(own.half, x[e]);
-        /* That the values are there is known.  The branch of this wait keeps the compiler from
-         * moving the wait for the product before the weights, which shall be made under it. */
+        /* The values have arrived, so this does not wait. Its branch keeps the compiler from
+         * moving the wait for the product before the weights, which are to be computed while the
+         * product runs. */
         barrier_wait(&room->values[now.at], now.parity);
         wgmma_wait<0>();
         release(&room->values_free[now.at]);
@@ -428,8 +432,9 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
     return next;
 }
 
-/* Tiles of keys that the warpgroup does not look at: from j to the first one that reaches beyond
- * column begin.  They have come, or the next phase of their barriers could be taken for this one.
+/* Passes over tiles of keys that the warpgroup does not see: from j to the first one that
+ * reaches beyond column begin. It waits for them all the same: otherwise it could take the next
+ * phase of their barriers for this one.
  */
 template <typename S>
 __device__ static inline int fwd_skip(const fwd_unit *u, int j, int begin, fwd_room<S> *room,
@@ -509,7 +514,8 @@ template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room,
         barrier_init_done();
     }
     if (S::BOX_K < S::KEYS) {
-        /* Values that no box brings meet weights of 0; they must be numbers.  With dout, keys. */
+        /* Values that no box loads meet weights of 0, but must be finite numbers; with dout, keys
+         * likewise. */
         int n = S::STAGES * S::TILE / 16;
         for (int i = (int)threadIdx.x + (S::OWNS > 1 ? 0 : n); i < 2 * n; i += S::THREADS)
             ((uint4 *)keys)[i] = make_uint4(0, 0, 0, 0);
@@ -545,7 +551,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 /* Calls with a bias (attn_sm90_fwd_bias.cu). */
 status cuda_attn_sm90_fwd_bias(backend *be, const attn_args *a);
 
-/* How TMA finds queries, keys and values. */
+/* The tensor maps of queries, keys and values. */
 template <typename S> status fwd_map_inputs(backend *be, const attn_args *a, fwd_maps *maps) {
     int64_t columns = (int64_t)a->n_heads * S::D;
     TRY(sm90a_map_box(&maps->q, be->act, a->q, a->n_rows_q, columns, a->stride_q, S::COLUMNS,

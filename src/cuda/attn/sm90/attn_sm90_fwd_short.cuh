@@ -1,14 +1,14 @@
-/* The forward kernel of the attention on Hopper for short sequences: what binds there is latency,
- * and then bytes.
+/* The forward kernel of the attention on Hopper for short sequences, which are bound by latency,
+ * and then by bytes.
  *
  * One block a multiprocessor works on a fixed share of the pairs of sequence and head, long ones
- * first (attn_sm90_fwd_short_list.cuh).  One warp asks TMA for keys and values as far
- * ahead as a ring in shared memory has room, without regard to where a sequence ends.  The other
- * warps each take 16 query rows (mma.m16n8k16, whose waste at the end of a sequence and on the
- * diagonal is a quarter of wgmma's) and wait for nobody but TMA.
+ * first (attn_sm90_fwd_short_list.cuh). A producer warp loads keys and values by TMA as far ahead
+ * as a ring in shared memory has room, across the ends of sequences. The consumer warps each take
+ * 16 query rows (mma.m16n8k16, which wastes a quarter of what wgmma wastes at the end of a sequence
+ * and on the diagonal) and wait for nothing but TMA.
  *
- * A grain, 16 rows, is brought by one instruction.  It holds D / 64 parts of 16 rows of 128 bytes
- * (D = 32: of 64 bytes), swizzled. */
+ * A grain, 16 rows, is loaded by one instruction. It holds D / 64 parts of 16 rows of 128 bytes (D
+ * = 32: of 64 bytes), swizzled. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_CUH
 
@@ -20,7 +20,8 @@ __device__ static inline void short_load(char *to, const CUtensorMap *map, uint6
     tile_load_3d(to, map, barrier, 0, y, head * (S::D / S::COLUMNS));
 }
 
-/* By one warp: all keys and values of the block.  Chunks that are done with make room for the next.
+/* The producer warp: loads all keys and values of the block. A chunk that all its consumers have
+ * read makes room for the next.
  */
 template <typename S>
 __device__ static void short_ask(const fwd_maps &maps, short_room<S> *room, char *ring) {
@@ -58,7 +59,8 @@ __device__ static void short_ask(const fwd_maps &maps, short_room<S> *room, char
     }
 }
 
-/* Asks for the queries of a task, if there is one, for the warp that calls; returns its tile. */
+/* Issues the load of a task's queries, if there is such a task, for the calling warp; returns its
+ * tile. */
 template <typename S>
 __device__ static inline int short_ask_queries(const fwd_maps &maps, short_room<S> *room,
                                                char *queries, int task) {
@@ -93,7 +95,7 @@ template <typename S> __device__ static inline uint32_t short_move(uint32_t addr
     return (address ^ (uint32_t)(k % 4 * 32)) + (uint32_t)(k / 4 * S::NEXT_PART);
 }
 
-/* What a warp knows of its 16 rows. */
+/* State of a consumer warp's 16 rows. */
 template <typename S> struct short_own {
     const attn_sequence *s;
     int row; /* of the thread; the other is row + 8 */
@@ -151,8 +153,8 @@ __device__ static inline unsigned short_seen(const attn_args &a, const attn_sequ
     return seen;
 }
 
-/* Scores of pairs that are not seen become 0, whose weight is 0.  A bound that moves along with the
- * rows, and no other, is by far the most frequent mask. */
+/* Sets scores of pairs that are not seen to 0, whose weight is 0. The causal mask, by far the
+ * most frequent, has a path of its own. */
 template <int N>
 __device__ static inline void short_mask(const attn_args &a, const attn_sequence &s, int row, int j,
                                          float (&x)[8 * N]) {
@@ -174,7 +176,8 @@ __device__ static inline void short_mask(const attn_args &a, const attn_sequence
     }
 }
 
-/* N grains of keys and values from column j on; `keys` and `values` are their places in the ring.
+/* Adds N grains of keys and values from column j on; `keys` and `values` are their places in the
+ * ring.
  */
 template <typename T, typename S, int N>
 __device__ static inline void short_step(const attn_args &a, const short_own<S> &own, int j,
@@ -231,8 +234,8 @@ __device__ static inline void short_walk(const attn_args &a, const short_own<S> 
     }
 }
 
-/* A task, and its tile: waits for the queries, sums up, asks for those of the next task, and
- * stores. Returns the next task's tile. */
+/* A task, and its tile: waits for the queries, sums, issues the load of the next task's queries,
+ * and stores. Returns the next task's tile. */
 template <typename T, typename S>
 __device__ static inline int short_rows(const attn_args &a, const fwd_maps &maps, int task, int at,
                                         short_room<S> *room, char *queries, uint32_t parity,
@@ -280,8 +283,8 @@ __device__ static void short_compute(const attn_args &a, const fwd_maps &maps, s
         tile = short_rows<T, S>(a, maps, task, tile, room, queries, parity, shared_address(ring));
 }
 
-/* Barriers, by four warps; and the lists.  Everything behind grid_wait may touch memory, nothing
- * before it. */
+/* Initialises barriers, by four warps, and writes the lists. Only what comes after grid_wait may
+ * touch memory. */
 template <typename S>
 __device__ static inline void short_begin(const attn_args &a, const fwd_maps &maps, int n_tiles,
                                           bool is_sorted, short_room<S> *room) {
@@ -335,8 +338,8 @@ template <typename T, typename S> status short_launch(backend *be, const attn_ar
     cuda_state *state = cuda_of(be);
     fwd_maps maps;
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
-    /* One block a multiprocessor, or as many rounds of them as it takes.  Where sequences are one
-     * tile of other kernels, to sort them costs more than it brings. */
+    /* One block a multiprocessor, or as many waves of them as it takes. Sorting sequences of at
+     * most 64 rows costs more than it gains. */
     int64_t n_blocks = state->n_multiprocessors;
     n_blocks *= cuda_div_up(n_pairs, n_blocks * short_most<S>(a));
     if (n_blocks > n_pairs) n_blocks = n_pairs;

@@ -1,12 +1,12 @@
-/* What a block of the attention's forward kernel for short sequences (attn_sm90_fwd_short.cuh)
- * does, in lists in shared memory that are written before it begins, so that nobody has to search
- * or to tell others anything later.
+/* The work lists of the forward kernel for short sequences (attn_sm90_fwd_short.cuh): each block
+ * writes what it will do into shared memory before it starts, so that no warp has to search or
+ * synchronise with others later.
  *
- * A tile is the rows of a sequence and head that the block's warps can have at the same time, a
- * task the 16 rows of one warp, dealt out to the warps in turn; a chunk is the keys and values that
- * one barrier stands for.  Each chunk has a barrier of its own, which is used once.  Keys and
- * values lie in a ring of grains (16 rows of one of them), chunk after chunk, the keys of a chunk
- * before its values; who knows a tile's first grain finds all others by counting. */
+ * A tile is the rows of a sequence and head that the block's warps process at the same time, a task
+ * the 16 rows of one warp, assigned to warps in turn; a chunk is the keys and values that one
+ * mbarrier covers. Each chunk has a barrier of its own, which is used once. Keys and values lie in
+ * a ring of grains (16 rows of one of them), chunk after chunk, the keys of a chunk before its
+ * values; from a tile's first grain all others are found by counting. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_LIST_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_LIST_CUH
 
@@ -29,8 +29,8 @@ template <typename SIZES> struct short_shape {
     static_assert(THREADS >= SHORT_SORTED, "a thread for each sequence that is sorted");
 };
 
-/* A tile: what it sees, its first task, how many those are, its first chunk and that one's place in
- * the ring. */
+/* A tile: the keys it sees, its first task, the number of its tasks, its first chunk, and that
+ * chunk's place in the ring. */
 typedef struct short_tile {
     fwd_unit u;
     int task, n_tasks, chunk, at;
@@ -57,8 +57,8 @@ __device__ static inline int short_grains(int n_rows, int most) {
     return (min(n_rows, most) + GRAIN_ROWS - 1) / GRAIN_ROWS;
 }
 
-/* order: sequences by what they read, most first.  Each block finds the same one.  A sequence's
- * place is how many read more; several threads count for each. */
+/* Fills `order`: sequences by the rows they read, most first; the same in every block. A
+ * sequence's rank is the number of sequences that read more; several threads count for each. */
 template <typename S>
 __device__ static inline void short_sort(const attn_args &a, short_room<S> *room) {
     int n = a.n_sequences, shift = n <= 32 ? 5 : n <= 64 ? 6 : n <= 128 ? 7 : 8, key = -1;
@@ -90,9 +90,10 @@ __device__ static inline void short_sort(const attn_args &a, short_room<S> *room
 #define SHORT_CHUNKS(S, u, j)                                                                      \
     for (int j = fwd_next<S>(u, (u)->begin); j < (u)->end; j = fwd_next<S>(u, j + S::KEYS))
 
-/* Tile n of the block, where sequences have at most n_tiles; false: there is none.  A block has one
- * pair of sequence and head of each gridDim.x, there and back, so that who got the longest of one
- * round gets the shortest of the next.  The last rows of a sequence come first. */
+/* Tile n of the block, where sequences have at most n_tiles; false: there is none. Of each
+ * gridDim.x pairs of sequence and head a block gets one, in alternating directions, so that the
+ * block with the longest of one round gets the shortest of the next. The last rows of a sequence
+ * come first. */
 template <typename S>
 __device__ static inline bool short_find(const attn_args &a, int n_tiles, bool is_sorted, int n,
                                          const short_room<S> *room, fwd_unit *u) {
@@ -110,7 +111,8 @@ __device__ static inline bool short_find(const attn_args &a, int n_tiles, bool i
     return true;
 }
 
-/* Numbers of tasks, chunks and grains in one word, to be added up at once. */
+/* Counts of tasks, chunks and grains packed into one word, so that one prefix sum adds all three.
+ */
 enum { ONE_TASK = 1, ONE_CHUNK = 1 << 10, ONE_GRAIN = 1 << 20 };
 
 /* The sum of x over the lanes up to this one. */
@@ -124,7 +126,7 @@ __device__ static inline unsigned short_sum(unsigned x) {
     return x;
 }
 
-/* What a tile has of each. */
+/* A tile's counts of each. */
 template <typename S>
 __device__ static inline unsigned short_counts(const fwd_unit &u, int n_tasks) {
     unsigned n_chunks = 0, n_grains = 0;
@@ -135,7 +137,7 @@ __device__ static inline unsigned short_counts(const fwd_unit &u, int n_tasks) {
     return (unsigned)n_tasks * ONE_TASK + n_chunks * ONE_CHUNK + n_grains * ONE_GRAIN;
 }
 
-/* By one warp: the tiles of the block; sequences have at most n_tiles. */
+/* By one warp: lists the tiles of the block; sequences have at most n_tiles. */
 template <typename S>
 __device__ static inline void short_list(const attn_args &a, int n_tiles, bool is_sorted,
                                          short_room<S> *room) {
@@ -178,8 +180,8 @@ __device__ static inline int short_tile_of(const short_room<S> *room, int task) 
     return n - 1;
 }
 
-/* Pairs of sequence and head that a block can surely write down; 0: not even one, so the kernel
- * must not be launched. */
+/* The most pairs of sequence and head for which a block's lists surely suffice; 0: not even one,
+ * so the kernel must not be launched. */
 template <typename S> static int64_t short_most(const attn_args *a) {
     int64_t n_tiles = cuda_div_up(a->max_len_q, S::ROWS), most = S::TILES;
     int64_t n_chunks = n_tiles * cuda_div_up(a->max_len_k, S::KEYS);

@@ -1,6 +1,6 @@
 /* What both forward kernels of the attention on Hopper (attn_sm90_fwd.cuh, attn_sm90_fwd_short.cuh)
- * know of a tile of query rows: which columns it sees, the weight of a score, masks in registers,
- * and how its sums are stored. */
+ * share about a tile of query rows: the tiles of keys it visits, the weight of a score, masks in
+ * registers, and the epilogue that stores its sums. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_ROWS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_ROWS_CUH
 
@@ -31,15 +31,15 @@ __device__ static inline void fwd_walk(const attn_args &a, const attn_sequence &
     u->hole_end = hole.end;
 }
 
-/* The first tile of keys from j on that is not in the hole. */
+/* The first tile of keys from j on that is not within the hole. */
 template <typename S> __device__ static inline int fwd_next(const fwd_unit *u, int j) {
     while (j >= u->hole && j + S::KEYS <= u->hole_end)
         j += S::KEYS;
     return j;
 }
 
-/* A score's weight: silu(2 half x) = half x (1 + tanh(half x)).  The packed forms of tanh take as
- * many instructions of the same unit as this one, and more around it. */
+/* A score's weight: silu(2 half x) = half x (1 + tanh(half x)). The packed 16-bit forms of tanh
+ * are no faster: the special function unit gives the same 16 results a clock. */
 __device__ static inline float fwd_silu(float half, float x) {
     float h = half * x;
     return fmaf(h, tanh_approx(h), h);
