@@ -1,5 +1,6 @@
 /* HSTU attention, backward, on Hopper (contract: attn_args in ops/ops.h): which kernel for which
- * heads and lengths. */
+ * head dimensions and lengths. "whole": blocks work on whole sequences; "tiled": on tiles of keys.
+ */
 #include "cuda/attn/sm90/attn_sm90_bwd_keys.cuh"
 
 struct whole_d32 : bwd_sizes {

@@ -1,9 +1,9 @@
 /* What the backward kernels of the attention on Hopper share: masks, functions of scores, sums.
  *
- * A block computes with a tile of keys and walks over the tiles of 64 queries that see any of them
- * (attn_sm90_bwd_producer.cuh says which).  Scores are computed with keys as rows, so that weights
+ * A block computes with a tile of keys and visits the tiles of 64 queries that see any of them
+ * (attn_sm90_bwd_producer.cuh says which). Scores are computed with keys as rows, so that weights
  * and their gradients go from registers into dv and dk; the gradients also pass through shared
- * memory, where they meet the keys: dq, five products in all. */
+ * memory, where they are multiplied with the keys: dq, five products in all. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH
 
@@ -11,8 +11,8 @@
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
 enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
-enum { ANEW_ROWS = 128 };                    /* rows of a tile where dq is recomputed ... */
-enum { ANEW_ROWS_BIAS_64 = 64 };             /* ... and with a bias, up to head dimension 64 */
+enum { ANEW_ROWS = 128 };        /* query rows of a tile in the kernel that recomputes dq ... */
+enum { ANEW_ROWS_BIAS_64 = 64 }; /* ... and with a bias, up to head dimension 64 */
 
 typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;
@@ -43,7 +43,8 @@ __device__ static inline uint32_t key_bits(const attn_args &a, const attn_sequen
     return bits;
 }
 
-/* The same of key and key + 8, in the high half, where spans are given by query: one by one. */
+/* The same of key and, in the high half, key + 8, for a func mask: its spans are given by query, so
+ * pairs are looked at one by one. */
 __device__ static inline uint32_t func_bits(const attn_args &a, const attn_sequence &s, int key,
                                             int i0) {
     int first = i0 + 2 * ((int)threadIdx.x % 4);
@@ -58,23 +59,23 @@ __device__ static inline uint32_t func_bits(const attn_args &a, const attn_seque
     return bits;
 }
 
-/* Which pairs of a thread are seen, a half of the word for each of its rows, key and key + 8; its
- * columns are queries from i0 on. */
+/* Which pairs of a thread are seen: the low half of the word for row `key`, the high half for
+ * row key + 8; its columns are queries from i0 on. */
 __device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_sequence &s, int key,
                                            int i0) {
     if (a.func != NULL) return func_bits(a, s, key, i0);
     return key_bits(a, s, key, i0) | key_bits(a, s, key + 8, i0) << 16;
 }
 
-/* A score's weight silu(alpha x), and what is left of the slope: 2 silu' - 1 = tanh h + h (1 -
- * tanh^2 h) with h = alpha x / 2. */
+/* A score's weight silu(alpha x), and its slope as 2 silu' - 1 = tanh h + h (1 - tanh^2 h) with
+ * h = alpha x / 2. */
 __device__ static inline float bwd_weight(float half, float x, float *slope) {
     float h = half * x, t = tanh_approx(h);
     *slope = fmaf(h, fmaf(-t, t, 1.0f), t);
     return fmaf(h, t, h);
 }
 
-/* Scores to weights, on the left of the next product, and in x the slopes. */
+/* Turns scores into weights, the left operand of the next product, and x into the slopes. */
 template <typename T>
 __device__ static inline void bwd_weights(float half, float (&x)[32], uint32_t (&left)[4][4]) {
 #pragma unroll
@@ -84,8 +85,8 @@ __device__ static inline void bwd_weights(float half, float (&x)[32], uint32_t (
     }
 }
 
-/* The same with slopes as float16, in half the registers: it has more digits than what they are
- * multiplied into. */
+/* The same with slopes as float16, in half the registers: float16 has more digits than the
+ * product they enter. */
 template <typename T>
 __device__ static inline void bwd_weights(float half, const float (&x)[32], uint32_t (&left)[4][4],
                                           uint32_t (&slope)[16]) {
@@ -98,8 +99,8 @@ __device__ static inline void bwd_weights(float half, const float (&x)[32], uint
     }
 }
 
-/* Pairs that are not seen get a score so far below zero that their weight is 0 and what is left of
- * the slope -1, which makes the gradient 0, too. */
+/* Pairs that are not seen get a score so far below zero that their weight is 0 and their slope
+ * -1, which makes the gradient 0, too: one selection instead of two. */
 __device__ static inline void bwd_hide(float half, uint32_t seen, float (&x)[32]) {
     if (seen == 0xffffffffu) return;
     float far = half != 0 ? __fdividef(-1e4f, half) : 0;
@@ -108,7 +109,7 @@ __device__ static inline void bwd_hide(float half, uint32_t seen, float (&x)[32]
         x[e] = (seen >> (e / 2 % 2 * 16 + e / 4 * 2 + e % 2) & 1) != 0 ? x[e] : far;
 }
 
-/* Twice the gradients of the scores; the sums are halved at the end. */
+/* Twice the gradients of the scores; the epilogue halves the sums. */
 template <typename T>
 __device__ static inline void bwd_gradients(const float (&slope)[32], const float (&dp)[32],
                                             uint32_t (&left)[4][4]) {
@@ -129,8 +130,8 @@ __device__ static inline void bwd_gradients(const uint32_t (&slope)[16], const f
     }
 }
 
-/* Slopes on their way from one warpgroup to another: as float16, which has more digits than what
- * they are multiplied into; thread by thread. */
+/* Hands slopes from one warpgroup to another through shared memory, as float16, thread by
+ * thread. */
 __device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
     uint4 *to = (uint4 *)slopes + threadIdx.x % GROUP;
 #pragma unroll
@@ -142,8 +143,8 @@ __device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
     __syncwarp();
 }
 
-/* The gradients of a tile by slopes of another warpgroup, twice as large as they are, on the left
- * of a product. */
+/* Twice the gradients of a tile from the slopes of another warpgroup, as the left operand of a
+ * product. */
 template <typename T>
 __device__ static inline void slopes_apply(const char *slopes, const float (&dp)[32],
                                            uint32_t (&ds)[4][4]) {
@@ -199,7 +200,7 @@ __device__ static inline void dq_product(float (&dq)[N / 2], const char *ds, con
     wgmma_commit();
 }
 
-/* The row of a warpgroup's tile that is the thread's, with the one 8 further. */
+/* The thread's first row of a warpgroup's tile; its other row is 8 further. */
 __device__ static inline int row_of_thread() {
     int thread = (int)thread_index();
     return thread % GROUP / 32 * 16 + thread % 32 / 4;
@@ -217,7 +218,7 @@ __device__ static inline void bwd_store(const attn_args &a, const attn_sequence 
                      0.5f * a.alpha * a.scale, dk);
 }
 
-/* What the kernels of all sizes are launched with. */
+/* The arguments of every backward kernel here. */
 typedef struct bwd_job {
     attn_args a;
     bwd_maps maps;
@@ -232,22 +233,22 @@ typedef struct bwd_job {
     int n_keys;                /* of a tile */
 } bwd_job;
 
-/* Maps whose boxes have `rows` rows of 64 numbers, or of all 32 of a head. */
+/* Tensor maps whose boxes have `rows` rows of 64 columns, or of all 32 of a head. */
 status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
-/* The same work with windows and groups no longer than sequences: longer ones mean the same, and
- * sums with them could be too large. */
+/* The arguments with windows and target groups clipped to the longest sequence: the mask stays
+ * the same, and sums with them cannot overflow. */
 attn_args bwd_shorten(const attn_args *a);
-/* Whether blocks work on whole sequences: these are short, and there are enough of them. */
+/* Whether a block works on whole sequences: they are short, and there are enough of them. */
 bool bwd_is_whole(backend *be, const attn_args *a);
 /* Head dimension 256, worked on whole: what the gradients of the longest sequence's scores take
  * in scratch memory; 0 if it is one tile. */
 int64_t bwd_kept_bytes(const attn_args *a);
-/* Maps, work, room for sums of dq.  n_blocks: how many there is room for on the machine, then how
- * many to launch. */
+/* Makes tensor maps, the schedule, and scratch memory for sums of dq. n_blocks: how many the
+ * card can hold at once, then how many to launch. */
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
 /* Rounds the sums into dq, or computes it again. */
 status bwd_finish(backend *be, const bwd_job *job);
-/* dq by blocks that own queries (attn_sm90_bwd_dq.cu); with a bias, and its gradients
+/* dq by blocks that own queries (attn_sm90_bwd_dq.cu); with a bias, its gradients as well
  * (attn_sm90_bwd_dq_bias.cu). */
 status bwd_queries(backend *be, const bwd_job *job);
 status bwd_queries_bias(backend *be, const bwd_job *job);

@@ -1,9 +1,9 @@
-/* HSTU attention with a bias, backward, on Hopper: one shape of tiles for each head dim, so that
- * there are few kernels to compile.  One warpgroup a block takes 0.81 to 0.98 of the time of two
- * (H200, 2026-11-15; head dimensions 32 and 64, sequences up to 200, 512 and 1024).
+/* HSTU attention with a bias, backward, on Hopper: one choice of tile sizes for each head
+ * dimension, so that there are few kernels to compile. One warpgroup a block takes 0.81 to 0.98 of
+ * the time of two (H200, 2026-11-15; head dimensions 32 and 64, sequences up to 200, 512 and 1024).
  *
- * The gradients of a bias are sums of their own (attn_sm90_bwd_dq_bias.cu): where they are wanted,
- * the kernel that owns keys makes dk and dv alone. */
+ * The gradients of a bias are computed by another kernel (attn_sm90_bwd_dq_bias.cu); where they are
+ * wanted, the kernel that owns keys makes dk and dv alone. */
 #include "cuda/attn/sm90/attn_sm90_bwd_keys.cuh"
 
 template <attn_bias BIAS_> struct bwd_bias_d32 : bwd_sizes {

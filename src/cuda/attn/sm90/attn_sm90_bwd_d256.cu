@@ -1,10 +1,10 @@
 /* HSTU attention, backward, on Hopper: head dimension 256, long sequences.
  *
- * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
- * work is divided by what is summed: one warpgroup makes scores and weights, keeps dv, and leaves
- * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk.  Both
- * have two products a tile, so neither waits long.  dq is recomputed by another kernel
- * (attn_sm90_bwd_dq.cu).  Bound by the tensor cores. */
+ * A block computes with 64 keys. Their dk and dv fill the registers of a warpgroup each, so the
+ * work is divided by result: one consumer warpgroup makes scores and weights, keeps dv, and leaves
+ * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk. Both
+ * have two products a tile, so neither waits long. Another kernel recomputes dq
+ * (attn_sm90_bwd_dq.cu). Bound by the tensor cores. */
 #include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
 
 typedef struct wide_shape {
@@ -29,7 +29,7 @@ typedef struct wide_room {
     wide_end *end;
 } wide_room;
 
-/* The word of tile n, once its queries are there. */
+/* The word of tile n, once its queries have arrived. */
 __device__ static inline int wide_word(const wide_room &room, int n) {
     walk_end<wide_shape> *e = room.walk.end;
     barrier_wait(&e->queries[n % STAGES], (uint32_t)(n / STAGES) & 1);
@@ -41,7 +41,7 @@ __device__ static inline uint32_t wide_mask(const attn_args &a, const bwd_keys &
     return bwd_mask(a, w.pair.s, w.key0 + row_of_thread(), word / TILE_NUMBER * QUERIES);
 }
 
-/* dv of a tile of keys; n and the next tiles are those of queries.  Returns the tile behind. */
+/* dv of a tile of keys, over tiles of queries from n on. Returns the first tile after them. */
 template <typename T>
 __device__ static inline int wide_tiles_dv(const attn_args &a, const wide_room &room, int n,
                                            float (&dv)[D / 2]) {
@@ -96,7 +96,7 @@ __device__ static inline int wide_tiles_dk(const wide_room &room, int n, float (
     return n;
 }
 
-/* A warpgroup's sums of all tiles of keys: dv or, of the second, dk. */
+/* A warpgroup's sums over all tiles of keys: dv or, in the second warpgroup, dk. */
 template <typename T, bool IS_DK>
 __device__ static void wide_compute(const attn_args &a, const wide_room &room) {
     walk_end<wide_shape> *e = room.walk.end;

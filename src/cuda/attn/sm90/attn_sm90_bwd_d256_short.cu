@@ -1,41 +1,41 @@
 /* HSTU attention, backward, on Hopper: head dimension 256, sequences that are worked on whole.
  *
- * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
- * work is divided by what is summed: one warpgroup makes scores and weights, keeps dv, and leaves
- * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk.  dq
- * comes later, 64 queries a warpgroup, from gradients that were kept in memory
- * (attn_sm90_bwd_d256_steps.cuh, which says what is done when); of a sequence of one tile at once,
- * half of the columns a warpgroup.  Results are stored by way of slots whose tiles nobody needs any
- * more.  Bound by what the L2 cache brings, 64 KB for four products of 64 x 64 pairs; with
+ * A block computes with 64 keys. Their dk and dv fill the registers of a warpgroup each, so the
+ * work is divided by result: one consumer warpgroup makes scores and weights, keeps dv, and leaves
+ * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk. dq
+ * comes later, 64 queries a warpgroup, from gradients of scores that were kept in memory
+ * (attn_sm90_bwd_d256_steps.cuh says what is done when); in a sequence of one tile it comes at
+ * once, half of the columns a warpgroup. The epilogue stages results in slots whose tiles are no
+ * longer needed. Bound by the L2 cache, which brings 64 KB for four products of 64 x 64 pairs; with
  * short sequences by latency.
  *
  * TFLOP/s by replay (H200, 2026-11-15; 4 heads, causal, bfloat16; sequences x lengths):
  *                                                       128 x 1..512   128 x 1..200   512 x 1..50
  *     before: parts of dq in memory; a kernel of one tile        139             77            24
  *     gradients in memory, results stored from registers *       191             81            18
- *     and stored by way of shared memory *                       201             92            21
+ *     results staged in shared memory *                          201             92            21
  *     the same without *                                         212             99            23
- * (*: while the clock was noted at a dozen points.) */
+ * (*: with a trace of the clock at a dozen points.) */
 #include "cuda/attn/sm90/attn_sm90_bwd_d256_steps.cuh"
 
 enum { THREADS = 3 * GROUP };
 enum { ASKING = 72, COMPUTING = 216 }; /* registers */
 
-/* What a step has at one of its places, once it is there. */
+/* The slot of one of a step's operands, once it is loaded. */
 __device__ static inline const char *slot_wait(const wide_room &room, int slots, int place) {
     int slot = slots >> place & 7;
     barrier_wait(&room.end->full[slot], (uint32_t)(slots >> place >> 3 & 1));
     return room.slots + slot * SLOT;
 }
 
-/* The warp is done with it, all of its lanes: one that had not waited yet could find the barrier a
- * phase too far.  Products and __syncwarp see to that. */
+/* Releases a slot when all lanes of the warp are done with it: a lane that had not waited yet
+ * could find the barrier a phase too far. Products and __syncwarp ensure that. */
 __device__ static inline void slot_release(const wide_room &room, int slots, int place) {
     release(&room.end->free[slots >> place & 7]);
 }
 
-/* The warp does not need it at all.  It waits all the same: a barrier may be waited for only if its
- * phases before are known to be over. */
+/* Releases a slot the warp does not need. It waits all the same: a barrier may be waited for
+ * only if its earlier phases are known to be over. */
 __device__ static inline void slot_pass(const wide_room &room, int slots, int place) {
     slot_wait(room, slots, place);
     __syncwarp();
@@ -80,7 +80,8 @@ __device__ static inline void wide_product(float (&dq)[N / 2], const char *ds, c
     wgmma_wait<0>();
 }
 
-/* dv or, of the second warpgroup, dk, by way of a slot that only the warpgroup still uses. */
+/* Stores dv or, in the second warpgroup, dk, staged in a slot that only this warpgroup still uses.
+ */
 template <typename T, bool IS_DK>
 __device__ static inline void wide_store(const attn_args &a, const wide_step *w, char *slot,
                                          const float (&sum)[D / 2]) {
@@ -95,8 +96,8 @@ __device__ static inline void wide_store(const attn_args &a, const wide_step *w,
     __syncwarp();
 }
 
-/* N columns of dq from `column` on, of 64 rows from `row` on, by way of the warpgroup's half of a
- * slot. */
+/* Stores N columns of dq from `column` on, of 64 rows from `row` on, staged in the warpgroup's
+ * half of a slot. */
 template <typename T, int N>
 __device__ static inline void wide_store_dq(const attn_args &a, const wide_step *w, char *half,
                                             int row, int column, const float (&dq)[N / 2]) {
@@ -107,7 +108,7 @@ __device__ static inline void wide_store_dq(const attn_args &a, const wide_step 
                        0.5f * a.alpha * a.scale, dq);
 }
 
-/* Keys that nobody sees. */
+/* Zeros for keys that no query sees. */
 template <typename T, bool IS_DK>
 __device__ static inline void wide_store_zeros(const attn_args &a, const wide_step *w) {
     const attn_sequence &s = w->pair.s;
@@ -148,14 +149,15 @@ __device__ static inline void wide_tile_dv(const attn_args &a, const wide_room &
     wide_sum<T>(dv, weights, douts);
     wgmma_wait<0>();
     if (flags & STEP_LAST) {
-        barrier_wait(&e->slopes_free[n % 2], (uint32_t)(n / 2) & 1); /* the others need no dout */
+        barrier_wait(&e->slopes_free[n % 2],
+                     (uint32_t)(n / 2) & 1); /* the other warpgroup needs no dout */
         wide_store<T, false>(a, w, (char *)douts, dv);
     }
     slot_release(room, slots, AT_DOUTS);
 }
 
-/* Leaves the gradients of tile n in shared memory.  All warps know then that those of the tile
- * before have been read from there, if they were copied to memory. */
+/* Leaves the gradients of tile n in shared memory. All warps know then that the bulk copy of the
+ * tile before, if there was one, has read its gradients. */
 __device__ static inline void wide_put(const wide_room &room, int flags, int n,
                                        const uint32_t (&ds)[4][4]) {
     wide_end *e = room.end;
@@ -202,12 +204,13 @@ __device__ static inline void wide_tile_dk(const attn_args &a, const wide_room &
     }
     __syncwarp();
     wgmma_wait<0>();
-    /* That there are slopes says that the others need no queries. */
+    /* Slopes have arrived, so the other warpgroup no longer needs the queries. */
     if (flags & STEP_LAST) wide_store<T, true>(a, w, (char *)queries, dk);
     slot_release(room, slots, AT_QUERIES);
 }
 
-/* What 64 keys add to dq of the warpgroup's 64 queries; with the last keys it is stored, by halves.
+/* Adds the part of 64 keys to dq of the warpgroup's 64 queries; with the last keys dq is stored, in
+ * two halves.
  */
 template <typename T>
 __device__ static inline void wide_dq(const attn_args &a, const wide_room &room, const wide_step *w,
@@ -228,7 +231,7 @@ __device__ static inline void wide_dq(const attn_args &a, const wide_room &room,
     slot_release(room, slots, AT_DS);
 }
 
-/* Half of the columns of dq of a sequence of one tile, n, stored by way of the values' slot. */
+/* Half of the columns of dq of a sequence of one tile, n, staged in the values' slot. */
 template <typename T>
 __device__ static inline void wide_dq_alone(const attn_args &a, const wide_room &room,
                                             const wide_step *w, int n, int group) {
@@ -245,8 +248,8 @@ __device__ static inline void wide_dq_alone(const attn_args &a, const wide_room 
     slot_release(room, slots, AT_VALUES);
 }
 
-/* The thread that copies gradients to memory says that they are there; with a tile it does so when
- * it has to look at its copies anyway. */
+/* The thread that issues the copies of gradients to memory signals that they are complete; in a
+ * tile's step it does so when it waits for its copies anyway. */
 __device__ static inline void wide_say_stored(wide_end *e, int flags) {
     bool is_tile = (flags & STEP_KIND) == STEP_TILE;
     if ((flags & STEP_STORED) == 0 || is_tile || threadIdx.x != GROUP) return;
@@ -279,7 +282,7 @@ __device__ static void wide_compute(const attn_args &a, const wide_room &room) {
         }
         if (flags & STEP_ALONE) {
             wide_dq_alone<T>(a, room, w, n, IS_DK);
-            clear(sum); /* says that its registers were free */
+            clear(sum); /* tells the compiler that its registers were free */
         }
         n += kind == STEP_TILE;
         __syncwarp();
@@ -287,7 +290,7 @@ __device__ static void wide_compute(const attn_args &a, const wide_room &room) {
     }
 }
 
-/* Rows that no box brings meet weights of 0, but must be numbers: all slots are cleared. */
+/* Rows that no box loads meet weights of 0, but must be finite numbers: all slots are cleared. */
 __device__ static inline void wide_clear(char *slots) {
     for (int i = (int)threadIdx.x; i < SLOTS * SLOT / 16; i += THREADS)
         ((uint4 *)slots)[i] = make_uint4(0, 0, 0, 0);
@@ -322,7 +325,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Four arrays: grains of 8 rows, or with 64 whole tiles of them. */
+/* Tensor maps of the four arrays: with boxes of one grain (8 rows) and of a whole tile (64 rows).
+ */
 static status make_maps(backend *be, const attn_args *a, bwd_maps *tiles, bwd_maps *grains) {
     int64_t columns = (int64_t)a->n_heads * D, n_q = a->n_rows_q, n_k = a->n_rows_k;
     const void *arrays[] = {a->q, a->k, a->v, a->dout};

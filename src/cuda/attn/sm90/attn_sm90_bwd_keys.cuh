@@ -1,13 +1,13 @@
 /* The backward kernel of the attention on Hopper that owns keys: head dimensions 32 to 128.
  *
- * A warpgroup computes with 64 keys and keeps their dk and dv in registers.  For each tile of
- * queries it makes scores and dp, weights and their gradients, adds to dv and dk, and leaves the
- * gradients in shared memory for dq.
- * - One warpgroup a block, two blocks a multiprocessor, for short sequences with head dimensions 32
- * and 64, and for their biases: while one waits the other computes.
+ * A persistent kernel with one producer warp. A consumer warpgroup computes with 64 keys and keeps
+ * their dk and dv in registers. For each tile of queries it makes scores and dp, weights and their
+ * gradients, adds to dv and dk, and leaves the gradients in shared memory for dq.
+ * - One warpgroup a block, two blocks a multiprocessor, for short sequences at head dimensions 32
+ *   and 64, and for their biases: while one block waits the other computes.
  * - Else two warpgroups: they share the tiles of queries and halve the additions to dq, whose
- *   columns they divide (heads up to 64: whose tiles they do in turn); that product is one tile
- *   late, so that neither waits for the other.
+ *   columns they divide (head dimensions up to 64: whose tiles they do in turn); that product is
+ *   one tile late, so that neither waits for the other.
  * Bound by the tensor cores, with short sequences by latency; with a bias see attn_sm90_bias.cuh.
  */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_KEYS_CUH
@@ -28,11 +28,12 @@ template <typename SIZES> struct bwd_shape {
     static constexpr bool IS_WHOLE = SIZES::IS_WHOLE;
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = 64 * GROUPS;
     static constexpr int WARPS = 4 * GROUPS;
-    /* Whole sequences change their keys often: the next ones should be there.  Tables take room. */
+    /* A block that works on whole sequences changes its keys often, so the next ones are loaded
+     * ahead. Tables take room. */
     static constexpr int STAGES = (D > 64 && IS_WHOLE) || BIAS == BIAS_TABLE ? 2 : 3;
     static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
-    /* Registers of the producer warp, and of those who compute: 64 Ki in all. */
+    /* Registers of a producer and of a consumer thread (setmaxnreg): 64 Ki in all. */
     static constexpr bool ASKS_MORE = GROUPS == 1 ? BIAS != BIAS_NONE : D > 64 && BIAS == BIAS_TIME;
     static constexpr int COMPUTING = (D > 64 ? 232 : 216) - (ASKS_MORE ? 8 : 0);
     static constexpr int ASKING = (GROUPS > 1 && D <= 64 ? 72 : 40) + (ASKS_MORE ? 8 * GROUPS : 0);
@@ -46,7 +47,7 @@ template <typename SIZES> struct walk_bias<bwd_shape<SIZES>> {
     static constexpr attn_bias KIND = SIZES::BIAS;
 };
 
-/* What stands behind the tiles. */
+/* Shared memory after the tiles. */
 template <typename S> struct bwd_end {
     walk_end<S> walk;
     uint64_t ds[2], ds_free[2]; /* of two warpgroups */
@@ -58,8 +59,8 @@ template <typename S> struct bwd_room {
     bwd_end<S> *end;
 };
 
-/* The tile of keys that is computed with: which of OWNS, and the warpgroup's 64 of it.  The rest is
- * worked out where it is needed: registers are few. */
+/* The current tile of keys: which of OWNS buffers, and which 64 keys of it are the warpgroup's.
+ * All else is computed where it is needed: registers are scarce. */
 template <typename S> struct bwd_own {
     int at, group;
     __device__ int bytes() const {
@@ -77,7 +78,7 @@ __device__ static inline int bwd_key(const bwd_room<S> &room, const bwd_own<S> &
     return bwd_record<S>(room, own).key0 + own.group * 64 + row_of_thread();
 }
 
-/* The word of tile n, once its queries are there. */
+/* The word of tile n, once its queries have arrived. */
 template <typename S> __device__ static inline int bwd_word(const bwd_room<S> &room, int n) {
     walk_end<S> *e = room.walk.end;
     barrier_wait(&e->queries[n % S::STAGES], (uint32_t)(n / S::STAGES) & 1);
@@ -142,7 +143,7 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
         add_tile<T, S::D>(dv, weights, douts);
         wgmma_wait<1>();
         bwd_gradients<T>(x, dp, ds);
-    } else { /* registers are few: dp has to wait for those of the scores */
+    } else { /* registers are scarce: dp takes those of the scores */
         uint32_t slope[16];
         wgmma_wait<0>();
         bwd_add_bias<T, S>(a, room, own, n, word, x);
@@ -157,7 +158,7 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
     }
 }
 
-/* dq of tile n at once, a part of its columns after the other: registers are few. */
+/* dq of tile n at once, one part of its columns after another: registers are scarce. */
 template <typename T, typename S>
 __device__ static inline void bwd_dq_now(const bwd_job &job, const bwd_room<S> &room,
                                          const bwd_own<S> &own, int n, int word,
@@ -204,7 +205,7 @@ __device__ static inline void bwd_dq_late(const attn_args &a, const bwd_room<S> 
     int column = S::D > N ? own.group * N : 0, word = room.walk.end->tiles[n % KEPT];
     const char *keys = room.walk.keys + own.at * S::OWN + column * S::KEYS * 2;
     float dq[N / 2];
-    if (S::D == N && n % 2 != own.group) return; /* one of them has them all, by turns */
+    if (S::D == N && n % 2 != own.group) return; /* the warpgroups take turns */
     barrier_wait(&room.end->ds[n % 2], (uint32_t)(n / 2) & 1);
     wgmma_fence();
     dq_product<T, S::KEYS, N>(dq, room.ds + n % 2 * S::DS, keys);
@@ -239,8 +240,8 @@ __device__ static inline int bwd_tiles_together(const bwd_job &job, const bwd_ro
     return n;
 }
 
-/* Tiles of keys, until there are no more.  Room of keys is given back before their gradients are
- * stored. */
+/* Consumes tiles of keys until there are no more. The buffer of the keys is released before the
+ * epilogue stores their gradients. */
 template <typename T, typename S>
 __device__ static void bwd_compute(const bwd_job &job, const bwd_room<S> &room, int group) {
     walk_end<S> *e = room.walk.end;

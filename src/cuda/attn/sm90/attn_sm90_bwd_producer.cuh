@@ -1,32 +1,38 @@
-/* Backward of the attention on Hopper: who works on what, and where the parts of dq go.
+/* Backward of the attention on Hopper: the producer warp, which decides who works on what, and the
+ * sums of dq.
  *
- * Blocks stay until there is no work.  One warp of a block finds the next tile of keys and asks for
- * it, for its values, and for the queries and dout of the tiles that see any of it, ahead of the
- * consumer warps. Which tiles meet is its work, too: its lanes look at a tile of queries each.
+ * Kernels are persistent: blocks run until there is no work. The producer warp of a block finds the
+ * next tile of keys and loads it, its values, and the queries and dout of the tiles that see any of
+ * it, ahead of the consumer warps. It also decides which tiles meet: its lanes look at a tile of
+ * queries each.
  *
- * Sequences that are short, if there are enough of them, are worked on whole: all keys of a pair of
- * sequence and head by one block.  Then all parts of dq pass through the same threads: those of the
- * first keys are written to scratch memory, the next are added, and with the last the sum is
- * rounded and stored; nothing is set to zero before or rounded after, and the bits are the same
- * every time.  Long sequences are cut: a block takes tiles of keys, and adds its part of dq to sums
- * which blocks share and a last kernel rounds.  The order of these additions is not the same every
- * time; in deterministic mode, and at head dimension 256, where the additions would take longer
- * than the products, a kernel that owns queries recomputes dq instead. */
+ * Short sequences, if there are enough of them, are worked on whole: one block does all keys of a
+ * pair of sequence and head. Then all parts of dq pass through the same threads: those of the first
+ * keys are written to scratch memory, the next are added, and with the last the sum is rounded and
+ * stored; nothing is set to zero before or rounded after, and the bits are the same in every run.
+ * Long sequences are split (split-K over the keys): a block dequeues tiles of keys and adds its
+ * part of dq to float32 sums that blocks share and a last kernel rounds. The order of these
+ * additions varies from run to run; in deterministic mode, and at head dimension 256, where the
+ * additions would take longer than the products, a kernel that owns queries recomputes dq instead.
+ */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
 
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
-enum { KEPT = 8 };         /* words of tiles: more than are under way */
-enum { LISTED = 8 };       /* pairs that a block looks up at once */
-enum { WHOLE_TILES = 32 }; /* of keys or queries in a sequence worked on whole: bits of a word */
+enum { KEPT = 8 };   /* words of tiles: more than there are pipeline stages */
+enum { LISTED = 8 }; /* pairs that a block looks up at once */
+enum {
+    WHOLE_TILES = 32
+}; /* tiles of keys or queries in a sequence that is worked on whole: bits of a word */
 
-/* What is told of a tile of queries: its number times 32, bit g if all of warpgroup g's pairs are
- * seen, and: it sees no keys before these, none after them, it is the last that sees these. */
+/* The word that describes a tile of queries: its number times 32; bit g if all of warpgroup g's
+ * pairs are seen; TILE_FIRST if it sees no keys before these, TILE_LAST if none after them,
+ * TILE_FINAL if it is the last tile that sees these. */
 enum { TILE_FIRST = 4, TILE_LAST = 8, TILE_FINAL = 16, TILE_NUMBER = 32 };
 
-/* A tile of keys.  The sums of dq are, for each tile of queries, D / 64 blocks of 64 columns, in
- * the order in which a warpgroup holds them, so that its additions are whole lines of memory. */
+/* A tile of keys. The sums of dq are, for each tile of queries, D / 64 blocks of 64 columns, in
+ * the order in which a warpgroup holds them, so that its additions fill whole cache lines. */
 typedef struct bwd_keys {
     bwd_pair pair; /* head < 0: there are no more */
     int key0;
@@ -35,10 +41,10 @@ typedef struct bwd_keys {
     int64_t step;   /* and from tile to tile */
 } bwd_keys;
 
-/* The bias of a shape's scores: a shape that has one says so. */
+/* The kind of bias of a shape; a shape that has one specialises this. */
 template <typename S> struct walk_bias { static constexpr attn_bias KIND = BIAS_NONE; };
 
-/* What it needs: keys are rows, queries columns (attn_sm90_bias.cuh). */
+/* Its shared memory: keys are rows, queries columns (attn_sm90_bias.cuh). */
 template <typename S, attn_bias BIAS> struct walk_biases {};
 template <typename S> struct walk_biases<S, BIAS_TABLE> {
     uint64_t there[S::STAGES]; /* free with the queries */
@@ -51,8 +57,9 @@ template <typename S> struct walk_biases<S, BIAS_TIME> {
     int are_wide[S::OWNS];
 };
 
-/* S: D; IS_WHOLE: sequences are always worked on whole; KEYS of a tile; STAGES tiles of queries and
- * dout, OWNS tiles of keys and values; WARPS that compute. */
+/* Shared memory of producer and consumers. A shape S names D, the head dimension; IS_WHOLE:
+ * sequences are always worked on whole; KEYS of a tile; STAGES pipeline stages of queries and
+ * dout; OWNS buffers of keys and values; WARPS, the number of consumer warps. */
 template <typename S> struct walk_end {
     uint64_t keys[S::OWNS], values[S::OWNS], own_free[S::OWNS];
     uint64_t queries[S::STAGES], douts[S::STAGES], free[S::STAGES];
@@ -68,7 +75,7 @@ template <typename S> struct walk_room {
     walk_end<S> *end;
 };
 
-/* How many tiles of keys and of queries have been asked for. */
+/* How many tiles of keys and of queries have been loaded. */
 typedef struct walk_place {
     int keys, queries;
 } walk_place;
@@ -92,12 +99,12 @@ template <typename S> __device__ static inline void walk_barriers_init(walk_end<
     barrier_init_done();
 }
 
-/* The lanes that come along when one of them asks: for times, the whole warp. */
+/* The lanes that take part in a load: one, or with times the whole warp. */
 template <typename S> __device__ static inline bool walk_comes() {
     return walk_bias<S>::KIND == BIAS_TIME || threadIdx.x % 32 == 0;
 }
 
-/* The times of a tile of keys, by the whole warp. */
+/* Writes the times of a tile of keys, by the whole warp. */
 template <typename S>
 __device__ static inline void walk_put_times(const attn_args &a, const attn_sequence &s, int key0,
                                              int own, walk_biases<S, BIAS_TIME> *bias) {
@@ -115,7 +122,7 @@ __device__ static inline void walk_put_times(const attn_args &a, const attn_sequ
     __syncwarp();
 }
 
-/* The bias of tile of queries i0 and on and these keys, where there is room. */
+/* Loads the table's tile of queries i0 and on and these keys into a free stage. */
 template <typename S>
 __device__ static inline void walk_ask_table(const bwd_job &job, const walk_room<S> &room,
                                              const bwd_pair &p, int key0, int i0, int stage) {
@@ -184,9 +191,9 @@ __device__ static inline void walk_ask_queries(const bwd_job &job, const walk_ro
         time_put(share, time_base(job.a, p.s), &e->bias.tiles[stage], &e->bias.there[stage]);
 }
 
-/* The word of this lane's tile of queries; -1 if it does not meet the keys.  sees: in a sequence
- * worked on whole, the tiles of keys it does.  In others it always meets keys that are all there
- * are: its dq is written by nobody else. */
+/* The word of this lane's tile of queries; -1 if none of it sees the keys. sees: in a sequence
+ * that is worked on whole, bits of the tiles of keys it meets. Where one tile holds all keys it
+ * always meets them: no other block writes its dq. */
 template <typename S>
 __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &s, int key0,
                                        int tile, uint32_t sees) {
@@ -210,8 +217,8 @@ __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &
     return word;
 }
 
-/* A tile of keys with all queries it meets.  A tile of queries is asked for when it is known
- * whether it is the last. */
+/* Loads a tile of keys and all tiles of queries it meets. A tile of queries is loaded when it is
+ * known whether it is the last. */
 template <typename S>
 __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &room,
                                         const bwd_pair &p, int key0, uint32_t sees,
@@ -238,8 +245,9 @@ __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &
     __syncwarp();
 }
 
-/* The block's pairs from its n-th on, as many as there is room for; how many.  Every second round
- * goes through the blocks backwards, so that who had the longest gets the shortest. */
+/* Lists the block's pairs from its n-th on, as many as fit, and returns their number. Every
+ * second round goes through the blocks backwards, so that the block with the longest gets the
+ * shortest next. */
 template <typename S>
 __device__ static inline int walk_list(const bwd_job &job, walk_end<S> *e, int n) {
     int lane = (int)threadIdx.x % 32, round = n + lane, blocks = (int)gridDim.x;
@@ -256,8 +264,8 @@ __device__ static inline int walk_list(const bwd_job &job, walk_end<S> *e, int n
     return __popc(__ballot_sync(0xffffffffu, is_there));
 }
 
-/* Lane i knows which keys queries 64 i and on see.  Those who see none meet the first keys all the
- * same: their dq is zero, and has to be written. */
+/* Lane i knows which tiles of keys queries 64 i and on see. Queries that see none meet the first
+ * keys all the same: their dq is zero, and has to be written. */
 template <typename S>
 __device__ static inline void walk_pair(const bwd_job &job, const walk_room<S> &room,
                                         const bwd_pair &p, walk_place *at) {
@@ -303,7 +311,7 @@ __device__ static inline void walk_cut(const bwd_job &job, const walk_room<S> &r
     if (lane == 0) tiles_done(job.tiles);
 }
 
-/* All of the block's work, by one warp; a record without a head is the end. */
+/* The producer warp: all of the block's work. A record without a head is the end. */
 template <typename S> __device__ static void walk(const bwd_job &job, const walk_room<S> &room) {
     walk_end<S> *e = room.end;
     walk_place at = {0, 0};
@@ -319,14 +327,15 @@ template <typename S> __device__ static void walk(const bwd_job &job, const walk
     barrier_arrive(&e->keys[own]);
 }
 
-/* A thread's first four sums of a warpgroup's part of dq, columns from `column` on; see bwd_keys.
+/* Where a thread's first four sums of a warpgroup's part of dq are, columns from `column` on; see
+ * bwd_keys.
  */
 __device__ static inline float4 *dq_place(const bwd_keys &w, int word, int column) {
     float *tile = w.sums + word / TILE_NUMBER * w.step;
     return (float4 *)(tile + column * QUERIES) + (int)thread_index() % GROUP;
 }
 
-/* Adds what there is of N columns of dq. */
+/* Adds the sums so far of N columns of dq. */
 template <int N> __device__ static inline void dq_sum(const float4 *from, float (&dq)[N / 2]) {
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -338,7 +347,7 @@ template <int N> __device__ static inline void dq_sum(const float4 *from, float 
     }
 }
 
-/* These keys' part of N columns of dq: with the last keys, that is all. */
+/* Adds these keys' part of N columns of dq; with the last keys, rounds and stores the sum. */
 template <typename T, int D, int N>
 __device__ static inline void dq_end(const attn_args &a, const bwd_keys &w, int word, int column,
                                      float (&dq)[N / 2]) {
