@@ -1,15 +1,15 @@
-/* Which tile of which sequence and head a block works on: blocks stay on their multiprocessor and
- * take tiles from a counter, so that none is idle while there is work.
+/* The scheduler of persistent kernels: which tile of which sequence and head a block works on.
+ * Blocks dequeue tiles from a counter in memory, so that none is idle while there is work.
  *
  * A tile is `rows` rows of one sequence and head.  Three ways to number them, none of which needs
  * the host to know the lengths:
  * - TILES_ONE: no sequence has more than one tile; heads of a sequence follow each other.
  * - TILES_SLOTS: sequence b owns the slots offsets[b] / rows + b up to offsets[b + 1] / rows + b,
  *   which are enough for its tiles and at most one too many; heads of a slot follow each other.
- * - TILES_CHUNKS: some sequences and heads, few enough that what all of their tiles read stays in
- *   the L2 cache, are a chunk; in it the tiles that see most come first, so that at the end
- *   only short work is left.  With a plan (tiles_plan: a small kernel before) sequences go by
- *   length, longest first. */
+ * - TILES_CHUNKS: a chunk is as many sequences and heads as leave what their tiles read in the
+  * L2 cache; in a chunk the tiles that see most come first, so that only short work is left at
+  * the end. With a plan (tiles_plan: a small kernel before) sequences are ordered by length,
+  * longest first. */
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
 
@@ -38,8 +38,9 @@ typedef struct tiles_unit {
     int b, head, row0;
 } tiles_unit;
 
-/* The last i of 0 .. n - 1 with first(i) <= x, where first grows and first(0) <= x; a warp asks
- * together, 32 places a time.  per: first(i) = offsets[i] / rows + i, or, with rows 0, offsets[i].
+/* The last i of 0 .. n - 1 with first(i) <= x, where first ascends and first(0) <= x; first(i) =
+ * offsets[i] / rows + i or, with rows 0, offsets[i]. A warp searches together, 32 places at a
+ * time.
  */
 __device__ static inline int tiles_search(const int32_t *offsets, int rows, int n, int x) {
     int low = 0, lane = (int)threadIdx.x % 32;
@@ -95,12 +96,12 @@ __device__ static inline int tiles_count(const attn_tiles &t) {
     return t.order != NULL ? __ldg(t.starts + t.n_chunks) : t.n_units;
 }
 
-/* The next number, by one thread; the first is blockIdx.x itself. */
+/* Dequeues the next unit, by one thread; a block's first unit is blockIdx.x. */
 __device__ static inline int tiles_take(const attn_tiles &t) {
     return (int)(gridDim.x + atomicAdd(t.counter, 1u));
 }
 
-/* By one thread of each block when it has taken its last number: the last block leaves zeros. */
+/* By one thread of each block after its last unit: the last block sets the counters back to zero. */
 __device__ static inline void tiles_done(const attn_tiles &t) {
     __threadfence();
     if (atomicAdd(t.counter + 1, 1u) + 1 < gridDim.x) return;
@@ -149,9 +150,9 @@ static __global__ void __launch_bounds__(TILES_PLAN_THREADS)
     if (i <= t.n_chunks && i < TILES_PLAN_THREADS) starts[i] = before;
 }
 
-/* Tiles of `rows` rows for a call; `cache_bytes` is what one row of the other side costs in the
- * L2 cache, for all tiles of a sequence and head.  n_rows: rows of the jagged array, 0 where
- * they are not known. */
+/* The schedule of a call with tiles of `rows` rows; `cache_bytes` is what one row of the other
+ * side takes in the L2 cache, for all tiles of a sequence and head. n_rows: rows of the jagged
+ * array, 0 where they are not known. */
 static inline attn_tiles tiles_make(const attn_args *a, const int32_t *offsets, int max_len,
                                     int64_t n_rows, int rows, int other_len, int cache_bytes) {
     attn_tiles t = {};

@@ -1,5 +1,5 @@
-/* The host's side of the Hopper kernels: which calls they take, and how TMA is told of
- * an array. */
+/* The host side of the Hopper kernels: which calls they take, and the tensor maps that describe
+ * arrays to TMA. */
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
 static bool is_addressable(const void *rows, int64_t stride) {
@@ -11,8 +11,8 @@ static bool is_readable(const attn_args *a) {
     return a->bias != BIAS_TABLE || is_addressable(a->table, a->table_len);
 }
 
-/* One head dim, rows TMA can address and whose number is known, and not more tiles than
- * can be counted. */
+/* dim_qk = dim_v, rows that TMA can address and whose number is known, and not more tiles than
+ * an int can count. */
 static bool is_possible(const backend *be, const attn_args *a) {
     int64_t n_tiles = cuda_div_up(a->max_len_q, 64) + cuda_div_up(a->max_len_k, 64);
     return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->dim_qk == a->dim_v &&
@@ -27,8 +27,8 @@ bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a) {
     return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) && is_readable(a);
 }
 
-/* Biases of head dimensions up to 128.  Where heads add to the same table, their order must not
- * depend on chance in deterministic mode: here it would. */
+/* Biases need a head dimension of at most 128. Where heads share a table, these kernels add to
+ * its gradient in an order that varies from run to run, which deterministic mode forbids. */
 static bool can_bias_bwd(const backend *be, const attn_args *a) {
     bool is_shared = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads < a->n_heads;
     if (a->bias == BIAS_NONE) return true;
@@ -49,7 +49,7 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* The driver's function, asked for at run time: the program must start without a driver. */
+/* Finds the driver's function at run time: the program must start without a driver. */
 static status find_encode(encode_fn *out) {
     static encode_fn found;
     void *address = NULL;
@@ -71,8 +71,8 @@ static status find_encode(encode_fn *out) {
     return OK;
 }
 
-/* A map of `rank` dimensions: numbers, rows, and, where there are more, parts of a row, and grains.
- * Rows of a box are swizzled by their 128 or 64 bytes. */
+/* Encodes a tensor map of `rank` dimensions: columns, rows, and, where there are more, parts of
+ * a row, and grains. Rows of a box are swizzled by 128 or 64 bytes, their length. */
 static status map_encode(CUtensorMap *map, act_type act, int rank, const void *rows,
                          const cuuint64_t *size, const cuuint64_t *step, const cuuint32_t *box) {
     encode_fn encode = NULL;

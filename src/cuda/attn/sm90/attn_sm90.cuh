@@ -1,7 +1,7 @@
-/* What the attention's Hopper kernels share: tiles of 64 numbers by 64 rows that TMA
- * brings, swizzled, into shared memory, and the function of a score.
+/* What the attention's Hopper kernels share: tiles of 64 columns by 64 rows that TMA loads,
+ * swizzled, into shared memory, products of warpgroups, and the epilogues that store their sums.
  *
- * A tile of R rows and D numbers lies as D / 64 parts of R rows of 128 bytes; with D = 32, as one
+ * A tile of R rows and D columns lies as D / 64 parts of R rows of 128 bytes; with D = 32, as one
  * part of rows of 64 bytes. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
@@ -19,12 +19,12 @@ template <int D> struct part {
     static_assert(D == 32 || D % PART == 0, "heads there are");
 };
 
-/* A part as products see it; next: see tile_describe. */
+/* The descriptor of a part for wgmma; next: see tile_describe. */
 template <int D> __device__ static inline uint64_t part_describe(const void *tile, uint32_t next) {
     return D == 32 ? tile_describe_64(tile) : tile_describe(tile, next);
 }
 
-/* Rows of a jagged array as TMA sees them: a box is 64 rows of 64 numbers. */
+/* The tensor map of rows of a jagged array: a box is 64 rows of 64 columns. */
 status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                  int64_t n_columns, int64_t stride);
 
@@ -38,16 +38,16 @@ status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n
 status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                        int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
 
-/* In four, so that a box of `box_rows` rows is grains of 8 rows, each with all `dim` numbers of a
- * head: part z of its rows lies behind part z - 1.  A box must not reach beyond the last row. */
+/* In four, so that a box of `box_rows` rows is grains of 8 rows, each with all `dim` columns of
+ * a head: part z of its rows follows part z - 1. A box must not reach beyond the last row. */
 status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                         int64_t n_columns, int64_t stride, int box_rows, int dim);
 
-/* Launches a kernel that may start while the last blocks of the one before it in the stream still
- * run (programmatic dependent launch), in a recorded graph as well.  Each of its threads calls
- * grid_wait (ptx_sm90.cuh) before the kernel touches memory, also the threads and blocks that have
- * nothing to do: whoever comes after this kernel relies on it that the one before is done, too.
- * Arguments are converted to the kernel's types. */
+/* Launches a kernel that may start while the last blocks of the one before it in the stream
+ * still run (programmatic dependent launch), in a CUDA graph as well. Each of its threads calls
+ * grid_wait (ptx_sm90.cuh) before the kernel touches memory, also the threads and blocks that
+ * have nothing to do: the kernel after this one relies on the one before this one being done,
+ * too. Arguments are converted to the kernel's types. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
 static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), int64_t n_blocks,
                                              int n_threads, size_t shared_bytes,
@@ -77,7 +77,7 @@ __device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64
     }
 }
 
-/* A warp is done with what the barrier stands for. */
+/* A warp is done with the buffer of this barrier. */
 __device__ static inline void release(uint64_t *barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
@@ -103,7 +103,7 @@ __device__ static inline void product_with_rows(float (&d)[D / 2], const uint32_
         wgmma_rs<T, D>(d, a[k], tile_move(desc_b, k * 16 * part<D>::BYTES), 1);
 }
 
-/* Sums of a warpgroup as the left side of the next product. */
+/* Rounds the sums of a warpgroup into the left operand of the next product. */
 template <typename T, int N>
 __device__ static inline void pack_left(uint32_t (&a)[N / 16][4], const float (&d)[N / 2]) {
 #pragma unroll
@@ -132,7 +132,7 @@ __device__ static inline uint32_t rows_seen(const attn_args &a, const attn_seque
     return seen;
 }
 
-/* The same, quickly where all is seen; first: the first row of the warpgroup. */
+/* The same with a short cut where all is seen; first: the first row of the warpgroup. */
 __device__ static inline uint32_t rows_mask(const attn_args &a, const attn_sequence &s, int first,
                                             int row, int j0) {
     bool is_full = attn_tile_is_full(&a, &s, first, first + 64, j0, j0 + 64);
@@ -176,9 +176,9 @@ __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, 
     }
 }
 
-/* The same through shared memory: a warp's 16 rows, row0 and on, of its warpgroup's 64, in a room
- * of 16 rows that is its own, whose blocks of 16 bytes are turned as TMA does it.  Then
- * lanes that are neighbours store neighbours, whole rows at once: four times as fast. */
+/* The same, staged in shared memory: a warp's 16 rows, row0 and on, of its warpgroup's 64, in a
+ * buffer of 16 rows of its own, swizzled as TMA does it. Then neighbouring lanes store
+ * neighbouring 16 bytes, whole rows at once: four times as fast. */
 template <typename T, int D>
 __device__ static inline void store_staged(char *room, T *to, int64_t stride, int row0, int n,
                                            float scale, const float (&d)[D / 2]) {

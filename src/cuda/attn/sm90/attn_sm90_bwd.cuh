@@ -246,7 +246,7 @@ int64_t bwd_kept_bytes(const attn_args *a);
 /* Makes tensor maps, the schedule, and scratch memory for sums of dq. n_blocks: how many the
  * card can hold at once, then how many to launch. */
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
-/* Rounds the sums into dq, or computes it again. */
+/* Rounds the float32 sums into dq, or recomputes dq. */
 status bwd_finish(backend *be, const bwd_job *job);
 /* dq by blocks that own queries (attn_sm90_bwd_dq.cu); with a bias, its gradients as well
  * (attn_sm90_bwd_dq_bias.cu). */

@@ -1,18 +1,18 @@
-/* Backward of the attention on Hopper, head dimension 256, sequences that are worked on whole:
- * what a block does, step by step.
+/* Backward of the attention on Hopper, head dimension 256, sequences that are worked on whole: the
+ * steps of a block, and the warps that schedule and load them.
  *
  * A step is one of
  * - a tile: 64 keys meet 64 queries, and dv and dk grow by a part;
- * - dq of 128 queries grows by what 64 keys add to it;
- * - nothing to multiply: sums of zero to be stored, or only what STEP_STORED says.
- * Steps are written down for the consumer warps, and what they need is brought to one of six
- * slots of 32 KB, in the order in which slots become free.  So the keys of the next tile are under
- * way while the last queries of this one are computed with.
+ * - dq of 128 queries grows by the part of 64 keys;
+ * - nothing to multiply: sums of zero to be stored, or only the flag STEP_STORED.
+ * Steps are queued for the consumer warps, and their operands are loaded into one of six slots of
+ * 32 KB, in the order in which slots become free. So the keys of the next tile are loaded while the
+ * last queries of this one are used.
  *
  * Gradients of scores go to memory as they are multiplied, 8 KB a tile in 16 bits, and come back
- * when all keys have been seen: that is an eighth of what parts of dq would be, which are summed in
- * registers now.  The copies to memory are waited for while the next sequence is begun.  A sequence
- * of one tile needs none of this.  The bits are the same every time. */
+ * when all keys have been seen: an eighth of the bytes of partial sums of dq, which now stay in
+ * registers. The copies to memory are waited for while the next sequence begins. A sequence of one
+ * tile needs none of this. The bits are the same in every run. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_D256_STEPS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_D256_STEPS_CUH
 
@@ -23,9 +23,9 @@ enum { GRAIN = 8 * D * 2, SLOT = 8 * GRAIN, DS = KEYS * DS_ROW, SLOPES = KEYS * 
 enum { BYTES = SLOTS * SLOT + 2 * DS + 2 * SLOPES };
 enum { PAIR_WORDS = sizeof(bwd_pair) / sizeof(int) };
 
-/* What a step is, and of a tile: all its pairs are seen, its gradients go to memory, it is its
- * sequence's only one; of dq: which of the two warpgroups have gradients.  FIRST, LAST: of the
- * sums.  STORED: gradients up to here have to be in memory. */
+/* Flags of a step. Of a tile: FULL, all its pairs are seen; KEEP, its gradients go to memory;
+ * ALONE, it is its sequence's only one. Of dq: HAS and the next bit, which of the two warpgroups
+ * have gradients. FIRST, LAST: of the sums. STORED: gradients up to here have to be in memory. */
 enum { STEP_TILE, STEP_DQ, STEP_NOTHING, STEP_END, STEP_KIND = 3 };
 enum {
     STEP_FIRST = 4,
@@ -37,8 +37,8 @@ enum {
     STEP_HAS = 256
 };
 
-/* Where a step's tiles are: four bits each, a slot and the parity of its barrier; in the order of
- * bwd_maps. */
+/* Where a step's operands are: four bits each, a slot and the parity of its barrier, in the
+ * order of bwd_maps. */
 enum { AT_QUERIES = 0, AT_KEYS = 4, AT_VALUES = 8, AT_DOUTS = 12, AT_DS = AT_QUERIES };
 
 typedef struct wide_step {
@@ -70,13 +70,13 @@ typedef struct wide_job {
     int64_t room; /* bytes for the gradients of a sequence */
 } wide_job;
 
-/* How far the producer warp has come; the same in all its lanes. */
+/* State of the producer warp, the same in all its lanes. */
 typedef struct wide_ask {
     int n;           /* steps */
     uint32_t queue;  /* free slots, four bits each, the next lowest, and QUEUE_END */
     uint32_t parity; /* bit i: of slot i */
     int n_kept;      /* sequences whose gradients have gone to memory */
-    int late;        /* the step behind the last of one whose dq is still to do, or -1 */
+    int late;        /* the step after the last of a sequence whose dq is still to do, or -1 */
 } wide_ask;
 
 enum { QUEUE_END = 15 };
@@ -101,7 +101,7 @@ __device__ static inline void wide_barriers_init(wide_end *e) {
     barrier_init_done();
 }
 
-/* The next slot of the queue, as a step names it. */
+/* Dequeues the next slot, in the form a step names it. */
 __device__ static inline int slot_take(wide_ask *at) {
     int slot = (int)(at->queue & 15), parity = (int)(at->parity >> slot & 1);
     at->queue >>= 4;
@@ -109,14 +109,14 @@ __device__ static inline int slot_take(wide_ask *at) {
     return slot | parity << 3;
 }
 
-/* A slot that will be free before those given back after it. */
+/* Enqueues a slot; slots become free in the order of these calls. */
 __device__ static inline void slot_give(wide_ask *at, int slot) {
     int end = (31 - __clz((int)at->queue)) / 4 * 4;
     at->queue ^= (uint32_t)(QUEUE_END ^ (slot & 7) ^ QUEUE_END << 4) << end;
 }
 
-/* Rows y and on of a head to one of a step's slots, n or as many as fit: a whole tile at once, if
- * it ends within the array, else grains. */
+/* Loads rows y and on of a head into one of a step's slots, n or as many as fit: a whole tile by
+ * one instruction, if it ends within the array, else grain by grain. */
 __device__ static inline void slot_load(const wide_job &job, const wide_room &room, int slots,
                                         int place, int head, int y, int n) {
     int slot = slots >> place & 7;
@@ -137,7 +137,7 @@ __device__ static inline void slot_load(const wide_job &job, const wide_room &ro
                      head * (D / PART));
 }
 
-/* Writes a step down; all lanes. */
+/* Queues a step; by all lanes. */
 __device__ static inline void step_put(const wide_room &room, wide_ask *at, const bwd_pair &p,
                                        int flags, int row, int key0, int slots, char *ds) {
     int lane = (int)threadIdx.x % 32, place = at->n % STEPS;
@@ -157,8 +157,8 @@ __device__ static inline void step_put(const wide_room &room, wide_ask *at, cons
     at->n++;
 }
 
-/* The gradients of a sequence's tiles: those of one tile of keys follow each other.  Sequences take
- * turns with two rooms of the block. */
+/* Where the gradients of a sequence's tiles are kept: those of one tile of keys follow each
+ * other. Sequences alternate between two buffers of the block. */
 __device__ static inline char *ds_of(const wide_job &job, const bwd_pair &p, int turn, int tile,
                                      int keys) {
     int n_tiles = (p.s.len_q + QUERIES - 1) / QUERIES;
@@ -166,13 +166,14 @@ __device__ static inline char *ds_of(const wide_job &job, const bwd_pair &p, int
     return room + (keys * n_tiles + tile) * DS;
 }
 
-/* What the tiles of one tile of keys have in common. */
+/* What all steps of one tile of keys share. */
 typedef struct wide_keys {
     int key0, flags, slots; /* slots of keys and values */
 } wide_keys;
 
-/* Keys meet queries from `row` on.  The keys' slots are taken with the first and given back with
- * the last tile: where dq follows at once, they are needed to its end. */
+/* Queues and loads the step in which keys meet queries from `row` on. The keys' slots are taken
+ * with the first and released with the last tile: where dq follows at once, they are needed
+ * until it is done. */
 __device__ static inline void ask_tile(const wide_job &job, const wide_room &room, wide_ask *at,
                                        const bwd_pair &p, wide_keys *k, int row, int flags) {
     flags |= k->flags;
@@ -202,7 +203,8 @@ __device__ static inline void ask_tile(const wide_job &job, const wide_room &roo
     }
 }
 
-/* A tile of keys with all queries it meets: those whose bit `number` of sees is set, 64 of a lane.
+/* A tile of keys with all tiles of queries it meets: each lane stands for one, and its bit of these
+ * keys in `sees` says so.
  */
 __device__ static inline void ask_keys(const wide_job &job, const wide_room &room, wide_ask *at,
                                        const bwd_pair &p, wide_keys *k, uint32_t sees) {
@@ -221,8 +223,8 @@ __device__ static inline void ask_keys(const wide_job &job, const wide_room &roo
     }
 }
 
-/* The keys that this lane's queries, 64 lane and on, see.  Those who see none meet the first keys
- * all the same: their dq is zero, and has to be written. */
+/* Bits of the tiles of keys that this lane's queries, 64 lane and on, see. Queries that see none
+ * meet the first keys all the same: their dq is zero, and has to be written. */
 __device__ static inline uint32_t ask_sees(const attn_args &a, const attn_sequence &s) {
     int row = (int)threadIdx.x % 32 * QUERIES;
     uint32_t sees = 0;
@@ -259,7 +261,7 @@ __device__ static inline void ask_dq_rows(const wide_job &job, const wide_room &
     __syncwarp();
 }
 
-/* dq of the sequence that is late. */
+/* Queues dq of the sequence whose dq is still to do. */
 __device__ static inline void ask_late(const wide_job &job, const wide_room &room, wide_ask *at) {
     int n_tiles = (room.end->before.s.len_q + QUERIES - 1) / QUERIES;
     uint32_t sees = ask_sees(job.job.a, room.end->before.s);
@@ -274,8 +276,8 @@ __device__ static inline void ask_late(const wide_job &job, const wide_room &roo
     at->late = -1;
 }
 
-/* All of a sequence and head; where there is none, dq of the one before is all that is left.  The
- * next one is looked for shortly before this one's end: what is claimed early cannot be balanced.
+/* All steps of a sequence and head; where there is none, only dq of the one before. The next one
+ * is dequeued shortly before this one's end: work claimed early cannot be balanced.
  */
 __device__ static inline void ask_pair(const wide_job &job, const wide_room &room, wide_ask *at,
                                        const bwd_pair &p) {
@@ -296,8 +298,8 @@ __device__ static inline void ask_pair(const wide_job &job, const wide_room &roo
     at->late = at->n;
 }
 
-/* One lane waits for all, here and above: another that comes late to a barrier may find it a phase
- * too far. */
+/* The producer warp. One lane waits for all, here and above: a lane that comes late to a barrier
+ * may find it a phase too far. */
 __device__ static inline void ask_all(const wide_job &job, const wide_room &room) {
     wide_end *e = room.end;
     wide_ask at = {0, QUEUE_END << 4 * SLOTS | 0x543210, 0, 0, -1};
@@ -312,7 +314,7 @@ __device__ static inline void ask_all(const wide_job &job, const wide_room &room
     step_put(room, &at, e->before, STEP_END, 0, 0, 0, NULL);
 }
 
-/* Sequences and heads, the longest first, each claimed when it is wanted. */
+/* The scheduler: dequeues sequences and heads, the longest first, each when it is wanted. */
 __device__ static inline void find_all(const bwd_job &job, wide_end *e) {
     int n = (int)blockIdx.x;
     for (int m = 0, b = 0; b >= 0; m++) {

@@ -1,10 +1,9 @@
-/* dq of the attention on Hopper recomputed: in deterministic mode, and at head dimension 256.
+/* dq of the attention on Hopper, recomputed: in deterministic mode, and at head dimension 256.
  *
- *
- * A block owns 128 queries and sums dq over the keys, in their order: scores and dp are computed
- * once more, but nobody adds to anybody else's sums.  One warp asks for tiles of keys and values,
- * two warpgroups of 64 rows compute; a sum over a tile runs while the scores of the next one are
- * made.  Bound by the tensor cores. */
+ * A block owns 128 queries and sums dq over the keys, in their order: scores and dp are computed a
+ * second time, but each sum has one owner. A producer warp loads tiles of keys and values, two
+ * consumer warpgroups of 64 rows compute; the sum over a tile overlaps with the scores of the next
+ * one. Bound by the tensor cores. */
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
 enum { STAGES = 2, WARPS = 8 };
@@ -24,7 +23,8 @@ __device__ static inline void pack_slopes(uint32_t (&slope)[16], float half, con
     }
 }
 
-/* The gradients of scores, on the left of the next product; bit e of `seen`: pair e is. */
+/* The gradients of scores, as the left operand of the next product; bit e of `seen`: pair e is
+ * seen. */
 template <typename T>
 __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t seen,
                                              const uint32_t (&slope)[16], const float (&dp)[32]) {
@@ -36,8 +36,8 @@ __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t se
     }
 }
 
-/* The values of a tile are free as soon as dp is there, so that one of them is enough; keys are
- * needed to the end. */
+/* The values of a tile are free as soon as dp is computed, so that one stage is enough; keys are
+ * needed to the end of the tile. */
 template <int D> struct q_shape {
     static constexpr int ROWS = ANEW_ROWS, KEYS = 64, THREADS = 3 * GROUP;
     static constexpr int OWN = ROWS * D * 2, TILE = KEYS * D * 2;

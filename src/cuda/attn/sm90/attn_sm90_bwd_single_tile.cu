@@ -1,12 +1,11 @@
 /* HSTU attention, backward, on Hopper: sequences of at most 64 queries and keys, head dimensions up
  * to 128.
  *
- *
- * Of a sequence and head there is one tile of queries, keys, values and dout, so nothing is summed
+ * A sequence and head has one tile each of queries, keys, values and dout, so nothing is summed
  * over tiles: a block makes scores and gradients, then dv, dk and dq one after the other, and
- * stores them.  Its first thread asks for the next pair of sequence and head as soon as the last
- * product is done.  Three blocks a multiprocessor hide each other's waiting: bound by latency and
- * bytes. */
+ * stores them. Its first thread issues the loads of the next pair of sequence and head as soon as
+ * the last product is done. Three blocks a multiprocessor hide each other's latency: bound by
+ * latency and bytes. */
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
 template <int D_> struct one_shape {
@@ -25,7 +24,7 @@ typedef struct one_room {
     char *queries, *keys, *values, *douts, *ds;
 } one_room;
 
-/* The block's pairs, PAIRS at most, by its first warp. */
+/* Lists the block's pairs, PAIRS at most; by its first warp. */
 template <typename S>
 __device__ static inline void one_list(const attn_args &a, int n_pairs, one_end<S> *e) {
     int lane = (int)threadIdx.x, n = (int)blockIdx.x + lane * (int)gridDim.x;
@@ -65,7 +64,8 @@ __device__ static inline void one_ask(const bwd_maps &maps, const one_room &room
     one_load<S>(room.douts, &maps.dout, &e->values, x, p.s.row_q, p.s.len_q);
 }
 
-/* Weights and gradients of the pair, on the left of products; the latter in shared memory, too. */
+/* Weights and gradients of the pair, as left operands of products; the gradients in shared memory,
+ * too. */
 template <typename T, typename S>
 __device__ static inline void one_scores(const attn_args &a, const one_room &room, one_end<S> *e,
                                          int i, uint32_t (&weights)[4][4], uint32_t (&ds)[4][4]) {
@@ -106,8 +106,8 @@ __device__ static inline void one_store(void *to, int64_t stride, int row0, int 
                      sum);
 }
 
-/* Pair i, 64 columns of dv, dk and dq, or all 32, at a time.  Its room is free for the next pair
- * when the last products are done. */
+/* Pair i: dv, dk and dq, 64 columns (or all 32) at a time. Its buffers are free for the next
+ * pair when the last products are done. */
 template <typename T, typename S>
 __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &maps,
                                             const one_room &room, one_end<S> *e, int i) {
@@ -135,7 +135,7 @@ __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &
     }
 }
 
-/* Rows that no box brings meet weights of 0, but must be numbers: all room is cleared. */
+/* Rows that no box loads meet weights of 0, but must be finite numbers: all buffers are cleared. */
 template <typename S> __device__ static inline void one_clear(char *shared) {
     for (int i = (int)threadIdx.x; i < 4 * S::TILE / 16; i += S::THREADS)
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);

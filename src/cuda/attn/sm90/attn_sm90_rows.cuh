@@ -7,8 +7,8 @@
 #include "cuda/attn/common/attn_tiles.cuh"
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
-/* What the warpgroups are told of a tile: b < 0 is the end.  Columns begin .. end - 1, without
- *hole. . hole_end - 1, are all that any of its rows may see. */
+/* One tile of work, as the consumer warps get it; s.b < 0 is the end.  Keys begin .. end - 1,
+ * without hole .. hole_end - 1, are all that any of its rows may see. */
 typedef struct fwd_unit {
     attn_sequence s;
     int head, row0;

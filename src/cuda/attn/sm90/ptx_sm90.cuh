@@ -1,6 +1,6 @@
 /* Instructions of SM 9.0a by name: products of a warpgroup (wgmma), bulk copies of tiles (TMA), the
- * barriers they complete on, and the registers of a warpgroup.  Files that include this are
- * compiled for sm_90a alone (their names end in sm90a). */
+ * mbarriers they complete on, and the registers of a warpgroup (setmaxnreg). Files that include
+ * this are compiled for sm_90a alone (src/cuda/attn/sm90). */
 #ifndef HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
 #define HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
 
@@ -26,7 +26,7 @@ __device__ static inline void barrier_arrive(uint64_t *barrier) {
                  : "memory");
 }
 
-/* One arrival, and so many bytes of copies to come. */
+/* One arrival, and the number of bytes that copies will deliver. */
 __device__ static inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -48,7 +48,8 @@ __device__ static inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
                  : "memory");
 }
 
-/* A count in shared memory: what was done before it was added to is seen by who reads it. */
+/* A counter in shared memory: whoever reads it (acquire) sees what was done before it was added to
+ * (release). */
 __device__ static inline void add_release(int *count, int x) {
     asm volatile("red.release.cta.shared::cta.add.s32 [%0], %1;" ::"r"(shared_address(count)),
                  "r"(x)
@@ -63,13 +64,14 @@ __device__ static inline int load_acquire(const int *count) {
     return x;
 }
 
-/* Adds to a number in shared memory; nobody waits for it. */
+/* Adds to a number in shared memory without returning the old value. */
 __device__ static inline void add_shared(uint32_t address, int x) {
     asm volatile("red.relaxed.cta.shared::cta.add.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-/* Of kernels launched by sm90a_launch_early: waits until the kernel before is done and all it wrote
- * is seen; and lets the kernel behind, if it is launched so, start where there is room. */
+/* For kernels launched by sm90a_launch_early: grid_wait waits until the kernel before is done
+ * and its writes are visible; grid_launch_next lets the kernel after, if it is launched so,
+ * start where there is room. */
 __device__ static inline void grid_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
@@ -77,7 +79,7 @@ __device__ static inline void grid_launch_next() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* True for one lane of a warp, and the compiler knows that it is one. */
+/* True for one lane of a warp, in a form in which the compiler knows that it is one. */
 __device__ static inline bool elect_one() {
     uint32_t is_it;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
@@ -116,8 +118,8 @@ __device__ static inline void tile_load_4d(void *to, const CUtensorMap *map, uin
                  : "memory");
 }
 
-/* Bytes that follow each other, a multiple of 16: from memory to shared memory, completing on the
- * barrier; and back, by groups that their thread can wait for. */
+/* Contiguous bytes, a multiple of 16: bulk_load from memory to shared memory, completing on the
+ * barrier; bulk_store back, in groups that their thread can wait for. */
 __device__ static inline void bulk_load(void *to, const void *from, uint32_t bytes,
                                         uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -139,7 +141,7 @@ __device__ static inline void bulk_wait_stored() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* What this thread knows to be in memory is seen by the copies it asks for. */
+/* Writes to memory that this thread knows of are visible to the copies it issues. */
 __device__ static inline void copies_fence() {
     asm volatile("fence.proxy.async;" ::: "memory");
 }
@@ -149,7 +151,7 @@ __device__ static inline void copies_fence() {
  * instruction runs along the rows (B stored by rows); along the other way it is not looked at. */
 __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next) {
     uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
-    /* Opaque, so that the compiler does not keep the descriptions of a tile that stays, one for
+    /* Opaque, so that the compiler does not keep the descriptors of a resident tile, one for
      * each step of a product, in registers that the sums need. */
     asm volatile("" : "+r"(at));
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
@@ -163,14 +165,14 @@ __device__ static inline uint64_t tile_describe_grains(const void *tile, uint32_
     return at | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(grain >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* The same tile, `bytes` further on.  The address stands in the low half and does not grow out of
- * it; the compiler is told so, who else keeps a high half for every step. */
+/* The descriptor `bytes` further on. The address is in the low half and does not carry out of
+ * it; the compiler is told so, or it would keep a high half for every step. */
 __device__ static inline uint64_t tile_move(uint64_t description, uint32_t bytes) {
     uint32_t low = (uint32_t)description + (bytes >> 4);
     return (description & 0xffffffff00000000ull) | low;
 }
 
-/* Registers written before are seen by the products that follow. */
+/* Registers written before are visible to the products that follow. */
 __device__ static inline void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -182,7 +184,7 @@ template <int N> __device__ static inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Shared memory written by this thread is seen by products and copies behind the next barrier. */
+/* Shared memory written by this thread is visible to products and copies after the next barrier. */
 __device__ static inline void shared_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -195,23 +197,23 @@ template <int N> __device__ static inline void registers_lower() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* Four 8 x 8 tiles of 16-bit numbers, as products take them on their left, to shared memory: lane l
- * has the address of row l % 8 of tile l / 8. */
+/* Stores four 8 x 8 matrices of 16-bit numbers, as fragments of a left operand hold them, to
+ * shared memory: lane l has the address of row l % 8 of matrix l / 8. */
 __device__ static inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 
-/* 16 bytes to memory at once, where the compiler makes four stores of one such; the L2 cache
- * has better things to keep. */
+/* Stores 16 bytes at once, where the compiler would make four stores; streaming, so that the L2
+ * cache keeps what is read again. */
 __device__ static inline void store_four(void *to, const uint32_t (&v)[4]) {
     asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v[0]), "r"(v[1]),
                  "r"(v[2]), "r"(v[3])
                  : "memory");
 }
 
-/* Adds four floats to memory; nobody waits for them. */
+/* Adds four floats to memory without returning the old values. */
 __device__ static inline void add_four(float *to, float a, float b, float c, float d) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
                  "f"(b), "f"(c), "f"(d)
@@ -224,7 +226,7 @@ __device__ static inline void add_two(float *to, float a, float b) {
                  : "memory");
 }
 
-/* A barrier of n threads, by number (0 is __syncthreads). */
+/* Waits at a numbered barrier of n threads (0 is __syncthreads). */
 __device__ static inline void named_barrier(int number, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n) : "memory");
 }
