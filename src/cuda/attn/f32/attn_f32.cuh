@@ -2,16 +2,16 @@
  * the bias of the pairs a thread holds.
  *
  * A block owns ROWS rows of one sequence and head (queries, or keys where dk and dv are summed), a
- * warp 16 of them.  The other side passes through shared memory, COLUMNS rows at a time, and a warp
- * takes 16 of those at once: the scores of such a square live in 8 registers of a thread and go
- * into the next product from there, because the sum over columns may take them in any order (the
- * fragment's columns t and t + 4 are the square's 2t and 2t + 1).  Squares no row of which sees
- * anything are left out.  What binds at small D is the arithmetic per pair (bias, SiLU, mask), at
+ * warp 16 of them. The other side passes through shared memory, COLUMNS rows at a time, and a warp
+ * takes 16 of those at once: the scores of such a square are in 8 registers of a thread and enter
+ * the next product from there, because the sum over columns may take them in any order (the
+ * fragment's columns t and t + 4 are the square's 2t and 2t + 1). Squares in which no row sees
+ * anything are skipped. At small D the limit is the arithmetic per pair (bias, SiLU, mask), at
  * large D the reading of fragments from shared memory.
  *
- * EXACT: operands are split into two TF32 numbers, big + small, and small x small is left out: the
- * error is that of float32.  Else they are rounded once, to TF32; only up to DIM = 64, where the
- * time counts, to keep the build short. */
+ * EXACT: operands are split into two TF32 numbers, big + small, and small x small is left out
+ * (3xTF32): the error is that of float32. Otherwise they are rounded once, to TF32; only up to DIM
+ * = 64, where the time counts, to keep the build short. */
 #ifndef HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
 #define HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
 
@@ -99,8 +99,8 @@ __device__ static inline f32_b<EXACT> columns_b(const float *tile) {
     return b;
 }
 
-/* Tensor cores cut the digits of a sum off instead of rounding, and a long sum shows it: where it
- * must be exact, only the products of eight numbers are theirs, and the sum goes on in float32. */
+/* Tensor cores truncate the digits of a sum instead of rounding, which shows in a long sum:
+ * where it must be exact, they only sum eight products, and float32 additions do the rest. */
 template <bool EXACT>
 __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b<EXACT> &b) {
     if constexpr (EXACT) {
@@ -117,8 +117,8 @@ __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b
 }
 
 /* How a block's threads share a tile of N rows: thread t copies column c0, c0 + WIDTH, ... of rows
- * r0, r0 + STEP, ...  A row's numbers are copied one by one: head dimension 25 are not aligned to
- * more. */
+ * r0, r0 + STEP, ...  A row's numbers are copied one by one: with head dimension 25 rows are not
+ * aligned to more. */
 template <int DIM, int N> struct f32_copy {
     static constexpr int THREADS = f32_shape<DIM>::THREADS;
     static constexpr int WIDTH = DIM < THREADS ? DIM : THREADS, STEP = THREADS / WIDTH;
@@ -127,7 +127,7 @@ template <int DIM, int N> struct f32_copy {
 };
 
 /* N rows of `dim` numbers to shared memory; rows from n on and columns from dim on become zeros.
- * float32 is on its way when this returns: tile_end must follow, then a barrier. */
+ * The copy is asynchronous: tile_end must follow, then a barrier. */
 template <int DIM, int N>
 __device__ static inline void tile_begin(float *to, const float *from, int64_t stride, int dim,
                                          int n) {
@@ -184,7 +184,8 @@ template <int DIM, int N, bool EXACT> __device__ static inline void tile_end(flo
     }
 }
 
-/* The block's own rows, as seen by one warp: fragments in registers, or where they lie. */
+/* A warp's part of the block's own rows: fragments in registers, or their place in shared memory.
+ */
 template <int DIM, bool EXACT> struct f32_rows {
     f32_a<EXACT> kept[f32_shape<DIM>::IS_KEPT ? DIM / 8 : 1];
     const float *tile;
@@ -213,8 +214,8 @@ __device__ static inline void rows_load(f32_rows<DIM, EXACT> *rows, float *tile,
     }
 }
 
-/* x = the warp's rows times 16 rows of a tile, transposed.  Only as many numbers of a row are
- * looked at as there are, in whole 32. */
+/* x = the warp's rows times 16 rows of a tile, transposed.  Only the numbers of a row that exist
+ * are multiplied, rounded up to a multiple of 32. */
 template <int DIM, bool EXACT>
 __device__ static inline void score_square(float x[2][4], const f32_rows<DIM, EXACT> &rows,
                                            const float *tile, int dim) {
@@ -282,7 +283,7 @@ __device__ static inline bool spans_have(const f32_spans &m, int j) {
     return (unsigned)(j - m.first0) < (unsigned)m.n0 || (unsigned)(j - m.first1) < (unsigned)m.n1;
 }
 
-/* Does query row `row` see column j by one of the spans behind the second? */
+/* Does query row `row` see column j by one of the spans after the second? */
 __device__ static inline bool more_spans_have(const attn_args &a, const attn_sequence &s, int row,
                                               int j) {
     attn_row_mask none = {0, 0, 0, 0};
@@ -418,7 +419,7 @@ template <bool EXACT> __device__ static inline float sigmoid_of(float x) {
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-/* Where the rows are queries: what the two rows of a thread see, and when they were. */
+/* Where the rows are queries: what the two rows of a thread see, and their times. */
 typedef struct f32_queries {
     int row; /* of the sequence's queries: row and row + 8 are the thread's */
     f32_spans spans[2];
@@ -466,7 +467,7 @@ __device__ static inline void queries_squares(const f32_queries &q, int j0, int 
     *end = (min(q.end - j0, COLUMNS) + 15) / 16 * 16;
 }
 
-/* Where the columns are queries: what each sees, and each 16 of them. */
+/* Where the columns are queries: what each of them sees, and what each 16 see together. */
 template <int COLUMNS> struct f32_masks {
     f32_spans spans[COLUMNS];
     int begin[COLUMNS / 16], end[COLUMNS / 16];

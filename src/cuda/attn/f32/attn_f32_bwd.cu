@@ -238,7 +238,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
 
 enum { PART_DK = 1, PART_DV = 2 };
 
-/* Registers hold the sums of both, except at DIM = 256, where a kernel each sums one. */
+/* Registers hold the sums of both, except at DIM = 256, where dk and dv have a kernel each. */
 template <int DIM, int PARTS> static size_t dkv_shared() {
     using shape = f32_shape<DIM>;
     size_t own = shape::IS_KEPT ? 0 : PARTS == PART_DV ? shape::ROWS : 2 * shape::ROWS;

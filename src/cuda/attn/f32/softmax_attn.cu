@@ -35,7 +35,7 @@ __device__ static inline softmax_block block_of(const softmax_job &job, int rows
     return s;
 }
 
-/* Rows `first` .. of this sequence and head to shared memory; zeros behind its end. */
+/* Loads rows from `first` on of this sequence and head to shared memory; zeros after its end. */
 template <int DIM, int N>
 __device__ static inline void load_act(float *to, const softmax_job &job, const softmax_block &s,
                                        const void *from, int64_t stride, int first) {
@@ -129,8 +129,8 @@ __device__ static inline void drop_square(float x[2][4], const softmax_job &job,
     }
 }
 
-/* Scores to exp(score - largest), zero where j > i; what was summed so far is scaled down where a
- * larger score came. */
+/* Turns scores into exp(score - largest), zero where j > i; sums so far are rescaled where a
+ * larger score came (online softmax). */
 template <int DIM>
 __device__ static inline void softmax_square(float x[2][4], softmax_rows *rows, float (*out)[4],
                                              int j, float alpha) {
@@ -343,7 +343,7 @@ grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softma
 
 enum { PART_DK = 1, PART_DV = 2 };
 
-/* Registers hold the sums of both, except at DIM = 256, where a kernel each sums one. */
+/* Registers hold the sums of both, except at DIM = 256, where dk and dv have a kernel each. */
 template <int DIM, int PARTS>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS,

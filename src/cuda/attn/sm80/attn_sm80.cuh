@@ -1,7 +1,8 @@
-/* What the attention kernels of 16-bit activations share: the job of one launch, tiles in shared
- * memory, products of tiles over a warp, masks, biases and SiLU of the scores a thread holds.
+/* What the attention kernels of 16-bit activations for every card (mma.sync, cp.async) share: the
+ * job of one launch, tiles in shared memory, products of tiles over a warp, masks, biases and SiLU
+ * of the scores a thread holds.
  *
- * Rows are queries and columns keys everywhere.  A warp's scores lie as the products leave them
+ * Rows are queries and columns keys everywhere. A warp's scores lie as the products leave them
  * (ptx.cuh): with g = l / 4 and t = l % 4, x[m][n][e] of lane l is row 16 m + g + 8 (e / 2), column
  * 8 n + 2 t + e % 2 of the warp's tile of 32 rows.
  *
@@ -54,7 +55,8 @@ typedef struct half_job {
 /* dq and the gradients of biases, with one owner for each query (attn_sm80_bwd_dq.cu). */
 status half_queries_launch(backend *be, const half_job *job);
 
-/* What a block is about: tile `first` .. of one sequence and head, and what it walks over. */
+/* The work of a block: the tile from row (or key) `first` on of one sequence and head, and begin ..
+ * end - 1 of the other side. */
 typedef struct half_block {
     attn_sequence s;
     int head;
@@ -62,11 +64,11 @@ typedef struct half_block {
     int begin, end;
 } half_block;
 
-/* Blocks in the order in which they start.  Under a causal mask the last rows, and the first keys,
- * have the most work, so they come first, lest a multiprocessor be left alone with one of them in
- * the end.  That holds within groups of sequences and heads; groups follow each other, so that the
- * blocks which run at the same time find what they share in the L2 cache.  Every thread
- * computes this for itself, which is sooner there than what one thread tells the others. */
+/* The schedule, in the order in which blocks start. Under a causal mask the last rows, and the
+ * first keys, have the most work, so they come first: otherwise one multiprocessor might still
+ * compute such a tile when all others are idle. That holds within groups of sequences and heads;
+ * groups follow each other, so that blocks that run at the same time share the L2 cache. Every
+ * thread computes this for itself, which is faster than a broadcast through shared memory. */
 __device__ static inline half_block half_block_of(const half_job &job, int tile_size,
                                                   bool is_last_first) {
     unsigned n_pairs = (unsigned)job.a.n_sequences * (unsigned)job.n_heads;
@@ -101,8 +103,8 @@ __device__ static inline half_range half_range_of(const attn_args &a, const attn
     return r;
 }
 
-/* What a kernel keeps in shared memory for its walk, since registers are wanted elsewhere.  It
- * is there after a barrier. */
+/* The work of a block and the ranges of its warps, kept in shared memory because registers are
+ * scarce. Visible after a barrier. */
 typedef struct half_walk {
     half_block block;
     half_range warps[8];
@@ -125,15 +127,17 @@ __device__ static inline int half_next(const half_job &job, const half_block &t,
     return col;
 }
 
-/* Where 16 bytes of a tile of rows of WIDTH numbers lie: their place in the row is turned by the
- * row's number, so that the same column of eight rows is in eight different groups of banks.  A
- * tile starts at a multiple of its row's bytes, so columns can be chosen by exclusive or. */
+/* The swizzle: where 16 bytes of a tile of rows of WIDTH numbers lie. Their place in the row is
+ * XORed with the row's number, so that the same column of eight rows is in eight different
+ * groups of banks. A tile starts at a multiple of its row's bytes, so columns can be chosen by
+ * XOR. */
 template <int WIDTH> __device__ static inline uint32_t half_place(int row, int chunk) {
     int turn = WIDTH >= 64 ? row & 7 : row >> 1 & 3;
     return (uint32_t)(row * WIDTH * 2 + ((chunk ^ turn) << 4));
 }
 
-/* Copies that 16 bytes at once cannot do: head dims or strides such as 50 or 25. */
+/* The copies where 16 bytes at once are not aligned: head dimensions or strides such as 50 or 25.
+ */
 template <typename T, int D, int N, int THREADS>
 __device__ static inline void half_load_odd(char *to, const T *from, int64_t stride, int dim,
                                             int n_rows, int copy_bytes) {
@@ -184,8 +188,8 @@ __device__ static inline const T *half_at(const half_matrix &m, int64_t row, int
     return (const T *)m.p + row * m.stride + (int64_t)head * m.dim;
 }
 
-/* Begins to copy a tile of N rows: row .. row + n_rows - 1 of the jagged rows, and zeros beyond
- * them and beyond dim.  A loop whose registers are wanted elsewhere passes thread_index(). */
+/* Starts the copy of a tile of N rows: row .. row + n_rows - 1 of the jagged rows, and zeros
+ * beyond them and beyond dim. A loop in which registers are scarce passes thread_index(). */
 template <typename T, int D, int N, int THREADS>
 __device__ static inline void half_load(char *to, const half_matrix &m, int64_t row, int n_rows,
                                         int head, int copy_bytes, unsigned thread = threadIdx.x) {
@@ -196,8 +200,8 @@ __device__ static inline void half_load(char *to, const half_matrix &m, int64_t 
         half_load_odd<T, D, N, THREADS>(to, from, m.stride, m.dim, n_rows, copy_bytes);
 }
 
-/* The same of two matrices, the second tile `step` bytes behind the first: half as much code to
- * compile for the copies that are rare. */
+/* The same of two matrices, the second tile `step` bytes after the first: half as much code to
+ * compile for the rare copies. */
 template <typename T, int D, int N, int THREADS>
 __device__ static inline void
 half_load_two(char *to, int step, const half_matrix &m0, const half_matrix &m1, int64_t row,

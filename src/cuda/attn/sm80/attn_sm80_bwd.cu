@@ -1,19 +1,20 @@
-/* HSTU attention of 16-bit activations, backward (contract: attn_args in ops/ops.h).
+/* HSTU attention of 16-bit activations, backward, for every card (contract: attn_args in
+ * ops/ops.h).
  *
- * With p = dout . v and x = alpha (q . k + bias), per pair, ds = p alpha scale silu'(x); then
- * dq_i = sum_j ds k_j, dk_j = sum_i ds q_i and dv_j = sum_i a dout_i.
+ * With p = dout . v and x = alpha (q . k + bias), per pair, ds = p alpha scale silu'(x); then dq_i
+ * = sum_j ds k_j, dk_j = sum_i ds q_i and dv_j = sum_i a dout_i.
  *
  * A block owns a tile of keys of one sequence and head, which stays in shared memory with its
- * values, and walks over tiles of queries.  For each, its warps first compute the weights a and the
- * ds of a part of the tile and put them, in 16 bits, into shared memory; behind a barrier half of
- * the warps add to dv, the other half to dk, which they keep in registers, and all of them make dq
- * of these keys: five products in all.  dq is whole where one tile holds the sequence's keys;
- * elsewhere it is added to float32 sums by atomic additions, and a second kernel writes it.  Where
- * the same bits are wanted every time, or a bias has gradients, dq is the work of
- * attn_sm80_bwd_dq.cu.
+ * values, and visits tiles of queries. For each, its warps first compute the weights a and the ds
+ * of a part of the tile and put them, in 16 bits, into shared memory; after a barrier half of the
+ * warps add to dv, the other half to dk, which they keep in registers, and all of them make dq of
+ * these keys: five products in all. dq is complete where one tile holds the sequence's keys;
+ * elsewhere it is added to float32 sums by atomic additions (split-K over the keys), and a second
+ * kernel rounds it. In deterministic mode, or where a bias has gradients, attn_sm80_bwd_dq.cu
+ * computes dq.
  *
- * Tensor cores bind, and the shared memory that feeds them nearly as much: a warp's part of a
- * product is as square as registers allow. */
+ * Bound by the tensor cores and nearly as much by the shared memory that feeds them: a warp's part
+ * of a product is as square as registers allow. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
 /* Tiles.  Shared memory: keys and values, n_stages of queries and dout, weights and ds.  The large
@@ -55,7 +56,7 @@ template <typename S> __host__ __device__ constexpr int keys_bytes(int n_stages)
     return 2 * S::KEYS_BYTES + 2 * n_stages * S::QUERIES_BYTES + 2 * S::SCORES_BYTES;
 }
 
-/* What lies behind the tiles in shared memory; without a bias only its beginning does. */
+/* Shared memory after the tiles; without a bias only its beginning. */
 typedef struct keys_extra {
     half_block block;
     half_tables tables;
@@ -72,7 +73,7 @@ __device__ static inline bool keys_is_whole(const half_job &job, const attn_sequ
     return job.wants_dq && s.len_k <= S::KEYS;
 }
 
-/* The queries to walk over.  Where dq is written at once every query is visited. */
+/* The queries to visit: all of them where dq is written at once. */
 template <typename S>
 __device__ static inline void keys_bounds(const half_job &job, half_block *t) {
     attn_span rows = {0, t->s.len_q};
@@ -175,9 +176,9 @@ __device__ static inline void keys_add(float (*acc)[S::O_COLS][4], uint32_t left
         keys_add_step<T, S>(acc, left, right, k);
 }
 
-/* Where the sums of dq of a tile of queries are.  Sequence b has the slots of tiles from
- * offsets_q[b] / QUERIES + b on, which is room for its last one too.  In a slot the numbers of one
- * register of all threads follow each other. */
+/* Where the sums of dq of a tile of queries are. Sequence b owns the slots from offsets_q[b] /
+ * QUERIES + b on, enough for its last, partial tile too. In a slot the numbers of one register
+ * of all threads follow each other. */
 template <typename S>
 __device__ static inline float *keys_sums(const half_job &job, const half_block &t, int query) {
     int64_t slot = t.s.row_q / S::QUERIES + t.s.b + query / S::QUERIES;
@@ -210,9 +211,9 @@ __device__ static inline void keys_make_dq(const half_job &job, const half_block
         atomicAdd(to + i * S::THREADS, dq[i / 4 / S::Q_COLS][i / 4 % S::Q_COLS][i % 4]);
 }
 
-/* keys_add, and between its steps the warp's part of dq, 16 numbers of a query at a time, which are
- * added to the sums at once: the many additions of D = 256 would stand before the loads of the next
- * step if they came all together, which costs up to 9 % (H200, 2026-11-15). */
+/* keys_add, and between its steps the warp's part of dq, 16 numbers of a query at a time, which
+ * are added to the sums at once: issued all together, the many additions at D = 256 would delay
+ * the loads of the next step, which costs up to 9 % (H200, 2026-11-15). */
 template <typename T, typename S>
 __device__ static inline void
 keys_add_both(const half_job &job, const half_block &t, const keys_tiles &tiles, int query,

@@ -25,7 +25,7 @@ template <int D> struct bwd_shape {
     static constexpr int DIAGONALS = 63 + COLS;
 };
 
-/* What lies behind the tiles in shared memory. */
+/* Shared memory after the tiles. */
 template <typename S> struct bwd_extra {
     half_walk walk;
     half_tables tables;
@@ -277,7 +277,7 @@ template <typename T, int D> static status launch(backend *be, half_job job) {
     return cuda_launched("the gradient of the attention's queries");
 }
 
-/* At 128 some bytes too many for 99 KB: the tiles of 256 take it there. */
+/* At D = 128 the tiles need slightly more than 99 KB: cards with less use those of 256. */
 template <typename T> static status choose(backend *be, const half_job *job) {
     constexpr int BYTES = bwd_shape<128>::BYTES + (int)sizeof(bwd_extra<bwd_shape<128>>);
     int dim = half_dim(&job->a);

@@ -1,15 +1,15 @@
-/* HSTU attention of 16-bit activations, forward (contract: attn_args in ops/ops.h).
+/* HSTU attention of 16-bit activations, forward, for every card (contract: attn_args in ops/ops.h).
  *
  * A block owns WARPS_M x 32 rows of one sequence and head; each warp keeps 32 rows of outputs, 128
- * columns of them at most, in registers (128 a thread).  The rows' tile stays in shared memory (at
- * D = 64 in registers), the columns' tiles pass through it by asynchronous copies, two of each in
- * flight.  There is no softmax, hence no statistics: a score's way is product, SiLU, product.  What
- * binds is the tensor cores' rate and, close to it, the bytes that feed them from shared memory,
+ * columns of them at most, in registers (128 a thread). The tile of queries stays in shared memory
+ * (at D = 64 in registers); tiles of keys and values pass through it by cp.async, in two pipeline
+ * stages. There is no softmax, hence no statistics: a score's way is product, SiLU, product. The
+ * limit is the tensor cores' rate and, close to it, the bytes that feed them from shared memory,
  * which is why a warp takes 32 rows: each chunk of a column it reads is used twice.
  *
  * At D = 256 two warps share 32 rows: each computes the scores of half of the columns, and they
- * exchange them by shared memory.  The scores of a tile are computed one step before its product
- * with the values, so that their SiLU runs while the tensor cores multiply. */
+ * exchange them through shared memory. The scores of a tile are computed one step before its
+ * product with the values, so that their SiLU overlaps with the tensor cores. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
 /* Tiles: WARPS_M warps along the rows, COLS columns.  The small kind is for short sequences, all
@@ -71,7 +71,7 @@ __device__ static inline void fwd_load_both(const half_job &job, const half_bloc
                                              job.copy_bytes);
 }
 
-/* What lies behind the tiles in shared memory; without a bias only its beginning does. */
+/* Shared memory after the tiles; without a bias only its beginning. */
 typedef struct fwd_extra {
     half_walk walk;
     half_tables tables;
@@ -91,9 +91,9 @@ __device__ static inline void fwd_add(float (*acc)[N_OUT][4], const float (*x)[N
     }
 }
 
-/* A tile of columns of which every row sees everything, 16 columns after the other: step g
- * multiplies for the scores of columns g, computes the SiLU of columns g - 1, and multiplies those
- * of g - 2 with the values, a quarter of each in turn, so that tensor cores and the others are busy
+/* A full tile as a software pipeline over its columns, 16 at a time: step g multiplies for the
+ * scores of columns g, computes the SiLU of columns g - 1, and multiplies those of g - 2 with
+ * the values, a quarter of each in turn, so that the tensor cores and the other units are busy
  * at the same time. */
 template <typename T, int D, typename S>
 __device__ static inline void fwd_roll(const uint32_t (*rows)[2][4], uint32_t keys, uint32_t values,

@@ -1,10 +1,10 @@
 /* Biases of scores in the attention's Hopper kernels (what they are: attn_args in ops/ops.h).
  *
- * A warpgroup adds them to its scores in registers, 64 rows by some columns: where queries are
- * rows, keys are columns, and the other way around.
+ * A warpgroup adds them to its scores in registers, 64 rows by some columns; rows are queries in
+ * the forward kernels and keys in the backward ones.
  * - A table comes tile by tile through TMA, 64 queries by 64 keys.  Bound by its bytes.
- * - For position and time a warp that asks TMA leaves, beside each tile, the times of
- *   its columns and the position weights of its diagonals.  A score then costs a subtraction and
+ * - For position and time the producer warp writes, beside each tile, the times of its columns
+ * and the position weights of its diagonals.  A score then costs a subtraction and
  *   two look-ups: the table of ops/time_bucket.h and the weights of the buckets.  Bound by these
  *   look-ups and the instructions around them, about fifteen a score. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BIAS_CUH
@@ -18,7 +18,7 @@ typedef struct bias_source {
     const uint32_t *buckets; /* of times: (BUCKET_CELLS) */
 } bias_source;
 
-/* What a call's bias needs; a call without one, nothing. */
+/* Fills in what the bias of a call needs; nothing without a bias. */
 status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out);
 
 enum { TABLE_BOX = 16, TABLE_TILE = 64 * PART_BYTES };
@@ -28,7 +28,7 @@ __device__ static inline int table_boxes(int n) {
     return (min(max(n, 0), 64) + TABLE_BOX - 1) / TABLE_BOX;
 }
 
-/* By one thread: queries from row on, as many as there are, and 64 keys from j on. */
+/* Loads queries from row on, as many as there are, and 64 keys from j on; by one thread. */
 __device__ static inline void table_load(char *to, const CUtensorMap *map, uint64_t *barrier,
                                          const attn_args &a, const attn_sequence &s, int head,
                                          int row, int j) {
@@ -86,16 +86,16 @@ __device__ static inline void time_tables_load(const attn_args &a, const uint32_
         t->weights[i] = a.time_w[i];
 }
 
-/* What stands beside a tile.  Times are differences to one of the sequence's, in 31 bits; where one
- * does not fit, the tile is wide.  positions: those of column c and row r of the tile at c - r +
- * ROWS - 1. */
+/* What is stored beside a tile. Times are differences to a time of the sequence, in 31 bits;
+ * where one does not fit, the tile is wide. positions: the weight of column c and row r of the
+ * tile is at c - r + ROWS - 1. */
 template <int ROWS, int COLUMNS> struct time_tile {
     int2 times[COLUMNS / 2];
     float positions[ROWS + COLUMNS];
     int is_wide;
 };
 
-/* The time that the others of a sequence are told against. */
+/* The time from which those of a sequence are measured. */
 __device__ static inline int64_t time_base(const attn_args &a, const attn_sequence &s) {
     return s.len_k > 0 ? __ldg(a.key_time + s.row_k) : 0;
 }
@@ -107,8 +107,8 @@ __device__ static inline int time_short(int64_t time, int64_t base, bool *is_wid
     return (int)x;
 }
 
-/* What a lane of the producer warp brings of a tile: first into registers, so that it waits for
- * nothing else the longer. */
+/* A lane's share of a tile in the producer warp: first into registers, so that the load overlaps
+ * with the wait for a free stage. */
 template <int ROWS, int COLUMNS> struct time_share {
     int64_t times[COLUMNS / 32];
     float positions[(ROWS + COLUMNS) / 32];
@@ -131,7 +131,7 @@ __device__ static inline void time_fetch(const attn_args &a, const int64_t *time
             __ldg(a.position_w + min(max(origin + step * (32 * i + lane), 0), 2 * a.bias_len - 2));
 }
 
-/* Leaves them in the tile, and arrives at its barrier; by the whole warp. */
+/* Writes the shares into the tile and arrives at its barrier; by the whole warp. */
 template <int ROWS, int COLUMNS>
 __device__ static inline void time_put(const time_share<ROWS, COLUMNS> &share, int64_t base,
                                        time_tile<ROWS, COLUMNS> *tile, uint64_t *barrier) {
@@ -149,7 +149,7 @@ __device__ static inline void time_put(const time_share<ROWS, COLUMNS> &share, i
     if (lane == 0) barrier_arrive(barrier);
 }
 
-/* The times of a thread's rows, row and row + 8; rows that are not there have the last one's. */
+/* The times of a thread's rows, row and row + 8; rows beyond the end have the last one's. */
 typedef struct time_rows {
     int times[2];
     bool is_wide; /* one of the warp's does not fit */
@@ -207,7 +207,7 @@ __device__ static inline void time_add(const time_tables *t, const time_tile<ROW
     }
 }
 
-/* Registers, N places on: the first N come last. */
+/* Rotates an array in registers by N places: the first N come last. */
 template <int N, typename X, int SIZE> __device__ static inline void turn(X (&x)[SIZE]) {
     X first[N];
 #pragma unroll
@@ -217,8 +217,8 @@ template <int N, typename X, int SIZE> __device__ static inline void turn(X (&x)
     }
 }
 
-/* The same of a wide tile, which is rare: 16 columns a round, for which the scores are turned.
- * row_times: those of rows `first_row` and on of n_rows; columns likewise. */
+/* The same for a wide tile, which is rare: 16 columns a round, after which the registers are
+ * rotated. row_times: those of rows `first_row` and on of n_rows; columns likewise. */
 template <int ROWS, int COLUMNS>
 __device__ static inline void
 time_add_wide(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile, const int64_t *row_times,

@@ -1,24 +1,24 @@
-/* dq of the attention with a bias on Hopper, and the gradients of the bias, each sum with one owner
- * or of integers.
+/* dq of the attention with a bias on Hopper, and the gradients of the bias. Each sum has one owner
+ * or is a sum of integers, whose order does not matter.
  *
- * The frame is the forward kernel's (attn_sm90_fwd.cuh): a block owns queries, with the rows of
- * dout beside them, and walks over keys and values.  Scores and dp are recomputed and become
- * gradients of scores, which meet the keys: three products.
- * - A table's gradient is added to as it comes, 8 bytes at once.  Bound by these bytes.
- * - Position and time have few cells, to which all pairs add.  A warp adds integers to cells of its
+ * The frame is that of the persistent forward kernel (attn_sm90_fwd.cuh): a block owns queries,
+ * with the rows of dout beside them, and visits tiles of keys and values. Scores and dp are
+ * recomputed and become gradients of scores, which are multiplied with the keys: three products.
+ * - A table's gradient is added to memory as it comes, 8 bytes at once. Bound by these bytes.
+ * - Position and time have few cells, to which all pairs add. A warp adds integers to cells of its
  *   own in shared memory, in units that its largest gradient so far decides (18 bits below it;
- *   attn_bias.cuh says why integers): to that of a time bucket when the next pair of a row is of
- *   another one, which is rare because times are sorted; to that of a diagonal after two pairs.
- *   Seven tiles (1024 pairs a warp) fit 32 bits; then, and at a unit's end, the sums go to 64-bit
- *   cells of the block, and from there, when it ends, to those of the batch.  Bound by
- *   instructions, about 45 a pair, and by waiting: registers allow eight warps a multiprocessor. */
+ *   attn_bias.cuh says why integers): to the cell of a time bucket when the next pair of a row is
+ *   of another bucket, which is rare because times are sorted; to that of a diagonal after two
+ *   pairs. Seven tiles (1024 pairs a warp) fit 32 bits; then, and at a unit's end, the sums go to
+ *   64-bit cells of the block, and from there, when it ends, to those of the batch. Bound by
+ *   instructions, about 45 a pair, and by latency: registers allow eight warps a multiprocessor. */
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 #include "cuda/attn/sm90/attn_sm90_fwd.cuh"
 
 enum { SUM_TILES = 7, SUM_DIAGONALS = 16 + 64 - 1, SUM_CELLS = 2304 };
 
-/* Of a warp: lanes that often meet in a bucket have cells of their own, four of each. */
+/* Sums of a warp: four cells for each bucket, since lanes often add to the same bucket. */
 typedef struct sum_warp {
     int times[BIAS_TIME_CELLS][4];
     int diagonals[SUM_DIAGONALS + 1]; /* the last one stays 0 */
@@ -134,7 +134,8 @@ __device__ static inline void sum_add_times(sum_warp *warp, const int (&n)[32],
     }
 }
 
-/* And to those of their diagonals: row + 8 meets the one of the row 8 columns before. */
+/* Adds them to the cells of their diagonals: row + 8 is on the diagonal of `row` 8 columns before.
+ */
 __device__ static inline void sum_add_diagonals(sum_warp *warp, const int (&n)[32]) {
     int lane = (int)thread_index() % 32;
     uint32_t to = shared_address(warp->diagonals + 15 - lane / 4 + lane % 4 * 2);
@@ -147,7 +148,7 @@ __device__ static inline void sum_add_diagonals(sum_warp *warp, const int (&n)[3
     }
 }
 
-/* A warp's gradients of scores, y, of keys j and on; the warp's first row is `row`. */
+/* Adds a warp's gradients of scores, y, of keys j and on; the warp's first row is `row`. */
 template <typename S>
 __device__ static inline void sum_tile(const attn_args &a, const sum_sink &sink,
                                        sum_block<S, BIAS_TIME> *sums, const attn_sequence &s,
@@ -166,7 +167,7 @@ __device__ static inline void sum_tile(const attn_args &a, const sum_sink &sink,
         state.exponent = exponent;
     }
     state.n_tiles++;
-    /* The sum with 1.5 2^23 has the whole number in its last bits. */
+    /* Adding 1.5 2^23 leaves the integer in the low bits of the float. */
     float units = __uint_as_float((uint32_t)(127 + 144 - state.exponent) << 23);
 #pragma unroll
     for (int e = 0; e < 32; e++)
@@ -176,13 +177,13 @@ __device__ static inline void sum_tile(const attn_args &a, const sum_sink &sink,
     sum_flush_diagonals<S>(a, sink, sums, warp, state, a.bias_len - 1 + j - (row + s.shift) - 15);
 }
 
-/* By all threads: zeros at first; a barrier must follow. */
+/* Clears the sums, by all threads; a barrier must follow. */
 template <typename S> __device__ static inline void sum_begin(sum_block<S, BIAS_TIME> *sums) {
     for (int i = (int)threadIdx.x; i < (int)(sizeof *sums / sizeof(int)); i += S::THREADS)
         ((int *)sums)[i] = 0;
 }
 
-/* By all threads that compute: the block's cells go to the batch's. */
+/* Adds the block's cells to those of the batch; by all consumer threads. */
 template <typename S>
 __device__ static inline void sum_end(const attn_args &a, const sum_sink &sink,
                                       const sum_block<S, BIAS_TIME> *sums) {
@@ -194,7 +195,7 @@ __device__ static inline void sum_end(const attn_args &a, const sum_sink &sink,
     }
 }
 
-/* Pairs that are not seen have none, so nothing outside is touched. */
+/* Pairs that are not seen have a gradient of zero, so nothing outside the table is touched. */
 template <typename S>
 __device__ static inline void add_to_table(const attn_args &a, const sum_sink &sink,
                                            const fwd_own<S> &own, int j, const float (&y)[32]) {
@@ -223,7 +224,7 @@ __device__ static inline void make_gradients(float half, const float (&x)[32], f
     }
 }
 
-/* dq of a unit, keys after keys, from j on; returns the first tile behind. */
+/* dq of a unit over its tiles of keys from j on; returns the first tile after them. */
 template <typename T, typename S>
 __device__ static inline int dq_sum(const attn_args &a, const sum_sink &sink, const fwd_own<S> &own,
                                     int j, fwd_room<S> *room, sum_block<S, S::BIAS> *sums,

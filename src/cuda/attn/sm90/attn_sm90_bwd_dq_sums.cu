@@ -1,10 +1,10 @@
-/* What stands before and behind the attention's backward kernels on Hopper: their work, and where
- * blocks share sums of dq, scratch memory set to zero before and rounded into dq after.  The latter
- * is bound by the bytes of the sums: 4 + 4 + 2 a number. */
+/* The host side before and after the attention's backward kernels on Hopper: the schedule and,
+ * where blocks share float32 sums of dq (split-K over the keys), scratch memory that is set to zero
+ * before and rounded into dq after. The rounding is bound by bytes: 4 + 4 + 2 a number. */
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
-/* Tiles of 64 queries that sequences may have; see dq_add. */
+/* Slots for the tiles of 64 queries of all sequences; see walk_ask_keys. */
 static int64_t count_tiles(const attn_args *a) {
     return a->n_rows_q / QUERIES + a->n_sequences;
 }
@@ -48,7 +48,8 @@ static bool bwd_has_bias_gradient(const attn_args *a) {
            (a->bias == BIAS_TABLE && a->dtable != NULL);
 }
 
-/* Sequences by length, where lengths differ; or tiles of keys, those that are seen most first. */
+/* The schedule: whole sequences, by length where lengths differ; or tiles of keys, those that most
+ * queries see first. */
 static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_blocks) {
     attn_tiles *t = &job->tiles;
     int64_t n_units = job->n_pairs;
@@ -116,7 +117,8 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     return OK;
 }
 
-/* One block of N columns of a tile; a warpgroup reads it as another left it. */
+/* Rounds one block of N columns of a tile; a warpgroup reads the sums in the order in which another
+ * wrote them. */
 template <typename T, int N>
 __global__ void __launch_bounds__(GROUP)
     attn_bwd_dq_round_sm90_kernel(const __grid_constant__ bwd_job job) {
