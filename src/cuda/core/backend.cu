@@ -32,9 +32,9 @@ status cuda_alloc(backend *be, void **out, size_t bytes) {
     return cuda_failed(error, "clearing new memory");
 }
 
-/* cudaFree waits for the device, so nothing that still runs loses its memory.  A recorded step may
- * hold the address: a model made after this one can lie at the same place, so that its key says the
- * step is its own. */
+/* cudaFree waits for the device, so no running kernel loses its memory. Recorded steps (CUDA
+ * graphs) are dropped because they may hold the address: a model made later can get the same
+ * memory, and hence the same key. */
 void cuda_release(backend *be, void *memory) {
     if (memory == NULL) return;
     cuda_graphs_drop(cuda_of(be)->graphs);
@@ -55,8 +55,8 @@ void *cuda_stream(backend *be) {
     return cuda_of(be)->stream;
 }
 
-/* A quarter more than asked for: batches differ a little, and growing waits for the device.  A
- * recorded step holds the address of the old block, so it goes with it. */
+/* Allocates a quarter more than asked for: batches differ a little, and growing waits for the
+ * device. Recorded steps hold the address of the old block, so they are dropped with it. */
 static status grow_own(cuda_state *s, cuda_block *block, size_t bytes) {
     size_t room = bytes + bytes / 4;
     CUDA_TRY(cudaStreamSynchronize(s->stream));
@@ -69,8 +69,8 @@ static status grow_own(cuda_state *s, cuda_block *block, size_t bytes) {
     return OK;
 }
 
-/* What a caller recorded we cannot drop, so the old block stays until the end; and as the new one
- * is more than twice as large, all the old ones together are smaller. */
+/* A guest's caller may have recorded the old block's address, so it is kept until the end; each
+ * new block is more than twice as large, so all old ones together are smaller. */
 static status grow_guest(cuda_state *s, cuda_block *block, size_t bytes) {
     void *p;
     size_t room = bytes + block->bytes;
@@ -104,7 +104,7 @@ status cuda_mask_scratch(backend *be, size_t bytes, void **out) {
     return grow(be, &cuda_of(be)->mask_scratch, bytes, out);
 }
 
-/* Steps recorded in one precision are nothing to another. */
+/* Steps recorded in one precision are of no use in another. */
 status cuda_set_precision(backend *be, act_type act, bool is_tf32) {
     cuda_state *s = cuda_of(be);
     TRY(cuda_sync(be));

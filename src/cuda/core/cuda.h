@@ -2,8 +2,8 @@
  * what their files share.
  *
  * ops.h states what each op computes.  All work goes to one stream, in order; an op launches and
- * returns.  Sums that decide bits run in a fixed order; the few that use atomics (they say so) have
- * a second way for deterministic mode. */
+ * returns.  Sums run in a fixed order; the few that use atomic additions (they say so) have a
+ * second implementation for deterministic mode. */
 #ifndef HSTU_CUDA_CORE_CUDA_H
 #define HSTU_CUDA_CORE_CUDA_H
 
@@ -37,7 +37,7 @@ typedef struct cuda_state {
     void *old_blocks[128]; /* of a guest; each block is twice the one before of its kind */
     int n_old_blocks;
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
-    unsigned *counters;           /* (2) for blocks that share out work; zeros between kernels */
+    unsigned *counters; /* (2) work counters of persistent kernels; zeros between kernels */
     cuda_copies *copies;
     cuda_graphs *graphs;
     cuda_matmuls *matmuls;
@@ -62,13 +62,13 @@ static inline status cuda_launched(const char *what) {
     return error == cudaSuccess ? OK : cuda_failed(error, what);
 }
 
-/* Scratch memory of at least `bytes`, 256-byte aligned: the calling op's until it returns (the
- * stream keeps the next op from it until this one is done).  One call an op: it may move.  It grows
- * when more is asked for than ever before, which drops the recorded steps. */
+/* Scratch memory of at least `bytes`, 256-byte aligned, owned by the calling op until it returns
+ * (the stream orders the next op after this one). One call an op: it may move. It grows when
+ * more is asked for than ever before, which drops the recorded steps. */
 status cuda_scratch(backend *be, size_t bytes, void **out);
 
-/* Likewise, for what the attention's kernels must know of a func mask while they use scratch memory
- * for something else. */
+/* A second block of the same kind, for the summary of a func mask, which must outlive the
+ * attention's own use of cuda_scratch. */
 status cuda_mask_scratch(backend *be, size_t bytes, void **out);
 
 static inline size_t cuda_align(size_t bytes) {
@@ -115,8 +115,8 @@ status cuda_matmul(backend *be, const cuda_product *p);
 
 extern const struct table_ops cuda_table_ops; /* table.cu: dynamic tables */
 
-/* The attention's families, which attn.cu chooses between.  Those of SM 9.0a take what
- * cuda_attn_sm90_can_fwd and _can_bwd say. */
+/* The attention's families, between which attn.cu chooses. Those of SM 9.0a take the calls for
+ * which cuda_attn_sm90_can_fwd and _can_bwd are true. */
 status cuda_attn_sm80_fwd(backend *be, const attn_args *a);
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);

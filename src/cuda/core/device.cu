@@ -12,8 +12,8 @@
             return fail(ERR_DEVICE, "%s failed: %s", #call, cudaGetErrorString(error_));           \
     } while (0)
 
-/* The number of devices that can be used; 0 with the reason where the driver is missing, too old,
- * broken, or sees none.  cudaGetLastError takes the error back, so that later calls start clean. */
+/* The number of usable devices; 0 with the reason where the driver is missing, too old, broken,
+ * or sees none. cudaGetLastError clears the error, so that later calls start clean. */
 static int count_devices(const char **out_reason) {
     int n = 0, driver = 0;
     *out_reason = "";

@@ -1,7 +1,8 @@
 /* Recorded steps: CUDA graphs, one for each key.
  *
- * A key that is seen for the first time runs as ever, so that scratch memory and chosen algorithms
- * are there; the second time it is recorded; from then on it is replayed with one call, which costs
+ * A key that is seen for the first time runs without recording, so that scratch memory is
+ * allocated and algorithms are chosen; the second time it is recorded; from then on it is
+ * replayed with one call, which costs
  * the host microseconds instead of a launch for each of some hundred kernels. */
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
@@ -43,7 +44,7 @@ void cuda_graphs_destroy(cuda_graphs *g) {
     mem_free(g);
 }
 
-/* The place of a key: its own, or the one that was not used for the longest time. */
+/* The entry of a key: its own, or the least recently used one. */
 static recorded *find(cuda_graphs *g, uint64_t key) {
     recorded *oldest = &g->all[0];
     for (int i = 0; i < MAX_GRAPHS; i++) {

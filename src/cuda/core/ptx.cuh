@@ -1,5 +1,5 @@
-/* The machine's instructions that C++ has no words for, one function each, named as in the PTX
- * manual.  All of them are there from SM 8.0 on.
+/* PTX instructions that C++ cannot express, one function each, named as in the PTX manual. All
+ * of them exist from SM 8.0 on.
  *
  * Fragments of a 16 x 8 product over a warp, lane l, g = l / 4, t = l % 4 (16-bit kinds; two
  * numbers a register, the lower index in the lower half):
@@ -21,7 +21,8 @@ __device__ static inline uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* threadIdx.x, read again: what a loop computes from it need not be kept in registers around it. */
+/* threadIdx.x, read again at each call, so that the compiler does not keep what it computes from it
+ * in registers across a loop. */
 __device__ static inline uint32_t thread_index() {
     uint32_t x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -50,7 +51,8 @@ __device__ inline void mma_m16n8k16<__half>(float c[4], const uint32_t a[4], uin
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Numbers as cvt_rna_tf32 makes them; other float32 bits are cut off, not rounded. */
+/* Operands must come from cvt_rna_tf32; the low bits of other float32 numbers are truncated, not
+ * rounded. */
 __device__ static inline void mma_m16n8k8_tf32(float c[4], const uint32_t a[4], uint32_t b0,
                                                uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -78,7 +80,7 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
 
 /* SIZE bytes (16, 8 or 4) at `from`, of which only the first n_bytes are read; the rest become
  * zeros.  With n_bytes 0 nothing is read, and `from` may be anything.  Both addresses are multiples
- * of SIZE.  16 bytes go past the L1 cache: their users share them by shared memory. */
+ * of SIZE.  Copies of 16 bytes bypass the L1 cache: shared memory takes its place. */
 template <int SIZE>
 __device__ static inline void cp_async(uint32_t to, const void *from, int n_bytes) {
     static_assert(SIZE == 16 || SIZE == 8 || SIZE == 4, "the sizes there are");
@@ -97,7 +99,7 @@ __device__ static inline void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most N of the thread's groups, the latest, are under way.  Others see what
+/* Waits until at most N of the thread's groups, the latest, are pending. Other threads see what
  * arrived after a barrier. */
 template <int N> __device__ static inline void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");

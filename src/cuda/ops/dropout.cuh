@@ -4,7 +4,7 @@
 
 #include "ops/ops.h"
 
-/* What is left of a dropout inside a kernel: the step is read once, by drop_begin. */
+/* A dropout inside a kernel; drop_begin has read the step. */
 typedef struct drop_row {
     float rate, scale;
     uint32_t threshold; /* rng_uniform(word) >= rate if word >= threshold */
@@ -12,9 +12,9 @@ typedef struct drop_row {
     uint32_t step, site, user, position;
 } drop_row;
 
-/* The dropout of one row; cheap where the rate is 0.  rng_uniform(word) >= rate in integers: both
- * sides times 2^24 are exact, and a whole number is at least a number if it is at least its
- * ceiling.
+/* The dropout of one row; cheap where the rate is 0.  rng_uniform(word) >= rate is tested in
+ * integers: both sides times 2^24 are exact, and an integer is at least a number if it is at
+ * least the number's ceiling.
  */
 __device__ static inline drop_row drop_begin(const dropout &d, int64_t row) {
     drop_row r;

@@ -1,9 +1,9 @@
-/* The gate behind the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, laid
- * out as in norm_row.cuh.  The mask is drawn again in the backward pass, one draw for four columns,
- * which hides behind the bytes: 3 rows of activations forward, 5 backward. */
+/* The gate after the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, laid
+ * out as in norm_row.cuh. The backward pass draws the dropout mask again, one draw for four
+ * columns, which overlaps with the bytes: 3 rows of activations forward, 5 backward. */
 #include "cuda/ops/norm_row.cuh"
 
-/* What a pass reads of a row; mean, rstd and dy only the backward pass. */
+/* What a pass reads of a row; mean, rstd and dy only in the backward pass. */
 template <typename T, typename R> struct gate_input {
     row_packs<T, R> o, u, dy;
     float mean, rstd;

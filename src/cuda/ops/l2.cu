@@ -42,8 +42,8 @@ static __global__ void __launch_bounds__(L2_THREADS) l2_fwd_any_kernel(const l2_
     if (threadIdx.x % WARP == 0) a.scale[i] = scale;
 }
 
-/* dx = scale (dy - y (y . dy)).  Where the length was below eps the scale is the constant 1 / eps,
- * and the second term falls away. */
+/* dx = scale (dy - y (y . dy)).  Where the length was below eps the scale is the constant 1 /
+ * eps, and the second term vanishes. */
 template <typename T, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(L2_THREADS)
     l2_bwd_any_kernel(const l2_args a, float constant_scale) {

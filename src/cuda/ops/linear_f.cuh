@@ -1,5 +1,5 @@
-/* The activations behind a linear layer, over packs of numbers: which one it is is asked once a
- * pack, so that the numbers of a pack are computed side by side.
+/* The activation functions after a linear layer, over packs of numbers: the branch on the
+ * function is taken once a pack, so that the numbers of a pack are computed in parallel.
  *
  * float32 gets the library's functions; for 16-bit activations the fast ones are exact enough
  * (their error is a hundredth of the rounding of the result) and keep the pass bound by bytes. */

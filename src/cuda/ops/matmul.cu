@@ -1,11 +1,11 @@
 /* Products of matrices by cuBLASLt (contract: cuda_product in cuda.h).
  *
- * cuBLASLt counts columns first, so the product is asked for as d^T = b^T a^T: a row-major matrix
- * is its own transpose read by columns, and nothing is moved.  Which of its kernels suits a shape
- * is asked once (tens of microseconds) and kept in a small table.  The numbers of tokens change
- * from batch to batch, so a dimension that no row length depends on is rounded up for the question:
- * the answer is a function of the rounded shape alone, not of what was asked before, and hence the
- * same in a run that was interrupted. */
+ * cuBLASLt is column-major, so the product is computed as d^T = b^T a^T: a row-major matrix is
+ * its own transpose in column-major order, and nothing is moved.  The heuristic that chooses a
+ * kernel for a shape is asked once (tens of microseconds), and its answer is cached in a small
+ * table. The number of tokens changes from batch to batch, so a dimension on which no row
+ * length depends is rounded up for the query: the answer depends on the rounded shape alone,
+ * not on earlier queries, and hence is the same in a run that was interrupted. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -14,7 +14,7 @@
 /* Hopper's kernels want at least 32 MiB to split long sums. */
 enum { WORKSPACE_BYTES = 64 << 20 };
 
-/* The table: sets of a few entries, of which the oldest gives way. */
+/* The table: sets of a few entries, of which the oldest is evicted. */
 enum { N_SETS = 128, N_WAYS = 4, MAX_ANSWERS = 8 };
 
 /* Rounding: at most one part in 32 from here on. */
@@ -101,8 +101,8 @@ static int64_t round_up(int64_t n) {
     return (n + unit - 1) / unit * unit;
 }
 
-/* The shape that is asked about.  m may differ from batch to batch where the rows of a are stored
- * one after the other, k where both matrices are stored by it: no stored row is as long as either.
+/* The rounded shape of the query. m may be rounded where a is stored by rows, k where both
+ * matrices are stored by rows of k: no stored row is as long as either.
  */
 static cuda_product rounded(const cuda_product *p) {
     cuda_product r = *p;
@@ -165,8 +165,8 @@ static status describe(const cuda_state *cuda, const cuda_product *p, descriptio
     return describe_stored(&to->d, p->type_d, p->m, p->n, p->row_d);
 }
 
-/* Parts of a long sum are kept in float32, and in deterministic mode none of them is added to d by
- * whoever comes first. */
+/* Split-K keeps its partial sums in float32, and in deterministic mode adds none of them to d by
+ * atomic additions. */
 static uint32_t allowed_reductions(const cuda_state *cuda, const cuda_product *p) {
     uint32_t mask = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (p->type_d == CUDA_R_32F) mask |= CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;

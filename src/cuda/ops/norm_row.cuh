@@ -11,9 +11,9 @@
 #include "cuda/core/reduce.cuh"
 
 /* How a row lies in registers: LANES threads share it, one warp or a whole block; each has 8
- * columns as PARTS packs of V, which are LANES packs apart.  So few that there is room to read the
- * next row while this one is worked on.  FORWARD and BACKWARD are the blocks that a multiprocessor
- * must hold at least, and so bound the registers (96 or 128). */
+ * columns as PARTS packs of V, which are LANES packs apart.  Few enough to leave registers for
+ * the next row, which is loaded while this one is processed.  FORWARD and BACKWARD are the blocks
+ * that a multiprocessor must hold at least, and so bound the registers (96 or 128). */
 template <int LANES_, int V_, bool IS_PACKED_> struct row_tile {
     static constexpr int LANES = LANES_, V = V_, PARTS = 8 / V;
     static constexpr bool IS_PACKED = IS_PACKED_;
@@ -62,8 +62,8 @@ template <typename R> __device__ static inline int row_column(int p) {
     return (p * R::LANES + row_lane<R>()) * R::V;
 }
 
-/* Where the warps of one row meet.  A sum has one barrier, before the warps' parts are read; so the
- * same room can be used again only after another sum with another room. */
+/* Shared memory for the sums of one row's warps. A sum has one barrier, before the warps' parts
+ * are read; so the same room can be used again only after another sum with another room. */
 template <typename R> struct row_room { float2 part[R::WARPS]; };
 
 /* Two sums over a row at once; every thread gets them. */
@@ -88,8 +88,8 @@ __device__ static inline void row_load(row_packs<T, R> &x, const T *row, int dim
         x.part[p] = load_columns<R::IS_PACKED, R::V>(row, row_column<R>(p), dim);
 }
 
-/* Mean and 1 / sqrt(variance + eps).  Columns beyond the end are zeros, which the mean does not
- * see; the variance must leave them out. */
+/* Mean and 1 / sqrt(variance + eps).  Columns beyond the end are zeros, which do not change the
+ * mean; the variance must leave them out. */
 template <typename T, typename R>
 __device__ static inline void norm_row_statistics(const row_packs<T, R> &x, int dim, float eps,
                                                   row_room<R> (&room)[2], float *mean,

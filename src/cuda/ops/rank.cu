@@ -95,8 +95,8 @@ static __global__ void rank_own_any_kernel(rank_job j) {
     if (q < j.a.n_queries) j.own[q] = score_of(j, q, j.a.target[q]);
 }
 
-/* A score that is not a number beats the target, and a target's beats nothing: a broken model must
- * not look good. */
+/* A NaN score beats the target, and a target's NaN score beats nothing: a broken model must not
+ * look good. */
 __device__ static inline bool is_above(float score, int64_t row, float own, int64_t target) {
     return row < target ? !(score < own) : row > target && !(score <= own);
 }
@@ -125,8 +125,8 @@ static __global__ void __launch_bounds__(THREADS) rank_count_any_kernel(rank_job
     }
 }
 
-/* A warp a query: what was seen is taken out of the count, once though it may be listed twice.  A
- * target without a number has all other rows above it, seen or not. */
+/* A warp a query: seen rows are taken out of the count, once even if listed twice. A target
+ * whose score is NaN ranks below all other rows, seen or not. */
 static __global__ void __launch_bounds__(THREADS) rank_finish_any_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (q >= j.a.n_queries) return;
@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(THREADS) rank_scores_any_kernel(rank_jo
     }
 }
 
-/* A block a query of the group: its seen rows are out. */
+/* A block a query of the group: excludes its seen rows. */
 static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job j) {
     int64_t q = (int64_t)j.first_query + blockIdx.x;
     float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
@@ -188,8 +188,8 @@ static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job 
     }
 }
 
-/* Keys order as (score, then smaller row first); 0 is below all of them.  Adding 0 makes one zero
- * of the two. */
+/* Keys order by score, then smaller row first; 0 is below all of them. Adding 0 turns -0 into
+ * +0. */
 __device__ static inline key key_of(float score, int32_t row) {
     unsigned bits = __float_as_uint(score + 0.0f);
     bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;

@@ -5,9 +5,9 @@
  * Scatter must give the same bits every time and stay balanced although one row of a table may own
  * half of the batch and others one token each.  So not rows but the order itself is cut, into
  * chunks of 16 to 64 entries; a thread owns V columns of a chunk and adds up runs of equal rows.  A
- * row that lies wholly in one chunk is added to the gradient at once.  Of a row that goes on in the
- * next chunks each chunk leaves one partial sum, and a second kernel adds those, 32 at a time side
- * by side.  The limit is the bytes of dy, which are read once; partial sums are 1/32 of them at
+ * row that lies wholly in one chunk is added to the gradient at once. For a row that continues
+ * into the next chunks each chunk leaves one partial sum, and a second kernel adds those, 32 in
+ * parallel.  The limit is the bytes of dy, which are read once; partial sums are 1/32 of them at
  * most where chunks have 64 entries. */
 #include "cuda/core/columns.cuh"
 
@@ -73,7 +73,7 @@ typedef struct scatter_cut {
     int32_t *tail;   /* (n_chunks): the row that begins here and goes on in the next chunk, or -1 */
 } scatter_cut;
 
-/* The row that owns entry k of the order: the first whose group ends behind it. */
+/* The row that owns entry k of the order: the first whose group ends after it. */
 __device__ static inline int32_t owner(const row_groups &g, int64_t k) {
     int32_t low = 0, high = g.n_rows - 1;
     while (low < high) {
@@ -112,8 +112,8 @@ __device__ static inline void end_run(const scatter_args &a, const scatter_cut &
     store_columns<IS_PACKED>(grad, c, a.dim, sum);
 }
 
-/* The sums of the runs of one chunk, for columns c .. c + V - 1.  Several rows of dy are on their
- * way at once, and drawn for side by side. */
+/* The sums of the runs of one chunk, for columns c .. c + V - 1.  Several rows of dy are loaded
+ * at once, and their dropout is drawn in parallel. */
 template <typename T, typename G, int V, bool IS_PACKED>
 __device__ static inline void sum_chunk(const scatter_args &a, const scatter_cut &s, int64_t chunk,
                                         int count, const int32_t *rows, const int32_t *tokens,
@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(SCATTER_THREADS)
     sum_chunk<T, G, V, IS_PACKED>(a, s, chunk, count, rows + at, tokens + at, c);
 }
 
-/* A block adds 32 columns of the rows that begin in its chunks and go on behind them.  8 threads
+/* A block adds 32 columns of the rows that begin in its chunks and continue after them.  8 threads
  * read one partial; 32 such teams take every 32nd chunk each, and their sums are added in order. */
 template <typename G>
 static __global__ void __launch_bounds__(256)

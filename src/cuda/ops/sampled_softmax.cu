@@ -1,11 +1,11 @@
 /* sampled_softmax, as ops.h states it: scores, losses and the gradient of the queries.
  *
- * A warp owns a loss row and meets each row of the table once: L lanes hold one row of it, so that
- * 32 / L rows are at work side by side and STEPS of them in flight; sums of exponentials and the
- * gradient of the query run along with the largest score so far, as in an online softmax.  What is
- * kept is one score for each negative, which becomes the weight with which sampled_softmax_table.cu
- * adds the query to the gradient of the table.  Bound by bytes from the second-level cache: E
- * floats a negative. */
+ * A warp owns a loss row and reads each row of the table once: L lanes hold one row of it, so
+ * that 32 / L rows are processed in parallel and STEPS of them are in flight; sums of exponentials
+ * and the gradient of the query run along with the largest score so far, as in an online softmax.
+ * What is kept is one score for each negative, which becomes the weight with which
+ * sampled_softmax_table.cu adds the query to the gradient of the table.  Bound by bytes from the L2
+ * cache: E floats a negative. */
 #include <float.h>
 
 #include "cuda/ops/sampled_softmax.cuh"
@@ -216,8 +216,8 @@ static constexpr int min_blocks(int lanes) {
     return lanes == 8 ? 5 : lanes == 16 ? 4 : 3;
 }
 
-/* The positive's derivative, p - 1, is minus the sum of the others: exact also where p rounds to 1;
- * and the loss is taken in double, which holds 1 + a small one. */
+/* The positive's derivative, p - 1, is computed as minus the sum of the others: exact also where
+ * p rounds to 1; and the loss is computed in double, which can hold 1 + a small number. */
 template <int N, int L>
 static __global__ void __launch_bounds__(THREADS, min_blocks(L))
     sampled_softmax_score_any_kernel(softmax_job j) {

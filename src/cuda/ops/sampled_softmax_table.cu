@@ -1,12 +1,12 @@
 /* sampled_softmax (ops.h), second half: the gradient of the table.
  *
  * A use is a row of the table that a loss row met, with a weight; the gradient of l2(row) is the
- * sum of weight * query over its uses.  The sums are made in scratch memory by atomic additions of
- * packs of 4 in the second-level cache, which bound the time; then each row passes once through the
- * derivative of l2.  Where a table is so small that a block's uses meet its rows several times, the
- * block sorts them by row first and adds each row once: in ML-1M (3883 rows, 141 loss rows of 129
- * uses a block) that leaves a fifth of the additions.  In deterministic mode the sums are 64-bit
- * integers, whose order does not matter. */
+ * sum of weight * query over its uses.  The sums are made in scratch memory by atomic additions
+ * of packs of 4 in the L2 cache, which bound the time; then each row passes once through the
+ * derivative of l2. Where a table is so small that a block uses each row several times, the
+ * block sorts its uses by row first and adds each row once: in ML-1M (3883 rows, 141 loss rows of
+ * 129 uses a block) that leaves a fifth of the additions.  In deterministic mode the sums are
+ * 64-bit integers, whose order does not matter. */
 #include "cuda/ops/sampled_softmax.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
@@ -14,7 +14,7 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
 /* Sorting pays from this many uses of a row on, in one block. */
 enum { MIN_USES_OF_ROW = 2, MAX_SORT_ROWS = 65535 };
 
-/* A warp a loss row.  Rows that only fill up may hold anything. */
+/* A warp a loss row. Padding rows may hold anything. */
 static __global__ void __launch_bounds__(THREADS)
     sampled_softmax_table_largest_any_kernel(softmax_job j) {
     int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
@@ -64,8 +64,9 @@ __device__ static inline void add_pack_fixed(unsigned long long *sum, float weig
     fixed_add(&sum[3], weight * q.w, scale);
 }
 
-/* A warp a loss row, whose query lies in shared memory, zeros behind E.  The packs of its uses are
- * dealt out to the lanes in order, so that none idles where a row is not a multiple of 32 packs. */
+/* A warp a loss row, whose query is in shared memory, padded with zeros. The packs of its uses
+ * are assigned to the lanes in order, so that no lane idles where a row is not a multiple of 32
+ * packs. */
 template <bool IS_FIXED>
 static __global__ void __launch_bounds__(THREADS)
     sampled_softmax_table_add_any_kernel(softmax_job j) {
@@ -80,7 +81,7 @@ static __global__ void __launch_bounds__(THREADS)
     const float *weight = j.weight + m * ((int64_t)j.a.n_negatives + 1);
     const int32_t *negative = j.a.negative + m * j.a.n_negatives;
     double scale = IS_FIXED ? ldexp(1.0, fixed_bits(j)) : 0;
-    /* Integers cannot say that a number is none: `largest` will. */
+    /* Integers cannot represent NaN: `largest` does. */
     if (IS_FIXED && lane == 0 && !isfinite(weight[j.a.n_negatives]))
         atomicMax(j.largest, 0x7fc00000u);
     int use = lane / n_packs, p = lane % n_packs;

@@ -1,7 +1,7 @@
 /* Optimizers (ops.h), and the small passes beside them: sum of squares, its factor, and y += x.
  *
  * One launch updates up to 40 weights, because most of a model's are small and a launch each would
- * cost more than the work.  The blocks of a launch are dealt out to the weights in order: a block
+ * cost more than the work.  The blocks of a launch are assigned to the weights in order: a block
  * takes 4096 numbers of a dense weight, or some rows of a table, a warp a row.  All is bound by
  * bytes: one pass reads and writes weight, state and gradient and zeroes the gradient. */
 #include <math.h>
@@ -280,7 +280,7 @@ status cuda_grad_factor(backend *be, const grad_factor_args *a) {
     return cuda_launched("grad_factor");
 }
 
-/* A thread adds one pack; the last one adds what no pack holds. */
+/* A thread adds one pack; the last one adds the remainder. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(PASS_THREADS)
     add_rows_any_kernel(int64_t n, const T *x, T *y) {

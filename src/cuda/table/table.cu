@@ -6,8 +6,8 @@
  * from 16 GiB come at 50.9 GB/s from managed memory and at 9.7 from pinned (H200, 2026-11-15). */
 #include "cuda/table/table.cuh"
 
-/* What is told of managed memory: where it stays, and who reaches it.  The functions have changed
- * with CUDA 13. */
+/* Advises the driver on managed memory: where it stays, and who accesses it. The functions
+ * changed with CUDA 13. */
 #if CUDART_VERSION >= 13000
 static cudaError_t advise(void *memory, size_t bytes, cudaMemoryAdvise what, int device) {
     cudaMemLocation where = {cudaMemLocationTypeDevice, device};
@@ -29,7 +29,7 @@ static cudaError_t fill_on_host(void *memory, size_t bytes, cudaStream_t stream)
 }
 #endif
 
-/* The driver gives it pages, whole ones, when the stream comes to it. */
+/* The driver populates it with whole pages, in stream order. */
 static cudaError_t alloc_managed(cuda_state *s, void **out, size_t bytes) {
     cudaError_t error = cudaMallocManaged(out, bytes, cudaMemAttachGlobal);
     if (error == cudaSuccess)
@@ -40,7 +40,8 @@ static cudaError_t alloc_managed(cuda_state *s, void **out, size_t bytes) {
     return error;
 }
 
-/* Where host and device cannot use managed memory at the same time, pinned memory must do. */
+/* Where host and device cannot access managed memory concurrently, pinned memory takes its place.
+ */
 static status alloc_on_host(cuda_state *s, void **out, size_t bytes) {
     int can_share = 0;
     CUDA_TRY(cudaDeviceGetAttribute(&can_share, cudaDevAttrConcurrentManagedAccess, s->device));

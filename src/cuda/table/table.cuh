@@ -1,11 +1,10 @@
-/* What the files of dynamic tables share (contract: ops/table.h): the probe of 32 keys by a warp,
- * and how a warp moves 32 rows.
+/* What the files of dynamic tables share (contract: ops/table.h): the probe of 32 keys by a
+ * warp, and how a warp moves 32 embedding rows.
  *
- * A warp owns 32 keys (or slots), lane j the j-th.  The limit is bytes from random places, so what
- * counts is how many requests are on their way at once: a probe asks for the digests of all 32 keys
- * before it looks at any, 4 lanes a line of 64 bytes, and then for the keys whose digest matched;
- * rows are moved 16 bytes a lane, ROWS_AT_ONCE instructions one after the other before the first
- * result is used. */
+ * A warp owns 32 keys (or slots), lane j the j-th.  The limit is random access, so what counts
+ * is the number of requests in flight: a probe loads the digests of all 32 keys before it looks
+ * at any, 4 lanes a line of 64 bytes, and then the keys whose digest matched; rows are moved 16
+ * bytes a lane, ROWS_AT_ONCE loads in flight before the first result is used. */
 #ifndef HSTU_CUDA_TABLE_TABLE_CUH
 #define HSTU_CUDA_TABLE_TABLE_CUH
 
@@ -45,7 +44,7 @@ static inline unsigned table_blocks(int64_t n) {
 #define TABLE_OP(result, name, parameters, test) result cuda_table_##name parameters;
 #include "ops/table_ops.def"
 
-/* The sum over the threads of a block before this one; `all` is that over all of them. */
+/* The exclusive prefix sum over the threads of a block; `all` is the sum over all of them. */
 __device__ static inline unsigned long long block_prefix(unsigned long long mine,
                                                          unsigned long long *all) {
     __shared__ unsigned long long sums[SCAN_THREADS / 32];
@@ -69,7 +68,7 @@ __device__ static inline unsigned long long block_prefix(unsigned long long mine
     return before + sum - mine;
 }
 
-/* Cuts `bytes` off a block of memory; with a block that begins at 0 it only adds up. */
+/* Takes `bytes` from a block of memory; with a block that begins at 0 it only counts. */
 static inline void *cut_room(char **at, size_t bytes) {
     char *part = *at;
     *at += cuda_align(bytes);
@@ -85,8 +84,8 @@ typedef struct probe_room {
     uint16_t match[32][PROBE_LANES]; /* equal_digests of each part of the key's line */
 } probe_room;
 
-/* 0x80 in each byte of `word` that equals that of `digests`, and only there: an empty slot may hold
- * the very key that is looked for, from former times. */
+/* 0x80 in each byte of `word` that equals that of `digests`, and only there: an erased slot may
+ * still hold the key that is searched for. */
 __device__ static inline uint32_t equal_bytes(uint32_t word, uint32_t digests) {
     uint32_t x = word ^ digests;
     return ~(((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x | 0x7f7f7f7fu);
@@ -121,8 +120,8 @@ __device__ static inline int find_among(const table_entry *entries, unsigned lon
     return -1;
 }
 
-/* The place of the lane's key in its bucket, or -1.  All lanes must come here; one without a key of
- * its own brings any bucket there is. */
+/* The place of the lane's key in its bucket, or -1. All lanes must call this; a lane without a
+ * key passes any valid bucket. */
 __device__ static inline int probe(probe_room *room, const unsigned char *bucket, uint64_t key,
                                    uint32_t digest) {
     int lane = warp_lane(), part = lane % PROBE_LANES, team = lane / PROBE_LANES;
@@ -150,7 +149,7 @@ typedef struct found_key {
     int place;
 } found_key;
 
-/* All lanes must come here; those behind the last key look for it again, and find nothing. */
+/* All lanes must call this; those after the last key probe for it again, and report nothing. */
 __device__ static inline found_key find_key(const table_level &l, const uint64_t *keys, int64_t i,
                                             int64_t n) {
     __shared__ probe_room rooms[TABLE_WARPS];
@@ -183,8 +182,8 @@ template <typename P> __device__ static inline P *lane_pointer(P *mine, int j) {
 }
 
 /* Copies n_pieces from `from` to `to` for each of the warp's 32 rows; `from` NULL: zeros; `to`
- * NULL: the row is left out, and `from` must be NULL too.  What is written is not read again soon,
- * so it need not push other things out of the cache (IS_STREAM). */
+ * NULL: the row is left out, and `from` must be NULL too.  IS_STREAM: the rows are not read
+ * again soon, so the stores do not evict other lines from the cache. */
 template <bool IS_STREAM, typename P>
 __device__ static inline void move_rows(const P *from, P *to, int n_pieces) {
     int n_lanes = row_lanes(n_pieces), lane = warp_lane();

@@ -1,7 +1,7 @@
 /* find, lookup and erase of a level (ops/table.h).  A warp owns 32 keys: the probe of table.cuh
- * finds their places, and lookup moves their rows in the same kernel, so that the probe of one warp
- * hides behind the rows of another.  The limit is bytes: 64 of digests and a sector of keys for
- * each key, and its row twice. */
+ * finds their places, and lookup moves their rows in the same kernel, so that the probe of one
+ * warp overlaps with the row copies of another.  The limit is bytes: 64 of digests and a sector of
+ * keys for each key, and its row twice. */
 #include <string.h>
 
 #include "cuda/table/table.cuh"
@@ -52,7 +52,7 @@ status cuda_table_erase(backend *be, const table_level *l, const table_erase_arg
     return cuda_launched("erase");
 }
 
-/* What the kernel must know of all parts; parameters of a kernel may have 4 KB. */
+/* The kernel's arguments for all parts; kernel parameters are limited to 4 KB. */
 typedef struct lookup_parts {
     int32_t n_parts, dim;
     const uint64_t *keys;
@@ -65,7 +65,7 @@ typedef struct lookup_parts {
 
 static_assert(sizeof(lookup_parts) <= 4000, "parameters of a kernel");
 
-/* The first values of the keys of the warp that are not there: a row at a time, all lanes. */
+/* Writes the initial values of the warp's missing keys: a row at a time, by all lanes. */
 __device__ static inline void write_first(const lookup_parts &a, int part, uint64_t key,
                                           float *missing) {
     for (unsigned rest = __ballot_sync(ALL_LANES, missing != NULL); rest != 0; rest &= rest - 1) {

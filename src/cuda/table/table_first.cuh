@@ -1,5 +1,5 @@
-/* First values of rows, and what becomes of the rows of a warp's 32 keys (contract: ops/table.h):
- * for init and write, and for place, which does their work in its own passes. */
+/* Initial values of embedding rows, and the pass over the rows of a warp's 32 keys (contract:
+ * ops/table.h): for init and write, and for place, which does their work in its own passes. */
 #ifndef HSTU_CUDA_TABLE_TABLE_FIRST_CUH
 #define HSTU_CUDA_TABLE_TABLE_FIRST_CUH
 
@@ -32,7 +32,7 @@ __device__ static inline void write_first(const table_init_args &a, float *row, 
     int n_pieces = (int)((a.dim + a.n_state + 3) / 4), n_values = a.dim / 4;
     int n_lanes = row_lanes(n_pieces), lane = warp_lane(), n_teams = 32 / n_lanes;
     unsigned rest = __ballot_sync(ALL_LANES, row != NULL);
-    while (rest != 0) { /* a team takes one of the next rows each: few of a batch are new */
+    while (rest != 0) { /* each team takes one of the next rows: few rows of a batch are new */
         int j = -1;
         for (int t = 0; t < n_teams && rest != 0; t++, rest &= rest - 1)
             if (t == lane / n_lanes) j = __ffs((int)rest) - 1;

@@ -57,7 +57,7 @@ __device__ static inline void own_bucket(const table_level &l, const table_place
     own->empty = empty_slots((const uint4 *)table_digests(&l, own->bucket));
 }
 
-/* An owner that is alone in a full bucket, and the entry that leaves first. */
+/* An owner that is the only new key of a full bucket, and the entry to evict. */
 __device__ static inline void settle_full(const table_level &l, const table_place_args &a,
                                           const place_room &room, const owned_bucket &own,
                                           const old_entry &old, bool is_second) {
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     if (__any_sync(ALL_LANES, owns)) settle_owners<false>(l, a, room, owns, (uint32_t)i);
 }
 
-/* The second round has nothing to do, as a rule: its kernels have few blocks, which find that out.
+/* The second round usually has nothing to do: its kernels have few blocks, which check that.
  */
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_place_settle_late_any_kernel(const table_level l, const table_place_args a,
@@ -127,7 +127,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
     }
 }
 
-/* A place in a list for each thread of the block that is chosen; blocks come in any order. */
+/* A place in a list for each selected thread of the block; blocks come in any order. */
 __device__ static inline unsigned long long list_places(bool is_chosen, unsigned long long *total) {
     __shared__ unsigned long long base[TABLE_WARPS];
     unsigned mine = __ballot_sync(ALL_LANES, is_chosen);

@@ -100,7 +100,7 @@ typedef struct grad_entry {
     float weight;
 } grad_entry;
 
-/* The last r of low .. high whose begin is not behind k. */
+/* The last r of low .. high whose begin is not after k. */
 template <typename I>
 __device__ static inline int64_t owner(const I *begin, int64_t low, int64_t high, int64_t k) {
     while (low < high) {
@@ -140,7 +140,7 @@ __device__ static inline void end_run(const table_pool_grad_args &a, const grad_
     if (!came_in && c == 0) cut.tail[chunk] = group;
 }
 
-/* The runs of one chunk, piece c of each; several rows of dy are on their way at once. */
+/* Sums the runs of one chunk, piece c of each; several rows of dy are in flight at once. */
 template <typename P>
 __device__ static inline void sum_chunk(const table_pool_grad_args &a, const grad_cut &cut,
                                         int64_t chunk, const grad_entry *entries, int count,

@@ -1,5 +1,5 @@
 /* Rows of a level by slot (ops/table.h): read, write, init, update.  A warp owns 32 slots; lanes
- * share a row 16 bytes each and have several rows on their way at once (table.cuh).  The limit is
+ * share a row, 16 bytes each, and have several rows in flight (table.cuh).  The limit is
  * bytes: of device memory, or of the bus where the rows lie in host memory. */
 #include "cuda/table/table_first.cuh"
 
@@ -54,8 +54,8 @@ status cuda_table_write(backend *be, const table_level *l, const table_rows_args
     return cuda_launched("write of rows");
 }
 
-/* With staging, which is packed then, rows that are not new are read in the same pass: their bytes
- * hide the arithmetic of the new ones. */
+/* With staging, which is packed then, rows that are not new are read in the same pass: their
+ * loads overlap with the arithmetic of the new ones. */
 template <bool HAS_STAGING>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_rows_init_any_kernel(const table_level l, const table_init_args a) {

@@ -1,7 +1,8 @@
-/* How new keys get their places in a bucket: the device side of table_place.cu, which tells who
- * comes here.  A lane settles a bucket that has empty slots for its few new keys; teams of 8 lanes
- * find what leaves a full bucket for a single one, a lane 8 of the slots; and a team settles a
- * bucket where several new keys must push others out. */
+/* How new keys are admitted to a bucket: the device functions of table_place.cu, which says
+ * which key owns a bucket. A lane settles a bucket that has empty slots for its few new keys;
+ * teams of 8 lanes find the entry to evict from a full bucket for a single new key, each lane
+ * looking at 8 of the slots; and a team settles a bucket where several new keys must evict
+ * others. */
 #ifndef HSTU_CUDA_TABLE_TABLE_SETTLE_CUH
 #define HSTU_CUDA_TABLE_TABLE_SETTLE_CUH
 
@@ -113,10 +114,10 @@ __device__ static inline bool leaves_before(const old_entry &x, const old_entry 
     return x.score != y.score ? x.score < y.score : x.key < y.key;
 }
 
-/* The entry that leaves a team's bucket first, by (score, key), of the slots that are free to take.
- * Lane p of the team looks at every TEAM-th slot from p on, AT_ONCE of them at a time, so that a
- * team reads 128 bytes with each load.  All lanes of the warp come here; those of a team that does
- * not ask read nothing. */
+/* The entry to evict first from a team's bucket, by (score, key), among the slots that may be
+ * taken. Lane p of the team looks at every TEAM-th slot from p on, AT_ONCE of them at a time, so
+ * that a team reads 128 bytes with each load.  All lanes of the warp come here; those of a team
+ * that does not ask read nothing. */
 template <int AT_ONCE>
 __device__ static inline old_entry first_to_leave(const table_level &l, int64_t bucket,
                                                   unsigned long long free, bool asks) {
@@ -228,7 +229,8 @@ __device__ static inline bool settle_few(const table_level &l, const table_place
     return true;
 }
 
-/* Lanes that are chosen write their numbers close together; how many there are. */
+/* Selected lanes write their numbers next to each other (compaction); returns how many there are.
+ */
 __device__ static inline int gather_lanes(settle_room *warp, bool is_chosen) {
     unsigned chosen = __ballot_sync(ALL_LANES, is_chosen);
     if (is_chosen) warp->lane[__popc(chosen & ((1u << warp_lane()) - 1))] = warp_lane();
@@ -236,7 +238,7 @@ __device__ static inline int gather_lanes(settle_room *warp, bool is_chosen) {
     return __popc(chosen);
 }
 
-/* Teams find the entries that leave first in the full buckets of n lanes. */
+/* Teams find the entries to evict in the full buckets of n lanes. */
 __device__ static inline void find_old(const table_level &l, settle_room *warp, int n) {
     int team = warp_lane() / TEAM;
     for (int at = team; at - team < n; at += TEAMS) {
@@ -299,7 +301,7 @@ __device__ static inline unsigned long long placed_slots(const table_place_args 
     return placed;
 }
 
-/* The first key of the team behind `last`; false where there is none. */
+/* The first key of the team after `last`; false where there is none. */
 __device__ static inline bool next_key(const table_place_args &a, const team_keys &keys,
                                        bool is_start, new_key *last) {
     bool has = false;
@@ -326,8 +328,8 @@ __device__ static inline bool next_key(const table_place_args &a, const team_key
     return has;
 }
 
-/* One new key of each team gets its place, or none.  In the first round what was touched is not
- * known: where it matters, the bucket must wait for the second. */
+/* One new key of each team is admitted or rejected. In the first round it is not known which
+ * entries the call touched: where it matters, the bucket waits for the second. */
 __device__ static inline void settle_key(const table_level &l, const table_place_args &a,
                                          const place_room &room, const new_key &k, bool is_on,
                                          bool is_second, team_bucket *b) {

@@ -4,9 +4,9 @@
  * sort takes long to compile.
  *
  * Half a hash is half the passes of the sort, which are the limit (H200, 2^20 ids: 0.22 ms with
- * whole hashes).  Different ids seldom share it: a dozen pairs among 350 000.  Their runs are found
- * and mended, a block each: sorted by the low half, stably, in time that grows with their length
- * even where somebody chose all ids so. */
+ * whole hashes).  Different ids seldom share it: a dozen pairs among 350 000. Such runs are
+ * found and repaired, a block each: sorted by the low half, stably, in time linear in their
+ * length even for adversarial ids. */
 #include <cub/device/device_radix_sort.cuh>
 
 #include "cuda/table/table.cuh"

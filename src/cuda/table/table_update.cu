@@ -1,5 +1,5 @@
 /* update of rows by their optimizer (ops/table.h).  Lanes share a row, 16 bytes each, and have
- * UPDATE_AT_ONCE rows on their way before the first is computed.  The limit is bytes: the gradient
+ * UPDATE_AT_ONCE rows in flight before the first is computed.  The limit is bytes: the gradient
  * read, values and state read and written. */
 #include <math.h>
 
