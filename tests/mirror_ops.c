@@ -414,7 +414,7 @@ static void add_update(mirror *m, update_args *a) {
     MIRROR(m, a, marks, BOTH, U8, rows);
     MIRROR(m, a, w, BOTH, F32, a->n);
     MIRROR(m, a, grad, BOTH, F32, a->n);
-    MIRROR(m, a, m, BOTH, F32, a->kind == OPT_ADAMW ? a->n : rows);
+    MIRROR(m, a, m, BOTH, F32, a->kind == OPT_ROWWISE_ADAGRAD ? rows : a->n);
     MIRROR(m, a, v, BOTH, F32, a->n);
     MIRROR(m, a, grad_scale, IN, F32, 1);
 }

@@ -2,120 +2,11 @@
  */
 #include <dirent.h>
 
-#include "embed/snapshot.h"
-#include "nn/dynamic.h"
 #include "oom.h"
-#include "train/run_log.h"
-#include "train_test.h"
-
-static const char ranking_tables[] =
-    "TrainerArgs.train_batch_size = 8\n"
-    "TrainerArgs.eval_interval = 1000\n"
-    "DatasetArgs.dataset_name = 'synth'\n"
-    "DatasetArgs.max_history_seqlen = 12\n"
-    "DatasetArgs.max_num_candidates = 3\n"
-    "DatasetArgs.shuffle = True\n"
-    "NetworkArgs.dtype_str = 'float32'\n"
-    "NetworkArgs.num_layers = 1\n"
-    "NetworkArgs.num_attention_heads = 1\n"
-    "NetworkArgs.hidden_size = 8\n"
-    "NetworkArgs.num_position_buckets = 64\n"
-    "movies/DynamicEmbeddingArgs.feature_names = ['item']\n"
-    "movies/DynamicEmbeddingArgs.table_name = 'mo/vies'\n"
-    "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 100000\n"
-    "movies/EmbeddingArgs.feature_names = ['item']\n"
-    "movies/EmbeddingArgs.table_name = 'movies'\n"
-    "movies/EmbeddingArgs.item_vocab_size_or_capacity = 1000\n"
-    "movies/EmbeddingArgs.sharding_type = 'data_parallel'\n"
-    "BenchmarkDatasetArgs.embedding_args = [@movies/DynamicEmbeddingArgs()]\n"
-    "RankingArgs.prediction_head_arch = [8, 5]\n"
-    "RankingArgs.num_tasks = 1\n";
+#include "table_run.h"
 
 static const char lfu[] = "movies/DynamicEmbeddingArgs.evict_strategy='lfu'";
 static const char small_device[] = "movies/DynamicEmbeddingArgs.item_vocab_gpu_capacity=128";
-static const char quarter[] = "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=150";
-
-/* 600 items: a quarter of them is more than the ids of a batch. */
-static const char *data_folder(void) {
-    static char folder[256];
-    snprintf(folder, sizeof folder, "%s/data", test_folder());
-    if (!folder_exists(folder)) {
-        synth_config c = {.n_users = 120, .n_items = 600, .mean_len = 14, .seed = 3};
-        synth_report report;
-        CHECK_OK(synth_write(&c, folder, NULL, &report));
-    }
-    return folder;
-}
-
-typedef struct table_run {
-    const char *gin; /* NULL: ranking_tables */
-    const char *set[6];
-    size_t n_set;
-    int n_threads;
-    double loss;     /* of the last epoch */
-    eval_result end; /* of it */
-} table_run;
-
-static status watch(void *ctx, const train_event *e, const char *json) {
-    table_run *r = ctx;
-    (void)json;
-    if (e->kind != EVENT_EPOCH) return OK;
-    r->loss = e->loss;
-    r->end = *e->metrics;
-    return OK;
-}
-
-static status train(table_run *r, const char *run, int64_t n_epochs, int64_t max_steps,
-                    bool is_resume) {
-    bench_top top;
-    train_options o = train_options_default();
-    (void)data_folder(); /* the one that top_open looks for */
-    status st =
-        top_open(&top, r->gin != NULL ? r->gin : ranking_tables, r->set, r->n_set, r->n_threads);
-    o.run = run_path(run);
-    o.n_epochs = n_epochs;
-    o.max_steps = max_steps;
-    o.is_resume = is_resume;
-    o.observer = watch;
-    o.ctx = r;
-    if (st == OK) st = trainer_run(&top.session, &o);
-    top_close(&top);
-    return st;
-}
-
-/* What the log of a run says of its table, over all epochs. */
-typedef struct news {
-    double n_new, n_evicted, n_rejected, load, hits, n_written;
-    int n_lines;
-} news;
-
-static status add_news(void *ctx, const json_value *line) {
-    news *n = ctx;
-    const json_value *tables = json_member(line, "tables");
-    double x = 0;
-    if (tables == NULL) return OK;
-    CHECK(tables->type == JSON_ARRAY && tables->first != NULL && tables->first->next == NULL);
-    n->n_lines++;
-    CHECK_OK(json_member_double(tables->first, "new", &x));
-    n->n_new += x;
-    CHECK_OK(json_member_double(tables->first, "evicted", &x));
-    n->n_evicted += x;
-    CHECK_OK(json_member_double(tables->first, "rejected", &x));
-    n->n_rejected += x;
-    CHECK_OK(json_member_double(tables->first, "hit_level0", &n->hits));
-    if (json_member(tables->first, "written") != NULL)
-        CHECK_OK(json_member_double(tables->first, "written", &x));
-    else
-        x = 0;
-    n->n_written += x;
-    return json_member_double(tables->first, "load", &n->load);
-}
-
-static news read_news(const char *run) {
-    news n = {0};
-    CHECK_OK(run_log_read(run_path(run), add_news, &n));
-    return n;
-}
 
 TEST(dynamic_tables_learn_and_tell) {
     table_run r = {.n_threads = 2};
@@ -180,45 +71,6 @@ TEST(dynamic_tables_smaller_than_a_batch_rank_what_they_have) {
         CHECK(fabs(eval_value(&r.end, "hr@100") - found) < 1e-12);
         CHECK(eval_value(&r.end, "hr@10") > 0);
     }
-}
-
-/* Rows of a snapshot by id; where a row lies in its bucket is nobody's concern. */
-enum { MAX_IDS = 1024, ROW_FLOATS = 3 * 8 };
-typedef struct all_rows {
-    int n;
-    bool is_there[MAX_IDS];
-    uint64_t score[MAX_IDS];
-    uint32_t stamp[MAX_IDS];
-    float row[MAX_IDS][ROW_FLOATS];
-} all_rows;
-
-static status keep_rows(void *ctx, const embed_rows *rows) {
-    all_rows *all = ctx;
-    CHECK_EQ(rows->n_floats, ROW_FLOATS);
-    for (int64_t i = 0; i < rows->n; i++) {
-        uint64_t id = rows->keys[i];
-        CHECK(id < MAX_IDS && !all->is_there[id]);
-        all->is_there[id] = true;
-        all->score[id] = rows->scores[i];
-        all->stamp[id] = rows->stamps[i];
-        memcpy(all->row[id], rows->rows + i * ROW_FLOATS, sizeof all->row[id]);
-        all->n++;
-    }
-    return OK;
-}
-
-static bool same_tables(const char *run_a, const char *run_b) {
-    const char *runs[] = {run_a, run_b};
-    all_rows *all = calloc(2, sizeof *all);
-    CHECK(all != NULL);
-    for (int i = 0; i < 2; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/last/table-0-mo_vies", runs[i]);
-        CHECK_OK(embed_snapshot_each(path, keep_rows, &all[i]));
-    }
-    bool is_same = all[0].n > 100 && memcmp(&all[0], &all[1], sizeof *all) == 0;
-    free(all);
-    return is_same;
 }
 
 /* Stopped in the middle of an epoch and resumed, with other threads: whole tables, and such that

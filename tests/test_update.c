@@ -94,6 +94,7 @@ static double naive(opt_kind kind, const state *s, int64_t i, double scale) {
     double lr = 0.01f, b1 = 0.9f, b2 = 0.98f, eps = 1e-6f, decay = 0.1f, w = s->w[i];
     double g = s->grad[i] * scale, squares = 0;
     if (kind == OPT_SGD) return w - lr * (g + decay * w);
+    if (kind == OPT_ADAGRAD) return w - lr * g / (sqrt(s->m[i] + g * g) + eps);
     if (kind == OPT_ADAMW) {
         double m = b1 * s->m[i] + (1 - b1) * g, v = b2 * s->v[i] + (1 - b2) * g * g;
         return w * (1 - lr * decay) -
@@ -140,10 +141,10 @@ static void check_kind(test_backends *t, opt_kind kind, bool is_lazy, bool is_cl
 }
 
 TEST(update_kinds_dense_lazy_and_clipped) {
-    static const opt_kind kinds[] = {OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD};
+    static const opt_kind kinds[] = {OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD, OPT_ADAGRAD};
     test_backends t;
     open_backends(&t);
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 4; k++)
         for (int options = 0; options < 4; options++)
             check_kind(&t, kinds[k], options & 1, options & 2);
     close_backends(&t);
@@ -154,7 +155,7 @@ TEST(update_with_a_factor_of_0) {
     static const float zero = 0;
     test_backends t;
     open_backends(&t);
-    for (int kind = OPT_ADAMW; kind <= OPT_ROWWISE_ADAGRAD; kind++)
+    for (int kind = OPT_ADAMW; kind <= OPT_ADAGRAD; kind++)
         for (int is_lazy = 0; is_lazy < 2; is_lazy++) {
             state before = make_state(), after = make_state();
             update_args a = args_of((opt_kind)kind, &after);
@@ -251,7 +252,7 @@ TEST(update_grad_factor) {
 TEST(update_of_nothing) {
     test_backends t;
     open_backends(&t);
-    for (int kind = OPT_ADAMW; kind <= OPT_ROWWISE_ADAGRAD; kind++) {
+    for (int kind = OPT_ADAMW; kind <= OPT_ADAGRAD; kind++) {
         update_args a = {
             .kind = (opt_kind)kind, .dim = 4, .lr = 1, .beta1 = 0.9f, .beta2 = 0.98f, .step = 1};
         CHECK_OK(t.be[0]->ops->update(t.be[0], &a, 1));

@@ -27,12 +27,26 @@ typedef enum { TASK_RANKING, TASK_RETRIEVAL } config_task;
 typedef enum { MODEL_SASREC, MODEL_HSTU_RESEARCH, MODEL_HSTU } config_model;
 typedef enum { DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 } config_dtype;
 typedef enum { BACKEND_CUTLASS, BACKEND_TRITON, BACKEND_PYTORCH } config_backend;
-typedef enum { OPTIMIZER_ADAM, OPTIMIZER_SGD, OPTIMIZER_ROW_WISE_ADAGRAD } config_optimizer_kind;
+typedef enum {
+    OPTIMIZER_ADAM,
+    OPTIMIZER_SGD,
+    OPTIMIZER_ROW_WISE_ADAGRAD,
+    OPTIMIZER_ADAGRAD
+} config_optimizer_kind;
 typedef enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE } config_schedule;
 typedef enum { PIPELINE_NONE, PIPELINE_NATIVE, PIPELINE_PREFETCH } config_pipeline;
 typedef enum { ACTIVATION_RELU, ACTIVATION_GELU } config_activation;
 typedef enum { SHARDING_DATA_PARALLEL, SHARDING_MODEL_PARALLEL } config_sharding;
-typedef enum { EVICT_LRU, EVICT_LFU } config_evict;
+/* Names behind STRATEGY_NONE are dynamicemb's for the first ones; the loader replaces them. */
+typedef enum {
+    STRATEGY_LRU,
+    STRATEGY_LFU,
+    STRATEGY_STEP,
+    STRATEGY_NONE,
+    STRATEGY_TIMESTAMP,
+    STRATEGY_KLRU,
+    STRATEGY_KLFU
+} config_evict;
 typedef enum { STORE_LOG, STORE_ROCKSDB } config_store;
 typedef enum { KEYS_CONTINUOUS, KEYS_ROUNDROBIN, KEYS_HASH_ROUNDROBIN } config_key_placement;
 typedef enum { DIST_UNIFORM, DIST_NORMAL, DIST_ZIPF, DIST_LOGNORMAL } config_distribution_kind;
@@ -108,6 +122,9 @@ typedef struct config_embedding {
     config_key_placement key_placement;
     const char *store_folder; /* None, or where rows go that memory has no room for */
     config_store store;
+    int64_t admission_threshold;  /* uses before a key gets a row; 0 and 1: the first */
+    double admission_probability; /* and then that of each use; 0 and 1: always */
+    int64_t steps_to_live;        /* a row leaves when it was not written for more; 0: never */
 } config_embedding;
 
 typedef struct config_embeddings {

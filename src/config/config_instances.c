@@ -89,6 +89,9 @@ status loader_build(void *ctx, const option_class *class_, const gin_value *refe
     table->scope = scope;
     table->is_dynamic = strcmp(class_->name, "DynamicEmbeddingArgs") == 0;
     if (table->is_dynamic) table->sharding = SHARDING_MODEL_PARALLEL;
+    if (table->evict == STRATEGY_TIMESTAMP || table->evict == STRATEGY_KLRU)
+        table->evict = STRATEGY_LRU;
+    if (table->evict == STRATEGY_KLFU) table->evict = STRATEGY_LFU;
     if (table->feature_names.n == 0)
         return fail_instance(reference, class_->name, "has no feature_names");
     return OK;

@@ -168,10 +168,11 @@ const option option_table[] = {
     RETIRED("NetworkArgs.dense_initializer_type", "xavier_uniform",
             "Older; dense weights always start so."),
 
-    CHOICE("OptimizerArgs.optimizer_str", IN(optimizer.kind), "adam|sgd|row_wise_adagrad", "'adam'",
-           "Optimizer (required by the reference); row_wise_adagrad is that of the tables, with "
-           "adam for "
-           "the weights."),
+    CHOICE("OptimizerArgs.optimizer_str", IN(optimizer.kind), "adam|sgd|row_wise_adagrad|adagrad",
+           "'adam'",
+           "Optimizer (required by the reference); row_wise_adagrad and adagrad are those of "
+           "embedding rows, with adam for the weights.  adagrad is not in the reference's configs, "
+           "but in dynamicemb."),
     POSITIVE("OptimizerArgs.learning_rate", IN(optimizer.learning_rate), "1e-3",
              "Step size (required by the reference)."),
     RATE("OptimizerArgs.adam_beta1", IN(optimizer.beta1), "0.9", "Decay of the first moment."),
@@ -273,8 +274,13 @@ const option option_table[] = {
         OPT_NULLABLE, 0, 1, "None",
         "Part of the rows in device memory; counts third.  0 is none; with none of the three bound "
         "it is all."),
-    CHOICE("DynamicEmbeddingArgs.evict_strategy", OF_TABLE(evict), "lru|lfu", "'lru'",
-           "Which key leaves a full table: least recently or least frequently used."),
+    CHOICE(
+        "DynamicEmbeddingArgs.evict_strategy", OF_TABLE(evict),
+        "lru|lfu|step|no_eviction|timestamp|KLru|KLfu", "'lru'",
+        "Which key leaves a full bucket: the least recently used by batches (lru, or "
+        "dynamicemb's timestamp and KLru), the least frequently used (lfu, KLfu), the one of the "
+        "smallest step of training (step), or none: new keys are rejected (no_eviction).  "
+        "dynamicemb's epoch and customized scores are not here."),
     FLAG("DynamicEmbeddingArgs.caching", OF_TABLE(has_caching), "False",
          "Device memory is a cache of rows in host memory; here used rows always move there."),
     CHOICE("DynamicEmbeddingArgs.dist_type", OF_TABLE(key_placement),
@@ -286,6 +292,17 @@ const option option_table[] = {
     CHOICE("DynamicEmbeddingArgs.store_engine", OF_TABLE(store), "log|rocksdb", "'log'",
            "What keeps them: a log with 32 bytes of memory a row, or RocksDB.  Not in the "
            "reference."),
+    INT("DynamicEmbeddingArgs.admission_threshold", OF_TABLE(admission_threshold), 0, 65535, "0",
+        "Uses before a key gets a row, as dynamicemb's FrequencyAdmissionStrategy(threshold) with "
+        "a "
+        "counter; until then it reads as zeros.  0 and 1 admit every key at its first use."),
+    FLOAT("DynamicEmbeddingArgs.admission_probability", OF_TABLE(admission_probability),
+          OPT_ABOVE_MIN, 0, 1, "1.0",
+          "Probability that a key without a row gets one at a use, once admission_threshold is "
+          "reached."),
+    INT("DynamicEmbeddingArgs.steps_to_live", OF_TABLE(steps_to_live), 0, 2147483647, "0",
+        "Training steps after which a row that got no gradient is erased, at most 1/16 later; 0 "
+        "keeps it.  Not in the reference."),
     RETIRED("DynamicEmbeddingArgs.bucket_capacity", NULL, "Older size of a hash bucket."),
 
     TYPED("FeatureArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_FEATURE(feature_names), NULL,

@@ -47,6 +47,18 @@ static void sgd(const update_job *job, int64_t first, int64_t n) {
     }
 }
 
+static void adagrad(const update_job *job, int64_t first, int64_t n) {
+    const update_args *a = job->a;
+    float *restrict w = a->w + first, *restrict grad = a->grad + first, *restrict s = a->m + first;
+    float lr = a->lr, eps = a->eps, scale = job->grad_scale;
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * scale;
+        s[i] += g * g;
+        w[i] -= lr * g / (sqrtf(s[i]) + eps);
+        grad[i] = 0;
+    }
+}
+
 static void rowwise_adagrad(const update_job *job, int64_t row) {
     const update_args *a = job->a;
     float *restrict w = a->w + row * a->dim, *restrict grad = a->grad + row * a->dim;
@@ -62,11 +74,18 @@ static void rowwise_adagrad(const update_job *job, int64_t row) {
     }
 }
 
+/* Numbers first .. first + n - 1 of an optimizer that takes each by itself. */
+static void update_numbers(const update_job *job, int64_t first, int64_t n) {
+    if (job->a->kind == OPT_ADAMW) adamw(job, first, n);
+    if (job->a->kind == OPT_SGD) sgd(job, first, n);
+    if (job->a->kind == OPT_ADAGRAD) adagrad(job, first, n);
+}
+
 static status dense_chunk(void *ctx, int64_t chunk, int worker) {
     const update_job *job = ctx;
     cpu_range part = cpu_chunk(chunk, CHUNK, job->a->n);
     (void)worker;
-    (job->a->kind == OPT_ADAMW ? adamw : sgd)(job, part.first, part.end - part.first);
+    update_numbers(job, part.first, part.end - part.first);
     return OK;
 }
 
@@ -78,9 +97,10 @@ static status rows_chunk(void *ctx, int64_t chunk, int worker) {
     for (int64_t row = rows.first; row < rows.end; row++) {
         if (a->marks != NULL && a->marks[row] == 0) continue;
         if (a->marks != NULL) a->marks[row] = 0;
-        if (a->kind == OPT_ADAMW) adamw(job, row * a->dim, a->dim);
-        if (a->kind == OPT_SGD) sgd(job, row * a->dim, a->dim);
-        if (a->kind == OPT_ROWWISE_ADAGRAD) rowwise_adagrad(job, row);
+        if (a->kind == OPT_ROWWISE_ADAGRAD)
+            rowwise_adagrad(job, row);
+        else
+            update_numbers(job, row * a->dim, a->dim);
     }
     return OK;
 }

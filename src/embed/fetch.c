@@ -539,7 +539,7 @@ status embed_settle(embed_table *t, const embed_bring *bring) {
     TRY(is_simple ? settle_simply(t, bring) : settle_tiers(t, bring));
     t->is_torn = false;
     t->counts.n_rejected += t->batch.n_rejected;
-    t->counts.n_refused += t->batch.n_refused;
+    if (!t->is_retaken) t->counts.n_refused += t->batch.n_refused;
     t->slots_hold = true;
     return OK;
 }

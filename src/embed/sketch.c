@@ -2,10 +2,11 @@
 
 #include "base/mem.h"
 
-enum { HALVING = 10, COUNTER_MAX = 65535 };
+/* A table with a store may see far more keys than it has slots, hence the smallest width. */
+enum { HALVING = 10, COUNTER_MAX = 65535, MIN_WIDTH = 1 << 14 };
 
 status sketch_init(sketch *s, int64_t n_keys) {
-    *s = (sketch){.mask = 1023};
+    *s = (sketch){.mask = MIN_WIDTH - 1};
     while ((int64_t)s->mask + 1 < n_keys)
         s->mask = s->mask * 2 + 1;
     return MEM_NEW(&s->counter, (size_t)(s->mask + 1) * SKETCH_ROWS);

@@ -2,6 +2,8 @@
 
 #include "nn/dynamic_int.h"
 
+enum { EXPIRIES = 16 };
+
 /* ---- a batch --------------------------------------------------------------------------------- */
 
 id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const batch *b) {
@@ -48,7 +50,7 @@ static void forget_ids(dynamic_table *t) {
     for (int64_t i = 0; i < t->n; i++)
         t->place[(uint32_t)t->ids[i]] = 0;
     memset(t->has_no_row, 0, (size_t)t->n);
-    t->n = t->n_rejected = 0;
+    t->n = t->n_missing = 0;
 }
 
 void dynamic_forget(dynamic_tables *d) {
@@ -64,9 +66,11 @@ static void note_missing(dynamic_table *t, const embed_batch *got, bool is_train
         t->n_absent += got->n_absent;
         return;
     }
-    t->n_rejected += got->n_rejected;
+    t->n_missing += got->n_rejected + got->n_refused;
     for (int64_t i = 0; i < got->n_rejected; i++)
         t->has_no_row[t->place[(uint32_t)got->rejected[i]] - 1] = 1;
+    for (int64_t i = 0; i < got->n_refused; i++)
+        t->has_no_row[t->place[(uint32_t)got->refused[i]] - 1] = 1;
 }
 
 status dynamic_check_size(const dynamic_tables *d, const batch *b) {
@@ -128,7 +132,7 @@ status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const b
 
 const uint8_t *dynamic_missing_items(dynamic_tables *d) {
     dynamic_table *t = dynamic_find(d, ITEM_FEATURE);
-    return t != NULL && t->n_rejected > 0 ? t->has_no_row : NULL;
+    return t != NULL && t->n_missing > 0 ? t->has_no_row : NULL;
 }
 
 /* Which of the items from `id` on have a row: appends them to `item`, numbers them in `row`. */
@@ -194,9 +198,18 @@ static status update_table(dynamic_table *t, const embed_step_args *args, bool i
     return embed_step_rows(t->table, t->grad, args);
 }
 
+/* Expiry walks over the whole table, so it comes 16 times in the life of a row, not every step. */
+static status expire_rows(dynamic_table *t, int64_t step) {
+    int64_t ttl = t->config->steps_to_live;
+    if (ttl == 0 || !dynamic_is_owner(t) || step % (1 + ttl / EXPIRIES) != 0) return OK;
+    return embed_expire(t->table, NULL);
+}
+
 status dynamic_update(dynamic_tables *d, const embed_step_args *args) {
     for (int i = 0; i < d->n && d->n_taken > 0; i++)
         TRY(update_table(&d->item[i], args, d->n_taken == 1 && d->item[i].owner->n_features == 1));
+    for (int i = 0; i < d->n; i++)
+        TRY(expire_rows(&d->item[i], args->step));
     dynamic_forget(d);
     return OK;
 }

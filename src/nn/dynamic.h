@@ -37,10 +37,10 @@ typedef struct dynamic_table {
     uint64_t *seen;      /* host, a bit an id; all 0 between two calls */
     int32_t *place;      /* host (last + 1): of an id in `ids`, from 1; 0: it is not there */
     uint64_t *ids;       /* host (max_rows): of the batches of this step, those of each ascending */
-    uint64_t *uses;      /* host (max_rows): how often each stands in its batch; NULL: with lru */
-    uint8_t *has_no_row; /* host (max_rows): which of them the table had no place for */
+    uint64_t *uses;      /* host (max_rows): how often each stands in its batch; NULL: not needed */
+    uint8_t *has_no_row; /* host (max_rows): which of them the table had no place for, or refused */
     int64_t n;           /* of these */
-    int64_t n_rejected;  /* of the last batch for training */
+    int64_t n_missing;   /* of the last batch for training: rejected and not admitted */
     float *value, *grad; /* (max_rows, dim): places in the bank */
     embed_counts told;   /* of the last dynamic_news */
     embed_store *store;  /* below the levels, or NULL */
@@ -91,8 +91,8 @@ status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const b
 status dynamic_announce(dynamic_tables *d, const batch *b);
 bool dynamic_reads_ahead(const dynamic_tables *d);
 
-/* The items whose rows the last batch for training found no place for: (max_rows) host, by item - 1
- * of what the passes take.  NULL: there are none. */
+/* The items that got no row in the last batch for training, because the table had no place for them
+ * or did not admit them: (max_rows) host, by item - 1 of what the passes take.  NULL: none. */
 const uint8_t *dynamic_missing_items(dynamic_tables *d);
 
 /* The n items that have a row: their rows (n, dim), memory of the backend, which has room for all;

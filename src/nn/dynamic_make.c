@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "embed/snapshot.h"
 #include "nn/dynamic_int.h"
 #include "nn/input.h"
 
@@ -179,7 +180,7 @@ static void set_levels(embed_config *out, const config_embedding *e, needs n) {
     out->capacity[1] = n_slots - out->capacity[0];
     log_info("table '%s': dynamic, %s; %" PRId64 " slots on the %s and %" PRId64
              " below for the %" PRId64 " ids of the data (the config allows %" PRId64 ")",
-             e->table_name, e->evict == EVICT_LRU ? "lru" : "lfu", n_made(out->capacity[0]),
+             e->table_name, embed_policy_name(out->policy), n_made(out->capacity[0]),
              out->is_on_host ? "host" : "device", n_made(out->capacity[1]), n.n_ids, e->capacity);
     if (n_made(out->capacity[0]) + n_made(out->capacity[1]) < n.max_rows)
         log_info("note: table '%s': a step may have %d different ids, more than slots; those that "
@@ -191,27 +192,37 @@ static void set_levels(embed_config *out, const config_embedding *e, needs n) {
 static status create_table(dynamic_tables *d, dynamic_table *t, const config *c) {
     static const row_opt opts[] = {[OPTIMIZER_ADAM] = ROW_ADAM,
                                    [OPTIMIZER_SGD] = ROW_SGD,
-                                   [OPTIMIZER_ROW_WISE_ADAGRAD] = ROW_ROWWISE_ADAGRAD};
+                                   [OPTIMIZER_ROW_WISE_ADAGRAD] = ROW_ROWWISE_ADAGRAD,
+                                   [OPTIMIZER_ADAGRAD] = ROW_ADAGRAD};
+    static const embed_policy policies[] = {[STRATEGY_LRU] = POLICY_LRU,
+                                            [STRATEGY_LFU] = POLICY_LFU,
+                                            [STRATEGY_STEP] = POLICY_STEP,
+                                            [STRATEGY_NONE] = POLICY_NONE};
     embed_config e = {.dim = t->dim,
                       .opt = opts[c->optimizer.kind],
-                      .policy = t->config->evict == EVICT_LFU ? POLICY_LFU : POLICY_LRU,
+                      .policy = policies[t->config->evict],
                       .seed = init_table_seed((uint64_t)c->trainer.seed, INPUT_TABLE(t->feature)),
                       .first = FIRST_UNIFORM,
-                      .first_scale = INPUT_TABLE_SCALE};
+                      .first_scale = INPUT_TABLE_SCALE,
+                      .admit_count = (uint32_t)t->config->admission_threshold,
+                      .admit_rate = (float)t->config->admission_probability,
+                      .ttl = (uint32_t)t->config->steps_to_live};
     needs n = needs_of(d, t);
     set_levels(&e, t->config, n);
     TRY(dynamic_open_store(t, t->dim + table_n_state(e.opt, t->dim),
                            c->trainer.pipeline == PIPELINE_PREFETCH,
                            2 * (int64_t)n.max_rows * t->n_features));
     e.store = t->ahead != NULL ? t->ahead : t->store;
-    return embed_create(&t->table, d->be, &e);
+    status st = embed_create(&t->table, d->be, &e);
+    return st == ERR_CONFIG ? fail_prefix(st, "table '%s'", t->config->table_name) : st;
 }
 
 status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
                       nn_memory *memory) {
     t->dim = (int32_t)p->shape[1];
     t->value = p->value + (int64_t)t->first * t->dim;
-    if (t->config->evict == EVICT_LFU) TRY(NN_NEW_HOST(memory, &t->uses, t->max_rows));
+    if (t->config->evict == STRATEGY_LFU || t->config->admission_threshold > 1)
+        TRY(NN_NEW_HOST(memory, &t->uses, t->max_rows));
     if (dynamic_is_owner(t)) TRY(create_table(d, t, c));
     if (t->dim != t->owner->dim)
         return fail(ERR_CONFIG,

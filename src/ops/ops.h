@@ -308,12 +308,12 @@ typedef struct logits_loss_args {
 
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
-typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD } opt_kind;
+typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD, OPT_ADAGRAD } opt_kind;
 
 /* One update of a weight:
  * adamw: w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m / (1-b1^t)) /
  * (sqrt(v / (1-b2^t)) + eps) sgd: w -= lr (g + wd w).   rowwise adagrad: s += mean(g^2); w -= lr g
- * / (sqrt(s) + eps). g is grad * *grad_scale (NULL: 1).  The gradient is zeroed where it was used.
+ * / (sqrt(s) + eps).   adagrad: s += g^2, for each number of the row.  g is grad * *grad_scale (NULL: 1).  The gradient is zeroed where it was used.
  * Where *grad_scale is 0 nothing is updated, the gradient is zeroed: a step that is left out.
  * With `marks` only the rows of `dim` whose mark is not 0 are touched (lazy), and their marks are
  * zeroed; else all n numbers. */
@@ -322,7 +322,7 @@ typedef struct update_args {
     int64_t n;               /* numbers in all */
     int32_t dim;             /* of a row */
     uint8_t *marks;          /* (n / dim), or NULL */
-    float *w, *grad, *m, *v; /* (n) each; adagrad's s is m, one number a row */
+    float *w, *grad, *m, *v; /* (n) each; s is m, of rowwise adagrad one number a row */
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step; /* t, from 1 */
     const float *grad_scale;

@@ -17,8 +17,8 @@
 
 typedef enum { ROWS_DENSE, ROWS_LAZY } row_mode;
 
-/* The state of one parameter: first and second moments for adam, nothing for sgd; row-wise AdaGrad
- * has one number a row, in m. */
+/* The state of one parameter: first and second moments for adam, nothing for sgd; AdaGrad has the
+ * sum of squares in m, the row-wise kind one number a row. */
 typedef struct moments {
     float *m, *v; /* memory of the backend, or NULL; shapes: optimizer_state_shape */
 } moments;

@@ -33,12 +33,13 @@ typedef struct train_event {
 typedef status (*train_observer)(void *ctx, const train_event *event, const char *json);
 
 typedef struct train_options {
-    const char *run;    /* the folder */
-    int64_t n_epochs;   /* 0: as the config says */
-    int64_t max_steps;  /* updates; 0: as the config says */
-    int64_t save_every; /* epochs between checkpoints */
-    int64_t eval_every; /* epochs between evaluations; the last ten are always evaluated */
-    int keep;           /* checkpoints kept */
+    const char *run;        /* the folder */
+    int64_t n_epochs;       /* 0: as the config says */
+    int64_t max_steps;      /* updates; 0: as the config says */
+    int64_t save_every;     /* epochs between checkpoints */
+    int64_t eval_every;     /* epochs between evaluations; the last ten are always evaluated */
+    int keep;               /* checkpoints kept */
+    int64_t snapshot_every; /* steps between snapshots of the tables; 0: none */
     bool is_resume;
     bool has_validation;               /* leave-two-out: evaluate on validation, keep the best */
     const volatile sig_atomic_t *stop; /* save and leave when this is set; or NULL */

@@ -126,12 +126,17 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
     json_key_int(w, "new", c->n_new);
     json_key_int(w, "evicted", c->n_evicted);
     json_key_int(w, "rejected", c->n_rejected);
+    json_key_int(w, "refused", c->n_refused);
+    json_key_int(w, "expired", c->n_expired);
     json_object_close(w);
     log_info("table '%s': %" PRId64 " rows, load %.3f; %.2f %% of ids in level 0, %.2f %% in level "
              "1; %" PRId64 " new, %" PRId64 " evicted, %" PRId64 " rejected",
              name, s->n_rows, (double)s->n_rows / (double)s->n_slots,
              n > 0 ? 100 * (double)c->hits[0] / n : 0, n > 0 ? 100 * (double)c->hits[1] / n : 0,
              c->n_new, c->n_evicted, c->n_rejected);
+    if (c->n_refused > 0 || c->n_expired > 0)
+        log_info("table '%s': %" PRId64 " not admitted, %" PRId64 " expired", name, c->n_refused,
+                 c->n_expired);
     if (s->has_store)
         log_info("table '%s': %.2f %% of ids in the store; %" PRId64 " rows written to it", name,
                  n > 0 ? 100 * (double)c->hits[2] / n : 0, c->n_written);

@@ -41,6 +41,9 @@ __device__ static inline void update_number(const update_one &u, float g, float 
         *m = u.beta1 * *m + (1 - u.beta1) * g;
         *v = u.beta2 * *v + (1 - u.beta2) * (g * g);
         *w = *w * u.decay - u.rate * *m / (sqrtf(*v) * u.root + u.eps);
+    } else if (u.kind == OPT_ADAGRAD) {
+        *m += g * g;
+        *w -= u.rate * g / (sqrtf(*m) + u.eps);
     } else {
         *w -= u.rate * (g + u.decay * *w);
     }
@@ -48,33 +51,27 @@ __device__ static inline void update_number(const update_one &u, float g, float 
 
 /* Numbers i .. i + 3. */
 __device__ static inline void update_quad(const update_one &u, float scale, int64_t i) {
-    bool has_state = u.kind == OPT_ADAMW;
+    bool has_m = u.kind != OPT_SGD, has_v = u.kind == OPT_ADAMW;
     float4 g = *(const float4 *)(u.grad + i), w = *(const float4 *)(u.w + i), m = {}, v = {};
-    if (has_state) {
-        m = *(const float4 *)(u.m + i);
-        v = *(const float4 *)(u.v + i);
-    }
+    if (has_m) m = *(const float4 *)(u.m + i);
+    if (has_v) v = *(const float4 *)(u.v + i);
     update_number(u, g.x * scale, &w.x, &m.x, &v.x);
     update_number(u, g.y * scale, &w.y, &m.y, &v.y);
     update_number(u, g.z * scale, &w.z, &m.z, &v.z);
     update_number(u, g.w * scale, &w.w, &m.w, &v.w);
     *(float4 *)(u.w + i) = w;
-    if (has_state) {
-        *(float4 *)(u.m + i) = m;
-        *(float4 *)(u.v + i) = v;
-    }
+    if (has_m) *(float4 *)(u.m + i) = m;
+    if (has_v) *(float4 *)(u.v + i) = v;
     *(float4 *)(u.grad + i) = make_float4(0, 0, 0, 0);
 }
 
 __device__ static inline void update_single(const update_one &u, float scale, int64_t i) {
-    bool has_state = u.kind == OPT_ADAMW;
-    float w = u.w[i], m = has_state ? u.m[i] : 0, v = has_state ? u.v[i] : 0;
+    bool has_m = u.kind != OPT_SGD, has_v = u.kind == OPT_ADAMW;
+    float w = u.w[i], m = has_m ? u.m[i] : 0, v = has_v ? u.v[i] : 0;
     update_number(u, u.grad[i] * scale, &w, &m, &v);
     u.w[i] = w;
-    if (has_state) {
-        u.m[i] = m;
-        u.v[i] = v;
-    }
+    if (has_m) u.m[i] = m;
+    if (has_v) u.v[i] = v;
     u.grad[i] = 0;
 }
 
@@ -92,7 +89,7 @@ __device__ static inline void update_span(const update_one &u, float scale, int6
 }
 
 /* s += mean(g^2), w -= lr g / (sqrt(s) + eps): a warp goes over the row twice. */
-__device__ static inline void update_adagrad(const update_one &u, float scale, int64_t row,
+__device__ static inline void update_rowwise_adagrad(const update_one &u, float scale, int64_t row,
                                              int lane) {
     float *w = u.w + row * u.dim, *grad = u.grad + row * u.dim;
     float squares = 0, rate = 0;
@@ -120,7 +117,7 @@ __device__ static inline void update_rows(const update_one &u, float scale, int6
     for (unsigned todo = __ballot_sync(0xffffffffu, is_mine); todo != 0; todo &= todo - 1) {
         int64_t row = first + __ffs((int)todo) - 1;
         if (u.kind == OPT_ROWWISE_ADAGRAD)
-            update_adagrad(u, scale, row, lane);
+            update_rowwise_adagrad(u, scale, row, lane);
         else
             update_span(u, scale, row * u.dim, u.dim, lane, WARP);
     }
@@ -158,9 +155,9 @@ static int32_t rows_of_warp(const backend *be, const update_args *a) {
 static bool is_packed(const update_args *a, int64_t dim) {
     bool is =
         can_pack(a->w, dim, dim, sizeof(float), 4) && can_pack(a->grad, dim, dim, sizeof(float), 4);
-    if (a->kind != OPT_ADAMW) return is;
-    return is && can_pack(a->m, dim, dim, sizeof(float), 4) &&
-           can_pack(a->v, dim, dim, sizeof(float), 4);
+    if (a->kind == OPT_ADAMW || a->kind == OPT_ADAGRAD)
+        is = is && can_pack(a->m, dim, dim, sizeof(float), 4);
+    return is && (a->kind != OPT_ADAMW || can_pack(a->v, dim, dim, sizeof(float), 4));
 }
 
 /* The powers are taken in double: 1 - b2^t of the first steps would lose digits. */
