@@ -43,19 +43,19 @@ static status load_text(const char *text) {
 }
 
 TEST(config_restore_refuses_what_is_no_config) {
-    CHECK_FAILS(load_text("[]"), ERR_FORMAT, "no object");
+    CHECK_FAILS(load_text("[]"), ERR_FORMAT, "not an object");
     CHECK_FAILS(load_text("{"), ERR_FORMAT, "echo");
     CHECK_FAILS(load_text("{}"), ERR_FORMAT, "no 'source'");
     CHECK_CONTAINS(status_reason(), "echo: ");
     CHECK_FAILS(load_text("{\"source\":{}}"), ERR_FORMAT, "'task'");
     CHECK_FAILS(load_text("{\"source\":{\"task\":\"retrieval\",\"file\":\"f\"},"
                           "\"a\\ninclude 'x'\":{\"b\":1}}"),
-                ERR_FORMAT, "is no name");
+                ERR_FORMAT, "is not the name");
     CHECK_FAILS(
         load_text("{\"source\":{\"task\":\"retrieval\",\"file\":\"f\"},\"nothing\":{\"b\":1}}"),
         ERR_CONFIG, "nothing");
     CHECK_FAILS(load_text("{\"source\":{\"task\":\"retrieval\",\"file\":\"f\"},\"embeddings\":3}"),
-                ERR_FORMAT, "'embeddings' is no list");
+                ERR_FORMAT, "'embeddings' is not a list");
 }
 
 /* The length of a run, which the command line may have given. */

@@ -90,26 +90,26 @@ static void check_bad(action_kind kind, bool has_text_ids, const char *row, cons
 TEST(bad_fields_name_file_line_and_column) {
     const action_kind stars = ACTION_STARS;
     check_bad(stars, false, "abc,2,3,4",
-              "f:13: u: 'abc' is not a whole number; for ids that are texts use --string-ids");
+              "f:13: u: 'abc' is not a whole number; for string ids use --string-ids");
     check_bad(stars, false, "1,2x,3,4",
-              "f:13: i: '2x' is not a whole number; for ids that are texts use --string-ids");
+              "f:13: i: '2x' is not a whole number; for string ids use --string-ids");
     check_bad(stars, false, "1,,3,4", "f:13: i is empty");
     check_bad(stars, false, "1,\"\",3,4", "f:13: i is empty");
     check_bad(stars, false, "1, ,3,4", "f:13: i is empty");
     check_bad(stars, false, "1,2,3,", "f:13: t is empty");
     check_bad(stars, false, "1,2,3,later", "f:13: t: 'later' is not a whole number");
     check_bad(stars, false, "1,2,3,4.5",
-              "f:13: t: '4.5' is no whole number; times have no fraction");
+              "f:13: t: '4.5' is not a whole number; times have no fraction");
     check_bad(stars, false, "9223372036854775808,2,3,4",
-              "f:13: u: '9223372036854775808' does not fit a 64-bit number; for ids that are texts "
+              "f:13: u: '9223372036854775808' does not fit a 64-bit number; for string ids "
               "use --string-ids");
     check_bad(stars, false, "-9223372036854775809,2,3,4",
-              "f:13: u: '-9223372036854775809' does not fit a 64-bit number; for ids that are "
-              "texts use --string-ids");
+              "f:13: u: '-9223372036854775809' does not fit a 64-bit number; for string ids use "
+              "--string-ids");
     check_bad(stars, false, "1,2,3,99999999999999999999999",
               "f:13: t: '99999999999999999999999' does not fit a 64-bit number");
     check_bad(stars, false, "-,2,3,4",
-              "f:13: u: '-' is not a whole number; for ids that are texts use --string-ids");
+              "f:13: u: '-' is not a whole number; for string ids use --string-ids");
     check_bad(stars, false, "1,2,3.5,4",
               "f:13: r: '3.5' is not a whole number from 1 to 5 (half-stars have steps of 0.5)");
     check_bad(stars, false, "1,2,0,4",
@@ -128,7 +128,7 @@ TEST(bad_fields_name_file_line_and_column) {
 
 TEST(bad_rows_name_file_and_line) {
     check_bad(ACTION_STARS, false, "1,2,3",
-              "f:13: the line has 3 fields, but 4 are needed; is it cut off, or the delimiter "
+              "f:13: the line has 3 fields, but 4 are needed; is it cut off, or is the delimiter "
               "another one?");
     check_bad(ACTION_STARS, false, "1,2,3,4,5", "f:13: the line has more than 4 fields");
     check_bad(ACTION_STARS, true, "\"a,2,3,4",
@@ -138,7 +138,7 @@ TEST(bad_rows_name_file_and_line) {
               "f:13: text follows the closing quote of a field");
     /* Control characters and foreign bytes do not reach the terminal. */
     check_bad(ACTION_STARS, false, "1\033[2J\xe9,2,3,4",
-              "f:13: u: '1?[2J?' is not a whole number; for ids that are texts use --string-ids");
+              "f:13: u: '1?[2J?' is not a whole number; for string ids use --string-ids");
 }
 
 TEST(text_ids_lose_their_quotes) {
@@ -189,7 +189,7 @@ TEST(columns_that_are_not_there) {
     CHECK_FAILS(csv_layout_resolve(&t, "f", "1,2,3", 5, false, &by_name, 1), ERR_USAGE,
                 "column 'user' is asked for by name, but f has no header");
     CHECK_FAILS(csv_layout_resolve(&t, "f", "a,b,c", 5, true, twice, 2), ERR_USAGE,
-                "column 'a' is asked for twice");
+                "column 'a' is given two roles");
 }
 
 TEST(delimiters_by_name) {
@@ -202,7 +202,7 @@ TEST(delimiters_by_name) {
     CHECK_STR(d, "::");
     CHECK_FAILS(csv_delimiter_parse(":::", d), ERR_USAGE, "--delimiter ':::'");
     CHECK_FAILS(csv_delimiter_parse("", d), ERR_USAGE, "--delimiter ''");
-    CHECK_FAILS(csv_delimiter_parse("5", d), ERR_USAGE, "no digit");
+    CHECK_FAILS(csv_delimiter_parse("5", d), ERR_USAGE, "other than a digit");
 }
 
 /* The elements of a list, joined with '/'. */
@@ -253,6 +253,6 @@ TEST(lists_that_are_broken) {
     CHECK_FAILS(join_list("['a]", joined), ERR_FORMAT, "no closing quote");
     CHECK_FAILS(join_list("[\"a\\\"]", joined), ERR_FORMAT, "no closing quote");
     CHECK_FAILS(join_list("[\"\\q\"]", joined), ERR_FORMAT, "unknown escape");
-    CHECK_FAILS(join_list("[\"\\ud800\"]", joined), ERR_FORMAT, "no character");
-    CHECK_FAILS(join_list("[\"\\u00\"]", joined), ERR_FORMAT, "no character");
+    CHECK_FAILS(join_list("[\"\\ud800\"]", joined), ERR_FORMAT, "not a character");
+    CHECK_FAILS(join_list("[\"\\u00\"]", joined), ERR_FORMAT, "not a character");
 }

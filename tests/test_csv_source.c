@@ -74,8 +74,8 @@ TEST(duplicates_are_kept_or_dropped) {
 
 TEST(bad_files) {
     check_bad("9223372036854775808,1,1\n", "", 1,
-              "in.csv:1: column 1: '9223372036854775808' does not fit a 64-bit number; for ids "
-              "that are texts use --string-ids");
+              "in.csv:1: column 1: '9223372036854775808' does not fit a 64-bit number; for string "
+              "ids use --string-ids");
     check_bad("", "", 1, "in.csv: the file is empty");
     check_bad("user_id,item_id,timestamp\n", "", 1, "in.csv: there are no events");
     check_bad("\n\n", "", 1,
@@ -83,7 +83,7 @@ TEST(bad_files) {
     check_bad("user_id,item_id,timestamp\n1,2,3\n1,2\n", "", 1,
               "in.csv:3: the line has 2 fields, but 3 are needed; is it cut off");
     check_bad("user_id,item_id,timestamp\n1,2,3\n1,two,3\n", "", 1,
-              "in.csv:3: item_id: 'two' is not a whole number; for ids that are texts use");
+              "in.csv:3: item_id: 'two' is not a whole number; for string ids use");
     check_bad("user,thing,timestamp\n1,2,3\n", "", 1,
               "in.csv:1: there is no column 'item_id'; the header has user, thing, timestamp; name "
               "the column with --item-col");
@@ -106,5 +106,5 @@ TEST(bad_files) {
     check_bad("1,2,3\n", "--action-kind five", 2, "--action-kind 'five' is unknown");
     check_bad("1,2,3\n", "--delimiter abc", 2, "--delimiter 'abc'");
     check_bad("1,2,3\n", "--time-unit h", 2, "--time-unit 'h' is unknown; use s or ms");
-    check_bad("a,b,c\n", "--string-ids --time-col none", 2, "say --header yes or --header no");
+    check_bad("a,b,c\n", "--string-ids --time-col none", 2, "give --header yes or --header no");
 }

@@ -97,9 +97,9 @@ TEST(gin_numbers_refused) {
     CHECK_FAILS(read_all("A.b = 0x1.8p3"), ERR_CONFIG, "is not a number");
     CHECK_FAILS(read_all("A.b = -"), ERR_CONFIG, "'-' is not a number");
     CHECK_FAILS(read_all("A.b = 1.2.3"), ERR_CONFIG, "'1.2.3' is not a number");
-    CHECK_FAILS(read_all("A.b = inf"), ERR_CONFIG, "'inf' is no value");
+    CHECK_FAILS(read_all("A.b = inf"), ERR_CONFIG, "'inf' is not a value");
     CHECK_FAILS(read_all("A.b = -inf"), ERR_CONFIG, "'-inf' is not a number");
-    CHECK_FAILS(read_all("A.b = nan"), ERR_CONFIG, "'nan' is no value");
+    CHECK_FAILS(read_all("A.b = nan"), ERR_CONFIG, "'nan' is not a value");
     CHECK_FAILS(read_all("A.b = 1j"), ERR_CONFIG, "'1j' is not a number");
 }
 
@@ -132,12 +132,12 @@ TEST(gin_strings_refused) {
     CHECK_FAILS(read_all("A.b = 'x\\"), ERR_CONFIG, "is not closed");
     CHECK_FAILS(read_all("A.b = r'x\\"), ERR_CONFIG, "is not closed");
     CHECK_FAILS(read_all("A.b = '\\x4'"), ERR_CONFIG, "needs 2 hexadecimal digits");
-    CHECK_FAILS(read_all("A.b = '\\ud800'"), ERR_CONFIG, "is no character");
+    CHECK_FAILS(read_all("A.b = '\\ud800'"), ERR_CONFIG, "is not a character");
     CHECK_FAILS(read_all("A.b = '\\0'"), ERR_CONFIG, "NUL character");
-    CHECK_FAILS(read_all("A.b = b'x'"), ERR_CONFIG, "'b' is no value");
+    CHECK_FAILS(read_all("A.b = b'x'"), ERR_CONFIG, "'b' is not a value");
     CHECK_FAILS(read_all("A.b = adam"), ERR_CONFIG,
-                "t:1: 'adam' is no value; a string stands in quotes");
-    CHECK_FAILS(read_all("A.b = true"), ERR_CONFIG, "'true' is no value");
+                "t:1: 'adam' is not a value; strings need quotes");
+    CHECK_FAILS(read_all("A.b = true"), ERR_CONFIG, "'true' is not a value");
 }
 
 TEST(gin_containers) {
@@ -213,7 +213,7 @@ TEST(gin_names_refused) {
     CHECK_FAILS(read_all("a//B.c = 1"), ERR_CONFIG, "'a/' is not a whole name");
     CHECK_FAILS(read_all("/A.b = 1"), ERR_CONFIG, "a name is expected, not '/'");
     CHECK_FAILS(read_all("m.a/B.c = 1"), ERR_CONFIG, "a scope, before '/', has no '.'");
-    CHECK_FAILS(read_all("A.b 1"), ERR_CONFIG, "'=' is expected behind 'b'");
+    CHECK_FAILS(read_all("A.b 1"), ERR_CONFIG, "'=' is expected after 'b'");
     CHECK_FAILS(read_all("A.b ="), ERR_CONFIG, "t:1: a value is missing");
     CHECK_FAILS(read_all("A.b =\n 3"), ERR_CONFIG, "t:1: a value is missing");
     CHECK_FAILS(read_all("A.b = # 3"), ERR_CONFIG, "a value is missing");
@@ -246,8 +246,8 @@ TEST(gin_macros) {
     CHECK_EQ(value_of("", "A", "d")->first->first->integer, 5);
     CHECK_FAILS(read_all("A.b = %none"), ERR_CONFIG, "t:1: nothing defines the macro %none");
     CHECK_FAILS(read_all("a = %b\nb = [%a]"), ERR_CONFIG,
-                "a circle: this macro leads back to itself: %a");
-    CHECK_FAILS(read_all("a = %a"), ERR_CONFIG, "t:1: a circle");
+                "a cycle: this macro leads back to itself: %a");
+    CHECK_FAILS(read_all("a = %a"), ERR_CONFIG, "t:1: a cycle");
     CHECK_FAILS(read_all("A.b = %s/x\nx = 1"), ERR_CONFIG, "nothing defines the macro %s/x");
 }
 
@@ -302,7 +302,7 @@ TEST(gin_blocks) {
     CHECK_EQ(value_of("", "B", "e")->integer, 5);
     CHECK(gin_find(&g, "", "A", "b") == NULL);
     CHECK_FAILS(read_all("A:\n  b.c = 1"), ERR_CONFIG,
-                "t:2: inside a block stands the field alone, not 'b.c'");
+                "t:2: inside a block a line starts with the field alone, not 'b.c'");
     CHECK_FAILS(read_all("A: b = 1"), ERR_CONFIG, "the end of the line is expected");
 }
 
@@ -338,10 +338,10 @@ TEST(gin_includes) {
     CHECK_FAILS(read_file("missing.gin"), ERR_IO, "missing.gin:2: include: ");
     write_file("one.gin", "include 'two.gin'");
     write_file("two.gin", "A.b = 1\ninclude 'one.gin'");
-    CHECK_FAILS(read_file("one.gin"), ERR_CONFIG, "two.gin:2: this include closes a circle: ");
+    CHECK_FAILS(read_file("one.gin"), ERR_CONFIG, "two.gin:2: this include closes a cycle: ");
     CHECK_CONTAINS(status_reason(), "one.gin <- ");
     write_file("self.gin", "include 'self.gin'");
-    CHECK_FAILS(read_file("self.gin"), ERR_CONFIG, "self.gin:1: this include closes a circle");
+    CHECK_FAILS(read_file("self.gin"), ERR_CONFIG, "self.gin:1: this include closes a cycle");
     write_file("bad.gin", "include 3");
     CHECK_FAILS(read_file("bad.gin"), ERR_CONFIG, "bad.gin:1: include needs a path in quotes");
     CHECK_FAILS(read_all("include 'x'"), ERR_CONFIG, "include works in a file only");

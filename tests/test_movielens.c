@@ -100,8 +100,8 @@ TEST(ml_20m_small) {
 TEST(side_files_may_be_missing_and_are_noted) {
     put_file("in/ratings.dat", "1::1::5::1\n");
     char *out = prep_ok("ml-1m --input in --out out");
-    CHECK_CONTAINS(out, "movies.dat is not there");
-    CHECK_CONTAINS(out, "users.dat is not there");
+    CHECK_CONTAINS(out, "movies.dat is missing");
+    CHECK_CONTAINS(out, "users.dat is missing");
     seq_file *s = open_out();
     CHECK_EQ(s->n_context, 0);
     CHECK_EQ(s->title.n, 0);

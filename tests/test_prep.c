@@ -19,7 +19,7 @@ TEST(usage_errors) {
     prep_fails("csv --input in.csv", 2, "--out is missing");
     prep_fails("csv --input in.csv --out out --user-cl 1", 2, "--user-col");
     prep_fails("ml-1m --input in.csv --out out --user-col 1", 2,
-               "--user-col is for the sources csv and processed-seqs; ml-1m has a layout of its");
+               "--user-col is for the sources csv and processed-seqs; ml-1m has its own layout");
     prep_fails("ml-1m --input in.csv --out out --random-logs", 2, "--random-logs is for");
     prep_fails("csv --input in.csv --out out --url http://x", 2, "--url needs --download");
     prep_fails("csv --input in.csv --out out --item-name x", 2, "--item-name needs --emit-csv");
@@ -120,7 +120,7 @@ TEST(the_help_page_is_wrapped_once) {
     CHECK_EQ(run_shell(&out, "COLUMNS=80 %s prep --help", test_program()), 0);
     CHECK_CONTAINS(out, "\n  kuairand-pure, kuairand-1k, kuairand-27k  KuaiRand, eight signals as "
                         "bits\n");
-    CHECK_CONTAINS(out, "\n--input is a folder, the original archive unopened, or a single file, "
+    CHECK_CONTAINS(out, "\n--input is a folder, the original archive as it is, or a single file, "
                         "compressed\nor not. With --download it is the folder");
     for (char *line = strtok(out, "\n"); line != NULL; line = strtok(NULL, "\n"))
         if (strlen(line) > 80) FAIL_TEST("wider than 80: %s", line);

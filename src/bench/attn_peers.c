@@ -69,8 +69,8 @@ static const peer_row *find(const attn_shape *s, attn_timing how) {
 }
 
 /* The printed figure has one digit where sequences are short.  Then the time says more: lengths
- * uniform in 1..S have a mean square of (2 S + 1) / 3 times their mean.  So this is the figure from
- * the time, as far as the printed one leaves it open. */
+ * uniform in 1..S have a mean square of (2 S + 1) / 3 times their mean.  So this computes the
+ * figure from the time, within what the rounding of the printed one allows. */
 double attn_peer_tflops(const attn_shape *s, attn_peer peer, attn_timing how, attn_pass pass) {
     const peer_row *r = find(s, how);
     if (r == NULL) return NAN;

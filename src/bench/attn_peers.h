@@ -1,5 +1,5 @@
-/* What NVIDIA's two kernels of HSTU attention reach at the shapes of the field's table: figures to
- * hold `hstu bench attention` against.
+/* The speed of NVIDIA's two HSTU attention kernels at the shapes of the published tables, for
+ * comparison in `hstu bench attention`.
  *
  * Measured on one H200 in bfloat16, four heads, causal, alpha 1/sqrt(D), output / S, on 2026-11-15:
  * the kernel for Hopper (CUTLASS 3) and the one for Ampere (compute_80), as plain calls from
@@ -14,11 +14,11 @@ typedef enum { TIMED_PLAIN, TIMED_REPLAY, N_TIMINGS } attn_timing;
 typedef enum { PASS_FORWARD, PASS_BACKWARD, N_PASSES } attn_pass;
 
 /* TFLOP/s, counted as attn_problem counts them (backward: 2.5 times forward); NAN where there is no
- * figure.  Lengths of jagged rows were drawn then and are drawn now, so times do not compare, but
- * these do. */
+ * figure.  Jagged rows have other lengths in every run, so times cannot be compared, but TFLOP/s
+ * can. */
 double attn_peer_tflops(const attn_shape *s, attn_peer peer, attn_timing how, attn_pass pass);
 
-/* The better kernel's; with is_any_card the Ampere kernel's. */
+/* The figure of the better kernel; with is_any_card that of the Ampere kernel. */
 double attn_peer_best(const attn_shape *s, bool is_any_card, attn_timing how, attn_pass pass);
 
 #endif

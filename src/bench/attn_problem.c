@@ -121,7 +121,7 @@ static uint16_t to_half(act_type act, int8_t x) {
                       (bits >> 13 & 1023));
 }
 
-/* n numbers in the type of activations; there are 256 of them. */
+/* Converts n inputs to the activation type; there are 256 different values. */
 static void convert(act_type act, const int8_t *from, int64_t n, void *to) {
     uint16_t halves[256];
     for (int i = 0; i < 256; i++)
@@ -134,7 +134,7 @@ static void convert(act_type act, const int8_t *from, int64_t n, void *to) {
     }
 }
 
-/* To n_copies new arrays, in pieces. */
+/* Copies them into n_copies new arrays, in pieces. */
 static status send_acts(attn_problem *p, const int8_t *from, int64_t n, int n_copies, void **out) {
     static float piece[PIECE];
     size_t size = act_bytes(p->be->act);
@@ -193,7 +193,7 @@ static status send_bias(attn_problem *p, attn_args *a) {
     return new_array(p, n_time * sizeof(float), (void **)&a->dtime_w);
 }
 
-/* All but the rows, which each copy has of its own. */
+/* Fills in all but q, k, v and the results, of which each copy has its own. */
 static status send_shared(attn_problem *p, attn_args *a) {
     const attn_shape *s = &p->shape;
     *a = (attn_args){.n_sequences = s->n_sequences,
@@ -416,7 +416,7 @@ static double count_flops(const attn_problem *p) {
     return per_pair * pairs;
 }
 
-/* Between two turns of a copy the others, and a cache's worth of bytes, must have passed. */
+/* Between two uses of a copy the other copies, at least cache_bytes, must be touched. */
 static int count_copies(double bytes, int64_t cache_bytes) {
     if (bytes >= (double)cache_bytes) return 1;
     int n = 2 + (int)((double)cache_bytes / bytes);

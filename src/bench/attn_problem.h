@@ -1,10 +1,10 @@
 /* An attention problem to measure: random sequences, a mask, a bias, arrays on a backend, and a
- * check of what the backend makes of them against float64.
+ * check of the backend's results against float64.
  *
- * Inputs are multiples of 1/128 in [-1, 1): exact in every type of activation, so the check sees
- * the op's own error alone.  Lengths and numbers are drawn anew for each problem.  A small problem
- * can have several copies of its arrays: whoever times it takes them in turn, so that none is still
- * in a cache from the last time. */
+ * Inputs are multiples of 1/128 in [-1, 1): exact in every activation type, so the check sees only
+ * the op's own error.  Lengths and inputs are drawn for each problem.  A small problem can have
+ * several copies of its arrays: calls that are timed use them in turn, so that none is still in the
+ * L2 cache from its last use. */
 #ifndef HSTU_BENCH_ATTN_PROBLEM_H
 #define HSTU_BENCH_ATTN_PROBLEM_H
 
@@ -37,7 +37,7 @@ typedef struct attn_problem {
     int8_t *input[4]; /* (n_tokens, H D) each: q, k, v, dout, times 128 */
     int32_t *func;    /* (3, n_tokens) or NULL */
     int8_t *table;    /* (B, H, max_len, max_len), times 128, or NULL */
-    int64_t *times;   /* (n_tokens) or NULL; then the next two are there as well */
+    int64_t *times;   /* (n_tokens) or NULL, as are the next two */
     float *position_w, *time_w;
     void *device[ATTN_MAX_COPIES * 8 + 12];
     int n_device;
@@ -50,14 +50,14 @@ const char *attn_mask_kind_name(attn_mask_kind mask);
 /* The mask and the bias of a shape: "causal", "window 256", "causal + time bias". */
 const char *attn_shape_label(const attn_shape *s, char text[ATTN_LABEL_BYTES]);
 
-/* Makes a problem, in so many copies that a cache of cache_bytes forgets one before its turn comes
- * again (0: one copy).  attn_problem_close frees it, a failed open too. */
+/* Makes a problem, with so many copies that a cache of cache_bytes no longer holds a copy when its
+ * turn comes again (0: one copy).  attn_problem_close frees it, a failed open too. */
 status attn_problem_open(attn_problem *p, backend *be, const attn_shape *shape, uint64_t seed,
                          int64_t cache_bytes);
 void attn_problem_close(attn_problem *p);
 
 /* Runs both passes and compares some rows of each result with float64: *error is the largest
- * difference over the largest number, of the worst of out, dq, dk and dv. */
+ * difference divided by the largest value, for the worst of out, dq, dk and dv. */
 status attn_problem_check(attn_problem *p, double *error);
 
 #endif

@@ -42,14 +42,15 @@ int64_t embed_bench_row_bytes(const embed_bench *b) {
     return (b->o.dim + 3) / 4 * 16;
 }
 
-/* A GPU has room for the tables of the field's benchmark. */
+/* A GPU has room for the tables of HierarchicalKV's benchmark. */
 int64_t embed_bench_slots(const embed_bench *b) {
     if (b->o.slots > 0) return b->o.slots;
     if (!embed_bench_is_cpu(b)) return (int64_t)1 << 26;
     return (int64_t)(fmin(b->o.max_gib, 1) * EMBED_GIBI) / embed_bench_row_bytes(b);
 }
 
-/* Keys of a call are different, and all calls together must not turn a table over. */
+/* The keys of a call are all different, and all calls together must not replace the rows of a
+ * table. */
 static int64_t keys_a_call(const embed_bench *b) {
     int64_t by_rows = embed_bench_slots(b) / 64, n = b->o.batch;
     int64_t by_index = (int64_t)(fmin(b->o.max_gib, 0.25) * EMBED_GIBI) / 21 / 12;

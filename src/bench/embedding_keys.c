@@ -1,12 +1,12 @@
-/* hstu bench embedding: the workload of HierarchicalKV's own benchmark on the verbs of ops/table.h:
- * rows of 64 floats, 2^20 different keys a call of which 60 % are there, find, find_or_insert and
- * insert_or_assign at two loads, and find with half of the rows in host memory.
+/* The bench of dynamic tables: the workload of HierarchicalKV's own benchmark on the calls of
+ * ops/table.h: rows of 64 floats, 2^20 different keys a call of which 60 % are in the table, find,
+ * find_or_insert and insert_or_assign at two loads, and find with half of the rows in host memory.
  *
- * The key of id k is k times an odd number; ids are given to the table one after the other, so that
- * it is known which are there, and rows hold their first values, so that every number can be
- * checked.  What is evicted is counted and not listed, as HierarchicalKV's verbs of these names do.
- * Keys of a call are drawn anew for each pass over the batches.  A pass is timed from one wait for
- * the device to the next; the figure is the median of the passes. */
+ * The key of id k is k times an odd number; ids are inserted in order, so that it is known which
+ * are in the table, and rows hold their initial values, so that every value can be checked.
+ * Evicted keys are counted but not listed, as in HierarchicalKV's calls of these names.  New keys
+ * are drawn for each pass over the batches.  A pass is timed from one device synchronisation to the
+ * next; the figure is the median of the passes. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ typedef struct keys_ctx {
     table_level near, far; /* far: rows in host memory; without an index unless it is measured */
     bool is_full;
     verb v;
-    uint64_t n_ids, n_far; /* ids that near and far got: from 0 on, and from FAR_IDS on */
+    uint64_t n_ids, n_far; /* ids inserted into near (from 0 on) and far (from FAR_IDS on) */
     uint64_t fresh;        /* ids from here on were never used */
     uint64_t score;
     uint64_t *erased[N_BATCHES]; /* (n) on the device: the ids of a batch that are new */
@@ -90,8 +90,8 @@ static status insert_or_assign(keys_ctx *c, int round) {
     return c->b->v->place(c->b->be, &c->near, &a);
 }
 
-/* The rows of either level, zeros where a key is in none: those of far first, then those of near
- * over them. */
+/* The rows of either level, zeros for a key in neither: first from far, then those of near over
+ * them. */
 static status find_both(keys_ctx *c, int round) {
     embed_bench *b = c->b;
     table_level y = {.rows = (unsigned char *)b->rows, .row_bytes = b->o.dim * 4};
@@ -113,7 +113,7 @@ static status run_verb(keys_ctx *c, int round) {
     return c->v == VERB_INSERT_OR_ASSIGN ? insert_or_assign(c, round) : find_both(c, round);
 }
 
-/* Gives a level n ids more, with their first values. */
+/* Inserts n more ids into a level, with their initial values. */
 static status fill(keys_ctx *c, const table_level *l, uint64_t *next, int64_t n) {
     embed_bench *b = c->b;
     for (int64_t done = 0; done < n; done += b->n) {
@@ -134,15 +134,16 @@ static bool is_far(const keys_ctx *c, int64_t i) {
     return c->v == VERB_FIND_BOTH && i % 2 == 1;
 }
 
-/* Every fourth of the last ids, a quarter of a table's slots: they are all there, and in all parts
- * of the buckets.  Different for different i below a sixteenth of the slots. */
+/* Every fourth of the ids inserted last, as many as a quarter of the slots: they are all in the
+ * table, spread over all places of the buckets.  Different for different i below a sixteenth of the
+ * slots. */
 static uint64_t hit_id(const keys_ctx *c, int round, int64_t i) {
     uint64_t n_known = (uint64_t)c->near.n_buckets * (TABLE_SLOTS / 16);
     uint64_t j = ((uint64_t)(round * c->b->n + i) + c->b->salt) * 2654435761u % n_known;
     return (is_far(c, i) ? FAR_IDS + c->n_far : c->n_ids) - 4 * n_known + 4 * j;
 }
 
-/* The keys of a batch, and apart from them those that are new. */
+/* The keys of a batch, and separately those that are new. */
 static status draw_batch(keys_ctx *c, int round) {
     embed_bench *b = c->b;
     c->n_new = 0;
@@ -159,7 +160,7 @@ static bool inserts(const keys_ctx *c) {
     return c->v == VERB_FIND_OR_INSERT || c->v == VERB_INSERT_OR_ASSIGN;
 }
 
-/* Takes the new keys of a batch out again, so that the load stays as it is. */
+/* Erases the new keys of a batch, so that the load stays the same. */
 static status erase_batch(keys_ctx *c, int round) {
     embed_bench *b = c->b;
     table_erase_args a = {.n = c->n_new, .keys = c->erased[round]};
@@ -169,7 +170,7 @@ static status erase_batch(keys_ctx *c, int round) {
 typedef struct check_job {
     const keys_ctx *c;
     int64_t wrong[256]; /* by thread */
-    bool are_zeros;     /* else first values where the key is there */
+    bool are_zeros;     /* else initial values where the key is in the table */
     bool are_all_there;
 } check_job;
 
@@ -187,7 +188,7 @@ static status check_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* Compares b.rows with what the keys in b.host must have there. */
+/* Compares b.rows with the expected rows of the keys in b.host. */
 static status check_rows(const keys_ctx *c, bool are_zeros, bool are_all_there, embed_figure *f) {
     embed_bench *b = c->b;
     check_job job = {.c = c, .are_zeros = are_zeros, .are_all_there = are_all_there};
@@ -199,7 +200,7 @@ static status check_rows(const keys_ctx *c, bool are_zeros, bool are_all_there, 
     return OK;
 }
 
-/* Rows of one number, so that what is not written shows. */
+/* Fills the rows with one value, so that a row that is not written is noticed. */
 static status poison(keys_ctx *c, float x) {
     embed_bench *b = c->b;
     for (int64_t i = 0; i < b->n * b->o.dim; i++)
@@ -287,7 +288,7 @@ static void level_destroy(embed_bench *b, table_level *l, table_memory where) {
     *l = (table_level){0};
 }
 
-/* How long it takes to make a table of twice the slots. */
+/* The time to create a table of twice the slots. */
 static status bench_creation(embed_bench *b) {
     char size[32];
     table_level l;
@@ -301,7 +302,8 @@ static status bench_creation(embed_bench *b) {
     return st == OK ? embed_bench_report(b, &f) : st;
 }
 
-/* The new keys of half a pass are counted in, so that the load is right in its middle. */
+/* The new keys of half a pass are taken into account, so that the load is exact in the middle of a
+ * pass. */
 static status bench_loads(keys_ctx *c, const char *size) {
     int64_t slots = c->near.n_buckets * TABLE_SLOTS, n_added = N_BATCHES / 2 * (c->b->n * 4 / 10);
     TRY(fill(c, &c->near, &c->n_ids, slots / 2 - n_added));

@@ -23,7 +23,7 @@ static status pool_call(void *ctx, int round) {
     return b->v->pool(b->be, c->l, &a);
 }
 
-/* Rows of 1, so that every sum is the number of rows. */
+/* All rows are 1, so every sum is the number of rows. */
 static status check_pool(pool_ctx *c, int64_t *n_wrong) {
     embed_bench *b = c->b;
     int64_t n = b->n / BAG * b->o.dim;

@@ -45,7 +45,7 @@ static status level_create(embed_bench *b, table_level *l, int64_t n_buckets) {
     return st;
 }
 
-/* Batch `round`: `hits` of 10 keys are there. */
+/* Batch `round`: `hits` of 10 keys are in the index. */
 static status draw_keys(embed_bench *b, const table_level *l, int hits, int round) {
     int64_t n_known = l->n_buckets * TABLE_SLOTS;
     for (int64_t i = 0; i < b->n; i++) {
@@ -67,7 +67,7 @@ static status probe(void *ctx, int round) {
     return p->b->v->find(p->b->be, p->l, &a);
 }
 
-/* Slots must be those from which the keys were made. */
+/* The slots must be those that the keys were made from. */
 static status check_probe(embed_bench *b, const table_level *l, int hits) {
     probe_ctx p = {b, l};
     TRY(probe(&p, 0));
@@ -81,12 +81,12 @@ static status check_probe(embed_bench *b, const table_level *l, int hits) {
     return OK;
 }
 
-/* What the memory gives: one byte at random places, asked for ahead as the probes ask. */
+/* The limit set by memory: one byte at random places, prefetched as find does. */
 typedef struct byte_ctx {
     const unsigned char *memory;
     uint64_t bytes;
     int64_t n;
-    uint64_t sum[256]; /* by thread: the reads must count for something */
+    uint64_t sum[256]; /* by thread: keeps the compiler from dropping the reads */
 } byte_ctx;
 
 static status read_bytes(void *ctx, int64_t chunk, int worker) {

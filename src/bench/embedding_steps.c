@@ -1,7 +1,8 @@
-/* hstu bench embedding: whole steps: dedup, find or insert, staging, update.  Ids follow a power
- * law; ten tables at once, of rows twice as long as elsewhere in this bench, is the workload that
- * dynamicemb and FBGEMM publish.  A step is timed twice: by the library, with ids in host memory,
- * table by table; and by the verbs of the device alone, with all ids in one table. */
+/* The bench of dynamic tables: whole steps: dedup, find or insert, staging, update.  Ids follow a
+ * power law; ten tables at once, with rows twice as long as elsewhere in this bench, is the
+ * workload that dynamicemb and FBGEMM publish.  A step is timed twice: through src/embed, with ids
+ * in host memory, table by table; and through the device calls of ops/table.h, with all ids in one
+ * table. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,7 +29,8 @@ static status step_call(void *ctx, int round) {
     return c->updates ? embed_update(c->t, c->b->rows, &args) : OK;
 }
 
-/* Ids by a power law of exponent 1.05 over as many as the table has slots, by its inverse. */
+/* Draws ids by a power law of exponent 1.05, over as many ids as the table has slots, by inverting
+ * its distribution. */
 static void draw_zipf(const embed_bench *b, uint64_t *ids, int64_t n, int64_t n_ids) {
     double top = pow((double)n_ids + 1, -0.05);
     for (int64_t i = 0; i < n; i++) {
@@ -80,7 +82,7 @@ static int64_t ten_dim(const embed_bench *b) {
     return 2 * b->o.dim;
 }
 
-/* Every table's share of the ids: fetched, and stepped by SGD. */
+/* For each table: fetches its share of the ids and updates the rows by SGD. */
 static status train_tables(void *ctx, int round) {
     tables_ctx *c = ctx;
     embed_step_args args = {.lr = 0.01f, .step = 1};
@@ -98,7 +100,7 @@ static status look_up_tables(void *ctx, int round) {
     return embed_lookup(c->t, N_TABLES, c->begin, c->on_device + round * c->b->n, c->b->rows, NULL);
 }
 
-/* What a lookup reads must be what a find reads. */
+/* A lookup must read the same rows as a find. */
 static status check_table(tables_ctx *c, int k, const float *y, float *want, embed_figure *f) {
     int64_t dim = ten_dim(c->b), n = (c->begin[k + 1] - c->begin[k]) * dim;
     TRY(embed_find(c->t[k], c->begin[k + 1] - c->begin[k], c->ids + c->begin[k], (int32_t)dim, want,
@@ -235,8 +237,8 @@ static status step_by_verbs(void *ctx, int round) {
     return b->v->update(b->be, &c->l, &update);
 }
 
-/* Rows before a step and after it: all gradients are the same, so they tell how often an id is in
- * the batch. */
+/* Compares the rows before a step and after it: all gradients are equal, so an id's row moves by
+ * how often it is in the batch. */
 static status compare_step(verbs_ctx *c, float *before, float *after, int32_t *inverse,
                            int32_t *times, embed_figure *f) {
     embed_bench *b = c->b;
@@ -272,7 +274,7 @@ static status check_step(verbs_ctx *c, embed_figure *f) {
     return st;
 }
 
-/* Ids of the ten tables tell each other apart by their high bits. */
+/* The high bits of an id are the number of its table. */
 static status fill_verbs(verbs_ctx *c) {
     embed_bench *b = c->b;
     int64_t n = N_BATCHES * b->n, n_grad = b->n * ten_dim(b);
@@ -292,7 +294,7 @@ static status fill_verbs(verbs_ctx *c) {
     return st;
 }
 
-/* All memory of the step; after a failure the rest of it is NULL. */
+/* Allocates all memory of the step; after a failure the rest is NULL. */
 static status make_verbs(verbs_ctx *c, void *memory[], int n_memory) {
     embed_bench *b = c->b;
     const ops *o = b->be->ops;

@@ -7,12 +7,12 @@
 
 enum { PIECE = 1 << 14, FEW_USERS = 2 };
 
-/* Parameters times events of a batch, above which two users must do: three passes over it, and the
- * gradient on the host. */
+/* Above this product of parameters and events in the batch only two users are checked: the check
+ * takes three passes and has the gradient on the host. */
 static const double LARGE = 1e12;
 
-/* Length of the step: so short that few of the ReLUs on the way bend, so long that the losses
- * differ by more than their rounding. */
+/* Length of the step: short enough that few ReLUs change sides, long enough that the losses differ
+ * by more than their rounding. */
 static const double STEP_F32 = 5e-5, STEP_HALF = 1e-3;
 
 /* float16: gradients of a mean over many positions would vanish. */
@@ -79,7 +79,7 @@ static status move(slope *p, double by) {
     return OK;
 }
 
-/* What the passes left: gradients, and marks of rows that have one. */
+/* Clears what the passes left: gradients, and marks of rows that have one. */
 static status clear(slope *p) {
     backend *be = p->s->be;
     for (int i = 0; i < p->s->n_params; i++) {
@@ -109,7 +109,7 @@ static status compare(slope *p, slope_result *out) {
     out->n_users = p->b.n_users;
     if (out->error < out->allowed) return OK;
     return fail(ERR_NUMERIC,
-                "the gradient does not fit the loss: the slope along it is off by %.1f %%, and "
+                "the gradient does not fit the loss: the slope along it differs by %.1f %%, and "
                 "%.0f %% are allowed",
                 100 * out->error, 100 * out->allowed);
 }

@@ -12,12 +12,12 @@
 
 enum { MAX_OPTIONS = 128, HELP_INDENT = 6, HELP_WIDTH = 92 };
 
-/* A heading in the table of options: it has a name for people and no place for a value. */
+/* A heading in the table of options: it has a title and no value. */
 static bool is_heading(const arg_option *o) {
     return o->value == NULL;
 }
 
-/* Prints text wrapped at spaces; a newline in it is kept.  Every line starts at `indent`. */
+/* Prints text wrapped at spaces; newlines are kept.  Every line starts at `indent`. */
 static void print_wrapped(const char *text, int indent, int width) {
     while (*text != '\0') {
         size_t line = strcspn(text, "\n"), room = (size_t)(width - indent);
@@ -134,7 +134,7 @@ static status read_value(const arg_option *o, const char *text) {
     return fail(ERR_USAGE, "%s takes no value", o->name);
 }
 
-/* Reads the option at argv[*i], and its value behind it where it has one; moves *i to the last
+/* Reads the option at argv[*i], and the value after it where it has one; moves *i to the last
  * argument used.  An option's name where a value should be is a forgotten value, not a value. */
 static status read_option(const arg_spec *spec, int argc, char **argv, int *i) {
     const char *word = argv[*i], *equals = strchr(word, '=');
@@ -156,8 +156,7 @@ static status read_option(const arg_spec *spec, int argc, char **argv, int *i) {
     return read_value(o, next);
 }
 
-/* --help counts wherever it stands before "--": whoever asks for help has no patience for errors.
- */
+/* --help anywhere before "--" wins over any error in the other arguments. */
 static bool wants_help(int argc, char **argv) {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return true;

@@ -10,7 +10,7 @@
 static const command benches[] = {
     {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
     {"data", bench_data, "the batcher: tokens per second"},
-    {"embedding", bench_embedding, "dynamic tables: probes, rows, inserts, pooling, a step"},
+    {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
@@ -26,7 +26,7 @@ static void print_benches(void) {
            "Measures what we claim, on this machine, after checking that it is right.\n\n");
     for (int i = 0; i < N_BENCHES; i++)
         printf("  %-10s %s\n", benches[i].name, benches[i].summary);
-    printf("\n'hstu bench WHAT --help' tells the options.\n");
+    printf("\n'hstu bench WHAT --help' shows the options.\n");
 }
 
 status cmd_bench(int argc, char **argv) {

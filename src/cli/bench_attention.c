@@ -195,21 +195,21 @@ status bench_attention(int argc, char **argv) {
         {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
          "bfloat16 (default), float16 or float32; a CPU computes in float32.", 0, 0},
         {"--dim", ARG_INT, &a.filter.dim, "D",
-         "Only rows with heads of D numbers: 32, 64, 128 or 256.", 1, 65536},
+         "Only rows with head dimension D: 32, 64, 128 or 256.", 1, 65536},
         {"--length", ARG_INT, &a.filter.length, "S",
          "Only rows with sequences of up to S: 50, 200, 512, 1024, 4096 or 16384.", 1, 1 << 24},
         {"--mask", ARG_TEXT, &a.filter.mask, "TEXT",
          "Only rows whose mask has TEXT in it: causal, window, target, arbitrary, bias.", 0, 0},
         {"--any-card", ARG_FLAG, &a.is_any_card, NULL,
-         "On a GPU: the kernels for any card, not those for the one there is; peer is the kernel "
-         "for Ampere.",
+         "On a GPU: the kernels that run on every card, not those for this one; peer is the "
+         "kernel for Ampere.",
          0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object a row.", 0, 0},
         {0},
     };
     const arg_spec spec = {"hstu bench attention [options]",
                            "Measures HSTU attention, forward and backward, at the shapes of the "
-                           "field's table, after checking each against float64.",
+                           "published tables, after checking each against float64.",
                            options,
                            0,
                            0,

@@ -93,9 +93,9 @@ status bench_embedding(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {"hstu bench embedding [options]",
-                           "Measures dynamic embedding tables: probes of the index, rows, inserts "
+                           "Measures dynamic embedding tables: lookups in the index, rows, inserts "
                            "with evictions, rows in host memory, pooling, whole steps; each is "
-                           "checked first.  On a GPU, with the sizes as they are, inserts and "
+                           "checked first.  On a GPU, with the default sizes, inserts and "
                            "finds stand beside HierarchicalKV's figures.",
                            options,
                            0,

@@ -212,13 +212,13 @@ status bench_train(int argc, char **argv) {
     const arg_spec spec = {
         "hstu bench train [options]",
         "Measures training: tokens and FLOP a second, the time of a step, the share of each op, "
-        "after checking the gradient on weights drawn anew.",
+        "after checking the gradient on fresh random weights.",
         options,
         0,
         0,
         "Tokens are those that go through the layers.  FLOP are counted as published figures are: "
         "products of the layers three times (forward, backward), the causal half of the attention "
-        "three and a half times; what is computed again to save memory does not count.\n"};
+        "three and a half times; recomputation that saves memory does not count.\n"};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     mem_free(a.overrides.item);

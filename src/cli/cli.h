@@ -28,7 +28,7 @@ typedef struct arg_list {
 typedef struct arg_option {
     const char *name; /* "--users", or "-k"; the title of a group where value is NULL */
     arg_type type;
-    void *value; /* where it goes; what stands there before is the default (a list: {0}) */
+    void *value;             /* where it is stored; its value before is the default (a list: {0}) */
     const char *placeholder; /* "N", "DIR"; NULL for a flag */
     const char *help;        /* one sentence, with the default where it matters */
     int64_t min, max;        /* of an ARG_INT; both 0: any */
@@ -39,7 +39,7 @@ typedef struct arg_spec {
     const char *summary;       /* a sentence or two */
     const arg_option *options; /* ends with name = NULL */
     int min_positional, max_positional;
-    const char *notes; /* printed behind the options; may be NULL */
+    const char *notes; /* printed after the options; may be NULL */
 } arg_spec;
 
 /* Reads argv[1..]; options and positional arguments may be mixed; "--name value", "--name=value"

@@ -18,7 +18,7 @@
 
 enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
 
-/* OpenBLAS says what it is; declared here because its header may hide these behind a name. */
+/* OpenBLAS's version and core; declared here because its header may rename these. */
 extern char *openblas_get_config(void);
 extern char *openblas_get_corename(void);
 
@@ -76,7 +76,7 @@ static void ask_libraries(diagnosis *d) {
                   "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make"};
 }
 
-/* The memory this process can really have. */
+/* The memory this process can really use. */
 static uint64_t usable_memory(const machine *m) {
     return m->limit_bytes > 0 && m->limit_bytes < m->available_bytes ? m->limit_bytes
                                                                      : m->available_bytes;
@@ -116,7 +116,7 @@ static status examine(diagnosis *d) {
 
 typedef enum { HAVE, LACK, TROUBLE } mark;
 
-/* One line of the table: a mark, what, and what about it. */
+/* One line of the table: a mark, the subject, its state. */
 static void print_row(mark m, const char *what, const char *text) {
     static const char *const words[] = {"ok", "--", "!!"}, *const colours[] = {"32", "33", "31"};
     if (env_wants_colour(STDOUT_FILENO))

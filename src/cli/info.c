@@ -17,7 +17,7 @@
 
 enum { N_POPULAR = 10, N_CODES = 10, BAR_COLUMNS = 36 };
 
-/* All that is known of the data set while it is shown. */
+/* The data set and its statistics while they are shown. */
 typedef struct info {
     const char *path;
     const seq_file *data;
@@ -397,7 +397,7 @@ static bool is_of_training(const char *path) {
            (file_exists(config) || file_exists(manifest));
 }
 
-/* Says what is wrong with a path before the reader of sequence files complains of details. */
+/* Explains a wrong path before the reader of sequence files complains about details. */
 static status check_path(const char *path) {
     char inside[4096];
     struct stat found;

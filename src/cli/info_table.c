@@ -11,7 +11,7 @@
 
 enum { BINS = 10, BAR_COLUMNS = 30 };
 
-/* Rows by a number of theirs: ten bins of equal width from the least to the most. */
+/* Rows by score or step: ten bins of equal width from the smallest to the largest value. */
 typedef struct histogram {
     uint64_t low, high;
     uint64_t count[BINS];
@@ -59,8 +59,6 @@ static status look(table_info *t, const char *folder) {
     return embed_snapshot_each(folder, see_rows, t);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------ */
-
 static void write_histogram(json_writer *w, const char *key, const histogram *h, int64_t n) {
     uint64_t width = (h->high - h->low) / BINS + 1;
     json_key(w, key);
@@ -100,8 +98,6 @@ static status print_json(const table_info *t, const char *folder) {
     write_histogram(w, "steps", &t->stamp, t->n);
     return json_line_print(&line);
 }
-
-/* ---- text ------------------------------------------------------------------------------------ */
 
 static void print_bar(const char *label, uint64_t n, uint64_t most, uint64_t all) {
     char bar[SHOW_BYTES], count[SHOW_BYTES];

@@ -80,8 +80,8 @@ static bool is_reader_gone(void) {
     return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
 }
 
-/* A command has only done its work when its output has arrived.  A reader that went away is a
- * failure for scripts to see but needs no words; a full disk does. */
+/* A command has only done its work when its output has arrived.  A reader that went away gives a
+ * failing exit code without a message; a full disk gives both. */
 static status finish_output(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return OK;
@@ -90,7 +90,7 @@ static status finish_output(void) {
     return fail_errno("writing to stdout failed");
 }
 
-/* "hstu prep: REASON"; the frames only for who debugs. */
+/* "hstu prep: REASON"; the call frames only with HSTU_LOG=debug. */
 static int report(const char *name, status st) {
     if (st == OK) return 0;
     const char *gap = name[0] != '\0' ? " " : "";

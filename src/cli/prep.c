@@ -23,7 +23,7 @@ typedef struct prep_options {
     source_request request;
     const char *input, *out, *emit_csv, *item_name, *url;
     bool is_json, is_download;
-    char archive[4096]; /* where a download lies */
+    char archive[4096]; /* path of a downloaded archive */
 } prep_options;
 
 /* Tables fit 80 columns; paragraphs have no breaks of their own, so that they are wrapped once. */
@@ -35,14 +35,14 @@ static const char notes[] =
     "  processed-seqs                            a user per row, as --emit-csv writes\n"
     "  csv                                       any csv with one event per row\n"
     "\n"
-    "--input is a folder, the original archive unopened, or a single file, compressed or not. "
+    "--input is a folder, the original archive as it is, or a single file, compressed or not. "
     "With --download it is the folder the archive is kept in; default: the folder around --out.\n"
     "\n"
-    "csv: columns are header names, or numbers from 1. Without --user-col and its like, usual "
-    "names are looked for (user_id, item_id, timestamp, ...), or columns 1, 2, 3 taken if there "
-    "is no header. --header auto takes the first row for a header if no field of it is a number. "
-    "Ids are 64-bit whole numbers unless --string-ids; times are whole numbers ('none': the order "
-    "of the file).\n"
+    "csv: columns are header names, or numbers from 1. Without --user-col and the other "
+    "column options, common names are tried (user_id, item_id, timestamp, ...), or columns 1, 2, 3 "
+    "if there is no header. --header auto takes the first row as a header if no field of it is a "
+    "number. Ids are 64-bit integers unless --string-ids; times are integers ('none': the order of "
+    "the file).\n"
     "\n"
     "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has "
     "ratings as in the source.\n"
@@ -83,7 +83,8 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         {"--header", ARG_TEXT, &r->header, "WHEN", "csv: yes, no or auto (default)", 0, 0},
         {"--time-unit", ARG_TEXT, &r->time_unit, "UNIT", "csv: times are in s (default) or ms", 0,
          0},
-        {"--string-ids", ARG_FLAG, &r->has_text_ids, NULL, "csv: ids are texts, not numbers", 0, 0},
+        {"--string-ids", ARG_FLAG, &r->has_text_ids, NULL, "csv: ids are strings, not numbers", 0,
+         0},
         {0}};
     const arg_spec spec = {
         .usage = "hstu prep SOURCE --input PATH --out DIR [options]",
@@ -106,7 +107,7 @@ static void parent_of(const char *path, char *out, size_t size) {
     snprintf(out, size, "%s", dirname(copy));
 }
 
-/* Says before the long work, not after it, that the result cannot be written. */
+/* Reports before the long work, not after it, that the result cannot be written. */
 static status check_target(const char *out) {
     char path[4096], parent[4096];
     snprintf(path, sizeof path, "%s", out);
@@ -127,7 +128,7 @@ static bool is_same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* A csv that takes the place of what it was made from would be a loss nobody asked for. */
+/* Refuses to overwrite the input or the data set with the csv. */
 static status check_emit_csv(const prep_options *o) {
     char data[4096];
     if (o->emit_csv == NULL)
@@ -152,7 +153,7 @@ static status check_options(const prep_options *o) {
 }
 
 /* Fetches the archive into the folder --input names, or the one around --out, and reads it from
- * there.  A whole one that is there already is kept. */
+ * there.  A complete archive that is there already is kept. */
 static status download(prep_options *o) {
     const download_source *d = download_find(o->src->name);
     char folder[4096];
@@ -174,7 +175,7 @@ static status download(prep_options *o) {
     return OK;
 }
 
-/* Where the data came from.  Nothing of the moment goes in: the same input gives the same bytes. */
+/* Where the data came from, without times of day: the same input gives the same bytes. */
 static status make_meta(const prep_options *o, const source_result *r, buf *out) {
     static const char *const signals[] = {"click",   "like", "follow",    "comment",
                                           "forward", "hate", "long_view", "profile_enter"};
@@ -253,12 +254,12 @@ static status write_csv(const prep_options *o, const source_result *r, pool *p, 
 static status write_data(const prep_options *o, const source_result *r, const buf *meta,
                          builder_stats *stats) {
     status st = builder_write(r->build, o->out, buf_str(meta), stats);
-    /* The builder knows no files; what it says of the content needs the name of one. */
+    /* The builder knows no file names, so its messages get the input's name here. */
     return st == ERR_FORMAT ? fail_prefix(st, "%s", o->input) : st;
 }
 
 /* Reads, writes the sequence file, and the csv if one is wanted.  The csv is opened first, so that
- * a place it cannot be written to is said before the work. */
+ * an unwritable path is reported before the work. */
 static status run(const prep_options *o, pool *p, builder_stats *stats) {
     source_result r = {0};
     out_file *csv = NULL;

@@ -11,14 +11,15 @@ enum { SHOW_BYTES = 512 };
 /* "1,000,209" */
 const char *show_count(char text[SHOW_BYTES], uint64_t value);
 
-/* A bar of `width` columns at a share of 1, in eighths of a column; a share above 0 shows. */
+/* A bar of `width` columns at a share of 1, in eighths of a column; a share above 0 shows at least
+ * one eighth. */
 const char *show_bar(char text[SHOW_BYTES], double share, int width);
 
 /* "2000-04-25", UTC; any second of int64 gives some text. */
 const char *show_date(char text[SHOW_BYTES], int64_t seconds);
 
-/* At most `width` characters of `from` (n bytes): control characters and what is no UTF-8 become
- * "?", and what does not fit ends in an ellipsis.  So a hostile title cannot drive the terminal. */
+/* At most `width` characters of `from` (n bytes): control characters and invalid UTF-8 become "?",
+ * and what does not fit ends in an ellipsis.  So a hostile title cannot control the terminal. */
 const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width);
 
 /* "\033[1m" and so on where colours are wanted on stdout, else "". */

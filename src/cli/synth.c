@@ -48,12 +48,13 @@ status cmd_synth(int argc, char **argv) {
     int64_t n_users = (int64_t)config.n_users, n_items = config.n_items;
     int64_t seed = (int64_t)config.seed;
     const arg_option options[] = {
-        {"--out", ARG_TEXT, &folder, "DIR", "Folder to write data.seq to; made if need be.", 0, 0},
+        {"--out", ARG_TEXT, &folder, "DIR",
+         "Folder to write data.seq to; created if it does not exist.", 0, 0},
         {"--users", ARG_INT, &n_users, "N", "Number of users (default 5000).", 1, (int64_t)1 << 31},
         {"--items", ARG_INT, &n_items, "N", "Number of items (default 2000).", 20,
          (int64_t)1 << 31},
         {"--mean-len", ARG_DOUBLE, &config.mean_len, "L",
-         "Events of a user in the mean, at most a quarter of the items (default 60).", 0, 0},
+         "Mean number of events of a user, at most a quarter of the items (default 60).", 0, 0},
         {"--seed", ARG_INT, &seed, "S", "Another seed makes another world (default 1).", 0,
          INT64_MAX},
         {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object instead of text.", 0, 0},

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "config/loader.h"
 
-/* Room for the member of any option whose value can be compared or thrown away. */
+/* Room for the member of any option, for a value that is only compared or checked. */
 typedef union scratch {
     int64_t integer;
     config_dtype dtype;
@@ -102,7 +102,7 @@ const char *loader_place(loader *l, const char *class_name, const char *field, c
     return text;
 }
 
-/* One binding: is there such an option, and does the value fit it? */
+/* Checks one binding: whether there is such an option, and whether the value fits it. */
 static status check_binding(loader *l, const gin_binding *b) {
     scratch room = {0};
     char place[512];
@@ -111,7 +111,7 @@ static status check_binding(loader *l, const gin_binding *b) {
     if (o == NULL) return option_fail_unknown(b);
     gin_place(place, sizeof place, b->file, b->line);
     if (o->type == OPT_RETIRED)
-        log_info("note: %s: %s is of no effect here. %s", place, o->name, o->help);
+        log_info("note: %s: %s has no effect here. %s", place, o->name, o->help);
     if (*b->scope != '\0' && !option_class_of(o)->is_instance)
         log_warn("%s: %s/%s is never used: nothing runs inside the scope '%s'", place, b->scope,
                  o->name, b->scope);
@@ -119,7 +119,7 @@ static status check_binding(loader *l, const gin_binding *b) {
     return option_store(o, b->value, &only_check, &room);
 }
 
-/* Checks every binding, and sees from the classes which family the file belongs to. */
+/* Checks every binding and finds the file's family from the classes it binds. */
 static status check_bindings(loader *l) {
     const gin_binding *first[FAMILY_NVIDIA + 1] = {0};
     char meta[512], nvidia[512];
@@ -177,7 +177,7 @@ static status choose_nvidia_task(loader *l, const char *wanted) {
     return OK;
 }
 
-/* Task, model and kind of data, which decide what classes count. */
+/* Task, model and kind of data, which decide which classes are active. */
 static status choose(loader *l, const char *task) {
     config *c = l->c;
     if (task != NULL && strcmp(task, "ranking") != 0 && strcmp(task, "retrieval") != 0)
@@ -192,13 +192,14 @@ static status choose(loader *l, const char *task) {
         return OK;
     }
     c->model = MODEL_HSTU;
-    /* As the reference does it: generated data where no data set is named. */
+    /* As in the reference: generated data where no data set is named. */
     c->is_benchmark = find_bound(l, option_find("DatasetArgs", "dataset_name")) == NULL &&
                       first_of_class(l, "BenchmarkDatasetArgs") != NULL;
     return choose_nvidia_task(l, task);
 }
 
-/* Puts every root option of an active class in its place, and names all that are missing. */
+/* Stores every root option of an active class; the error names all required ones that are missing.
+ */
 static status store_values(loader *l) {
     buf missing;
     status st = OK;

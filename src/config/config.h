@@ -1,4 +1,4 @@
-/* The effective configuration: what a run does, whichever project's file said so.
+/* The effective configuration of a run, whichever project's file it comes from.
  *
  * Two families of gin files are understood.  Those that bind train_fn are Meta's research files
  * (retrieval with HSTU or SASRec); those that bind *Args classes are NVIDIA's (ranking or retrieval
@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "base/status.h"
 
-/* None: of a whole number; a float that is None is NAN, a text that is None is NULL. */
+/* None for an integer; a float that is None is NAN, a string that is None is NULL. */
 #define CONFIG_NONE INT64_MIN
 
 /* The order of each enumeration is the order of the choices in the option table. */
@@ -74,7 +74,7 @@ typedef struct config_weights {
     size_t n;
 } config_weights;
 
-/* How random lengths and ids of a benchmark are drawn; always whole numbers >= 0. */
+/* How random lengths and ids of a benchmark are drawn; always integers >= 0. */
 typedef struct config_distribution {
     const char *scope;
     config_distribution_kind kind;
@@ -106,7 +106,7 @@ typedef struct config_features {
     size_t n;
 } config_features;
 
-/* An embedding table.  The members behind `sharding` belong to dynamic tables. */
+/* An embedding table.  The members after `sharding` belong to dynamic tables. */
 typedef struct config_embedding {
     const char *scope; /* "item_embedding"; for a predefined table its name */
     bool is_dynamic;
@@ -114,13 +114,13 @@ typedef struct config_embedding {
     const char *table_name;
     int64_t capacity; /* rows: the vocabulary of a static table, the most keys of a dynamic one */
     config_sharding sharding;
-    int64_t hbm_bytes;         /* None, or bytes of values on the device: counts first */
-    double gpu_capacity;       /* None, or rows on the device: counts second */
-    double gpu_capacity_ratio; /* None, or that part of capacity */
+    int64_t hbm_bytes;         /* None, or bytes of values on the device: first choice */
+    double gpu_capacity;       /* None, or rows on the device: second choice */
+    double gpu_capacity_ratio; /* None, or a share of capacity: third choice */
     config_evict evict;
     bool has_caching;
     config_key_placement key_placement;
-    const char *store_folder; /* None, or where rows go that memory has no room for */
+    const char *store_folder; /* None, or the folder for rows that do not fit in memory */
     config_store store;
     int64_t admission_threshold;  /* uses before a key gets a row; 0 and 1: the first */
     double admission_probability; /* and then that of each use; 0 and 1: always */
@@ -160,7 +160,7 @@ typedef struct config_network {
     int64_t dim_qk;       /* D of q and k, per head */
     int64_t dim_v;        /* D of v and u, per head */
     double input_dropout; /* on the embedded sequence */
-    double dropout;       /* before the last product of a layer (of the FFN for sasrec) */
+    double dropout;       /* before the output projection of a layer (of the FFN for sasrec) */
     double attention_dropout;
     double norm_epsilon;
     bool is_causal;
@@ -177,7 +177,7 @@ typedef struct config_network {
     const char *embedding_backend;
     bool has_no_contextual_mask;
     /* Meta's research encoders */
-    int64_t output_length;   /* slots behind the history, besides the target's */
+    int64_t output_length;   /* slots after the history, besides the target's */
     int64_t ffn_hidden_size; /* sasrec */
     config_activation ffn_activation;
     config_score score;
@@ -197,7 +197,7 @@ typedef struct config_optimizer {
 } config_optimizer;
 
 typedef struct config_trainer {
-    int64_t train_batch_size; /* users; None: not given, and train asks for it */
+    int64_t train_batch_size; /* users; None: not given, and `train` requires it */
     int64_t eval_batch_size;
     int64_t eval_user_max_batch_size; /* None: no limit */
     int64_t accumulation_steps;
@@ -214,7 +214,7 @@ typedef struct config_trainer {
     bool has_profile;
     int64_t profile_first, profile_last;
     config_pipeline pipeline;
-    bool is_balanced; /* batches of even work: sum of squared lengths */
+    bool is_balanced; /* balance batches by the sum of squared lengths */
     double clip_grad; /* largest norm of the gradient; 0: off */
     int64_t tensor_parallel;
 } config_trainer;
@@ -263,7 +263,7 @@ typedef struct config {
 /* Where a config comes from. */
 typedef struct config_source {
     const char *path; /* a gin file; NULL: text */
-    const char *text; /* gin text instead of a file; `text_name` stands in messages */
+    const char *text; /* gin text instead of a file; messages call it `text_name` */
     const char *text_name;
     size_t text_bytes;
     const char *const *overrides; /* (n_overrides) "Class.field=value" */
@@ -275,13 +275,13 @@ typedef struct config_source {
 status config_load(config **out, const config_source *source);
 void config_destroy(config *c); /* NULL is fine */
 
-/* Refuses, each with a sentence, what reads well but cannot be trained by this version. */
+/* Refuses what parses but cannot be trained by this version; the message says what. */
 status config_check_trainable(const config *c);
 
 /* All effective values as one JSON object, grouped by class in the family's own names. */
 status config_write_json(const config *c, buf *out, int indent);
 
-/* Loads what config_write_json wrote (of real data, not of a benchmark); `name` stands in messages.
+/* Loads what config_write_json wrote (of real data, not of a benchmark); messages call it `name`.
  */
 status config_load_json(config **out, const char *name, const char *json, size_t n);
 

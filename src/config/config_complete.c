@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "config/loader.h"
 
-/* What Meta's train.py fixes in code and leaves no option for. */
+/* Values that Meta's train.py hard-codes. */
 static void fix_meta(config *c) {
     c->network.dtype = c->network.is_bf16 ? DTYPE_BFLOAT16 : DTYPE_FLOAT32;
     c->network.norm_epsilon = c->model == MODEL_SASREC ? 1e-8 : 1e-6;
@@ -25,7 +25,7 @@ static void fix_meta(config *c) {
     c->trainer.pipeline = PIPELINE_NATIVE;
 }
 
-/* The same for NVIDIA's retrieval_gr.py and its trainer. */
+/* Values that NVIDIA's retrieval_gr.py and its trainer hard-code. */
 static void fix_nvidia(config *c) {
     c->network.dim_v = c->network.dim_qk;
     c->network.input_dropout = c->network.dropout;
@@ -38,7 +38,7 @@ static void fix_nvidia(config *c) {
     c->retrieval.has_item_norm = true;
 }
 
-/* Width per head from the model's width, where it is not given or cannot be. */
+/* The head dimension from the model dimension, where it is not given or has no option. */
 static status divide_heads(loader *l, const char *class_name, const char *width_name) {
     config_network *n = &l->c->network;
     char place[512];
@@ -98,7 +98,7 @@ static bool has_text(const config_texts *texts, const char *text) {
     return false;
 }
 
-/* A feature of generated data must be generated once and have a table. */
+/* A feature of generated data must be in a FeatureArgs and have a table. */
 static status check_feature(loader *l, const char *field, const char *feature) {
     const config *c = l->c;
     char place[512];
@@ -140,7 +140,7 @@ static status complete_dataset(loader *l) {
     return OK;
 }
 
-/* Two tables of one name would share a place in a checkpoint. */
+/* Two tables of one name would share one name in a checkpoint. */
 static status check_table_names(loader *l) {
     const config_embeddings *t = &l->c->embeddings;
     for (size_t i = 0; i < t->n; i++)

@@ -1,4 +1,4 @@
-/* The config as JSON, and what of it this version cannot train. */
+/* The config as JSON, and the parts that this version cannot train. */
 #include <string.h>
 
 #include "base/json.h"
@@ -18,8 +18,8 @@ const char *config_model_name(config_model model) {
     return names[model];
 }
 
-/* How long the run is stands here, not among the options: a family has one for epochs or for steps,
- * the command line has both. */
+/* The length of the run is written here and not with the options: each family has an option for
+ * epochs or for steps, the command line has both. */
 static void write_length(const config *c, json_writer *w) {
     json_key_int(w, "epochs", c->trainer.n_epochs);
     if (c->trainer.max_train_iters != CONFIG_NONE)
@@ -43,7 +43,7 @@ static void write_source(const config *c, json_writer *w) {
     json_object_close(w);
 }
 
-/* A class of retired options only has nothing to show. */
+/* A class with only retired options has nothing to show. */
 static bool has_values(const option_class *class_) {
     for (size_t i = 0; i < n_options; i++)
         if (option_class_of(&option_table[i]) == class_ && option_table[i].type < OPT_ALIAS)

@@ -13,7 +13,7 @@ static status fail_instance(const gin_value *reference, const char *class_name, 
                 *reference->scope ? "/" : "", class_name, what);
 }
 
-/* The fields of one instance: those bound in its scope or in none, else the defaults. */
+/* The fields of one instance: bound in its scope or without a scope, else the defaults. */
 static status store_fields(loader *l, const option_class *class_, const gin_value *reference,
                            void *instance, buf *missing) {
     for (size_t i = 0; i < n_options; i++) {
@@ -48,7 +48,7 @@ static status store_instance(loader *l, const option_class *class_, const gin_va
 static status check_distribution(const config_distribution *d, const gin_value *reference) {
     if (d->kind == DIST_UNIFORM && d->high == CONFIG_NONE)
         return fail_instance(reference, "RandomDistribution",
-                             "is uniform and needs 'high', the value behind its largest");
+                             "is uniform and needs 'high', one more than its largest value");
     if (d->high != CONFIG_NONE && d->high < d->low + (d->kind == DIST_UNIFORM))
         return fail_instance(reference, "RandomDistribution", "has no value between low and high");
     return OK;
@@ -73,7 +73,7 @@ status loader_build(void *ctx, const option_class *class_, const gin_value *refe
                     void *instance) {
     loader *l = ctx;
     const char *scope = reference->scope;
-    /* A list of references to lists of references is small to write and large to build. */
+    /* A few lines of references to lists of references can ask for a huge number of instances. */
     if (++l->n_instances > MAX_INSTANCES)
         return fail_instance(reference, class_->name, "is one instance too many");
     TRY(store_instance(l, class_, reference, instance));
@@ -143,7 +143,7 @@ static const predefined predefined_tables[] = {
 };
 enum { N_PREDEFINED = sizeof predefined_tables / sizeof predefined_tables[0] };
 
-/* A table as the class makes it by default, then with the values of the row. */
+/* The defaults of the class, then the values of the row. */
 static status fill_predefined(loader *l, const predefined *p, config_embedding *table) {
     const char *class_name = p->is_dynamic ? "DynamicEmbeddingArgs" : "EmbeddingArgs";
     for (size_t i = 0; i < n_options; i++) {
@@ -161,7 +161,7 @@ static status fill_predefined(loader *l, const predefined *p, config_embedding *
     if (!p->is_dynamic) return OK;
     bool is_ml20m_user = strcmp(p->dataset, "ml-20m") == 0 && strcmp(p->feature, "user_id") == 0;
     table->gpu_capacity_ratio = 0.5;
-    /* The reference caches the users of ml-20m whatever the pipeline. */
+    /* The reference caches the user table of ml-20m whatever the pipeline. */
     table->has_caching = l->c->trainer.pipeline == PIPELINE_PREFETCH || is_ml20m_user;
     return OK;
 }

@@ -1,6 +1,6 @@
 /* The way back from the JSON echo: every value becomes a gin binding, and the gin text is loaded
- * and checked like any other.  So a checkpoint needs no gin file, and no include of one, to be
- * understood; and a config that cannot have been written by us is refused by the same rules. */
+ * and checked like any other.  So a checkpoint can be opened without its gin file and includes, and
+ * a config that we cannot have written is refused by the same rules. */
 #include <string.h>
 
 #include "base/json.h"
@@ -8,7 +8,7 @@
 
 static status write_value(const json_value *v, buf *out);
 
-/* A gin string: JSON's escapes are gone, gin's are put in. */
+/* Writes a gin string, with gin's escapes. */
 static status write_text(const char *text, buf *out) {
     TRY(buf_char(out, '\''));
     for (; *text != '\0'; text++) {
@@ -54,11 +54,12 @@ static status write_value(const json_value *v, buf *out) {
     return OK;
 }
 
-/* A name that goes into gin text bare must be one (a scope may have slashes). */
+/* A name that goes into gin text without quotes must be an identifier (a scope may have slashes).
+ */
 static status check_name(const char *name) {
     size_t n = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./");
     if (n > 0 && name[n] == '\0') return OK;
-    return fail(ERR_FORMAT, "'%.60s' is no name of an option or a table", name);
+    return fail(ERR_FORMAT, "'%.60s' is not the name of an option or a table", name);
 }
 
 static status write_class(const char *prefix, const json_value *object, buf *out) {
@@ -93,7 +94,7 @@ static status write_table(const json_value *table, buf *names, buf *out) {
 static status write_tables(const json_value *tables, buf *out) {
     buf names;
     status st = OK;
-    if (tables->type != JSON_ARRAY) return fail(ERR_FORMAT, "'embeddings' is no list");
+    if (tables->type != JSON_ARRAY) return fail(ERR_FORMAT, "'embeddings' is not a list");
     buf_init(&names);
     for (const json_value *t = tables->first; t != NULL && st == OK; t = t->next)
         st = write_table(t, &names, out);
@@ -125,7 +126,7 @@ static status write_gin(const json_value *root, config_source *to, buf *out) {
     return OK;
 }
 
-/* What was given with --set is in the values already; it is kept as the record it is. */
+/* Overrides given with --set are in the values already; they are kept as a record. */
 static status copy_overrides(config *c, const json_value *root) {
     const json_value *list = json_member(json_member(root, "source"), "overrides");
     if (list == NULL || list->type != JSON_ARRAY) return OK;
@@ -146,7 +147,7 @@ static status read_count(const json_value *source, const char *key, int64_t most
     return OK;
 }
 
-/* The length that the command line gave, for which the family may have no option. */
+/* The length of the run from the command line, for which the family may have no option. */
 static status read_length(config *c, const json_value *root) {
     const json_value *source = json_member(root, "source");
     TRY(read_count(source, "epochs", 1 << 20, &c->trainer.n_epochs));
@@ -163,7 +164,7 @@ status config_load_json(config **out, const char *name, const char *json, size_t
     buf_init(&text);
     status st = json_parse(&a, name, json, n, &root);
     if (st == OK && root->type != JSON_OBJECT)
-        st = fail(ERR_FORMAT, "%s: the config is no object", name);
+        st = fail(ERR_FORMAT, "%s: the config is not an object", name);
     if (st == OK) {
         st = write_gin(root, &source, &text);
         if (st != OK) st = fail_prefix(st, "%s", name);

@@ -36,7 +36,7 @@ static status add_binding(gin_reader *r, const gin_binding *like) {
     return OK;
 }
 
-/* Nothing but blanks and a comment may stand between the cursor and the end of the line. */
+/* Only spaces and a comment may follow the cursor on its line. */
 static status end_statement(gin_reader *r) {
     gin_skip_space(r);
     if (gin_peek(r) == '#')
@@ -56,7 +56,7 @@ static status read_text(gin_reader *r);
 
 static status read_file(gin_config *g, const char *path, const gin_reader *parent);
 
-/* The path as seen from the including file, if there is such a file; else as it stands. */
+/* The path relative to the including file if that exists, else the path as written. */
 static status resolve_include(gin_reader *r, const char *path, const char **out) {
     char joined[4096], folder[4096];
     const char *slash = strrchr(r->file, '/');
@@ -86,7 +86,7 @@ static status read_include(gin_reader *r) {
     return end_statement(r);
 }
 
-/* `import a.b` and `from a import b` bring Python in; there is none here. */
+/* `import a.b` and `from a import b` import Python modules; there are none here. */
 static status read_import(gin_reader *r) {
     size_t start = r->at;
     while (r->at < r->n && r->text[r->at] != '\n' && r->text[r->at] != '\r' &&
@@ -101,10 +101,10 @@ static bool is_word(const char *path, size_t n, const char *word) {
     return n == strlen(word) && memcmp(path, word, n) == 0;
 }
 
-/* `= value` behind a name; the binding is complete but for its value. */
+/* `= value` after a name; completes the binding. */
 static status read_assignment(gin_reader *r, gin_binding *b) {
     gin_skip_space(r);
-    if (gin_peek(r) != '=') return gin_fail(r, "'=' is expected behind '%.200s'", b->field);
+    if (gin_peek(r) != '=') return gin_fail(r, "'=' is expected after '%.200s'", b->field);
     b->line = r->is_override ? 0 : r->line;
     r->at++;
     gin_skip_space(r);
@@ -113,7 +113,7 @@ static status read_assignment(gin_reader *r, gin_binding *b) {
     return end_statement(r);
 }
 
-/* `scope/Class:` opens a block; the indented lines behind it are fields. */
+/* `scope/Class:` opens a block; the indented lines after it are fields. */
 static status open_block(gin_reader *r, const char *scope, const char *class_name) {
     r->at++;
     r->block_scope = scope;
@@ -127,7 +127,7 @@ static status read_block_line(gin_reader *r) {
     gin_binding b = {.scope = r->block_scope, .class_name = r->block_class};
     TRY(gin_read_path(r, "the name of a field", &path, &n));
     if (memchr(path, '/', n) != NULL || memchr(path, '.', n) != NULL)
-        return gin_fail(r, "inside a block stands the field alone, not '%.*s'",
+        return gin_fail(r, "inside a block a line starts with the field alone, not '%.*s'",
                         (int)(n < 200 ? n : 200), path);
     TRY(arena_copy_text(&r->g->memory, path, n, &b.field));
     return read_assignment(r, &b);
@@ -172,8 +172,8 @@ static status read_text(gin_reader *r) {
     return OK;
 }
 
-/* A file that is already being read would include itself for ever: names the circle. */
-static status check_circle(const gin_reader *r) {
+/* Refuses a file that is already being read, and names the cycle of includes. */
+static status check_cycle(const gin_reader *r) {
     char names[700];
     size_t used = 0;
     const gin_reader *p = r->parent;
@@ -183,7 +183,7 @@ static status check_circle(const gin_reader *r) {
     for (p = r; p != NULL && used < sizeof names; p = p->parent)
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%.200s",
                                  p == r ? "" : " <- ", p->file);
-    return gin_fail(r->parent, "this include closes a circle: %s", names);
+    return gin_fail(r->parent, "this include closes a cycle: %s", names);
 }
 
 static status read_file(gin_config *g, const char *path, const gin_reader *parent) {
@@ -198,7 +198,7 @@ static status read_file(gin_config *g, const char *path, const gin_reader *paren
         r.device = info.st_dev;
         r.inode = info.st_ino;
     }
-    TRY(check_circle(&r));
+    TRY(check_cycle(&r));
     status st = file_read_all(path, GIN_MAX_FILE_BYTES, &text, &r.n);
     if (st != OK && parent != NULL)
         return fail_prefix(st, "%s:%d: include", parent->file, parent->line);
@@ -229,7 +229,7 @@ status gin_read_value(gin_config *g, const char *name, const char *text, gin_val
     return OK;
 }
 
-/* A word such as bfloat16 or ./runs/a: what a shell hands over where gin has 'bfloat16'. */
+/* A bare word such as bfloat16 or ./runs/a: the shell removes the quotes that gin wants. */
 static bool is_bare_word(const char *text) {
     if (strcmp(text, "True") == 0 || strcmp(text, "False") == 0 || strcmp(text, "None") == 0)
         return false;

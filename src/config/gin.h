@@ -1,9 +1,9 @@
-/* Gin files: the text, read into bindings with their places.
+/* Gin files: parsed into bindings with file and line.
  *
  * A gin_config gathers the bindings of one or more files (and of overrides) in the order they were
- * read; gin_finish then sorts an index and puts the value of each macro where it is used.  Nothing
- * here knows which options exist: that is options.h.  All values live in the arena of the
- * gin_config and die with it.  One thread at a time.
+ * read; gin_finish then sorts an index and replaces each macro by its value.  Nothing here knows
+ * which options exist: that is options.h.  All values live in the arena of the gin_config and die
+ * with it.  One thread at a time.
  *
  * Understood: comments, `scope/module.Class.field = value`, blocks (`scope/Class:` and indented
  * `field = value`), strings with escapes and concatenation, numbers, True, False, None, tuples,
@@ -67,9 +67,9 @@ typedef struct gin_binding {
     gin_value *value;
     const char *file;
     int line;         /* 0 for an override, whose `file` is the text of the override itself */
-    bool is_override; /* given by gin_override: beats whatever the files say */
+    bool is_override; /* given by gin_override: takes precedence over the files */
     bool is_used;     /* a macro that some value refers to */
-    uint8_t state;    /* of the resolving of macros: 0 not begun, 1 under way, 2 done */
+    uint8_t state;    /* of resolving macros: 0 not begun, 1 under way, 2 done */
     size_t order;
 } gin_binding;
 
@@ -84,10 +84,10 @@ typedef struct gin_config {
 void gin_init(gin_config *g);
 void gin_fini(gin_config *g);
 
-/* Reads a file and what it includes: relative to the including file first, then as it stands. */
+/* Reads a file and what it includes: relative to the including file first, then as written. */
 status gin_read_file(gin_config *g, const char *path);
 
-/* Reads text from memory; `name` stands in messages.  `include` is refused here. */
+/* Reads text from memory; messages call it `name`.  `include` is refused here. */
 status gin_read_text(gin_config *g, const char *name, const char *text, size_t n);
 
 /* Reads one "scope/Class.field=value" of the command line.  A bare word is taken as a string, so
@@ -97,11 +97,11 @@ status gin_override(gin_config *g, const char *assignment);
 /* Reads one value, as in a default of the option table. */
 status gin_read_value(gin_config *g, const char *name, const char *text, gin_value **out);
 
-/* To be called once after all reading: sorts the index and resolves the macros. */
+/* Sorts the index and resolves the macros; to be called once, after all reading. */
 status gin_finish(gin_config *g);
 
-/* The binding that counts for Class.field inside a scope: that of the longest prefix of the scope
- * ("a/b", "a", ""), the last one read, overrides first.  NULL: none. */
+/* The binding in force for Class.field inside a scope: of those for the longest prefix of the scope
+ * that has any ("a/b", "a", ""), an override, else the last one read.  NULL: none. */
 const gin_binding *gin_find(const gin_config *g, const char *scope, const char *class_name,
                             const char *field);
 

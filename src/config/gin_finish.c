@@ -1,4 +1,4 @@
-/* What happens to the bindings once all are read: the index by name, and the macros. */
+/* After all bindings are read: the index by name, and the macros. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ static int compare_names(const gin_binding *a, const char *scope, size_t n_scope
     return order;
 }
 
-/* By name; of equal names the one that counts comes last. */
+/* By name; of equal names the one in force comes last. */
 static int compare_bindings(const void *a, const void *b) {
     const gin_binding *x = *(gin_binding *const *)a, *y = *(gin_binding *const *)b;
     int order = compare_names(x, y->scope, strlen(y->scope), y->class_name, y->field);
@@ -58,11 +58,11 @@ static status fail_at(const gin_value *v, const char *what) {
 
 static status resolve(gin_config *g, gin_value *v, int level);
 
-/* Puts the macro's value here; the children are shared, for nothing changes them any more. */
+/* Copies the macro's value; its children are shared, since nothing changes them any more. */
 static status resolve_macro(gin_config *g, gin_value *v, int level) {
     gin_binding *b = find_exact(g, v->scope, strlen(v->scope), "", v->name);
     if (b == NULL) return fail_at(v, "nothing defines the macro");
-    if (b->state == 1) return fail_at(v, "a circle: this macro leads back to itself:");
+    if (b->state == 1) return fail_at(v, "a cycle: this macro leads back to itself:");
     b->is_used = true;
     if (b->state == 0) {
         b->state = 1;
@@ -78,8 +78,8 @@ static status resolve_macro(gin_config *g, gin_value *v, int level) {
     return OK;
 }
 
-/* Resolves the macros in a value and counts its nodes.  The count is a limit on what hostile text
- * can unfold to: 40 lines of A = [%B, %B] would be 2^40 values. */
+/* Resolves the macros in a value and counts its nodes.  The count limits what hostile text can
+ * expand to: 40 lines of A = [%B, %B] would be 2^40 values. */
 static status resolve(gin_config *g, gin_value *v, int level) {
     uint64_t n_nodes = 1;
     char place[512];

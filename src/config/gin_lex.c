@@ -1,4 +1,4 @@
-/* The smallest pieces of a gin text: white space, names, strings, numbers. */
+/* Tokens of a gin text: white space, names, strings, numbers. */
 #include <ctype.h>
 #include <errno.h>
 #include <locale.h>
@@ -106,7 +106,7 @@ status gin_split_path(gin_reader *r, const char *path, size_t n, const char **sc
 static status append_utf8(gin_reader *r, buf *b, uint32_t c) {
     if (c == 0) return gin_fail(r, "a NUL character in a string is not possible here");
     if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
-        return gin_fail(r, "\\u%04x is no character", (unsigned)c);
+        return gin_fail(r, "\\u%04x is not a character", (unsigned)c);
     char bytes[4];
     return buf_append(b, bytes, (size_t)utf8_encode(c, bytes));
 }
@@ -117,7 +117,7 @@ static int digit_value(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
 }
 
-/* Between least and most digits of a base, as \x41, \101, \u0041 need. */
+/* Reads from least to most digits of a base, for \x41, \101, \u0041. */
 static status read_code(gin_reader *r, int base, int least, int most, buf *b) {
     uint32_t code = 0;
     int n = 0;
@@ -127,7 +127,7 @@ static status read_code(gin_reader *r, int base, int least, int most, buf *b) {
     return append_utf8(r, b, code);
 }
 
-/* What stands behind a backslash, as Python reads it: an unknown escape keeps its backslash. */
+/* What follows a backslash, as Python reads it: an unknown escape keeps its backslash. */
 static status read_escape(gin_reader *r, buf *b) {
     static const char letters[] = "\\'\"abfnrtv", meanings[] = "\\'\"\a\b\f\n\r\t\v";
     size_t broken = line_break(r, 0);
@@ -147,7 +147,7 @@ static status read_escape(gin_reader *r, buf *b) {
                       : read_code(r, 16, 8, 8, b);
 }
 
-/* One quoted piece, its bytes appended to b; the cursor stands on its prefix or first quote. */
+/* Appends the bytes of one quoted piece to b; the cursor is at its prefix or first quote. */
 static status read_piece(gin_reader *r, buf *b) {
     int first_line = r->line;
     bool is_raw = tolower((unsigned char)gin_peek(r)) == 'r';
@@ -173,7 +173,7 @@ static status read_piece(gin_reader *r, buf *b) {
         }
         TRY(buf_char(b, c));
         if (c == '\n') r->line++;
-        /* A raw string keeps its backslashes, but a quote behind one does not end it. */
+        /* A raw string keeps its backslashes, but a quote after a backslash does not end it. */
         if (c == '\\' && r->at < r->n && line_break(r, 0) == 0) TRY(buf_char(b, r->text[r->at++]));
     }
     r->at += is_long ? 3 : 1;
@@ -191,7 +191,7 @@ status gin_read_string(gin_reader *r, gin_value *v) {
     status st = OK;
     buf_init(&b);
     v->type = GIN_STRING;
-    /* Strings side by side are one string. */
+    /* Adjacent strings are one string. */
     while (st == OK && gin_at_string(r)) {
         st = read_piece(r, &b);
         if (st == OK) gin_skip_space(r);
@@ -201,7 +201,7 @@ status gin_read_string(gin_reader *r, gin_value *v) {
     return st;
 }
 
-/* Copies the bytes of a number without underscores; an underscore stands between two digits. */
+/* Copies the bytes of a number without its underscores, which must be between two digits. */
 static status collect_number(gin_reader *r, char *text, size_t n_text, bool *is_hex) {
     size_t n = 0;
     char sign = gin_peek(r);
@@ -225,7 +225,7 @@ static status collect_number(gin_reader *r, char *text, size_t n_text, bool *is_
     return OK;
 }
 
-/* Digits with an optional 0x, 0o or 0b in front; 0 for text that is no whole number.  errno is
+/* Digits with an optional 0x, 0o or 0b in front; 0 for text that is not an integer.  errno is
  * ERANGE for one beyond 64 bits. */
 static bool parse_integer(const char *text, int64_t *out) {
     const char *digits = text + (*text == '+' || *text == '-');

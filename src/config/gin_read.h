@@ -16,7 +16,7 @@ typedef struct gin_reader {
     bool is_file; /* include is possible */
     bool is_override;
     const struct gin_reader *parent;  /* the including file */
-    unsigned long long device, inode; /* identity of the file, to see circles */
+    unsigned long long device, inode; /* identity of the file, to see cycles */
     const char *block_scope;          /* of `scope/Class:`; NULL outside a block */
     const char *block_class;
 } gin_reader;
@@ -33,7 +33,7 @@ static inline char gin_peek_at(const gin_reader *r, size_t ahead) {
 /* ERR_CONFIG with "file:line: " in front. */
 status gin_fail(const gin_reader *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
-/* Skips blanks, continued lines and, inside brackets, line breaks and comments. */
+/* Skips spaces, continued lines and, inside brackets, line breaks and comments. */
 void gin_skip_space(gin_reader *r);
 
 /* "a/b/mod.Class.field" at the cursor: its bytes; fails if there is none or it is malformed. */

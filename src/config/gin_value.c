@@ -1,4 +1,4 @@
-/* Values of a gin text: containers, references, macros, and the words for them in messages. */
+/* Values of a gin text: containers, references, macros, and how messages describe them. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@ static status new_value(gin_reader *r, gin_type type, gin_value **out) {
     return OK;
 }
 
-/* `key: value`, or a value; the cursor stands on it. */
+/* `key: value`, or a value, at the cursor. */
 static status read_element(gin_reader *r, bool is_dict, gin_value **out) {
     gin_value *key = NULL;
     if (is_dict) {
@@ -114,9 +114,9 @@ static status read_word(gin_reader *r, gin_value *v) {
         return gin_fail(r, "a value cannot start with '%.1s'",
                         isprint((unsigned char)*word) ? word : "?");
     } else {
-        return gin_fail(
-            r, "'%.*s' is no value; a string stands in quotes, True, False and None do not",
-            (int)(n < 80 ? n : 80), word);
+        return gin_fail(r,
+                        "'%.*s' is not a value; strings need quotes, True, False and None do not",
+                        (int)(n < 80 ? n : 80), word);
     }
     r->at += n;
     return OK;

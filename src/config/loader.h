@@ -12,7 +12,7 @@ typedef struct loader {
     int n_instances;        /* made so far */
 } loader;
 
-/* Whether the values of a class count in this config (for an encoder: once the model is known). */
+/* Whether a class is active in this config (for an encoder: once the model is known). */
 bool config_class_is_active(const config *c, const option_class *class_);
 
 /* The binding in force for a root option, whatever its spelling; NULL: none.  Two spellings with

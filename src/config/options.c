@@ -34,7 +34,7 @@ const option *option_find(const char *class_name, const char *field) {
     return NULL;
 }
 
-/* The nearest field of the same class first: a slip of the pen stays in its class. */
+/* The nearest field of the same class first: a typo is usually in the field. */
 static const char *nearest_option(const gin_binding *b, const char *name) {
     const char *names[512];
     const char *nearest = NULL;
@@ -75,7 +75,7 @@ static status check_range(const option *o, const gin_value *v) {
     bool is_low = o->flags & OPT_ABOVE_MIN ? v->number <= o->min : v->number < o->min;
     bool is_high = o->flags & OPT_BELOW_MAX ? v->number >= o->max : v->number > o->max;
     if (!is_low && !is_high) return OK;
-    if (is_high || o->max < 1e15) /* those beyond are told to whom they concern */
+    if (is_high || o->max < 1e15) /* a huge bound is shown only if the value is above it */
         snprintf(upper, sizeof upper, " and %s %.10g",
                  o->flags & OPT_BELOW_MAX ? "below" : "at most", o->max);
     return fail(ERR_CONFIG, "%s: %s = %s is out of range; it must be %s %.10g%s",
@@ -130,7 +130,8 @@ static status check_text(const option *o, const gin_value *v) {
                 gin_place(place, sizeof place, v->file, v->line), o->name, (int)MAX_TEXT_BYTES);
 }
 
-/* Python would keep the last of two equal keys; whoever writes both means something else. */
+/* Python would keep the last of two equal keys; here they are an error, because one is a mistake.
+ */
 static status check_key(const option *o, const gin_value *dict, const gin_value *entry) {
     char place[512];
     TRY(check_text(o, entry->key));
@@ -199,7 +200,7 @@ static status store_weights(const option *o, const gin_value *v, arena *a, confi
     return OK;
 }
 
-/* Checks that a value is a reference to one of "ClassA|ClassB", and makes what it stands for. */
+/* Checks that a value is a reference to one of "ClassA|ClassB", and builds the instance. */
 static status store_reference(const option *o, const gin_value *v, const char *classes,
                               const option_builder *builder, void *instance) {
     char wanted[128];

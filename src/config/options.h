@@ -1,9 +1,9 @@
 /* THE table of options: everything a gin file or --set may bind, stated once.
  *
- * A row holds the name, the type, the range or choices, the default in gin's own words, one
- * sentence, and the member of the struct it fills.  Reading, checking, overriding, the JSON echo,
- * `hstu train --help-config` and docs/config.md all come from here.  The table is constant; any
- * thread may read it. */
+ * A row holds the name, the type, the range or choices, the default in gin syntax, one sentence,
+ * and the member of the struct it fills.  Reading, checking, overriding, the JSON echo, `hstu train
+ * --help-config` and docs/config.md all come from here.  The table is constant; any thread may read
+ * it. */
 #ifndef HSTU_CONFIG_OPTIONS_H
 #define HSTU_CONFIG_OPTIONS_H
 
@@ -25,7 +25,7 @@ typedef enum {
     OPT_FEATURES,      /* config_features */
     OPT_EMBEDDINGS,    /* config_embeddings */
     OPT_ALIAS,         /* an older spelling of the option named in `choices` */
-    OPT_RETIRED        /* read and noted, of no effect here */
+    OPT_RETIRED        /* accepted with a note; no effect here */
 } option_type;
 
 enum {
@@ -67,17 +67,17 @@ extern const size_t n_option_classes;
 const option_class *option_class_find(const char *name, size_t n);
 const option *option_find(const char *class_name, const char *field);
 
-/* The class of an option, and the field behind its dot. */
+/* The class of an option, and the field after its dot. */
 const option_class *option_class_of(const option *o);
 const char *option_field(const option *o);
 
 /* The word of a choice, as the table spells it; not NUL-terminated. */
 const char *option_choice(const option *o, int index, size_t *n);
 
-/* ERR_CONFIG for a name that is none, with the nearest known one. */
+/* ERR_CONFIG for an unknown name; the message names the nearest known one. */
 status option_fail_unknown(const gin_binding *b);
 
-/* Makes the structs that references stand for; given by the loader. */
+/* Builds the instances that references stand for; given by the loader. */
 typedef struct option_builder {
     arena *memory;
     /* Fills *instance (of the class's struct) for @scope/Class(); NULL: only check the values. */

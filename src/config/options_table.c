@@ -7,7 +7,7 @@
 #define OF_FEATURE(member)      offsetof(config_feature, member)
 #define OF_DISTRIBUTION(member) offsetof(config_distribution, member)
 
-/* One macro a type keeps a row on two lines: name and place, then default and meaning. */
+/* One macro per type keeps a row on two lines: name and member, then default and meaning. */
 #define FLAG(n, at, def, text)                                                                     \
     { .name = n, .type = OPT_BOOL, .offset = at, .value = def, .help = text }
 #define INT(n, at, lo, hi, def, text)                                                              \
@@ -56,7 +56,7 @@ const option option_table[] = {
     INT("TrainerArgs.log_interval", IN(trainer.log_interval), 1, MANY, "100",
         "Steps between lines of the log."),
     INT_OR_NONE("TrainerArgs.max_train_iters", IN(trainer.max_train_iters), 1, MANY, NULL,
-                "Steps of training; None is one epoch, more than an epoch goes round again."),
+                "Steps of training; None is one epoch, after an epoch the next one begins."),
     INT_OR_NONE("TrainerArgs.max_eval_iters", IN(trainer.max_eval_iters), 1, MANY, NULL,
                 "Batches of an evaluation; None is all users."),
     INT("TrainerArgs.seed", IN(trainer.seed), 0, 4294967295.0, "1234",
@@ -72,7 +72,7 @@ const option option_table[] = {
     TEXT("TrainerArgs.ckpt_save_dir", 0, IN(trainer.checkpoint_folder), "'./checkpoints'",
          "Folder of the checkpoints."),
     TEXT("TrainerArgs.ckpt_load_dir", 0, IN(trainer.resume_folder), "''",
-         "Checkpoint to start from; empty starts anew."),
+         "Checkpoint to start from; empty: none."),
     CHOICE("TrainerArgs.pipeline_type", IN(trainer.pipeline), "none|native|prefetch", "'native'",
            "Overlap of loading and computing; 'prefetch' also fetches embedding rows ahead."),
     FLAG("TrainerArgs.enable_balanced_shuffler", IN(trainer.is_balanced), "False",
@@ -100,7 +100,7 @@ const option option_table[] = {
           "Older spelling: True is 'bfloat16', False 'float32'."),
 
     TEXT("DatasetArgs.dataset_name", OPT_REQUIRED, IN(data.dataset_name), NULL,
-         "Name of the data set; ml-1m, ml-20m and kuairand-pure/1k/27k bring their tables along."),
+         "Name of the data set; ml-1m, ml-20m and kuairand-pure/1k/27k have predefined tables."),
     INT_REQUIRED("DatasetArgs.max_history_seqlen", IN(data.max_history), 1, LONG,
                  "Events of a user's history that are kept, the most recent ones."),
     TEXT("DatasetArgs.dataset_path", OPT_NULLABLE, IN(data.dataset_path), "None",
@@ -136,7 +136,7 @@ const option option_table[] = {
     INT_OR_NONE("NetworkArgs.kv_channels", IN(network.dim_qk), 1, 4096,
                 "hidden_size / num_attention_heads", "Width of q, k, v and u per head, D."),
     RATE("NetworkArgs.hidden_dropout", IN(network.dropout), "0.2",
-         "Dropout on the embedded sequence and before the last product of each layer."),
+         "Dropout on the embedded sequence and before the output projection of each layer."),
     POSITIVE("NetworkArgs.norm_epsilon", IN(network.norm_epsilon), "1e-5",
              "Added to the variance in LayerNorm."),
     FLAG("NetworkArgs.is_causal", IN(network.is_causal), "True",
@@ -159,7 +159,7 @@ const option option_table[] = {
     INT("NetworkArgs.contextual_embedding_dim", IN(network.contextual_dim), -1, 65536, "-1",
         "Width of the contextual tables, likewise."),
     INT("NetworkArgs.scaling_seqlen", IN(network.scaling_length), -1, LONG, "-1",
-        "N of the 1/N behind the attention; -1 is the longest possible sequence."),
+        "N of the 1/N after the attention; -1 is the longest possible sequence."),
     TEXT("NetworkArgs.embedding_backend", OPT_NULLABLE, IN(network.embedding_backend), "None",
          "Kept for the reference's files; there is one backend of tables here."),
     FLAG("NetworkArgs.disable_contextual_mask", IN(network.has_no_contextual_mask), "False",
@@ -201,8 +201,7 @@ const option option_table[] = {
      .offset = IN(optimizer.schedule),
      .choices = "constant|cosine",
      .value = "'constant'",
-     .help =
-         "Step size behind the warm-up: constant, or a half cosine down to 0 at the last step."},
+     .help = "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."},
 
     INT("TensorModelParallelArgs.tensor_model_parallel_size", IN(trainer.tensor_parallel), 1, 1024,
         "1", "Devices that share one layer; more than 1 is read but cannot be trained yet."),
@@ -227,7 +226,7 @@ const option option_table[] = {
      .offset = IN(ranking.metrics),
      .choices = "AUC|NDCG|HR",
      .value = "('AUC',)",
-     .help = "Figures of an evaluation."},
+     .help = "Metrics of an evaluation."},
 
     INT("RetrievalArgs.num_negatives", IN(retrieval.n_negatives), -1, 1048576, "-1",
         "Negatives per position, from the batch; -1 or 0 is as many as positions."),
@@ -237,7 +236,7 @@ const option option_table[] = {
         "RetrievalArgs.l2_norm_eps", IN(retrieval.norm_epsilon), "1e-6",
         "Smallest norm in the normalisation of items (documented but fixed in the reference)."),
     TYPED("RetrievalArgs.eval_metrics", OPT_TEXTS, 0, IN(retrieval.metrics), "('HR@10', 'NDCG@10')",
-          "Figures of an evaluation: HR@k, NDCG@k, MRR."),
+          "Metrics of an evaluation: HR@k, NDCG@k, MRR."),
 
     TYPED("EmbeddingArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_TABLE(feature_names), NULL,
           "Features looked up in this table."),
@@ -266,14 +265,14 @@ const option option_table[] = {
            "'model_parallel'", "Always 'model_parallel', whatever is bound."),
     INT_OR_NONE(
         "DynamicEmbeddingArgs.global_hbm_for_values", OF_TABLE(hbm_bytes), 0, MANY, NULL,
-        "Bytes of device memory for values and optimizer state, over all ranks; counts first."),
+        "Bytes of device memory for values and optimizer state, over all ranks; first choice."),
     FLOAT("DynamicEmbeddingArgs.item_vocab_gpu_capacity", OF_TABLE(gpu_capacity), OPT_NULLABLE, 0,
-          MANY, "None", "Rows in device memory; counts second."),
-    FLOAT(
-        "DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio", OF_TABLE(gpu_capacity_ratio),
-        OPT_NULLABLE, 0, 1, "None",
-        "Part of the rows in device memory; counts third.  0 is none; with none of the three bound "
-        "it is all."),
+          MANY, "None", "Rows in device memory; second choice."),
+    FLOAT("DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio", OF_TABLE(gpu_capacity_ratio),
+          OPT_NULLABLE, 0, 1, "None",
+          "Share of the rows in device memory; third choice.  0 is none; with none of the three "
+          "bound "
+          "it is all."),
     CHOICE(
         "DynamicEmbeddingArgs.evict_strategy", OF_TABLE(evict),
         "lru|lfu|step|no_eviction|timestamp|KLru|KLfu", "'lru'",
@@ -287,7 +286,7 @@ const option option_table[] = {
            "continuous|roundrobin|hash_roundrobin", "'roundrobin'",
            "How keys are spread over ranks; of no effect on one."),
     TEXT("DynamicEmbeddingArgs.store_folder", OPT_NULLABLE, OF_TABLE(store_folder), "None",
-         "A folder on disk for rows that memory has no room for, so that none is lost: a run makes "
+         "A folder on disk for rows that do not fit in memory, so that none is lost: a run makes "
          "one of its own in it, and removes it.  None evicts them.  Not in the reference."),
     CHOICE("DynamicEmbeddingArgs.store_engine", OF_TABLE(store), "log|rocksdb", "'log'",
            "What keeps them: a log with 32 bytes of memory a row, or RocksDB.  Not in the "
@@ -324,7 +323,7 @@ const option option_table[] = {
      .help = "Kind of distribution; all give whole numbers."},
     INT("RandomDistribution.low", OF_DISTRIBUTION(low), 0, MANY, "0", "Smallest value."),
     INT_OR_NONE("RandomDistribution.high", OF_DISTRIBUTION(high), 0, MANY, NULL,
-                "Largest value (of uniform: the value behind the largest, and required)."),
+                "Largest value (of uniform: one more than the largest, and required)."),
     FLOAT("RandomDistribution.mean", OF_DISTRIBUTION(mean), OPT_NULLABLE, 0, 1e18, "None",
           "Mean of normal and lognormal."),
     FLOAT("RandomDistribution.std", OF_DISTRIBUTION(std), OPT_NULLABLE, 0, 1e18, "None",
@@ -337,7 +336,7 @@ const option option_table[] = {
     INT("train_fn.max_sequence_length", IN(data.max_history), 1, LONG, "200",
         "Events of a user's history that are kept, the most recent ones."),
     FLOAT("train_fn.positional_sampling_ratio", IN(data.positional_sampling_ratio), OPT_ABOVE_MIN,
-          0, 1, "1.0", "Part of the positions that are trained on."),
+          0, 1, "1.0", "Share of the positions that are trained on."),
     INT("train_fn.local_batch_size", IN(trainer.train_batch_size), 1, 1048576, "128",
         "Users in a training batch, per device."),
     INT("train_fn.eval_batch_size", IN(trainer.eval_batch_size), 1, 1048576, "128",
@@ -375,8 +374,7 @@ const option option_table[] = {
      .offset = IN(optimizer.schedule),
      .choices = "constant|cosine",
      .value = "'constant'",
-     .help =
-         "Step size behind the warm-up: constant, or a half cosine down to 0 at the last step."},
+     .help = "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."},
     {.name = "train_fn.clip_grad",
      .type = OPT_FLOAT,
      .flags = OPT_OURS,
@@ -412,7 +410,7 @@ const option option_table[] = {
            "'DotProduct'",
            "Score of a user and an item (the reference's default is empty and fails)."),
     INT("train_fn.gr_output_length", IN(network.output_length), 0, LONG, "10",
-        "Slots behind the history; N = max_sequence_length + gr_output_length + 1."),
+        "Slots after the history; N = max_sequence_length + gr_output_length + 1."),
     POSITIVE("train_fn.l2_norm_eps", IN(retrieval.norm_epsilon), "1e-6",
              "Smallest norm in the normalisation of items."),
     FLAG("train_fn.enable_tf32", IN(network.has_tf32), "False",
@@ -426,20 +424,20 @@ const option option_table[] = {
     INT("hstu_encoder.dqk", IN(network.dim_qk), 1, 4096, "64", "Width of q and k per head."),
     INT("hstu_encoder.dv", IN(network.dim_v), 1, 4096, "64", "Width of v and u per head."),
     RATE("hstu_encoder.linear_dropout_rate", IN(network.dropout), "0.0",
-         "Dropout before the last product of a layer."),
+         "Dropout before the output projection of a layer."),
     RATE("hstu_encoder.attn_dropout_rate", IN(network.attention_dropout), "0.0",
          "Stored by the reference but never applied; nor is it here."),
     CHOICE("hstu_encoder.normalization", IN(network.score),
            "rel_bias|hstu_rel_bias|softmax_rel_bias", "'rel_bias'",
            "SiLU of score and bias over N, or their softmax."),
     CHOICE("hstu_encoder.linear_config", IN(network.linear_config), "uvqk", "'uvqk'",
-           "What the first product makes."),
+           "What the first projection computes."),
     CHOICE("hstu_encoder.linear_activation", IN(network.linear_activation), "silu|none", "'silu'",
-           "Activation of the first product."),
+           "Activation of the first projection."),
     FLAG("hstu_encoder.concat_ua", IN(network.concatenates_u), "False",
-         "The last product sees [u, LN(o), u * LN(o)]."),
+         "The output projection takes [u, LN(o), u * LN(o)]."),
     FLAG("hstu_encoder.enable_relative_attention_bias", IN(network.has_relative_bias), "True",
-         "Add the learnt bias of position and time to the scores."),
+         "Add the learned bias of position and time to the scores."),
 
     INT("sasrec_encoder.ffn_hidden_dim", IN(network.ffn_hidden_size), 1, 65536, "64",
         "Width inside the feed-forward part."),

@@ -15,7 +15,7 @@ static void write_texts(const config_texts *texts, json_writer *w) {
     json_array_close(w);
 }
 
-/* None of the lists that may be None has NULL items; the echo then shows null. */
+/* A list that is None has NULL items and is shown as null. */
 static void write_ints(const config_ints *ints, json_writer *w) {
     if (ints->item == NULL) {
         json_null(w);
@@ -71,7 +71,7 @@ static const char *table_class(const config_embedding *table) {
     return table->is_dynamic ? "DynamicEmbeddingArgs" : "EmbeddingArgs";
 }
 
-/* Inside its class a table is shown as the file has it, by reference. */
+/* Inside its class a table is shown as in the file, by reference. */
 static void write_references(const config_embeddings *tables, json_writer *w) {
     char text[512];
     json_array_open(w);
@@ -203,7 +203,7 @@ static status write_row(buf *out, const option *o, bool is_markdown) {
         return buf_printf(out, "| `%s` | | | | %s See `%s`. |\n", option_field(o), o->help,
                           o->choices);
     if (o->type == OPT_RETIRED && is_markdown)
-        return buf_printf(out, "| `%s` | | | %s | %s Read, noted, of no effect. |\n",
+        return buf_printf(out, "| `%s` | | | %s | %s Accepted with a note; no effect. |\n",
                           option_field(o), range, o->help);
     if (is_markdown)
         return buf_printf(out, "| `%s` | %s%s | %s%s%s | %s | %s%s |\n", option_field(o),
@@ -214,7 +214,8 @@ static status write_row(buf *out, const option *o, bool is_markdown) {
     if (o->type == OPT_ALIAS)
         return buf_printf(out, "  %s\n      %s See %s.\n", o->name, o->help, o->choices);
     if (o->type == OPT_RETIRED)
-        return buf_printf(out, "  %s\n      %s Read, noted, of no effect.\n", o->name, o->help);
+        return buf_printf(out, "  %s\n      %s Accepted with a note; no effect.\n", o->name,
+                          o->help);
     return buf_printf(out, "  %s  (%s%s%s%s; default: %s)\n      %s\n", o->name, type_words(o),
                       o->flags & OPT_NULLABLE ? " or None" : "", *range ? "; " : "", range,
                       default_words(o), o->help);

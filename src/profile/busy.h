@@ -2,7 +2,7 @@
  * records tell it: the start and the end of every kernel, copy and memset on the device's own
  * clock.
  *
- *     busy_begin();                        before the first step that may be recorded, see below
+ * busy_begin();                        before the first step that may be recorded, see below
  *     ... warm up, then be->ops->sync(be)
  *     busy_begin();                        forgets what it saw so far
  *     ... the stretch, then be->ops->sync(be)
@@ -12,13 +12,13 @@
  *
  * Both ends of a stretch must be synchronised by the caller: work still running is neither counted
  * nor waited for.  Kernels of a replayed CUDA graph are counted one by one.  Whether CUPTI also
- * sees graphs that were recorded before it came in is nowhere promised: hence the first busy_begin
+ * sees graphs that were recorded before it came in is not documented: hence the first busy_begin
  * above; one alone is enough where there are no graphs.  Tracing costs time at every kernel, so a
  * speed is measured in a stretch of its own, without it; overlapping kernels still overlap.
  *
  * libcupti is opened at the first busy_begin and never before; where it is missing or refuses, that
- * is no failure: the report says so.  All devices of the process are taken together, copies from
- * one to another aside.  One stretch at a time in a process, one thread. */
+ * is no failure: the report says so.  All devices of the process are counted together, without
+ * copies from one to another.  One stretch at a time in a process, one thread. */
 #ifndef HSTU_PROFILE_BUSY_H
 #define HSTU_PROFILE_BUSY_H
 
@@ -40,11 +40,11 @@ typedef struct busy_report {
     char reason[BUSY_REASON_BYTES]; /* why it is not known; "" if it is */
 
     /* From the first start to the last end of anything below: the stretch without the host's time
-     * before its first kernel and behind its last. */
+     * before its first kernel and after its last. */
     uint64_t span_ns;
 
-    /* The length of a union of intervals: time in which at least one of them ran, once however many
-     * did.  kernel_busy_ns has kernels, memsets and copies within a device: what the GPU computes.
+    /* The length of a union of intervals: the time in which at least one of them ran.
+     * kernel_busy_ns has kernels, memsets and copies within a device: what the GPU computes.
      * busy_ns has those and the copies between host and device, of every stream, so that a copy
      * adds only where nothing else ran.  kernel_busy_ns <= busy_ns <= span_ns. */
     uint64_t kernel_busy_ns;
@@ -62,7 +62,7 @@ typedef struct busy_report {
     int n_names; /* how many there were before the table was cut to BUSY_MAX_TOP */
 } busy_report;
 
-/* Starts a stretch, or starts it anew.  OK also where CUPTI is missing or refuses. */
+/* Starts a stretch, or restarts it.  OK also where CUPTI is missing or refuses. */
 status busy_begin(void);
 
 /* Ends it and reports; without a busy_begin, the report is not known.  Fails only for want of

@@ -7,7 +7,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 
-/* Names are told apart by the hash of the whole, not by the text that is cut for people. */
+/* Kernels are told apart by the hash of the whole name, not by the shortened name that is shown. */
 typedef struct busy_name {
     uint64_t hash;
     busy_kernel sum;

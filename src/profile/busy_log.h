@@ -46,16 +46,16 @@ void busy_log_fini(busy_log *log);
 status busy_log_add(busy_log *log, busy_kind kind, const char *name, uint64_t start_ns,
                     uint64_t end_ns);
 
-/* The sums of everything added; is_known is false if that is nothing.  The log is changed: it can
- * only be fini'd then. */
+/* The sums of everything added; is_known is false if nothing was.  The log is changed: only fini
+ * may follow. */
 status busy_log_report(busy_log *log, busy_report *out);
 
 /* The time in which at least one of n intervals ran.  Sorts them by start. */
 uint64_t interval_union_ns(interval *all, size_t n);
 
-/* The name of a kernel for people: of "_Z19gate_fwd_any_kernelI6__halfLi8EEvPT_" the text
- * "gate_fwd_any_kernel<__half, 8>", without namespaces and parameters.  What it cannot read is as
- * given; both are cut to the size of out. */
+/* The readable name of a kernel: for "_Z19gate_fwd_any_kernelI6__halfLi8EEvPT_" the text
+ * "gate_fwd_any_kernel<__half, 8>", without namespaces and parameters.  A name it cannot read is
+ * copied; both are cut to the size of out. */
 void busy_kernel_name(const char *mangled, char out[BUSY_NAME_BYTES]);
 
 #endif

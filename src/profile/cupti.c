@@ -66,7 +66,7 @@ static struct {
     void *library;                  /* NULL until all of the above are found */
     bool is_registered;             /* CUPTI has our callbacks, once a process */
     bool is_on;                     /* the kinds are enabled */
-    char reason[BUSY_REASON_BYTES]; /* why the last busy_begin came to nothing */
+    char reason[BUSY_REASON_BYTES]; /* why the last busy_begin failed */
 
     pthread_mutex_t lock; /* guards the rest */
     bool is_taking;       /* between busy_begin and busy_end: else records are thrown away */
@@ -83,7 +83,7 @@ static bool refuse(const char *what, CUptiResult result) {
     return false;
 }
 
-/* The version this was built with before any other: where the loader looks, then in the toolkit. */
+/* Tries the version this was built with first, where the loader looks, then in the toolkit. */
 static void *open_library(void) {
     char name[4][512];
     snprintf(name[0], sizeof name[0], "libcupti.so.%d", CUPTI_MAJOR);
@@ -200,7 +200,7 @@ static bool enable(void) {
     return true;
 }
 
-/* Takes records from now on, or throws them away, and hands out those taken so far. */
+/* Starts to keep records, or to drop them, and returns those kept so far. */
 static status set_taking(bool is_taking, busy_log *taken) {
     pthread_mutex_lock(&cupti.lock);
     status failed = cupti.failed;
@@ -218,7 +218,7 @@ status busy_begin(void) {
     set_taking(false, &old);
     busy_log_fini(&old);
     if (!load() || !enable()) return OK;
-    /* What is left of the time before is thrown away before anything is taken. */
+    /* Records of the time before are dropped first. */
     CUptiResult result = cupti.cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     if (result != CUPTI_SUCCESS) {
         disable(N_KINDS);

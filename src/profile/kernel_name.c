@@ -1,4 +1,4 @@
-/* Kernel names for people.  Of the C++ ABI's mangling it reads what our kernels have: a name,
+/* Readable kernel names.  Of the C++ ABI's mangling it understands what our kernels use: a name,
  * perhaps in namespaces, and template arguments that are types with a name, numbers and flags. */
 #include <ctype.h>
 #include <stdio.h>

@@ -16,8 +16,8 @@ typedef struct product {
     int32_t *row;   /* (n) */
 } product;
 
-/* A GPU needs a large product to be busy, with more rows than columns: the weights are float32 and
- * are brought to the type of the activations first, which must not count for much. */
+/* A GPU needs a large matrix product to reach its peak, with more rows than columns: the float32
+ * weights are converted to the activation type first, which must take a small share of the time. */
 static void choose_size(product *p) {
     bool is_cpu = strcmp(p->be->name, "cpu") == 0;
     p->dim = is_cpu ? 1024 : 8192;
@@ -33,8 +33,8 @@ static status alloc(product *p) {
     return f->alloc(p->be, (void **)&p->row, (size_t)p->n * sizeof *p->row);
 }
 
-/* Random numbers, in [-1, 1): zeros would be faster than what a model multiplies.  One piece of
- * them, again and again, is random enough. */
+/* Random numbers in [-1, 1): products of zeros run faster than those of a model.  One piece,
+ * repeated, is random enough. */
 static status fill_weights(product *p, float *piece) {
     rng_key key = rng_make_key(1, RNG_TEST);
     int64_t n = (int64_t)p->dim * p->dim;

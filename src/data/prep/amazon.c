@@ -1,6 +1,6 @@
-/* Amazon Books (2014): ratings_Books.csv, "user,item,rating,time" without a header, ids as texts.
- * The filter to items and users with five ratings is the builder's (sources.c); ids in order of
- * their bytes, numbered from 1, are the reference's categorical codes + 1. */
+/* Amazon Books (2014): ratings_Books.csv, "user,item,rating,time" without a header, ids are
+ * strings. The builder keeps items and users with at least five ratings (sources.c).  Ids sorted by
+ * bytes and numbered from 1 are the reference's categorical codes + 1. */
 #include "data/prep/source_job.h"
 
 status read_amazon_books(source_job *job) {

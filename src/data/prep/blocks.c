@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 
-/* Read ahead at the start of a stream, and more at a time while a first line is longer. */
+/* Bytes read ahead at the start of a stream; more where the first line is longer. */
 enum { FIRST_BYTES = 4096 };
 
 typedef struct worker_buffer {
@@ -32,7 +32,7 @@ struct blocks {
 uint64_t count_newlines(const char *text, size_t n) {
     uint64_t count = 0;
     size_t i = 0;
-    /* Counts of 128 bytes fit a byte, so that the inner loop runs on vectors of bytes. */
+    /* A count over 128 bytes fits in a byte, so the inner loop vectorises over bytes. */
     for (; i + 128 <= n; i += 128) {
         uint8_t part = 0;
         for (size_t j = 0; j < 128; j++)
@@ -44,7 +44,7 @@ uint64_t count_newlines(const char *text, size_t n) {
     return count;
 }
 
-/* Reads until `wanted` bytes stand in text or the stream ends. */
+/* Reads until text holds `wanted` bytes or the stream ends. */
 static status fill(blocks *b, char *text, size_t *used, size_t wanted) {
     while (*used < wanted && !b->is_at_end) {
         size_t got = 0;
@@ -71,7 +71,7 @@ static status drop_byte_order_mark(blocks *b) {
     return OK;
 }
 
-/* The first bytes are read ahead: they tell the encoding and hold the header. */
+/* The first bytes are read ahead: they show the encoding and hold the header. */
 static status start(blocks *b) {
     TRY(MEM_RESERVE(&b->carry, &b->carry_capacity, FIRST_BYTES + 1));
     TRY(fill(b, b->carry, &b->carry_bytes, FIRST_BYTES));
@@ -127,7 +127,7 @@ status blocks_peek_line(blocks *b, const char **line, size_t *n_bytes, bool *has
     size_t n = end != NULL ? (size_t)(end - b->carry) : b->carry_bytes;
     if (n > b->max_line_bytes) return fail_long_line(b, b->next_line);
     if (memchr(b->carry, '\0', n) != NULL)
-        return fail(ERR_FORMAT, "%s:%llu: the line holds a NUL byte; this is no text file",
+        return fail(ERR_FORMAT, "%s:%llu: the line holds a NUL byte; this is not a text file",
                     input_name(b->in), (unsigned long long)b->next_line);
     *has_line = b->carry_bytes > 0;
     *line = b->carry;
@@ -148,8 +148,8 @@ status blocks_skip_line(blocks *b) {
     return OK;
 }
 
-/* Reads into the worker's buffer until it holds at least one whole line and, if there is as much,
- * block_bytes.  *cut = the bytes of whole lines. */
+/* Reads into the worker's buffer until it holds at least one whole line and, if the stream has as
+ * many, block_bytes bytes.  *cut = the bytes of whole lines. */
 static status read_lines(blocks *b, worker_buffer *w, size_t *used, size_t *cut) {
     size_t wanted = b->carry_bytes > b->block_bytes ? b->carry_bytes : b->block_bytes, seen = 0;
     *used = 0;
@@ -177,8 +177,8 @@ static status read_lines(blocks *b, worker_buffer *w, size_t *used, size_t *cut)
     return OK;
 }
 
-/* Every line is within the limit if each window of that size, started behind a newline, holds one.
- * Searched from the back, that costs a few bytes a window. */
+/* Every line is within the limit if each window of that size that starts after a newline holds a
+ * newline.  Searching each window from its end costs a few bytes. */
 static status check_line_lengths(const blocks *b, const char *text, size_t n) {
     size_t at = 0;
     while (n - at > b->max_line_bytes + 1) {
@@ -214,8 +214,8 @@ static void report_progress(const blocks *b) {
     progress_update(b->bar, done);
 }
 
-/* Keeps the failure of the lowest block; later blocks are not handed out any more, and all earlier
- * ones are already in other workers' hands. */
+/* Keeps the failure of the lowest block; no later block is handed out after it, and other workers
+ * already have all earlier ones. */
 static void record_failure(blocks *b, uint64_t sequence, status st) {
     if (b->has_failed && b->failed_sequence <= sequence) return;
     b->has_failed = true;
@@ -238,7 +238,7 @@ status blocks_take(blocks *b, int worker, text_block *out, bool *has_block) {
     const char *nul = memchr(out->text, '\0', out->n_bytes);
     if (nul == NULL) return OK;
     *has_block = false;
-    return fail(ERR_FORMAT, "%s:%llu: the line holds a NUL byte; this is no text file",
+    return fail(ERR_FORMAT, "%s:%llu: the line holds a NUL byte; this is not a text file",
                 input_name(b->in),
                 (unsigned long long)(out->first_line +
                                      count_newlines(out->text, (size_t)(nul - out->text))));
@@ -250,7 +250,7 @@ typedef struct run_context {
     void *ctx;
 } run_context;
 
-/* One worker's loop.  Failures are kept in the blocks, by number of the block, not in the pool. */
+/* One worker's loop.  Failures are kept here, by block number, not in the pool. */
 static status run_worker(void *ctx, int64_t chunk, int worker) {
     run_context *run = ctx;
     (void)chunk;

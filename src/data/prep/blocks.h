@@ -1,10 +1,10 @@
 /* Blocks: a stream of text cut into blocks of whole lines, for parsing in parallel.
  *
  * Every worker of a pool loops { take the next block; parse it }.  Blocks are numbered in the order
- * of the stream and their size does not depend on the number of threads, so a result put together
- * in block order is the same with any number of them.  Taking is serialised by a mutex; a block's
- * text belongs to the worker that took it until it takes the next one, and may be changed in place.
- * Memory: one block a worker, and one line between blocks.
+ * of the stream and their size does not depend on the number of threads, so a result assembled in
+ * block order is the same with any number of threads.  Taking is serialised by a mutex; a block's
+ * text belongs to the worker that took it until it takes the next one, and may be changed in
+ * place.  Memory: one block per worker, and the partial line between two blocks.
  *
  * A byte order mark of UTF-8 at the start is dropped, a missing newline at the end is added, so a
  * block always ends with '\n'; "\r\n" is left for the parser.  A NUL byte, UTF-16 and a line longer
@@ -24,7 +24,7 @@
 enum {
     BLOCKS_DEFAULT_BYTES = 2 << 20,
     BLOCKS_DEFAULT_LINE_BYTES = 1 << 20,
-    BLOCKS_PADDING = 16 /* bytes behind a block's text that may be read */
+    BLOCKS_PADDING = 16 /* readable bytes after a block's text */
 };
 
 typedef struct text_block {
@@ -44,20 +44,20 @@ typedef struct blocks_options {
 
 typedef struct blocks blocks;
 
-/* Starts to cut `in`, which stays the caller's and must outlive the blocks. */
+/* Starts to cut `in`, which the caller owns and which must outlive the blocks. */
 status blocks_create(blocks **out, input *in, const blocks_options *options, int n_workers);
 void blocks_destroy(blocks *b); /* NULL is fine */
 
 /* The next line without its line end, before any block was taken; valid until the next call.
- * *has_line = false at the end of the file.  blocks_skip_line passes over it. */
+ * *has_line = false at the end of the file.  blocks_skip_line skips it. */
 status blocks_peek_line(blocks *b, const char **line, size_t *n_bytes, bool *has_line);
 status blocks_skip_line(blocks *b);
 
 /* The next block for this worker; *has_block = false at the end, and after a failure anywhere. */
 status blocks_take(blocks *b, int worker, text_block *out, bool *has_block);
 
-/* Takes and parses all blocks on all threads of the pool.  The failure reported is that of the
- * lowest block that failed, whatever the timing. */
+/* Takes and parses all blocks on all threads of the pool.  If several blocks fail, the failure of
+ * the lowest one is returned, whatever the timing. */
 typedef status (*block_fn)(void *ctx, text_block *block, int worker);
 status blocks_run(blocks *b, pool *p, block_fn fn, void *ctx);
 

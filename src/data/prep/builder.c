@@ -91,7 +91,7 @@ status sink_begin_block(builder_sink *s, uint64_t sequence, uint64_t max_events)
     return OK;
 }
 
-/* Gives back what a block did not need, when that is worth a copy. */
+/* Frees the unused memory of a block where that is worth a copy. */
 static status trim_block(event_block *block) {
     event_block smaller = *block;
     void *memory;

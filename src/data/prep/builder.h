@@ -2,9 +2,9 @@
  *
  * Readers add blocks of events from several threads (one sink per worker); a block keeps its place
  * in the source by its sequence number, so the result does not depend on which thread read what.
- * User and item ids are numbered as they come, per worker, and renumbered in id order at the end.
- * An event costs 18 bytes until the file is written; the file is then written in partitions of
- * users, so that the peak stays near those 18 bytes. */
+ * Each worker numbers user and item ids in the order it meets them; at the end all are renumbered
+ * in id order. An event takes 18 bytes of memory until the file is written; the file is written in
+ * partitions of users, so that the peak stays near 18 bytes an event. */
 #ifndef HSTU_DATA_PREP_BUILDER_H
 #define HSTU_DATA_PREP_BUILDER_H
 
@@ -20,24 +20,23 @@ typedef struct builder builder;
 typedef struct builder_sink builder_sink;
 
 typedef struct builder_options {
-    bool has_text_users, has_text_items; /* ids are texts, not 64-bit integers */
+    bool has_text_users, has_text_items; /* ids are strings, not 64-bit integers */
     action_kind actions;
     int64_t time_per_second;
     uint32_t min_item_events; /* drop items with fewer events, counted once on the raw data; 0: keep
                                  all */
-    uint32_t
-        min_user_events; /* the same for users, and again for what is left of a user (amzn-books) */
+    uint32_t min_user_events; /* the same for users; applied again to the events a user has left
+                                 (amzn-books) */
     bool drop_duplicates; /* drop an event equal to the one before it: same user, item, time, action
                            */
 } builder_options;
 
-/* What happened, for the closing report. */
+/* Counts for the closing report. */
 typedef struct builder_stats {
     uint64_t n_users, n_items, n_seen_items, n_events, max_len;
-    uint64_t n_duplicates; /* equal to the event before: kept unless drop_duplicates */
-    uint64_t
-        n_out_of_order; /* events that came earlier in time than one before them of the same user */
-    uint64_t n_filtered_events; /* dropped by the minima */
+    uint64_t n_duplicates;      /* equal to the event before: kept unless drop_duplicates */
+    uint64_t n_out_of_order;    /* events older than one read before them of the same user */
+    uint64_t n_filtered_events; /* dropped by min_item_events and min_user_events */
     int64_t first_time, last_time;
 } builder_stats;
 
@@ -52,7 +51,7 @@ builder_sink *builder_get_sink(builder *b, int worker);
 status sink_begin_block(builder_sink *s, uint64_t sequence, uint64_t max_events);
 status sink_end_block(builder_sink *s);
 
-/* Adds an event.  Ids by number or by text, as the options say. */
+/* Adds an event.  Ids are numbers or strings, as the options say. */
 status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, int64_t time);
 status sink_add_text(builder_sink *s, const char *user, size_t user_bytes, const char *item,
                      size_t item_bytes, uint16_t action, int64_t time);
@@ -65,8 +64,7 @@ status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t
                          int64_t time);
 
 /* Adds an item to the catalogue, seen in events or not; title may be NULL.  One thread.  The id is
- * a text in either case (parsed if ids are integers). A second title for the same id replaces
- * nothing (the first one stays). */
+ * given as text (parsed if ids are integers).  The first title of an id is kept. */
 status builder_add_item(builder *b, const char *id, size_t id_bytes, const char *title,
                         size_t title_bytes);
 
@@ -76,9 +74,9 @@ status builder_add_context(builder *b, const char *name, int *out_feature);
 status builder_set_context(builder *b, int feature, const char *user_id, size_t id_bytes,
                            const char *value, size_t value_bytes);
 
-/* Writes DIR/data.seq (DIR is made if need be, and removed again on failure if it was).  meta_json
- * is one JSON object; it becomes "source" in the file's meta.  No events at all is ERR_FORMAT.  The
- * builder is used up: only builder_destroy may follow. */
+/* Writes DIR/data.seq (creates DIR if it does not exist, and removes it again on failure).
+ * meta_json is one JSON object; it becomes "source" in the file's meta.  No events at all is
+ * ERR_FORMAT.  The builder is used up: only builder_destroy may follow. */
 status builder_write(builder *b, const char *folder, const char *meta_json, builder_stats *stats);
 
 #endif

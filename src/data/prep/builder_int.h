@@ -1,4 +1,4 @@
-/* Inside of the builder: builder.c takes events in; builder_write.c makes the file, with
+/* Inside the builder: builder.c takes events; builder_write.c writes the file, with
  * builder_renumber.c (ids become numbers), builder_vocab.c (ids, titles, context as columns) and
  * partition.c (the events themselves). */
 #ifndef HSTU_DATA_PREP_BUILDER_INT_H
@@ -10,7 +10,7 @@
 #include "data/prep/dictionary.h"
 #include "data/set/column_file.h"
 
-/* Events of one block of the source, 18 bytes each.  Users and items are numbers of the sink's
+/* Events of one block of the source, 18 bytes each.  Users and items are numbered by the sink's
  * dictionaries until builder_write renumbers them. */
 typedef struct event_block {
     uint64_t sequence;
@@ -84,15 +84,15 @@ typedef struct write_job {
     builder *b;
     id_space users, items;
     uint64_t *offsets;     /* (n_users + 1): places of the gathered events */
-    uint64_t *out_offsets; /* (n_users + 1): places in the file, which may leave duplicates out */
+    uint64_t *out_offsets; /* (n_users + 1): places in the file, where duplicates may be dropped */
     builder_stats *stats;
 } write_job;
 
-/* Merges ids, applies the minima, and renumbers every event; fills job->offsets and the counts of
- * job->stats.  A dropped event has user DROPPED. */
+/* Merges ids, drops rare users and items, and renumbers every event; fills job->offsets and the
+ * counts of job->stats.  A dropped event has user DROPPED. */
 status builder_renumber(write_job *job);
 
-/* Ids, titles and context as columns: made, declared and put in this order. */
+/* Ids, titles and context as columns: created, declared and written in this order. */
 typedef struct vocab_output vocab_output;
 status vocab_output_create(vocab_output **out, write_job *job);
 status vocab_output_declare(vocab_output *v, column_writer *w);

@@ -65,10 +65,10 @@ static void drop_rare(write_job *job, event_block *block, uint32_t *user_left,
     }
 }
 
-/* The minima of the options, as the field's preprocessing has them: items and users are counted
- * once, on the raw data; an event stays if both have enough; then users with too few events left
- * go.  Items stay if they had an event left before that last step, as their numbering is taken
- * there. */
+/* The minimum counts of the options, applied as the reference preprocessing does: items and users
+ * are counted once, on the raw data; an event is kept if both have enough; then users with too few
+ * events left are dropped.  Items that had an event before that last step are kept, because the
+ * reference numbers items there. */
 static status apply_minima(write_job *job) {
     builder *b = job->b;
     id_space *users = &job->users, *items = &job->items;
@@ -146,7 +146,8 @@ status builder_renumber(write_job *job) {
     job->stats->n_filtered_events = n_raw - job->offsets[job->users.n_kept];
     if (job->users.n_kept == 0)
         return fail(ERR_FORMAT,
-                    "no user is left: all %" PRIu64 " events were dropped by the minima (%" PRIu32
+                    "no user is left: all %" PRIu64
+                    " events were dropped by the minimum counts (%" PRIu32
                     " events an item, %" PRIu32 " a user)",
                     n_raw, b->options.min_item_events, b->options.min_user_events);
     return OK;

@@ -6,7 +6,8 @@
 #include "data/prep/builder_int.h"
 #include "data/prep/number.h"
 
-/* A column of texts, gathered in memory (ids, titles, values: small beside the events). */
+/* A column of strings, collected in memory (ids, titles, values: small compared with the events).
+ */
 typedef struct text_output {
     buf bytes;
     uint64_t *offsets; /* (n + 1) */
@@ -43,7 +44,7 @@ static status text_output_put(const text_output *t, column_writer *w) {
     return column_writer_put(w, t->bytes_index, 0, buf_str(&t->bytes), t->bytes.n_bytes);
 }
 
-/* Ids of one kind as a column: integers or texts.  Items have an empty entry 0 in front. */
+/* Ids of one kind as a column: integers or strings.  Items have an empty entry 0 first. */
 typedef struct id_output {
     bool is_text;
     int64_t *number;
@@ -240,7 +241,7 @@ void vocab_output_destroy(vocab_output *v) {
     id_output_fini(&v->users);
     id_output_fini(&v->items);
     text_output_fini(&v->titles);
-    /* A feature whose filling failed is not counted, but may hold memory. */
+    /* A feature that failed half-way is not counted, but may hold memory. */
     for (int f = 0; f <= v->n_features && f < CONTEXT_MAX; f++) {
         text_output_fini(&v->features[f].values);
         mem_free(v->features[f].value);

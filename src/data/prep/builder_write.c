@@ -60,8 +60,8 @@ static status write_file(write_job *job, const char *path, const char *source_js
     column_writer *w = NULL;
     buf meta;
     buf_init(&meta);
-    status st =
-        column_writer_create(&w, path); /* First: a target that cannot be written is said early. */
+    status st = column_writer_create(
+        &w, path); /* First, so that a target that cannot be written is reported early. */
     if (st == OK) st = builder_renumber(job);
     if (st == OK) st = make_out_offsets(job);
     if (st == OK) st = write_meta(job, source_json, &meta);

@@ -16,8 +16,8 @@ static bool is_delimiter(const csv_format *f, const char *at, const char *end) {
     return (size_t)(end - at) >= n && memcmp(at, f->delimiter, n) == 0;
 }
 
-/* Takes the quotes off a field that starts with one; `at` stands behind the opening quote.  The
- * text moves to the left over the quotes that were doubled. */
+/* Removes the quotes of a quoted field; `at` is the place after the opening quote.  Text moves left
+ * over one of each pair of doubled quotes. */
 static status split_quoted(const csv_format *f, char **at, char *end, csv_field *out) {
     char *from = *at, *to = *at;
     out->text = *at;
@@ -64,14 +64,14 @@ const char *csv_excerpt(char out[64], const char *text, size_t n_bytes) {
     size_t n = 0;
     for (; n < n_bytes && n < SHOWN_BYTES; n++) {
         unsigned char c = (unsigned char)text[n];
-        /* Anything but plain ASCII may be Latin-1, half a character or an escape code. */
+        /* Bytes outside printable ASCII may be Latin-1, half a character or an escape code. */
         out[n] = c >= 0x20 && c < 0x7f ? (char)c : '?';
     }
     strcpy(out + n, n < n_bytes ? "..." : "");
     return out;
 }
 
-/* A column given as a number from 1; 0 if the text is none. */
+/* A column given as a number from 1; 0 if the text is not a number. */
 static long column_number(const char *text) {
     char *end;
     if (text[0] < '1' || text[0] > '9') return 0;
@@ -104,7 +104,7 @@ static void list_names(char *out, size_t size, const csv_field *fields, int n) {
     }
 }
 
-/* Two columns of one name: which is meant, only the person knows. */
+/* Two columns of one name: only the user knows which is meant. */
 static status check_once(const char *file, const csv_field *fields, int n, int at) {
     char text[64];
     for (int i = at + 1; i < n; i++)
@@ -144,7 +144,7 @@ static status place_roles(csv_layout *t, const char *file, const csv_field *fiel
         int at;
         TRY(find_column(file, fields, t->n_columns, has_names, wanted[i].column, &at));
         if (t->role[at] != ROLE_SKIP)
-            return fail(ERR_USAGE, "%s: column '%s' is asked for twice", file, wanted[i].column);
+            return fail(ERR_USAGE, "%s: column '%s' is given two roles", file, wanted[i].column);
         t->role[at] = (uint8_t)wanted[i].role;
         if (at + 1 > t->n_needed) t->n_needed = at + 1;
         char *name = t->name[wanted[i].role], text[64];
@@ -192,10 +192,11 @@ status csv_delimiter_parse(const char *text, char delimiter[3]) {
     size_t n = strlen(text);
     bool is_bad = n < 1 || n > 2 || strpbrk(text, "\"\r\n0123456789-.") != NULL;
     if (is_bad)
-        return fail(ERR_USAGE,
-                    "--delimiter '%s': give one or two characters that are no digit, quote, '-' or "
-                    "'.', or tab, comma, pipe, semicolon, space, colons",
-                    text);
+        return fail(
+            ERR_USAGE,
+            "--delimiter '%s': give one or two characters other than a digit, quote, '-' or "
+            "'.', or tab, comma, pipe, semicolon, space, colons",
+            text);
     memcpy(delimiter, text, n + 1);
     return OK;
 }

@@ -1,4 +1,4 @@
-/* Table layout: which column of a delimited text file means what.
+/* CSV layout: which column of a delimited text file means what.
  *
  * One description serves every source of rows: MovieLens ("::", tab, comma), KuaiRand (columns by
  * name), Amazon (no header) and a person's own csv.  A layout is plain data, made once per file and
@@ -21,15 +21,14 @@ typedef struct csv_format {
     bool has_quotes;   /* RFC 4180: "a field, with "" inside"; never over a line end */
 } csv_format;
 
-/* A field of a row; quotes are taken off.  A view of the line, which is changed in place where
- * doubled quotes are undone. */
+/* A field of a row, without its quotes.  A view of the line; doubled quotes are undone in place. */
 typedef struct csv_field {
     char *text;
     size_t n_bytes;
 } csv_field;
 
 /* Cuts one line (without its end) into at most max fields; *n = how many there are, or max + 1 if
- * there are more.  ERR_FORMAT, without the place, for quotes that are not as they should be. */
+ * there are more.  ERR_FORMAT, without file and line, for malformed quotes. */
 status csv_split(const csv_format *f, char *line, size_t n_bytes, csv_field *fields, int max,
                  int *n);
 
@@ -61,10 +60,10 @@ typedef struct csv_layout {
     char name[N_ROLES][CSV_NAME_BYTES];  /* column of each role, for messages */
 } csv_layout;
 
-/* Finds the columns in the first row of a file.  `has_names` says that the row is a header: then a
- * wanted column that is no number is looked up in it (exactly, else ignoring case); a number is a
- * position in either case.  Sets n_columns, n_needed, role and name.  A column that is not there is
- * ERR_FORMAT naming those that are; two roles for one column are ERR_USAGE. */
+/* Finds the columns in the first row of a file.  `has_names` says that the row is a header: a
+ * wanted column that is not a number is looked up in it (exactly, else ignoring case).  A number is
+ * always a position.  Sets n_columns, n_needed, role and name.  A missing column is ERR_FORMAT and
+ * the message names those there are; two roles for one column are ERR_USAGE. */
 status csv_layout_resolve(csv_layout *t, const char *file, const char *first_line, size_t n_bytes,
                           bool has_names, const csv_column *wanted, int n_wanted);
 

@@ -4,7 +4,7 @@
 
 #include "data/prep/number.h"
 
-/* What can be wrong with a row; the message is made once it is known where. */
+/* What can be wrong with a row; the caller adds file and line. */
 typedef enum {
     BAD_NOTHING = 0,
     BAD_EMPTY,
@@ -18,8 +18,8 @@ typedef enum {
     BAD_QUOTE_TEXT
 } row_fault;
 
-/* One row being read.  The text ends with '\n', so that no step needs another bound; numbers are
- * read eight bytes at a time, into the padding behind it. */
+/* One row being read.  The text ends with '\n', which bounds every scan; numbers are read eight
+ * bytes at a time, up to the padding after the text. */
 typedef struct row_reader {
     const csv_layout *t;
     char *at;
@@ -49,7 +49,7 @@ static void set_fault(row_reader *r, row_fault fault, const char *field, size_t 
     r->field_bytes = n;
 }
 
-/* Passes over a field that starts with a quote and takes the quotes off, in place. */
+/* Skips a quoted field and removes its quotes in place. */
 static bool take_quoted(row_reader *r, csv_field *out) {
     char *from = r->at + 1, *to = from;
     out->text = from;
@@ -70,7 +70,7 @@ static bool take_quoted(row_reader *r, csv_field *out) {
     return false;
 }
 
-/* Passes over a field of any kind. */
+/* Skips a field of any kind. */
 static bool take_field(row_reader *r, csv_field *out) {
     if (*r->at == '"' && r->t->format.has_quotes) return take_quoted(r, out);
     out->text = r->at;
@@ -81,8 +81,9 @@ static bool take_field(row_reader *r, csv_field *out) {
 }
 
 /* Eight bytes at once: how many of them, from the first on, are digits, and their value.  A byte is
- * a digit if its high half is 3 and stays 3 when 6 is added; carries only reach bytes behind one
- * that is none.  The digits are then moved to the top, with zeros in front, and joined in pairs. */
+ * a digit if its high half is 3 and stays 3 when 6 is added; carries only reach bytes after one
+ * that is not a digit.  The digits are then moved to the top, with zeros in front, and joined in
+ * pairs. */
 static inline unsigned eight_digits(const char *at, uint64_t *value) {
     uint64_t word;
     memcpy(&word, at, sizeof word);
@@ -97,7 +98,7 @@ static inline unsigned eight_digits(const char *at, uint64_t *value) {
     return n;
 }
 
-/* Reads up to 15 digits; NULL means that the slow path must look. */
+/* Reads up to 15 digits; NULL: take the slow path. */
 static inline char *fast_digits(char *at, int64_t *out) {
     static const uint32_t power[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
     bool is_negative = *at == '-';
@@ -116,7 +117,7 @@ static inline char *fast_digits(char *at, int64_t *out) {
     return at;
 }
 
-/* A whole number that fills the text, as a fault of the row. */
+/* The fault of a text that must be one integer. */
 static row_fault parse_digits(const char *text, size_t n, int64_t *out) {
     static const row_fault faults[] = {BAD_NOTHING, BAD_NUMBER, BAD_RANGE};
     return faults[number_read(text, n, out)];
@@ -182,7 +183,7 @@ const char *csv_action_scale(action_kind kind) {
     }
 }
 
-/* A number on the slow path: quotes and blanks around it are taken off first. */
+/* A number on the slow path: quotes and spaces around it are removed first. */
 static bool take_number_field(row_reader *r, csv_field *out) {
     char *start = r->at;
     if (!take_field(r, out)) return false;
@@ -208,8 +209,8 @@ static bool take_int_slow(row_reader *r, int64_t *out, bool is_time) {
     return fault == BAD_NOTHING;
 }
 
-/* The fast paths take the place in the text and give the one behind the field, or NULL: so it
- * stays in a register, while the slow paths keep it in the reader. */
+/* The fast paths take the position in the text and return the position after the field, or NULL, so
+ * that it stays in a register; the slow paths keep it in the reader. */
 static inline char *take_int(row_reader *r, char *at, int64_t *out, bool is_time) {
     char *end = fast_digits(at, out);
     if (end != NULL && is_field_end(r, end)) return end;
@@ -281,7 +282,8 @@ static inline char *take_role(row_reader *r, csv_role role, char *at, csv_row *r
     }
 }
 
-/* Reads the needed fields of a row; the start of the next one, or NULL and r->fault. */
+/* Reads the needed fields of a row; returns the start of the next row, or NULL with r->fault set.
+ */
 static inline char *take_row(row_reader *r, char *at, csv_row *row) {
     const csv_layout *t = r->t;
     int n_needed = t->n_needed, width = r->d1 != '\0' ? 2 : 1;
@@ -312,7 +314,7 @@ static status fail_field(const row_reader *r, const char *file, unsigned long lo
     char text[64];
     bool is_id = r->role == ROLE_USER || r->role == ROLE_ITEM;
     const char *advice =
-        is_id && r->t->can_have_text_ids ? "; for ids that are texts use --string-ids" : "";
+        is_id && r->t->can_have_text_ids ? "; for string ids use --string-ids" : "";
     csv_excerpt(text, r->field, r->field_bytes);
     switch (r->fault) {
     case BAD_EMPTY:
@@ -321,7 +323,7 @@ static status fail_field(const row_reader *r, const char *file, unsigned long lo
         return fail(ERR_FORMAT, "%s:%llu: %s: '%s' does not fit a 64-bit number%s", file, line,
                     name, text, advice);
     case BAD_TIME:
-        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is no whole number; times have no fraction",
+        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is not a whole number; times have no fraction",
                     file, line, name, text);
     case BAD_ACTION:
         return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is not %s", file, line, name, text,
@@ -336,7 +338,7 @@ static status fail_row(const row_reader *r, const char *file, unsigned long long
     switch (r->fault) {
     case BAD_TOO_FEW:
         return fail(ERR_FORMAT,
-                    "%s:%llu: the line has %d fields, but %d are needed; is it cut off, or the "
+                    "%s:%llu: the line has %d fields, but %d are needed; is it cut off, or is the "
                     "delimiter another one?",
                     file, line, r->n_fields, r->t->n_needed);
     case BAD_TOO_MANY:

@@ -1,8 +1,8 @@
-/* A person's own csv: one event per row, columns as the options say.
+/* The user's own csv: one event per row, columns as the options say.
  *
- * With a header the columns are found by their names, or by names in common use where none are
- * given; without one they are given by number, and are user, item and time in this order where they
- * are not.  `--time-col none` keeps the order of the file. */
+ * With a header, columns are found by the given names, else by common names.  Without one, columns
+ * are given by number; the default is user, item and time in this order.  `--time-col none` keeps
+ * the order of the file. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,7 +24,8 @@ static bool is_named(const char *wanted) {
     return wanted != NULL && strcmp(wanted, "none") != 0 && !is_column_number(wanted);
 }
 
-/* Is there any number in this row?  A header has none; a row of events has a time at least. */
+/* Whether any field of the row is a number: a header has none, a row of events has at least a time.
+ */
 static status has_number(const csv_layout *t, const char *line, size_t n, bool *out) {
     csv_field fields[64];
     char copy[4096];
@@ -53,7 +54,7 @@ static status find_header(const source_request *r, const csv_layout *t, const ch
                   is_named(r->action_col);
     if (*has_header) return OK;
     if (r->has_text_ids && r->time_col != NULL && strcmp(r->time_col, "none") == 0)
-        return fail(ERR_USAGE, "without times a header cannot be told from text ids; say "
+        return fail(ERR_USAGE, "without times a header cannot be told from string ids; give "
                                "--header yes or --header no");
     bool is_event;
     TRY(has_number(t, line, n, &is_event));
@@ -61,7 +62,8 @@ static status find_header(const source_request *r, const csv_layout *t, const ch
     return OK;
 }
 
-/* The first of the usual names that the header has.  The message speaks of the most usual one. */
+/* The first of the common names that the header has; if it has none, the message names the most
+ * common one. */
 static status find_usual(csv_layout *t, const char *file, const char *line, size_t n,
                          const char *const *names, const char *option, const char **out) {
     char reason[FAILURE_REASON_BYTES] = "";
@@ -102,7 +104,7 @@ static status choose_columns(source_job *job, csv_layout *t, const char *file, c
         return fail(ERR_USAGE, "--action-kind %s needs --action-col",
                     action_kind_name(job->options.actions));
     }
-    /* A column without a kind holds codes: whole numbers, kept as they are. */
+    /* A column without a kind holds codes: integers, kept as they are. */
     if (r->action_kind == NULL) job->options.actions = ACTION_CODE;
     if (job->options.actions == ACTION_NONE) return OK;
     c->wanted[c->n++] = (csv_column){ROLE_ACTION, r->action_col};
@@ -122,7 +124,7 @@ static status read_rows(source_job *job, blocks *b, void *ctx) {
     job_layout(job, &t, delimiter, true);
     TRY(blocks_peek_line(b, &line, &n, &has_line));
     if (!has_line) return fail(ERR_FORMAT, "%s: the file is empty", blocks_name(b));
-    /* A first line that is no row at all is told before columns are looked for in it. */
+    /* A malformed first line is reported before columns are looked up in it. */
     TRY(csv_layout_resolve(&t, blocks_name(b), line, n, false, NULL, 0));
     TRY(find_header(r, &t, line, n, &has_header));
     TRY(choose_columns(job, &t, blocks_name(b), line, n, has_header, &c));

@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "data/prep/number.h"
 
-/* Integers below DIRECT_IDS have their own entry: 16 MB at the most. */
+/* Integers below DIRECT_IDS are looked up in an array of at most 16 MB. */
 enum { FIRST_SLOTS = 1024, FIRST_DIRECT = 4096, DIRECT_IDS = 4 << 20 };
 
 void dictionary_init(dictionary *d, bool is_text) {
@@ -32,7 +32,7 @@ static bool is_direct(const dictionary *d, int64_t id) {
     return !d->is_text && id >= 0 && id < DIRECT_IDS;
 }
 
-/* Doubles the slots; texts are found again by their stored hash alone. */
+/* Doubles the slots; the stored hashes are enough to place strings again. */
 static status grow(dictionary *d) {
     size_t n_slots = d->n_slots == 0 ? FIRST_SLOTS : d->n_slots * 2;
     uint32_t *slot;
@@ -62,7 +62,7 @@ static status append(dictionary *d, int64_t id, uint32_t *entry, uint32_t *out) 
     return OK;
 }
 
-/* Appends to a slot.  The slots are half full at most: probes stay short. */
+/* Adds an id to a slot.  At most half of the slots are used, so probes stay short. */
 static status append_hashed(dictionary *d, int64_t id, size_t s, uint32_t *out) {
     TRY(append(d, id, &d->slot[s], out));
     d->n_hashed++;
@@ -135,7 +135,7 @@ status dictionary_parse(dictionary *d, const char *text, size_t n, uint32_t *out
     return dictionary_number(d, id, out);
 }
 
-/* Sorting for the merge: a key that decides most comparisons, then the text. */
+/* Sorting for the merge: an integer key decides most comparisons, the string the rest. */
 typedef struct sort_entry {
     int64_t key;
     merged_id id;
@@ -159,7 +159,7 @@ static bool is_same_id(const sort_entry *x, const sort_entry *y) {
     return x->text == NULL || (x->n == y->n && memcmp(x->text, y->text, x->n) == 0);
 }
 
-/* The first eight bytes as a number that orders as the bytes do. */
+/* The first eight bytes as an integer with the same order. */
 static int64_t text_key(const char *text, size_t n) {
     uint64_t key = 0;
     for (size_t i = 0; i < 8; i++)

@@ -95,7 +95,7 @@ static status check_existing(const char *path, const char *md5, bool *out_keep) 
     return OK;
 }
 
-/* Opens the part for this process alone: two writers would spoil it. */
+/* Opens the partial file under a lock: two writers would spoil it. */
 static status open_part(transfer *t, const char *path) {
     struct stat info;
     int n = snprintf(t->part, sizeof t->part, "%s.part", path);
@@ -122,11 +122,12 @@ static status verify(transfer *t) {
     unlink(t->part);
     return fail(ERR_FORMAT,
                 "%s: what arrived has the md5 %s, but %s was expected; it was removed, so that "
-                "the next download starts anew",
+                "the next download starts over",
                 t->url, hex, t->md5);
 }
 
-/* Makes the rename durable too; a folder that cannot be synced has its reasons. */
+/* Makes the rename durable too; not every file system can sync a folder, so failures are ignored.
+ */
 static void sync_folder(const char *path) {
     char folder[PATH_BYTES];
     snprintf(folder, sizeof folder, "%s", path);
@@ -163,7 +164,7 @@ status download_file(const char *url, const char *path, const char *md5, int sta
 #include <curl/curl.h>
 #include <pthread.h>
 
-/* A connection that breaks is tried again, as long as each attempt brings something. */
+/* A broken connection is tried again as long as each attempt brings some bytes. */
 enum { MAX_ATTEMPTS = 5, CONNECT_S = 30, MAX_REDIRECTS = 10, HTTP_BAD_RANGE = 416 };
 
 static size_t on_data(char *bytes, size_t size, size_t n_items, void *ctx) {
@@ -252,8 +253,8 @@ static status give_up(const transfer *t, CURLcode code, long http, const char *e
                 t->at > 0 ? "; run the same command again to resume" : "");
 }
 
-/* The server cannot resume.  It says so too when the part is complete already: then its sum tells.
- */
+/* The server cannot resume.  It also says so when the partial file is complete already: the
+ * checksum tells. */
 static status start_over(transfer *t, bool *out_is_complete) {
     char hex[MD5_CHARS + 1] = "";
     if (t->md5 != NULL) TRY(sum_of(t->fd, t->part, hex));
@@ -270,7 +271,7 @@ static status fetch_in_attempts(transfer *t) {
         long http;
         char error[CURL_ERROR_SIZE];
         CURLcode code = attempt(t, &http, error);
-        /* curl takes 416 for success: it means that nothing is left, or less than nothing. */
+        /* curl treats 416 as success: the partial file is as long as the file, or longer. */
         bool is_complete = code == CURLE_OK && http != HTTP_BAD_RANGE;
         bool is_refused = code == CURLE_RANGE_ERROR || http == HTTP_BAD_RANGE;
         if (is_complete) return OK;

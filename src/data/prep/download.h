@@ -19,9 +19,9 @@ typedef struct download_source {
 const download_source *download_find(const char *name);
 
 /* Fetches `url` into `path`, whose folder must exist, and checks its md5 (NULL: none is known, and
- * the log tells the sum of what arrived).  A file already there with the right sum, or without a
- * known one, is kept and nothing is fetched.  A server that sends nothing for stall_s seconds
- * (0: 60) is given up. */
+ * the log shows the sum of what arrived).  A file already there with the right sum, or without a
+ * known one, is kept and nothing is fetched.  A server that sends nothing for stall_s seconds (0:
+ * 60) is given up. */
 status download_file(const char *url, const char *path, const char *md5, int stall_s);
 
 #endif

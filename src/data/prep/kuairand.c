@@ -1,9 +1,9 @@
 /* KuaiRand Pure, 1K and 27K: logs of a video app, columns found by name.
  *
- * The standard logs of both periods are read one behind the other, so that a user who is in one of
- * them only is kept with all events (the reference joins the logs and loses such users).  The logs
- * of randomly exposed videos are left out, as in the reference, unless --random-logs asks for them.
- * The action is the mask of the eight feedback signals. */
+ * The standard logs of both periods are read one after the other, so that users who are in only one
+ * of them are kept (the reference joins the logs and loses them).  The logs of randomly exposed
+ * videos are left out, as in the reference, unless --random-logs asks for them.  The action is the
+ * mask of the eight feedback signals. */
 #include <stdio.h>
 
 #include "data/prep/source_job.h"
@@ -31,7 +31,7 @@ static const char *const user_columns[] = {
 };
 static const char *const video_columns[] = {"video_id"};
 
-/* One log.  A bundle of one file answers to any name, so it is asked for its own name first. */
+/* Reads one log.  A bundle of one file opens under any name, so its own name is checked first. */
 static status read_log(source_job *job, const char *name) {
     bool is_there;
     csv_layout t;

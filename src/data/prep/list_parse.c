@@ -33,7 +33,7 @@ static int hex_digit(char c) {
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Four hex digits behind "\u"; -1 if they are none. */
+/* The value of the four hex digits after "\u"; -1 if they are not hex digits. */
 static long take_hex(list_reader *r) {
     long code = 0;
     if (r->end - r->at < 4) return -1;
@@ -69,19 +69,20 @@ static status take_unicode(list_reader *r, char **to) {
             low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00) : -1;
     }
     if (code <= 0 || (code >= 0xd800 && code < 0xe000))
-        return fail(ERR_FORMAT, "a \\u escape in a list is no character");
+        return fail(ERR_FORMAT, "a \\u escape in a list is not a character");
     *to = put_utf8(*to, code);
     return OK;
 }
 
-/* One escape; r->at stands behind the backslash. */
+/* One escape; r->at is after the backslash. */
 static status take_escape(list_reader *r, char **to) {
     static const char from[] = "\"'\\/bfnrt", into[] = "\"'\\/\b\f\n\r\t";
-    if (r->at == r->end) return fail(ERR_FORMAT, "a text in a list has no closing quote");
+    if (r->at == r->end) return fail(ERR_FORMAT, "a string in a list has no closing quote");
     char c = *r->at++;
     if (c == 'u') return take_unicode(r, to);
     const char *found = memchr(from, c, sizeof from - 1);
-    if (found == NULL) return fail(ERR_FORMAT, "a text in a list has the unknown escape '\\%c'", c);
+    if (found == NULL)
+        return fail(ERR_FORMAT, "a string in a list has the unknown escape '\\%c'", c);
     *(*to)++ = into[found - from];
     return OK;
 }
@@ -90,7 +91,7 @@ static status take_text(list_reader *r, csv_field *element) {
     char quote = *r->at++, *to = r->at;
     element->text = to;
     for (;;) {
-        if (r->at == r->end) return fail(ERR_FORMAT, "a text in a list has no closing quote");
+        if (r->at == r->end) return fail(ERR_FORMAT, "a string in a list has no closing quote");
         char c = *r->at++;
         if (c == quote) break;
         if (c == '\\')

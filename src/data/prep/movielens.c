@@ -4,7 +4,7 @@
  * that nobody rated belong to the catalogue too: an evaluation ranks all of them. */
 #include "data/prep/source_job.h"
 
-/* user, item, rating, time: the order of all three. */
+/* All three files have the columns user, item, rating, time. */
 static const csv_column by_position[] = {
     {ROLE_USER, "1"}, {ROLE_ITEM, "2"}, {ROLE_ACTION, "3"}, {ROLE_TIME, "4"}};
 static const csv_column by_name[] = {{ROLE_USER, "userId"},

@@ -88,8 +88,8 @@ static status prepare_worker(const partition_job *p, part_worker *w) {
         memcpy((column), to_, block->n * sizeof *to_);                                             \
     } while (0)
 
-/* Sorts a block by part, keeping the order within: each part then reads one piece of it.  A block
- * of a source that lists users together lies in one part as it is. */
+/* Sorts a block by part, stable, so that each part reads one contiguous piece of it.  A block of a
+ * source that lists users together is in one part already. */
 static status bucket_block(void *ctx, int64_t chunk, int worker) {
     partition_job *p = ctx;
     part_worker *w = &p->workers[worker];
@@ -188,7 +188,7 @@ static void sort_events(part_worker *w, uint64_t n) {
     if (from != w->events) memcpy(w->events, from, n * sizeof *from);
 }
 
-/* How many events came after a later one; 0 means that nothing needs sorting. */
+/* The number of events that follow a later one; 0: nothing needs sorting. */
 static uint64_t count_out_of_order(const int64_t *time, uint64_t n) {
     uint64_t count = 0;
     for (uint64_t i = 1, latest = 0; i < n; i++) {
@@ -224,7 +224,7 @@ static bool is_same_content(const part_worker *w, uint64_t i, uint64_t j) {
     return w->item[i] == w->item[j] && w->action[i] == w->action[j];
 }
 
-/* Marks, in a short run of events of one time, all but the first of those that are equal. */
+/* Marks duplicates in a short run of events with one time: all but the first of equal events. */
 static uint64_t mark_short_run(part_worker *w, uint64_t at, uint64_t begin, uint64_t end) {
     uint64_t count = 0;
     for (uint64_t i = begin + 1; i < end; i++) {
@@ -237,7 +237,8 @@ static uint64_t mark_short_run(part_worker *w, uint64_t at, uint64_t begin, uint
     return count;
 }
 
-/* The same for a long run, by sorting: a source may have days where others have seconds. */
+/* Marks duplicates in a long run, by sorting: a source with days as times has many events at one
+ * time. */
 static uint64_t mark_long_run(part_worker *w, uint64_t at, uint64_t begin, uint64_t end) {
     uint64_t n = end - begin, count = 0;
     load_events(w, at + begin, n);
@@ -264,7 +265,7 @@ static uint64_t mark_duplicates(part_worker *w, uint64_t at, uint64_t n) {
     return count;
 }
 
-/* Removes the marked events of a history: from `at` on to `to` on, to <= at. */
+/* Copies a history from `at` to `to` (to <= at) without its marked events. */
 static void move_kept(part_worker *w, uint64_t to, uint64_t at, uint64_t n, bool drops) {
     for (uint64_t i = 0; i < n; i++) {
         if (drops && w->duplicate[i]) continue;
@@ -275,7 +276,7 @@ static void move_kept(part_worker *w, uint64_t to, uint64_t at, uint64_t n, bool
     }
 }
 
-/* One user's history: sorted, examined, and moved up against the one before it. */
+/* Sorts one user's history, counts what is needed, and moves it up to the end of the one before. */
 static void finish_user(const partition_job *p, part_worker *w, uint32_t user, uint32_t first) {
     const write_job *job = p->job;
     uint64_t at = job->offsets[user] - job->offsets[first];

@@ -1,8 +1,8 @@
-/* Partition: the events of a builder, brought into order and written, one range of users at a time.
+/* Partition: sorts and writes the events of a builder, one range of users at a time.
  *
  * A worker takes a range of users, gathers their events from all blocks (in the order of the
- * source), sorts each user's by time (stable) and writes the three columns.  A range is small
- * beside the whole, so this step adds little memory to the blocks. */
+ * source), sorts each user's by time (stable) and writes the three columns.  A range is a small
+ * part of all events, so this step needs little memory besides the blocks. */
 #ifndef HSTU_DATA_PREP_PARTITION_H
 #define HSTU_DATA_PREP_PARTITION_H
 
@@ -14,7 +14,7 @@ typedef struct event_columns {
     int item, action, time; /* indices of the declared columns */
 } event_columns;
 
-/* job->out_offsets = job->offsets less the duplicates, which partition_write will then leave out.
+/* Sets job->out_offsets to job->offsets without the duplicates, which partition_write then drops.
  */
 status partition_count_duplicates(write_job *job);
 

@@ -1,11 +1,11 @@
 /* processed-seqs: a csv with one user per row and lists, as the reference preprocessors write it.
  *
  * processed_seqs.csv has user_id, movie_id or video_id, rating or action_weights, unix_timestamp or
- * time_ms, each a JSON list but the first; its ratings are actions as they are stored, from 0.
- * sasrec_format.csv has user_id, sequence_item_ids, sequence_ratings and sequence_timestamps, bare
- * lists; its ratings are those of the source.  Other columns with a single value are contextual
- * features; other lists are passed over.  Events are sorted by time again: a file may come from a
- * preprocessor that sorted by something else. */
+ * time_ms, all but the first JSON lists; its ratings are stored actions, from 0. sasrec_format.csv
+ * has user_id, sequence_item_ids, sequence_ratings and sequence_timestamps, bare lists; its ratings
+ * are those of the source.  Other columns with a single value are contextual features; other lists
+ * are skipped.  Events are sorted by time again: a file may come from a preprocessor that sorted by
+ * something else. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 
 enum { ROW_MAX_BYTES = 64 << 20 };
 
-/* One event of a row, before the builder can be told how many the block has. */
+/* One event of a row, kept until the number of events of the block is known. */
 typedef struct row_event {
     int64_t item, time;
     const char *item_text;
@@ -43,7 +43,7 @@ typedef struct worker_scratch {
     buf context; /* "length text" of the user and of each feature, row by row */
 } worker_scratch;
 
-/* The contextual values of a block; kept until all are read, then told in order. */
+/* The contextual values of a block; kept until all blocks are read, then set in block order. */
 typedef struct context_block {
     uint64_t sequence;
     buf text;
@@ -69,8 +69,7 @@ static status push_item(seqs_reader *r, worker_scratch *w, const csv_field *elem
     if (!r->layout.has_text_items &&
         number_read(element->text, element->n_bytes, &e.item) != NUMBER_WHOLE) {
         char text[64];
-        return fail(ERR_FORMAT,
-                    "'%s' is not a 64-bit number; for ids that are texts use --string-ids",
+        return fail(ERR_FORMAT, "'%s' is not a 64-bit number; for string ids use --string-ids",
                     csv_excerpt(text, element->text, element->n_bytes));
     }
     TRY(MEM_RESERVE(&w->event, &w->event_capacity, w->n_events + 1));
@@ -81,7 +80,7 @@ static status push_item(seqs_reader *r, worker_scratch *w, const csv_field *elem
 static status set_time(row_event *e, const csv_field *element) {
     char text[64];
     if (csv_parse_time(element->text, element->n_bytes, &e->time)) return OK;
-    return fail(ERR_FORMAT, "'%s' is not a whole number of 64 bits",
+    return fail(ERR_FORMAT, "'%s' is not a 64-bit integer",
                 csv_excerpt(text, element->text, element->n_bytes));
 }
 
@@ -94,10 +93,10 @@ static status set_action(const seqs_reader *r, row_event *e, const csv_field *el
         return OK;
     csv_excerpt(text, element->text, element->n_bytes);
     if (r->has_raw_ratings) return fail(ERR_FORMAT, "'%s' is not %s", text, csv_action_scale(kind));
-    return fail(ERR_FORMAT, "'%s' is no action from 0 to %d", text, largest[kind]);
+    return fail(ERR_FORMAT, "'%s' is not an action from 0 to %d", text, largest[kind]);
 }
 
-/* Reads one list of a row: the items make the events, the others fill them. */
+/* Reads one list of a row: the item list makes the events, the other lists fill them in. */
 static status read_list(seqs_reader *r, worker_scratch *w, csv_role role, size_t first) {
     list_reader list;
     csv_field element;
@@ -133,7 +132,7 @@ static status read_user(seqs_reader *r, worker_scratch *w, row_user *u) {
         number_read(u->id.text, u->id.n_bytes, &u->number) == NUMBER_WHOLE)
         return OK;
     char text[64];
-    return fail(ERR_FORMAT, "'%s' is not a 64-bit number; for ids that are texts use --string-ids",
+    return fail(ERR_FORMAT, "'%s' is not a 64-bit number; for string ids use --string-ids",
                 csv_excerpt(text, u->id.text, u->id.n_bytes));
 }
 
@@ -217,7 +216,7 @@ static int compare_blocks(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* One text of a kept block: a view, and the place behind it. */
+/* One string of a kept block: a view, and the position after it. */
 static const char *next_text(const char *at, const char **text, size_t *n) {
     uint64_t bytes;
     memcpy(&bytes, at, sizeof bytes);
@@ -252,7 +251,7 @@ static bool field_is(const csv_field *f, const char *text) {
     return strlen(text) == f->n_bytes && memcmp(f->text, text, f->n_bytes) == 0;
 }
 
-/* The column of a role: the one given, else the first with a usual name, else `otherwise`. */
+/* The column of a role: the one given, else the first with a common name, else `otherwise`. */
 static int find_column(const csv_field *fields, int n, const char *given, const char *const *usual,
                        int otherwise) {
     for (int i = 0; given != NULL && i < n; i++)
@@ -278,7 +277,7 @@ static status find_columns(seqs_reader *r, const csv_field *fields) {
     r->column[ROLE_USER] = find_column(fields, n, q->user_col, user_names, -1);
     r->column[ROLE_ACTION] = find_column(fields, n, q->action_col, action_names, -1);
     r->column[ROLE_TIME] = has_time ? find_column(fields, n, q->time_col, time_names, -1) : -1;
-    /* The item column may have any name; our own files have it behind the user's. */
+    /* The item column may have any name; in our own files it follows the user column. */
     int behind = r->column[ROLE_USER] + 1;
     bool is_free = behind > 0 && behind < n && behind != r->column[ROLE_ACTION] &&
                    behind != r->column[ROLE_TIME];

@@ -1,4 +1,4 @@
-/* Side files: titles, catalogues and users' features, read row by row as texts. */
+/* Side files: titles, catalogues and users' features, read row by row. */
 #include <stdio.h>
 #include <string.h>
 
@@ -76,7 +76,7 @@ status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *
     if (was_read != NULL) *was_read = false;
     TRY(job_open(job, f->name, false, &in));
     if (in == NULL) {
-        log_info("note: %s is not there: its titles or features are left out", f->name);
+        log_info("note: %s is missing: its titles or features are left out", f->name);
         return OK;
     }
     r.name = input_name(in);
@@ -91,7 +91,7 @@ status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *
     return st;
 }
 
-/* Is it valid UTF-8?  The old MovieLens files are Latin-1, but people convert them. */
+/* Whether it is valid UTF-8: the old MovieLens files are Latin-1, but some people convert them. */
 static bool is_utf8(const char *text, size_t n) {
     const unsigned char *s = (const unsigned char *)text;
     for (size_t i = 0; i < n;) {

@@ -23,29 +23,30 @@ struct source_job {
 };
 
 /* Makes the builder from job->options.  Readers whose options depend on the file call it when they
- * know them; the others find it made. */
+ * know them; for the others it exists already. */
 status job_create_builder(source_job *job);
 
-/* Opens a member of the input by name.  Unlike bundle_open_member it never takes a file of another
- * name for an optional one. *out = NULL if it is not there and not required. */
+/* Opens a member of the input by name.  Unlike bundle_open_member it never opens a file of another
+ * name in place of an optional one.  *out = NULL if it is missing and not required. */
 status job_open(source_job *job, const char *name, bool is_required, input **out);
 
 /* A layout with this format and the source's kinds of ids and actions. */
 void job_layout(const source_job *job, csv_layout *t, const char *delimiter, bool has_quotes);
 
-/* Reads a table of events, a required member of the input, into the builder, in parallel.  The
- * columns are found in the header if has_header, which is then passed over. */
+/* Reads a table of events, a required member of the input, into the builder, in parallel.  If
+ * has_header, the columns are looked up in the header, which is then skipped. */
 status job_read_member(source_job *job, const char *name, csv_layout *t, bool has_header,
                        const csv_column *wanted, int n_wanted);
-/* The same for a stream already cut into blocks, header passed over and layout resolved. */
+/* The same for a stream already cut into blocks, with the header skipped and the layout resolved.
+ */
 status job_read_blocks(source_job *job, blocks *b, const csv_layout *t);
 
-/* Opens the one file the input must be, cuts it into blocks with this limit of a line, and calls
- * fn, under a progress bar. */
+/* Opens the one file the input must be, cuts it into blocks with this limit on the length of a
+ * line, and calls fn, under a progress bar. */
 typedef status (*job_blocks_fn)(source_job *job, blocks *b, void *ctx);
 status job_with_only_file(source_job *job, size_t max_line_bytes, job_blocks_fn fn, void *ctx);
 
-/* Side files: rows of texts, on this thread.  `columns` are names if the file has a header, else
+/* Side files: rows of strings, on this thread.  `columns` are names if the file has a header, else
  * numbers from 1; the callback gets their fields in this order. */
 typedef struct side_file {
     const char *name; /* of the member */
@@ -57,12 +58,12 @@ typedef struct side_file {
 
 typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
 
-/* Calls fn for each row.  A file that is not there is noted in the log; *was_read (may be NULL). */
+/* Calls fn for each row.  A missing file is noted in the log; *was_read (may be NULL). */
 status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
                      bool *was_read);
 
 /* Side files with items and titles: columns {id, title} or {id}.  Titles that are not UTF-8 are
- * taken for Latin-1. */
+ * read as Latin-1. */
 status job_read_items(source_job *job, const side_file *f);
 
 /* Side files with users: the first column is the id, the others are contextual features by the

@@ -62,7 +62,7 @@ const source sources[] = {
      .has_columns = true,
      .read = read_processed_seqs},
     {.name = "csv",
-     .summary = "any csv with one event per row; see --user-col and its like",
+     .summary = "any csv with one event per row; see --user-col and the other column options",
      .item_name = "item_id",
      .actions = ACTION_NONE,
      .time_per_second = 1,
@@ -104,7 +104,7 @@ status action_kind_parse(const char *text, action_kind *out) {
                 "--action-kind '%s' is unknown; use none, stars, half-stars, bits or code", text);
 }
 
-/* A source with its own layout refuses to be told another one: half of it would be ignored. */
+/* A source with its own layout refuses layout options rather than ignore some of them. */
 static status check_request(const source *s, const source_request *r) {
     const struct {
         const char *option;
@@ -117,7 +117,7 @@ static status check_request(const source *s, const source_request *r) {
     for (size_t i = 0; !s->has_columns && i < sizeof given / sizeof given[0]; i++)
         if (given[i].is_given)
             return fail(ERR_USAGE,
-                        "%s is for the sources csv and processed-seqs; %s has a layout of its own",
+                        "%s is for the sources csv and processed-seqs; %s has its own layout",
                         given[i].option, s->name);
     if (r->has_random_logs && strncmp(s->name, "kuairand", 8) != 0)
         return fail(ERR_USAGE, "--random-logs is for the kuairand sources; %s has no such logs",
@@ -148,7 +148,8 @@ status source_read(const source *s, const source_request *request, const char *i
     TRY(plan_options(s, request, &job.options));
     snprintf(job.item_name, sizeof job.item_name, "%s", s->item_name);
     TRY(bundle_open(&job.in, input_path));
-    /* The two sources with columns make their builder when they have seen the first line. */
+    /* The two sources with column options create their builder once they have seen the first line.
+     */
     status st = s->has_columns ? OK : job_create_builder(&job);
     if (st == OK) st = s->read(&job);
     bundle_close(job.in);

@@ -1,4 +1,4 @@
-/* Sources: the data sets `hstu prep` knows, and what a person may say about one.
+/* Sources: the data sets `hstu prep` knows, and the options of each.
  *
  * A source names its files, their layout and what else it brings (titles, the catalogue, contextual
  * features); its reader fills a builder.  Every event of every user is kept, whatever the side
@@ -24,7 +24,7 @@ typedef struct source {
     action_kind actions;
     int64_t time_per_second;
     bool has_text_ids;
-    bool has_columns;         /* takes --user-col and its like */
+    bool has_columns;         /* takes --user-col and the other column options */
     uint32_t min_item_events; /* builder_options of the same names */
     uint32_t min_user_events;
     status (*read)(source_job *job); /* the events first, then catalogue and context */
@@ -37,7 +37,7 @@ extern const size_t n_sources;
 /* The source of this name; an unknown one is ERR_USAGE with the nearest and the list. */
 status source_find(const char *name, const source **out);
 
-/* What a person may say beside the name; all zero is the default. */
+/* The options besides the name; all zero is the default. */
 typedef struct source_request {
     const char *user_col, *item_col, *time_col, *action_col; /* header names, or numbers from 1 */
     const char *action_kind;                                 /* none|stars|half-stars|bits|code */
@@ -49,15 +49,15 @@ typedef struct source_request {
     bool drop_duplicates;
 } source_request;
 
-/* What came of a reading; source_result_fini frees it. */
+/* The result of source_read; source_result_fini frees it. */
 typedef struct source_result {
     builder *build;
     action_kind actions;
     char item_name[CSV_NAME_BYTES];
 } source_result;
 
-/* Reads a source from a folder, file or archive into a new builder.  Columns that the request names
- * for a source that has its own are ERR_USAGE. */
+/* Reads a source from a folder, file or archive into a new builder.  Column options for a source
+ * with its own layout are ERR_USAGE. */
 status source_read(const source *s, const source_request *request, const char *input_path, pool *p,
                    source_result *out);
 void source_result_fini(source_result *r);

@@ -1,10 +1,10 @@
 /* Balance: divides the users of a global batch into groups of equal work.
  *
- * Attention costs the square of a sequence's length, so ranks that hold equally many users can
- * differ much in work, and the slowest one sets the pace.  Here every group gets the same number of
- * users (they differ by at most one) and nearly the same sum of squared lengths.  The result is a
- * pure function of the lengths: every rank computes it for itself and they agree.  A balancer is
- * scratch memory made once; one thread at a time. */
+ * Attention costs the square of a sequence's length, so ranks with the same number of users can
+ * have very different work, and the slowest one sets the pace.  Here every group gets the same
+ * number of users (they differ by at most one) and nearly the same sum of squared lengths.  The
+ * result is a pure function of the lengths: every rank computes it for itself and they agree.  A
+ * balancer is scratch memory made once; one thread at a time. */
 #ifndef HSTU_DATA_SET_BALANCE_H
 #define HSTU_DATA_SET_BALANCE_H
 

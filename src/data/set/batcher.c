@@ -281,8 +281,8 @@ int32_t batcher_max_tokens(const batcher *b) {
     return b->config.batch_size * (b->config.max_history + b->config.max_targets);
 }
 
-/* What the stream is a function of, apart from data and seed.  The rank is left out: all ranks
- * stand at the same place and share one saved state. */
+/* Everything the stream depends on, besides data and seed.  The rank is left out: all ranks are at
+ * the same position and share one saved state. */
 static void describe_settings(const batcher *b, char *text, size_t n) {
     const batcher_config *c = &b->config;
     snprintf(text, n,
@@ -354,7 +354,7 @@ static status read_word(const json_value *object, const char *key, int base, uin
     TRY(json_member_string(object, key, &text));
     const char *digits = base == 16 ? "0123456789abcdef" : "0123456789";
     size_t n = strlen(text);
-    /* Only digits and few enough of them: strtoull would take signs, blanks and prefixes. */
+    /* Only digits, and not too many: strtoull would accept signs, spaces and prefixes. */
     if (n == 0 || n > 20 || strspn(text, digits) != n)
         return fail(ERR_FORMAT, "saved data position: '%s' is \"%.40s\", not a number", key, text);
     *out = strtoull(text, NULL, base);

@@ -1,10 +1,10 @@
 /* Batcher: an endless stream of jagged batches of users' most recent events.
  *
  * Each epoch visits every user of a part of a split once, shuffled by (seed, epoch) or in file
- * order.  Batch number i is a pure function of the data and the settings, so it can be filled by
- * any thread, and a stream restored in the middle goes on exactly as the first one would have.  All
- * memory is allocated at creation; taking batches allocates nothing.  One thread at a time uses a
- * batcher; the data it reads must outlive it.
+ * order.  Batch number i is a pure function of the data and the settings, so any thread can fill
+ * it, and a restored stream continues exactly as the saved one would have.  All memory is allocated
+ * at creation; taking batches allocates nothing.  One thread at a time uses a batcher; the data it
+ * reads must outlive it.
  *
  * A user contributes the last max_history events before its targets, and the targets: the last
  * max_targets events of the part's range that may be targets (split.h).  Retrieval has max_targets
@@ -51,14 +51,14 @@ typedef struct batcher_config {
     bool is_balanced; /* even out the sum of squared lengths over the n_ranks * n_micro batches of a
                          step; else each takes its slice of the order */
     bool drops_last;  /* leave out the users that do not fill a step */
-    int n_threads;    /* 0: batches are made when asked for */
+    int n_threads;    /* 0: batches are made when they are taken */
     int n_slots;      /* batches kept ready, 2 at least */
 } batcher_config;
 
 /* leave-one-out training of one rank, 128 users a batch, N = 200, C = 1, shuffled, 2 threads. */
 batcher_config batcher_config_default(void);
 
-/* Where a stream stands.  Small enough to copy; it says what it belongs to. */
+/* The position in a stream.  Small enough to copy; it names the data and settings it belongs to. */
 typedef struct batcher_state {
     uint64_t seed;
     uint64_t epoch;
@@ -77,7 +77,7 @@ void batcher_destroy(batcher *b); /* NULL is fine */
 /* The next batch; the view is valid until the next call.  Epochs follow one another for ever. */
 status batcher_next(batcher *b, const batch **out);
 
-/* The batch after that, which the next call of batcher_next takes: to look at what is coming. */
+/* The batch that the next call of batcher_next will take, without taking it. */
 status batcher_peek(batcher *b, const batch **out);
 
 uint64_t batcher_n_batches(const batcher *b);   /* of this rank, in an epoch */
@@ -85,17 +85,17 @@ uint64_t batcher_n_users(const batcher *b);     /* visited in an epoch, over all
 uint64_t batcher_n_too_short(const batcher *b); /* users of the part left out: see split.h */
 int32_t batcher_max_tokens(const batcher *b);   /* the most a batch can have */
 
-/* What batcher_state.data is of: names, sizes and checksums of all columns but the description, so
- * that data prepared twice from the same source is the same data. */
+/* The value of batcher_state.data: a hash of the names, sizes and checksums of all columns but the
+ * description, so that data prepared twice from the same source has the same one. */
 uint64_t batcher_fingerprint(const seq_file *data);
 
-/* The state behind the batches taken so far; what was prefetched does not count. */
+/* The state after the batches taken so far; prefetched batches do not count. */
 void batcher_save(const batcher *b, batcher_state *out);
 
 /* Goes on from a saved state; ERR_CONFIG if it belongs to other data or settings. */
 status batcher_restore(batcher *b, const batcher_state *state);
 
-/* A state as a JSON object, and back; numbers beyond 2^53 are kept as texts. */
+/* A state as a JSON object, and back; numbers beyond 2^53 are kept as strings. */
 void batcher_state_write(const batcher_state *state, json_writer *w);
 status batcher_state_read(batcher_state *out, const json_value *object);
 

@@ -13,7 +13,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "column files are litt
 enum { COLUMN_ALIGN = 64, VERSION = 1, BLOCK_BYTES = 4 << 20 };
 static const char MAGIC[8] = "HSTUSEQ";
 
-/* A fuzzer would never get behind the checksums: its builds (and no others) look past them. */
+/* A fuzzer would never get past the checksums, so fuzz builds (and no others) skip them. */
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
 enum { CHECKS_SUMS = 0 };
 #else
@@ -174,7 +174,7 @@ static status check_table(const char *path, const column_file *f) {
         end = c->offset + column_bytes(c);
     }
     if (end != f->map.n_bytes)
-        return fail(ERR_FORMAT, "%s: damaged at offset %" PRIu64 ": bytes behind the last column",
+        return fail(ERR_FORMAT, "%s: damaged at offset %" PRIu64 ": bytes after the last column",
                     path, end);
     return OK;
 }

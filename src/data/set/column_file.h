@@ -48,7 +48,7 @@ status column_file_get(const column_file *f, const char *path, const char *name,
 const column *column_file_find(const column_file *f, const char *name);
 
 /* Writing: declare every column with its length, begin, fill them in any order and from any thread,
- * commit.  Their places are known from the start, so nothing is kept in memory. */
+ * commit.  Their offsets are known from the start, so nothing is kept in memory. */
 typedef struct column_writer column_writer;
 
 status column_writer_create(column_writer **out, const char *path);

@@ -2,9 +2,9 @@
  *
  * Any position can be asked for at any time, in either direction, so a shuffle of a billion users
  * costs no memory and a run resumes in the middle of an epoch.  It is a Feistel network, its round
- * keys drawn by Philox, on the smallest power of two >= n; a value that falls outside 0..n-1 walks
- * on until it is inside, which keeps the mapping one to one.  A permutation is a value: copy it,
- * share it between threads. */
+ * keys drawn by Philox, on the smallest power of two >= n; a value outside 0..n-1 is mapped again
+ * until it is inside (cycle walking), which keeps the mapping one to one.  A permutation is a
+ * value: copy it, share it between threads. */
 #ifndef HSTU_DATA_SET_PERMUTE_H
 #define HSTU_DATA_SET_PERMUTE_H
 

@@ -21,7 +21,7 @@ struct prefetch {
     pthread_t *threads; /* (n_threads) */
     pthread_mutex_t lock;
     pthread_cond_t has_room, has_piece, is_idle;
-    uint64_t oldest;    /* first piece whose slot must not be written anew */
+    uint64_t oldest;    /* first piece whose slot must not be overwritten */
     uint64_t next_take; /* what the consumer gets next: oldest, or oldest + 1 while it holds one */
     uint64_t next_fill; /* what a thread will start on next */
     int n_busy;         /* threads inside fill */
@@ -61,7 +61,7 @@ static void *producer_main(void *arg) {
     return NULL;
 }
 
-/* Signals are the main thread's affair: the producers start with all of them blocked. */
+/* Only the main thread handles signals: the producers start with all signals blocked. */
 static status start_threads(prefetch *p, int n_threads) {
     sigset_t all, before;
     int error = 0;
@@ -129,7 +129,7 @@ static void release_held(prefetch *p) {
     pthread_cond_signal(&p->has_room);
 }
 
-/* Waits, with the lock held, for the piece that is next; it fails where filling it did.  A failed
+/* Waits, with the lock held, for the piece that is next; it fails if filling it failed.  A failed
  * piece is not taken: the next call finds it again. */
 static status await_piece(prefetch *p, int *out_slot) {
     uint64_t number = p->next_take;
@@ -161,7 +161,7 @@ status prefetch_peek(prefetch *p, int *out_slot) {
 }
 
 uint64_t prefetch_position(const prefetch *p) {
-    return p->next_take; /* Written by the consumer alone, which is who asks. */
+    return p->next_take; /* Only the consumer writes it, and only the consumer reads it here. */
 }
 
 void prefetch_seek(prefetch *p, uint64_t number) {

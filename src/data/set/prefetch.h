@@ -2,8 +2,8 @@
  *
  * Piece number i always goes to slot i modulo n_slots, and its content is a function of i alone, so
  * what the consumer sees does not depend on the timing or the number of threads.  The ring knows
- * nothing of the content: `fill` writes it into memory of the caller's that belongs to the slot.
- * next, peek, seek and destroy are for one thread, the consumer. */
+ * nothing of the content: `fill` writes it into the caller's memory for that slot.  next, peek,
+ * seek and destroy are for one thread, the consumer. */
 #ifndef HSTU_DATA_SET_PREFETCH_H
 #define HSTU_DATA_SET_PREFETCH_H
 
@@ -31,7 +31,8 @@ void prefetch_destroy(prefetch *p);
  * If filling it failed, that failure is returned, now and at every later call until a seek. */
 status prefetch_next(prefetch *p, int *out_slot);
 
-/* Waits for the piece after that and says where it is; the next call of prefetch_next takes it. */
+/* Waits for the next piece and returns its slot without taking it; the next call of prefetch_next
+ * takes it. */
 status prefetch_peek(prefetch *p, int *out_slot);
 
 /* The number of the piece that prefetch_next will return next. */

@@ -24,7 +24,7 @@ static status get(const seq_file *s, const char *name, column_type type, uint64_
     return OK;
 }
 
-/* Texts are stored as NAME.o (offsets) and NAME.t (bytes). */
+/* Strings are stored as NAME.o (offsets) and NAME.t (bytes). */
 static status get_texts(const seq_file *s, const char *name, text_column *out) {
     char part[COLUMN_NAME_BYTES + 2];
     uint64_t n_offsets, n_bytes;
@@ -107,8 +107,7 @@ static status load_meta(seq_file *s) {
     return st == OK ? OK : fail_prefix(st, "%s: column 'meta'", s->path);
 }
 
-/* A file with sound checksums can still be written by a hostile hand: every index is checked once.
- */
+/* A hostile file can have valid checksums, so every index is checked once. */
 typedef struct check_job {
     const seq_file *s;
 } check_job;

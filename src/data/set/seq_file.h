@@ -1,8 +1,8 @@
 /* Sequence file: a prepared data set, DIR/data.seq, mapped read-only.
  *
  * Users are numbered 0..n_users-1 and items 1..n_items, both in ascending order of their ids
- * (numbers by value, texts by bytes); item 0 is padding.  Items are the whole catalogue: those
- * never seen in an event too.  A user's events are in order of time, ties in the order of the
+ * (numbers by value, strings by bytes); item 0 is padding.  Items are the whole catalogue, with
+ * those never seen in an event.  A user's events are in order of time, ties in the order of the
  * source.  Everything here is a view of the map and safe for any number of threads. */
 #ifndef HSTU_DATA_SET_SEQ_FILE_H
 #define HSTU_DATA_SET_SEQ_FILE_H
@@ -25,7 +25,7 @@ typedef enum {
     ACTION_CODE = 4        /* a number of the source, as it is */
 } action_kind;
 
-/* Texts stored one behind the other: text i is bytes[offsets[i] .. offsets[i + 1]). */
+/* Strings stored one after the other: string i is bytes[offsets[i] .. offsets[i + 1]). */
 typedef struct text_column {
     const uint64_t *offsets; /* (n + 1) */
     const char *bytes;
@@ -36,7 +36,7 @@ typedef struct text_column {
 typedef struct context_feature {
     char name[COLUMN_NAME_BYTES];
     const uint32_t *value; /* (n_users) */
-    text_column values;    /* texts of the values; entry 0 is "" */
+    text_column values;    /* names of the values; entry 0 is "" */
 } context_feature;
 
 enum { CONTEXT_MAX = 32 };
@@ -78,8 +78,8 @@ status seq_user_name(const seq_file *s, uint64_t user, buf *out);
 status seq_item_title(const seq_file *s, uint32_t item,
                       buf *out); /* the id where there is no title */
 
-/* The number of an id given as text; *out = 0 for an item, UINT64_MAX for a user, that is not
- * there. */
+/* The number of an id given as text; *out = 0 for an unknown item, UINT64_MAX for an unknown user.
+ */
 uint32_t seq_find_item(const seq_file *s, const char *id);
 uint64_t seq_find_user(const seq_file *s, const char *id);
 

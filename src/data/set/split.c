@@ -70,7 +70,7 @@ bool split_range(const split *s, split_part part, uint64_t user, event_range *ou
     return true;
 }
 
-/* Counts, and lists where there is a list to write to. */
+/* Counts the users, and lists them if there is a list to write to. */
 static void collect_users(split_users *u, const split *s, split_part part) {
     event_range range;
     u->n = u->n_too_short = 0;

@@ -28,9 +28,9 @@ typedef struct split {
 } split;
 
 /* The events a part uses of a user, as rows of the event columns: history and targets are
- * begin..end-1, and a target is never earlier than target_begin.  Of a held-out part that is the
- * held-out event alone; where all events belong to the part, all but the first, which has no
- * history. */
+ * begin..end-1, and a target is never earlier than target_begin.  In a held-out part only the
+ * held-out event can be a target; where all events belong to the part, all but the first can, which
+ * has no history. */
 typedef struct event_range {
     uint64_t begin, target_begin, end;
 } event_range;

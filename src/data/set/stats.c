@@ -8,7 +8,7 @@ enum { CHUNK_EVENTS = 1 << 20, CHUNK_USERS = 1 << 16 };
 
 /* What a worker has counted.  Sums, minima and maxima of integers do not depend on the order, so
  * each worker keeps one set of counts for all its chunks.  Only the counts of items are shared, by
- * atomic additions: a set for each of many threads would not fit beside a large catalogue. */
+ * atomic additions: one set per thread would take too much memory with a large catalogue. */
 typedef struct counts {
     uint64_t *action; /* (STATS_ACTIONS) */
     int64_t first_time, last_time;
@@ -68,8 +68,8 @@ static status count_shorter(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* The k-th shortest length, by bisection on the value: some dozen passes over the offsets instead
- * of a sorted copy of them. */
+/* The k-th shortest length, by bisection on the value: a few dozen passes over the offsets instead
+ * of a sorted copy. */
 static status kth_length(stats_job *job, uint64_t k, uint64_t *out) {
     uint64_t low = job->out->min_len, high = job->out->max_len;
     while (low < high) {

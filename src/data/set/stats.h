@@ -1,4 +1,4 @@
-/* Stats: what `hstu info` tells of a data set.  One pass over the events on all threads; all counts
+/* Stats: what `hstu info` shows of a data set.  One pass over the events on all threads; all counts
  * are exact and the same with any number of threads. */
 #ifndef HSTU_DATA_SET_STATS_H
 #define HSTU_DATA_SET_STATS_H

@@ -1,5 +1,5 @@
-/* Temporary data: a data set that is made, opened and gone from the disk at once.  A mapped file
- * outlives its name, so nothing is left behind, however the program ends. */
+/* Temporary data: a data set that is written, opened and deleted at once.  A mapped file stays
+ * readable without its name, so nothing is left on disk, however the program ends. */
 #ifndef HSTU_DATA_SET_TEMP_DATA_H
 #define HSTU_DATA_SET_TEMP_DATA_H
 

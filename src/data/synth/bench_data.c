@@ -9,12 +9,10 @@
 
 enum { CHUNK_USERS = 16 };
 
-/* ---- numbers --------------------------------------------------------------------------------- */
-
 /* What a number is drawn for; contextual feature f is FOR_CONTEXT + f. */
 enum { FOR_LENGTH = 1, FOR_ITEM, FOR_ACTION, FOR_CONTEXT };
 
-/* So many draws are never all refused by a rule that makes sense; one that does not gives `low`. */
+/* A sensible rule never rejects this many draws in a row; any other rule then gives `low`. */
 enum { MAX_ATTEMPTS = 1024 };
 
 static double uniform(const rng_block *b, int pair) {
@@ -25,8 +23,8 @@ static double normal(const rng_block *b) {
     return sqrt(-2 * log(1 - uniform(b, 0))) * cos(6.283185307179586 * uniform(b, 1));
 }
 
-/* Devroye's rejection: a power of a uniform number has nearly the tail, and is kept with the
- * probability that makes it exact.  false: refused. */
+/* Devroye's rejection: a power of a uniform number has nearly the right tail, and is accepted with
+ * the probability that makes it exact.  false: rejected. */
 static bool draw_zipf(double alpha, const rng_block *b, double *out) {
     double less = alpha - 1, top = pow(2, less);
     double k = floor(pow(1 - uniform(b, 0), -1 / less));
@@ -73,8 +71,6 @@ int64_t draw_number(const draw_rule *r, rng_key key, uint32_t user, uint32_t pos
     }
     return r->low;
 }
-
-/* ---- the data set ---------------------------------------------------------------------------- */
 
 typedef struct bench_job {
     const bench_data_config *config;

@@ -2,9 +2,9 @@
  * benchmark of speed trains on.
  *
  * A user has a length, and each of its events an item and an action; contextual features have one
- * value a user.  Every number is a pure function of the seed and of where it stands (Philox), so
- * the data is the same with any number of threads.  Ids keep their values as ids of the data set;
- * its items are numbered 1.. in their order, so only ids that occur take part. */
+ * value a user.  Every number is a pure function of the seed and its position (Philox), so the data
+ * is the same with any number of threads.  Ids keep their values as ids of the data set; items are
+ * numbered 1.. in id order, so only ids that occur have a number. */
 #ifndef HSTU_DATA_SYNTH_BENCH_DATA_H
 #define HSTU_DATA_SYNTH_BENCH_DATA_H
 

@@ -69,8 +69,8 @@ static status make_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 /* Popularity recommends the ten best-ranked items a user has not had: the target is among them if
- * fewer than ten items of better rank were not had.  A user is made again only where the rank of
- * the target leaves that open. */
+ * fewer than ten items of better rank were not had.  A user is generated again only if the target's
+ * rank does not decide that. */
 static status check_popular_chunk(void *ctx, int64_t chunk, int worker) {
     synth_job *job = ctx;
     synth_user *u = &job->scratch[worker];

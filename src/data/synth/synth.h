@@ -1,8 +1,8 @@
-/* Synth: a made-up data set whose best reachable hit rate is known (synth_model.h).
+/* Synth: a synthetic data set whose best reachable hit rate is known (synth_model.h).
  *
- * What is reached at best is that of an oracle for the test event of leave-one-out.  It knows the
- * model, the user's present taste, every event before, whether the last event opens a session and,
- * if not, the session's topic; all that is left to it is the draw of the item.  It removes the
+ * The best reachable figures are those of an oracle for the test event of leave-one-out.  It knows
+ * the model, the user's present taste, every earlier event, whether the last event opens a session
+ * and, if not, the session's topic; only the draw of the item is unknown to it.  It removes the
  * items the user has had (as an evaluation does; they cannot come again) and names the ten
  * likeliest of the rest.  best_hr10 is the mean over users of the probability that the event is
  * among them, and best_ndcg10 that of the expected 1 / log2(rank + 1): no recommender can expect
@@ -28,7 +28,7 @@ typedef struct synth_report {
     uint64_t n_users, n_events, max_len;
     uint32_t n_items, n_topics;
     double best_hr10, best_ndcg10;
-    double foretold_hr10;   /* how often the oracle was right in fact: best_hr10 but for chance */
+    double foretold_hr10;   /* the oracle's hit rate on this data: best_hr10 up to chance */
     double popularity_hr10; /* in fact */
 } synth_report;
 

@@ -7,8 +7,8 @@
 #include "base/mem.h"
 #include "data/set/permute.h"
 
-/* How the world is.  Found by trial so that, with the default sizes, the best reachable HR@10 is
- * near one half and popularity stays below a tenth. */
+/* Parameters of the world, found by trial so that, with the default sizes, the best reachable HR@10
+ * is near one half and popularity stays below a tenth. */
 static const double taste_weight[SYNTH_TASTES] = {.45, .27, .18, .10};
 static const double ring_weight[SYNTH_RING_STEPS] = {.50, .30, .20};
 static const double stay = .75;        /* the next event belongs to the same session */
@@ -19,8 +19,8 @@ static const double topic_zipf = 1.1, rank_zipf = 1.0;
 static const double length_sigma = .70; /* of the logarithm of the length */
 enum { ITEMS_PER_TOPIC = 50, MIN_EVENTS = 3 };
 
-/* What a word is drawn for; with user and position it makes the counter of the draw.  The numbers
- * lie above those of the rounds of permutations, which stand in the same place of the counter. */
+/* What a word is drawn for; with user and position it makes the counter of the draw.  The values
+ * are above those of the rounds of permutations, which use the same word of the counter. */
 enum { FOR_PROFILE = 1 << 30, FOR_LENGTH, FOR_TASTE, FOR_SESSION, FOR_ITEM, FOR_STARS };
 
 static rng_block draw(const synth_world *w, uint64_t user, uint32_t position, uint32_t what,
@@ -325,10 +325,11 @@ static void offer_topic(const synth_world *w, const synth_user *u, const latent 
     }
 }
 
-/* What the oracle of synth.h can expect.  Apart from the ring, items of one topic are likelier the
- * higher their rank, and items of topics not in play the higher their overall popularity: so the
- * ring, the first ten unseen of each topic in play and the first ten unseen of all hold the best
- * ten.  Draws are repeated until unseen: probabilities are divided by what is left of the mass. */
+/* The expected hit rate of the oracle of synth.h.  Apart from the ring, items of one topic are
+ * likelier the higher their rank, and items of topics not in play the higher their overall
+ * popularity: so the ring, the first ten unseen of each topic in play and the first ten unseen of
+ * all hold the best ten.  Draws are repeated until unseen: probabilities are divided by what is
+ * left of the mass. */
 static void foretell(const synth_world *w, synth_user *u, const latent *s, uint32_t n_before,
                      top_list *top) {
     *top = (top_list){0};

@@ -49,7 +49,7 @@ typedef struct synth_profile {
     int age, country; /* 0..SYNTH_AGES-1, 0..SYNTH_COUNTRIES-1 */
 } synth_profile;
 
-/* What a user did, and how well the last event could have been foretold. */
+/* A user's events, and how well the last one can be predicted. */
 typedef struct synth_user {
     uint32_t n_events;
     synth_profile profile;
