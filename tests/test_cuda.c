@@ -368,8 +368,8 @@ static void run_train(run *r, toy_kind kind) {
         toy_batch_make(&b, kind, step % 4);
         int64_t n = model_count_loss(r->t.m, &b.b);
         model_step at = {5, step, LOSS_SCALE / (float)n};
-        CHECK_OK(model_train_batch(r->t.m, &b.b, &at, NULL));
-        CHECK_OK(model_take_loss(r->t.m, &r->loss[step]));
+        CHECK_OK(pass_train(r->t.p, &b.b, &at, NULL));
+        CHECK_OK(pass_take_loss(r->t.p, &r->loss[step]));
         r->loss[step] /= (double)n;
         for (int i = 0; i < r->t.m->params.n; i++)
             r->update[i].step = step + 1;

@@ -1,7 +1,7 @@
 /* Training and evaluation on dynamic tables, step by step, against static ones. */
 #include "base/log.h"
 #include "device.h"
-#include "nn/model_int.h"
+#include "model/model_int.h"
 #include "test.h"
 #include "toy_model.h"
 #include "train/optimizer.h"
@@ -60,13 +60,15 @@ static void toy_start(toy_run *r, const toy_way *way, int n_dynamic) {
         r->t.c.embeddings.n = 1;
     }
     log_set_level(LOG_WARN);
-    CHECK_OK(model_create(&r->t.m, r->t.be, &r->t.c, &limits));
-    CHECK_OK(model_init(r->t.m, (uint64_t)r->t.c.trainer.seed));
+    r->t.m = NULL;
+    r->t.p = NULL;
+    toy_model_remake(&r->t, &limits, (uint64_t)r->t.c.trainer.seed);
     CHECK_OK(optimizer_init(&r->o, r->t.be, r->t.m, &r->t.c));
 }
 
 static void toy_end(toy_run *r) {
     optimizer_fini(&r->o);
+    pass_destroy(r->t.p);
     model_destroy(r->t.m);
     test_real_backend_end(r->t.be);
     pool_destroy(r->t.workers);
@@ -98,9 +100,9 @@ static double toy_step(toy_run *r, const toy_way *way, int step) {
     for (int i = 0; i < way->n_micro; i++) {
         toy_batch b;
         toy_batch_make(&b, way->kind, 100 + (uint64_t)(step * way->n_micro + i) % 2);
-        CHECK_OK(model_train_batch(r->t.m, &b.b, &at, NULL));
+        CHECK_OK(pass_train(r->t.p, &b.b, &at, NULL));
     }
-    CHECK_OK(model_take_loss(r->t.m, &loss));
+    CHECK_OK(pass_take_loss(r->t.p, &loss));
     CHECK_OK(optimizer_step(&r->o, 0.01, step + 1, 1));
     return loss;
 }
@@ -169,14 +171,14 @@ static void check_same_output(toy_run *a, toy_run *b, toy_kind kind, const batch
     const void *x, *y;
     int64_t n_a, n_b;
     if (kind == TOY_RETRIEVAL) {
-        CHECK_OK(model_encode(a->t.m, of, &x));
-        CHECK_OK(model_encode(b->t.m, of, &y));
+        CHECK_OK(pass_encode(a->t.p, of, &x));
+        CHECK_OK(pass_encode(b->t.p, of, &y));
         check_same_acts(a, b, x, y, TOY_USERS * a->t.m->dim);
         check_same_corpus(a, b);
         return;
     }
-    CHECK_OK(model_score(a->t.m, of, &x, &n_a));
-    CHECK_OK(model_score(b->t.m, of, &y, &n_b));
+    CHECK_OK(pass_score(a->t.p, of, &x, &n_a));
+    CHECK_OK(pass_score(b->t.p, of, &y, &n_b));
     CHECK_EQ(n_a, n_b);
     check_same_acts(a, b, x, y, n_a * ranking_n_columns(&a->t.m->ranking));
 }

@@ -7,13 +7,13 @@ TEST(evaluate_seen_rows_are_sorted_and_distinct) {
         .n_users = 3, .n_tokens = 9, .offsets = offsets, .n_targets = n_targets, .item = item};
     const int32_t all[] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8};
     const int32_t want[] = {1, 4, 8, 0, 2}; /* the targets 7 and 4 are labels, not seen */
-    eval_seen_rows(&b, &(model_items){.row = all}, seen_offsets, rows);
+    pass_seen_rows(&b, &(model_items){.row = all}, seen_offsets, rows);
     CHECK(seen_offsets[1] == 3 && seen_offsets[2] == 3 && seen_offsets[3] == 5);
     for (int i = 0; i < 5; i++)
         CHECK_EQ(rows[i], want[i]);
     const int32_t some[] = {-1, 0, -1, 1, 2, -1, 3, 4, 5, 6}; /* the items 2 and 5 have no row */
     const int32_t left[] = {6, 0, 1};
-    eval_seen_rows(&b, &(model_items){.row = some}, seen_offsets, rows);
+    pass_seen_rows(&b, &(model_items){.row = some}, seen_offsets, rows);
     CHECK(seen_offsets[1] == 1 && seen_offsets[2] == 1 && seen_offsets[3] == 3);
     for (int i = 0; i < 3; i++)
         CHECK_EQ(rows[i], left[i]);
@@ -31,6 +31,8 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
     CHECK(r.n_users == 40 && !r.is_partial);
     batcher_config c = session_eval_batches(&t.session, SPLIT_LEAVE_ONE_OUT, PART_TEST);
     batcher *batches;
+    pass *p;
+    CHECK_OK(pass_create(&p, t.session.model, &(pass_config){.max_users = t.session.eval_batch}));
     CHECK_OK(batcher_create(&batches, t.data, &c));
     const batch *b;
     int dim = model_dim(t.session.model), n_hits = 0;
@@ -39,7 +41,7 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
         const void *query;
         model_items corpus;
         CHECK_OK(batcher_next(batches, &b));
-        CHECK_OK(model_encode(t.session.model, b, &query));
+        CHECK_OK(pass_encode(p, b, &query));
         CHECK_OK(model_corpus(t.session.model, &corpus));
         for (int u = 0; u < b->n_users; u++) {
             const float *q = (const float *)query + u * dim;
@@ -69,6 +71,7 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
     CHECK(isnan(eval_value(&r, "auc")));
     batcher_destroy(batches);
     evaluator_destroy(e);
+    pass_destroy(p);
     top_close(&t);
 }
 

@@ -1,4 +1,4 @@
-#include "nn/model.h"
+#include "model/pass.h"
 
 #include "base/safetensors.h"
 
@@ -31,8 +31,8 @@ static int64_t first_change(const float *a, const float *b, int64_t first, int64
 
 /* The first token of an event of a user. */
 static int64_t token_of(const toy_model *t, int user, int event) {
-    const plan_config *c = &t->m->plan.config;
-    return t->m->plan.offsets.host[user] + c->n_context + event * (c->has_actions ? 2 : 1);
+    const plan_config *c = &t->p->plan.config;
+    return t->p->plan.offsets.host[user] + c->n_context + event * (c->has_actions ? 2 : 1);
 }
 
 /* Every event in turn becomes the first of a changed future: no token before it may move, not even
@@ -46,8 +46,8 @@ static void check_no_leak(toy_kind kind) {
     toy_batch_make(&b, kind, 1);
     toy_model_train(&t, &b.b, 0);
     float *before = toy_model_hidden(&t, &n);
-    int n_input = (t.m->plan.offsets.host[user + 1] - (int)token_of(&t, user, 0)) /
-                  (t.m->plan.config.has_actions ? 2 : 1);
+    int n_input = (t.p->plan.offsets.host[user + 1] - (int)token_of(&t, user, 0)) /
+                  (t.p->plan.config.has_actions ? 2 : 1);
     for (int event = 1; event < n_input; event++) {
         changed = b;
         changed.b.item = changed.item, changed.b.action = changed.action;
@@ -102,10 +102,10 @@ static float *candidate_logits(toy_model *t, const batch *b, bool is_training, i
     const void *logits;
     if (is_training) {
         toy_model_train(t, b, 0);
-        logits = t->m->ranking.logits;
-        *n = t->m->plan.n_loss;
+        logits = t->p->ranking.logits;
+        *n = t->p->plan.n_loss;
     } else {
-        CHECK_OK(model_score(t->m, b, &logits, n));
+        CHECK_OK(pass_score(t->p, b, &logits, n));
     }
     *n *= ranking_n_columns(&t->m->ranking);
     float *out = malloc((size_t)*n * sizeof *out + 1);
@@ -177,7 +177,7 @@ TEST(context_sees_the_history_only_with_candidates) {
         b.item[b.offsets[3] + 4] = 1 + b.item[b.offsets[3] + 4] % TOY_ITEMS;
         toy_model_train(&t, &b.b, 0);
         float *after = toy_model_hidden(&t, &n);
-        int64_t first = t.m->plan.offsets.host[3];
+        int64_t first = t.p->plan.offsets.host[3];
         bool moved = first_change(before, after, first, first + TOY_FEATURES, t.m->dim) >= 0;
         CHECK_EQ(moved, kind == TOY_RANK_BITS);
         free(before);
@@ -288,14 +288,12 @@ TEST(gradients_of_variants) {
     model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
     toy_model_open(&t, TOY_HSTU_RESEARCH, 0.2, 2);
     toy_batch_make(&b, TOY_HSTU_RESEARCH, 6);
-    model_destroy(t.m);
     t.c.network.has_relative_bias = false;
     t.c.network.linear_activation = LINEAR_NONE;
     t.c.network.user_norm = USER_NORM_LAYER;
     t.c.retrieval.has_item_norm = false;
     t.c.retrieval.negatives = NEGATIVES_IN_BATCH;
-    CHECK_OK(model_create(&t.m, t.be, &t.c, &limits));
-    CHECK_OK(model_init(t.m, 3));
+    toy_model_remake(&t, &limits, 3);
     CHECK_EQ(t.m->params.n, 2 + 2 * 3);
     enlarge(&t);
     for (int i = 0; i < t.m->params.n; i++)
@@ -349,9 +347,9 @@ TEST(users_do_not_depend_on_their_batch) {
         double loss = toy_model_train(&whole, &b.b, 2);
         for (int u = 0; u < TOY_USERS; u++) {
             toy_batch_take(&one, &b, u);
-            CHECK_OK(model_train_batch(part.m, &one.b, &at, NULL));
+            CHECK_OK(pass_train(part.p, &one.b, &at, NULL));
         }
-        CHECK_OK(model_take_loss(part.m, &sum));
+        CHECK_OK(pass_take_loss(part.p, &sum));
         double limit = test_on.p == PRECISION_F32 ? 1e-4 : 16 * precision_unit(test_on.p);
         CHECK(fabs(sum - loss) < limit * fabs(loss));
         for (int k = 0; k < whole.m->params.n; k++) {
@@ -373,15 +371,18 @@ static void check_same_training(toy_model *t, toy_kind kind, const config *other
                                 double bound) {
     model_limits limits = toy_model_limits(kind);
     model_step at = {5, 3, 1};
+    pass_config c = {.max_users = limits.max_users, .is_training = true};
     model *m;
+    pass *pass_of_m;
     double loss, other_loss;
     CHECK_OK(model_create(&m, t->be, other, &limits));
+    CHECK_OK(pass_create(&pass_of_m, m, &c));
     CHECK_OK(model_init(m, 1));
     CHECK_OK(model_init(t->m, 1));
-    CHECK_OK(model_train_batch(t->m, b, &at, NULL));
-    CHECK_OK(model_train_batch(m, b, &at, NULL));
-    CHECK_OK(model_take_loss(t->m, &loss));
-    CHECK_OK(model_take_loss(m, &other_loss));
+    CHECK_OK(pass_train(t->p, b, &at, NULL));
+    CHECK_OK(pass_train(pass_of_m, b, &at, NULL));
+    CHECK_OK(pass_take_loss(t->p, &loss));
+    CHECK_OK(pass_take_loss(pass_of_m, &other_loss));
     CHECK(fabs(loss - other_loss) <= bound * fabs(loss));
     for (int k = 0; k < m->params.n; k++) {
         const param *p = &m->params.item[k], *q = &t->m->params.item[k];
@@ -393,6 +394,7 @@ static void check_same_training(toy_model *t, toy_kind kind, const config *other
         for (int64_t row = 0; p->marks != NULL && row < p->shape[0]; row++)
             CHECK_EQ(p->marks[row], q->marks[row]);
     }
+    pass_destroy(pass_of_m);
     model_destroy(m);
 }
 
@@ -478,10 +480,10 @@ TEST(marked_rows) {
             toy_model_close(&t);
             continue;
         }
-        CHECK_OK(model_train_batch(t.m, &one.b, &at, NULL));
+        CHECK_OK(pass_train(t.p, &one.b, &at, NULL));
         int32_t n_first = count_marks(item);
         CHECK(n_first > 0 && n_first <= TOY_ITEMS);
-        CHECK_OK(model_train_batch(t.m, &b.b, &at, NULL));
+        CHECK_OK(pass_train(t.p, &b.b, &at, NULL));
         CHECK(count_marks(item) >= n_first);
         for (int k = 0; k < t.m->params.n; k++) {
             const param *p = &t.m->params.item[k];
@@ -505,16 +507,14 @@ TEST(in_batch_negatives_are_labels) {
     model_limits limits = toy_model_limits(TOY_RETRIEVAL);
     toy_model_open(&t, TOY_RETRIEVAL, 0, 1);
     toy_batch_make(&b, TOY_RETRIEVAL, 10);
-    model_destroy(t.m);
     t.c.retrieval.n_negatives = -1;
-    CHECK_OK(model_create(&t.m, t.be, &t.c, &limits));
-    CHECK_OK(model_init(t.m, 1));
+    toy_model_remake(&t, &limits, 1);
     toy_model_train(&t, &b.b, 0);
-    int64_t n = t.m->plan.n_loss;
+    int64_t n = t.p->plan.n_loss;
     for (int64_t i = 0; i < n; i++)
-        is_label[t.m->plan.label.host[i]] = true;
+        is_label[t.p->plan.label.host[i]] = true;
     for (int64_t i = 0; i < n * n; i++)
-        CHECK(is_label[t.m->retrieval.negative.device[i]]);
+        CHECK(is_label[t.p->retrieval.loss.negative.device[i]]);
     toy_model_close(&t);
 }
 
@@ -529,11 +529,11 @@ TEST(encode_is_the_last_training_query) {
     toy_batch_make(&b, TOY_HSTU_RESEARCH, 11);
     toy_model_train(&t, &b.b, 0);
     int32_t n_users = 0;
-    for (int32_t i = 0; i < t.m->plan.n_loss; i++) { /* the last position of each user wins */
-        if (i > 0 && t.m->plan.loss_user.host[i] != t.m->plan.loss_user.host[i - 1]) n_users++;
-        memcpy(rows[n_users], (float *)t.m->retrieval.query + 12 * i, sizeof rows[0]);
+    for (int32_t i = 0; i < t.p->plan.n_loss; i++) { /* the last position of each user wins */
+        if (i > 0 && t.p->plan.loss_user.host[i] != t.p->plan.loss_user.host[i - 1]) n_users++;
+        memcpy(rows[n_users], (float *)t.p->retrieval.query + 12 * i, sizeof rows[0]);
     }
-    CHECK_OK(model_encode(t.m, &b.b, &encoded));
+    CHECK_OK(pass_encode(t.p, &b.b, &encoded));
     const float *e = encoded;
     for (int u = 0, k = 0; u < TOY_USERS; u++) {
         if (b.n_targets[u] == 0) continue; /* it has no loss */

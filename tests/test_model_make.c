@@ -1,6 +1,6 @@
 #include <stddef.h>
 
-#include "nn/model_int.h"
+#include "model/model_int.h"
 #include "oom.h"
 #include "test.h"
 #include "toy_model.h"
@@ -18,7 +18,7 @@ static int64_t count_numbers(const char *path, const char *override) {
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_OK(model_create(&m, be, c, &limits));
     int64_t n = model_n_numbers(m);
-    CHECK(model_memory_bytes(m) > (uint64_t)n * 8);
+    CHECK(model_memory_bytes(m) > (uint64_t)n * 4);
     CHECK_EQ(model_dim(m), 50);
     model_destroy(m);
     backend_destroy(be);
@@ -124,9 +124,7 @@ TEST(first_values_depend_on_the_seed_only) {
     toy_model_open(&b, TOY_RANK_BITS, 0, 2);
     model_limits limits = toy_model_limits(TOY_RANK_BITS);
     limits.n_items += 100;
-    model_destroy(b.m);
-    CHECK_OK(model_create(&b.m, b.be, &b.c, &limits));
-    CHECK_OK(model_init(b.m, 77));
+    toy_model_remake(&b, &limits, 77);
     const param *p = a.m->input.item, *q = b.m->input.item;
     CHECK(memcmp(p->value, q->value, (size_t)p->n * sizeof *p->value) == 0);
     CHECK_OK(model_init(b.m, 78));
@@ -138,9 +136,15 @@ TEST(first_values_depend_on_the_seed_only) {
 static status try_make(const config *c, const model_limits *l) {
     backend *be;
     model *m;
+    pass *p = NULL;
     CHECK_OK(backend_create_cpu(&be, NULL));
     status st = model_create(&m, be, c, l);
     CHECK((st == OK) == (m != NULL));
+    if (st == OK) {
+        st = pass_create(&p, m, &(pass_config){.max_users = l->max_users, .is_training = true});
+        CHECK((st == OK) == (p != NULL));
+    }
+    pass_destroy(p);
     model_destroy(m);
     backend_destroy(be);
     return st;
@@ -262,11 +266,11 @@ TEST(passes_of_the_other_task_are_refused) {
     int64_t n;
     toy_model_open(&t, TOY_RANK_BITS, 0, 1);
     toy_batch_make(&b, TOY_RANK_BITS, 1);
-    CHECK_FAILS(model_encode(t.m, &b.b, &out), ERR_CONFIG, "scores candidates");
+    CHECK_FAILS(pass_encode(t.p, &b.b, &out), ERR_CONFIG, "scores candidates");
     CHECK_FAILS(model_corpus(t.m, &rows), ERR_CONFIG, "no corpus");
     toy_model_close(&t);
     toy_model_open(&t, TOY_SASREC, 0, 1);
-    CHECK_FAILS(model_score(t.m, &b.b, &out, &n), ERR_CONFIG, "no ranking head");
+    CHECK_FAILS(pass_score(t.p, &b.b, &out, &n), ERR_CONFIG, "no ranking head");
     toy_model_close(&t);
 }
 
@@ -280,12 +284,16 @@ static status make_and_train(void *ctx) {
     double loss = 0;
     backend *be = NULL;
     model *m = NULL;
+    pass *p = NULL;
+    pass_config train = {.max_users = l.max_users, .is_training = true};
     toy_batch_make(&b, kind, 3);
     status st = backend_create_cpu(&be, NULL);
     if (st == OK) st = model_create(&m, be, &c, &l);
+    if (st == OK) st = pass_create(&p, m, &train);
     if (st == OK) st = model_init(m, 1);
-    if (st == OK) st = model_train_batch(m, &b.b, &at, NULL);
-    if (st == OK) st = model_take_loss(m, &loss);
+    if (st == OK) st = pass_train(p, &b.b, &at, NULL);
+    if (st == OK) st = pass_take_loss(p, &loss);
+    pass_destroy(p);
     model_destroy(m);
     backend_destroy(be);
     return st;

@@ -21,7 +21,7 @@ static void make(toy_model *t, toy_batch *b, toy_kind kind, int n_targets, plan_
     b->context[0] = 3;
     b->context[1] = 8;
     plan_request request = {.purpose = purpose, .grad_scale = 1, .start = start};
-    CHECK_OK(plan_build(&t->m->plan, t->be, &b->b, &request));
+    CHECK_OK(plan_build(&t->p->plan, t->be, &b->b, &request));
 }
 
 static void check_i32(const char *what, const int32_t *got, const int32_t *want, int n) {
@@ -34,7 +34,7 @@ TEST(plan_of_ranking_with_candidates) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_RANK_BITS, 2, PLAN_TRAIN, NULL);
-    const plan *p = &t.m->plan;
+    const plan *p = &t.p->plan;
     CHECK_EQ(p->n_tokens, 10);
     check_i32("row", p->row.host, (int32_t[]){35, 44, 11, 24, 12, 25, 13, 26, 14, 27}, 10);
     /* All candidates share the position after the history. */
@@ -55,7 +55,7 @@ TEST(plan_of_scoring_leaves_candidates_actions_out) {
     toy_batch b;
     int32_t start[1] = {5};
     make(&t, &b, TOY_RANK_BITS, 2, PLAN_SCORE, start);
-    const plan *p = &t.m->plan;
+    const plan *p = &t.p->plan;
     CHECK_EQ(p->n_tokens, 8);
     check_i32("row", p->row.host, (int32_t[]){35, 44, 11, 24, 12, 25, 13, 14}, 8);
     check_i32("place", p->place.host, (int32_t[]){5, 6, 7, 8, 9, 10, 11, 11}, 8);
@@ -69,7 +69,7 @@ TEST(plan_of_ranking_without_candidates) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_RANK_CLASSES, 0, PLAN_TRAIN, NULL);
-    const plan *p = &t.m->plan;
+    const plan *p = &t.p->plan;
     check_i32("loss_token", p->loss_token.host, (int32_t[]){2, 4, 6, 8}, 4);
     check_i32("label", p->label.host, (int32_t[]){0, 1, 2, 3}, 4);
     check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 10);
@@ -83,7 +83,7 @@ TEST(plan_of_parts) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_RANK_MLP, 2, PLAN_TRAIN, NULL);
-    const plan *p = &t.m->plan;
+    const plan *p = &t.p->plan;
     CHECK_EQ(p->n_events, 8);
     check_i32("event_row", p->event_row.host, (int32_t[]){11, 24, 12, 25, 13, 26, 14, 27}, 8);
     check_i32("context_row", p->context_row.host, (int32_t[]){3, 12}, 2);
@@ -96,7 +96,7 @@ TEST(plan_of_research_retrieval) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_HSTU_RESEARCH, 1, PLAN_TRAIN, NULL);
-    const plan *p = &t.m->plan;
+    const plan *p = &t.p->plan;
     CHECK_EQ(p->n_tokens, 3);
     check_i32("row", p->row.host, (int32_t[]){11, 12, 13}, 3);
     check_i32("label", p->label.host, (int32_t[]){11, 12, 13}, 3);
@@ -105,7 +105,7 @@ TEST(plan_of_research_retrieval) {
         CHECK_EQ(p->key_time.host[i], 5 + i);
         CHECK_EQ(p->query_time.host[i], 6 + i);
     }
-    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b,
+    CHECK_OK(plan_build(&t.p->plan, t.be, &b.b,
                         &(plan_request){.purpose = PLAN_ENCODE, .grad_scale = 1}));
     CHECK_EQ(p->n_loss, 1);
     CHECK_EQ(p->loss_token.host[0], 2);
@@ -120,7 +120,7 @@ TEST(plan_leaves_out_labels_without_a_row) {
     uint8_t has_no_row[TOY_ITEMS] = {[11] = 1, [13] = 1};
     plan_request request = {.purpose = PLAN_TRAIN, .grad_scale = 1, .has_no_row = has_no_row};
     make(&t, &b, TOY_HSTU_RESEARCH, 1, PLAN_TRAIN, NULL);
-    plan *p = &t.m->plan;
+    plan *p = &t.p->plan;
     CHECK(p->n_loss == 3 && p->n_unlabelled == 0);
     CHECK_OK(plan_build(p, t.be, &b.b, &request));
     CHECK(p->n_loss == 1 && p->n_unlabelled == 2 && p->n_tokens == 3);
@@ -133,9 +133,9 @@ TEST(plan_cuts_times_downwards) {
     toy_batch b;
     make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
     b.time[0] = -1500, b.time[1] = -1000, b.time[2] = -1, b.time[3] = 999;
-    CHECK_OK(plan_build(&t.m->plan, t.be, &b.b,
+    CHECK_OK(plan_build(&t.p->plan, t.be, &b.b,
                         &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}));
-    const plan *p = &t.m->plan;
+    const plan *p = &t.p->plan;
     CHECK_EQ(p->key_time.host[0], -2);
     CHECK_EQ(p->key_time.host[1], -1);
     CHECK_EQ(p->key_time.host[2], -1);
@@ -152,15 +152,15 @@ TEST(encode_without_history) {
     const void *out;
     make(&t, &b, TOY_RETRIEVAL, 1, PLAN_TRAIN, NULL);
     b.offsets[1] = b.b.n_tokens = 1;
-    CHECK_OK(model_encode(t.m, &b.b, &out));
+    CHECK_OK(pass_encode(t.p, &b.b, &out));
     for (int k = 0; k < 12; k++)
         CHECK(((const float *)out)[k] == 0);
     b.b.n_users = b.b.n_tokens = 0;
-    CHECK_OK(model_encode(t.m, &b.b, &out));
+    CHECK_OK(pass_encode(t.p, &b.b, &out));
     double loss = 0;
     model_step at = {1, 1, 1};
-    CHECK_OK(model_train_batch(t.m, &b.b, &at, NULL));
-    CHECK_OK(model_take_loss(t.m, &loss));
+    CHECK_OK(pass_train(t.p, &b.b, &at, NULL));
+    CHECK_OK(pass_take_loss(t.p, &loss));
     CHECK(loss == 0);
     toy_model_close(&t);
 }
@@ -169,7 +169,7 @@ TEST(plan_refuses_other_data) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_RANK_CLASSES, 0, PLAN_TRAIN, NULL);
-    plan *p = &t.m->plan;
+    plan *p = &t.p->plan;
     b.item[2] = TOY_ITEMS + 1;
     CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "user 42 of the data has item 24, but the model knows 0..23");
@@ -217,10 +217,10 @@ TEST(plan_refuses_more_candidates_than_the_config) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_RANK_BITS, 3, PLAN_TRAIN, NULL);
-    CHECK_EQ(t.m->plan.n_loss, 3);
+    CHECK_EQ(t.p->plan.n_loss, 3);
     b.n_targets[0] = 4;
     CHECK_FAILS(
-        plan_build(&t.m->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+        plan_build(&t.p->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
         ERR_CONFIG, "a user with 4 candidates; the model was made for 3");
     toy_model_close(&t);
 }
@@ -230,9 +230,9 @@ TEST(plan_refuses_long_histories) {
     toy_model t;
     toy_batch b;
     make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
-    t.m->plan.config.max_len = 3;
+    t.p->plan.config.max_len = 3;
     CHECK_FAILS(
-        plan_build(&t.m->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+        plan_build(&t.p->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
         ERR_FORMAT, "a history of 4 events");
     toy_model_close(&t);
 }

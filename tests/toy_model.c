@@ -83,11 +83,22 @@ void toy_model_open_on(toy_model *t, toy_kind kind, double rate, backend *be) {
     t->c = toy_model_config(kind, rate);
     t->be = be;
     t->workers = NULL;
-    CHECK_OK(model_create(&t->m, t->be, &t->c, &limits));
-    CHECK_OK(model_init(t->m, 77));
+    t->m = NULL;
+    t->p = NULL;
+    toy_model_remake(t, &limits, 77);
+}
+
+void toy_model_remake(toy_model *t, const model_limits *limits, uint64_t seed) {
+    pass_config c = {.max_users = limits->max_users, .is_training = true};
+    pass_destroy(t->p);
+    model_destroy(t->m);
+    CHECK_OK(model_create(&t->m, t->be, &t->c, limits));
+    CHECK_OK(pass_create(&t->p, t->m, &c));
+    CHECK_OK(model_init(t->m, seed));
 }
 
 void toy_model_close(toy_model *t) {
+    pass_destroy(t->p);
     model_destroy(t->m);
     backend_destroy(t->be);
     pool_destroy(t->workers);
@@ -147,16 +158,16 @@ double toy_model_train(toy_model *t, const batch *b, uint32_t step) {
     model_step at = {5, step, 1};
     double loss = 0;
     CHECK_OK(param_list_clear_grads(&t->m->params));
-    CHECK_OK(model_train_batch(t->m, b, &at, NULL));
-    CHECK_OK(model_take_loss(t->m, &loss));
+    CHECK_OK(pass_train(t->p, b, &at, NULL));
+    CHECK_OK(pass_take_loss(t->p, &loss));
     return loss;
 }
 
 float *toy_model_hidden(toy_model *t, int64_t *n) {
-    *n = (int64_t)t->m->plan.n_tokens * t->m->dim;
+    *n = (int64_t)t->p->plan.n_tokens * t->m->dim;
     float *out = malloc((size_t)*n * sizeof *out + 1);
     CHECK(out != NULL);
     CHECK_OK(
-        t->be->ops->copy_out(t->be, out, t->m->hidden[t->m->n_layers], (size_t)*n * sizeof *out));
+        t->be->ops->copy_out(t->be, out, t->p->hidden[t->m->n_layers], (size_t)*n * sizeof *out));
     return out;
 }

@@ -2,7 +2,7 @@
 #ifndef HSTU_TESTS_TOY_MODEL_H
 #define HSTU_TESTS_TOY_MODEL_H
 
-#include "nn/model_int.h"
+#include "model/model_int.h"
 
 enum {
     TOY_USERS = 6,
@@ -33,6 +33,7 @@ model_limits toy_model_limits(toy_kind kind);
 typedef struct toy_model {
     config c;
     model *m;
+    pass *p; /* for training, of TOY_USERS users */
     backend *be;
     pool *workers;
 } toy_model;
@@ -41,6 +42,9 @@ void toy_model_open(toy_model *t, toy_kind kind, double rate, int n_threads);
 /* The same on a backend of the caller's making, which the model takes over. */
 void toy_model_open_on(toy_model *t, toy_kind kind, double rate, backend *be);
 void toy_model_close(toy_model *t);
+
+/* Makes model and pass again, after a change of t->c or with other limits; values as given. */
+void toy_model_remake(toy_model *t, const model_limits *limits, uint64_t seed);
 
 /* A batch with memory of its own. */
 typedef struct toy_batch {

@@ -36,12 +36,12 @@ static batch choose_users(const session *s, const batch *b) {
 }
 
 /* The mean loss, and the gradients of `scale` times it. */
-static status pass(slope *p, double scale, double *loss) {
+static status run(slope *p, double scale, double *loss) {
     int64_t n = model_count_loss(p->s->model, &p->b);
     model_step at = {.seed = p->seed, .step = 1};
     at.grad_scale = (float)(scale / (double)n);
-    TRY(model_train_batch(p->s->model, &p->b, &at, NULL));
-    TRY(model_take_loss(p->s->model, loss));
+    TRY(pass_train(p->s->train, &p->b, &at, NULL));
+    TRY(pass_take_loss(p->s->train, loss));
     dynamic_forget(model_tables(p->s->model)); /* only parameters are moved here */
     *loss /= (double)n;
     return OK;
@@ -95,13 +95,13 @@ static status compare(slope *p, slope_result *out) {
     double here, up = 0, down = 0;
     bool is_half = p->s->be->act != ACT_F32;
     double scale = p->s->be->act == ACT_F16 ? LOSS_SCALE_F16 : 1;
-    TRY(pass(p, scale, &here));
+    TRY(run(p, scale, &here));
     TRY(fetch(p, scale));
     double by = (is_half ? STEP_HALF : STEP_F32) / sqrt(p->square);
     TRY(move(p, by));
-    TRY(pass(p, 0, &up));
+    TRY(run(p, 0, &up));
     TRY(move(p, -by));
-    TRY(pass(p, 0, &down));
+    TRY(run(p, 0, &down));
     TRY(move(p, 0));
     TRY(clear(p));
     out->error = fabs((up - down) / (2 * by) / p->square - 1);

@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 #include "data/set/batcher.h"
-#include "train/session.h"
+#include "model/session.h"
 
 typedef struct slope_result {
     double error;    /* | slope / |g| - 1 | */

@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/show.h"
 #include "cli/work.h"
+#include "model/trained.h"
 #include "train/baselines.h"
 #include "train/evaluate.h"
 
@@ -48,8 +49,8 @@ static status print_json(const trained *t, const char *part, const eval_result *
     json_object_open(&w);
     json_key_string(&w, "event", "eval");
     json_key_string(&w, "checkpoint", t->folder);
-    json_key_int(&w, "step", (int64_t)t->step);
-    json_key_string(&w, "split", split_kind_name(t->held_out));
+    json_key_int(&w, "step", (int64_t)t->origin.step);
+    json_key_string(&w, "split", split_kind_name(t->origin.split));
     json_key_string(&w, "part", part);
     json_key_int(&w, "users", r->n_users);
     for (int i = 0; i < r->n; i++)
@@ -70,7 +71,7 @@ static void print_text(const trained *t, const char *part, const eval_result *r)
     show_style style = show_stdout_style();
     human_duration(took, sizeof took, r->seconds);
     printf("%s%s%s at step %" PRIu64 ": %s, %s, %s users, %s\n\n", style.bold, t->folder,
-           style.plain, t->step, split_kind_name(t->held_out), part,
+           style.plain, t->origin.step, split_kind_name(t->origin.split), part,
            show_count(users, (uint64_t)r->n_users), took);
     if (t->config->task == TASK_RETRIEVAL)
         printf("%s  %6s %8s %8s%s\n", style.bold, "k", "HR@k", "NDCG@k", style.plain);
@@ -100,7 +101,7 @@ static void print_baselines(const eval_result *r, const baseline *b) {
 }
 
 static status measure_baselines(const trained *t, const work *w, split_part part, baseline *b) {
-    split s = split_make(w->data, t->held_out, SESSION_SPLIT_SEED);
+    split s = split_make(w->data, t->origin.split, SESSION_SPLIT_SEED);
     baseline_config c = baseline_config_default();
     c.max_history = t->session.max_history;
     if (t->config->task != TASK_RETRIEVAL)
@@ -117,7 +118,7 @@ static status evaluate(const eval_args *a, trained *t, const work *w) {
     baseline b[N_BASELINES];
     split_part part = strcmp(a->part, "validation") == 0 ? PART_VALIDATION : PART_TEST;
     if (a->has_baselines) TRY(measure_baselines(t, w, part, b));
-    TRY(evaluator_create(&e, &t->session, t->held_out, part));
+    TRY(evaluator_create(&e, &t->session, t->origin.split, part));
     status st = evaluator_run(e, 0, &r);
     evaluator_destroy(e);
     TRY(st);
@@ -131,7 +132,7 @@ static status run(const eval_args *a) {
     work w;
     trained t;
     TRY(work_open(&w, a->data, a->device));
-    status st = trained_open(&t, a->path, &w);
+    status st = trained_open(&t, a->path, w.data, w.be, 0);
     if (st == OK) st = evaluate(a, &t, &w);
     trained_close(&t);
     work_close(&w);

@@ -8,7 +8,7 @@
 #include "cli/cli.h"
 #include "cli/show.h"
 #include "cli/work.h"
-#include "train/evaluate.h"
+#include "model/trained.h"
 
 enum { SHOWN_EVENTS = 10, MAX_K = 1000, ID_BYTES = 256, SECONDS_BETWEEN = 60 };
 
@@ -114,8 +114,6 @@ static status take_history(one_user *u, const recommend_args *a, const session *
     return OK;
 }
 
-/* ---- printing -------------------------------------------------------------------------------- */
-
 static void print_item(const seq_file *data, buf *id, buf *title, uint32_t item, const char *lead,
                        const char *extra) {
     char a[SHOW_BYTES], b[SHOW_BYTES];
@@ -194,39 +192,15 @@ static status print_json(const seq_file *data, const recommend_args *a, const on
     return st;
 }
 
-/* ---- running --------------------------------------------------------------------------------- */
-
 /* The k items with the highest scores that are not in the history: their numbers, or -1. */
 static status find_best(session *s, const one_user *u, int32_t k, int32_t *best, float *score) {
-    const void *query;
     model_items corpus;
-    /* Two offsets, and the rows behind them; the same on the device. */
-    int32_t *seen, *seen_there = NULL;
-    size_t bytes = ((size_t)u->view.n_tokens + 2) * sizeof *seen;
-    const ops *f = s->be->ops;
-    TRY(MEM_NEW(&seen, (size_t)u->view.n_tokens + 2));
+    pass *p;
+    rank_query q = {.corpus = &corpus, .k = k, .best = best, .score = score};
+    TRY(pass_create(&p, s->model, &(pass_config){.max_users = 1}));
     status st = model_corpus(s->model, &corpus);
-    if (st == OK) st = model_encode(s->model, &u->view, &query);
-    if (st == OK) eval_seen_rows(&u->view, &corpus, seen, seen + 2);
-    if (st == OK) st = f->alloc(s->be, (void **)&seen_there, bytes);
-    if (st == OK) st = f->copy_in(s->be, seen_there, seen, bytes);
-    if (st == OK) {
-        rank_args r = {.n_queries = 1,
-                       .dim = model_dim(s->model),
-                       .n_corpus = corpus.n,
-                       .query = query,
-                       .corpus = corpus.rows,
-                       .seen_offsets = seen_there,
-                       .seen = seen_there + 2,
-                       .k = k,
-                       .best = best,
-                       .best_score = score};
-        st = f->rank(s->be, &r);
-    }
-    for (int32_t i = 0; st == OK && i < k; i++)
-        if (best[i] >= 0) best[i] = corpus.item[best[i]];
-    f->release(s->be, seen_there);
-    mem_free(seen);
+    if (st == OK) st = pass_rank(p, &u->view, &q);
+    pass_destroy(p);
     return st;
 }
 
@@ -253,7 +227,7 @@ static status run(const recommend_args *a) {
     work w;
     trained t;
     TRY(work_open(&w, a->data, a->device));
-    status st = trained_open(&t, a->path, &w);
+    status st = trained_open(&t, a->path, w.data, w.be, 1);
     if (st == OK) st = recommend(a, &t.session);
     trained_close(&t);
     work_close(&w);

@@ -16,7 +16,7 @@
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
-#include "train/checkpoint.h"
+#include "model/checkpoint_load.h"
 #include "train/generated.h"
 #include "train/trainer.h"
 
@@ -43,8 +43,6 @@ static void watch_signals(void) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
-
-/* ---- the config ------------------------------------------------------------------------------ */
 
 static status print_buf(const buf *text) {
     if (fwrite(buf_str(text), 1, text->n_bytes, stdout) != text->n_bytes || fflush(stdout) != 0)
@@ -102,8 +100,6 @@ static status load_config(config **out, const train_args *args) {
         return fail(ERR_USAGE, "--set changes a config file; give --gin-config-file FILE, too");
     return checkpoint_run_config(out, args->options.run);
 }
-
-/* ---- what a run prints ----------------------------------------------------------------------- */
 
 /* The metrics of the table, by task. */
 static const char *const retrieval_columns[] = {"hr@10", "ndcg@10", "hr@50", "mrr", NULL};
@@ -180,8 +176,6 @@ static status observe(void *ctx, const train_event *e, const char *json) {
     (void)fflush(stdout);
     return OK;
 }
-
-/* ---- running --------------------------------------------------------------------------------- */
 
 /* An epoch of generated data is a few batches: an evaluation and a checkpoint behind each would
  * outweigh it. */

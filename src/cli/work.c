@@ -6,7 +6,6 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "ops/device.h"
-#include "train/checkpoint.h"
 
 enum { MAX_DEVICES = 64 };
 
@@ -95,40 +94,4 @@ void work_close(work *w) {
     backend_destroy(w->be);
     pool_destroy(w->workers);
     *w = (work){0};
-}
-
-/* Static tables of other data have other shapes, but a dynamic table takes any. */
-static void check_data(const checkpoint *c, const seq_file *data) {
-    if (data == NULL || c->state.batches.data == batcher_fingerprint(data)) return;
-    log_warn("%s: not the data that the model was trained on. It knows items and features by their "
-             "numbers there: unless these are the same here, what follows means nothing",
-             data->path);
-}
-
-static status load(trained *t, const char *path, const work *w) {
-    TRY(checkpoint_find(path, t->folder));
-    TRY(checkpoint_config(&t->config, t->folder));
-    TRY(session_open(&t->session, t->config, w->data, w->be));
-    checkpoint c = {.be = w->be,
-                    .params = t->session.params,
-                    .n_params = t->session.n_params,
-                    .tables = model_tables(t->session.model)};
-    TRY(checkpoint_load(&c, t->folder));
-    check_data(&c, w->data);
-    t->held_out = c.state.split;
-    t->step = c.state.step;
-    return OK;
-}
-
-status trained_open(trained *t, const char *path, const work *w) {
-    *t = (trained){0};
-    status st = load(t, path, w);
-    if (st != OK) trained_close(t);
-    return st;
-}
-
-void trained_close(trained *t) {
-    session_close(&t->session);
-    config_destroy(t->config);
-    *t = (trained){0};
 }

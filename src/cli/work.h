@@ -5,10 +5,8 @@
 
 #include "base/pool.h"
 #include "base/status.h"
-#include "config/config.h"
 #include "data/set/seq_file.h"
 #include "ops/ops.h"
-#include "train/session.h"
 
 typedef struct work {
     pool *workers;
@@ -27,18 +25,5 @@ status work_open(work *w, const char *data, const char *device);
 status work_open_deterministic(work *w, const char *data, const char *device);
 
 void work_close(work *w); /* a failed open too */
-
-/* A trained model brought back: the config of a checkpoint, and a session with its values. */
-typedef struct trained {
-    config *config;
-    session session;
-    split_kind held_out; /* what the training left out */
-    uint64_t step;
-    char folder[4096];
-} trained;
-
-/* path: a checkpoint or a run. */
-status trained_open(trained *t, const char *path, const work *w);
-void trained_close(trained *t); /* a failed open too */
 
 #endif

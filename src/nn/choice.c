@@ -1,12 +1,12 @@
 #include "nn/choice.h"
 
-status choice_alloc(choice *c, nn_memory *memory, int64_t max_rows, int64_t max_tokens,
-                    int32_t dim) {
+status choice_alloc(choice *c, const nn_room *room, int32_t dim) {
     *c = (choice){.dim = dim};
-    TRY(nn_new_act(memory, &c->x, max_rows, dim));
-    TRY(nn_new_act(memory, &c->dx, max_rows, dim));
-    TRY(NN_NEW(memory, &c->groups.order, max_rows));
-    return NN_NEW(memory, &c->groups.begin, max_tokens + 1);
+    TRY(nn_new_act(room->memory, &c->x, room->max_loss, dim));
+    if (!room->is_training) return OK;
+    TRY(nn_new_act(room->memory, &c->dx, room->max_loss, dim));
+    TRY(NN_NEW(room->memory, &c->groups.order, room->max_loss));
+    return NN_NEW(room->memory, &c->groups.begin, room->max_tokens + 1);
 }
 
 static bool takes_all(const plan *p) {

@@ -8,12 +8,11 @@
 typedef struct choice {
     int32_t dim;
     bool is_all;  /* this batch: every token is chosen, in order; nothing is copied */
-    void *x, *dx; /* (M, E) act */
+    void *x, *dx; /* (M, E) act; dx and groups only for training */
     row_groups groups;
 } choice;
 
-status choice_alloc(choice *c, nn_memory *memory, int64_t max_rows, int64_t max_tokens,
-                    int32_t dim);
+status choice_alloc(choice *c, const nn_room *room, int32_t dim);
 
 /* *out = (M, E): the plan's loss tokens of `hidden` (T, E); a row of zeros where there is none. */
 status choice_fwd(choice *c, backend *be, const plan *p, const void *hidden, const void **out);

@@ -4,8 +4,6 @@
 
 enum { EXPIRIES = 16 };
 
-/* ---- a batch --------------------------------------------------------------------------------- */
-
 id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const batch *b) {
     if (t->feature == ITEM_FEATURE) return (id_list){b->item, d->items, b->n_tokens, 1};
     return (id_list){b->context + t->feature, d->context + t->feature, b->n_users, b->n_context};
@@ -177,8 +175,6 @@ void dynamic_begin_reads(dynamic_tables *d) {
         d->item[i].n_read = d->item[i].n_absent = 0;
 }
 
-/* ---- updates --------------------------------------------------------------------------------- */
-
 void dynamic_set_grad(dynamic_table *t, const param *p) {
     t->grad = p->grad + (int64_t)t->first * t->dim;
 }
@@ -220,8 +216,6 @@ status dynamic_clear(dynamic_tables *d) {
         if (dynamic_is_owner(&d->item[i])) TRY(embed_clear(d->item[i].table));
     return OK;
 }
-
-/* ---- news ------------------------------------------------------------------------------------ */
 
 static embed_counts subtract(const embed_counts *now, const embed_counts *then) {
     embed_counts c = {.n_new = now->n_new - then->n_new,

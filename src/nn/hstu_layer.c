@@ -1,6 +1,30 @@
 #include "nn/hstu_layer.h"
 
 #include <math.h>
+#include <stdio.h>
+
+#include "nn/layer.h"
+
+hstu_layer_config hstu_layer_research(void) {
+    return (hstu_layer_config){.names = NAMES_META,
+                               .has_proj_bias = true,
+                               .is_proj_transposed = true,
+                               .has_silu = true,
+                               .has_bias = true,
+                               .has_residual = true,
+                               .target_group = 1,
+                               .alpha = 1};
+}
+
+hstu_layer_config hstu_layer_fused(void) {
+    return (hstu_layer_config){.names = NAMES_NVIDIA,
+                               .has_affine = true,
+                               .has_uvqk_bias = true,
+                               .has_silu = true,
+                               .has_residual = true,
+                               .target_group = 1,
+                               .alpha = 1};
+}
 
 /* Columns of u, v, q and k together. */
 static int32_t width(const hstu_layer_config *c) {
@@ -11,47 +35,86 @@ static int32_t dim_gate(const hstu_layer_config *c) {
     return c->n_heads * c->dim_v;
 }
 
-static status add_research(hstu_layer *l, param_list *params, const char *prefix) {
+/* What checkpoints call the parts of a layer; NULL where a project's layers have no such part. */
+typedef struct part_names {
+    const char *block; /* the prefix is BLOCK._attention_layers.INDEX. */
+    const char *in_weight, *in_bias, *uvqk, *uvqk_bias, *time_w, *position_w;
+    const char *gate_weight, *gate_bias, *proj, *proj_bias;
+} part_names;
+
+static const part_names names_of[] = {[NAMES_META] = {.block = "_hstu",
+                                                      .uvqk = "_uvqk",
+                                                      .time_w = "_rel_attn_bias._ts_w",
+                                                      .position_w = "_rel_attn_bias._pos_w",
+                                                      .proj = "_o.weight",
+                                                      .proj_bias = "_o.bias"},
+                                      [NAMES_NVIDIA] = {.block = "_hstu_block",
+                                                        .in_weight = "_input_layernorm_weight",
+                                                        .in_bias = "_input_layernorm_bias",
+                                                        .uvqk = "_linear_uvqk_weight",
+                                                        .uvqk_bias = "_linear_uvqk_bias",
+                                                        .gate_weight = "_output_layernorm_weight",
+                                                        .gate_bias = "_output_layernorm_bias",
+                                                        .proj = "_linear_proj_weight",
+                                                        .proj_bias = "_linear_proj_bias"}};
+
+/* A parameter list and the names of a layer in it. */
+typedef struct namer {
+    param_list *params;
+    const char *prefix;
+} namer;
+
+static status add_vector(const namer *to, const char *name, int64_t n, init_rule rule,
+                         param **out) {
+    param_spec spec = {to->prefix, name, 1, {n}, rule, false};
+    return param_add(to->params, &spec, out);
+}
+
+static status add_matrix(const namer *to, const char *name, int64_t rows, int64_t columns,
+                         init_rule rule, param **out) {
+    param_spec spec = {to->prefix, name, 2, {rows, columns}, rule, false};
+    return param_add(to->params, &spec, out);
+}
+
+static const init_rule ZERO = {.kind = INIT_ZERO}, ONE = {.kind = INIT_ONE},
+                       SMALL = {.kind = INIT_NORMAL, .scale = 0.02};
+
+static status add_before(hstu_layer *l, const namer *to, const part_names *n) {
     const hstu_layer_config *c = &l->config;
-    int64_t e = c->dim, g = dim_gate(c), w = width(c), n = c->bias_len;
-    init_rule small = {.kind = INIT_NORMAL, .scale = 0.02},
-              bias = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)g)};
-    param_spec uvqk = {prefix, "_uvqk", 2, {e, w}, small, false};
-    param_spec time_w = {prefix, "_rel_attn_bias._ts_w", 1, {ATTN_TIME_BUCKETS + 1}, small, false};
-    param_spec position_w = {prefix, "_rel_attn_bias._pos_w", 1, {2 * n - 1}, small, false};
-    param_spec proj = {prefix, "_o.weight", 2, {e, g}, init_xavier_uniform(g, e), false};
-    param_spec proj_bias = {prefix, "_o.bias", 1, {e}, bias, false};
-    TRY(param_add(params, &uvqk, &l->uvqk));
-    if (c->has_bias) TRY(param_add(params, &time_w, &l->time_w));
-    if (c->has_bias) TRY(param_add(params, &position_w, &l->position_w));
-    TRY(param_add(params, &proj, &l->proj));
-    return param_add(params, &proj_bias, &l->proj_bias);
+    int64_t e = c->dim, w = width(c);
+    init_rule uvqk = c->names == NAMES_META ? SMALL : init_xavier_uniform(e, w);
+    if (c->has_affine) TRY(add_vector(to, n->in_weight, e, ONE, &l->in_weight));
+    if (c->has_affine) TRY(add_vector(to, n->in_bias, e, ZERO, &l->in_bias));
+    TRY(add_matrix(to, n->uvqk, e, w, uvqk, &l->uvqk));
+    if (c->has_uvqk_bias) TRY(add_vector(to, n->uvqk_bias, w, ZERO, &l->uvqk_bias));
+    if (!c->has_bias) return OK;
+    TRY(add_vector(to, n->time_w, ATTN_TIME_BUCKETS + 1, SMALL, &l->time_w));
+    return add_vector(to, n->position_w, 2 * (int64_t)c->bias_len - 1, SMALL, &l->position_w);
 }
 
-static status add_vector(param_list *params, const char *prefix, const char *name, int64_t n,
-                         init_kind kind, param **out) {
-    param_spec spec = {prefix, name, 1, {n}, {.kind = kind}, false};
-    return param_add(params, &spec, out);
-}
-
-static status add_fused(hstu_layer *l, param_list *params, const char *prefix) {
+static status add_after(hstu_layer *l, const namer *to, const part_names *n) {
     const hstu_layer_config *c = &l->config;
-    int64_t e = c->dim, g = dim_gate(c), w = width(c);
-    param_spec uvqk = {prefix, "_linear_uvqk_weight", 2, {e, w}, init_xavier_uniform(e, w), false};
-    param_spec proj = {prefix, "_linear_proj_weight", 2, {g, e}, init_xavier_uniform(g, e), false};
-    TRY(add_vector(params, prefix, "_input_layernorm_weight", e, INIT_ONE, &l->in_weight));
-    TRY(add_vector(params, prefix, "_input_layernorm_bias", e, INIT_ZERO, &l->in_bias));
-    TRY(param_add(params, &uvqk, &l->uvqk));
-    TRY(add_vector(params, prefix, "_linear_uvqk_bias", w, INIT_ZERO, &l->uvqk_bias));
-    TRY(add_vector(params, prefix, "_output_layernorm_weight", g, INIT_ONE, &l->gate_weight));
-    TRY(add_vector(params, prefix, "_output_layernorm_bias", g, INIT_ZERO, &l->gate_bias));
-    return param_add(params, &proj, &l->proj);
+    int64_t e = c->dim, g = dim_gate(c);
+    bool is_transposed = c->is_proj_transposed;
+    init_rule bias = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)g)};
+    if (c->has_affine) TRY(add_vector(to, n->gate_weight, g, ONE, &l->gate_weight));
+    if (c->has_affine) TRY(add_vector(to, n->gate_bias, g, ZERO, &l->gate_bias));
+    TRY(add_matrix(to, n->proj, is_transposed ? e : g, is_transposed ? g : e,
+                   init_xavier_uniform(g, e), &l->proj));
+    return c->has_proj_bias ? add_vector(to, n->proj_bias, e, bias, &l->proj_bias) : OK;
 }
 
-status hstu_layer_add_params(hstu_layer *l, const hstu_layer_config *c, param_list *params,
-                             const char *prefix) {
-    *l = (hstu_layer){.config = *c};
-    return c->is_research ? add_research(l, params, prefix) : add_fused(l, params, prefix);
+static status add_params(layer *of, const layer_config *c, param_list *params,
+                         const layer_place *place) {
+    hstu_layer *l = &of->hstu;
+    const part_names *names = &names_of[c->hstu.names];
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "%s._attention_layers.%d.", names->block, place->index);
+    namer to = {params, place->prefix != NULL ? place->prefix : prefix};
+    l->config = c->hstu;
+    l->site = layer_site(of->kind, place->index);
+    TRY(add_before(l, &to, names));
+    return add_after(l, &to, names);
 }
 
 /* Without an activation there is nothing to compute again. */
@@ -59,28 +122,36 @@ static bool recomputes_silu(const hstu_layer_config *c) {
     return c->recomputes_silu && c->has_silu;
 }
 
-status hstu_layer_alloc(hstu_layer *l, const hstu_scratch *scratch, nn_memory *memory,
-                        int64_t max_tokens) {
-    const hstu_layer_config *c = &l->config;
-    l->max_tokens = max_tokens;
-    l->normed = scratch->normed;
-    l->uvqk_y = scratch->uvqk_y;
-    if (!c->recomputes_norm) TRY(nn_new_act(memory, &l->normed, max_tokens, c->dim));
-    if (c->has_silu) TRY(nn_new_act(memory, &l->z, max_tokens, width(c)));
-    if (!recomputes_silu(c)) TRY(nn_new_act(memory, &l->uvqk_y, max_tokens, width(c)));
-    TRY(nn_new_act(memory, &l->attn, max_tokens, dim_gate(c)));
-    TRY(nn_new_act(memory, &l->gated, max_tokens, dim_gate(c)));
-    return NN_NEW(memory, &l->stats, 4 * max_tokens);
+static status alloc_scratch(layer_scratch *scratch, const layer *of, const nn_room *room) {
+    hstu_scratch *s = &scratch->hstu;
+    const hstu_layer_config *c = &of->hstu.config;
+    int64_t n = room->max_tokens;
+    *s = (hstu_scratch){0};
+    if (c->recomputes_norm) TRY(nn_new_act(room->memory, &s->normed, n, c->dim));
+    if (recomputes_silu(c)) TRY(nn_new_act(room->memory, &s->uvqk_y, n, width(c)));
+    TRY(nn_new_act(room->memory, &s->d_gated, n, dim_gate(c)));
+    TRY(nn_new_act(room->memory, &s->d_attn, n, dim_gate(c)));
+    TRY(nn_new_act(room->memory, &s->d_uvqk, n, width(c)));
+    return nn_new_act(room->memory, &s->d_normed, n, c->dim);
 }
 
-status hstu_scratch_alloc(hstu_scratch *s, const hstu_layer_config *c, nn_memory *memory,
-                          int64_t max_tokens) {
-    if (c->recomputes_norm) TRY(nn_new_act(memory, &s->normed, max_tokens, c->dim));
-    if (recomputes_silu(c)) TRY(nn_new_act(memory, &s->uvqk_y, max_tokens, width(c)));
-    TRY(nn_new_act(memory, &s->d_gated, max_tokens, dim_gate(c)));
-    TRY(nn_new_act(memory, &s->d_attn, max_tokens, dim_gate(c)));
-    TRY(nn_new_act(memory, &s->d_uvqk, max_tokens, width(c)));
-    return nn_new_act(memory, &s->d_normed, max_tokens, c->dim);
+/* What is computed again has its place in the scratch, where there is one. */
+static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scratch,
+                    const nn_room *room) {
+    hstu_acts *a = &acts->hstu;
+    const hstu_layer_config *c = &of->hstu.config;
+    int64_t n = room->max_tokens;
+    *a = (hstu_acts){.max_tokens = n};
+    if (room->is_training) {
+        a->normed = scratch->hstu.normed;
+        a->uvqk_y = scratch->hstu.uvqk_y;
+    }
+    if (a->normed == NULL) TRY(nn_new_act(room->memory, &a->normed, n, c->dim));
+    if (c->has_silu) TRY(nn_new_act(room->memory, &a->z, n, width(c)));
+    if (a->uvqk_y == NULL) TRY(nn_new_act(room->memory, &a->uvqk_y, n, width(c)));
+    TRY(nn_new_act(room->memory, &a->attn, n, dim_gate(c)));
+    TRY(nn_new_act(room->memory, &a->gated, n, dim_gate(c)));
+    return NN_NEW(room->memory, &a->stats, 4 * n);
 }
 
 static const float *value(const param *p) {
@@ -97,7 +168,7 @@ static void *column_of(const backend *be, void *rows, int64_t at) {
 }
 
 /* The ops' arguments for both directions; a pass fills in what it adds. */
-static norm_args norm_of(const hstu_layer *l, int64_t n, const void *x) {
+static norm_args norm_of(const hstu_layer *l, const hstu_acts *a, int64_t n, const void *x) {
     const hstu_layer_config *c = &l->config;
     return (norm_args){.n = n,
                        .dim = c->dim,
@@ -105,29 +176,29 @@ static norm_args norm_of(const hstu_layer *l, int64_t n, const void *x) {
                        .x = x,
                        .weight = value(l->in_weight),
                        .bias = value(l->in_bias),
-                       .y = l->normed,
-                       .mean = l->stats,
-                       .rstd = l->stats + l->max_tokens,
+                       .y = a->normed,
+                       .mean = a->stats,
+                       .rstd = a->stats + a->max_tokens,
                        .dweight = grad(l->in_weight),
                        .dbias = grad(l->in_bias)};
 }
 
-static linear_args uvqk_of(const hstu_layer *l, int64_t n) {
+static linear_args uvqk_of(const hstu_layer *l, const hstu_acts *a, int64_t n) {
     const hstu_layer_config *c = &l->config;
     return (linear_args){.n = n,
                          .n_in = c->dim,
                          .n_out = width(c),
                          .f = c->has_silu ? EPILOGUE_SILU : EPILOGUE_NONE,
-                         .x = l->normed,
+                         .x = a->normed,
                          .w = l->uvqk->value,
                          .bias = value(l->uvqk_bias),
-                         .z = l->z,
-                         .y = l->uvqk_y,
+                         .z = a->z,
+                         .y = a->uvqk_y,
                          .dw = l->uvqk->grad,
                          .dbias = grad(l->uvqk_bias)};
 }
 
-static attn_args attn_of(const hstu_layer *l, backend *be, const sequences *s) {
+static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, const sequences *s) {
     const hstu_layer_config *c = &l->config;
     int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
     return (attn_args){.n_sequences = s->n_sequences,
@@ -140,13 +211,13 @@ static attn_args attn_of(const hstu_layer *l, backend *be, const sequences *s) {
                        .n_rows_k = s->n_tokens,
                        .offsets_q = s->offsets,
                        .offsets_k = s->offsets,
-                       .v = column_of(be, l->uvqk_y, g),
-                       .q = column_of(be, l->uvqk_y, 2 * g),
-                       .k = column_of(be, l->uvqk_y, 2 * g + qk),
+                       .v = column_of(be, a->uvqk_y, g),
+                       .q = column_of(be, a->uvqk_y, 2 * g),
+                       .k = column_of(be, a->uvqk_y, 2 * g + qk),
                        .stride_q = width(c),
                        .stride_k = width(c),
                        .stride_v = width(c),
-                       .out = l->attn,
+                       .out = a->attn,
                        .stride_out = g,
                        .alpha = c->alpha,
                        .scale = c->scale,
@@ -165,32 +236,33 @@ static attn_args attn_of(const hstu_layer *l, backend *be, const sequences *s) {
                        .dtime_w = grad(l->time_w)};
 }
 
-static gate_args gate_of(const hstu_layer *l, const sequences *s) {
+static gate_args gate_of(const hstu_layer *l, const hstu_acts *a, const sequences *s) {
     const hstu_layer_config *c = &l->config;
     return (gate_args){.n = s->n_tokens,
                        .dim = dim_gate(c),
                        .eps = c->eps,
-                       .o = l->attn,
-                       .u = l->uvqk_y,
+                       .o = a->attn,
+                       .u = a->uvqk_y,
                        .stride_u = width(c),
                        .weight = value(l->gate_weight),
                        .bias = value(l->gate_bias),
-                       .drop = sequences_drop(s, c->dropout_rate, c->site),
-                       .y = l->gated,
-                       .mean = l->stats + 2 * l->max_tokens,
-                       .rstd = l->stats + 3 * l->max_tokens,
+                       .drop = sequences_drop(s, c->dropout_rate, l->site),
+                       .y = a->gated,
+                       .mean = a->stats + 2 * a->max_tokens,
+                       .rstd = a->stats + 3 * a->max_tokens,
                        .dweight = grad(l->gate_weight),
                        .dbias = grad(l->gate_bias)};
 }
 
-static linear_args proj_of(const hstu_layer *l, int64_t n, const void *x, void *out) {
+static linear_args proj_of(const hstu_layer *l, const hstu_acts *a, int64_t n, const void *x,
+                           void *out) {
     const hstu_layer_config *c = &l->config;
     return (linear_args){.n = n,
                          .n_in = dim_gate(c),
                          .n_out = c->dim,
-                         .is_transposed = c->is_research,
+                         .is_transposed = c->is_proj_transposed,
                          .f = EPILOGUE_NONE,
-                         .x = l->gated,
+                         .x = a->gated,
                          .w = l->proj->value,
                          .bias = value(l->proj_bias),
                          .residual = c->has_residual ? x : NULL,
@@ -199,11 +271,14 @@ static linear_args proj_of(const hstu_layer *l, int64_t n, const void *x, void *
                          .dbias = grad(l->proj_bias)};
 }
 
-status hstu_layer_fwd(hstu_layer *l, backend *be, const sequences *s, const void *x, void *out) {
-    norm_args norm = norm_of(l, s->n_tokens, x);
-    linear_args uvqk = uvqk_of(l, s->n_tokens), proj = proj_of(l, s->n_tokens, x, out);
-    attn_args attn = attn_of(l, be, s);
-    gate_args gate = gate_of(l, s);
+static status forward(const layer *of, const layer_acts *acts, backend *be, const sequences *s,
+                      const void *x, void *out) {
+    const hstu_layer *l = &of->hstu;
+    const hstu_acts *a = &acts->hstu;
+    norm_args norm = norm_of(l, a, s->n_tokens, x);
+    linear_args uvqk = uvqk_of(l, a, s->n_tokens), proj = proj_of(l, a, s->n_tokens, x, out);
+    attn_args attn = attn_of(l, a, be, s);
+    gate_args gate = gate_of(l, a, s);
     TRY(be->ops->norm_fwd(be, &norm));
     TRY(be->ops->linear_fwd(be, &uvqk));
     TRY(be->ops->attn_fwd(be, &attn));
@@ -213,33 +288,36 @@ status hstu_layer_fwd(hstu_layer *l, backend *be, const sequences *s, const void
 
 /* The gradient of the residual stays in d from the start, and the first norm adds the rest to it;
  * without a residual the first norm replaces it. */
-status hstu_layer_bwd(hstu_layer *l, backend *be, const sequences *s, const hstu_scratch *scratch,
-                      const void *x, void *d) {
+static status backward(const layer *of, const layer_acts *acts, const layer_scratch *shared,
+                       backend *be, const sequences *s, const void *x, void *d) {
+    const hstu_layer *l = &of->hstu;
+    const hstu_acts *a = &acts->hstu;
+    const hstu_scratch *scratch = &shared->hstu;
     const hstu_layer_config *c = &l->config;
     int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
-    linear_args proj = proj_of(l, s->n_tokens, NULL, NULL);
+    linear_args proj = proj_of(l, a, s->n_tokens, NULL, NULL);
     proj.dy = d;
     proj.dx = scratch->d_gated;
     TRY(be->ops->linear_bwd(be, &proj));
 
     if (recomputes_silu(c))
-        TRY(be->ops->activate(be, EPILOGUE_SILU, s->n_tokens * (int64_t)width(c), l->z, l->uvqk_y));
-    gate_args gate = gate_of(l, s);
+        TRY(be->ops->activate(be, EPILOGUE_SILU, s->n_tokens * (int64_t)width(c), a->z, a->uvqk_y));
+    gate_args gate = gate_of(l, a, s);
     gate.dy = scratch->d_gated;
     gate.d_o = scratch->d_attn;
     gate.du = scratch->d_uvqk;
     TRY(be->ops->gate_bwd(be, &gate));
 
-    attn_args attn = attn_of(l, be, s);
+    attn_args attn = attn_of(l, a, be, s);
     attn.dout = scratch->d_attn;
     attn.dv = column_of(be, scratch->d_uvqk, g);
     attn.dq = column_of(be, scratch->d_uvqk, 2 * g);
     attn.dk = column_of(be, scratch->d_uvqk, 2 * g + qk);
     TRY(be->ops->attn_bwd(be, &attn));
 
-    norm_args norm = norm_of(l, s->n_tokens, x);
+    norm_args norm = norm_of(l, a, s->n_tokens, x);
     if (c->recomputes_norm) TRY(be->ops->norm_fwd(be, &norm));
-    linear_args uvqk = uvqk_of(l, s->n_tokens);
+    linear_args uvqk = uvqk_of(l, a, s->n_tokens);
     uvqk.dy = scratch->d_uvqk;
     uvqk.dx = scratch->d_normed;
     TRY(be->ops->linear_bwd(be, &uvqk));
@@ -249,3 +327,11 @@ status hstu_layer_bwd(hstu_layer *l, backend *be, const sequences *s, const hstu
     norm.adds_dx = c->has_residual;
     return be->ops->norm_bwd(be, &norm);
 }
+
+const layer_kind hstu_layer_kind = {.name = "hstu",
+                                    .n_sites = 1,
+                                    .add_params = add_params,
+                                    .alloc_scratch = alloc_scratch,
+                                    .alloc = alloc,
+                                    .forward = forward,
+                                    .backward = backward};

@@ -3,8 +3,11 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Of a table that a config may make dynamic: it starts alike either way. */
-static init_rule rows_rule(int32_t feature) {
+param *input_rows(const input *in, int32_t feature) {
+    return feature == ITEM_FEATURE ? in->item : in->context[feature];
+}
+
+init_rule input_table_rule(int32_t feature) {
     return (init_rule){
         .kind = INIT_ROWS, .scale = INPUT_TABLE_SCALE, .table = INPUT_TABLE(feature)};
 }
@@ -26,7 +29,7 @@ static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t di
     return NN_NEW(params->memory, &b->value, n_rows * dim);
 }
 
-/* Adds n rows of a bank as a parameter and moves *at behind them. */
+/* Adds n rows of a bank as a parameter and moves *at past them. */
 static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, const char *name,
                         init_rule rule, param **out) {
     param_spec spec = {"", name, 2, {n, b->dim}, rule, true};
@@ -50,13 +53,12 @@ static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, p
 
 static status add_items(input *in, param_list *params, int64_t *at) {
     const input_config *c = &in->config;
-    init_rule research = {.kind = INIT_TRUNCATED, .scale = 0.02};
     int64_t n = (int64_t)c->n_items + 1;
     if (c->has_dynamic_items) return add_dynamic(params, &in->events, at, n, &in->item);
     return add_table(params, &in->events, at, n,
-                     c->is_research ? "_embedding_module._item_emb.weight"
-                                    : "_embedding.item.weight",
-                     c->is_research ? research : rows_rule(ITEM_FEATURE), &in->item);
+                     c->names == NAMES_META ? "_embedding_module._item_emb.weight"
+                                            : "_embedding.item.weight",
+                     c->item_rule, &in->item);
 }
 
 static status add_context(input *in, param_list *params, bank *b, int32_t f, int64_t *at) {
@@ -65,7 +67,7 @@ static status add_context(input *in, param_list *params, bank *b, int32_t f, int
     if (in->config.is_dynamic != NULL && in->config.is_dynamic[f])
         return add_dynamic(params, b, at, n, &in->context[f]);
     snprintf(name, sizeof name, "_embedding.context.%d.weight", (int)f);
-    return add_table(params, b, at, n, name, rows_rule(f), &in->context[f]);
+    return add_table(params, b, at, n, name, input_table_rule(f), &in->context[f]);
 }
 
 static int64_t count_context_rows(const input_config *c) {
@@ -105,22 +107,14 @@ static status add_mlp(mlp *m, param_list *params, int32_t n_in, int32_t dim, con
     return mlp_add_params(m, &c, params, prefix);
 }
 
-/* HSTU gives the positions of the research models Glorot's deviation; SASRec keeps the first one.
- */
-static init_rule position_rule(const input_config *c) {
-    if (!c->is_research) return (init_rule){.kind = INIT_UNIFORM, .scale = sqrt(1.0 / c->n_places)};
-    if (c->is_sasrec) return (init_rule){.kind = INIT_TRUNCATED, .scale = sqrt(1.0 / c->dim)};
-    return init_xavier_normal(c->n_places, c->dim);
-}
-
 status input_add_params(input *in, const input_config *c, param_list *params) {
     *in = (input){.config = *c, .is_merged = !has_item_mlp(c) && !has_context_mlp(c)};
     TRY(NN_NEW_HOST(params->memory, &in->context, c->n_context));
     TRY(NN_NEW_HOST(params->memory, &in->context_row, c->n_context));
     TRY(add_tables(in, params));
-    param_spec position = {"", "", 2, {c->n_places, c->dim}, position_rule(c), false};
+    param_spec position = {"", "", 2, {c->n_places, c->dim}, c->position_rule, false};
     position.name =
-        c->is_research
+        c->names == NAMES_META
             ? "_input_features_preproc._pos_emb.weight"
             : "_hstu_block._preprocessor._positional_encoder._position_embeddings_weight";
     TRY(param_add(params, &position, &in->position));
@@ -160,40 +154,41 @@ status input_alloc_grads(input *in, nn_memory *memory) {
     return OK;
 }
 
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-static status groups_alloc(row_groups *g, nn_memory *memory, int64_t n, int64_t n_rows) {
+static status groups_alloc(row_groups *g, const nn_room *room, int64_t n, int64_t n_rows) {
+    if (!room->is_training) return OK;
     g->n_rows = (int32_t)n_rows;
-    TRY(NN_NEW(memory, &g->order, n));
-    return NN_NEW(memory, &g->begin, n_rows + 1);
+    TRY(NN_NEW(room->memory, &g->order, n));
+    return NN_NEW(room->memory, &g->begin, n_rows + 1);
 }
 
-static status alloc_unmerged(input *in, nn_memory *memory, int64_t max_tokens, int64_t max_users) {
+/* Activations, and for training their gradients. */
+static status alloc_pair(const nn_room *room, void **x, void **dx, int64_t n, int64_t dim) {
+    TRY(nn_new_act(room->memory, x, n, dim));
+    return room->is_training ? nn_new_act(room->memory, dx, n, dim) : OK;
+}
+
+static status alloc_unmerged(input_acts *a, const input *in, const nn_room *room) {
     const input_config *c = &in->config;
-    int64_t n_context = max_users * c->n_context;
+    int64_t n = room->max_tokens, n_context = room->max_users * c->n_context;
     if (has_item_mlp(c)) {
-        TRY(mlp_alloc(&in->item_mlp, memory, max_tokens));
-        TRY(nn_new_act(memory, &in->event_x, max_tokens, c->item_dim));
-        TRY(nn_new_act(memory, &in->d_event_x, max_tokens, c->item_dim));
+        TRY(mlp_alloc(&a->item_mlp, &in->item_mlp, room, n));
+        TRY(alloc_pair(room, &a->event_x, &a->d_event_x, n, c->item_dim));
     }
     if (has_context_mlp(c)) {
-        TRY(mlp_alloc(&in->context_mlp, memory, n_context));
-        TRY(nn_new_act(memory, &in->context_x, n_context, c->context_dim));
-        TRY(nn_new_act(memory, &in->d_context_x, n_context, c->context_dim));
+        TRY(mlp_alloc(&a->context_mlp, &in->context_mlp, room, n_context));
+        TRY(alloc_pair(room, &a->context_x, &a->d_context_x, n_context, c->context_dim));
     }
-    TRY(groups_alloc(&in->contexts.groups, memory, n_context, in->contexts.n_rows));
-    TRY(groups_alloc(&in->assembly, memory, max_tokens, max_tokens));
-    TRY(nn_new_act(memory, &in->tokens, max_tokens, c->dim));
-    return nn_new_act(memory, &in->d_tokens, max_tokens, c->dim);
+    TRY(groups_alloc(&a->contexts, room, n_context, in->contexts.n_rows));
+    TRY(groups_alloc(&a->assembly, room, n, n));
+    return alloc_pair(room, &a->tokens, &a->d_tokens, n, c->dim);
 }
 
-status input_alloc(input *in, nn_memory *memory, int64_t max_tokens, int64_t max_users) {
-    TRY(groups_alloc(&in->events.groups, memory, max_tokens, in->events.n_rows));
-    TRY(groups_alloc(&in->places, memory, max_tokens, in->config.n_places));
-    return in->is_merged ? OK : alloc_unmerged(in, memory, max_tokens, max_users);
+status input_alloc(input_acts *a, const input *in, const nn_room *room) {
+    *a = (input_acts){0};
+    TRY(groups_alloc(&a->events, room, room->max_tokens, in->events.n_rows));
+    TRY(groups_alloc(&a->places, room, room->max_tokens, in->config.n_places));
+    return in->is_merged ? OK : alloc_unmerged(a, in, room);
 }
-
-/* ---- passes ---------------------------------------------------------------------------------- */
 
 /* y (n, dim of the bank) = rows of the bank. */
 static status read_rows(const bank *b, backend *be, int64_t n, const int32_t *row, void *y) {
@@ -201,10 +196,11 @@ static status read_rows(const bank *b, backend *be, int64_t n, const int32_t *ro
     return be->ops->gather(be, &a);
 }
 
-static status add_rows(bank *b, backend *be, int64_t n, const int32_t *row, const void *dy) {
-    b->groups.n = n;
-    TRY(be->ops->group(be, row, &b->groups));
-    scatter_args a = {.groups = b->groups, .dim = b->dim, .scale = 1, .dy = dy, .grad = b->grad};
+static status add_rows(const bank *b, row_groups *groups, backend *be, int64_t n,
+                       const int32_t *row, const void *dy) {
+    groups->n = n;
+    TRY(be->ops->group(be, row, groups));
+    scatter_args a = {.groups = *groups, .dim = b->dim, .scale = 1, .dy = dy, .grad = b->grad};
     return be->ops->scatter(be, &a);
 }
 
@@ -213,81 +209,85 @@ static void *token_at(const input *in, const backend *be, void *tokens, int64_t 
     return (char *)tokens + (size_t)(n * in->config.dim) * act_bytes(be->act);
 }
 
-static status embed_parts(input *in, backend *be, const plan *p) {
+static status embed_parts(const input *in, const input_acts *a, backend *be, const plan *p) {
     const input_config *c = &in->config;
     int64_t n_context = (int64_t)p->n_users * c->n_context;
-    void *context_tokens = token_at(in, be, in->tokens, p->n_events);
-    void *event_x = has_item_mlp(c) ? in->event_x : in->tokens;
-    void *context_x = has_context_mlp(c) ? in->context_x : context_tokens;
+    void *context_tokens = token_at(in, be, a->tokens, p->n_events);
+    void *event_x = has_item_mlp(c) ? a->event_x : a->tokens;
+    void *context_x = has_context_mlp(c) ? a->context_x : context_tokens;
     TRY(read_rows(&in->events, be, p->n_events, p->event_row.device, event_x));
     TRY(read_rows(&in->contexts, be, n_context, p->context_row.device, context_x));
-    if (has_item_mlp(c)) TRY(mlp_fwd(&in->item_mlp, be, p->n_events, event_x, in->tokens));
+    if (has_item_mlp(c))
+        TRY(mlp_fwd(&in->item_mlp, &a->item_mlp, be, p->n_events, event_x, a->tokens));
     if (has_context_mlp(c))
-        TRY(mlp_fwd(&in->context_mlp, be, n_context, context_x, context_tokens));
+        TRY(mlp_fwd(&in->context_mlp, &a->context_mlp, be, n_context, context_x, context_tokens));
     return OK;
 }
 
-status input_fwd(input *in, backend *be, const plan *p, const sequences *s, void *x) {
+status input_fwd(const input *in, const input_acts *a, backend *be, const plan *p,
+                 const sequences *s, void *x) {
     const input_config *c = &in->config;
-    if (!in->is_merged) TRY(embed_parts(in, be, p));
-    gather_args a = {.n = p->n_tokens,
-                     .dim = c->dim,
-                     .is_act = !in->is_merged,
-                     .table = in->is_merged ? in->events.value : (const float *)in->tokens,
-                     .index = p->row.device,
-                     .scale = sqrtf((float)c->dim),
-                     .other = in->position->value,
-                     .other_index = p->place.device,
-                     .drop = sequences_drop(s, c->dropout_rate, 0),
-                     .y = x};
-    return be->ops->gather(be, &a);
+    if (!in->is_merged) TRY(embed_parts(in, a, be, p));
+    gather_args rows = {.n = p->n_tokens,
+                        .dim = c->dim,
+                        .is_act = !in->is_merged,
+                        .table = in->is_merged ? in->events.value : (const float *)a->tokens,
+                        .index = p->row.device,
+                        .scale = sqrtf((float)c->dim),
+                        .other = in->position->value,
+                        .other_index = p->place.device,
+                        .drop = sequences_drop(s, c->dropout_rate, 0),
+                        .y = x};
+    return be->ops->gather(be, &rows);
 }
 
-static status split_parts(input *in, backend *be, const plan *p) {
+static status split_parts(const input *in, input_acts *a, backend *be, const plan *p) {
     const input_config *c = &in->config;
     int64_t n_context = (int64_t)p->n_users * c->n_context;
-    void *d_event = in->d_tokens, *d_context = token_at(in, be, in->d_tokens, p->n_events);
+    void *d_event = a->d_tokens, *d_context = token_at(in, be, a->d_tokens, p->n_events);
     if (has_item_mlp(c)) {
-        TRY(mlp_bwd(&in->item_mlp, be, p->n_events, in->event_x, d_event, in->d_event_x));
-        d_event = in->d_event_x;
+        TRY(mlp_bwd(&in->item_mlp, &a->item_mlp, be, p->n_events, a->event_x, d_event,
+                    a->d_event_x));
+        d_event = a->d_event_x;
     }
     if (has_context_mlp(c)) {
-        TRY(mlp_bwd(&in->context_mlp, be, n_context, in->context_x, d_context, in->d_context_x));
-        d_context = in->d_context_x;
+        TRY(mlp_bwd(&in->context_mlp, &a->context_mlp, be, n_context, a->context_x, d_context,
+                    a->d_context_x));
+        d_context = a->d_context_x;
     }
-    TRY(add_rows(&in->events, be, p->n_events, p->event_row.device, d_event));
-    return add_rows(&in->contexts, be, n_context, p->context_row.device, d_context);
+    TRY(add_rows(&in->events, &a->events, be, p->n_events, p->event_row.device, d_event));
+    return add_rows(&in->contexts, &a->contexts, be, n_context, p->context_row.device, d_context);
 }
 
 /* The gradient of the tokens, into the one bank or into the buffer of tokens. */
-static status scatter_tokens(input *in, backend *be, const plan *p, scatter_args a) {
-    row_groups *groups = in->is_merged ? &in->events.groups : &in->assembly;
-    size_t token_bytes = (size_t)p->n_tokens * (size_t)a.dim * act_bytes(be->act);
+static status scatter_tokens(const input *in, input_acts *a, backend *be, const plan *p,
+                             scatter_args rows) {
+    row_groups *groups = in->is_merged ? &a->events : &a->assembly;
+    size_t token_bytes = (size_t)p->n_tokens * (size_t)rows.dim * act_bytes(be->act);
     if (!in->is_merged) groups->n_rows = p->n_tokens;
     groups->n = p->n_tokens;
     TRY(be->ops->group(be, p->row.device, groups));
-    if (!in->is_merged) TRY(be->ops->zero(be, in->d_tokens, token_bytes));
-    a.groups = *groups;
-    a.scale = sqrtf((float)a.dim);
-    a.is_act = !in->is_merged;
-    a.grad = in->is_merged ? in->events.grad : (float *)in->d_tokens;
-    return be->ops->scatter(be, &a);
+    if (!in->is_merged) TRY(be->ops->zero(be, a->d_tokens, token_bytes));
+    rows.groups = *groups;
+    rows.scale = sqrtf((float)rows.dim);
+    rows.is_act = !in->is_merged;
+    rows.grad = in->is_merged ? in->events.grad : (float *)a->d_tokens;
+    return be->ops->scatter(be, &rows);
 }
 
-status input_bwd(input *in, backend *be, const plan *p, const sequences *s, const void *dx) {
+status input_bwd(const input *in, input_acts *a, backend *be, const plan *p, const sequences *s,
+                 const void *dx) {
     const input_config *c = &in->config;
-    scatter_args a = {.dim = c->dim, .dy = dx, .drop = sequences_drop(s, c->dropout_rate, 0)};
-    TRY(scatter_tokens(in, be, p, a));
-    in->places.n = p->n_tokens;
-    TRY(be->ops->group(be, p->place.device, &in->places));
-    a.groups = in->places;
-    a.scale = 1;
-    a.grad = in->position->grad;
-    TRY(be->ops->scatter(be, &a));
-    return in->is_merged ? OK : split_parts(in, be, p);
+    scatter_args rows = {.dim = c->dim, .dy = dx, .drop = sequences_drop(s, c->dropout_rate, 0)};
+    TRY(scatter_tokens(in, a, be, p, rows));
+    a->places.n = p->n_tokens;
+    TRY(be->ops->group(be, p->place.device, &a->places));
+    rows.groups = a->places;
+    rows.scale = 1;
+    rows.grad = in->position->grad;
+    TRY(be->ops->scatter(be, &rows));
+    return in->is_merged ? OK : split_parts(in, a, be, p);
 }
-
-/* ---- marked rows ----------------------------------------------------------------------------- */
 
 status input_mark(const input *in, backend *be, const plan *p) {
     const int32_t *row = in->is_merged ? p->row.device : p->event_row.device;

@@ -2,7 +2,7 @@
  *
  *     x[t] = dropped( sqrt(E) token[t] + position[place[t]] )
  *
- * Tables of equal width lie one behind the other in one array, the bank, so that one gather reads
+ * Tables of equal width follow one another in one array, the bank, so that one gather reads
  * items, actions and contextual values, and one scatter adds their gradients.  Where tables are of
  * another width than the model, a small MLP takes their rows to E first. */
 #ifndef HSTU_NN_INPUT_H
@@ -22,12 +22,11 @@
 enum { ITEM_FEATURE = -1 };
 #define INPUT_TABLE(feature) ((uint32_t)((feature) + 1))
 
-/* Tables one behind the other, and memory to group the rows used by a batch. */
+/* Tables that follow one another. */
 typedef struct bank {
     int32_t dim, n_rows;
     float *value, *grad; /* (n_rows, dim); grad: NULL without training */
     uint8_t *marks;      /* (n_rows), or NULL: nobody asks which rows got a gradient */
-    row_groups groups;
 } bank;
 
 typedef struct input_config {
@@ -37,9 +36,9 @@ typedef struct input_config {
     int32_t n_context;               /* F */
     const int32_t *n_context_values; /* (F) */
     int32_t n_places;
-    bool is_research; /* names and first values */
-    bool is_sasrec;
-    bool has_marks; /* the tables' optimizer is lazy */
+    param_names names;
+    init_rule item_rule, position_rule; /* first values; those of other tables: input_table_rule */
+    bool has_marks;                     /* the tables' optimizer is lazy */
     /* Items, contextual features (F, or NULL): their rows are those of a batch, brought from a
      * dynamic table (dynamic.h), and no parameters. */
     bool has_dynamic_items;
@@ -55,27 +54,41 @@ typedef struct input {
     param **context;                 /* (F) */
     int32_t action_row;              /* in the events' bank */
     int32_t *context_row;            /* (F), in the bank of contextual values */
-    row_groups places;
+    mlp item_mlp, context_mlp;       /* not merged */
+} input;
+
+/* The activations of one pass; row_groups and gradients only for training. */
+typedef struct input_acts {
+    row_groups events, contexts; /* rows of the banks that a batch uses */
+    row_groups places;           /* rows of the position table */
     /* not merged */
-    mlp item_mlp, context_mlp;
+    mlp_acts item_mlp, context_mlp;
     void *event_x, *d_event_x;     /* (T, item_dim) act: table rows before their MLP */
     void *context_x, *d_context_x; /* (B F, context_dim) act */
     void *tokens, *d_tokens;       /* (T, E) act: event tokens, then contextual tokens */
     row_groups assembly;
-} input;
+} input_acts;
+
+/* The rows of a feature's table. */
+param *input_rows(const input *in, int32_t feature);
+
+/* First values of a table that a config may make dynamic: it starts alike either way. */
+init_rule input_table_rule(int32_t feature);
 
 status input_add_params(input *in, const input_config *c, param_list *params);
 
 /* Gradients of the tables, and marks of their rows where the config has them; does nothing the
  * second time. */
 status input_alloc_grads(input *in, nn_memory *memory);
-status input_alloc(input *in, nn_memory *memory, int64_t max_tokens, int64_t max_users);
+status input_alloc(input_acts *a, const input *in, const nn_room *room);
 
 /* x (T, E). */
-status input_fwd(input *in, backend *be, const plan *p, const sequences *s, void *x);
+status input_fwd(const input *in, const input_acts *a, backend *be, const plan *p,
+                 const sequences *s, void *x);
 
 /* From the gradient of x to those of tables, positions and MLPs. */
-status input_bwd(input *in, backend *be, const plan *p, const sequences *s, const void *dx);
+status input_bwd(const input *in, input_acts *a, backend *be, const plan *p, const sequences *s,
+                 const void *dx);
 
 /* Marks the table rows that the plan reads. */
 status input_mark(const input *in, backend *be, const plan *p);

@@ -1,8 +1,9 @@
-/* Memory of a model: blocks of the backend and of the host, all made when the model is and freed
- * with it.  So the passes allocate nothing, and destroying a half-made model is one call. */
+/* Memory of a model or of a pass: blocks of the backend and of the host, all made when it is and
+ * freed with it.  So running allocates nothing, and destroying a half-made model is one call. */
 #ifndef HSTU_NN_MEMORY_H
 #define HSTU_NN_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -10,11 +11,20 @@
 #include "base/status.h"
 #include "ops/ops.h"
 
+/* A block of the backend. */
+typedef struct nn_block {
+    char *at;
+    size_t bytes;
+    bool is_act; /* activations: written before they are read in every batch */
+} nn_block;
+
 typedef struct nn_memory {
     backend *be;
-    void **device; /* (n_device) blocks of the backend */
+    nn_block *device; /* (n_device) */
     size_t n_device, device_capacity;
-    void **host; /* (n_host) */
+    const struct nn_memory *lender; /* or NULL */
+    size_t *lent;                   /* (n_device of the lender): bytes taken of each block */
+    void **host;                    /* (n_host) */
     size_t n_host, host_capacity;
     uint64_t device_bytes;
 } nn_memory;
@@ -22,15 +32,26 @@ typedef struct nn_memory {
 void nn_memory_init(nn_memory *mem, backend *be);
 void nn_memory_fini(nn_memory *mem);
 
+/* Activations that mem allocates from here on lie in those of the lender where they fit, which must
+ * outlive mem and allocate nothing more. */
+status nn_memory_borrow(nn_memory *mem, const nn_memory *lender);
+
 /* *out = n zeroed elements of `size` bytes, of the backend or of the host; n may be 0. */
 status nn_new(nn_memory *mem, void **out, int64_t n, size_t size);
 status nn_new_host(nn_memory *mem, void **out, int64_t n, size_t size);
 
-/* *out = (rows, dim) activations. */
+/* *out = (rows, dim) activations, not zeroed where they are borrowed. */
 status nn_new_act(nn_memory *mem, void **out, int64_t rows, int64_t dim);
 
 #define NN_NEW(mem, pointer, n)      nn_new((mem), (void **)(pointer), (n), sizeof **(pointer))
 #define NN_NEW_HOST(mem, pointer, n) nn_new_host((mem), (void **)(pointer), (n), sizeof **(pointer))
+
+/* What the activations of a pass are made for, and where they come from. */
+typedef struct nn_room {
+    nn_memory *memory;
+    int64_t max_tokens, max_users, max_loss; /* T, B, M at most */
+    bool is_training;                        /* with all that the backward pass needs */
+} nn_room;
 
 /* An array that the host fills and the backend reads. */
 typedef struct staged_i32 {

@@ -17,17 +17,18 @@ status mlp_add_params(mlp *m, const mlp_config *c, param_list *params, const cha
     return OK;
 }
 
-status mlp_alloc(mlp *m, nn_memory *memory, int64_t max_rows) {
+status mlp_alloc(mlp_acts *a, const mlp *m, const nn_room *room, int64_t max_rows) {
+    *a = (mlp_acts){0};
     for (int i = 0; i + 1 < m->config.n_layers; i++) {
         int64_t n_out = m->config.width[i + 1];
-        TRY(nn_new_act(memory, &m->z[i], max_rows, n_out));
-        TRY(nn_new_act(memory, &m->y[i], max_rows, n_out));
-        TRY(nn_new_act(memory, &m->dy[i], max_rows, n_out));
+        TRY(nn_new_act(room->memory, &a->z[i], max_rows, n_out));
+        TRY(nn_new_act(room->memory, &a->y[i], max_rows, n_out));
+        if (room->is_training) TRY(nn_new_act(room->memory, &a->dy[i], max_rows, n_out));
     }
     return OK;
 }
 
-static linear_args layer_of(const mlp *m, int i, int64_t n, const void *x) {
+static linear_args layer_of(const mlp *m, const mlp_acts *a, int i, int64_t n, const void *x) {
     const mlp_config *c = &m->config;
     const param *w = m->w[i], *b = m->b[i];
     return (linear_args){.n = n,
@@ -35,30 +36,31 @@ static linear_args layer_of(const mlp *m, int i, int64_t n, const void *x) {
                          .n_out = c->width[i + 1],
                          .is_transposed = true,
                          .f = i + 1 < c->n_layers ? c->f : EPILOGUE_NONE,
-                         .x = i > 0 ? m->y[i - 1] : x,
+                         .x = i > 0 ? a->y[i - 1] : x,
                          .w = w->value,
                          .bias = b != NULL ? b->value : NULL,
-                         .z = m->z[i],
-                         .y = m->y[i],
+                         .z = a->z[i],
+                         .y = a->y[i],
                          .dw = w->grad,
                          .dbias = b != NULL ? b->grad : NULL};
 }
 
-status mlp_fwd(mlp *m, backend *be, int64_t n, const void *x, void *y) {
+status mlp_fwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *y) {
     for (int i = 0; i < m->config.n_layers; i++) {
-        linear_args a = layer_of(m, i, n, x);
-        if (i + 1 == m->config.n_layers) a.y = y;
-        TRY(be->ops->linear_fwd(be, &a));
+        linear_args layer = layer_of(m, a, i, n, x);
+        if (i + 1 == m->config.n_layers) layer.y = y;
+        TRY(be->ops->linear_fwd(be, &layer));
     }
     return OK;
 }
 
-status mlp_bwd(mlp *m, backend *be, int64_t n, const void *x, void *dy, void *dx) {
+status mlp_bwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *dy,
+               void *dx) {
     for (int i = m->config.n_layers - 1; i >= 0; i--) {
-        linear_args a = layer_of(m, i, n, x);
-        a.dy = i + 1 == m->config.n_layers ? dy : m->dy[i];
-        a.dx = i > 0 ? m->dy[i - 1] : dx;
-        TRY(be->ops->linear_bwd(be, &a));
+        linear_args layer = layer_of(m, a, i, n, x);
+        layer.dy = i + 1 == m->config.n_layers ? dy : a->dy[i];
+        layer.dx = i > 0 ? a->dy[i - 1] : dx;
+        TRY(be->ops->linear_bwd(be, &layer));
     }
     return OK;
 }

@@ -1,4 +1,4 @@
-/* A small MLP: linear layers with an activation between them, none behind the last. */
+/* A small MLP: linear layers with an activation between them, none after the last. */
 #ifndef HSTU_NN_MLP_H
 #define HSTU_NN_MLP_H
 
@@ -16,18 +16,23 @@ typedef struct mlp_config {
 typedef struct mlp {
     mlp_config config;
     param *w[MLP_MAX_LAYERS], *b[MLP_MAX_LAYERS]; /* (n_out, n_in), (n_out) or NULL */
-    void *z[MLP_MAX_LAYERS], *y[MLP_MAX_LAYERS];  /* (n, n_out) act; not of the last layer */
-    void *dy[MLP_MAX_LAYERS];                     /* gradients of y */
 } mlp;
+
+/* The activations of one pass. */
+typedef struct mlp_acts {
+    void *z[MLP_MAX_LAYERS], *y[MLP_MAX_LAYERS]; /* (n, n_out) act; not of the last layer */
+    void *dy[MLP_MAX_LAYERS];                    /* gradients of y; only for training */
+} mlp_acts;
 
 /* Parameters PREFIX0.weight, PREFIX0.bias, PREFIX2.weight, ...: the activations count. */
 status mlp_add_params(mlp *m, const mlp_config *c, param_list *params, const char *prefix);
-status mlp_alloc(mlp *m, nn_memory *memory, int64_t max_rows);
+status mlp_alloc(mlp_acts *a, const mlp *m, const nn_room *room, int64_t max_rows);
 
 /* y (n, last width) = MLP(x). */
-status mlp_fwd(mlp *m, backend *be, int64_t n, const void *x, void *y);
+status mlp_fwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *y);
 
-/* dy is the gradient of y and may be spoilt; dx may be NULL. */
-status mlp_bwd(mlp *m, backend *be, int64_t n, const void *x, void *dy, void *dx);
+/* dy is the gradient of y and may be overwritten; dx may be NULL. */
+status mlp_bwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *dy,
+               void *dx);
 
 #endif

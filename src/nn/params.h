@@ -38,6 +38,9 @@ typedef struct param_range {
     int64_t n;
 } param_range;
 
+/* Whose checkpoints a model's parameters are named after: both projects' files load by name. */
+typedef enum { NAMES_NVIDIA, NAMES_META } param_names;
+
 /* How a parameter starts.  Uniform: in [-scale, scale); normal: scale is the deviation; truncated
  * normal: of four normal draws the first with |x| < 2, as the reference has it.  Rows: uniform by
  * (table, row, column), the first values that the rows of a dynamic table have (ops/table.h). */

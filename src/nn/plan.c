@@ -67,8 +67,6 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     return OK;
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
-
 static status refuse(const batch *b, int32_t user, const char *what, int64_t value, int64_t n) {
     return fail(ERR_FORMAT,
                 "user %llu of the data has %s %lld, but the model knows 0..%lld: these are not the "
@@ -112,8 +110,6 @@ static status check_batch(const plan_config *c, const batch *b) {
     }
     return OK;
 }
-
-/* ---- layout ---------------------------------------------------------------------------------- */
 
 /* One user on its way into the plan. */
 typedef struct layout {
@@ -279,6 +275,8 @@ static void fill_batch(layout *l) {
 }
 
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
+    if (request->purpose == PLAN_TRAIN && !p->config.is_training)
+        return fail(ERR_USAGE, "this pass was made without the memory for training");
     TRY(check_batch(&p->config, b));
     p->n_users = p->n_sequences = b->n_users;
     p->max_len = p->n_events = p->n_loss = p->n_unlabelled = 0;
@@ -311,6 +309,7 @@ uint64_t plan_record_key(const plan *p) {
 /* Encoding has one for each user. */
 int64_t plan_max_loss(const plan_config *c) {
     int32_t per_user = c->has_candidates ? c->max_targets : c->max_events;
+    if (!c->is_training && !c->is_ranking) per_user = 1;
     return fill_up((int64_t)c->max_users * (per_user > 0 ? per_user : 1), c->bucket);
 }
 

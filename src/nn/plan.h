@@ -23,6 +23,7 @@ typedef enum { PLAN_TRAIN, PLAN_ENCODE, PLAN_SCORE } plan_purpose;
 
 typedef struct plan_config {
     bool is_ranking;
+    bool is_training;      /* batches for training too, not only to encode or score */
     bool has_actions;      /* action tokens between the items */
     bool has_candidates;   /* ranking: the batch's targets are candidates */
     bool has_context_mask; /* contextual tokens see the whole history */
@@ -54,7 +55,7 @@ typedef struct plan {
     staged_u32 step;                     /* (1): what dropout and negatives depend on */
     staged_f32 grad_scale;               /* (1): of the losses' gradients */
     staged_i32 offsets;                  /* (B + 1) */
-    staged_i32 row;                      /* (T): merged: table row; else: event token, or behind
+    staged_i32 row;                      /* (T): merged: table row; else: event token, or after
                                             them all contextual token */
     staged_i32 event_row, context_row;   /* (n_events), (B F): table rows */
     staged_i32 place;                    /* (T): row of the position table */
@@ -88,7 +89,7 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
 /* The same for all batches whose passes do the same ops on the same shapes. */
 uint64_t plan_record_key(const plan *p);
 
-/* The most loss positions a batch can have. */
+/* The most loss positions a batch can have; without training a user of retrieval has one. */
 int64_t plan_max_loss(const plan_config *c);
 
 /* The number of loss positions of a batch. */

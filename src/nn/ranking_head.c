@@ -2,73 +2,71 @@
 
 static const float L2_EPS = 1e-6f;
 
-status ranking_add_params(ranking_head *h, const mlp_config *c, bool is_bits, param_list *params) {
-    *h = (ranking_head){.dim = c->width[0], .is_bits = is_bits};
+status ranking_add_params(ranking_head *h, const mlp_config *c, loss_type loss,
+                          param_list *params) {
+    *h = (ranking_head){.dim = c->width[0], .loss = {.type = loss, .width = c->width[c->n_layers]}};
     return mlp_add_params(&h->net, c, params, "_mlp._mlp.");
 }
 
 int32_t ranking_n_columns(const ranking_head *h) {
-    return h->net.config.width[h->net.config.n_layers];
+    return h->loss.width;
 }
 
-status ranking_alloc(ranking_head *h, nn_memory *memory, int64_t max_loss, int64_t max_tokens) {
-    TRY(choice_alloc(&h->tokens, memory, max_loss, max_tokens, h->dim));
-    TRY(mlp_alloc(&h->net, memory, max_loss));
-    TRY(nn_new_act(memory, &h->normed, max_loss, h->dim));
-    TRY(nn_new_act(memory, &h->d_normed, max_loss, h->dim));
-    TRY(nn_new_act(memory, &h->logits, max_loss, ranking_n_columns(h)));
-    TRY(nn_new_act(memory, &h->d_logits, max_loss, ranking_n_columns(h)));
-    return NN_NEW(memory, &h->scale, max_loss);
+status ranking_alloc(ranking_acts *a, const ranking_head *h, const nn_room *room) {
+    int64_t n = room->max_loss;
+    nn_memory *memory = room->memory;
+    *a = (ranking_acts){0};
+    TRY(choice_alloc(&a->tokens, room, h->dim));
+    TRY(mlp_alloc(&a->net, &h->net, room, n));
+    TRY(nn_new_act(memory, &a->normed, n, h->dim));
+    TRY(nn_new_act(memory, &a->logits, n, ranking_n_columns(h)));
+    TRY(NN_NEW(memory, &a->scale, n));
+    if (!room->is_training) return OK;
+    TRY(nn_new_act(memory, &a->d_normed, n, h->dim));
+    TRY(nn_new_act(memory, &a->d_logits, n, ranking_n_columns(h)));
+    return loss_alloc(&a->loss, &h->loss, room);
 }
 
-static l2_args l2_of(const ranking_head *h, int64_t n, const void *x) {
+static l2_args l2_of(const ranking_head *h, const ranking_acts *a, int64_t n, const void *x) {
     return (l2_args){.n = n,
                      .dim = h->dim,
                      .eps = L2_EPS,
                      .x = x,
-                     .y = h->normed,
-                     .scale = h->scale,
-                     .dy = h->d_normed};
+                     .y = a->normed,
+                     .scale = a->scale,
+                     .dy = a->d_normed};
 }
 
-status ranking_select(ranking_head *h, backend *be, const plan *p, const void *hidden,
-                      const void **out) {
+status ranking_select(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
+                      const void *hidden, const void **out) {
     const void *x = NULL;
-    TRY(choice_fwd(&h->tokens, be, p, hidden, &x));
-    l2_args l2 = l2_of(h, p->n_loss, x);
-    *out = h->normed;
+    TRY(choice_fwd(&a->tokens, be, p, hidden, &x));
+    l2_args l2 = l2_of(h, a, p->n_loss, x);
+    *out = a->normed;
     return be->ops->l2_fwd(be, &l2);
 }
 
-status ranking_select_bwd(ranking_head *h, backend *be, const plan *p, const void *hidden,
-                          void *d_hidden) {
-    l2_args l2 = l2_of(h, p->n_loss, h->tokens.is_all ? hidden : h->tokens.x);
-    l2.dx = choice_gradient(&h->tokens, d_hidden);
+status ranking_select_bwd(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
+                          const void *hidden, void *d_hidden) {
+    l2_args l2 = l2_of(h, a, p->n_loss, a->tokens.is_all ? hidden : a->tokens.x);
+    l2.dx = choice_gradient(&a->tokens, d_hidden);
     TRY(be->ops->l2_bwd(be, &l2));
-    return choice_bwd(&h->tokens, be, p, d_hidden);
+    return choice_bwd(&a->tokens, be, p, d_hidden);
 }
 
-status ranking_score(ranking_head *h, backend *be, const plan *p, const void *hidden,
-                     const void **out) {
+status ranking_score(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
+                     const void *hidden, const void **out) {
     const void *x = NULL;
-    TRY(ranking_select(h, be, p, hidden, &x));
-    *out = h->logits;
-    return mlp_fwd(&h->net, be, p->n_loss, x, h->logits);
+    TRY(ranking_select(h, a, be, p, hidden, &x));
+    *out = a->logits;
+    return mlp_fwd(&h->net, &a->net, be, p->n_loss, x, a->logits);
 }
 
-status ranking_train(ranking_head *h, backend *be, const plan *p, const void *hidden,
-                     void *d_hidden, double *loss) {
-    const void *logits = NULL;
-    TRY(ranking_score(h, be, p, hidden, &logits));
-    logits_loss_args a = {.n = p->n_loss,
-                          .n_columns = ranking_n_columns(h),
-                          .is_bits = h->is_bits,
-                          .logits = logits,
-                          .label = p->label.device,
-                          .grad_scale = p->grad_scale.device,
-                          .loss = loss,
-                          .dlogits = h->d_logits};
-    TRY(be->ops->logits_loss(be, &a));
-    TRY(mlp_bwd(&h->net, be, p->n_loss, h->normed, h->d_logits, h->d_normed));
-    return ranking_select_bwd(h, be, p, hidden, d_hidden);
+status ranking_train(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
+                     loss_rows rows, const void *hidden, void *d_hidden) {
+    TRY(ranking_score(h, a, be, p, hidden, &rows.x));
+    rows.dx = a->d_logits;
+    TRY(loss_train(&h->loss, &a->loss, be, p, &rows));
+    TRY(mlp_bwd(&h->net, &a->net, be, p->n_loss, a->normed, a->d_logits, a->d_normed));
+    return ranking_select_bwd(h, a, be, p, hidden, d_hidden);
 }

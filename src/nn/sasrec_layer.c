@@ -3,7 +3,9 @@
 #include <math.h>
 #include <stdio.h>
 
-typedef enum { SITE_ATTENTION, SITE_FFN, SITE_OUT } site_kind;
+#include "nn/layer.h"
+
+typedef enum { SITE_ATTENTION, SITE_FFN, SITE_OUT, N_SITES } site_kind;
 
 static status add_attention(sasrec_layer *l, param_list *params, int index) {
     int64_t e = l->config.dim;
@@ -37,35 +39,50 @@ static status add_ffn(sasrec_layer *l, param_list *params, int index) {
     return param_add(params, &b2, &l->b2);
 }
 
-status sasrec_layer_add_params(sasrec_layer *l, const sasrec_layer_config *c, param_list *params,
-                               int index) {
-    *l = (sasrec_layer){.config = *c};
-    TRY(add_attention(l, params, index));
-    return add_ffn(l, params, index);
+static status add_params(layer *of, const layer_config *c, param_list *params,
+                         const layer_place *place) {
+    sasrec_layer *l = &of->sasrec;
+    l->config = c->sasrec;
+    l->site = layer_site(of->kind, place->index);
+    TRY(add_attention(l, params, place->index));
+    return add_ffn(l, params, place->index);
 }
 
-status sasrec_layer_alloc(sasrec_layer *l, nn_memory *memory, int64_t max_tokens) {
-    const sasrec_layer_config *c = &l->config;
-    l->max_tokens = max_tokens;
-    TRY(nn_new_act(memory, &l->normed, max_tokens, c->dim));
-    TRY(nn_new_act(memory, &l->q, max_tokens, c->dim));
-    TRY(nn_new_act(memory, &l->kv, max_tokens, 2 * (int64_t)c->dim));
-    TRY(nn_new_act(memory, &l->attn, max_tokens, c->dim));
-    TRY(nn_new_act(memory, &l->sum, max_tokens, c->dim));
-    TRY(nn_new_act(memory, &l->z, max_tokens, c->dim));
-    TRY(nn_new_act(memory, &l->ffn_z, max_tokens, c->dim_ffn));
-    TRY(nn_new_act(memory, &l->ffn, max_tokens, c->dim_ffn));
-    TRY(NN_NEW(memory, &l->log_sum, max_tokens * c->n_heads));
-    return NN_NEW(memory, &l->stats, 4 * max_tokens);
+static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scratch,
+                    const nn_room *room) {
+    sasrec_acts *a = &acts->sasrec;
+    const sasrec_layer_config *c = &of->sasrec.config;
+    nn_memory *memory = room->memory;
+    int64_t n = room->max_tokens;
+    (void)scratch;
+    *a = (sasrec_acts){.max_tokens = n};
+    TRY(nn_new_act(memory, &a->normed, n, c->dim));
+    TRY(nn_new_act(memory, &a->q, n, c->dim));
+    TRY(nn_new_act(memory, &a->kv, n, 2 * (int64_t)c->dim));
+    TRY(nn_new_act(memory, &a->attn, n, c->dim));
+    TRY(nn_new_act(memory, &a->sum, n, c->dim));
+    TRY(nn_new_act(memory, &a->z, n, c->dim));
+    TRY(nn_new_act(memory, &a->ffn_z, n, c->dim_ffn));
+    TRY(nn_new_act(memory, &a->ffn, n, c->dim_ffn));
+    TRY(NN_NEW(memory, &a->log_sum, n * c->n_heads));
+    return NN_NEW(memory, &a->stats, 4 * n);
 }
 
-status sasrec_scratch_alloc(sasrec_scratch *s, const sasrec_layer_config *c, nn_memory *memory,
-                            int64_t max_tokens) {
-    TRY(nn_new_act(memory, &s->a, max_tokens, c->dim));
-    TRY(nn_new_act(memory, &s->b, max_tokens, c->dim));
-    TRY(nn_new_act(memory, &s->d_ffn, max_tokens, c->dim_ffn));
-    TRY(nn_new_act(memory, &s->d_q, max_tokens, c->dim));
-    return nn_new_act(memory, &s->d_kv, max_tokens, 2 * (int64_t)c->dim);
+static status alloc_scratch(layer_scratch *scratch, const layer *of, const nn_room *room) {
+    sasrec_scratch *s = &scratch->sasrec;
+    const sasrec_layer_config *c = &of->sasrec.config;
+    nn_memory *memory = room->memory;
+    int64_t n = room->max_tokens;
+    TRY(nn_new_act(memory, &s->a, n, c->dim));
+    TRY(nn_new_act(memory, &s->b, n, c->dim));
+    TRY(nn_new_act(memory, &s->d_ffn, n, c->dim_ffn));
+    TRY(nn_new_act(memory, &s->d_q, n, c->dim));
+    return nn_new_act(memory, &s->d_kv, n, 2 * (int64_t)c->dim);
+}
+
+/* Elements from `at` on of a gradient, where there is one. */
+static float *grad_at(const param *p, int64_t at) {
+    return p->grad != NULL ? p->grad + at : NULL;
 }
 
 /* y = x W^T + b with rows first_row .. of a weight stored (n_out, n_in). */
@@ -78,8 +95,8 @@ static linear_args linear_of(const param *w, const param *b, int64_t first_row, 
                          .f = EPILOGUE_NONE,
                          .w = w->value + first_row * n_in,
                          .bias = b->value + first_row,
-                         .dw = w->grad + first_row * n_in,
-                         .dbias = b->grad + first_row};
+                         .dw = grad_at(w, first_row * n_in),
+                         .dbias = grad_at(b, first_row)};
 }
 
 static linear_args q_of(const sasrec_layer *l, int64_t n) {
@@ -92,40 +109,42 @@ static linear_args kv_of(const sasrec_layer *l, int64_t n) {
     return linear_of(l->in_proj, l->in_proj_bias, e, n, e, 2 * e);
 }
 
-static linear_args out_of(const sasrec_layer *l, int64_t n) {
+static linear_args out_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n) {
     int32_t e = l->config.dim;
     linear_args a = linear_of(l->out_proj, l->out_proj_bias, 0, n, e, e);
-    a.x = l->attn;
+    a.x = acts->attn;
     return a;
 }
 
-static linear_args ffn1_of(const sasrec_layer *l, int64_t n) {
+static linear_args ffn1_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n) {
     linear_args a = linear_of(l->w1, l->b1, 0, n, l->config.dim, l->config.dim_ffn);
     a.f = l->config.f;
-    a.x = l->z;
-    a.z = l->ffn_z;
-    a.y = l->ffn;
+    a.x = acts->z;
+    a.z = acts->ffn_z;
+    a.y = acts->ffn;
     return a;
 }
 
-static linear_args ffn2_of(const sasrec_layer *l, int64_t n) {
+static linear_args ffn2_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n) {
     linear_args a = linear_of(l->w2, l->b2, 0, n, l->config.dim_ffn, l->config.dim);
-    a.x = l->ffn;
+    a.x = acts->ffn;
     return a;
 }
 
-/* Norm 0 is that of the queries, norm 1 that behind the attention. */
-static norm_args norm_of(const sasrec_layer *l, int64_t n, int which, const void *x, void *y) {
+/* Norm 0 is that of the queries, norm 1 that after the attention. */
+static norm_args norm_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n, int which,
+                         const void *x, void *y) {
     return (norm_args){.n = n,
                        .dim = l->config.dim,
                        .eps = l->config.eps,
                        .x = x,
                        .y = y,
-                       .mean = l->stats + 2 * which * l->max_tokens,
-                       .rstd = l->stats + (2 * which + 1) * l->max_tokens};
+                       .mean = acts->stats + 2 * which * acts->max_tokens,
+                       .rstd = acts->stats + (2 * which + 1) * acts->max_tokens};
 }
 
-static softmax_attn_args attn_of(const sasrec_layer *l, const backend *be, const sequences *s) {
+static softmax_attn_args attn_of(const sasrec_layer *l, const sasrec_acts *acts, const backend *be,
+                                 const sequences *s) {
     const sasrec_layer_config *c = &l->config;
     int32_t d = c->dim / c->n_heads;
     return (softmax_attn_args){
@@ -134,38 +153,40 @@ static softmax_attn_args attn_of(const sasrec_layer *l, const backend *be, const
         .dim = d,
         .max_len = s->len_bound, /* the dropout's columns must not depend on the batch */
         .offsets = s->offsets,
-        .q = l->q,
-        .k = l->kv,
-        .v = (char *)l->kv + (size_t)c->dim * act_bytes(be->act),
+        .q = acts->q,
+        .k = acts->kv,
+        .v = (char *)acts->kv + (size_t)c->dim * act_bytes(be->act),
         .stride_q = c->dim,
         .stride_k = 2 * (int64_t)c->dim,
         .stride_v = 2 * (int64_t)c->dim,
-        .out = l->attn,
+        .out = acts->attn,
         .stride_out = c->dim,
         .alpha = 1 / sqrtf((float)d),
-        .drop = sequences_drop(s, c->dropout_rate, c->site + SITE_ATTENTION),
-        .log_sum = l->log_sum};
+        .drop = sequences_drop(s, c->dropout_rate, l->site + SITE_ATTENTION),
+        .log_sum = acts->log_sum};
 }
 
 /* y = dropped(x) at one of the block's sites; nothing where it is in place and off. */
 static status drop(const sasrec_layer *l, backend *be, const sequences *s, site_kind site,
                    int32_t dim, const void *x, void *y) {
     dropout_args a = {.n = s->n_tokens, .dim = dim, .x = x, .y = y};
-    a.drop = sequences_drop(s, l->config.dropout_rate, l->config.site + (uint32_t)site);
+    a.drop = sequences_drop(s, l->config.dropout_rate, l->site + (uint32_t)site);
     return a.drop.rate == 0 && x == y ? OK : be->ops->dropout(be, &a);
 }
 
-static status attention_fwd(sasrec_layer *l, backend *be, const sequences *s, const void *x) {
+static status attention_fwd(const sasrec_layer *l, const sasrec_acts *acts, backend *be,
+                            const sequences *s, const void *x) {
     int64_t n = s->n_tokens;
-    norm_args norm = norm_of(l, n, 0, x, l->normed), norm2 = norm_of(l, n, 1, l->sum, l->z);
-    linear_args q = q_of(l, n), kv = kv_of(l, n), out = out_of(l, n);
-    softmax_attn_args attn = attn_of(l, be, s);
-    q.x = l->normed;
-    q.y = l->q;
+    norm_args norm = norm_of(l, acts, n, 0, x, acts->normed),
+              norm2 = norm_of(l, acts, n, 1, acts->sum, acts->z);
+    linear_args q = q_of(l, n), kv = kv_of(l, n), out = out_of(l, acts, n);
+    softmax_attn_args attn = attn_of(l, acts, be, s);
+    q.x = acts->normed;
+    q.y = acts->q;
     kv.x = x;
-    kv.y = l->kv;
-    out.residual = l->normed;
-    out.y = l->sum;
+    kv.y = acts->kv;
+    out.residual = acts->normed;
+    out.y = acts->sum;
     TRY(be->ops->norm_fwd(be, &norm));
     TRY(be->ops->linear_fwd(be, &q));
     TRY(be->ops->linear_fwd(be, &kv));
@@ -174,23 +195,25 @@ static status attention_fwd(sasrec_layer *l, backend *be, const sequences *s, co
     return be->ops->norm_fwd(be, &norm2);
 }
 
-status sasrec_layer_fwd(sasrec_layer *l, backend *be, const sequences *s, const void *x,
-                        void *out) {
+static status forward(const layer *of, const layer_acts *all, backend *be, const sequences *s,
+                      const void *x, void *out) {
+    const sasrec_layer *l = &of->sasrec;
+    const sasrec_acts *acts = &all->sasrec;
     int64_t n = s->n_tokens;
-    linear_args ffn1 = ffn1_of(l, n), ffn2 = ffn2_of(l, n);
+    linear_args ffn1 = ffn1_of(l, acts, n), ffn2 = ffn2_of(l, acts, n);
     ffn2.y = out;
-    TRY(attention_fwd(l, be, s, x));
+    TRY(attention_fwd(l, acts, be, s, x));
     TRY(be->ops->linear_fwd(be, &ffn1));
-    TRY(drop(l, be, s, SITE_FFN, l->config.dim_ffn, l->ffn, l->ffn));
+    TRY(drop(l, be, s, SITE_FFN, l->config.dim_ffn, acts->ffn, acts->ffn));
     TRY(be->ops->linear_fwd(be, &ffn2));
     TRY(drop(l, be, s, SITE_OUT, l->config.dim, out, out));
-    return be->ops->add(be, n * l->config.dim, l->z, out);
+    return be->ops->add(be, n * l->config.dim, acts->z, out);
 }
 
 /* d: gradient of out, then of z, to which the FFN adds its part. */
-static status ffn_bwd(sasrec_layer *l, backend *be, const sequences *s,
-                      const sasrec_scratch *scratch, void *d) {
-    linear_args ffn1 = ffn1_of(l, s->n_tokens), ffn2 = ffn2_of(l, s->n_tokens);
+static status ffn_bwd(const sasrec_layer *l, const sasrec_acts *acts, backend *be,
+                      const sequences *s, const sasrec_scratch *scratch, void *d) {
+    linear_args ffn1 = ffn1_of(l, acts, s->n_tokens), ffn2 = ffn2_of(l, acts, s->n_tokens);
     TRY(drop(l, be, s, SITE_OUT, l->config.dim, d, scratch->a));
     ffn2.dy = scratch->a;
     ffn2.dx = scratch->d_ffn;
@@ -203,11 +226,12 @@ static status ffn_bwd(sasrec_layer *l, backend *be, const sequences *s,
 }
 
 /* a: gradient of Q + attention; b: of the attention's output; then the queries' part joins a. */
-static status attention_bwd(sasrec_layer *l, backend *be, const sequences *s,
-                            const sasrec_scratch *scratch, const void *x, void *d) {
+static status attention_bwd(const sasrec_layer *l, const sasrec_acts *acts, backend *be,
+                            const sequences *s, const sasrec_scratch *scratch, const void *x,
+                            void *d) {
     int64_t n = s->n_tokens;
-    linear_args q = q_of(l, n), kv = kv_of(l, n), out = out_of(l, n);
-    softmax_attn_args attn = attn_of(l, be, s);
+    linear_args q = q_of(l, n), kv = kv_of(l, n), out = out_of(l, acts, n);
+    softmax_attn_args attn = attn_of(l, acts, be, s);
     out.dy = scratch->a;
     out.dx = scratch->b;
     TRY(be->ops->linear_bwd(be, &out));
@@ -216,7 +240,7 @@ static status attention_bwd(sasrec_layer *l, backend *be, const sequences *s,
     attn.dk = scratch->d_kv;
     attn.dv = (char *)scratch->d_kv + (size_t)l->config.dim * act_bytes(be->act);
     TRY(be->ops->softmax_attn_bwd(be, &attn));
-    q.x = l->normed;
+    q.x = acts->normed;
     q.dy = scratch->d_q;
     q.dx = scratch->a;
     q.adds_dx = true;
@@ -227,17 +251,29 @@ static status attention_bwd(sasrec_layer *l, backend *be, const sequences *s,
     return be->ops->linear_bwd(be, &kv);
 }
 
-status sasrec_layer_bwd(sasrec_layer *l, backend *be, const sequences *s,
-                        const sasrec_scratch *scratch, const void *x, void *d) {
+static status backward(const layer *of, const layer_acts *all, const layer_scratch *shared,
+                       backend *be, const sequences *s, const void *x, void *d) {
+    const sasrec_layer *l = &of->sasrec;
+    const sasrec_acts *acts = &all->sasrec;
+    const sasrec_scratch *scratch = &shared->sasrec;
     int64_t n = s->n_tokens;
-    TRY(ffn_bwd(l, be, s, scratch, d));
-    norm_args norm2 = norm_of(l, n, 1, l->sum, l->z), norm = norm_of(l, n, 0, x, l->normed);
+    TRY(ffn_bwd(l, acts, be, s, scratch, d));
+    norm_args norm2 = norm_of(l, acts, n, 1, acts->sum, acts->z),
+              norm = norm_of(l, acts, n, 0, x, acts->normed);
     norm2.dy = d;
     norm2.dx = scratch->a;
     TRY(be->ops->norm_bwd(be, &norm2));
-    TRY(attention_bwd(l, be, s, scratch, x, d));
+    TRY(attention_bwd(l, acts, be, s, scratch, x, d));
     norm.dy = scratch->a;
     norm.dx = d;
     norm.adds_dx = true;
     return be->ops->norm_bwd(be, &norm);
 }
+
+const layer_kind sasrec_layer_kind = {.name = "sasrec",
+                                      .n_sites = N_SITES,
+                                      .add_params = add_params,
+                                      .alloc_scratch = alloc_scratch,
+                                      .alloc = alloc,
+                                      .forward = forward,
+                                      .backward = backward};

@@ -12,13 +12,8 @@
 #include "base/safetensors.h"
 #include "embed/snapshot.h"
 
-enum { STATE_MAX_BYTES = 1 << 16, CONFIG_MAX_BYTES = 1 << 24 };
+enum { STATE_MAX_BYTES = 1 << 16 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
-
-static const char *const file_names[] = {"model.safetensors", "optimizer.safetensors",
-                                         "state.json"};
-
-/* ---- tensors --------------------------------------------------------------------------------- */
 
 /* Host copies of what goes into one safetensors file. */
 typedef struct tensor_set {
@@ -104,8 +99,6 @@ static status write_optimizer(const checkpoint *c, const char *path) {
     tensor_set_fini(&s);
     return st;
 }
-
-/* ---- state ----------------------------------------------------------------------------------- */
 
 static status write_text_file(const char *path, const buf *text) {
     out_file *f;
@@ -229,20 +222,11 @@ static status read_state(train_state *s, const char *path) {
     return st;
 }
 
-/* ---- saving ---------------------------------------------------------------------------------- */
-
-static status table_path(char path[CHECKPOINT_PATH_BYTES], const checkpoint *c, const char *folder,
-                         int i) {
-    char name[CHECKPOINT_TABLE_BYTES];
-    checkpoint_table_name(name, c->tables, i);
-    return path_join(path, CHECKPOINT_PATH_BYTES, folder, name);
-}
-
 static status write_tables(const checkpoint *c, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
         if (!dynamic_is_owner(&c->tables->item[i])) continue;
-        TRY(table_path(path, c, folder, i));
+        TRY(checkpoint_table_path(path, c->tables, i, folder));
         TRY(embed_snapshot_write(c->tables->item[i].table, path, (snapshot_ranks){0, 1}, 0));
     }
     return OK;
@@ -251,14 +235,14 @@ static status write_tables(const checkpoint *c, const char *folder) {
 static status write_files(const checkpoint *c, const char *folder, const char *config_json,
                           const char *dtype) {
     char path[CHECKPOINT_PATH_BYTES];
-    TRY(path_join(path, sizeof path, folder, file_names[0]));
+    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_MODEL]));
     TRY(write_model(c, path, config_json, dtype));
-    TRY(path_join(path, sizeof path, folder, file_names[1]));
+    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_OPTIMIZER]));
     TRY(write_optimizer(c, path));
-    TRY(path_join(path, sizeof path, folder, file_names[2]));
+    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
     TRY(write_state(&c->state, path));
     TRY(write_tables(c, folder));
-    return checkpoint_seal(folder, file_names, 3, c->tables);
+    return checkpoint_seal(folder, checkpoint_file_names, CHECKPOINT_FILES, c->tables);
 }
 
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
@@ -277,64 +261,6 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
     return OK;
 }
 
-/* ---- loading --------------------------------------------------------------------------------- */
-
-static void shape_text(char *text, size_t n, int n_dims, const int64_t *shape) {
-    size_t used = (size_t)snprintf(text, n, "(");
-    for (int d = 0; d < n_dims && used < n; d++)
-        used += (size_t)snprintf(text + used, n - used, "%s%" PRId64, d > 0 ? ", " : "", shape[d]);
-    if (used < n) snprintf(text + used, n - used, ")");
-}
-
-static status check_shape(const st_file *f, const st_tensor *t, const param *p) {
-    bool is_same = t->n_dims == p->n_dims;
-    for (int d = 0; d < p->n_dims && is_same; d++)
-        is_same = t->shape[d] == p->shape[d];
-    if (is_same) return OK;
-    char there[128], here[128];
-    shape_text(there, sizeof there, t->n_dims, t->shape);
-    shape_text(here, sizeof here, p->n_dims, p->shape);
-    return fail(ERR_FORMAT,
-                "%s: '%s' has the shape %s, but the model here has %s; the checkpoint belongs to "
-                "another config or other data: use those it was trained with, or start a new run",
-                st_path(f), t->name, there, here);
-}
-
-static status load_tensor(checkpoint *c, const st_file *f, const param *p, const char *suffix,
-                          float *device) {
-    char name[TENSOR_NAME_BYTES];
-    const st_tensor *t;
-    snprintf(name, sizeof name, "%s%s", p->name, suffix);
-    if (st_find(f, name) == NULL)
-        return fail(ERR_FORMAT,
-                    "%s: '%s' is missing; the checkpoint belongs to another config: use the one it "
-                    "was trained with, or start a new run",
-                    st_path(f), name);
-    TRY(st_get(f, name, ST_F32, &t));
-    TRY(check_shape(f, t, p));
-    return c->be->ops->copy_in(c->be, device, t->data, (size_t)p->n * sizeof *device);
-}
-
-/* A tensor nobody asked for is a sign of another model. */
-static status check_count(const st_file *f, size_t n) {
-    if (st_n_tensors(f) == n) return OK;
-    return fail(ERR_FORMAT,
-                "%s: %zu tensors, but the model here has %zu; the checkpoint belongs to another "
-                "config: use the one it was trained with, or start a new run",
-                st_path(f), st_n_tensors(f), n);
-}
-
-static status load_model(checkpoint *c, const char *path) {
-    st_file *f;
-    TRY(st_open(&f, path));
-    status st = OK;
-    for (int i = 0; i < c->n_params && st == OK; i++)
-        st = load_tensor(c, f, &c->params[i], "", c->params[i].value);
-    if (st == OK) st = check_count(f, (size_t)c->n_params);
-    st_close(f);
-    return st;
-}
-
 static status load_moments(checkpoint *c, const char *path) {
     st_file *f;
     size_t n = 0;
@@ -348,70 +274,21 @@ static status load_moments(checkpoint *c, const char *path) {
     for (int i = 0; i < c->n_params && st == OK; i++) {
         const param p = optimizer_state_shape(c->optimizer, &c->params[i]);
         moments *state = &c->optimizer->state[i];
-        if (state->m != NULL) st = load_tensor(c, f, &p, ".m", state->m);
-        if (state->v != NULL && st == OK) st = load_tensor(c, f, &p, ".v", state->v);
+        if (state->m != NULL) st = checkpoint_load_tensor(f, c->be, &p, ".m", state->m);
+        if (state->v != NULL && st == OK) st = checkpoint_load_tensor(f, c->be, &p, ".v", state->v);
         n += (state->m != NULL) + (size_t)(state->v != NULL);
     }
-    if (st == OK) st = check_count(f, n);
+    if (st == OK) st = checkpoint_check_count(f, n);
     st_close(f);
     return st;
-}
-
-static status load_tables(checkpoint *c, const char *folder) {
-    char path[CHECKPOINT_PATH_BYTES];
-    dynamic_state as_loaded;
-    int64_t n_rejected;
-    for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
-        if (!dynamic_is_owner(&c->tables->item[i])) continue;
-        TRY(table_path(path, c, folder, i));
-        TRY(embed_snapshot_read(c->tables->item[i].table, path, (snapshot_ranks){0, 1},
-                                &n_rejected));
-        if (n_rejected > 0)
-            log_warn("%s: %" PRId64 " rows found no place and start anew", path, n_rejected);
-        /* What the log tells next begins here. */
-        TRY(dynamic_news(&c->tables->item[i], &as_loaded));
-    }
-    return OK;
 }
 
 status checkpoint_load(checkpoint *c, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_verify(folder));
-    TRY(path_join(path, sizeof path, folder, file_names[0]));
-    TRY(load_model(c, path));
-    TRY(path_join(path, sizeof path, folder, file_names[2]));
+    TRY(checkpoint_load_weights(folder, c->be, c->params, c->n_params, c->tables));
+    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
     TRY(read_state(&c->state, path));
-    TRY(load_tables(c, folder));
-    if (c->optimizer == NULL) return OK;
-    TRY(path_join(path, sizeof path, folder, file_names[1]));
+    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_OPTIMIZER]));
     return load_moments(c, path);
-}
-
-status checkpoint_config(config **out, const char *folder) {
-    char path[CHECKPOINT_PATH_BYTES];
-    st_file *f;
-    *out = NULL;
-    TRY(checkpoint_verify(folder));
-    TRY(path_join(path, sizeof path, folder, file_names[0]));
-    TRY(st_open(&f, path));
-    const char *json = st_metadata(f, "config");
-    status st = json != NULL ? config_load_json(out, path, json, strlen(json))
-                             : fail(ERR_FORMAT, "%s: it carries no config", path);
-    st_close(f);
-    return st;
-}
-
-status checkpoint_run_config(config **out, const char *run) {
-    char path[CHECKPOINT_PATH_BYTES], *text;
-    size_t n;
-    *out = NULL;
-    if (!checkpoint_is_to_come(run)) {
-        TRY(checkpoint_find(run, path));
-        return checkpoint_config(out, path);
-    }
-    TRY(path_join(path, sizeof path, run, "config.json"));
-    TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
-    status st = config_load_json(out, path, text, n);
-    mem_free(text);
-    return st;
 }

@@ -4,8 +4,8 @@
  * names, the effective config as metadata), optimizer.safetensors (moments), state.json (where the
  * run stands) and manifest.json, written last, with size and checksum of each.  The folder is
  * written under another name, made durable, and renamed; then the link RUN/last is replaced.  So a
- * run killed at any moment leaves RUN/last at the newest whole one.  Reading trusts nothing: sizes,
- * checksums, names, shapes and types are checked before a number is used.  One thread at a time. */
+ * run killed at any moment leaves RUN/last at the newest whole one.  Reading them is the model's
+ * (model/checkpoint_load.h), but for what only a trainer needs.  One thread at a time. */
 #ifndef HSTU_TRAIN_CHECKPOINT_H
 #define HSTU_TRAIN_CHECKPOINT_H
 
@@ -14,10 +14,8 @@
 
 #include "base/status.h"
 #include "data/set/batcher.h"
-#include "nn/model.h"
+#include "model/checkpoint_load.h"
 #include "train/optimizer.h"
-
-enum { CHECKPOINT_PATH_BYTES = 4096 };
 
 /* Sums over some steps: what the mean loss and the speed are made of. */
 typedef struct train_sums {
@@ -49,7 +47,7 @@ typedef struct checkpoint {
     backend *be;
     param *params; /* (n_params) */
     int n_params;
-    optimizer *optimizer;   /* NULL: load the model only */
+    optimizer *optimizer;
     dynamic_tables *tables; /* of the model; NULL: none */
     train_state state;
 } checkpoint;
@@ -60,36 +58,14 @@ typedef struct checkpoint {
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
                        const char *dtype, int keep, bool is_best);
 
-/* Loads from a checkpoint's folder: state, and parameters (and the optimizer, unless c->optimizer
- * is NULL) of the same names and shapes.  On failure the values are undefined. */
+/* Loads from a checkpoint's folder: state, parameters and the optimizer's state, of the same names
+ * and shapes.  On failure the values are undefined.  Weights alone: model/checkpoint_load.h. */
 status checkpoint_load(checkpoint *c, const char *folder);
-
-/* The folder of a checkpoint from what a user names: the folder itself, or a run (its `last`, or
- * its newest where that link is missing). */
-status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
-
-/* Whether RUN is a run, with a config.json, that was killed before its first checkpoint. */
-bool checkpoint_is_to_come(const char *run);
-
-/* The config a checkpoint was trained with; config_destroy frees it. */
-status checkpoint_config(config **out, const char *folder);
-
-/* The same for a run: of its last checkpoint, or of its config.json where none has come yet. */
-status checkpoint_run_config(config **out, const char *run);
-
-/* Reads manifest.json and checks every file it names: ERR_FORMAT (or ERR_IO) says which is damaged
- * and what to do. */
-status checkpoint_verify(const char *folder);
 
 /* What checkpoint_save is made of (checkpoint_files.c).  Writes manifest.json over the files there,
  * and the folders of dynamic tables (NULL: none). */
 status checkpoint_seal(const char *folder, const char *const *names, int n_names,
                        const dynamic_tables *tables);
-
-enum { CHECKPOINT_TABLE_BYTES = 64 };
-
-/* The name of the folder of table number i: table-0-movie_id. */
-void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i);
 
 /* The temporary and the final folder of a step, the parent made if need be. */
 status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *folder);

@@ -20,35 +20,6 @@ enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
 /* A checkpoint has folders of tables, and these have one folder a rank. */
 enum { MAX_DEPTH = 3 };
 
-/* Names of tables are the user's: of anything but letters and digits a folder sees nothing. */
-void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i) {
-    snprintf(name, CHECKPOINT_TABLE_BYTES, "table-%d-%.40s", i, tables->item[i].config->table_name);
-    for (char *p = name; *p != '\0'; p++) {
-        bool is_plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
-                        (*p >= '0' && *p <= '9') || *p == '-';
-        if (!is_plain) *p = '_';
-    }
-}
-
-static status hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {
-    file_map map;
-    TRY(file_map_open(&map, path));
-    *bytes = map.n_bytes;
-    *hash = hash64(map.bytes, map.n_bytes, 0);
-    file_map_close(&map);
-    return OK;
-}
-
-/* The seal of a table's snapshot, in hexadecimal. */
-static status seal_table(const char *folder, const char *name, char hex[17]) {
-    char path[CHECKPOINT_PATH_BYTES];
-    uint64_t seal;
-    TRY(path_join(path, sizeof path, folder, name));
-    TRY(embed_snapshot_seal(path, &seal));
-    snprintf(hex, 17, "%016" PRIx64, seal);
-    return OK;
-}
-
 /* Tables seal their files themselves, and the checkpoint their seals: a table of another step is
  * whole, but not this one's. */
 static status list_tables(json_writer *w, const char *folder, const dynamic_tables *tables) {
@@ -59,7 +30,7 @@ static status list_tables(json_writer *w, const char *folder, const dynamic_tabl
     for (int i = 0; i < tables->n; i++) {
         if (!dynamic_is_owner(&tables->item[i])) continue;
         checkpoint_table_name(name, tables, i);
-        TRY(seal_table(folder, name, hex));
+        TRY(checkpoint_table_seal(folder, name, hex));
         json_object_open(w);
         json_key_string(w, "name", name);
         json_key_string(w, "seal", hex);
@@ -81,7 +52,7 @@ static status write_manifest(const char *folder, const char *const *names, int n
     for (int i = 0; i < n; i++) {
         uint64_t bytes = 0, hash = 0;
         TRY(path_join(path, sizeof path, folder, names[i]));
-        TRY(hash_file(path, &bytes, &hash));
+        TRY(checkpoint_hash_file(path, &bytes, &hash));
         snprintf(hex, sizeof hex, "%016" PRIx64, hash);
         json_object_open(&w);
         json_key_string(&w, "name", names[i]);
@@ -112,113 +83,6 @@ status checkpoint_seal(const char *folder, const char *const *names, int n_names
             out_file_abandon(f);
     }
     buf_fini(&text);
-    return st;
-}
-
-#define REMEDY                                                                                     \
-    "this checkpoint is damaged. Use an older one (the folders beside it), or start the run anew"
-
-static status damaged(const char *path, const char *what) {
-    return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
-}
-
-/* The last failure with what to do about it, where it does not say that itself; with the manifest's
- * path where it names no file. */
-static status add_remedy(const char *manifest, const char *folder) {
-    char reason[FAILURE_REASON_BYTES];
-    if (strstr(status_reason(), REMEDY) != NULL) return ERR_FORMAT;
-    bool has_place = strstr(status_reason(), folder) != NULL;
-    snprintf(reason, sizeof reason, "%s", status_reason());
-    return fail(ERR_FORMAT, "%.400s%s%.700s; " REMEDY, has_place ? "" : manifest,
-                has_place ? "" : ": ", reason);
-}
-
-/* One entry of the manifest.  A name with a slash could lead anywhere. */
-static status verify_file(const char *folder, const json_value *entry) {
-    const char *name, *hex;
-    int64_t bytes;
-    uint64_t got_bytes = 0, got_hash = 0;
-    char path[CHECKPOINT_PATH_BYTES], text[17];
-    TRY(json_member_string(entry, "name", &name));
-    TRY(json_member_int(entry, "bytes", &bytes));
-    TRY(json_member_string(entry, "xxh64", &hex));
-    if (strchr(name, '/') != NULL || name[0] == '\0')
-        return damaged(folder, "manifest.json names a file elsewhere");
-    TRY(path_join(path, sizeof path, folder, name));
-    if (!file_exists(path)) return damaged(path, "the file is missing");
-    TRY(hash_file(path, &got_bytes, &got_hash));
-    snprintf(text, sizeof text, "%016" PRIx64, got_hash);
-    if ((int64_t)got_bytes != bytes) {
-        char what[128];
-        snprintf(what, sizeof what, "%" PRIu64 " bytes, but %" PRId64 " were written", got_bytes,
-                 bytes);
-        return damaged(path, what);
-    }
-    return strcmp(text, hex) == 0 ? OK : damaged(path, "the content does not fit its checksum");
-}
-
-static status verify_tables(const char *folder, const json_value *root) {
-    const json_value *tables = json_member(root, "tables");
-    char path[CHECKPOINT_PATH_BYTES], hex[17];
-    if (tables == NULL) return OK;
-    if (tables->type != JSON_ARRAY) return damaged(folder, "manifest.json lists no tables");
-    for (const json_value *e = tables->first; e != NULL; e = e->next) {
-        const char *name, *seal;
-        snapshot_info info;
-        TRY(json_member_string(e, "name", &name));
-        TRY(json_member_string(e, "seal", &seal));
-        if (strncmp(name, "table-", 6) != 0 || strchr(name, '/') != NULL)
-            return damaged(folder, "manifest.json names a table elsewhere");
-        TRY(path_join(path, sizeof path, folder, name));
-        TRY(embed_snapshot_info(path, &info));
-        TRY(seal_table(folder, name, hex));
-        if (strcmp(seal, hex) != 0) return damaged(path, "the table is not this checkpoint's");
-    }
-    return OK;
-}
-
-static status verify_manifest(const char *folder, const json_value *root) {
-    const char *format;
-    static const char *const needed[] = {"model.safetensors", "optimizer.safetensors",
-                                         "state.json"};
-    TRY(json_member_string(root, "format", &format));
-    if (strcmp(format, "hstu checkpoint 1") != 0)
-        return fail(ERR_UNSUPPORTED, "%s: '%.60s' is a format this version does not know", folder,
-                    format);
-    const json_value *files = json_member(root, "files");
-    if (files == NULL || files->type != JSON_ARRAY)
-        return damaged(folder, "manifest.json lists no files");
-    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
-        bool is_there = false;
-        for (const json_value *e = files->first; e != NULL; e = e->next) {
-            const json_value *name = json_member(e, "name");
-            is_there |=
-                name != NULL && name->type == JSON_STRING && strcmp(name->string, needed[i]) == 0;
-        }
-        if (!is_there) return damaged(folder, "manifest.json does not list all files");
-    }
-    for (const json_value *e = files->first; e != NULL; e = e->next)
-        TRY(verify_file(folder, e));
-    return verify_tables(folder, root);
-}
-
-status checkpoint_verify(const char *folder) {
-    char path[CHECKPOINT_PATH_BYTES], *text = NULL;
-    size_t n;
-    arena a;
-    const json_value *root;
-    if (!folder_exists(folder)) return fail(ERR_IO, "%s: no such checkpoint", folder);
-    TRY(path_join(path, sizeof path, folder, "manifest.json"));
-    if (!file_exists(path))
-        return damaged(path, "the file is missing, so the checkpoint was never finished");
-    TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
-    arena_init(&a, 4096);
-    status st = json_parse(&a, path, text, n, &root);
-    if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
-    if (st == OK) st = verify_manifest(folder, root);
-    if (st == ERR_FORMAT) st = add_remedy(path, folder);
-    arena_fini(&a);
-    mem_free(text);
     return st;
 }
 
@@ -292,14 +156,6 @@ void checkpoint_remove(const char *folder) {
     remove_folder(folder, 1);
 }
 
-/* The step of a checkpoint's folder name; -1 if it is none. */
-static int64_t step_of(const char *name) {
-    char *end;
-    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
-    long long step = strtoll(name + 5, &end, 10);
-    return *end == '\0' ? step : -1;
-}
-
 /* The step RUN/name points to; -1 if there is no such link. */
 static int64_t linked_step(const char *run, const char *name) {
     char path[CHECKPOINT_PATH_BYTES], target[NAME_BYTES];
@@ -308,7 +164,7 @@ static int64_t linked_step(const char *run, const char *name) {
     if (n <= 0) return -1;
     target[n] = '\0';
     const char *slash = strrchr(target, '/');
-    return step_of(slash != NULL ? slash + 1 : target);
+    return checkpoint_step_of(slash != NULL ? slash + 1 : target);
 }
 
 /* How many checkpoints there are, and the oldest that is neither `last` nor `best`; -1: none. */
@@ -318,7 +174,7 @@ static int count_steps(const char *parent, int64_t last, int64_t best, int64_t *
     *oldest = -1;
     if (dir == NULL) return 0;
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-        int64_t step = step_of(e->d_name);
+        int64_t step = checkpoint_step_of(e->d_name);
         if (step < 0) continue;
         n++;
         if (step == last || step == best) continue;
@@ -354,52 +210,4 @@ void checkpoint_prune(const char *run, int keep) {
         checkpoint_remove(path);
         if (folder_exists(path)) return; /* not ours to remove: no endless loop over it */
     }
-}
-
-/* The step of the newest checkpoint; -1: none. */
-static int64_t newest_step(const char *run) {
-    char parent[CHECKPOINT_PATH_BYTES];
-    int64_t newest = -1;
-    if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return -1;
-    DIR *dir = opendir(parent);
-    if (dir == NULL) return -1;
-    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
-        if (step_of(e->d_name) > newest) newest = step_of(e->d_name);
-    closedir(dir);
-    return newest;
-}
-
-bool checkpoint_is_to_come(const char *run) {
-    char options[CHECKPOINT_PATH_BYTES], last[CHECKPOINT_PATH_BYTES];
-    if (path_join(options, sizeof options, run, "config.json") != OK ||
-        path_join(last, sizeof last, run, "last") != OK)
-        return false;
-    return file_exists(options) && !folder_exists(last) && newest_step(run) < 0;
-}
-
-status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
-    char inside[CHECKPOINT_PATH_BYTES];
-    TRY(path_join(inside, sizeof inside, path, "manifest.json"));
-    if (file_exists(inside)) {
-        snprintf(folder, CHECKPOINT_PATH_BYTES, "%s", path);
-        return OK;
-    }
-    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, path, "last"));
-    if (folder_exists(folder)) return OK;
-    if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
-    int64_t step = newest_step(path);
-    if (step >= 0) { /* killed between its first checkpoint and the link to it */
-        char name[NAME_BYTES];
-        snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
-        return path_join(folder, CHECKPOINT_PATH_BYTES, path, name);
-    }
-    if (checkpoint_is_to_come(path))
-        return fail(ERR_FORMAT,
-                    "%s: the run has no checkpoint yet; let it train on, with 'hstu train --resume "
-                    "--out %s' if it was stopped",
-                    path, path);
-    return fail(ERR_FORMAT,
-                "%s: neither a checkpoint (no manifest.json) nor a run with one (no 'last'); "
-                "'hstu train --out RUN' makes both",
-                path);
 }

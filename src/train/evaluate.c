@@ -15,14 +15,12 @@
 struct evaluator {
     session *s;
     batcher *batches;
-    batcher_state first; /* in front of the first user */
+    batcher_state first; /* before the first user */
+    pass *pass;
     /* retrieval */
-    int32_t *seen_offsets; /* (B + 1); target and seen lie behind it */
-    int32_t *seen;         /* (T): rows of the corpus */
-    int32_t *target;       /* (B) */
-    int32_t *lists;        /* the three above, in memory of the backend */
-    int32_t *rank;         /* (B) */
-    uint8_t *is_lost;      /* (B): the target has no row */
+    int32_t *target;  /* (B): rows of the corpus */
+    int32_t *rank;    /* (B) */
+    uint8_t *is_lost; /* (B): the target has no row */
     rank_counts *counts;
     /* ranking */
     int32_t *label;    /* (T): bits, or one bit for the class */
@@ -73,39 +71,6 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
     return true;
 }
 
-/* ---- retrieval ------------------------------------------------------------------------------- */
-
-static int compare_rows(const void *a, const void *b) {
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
-void eval_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows) {
-    int32_t n = 0;
-    offsets[0] = 0;
-    for (int32_t u = 0; u < b->n_users; u++) {
-        int32_t *mine = rows + n, n_mine = 0, kept = 0;
-        int32_t end = b->offsets[u + 1] - b->n_targets[u];
-        for (int32_t i = b->offsets[u]; i < end; i++) {
-            int32_t row = corpus->row[b->item[i]];
-            if (row >= 0) mine[n_mine++] = row;
-        }
-        if (n_mine > 0) qsort(mine, (size_t)n_mine, sizeof *mine, compare_rows);
-        for (int32_t i = 0; i < n_mine; i++)
-            if (i == 0 || mine[i] != mine[kept - 1]) mine[kept++] = mine[i];
-        n += kept;
-        offsets[u + 1] = n;
-    }
-}
-
-/* Sends offsets, targets and seen rows, one behind the other in one array, which they are on the
- * host too. */
-static status send_lists(const evaluator *e, int32_t n_users) {
-    backend *be = e->s->be;
-    size_t n = 2 * (size_t)e->s->eval_batch + 1 + (size_t)e->seen_offsets[n_users];
-    return be->ops->copy_in(be, e->lists, e->seen_offsets, n * sizeof *e->lists);
-}
-
 /* The rows of the held-out items.  One that has no row cannot be found: until that is told, any row
  * stands for it. */
 static void list_targets(evaluator *e, const batch *b, const model_items *corpus) {
@@ -126,25 +91,11 @@ static void mark_lost(evaluator *e, int32_t n_users, eval_result *out) {
 
 static status rank_batch(evaluator *e, const batch *b, const model_items *corpus,
                          eval_result *out) {
-    session *s = e->s;
-    const void *query;
-    const int32_t *target = e->lists + s->eval_batch + 1, *seen = target + s->eval_batch;
-    eval_seen_rows(b, corpus, e->seen_offsets, e->seen);
+    rank_query q = {.corpus = corpus, .target = e->target, .rank = e->rank};
     list_targets(e, b, corpus);
-    TRY(model_encode(s->model, b, &query));
-    TRY(send_lists(e, b->n_users));
-    rank_args a = {.n_queries = b->n_users,
-                   .dim = model_dim(s->model),
-                   .n_corpus = corpus->n,
-                   .query = query,
-                   .corpus = corpus->rows,
-                   .seen_offsets = e->lists,
-                   .seen = seen,
-                   .target = target,
-                   .rank = e->rank};
-    TRY(s->be->ops->rank(s->be, &a));
+    TRY(pass_rank(e->pass, b, &q));
     mark_lost(e, b->n_users, out);
-    rank_counts_add(e->counts, e->rank, b->n_users, s->limits.n_items);
+    rank_counts_add(e->counts, e->rank, b->n_users, e->s->limits.n_items);
     return OK;
 }
 
@@ -158,9 +109,7 @@ static void report_ranks(const evaluator *e, eval_result *r) {
     add_metric(r, m.mrr, "mrr");
 }
 
-/* ---- ranking --------------------------------------------------------------------------------- */
-
-/* The actions of the scored events, in the order of model_score. */
+/* The actions of the scored events, in the order of pass_score. */
 static int64_t collect_labels(const evaluator *e, const batch *b) {
     int64_t n = 0;
     for (int32_t u = 0; u < b->n_users; u++) {
@@ -193,7 +142,7 @@ static status score_batch(evaluator *e, const batch *b) {
     session *s = e->s;
     const void *scores;
     int64_t n_rows, n = collect_labels(e, b);
-    TRY(model_score(s->model, b, &scores, &n_rows));
+    TRY(pass_score(e->pass, b, &scores, &n_rows));
     if (n_rows != n)
         return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
                     (long long)n_rows, (long long)n);
@@ -229,16 +178,9 @@ static status report_areas(const evaluator *e, eval_result *r) {
     return OK;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
-
 static status make_retrieval(evaluator *e) {
-    size_t n_users = (size_t)e->s->eval_batch, n_tokens = (size_t)batcher_max_tokens(e->batches);
-    size_t n = 2 * n_users + 1 + n_tokens;
-    backend *be = e->s->be;
-    TRY(MEM_NEW(&e->seen_offsets, n));
-    e->target = e->seen_offsets + n_users + 1;
-    e->seen = e->target + n_users;
-    TRY(be->ops->alloc(be, (void **)&e->lists, n * sizeof *e->lists));
+    size_t n_users = (size_t)e->s->eval_batch;
+    TRY(MEM_NEW(&e->target, n_users));
     TRY(MEM_NEW(&e->rank, n_users));
     TRY(MEM_NEW(&e->is_lost, n_users));
     return MEM_NEW(&e->counts, 1);
@@ -256,10 +198,12 @@ static status make_ranking(evaluator *e) {
 status evaluator_create(evaluator **out, session *s, split_kind kind, split_part part) {
     evaluator *e;
     batcher_config c = session_eval_batches(s, kind, part);
+    pass_config p = {.max_users = s->eval_batch, .lender = s->train};
     *out = NULL;
     TRY(MEM_NEW(&e, 1));
     e->s = s;
-    status st = batcher_create(&e->batches, s->data, &c);
+    status st = pass_create(&e->pass, s->model, &p);
+    if (st == OK) st = batcher_create(&e->batches, s->data, &c);
     if (st == OK) batcher_save(e->batches, &e->first);
     if (st == OK) st = s->config->task == TASK_RETRIEVAL ? make_retrieval(e) : make_ranking(e);
     if (st != OK) {
@@ -273,14 +217,18 @@ status evaluator_create(evaluator **out, session *s, split_kind kind, split_part
 void evaluator_destroy(evaluator *e) {
     if (e == NULL) return;
     batcher_destroy(e->batches);
-    e->s->be->ops->release(e->s->be, e->lists);
-    mem_free(e->seen_offsets);
+    pass_destroy(e->pass);
+    mem_free(e->target);
     mem_free(e->rank);
     mem_free(e->is_lost);
     mem_free(e->counts);
     mem_free(e->label);
     mem_free(e->logits);
     mem_free(e);
+}
+
+uint64_t evaluator_bytes(const evaluator *e) {
+    return pass_memory_bytes(e->pass);
 }
 
 /* What the dynamic tables could not answer. */

@@ -13,7 +13,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
-#include "train/session.h"
+#include "model/session.h"
 
 enum { EVAL_MAX_METRICS = 80, EVAL_NAME_BYTES = 24 };
 
@@ -46,15 +46,16 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]);
 
 typedef struct evaluator evaluator;
 
-/* Makes one for a part of a split; the session must outlive it. */
+/* Makes one for a part of a split, with a pass of its own.  Where the session trains, that pass
+ * overwrites activations of s->train, so that it takes little memory.  The session must outlive it.
+ */
 status evaluator_create(evaluator **out, session *s, split_kind kind, split_part part);
 void evaluator_destroy(evaluator *e); /* NULL is fine */
 
 /* Evaluates max_batches batches from the first on (0: all users). */
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
 
-/* The seen items of the users of a batch as `rank` wants them: offsets (B + 1) and rows of the
- * corpus, ascending and distinct; `rows` has room for the tokens of the batch. */
-void eval_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows);
+/* Memory of the backend that it has of its own. */
+uint64_t evaluator_bytes(const evaluator *e);
 
 #endif

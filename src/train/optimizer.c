@@ -52,10 +52,12 @@ static status allocate(optimizer *o) {
 status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
     int n_params;
     param *params = model_params(m, &n_params);
+    *o = (optimizer){0};
+    TRY(model_alloc_grads(m));
     *o = (optimizer){.be = be,
                      .params = params,
                      .n_params = n_params,
-                     .dense_grads = model_dense_gradients(m),
+                     .dense_grads = model_dense_grads(m),
                      .tables = model_tables(m),
                      .kind = kinds[c->optimizer.kind][0],
                      .table_kind = kinds[c->optimizer.kind][1],

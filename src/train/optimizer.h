@@ -11,8 +11,8 @@
 
 #include "base/status.h"
 #include "config/config.h"
+#include "model/model.h"
 #include "nn/dynamic.h"
-#include "nn/model.h"
 #include "ops/ops.h"
 
 typedef enum { ROWS_DENSE, ROWS_LAZY } row_mode;
@@ -46,7 +46,8 @@ typedef struct optimizer {
 row_mode optimizer_row_mode(const config *c);
 const char *row_mode_name(row_mode rows);
 
-/* State of zeros for the config's optimizer; optimizer_fini frees it, a failed init too. */
+/* State of zeros for the config's optimizer, and gradients of the model, if it has none yet;
+ * optimizer_fini frees the state, a failed init too. */
 status optimizer_init(optimizer *o, backend *be, model *m, const config *c);
 void optimizer_fini(optimizer *o);
 
@@ -56,12 +57,12 @@ param optimizer_state_shape(const optimizer *o, const param *p);
 /* Bytes of the state, in memory of the backend. */
 uint64_t optimizer_bytes(const optimizer *o);
 
-/* One update by grad * scale at rate lr; t counts updates from 1.  The gradients are zero behind
+/* One update by grad * scale at rate lr; t counts updates from 1.  The gradients are zero after
  * it. Where the optimizer is watched (clipping, or float16) the norm of the scaled gradient is
  * measured first; with one that is not finite nothing moves. */
 status optimizer_step(optimizer *o, double lr, int64_t t, double scale);
 
-/* Asks for the norm of the last update, if it is watched: as model_fetch_loss.  NAN at once if not.
+/* Asks for the norm of the last update, if it is watched: as pass_fetch_loss.  NAN at once if not.
  */
 status optimizer_fetch_norm(optimizer *o, double *to, uint64_t *ticket);
 

@@ -15,8 +15,6 @@ train_options train_options_default(void) {
     return (train_options){.save_every = 1, .eval_every = 1, .keep = 2};
 }
 
-/* ---- saving and evaluating ------------------------------------------------------------------- */
-
 static const char *dtype_name(config_dtype dtype) {
     static const char *const names[] = {"bfloat16", "float16", "float32"};
     return names[dtype];
@@ -59,8 +57,6 @@ static bool is_evaluation_due(const trainer *t) {
     uint64_t epoch = t->saved.state.epoch;
     return epoch % (uint64_t)t->o->eval_every == 0 || epoch + LAST_EVALUATED >= t->n_epochs;
 }
-
-/* ---- the loop -------------------------------------------------------------------------------- */
 
 static bool is_asked_to_stop(const trainer *t) {
     return t->o->stop != NULL && *t->o->stop != 0;
@@ -171,8 +167,6 @@ static status loop(trainer *t) {
         TRY(evaluator_run(t->held_out, 0, &t->last));
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
 }
-
-/* ---- beginning ------------------------------------------------------------------------------- */
 
 /* How long the run is: epochs or steps, given or as the config says. */
 static void set_length(trainer *t) {

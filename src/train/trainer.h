@@ -14,8 +14,8 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "model/session.h"
 #include "train/evaluate.h"
-#include "train/session.h"
 
 typedef enum { EVENT_START, EVENT_EPOCH, EVENT_EVAL, EVENT_DONE } train_event_kind;
 

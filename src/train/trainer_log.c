@@ -38,7 +38,7 @@ static void write_start(const trainer *t, json_writer *w) {
     json_key_string(w, "model", config_model_name(s->config->model));
     json_key_string(w, "task", config_task_name(s->config->task));
     json_key_int(w, "parameters", model_n_numbers(s->model));
-    json_key_int(w, "model_bytes", (int64_t)model_memory_bytes(s->model));
+    json_key_int(w, "model_bytes", (int64_t)session_memory_bytes(s));
     json_key_string(w, "rows", row_mode_name(t->optimizer.rows));
     json_key_string(w, "data", s->data->path);
     json_key_string(w, "split", split_kind_name(t->saved.state.split));
@@ -209,7 +209,7 @@ void trainer_log_memory(const trainer *t) {
     const session *s = t->s;
     double mb = 1e6, weights = 4.0 * (double)model_n_numbers(s->model);
     double state = (double)optimizer_bytes(&t->optimizer);
-    double of_model = (double)model_memory_bytes(s->model);
+    double of_model = (double)(session_memory_bytes(s) + evaluator_bytes(t->held_out));
     double tables = (double)dynamic_bytes(model_tables(s->model));
     if (tables > 0) log_info("rows of dynamic tables: %.1f MB", tables / mb);
     log_info("memory of %s: weights %.1f MB, gradients %.1f MB, optimizer %.1f MB, batches and "

@@ -106,7 +106,7 @@ static status look_ahead(trainer *t) {
     const batch *next;
     if (!dynamic_reads_ahead(model_tables(t->s->model))) return OK;
     TRY(batcher_peek(t->batches, &next));
-    model_expect(t->s->model, next);
+    pass_expect(t->s->train, next);
     return OK;
 }
 
@@ -124,8 +124,8 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
         if (t->on_batch != NULL) t->on_batch(t->batch_ctx, b);
         int64_t n = model_count_loss(t->s->model, b);
         at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
-        if (n > 0) TRY(model_train_batch(t->s->model, b, &at, NULL));
-        if (n > 0) p->sums.n_loss += n - model_n_unlabelled(t->s->model);
+        if (n > 0) TRY(pass_train(t->s->train, b, &at, NULL));
+        if (n > 0) p->sums.n_loss += n - pass_n_unlabelled(t->s->train);
         p->sums.n_tokens += b->n_tokens;
         *is_last = b->is_last;
     }
@@ -135,7 +135,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
 
 static status update(trainer *t, train_pending *p, double scale) {
     int64_t count = (int64_t)p->step + 1;
-    TRY(model_fetch_loss(t->s->model, &p->sums.loss, &p->loss_ticket));
+    TRY(pass_fetch_loss(t->s->train, &p->sums.loss, &p->loss_ticket));
     t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
     TRY(optimizer_step(&t->optimizer, t->rate, count, scale));
     return optimizer_fetch_norm(&t->optimizer, &p->norm, &p->norm_ticket);

@@ -7,7 +7,7 @@
 #define HSTU_TRAIN_TRAINER_STEP_H
 
 #include "train/optimizer.h"
-#include "train/session.h"
+#include "model/session.h"
 
 typedef struct trainer trainer;
 

@@ -8,8 +8,8 @@
 
 #include "../device.h"
 #include "base/safetensors.h"
+#include "model/model_int.h"
 #include "nn/memory.h"
-#include "nn/model_int.h"
 #include "ops/ops.h"
 
 /* Limits of the README: err = max |got - want| / max |want|.

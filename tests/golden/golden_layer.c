@@ -2,23 +2,28 @@
 #include "golden.h"
 
 /* Forward and backward of a layer whose parameters are loaded; compares all. */
-static status run_layer(golden *g, hstu_layer *l, param_list *params, const sequences *s,
-                        golden_namer namer) {
+static status run_layer(golden *g, const layer_config *c, const sequences *s, golden_namer namer) {
     float *x, *d, *y;
-    hstu_scratch scratch;
+    layer l;
+    layer_acts acts;
+    layer_scratch scratch;
+    param_list params;
     int64_t n = s->n_tokens;
+    nn_room room = {.memory = &g->memory, .max_tokens = n + 3, .is_training = true};
+    TRY(param_list_init(&params, &g->memory, 16));
+    TRY(layer_add_params(&l, c, &params, &(layer_place){.prefix = ""}));
     TRY(golden_send(g, "x", &x));
     TRY(golden_send(g, "G", &d));
-    TRY(golden_new(g, &y, n * l->config.dim));
-    TRY(hstu_scratch_alloc(&scratch, &l->config, &g->memory, n + 3));
-    TRY(hstu_layer_alloc(l, &scratch, &g->memory, n + 3));
-    TRY(golden_load_params(g, params, namer));
-    TRY(hstu_layer_fwd(l, g->be, s, x, y));
-    TRY(golden_check(g, "attn", l->attn, TOL_OUT));
+    TRY(golden_new(g, &y, n * c->hstu.dim));
+    TRY(l.kind->alloc_scratch(&scratch, &l, &room));
+    TRY(l.kind->alloc(&acts, &l, &scratch, &room));
+    TRY(golden_load_params(g, &params, namer));
+    TRY(l.kind->forward(&l, &acts, g->be, s, x, y));
+    TRY(golden_check(g, "attn", acts.hstu.attn, TOL_OUT));
     TRY(golden_check(g, "y", y, TOL_OUT));
-    TRY(hstu_layer_bwd(l, g->be, s, &scratch, x, d));
+    TRY(l.kind->backward(&l, &acts, &scratch, g->be, s, x, d));
     TRY(golden_check(g, "grad.x", d, TOL_GRAD));
-    return golden_check_grads(g, params, namer, TOL_GRAD);
+    return golden_check_grads(g, &params, namer, TOL_GRAD);
 }
 
 /* The file has times by (user, slot); ours are jagged, with the next event's time beside. */
@@ -44,12 +49,10 @@ static status send_times(golden *g, sequences *s, const int64_t *offsets, int32_
 }
 
 status golden_meta_hstu_layer(golden *g) {
-    hstu_layer_config c = {
-        .is_research = true, .has_silu = true, .has_residual = true, .has_bias = true, .alpha = 1};
+    hstu_layer_config c = hstu_layer_research();
     int64_t *offsets, n_offsets;
     int32_t *device_offsets;
     double eps;
-    c.target_group = 1;
     TRY(golden_int(g, "D", &c.dim));
     TRY(golden_int(g, "heads", &c.n_heads));
     TRY(golden_int(g, "dqk", &c.dim_qk));
@@ -65,11 +68,7 @@ status golden_meta_hstu_layer(golden *g) {
                    .max_len = c.bias_len,
                    .offsets = device_offsets};
     TRY(send_times(g, &s, offsets, c.bias_len));
-    param_list params;
-    hstu_layer l;
-    TRY(param_list_init(&params, &g->memory, 16));
-    TRY(hstu_layer_add_params(&l, &c, &params, ""));
-    return run_layer(g, &l, &params, &s, golden_same_name);
+    return run_layer(g, &(layer_config){.type = LAYER_HSTU, .hstu = c}, &s, golden_same_name);
 }
 
 /* Checkpoints name them _linear_uvqk_weight, ...; the files leave the first _ out. */
@@ -89,9 +88,8 @@ static status read_nv_config(golden *g, hstu_layer_config *c, int32_t *max_len) 
     TRY(golden_int(g, "residual", &residual));
     TRY(golden_number(g, "eps", &eps));
     TRY(golden_number(g, "alpha", &alpha));
-    c->dim_v = c->dim_qk;
-    c->has_silu = true;
     c->has_residual = residual != 0;
+    c->dim_v = c->dim_qk;
     c->eps = (float)eps;
     c->alpha = (float)alpha;
     c->scale = 1 / (float)(scaling > 0 ? scaling : *max_len);
@@ -99,7 +97,7 @@ static status read_nv_config(golden *g, hstu_layer_config *c, int32_t *max_len) 
 }
 
 status golden_nv_layer(golden *g) {
-    hstu_layer_config c = {0};
+    hstu_layer_config c = hstu_layer_fused();
     int64_t *offsets, n_offsets;
     int32_t *device_offsets, *contexts = NULL, *targets = NULL, max_len;
     TRY(read_nv_config(g, &c, &max_len));
@@ -113,9 +111,5 @@ status golden_nv_layer(golden *g) {
                    .offsets = device_offsets,
                    .n_contexts = contexts,
                    .n_targets = targets};
-    param_list params;
-    hstu_layer l;
-    TRY(param_list_init(&params, &g->memory, 16));
-    TRY(hstu_layer_add_params(&l, &c, &params, ""));
-    return run_layer(g, &l, &params, &s, without_first);
+    return run_layer(g, &(layer_config){.type = LAYER_HSTU, .hstu = c}, &s, without_first);
 }

@@ -49,11 +49,12 @@ static status read_config(golden *g, config *c) {
     return OK;
 }
 
-static status make_model(golden *g, const config *c, int32_t n_users, model **out) {
+static status make_model(golden *g, const config *c, int32_t n_users, model **out, pass **train) {
     model_limits limits = {
         .max_users = n_users, .max_events = (int32_t)c->data.max_history + 1, .time_per_second = 1};
     TRY(golden_int(g, "num_items", &limits.n_items));
     TRY(model_create(out, g->be, c, &limits));
+    TRY(pass_create(train, *out, &(pass_config){.max_users = n_users, .is_training = true}));
     return golden_load_params(g, &(*out)->params, golden_same_name);
 }
 
@@ -129,7 +130,8 @@ static float loss_scale(void) {
     return test_on.p == PRECISION_F16 ? 1024 : 1;
 }
 
-static status check_batch(golden *g, model *m, const batch *b, const int32_t *negatives) {
+static status check_batch(golden *g, pass *p, const batch *b, const int32_t *negatives) {
+    model *m = p->m;
     int64_t n = model_count_loss(m, b);
     model_step at = {1, 0, loss_scale() / (float)n};
     g->loss_scale = (double)loss_scale();
@@ -137,12 +139,12 @@ static status check_batch(golden *g, model *m, const batch *b, const int32_t *ne
     const void *encoded;
     double loss = 0;
     TRY(golden_get(g, "loss", &want));
-    TRY(model_train_batch(m, b, &at, negatives));
-    TRY(model_take_loss(m, &loss));
+    TRY(pass_train(p, b, &at, negatives));
+    TRY(pass_take_loss(p, &loss));
     golden_check_value(g, "loss", loss / (double)n, golden_at(want, 0), TOL_OUT);
-    TRY(golden_check(g, "encoded", m->retrieval.query, TOL_OUT));
+    TRY(golden_check(g, "encoded", p->retrieval.query, TOL_OUT));
     TRY(golden_check_grads(g, &m->params, golden_same_name, TOL_GRAD));
-    TRY(model_encode(m, b, &encoded));
+    TRY(pass_encode(p, b, &encoded));
     return golden_check(g, "user_emb", encoded, TOL_OUT);
 }
 
@@ -151,6 +153,7 @@ status golden_meta_model(golden *g) {
     config c;
     users u;
     model *m = NULL;
+    pass *p = NULL;
     int32_t *negatives;
     TRY(read_config(g, &c));
     TRY(read_users(g, "", &u));
@@ -158,14 +161,16 @@ status golden_meta_model(golden *g) {
     start_batch(&b);
     for (int64_t i = 0; i < u.n; i++)
         TRY(add_user(&b, &u, i));
-    status st = make_model(g, &c, (int32_t)u.n, &m);
-    if (st == OK) st = check_batch(g, m, &b.view, negatives);
+    status st = make_model(g, &c, (int32_t)u.n, &m, &p);
+    if (st == OK) st = check_batch(g, p, &b.view, negatives);
+    pass_destroy(p);
     model_destroy(m);
     return st;
 }
 
 typedef struct curve {
     model *m;
+    pass *p;
     users u;
     int32_t *negatives;
     int64_t *batch_users, *neg_offsets; /* (steps, B), (steps + 1) */
@@ -249,9 +254,8 @@ static status run_step(golden *g, curve *v, int64_t step, const st_tensor *want)
         return fail(ERR_FORMAT, "step %lld has %lld positions, not as many negatives",
                     (long long)step, (long long)n);
     at.grad_scale = loss_scale() / (float)n;
-    TRY(model_train_batch(v->m, &b.view, &at,
-                          v->negatives + v->neg_offsets[step] * v->n_negatives));
-    TRY(model_take_loss(v->m, &loss));
+    TRY(pass_train(v->p, &b.view, &at, v->negatives + v->neg_offsets[step] * v->n_negatives));
+    TRY(pass_take_loss(v->p, &loss));
     snprintf(name, sizeof name, "loss of step %lld", (long long)step);
     golden_check_value(g, name, loss / (double)n, golden_at(want, step),
                        1e-4 / golden_at(want, step));
@@ -281,8 +285,9 @@ status golden_meta_train_curve(golden *g) {
     TRY(golden_ints(g, "neg_offsets", &v.neg_offsets, NULL));
     v.n_batch = n_batch;
     v.n_steps /= n_batch;
-    status st = make_model(g, &c, n_batch, &v.m);
+    status st = make_model(g, &c, n_batch, &v.m, &v.p);
     if (st == OK) st = run_curve(g, &v);
+    pass_destroy(v.p);
     model_destroy(v.m);
     return st;
 }

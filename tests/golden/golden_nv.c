@@ -20,6 +20,7 @@ typedef struct preproc {
     uint16_t action[MAX_EVENTS];
     int64_t time[MAX_EVENTS];
     input in;
+    input_acts acts;
     plan p;
     param_list params;
 } preproc;
@@ -87,6 +88,7 @@ static status make_input(golden *g, preproc *r) {
     TRY(param_list_alloc_grads(&r->params));
     TRY(input_alloc_grads(&r->in, &g->memory));
     plan_config p = {.is_ranking = true,
+                     .is_training = true,
                      .has_actions = r->has_actions,
                      .has_candidates = r->has_candidates,
                      .n_items = r->n_events,
@@ -102,7 +104,11 @@ static status make_input(golden *g, preproc *r) {
                      .action_row = r->in.action_row,
                      .context_row = r->in.context_row};
     TRY(plan_alloc(&r->p, &p, &g->memory));
-    return input_alloc(&r->in, &g->memory, r->p.max_tokens, r->n_users);
+    nn_room room = {.memory = &g->memory,
+                    .max_tokens = r->p.max_tokens,
+                    .max_users = r->n_users,
+                    .is_training = true};
+    return input_alloc(&r->acts, &r->in, &room);
 }
 
 /* The file's name of a parameter that is no table: position, item_mlp.*, ctx_mlp.*. */
@@ -159,7 +165,7 @@ static status check_input_grads(golden *g, preproc *r, const sequences *s) {
     float *d;
     char name[96], whole[112];
     TRY(golden_send(g, "G_x", &d));
-    TRY(input_bwd(&r->in, g->be, &r->p, s, d));
+    TRY(input_bwd(&r->in, &r->acts, g->be, &r->p, s, d));
     for (int i = 0; i < n; i++) {
         snprintf(whole, sizeof whole, "grad.%.31s", part[i].name);
         TRY(golden_check(g, whole, part[i].grad, TOL_GRAD));
@@ -196,6 +202,11 @@ static status check_layout(golden *g, const preproc *r) {
 
 static status check_selection(golden *g, preproc *r) {
     ranking_head h;
+    ranking_acts acts;
+    nn_room room = {.memory = &g->memory,
+                    .max_tokens = r->p.max_tokens,
+                    .max_loss = r->n_events,
+                    .is_training = true};
     param_list params;
     mlp_config net = {.n_layers = 1, .width = {r->dim, 1}};
     float *hidden, *d_hidden;
@@ -203,15 +214,15 @@ static status check_selection(golden *g, preproc *r) {
     const st_tensor *t;
     backend *be = g->be;
     TRY(param_list_init(&params, &g->memory, 4));
-    TRY(ranking_add_params(&h, &net, true, &params));
-    TRY(ranking_alloc(&h, &g->memory, r->n_events, r->p.max_tokens));
+    TRY(ranking_add_params(&h, &net, LOSS_BITS, &params));
+    TRY(ranking_alloc(&acts, &h, &room));
     TRY(golden_send(g, "hidden", &hidden));
     TRY(golden_new(g, &d_hidden, (int64_t)r->p.max_tokens * r->dim));
-    TRY(ranking_select(&h, be, &r->p, hidden, &post));
+    TRY(ranking_select(&h, &acts, be, &r->p, hidden, &post));
     TRY(golden_check(g, "post", post, TOL_OUT));
     TRY(golden_get(g, "G_post", &t));
-    TRY(be->ops->copy_in(be, h.d_normed, t->data, (size_t)t->n * sizeof(float)));
-    TRY(ranking_select_bwd(&h, be, &r->p, hidden, d_hidden));
+    TRY(be->ops->copy_in(be, acts.d_normed, t->data, (size_t)t->n * sizeof(float)));
+    TRY(ranking_select_bwd(&h, &acts, be, &r->p, hidden, d_hidden));
     return golden_check(g, "grad.hidden", d_hidden, TOL_GRAD);
 }
 
@@ -232,7 +243,7 @@ status golden_nv_preproc(golden *g) {
     TRY(plan_build(&r.p, g->be, &r.b, &request));
     sequences s = plan_sequences(&r.p);
     TRY(golden_new(g, &x, (int64_t)r.p.max_tokens * r.dim));
-    TRY(input_fwd(&r.in, g->be, &r.p, &s, x));
+    TRY(input_fwd(&r.in, &r.acts, g->be, &r.p, &s, x));
     TRY(check_layout(g, &r));
     TRY(golden_check(g, "x", x, TOL_OUT));
     if (!r.is_inference) TRY(check_input_grads(g, &r, &s));
@@ -257,6 +268,8 @@ static status read_arch(golden *g, mlp_config *c) {
 status golden_nv_rank_loss(golden *g) {
     mlp_config c = {0};
     mlp net;
+    mlp_acts acts;
+    nn_room room = {.memory = &g->memory, .is_training = true};
     param_list params;
     float *x, *dx, *logits, *d_logits, *losses;
     double *loss, sum;
@@ -271,7 +284,7 @@ status golden_nv_rank_loss(golden *g) {
     int32_t n_columns = c.width[c.n_layers];
     TRY(param_list_init(&params, &g->memory, 2 * MLP_MAX_LAYERS));
     TRY(mlp_add_params(&net, &c, &params, "mlp."));
-    TRY(mlp_alloc(&net, &g->memory, n));
+    TRY(mlp_alloc(&acts, &net, &room, n));
     TRY(golden_load_params(g, &params, golden_same_name));
     TRY(golden_send(g, "x", &x));
     TRY(golden_send_i32(g, "labels", &label));
@@ -282,7 +295,7 @@ status golden_nv_rank_loss(golden *g) {
     TRY(NN_NEW(&g->memory, &loss, 1));
     const float *share;
     TRY(golden_number_new(g, 1 / (float)n, &share));
-    TRY(mlp_fwd(&net, be, n, x, logits));
+    TRY(mlp_fwd(&net, &acts, be, n, x, logits));
     TRY(golden_check(g, "logits", logits, TOL_OUT));
     logits_loss_args a = {.n = n,
                           .n_columns = n_columns,
@@ -298,7 +311,7 @@ status golden_nv_rank_loss(golden *g) {
     golden_check_value(g, "loss", sum / (double)n, golden_at(want, 0), TOL_OUT);
     TRY(golden_check(g, "losses", losses, TOL_OUT));
     TRY(golden_check(g, "grad.logits", d_logits, TOL_GRAD));
-    TRY(mlp_bwd(&net, be, n, x, d_logits, dx));
+    TRY(mlp_bwd(&net, &acts, be, n, x, d_logits, dx));
     TRY(golden_check(g, "grad.x", dx, TOL_GRAD));
     return golden_check_grads(g, &params, golden_same_name, TOL_GRAD);
 }

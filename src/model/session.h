@@ -1,11 +1,10 @@
-/* Session: a config, data and a backend brought together: what training, evaluation and
- * recommending share.
+/* Session: a config, data and a backend brought together: what training, evaluation, recommending
+ * and serving share.
  *
  * Here it is checked that config and data fit, with a sentence where they do not, and the model is
- * made for the largest batch either of training or of evaluation.  The parts given must outlive it.
- * One thread at a time. */
-#ifndef HSTU_TRAIN_SESSION_H
-#define HSTU_TRAIN_SESSION_H
+ * made.  The parts given must outlive it.  One thread at a time. */
+#ifndef HSTU_MODEL_SESSION_H
+#define HSTU_MODEL_SESSION_H
 
 #include <stdint.h>
 
@@ -13,7 +12,7 @@
 #include "config/config.h"
 #include "data/set/batcher.h"
 #include "data/set/seq_file.h"
-#include "nn/model.h"
+#include "model/pass.h"
 #include "ops/ops.h"
 
 /* Which users train where the split is by user: the same for every run, so that an evaluation later
@@ -25,6 +24,7 @@ typedef struct session {
     const seq_file *data;
     backend *be;
     model *model;
+    pass *train;   /* the pass for training, or NULL: the session is not for training */
     param *params; /* (n_params), of the model */
     int n_params;
     int32_t max_history, max_targets; /* events of a user in a batch */
@@ -34,10 +34,19 @@ typedef struct session {
     model_limits limits;
 } session;
 
-/* The values of the parameters are not set: model_init or checkpoint_load does that.  ERR_CONFIG:
- * config and data do not fit, and why. */
+/* For training, and evaluation beside it: with s->train, for the config's batch.  The values of the
+ * parameters are not set: model_init or checkpoint_load does that.  ERR_CONFIG: config and data do
+ * not fit, and why. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be);
+
+/* Without training: no gradients, and passes for at most max_users users; 0: those of the config's
+ * batch for evaluation. */
+status session_open_inference(session *s, const config *c, const seq_file *data, backend *be,
+                              int32_t max_users);
 void session_close(session *s); /* a failed open too */
+
+/* Memory of the backend: the model and its pass for training. */
+uint64_t session_memory_bytes(const session *s);
 
 /* How the reference projects hold out events: leave-one-out for Meta's research files, users for
  * NVIDIA's; with a validation set leave-two-out. */

@@ -2,10 +2,9 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "nn/model_int.h"
+#include "model/model_int.h"
 
 enum { MAX_WIDTH = 1 << 16, MAX_LAYERS = 512, MAX_LENGTH = 1 << 24 };
-enum { MAX_RECORDED_EVENTS = 1 << 16 };
 
 /* A number of the config that becomes an int32. */
 static status check_range(const char *what, int64_t value, int64_t low, int64_t high) {
@@ -65,6 +64,8 @@ static status check_task(const config *c) {
     return OK;
 }
 
+/* Meta's research models, whose files and checkpoints differ from NVIDIA's in many small things:
+ * the functions below say which. */
 static bool is_research(const config *c) {
     return c->model != MODEL_HSTU;
 }
@@ -78,24 +79,31 @@ static bool has_action_tokens(const config *c) {
     return c->task == TASK_RANKING;
 }
 
-/* The rows that the input has for a dynamic table. */
-static const param *rows_of(const model *m, const dynamic_table *t) {
-    return t->feature == ITEM_FEATURE ? m->input.item : m->input.context[t->feature];
+static init_rule item_rule(const config *c) {
+    if (!is_research(c)) return input_table_rule(ITEM_FEATURE);
+    return (init_rule){.kind = INIT_TRUNCATED, .scale = 0.02};
+}
+
+/* HSTU gives the positions of the research models Glorot's deviation; SASRec keeps the first one.
+ */
+static init_rule position_rule(const config *c, int64_t n_places) {
+    int64_t dim = c->network.hidden_size;
+    switch (c->model) {
+    case MODEL_HSTU:
+        return (init_rule){.kind = INIT_UNIFORM, .scale = sqrt(1.0 / (double)n_places)};
+    case MODEL_SASREC:
+        return (init_rule){.kind = INIT_TRUNCATED, .scale = sqrt(1.0 / (double)dim)};
+    case MODEL_HSTU_RESEARCH:
+        break;
+    }
+    return init_xavier_normal(n_places, dim);
 }
 
 static status attach_tables(model *m, const config *c) {
     for (int i = 0; i < m->dynamic.n; i++) {
         dynamic_table *t = &m->dynamic.item[i];
-        TRY(dynamic_attach(&m->dynamic, t, c, rows_of(m, t), &m->memory));
+        TRY(dynamic_attach(&m->dynamic, t, c, input_rows(&m->input, t->feature), &m->memory));
     }
-    return OK;
-}
-
-static status alloc_grads(model *m) {
-    TRY(param_list_alloc_grads(&m->params));
-    TRY(input_alloc_grads(&m->input, &m->memory));
-    for (int i = 0; i < m->dynamic.n; i++)
-        dynamic_set_grad(&m->dynamic.item[i], rows_of(m, &m->dynamic.item[i]));
     return OK;
 }
 
@@ -116,8 +124,9 @@ static status add_input(model *m, const config *c, const model_limits *l) {
                        .n_context = is_research(c) ? 0 : l->n_context,
                        .n_context_values = l->n_context_values,
                        .n_places = (int32_t)n_places,
-                       .is_research = is_research(c),
-                       .is_sasrec = c->model == MODEL_SASREC,
+                       .names = is_research(c) ? NAMES_META : NAMES_NVIDIA,
+                       .item_rule = item_rule(c),
+                       .position_rule = position_rule(c, n_places),
                        .has_marks = c->family == FAMILY_NVIDIA,
                        .has_dynamic_items = dynamic_find(&m->dynamic, ITEM_FEATURE) != NULL,
                        .is_dynamic = is_dynamic,
@@ -125,8 +134,6 @@ static status add_input(model *m, const config *c, const model_limits *l) {
     TRY(input_add_params(&m->input, &in, &m->params));
     return attach_tables(m, c);
 }
-
-/* ---- layers ---------------------------------------------------------------------------------- */
 
 /* The N of 1 / N is a constant of the config, not the longest of a batch. */
 static double scaling_length(const config *c, int32_t n_context) {
@@ -136,57 +143,51 @@ static double scaling_length(const config *c, int32_t n_context) {
                            (double)(c->data.max_history + c->data.max_candidates);
 }
 
-static hstu_layer_config hstu_config(const model *m, const config *c) {
+static void configure_hstu(const model *m, const config *c, hstu_layer_config *l) {
     const config_network *n = &c->network;
-    bool research = is_research(c);
-    return (hstu_layer_config){.dim = m->dim,
-                               .n_heads = (int32_t)n->n_heads,
-                               .dim_qk = (int32_t)n->dim_qk,
-                               .dim_v = (int32_t)n->dim_v,
-                               .is_research = research,
-                               .has_silu = !research || n->linear_activation == LINEAR_SILU,
-                               .has_residual = true,
-                               .has_bias = research && n->has_relative_bias,
-                               .bias_len = research ? (int32_t)research_length(c) : 0,
-                               .target_group = 1,
-                               .eps = (float)n->norm_epsilon,
-                               .alpha = research ? 1 : (float)(1 / sqrt((double)n->dim_qk)),
-                               .scale = (float)(1 / scaling_length(c, m->input.config.n_context)),
-                               .dropout_rate = (float)n->dropout,
-                               .recomputes_norm = n->recomputes_norm,
-                               .recomputes_silu = n->recomputes_silu};
-}
-
-static status add_hstu_layers(model *m, const config *c) {
-    hstu_layer_config layer = hstu_config(m, c);
-    TRY(NN_NEW_HOST(&m->memory, &m->hstu, m->n_layers));
-    for (int i = 0; i < m->n_layers; i++) {
-        char prefix[64];
-        snprintf(prefix, sizeof prefix, "%s._attention_layers.%d.",
-                 is_research(c) ? "_hstu" : "_hstu_block", i);
-        layer.site = 1 + (uint32_t)i;
-        TRY(hstu_layer_add_params(&m->hstu[i], &layer, &m->params, prefix));
+    *l = is_research(c) ? hstu_layer_research() : hstu_layer_fused();
+    l->dim = m->dim;
+    l->n_heads = (int32_t)n->n_heads;
+    l->dim_qk = (int32_t)n->dim_qk;
+    l->dim_v = (int32_t)n->dim_v;
+    l->eps = (float)n->norm_epsilon;
+    l->scale = (float)(1 / scaling_length(c, m->input.config.n_context));
+    l->dropout_rate = (float)n->dropout;
+    l->recomputes_norm = n->recomputes_norm;
+    l->recomputes_silu = n->recomputes_silu;
+    if (is_research(c)) {
+        l->has_silu = n->linear_activation == LINEAR_SILU;
+        l->has_bias = n->has_relative_bias;
+        l->bias_len = (int32_t)research_length(c);
+    } else {
+        l->alpha = (float)(1 / sqrt((double)n->dim_qk));
     }
-    return OK;
 }
 
-static status add_sasrec_layers(model *m, const config *c) {
+static status configure_sasrec(const model *m, const config *c, sasrec_layer_config *l) {
     const config_network *n = &c->network;
     TRY(check_range("the width of the FFN", n->ffn_hidden_size, 1, MAX_WIDTH));
     if (n->hidden_size % n->n_heads != 0)
         return fail(ERR_CONFIG, "the width of the model does not divide among its heads");
-    sasrec_layer_config layer = {.dim = m->dim,
-                                 .n_heads = (int32_t)n->n_heads,
-                                 .dim_ffn = (int32_t)n->ffn_hidden_size,
-                                 .f = n->ffn_activation == ACTIVATION_GELU ? EPILOGUE_GELU
-                                                                           : EPILOGUE_RELU,
-                                 .eps = (float)n->norm_epsilon,
-                                 .dropout_rate = (float)n->dropout};
-    TRY(NN_NEW_HOST(&m->memory, &m->sasrec, m->n_layers));
-    for (int i = 0; i < m->n_layers; i++) {
-        layer.site = 1 + SASREC_SITES * (uint32_t)i;
-        TRY(sasrec_layer_add_params(&m->sasrec[i], &layer, &m->params, i));
-    }
+    bool is_gelu = n->ffn_activation == ACTIVATION_GELU;
+    *l = (sasrec_layer_config){.dim = m->dim,
+                               .n_heads = (int32_t)n->n_heads,
+                               .dim_ffn = (int32_t)n->ffn_hidden_size,
+                               .f = is_gelu ? EPILOGUE_GELU : EPILOGUE_RELU,
+                               .eps = (float)n->norm_epsilon,
+                               .dropout_rate = (float)n->dropout};
+    return OK;
+}
+
+static status add_layers(model *m, const config *c) {
+    layer_config l = {.type = c->model == MODEL_SASREC ? LAYER_SASREC : LAYER_HSTU};
+    if (l.type == LAYER_SASREC)
+        TRY(configure_sasrec(m, c, &l.sasrec));
+    else
+        configure_hstu(m, c, &l.hstu);
+    TRY(NN_NEW_HOST(&m->memory, &m->layers, m->n_layers));
+    for (int i = 0; i < m->n_layers; i++)
+        TRY(layer_add_params(&m->layers[i], &l, &m->params, &(layer_place){.index = i}));
     return OK;
 }
 
@@ -205,34 +206,73 @@ static status add_ranking(model *m, const config *c) {
     }
     bool is_bits = r->head.item[r->head.n - 1] == r->n_tasks;
     if (is_bits) TRY(check_range("RankingArgs.num_tasks, bits of the action,", r->n_tasks, 1, 16));
-    return ranking_add_params(&m->ranking, &net, is_bits, &m->params);
+    return ranking_add_params(&m->ranking, &net, is_bits ? LOSS_BITS : LOSS_CLASSES, &m->params);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------- */
+/* Which row of the corpus each item is: i - 1 for item i, until a dynamic table says otherwise. */
+static status alloc_corpus(model *m, const dynamic_table *items) {
+    catalogue *c = &m->corpus;
+    int32_t n = c->n = items != NULL ? items->last : m->input.config.n_items;
+    TRY(NN_NEW_HOST(&m->memory, &c->item, n));
+    TRY(NN_NEW_HOST(&m->memory, &c->row, (int64_t)n + 1));
+    for (int32_t i = 0; i <= n; i++)
+        c->row[i] = i - 1;
+    for (int32_t i = 0; i < n; i++)
+        c->item[i] = i + 1;
+    if (items != NULL) TRY(NN_NEW(&m->memory, &c->rows, (int64_t)n * m->dim));
+    if (!m->retrieval.loss.normalises_items) return OK;
+    TRY(NN_NEW(&m->memory, &c->normed, (int64_t)n * m->dim));
+    return NN_NEW(&m->memory, &c->scale, n);
+}
 
-/* Batches are filled up to whole buckets where their passes can be recorded: not with in-batch
- * negatives, whose number differs from batch to batch; and not where a batch is so large that
- * launching its kernels one by one costs nothing. */
-static int32_t bucket_of(const model *m, const config *c, const model_limits *l) {
+static status add_retrieval(model *m, const config *c) {
     const config_retrieval *r = &c->retrieval;
-    bool is_in_batch =
-        !m->is_ranking && (r->negatives == NEGATIVES_IN_BATCH || r->n_negatives <= 0);
-    bool is_large = (int64_t)l->max_users * l->max_events > MAX_RECORDED_EVENTS;
-    return is_in_batch || is_large ? 0 : m->be->token_bucket;
+    const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
+    if (items != NULL && r->negatives != NEGATIVES_IN_BATCH)
+        return fail(ERR_CONFIG,
+                    "%s: negatives from the whole catalogue need all rows in every step, but the "
+                    "item table '%s' is dynamic; choose negatives of the batch, or a static table",
+                    c->file, items->config->table_name);
+    if (m->input.config.has_marks && r->negatives != NEGATIVES_IN_BATCH)
+        return fail(ERR_CONFIG, "negatives from the whole catalogue give gradients to rows that no "
+                                "batch reads, and a lazy optimizer updates only rows that a batch "
+                                "reads; choose negatives of the batch");
+    TRY(check_range("the number of negatives", r->n_negatives, -1, 1 << 20));
+    if (!(r->temperature > 0) || !(r->norm_epsilon >= 0))
+        return fail(ERR_CONFIG, "the temperature must be above 0 and the norm's epsilon not below");
+    bool is_in_batch = r->negatives == NEGATIVES_IN_BATCH;
+    m->retrieval = (retrieval_head){
+        .dim = m->dim,
+        .has_layer_norm = is_research(c) && c->network.user_norm == USER_NORM_LAYER,
+        .eps = (float)r->norm_epsilon,
+        .loss = {.type = is_in_batch ? LOSS_IN_BATCH : LOSS_CATALOGUE,
+                 .width = m->dim,
+                 .item = m->input.item,
+                 .n_items = m->input.config.n_items,
+                 .n_negatives = r->n_negatives > 0 ? (int32_t)r->n_negatives : 0,
+                 .normalises_items = r->has_item_norm,
+                 .eps = (float)r->norm_epsilon,
+                 .temperature = (float)r->temperature}};
+    return alloc_corpus(m, items);
+}
+
+/* The time bias of the layers needs the events' times. */
+static bool needs_times(const model *m) {
+    return m->n_layers > 0 && m->layers[0].kind == &hstu_layer_kind &&
+           m->layers[0].hstu.config.has_bias;
 }
 
 /* Contextual tokens see the whole history only where no loss lies in the history. */
 static plan_config plan_of(const model *m, const config *c, const model_limits *l) {
     const input_config *in = &m->input.config;
     bool has_candidates = m->is_ranking && c->data.max_candidates > 0;
-    bool is_classes = m->is_ranking && !m->ranking.is_bits;
+    bool is_classes = m->is_ranking && m->ranking.loss.type == LOSS_CLASSES;
     return (plan_config){.is_ranking = m->is_ranking,
                          .has_actions = in->n_actions > 0,
                          .has_candidates = has_candidates,
                          .has_context_mask = has_candidates && in->n_context > 0 &&
                                              !c->network.has_no_contextual_mask,
-                         .has_times =
-                             m->hstu != NULL && m->n_layers > 0 && m->hstu[0].config.has_bias,
+                         .has_times = needs_times(m),
                          .n_items = in->n_items,
                          .n_actions = in->n_actions,
                          .n_context = in->n_context,
@@ -244,77 +284,16 @@ static plan_config plan_of(const model *m, const config *c, const model_limits *
                          .max_events = l->max_events,
                          .max_targets = (int32_t)c->data.max_candidates,
                          .time_per_second = l->time_per_second,
-                         .bucket = bucket_of(m, c, l),
                          .is_merged = m->input.is_merged,
                          .action_row = m->input.action_row,
                          .context_row = m->input.context_row};
 }
 
-static status alloc_layers(model *m, int64_t max_tokens) {
-    if (m->n_layers == 0) return OK;
-    TRY(m->hstu != NULL
-            ? hstu_scratch_alloc(&m->hstu_scratch, &m->hstu[0].config, &m->memory, max_tokens)
-            : sasrec_scratch_alloc(&m->sasrec_scratch, &m->sasrec[0].config, &m->memory,
-                                   max_tokens));
-    for (int i = 0; i < m->n_layers; i++)
-        TRY(m->hstu != NULL
-                ? hstu_layer_alloc(&m->hstu[i], &m->hstu_scratch, &m->memory, max_tokens)
-                : sasrec_layer_alloc(&m->sasrec[i], &m->memory, max_tokens));
-    return OK;
-}
-
-/* Which row of the corpus each item is: i - 1 for item i, until a dynamic table says otherwise. */
-static status alloc_corpus(model *m, int32_t n_items, bool is_dynamic) {
-    m->n_corpus = n_items;
-    TRY(NN_NEW_HOST(&m->memory, &m->corpus_item, n_items));
-    TRY(NN_NEW_HOST(&m->memory, &m->corpus_row, (int64_t)n_items + 1));
-    for (int32_t i = 0; i <= n_items; i++)
-        m->corpus_row[i] = i - 1;
-    for (int32_t i = 0; i < n_items; i++)
-        m->corpus_item[i] = i + 1;
-    return is_dynamic ? NN_NEW(&m->memory, &m->corpus, (int64_t)n_items * m->dim) : OK;
-}
-
-static status alloc_head(model *m, const config *c, int64_t max_loss, int64_t max_tokens) {
-    const config_retrieval *r = &c->retrieval;
-    if (m->is_ranking) return ranking_alloc(&m->ranking, &m->memory, max_loss, max_tokens);
-    const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
-    int32_t n_corpus = items != NULL ? items->last : m->input.config.n_items;
-    if (items != NULL && r->negatives != NEGATIVES_IN_BATCH)
-        return fail(ERR_CONFIG,
-                    "%s: negatives from the whole catalogue need all rows in every step, but the "
-                    "item table '%s' is dynamic; choose negatives of the batch, or a static table",
-                    c->file, items->config->table_name);
-    TRY(alloc_corpus(m, n_corpus, items != NULL));
-    TRY(check_range("the number of negatives", r->n_negatives, -1, 1 << 20));
-    if (!(r->temperature > 0) || !(r->norm_epsilon >= 0))
-        return fail(ERR_CONFIG, "the temperature must be above 0 and the norm's epsilon not below");
-    retrieval_config head = {.dim = m->dim,
-                             .n_items = m->input.config.n_items,
-                             .n_corpus = n_corpus,
-                             .corpus_rows = m->corpus,
-                             .n_negatives = r->n_negatives > 0 ? (int32_t)r->n_negatives : 0,
-                             .is_in_batch = r->negatives == NEGATIVES_IN_BATCH,
-                             .normalises_items = r->has_item_norm,
-                             .has_layer_norm =
-                                 is_research(c) && c->network.user_norm == USER_NORM_LAYER,
-                             .eps = (float)r->norm_epsilon,
-                             .temperature = (float)r->temperature};
-    return retrieval_alloc(&m->retrieval, &head, m->input.item, &m->memory, max_loss, max_tokens);
-}
-
-static status alloc_all(model *m, const config *c, const model_limits *l) {
-    plan_config p = plan_of(m, c, l);
-    TRY(plan_alloc(&m->plan, &p, &m->memory));
-    int64_t max_tokens = m->plan.max_tokens, max_loss = plan_max_loss(&p);
-    TRY(input_alloc(&m->input, &m->memory, max_tokens, l->max_users));
-    TRY(alloc_layers(m, max_tokens));
-    TRY(NN_NEW_HOST(&m->memory, &m->hidden, m->n_layers + 1));
-    for (int i = 0; i <= m->n_layers; i++)
-        TRY(nn_new_act(&m->memory, &m->hidden[i], max_tokens, m->dim));
-    TRY(nn_new_act(&m->memory, &m->d_hidden, max_tokens, m->dim));
-    TRY(NN_NEW(&m->memory, &m->loss, 1));
-    return alloc_head(m, c, max_loss, max_tokens);
+/* Not with in-batch negatives: their number differs from batch to batch, and with R = 0 that of the
+ * negatives of each position does. */
+static bool can_record(const model *m) {
+    const loss_config *loss = &m->retrieval.loss;
+    return m->is_ranking || (loss->type == LOSS_CATALOGUE && loss->n_negatives > 0);
 }
 
 status model_make(model *m, const config *c, const model_limits *limits) {
@@ -334,8 +313,9 @@ status model_make(model *m, const config *c, const model_limits *limits) {
     TRY(param_list_init(&m->params, &m->memory,
                         16 + l.n_context + 8 * m->n_layers + 2 * MLP_MAX_LAYERS));
     TRY(add_input(m, c, &l));
-    TRY(c->model == MODEL_SASREC ? add_sasrec_layers(m, c) : add_hstu_layers(m, c));
-    if (m->is_ranking) TRY(add_ranking(m, c));
-    TRY(alloc_grads(m));
-    return alloc_all(m, c, &l);
+    TRY(add_layers(m, c));
+    TRY(m->is_ranking ? add_ranking(m, c) : add_retrieval(m, c));
+    m->plan = plan_of(m, c, &l);
+    m->can_record = can_record(m);
+    return OK;
 }

@@ -1,4 +1,4 @@
-#include "train/session.h"
+#include "model/session.h"
 
 #include <stdio.h>
 
@@ -63,39 +63,44 @@ static status check_ranking(const session *s) {
     return OK;
 }
 
-static void set_limits(session *s) {
+static void set_limits(session *s, int32_t max_users) {
     const config *c = s->config;
     bool is_nvidia = c->family == FAMILY_NVIDIA, is_ranking = c->task == TASK_RANKING;
     s->max_history = (int32_t)c->data.max_history;
     s->max_targets = is_ranking ? (int32_t)c->data.max_candidates : 1;
-    s->train_batch = (int32_t)c->trainer.train_batch_size;
-    s->eval_batch = (int32_t)c->trainer.eval_batch_size;
-    if (c->trainer.eval_user_max_batch_size != CONFIG_NONE &&
-        c->trainer.eval_user_max_batch_size < s->eval_batch)
-        s->eval_batch = (int32_t)c->trainer.eval_user_max_batch_size;
     for (int f = 0; f < s->data->n_context; f++) {
         s->n_context_values[f] = (int32_t)s->data->context[f].values.n;
         s->context_names[f] = s->data->context[f].name;
     }
-    s->limits =
-        (model_limits){.n_items = (int32_t)s->data->n_items,
-                       .n_actions = is_ranking ? count_actions(s->data) : 0,
-                       .n_context = is_nvidia ? s->data->n_context : 0,
-                       .n_context_values = s->n_context_values,
-                       .context_names = s->context_names,
-                       .max_users = s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch,
-                       .max_events = s->max_history + s->max_targets,
-                       .time_per_second = s->data->time_per_second};
+    s->limits = (model_limits){.n_items = (int32_t)s->data->n_items,
+                               .n_actions = is_ranking ? count_actions(s->data) : 0,
+                               .n_context = is_nvidia ? s->data->n_context : 0,
+                               .n_context_values = s->n_context_values,
+                               .context_names = s->context_names,
+                               .max_users = max_users,
+                               .max_events = s->max_history + s->max_targets,
+                               .time_per_second = s->data->time_per_second};
 }
 
 static const act_type act_of[] = {
     [DTYPE_FLOAT32] = ACT_F32, [DTYPE_BFLOAT16] = ACT_BF16, [DTYPE_FLOAT16] = ACT_F16};
 
-status session_open(session *s, const config *c, const seq_file *data, backend *be) {
-    *s = (session){.config = c, .data = data, .be = be};
+/* Users of a batch of training and of evaluation. */
+static void set_batches(session *s) {
+    const config_trainer *c = &s->config->trainer;
+    s->train_batch = (int32_t)c->train_batch_size;
+    s->eval_batch = (int32_t)c->eval_batch_size;
+    if (c->eval_user_max_batch_size != CONFIG_NONE && c->eval_user_max_batch_size < s->eval_batch)
+        s->eval_batch = (int32_t)c->eval_user_max_batch_size;
+}
+
+/* A model for batches of so many users. */
+static status open_model(session *s, int32_t max_users) {
+    const config *c = s->config;
+    backend *be = s->be;
     TRY(config_check_trainable(c));
     TRY(check_sizes(s));
-    set_limits(s);
+    set_limits(s, max_users);
     if (c->task == TASK_RANKING) TRY(check_ranking(s));
     TRY(be->ops->set_precision(be, act_of[c->network.dtype], c->network.has_tf32));
     if (c->network.dtype != DTYPE_FLOAT32 && be->act == ACT_F32)
@@ -106,9 +111,31 @@ status session_open(session *s, const config *c, const seq_file *data, backend *
     return st;
 }
 
+/* Evaluation has a pass of its own (evaluate.h), perhaps for more users. */
+status session_open(session *s, const config *c, const seq_file *data, backend *be) {
+    *s = (session){.config = c, .data = data, .be = be};
+    set_batches(s);
+    TRY(open_model(s, s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch));
+    pass_config train = {.max_users = s->train_batch, .is_training = true};
+    return pass_create(&s->train, s->model, &train);
+}
+
+status session_open_inference(session *s, const config *c, const seq_file *data, backend *be,
+                              int32_t max_users) {
+    *s = (session){.config = c, .data = data, .be = be};
+    set_batches(s);
+    return open_model(s, max_users > 0 ? max_users : s->eval_batch);
+}
+
 void session_close(session *s) {
+    pass_destroy(s->train);
     model_destroy(s->model);
+    s->train = NULL;
     s->model = NULL;
+}
+
+uint64_t session_memory_bytes(const session *s) {
+    return model_memory_bytes(s->model) + (s->train != NULL ? pass_memory_bytes(s->train) : 0);
 }
 
 split_kind session_split(const config *c, bool has_validation) {

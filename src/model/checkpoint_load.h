@@ -1,0 +1,82 @@
+/* Reading checkpoints: finding one, checking it, its config, and its weights into a model.
+ *
+ * What a checkpoint is: train/checkpoint.h, which writes it, and docs/formats.md.  Reading trusts
+ * nothing: sizes, checksums, names, shapes and types are checked before a number is used.  One
+ * thread at a time. */
+#ifndef HSTU_MODEL_CHECKPOINT_LOAD_H
+#define HSTU_MODEL_CHECKPOINT_LOAD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/safetensors.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "data/set/split.h"
+#include "nn/dynamic.h"
+#include "nn/params.h"
+
+enum { CHECKPOINT_PATH_BYTES = 4096, CHECKPOINT_TABLE_BYTES = 64 };
+
+/* The files of a checkpoint, besides manifest.json and the folders of tables. */
+typedef enum {
+    CHECKPOINT_MODEL,
+    CHECKPOINT_OPTIMIZER,
+    CHECKPOINT_STATE,
+    CHECKPOINT_FILES
+} checkpoint_file;
+extern const char *const checkpoint_file_names[CHECKPOINT_FILES];
+
+/* The folder of a checkpoint from what a user names: the folder itself, or a run (its `last`, or
+ * its newest where that link is missing). */
+status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
+
+/* Whether RUN is a run, with a config.json, that was killed before its first checkpoint. */
+bool checkpoint_is_to_come(const char *run);
+
+/* Reads manifest.json and checks every file it names: ERR_FORMAT (or ERR_IO) says which is damaged
+ * and what to do. */
+status checkpoint_verify(const char *folder);
+
+/* The config a checkpoint was trained with; config_destroy frees it. */
+status checkpoint_config(config **out, const char *folder);
+
+/* The same for a run: of its last checkpoint, or of its config.json where none has come yet. */
+status checkpoint_run_config(config **out, const char *run);
+
+/* Where the run stood, as far as the user of a model must know. */
+typedef struct checkpoint_origin {
+    uint64_t step;    /* updates done */
+    split_kind split; /* what was held out */
+    uint64_t data;    /* fingerprint of the data (batcher_fingerprint) */
+} checkpoint_origin;
+status checkpoint_read_origin(checkpoint_origin *out, const char *folder);
+
+/* Parameters of the same names and shapes, and dynamic tables (NULL: none), from a checkpoint that
+ * checkpoint_verify accepted.  On failure the values are undefined. */
+status checkpoint_load_weights(const char *folder, backend *be, const param *params, int n_params,
+                               dynamic_tables *tables);
+
+/* What they are made of.  One tensor, called p->name with the suffix, of p's shape, into memory of
+ * the backend; and the check that a file has no other tensors. */
+status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, const char *suffix,
+                              float *to);
+status checkpoint_check_count(const st_file *f, size_t n);
+
+/* The name of the folder of table number i: table-0-movie_id. */
+void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i);
+
+/* The same as a path. */
+status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tables *tables, int i,
+                             const char *folder);
+
+/* The seal of the snapshot of a table in a checkpoint, in hexadecimal. */
+status checkpoint_table_seal(const char *folder, const char *name, char hex[17]);
+
+/* Size and checksum of a file. */
+status checkpoint_hash_file(const char *path, uint64_t *bytes, uint64_t *hash);
+
+/* The step of a checkpoint's folder name; -1: it is none. */
+int64_t checkpoint_step_of(const char *name);
+
+#endif

@@ -1,0 +1,88 @@
+#include "model/model.h"
+
+#include "model/model_int.h"
+
+status model_create(model **out, backend *be, const config *c, const model_limits *limits) {
+    model *m;
+    *out = NULL;
+    TRY(MEM_NEW(&m, 1));
+    m->be = be;
+    nn_memory_init(&m->memory, be);
+    status st = model_make(m, c, limits);
+    if (st != OK) {
+        model_destroy(m);
+        return status_frame(st, __FILE__, __LINE__);
+    }
+    *out = m;
+    return OK;
+}
+
+void model_destroy(model *m) {
+    if (m == NULL) return;
+    dynamic_fini(&m->dynamic);
+    nn_memory_fini(&m->memory);
+    mem_free(m);
+}
+
+param *model_params(model *m, int *n) {
+    *n = m->params.n;
+    return m->params.item;
+}
+
+status model_alloc_grads(model *m) {
+    TRY(param_list_alloc_grads(&m->params));
+    TRY(input_alloc_grads(&m->input, &m->memory));
+    for (int i = 0; i < m->dynamic.n; i++) {
+        dynamic_table *t = &m->dynamic.item[i];
+        dynamic_set_grad(t, input_rows(&m->input, t->feature));
+    }
+    return OK;
+}
+
+param_range model_dense_grads(model *m) {
+    return m->params.dense_grads;
+}
+
+dynamic_tables *model_tables(model *m) {
+    return &m->dynamic;
+}
+
+status model_init(model *m, uint64_t seed) {
+    TRY(dynamic_clear(&m->dynamic));
+    return param_list_start(&m->params, seed);
+}
+
+int64_t model_count_loss(const model *m, const batch *b) {
+    return plan_count_loss(&m->plan, b);
+}
+
+status model_corpus(model *m, model_items *out) {
+    const catalogue *c = &m->corpus;
+    const loss_config *loss = &m->retrieval.loss;
+    if (m->is_ranking) return fail(ERR_CONFIG, "a ranking model has no corpus to search in");
+    *out = (model_items){.n = c->n, .item = c->item, .row = c->row};
+    if (c->rows != NULL) TRY(dynamic_read_items(&m->dynamic, c->rows, c->item, c->row, &out->n));
+    const float *rows = c->rows != NULL ? c->rows : m->input.item->value + m->dim;
+    out->rows = c->normed != NULL ? c->normed : rows;
+    if (c->normed == NULL) return OK;
+    l2_args l2 = {.n = out->n,
+                  .dim = m->dim,
+                  .is_f32 = true,
+                  .eps = loss->eps,
+                  .x = rows,
+                  .y = c->normed,
+                  .scale = c->scale};
+    return m->be->ops->l2_fwd(m->be, &l2);
+}
+
+int32_t model_dim(const model *m) {
+    return m->dim;
+}
+
+int64_t model_n_numbers(const model *m) {
+    return m->params.n_numbers;
+}
+
+uint64_t model_memory_bytes(const model *m) {
+    return m->memory.device_bytes;
+}

@@ -1,0 +1,65 @@
+/* Model: the weights a config describes, with everything that does not depend on a batch: dynamic
+ * tables, limits, the catalogue as it is scored.
+ *
+ * One struct covers the presets `hstu-research` and `sasrec` (Meta's research models, retrieval)
+ * and `hstu` (NVIDIA's, ranking or retrieval); the config chooses.  Batches go through a pass
+ * (pass.h), of which a model may have several at once; a model itself allocates no activations, and
+ * gradients only once a pass trains.  Passes read the weights and never change them; the optimizer
+ * does.  A model with dynamic tables has one place for the rows of a batch: its passes may not run
+ * at the same time.  One thread at a time; the backend and the config must outlive it. */
+#ifndef HSTU_MODEL_MODEL_H
+#define HSTU_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/config.h"
+#include "data/set/batcher.h"
+#include "nn/limits.h"
+#include "nn/params.h"
+#include "ops/ops.h"
+
+typedef struct model model;
+
+/* Makes the model the config describes, its parameters not yet set.  ERR_CONFIG names what does not
+ * fit together. */
+status model_create(model **out, backend *be, const config *c, const model_limits *limits);
+void model_destroy(model *m); /* NULL is fine; after its passes */
+
+/* All parameters, in the order of checkpoints. */
+param *model_params(model *m, int *n);
+
+/* Allocates the gradients; does nothing the second time. */
+status model_alloc_grads(model *m);
+
+/* The gradients of all dense parameters, in one range (params.h); empty before model_alloc_grads.
+ */
+param_range model_dense_grads(model *m);
+
+/* The tables that are no parameters (nn/dynamic.h), perhaps none; they stay the model's. */
+struct dynamic_tables *model_tables(model *m);
+
+/* First values, on the host by Philox(seed, RNG_INIT): the same on every backend.  Dynamic tables
+ * become empty; their rows start by the seed of the config. */
+status model_init(model *m, uint64_t seed);
+
+/* The number of loss positions of a batch (host arithmetic). */
+int64_t model_count_loss(const model *m, const batch *b);
+
+/* Retrieval: the items that can be ranked, as evaluation scores them.  These are all items, or
+ * those with a row where their table is dynamic: an item the table knows nothing of is recommended
+ * to nobody.  Memory of the model, valid until it is trained or asked again. */
+typedef struct model_items {
+    const float *rows; /* (n, E), memory of the backend */
+    int32_t n;
+    const int32_t *item; /* (n) host: the item of a row, ascending */
+    const int32_t *row;  /* (V + 1) host: the row of an item, or -1 */
+} model_items;
+status model_corpus(model *m, model_items *out);
+
+int32_t model_dim(const model *m);           /* E */
+int64_t model_n_numbers(const model *m);     /* parameter count */
+uint64_t model_memory_bytes(const model *m); /* of the backend; passes have their own */
+
+#endif

@@ -1,0 +1,69 @@
+/* The inside of a model and of a pass, for the files that make and run them, and for tests. */
+#ifndef HSTU_MODEL_MODEL_INT_H
+#define HSTU_MODEL_MODEL_INT_H
+
+#include "model/model.h"
+#include "model/pass.h"
+#include "nn/dynamic.h"
+#include "nn/input.h"
+#include "nn/layer.h"
+#include "nn/ranking_head.h"
+#include "nn/retrieval_head.h"
+
+/* The catalogue of a retrieval model. */
+typedef struct catalogue {
+    int32_t n;
+    int32_t *item, *row; /* host: model_items */
+    float *rows;   /* (V, E): where items are dynamic, rows of those that have one; else NULL */
+    float *normed; /* (V, E): normalised; NULL where items are scored as they are */
+    float *scale;  /* (V) of the norm */
+} catalogue;
+
+struct model {
+    backend *be;
+    bool is_ranking;
+    int32_t dim; /* E */
+    nn_memory memory;
+    param_list params;
+    dynamic_tables dynamic;
+    input input;
+    int n_layers;
+    layer *layers;    /* (n_layers) */
+    plan_config plan; /* of every pass, but for its size and purpose */
+    bool can_record;  /* the passes over a batch do the same for every batch of a shape */
+    catalogue corpus;
+    retrieval_head retrieval;
+    ranking_head ranking;
+};
+
+struct pass {
+    model *m;
+    uint64_t id; /* no two passes of a process have the same */
+    nn_memory memory;
+    plan plan;
+    input_acts input;
+    layer_acts *layers; /* (n_layers): for training each has its own, else all share one */
+    layer_scratch scratch;
+    void **hidden;  /* (n_layers + 1) of (T, E) act: what goes into each layer and comes out; two
+                       buffers in turn without training */
+    void *d_hidden; /* (T, E) act; NULL without training */
+    double *loss;   /* (1): the sum of the losses since it was last asked for; NULL as well */
+    retrieval_acts retrieval;
+    ranking_acts ranking;
+    staged_i32 lists;      /* of pass_rank; not for training */
+    const batch *expected; /* the batch after the next one, or NULL */
+};
+
+/* Fills a zeroed model: its parts and their parameters. */
+status model_make(model *m, const config *c, const model_limits *limits);
+
+/* The tokens of the plan through all layers: p->hidden. */
+status pass_forward(pass *p, const sequences *s);
+
+/* From the gradient of the last hidden state, in p->d_hidden, to those of all parameters. */
+status pass_backward(pass *p, const sequences *s);
+
+/* What a recorded step is found by: it differs from pass to pass, and from shape to shape. */
+uint64_t pass_record_key(const pass *p, uint64_t seed);
+
+#endif

@@ -1,0 +1,228 @@
+#include "model/pass.h"
+
+#include <stdatomic.h>
+
+#include "model/model_int.h"
+
+/* A batch so large gains nothing from recording: launching its kernels one by one is hidden. */
+enum { MAX_RECORDED_EVENTS = 1 << 16 };
+
+static plan_config plan_of(const model *m, const pass_config *c) {
+    plan_config p = m->plan;
+    bool is_large = (int64_t)c->max_users * p.max_events > MAX_RECORDED_EVENTS;
+    p.max_users = c->max_users;
+    p.is_training = c->is_training;
+    p.bucket = c->is_training && m->can_record && !is_large ? m->be->token_bucket : 0;
+    return p;
+}
+
+static status alloc_layers(pass *p, const nn_room *room) {
+    const model *m = p->m;
+    TRY(NN_NEW_HOST(&p->memory, &p->layers, m->n_layers));
+    if (m->n_layers == 0) return OK;
+    const layer_kind *kind = m->layers[0].kind;
+    if (room->is_training) TRY(kind->alloc_scratch(&p->scratch, &m->layers[0], room));
+    for (int i = 0; i < m->n_layers; i++) {
+        if (i == 0 || room->is_training)
+            TRY(kind->alloc(&p->layers[i], &m->layers[i], &p->scratch, room));
+        else
+            p->layers[i] = p->layers[0];
+    }
+    return OK;
+}
+
+static status alloc_hidden(pass *p, const nn_room *room) {
+    const model *m = p->m;
+    TRY(NN_NEW_HOST(&p->memory, &p->hidden, m->n_layers + 1));
+    for (int i = 0; i <= m->n_layers; i++) {
+        if (i < 2 || room->is_training)
+            TRY(nn_new_act(&p->memory, &p->hidden[i], room->max_tokens, m->dim));
+        else
+            p->hidden[i] = p->hidden[i - 2];
+    }
+    if (!room->is_training) return OK;
+    TRY(nn_new_act(&p->memory, &p->d_hidden, room->max_tokens, m->dim));
+    return NN_NEW(&p->memory, &p->loss, 1);
+}
+
+static status alloc_head(pass *p, const nn_room *room) {
+    const model *m = p->m;
+    if (m->is_ranking) return ranking_alloc(&p->ranking, &m->ranking, room);
+    TRY(retrieval_alloc(&p->retrieval, &m->retrieval, room));
+    if (room->is_training) return OK;
+    /* Offsets, targets, and a row for each event. */
+    return STAGED_NEW(&p->memory, &p->lists,
+                      room->max_users * (2 + (int64_t)m->plan.max_events) + 1);
+}
+
+static status alloc_all(pass *p, const pass_config *c) {
+    plan_config layout = plan_of(p->m, c);
+    TRY(plan_alloc(&p->plan, &layout, &p->memory));
+    nn_room room = {.memory = &p->memory,
+                    .max_tokens = p->plan.max_tokens,
+                    .max_users = c->max_users,
+                    .max_loss = plan_max_loss(&layout),
+                    .is_training = c->is_training};
+    TRY(input_alloc(&p->input, &p->m->input, &room));
+    TRY(alloc_layers(p, &room));
+    TRY(alloc_hidden(p, &room));
+    return alloc_head(p, &room);
+}
+
+status pass_create(pass **out, model *m, const pass_config *c) {
+    static atomic_uint_fast64_t n_made;
+    pass *p;
+    *out = NULL;
+    if (c->max_users < 1 || c->max_users > m->plan.max_users)
+        return fail(ERR_CONFIG, "a pass for %d users; the model was made for 1 to %d", c->max_users,
+                    m->plan.max_users);
+    TRY(MEM_NEW(&p, 1));
+    p->m = m;
+    p->id = atomic_fetch_add(&n_made, 1);
+    nn_memory_init(&p->memory, m->be);
+    status st = c->lender != NULL ? nn_memory_borrow(&p->memory, &c->lender->memory) : OK;
+    if (st == OK && c->is_training) st = model_alloc_grads(m);
+    if (st == OK) st = alloc_all(p, c);
+    if (st != OK) {
+        pass_destroy(p);
+        return status_frame(st, __FILE__, __LINE__);
+    }
+    *out = p;
+    return OK;
+}
+
+void pass_destroy(pass *p) {
+    if (p == NULL) return;
+    nn_memory_fini(&p->memory);
+    mem_free(p);
+}
+
+uint64_t pass_memory_bytes(const pass *p) {
+    return p->memory.device_bytes;
+}
+
+int64_t pass_n_unlabelled(const pass *p) {
+    return p->plan.n_unlabelled;
+}
+
+status pass_forward(pass *p, const sequences *s) {
+    const model *m = p->m;
+    TRY(input_fwd(&m->input, &p->input, m->be, &p->plan, s, p->hidden[0]));
+    for (int i = 0; i < m->n_layers; i++) {
+        const layer *l = &m->layers[i];
+        TRY(l->kind->forward(l, &p->layers[i], m->be, s, p->hidden[i], p->hidden[i + 1]));
+    }
+    return OK;
+}
+
+status pass_backward(pass *p, const sequences *s) {
+    const model *m = p->m;
+    for (int i = m->n_layers - 1; i >= 0; i--) {
+        const layer *l = &m->layers[i];
+        TRY(l->kind->backward(l, &p->layers[i], &p->scratch, m->be, s, p->hidden[i], p->d_hidden));
+    }
+    return input_bwd(&m->input, &p->input, m->be, &p->plan, s, p->d_hidden);
+}
+
+/* Loss and the gradient of the last hidden state. */
+static status train_head(pass *p, uint64_t seed, const int32_t *negatives) {
+    const model *m = p->m;
+    const void *last = p->hidden[m->n_layers];
+    loss_rows rows = {.sum = p->loss, .seed = seed, .negatives = negatives};
+    if (m->is_ranking)
+        return ranking_train(&m->ranking, &p->ranking, m->be, &p->plan, rows, last, p->d_hidden);
+    return retrieval_train(&m->retrieval, &p->retrieval, m->be, &p->plan, rows, last, p->d_hidden);
+}
+
+static status train_passes(pass *p, const model_step *at, const int32_t *negatives) {
+    sequences s = plan_sequences(&p->plan);
+    s.has_dropout = true;
+    s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
+    TRY(pass_forward(p, &s));
+    TRY(train_head(p, at->seed, negatives));
+    TRY(pass_backward(p, &s));
+    return input_mark(&p->m->input, p->m->be, &p->plan);
+}
+
+void pass_expect(pass *p, const batch *next) {
+    p->expected = next;
+}
+
+/* FNV-1a goes on over the pass and the seed, which is in the recorded kernels.  An address would
+ * not do for the pass: a later one may have it too. */
+uint64_t pass_record_key(const pass *p, uint64_t seed) {
+    const uint64_t part[] = {p->id, seed};
+    uint64_t key = plan_record_key(&p->plan);
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        for (int shift = 0; shift < 64; shift += 32)
+            key = (key ^ (uint32_t)(part[i] >> shift)) * 0x100000001b3u;
+    return key;
+}
+
+/* Of the passes only what the plan sent changes from batch to batch of a shape, so they can be
+ * recorded; negatives that are given are copied in the middle of them. */
+static status train_recorded(pass *p, const model_step *at) {
+    record_state state;
+    backend *be = p->m->be;
+    TRY(be->ops->record(be, pass_record_key(p, at->seed), &state));
+    status st = state == RECORD_REPLAY ? OK : train_passes(p, at, NULL);
+    status end = be->ops->record_end(be);
+    return st != OK ? st : end;
+}
+
+status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives) {
+    plan_request request = {.purpose = PLAN_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
+    model *m = p->m;
+    bool has_dynamic_items = m->corpus.rows != NULL;
+    const batch *expected = p->expected;
+    p->expected = NULL;
+    if (m->dynamic.n > 0 && model_count_loss(m, b) == 0) return OK; /* it touches no rows */
+    if (has_dynamic_items && negatives != NULL)
+        return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
+    TRY(dynamic_take(&m->dynamic, b, true, &b));
+    if (expected != NULL) TRY(dynamic_announce(&m->dynamic, expected));
+    if (has_dynamic_items) request.has_no_row = dynamic_missing_items(&m->dynamic);
+    TRY(plan_build(&p->plan, m->be, b, &request));
+    if (p->plan.n_loss == 0) return OK;
+    if (p->plan.config.bucket > 0 && negatives == NULL) return train_recorded(p, at);
+    return train_passes(p, at, negatives);
+}
+
+status pass_fetch_loss(pass *p, double *to, uint64_t *ticket) {
+    backend *be = p->m->be;
+    TRY(be->ops->fetch(be, to, p->loss, sizeof *to, ticket));
+    return be->ops->zero(be, p->loss, sizeof *p->loss);
+}
+
+status pass_take_loss(pass *p, double *sum) {
+    uint64_t ticket;
+    TRY(pass_fetch_loss(p, sum, &ticket));
+    return p->m->be->ops->wait(p->m->be, ticket);
+}
+
+/* A batch through all layers, without dropout. */
+static status run(pass *p, const batch *b, plan_purpose purpose) {
+    model *m = p->m;
+    TRY(dynamic_take(&m->dynamic, b, false, &b));
+    TRY(plan_build(&p->plan, m->be, b, &(plan_request){.purpose = purpose}));
+    sequences s = plan_sequences(&p->plan);
+    return pass_forward(p, &s);
+}
+
+status pass_encode(pass *p, const batch *b, const void **out) {
+    const model *m = p->m;
+    if (m->is_ranking)
+        return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
+                                "encoded user to search with");
+    TRY(run(p, b, PLAN_ENCODE));
+    return retrieval_encode(&m->retrieval, &p->retrieval, m->be, &p->plan, p->hidden[m->n_layers],
+                            out);
+}
+
+status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows) {
+    const model *m = p->m;
+    if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
+    TRY(run(p, b, PLAN_SCORE));
+    *n_rows = p->plan.n_loss;
+    return ranking_score(&m->ranking, &p->ranking, m->be, &p->plan, p->hidden[m->n_layers], out);
+}

@@ -1,0 +1,81 @@
+/* Pass: a batch on its way through a model, forward and, if it was made for that, backward.
+ *
+ * A pass owns every activation for the largest batch it was made for, and the batch's layout
+ * (nn/plan.h): its functions allocate nothing.  A pass without training keeps only what the next
+ * layer needs: two hidden states, the activations of one layer, no gradients.  Several passes on
+ * one model each have their own sizes; those that train add to the same gradients, the model's. One
+ * thread at a time; the model must outlive it. */
+#ifndef HSTU_MODEL_PASS_H
+#define HSTU_MODEL_PASS_H
+
+#include "model/model.h"
+
+typedef struct pass pass;
+
+typedef struct pass_config {
+    int32_t max_users; /* B: of a batch, at most; not above that of the model's limits */
+    bool is_training;
+    /* A pass whose activations this one may overwrite, so that it needs few of its own; or NULL.
+     * It must outlive this one, and what it computed is lost whenever this one runs. */
+    pass *lender;
+} pass_config;
+
+/* Makes one; a training pass allocates the gradients of its model, if no other has. */
+status pass_create(pass **out, model *m, const pass_config *c);
+void pass_destroy(pass *p); /* NULL is fine */
+
+/* Where a batch stands in a run: what dropout and negatives depend on, besides user and position.
+ */
+typedef struct model_step {
+    uint64_t seed;
+    uint32_t step;    /* of the run, from 0 */
+    float grad_scale; /* of the gradients: 1 / loss positions of the step, say */
+} model_step;
+
+/* Forward and backward of one batch: adds gradients of grad_scale * (sum of the losses) to every
+ * param's grad, and the losses to a sum the pass keeps.  negatives (host, (loss positions, R) item
+ * numbers) replaces the draw where it is not NULL: for tests.  The kernels may still run when this
+ * returns. */
+status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives);
+
+/* Of the loss positions of the last batch for training, the number that had no loss, as a dynamic
+ * table had no row for the label. */
+int64_t pass_n_unlabelled(const pass *p);
+
+/* The batch that will follow the one pass_train gets next, which must stay until then: rows of it
+ * that are on disk are read during the passes, where tables can (nn/dynamic.h). */
+void pass_expect(pass *p, const batch *next);
+
+/* Asks for the sum of the losses since it was last asked for: *to has it once `wait` for the ticket
+ * (ops.h) returned.  pass_take_loss waits itself. */
+status pass_fetch_loss(pass *p, double *to, uint64_t *ticket);
+status pass_take_loss(pass *p, double *sum);
+
+/* Retrieval: the encoded state after the last history event of every user (its targets are labels,
+ * not input): *out = (B, E) act, normalised as the loss has it; memory of the pass, valid until its
+ * next batch. */
+status pass_encode(pass *p, const batch *b, const void **out);
+
+/* Ranking: logits of every target event of the batch, in order: *out = (sum of n_targets, columns)
+ * act; where there are no candidates (max_candidates 0), of every event. */
+status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows);
+
+/* Retrieval: the catalogue ranked for every user of a batch by its encoded state, without the items
+ * of its history. */
+typedef struct rank_query {
+    const model_items *corpus;
+    const int32_t *target; /* host (B): rows of the corpus whose ranks are asked for; or NULL */
+    int32_t *rank;         /* host (B): from 1 */
+    int32_t k;             /* or 0 */
+    int32_t *best; /* host (B, k): the items with the highest scores; -1: there are no more */
+    float *score;  /* host (B, k) */
+} rank_query;
+status pass_rank(pass *p, const batch *b, const rank_query *q);
+
+/* The rows of the corpus in the users' histories: offsets (B + 1) and rows, ascending and distinct;
+ * `rows` has room for the tokens of the batch. */
+void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows);
+
+uint64_t pass_memory_bytes(const pass *p); /* of the backend, without what is borrowed */
+
+#endif

@@ -1,0 +1,303 @@
+#include "model/pass.h"
+
+#include "device.h"
+#include "oom.h"
+#include "test.h"
+#include "toy_model.h"
+
+static pass *new_pass(model *m, int32_t max_users, bool is_training, pass *lender) {
+    pass *p;
+    CHECK_OK(pass_create(&p, m, &(pass_config){max_users, is_training, lender}));
+    return p;
+}
+
+/* What a pass answers for a batch: encoded users or scores.  n elements, freed by the caller. */
+static float *answer_of(toy_model *t, pass *p, const batch *b, int64_t *n) {
+    const void *from;
+    if (t->m->is_ranking) {
+        CHECK_OK(pass_score(p, b, &from, n));
+        *n *= ranking_n_columns(&t->m->ranking);
+    } else {
+        CHECK_OK(pass_encode(p, b, &from));
+        *n = (int64_t)b->n_users * t->m->dim;
+    }
+    float *out = malloc((size_t)*n * sizeof *out + 1);
+    CHECK(out != NULL);
+    CHECK_OK(backend_read_act(t->be, out, from, (size_t)*n));
+    return out;
+}
+
+static void check_same(const float *a, const float *b, int64_t n, double bound) {
+    for (int64_t i = 0; i < n; i++)
+        CHECK(bound > 0 ? fabs((double)a[i] - (double)b[i]) <= bound * (1 + fabs((double)b[i]))
+                        : memcmp(&a[i], &b[i], sizeof *a) == 0);
+}
+
+/* Off the CPU a product of another height may add in another order. */
+static double other_height(void) {
+    if (test_on.kind == ON_CPU) return 1e-6;
+    return 1e-5 + (test_on.p == PRECISION_F32 ? 0 : 16 * precision_unit(test_on.p));
+}
+
+/* An inference pass shares the activations of one layer among all; one that borrows overwrites
+ * those of the training pass.  Both answer as the training pass does, whatever ran in between. */
+TEST(passes_of_one_model_answer_alike) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_model t;
+        toy_batch b, other;
+        int64_t n[4];
+        toy_model_open(&t, (toy_kind)kind, 0.2, 2);
+        toy_batch_make(&b, (toy_kind)kind, 1);
+        toy_batch_make(&other, (toy_kind)kind, 2);
+        pass *own = new_pass(t.m, TOY_USERS, false, NULL);
+        pass *lent = new_pass(t.m, TOY_USERS, false, t.p);
+        float *want = answer_of(&t, t.p, &b.b, &n[0]), *got = answer_of(&t, own, &b.b, &n[1]);
+        free(answer_of(&t, own, &other.b, &n[2]));
+        toy_model_train(&t, &b.b, 0);
+        float *borrowed = answer_of(&t, lent, &b.b, &n[3]),
+              *again = answer_of(&t, own, &b.b, &n[2]);
+        for (int i = 1; i < 4; i++)
+            CHECK_EQ(n[i], n[0]);
+        check_same(got, want, n[0], 0);
+        check_same(borrowed, want, n[0], 0);
+        check_same(again, want, n[0], 0);
+        free(want), free(got), free(borrowed), free(again);
+        pass_destroy(lent);
+        pass_destroy(own);
+        toy_model_close(&t);
+    }
+}
+
+/* Training is the same, bit for bit, with an evaluation in its memory between two steps. */
+TEST(passes_that_borrow_do_not_disturb_training) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_model t[2];
+        toy_batch b;
+        double loss[2];
+        if (!test_on.is_deterministic) SKIP_TEST("not asked to be deterministic");
+        toy_batch_make(&b, (toy_kind)kind, 3);
+        for (int i = 0; i < 2; i++) {
+            int64_t n;
+            toy_model_open(&t[i], (toy_kind)kind, 0.2, 2);
+            pass *lent = new_pass(t[i].m, TOY_USERS, false, t[i].p);
+            toy_model_train(&t[i], &b.b, 0);
+            if (i == 1) free(answer_of(&t[i], lent, &b.b, &n));
+            loss[i] = toy_model_train(&t[i], &b.b, 1);
+            pass_destroy(lent);
+        }
+        CHECK(memcmp(&loss[0], &loss[1], sizeof loss[0]) == 0);
+        for (int k = 0; k < t[0].m->params.n; k++) {
+            const param *p = &t[0].m->params.item[k], *q = &t[1].m->params.item[k];
+            CHECK(memcmp(p->grad, q->grad, (size_t)p->n * sizeof *p->grad) == 0);
+        }
+        toy_model_close(&t[0]);
+        toy_model_close(&t[1]);
+    }
+}
+
+/* Two training passes add to the same gradients: each half of the users, together all. */
+TEST(training_passes_share_gradients) {
+    toy_model t, whole;
+    toy_batch b, one;
+    double loss = 0, sum = 0;
+    model_step at = {5, 2, 1};
+    toy_model_open(&t, TOY_RANK_BITS, 0.3, 2);
+    toy_model_open(&whole, TOY_RANK_BITS, 0.3, 2);
+    toy_batch_make(&b, TOY_RANK_BITS, 8);
+    double want = toy_model_train(&whole, &b.b, 2);
+    pass *second = new_pass(t.m, 1, true, NULL);
+    for (int u = 0; u < TOY_USERS; u++) {
+        toy_batch_take(&one, &b, u);
+        CHECK_OK(pass_train(u % 2 == 0 ? t.p : second, &one.b, &at, NULL));
+    }
+    CHECK_OK(pass_take_loss(t.p, &loss));
+    CHECK_OK(pass_take_loss(second, &sum));
+    double bound = test_on.p == PRECISION_F32 ? 1e-4 : 16 * precision_unit(test_on.p);
+    CHECK(fabs(loss + sum - want) < bound * fabs(want));
+    const param *p = t.m->layers[0].hstu.uvqk, *q = whole.m->layers[0].hstu.uvqk;
+    double most = 0;
+    for (int64_t i = 0; i < q->n; i++)
+        if (fabs((double)q->grad[i]) > most) most = fabs((double)q->grad[i]);
+    for (int64_t i = 0; i < p->n; i++)
+        CHECK(fabs((double)p->grad[i] - (double)q->grad[i]) <= bound * (1 + most));
+    pass_destroy(second);
+    toy_model_close(&t);
+    toy_model_close(&whole);
+}
+
+/* A pass for one user answers as one for many, user by user. */
+TEST(pass_for_one_user_answers_as_one_for_many) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_model t;
+        toy_batch b, one;
+        int64_t n, n_one, at = 0;
+        toy_model_open(&t, (toy_kind)kind, 0, 2);
+        toy_batch_make(&b, (toy_kind)kind, 4);
+        pass *single = new_pass(t.m, 1, false, NULL);
+        CHECK(pass_memory_bytes(single) < pass_memory_bytes(t.p) / 4);
+        float *all = answer_of(&t, t.p, &b.b, &n);
+        for (int u = 0; u < TOY_USERS; u++) {
+            toy_batch_take(&one, &b, u);
+            float *mine = answer_of(&t, single, &one.b, &n_one);
+            check_same(mine, all + at, n_one, other_height());
+            at += n_one;
+            free(mine);
+        }
+        CHECK_EQ(at, n);
+        const void *out;
+        CHECK_FAILS(pass_encode(single, &b.b, &out), ERR_CONFIG,
+                    t.m->is_ranking ? "scores candidates" : "6 users");
+        free(all);
+        pass_destroy(single);
+        toy_model_close(&t);
+    }
+}
+
+/* A model for inference is its values and nothing else that grows with them; its pass has neither
+ * gradients nor a set of activations for each layer. */
+TEST(inference_allocates_no_gradients) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        config c = toy_model_config((toy_kind)kind, 0);
+        model_limits l = toy_model_limits((toy_kind)kind);
+        backend *be;
+        model *m;
+        pass *shallow, *deep;
+        CHECK_OK(backend_create_cpu(&be, NULL));
+        CHECK_OK(model_create(&m, be, &c, &l));
+        uint64_t values = (uint64_t)model_n_numbers(m) * sizeof(float);
+        uint64_t of_corpus =
+            m->is_ranking ? 0 : (uint64_t)(TOY_ITEMS * (m->dim + 1)) * sizeof(float);
+        uint64_t before = model_memory_bytes(m);
+        CHECK(before >= values + of_corpus && before < values + of_corpus + 64);
+        shallow = new_pass(m, TOY_USERS, false, NULL);
+        uint64_t of_pass = pass_memory_bytes(shallow);
+        CHECK_EQ(model_memory_bytes(m), before);
+        CHECK(model_dense_grads(m).n == 0 && shallow->d_hidden == NULL && shallow->loss == NULL);
+        for (int i = 0; i < m->params.n; i++)
+            CHECK(m->params.item[i].grad == NULL && m->params.item[i].marks == NULL);
+        CHECK_FAILS(pass_train(shallow, &(batch){.offsets = &(int32_t){0}}, &(model_step){0}, NULL),
+                    ERR_USAGE, "without the memory for training");
+        pass_destroy(shallow);
+        model_destroy(m);
+        c.network.n_layers = 8;
+        CHECK_OK(model_create(&m, be, &c, &l));
+        deep = new_pass(m, TOY_USERS, false, NULL);
+        CHECK_EQ(pass_memory_bytes(deep), of_pass);
+        pass *train = new_pass(m, TOY_USERS, true, NULL);
+        CHECK(pass_memory_bytes(train) > 2 * of_pass && model_dense_grads(m).n > 0);
+        pass *lent = new_pass(m, TOY_USERS, false, train);
+        CHECK(pass_memory_bytes(lent) < of_pass / 2); /* plan, statistics, lists */
+        pass_destroy(lent);
+        pass_destroy(train);
+        pass_destroy(deep);
+        model_destroy(m);
+        backend_destroy(be);
+    }
+}
+
+/* The model's limit holds for its passes; recorded steps of two passes are never mixed up. */
+TEST(passes_have_limits_and_keys) {
+    toy_model t;
+    toy_batch b;
+    pass *p;
+    toy_model_open(&t, TOY_SASREC, 0, 1);
+    CHECK_FAILS(pass_create(&p, t.m, &(pass_config){.max_users = TOY_USERS + 1}), ERR_CONFIG,
+                "a pass for 7 users; the model was made for 1 to 6");
+    CHECK(p == NULL);
+    CHECK_FAILS(pass_create(&p, t.m, &(pass_config){0}), ERR_CONFIG, "a pass for 0 users");
+    toy_batch_make(&b, TOY_SASREC, 1);
+    p = new_pass(t.m, TOY_USERS, true, NULL);
+    CHECK_OK(pass_train(p, &b.b, &(model_step){5, 0, 1}, NULL));
+    toy_model_train(&t, &b.b, 0);
+    uint64_t mine = pass_record_key(p, 5);
+    CHECK_EQ(pass_record_key(p, 5), mine);
+    CHECK(pass_record_key(p, 6) != mine && pass_record_key(t.p, 5) != mine);
+    pass_destroy(p);
+    p = new_pass(t.m, TOY_USERS, true, NULL); /* at the same address, as likely as not */
+    CHECK_OK(pass_train(p, &b.b, &(model_step){5, 0, 1}, NULL));
+    CHECK(pass_record_key(p, 5) != mine);
+    pass_destroy(p);
+    toy_model_close(&t);
+}
+
+/* Top k and ranks of targets of a batch against a loop over the catalogue. */
+TEST(pass_rank_equals_a_loop) {
+    toy_model t;
+    toy_batch b;
+    model_items corpus;
+    int32_t best[TOY_USERS * 5], target[TOY_USERS], rank[TOY_USERS];
+    float score[TOY_USERS * 5], rows[TOY_ITEMS * 12];
+    int64_t n;
+    if (test_on.p != PRECISION_F32) SKIP_TEST("ties of rounded scores");
+    toy_model_open(&t, TOY_HSTU_RESEARCH, 0, 2);
+    toy_batch_make(&b, TOY_HSTU_RESEARCH, 12);
+    pass *p = new_pass(t.m, TOY_USERS, false, NULL);
+    CHECK_OK(model_corpus(t.m, &corpus));
+    CHECK_OK(t.be->ops->copy_out(t.be, rows, corpus.rows, sizeof rows));
+    for (int u = 0; u < TOY_USERS; u++)
+        target[u] = (int32_t)b.item[b.offsets[u + 1] - 1] - 1;
+    rank_query q = {&corpus, target, rank, 5, best, score};
+    CHECK_OK(pass_rank(p, &b.b, &q));
+    float *query = answer_of(&t, p, &b.b, &n);
+    for (int u = 0; u < TOY_USERS; u++) {
+        double all[TOY_ITEMS];
+        int above = 0;
+        for (int v = 0; v < TOY_ITEMS; v++) {
+            all[v] = 0;
+            for (int d = 0; d < 12; d++)
+                all[v] += (double)query[12 * u + d] * (double)rows[12 * v + d];
+        }
+        double of_target = all[target[u]];
+        bool is_seen = false;
+        for (int32_t i = b.offsets[u]; i < b.offsets[u + 1] - b.n_targets[u]; i++) {
+            is_seen |= b.item[i] - 1 == (uint32_t)target[u];
+            all[b.item[i] - 1] = -INFINITY;
+        }
+        for (int v = 0; v < TOY_ITEMS; v++)
+            above += all[v] > of_target;
+        CHECK_EQ(rank[u], is_seen ? TOY_ITEMS + 1 : above + 1);
+        for (int i = 0; i < 5; i++) {
+            double here = all[best[5 * u + i] - 1];
+            int better = 0;
+            for (int v = 0; v < TOY_ITEMS; v++)
+                better += all[v] > here + 1e-5;
+            CHECK(better <= i && fabs(here - (double)score[5 * u + i]) < 1e-5);
+        }
+    }
+    CHECK_FAILS(pass_rank(t.p, &b.b, &q), ERR_USAGE, "made for training");
+    free(query);
+    pass_destroy(p);
+    toy_model_close(&t);
+}
+
+/* Model, pass and a pass that borrows, with the k-th allocation failing. */
+static status make_and_ask(void *ctx) {
+    toy_kind kind = *(const toy_kind *)ctx;
+    config c = toy_model_config(kind, 0);
+    model_limits l = toy_model_limits(kind);
+    static toy_batch b;
+    backend *be = NULL;
+    model *m = NULL;
+    pass *train = NULL, *p = NULL;
+    const void *out;
+    int64_t n;
+    toy_batch_make(&b, kind, 3);
+    status st = backend_create_cpu(&be, NULL);
+    if (st == OK) st = model_create(&m, be, &c, &l);
+    if (st == OK) st = pass_create(&train, m, &(pass_config){2, true, NULL});
+    if (st == OK) st = pass_create(&p, m, &(pass_config){TOY_USERS, false, train});
+    if (st == OK) st = model_init(m, 1);
+    if (st == OK) st = m->is_ranking ? pass_score(p, &b.b, &out, &n) : pass_encode(p, &b.b, &out);
+    pass_destroy(p);
+    pass_destroy(train);
+    model_destroy(m);
+    backend_destroy(be);
+    return st;
+}
+
+TEST(passes_out_of_memory) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_kind k = (toy_kind)kind;
+        CHECK(oom_at_each_allocation(make_and_ask, &k) > 40);
+    }
+}
