@@ -1,7 +1,8 @@
 /* How the mirror moves memory; what each op's arguments hold is in mirror_ops.c.
  *
- * The parts of one call are laid into one block of the backend below, each region between guards.
- * `before` is the image that is sent, `after` what came back, `mask` the bytes that are results. */
+ * The parts of one call are put into one block of memory of the backend below, each region between
+ * guards.  `before` is the image that is sent, `after` what came back, `mask` the bytes that are
+ * results. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +23,6 @@ static bool is_act(mirror_kind kind) {
 static int size_below(const mirror *m, mirror_kind kind) {
     return is_act(kind) ? (int)act_bytes(m->below->act) : host_size(kind);
 }
-
-/* ---- the parts of a call --------------------------------------------------------------------- */
 
 void mirror_begin(mirror *m) {
     m->n_parts = m->n_regions = 0;
@@ -96,9 +95,7 @@ static status lay_out(mirror *m) {
     return OK;
 }
 
-/* ---- numbers --------------------------------------------------------------------------------- */
-
-/* What stands in a result before the op: no op computes these bits. */
+/* The content of a result before the op: bits that no op computes. */
 static void poison(char *to, const mirror *m, mirror_kind kind) {
     static const uint64_t f64 = 0x7ff8deaddeaddead, i64 = 0x5eadbeef5eadbeef;
     static const uint32_t f32 = 0x7fc0dead, i32 = 0x5eadbeef;
@@ -153,14 +150,12 @@ static void receive_one(char *to, const char *from, const mirror *m, mirror_kind
     memcpy(to, &x, sizeof x);
 }
 
-/* ---- images ---------------------------------------------------------------------------------- */
-
 /* The element (row, column) of a part: its place here and in the block. */
 static int64_t index_of(const mirror_part *p, const mirror_region *r, int64_t row, int64_t column) {
     return (p->host - r->host) / r->host_size + row * p->stride + column;
 }
 
-/* All of a region as it stands here: what lies between rows keeps its value. */
+/* A whole region as it is on the host: the gaps between rows keep their values. */
 static void fill_region(mirror *m, const mirror_region *r, mirror_kind kind) {
     for (int64_t i = 0; i < r->n; i++)
         send_one(m->before + r->at + i * r->size, r->host + i * r->host_size, m, kind);
@@ -176,7 +171,7 @@ static void mark_results(mirror *m, const mirror_part *p) {
         }
 }
 
-/* Where a result lies in the place of an input, the input stands there first. */
+/* Where a result overwrites an input in place, the input is put back over the mark. */
 static void put_inputs(mirror *m, const mirror_part *p) {
     const mirror_region *r = &m->region[p->region];
     for (int64_t row = 0; row < p->rows && (p->use == IN || p->use == BOTH); row++)

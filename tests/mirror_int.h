@@ -1,15 +1,15 @@
-/* The mirror from inside: one call of an op, with the pieces of memory it speaks of. */
+/* The mirror from inside: one call of an op, with the pieces of memory of its arguments. */
 #ifndef HSTU_TESTS_MIRROR_INT_H
 #define HSTU_TESTS_MIRROR_INT_H
 
 #include "mirror.h"
 
 /* IN is read, OUT is written entirely without being read, BOTH is read and written; LOOSE may be
- * written, without being read; ROOM may be written, and else keeps what it holds. */
+ * written, without being read; ROOM may be written, and otherwise keeps its content. */
 typedef enum { IN, OUT, BOTH, LOOSE, ROOM } mirror_use;
 
-/* FACTOR: float32 that a product may round; ACT_FACTOR: activations that one may round besides;
- * RAW: bytes that mean nothing before and after. */
+/* FACTOR: float32 that a product may round; ACT_FACTOR: activations that a product may round, too;
+ * RAW: bytes without meaning before and after the call. */
 typedef enum { ACT, ACT_FACTOR, F32, FACTOR, F64, I32, I64, U8, RAW } mirror_kind;
 
 typedef struct mirror_part {

@@ -1,4 +1,4 @@
-/* What every op's arguments hold: the shapes of ops.h once more, as code. */
+/* What every op's arguments hold: the shapes of ops.h, as code. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -11,9 +11,7 @@
         return mirror_receive(m, #op);                                                             \
     } while (0)
 
-/* ---- shared pieces --------------------------------------------------------------------------- */
-
-/* Rows of a table that these indices speak of: one more than the largest. */
+/* The number of table rows that the indices need: the largest index plus one. */
 static int64_t rows_used(const int32_t *index, int64_t n) {
     int64_t rows = 0;
     for (int64_t i = 0; index != NULL && i < n; i++)
@@ -21,15 +19,13 @@ static int64_t rows_used(const int32_t *index, int64_t n) {
     return rows;
 }
 
-/* Without dropout nothing of it may be looked at. */
+/* With rate 0 an op must not read the other fields. */
 static void add_dropout(mirror *m, dropout *d, int64_t rows) {
     if (d->rate == 0) d->step = d->user = d->position = NULL;
     MIRROR(m, d, step, IN, I32, 1);
     MIRROR(m, d, user, IN, I32, rows);
     MIRROR(m, d, position, IN, I32, rows);
 }
-
-/* ---- rows of tables -------------------------------------------------------------------------- */
 
 status mirror_gather(backend *be, const gather_args *args) {
     mirror *m = mirror_of(be);
@@ -46,7 +42,8 @@ status mirror_gather(backend *be, const gather_args *args) {
     RUN(m, gather, &a);
 }
 
-/* Of `order` only the rows with an index are written; of no rows perhaps nothing is. */
+/* Of `order` only the entries of rows with an index are written; with no rows perhaps nothing is.
+ */
 status mirror_group(backend *be, const int32_t *index, row_groups *groups) {
     mirror *m = mirror_of(be);
     row_groups g = *groups;
@@ -71,8 +68,6 @@ status mirror_scatter(backend *be, const scatter_args *args) {
     MIRROR(m, &a, grad, BOTH, a.is_act ? ACT : F32, (int64_t)a.groups.n_rows * a.dim);
     RUN(m, scatter, &a);
 }
-
-/* ---- dense layers ---------------------------------------------------------------------------- */
 
 status mirror_linear_fwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
@@ -235,9 +230,7 @@ status mirror_add(backend *be, int64_t n, const void *x, void *y) {
     RUN(m, add, n, a.x, a.y);
 }
 
-/* ---- attention ------------------------------------------------------------------------------- */
-
-/* Rows of results that fill a jagged array up behind its last sequence: they may be written. */
+/* Rows of a result after the last sequence, which pad the jagged array: they may be written. */
 static void add_filling(mirror *m, void **slot, int64_t n, int64_t n_rows, int64_t width,
                         int64_t stride) {
     if (n_rows > n) mirror_part_add(m, "rows that fill up", ROOM, ACT, slot, n_rows, width, stride);
@@ -338,8 +331,6 @@ status mirror_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
     RUN(m, softmax_attn_bwd, &a);
 }
 
-/* ---- losses ---------------------------------------------------------------------------------- */
-
 status mirror_negatives(backend *be, const negatives_args *args) {
     mirror *m = mirror_of(be);
     negatives_args a = *args;
@@ -391,8 +382,6 @@ status mirror_logits_loss(backend *be, const logits_loss_args *args) {
     MIRROR(m, &a, dlogits, OUT, ACT, n);
     RUN(m, logits_loss, &a);
 }
-
-/* ---- optimizers ------------------------------------------------------------------------------ */
 
 status mirror_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
     mirror *m = mirror_of(be);
@@ -457,9 +446,7 @@ status mirror_sum_squares(backend *be, int64_t n, const float *grad, double *out
     RUN(m, sum_squares, n, a.grad, a.out);
 }
 
-/* ---- evaluation ------------------------------------------------------------------------------ */
-
-/* Ranks and the best rows are host memory of every backend: they go through as they are. */
+/* Ranks and best rows are host memory on every backend: they are passed on unchanged. */
 status mirror_rank(backend *be, const rank_args *args) {
     mirror *m = mirror_of(be);
     rank_args a = *args;

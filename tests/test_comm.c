@@ -43,7 +43,7 @@ static void check_memory(rank *r, const void *memory, size_t n_bytes, bool is_wh
     CHECK(memcmp(got, want, sizeof got) == 0);
 }
 
-/* The sum and the maximum over one rank are its own numbers, bit for bit, NaNs included. */
+/* The sum and the maximum over one rank are its own numbers, bit for bit. */
 TEST(comm_self_all_reduce) {
     static const size_t bytes[] = {[COMM_F32] = 4, [COMM_F64] = 8, [COMM_I64] = 8};
     for (int type = COMM_F32; type <= COMM_I64; type++)

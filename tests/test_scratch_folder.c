@@ -76,6 +76,6 @@ TEST(scratch_folder_where_none_can_be) {
     CHECK_FAILS(scratch_folder_create(&s, file, "t-"), ERR_IO, "file: exists but is not a folder");
     CHECK(s == NULL);
     CHECK_FAILS(scratch_folder_create(&s, "/proc", "t-"), ERR_IO,
-                "/proc: cannot make a folder in it");
+                "/proc: a folder in it cannot be created");
     CHECK(s == NULL);
 }

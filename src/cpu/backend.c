@@ -5,8 +5,8 @@
 #include "cpu/cpu.h"
 #include "cpu/table.h"
 
-/* One block for each worker, and one more, the last, for the calling thread (CPU_SHARED).  The pad
- * keeps the slots of two workers off one cache line while both grow. */
+/* One block for each worker, and one more, the last, for the calling thread (CPU_SHARED).  The
+ * padding keeps the slots of two workers on different cache lines while both grow. */
 typedef struct scratch {
     void *memory;
     size_t bytes;
@@ -141,7 +141,7 @@ status backend_create_cpu(backend **out, pool *workers) {
                     .workers = workers,
                     .state = state,
                     .destroy = destroy};
-    /* The threads are ours: OpenBLAS works on the thread that calls it. */
+    /* Threads are the pool's: OpenBLAS runs on the calling thread. */
     openblas_set_num_threads(1);
     *out = be;
     return OK;

@@ -1,18 +1,18 @@
 /* The CPU backend from inside: its ops, one file each (or one for a pair), and its scratch memory.
  *
- * ops.h states what each op computes; here stands only what its files share.  Activations are
- * float32.  An op is called from one thread at a time and cuts its work into chunks for the pool by
- * sizes that do not depend on the number of threads; what chunks add up is combined in chunk order,
- * so the bits are the same with any number of threads. */
+ * ops.h states what each op computes; here is only what the files share.  Activations are float32.
+ * An op is called from one thread at a time and cuts its work into chunks for the pool by sizes
+ * that do not depend on the number of threads; what chunks add up is combined in chunk order, so
+ * the bits are the same with any number of threads. */
 #ifndef HSTU_CPU_CPU_H
 #define HSTU_CPU_CPU_H
 
 #include "ops/ops.h"
 
 /* Scratch memory, 64-byte aligned, of at least `bytes`: `worker` is the number that pool_run gives
- * its function, or CPU_SHARED for memory of the calling thread's that outlives its chunks.  It
- * grows when more is asked for than ever before (the content is then lost) and is kept until the
- * backend is destroyed.  The memory is the worker's until it asks again: ask once in a chunk. */
+ * its function, or CPU_SHARED for memory of the calling thread that outlives the chunks.  It grows
+ * when a request is larger than all before (the content is then lost) and is kept until the backend
+ * is destroyed.  The memory is the worker's until its next request: make one request per chunk. */
 enum { CPU_SHARED = -1 };
 status cpu_scratch(backend *be, int worker, size_t bytes, void **out);
 
@@ -31,8 +31,8 @@ static inline cpu_range cpu_chunk(int64_t chunk, int64_t size, int64_t n) {
     return (cpu_range){first, n - first < size ? n : first + size};
 }
 
-/* Rows of a chunk of a pass over n rows of `dim` numbers: some 16384 numbers, enough to pay for the
- * start of a chunk, and at most 256 chunks, so that a partial sum for each chunk stays small. */
+/* Rows per chunk of a pass over n rows of `dim` numbers: about 16384 numbers, enough to pay for the
+ * start of a chunk, and at most 256 chunks, so that the partial sums of all chunks stay small. */
 static inline int64_t cpu_rows_per_chunk(int64_t n, int32_t dim) {
     int64_t by_size = 16384 / (dim > 0 ? dim : 1), by_count = cpu_n_chunks(n, 256);
     int64_t rows = by_size > by_count ? by_size : by_count;

@@ -1,4 +1,4 @@
-/* What the attention of every backend relies on: bounds and shapes that fit each other. */
+/* The checks of the attention's arguments that every backend relies on. */
 #ifndef HSTU_OPS_ATTN_CHECK_H
 #define HSTU_OPS_ATTN_CHECK_H
 
@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-/* Checks the arguments that lie on the host; what the offsets hold is not looked at.  ERR_USAGE
- * names the argument. */
+/* Checks the arguments that are on the host, not the content of the offsets.  ERR_USAGE names the
+ * argument. */
 status attn_args_check(const attn_args *a);
 
 #ifdef __cplusplus

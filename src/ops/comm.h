@@ -8,17 +8,17 @@
  * Rules for all collectives:
  * - Pointers are memory of the backend, unless a comment says host.
  * - A collective has its place in the backend's order of execution: it reads what earlier ops
- * wrote, later ops read its result, and it may run after the call has returned.  A library with a
- * stream of its own is tied to the backend's stream (op `stream`) by events on both sides.
- * - A sum adds ranks in pairs, (0 + 1) + (2 + 3), then pairs of pairs; what has no partner goes up
- * unchanged.  So all ranks get the same bits, over any transport.  A caller that sums its own part
- * of a fixed set of leaves by the same tree gets the same bits from any number of ranks that is a
- * power of two.
+ *   wrote, later ops read its result, and it may run after the call has returned.  A library with
+ *   a stream of its own is ordered with the backend's stream (op `stream`) by events on both sides.
+ * - A sum adds ranks in pairs, (0 + 1) + (2 + 3), then pairs of pairs; a rank without a partner is
+ *   taken over unchanged.  So all ranks get the same bits, over any transport.  A caller that cuts
+ *   its batch into a fixed number of leaves, a power of two, and sums the leaves of a rank by the
+ *   same tree gets the same bits from 1, 2, 4, ... ranks.
  * - A count of 0 is legal and moves nothing; the rank still makes the call.
- * - A rank that is dead or does not answer within the communicator's timeout is an ERR_IO on all
- * others.  A collective that only enqueues work may leave it to the next call to return that;
- * `barrier` returns every failure before it.  After one failure all calls fail: the process ends,
- * and a new one resumes from the last checkpoint. */
+ * - If a rank is dead or does not answer within the communicator's timeout, the others fail with
+ *   ERR_IO.  A collective that only enqueues work may leave the failure to the next call; `barrier`
+ *   returns every failure before it.  After one failure all calls fail: the process ends, and a
+ *   new one resumes from the last checkpoint. */
 #ifndef HSTU_OPS_COMM_H
 #define HSTU_OPS_COMM_H
 

@@ -1,8 +1,7 @@
 #include "ops/device.h"
 
-/* A build without CUDA: no devices, and words that say so.  With CUDA, src/cuda/core/device.cu
- * answers.
- */
+/* A build without CUDA: no devices, and the reason.  With CUDA, src/cuda/core/device.cu has these
+ * functions. */
 #ifndef HSTU_HAS_CUDA
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The GPUs of this machine, as far as this build can see them.
  *
  * Implemented by src/cuda/core/device.cu, or by src/ops/device.c in a build without CUDA, where
- * there are none.  A machine without a GPU or without a driver is no failure: it has no devices,
+ * there are none.  A machine without a GPU or without a driver is not a failure: it has no devices,
  * and device_driver says why.  Any thread may call. */
 #ifndef HSTU_OPS_DEVICE_H
 #define HSTU_OPS_DEVICE_H
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* The oldest card our kernels run on, as device_info has it: A100. */
+/* The oldest GPU our kernels run on, in the form of device_info: A100. */
 enum { DEVICE_MIN_SM = 80 };
 
 typedef struct device_info {
@@ -32,8 +32,7 @@ typedef struct device_driver {
     char reason[256];    /* why there are no devices; "" if there are */
 } device_driver;
 
-/* Fills out[0..*n-1], at most max of them.  Fails only if a device that is there cannot be asked.
- */
+/* Fills out[0..*n-1], at most max of them.  Fails only if an existing device cannot be queried. */
 status device_list(device_info *out, int max, int *n);
 
 void device_driver_ask(device_driver *out);

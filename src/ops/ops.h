@@ -7,22 +7,24 @@
  *
  * Rules for all ops:
  * - Pointers are memory of the backend (op `alloc`), row-major, 64-byte aligned at their start,
- * unless a comment says host.  A caller of the CPU backend may pass any host memory.
- * - Ops of one backend run in the order they are called and may run later than the call; `sync`
- * waits. `copy_out` and ops that return numbers to the host wait by themselves.
- * - `act` is the type of activations: float32 on the CPU, and what the model says (bfloat16,
- * float16, float32) on a GPU; such pointers are `void *`.  Weights, statistics, gradients of
- * weights and all sums are float32.
- * - A gradient of a weight is added to what is there; a gradient of an activation replaces it,
- * unless said otherwise.
+ *   unless a comment says host.  A caller of the CPU backend may pass any host memory.
+ * - Ops of one backend run in the order in which they are called and may run later than the call;
+ *   `sync` waits.  `copy_out` and ops that return numbers to the host wait by themselves.
+ * - `act` is the type of activations: float32 on the CPU, the model's choice (bfloat16, float16,
+ *   float32) on a GPU; such pointers are `void *`.  Weights, statistics, gradients of weights and
+ *   all sums are float32.
+ * - The gradient of a weight is added to what is there; the gradient of an activation replaces it,
+ *   unless said otherwise.
  * - A count of 0 is legal everywhere and does nothing.
  * - Once warm no op allocates: scratch memory is the backend's own, grown on first use and then
- * kept, or comes as an argument.
- * - What changes from step to step (the step's number, the factor of the gradients) is read from
- * memory of the backend when the op runs, so that a recorded step can be replayed (`record`).
- * - Rows that only fill a batch up are marked by a negative index or label: they read as zeros,
- * have no loss, and get and give no gradient.
- * - The CPU gives the same bits with any number of threads; a GPU does in deterministic mode.
+ *   kept, or is an argument.
+ * - What changes from step to step (the number of the step, the scale of the gradients) is read
+ *   from memory of the backend when the op runs, so that a recorded step can be replayed
+ *   (`record`).
+ * - Rows that only pad a batch are marked by a negative index or label: they read as zeros, have
+ *   no loss, and neither get nor give a gradient.
+ * - The CPU gives the same bits with any number of threads; a GPU gives the same bits in every run
+ *   in deterministic mode.
  *
  * Letters as in docs/notation.md: B sequences, T tokens, H heads, D head dim, E model dim, V rows
  * of a table. */
@@ -45,13 +47,12 @@ typedef struct backend backend;
 
 typedef enum { ACT_F32, ACT_BF16, ACT_F16 } act_type;
 
-/* ---- dropout --------------------------------------------------------------------------------- */
-
-/* Where a random draw belongs: the same numbers on any backend, in any batch, on any rank.  Element
- * (row i, column c) uses word c % 4 of rng_draw(key, position[i], user[i], step, site << 16 | c /
- * 4); it is kept if rng_uniform(word) >= rate, and then scaled by 1 / (1 - rate). */
+/* The counters of a dropout's random numbers, which are the same on any backend, in any batch, on
+ * any rank.  Element (row i, column c) uses word c % 4 of rng_draw(key, position[i], user[i], step,
+ * site << 16 | c / 4); it is kept if rng_uniform(word) >= rate, and then scaled by 1 / (1 - rate).
+ */
 typedef struct dropout {
-    float rate; /* 0: off, and the rest is not looked at */
+    float rate; /* 0: off, and the rest is not read */
     rng_key key;
     const uint32_t *step;     /* (1) */
     uint32_t site;            /* which dropout of the model, < 65536 */
@@ -59,11 +60,9 @@ typedef struct dropout {
     const uint32_t *position; /* (rows) */
 } dropout;
 
-/* ---- rows of tables -------------------------------------------------------------------------- */
-
 /* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` numbers, then dropout.  A
  * negative index reads as a row of zeros; other may be NULL.  With is_act the table holds rows of
- * activations: a choice of tokens. */
+ * activations, to select tokens. */
 typedef struct gather_args {
     int64_t n; /* rows of y */
     int32_t dim;
@@ -78,7 +77,7 @@ typedef struct gather_args {
 } gather_args;
 
 /* Which rows of y came from which row of a table: rows of y grouped by index, in order, so that
- * sums are deterministic.  Made by `group` into memory of the caller's. */
+ * sums are deterministic.  `group` writes it to memory of the caller. */
 typedef struct row_groups {
     int64_t n;      /* rows of y */
     int32_t n_rows; /* V */
@@ -97,8 +96,6 @@ typedef struct scatter_args {
     bool is_act;
     float *grad; /* (V, dim); with is_act a cast pointer to act */
 } scatter_args;
-
-/* ---- dense layers ---------------------------------------------------------------------------- */
 
 typedef enum { EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU } epilogue;
 
@@ -139,7 +136,7 @@ typedef struct norm_args {
     float *dweight, *dbias; /* (dim) or NULL */
 } norm_args;
 
-/* y = dropped( u * norm(o) ): the gate behind the attention; norm as above, over dim = H D. */
+/* y = dropped( u * norm(o) ): the gate after the attention; norm as above, over dim = H D. */
 typedef struct gate_args {
     int64_t n;
     int32_t dim;
@@ -180,8 +177,6 @@ typedef struct l2_args {
     void *dx;       /* (n, dim) act */
 } l2_args;
 
-/* ---- attention ------------------------------------------------------------------------------- */
-
 typedef enum { BIAS_NONE, BIAS_TABLE, BIAS_TIME } attn_bias;
 
 enum { ATTN_TIME_BUCKETS = 128 };
@@ -189,17 +184,20 @@ enum { ATTN_TIME_BUCKETS = 128 };
 /* HSTU attention over jagged sequences; per sequence and head, with i the query's place among the
  * keys (i = query row + Lk - Lq):
  *     a[i, j] = M[i, j] silu(alpha (q_i . k_j + bias[i, j])) * scale,    out_i = sum_j a[i, j] v_j
- * Nothing of size length x length is stored; the backward pass computes a again.
+ * Nothing of size length x length is stored; the backward pass recomputes a.
  *
- * M: 1 where i - window_left <= j <= i + window_right (negative: no bound), and besides, with c =
- * n_contexts[b], t = n_targets[b], h = Lk - t (these two need window_left < 0, window_right = 0):
- *     i < c: every j < h;      i >= h: not the columns h <= j < h + ((i - h) / target_group)
- * target_group. With func: instead of all that, j < func[0][row] or func[2m-1][row] <= j <
- * func[2m][row], row being that of the jagged queries.
+ * M is 1 where i - window_left <= j <= i + window_right (negative: no bound).  Contexts and targets
+ * change that (they need window_left < 0, window_right = 0); with c = n_contexts[b], t =
+ * n_targets[b], h = Lk - t:
+ *     i < c:   every j < h is seen too
+ *     i >= h:  the columns h <= j < h + ((i - h) / target_group) target_group are not seen
+ * With func, M is instead 1 where j < func[0][row] or func[2m-1][row] <= j < func[2m][row], with
+ * row the row of the jagged queries.
  *
- * bias: BIAS_TABLE: table[b][head or 0][i][j], rows and columns table_len apart.
- *       BIAS_TIME:  position_w[N - 1 + j - i] + time_w[bucket(query_time[i] - key_time[j])], shared
- * by heads, bucket(d) = min(128, trunc(ln(max(|d|, 1)) / 0.301)), in float32. */
+ * bias:
+ *     BIAS_TABLE  table[b][head or 0][i][j], rows and columns table_len apart
+ *     BIAS_TIME   position_w[N - 1 + j - i] + time_w[bucket(query_time[i] - key_time[j])], shared
+ *                 by all heads; bucket(d) = min(128, trunc(ln(max(|d|, 1)) / 0.301)), in float32 */
 typedef struct attn_args {
     int32_t n_sequences, n_heads, dim_qk, dim_v;
     int32_t max_len_q, max_len_k;         /* no sequence is longer */
@@ -230,9 +228,9 @@ typedef struct attn_args {
     float *dposition_w, *dtime_w; /* added to */
 } attn_args;
 
-/* Softmax attention, causal (j <= i), for SASRec: p = softmax_j(alpha q_i . k_j), out_i = sum_j
- * dropped(p)[i, j] v_j. The dropout of weight (head h, i, j) uses row i's counters with column h *
- * max_len + j. */
+/* Softmax attention, causal (j <= i), for SASRec:
+ *     p = softmax_j(alpha q_i . k_j),    out_i = sum_j dropped(p)[i, j] v_j
+ * The dropout of weight (head h, i, j) uses the counters of row i with column h * max_len + j. */
 typedef struct softmax_attn_args {
     int32_t n_sequences, n_heads, dim; /* D */
     int32_t max_len;
@@ -247,8 +245,6 @@ typedef struct softmax_attn_args {
     const void *dout;
     void *dq, *dk, *dv;
 } softmax_attn_args;
-
-/* ---- losses ---------------------------------------------------------------------------------- */
 
 /* index[m][r] = pool[ below(n_pool) ], or below(n_pool) itself where pool is NULL; word r % 4 of
  * rng_draw(key, position[m], user[m], step, r / 4). */
@@ -291,9 +287,9 @@ typedef struct sampled_softmax_args {
     void *scratch;           /* sampled_softmax_scratch bytes */
 } sampled_softmax_args;
 
-/* Losses of a ranking head.  bits: loss of row n = sum over tasks k of BCE with logits (label bit
- * k); else cross entropy over the columns, label = class.  A row with a negative label has losses
- * and gradients 0. */
+/* Losses of a ranking head.  is_bits: the loss of a row is the sum over tasks k of the binary cross
+ * entropy of logit k with bit k of the label; else the cross entropy over the columns, with the
+ * label as class.  A row with a negative label has losses and gradients 0. */
 typedef struct logits_loss_args {
     int64_t n;
     int32_t n_columns;
@@ -306,17 +302,17 @@ typedef struct logits_loss_args {
     void *dlogits;           /* (n, n_columns) act, or NULL */
 } logits_loss_args;
 
-/* ---- optimizers ------------------------------------------------------------------------------ */
-
 typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD, OPT_ADAGRAD } opt_kind;
 
-/* One update of a weight:
- * adamw: w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m / (1-b1^t)) /
- * (sqrt(v / (1-b2^t)) + eps) sgd: w -= lr (g + wd w).   rowwise adagrad: s += mean(g^2); w -= lr g
- * / (sqrt(s) + eps).   adagrad: s += g^2, for each number of the row.  g is grad * *grad_scale (NULL: 1).  The gradient is zeroed where it was used.
- * Where *grad_scale is 0 nothing is updated, the gradient is zeroed: a step that is left out.
- * With `marks` only the rows of `dim` whose mark is not 0 are touched (lazy), and their marks are
- * zeroed; else all n numbers. */
+/* One update of a weight, with g = grad * *grad_scale (NULL: 1):
+ *     adamw            w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
+ *                      w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
+ *     sgd              w -= lr (g + wd w)
+ *     rowwise adagrad  s += mean(g^2); w -= lr g / (sqrt(s) + eps)
+ *     adagrad          the same with s += g^2, a number for each number of the row
+ * The gradient is zeroed where it was used.  Where *grad_scale is 0 the step is skipped: nothing is
+ * updated, the gradient is zeroed.  With `marks` only the rows of `dim` whose mark is not 0 are
+ * touched (lazy), and their marks are zeroed; else all n numbers. */
 typedef struct update_args {
     opt_kind kind;
     int64_t n;               /* numbers in all */
@@ -328,7 +324,7 @@ typedef struct update_args {
     const float *grad_scale;
 } update_args;
 
-/* From the sum of squares of a gradient to the factor of its update: with norm = base sqrt(sum),
+/* The factor of an update, from the sum of squares of its gradient: with norm = base sqrt(sum),
  * factor = base min(1, clip / norm) (clip <= 0: base), or 0 where the sum is not finite. */
 typedef struct grad_factor_args {
     const double *sum; /* (1) */
@@ -337,12 +333,10 @@ typedef struct grad_factor_args {
     double *norm;  /* (1) or NULL */
 } grad_factor_args;
 
-/* ---- evaluation ------------------------------------------------------------------------------ */
-
-/* Ranks targets among a corpus: score = query . corpus row; items of `seen` are left out;
- * rank = 1 + number of remaining rows with a higher score (of equal ones, those with a smaller row
- * number come first), n_corpus + 1 if the target itself was seen.  And, if k > 0, the k best rows
- * and their scores. */
+/* Ranks targets among a corpus, by score = query . corpus row, without the items of `seen`: rank =
+ * 1 + the number of remaining rows with a higher score (of equal scores the smaller row number
+ * comes first), or n_corpus + 1 if the target itself was seen.  With k > 0 also the k best rows and
+ * their scores. */
 typedef struct rank_args {
     int32_t n_queries, dim, n_corpus;
     const void *query;           /* (n_queries, dim) act */
@@ -358,11 +352,11 @@ typedef struct rank_args {
 
 enum { FETCH_MAX = 64, FETCH_PENDING = 16 };
 
-/* What `record` says of the ops that follow. */
+/* What `record` says about the ops that follow. */
 typedef enum {
     RECORD_RUN,   /* they run as ever */
-    RECORD_TAKE,  /* they are written down, and run when `record_end` is called */
-    RECORD_REPLAY /* leave them out: `record_end` runs what was written down under this key */
+    RECORD_TAKE,  /* they are recorded, and run when `record_end` is called */
+    RECORD_REPLAY /* skip them: `record_end` runs what was recorded under this key */
 } record_state;
 
 /* The vtable; ops.def lists its members. */
@@ -376,7 +370,8 @@ struct table_ops;
 struct backend {
     const ops *ops;
     const struct table_ops *tables; /* dynamic tables (ops/table.h); NULL: it has none */
-    struct backend *tables_below;   /* of a backend around another one: whose they are; or NULL */
+    struct backend *tables_below;   /* the backend that owns `tables` if it is another one (a timing
+                                       layer's); or NULL */
     act_type act;
     const char *name; /* "cpu", "cuda:0" */
     const char *card; /* of a GPU: "NVIDIA H200"; else NULL */
@@ -390,26 +385,26 @@ struct backend {
 
 void backend_destroy(backend *be); /* NULL is fine */
 
-/* copy_out of n activations, as float32 whatever they are there. */
+/* copy_out of n activations, converted to float32. */
 status backend_read_act(backend *be, float *to_host, const void *from, size_t n);
 
 /* The CPU backend over a pool (NULL: one thread), which must outlive it. */
 status backend_create_cpu(backend **out, pool *workers);
 
-/* The backend of GPU `device`, in float32 until set_precision says otherwise.  Deterministic: two
- * runs give the same bits, at some cost.  ERR_DEVICE says what is wrong with the GPU and what to
- * do; ERR_UNSUPPORTED: this build is without CUDA. */
+/* The backend of GPU `device`, in float32 until set_precision says otherwise.  With
+ * is_deterministic two runs give the same bits, at some cost.  ERR_DEVICE says what is wrong with
+ * the GPU and what to do; ERR_UNSUPPORTED: this build is without CUDA. */
 typedef struct cuda_options {
     int device;
     bool is_deterministic;
-    bool is_guest; /* for attn_fwd and attn_bwd alone, on streams of the caller's */
+    bool is_guest; /* for attn_fwd and attn_bwd only, on the caller's streams */
 } cuda_options;
 status backend_create_cuda(backend **out, const cuda_options *options);
 
-/* How the next ops of a guest run; nothing is waited for.  The guest's ops share scratch memory and
- * counters, so what is on one stream must be ordered with what is on another.  Recordings of the
- * caller's stay good: a guest never frees scratch memory before its end.  ERR_USAGE if the thread's
- * current device is another one. */
+/* Sets how the next ops of a guest run, without waiting.  All its ops share scratch memory and
+ * counters, so work on one stream must be ordered with work on another.  Graphs that the caller
+ * captured stay valid: a guest frees no scratch memory before it is destroyed.  ERR_USAGE if the
+ * thread's current device is another one. */
 typedef struct cuda_visit {
     void *stream; /* a cudaStream_t */
     act_type act;

@@ -2,10 +2,10 @@
  *
  * A table of src/embed is made of levels (tiers).  A LEVEL is an index of 64-bit keys in memory of
  * a backend and, apart from it, one row of floats for each of its slots, in memory of the backend
- * or in host memory that the backend can reach.  Here stand the layout of a level and its verbs,
- * each stated once; src/cpu and src/cuda implement them, and leave the same bytes in the index
- * whatever the number and order of threads and whatever the order of keys within a call.  Policies,
- * tiers and files are above this, in src/embed.  The rules of ops.h hold (order of ops, counts of
+ * or in host memory that the backend can reach.  This header states the layout of a level and its
+ * verbs, each once; src/cpu and src/cuda implement them, and leave the same bytes in the index
+ * whatever the number of threads and the order of keys within a call.  Policies, tiers and files
+ * are in src/embed.  The rules of ops.h hold (order of ops, counts of
  * 0, no allocation once warm); one thread calls the verbs of a level at a time.
  *
  * Layout.  h = table_hash(key) is a bijection of all 2^64 keys, none of which is reserved.  The key
@@ -24,7 +24,7 @@
  *
  * Row: `dim` values, then the state of the optimizer, all float32:
  *     SGD none | Adam m (dim), v (dim) | AdaGrad s (dim) | row-wise AdaGrad s (1)
- * filled up to row_bytes, a multiple of 16; the filling is never read. */
+ * padded to row_bytes, a multiple of 16; the padding is never read. */
 #ifndef HSTU_OPS_TABLE_H
 #define HSTU_OPS_TABLE_H
 
@@ -47,8 +47,8 @@ enum {
     TABLE_BUCKET_BYTES = TABLE_STAMPS_AT + 4 * TABLE_SLOTS /* 1344 */
 };
 
-/* The flag of a stamp: a copy with this very content lies in a lower tier, so that the row need not
- * be written back.  Every write of the row clears it.  Steps are below 2^31. */
+/* The flag of a stamp: a lower tier has a copy of the row with the same content, so that the row
+ * need not be written back.  Every write of the row clears it.  Steps are below 2^31. */
 #define TABLE_CLEAN 0x80000000u
 
 typedef struct table_level {
@@ -106,12 +106,10 @@ TABLE_FN float *table_row(const table_level *l, int64_t slot) {
     return (float *)(l->rows + slot * l->row_bytes);
 }
 
-/* ---- what the verbs share -------------------------------------------------------------------- */
-
 /* In every struct below, n is the number of keys (or slots) there is room for, < 2^31, and where
- * n_real is not NULL only the first min(n, *n_real) of them are there: a count that lies in memory
- * of the backend, as `unique` leaves it, so that nobody waits for it.  A call with n = 0 may do
- * nothing at all, not even write its counts; with *n_real = 0 they are written. */
+ * n_real is not NULL only the first min(n, *n_real) of them are there: a count in memory of the
+ * backend, where `unique` writes it, so that the host need not wait for it.  A call with n = 0 may
+ * do nothing at all, not even write its counts; with *n_real = 0 they are written. */
 
 /* What a touch does to the score of an entry; w is scores[i], or `score` where scores is NULL. */
 typedef enum {
@@ -128,9 +126,7 @@ TABLE_FN uint64_t table_touched(score_rule rule, uint64_t old, uint64_t w) {
     return (count > 0xffffffffu ? 0xffffffffu : count) << 32 | (w & 0xffffffffu);
 }
 
-/* ---- dedup ----------------------------------------------------------------------------------- */
-
-/* The different ids of a batch, and where they stand in it.  keys: ascending by hash.  Row u of the
+/* The distinct ids of a batch, and their places in it.  keys: ascending by hash.  Row u of the
  * groups are the places of keys[u], ascending (row_groups of ops.h with V = *n_unique; begin has
  * room for n + 1).  ids[i] = keys[inverse[i]]. */
 typedef struct table_unique_args {
@@ -143,11 +139,9 @@ typedef struct table_unique_args {
     int32_t *begin;      /* (n + 1) */
 } table_unique_args;
 
-/* ---- the index ------------------------------------------------------------------------------- */
-
 /* slot[i] = that of keys[i], or -1.  Found entries are touched by the rule.  Keys may repeat with
- * SCORE_KEEP, and with SCORE_SET of one score; else each is there once.  Any order; that of hashes
- * is the fastest. */
+ * SCORE_KEEP, and with SCORE_SET of one score; else each is there once.  Any order; ascending by
+ * hash is fastest. */
 typedef struct table_find_args {
     int64_t n;
     const int64_t *n_real;
@@ -162,12 +156,12 @@ typedef struct table_find_args {
 
 typedef enum {
     EVICT_NEVER,   /* a full bucket takes no new key */
-    EVICT_LOWER,   /* an entry goes only for a new key whose score is not below its own */
-    EVICT_SMALLEST /* the smallest goes, whatever the new key's score */
+    EVICT_LOWER,   /* an entry is evicted only by a new key whose score is not below its own */
+    EVICT_SMALLEST /* the smallest is evicted, whatever the new key's score */
 } evict_rule;
 
-/* Entries that had to leave.  Their rows are untouched: they lie at `slot` until the caller writes
- * the rows of the new keys.  Order: not defined. */
+/* Evicted entries, in no defined order.  Their rows stay at `slot` until the caller writes the rows
+ * of the new keys. */
 typedef struct table_evicted {
     uint64_t *keys;   /* (n of the call) each */
     uint64_t *scores; /* */
@@ -210,7 +204,7 @@ typedef struct table_place_args {
     const struct table_rows_args *write; /* or NULL; not both */
 } table_place_args;
 
-/* Empties the slots of keys that are there.  Keys: each once, in any order. */
+/* Empties the slots of the keys that are in the table.  Keys: each once, in any order. */
 typedef struct table_erase_args {
     int64_t n;
     const int64_t *n_real;
@@ -241,10 +235,10 @@ typedef struct table_stamp_args {
     const uint32_t *stamps; /* (n) or NULL */
 } table_stamp_args;
 
-/* What place is to write for keys that are to move up: `slot`, `scores` and `stamps` are what find
- * told of the level below.  With w = given[i], or `score` where given is NULL, keys that are below
- * get table_touched(rule, scores[i], w) and keep their stamps, others w and `stamp`.  is_below[i]
- * says which they are. */
+/* The scores and stamps that place writes for keys that move up a level: `slot`, `scores` and
+ * `stamps` are what find returned for the level below.  With w = given[i], or `score` where given
+ * is NULL, keys that are below get table_touched(rule, scores[i], w) and keep their stamps, others
+ * w and `stamp`.  is_below[i] says which they are. */
 typedef struct table_carry_args {
     int64_t n;
     const int64_t *n_real;
@@ -258,11 +252,9 @@ typedef struct table_carry_args {
     uint8_t *is_below; /* (n) */
 } table_carry_args;
 
-/* ---- rows ------------------------------------------------------------------------------------ */
-
 /* read: staging[i] = the first n_floats of the row of slot[i]; a negative slot reads as zeros.
- * write: the other way; negative slots are left out, and those with only[i] = 0 where `only` is not
- * NULL.  A slot is written once at most.  Stamps are not changed. */
+ * write: the reverse; negative slots are skipped, and so are those with only[i] = 0 where `only` is
+ * not NULL.  A slot is written once at most.  Stamps are not changed. */
 typedef struct table_rows_args {
     int64_t n;
     const int64_t *n_real;
@@ -304,9 +296,9 @@ TABLE_FN float table_first_value(const table_first *f, uint64_t key, uint32_t co
     return (float)(2 * sum - 8 * 65535) * f->unit;
 }
 
-/* Writes whole rows: dim first values, then n_state times `state`.  Slots are left out as by write.
- * With staging, besides: the values of all n rows go there, those just written and others, as by
- * read.  One pass over the rows of a batch that has new keys among old ones. */
+/* Writes whole rows: dim first values, then n_state times `state`.  Slots are skipped as by write.
+ * With staging, the values of all n rows, those just written and the others, are copied there as by
+ * read: one pass over the rows of a batch of new and old keys. */
 typedef struct table_init_args {
     int64_t n;
     const int64_t *n_real;
@@ -319,14 +311,14 @@ typedef struct table_init_args {
     int64_t stride;
 } table_init_args;
 
-/* What a place does besides, as the verb's own arguments: its `init`, its `write`, each of which
- * must be there. */
+/* The arguments of the `init` and of the `write` that a place does in the same pass; a->init or
+ * a->write must not be NULL. */
 table_init_args table_place_init(const table_place_args *a);
 table_rows_args table_place_write(const table_place_args *a);
 
 typedef enum { ROW_SGD, ROW_ADAM, ROW_ADAGRAD, ROW_ROWWISE_ADAGRAD } row_opt;
 
-/* Floats of state behind the values. */
+/* Floats of optimizer state after the values. */
 TABLE_FN int32_t table_n_state(row_opt opt, int32_t dim) {
     return opt == ROW_SGD ? 0 : opt == ROW_ADAM ? 2 * dim : opt == ROW_ADAGRAD ? dim : 1;
 }
@@ -351,8 +343,6 @@ typedef struct table_update_args {
     int64_t step; /* t, from 1 */
     uint32_t stamp;
 } table_update_args;
-
-/* ---- lookups --------------------------------------------------------------------------------- */
 
 typedef enum { POOL_NONE, POOL_SUM, POOL_MEAN } pool_kind;
 

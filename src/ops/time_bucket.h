@@ -19,7 +19,7 @@ extern "C" {
 
 enum {
     BUCKET_MAX = 128,
-    BUCKET_BITS = 21,     /* of the mantissa behind its two leading bits */
+    BUCKET_BITS = 21,     /* of the mantissa after its two leading bits */
     BUCKET_CELLS = 65 * 4 /* quarters of the octaves 2^0 .. 2^64 */
 };
 
@@ -30,7 +30,7 @@ typedef struct bucket_table {
 /* The table, made on first use; any thread. */
 const bucket_table *bucket_table_get(void);
 
-/* max(|query - key|, 1) as the float the definition starts from; differences beyond int64 do not
+/* max(|query - key|, 1) as the float the definition starts from; differences outside int64 do not
  * wrap. */
 static inline float bucket_distance(int64_t query, int64_t key) {
     uint64_t distance =
