@@ -9,8 +9,6 @@
 #include "test.h"
 #include "train/generated.h"
 
-/* ---- numbers --------------------------------------------------------------------------------- */
-
 enum { N_DRAWS = 20000 };
 
 static double mean_of(const draw_rule *r, int64_t *low, int64_t *high) {
@@ -78,8 +76,6 @@ TEST(bench_data_zipf_is_zipf) {
         CHECK(k >= 0 && k <= 9);
     }
 }
-
-/* ---- the data set ---------------------------------------------------------------------------- */
 
 static const char *sub_folder(const char *name) {
     static char path[4][256];
@@ -178,8 +174,6 @@ static status write_small(void *ctx) {
 TEST(bench_data_survives_a_failed_allocation) {
     CHECK(oom_at_each_allocation(write_small, NULL) > 3);
 }
-
-/* ---- from a config --------------------------------------------------------------------------- */
 
 TEST(bench_data_of_the_fixed_benchmark) {
     config *c = shipped_load("benchmark_ranking_fixed.gin", NULL, 0);

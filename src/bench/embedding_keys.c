@@ -317,7 +317,8 @@ static status bench_loads(keys_ctx *c, const char *size) {
     return OK;
 }
 
-/* The near level is full either way; new ids replace what insert_or_assign wrote. */
+/* The near level is full at both loads; the new ids replace the rows that insert_or_assign wrote.
+ */
 static status bench_far(keys_ctx *c) {
     embed_bench *b = c->b;
     char size[32];

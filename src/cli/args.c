@@ -135,7 +135,8 @@ static status read_value(const arg_option *o, const char *text) {
 }
 
 /* Reads the option at argv[*i], and the value after it where it has one; moves *i to the last
- * argument used.  An option's name where a value should be is a forgotten value, not a value. */
+ * argument used.  If the name of an option follows where a value is expected, the value was
+ * forgotten. */
 static status read_option(const arg_spec *spec, int argc, char **argv, int *i) {
     const char *word = argv[*i], *equals = strchr(word, '=');
     size_t n = equals != NULL ? (size_t)(equals - word) : strlen(word);

@@ -16,8 +16,8 @@
 #include "base/mem.h"
 #include "profile/busy_log.h"
 
-/* A record's type has a number that grows with the toolkit; new members come at its end, so the
- * start of a record is the same whichever libcupti is found. */
+/* CUPTI numbers the versions of each record struct; a newer version only appends members, so the
+ * members read here are at the same offsets in every libcupti. */
 #if CUPTI_API_VERSION >= 130200
 typedef CUpti_ActivityKernel11 kernel_record;
 #elif CUPTI_API_VERSION >= 130000

@@ -87,7 +87,8 @@ static bool read_literal(reader *r) {
     return *r->at++ == 'E';
 }
 
-/* "I", the arguments, "E".  Nesting ends with the name, since each level takes a letter of it. */
+/* "I", the arguments, "E".  The recursion is bounded by the length of the name: each level consumes
+ * a letter. */
 static bool read_arguments(reader *r) {
     put(r, "<", 1);
     r->at++;

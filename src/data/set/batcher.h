@@ -92,7 +92,7 @@ uint64_t batcher_fingerprint(const seq_file *data);
 /* The state after the batches taken so far; prefetched batches do not count. */
 void batcher_save(const batcher *b, batcher_state *out);
 
-/* Goes on from a saved state; ERR_CONFIG if it belongs to other data or settings. */
+/* Continues from a saved state; ERR_CONFIG if it belongs to other data or settings. */
 status batcher_restore(batcher *b, const batcher_state *state);
 
 /* A state as a JSON object, and back; numbers beyond 2^53 are kept as strings. */

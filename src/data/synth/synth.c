@@ -68,9 +68,9 @@ static status make_chunk(void *ctx, int64_t chunk, int worker) {
     return sink_end_block(sink);
 }
 
-/* Popularity recommends the ten best-ranked items a user has not had: the target is among them if
- * fewer than ten items of better rank were not had.  A user is generated again only if the target's
- * rank does not decide that. */
+/* Popularity recommends the ten best-ranked items a user has not had: the target is one of them if
+ * fewer than ten items of better rank are new to the user.  The user's events are generated again
+ * only where the target's rank alone does not decide it. */
 static status check_popular_chunk(void *ctx, int64_t chunk, int worker) {
     synth_job *job = ctx;
     synth_user *u = &job->scratch[worker];

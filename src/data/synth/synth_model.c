@@ -19,8 +19,8 @@ static const double topic_zipf = 1.1, rank_zipf = 1.0;
 static const double length_sigma = .70; /* of the logarithm of the length */
 enum { ITEMS_PER_TOPIC = 50, MIN_EVENTS = 3 };
 
-/* What a word is drawn for; with user and position it makes the counter of the draw.  The values
- * are above those of the rounds of permutations, which use the same word of the counter. */
+/* The purpose of a random word; with user and position it makes the counter of the draw.  The
+ * values are above those of the rounds of permutations, which use the same word of the counter. */
 enum { FOR_PROFILE = 1 << 30, FOR_LENGTH, FOR_TASTE, FOR_SESSION, FOR_ITEM, FOR_STARS };
 
 static rng_block draw(const synth_world *w, uint64_t user, uint32_t position, uint32_t what,
@@ -194,7 +194,7 @@ uint32_t synth_user_length(const synth_world *w, uint64_t user) {
     return (uint32_t)x;
 }
 
-/* Where a user stands just before an event: all the next draw depends on. */
+/* The state of a user just before an event: everything the next draw depends on. */
 typedef struct latent {
     uint32_t taste[SYNTH_TASTES]; /* topics, the favourite first */
     uint32_t topic;               /* of the session */
