@@ -178,6 +178,21 @@ sample_error sample_check(const sample *s) {
     return worst;
 }
 
+/* Spans that leave tiles which nothing sees, and some that every row of a tile sees: the first
+ * keys, and two spans near the row. */
+static void draw_sparse(const attn_args *a, inputs *in) {
+    for (int32_t b = 0; b < a->n_sequences; b++) {
+        for (int32_t i = in->offsets_q[b]; i < in->offsets_q[b + 1]; i++) {
+            int32_t row = i - in->offsets_q[b], end = row - 40;
+            in->func[i] = row < 64 ? 0 : 70;
+            for (int32_t f = 1; f < a->n_func; f++) {
+                end += (int32_t)rng_below(sample_draw(), 15);
+                in->func[f * a->func_stride + i] = end;
+            }
+        }
+    }
+}
+
 void sample_mask(attn_args *a, inputs *in, mask_kind mask) {
     a->window_left = mask == MASK_WINDOW ? 5 : -1;
     a->window_right = mask == MASK_FULL ? -1 : mask == MASK_WINDOW ? 3 : 0;
@@ -199,6 +214,7 @@ void sample_mask(attn_args *a, inputs *in, mask_kind mask) {
     a->func = in->func = zeros(a->n_func * a->func_stride, sizeof *in->func);
     for (int64_t i = 0; i < a->n_func * a->func_stride; i++)
         in->func[i] = (int32_t)rng_below(sample_draw(), (uint32_t)a->max_len_k + 10) - 5;
+    if (sample_draw() % 2 == 0) draw_sparse(a, in);
 }
 
 void sample_bias(sample *s, inputs *in, attn_bias bias, int32_t table_heads, int64_t span) {

@@ -1,4 +1,4 @@
-/* Activations in kernels: float32, bfloat16 and float16 behind one interface. Arithmetic is
+/* Activations in kernels: float32, bfloat16 and float16 behind one interface.  Arithmetic is
  * float32 everywhere; the type only says how numbers are stored. */
 #ifndef HSTU_CUDA_CORE_ACT_CUH
 #define HSTU_CUDA_CORE_ACT_CUH

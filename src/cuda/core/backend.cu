@@ -32,7 +32,7 @@ status cuda_alloc(backend *be, void **out, size_t bytes) {
     return cuda_failed(error, "clearing new memory");
 }
 
-/* cudaFree waits for the device, so no running kernel loses its memory. Recorded steps (CUDA
+/* cudaFree waits for the device, so no running kernel loses its memory.  Recorded steps (CUDA
  * graphs) are dropped because they may hold the address: a model made later can get the same
  * memory, and hence the same key. */
 void cuda_release(backend *be, void *memory) {
@@ -56,7 +56,7 @@ void *cuda_stream(backend *be) {
 }
 
 /* Allocates a quarter more than asked for: batches differ a little, and growing waits for the
- * device. Recorded steps hold the address of the old block, so they are dropped with it. */
+ * device.  Recorded steps hold the address of the old block, so they are dropped with it. */
 static status grow_own(cuda_state *s, cuda_block *block, size_t bytes) {
     size_t room = bytes + bytes / 4;
     CUDA_TRY(cudaStreamSynchronize(s->stream));

@@ -63,7 +63,7 @@ static inline status cuda_launched(const char *what) {
 }
 
 /* Scratch memory of at least `bytes`, 256-byte aligned, owned by the calling op until it returns
- * (the stream orders the next op after this one). One call an op: it may move. It grows when
+ * (the stream orders the next op after this one).  One call an op: it may move.  It grows when
  * more is asked for than ever before, which drops the recorded steps. */
 status cuda_scratch(backend *be, size_t bytes, void **out);
 
@@ -115,7 +115,7 @@ status cuda_matmul(backend *be, const cuda_product *p);
 
 extern const struct table_ops cuda_table_ops; /* table.cu: dynamic tables */
 
-/* The attention's families, between which attn.cu chooses. Those of SM 9.0a take the calls for
+/* The attention's families, between which attn.cu chooses.  Those of SM 9.0a take the calls for
  * which cuda_attn_sm90_can_fwd and _can_bwd are true. */
 status cuda_attn_sm80_fwd(backend *be, const attn_args *a);
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a);

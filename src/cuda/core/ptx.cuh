@@ -1,4 +1,4 @@
-/* PTX instructions that C++ cannot express, one function each, named as in the PTX manual. All
+/* PTX instructions that C++ cannot express, one function each, named as in the PTX manual.  All
  * of them exist from SM 8.0 on.
  *
  * Fragments of a 16 x 8 product over a warp, lane l, g = l / 4, t = l % 4 (16-bit kinds; two
@@ -99,7 +99,7 @@ __device__ static inline void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most N of the thread's groups, the latest, are pending. Other threads see what
+/* Waits until at most N of the thread's groups, the latest, are pending.  Other threads see what
  * arrived after a barrier. */
 template <int N> __device__ static inline void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");

@@ -1,5 +1,5 @@
 /* The gate after the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, laid
- * out as in norm_row.cuh. The backward pass draws the dropout mask again, one draw for four
+ * out as in norm_row.cuh.  The backward pass draws the dropout mask again, one draw for four
  * columns, which overlaps with the bytes: 3 rows of activations forward, 5 backward. */
 #include "cuda/ops/norm_row.cuh"
 

@@ -5,7 +5,7 @@
 
 enum { L2_THREADS = 128, L2_ROWS = L2_THREADS / WARP };
 
-/* The warp's row, or -1 behind the last. */
+/* The warp's row, or -1 after the last. */
 __device__ static inline int64_t row_of_warp(int64_t n) {
     int64_t i = (int64_t)blockIdx.x * L2_ROWS + (int)threadIdx.x / WARP;
     return i < n ? i : -1;

@@ -2,8 +2,8 @@
  * bytes.
  *
  * Forward: the product with bias and residual in its epilogue writes z, one pass computes y from
- * it. Backward: one pass turns dy into dz in place and sums the columns for dbias; then the two
- * products. Weights and biases are float32: 16-bit activations are multiplied with a copy in
+ * it.  Backward: one pass turns dy into dz in place and sums the columns for dbias; then the two
+ * products.  Weights and biases are float32: 16-bit activations are multiplied with a copy in
  * their type, made each time (for 1024 x 4096 that is 25 MB, 1 % of the time of its product with
  * 131168 rows). */
 #include "cuda/core/reduce.cuh"

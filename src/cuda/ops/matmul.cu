@@ -3,7 +3,7 @@
  * cuBLASLt is column-major, so the product is computed as d^T = b^T a^T: a row-major matrix is
  * its own transpose in column-major order, and nothing is moved.  The heuristic that chooses a
  * kernel for a shape is asked once (tens of microseconds), and its answer is cached in a small
- * table. The number of tokens changes from batch to batch, so a dimension on which no row
+ * table.  The number of tokens changes from batch to batch, so a dimension on which no row
  * length depends is rounded up for the query: the answer depends on the rounded shape alone,
  * not on earlier queries, and hence is the same in a run that was interrupted. */
 #include <string.h>

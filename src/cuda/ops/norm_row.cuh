@@ -62,7 +62,7 @@ template <typename R> __device__ static inline int row_column(int p) {
     return (p * R::LANES + row_lane<R>()) * R::V;
 }
 
-/* Shared memory for the sums of one row's warps. A sum has one barrier, before the warps' parts
+/* Shared memory for the sums of one row's warps.  A sum has one barrier, before the warps' parts
  * are read; so the same room can be used again only after another sum with another room. */
 template <typename R> struct row_room { float2 part[R::WARPS]; };
 

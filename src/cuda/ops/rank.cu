@@ -7,7 +7,7 @@
  * shared memory feed 16 of them).
  *
  * Ranks: each tile counts what beats the targets, then a warp a query takes the seen rows out
- * again. No scores are stored.  The k best: scores of a piece of the corpus go to scratch memory,
+ * again.  No scores are stored.  The k best: scores of a piece of the corpus go to scratch memory,
  * and a block a query keeps its best in shared memory. */
 #include <math.h>
 
@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS) rank_count_any_kernel(rank_job
     }
 }
 
-/* A warp a query: seen rows are taken out of the count, once even if listed twice. A target
+/* A warp a query: seen rows are taken out of the count, once even if listed twice.  A target
  * whose score is NaN ranks below all other rows, seen or not. */
 static __global__ void __launch_bounds__(THREADS) rank_finish_any_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
@@ -188,7 +188,7 @@ static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job 
     }
 }
 
-/* Keys order by score, then smaller row first; 0 is below all of them. Adding 0 turns -0 into
+/* Keys order by score, then smaller row first; 0 is below all of them.  Adding 0 turns -0 into
  * +0. */
 __device__ static inline key key_of(float score, int32_t row) {
     unsigned bits = __float_as_uint(score + 0.0f);

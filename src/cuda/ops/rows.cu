@@ -5,7 +5,7 @@
  * Scatter must give the same bits every time and stay balanced although one row of a table may own
  * half of the batch and others one token each.  So not rows but the order itself is cut, into
  * chunks of 16 to 64 entries; a thread owns V columns of a chunk and adds up runs of equal rows.  A
- * row that lies wholly in one chunk is added to the gradient at once. For a row that continues
+ * row that lies wholly in one chunk is added to the gradient at once.  For a row that continues
  * into the next chunks each chunk leaves one partial sum, and a second kernel adds those, 32 in
  * parallel.  The limit is the bytes of dy, which are read once; partial sums are 1/32 of them at
  * most where chunks have 64 entries. */

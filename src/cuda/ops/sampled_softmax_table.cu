@@ -3,7 +3,7 @@
  * A use is a row of the table that a loss row met, with a weight; the gradient of l2(row) is the
  * sum of weight * query over its uses.  The sums are made in scratch memory by atomic additions
  * of packs of 4 in the L2 cache, which bound the time; then each row passes once through the
- * derivative of l2. Where a table is so small that a block uses each row several times, the
+ * derivative of l2.  Where a table is so small that a block uses each row several times, the
  * block sorts its uses by row first and adds each row once: in ML-1M (3883 rows, 141 loss rows of
  * 129 uses a block) that leaves a fifth of the additions.  In deterministic mode the sums are
  * 64-bit integers, whose order does not matter. */
@@ -14,7 +14,7 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
 /* Sorting pays from this many uses of a row on, in one block. */
 enum { MIN_USES_OF_ROW = 2, MAX_SORT_ROWS = 65535 };
 
-/* A warp a loss row. Padding rows may hold anything. */
+/* A warp a loss row.  Padding rows may hold anything. */
 static __global__ void __launch_bounds__(THREADS)
     sampled_softmax_table_largest_any_kernel(softmax_job j) {
     int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
@@ -64,7 +64,7 @@ __device__ static inline void add_pack_fixed(unsigned long long *sum, float weig
     fixed_add(&sum[3], weight * q.w, scale);
 }
 
-/* A warp a loss row, whose query is in shared memory, padded with zeros. The packs of its uses
+/* A warp a loss row, whose query is in shared memory, padded with zeros.  The packs of its uses
  * are assigned to the lanes in order, so that no lane idles where a row is not a multiple of 32
  * packs. */
 template <bool IS_FIXED>
@@ -100,7 +100,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* The shared memory of a block: `rows` loss rows and all their uses. */
 typedef struct sorted {
-    float4 *query;       /* (rows, width / 4), zeros behind E */
+    float4 *query;       /* (rows, width / 4), zeros after E */
     float *weight;       /* (rows, R + 1): of the uses, those of table row 0 first, ... */
     int *end;            /* (V): where the uses of a row end, and those of the next begin */
     unsigned short *who; /* (rows, R + 1): the loss rows of the uses */

@@ -6,7 +6,7 @@
  * from 16 GiB come at 50.9 GB/s from managed memory and at 9.7 from pinned (H200, 2026-11-15). */
 #include "cuda/table/table.cuh"
 
-/* Advises the driver on managed memory: where it stays, and who accesses it. The functions
+/* Advises the driver on managed memory: where it stays, and who accesses it.  The functions
  * changed with CUDA 13. */
 #if CUDART_VERSION >= 13000
 static cudaError_t advise(void *memory, size_t bytes, cudaMemoryAdvise what, int device) {

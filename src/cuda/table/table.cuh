@@ -120,7 +120,7 @@ __device__ static inline int find_among(const table_entry *entries, unsigned lon
     return -1;
 }
 
-/* The place of the lane's key in its bucket, or -1. All lanes must call this; a lane without a
+/* The place of the lane's key in its bucket, or -1.  All lanes must call this; a lane without a
  * key passes any valid bucket. */
 __device__ static inline int probe(probe_room *room, const unsigned char *bucket, uint64_t key,
                                    uint32_t digest) {

@@ -1,5 +1,5 @@
 /* How new keys are admitted to a bucket: the device functions of table_place.cu, which says
- * which key owns a bucket. A lane settles a bucket that has empty slots for its few new keys;
+ * which key owns a bucket.  A lane settles a bucket that has empty slots for its few new keys;
  * teams of 8 lanes find the entry to evict from a full bucket for a single new key, each lane
  * looking at 8 of the slots; and a team settles a bucket where several new keys must evict
  * others. */
@@ -115,7 +115,7 @@ __device__ static inline bool leaves_before(const old_entry &x, const old_entry 
 }
 
 /* The entry to evict first from a team's bucket, by (score, key), among the slots that may be
- * taken. Lane p of the team looks at every TEAM-th slot from p on, AT_ONCE of them at a time, so
+ * taken.  Lane p of the team looks at every TEAM-th slot from p on, AT_ONCE of them at a time, so
  * that a team reads 128 bytes with each load.  All lanes of the warp come here; those of a team
  * that does not ask read nothing. */
 template <int AT_ONCE>
@@ -218,7 +218,7 @@ __device__ static inline bool settle_few(const table_level &l, const table_place
         n++;
     }
     if (at != 0 || n > __popcll(empty)) return false;
-    if (n > 1) { /* missing ones, the last of all, stay behind: equal ones do not change places */
+    if (n > 1) { /* missing keys stay last: the sort is stable */
         order_keys(k[0], k[1]);
         order_keys(k[1], k[2]);
         order_keys(k[0], k[1]);
@@ -268,7 +268,7 @@ typedef struct team_bucket {
     bool is_late;             /* or waits for the second round */
 } team_bucket;
 
-/* Follows the chain of a bucket: lane p of the team keeps the p-th key, memory those behind. */
+/* Follows the chain of a bucket: lane p of the team keeps the p-th key, memory those after it. */
 __device__ static inline team_keys take_chain(const table_place_args &a, const place_room &room,
                                               uint32_t newest) {
     uint32_t part = (uint32_t)warp_lane() % TEAM, mine = 0;
@@ -328,7 +328,7 @@ __device__ static inline bool next_key(const table_place_args &a, const team_key
     return has;
 }
 
-/* One new key of each team is admitted or rejected. In the first round it is not known which
+/* One new key of each team is admitted or rejected.  In the first round it is not known which
  * entries the call touched: where it matters, the bucket waits for the second. */
 __device__ static inline void settle_key(const table_level &l, const table_place_args &a,
                                          const place_room &room, const new_key &k, bool is_on,

@@ -4,7 +4,7 @@
  * sort takes long to compile.
  *
  * Half a hash is half the passes of the sort, which are the limit (H200, 2^20 ids: 0.22 ms with
- * whole hashes).  Different ids seldom share it: a dozen pairs among 350 000. Such runs are
+ * whole hashes).  Different ids seldom share it: a dozen pairs among 350 000.  Such runs are
  * found and repaired, a block each: sorted by the low half, stably, in time linear in their
  * length even for adversarial ids. */
 #include <cub/device/device_radix_sort.cuh>

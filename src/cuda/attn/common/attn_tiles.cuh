@@ -7,9 +7,9 @@
  * - TILES_SLOTS: sequence b owns the slots offsets[b] / rows + b up to offsets[b + 1] / rows + b,
  *   which are enough for its tiles and at most one too many; heads of a slot follow each other.
  * - TILES_CHUNKS: a chunk is as many sequences and heads as leave what their tiles read in the
-  * L2 cache; in a chunk the tiles that see most come first, so that only short work is left at
-  * the end. With a plan (tiles_plan: a small kernel before) sequences are ordered by length,
-  * longest first. */
+ *   L2 cache; in a chunk the tiles that see most come first, so that only short work is left at
+ *   the end.  With a plan (tiles_plan: a small kernel before) sequences are ordered by length,
+ *   longest first. */
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
 
@@ -39,7 +39,7 @@ typedef struct tiles_unit {
 } tiles_unit;
 
 /* The last i of 0 .. n - 1 with first(i) <= x, where first ascends and first(0) <= x; first(i) =
- * offsets[i] / rows + i or, with rows 0, offsets[i]. A warp searches together, 32 places at a
+ * offsets[i] / rows + i or, with rows 0, offsets[i].  A warp searches together, 32 places at a
  * time.
  */
 __device__ static inline int tiles_search(const int32_t *offsets, int rows, int n, int x) {
@@ -101,7 +101,8 @@ __device__ static inline int tiles_take(const attn_tiles &t) {
     return (int)(gridDim.x + atomicAdd(t.counter, 1u));
 }
 
-/* By one thread of each block after its last unit: the last block sets the counters back to zero. */
+/* By one thread of each block after its last unit: the last block sets the counters back to zero.
+ */
 __device__ static inline void tiles_done(const attn_tiles &t) {
     __threadfence();
     if (atomicAdd(t.counter + 1, 1u) + 1 < gridDim.x) return;

@@ -2,15 +2,15 @@
  * the bias of the pairs a thread holds.
  *
  * A block owns ROWS rows of one sequence and head (queries, or keys where dk and dv are summed), a
- * warp 16 of them. The other side passes through shared memory, COLUMNS rows at a time, and a warp
+ * warp 16 of them.  The other side passes through shared memory, COLUMNS rows at a time, and a warp
  * takes 16 of those at once: the scores of such a square are in 8 registers of a thread and enter
  * the next product from there, because the sum over columns may take them in any order (the
- * fragment's columns t and t + 4 are the square's 2t and 2t + 1). Squares in which no row sees
- * anything are skipped. At small D the limit is the arithmetic per pair (bias, SiLU, mask), at
+ * fragment's columns t and t + 4 are the square's 2t and 2t + 1).  Squares in which no row sees
+ * anything are skipped.  At small D the limit is the arithmetic per pair (bias, SiLU, mask), at
  * large D the reading of fragments from shared memory.
  *
  * EXACT: operands are split into two TF32 numbers, big + small, and small x small is left out
- * (3xTF32): the error is that of float32. Otherwise they are rounded once, to TF32; only up to DIM
+ * (3xTF32): the error is that of float32.  Otherwise they are rounded once, to TF32; only up to DIM
  * = 64, where the time counts, to keep the build short. */
 #ifndef HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
 #define HSTU_CUDA_ATTN_F32_ATTN_F32_CUH

@@ -2,7 +2,7 @@
  * job of one launch, tiles in shared memory, products of tiles over a warp, masks, biases and SiLU
  * of the scores a thread holds.
  *
- * Rows are queries and columns keys everywhere. A warp's scores lie as the products leave them
+ * Rows are queries and columns keys everywhere.  A warp's scores lie as the products leave them
  * (ptx.cuh): with g = l / 4 and t = l % 4, x[m][n][e] of lane l is row 16 m + g + 8 (e / 2), column
  * 8 n + 2 t + e % 2 of the warp's tile of 32 rows.
  *
@@ -64,10 +64,10 @@ typedef struct half_block {
     int begin, end;
 } half_block;
 
-/* The schedule, in the order in which blocks start. Under a causal mask the last rows, and the
+/* The schedule, in the order in which blocks start.  Under a causal mask the last rows, and the
  * first keys, have the most work, so they come first: otherwise one multiprocessor might still
- * compute such a tile when all others are idle. That holds within groups of sequences and heads;
- * groups follow each other, so that blocks that run at the same time share the L2 cache. Every
+ * compute such a tile when all others are idle.  That holds within groups of sequences and heads;
+ * groups follow each other, so that blocks that run at the same time share the L2 cache.  Every
  * thread computes this for itself, which is faster than a broadcast through shared memory. */
 __device__ static inline half_block half_block_of(const half_job &job, int tile_size,
                                                   bool is_last_first) {
@@ -104,7 +104,7 @@ __device__ static inline half_range half_range_of(const attn_args &a, const attn
 }
 
 /* The work of a block and the ranges of its warps, kept in shared memory because registers are
- * scarce. Visible after a barrier. */
+ * scarce.  Visible after a barrier. */
 typedef struct half_walk {
     half_block block;
     half_range warps[8];
@@ -127,9 +127,9 @@ __device__ static inline int half_next(const half_job &job, const half_block &t,
     return col;
 }
 
-/* The swizzle: where 16 bytes of a tile of rows of WIDTH numbers lie. Their place in the row is
+/* The swizzle: where 16 bytes of a tile of rows of WIDTH numbers lie.  Their place in the row is
  * XORed with the row's number, so that the same column of eight rows is in eight different
- * groups of banks. A tile starts at a multiple of its row's bytes, so columns can be chosen by
+ * groups of banks.  A tile starts at a multiple of its row's bytes, so columns can be chosen by
  * XOR. */
 template <int WIDTH> __device__ static inline uint32_t half_place(int row, int chunk) {
     int turn = WIDTH >= 64 ? row & 7 : row >> 1 & 3;
@@ -189,7 +189,7 @@ __device__ static inline const T *half_at(const half_matrix &m, int64_t row, int
 }
 
 /* Starts the copy of a tile of N rows: row .. row + n_rows - 1 of the jagged rows, and zeros
- * beyond them and beyond dim. A loop in which registers are scarce passes thread_index(). */
+ * beyond them and beyond dim.  A loop in which registers are scarce passes thread_index(). */
 template <typename T, int D, int N, int THREADS>
 __device__ static inline void half_load(char *to, const half_matrix &m, int64_t row, int n_rows,
                                         int head, int copy_bytes, unsigned thread = threadIdx.x) {

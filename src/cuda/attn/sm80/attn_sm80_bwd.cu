@@ -5,12 +5,12 @@
  * = sum_j ds k_j, dk_j = sum_i ds q_i and dv_j = sum_i a dout_i.
  *
  * A block owns a tile of keys of one sequence and head, which stays in shared memory with its
- * values, and visits tiles of queries. For each, its warps first compute the weights a and the ds
+ * values, and visits tiles of queries.  For each, its warps first compute the weights a and the ds
  * of a part of the tile and put them, in 16 bits, into shared memory; after a barrier half of the
  * warps add to dv, the other half to dk, which they keep in registers, and all of them make dq of
  * these keys: five products in all. dq is complete where one tile holds the sequence's keys;
  * elsewhere it is added to float32 sums by atomic additions (split-K over the keys), and a second
- * kernel rounds it. In deterministic mode, or where a bias has gradients, attn_sm80_bwd_dq.cu
+ * kernel rounds it.  In deterministic mode, or where a bias has gradients, attn_sm80_bwd_dq.cu
  * computes dq.
  *
  * Bound by the tensor cores and nearly as much by the shared memory that feeds them: a warp's part
@@ -64,7 +64,7 @@ typedef struct keys_extra {
 
 /* The places of the tiles. */
 typedef struct keys_tiles {
-    char *keys, *values, *queries, *weights; /* dout lies behind queries, ds behind weights */
+    char *keys, *values, *queries, *weights; /* dout follows queries, ds follows weights */
 } keys_tiles;
 
 /* Whether the block makes dq as a whole. */
@@ -176,8 +176,8 @@ __device__ static inline void keys_add(float (*acc)[S::O_COLS][4], uint32_t left
         keys_add_step<T, S>(acc, left, right, k);
 }
 
-/* Where the sums of dq of a tile of queries are. Sequence b owns the slots from offsets_q[b] /
- * QUERIES + b on, enough for its last, partial tile too. In a slot the numbers of one register
+/* Where the sums of dq of a tile of queries are.  Sequence b owns the slots from offsets_q[b] /
+ * QUERIES + b on, enough for its last, partial tile too.  In a slot the numbers of one register
  * of all threads follow each other. */
 template <typename S>
 __device__ static inline float *keys_sums(const half_job &job, const half_block &t, int query) {

@@ -1,14 +1,14 @@
 /* HSTU attention of 16-bit activations, forward, for every card (contract: attn_args in ops/ops.h).
  *
  * A block owns WARPS_M x 32 rows of one sequence and head; each warp keeps 32 rows of outputs, 128
- * columns of them at most, in registers (128 a thread). The tile of queries stays in shared memory
+ * columns of them at most, in registers (128 a thread).  The tile of queries stays in shared memory
  * (at D = 64 in registers); tiles of keys and values pass through it by cp.async, in two pipeline
- * stages. There is no softmax, hence no statistics: a score's way is product, SiLU, product. The
+ * stages.  There is no softmax, hence no statistics: a score's way is product, SiLU, product.  The
  * limit is the tensor cores' rate and, close to it, the bytes that feed them from shared memory,
  * which is why a warp takes 32 rows: each chunk of a column it reads is used twice.
  *
  * At D = 256 two warps share 32 rows: each computes the scores of half of the columns, and they
- * exchange them through shared memory. The scores of a tile are computed one step before its
+ * exchange them through shared memory.  The scores of a tile are computed one step before its
  * product with the values, so that their SiLU overlaps with the tensor cores. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
@@ -62,7 +62,7 @@ __device__ static inline void fwd_load(const half_job &job, const half_block &t,
                                          job.copy_bytes);
 }
 
-/* Keys and values, these n_stages tiles behind those. */
+/* Starts the copies of keys and values; the values' stages follow the n_stages of keys. */
 template <typename T, int D, typename S>
 __device__ static inline void fwd_load_both(const half_job &job, const half_block &t, char *to,
                                             int col) {

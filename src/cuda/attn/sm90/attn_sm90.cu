@@ -27,7 +27,7 @@ bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a) {
     return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) && is_readable(a);
 }
 
-/* Biases need a head dimension of at most 128. Where heads share a table, these kernels add to
+/* Biases need a head dimension of at most 128.  Where heads share a table, these kernels add to
  * its gradient in an order that varies from run to run, which deterministic mode forbids. */
 static bool can_bias_bwd(const backend *be, const attn_args *a) {
     bool is_shared = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads < a->n_heads;
@@ -72,7 +72,7 @@ static status find_encode(encode_fn *out) {
 }
 
 /* Encodes a tensor map of `rank` dimensions: columns, rows, and, where there are more, parts of
- * a row, and grains. Rows of a box are swizzled by 128 or 64 bytes, their length. */
+ * a row, and grains.  Rows of a box are swizzled by 128 or 64 bytes, their length. */
 static status map_encode(CUtensorMap *map, act_type act, int rank, const void *rows,
                          const cuuint64_t *size, const cuuint64_t *step, const cuuint32_t *box) {
     encode_fn encode = NULL;

@@ -39,15 +39,15 @@ status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t
                        int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
 
 /* In four, so that a box of `box_rows` rows is grains of 8 rows, each with all `dim` columns of
- * a head: part z of its rows follows part z - 1. A box must not reach beyond the last row. */
+ * a head: part z of its rows follows part z - 1.  A box must not reach beyond the last row. */
 status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                         int64_t n_columns, int64_t stride, int box_rows, int dim);
 
 /* Launches a kernel that may start while the last blocks of the one before it in the stream
- * still run (programmatic dependent launch), in a CUDA graph as well. Each of its threads calls
+ * still run (programmatic dependent launch), in a CUDA graph as well.  Each of its threads calls
  * grid_wait (ptx_sm90.cuh) before the kernel touches memory, also the threads and blocks that
  * have nothing to do: the kernel after this one relies on the one before this one being done,
- * too. Arguments are converted to the kernel's types. */
+ * too.  Arguments are converted to the kernel's types. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
 static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), int64_t n_blocks,
                                              int n_threads, size_t shared_bytes,
@@ -177,7 +177,7 @@ __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, 
 }
 
 /* The same, staged in shared memory: a warp's 16 rows, row0 and on, of its warpgroup's 64, in a
- * buffer of 16 rows of its own, swizzled as TMA does it. Then neighbouring lanes store
+ * buffer of 16 rows of its own, swizzled as TMA does it.  Then neighbouring lanes store
  * neighbouring 16 bytes, whole rows at once: four times as fast. */
 template <typename T, int D>
 __device__ static inline void store_staged(char *room, T *to, int64_t stride, int row0, int n,

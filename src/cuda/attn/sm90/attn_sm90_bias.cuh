@@ -3,10 +3,10 @@
  * A warpgroup adds them to its scores in registers, 64 rows by some columns; rows are queries in
  * the forward kernels and keys in the backward ones.
  * - A table comes tile by tile through TMA, 64 queries by 64 keys.  Bound by its bytes.
- * - For position and time the producer warp writes, beside each tile, the times of its columns
- * and the position weights of its diagonals.  A score then costs a subtraction and
- *   two look-ups: the table of ops/time_bucket.h and the weights of the buckets.  Bound by these
- *   look-ups and the instructions around them, about fifteen a score. */
+ * - For position and time the producer warp writes, beside each tile, the times of its columns and
+ *   the position weights of its diagonals.  A score then costs a subtraction and two look-ups: the
+ *   table of ops/time_bucket.h and the weights of the buckets.  Bound by these look-ups and the
+ *   instructions around them, about fifteen a score. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BIAS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BIAS_CUH
 
@@ -86,7 +86,7 @@ __device__ static inline void time_tables_load(const attn_args &a, const uint32_
         t->weights[i] = a.time_w[i];
 }
 
-/* What is stored beside a tile. Times are differences to a time of the sequence, in 31 bits;
+/* What is stored beside a tile.  Times are differences to a time of the sequence, in 31 bits;
  * where one does not fit, the tile is wide. positions: the weight of column c and row r of the
  * tile is at c - r + ROWS - 1. */
 template <int ROWS, int COLUMNS> struct time_tile {

@@ -1,7 +1,7 @@
 /* What the backward kernels of the attention on Hopper share: masks, functions of scores, sums.
  *
  * A block computes with a tile of keys and visits the tiles of 64 queries that see any of them
- * (attn_sm90_bwd_producer.cuh says which). Scores are computed with keys as rows, so that weights
+ * (attn_sm90_bwd_producer.cuh says which).  Scores are computed with keys as rows, so that weights
  * and their gradients go from registers into dv and dk; the gradients also pass through shared
  * memory, where they are multiplied with the keys: dq, five products in all. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH

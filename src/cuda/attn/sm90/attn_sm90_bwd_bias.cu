@@ -1,5 +1,5 @@
 /* HSTU attention with a bias, backward, on Hopper: one choice of tile sizes for each head
- * dimension, so that there are few kernels to compile. One warpgroup a block takes 0.81 to 0.98 of
+ * dimension, so that there are few kernels to compile.  One warpgroup a block takes 0.81 to 0.98 of
  * the time of two (H200, 2026-11-15; head dimensions 32 and 64, sequences up to 200, 512 and 1024).
  *
  * The gradients of a bias are computed by another kernel (attn_sm90_bwd_dq_bias.cu); where they are

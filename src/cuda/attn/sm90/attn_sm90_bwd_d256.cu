@@ -1,10 +1,10 @@
 /* HSTU attention, backward, on Hopper: head dimension 256, long sequences.
  *
- * A block computes with 64 keys. Their dk and dv fill the registers of a warpgroup each, so the
+ * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
  * work is divided by result: one consumer warpgroup makes scores and weights, keeps dv, and leaves
- * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk. Both
- * have two products a tile, so neither waits long. Another kernel recomputes dq
- * (attn_sm90_bwd_dq.cu). Bound by the tensor cores. */
+ * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk.  Both
+ * have two products a tile, so neither waits long.  Another kernel recomputes dq
+ * (attn_sm90_bwd_dq.cu).  Bound by the tensor cores. */
 #include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
 
 typedef struct wide_shape {
@@ -41,7 +41,7 @@ __device__ static inline uint32_t wide_mask(const attn_args &a, const bwd_keys &
     return bwd_mask(a, w.pair.s, w.key0 + row_of_thread(), word / TILE_NUMBER * QUERIES);
 }
 
-/* dv of a tile of keys, over tiles of queries from n on. Returns the first tile after them. */
+/* dv of a tile of keys, over tiles of queries from n on.  Returns the first tile after them. */
 template <typename T>
 __device__ static inline int wide_tiles_dv(const attn_args &a, const wide_room &room, int n,
                                            float (&dv)[D / 2]) {

@@ -1,13 +1,13 @@
 /* HSTU attention, backward, on Hopper: head dimension 256, sequences that are worked on whole.
  *
- * A block computes with 64 keys. Their dk and dv fill the registers of a warpgroup each, so the
+ * A block computes with 64 keys.  Their dk and dv fill the registers of a warpgroup each, so the
  * work is divided by result: one consumer warpgroup makes scores and weights, keeps dv, and leaves
  * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk. dq
  * comes later, 64 queries a warpgroup, from gradients of scores that were kept in memory
  * (attn_sm90_bwd_d256_steps.cuh says what is done when); in a sequence of one tile it comes at
- * once, half of the columns a warpgroup. The epilogue stages results in slots whose tiles are no
- * longer needed. Bound by the L2 cache, which brings 64 KB for four products of 64 x 64 pairs; with
- * short sequences by latency.
+ * once, half of the columns a warpgroup.  The epilogue stages results in slots whose tiles are no
+ * longer needed.  Bound by the L2 cache, which brings 64 KB for four products of 64 x 64 pairs;
+ * with short sequences by latency.
  *
  * TFLOP/s by replay (H200, 2026-11-15; 4 heads, causal, bfloat16; sequences x lengths):
  *                                                       128 x 1..512   128 x 1..200   512 x 1..50
@@ -29,12 +29,12 @@ __device__ static inline const char *slot_wait(const wide_room &room, int slots,
 }
 
 /* Releases a slot when all lanes of the warp are done with it: a lane that had not waited yet
- * could find the barrier a phase too far. Products and __syncwarp ensure that. */
+ * could find the barrier a phase too far.  Products and __syncwarp ensure that. */
 __device__ static inline void slot_release(const wide_room &room, int slots, int place) {
     release(&room.end->free[slots >> place & 7]);
 }
 
-/* Releases a slot the warp does not need. It waits all the same: a barrier may be waited for
+/* Releases a slot the warp does not need.  It waits all the same: a barrier may be waited for
  * only if its earlier phases are known to be over. */
 __device__ static inline void slot_pass(const wide_room &room, int slots, int place) {
     slot_wait(room, slots, place);
@@ -156,7 +156,7 @@ __device__ static inline void wide_tile_dv(const attn_args &a, const wide_room &
     slot_release(room, slots, AT_DOUTS);
 }
 
-/* Leaves the gradients of tile n in shared memory. All warps know then that the bulk copy of the
+/* Leaves the gradients of tile n in shared memory.  All warps know then that the bulk copy of the
  * tile before, if there was one, has read its gradients. */
 __device__ static inline void wide_put(const wide_room &room, int flags, int n,
                                        const uint32_t (&ds)[4][4]) {

@@ -6,13 +6,13 @@
  * - dq of 128 queries grows by the part of 64 keys;
  * - nothing to multiply: sums of zero to be stored, or only the flag STEP_STORED.
  * Steps are queued for the consumer warps, and their operands are loaded into one of six slots of
- * 32 KB, in the order in which slots become free. So the keys of the next tile are loaded while the
- * last queries of this one are used.
+ * 32 KB, in the order in which slots become free.  So the keys of the next tile are loaded while
+ * the last queries of this one are used.
  *
  * Gradients of scores go to memory as they are multiplied, 8 KB a tile in 16 bits, and come back
  * when all keys have been seen: an eighth of the bytes of partial sums of dq, which now stay in
- * registers. The copies to memory are waited for while the next sequence begins. A sequence of one
- * tile needs none of this. The bits are the same in every run. */
+ * registers.  The copies to memory are waited for while the next sequence begins.  A sequence of
+ * one tile needs none of this.  The bits are the same in every run. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_D256_STEPS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_D256_STEPS_CUH
 
@@ -23,9 +23,9 @@ enum { GRAIN = 8 * D * 2, SLOT = 8 * GRAIN, DS = KEYS * DS_ROW, SLOPES = KEYS * 
 enum { BYTES = SLOTS * SLOT + 2 * DS + 2 * SLOPES };
 enum { PAIR_WORDS = sizeof(bwd_pair) / sizeof(int) };
 
-/* Flags of a step. Of a tile: FULL, all its pairs are seen; KEEP, its gradients go to memory;
- * ALONE, it is its sequence's only one. Of dq: HAS and the next bit, which of the two warpgroups
- * have gradients. FIRST, LAST: of the sums. STORED: gradients up to here have to be in memory. */
+/* Flags of a step.  Of a tile: FULL, all its pairs are seen; KEEP, its gradients go to memory;
+ * ALONE, it is its sequence's only one.  Of dq: HAS and the next bit, which of the two warpgroups
+ * have gradients.  FIRST, LAST: of the sums.  STORED: gradients up to here have to be in memory. */
 enum { STEP_TILE, STEP_DQ, STEP_NOTHING, STEP_END, STEP_KIND = 3 };
 enum {
     STEP_FIRST = 4,
@@ -158,7 +158,7 @@ __device__ static inline void step_put(const wide_room &room, wide_ask *at, cons
 }
 
 /* Where the gradients of a sequence's tiles are kept: those of one tile of keys follow each
- * other. Sequences alternate between two buffers of the block. */
+ * other.  Sequences alternate between two buffers of the block. */
 __device__ static inline char *ds_of(const wide_job &job, const bwd_pair &p, int turn, int tile,
                                      int keys) {
     int n_tiles = (p.s.len_q + QUERIES - 1) / QUERIES;
@@ -171,7 +171,7 @@ typedef struct wide_keys {
     int key0, flags, slots; /* slots of keys and values */
 } wide_keys;
 
-/* Queues and loads the step in which keys meet queries from `row` on. The keys' slots are taken
+/* Queues and loads the step in which keys meet queries from `row` on.  The keys' slots are taken
  * with the first and released with the last tile: where dq follows at once, they are needed
  * until it is done. */
 __device__ static inline void ask_tile(const wide_job &job, const wide_room &room, wide_ask *at,
@@ -223,7 +223,7 @@ __device__ static inline void ask_keys(const wide_job &job, const wide_room &roo
     }
 }
 
-/* Bits of the tiles of keys that this lane's queries, 64 lane and on, see. Queries that see none
+/* Bits of the tiles of keys that this lane's queries, 64 lane and on, see.  Queries that see none
  * meet the first keys all the same: their dq is zero, and has to be written. */
 __device__ static inline uint32_t ask_sees(const attn_args &a, const attn_sequence &s) {
     int row = (int)threadIdx.x % 32 * QUERIES;
@@ -276,7 +276,7 @@ __device__ static inline void ask_late(const wide_job &job, const wide_room &roo
     at->late = -1;
 }
 
-/* All steps of a sequence and head; where there is none, only dq of the one before. The next one
+/* All steps of a sequence and head; where there is none, only dq of the one before.  The next one
  * is dequeued shortly before this one's end: work claimed early cannot be balanced.
  */
 __device__ static inline void ask_pair(const wide_job &job, const wide_room &room, wide_ask *at,
@@ -298,7 +298,7 @@ __device__ static inline void ask_pair(const wide_job &job, const wide_room &roo
     at->late = at->n;
 }
 
-/* The producer warp. One lane waits for all, here and above: a lane that comes late to a barrier
+/* The producer warp.  One lane waits for all, here and above: a lane that comes late to a barrier
  * may find it a phase too far. */
 __device__ static inline void ask_all(const wide_job &job, const wide_room &room) {
     wide_end *e = room.end;

@@ -1,9 +1,9 @@
 /* dq of the attention on Hopper, recomputed: in deterministic mode, and at head dimension 256.
  *
  * A block owns 128 queries and sums dq over the keys, in their order: scores and dp are computed a
- * second time, but each sum has one owner. A producer warp loads tiles of keys and values, two
+ * second time, but each sum has one owner.  A producer warp loads tiles of keys and values, two
  * consumer warpgroups of 64 rows compute; the sum over a tile overlaps with the scores of the next
- * one. Bound by the tensor cores. */
+ * one.  Bound by the tensor cores. */
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
 enum { STAGES = 2, WARPS = 8 };

@@ -1,16 +1,16 @@
-/* dq of the attention with a bias on Hopper, and the gradients of the bias. Each sum has one owner
+/* dq of the attention with a bias on Hopper, and the gradients of the bias.  Each sum has one owner
  * or is a sum of integers, whose order does not matter.
  *
  * The frame is that of the persistent forward kernel (attn_sm90_fwd.cuh): a block owns queries,
- * with the rows of dout beside them, and visits tiles of keys and values. Scores and dp are
+ * with the rows of dout beside them, and visits tiles of keys and values.  Scores and dp are
  * recomputed and become gradients of scores, which are multiplied with the keys: three products.
- * - A table's gradient is added to memory as it comes, 8 bytes at once. Bound by these bytes.
- * - Position and time have few cells, to which all pairs add. A warp adds integers to cells of its
+ * - A table's gradient is added to memory as it comes, 8 bytes at once.  Bound by these bytes.
+ * - Position and time have few cells, to which all pairs add.  A warp adds integers to cells of its
  *   own in shared memory, in units that its largest gradient so far decides (18 bits below it;
  *   attn_bias.cuh says why integers): to the cell of a time bucket when the next pair of a row is
  *   of another bucket, which is rare because times are sorted; to that of a diagonal after two
- *   pairs. Seven tiles (1024 pairs a warp) fit 32 bits; then, and at a unit's end, the sums go to
- *   64-bit cells of the block, and from there, when it ends, to those of the batch. Bound by
+ *   pairs.  Seven tiles (1024 pairs a warp) fit 32 bits; then, and at a unit's end, the sums go to
+ *   64-bit cells of the block, and from there, when it ends, to those of the batch.  Bound by
  *   instructions, about 45 a pair, and by latency: registers allow eight warps a multiprocessor. */
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"

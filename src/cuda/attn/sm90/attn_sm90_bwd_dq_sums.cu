@@ -1,6 +1,6 @@
 /* The host side before and after the attention's backward kernels on Hopper: the schedule and,
  * where blocks share float32 sums of dq (split-K over the keys), scratch memory that is set to zero
- * before and rounded into dq after. The rounding is bound by bytes: 4 + 4 + 2 a number. */
+ * before and rounded into dq after.  The rounding is bound by bytes: 4 + 4 + 2 a number. */
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 

@@ -1,7 +1,7 @@
 /* The backward kernel of the attention on Hopper that owns keys: head dimensions 32 to 128.
  *
- * A persistent kernel with one producer warp. A consumer warpgroup computes with 64 keys and keeps
- * their dk and dv in registers. For each tile of queries it makes scores and dp, weights and their
+ * A persistent kernel with one producer warp.  A consumer warpgroup computes with 64 keys and keeps
+ * their dk and dv in registers.  For each tile of queries it makes scores and dp, weights and their
  * gradients, adds to dv and dk, and leaves the gradients in shared memory for dq.
  * - One warpgroup a block, two blocks a multiprocessor, for short sequences at head dimensions 32
  *   and 64, and for their biases: while one block waits the other computes.
@@ -29,7 +29,7 @@ template <typename SIZES> struct bwd_shape {
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = 64 * GROUPS;
     static constexpr int WARPS = 4 * GROUPS;
     /* A block that works on whole sequences changes its keys often, so the next ones are loaded
-     * ahead. Tables take room. */
+     * ahead.  Tables take room. */
     static constexpr int STAGES = (D > 64 && IS_WHOLE) || BIAS == BIAS_TABLE ? 2 : 3;
     static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
@@ -240,7 +240,7 @@ __device__ static inline int bwd_tiles_together(const bwd_job &job, const bwd_ro
     return n;
 }
 
-/* Consumes tiles of keys until there are no more. The buffer of the keys is released before the
+/* Consumes tiles of keys until there are no more.  The buffer of the keys is released before the
  * epilogue stores their gradients. */
 template <typename T, typename S>
 __device__ static void bwd_compute(const bwd_job &job, const bwd_room<S> &room, int group) {

@@ -1,19 +1,20 @@
 /* Backward of the attention on Hopper: the producer warp, which decides who works on what, and the
  * sums of dq.
  *
- * Kernels are persistent: blocks run until there is no work. The producer warp of a block finds the
- * next tile of keys and loads it, its values, and the queries and dout of the tiles that see any of
- * it, ahead of the consumer warps. It also decides which tiles meet: its lanes look at a tile of
- * queries each.
+ * Kernels are persistent: blocks run until there is no work.  The producer warp of a block finds
+ * the next tile of keys and loads it, its values, and the queries and dout of the tiles that see
+ * any of it, ahead of the consumer warps.  It also decides which tiles meet: its lanes look at a
+ * tile of queries each.
  *
  * Short sequences, if there are enough of them, are worked on whole: one block does all keys of a
- * pair of sequence and head. Then all parts of dq pass through the same threads: those of the first
- * keys are written to scratch memory, the next are added, and with the last the sum is rounded and
- * stored; nothing is set to zero before or rounded after, and the bits are the same in every run.
- * Long sequences are split (split-K over the keys): a block dequeues tiles of keys and adds its
- * part of dq to float32 sums that blocks share and a last kernel rounds. The order of these
- * additions varies from run to run; in deterministic mode, and at head dimension 256, where the
- * additions would take longer than the products, a kernel that owns queries recomputes dq instead.
+ * pair of sequence and head.  Then all parts of dq pass through the same threads: those of the
+ * first keys are written to scratch memory, the next are added, and with the last the sum is
+ * rounded and stored; nothing is set to zero before or rounded after, and the bits are the same in
+ * every run. Long sequences are split (split-K over the keys): a block dequeues tiles of keys and
+ * adds its part of dq to float32 sums that blocks share and a last kernel rounds.  The order of
+ * these additions varies from run to run; in deterministic mode, and at head dimension 256, where
+ * the additions would take longer than the products, a kernel that owns queries recomputes dq
+ * instead.
  */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
@@ -22,16 +23,13 @@
 
 enum { KEPT = 8 };   /* words of tiles: more than there are pipeline stages */
 enum { LISTED = 8 }; /* pairs that a block looks up at once */
-enum {
-    WHOLE_TILES = 32
-}; /* tiles of keys or queries in a sequence that is worked on whole: bits of a word */
 
 /* The word that describes a tile of queries: its number times 32; bit g if all of warpgroup g's
  * pairs are seen; TILE_FIRST if it sees no keys before these, TILE_LAST if none after them,
  * TILE_FINAL if it is the last tile that sees these. */
 enum { TILE_FIRST = 4, TILE_LAST = 8, TILE_FINAL = 16, TILE_NUMBER = 32 };
 
-/* A tile of keys. The sums of dq are, for each tile of queries, D / 64 blocks of 64 columns, in
+/* A tile of keys.  The sums of dq are, for each tile of queries, D / 64 blocks of 64 columns, in
  * the order in which a warpgroup holds them, so that its additions fill whole cache lines. */
 typedef struct bwd_keys {
     bwd_pair pair; /* head < 0: there are no more */
@@ -57,7 +55,7 @@ template <typename S> struct walk_biases<S, BIAS_TIME> {
     int are_wide[S::OWNS];
 };
 
-/* Shared memory of producer and consumers. A shape S names D, the head dimension; IS_WHOLE:
+/* Shared memory of producer and consumers.  A shape S names D, the head dimension; IS_WHOLE:
  * sequences are always worked on whole; KEYS of a tile; STAGES pipeline stages of queries and
  * dout; OWNS buffers of keys and values; WARPS, the number of consumer warps. */
 template <typename S> struct walk_end {
@@ -192,7 +190,7 @@ __device__ static inline void walk_ask_queries(const bwd_job &job, const walk_ro
 }
 
 /* The word of this lane's tile of queries; -1 if none of it sees the keys. sees: in a sequence
- * that is worked on whole, bits of the tiles of keys it meets. Where one tile holds all keys it
+ * that is worked on whole, bits of the tiles of keys it meets.  Where one tile holds all keys it
  * always meets them: no other block writes its dq. */
 template <typename S>
 __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &s, int key0,
@@ -217,7 +215,7 @@ __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &
     return word;
 }
 
-/* Loads a tile of keys and all tiles of queries it meets. A tile of queries is loaded when it is
+/* Loads a tile of keys and all tiles of queries it meets.  A tile of queries is loaded when it is
  * known whether it is the last. */
 template <typename S>
 __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &room,
@@ -245,7 +243,7 @@ __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &
     __syncwarp();
 }
 
-/* Lists the block's pairs from its n-th on, as many as fit, and returns their number. Every
+/* Lists the block's pairs from its n-th on, as many as fit, and returns their number.  Every
  * second round goes through the blocks backwards, so that the block with the longest gets the
  * shortest next. */
 template <typename S>
@@ -264,7 +262,7 @@ __device__ static inline int walk_list(const bwd_job &job, walk_end<S> *e, int n
     return __popc(__ballot_sync(0xffffffffu, is_there));
 }
 
-/* Lane i knows which tiles of keys queries 64 i and on see. Queries that see none meet the first
+/* Lane i knows which tiles of keys queries 64 i and on see.  Queries that see none meet the first
  * keys all the same: their dq is zero, and has to be written. */
 template <typename S>
 __device__ static inline void walk_pair(const bwd_job &job, const walk_room<S> &room,
@@ -311,7 +309,7 @@ __device__ static inline void walk_cut(const bwd_job &job, const walk_room<S> &r
     if (lane == 0) tiles_done(job.tiles);
 }
 
-/* The producer warp: all of the block's work. A record without a head is the end. */
+/* The producer warp: all of the block's work.  A record without a head is the end. */
 template <typename S> __device__ static void walk(const bwd_job &job, const walk_room<S> &room) {
     walk_end<S> *e = room.end;
     walk_place at = {0, 0};

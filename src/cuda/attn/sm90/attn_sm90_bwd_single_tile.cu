@@ -3,8 +3,8 @@
  *
  * A sequence and head has one tile each of queries, keys, values and dout, so nothing is summed
  * over tiles: a block makes scores and gradients, then dv, dk and dq one after the other, and
- * stores them. Its first thread issues the loads of the next pair of sequence and head as soon as
- * the last product is done. Three blocks a multiprocessor hide each other's latency: bound by
+ * stores them.  Its first thread issues the loads of the next pair of sequence and head as soon as
+ * the last product is done.  Three blocks a multiprocessor hide each other's latency: bound by
  * latency and bytes. */
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
@@ -106,7 +106,7 @@ __device__ static inline void one_store(void *to, int64_t stride, int row0, int 
                      sum);
 }
 
-/* Pair i: dv, dk and dq, 64 columns (or all 32) at a time. Its buffers are free for the next
+/* Pair i: dv, dk and dq, 64 columns (or all 32) at a time.  Its buffers are free for the next
  * pair when the last products are done. */
 template <typename T, typename S>
 __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &maps,

@@ -1,5 +1,5 @@
 /* HSTU attention, forward, on Hopper (contract: attn_args in ops/ops.h): which kernel and which
- * tile sizes for which head dimensions and lengths. The kernels are in attn_sm90_fwd.cuh
+ * tile sizes for which head dimensions and lengths.  The kernels are in attn_sm90_fwd.cuh
  * (persistent) and attn_sm90_fwd_short.cuh.
  *
  * Shared memory, in KB a block: queries + keys and values
@@ -9,7 +9,7 @@
  *     D = 256:  large 64 + 2 x 2 x 32 = 192        small 32 + 2 x 32 = 96            short 56 + 152
  *
  * Times that set the switch points, in us (H200, 2026-11-15; 4 heads, causal, bfloat16; lengths
- * from 1 to the number named, "full": all of that length). Those of the persistent kernel are the
+ * from 1 to the number named, "full": all of that length).  Those of the persistent kernel are the
  * better ones of two versions, both from before it dequeued tiles as late as it does now.
  *                                 4096 full   1024 full   512     200     50
  *     D = 32    large                   501        58.5    44.5    23.5   39.7

@@ -1,11 +1,11 @@
 /* The persistent forward kernel of the attention on Hopper, for any tile sizes.
  *
  * A block owns GROUPS x 64 query rows of one sequence and head at a time and goes from tile to tile
- * (attn_tiles.cuh). A scheduler warp finds the tiles, a producer warp loads queries, keys and
- * values by TMA; both run ahead of the consumer warpgroups, also into the next tile. There is no
+ * (attn_tiles.cuh).  A scheduler warp finds the tiles, a producer warp loads queries, keys and
+ * values by TMA; both run ahead of the consumer warpgroups, also into the next tile.  There is no
  * softmax, so nothing is kept from one tile of keys to the next but the sum.
  * - One large block a multiprocessor (piped): each warpgroup computes the scores of the next keys
- *   while the weights of these meet the values, and SiLU overlaps with both products. Bound by the
+ *   while the weights of these meet the values, and SiLU overlaps with both products.  Bound by the
  *   tensor cores or, at small head dimensions, by SiLU (one tanh a score, 16 a clock).
  * - Several small blocks a multiprocessor (plain), which hide each other's latency: for shorter
  *   sequences, which are bound by latency and bytes, and for every bias (attn_sm90_bias.cuh). */
@@ -14,8 +14,8 @@
 
 #include "cuda/attn/sm90/attn_sm90_rows.cuh"
 
-/* Registers of a thread. A block is launched with AT_START (the multiprocessor has 64 Ki, in
- * multiples of 8 a thread); setmaxnreg then moves most of them to the consumer warpgroups. MORE:
+/* Registers of a thread.  A block is launched with AT_START (the multiprocessor has 64 Ki, in
+ * multiples of 8 a thread); setmaxnreg then moves most of them to the consumer warpgroups.  MORE:
  * for a producer warp that also loads the times of 128 rows. */
 template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
     static constexpr int AT_START = 65536 / (GROUP * (GROUPS + 1) * BLOCKS) / 8 * 8;
@@ -45,12 +45,12 @@ template <typename SIZES> struct fwd_shape {
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = SIZES::KEYS;
     static constexpr int STAGES = SIZES::STAGES, BUFFERS = SIZES::BUFFERS, BLOCKS = SIZES::BLOCKS;
     static constexpr bool IS_PIPED = SIZES::IS_PIPED;
-    /* A unit is announced when the loads of all queries of the one before, n, are issued. Then a
+    /* A unit is announced when the loads of all queries of the one before, n, are issued.  Then a
      * warp may still be storing unit n - BUFFERS. */
     static constexpr int UNITS = BUFFERS + 2;
-    /* The next unit is dequeued when so many columns of this one are left to load. Late, because
+    /* The next unit is dequeued when so many columns of this one are left to load.  Late, because
      * no other block can do what this one has taken: a version that took five units ahead needed
-     * 97 us instead of 80 at 1024 rows (D = 128, eight units a block). Two tiles hide the
+     * 97 us instead of 80 at 1024 rows (D = 128, eight units a block).  Two tiles hide the
      * latency of the counter. */
     static constexpr int AHEAD = 2 * KEYS;
     static constexpr int ROWS = 64 * GROUPS, WARPS = 4 * GROUPS, THREADS = GROUP * (GROUPS + 1);
@@ -175,7 +175,7 @@ __device__ static inline void fwd_ask_bias(const attn_args &a, const fwd_maps &m
     }
 }
 
-/* Loads one unit: keys and values, tile by tile. The first warpgroup sees fewest keys and
+/* Loads one unit: keys and values, tile by tile.  The first warpgroup sees fewest keys and
  * finishes the unit before first, so its queries are loaded before the first keys, those of the
  * others after them. */
 template <typename S>
@@ -267,7 +267,7 @@ __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd
     if (is_shared) tiles_done(tiles);
 }
 
-/* out (64, D) += 16 columns of weights times 16 rows of values, step k. An instruction may not
+/* out (64, D) += 16 columns of weights times 16 rows of values, step k.  An instruction may not
  * name more registers than the block is launched with, so several do the work of a wide one. */
 template <typename T, typename S>
 __device__ static inline void fwd_add(float (&out)[S::D / 2], const uint32_t (&left)[4],
@@ -324,7 +324,7 @@ __device__ static inline void fwd_mask_tile(const attn_args &a, const fwd_own<S>
         fwd_mask<S::KEYS>(a, own.unit->s, own.row, j, x);
 }
 
-/* Sums a unit over its tiles of keys from j on and returns the first tile after them. Other
+/* Sums a unit over its tiles of keys from j on and returns the first tile after them.  Other
  * blocks compute while this warpgroup waits. */
 template <typename T, typename S>
 __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> &own, int j,
@@ -411,7 +411,7 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
 #pragma unroll
         for (int e = 0; e < KEYS / 2; e++)
             x[e] = fwd_silu(own.half, x[e]);
-        /* The values have arrived, so this does not wait. Its branch keeps the compiler from
+        /* The values have arrived, so this does not wait.  Its branch keeps the compiler from
          * moving the wait for the product before the weights, which are to be computed while the
          * product runs. */
         barrier_wait(&room->values[now.at], now.parity);
@@ -433,7 +433,7 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
 }
 
 /* Passes over tiles of keys that the warpgroup does not see: from j to the first one that
- * reaches beyond column begin. It waits for them all the same: otherwise it could take the next
+ * reaches beyond column begin.  It waits for them all the same: otherwise it could take the next
  * phase of their barriers for this one.
  */
 template <typename S>

@@ -1,5 +1,5 @@
 /* HSTU attention with a bias, forward, on Hopper: one choice of tile sizes for each head dimension,
- * so that there are few kernels to compile. Blocks are small, whatever the length: a bias takes
+ * so that there are few kernels to compile.  Blocks are small, whatever the length: a bias takes
  * longer than the products, and several blocks a multiprocessor overlap the two.
  *
  * Shared memory, in KB a block: queries + keys and values + a table

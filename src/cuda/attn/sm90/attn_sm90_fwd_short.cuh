@@ -2,12 +2,12 @@
  * and then by bytes.
  *
  * One block a multiprocessor works on a fixed share of the pairs of sequence and head, long ones
- * first (attn_sm90_fwd_short_list.cuh). A producer warp loads keys and values by TMA as far ahead
- * as a ring in shared memory has room, across the ends of sequences. The consumer warps each take
+ * first (attn_sm90_fwd_short_list.cuh).  A producer warp loads keys and values by TMA as far ahead
+ * as a ring in shared memory has room, across the ends of sequences.  The consumer warps each take
  * 16 query rows (mma.m16n8k16, which wastes a quarter of what wgmma wastes at the end of a sequence
  * and on the diagonal) and wait for nothing but TMA.
  *
- * A grain, 16 rows, is loaded by one instruction. It holds D / 64 parts of 16 rows of 128 bytes (D
+ * A grain, 16 rows, is loaded by one instruction.  It holds D / 64 parts of 16 rows of 128 bytes (D
  * = 32: of 64 bytes), swizzled. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_CUH
@@ -20,7 +20,7 @@ __device__ static inline void short_load(char *to, const CUtensorMap *map, uint6
     tile_load_3d(to, map, barrier, 0, y, head * (S::D / S::COLUMNS));
 }
 
-/* The producer warp: loads all keys and values of the block. A chunk that all its consumers have
+/* The producer warp: loads all keys and values of the block.  A chunk that all its consumers have
  * read makes room for the next.
  */
 template <typename S>
@@ -153,7 +153,7 @@ __device__ static inline unsigned short_seen(const attn_args &a, const attn_sequ
     return seen;
 }
 
-/* Sets scores of pairs that are not seen to 0, whose weight is 0. The causal mask, by far the
+/* Sets scores of pairs that are not seen to 0, whose weight is 0.  The causal mask, by far the
  * most frequent, has a path of its own. */
 template <int N>
 __device__ static inline void short_mask(const attn_args &a, const attn_sequence &s, int row, int j,
@@ -235,7 +235,7 @@ __device__ static inline void short_walk(const attn_args &a, const short_own<S> 
 }
 
 /* A task, and its tile: waits for the queries, sums, issues the load of the next task's queries,
- * and stores. Returns the next task's tile. */
+ * and stores.  Returns the next task's tile. */
 template <typename T, typename S>
 __device__ static inline int short_rows(const attn_args &a, const fwd_maps &maps, int task, int at,
                                         short_room<S> *room, char *queries, uint32_t parity,
@@ -283,7 +283,7 @@ __device__ static void short_compute(const attn_args &a, const fwd_maps &maps, s
         tile = short_rows<T, S>(a, maps, task, tile, room, queries, parity, shared_address(ring));
 }
 
-/* Initialises barriers, by four warps, and writes the lists. Only what comes after grid_wait may
+/* Initialises barriers, by four warps, and writes the lists.  Only what comes after grid_wait may
  * touch memory. */
 template <typename S>
 __device__ static inline void short_begin(const attn_args &a, const fwd_maps &maps, int n_tiles,
@@ -338,7 +338,7 @@ template <typename T, typename S> status short_launch(backend *be, const attn_ar
     cuda_state *state = cuda_of(be);
     fwd_maps maps;
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
-    /* One block a multiprocessor, or as many waves of them as it takes. Sorting sequences of at
+    /* One block a multiprocessor, or as many waves of them as it takes.  Sorting sequences of at
      * most 64 rows costs more than it gains. */
     int64_t n_blocks = state->n_multiprocessors;
     n_blocks *= cuda_div_up(n_pairs, n_blocks * short_most<S>(a));

@@ -4,8 +4,8 @@
  *
  * A tile is the rows of a sequence and head that the block's warps process at the same time, a task
  * the 16 rows of one warp, assigned to warps in turn; a chunk is the keys and values that one
- * mbarrier covers. Each chunk has a barrier of its own, which is used once. Keys and values lie in
- * a ring of grains (16 rows of one of them), chunk after chunk, the keys of a chunk before its
+ * mbarrier covers.  Each chunk has a barrier of its own, which is used once.  Keys and values lie
+ * in a ring of grains (16 rows of one of them), chunk after chunk, the keys of a chunk before its
  * values; from a tile's first grain all others are found by counting. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_LIST_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_LIST_CUH
@@ -41,7 +41,7 @@ template <typename S> struct short_room {
     uint64_t queries[S::WARPS];
     int n_done[S::CHUNKS]; /* warps that are done with a chunk */
     int n_tiles, n_tasks;
-    int first[S::TILES]; /* tasks; INT32_MAX behind the last tile */
+    int first[S::TILES]; /* tasks; INT32_MAX after the last tile */
     short_tile tiles[S::TILES];
     alignas(16) int keys[SHORT_SORTED]; /* to sort by */
     int ranks[SHORT_SORTED];
@@ -57,7 +57,7 @@ __device__ static inline int short_grains(int n_rows, int most) {
     return (min(n_rows, most) + GRAIN_ROWS - 1) / GRAIN_ROWS;
 }
 
-/* Fills `order`: sequences by the rows they read, most first; the same in every block. A
+/* Fills `order`: sequences by the rows they read, most first; the same in every block.  A
  * sequence's rank is the number of sequences that read more; several threads count for each. */
 template <typename S>
 __device__ static inline void short_sort(const attn_args &a, short_room<S> *room) {
@@ -90,9 +90,9 @@ __device__ static inline void short_sort(const attn_args &a, short_room<S> *room
 #define SHORT_CHUNKS(S, u, j)                                                                      \
     for (int j = fwd_next<S>(u, (u)->begin); j < (u)->end; j = fwd_next<S>(u, j + S::KEYS))
 
-/* Tile n of the block, where sequences have at most n_tiles; false: there is none. Of each
+/* Tile n of the block, where sequences have at most n_tiles; false: there is none.  Of each
  * gridDim.x pairs of sequence and head a block gets one, in alternating directions, so that the
- * block with the longest of one round gets the shortest of the next. The last rows of a sequence
+ * block with the longest of one round gets the shortest of the next.  The last rows of a sequence
  * come first. */
 template <typename S>
 __device__ static inline bool short_find(const attn_args &a, int n_tiles, bool is_sorted, int n,

@@ -38,7 +38,7 @@ template <typename S> __device__ static inline int fwd_next(const fwd_unit *u, i
     return j;
 }
 
-/* A score's weight: silu(2 half x) = half x (1 + tanh(half x)). The packed 16-bit forms of tanh
+/* A score's weight: silu(2 half x) = half x (1 + tanh(half x)).  The packed 16-bit forms of tanh
  * are no faster: the special function unit gives the same 16 results a clock. */
 __device__ static inline float fwd_silu(float half, float x) {
     float h = half * x;

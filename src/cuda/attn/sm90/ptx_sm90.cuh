@@ -1,5 +1,5 @@
 /* Instructions of SM 9.0a by name: products of a warpgroup (wgmma), bulk copies of tiles (TMA), the
- * mbarriers they complete on, and the registers of a warpgroup (setmaxnreg). Files that include
+ * mbarriers they complete on, and the registers of a warpgroup (setmaxnreg).  Files that include
  * this are compiled for sm_90a alone (src/cuda/attn/sm90). */
 #ifndef HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
 #define HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
@@ -165,7 +165,7 @@ __device__ static inline uint64_t tile_describe_grains(const void *tile, uint32_
     return at | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(grain >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* The descriptor `bytes` further on. The address is in the low half and does not carry out of
+/* The descriptor `bytes` further on.  The address is in the low half and does not carry out of
  * it; the compiler is told so, or it would keep a high half for every step. */
 __device__ static inline uint64_t tile_move(uint64_t description, uint32_t bytes) {
     uint32_t low = (uint32_t)description + (bytes >> 4);
