@@ -27,17 +27,17 @@ static void make_rig(rig *r, int kind, bool has_delta, bool has_tiles) {
         r->in.func[i] = i < a->func_stride ? 100 + (int32_t)(i % 7) : 0;
     r->tiles = NULL;
     if (a->func == NULL || !has_tiles) return;
-    int n = attn_func_tiles_per_sequence(a);
-    CHECK_OK(mem_alloc((void **)&r->tiles, (size_t)(n * a->n_sequences), sizeof *r->tiles));
+    int64_t n = attn_func_tiles_count(a);
+    CHECK_OK(mem_alloc((void **)&r->tiles, (size_t)n, sizeof *r->tiles));
     a->func_tiles = r->tiles;
     for (int32_t b = 0; b < a->n_sequences; b++) {
         attn_sequence s = attn_sequence_of(a, b);
-        for (int i = 0; i < n; i++) {
-            attn_func_tile tile = attn_func_tile_of(a, &s, i * ATTN_FUNC_ROWS);
-            for (int row = 1; row < ATTN_FUNC_ROWS; row++)
-                tile =
-                    attn_func_tile_join(tile, attn_func_tile_of(a, &s, i * ATTN_FUNC_ROWS + row));
-            r->tiles[b * n + i] = tile;
+        for (int first = 0; first < s.len_q; first += ATTN_FUNC_ROWS) {
+            attn_func_tile tile = attn_func_tile_of(a, &s, first);
+            for (int row = first + 1; row < first + ATTN_FUNC_ROWS; row++)
+                tile = attn_func_tile_join(tile, attn_func_tile_of(a, &s, row));
+            CHECK(attn_func_tile_index(&s, first) < n);
+            r->tiles[attn_func_tile_index(&s, first)] = tile;
         }
     }
 }

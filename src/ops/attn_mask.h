@@ -159,15 +159,20 @@ MASK_FN attn_key_mask attn_key_spans(const attn_args *a, const attn_sequence *s,
 
 /* What ATTN_FUNC_ROWS query rows, from a multiple of them on, see of a func mask: from the first to
  * the last key that any of them sees, and keys that all of them see (of each row one span counts,
- * its longest).  func_tiles: (B, tiles of max_len_q rows). */
+ * its longest).  func_tiles: (attn_func_tiles_count), where sequence b owns those from offsets_q[b]
+ * / ATTN_FUNC_ROWS + b on, enough for all its rows. */
 enum { ATTN_FUNC_ROWS = 64 };
 
 typedef struct attn_func_tile {
     attn_span seen, full;
 } attn_func_tile;
 
-MASK_FN int attn_func_tiles_per_sequence(const attn_args *a) {
-    return (a->max_len_q + ATTN_FUNC_ROWS - 1) / ATTN_FUNC_ROWS;
+MASK_FN int64_t attn_func_tiles_count(const attn_args *a) {
+    int64_t most = (int64_t)a->n_sequences * a->max_len_q;
+    return (a->n_rows_q > 0 ? a->n_rows_q : most) / ATTN_FUNC_ROWS + a->n_sequences;
+}
+MASK_FN int attn_func_tile_index(const attn_sequence *s, int row) {
+    return s->row_q / ATTN_FUNC_ROWS + s->b + row / ATTN_FUNC_ROWS;
 }
 
 /* That of one row; of a row beyond the sequence's end that which changes no other. */
@@ -194,12 +199,6 @@ MASK_FN attn_func_tile attn_func_tile_join(attn_func_tile x, attn_func_tile y) {
     return x;
 }
 
-MASK_FN const attn_func_tile *attn_func_tile_at(const attn_args *a, const attn_sequence *s,
-                                                int row) {
-    int n = attn_func_tiles_per_sequence(a);
-    return a->func_tiles + (int64_t)s->b * n + attn_min(row / ATTN_FUNC_ROWS, n - 1);
-}
-
 /* Keys that any of query rows row0 .. row1 - 1 may see by func. */
 MASK_FN attn_span attn_func_seen(const attn_args *a, const attn_sequence *s, int row0, int row1) {
     attn_span seen = {0, s->len_k};
@@ -208,7 +207,7 @@ MASK_FN attn_span attn_func_seen(const attn_args *a, const attn_sequence *s, int
     seen.end = 0;
     MASK_SMALL_LOOP
     for (int row = row0 / ATTN_FUNC_ROWS * ATTN_FUNC_ROWS; row < row1; row += ATTN_FUNC_ROWS) {
-        const attn_func_tile *tile = attn_func_tile_at(a, s, row);
+        const attn_func_tile *tile = a->func_tiles + attn_func_tile_index(s, row);
         seen.begin = attn_min(seen.begin, tile->seen.begin);
         seen.end = attn_max(seen.end, tile->seen.end);
     }
@@ -222,7 +221,7 @@ MASK_FN attn_span attn_func_full(const attn_args *a, const attn_sequence *s, int
     MASK_SMALL_LOOP
     for (int row = row0 / ATTN_FUNC_ROWS * ATTN_FUNC_ROWS; row < row1 && full.end > full.begin;
          row += ATTN_FUNC_ROWS) {
-        const attn_func_tile *tile = attn_func_tile_at(a, s, row);
+        const attn_func_tile *tile = a->func_tiles + attn_func_tile_index(s, row);
         full.begin = attn_max(full.begin, tile->full.begin);
         full.end = attn_min(full.end, tile->full.end);
     }
@@ -279,17 +278,13 @@ MASK_FN attn_span attn_queries_seeing(const attn_args *a, const attn_sequence *s
     return rows;
 }
 
-/* Of query rows row0 .. row1 - 1 and keys j0 .. j1 - 1: does surely nothing see anything?  Rows and
- * keys beyond the lengths see and are seen by nothing. */
-MASK_FN bool attn_tile_is_empty(const attn_args *a, const attn_sequence *s, int row0, int row1,
+/* Of query rows row0 .. row1 - 1 and keys j0 .. j1 - 1 under a mask that is not func: does surely
+ * nothing see anything?  Rows and keys beyond the lengths see and are seen by nothing. */
+MASK_FN bool attn_rule_is_empty(const attn_args *a, const attn_sequence *s, int row0, int row1,
                                 int j0, int j1) {
     row1 = attn_min(row1, s->len_q);
     j1 = attn_min(j1, s->len_k);
     if (row0 >= row1 || j0 >= j1) return true;
-    if (a->func != NULL) {
-        attn_span seen = attn_func_seen(a, s, row0, row1);
-        return j1 <= seen.begin || j0 >= seen.end;
-    }
     int i0 = row0 + s->shift, i1 = row1 + s->shift;
     if (a->window_left >= 0 && j1 - 1 < i0 - a->window_left) return true;
     if (a->window_right >= 0 && j0 > (int64_t)i1 - 1 + a->window_right)
@@ -300,17 +295,39 @@ MASK_FN bool attn_tile_is_empty(const attn_args *a, const attn_sequence *s, int 
 }
 
 /* Does surely every row see every key? */
-MASK_FN bool attn_tile_is_full(const attn_args *a, const attn_sequence *s, int row0, int row1,
+MASK_FN bool attn_rule_is_full(const attn_args *a, const attn_sequence *s, int row0, int row1,
                                int j0, int j1) {
     if (row1 > s->len_q || j1 > s->len_k) return false;
-    if (a->func != NULL) {
-        attn_span full = attn_func_full(a, s, row0, row1);
-        return j0 >= full.begin && j1 <= full.end;
-    }
     int i0 = row0 + s->shift, i1 = row1 + s->shift;
     if (a->window_left >= 0 && j0 < i1 - 1 - a->window_left) return false;
     if (a->window_right >= 0 && j1 - 1 > (int64_t)i0 + a->window_right) return false;
     return i1 <= s->history || j1 <= s->history;
+}
+
+/* The same two questions under a func mask, and under any. */
+MASK_FN bool attn_func_is_empty(const attn_args *a, const attn_sequence *s, int row0, int row1,
+                                int j0, int j1) {
+    row1 = attn_min(row1, s->len_q);
+    j1 = attn_min(j1, s->len_k);
+    if (row0 >= row1 || j0 >= j1) return true;
+    attn_span seen = attn_func_seen(a, s, row0, row1);
+    return j1 <= seen.begin || j0 >= seen.end;
+}
+MASK_FN bool attn_func_is_full(const attn_args *a, const attn_sequence *s, int row0, int row1,
+                               int j0, int j1) {
+    if (row1 > s->len_q || j1 > s->len_k) return false;
+    attn_span full = attn_func_full(a, s, row0, row1);
+    return j0 >= full.begin && j1 <= full.end;
+}
+MASK_FN bool attn_tile_is_empty(const attn_args *a, const attn_sequence *s, int row0, int row1,
+                                int j0, int j1) {
+    return a->func != NULL ? attn_func_is_empty(a, s, row0, row1, j0, j1)
+                           : attn_rule_is_empty(a, s, row0, row1, j0, j1);
+}
+MASK_FN bool attn_tile_is_full(const attn_args *a, const attn_sequence *s, int row0, int row1,
+                               int j0, int j1) {
+    return a->func != NULL ? attn_func_is_full(a, s, row0, row1, j0, j1)
+                           : attn_rule_is_full(a, s, row0, row1, j0, j1);
 }
 
 #endif

@@ -15,8 +15,9 @@ static __global__ void __launch_bounds__(32 * MASK_WARPS)
     static_assert(ATTN_FUNC_ROWS == 64, "two rows a lane");
     int64_t n = (int64_t)blockIdx.x * MASK_WARPS + threadIdx.x / 32;
     if (n >= (int64_t)a.n_sequences * n_tiles) return;
-    int row = (int)(n % n_tiles) * ATTN_FUNC_ROWS + (int)threadIdx.x % 32;
+    int first = (int)(n % n_tiles) * ATTN_FUNC_ROWS, row = first + (int)threadIdx.x % 32;
     attn_sequence s = attn_sequence_of(&a, (int)(n / n_tiles));
+    if (first >= s.len_q) return;
     attn_func_tile tile =
         attn_func_tile_join(attn_func_tile_of(&a, &s, row), attn_func_tile_of(&a, &s, row + 32));
     for (int lane = 16; lane > 0; lane /= 2) {
@@ -27,18 +28,18 @@ static __global__ void __launch_bounds__(32 * MASK_WARPS)
         other.full.end = __shfl_xor_sync(0xffffffffu, tile.full.end, lane);
         tile = attn_func_tile_join(tile, other);
     }
-    if (threadIdx.x % 32 == 0) tiles[n] = tile;
+    if (threadIdx.x % 32 == 0) tiles[attn_func_tile_index(&s, first)] = tile;
 }
 
 /* The call as kernels get it: with func_tiles where func leaves tiles to skip. */
 static status prepare(backend *be, const attn_args *from, attn_args *a) {
     *a = *from;
     a->func_tiles = NULL;
-    int64_t n_tiles = attn_func_tiles_per_sequence(a), n = n_tiles * a->n_sequences;
+    int64_t n_tiles = cuda_div_up(a->max_len_q, ATTN_FUNC_ROWS), n = n_tiles * a->n_sequences;
     bool is_one_tile = a->max_len_q <= ATTN_FUNC_ROWS && a->max_len_k <= 64;
     if (a->func == NULL || n == 0 || is_one_tile) return OK;
     void *room = NULL;
-    TRY(cuda_mask_scratch(be, (size_t)n * sizeof(attn_func_tile), &room));
+    TRY(cuda_mask_scratch(be, (size_t)attn_func_tiles_count(a) * sizeof(attn_func_tile), &room));
     attn_mask_tiles_any_kernel<<<(unsigned)cuda_div_up(n, MASK_WARPS), 32 * MASK_WARPS, 0,
                                  cuda_of(be)->stream>>>(*a, (int)n_tiles, (attn_func_tile *)room);
     a->func_tiles = (const attn_func_tile *)room;

@@ -189,9 +189,21 @@ __device__ static inline void walk_ask_queries(const bwd_job &job, const walk_ro
         time_put(share, time_base(job.a, p.s), &e->bias.tiles[stage], &e->bias.there[stage]);
 }
 
-/* The word of this lane's tile of queries; -1 if none of it sees the keys. sees: in a sequence
+/* attn_tile_is_empty of 64 queries from i on, which are one tile of a func mask's summary, in fewer
+ * registers. */
+__device__ static inline bool walk_is_empty(const attn_args &a, const attn_sequence &s, int i,
+                                            int key0, int n) {
+    static_assert(QUERIES == ATTN_FUNC_ROWS, "a tile of queries is one of the summary");
+    if (a.func == NULL) return attn_rule_is_empty(&a, &s, i, i + QUERIES, key0, key0 + n);
+    if (a.func_tiles == NULL) return false;
+    attn_span seen = a.func_tiles[attn_func_tile_index(&s, i)].seen;
+    return key0 + n <= seen.begin || key0 >= seen.end;
+}
+
+/* The word of this lane's tile of queries; -1 if none of it sees the keys.  sees: in a sequence
  * that is worked on whole, bits of the tiles of keys it meets.  Where one tile holds all keys it
- * always meets them: no other block writes its dq. */
+ * always meets them: no other block writes its dq.  A func mask has a branch of its own: the
+ * producer has few registers. */
 template <typename S>
 __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &s, int key0,
                                        int tile, uint32_t sees) {
@@ -204,13 +216,21 @@ __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &
         if (sees >> number == 1) word |= TILE_LAST;
     } else if (s.len_k <= S::KEYS) {
         word |= TILE_FIRST | TILE_LAST;
-    } else if (attn_tile_is_empty(&job.a, &s, i, i + QUERIES, key0, key0 + S::KEYS)) {
+    } else if (walk_is_empty(job.a, s, i, key0, S::KEYS)) {
         return -1;
+    }
+    if (job.a.func != NULL) {
+        if (job.a.func_tiles == NULL || i + QUERIES > s.len_q) return word;
+        attn_span full = job.a.func_tiles[attn_func_tile_index(&s, i)].full;
+#pragma unroll
+        for (int g = 0; g < S::KEYS / 64; g++)
+            word |= (int)(key0 + 64 * g >= full.begin && key0 + 64 * g + 64 <= full.end) << g;
+        return word;
     }
 #pragma unroll
     for (int g = 0; g < S::KEYS / 64; g++) {
         int j = key0 + 64 * g;
-        word |= (int)attn_tile_is_full(&job.a, &s, i, i + QUERIES, j, j + 64) << g;
+        word |= (int)attn_rule_is_full(&job.a, &s, i, i + QUERIES, j, j + 64) << g;
     }
     return word;
 }
@@ -271,8 +291,7 @@ __device__ static inline void walk_pair(const bwd_job &job, const walk_room<S> &
     uint32_t sees = 0;
     if (p.s.len_q == 0 && p.s.len_k == 0) return;
     for (int j = 0; j < n_keys && i < p.s.len_q; j += S::KEYS)
-        if (!attn_tile_is_empty(&job.a, &p.s, i, i + QUERIES, j, j + S::KEYS))
-            sees |= 1u << j / S::KEYS;
+        if (!walk_is_empty(job.a, p.s, i, j, S::KEYS)) sees |= 1u << j / S::KEYS;
     if (sees == 0) sees = 1;
     for (int j = 0; j < n_keys; j += S::KEYS)
         walk_keys<S>(job, room, p, j, sees, at);
