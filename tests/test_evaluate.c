@@ -90,3 +90,57 @@ TEST(evaluate_ranking_gives_auc) {
     evaluator_destroy(e);
     top_close(&t);
 }
+
+/* A dynamic table before its first batch: no item has a row, so no held-out item can be found. */
+TEST(evaluate_items_without_rows_are_not_found) {
+    static const char gin[] =
+        "TrainerArgs.train_batch_size = 8\n"
+        "DatasetArgs.dataset_name = 'synth'\n"
+        "DatasetArgs.max_history_seqlen = 12\n"
+        "NetworkArgs.dtype_str = 'float32'\n"
+        "NetworkArgs.num_layers = 1\n"
+        "NetworkArgs.num_attention_heads = 1\n"
+        "NetworkArgs.hidden_size = 8\n"
+        "NetworkArgs.num_position_buckets = 64\n"
+        "RetrievalArgs.num_negatives = 4\n"
+        "movies/DynamicEmbeddingArgs.feature_names = ['item']\n"
+        "movies/DynamicEmbeddingArgs.table_name = 'movies'\n"
+        "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 64\n"
+        "BenchmarkDatasetArgs.embedding_args = [@movies/DynamicEmbeddingArgs()]\n";
+    bench_top t;
+    evaluator *e;
+    eval_result r;
+    CHECK_OK(top_open(&t, gin, NULL, 0, 1));
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_create(&e, &t.session, SPLIT_BY_USER, PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK(r.is_retrieval && r.n_users == 12);
+    CHECK_EQ(r.n_lost, r.n_users);
+    CHECK_EQ(r.n_items_ranked, 0);
+    CHECK(r.n_ids > 0 && r.n_absent == r.n_ids);
+    CHECK(eval_value(&r, "hr@10") == 0 && eval_value(&r, "hr@50") == 0);
+    evaluator_destroy(e);
+    top_close(&t);
+}
+
+TEST(evaluate_describes_misses) {
+    char text[EVAL_MISSES_BYTES] = "";
+    eval_result r = {.n_users = 50};
+    CHECK(!eval_describe_misses(&r, text));
+    CHECK_STR(text, "");
+    r.n_ids = 1;
+    CHECK(eval_describe_misses(&r, text));
+    CHECK_STR(text, "evaluation: 0 of 1 ids had no row in their dynamic table (hit rate 100.00 %)");
+    r.n_ids = 8;
+    r.n_absent = 2;
+    r.n_lost = 3;
+    r.n_items_ranked = 1;
+    r.is_retrieval = true;
+    CHECK(eval_describe_misses(&r, text));
+    CHECK_STR(text, "evaluation: 2 of 8 ids had no row in their dynamic table (hit rate 75.00 %); "
+                    "1 item has one and was ranked; of 50 held-out items 3 had none and count as "
+                    "not found");
+    r.n_items_ranked = 4;
+    CHECK(eval_describe_misses(&r, text));
+    CHECK_CONTAINS(text, "; 4 items have one and were ranked; ");
+}
