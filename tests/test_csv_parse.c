@@ -240,6 +240,8 @@ TEST(lists_in_all_three_spellings) {
     CHECK_STR(joined, "a/b,c/");
     CHECK_OK(join_list("[\"a\\\"b\", \"\\u00e9\\ud83d\\ude00\\n\"]", joined));
     CHECK_STR(joined, "a\"b/\xc3\xa9\xf0\x9f\x98\x80\n/");
+    CHECK_OK(join_list("[\"\\u0041\\u007F\\u0080\\u07FF\\u0800\\uFfFd\"]", joined));
+    CHECK_STR(joined, "A\x7f\xc2\x80\xdf\xbf\xe0\xa0\x80\xef\xbf\xbd/");
 }
 
 TEST(lists_that_are_broken) {

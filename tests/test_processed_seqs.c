@@ -29,6 +29,26 @@ TEST(processed_seqs_are_read_and_sorted_by_time) {
     seq_file_close(s);
 }
 
+/* Columns by the names that the command line gives, the usual names notwithstanding. */
+TEST(processed_seqs_columns_by_given_names) {
+    put_file("in.csv", "when,who,movie_id,what,score,rating,unix_timestamp\n"
+                       "\"[2, 1]\",5,\"[9, 9]\",\"[30, 10]\",\"[4, 0]\",\"[1, 1]\",\"[8, 8]\"\n");
+    prep_ok("processed-seqs --input in.csv --out out --emit-csv out.csv --user-col who --item-col "
+            "what --action-col score --time-col when");
+    CHECK_STR(get_file("out.csv"), "user_id,what,rating,unix_timestamp\n"
+                                   "5,\"[10, 30]\",\"[0, 4]\",\"[1, 2]\"\n");
+}
+
+TEST(processed_seqs_columns_that_are_not_there) {
+    put_file("in.csv", seqs);
+    prep_fails("processed-seqs --input in.csv --out out --user-col who", 1,
+               "the header has no column 'who'; name it with --user-col");
+    prep_fails("processed-seqs --input in.csv --out out --item-col what", 1,
+               "the header has no column 'what'; name it with --item-col");
+    prep_fails("processed-seqs --input in.csv --out out --header no", 2,
+               "processed-seqs files have a header");
+}
+
 /* What we write we read: the same bytes come out again. */
 TEST(emit_and_read_again_gives_the_same_file) {
     put_file("in.csv", "user,asin,when\nU \"1\",\"a,b\",3\nU \"1\",c\\d\xc3\xa9,1\n\"x,y\",a,2\n");

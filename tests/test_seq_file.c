@@ -150,3 +150,166 @@ TEST(column_file_lays_out_billions) {
     if (st == ERR_IO) SKIP_TEST("this file system has no room for a sparse file of 36 GB");
     CHECK_OK(st);
 }
+
+/* A file of any columns, opened again; *out is NULL where that fails. */
+typedef struct column_of {
+    const char *name;
+    column_type type;
+    uint64_t n;
+    const void *data;
+} column_of;
+
+enum { MAX_COLUMNS = 3 * CONTEXT_MAX + 16 };
+
+static status open_columns(const column_of *columns, int n, seq_file **out) {
+    char path[256];
+    column_writer *w;
+    int c[MAX_COLUMNS];
+    snprintf(path, sizeof path, "%s/data.seq", test_folder());
+    CHECK_OK(column_writer_create(&w, path));
+    for (int i = 0; i < n; i++)
+        CHECK_OK(column_writer_declare(w, columns[i].name, columns[i].type, columns[i].n, &c[i]));
+    column_writer_begin(w);
+    for (int i = 0; i < n; i++)
+        CHECK_OK(column_writer_put(w, c[i], 0, columns[i].data, columns[i].n));
+    CHECK_OK(column_writer_commit(w, NULL));
+    column_writer_abandon(w);
+    return seq_file_open(out, path, NULL);
+}
+
+static const char toy_meta[] =
+    "{\"action_kind\":4,\"time_per_second\":1,\"catalogue\":2,\"source\":{}}";
+static const uint64_t toy_offsets[] = {0, 2, 3}, two_ends[] = {0, 2, 5};
+static const uint32_t toy_items[] = {1, 2, 1}, toy_values[] = {1, 0};
+static const uint16_t toy_actions[] = {0, 7, 3};
+static const int64_t toy_times[] = {1, 2, 3}, toy_ids[] = {10, 20, 30};
+
+enum { META, OFFSETS, ITEMS, ACTIONS, TIMES, USERS, CATALOGUE, AGES, AGE_ENDS, AGE_TEXTS, N_TOY };
+
+/* Two users, three events, a contextual feature "age" of two values. */
+static void toy_columns(column_of columns[MAX_COLUMNS]) {
+    const column_of all[N_TOY] = {
+        [META] = {"meta", COLUMN_U8, sizeof toy_meta, toy_meta},
+        [OFFSETS] = {"offsets", COLUMN_U64, 3, toy_offsets},
+        [ITEMS] = {"item_index", COLUMN_U32, 3, toy_items},
+        [ACTIONS] = {"action", COLUMN_U16, 3, toy_actions},
+        [TIMES] = {"time", COLUMN_I64, 3, toy_times},
+        [USERS] = {"user_id", COLUMN_I64, 2, toy_ids},
+        [CATALOGUE] = {"item_id", COLUMN_I64, 3, toy_ids},
+        [AGES] = {"ctx.age", COLUMN_U32, 2, toy_values},
+        [AGE_ENDS] = {"ctx.age.o", COLUMN_U64, 3, two_ends},
+        [AGE_TEXTS] = {"ctx.age.t", COLUMN_U8, 5, "youth"},
+    };
+    memcpy(columns, all, sizeof all);
+}
+
+/* One column of the toy replaced. */
+static status open_with(int which, column_of other) {
+    column_of columns[MAX_COLUMNS];
+    seq_file *s;
+    toy_columns(columns);
+    columns[which] = other;
+    status st = open_columns(columns, N_TOY, &s);
+    seq_file_close(s);
+    return st;
+}
+
+TEST(seq_file_names_and_ratings) {
+    column_of columns[MAX_COLUMNS];
+    seq_file *s;
+    buf text;
+    buf_init(&text);
+    toy_columns(columns);
+    CHECK_OK(open_columns(columns, N_TOY, &s));
+    CHECK(s->n_users == 2 && s->n_items == 2 && s->n_events == 3 && s->n_context == 1);
+    CHECK_STR(s->context[0].name, "age");
+    CHECK_OK(seq_item_name(s, 2, &text));
+    CHECK_STR(buf_str(&text), "30");
+    CHECK_FAILS(seq_item_name(s, 3, &text), ERR_FORMAT, "item 3 is not in the catalogue");
+    CHECK_OK(seq_user_name(s, 1, &text));
+    CHECK_STR(buf_str(&text), "20");
+    CHECK_FAILS(seq_user_name(s, 2, &text), ERR_FORMAT, "user 2 is not there");
+    CHECK_EQ(s->actions, ACTION_CODE);
+    CHECK(seq_rating(s, 3) == 3);
+    s->actions = ACTION_STARS;
+    CHECK(seq_rating(s, 3) == 4);
+    s->actions = ACTION_HALF_STARS;
+    CHECK(seq_rating(s, 3) == 2);
+    seq_file_close(s);
+    /* Names as text: of items, whose number 0 is the padding, and of users. */
+    columns[CATALOGUE] = (column_of){"item.o", COLUMN_U64, 4, (const uint64_t[]){0, 0, 1, 3}};
+    columns[N_TOY] = (column_of){"item.t", COLUMN_U8, 3, "abc"};
+    CHECK_OK(open_columns(columns, N_TOY + 1, &s));
+    CHECK_OK(seq_item_name(s, 2, &text));
+    CHECK_STR(buf_str(&text), "bc");
+    CHECK_EQ(seq_find_item(s, "a"), 1);
+    CHECK_EQ(seq_find_item(s, "bc"), 2);
+    CHECK_EQ(seq_find_item(s, "x"), 0);
+    seq_file_close(s);
+    buf_fini(&text);
+}
+
+TEST(seq_file_refuses_columns_that_do_not_fit) {
+    const uint32_t high[] = {1, 2};
+    column_of columns[MAX_COLUMNS];
+    seq_file *s;
+    CHECK_FAILS(open_with(AGES, (column_of){"ctx.age", COLUMN_U32, 2, high}), ERR_FORMAT,
+                "user 1 has value 2 of feature 'age', which has 2");
+    CHECK_FAILS(open_with(AGES, (column_of){"ctx.age", COLUMN_U32, 1, high}), ERR_FORMAT,
+                "ctx.age");
+    CHECK_FAILS(open_with(OFFSETS, (column_of){"other", COLUMN_U64, 3, toy_offsets}), ERR_FORMAT,
+                "has no events");
+    CHECK_FAILS(open_with(ITEMS, (column_of){"other", COLUMN_U32, 3, toy_items}), ERR_FORMAT,
+                "has no events");
+    CHECK_FAILS(open_with(TIMES, (column_of){"other", COLUMN_I64, 3, toy_times}), ERR_FORMAT,
+                "has no column 'time'");
+    CHECK_FAILS(open_with(ACTIONS, (column_of){"action", COLUMN_U32, 3, toy_items}), ERR_FORMAT,
+                "column 'action' has type");
+    CHECK_FAILS(open_with(META, (column_of){"meta", COLUMN_U8, sizeof toy_meta - 1, toy_meta}),
+                ERR_FORMAT, "does not end with a zero byte");
+    CHECK_FAILS(open_with(META, (column_of){"meta", COLUMN_U8, 0, toy_meta}), ERR_FORMAT,
+                "does not end with a zero byte");
+    static const char *const metas[] = {
+        "{\"action_kind\":5,\"time_per_second\":1,\"catalogue\":2}",
+        "{\"action_kind\":-1,\"time_per_second\":1,\"catalogue\":2}",
+        "{\"action_kind\":4,\"time_per_second\":0,\"catalogue\":2}",
+        "{\"action_kind\":4,\"time_per_second\":1,\"catalogue\":-1}",
+        "{\"action_kind\":4,\"time_per_second\":1,\"catalogue\":4294967295}"};
+    for (size_t i = 0; i < sizeof metas / sizeof *metas; i++)
+        CHECK_FAILS(open_with(META, (column_of){"meta", COLUMN_U8, strlen(metas[i]) + 1, metas[i]}),
+                    ERR_FORMAT, "holds a value out of range");
+    toy_columns(columns);
+    columns[N_TOY] = (column_of){"title.o", COLUMN_U64, 3, two_ends};
+    columns[N_TOY + 1] = (column_of){"title.t", COLUMN_U8, 5, "title"};
+    CHECK_FAILS(open_columns(columns, N_TOY + 2, &s), ERR_FORMAT, "'title' has 2 entries, not 3");
+    columns[N_TOY].name = "user.o";
+    columns[N_TOY + 1].name = "user.t";
+    CHECK_OK(open_columns(columns, N_TOY + 2, &s));
+    CHECK_EQ(seq_find_user(s, "tle"), 1);
+    seq_file_close(s);
+    columns[N_TOY].name = "item.o";
+    columns[N_TOY + 1].name = "item.t";
+    CHECK_FAILS(open_columns(columns, N_TOY + 2, &s), ERR_FORMAT, "'item' has 2 entries, not 3");
+    CHECK(s == NULL);
+}
+
+TEST(seq_file_limits_contextual_features) {
+    static char names[MAX_COLUMNS][3][16];
+    column_of columns[MAX_COLUMNS];
+    seq_file *s;
+    toy_columns(columns);
+    int n = AGES;
+    for (int f = 0; f <= CONTEXT_MAX && n + 3 <= MAX_COLUMNS; f++) {
+        static const char *const ends[] = {"", ".o", ".t"};
+        for (int k = 0; k < 3; k++)
+            snprintf(names[f][k], sizeof names[f][k], "ctx.f%d%s", f, ends[k]);
+        columns[n++] = (column_of){names[f][0], COLUMN_U32, 2, toy_values};
+        columns[n++] = (column_of){names[f][1], COLUMN_U64, 3, two_ends};
+        columns[n++] = (column_of){names[f][2], COLUMN_U8, 5, "youth"};
+    }
+    CHECK_EQ(n, AGES + 3 * (CONTEXT_MAX + 1));
+    CHECK_FAILS(open_columns(columns, n, &s), ERR_FORMAT, "contextual features");
+    CHECK_OK(open_columns(columns, n - 3, &s));
+    CHECK_EQ(s->n_context, CONTEXT_MAX);
+    seq_file_close(s);
+}
