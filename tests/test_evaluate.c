@@ -119,6 +119,20 @@ TEST(evaluate_items_without_rows_are_not_found) {
     CHECK_EQ(r.n_items_ranked, 0);
     CHECK(r.n_ids > 0 && r.n_absent == r.n_ids);
     CHECK(eval_value(&r, "hr@10") == 0 && eval_value(&r, "hr@50") == 0);
+    /* Training makes rows; initialising the model removes them. */
+    batcher_config c = session_train_batches(&t.session, SPLIT_BY_USER, 1);
+    batcher *batches;
+    const batch *b;
+    model_step step = {1, 1, 1};
+    CHECK_OK(batcher_create(&batches, t.data, &c));
+    CHECK_OK(batcher_next(batches, &b));
+    CHECK_OK(model_train_batch(t.session.model, b, &step, NULL));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK(r.n_items_ranked > 0 && r.n_lost < r.n_users);
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK_EQ(r.n_items_ranked, 0);
+    batcher_destroy(batches);
     evaluator_destroy(e);
     top_close(&t);
 }
