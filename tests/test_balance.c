@@ -107,3 +107,29 @@ TEST(balance_evens_out_movie_lengths) {
     CHECK(sum / 50 < 1.01);
     CHECK(sum_slices / 50 > 1.4);
 }
+
+/* Swaps go on for as long as they help: afterwards no exchange of two users brings two groups
+ * closer together. */
+TEST(balance_leaves_no_swap_that_helps) {
+    enum { USERS = 12, LONGEST = 100 };
+    rng_key key = rng_make_key(5, RNG_TEST);
+    balancer *b;
+    CHECK_OK(balancer_create(&b, USERS, 2, LONGEST));
+    for (uint64_t trial = 0; trial < 300; trial++) {
+        int32_t length[USERS], group[USERS];
+        int64_t work[2] = {0};
+        for (uint64_t i = 0; i < USERS; i++)
+            length[i] = (int32_t)rng_below(rng_draw64(key, trial, i).word[0], LONGEST + 1);
+        balancer_run(b, length, USERS, group);
+        for (int i = 0; i < USERS; i++)
+            work[group[i]] += (int64_t)length[i] * length[i];
+        int64_t gap = llabs(work[0] - work[1]);
+        for (int i = 0; i < USERS; i++)
+            for (int j = 0; j < USERS; j++) {
+                if (group[i] != 0 || group[j] != 1) continue;
+                int64_t moved = (int64_t)length[i] * length[i] - (int64_t)length[j] * length[j];
+                CHECK(llabs(work[0] - work[1] - 2 * moved) >= gap);
+            }
+    }
+    balancer_destroy(b);
+}
