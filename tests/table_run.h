@@ -146,18 +146,27 @@ static inline status keep_rows(void *ctx, const embed_rows *rows) {
     return OK;
 }
 
-static inline bool same_tables(const char *run_a, const char *run_b) {
-    const char *runs[] = {run_a, run_b};
-    all_rows *all = calloc(2, sizeof *all);
+/* The rows of a snapshot; free it. */
+static inline all_rows *rows_in(const char *folder) {
+    all_rows *all = calloc(1, sizeof *all);
     CHECK(all != NULL);
-    for (int i = 0; i < 2; i++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/last/table-0-mo_vies", runs[i]);
-        CHECK_OK(embed_snapshot_each(path, keep_rows, &all[i]));
-    }
-    bool is_same = all[0].n > 100 && memcmp(&all[0], &all[1], sizeof *all) == 0;
-    free(all);
+    CHECK_OK(embed_snapshot_each(folder, keep_rows, all));
+    return all;
+}
+
+static inline bool same_snapshots(const char *folder_a, const char *folder_b) {
+    all_rows *a = rows_in(folder_a), *b = rows_in(folder_b);
+    bool is_same = a->n > 100 && memcmp(a, b, sizeof *a) == 0;
+    free(a);
+    free(b);
     return is_same;
+}
+
+static inline bool same_tables(const char *run_a, const char *run_b) {
+    char a[1024], b[1024];
+    snprintf(a, sizeof a, "%s/last/table-0-mo_vies", run_a);
+    snprintf(b, sizeof b, "%s/last/table-0-mo_vies", run_b);
+    return same_snapshots(a, b);
 }
 
 #endif

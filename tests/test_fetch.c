@@ -467,3 +467,62 @@ TEST(fetch_with_admission_is_a_map) {
     try_policies(4 * TABLE_SLOTS, 0, false, false, 900);
     try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, false, 900);
 }
+
+/* A row that came up from the store and was not changed is there already: it is not written again
+ * when it goes down.  One that was stepped is. */
+TEST(fetch_writes_only_changed_rows_to_the_store) {
+    enum { N = TABLE_SLOTS };
+    static world w;
+    embed_config c = {.policy = POLICY_LRU,
+                      .capacity = {N, 0},
+                      .seed = 5,
+                      .first = FIRST_UNIFORM,
+                      .first_scale = 0.1f};
+    const embed_batch *b;
+    float *grad;
+    world_init(&w, &c, 2 * N, true, false, 77);
+    const uint64_t *first = w.keys, *second = w.keys + N;
+    CHECK_OK(embed_fetch(w.t, FETCH_INSERT, N, first, NULL, &b));
+    CHECK_OK(embed_fetch(w.t, FETCH_INSERT, N, second, NULL, &b));
+    CHECK_EQ(embed_counts_of(w.t)->n_written, N); /* the first are new in the store */
+    CHECK_OK(embed_fetch(w.t, FETCH_INSERT, N, first, NULL, &b));
+    CHECK_EQ(embed_counts_of(w.t)->n_written, 2 * N);
+    CHECK_OK(embed_fetch(w.t, FETCH_INSERT, N, second, NULL, &b));
+    CHECK_EQ(embed_counts_of(w.t)->n_written, 2 * N); /* both are there as they were */
+    CHECK_OK(w.be->ops->alloc(w.be, (void **)&grad, N * DIM * sizeof *grad));
+    CHECK_OK(w.be->ops->zero(w.be, grad, N * DIM * sizeof *grad));
+    CHECK_OK(embed_update(w.t, grad, &(embed_step_args){.lr = 1, .step = 1}));
+    w.be->ops->release(w.be, grad);
+    CHECK_OK(embed_fetch(w.t, FETCH_INSERT, N, first, NULL, &b));
+    CHECK_EQ(embed_counts_of(w.t)->n_written, 3 * N);
+    CHECK_EQ(embed_counts_of(w.t)->hits[2], 3 * N);
+    world_fini(&w);
+}
+
+static status keep_score(void *ctx, const embed_rows *rows) {
+    *(uint64_t *)ctx = rows->scores[0];
+    return OK;
+}
+
+/* Uses beyond 32 bits are as many as can be counted, by either way, and stay that. */
+TEST(fetch_counts_of_lfu_saturate) {
+    for (int is_direct = 0; is_direct < 2; is_direct++) {
+        static world w;
+        embed_config c = {.policy = POLICY_LFU, .capacity = {TABLE_SLOTS, 0}};
+        const embed_batch *b;
+        const uint64_t id = 9, uses[] = {3, (1ull << 32) + 5, 7};
+        const uint64_t want[] = {3, UINT32_MAX, UINT32_MAX};
+        uint64_t score;
+        world_init(&w, &c, 10, false, false, 7);
+        w.c.tracks_left = is_direct == 0;
+        embed_destroy(w.t);
+        CHECK_OK(embed_create(&w.t, w.be, &w.c));
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(embed_take_rows(w.t, true, 1, &id, &uses[i], NULL, &b));
+            CHECK_OK(embed_export(w.t, 0, keep_score, &score));
+            CHECK_EQ(score >> 32, want[i]);
+            CHECK_EQ(score & UINT32_MAX, (uint64_t)i + 1);
+        }
+        world_fini(&w);
+    }
+}

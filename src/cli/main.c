@@ -25,6 +25,8 @@ static const command commands[] = {
     {"train", cmd_train, "train a model from a .gin config"},
     {"eval", cmd_eval, "measure a trained model on what was held out"},
     {"recommend", cmd_recommend, "recommend items to one user, with titles"},
+    {"export", cmd_export, "copy what a run has learnt, for other tools"},
+    {"import", cmd_import, "take over tables of other tools, or of snapshots"},
     {"Machine", NULL, NULL},
     {"bench", cmd_bench, "measure what we claim"},
     {"doctor", cmd_doctor, "tell whether this machine is fit, and what is missing"},

@@ -278,6 +278,10 @@ status cmd_train(int argc, char **argv) {
          1 << 20},
         {"--keep", ARG_INT, &keep, "K", "Newest checkpoints that are kept (default 2).", 1,
          1 << 20},
+        {"--snapshot-every", ARG_INT, &o->snapshot_every, "N",
+         "Steps between snapshots of dynamic tables in RUN/snapshots: a full one, then what "
+         "changed; 'hstu import tables' puts them together.",
+         1, (int64_t)1 << 40},
         {"--seed", ARG_INT, &args.seed, "N", "Seed of everything random, instead of the config's.",
          0, UINT32_MAX},
         {"--device", ARG_TEXT, &args.device, "DEVICE", WORK_DEVICES, 0, 0},

@@ -165,3 +165,38 @@ status embed_import_dump(embed_table *t, const char *folder, const char *name, b
     mem_free(rows);
     return st;
 }
+
+/* Bytes of one of the table's files, over all ranks; a missing one has none. */
+static status add_bytes(const char *folder, const char *name, const char *item, int n_ranks,
+                        uint64_t *out) {
+    *out = 0;
+    for (int rank = 0; rank < n_ranks; rank++) {
+        file_map map = {0};
+        TRY(open_item(&map, folder, name, item, (snapshot_ranks){rank, n_ranks}, false));
+        *out += map.n_bytes;
+        if (map.bytes != NULL) file_map_close(&map);
+    }
+    return OK;
+}
+
+status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_opt *opt,
+                        int64_t *n_rows) {
+    uint64_t keys, values, state;
+    int n_ranks;
+    TRY(find_ranks(folder, name, &n_ranks));
+    TRY(add_bytes(folder, name, "keys", n_ranks, &keys));
+    TRY(add_bytes(folder, name, "values", n_ranks, &values));
+    TRY(add_bytes(folder, name, "opt_values", n_ranks, &state));
+    uint64_t n = keys / 8, width = n == 0 ? 0 : values / 4 / n;
+    if (width < 1 || width > 65536)
+        return fail(ERR_FORMAT, "%s/%s: %llu bytes of keys and %llu of values are no rows", folder,
+                    name, (unsigned long long)keys, (unsigned long long)values);
+    uint64_t n_state = state / 4 / n;
+    *n_rows = (int64_t)n;
+    *dim = (int32_t)width;
+    *opt = n_state == 0           ? ROW_SGD
+           : n_state == 2 * width ? ROW_ADAM
+           : n_state == width     ? ROW_ADAGRAD
+                                  : ROW_ROWWISE_ADAGRAD;
+    return OK;
+}

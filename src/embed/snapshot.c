@@ -19,14 +19,31 @@
 
 enum { FILE_ROWS = 1 << 20, FILE_BYTES = 1 << 26 };
 
+static const char *const policy_names[] = {"none", "lru", "lfu", "step"};
+static const char *const opt_names[] = {"sgd", "adam", "adagrad", "rowwise_adagrad"};
+
 const char *embed_policy_name(embed_policy policy) {
-    static const char *const names[] = {"none", "lru", "lfu", "step", "custom"};
-    return names[policy];
+    return policy_names[policy];
 }
 
 const char *embed_opt_name(row_opt opt) {
-    static const char *const names[] = {"sgd", "adam", "adagrad", "rowwise_adagrad"};
-    return names[opt];
+    return opt_names[opt];
+}
+
+status embed_policy_parse(const char *name, embed_policy *out) {
+    for (int i = POLICY_NONE; i <= POLICY_STEP; i++) {
+        *out = (embed_policy)i;
+        if (strcmp(name, policy_names[i]) == 0) return OK;
+    }
+    return fail(ERR_FORMAT, "'%.40s' is no eviction policy", name);
+}
+
+status embed_opt_parse(const char *name, row_opt *out) {
+    for (int i = ROW_SGD; i <= ROW_ROWWISE_ADAGRAD; i++) {
+        *out = (row_opt)i;
+        if (strcmp(name, opt_names[i]) == 0) return OK;
+    }
+    return fail(ERR_FORMAT, "'%.40s' is no optimizer of rows", name);
 }
 
 status snapshot_check_ranks(snapshot_ranks ranks) {

@@ -63,7 +63,18 @@ bool embed_is_snapshot(const char *folder);
 status embed_import_dump(embed_table *t, const char *folder, const char *name, bool has_ages,
                          snapshot_ranks ranks, int64_t *n_imported);
 
+/* What the files of such a dump say of the table: the dimension, the optimizer (by the size of its
+ * values: none is sgd, 2 dim adam, dim adagrad, other ones row-wise AdaGrad) and the number of
+ * rows.
+ */
+status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_opt *opt,
+                        int64_t *n_rows);
+
 const char *embed_policy_name(embed_policy policy); /* "lru" */
 const char *embed_opt_name(row_opt opt);            /* "adam" */
+
+/* The other way; ERR_FORMAT: there is no such name. */
+status embed_policy_parse(const char *name, embed_policy *out);
+status embed_opt_parse(const char *name, row_opt *out);
 
 #endif

@@ -413,6 +413,11 @@ static status check_fit(const embed_table *t, const char *folder, const snapshot
         strcmp(info->optimizer, embed_opt_name(t->config.opt)) != 0)
         return fail(ERR_CONFIG, "%s: rows of %d values for %s; the table has %d for %s", folder,
                     info->dim, info->optimizer, t->config.dim, embed_opt_name(t->config.opt));
+    if (info->since > 0 && info->step < t->step)
+        return fail(ERR_USAGE,
+                    "%s: changes up to step %lld for a table at step %lld; read snapshots from the "
+                    "oldest to the newest",
+                    folder, (long long)info->step, (long long)t->step);
     if (info->since > t->step && info->since > 1)
         return fail(ERR_USAGE,
                     "%s: changes since step %lld for a table at step %lld; read the snapshots in "

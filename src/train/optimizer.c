@@ -26,11 +26,10 @@ param optimizer_state_shape(const optimizer *o, const param *p) {
 }
 
 /* What each choice of the config means for dense weights and for tables. */
-static const opt_kind kinds[][2] = {
-    [OPTIMIZER_ADAM] = {OPT_ADAMW, OPT_ADAMW},
-    [OPTIMIZER_SGD] = {OPT_SGD, OPT_SGD},
-    [OPTIMIZER_ROW_WISE_ADAGRAD] = {OPT_ADAMW, OPT_ROWWISE_ADAGRAD},
-    [OPTIMIZER_ADAGRAD] = {OPT_ADAMW, OPT_ADAGRAD}};
+static const opt_kind kinds[][2] = {[OPTIMIZER_ADAM] = {OPT_ADAMW, OPT_ADAMW},
+                                    [OPTIMIZER_SGD] = {OPT_SGD, OPT_SGD},
+                                    [OPTIMIZER_ROW_WISE_ADAGRAD] = {OPT_ADAMW, OPT_ROWWISE_ADAGRAD},
+                                    [OPTIMIZER_ADAGRAD] = {OPT_ADAMW, OPT_ADAGRAD}};
 
 static status allocate(optimizer *o) {
     const ops *f = o->be->ops;

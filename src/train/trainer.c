@@ -92,6 +92,14 @@ static status do_interval(trainer *t) {
     return OK;
 }
 
+/* The last step of the run has one, too: the chain ends with what was learnt. */
+static status do_snapshot(trainer *t) {
+    uint64_t step = t->saved.state.step, every = (uint64_t)t->o->snapshot_every;
+    if (every == 0 || (step % every != 0 && step != t->n_steps)) return OK;
+    TRY(trainer_settle(t));
+    return table_snapshots_write(&t->snapshots, step);
+}
+
 static void show_progress(trainer *t) {
     const train_sums *sums = &t->saved.state.in_epoch;
     if (sums->n_loss > 0) progress_suffix(&t->bar, "loss %.4f", sums->loss / (double)sums->n_loss);
@@ -113,6 +121,7 @@ static status do_steps(trainer *t, bool *is_whole) {
     while (!*is_whole && state->step < t->n_steps) {
         TRY(trainer_step(t, is_whole));
         show_progress(t);
+        TRY(do_snapshot(t));
         if (*is_whole || state->step == t->n_steps) return OK;
         TRY(do_interval(t));
         if (is_asked_to_stop(t)) return leave(t);
@@ -245,6 +254,9 @@ static status run(trainer *t) {
     TRY(config_write_json(t->s->config, &t->config_json, 2));
     TRY(make_parts(t));
     TRY(t->o->is_resume ? resume(t) : begin_anew(t));
+    if (t->o->snapshot_every > 0)
+        TRY(table_snapshots_init(&t->snapshots, model_tables(t->s->model), t->o->run,
+                                 t->saved.state.step));
     TRY(run_log_open(&t->log, t->o->run));
     if (t->o->is_resume)
         log_info("resuming at step %" PRIu64 " of %" PRIu64, t->saved.state.step, t->n_steps);
@@ -273,6 +285,7 @@ status trainer_run(session *s, const train_options *options) {
     run_log_close(&t.log);
     evaluator_destroy(t.held_out);
     batcher_destroy(t.batches);
+    table_snapshots_fini(&t.snapshots);
     optimizer_fini(&t.optimizer);
     buf_fini(&t.config_json);
     return st;

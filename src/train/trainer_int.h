@@ -7,6 +7,7 @@
 #include "base/progress.h"
 #include "train/checkpoint.h"
 #include "train/run_log.h"
+#include "train/table_snapshots.h"
 #include "train/trainer.h"
 #include "train/trainer_step.h"
 
@@ -29,6 +30,7 @@ struct trainer {
     evaluator *held_out; /* validation where there is one, else test */
     checkpoint saved;    /* its state is the state of the run */
     run_log log;
+    table_snapshots snapshots; /* with o->snapshot_every */
     buf config_json;
     uint64_t n_steps, n_epochs, steps_per_epoch;
     uint64_t epoch_tokens;

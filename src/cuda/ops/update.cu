@@ -90,7 +90,7 @@ __device__ static inline void update_span(const update_one &u, float scale, int6
 
 /* s += mean(g^2), w -= lr g / (sqrt(s) + eps): a warp goes over the row twice. */
 __device__ static inline void update_rowwise_adagrad(const update_one &u, float scale, int64_t row,
-                                             int lane) {
+                                                     int lane) {
     float *w = u.w + row * u.dim, *grad = u.grad + row * u.dim;
     float squares = 0, rate = 0;
     if (scale != 0) {

@@ -29,12 +29,9 @@ static snapshot_info info_of(const char *run) {
 }
 
 static all_rows *rows_of(const char *run) {
-    all_rows *all = calloc(1, sizeof *all);
     char path[1024];
-    CHECK(all != NULL);
     table_path(path, run);
-    CHECK_OK(embed_snapshot_each(path, keep_rows, all));
-    return all;
+    return rows_in(path);
 }
 
 static uint64_t most_score(const all_rows *all) {

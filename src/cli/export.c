@@ -1,0 +1,83 @@
+/* hstu export: what a run has learnt, as files for other tools. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "cli/cli.h"
+#include "train/checkpoint.h"
+#include "train/table_files.h"
+
+typedef struct export_args {
+    const char *run, *what, *format, *out;
+} export_args;
+
+static status export_tables(const export_args *a, const char *folder) {
+    int n;
+    TRY(table_files_export(folder, a->out, &n));
+    printf("%d table%s of %s in %s\n", n, n == 1 ? "" : "s", folder, a->out);
+    return OK;
+}
+
+static status export_weights(const export_args *a, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_verify(folder));
+    TRY(path_join(path, sizeof path, folder, "model.safetensors"));
+    if (file_exists(a->out) || folder_exists(a->out))
+        return fail(ERR_USAGE, "%s: is there already; choose another --out", a->out);
+    TRY(table_file_copy(path, a->out));
+    printf("the weights of %s in %s\n", folder, a->out);
+    return OK;
+}
+
+/* What can be exported; those without a function are to come. */
+static const struct {
+    const char *name;
+    status (*run)(const export_args *a, const char *folder);
+} whats[] = {
+    {"tables", export_tables}, {"weights", export_weights}, {"items", NULL}, {"users", NULL}};
+
+static status run(const export_args *a) {
+    char folder[CHECKPOINT_PATH_BYTES];
+    if (strcmp(a->format, "safetensors") != 0)
+        return fail(
+            ERR_UNSUPPORTED,
+            "--format %s: this version writes safetensors only, which Python opens with the "
+            "package of that name",
+            a->format);
+    for (size_t i = 0; i < sizeof whats / sizeof *whats; i++) {
+        if (strcmp(a->what, whats[i].name) != 0) continue;
+        if (whats[i].run == NULL)
+            return fail(ERR_UNSUPPORTED,
+                        "--what %s: this version exports tables and weights; 'hstu recommend' "
+                        "shows what a user gets",
+                        a->what);
+        TRY(checkpoint_find(a->run, folder));
+        return whats[i].run(a, folder);
+    }
+    return fail(ERR_USAGE, "--what %s: it is one of tables, weights, items, users", a->what);
+}
+
+status cmd_export(int argc, char **argv) {
+    export_args a = {.format = "safetensors"};
+    bool is_help;
+    const arg_option options[] = {
+        {"--what", ARG_TEXT, &a.what, "WHAT",
+         "tables: the dynamic tables, a folder of snapshots for each; weights: all other "
+         "parameters, with the config as metadata.",
+         0, 0},
+        {"--out", ARG_TEXT, &a.out, "PATH", "A folder for tables, a file for weights; new.", 0, 0},
+        {"--format", ARG_TEXT, &a.format, "FORMAT", "safetensors (default).", 0, 0},
+        {0},
+    };
+    const arg_spec spec = {"hstu export CHECKPOINT|RUN --what WHAT --out PATH [options]",
+                           "Copies what a run has learnt to files that other tools can read.",
+                           options,
+                           1,
+                           1,
+                           "A run stands for its newest checkpoint (RUN/last).\n"};
+    TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
+    if (is_help) return OK;
+    if (a.what == NULL || a.out == NULL)
+        return fail(ERR_USAGE, "--what and --out are needed; usage: %s", spec.usage);
+    return run(&a);
+}

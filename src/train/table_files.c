@@ -1,0 +1,442 @@
+#include "train/table_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "train/checkpoint.h"
+
+enum { MAX_TABLES = 256, NAME_BYTES = 256, MERGE_BATCH = 1 << 14, MANIFEST_MAX_BYTES = 1 << 16 };
+
+/* Buckets of 64 slots do not overflow at this load: a bucket of 21 keys on average would need 65.
+ */
+enum { SLOTS_PER_ROW = 3 };
+
+/* Names in a folder, ascending. */
+typedef struct name_list {
+    char name[MAX_TABLES][NAME_BYTES];
+    int n;
+} name_list;
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(a, b);
+}
+
+static bool has_name(const name_list *l, const char *name) {
+    for (int i = 0; i < l->n; i++)
+        if (strcmp(l->name[i], name) == 0) return true;
+    return false;
+}
+
+static status add_name(name_list *l, const char *name) {
+    if (has_name(l, name)) return OK;
+    if (l->n == MAX_TABLES || strlen(name) >= NAME_BYTES)
+        return fail(ERR_FORMAT, "more than %d tables, or one with a name of %zu bytes", MAX_TABLES,
+                    strlen(name));
+    snprintf(l->name[l->n++], NAME_BYTES, "%s", name);
+    return OK;
+}
+
+/* Entries of a folder that begin with `prefix`, added to the list. */
+static status list_folder(name_list *l, const char *folder, const char *prefix) {
+    DIR *dir = opendir(folder);
+    if (dir == NULL) return fail_errno("%s: cannot be read", folder);
+    status st = OK;
+    for (struct dirent *e = readdir(dir); st == OK && e != NULL; e = readdir(dir))
+        if (e->d_name[0] != '.' && strncmp(e->d_name, prefix, strlen(prefix)) == 0)
+            st = add_name(l, e->d_name);
+    closedir(dir);
+    qsort(l->name, (size_t)l->n, sizeof l->name[0], by_name);
+    return st;
+}
+
+status table_file_copy(const char *from, const char *to) {
+    file_map map;
+    out_file *f;
+    TRY(file_map_open(&map, from));
+    status st = out_file_create(&f, to);
+    if (st == OK) {
+        st = out_file_write(f, map.bytes, map.n_bytes);
+        if (st == OK)
+            st = out_file_commit(f);
+        else
+            out_file_abandon(f);
+    }
+    file_map_close(&map);
+    return st;
+}
+
+/* Copies the files of a folder, and those of the folders in it `depth` times. */
+static status copy_folder(const char *from, const char *to, int depth) {
+    char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
+    name_list *l;
+    TRY(folder_create(to, NULL));
+    TRY(MEM_NEW(&l, 1));
+    status st = list_folder(l, from, "");
+    for (int i = 0; st == OK && i < l->n; i++) {
+        st = path_join(source, sizeof source, from, l->name[i]);
+        if (st == OK) st = path_join(target, sizeof target, to, l->name[i]);
+        if (st != OK) break;
+        if (!folder_exists(source))
+            st = table_file_copy(source, target);
+        else if (depth > 0)
+            st = copy_folder(source, target, depth - 1);
+    }
+    mem_free(l);
+    return st;
+}
+
+/* A folder that is not there yet, under a name of its own until it is whole. */
+static status begin_folder(const char *out, char temporary[CHECKPOINT_PATH_BYTES]) {
+    size_t n = strlen(out);
+    while (n > 1 && out[n - 1] == '/')
+        n--;
+    if (file_exists(out) || folder_exists(out))
+        return fail(ERR_USAGE, "%s: is there already; choose another --out", out);
+    if (snprintf(temporary, CHECKPOINT_PATH_BYTES, "%.*s.%ld.tmp", (int)n, out, (long)getpid()) >=
+        CHECKPOINT_PATH_BYTES)
+        return fail(ERR_USAGE, "--out: a path of %zu bytes", n);
+    return folder_create(temporary, NULL);
+}
+
+static status end_folder(status st, const char *temporary, const char *out) {
+    if (st == OK) {
+        folder_sync(temporary);
+        if (rename(temporary, out) == 0) return OK;
+        st = fail_errno("%s: cannot be put in place", out);
+    }
+    checkpoint_remove(temporary);
+    return st;
+}
+
+static status copy_tables(const name_list *l, const char *from, const char *to) {
+    char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
+    for (int i = 0; i < l->n; i++) {
+        TRY(path_join(source, sizeof source, from, l->name[i]));
+        TRY(path_join(target, sizeof target, to, l->name[i]));
+        TRY(copy_folder(source, target, 1));
+    }
+    return OK;
+}
+
+status table_files_export(const char *folder, const char *out, int *n) {
+    char temporary[CHECKPOINT_PATH_BYTES];
+    name_list *l;
+    TRY(checkpoint_verify(folder));
+    TRY(MEM_NEW(&l, 1));
+    status st = list_folder(l, folder, "table-");
+    if (st == OK && l->n == 0)
+        st = fail(ERR_FORMAT,
+                  "%s: the model has no dynamic tables; its static ones are in --what weights",
+                  folder);
+    if (st == OK) st = begin_folder(out, temporary);
+    if (st == OK) st = end_folder(copy_tables(l, folder, temporary), temporary, out);
+    *n = l->n;
+    mem_free(l);
+    return st;
+}
+
+/* One import: where the tables come from, and what the table of each name must be. */
+typedef struct import_job {
+    backend *be;
+    const char *const *paths;
+    int n_paths;
+    const table_dump *dump;
+    const char *like; /* a checkpoint whose tables say dimension, optimizer and policy; or NULL */
+    int64_t n_rows;
+} import_job;
+
+static const char *base_name(const char *path, char name[NAME_BYTES]) {
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/')
+        begin--;
+    snprintf(name, NAME_BYTES, "%.*s", (int)(end - begin), path + begin);
+    return name;
+}
+
+/* The name of the folder of a dump's table: that of the checkpoint whose table is called so. */
+static status name_dump(const import_job *job, name_list *out) {
+    char name[NAME_BYTES];
+    if (job->like == NULL) {
+        snprintf(name, sizeof name, "table-0-%.200s", job->dump->name);
+        for (char *p = name; *p != '\0'; p++)
+            if (*p == '/') *p = '_';
+        return add_name(out, name);
+    }
+    name_list *l;
+    TRY(MEM_NEW(&l, 1));
+    status st = list_folder(l, job->like, "table-");
+    for (int i = 0; st == OK && i < l->n; i++) {
+        const char *own = strchr(l->name[i] + strlen("table-"), '-');
+        if (own != NULL && strcmp(own + 1, job->dump->name) == 0) st = add_name(out, l->name[i]);
+    }
+    if (st == OK && out->n != 1)
+        st = fail(ERR_USAGE, "%s: it has no table '%.100s'", job->like, job->dump->name);
+    mem_free(l);
+    return st;
+}
+
+/* The names of all tables of the paths. */
+static status name_tables(const import_job *job, name_list *out) {
+    char name[NAME_BYTES];
+    if (job->dump->name != NULL) return name_dump(job, out);
+    for (int i = 0; i < job->n_paths; i++) {
+        int before = out->n;
+        if (!folder_exists(job->paths[i])) return fail(ERR_IO, "%s: no such folder", job->paths[i]);
+        if (embed_is_snapshot(job->paths[i])) {
+            TRY(add_name(out, base_name(job->paths[i], name)));
+            continue;
+        }
+        TRY(list_folder(out, job->paths[i], "table-"));
+        if (out->n == before && i == 0)
+            return fail(ERR_FORMAT,
+                        "%s: neither a snapshot of a table nor a folder of some (table-*); for a "
+                        "dump of dynamicemb say --table NAME",
+                        job->paths[i]);
+    }
+    return OK;
+}
+
+/* The snapshot of a table in a path; *is_there: it has one. */
+static status find_snapshot(const char *path, const char *name, char out[CHECKPOINT_PATH_BYTES],
+                            bool *is_there) {
+    char own[NAME_BYTES];
+    if (embed_is_snapshot(path)) {
+        *is_there = strcmp(base_name(path, own), name) == 0;
+        snprintf(out, CHECKPOINT_PATH_BYTES, "%s", path);
+        return OK;
+    }
+    TRY(path_join(out, CHECKPOINT_PATH_BYTES, path, name));
+    *is_there = embed_is_snapshot(out);
+    return OK;
+}
+
+static status create_like(const import_job *job, const snapshot_info *info, int64_t n_rows,
+                          embed_table **out) {
+    embed_config c = {.dim = info->dim,
+                      .capacity = {SLOTS_PER_ROW * n_rows + TABLE_SLOTS, 0},
+                      .max_batch = MERGE_BATCH,
+                      .first = FIRST_UNIFORM};
+    TRY(embed_opt_parse(info->optimizer, &c.opt));
+    TRY(embed_policy_parse(info->policy, &c.policy));
+    return embed_create(out, job->be, &c);
+}
+
+/* How many rows the snapshots of a table have together, and what the first one says of it. */
+static status look_at_chain(const import_job *job, const char *name, snapshot_info *first,
+                            int64_t *n_rows) {
+    char path[CHECKPOINT_PATH_BYTES];
+    bool is_there, has_first = false;
+    *n_rows = 0;
+    for (int i = 0; i < job->n_paths; i++) {
+        snapshot_info info;
+        TRY(find_snapshot(job->paths[i], name, path, &is_there));
+        if (!is_there) continue;
+        TRY(embed_snapshot_info(path, &info));
+        *n_rows += info.n_rows;
+        if (!has_first && info.since > 0)
+            return fail(ERR_USAGE,
+                        "%s: changes since step %lld; name the full snapshot and those in between "
+                        "before it",
+                        path, (long long)info.since);
+        if (!has_first) *first = info;
+        has_first = true;
+    }
+    return OK;
+}
+
+static status read_chain(const import_job *job, const char *name, embed_table *t) {
+    char path[CHECKPOINT_PATH_BYTES];
+    bool is_there;
+    for (int i = 0; i < job->n_paths; i++) {
+        int64_t n_rejected = 0;
+        TRY(find_snapshot(job->paths[i], name, path, &is_there));
+        if (is_there) TRY(embed_snapshot_read(t, path, (snapshot_ranks){0, 1}, &n_rejected));
+        if (n_rejected > 0)
+            return fail(ERR_FORMAT, "%s: %lld rows found no place", path, (long long)n_rejected);
+    }
+    return OK;
+}
+
+/* A checkpoint's own table says what the new one must be. */
+static status check_like(const import_job *job, const char *name, snapshot_info *info) {
+    char path[CHECKPOINT_PATH_BYTES];
+    snapshot_info own;
+    if (job->like == NULL) return OK;
+    TRY(path_join(path, sizeof path, job->like, name));
+    if (!embed_is_snapshot(path))
+        return fail(ERR_USAGE,
+                    "%s: it has no table '%s'; rename the folder of the snapshot to one "
+                    "of its table-*",
+                    job->like, name);
+    TRY(embed_snapshot_info(path, &own));
+    if (own.dim != info->dim || strcmp(own.optimizer, info->optimizer) != 0)
+        return fail(ERR_CONFIG, "%s: rows of %d values for %s; %s has %d for %s", name, info->dim,
+                    info->optimizer, path, own.dim, own.optimizer);
+    snprintf(info->policy, sizeof info->policy, "%s", own.policy);
+    return OK;
+}
+
+/* What a dump's files and the user say of the table. */
+static status look_at_dump(const import_job *job, snapshot_info *info, int64_t *n_rows) {
+    row_opt opt;
+    TRY(embed_dump_shape(job->paths[0], job->dump->name, &info->dim, &opt, n_rows));
+    snprintf(info->optimizer, sizeof info->optimizer, "%s", embed_opt_name(opt));
+    snprintf(info->policy, sizeof info->policy, "%s", job->dump->policy);
+    return OK;
+}
+
+static status read_dump(const import_job *job, embed_table *t) {
+    bool has_ages = embed_config_of(t)->policy == POLICY_LRU;
+    int64_t n_imported, n_rows;
+    TRY(embed_import_dump(t, job->paths[0], job->dump->name, has_ages, (snapshot_ranks){0, 1},
+                          &n_imported));
+    TRY(embed_size(t, &n_rows));
+    if (n_rows != n_imported)
+        log_warn("%s: %" PRId64 " keys are there more than once; the last rows count",
+                 job->paths[0], n_imported - n_rows);
+    return OK;
+}
+
+static status import_table(import_job *job, const char *name, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    snapshot_info info = {0};
+    embed_table *t = NULL;
+    int64_t n_rows;
+    bool is_dump = job->dump->name != NULL;
+    TRY(is_dump ? look_at_dump(job, &info, &n_rows) : look_at_chain(job, name, &info, &n_rows));
+    TRY(check_like(job, name, &info));
+    TRY(path_join(path, sizeof path, folder, name));
+    TRY(create_like(job, &info, n_rows, &t));
+    status st = is_dump ? read_dump(job, t) : read_chain(job, name, t);
+    if (st == OK && embed_counts_of(t)->n_evicted > 0)
+        st = fail(ERR_FORMAT, "%s: %lld rows found no place", name,
+                  (long long)embed_counts_of(t)->n_evicted);
+    if (st == OK) st = embed_size(t, &n_rows);
+    if (st == OK) st = embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, 0);
+    job->n_rows += n_rows;
+    embed_destroy(t);
+    return st;
+}
+
+/* The manifest of a checkpoint has a seal of fixed width for each table: the new one takes its
+ * place. */
+static status reseal(const char *folder, const name_list *l, const char *old) {
+    char path[CHECKPOINT_PATH_BYTES], before[17], after[17], *text;
+    uint64_t seal;
+    size_t n;
+    out_file *f = NULL;
+    TRY(path_join(path, sizeof path, old, "manifest.json"));
+    TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
+    status st = OK;
+    for (int i = 0; st == OK && i < l->n; i++) {
+        st = path_join(path, sizeof path, old, l->name[i]);
+        if (st == OK) st = embed_snapshot_seal(path, &seal);
+        snprintf(before, sizeof before, "%016" PRIx64, seal);
+        if (st == OK) st = path_join(path, sizeof path, folder, l->name[i]);
+        if (st == OK) st = embed_snapshot_seal(path, &seal);
+        snprintf(after, sizeof after, "%016" PRIx64, seal);
+        char *at = strstr(text, before);
+        if (st == OK && at == NULL) st = fail(ERR_FORMAT, "%s: no seal of %s", old, l->name[i]);
+        if (st == OK) memcpy(at, after, 16);
+    }
+    if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
+    if (st == OK) st = out_file_create(&f, path);
+    if (st == OK) {
+        st = out_file_write(f, text, n);
+        if (st == OK)
+            st = out_file_commit(f);
+        else
+            out_file_abandon(f);
+    }
+    mem_free(text);
+    return st;
+}
+
+/* Both folders are whole; they change places at once where the file system can do that. */
+static status exchange(const char *a, const char *b) {
+    enum { EXCHANGE = 2 }; /* RENAME_EXCHANGE */
+    char aside[CHECKPOINT_PATH_BYTES];
+    if (syscall(SYS_renameat2, AT_FDCWD, a, AT_FDCWD, b, EXCHANGE) == 0) return OK;
+    snprintf(aside, sizeof aside, "%.4000s.old", a);
+    if (rename(b, aside) != 0 || rename(a, b) != 0 || rename(aside, a) != 0)
+        return fail_errno("%s: cannot be put in place", b);
+    return OK;
+}
+
+/* A new checkpoint beside the old one, with its files, its other tables and the new ones. */
+static status replace_tables(import_job *job, const name_list *l, const char *old,
+                             const char *temporary) {
+    name_list *own;
+    char path[CHECKPOINT_PATH_BYTES];
+    checkpoint_remove(temporary);
+    TRY(copy_folder(old, temporary, 0));
+    TRY(MEM_NEW(&own, 1));
+    status st = list_folder(own, old, "table-");
+    for (int i = 0; st == OK && i < own->n; i++) {
+        char source[CHECKPOINT_PATH_BYTES];
+        if (has_name(l, own->name[i])) continue;
+        st = path_join(source, sizeof source, old, own->name[i]);
+        if (st == OK) st = path_join(path, sizeof path, temporary, own->name[i]);
+        if (st == OK) st = copy_folder(source, path, 1);
+    }
+    mem_free(own);
+    for (int i = 0; st == OK && i < l->n; i++)
+        st = import_table(job, l->name[i], temporary);
+    if (st == OK) st = reseal(temporary, l, old);
+    if (st == OK) st = checkpoint_verify(temporary);
+    if (st == OK) st = exchange(temporary, old);
+    checkpoint_remove(temporary);
+    return st;
+}
+
+static status import_into_checkpoint(import_job *job, const name_list *l, const char *folder) {
+    char temporary[CHECKPOINT_PATH_BYTES + 64], old[CHECKPOINT_PATH_BYTES];
+    if (realpath(folder, old) == NULL) return fail_errno("%s: cannot be read", folder);
+    char *slash = strrchr(old, '/');
+    snprintf(temporary, sizeof temporary, "%.*s/.%.200s.%ld.tmp", (int)(slash - old), old,
+             slash + 1, (long)getpid());
+    return replace_tables(job, l, old, temporary);
+}
+
+static status import_into_folder(import_job *job, const name_list *l, const char *out) {
+    char temporary[CHECKPOINT_PATH_BYTES];
+    TRY(begin_folder(out, temporary));
+    status st = OK;
+    for (int i = 0; st == OK && i < l->n; i++)
+        st = import_table(job, l->name[i], temporary);
+    return end_folder(st, temporary, out);
+}
+
+status table_files_import(backend *be, const char *const *paths, int n_paths,
+                          const table_dump *dump, const char *out, bool is_checkpoint,
+                          int *n_tables, int64_t *n_rows) {
+    import_job job = {.be = be,
+                      .paths = paths,
+                      .n_paths = n_paths,
+                      .dump = dump,
+                      .like = is_checkpoint ? out : NULL};
+    name_list *l;
+    if (is_checkpoint) TRY(checkpoint_verify(out));
+    TRY(MEM_NEW(&l, 1));
+    status st = name_tables(&job, l);
+    if (st == OK)
+        st =
+            is_checkpoint ? import_into_checkpoint(&job, l, out) : import_into_folder(&job, l, out);
+    *n_tables = l->n;
+    *n_rows = job.n_rows;
+    mem_free(l);
+    return st;
+}
