@@ -35,7 +35,7 @@ TEST(dynamic_tables_of_a_quarter_go_on_and_say_what_they_evicted) {
     CHECK(eval_value(&few.end, "auc") > 0.3);
 }
 
-/* Retrieval with fewer slots than a batch has ids: what finds no place is foretold by nobody, and
+/* Retrieval with fewer slots than a batch has ids: an item without a row is no label, and
  * the items that have a row are ranked among themselves. */
 static const char retrieval_tables[] =
     "TrainerArgs.train_batch_size = 32\n"
@@ -117,8 +117,6 @@ TEST(dynamic_tables_of_two_levels_train_as_one) {
     CHECK(read_news("two").hits < 0.9 && read_news("one").hits == 1);
     CHECK_EQ(read_news("two").n_evicted, 0);
 }
-
-/* ---- a store --------------------------------------------------------------------------------- */
 
 /* Binds a store in the test's folder. */
 static const char *store_binding(void) {

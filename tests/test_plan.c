@@ -113,7 +113,7 @@ TEST(plan_of_research_retrieval) {
 }
 
 /* Times before 1970 and parts of seconds are cut downwards, so that differences stay right. */
-/* The second and the last event have no row: nothing foretells them, and they foretell others. */
+/* The second and the last event have no row: they are no labels, but they predict others. */
 TEST(plan_leaves_out_labels_without_a_row) {
     toy_model t;
     toy_batch b;

@@ -1,5 +1,55 @@
-/* The sizes that a session takes from its config. */
+#include "model/session.h"
+
 #include "train_test.h"
+
+/* A session without training, of the tiny retrieval model with one more binding. */
+static void open_with(bench_top *t, const char *gin, const char *set, int32_t max_users,
+                      session *out) {
+    CHECK_OK(top_open(t, gin, &set, set != NULL, 1));
+    CHECK_OK(session_open_inference(out, t->config, t->data, t->be, max_users));
+}
+
+static void close_both(bench_top *t, session *s) {
+    session_close(s);
+    top_close(t);
+}
+
+/* The largest batch: that of training or of evaluation, whichever is larger; without training that
+ * of evaluation, which eval_user_max_batch_size bounds. */
+TEST(session_is_made_for_the_largest_batch) {
+    bench_top t;
+    session s;
+    open_with(&t, retrieval_gin, NULL, 0, &s);
+    CHECK(t.session.train_batch == 8 && t.session.eval_batch == 16);
+    CHECK(t.session.limits.max_users == 16 && t.session.train != NULL);
+    CHECK(s.limits.max_users == 16 && s.train == NULL);
+    CHECK_EQ(session_eval_batches(&s, SPLIT_LEAVE_ONE_OUT, PART_TEST).batch_size, 16);
+    close_both(&t, &s);
+    open_with(&t, retrieval_gin, "train_fn.eval_user_max_batch_size=5", 0, &s);
+    CHECK(t.session.eval_batch == 5 && t.session.limits.max_users == 8);
+    CHECK(s.eval_batch == 5 && s.limits.max_users == 5);
+    CHECK_EQ(session_eval_batches(&s, SPLIT_LEAVE_ONE_OUT, PART_TEST).batch_size, 5);
+    close_both(&t, &s);
+    open_with(&t, retrieval_gin, "train_fn.eval_user_max_batch_size=50", 1, &s);
+    CHECK(t.session.eval_batch == 16 && s.limits.max_users == 1);
+    close_both(&t, &s);
+}
+
+/* Batches of training and of evaluation: what is shuffled, and what has targets. */
+TEST(session_batches_follow_the_config) {
+    bench_top t;
+    session s;
+    open_with(&t, ranking_gin, NULL, 2, &s);
+    batcher_config train = session_train_batches(&t.session, SPLIT_BY_USER, 9);
+    batcher_config eval = session_eval_batches(&t.session, SPLIT_BY_USER, PART_TEST);
+    CHECK(train.part == PART_TRAIN && train.batch_size == 8 && train.seed == 9);
+    CHECK(train.is_shuffled && !eval.is_shuffled && !eval.drops_last && eval.n_micro == 1);
+    CHECK(eval.part == PART_TEST && eval.max_targets == 3 && eval.max_history == 12);
+    CHECK_EQ(session_split(t.config, false), SPLIT_BY_USER);
+    CHECK_EQ(session_split(t.config, true), SPLIT_LEAVE_TWO_OUT);
+    CHECK(session_memory_bytes(&t.session) > 2 * session_memory_bytes(&s));
+    close_both(&t, &s);
+}
 
 /* Users of an evaluation batch: at most eval_user_max_batch_size, if it is given. */
 TEST(session_eval_batch_size) {

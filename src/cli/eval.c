@@ -1,4 +1,4 @@
-/* hstu eval: how well a trained model foretells what its training left out. */
+/* hstu eval: how well a trained model predicts what its training held out. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -81,7 +81,7 @@ static int64_t newest_time(const seq_file *data) {
     return newest;
 }
 
-/* One id of "12,99,..."; *text moves behind the comma. */
+/* One id of "12,99,..."; *text moves past the comma. */
 static status next_item(const char **text, const seq_file *data, uint32_t *item) {
     char id[ID_BYTES];
     size_t n = strcspn(*text, ",");
@@ -95,7 +95,7 @@ static status next_item(const char **text, const seq_file *data, uint32_t *item)
     return OK;
 }
 
-/* A user nobody knows: items in order, a minute apart, from the end of the data on. */
+/* A user who is not in the data: items in order, a minute apart, from the end of the data on. */
 static status take_history(one_user *u, const recommend_args *a, const session *s) {
     const char *text = a->history;
     int64_t n = 1, skip, start = newest_time(s->data);

@@ -120,7 +120,7 @@ static void print_start(const printer *p, const train_event *e) {
     const session *s = p->session;
     show_style style = show_stdout_style();
     human_count(numbers, sizeof numbers, (double)model_n_numbers(s->model));
-    printf("%s%s%s, %s, %s numbers; %s users, %s items; %" PRIu64 " epoch%s, %" PRIu64
+    printf("%s%s%s, %s, %s parameters; %s users, %s items; %" PRIu64 " epoch%s, %" PRIu64
            " steps of %d users\n\n",
            style.bold, config_model_name(s->config->model), style.plain,
            config_task_name(s->config->task), numbers, show_count(users, s->data->n_users),
@@ -177,7 +177,7 @@ static status observe(void *ctx, const train_event *e, const char *json) {
     return OK;
 }
 
-/* An epoch of generated data is a few batches: an evaluation and a checkpoint behind each would
+/* An epoch of generated data is a few batches: an evaluation and a checkpoint after each would
  * outweigh it. */
 static status open_generated(work *w, const config *c, train_options *o) {
     const int64_t never = (int64_t)1 << 40;

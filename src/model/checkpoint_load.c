@@ -57,7 +57,7 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
     return be->ops->copy_in(be, to, t->data, (size_t)p->n * sizeof *to);
 }
 
-/* A tensor nobody asked for is a sign of another model. */
+/* A tensor that the model does not have is a sign of another model. */
 status checkpoint_check_count(const st_file *f, size_t n) {
     if (st_n_tensors(f) == n) return OK;
     return fail(ERR_FORMAT,

@@ -18,7 +18,7 @@
 
 enum { CHECKPOINT_PATH_BYTES = 4096, CHECKPOINT_TABLE_BYTES = 64 };
 
-/* The files of a checkpoint, besides manifest.json and the folders of tables. */
+/* The files of a checkpoint, apart from manifest.json and the folders of tables. */
 typedef enum {
     CHECKPOINT_MODEL,
     CHECKPOINT_OPTIMIZER,

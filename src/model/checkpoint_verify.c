@@ -46,7 +46,7 @@ status checkpoint_table_seal(const char *folder, const char *name, char hex[17])
 }
 
 #define REMEDY                                                                                     \
-    "this checkpoint is damaged. Use an older one (the folders beside it), or start the run anew"
+    "this checkpoint is damaged. Use an older one (the folders beside it), or start the run again"
 
 static status damaged(const char *path, const char *what) {
     return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);

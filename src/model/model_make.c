@@ -45,7 +45,7 @@ static status check_limits(const config *c, const model_limits *l) {
     return OK;
 }
 
-/* What the two families' files say between the lines. */
+/* What the two families' configs cannot combine. */
 static status check_task(const config *c) {
     const config_network *n = &c->network;
     bool is_ranking = c->task == TASK_RANKING;
@@ -262,7 +262,7 @@ static bool needs_times(const model *m) {
            m->layers[0].hstu.config.has_bias;
 }
 
-/* Contextual tokens see the whole history only where no loss lies in the history. */
+/* Contextual tokens see the whole history only where no loss position is in the history. */
 static plan_config plan_of(const model *m, const config *c, const model_limits *l) {
     const input_config *in = &m->input.config;
     bool has_candidates = m->is_ranking && c->data.max_candidates > 0;

@@ -34,7 +34,7 @@ typedef struct model_step {
 
 /* Forward and backward of one batch: adds gradients of grad_scale * (sum of the losses) to every
  * param's grad, and the losses to a sum the pass keeps.  negatives (host, (loss positions, R) item
- * numbers) replaces the draw where it is not NULL: for tests.  The kernels may still run when this
+ * numbers) replaces the draw where it is not NULL: for tests.  Kernels may still run when this
  * returns. */
 status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives);
 

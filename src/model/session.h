@@ -34,9 +34,9 @@ typedef struct session {
     model_limits limits;
 } session;
 
-/* For training, and evaluation beside it: with s->train, for the config's batch.  The values of the
- * parameters are not set: model_init or checkpoint_load does that.  ERR_CONFIG: config and data do
- * not fit, and why. */
+/* For training, with evaluations in between: makes s->train for the config's batch.  The values of
+ * the parameters are not set: model_init or checkpoint_load does that.  ERR_CONFIG: config and data
+ * do not fit, and why. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be);
 
 /* Without training: no gradients, and passes for at most max_users users; 0: those of the config's

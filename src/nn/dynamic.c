@@ -57,7 +57,7 @@ void dynamic_forget(dynamic_tables *d) {
     d->n_taken = 0;
 }
 
-/* Notes which of the ids of a batch for training have no row, and counts those of another. */
+/* Training: notes which ids have no row.  Reading: counts ids, and those without a row. */
 static void note_missing(dynamic_table *t, const embed_batch *got, bool is_training, int64_t n) {
     if (!is_training) {
         t->n_read += n;
@@ -78,7 +78,7 @@ status dynamic_check_size(const dynamic_tables *d, const batch *b) {
                 b->n_users, b->n_tokens, (long long)d->max_users, (long long)d->max_tokens);
 }
 
-/* Columns of contextual values that keep their ids, and items where they do. */
+/* Starts the numbered batch as a copy: static features keep their ids. */
 static void copy_ids(dynamic_tables *d, const batch *b) {
     size_t n_context = (size_t)b->n_users * (size_t)b->n_context;
     memcpy(d->items, b->item, (size_t)b->n_tokens * sizeof *d->items);
@@ -88,7 +88,7 @@ static void copy_ids(dynamic_tables *d, const batch *b) {
     d->numbered.context = d->context;
 }
 
-/* The ids' numbers for the passes; lfu counts how often each new one is used. */
+/* Replaces ids by their numbers; lfu counts how often each new one is used. */
 static void number_ids(dynamic_table *t, const id_list *l, int64_t first) {
     if (t->uses != NULL) memset(t->uses + first, 0, (size_t)(t->n - first) * sizeof *t->uses);
     for (int64_t i = 0; i < l->n; i++) {
@@ -185,8 +185,9 @@ status dynamic_add_squares(dynamic_tables *d, double *sum) {
     return OK;
 }
 
-/* The table updates what it took last: of several batches or features that is not all.  What went
- * down to the store meanwhile has to come up again, for rows are stepped in the levels alone. */
+/* The table can update only the rows it fetched last, so the rows of several batches or features
+ * are fetched again.  Rows evicted to the store meanwhile must come back: only rows in the levels
+ * are updated. */
 static status update_table(dynamic_table *t, const embed_step_args *args, bool is_whole) {
     if (t->n == 0) return OK;
     if (!is_whole) TRY(embed_retake_rows(t->table, t->n, t->ids));

@@ -1,16 +1,16 @@
 /* Dynamic tables of a model: the features whose rows live in an embed_table instead of an array.
  *
- * The dense model never sees them.  Before the passes the ids of a batch are numbered 1, 2, ... (0,
- * 1, ... for contextual values) in ascending order, their rows are brought to that place of the
- * bank (input.h), and the passes run on a copy of the batch with these numbers instead of ids; so
- * everything behind works as with a static table that holds just the rows of the batch, and with
- * the same sums in the same order.  Behind the passes the rows' gradients go back to the table.
- * Where a step has several batches, the ids of each are appended to those before, and all rows are
- * updated behind the last.
+ * The dense model never sees them.  Before a pass the ids of a batch are numbered 1, 2, ... (0, 1,
+ * ... for contextual values) in ascending order, their rows are copied to that place of the bank
+ * (input.h), and the pass runs on a copy of the batch with these numbers instead of ids.  So
+ * everything after works as with a static table that holds just the rows of the batch, and adds in
+ * the same order.  After the pass the rows' gradients go back to the table.  Where a step has
+ * several batches, the ids of each are appended to those before, and all rows are updated after the
+ * last batch.
  *
  * The key of a row is the id in the data: the number of an item, or of a contextual value; where
- * several features share a table, with the feature's number above it.  A model owns its tables; one
- * thread at a time. */
+ * several features share a table, with the feature's number in the upper 32 bits.  A model owns its
+ * tables, and has one place for the rows of a batch: one pass at a time, one thread at a time. */
 #ifndef HSTU_NN_DYNAMIC_H
 #define HSTU_NN_DYNAMIC_H
 
@@ -23,7 +23,7 @@
 #include "nn/memory.h"
 #include "nn/params.h"
 
-/* A feature and its table, which may be that of other features too. */
+/* A feature and its table, which other features may share. */
 typedef struct dynamic_table {
     const config_embedding *config;
     struct dynamic_table *owner; /* the first feature of the table: itself, or another */
@@ -34,7 +34,7 @@ typedef struct dynamic_table {
     int32_t max_rows;    /* different ids of a step, at most */
     int32_t dim;
     embed_table *table;
-    uint64_t *seen;      /* host, a bit an id; all 0 between two calls */
+    uint64_t *seen;      /* host, one bit for each id; all 0 between two calls */
     int32_t *place;      /* host (last + 1): of an id in `ids`, from 1; 0: it is not there */
     uint64_t *ids;       /* host (max_rows): of the batches of this step, those of each ascending */
     uint64_t *uses;      /* host (max_rows): how often each stands in its batch; NULL: not needed */
@@ -44,7 +44,7 @@ typedef struct dynamic_table {
     float *value, *grad; /* (max_rows, dim): places in the bank */
     embed_counts told;   /* of the last dynamic_news */
     embed_store *store;  /* below the levels, or NULL */
-    embed_store *ahead;  /* reads for it what is announced, or NULL */
+    embed_store *ahead;  /* prefetches announced rows from the store, or NULL */
     scratch_folder *folder; /* of the store; or NULL */
     uint64_t *coming;       /* host (max_rows): ids announced; NULL where nothing reads ahead */
     int64_t n_read;         /* different ids of batches that only read, since dynamic_begin_reads */
@@ -55,14 +55,14 @@ typedef struct dynamic_tables {
     backend *be;
     dynamic_table *item; /* (n) */
     int n;
-    batch numbered; /* the batch with numbers for ids */
+    batch numbered; /* the batch, its ids replaced by their numbers */
     uint32_t *items, *context;
     int64_t max_tokens, max_users;
     int n_taken; /* batches for training since the last update */
 } dynamic_tables;
 
-/* Finds the features that the config gives dynamic tables, and puts the most different ids of a
- * batch in the place of the number of ids, in *l and in n_context_values (F), which is l's. */
+/* Finds the features that the config gives dynamic tables, and replaces their number of ids, in *l
+ * and in n_context_values (F), by the most different ids that a step can have. */
 status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
                       int32_t *n_context_values, nn_memory *memory);
 void dynamic_fini(dynamic_tables *d);
@@ -70,24 +70,24 @@ void dynamic_fini(dynamic_tables *d);
 /* The table of a feature, or NULL: it is static. */
 dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature);
 
-/* Of the features of a table one owns it: what is done once a table is done with that one. */
+/* When features share a table, the first one owns it; per-table work runs for the owner only. */
 static inline bool dynamic_is_owner(const dynamic_table *t) {
     return t->owner == t;
 }
 
-/* Makes a chosen table for rows of p: its place in the bank, behind row 0 where that is padding. */
+/* Makes a chosen table for rows of p: its place in the bank, after row 0 where that is padding. */
 status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
                       nn_memory *memory);
 
-/* Where the gradients of the table's rows are: those of p, once it has gradients. */
+/* Tells the table where the gradients of its rows are: those of p, which has them by now. */
 void dynamic_set_grad(dynamic_table *t, const param *p);
 
-/* Brings the rows of a batch, for training or only to be read; *out is what the passes take for it,
- * b itself where no table is dynamic.  An id without a row reads as zeros. */
+/* Fetches the rows of a batch, for training or only to be read; *out is the batch to run, b itself
+ * where no table is dynamic.  An id without a row reads as zeros. */
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out);
 
-/* The batch for training that follows the one just taken: rows of it that are on disk are read
- * beside the passes of this one, where the config asks for that (pipeline_type 'prefetch'). */
+/* The batch for training that follows the one just taken: its rows that are on disk are read while
+ * this one runs, where the config asks for that (pipeline_type 'prefetch'). */
 status dynamic_announce(dynamic_tables *d, const batch *b);
 bool dynamic_reads_ahead(const dynamic_tables *d);
 
@@ -99,13 +99,13 @@ const uint8_t *dynamic_missing_items(dynamic_tables *d);
  * item (n), ascending, and row (V + 1), which is -1 for the others: host. */
 status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t *row, int32_t *n);
 
-/* Counts ids that are read from here on: n_read, n_absent of the tables. */
+/* Starts counting ids that are read: n_read, n_absent of the tables. */
 void dynamic_begin_reads(dynamic_tables *d);
 
 /* Adds the squares of the rows' gradients to *sum, memory of the backend. */
 status dynamic_add_squares(dynamic_tables *d, double *sum);
 
-/* Steps the rows of the batches for training since the last update. */
+/* Updates the rows of the batches for training since the last update. */
 status dynamic_update(dynamic_tables *d, const embed_step_args *args);
 
 /* Forgets these batches instead. */

@@ -21,7 +21,7 @@
 typedef struct flops {
     double uvqk;       /* of the layers: the product before the attention */
     double attention;  /* the attention itself */
-    double projection; /* the product behind it; of sasrec the FFN, too */
+    double projection; /* the product after it; of sasrec the FFN, too */
     double input;      /* MLPs that bring rows of tables to the model's width */
     double head;       /* the MLP of ranking; the scores of the sampled softmax */
     int64_t n_tokens;  /* that go through the layers */

@@ -26,7 +26,7 @@ enum { ITEM_FEATURE = -1 };
 typedef struct bank {
     int32_t dim, n_rows;
     float *value, *grad; /* (n_rows, dim); grad: NULL without training */
-    uint8_t *marks;      /* (n_rows), or NULL: nobody asks which rows got a gradient */
+    uint8_t *marks;      /* (n_rows), or NULL: the optimizer updates every row */
 } bank;
 
 typedef struct input_config {

@@ -32,7 +32,7 @@ typedef struct nn_memory {
 void nn_memory_init(nn_memory *mem, backend *be);
 void nn_memory_fini(nn_memory *mem);
 
-/* Activations that mem allocates from here on lie in those of the lender where they fit, which must
+/* From here on mem takes activations from those of the lender where they fit; the lender must
  * outlive mem and allocate nothing more. */
 status nn_memory_borrow(nn_memory *mem, const nn_memory *lender);
 

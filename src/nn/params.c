@@ -107,7 +107,7 @@ param *param_find(param_list *l, const char *name) {
     return NULL;
 }
 
-/* Two normal numbers of two words: Box and Muller. */
+/* Two normal deviates of two words: Box and Muller. */
 static void normal_pair(uint32_t a, uint32_t b, double out[2]) {
     double radius = sqrt(-2 * log(1 - (double)rng_uniform(a)));
     double angle = 6.283185307179586 * (double)rng_uniform(b);
@@ -128,7 +128,7 @@ static double first_value(const init_rule *rule, rng_key key, uint32_t index, ui
     return rule->scale * draw[0];
 }
 
-/* n numbers of a parameter from element `at` on. */
+/* First values of n elements of a parameter from element `at` on. */
 static void first_values(const param_list *l, int i, uint64_t seed, int64_t at, int64_t n,
                          float *out) {
     const init_rule *rule = &l->rule[i];

@@ -92,7 +92,7 @@ typedef struct param_spec {
 /* Appends one; *out stays where it is. */
 status param_add(param_list *l, const param_spec *spec, param **out);
 
-/* The same with values in memory of the caller's: tables that follow one another (input.h). */
+/* The same, with values in the caller's memory: tables that follow one another (input.h). */
 status param_add_at(param_list *l, const param_spec *spec, float *value, param **out);
 
 /* Leaves one out, whose values are elsewhere: those after it start as if it were there. */

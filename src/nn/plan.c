@@ -24,7 +24,7 @@ static void lay_losses(plan *p, staging *s, int64_t n) {
     STAGE(s, &p->loss_position, n);
 }
 
-/* Sequences that fill a batch up: none may be longer than others. */
+/* Padding sequences that fill a batch up: none is longer than a real one may be. */
 static int64_t n_fillers(const plan *p) {
     return (p->config.bucket + p->len_bound - 1) / p->len_bound;
 }
@@ -93,7 +93,7 @@ static status check_events(const plan_config *c, const batch *b, int32_t user) {
 
 static status check_batch(const plan_config *c, const batch *b) {
     if (b->n_users > c->max_users)
-        return fail(ERR_CONFIG, "a batch of %d users; the model was made for %d", b->n_users,
+        return fail(ERR_CONFIG, "a batch of %d users; the pass was made for %d", b->n_users,
                     c->max_users);
     if (c->n_context > 0 && b->n_context != c->n_context)
         return fail(ERR_FORMAT, "the data have %d contextual features, the model %d", b->n_context,
@@ -239,7 +239,7 @@ static status put_user(layout *l) {
     return OK;
 }
 
-/* A token of nothing. */
+/* A padding token: it has no row and no position. */
 static void put_filler(layout *l) {
     plan *p = l->p;
     const plan_config *c = &p->config;
@@ -252,7 +252,7 @@ static void put_filler(layout *l) {
     p->user.host[token] = p->position.host[token] = 0;
 }
 
-/* Sequences of nothing, always the same number of them, up to the next multiple of the bucket; the
+/* Padding sequences, always the same number of them, up to the next multiple of the bucket; the
  * losses likewise.  Where every token has its loss, in order, it stays so. */
 static void fill_batch(layout *l) {
     plan *p = l->p;
@@ -290,7 +290,7 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     }
     if (p->config.bucket > 0 && request->purpose == PLAN_TRAIN && p->n_loss > 0) fill_batch(&l);
     p->n_tokens = l.at;
-    /* Contextual tokens are numbered behind all events, whose number is known only now. */
+    /* Contextual tokens are numbered after all events, whose number is known only now. */
     for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
         if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
     return be->ops->copy_in(be, p->block.device, p->block.host, p->block.bytes);

@@ -1,15 +1,15 @@
-/* Plan: a batch of events laid out as the tokens of a model, and where its losses lie.
+/* Plan: a batch of events laid out as the tokens of a model, and its loss positions.
  *
  * retrieval   F contextual tokens, then the items of the history; the item at t predicts that at
  *             t + 1, the last one the target, which is a label only
  * ranking     F contextual tokens, then item, action, item, action, ... (or items only); the loss
- *             lies at the items of the candidates, or of all events where there are no candidates.
- *             In training the candidates bring their actions, which nothing of use sees; for
- *             scoring they are left out.
+ *             is at the items of the candidates, or of all events where there are no candidates.
+ *             In training the actions of the candidates are tokens too, which no token with a loss
+ *             sees; for scoring they are left out.
  *
  * Everything is computed on the host, checked against what the model was made for, and sent to the
- * backend by plan_build, in one copy.  Where steps are recorded, a batch for training is filled up
- * to a multiple of the backend's token_bucket by a few more sequences, of tokens without rows and
+ * backend by plan_build, in one copy.  Where steps are recorded, a batch for training is padded to
+ * a multiple of the backend's token_bucket by a few more sequences, of tokens without rows and
  * losses without labels, which read as zeros and give no gradient.  A plan belongs to one thread.
  */
 #ifndef HSTU_NN_PLAN_H
@@ -48,7 +48,7 @@ typedef struct plan {
     plan_config config;
     int32_t max_tokens, len_bound;       /* T and the length of a sequence, at most */
     int32_t n_users;                     /* of the batch */
-    int32_t n_sequences;                 /* B: the users, and those that fill the batch up */
+    int32_t n_sequences;                 /* B: the users, and padding sequences */
     int32_t n_tokens, max_len;           /* T, the longest sequence */
     int32_t n_events;                    /* tokens that are not contextual */
     staging block;                       /* of all that follows */

@@ -15,8 +15,6 @@ baseline_config baseline_config_default(void) {
     return (baseline_config){.max_history = 200, .n_neighbors = 100, .max_events = 1000};
 }
 
-/* ---- evaluation ------------------------------------------------------------------------------ */
-
 /* A user's window and target. */
 typedef struct window {
     const uint32_t *item; /* (n) */
@@ -121,8 +119,6 @@ static status check_config(const split *s, const baseline_config *c) {
     return OK;
 }
 
-/* ---- popularity ------------------------------------------------------------------------------ */
-
 typedef struct popular_item {
     uint64_t n_events;
     uint32_t item;
@@ -177,8 +173,6 @@ status baseline_popularity(const split *s, split_part part, const baseline_confi
     mem_free(place);
     return st;
 }
-
-/* ---- item-kNN: who had what ------------------------------------------------------------------ */
 
 /* Distinct items of each user's training events, and the users of each item. */
 typedef struct incidence {
@@ -250,8 +244,6 @@ static void incidence_fini(incidence *in) {
     mem_free(in->item_begin);
     mem_free(in->user);
 }
-
-/* ---- item-kNN: neighbours -------------------------------------------------------------------- */
 
 typedef struct neighbor {
     uint32_t item;
@@ -395,8 +387,6 @@ static status neighbor_list_init(neighbor_list *near, const split *s, const base
     return st;
 }
 
-/* ---- item-kNN: scores ------------------------------------------------------------------------ */
-
 static uint32_t add_scores(const neighbor_list *near, const window *w, worker_state *state) {
     uint32_t n_touched = 0;
     for (uint64_t k = 0; k < w->n; k++) {
@@ -413,8 +403,8 @@ static uint32_t add_scores(const neighbor_list *near, const window *w, worker_st
     return n_touched;
 }
 
-/* Only touched items have a score above 0.  A target without one comes behind all of those, and
- * behind the items of smaller number that have none either. */
+/* Only touched items have a score above 0.  A target without one ranks after all of those, and
+ * after the items of smaller number that have none either. */
 static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_state *state) {
     uint32_t n_touched = add_scores(e->near, w, state), target = w->target, n_above = 0, n_less = 0;
     float own = state->score[target];

@@ -28,7 +28,7 @@ struct evaluator {
     int32_t n_columns; /* tasks, or classes */
     bool is_bits;
     auc areas;
-    int64_t n_right, n_rows; /* classes: how often the likeliest was it */
+    int64_t n_right, n_rows; /* classes: rows whose highest logit is the label, of all */
 };
 
 double eval_value(const eval_result *r, const char *name) {
@@ -71,8 +71,8 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
     return true;
 }
 
-/* The rows of the held-out items.  One that has no row cannot be found: until that is told, any row
- * stands for it. */
+/* The rows of the held-out items.  One that has no row stands as row 0 until mark_lost corrects its
+ * rank. */
 static void list_targets(evaluator *e, const batch *b, const model_items *corpus) {
     for (int32_t u = 0; u < b->n_users; u++) {
         int32_t row = corpus->row[b->item[b->offsets[u + 1] - 1]];

@@ -1,8 +1,8 @@
-/* Evaluation: how well a model foretells what was held out.
+/* Evaluation: how well a model predicts what was held out.
  *
  * Retrieval: every user of the part is encoded, the whole catalogue is ranked for it without the
  * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k and MRR.  Items
- * that have no row in a dynamic table are not ranked; as a held-out item one counts as never found.
+ * that have no row in a dynamic table are not ranked; a held-out item without one counts as a miss.
  * Ranking: the targets are scored, and AUC is exact over all of them, for each task.  The result is
  * a pure function of model and data: the same with any number of threads, and on a GPU where the
  * backend is deterministic.  One thread at a time. */
@@ -55,7 +55,7 @@ void evaluator_destroy(evaluator *e); /* NULL is fine */
 /* Evaluates max_batches batches from the first on (0: all users). */
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
 
-/* Memory of the backend that it has of its own. */
+/* Backend memory of its pass, without what the pass borrows. */
 uint64_t evaluator_bytes(const evaluator *e);
 
 #endif

@@ -3,9 +3,9 @@
  *
  * Lengths, items, actions and contextual values follow the config's distributions; an action is
  * also the label, its bits the tasks.  A distribution without an upper bound ends with the table of
- * its feature.  GENERATED_BATCHES batches are made at most (the reference makes 100) and used again
- * and again, as there: so the tables, which have room for the ids that occur, stay small beside the
- * capacities of the config. */
+ * its feature.  GENERATED_BATCHES batches are made at most (the reference makes 100) and repeated,
+ * as in the reference: so the tables, which have room for the ids that occur, stay small compared
+ * with the capacities of the config. */
 #ifndef HSTU_TRAIN_GENERATED_H
 #define HSTU_TRAIN_GENERATED_H
 

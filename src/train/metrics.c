@@ -9,8 +9,6 @@
 const int metrics_hr_at[N_HR] = {1, 10, 50, 100, 200, 500};
 const int metrics_ndcg_at[N_NDCG] = {10, 50, 100, 200};
 
-/* ---- ranking --------------------------------------------------------------------------------- */
-
 /* A small corpus has no rank of 2501: there a seen target is told by n_corpus + 1 alone. */
 void rank_counts_add(rank_counts *c, const int32_t *rank, int64_t n, int64_t n_corpus) {
     for (int64_t i = 0; i < n; i++) {
@@ -60,8 +58,6 @@ void ranking_metrics_make(ranking_metrics *out, const rank_counts *c) {
         reciprocal += (double)c->count[r] / r;
     out->mrr = mean(reciprocal, out->n);
 }
-
-/* ---- AUC ------------------------------------------------------------------------------------- */
 
 status auc_init(auc *a, int n_tasks) {
     *a = (auc){.n_tasks = n_tasks};

@@ -1,4 +1,4 @@
-/* Metrics: what an evaluation says in numbers.
+/* Metrics: hit rate, NDCG, MRR and AUC.
  *
  * Ranks are counted, not summed: the counts are integers, so that batches, threads and ranks may be
  * merged in any order and the means have the same bits.  AUC keeps every score and is exact.  A
@@ -10,8 +10,6 @@
 #include <stdint.h>
 
 #include "base/status.h"
-
-/* ---- ranking --------------------------------------------------------------------------------- */
 
 /* The research protocol looks at the best 2500 items; a target beyond, or one that was removed as
  * seen, has rank 2501. */
@@ -43,8 +41,6 @@ void ranking_metrics_make(ranking_metrics *out, const rank_counts *c);
 /* hr@k and ndcg@k for any k, as the members above. */
 double rank_counts_hr(const rank_counts *c, int k);
 double rank_counts_ndcg(const rank_counts *c, int k);
-
-/* ---- AUC ------------------------------------------------------------------------------------- */
 
 enum { AUC_MAX_TASKS = 32 };
 

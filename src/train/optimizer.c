@@ -139,7 +139,7 @@ static update_args update_of(const optimizer *o, int i, double lr, int64_t t) {
                          .step = t};
 }
 
-/* Rows of dynamic tables move as those of lazy tables do. */
+/* Rows of dynamic tables are updated as those of lazy tables are. */
 static status update_tables(optimizer *o, double lr, int64_t t, const float *grad_scale) {
     embed_step_args a = {.lr = (float)lr,
                          .beta1 = o->beta1,

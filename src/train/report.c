@@ -39,8 +39,6 @@ static void report_fini(report *r) {
     mem_free(r->done);
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
-
 /* A metric is a number whose name is none of the line's own. */
 static bool is_metric(const json_value *v) {
     static const char *const own[] = {"epoch", "step",  "loss",         "seconds",  "tokens_per_s",
@@ -146,8 +144,6 @@ static status read_line(void *ctx, const json_value *line) {
     if (strcmp(event->string, "done") == 0) return keep_line(&r->done, line);
     return OK;
 }
-
-/* ---- the page -------------------------------------------------------------------------------- */
 
 static const char page_head[] =
     "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\n"

@@ -157,7 +157,7 @@ static status do_epoch(trainer *t) {
     return OK;
 }
 
-/* With validation the test events have not been looked at so far: now they are. */
+/* With validation the test events are evaluated once, at the end. */
 static status evaluate_test(trainer *t) {
     evaluator *test;
     TRY(evaluator_create(&test, t->s, t->saved.state.split, PART_TEST));
@@ -206,7 +206,7 @@ static status make_parts(trainer *t) {
     return OK;
 }
 
-static status begin_anew(trainer *t) {
+static status begin_new(trainer *t) {
     char path[CHECKPOINT_PATH_BYTES];
     TRY(path_join(path, sizeof path, t->o->run, "config.json"));
     if (file_exists(path))
@@ -219,7 +219,7 @@ static status begin_anew(trainer *t) {
 }
 
 /* A run that was killed before its first checkpoint goes on from its beginning.  Its config is
- * written anew, for it may be another by now. */
+ * written again, for it may have changed. */
 static status begin_again(trainer *t) {
     log_info("%s: stopped before its first checkpoint, so it begins again", t->o->run);
     TRY(model_init(t->s->model, t->saved.state.seed));
@@ -253,7 +253,7 @@ static status resume(trainer *t) {
 static status run(trainer *t) {
     TRY(config_write_json(t->s->config, &t->config_json, 2));
     TRY(make_parts(t));
-    TRY(t->o->is_resume ? resume(t) : begin_anew(t));
+    TRY(t->o->is_resume ? resume(t) : begin_new(t));
     if (t->o->snapshot_every > 0)
         TRY(table_snapshots_init(&t->snapshots, model_tables(t->s->model), t->o->run,
                                  t->saved.state.step));

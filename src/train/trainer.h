@@ -19,7 +19,7 @@
 
 typedef enum { EVENT_START, EVENT_EPOCH, EVENT_EVAL, EVENT_DONE } train_event_kind;
 
-/* What happened; the numbers of EVENT_START are 0. */
+/* What happened; the figures of EVENT_START are 0. */
 typedef struct train_event {
     train_event_kind kind;
     uint64_t epoch;             /* from 0; of EVENT_DONE: epochs done */
@@ -29,7 +29,7 @@ typedef struct train_event {
     const eval_result *metrics; /* NULL: not evaluated */
 } train_event;
 
-/* Called behind each event, with the line of the log; a failure ends the run. */
+/* Called after each event, with the line of the log; a failure ends the run. */
 typedef status (*train_observer)(void *ctx, const train_event *event, const char *json);
 
 typedef struct train_options {

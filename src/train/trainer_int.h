@@ -11,13 +11,13 @@
 #include "train/trainer.h"
 #include "train/trainer_step.h"
 
-/* The most steps under way; a backend's n_ahead is below. */
+/* The most steps in flight; a backend's n_ahead is below. */
 enum { TRAIN_MAX_PENDING = 4 };
 
 /* A step that was handed to the device. */
 typedef struct train_pending {
     uint64_t step;
-    train_sums sums; /* its loss is there once the ticket was waited for */
+    train_sums sums; /* its loss is valid after `wait` for the ticket */
     double norm;
     uint64_t loss_ticket, norm_ticket;
 } train_pending;

@@ -1,4 +1,4 @@
-/* One step of training, and the books of steps under way.
+/* One step of training, and the bookkeeping of steps in flight.
  *
  * A step is handed to the device and the next one prepared meanwhile: its loss is looked at up to
  * n_ahead steps later (ops.h).  Before anything that must know all losses (an evaluation, a
@@ -12,11 +12,11 @@
 #include "base/mem.h"
 #include "train/trainer_int.h"
 
-/* A loss this many times the first one (and one) is no longer learning. */
+/* A loss above this many times (the first loss + 1) means that training has diverged. */
 static const double EXPLODED = 1000;
 
-/* float16: gradients are scaled up so that small ones do not vanish; half of that where one
- * overflows, twice after so many steps without. */
+/* float16: gradients are scaled up so that small ones do not vanish.  The scale is halved when a
+ * gradient overflows, and doubled after so many steps without an overflow. */
 enum { GOOD_STEPS = 2000 };
 static const double FIRST_LOSS_SCALE = 65536;
 
@@ -70,7 +70,7 @@ static void book(trainer *t, const train_sums *sums) {
     add_sums(&t->whole, sums);
 }
 
-/* Waits for the oldest step under way and books it. */
+/* Waits for the oldest step in flight and books it. */
 static status settle_one(trainer *t) {
     train_pending *p = &t->pending[t->first_pending];
     const ops *f = t->s->be->ops;
@@ -101,7 +101,7 @@ status trainer_settle(trainer *t) {
     return OK;
 }
 
-/* What is on disk of the next batch can be read beside this one's passes. */
+/* Rows of the next batch that are on disk can be read while this one runs. */
 static status look_ahead(trainer *t) {
     const batch *next;
     if (!dynamic_reads_ahead(model_tables(t->s->model))) return OK;
@@ -111,7 +111,7 @@ static status look_ahead(trainer *t) {
 }
 
 /* Forward and backward of the micro-batches of one step.  With one of them the gradient is that of
- * the mean at once; of several, the number of positions is only known behind the last. */
+ * the mean at once; of several, the number of positions is only known after the last. */
 static status take_batches(trainer *t, train_pending *p, double *scale, bool *is_last) {
     int64_t n_micro = t->s->config->trainer.accumulation_steps;
     const train_state *state = &t->saved.state;
