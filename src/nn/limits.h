@@ -10,7 +10,7 @@ typedef struct model_limits {
     int32_t n_context;                /* F contextual features */
     const int32_t *n_context_values;  /* (F): values are 0..n-1, 0 is "unknown" */
     const char *const *context_names; /* (F), or NULL: by which configs name their tables */
-    int32_t max_users;                /* B */
+    int32_t max_users;                /* B of the largest batch of any pass */
     int32_t max_events;               /* history and targets of a user: max_history + max_targets */
     int64_t time_per_second;
 } model_limits;
