@@ -126,7 +126,7 @@ TEST(evaluate_items_without_rows_are_not_found) {
     model_step step = {1, 1, 1};
     CHECK_OK(batcher_create(&batches, t.data, &c));
     CHECK_OK(batcher_next(batches, &b));
-    CHECK_OK(model_train_batch(t.session.model, b, &step, NULL));
+    CHECK_OK(pass_train(t.session.train, b, &step, NULL));
     CHECK_OK(evaluator_run(e, 0, &r));
     CHECK(r.n_items_ranked > 0 && r.n_lost < r.n_users);
     CHECK_OK(model_init(t.session.model, 5));
