@@ -3,7 +3,9 @@
 
 #include "base/buf.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "config/config.h"
 #include "config/options.h"
 #include "test.h"
 
@@ -109,4 +111,54 @@ TEST(options_help_lists_every_option) {
     for (size_t i = 0; i < n_options; i++)
         CHECK_CONTAINS(buf_str(&text), option_table[i].name);
     buf_fini(&text);
+}
+
+#define SMALL                                                                                      \
+    "DatasetArgs.dataset_name = 'ml-1m'\nDatasetArgs.max_history_seqlen = 200\n"                   \
+    "NetworkArgs.num_layers = 2\nNetworkArgs.hidden_size = 64\n"
+
+static status load(const char *text) {
+    config_source source = {.text = text, .text_name = "t.gin", .text_bytes = strlen(text)};
+    config *c;
+    log_set_level(LOG_QUIET);
+    status st = config_load(&c, &source);
+    config_destroy(c);
+    return st;
+}
+
+/* Both ends of ranges: of numbers, of elements of a list, of the sizes of lists and strings. */
+TEST(options_ranges) {
+    static char text[16384];
+    CHECK_OK(load(SMALL "NetworkArgs.num_layers = 1"));
+    CHECK_OK(load(SMALL "NetworkArgs.num_layers = 1024"));
+    CHECK_FAILS(load(SMALL "NetworkArgs.num_layers = 1025"), ERR_CONFIG, "out of range");
+    CHECK_OK(load(SMALL "NetworkArgs.hidden_dropout = 0.0"));
+    CHECK_FAILS(load(SMALL "NetworkArgs.hidden_dropout = -0.1"), ERR_CONFIG, "out of range");
+    CHECK_FAILS(load(SMALL "OptimizerArgs.learning_rate = 0.0"), ERR_CONFIG, "out of range");
+    CHECK_OK(load(SMALL "OptimizerArgs.learning_rate = 1e-30"));
+    CHECK_OK(load(SMALL "RankingArgs.num_tasks = 1\n"
+                        "RankingArgs.prediction_head_arch = [1, 65536]"));
+    CHECK_FAILS(load(SMALL "RankingArgs.num_tasks = 1\nRankingArgs.prediction_head_arch = [8, 0]"),
+                ERR_CONFIG, "= 0 is out of range");
+    CHECK_FAILS(load(SMALL "RankingArgs.num_tasks = 1\n"
+                           "RankingArgs.prediction_head_arch = [65537, 8]"),
+                ERR_CONFIG, "= 65537 is out of range");
+    for (int n = 1024; n <= 1025; n++) {
+        size_t at = (size_t)snprintf(text, sizeof text,
+                                     "%sRankingArgs.num_tasks = 8\n"
+                                     "RankingArgs.prediction_head_arch = [",
+                                     SMALL);
+        for (int i = 0; i < n; i++)
+            at += (size_t)snprintf(text + at, sizeof text - at, "8, ");
+        snprintf(text + at, sizeof text - at, "]");
+        if (n == 1024)
+            CHECK_OK(load(text));
+        else
+            CHECK_FAILS(load(text), ERR_CONFIG, "has 1025 elements; 1024 are possible");
+        at = (size_t)snprintf(text, sizeof text, "train_fn.dataset_name = '%0*d'", 4 * n, 0);
+        if (n == 1024)
+            CHECK_OK(load(text));
+        else
+            CHECK_FAILS(load(text), ERR_CONFIG, "is a string of more than 4096 bytes");
+    }
 }
