@@ -1,0 +1,223 @@
+#!/bin/sh
+# How well the tests see mistakes: makes small mistakes (mutants) in the C files of a folder, one at a
+# time, and lists those that no test fails on.
+#
+#   tools/mutate.sh [--n 100] [--seed 1] [--jobs 1] [--variant release] [--keep DIR] FOLDER...
+#
+# N mutants a folder, in turn of five kinds (tools/mutate.awk finds the places): a swapped comparison, a
+# negated condition, an off-by-one, a changed constant, a dropped call.  The same seed draws the same
+# mutants.  One that does not compile, or compiles to the same machine code, does not count: another is
+# drawn.  A test file can see a mutant if gcov says that it executes the line; these run, the file of the
+# same stem first, then the fastest, up to the first failure.  A hang is a failure.  All work is done on
+# copies of the tree in a temporary folder; --keep names one that is kept, so that the next call has less
+# to build.  --variant asan also sees reads past an end.
+# Tests on real data need SHARED (default ../shared).  Exit status 0 whatever survives.
+cd "$(dirname "$0")/.." || exit 1
+n=100 seed=1 jobs=1 variant=release keep=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --n) n=$2 ;;
+    --seed) seed=$2 ;;
+    --jobs) jobs=$2 ;;
+    --variant) variant=$2 ;;
+    --keep) keep=$2 ;;
+    *) break ;;
+    esac
+    shift 2
+done
+for folder in "$@"; do [ -d "$folder" ] || set --; done
+if [ $# = 0 ]; then
+    sed -n '2,/^cd/s/^# \{0,1\}//p' tools/mutate.sh >&2
+    exit 2
+fi
+work=${keep:-$(mktemp -d)} || exit 1
+[ -n "$keep" ] && mkdir -p "$keep"
+work=$(cd "$work" && pwd)
+[ -n "$keep" ] || trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+SHARED=$(cd "${SHARED:-../shared}" 2>/dev/null && pwd)
+export SHARED ASAN_OPTIONS=detect_leaks=0
+
+# built TREE FLAGS TARGET: makes a target.  tools/probe.sh was run once: asking it each time is slow.
+built() {
+    (cd "$1" && make -s -j"$jobs" CUDA=0 VARIANT="$variant" B=build/mutate OPT_release=-O1 \
+        PROBE="$(cat "$work/probe")" CFLAGS="-g0 -w $2" LDFLAGS="$2" "$3" 2>&1)
+}
+
+# A copy of what git knows and does not ignore.  A file that an earlier call left as a mutant is replaced,
+# and so is newer than its object.
+copy_tree() {
+    git ls-files --cached --others --exclude-standard | while IFS= read -r name; do
+        cmp -s "$name" "$1/$name" || { mkdir -p "$1/$(dirname "$name")" && cp "$name" "$1/$name" 2>/dev/null; }
+    done
+}
+
+# unit_file TREE FILE SECONDS: runs the tests of one file.  Memory is limited: a mutant may ask for all of it.
+unit_file() (
+    cd "$1" || exit 1
+    [ "$variant" = asan ] || ulimit -v 16000000
+    exec timeout -k 5 "$3" build/mutate/tests/unit "$2:" </dev/null >"$1.log" 2>&1
+)
+
+# Which test files execute which lines, and how long they take, in cover.txt ("file:line test" or
+# "file:line -": a line of code) and times.txt.
+measure_coverage() {
+    tree=$work/cover
+    copy_tree "$tree"
+    built "$tree" --coverage tests || { echo "mutate: the tests do not build" >&2; exit 1; }
+    : >"$work/cover.txt"
+    : >"$work/times.txt"
+    for file in tests/test_*.c; do
+        name=${file#tests/}
+        find "$tree/build/mutate" -name '*.gcda' -delete
+        start=$(date +%s)
+        if ! unit_file "$tree" "$name" 900; then
+            echo "mutate: $name fails without a mutant, so it is left out" >&2
+            continue
+        fi
+        echo "$name $(($(date +%s) - start))" >>"$work/times.txt"
+        (cd "$tree" && gcov -t $(for folder; do find "build/mutate/$folder" -name '*.gcda'; done) 2>/dev/null) |
+            awk -v test="$name" '
+                { split($0, part, ":"); count = part[1]; line = part[2] + 0 }
+                line == 0 && part[3] == "Source" { file = part[4] }
+                line > 0 && file ~ /\.c$/ && count !~ /-/ {
+                    print file ":" line, "-"
+                    if (count !~ /#|=/) print file ":" line, test
+                }' | sort -u >>"$work/cover.txt"
+    done
+    sort -u -o "$work/cover.txt" "$work/cover.txt"
+}
+
+# The places of a folder in the order in which they are drawn: the kinds in turn, each shuffled.
+draw() {
+    (cd "$work/cover" && awk -f tools/mutate.awk $(find "$1" -name '*.c' | LC_ALL=C sort)) |
+        awk -F '\t' -v seed="$seed" '
+            # Lehmer generator: the same numbers in every awk.
+            function draw(k) { x = x * 16807 % 2147483647; return 1 + int(x / 2147483647 * k) }
+            BEGIN { x = seed * 7919 + 1; for (i = 0; i < 9; i++) draw(1) }
+            { if (!($1 in n)) kinds[++n_kinds] = $1; site[$1, ++n[$1]] = $0 }
+            END {
+                for (left = 1; left > 0;) {
+                    left = 0
+                    for (k = 1; k <= n_kinds; k++) {
+                        kind = kinds[k]
+                        if (n[kind] == 0) continue
+                        i = draw(n[kind])
+                        print site[kind, i]
+                        site[kind, i] = site[kind, n[kind]--]
+                        left++
+                    }
+                }
+            }'
+}
+
+# The tests that can see a place, those of the same stem first, then by time.  A statement over several
+# lines is executed where its first line is; data are seen by all that execute anything of the file, or of
+# the folder where a file has data only.
+add_tests() {
+    awk -F '\t' -v cover="$work/cover.txt" -v times="$work/times.txt" '
+        BEGIN {
+            while ((getline row <times) > 0) { split(row, f, " "); seconds[f[1]] = f[2] }
+            while ((getline row <cover) > 0) {
+                split(row, f, " ")
+                split(f[1], at, ":")
+                if (f[2] == "-") { is_code[f[1]] = 1; continue }
+                tests[f[1]] = tests[f[1]] " " f[2]
+                add_any(at[1], f[2])
+                sub(/\/[^\/]*$/, "", at[1])
+                add_any(at[1], f[2])
+            }
+        }
+        function add_any(of, test) { if (index(any[of] " ", " " test " ") == 0) any[of] = any[of] " " test }
+        function ordered(list, stem,    name, n, i, j, t, out) {
+            n = split(list, name, " ")
+            for (i = 2; i <= n; i++)
+                for (j = i; j > 1 && rank(name[j], stem) < rank(name[j - 1], stem); j--) {
+                    t = name[j]; name[j] = name[j - 1]; name[j - 1] = t
+                }
+            for (i = 1; i <= n; i++) out = out " " name[i]
+            return out
+        }
+        function rank(name, stem) { return name == "test_" stem ".c" ? -1 : seconds[name] }
+        {
+            stem = $2
+            sub(/.*\//, "", stem)
+            sub(/\.c$/, "", stem)
+            for (line = $3; line > 0 && line > $3 - 12 && !(($2 ":" line) in is_code); line--);
+            folder = $2
+            sub(/\/[^\/]*$/, "", folder)
+            list = ($2 ":" line) in is_code ? tests[$2 ":" line] : $2 in any ? any[$2] : any[folder]
+            print $0 "\t" ordered(list, stem)
+        }'
+}
+
+# mutant TREE FILE LINE COLUMN LENGTH TEXT: puts it into the tree.
+mutant() {
+    TEXT=$6 awk -v line="$3" -v at="$4" -v len="$5" '
+        FNR == line { $0 = substr($0, 1, at - 1) ENVIRON["TEXT"] substr($0, at + len) }
+        { print }' "$work/cover/$2" >"$1/$2"
+}
+
+# killer TREE TEST...: the first test file that fails.
+killer() {
+    tree=$1
+    shift
+    for name; do
+        took=$(awk -v name="$name" '$1 == name { print $2 }' "$work/times.txt")
+        unit_file "$tree" "$name" $((30 + 10 * took)) || { echo "$name"; return; }
+    done
+}
+
+# run_mutants TREE MOST: of the places on stdin, to results on stdout.
+run_mutants() {
+    tree=$1 most=$2 counted=0 tab=$(printf '\t')
+    while [ "$counted" -lt "$most" ] && IFS=$tab read -r kind file line at len text tests; do
+        case $text in test_* | ' test_'*) tests=$text text= ;; esac # read joins empty fields
+        object=$tree/build/mutate/${file%.c}.o
+        cp "$object" "$tree.o"
+        mutant "$tree" "$file" "$line" "$at" "$len" "$text"
+        if built "$tree" "" "build/mutate/${file%.c}.o" >/dev/null && ! cmp -s "$object" "$tree.o"; then
+            counted=$((counted + 1))
+            by=
+            [ -z "$tests" ] || { built "$tree" "" tests >/dev/null; by=$(killer "$tree" $tests); }
+            if [ -n "$by" ]; then verdict="killed  " why="by $by"
+            elif [ -z "$tests" ]; then verdict=SURVIVED why="no test executes it"
+            else verdict=SURVIVED why="of$tests"; fi
+            echo "$verdict $kind $file:$line ($why)"
+            diff "$work/cover/$file" "$tree/$file" | sed -n 's/^\([<>]\) */    \1 /p'
+        fi
+        cp "$work/cover/$file" "$tree/$file"
+        cp "$tree.o" "$object" # newer than the source again, and what the others were built with
+        sleep 0.01
+        touch "$object"
+    done
+}
+
+CC=${CC:-gcc} CUDA=0 NVCC='' MINIMAL='' PROBE_FLAGS='' sh tools/probe.sh >"$work/probe"
+measure_coverage "$@"
+i=0
+while [ $i -lt "$jobs" ]; do
+    copy_tree "$work/tree.$i"
+    built "$work/tree.$i" "" tests || exit 1
+    i=$((i + 1))
+done
+for folder; do
+    draw "$folder" | head -n $((4 * n)) | add_tests >"$work/sites.txt"
+    i=0
+    while [ $i -lt "$jobs" ]; do
+        share=$(((n + jobs - 1 - i) / jobs))
+        awk -v i=$i -v jobs="$jobs" 'NR % jobs == i' "$work/sites.txt" >"$work/sites.$i"
+        run_mutants "$work/tree.$i" $share <"$work/sites.$i" >"$work/results.$i" &
+        i=$((i + 1))
+    done
+    wait
+    cat "$work"/results.[0-9]* >"$work/results.txt"
+    rm "$work"/results.[0-9]*
+    cp "$work/results.txt" "$work/results-$(echo "$folder" | tr / -).txt"
+    awk '/^SURVIVED/ { show = 1; print; next } /^killed/ { show = 0 } show' "$work/results.txt"
+    awk -v folder="$folder" '
+        /^SURVIVED/ { n++; s++; if (/no test executes/) never++ }
+        /^killed/ { n++ }
+        END { printf "%s: %d mutants, %d killed, %d survived (%d in lines that no test executes)\n", folder, n, n - s, s, never }
+    ' "$work/results.txt"
+done
