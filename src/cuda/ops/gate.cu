@@ -127,17 +127,9 @@ template <typename T> static bool is_packed(const gate_args *a, bool is_backward
 }
 
 status cuda_gate_fwd(backend *be, const gate_args *a) {
-    if (a->n == 0 || a->dim == 0) return OK;
-    TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be, NORM_WITH_TILE(
-                          T, a->dim, is_packed<T>(a, false),
-                          return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd")));
+    NORM_RUN(be, a, false, return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd"));
 }
 
 status cuda_gate_bwd(backend *be, const gate_args *a) {
-    if (a->n == 0 || a->dim == 0) return OK;
-    TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be, NORM_WITH_TILE(
-                          T, a->dim, is_packed<T>(a, true),
-                          return norm_launch_bwd<R>(be, gate_bwd_any_kernel<T, R>, a, "gate_bwd")));
+    NORM_RUN(be, a, true, return norm_launch_bwd<R>(be, gate_bwd_any_kernel<T, R>, a, "gate_bwd"));
 }

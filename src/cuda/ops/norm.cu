@@ -119,17 +119,9 @@ template <typename T> static bool is_packed(const norm_args *a, bool is_backward
 }
 
 status cuda_norm_fwd(backend *be, const norm_args *a) {
-    if (a->n == 0 || a->dim == 0) return OK;
-    TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be, NORM_WITH_TILE(
-                          T, a->dim, is_packed<T>(a, false),
-                          return norm_launch_fwd<R>(be, norm_fwd_any_kernel<T, R>, a, "norm_fwd")));
+    NORM_RUN(be, a, false, return norm_launch_fwd<R>(be, norm_fwd_any_kernel<T, R>, a, "norm_fwd"));
 }
 
 status cuda_norm_bwd(backend *be, const norm_args *a) {
-    if (a->n == 0 || a->dim == 0) return OK;
-    TRY(norm_check_dim(a->dim));
-    CUDA_WITH_ACT(be, NORM_WITH_TILE(
-                          T, a->dim, is_packed<T>(a, true),
-                          return norm_launch_bwd<R>(be, norm_bwd_any_kernel<T, R>, a, "norm_bwd")));
+    NORM_RUN(be, a, true, return norm_launch_bwd<R>(be, norm_bwd_any_kernel<T, R>, a, "norm_bwd"));
 }

@@ -267,4 +267,14 @@ static inline status norm_check_dim(int32_t dim) {
                 NORM_MAX_DIM);
 }
 
+/* The body of an op over rows: runs `...`, which returns, with T as the type of activations and R
+ * as the tile.  is_packed<T>(a, is_backward) is the op's own. */
+#define NORM_RUN(be, a, is_backward, ...)                                                          \
+    do {                                                                                           \
+        if ((a)->n == 0 || (a)->dim == 0) return OK;                                               \
+        TRY(norm_check_dim((a)->dim));                                                             \
+        CUDA_WITH_ACT(be,                                                                          \
+                      NORM_WITH_TILE(T, (a)->dim, (is_packed<T>((a), is_backward)), __VA_ARGS__)); \
+    } while (0)
+
 #endif
