@@ -26,8 +26,6 @@ static backend *real(void) {
     return be;
 }
 
-/* ---- order ----------------------------------------------------------------------------------- */
-
 typedef struct dump {
     uint64_t sum;
     int64_t n;
@@ -102,8 +100,6 @@ TEST(embed_order_and_threads_do_not_matter) {
     }
     pool_destroy(workers);
 }
-
-/* ---- hit rates ------------------------------------------------------------------------------- */
 
 enum { ZIPF_KEYS = 1 << 13, ZIPF_BATCH = 64, ZIPF_BATCHES = 1500 };
 
@@ -231,8 +227,6 @@ TEST(embed_reads_rejected_ids_as_asked) {
     }
     test_real_backend_end(be);
 }
-
-/* ---- admission ------------------------------------------------------------------------------- */
 
 TEST(embed_admission_by_frequency_counts_exactly) {
     backend *be = real();
@@ -416,8 +410,6 @@ TEST(embed_update_finds_rows_that_moved) {
     embed_destroy(t);
     test_real_backend_end(be);
 }
-
-/* ---- out of memory --------------------------------------------------------------------------- */
 
 static status use_table(embed_table *t, const char *folder) {
     uint64_t ids[200];

@@ -48,8 +48,6 @@ typedef struct ahead_store {
     float *read; /* (AT_ONCE, n_floats) */
 } ahead_store;
 
-/* ---- places: with the lock held -------------------------------------------------------------- */
-
 static void drop(ahead_store *s, int64_t place) {
     key_map_erase(&s->map, s->entries[place].key);
     s->entries[place].state = ENTRY_FREE;
@@ -66,8 +64,6 @@ static void drop_old(ahead_store *s) {
     for (int64_t p = 0; p < s->n_places; p++)
         if (s->entries[p].state == ENTRY_READ && s->n_asks - s->entries[p].ask >= 2) drop(s, p);
 }
-
-/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Reads up to AT_ONCE of the places asked for. */
 static status read_some(ahead_store *s) {
@@ -113,8 +109,6 @@ static void *read_ahead(void *ctx) {
     pthread_mutex_unlock(&s->lock);
     return NULL;
 }
-
-/* ---- the verbs ------------------------------------------------------------------------------- */
 
 static status ask_key(ahead_store *s, uint64_t key) {
     if (key_map_find(&s->map, key) != NULL || s->n_free == 0) return OK;

@@ -1,8 +1,8 @@
 /* Rows of different ids in their own order (table.h: embed_take_rows, embed_step_rows), as models
  * have them.
  *
- * Where a table has no store and nobody wants what is evicted, the host reads nothing from the
- * device: the steps of a GPU run ahead of it.
+ * Where a table has no store and does not track the keys that leave, the host reads nothing from
+ * the device, so that it can hand over further steps while the GPU works:
  *   - The number of different keys is known, and the order of keys does not matter to place.
  *   - A key can be rejected only where more keys of the batch belong to its bucket of level 0 than
  *     it has slots.  The host counts them beforehand, and only where there are so many it waits.
@@ -33,8 +33,6 @@ static bool may_reject(embed_table *t, int64_t n, const uint64_t *ids) {
     return most > TABLE_SLOTS;
 }
 
-/* ---- counts ---------------------------------------------------------------------------------- */
-
 /* The sums of some calls over n_keys keys.  What level 1 pushes out or does not take leaves the
  * table; a key that moved up is new to level 0 alone. */
 static void add_counts(embed_table *t, const int64_t *sum, int64_t n_keys) {
@@ -64,8 +62,6 @@ status embed_catch_up(embed_table *t) {
     t->n_late_keys = 0;
     return OK;
 }
-
-/* ---- making rows ----------------------------------------------------------------------------- */
 
 /* Keys to the device, and the words of lfu, which are made of the uses, to `words`. */
 static status send_keys(embed_table *t, const uint64_t *ids, const uint64_t *uses,
@@ -131,8 +127,6 @@ static status make_in_one(embed_table *t, const embed_bring *bring, const uint64
     table_init_args init = first_rows(t, rows);
     return place_keys(t, bring, uses != NULL ? words : NULL, NULL, &init, counts + LATE_LEVEL0);
 }
-
-/* ---- in two levels --------------------------------------------------------------------------- */
 
 static table_rows_args whole_rows(const embed_table *t, const int64_t *slot, float *staging) {
     return (table_rows_args){.n = t->batch.n,
@@ -209,8 +203,6 @@ static status make_in_two(embed_table *t, const embed_bring *bring, const uint64
     TRY(t->v->erase(t->be, &t->level[1], &erase));
     return push_down(t, n_pushed, counts + LATE_LEVEL1);
 }
-
-/* ---- taking ---------------------------------------------------------------------------------- */
 
 /* The keys that found no place. */
 static status list_rejected(embed_table *t, const uint64_t *ids) {

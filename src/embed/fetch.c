@@ -1,8 +1,10 @@
-/* A batch through the tiers (table.h): which keys are where, what moves up, what is pushed down.
+/* A batch through the tiers (table.h): which keys are in which tier, what moves up, what is pushed
+ * down.
  *
- * The index verbs do all the work on keys; here lists are made of their answers.  All lists keep
- * the order of hashes, so that a level sees its buckets one after the other.  Rows are read from a
- * place before anything is written there: place changes the index alone. */
+ * The verbs of ops/table.h do all the work on keys; this file makes lists of their answers.  All
+ * lists keep the order of hashes, so that a level's buckets come one after the other.  The rows of
+ * evicted keys are read before new rows are written to their slots: place changes the index alone.
+ */
 #include <string.h>
 
 #include "embed/table_int.h"
@@ -27,8 +29,6 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
     TRY(t->v->unique(t->be, &a));
     return EMBED_OUT(t, &b->n_unique, d->n_unique, 1);
 }
-
-/* ---- where are they? ------------------------------------------------------------------------- */
 
 /* Lists the keys of the batch that are `where`; the number. */
 static int64_t list_keys(embed_table *t, whereabouts where) {
@@ -108,8 +108,6 @@ status embed_locate(embed_table *t) {
     return OK;
 }
 
-/* ---- admission ------------------------------------------------------------------------------- */
-
 static bool is_admitted(embed_table *t, uint64_t key, uint32_t times) {
     const embed_config *c = &t->config;
     if (c->admit_count > 1 && sketch_add(&t->seen, table_hash(key), times) < c->admit_count)
@@ -147,8 +145,6 @@ static status admit(embed_table *t, const embed_bring *bring) {
     }
     return OK;
 }
-
-/* ---- down ------------------------------------------------------------------------------------ */
 
 /* To the store go the rows that are not there already, packed to the front of h.out_*. */
 static status write_back(embed_table *t, const embed_rows *rows) {
@@ -254,8 +250,6 @@ status embed_demote(embed_table *t, int64_t n, score_rule rule) {
     }
     return OK;
 }
-
-/* ---- up -------------------------------------------------------------------------------------- */
 
 static uint32_t new_stamp(const embed_table *t, const embed_bring *bring, int64_t u) {
     return bring->stamps != NULL ? bring->stamps[u] : (uint32_t)t->step;

@@ -53,7 +53,8 @@ status key_map_put(key_map *m, const key_entry *entry, bool *was_there) {
     return OK;
 }
 
-/* What stands behind the hole moves into it, unless that is in front of where it belongs. */
+/* Entries after the hole move into it, unless it lies before the place where their search begins.
+ */
 bool key_map_erase(key_map *m, uint64_t key) {
     key_entry *e = seek(m, key);
     if (e->at == 0) return false;

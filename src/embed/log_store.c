@@ -3,7 +3,7 @@
  *
  * Opening reads the log from the start and ends it at the first record that is torn: what a crash
  * left half-written never counts.  A flush leaves a mark, which says that all before it had reached
- * the disk: a torn record with a mark behind it is no crash but damage, and the log is refused, so
+ * the disk: a torn record with a mark after it is no crash but damage, and the log is refused, so
  * that nothing that was flushed is cut off in silence.  When most of the log is rows that were
  * replaced, the others are written to a new one, which takes its place by renaming.  A row costs 32
  * bytes of memory. */
@@ -33,10 +33,10 @@ typedef struct log_head {
 } log_head;
 
 /* Behind it: keys (n) uint64; of rows also scores (n) uint64, rows (n, n_floats), stamps (n)
- * uint32.  A mark has nothing behind it; n and crc are the halves of where it lies. */
+ * uint32.  A mark has no data; n and crc are the halves of its own offset. */
 typedef struct record {
     uint32_t kind, n;
-    uint32_t crc;      /* of what is behind */
+    uint32_t crc;      /* of the data that follows */
     uint32_t head_crc; /* of what is above */
 } record;
 
@@ -140,8 +140,6 @@ static status append_rows(log_store *s, const embed_rows *rows) {
     return learn_rows(s, n, payload, at);
 }
 
-/* ---- opening --------------------------------------------------------------------------------- */
-
 static record make_mark(uint64_t at) {
     record r = {.kind = RECORD_MARK, .n = (uint32_t)(at >> 32), .crc = (uint32_t)at};
     r.head_crc = crc32_add(0, &r, offsetof(record, head_crc));
@@ -153,7 +151,7 @@ static bool is_mark(const void *bytes, uint64_t at) {
     return memcmp(bytes, &r, sizeof r) == 0;
 }
 
-/* Whether a mark lies behind the torn record at s->end. */
+/* Whether a mark follows the torn record at s->end. */
 static status look_for_mark(const log_store *s, uint64_t file_bytes, bool *is_there) {
     unsigned char piece[1 << 14];
     *is_there = false;
@@ -243,8 +241,6 @@ static status open_file(log_store *s) {
     return fail(ERR_IO, "%s: another table uses this store; choose another folder", s->path);
 }
 
-/* ---- the verbs ------------------------------------------------------------------------------- */
-
 static status log_get(embed_store *base, int64_t n, const uint64_t *keys, uint8_t *is_found,
                       uint64_t *scores, uint32_t *stamps, float *rows) {
     log_store *s = (log_store *)base;
@@ -296,8 +292,6 @@ static status log_flush(embed_store *base) {
     return OK;
 }
 
-/* ---- a new log ------------------------------------------------------------------------------- */
-
 static status copy_piece(void *ctx, const embed_rows *rows) {
     return append_rows(ctx, rows);
 }
@@ -309,7 +303,7 @@ static void sync_name(const log_store *s) {
     folder_sync(folder);
 }
 
-/* The live rows in a log beside, which is renamed over this one when it is whole: and durably so,
+/* Writes the live rows to a second log, which is renamed over this one when it is whole: durably,
  * before anything is appended to it. */
 static status compact(log_store *s) {
     log_store *fresh;

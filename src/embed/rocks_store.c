@@ -54,8 +54,6 @@ static status damaged(size_t n) {
     return fail(ERR_FORMAT, "RocksDB: a row of %zu bytes is none of this table", n);
 }
 
-/* ---- the verbs ------------------------------------------------------------------------------- */
-
 static void unpack(const rocks_store *s, const char *value, uint64_t *score, uint32_t *stamp,
                    float *row) {
     memcpy(score, value, 8);
@@ -189,8 +187,6 @@ static void rocks_destroy(embed_store *base) {
     mem_free(s->rows);
     mem_free(s);
 }
-
-/* ---- opening --------------------------------------------------------------------------------- */
 
 static rocksdb_options_t *make_options(void) {
     rocksdb_options_t *o = rocksdb_options_create();

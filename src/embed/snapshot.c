@@ -67,8 +67,6 @@ status snapshot_hash(const char *path, int64_t *bytes, char hex[17]) {
     return OK;
 }
 
-/* ---- files of rows --------------------------------------------------------------------------- */
-
 /* Rows on their way to a file. */
 typedef struct writer {
     const embed_table *t;
@@ -155,8 +153,6 @@ static void writer_fini(writer *w) {
     mem_free(w->values);
     mem_free(w->state);
 }
-
-/* ---- the rest of the folder ------------------------------------------------------------------ */
 
 static status write_gone(embed_table *t, writer *w, int64_t since, int64_t *n) {
     uint64_t *keys = NULL;

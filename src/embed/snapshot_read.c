@@ -23,8 +23,6 @@ static status damaged(const char *path, const char *what) {
     return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
 }
 
-/* ---- the manifest ---------------------------------------------------------------------------- */
-
 /* A name with a slash could lead anywhere. */
 static status verify_file(const char *part, const json_value *entry) {
     const char *name, *hex;
@@ -227,8 +225,6 @@ status embed_snapshot_info(const char *folder, snapshot_info *out) {
     return OK;
 }
 
-/* ---- rows ------------------------------------------------------------------------------------ */
-
 /* The tensors of a file of rows, which fit each other. */
 typedef struct row_file {
     st_file *file;
@@ -350,8 +346,6 @@ status embed_snapshot_each(const char *folder, embed_visit visit, void *ctx) {
     return visit_snapshot(&r, folder);
 }
 
-/* ---- into a table ---------------------------------------------------------------------------- */
-
 typedef struct restore {
     embed_table *t;
     int64_t n_rejected;
@@ -386,8 +380,8 @@ static status erase_gone(embed_table *t, const char *folder, int n_ranks) {
     return OK;
 }
 
-/* The sketch, where it was written for the same ranks and has the same size; else it starts anew.
- */
+/* The sketch, where it was written by the same number of ranks and has the same size; else counting
+ * starts again. */
 static status restore_seen(embed_table *t, const char *folder, snapshot_ranks ranks,
                            const snapshot_info *info) {
     char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];

@@ -98,8 +98,6 @@ status embed_catch_up(embed_table *t);
 status embed_set_step(embed_table *t, int64_t step);
 int64_t embed_step(const embed_table *t);
 
-/* ---- training and evaluation ----------------------------------------------------------------- */
-
 typedef enum {
     FETCH_INSERT,      /* makes rows for new ids, touches scores, moves rows to level 0 */
     FETCH_INSERT_ZERO, /* the same; ids that get no row read as zeros, not as first values */
@@ -128,9 +126,9 @@ status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_
  * store since then are moved up.  An id that was not admitted is not counted a second time. */
 status embed_retake_rows(embed_table *t, int64_t n, const uint64_t *ids);
 
-/* These ids come in one of the next fetches: those whose rows are in the store are read beside what
- * the caller does next, where the store can (embed_store_open_ahead).  Changes nothing else: the
- * last fetch stays as it is.  n <= max_batch. */
+/* Announces the ids of one of the next fetches: rows that are in the store are read while the
+ * caller does something else, where the store can (embed_store_open_ahead).  Changes nothing else:
+ * the last fetch stays as it is.  n <= max_batch. */
 status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids);
 
 /* y[i] = the values of ids[i] in the table whose part it is (ids[begin[k]] .. ids[begin[k + 1] - 1]
@@ -153,8 +151,6 @@ status embed_update(embed_table *t, const float *grad, const embed_step_args *ar
 
 /* The same for the ids of the last embed_take_rows.  grad (n, dim): in their order. */
 status embed_step_rows(embed_table *t, const float *grad, const embed_step_args *args);
-
-/* ---- single verbs ---------------------------------------------------------------------------- */
 
 /* rows (n, n_floats) or NULL: only is_found (n) is wanted (contains).  Absent rows are zeros. */
 status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats, float *rows,

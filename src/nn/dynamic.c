@@ -21,8 +21,8 @@ status dynamic_check_ids(const dynamic_table *t, const id_list *l) {
     return OK;
 }
 
-/* Appends the ids that are new in this step in ascending order, so that what depends on their order
- * is as with a static table.  Walking over the bits of all ids needs no sort and leaves them 0. */
+/* Appends the ids that are new in this step in ascending order, the order of the rows of a static
+ * table.  Walking over the bits of all ids needs no sort and leaves them 0. */
 static status append_ids(dynamic_table *t, const id_list *l) {
     status st = OK;
     for (int64_t i = 0; i < l->n; i++) {

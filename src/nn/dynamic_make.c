@@ -12,8 +12,6 @@
  * would only take memory. */
 enum { SLOTS_PER_ID = 4 };
 
-/* ---- which ----------------------------------------------------------------------------------- */
-
 static bool has_feature(const config_embedding *e, const char *name) {
     for (size_t i = 0; i < e->feature_names.n; i++)
         if (strcmp(e->feature_names.item[i], name) == 0) return true;
@@ -132,8 +130,6 @@ void dynamic_fini(dynamic_tables *d) {
     }
     *d = (dynamic_tables){0};
 }
-
-/* ---- making ---------------------------------------------------------------------------------- */
 
 /* Rows in memory of the device, of all slots: the first of three options that is bound. */
 static int64_t rows_on_device(const config_embedding *e, int64_t row_bytes) {

@@ -1,8 +1,8 @@
 /* The store of a dynamic table on disk, for the time of a run, and reading ahead from it.
  *
- * A checkpoint has the rows of the store too, so it need not outlive the model: it lies in a folder
- * of its own, which is removed with it.  What a killed process leaves there the next one removes.
- */
+ * A checkpoint holds the rows of the store too, so the store need not outlive the model: it has a
+ * folder of its own, which is removed with the model.  What a killed process leaves in it is
+ * removed by the next one. */
 #include "base/log.h"
 #include "nn/dynamic_int.h"
 
