@@ -36,6 +36,8 @@ typedef struct toy_way {
     bool is_shared; /* one table for all features */
 } toy_way;
 
+static int64_t admission_threshold; /* of the tables of a run that starts */
+
 static void toy_start(toy_run *r, const toy_way *way, int n_dynamic) {
     toy_kind kind = way->kind;
     config_optimizer_kind opt = way->opt;
@@ -53,6 +55,7 @@ static void toy_start(toy_run *r, const toy_way *way, int n_dynamic) {
     for (int i = 0; i < n_dynamic; i++) {
         r->table[i] = table_of(i, 1000);
         r->table[i].gpu_capacity_ratio = way->ratio;
+        r->table[i].admission_threshold = admission_threshold;
     }
     r->t.c.embeddings = (config_embeddings){r->table, (size_t)n_dynamic};
     if (way->is_shared && n_dynamic > 0) {
@@ -248,6 +251,31 @@ TEST(dynamic_tables_of_several_features_have_one_owner) {
     for (int i = 1; i < N_TABLES; i++)
         CHECK(d->item[i].owner == &d->item[0] && d->item[i].table == d->item[0].table &&
               d->item[i].key_tag != d->item[i - 1].key_tag);
+    toy_end(&r);
+}
+
+/* An item that is not admitted is marked, as one without a place is: it is no label. */
+TEST(dynamic_tables_say_which_items_were_not_admitted) {
+    toy_way way = {TOY_RETRIEVAL, OPTIMIZER_ADAM, 1, 1, NAN, false};
+    toy_run r = {0};
+    toy_batch b;
+    int n_missing = 0;
+    admission_threshold = 2;
+    toy_start(&r, &way, 1);
+    toy_batch_make(&b, way.kind, 100);
+    CHECK_OK(model_train_batch(r.t.m, &b.b, &(model_step){5, 0, 1}, NULL));
+    const dynamic_table *t = dynamic_find(model_tables(r.t.m), ITEM_FEATURE);
+    const uint8_t *missing = dynamic_missing_items(model_tables(r.t.m));
+    CHECK(missing != NULL && t->n > 1);
+    for (int64_t i = 0; i < t->n; i++) {
+        uint8_t is_found;
+        CHECK_OK(embed_find(t->table, 1, &t->ids[i], 0, NULL, &is_found));
+        CHECK_EQ(missing[i], !is_found);
+        CHECK_EQ(is_found, t->uses[i] >= 2);
+        n_missing += missing[i];
+    }
+    CHECK(n_missing > 0 && n_missing == t->n_missing);
+    CHECK_EQ(embed_counts_of(t->table)->n_refused, n_missing);
     toy_end(&r);
 }
 

@@ -329,7 +329,9 @@ static void import_some(world *w) {
         n++;
     }
     embed_rows in = {n, keys, scores, stamps, rows, w->n_floats};
+    int64_t before = embed_counts_of(w->t)->n_rejected;
     CHECK_OK(embed_import(w->t, &in, &n_rejected));
+    if (w->store != NULL) CHECK_EQ(embed_counts_of(w->t)->n_rejected, before);
     take_left(w);
     CHECK_OK(embed_find(w->t, n, keys, 0, NULL, is_found));
     for (int64_t i = 0; i < n; i++) {

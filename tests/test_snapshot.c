@@ -296,7 +296,7 @@ TEST(snapshot_imports_raw_dumps) {
     const char *folder = folder_of("dump");
     embed_table *t = make_table(be, ROW_ADAM, POLICY_LRU, 256, 0, NULL);
     int64_t n_imported;
-    char name[128];
+    char name[4200];
     CHECK_EQ(mkdir(folder, 0777), 0);
     for (int rank = 0; rank < 2; rank++) {
         int64_t keys[N], ages[N];
@@ -331,6 +331,21 @@ TEST(snapshot_imports_raw_dumps) {
             CHECK(row[2 * DIM + c] == (float)(key * 100 + DIM + c));
         }
     }
+    /* Without optimizer values rows begin with the first state. */
+    embed_config config = *embed_config_of(t);
+    embed_destroy(t);
+    config.first_state = 0.5f;
+    CHECK_OK(embed_create(&t, be, &config));
+    for (int rank = 0; rank < 2; rank++) {
+        snprintf(name, sizeof name, "%s/item_emb_opt_values.rank_%d.world_size_2", folder, rank);
+        CHECK_EQ(unlink(name), 0);
+    }
+    CHECK_OK(embed_import_dump(t, folder, "item", true, alone, &n_imported));
+    float stateless[3 * DIM];
+    CHECK_OK(embed_find(t, 1, (const uint64_t[]){5}, 3 * DIM, stateless, NULL));
+    for (int c = 0; c < 2 * DIM; c++)
+        CHECK(stateless[DIM + c] == 0.5f);
+    CHECK(stateless[1] == 5001);
     CHECK_FAILS(embed_import_dump(t, folder, "user", true, alone, &n_imported), ERR_IO, "user_emb");
     write_bytes(folder, "item_emb_values.rank_1.world_size_2", "abc", 3);
     CHECK_FAILS(embed_import_dump(t, folder, "item", true, alone, &n_imported), ERR_FORMAT,

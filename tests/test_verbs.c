@@ -155,3 +155,25 @@ TEST(embed_erase_and_clear_happen_or_not) {
     CHECK_EQ(size, N / 2);
     tiers_fini(&r);
 }
+
+/* Keys are forgotten that left before a step, not those of the step. */
+TEST(embed_forgets_which_keys_left) {
+    rig_of_tiers r;
+    const embed_batch *b;
+    uint64_t *left;
+    int64_t n_left;
+    tiers_init(&r, 0);
+    CHECK_OK(embed_fetch(r.t, FETCH_INSERT, N, r.ids, NULL, &b));
+    for (int step = 2; step <= 4; step++) {
+        CHECK_OK(embed_set_step(r.t, step));
+        CHECK_OK(embed_erase(r.t, 1, &r.ids[step], NULL));
+    }
+    embed_forget_left(r.t, 3);
+    CHECK_OK(embed_left_since(r.t, 1, &left, &n_left));
+    CHECK(n_left == 2 && left[0] == r.ids[3] && left[1] == r.ids[4]);
+    mem_free(left);
+    CHECK_OK(embed_left_since(r.t, 4, &left, &n_left));
+    CHECK(n_left == 1 && left[0] == r.ids[4]);
+    mem_free(left);
+    tiers_fini(&r);
+}
