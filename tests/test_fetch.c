@@ -285,6 +285,23 @@ static void look_up_some(world *w) {
     }
 }
 
+/* Whole rows with their state, from whichever tier; absent ones are zeros. */
+static void find_some(world *w) {
+    uint64_t ids[MAX_BATCH];
+    static float rows[MAX_BATCH * MAX_FLOATS];
+    uint8_t is_found[MAX_BATCH];
+    int64_t n = (int64_t)rig_random(&w->random, MAX_BATCH);
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = w->keys[some(w)];
+    CHECK_OK(embed_find(w->t, n, ids, w->n_floats, rows, is_found));
+    for (int64_t i = 0; i < n; i++) {
+        int at = place_of(w, ids[i]);
+        CHECK_EQ(is_found[i], w->is_live[at]);
+        for (int c = 0; c < w->n_floats; c++)
+            CHECK(rows[i * w->n_floats + c] == (w->is_live[at] ? w->row[at][c] : 0));
+    }
+}
+
 static void erase_some(world *w) {
     uint64_t keys[MAX_BATCH];
     int64_t n = (int64_t)rig_random(&w->random, 12), n_erased, n_want = 0;
@@ -397,7 +414,8 @@ static void live(world *w, int n_calls) {
         CHECK_OK(embed_set_step(w->t, call));
         uint64_t dice = rig_random(&w->random, 40);
         if (dice < 24) fetch_some(w, can_update);
-        if (dice >= 24 && dice < 30) look_up_some(w);
+        if (dice >= 24 && dice < 28) look_up_some(w);
+        if (dice >= 28 && dice < 30) find_some(w);
         if (dice >= 30 && dice < 34) import_some(w);
         if (dice >= 34 && dice < 37) erase_some(w);
         if (dice >= 37 && dice < 39) expire_some(w);

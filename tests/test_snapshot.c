@@ -195,6 +195,7 @@ TEST(snapshot_of_changes_with_tombstones) {
     CHECK_EQ(digest_of(u).n, 300);
     CHECK_OK(embed_set_step(u, 2));
     CHECK_OK(embed_snapshot_read(u, folder_of("changes"), alone, NULL));
+    CHECK_EQ(digest_of(u).n, 300 + 100 - 27);
     CHECK_OK(embed_set_step(u, 3));
     CHECK_OK(embed_snapshot_read(u, folder_of("more"), alone, NULL));
     uint8_t is_found[1];
