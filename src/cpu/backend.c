@@ -1,4 +1,3 @@
-#include <cblas.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -141,8 +140,6 @@ status backend_create_cpu(backend **out, pool *workers) {
                     .workers = workers,
                     .state = state,
                     .destroy = destroy};
-    /* Threads are the pool's: OpenBLAS runs on the calling thread. */
-    openblas_set_num_threads(1);
     *out = be;
     return OK;
 }

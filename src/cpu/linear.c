@@ -1,20 +1,24 @@
-/* Dense layers (ops.h): products by OpenBLAS on one thread a call, threads by the pool.
+/* Dense layers (ops.h).
  *
- * Forward, and backward to x: a chunk owns rows and does all of them while they are in cache: bias
- * and residual are laid down first, the product is added to them, the activation follows.  Backward
- * to W, of which all rows are part: a small W is one product a group of rows, the groups added in
- * order; a large one is cut into tiles, each one product over all rows.  The limit is flops, but
- * for narrow layers (n_in about 50), whose time is half bytes. */
+ * Forward, and backward to x: W is packed once; a chunk owns rows and passes over them in strips
+ * that stay in the second-level cache: bias and residual are laid down first, the product is added
+ * to them, the activation follows.  Backward to W, of which all rows are part: a small W is one
+ * product for each group of rows, the groups added in order; a large one is cut into tiles, each
+ * one product over all rows.  The limit is flops, but for narrow layers (n_in about 50), whose time
+ * is half bytes. */
 #include "cpu/linear_f.h"
 
-#include <cblas.h>
 #include <string.h>
 
 #include "cpu/cpu.h"
+#include "cpu/product.h"
 
-/* A chunk must be long enough to pay for OpenBLAS's packing of W (about 3 % of the product at 1024
- * rows of a large layer), and there must be chunks for every thread of a large machine. */
+/* There must be chunks for every thread of a large machine, and rows enough in each for the packed
+ * W to be read from the cache. */
 enum { MIN_CHUNK = 128, MAX_CHUNK = 1024, MIN_CHUNKS = 64 };
+
+/* Rows of a strip: a multiple of the height of every register tile, some 64k numbers of output. */
+enum { STRIP_UNIT = 24, MIN_STRIP = 96, MAX_STRIP = 240, STRIP_NUMBERS = 1 << 16 };
 
 /* dW: up to this many numbers a partial sum for each group of rows, beyond it tiles of W. */
 enum { MAX_SPLIT_SIZE = 1 << 20, MAX_PARTIALS_SIZE = 1 << 22, MAX_GROUPS = 16 };
@@ -22,7 +26,9 @@ enum { MIN_GROUP_ROWS = 512, TILE_ROWS = 256, TILE_COLUMNS = 512, ADD_CHUNK = 81
 
 typedef struct linear_job {
     const linear_args *a;
+    backend *be;
     int64_t n_rows;       /* of a chunk */
+    product_panels w;     /* W, or its transpose for the way back to x */
     float *bias_partials; /* (chunks, n_out) or NULL */
     int64_t n_groups, group_rows;
     float *partials; /* (n_groups, n_in * n_out) */
@@ -33,102 +39,154 @@ static int64_t rows_per_chunk(int64_t n) {
     return rows < MIN_CHUNK ? MIN_CHUNK : rows > MAX_CHUNK ? MAX_CHUNK : rows;
 }
 
-/* Lays bias + residual into the rows of z; false if there is neither, and z is as it was. */
-static bool lay_down(const linear_args *a, cpu_range rows, float *z) {
-    size_t row_bytes = (size_t)a->n_out * sizeof *z;
+static int64_t rows_per_strip(int32_t n_out) {
+    int64_t rows = STRIP_NUMBERS / n_out / STRIP_UNIT * STRIP_UNIT;
+    return rows < MIN_STRIP ? MIN_STRIP : rows > MAX_STRIP ? MAX_STRIP : rows;
+}
+
+/* W as a matrix (n_in, n_out). */
+static matrix weight_of(const linear_args *a) {
+    return a->is_transposed ? matrix_transposed(matrix_rows(a->w, a->n_in))
+                            : matrix_rows(a->w, a->n_out);
+}
+
+/* A rectangle of z: rows and columns. */
+typedef struct part {
+    cpu_range rows, columns;
+} part;
+
+/* Lays bias + residual into a part of z; false if there is neither, and z is as it was. */
+static bool lay_down(const linear_args *a, part p, float *z) {
+    size_t bytes = (size_t)(p.columns.end - p.columns.first) * sizeof *z;
     if (a->bias == NULL && a->residual == NULL) return false;
-    for (int64_t i = rows.first; i < rows.end; i++) {
-        const float *residual = (const float *)a->residual + i * a->n_out;
-        float *to = z + i * a->n_out;
+    for (int64_t i = p.rows.first; i < p.rows.end; i++) {
+        int64_t at = i * a->n_out + p.columns.first;
         if (a->residual == NULL) {
-            memcpy(to, a->bias, row_bytes);
+            memcpy(z + at, a->bias + p.columns.first, bytes);
         } else {
-            memmove(to, residual, row_bytes); /* y may be the residual itself */
-            for (int32_t c = 0; a->bias != NULL && c < a->n_out; c++)
-                to[c] += a->bias[c];
+            memmove(z + at, (const float *)a->residual + at, bytes); /* y may be the residual */
+            for (int64_t c = p.columns.first; a->bias != NULL && c < p.columns.end; c++)
+                z[i * a->n_out + c] += a->bias[c];
         }
     }
     return true;
+}
+
+static void activate_part(const linear_args *a, part p) {
+    int64_t n = p.columns.end - p.columns.first;
+    const float *z = a->z;
+    float *y = a->y;
+    if (n == a->n_out) {
+        int64_t at = p.rows.first * n;
+        linear_f_forward(a->f, (p.rows.end - p.rows.first) * n, z + at, y + at);
+        return;
+    }
+    for (int64_t i = p.rows.first; i < p.rows.end; i++) {
+        int64_t at = i * a->n_out + p.columns.first;
+        linear_f_forward(a->f, n, z + at, y + at);
+    }
+}
+
+static void forward_part(const linear_job *job, part p) {
+    const linear_args *a = job->a;
+    float *z = a->f == EPILOGUE_NONE ? a->y : a->z;
+    const float *x = (const float *)a->x + p.rows.first * a->n_in;
+    bool adds = lay_down(a, p, z);
+    product_run(matrix_rows(x, a->n_in), p.rows.end - p.rows.first, &job->w, p.columns.first,
+                p.columns.end, adds, z + p.rows.first * a->n_out, a->n_out);
+    if (a->f != EPILOGUE_NONE) activate_part(a, p);
 }
 
 static status forward_chunk(void *ctx, int64_t chunk, int worker) {
     const linear_job *job = ctx;
     const linear_args *a = job->a;
     cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
-    float *z = a->f == EPILOGUE_NONE ? a->y : a->z;
-    float *at = z + rows.first * a->n_out;
-    bool adds = lay_down(a, rows, z);
-    int n = (int)(rows.end - rows.first);
+    int64_t n_columns = product_block_columns(job->w.isa, a->n_in);
+    int64_t n_strip = rows_per_strip(n_columns < a->n_out ? (int32_t)n_columns : a->n_out);
     (void)worker;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, a->is_transposed ? CblasTrans : CblasNoTrans, n,
-                a->n_out, a->n_in, 1, (const float *)a->x + rows.first * a->n_in, a->n_in, a->w,
-                a->is_transposed ? a->n_in : a->n_out, adds ? 1 : 0, at, a->n_out);
-    if (a->f != EPILOGUE_NONE)
-        linear_f_forward(a->f, (int64_t)n * a->n_out, at, (float *)a->y + rows.first * a->n_out);
+    for (int64_t i = rows.first; i < rows.end; i += n_strip)
+        for (int64_t block = 0; block * n_columns < a->n_out; block++) {
+            part p = {{i, i + n_strip < rows.end ? i + n_strip : rows.end},
+                      cpu_chunk(block, n_columns, a->n_out)};
+            forward_part(job, p);
+        }
     return OK;
 }
 
 status cpu_linear_fwd(backend *be, const linear_args *a) {
-    linear_job job = {.a = a, .n_rows = rows_per_chunk(a->n)};
-    if (a->n_in == 0 || a->n_out == 0) return OK;
+    linear_job job = {.a = a, .be = be, .n_rows = rows_per_chunk(a->n)};
+    void *memory;
+    if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    job.w = (product_panels){.isa = product_choose(), .k = a->n_in, .n = a->n_out};
+    TRY(cpu_scratch(be, CPU_SHARED,
+                    (size_t)product_packed_size(job.w.isa, job.w.k, job.w.n) * sizeof(float),
+                    &memory));
+    job.w.data = memory;
+    TRY(product_pack(&job.w, weight_of(a), be->workers));
     return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), forward_chunk, &job);
 }
 
-/* dz in place of dy, the chunk's share of dbias, and dx, for its rows. */
+/* dz in place of dy, the share of dbias, and dx, for rows of a chunk. */
+static void backward_strip(const linear_job *job, cpu_range rows, float *dbias) {
+    const linear_args *a = job->a;
+    float *dz = (float *)a->dy + rows.first * a->n_out;
+    int64_t n = rows.end - rows.first;
+    if (a->f != EPILOGUE_NONE)
+        linear_f_backward(a->f, n * a->n_out, (const float *)a->z + rows.first * a->n_out, dz);
+    if (dbias != NULL) cpu_add_partials(dbias, a->n_out, dz, n, a->n_out);
+    if (a->dx != NULL)
+        product_run(matrix_rows(dz, a->n_out), n, &job->w, 0, a->n_in, a->adds_dx,
+                    (float *)a->dx + rows.first * a->n_in, a->n_in);
+}
+
 static status backward_chunk(void *ctx, int64_t chunk, int worker) {
     const linear_job *job = ctx;
     const linear_args *a = job->a;
     cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
-    float *dz = (float *)a->dy + rows.first * a->n_out;
-    int n = (int)(rows.end - rows.first);
+    int64_t n_strip = rows_per_strip(a->n_out);
+    float *dbias = job->bias_partials != NULL ? job->bias_partials + chunk * a->n_out : NULL;
     (void)worker;
-    if (a->f != EPILOGUE_NONE)
-        linear_f_backward(a->f, (int64_t)n * a->n_out, (const float *)a->z + rows.first * a->n_out,
-                          dz);
-    if (job->bias_partials != NULL) {
-        float *sum = job->bias_partials + chunk * a->n_out;
-        memset(sum, 0, (size_t)a->n_out * sizeof *sum);
-        cpu_add_partials(sum, a->n_out, dz, n, a->n_out);
+    if (dbias != NULL) memset(dbias, 0, (size_t)a->n_out * sizeof *dbias);
+    for (int64_t i = rows.first; i < rows.end; i += n_strip) {
+        cpu_range strip = {i, i + n_strip < rows.end ? i + n_strip : rows.end};
+        backward_strip(job, strip, dbias);
     }
-    if (a->dx != NULL)
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, a->is_transposed ? CblasNoTrans : CblasTrans, n,
-                    a->n_in, a->n_out, 1, dz, a->n_out, a->w, a->is_transposed ? a->n_in : a->n_out,
-                    a->adds_dx ? 1 : 0, (float *)a->dx + rows.first * a->n_in, a->n_in);
     return OK;
 }
 
-/* The part (rows, columns) of dW, whose layout is that of W, from `n` rows of x and dz: both
+/* The part (rows, columns) of dW, whose layout is that of W, from rows `over` of x and dz: both
  * layouts are left^T right, with x left of dz or dz left of x. */
-static void product_over_rows(const linear_args *a, int64_t first, int64_t n, int32_t row,
-                              int32_t n_tile_rows, int32_t column, int32_t n_tile_columns,
-                              float beta, float *to) {
+static status product_over_rows(const linear_job *job, cpu_range over, part p, bool adds, float *to,
+                                int worker) {
+    const linear_args *a = job->a;
     int32_t n_left = a->is_transposed ? a->n_out : a->n_in;
     int32_t n_right = a->is_transposed ? a->n_in : a->n_out;
-    const float *left = (const float *)(a->is_transposed ? a->dy : a->x) + first * n_left;
-    const float *right = (const float *)(a->is_transposed ? a->x : a->dy) + first * n_right;
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, n_tile_rows, n_tile_columns, (int)n, 1,
-                left + row, n_left, right + column, n_right, beta,
-                to + (int64_t)row * n_right + column, n_right);
+    matrix left = matrix_rows(a->is_transposed ? a->dy : a->x, n_left);
+    matrix right = matrix_rows(a->is_transposed ? a->x : a->dy, n_right);
+    void *room;
+    TRY(cpu_scratch(job->be, worker, PRODUCT_ROOM * sizeof(float), &room));
+    product_run_once(job->w.isa, matrix_transposed(matrix_at(left, over.first, p.rows.first)),
+                     matrix_at(right, over.first, p.columns.first), p.rows.end - p.rows.first,
+                     over.end - over.first, p.columns.end - p.columns.first, adds,
+                     to + p.rows.first * n_right + p.columns.first, n_right, room);
+    return OK;
 }
 
 static status group_chunk(void *ctx, int64_t chunk, int worker) {
     const linear_job *job = ctx;
     const linear_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->group_rows, a->n);
-    int32_t n_rows = a->is_transposed ? a->n_out : a->n_in;
-    int32_t n_columns = a->is_transposed ? a->n_in : a->n_out;
-    (void)worker;
-    product_over_rows(a, rows.first, rows.end - rows.first, 0, n_rows, 0, n_columns, 0,
-                      job->partials + chunk * a->n_in * a->n_out);
-    return OK;
+    part whole = {{0, a->is_transposed ? a->n_out : a->n_in},
+                  {0, a->is_transposed ? a->n_in : a->n_out}};
+    return product_over_rows(job, cpu_chunk(chunk, job->group_rows, a->n), whole, false,
+                             job->partials + chunk * a->n_in * a->n_out, worker);
 }
 
 static status add_groups_chunk(void *ctx, int64_t chunk, int worker) {
     const linear_job *job = ctx;
     int64_t size = (int64_t)job->a->n_in * job->a->n_out;
-    cpu_range part = cpu_chunk(chunk, ADD_CHUNK, size);
+    cpu_range range = cpu_chunk(chunk, ADD_CHUNK, size);
     (void)worker;
-    cpu_add_partials(job->a->dw + part.first, part.end - part.first, job->partials + part.first,
+    cpu_add_partials(job->a->dw + range.first, range.end - range.first, job->partials + range.first,
                      job->n_groups, size);
     return OK;
 }
@@ -140,21 +198,17 @@ static status tile_chunk(void *ctx, int64_t chunk, int worker) {
     int32_t n_rows = a->is_transposed ? a->n_out : a->n_in;
     int32_t n_columns = a->is_transposed ? a->n_in : a->n_out;
     int64_t across = cpu_n_chunks(n_columns, TILE_COLUMNS);
-    cpu_range rows = cpu_chunk(chunk / across, TILE_ROWS, n_rows);
-    cpu_range columns = cpu_chunk(chunk % across, TILE_COLUMNS, n_columns);
-    (void)worker;
-    product_over_rows(a, 0, a->n, (int32_t)rows.first, (int32_t)(rows.end - rows.first),
-                      (int32_t)columns.first, (int32_t)(columns.end - columns.first), 1, a->dw);
-    return OK;
+    part p = {cpu_chunk(chunk / across, TILE_ROWS, n_rows),
+              cpu_chunk(chunk % across, TILE_COLUMNS, n_columns)};
+    return product_over_rows(job, (cpu_range){0, a->n}, p, true, a->dw, worker);
 }
 
-static status backward_to_w(backend *be, linear_job *job, float *partials) {
+static status backward_to_w(backend *be, linear_job *job) {
     const linear_args *a = job->a;
     int32_t n_rows = a->is_transposed ? a->n_out : a->n_in;
     int32_t n_columns = a->is_transposed ? a->n_in : a->n_out;
     int64_t n_tiles = cpu_n_chunks(n_rows, TILE_ROWS) * cpu_n_chunks(n_columns, TILE_COLUMNS);
     if (job->n_groups == 0) return pool_run(be->workers, n_tiles, tile_chunk, job);
-    job->partials = partials;
     TRY(pool_run(be->workers, job->n_groups, group_chunk, job));
     return pool_run(be->workers, cpu_n_chunks((int64_t)a->n_in * a->n_out, ADD_CHUNK),
                     add_groups_chunk, job);
@@ -173,19 +227,25 @@ static void plan_groups(linear_job *job) {
 }
 
 status cpu_linear_bwd(backend *be, const linear_args *a) {
-    linear_job job = {.a = a, .n_rows = rows_per_chunk(a->n)};
+    linear_job job = {.a = a, .be = be, .n_rows = rows_per_chunk(a->n)};
     int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
     void *memory;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
     plan_groups(&job);
+    job.w = (product_panels){.isa = product_choose(), .k = a->n_out, .n = a->n_in};
+    int64_t n_packed = a->dx != NULL ? product_packed_size(job.w.isa, job.w.k, job.w.n) : 0;
     int64_t n_bias = a->dbias != NULL ? n_chunks * a->n_out : 0;
     int64_t n_partials = job.n_groups * a->n_in * a->n_out;
-    TRY(cpu_scratch(be, CPU_SHARED, (size_t)(n_bias + n_partials) * sizeof(float), &memory));
-    if (a->dbias != NULL) job.bias_partials = (float *)memory + n_partials;
+    TRY(cpu_scratch(be, CPU_SHARED, (size_t)(n_packed + n_partials + n_bias) * sizeof(float),
+                    &memory));
+    job.w.data = memory;
+    job.partials = job.w.data + n_packed;
+    if (a->dbias != NULL) job.bias_partials = job.partials + n_partials;
+    if (a->dx != NULL) TRY(product_pack(&job.w, matrix_transposed(weight_of(a)), be->workers));
     TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
     if (a->dbias != NULL)
         cpu_add_partials(a->dbias, a->n_out, job.bias_partials, n_chunks, a->n_out);
-    return backward_to_w(be, &job, memory);
+    return backward_to_w(be, &job);
 }
 
 typedef struct activate_job {
@@ -197,9 +257,9 @@ typedef struct activate_job {
 
 static status activate_chunk(void *ctx, int64_t chunk, int worker) {
     const activate_job *job = ctx;
-    cpu_range part = cpu_chunk(chunk, ADD_CHUNK, job->n);
+    cpu_range range = cpu_chunk(chunk, ADD_CHUNK, job->n);
     (void)worker;
-    linear_f_forward(job->f, part.end - part.first, job->z + part.first, job->y + part.first);
+    linear_f_forward(job->f, range.end - range.first, job->z + range.first, job->y + range.first);
     return OK;
 }
 

@@ -4,17 +4,19 @@
  * score and those it is compared with come from the same arithmetic.  A block's scores stay in the
  * second-level cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading
  * the corpus, and a block still shares it among 8 queries.  Seen rows get -infinity. */
-#include <cblas.h>
 #include <math.h>
 
 #include "cpu/cpu.h"
+#include "cpu/product.h"
 
 enum { BLOCK_SCORES = 1 << 18, MIN_BLOCK = 8, MAX_BLOCK = 64 };
+enum { MAX_PACKED = 1 << 24 }; /* numbers: 64 MiB */
 
 typedef struct job {
     backend *be;
     const rank_args *a;
     int32_t block_queries;
+    product_panels corpus; /* (dim, n_corpus); data is NULL where it is not packed as a whole */
 } job;
 
 /* Queries of a block; by the corpus alone, so that it is the same with any number of threads. */
@@ -35,8 +37,6 @@ static int32_t find_rank(const float *score, int32_t n_corpus, int32_t target) {
         n_above += !(score[i] <= own);
     return n_above + 1;
 }
-
-/* ---- the k best ------------------------------------------------------------------------------ */
 
 static bool is_better(const float *score, int32_t a, int32_t b) {
     return score[a] > score[b] || (score[a] == score[b] && a < b);
@@ -88,8 +88,6 @@ static void find_best(const float *score, int32_t n_corpus, int32_t k, int32_t *
     }
 }
 
-/* ---- queries --------------------------------------------------------------------------------- */
-
 static void rank_query(const rank_args *a, int64_t q, float *score) {
     if (a->seen_offsets != NULL)
         for (int32_t i = a->seen_offsets[q]; i < a->seen_offsets[q + 1]; i++)
@@ -98,19 +96,47 @@ static void rank_query(const rank_args *a, int64_t q, float *score) {
     if (a->k > 0) find_best(score, a->n_corpus, a->k, a->best + q * a->k, a->best_score + q * a->k);
 }
 
+/* The scores of a block's queries, and room to pack the corpus where it is not. */
+static status block_scores(const job *j, cpu_range queries, int worker, float **out) {
+    const rank_args *a = j->a;
+    matrix query = matrix_rows((const float *)a->query + queries.first * a->dim, a->dim);
+    matrix corpus = matrix_transposed(matrix_rows(a->corpus, a->dim));
+    size_t n_scores = (size_t)j->block_queries * (size_t)a->n_corpus;
+    size_t n_room = j->corpus.data != NULL ? 0 : PRODUCT_ROOM;
+    int64_t m = queries.end - queries.first;
+    float *score;
+    *out = NULL;
+    TRY(cpu_scratch(j->be, worker, (n_room + n_scores) * sizeof *score, (void **)&score));
+    *out = score + n_room;
+    if (j->corpus.data != NULL)
+        product_run(query, m, &j->corpus, 0, a->n_corpus, false, *out, a->n_corpus);
+    else
+        product_run_once(j->corpus.isa, query, corpus, m, a->dim, a->n_corpus, false, *out,
+                         a->n_corpus, score);
+    return OK;
+}
+
 static status rank_block(void *ctx, int64_t block, int worker) {
     const job *j = ctx;
     const rank_args *a = j->a;
     cpu_range range = cpu_chunk(block, j->block_queries, a->n_queries);
     float *score;
-    size_t n_scores = (size_t)j->block_queries * (size_t)a->n_corpus;
-    TRY(cpu_scratch(j->be, worker, n_scores * sizeof *score, (void **)&score));
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)(range.end - range.first),
-                a->n_corpus, a->dim, 1.0f, (const float *)a->query + range.first * a->dim, a->dim,
-                a->corpus, a->dim, 0.0f, score, a->n_corpus);
+    TRY(block_scores(j, range, worker, &score));
     for (int64_t q = range.first; q < range.end; q++)
         rank_query(a, q, score + (q - range.first) * a->n_corpus);
     return OK;
+}
+
+/* A corpus that several blocks meet is packed once, if it is not so large that its copy would be a
+ * burden: then each block packs it part by part, which costs the product an eighth of its speed. */
+static status pack_corpus(backend *be, job *j) {
+    int64_t n = product_packed_size(j->corpus.isa, j->corpus.k, j->corpus.n);
+    void *memory;
+    if (n > MAX_PACKED || j->a->n_queries <= j->block_queries) return OK;
+    TRY(cpu_scratch(be, CPU_SHARED, (size_t)n * sizeof(float), &memory));
+    j->corpus.data = memory;
+    return product_pack(&j->corpus, matrix_transposed(matrix_rows(j->a->corpus, j->a->dim)),
+                        be->workers);
 }
 
 /* An empty corpus has no row for any target; and a product of nothing is no call to make. */
@@ -122,10 +148,12 @@ static void rank_in_nothing(const rank_args *a) {
 }
 
 status cpu_rank(backend *be, const rank_args *a) {
-    job j = {be, a, block_size(a->n_corpus)};
+    job j = {.be = be, .a = a, .block_queries = block_size(a->n_corpus)};
     if (a->n_corpus == 0) {
         rank_in_nothing(a);
         return OK;
     }
+    j.corpus = (product_panels){.isa = product_choose(), .k = a->dim, .n = a->n_corpus};
+    TRY(pack_corpus(be, &j));
     return pool_run(be->workers, cpu_n_chunks(a->n_queries, j.block_queries), rank_block, &j);
 }

@@ -1,0 +1,203 @@
+/* Products (contract: product.h).  Who has what where:
+ *
+ * B lies packed: blocks of PRODUCT_DEPTH rows, in each the panels side by side.  As many panels as
+ * fit half a second-level cache are one block of the loops, which all rows of A pass before the
+ * next comes.  The rows of A come in strips as high as a register tile; a strip is packed into the
+ * first-level cache and meets all panels of the block, so the rows of C are written from left to
+ * right.  Where there are few panels packing would not pay, and the tile reads A as it lies.
+ *
+ * Edges: the last panel is filled up with zeros, as the last strip is; such tiles go through a
+ * buffer, of which only the part that exists is taken over.  So an element is computed by the same
+ * instructions wherever it lies. */
+#include "cpu/product.h"
+
+#include "cpu/product_isa.h"
+#include "cpu/product_pack.h"
+
+enum { MAX_DIRECT_COLUMNS = 128 }; /* beyond, packing A costs little beside the product */
+
+const product_isa *product_choice(int i) {
+    const product_isa *all[4];
+    int n = 0;
+#if defined(__aarch64__)
+    all[n++] = &product_neon;
+#elif defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) all[n++] = &product_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all[n++] = &product_avx2;
+#endif
+    all[n++] = &product_plain;
+    return i >= 0 && i < n ? all[i] : NULL;
+}
+
+const product_isa *product_choose(void) {
+    return product_choice(0);
+}
+
+const char *product_name(const product_isa *isa) {
+    return isa->name;
+}
+
+bool product_has_fma(const product_isa *isa) {
+    return isa->has_fma;
+}
+
+static int panel_columns(const product_isa *isa) {
+    return isa->vectors * isa->lanes;
+}
+
+static int64_t whole_vectors(const product_isa *isa, int64_t n) {
+    return (n + isa->lanes - 1) / isa->lanes * isa->lanes;
+}
+
+int64_t product_packed_size(const product_isa *isa, int64_t k, int64_t n) {
+    return k * whole_vectors(isa, n);
+}
+
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* One panel of kk rows; its columns are those of b. */
+static void pack_panel(float *to, int width, matrix b, int n, int64_t kk) {
+    if (b.column == 1)
+        product_pack_copy(to, width, b.data, b.row, n, kk);
+    else
+        product_pack_transpose(to, width, b.data, b.column, n, kk);
+}
+
+/* n columns of kk rows; their panels begin at `to`. */
+static void pack_block(const product_isa *isa, matrix b, int64_t kk, int64_t n, float *to) {
+    int64_t panel = panel_columns(isa);
+    for (int64_t j = 0; j < n; j += panel) {
+        int columns = (int)smaller(panel, n - j);
+        pack_panel(to + j * kk, (int)whole_vectors(isa, columns), matrix_at(b, 0, j), columns, kk);
+    }
+}
+
+/* Where the block that begins with row `at` and column j lies. */
+static float *block_at(const product_panels *b, int64_t at, int64_t j) {
+    int64_t kk = smaller(PRODUCT_DEPTH, b->k - at);
+    return b->data + at * whole_vectors(b->isa, b->n) + j * kk;
+}
+
+typedef struct pack_job {
+    const product_panels *to;
+    matrix from;
+    int64_t n_columns; /* of a chunk */
+} pack_job;
+
+static status pack_chunk(void *ctx, int64_t chunk, int worker) {
+    const pack_job *job = ctx;
+    const product_panels *to = job->to;
+    int64_t first = chunk * job->n_columns, n = smaller(job->n_columns, to->n - first);
+    (void)worker;
+    for (int64_t at = 0; at < to->k; at += PRODUCT_DEPTH)
+        pack_block(to->isa, matrix_at(job->from, at, first), smaller(PRODUCT_DEPTH, to->k - at), n,
+                   block_at(to, at, first));
+    return OK;
+}
+
+status product_pack(const product_panels *to, matrix b, pool *workers) {
+    pack_job job = {to, b, product_block_columns(to->isa, to->k)};
+    return pool_run(workers, (to->n + job.n_columns - 1) / job.n_columns, pack_chunk, &job);
+}
+
+/* A strip of A for kk of k: packed, or as it lies; its tiles by the number of vectors less one. */
+typedef struct strip {
+    const float *data;
+    ptrdiff_t stride;
+    int rows, height; /* rows that exist, and rows of the tiles */
+    product_tile *const *tiles;
+} strip;
+
+/* Rows a multiple of 4 KiB apart would be rivals for a few lines of the first-level cache. */
+static bool reads_directly(const product_isa *isa, matrix a, int64_t n) {
+    return isa->direct[0][0] != NULL && a.column == 1 && n <= MAX_DIRECT_COLUMNS &&
+           a.row % 1024 != 0;
+}
+
+static strip take_strip(const product_isa *isa, matrix a, int rows, int64_t kk, int64_t n,
+                        float *room) {
+    int h = PRODUCT_HEIGHTS - 1;
+    while (isa->height[h] < rows)
+        h--;
+    strip s = {room, isa->height[0], rows, isa->height[h], isa->packed[h]};
+    if (rows == s.height && reads_directly(isa, a, n)) {
+        s.data = a.data, s.stride = a.row, s.tiles = isa->direct[h];
+    } else {
+        pack_panel(room, isa->height[0], matrix_transposed(a), rows, kk);
+    }
+    return s;
+}
+
+/* A tile at the edge: all of it is computed, what exists of it is taken over. */
+static void edge_tile(const strip *s, product_tile *tile, const float *b, int64_t kk, int columns,
+                      bool adds, float *c, ptrdiff_t c_row) {
+    float buffer[PRODUCT_MAX_ROWS * PRODUCT_MAX_COLUMNS];
+    tile(s->data, s->stride, b, kk, false, buffer, PRODUCT_MAX_COLUMNS);
+    for (int i = 0; i < s->rows; i++)
+        for (int j = 0; j < columns; j++) {
+            float *at = c + i * c_row + j, sum = buffer[i * PRODUCT_MAX_COLUMNS + j];
+            *at = adds ? *at + sum : sum;
+        }
+}
+
+/* A strip and the panels of n columns: b is the first of them. */
+static void run_strip(const product_isa *isa, const strip *s, const float *b, int64_t kk, int64_t n,
+                      bool adds, float *c, ptrdiff_t c_row) {
+    int panel = panel_columns(isa);
+    for (int64_t j = 0; j < n; j += panel) {
+        int columns = (int)smaller(panel, n - j), width = (int)whole_vectors(isa, columns);
+        product_tile *tile = s->tiles[width / isa->lanes - 1];
+        if (s->rows == s->height && columns == width)
+            tile(s->data, s->stride, b + j * kk, kk, adds, c + j, c_row);
+        else
+            edge_tile(s, tile, b + j * kk, kk, columns, adds, c + j, c_row);
+    }
+}
+
+static void run_block(const product_isa *isa, matrix a, const float *b, int64_t m, int64_t kk,
+                      int64_t n, bool adds, float *c, ptrdiff_t c_row) {
+    float room[PRODUCT_MAX_ROWS * PRODUCT_DEPTH];
+    int height = isa->height[0];
+    for (int64_t i = 0; i < m; i += height) {
+        strip s = take_strip(isa, matrix_at(a, i, 0), (int)smaller(height, m - i), kk, n, room);
+        run_strip(isa, &s, b, kk, n, adds, c + i * c_row, c_row);
+    }
+}
+
+int64_t product_block_columns(const product_isa *isa, int64_t k) {
+    int64_t panel = panel_columns(isa), depth = smaller(k, PRODUCT_DEPTH);
+    int64_t n = PRODUCT_ROOM / (depth > 0 ? depth : 1) / panel * panel;
+    return n > panel ? n : panel;
+}
+
+/* A product over no k. */
+static void set_to_zero(int64_t m, int64_t n, float *c, ptrdiff_t c_row) {
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++)
+            c[i * c_row + j] = 0;
+}
+
+void product_run(matrix a, int64_t m, const product_panels *b, int64_t first, int64_t end,
+                 bool adds, float *c, ptrdiff_t c_row) {
+    int64_t step = product_block_columns(b->isa, b->k);
+    if (b->k == 0 && !adds) set_to_zero(m, end - first, c + first, c_row);
+    for (int64_t j = first; j < end; j += step)
+        for (int64_t at = 0; at < b->k; at += PRODUCT_DEPTH)
+            run_block(b->isa, matrix_at(a, 0, at), block_at(b, at, j), m,
+                      smaller(PRODUCT_DEPTH, b->k - at), smaller(step, end - j), adds || at > 0,
+                      c + j, c_row);
+}
+
+void product_run_once(const product_isa *isa, matrix a, matrix b, int64_t m, int64_t k, int64_t n,
+                      bool adds, float *c, ptrdiff_t c_row, float *room) {
+    int64_t step = product_block_columns(isa, k);
+    if (k == 0 && !adds) set_to_zero(m, n, c, c_row);
+    for (int64_t j = 0; j < n; j += step)
+        for (int64_t at = 0; at < k; at += PRODUCT_DEPTH) {
+            int64_t kk = smaller(PRODUCT_DEPTH, k - at), columns = smaller(step, n - j);
+            pack_block(isa, matrix_at(b, at, j), kk, columns, room);
+            run_block(isa, matrix_at(a, 0, at), room, m, kk, columns, adds || at > 0, c + j, c_row);
+        }
+}

@@ -1,0 +1,83 @@
+/* Products of float32 matrices, C = A B or C += A B, with the same bits for an element of C
+ * whatever is computed beside it.
+ *
+ * An element is the sum of its products in the order of k, cut into blocks of PRODUCT_DEPTH: a
+ * block is summed from zero by one fused multiply-add after the other, and the sums of blocks are
+ * added to C in order.  So the bits depend on the row of A, the column of B and K alone: not on M,
+ * N, the place of the row, the tile it fell into, the threads, nor on which of the kernels with
+ * fused multiply-add ran (NEON, AVX2 and AVX-512 agree to the bit).
+ *
+ * B is packed once into panels a few vectors wide (product_pack) and then shared, read only, by any
+ * number of threads, each with its own rows of A.  Nothing here allocates. */
+#ifndef HSTU_CPU_PRODUCT_H
+#define HSTU_CPU_PRODUCT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/pool.h"
+
+enum {
+    PRODUCT_DEPTH = 256
+}; /* k of a block: part of the order of sums, so never tuned by machine */
+
+/* A matrix to read: element (i, j) is at data[i * row + j * column]; row or column is 1. */
+typedef struct matrix {
+    const float *data;
+    ptrdiff_t row, column;
+} matrix;
+
+static inline matrix matrix_rows(const float *data, ptrdiff_t row) {
+    return (matrix){data, row, 1};
+}
+
+static inline matrix matrix_transposed(matrix m) {
+    return (matrix){m.data, m.column, m.row};
+}
+
+static inline matrix matrix_at(matrix m, int64_t i, int64_t j) {
+    return (matrix){m.data + i * m.row + j * m.column, m.row, m.column};
+}
+
+/* The kernels for one instruction set; product_kernel.h makes them. */
+typedef struct product_isa product_isa;
+
+/* The best of the kernels that this CPU runs. */
+const product_isa *product_choose(void);
+
+/* All kernels that this CPU runs, best first, for tests and benchmarks: NULL beyond the last. */
+const product_isa *product_choice(int i);
+
+const char *product_name(const product_isa *isa); /* "NEON 8x12" */
+bool product_has_fma(const product_isa *isa);     /* one rounding for a * b + c */
+
+/* The right side of a product, (k, n), in panels: memory for product_packed_size numbers is the
+ * caller's. */
+typedef struct product_panels {
+    const product_isa *isa;
+    int64_t k, n;
+    float *data;
+} product_panels;
+
+int64_t product_packed_size(const product_isa *isa, int64_t k, int64_t n);
+
+/* Columns that are best done together: a multiple of a panel's.  Ranges of columns below begin at
+ * multiples of it and end at one or at n. */
+int64_t product_block_columns(const product_isa *isa, int64_t k);
+
+/* Packs b (k, n), the work shared by the threads of the pool. */
+status product_pack(const product_panels *to, matrix b, pool *workers);
+
+/* C = A B, or C += A B where it adds, for columns first .. end - 1: a (m, k); c, in rows of c_row,
+ * begins with column 0. */
+void product_run(matrix a, int64_t m, const product_panels *b, int64_t first, int64_t end,
+                 bool adds, float *c, ptrdiff_t c_row);
+
+/* The same for all columns of b (k, n) as it lies, where it is used once: each block is packed when
+ * its turn comes, into `room` for PRODUCT_ROOM numbers. */
+enum { PRODUCT_ROOM = 1 << 16 }; /* 256 KiB: a part of the second-level cache */
+void product_run_once(const product_isa *isa, matrix a, matrix b, int64_t m, int64_t k, int64_t n,
+                      bool adds, float *c, ptrdiff_t c_row, float *room);
+
+#endif

@@ -1,0 +1,121 @@
+/* The register tile of products, once for every instruction set: a file that includes this has
+ * defined
+ *   ROWS, ROWS_1, ROWS_2   heights of tiles: the usual one, and two for the last rows
+ *   VECTORS, LANES         width of a panel in vectors, and of a vector in floats
+ *   vector                 the type of a vector; load(p), store(p, x) anywhere in an array
+ *   fma_all(x, s, sum)     x * s + sum for a vector x and a number s
+ *   BY_LANE                1 where fma_all takes a number best out of a vector, else 0
+ * and gets TILES, the members packed and direct of a product_isa.
+ *
+ * A tile holds rows x width sums in registers.  For each k it loads `width` vectors of B and
+ * multiplies them by the numbers of A, one a row: with the sums that fills the registers, and there
+ * are more independent sums than multiply-adds in flight, so the limit is the units that do them.
+ */
+#include "cpu/product_isa.h"
+
+#define INLINED static inline __attribute__((always_inline))
+
+typedef vector sums[ROWS][VECTORS];
+
+/* rows and width are constants wherever these are inlined: the loops vanish. */
+INLINED void clear(sums sum, int rows, int width) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++)
+            sum[i][j] = (vector){0};
+}
+
+/* C is on its way while the sums are made. */
+INLINED void prefetch(int rows, int width, const float *c, ptrdiff_t c_row) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int at = 0; at < width * LANES; at += 16)
+            __builtin_prefetch(c + i * c_row + at, 1);
+}
+
+INLINED void finish(sums sum, int rows, int width, bool adds, float *c, ptrdiff_t c_row) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++) {
+            float *at = c + i * c_row + j * LANES;
+            if (adds) sum[i][j] += load(at);
+            store(at, sum[i][j]);
+        }
+}
+
+/* Adds the products of one k; row i's number of A is a[i * a_row]. */
+INLINED void step(sums sum, int rows, int width, const float *a, ptrdiff_t a_row, const float *b) {
+    vector column[VECTORS];
+#pragma GCC unroll 4
+    for (int j = 0; j < width; j++)
+        column[j] = load(b + j * LANES);
+#if BY_LANE
+    vector numbers[ROWS / LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i += LANES)
+        numbers[i / LANES] = load(a + i * a_row);
+#endif
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++)
+#if BY_LANE
+            sum[i][j] = fma_all(column[j], numbers[i / LANES][i % LANES], sum[i][j]);
+#else
+            sum[i][j] = fma_all(column[j], a[i * a_row], sum[i][j]);
+#endif
+}
+
+/* a_row and a_column are the strides of A; one of them is 1. */
+INLINED void tile(int rows, int width, const float *a, ptrdiff_t a_row, ptrdiff_t a_column,
+                  const float *b, ptrdiff_t kk, bool adds, float *c, ptrdiff_t c_row) {
+    sums sum;
+    prefetch(rows, width, c, c_row);
+    clear(sum, rows, width);
+    for (ptrdiff_t k = 0; k < kk; k++, a += a_column, b += width * LANES)
+        step(sum, rows, width, a, a_row, b);
+    finish(sum, rows, width, adds, c, c_row);
+}
+
+#define TILE(name, rows, width, a_row, a_column)                                                   \
+    static void name(const float *a, ptrdiff_t a_stride, const float *b, ptrdiff_t kk, bool adds,  \
+                     float *c, ptrdiff_t c_row) {                                                  \
+        tile(rows, width, a, a_row, a_column, b, kk, adds, c, c_row);                              \
+    }
+#define TILES_OF(name, a_row, a_column)                                                            \
+    TILE(name##_0_1, ROWS, 1, a_row, a_column)                                                     \
+    TILE(name##_0_2, ROWS, 2, a_row, a_column)                                                     \
+    TILE(name##_1_1, ROWS_1, 1, a_row, a_column)                                                   \
+    TILE(name##_1_2, ROWS_1, 2, a_row, a_column)                                                   \
+    TILE(name##_2_1, ROWS_2, 1, a_row, a_column)                                                   \
+    TILE(name##_2_2, ROWS_2, 2, a_row, a_column)
+TILES_OF(packed, 1, a_stride)
+#if VECTORS_ARE_3
+TILE(packed_0_3, ROWS, 3, 1, a_stride)
+TILE(packed_1_3, ROWS_1, 3, 1, a_stride)
+TILE(packed_2_3, ROWS_2, 3, 1, a_stride)
+#define LIST_OF(name)                                                                              \
+    {                                                                                              \
+        {name##_0_1, name##_0_2, name##_0_3}, {name##_1_1, name##_1_2, name##_1_3}, {              \
+            name##_2_1, name##_2_2, name##_2_3                                                     \
+        }                                                                                          \
+    }
+#else
+#define LIST_OF(name)                                                                              \
+    {                                                                                              \
+        {name##_0_1, name##_0_2}, {name##_1_1, name##_1_2}, {                                      \
+            name##_2_1, name##_2_2                                                                 \
+        }                                                                                          \
+    }
+#endif
+
+/* Numbers of A that lie in different rows are no vector, so a tile by lanes needs them packed. */
+#if BY_LANE
+#define TILES .packed = LIST_OF(packed)
+#else
+TILES_OF(direct, a_stride, 1)
+#define TILES .packed = LIST_OF(packed), .direct = LIST_OF(direct)
+#endif
