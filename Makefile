@@ -48,8 +48,6 @@ PROBE := $(shell CC='$(CC)' CUDA='$(CUDA)' NVCC='$(NVCC)' MINIMAL='$(MINIMAL)' \
 ifeq ($(filter clean,$(MAKECMDGOALS)),)
 ifneq ($(filter HSTU_NO_COMPILER,$(PROBE)),)
 $(error $(CC) cannot compile a program; install one with 'sudo apt-get install gcc libc6-dev', or set CC)
-else ifeq ($(filter -DHSTU_HAS_OPENBLAS,$(PROBE)),)
-$(error OpenBLAS was not found; install it with 'sudo apt-get install libopenblas-dev', or set CFLAGS=-I... LDFLAGS=-L...)
 endif
 endif
 FEATURES := $(filter -DHSTU_%,$(PROBE))
@@ -137,7 +135,7 @@ $B/fuzz/%: $B/tests/fuzz/%.o $(LIB_OBJ)
 bench: $(BENCH_SRC:bench/%.c=$B/bench/%) hstu
 $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 	@mkdir -p $(@D)
-	$(LINK) -o $@ $^ $(LIBS)
+	$(LINK) -o $@ $^ $(LIBS) -ldl
 
 ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
 

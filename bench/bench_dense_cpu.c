@@ -1,15 +1,23 @@
-/* The dense ops of the CPU backend: matrix products against a plain cblas_sgemm of the same shape
- * on one thread, and the passes bound by bytes in GB/s.
+/* The dense ops of the CPU backend: matrix products beside OpenBLAS's, and the passes bound by
+ * bytes in GB/s.
  *
- *   make bench && build/release/bench/bench_dense_cpu [THREADS]
+ *   make bench && build/release/bench/bench_dense_cpu [--products] [--csv FILE] [THREADS]
  *
- * Prints one line a case: the best of several runs.  With one thread "share" is what the cutting
- * into chunks, the bias and the activation leave of OpenBLAS's own rate. */
-#include <cblas.h>
+ * Products: every dense layer of the models in configs/, forward and backward, as the ops do them
+ * (packing included), and OpenBLAS on the same matrices; the two take turns, and the best of many
+ * runs counts.  With one thread that is the time of the thread, which other programs hardly
+ * disturb.  OpenBLAS is loaded when this runs: without it there are our figures alone.  It reads
+ * OPENBLAS_CORETYPE; bench/products.sh measures with its own choice and with the best. `--products`
+ * leaves the passes out, `--csv` appends the rows to a file. */
+#include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "ops/ops.h"
@@ -43,37 +51,198 @@ static float *numbers(int64_t n) {
         (seconds) = (double)best_ * 1e-9;                                                          \
     } while (0)
 
-static void bench_linear(backend *be, int64_t n, int32_t n_in, int32_t n_out, epilogue f) {
-    static const char *const names[] = {"none", "silu", "relu", "gelu"};
-    int64_t size = (int64_t)n_in * n_out;
-    float *x = numbers(n * n_in), *w = numbers(size), *bias = numbers(n_out);
-    float *z = numbers(n * n_out), *y = numbers(n * n_out), *dy = numbers(n * n_out);
-    float *dx = numbers(n * n_in), *dw = numbers(size), *dbias = numbers(n_out);
-    linear_args a = {.n = n,
-                     .n_in = n_in,
-                     .n_out = n_out,
-                     .f = f,
-                     .x = x,
-                     .w = w,
-                     .bias = bias,
-                     .z = z,
-                     .y = y,
-                     .dy = dy,
-                     .dx = dx,
-                     .dw = dw,
-                     .dbias = dbias};
-    double plain, forward, backward, flops = 2.0 * (double)n * (double)size;
-    BEST(plain, cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)n, n_out, n_in, 1, x,
-                            n_in, w, n_out, 0, y, n_out));
-    BEST(forward, must(be->ops->linear_fwd(be, &a)));
-    BEST(backward, must(be->ops->linear_bwd(be, &a)));
-    printf("linear %7lld x %4d x %4d %s: sgemm %6.1f GFLOP/s, forward %6.1f (share %.2f), "
-           "backward %6.1f (share %.2f)\n",
-           (long long)n, n_in, n_out, names[f], flops / plain * 1e-9, flops / forward * 1e-9,
-           plain / forward, 2 * flops / backward * 1e-9, 2 * plain / backward);
-    float *all[] = {x, w, bias, z, y, dy, dx, dw, dbias};
+/* OpenBLAS, as far as it is needed here; sgemm is NULL where there is none. */
+typedef struct openblas {
+    void (*sgemm)(int order, int op_a, int op_b, int m, int n, int k, float alpha, const float *a,
+                  int a_row, const float *b, int b_row, float beta, float *c, int c_row);
+    void (*set_num_threads)(int n);
+    char *(*get_corename)(void);
+} openblas;
+
+enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* cblas.h */
+
+static openblas openblas_load(int n_threads) {
+    static const char *const names[] = {"libopenblas.so.0", "libopenblas.so"};
+    openblas o = {0};
+    void *library = NULL;
+    for (int i = 0; i < 2 && library == NULL; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) return o;
+    *(void **)&o.sgemm = dlsym(library, "cblas_sgemm");
+    *(void **)&o.set_num_threads = dlsym(library, "openblas_set_num_threads");
+    *(void **)&o.get_corename = dlsym(library, "openblas_get_corename");
+    if (o.sgemm == NULL || o.set_num_threads == NULL || o.get_corename == NULL)
+        return (openblas){0};
+    o.set_num_threads(n_threads);
+    return o;
+}
+
+typedef struct bench {
+    backend *be;
+    openblas blas;
+    int n_threads;
+    FILE *csv;
+    char cpu[128];
+    double log_sum; /* of the ratios */
+    double worst;
+    int n_rows;
+} bench;
+
+/* A dense layer of a model, or the corpus its queries are held against. */
+typedef struct layer {
+    const char *name;
+    int64_t n;
+    int32_t n_in, n_out;
+    bool is_transposed; /* W is (n_out, n_in) */
+    bool is_rank;
+} layer;
+
+/* Tokens of a batch: 128 users of ML-1M; 128 users of ML-20M with two tokens an event. */
+static const layer layers[] = {
+    {"1024^3", 1024, 1024, 1024, false, false},
+    {"hstu-final uvqk", 13690, 50, 200, false, false},
+    {"hstu-final out", 13690, 50, 50, true, false},
+    {"hstu-final corpus", 128, 50, 3883, true, true},
+    {"sasrec kv", 13690, 50, 100, true, false},
+    {"sasrec q, out, ffn", 13690, 50, 50, true, false},
+    {"ranking uvqk", 8192, 128, 2048, true, false},
+    {"ranking out", 16384, 512, 128, true, false},
+    {"ranking head 1", 2560, 128, 512, true, false},
+    {"ranking head 2", 2560, 512, 10, true, false},
+};
+
+typedef enum { FORWARD, TO_WEIGHTS, BACKWARD, RANK } pass;
+
+/* What a pass works on. */
+typedef struct problem {
+    const layer *l;
+    linear_args a;
+    rank_args rank;
+    float *score; /* OpenBLAS's results */
+} problem;
+
+static void run_ours(backend *be, const problem *p, pass what) {
+    linear_args a = p->a;
+    if (what == TO_WEIGHTS) a.dx = NULL;
+    if (what == RANK)
+        must(be->ops->rank(be, &p->rank));
+    else if (what == FORWARD)
+        must(be->ops->linear_fwd(be, &a));
+    else
+        must(be->ops->linear_bwd(be, &a));
+}
+
+static void run_openblas(const openblas *o, const problem *p, pass what) {
+    const linear_args *a = &p->a;
+    int n = (int)a->n, n_in = a->n_in, n_out = a->n_out, w_row = a->is_transposed ? n_in : n_out;
+    int straight = a->is_transposed ? TRANSPOSED : PLAIN;
+    int back = a->is_transposed ? PLAIN : TRANSPOSED;
+    if (what == FORWARD || what == RANK)
+        o->sgemm(ROW_MAJOR, PLAIN, straight, n, n_out, n_in, 1, a->x, n_in, a->w, w_row, 0,
+                 what == RANK ? p->score : a->y, n_out);
+    if (what == BACKWARD)
+        o->sgemm(ROW_MAJOR, PLAIN, back, n, n_in, n_out, 1, a->dy, n_out, a->w, w_row, 0, a->dx,
+                 n_in);
+    if (what == BACKWARD || what == TO_WEIGHTS) {
+        if (a->is_transposed)
+            o->sgemm(ROW_MAJOR, TRANSPOSED, PLAIN, n_out, n_in, n, 1, a->dy, n_out, a->x, n_in, 1,
+                     a->dw, n_in);
+        else
+            o->sgemm(ROW_MAJOR, TRANSPOSED, PLAIN, n_in, n_out, n, 1, a->x, n_in, a->dy, n_out, 1,
+                     a->dw, n_out);
+    }
+}
+
+static uint64_t now_ns(int n_threads) {
+    struct timespec t;
+    if (n_threads > 1) return clock_ns();
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Both by turns for some .4 s, at least four times: the seconds of the fastest runs. */
+static void race(const bench *b, const problem *p, pass what, double *ours, double *theirs) {
+    uint64_t best[2] = {UINT64_MAX, UINT64_MAX}, begin = clock_ns();
+    for (int run = 0; run < 4 || (run < 400 && clock_ns() - begin < 400000000u); run++)
+        for (int who = 0; who < 2; who++) {
+            uint64_t t = now_ns(b->n_threads);
+            if (who == 0)
+                run_ours(b->be, p, what);
+            else if (b->blas.sgemm != NULL)
+                run_openblas(&b->blas, p, what);
+            t = now_ns(b->n_threads) - t;
+            if (t < best[who]) best[who] = t;
+        }
+    *ours = (double)best[0] * 1e-9;
+    *theirs = (double)best[1] * 1e-9;
+}
+
+static void race_pass(bench *b, const problem *p, pass what) {
+    static const char *const names[] = {"forward", "to weights", "backward", "rank"};
+    const linear_args *a = &p->a;
+    double ours, theirs;
+    double flops = (what == BACKWARD ? 4.0 : 2.0) * (double)a->n * a->n_in * a->n_out;
+    race(b, p, what, &ours, &theirs);
+    double ratio = theirs / ours;
+    bool has_openblas = b->blas.sgemm != NULL;
+    printf("%-19s %-10s %6lld x %4d x %4d  %7.1f", p->l->name, names[what], (long long)a->n,
+           a->n_in, a->n_out, flops / ours * 1e-9);
+    if (has_openblas) {
+        printf("  %7.1f  %5.2f", flops / theirs * 1e-9, ratio);
+        b->log_sum += log(ratio);
+        b->worst = b->n_rows == 0 || ratio < b->worst ? ratio : b->worst;
+        b->n_rows++;
+    }
+    printf("\n");
+    if (b->csv != NULL)
+        fprintf(b->csv, "\"%s\",%s,%s,%d,\"%s\",%s,%lld,%d,%d,%.1f,%.1f,%.2f\n", b->cpu,
+                backend_cpu_products(), has_openblas ? b->blas.get_corename() : "", b->n_threads,
+                p->l->name, names[what], (long long)a->n, a->n_in, a->n_out, flops / ours * 1e-9,
+                has_openblas ? flops / theirs * 1e-9 : 0, has_openblas ? ratio : 0);
+}
+
+static void race_layer(bench *b, const layer *l) {
+    int64_t size = (int64_t)l->n_in * l->n_out;
+    problem p = {.l = l};
+    p.a = (linear_args){.n = l->n,
+                        .n_in = l->n_in,
+                        .n_out = l->n_out,
+                        .is_transposed = l->is_transposed,
+                        .x = numbers(l->n * l->n_in),
+                        .w = numbers(size),
+                        .y = numbers(l->n * l->n_out),
+                        .dy = numbers(l->n * l->n_out),
+                        .dx = numbers(l->n * l->n_in),
+                        .dw = numbers(size)};
+    p.score = numbers(l->n * l->n_out);
+    p.rank = (rank_args){.n_queries = (int32_t)l->n,
+                         .n_corpus = l->n_out,
+                         .dim = l->n_in,
+                         .query = p.a.x,
+                         .corpus = p.a.w};
+    if (l->is_rank)
+        race_pass(b, &p, RANK);
+    else
+        for (pass what = FORWARD; what <= BACKWARD; what++)
+            race_pass(b, &p, what);
+    void *all[] = {(void *)p.a.x, (void *)p.a.w, p.a.y, p.a.dy, p.a.dx, p.a.dw, p.score};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         mem_free(all[i]);
+}
+
+static void bench_products(bench *b) {
+    machine host;
+    machine_ask(&host);
+    snprintf(b->cpu, sizeof b->cpu, "%s", host.cpu);
+    printf("%s, %d thread%s: ours is %s, OpenBLAS %s\n", b->cpu, b->n_threads,
+           b->n_threads > 1 ? "s" : "", backend_cpu_products(),
+           b->blas.sgemm != NULL ? b->blas.get_corename() : "is not here");
+    printf("%-19s %-10s %20s  %7s  %7s  %5s\n", "layer", "pass", "rows x in x out", "GFLOP/s",
+           "OpenBLAS", "ratio");
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++)
+        race_layer(b, &layers[i]);
+    if (b->n_rows > 0)
+        printf("ratio: geometric mean %.2f, worst %.2f\n", exp(b->log_sum / b->n_rows), b->worst);
 }
 
 static void report(const char *name, int64_t n, int32_t dim, int passes, double seconds) {
@@ -151,19 +320,27 @@ static void bench_passes(backend *be, int64_t n, int32_t dim) {
 }
 
 int main(int argc, char **argv) {
+    bench b = {.n_threads = 1};
+    bool is_products_only = false;
     pool *workers;
-    backend *be;
-    int n_threads = argc > 1 ? atoi(argv[1]) : 1;
-    must(pool_create(&workers, n_threads));
-    must(backend_create_cpu(&be, workers));
-    bench_linear(be, 15000, 50, 200, EPILOGUE_NONE);
-    bench_linear(be, 15000, 50, 200, EPILOGUE_SILU);
-    bench_linear(be, 15000, 200, 50, EPILOGUE_NONE);
-    bench_linear(be, 15000, 256, 1024, EPILOGUE_SILU);
-    bench_linear(be, 8192, 1024, 4096, EPILOGUE_SILU);
-    bench_passes(be, 15000, 50);
-    bench_passes(be, 15000, 256);
-    backend_destroy(be);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--products") == 0)
+            is_products_only = true;
+        else if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc)
+            b.csv = fopen(argv[++i], "a");
+        else
+            b.n_threads = atoi(argv[i]);
+    }
+    must(pool_create(&workers, b.n_threads));
+    must(backend_create_cpu(&b.be, workers));
+    b.blas = openblas_load(b.n_threads);
+    bench_products(&b);
+    if (!is_products_only) {
+        bench_passes(b.be, 15000, 50);
+        bench_passes(b.be, 15000, 256);
+    }
+    if (b.csv != NULL) fclose(b.csv);
+    backend_destroy(b.be);
     pool_destroy(workers);
     return 0;
 }

@@ -19,14 +19,6 @@ int main(void) { return puts("") == EOF; }'; then
     echo "HSTU_NO_COMPILER"
     exit 0
 fi
-for flags in -lopenblas -I/usr/include/openblas\ -lopenblas; do
-    if links '#include <cblas.h>
-char *openblas_get_config(void);
-int main(void) { return openblas_get_config() == 0; }' $flags; then
-        echo "-DHSTU_HAS_OPENBLAS $flags"
-        break
-    fi
-done
 [ "$MINIMAL" = 1 ] && exit 0
 links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"

@@ -2,7 +2,7 @@
 #
 # Three lists are filled by look_around: needed and optional hold Debian package names, and lines what
 # to show for each.  Whether a thing is there is found out by using it, never by asking dpkg: on a
-# cluster OpenBLAS comes from a module, and the compiler from anywhere.
+# cluster a library comes from a module, and the compiler from anywhere.
 
 needed=() optional=() lines=()
 
@@ -32,16 +32,17 @@ clang_can_fuzz() {
 
 # look_around demo|bench|test
 look_around() {
-    local found='' has_compiler=0
+    local found=''
     needed=() optional=() lines=()
-    if has gcc || has cc || has clang; then has_compiler=1 found=$(make_probe); else missing needed gcc "the C compiler"; fi
-    # Debian's compilers come without the C library's headers when recommended packages are left out.
-    # A probe that found no library says nothing at all: that is not a missing compiler.
-    if [ $has_compiler = 0 ] || [[ $found == *HSTU_NO_COMPILER* ]]; then
-        missing needed libc6-dev "the C library's headers"
+    if has gcc || has cc || has clang; then
+        found=$(make_probe)
+    else
+        missing needed gcc "the C compiler"
+        found=HSTU_NO_COMPILER
     fi
+    # Debian's compilers come without the C library's headers when recommended packages are left out.
+    [[ $found == *HSTU_NO_COMPILER* ]] && missing needed libc6-dev "the C library's headers"
     has make || missing needed make "builds the program"
-    [[ $found == *HSTU_HAS_OPENBLAS* ]] || missing needed libopenblas-dev "matrix products on the CPU"
     [[ $found == *HSTU_HAS_ARCHIVE* ]] ||
         missing optional libarchive-dev "reads .zip, .tar.gz and .xz data sets as they are"
     [[ $found == *HSTU_HAS_CURL* ]] || missing optional libcurl4-openssl-dev "'hstu prep --download'"
@@ -108,8 +109,7 @@ explain() {
     echo
     if [ ${#needed[@]} -gt 0 ]; then
         echo "  Without ${needed[*]} nothing can be built."
-        echo "  A compiler kept elsewhere: put it on PATH.  An OpenBLAS kept elsewhere: set CFLAGS=-I..."
-        echo "  LDFLAGS=-L... for this command."
+        echo "  A compiler kept elsewhere: put it on PATH."
         return 1
     fi
     echo "  Going on without; what stands behind each is lost:"
@@ -136,7 +136,7 @@ setup() {
     title "Setting up"
     look_around "$1"
     if [ ${#lines[@]} -eq 0 ]; then
-        note "Everything is here: compiler, make, OpenBLAS, libarchive, libcurl."
+        note "Everything is here: compiler, make, libarchive, libcurl."
         say_cuda
         return 0
     fi

@@ -88,7 +88,7 @@ build_variants() {
     counted "release$with" build_release || return 1
     counted "asan: address and undefined sanitizers" strict_make VARIANT=asan tests
     counted "tsan: thread sanitizer" strict_make VARIANT=tsan tests
-    counted "minimal: only gcc and OpenBLAS" strict_make B=build/minimal CUDA=0 MINIMAL=1 tests
+    counted "minimal: only a C compiler" strict_make B=build/minimal CUDA=0 MINIMAL=1 tests
     if has clang; then
         counted "clang" strict_make B=build/clang CC=clang CUDA=0 tests
     else

@@ -15,12 +15,9 @@
 #include "cli/cli.h"
 #include "cli/json_line.h"
 #include "ops/device.h"
+#include "ops/ops.h"
 
 enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
-
-/* OpenBLAS's version and core; declared here because its header may rename these. */
-extern char *openblas_get_config(void);
-extern char *openblas_get_corename(void);
 
 /* A library this build has or lacks. */
 typedef struct library {
@@ -146,6 +143,8 @@ static void print_machine(const diagnosis *d) {
     print_row(HAVE, "cores", text);
     print_row(m->simd[0] != '\0' ? HAVE : LACK, "SIMD",
               m->simd[0] != '\0' ? m->simd : "none known");
+    snprintf(text, sizeof text, "%s, for matrix products on the CPU", backend_cpu_products());
+    print_row(HAVE, "kernel", text);
     n = snprintf(text, sizeof text, "%.1f GiB, %.1f GiB available", gib(m->total_bytes),
                  gib(m->available_bytes));
     if (m->limit_bytes > 0)
@@ -180,7 +179,6 @@ static void print_gpus(const diagnosis *d) {
 static void print_libraries(const diagnosis *d) {
     char text[512];
     print_title("Libraries");
-    print_row(HAVE, "OpenBLAS", openblas_get_config());
     for (int i = 0; i < N_LIBRARIES; i++) {
         const library *l = &d->libraries[i];
         if (l->version != NULL)
@@ -253,8 +251,7 @@ static status print_json(const diagnosis *d) {
     json_line line;
     json_writer *w = json_line_open(&line);
     write_machine(w, &d->host);
-    json_key_string(w, "openblas", openblas_get_config());
-    json_key_string(w, "openblas_core", openblas_get_corename());
+    json_key_string(w, "products", backend_cpu_products());
     write_gpus(w, d);
     write_libraries(w, d);
     json_key_bool(w, "fit", d->is_fit);
@@ -269,7 +266,7 @@ status cmd_doctor(int argc, char **argv) {
         {0},
     };
     static const arg_spec spec = {"hstu doctor [--json]",
-                                  "Tells what this machine has (cores, SIMD, memory, OpenBLAS, "
+                                  "Tells what this machine has (cores, SIMD, memory, "
                                   "GPUs, libraries), what each miss "
                                   "would add and how to get it, and whether the machine is fit.",
                                   options,

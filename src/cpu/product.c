@@ -13,6 +13,7 @@
 
 #include "cpu/product_isa.h"
 #include "cpu/product_pack.h"
+#include "ops/ops.h"
 
 enum { MAX_DIRECT_COLUMNS = 128 }; /* beyond, packing A costs little beside the product */
 
@@ -35,6 +36,10 @@ const product_isa *product_choose(void) {
 
 const char *product_name(const product_isa *isa) {
     return isa->name;
+}
+
+const char *backend_cpu_products(void) {
+    return product_choose()->name;
 }
 
 bool product_has_fma(const product_isa *isa) {

@@ -390,6 +390,8 @@ status backend_read_act(backend *be, float *to_host, const void *from, size_t n)
 
 /* The CPU backend over a pool (NULL: one thread), which must outlive it. */
 status backend_create_cpu(backend **out, pool *workers);
+/* The kernel of its matrix products on this machine: "NEON 8x12". */
+const char *backend_cpu_products(void);
 
 /* The backend of GPU `device`, in float32 until set_precision says otherwise.  With
  * is_deterministic two runs give the same bits, at some cost.  ERR_DEVICE says what is wrong with
