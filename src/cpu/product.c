@@ -15,6 +15,7 @@
 #include "cpu/product_pack.h"
 #include "ops/ops.h"
 
+enum { PACK_ROWS = 16, PACK_STRIPS = 8 };
 enum { MAX_DIRECT_COLUMNS = 128 }; /* beyond, packing A costs little beside the product */
 
 const product_isa *product_choice(int i) {
@@ -70,13 +71,16 @@ static void pack_panel(float *to, int width, matrix b, int n, int64_t kk) {
         product_pack_transpose(to, width, b.data, b.column, n, kk);
 }
 
-/* n columns of kk rows; their panels begin at `to`. */
+/* n columns of kk rows; their panels begin at `to`.  Rows that lie side by side in memory go a few
+ * at a time into all panels, so that they are read once. */
 static void pack_block(const product_isa *isa, matrix b, int64_t kk, int64_t n, float *to) {
-    int64_t panel = panel_columns(isa);
-    for (int64_t j = 0; j < n; j += panel) {
-        int columns = (int)smaller(panel, n - j);
-        pack_panel(to + j * kk, (int)whole_vectors(isa, columns), matrix_at(b, 0, j), columns, kk);
-    }
+    int64_t panel = panel_columns(isa), n_rows = b.column == 1 ? PACK_ROWS : kk;
+    for (int64_t k = 0; k < kk; k += n_rows)
+        for (int64_t j = 0; j < n; j += panel) {
+            int columns = (int)smaller(panel, n - j), width = (int)whole_vectors(isa, columns);
+            pack_panel(to + j * kk + k * width, width, matrix_at(b, k, j), columns,
+                       smaller(n_rows, kk - k));
+        }
 }
 
 /* Where the block that begins with row `at` and column j lies. */
@@ -121,18 +125,23 @@ static bool reads_directly(const product_isa *isa, matrix a, int64_t n) {
            a.row % 1024 != 0;
 }
 
-static strip take_strip(const product_isa *isa, matrix a, int rows, int64_t kk, int64_t n,
-                        float *room) {
+static strip take_strip(const product_isa *isa, matrix a, int rows, const float *packed) {
     int h = PRODUCT_HEIGHTS - 1;
     while (isa->height[h] < rows)
         h--;
-    strip s = {room, isa->height[0], rows, isa->height[h], isa->packed[h]};
-    if (rows == s.height && reads_directly(isa, a, n)) {
-        s.data = a.data, s.stride = a.row, s.tiles = isa->direct[h];
-    } else {
-        pack_panel(room, isa->height[0], matrix_transposed(a), rows, kk);
-    }
+    strip s = {packed, isa->height[0], rows, isa->height[h], isa->packed[h]};
+    if (packed == NULL) s.data = a.data, s.stride = a.row, s.tiles = isa->direct[h];
     return s;
+}
+
+/* `m` rows of A, packed into strips. */
+static void pack_strips(const product_isa *isa, matrix a, int64_t m, int64_t kk, float *to) {
+    int height = isa->height[0];
+    int64_t n_rows = a.row == 1 ? PACK_ROWS : kk;
+    for (int64_t k = 0; k < kk; k += n_rows)
+        for (int64_t i = 0; i < m; i += height)
+            pack_panel(to + i * kk + k * height, height, matrix_transposed(matrix_at(a, i, k)),
+                       (int)smaller(height, m - i), smaller(n_rows, kk - k));
 }
 
 /* A tile at the edge: all of it is computed, what exists of it is taken over. */
@@ -161,13 +170,22 @@ static void run_strip(const product_isa *isa, const strip *s, const float *b, in
     }
 }
 
+/* A is packed a strip at a time, into the first-level cache; where its columns lie side by side, a
+ * few strips at a time, so that they are read in longer pieces. */
 static void run_block(const product_isa *isa, matrix a, const float *b, int64_t m, int64_t kk,
                       int64_t n, bool adds, float *c, ptrdiff_t c_row) {
-    float room[PRODUCT_MAX_ROWS * PRODUCT_DEPTH];
+    float room[PACK_STRIPS * PRODUCT_MAX_ROWS * PRODUCT_DEPTH];
     int height = isa->height[0];
-    for (int64_t i = 0; i < m; i += height) {
-        strip s = take_strip(isa, matrix_at(a, i, 0), (int)smaller(height, m - i), kk, n, room);
-        run_strip(isa, &s, b, kk, n, adds, c + i * c_row, c_row);
+    int64_t step = a.row == 1 ? PACK_STRIPS * height : height;
+    bool is_direct = reads_directly(isa, a, n);
+    for (int64_t i = 0; i < m; i += step) {
+        int64_t end = smaller(i + step, m);
+        if (!is_direct) pack_strips(isa, matrix_at(a, i, 0), end - i, kk, room);
+        for (int64_t r = i; r < end; r += height) {
+            strip s = take_strip(isa, matrix_at(a, r, 0), (int)smaller(height, end - r),
+                                 is_direct ? NULL : room + (r - i) * kk);
+            run_strip(isa, &s, b, kk, n, adds, c + r * c_row, c_row);
+        }
     }
 }
 

@@ -14,11 +14,21 @@ copy_whole(float *to, int width, const float *from, ptrdiff_t stride, ptrdiff_t 
         memcpy(to, from, (size_t)width * sizeof *to);
 }
 
+/* n < width columns of each row: fours, then the rest, whose number is a constant in each loop. */
 static void copy_part(float *to, int width, const float *from, ptrdiff_t stride, int n,
                       ptrdiff_t kk) {
-    for (ptrdiff_t k = 0; k < kk; k++, to += width, from += stride)
-        for (int j = 0; j < width; j++)
-            to[j] = j < n ? from[j] : 0.0f;
+    int fours = n / 4 * 4, rest = n - fours;
+    memset(to, 0, (size_t)(kk * width) * sizeof *to);
+    for (int j = 0; j < fours; j += 4)
+        for (ptrdiff_t k = 0; k < kk; k++)
+            memcpy(to + k * width + j, from + k * stride + j, 4 * sizeof *to);
+    to += fours, from += fours;
+    for (ptrdiff_t k = 0; rest == 1 && k < kk; k++)
+        to[k * width] = from[k * stride];
+    for (ptrdiff_t k = 0; rest >= 2 && k < kk; k++)
+        memcpy(to + k * width, from + k * stride, 2 * sizeof *to);
+    for (ptrdiff_t k = 0; rest == 3 && k < kk; k++)
+        to[k * width + 2] = from[k * stride + 2];
 }
 
 void product_pack_copy(float *to, int width, const float *from, ptrdiff_t stride, int n,
