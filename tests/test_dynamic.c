@@ -263,7 +263,7 @@ TEST(dynamic_tables_say_which_items_were_not_admitted) {
     admission_threshold = 2;
     toy_start(&r, &way, 1);
     toy_batch_make(&b, way.kind, 100);
-    CHECK_OK(model_train_batch(r.t.m, &b.b, &(model_step){5, 0, 1}, NULL));
+    CHECK_OK(pass_train(r.t.p, &b.b, &(model_step){5, 0, 1}, NULL));
     const dynamic_table *t = dynamic_find(model_tables(r.t.m), ITEM_FEATURE);
     const uint8_t *missing = dynamic_missing_items(model_tables(r.t.m));
     CHECK(missing != NULL && t->n > 1);
