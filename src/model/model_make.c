@@ -256,12 +256,6 @@ static status add_retrieval(model *m, const config *c) {
     return alloc_corpus(m, items);
 }
 
-/* The time bias of the layers needs the events' times. */
-static bool needs_times(const model *m) {
-    return m->n_layers > 0 && m->layers[0].kind == &hstu_layer_kind &&
-           m->layers[0].hstu.config.has_bias;
-}
-
 /* Contextual tokens see the whole history only where no loss position is in the history. */
 static plan_config plan_of(const model *m, const config *c, const model_limits *l) {
     const input_config *in = &m->input.config;
@@ -272,7 +266,7 @@ static plan_config plan_of(const model *m, const config *c, const model_limits *
                          .has_candidates = has_candidates,
                          .has_context_mask = has_candidates && in->n_context > 0 &&
                                              !c->network.has_no_contextual_mask,
-                         .has_times = needs_times(m),
+                         .has_times = m->n_layers > 0 && m->layers[0].needs_times,
                          .n_items = in->n_items,
                          .n_actions = in->n_actions,
                          .n_context = in->n_context,

@@ -112,6 +112,7 @@ static status add_params(layer *of, const layer_config *c, param_list *params,
     snprintf(prefix, sizeof prefix, "%s._attention_layers.%d.", names->block, place->index);
     namer to = {params, place->prefix != NULL ? place->prefix : prefix};
     l->config = c->hstu;
+    of->needs_times = c->hstu.has_bias;
     l->site = layer_site(of->kind, place->index);
     TRY(add_before(l, &to, names));
     return add_after(l, &to, names);

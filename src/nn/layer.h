@@ -22,6 +22,7 @@ typedef struct layer_config {
 
 typedef struct layer {
     const struct layer_kind *kind;
+    bool needs_times; /* of events: sequences must have query_time and key_time */
     union {
         hstu_layer hstu;
         sasrec_layer sasrec;
