@@ -6,8 +6,8 @@
 #ifndef HSTU_TRAIN_TRAINER_STEP_H
 #define HSTU_TRAIN_TRAINER_STEP_H
 
-#include "train/optimizer.h"
 #include "model/session.h"
+#include "train/optimizer.h"
 
 typedef struct trainer trainer;
 
