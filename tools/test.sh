@@ -33,27 +33,54 @@ add_counts() {
     fi
 }
 
-# unit LABEL FOLDER [PATTERN...]: the unit tests of one build; failures and skips are shown.
-unit() {
-    local label=$1 folder=$2 log count start took counts
-    shift 2
-    if [ ! -x "$folder/tests/unit" ]; then
-        skip "$label" "it was not built"
+# unit_log LABEL: where the log of these unit tests goes; beside it .count, .code and .ms.
+unit_log() { echo "$LOGS/unit-$(printf '%s' "$1" | tr -cs 'A-Za-z0-9' '-').log"; }
+
+# unit_run LABEL FOLDER [OPTION...] [PATTERN...]: the unit tests of one build, quietly.
+unit_run() {
+    local log start
+    log=$(unit_log "$1")
+    rm -f "${log%.log}".{count,code,ms}
+    start=$(now_ms)
+    "${time_limit[@]}" "${fixed_addresses[@]}" "$2/tests/unit" --count "${log%.log}.count" "${@:3}" >"$log" 2>&1 </dev/null
+    echo $? >"${log%.log}.code"
+    echo $(($(now_ms) - start)) >"${log%.log}.ms"
+}
+
+# unit_report LABEL: what they came to; failures are shown.
+unit_report() {
+    local log counts
+    log=$(unit_log "$1")
+    if [ "$(cat "${log%.log}.code")" = 124 ]; then
+        skip "$1" "not done within $GPU_SECONDS s; 'make gpu-test' has no limit"
         return
     fi
-    log=$LOGS/unit-$(printf '%s' "$label" | tr -cs 'A-Za-z0-9' '-').log
-    count=${log%.log}.count
-    rm -f "$count"
-    [ -t 1 ] && printf '  ....  %s' "$label"
-    start=$(now_ms)
-    "${fixed_addresses[@]}" "$folder/tests/unit" --count "$count" "$@" >"$log" 2>&1 </dev/null
-    local code=$?
-    took=$(($(now_ms) - start))
-    add_counts "$count"
-    if [ $code -eq 0 ]; then result ok "$label" "$(seconds $took), $counts"; else
-        result FAIL "$label" "$counts; the whole log: $log"
+    add_counts "${log%.log}.count"
+    if [ "$(cat "${log%.log}.code")" = 0 ]; then
+        result ok "$1" "$(seconds "$(cat "${log%.log}.ms")"), $counts"
+    else
+        result FAIL "$1" "$counts; the whole log: $log"
         show_failures "$log"
     fi
+}
+
+# unit LABEL FOLDER [OPTION...] [PATTERN...]: starts them beside the others, one a core; unit_reports waits.
+unit_labels=()
+unit() {
+    if [ ! -x "$2/tests/unit" ]; then
+        skip "$1" "it was not built"
+        return
+    fi
+    unit_labels+=("$1")
+    while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
+    unit_run "$@" &
+}
+
+unit_reports() {
+    local label
+    wait
+    for label in "${unit_labels[@]}"; do unit_report "$label"; done
+    unit_labels=()
 }
 
 # The lines of a unit log that belong to failures: what a test printed stands before its verdict.
@@ -67,6 +94,7 @@ show_failures() {
 
 # Address randomisation with many bits breaks the shadow memory of older sanitizers; without it they
 # always work.  Containers may forbid switching it off: then we try as it is.
+time_limit=()
 fixed_addresses=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
 
@@ -134,23 +162,9 @@ run_units() {
     done
 }
 
-# on_gpu FUNCTION LABEL ...: one step, as long as the time for the GPU lasts.
-on_gpu() {
-    if [ $(($(now_ms) - gpu_start)) -lt $((GPU_SECONDS * 1000)) ]; then "$@"; else
-        skip "$2" "the $GPU_SECONDS s for the GPU are over; make gpu-test has it"
-    fi
-}
-
-# golden LABEL TYPE: reference values on the GPU.
-golden() {
-    local folder=tests/golden
-    [ -d "${SHARED:-../shared}/golden" ] && folder=${SHARED:-../shared}/golden
-    counted "$1" build/release/tests/golden --device cuda --dtype "$2" "$folder"
-}
-
-# The better part of `make gpu-test`, within GPU_SECONDS.
+# The better part of `make gpu-test`: its parts side by side, each within GPU_SECONDS.
 run_gpu() {
-    local gpu_start type
+    local type folder=tests/golden time_limit=(timeout "$GPU_SECONDS")
     title "On the GPU"
     case $(build/release/hstu doctor --json 2>/dev/null) in
     *'"verdict":"yes, on the CPU and on '*) ;;
@@ -163,17 +177,18 @@ run_gpu() {
         return ;;
     *) skip "ops and models on the GPU" "no GPU here that is fit ('hstu doctor' tells why)" && return ;;
     esac
-    gpu_start=$(now_ms)
+    [ -d "${SHARED:-../shared}/golden" ] && folder=${SHARED:-../shared}/golden
     for type in float32 tf32 bfloat16 float16; do
-        on_gpu golden "reference values, $type" $type
+        counted "reference values, $type" build/release/tests/golden --device cuda --dtype $type "$folder" tests/golden
     done
-    on_gpu unit "ops, models and tables, float32" build/release --device cuda
+    unit "ops, models and tables, float32" build/release --device cuda
     for type in bfloat16 float16 tf32; do
-        on_gpu unit "ops and models, $type" build/release --device cuda --dtype $type "${GPU_PATTERNS[@]}"
+        unit "ops and models, $type" build/release --device cuda --dtype $type "${GPU_PATTERNS[@]}"
     done
     for type in bfloat16 float32; do
-        on_gpu unit "sums in any order, $type" build/release --device cuda --fast --dtype $type "${GPU_PATTERNS[@]}"
+        unit "sums in any order, $type" build/release --device cuda --fast --dtype $type "${GPU_PATTERNS[@]}"
     done
+    unit_reports
 }
 
 # fuzz_one TARGET: a short run over a copy of its seeds; the seed of the run is fixed.
