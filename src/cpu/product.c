@@ -125,10 +125,17 @@ static bool reads_directly(const product_isa *isa, matrix a, int64_t n) {
            a.row % 1024 != 0;
 }
 
-static strip take_strip(const product_isa *isa, matrix a, int rows, const float *packed) {
+/* The lowest tile for so many rows. */
+static int tile_of(const product_isa *isa, int64_t rows) {
     int h = PRODUCT_HEIGHTS - 1;
     while (isa->height[h] < rows)
         h--;
+    return h;
+}
+
+/* packed is NULL where the strip is read as it lies: then its rows must be those of a tile. */
+static strip take_strip(const product_isa *isa, matrix a, int rows, const float *packed) {
+    int h = tile_of(isa, rows);
     strip s = {packed, isa->height[0], rows, isa->height[h], isa->packed[h]};
     if (packed == NULL) s.data = a.data, s.stride = a.row, s.tiles = isa->direct[h];
     return s;
@@ -176,14 +183,15 @@ static void run_block(const product_isa *isa, matrix a, const float *b, int64_t 
                       int64_t n, bool adds, float *c, ptrdiff_t c_row) {
     float room[PACK_STRIPS * PRODUCT_MAX_ROWS * PRODUCT_DEPTH];
     int height = isa->height[0];
-    int64_t step = a.row == 1 ? PACK_STRIPS * height : height;
     bool is_direct = reads_directly(isa, a, n);
+    int64_t step = !is_direct && a.row == 1 ? PACK_STRIPS * height : height;
     for (int64_t i = 0; i < m; i += step) {
         int64_t end = smaller(i + step, m);
-        if (!is_direct) pack_strips(isa, matrix_at(a, i, 0), end - i, kk, room);
+        bool packs = !is_direct || isa->height[tile_of(isa, end - i)] != end - i;
+        if (packs) pack_strips(isa, matrix_at(a, i, 0), end - i, kk, room);
         for (int64_t r = i; r < end; r += height) {
             strip s = take_strip(isa, matrix_at(a, r, 0), (int)smaller(height, end - r),
-                                 is_direct ? NULL : room + (r - i) * kk);
+                                 packs ? room + (r - i) * kk : NULL);
             run_strip(isa, &s, b, kk, n, adds, c + r * c_row, c_row);
         }
     }
