@@ -125,7 +125,7 @@ static void near_distances(const int32_t *key, int32_t query, attn_hull hull, fl
     }
 }
 
-/* For whole vectors, of which the last may end behind the hull. */
+/* For whole vectors, of which the last may end after the hull. */
 static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *distance) {
     int64_t query = s->a->query_time[s->row_q + row];
     if (s->is_near && is_near(query, s->first_time)) {

@@ -1,4 +1,4 @@
-/* The gate behind the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, so
+/* The gate after the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, so
  * that the normalised row and the mask never leave the cache.  Work is cut as in norm.c. */
 #include <string.h>
 

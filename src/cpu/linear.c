@@ -1,7 +1,7 @@
 /* Dense layers (ops.h).
  *
  * Forward, and backward to x: W is packed once; a chunk owns rows and passes over them in strips
- * that stay in the second-level cache: bias and residual are laid down first, the product is added
+ * that stay in the L2 cache: bias and residual are laid down first, the product is added
  * to them, the activation follows.  Backward to W, of which all rows are part: a small W is one
  * product for each group of rows, the groups added in order; a large one is cut into tiles, each
  * one product over all rows.  The limit is flops, but for narrow layers (n_in about 50), whose time

@@ -1,4 +1,4 @@
-/* The activations behind a linear layer, over n numbers on the calling thread. */
+/* The activations after a linear layer, over n numbers on the calling thread. */
 #ifndef HSTU_CPU_LINEAR_F_H
 #define HSTU_CPU_LINEAR_F_H
 

@@ -1,9 +1,9 @@
 /* Products (contract: product.h).  Who has what where:
  *
  * B lies packed: blocks of PRODUCT_DEPTH rows, in each the panels side by side.  As many panels as
- * fit half a second-level cache are one block of the loops, which all rows of A pass before the
+ * fit a quarter of the L2 cache are one block of the loops, which all rows of A pass before the
  * next comes.  The rows of A come in strips as high as a register tile; a strip is packed into the
- * first-level cache and meets all panels of the block, so the rows of C are written from left to
+ * L1 cache and meets all panels of the block, so the rows of C are written from left to
  * right.  Where there are few panels packing would not pay, and the tile reads A as it lies.
  *
  * Edges: the last panel is filled up with zeros, as the last strip is; such tiles go through a
@@ -119,7 +119,7 @@ typedef struct strip {
     product_tile *const *tiles;
 } strip;
 
-/* Rows a multiple of 4 KiB apart would be rivals for a few lines of the first-level cache. */
+/* Rows a multiple of 4 KiB apart would be rivals for a few lines of the L1 cache. */
 static bool reads_directly(const product_isa *isa, matrix a, int64_t n) {
     return isa->direct[0][0] != NULL && a.column == 1 && n <= MAX_DIRECT_COLUMNS &&
            a.row % 1024 != 0;
@@ -177,7 +177,7 @@ static void run_strip(const product_isa *isa, const strip *s, const float *b, in
     }
 }
 
-/* A is packed a strip at a time, into the first-level cache; where its columns lie side by side, a
+/* A is packed a strip at a time, into the L1 cache; where its columns lie side by side, a
  * few strips at a time, so that they are read in longer pieces. */
 static void run_block(const product_isa *isa, matrix a, const float *b, int64_t m, int64_t kk,
                       int64_t n, bool adds, float *c, ptrdiff_t c_row) {

@@ -76,7 +76,7 @@ void product_run(matrix a, int64_t m, const product_panels *b, int64_t first, in
 
 /* The same for all columns of b (k, n) as it lies, where it is used once: each block is packed when
  * its turn comes, into `room` for PRODUCT_ROOM numbers. */
-enum { PRODUCT_ROOM = 1 << 16 }; /* 256 KiB: a part of the second-level cache */
+enum { PRODUCT_ROOM = 1 << 16 }; /* 256 KiB: a part of the L2 cache */
 void product_run_once(const product_isa *isa, matrix a, matrix b, int64_t m, int64_t k, int64_t n,
                       bool adds, float *c, ptrdiff_t c_row, float *room);
 

@@ -13,60 +13,64 @@
  */
 #include "cpu/product_isa.h"
 
+#if defined(BY_LANE) /* included as said above */
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
 #define INLINED static inline __attribute__((always_inline))
 
 typedef vector sums[ROWS][VECTORS];
 
 /* rows and width are constants wherever these are inlined: the loops vanish. */
 INLINED void clear(sums sum, int rows, int width) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < width; j++)
+    UNROLLED for (int i = 0; i < rows; i++) {
+        UNROLLED for (int j = 0; j < width; j++) {
             sum[i][j] = (vector){0};
+        }
+    }
 }
 
 /* C is on its way while the sums are made. */
 INLINED void prefetch(int rows, int width, const float *c, ptrdiff_t c_row) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int at = 0; at < width * LANES; at += 16)
+    UNROLLED for (int i = 0; i < rows; i++) {
+        UNROLLED for (int at = 0; at < width * LANES; at += 16) {
             __builtin_prefetch(c + i * c_row + at, 1);
+        }
+    }
 }
 
 INLINED void finish(sums sum, int rows, int width, bool adds, float *c, ptrdiff_t c_row) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < width; j++) {
+    UNROLLED for (int i = 0; i < rows; i++) {
+        UNROLLED for (int j = 0; j < width; j++) {
             float *at = c + i * c_row + j * LANES;
             if (adds) sum[i][j] += load(at);
             store(at, sum[i][j]);
         }
+    }
 }
 
 /* Adds the products of one k; row i's number of A is a[i * a_row]. */
 INLINED void step(sums sum, int rows, int width, const float *a, ptrdiff_t a_row, const float *b) {
     vector column[VECTORS];
-#pragma GCC unroll 4
-    for (int j = 0; j < width; j++)
+    UNROLLED for (int j = 0; j < width; j++) {
         column[j] = load(b + j * LANES);
+    }
 #if BY_LANE
     vector numbers[ROWS / LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i += LANES)
+    UNROLLED for (int i = 0; i < rows; i += LANES) {
         numbers[i / LANES] = load(a + i * a_row);
-#endif
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < width; j++)
-#if BY_LANE
-            sum[i][j] = fma_all(column[j], numbers[i / LANES][i % LANES], sum[i][j]);
+    }
+#define NUMBER(i) numbers[(i) / LANES][(i) % LANES]
 #else
-            sum[i][j] = fma_all(column[j], a[i * a_row], sum[i][j]);
+#define NUMBER(i) a[(i)*a_row]
 #endif
+    UNROLLED for (int i = 0; i < rows; i++) {
+        UNROLLED for (int j = 0; j < width; j++) {
+            sum[i][j] = fma_all(column[j], NUMBER(i), sum[i][j]);
+        }
+    }
 }
 
 /* a_row and a_column are the strides of A; one of them is 1. */
@@ -118,4 +122,5 @@ TILE(packed_2_3, ROWS_2, 3, 1, a_stride)
 #else
 TILES_OF(direct, a_stride, 1)
 #define TILES .packed = LIST_OF(packed), .direct = LIST_OF(direct)
+#endif
 #endif

@@ -2,7 +2,7 @@
  *
  * Blocks of queries, each against the whole corpus with one matrix product, so that the target's
  * score and those it is compared with come from the same arithmetic.  A block's scores stay in the
- * second-level cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading
+ * L2 cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading
  * the corpus, and a block still shares it among 8 queries.  Seen rows get -infinity. */
 #include <math.h>
 

@@ -1,8 +1,8 @@
 /* Rows of tables (ops.h): gather, group, scatter.
  *
  * Gather is parallel over the rows of y.  Group is a counting sort on one thread: two passes over
- * the indices and one over the table's rows, microseconds beside the layers behind it.  Scatter is
- * parallel over rows of the table, so no two chunks write the same row and each sum runs in the
+ * the indices and one over the table's rows, microseconds beside the layers that follow.  Scatter
+ * is parallel over rows of the table, so no two chunks write the same row and each sum runs in the
  * order of the batch, whatever the number of threads. */
 #include <string.h>
 

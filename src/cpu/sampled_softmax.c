@@ -2,11 +2,11 @@
  *
  * Three passes.  One normalises each row of the table once, into rows of whole vectors.  The next
  * takes chunks of queries: scores, softmax, and the gradient of the query while the rows it met are
- * still in the first-level cache; what each query must later add to the rows of the table (a query
+ * still in the L1 cache; what each query must later add to the rows of the table (a query
  * number and a weight, "uses") is laid down sorted by table row, by counting.  The last takes
  * blocks of table rows, adds up their uses chunk by chunk, and passes the sum through the
  * normalisation once.  A row of the table sums its uses in the order of the queries, whatever the
- * chunks, so the bits do not depend on threads.  Bound by loads from the second-level cache: E
+ * chunks, so the bits do not depend on threads.  Bound by loads from the L2 cache: E
  * floats a use, twice.
  */
 #include <math.h>
@@ -17,7 +17,7 @@
 
 enum { CHUNK_QUERIES = 512, BLOCK_ROWS = 256, ALIGNMENT = 64 };
 enum { AHEAD = 8, LINE_FLOATS = 16 }; /* rows to fetch ahead; floats in a line of the cache */
-enum { ROW_MARGIN = AHEAD + 4 };      /* row numbers read behind a query's last */
+enum { ROW_MARGIN = AHEAD + 4 };      /* row numbers read after a query's last */
 
 static const float MASKED = -50000.0f;
 
@@ -34,15 +34,13 @@ typedef struct job {
     int64_t n_uses;        /* of a query: R + 1 */
     int64_t chunk_queries; /* queries of a chunk */
     int64_t n_chunks;
-    float *unit;        /* (V, width): normalised rows, zeros behind E */
+    float *unit;        /* (V, width): normalised rows, zeros after E */
     float *scale;       /* (V): 1 / max(|row|, eps); negative where eps was the larger */
-    float *query;       /* (n, width): the queries, zeros behind E */
+    float *query;       /* (n, width): the queries, zeros after E */
     use *uses;          /* (n, R + 1): those of a chunk together, sorted by table row */
     int32_t *begin;     /* (n_chunks, V + 1): where a table row's uses begin within a chunk */
     double *chunk_loss; /* (n_chunks) */
 } job;
-
-/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int64_t whole_vectors(int64_t dim) {
     return (dim + VEC_WIDE - 1) / VEC_WIDE * VEC_WIDE;
@@ -93,9 +91,7 @@ static job job_make(backend *be, const sampled_softmax_args *a) {
     return j;
 }
 
-/* ---- rows as vectors ------------------------------------------------------------------------- */
-
-/* to = scale * from, with zeros behind. */
+/* to = scale * from, followed by zeros. */
 static void pad_row(float *to, int64_t width, const float *from, int32_t dim, float scale) {
     for (int32_t c = 0; c < dim; c++)
         to[c] = scale * from[c];
@@ -195,8 +191,6 @@ static void add_rows(const float *rows, int64_t width, const use *uses, int64_t 
     }
 }
 
-/* ---- first pass: the table ------------------------------------------------------------------- */
-
 static status normalise_block(void *ctx, int64_t block, int worker) {
     (void)worker;
     const job *j = ctx;
@@ -215,8 +209,6 @@ static status normalise_block(void *ctx, int64_t block, int worker) {
     }
     return OK;
 }
-
-/* ---- second pass: the queries ---------------------------------------------------------------- */
 
 static int32_t row_name(const sampled_softmax_args *a, int32_t row) {
     return a->row_id != NULL ? a->row_id[row] : row;
@@ -378,8 +370,6 @@ static status query_chunk(void *ctx, int64_t chunk, int worker) {
     }
     return OK;
 }
-
-/* ---- third pass: the gradient of the table --------------------------------------------------- */
 
 /* grad += d l2(row) / d row applied to g: (g - u (u . g)) / |row|, or g / eps below eps. */
 static void add_gradient(const job *j, int64_t v, const float *g) {

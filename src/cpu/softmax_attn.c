@@ -90,7 +90,7 @@ static float softmax_row(float *x, int n, int n_padded, float alpha) {
         x[j] *= alpha;
         largest = x[j] > largest ? x[j] : largest;
     }
-    /* Whole vectors: a row of the tile has room, and what lies behind n is zeroed below. */
+    /* Whole vectors: a row of the tile has room, and what lies after n is zeroed below. */
     for (int j = 0; j < n; j += VEC)
         vec_store(x + j, vecs_exp(vec_load(x + j) - largest));
     for (int j = 0; j < n; j++)

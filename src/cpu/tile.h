@@ -2,7 +2,7 @@
  *
  * One register tile of TILE_ROWS x 2 vectors does all of them: B is read along its rows by vectors,
  * A one number at a time by any two strides, so that a transposed A costs nothing.  On the
- * attention's shapes (8 to 64 rows, 25 to 256 columns) this beats a BLAS call, whose own packing
+ * attention's shapes (8 to 64 rows, 25 to 256 columns) this beats product.h, whose packing
  * costs as much as the product.  Widths are padded with zeros, so there is no loop for a rest.
  * Include after the other headers, as vec_math.h. */
 #ifndef HSTU_CPU_TILE_H
