@@ -215,3 +215,21 @@ TEST(product_queries_do_not_see_each_other) {
     mem_free(corpus);
     close_backends(&t);
 }
+
+/* Little address space is an error, not a loop in somebody's allocator. */
+TEST(product_without_memory_ends) {
+#if defined(HSTU_HAS_CUDA) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    SKIP_TEST("this build needs more address space than the limit");
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+    SKIP_TEST("this build needs more address space than the limit");
+#endif
+#endif
+    char *text;
+    int code = test_command(
+        &text, "ulimit -v 150000; exec timeout 60 %s bench train --steps 1 --device cpu",
+        test_program());
+    CHECK_EQ(code, 1);
+    CHECK_CONTAINS(text, "hstu bench: ");
+    free(text);
+}
