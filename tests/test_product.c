@@ -227,7 +227,7 @@ TEST(product_without_memory_ends) {
 #endif
     char *text;
     int code = test_command(
-        &text, "ulimit -v 150000; exec timeout 60 %s bench train --steps 1 --device cpu",
+        &text, "ulimit -v 120000; exec timeout 60 %s bench train --steps 1 --device cpu",
         test_program());
     CHECK_EQ(code, 1);
     CHECK_CONTAINS(text, "hstu bench: ");

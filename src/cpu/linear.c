@@ -22,7 +22,7 @@ enum { STRIP_UNIT = 24, MIN_STRIP = 96, MAX_STRIP = 240, STRIP_NUMBERS = 1 << 16
 
 /* dW: up to this many numbers a partial sum for each group of rows, beyond it tiles of W. */
 enum { MAX_SPLIT_SIZE = 1 << 20, MAX_PARTIALS_SIZE = 1 << 22, MAX_GROUPS = 16 };
-enum { MIN_GROUP_ROWS = 512, TILE_ROWS = 256, TILE_COLUMNS = 512, ADD_CHUNK = 8192 };
+enum { MIN_GROUP_ROWS = PRODUCT_DEPTH, TILE_ROWS = 256, TILE_COLUMNS = 512, ADD_CHUNK = 8192 };
 
 typedef struct linear_job {
     const linear_args *a;
