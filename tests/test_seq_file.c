@@ -294,7 +294,7 @@ TEST(seq_file_refuses_columns_that_do_not_fit) {
 }
 
 TEST(seq_file_limits_contextual_features) {
-    static char names[MAX_COLUMNS][3][16];
+    static char names[MAX_COLUMNS][3][24];
     column_of columns[MAX_COLUMNS];
     seq_file *s;
     toy_columns(columns);
