@@ -283,9 +283,10 @@ __device__ static inline bool spans_have(const f32_spans &m, int j) {
     return (unsigned)(j - m.first0) < (unsigned)m.n0 || (unsigned)(j - m.first1) < (unsigned)m.n1;
 }
 
-/* Does query row `row` see column j by one of the spans after the second? */
-__device__ static inline bool more_spans_have(const attn_args &a, const attn_sequence &s, int row,
-                                              int j) {
+/* Does query row `row` see column j by one of the spans after the second?  Not inlined: only func
+ * masks call it, and its arguments would take registers from every mask. */
+__device__ static __noinline__ bool more_spans_have(const attn_args &a, const attn_sequence &s,
+                                                    int row, int j) {
     attn_row_mask none = {0, 0, 0, 0};
     return attn_row_sees(&a, &s, &none, row, j);
 }
