@@ -283,12 +283,17 @@ __device__ static inline bool spans_have(const f32_spans &m, int j) {
     return (unsigned)(j - m.first0) < (unsigned)m.n0 || (unsigned)(j - m.first1) < (unsigned)m.n1;
 }
 
-/* Does query row `row` see column j by one of the spans after the second?  Not inlined: only func
- * masks call it, and its arguments would take registers from every mask. */
-__device__ static __noinline__ bool more_spans_have(const attn_args &a, const attn_sequence &s,
-                                                    int row, int j) {
+/* Does query row `row` see column j by one of the spans after the second? */
+__device__ static inline bool more_spans_have(const attn_args &a, const attn_sequence &s, int row,
+                                              int j) {
     attn_row_mask none = {0, 0, 0, 0};
     return attn_row_sees(&a, &s, &none, row, j);
+}
+
+/* attn_tile_is_empty, once a tile: not inlined, so that the loops keep their registers. */
+__device__ static __noinline__ bool tile_is_empty(const attn_args &a, attn_sequence s, int row0,
+                                                  int row1, int j0, int j1) {
+    return attn_tile_is_empty(&a, &s, row0, row1, j0, j1);
 }
 
 /* The columns that n consecutive lanes' rows see, from the first to the last: *begin >= *end where
@@ -445,6 +450,17 @@ __device__ static inline f32_queries queries_of(const attn_args &a, const attn_s
     return q;
 }
 
+/* The part of func's spans after the second in a square's mask.  Not inlined: it would take
+ * registers from every mask. */
+__device__ static __noinline__ unsigned queries_see_more(const attn_args &a, attn_sequence s,
+                                                         int row, int j) {
+    unsigned seen = 0;
+#pragma unroll 1
+    for (int i = 0; i < 8; i++)
+        seen |= (unsigned)more_spans_have(a, s, row + i % 4 / 2 * 8, j + i / 4 * 8 + i % 2) << i;
+    return seen;
+}
+
 /* The mask of the square whose first column is key j of the sequence for this thread. */
 __device__ static inline unsigned queries_see(const attn_args &a, const attn_sequence &s,
                                               const f32_queries &q, int j) {
@@ -452,12 +468,7 @@ __device__ static inline unsigned queries_see(const attn_args &a, const attn_seq
 #pragma unroll
     for (int i = 0; i < 8; i++)
         seen |= (unsigned)spans_have(q.spans[i % 4 / 2], j + i / 4 * 8 + i % 2) << i;
-    if (attn_mask_has_more(&a)) {
-#pragma unroll 1
-        for (int i = 0; i < 8; i++)
-            seen |= (unsigned)more_spans_have(a, s, q.row + i % 4 / 2 * 8, j + i / 4 * 8 + i % 2)
-                    << i;
-    }
+    if (attn_mask_has_more(&a)) seen |= queries_see_more(a, s, q.row, j);
     return seen;
 }
 

@@ -180,7 +180,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
 
         float dq[DIM / 8][4] = {};
         for (int j0 = 0; j0 < s.len_k; j0 += COLUMNS) {
-            if (attn_tile_is_empty(&a, &s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
+            if (tile_is_empty(a, s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
             __syncthreads();
             tile_begin<DIM, COLUMNS>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk,
                                      s.len_k - j0);
@@ -288,7 +288,7 @@ static __global__ __launch_bounds__(
 
     float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
     for (int row0 = 0; row0 < s.len_q; row0 += COLUMNS) {
-        if (attn_tile_is_empty(&a, &s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
+        if (tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
         int i0 = row0 + s.shift, n_rows = s.len_q - row0;
         __syncthreads();
         tile_begin<DIM, COLUMNS>(q_tile, q + row0 * a.stride_q, a.stride_q, a.dim_qk, n_rows);

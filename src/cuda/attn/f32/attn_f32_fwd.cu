@@ -44,7 +44,7 @@ static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void attn_fwd_f32_k
 
     float out[DIM / 8][4] = {};
     for (int j0 = 0; j0 < s.len_k; j0 += COLUMNS) {
-        if (attn_tile_is_empty(&a, &s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
+        if (tile_is_empty(a, s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
         __syncthreads();
         tile_begin<DIM, COLUMNS>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk, s.len_k - j0);
         tile_begin<DIM, COLUMNS>(v_tile, v + j0 * a.stride_v, a.stride_v, a.dim_v, s.len_k - j0);
