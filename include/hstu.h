@@ -47,7 +47,7 @@ HSTU_API const char *hstu_version(void);
 /* Why this thread's last call failed; valid until its next call. */
 HSTU_API const char *hstu_error(void);
 
-/* ---- Data sets, made by `hstu prep` or `hstu synth` ---- */
+/* Data sets, made by `hstu prep` or `hstu synth`. */
 
 typedef struct hstu_data hstu_data;
 
@@ -148,7 +148,7 @@ HSTU_API hstu_status hstu_batcher_next(hstu_batcher *batcher, hstu_batch *out);
 HSTU_API uint64_t hstu_batcher_n_batches(const hstu_batcher *batcher);
 HSTU_API int32_t hstu_batcher_max_tokens(const hstu_batcher *batcher);
 
-/* ---- HSTU attention on a GPU: the kernels alone, for programs with a model of their own ----
+/* HSTU attention on a GPU: the kernels alone, for programs with a model of their own.
  *
  * Over jagged sequences of Lq queries and Lk >= Lq keys; per sequence and head, with i the query's
  * place among the keys (i = its row + Lk - Lq):
@@ -157,12 +157,13 @@ HSTU_API int32_t hstu_batcher_max_tokens(const hstu_batcher *batcher);
  * i sees j if i - window_left <= j <= i + window_right (negative: no bound).  Besides, with c =
  * num_contexts[b], h = Lk - num_targets[b]: rows i < c see every j < h, and a target i >= h does
  * not see the targets of groups before its own (groups of target_group_size, counted from h).  With
- * func, instead of all that: j < func[0][row], or func[2m - 1][row] <= j < func[2m][row], row being
- * that of q.
+ * func, instead of all that: j < func[0][row], or func[2m - 1][row] <= j < func[2m][row], where row
+ * is the row of q.
  *
- * The arguments are those of NVIDIA's hstu_attn_varlen_func, by its names.  Nothing of size length
- * x length is stored; the backward pass computes scores again and needs no result of the forward
- * pass.  A call launches on the given stream and returns; it may be captured into a graph. */
+ * The arguments have the names and meanings of NVIDIA's hstu_attn_varlen_func.  Nothing of size
+ * length x length is stored; the backward pass computes scores again and needs no result of the
+ * forward pass.  A call launches on the given stream and returns; it may be captured into a
+ * graph. */
 
 typedef struct hstu_attn hstu_attn;
 
@@ -184,14 +185,14 @@ typedef struct hstu_attn_varlen_args {
     const void *k;                      /* (total_k, H, dim_qk) dtype */
     const void *v;                      /* (total_k, H, dim_v) dtype */
     void *out;                          /* (total_q, H, dim_v) dtype; forward */
-    /* Elements between rows, so that q, k, v may be parts of one array; 0: H times dim.  Gradients
-     * lie like what they are of. */
+    /* Elements between rows, so that q, k, v may be parts of one array; 0: H times dim.  Each
+     * gradient has the layout of its tensor. */
     int64_t stride_q, stride_k, stride_v, stride_out;
     float alpha;                 /* 1 */
     int32_t scaling_seqlen;      /* -1: max_seqlen_q */
     int32_t window_left;         /* -1 */
     int32_t window_right;        /* -1; 0 is causal */
-    const int32_t *num_contexts; /* (B) or NULL; it and num_targets need the window -1, 0 */
+    const int32_t *num_contexts; /* (B) or NULL; either count needs window -1, 0 */
     const int32_t *num_targets;  /* (B) or NULL */
     int32_t target_group_size;   /* 1 */
     const int32_t *func;         /* (n_func, func_stride) or NULL */
@@ -219,8 +220,9 @@ HSTU_API void hstu_attn_destroy(hstu_attn *attn);
 
 /* Forward: writes out.  Backward: writes dq, dk and dv, and adds to drab.  `stream` is a
  * cudaStream_t, NULL the default one; its device must be the current one.  Calls of one hstu_attn
- * share its scratch memory: order them, by one stream or by events.  A call that is captured must
- * have run before with shapes as large; the graph is good until hstu_attn_destroy. */
+ * share its scratch memory: order them, by one stream or by events.  Before a call is captured into
+ * a graph, a call with shapes at least as large must have run; the graph stays valid until
+ * hstu_attn_destroy. */
 HSTU_API hstu_status hstu_attn_varlen_fwd(hstu_attn *attn, const hstu_attn_varlen_args *args,
                                           void *stream);
 HSTU_API hstu_status hstu_attn_varlen_bwd(hstu_attn *attn, const hstu_attn_varlen_args *args,

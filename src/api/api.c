@@ -72,7 +72,7 @@ hstu_status hstu_data_find_item(const hstu_data *data, const char *id, uint32_t 
     return (hstu_status)fail(ERR_USAGE, "item '%.200s' is not in the catalogue", id);
 }
 
-/* Copies what `name` holds, cut to n bytes with the NUL, and releases it. */
+/* Copies the text in `name`, cut to n bytes with the NUL, and releases `name`. */
 static hstu_status hand_out(status st, buf *name, char *text, uint64_t n) {
     if (st == OK && n > 0) {
         size_t length = name->n_bytes < n ? name->n_bytes : n - 1;

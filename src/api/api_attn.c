@@ -1,5 +1,6 @@
-/* The attention of hstu.h: arguments in, an attn_args of ops.h out, which a guest of the CUDA
- * backend runs on the caller's stream.  An hstu_attn is that backend. */
+/* The attention of hstu.h: turns the public arguments into an attn_args of ops.h and runs it on the
+ * caller's stream.  An hstu_attn is a CUDA backend in guest mode, which launches on a stream that
+ * it does not own. */
 #include "hstu.h"
 #include "ops/attn_check.h"
 #include "ops/ops.h"
@@ -26,7 +27,7 @@ void hstu_attn_destroy(hstu_attn *attn) {
     backend_destroy((backend *)attn);
 }
 
-/* ---- what can be wrong ----------------------------------------------------------------------- */
+/* Checks of the arguments. */
 
 static status check_sizes(const hstu_attn_varlen_args *a) {
     if (a->dtype < HSTU_FLOAT32 || a->dtype > HSTU_FLOAT16)
@@ -100,7 +101,7 @@ static status check_arrays(const hstu_attn_varlen_args *a, bool is_backward) {
     return check_array("drab", a->drab, 0, sizeof(float));
 }
 
-/* ---- the call -------------------------------------------------------------------------------- */
+/* The calls. */
 
 static int64_t stride_or(int64_t stride, int64_t width) {
     return stride != 0 ? stride : width;

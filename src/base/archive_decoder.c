@@ -3,7 +3,7 @@
  * libarchive asks the layer below for bytes through callbacks, so that archives and compression can
  * be nested in any way, nothing is ever written to disk, and we know how much of the file has been
  * read.  Of the many formats that libarchive knows we allow tar and zip, gzip, bzip2, xz and zstd
- * only: what we do not offer cannot be attacked. */
+ * only: a format that is not enabled cannot be attacked. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ struct decoder {
     struct archive *archive;
     input *below;
     bool is_walk;              /* through an archive; else one compressed stream */
-    status below_status;       /* a failure of the layer below, whose reason is the one to keep */
+    status below_status;       /* a failure of the layer below, whose reason is kept */
     bool is_done;              /* the current stream has ended */
     uint64_t at;               /* bytes of the current stream so far */
     const unsigned char *left; /* the rest of a block that did not fit into the caller's buffer */
@@ -250,7 +250,7 @@ static bool is_file(struct archive_entry *entry) {
            archive_entry_symlink(entry) == NULL;
 }
 
-/* After the last member: reads the compression below to its end, where its checksum is. */
+/* After the last member: reads the compressed stream to its end, where its checksum is. */
 static status finish_walk(input *in) {
     const void *bytes;
     size_t n = in->below->decoder != NULL;

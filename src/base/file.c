@@ -96,7 +96,7 @@ static void folder_of(const char *path, char *folder, size_t n) {
         snprintf(folder, n, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-/* An unused name in the target's folder; `attempt` tells tries apart. */
+/* An unused name in the target's folder; `attempt` is the number of the try. */
 static void name_temporary(out_file *f, int attempt) {
     const char *slash = strrchr(f->target, '/');
     const char *name = slash != NULL ? slash + 1 : f->target;
@@ -106,8 +106,8 @@ static void name_temporary(out_file *f, int attempt) {
 
 enum { NAME_ATTEMPTS = 100 };
 
-/* A file without a name where the file system supports that: a process killed at any moment leaves
- * nothing.  Elsewhere it gets a temporary name. */
+/* A nameless file (O_TMPFILE) where the file system supports it: a process killed at any moment
+ * leaves nothing.  Elsewhere it gets a temporary name. */
 static status open_temporary(out_file *f) {
     char folder[4096];
     folder_of(f->target, folder, sizeof folder);

@@ -1,9 +1,9 @@
 /* Files: mapping for reading, and writing that is all or nothing.
  *
- * An out_file is written in the folder of its target, without a name where the file system allows
- * that. out_file_commit calls fsync on the file, renames it to its target and calls fsync on the
- * folder: a reader sees the old file or the new one, whatever happens, and an interrupted program
- * leaves nothing. */
+ * An out_file is written in the folder of its target, nameless until it is complete where the file
+ * system allows that. out_file_commit calls fsync on the file, renames it to its target and calls
+ * fsync on the folder: a reader sees the old file or the new one, whatever happens, and an
+ * interrupted program leaves nothing. */
 #ifndef HSTU_BASE_FILE_H
 #define HSTU_BASE_FILE_H
 
@@ -34,8 +34,8 @@ status out_file_create(out_file **out, const char *path);
 /* Appends, buffered.  On any failure (a full disk above all) the reason names the target. */
 status out_file_write(out_file *f, const void *bytes, size_t n);
 
-/* Writes at an offset, past the buffer: for columns filled side by side and headers written last.
- * Any thread may call it, for ranges that do not overlap. */
+/* Writes at an offset, bypassing the buffer: for columns filled side by side and headers written
+ * last. Any thread may call it, for ranges that do not overlap. */
 status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t n);
 
 /* Cuts or extends (with zeros) to `bytes`. */

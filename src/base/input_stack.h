@@ -1,9 +1,9 @@
 /* The inside of input.h: an input is a stack of layers.
  *
- * At the bottom lies a file, read with read(2).  A decoder layer (libarchive) may lie on top of it,
- * which decompresses it or walks through the files of an archive; a compressed member of an archive
- * has a third layer.  A layer owns the one below.  Shared by input.c, archive_decoder.c and
- * bundle.c only. */
+ * The lowest layer is a file, read with read(2).  A decoder layer (libarchive) on top of it
+ * decompresses it or walks through the files of an archive; a compressed member of an archive has a
+ * third layer.  A layer owns the one below.  Shared by input.c, archive_decoder.c and bundle.c
+ * only. */
 #ifndef HSTU_BASE_INPUT_STACK_H
 #define HSTU_BASE_INPUT_STACK_H
 
@@ -35,7 +35,7 @@ status input_create(input **out, const char *name);
  * or plain bytes. */
 status input_open_stack(input **out, const char *path, content_kind *out_kind);
 
-/* Looks at the first bytes without taking them; *out_what is a word for messages. */
+/* Peeks at the first bytes without consuming them; *out_what is a word for messages. */
 status input_sniff(input *in, content_kind *out_kind, const char **out_what);
 
 /* The next bytes of a layer, in memory of the layer itself; *n = 0 only at the end. */

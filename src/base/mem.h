@@ -30,7 +30,7 @@ void mem_set_allocator(const mem_allocator *allocator);
  * is NULL and the reason says how much was requested. */
 status mem_alloc(void **out, size_t n, size_t size);
 
-/* The same without zeroing, for large buffers that are overwritten completely. */
+/* Like mem_alloc, but without zeroing, for large buffers that are overwritten completely. */
 status mem_alloc_raw(void **out, size_t n, size_t size);
 
 /* Grows or shrinks *block to n elements; new bytes are not zeroed.  On failure *block is as it was.
@@ -53,7 +53,7 @@ status mem_reserve(void **block, size_t *capacity, size_t n, size_t size);
 #define MEM_RESERVE(pointer, capacity, n)                                                          \
     mem_reserve((void **)(pointer), (capacity), (n), sizeof **(pointer))
 
-/* An arena hands out memory that is freed all at once; it allocates further blocks as it needs
+/* An arena allocates memory that is freed all at once; it allocates further blocks as it needs
  * them. */
 typedef struct arena {
     struct arena_block *head;

@@ -17,7 +17,7 @@ typedef struct progress {
     uint64_t start_ns;
     uint64_t last_draw_ns;
     uint64_t done;
-    uint64_t start_done; /* set after progress_begin where work resumes; not counted in the rate */
+    uint64_t start_done; /* set after progress_begin where work resumes; excluded from the rate */
     int is_active;
     char suffix[96]; /* free text after the rate, as in "loss 4.95" */
 } progress;

@@ -21,7 +21,7 @@ typedef struct attn_bench {
     backend *be;
     attn_filter filter;
     bool is_any_card; /* the kernels that run on every GPU, not those of this one */
-    bool has_peers;   /* attn_peers.h holds for this GPU and activation type */
+    bool has_peers;   /* the figures of attn_peers.h are of this GPU and activation type */
     double peak;      /* FLOP/s of a large matrix product */
     int n_left_out;   /* shapes that would take a CPU minutes */
     /* Sums of log(ratio) over the rows that have one. */
@@ -33,7 +33,7 @@ typedef struct attn_bench {
 typedef struct attn_row {
     const attn_problem *p;
     double error;                        /* of attn_problem_check */
-    double seconds[N_PASSES][N_TIMINGS]; /* of one call; this and the next are NAN if not timed */
+    double seconds[N_PASSES][N_TIMINGS]; /* of one call; NAN here and below: not timed */
     double tflops[N_PASSES][N_TIMINGS];
     double ratio[N_PASSES][N_TIMINGS]; /* to the peer's TFLOP/s; NAN: no figure */
 } attn_row;

@@ -14,11 +14,10 @@ typedef enum { TIMED_PLAIN, TIMED_REPLAY, N_TIMINGS } attn_timing;
 typedef enum { PASS_FORWARD, PASS_BACKWARD, N_PASSES } attn_pass;
 
 /* TFLOP/s, counted as attn_problem counts them (backward: 2.5 times forward); NAN where there is no
- * figure.  Jagged rows have other lengths in every run, so times cannot be compared, but TFLOP/s
- * can. */
+ * figure.  Lengths of jagged batches are drawn in every run, so TFLOP/s are compared, not times. */
 double attn_peer_tflops(const attn_shape *s, attn_peer peer, attn_timing how, attn_pass pass);
 
-/* The figure of the better kernel; with is_any_card that of the Ampere kernel. */
+/* The figure of the better kernel; with is_any_card, the Ampere kernel's. */
 double attn_peer_best(const attn_shape *s, bool is_any_card, attn_timing how, attn_pass pass);
 
 #endif

@@ -193,7 +193,7 @@ static status send_bias(attn_problem *p, attn_args *a) {
     return new_array(p, n_time * sizeof(float), (void **)&a->dtime_w);
 }
 
-/* Fills in all but q, k, v and the results, of which each copy has its own. */
+/* Fills in all arguments except q, k, v and the results, which each copy has for itself. */
 static status send_shared(attn_problem *p, attn_args *a) {
     const attn_shape *s = &p->shape;
     *a = (attn_args){.n_sequences = s->n_sequences,
@@ -416,7 +416,8 @@ static double count_flops(const attn_problem *p) {
     return per_pair * pairs;
 }
 
-/* Between two uses of a copy the other copies, at least cache_bytes, must be touched. */
+/* Between two uses of a copy the other copies are touched; together they have at least
+ * cache_bytes. */
 static int count_copies(double bytes, int64_t cache_bytes) {
     if (bytes >= (double)cache_bytes) return 1;
     int n = 2 + (int)((double)cache_bytes / bytes);

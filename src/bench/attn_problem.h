@@ -31,8 +31,9 @@ typedef struct attn_problem {
     int n_copies;
     attn_args copy[ATTN_MAX_COPIES]; /* each ready for both passes; the first is checked */
     int64_t n_tokens;
-    double flops; /* of the forward pass: causal half 4 H D sum(L^2) / 2, else of the pairs seen */
-    double bytes; /* q, k, v, out and a bias table: what a forward pass moves at least */
+    double flops;     /* FLOPs of the forward pass: causal 4 H D sum(L^2) / 2, other masks by their
+                         visible pairs */
+    double bytes;     /* q, k, v, out and a bias table: what a forward pass moves at least */
     int32_t *offsets; /* (B + 1), host; so are the next ones */
     int8_t *input[4]; /* (n_tokens, H D) each: q, k, v, dout, times 128 */
     int32_t *func;    /* (3, n_tokens) or NULL */

@@ -31,8 +31,8 @@ static batcher_config mode_config(const batches_options *o, const mode *m) {
     return c;
 }
 
-/* Whether row i is what leave-one-out training reads of this user: the events before the last one,
- * at most the newest N + 1. */
+/* Whether row i matches what leave-one-out training reads of this user: the events before the last
+ * one, at most the newest N + 1. */
 static bool is_row_right(const seq_file *data, const batch *b, int32_t i, int64_t max_history) {
     uint64_t user = b->users[i], end = data->offsets[user + 1] - 1;
     int64_t whole = (int64_t)(end - data->offsets[user]), n = b->offsets[i + 1] - b->offsets[i];

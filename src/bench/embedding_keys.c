@@ -27,7 +27,7 @@ enum { PEER_DIM = 64, PEER_KEYS = 1 << 20, PEER_SLOTS = 1 << 26 };
 
 typedef struct keys_ctx {
     embed_bench *b;
-    table_level near, far; /* far: rows in host memory; without an index unless it is measured */
+    table_level near, far; /* far: rows in host memory; has an index only if measured */
     bool is_full;
     verb v;
     uint64_t n_ids, n_far; /* ids inserted into near (from 0 on) and far (from FAR_IDS on) */
@@ -90,8 +90,8 @@ static status insert_or_assign(keys_ctx *c, int round) {
     return c->b->v->place(c->b->be, &c->near, &a);
 }
 
-/* The rows of either level, zeros for a key in neither: first from far, then those of near over
- * them. */
+/* The rows of the keys found in either level, zeros for a key in neither: reads far first, then
+ * near overwrites. */
 static status find_both(keys_ctx *c, int round) {
     embed_bench *b = c->b;
     table_level y = {.rows = (unsigned char *)b->rows, .row_bytes = b->o.dim * 4};
@@ -134,9 +134,9 @@ static bool is_far(const keys_ctx *c, int64_t i) {
     return c->v == VERB_FIND_BOTH && i % 2 == 1;
 }
 
-/* Every fourth of the ids inserted last, as many as a quarter of the slots: they are all in the
- * table, spread over all places of the buckets.  Different for different i below a sixteenth of the
- * slots. */
+/* Every fourth id of the most recently inserted ones, a quarter of the slots in number: all are in
+ * the table, spread over all places of the buckets.  Different for different i below a sixteenth of
+ * the slots. */
 static uint64_t hit_id(const keys_ctx *c, int round, int64_t i) {
     uint64_t n_known = (uint64_t)c->near.n_buckets * (TABLE_SLOTS / 16);
     uint64_t j = ((uint64_t)(round * c->b->n + i) + c->b->salt) * 2654435761u % n_known;
@@ -302,8 +302,7 @@ static status bench_creation(embed_bench *b) {
     return st == OK ? embed_bench_report(b, &f) : st;
 }
 
-/* The new keys of half a pass are taken into account, so that the load is exact in the middle of a
- * pass. */
+/* Counts the new keys of half a pass, so that the load is exact in the middle of a pass. */
 static status bench_loads(keys_ctx *c, const char *size) {
     int64_t slots = c->near.n_buckets * TABLE_SLOTS, n_added = N_BATCHES / 2 * (c->b->n * 4 / 10);
     TRY(fill(c, &c->near, &c->n_ids, slots / 2 - n_added));

@@ -8,7 +8,7 @@
 enum { PIECE = 1 << 14, FEW_USERS = 2 };
 
 /* Above this product of parameters and events in the batch only two users are checked: the check
- * takes three passes and has the gradient on the host. */
+ * takes three passes and copies the gradient to the host. */
 static const double LARGE = 1e12;
 
 /* Length of the step: short enough that few ReLUs change sides, long enough that the losses differ
@@ -79,7 +79,7 @@ static status move(slope *p, double by) {
     return OK;
 }
 
-/* Clears what the passes left: gradients, and marks of rows that have one. */
+/* Clears the gradients and the marks of touched rows that the passes left. */
 static status clear(slope *p) {
     backend *be = p->s->be;
     for (int i = 0; i < p->s->n_params; i++) {

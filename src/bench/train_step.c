@@ -128,7 +128,7 @@ static bool is_cpu(const backend *be) {
 
 typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;
 
-/* Draws the weights; for the speed after the check of the gradient. */
+/* Draws the weights; for FOR_SPEED the gradient check draws them first. */
 static status begin(bench_loop *l, purpose why, train_bench_result *r) {
     if (why == FOR_SPEED) return check_gradient(l, &r->slope);
     /* Records must begin before any step is recorded as a graph: busy.h. */
@@ -152,7 +152,7 @@ static status take(const bench_loop *l, purpose why, int64_t n_steps, train_benc
     return OK;
 }
 
-/* Steps for one purpose, with a model of their own. */
+/* Runs steps for one purpose, with a model of their own. */
 static status measure_on(const config *c, const seq_file *data, backend *be, purpose why,
                          int64_t n_steps, train_bench_result *r) {
     bench_loop l;

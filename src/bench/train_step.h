@@ -20,9 +20,9 @@ typedef struct train_bench_result {
     double idle;        /* share of the time in which nothing was computed; NAN: not known */
     busy_report busy;   /* of a GPU */
     slope_result slope;
-    int n_context;              /* contextual tokens of a user */
-    double model_mb;            /* memory of the backend: parameters, their state, activations */
-    double peak_mb;             /* of the process */
+    int n_context;   /* contextual tokens of a user */
+    double model_mb; /* bytes of backend memory: parameters, optimizer state, activations */
+    double peak_mb;  /* of the process */
     timed_op op[TIMED_MAX_OPS]; /* by time, most first */
     int n_ops;
     double total_ms; /* of the steps with the timing layer */

@@ -28,7 +28,7 @@ typedef struct arg_list {
 typedef struct arg_option {
     const char *name; /* "--users", or "-k"; the title of a group where value is NULL */
     arg_type type;
-    void *value;             /* where it is stored; its value before is the default (a list: {0}) */
+    void *value; /* where the value is stored; its initial value is the default (a list: {0}) */
     const char *placeholder; /* "N", "DIR"; NULL for a flag */
     const char *help;        /* one sentence, with the default where it matters */
     int64_t min, max;        /* of an ARG_INT; both 0: any */

@@ -22,7 +22,7 @@ typedef struct info {
     const char *path;
     const seq_file *data;
     const data_stats *stats;
-    const json_value *source; /* the object the file says it came from; NULL if it says nothing */
+    const json_value *source; /* the provenance object in the file; NULL if there is none */
     uint32_t popular[N_POPULAR];
     int n_popular;
     show_style style;
@@ -216,7 +216,7 @@ static void print_counts(const info *in) {
            show_count(c, ((uint64_t)last - (uint64_t)first) / 86400));
 }
 
-/* A number the generator left in the file, if it is there. */
+/* A number that the generator recorded in the file, if it is there. */
 static bool synth_number(const info *in, const char *key, double *out) {
     const json_value *synth = in->source != NULL ? json_member(in->source, "synth") : NULL;
     const json_value *value =

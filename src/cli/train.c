@@ -31,7 +31,8 @@ typedef struct train_args {
 
 static volatile sig_atomic_t stop_asked;
 
-/* The first signal asks; a second one of the kind ends the program at once, as it would have. */
+/* The first signal asks the run to stop; a second one of the same kind ends the program at once
+ * (default action). */
 static void ask_to_stop(int signal_number) {
     (void)signal_number;
     stop_asked = 1;
@@ -50,8 +51,8 @@ static status print_buf(const buf *text) {
     return OK;
 }
 
-/* --help-config, or --help-config=markdown: an option whose value may be left out, which args_parse
- * does not know; so it is looked for first. */
+/* --help-config, or --help-config=markdown: an option with an optional value, which args_parse does
+ * not support, so it is handled first. */
 static bool find_help_config(int argc, char **argv, const char **format) {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strncmp(argv[i], "--help-config", 13) != 0) continue;
@@ -172,7 +173,7 @@ static status observe(void *ctx, const train_event *e, const char *json) {
         print_end(p, e);
     else
         print_row(p, e);
-    /* Somebody may be waiting for each line; if he has gone, the run goes on without him. */
+    /* Flushes each line, in case a program reads them; if the reader has gone, the run goes on. */
     (void)fflush(stdout);
     return OK;
 }
@@ -222,7 +223,7 @@ static status run(train_args *args) {
     config *c;
     TRY(load_config(&c, args));
     /* What the command line says belongs to the effective config, so that the run's record is true,
-     * and a run that goes on without it ends where it was to end. */
+     * and a resumed run without these options ends at the same step. */
     if (args->seed >= 0) c->trainer.seed = args->seed;
     if (args->options.n_epochs > 0) {
         c->trainer.n_epochs = args->options.n_epochs;

@@ -49,7 +49,7 @@ static status open_named_gpu(work *w, const char *name, bool is_deterministic) {
     return open_gpu(w, &device[index], index, is_deterministic);
 }
 
-/* The first GPU that is fit; else the CPU, and why. */
+/* The first usable GPU; else the CPU, and why. */
 static status open_any(work *w, bool is_deterministic) {
     device_info device[MAX_DEVICES];
     device_driver driver;

@@ -14,14 +14,13 @@ typedef struct work {
     seq_file *data;
 } work;
 
-/* What --device takes: "auto" (the first GPU that is fit, else the CPU), "cpu", "cuda", "cuda:N".
- */
+/* What --device takes: "auto" (the first usable GPU, else the CPU), "cpu", "cuda", "cuda:N". */
 #define WORK_DEVICES "auto, cpu, cuda or cuda:N (default auto)."
 
 /* data: a folder, or NULL for none. */
 status work_open(work *w, const char *data, const char *device);
 
-/* The same; on a GPU two runs then give the same bits. */
+/* Like work_open; on a GPU two runs then give the same bits. */
 status work_open_deterministic(work *w, const char *data, const char *device);
 
 void work_close(work *w); /* a failed open too */

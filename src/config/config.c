@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "config/loader.h"
 
-/* Room for the member of any option, for a value that is only compared or checked. */
+/* Room for the member of any option, used when a value is only compared or checked. */
 typedef union scratch {
     int64_t integer;
     config_dtype dtype;
@@ -51,7 +51,8 @@ status loader_store(loader *l, const option *target, const option *spelling, con
     return OK;
 }
 
-/* Two spellings of one option on the same level (files, or the command line) must agree. */
+/* Two spellings of one option from the same origin (files, or the command line) must have the same
+ * value. */
 static status check_agreement(loader *l, const option *o, const gin_binding *a,
                               const option *spelling, const gin_binding *b) {
     scratch x = {0}, y = {0};
@@ -198,8 +199,8 @@ static status choose(loader *l, const char *task) {
     return choose_nvidia_task(l, task);
 }
 
-/* Stores every root option of an active class; the error names all required ones that are missing.
- */
+/* Stores every root option of an active class; the error names every required option that is
+ * missing. */
 static status store_values(loader *l) {
     buf missing;
     status st = OK;

@@ -37,7 +37,8 @@ typedef enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE } config_schedule;
 typedef enum { PIPELINE_NONE, PIPELINE_NATIVE, PIPELINE_PREFETCH } config_pipeline;
 typedef enum { ACTIVATION_RELU, ACTIVATION_GELU } config_activation;
 typedef enum { SHARDING_DATA_PARALLEL, SHARDING_MODEL_PARALLEL } config_sharding;
-/* Names behind STRATEGY_NONE are dynamicemb's for the first ones; the loader replaces them. */
+/* The values after STRATEGY_NONE are dynamicemb's names for the first ones; the loader replaces
+ * them. */
 typedef enum {
     STRATEGY_LRU,
     STRATEGY_LFU,
@@ -80,7 +81,7 @@ typedef struct config_distribution {
     config_distribution_kind kind;
     int64_t low;
     int64_t high; /* None: no bound */
-    double mean;  /* of normal and lognormal, in real space; None: not given */
+    double mean;  /* mean and deviation of normal and lognormal, in real space; None: not given */
     double std;   /* None: for lognormal mean / 2 */
     double alpha; /* of zipf, > 1; None: 1.5 */
 } config_distribution;
@@ -108,7 +109,7 @@ typedef struct config_features {
 
 /* An embedding table.  The members after `sharding` belong to dynamic tables. */
 typedef struct config_embedding {
-    const char *scope; /* "item_embedding"; for a predefined table its name */
+    const char *scope; /* "item_embedding"; for a predefined table, its name */
     bool is_dynamic;
     config_texts feature_names;
     const char *table_name;
@@ -124,7 +125,8 @@ typedef struct config_embedding {
     config_store store;
     int64_t admission_threshold;  /* uses before a key gets a row; 0 and 1: the first */
     double admission_probability; /* and then that of each use; 0 and 1: always */
-    int64_t steps_to_live;        /* a row leaves when it was not written for more; 0: never */
+    int64_t steps_to_live; /* a row is evicted when it was not written for more steps than this; 0:
+                              never */
 } config_embedding;
 
 typedef struct config_embeddings {
@@ -135,7 +137,7 @@ typedef struct config_embeddings {
 typedef struct config_data {
     const char *dataset_name; /* NULL for a benchmark */
     const char *dataset_path; /* None: where prep put it */
-    int64_t max_history;      /* events of a user that are kept: the most recent ones */
+    int64_t max_history;      /* the most events of a user that are kept, the most recent ones */
     int64_t max_candidates;   /* of those to rank; 0 for retrieval */
     bool is_shuffled;
     int64_t n_workers;       /* None: the cores of the machine */

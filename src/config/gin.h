@@ -51,7 +51,7 @@ struct gin_value {
     double number;      /* GIN_INT and GIN_FLOAT; always finite */
     const char *string; /* GIN_STRING: NUL-terminated, no NUL inside */
     const char *scope;  /* of a reference or macro: "a/b", or "" */
-    const char *name;   /* of a reference: the configurable without its module; of a macro */
+    const char *name;   /* name of a macro, or of a reference's configurable without its module */
     gin_value *key;     /* of an entry of a dict */
     gin_value *first;   /* first element */
     gin_value *next;    /* next element of the same container */
@@ -66,10 +66,10 @@ typedef struct gin_binding {
     const char *field;
     gin_value *value;
     const char *file;
-    int line;         /* 0 for an override, whose `file` is the text of the override itself */
+    int line;         /* 0 for an override; then `file` is the text of the override itself */
     bool is_override; /* given by gin_override: takes precedence over the files */
     bool is_used;     /* a macro that some value refers to */
-    uint8_t state;    /* of resolving macros: 0 not begun, 1 under way, 2 done */
+    uint8_t state;    /* state of macro resolution: 0 not begun, 1 in progress, 2 done */
     size_t order;
 } gin_binding;
 

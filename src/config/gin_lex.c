@@ -117,7 +117,7 @@ static int digit_value(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
 }
 
-/* Reads from least to most digits of a base, for \x41, \101, \u0041. */
+/* Reads at least `least` and at most `most` digits of a base, for \x41, \101, \u0041. */
 static status read_code(gin_reader *r, int base, int least, int most, buf *b) {
     uint32_t code = 0;
     int n = 0;

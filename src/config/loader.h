@@ -1,4 +1,4 @@
-/* Inside the loading of a config: shared by the files config*.c. */
+/* Internals of config loading, shared by the files config*.c. */
 #ifndef HSTU_CONFIG_LOADER_H
 #define HSTU_CONFIG_LOADER_H
 
@@ -19,7 +19,7 @@ bool config_class_is_active(const config *c, const option_class *class_);
  * two values are ERR_CONFIG naming both places. */
 status loader_find(loader *l, const option *o, const gin_binding **out, const option **spelling);
 
-/* Stores a bound value, by the target's rules and the spelling's name. */
+/* Stores a bound value, by the rules of the target and under the spelling used. */
 status loader_store(loader *l, const option *target, const option *spelling, const gin_value *v,
                     void *member);
 

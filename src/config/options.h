@@ -18,7 +18,7 @@ typedef enum {
     OPT_TEXT,          /* const char * */
     OPT_CHOICE,        /* int: the index in `choices` */
     OPT_INTS,          /* config_ints */
-    OPT_TEXTS,         /* config_texts; each of `choices`, if there are any */
+    OPT_TEXTS,         /* config_texts; each text is one of `choices`, if there are any */
     OPT_WEIGHTS,       /* config_weights */
     OPT_DISTRIBUTION,  /* config_distribution *, NULL = None */
     OPT_DISTRIBUTIONS, /* config_distributions */
@@ -42,7 +42,7 @@ typedef struct option {
     const char *name; /* "NetworkArgs.num_layers" */
     option_type type;
     unsigned flags;
-    size_t offset;             /* of the member, in config or in the struct of its class */
+    size_t offset;             /* offset of the member, in config or in the struct of its class */
     double min, max;           /* both 0: any */
     const char *choices;       /* "adam|sgd" */
     const char *value;         /* the default, as a gin value; NULL: required */

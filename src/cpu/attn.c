@@ -2,8 +2,8 @@
  *
  * A chunk owns ATTN_QUERIES query rows of one sequence and group of heads and walks over their
  * keys; threads take chunks, so one long history is many chunks and stalls nobody.  Packed keys and
- * values of one walk (2 x 256 x ATTN_WIDTH numbers at most) stay in the second cache, the strip's
- * tile of scores (8 x 256) in the first; the flops of the two products bind. */
+ * values of one walk (2 x 256 x ATTN_WIDTH numbers at most) stay in the L2 cache, the strip's tile
+ * of scores (8 x 256) in the L1 cache.  Bound by the FLOPs of the two products. */
 #include "cpu/attn_int.h"
 
 #include "cpu/tile.h"
@@ -17,7 +17,7 @@ typedef struct fwd_job {
     size_t bytes;     /* of scratch */
 } fwd_job;
 
-/* What a chunk works with; (G) is one for each head of the group. */
+/* Scratch memory of a chunk; (G): one for each head of the group. */
 typedef struct fwd_work {
     attn_seq s;
     int width_v; /* dim_v in whole vectors */
@@ -50,7 +50,8 @@ static fwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
     return w;
 }
 
-/* Blocks of a tile.  Two vectors at a time: the steps of one fill the waits of the other. */
+/* The panels of a tile.  Two vectors at a time, so that one's instructions hide the other's
+ * latency. */
 static void silu(float *x, int n, float alpha, float scale) {
     for (int j = 0; j < n; j += 2 * VEC) {
         vec y0 = alpha * vec_load(x + j), y1 = alpha * vec_load(x + j + VEC);
@@ -60,7 +61,7 @@ static void silu(float *x, int n, float alpha, float scale) {
     }
 }
 
-/* Rows r .. r + n - 1 of the block (n <= TILE_STRIP), one head of the group, the keys in hand. */
+/* Rows r .. r + n - 1 of the block (n <= TILE_STRIP), one head of the group, the current keys. */
 static void fwd_head(const fwd_work *w, int g, int r, int n, attn_hull hull) {
     const attn_args *a = w->s.a;
     int n_columns = hull.end - hull.begin;
@@ -78,8 +79,8 @@ static void fwd_head(const fwd_work *w, int g, int r, int n, attn_hull hull) {
                    n_columns);
 }
 
-/* A strip against the keys in hand.  Rows of the tile that do not exist come to nothing: no one
- * reads what they add. */
+/* A strip against the current keys.  Rows of the tile beyond the block's end are computed, but
+ * never read. */
 static void fwd_strip(const fwd_work *w, int32_t row, int r, int n) {
     attn_hull hull = attn_rows_hull(&w->rows, r, n, &w->s, TILE_PANEL);
     if (hull.begin >= hull.end) return;
@@ -103,7 +104,7 @@ static void pack_keys(const fwd_work *w) {
     }
 }
 
-/* Query rows row .. row + n - 1, ready for the walk. */
+/* Prepares query rows row .. row + n - 1 for the loop over keys. */
 static void begin_rows(fwd_work *w, int32_t row, int n) {
     const attn_args *a = w->s.a;
     size_t n_out = (size_t)w->s.n_heads * ATTN_QUERIES * w->width_v;
@@ -140,7 +141,8 @@ static void fwd_block(fwd_work *w, int32_t row, int n) {
     end_rows(w, row, n);
 }
 
-/* Blocks far in a sequence have most keys, so they come first and leave little to wait for. */
+/* Blocks late in a sequence have the most keys, so they come first: short chunks remain for the
+ * end. */
 static status fwd_chunk(void *ctx, int64_t chunk, int worker) {
     const fwd_job *job = ctx;
     const attn_args *a = job->a;

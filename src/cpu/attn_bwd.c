@@ -2,13 +2,13 @@
  *
  * With p = dout . v and x = alpha (q . k + bias), per pair: a as in the forward pass, ds = p alpha
  * scale silu'(x); then dv_j += a dout_i, dk_j += ds q_i, dq_i += ds k_j, and ds, summed over the
- * heads that share it, is the gradient of the bias.  A sequence of at most ATTN_KEYS keys is one
- * chunk that does all of it in one pass (five products a pair); a longer one is cut into chunks by
- * keys, which sum dk and dv, and by queries, which sum dq and the bias: scores are computed twice
- * (seven products), but nothing is shared and sums have one order.  Keys and their sums stay in the
- * second cache, BWD_ROWS rows of tiles in the first; the flops bind.
+ * heads that share a bias, is its gradient.  A sequence of at most ATTN_KEYS keys is one chunk that
+ * does all of it in one pass (five products a pair); a longer one is cut into chunks by keys, which
+ * sum dk and dv, and by queries, which sum dq and the bias: scores are computed twice (seven
+ * products), but chunks share no sums, and each sum has a fixed order.  Keys and their sums stay in
+ * the L2 cache, BWD_ROWS rows of tiles in the L1 cache.  Bound by FLOPs.
  *
- * Gradients of the biases all sequences share are summed by slot: chunk c belongs to slot c %
+ * Gradients of biases that all sequences share are summed by slot: chunk c belongs to slot c %
  * ATTN_SLOTS, a slot does its chunks in order, and slots are added in order at the end. */
 #include "cpu/attn_int.h"
 
@@ -16,7 +16,7 @@
 #include "ops/attn_check.h"
 
 enum {
-    BWD_ROWS = 32, /* query rows whose tiles are held before they are summed into dk and dv */
+    BWD_ROWS = 32, /* query rows whose tiles are kept before they are added to dk and dv */
     BWD_STRIPS = BWD_ROWS / TILE_STRIP,
     BWD_PANEL = BWD_STRIPS * TILE_BLOCK, /* numbers from panel to panel of a tile */
     BWD_TILE = BWD_ROWS * ATTN_KEYS
@@ -34,7 +34,7 @@ typedef struct bwd_job {
     size_t bytes;       /* of scratch */
 } bwd_job;
 
-/* What a chunk works with; (G) is one for each head of the group. */
+/* Scratch memory of a chunk; (G): one for each head of the group. */
 typedef struct bwd_work {
     attn_seq s;
     attn_bias_grad grad;
@@ -94,8 +94,8 @@ static vec slope_times(vec p, vec y, vec sigmoid, float factor) {
     return p * (sigmoid + sigmoid * (y - y * sigmoid)) * factor;
 }
 
-/* One block.  x: q . k + bias, becomes a; p: dout . v, becomes ds.  Two vectors at a time: the
- * steps of one fill the waits of the other. */
+/* One block.  x: q . k + bias, becomes a; p: dout . v, becomes ds.  Two vectors at a time, so that
+ * one's instructions hide the other's latency. */
 static void silu_grad(float *x, float *p, float alpha, float scale) {
     for (int j = 0; j < TILE_BLOCK; j += 2 * VEC) {
         vec y0 = alpha * vec_load(x + j), y1 = alpha * vec_load(x + j + VEC);
@@ -108,7 +108,8 @@ static void silu_grad(float *x, float *p, float alpha, float scale) {
     }
 }
 
-/* Makes a and ds of a strip from its scores, zero where a row does not see or is none. */
+/* Computes a and ds of a strip from its scores; zero where a row does not exist or does not see the
+ * key. */
 static void finish_strip(const bwd_work *w, int k, int n, attn_hull hull) {
     const attn_args *a = w->s.a;
     float *x = w->a_tile + k * TILE_BLOCK, *p = w->ds_tile + k * TILE_BLOCK;
@@ -157,7 +158,7 @@ static void sum_panel(const bwd_work *w, int g, int j, int first, int last) {
                  w->dv + key * w->width_v, w->width_v, TILE_PANEL, w->width_v, n);
 }
 
-/* dk and dv from the tiles: each panel of keys takes the runs of strips that see it. */
+/* dk and dv from the tiles: each panel of keys sums the runs of strips that see it. */
 static void sum_keys(const bwd_work *w, int g, const attn_hull *hulls, int n_strips) {
     for (int j = 0; j < w->s.n_keys; j += TILE_PANEL) {
         int first = 0;
@@ -182,7 +183,8 @@ static void pack_queries(const bwd_work *w, int g, int32_t row, int n) {
     tile_pack_rows(w->dout, w->width_v, BWD_ROWS, dout, a->stride_out, n, a->dim_v);
 }
 
-/* Adds the tile of one head's ds to that of the heads before; for the first, is it. */
+/* Adds the ds tile of one head to the sum over the heads before it; the first head's tile is that
+ * sum. */
 static void sum_heads(const bwd_work *w, int g, const attn_hull *hulls, int n_strips) {
     for (int k = 0; k < n_strips; k++) {
         for (int j = hulls[k].begin / TILE_PANEL; j < hulls[k].end / TILE_PANEL; j++) {
@@ -217,7 +219,7 @@ static void add_bias_grad(const bwd_work *w, int32_t row, int n, const attn_hull
                            w->bucket + r * ATTN_KEYS, &w->grad);
 }
 
-/* Up to BWD_ROWS query rows against the keys in hand. */
+/* Up to BWD_ROWS query rows against the current keys. */
 static void bwd_rows(const bwd_work *w, int32_t row, int n) {
     const attn_args *a = w->s.a;
     attn_hull hulls[BWD_STRIPS];
@@ -297,8 +299,8 @@ static int32_t smaller(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
 
-/* The part `block` of a sequence: blocks of keys come first, then those of queries, those with most
- * keys first.  A short sequence is whole in block 0.  False if there is nothing in it. */
+/* Block `block` of a sequence: first the blocks of keys, then the blocks of queries, those with the
+ * most keys first.  A short sequence is block 0 alone.  False if the block is empty. */
 static bool choose_part(const bwd_job *job, int32_t block, bwd_work *w) {
     const attn_seq *s = &w->s;
     w->row = 0;
@@ -350,7 +352,7 @@ static status bwd_slot(void *ctx, int64_t slot, int worker) {
     return OK;
 }
 
-/* Adds element i of every slot, in order, and of every copy of the time bias. */
+/* Adds element i of every slot, in order, and for the time bias of every copy. */
 static void sum_slots(const bwd_job *job) {
     const attn_args *a = job->a;
     for (int i = 0; i <= ATTN_TIME_BUCKETS; i++) {
@@ -385,7 +387,7 @@ status cpu_attn_bwd(backend *be, const attn_args *a) {
     bwd_job job = {.be = be, .a = a};
     TRY(attn_args_check(a));
     TRY(attn_lengths_check(a));
-    /* Heads that share a table add to the same numbers. */
+    /* Heads that share a table add to the same elements. */
     job.has_serial_heads = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads == 1;
     job.n_groups = (int32_t)cpu_n_chunks(a->n_heads, attn_head_group(a));
     job.n_key_blocks = (int32_t)cpu_n_chunks(a->max_len_k, ATTN_KEYS);

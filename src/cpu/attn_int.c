@@ -36,7 +36,7 @@ attn_seq attn_seq_make(const attn_args *a, int32_t b, int32_t head, int32_t *tim
     return s;
 }
 
-/* Is a time within 2^30 of the first: then differences of two such fit 32 bits. */
+/* Whether a time is within 2^30 of the first one: differences of two such times fit 32 bits. */
 static bool is_near(int64_t time, int64_t first) {
     return (uint64_t)time - (uint64_t)first + (1u << 30) < (1u << 31);
 }
@@ -89,7 +89,7 @@ attn_hull attn_rows_hull(const attn_rows *rows, int r, int n, const attn_seq *s,
     return (attn_hull){(int)(begin / round * round), (int)((end + round - 1) / round * round)};
 }
 
-/* Columns begin .. end - 1 of a row in a tile to zero. */
+/* Sets columns begin .. end - 1 of a row in a tile to zero. */
 static void clear_columns(float *x, ptrdiff_t panel, int begin, int end) {
     for (int j = begin; j < end; j++)
         x[j / TILE_PANEL * panel + j % TILE_PANEL] = 0.0f;
@@ -108,14 +108,14 @@ void attn_rows_clear(const attn_rows *rows, int r, const attn_seq *s, attn_hull 
     clear_columns(x, panel, at, hull.end);
 }
 
-/* The place of a query row and the first key in hand in the position bias: consecutive keys lie one
- * behind the other. */
+/* Index in the position bias of a query row and the first current key; consecutive keys are
+ * consecutive there. */
 static ptrdiff_t position_of(const attn_seq *s, int32_t row) {
     int32_t i = row + s->len_k - s->len_q;
     return (ptrdiff_t)s->a->bias_len - 1 + s->first_key - i;
 }
 
-/* max(|query - key|, 1) as float, for keys in hand whose times are near. */
+/* max(|query - key|, 1) as float, for current keys whose times are near. */
 static void near_distances(const int32_t *key, int32_t query, attn_hull hull, float *distance) {
     for (int j = hull.begin; j < hull.end; j += VEC) {
         vec_int d = query - *(const vec_int_any *)(key + j), sign = d >> 31;
@@ -125,7 +125,7 @@ static void near_distances(const int32_t *key, int32_t query, attn_hull hull, fl
     }
 }
 
-/* For whole vectors, of which the last may end after the hull. */
+/* Works on whole vectors, the last of which may extend past the hull. */
 static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *distance) {
     int64_t query = s->a->query_time[s->row_q + row];
     if (s->is_near && is_near(query, s->first_time)) {

@@ -23,7 +23,7 @@ static void add(double *to, double weight, const float *x, int32_t n) {
         to[d] += weight * (double)x[d];
 }
 
-/* The element `at` of a result, which may be left out. */
+/* Element `at` of a result, or NULL where the result is not wanted. */
 static double *element(double *result, int64_t at) {
     return result != NULL ? result + at : NULL;
 }
@@ -36,7 +36,7 @@ static int32_t n_keys(const attn_args *a, int32_t b) {
     return a->offsets_k[b + 1] - a->offsets_k[b];
 }
 
-/* The place of a query row among the keys: the last query stands where the last key does. */
+/* The place of a query row among the keys: the last query has the place of the last key. */
 static int32_t place(const attn_args *a, int32_t b, int32_t row) {
     return row + n_keys(a, b) - n_queries(a, b);
 }
@@ -64,7 +64,7 @@ bool attn_naive_sees(const attn_args *a, int32_t b, int32_t row, int32_t j) {
            (a->window_right < 0 || j <= i + a->window_right);
 }
 
-/* The definition is float32: that decides at the edges of buckets. */
+/* The definition is in float32, which decides at the edges of buckets. */
 static int32_t bucket(int64_t seconds) {
     float distance = fabsf((float)seconds);
     float number = logf(distance < 1 ? 1 : distance) / 0.301f;
@@ -161,7 +161,7 @@ static double softmax_score(const softmax_head *s, int32_t i, int32_t j) {
     return stored(s->r, (double)a->alpha * stored(s->r, score));
 }
 
-/* What dropout multiplies the weight of (i, j) with. */
+/* The factor by which dropout multiplies the weight of (i, j). */
 static double kept(const softmax_head *s, int32_t i, int32_t j) {
     const dropout *d = &s->a->drop;
     uint32_t column = (uint32_t)(s->head * s->a->max_len + j);

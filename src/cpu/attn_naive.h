@@ -1,11 +1,11 @@
 /* The attention as its formula says, in float64: the executable version of ops.h, made to be read.
- * Tests and benchmarks hold every fast attention against it.
+ * Tests and benchmarks compare every fast attention with it.
  *
  * It looks at one pair of a query and a key at a time and adds what the pair contributes to each
  * result, so nothing is tiled, vectorised or reused.  Arguments are those of the ops, in host
- * memory with float32 activations.  Results have the layout of their tensor (out and dq that of the
- * queries, dk and dv that of the keys) and are added to: the caller sets them to zero.  A result
- * that is NULL is left out.  Any thread; two calls that add to the same result may not overlap. */
+ * memory with float32 activations.  Each result has the layout of its tensor (out and dq: the
+ * queries', dk and dv: the keys').  Results are accumulated: the caller zeroes them.  A result that
+ * is NULL is skipped.  Any thread; two calls that add to the same result may not overlap. */
 #ifndef HSTU_CPU_ATTN_NAIVE_H
 #define HSTU_CPU_ATTN_NAIVE_H
 
@@ -17,9 +17,9 @@ typedef struct attn_naive_results {
     double *log_sum;                        /* softmax attention */
 } attn_naive_results;
 
-/* What code of a lower precision makes of a number: when it stores it as an activation, and when a
- * matrix product takes it as a factor.  With them the naive version has the error that plain code
- * of that precision would have.  NULL instead of a pointer to it: nothing is rounded. */
+/* How code of a lower precision rounds a number: when it stores an activation, and when a matrix
+ * product reads an operand.  With these functions the naive version has the error of plain code in
+ * that precision.  NULL: nothing is rounded. */
 typedef struct attn_rounding {
     double (*stored)(double x);
     double (*factor)(double x);

@@ -4,7 +4,7 @@
 #include "cpu/cpu.h"
 #include "cpu/table.h"
 
-/* One block for each worker, and one more, the last, for the calling thread (CPU_SHARED).  The
+/* One block for each worker, and one more, at the end, for the calling thread (CPU_SHARED).  The
  * padding keeps the slots of two workers on different cache lines while both grow. */
 typedef struct scratch {
     void *memory;

@@ -2,8 +2,8 @@
  *
  * ops.h states what each op computes; here is only what the files share.  Activations are float32.
  * An op is called from one thread at a time and cuts its work into chunks for the pool by sizes
- * that do not depend on the number of threads; what chunks add up is combined in chunk order, so
- * the bits are the same with any number of threads. */
+ * that do not depend on the number of threads; partial sums of chunks are combined in chunk order,
+ * so the bits are the same with any number of threads. */
 #ifndef HSTU_CPU_CPU_H
 #define HSTU_CPU_CPU_H
 
@@ -16,12 +16,12 @@
 enum { CPU_SHARED = -1 };
 status cpu_scratch(backend *be, int worker, size_t bytes, void **out);
 
-/* Number of chunks of `size` that n numbers make; the last may be shorter. */
+/* Number of chunks of `size` that n elements make; the last may be shorter. */
 static inline int64_t cpu_n_chunks(int64_t n, int64_t size) {
     return (n + size - 1) / size;
 }
 
-/* Rows first .. end - 1 are those of a chunk of `size` among n. */
+/* Sets rows first .. end - 1 of one chunk; n rows are cut into chunks of `size`. */
 typedef struct cpu_range {
     int64_t first, end;
 } cpu_range;
@@ -31,16 +31,16 @@ static inline cpu_range cpu_chunk(int64_t chunk, int64_t size, int64_t n) {
     return (cpu_range){first, n - first < size ? n : first + size};
 }
 
-/* Rows per chunk of a pass over n rows of `dim` numbers: about 16384 numbers, enough to pay for the
- * start of a chunk, and at most 256 chunks, so that the partial sums of all chunks stay small. */
+/* Rows per chunk of a pass over n rows of `dim` columns: about 16384 elements, enough to pay for
+ * starting a chunk, and at most 256 chunks, so that the partial sums of all chunks stay small. */
 static inline int64_t cpu_rows_per_chunk(int64_t n, int32_t dim) {
     int64_t by_size = 16384 / (dim > 0 ? dim : 1), by_count = cpu_n_chunks(n, 256);
     int64_t rows = by_size > by_count ? by_size : by_count;
     return rows > 0 ? rows : 1;
 }
 
-/* sum[c] += partials[0][c] + partials[1][c] + ..., in this order; partials of n numbers lie
- * `stride` apart. */
+/* sum[c] += partials[0][c] + partials[1][c] + ..., in this order; each partial has n elements, and
+ * partials are `stride` apart. */
 static inline void cpu_add_partials(float *sum, int64_t n, const float *partials,
                                     int64_t n_partials, int64_t stride) {
     for (int64_t p = 0; p < n_partials; p++)
@@ -48,7 +48,7 @@ static inline void cpu_add_partials(float *sum, int64_t n, const float *partials
             sum[c] += partials[p * stride + c];
 }
 
-/* factor[j] = what dropout multiplies element (row, column + j) by, j < n: 0 or 1 / (1 - rate); 1
+/* factor[j] = the factor of dropout for element (row, column + j), j < n: 0 or 1 / (1 - rate); 1
  * where the rate is 0. */
 void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t n, float *factor);
 

@@ -1,7 +1,6 @@
 /* Dropout (ops.h): factors from counters, so nothing is stored and the backward pass draws them
- * again.  The time goes into Philox, 20 multiplications for four numbers; blocks that are
- * neighbours along a row differ in one counter only, so the compiler draws them in the lanes of a
- * vector. */
+ * again.  Most of the time is Philox, 20 multiplications for four random numbers; neighbouring
+ * blocks of a row differ in one counter only, so the compiler vectorises over blocks. */
 #include <math.h>
 #include <string.h>
 
@@ -10,8 +9,7 @@
 enum { N_BLOCKS = 16, N_DRAWN = 4 * N_BLOCKS };
 
 /* The factors of the first n_blocks blocks from column 64 tile on.  rng_uniform(word) >= rate in
- * integers: both sides times 2^24 are exact, and a whole number is at least a number if it is at
- * least its ceiling. */
+ * integers: both sides times 2^24 are exact, and an integer is >= x exactly if it is >= ceil(x). */
 static void draw_tile(const dropout *d, int64_t row, uint32_t tile, int n_blocks, float *factor) {
     uint32_t threshold = (uint32_t)ceilf(d->rate * 16777216.0f);
     uint32_t position = d->position[row], user = d->user[row], step = *d->step;

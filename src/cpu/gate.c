@@ -40,7 +40,8 @@ status cpu_gate_fwd(backend *be, const gate_args *a) {
     return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), forward_chunk, &job);
 }
 
-/* With g = dropped(dy): du = g * norm(o), and the norm's own gradient is g * u, left in `dnorm`. */
+/* With g = dropped(dy): du = g * norm(o), and the gradient of the norm's output is g * u, written
+ * to `dnorm`. */
 static void backward_gate(const gate_args *a, int64_t i, float *dnorm, float *factor) {
     const float *o = (const float *)a->o + i * a->dim;
     const float *u = (const float *)a->u + i * a->stride_u;

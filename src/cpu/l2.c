@@ -33,7 +33,7 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 /* dx = scale (dy - y (y . dy)).  Where the length was below eps the scale is the constant 1 / eps,
- * and the second term falls away. */
+ * and the second term vanishes. */
 static status backward_chunk(void *ctx, int64_t chunk, int worker) {
     const l2_job *job = ctx;
     const l2_args *a = job->a;

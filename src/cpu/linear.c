@@ -1,11 +1,11 @@
 /* Dense layers (ops.h).
  *
  * Forward, and backward to x: W is packed once; a chunk owns rows and passes over them in strips
- * that stay in the L2 cache: bias and residual are laid down first, the product is added
- * to them, the activation follows.  Backward to W, of which all rows are part: a small W is one
- * product for each group of rows, the groups added in order; a large one is cut into tiles, each
- * one product over all rows.  The limit is flops, but for narrow layers (n_in about 50), whose time
- * is half bytes. */
+ * that stay in the L2 cache: bias and residual are written first, the product is added to them,
+ * then the activation is applied.  Backward to W, a sum over all rows: for a small W there is one
+ * product for each group of rows, and the groups are added in order; a large W is cut into tiles,
+ * each one product over all rows.  Bound by FLOPs; narrow layers (n_in about 50) spend half of
+ * their time on bytes. */
 #include "cpu/linear_f.h"
 
 #include <string.h>
@@ -13,14 +13,15 @@
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 
-/* There must be chunks for every thread of a large machine, and rows enough in each for the packed
- * W to be read from the cache. */
+/* Enough chunks for every thread of a large machine, and enough rows in each that the packed W is
+ * read from the cache. */
 enum { MIN_CHUNK = 128, MAX_CHUNK = 1024, MIN_CHUNKS = 64 };
 
-/* Rows of a strip: a multiple of the height of every register tile, some 64k numbers of output. */
+/* Rows of a strip: a multiple of the height of every register tile, some 64k elements of output. */
 enum { STRIP_UNIT = 24, MIN_STRIP = 96, MAX_STRIP = 240, STRIP_NUMBERS = 1 << 16 };
 
-/* dW: up to this many numbers a partial sum for each group of rows, beyond it tiles of W. */
+/* dW: up to this many elements there is a partial sum for each group of rows; above, W is cut into
+ * tiles. */
 enum { MAX_SPLIT_SIZE = 1 << 20, MAX_PARTIALS_SIZE = 1 << 22, MAX_GROUPS = 16 };
 enum { MIN_GROUP_ROWS = PRODUCT_DEPTH, TILE_ROWS = 256, TILE_COLUMNS = 512, ADD_CHUNK = 8192 };
 
@@ -55,7 +56,7 @@ typedef struct part {
     cpu_range rows, columns;
 } part;
 
-/* Lays bias + residual into a part of z; false if there is neither, and z is as it was. */
+/* Writes bias + residual to a part of z; false if there is neither, and z is unchanged. */
 static bool lay_down(const linear_args *a, part p, float *z) {
     size_t bytes = (size_t)(p.columns.end - p.columns.first) * sizeof *z;
     if (a->bias == NULL && a->residual == NULL) return false;
@@ -126,7 +127,7 @@ status cpu_linear_fwd(backend *be, const linear_args *a) {
     return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), forward_chunk, &job);
 }
 
-/* dz in place of dy, the share of dbias, and dx, for rows of a chunk. */
+/* For the rows of a chunk: replaces dy by dz, and computes the chunk's part of dbias, and dx. */
 static void backward_strip(const linear_job *job, cpu_range rows, float *dbias) {
     const linear_args *a = job->a;
     float *dz = (float *)a->dy + rows.first * a->n_out;
@@ -154,8 +155,8 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* The part (rows, columns) of dW, whose layout is that of W, from rows `over` of x and dz: both
- * layouts are left^T right, with x left of dz or dz left of x. */
+/* One part (rows, columns) of dW, which has the layout of W, summed over rows `over` of x and dz.
+ * In both layouts it is left^T right: (x, dz) or (dz, x). */
 static status product_over_rows(const linear_job *job, cpu_range over, part p, bool adds, float *to,
                                 int worker) {
     const linear_args *a = job->a;
@@ -191,7 +192,7 @@ static status add_groups_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* The tiles of dW in rows of tiles; each adds to what is there. */
+/* The tiles of dW, row by row; each adds to the old value. */
 static status tile_chunk(void *ctx, int64_t chunk, int worker) {
     const linear_job *job = ctx;
     const linear_args *a = job->a;
@@ -214,7 +215,7 @@ static status backward_to_w(backend *be, linear_job *job) {
                     add_groups_chunk, job);
 }
 
-/* Groups of rows for a small W, as many as there are rows and room for; 0 for a large one. */
+/* The number of groups of rows for a small W, limited by rows and memory; 0 for a large W. */
 static void plan_groups(linear_job *job) {
     const linear_args *a = job->a;
     int64_t size = (int64_t)a->n_in * a->n_out;

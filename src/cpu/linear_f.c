@@ -4,8 +4,8 @@
 
 #include "cpu/vec_math.h"
 
-/* SiLU is on the way of every token, so its loops are made of vec_exp; gelu is only on that of a
- * ranking head, where the library's erfcf will do.
+/* SiLU runs for every token, so its loops use vec_exp; gelu runs in ranking heads only, where the
+ * library's erfcf is fast enough.
  *
  * Phi, the normal distribution function: gelu(z) = z Phi(z). */
 static inline float normal(float z) {

@@ -1,5 +1,5 @@
-/* negatives, as ops.h states it.  Each draw is a pure function of where it is used, so rows are
- * independent; one block of random numbers serves four negatives. */
+/* negatives, as ops.h states it.  Each draw is a pure function of its row and place, so rows are
+ * independent; one Philox block gives four negatives. */
 #include "cpu/cpu.h"
 
 enum { CHUNK_ROWS = 256 };

@@ -1,5 +1,6 @@
 /* LayerNorm (ops.h).  A chunk owns rows and touches each once while it is in cache: the passes are
- * bound by bytes.  Gradients of weight and bias are one partial sum a chunk, combined in order. */
+ * bound by bytes.  Each chunk has one partial sum of the gradients of weight and bias; they are
+ * combined in order. */
 #include <string.h>
 
 #include "cpu/cpu.h"

@@ -26,7 +26,7 @@ static inline void norm_row_statistics(const float *x, int32_t dim, float eps, f
     *rstd = 1.0f / sqrtf(squares / (float)dim + eps);
 }
 
-/* The affine part where there is one: weight and bias are each (dim) or NULL. */
+/* Applies the affine part where there is one: weight and bias are each (dim) or NULL. */
 static inline void norm_row_apply(const float *x, int32_t dim, float mean, float rstd,
                                   const float *weight, const float *bias, float *y) {
     for (int32_t c = 0; c < dim; c++)
@@ -50,8 +50,8 @@ static inline void norm_row_add_affine(const float *x, int32_t dim, float mean, 
             dbias[c] += dy[c];
 }
 
-/* dx = rstd (g - mean(g) - h mean(g h)) with g = dy * weight and h the normalised x; added to what
- * is there if `adds`.  dy is replaced by g, so it is the caller's own memory. */
+/* dx = rstd (g - mean(g) - h mean(g h)) with g = dy * weight and h the normalised x; added to the
+ * old dx if `adds`.  Overwrites dy with g, so dy must be scratch memory of the caller. */
 static inline void norm_row_backward(const float *x, int32_t dim, float mean, float rstd,
                                      const float *weight, float *dy, bool adds, float *dx) {
     float sum = 0, dot = 0;

@@ -1,14 +1,15 @@
-/* Products (contract: product.h).  Who has what where:
+/* Products (contract: product.h).  What is stored where:
  *
- * B lies packed: blocks of PRODUCT_DEPTH rows, in each the panels side by side.  As many panels as
- * fit a quarter of the L2 cache are one block of the loops, which all rows of A pass before the
- * next comes.  The rows of A come in strips as high as a register tile; a strip is packed into the
- * L1 cache and meets all panels of the block, so the rows of C are written from left to
- * right.  Where there are few panels packing would not pay, and the tile reads A as it lies.
+ * B is packed into blocks of PRODUCT_DEPTH rows, each of which holds its panels in a row.  As many
+ * panels as fit a quarter of the L2 cache form one block of the loops; all rows of A are multiplied
+ * with it before the next block.  The rows of A are cut into strips as high as a register tile; a
+ * strip is packed into the L1 cache and multiplied with all panels of the block, so the rows of C
+ * are written from left to right.  With few panels packing would not pay, and the tile reads A in
+ * place.
  *
- * Edges: the last panel is filled up with zeros, as the last strip is; such tiles go through a
- * buffer, of which only the part that exists is taken over.  So an element is computed by the same
- * instructions wherever it lies. */
+ * Edges: the last panel and the last strip are padded with zeros; their tiles are computed in a
+ * buffer, and the valid part is copied.  So every element is computed by the same instructions,
+ * wherever it is. */
 #include "cpu/product.h"
 
 #include "cpu/product_isa.h"
@@ -16,7 +17,7 @@
 #include "ops/ops.h"
 
 enum { PACK_ROWS = 16, PACK_STRIPS = 8 };
-enum { MAX_DIRECT_COLUMNS = 128 }; /* beyond, packing A costs little beside the product */
+enum { MAX_DIRECT_COLUMNS = 128 }; /* with more columns, packing A costs little */
 
 const product_isa *product_choice(int i) {
     const product_isa *all[4];
@@ -63,7 +64,7 @@ static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* One panel of kk rows; its columns are those of b. */
+/* Packs one panel of kk rows, which has the columns of b. */
 static void pack_panel(float *to, int width, matrix b, int n, int64_t kk) {
     if (b.column == 1)
         product_pack_copy(to, width, b.data, b.row, n, kk);
@@ -71,8 +72,8 @@ static void pack_panel(float *to, int width, matrix b, int n, int64_t kk) {
         product_pack_transpose(to, width, b.data, b.column, n, kk);
 }
 
-/* n columns of kk rows; their panels begin at `to`.  Rows that lie side by side in memory go a few
- * at a time into all panels, so that they are read once. */
+/* Packs n columns of kk rows; their panels begin at `to`.  Contiguous rows are packed a few at a
+ * time into all panels, so that they are read once. */
 static void pack_block(const product_isa *isa, matrix b, int64_t kk, int64_t n, float *to) {
     int64_t panel = panel_columns(isa), n_rows = b.column == 1 ? PACK_ROWS : kk;
     for (int64_t k = 0; k < kk; k += n_rows)
@@ -83,7 +84,7 @@ static void pack_block(const product_isa *isa, matrix b, int64_t kk, int64_t n, 
         }
 }
 
-/* Where the block that begins with row `at` and column j lies. */
+/* The address of the packed block that begins with row `at` and column j. */
 static float *block_at(const product_panels *b, int64_t at, int64_t j) {
     int64_t kk = smaller(PRODUCT_DEPTH, b->k - at);
     return b->data + at * whole_vectors(b->isa, b->n) + j * kk;
@@ -111,7 +112,8 @@ status product_pack(const product_panels *to, matrix b, pool *workers) {
     return pool_run(workers, (to->n + job.n_columns - 1) / job.n_columns, pack_chunk, &job);
 }
 
-/* A strip of A for kk of k: packed, or as it lies; its tiles by the number of vectors less one. */
+/* A strip of A for kk values of k, packed or in place; `tiles` is indexed by the number of vectors
+ * minus one. */
 typedef struct strip {
     const float *data;
     ptrdiff_t stride;
@@ -119,7 +121,7 @@ typedef struct strip {
     product_tile *const *tiles;
 } strip;
 
-/* Rows a multiple of 4 KiB apart would be rivals for a few lines of the L1 cache. */
+/* Rows a multiple of 4 KiB apart would compete for the same few lines of the L1 cache. */
 static bool reads_directly(const product_isa *isa, matrix a, int64_t n) {
     return isa->direct[0][0] != NULL && a.column == 1 && n <= MAX_DIRECT_COLUMNS &&
            a.row % 1024 != 0;
@@ -133,7 +135,7 @@ static int tile_of(const product_isa *isa, int64_t rows) {
     return h;
 }
 
-/* packed is NULL where the strip is read as it lies: then its rows must be those of a tile. */
+/* packed is NULL where the strip is read in place: then it must have all rows of a tile. */
 static strip take_strip(const product_isa *isa, matrix a, int rows, const float *packed) {
     int h = tile_of(isa, rows);
     strip s = {packed, isa->height[0], rows, isa->height[h], isa->packed[h]};
@@ -151,7 +153,7 @@ static void pack_strips(const product_isa *isa, matrix a, int64_t m, int64_t kk,
                        (int)smaller(height, m - i), smaller(n_rows, kk - k));
 }
 
-/* A tile at the edge: all of it is computed, what exists of it is taken over. */
+/* A tile at the edge: computed whole, then its valid part is copied. */
 static void edge_tile(const strip *s, product_tile *tile, const float *b, int64_t kk, int columns,
                       bool adds, float *c, ptrdiff_t c_row) {
     float buffer[PRODUCT_MAX_ROWS * PRODUCT_MAX_COLUMNS];
@@ -163,7 +165,7 @@ static void edge_tile(const strip *s, product_tile *tile, const float *b, int64_
         }
 }
 
-/* A strip and the panels of n columns: b is the first of them. */
+/* Multiplies a strip with the panels of n columns; b is the first panel. */
 static void run_strip(const product_isa *isa, const strip *s, const float *b, int64_t kk, int64_t n,
                       bool adds, float *c, ptrdiff_t c_row) {
     int panel = panel_columns(isa);
@@ -177,8 +179,8 @@ static void run_strip(const product_isa *isa, const strip *s, const float *b, in
     }
 }
 
-/* A is packed a strip at a time, into the L1 cache; where its columns lie side by side, a
- * few strips at a time, so that they are read in longer pieces. */
+/* A is packed a strip at a time, into the L1 cache; where its columns are contiguous, a few strips
+ * at a time, so that reads are longer. */
 static void run_block(const product_isa *isa, matrix a, const float *b, int64_t m, int64_t kk,
                       int64_t n, bool adds, float *c, ptrdiff_t c_row) {
     float room[PACK_STRIPS * PRODUCT_MAX_ROWS * PRODUCT_DEPTH];

@@ -1,5 +1,5 @@
-/* Products of float32 matrices, C = A B or C += A B, with the same bits for an element of C
- * whatever is computed beside it.
+/* Products of float32 matrices, C = A B or C += A B, in which an element of C has the same bits
+ * whatever else is computed with it.
  *
  * An element is the sum of its products in the order of k, cut into blocks of PRODUCT_DEPTH: a
  * block is summed from zero by one fused multiply-add after the other, and the sums of blocks are
@@ -20,7 +20,7 @@
 
 enum {
     PRODUCT_DEPTH = 256
-}; /* k of a block: part of the order of sums, so never tuned by machine */
+}; /* values of k in a block: part of the order of sums, so never tuned by machine */
 
 /* A matrix to read: element (i, j) is at data[i * row + j * column]; row or column is 1. */
 typedef struct matrix {
@@ -52,8 +52,8 @@ const product_isa *product_choice(int i);
 const char *product_name(const product_isa *isa); /* "NEON 8x12" */
 bool product_has_fma(const product_isa *isa);     /* one rounding for a * b + c */
 
-/* The right side of a product, (k, n), in panels: memory for product_packed_size numbers is the
- * caller's. */
+/* The right operand of a product, (k, n), packed into panels: the caller provides memory for
+ * product_packed_size floats. */
 typedef struct product_panels {
     const product_isa *isa;
     int64_t k, n;
@@ -62,20 +62,20 @@ typedef struct product_panels {
 
 int64_t product_packed_size(const product_isa *isa, int64_t k, int64_t n);
 
-/* Columns that are best done together: a multiple of a panel's.  Ranges of columns below begin at
- * multiples of it and end at one or at n. */
+/* Columns that are best processed together: a multiple of a panel's width.  Ranges of columns below
+ * begin at a multiple of it and end at a multiple of it or at n. */
 int64_t product_block_columns(const product_isa *isa, int64_t k);
 
-/* Packs b (k, n), the work shared by the threads of the pool. */
+/* Packs b (k, n); the threads of the pool share the work. */
 status product_pack(const product_panels *to, matrix b, pool *workers);
 
-/* C = A B, or C += A B where it adds, for columns first .. end - 1: a (m, k); c, in rows of c_row,
- * begins with column 0. */
+/* C = A B, or C += A B if `adds`, for columns first .. end - 1: a is (m, k); c points to column 0,
+ * and its rows are c_row apart. */
 void product_run(matrix a, int64_t m, const product_panels *b, int64_t first, int64_t end,
                  bool adds, float *c, ptrdiff_t c_row);
 
-/* The same for all columns of b (k, n) as it lies, where it is used once: each block is packed when
- * its turn comes, into `room` for PRODUCT_ROOM numbers. */
+/* Like product_run for all columns of an unpacked b (k, n) that is used once: packs each block
+ * when it is needed, into `room` for PRODUCT_ROOM floats. */
 enum { PRODUCT_ROOM = 1 << 16 }; /* 256 KiB: a part of the L2 cache */
 void product_run_once(const product_isa *isa, matrix a, matrix b, int64_t m, int64_t k, int64_t n,
                       bool adds, float *c, ptrdiff_t c_row, float *room);

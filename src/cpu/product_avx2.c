@@ -1,5 +1,5 @@
 /* Products with AVX2 and FMA: 6 x 16 sums in 12 of the 16 registers.  This file is compiled for
- * them whatever the rest of the program is compiled for; product.c asks the CPU before it calls. */
+ * AVX2 and FMA whatever the target of the rest; product.c checks the CPU before it calls. */
 #if defined(__x86_64__)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)

@@ -1,5 +1,5 @@
-/* Products with AVX-512: 12 x 32 sums in 24 of the 32 registers.  This file is compiled for it
- * whatever the rest of the program is compiled for; product.c asks the CPU before it calls. */
+/* Products with AVX-512: 12 x 32 sums in 24 of the 32 registers.  This file is compiled for AVX-512
+ * whatever the target of the rest; product.c checks the CPU before it calls. */
 #if defined(__x86_64__)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)

@@ -1,4 +1,5 @@
-/* What product.c asks of the kernels of an instruction set; product_kernel.h makes them. */
+/* The interface between product.c and the kernels of one instruction set; product_kernel.h makes
+ * the kernels. */
 #ifndef HSTU_CPU_PRODUCT_ISA_H
 #define HSTU_CPU_PRODUCT_ISA_H
 
@@ -7,20 +8,20 @@
 enum { PRODUCT_HEIGHTS = 3, PRODUCT_MAX_ROWS = 12 };
 enum { PRODUCT_MAX_VECTORS = 3, PRODUCT_MAX_COLUMNS = 32 };
 
-/* One register tile: C (+)= A B over kk of k.  b is a panel, its columns side by side for each k.
- * Element (i, k) of A is at a[i + k * a_stride] where A is packed, at a[i * a_stride + k] where it
- * is read as it lies. */
+/* One register tile: C (+)= A B over kk values of k. b is a panel: the columns are contiguous for
+ * each k. Element (i, k) of A is at a[i + k * a_stride] where A is packed, at a[i * a_stride + k]
+ * where it is read in place. */
 typedef void product_tile(const float *a, ptrdiff_t a_stride, const float *b, ptrdiff_t kk,
                           bool adds, float *c, ptrdiff_t c_row);
 
 struct product_isa {
     const char *name;
     bool has_fma;
-    int lanes;                   /* floats of a vector */
-    int vectors;                 /* of a whole panel; the last panel of a matrix may have fewer */
-    int height[PRODUCT_HEIGHTS]; /* rows of a tile: the usual one, then those for the last rows */
-    /* By height and by the number of vectors less one; direct[0][0] is NULL where there are none.
-     */
+    int lanes;   /* floats of a vector */
+    int vectors; /* columns of a whole panel; the last panel of a matrix may have fewer */
+    int height[PRODUCT_HEIGHTS]; /* heights of tiles: the usual one, then those for the last rows */
+    /* By height and by the number of vectors minus one; direct[0][0] is NULL where there are no
+     * direct tiles. */
     product_tile *packed[PRODUCT_HEIGHTS][PRODUCT_MAX_VECTORS];
     product_tile *direct[PRODUCT_HEIGHTS][PRODUCT_MAX_VECTORS];
 };

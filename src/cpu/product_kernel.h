@@ -8,9 +8,9 @@
  * and gets TILES, the members packed and direct of a product_isa.
  *
  * A tile holds rows x width sums in registers.  For each k it loads `width` vectors of B and
- * multiplies them by the numbers of A, one a row: with the sums that fills the registers, and there
- * are more independent sums than multiply-adds in flight, so the limit is the units that do them.
- */
+ * multiplies them by one element of A for each row.  Sums and vectors fill the registers, and there
+ * are more independent sums than multiply-adds in flight, so the throughput of the multiply-add
+ * units binds. */
 #include "cpu/product_isa.h"
 
 #if defined(BY_LANE) /* included as said above */
@@ -23,7 +23,8 @@
 
 typedef vector sums[ROWS][VECTORS];
 
-/* rows and width are constants wherever these are inlined: the loops vanish. */
+/* rows and width are compile-time constants wherever these are inlined, so the loops are
+ * unrolled. */
 INLINED void clear(sums sum, int rows, int width) {
     UNROLLED for (int i = 0; i < rows; i++) {
         UNROLLED for (int j = 0; j < width; j++) {
@@ -51,7 +52,7 @@ INLINED void finish(sums sum, int rows, int width, bool adds, float *c, ptrdiff_
     }
 }
 
-/* Adds the products of one k; row i's number of A is a[i * a_row]. */
+/* Adds the products of one k; the element of A for row i is a[i * a_row]. */
 INLINED void step(sums sum, int rows, int width, const float *a, ptrdiff_t a_row, const float *b) {
     vector column[VECTORS];
     UNROLLED for (int j = 0; j < width; j++) {
@@ -116,7 +117,8 @@ TILE(packed_2_3, ROWS_2, 3, 1, a_stride)
     }
 #endif
 
-/* Numbers of A that lie in different rows are no vector, so a tile by lanes needs them packed. */
+/* Elements of A from different rows are not contiguous, so tiles that multiply by lane need A
+ * packed. */
 #if BY_LANE
 #define TILES .packed = LIST_OF(packed)
 #else

@@ -1,5 +1,5 @@
 /* Products with NEON: 8 x 12 sums in 24 of the 32 registers.  A multiply-add takes one lane of a
- * vector, so two loads bring the 8 numbers of A for a k. */
+ * vector, so two loads bring the 8 elements of A for one k. */
 #if defined(__aarch64__)
 #include <arm_neon.h>
 

@@ -7,14 +7,14 @@
 #include <xmmintrin.h>
 #endif
 
-/* Whole panels; width is a constant where this is inlined. */
+/* Whole panels; width is a compile-time constant where this is inlined. */
 static inline __attribute__((always_inline)) void
 copy_whole(float *to, int width, const float *from, ptrdiff_t stride, ptrdiff_t kk) {
     for (ptrdiff_t k = 0; k < kk; k++, to += width, from += stride)
         memcpy(to, from, (size_t)width * sizeof *to);
 }
 
-/* n < width columns of each row: fours, then the rest, whose number is a constant in each loop. */
+/* n < width columns of each row: four at a time, then the rest, a constant number in each loop. */
 static void copy_part(float *to, int width, const float *from, ptrdiff_t stride, int n,
                       ptrdiff_t kk) {
     int fours = n / 4 * 4, rest = n - fours;
@@ -49,7 +49,7 @@ void product_pack_copy(float *to, int width, const float *from, ptrdiff_t stride
         copy_whole(to, width, from, stride, kk);
 }
 
-/* Four rows of four numbers, transposed.  Rows of `to` are `width` apart. */
+/* Transposes four rows of four floats.  Rows of `to` are `width` apart. */
 static inline void transpose4(float *to, int width, const float *from, ptrdiff_t stride) {
 #if defined(__aarch64__)
     float32x4_t r0 = vld1q_f32(from), r1 = vld1q_f32(from + stride);

@@ -1,5 +1,5 @@
-/* Packing for products: panels in which the numbers that a register tile needs for one k lie side
- * by side.  Whole panels of `width` columns, filled up with zeros. */
+/* Packing for products: panels in which the elements that a register tile needs for one k are
+ * contiguous.  Every panel has `width` columns; missing ones are zeros. */
 #ifndef HSTU_CPU_PRODUCT_PACK_H
 #define HSTU_CPU_PRODUCT_PACK_H
 

@@ -1,5 +1,5 @@
-/* Products in plain C, for CPUs without any of the others' instructions: 4 x 8 sums in vectors of
- * four floats, which compilers make for any CPU.  A multiply and an add, each rounded. */
+/* Products in plain C, for CPUs without AVX2, AVX-512 or NEON: 4 x 8 sums in vectors of four
+ * floats, which compilers can generate for any CPU.  A multiply and an add, each rounded. */
 #include <string.h>
 
 enum { ROWS = 4, ROWS_1 = 2, ROWS_2 = 1, VECTORS = 2, LANES = 4 };

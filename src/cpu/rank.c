@@ -1,9 +1,9 @@
 /* rank, as ops.h states it.
  *
- * Blocks of queries, each against the whole corpus with one matrix product, so that the target's
- * score and those it is compared with come from the same arithmetic.  A block's scores stay in the
- * L2 cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading
- * the corpus, and a block still shares it among 8 queries.  Seen rows get -infinity. */
+ * One matrix product scores a block of queries against the whole corpus, so that the target's score
+ * and the scores it is compared with come from the same arithmetic.  A block's scores stay in the
+ * L2 cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading the
+ * corpus, and a block still shares it among 8 queries.  Seen rows get -infinity. */
 #include <math.h>
 
 #include "cpu/cpu.h"
@@ -19,14 +19,15 @@ typedef struct job {
     product_panels corpus; /* (dim, n_corpus); data is NULL where it is not packed as a whole */
 } job;
 
-/* Queries of a block; by the corpus alone, so that it is the same with any number of threads. */
+/* Queries of a block; depends on the corpus alone, so that it is the same with any number of
+ * threads. */
 static int32_t block_size(int32_t n_corpus) {
     int32_t n = n_corpus > 0 ? BLOCK_SCORES / n_corpus : MAX_BLOCK;
     return n < MIN_BLOCK ? MIN_BLOCK : n > MAX_BLOCK ? MAX_BLOCK : n;
 }
 
-/* A score that is not a number beats the target, and a target's beats nothing: a broken model must
- * not look good. */
+/* A NaN score beats the target, and a target's NaN score beats nothing: a broken model must not
+ * look good. */
 static int32_t find_rank(const float *score, int32_t n_corpus, int32_t target) {
     float own = score[target];
     int32_t n_above = 0;
@@ -54,7 +55,7 @@ static void sink(const float *score, int32_t *heap, int32_t n, int32_t i) {
     heap[i] = row;
 }
 
-/* Rows without a number for a score are left out, as seen ones are. */
+/* Rows with a NaN score are left out, like seen rows. */
 static int32_t collect_best(const float *score, int32_t n_corpus, int32_t k, int32_t *heap) {
     int32_t n = 0;
     for (int32_t row = 0; row < n_corpus; row++) {
@@ -96,7 +97,7 @@ static void rank_query(const rank_args *a, int64_t q, float *score) {
     if (a->k > 0) find_best(score, a->n_corpus, a->k, a->best + q * a->k, a->best_score + q * a->k);
 }
 
-/* The scores of a block's queries, and room to pack the corpus where it is not. */
+/* Memory for the scores of a block's queries, and for packing the corpus where it is not packed. */
 static status block_scores(const job *j, cpu_range queries, int worker, float **out) {
     const rank_args *a = j->a;
     matrix query = matrix_rows((const float *)a->query + queries.first * a->dim, a->dim);
@@ -127,8 +128,8 @@ static status rank_block(void *ctx, int64_t block, int worker) {
     return OK;
 }
 
-/* A corpus that several blocks meet is packed once, if it is not so large that its copy would be a
- * burden: then each block packs it part by part, which costs the product an eighth of its speed. */
+/* A corpus that several blocks use is packed once, unless it is so large that the copy would take
+ * too much memory; then each block packs it part by part, which costs an eighth of the speed. */
 static status pack_corpus(backend *be, job *j) {
     int64_t n = product_packed_size(j->corpus.isa, j->corpus.k, j->corpus.n);
     void *memory;
@@ -139,7 +140,7 @@ static status pack_corpus(backend *be, job *j) {
                         be->workers);
 }
 
-/* An empty corpus has no row for any target; and a product of nothing is no call to make. */
+/* An empty corpus has no row for any target, and a product of size 0 must not be called. */
 static void rank_in_nothing(const rank_args *a) {
     for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
         a->rank[q] = 1;

@@ -1,9 +1,9 @@
 /* Rows of tables (ops.h): gather, group, scatter.
  *
  * Gather is parallel over the rows of y.  Group is a counting sort on one thread: two passes over
- * the indices and one over the table's rows, microseconds beside the layers that follow.  Scatter
- * is parallel over rows of the table, so no two chunks write the same row and each sum runs in the
- * order of the batch, whatever the number of threads. */
+ * the indices and one over the table's rows, microseconds, little compared with the layers that
+ * follow.  Scatter is parallel over rows of the table, so no two chunks write the same row and each
+ * sum runs in the order of the batch, whatever the number of threads. */
 #include <string.h>
 
 #include "cpu/cpu.h"
@@ -52,8 +52,9 @@ status cpu_gather(backend *be, const gather_args *a) {
     return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), gather_chunk, &job);
 }
 
-/* begin[r] first counts row r, then becomes the end of its group, and sinks to its begin while the
- * group is filled from behind; so no second array is needed, and equal indices keep their order. */
+/* begin[r] first counts the entries of row r, then becomes the end of its group, and decreases to
+ * its begin while the group is filled from the end; so no second array is needed, and equal indices
+ * keep their order. */
 status cpu_group(backend *be, const int32_t *index, row_groups *groups) {
     int32_t *begin = groups->begin, end = 0;
     (void)be;
@@ -111,8 +112,8 @@ static void scatter_row(const scatter_args *a, int32_t r, float *sum, float *fac
         grad[c] += a->scale * sum[c];
 }
 
-/* Chunks are cut by places in the order, not by rows of the table, because a few rows own most of
- * the batch; a row belongs to the chunk in which its group begins. */
+/* Chunks are cut by places in the order, not by rows of the table, because a few popular rows have
+ * most of the batch; a row belongs to the chunk in which its group begins. */
 static status scatter_chunk(void *ctx, int64_t chunk, int worker) {
     const scatter_job *job = ctx;
     const scatter_args *a = job->a;

@@ -1,14 +1,12 @@
 /* sampled_softmax, as ops.h states it.
  *
  * Three passes.  One normalises each row of the table once, into rows of whole vectors.  The next
- * takes chunks of queries: scores, softmax, and the gradient of the query while the rows it met are
- * still in the L1 cache; what each query must later add to the rows of the table (a query
- * number and a weight, "uses") is laid down sorted by table row, by counting.  The last takes
- * blocks of table rows, adds up their uses chunk by chunk, and passes the sum through the
- * normalisation once.  A row of the table sums its uses in the order of the queries, whatever the
- * chunks, so the bits do not depend on threads.  Bound by loads from the L2 cache: E
- * floats a use, twice.
- */
+ * takes chunks of queries: scores, softmax, and the gradient of the query while its rows are still
+ * in the L1 cache; what each query must later add to the rows of the table (a query number and a
+ * weight: a "use") is stored sorted by table row, by a counting sort.  The last takes blocks of
+ * table rows, adds up their uses chunk by chunk, and passes the sum through the normalisation once.
+ * A row of the table sums its uses in the order of the queries, whatever the chunks, so the bits do
+ * not depend on threads.  Bound by loads from the L2 cache: E floats a use, twice. */
 #include <math.h>
 #include <string.h>
 
@@ -16,7 +14,7 @@
 #include "cpu/vec.h"
 
 enum { CHUNK_QUERIES = 512, BLOCK_ROWS = 256, ALIGNMENT = 64 };
-enum { AHEAD = 8, LINE_FLOATS = 16 }; /* rows to fetch ahead; floats in a line of the cache */
+enum { AHEAD = 8, LINE_FLOATS = 16 }; /* rows to prefetch ahead; floats in a cache line */
 enum { ROW_MARGIN = AHEAD + 4 };      /* row numbers read after a query's last */
 
 static const float MASKED = -50000.0f;
@@ -35,9 +33,9 @@ typedef struct job {
     int64_t chunk_queries; /* queries of a chunk */
     int64_t n_chunks;
     float *unit;        /* (V, width): normalised rows, zeros after E */
-    float *scale;       /* (V): 1 / max(|row|, eps); negative where eps was the larger */
+    float *scale;       /* (V): 1 / max(|row|, eps), negative where eps was larger */
     float *query;       /* (n, width): the queries, zeros after E */
-    use *uses;          /* (n, R + 1): those of a chunk together, sorted by table row */
+    use *uses;          /* (n, R + 1): uses, chunk by chunk, each chunk sorted by table row */
     int32_t *begin;     /* (n_chunks, V + 1): where a table row's uses begin within a chunk */
     double *chunk_loss; /* (n_chunks) */
 } job;
@@ -46,7 +44,8 @@ static int64_t whole_vectors(int64_t dim) {
     return (dim + VEC_WIDE - 1) / VEC_WIDE * VEC_WIDE;
 }
 
-/* A chunk's index has V + 1 entries: chunks are so long that it is at most twice their uses. */
+/* A chunk's index has V + 1 entries: chunks are long enough that it has at most twice as many
+ * entries as they have uses. */
 static int64_t chunk_size(int64_t n_uses, int64_t n_rows) {
     int64_t needed = n_rows / (2 * n_uses);
     return needed > CHUNK_QUERIES ? needed : CHUNK_QUERIES;
@@ -117,8 +116,7 @@ enum { MAX_VECTORS = 16 };
 #endif
 
 /* score[i] (+)= q . rows[row[i]] over n_vectors (a constant) of each row, four rows at a time to
- * hide the latency of the sums.  There are row numbers up to row[n + ROW_MARGIN - 1], and as much
- * room for scores. */
+ * hide the latency of the sums.  row and score have n + ROW_MARGIN entries. */
 INLINED void dot_vectors(int n_vectors, const float *rows, int64_t width, const float *q,
                          const int32_t *row, int64_t n, bool adds, float *score) {
     vec_wide x[MAX_VECTORS];
@@ -214,14 +212,14 @@ static int32_t row_name(const sampled_softmax_args *a, int32_t row) {
     return a->row_id != NULL ? a->row_id[row] : row;
 }
 
-/* The rows a query meets: its negatives, then its positive, which also fills the end. */
+/* The table rows of a query: its negatives, then its positive, which also fills the padding. */
 static void list_rows(const sampled_softmax_args *a, int64_t m, int32_t *row) {
     memcpy(row, a->negative + m * a->n_negatives, (size_t)a->n_negatives * sizeof *row);
     for (int t = 0; t < ROW_MARGIN; t++)
         row[a->n_negatives + t] = a->positive[m];
 }
 
-/* x[r] = value for each negative that is the positive; how many there are. */
+/* x[r] = value for each negative that equals the positive; returns how many there are. */
 static int32_t set_collisions(const sampled_softmax_args *a, const int32_t *row, float value,
                               float *x) {
     int32_t positive = row_name(a, row[a->n_negatives]), n = 0;
@@ -254,9 +252,9 @@ static double sum_of(const float *x, int64_t n) {
     return sum;
 }
 
-/* From scores to the loss, and in their place weights: weight_scale * d loss / d score.  The
- * positive's derivative, p - 1, is minus the sum of the others: exact also where p rounds to 1.
- * vec_exp is never 0, but a masked score's share is. */
+/* Computes the loss from the scores and replaces them by weights: weight_scale * d loss / d score.
+ * The positive's derivative, p - 1, is computed as minus the sum of the others: exact also where p
+ * rounds to 1. vec_exp is never 0, but a masked score's share must be. */
 static double softmax(const sampled_softmax_args *a, const int32_t *row, float weight_scale,
                       float *score) {
     int32_t n = a->n_negatives, n_masked = set_collisions(a, row, MASKED, score);
@@ -273,8 +271,8 @@ static double softmax(const sampled_softmax_args *a, const int32_t *row, float w
     return log(total) - (double)positive;
 }
 
-/* begin[v + 1] = where the uses of table row v begin: add_uses then moves it to their end, which is
- * where those of v + 1 begin. */
+/* begin[v + 1] = where the uses of table row v begin. add_uses then advances it to their end, which
+ * is where the uses of row v + 1 begin. */
 static void count_uses(const job *j, cpu_range range, int32_t *begin) {
     const sampled_softmax_args *a = j->a;
     memset(begin, 0, ((size_t)a->n_rows + 1) * sizeof *begin);

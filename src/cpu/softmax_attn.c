@@ -1,10 +1,10 @@
 /* Causal softmax attention, forward and backward (contract: softmax_attn_args in ops/ops.h).
  *
  * A forward chunk owns SOFTMAX_QUERIES query rows of one sequence and head; a backward chunk owns a
- * whole sequence and head, which lets it sum dk and dv alone and in order.  A strip of TILE_STRIP
- * rows holds its scores against every key it sees (8 x length numbers), so that the maximum and the
- * sum of a row are plain loops.  The flops of the products bind, and with dropout the random
- * numbers. */
+ * whole sequence and head, so that it sums dk and dv without other chunks and in order.  A strip of
+ * TILE_STRIP rows holds its scores against every key it sees (8 x length floats), so that the
+ * maximum and the sum of a row are plain loops.  Bound by the FLOPs of the products and, with
+ * dropout, by the random numbers. */
 #include <math.h>
 
 #include "cpu/attn_int.h"
@@ -76,13 +76,13 @@ static float *row_of(const softmax_seq *s, const void *data, int64_t stride, int
     return (float *)data + (int64_t)(s->first + i) * stride + (int64_t)s->head * s->a->dim;
 }
 
-/* keep[j] = what weight (i, j) is multiplied with, j < n. */
+/* keep[j] = the dropout factor of weight (i, j), j < n. */
 static void draw_keep(const softmax_seq *s, int32_t i, int n) {
     cpu_dropout_factors(&s->a->drop, s->first + i, (int64_t)s->head * s->a->max_len, n, s->m.keep);
 }
 
-/* Scores to weights: p = exp(alpha x - log_sum) for j < n, zero up to n_padded; the log of the sum
- * is returned. */
+/* Turns scores into weights: p = exp(alpha x - log_sum) for j < n, zero up to n_padded; returns
+ * log_sum, the log of the row's sum. */
 static float softmax_row(float *x, int n, int n_padded, float alpha) {
     float largest = -INFINITY;
     double sum = 0.0;
@@ -90,7 +90,8 @@ static float softmax_row(float *x, int n, int n_padded, float alpha) {
         x[j] *= alpha;
         largest = x[j] > largest ? x[j] : largest;
     }
-    /* Whole vectors: a row of the tile has room, and what lies after n is zeroed below. */
+    /* Whole vectors: a row of the tile has room for them, and elements from n on are zeroed
+     * below. */
     for (int j = 0; j < n; j += VEC)
         vec_store(x + j, vecs_exp(vec_load(x + j) - largest));
     for (int j = 0; j < n; j++)
@@ -102,7 +103,7 @@ static float softmax_row(float *x, int n, int n_padded, float alpha) {
     return largest + (float)log(sum);
 }
 
-/* Rows i .. i + n - 1 (n <= TILE_STRIP): what comes out, and the log of the sums. */
+/* Rows i .. i + n - 1 (n <= TILE_STRIP): the outputs, and the logs of the rows' sums. */
 static void fwd_strip(const softmax_seq *s, int32_t i, int n) {
     const softmax_attn_args *a = s->a;
     int n_columns = tile_round(i + n, TILE_PANEL);

@@ -1,4 +1,4 @@
-/* Dynamic tables on the CPU: their memory, and the table of verbs. */
+/* Dynamic tables on the CPU: memory, and the table of functions. */
 #include "cpu/table.h"
 
 #include <sys/mman.h>
@@ -7,8 +7,8 @@
 
 enum { HUGE_PAGE = 2 << 20 };
 
-/* Tables are read at random places: pages of 2 MiB spare most of the walks through page tables.  It
- * is a wish; a kernel that does not grant it only makes us slower. */
+/* Tables are read at random places: pages of 2 MiB avoid most TLB misses.  Only a hint: without
+ * such pages tables are slower. */
 status cpu_table_alloc(backend *be, void **out, size_t bytes, table_memory where) {
     (void)be;
     (void)where;

@@ -1,8 +1,8 @@
 /* The CPU's side of dynamic tables (ops/table.h) from inside: the probe of a bucket, the sort by
- * hash, and the verbs, a few of them a file.
+ * hash, and the verbs.
  *
- * A probe waits for memory, not for arithmetic: every loop over keys asks for the lines of later
- * keys before it looks at those of this one. */
+ * A probe is bound by memory latency: every loop over keys prefetches the cache lines of later
+ * keys before it reads the lines of the current key. */
 #ifndef HSTU_CPU_TABLE_H
 #define HSTU_CPU_TABLE_H
 
@@ -17,7 +17,7 @@
 #include <string.h>
 #endif
 
-/* How many keys ahead of the one looked at lines are asked for. */
+/* How many keys ahead loops prefetch. */
 enum { TABLE_AHEAD = 12 };
 
 /* Bit j: digests[j] == digest.  With digest 0: the empty slots. */
@@ -53,7 +53,7 @@ static inline uint64_t table_match(const uint8_t *digests, uint8_t digest) {
 #endif
 }
 
-/* The place in the bucket of `key`, whose digests match at the bits of `mask`; or -1. */
+/* The place of `key` in the bucket, or -1; `mask` has a bit for each digest that matches. */
 static inline int table_among(const table_entry *entries, uint64_t mask, uint64_t key) {
     for (; mask != 0; mask &= mask - 1) {
         int place = __builtin_ctzll(mask);
@@ -66,12 +66,12 @@ static inline int64_t table_n_there(int64_t n, const int64_t *n_real) {
     return n_real != NULL && *n_real < n ? *n_real : n;
 }
 
-/* A function that only asks for lines looks to GCC as if it had no effect, and its calls are
- * dropped unless it is inlined before GCC finds out. */
+/* GCC thinks that a function that only prefetches has no effect and drops its calls, unless it is
+ * inlined before GCC finds out. */
 #define TABLE_ASK static inline __attribute__((always_inline)) void
 
-/* Asks for a row of n_floats before it is needed.  Into the second level of cache: it keeps more
- * misses on their way than the first. */
+/* Prefetches a row of n_floats into the L2 cache, which can have more misses in flight than the L1
+ * cache. */
 TABLE_ASK table_ask_row(const float *row, int32_t n_floats) {
     for (int32_t c = 0; c < n_floats; c += 16)
         __builtin_prefetch(row + c, 0, 2);
@@ -83,8 +83,8 @@ typedef struct table_hashed {
     uint32_t place;
 } table_hashed;
 
-/* Sorts n pairs by hash, stably, with `other` as room for n more; the result is where it returns:
- * one of the two. */
+/* Sorts n pairs by hash, stably; `other` is room for n more pairs. Returns where the result is: one
+ * of the two arrays. */
 table_hashed *table_sort(table_hashed *pairs, table_hashed *other, int64_t n);
 
 /* Every verb `name` is cpu_table_name. */

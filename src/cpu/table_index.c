@@ -1,9 +1,9 @@
 /* find, erase, scan, stamp and carry (ops/table.h).
  *
- * find is parallel over keys, and goes over each chunk as a pipeline of groups: the keys of one are
- * hashed and their digests asked for, the digests of the one before are compared and their keys'
- * lines asked for, the keys of the one before that are compared.  The limit is how many lines can
- * be on their way at once. */
+ * find is parallel over keys, and processes each chunk as a pipeline over groups of keys: it hashes
+ * group i and prefetches its digests, compares the digests of group i - 1 and prefetches the
+ * entries that match, and compares the keys of group i - 2.  The limit is how many cache lines can
+ * be in flight. */
 #include <string.h>
 
 #include "cpu/table.h"
@@ -16,7 +16,7 @@ typedef struct find_job {
     int64_t n;
 } find_job;
 
-/* A key on its way: its bucket, and the bits of its digest's matches. */
+/* A key in the pipeline: its bucket, and a bit for each digest that matches. */
 typedef struct probe {
     int64_t bucket;
     uint64_t mask;
@@ -36,7 +36,8 @@ static inline void match_probe(const table_level *l, probe *p) {
         __builtin_prefetch(table_entries(l, p->bucket) + __builtin_ctzll(p->mask), 0, 3);
 }
 
-/* Two chunks may touch the same entry only with SCORE_SET of one score: the same bytes. */
+/* Two chunks write the same entry only for SCORE_SET with one score, so they write the same
+ * bytes. */
 static void touch(const find_job *job, int64_t i, int64_t bucket, int place) {
     const table_find_args *a = job->a;
     uint64_t *score = &table_entries(job->l, bucket)[place].score;
@@ -60,8 +61,9 @@ static inline void end_probe(const find_job *job, int64_t i, const probe *p) {
     if (a->out_stamps != NULL) a->out_stamps[i] = 0;
 }
 
-/* Three short loops over groups of keys, not one over keys: a prefetch waits in the core until its
- * address is translated, and with the work of three keys between two of them few would fit in. */
+/* Three short loops over groups of keys, not one over keys: a prefetch occupies the core's window
+ * until its address is translated, and with the work of three keys between two prefetches few would
+ * fit into the window. */
 static status find_chunk(void *ctx, int64_t chunk, int worker) {
     const find_job *job = ctx;
     const uint64_t *keys = job->a->keys;

@@ -1,10 +1,10 @@
 /* place (ops/table.h).
  *
  * Keys in the order of their hashes are runs of keys of one bucket; a run belongs to the chunk in
- * which it begins, so a bucket has one worker.  Each chunk writes its evicted and rejected keys
- * where its keys stand, and a last pass closes the gaps: the lists too are the same with any number
- * of threads.  The limit is the misses: digests, keys, and for an eviction the scores of the
- * bucket. */
+ * which it begins, so a bucket has one worker.  Each chunk writes its evicted and rejected keys at
+ * the places of its own keys, and a last pass closes the gaps, so the lists too are the same with
+ * any number of threads.  Bound by cache misses: digests, keys, and for an eviction the scores of
+ * the bucket. */
 #include <string.h>
 
 #include "cpu/table.h"
@@ -25,7 +25,7 @@ typedef struct place_job {
     place_counts *counts;      /* (chunks) */
 } place_job;
 
-/* The new keys of a run, best first; more than a bucket has slots are never needed. */
+/* The new keys of a run, best first; at most as many as a bucket has slots. */
 typedef struct newcomers {
     int n;
     int64_t at[TABLE_SLOTS]; /* which key of the call */
@@ -45,7 +45,7 @@ static inline uint64_t score_of(const table_place_args *a, int64_t key) {
     return a->scores != NULL ? a->scores[key] : a->score;
 }
 
-/* Keys come by ascending hash, so that one goes behind those of the same score. */
+/* Keys come by ascending hash, so a key goes after those of the same score. */
 static void add_newcomer(newcomers *list, int64_t key, uint64_t score) {
     int at = list->n;
     while (at > 0 && list->score[at - 1] < score)
@@ -60,8 +60,7 @@ static void add_newcomer(newcomers *list, int64_t key, uint64_t score) {
 }
 
 /* The entry of `among` that is smallest by (score, key).  The least score is found without
- * branches, which would be guessed wrong again and again; then the few that have it are compared.
- */
+ * branches, which would be mispredicted often; then the few that have it are compared. */
 static int smallest(const table_entry *entries, uint64_t among) {
     uint64_t least = UINT64_MAX;
     for (int place = 0; place < TABLE_SLOTS; place++) {
@@ -95,8 +94,8 @@ static void settle(const place_job *job, int64_t bucket, int place, int64_t key,
     a->is_new[key] = 1;
 }
 
-/* Touches the keys of a run that are there, which sets their bits in *held, and lists the others.
- */
+/* Touches the keys of a run that are in the table, sets their bits in *held, and lists the other
+ * keys. */
 static void greet(const place_job *job, int64_t bucket, int64_t first, int64_t end, uint64_t *held,
                   newcomers *list) {
     const table_place_args *a = job->a;
@@ -167,9 +166,9 @@ static int64_t next_run(const place_job *job, int64_t i) {
     return i;
 }
 
-/* Asks for what a later key will need: its bucket's digests first, and when they are there the line
- * of the key that matches, or, in a full bucket, the scores, among which the smallest will be
- * looked for.  Only keys before `end` are looked at: others are another worker's. */
+/* Prefetches what a later key will need: first its bucket's digests; once they are in the cache,
+ * the entry that matches or, in a full bucket, the scores, of which the smallest will be searched.
+ * Reads only keys before `end`: others belong to another worker. */
 TABLE_ASK ask_later(const place_job *job, int64_t i, int64_t end) {
     int64_t far = i + 2 * TABLE_AHEAD, near = i + TABLE_AHEAD;
     if (far < job->n) __builtin_prefetch(table_digests(job->l, bucket_at(job, far)), 1, 3);

@@ -1,9 +1,8 @@
 /* Lookups (ops/table.h): pool, its gradient, and find and read in one.
  *
- * pool is parallel over bags.  A segment of a bag's places is resolved to rows first; then its
- * columns are summed a few vectors at a time, which stay in registers over all rows of the segment,
- * while the rows of places ahead are asked for.  The limit is the misses of rows at random places.
- */
+ * pool is parallel over bags.  First the places of a segment of a bag are resolved to rows; then
+ * its columns are summed, a few vectors at a time in registers over all rows of the segment, while
+ * later rows are prefetched.  Bound by cache misses of rows at random addresses. */
 #include <string.h>
 
 #include "cpu/table.h"
@@ -33,16 +32,15 @@ static void add_row(float *restrict y, int32_t dim, const float *restrict row, f
         y[c] += w * row[c];
 }
 
-/* Rows to be added up, with their weights, and the rows that come after them. */
+/* Rows to add up, with their weights, and the rows after them, to be prefetched. */
 typedef struct segment {
     int n;
     const float *row[SEGMENT], *later[SEGMENT];
     float weight[SEGMENT];
 } segment;
 
-/* y[c .. c + BLOCK - 1] += weight row[c .. c + BLOCK - 1], row by row.  The first block asks for
- * the rows of places ahead, one for each row that it adds: a burst of them would wait for itself.
- */
+/* y[c .. c + BLOCK - 1] += weight row[c .. c + BLOCK - 1], row by row.  The first block prefetches
+ * later rows, one for each row that it adds: a burst of prefetches would stall. */
 static inline void add_block(const segment *s, int32_t dim, int32_t c, float *y, bool is_weighted) {
     vec sum[4];
     for (int k = 0; k < 4; k++)
@@ -71,7 +69,7 @@ static void add_segment(const pool_job *job, const segment *s, float *y) {
     }
 }
 
-/* y += the rows of places first .. end - 1, in this order. */
+/* y += rows first .. end - 1 of the places, in this order. */
 static void add_places(const pool_job *job, int64_t first, int64_t end, float *y) {
     const table_pool_args *a = job->a;
     while (first < end) {
@@ -122,7 +120,7 @@ typedef struct grad_job {
     int64_t n, n_rows;
 } grad_job;
 
-/* The bag of place i: the last that begins at i or before. */
+/* The bag of place i: the last bag that begins at i or before. */
 static int64_t bag_of(const int64_t *offsets, int64_t n_bags, int64_t i) {
     int64_t low = 0, high = n_bags;
     while (high - low > 1) {
@@ -176,7 +174,7 @@ typedef struct lookup_job {
     int part;
 } lookup_job;
 
-/* One thread's block of keys: find asks for their index, read for their rows. */
+/* One thread's block of keys: find prefetches their index entries, read their rows. */
 static status lookup_chunk(void *ctx, int64_t chunk, int worker) {
     const lookup_job *job = ctx;
     const table_lookup_args *a = job->a;

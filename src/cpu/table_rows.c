@@ -1,7 +1,7 @@
 /* Rows of a level (ops/table.h): read, write, init, update.
  *
- * Parallel over slots, which are different from each other; the rows of slots ahead are asked for.
- * The limit is the misses of rows at random places. */
+ * Parallel over slots, which are all different; rows of later slots are prefetched. Bound by cache
+ * misses of rows at random addresses. */
 #include <math.h>
 #include <string.h>
 
@@ -177,7 +177,7 @@ status cpu_table_update(backend *be, const table_level *l, const table_update_ar
     update_job job = {.l = l, .a = a, .n = table_n_there(a->n, a->n_real)};
     job.scale = a->grad_scale == NULL ? 1 : *a->grad_scale;
     if (job.scale == 0) return OK;
-    /* The powers are taken in double: 1 - b2^t of the first steps would lose digits. */
+    /* The powers are in double: 1 - b2^t would lose digits in the first steps. */
     job.decay = (float)(1 - (double)a->lr * a->weight_decay);
     job.rate = (float)(a->lr / (1 - pow(a->beta1, (double)a->step)));
     job.root_of_variance = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step)));

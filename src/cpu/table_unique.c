@@ -34,7 +34,7 @@ static void move_by_digit(const table_hashed *from, table_hashed *to, int64_t n,
         to[counts[digit_of(from[i].hash, digit)]++] = from[i];
 }
 
-/* A few pairs are put in order one by one: the counters alone would cost more. */
+/* A few pairs are sorted by insertion: the counters alone would cost more. */
 static void sort_few(table_hashed *pairs, int64_t n) {
     for (int64_t i = 1; i < n; i++) {
         table_hashed pair = pairs[i];

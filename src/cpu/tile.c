@@ -2,8 +2,8 @@
 
 typedef vec sums[TILE_ROWS][3];
 
-/* sum += A B over n of k.  n_vec (1 to 3) is a constant where this is inlined, so that the inner
- * loops vanish and the sums stay in registers. */
+/* sum += A B over n values of k. n_vec (1 to 3) is a compile-time constant where this is inlined,
+ * so that the inner loops are unrolled and the sums stay in registers. */
 static inline __attribute__((always_inline)) void walk(sums sum, int n_vec, tile_a a,
                                                        const float *b, ptrdiff_t b_row, int n) {
     for (int k = 0; k < n; k++, a.data += a.col, b += b_row) {
@@ -19,8 +19,8 @@ static inline __attribute__((always_inline)) void walk(sums sum, int n_vec, tile
     }
 }
 
-/* The same where numbers of A lie side by side.  ARM multiplies by one lane of a vector, so two
- * loads bring eight numbers; elsewhere each is spread from memory, as above. */
+/* Like walk, for contiguous elements of A.  ARM multiplies by one lane of a vector, so two
+ * loads bring eight elements; elsewhere each element is broadcast from memory, as above. */
 static inline __attribute__((always_inline)) void walk_side(sums sum, int n_vec, const float *a,
                                                             ptrdiff_t a_col, const float *b,
                                                             ptrdiff_t b_row, int n) {
@@ -60,8 +60,8 @@ static inline __attribute__((always_inline)) void finish(sums sum, int n_vec, fl
 }
 
 /* The register tile: C = init + A B, TILE_ROWS x n_vec vectors; init, laid out as C, may be C
- * itself, or NULL for zero.  Functions of their own: inlined further, the compilers lose track of
- * what belongs in registers. */
+ * itself, or NULL for zero.  They are not inlined: compilers would spill the sums from
+ * registers. */
 #define KERNEL(name, n_vec, walk_a)                                                                \
     static __attribute__((noinline)) void name(tile_a a, const float *b, ptrdiff_t b_row,          \
                                                const float *init, float *c, ptrdiff_t c_row,       \
@@ -78,7 +78,7 @@ KERNEL(side_kernel1, 1, walk_side(sum, 1, a.data, a.col, b, b_row, kk))
 KERNEL(side_kernel2, 2, walk_side(sum, 2, a.data, a.col, b, b_row, kk))
 KERNEL(side_kernel3, 3, walk_side(sum, 3, a.data, a.col, b, b_row, kk))
 
-/* The same with A in blocks `panel` apart, added to C. */
+/* Like the register tile above, with A in blocks `panel` apart, and added to C. */
 #define BLOCK_KERNEL(name, n_vec)                                                                  \
     static __attribute__((noinline)) void name(const float *a, ptrdiff_t panel, const float *b,    \
                                                ptrdiff_t b_row, float *c, ptrdiff_t c_row,         \
@@ -98,8 +98,8 @@ typedef void (*kernel)(tile_a a, const float *b, ptrdiff_t b_row, const float *i
 static const kernel any_kernels[3] = {kernel1, kernel2, kernel3};
 static const kernel side_kernels[3] = {side_kernel1, side_kernel2, side_kernel3};
 
-/* Vectors of the next register tile when `left` remain: pairs, and three at the end of an odd
- * number, since one alone would wait for its sums. */
+/* How many vectors the next register tile has when `left` remain: two, or three at the end of an
+ * odd number, since a tile of one vector would wait for the latency of its sums. */
 static int next_width(int left) {
     return left == 3 || left == 1 ? left : 2;
 }

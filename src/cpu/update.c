@@ -1,8 +1,7 @@
 /* Optimizers (ops.h), and the two small passes beside them: sum of squares, and y += x.
  *
- * All are bound by bytes: one pass reads and writes weight, state and gradient, and zeroes the
- * gradient while it is in cache.  A dense weight is cut into chunks of numbers, a table into chunks
- * of rows. */
+ * All are bound by bytes: one pass reads and writes weight and state, and zeroes the gradient while
+ * it is in cache.  A dense weight is cut into chunks of elements, a table into chunks of rows. */
 #include <math.h>
 #include <string.h>
 
@@ -21,7 +20,7 @@ typedef struct update_job {
     int64_t n_all;          /* rows of the weight */
 } update_job;
 
-/* Adds in place of PyTorch's order the same quantities: lr (m / c1) / (sqrt(v / c2) + eps). */
+/* Computes the same quantities as PyTorch, in another order: lr (m / c1) / (sqrt(v / c2) + eps). */
 static void adamw(const update_job *job, int64_t first, int64_t n) {
     const update_args *a = job->a;
     float *restrict w = a->w + first, *restrict grad = a->grad + first;
@@ -74,7 +73,7 @@ static void rowwise_adagrad(const update_job *job, int64_t row) {
     }
 }
 
-/* Numbers first .. first + n - 1 of an optimizer that takes each by itself. */
+/* Elements first .. first + n - 1, for an optimizer that updates each element by itself. */
 static void update_numbers(const update_job *job, int64_t first, int64_t n) {
     if (job->a->kind == OPT_ADAMW) adamw(job, first, n);
     if (job->a->kind == OPT_SGD) sgd(job, first, n);
@@ -105,7 +104,7 @@ static status rows_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* A step that is left out: what it would have used is thrown away. */
+/* A skipped step: its gradients are discarded. */
 static void leave_out(const update_args *a) {
     memset(a->grad, 0, (size_t)a->n * sizeof *a->grad);
     if (a->marks != NULL && a->dim > 0) memset(a->marks, 0, (size_t)(a->n / a->dim));
@@ -118,7 +117,7 @@ static status update_one(backend *be, const update_args *a) {
         leave_out(a);
         return OK;
     }
-    /* The powers are taken in double: 1 - b2^t of the first steps would lose digits. */
+    /* The powers are in double: 1 - b2^t would lose digits in the first steps. */
     job.decay = (float)(1 - (double)a->lr * a->weight_decay);
     job.rate = (float)(a->lr / (1 - pow(a->beta1, (double)a->step)));
     job.root_of_variance = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step)));

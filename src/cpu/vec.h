@@ -1,5 +1,5 @@
-/* Vectors of floats, of the width that suits the CPU, by the compilers' vector extension; and
- * vec_math.h for them.  Include last, as that. */
+/* Vectors of floats, as wide as suits the CPU, by the compilers' vector extension; and the
+ * functions of vec_math.h on them.  Include after all other headers, like vec_math.h. */
 #ifndef HSTU_CPU_VEC_H
 #define HSTU_CPU_VEC_H
 

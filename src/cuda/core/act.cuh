@@ -1,5 +1,5 @@
 /* Activations in kernels: float32, bfloat16 and float16 behind one interface.  Arithmetic is
- * float32 everywhere; the type only says how numbers are stored. */
+ * float32 everywhere; the type only says how elements are stored. */
 #ifndef HSTU_CUDA_CORE_ACT_CUH
 #define HSTU_CUDA_CORE_ACT_CUH
 
@@ -29,10 +29,11 @@ template <> __device__ inline __half from_float<__half>(float x) {
     return __float2half_rn(x);
 }
 
-/* N numbers that are read or written at once; their address must be a multiple of their size. */
+/* N elements that are read or written at once; their address must be a multiple of their total
+ * size. */
 template <typename T, int N> struct alignas(sizeof(T) * N) pack { T v[N]; };
 
-/* Whether rows of `dim` numbers of `size` bytes, `stride` numbers apart, that start at p can be
+/* Whether rows of `dim` elements of `size` bytes, `stride` elements apart, starting at p, can be
  * read in packs of n. */
 static inline bool can_pack(const void *p, int64_t stride, int64_t dim, size_t size, int n) {
     return (uintptr_t)p % (size * (size_t)n) == 0 && stride % n == 0 && dim % n == 0;

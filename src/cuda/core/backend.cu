@@ -69,8 +69,9 @@ static status grow_own(cuda_state *s, cuda_block *block, size_t bytes) {
     return OK;
 }
 
-/* A guest's caller may have recorded the old block's address, so it is kept until the end; each
- * new block is more than twice as large, so all old ones together are smaller. */
+/* The caller of a guest backend may have recorded the old block's address, so old blocks are kept
+ * until the end; each new block is more than twice as large, so it is larger than all old ones
+ * together. */
 static status grow_guest(cuda_state *s, cuda_block *block, size_t bytes) {
     void *p;
     size_t room = bytes + block->bytes;

@@ -1,8 +1,8 @@
 /* Neighbouring columns of a row, V at a time: what the passes over rows share.
  *
- * Rows whose addresses and widths allow it are read in packs of 16 bytes of activations; others
- * (50 columns, say) number by number, but still V neighbours a thread, because one random draw
- * serves four columns.  V is 4 or 8 and a column that a pack begins with is a multiple of V. */
+ * Rows whose addresses and widths allow it are read in packs of 16 bytes of activations; others (50
+ * columns, say) element by element, but still V neighbours a thread, because one random draw serves
+ * four columns.  V is 4 or 8, and a pack begins at a column that is a multiple of V. */
 #ifndef HSTU_CUDA_CORE_COLUMNS_CUH
 #define HSTU_CUDA_CORE_COLUMNS_CUH
 
@@ -14,8 +14,8 @@ template <typename T> struct columns_of {
     static constexpr int PACKED = 16 / (int)sizeof(T), LOOSE = 4;
 };
 
-/* V columns as they lie in memory.  Whole words, because the compiler takes a struct of 16-bit
- * numbers apart wherever it is copied. */
+/* V columns in their memory format.  Whole words, because the compiler splits a struct of 16-bit
+ * elements wherever it is copied. */
 template <typename T, int V> struct alignas(sizeof(T) * V) columns {
     uint32_t word[V * sizeof(T) / 4];
 };
@@ -60,7 +60,7 @@ __device__ static inline columns<T, V> load_columns(const T *row, int c, int dim
     return x;
 }
 
-/* Writes them; those beyond the row's end are left out. */
+/* Writes V columns; those beyond the row's end are skipped. */
 template <bool IS_PACKED, int V, typename T>
 __device__ static inline void store_columns(T *row, int c, int dim, const float (&y)[V]) {
     if constexpr (IS_PACKED) {

@@ -1,10 +1,10 @@
 /* Copies between host and device that do not make the host wait.
  *
- * In: the bytes are copied into a slot of pinned memory (so the caller may overwrite its own), go
- * to a slot on the device beside the running step, on a stream of their own, and from there, a copy
- * within the device, to where they belong when the step before is done.  So nothing waits for
- * the bus; the host waits only when it is a whole ring of slots ahead.  Copies larger than a
- * slot go in pieces.  Out, late: into pinned memory, with an event to wait for. */
+ * To the device: the bytes are copied into a slot of pinned memory (so the caller may overwrite its
+ * own), then, on a second stream that overlaps with the running step, to a slot on the device, and,
+ * when the previous step is done, by a copy within the device to their destination.  So no step
+ * waits for the bus; the host waits only when it is a whole ring of slots ahead.  Copies larger
+ * than a slot go in pieces.  To the host: into pinned memory, with an event to wait for. */
 #include <string.h>
 
 #include "base/mem.h"

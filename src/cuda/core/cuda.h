@@ -34,7 +34,8 @@ typedef struct cuda_state {
     bool is_guest; /* the stream is the caller's; copies, graphs and matmuls are NULL */
     cudaStream_t stream;
     cuda_block scratch, mask_scratch; /* of the op that runs; see cuda_scratch */
-    void *old_blocks[128]; /* of a guest; each block is twice the one before of its kind */
+    void *old_blocks[128]; /* old blocks of a guest; each is at least twice as large as the one
+                              before of its kind */
     int n_old_blocks;
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
     unsigned *counters; /* (2) work counters of persistent kernels; zeros between kernels */
@@ -63,11 +64,11 @@ static inline status cuda_launched(const char *what) {
 }
 
 /* Scratch memory of at least `bytes`, 256-byte aligned, owned by the calling op until it returns
- * (the stream orders the next op after this one).  One call an op: it may move.  It grows when
- * more is asked for than ever before, which drops the recorded steps. */
+ * (the stream orders the next op after this one).  One call in each op: the next may move the
+ * block.  It grows when a request is larger than all before, which drops the recorded steps. */
 status cuda_scratch(backend *be, size_t bytes, void **out);
 
-/* A second block of the same kind, for the summary of a func mask, which must outlive the
+/* A second block like cuda_scratch, for the summary of a func mask, which must outlive the
  * attention's own use of cuda_scratch. */
 status cuda_mask_scratch(backend *be, size_t bytes, void **out);
 
@@ -79,7 +80,7 @@ static inline int64_t cuda_div_up(int64_t n, int64_t size) {
     return (n + size - 1) / size;
 }
 
-/* Lets a kernel use `bytes` of dynamic shared memory (above 48 KB it must be asked for). */
+/* Allows a kernel to use `bytes` of dynamic shared memory (required above 48 KB). */
 #define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
     cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
 
@@ -115,8 +116,8 @@ status cuda_matmul(backend *be, const cuda_product *p);
 
 extern const struct table_ops cuda_table_ops; /* table.cu: dynamic tables */
 
-/* The attention's families, between which attn.cu chooses.  Those of SM 9.0a take the calls for
- * which cuda_attn_sm90_can_fwd and _can_bwd are true. */
+/* The families of attention kernels, between which attn.cu chooses.  The SM 9.0a family takes the
+ * calls for which cuda_attn_sm90_can_fwd and _can_bwd are true. */
 status cuda_attn_sm80_fwd(backend *be, const attn_args *a);
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);

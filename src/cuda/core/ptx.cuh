@@ -16,7 +16,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-/* The address of shared memory as the instructions below want it. */
+/* A shared-memory address as the instructions below take it. */
 __device__ static inline uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
@@ -61,8 +61,8 @@ __device__ static inline void mma_m16n8k8_tf32(float c[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Four 8 x 8 matrices of 16-bit numbers: lanes 8m .. 8m + 7 give the addresses of the rows (16
- * bytes each) of matrix m, which goes to r[m]: row l / 4, columns 2 (l % 4) and the next; with
+/* Loads four 8 x 8 matrices of 16-bit elements: lanes 8m .. 8m + 7 give the addresses of the rows
+ * (16 bytes each) of matrix m, which goes to r[m]: row l / 4, columns 2 (l % 4) and the next; with
  * trans, of the matrix transposed. */
 __device__ static inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -78,9 +78,9 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
                  : "memory");
 }
 
-/* SIZE bytes (16, 8 or 4) at `from`, of which only the first n_bytes are read; the rest become
- * zeros.  With n_bytes 0 nothing is read, and `from` may be anything.  Both addresses are multiples
- * of SIZE.  Copies of 16 bytes bypass the L1 cache: shared memory takes its place. */
+/* Copies SIZE bytes (16, 8 or 4) at `from`, of which only the first n_bytes are read; the rest
+ * become zeros.  With n_bytes 0 nothing is read, and `from` may be anything.  Both addresses are
+ * multiples of SIZE.  Copies of 16 bytes bypass the L1 cache: shared memory takes its place. */
 template <int SIZE>
 __device__ static inline void cp_async(uint32_t to, const void *from, int n_bytes) {
     static_assert(SIZE == 16 || SIZE == 8 || SIZE == 4, "the sizes there are");
@@ -99,8 +99,8 @@ __device__ static inline void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most N of the thread's groups, the latest, are pending.  Other threads see what
- * arrived after a barrier. */
+/* Waits until at most the latest N of the thread's groups are pending.  Other threads see the
+ * copied bytes after a barrier. */
 template <int N> __device__ static inline void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

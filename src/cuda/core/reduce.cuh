@@ -17,7 +17,7 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-/* Every thread of a block of whole warps gets the sum; `room` is shared memory for 32 numbers, free
+/* Every thread of a block of whole warps gets the sum; `room` is shared memory for 32 floats, free
  * again when this returns. */
 template <typename T> __device__ static inline T block_sum(T x, T *room) {
     int warp = (int)threadIdx.x / WARP, n_warps = ((int)blockDim.x + WARP - 1) / WARP;

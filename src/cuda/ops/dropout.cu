@@ -1,5 +1,5 @@
-/* Dropout (ops.h): a thread owns V columns of a row, and one draw serves four of them.  The
- * limit is bytes, two rows of activations; the draws overlap with them. */
+/* Dropout (ops.h): a thread owns V columns of a row, and one draw serves four of them.  Bound by
+ * bytes, two rows of activations; the random draws overlap with the memory traffic. */
 #include "cuda/core/columns.cuh"
 
 template <typename T, int V, bool IS_PACKED>

@@ -13,9 +13,7 @@ typedef struct drop_row {
 } drop_row;
 
 /* The dropout of one row; cheap where the rate is 0.  rng_uniform(word) >= rate is tested in
- * integers: both sides times 2^24 are exact, and an integer is at least a number if it is at
- * least the number's ceiling.
- */
+ * integers: both sides times 2^24 are exact, and an integer is >= x exactly if it is >= ceil(x). */
 __device__ static inline drop_row drop_begin(const dropout &d, int64_t row) {
     drop_row r;
     r.rate = d.rate;

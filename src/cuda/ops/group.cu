@@ -10,8 +10,8 @@
 
 enum { GROUP_THREADS = 256 };
 
-/* A row that belongs to no group sorts after all others.  So does an index beyond the table,
- * which the CPU refuses: a kernel cannot report it. */
+/* A row that belongs to no group sorts after all others, and so does an index beyond the table: the
+ * CPU refuses it, but a kernel cannot report an error. */
 static __global__ void __launch_bounds__(GROUP_THREADS)
     group_keys_any_kernel(int n, int32_t n_rows, const int32_t *index, uint32_t *keys,
                           int32_t *places) {

@@ -18,7 +18,7 @@ typedef struct copy_job {
     void *to_w, *to_bias;
 } copy_job;
 
-/* A thread copies N numbers of the weight, or one of the bias. */
+/* A thread copies N elements of the weight, or one of the bias. */
 template <typename T, int N> static __global__ void linear_copy_any_kernel(copy_job j) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < j.n_packs) {
@@ -46,7 +46,7 @@ template <typename T> static status copy_launch(backend *be, const linear_args *
     return cuda_launched("the copy of a weight");
 }
 
-/* The weight and the bias as the products want them, in `room` where that is a copy. */
+/* The weight and the bias in the type of the products, in `room` where that takes a copy. */
 typedef struct weights {
     const void *w, *bias;
 } weights;
@@ -119,8 +119,8 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     return cuda_activate(be, a->f, a->n * a->n_out, a->z, a->y);
 }
 
-/* A block owns ROWS_Y rows at a time of 32 packs of columns, and walks down its group of rows; a
- * thread has LOADS rows in flight. */
+/* A block owns 32 packs of columns and goes down its group of rows, ROWS_Y rows at a time; a thread
+ * has LOADS rows in flight. */
 enum { PACKS_X = 32, ROWS_Y = THREADS / PACKS_X, LOADS = 2, MIN_GROUP = ROWS_Y * LOADS * 4 };
 
 typedef struct dz_job {

@@ -1,5 +1,5 @@
-/* The activation functions after a linear layer, over packs of numbers: the branch on the
- * function is taken once a pack, so that the numbers of a pack are computed in parallel.
+/* The activation functions after a linear layer, over packs: the branch on the function is taken
+ * once for each pack, so that its elements are computed in parallel.
  *
  * float32 gets the library's functions; for 16-bit activations the fast ones are exact enough
  * (their error is a hundredth of the rounding of the result) and keep the pass bound by bytes. */
@@ -43,7 +43,7 @@ template <typename T, int N> __device__ static inline void linear_f(epilogue f, 
     }
 }
 
-/* dy = dy f'(z); that of gelu is Phi(z) + z phi(z), phi being the normal density. */
+/* dy = dy f'(z); gelu' is Phi(z) + z phi(z), where phi is the normal density. */
 template <typename T, int N>
 __device__ static inline void linear_df(epilogue f, const pack<T, N> &z, pack<T, N> *dy) {
     if (f == EPILOGUE_SILU) {

@@ -1,6 +1,6 @@
-/* Losses of a ranking head (ops.h).  A thread owns a logit where labels are bits, a warp owns a row
- * where they are classes.  The loss is summed in double: each block leaves one partial sum, and one
- * block adds those in order.  A head has few columns, so this is bound by latency. */
+/* Losses of a ranking head (ops.h).  With binary labels a thread owns a logit, with class labels a
+ * warp owns a row.  The loss is summed in double: each block leaves one partial sum, and one block
+ * adds those in order.  A head has few columns, so this is bound by latency. */
 #include <math.h>
 
 #include "cuda/core/act.cuh"
@@ -24,8 +24,8 @@ __device__ static inline float bits_loss(const logits_loss_args &a, int64_t i, f
 }
 
 /* ln sum_k exp(z_k - max) + max - z_label of row n, in every lane; the gradient is softmax - one
- * hot.  A label that is no class, which the CPU refuses, makes loss and gradients NaN: a kernel
- * cannot say more, and a training run stops at it. */
+ * hot.  A label that is not a class makes loss and gradients NaN, at which a training run stops:
+ * the CPU refuses such a label, but a kernel cannot report an error. */
 template <typename T>
 __device__ static inline float classes_loss(const logits_loss_args &a, int64_t n,
                                             float grad_scale) {

@@ -45,7 +45,7 @@ struct cuda_matmuls {
     entry table[N_SETS][N_WAYS];
 };
 
-/* One product in the words of cuBLASLt, whose first matrix is our b. */
+/* One product in cuBLASLt's terms, whose first matrix is our b. */
 typedef struct description {
     cublasLtMatmulDescOpaque_t what;
     cublasLtMatrixLayoutOpaque_t b, a, d;
@@ -101,9 +101,8 @@ static int64_t round_up(int64_t n) {
     return (n + unit - 1) / unit * unit;
 }
 
-/* The rounded shape of the query. m may be rounded where a is stored by rows, k where both
- * matrices are stored by rows of k: no stored row is as long as either.
- */
+/* The rounded shape for the query. m may be rounded where a is row-major, k where k counts the
+ * stored rows of both matrices: then no row length depends on it. */
 static cuda_product rounded(const cuda_product *p) {
     cuda_product r = *p;
     if (!p->is_a_transposed) r.m = round_up(p->m);
@@ -252,7 +251,7 @@ static status find(const cuda_state *cuda, const cuda_product *r, entry **out) {
     return OK;
 }
 
-/* Whether the kernel chosen for the rounded shape can do this one. */
+/* Whether the kernel chosen for the rounded shape can compute this shape. */
 static bool is_fit(const cuda_state *cuda, const cuda_product *p, description *text, entry *e) {
     cublasLtMatmulHeuristicResult_t result;
     if (e->checked_m == p->m && e->checked_k == p->k) return true;

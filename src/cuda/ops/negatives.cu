@@ -1,5 +1,5 @@
-/* negatives, as ops.h states it.  A thread draws one block of random numbers, which is four
- * negatives; the limit is the draws, about a hundred instructions each. */
+/* negatives, as ops.h states it.  A thread draws one Philox block, which gives four negatives;
+ * bound by the draws, about a hundred instructions each. */
 #include "cuda/core/columns.cuh"
 
 static __global__ void __launch_bounds__(256) negatives_draw_any_kernel(const negatives_args a) {

@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     if (partials != NULL) norm_sums_write(sums, a.dim, partials);
 }
 
-/* A block adds the partials of 32 columns: its 32 warps take every 32nd partial each, and the
+/* A block adds the partials of 32 columns: each of its 32 warps adds every 32nd partial, and the
  * warps' sums are added across lanes.  The order is fixed. */
 static __global__ void __launch_bounds__(1024)
     norm_bwd_sums_any_kernel(const float *partials, int n_partials, int dim, float *dweight,

@@ -10,10 +10,10 @@
 #include "cuda/core/columns.cuh"
 #include "cuda/core/reduce.cuh"
 
-/* How a row lies in registers: LANES threads share it, one warp or a whole block; each has 8
- * columns as PARTS packs of V, which are LANES packs apart.  Few enough to leave registers for
- * the next row, which is loaded while this one is processed.  FORWARD and BACKWARD are the blocks
- * that a multiprocessor must hold at least, and so bound the registers (96 or 128). */
+/* The register layout of a row: LANES threads share it, one warp or a whole block; each has 8
+ * columns as PARTS packs of V, which are LANES packs apart.  That leaves registers for the next
+ * row, which is loaded while the current one is processed.  FORWARD and BACKWARD are the minimum
+ * numbers of blocks on a multiprocessor, which bound the registers (96 or 128). */
 template <int LANES_, int V_, bool IS_PACKED_> struct row_tile {
     static constexpr int LANES = LANES_, V = V_, PARTS = 8 / V;
     static constexpr bool IS_PACKED = IS_PACKED_;
@@ -49,7 +49,7 @@ enum { NORM_MAX_DIM = 4096 };
         }                                                                                          \
     } while (0)
 
-/* A part of a row as it lay in memory, and as numbers. */
+/* A part of a row, in its memory format and as floats. */
 template <typename T, typename R> struct row_packs { columns<T, R::V> part[R::PARTS]; };
 template <typename R> struct row_floats { float part[R::PARTS][R::V]; };
 
@@ -63,7 +63,7 @@ template <typename R> __device__ static inline int row_column(int p) {
 }
 
 /* Shared memory for the sums of one row's warps.  A sum has one barrier, before the warps' parts
- * are read; so the same room can be used again only after another sum with another room. */
+ * are read; so between two sums in the same room there must be a sum in another room. */
 template <typename R> struct row_room { float2 part[R::WARPS]; };
 
 /* Two sums over a row at once; every thread gets them. */
@@ -153,9 +153,9 @@ template <typename R> __device__ static inline void norm_sums_clear(norm_sums<R>
             sums.dweight[p][j] = sums.dbias[p][j] = 0;
 }
 
-/* d: from the gradient of the norm's output to that of its input,
- *     rstd (g - mean(g) - h mean(g h)),  g = d * weight, h the normalised x;
- * the gradients of weight and bias are added to sums.  Where a column is beyond the end d is 0. */
+/* Turns d from the gradient of the norm's output into the gradient of its input, rstd (g - mean(g)
+ * - h mean(g h)), where g = d * weight and h is the normalised x; adds the gradients of weight and
+ * bias to sums.  In columns beyond the end d is 0. */
 template <typename T, typename R>
 __device__ static inline void norm_row_backward(const row_packs<T, R> &x, int dim, float mean,
                                                 float rstd, const row_affine<R> &affine,
@@ -211,7 +211,7 @@ __device__ static inline void norm_sums_write(const norm_sums<R> &sums, int dim,
     }
 }
 
-/* The first row of a thread, and how far the next one is. */
+/* The first row of a thread, and the distance to its next row. */
 template <typename R> __device__ static inline int64_t row_first(void) {
     return (int64_t)blockIdx.x * R::ROWS + (int)threadIdx.x / R::LANES;
 }
@@ -219,7 +219,7 @@ template <typename R> __device__ static inline int64_t row_step(void) {
     return (int64_t)gridDim.x * R::ROWS;
 }
 
-/* Blocks of a kernel over n rows: all that run at once, each over many rows. */
+/* Blocks of a kernel over n rows: as many as run at once, each over many rows. */
 template <typename R, typename K>
 static inline status norm_blocks(const backend *be, K *kernel, int64_t n, int64_t *out) {
     int n_resident;
@@ -244,7 +244,8 @@ static inline status norm_launch_fwd(backend *be, void (*kernel)(A), const A *a,
     return cuda_launched(name);
 }
 
-/* Likewise a backward kernel, with partial sums where the weight or the bias has a gradient. */
+/* Like the forward launcher, for a backward kernel, with partial sums where the weight or the bias
+ * has a gradient. */
 template <typename R, typename A>
 static inline status norm_launch_bwd(backend *be, void (*kernel)(A, float *), const A *a,
                                      const char *name) {

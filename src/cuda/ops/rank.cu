@@ -1,14 +1,14 @@
 /* rank, as ops.h states it.
  *
  * Every score is a sum over the columns in order, one fused multiply-add after the other, wherever
- * it is computed: the target's, those it is compared with, and those of seen rows have the same
- * bits, so that comparing them is exact.  For that the tiles of 64 queries by 64 rows are our own,
- * each thread with 4 x 4 sums; they are bound by the multiply-adds (half the peak, as two reads of
+ * it is computed: the score of a row has the same bits as a target, as a competitor and as a seen
+ * row, so that comparisons are exact.  This is why the product is our own: tiles of 64 queries by
+ * 64 rows, each thread with 4 x 4 sums, bound by the multiply-adds (half the peak, as two reads of
  * shared memory feed 16 of them).
  *
- * Ranks: each tile counts what beats the targets, then a warp a query takes the seen rows out
- * again.  No scores are stored.  The k best: scores of a piece of the corpus go to scratch memory,
- * and a block a query keeps its best in shared memory. */
+ * Ranks: each tile counts the rows that beat the targets, then one warp for each query subtracts
+ * the seen rows.  No scores are stored.  The k best: scores of a piece of the corpus go to scratch
+ * memory, and one block for each query keeps its best in shared memory. */
 #include <math.h>
 
 #include "cuda/core/act.cuh"
@@ -21,7 +21,7 @@ enum { SELECT_THREADS = 512, SELECT_LOADS = 4, SELECT_ROUND = SELECT_THREADS * S
 enum { MAX_K = 1024, N_KEYS = 4096 };
 static_assert(MAX_K + SELECT_ROUND <= N_KEYS, "no room for a round");
 
-/* Scores in scratch memory: 16 MiB, of at least 64 queries where there are as many. */
+/* Scores in scratch memory: 16 MiB, but at least 64 queries if there are that many. */
 enum { MAX_SCORES = 1 << 22, MIN_GROUP = TILE, MAX_GROUP = 1 << 20 };
 
 typedef unsigned long long key;
@@ -55,7 +55,8 @@ __device__ static inline float score_of(const rank_job &j, int64_t query, int64_
     return sum;
 }
 
-/* 16 columns of 64 rows into shared memory, columns first; zeros outside, which change no sum. */
+/* Loads 16 columns of 64 rows into shared memory, transposed; zeros outside, which change no
+ * sum. */
 __device__ static inline void load_tile(float (*to)[TILE + SIDE], const float *from, int64_t first,
                                         int64_t end, int column, int dim) {
     int i = (int)threadIdx.x / (THREADS / TILE), c = (int)threadIdx.x % (THREADS / TILE) * SIDE;
@@ -125,8 +126,8 @@ static __global__ void __launch_bounds__(THREADS) rank_count_any_kernel(rank_job
     }
 }
 
-/* A warp a query: seen rows are taken out of the count, once even if listed twice.  A target
- * whose score is NaN ranks below all other rows, seen or not. */
+/* One warp for each query subtracts its seen rows from the count, once even if listed twice.  A
+ * target whose score is NaN ranks below all other rows, seen or not. */
 static __global__ void __launch_bounds__(THREADS) rank_finish_any_kernel(rank_job j) {
     int64_t q = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (q >= j.a.n_queries) return;
@@ -177,7 +178,7 @@ static __global__ void __launch_bounds__(THREADS) rank_scores_any_kernel(rank_jo
     }
 }
 
-/* A block a query of the group: excludes its seen rows. */
+/* One block for each query of the group excludes its seen rows. */
 static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job j) {
     int64_t q = (int64_t)j.first_query + blockIdx.x;
     float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
@@ -226,8 +227,8 @@ __device__ static inline void sort_keys(key *keys, int n) {
     __syncthreads();
 }
 
-/* A block a query: what beats the k-th best so far joins the keys, which are sorted and cut to k
- * whenever a further round might not fit. */
+/* One block for each query: rows that beat the k-th best so far join the keys, which are sorted and
+ * cut to k whenever a further round might not fit. */
 static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(rank_job j) {
     __shared__ key keys[N_KEYS];
     __shared__ int n_shared;
@@ -317,7 +318,7 @@ static status rank_in_nothing(const rank_args *a) {
     return OK;
 }
 
-/* Hands out the next part of the scratch memory; from NULL it only counts. */
+/* Carves the next part out of scratch memory; with base NULL it only counts bytes. */
 static void *take(char **memory, size_t *bytes, int64_t n, size_t size) {
     size_t part = cuda_align((size_t)n * size);
     void *at = *memory != NULL ? *memory + *bytes : NULL;

@@ -3,12 +3,12 @@
  * Gather: a thread owns V columns of a row of y; the limit is bytes.
  *
  * Scatter must give the same bits every time and stay balanced although one row of a table may own
- * half of the batch and others one token each.  So not rows but the order itself is cut, into
- * chunks of 16 to 64 entries; a thread owns V columns of a chunk and adds up runs of equal rows.  A
- * row that lies wholly in one chunk is added to the gradient at once.  For a row that continues
- * into the next chunks each chunk leaves one partial sum, and a second kernel adds those, 32 in
- * parallel.  The limit is the bytes of dy, which are read once; partial sums are 1/32 of them at
- * most where chunks have 64 entries. */
+ * half of the batch and others one token each.  So the list of entries sorted by row is cut, not
+ * the rows, into chunks of 16 to 64 entries; a thread owns V columns of a chunk and adds up runs of
+ * equal rows.  The sum of a row that is within one chunk is added to the gradient directly.  For a
+ * row that continues into the next chunks each chunk leaves one partial sum, and a second kernel
+ * adds those, 32 in parallel.  The limit is the bytes of dy, which are read once; partial sums are
+ * 1/32 of them at most where chunks have 64 entries. */
 #include "cuda/core/columns.cuh"
 
 template <typename T, typename S, int V, bool IS_PACKED>
@@ -64,7 +64,8 @@ status cuda_gather(backend *be, const gather_args *a) {
 enum { SCATTER_THREADS = 128, SCATTER_ENTRIES = 1024, SCATTER_AT_ONCE = 4, TAIL_COLUMNS = 32 };
 
 /* How the order is cut.  A row that spans chunks q .. p leaves its partials in slot 1 of q and in
- * slot 0 of q + 1 .. p, for a chunk can have one row that came in and another that goes on. */
+ * slot 0 of q + 1 .. p, since a chunk can have one row that continues from the previous chunk and
+ * another that continues into the next. */
 typedef struct scatter_cut {
     int32_t chunk; /* entries */
     int32_t n_chunks;
@@ -73,7 +74,7 @@ typedef struct scatter_cut {
     int32_t *tail;   /* (n_chunks): the row that begins here and goes on in the next chunk, or -1 */
 } scatter_cut;
 
-/* The row that owns entry k of the order: the first whose group ends after it. */
+/* The row that owns entry k of the order: the first row whose group ends after k. */
 __device__ static inline int32_t owner(const row_groups &g, int64_t k) {
     int32_t low = 0, high = g.n_rows - 1;
     while (low < high) {
@@ -86,8 +87,8 @@ __device__ static inline int32_t owner(const row_groups &g, int64_t k) {
     return low;
 }
 
-/* One run of a chunk, entries from .. to - 1, is summed: into the gradient, or into a partial if it
- * is not the whole row. */
+/* Stores the sum of one run of a chunk, entries from .. to - 1: to the gradient or, if it is not
+ * the whole row, to a partial. */
 template <typename G, int V, bool IS_PACKED>
 __device__ static inline void end_run(const scatter_args &a, const scatter_cut &s, int64_t chunk,
                                       int32_t row, int from, int to, int count, int c,
@@ -178,7 +179,8 @@ static __global__ void __launch_bounds__(SCATTER_THREADS)
 }
 
 /* A block adds 32 columns of the rows that begin in its chunks and continue after them.  8 threads
- * read one partial; 32 such teams take every 32nd chunk each, and their sums are added in order. */
+ * read one partial; each of 32 such teams adds every 32nd chunk, and their sums are added in
+ * order. */
 template <typename G>
 static __global__ void __launch_bounds__(256)
     scatter_tails_any_kernel(const scatter_args a, const scatter_cut s, int n_chunks) {

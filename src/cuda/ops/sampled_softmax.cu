@@ -15,7 +15,7 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SUM_THREADS = 1024 };
 #define MASKED    (-50000.0f)
 #define ALL_LANES 0xffffffffu
 
-/* A warp a row; in double, as a length may be far from 1. */
+/* One warp for each row; in double, as a row's length may be far from 1. */
 static __global__ void __launch_bounds__(THREADS) sampled_softmax_scale_any_kernel(softmax_job j) {
     int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     double squares = 0;
@@ -30,9 +30,9 @@ static __global__ void __launch_bounds__(THREADS) sampled_softmax_scale_any_kern
     if (threadIdx.x % WARP == 0) j.scale[v] = is_short ? -scale : scale;
 }
 
-/* A lane holds L numbers of a row of at most L * L: pack p has columns (p L + part) N and on.  The
- * lane's first column is in the pointer, and `left` columns follow from there: distances within are
- * constants, which cost no registers. */
+/* A lane holds L elements of a row of at most L * L: pack p has columns (p L + part) N and on.  The
+ * pointer includes the lane's first column, and `left` columns follow from there: offsets are then
+ * constants, which need no registers. */
 template <int N, int L>
 __device__ static inline void load_row(const float *row, int left, float (&x)[L]) {
 #pragma unroll
@@ -97,8 +97,8 @@ template <int L> __device__ static inline float dot(const float (&x)[L], const f
     return sum;
 }
 
-/* Of the negatives that the lanes of one row have met: the largest score, the sum of exp(score -
- * top), and that of exp(score - top) l2(row). */
+/* The online softmax of the negatives that the lanes of one row have processed: the largest score,
+ * the sum of exp(score - top), and the sum of exp(score - top) l2(row). */
 template <int L> struct tally { float top, sum, row[L]; };
 
 template <int L> __device__ static inline void tally_lift(tally<L> *t, float top) {
@@ -110,7 +110,7 @@ template <int L> __device__ static inline void tally_lift(tally<L> *t, float top
         t->row[i] *= shrink;
 }
 
-/* Every lane gets the tally of all its warp's rows, relative to at least `floor`. */
+/* Every lane gets the tally over all lanes of its warp, relative to at least `floor`. */
 template <int L> __device__ static inline void tally_merge(tally<L> *t, float floor) {
     float top = fmaxf(t->top, floor);
 #pragma unroll
@@ -152,8 +152,8 @@ __device__ static inline batch32 batch32_take(const softmax_job &j, int64_t m, i
     return b;
 }
 
-/* STEPS * GROUPS negatives of a batch, from number `from` on: the tally, and their scores to
- * `scores` (NULL: not kept), where a masked one is -infinity as it gets no weight. */
+/* Adds STEPS * GROUPS negatives, from number `from` on, to the tally, and writes their scores to
+ * `scores` (NULL: not kept); a masked score is -infinity, as it gets no weight. */
 template <int N, int L>
 __device__ static inline void meet(const softmax_job &j, const batch32 &b, int from,
                                    const float (&q)[L], float sharpness, tally<L> *t,
@@ -211,7 +211,7 @@ __device__ static inline void weigh(const softmax_job &j, float *weight, float t
     if (lane == 0) weight[j.a.n_negatives] = positive_weight;
 }
 
-/* Blocks on a multiprocessor: as many as the registers of a lane's rows leave room for. */
+/* Blocks on a multiprocessor: as many as the registers for a lane's rows allow. */
 static constexpr int min_blocks(int lanes) {
     return lanes == 8 ? 5 : lanes == 16 ? 4 : 3;
 }

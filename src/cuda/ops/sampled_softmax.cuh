@@ -12,10 +12,11 @@ typedef struct softmax_job {
     act_type act;
     int32_t width;     /* E, rounded up to packs of 4 */
     bool is_fixed;     /* sums of the table's gradient are 64-bit integers */
-    float *scale;      /* (V): 1 / max(|row|, eps), negative where eps was the larger */
-    float *weight;     /* (n, R + 1): scores, then their gradients; the positive's comes last */
+    float *scale;      /* (V): 1 / max(|row|, eps), negative where eps was larger */
+    float *weight;     /* (n, R + 1): scores, then their gradients; the positive is last */
     double *losses;    /* (n) */
-    unsigned *largest; /* bits of the largest |number| of the queries: floats order as integers */
+    unsigned *largest; /* bits of the largest |query element|: non-negative floats compare like
+                          integers */
     void *sum;         /* (V, width) float or 64-bit: the gradient of the normalised rows */
 } softmax_job;
 
@@ -39,7 +40,7 @@ __device__ static inline float row_scale(const softmax_job &j, int32_t v) {
     return j.a.normalises ? fabsf(j.scale[v]) : 1;
 }
 
-/* The gradient of the table (sampled_softmax_table.cu): dtable += what the weights say. */
+/* The gradient of the table (sampled_softmax_table.cu): adds the weighted queries to dtable. */
 status softmax_table_gradient(backend *be, const softmax_job *j);
 
 #endif

@@ -1,6 +1,6 @@
-/* HSTU attention (contract: attn_args in ops/ops.h): the choice between the kernels of float32,
- * those of 16-bit activations for any card, and those for Hopper alone; and the summary of a func
- * mask that lets all of them skip empty tiles. */
+/* HSTU attention (contract: attn_args in ops/ops.h): chooses between the float32 kernels, the
+ * kernels of 16-bit activations for every card, and the Hopper kernels; and computes the summary of
+ * a func mask by which all of them skip empty tiles. */
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/cuda.h"
 #include "ops/attn_check.h"
@@ -31,7 +31,7 @@ static __global__ void __launch_bounds__(32 * MASK_WARPS)
     if (threadIdx.x % 32 == 0) tiles[attn_func_tile_index(&s, first)] = tile;
 }
 
-/* The call as kernels get it: with func_tiles where func leaves tiles to skip. */
+/* The call as kernels get it: with func_tiles where the func mask may leave empty tiles. */
 static status prepare(backend *be, const attn_args *from, attn_args *a) {
     *a = *from;
     a->func_tiles = NULL;

@@ -1,10 +1,9 @@
 /* Gradients of the position and time bias: sums over all pairs of a batch into a few hundred cells.
  *
  * They are sums of integers, so their order does not matter and the bits are the same every time.
- * A tile of pairs is rounded to multiples of a power of two that its largest number decides (18
- * bits below it, so that 4096 numbers of one cell fit 32 bits, whose addition in shared memory is
- * native); the tile's cells are then added to 64-bit cells of the whole batch, multiples of 2^-46.
- */
+ * The gradients of a tile of pairs are rounded to multiples of a power of two, 18 bits below the
+ * largest one, so that a sum of 4096 of them fits 32 bits, which shared memory adds natively; the
+ * tile's cells are then added to 64-bit cells of the whole batch, multiples of 2^-46. */
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
 
@@ -17,8 +16,7 @@ enum { BIAS_TIME_CELLS = ATTN_TIME_BUCKETS + 1, BIAS_FIXED_BITS = 46, BIAS_TILE_
 template <int DIAGONALS> struct bias_tile {
     int time[BIAS_TIME_CELLS];
     int position[DIAGONALS];
-    unsigned
-        largest; /* bits of the largest |gradient|: floats that are not negative order as ints */
+    unsigned largest; /* bits of the largest |gradient|: non-negative floats compare like ints */
 };
 
 template <int D> __device__ static inline void bias_tile_clear(bias_tile<D> *t) {
@@ -29,7 +27,7 @@ template <int D> __device__ static inline void bias_tile_clear(bias_tile<D> *t) 
     if (threadIdx.x == 0) t->largest = 0;
 }
 
-/* First every thread tells the size of what it is going to add (a barrier follows) ... */
+/* First every thread reports the largest value it is going to add (a barrier follows) ... */
 template <int D> __device__ static inline void bias_tile_see(bias_tile<D> *t, float largest) {
     largest = fabsf(largest);
     for (int lane = 16; lane > 0; lane /= 2)
@@ -37,7 +35,7 @@ template <int D> __device__ static inline void bias_tile_see(bias_tile<D> *t, fl
     if (threadIdx.x % 32 == 0) atomicMax(&t->largest, __float_as_uint(largest));
 }
 
-/* ... then all know the exponent of the tile's unit, 2^e ... */
+/* ... then all threads know the exponent e of the tile's unit, 2^e ... */
 template <int D> __device__ static inline int bias_tile_exponent(const bias_tile<D> *t) {
     return (int)(t->largest >> 23) - 126 - BIAS_TILE_BITS;
 }
@@ -49,8 +47,9 @@ __device__ static inline void bias_tile_add(bias_tile<D> *t, int x, int bucket, 
     atomicAdd(&t->position[diagonal], x);
 }
 
-/* After a barrier the whole block adds the tile to the batch: position cell `first` is diagonal 0.
- * cells: (2 bias_len - 1) of positions, then BIAS_TIME_CELLS.  A cell outside is left out. */
+/* After a barrier the whole block adds the tile to the batch: diagonal 0 belongs to position cell
+ * `first`. cells: 2 bias_len - 1 position cells, then BIAS_TIME_CELLS.  Diagonals outside are
+ * skipped. */
 template <int D>
 __device__ static inline void bias_tile_flush(const bias_tile<D> *t, unsigned long long *cells,
                                               int bias_len, int first) {
@@ -66,7 +65,7 @@ __device__ static inline void bias_tile_flush(const bias_tile<D> *t, unsigned lo
             atomicAdd(&cells[first + i], (unsigned long long)__double2ll_rn(t->position[i] * unit));
 }
 
-/* Bytes of the cells of a batch; zero them before the kernels, finish after. */
+/* Bytes of the cells of a batch; zero the cells before the kernels, call finish after them. */
 static inline size_t bias_cells_bytes(const attn_args *a) {
     return (size_t)(2 * a->bias_len - 1 + BIAS_TIME_CELLS) * sizeof(unsigned long long);
 }

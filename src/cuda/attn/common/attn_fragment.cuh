@@ -1,5 +1,4 @@
-/* Fragments of a warp's products (ptx.cuh says how they lie in registers) on their way to memory.
- */
+/* Stores of fragments of a warp's products (their register layout: ptx.cuh). */
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_FRAGMENT_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_FRAGMENT_CUH
 
@@ -7,7 +6,7 @@
 
 /* Transposes the 4 x 4 words that four neighbouring lanes hold: word s of lane t becomes word t of
  * lane s.  A row of a fragment is spread over four lanes, 4 bytes each; afterwards each lane has 16
- * bytes of it, which it stores at once. */
+ * contiguous bytes of the row, one store. */
 __device__ static inline void transpose_quad(uint32_t (&v)[4]) {
     bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
 #pragma unroll

@@ -6,8 +6,9 @@
 #include "ops/attn_mask.h"
 #include "ops/time_bucket.h"
 
-/* A thread of a warp's product holds two of each 8 columns (ptx.cuh).  Counted from its first one,
- * they are 0, 1, 8, 9, 16, ..: how many of 8 N columns' share are below `limit`. */
+/* A thread of a warp's product holds two of every 8 columns (ptx.cuh).  Counted from its first
+ * column they are 0, 1, 8, 9, 16, ...  Returns how many of the thread's columns, out of 8 N, are
+ * below `limit`. */
 template <int N> __device__ static inline int attn_columns_below(int limit) {
     return min(max(2 * (limit >> 3) + min(limit & 7, 2), 0), 2 * N);
 }
@@ -22,7 +23,7 @@ template <int N> __device__ static inline uint32_t attn_bits_between(int first, 
     return attn_bits_below<N>(end) & ~attn_bits_below<N>(first);
 }
 
-/* Which of a thread's columns, from `column` on, are in the spans of func beyond the second. */
+/* The thread's columns, from `column` on, that are in the spans of func after the second. */
 template <int N>
 __device__ static inline uint32_t attn_more_bits(const attn_args &a, const attn_sequence &s,
                                                  int row, int column) {

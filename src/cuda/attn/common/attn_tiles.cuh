@@ -6,10 +6,10 @@
  * - TILES_ONE: no sequence has more than one tile; heads of a sequence follow each other.
  * - TILES_SLOTS: sequence b owns the slots offsets[b] / rows + b up to offsets[b + 1] / rows + b,
  *   which are enough for its tiles and at most one too many; heads of a slot follow each other.
- * - TILES_CHUNKS: a chunk is as many sequences and heads as leave what their tiles read in the
- *   L2 cache; in a chunk the tiles that see most come first, so that only short work is left at
- *   the end.  With a plan (tiles_plan: a small kernel before) sequences are ordered by length,
- *   longest first. */
+ * - TILES_CHUNKS: a chunk is as many sequences and heads as fit in the L2 cache with all that their
+ * tiles read; in a chunk the tiles that see the most come first, so that only short work is left at
+ * the end.  With a plan (tiles_plan: a small kernel that runs before) sequences are ordered by
+ * length, longest first. */
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
 
@@ -24,24 +24,23 @@ typedef struct attn_tiles {
     tiles_way way;
     const int32_t *offsets; /* (B + 1): of the rows that are cut into tiles */
     int n_sequences, n_heads, rows;
-    bool is_keys;         /* tiles of keys: the first see most; else the last do */
-    int n_units;          /* tiles, some of which may be empty; with a plan starts[n_chunks] */
+    bool is_keys;         /* tiles of keys: the first ones see the most; else the last ones do */
+    int n_units;          /* number of tiles, including empty ones; with a plan starts[n_chunks] */
     int chunk, n_tiles;   /* pairs of sequence and head in a chunk; tiles of the longest sequence */
     int n_chunks;         /* with a plan */
     const int32_t *order; /* (B): sequences by length; NULL without a plan */
     const int32_t *starts; /* (n_chunks + 1): first units of the chunks */
-    unsigned *counter;     /* (2): tiles taken, blocks done; zeros before and after a kernel */
+    unsigned *counter;     /* (2): tiles dequeued, blocks done; zeros before and after a kernel */
 } attn_tiles;
 
-/* One tile; row0 is beyond the sequence's end where there is none. */
+/* One tile; row0 is beyond the sequence's end if the tile is empty. */
 typedef struct tiles_unit {
     int b, head, row0;
 } tiles_unit;
 
 /* The last i of 0 .. n - 1 with first(i) <= x, where first ascends and first(0) <= x; first(i) =
- * offsets[i] / rows + i or, with rows 0, offsets[i].  A warp searches together, 32 places at a
- * time.
- */
+ * offsets[i] / rows + i or, with rows 0, offsets[i].  The whole warp searches, 32 places at a
+ * time. */
 __device__ static inline int tiles_search(const int32_t *offsets, int rows, int n, int x) {
     int low = 0, lane = (int)threadIdx.x % 32;
     while (n > 1) {
@@ -125,8 +124,8 @@ __device__ static inline int tiles_sum_before(int x) {
     return sum - x;
 }
 
-/* One block: sequences by length, those of one length by number, and the first unit of each chunk.
- */
+/* One block: sorts sequences by length, equal lengths by number, and finds the first unit of each
+ * chunk. */
 static __global__ void __launch_bounds__(TILES_PLAN_THREADS)
     attn_plan_tiles_any_kernel(attn_tiles t, int32_t *order, int32_t *starts) {
     __shared__ int lengths[TILES_PLAN_SEQUENCES], sorted[TILES_PLAN_SEQUENCES];
@@ -151,8 +150,8 @@ static __global__ void __launch_bounds__(TILES_PLAN_THREADS)
     if (i <= t.n_chunks && i < TILES_PLAN_THREADS) starts[i] = before;
 }
 
-/* The schedule of a call with tiles of `rows` rows; `cache_bytes` is what one row of the other
- * side takes in the L2 cache, for all tiles of a sequence and head. n_rows: rows of the jagged
+/* The schedule of a call with tiles of `rows` rows; `cache_bytes` is the L2 cache footprint of one
+ * row of the other side, which all tiles of a sequence and head share. n_rows: rows of the jagged
  * array, 0 where they are not known. */
 static inline attn_tiles tiles_make(const attn_args *a, const int32_t *offsets, int max_len,
                                     int64_t n_rows, int rows, int other_len, int cache_bytes) {
@@ -193,7 +192,7 @@ static inline size_t tiles_plan_bytes(const attn_tiles *t) {
     return cuda_align((size_t)(t->n_sequences + t->n_chunks + 1) * sizeof(int32_t));
 }
 
-/* Makes the plan in `scratch` (tiles_plan_bytes) and has t use it. */
+/* Makes the plan in `scratch` (tiles_plan_bytes) and sets t to use it. */
 static inline status tiles_plan(attn_tiles *t, void *scratch, cudaStream_t stream) {
     int32_t *order = (int32_t *)scratch, *starts = order + t->n_sequences;
     attn_plan_tiles_any_kernel<<<1, TILES_PLAN_THREADS, 0, stream>>>(*t, order, starts);

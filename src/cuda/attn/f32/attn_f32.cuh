@@ -2,16 +2,16 @@
  * the bias of the pairs a thread holds.
  *
  * A block owns ROWS rows of one sequence and head (queries, or keys where dk and dv are summed), a
- * warp 16 of them.  The other side passes through shared memory, COLUMNS rows at a time, and a warp
- * takes 16 of those at once: the scores of such a square are in 8 registers of a thread and enter
- * the next product from there, because the sum over columns may take them in any order (the
- * fragment's columns t and t + 4 are the square's 2t and 2t + 1).  Squares in which no row sees
- * anything are skipped.  At small D the limit is the arithmetic per pair (bias, SiLU, mask), at
- * large D the reading of fragments from shared memory.
+ * warp 16 of them.  The other side is loaded into shared memory, COLUMNS rows at a time, and a warp
+ * processes 16 of them at once: the scores of such a 16 x 16 square are in 8 registers of a thread
+ * and are the operand of the next product without a shuffle, because the order of columns in a sum
+ * is free (the fragment's columns t and t + 4 are the square's 2t and 2t + 1).  Squares without
+ * visible pairs are skipped.  At small D the limit is the arithmetic per pair (bias, SiLU, mask),
+ * at large D the reading of fragments from shared memory.
  *
  * EXACT: operands are split into two TF32 numbers, big + small, and small x small is left out
- * (3xTF32): the error is that of float32.  Otherwise they are rounded once, to TF32; only up to DIM
- * = 64, where the time counts, to keep the build short. */
+ * (3xTF32): the error is as in float32.  Otherwise operands are rounded once, to TF32; only up to
+ * DIM = 64, where speed matters most, to keep the build short. */
 #ifndef HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
 #define HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
 
@@ -20,10 +20,10 @@
 #include "cuda/core/cuda.h"
 #include "cuda/core/ptx.cuh"
 
-/* DIM: dim_qk and dim_v, padded.  Rows in shared memory are 4 numbers longer, so that the eight
- * rows of a fragment lie in different banks.  At DIM = 32 the block's own rows are kept in
- * registers; else they lie in shared memory too.  The largest, of the backward pass at DIM = 256:
- * (2 ROWS + 2 COLUMNS) * 260 * 4 = 99840 bytes, just within the 99 KB of the smaller GPUs. */
+/* DIM: dim_qk and dim_v, padded.  Rows in shared memory are padded by 4 floats, so that the eight
+ * rows of a fragment are in different banks.  At DIM = 32 the block's own rows are kept in
+ * registers, else in shared memory.  The most shared memory, backward at DIM = 256: (2 ROWS + 2
+ * COLUMNS) * 260 * 4 = 99840 bytes, just within the 99 KB of the smaller GPUs. */
 template <int DIM> struct f32_shape {
     static constexpr int ROWS = DIM <= 128 ? 64 : 32, WARPS = ROWS / 16, THREADS = 32 * WARPS;
     static constexpr int STRIDE = DIM + 4;
@@ -50,7 +50,7 @@ __device__ static inline void split(f32_fragment<EXACT, N> *f, int i, float x) {
     if constexpr (EXACT) f->small[i] = cvt_rna_tf32(x - __uint_as_float(f->big[i]));
 }
 
-/* A number of a tile in shared memory: rounded there already if not EXACT. */
+/* An element of a tile in shared memory: already rounded there if not EXACT. */
 template <bool EXACT, int N>
 __device__ static inline void take(f32_fragment<EXACT, N> *f, int i, float x) {
     if constexpr (EXACT)
@@ -70,7 +70,7 @@ template <int STRIDE, bool EXACT> __device__ static inline f32_a<EXACT> rows_a(c
     return a;
 }
 
-/* The scores of a thread as rows of the next product. */
+/* The scores of a thread as the left operand of the next product. */
 template <bool EXACT> __device__ static inline f32_a<EXACT> scores_a(const float c[4]) {
     f32_a<EXACT> a;
     split(&a, 0, c[0]);
@@ -80,7 +80,7 @@ template <bool EXACT> __device__ static inline f32_a<EXACT> scores_a(const float
     return a;
 }
 
-/* The 8 rows at `tile`, 8 numbers of each, as columns: B = tile transposed. */
+/* 8 columns of the 8 rows at `tile`, as B = tile transposed. */
 template <int STRIDE, bool EXACT> __device__ static inline f32_b<EXACT> rows_b(const float *tile) {
     f32_b<EXACT> b;
     const float *x = tile + lane_g() * STRIDE + lane_t();
@@ -99,8 +99,8 @@ __device__ static inline f32_b<EXACT> columns_b(const float *tile) {
     return b;
 }
 
-/* Tensor cores truncate the digits of a sum instead of rounding, which shows in a long sum:
- * where it must be exact, they only sum eight products, and float32 additions do the rest. */
+/* Tensor cores truncate sums instead of rounding them, which adds up in a long sum: in EXACT mode
+ * they sum only eight products, and float32 additions do the rest. */
 template <bool EXACT>
 __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b<EXACT> &b) {
     if constexpr (EXACT) {
@@ -117,8 +117,8 @@ __device__ static inline void mma(float c[4], const f32_a<EXACT> &a, const f32_b
 }
 
 /* How a block's threads share a tile of N rows: thread t copies column c0, c0 + WIDTH, ... of rows
- * r0, r0 + STEP, ...  A row's numbers are copied one by one: with head dimension 25 rows are not
- * aligned to more. */
+ * r0, r0 + STEP, ...  Elements are copied one by one: with head dimension 25 rows are aligned to 4
+ * bytes only. */
 template <int DIM, int N> struct f32_copy {
     static constexpr int THREADS = f32_shape<DIM>::THREADS;
     static constexpr int WIDTH = DIM < THREADS ? DIM : THREADS, STEP = THREADS / WIDTH;
@@ -126,8 +126,8 @@ template <int DIM, int N> struct f32_copy {
     static_assert(N % STEP == 0 && DIM % WIDTH == 0, "every thread copies as many rows");
 };
 
-/* N rows of `dim` numbers to shared memory; rows from n on and columns from dim on become zeros.
- * The copy is asynchronous: tile_end must follow, then a barrier. */
+/* Copies N rows of `dim` floats to shared memory; rows from n on and columns from dim on become
+ * zeros. The copy is asynchronous: tile_end must follow, then a barrier. */
 template <int DIM, int N>
 __device__ static inline void tile_begin(float *to, const float *from, int64_t stride, int dim,
                                          int n) {
@@ -164,7 +164,7 @@ __device__ static inline void tile_begin(float *to, const T *from, int64_t strid
     }
 }
 
-/* Waits for the thread's copies and, if not EXACT, rounds what it copied to the tile: it sees its
+/* Waits for the thread's copies and, if not EXACT, rounds what the thread copied; a thread sees its
  * own copies before any barrier. */
 template <int DIM, int N, bool EXACT> __device__ static inline void tile_end(float *to) {
     using copy = f32_copy<DIM, N>;
@@ -184,15 +184,14 @@ template <int DIM, int N, bool EXACT> __device__ static inline void tile_end(flo
     }
 }
 
-/* A warp's part of the block's own rows: fragments in registers, or their place in shared memory.
- */
+/* A warp's part of the block's own rows: fragments in registers, or an address in shared memory. */
 template <int DIM, bool EXACT> struct f32_rows {
     f32_a<EXACT> kept[f32_shape<DIM>::IS_KEPT ? DIM / 8 : 1];
     const float *tile;
 };
 
 /* All threads of the block; rows from n on are zeros.  A barrier must follow before they are used.
- * `tile` (ROWS, STRIDE) is not looked at where rows are kept. */
+ * `tile` (ROWS, STRIDE) is not used where rows are kept in registers. */
 template <int DIM, bool EXACT>
 __device__ static inline void rows_load(f32_rows<DIM, EXACT> *rows, float *tile, const float *from,
                                         int64_t stride, int dim, int n) {
@@ -214,8 +213,8 @@ __device__ static inline void rows_load(f32_rows<DIM, EXACT> *rows, float *tile,
     }
 }
 
-/* x = the warp's rows times 16 rows of a tile, transposed.  Only the numbers of a row that exist
- * are multiplied, rounded up to a multiple of 32. */
+/* x = the warp's rows times 16 rows of a tile, transposed, over dim rounded up to a multiple of
+ * 32. */
 template <int DIM, bool EXACT>
 __device__ static inline void score_square(float x[2][4], const f32_rows<DIM, EXACT> &rows,
                                            const float *tile, int dim) {
@@ -256,7 +255,8 @@ __device__ static inline void add_product(float (*sum)[4], const float x[2][4], 
     }
 }
 
-/* The warp's 16 sums to rows of memory; `to` is the block's first row, n its rows that exist. */
+/* Stores the warp's 16 rows of sums; `to` is the block's first row, n the number of its valid
+ * rows. */
 template <int DIM, typename T>
 __device__ static inline void store_rows(T *to, int64_t stride, int dim, int n,
                                          const float (*sum)[4]) {
@@ -268,7 +268,7 @@ __device__ static inline void store_rows(T *to, int64_t stride, int dim, int n,
     }
 }
 
-/* What a query row sees: `n` columns from `first` on, twice. */
+/* The first two spans a query row sees: `n` columns from `first` on each. */
 typedef struct alignas(16) f32_spans {
     int first0, n0, first1, n1;
 } f32_spans;
@@ -283,7 +283,7 @@ __device__ static inline bool spans_have(const f32_spans &m, int j) {
     return (unsigned)(j - m.first0) < (unsigned)m.n0 || (unsigned)(j - m.first1) < (unsigned)m.n1;
 }
 
-/* Does query row `row` see column j by one of the spans after the second? */
+/* Whether query row `row` sees column j through a span after the second. */
 __device__ static inline bool more_spans_have(const attn_args &a, const attn_sequence &s, int row,
                                               int j) {
     attn_row_mask none = {0, 0, 0, 0};
@@ -296,8 +296,8 @@ __device__ static __noinline__ bool tile_is_empty(const attn_args &a, attn_seque
     return attn_tile_is_empty(&a, &s, row0, row1, j0, j1);
 }
 
-/* The columns that n consecutive lanes' rows see, from the first to the last: *begin >= *end where
- * they see none.  n is a power of two; every lane of its warp calls. */
+/* The hull of the columns that the rows of n consecutive lanes see: *begin >= *end where they see
+ * none. n is a power of two; all lanes of the warp call. */
 __device__ static inline void spans_hull(const attn_args &a, const attn_sequence &s,
                                          const f32_spans &m, int n, int *begin, int *end) {
     *begin = INT32_MAX;
@@ -320,13 +320,13 @@ __device__ static inline void spans_hull(const attn_args &a, const attn_sequence
     }
 }
 
-/* Numbers of a square in a thread: [n][2 r + e] is row g + 8 r, column 8 n + 2 t + e; bit
- * 4 n + 2 r + e of a mask.  Places in a tile, of [0][0]: */
+/* The elements of a square in a thread: [n][2 r + e] is row g + 8 r, column 8 n + 2 t + e; bit 4 n
+ * + 2 r + e of a mask.  Position of [0][0] in a tile: */
 typedef struct f32_place {
     int row, column;
 } f32_place;
 
-/* The position bias and the times of the tile in hand, in shared memory. */
+/* The position bias and the times of the current tile, in shared memory. */
 template <int QUERIES, int KEYS, int COLUMNS> struct f32_time_room {
     alignas(16) int64_t time[COLUMNS]; /* two are read at once */
     float position[QUERIES + KEYS];    /* [key - query + QUERIES - 1], places in the tile */
@@ -351,7 +351,7 @@ __device__ static inline void buckets_load(f32_buckets<DIM> *m, const attn_args 
     }
 }
 
-/* Query places i0 .. and keys j0 .. are those of the tile; `time` the n times of its columns. */
+/* The tile starts at query i0 and key j0; `time` has the n times of its columns. */
 template <int THREADS, int Q, int K, int C>
 __device__ static inline void time_room_tile(f32_time_room<Q, K, C> *m, const attn_args &a,
                                              const int64_t *time, int n, int i0, int j0) {
@@ -363,8 +363,8 @@ __device__ static inline void time_room_tile(f32_time_room<Q, K, C> *m, const at
     }
 }
 
-/* Adds the bias to the scores and tells the buckets.  IS_KEY: the rows are keys.  `cell` and
- * `weight` are those of f32_buckets. */
+/* Adds the bias to the scores and returns the buckets.  IS_KEY: the rows are keys. `cell` and
+ * `weight` come from f32_buckets. */
 template <bool IS_KEY, int Q, int K, int C>
 __device__ static inline void
 add_time_bias(float x[2][4], int bucket[2][4], const f32_time_room<Q, K, C> &m,
@@ -388,7 +388,7 @@ __device__ static inline int64_t table_begin(const attn_args &a, const attn_sequ
     return plane * a.table_len * a.table_len;
 }
 
-/* Where pair i of block n of a square lies in the table, the tile beginning at i0, j0. */
+/* Index in the table of pair i of block n of a square, in the tile that starts at i0, j0. */
 template <bool IS_KEY>
 __device__ static inline int64_t table_at(const attn_args &a, f32_place at, int i0, int j0, int n,
                                           int i) {
@@ -425,9 +425,9 @@ template <bool EXACT> __device__ static inline float sigmoid_of(float x) {
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-/* Where the rows are queries: what the two rows of a thread see, and their times. */
+/* For rows that are queries: the spans and the times of a thread's two rows. */
 typedef struct f32_queries {
-    int row; /* of the sequence's queries: row and row + 8 are the thread's */
+    int row; /* query rows of the sequence: the thread's are row and row + 8 */
     f32_spans spans[2];
     int64_t time[2];
     int begin, end; /* the columns any row of the warp sees */
@@ -461,7 +461,7 @@ __device__ static __noinline__ unsigned queries_see_more(const attn_args &a, att
     return seen;
 }
 
-/* The mask of the square whose first column is key j of the sequence for this thread. */
+/* The mask of a square; its first column for this thread is key j of the sequence. */
 __device__ static inline unsigned queries_see(const attn_args &a, const attn_sequence &s,
                                               const f32_queries &q, int j) {
     unsigned seen = 0;
@@ -472,14 +472,15 @@ __device__ static inline unsigned queries_see(const attn_args &a, const attn_seq
     return seen;
 }
 
-/* The squares of a tile of COLUMNS keys from j0 on that the warp must look at, as columns. */
+/* The range of columns, in a tile of COLUMNS keys from j0 on, whose squares the warp must
+ * process. */
 template <int COLUMNS>
 __device__ static inline void queries_squares(const f32_queries &q, int j0, int *begin, int *end) {
     *begin = max(q.begin - j0, 0) / 16 * 16;
     *end = (min(q.end - j0, COLUMNS) + 15) / 16 * 16;
 }
 
-/* Where the columns are queries: what each of them sees, and what each 16 see together. */
+/* For columns that are queries: the spans of each one, and the hull of every 16. */
 template <int COLUMNS> struct f32_masks {
     f32_spans spans[COLUMNS];
     int begin[COLUMNS / 16], end[COLUMNS / 16];
@@ -499,7 +500,7 @@ __device__ static inline void masks_load(f32_masks<COLUMNS> *m, const attn_args 
     m->end[c / 16] = end;
 }
 
-/* The mask of a square: key j is the thread's first row, query row `row` its first column. */
+/* The mask of a square: the thread's first row is key j, its first column query row `row`. */
 template <int COLUMNS>
 __device__ static inline unsigned masks_see(const attn_args &a, const attn_sequence &s,
                                             const f32_masks<COLUMNS> &m, f32_place at, int row,

@@ -2,16 +2,18 @@
  *
  * With p = dout . v and x = alpha (q . k + bias), per pair: a as in the forward pass, ds = p alpha
  * scale silu'(x); dv_j += a dout_i, dk_j += ds q_i, dq_i += ds k_j, and ds is the gradient of the
- * bias.  Two kernels, each of which owns what it sums, so that the order is fixed: blocks of query
- * rows sum dq and the bias, blocks of keys dk and dv.  Scores are computed twice, seven products a
- * pair; at small D the arithmetic per pair binds.  See attn_f32.cuh for how a warp works. */
+ * bias.  There are two kernels, and each owns the sums it computes, so that their order is fixed:
+ * blocks of query rows sum dq and the bias, blocks of keys dk and dv.  Scores are computed twice,
+ * seven products a pair; at small D bound by the arithmetic per pair.  See attn_f32.cuh for how a
+ * warp works. */
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/f32/attn_f32.cuh"
 
-/* The ds of a warp's 16 rows and the columns of a tile.  Their sums go to the 64-bit cells of the
- * batch as integers, whose order does not matter: each diagonal is summed by one lane; each lane
- * walks along half a row and adds a run of one bucket at a time to the warp's own cells, which are
- * multiples of a power of two 20 bits below the largest ds, so that 1024 of them fit 32 bits. */
+/* The ds of a warp's 16 rows and the columns of a tile.  They are added to the 64-bit cells of the
+ * batch as integers, whose order does not matter: each diagonal is summed by one lane; for the time
+ * bias each lane goes along half a row and adds the sum of each run of equal buckets to the warp's
+ * own cells, which are multiples of a power of two 20 bits below the largest ds, so that 1024 of
+ * them fit 32 bits. */
 template <int COLUMNS> struct alignas(16) f32_strip {
     float ds[16][COLUMNS + 8];
     uint8_t bucket[16][COLUMNS + 8];
@@ -42,7 +44,7 @@ __device__ static inline void strip_put(f32_strip<COLUMNS> *t, int c, const floa
     }
 }
 
-/* Diagonal d is that of row 15 - d, column 0; it belongs to position cell first + d. */
+/* Diagonal d starts at row 15 - d, column 0; it belongs to position cell first + d. */
 template <int COLUMNS>
 __device__ static inline void strip_add_positions(const f32_strip<COLUMNS> &t, int begin, int end,
                                                   unsigned long long *cells, int first) {
@@ -61,7 +63,8 @@ __device__ static inline void add_run(int *cell, float sum, float per_unit) {
     if (sum != 0.0f) atomicAdd(cell, __float2int_rn(sum * per_unit));
 }
 
-/* Two lanes a row, four columns at a time in turn: times ascend, so buckets come in runs. */
+/* Two lanes for each row, alternating every four columns: times ascend, so equal buckets come in
+ * runs. */
 template <int COLUMNS>
 __device__ static inline void strip_add_runs(f32_strip<COLUMNS> *t, int begin, int end,
                                              float per_unit) {
@@ -85,8 +88,8 @@ __device__ static inline void strip_add_runs(f32_strip<COLUMNS> *t, int begin, i
     add_run(&t->cell[bucket], sum, per_unit);
 }
 
-/* The strip's columns begin .. end - 1 (multiples of 16), all put by the warp that calls; `largest`
- * is the lane's largest |ds|, `first` the position cell of row 15, column 0. */
+/* Sums the strip's columns begin .. end - 1 (multiples of 16), which the calling warp has written;
+ * `largest` is the lane's largest |ds|, `first` the position cell of row 15, column 0. */
 template <int COLUMNS>
 __device__ static inline void strip_flush(f32_strip<COLUMNS> *t, int begin, int end, float largest,
                                           unsigned long long *cells, int n_positions, int first) {
@@ -114,7 +117,7 @@ __device__ static inline float slope(float y, float sigmoid) {
     return sigmoid + sigmoid * (y - y * sigmoid);
 }
 
-/* At DIM = 256 there is no room for strips: pair by pair, which only has to be right. */
+/* At DIM = 256 there is no room for strips: pair by pair, which is slow but rare. */
 static __device__ void add_bias_pairs(const float ds[2][4], const int bucket[2][4],
                                       unsigned long long *cells, int n_positions, int first) {
 #pragma unroll
@@ -133,7 +136,8 @@ template <int DIM> static size_t dq_shared(bool has_strips) {
     return sizeof(float) * shape::STRIDE * rows + strips;
 }
 
-/* Heads that share a table add to the same numbers, so a block does n_serial of them in order. */
+/* Heads that share a table add to the same elements, so a block processes n_serial heads in
+ * order. */
 template <int DIM, bool EXACT>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void attn_bwd_dq_f32_kernel(
@@ -238,7 +242,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
 
 enum { PART_DK = 1, PART_DV = 2 };
 
-/* Registers hold the sums of both, except at DIM = 256, where dk and dv have a kernel each. */
+/* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own kernel. */
 template <int DIM, int PARTS> static size_t dkv_shared() {
     using shape = f32_shape<DIM>;
     size_t own = shape::IS_KEPT ? 0 : PARTS == PART_DV ? shape::ROWS : 2 * shape::ROWS;

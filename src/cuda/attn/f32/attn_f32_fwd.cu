@@ -1,7 +1,7 @@
 /* HSTU attention in float32, forward (contract: attn_args in ops/ops.h).
  *
  * A block owns ROWS query rows of one sequence and head and walks over its keys; see attn_f32.cuh
- * for how a warp works.  Blocks far in a sequence have most keys, so they come first.  Shared
+ * for how a warp works.  Blocks late in a sequence have the most keys, so they start first.  Shared
  * memory: 2 * COLUMNS * STRIDE floats, 36 KB at DIM = 32, and ROWS * STRIDE more where the queries
  * are not kept in registers. */
 #include "cuda/attn/f32/attn_f32.cuh"

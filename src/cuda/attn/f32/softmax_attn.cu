@@ -1,10 +1,10 @@
 /* Causal softmax attention, forward and backward (contract: softmax_attn_args in ops/ops.h).
  *
- * Blocks and warps work as in attn_f32.cuh, in float32 arithmetic whatever the activations are:
- * they are float32 from shared memory on.  Forward, a warp keeps the maximum and the sum of its
- * rows as it walks over the keys.  Backward, blocks of query rows walk twice, for delta_i = sum_j
- * p_ij dp_ij and then for dq; after them blocks of keys sum dk and dv.  The flops of the products
- * bind, and with dropout the random numbers, which every kernel draws again. */
+ * Blocks and warps work as in attn_f32.cuh, in float32 arithmetic whatever the activation type:
+ * loads convert to float32.  Forward, a warp keeps the maximum and the sum of its rows as it walks
+ * over the keys.  Backward, blocks of query rows go over the keys twice, for delta_i = sum_j p_ij
+ * dp_ij and then for dq; then blocks of keys sum dk and dv.  Bound by the FLOPs of the products
+ * and, with dropout, by the random numbers, which every kernel draws again. */
 #include <float.h>
 
 #include "cuda/attn/f32/attn_f32.cuh"
@@ -35,7 +35,8 @@ __device__ static inline softmax_block block_of(const softmax_job &job, int rows
     return s;
 }
 
-/* Loads rows from `first` on of this sequence and head to shared memory; zeros after its end. */
+/* Loads rows of this sequence and head, from `first` on, to shared memory; zeros after the
+ * sequence's end. */
 template <int DIM, int N>
 __device__ static inline void load_act(float *to, const softmax_job &job, const softmax_block &s,
                                        const void *from, int64_t stride, int first) {
@@ -49,7 +50,7 @@ __device__ static inline void load_act(float *to, const softmax_job &job, const 
         tile_begin<DIM, N>(to, (const __half *)from + at, stride, dim, n);
 }
 
-/* Waits for what the thread loaded; a barrier must follow. */
+/* Waits for the thread's loads; a barrier must follow. */
 __device__ static inline void load_end() {
     cp_async_commit_group();
     cp_async_wait_group<0>();
@@ -68,14 +69,14 @@ __device__ static inline void store_act(void *to, const softmax_job &job, const 
         store_rows<DIM>((__half *)to + at, stride, dim, n, sum);
 }
 
-/* The block's rows, loaded, as a warp's fragments see them. */
+/* The loaded rows of the block as fragments of a warp. */
 template <int DIM> __device__ static inline f32_rows<DIM, true> rows_at(const float *tile) {
     f32_rows<DIM, true> rows;
     rows.tile = tile + (int)threadIdx.x / 32 * 16 * f32_shape<DIM>::STRIDE;
     return rows;
 }
 
-/* The sum, or the largest, of a row of a square: four lanes hold it. */
+/* The sum, or the maximum, over a row of a square, which four lanes hold. */
 __device__ static inline float row_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -116,7 +117,7 @@ __device__ static inline softmax_rows rows_begin(const softmax_job &job, const s
     return rows;
 }
 
-/* Multiplies the square with its dropout; column `j` is the thread's first. */
+/* Multiplies the square by its dropout factors; column `j` is the thread's first. */
 __device__ static inline void drop_square(float x[2][4], const softmax_job &job,
                                           const softmax_block &s, const drop_row drop[2], int j) {
     if (!(job.a.drop.rate > 0)) return;
@@ -129,8 +130,8 @@ __device__ static inline void drop_square(float x[2][4], const softmax_job &job,
     }
 }
 
-/* Turns scores into exp(score - largest), zero where j > i; sums so far are rescaled where a
- * larger score came (online softmax). */
+/* Turns scores into exp(score - largest), zero where j > i; earlier sums are rescaled when a larger
+ * score is found (online softmax). */
 template <int DIM>
 __device__ static inline void softmax_square(float x[2][4], softmax_rows *rows, float (*out)[4],
                                              int j, float alpha) {
@@ -224,7 +225,7 @@ template <int DIM> static constexpr size_t bwd_shared() {
     return sizeof(float) * shape::STRIDE * (2 * shape::BWD_COLUMNS + 2 * shape::ROWS);
 }
 
-/* x: q . k, becomes p, zero where j > i.  dp: dout . v, becomes dropped. */
+/* x: q . k, replaced by p, zero where j > i. dp: dout . v, replaced by dropped(dp). */
 __device__ static inline void weights_square(float x[2][4], float dp[2][4], const softmax_job &job,
                                              const softmax_block &s, const softmax_rows &rows,
                                              int j) {
@@ -316,8 +317,8 @@ __device__ static inline void columns_load(softmax_columns<COLUMNS> *m, const so
     }
 }
 
-/* x: k . q, becomes the dropped weights; dp: v . dout, becomes ds.  Key `j` is the thread's first
- * row, query `i0` + c its first column, column c of the tile. */
+/* x: k . q, replaced by the dropped weights; dp: v . dout, replaced by ds.  Key `j` is the thread's
+ * first row, query `i0` + c its first column, column c of the tile. */
 template <int COLUMNS>
 __device__ static inline void
 grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softmax_block &s,
@@ -343,7 +344,7 @@ grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softma
 
 enum { PART_DK = 1, PART_DV = 2 };
 
-/* Registers hold the sums of both, except at DIM = 256, where dk and dv have a kernel each. */
+/* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own kernel. */
 template <int DIM, int PARTS>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS,

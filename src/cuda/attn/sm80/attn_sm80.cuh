@@ -2,12 +2,12 @@
  * job of one launch, tiles in shared memory, products of tiles over a warp, masks, biases and SiLU
  * of the scores a thread holds.
  *
- * Rows are queries and columns keys everywhere.  A warp's scores lie as the products leave them
- * (ptx.cuh): with g = l / 4 and t = l % 4, x[m][n][e] of lane l is row 16 m + g + 8 (e / 2), column
- * 8 n + 2 t + e % 2 of the warp's tile of 32 rows.
+ * Rows are queries and columns keys everywhere.  A warp's scores have the register layout of mma
+ * results (ptx.cuh): with g = l / 4 and t = l % 4, x[m][n][e] of lane l is row 16 m + g + 8 (e /
+ * 2), column 8 n + 2 t + e % 2 of the warp's tile of 32 rows.
  *
  * Rows and columns beyond the end of a sequence are zeros in shared memory, so they add nothing to
- * any sum, and masks need not know of them. */
+ * any sum, and masks can ignore them. */
 #ifndef HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
 #define HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
 
@@ -39,7 +39,7 @@ typedef struct half_job {
     half_matrix q, k, v, dout;
     half_result out;          /* of queries: out, or dq */
     half_result dk, dv;       /* of keys */
-    int copy_bytes;           /* 16, 4 or 2: what every address of the inputs is a multiple of */
+    int copy_bytes;           /* 16, 4 or 2: the alignment of all input addresses, in bytes */
     int first_head, n_heads;  /* heads of this launch */
     int n_tiles;              /* of rows or keys, of the longest sequence */
     int n_group;              /* pairs of sequence and head in a group of half_block_of */
@@ -55,8 +55,8 @@ typedef struct half_job {
 /* dq and the gradients of biases, with one owner for each query (attn_sm80_bwd_dq.cu). */
 status half_queries_launch(backend *be, const half_job *job);
 
-/* The work of a block: the tile from row (or key) `first` on of one sequence and head, and begin ..
- * end - 1 of the other side. */
+/* The work of a block: a tile of one sequence and head that starts at row (or key) `first`, and
+ * rows begin .. end - 1 of the other side. */
 typedef struct half_block {
     attn_sequence s;
     int head;
@@ -66,9 +66,10 @@ typedef struct half_block {
 
 /* The schedule, in the order in which blocks start.  Under a causal mask the last rows, and the
  * first keys, have the most work, so they come first: otherwise one multiprocessor might still
- * compute such a tile when all others are idle.  That holds within groups of sequences and heads;
- * groups follow each other, so that blocks that run at the same time share the L2 cache.  Every
- * thread computes this for itself, which is faster than a broadcast through shared memory. */
+ * compute such a tile when all others are idle.  This order holds within a group of sequences and
+ * heads; groups are processed one after the other, so that blocks that run at the same time share
+ * the L2 cache.  Every thread computes this for itself, which is faster than a broadcast through
+ * shared memory. */
 __device__ static inline half_block half_block_of(const half_job &job, int tile_size,
                                                   bool is_last_first) {
     unsigned n_pairs = (unsigned)job.a.n_sequences * (unsigned)job.n_heads;
@@ -85,8 +86,8 @@ __device__ static inline half_block half_block_of(const half_job &job, int tile_
     return t;
 }
 
-/* Columns begin .. end - 1 hold all that something of the rows may see; columns full_begin ..
- * full_end - 1 every row sees. */
+/* Columns begin .. end - 1 contain all that any of the rows may see; every row sees all columns
+ * full_begin .. full_end - 1. */
 typedef struct half_range {
     int begin, end, full_begin, full_end;
 } half_range;
@@ -98,7 +99,7 @@ __device__ static inline half_range half_range_of(const attn_args &a, const attn
     attn_span seen = attn_keys_seen(&a, &s, row, n_rows),
               full = attn_keys_full(&a, &s, row, n_rows);
     r = {seen.begin, seen.end, full.begin, full.end};
-    /* Nothing is there to be hidden beyond the last key. */
+    /* Columns beyond the last key need no mask: they are zeros. */
     if (r.full_end == s.len_k) r.full_end = 1 << 30;
     return r;
 }
@@ -116,8 +117,8 @@ __device__ static inline void half_walk_put(half_walk *walk, const half_block &t
     if (threadIdx.x % 32 == 0) walk->warps[threadIdx.x / 32] = range;
 }
 
-/* The first column of the first tile from `col` on in which something may be seen; a number not
- * less than `end` if there is none.  Only targets leave holes. */
+/* The first column of the first tile, from `col` on, that may have visible pairs; at least `end` if
+ * there is none.  Only targets leave holes. */
 template <int ROWS, int COLS>
 __device__ static inline int half_next(const half_job &job, const half_block &t, int col) {
     if (job.a.n_targets == NULL) return col;
@@ -127,17 +128,17 @@ __device__ static inline int half_next(const half_job &job, const half_block &t,
     return col;
 }
 
-/* The swizzle: where 16 bytes of a tile of rows of WIDTH numbers lie.  Their place in the row is
- * XORed with the row's number, so that the same column of eight rows is in eight different
- * groups of banks.  A tile starts at a multiple of its row's bytes, so columns can be chosen by
- * XOR. */
+/* The swizzle: the address of a 16-byte chunk in a tile whose rows have WIDTH elements.  The
+ * chunk's place in the row is XORed with the row's number, so that the same column of eight rows is
+ * in eight different groups of banks.  A tile's address is a multiple of its row size, so XOR
+ * selects columns. */
 template <int WIDTH> __device__ static inline uint32_t half_place(int row, int chunk) {
     int turn = WIDTH >= 64 ? row & 7 : row >> 1 & 3;
     return (uint32_t)(row * WIDTH * 2 + ((chunk ^ turn) << 4));
 }
 
-/* The copies where 16 bytes at once are not aligned: head dimensions or strides such as 50 or 25.
- */
+/* Copies for addresses that are not 16-byte aligned: head dimensions or strides such as 50 or
+ * 25. */
 template <typename T, int D, int N, int THREADS>
 __device__ static inline void half_load_odd(char *to, const T *from, int64_t stride, int dim,
                                             int n_rows, int copy_bytes) {
@@ -200,8 +201,8 @@ __device__ static inline void half_load(char *to, const half_matrix &m, int64_t 
         half_load_odd<T, D, N, THREADS>(to, from, m.stride, m.dim, n_rows, copy_bytes);
 }
 
-/* The same of two matrices, the second tile `step` bytes after the first: half as much code to
- * compile for the rare copies. */
+/* Like half_load for two matrices, the second tile `step` bytes after the first: half as much
+ * code to compile for the rare copies. */
 template <typename T, int D, int N, int THREADS>
 __device__ static inline void
 half_load_two(char *to, int step, const half_matrix &m0, const half_matrix &m1, int64_t row,
@@ -230,8 +231,9 @@ __device__ static inline void half_store_pair(T *to, int c, int dim, uint32_t pa
 }
 
 /* Writes a thread's part of the warp's tile of 16 M rows that starts at row `row` of the sequence
- * and column `col` of the head, acc as scores lie.  The sequence has n_rows rows from `origin`.
- * Where lanes can exchange their pairs first, a row's four lanes write 64 bytes at once. */
+ * and column `col` of the head, acc in the layout of scores.  The sequence has n_rows rows from
+ * `origin`. Where alignment allows lanes to exchange their pairs first, a row's four lanes write 64
+ * bytes at once. */
 template <typename T, int M, int N>
 __device__ static inline void half_store(const half_result &result, int64_t origin, int n_rows,
                                          int head, int row, int col, const float (*acc)[N][4]) {
@@ -276,16 +278,16 @@ __device__ static inline uint32_t half_lane_a(const char *tile, int row, int chu
     return shared_address(tile) + half_place<WIDTH>(row + lane % 16, chunk + lane / 16);
 }
 
-/* ... and for operands whose rows are columns of the product: B of half_scores, or A that ldmatrix
- * transposes. */
+/* ... and for operands whose rows are columns of the product: B of half_scores, or A with
+ * ldmatrix.trans. */
 template <int WIDTH>
 __device__ static inline uint32_t half_lane_b(const char *tile, int row,
                                               int lane = (int)threadIdx.x % 32) {
     return shared_address(tile) + half_place<WIDTH>(row + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
-/* Two chunks k times further in the row of a lane's address: turned within 128 bytes, and then
- * added, which the instruction that loads does itself. */
+/* A lane's address moved on by 2 k chunks in its row: XOR within 128 bytes, then an addition, which
+ * the load instruction does itself. */
 __device__ static inline uint32_t half_chunks(uint32_t address, uint32_t k) {
     return (address ^ k % 4 << 5) + k / 4 * 128;
 }
@@ -296,7 +298,8 @@ template <int M, int N> __device__ static inline void half_clear(float (*x)[N][4
         x[i / 4 / N][i / 4 % N][i % 4] = 0.0f;
 }
 
-/* x += rows columns^T of the k-th 16 numbers of a head: rows as fragments, 8 N columns at `b`. */
+/* x += rows columns^T over the k-th 16 elements of the head dimension: rows as fragments, 8 N
+ * columns at `b`. */
 template <typename T, int D, int N>
 __device__ static inline void half_add_scores(float (*x)[N][4], const uint32_t (*row)[4],
                                               uint32_t b, uint32_t k) {
@@ -312,7 +315,7 @@ __device__ static inline void half_add_scores(float (*x)[N][4], const uint32_t (
     }
 }
 
-/* x = rows columns^T: 32 rows at `a`, 8 N columns at `b`, over D numbers. */
+/* x = rows columns^T: 32 rows at `a`, 8 N columns at `b`, over D elements. */
 template <typename T, int D, int N>
 __device__ static inline void half_scores(float (*x)[N][4], uint32_t a, uint32_t b) {
     half_clear<2>(x);
@@ -348,7 +351,8 @@ __device__ static inline void half_add_product(float (*acc)[N][4], const uint32_
         half_add_columns<T, M>(acc, p, b, n);
 }
 
-/* acc += p y: 32 rows of p at `a` in a tile of K columns, K rows of y at `b` in one of D. */
+/* acc += p y: 32 rows of p at `a` in a tile of K columns, K rows of y at `b` in a tile of D
+ * columns. */
 template <typename T, int D, int K, int N>
 __device__ static inline void half_add_tile(float (*acc)[N][4], uint32_t a, uint32_t b) {
 #pragma unroll
@@ -360,8 +364,8 @@ __device__ static inline void half_add_tile(float (*acc)[N][4], uint32_t a, uint
     }
 }
 
-/* Puts 8 columns of the warp's tile into a tile of WIDTH columns, from row `row`, as its chunk
- * `chunk`: pair[i] is the thread's pair of row 8 i + g. */
+/* Writes 8 columns of the warp's tile to shared memory, into a tile of WIDTH columns, from row
+ * `row`, as chunk `chunk`: pair[i] is the thread's pair of row 8 i + g. */
 template <int WIDTH>
 __device__ static inline void half_put(char *tile, int row, int chunk, const uint32_t pair[4]) {
     int lane = (int)threadIdx.x % 32;
@@ -371,9 +375,9 @@ __device__ static inline void half_put(char *tile, int row, int chunk, const uin
             pair[i];
 }
 
-/* Which of a thread's scores are seen: bit 2 n + e of seen[i] is column 8 n + e of row 8 i.  (row,
- * col) is where the warp's tile starts.  Four lanes have the same rows: each computes the mask of
- * one of a thread's four. */
+/* Which of a thread's scores are visible: bit 2 n + e of seen[i] is column 8 n + e of row 8 i.
+ * (row, col) is where the warp's tile starts.  Four lanes share the same four rows: each computes
+ * the mask of one row. */
 template <int N>
 __device__ static inline void half_see(const half_job &job, const attn_sequence &s, int row,
                                        int col, uint32_t seen[4]) {
@@ -394,8 +398,8 @@ __device__ static inline void half_see(const half_job &job, const attn_sequence 
     }
 }
 
-/* Zeros for what is not seen.  The SiLU of zero is zero, so scores that are hidden have no part in
- * what follows. */
+/* Sets scores of pairs that are not visible to zero.  SiLU of zero is zero, so these pairs
+ * contribute nothing later. */
 template <int N> __device__ static inline void half_hide(const uint32_t seen[4], float (*x)[N][4]) {
 #pragma unroll
     for (int i = 0; i < 8 * N; i++) {
@@ -405,7 +409,7 @@ template <int N> __device__ static inline void half_hide(const uint32_t seen[4],
     }
 }
 
-/* The same of pairs of float16 numbers: pair[n][i] are columns 8 n, 8 n + 1 of row 8 i. */
+/* Like half_hide for pairs of float16: pair[n][i] holds columns 8 n, 8 n + 1 of row 8 i. */
 template <int N>
 __device__ static inline void half_hide_pairs(const uint32_t seen[4], uint32_t (*pair)[4]) {
 #pragma unroll
@@ -430,15 +434,15 @@ __device__ static inline void half_tables_load(const half_job &job, half_tables 
         tables->time_w[i] = job.a.time_w[i];
 }
 
-/* The table's number of row 0, column 0 of a sequence. */
+/* The address in the table of row 0, column 0 of a sequence. */
 __device__ static inline int64_t half_table_at(const half_job &job, const half_block &t) {
     const attn_args &a = job.a;
     int64_t head = (int64_t)t.s.b * a.table_heads + (a.table_heads == 1 ? 0 : t.head);
     return (head * a.table_len + t.s.shift) * a.table_len;
 }
 
-/* Pairs that do not exist take the biases of the last ones that do: nothing of them is left in the
- * end, and there is no branch. */
+/* Pairs beyond the end take the biases of the last valid ones: they contribute nothing in the end,
+ * and there is no branch. */
 template <typename T, int N>
 __device__ static inline void half_add_table(const half_job &job, const half_block &t, int row,
                                              int col, float (*x)[N][4]) {
@@ -486,8 +490,8 @@ __device__ static inline void half_add_bias(const half_job &job, const half_bloc
         half_add_time<N>(job, t, tables, row + lane / 4, col + lane % 4 * 2, x);
 }
 
-/* With h = x / 2: silu(x) = h (1 + tanh h), one instruction of the slow kind (its packed 16-bit
- * form is two of them).  Two scores, as a register of a fragment. */
+/* With h = x / 2: silu(x) = h (1 + tanh h), one instruction of the special function unit (its
+ * packed 16-bit form counts as two).  Returns two scores as one register of a fragment. */
 template <typename T>
 __device__ static inline uint32_t half_weights(const float *score, float half_alpha) {
     float h0 = score[0] * half_alpha, h1 = score[1] * half_alpha;
@@ -523,10 +527,11 @@ static inline half_result half_result_of(void *p, int64_t stride, int dim, float
     return {p, stride, dim, factor, can_pack(p, stride, dim, 2, 8)};
 }
 
-/* Blocks of a launch with tiles of `size` out of at most max_len, of which a multiprocessor runs
- * n_at_once; sets n_tiles and n_group.  A group is what all of them do in about four goes.  On an
- * H200 (2026-11-15) one go cost up to 13 % on long sequences; with 16 the backward pass of D = 256
- * took up to 1.3 times as long, D = 64 gained 6 % on jagged ones of 4096. */
+/* Number of blocks of a launch with tiles of `size`, sequences of at most max_len, and n_at_once
+ * blocks on a multiprocessor; sets n_tiles and n_group.  A group is the work of about four waves of
+ * blocks.  On an H200 (2026-11-15) groups of one wave cost up to 13 % on long sequences; groups of
+ * 16 waves made the backward pass of D = 256 up to 1.3 times as slow, while D = 64 gained 6 % on
+ * jagged sequences of 4096. */
 static inline int64_t half_grid(backend *be, half_job *job, int max_len, int size, int n_at_once) {
     int64_t n_pairs = (int64_t)job->a.n_sequences * job->n_heads;
     job->n_tiles = (int)cuda_div_up(max_len, size);
@@ -536,8 +541,8 @@ static inline int64_t half_grid(backend *be, half_job *job, int max_len, int siz
     return job->n_tiles * n_pairs;
 }
 
-/* Kernels are few so that they compile in reasonable time: head dims are filled up to 64, 128 or
- * 256.  0 if it is too large. */
+/* Kernels are few so that they compile in reasonable time: head dimensions are padded to 64, 128 or
+ * 256.  Returns 0 if the dimension is too large. */
 static inline int half_dim(const attn_args *a) {
     int dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
     return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;

@@ -7,14 +7,14 @@
  * A block owns a tile of keys of one sequence and head, which stays in shared memory with its
  * values, and visits tiles of queries.  For each, its warps first compute the weights a and the ds
  * of a part of the tile and put them, in 16 bits, into shared memory; after a barrier half of the
- * warps add to dv, the other half to dk, which they keep in registers, and all of them make dq of
- * these keys: five products in all. dq is complete where one tile holds the sequence's keys;
- * elsewhere it is added to float32 sums by atomic additions (split-K over the keys), and a second
- * kernel rounds it.  In deterministic mode, or where a bias has gradients, attn_sm80_bwd_dq.cu
- * computes dq.
+ * warps add to dv, the other half to dk, which they keep in registers, and all of them compute
+ * these keys' part of dq: five products in all. dq is complete where one tile holds all keys of the
+ * sequence; elsewhere it is added to float32 sums by atomic additions (split-K over the keys), and
+ * a second kernel rounds it.  In deterministic mode, or for the gradients of a bias,
+ * attn_sm80_bwd_dq.cu computes dq.
  *
- * Bound by the tensor cores and nearly as much by the shared memory that feeds them: a warp's part
- * of a product is as square as registers allow. */
+ * Bound by the tensor cores and nearly as much by the shared memory that feeds them: so a warp's
+ * part of a product is as square as registers allow. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
 /* Tiles.  Shared memory: keys and values, n_stages of queries and dout, weights and ds.  The large
@@ -30,22 +30,22 @@ template <int D_, bool IS_SMALL> struct keys_shape {
     static constexpr int WARPS = D == 256 && !IS_SMALL ? 8 : 4;
     static constexpr int THREADS = 32 * WARPS;
     static constexpr int BLOCKS = D == 64 ? (IS_SMALL ? 3 : 2) : D == 128 ? 2 : 1;
-    /* Scores: S_M x S_N warps, each with S_PARTS parts of 32 queries by 8 S_COLS keys. */
+    /* Scores: S_M x S_N warps, each with S_PARTS parts of 32 queries x 8 S_COLS keys. */
     static constexpr int S_M = QUERIES / 32;
     static constexpr int S_N = WARPS / S_M < KEYS / 16 ? WARPS / S_M : KEYS / 16;
     static constexpr int S_COLS = KEYS / 8 / S_N < 4 ? KEYS / 8 / S_N : 4;
     static constexpr int S_PARTS = KEYS / 8 / S_N / S_COLS;
-    /* dv and dk: O_M x O_N warps each with 16 O_ROWS keys, 8 O_COLS numbers of them. */
+    /* dv and dk: O_M x O_N warps, each with 16 O_ROWS keys x 8 O_COLS columns. */
     static constexpr int O_ROWS = IS_SMALL && D != 128 ? 2 : 4;
     static constexpr int O_COLS = D == 256 && IS_SMALL ? 16 : 8;
     static constexpr int O_M = KEYS / 16 / O_ROWS;
     static constexpr int O_N = D / 8 / O_COLS;
     static_assert(O_M * O_N * 2 == WARPS, "every warp has its part of dv or dk");
-    /* dq: Q_M x Q_N warps with 32 queries, 8 Q_COLS numbers each. */
+    /* dq: Q_M x Q_N warps, each with 32 queries x 8 Q_COLS columns. */
     static constexpr int Q_M = S_M;
     static constexpr int Q_N = WARPS / Q_M;
     static constexpr int Q_COLS = D / 8 / Q_N;
-    /* Whether the additions to dq stand between the products of dv and dk. */
+    /* Whether the additions to dq are interleaved with the products of dv and dk. */
     static constexpr bool IS_SPREAD = D == 256;
     static constexpr int KEYS_BYTES = KEYS * D * 2;
     static constexpr int QUERIES_BYTES = QUERIES * D * 2;
@@ -56,7 +56,7 @@ template <typename S> __host__ __device__ constexpr int keys_bytes(int n_stages)
     return 2 * S::KEYS_BYTES + 2 * n_stages * S::QUERIES_BYTES + 2 * S::SCORES_BYTES;
 }
 
-/* Shared memory after the tiles; without a bias only its beginning. */
+/* Shared memory after the tiles; without a bias only its first members exist. */
 typedef struct keys_extra {
     half_block block;
     half_tables tables;
@@ -73,7 +73,7 @@ __device__ static inline bool keys_is_whole(const half_job &job, const attn_sequ
     return job.wants_dq && s.len_k <= S::KEYS;
 }
 
-/* The queries to visit: all of them where dq is written at once. */
+/* The queries to visit: all of them where dq is written directly. */
 template <typename S>
 __device__ static inline void keys_bounds(const half_job &job, half_block *t) {
     attn_span rows = {0, t->s.len_q};
@@ -82,8 +82,8 @@ __device__ static inline void keys_bounds(const half_job &job, half_block *t) {
     t->end = rows.end;
 }
 
-/* The first query of the next tile, from `query` on, in which something may see the keys.  Windows
- * leave no holes. */
+/* The first query of the next tile, from `query` on, that may see any of the keys.  Windows leave
+ * no holes. */
 template <typename S>
 __device__ static inline int keys_next(const half_job &job, const half_block &t, int query) {
     if (job.a.n_targets == NULL && job.a.n_contexts == NULL && job.a.func == NULL) return query;
@@ -103,7 +103,7 @@ __device__ static inline void keys_load(const half_job &job, const half_block &t
 }
 
 /* Weights and ds of 32 queries by 8 S_COLS keys: rows row .., columns col .. of the tile.  Slopes
- * wait as float16, which has twice the digits of the products they go into. */
+ * are kept as float16, which has more digits than the operands they are rounded to later. */
 template <typename T, bool HAS_BIAS, typename S>
 __device__ static inline void keys_weigh(const half_job &job, const keys_extra *extra,
                                          const keys_tiles &tiles, const char *queries, int query,
@@ -176,9 +176,9 @@ __device__ static inline void keys_add(float (*acc)[S::O_COLS][4], uint32_t left
         keys_add_step<T, S>(acc, left, right, k);
 }
 
-/* Where the sums of dq of a tile of queries are.  Sequence b owns the slots from offsets_q[b] /
- * QUERIES + b on, enough for its last, partial tile too.  In a slot the numbers of one register
- * of all threads follow each other. */
+/* Address of the float32 sums of dq of a tile of queries.  Sequence b owns the slots from
+ * offsets_q[b] / QUERIES + b on, enough for its last, partial tile too.  In a slot, one register of
+ * all threads is contiguous. */
 template <typename S>
 __device__ static inline float *keys_sums(const half_job &job, const half_block &t, int query) {
     int64_t slot = t.s.row_q / S::QUERIES + t.s.b + query / S::QUERIES;
@@ -211,8 +211,8 @@ __device__ static inline void keys_make_dq(const half_job &job, const half_block
         atomicAdd(to + i * S::THREADS, dq[i / 4 / S::Q_COLS][i / 4 % S::Q_COLS][i % 4]);
 }
 
-/* keys_add, and between its steps the warp's part of dq, 16 numbers of a query at a time, which
- * are added to the sums at once: issued all together, the many additions at D = 256 would delay
+/* Like keys_add, and between its steps computes the warp's part of dq, 16 columns at a time, and
+ * adds it to the sums immediately: issued all together, the many additions at D = 256 would delay
  * the loads of the next step, which costs up to 9 % (H200, 2026-11-15). */
 template <typename T, typename S>
 __device__ static inline void
@@ -256,7 +256,7 @@ __device__ static inline void keys_part(bool *is_dk, int *warp_m, int *warp_n) {
     *warp_n = own / S::O_M;
 }
 
-/* Walks over the queries from `query` on, whose first tile is on its way. */
+/* Goes over the queries from `query` on; the load of the first tile is in flight. */
 template <typename T, bool HAS_BIAS, typename S>
 __device__ static inline void keys_walk(const half_job &job, const keys_extra *extra,
                                         const keys_tiles &tiles, int query, int end,
@@ -267,7 +267,7 @@ __device__ static inline void keys_walk(const half_job &job, const keys_extra *e
     bool is_dk;
     for (int stage = 0; query < end;) {
         cp_async_wait_group<0>();
-        __syncthreads(); /* the tile is there; weights, ds and the other stage have been read */
+        __syncthreads(); /* the tile has arrived; weights, ds and the other stage have been read */
         int next = keys_next<S>(job, t, query + S::QUERIES);
         if (job.n_stages == 2 && next < end)
             keys_load<T, S>(job, t, tiles.queries + (stage ^ STAGE), next);
@@ -352,8 +352,8 @@ template <typename S> static int64_t n_sums(const attn_args *a) {
     return (n_rows / S::QUERIES + a->n_sequences) * a->n_heads * S::QUERIES * S::D;
 }
 
-/* A multiprocessor has 1 KB more than a block may ask for, and each block takes 1 KB more than it
- * asks for. */
+/* A multiprocessor has 1 KB more than a block can request, and each block uses 1 KB more than it
+ * requests. */
 template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
 static status launch_keys(backend *be, half_job job) {
     using S = keys_shape<D, IS_SMALL>;
@@ -393,8 +393,9 @@ static status launch_all(backend *be, half_job job) {
 
 /* On an H200 (2026-11-15), at D = 64 large blocks are 1.1 times as fast on full sequences from 1024
  * on (0.98 on jagged ones of 4096), small ones 1.05 to 1.7 times up to 512.  At D = 128 small ones
- * are faster but for 1 % at 4096, at D = 256 large ones by 1.1 to 1.3 but for 4 % at 200.  A card
- * with too little shared memory, and every bias, takes the small kind that knows biases. */
+ * are faster except at 4096 (1 % slower); at D = 256 large ones are 1.1 to 1.3 times as fast except
+ * at 200 (4 % slower).  Cards with too little shared memory, and every bias, use the small kind
+ * that supports biases. */
 template <typename T, int D> static status choose(backend *be, const half_job *job) {
     constexpr bool IS_SMALL = D == 128;
     constexpr int BYTES = keys_bytes<keys_shape<D, IS_SMALL>>(1) + (int)sizeof(half_block);

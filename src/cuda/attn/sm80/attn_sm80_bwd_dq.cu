@@ -1,14 +1,14 @@
 /* HSTU attention of 16-bit activations, backward: dq and the gradients of biases, with one owner
- * for every sum (contract: attn_args in ops/ops.h).  attn_sm80_bwd.cu says when that is wanted.
+ * for every sum (contract: attn_args in ops/ops.h).  attn_sm80_bwd.cu says when it is used.
  *
  * A block owns WARPS_M x 32 rows, whose two tiles (q and dout) stay in shared memory, and walks
  * over tiles of columns (k and v).  A warp keeps its 32 rows of dq, 128 columns at most, in
- * registers.  Scores are recomputed, three products a pair.  Tensor cores and the bytes that
- * feed them from shared memory bind, as in the forward pass. */
+ * registers.  Scores are recomputed, three products a pair.  Bound by the tensor cores and the
+ * bytes that feed them from shared memory, as in the forward pass. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
-/* Shared memory at D = 256, where ds lies where the values were: 2 x 32 + 2 x 16 = 96 KB.  At D =
- * 128: 2 x 32 + 2 x 2 x 8 = 96 KB, two blocks a multiprocessor. */
+/* Shared memory at D = 256, where ds overwrites the values: 2 x 32 + 2 x 16 = 96 KB.  At D = 128: 2
+ * x 32 + 2 x 2 x 8 = 96 KB, two blocks a multiprocessor. */
 template <int D> struct bwd_shape {
     static constexpr int WARPS_N = D == 256 ? 2 : 1;
     static constexpr int WARPS_M = D == 256 ? 2 : 4;
@@ -32,7 +32,7 @@ template <typename S> struct bwd_extra {
     bias_tile<S::DIAGONALS> sums[S::BIAS_TILES]; /* of 64 rows each */
 };
 
-/* y = 2 silu'(x) p of the warp's tile, zero where nothing is seen. */
+/* y = 2 silu'(x) p of the warp's tile, zero for pairs that are not visible. */
 template <typename T, int N>
 __device__ static inline void bwd_slopes(const half_job &job, const half_block &t,
                                          const half_range &range, const half_tables *tables,
@@ -51,8 +51,8 @@ __device__ static inline void bwd_slopes(const half_job &job, const half_block &
     }
 }
 
-/* Adds a thread's ds to the gradient of the table; row and col are the thread's.  Pairs that do not
- * exist have none. */
+/* Adds a thread's ds to the gradient of the table; row and col are the thread's.  Pairs beyond the
+ * end are skipped. */
 template <int N>
 __device__ static inline void bwd_add_table(const half_job &job, const half_block &t, int row,
                                             int col, const float (*y)[N][4]) {
@@ -72,8 +72,8 @@ __device__ static inline void bwd_add_table(const half_job &job, const half_bloc
     }
 }
 
-/* The thread's part in the sums of a tile of 64 rows, `first` .. ; `origin` is the first column of
- * the block's tile. */
+/* The thread's part of the sums of a tile of 64 rows that starts at row `first`; `origin` is the
+ * first column of the block's tile. */
 template <int N, int DIAGONALS>
 __device__ static inline void
 bwd_add_time(const half_job &job, const half_block &t, const half_tables *tables, int row, int col,
@@ -120,7 +120,7 @@ __device__ static inline void bwd_sum_times(const half_job &job, const half_bloc
 }
 
 /* Every warp of the block calls this for every tile of columns: there are barriers inside.  The
- * sums are read until the next barrier. */
+ * sums may be read until the next barrier. */
 template <typename S>
 __device__ static inline void bwd_bias_grad(const half_job &job, const half_block &t,
                                             bwd_extra<S> *extra, int row, int col, int origin,
@@ -149,8 +149,8 @@ __device__ static inline void bwd_load_both(const half_job &job, const half_bloc
                                              thread_index());
 }
 
-/* A warp that has its rows to itself: D up to 128.  Tiles of columns are double.  Without the
- * gradients of a bias, whose sums are the block's, a warp passes over tiles it sees nothing of. */
+/* D up to 128: each warp has rows of its own.  Tiles of columns are double-buffered.  Without the
+ * gradients of a bias, which the whole block sums, a warp skips tiles of which it sees nothing. */
 template <typename T, int D, typename S>
 __device__ static inline void bwd_walk_alone(const half_job &job, char *shared, bwd_extra<S> *extra,
                                              float (*acc)[S::N_OUT][4]) {
@@ -191,8 +191,8 @@ __device__ static inline void bwd_walk_alone(const half_job &job, char *shared, 
     }
 }
 
-/* Two warps share their rows, each computes ds of half of the columns: D = 256.  There is room for
- * one tile of columns only, and ds takes the place of the values. */
+/* D = 256: two warps share their rows, and each computes ds of half of the columns.  There is room
+ * for one tile of columns only, and ds overwrites the values. */
 template <typename T, int D, typename S>
 __device__ static inline void bwd_walk_paired(const half_job &job, char *shared,
                                               bwd_extra<S> *extra, int warp,
@@ -277,7 +277,8 @@ template <typename T, int D> static status launch(backend *be, half_job job) {
     return cuda_launched("the gradient of the attention's queries");
 }
 
-/* At D = 128 the tiles need slightly more than 99 KB: cards with less use those of 256. */
+/* At D = 128 the tiles need slightly more than 99 KB: cards with less use the tile sizes of D =
+ * 256. */
 template <typename T> static status choose(backend *be, const half_job *job) {
     constexpr int BYTES = bwd_shape<128>::BYTES + (int)sizeof(bwd_extra<bwd_shape<128>>);
     int dim = half_dim(&job->a);
@@ -290,8 +291,8 @@ static status choose_act(backend *be, const half_job *job) {
     return be->act == ACT_BF16 ? choose<__nv_bfloat16>(be, job) : choose<__half>(be, job);
 }
 
-/* Heads that share a table add to the same numbers: by atomic additions, or one head after the
- * other where their order must not depend on chance. */
+/* Heads that share a table add to the same elements: by atomic additions, or in deterministic mode
+ * one head after the other. */
 status half_queries_launch(backend *be, const half_job *all) {
     half_job job = *all;
     const attn_args *a = &job.a;

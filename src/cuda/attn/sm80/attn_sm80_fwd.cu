@@ -2,10 +2,10 @@
  *
  * A block owns WARPS_M x 32 rows of one sequence and head; each warp keeps 32 rows of outputs, 128
  * columns of them at most, in registers (128 a thread).  The tile of queries stays in shared memory
- * (at D = 64 in registers); tiles of keys and values pass through it by cp.async, in two pipeline
- * stages.  There is no softmax, hence no statistics: a score's way is product, SiLU, product.  The
- * limit is the tensor cores' rate and, close to it, the bytes that feed them from shared memory,
- * which is why a warp takes 32 rows: each chunk of a column it reads is used twice.
+ * (at D = 64 in registers); tiles of keys and values are loaded by cp.async, in two pipeline
+ * stages.  There is no softmax, hence no statistics: a score goes through product, SiLU, product.
+ * The limit is the tensor cores' rate and, close to it, the bytes that feed them from shared
+ * memory, which is why a warp takes 32 rows: each chunk of a column it reads is used twice.
  *
  * At D = 256 two warps share 32 rows: each computes the scores of half of the columns, and they
  * exchange them through shared memory.  The scores of a tile are computed one step before its
@@ -42,7 +42,7 @@ template <typename S> __host__ __device__ constexpr int fwd_bytes(int n_stages) 
     return S::ROWS_BYTES + 2 * n_stages * S::COLS_BYTES + 2 * S::SCORES_BYTES;
 }
 
-/* Scores of the warp's tile, with bias, zero where nothing is seen. */
+/* Scores of the warp's tile, with bias, zero for pairs that are not visible. */
 template <typename T, int D, bool HAS_BIAS, int N>
 __device__ static inline void fwd_finish(const half_job &job, const half_block &t,
                                          const half_range &seen_by, const half_tables *tables,
@@ -71,7 +71,7 @@ __device__ static inline void fwd_load_both(const half_job &job, const half_bloc
                                              job.copy_bytes);
 }
 
-/* Shared memory after the tiles; without a bias only its beginning. */
+/* Shared memory after the tiles; without a bias only its first members exist. */
 typedef struct fwd_extra {
     half_walk walk;
     half_tables tables;
@@ -119,7 +119,7 @@ __device__ static inline void fwd_roll(const uint32_t (*rows)[2][4], uint32_t ke
     }
 }
 
-/* A warp's part of a tile of columns, which start at `col`: all of them at once ... */
+/* A warp's part of a tile of columns that starts at `col`: all columns at once ... */
 template <typename T, int D, bool HAS_BIAS, typename S>
 __device__ static inline void fwd_tile(const half_job &job, const fwd_extra *extra,
                                        const char *shared, const char *keys, const char *values,
@@ -135,7 +135,7 @@ __device__ static inline void fwd_tile(const half_job &job, const fwd_extra *ext
     fwd_add<T, D>(acc, x, half_lane_a<D>(values, 0, 0, lane), 0.5f * job.a.alpha);
 }
 
-/* ... or, with rows in registers, 8 N of them after the other where not everything is seen. */
+/* ... or, with rows in registers, 8 N columns at a time where some pairs are not visible. */
 template <typename T, int D, typename S>
 __device__ static inline void
 fwd_tile_rows(const half_job &job, const fwd_extra *extra, const uint32_t (*rows)[2][4],
@@ -226,9 +226,9 @@ __device__ static inline void fwd_product(const char *scores, char *next_scores,
     }
 }
 
-/* Two warps share their rows: D = 256.  Step i computes the scores of tile i and the product of
- * tile i - 1.  There is room for one tile of keys and one of values: the next keys come while the
- * product runs, its values while the scores of the next tile are computed. */
+/* D = 256: two warps share their rows.  Step i computes the scores of tile i and the product of
+ * tile i - 1.  There is room for one tile of keys and one of values: the next keys are loaded while
+ * the product runs, the next values while the scores of the next tile are computed. */
 template <typename T, int D, bool HAS_BIAS, typename S>
 __device__ static inline void fwd_walk_paired(const half_job &job, const half_block &block,
                                               char *shared, const fwd_extra *extra, int warp,
@@ -258,7 +258,7 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
                                        x);
         }
         cp_async_wait_group<0>();
-        __syncthreads(); /* the values of the tile before are there, the keys have been read */
+        __syncthreads(); /* the values of the previous tile have arrived, the keys have been read */
         if (next < end) fwd_load<T, D, S>(job, t, job.k, keys, next);
         cp_async_commit_group();
         char *to = scores + i % 2 * S::SCORES_BYTES, *from = scores + (i + 1) % 2 * S::SCORES_BYTES;
@@ -268,7 +268,7 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
             fwd_product<T, D, S, false>(from, to, values, warp_m, warp_n, half_alpha, x, acc);
         if (is_last) break;
         cp_async_wait_group<0>();
-        __syncthreads(); /* keys and scores are there, the values have been read */
+        __syncthreads(); /* keys and scores have arrived, the values have been read */
         fwd_load<T, D, S>(job, t, job.v, values, col);
         cp_async_commit_group();
         col = next;
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__((fwd_shape<D, HAS_BIAS, IS_SMALL>::THREADS),
                      own.first + 32 * (warp % S::WARPS_M), 8 * S::N_OUT * (warp / S::WARPS_M), acc);
 }
 
-/* One stage is enough, and leaves room for more blocks, where there is one tile of columns. */
+/* With one tile of columns one stage is enough, and leaves room for more blocks. */
 template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
 static status launch(backend *be, half_job job) {
     using S = fwd_shape<D, HAS_BIAS, IS_SMALL>;

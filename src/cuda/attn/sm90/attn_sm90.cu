@@ -11,8 +11,8 @@ static bool is_readable(const attn_args *a) {
     return a->bias != BIAS_TABLE || is_addressable(a->table, a->table_len);
 }
 
-/* dim_qk = dim_v, rows that TMA can address and whose number is known, and not more tiles than
- * an int can count. */
+/* dim_qk = dim_v, rows that TMA can address, a known number of rows, and no more tiles than an int
+ * can count. */
 static bool is_possible(const backend *be, const attn_args *a) {
     int64_t n_tiles = cuda_div_up(a->max_len_q, 64) + cuda_div_up(a->max_len_k, 64);
     return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->dim_qk == a->dim_v &&
@@ -71,8 +71,8 @@ static status find_encode(encode_fn *out) {
     return OK;
 }
 
-/* Encodes a tensor map of `rank` dimensions: columns, rows, and, where there are more, parts of
- * a row, and grains.  Rows of a box are swizzled by 128 or 64 bytes, their length. */
+/* Encodes a tensor map of `rank` dimensions: columns, rows and, at higher rank, parts of a row and
+ * grains.  Rows of a box are swizzled by 128 or 64 bytes, their length. */
 static status map_encode(CUtensorMap *map, act_type act, int rank, const void *rows,
                          const cuuint64_t *size, const cuuint64_t *step, const cuuint32_t *box) {
     encode_fn encode = NULL;

@@ -1,8 +1,8 @@
 /* What the attention's Hopper kernels share: tiles of 64 columns by 64 rows that TMA loads,
  * swizzled, into shared memory, products of warpgroups, and the epilogues that store their sums.
  *
- * A tile of R rows and D columns lies as D / 64 parts of R rows of 128 bytes; with D = 32, as one
- * part of rows of 64 bytes. */
+ * A tile of R rows and D columns is stored as D / 64 parts of R rows of 128 bytes; with D = 32, as
+ * one part with rows of 64 bytes. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 
@@ -19,7 +19,7 @@ template <int D> struct part {
     static_assert(D == 32 || D % PART == 0, "heads there are");
 };
 
-/* The descriptor of a part for wgmma; next: see tile_describe. */
+/* The wgmma descriptor of a part; next: see tile_describe. */
 template <int D> __device__ static inline uint64_t part_describe(const void *tile, uint32_t next) {
     return D == 32 ? tile_describe_64(tile) : tile_describe(tile, next);
 }
@@ -28,26 +28,27 @@ template <int D> __device__ static inline uint64_t part_describe(const void *til
 status sm90a_map(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                  int64_t n_columns, int64_t stride);
 
-/* The same with boxes of `box_rows` rows of `box_columns` numbers: 64, swizzled by 128 bytes, or
- * 32, swizzled by 64. */
+/* The tensor map of rows with boxes of `box_rows` rows x `box_columns` columns: 64 columns,
+ * swizzled by 128 bytes, or 32, swizzled by 64. */
 status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                      int64_t n_columns, int64_t stride, int box_columns, int box_rows);
 
-/* The same in three dimensions, so that a box holds all `dim` numbers of a head: its part z holds
- * numbers z `box_columns` and on of `box_rows` rows. */
+/* A tensor map of three dimensions, so that a box holds all `dim` columns of a head: part z of the
+ * box holds `box_rows` rows of columns from z * `box_columns` on. */
 status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                        int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
 
-/* In four, so that a box of `box_rows` rows is grains of 8 rows, each with all `dim` columns of
- * a head: part z of its rows follows part z - 1.  A box must not reach beyond the last row. */
+/* A tensor map of four dimensions, so that a box of `box_rows` rows is grains of 8 rows, each with
+ * all `dim` columns of a head: in a grain part z of the rows follows part z - 1.  A box must not
+ * reach beyond the last row. */
 status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                         int64_t n_columns, int64_t stride, int box_rows, int dim);
 
-/* Launches a kernel that may start while the last blocks of the one before it in the stream
- * still run (programmatic dependent launch), in a CUDA graph as well.  Each of its threads calls
- * grid_wait (ptx_sm90.cuh) before the kernel touches memory, also the threads and blocks that
- * have nothing to do: the kernel after this one relies on the one before this one being done,
- * too.  Arguments are converted to the kernel's types. */
+/* Launches a kernel that may start while the last blocks of the previous kernel of the stream still
+ * run (programmatic dependent launch), in a CUDA graph as well.  Each of its threads calls
+ * grid_wait (ptx_sm90.cuh) before the kernel touches memory, including threads and blocks without
+ * work: the next kernel relies on the previous one being complete, too.  Arguments are converted to
+ * the kernel's types. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
 static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), int64_t n_blocks,
                                              int n_threads, size_t shared_bytes,
@@ -65,7 +66,7 @@ static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), int6
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/* R rows of D numbers from row y, column x on; the barrier must expect R * D * 2 bytes. */
+/* Loads R rows x D columns from row y, column x on; the barrier must expect R * D * 2 bytes. */
 template <int D, int R>
 __device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
                                         int y) {
@@ -82,8 +83,7 @@ __device__ static inline void release(uint64_t *barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-/* d (64, N) (+)= rows of A times rows of B, both D numbers long; ROWS_A and N are the rows of their
- * whole tiles. */
+/* d (64, N) (+)= A B^T over D columns; ROWS_A and N are the rows of the whole tiles of A and B. */
 template <typename T, int D, int ROWS_A, int N>
 __device__ static inline void product_of_rows(float (&d)[N / 2], const char *a, const char *b) {
     uint64_t desc_a = part_describe<D>(a, 16), desc_b = part_describe<D>(b, 16);
@@ -93,7 +93,7 @@ __device__ static inline void product_of_rows(float (&d)[N / 2], const char *a, 
                        tile_move(desc_b, k / 4 * N * PART_BYTES + k % 4 * 32), k > 0);
 }
 
-/* d (64, D) += A (64, K in registers) times a tile of K rows of D numbers. */
+/* d (64, D) += A (64, K), in registers, times a tile of K rows x D columns. */
 template <typename T, int D, int K>
 __device__ static inline void product_with_rows(float (&d)[D / 2], const uint32_t (&a)[K / 16][4],
                                                 const char *b) {
@@ -114,8 +114,8 @@ __device__ static inline void pack_left(uint32_t (&a)[N / 16][4], const float (&
     }
 }
 
-/* Bit e: pair e of a thread is seen, of rows row and row + 8 and 64 columns from j0 on.  Few tiles
- * need it, so it is kept small: the registers belong to the sums. */
+/* Bit e: pair e of a thread is visible, for rows row and row + 8 and 64 columns from j0 on.  Few
+ * tiles need this mask, so it is compact code: the registers belong to the sums. */
 __device__ static inline uint32_t rows_seen(const attn_args &a, const attn_sequence &s, int row,
                                             int j0) {
     int column = j0 + 2 * ((int)threadIdx.x % 4);
@@ -132,15 +132,16 @@ __device__ static inline uint32_t rows_seen(const attn_args &a, const attn_seque
     return seen;
 }
 
-/* The same with a short cut where all is seen; first: the first row of the warpgroup. */
+/* Like the mask above, with a short cut where all pairs are visible; first: the warpgroup's first
+ * row. */
 __device__ static inline uint32_t rows_mask(const attn_args &a, const attn_sequence &s, int first,
                                             int row, int j0) {
     bool is_full = attn_tile_is_full(&a, &s, first, first + 64, j0, j0 + 64);
     return is_full ? 0xffffffffu : rows_seen(a, s, row, j0);
 }
 
-/* Rows of a warpgroup's sums to memory: row and row + 8 are the thread's; those from n on are not
- * there. */
+/* Stores a warpgroup's sums: the thread's rows are row and row + 8; rows from n on are not
+ * stored. */
 template <typename T, int D>
 __device__ static inline void store_rows(T *to, int64_t stride, int row, int n, float scale,
                                          const float (&d)[D / 2]) {
@@ -156,7 +157,8 @@ __device__ static inline void store_rows(T *to, int64_t stride, int row, int n, 
     }
 }
 
-/* The same, 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16 bytes. */
+/* Like store_rows with 16 bytes a thread, 64 bytes of a row at once: rows are multiples of 16
+ * bytes. */
 template <typename T, int D>
 __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, float scale,
                                          const float (&d)[D / 2]) {
@@ -176,9 +178,9 @@ __device__ static inline void store_wide(T *to, int64_t stride, int row, int n, 
     }
 }
 
-/* The same, staged in shared memory: a warp's 16 rows, row0 and on, of its warpgroup's 64, in a
- * buffer of 16 rows of its own, swizzled as TMA does it.  Then neighbouring lanes store
- * neighbouring 16 bytes, whole rows at once: four times as fast. */
+/* Like store_rows, staged in shared memory: each warp writes its 16 rows (from row0 on, of the
+ * warpgroup's 64) to a buffer of 16 rows of its own, swizzled like TMA.  Then neighbouring lanes
+ * store neighbouring 16 bytes, whole rows at once: four times as fast. */
 template <typename T, int D>
 __device__ static inline void store_staged(char *room, T *to, int64_t stride, int row0, int n,
                                            float scale, const float (&d)[D / 2]) {

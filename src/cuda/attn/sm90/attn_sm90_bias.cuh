@@ -18,7 +18,7 @@ typedef struct bias_source {
     const uint32_t *buckets; /* of times: (BUCKET_CELLS) */
 } bias_source;
 
-/* Fills in what the bias of a call needs; nothing without a bias. */
+/* Fills in what the bias of a call needs; does nothing without a bias. */
 status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out);
 
 enum { TABLE_BOX = 16, TABLE_TILE = 64 * PART_BYTES };
@@ -28,7 +28,8 @@ __device__ static inline int table_boxes(int n) {
     return (min(max(n, 0), 64) + TABLE_BOX - 1) / TABLE_BOX;
 }
 
-/* Loads queries from row on, as many as there are, and 64 keys from j on; by one thread. */
+/* Loads the table's tile of queries from `row` on, as many as there are, and 64 keys from j on; by
+ * one thread. */
 __device__ static inline void table_load(char *to, const CUtensorMap *map, uint64_t *barrier,
                                          const attn_args &a, const attn_sequence &s, int head,
                                          int row, int j) {
@@ -46,7 +47,7 @@ template <> __device__ inline float2 unpack_two<__half>(uint32_t pair) {
     return __half22float2(*(const __half2 *)&pair);
 }
 
-/* Adds a tile to the warpgroup's scores.  IS_TURNED: keys are the rows of the scores. */
+/* Adds a tile of the table to the warpgroup's scores.  IS_TURNED: rows of the scores are keys. */
 template <typename T, bool IS_TURNED>
 __device__ static inline void table_add(const char *tile, float (&x)[32]) {
     int thread = (int)thread_index(), lane = thread % 32, warp = thread % GROUP / 32;
@@ -70,8 +71,8 @@ __device__ static inline void table_add(const char *tile, float (&x)[32]) {
     }
 }
 
-/* The look-ups.  A cell is that of ops/time_bucket.h less the bits it is found by, which the bits
- * of the distance bring along. */
+/* The look-ups.  A cell is a cell of ops/time_bucket.h minus the bits of its index, which are added
+ * back with the bits of the distance. */
 typedef struct time_tables {
     uint32_t cells[BUCKET_CELLS];
     float weights[ATTN_TIME_BUCKETS + 1];
@@ -86,21 +87,21 @@ __device__ static inline void time_tables_load(const attn_args &a, const uint32_
         t->weights[i] = a.time_w[i];
 }
 
-/* What is stored beside a tile.  Times are differences to a time of the sequence, in 31 bits;
- * where one does not fit, the tile is wide. positions: the weight of column c and row r of the
- * tile is at c - r + ROWS - 1. */
+/* Stored with each tile.  Times are differences from a reference time of the sequence, in 31 bits;
+ * a tile with a difference that does not fit is "wide". positions: the weight of column c and row r
+ * of the tile is at c - r + ROWS - 1. */
 template <int ROWS, int COLUMNS> struct time_tile {
     int2 times[COLUMNS / 2];
     float positions[ROWS + COLUMNS];
     int is_wide;
 };
 
-/* The time from which those of a sequence are measured. */
+/* The reference time of a sequence. */
 __device__ static inline int64_t time_base(const attn_args &a, const attn_sequence &s) {
     return s.len_k > 0 ? __ldg(a.key_time + s.row_k) : 0;
 }
 
-/* The difference; is_wide is set where it does not fit. */
+/* The difference from the reference time; sets is_wide where it does not fit. */
 __device__ static inline int time_short(int64_t time, int64_t base, bool *is_wide) {
     uint64_t x = (uint64_t)time - (uint64_t)base;
     *is_wide |= x + (1u << 30) >= 1u << 31 || (time < base) != ((int64_t)x < 0);
@@ -114,9 +115,9 @@ template <int ROWS, int COLUMNS> struct time_share {
     float positions[(ROWS + COLUMNS) / 32];
 };
 
-/* Columns are rows `column` and on of `times`, of which there are n; the tile's first diagonal is
- * that of position weight `origin`, the next ones follow by `step`.  What is not there is that
- * which is next to it. */
+/* The tile's columns are rows `column` and on of `times`, which has n rows.  The first diagonal has
+ * position weight `origin`, the next ones follow by `step`.  Beyond the ends the nearest valid
+ * element is used. */
 template <int ROWS, int COLUMNS>
 __device__ static inline void time_fetch(const attn_args &a, const int64_t *times, int column,
                                          int n, int origin, int step,
@@ -149,7 +150,8 @@ __device__ static inline void time_put(const time_share<ROWS, COLUMNS> &share, i
     if (lane == 0) barrier_arrive(barrier);
 }
 
-/* The times of a thread's rows, row and row + 8; rows beyond the end have the last one's. */
+/* The times of a thread's rows, row and row + 8; a row beyond the end gets the time of the last
+ * row. */
 typedef struct time_rows {
     int times[2];
     bool is_wide; /* one of the warp's does not fit */
@@ -181,9 +183,9 @@ __device__ static inline float time_distance_wide(int64_t row, int64_t column) {
     return fmaxf(__ull2float_rn(distance), 1.0f);
 }
 
-/* Adds the tile's biases to scores; `row` is the thread's, counted in the tile.  Neighbours on a
- * diagonal share a position: those of row + 8 and the next 8 columns.  buckets: that of score e is
- * byte e % 4 of word e / 4. */
+/* Adds the tile's biases to the scores; `row` is the thread's row in the tile.  Scores of row + 8,
+ * 8 columns further, are on the same diagonal and share a position weight. buckets: the bucket of
+ * score e is byte e % 4 of word e / 4. */
 template <int ROWS, int COLUMNS>
 __device__ static inline void time_add(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile,
                                        const time_rows &rows, int row, float (&x)[COLUMNS / 2],
@@ -217,8 +219,8 @@ template <int N, typename X, int SIZE> __device__ static inline void turn(X (&x)
     }
 }
 
-/* The same for a wide tile, which is rare: 16 columns a round, after which the registers are
- * rotated. row_times: those of rows `first_row` and on of n_rows; columns likewise. */
+/* Like time_add for a wide tile, which is rare: 16 columns in a round, then the registers are
+ * rotated. row_times: the times of rows `first_row` and on, of n_rows; column times likewise. */
 template <int ROWS, int COLUMNS>
 __device__ static inline void
 time_add_wide(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile, const int64_t *row_times,

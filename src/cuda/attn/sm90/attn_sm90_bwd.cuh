@@ -31,8 +31,8 @@ __device__ static inline uint32_t span_bits(int lo, int hi) {
            ~(0xffffu << attn_columns_below<8>(hi - first)) & 0xffffu;
 }
 
-/* The queries of a tile, from i0 on, that see a key, as columns of the tile.  Windows and groups
- * are no longer than the longest sequence (bwd_prepare). */
+/* The queries of a tile, from i0 on, that see `key`, as bits of the tile's columns.  Windows and
+ * groups are no longer than the longest sequence (bwd_prepare). */
 __device__ static inline uint32_t key_bits(const attn_args &a, const attn_sequence &s, int key,
                                            int i0) {
     if (key >= s.len_k) return 0;
@@ -43,8 +43,8 @@ __device__ static inline uint32_t key_bits(const attn_args &a, const attn_sequen
     return bits;
 }
 
-/* The same of key and, in the high half, key + 8, for a func mask: its spans are given by query, so
- * pairs are looked at one by one. */
+/* The queries that see `key` and, in the high half, key + 8, for a func mask: its spans are given
+ * by query, so pairs are tested one by one. */
 __device__ static inline uint32_t func_bits(const attn_args &a, const attn_sequence &s, int key,
                                             int i0) {
     int first = i0 + 2 * ((int)threadIdx.x % 4);
@@ -59,7 +59,7 @@ __device__ static inline uint32_t func_bits(const attn_args &a, const attn_seque
     return bits;
 }
 
-/* Which pairs of a thread are seen: the low half of the word for row `key`, the high half for
+/* Which pairs of a thread are visible: the low half of the word for row `key`, the high half for
  * row key + 8; its columns are queries from i0 on. */
 __device__ static inline uint32_t bwd_mask(const attn_args &a, const attn_sequence &s, int key,
                                            int i0) {
@@ -85,8 +85,8 @@ __device__ static inline void bwd_weights(float half, float (&x)[32], uint32_t (
     }
 }
 
-/* The same with slopes as float16, in half the registers: float16 has more digits than the
- * product they enter. */
+/* Like the function above with slopes as float16, in half the registers: float16 has more digits
+ * than the operand they are rounded to. */
 template <typename T>
 __device__ static inline void bwd_weights(float half, const float (&x)[32], uint32_t (&left)[4][4],
                                           uint32_t (&slope)[16]) {
@@ -99,7 +99,7 @@ __device__ static inline void bwd_weights(float half, const float (&x)[32], uint
     }
 }
 
-/* Pairs that are not seen get a score so far below zero that their weight is 0 and their slope
+/* Pairs that are not visible get a score so far below zero that their weight is 0 and their slope
  * -1, which makes the gradient 0, too: one selection instead of two. */
 __device__ static inline void bwd_hide(float half, uint32_t seen, float (&x)[32]) {
     if (seen == 0xffffffffu) return;
@@ -130,8 +130,8 @@ __device__ static inline void bwd_gradients(const uint32_t (&slope)[16], const f
     }
 }
 
-/* Hands slopes from one warpgroup to another through shared memory, as float16, thread by
- * thread. */
+/* Passes slopes from one warpgroup to another through shared memory, as float16; thread i reads
+ * what thread i wrote. */
 __device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
     uint4 *to = (uint4 *)slopes + threadIdx.x % GROUP;
 #pragma unroll
@@ -143,8 +143,8 @@ __device__ static inline void slopes_put(char *slopes, const float (&x)[32]) {
     __syncwarp();
 }
 
-/* Twice the gradients of a tile from the slopes of another warpgroup, as the left operand of a
- * product. */
+/* Twice the gradients of a tile's scores, from the slopes of another warpgroup, as the left operand
+ * of a product. */
 template <typename T>
 __device__ static inline void slopes_apply(const char *slopes, const float (&dp)[32],
                                            uint32_t (&ds)[4][4]) {
@@ -163,7 +163,7 @@ __device__ static inline void slopes_apply(const char *slopes, const float (&dp)
 }
 
 /* A warpgroup's gradients of scores, 64 keys by 64 queries, as rows of 128 bytes from `row` of a
- * tile on, swizzled as TMA does it. */
+ * tile on, swizzled like TMA. */
 __device__ static inline void bwd_put(char *tile, int row, const uint32_t (&left)[4][4]) {
     int thread = (int)thread_index(), lane = thread % 32;
     row += thread % GROUP / 32 * 16 + lane % 16;
@@ -206,7 +206,7 @@ __device__ static inline int row_of_thread() {
     return thread % GROUP / 32 * 16 + thread % 32 / 4;
 }
 
-/* dk and dv of the thread's keys, key and key + 8, of those of its warpgroup. */
+/* Stores dk and dv of the thread's keys, key and key + 8, of its warpgroup's keys. */
 template <typename T, int D>
 __device__ static inline void bwd_store(const attn_args &a, const attn_sequence &s, int head,
                                         int key, const float (&dk)[D / 2],
@@ -225,12 +225,13 @@ typedef struct bwd_job {
     bias_source bias;
     bool is_whole; /* blocks work on whole sequences, not on tiles of keys */
     bool has_dq;
-    attn_tiles tiles;       /* of keys; is_whole: only the order of the sequences */
-    attn_tiles query_tiles; /* where dq is recomputed */
-    float *sums; /* of dq; see bwd_keys.  Head dimension 256: see attn_sm90_bwd_d256_steps.cuh */
-    unsigned long long *cells; /* sums of attn_bias.cuh; NULL if they are not wanted */
-    int n_tiles, n_pairs;      /* tiles of queries in the longest sequence; sequences times heads */
-    int n_keys;                /* of a tile */
+    attn_tiles tiles; /* schedule of tiles of keys; is_whole: only the order of the sequences */
+    attn_tiles query_tiles;    /* where dq is recomputed */
+    float *sums;               /* float32 sums of dq; see bwd_keys.  Head dimension 256: see
+                                  attn_sm90_bwd_d256_steps.cuh */
+    unsigned long long *cells; /* gradient sums of attn_bias.cuh; NULL if they are not wanted */
+    int n_tiles, n_pairs; /* tiles of queries in the longest sequence; pairs of sequence and head */
+    int n_keys;           /* of a tile */
 } bwd_job;
 
 /* Tensor maps whose boxes have `rows` rows of 64 columns, or of all 32 of a head. */
@@ -240,11 +241,11 @@ status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
 attn_args bwd_shorten(const attn_args *a);
 /* Whether a block works on whole sequences: they are short, and there are enough of them. */
 bool bwd_is_whole(backend *be, const attn_args *a);
-/* Head dimension 256, worked on whole: what the gradients of the longest sequence's scores take
- * in scratch memory; 0 if it is one tile. */
+/* Head dimension 256, whole sequences: bytes of scratch memory for the score gradients of the
+ * longest sequence; 0 if that is one tile. */
 int64_t bwd_kept_bytes(const attn_args *a);
-/* Makes tensor maps, the schedule, and scratch memory for sums of dq. n_blocks: how many the
- * card can hold at once, then how many to launch. */
+/* Makes tensor maps, the schedule, and scratch memory for sums of dq. n_blocks: in, the blocks that
+ * the card can hold at once; out, the blocks to launch. */
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
 /* Rounds the float32 sums into dq, or recomputes dq. */
 status bwd_finish(backend *be, const bwd_job *job);

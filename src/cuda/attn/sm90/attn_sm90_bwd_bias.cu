@@ -3,7 +3,7 @@
  * the time of two (H200, 2026-11-15; head dimensions 32 and 64, sequences up to 200, 512 and 1024).
  *
  * The gradients of a bias are computed by another kernel (attn_sm90_bwd_dq_bias.cu); where they are
- * wanted, the kernel that owns keys makes dk and dv alone. */
+ * wanted, the kernel that owns keys computes only dk and dv. */
 #include "cuda/attn/sm90/attn_sm90_bwd_keys.cuh"
 
 template <attn_bias BIAS_> struct bwd_bias_d32 : bwd_sizes {

@@ -29,7 +29,7 @@ typedef struct wide_room {
     wide_end *end;
 } wide_room;
 
-/* The word of tile n, once its queries have arrived. */
+/* The word that describes tile n, once its queries have arrived. */
 __device__ static inline int wide_word(const wide_room &room, int n) {
     walk_end<wide_shape> *e = room.walk.end;
     barrier_wait(&e->queries[n % STAGES], (uint32_t)(n / STAGES) & 1);

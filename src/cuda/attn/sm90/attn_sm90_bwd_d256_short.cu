@@ -4,9 +4,9 @@
  * work is divided by result: one consumer warpgroup makes scores and weights, keeps dv, and leaves
  * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk. dq
  * comes later, 64 queries a warpgroup, from gradients of scores that were kept in memory
- * (attn_sm90_bwd_d256_steps.cuh says what is done when); in a sequence of one tile it comes at
- * once, half of the columns a warpgroup.  The epilogue stages results in slots whose tiles are no
- * longer needed.  Bound by the L2 cache, which brings 64 KB for four products of 64 x 64 pairs;
+ * (attn_sm90_bwd_d256_steps.cuh describes the order); for a sequence of one tile it is computed
+ * immediately, half of the columns by each warpgroup.  The epilogue stages results in slots whose
+ * tiles are no longer needed.  Bound by L2 bandwidth, 64 KB for four products of 64 x 64 pairs;
  * with short sequences by latency.
  *
  * TFLOP/s by replay (H200, 2026-11-15; 4 heads, causal, bfloat16; sequences x lengths):
@@ -28,21 +28,21 @@ __device__ static inline const char *slot_wait(const wide_room &room, int slots,
     return room.slots + slot * SLOT;
 }
 
-/* Releases a slot when all lanes of the warp are done with it: a lane that had not waited yet
- * could find the barrier a phase too far.  Products and __syncwarp ensure that. */
+/* Releases a slot when all lanes of the warp are done with it: otherwise a late lane could find the
+ * barrier one phase ahead.  Products and __syncwarp ensure that all are done. */
 __device__ static inline void slot_release(const wide_room &room, int slots, int place) {
     release(&room.end->free[slots >> place & 7]);
 }
 
-/* Releases a slot the warp does not need.  It waits all the same: a barrier may be waited for
- * only if its earlier phases are known to be over. */
+/* Releases a slot that the warp does not need.  It still waits for the load: waiting for a
+ * barrier's phase is valid only if all earlier phases are known to be complete. */
 __device__ static inline void slot_pass(const wide_room &room, int slots, int place) {
     slot_wait(room, slots, place);
     __syncwarp();
     slot_release(room, slots, place);
 }
 
-/* x (64 keys, 64 queries) = rows of a times rows of b. */
+/* x (64 keys, 64 queries) = a b^T. */
 template <typename T>
 __device__ static inline void wide_scores(float (&x)[32], const char *a, const char *b) {
     uint64_t desc_a = tile_describe_grains(a, GRAIN), desc_b = tile_describe_grains(b, GRAIN);
@@ -96,7 +96,7 @@ __device__ static inline void wide_store(const attn_args &a, const wide_step *w,
     __syncwarp();
 }
 
-/* Stores N columns of dq from `column` on, of 64 rows from `row` on, staged in the warpgroup's
+/* Stores N columns of dq from `column` on, for 64 rows from `row` on, staged in the warpgroup's
  * half of a slot. */
 template <typename T, int N>
 __device__ static inline void wide_store_dq(const attn_args &a, const wide_step *w, char *half,
@@ -156,8 +156,8 @@ __device__ static inline void wide_tile_dv(const attn_args &a, const wide_room &
     slot_release(room, slots, AT_DOUTS);
 }
 
-/* Leaves the gradients of tile n in shared memory.  All warps know then that the bulk copy of the
- * tile before, if there was one, has read its gradients. */
+/* Writes the gradients of tile n to shared memory.  By then all warps know that the bulk copy of
+ * the previous tile, if any, has read its gradients. */
 __device__ static inline void wide_put(const wide_room &room, int flags, int n,
                                        const uint32_t (&ds)[4][4]) {
     wide_end *e = room.end;
@@ -204,14 +204,13 @@ __device__ static inline void wide_tile_dk(const attn_args &a, const wide_room &
     }
     __syncwarp();
     wgmma_wait<0>();
-    /* Slopes have arrived, so the other warpgroup no longer needs the queries. */
+    /* The slopes have arrived, so the other warpgroup no longer needs the queries. */
     if (flags & STEP_LAST) wide_store<T, true>(a, w, (char *)queries, dk);
     slot_release(room, slots, AT_QUERIES);
 }
 
-/* Adds the part of 64 keys to dq of the warpgroup's 64 queries; with the last keys dq is stored, in
- * two halves.
- */
+/* Adds the part of 64 keys to dq of the warpgroup's 64 queries; after the last keys stores dq, in
+ * two halves. */
 template <typename T>
 __device__ static inline void wide_dq(const attn_args &a, const wide_room &room, const wide_step *w,
                                       int group, float (&dq)[D / 2]) {
@@ -231,7 +230,7 @@ __device__ static inline void wide_dq(const attn_args &a, const wide_room &room,
     slot_release(room, slots, AT_DS);
 }
 
-/* Half of the columns of dq of a sequence of one tile, n, staged in the values' slot. */
+/* Computes half of the columns of dq for a sequence of one tile, n; staged in the values' slot. */
 template <typename T>
 __device__ static inline void wide_dq_alone(const attn_args &a, const wide_room &room,
                                             const wide_step *w, int n, int group) {
@@ -248,8 +247,8 @@ __device__ static inline void wide_dq_alone(const attn_args &a, const wide_room 
     slot_release(room, slots, AT_VALUES);
 }
 
-/* The thread that issues the copies of gradients to memory signals that they are complete; in a
- * tile's step it does so when it waits for its copies anyway. */
+/* The thread that issues the copies of gradients to memory signals their completion; in the step of
+ * a tile it does so when it waits for its copies anyway. */
 __device__ static inline void wide_say_stored(wide_end *e, int flags) {
     bool is_tile = (flags & STEP_KIND) == STEP_TILE;
     if ((flags & STEP_STORED) == 0 || is_tile || threadIdx.x != GROUP) return;
@@ -290,7 +289,8 @@ __device__ static void wide_compute(const attn_args &a, const wide_room &room) {
     }
 }
 
-/* Rows that no box loads meet weights of 0, but must be finite numbers: all slots are cleared. */
+/* Rows that no box loads are multiplied by weights of 0, but must be finite: all slots are
+ * cleared. */
 __device__ static inline void wide_clear(char *slots) {
     for (int i = (int)threadIdx.x; i < SLOTS * SLOT / 16; i += THREADS)
         ((uint4 *)slots)[i] = make_uint4(0, 0, 0, 0);

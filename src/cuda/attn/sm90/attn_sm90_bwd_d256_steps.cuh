@@ -2,17 +2,17 @@
  * steps of a block, and the warps that schedule and load them.
  *
  * A step is one of
- * - a tile: 64 keys meet 64 queries, and dv and dk grow by a part;
- * - dq of 128 queries grows by the part of 64 keys;
+ * - a tile: 64 keys by 64 queries, added to dv and dk;
+ * - dq: the part of 64 keys is added to dq of 128 queries;
  * - nothing to multiply: sums of zero to be stored, or only the flag STEP_STORED.
  * Steps are queued for the consumer warps, and their operands are loaded into one of six slots of
  * 32 KB, in the order in which slots become free.  So the keys of the next tile are loaded while
  * the last queries of this one are used.
  *
- * Gradients of scores go to memory as they are multiplied, 8 KB a tile in 16 bits, and come back
- * when all keys have been seen: an eighth of the bytes of partial sums of dq, which now stay in
- * registers.  The copies to memory are waited for while the next sequence begins.  A sequence of
- * one tile needs none of this.  The bits are the same in every run. */
+ * Gradients of scores go to memory as they are multiplied, 8 KB a tile in 16 bits, and are read
+ * back after all keys: an eighth of the bytes of partial sums of dq, which now stay in registers.
+ * The wait for the copies overlaps with the start of the next sequence.  A sequence of one tile
+ * needs none of this.  The bits are the same in every run. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_D256_STEPS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_D256_STEPS_CUH
 
@@ -23,9 +23,10 @@ enum { GRAIN = 8 * D * 2, SLOT = 8 * GRAIN, DS = KEYS * DS_ROW, SLOPES = KEYS * 
 enum { BYTES = SLOTS * SLOT + 2 * DS + 2 * SLOPES };
 enum { PAIR_WORDS = sizeof(bwd_pair) / sizeof(int) };
 
-/* Flags of a step.  Of a tile: FULL, all its pairs are seen; KEEP, its gradients go to memory;
- * ALONE, it is its sequence's only one.  Of dq: HAS and the next bit, which of the two warpgroups
- * have gradients.  FIRST, LAST: of the sums.  STORED: gradients up to here have to be in memory. */
+/* Flags of a step.  For a tile: FULL, all its pairs are visible; KEEP, its gradients go to memory;
+ * ALONE, it is the only tile of its sequence.  For dq: HAS and the next bit say which of the two
+ * warpgroups have gradients.  FIRST, LAST: the first or last step of a sum.  STORED: all gradients
+ * before this step must be in memory. */
 enum { STEP_TILE, STEP_DQ, STEP_NOTHING, STEP_END, STEP_KIND = 3 };
 enum {
     STEP_FIRST = 4,
@@ -37,7 +38,7 @@ enum {
     STEP_HAS = 256
 };
 
-/* Where a step's operands are: four bits each, a slot and the parity of its barrier, in the
+/* The slots of a step's operands: four bits each, the slot and the parity of its barrier, in the
  * order of bwd_maps. */
 enum { AT_QUERIES = 0, AT_KEYS = 4, AT_VALUES = 8, AT_DOUTS = 12, AT_DS = AT_QUERIES };
 
@@ -73,10 +74,10 @@ typedef struct wide_job {
 /* State of the producer warp, the same in all its lanes. */
 typedef struct wide_ask {
     int n;           /* steps */
-    uint32_t queue;  /* free slots, four bits each, the next lowest, and QUEUE_END */
+    uint32_t queue;  /* free slots, four bits each, the next one lowest; QUEUE_END marks the end */
     uint32_t parity; /* bit i: of slot i */
     int n_kept;      /* sequences whose gradients have gone to memory */
-    int late;        /* the step after the last of a sequence whose dq is still to do, or -1 */
+    int late;        /* the step after the last one of a sequence whose dq is pending, or -1 */
 } wide_ask;
 
 enum { QUEUE_END = 15 };
@@ -101,7 +102,7 @@ __device__ static inline void wide_barriers_init(wide_end *e) {
     barrier_init_done();
 }
 
-/* Dequeues the next slot, in the form a step names it. */
+/* Dequeues the next free slot, encoded as in a step. */
 __device__ static inline int slot_take(wide_ask *at) {
     int slot = (int)(at->queue & 15), parity = (int)(at->parity >> slot & 1);
     at->queue >>= 4;
@@ -115,8 +116,8 @@ __device__ static inline void slot_give(wide_ask *at, int slot) {
     at->queue ^= (uint32_t)(QUEUE_END ^ (slot & 7) ^ QUEUE_END << 4) << end;
 }
 
-/* Loads rows y and on of a head into one of a step's slots, n or as many as fit: a whole tile by
- * one instruction, if it ends within the array, else grain by grain. */
+/* Loads rows y and on of a head into a slot of a step, n rows or as many as fit: a whole tile by
+ * one instruction if it ends within the array, else grain by grain. */
 __device__ static inline void slot_load(const wide_job &job, const wide_room &room, int slots,
                                         int place, int head, int y, int n) {
     int slot = slots >> place & 7;
@@ -157,8 +158,8 @@ __device__ static inline void step_put(const wide_room &room, wide_ask *at, cons
     at->n++;
 }
 
-/* Where the gradients of a sequence's tiles are kept: those of one tile of keys follow each
- * other.  Sequences alternate between two buffers of the block. */
+/* Where the gradients of a sequence's tiles are kept: the gradients of one tile of keys are
+ * contiguous.  Sequences alternate between two buffers of the block. */
 __device__ static inline char *ds_of(const wide_job &job, const bwd_pair &p, int turn, int tile,
                                      int keys) {
     int n_tiles = (p.s.len_q + QUERIES - 1) / QUERIES;
@@ -171,9 +172,9 @@ typedef struct wide_keys {
     int key0, flags, slots; /* slots of keys and values */
 } wide_keys;
 
-/* Queues and loads the step in which keys meet queries from `row` on.  The keys' slots are taken
- * with the first and released with the last tile: where dq follows at once, they are needed
- * until it is done. */
+/* Queues and loads the step of the current keys and the queries from `row` on.  The keys' slots are
+ * taken with the first tile and released with the last, or after dq where dq follows
+ * immediately. */
 __device__ static inline void ask_tile(const wide_job &job, const wide_room &room, wide_ask *at,
                                        const bwd_pair &p, wide_keys *k, int row, int flags) {
     flags |= k->flags;
@@ -203,9 +204,8 @@ __device__ static inline void ask_tile(const wide_job &job, const wide_room &roo
     }
 }
 
-/* A tile of keys with all tiles of queries it meets: each lane stands for one, and its bit of these
- * keys in `sees` says so.
- */
+/* One tile of keys with all tiles of queries that see it: each lane stands for a tile of queries,
+ * and a bit of its `sees` for each tile of keys. */
 __device__ static inline void ask_keys(const wide_job &job, const wide_room &room, wide_ask *at,
                                        const bwd_pair &p, wide_keys *k, uint32_t sees) {
     int row = (int)threadIdx.x % 32 * QUERIES;
@@ -223,8 +223,8 @@ __device__ static inline void ask_keys(const wide_job &job, const wide_room &roo
     }
 }
 
-/* Bits of the tiles of keys that this lane's queries, 64 lane and on, see.  Queries that see none
- * meet the first keys all the same: their dq is zero, and has to be written. */
+/* Bits of the tiles of keys that this lane's queries, 64 lane and on, see.  Queries that see no key
+ * are still paired with the first keys: their dq is zero, and must be written. */
 __device__ static inline uint32_t ask_sees(const attn_args &a, const attn_sequence &s) {
     int row = (int)threadIdx.x % 32 * QUERIES;
     uint32_t sees = 0;
@@ -234,7 +234,7 @@ __device__ static inline uint32_t ask_sees(const attn_args &a, const attn_sequen
     return sees != 0 ? sees : 1;
 }
 
-/* dq of tiles `tile` and the next, which see keys s0 and s1. */
+/* Queues dq of tiles `tile` and `tile` + 1, which see the keys in s0 and s1. */
 __device__ static inline void ask_dq_rows(const wide_job &job, const wide_room &room, wide_ask *at,
                                           int tile, uint32_t s0, uint32_t s1) {
     const bwd_pair &p = room.end->before;
@@ -261,7 +261,7 @@ __device__ static inline void ask_dq_rows(const wide_job &job, const wide_room &
     __syncwarp();
 }
 
-/* Queues dq of the sequence whose dq is still to do. */
+/* Queues dq of the sequence whose dq is pending. */
 __device__ static inline void ask_late(const wide_job &job, const wide_room &room, wide_ask *at) {
     int n_tiles = (room.end->before.s.len_q + QUERIES - 1) / QUERIES;
     uint32_t sees = ask_sees(job.job.a, room.end->before.s);
@@ -276,9 +276,9 @@ __device__ static inline void ask_late(const wide_job &job, const wide_room &roo
     at->late = -1;
 }
 
-/* All steps of a sequence and head; where there is none, only dq of the one before.  The next one
- * is dequeued shortly before this one's end: work claimed early cannot be balanced.
- */
+/* Queues all steps of a sequence and head; at the end of the work, only the pending dq.  The next
+ * sequence is dequeued shortly before the end of this one: work claimed early cannot be
+ * balanced. */
 __device__ static inline void ask_pair(const wide_job &job, const wide_room &room, wide_ask *at,
                                        const bwd_pair &p) {
     int lane = (int)threadIdx.x % 32, len_q = p.s.len_q, n = (max(p.s.len_k, 1) + KEYS - 1) / KEYS;
@@ -298,8 +298,8 @@ __device__ static inline void ask_pair(const wide_job &job, const wide_room &roo
     at->late = at->n;
 }
 
-/* The producer warp.  One lane waits for all, here and above: a lane that comes late to a barrier
- * may find it a phase too far. */
+/* The producer warp.  One lane waits for all lanes, here and above: a late lane may find a barrier
+ * one phase ahead. */
 __device__ static inline void ask_all(const wide_job &job, const wide_room &room) {
     wide_end *e = room.end;
     wide_ask at = {0, QUEUE_END << 4 * SLOTS | 0x543210, 0, 0, -1};
@@ -314,7 +314,8 @@ __device__ static inline void ask_all(const wide_job &job, const wide_room &room
     step_put(room, &at, e->before, STEP_END, 0, 0, 0, NULL);
 }
 
-/* The scheduler: dequeues sequences and heads, the longest first, each when it is wanted. */
+/* The scheduler warp: dequeues pairs of sequence and head, the longest first, each when the
+ * producer needs it. */
 __device__ static inline void find_all(const bwd_job &job, wide_end *e) {
     int n = (int)blockIdx.x;
     for (int m = 0, b = 0; b >= 0; m++) {

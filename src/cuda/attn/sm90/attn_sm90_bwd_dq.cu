@@ -24,7 +24,7 @@ __device__ static inline void pack_slopes(uint32_t (&slope)[16], float half, con
 }
 
 /* The gradients of scores, as the left operand of the next product; bit e of `seen`: pair e is
- * seen. */
+ * visible. */
 template <typename T>
 __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t seen,
                                              const uint32_t (&slope)[16], const float (&dp)[32]) {
@@ -36,8 +36,8 @@ __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t se
     }
 }
 
-/* The values of a tile are free as soon as dp is computed, so that one stage is enough; keys are
- * needed to the end of the tile. */
+/* The buffer of a tile's values is free as soon as dp is computed, so that one stage is enough;
+ * keys are needed to the end of the tile. */
 template <int D> struct q_shape {
     static constexpr int ROWS = ANEW_ROWS, KEYS = 64, THREADS = 3 * GROUP;
     static constexpr int OWN = ROWS * D * 2, TILE = KEYS * D * 2;

@@ -1,16 +1,16 @@
 /* dq of the attention with a bias on Hopper, and the gradients of the bias.  Each sum has one owner
  * or is a sum of integers, whose order does not matter.
  *
- * The frame is that of the persistent forward kernel (attn_sm90_fwd.cuh): a block owns queries,
+ * The structure is that of the persistent forward kernel (attn_sm90_fwd.cuh): a block owns queries,
  * with the rows of dout beside them, and visits tiles of keys and values.  Scores and dp are
  * recomputed and become gradients of scores, which are multiplied with the keys: three products.
  * - A table's gradient is added to memory as it comes, 8 bytes at once.  Bound by these bytes.
  * - Position and time have few cells, to which all pairs add.  A warp adds integers to cells of its
- *   own in shared memory, in units that its largest gradient so far decides (18 bits below it;
- *   attn_bias.cuh says why integers): to the cell of a time bucket when the next pair of a row is
- *   of another bucket, which is rare because times are sorted; to that of a diagonal after two
- *   pairs.  Seven tiles (1024 pairs a warp) fit 32 bits; then, and at a unit's end, the sums go to
- *   64-bit cells of the block, and from there, when it ends, to those of the batch.  Bound by
+ *   own in shared memory, in units 18 bits below its largest gradient so far (attn_bias.cuh says
+ * why integers): to the cell of a time bucket when the next pair of a row has another bucket, which
+ * is rare because times are sorted; to the cell of a diagonal after every two pairs.  Seven tiles
+ * (1024 pairs a warp) fit 32 bits; then, and at the end of a unit of work, the sums are added to
+ * 64-bit cells of the block, and at the end of the block to the cells of the batch.  Bound by
  *   instructions, about 45 a pair, and by latency: registers allow eight warps a multiprocessor. */
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
@@ -25,15 +25,16 @@ typedef struct sum_warp {
     int spare[32];                    /* a lane's: not read */
 } sum_warp;
 
-/* Of a block: 64-bit cells in two halves, as there is no addition of them in shared memory; those
- * of positions where they fit, then those of times. */
+/* Sums of a block: 64-bit cells in two halves, as shared memory has no 64-bit addition; position
+ * cells where they fit, then time cells. */
 template <typename S, attn_bias BIAS> struct sum_block {};
 template <typename S> struct sum_block<S, BIAS_TIME> {
     unsigned low[SUM_CELLS + BIAS_TIME_CELLS], high[SUM_CELLS + BIAS_TIME_CELLS];
     alignas(16) sum_warp warps[S::WARPS];
 };
 
-/* A warp's unit is 2^(exponent - 144): the exponent of its largest gradient as floats have it. */
+/* A warp's unit is 2^(exponent - 144): `exponent` is the biased float exponent of its largest
+ * gradient. */
 typedef struct sum_state {
     int exponent, n_tiles;
 } sum_state;
@@ -82,8 +83,9 @@ __device__ static inline void sum_flush_times(const attn_args &a, const sum_sink
     state.n_tiles = 0;
 }
 
-/* Those of a tile's diagonals: the first one is position weight `first`.  Lanes without one add 0
- * somewhere, so that there is no branch and all additions are under way at once. */
+/* Adds to the cells of a tile's diagonals; the first diagonal is position weight `first`.  Lanes
+ * without a diagonal add 0 somewhere, so that there is no branch and all additions are in flight at
+ * once. */
 template <typename S>
 __device__ static inline void sum_flush_diagonals(const attn_args &a, const sum_sink &sink,
                                                   sum_block<S, BIAS_TIME> *sums, sum_warp *warp,
@@ -111,8 +113,8 @@ __device__ static inline void sum_flush_diagonals(const attn_args &a, const sum_
     __syncwarp();
 }
 
-/* Adds whole numbers to the cells of their buckets, the runs of a row at once.  Lanes whose run is
- * not over add to what nobody reads, which takes less time than a branch. */
+/* Adds integers to the cells of their buckets, one addition for a run of equal buckets in a row.
+ * Lanes whose run continues add to a dummy cell, which is faster than a branch. */
 __device__ static inline void sum_add_times(sum_warp *warp, const int (&n)[32],
                                             const uint32_t (&buckets)[8]) {
     int lane = (int)thread_index() % 32;
@@ -134,8 +136,8 @@ __device__ static inline void sum_add_times(sum_warp *warp, const int (&n)[32],
     }
 }
 
-/* Adds them to the cells of their diagonals: row + 8 is on the diagonal of `row` 8 columns before.
- */
+/* Adds integers to the cells of their diagonals: row + 8 is on the same diagonal as `row`, 8
+ * columns further left. */
 __device__ static inline void sum_add_diagonals(sum_warp *warp, const int (&n)[32]) {
     int lane = (int)thread_index() % 32;
     uint32_t to = shared_address(warp->diagonals + 15 - lane / 4 + lane % 4 * 2);
@@ -148,7 +150,8 @@ __device__ static inline void sum_add_diagonals(sum_warp *warp, const int (&n)[3
     }
 }
 
-/* Adds a warp's gradients of scores, y, of keys j and on; the warp's first row is `row`. */
+/* Adds a warp's score gradients y, for keys from j on, to the sums; the warp's first row is
+ * `row`. */
 template <typename S>
 __device__ static inline void sum_tile(const attn_args &a, const sum_sink &sink,
                                        sum_block<S, BIAS_TIME> *sums, const attn_sequence &s,
@@ -195,7 +198,7 @@ __device__ static inline void sum_end(const attn_args &a, const sum_sink &sink,
     }
 }
 
-/* Pairs that are not seen have a gradient of zero, so nothing outside the table is touched. */
+/* Pairs that are not visible have a gradient of zero, so nothing outside the table is touched. */
 template <typename S>
 __device__ static inline void add_to_table(const attn_args &a, const sum_sink &sink,
                                            const fwd_own<S> &own, int j, const float (&y)[32]) {

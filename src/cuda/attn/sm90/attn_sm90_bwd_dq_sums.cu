@@ -1,10 +1,10 @@
 /* The host side before and after the attention's backward kernels on Hopper: the schedule and,
  * where blocks share float32 sums of dq (split-K over the keys), scratch memory that is set to zero
- * before and rounded into dq after.  The rounding is bound by bytes: 4 + 4 + 2 a number. */
+ * before and rounded into dq after.  The rounding is bound by bytes: 4 + 4 + 2 for each element. */
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
-/* Slots for the tiles of 64 queries of all sequences; see walk_ask_keys. */
+/* Number of slots for the tiles of 64 queries of all sequences; see walk_ask_keys. */
 static int64_t count_tiles(const attn_args *a) {
     return a->n_rows_q / QUERIES + a->n_sequences;
 }
@@ -48,8 +48,8 @@ static bool bwd_has_bias_gradient(const attn_args *a) {
            (a->bias == BIAS_TABLE && a->dtable != NULL);
 }
 
-/* The schedule: whole sequences, by length where lengths differ; or tiles of keys, those that most
- * queries see first. */
+/* The schedule: whole sequences, sorted by length where lengths differ; or tiles of keys, first
+ * those that the most queries see. */
 static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_blocks) {
     attn_tiles *t = &job->tiles;
     int64_t n_units = job->n_pairs;
@@ -72,8 +72,8 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
     return is_jagged;
 }
 
-/* Room for sums of dq: of each block of a launch, or of each tile of queries.  Head dimension 256:
- * for the gradients of two sequences of each block. */
+/* Scratch memory for float32 sums of dq: for each block of a launch, or for each tile of queries.
+ * Head dimension 256: for the score gradients of two sequences in each block. */
 static size_t sums_bytes(const bwd_job *job, int64_t n_blocks) {
     const attn_args *a = &job->a;
     if (a->dim_qk == 256) return cuda_align((size_t)(n_blocks * 2 * bwd_kept_bytes(a)));
@@ -117,8 +117,8 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     return OK;
 }
 
-/* Rounds one block of N columns of a tile; a warpgroup reads the sums in the order in which another
- * wrote them. */
+/* Rounds one block of N columns of a tile; a warpgroup reads the sums in the register order in
+ * which another warpgroup wrote them. */
 template <typename T, int N>
 __global__ void __launch_bounds__(GROUP)
     attn_bwd_dq_round_sm90_kernel(const __grid_constant__ bwd_job job) {

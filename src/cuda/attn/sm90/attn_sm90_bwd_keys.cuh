@@ -4,19 +4,18 @@
  * their dk and dv in registers.  For each tile of queries it makes scores and dp, weights and their
  * gradients, adds to dv and dk, and leaves the gradients in shared memory for dq.
  * - One warpgroup a block, two blocks a multiprocessor, for short sequences at head dimensions 32
- *   and 64, and for their biases: while one block waits the other computes.
- * - Else two warpgroups: they share the tiles of queries and halve the additions to dq, whose
- *   columns they divide (head dimensions up to 64: whose tiles they do in turn); that product is
- *   one tile late, so that neither waits for the other.
- * Bound by the tensor cores, with short sequences by latency; with a bias see attn_sm90_bias.cuh.
- */
+ * and 64, and for biases at these dimensions: while one block waits the other computes.
+ * - Else two warpgroups: they share the tiles of queries and halve the additions to dq.  Each
+ * computes half of the columns of dq (head dimensions up to 64: every second tile), one tile behind
+ * the scores, so that neither waits for the other. Bound by the tensor cores, with short sequences
+ * by latency; with a bias see attn_sm90_bias.cuh. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_KEYS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_KEYS_CUH
 
 #include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
 
-/* The tile sizes of one kernel: what a struct of chosen sizes may leave out.  D is the head
- * dimension, GROUPS the consumer warpgroups, each with 64 keys. */
+/* Default tile sizes; a kernel's own struct overrides some of them.  D is the head dimension,
+ * GROUPS the consumer warpgroups, each with 64 keys. */
 struct bwd_sizes {
     static constexpr bool IS_WHOLE = false; /* true: blocks always work on whole sequences */
     static constexpr attn_bias BIAS = BIAS_NONE;
@@ -28,8 +27,8 @@ template <typename SIZES> struct bwd_shape {
     static constexpr bool IS_WHOLE = SIZES::IS_WHOLE;
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = 64 * GROUPS;
     static constexpr int WARPS = 4 * GROUPS;
-    /* A block that works on whole sequences changes its keys often, so the next ones are loaded
-     * ahead.  Tables take room. */
+    /* A block that works on whole sequences changes its keys often, so the next keys are loaded
+     * ahead.  A bias table leaves no room for that. */
     static constexpr int STAGES = (D > 64 && IS_WHOLE) || BIAS == BIAS_TABLE ? 2 : 3;
     static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
@@ -60,7 +59,7 @@ template <typename S> struct bwd_room {
 };
 
 /* The current tile of keys: which of OWNS buffers, and which 64 keys of it are the warpgroup's.
- * All else is computed where it is needed: registers are scarce. */
+ * Everything else is recomputed where it is needed: registers are scarce. */
 template <typename S> struct bwd_own {
     int at, group;
     __device__ int bytes() const {
@@ -78,7 +77,7 @@ __device__ static inline int bwd_key(const bwd_room<S> &room, const bwd_own<S> &
     return bwd_record<S>(room, own).key0 + own.group * 64 + row_of_thread();
 }
 
-/* The word of tile n, once its queries have arrived. */
+/* The word that describes tile n, once its queries have arrived. */
 template <typename S> __device__ static inline int bwd_word(const bwd_room<S> &room, int n) {
     walk_end<S> *e = room.walk.end;
     barrier_wait(&e->queries[n % S::STAGES], (uint32_t)(n / S::STAGES) & 1);
@@ -112,7 +111,8 @@ __device__ static inline void bwd_add_bias(const attn_args &a, const bwd_room<S>
     }
 }
 
-/* Scores, weights and gradients of tile n: dv, and the gradients on the left of a product. */
+/* Scores, weights and gradients of tile n: adds to dv, and returns the gradients as the left
+ * operand of a product. */
 template <typename T, typename S>
 __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &room,
                                        const bwd_own<S> &own, int n, int word,
@@ -143,7 +143,7 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
         add_tile<T, S::D>(dv, weights, douts);
         wgmma_wait<1>();
         bwd_gradients<T>(x, dp, ds);
-    } else { /* registers are scarce: dp takes those of the scores */
+    } else { /* registers are scarce: dp reuses the registers of the scores */
         uint32_t slope[16];
         wgmma_wait<0>();
         bwd_add_bias<T, S>(a, room, own, n, word, x);
@@ -158,7 +158,7 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
     }
 }
 
-/* dq of tile n at once, one part of its columns after another: registers are scarce. */
+/* Computes dq of tile n, one part of its columns after another: registers are scarce. */
 template <typename T, typename S>
 __device__ static inline void bwd_dq_now(const bwd_job &job, const bwd_room<S> &room,
                                          const bwd_own<S> &own, int n, int word,
@@ -167,7 +167,7 @@ __device__ static inline void bwd_dq_now(const bwd_job &job, const bwd_room<S> &
     char *gradients = room.ds + n % 2 * S::DS;
     if (job.has_dq) {
         bwd_put(gradients, 0, ds);
-        named_barrier(1, GROUP); /* and all are done with the gradients before the last */
+        named_barrier(1, GROUP); /* and all warps are done with the previous tile's gradients */
     }
     wgmma_fence();
     add_tile<T, S::D>(dk, ds, room.walk.queries + n % S::STAGES * S::TILE);

@@ -3,19 +3,18 @@
  *
  * Kernels are persistent: blocks run until there is no work.  The producer warp of a block finds
  * the next tile of keys and loads it, its values, and the queries and dout of the tiles that see
- * any of it, ahead of the consumer warps.  It also decides which tiles meet: its lanes look at a
- * tile of queries each.
+ * any of it, ahead of the consumer warps.  It also decides which tiles of queries a tile of keys is
+ * paired with: each lane tests one tile of queries.
  *
- * Short sequences, if there are enough of them, are worked on whole: one block does all keys of a
- * pair of sequence and head.  Then all parts of dq pass through the same threads: those of the
- * first keys are written to scratch memory, the next are added, and with the last the sum is
+ * Short sequences, if there are enough of them, are worked on whole: one block processes all keys
+ * of a pair of sequence and head.  Then the same threads sum all parts of dq: the part of the first
+ * keys is written to scratch memory, the next parts are added, and with the last part the sum is
  * rounded and stored; nothing is set to zero before or rounded after, and the bits are the same in
  * every run. Long sequences are split (split-K over the keys): a block dequeues tiles of keys and
  * adds its part of dq to float32 sums that blocks share and a last kernel rounds.  The order of
  * these additions varies from run to run; in deterministic mode, and at head dimension 256, where
  * the additions would take longer than the products, a kernel that owns queries recomputes dq
- * instead.
- */
+ * instead. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_PRODUCER_CUH
 
@@ -24,13 +23,13 @@
 enum { KEPT = 8 };   /* words of tiles: more than there are pipeline stages */
 enum { LISTED = 8 }; /* pairs that a block looks up at once */
 
-/* The word that describes a tile of queries: its number times 32; bit g if all of warpgroup g's
- * pairs are seen; TILE_FIRST if it sees no keys before these, TILE_LAST if none after them,
- * TILE_FINAL if it is the last tile that sees these. */
+/* The word that describes a tile of queries: its number times 32, plus flags. Bit g: all pairs of
+ * warpgroup g are visible. TILE_FIRST: it sees no keys before the current tile of keys; TILE_LAST:
+ * none after it; TILE_FINAL: it is the last tile of queries that sees the current keys. */
 enum { TILE_FIRST = 4, TILE_LAST = 8, TILE_FINAL = 16, TILE_NUMBER = 32 };
 
-/* A tile of keys.  The sums of dq are, for each tile of queries, D / 64 blocks of 64 columns, in
- * the order in which a warpgroup holds them, so that its additions fill whole cache lines. */
+/* A tile of keys.  For each tile of queries, the sums of dq are D / 64 blocks of 64 columns in a
+ * warpgroup's register order, so that its additions fill whole cache lines. */
 typedef struct bwd_keys {
     bwd_pair pair; /* head < 0: there are no more */
     int key0;
@@ -39,10 +38,10 @@ typedef struct bwd_keys {
     int64_t step;   /* and from tile to tile */
 } bwd_keys;
 
-/* The kind of bias of a shape; a shape that has one specialises this. */
+/* The kind of bias that a shape supports; a shape with a bias specialises this. */
 template <typename S> struct walk_bias { static constexpr attn_bias KIND = BIAS_NONE; };
 
-/* Its shared memory: keys are rows, queries columns (attn_sm90_bias.cuh). */
+/* Shared memory of the bias: rows are keys, columns queries (attn_sm90_bias.cuh). */
 template <typename S, attn_bias BIAS> struct walk_biases {};
 template <typename S> struct walk_biases<S, BIAS_TABLE> {
     uint64_t there[S::STAGES]; /* free with the queries */
@@ -73,7 +72,7 @@ template <typename S> struct walk_room {
     walk_end<S> *end;
 };
 
-/* How many tiles of keys and of queries have been loaded. */
+/* Counts of the tiles of keys and of queries loaded so far. */
 typedef struct walk_place {
     int keys, queries;
 } walk_place;
@@ -97,7 +96,7 @@ template <typename S> __device__ static inline void walk_barriers_init(walk_end<
     barrier_init_done();
 }
 
-/* The lanes that take part in a load: one, or with times the whole warp. */
+/* The lanes that take part in a load: one or, with a time bias, the whole warp. */
 template <typename S> __device__ static inline bool walk_comes() {
     return walk_bias<S>::KIND == BIAS_TIME || threadIdx.x % 32 == 0;
 }
@@ -120,7 +119,7 @@ __device__ static inline void walk_put_times(const attn_args &a, const attn_sequ
     __syncwarp();
 }
 
-/* Loads the table's tile of queries i0 and on and these keys into a free stage. */
+/* Loads the bias table's tile for queries from i0 on and the current keys into a free stage. */
 template <typename S>
 __device__ static inline void walk_ask_table(const bwd_job &job, const walk_room<S> &room,
                                              const bwd_pair &p, int key0, int i0, int stage) {
@@ -153,8 +152,8 @@ __device__ static inline void walk_ask_keys(const bwd_job &job, const walk_room<
     w->has_tiles = has_tiles;
     w->step = QUERIES * S::D;
     int64_t first = (int64_t)blockIdx.x * job.n_tiles;
-    if (!walk_is_whole<S>(
-            job)) { /* a sequence's tiles start at offsets_q[b] / 64 + b: room for a part */
+    if (!walk_is_whole<S>(job)) { /* a sequence's tiles start at offsets_q[b] / 64 + b: room for a
+                                     partial last tile */
         w->step *= job.a.n_heads;
         first = (int64_t)(p.s.row_q / QUERIES + p.s.b) * job.a.n_heads + p.head;
     }
@@ -189,8 +188,8 @@ __device__ static inline void walk_ask_queries(const bwd_job &job, const walk_ro
         time_put(share, time_base(job.a, p.s), &e->bias.tiles[stage], &e->bias.there[stage]);
 }
 
-/* attn_tile_is_empty of 64 queries from i on, which are one tile of a func mask's summary, in fewer
- * registers. */
+/* Like attn_tile_is_empty for 64 queries from i on, which are one tile of a func mask's summary, in
+ * fewer registers. */
 __device__ static inline bool walk_is_empty(const attn_args &a, const attn_sequence &s, int i,
                                             int key0, int n) {
     static_assert(QUERIES == ATTN_FUNC_ROWS, "a tile of queries is one of the summary");
@@ -200,10 +199,10 @@ __device__ static inline bool walk_is_empty(const attn_args &a, const attn_seque
     return key0 + n <= seen.begin || key0 >= seen.end;
 }
 
-/* The word of this lane's tile of queries; -1 if none of it sees the keys.  sees: in a sequence
- * that is worked on whole, bits of the tiles of keys it meets.  Where one tile holds all keys it
- * always meets them: no other block writes its dq.  A func mask has a branch of its own: the
- * producer has few registers. */
+/* The word that describes this lane's tile of queries; -1 if it sees none of the keys. sees: for a
+ * whole sequence, bits of the tiles of keys that the tile is paired with.  Where one tile holds all
+ * keys it is always paired with them, since no other block writes its dq.  A func mask has its own
+ * branch: the producer has few registers. */
 template <typename S>
 __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &s, int key0,
                                        int tile, uint32_t sees) {
@@ -235,8 +234,8 @@ __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &
     return word;
 }
 
-/* Loads a tile of keys and all tiles of queries it meets.  A tile of queries is loaded when it is
- * known whether it is the last. */
+/* Loads a tile of keys and all tiles of queries paired with it.  A tile of queries is loaded once
+ * it is known whether it is the last. */
 template <typename S>
 __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &room,
                                         const bwd_pair &p, int key0, uint32_t sees,
@@ -263,9 +262,9 @@ __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &
     __syncwarp();
 }
 
-/* Lists the block's pairs from its n-th on, as many as fit, and returns their number.  Every
- * second round goes through the blocks backwards, so that the block with the longest gets the
- * shortest next. */
+/* Lists the block's pairs of sequence and head from the n-th on, as many as fit, and returns their
+ * number.  Every second round goes through the blocks backwards, so that the block with the longest
+ * pair gets the shortest one next. */
 template <typename S>
 __device__ static inline int walk_list(const bwd_job &job, walk_end<S> *e, int n) {
     int lane = (int)threadIdx.x % 32, round = n + lane, blocks = (int)gridDim.x;
@@ -282,8 +281,8 @@ __device__ static inline int walk_list(const bwd_job &job, walk_end<S> *e, int n
     return __popc(__ballot_sync(0xffffffffu, is_there));
 }
 
-/* Lane i knows which tiles of keys queries 64 i and on see.  Queries that see none meet the first
- * keys all the same: their dq is zero, and has to be written. */
+/* Lane i knows which tiles of keys queries 64 i and on see.  Queries that see no key are still
+ * paired with the first keys: their dq is zero, and must be written. */
 template <typename S>
 __device__ static inline void walk_pair(const bwd_job &job, const walk_room<S> &room,
                                         const bwd_pair &p, walk_place *at) {
@@ -328,7 +327,7 @@ __device__ static inline void walk_cut(const bwd_job &job, const walk_room<S> &r
     if (lane == 0) tiles_done(job.tiles);
 }
 
-/* The producer warp: all of the block's work.  A record without a head is the end. */
+/* The producer warp: loads all of the block's work.  A record without a head marks the end. */
 template <typename S> __device__ static void walk(const bwd_job &job, const walk_room<S> &room) {
     walk_end<S> *e = room.end;
     walk_place at = {0, 0};
@@ -344,9 +343,8 @@ template <typename S> __device__ static void walk(const bwd_job &job, const walk
     barrier_arrive(&e->keys[own]);
 }
 
-/* Where a thread's first four sums of a warpgroup's part of dq are, columns from `column` on; see
- * bwd_keys.
- */
+/* Address of a thread's first four sums in a warpgroup's part of dq, from column `column` on; see
+ * bwd_keys. */
 __device__ static inline float4 *dq_place(const bwd_keys &w, int word, int column) {
     float *tile = w.sums + word / TILE_NUMBER * w.step;
     return (float4 *)(tile + column * QUERIES) + (int)thread_index() % GROUP;
@@ -364,7 +362,7 @@ template <int N> __device__ static inline void dq_sum(const float4 *from, float 
     }
 }
 
-/* Adds these keys' part of N columns of dq; with the last keys, rounds and stores the sum. */
+/* Adds the current keys' part to N columns of dq; with the last keys, rounds and stores the sum. */
 template <typename T, int D, int N>
 __device__ static inline void dq_end(const attn_args &a, const bwd_keys &w, int word, int column,
                                      float (&dq)[N / 2]) {

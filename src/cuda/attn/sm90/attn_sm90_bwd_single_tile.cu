@@ -2,7 +2,7 @@
  * to 128.
  *
  * A sequence and head has one tile each of queries, keys, values and dout, so nothing is summed
- * over tiles: a block makes scores and gradients, then dv, dk and dq one after the other, and
+ * over tiles: a block computes scores and gradients, then dv, dk and dq one after the other, and
  * stores them.  Its first thread issues the loads of the next pair of sequence and head as soon as
  * the last product is done.  Three blocks a multiprocessor hide each other's latency: bound by
  * latency and bytes. */
@@ -24,7 +24,7 @@ typedef struct one_room {
     char *queries, *keys, *values, *douts, *ds;
 } one_room;
 
-/* Lists the block's pairs, PAIRS at most; by its first warp. */
+/* Lists the block's pairs of sequence and head, PAIRS at most; by its first warp. */
 template <typename S>
 __device__ static inline void one_list(const attn_args &a, int n_pairs, one_end<S> *e) {
     int lane = (int)threadIdx.x, n = (int)blockIdx.x + lane * (int)gridDim.x;
@@ -64,8 +64,8 @@ __device__ static inline void one_ask(const bwd_maps &maps, const one_room &room
     one_load<S>(room.douts, &maps.dout, &e->values, x, p.s.row_q, p.s.len_q);
 }
 
-/* Weights and gradients of the pair, as left operands of products; the gradients in shared memory,
- * too. */
+/* Weights and gradients of a pair of sequence and head, as left operands of products; the gradients
+ * also go to shared memory. */
 template <typename T, typename S>
 __device__ static inline void one_scores(const attn_args &a, const one_room &room, one_end<S> *e,
                                          int i, uint32_t (&weights)[4][4], uint32_t (&ds)[4][4]) {
@@ -106,8 +106,8 @@ __device__ static inline void one_store(void *to, int64_t stride, int row0, int 
                      sum);
 }
 
-/* Pair i: dv, dk and dq, 64 columns (or all 32) at a time.  Its buffers are free for the next
- * pair when the last products are done. */
+/* dv, dk and dq of pair i, 64 columns (or all 32) at a time.  Its buffers are free for the next
+ * pair after the last products. */
 template <typename T, typename S>
 __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &maps,
                                             const one_room &room, one_end<S> *e, int i) {
@@ -135,7 +135,8 @@ __device__ static inline void one_gradients(const attn_args &a, const bwd_maps &
     }
 }
 
-/* Rows that no box loads meet weights of 0, but must be finite numbers: all buffers are cleared. */
+/* Rows that no box loads are multiplied by weights of 0, but must be finite: all buffers are
+ * cleared. */
 template <typename S> __device__ static inline void one_clear(char *shared) {
     for (int i = (int)threadIdx.x; i < 4 * S::TILE / 16; i += S::THREADS)
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);

@@ -9,8 +9,8 @@
  *     D = 256:  large 64 + 2 x 2 x 32 = 192        small 32 + 2 x 32 = 96            short 56 + 152
  *
  * Times that set the switch points, in us (H200, 2026-11-15; 4 heads, causal, bfloat16; lengths
- * from 1 to the number named, "full": all of that length).  Those of the persistent kernel are the
- * better ones of two versions, both from before it dequeued tiles as late as it does now.
+ * from 1 to the number named, "full": all of that length).  For the persistent kernel they are the
+ * better of two older versions, which dequeued tiles earlier than the current one.
  *                                 4096 full   1024 full   512     200     50
  *     D = 32    large                   501        58.5    44.5    23.5   39.7
  *     D = 64    large                   585        63.6    45.6    23.6   41.2
@@ -33,8 +33,8 @@
 #include "cuda/attn/sm90/attn_sm90_fwd.cuh"
 #include "cuda/attn/sm90/attn_sm90_fwd_short.cuh"
 
-/* One pipelined block a multiprocessor; at D = 128 there are two kinds: 128 rows meet 128 keys, or,
- * tall, 192 rows meet 64, which wastes less of the last keys. */
+/* One pipelined block for each multiprocessor; at D = 128 there are two kinds: 128 rows by 128 keys
+ * or, tall, 192 rows by 64 keys, which wastes less at the end of the keys. */
 struct large_sizes : fwd_sizes {
     static constexpr bool IS_PIPED = true;
 };
@@ -62,8 +62,9 @@ struct small_d256 : fwd_sizes {
     static constexpr int D = 256, STAGES = 1, BUFFERS = 1, BOX = 16, BLOCKS = 2;
 };
 
-/* Consumer warps of 16 rows each.  With the producer warp they are a multiple of four, since four
- * warps share out the registers: 128 a thread at D = 64, 168 at 128, 255 at 256. */
+/* Consumer warps of 16 rows each.  With the producer warp they are a multiple of four, since
+ * registers are allocated to four warps at a time: 128 a thread at D = 64, 168 at 128, 255 at
+ * 256. */
 struct short_d32 {
     static constexpr int D = 32, WARPS = 15, KEYS = 64;
 };

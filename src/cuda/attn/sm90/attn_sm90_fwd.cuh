@@ -24,33 +24,33 @@ template <int GROUPS, int BLOCKS, int MORE = 0> struct fwd_registers {
 };
 
 /* The tile sizes of one kernel; a struct derived from this one names D, the head dimension, and
- * what it has otherwise. */
+ * overrides some of these. */
 struct fwd_sizes {
     static constexpr int GROUPS = 1;  /* consumer warpgroups, each with 64 query rows */
     static constexpr int KEYS = 64;   /* keys and values of a pipeline stage */
     static constexpr int STAGES = 2;  /* pipeline stages of keys and values */
-    static constexpr int BUFFERS = 2; /* tiles of queries: the next one's load is under way */
+    static constexpr int BUFFERS = 2; /* tiles of queries: the next is loaded ahead */
     static constexpr int BOX = 0;     /* rows of one TMA load; fewer waste less at the end of a
                                          short sequence; 0: the whole tile */
     static constexpr int BLOCKS = 1;  /* of a multiprocessor */
     static constexpr bool IS_PIPED = false; /* the next scores overlap with this stage's product */
     static constexpr attn_bias BIAS = BIAS_NONE;
-    static constexpr int OWNS = 1; /* 2: rows of dout beside queries (attn_sm90_bwd_dq_bias.cu) */
+    static constexpr int OWNS = 1; /* 2: loads dout too (attn_sm90_bwd_dq_bias.cu) */
 };
 
-/* All that follows from the sizes; D is the head dimension. */
+/* Constants derived from the sizes; D is the head dimension. */
 template <typename SIZES> struct fwd_shape {
     static constexpr attn_bias BIAS = SIZES::BIAS;
     static constexpr int OWNS = SIZES::OWNS;
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = SIZES::KEYS;
     static constexpr int STAGES = SIZES::STAGES, BUFFERS = SIZES::BUFFERS, BLOCKS = SIZES::BLOCKS;
     static constexpr bool IS_PIPED = SIZES::IS_PIPED;
-    /* A unit is announced when the loads of all queries of the one before, n, are issued.  Then a
-     * warp may still be storing unit n - BUFFERS. */
+    /* A unit is announced when all loads of queries of the previous unit, n, are issued.  At that
+     * time a warp may still be storing unit n - BUFFERS. */
     static constexpr int UNITS = BUFFERS + 2;
-    /* The next unit is dequeued when so many columns of this one are left to load.  Late, because
-     * no other block can do what this one has taken: a version that took five units ahead needed
-     * 97 us instead of 80 at 1024 rows (D = 128, eight units a block).  Two tiles hide the
+    /* The next unit is dequeued when this many columns of the current one are left to load.  Late,
+     * because a dequeued unit cannot move to another block: a version that took five units ahead
+     * needed 97 us instead of 80 at 1024 rows (D = 128, eight units a block).  Two tiles hide the
      * latency of the counter. */
     static constexpr int AHEAD = 2 * KEYS;
     static constexpr int ROWS = 64 * GROUPS, WARPS = 4 * GROUPS, THREADS = GROUP * (GROUPS + 1);
@@ -86,7 +86,7 @@ template <typename S> struct fwd_room {
     fwd_times<S, S::BIAS> times;
 };
 
-/* A stage of a ring of N, and the parity of its mbarriers' phase. */
+/* A stage of a ring of N stages, and the phase parity of its mbarriers. */
 template <int N> struct fwd_ring {
     int at;
     uint32_t parity;
@@ -97,13 +97,13 @@ template <int N> __device__ static inline void advance(fwd_ring<N> &r) {
     r.parity ^= 1;
 }
 
-/* One thread issues the loads; for times, the whole warp does the rest. */
+/* One thread issues the loads; with a time bias the whole warp loads the times. */
 template <typename S> __device__ static inline bool fwd_asks() {
     return S::BIAS != BIAS_TIME || threadIdx.x % 32 == 0;
 }
 
-/* Loads the first n rows of a tile of R from row y on, in whole boxes; the barrier gets its one
- * arrival. */
+/* Loads the first n rows of a tile of R rows, from row y on, in whole boxes; arrives once at the
+ * barrier. */
 template <int D, int COLUMNS, int R, int BOX>
 __device__ static inline void fwd_load(char *to, const CUtensorMap *map, uint64_t *barrier, int x,
                                        int y, int n) {
@@ -117,8 +117,8 @@ __device__ static inline void fwd_load(char *to, const CUtensorMap *map, uint64_
     }
 }
 
-/* How far the producer warp, or a warpgroup, has come: the unit of the block, and the pipeline
- * stage of keys and values. */
+/* Progress of the producer warp or of a warpgroup: the unit of the block, and the pipeline stage of
+ * keys and values. */
 template <typename S> struct fwd_place {
     unsigned unit;
     fwd_ring<S::STAGES> keys;
@@ -147,7 +147,7 @@ __device__ static inline void fwd_ask_queries(const fwd_maps &maps, const fwd_un
     }
 }
 
-/* The bias of keys j and on: what a lane can load before a stage is free ... */
+/* The bias of keys from j on: the loads that a lane can issue before a stage is free ... */
 template <typename S>
 __device__ static inline void fwd_fetch_bias(const attn_args &a, const fwd_unit *u, int j,
                                              time_share<S::ROWS, S::KEYS> &share) {
@@ -175,9 +175,9 @@ __device__ static inline void fwd_ask_bias(const attn_args &a, const fwd_maps &m
     }
 }
 
-/* Loads one unit: keys and values, tile by tile.  The first warpgroup sees fewest keys and
- * finishes the unit before first, so its queries are loaded before the first keys, those of the
- * others after them. */
+/* Loads one unit: keys and values, tile by tile.  The first warpgroup sees the fewest keys and is
+ * the first to finish the previous unit, so its queries are loaded before the first keys, the
+ * queries of the other warpgroups after them. */
 template <typename S>
 __device__ static inline void fwd_ask_unit(const attn_args &a, const fwd_maps &maps,
                                            const fwd_unit *u, fwd_room<S> *room, char *queries,
@@ -237,7 +237,7 @@ __device__ static void fwd_ask(const attn_args &a, const fwd_maps &maps, fwd_roo
     }
 }
 
-/* Announces all units of the block, each when it is wanted, and then the end. */
+/* Announces all units of the block, each when it is needed, and then the end. */
 template <typename S>
 __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd_room<S> *room) {
     int n_units = tiles_count(tiles), n = (int)blockIdx.x, lane = (int)threadIdx.x % 32;
@@ -296,7 +296,7 @@ template <typename S> struct fwd_own {
     time_rows times; /* with that bias */
 };
 
-/* Adds the bias of keys j and on, which are in stage r; buckets: see time_add. */
+/* Adds the bias of keys from j on, which are in stage r; buckets: see time_add. */
 template <typename T, typename S>
 __device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> &own, int j,
                                            fwd_room<S> *room, const char *tables,
@@ -364,9 +364,8 @@ __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> 
     return j;
 }
 
-/* The same, pipelined: the scores of the next keys are under way while the weights of these meet
- * the values.
- */
+/* Like the function above, pipelined: the scores of the next keys are computed while the current
+ * weights are multiplied by the values. */
 template <typename T, typename S>
 __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> &own, int j,
                                            fwd_room<S> *room, const char *keys,
@@ -432,10 +431,9 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
     return next;
 }
 
-/* Passes over tiles of keys that the warpgroup does not see: from j to the first one that
- * reaches beyond column begin.  It waits for them all the same: otherwise it could take the next
- * phase of their barriers for this one.
- */
+/* Skips tiles of keys that the warpgroup does not see, from j to the first one that extends beyond
+ * column begin.  It still waits for their loads: otherwise it could mistake the next phase of their
+ * barriers for this one. */
 template <typename S>
 __device__ static inline int fwd_skip(const fwd_unit *u, int j, int begin, fwd_room<S> *room,
                                       fwd_ring<S::STAGES> &r) {
@@ -514,8 +512,8 @@ template <typename S> __device__ static inline void fwd_begin(fwd_room<S> *room,
         barrier_init_done();
     }
     if (S::BOX_K < S::KEYS) {
-        /* Values that no box loads meet weights of 0, but must be finite numbers; with dout, keys
-         * likewise. */
+        /* Values that no box loads are multiplied by weights of 0, but must be finite; with dout,
+         * keys likewise. */
         int n = S::STAGES * S::TILE / 16;
         for (int i = (int)threadIdx.x + (S::OWNS > 1 ? 0 : n); i < 2 * n; i += S::THREADS)
             ((uint4 *)keys)[i] = make_uint4(0, 0, 0, 0);

@@ -1,6 +1,6 @@
 /* HSTU attention with a bias, forward, on Hopper: one choice of tile sizes for each head dimension,
- * so that there are few kernels to compile.  Blocks are small, whatever the length: a bias takes
- * longer than the products, and several blocks a multiprocessor overlap the two.
+ * so that there are few kernels to compile.  Blocks are small at every length: a bias takes longer
+ * than the products, and several blocks on a multiprocessor overlap the two.
  *
  * Shared memory, in KB a block: queries + keys and values + a table
  *     D = 32:   2 x 4 + 2 x 2 x 4 + 2 x 8 = 40      D = 128:  16 + 2 x 2 x 16 + 2 x 8 = 96

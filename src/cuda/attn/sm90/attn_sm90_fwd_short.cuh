@@ -20,9 +20,8 @@ __device__ static inline void short_load(char *to, const CUtensorMap *map, uint6
     tile_load_3d(to, map, barrier, 0, y, head * (S::D / S::COLUMNS));
 }
 
-/* The producer warp: loads all keys and values of the block.  A chunk that all its consumers have
- * read makes room for the next.
- */
+/* The producer warp: loads all keys and values of the block.  When all consumers have read a chunk,
+ * its room is used for the next. */
 template <typename S>
 __device__ static void short_ask(const fwd_maps &maps, short_room<S> *room, char *ring) {
     int chunk = 0, oldest = 0, n_grains = 0, at = 0;
@@ -59,7 +58,7 @@ __device__ static void short_ask(const fwd_maps &maps, short_room<S> *room, char
     }
 }
 
-/* Issues the load of a task's queries, if there is such a task, for the calling warp; returns its
+/* Issues the load of a task's queries for the calling warp, if the task exists; returns its
  * tile. */
 template <typename S>
 __device__ static inline int short_ask_queries(const fwd_maps &maps, short_room<S> *room,
@@ -77,8 +76,8 @@ __device__ static inline int short_ask_queries(const fwd_maps &maps, short_room<
     return at;
 }
 
-/* What a lane gives to ldmatrix: its place in a grain for 16 numbers of 16 rows, as rows (queries,
- * and values, transposed) or as columns (keys) of a product.  The next 16 numbers: short_move. */
+/* A lane's address for ldmatrix in a grain: 16 columns of 16 rows, as rows (queries, and values,
+ * transposed) or as columns (keys) of a product.  For the next 16 columns: short_move. */
 template <typename S> __device__ static inline uint32_t short_lane(int row, int side) {
     int turn = S::D == 32 ? row / 2 % 4 : row % 8;
     return (uint32_t)(row * S::COLUMNS * 2 + (side ^ turn) * 16);
@@ -142,7 +141,7 @@ __device__ static inline void short_add(float (&out)[S::D / 2], const uint32_t (
     }
 }
 
-/* Those of a thread's columns, from `column` on in N grains, that a row sees. */
+/* The bits of a thread's columns, from `column` on in N grains, that a row sees. */
 template <int N>
 __device__ static inline unsigned short_seen(const attn_args &a, const attn_sequence &s, int row,
                                              int column) {
@@ -153,7 +152,7 @@ __device__ static inline unsigned short_seen(const attn_args &a, const attn_sequ
     return seen;
 }
 
-/* Sets scores of pairs that are not seen to 0, whose weight is 0.  The causal mask, by far the
+/* Sets scores of pairs that are not visible to 0, whose weight is 0.  The causal mask, by far the
  * most frequent, has a path of its own. */
 template <int N>
 __device__ static inline void short_mask(const attn_args &a, const attn_sequence &s, int row, int j,
@@ -176,9 +175,8 @@ __device__ static inline void short_mask(const attn_args &a, const attn_sequence
     }
 }
 
-/* Adds N grains of keys and values from column j on; `keys` and `values` are their places in the
- * ring.
- */
+/* Adds the products with N grains of keys and values from column j on; `keys` and `values` are
+ * their places in the ring. */
 template <typename T, typename S, int N>
 __device__ static inline void short_step(const attn_args &a, const short_own<S> &own, int j,
                                          uint32_t ring, int keys, int values,
@@ -234,8 +232,8 @@ __device__ static inline void short_walk(const attn_args &a, const short_own<S> 
     }
 }
 
-/* A task, and its tile: waits for the queries, sums, issues the load of the next task's queries,
- * and stores.  Returns the next task's tile. */
+/* Processes a task of a tile: waits for the queries, sums, issues the load of the next task's
+ * queries, and stores.  Returns the next task's tile. */
 template <typename T, typename S>
 __device__ static inline int short_rows(const attn_args &a, const fwd_maps &maps, int task, int at,
                                         short_room<S> *room, char *queries, uint32_t parity,
@@ -283,7 +281,7 @@ __device__ static void short_compute(const attn_args &a, const fwd_maps &maps, s
         tile = short_rows<T, S>(a, maps, task, tile, room, queries, parity, shared_address(ring));
 }
 
-/* Initialises barriers, by four warps, and writes the lists.  Only what comes after grid_wait may
+/* Initialises barriers, by four warps, and writes the work lists.  Only code after grid_wait may
  * touch memory. */
 template <typename S>
 __device__ static inline void short_begin(const attn_args &a, const fwd_maps &maps, int n_tiles,
@@ -338,8 +336,8 @@ template <typename T, typename S> status short_launch(backend *be, const attn_ar
     cuda_state *state = cuda_of(be);
     fwd_maps maps;
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
-    /* One block a multiprocessor, or as many waves of them as it takes.  Sorting sequences of at
-     * most 64 rows costs more than it gains. */
+    /* One block for each multiprocessor, or more waves where the lists need them.  Sorting
+     * sequences of at most 64 rows costs more than it gains. */
     int64_t n_blocks = state->n_multiprocessors;
     n_blocks *= cuda_div_up(n_pairs, n_blocks * short_most<S>(a));
     if (n_blocks > n_pairs) n_blocks = n_pairs;

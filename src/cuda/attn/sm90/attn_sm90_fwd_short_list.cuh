@@ -4,9 +4,9 @@
  *
  * A tile is the rows of a sequence and head that the block's warps process at the same time, a task
  * the 16 rows of one warp, assigned to warps in turn; a chunk is the keys and values that one
- * mbarrier covers.  Each chunk has a barrier of its own, which is used once.  Keys and values lie
- * in a ring of grains (16 rows of one of them), chunk after chunk, the keys of a chunk before its
- * values; from a tile's first grain all others are found by counting. */
+ * mbarrier covers.  Each chunk has a barrier of its own, which is used once.  Keys and values are
+ * stored in a ring of grains (16 rows of keys or of values), chunk after chunk, the keys of a chunk
+ * before its values; the places of all grains of a tile follow from its first. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_LIST_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_SHORT_LIST_CUH
 
@@ -14,8 +14,8 @@
 
 enum { GRAIN_ROWS = 16, SHORT_SORTED = 256 }; /* the most sequences that are sorted by length */
 
-/* SIZES names D, the head dimension, WARPS that compute, and the KEYS of a chunk.  TILES, CHUNKS
- * and TASKS are the most that a block can have. */
+/* SIZES names D, the head dimension, WARPS, the consumer warps, and KEYS, the keys of a chunk.
+ * TILES, CHUNKS and TASKS are the maxima for a block. */
 template <typename SIZES> struct short_shape {
     static constexpr int D = SIZES::D, WARPS = SIZES::WARPS, KEYS = SIZES::KEYS;
     static constexpr int TILES = 64, CHUNKS = 96, TASKS = 512;
@@ -49,7 +49,7 @@ template <typename S> struct short_room {
     uint8_t sizes[S::CHUNKS], users[S::CHUNKS]; /* grains and warps; when they are asked for */
 };
 
-/* Place n of the ring, which may be one turn too far. */
+/* Place n of the ring, where n may be up to one turn too large. */
 template <typename S> __device__ static inline int short_wrap(int n) {
     return n < S::RING ? n : n - S::RING;
 }
@@ -57,8 +57,8 @@ __device__ static inline int short_grains(int n_rows, int most) {
     return (min(n_rows, most) + GRAIN_ROWS - 1) / GRAIN_ROWS;
 }
 
-/* Fills `order`: sequences by the rows they read, most first; the same in every block.  A
- * sequence's rank is the number of sequences that read more; several threads count for each. */
+/* Fills `order`: sequences sorted by the rows they read, most first; the same order in every block.
+ * A sequence's rank is the number of sequences that read more; several threads count for each. */
 template <typename S>
 __device__ static inline void short_sort(const attn_args &a, short_room<S> *room) {
     int n = a.n_sequences, shift = n <= 32 ? 5 : n <= 64 ? 6 : n <= 128 ? 7 : 8, key = -1;
@@ -90,10 +90,10 @@ __device__ static inline void short_sort(const attn_args &a, short_room<S> *room
 #define SHORT_CHUNKS(S, u, j)                                                                      \
     for (int j = fwd_next<S>(u, (u)->begin); j < (u)->end; j = fwd_next<S>(u, j + S::KEYS))
 
-/* Tile n of the block, where sequences have at most n_tiles; false: there is none.  Of each
- * gridDim.x pairs of sequence and head a block gets one, in alternating directions, so that the
- * block with the longest of one round gets the shortest of the next.  The last rows of a sequence
- * come first. */
+/* Tile n of the block, where sequences have at most n_tiles; false: there is none.  In each round
+ * of gridDim.x pairs of sequence and head a block gets one, in alternating directions, so that the
+ * block with the longest pair of one round gets the shortest of the next.  The last rows of a
+ * sequence come first. */
 template <typename S>
 __device__ static inline bool short_find(const attn_args &a, int n_tiles, bool is_sorted, int n,
                                          const short_room<S> *room, fwd_unit *u) {
@@ -180,7 +180,7 @@ __device__ static inline int short_tile_of(const short_room<S> *room, int task) 
     return n - 1;
 }
 
-/* The most pairs of sequence and head for which a block's lists surely suffice; 0: not even one,
+/* The most pairs of sequence and head for which a block's lists are large enough; 0: not even one,
  * so the kernel must not be launched. */
 template <typename S> static int64_t short_most(const attn_args *a) {
     int64_t n_tiles = cuda_div_up(a->max_len_q, S::ROWS), most = S::TILES;

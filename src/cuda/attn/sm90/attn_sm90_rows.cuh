@@ -7,8 +7,8 @@
 #include "cuda/attn/common/attn_tiles.cuh"
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
-/* One tile of work, as the consumer warps get it; s.b < 0 is the end.  Keys begin .. end - 1,
- * without hole .. hole_end - 1, are all that any of its rows may see. */
+/* One tile of work for the consumer warps; s.b < 0 marks the end.  Its rows see no keys outside
+ * begin .. end - 1, and none in hole .. hole_end - 1. */
 typedef struct fwd_unit {
     attn_sequence s;
     int head, row0;
@@ -45,8 +45,8 @@ __device__ static inline float fwd_silu(float half, float x) {
     return fmaf(h, tanh_approx(h), h);
 }
 
-/* Scores of pairs that are not seen become 0, whose weight is 0.  A thread's columns are those at 2
- * (thread % 4) and the next, of each 8; its rows are row and row + 8. */
+/* Sets scores of pairs that are not visible to 0, whose weight is 0.  Of each 8 columns a thread
+ * has 2 (thread % 4) and the next one; its rows are row and row + 8. */
 template <int KEYS>
 __device__ static inline void fwd_mask(const attn_args &a, const attn_sequence &s, int row, int j,
                                        float (&x)[KEYS / 2]) {
@@ -86,7 +86,7 @@ __device__ static inline void fwd_mask(const attn_args &a, const attn_sequence &
     }
 }
 
-/* The outputs of a warpgroup, 16 bytes a thread where the addresses allow it. */
+/* Stores the outputs of a warpgroup, 16 bytes a thread where the addresses allow it. */
 template <typename T, int D>
 __device__ static inline void fwd_store(T *to, int64_t stride, int row, int n, float scale,
                                         const float (&d)[D / 2]) {

@@ -48,8 +48,8 @@ __device__ static inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
                  : "memory");
 }
 
-/* A counter in shared memory: whoever reads it (acquire) sees what was done before it was added to
- * (release). */
+/* A counter in shared memory: a thread that reads it (acquire) sees all writes made before the
+ * addition (release). */
 __device__ static inline void add_release(int *count, int x) {
     asm volatile("red.release.cta.shared::cta.add.s32 [%0], %1;" ::"r"(shared_address(count)),
                  "r"(x)
@@ -64,13 +64,13 @@ __device__ static inline int load_acquire(const int *count) {
     return x;
 }
 
-/* Adds to a number in shared memory without returning the old value. */
+/* Adds to a word in shared memory without returning the old value. */
 __device__ static inline void add_shared(uint32_t address, int x) {
     asm volatile("red.relaxed.cta.shared::cta.add.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-/* For kernels launched by sm90a_launch_early: grid_wait waits until the kernel before is done
- * and its writes are visible; grid_launch_next lets the kernel after, if it is launched so,
+/* For kernels launched by sm90a_launch_early: grid_wait waits until the previous kernel is complete
+ * and its writes are visible; grid_launch_next allows the next kernel, if launched the same way, to
  * start where there is room. */
 __device__ static inline void grid_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -79,7 +79,7 @@ __device__ static inline void grid_launch_next() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* True for one lane of a warp, in a form in which the compiler knows that it is one. */
+/* True for one lane of a warp, in a form that tells the compiler that it is exactly one. */
 __device__ static inline bool elect_one() {
     uint32_t is_it;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
@@ -91,7 +91,7 @@ __device__ static inline void tile_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
 }
 
-/* The box of `map` at column x, row y to shared memory; completes on the barrier. */
+/* Loads the box of `map` at column x, row y to shared memory; completes on the barrier. */
 __device__ static inline void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x,
                                         int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -118,8 +118,8 @@ __device__ static inline void tile_load_4d(void *to, const CUtensorMap *map, uin
                  : "memory");
 }
 
-/* Contiguous bytes, a multiple of 16: bulk_load from memory to shared memory, completing on the
- * barrier; bulk_store back, in groups that their thread can wait for. */
+/* Copies contiguous bytes, a multiple of 16: bulk_load from memory to shared memory, completing on
+ * the barrier; bulk_store back, in groups that the issuing thread can wait for. */
 __device__ static inline void bulk_load(void *to, const void *from, uint32_t bytes,
                                         uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -133,7 +133,7 @@ __device__ static inline void bulk_store(void *to, const void *from, uint32_t by
                  "r"(shared_address(from)), "r"(bytes)
                  : "memory");
 }
-/* Waits until the shared memory of the thread's stores is free, or until they are in memory. */
+/* Waits until the thread's stores have read their shared memory, or until they are in memory. */
 __device__ static inline void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -141,14 +141,14 @@ __device__ static inline void bulk_wait_stored() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* Writes to memory that this thread knows of are visible to the copies it issues. */
+/* Makes writes to memory that this thread has observed visible to the copies it issues. */
 __device__ static inline void copies_fence() {
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 /* A tile in shared memory whose rows of 128 bytes are swizzled by 128 bytes, 8 rows in 1024 bytes.
- * `next` is the distance in bytes from one block of 64 numbers of the row to the next, where the
- * instruction runs along the rows (B stored by rows); along the other way it is not looked at. */
+ * `next` is the distance in bytes between blocks of 64 columns, used where the instruction runs
+ * along the rows (B stored by rows) and ignored otherwise. */
 __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next) {
     uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
     /* Opaque, so that the compiler does not keep the descriptors of a resident tile, one for
@@ -157,22 +157,23 @@ __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next)
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* The same of a tile of grains: 8 rows of D numbers as D / 64 parts of 8 rows of 128 bytes, one
- * part after the other; `grain` bytes. */
+/* Like tile_describe for a tile of grains: 8 rows x D columns as D / 64 parts of 8 rows of 128
+ * bytes, one part after the other; `grain` bytes. */
 __device__ static inline uint64_t tile_describe_grains(const void *tile, uint32_t grain) {
     uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
     asm volatile("" : "+r"(at));
     return at | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(grain >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* The descriptor `bytes` further on.  The address is in the low half and does not carry out of
- * it; the compiler is told so, or it would keep a high half for every step. */
+/* The descriptor `bytes` further on.  The address is in the low half and does not carry out of it;
+ * the assembly shows this to the compiler, which would otherwise keep a high half for every
+ * step. */
 __device__ static inline uint64_t tile_move(uint64_t description, uint32_t bytes) {
     uint32_t low = (uint32_t)description + (bytes >> 4);
     return (description & 0xffffffff00000000ull) | low;
 }
 
-/* Registers written before are visible to the products that follow. */
+/* Makes registers written before visible to the products that follow. */
 __device__ static inline void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -184,12 +185,13 @@ template <int N> __device__ static inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Shared memory written by this thread is visible to products and copies after the next barrier. */
+/* Makes this thread's writes to shared memory visible to products and copies after the next
+ * barrier. */
 __device__ static inline void shared_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* More or fewer registers for the threads of a warpgroup. */
+/* Increases or decreases the registers of each thread of a warpgroup. */
 template <int N> __device__ static inline void registers_raise() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
@@ -197,8 +199,8 @@ template <int N> __device__ static inline void registers_lower() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* Stores four 8 x 8 matrices of 16-bit numbers, as fragments of a left operand hold them, to
- * shared memory: lane l has the address of row l % 8 of matrix l / 8. */
+/* Stores four 8 x 8 matrices of 16-bit elements from fragments of a left operand to shared memory:
+ * lane l has the address of row l % 8 of matrix l / 8. */
 __device__ static inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -231,10 +233,9 @@ __device__ static inline void named_barrier(int number, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n) : "memory");
 }
 
-/* d (64, N) (+)= A B, 16 numbers of the sum a time.  wgmma_ss: A and B are tiles in shared memory,
- * both stored along the sum; wgmma_tt: both stored by rows of the sum.  wgmma_rs: A is in
- * registers, B is stored by rows of the sum.  d of a thread is that of mma m16n8k16, N / 8 times.
- */
+/* d (64, N) (+)= A B, over 16 values of k at a time.  wgmma_ss: A and B are tiles in shared memory,
+ * both K-major; wgmma_tt: both MN-major. wgmma_rs: A is in registers, B is MN-major.  A thread's d
+ * has the layout of mma m16n8k16, N / 8 times. */
 template <typename T, int N>
 __device__ void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int adds);
 template <typename T, int N>
@@ -325,7 +326,7 @@ WGMMA_SHARED(wgmma_tt, "1, 1", __half, "f16", 32, 16, "16", "17", "18")
 WGMMA_RS(__nv_bfloat16, "bf16", 32, 16, "16", "17", "18", "19", "20", "21")
 WGMMA_RS(__half, "f16", 32, 16, "16", "17", "18", "19", "20", "21")
 
-/* As tile_describe, of rows of 64 bytes swizzled by 64 bytes: 8 rows in 512 bytes. */
+/* Like tile_describe, for rows of 64 bytes swizzled by 64 bytes: 8 rows in 512 bytes. */
 __device__ static inline uint64_t tile_describe_64(const void *tile) {
     uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
     asm volatile("" : "+r"(at));
