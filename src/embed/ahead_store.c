@@ -1,9 +1,9 @@
 /* A store that reads ahead (store.h).
  *
- * Keys that were asked for have an entry in a map, and a place for their row.  The thread reads
- * them a few at a time, with the lock held: so a row that is put meanwhile either was read before,
- * and its entry goes with the put, or is read after, and is the new one.  A get of a key that is
- * still to be read waits for it. */
+ * Requested keys have an entry in a map and room for their row.  The thread reads them a few at a
+ * time, holding the lock: so a row that is put meanwhile was either read before, and the put
+ * removes its entry, or is read after, with the new content.  A get of a key that is not yet read
+ * waits for it. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
@@ -56,7 +56,7 @@ static void drop(ahead_store *s, int64_t place) {
 
 static void forget_key(ahead_store *s, uint64_t key) {
     const key_entry *e = key_map_find(&s->map, key);
-    /* One that is still to be read will be read as it is then. */
+    /* A key that is not yet read will be read with its content at that time. */
     if (e != NULL && s->entries[e->at - 1].state == ENTRY_READ) drop(s, (int64_t)e->at - 1);
 }
 
@@ -134,8 +134,8 @@ static status ahead_ask(embed_store *base, int64_t n, const uint64_t *keys) {
     return st;
 }
 
-/* Takes a row from memory, once it is read; it is not kept: its key moves up now.  False: it is not
- * there. */
+/* Takes a row from memory, once it is read, and removes it: its key moves up now.  False: it was
+ * not requested. */
 static bool take(ahead_store *s, uint64_t key, int64_t i, uint8_t *is_found, uint64_t *scores,
                  uint32_t *stamps, float *rows) {
     size_t row = (size_t)s->base.n_floats;
@@ -156,7 +156,8 @@ static bool take(ahead_store *s, uint64_t key, int64_t i, uint8_t *is_found, uin
     return true;
 }
 
-/* The keys that were not taken, one after the other: each a read of its own below. */
+/* The keys that were not prefetched, one after the other: each is a separate read of the store
+ * below. */
 static status get_rest(ahead_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
                        uint64_t *scores, uint32_t *stamps, float *rows) {
     size_t row = (size_t)s->base.n_floats;

@@ -1,4 +1,4 @@
-/* The seam of training (table.h): fetch and update of a batch. */
+/* The training interface (table.h): fetch and update of a batch. */
 #include <string.h>
 
 #include "embed/table_int.h"
@@ -8,8 +8,8 @@ table_level embed_staging_level(const embed_table *t) {
                          .row_bytes = (int64_t)t->stride * (int64_t)sizeof(float)};
 }
 
-/* Lists the keys of the batch without a place in level 0 that `wants` says; d.list_slot are their
- * rows of staging.  The number. */
+/* Lists the keys of the batch that have no place in level 0 and that `wants` selects; d.list_slot
+ * are their rows of staging.  Returns the number. */
 static status list_rows(embed_table *t, bool (*wants)(const embed_table *, int64_t), int64_t *out) {
     embed_host *h = &t->h;
     int64_t n = 0;
@@ -113,7 +113,8 @@ uint64_t embed_lfu_score(const embed_table *t, uint64_t n_uses) {
     return (n_uses < UINT32_MAX ? n_uses : UINT32_MAX) << 32 | (t->clock & 0xffffffffu);
 }
 
-/* Adds up the uses of the repeats of each key, and scores the keys of lfu by them. */
+/* Adds up the uses over the repeats of each key, and sets the LFU scores of the keys from the
+ * sums. */
 static status count_uses(embed_table *t, const uint64_t *uses, embed_bring *bring) {
     embed_host *h = &t->h;
     memset(h->given_uses, 0, (size_t)t->batch.n_unique * sizeof *h->given_uses);
@@ -158,8 +159,7 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
     return OK;
 }
 
-/* Of the ids those that are in no level, each of a pair of repeats too: the store sorts them out.
- */
+/* Lists the ids that are in no level, including repeats: the store removes those. */
 status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_store *store = t->config.store;
     embed_host *h = &t->h;

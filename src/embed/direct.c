@@ -2,14 +2,14 @@
  * have them.
  *
  * Where a table has no store and does not track the keys that leave, the host reads nothing from
- * the device, so that it can hand over further steps while the GPU works:
+ * the device, so that it can launch further steps while the GPU works:
  *   - The number of different keys is known, and the order of keys does not matter to place.
  *   - A key can be rejected only where more keys of the batch belong to its bucket of level 0 than
- *     it has slots.  The host counts them beforehand, and only where there are so many it waits.
- *   - How many entries level 0 pushes out the verbs read on the device themselves.
- *   - How many keys were new and evicted lies on the device, call by call, until somebody asks or
- *     the room is used up.
- * Any other table goes the way of embed_fetch. */
+ *     it has slots.  The host counts keys per bucket beforehand, and waits for the device only in
+ * that case.
+ *   - The verbs read the number of entries that level 0 evicts on the device.
+ *   - The counts of new and evicted keys stay on the device, call by call, until they are requested
+ * or the buffer is full.  Any other table uses embed_fetch. */
 #include <string.h>
 
 #include "embed/table_int.h"
@@ -19,8 +19,8 @@ static bool can_be_direct(const embed_table *t) {
            t->config.policy != POLICY_NONE;
 }
 
-/* May one bucket have more of these keys than slots?  Buckets that share a counter may make this
- * true in vain, never false. */
+/* Whether one bucket may have more of these keys than slots. Buckets share counters, so the answer
+ * may be a false yes, never a false no. */
 static bool may_reject(embed_table *t, int64_t n, const uint64_t *ids) {
     int most = 0;
     if (n <= TABLE_SLOTS) return false;
@@ -33,8 +33,8 @@ static bool may_reject(embed_table *t, int64_t n, const uint64_t *ids) {
     return most > TABLE_SLOTS;
 }
 
-/* The sums of some calls over n_keys keys.  What level 1 pushes out or does not take leaves the
- * table; a key that moved up is new to level 0 alone. */
+/* Sums the counts of some calls over n_keys keys.  Entries that level 1 evicts or rejects leave the
+ * table; a key that moved up is new to level 0 only. */
 static void add_counts(embed_table *t, const int64_t *sum, int64_t n_keys) {
     const int64_t *level0 = sum + LATE_LEVEL0, *level1 = sum + LATE_LEVEL1;
     int64_t n_lifted = sum[LATE_LIFTED], n_gone = level0[PLACED_EVICTED];
@@ -63,7 +63,7 @@ status embed_catch_up(embed_table *t) {
     return OK;
 }
 
-/* Keys to the device, and the words of lfu, which are made of the uses, to `words`. */
+/* Copies keys to the device, and the LFU scores made of the uses to `words`. */
 static status send_keys(embed_table *t, const uint64_t *ids, const uint64_t *uses,
                         uint64_t *words) {
     int64_t n = t->batch.n;
@@ -74,8 +74,8 @@ static status send_keys(embed_table *t, const uint64_t *ids, const uint64_t *use
     return EMBED_IN(t, words, t->h.given_scores, n);
 }
 
-/* Level 0 takes the keys of the batch.  From here on the table is torn, until the rows are in their
- * places; with `init`, or NULL, they are there at once, and what was evicted is forgotten. */
+/* Places the keys of the batch in level 0.  From here on the table is torn, until the rows are in
+ * their slots; with `init` not NULL they are there at once, and evicted rows are lost. */
 static status place_keys(embed_table *t, const embed_bring *bring, const uint64_t *scores,
                          const uint32_t *stamps, const table_init_args *init, int64_t *counts) {
     embed_device *d = &t->d;
@@ -97,7 +97,8 @@ static status place_keys(embed_table *t, const embed_bring *bring, const uint64_
     return OK;
 }
 
-/* First values for new rows, and the values of all, in one pass; rows may be NULL. */
+/* Writes first values to new rows and reads the values of all rows, in one pass; rows may be
+ * NULL. */
 static table_init_args first_rows(const embed_table *t, float *rows) {
     return (table_init_args){.n = t->batch.n,
                              .slot = t->d.slot[0],
@@ -110,7 +111,7 @@ static table_init_args first_rows(const embed_table *t, float *rows) {
                              .stride = t->config.dim};
 }
 
-/* The values of the batch's keys as they are now; rows may be NULL. */
+/* Reads the current values of the batch's keys; rows may be NULL. */
 static status read_rows(embed_table *t, float *rows) {
     table_rows_args read = {.n = t->batch.n,
                             .slot = t->d.slot[0],
@@ -136,8 +137,8 @@ static table_rows_args whole_rows(const embed_table *t, const int64_t *slot, flo
                              .stride = t->n_floats};
 }
 
-/* What the keys of the batch that lie in level 1 bring along: scores and stamps for place in
- * d.list_*, rows in d.moved; d.is_below says which they are.  words (n) or NULL: of lfu. */
+/* For the batch's keys in level 1: the scores and stamps that place will write to d.list_*, their
+ * rows to d.moved; d.is_below says which keys they are. words (n) or NULL: LFU scores. */
 static status take_along(embed_table *t, const embed_bring *bring, const uint64_t *words) {
     embed_device *d = &t->d;
     table_find_args find = {.n = t->batch.n,
@@ -160,8 +161,8 @@ static status take_along(embed_table *t, const embed_bring *bring, const uint64_
     return t->v->read(t->be, &t->level[1], &read);
 }
 
-/* The entries that level 0 pushed out, whose rows are in d.pushed, move to level 1; how many they
- * are only the device knows.  What has no place there leaves the table. */
+/* Moves the entries that level 0 evicted, whose rows are in d.pushed, to level 1; only the device
+ * knows their number.  Entries without a place there leave the table. */
 static status push_down(embed_table *t, const int64_t *n_pushed, int64_t *counts) {
     embed_device *d = &t->d;
     table_place_args place = {.n = t->batch.n,
@@ -181,8 +182,8 @@ static status push_down(embed_table *t, const int64_t *n_pushed, int64_t *counts
     return t->v->write(t->be, &t->level[1], &write);
 }
 
-/* Rows are read from a place before anything is written there.  Every key has a place in level 0,
- * so all that were in level 1 leave it. */
+/* Rows are read from a slot before anything is written there.  Every key has a place in level 0, so
+ * all that were in level 1 leave level 1. */
 static status make_in_two(embed_table *t, const embed_bring *bring, const uint64_t *ids,
                           const uint64_t *uses, float *rows, int64_t *counts) {
     embed_device *d = &t->d;
@@ -245,8 +246,8 @@ static void begin_batch(embed_table *t, int64_t n) {
     t->is_direct = t->slots_hold = true;
 }
 
-/* Tries; *is_taken: it could be done.  embed_fetch reads rows that may be in two levels, and takes
- * keys that the first of two may have no room for. */
+/* Tries the path without waiting; *is_taken: it was possible. embed_fetch also handles rows that
+ * may be in two levels, and keys for which the first of two levels may have no room. */
 static status take_directly(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
                             const uint64_t *uses, float *rows, bool *is_taken) {
     bool is_one = t->n_levels == 1, waits = makes_rows && may_reject(t, n, ids);
@@ -259,7 +260,7 @@ static status take_directly(embed_table *t, bool makes_rows, int64_t n, const ui
     return makes_rows ? make_directly(t, ids, uses, rows, waits) : find_directly(t, ids, rows);
 }
 
-/* Staging has the rows in the order of keys; `rows` gets them in that of the ids. */
+/* Staging has the rows in the order of keys; writes them to `rows` in the order of the ids. */
 static status copy_staged(embed_table *t, float *rows) {
     table_level staging = embed_staging_level(t);
     table_pool_args a = {.n = t->batch.n,
@@ -299,7 +300,7 @@ status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_
     return OK;
 }
 
-/* Without a store nothing can come up again, so it is enough to find the rows. */
+/* Without a store no row can move up again, so it is enough to find the rows. */
 status embed_retake_rows(embed_table *t, int64_t n, const uint64_t *ids) {
     const embed_batch *got;
     t->is_retaken = true;

@@ -12,7 +12,7 @@ enum { DUMP_PIECE = 4096, DUMP_MAX_RANKS = 8192 };
 typedef struct dump {
     file_map keys, values, scores, opt;
     int64_t n;
-    int64_t n_opt; /* floats of optimizer state a row in the file; 0: none */
+    int64_t n_opt; /* floats of optimizer state in a row of the file; 0: none */
     uint64_t max_age;
     bool has_ages;
 } dump;
@@ -27,7 +27,7 @@ static status dump_path(char path[SNAPSHOT_PATH_BYTES], const char *folder, cons
     return path_join(path, SNAPSHOT_PATH_BYTES, folder, file);
 }
 
-/* Maps a file; one that is not needed may be missing. */
+/* Maps a file; an optional file may be missing. */
 static status open_item(file_map *out, const char *folder, const char *name, const char *item,
                         snapshot_ranks writer, bool is_needed) {
     char path[SNAPSHOT_PATH_BYTES];
@@ -77,7 +77,7 @@ static uint64_t word_at(const file_map *map, int64_t i) {
     return x;
 }
 
-/* Our score of a dumped one: ages count backwards, a count stands in the high word. */
+/* Converts a dumped score to ours: ages count backwards, a count goes to the high word. */
 static uint64_t score_at(const dump *d, const embed_table *t, int64_t i) {
     if (d->scores.bytes == NULL) return 0;
     uint64_t score = word_at(&d->scores, i);
@@ -120,7 +120,7 @@ static status import_rows(dump *d, embed_table *t, snapshot_ranks ranks, float *
     return OK;
 }
 
-/* The oldest row of all ranks, so that ages of different files compare. */
+/* The oldest row of all ranks, so that ages in different files can be compared. */
 static status find_max_age(const embed_table *t, const char *folder, const char *name, int n_ranks,
                            uint64_t *out) {
     *out = 0;

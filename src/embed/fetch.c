@@ -1,7 +1,7 @@
-/* A batch through the tiers (table.h): which keys are in which tier, what moves up, what is pushed
- * down.
+/* A batch through the tiers (table.h): which keys are in which tier, which rows move up, which are
+ * evicted to a lower tier.
  *
- * The verbs of ops/table.h do all the work on keys; this file makes lists of their answers.  All
+ * The verbs of ops/table.h do all the work on keys; this file makes lists of their results.  All
  * lists keep the order of hashes, so that a level's buckets come one after the other.  The rows of
  * evicted keys are read before new rows are written to their slots: place changes the index alone.
  */
@@ -30,7 +30,7 @@ status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {
     return EMBED_OUT(t, &b->n_unique, d->n_unique, 1);
 }
 
-/* Lists the keys of the batch that are `where`; the number. */
+/* Lists the keys of the batch that are at `where`; returns their number. */
 static int64_t list_keys(embed_table *t, whereabouts where) {
     embed_host *h = &t->h;
     int64_t n = 0;
@@ -122,8 +122,8 @@ bool embed_has_admission(const embed_table *t) {
     return c->admit_count > 1 || (c->admit_rate > 0 && c->admit_rate < 1);
 }
 
-/* How often key u of the batch was used: what the caller counted, else its repeats in the batch,
- * whose groups begin at h.list_of. */
+/* How often key u of the batch was used: the caller's count, else its repeats in the batch, whose
+ * groups begin at h.list_of. */
 static uint32_t uses_of(const embed_table *t, const embed_bring *bring, int64_t u) {
     const int32_t *begin = t->h.list_of;
     int64_t end = u + 1 < t->batch.n_unique ? begin[u + 1] : t->batch.n;
@@ -146,7 +146,7 @@ static status admit(embed_table *t, const embed_bring *bring) {
     return OK;
 }
 
-/* To the store go the rows that are not there already, packed to the front of h.out_*. */
+/* Writes to the store the rows that it does not have yet, packed to the front of h.out_*. */
 static status write_back(embed_table *t, const embed_rows *rows) {
     embed_host *h = &t->h;
     size_t row = (size_t)t->n_floats;
@@ -172,7 +172,7 @@ status embed_spill(embed_table *t, const embed_rows *rows) {
     return embed_note_left(t, rows->n, rows->keys);
 }
 
-/* The `n` entries of d.evicted, whose rows lie in `level`, leave the levels. */
+/* Moves the `n` entries of d.evicted, whose rows are in `level`, out of the levels. */
 static status spill_evicted(embed_table *t, const table_level *level, int64_t n) {
     embed_host *h = &t->h;
     embed_rows rows = {n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
@@ -192,8 +192,8 @@ static status spill_evicted(embed_table *t, const table_level *level, int64_t n)
     return embed_spill(t, &rows);
 }
 
-/* Entries of the list that level 1 did not take either; the batch's own keys among them stay where
- * they are, in the store. */
+/* Handles entries of the list that level 1 rejected too; the batch's own keys among them stay in
+ * the store. */
 static status spill_rejected(embed_table *t, int64_t n) {
     embed_host *h = &t->h;
     int64_t n_out = 0;
@@ -255,7 +255,8 @@ static uint32_t new_stamp(const embed_table *t, const embed_bring *bring, int64_
     return bring->stamps != NULL ? bring->stamps[u] : (uint32_t)t->step;
 }
 
-/* What place is to write for each key that is not refused, in the lists; their number. */
+/* Fills the lists with the scores and stamps that place is to write for each admitted key; returns
+ * their number. */
 static int64_t list_wanted(embed_table *t, const embed_bring *bring) {
     embed_host *h = &t->h;
     int64_t n = 0;
@@ -272,13 +273,13 @@ static int64_t list_wanted(embed_table *t, const embed_bring *bring) {
     return n;
 }
 
-/* An import comes with scores of its own: the best rows stay up, whatever came first. */
+/* An import brings its own scores: the best rows stay in the upper tiers, whatever came first. */
 evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring) {
     if (t->config.policy == POLICY_NONE) return EVICT_NEVER;
     return bring->is_import ? EVICT_LOWER : EVICT_SMALLEST;
 }
 
-/* Places the wanted keys in level 0; d.evicted are those that it pushed out. */
+/* Places the wanted keys in level 0; d.evicted are the entries that it evicted. */
 static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_evicted) {
     embed_host *h = &t->h;
     embed_device *d = &t->d;
@@ -311,14 +312,14 @@ static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_
     return OK;
 }
 
-/* h.list_slot = slots of the listed keys in `level`; those without are left out of what follows. */
+/* h.list_slot = slots of the listed keys in `level`; later steps skip keys without a slot. */
 static status upload_slots(embed_table *t, int level, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         t->h.list_slot[i] = t->h.slot[level][t->h.list_of[i]];
     return EMBED_IN(t, t->d.list_slot, t->h.list_slot, n);
 }
 
-/* Rows in d.moved, one for each listed key, go to their slots in level 0. */
+/* Writes the rows in d.moved, one for each listed key, to their slots in level 0. */
 static status write_moved(embed_table *t, int64_t n) {
     table_rows_args write = {.n = n,
                              .slot = t->d.list_slot,
@@ -329,7 +330,7 @@ static status write_moved(embed_table *t, int64_t n) {
     return t->v->write(t->be, &t->level[0], &write);
 }
 
-/* Rows of level 1 whose key has a place in level 0 now. */
+/* Rows of level 1 whose key now has a place in level 0. */
 static status lift_level1(embed_table *t) {
     embed_host *h = &t->h;
     int64_t n = list_keys(t, IN_LEVEL1), n_lifted = 0;
@@ -379,9 +380,9 @@ static status make_new(embed_table *t, int level) {
     return t->v->init(t->be, &t->level[level], &init);
 }
 
-/* The list for level 1: the n entries that level 0 pushed out, and the batch's own keys that level
- * 0 had no place for: those of level 1 are named so that they are not pushed out, those of the
- * store are to live there.  Rows: d.pushed. */
+/* Makes the list for level 1: the n entries that level 0 evicted, and the batch's own keys that
+ * level 0 rejected: keys of level 1 are listed so that they are not evicted, keys of the store so
+ * that they move there.  Rows: d.pushed. */
 static status list_for_level1(embed_table *t, const embed_bring *bring, int64_t n_evicted,
                               int64_t *out) {
     embed_host *h = &t->h;
@@ -400,7 +401,7 @@ static status list_for_level1(embed_table *t, const embed_bring *bring, int64_t 
         h->list_keys[n] = h->keys[u];
         h->list_scores[n] = is_in_store ? table_touched(bring->rule, h->scores[u], w) : w;
         h->list_stamps[n] = is_new ? new_stamp(t, bring, u) : h->stamps[u];
-        /* The rows of a run of the list lie side by side in d.pushed: one transfer for all. */
+        /* The rows of a run of the list are contiguous in d.pushed: one transfer for all. */
         if (is_in_store)
             memcpy(h->out_rows + (size_t)(n - n_evicted) * row,
                    h->store_rows + (size_t)h->at[u] * row, row * sizeof(float));
@@ -413,8 +414,8 @@ static status list_for_level1(embed_table *t, const embed_bring *bring, int64_t 
                     (n - n_evicted) * t->n_floats);
 }
 
-/* Keys with a place in no level.  One of the store stays there; its row can be read, not stepped.
- */
+/* Handles keys without a place in any level.  A key of the store stays there; its row can be read,
+ * but not updated. */
 static void reject_rest(embed_table *t) {
     embed_host *h = &t->h;
     for (int64_t u = 0; u < t->batch.n_unique; u++) {
@@ -460,9 +461,9 @@ static void count_gone(embed_table *t, int64_t n) {
     t->counts.n_evicted += n;
 }
 
-/* One level, no store, every key admitted: place alone does all the work, the device needs no
- * lists, and new rows are made and staged by the same call.  Evicted keys are listed where the
- * table tracks them, else only counted. */
+/* One level, no store, every key admitted: place alone does all the work without lists, and the
+ * same call initialises and stages new rows.  Evicted keys are listed where the table tracks them,
+ * else only counted. */
 static status settle_simply(embed_table *t, const embed_bring *bring) {
     embed_host *h = &t->h;
     embed_device *d = &t->d;

@@ -15,7 +15,7 @@ void key_map_fini(key_map *m) {
     *m = (key_map){0};
 }
 
-/* The entry of the key, or the empty one where it would be. */
+/* The entry of the key, or the empty entry where it would be. */
 static key_entry *seek(const key_map *m, uint64_t key) {
     uint64_t i = table_hash(key) & m->mask;
     while (m->entries[i].at != 0 && m->entries[i].key != key)
@@ -53,8 +53,8 @@ status key_map_put(key_map *m, const key_entry *entry, bool *was_there) {
     return OK;
 }
 
-/* Entries after the hole move into it, unless it lies before the place where their search begins.
- */
+/* Moves later entries into the hole, unless the hole is before the place where their search
+ * begins. */
 bool key_map_erase(key_map *m, uint64_t key) {
     key_entry *e = seek(m, key);
     if (e->at == 0) return false;

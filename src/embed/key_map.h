@@ -1,6 +1,6 @@
 /* A map from keys to where their rows are: open addressing with linear probing, every 64-bit key
- * legal.  Grows as it fills; entries move when others are taken away, so nobody keeps pointers.
- * Host memory; one thread. */
+ * legal.  Grows as it fills; entries move when others are removed, so pointers to them must not be
+ * kept. Host memory; one thread. */
 #ifndef HSTU_EMBED_KEY_MAP_H
 #define HSTU_EMBED_KEY_MAP_H
 
@@ -25,7 +25,7 @@ status key_map_init(key_map *m);
 void key_map_fini(key_map *m);
 const key_entry *key_map_find(const key_map *m, uint64_t key); /* NULL: not there */
 
-/* Room for n more keys: as many puts cannot fail then. */
+/* Reserves room for n more keys: that many puts cannot fail. */
 status key_map_reserve(key_map *m, uint64_t n);
 
 /* Adds or replaces.  *was_there may be NULL. */

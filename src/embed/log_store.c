@@ -1,12 +1,12 @@
-/* A store that is one log file (store.h): calls are appended as records with a checksum, and a map
- * in memory knows where the newest row of each key lies.
+/* A store that is one log file (store.h): each call is appended as a record with a checksum, and a
+ * map in memory has the offset of the newest row of each key.
  *
- * Opening reads the log from the start and ends it at the first record that is torn: what a crash
- * left half-written never counts.  A flush leaves a mark, which says that all before it had reached
- * the disk: a torn record with a mark after it is no crash but damage, and the log is refused, so
- * that nothing that was flushed is cut off in silence.  When most of the log is rows that were
- * replaced, the others are written to a new one, which takes its place by renaming.  A row costs 32
- * bytes of memory. */
+ * Opening reads the log from the start and truncates it at the first torn record: a record that a
+ * crash left half-written never counts. A flush appends a mark, which says that everything before
+ * it is on disk: a torn record before a mark is damage, not a crash, and the log is refused, so
+ * that flushed rows are never dropped silently.  When most of the log is replaced rows, the live
+ * rows are written to a new log, which is renamed over the old one.  A row costs 32 bytes of
+ * memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -32,8 +32,8 @@ typedef struct log_head {
     uint32_t crc; /* of what is above */
 } log_head;
 
-/* Behind it: keys (n) uint64; of rows also scores (n) uint64, rows (n, n_floats), stamps (n)
- * uint32.  A mark has no data; n and crc are the halves of its own offset. */
+/* After it: keys (n) uint64; a record of rows also has scores (n) uint64, rows (n, n_floats),
+ * stamps (n) uint32.  A mark has no data; n and crc are the halves of its own offset. */
 typedef struct record {
     uint32_t kind, n;
     uint32_t crc;      /* of the data that follows */
@@ -45,9 +45,9 @@ typedef struct log_store {
     char path[PATH_BYTES];
     int file;
     uint64_t end;        /* of the log */
-    uint64_t marked;     /* what is before this is before a mark, or the mark */
+    uint64_t marked;     /* everything before this offset is before a mark, or is the mark */
     uint64_t live_bytes; /* of rows that count */
-    uint64_t compact_at; /* not before the log is this long: the last attempt failed */
+    uint64_t compact_at; /* no compaction before the log is this long: the last attempt failed */
     key_map map;
     unsigned char *buffer; /* one record */
     size_t buffer_capacity;
@@ -76,7 +76,7 @@ static status append(log_store *s, const void *bytes, size_t n) {
         ssize_t put = pwrite(s->file, (const char *)bytes + done, n - done, (off_t)(s->end + done));
         if (put < 0 && errno == EINTR) continue;
         if (put <= 0) {
-            /* What is cut off here would be found torn when the log is opened again. */
+            /* A record truncated here would be torn when the log is opened again. */
             status st = fail_errno("%s: cannot write; is the disk full?", s->path);
             (void)!ftruncate(s->file, (off_t)s->end);
             return st;
@@ -97,7 +97,7 @@ static record make_record(record_kind kind, size_t n, const void *payload, size_
     return r;
 }
 
-/* Notes where the rows of a record are, whose payload begins at `at`. */
+/* Stores in the map where the rows of a record are; its payload begins at `at`. */
 static status learn_rows(log_store *s, size_t n, const unsigned char *payload, uint64_t at) {
     size_t row = (size_t)s->base.n_floats * sizeof(float);
     const unsigned char *scores = payload + 8 * n, *stamps = payload + n * (16 + row);
@@ -121,8 +121,9 @@ static void learn_erased(log_store *s, size_t n, const unsigned char *payload) {
     }
 }
 
-/* Writes one record of rows: payload and head in one piece, so that a torn one shows.  The map has
- * its room before anything is written: rows that are in the log are known, or none of them is. */
+/* Writes one record of rows: payload and header in one piece, so that a torn record is detected.
+ * Room in the map is reserved before anything is written, so that either all rows of a record are
+ * in the map or none. */
 static status append_rows(log_store *s, const embed_rows *rows) {
     size_t n = (size_t)rows->n, row = (size_t)s->base.n_floats * sizeof(float);
     size_t bytes = rows_bytes(s, n);
@@ -167,7 +168,7 @@ static status look_for_mark(const log_store *s, uint64_t file_bytes, bool *is_th
     return OK;
 }
 
-/* *is_whole: the record at s->end is there in full and was learnt. */
+/* *is_whole: the record at s->end is complete and was added to the map. */
 static status learn_record(log_store *s, uint64_t file_bytes, bool *is_whole) {
     record r;
     *is_whole = false;
@@ -232,8 +233,8 @@ static status learn_log(log_store *s) {
     return OK;
 }
 
-/* Two processes that append to one log would destroy it.  A file system without locks is trusted.
- */
+/* Two processes that append to one log would destroy it.  On a file system without locks this is
+ * not checked. */
 static status open_file(log_store *s) {
     s->file = open(s->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (s->file < 0) return fail_errno("%s: cannot be opened", s->path);
@@ -283,7 +284,7 @@ static status log_each(embed_store *base, embed_visit visit, void *ctx) {
     return st;
 }
 
-/* A mark that finds no room on the disk is left out: what it would have said is true without it. */
+/* A mark that does not fit on the disk is skipped: the rows before it are on disk all the same. */
 static status log_flush(embed_store *base) {
     log_store *s = (log_store *)base;
     record mark = make_mark(s->end);
@@ -296,14 +297,14 @@ static status copy_piece(void *ctx, const embed_rows *rows) {
     return append_rows(ctx, rows);
 }
 
-/* Makes the name of the log durable: that of a new file, or of one that was renamed. */
+/* Makes the name of the log durable, after creating or renaming the file. */
 static void sync_name(const log_store *s) {
     char folder[PATH_BYTES];
     snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(s->path, '/') - s->path), s->path);
     folder_sync(folder);
 }
 
-/* Writes the live rows to a second log, which is renamed over this one when it is whole: durably,
+/* Writes the live rows to a second log and, when it is complete, renames it over this one: durably,
  * before anything is appended to it. */
 static status compact(log_store *s) {
     log_store *fresh;
@@ -323,7 +324,7 @@ static status compact(log_store *s) {
     if (st == OK && rename(fresh->path, s->path) != 0) st = fail_errno("%s: rename", s->path);
     log_store *gone = fresh;
     if (st != OK && fresh->file >= 0) (void)unlink(fresh->path);
-    if (st == OK) { /* The fresh one's inside moves into s, and the old inside goes. */
+    if (st == OK) { /* Moves the contents of the fresh store into s, and closes the old ones. */
         int file = s->file;
         key_map map = s->map;
         s->file = fresh->file;
@@ -342,8 +343,9 @@ static status compact(log_store *s) {
     return st;
 }
 
-/* What was appended counts, so a compaction that fails (a second log may not fit on the disk) is no
- * failure of the call: the log stays as it is, and the next attempt waits until it has grown. */
+/* The appended rows are already valid, so a failed compaction (a second log may not fit on the
+ * disk) does not fail the call: the log stays as it is, and the next attempt waits until it has
+ * grown. */
 static void compact_if_due(log_store *s) {
     if (s->end <= 2 * s->live_bytes + KEPT_GARBAGE || s->end < s->compact_at) return;
     s->compact_at = compact(s) == OK ? 0 : s->end + s->end / 4;

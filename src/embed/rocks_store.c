@@ -1,8 +1,8 @@
 /* RocksDB as a store (store.h), through its C API.
  *
- * A row is stored under its key (8 bytes, little-endian) as score (8), stamp (4) and floats; under
- * the key "floats" stands how many.  A call of put is one write batch: all or none of it survives a
- * crash.  Bloom filters spare most reads of keys that are not there. */
+ * A row is stored under its key (8 bytes, little-endian) as score (8), stamp (4) and floats; the
+ * key "floats" holds their number.  A call of put is one write batch: all or none of it survives a
+ * crash.  Bloom filters avoid most reads for missing keys. */
 #include "embed/store.h"
 
 #include <stddef.h>
@@ -61,7 +61,7 @@ static void unpack(const rocks_store *s, const char *value, uint64_t *score, uin
     memcpy(row, value + HEAD_BYTES, (size_t)s->base.n_floats * sizeof(float));
 }
 
-/* The first failure counts; what was answered is freed either way. */
+/* The first failure is kept; results are freed either way. */
 static status take(const rocks_store *s, char *value, size_t bytes, char *error, status so_far,
                    uint8_t *is_found, uint64_t *score, uint32_t *stamp, float *row) {
     status st = error != NULL && so_far == OK ? told(error, "get") : so_far;
@@ -166,7 +166,7 @@ static status erase_piece(void *ctx, const embed_rows *rows) {
     return rocks_erase(ctx, rows->n, rows->keys);
 }
 
-/* An iterator sees the rows as they were when it was made, so they can be erased under way. */
+/* An iterator sees the rows as of its creation, so they can be erased during the visit. */
 static status rocks_clear(embed_store *base) {
     return rocks_each(base, erase_piece, base);
 }
@@ -200,7 +200,7 @@ static rocksdb_options_t *make_options(void) {
     return o;
 }
 
-/* A new one notes the length of rows; another's must be the same. */
+/* A new database records the length of rows; an existing one must have the same length. */
 static status check_floats(rocks_store *s, const char *folder) {
     char *error = NULL;
     size_t bytes = 0;

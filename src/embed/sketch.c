@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 
-/* A table with a store may see far more keys than it has slots, hence the smallest width. */
+/* A table with a store may see far more keys than it has slots, hence the minimum width. */
 enum { HALVING = 10, COUNTER_MAX = 65535, MIN_WIDTH = 1 << 14 };
 
 status sketch_init(sketch *s, int64_t n_keys) {
@@ -27,7 +27,7 @@ uint32_t sketch_add(sketch *s, uint64_t hash, uint32_t times) {
     uint16_t *at[SKETCH_ROWS];
     uint32_t least = COUNTER_MAX;
     for (int r = 0; r < SKETCH_ROWS; r++) {
-        /* An odd multiplier a row, and the high bits of the product. */
+        /* One odd multiplier for each row, and the high bits of the product. */
         uint64_t mixed =
             (hash ^ hash >> 29) * (0x9e3779b97f4a7c15ull + 2 * (uint64_t)r * 0x632be5ab);
         at[r] = &s->counter[(size_t)r * (s->mask + 1) + (mixed >> 32 & s->mask)];

@@ -1,7 +1,7 @@
-/* A counting sketch: how often was a key seen?  Four rows of counters, of which the smallest counts
- * and only the smallest grow (conservative update): never too low, rarely too high.  After ten
- * times as many keys as a row has counters all are halved, so that old visits fade.  Host memory;
- * one thread. */
+/* A counting sketch: how often was a key seen?  Four rows of counters; the count of a key is the
+ * smallest of its four, and only the smallest are increased (conservative update): never too low,
+ * rarely too high.  After ten times as many keys as a row has counters all are halved, so that old
+ * visits fade.  Host memory; one thread. */
 #ifndef HSTU_EMBED_SKETCH_H
 #define HSTU_EMBED_SKETCH_H
 
@@ -22,7 +22,7 @@ typedef struct sketch {
 status sketch_init(sketch *s, int64_t n_keys);
 void sketch_fini(sketch *s);
 
-/* Counts `times` more of the key whose hash this is, and gives the count. */
+/* Adds `times` to the count of the key with this hash, and returns the count. */
 uint32_t sketch_add(sketch *s, uint64_t hash, uint32_t times);
 
 static inline size_t sketch_bytes(const sketch *s) {

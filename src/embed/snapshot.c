@@ -1,4 +1,5 @@
-/* Writing a snapshot (snapshot.h): rows are gathered into files, then the manifest seals them. */
+/* Writing a snapshot (snapshot.h): rows are collected into files, then the manifest with their
+ * checksums is written. */
 #include "embed/snapshot.h"
 
 #include <errno.h>

@@ -4,15 +4,15 @@
  * FOLDER/rank-R-of-N is what rank R of N wrote: rows-00000.safetensors, ... (keys, scores, values,
  * state, stamps; Python can open them), gone.safetensors (keys that left; incremental only),
  * seen.safetensors (the sketch of the admission), and manifest.json with the table's shape, sizes
- * and checksums of all files and of itself, written last.  The whole appears by renaming: a crash
- * at any moment leaves no half of it.  Any number of ranks reads what any number wrote: a key
- * belongs to one rank (embed_owner). */
+ * and checksums of all files and of itself, written last.  The folder appears by a rename: a crash
+ * never leaves a partial snapshot.  Any number of ranks can read what any other number of ranks
+ * wrote: a key belongs to one rank (embed_owner). */
 #ifndef HSTU_EMBED_SNAPSHOT_H
 #define HSTU_EMBED_SNAPSHOT_H
 
 #include "embed/table.h"
 
-/* The rank of a key: by bits of another hash than that of the buckets. */
+/* The rank that owns a key: by bits of a different hash than the one for buckets. */
 static inline int embed_owner(uint64_t key, int n_ranks) {
     return (int)table_bucket(table_hash(key + 0x9e3779b97f4a7c15ull), n_ranks);
 }
@@ -22,7 +22,7 @@ typedef struct snapshot_ranks {
 } snapshot_ranks;
 
 /* Writes all rows (since 0), or those written at step `since` or later with the keys that left
- * since then (the table must track them).  ERR_USAGE if this rank's part is there already. */
+ * since then (the table must track them).  ERR_USAGE if this rank's part already exists. */
 status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
                             int64_t since);
 
@@ -37,20 +37,20 @@ typedef struct snapshot_info {
     char optimizer[32], policy[32];
 } snapshot_info;
 
-/* Reads a folder into the table: the keys that belong to this rank.  A full snapshot replaces what
- * is there, an incremental one is applied to it.  Checksums are verified before anything changes.
- * *n_rejected (may be NULL): rows that found no place. */
+/* Reads a folder into the table: the keys that belong to this rank.  A full snapshot replaces the
+ * table's content, an incremental one is applied to it.  Checksums are verified before anything
+ * changes. *n_rejected (may be NULL): rows without a place in the table. */
 status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
                            int64_t *n_rejected);
 
 /* One number for the whole snapshot: the hash of the manifests of all its ranks, which have the
- * checksums of their files.  Who keeps it can tell the snapshot from another one of the table. */
+ * checksums of their files.  It identifies this snapshot among others of the same table. */
 status embed_snapshot_seal(const char *folder, uint64_t *out);
 
 /* The sum over the ranks' parts, each of which is checked. */
 status embed_snapshot_info(const char *folder, snapshot_info *out);
 
-/* All rows of a part that was verified, a file at a time: for `hstu info`. */
+/* Visits all rows of a verified part, one file at a time: for `hstu info`. */
 status embed_snapshot_each(const char *folder, embed_visit visit, void *ctx);
 
 /* Is this such a folder? */
@@ -59,21 +59,20 @@ bool embed_is_snapshot(const char *folder);
 /* Imports the raw dump that dynamicemb writes: NAME_emb_keys, _emb_values, _emb_scores and
  * _emb_opt_values, each with .rank_R.world_size_W, for all R.  Without scores rows get score 0, and
  * without optimizer values their first state.  has_ages: scores are ages, as its LRU writes them.
- * *n_imported counts rows that found a place. */
+ * *n_imported counts the rows that were placed. */
 status embed_import_dump(embed_table *t, const char *folder, const char *name, bool has_ages,
                          snapshot_ranks ranks, int64_t *n_imported);
 
-/* What the files of such a dump say of the table: the dimension, the optimizer (by the size of its
- * values: none is sgd, 2 dim adam, dim adagrad, other ones row-wise AdaGrad) and the number of
- * rows.
- */
+/* Reads the shape of the table from the files of such a dump: the dimension, the optimizer (by the
+ * size of its values: none is sgd, 2 dim adam, dim adagrad, other sizes row-wise AdaGrad) and the
+ * number of rows. */
 status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_opt *opt,
                         int64_t *n_rows);
 
 const char *embed_policy_name(embed_policy policy); /* "lru" */
 const char *embed_opt_name(row_opt opt);            /* "adam" */
 
-/* The other way; ERR_FORMAT: there is no such name. */
+/* The policy or optimizer of a name; ERR_FORMAT: there is no such name. */
 status embed_policy_parse(const char *name, embed_policy *out);
 status embed_opt_parse(const char *name, row_opt *out);
 

@@ -15,8 +15,8 @@ status snapshot_check_ranks(snapshot_ranks ranks);
 /* FOLDER/rank-R-of-N. */
 status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
 
-/* The last member of a manifest is "crc32": "DIGITS", of all that stands before the member.  Where
- * the digits are in the text, and in want[] which they should be; NULL: there are none. */
+/* The last member of a manifest is "crc32": "DIGITS", over all text before the member.  Returns
+ * where the digits are in the text, and writes the right ones to want[]; NULL: there are none. */
 char *snapshot_seal(char *text, char want[9]);
 
 /* Bytes and checksum of a file. */

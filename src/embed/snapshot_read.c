@@ -12,7 +12,7 @@
 #include "base/safetensors.h"
 #include "embed/snapshot_int.h"
 
-/* No count of a part is larger, so that those of all ranks can be added up. */
+/* No count of a part is larger, so that the sum over all ranks cannot overflow. */
 #define COUNT_MAX ((int64_t)1 << 46)
 
 enum { MANIFEST_MAX_BYTES = 1 << 26, PIECE = 4096 };
@@ -93,7 +93,7 @@ static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_i
     return OK;
 }
 
-/* All files that change the table must be listed, or their checksums would say nothing. */
+/* All files that change the table must be listed, since only listed files have checksums. */
 static status verify_list(const char *part, const json_value *root, const snapshot_info *info) {
     const json_value *files = json_member(root, "files");
     int n_rows = 0;
@@ -114,7 +114,7 @@ static status verify_list(const char *part, const json_value *root, const snapsh
                : damaged(part, "manifest.json does not list all files");
 }
 
-/* What a part's manifest says, and with `verifies` whether its files are those that it lists. */
+/* Reads a part's manifest and, with `verifies`, checks its files against it. */
 static status read_part(const char *folder, snapshot_ranks ranks, bool verifies,
                         snapshot_info *out) {
     char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], *text = NULL;
@@ -196,7 +196,7 @@ status embed_snapshot_seal(const char *folder, uint64_t *out) {
     return OK;
 }
 
-/* Sums over ranks; what is the same for all comes from the last. */
+/* Adds up counts over ranks; fields that are equal for all ranks come from the last. */
 static void add_info(snapshot_info *sum, const snapshot_info *one) {
     snapshot_info before = *sum;
     *sum = *one;
@@ -225,7 +225,7 @@ status embed_snapshot_info(const char *folder, snapshot_info *out) {
     return OK;
 }
 
-/* The tensors of a file of rows, which fit each other. */
+/* The tensors of a file of rows, with consistent shapes. */
 typedef struct row_file {
     st_file *file;
     int64_t n;
@@ -359,7 +359,7 @@ static status restore_rows(void *ctx, const embed_rows *rows) {
     return OK;
 }
 
-/* Keys that left between the snapshots, of every rank: erasing what is not there does no harm. */
+/* Keys that left between the snapshots, of every rank: erasing a missing key does no harm. */
 static status erase_gone(embed_table *t, const char *folder, int n_ranks) {
     char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
     for (int rank = 0; rank < n_ranks; rank++) {

@@ -1,9 +1,9 @@
-/* A store: the lowest tier of a dynamic table, where rows lie on disk.
+/* A store: the lowest tier of a dynamic table, where rows are on disk.
  *
- * A small table of functions, so that the engine can be exchanged: the log of log_store.c, which is
- * always there, or RocksDB (rocks_store.c) where the build found it; ahead_store.c puts a thread
- * that reads ahead before one of them.  All memory is the host's.  A store keeps `n_floats` floats
- * a row with its score and stamp (ops/table.h).  Calls come from one thread at a time. */
+ * It is a small table of functions, so that engines can be exchanged: the log of log_store.c,
+ * always available, or RocksDB (rocks_store.c) where the build found it; ahead_store.c adds a
+ * prefetch thread to either. All memory is host memory.  A store keeps `n_floats` floats a row with
+ * its score and stamp (ops/table.h).  Calls come from one thread at a time. */
 #ifndef HSTU_EMBED_STORE_H
 #define HSTU_EMBED_STORE_H
 
@@ -12,7 +12,7 @@
 
 #include "base/status.h"
 
-/* Rows with what goes with them, as they travel between tiers and files; a view. */
+/* Rows with their keys, scores and stamps, as passed between tiers and files; a view. */
 typedef struct embed_rows {
     int64_t n;
     const uint64_t *keys;   /* (n) */
@@ -22,7 +22,7 @@ typedef struct embed_rows {
     int32_t n_floats;
 } embed_rows;
 
-/* Takes some rows, which are valid until it returns; a failure ends the visit. */
+/* Gets some rows, which are valid until it returns; a failure ends the visit. */
 typedef status (*embed_visit)(void *ctx, const embed_rows *rows);
 
 typedef struct embed_store embed_store;
@@ -30,35 +30,35 @@ typedef struct embed_store embed_store;
 struct embed_store {
     int32_t n_floats;
     const char *name; /* of the engine */
-    /* rows[i], scores[i], stamps[i] of keys[i] where it is there (is_found[i] = 1); others are left
-     * as they are. */
+    /* rows[i], scores[i], stamps[i] of keys[i] if the store has it (is_found[i] = 1); others are
+     * unchanged. */
     status (*get)(embed_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
                   uint64_t *scores, uint32_t *stamps, float *rows);
-    /* Writes all or none: after a crash during the call either holds. */
+    /* Writes all or none: after a crash during the call either all rows are there or none. */
     status (*put)(embed_store *s, const embed_rows *rows);
     status (*erase)(embed_store *s, int64_t n, const uint64_t *keys);
-    /* All rows, in pieces, in any order.  The visitor does not write to the store. */
+    /* Visits all rows, in pieces, in any order.  The visitor must not write to the store. */
     status (*each)(embed_store *s, embed_visit visit, void *ctx);
     status (*clear)(embed_store *s);
     status (*flush)(embed_store *s); /* what was put survives a crash from here on */
-    /* These keys will be asked for soon; returns at once.  NULL: it cannot read ahead. */
+    /* Announces keys of a later get; returns at once.  NULL: the store cannot prefetch. */
     status (*ask)(embed_store *s, int64_t n, const uint64_t *keys);
     void (*destroy)(embed_store *s);
 };
 
 void embed_store_destroy(embed_store *s); /* NULL is fine */
 
-/* A log in `folder` (made where it is missing), which holds what an earlier run left.  ERR_IO where
+/* Opens a log in `folder` (created if missing), with the rows of an earlier run.  ERR_IO where
  * another store has it open. */
 status embed_store_open_log(embed_store **out, const char *folder, int32_t n_floats);
 
 /* A RocksDB in `folder`; ERR_UNSUPPORTED where this build is without it. */
 status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats);
 
-/* A store over another one that reads ahead: `ask` makes a thread of its own read the rows, while
- * the caller does something else; `get` then takes them from memory.  At most max_rows rows are
- * held; those asked for two calls ago and never taken make room first.  The one below stays the
- * caller's, and is used through this one alone. */
+/* A store that prefetches from another one: after `ask` a thread reads the rows while the caller
+ * does something else; `get` then takes them from memory.  At most max_rows rows are held; rows
+ * announced two calls ago and never taken are dropped first.  The caller still owns the store
+ * below, and uses it only through this one. */
 status embed_store_open_ahead(embed_store **out, embed_store *below, int64_t max_rows);
 
 #endif

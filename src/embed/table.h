@@ -3,15 +3,15 @@
  * Rows live in up to three tiers: level 0 in memory of the device, level 1 in host memory (both
  * indexed on the device, ops/table.h), and a store on disk (store.h).  A key is in one of the two
  * levels at most; the store may keep an older copy of a row that moved up.  A batch's rows move to
- * level 0; what they push out goes down, and what the lowest tier cannot hold leaves the table.  A
- * key that cannot be placed is reported (`rejected`), never dropped in silence; with a store rows
- * leave only when they are erased or expire.  Where a batch fails halfway (most likely because the
- * store cannot write) the rows it was moving are lost: all verbs fail from then on, until
- * embed_clear or the reading of a full snapshot.
+ * level 0; the rows they evict move to the next tier, and rows that the lowest tier cannot hold
+ * leave the table.  A key that cannot be placed is reported (`rejected`), never dropped silently;
+ * with a store rows leave only when they are erased or expire.  Where a batch fails halfway (most
+ * likely because the store cannot write) the rows it was moving are lost: all verbs fail from then
+ * on, until embed_clear or the reading of a full snapshot.
  *
- * The seam of training: embed_fetch dedups the ids and leaves the rows of the different ones in a
- * staging buffer; the dense step reads staging by the inverse index and leaves a gradient for each
- * staging row; embed_update steps the optimizer on the rows where they live.
+ * The training interface: embed_fetch deduplicates the ids and copies the rows of the distinct ones
+ * to a staging buffer; the dense step reads staging by the inverse index and writes a gradient for
+ * each staging row; embed_update runs the optimizer on the rows in their tiers.
  *
  * Results do not depend on the order of ids in a batch, nor on the number of threads.  One thread
  * calls a table at a time.  ids, keys and rows of the verbs are host memory; what embed_batch
@@ -24,10 +24,10 @@
 
 /* Which key is evicted from a full bucket. */
 typedef enum {
-    POLICY_NONE, /* none: a new key that finds its bucket full is rejected.  One level only */
+    POLICY_NONE, /* none: a new key of a full bucket is rejected.  One level only */
     POLICY_LRU,  /* the least recently used, by calls of embed_fetch */
-    POLICY_LFU,  /* the least frequently used; of equal ones the least recently used */
-    POLICY_STEP  /* the one with the smallest step of last use, by embed_set_step */
+    POLICY_LFU,  /* the least frequently used; ties: the least recently used */
+    POLICY_STEP  /* the row with the smallest step of last use (embed_set_step) */
 } embed_policy;
 
 enum { EMBED_LEVELS = 2, EMBED_TIERS = 3 };
@@ -43,21 +43,21 @@ typedef struct embed_config {
     first_kind first; /* values of new rows */
     float first_scale;
     float first_state;    /* of the optimizer */
-    uint32_t admit_count; /* a key gets a row once it was seen this often; 0 and 1: at once */
-    float admit_rate;     /* and then with this probability each time; 0 and 1: always */
-    uint32_t ttl;         /* embed_expire erases rows not written for more steps; 0: none */
-    bool tracks_left;     /* keys that leave are listed, for incremental snapshots */
-    embed_store *store;   /* or NULL; stays the caller's */
+    uint32_t admit_count; /* a key gets a row after it was seen this often; 0 and 1: at once */
+    float admit_rate;     /* and then with this probability at each visit; 0 and 1: always */
+    uint32_t ttl;       /* embed_expire erases rows not written for more steps than this; 0: none */
+    bool tracks_left;   /* keeps a list of keys that leave, for incremental snapshots */
+    embed_store *store; /* or NULL; stays the caller's */
 } embed_config;
 
-/* The largest admit_count: the sketch's counters end there. */
+/* The largest admit_count: the sketch's counters saturate there. */
 enum { EMBED_MAX_ADMIT_COUNT = 65535 };
 
-/* What happened since the table was made: of embed_take_rows, since embed_catch_up. */
+/* Counts since the table was created; embed_take_rows adds its counts at embed_catch_up. */
 typedef struct embed_counts {
-    int64_t hits[EMBED_TIERS];       /* different keys of fetched batches, where they were found */
-    int64_t n_new, n_refused;        /* not found: given a row; not admitted (yet) */
-    int64_t n_rejected;              /* found no place */
+    int64_t hits[EMBED_TIERS]; /* distinct keys of fetched batches, by where they were found */
+    int64_t n_new, n_refused;  /* not found: given a row; not admitted (yet) */
+    int64_t n_rejected;        /* found no place */
     int64_t n_demoted[EMBED_LEVELS]; /* pushed out of a level to the next tier */
     int64_t n_evicted, n_expired;    /* left the table */
     int64_t n_written;               /* to the store; clean rows are not */
@@ -72,11 +72,10 @@ typedef struct embed_batch {
     int32_t *order, *begin;   /* (n), (U + 1): row_groups of the inverse */
     float *rows;              /* (U, stride): values, the first dim of each */
     int32_t stride;           /* dim rounded up to 4 */
-    const uint64_t *rejected; /* (n_rejected) host: keys without a place; their staging rows
-                                 hold first values (FETCH_INSERT_ZERO: zeros), or what they
-                                 are in the store */
-    const uint64_t *refused;  /* (n_refused) host: keys that were not admitted; their rows are
-                                 those of rejected keys */
+    const uint64_t *rejected; /* (n_rejected) host: keys without a place; their staging rows hold
+                                 first values (FETCH_INSERT_ZERO: zeros), or the store's row */
+    const uint64_t *refused;  /* (n_refused) host: keys that were not admitted; their staging rows
+                                 are as for rejected keys */
     int64_t n_rejected, n_refused;
     int64_t n_absent; /* FETCH_ZERO, FETCH_FIRST: keys without a row */
 } embed_batch;
@@ -94,36 +93,37 @@ int32_t embed_n_floats(const embed_table *t); /* of a row: dim and state */
 /* Waits for the counts that embed_take_rows left on the device. */
 status embed_catch_up(embed_table *t);
 
-/* The step that stamps rows from here on; 1 at the beginning, below 2^31, never smaller. */
+/* Sets the step that stamps rows from now on; 1 at the beginning, below 2^31, never decreasing. */
 status embed_set_step(embed_table *t, int64_t step);
 int64_t embed_step(const embed_table *t);
 
 typedef enum {
     FETCH_INSERT,      /* makes rows for new ids, touches scores, moves rows to level 0 */
-    FETCH_INSERT_ZERO, /* the same; ids that get no row read as zeros, not as first values */
+    FETCH_INSERT_ZERO, /* like FETCH_INSERT, but ids without a row read as zeros, not as first
+                          values */
     FETCH_ZERO,        /* changes nothing; ids without a row read as zeros */
-    FETCH_FIRST        /* changes nothing; they read as the first values they would get */
+    FETCH_FIRST /* changes nothing; ids without a row read as the first values they would get */
 } fetch_mode;
 
 /* Finds or makes the rows of n <= max_batch ids.  uses (n) or NULL: how often each was used, which
  * POLICY_LFU and the admission by frequency count; repeats of an id are added up.  NULL: an id
- * counts once for the policy, and as often as it stands in the batch for the admission.  *out stays
- * the table's, valid until the next call of a verb. */
+ * counts once for the policy, and once per occurrence in the batch for the admission.  The table
+ * owns *out, which is valid until the next call of a verb. */
 status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
                    const uint64_t *uses, const embed_batch **out);
 
-/* The same for ids that are all different, in their own order: rows[i] = the values of ids[i], in
- * rows (n, dim), memory of the backend, or NULL; ids that have or get no row read as zeros.  With
- * makes_rows as FETCH_INSERT_ZERO, else as FETCH_ZERO.  Of *out n, keys and rejected count, and
- * n_absent where rows are wanted and not made.
- * A table with lru, lfu or step that has no store and no admission and does not track keys that
- * leave does not wait for the device here, unless more than 64 of the ids belong to one bucket: its
- * counts come late (embed_catch_up). */
+/* Like embed_fetch for distinct ids, without reordering: rows[i] = the values of ids[i], in rows
+ * (n, dim), memory of the backend, or NULL; ids that have or get no row read as zeros.  With
+ * makes_rows as FETCH_INSERT_ZERO, else as FETCH_ZERO.  Only n, keys and rejected of *out are set,
+ * and n_absent where rows are wanted and not made. A table with lru, lfu or step that has no store
+ * and no admission and does not track keys that leave does not wait for the device here, unless
+ * more than 64 of the ids belong to one bucket: its counts come late (embed_catch_up). */
 status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
                        const uint64_t *uses, float *rows, const embed_batch **out);
 
-/* Makes ids that were taken before the batch of embed_step_rows again: rows that went down to the
- * store since then are moved up.  An id that was not admitted is not counted a second time. */
+/* Makes ids of an earlier embed_take_rows the batch of embed_step_rows again: rows that were
+ * evicted to the store since then are moved up.  An id that was not admitted is not counted a
+ * second time. */
 status embed_retake_rows(embed_table *t, int64_t n, const uint64_t *ids);
 
 /* Announces the ids of one of the next fetches: rows that are in the store are read while the
@@ -131,11 +131,11 @@ status embed_retake_rows(embed_table *t, int64_t n, const uint64_t *ids);
  * the last fetch stays as it is.  n <= max_batch. */
 status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids);
 
-/* y[i] = the values of ids[i] in the table whose part it is (ids[begin[k]] .. ids[begin[k + 1] - 1]
- * are those of tables[k]); ids without a row read as zeros.  All tables in one pass, without dedup,
- * changing nothing: for evaluation and serving.  The tables are of one backend and one dim, with
- * one level and no store (else ERR_UNSUPPORTED: use embed_fetch).  ids (n), y (n, dim) and is_found
- * (n, or NULL) are memory of the backend. */
+/* y[i] = the values of ids[i] in its table (ids[begin[k]] .. ids[begin[k + 1] - 1] belong to
+ * tables[k]); ids without a row read as zeros.  All tables in one pass, without dedup, changing
+ * nothing: for evaluation and serving.  The tables are of one backend and one dim, with one level
+ * and no store (else ERR_UNSUPPORTED: use embed_fetch).  ids (n), y (n, dim) and is_found (n, or
+ * NULL) are memory of the backend. */
 status embed_lookup(embed_table *const *tables, int n_tables, const int64_t *begin,
                     const uint64_t *ids, float *y, uint8_t *is_found);
 
@@ -146,18 +146,18 @@ typedef struct embed_step_args {
     int64_t step;            /* of Adam, from 1 */
 } embed_step_args;
 
-/* Steps the rows of the last fetch.  grad (U, dim): memory of the backend. */
+/* Updates the rows of the last fetch. grad (U, dim): memory of the backend. */
 status embed_update(embed_table *t, const float *grad, const embed_step_args *args);
 
-/* The same for the ids of the last embed_take_rows.  grad (n, dim): in their order. */
+/* Like embed_update for the ids of the last embed_take_rows. grad (n, dim): in their order. */
 status embed_step_rows(embed_table *t, const float *grad, const embed_step_args *args);
 
 /* rows (n, n_floats) or NULL: only is_found (n) is wanted (contains).  Absent rows are zeros. */
 status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats, float *rows,
                   uint8_t *is_found);
 
-/* Inserts or replaces whole rows with their scores and stamps.  Keys: each once.  *n_rejected: how
- * many found no place. */
+/* Inserts or replaces whole rows with their scores and stamps.  Keys must be distinct. *n_rejected:
+ * how many have no place. */
 status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected);
 
 status embed_erase(embed_table *t, int64_t n, const uint64_t *keys, int64_t *n_erased);
@@ -169,13 +169,13 @@ status embed_expire(embed_table *t, int64_t *n_expired);
  * does not call the table. */
 status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx);
 
-/* From here on keys that leave the table are listed, for incremental snapshots. */
+/* From now on keeps a list of keys that leave the table, for incremental snapshots. */
 void embed_track_left(embed_table *t);
 
 /* Keys that left since step `since`, and are not in the table now; with tracks_left. */
 status embed_left_since(embed_table *t, int64_t since, uint64_t **keys, int64_t *n);
 
-/* Forgets what left before a step: it is in a snapshot. */
+/* Forgets the keys that left before a step: they are in a snapshot. */
 void embed_forget_left(embed_table *t, int64_t before);
 
 /* Rows of a tier, and of all. */

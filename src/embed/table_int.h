@@ -17,38 +17,38 @@ typedef enum {
     IS_ABSENT
 } whereabouts;
 
-/* What a call of embed_take_rows that does not wait counts: place in each level, and keys that
- * moved up. */
+/* Counts of an embed_take_rows call that does not wait: the results of place in each level, and the
+ * keys that moved up. */
 enum { LATE_LEVEL0, LATE_LEVEL1 = PLACED_COUNTS, LATE_LIFTED = 2 * PLACED_COUNTS, LATE_COUNTS };
 
-/* Calls of embed_take_rows whose counts may lie on the device; and counters of buckets, each for
- * all those of the same low bits. */
+/* Most calls of embed_take_rows whose counts may stay on the device; and number of bucket counters,
+ * each shared by all buckets with the same low bits. */
 enum { EMBED_LATE = 256, EMBED_CROWDS = 1 << 16 };
 
-/* Buffers of the device for a batch of M keys (max_batch, a bucket at least), and lists of some of
- * them. */
+/* Device buffers for a batch of M keys (max_batch, at least a bucket), and lists of some of the
+ * keys. */
 typedef struct embed_device {
     uint64_t *ids, *keys;             /* (M) */
     int32_t *inverse, *order, *begin; /* (M), (M), (M + 1) */
     int64_t *n_unique;                /* (1) */
     int64_t *counts;                  /* (PLACED_COUNTS) */
-    int64_t *late;                    /* (EMBED_LATE, LATE_COUNTS): of calls that do not wait */
-    uint8_t *is_below;                /* (M): which keys come from level 1 */
-    int64_t *slot[EMBED_LEVELS];      /* (M): of the batch's keys, or -1 */
+    int64_t *late;               /* (EMBED_LATE, LATE_COUNTS): counts of calls that do not wait */
+    uint8_t *is_below;           /* (M): which keys come from level 1 */
+    int64_t *slot[EMBED_LEVELS]; /* (M): of the batch's keys, or -1 */
     uint64_t *list_keys, *list_scores;
     uint32_t *list_stamps;
     int64_t *list_slot;
     uint8_t *is_new;
     table_evicted evicted; /* (M) each */
     float *staging;        /* (M, stride) */
-    float *moved, *pushed; /* (M, n_floats): rows on their way up; rows on their way down */
+    float *moved, *pushed; /* (M, n_floats): rows that move up; rows that move down */
     uint64_t *ahead;       /* (M): ids of a batch to come */
     int64_t *ahead_slot;   /* (M) */
 } embed_device;
 
 /* The host's copies and lists, (M) each. */
 typedef struct embed_host {
-    uint64_t *keys, *scores;     /* of the batch's keys; scores: what place is to write */
+    uint64_t *keys, *scores;     /* for the batch's keys; scores: what place is to write */
     uint32_t *stamps;            /* likewise */
     int64_t *slot[EMBED_LEVELS]; /* */
     uint8_t *where;              /* whereabouts */
@@ -89,15 +89,15 @@ struct embed_table {
     sketch seen;    /* with admit_count > 1 */
     embed_counts counts;
     embed_batch batch;
-    bool slots_hold; /* the slots of the last fetch are still those of its keys */
+    bool slots_hold; /* the slots of the last fetch still belong to its keys */
     bool has_below;  /* some of them in level 1 */
-    bool is_direct;  /* it was one of embed_take_rows that needed no dedup */
+    bool is_direct;  /* the last fetch was an embed_take_rows that needed no dedup */
     bool is_retaken; /* the running fetch admits no keys, and counts none */
     bool is_staged;  /* staging has the rows of level 0 already */
     int n_late;      /* calls whose counts are not in `counts` yet */
     int64_t n_late_keys;
     uint8_t *crowd; /* (EMBED_CROWDS): all 0 between two calls */
-    bool is_torn;   /* a batch failed when keys had their places and rows not: embed_check_whole */
+    bool is_torn;   /* a batch failed between placing keys and rows: embed_check_whole */
     embed_device d;
     embed_host h;
     int64_t n_room; /* M */
@@ -105,18 +105,18 @@ struct embed_table {
     size_t n_gone, gone_capacity;
 };
 
-/* Fails where a batch broke off halfway: some keys stand for rows of others then, and rows on their
- * way down are lost.  embed_clear makes the table whole again. */
+/* Fails where a batch was interrupted: then some keys point to the rows of others, and rows that
+ * were moving down are lost.  embed_clear makes the table whole again. */
 status embed_check_whole(const embed_table *t);
 
 status embed_level_create(embed_table *t, int level, int64_t capacity, table_level *out);
 void embed_level_destroy(embed_table *t, int level, table_level *l);
 
-/* Fills d.keys, h.keys and the batch from n ids: the dedup. */
+/* Deduplicates n ids: fills d.keys, h.keys and the batch. */
 status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids);
 
-/* Where the U keys of the batch are: h.where, h.slot, and of those below level 0 h.scores and
- * h.stamps; rows of those in the store are in h.store_rows. */
+/* Finds the U keys of the batch: h.where, h.slot and, for keys below level 0, h.scores and
+ * h.stamps; the rows of keys in the store go to h.store_rows. */
 status embed_locate(embed_table *t);
 
 /* How embed_settle places the keys. */
@@ -129,17 +129,17 @@ typedef struct embed_bring {
     bool is_import;         /* no admission, and scores and stamps are taken as they are */
 } embed_bring;
 
-/* Brings the U keys to level 0, makes new rows, moves what is pushed out; counts and rejects.  A
+/* Places the U keys in level 0, makes new rows, moves evicted rows down; counts and rejects.  A
  * failure after keys were placed leaves the table torn. */
 status embed_settle(embed_table *t, const embed_bring *bring);
 
-/* Rows that no level holds: to the store, or out of the table. */
+/* Rows that no level holds: moves them to the store, or out of the table. */
 status embed_spill(embed_table *t, const embed_rows *rows);
 
 /* How a fetch scores the keys of the batch. */
 embed_bring embed_bring_of(const embed_table *t);
 
-/* The word of a key that lfu saw so often in this fetch. */
+/* The LFU score of a key that was used this often in the current fetch. */
 uint64_t embed_lfu_score(const embed_table *t, uint64_t n_uses);
 
 bool embed_has_admission(const embed_table *t);
@@ -147,8 +147,8 @@ bool embed_has_admission(const embed_table *t);
 /* Which entry goes where a bucket is full. */
 evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring);
 
-/* Places rows in a level below those they were pushed out of; what it pushes out is spilled.  The
- * lists are h.list_*, (n), their rows d.pushed. */
+/* Places rows in the level below the one that evicted them; rows that this level evicts are
+ * spilled.  The lists are h.list_* (n), their rows d.pushed. */
 status embed_demote(embed_table *t, int64_t n, score_rule rule);
 
 /* Staging as a level, for the verbs that take rows by slot. */

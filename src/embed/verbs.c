@@ -1,6 +1,5 @@
-/* Single verbs (table.h): find, import, erase, clear.  Each goes over its keys in pieces of a
- * batch.
- */
+/* Single verbs (table.h): find, import, erase, clear.  Each splits its keys into pieces of at most
+ * a batch. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -14,7 +13,7 @@ static status in_pieces(embed_table *t, int64_t n, piece_fn fn, void *ctx) {
     return OK;
 }
 
-/* The batch of these keys, each of which must be there once; h.inverse. */
+/* Makes a batch of these keys, which must be distinct; sets h.inverse. */
 static status dedup_strictly(embed_table *t, int64_t n, const uint64_t *keys) {
     TRY(embed_dedup(t, n, keys));
     if (t->batch.n_unique != n)
@@ -34,7 +33,7 @@ static bool is_there(const embed_table *t, int64_t u) {
     return t->h.where[u] <= IN_STORE;
 }
 
-/* h.out_rows (U, n_floats) from a level, with one transfer; keys without a slot there read as
+/* Reads h.out_rows (U, n_floats) from a level, with one transfer; keys without a slot there read as
  * zeros. */
 static status read_level(embed_table *t, int level, int32_t n_floats) {
     int64_t n = t->batch.n_unique;
@@ -48,8 +47,8 @@ static status read_level(embed_table *t, int level, int32_t n_floats) {
     return EMBED_OUT(t, t->h.out_rows, t->d.moved, n * n_floats);
 }
 
-/* h.out_rows (U, n_floats).  Rows of level 1 join those of the store in h.store_rows, from its end:
- * the batch's keys that are in neither level are as many rows at most. */
+/* Reads h.out_rows (U, n_floats).  Rows of level 1 are put into h.store_rows too, from its end:
+ * together with the store's rows they are at most U. */
 static status collect(embed_table *t, int32_t n_floats) {
     embed_host *h = &t->h;
     size_t row = (size_t)n_floats * sizeof(float), stride = (size_t)t->n_floats;
@@ -125,7 +124,7 @@ typedef struct import_ctx {
     int64_t n_rejected;
 } import_ctx;
 
-/* Rows of the piece that no level took; a store takes them. */
+/* Rows of the piece that no level admitted: a store takes them. */
 static status import_rest(embed_table *t, import_ctx *c) {
     embed_host *h = &t->h;
     size_t row = (size_t)t->n_floats;
@@ -173,7 +172,7 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
         return fail(ERR_FORMAT, "rows of %d floats for a dynamic table of rows of %d",
                     rows->n_floats, t->n_floats);
     status st = in_pieces(t, rows->n, import_piece, &c);
-    /* An import is no visit: it says nothing of hit rates. */
+    /* An import is not a visit: it does not count in hit rates. */
     memcpy(t->counts.hits, before.hits, sizeof before.hits);
     t->counts.n_new = before.n_new;
     if (n_rejected != NULL) *n_rejected = c.n_rejected;
@@ -185,7 +184,7 @@ typedef struct erase_ctx {
     int64_t n_erased;
 } erase_ctx;
 
-/* What can fail comes first: a key whose old copy stayed in the store would come back with it. */
+/* Steps that can fail come first: otherwise an old copy left in the store would reappear. */
 static status erase_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
     erase_ctx *e = ctx;
     embed_host *h = &t->h;

@@ -1,4 +1,4 @@
-/* Walks over all rows (table.h): export, sizes, expiry, keys that left. */
+/* Visits all rows (table.h): export, sizes, expiry, keys that left. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +48,7 @@ static status walk_buckets(const walk *w, int level, int64_t first, int64_t n_bu
     return rows.n == 0 ? OK : w->visit(w->ctx, &rows);
 }
 
-/* Rows of the store whose key is in no level: others are older copies. */
+/* Rows of the store whose key is in no level; the others are older copies. */
 static status walk_stored(const walk *w, const embed_rows *rows) {
     embed_table *t = w->t;
     embed_host *h = &t->h;
@@ -165,7 +165,7 @@ static int by_key(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Sorted, each once, and not in the table; the number that remains. */
+/* Sorts the keys, removes duplicates and keys that are in the table; returns how many remain. */
 static status keep_absent(embed_table *t, uint64_t *keys, int64_t n, int64_t *out) {
     int64_t n_different = 0;
     uint8_t *is_found;

@@ -1,7 +1,7 @@
 /* Reading checkpoints: finding one, checking it, its config, and its weights into a model.
  *
  * What a checkpoint is: train/checkpoint.h, which writes it, and docs/formats.md.  Reading trusts
- * nothing: sizes, checksums, names, shapes and types are checked before a number is used.  One
+ * nothing: sizes, checksums, names, shapes and types are checked before any value is used.  One
  * thread at a time. */
 #ifndef HSTU_MODEL_CHECKPOINT_LOAD_H
 #define HSTU_MODEL_CHECKPOINT_LOAD_H
@@ -41,10 +41,11 @@ status checkpoint_verify(const char *folder);
 /* The config a checkpoint was trained with; config_destroy frees it. */
 status checkpoint_config(config **out, const char *folder);
 
-/* The same for a run: of its last checkpoint, or of its config.json where none has come yet. */
+/* Like checkpoint_config for a run: from its last checkpoint, or from its config.json before the
+ * first one. */
 status checkpoint_run_config(config **out, const char *run);
 
-/* Where the run stood, as far as the user of a model must know. */
+/* The progress of the run, as far as a user of the model needs it. */
 typedef struct checkpoint_origin {
     uint64_t step;    /* updates done */
     split_kind split; /* what was held out */
@@ -57,8 +58,8 @@ status checkpoint_read_origin(checkpoint_origin *out, const char *folder);
 status checkpoint_load_weights(const char *folder, backend *be, const param *params, int n_params,
                                dynamic_tables *tables);
 
-/* What they are made of.  One tensor, called p->name with the suffix, of p's shape, into memory of
- * the backend; and the check that a file has no other tensors. */
+/* The parts of checkpoint_load: reads one tensor, called p->name with the suffix, of p's shape,
+ * into memory of the backend; and checks that a file has no other tensors. */
 status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, const char *suffix,
                               float *to);
 status checkpoint_check_count(const st_file *f, size_t n);
@@ -70,13 +71,13 @@ void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tabl
 status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tables *tables, int i,
                              const char *folder);
 
-/* The seal of the snapshot of a table in a checkpoint, in hexadecimal. */
+/* The checksum of a table's snapshot in a checkpoint, in hexadecimal. */
 status checkpoint_table_seal(const char *folder, const char *name, char hex[17]);
 
 /* Size and checksum of a file. */
 status checkpoint_hash_file(const char *path, uint64_t *bytes, uint64_t *hash);
 
-/* The step of a checkpoint's folder name; -1: it is none. */
+/* The step in the name of a checkpoint's folder; -1: not such a name. */
 int64_t checkpoint_step_of(const char *name);
 
 #endif

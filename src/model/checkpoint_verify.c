@@ -1,4 +1,4 @@
-/* The files of a checkpoint as they are found: which folder, whole or damaged. */
+/* Finding and checking the files of a checkpoint: which folder, complete or damaged. */
 #include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,7 +16,8 @@ enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
 const char *const checkpoint_file_names[CHECKPOINT_FILES] = {"model.safetensors",
                                                              "optimizer.safetensors", "state.json"};
 
-/* Names of tables are the user's: of anything but letters and digits a folder sees nothing. */
+/* Users choose the names of tables: characters other than letters and digits are replaced in folder
+ * names. */
 void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i) {
     snprintf(name, CHECKPOINT_TABLE_BYTES, "table-%d-%.40s", i, tables->item[i].config->table_name);
     for (char *p = name; *p != '\0'; p++) {
@@ -52,8 +53,8 @@ static status damaged(const char *path, const char *what) {
     return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
 }
 
-/* The last failure with what to do about it, where it does not say that itself; with the manifest's
- * path where it names no file. */
+/* Adds to the last failure what to do about it, unless it says so itself, and the manifest's path
+ * where it names no file. */
 static status add_remedy(const char *manifest, const char *folder) {
     char reason[FAILURE_REASON_BYTES];
     if (strstr(status_reason(), REMEDY) != NULL) return ERR_FORMAT;
@@ -152,7 +153,7 @@ status checkpoint_verify(const char *folder) {
     return st;
 }
 
-/* The step of a checkpoint's folder name; -1 if it is none. */
+/* The step in the name of a checkpoint's folder; -1 if it is not such a name. */
 int64_t checkpoint_step_of(const char *name) {
     char *end;
     if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
@@ -192,7 +193,7 @@ status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
     if (folder_exists(folder)) return OK;
     if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
     int64_t step = newest_step(path);
-    if (step >= 0) { /* killed between its first checkpoint and the link to it */
+    if (step >= 0) { /* the run was killed between its first checkpoint and the link to it */
         char name[NAME_BYTES];
         snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
         return path_join(folder, CHECKPOINT_PATH_BYTES, path, name);

@@ -1,12 +1,12 @@
 /* Model: the weights a config describes, with everything that does not depend on a batch: dynamic
- * tables, limits, the catalogue as it is scored.
+ * tables, limits, the catalogue in the form that is scored.
  *
  * One struct covers the presets `hstu-research` and `sasrec` (Meta's research models, retrieval)
  * and `hstu` (NVIDIA's, ranking or retrieval); the config chooses.  Batches go through a pass
  * (pass.h), of which a model may have several at once; a model itself allocates no activations, and
  * gradients only once a pass trains.  Passes read the weights and never change them; the optimizer
- * does.  A model with dynamic tables has one place for the rows of a batch: its passes may not run
- * at the same time.  One thread at a time; the backend and the config must outlive it. */
+ * does.  A model with dynamic tables has one buffer for the rows of a batch: its passes must not
+ * run at the same time.  One thread at a time; the backend and the config must outlive it. */
 #ifndef HSTU_MODEL_MODEL_H
 #define HSTU_MODEL_MODEL_H
 
@@ -37,19 +37,19 @@ status model_alloc_grads(model *m);
  */
 param_range model_dense_grads(model *m);
 
-/* The tables that are no parameters (nn/dynamic.h), perhaps none; they stay the model's. */
+/* The tables that are not parameters (nn/dynamic.h), possibly none; the model owns them. */
 struct dynamic_tables *model_tables(model *m);
 
-/* First values, on the host by Philox(seed, RNG_INIT): the same on every backend.  Dynamic tables
- * become empty; their rows start by the seed of the config. */
+/* Draws the first values, on the host by Philox(seed, RNG_INIT): the same on every backend.
+ * Dynamic tables become empty; their rows start by the seed of the config. */
 status model_init(model *m, uint64_t seed);
 
 /* The number of loss positions of a batch (host arithmetic). */
 int64_t model_count_loss(const model *m, const batch *b);
 
-/* Retrieval: the items that can be ranked, as evaluation scores them.  These are all items, or
- * those with a row where their table is dynamic: an item the table knows nothing of is recommended
- * to nobody.  Memory of the model, valid until it is trained or asked again. */
+/* Retrieval: the items that can be ranked, as evaluation scores them.  These are all items or, with
+ * a dynamic table, the items that have a row: an item without a row is never recommended.  Memory
+ * of the model, valid until the next training step or call. */
 typedef struct model_items {
     const float *rows; /* (n, E), memory of the backend */
     int32_t n;

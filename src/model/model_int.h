@@ -14,8 +14,8 @@
 typedef struct catalogue {
     int32_t n;
     int32_t *item, *row; /* host: model_items */
-    float *rows;   /* (V, E): where items are dynamic, rows of those that have one; else NULL */
-    float *normed; /* (V, E): normalised; NULL where items are scored as they are */
+    float *rows;         /* (V, E): for a dynamic item table, its rows; else NULL */
+    float *normed; /* (V, E): normalised items; NULL where items are scored without normalisation */
     float *scale;  /* (V) of the norm */
 } catalogue;
 
@@ -30,7 +30,7 @@ struct model {
     int n_layers;
     layer *layers;    /* (n_layers) */
     plan_config plan; /* of every pass, but for its size and purpose */
-    bool can_record;  /* the passes over a batch do the same for every batch of a shape */
+    bool can_record;  /* passes run the same ops for every batch of a shape */
     catalogue corpus;
     retrieval_head retrieval;
     ranking_head ranking;
@@ -42,12 +42,12 @@ struct pass {
     nn_memory memory;
     plan plan;
     input_acts input;
-    layer_acts *layers; /* (n_layers): for training each has its own, else all share one */
+    layer_acts *layers; /* (n_layers): one for each layer in training, else one shared by all */
     layer_scratch scratch;
-    void **hidden;  /* (n_layers + 1) of (T, E) act: what goes into each layer and comes out; two
-                       buffers in turn without training */
+    void **hidden; /* (n_layers + 1) of (T, E) act: input and output of each layer; without training
+                      two buffers, alternating */
     void *d_hidden; /* (T, E) act; NULL without training */
-    double *loss;   /* (1): the sum of the losses since it was last asked for; NULL as well */
+    double *loss;   /* (1): sum of the losses since the last fetch; may be NULL as well */
     retrieval_acts retrieval;
     ranking_acts ranking;
     staged_i32 lists;      /* of pass_rank; not for training */
@@ -57,13 +57,14 @@ struct pass {
 /* Fills a zeroed model: its parts and their parameters. */
 status model_make(model *m, const config *c, const model_limits *limits);
 
-/* The tokens of the plan through all layers: p->hidden. */
+/* Runs the tokens of the plan through all layers: p->hidden. */
 status pass_forward(pass *p, const sequences *s);
 
-/* From the gradient of the last hidden state, in p->d_hidden, to those of all parameters. */
+/* Backward from the gradient of the last hidden state, in p->d_hidden, to the gradients of all
+ * parameters. */
 status pass_backward(pass *p, const sequences *s);
 
-/* What a recorded step is found by: it differs from pass to pass, and from shape to shape. */
+/* The key of a recorded step: different for each pass and each shape. */
 uint64_t pass_record_key(const pass *p, uint64_t seed);
 
 #endif

@@ -1,4 +1,4 @@
-/* From a config to a model: which parts, of which sizes, in which order of parameters. */
+/* From a config to a model: its parts, their sizes, and the order of parameters. */
 #include <math.h>
 #include <stdio.h>
 
@@ -84,8 +84,8 @@ static init_rule item_rule(const config *c) {
     return (init_rule){.kind = INIT_TRUNCATED, .scale = 0.02};
 }
 
-/* HSTU gives the positions of the research models Glorot's deviation; SASRec keeps the first one.
- */
+/* HSTU gives the positions of the research models Glorot's deviation; SASRec keeps the original
+ * one. */
 static init_rule position_rule(const config *c, int64_t n_places) {
     int64_t dim = c->network.hidden_size;
     switch (c->model) {
@@ -209,7 +209,7 @@ static status add_ranking(model *m, const config *c) {
     return ranking_add_params(&m->ranking, &net, is_bits ? LOSS_BITS : LOSS_CLASSES, &m->params);
 }
 
-/* Which row of the corpus each item is: i - 1 for item i, until a dynamic table says otherwise. */
+/* The row of the corpus for each item: i - 1 for item i, unless the table is dynamic. */
 static status alloc_corpus(model *m, const dynamic_table *items) {
     catalogue *c = &m->corpus;
     int32_t n = c->n = items != NULL ? items->last : m->input.config.n_items;
@@ -283,8 +283,8 @@ static plan_config plan_of(const model *m, const config *c, const model_limits *
                          .context_row = m->input.context_row};
 }
 
-/* Not with in-batch negatives: their number differs from batch to batch, and with R = 0 that of the
- * negatives of each position does. */
+/* Not with in-batch negatives: their number differs from batch to batch, and with R = 0 so does the
+ * number of negatives of each position. */
 static bool can_record(const model *m) {
     const loss_config *loss = &m->retrieval.loss;
     return m->is_ranking || (loss->type == LOSS_CATALOGUE && loss->n_negatives > 0);

@@ -4,7 +4,8 @@
 
 #include "model/model_int.h"
 
-/* A batch so large gains nothing from recording: launching its kernels one by one is hidden. */
+/* Such a large batch gains nothing from recording: its kernel launches are hidden by the
+ * kernels. */
 enum { MAX_RECORDED_EVENTS = 1 << 16 };
 
 static plan_config plan_of(const model *m, const pass_config *c) {
@@ -148,8 +149,8 @@ void pass_expect(pass *p, const batch *next) {
     p->expected = next;
 }
 
-/* FNV-1a goes on over the pass and the seed, which is in the recorded kernels.  An address would
- * not do for the pass: a later one may have it too. */
+/* The FNV-1a hash includes the pass and the seed, which recorded kernels depend on.  A pass is
+ * identified by number: a later pass may get the same address. */
 uint64_t pass_record_key(const pass *p, uint64_t seed) {
     const uint64_t part[] = {p->id, seed};
     uint64_t key = plan_record_key(&p->plan);
@@ -159,8 +160,8 @@ uint64_t pass_record_key(const pass *p, uint64_t seed) {
     return key;
 }
 
-/* Of the passes only what the plan sent changes from batch to batch of a shape, so they can be
- * recorded; negatives that are given are copied in the middle of them. */
+/* For batches of one shape only the data that the plan sends differs, so passes can be recorded;
+ * given negatives are copied in the middle of a pass, which prevents that. */
 static status train_recorded(pass *p, const model_step *at) {
     record_state state;
     backend *be = p->m->be;

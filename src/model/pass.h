@@ -1,4 +1,4 @@
-/* Pass: a batch on its way through a model, forward and, if it was made for that, backward.
+/* Pass: runs a batch through a model, forward and, if made for training, backward.
  *
  * A pass owns every activation for the largest batch it was made for, and the batch's layout
  * (nn/plan.h): its functions allocate nothing.  A pass without training keeps only what the next
@@ -13,23 +13,24 @@
 typedef struct pass pass;
 
 typedef struct pass_config {
-    int32_t max_users; /* B: of a batch, at most; not above that of the model's limits */
+    int32_t max_users; /* B: most users of a batch; at most the model's limit */
     bool is_training;
-    /* A pass whose activations this one may overwrite, so that it needs few of its own; or NULL.
-     * It must outlive this one, and what it computed is lost whenever this one runs. */
+    /* A pass whose activations this one may overwrite, so that it needs little memory of its own;
+     * or NULL. That pass must outlive this one, and its results are lost whenever this one runs. */
     pass *lender;
 } pass_config;
 
-/* Makes one; a training pass allocates the gradients of its model, if no other has. */
+/* Creates a pass; a training pass allocates the gradients of its model, unless another pass already
+ * did. */
 status pass_create(pass **out, model *m, const pass_config *c);
 void pass_destroy(pass *p); /* NULL is fine */
 
-/* Where a batch stands in a run: what dropout and negatives depend on, besides user and position.
- */
+/* The position of a batch in a run, on which dropout and negatives depend besides user and
+ * position. */
 typedef struct model_step {
     uint64_t seed;
     uint32_t step;    /* of the run, from 0 */
-    float grad_scale; /* of the gradients: 1 / loss positions of the step, say */
+    float grad_scale; /* scale of the gradients: 1 / loss positions of the step, say */
 } model_step;
 
 /* Forward and backward of one batch: adds gradients of grad_scale * (sum of the losses) to every
@@ -38,21 +39,21 @@ typedef struct model_step {
  * returns. */
 status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives);
 
-/* Of the loss positions of the last batch for training, the number that had no loss, as a dynamic
- * table had no row for the label. */
+/* The number of loss positions of the last training batch that had no loss, because a dynamic table
+ * had no row for the label. */
 int64_t pass_n_unlabelled(const pass *p);
 
-/* The batch that will follow the one pass_train gets next, which must stay until then: rows of it
- * that are on disk are read during the passes, where tables can (nn/dynamic.h). */
+/* Announces the batch after the one that pass_train gets next; it must stay valid until then: its
+ * rows that are on disk are read during the passes, where tables can (nn/dynamic.h). */
 void pass_expect(pass *p, const batch *next);
 
-/* Asks for the sum of the losses since it was last asked for: *to has it once `wait` for the ticket
- * (ops.h) returned.  pass_take_loss waits itself. */
+/* Requests the sum of the losses since the last request: *to holds it after `wait` for the ticket
+ * (ops.h) has returned. pass_take_loss also waits. */
 status pass_fetch_loss(pass *p, double *to, uint64_t *ticket);
 status pass_take_loss(pass *p, double *sum);
 
 /* Retrieval: the encoded state after the last history event of every user (its targets are labels,
- * not input): *out = (B, E) act, normalised as the loss has it; memory of the pass, valid until its
+ * not input): *out = (B, E) act, normalised as for the loss; memory of the pass, valid until its
  * next batch. */
 status pass_encode(pass *p, const batch *b, const void **out);
 
@@ -64,10 +65,10 @@ status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows);
  * of its history. */
 typedef struct rank_query {
     const model_items *corpus;
-    const int32_t *target; /* host (B): rows of the corpus whose ranks are asked for; or NULL */
+    const int32_t *target; /* host (B): rows of the corpus whose ranks are wanted; or NULL */
     int32_t *rank;         /* host (B): from 1 */
     int32_t k;             /* or 0 */
-    int32_t *best; /* host (B, k): the items with the highest scores; -1: there are no more */
+    int32_t *best; /* host (B, k): the items with the highest scores; -1: fewer than k exist */
     float *score;  /* host (B, k) */
 } rank_query;
 status pass_rank(pass *p, const batch *b, const rank_query *q);

@@ -32,7 +32,7 @@ void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets,
     }
 }
 
-/* Offsets, targets and seen rows one after the other, so that one copy sends them. */
+/* Offsets, targets and seen rows are contiguous, so that one copy sends them. */
 static status send_lists(pass *p, const batch *b, const rank_query *q, rank_args *a) {
     int32_t n = b->n_users, *offsets = p->lists.host, *target = offsets + n + 1, *seen = target + n;
     pass_seen_rows(b, q->corpus, offsets, seen);

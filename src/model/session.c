@@ -13,7 +13,7 @@ static status check_sizes(const session *s) {
     return OK;
 }
 
-/* Actions are 0..n-1; of codes of a source the largest must be looked for. */
+/* Actions are 0..n-1; for codes of a source the largest one must be searched. */
 static int32_t count_actions(const seq_file *data) {
     uint16_t most = 0;
     switch (data->actions) {
@@ -111,7 +111,7 @@ static status open_model(session *s, int32_t max_users) {
     return st;
 }
 
-/* Evaluation has a pass of its own (evaluate.h), perhaps for more users. */
+/* Evaluation has its own pass (evaluate.h), possibly for more users. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be) {
     *s = (session){.config = c, .data = data, .be = be};
     set_batches(s);
@@ -157,7 +157,7 @@ batcher_config session_train_batches(const session *s, split_kind kind, uint64_t
     b.is_shuffled = c->data.is_shuffled;
     b.is_balanced = c->trainer.is_balanced;
     b.drops_last = c->data.drops_last;
-    /* Making batches is a small part of a step on the CPU: one thread keeps ahead of it. */
+    /* Making batches is a small part of a step on the CPU: one thread is enough. */
     b.n_threads = c->data.n_workers == 0 ? 0 : 1;
     b.n_slots = c->data.prefetch_factor < 2           ? 2
                 : c->data.prefetch_factor > MAX_SLOTS ? MAX_SLOTS

@@ -1,8 +1,8 @@
-/* Session: a config, data and a backend brought together: what training, evaluation, recommending
- * and serving share.
+/* Session: combines a config, data and a backend, for training, evaluation, recommending and
+ * serving.
  *
- * Here it is checked that config and data fit, with a sentence where they do not, and the model is
- * made.  The parts given must outlive it.  One thread at a time. */
+ * It checks that config and data fit, with a message where they do not, and makes the model.  The
+ * parts given must outlive it.  One thread at a time. */
 #ifndef HSTU_MODEL_SESSION_H
 #define HSTU_MODEL_SESSION_H
 
@@ -39,20 +39,20 @@ typedef struct session {
  * do not fit, and why. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be);
 
-/* Without training: no gradients, and passes for at most max_users users; 0: those of the config's
- * batch for evaluation. */
+/* Without training: no gradients, and passes for at most max_users users; 0: the config's batch
+ * size for evaluation. */
 status session_open_inference(session *s, const config *c, const seq_file *data, backend *be,
                               int32_t max_users);
 void session_close(session *s); /* a failed open too */
 
-/* Memory of the backend: the model and its pass for training. */
+/* Bytes of backend memory: the model and its training pass. */
 uint64_t session_memory_bytes(const session *s);
 
 /* How the reference projects hold out events: leave-one-out for Meta's research files, users for
  * NVIDIA's; with a validation set leave-two-out. */
 split_kind session_split(const config *c, bool has_validation);
 
-/* The stream of training batches, and that of an evaluation. */
+/* The stream of training batches, and the stream of an evaluation. */
 batcher_config session_train_batches(const session *s, split_kind kind, uint64_t seed);
 batcher_config session_eval_batches(const session *s, split_kind kind, split_part part);
 

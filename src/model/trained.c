@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 
-/* Static tables of other data have other shapes, but a dynamic table takes any. */
+/* Static tables of other data have other shapes; a dynamic table accepts any data. */
 static void check_data(const checkpoint_origin *origin, const seq_file *data) {
     if (origin->data == batcher_fingerprint(data)) return;
     log_warn("%s: not the data that the model was trained on. It knows items and features by their "

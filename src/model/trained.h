@@ -13,8 +13,8 @@ typedef struct trained {
     char folder[CHECKPOINT_PATH_BYTES];
 } trained;
 
-/* path: a checkpoint or a run.  max_users: of a batch; 0: those of the config's batch for
- * evaluation.  Warns where the data are not those of the training.  data and be must outlive it. */
+/* path: a checkpoint or a run.  max_users: of a batch; 0: the config's batch size for evaluation.
+ * Warns where the data is not the training data.  data and be must outlive it. */
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
                     int32_t max_users);
 void trained_close(trained *t); /* a failed open too */

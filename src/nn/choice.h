@@ -1,5 +1,5 @@
-/* Choice: the tokens a head works on, taken out of all tokens of a batch, and their gradients put
- * back. */
+/* Choice: selects the tokens a head works on from all tokens of a batch, and scatters their
+ * gradients back. */
 #ifndef HSTU_NN_CHOICE_H
 #define HSTU_NN_CHOICE_H
 
@@ -7,7 +7,7 @@
 
 typedef struct choice {
     int32_t dim;
-    bool is_all;  /* this batch: every token is chosen, in order; nothing is copied */
+    bool is_all;  /* in this batch every token is chosen, in order; nothing is copied */
     void *x, *dx; /* (M, E) act; dx and groups only for training */
     row_groups groups;
 } choice;
@@ -17,8 +17,8 @@ status choice_alloc(choice *c, const nn_room *room, int32_t dim);
 /* *out = (M, E): the plan's loss tokens of `hidden` (T, E); a row of zeros where there is none. */
 status choice_fwd(choice *c, backend *be, const plan *p, const void *hidden, const void **out);
 
-/* Where the gradient of the chosen rows goes: choice_bwd then moves it to d_hidden (T, E), zero
- * where nothing was chosen. */
+/* Where the gradient of the chosen rows is written: choice_bwd then moves it to d_hidden (T, E),
+ * zero for tokens that were not chosen. */
 void *choice_gradient(const choice *c, void *d_hidden);
 status choice_bwd(choice *c, backend *be, const plan *p, void *d_hidden);
 

@@ -21,8 +21,8 @@ status dynamic_check_ids(const dynamic_table *t, const id_list *l) {
     return OK;
 }
 
-/* Appends the ids that are new in this step in ascending order, the order of the rows of a static
- * table.  Walking over the bits of all ids needs no sort and leaves them 0. */
+/* Appends the ids that are new in this step in ascending order, like the rows of a static table.
+ * Scanning a bit per id needs no sort, and clears the bits. */
 static status append_ids(dynamic_table *t, const id_list *l) {
     status st = OK;
     for (int64_t i = 0; i < l->n; i++) {
@@ -57,7 +57,7 @@ void dynamic_forget(dynamic_tables *d) {
     d->n_taken = 0;
 }
 
-/* Training: notes which ids have no row.  Reading: counts ids, and those without a row. */
+/* Training: records which ids have no row.  Reading: counts ids, and ids without a row. */
 static void note_missing(dynamic_table *t, const embed_batch *got, bool is_training, int64_t n) {
     if (!is_training) {
         t->n_read += n;
@@ -133,7 +133,7 @@ const uint8_t *dynamic_missing_items(dynamic_tables *d) {
     return t != NULL && t->n_missing > 0 ? t->has_no_row : NULL;
 }
 
-/* Which of the items from `id` on have a row: appends them to `item`, numbers them in `row`. */
+/* Finds which items from `id` on have a row: appends them to `item`, and their numbers to `row`. */
 static status list_items(dynamic_table *t, int64_t id, int64_t n_ids, int32_t *item, int32_t *row,
                          int32_t *n) {
     uint8_t *is_found = t->has_no_row; /* its memory, until it is all 0 again */
@@ -186,8 +186,8 @@ status dynamic_add_squares(dynamic_tables *d, double *sum) {
 }
 
 /* The table can update only the rows it fetched last, so the rows of several batches or features
- * are fetched again.  Rows evicted to the store meanwhile must come back: only rows in the levels
- * are updated. */
+ * are fetched again.  Rows evicted to the store meanwhile are moved up again: only rows in the
+ * levels can be updated. */
 static status update_table(dynamic_table *t, const embed_step_args *args, bool is_whole) {
     if (t->n == 0) return OK;
     if (!is_whole) TRY(embed_retake_rows(t->table, t->n, t->ids));
@@ -195,7 +195,7 @@ static status update_table(dynamic_table *t, const embed_step_args *args, bool i
     return embed_step_rows(t->table, t->grad, args);
 }
 
-/* Expiry walks over the whole table, so it comes 16 times in the life of a row, not every step. */
+/* Expiry visits the whole table, so it runs 16 times in the lifetime of a row, not every step. */
 static status expire_rows(dynamic_table *t, int64_t step) {
     int64_t ttl = t->config->steps_to_live;
     if (ttl == 0 || !dynamic_is_owner(t) || step % (1 + ttl / EXPIRIES) != 0) return OK;

@@ -1,16 +1,16 @@
 /* Dynamic tables of a model: the features whose rows live in an embed_table instead of an array.
  *
  * The dense model never sees them.  Before a pass the ids of a batch are numbered 1, 2, ... (0, 1,
- * ... for contextual values) in ascending order, their rows are copied to that place of the bank
- * (input.h), and the pass runs on a copy of the batch with these numbers instead of ids.  So
- * everything after works as with a static table that holds just the rows of the batch, and adds in
- * the same order.  After the pass the rows' gradients go back to the table.  Where a step has
- * several batches, the ids of each are appended to those before, and all rows are updated after the
- * last batch.
+ * ... for contextual values) in ascending order, their rows are copied to these places of the bank
+ * (input.h), and the pass runs on a copy of the batch with these numbers instead of ids.  So all
+ * later code works as with a static table that holds only the rows of the batch, and adds in the
+ * same order.  After the pass the rows' gradients go back to the table.  Where a step has several
+ * batches, the ids of each are appended to those before, and all rows are updated after the last
+ * batch.
  *
  * The key of a row is the id in the data: the number of an item, or of a contextual value; where
  * several features share a table, with the feature's number in the upper 32 bits.  A model owns its
- * tables, and has one place for the rows of a batch: one pass at a time, one thread at a time. */
+ * tables, and has one buffer for the rows of a batch: one pass at a time, one thread at a time. */
 #ifndef HSTU_NN_DYNAMIC_H
 #define HSTU_NN_DYNAMIC_H
 
@@ -26,28 +26,28 @@
 /* A feature and its table, which other features may share. */
 typedef struct dynamic_table {
     const config_embedding *config;
-    struct dynamic_table *owner; /* the first feature of the table: itself, or another */
+    struct dynamic_table *owner; /* the first feature that uses the table: this one or another */
     int n_features;              /* of the owner */
     uint64_t key_tag;            /* the key of a row is the id with these bits set */
     int32_t feature;             /* number of the contextual feature, or ITEM_FEATURE */
-    int32_t first, last; /* ids of the data: 1..V, or 0..n-1; the first one's number in a batch */
+    int32_t first, last; /* ids of the data, 1..V or 0..n-1; numbers in a batch start at first */
     int32_t max_rows;    /* different ids of a step, at most */
     int32_t dim;
     embed_table *table;
-    uint64_t *seen;      /* host, one bit for each id; all 0 between two calls */
-    int32_t *place;      /* host (last + 1): of an id in `ids`, from 1; 0: it is not there */
-    uint64_t *ids;       /* host (max_rows): of the batches of this step, those of each ascending */
-    uint64_t *uses;      /* host (max_rows): how often each stands in its batch; NULL: not needed */
-    uint8_t *has_no_row; /* host (max_rows): which of them the table had no place for, or refused */
-    int64_t n;           /* of these */
-    int64_t n_missing;   /* of the last batch for training: rejected and not admitted */
-    float *value, *grad; /* (max_rows, dim): places in the bank */
-    embed_counts told;   /* of the last dynamic_news */
-    embed_store *store;  /* below the levels, or NULL */
-    embed_store *ahead;  /* prefetches announced rows from the store, or NULL */
+    uint64_t *seen; /* host, one bit for each id; all 0 between two calls */
+    int32_t *place; /* host (last + 1): index + 1 of an id in `ids`; 0: not there */
+    uint64_t *ids;  /* host (max_rows): ids of this step's batches, ascending in each batch */
+    uint64_t *uses; /* host (max_rows): occurrences of each id in its batch; NULL: not needed */
+    uint8_t *has_no_row;    /* host (max_rows): whether the table rejected or refused each id */
+    int64_t n;              /* of these */
+    int64_t n_missing;      /* ids of the last training batch that were rejected or not admitted */
+    float *value, *grad;    /* (max_rows, dim): places in the bank */
+    embed_counts told;      /* of the last dynamic_news */
+    embed_store *store;     /* below the levels, or NULL */
+    embed_store *ahead;     /* prefetches announced rows from the store, or NULL */
     scratch_folder *folder; /* of the store; or NULL */
     uint64_t *coming;       /* host (max_rows): ids announced; NULL where nothing reads ahead */
-    int64_t n_read;         /* different ids of batches that only read, since dynamic_begin_reads */
+    int64_t n_read;         /* distinct ids of read-only batches since dynamic_begin_reads */
     int64_t n_absent;       /* of them, those without a row */
 } dynamic_table;
 
@@ -62,7 +62,7 @@ typedef struct dynamic_tables {
 } dynamic_tables;
 
 /* Finds the features that the config gives dynamic tables, and replaces their number of ids, in *l
- * and in n_context_values (F), by the most different ids that a step can have. */
+ * and in n_context_values (F), by the most distinct ids that a step can have. */
 status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
                       int32_t *n_context_values, nn_memory *memory);
 void dynamic_fini(dynamic_tables *d);
@@ -75,28 +75,31 @@ static inline bool dynamic_is_owner(const dynamic_table *t) {
     return t->owner == t;
 }
 
-/* Makes a chosen table for rows of p: its place in the bank, after row 0 where that is padding. */
+/* Makes a chosen table for the rows of p: its part of the bank, after row 0 where that is
+ * padding. */
 status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
                       nn_memory *memory);
 
-/* Tells the table where the gradients of its rows are: those of p, which has them by now. */
+/* Sets where the gradients of the table's rows are: in the gradient of p, which must exist by
+ * now. */
 void dynamic_set_grad(dynamic_table *t, const param *p);
 
-/* Fetches the rows of a batch, for training or only to be read; *out is the batch to run, b itself
- * where no table is dynamic.  An id without a row reads as zeros. */
+/* Fetches the rows of a batch, for training or read-only; *out is the batch to run, b itself where
+ * no table is dynamic.  An id without a row reads as zeros. */
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out);
 
-/* The batch for training that follows the one just taken: its rows that are on disk are read while
- * this one runs, where the config asks for that (pipeline_type 'prefetch'). */
+/* Announces the training batch after the current one: its rows on disk are read while the current
+ * batch runs, where the config enables that (pipeline_type 'prefetch'). */
 status dynamic_announce(dynamic_tables *d, const batch *b);
 bool dynamic_reads_ahead(const dynamic_tables *d);
 
-/* The items that got no row in the last batch for training, because the table had no place for them
- * or did not admit them: (max_rows) host, by item - 1 of what the passes take.  NULL: none. */
+/* Flags of the items that got no row in the last training batch, because the table had no place for
+ * them or did not admit them: (max_rows) host, indexed by item - 1, with items numbered as in the
+ * passes.  NULL: none. */
 const uint8_t *dynamic_missing_items(dynamic_tables *d);
 
-/* The n items that have a row: their rows (n, dim), memory of the backend, which has room for all;
- * item (n), ascending, and row (V + 1), which is -1 for the others: host. */
+/* Reads the n items that have a row: their rows (n, dim), memory of the backend with room for all
+ * items; host: item (n), ascending, and row (V + 1), -1 for items without a row. */
 status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t *row, int32_t *n);
 
 /* Starts counting ids that are read: n_read, n_absent of the tables. */
@@ -105,7 +108,7 @@ void dynamic_begin_reads(dynamic_tables *d);
 /* Adds the squares of the rows' gradients to *sum, memory of the backend. */
 status dynamic_add_squares(dynamic_tables *d, double *sum);
 
-/* Updates the rows of the batches for training since the last update. */
+/* Updates the rows of all training batches since the last update. */
 status dynamic_update(dynamic_tables *d, const embed_step_args *args);
 
 /* Forgets these batches instead. */
@@ -114,7 +117,7 @@ void dynamic_forget(dynamic_tables *d);
 /* Tables without rows. */
 status dynamic_clear(dynamic_tables *d);
 
-/* How full a table is, and what happened since it was last asked. */
+/* How full a table is, and its counts since the last call. */
 typedef struct dynamic_state {
     int64_t n_rows, n_slots; /* of the levels */
     bool has_store;

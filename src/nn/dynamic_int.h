@@ -1,5 +1,5 @@
-/* Dynamic tables of a model from inside: dynamic_make.c makes them, dynamic.c brings rows and steps
- * them, dynamic_store.c keeps some on disk. */
+/* Dynamic tables of a model from inside: dynamic_make.c makes them, dynamic.c fetches and updates
+ * rows, dynamic_store.c keeps some on disk. */
 #ifndef HSTU_NN_DYNAMIC_INT_H
 #define HSTU_NN_DYNAMIC_INT_H
 
@@ -16,11 +16,11 @@ typedef struct id_list {
 
 id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const batch *b);
 
-/* Fail where a batch is not one that the model was made for. */
+/* Fails where a batch does not fit the model. */
 status dynamic_check_size(const dynamic_tables *d, const batch *b);
 status dynamic_check_ids(const dynamic_table *t, const id_list *l);
 
-/* Makes the store that the config asks for, if it does, and a reader ahead where `reads_ahead`:
+/* Opens the store, if the config names one, and with `reads_ahead` the prefetching store over it:
  * t->store, t->ahead, which holds up to max_ahead rows. */
 status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead);
 void dynamic_close_store(dynamic_table *t);

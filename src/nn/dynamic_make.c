@@ -1,4 +1,4 @@
-/* From a config to the dynamic tables of a model: which features have one, and of which size. */
+/* From a config to the dynamic tables of a model: which features have one, and their sizes. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 #include "nn/dynamic_int.h"
 #include "nn/input.h"
 
-/* Where no more ids than a quarter of the slots can come, no bucket fills up: slots beyond that
- * would only take memory. */
+/* With at most a quarter as many ids as slots no bucket fills up: more slots would only waste
+ * memory. */
 enum { SLOTS_PER_ID = 4 };
 
 static bool has_feature(const config_embedding *e, const char *name) {
@@ -26,7 +26,7 @@ static bool is_item_name(const config *c, const char *name) {
            strcmp(name, "item") == 0;
 }
 
-/* The feature of a name; false: the data have none of it. */
+/* The feature with this name; false: the data has none. */
 static bool find_feature(const config *c, const char *name, const model_limits *l, int32_t *out) {
     *out = ITEM_FEATURE;
     if (is_item_name(c, name)) return true;
@@ -69,8 +69,8 @@ static status check_table(const config *c, const config_embedding *e) {
                 c->file, e->scope, e->scope);
 }
 
-/* The features of one table that the data have.  Of several each has keys of its own, for the same
- * number means another thing in each. */
+/* The features of one table that are in the data.  Each has its own keys, since the same number
+ * means different things in different features. */
 static status choose_features(dynamic_tables *d, const config *c, const config_embedding *e,
                               model_limits *l, int32_t *n_context_values, nn_memory *memory) {
     dynamic_table *owner = NULL;
@@ -131,7 +131,7 @@ void dynamic_fini(dynamic_tables *d) {
     *d = (dynamic_tables){0};
 }
 
-/* Rows in memory of the device, of all slots: the first of three options that is bound. */
+/* Rows in device memory, out of all slots: from the first of three options that is set. */
 static int64_t rows_on_device(const config_embedding *e, int64_t row_bytes) {
     double n = (double)e->capacity;
     if (e->hbm_bytes != CONFIG_NONE)

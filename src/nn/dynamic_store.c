@@ -1,12 +1,12 @@
-/* The store of a dynamic table on disk, for the time of a run, and reading ahead from it.
+/* The store of a dynamic table on disk, for the duration of a run, and prefetching from it.
  *
  * A checkpoint holds the rows of the store too, so the store need not outlive the model: it has a
- * folder of its own, which is removed with the model.  What a killed process leaves in it is
- * removed by the next one. */
+ * folder of its own, which is removed with the model.  The next process removes the files of a
+ * killed one. */
 #include "base/log.h"
 #include "nn/dynamic_int.h"
 
-/* The folder may be one of another machine, where the model was trained. */
+/* The folder may be on another machine, where the model was trained. */
 static status make_folder(dynamic_table *t) {
     status st = scratch_folder_create(&t->folder, t->config->store_folder, "hstu-table-");
     if (st == OK) return OK;
@@ -40,7 +40,8 @@ bool dynamic_reads_ahead(const dynamic_tables *d) {
     return false;
 }
 
-/* The different ids of a batch, ascending, in t->coming; their number.  `seen` is all 0 again. */
+/* Lists the distinct ids of a batch, ascending, in t->coming; returns their number.  Leaves `seen`
+ * all 0. */
 static int64_t list_coming(dynamic_table *t, const id_list *l) {
     int64_t n = 0;
     for (int64_t i = 0; i < l->n; i++) {

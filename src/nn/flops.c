@@ -43,7 +43,7 @@ static void add_layers(flops *f, const config *c, const user_tokens *n, bool is_
     f->attention += attn_passes * layers * 2 * heads * (dim_qk + dim_v) * scores;
 }
 
-/* Two layers, rows of `from` to the model's width and once more: input.c. */
+/* Two layers, from the width of `from` to the model's width and again: input.c. */
 static double input_mlp(double n, int64_t from, int64_t dim) {
     return product(n, (double)from, (double)dim) + product(n, (double)dim, (double)dim);
 }

@@ -1,5 +1,5 @@
-/* FLOPs: the arithmetic of a model, counted from its config and the lengths of a batch, as the
- * field publishes it: what a speed in TFLOP/s is divided by must be the same for all.
+/* FLOPs: the arithmetic of a model, counted from its config and the lengths of a batch, by the
+ * convention of published figures, so that TFLOP/s can be compared.
  *
  * A product of (n, k) and (k, m) is 2 n k m, and with its backward pass three times that.  The
  * attention of a user of L tokens, c of them contextual, t targets, h = L - c - t, is
@@ -7,8 +7,8 @@
  *     2 H (Dqk + Dv) (L (c + h) - h^2 / 2 + t)
  *
  * so the causal half of the history, and with its backward pass (which computes the scores again)
- * three and a half times that.  What else is computed twice to save memory, and all that is no
- * product, does not count.  Figures of others are those of the layers: flops_layers. */
+ * three and a half times that.  Other recomputation that saves memory, and everything that is not a
+ * product, is not counted.  Published figures count the layers only: flops_layers. */
 #ifndef HSTU_NN_FLOPS_H
 #define HSTU_NN_FLOPS_H
 
@@ -22,14 +22,14 @@ typedef struct flops {
     double uvqk;       /* of the layers: the product before the attention */
     double attention;  /* the attention itself */
     double projection; /* the product after it; of sasrec the FFN, too */
-    double input;      /* MLPs that bring rows of tables to the model's width */
+    double input;      /* MLPs from the width of table rows to the model's width */
     double head;       /* the MLP of ranking; the scores of the sampled softmax */
     int64_t n_tokens;  /* that go through the layers */
     int64_t n_loss;    /* positions with a loss */
 } flops;
 
-/* Those of a batch, forward or (is_training) forward and backward, for a model with n_context
- * contextual features.  Only lengths and targets of the batch are looked at. */
+/* FLOPs of a batch, forward or (is_training) forward and backward, for a model with n_context
+ * contextual features.  Reads only lengths and targets of the batch. */
 flops flops_of_batch(const config *c, int32_t n_context, const batch *b, bool is_training);
 
 /* uvqk, attention and projection. */

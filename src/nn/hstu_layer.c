@@ -35,7 +35,7 @@ static int32_t dim_gate(const hstu_layer_config *c) {
     return c->n_heads * c->dim_v;
 }
 
-/* What checkpoints call the parts of a layer; NULL where a project's layers have no such part. */
+/* The names of a layer's parts in checkpoints; NULL where a project's layers have no such part. */
 typedef struct part_names {
     const char *block; /* the prefix is BLOCK._attention_layers.INDEX. */
     const char *in_weight, *in_bias, *uvqk, *uvqk_bias, *time_w, *position_w;
@@ -118,7 +118,7 @@ static status add_params(layer *of, const layer_config *c, param_list *params,
     return add_after(l, &to, names);
 }
 
-/* Without an activation there is nothing to compute again. */
+/* Without an activation there is nothing to recompute. */
 static bool recomputes_silu(const hstu_layer_config *c) {
     return c->recomputes_silu && c->has_silu;
 }
@@ -136,7 +136,7 @@ static status alloc_scratch(layer_scratch *scratch, const layer *of, const nn_ro
     return nn_new_act(room->memory, &s->d_normed, n, c->dim);
 }
 
-/* What is computed again has its place in the scratch, where there is one. */
+/* Recomputed values go to the scratch memory, where there is one. */
 static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scratch,
                     const nn_room *room) {
     hstu_acts *a = &acts->hstu;
@@ -168,7 +168,7 @@ static void *column_of(const backend *be, void *rows, int64_t at) {
     return (char *)rows + at * (int64_t)act_bytes(be->act);
 }
 
-/* The ops' arguments for both directions; a pass fills in what it adds. */
+/* The ops' arguments for both directions; each pass fills in the rest. */
 static norm_args norm_of(const hstu_layer *l, const hstu_acts *a, int64_t n, const void *x) {
     const hstu_layer_config *c = &l->config;
     return (norm_args){.n = n,
@@ -287,7 +287,7 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     return be->ops->linear_fwd(be, &proj);
 }
 
-/* The gradient of the residual stays in d from the start, and the first norm adds the rest to it;
+/* d holds the gradient of the residual from the start, and the first norm adds the rest to it;
  * without a residual the first norm replaces it. */
 static status backward(const layer *of, const layer_acts *acts, const layer_scratch *shared,
                        backend *be, const sequences *s, const void *x, void *d) {

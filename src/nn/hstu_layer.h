@@ -54,7 +54,7 @@ typedef struct hstu_acts {
     int64_t max_tokens;
 } hstu_acts;
 
-/* Gradients on their way through a layer; all layers of a training pass share one. */
+/* Gradients inside a layer; all layers of a training pass share one. */
 typedef struct hstu_scratch {
     void *d_gated, *d_attn; /* (T, H dim_v) act */
     void *d_uvqk;           /* (T, W) act */

@@ -38,7 +38,7 @@ static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, con
     return OK;
 }
 
-/* The same for rows of a dynamic table: their values are not the list's. */
+/* Like bank_add for rows of a dynamic table, whose values are not parameters. */
 static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, param **out) {
     TRY(NN_NEW_HOST(params->memory, out, 1));
     **out = (param){.n_dims = 2,
@@ -127,8 +127,8 @@ status input_add_params(input *in, const input_config *c, param_list *params) {
     return OK;
 }
 
-/* The gradient of a table and the marks of its rows: the place its values have in their bank.  Rows
- * of dynamic tables are not marked: the table itself knows which rows a batch read. */
+/* Sets the gradient of a table and the marks of its rows, at the place of its values in the bank.
+ * Rows of dynamic tables are not marked: the table itself knows which rows a batch read. */
 static void point_table(param *p, const bank *b, bool is_dynamic) {
     int64_t at = p->value - b->value;
     p->grad = b->grad + at;
@@ -259,7 +259,7 @@ static status split_parts(const input *in, input_acts *a, backend *be, const pla
     return add_rows(&in->contexts, &a->contexts, be, n_context, p->context_row.device, d_context);
 }
 
-/* The gradient of the tokens, into the one bank or into the buffer of tokens. */
+/* Adds the gradient of the tokens to the bank, or writes it to the buffer of tokens. */
 static status scatter_tokens(const input *in, input_acts *a, backend *be, const plan *p,
                              scatter_args rows) {
     row_groups *groups = in->is_merged ? &a->events : &a->assembly;

@@ -1,10 +1,10 @@
-/* Input: from the rows of tables a plan names to the tokens the first layer sees,
+/* Input: computes the tokens of the first layer from the table rows that a plan names,
  *
  *     x[t] = dropped( sqrt(E) token[t] + position[place[t]] )
  *
- * Tables of equal width follow one another in one array, the bank, so that one gather reads
- * items, actions and contextual values, and one scatter adds their gradients.  Where tables are of
- * another width than the model, a small MLP takes their rows to E first. */
+ * Tables of equal width are contiguous in one array, the bank, so that one gather reads items,
+ * actions and contextual values, and one scatter adds their gradients.  Where tables are of another
+ * width than the model, a small MLP first maps their rows to width E. */
 #ifndef HSTU_NN_INPUT_H
 #define HSTU_NN_INPUT_H
 
@@ -12,13 +12,12 @@
 #include "nn/plan.h"
 
 /* First values of tables are uniform in [-scale, scale), whatever their number of rows, so that a
- * row's depend on its key and column only: the deviation is that of the research models' N(0,
- * 0.02).
- */
+ * row's values depend on its key and column only: the deviation equals that of the research models'
+ * N(0, 0.02). */
 #define INPUT_TABLE_SCALE 0.035f
 
-/* Features are named by their number among the contextual ones, or ITEM_FEATURE; the number of a
- * feature's table in the model, by which its first values are drawn. */
+/* Features are identified by their number among the contextual ones, or ITEM_FEATURE; INPUT_TABLE is the
+ * number of a feature's table in the model, which seeds its first values. */
 enum { ITEM_FEATURE = -1 };
 #define INPUT_TABLE(feature) ((uint32_t)((feature) + 1))
 
@@ -37,10 +36,10 @@ typedef struct input_config {
     const int32_t *n_context_values; /* (F) */
     int32_t n_places;
     param_names names;
-    init_rule item_rule, position_rule; /* first values; those of other tables: input_table_rule */
+    init_rule item_rule, position_rule; /* first values; other tables: input_table_rule */
     bool has_marks;                     /* the tables' optimizer is lazy */
-    /* Items, contextual features (F, or NULL): their rows are those of a batch, brought from a
-     * dynamic table (dynamic.h), and no parameters. */
+    /* Whether items, contextual features (F, or NULL) are dynamic: their rows are fetched for each
+     * batch (dynamic.h), and are not parameters. */
     bool has_dynamic_items;
     const bool *is_dynamic;
     float dropout_rate;
@@ -50,7 +49,7 @@ typedef struct input {
     input_config config;
     bool is_merged; /* one bank, no MLP */
     bank events, contexts;
-    param *item, *action, *position; /* item, context: not in the list where they are dynamic */
+    param *item, *action, *position; /* item, context: not parameters where they are dynamic */
     param **context;                 /* (F) */
     int32_t action_row;              /* in the events' bank */
     int32_t *context_row;            /* (F), in the bank of contextual values */
@@ -72,7 +71,7 @@ typedef struct input_acts {
 /* The rows of a feature's table. */
 param *input_rows(const input *in, int32_t feature);
 
-/* First values of a table that a config may make dynamic: it starts alike either way. */
+/* First values of a table that a config may make dynamic: the same in both cases. */
 init_rule input_table_rule(int32_t feature);
 
 status input_add_params(input *in, const input_config *c, param_list *params);
@@ -86,7 +85,7 @@ status input_alloc(input_acts *a, const input *in, const nn_room *room);
 status input_fwd(const input *in, const input_acts *a, backend *be, const plan *p,
                  const sequences *s, void *x);
 
-/* From the gradient of x to those of tables, positions and MLPs. */
+/* From the gradient of x to the gradients of tables, positions and MLPs. */
 status input_bwd(const input *in, input_acts *a, backend *be, const plan *p, const sequences *s,
                  const void *dx);
 

@@ -1,5 +1,5 @@
-/* A layer of a model: weights, which all passes of the model share, activations, which each pass
- * has of its own, and the functions of its kind.
+/* A layer of a model: weights, which all passes of the model share; activations, one set for each
+ * pass; and the functions of its kind.
  *
  * A further kind is a file like hstu_layer.c: its structs join the unions here, and its table of
  * functions the list in layer.c.  All layers of a model are of one kind and one shape. */
@@ -22,7 +22,7 @@ typedef struct layer_config {
 
 typedef struct layer {
     const struct layer_kind *kind;
-    bool needs_times; /* of events: sequences must have query_time and key_time */
+    bool needs_times; /* needs times of events: sequences must have query_time and key_time */
     union {
         hstu_layer hstu;
         sasrec_layer sasrec;
@@ -46,13 +46,13 @@ typedef struct layer_scratch {
 /* Where a layer stands in its model. */
 typedef struct layer_place {
     int index;          /* from 0 */
-    const char *prefix; /* of its parameters' names, or NULL: as its kind and index say */
+    const char *prefix; /* prefix of its parameters' names; NULL: from its kind and index */
 } layer_place;
 
 typedef struct layer_kind {
     const char *name;
     uint32_t n_sites; /* dropouts of one layer */
-    /* Adds the parameters; *l is zero but for its kind. */
+    /* Adds the parameters; *l is zero except for its kind. */
     status (*add_params)(layer *l, const layer_config *c, param_list *params,
                          const layer_place *place);
     /* What all layers of a training pass share. */
@@ -62,7 +62,8 @@ typedef struct layer_kind {
     /* out = layer(x), both (T, E); for training x must stay until the backward pass. */
     status (*forward)(const layer *l, const layer_acts *a, backend *be, const sequences *s,
                       const void *x, void *out);
-    /* d holds the gradient of out and then that of x; the parameters' gradients are added to. */
+    /* On entry d is the gradient of out, on return the gradient of x; adds to the parameters'
+     * gradients. */
     status (*backward)(const layer *l, const layer_acts *a, const layer_scratch *scratch,
                        backend *be, const sequences *s, const void *x, void *d);
 } layer_kind;
@@ -71,7 +72,7 @@ typedef struct layer_kind {
 status layer_add_params(layer *l, const layer_config *c, param_list *params,
                         const layer_place *place);
 
-/* Dropout site of the first dropout of layer `index`: site 0 is that of the input. */
+/* Dropout site of the first dropout of layer `index`; the input's dropout is site 0. */
 uint32_t layer_site(const layer_kind *kind, int index);
 
 #endif

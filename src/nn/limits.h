@@ -1,4 +1,4 @@
-/* What a model must know of the data, and of the largest batch any of its passes is made for. */
+/* Sizes of the data, and of the largest batch of any pass, that a model needs. */
 #ifndef HSTU_NN_LIMITS_H
 #define HSTU_NN_LIMITS_H
 

@@ -1,9 +1,9 @@
 /* Losses: how the rows of a head become a loss and a gradient.  One table of kinds; a head knows
- * its rows, not what they are trained by.
+ * its rows, not their loss.
  *
  * A row is one loss position of the plan: the logits of ranking, or a normalised query of
- * retrieval.  Every kind adds to the sum of the losses and fills the gradient of the rows; those of
- * retrieval also add to the gradient of the item table and mark its rows. */
+ * retrieval.  Every kind adds to the sum of the losses and fills the gradient of the rows; the
+ * kinds for retrieval also add to the gradient of the item table and mark its rows. */
 #ifndef HSTU_NN_LOSS_H
 #define HSTU_NN_LOSS_H
 
@@ -21,9 +21,9 @@ typedef struct loss_config {
     loss_type type;
     int32_t width; /* of a row: tasks, classes, or E */
     /* Sampled softmax: */
-    const param *item;     /* (V + 1, E): row 0 is padding, and no loss sees it */
-    int32_t n_items;       /* V: of the item table; a dynamic one has the rows of a batch */
-    int32_t n_negatives;   /* R; 0: as many as there are loss positions in the batch */
+    const param *item;     /* (V + 1, E): row 0 is padding, which no loss uses */
+    int32_t n_items;       /* V: rows of the item table; if dynamic, the rows of a batch */
+    int32_t n_negatives;   /* R; 0: as many as the batch has loss positions */
     bool normalises_items; /* l2 */
     float eps, temperature;
 } loss_config;
@@ -55,7 +55,7 @@ typedef struct loss_kind {
 
 const loss_kind *loss_kind_of(loss_type type);
 
-/* Those of the config's kind; loss_alloc does nothing for a pass that does not train. */
+/* The functions of the config's kind; loss_alloc does nothing for a pass that does not train. */
 status loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room);
 status loss_train(const loss_config *c, const loss_acts *a, backend *be, const plan *p,
                   const loss_rows *rows);

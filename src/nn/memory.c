@@ -46,7 +46,7 @@ status nn_memory_borrow(nn_memory *mem, const nn_memory *lender) {
     return OK;
 }
 
-/* The first block of the lender's activations with so much left; NULL: there is none. */
+/* The first block of the lender's activations with enough free bytes; NULL: there is none. */
 static void *borrow(nn_memory *mem, uint64_t bytes) {
     enum { ALIGNED = 256 };
     for (size_t i = 0; mem->lender != NULL && i < mem->lender->n_device; i++) {

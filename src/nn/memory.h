@@ -1,5 +1,5 @@
-/* Memory of a model or of a pass: blocks of the backend and of the host, all made when it is and
- * freed with it.  So running allocates nothing, and destroying a half-made model is one call. */
+/* Memory of a model or of a pass: backend and host blocks, all allocated at its creation and freed
+ * with it.  So running allocates nothing, and destroying a half-made model is one call. */
 #ifndef HSTU_NN_MEMORY_H
 #define HSTU_NN_MEMORY_H
 
@@ -23,7 +23,7 @@ typedef struct nn_memory {
     nn_block *device; /* (n_device) */
     size_t n_device, device_capacity;
     const struct nn_memory *lender; /* or NULL */
-    size_t *lent;                   /* (n_device of the lender): bytes taken of each block */
+    size_t *lent;                   /* (n_device of the lender): bytes used of each block */
     void **host;                    /* (n_host) */
     size_t n_host, host_capacity;
     uint64_t device_bytes;
@@ -32,8 +32,8 @@ typedef struct nn_memory {
 void nn_memory_init(nn_memory *mem, backend *be);
 void nn_memory_fini(nn_memory *mem);
 
-/* From here on mem takes activations from those of the lender where they fit; the lender must
- * outlive mem and allocate nothing more. */
+/* From now on mem borrows activations from the lender where they fit; the lender must outlive mem
+ * and allocate nothing more. */
 status nn_memory_borrow(nn_memory *mem, const nn_memory *lender);
 
 /* *out = n zeroed elements of `size` bytes, of the backend or of the host; n may be 0. */
@@ -46,7 +46,7 @@ status nn_new_act(nn_memory *mem, void **out, int64_t rows, int64_t dim);
 #define NN_NEW(mem, pointer, n)      nn_new((mem), (void **)(pointer), (n), sizeof **(pointer))
 #define NN_NEW_HOST(mem, pointer, n) nn_new_host((mem), (void **)(pointer), (n), sizeof **(pointer))
 
-/* What the activations of a pass are made for, and where they come from. */
+/* The sizes of a pass's activations, and the memory they come from. */
 typedef struct nn_room {
     nn_memory *memory;
     int64_t max_tokens, max_users, max_loss; /* T, B, M at most */
@@ -68,8 +68,8 @@ typedef struct staged_f32 {
     float *host, *device;
 } staged_f32;
 
-/* Many such arrays in one block, so that one copy sends them all: laid out once to count (host is
- * NULL), then again over the memory. */
+/* Many such arrays in one block, so that one copy sends them all: laid out once to count bytes
+ * (host is NULL), then again in the allocated memory. */
 typedef struct staging {
     char *host, *device;
     size_t bytes;

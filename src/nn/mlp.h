@@ -24,7 +24,7 @@ typedef struct mlp_acts {
     void *dy[MLP_MAX_LAYERS];                    /* gradients of y; only for training */
 } mlp_acts;
 
-/* Parameters PREFIX0.weight, PREFIX0.bias, PREFIX2.weight, ...: the activations count. */
+/* Parameters PREFIX0.weight, PREFIX0.bias, PREFIX2.weight, ...: activations are numbered too. */
 status mlp_add_params(mlp *m, const mlp_config *c, param_list *params, const char *prefix);
 status mlp_alloc(mlp_acts *a, const mlp *m, const nn_room *room, int64_t max_rows);
 

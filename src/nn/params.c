@@ -61,7 +61,7 @@ status param_add(param_list *l, const param_spec *spec, param **out) {
     return param_add_at(l, spec, value, out);
 }
 
-/* Elements of a parameter in the range of gradients, with the gap after it. */
+/* Elements of a parameter in the range of gradients, including the gap after it. */
 static int64_t count_aligned(const param *p) {
     enum { ALIGNED = 256 / (int)sizeof(float) };
     return (p->n + ALIGNED - 1) / ALIGNED * ALIGNED;
@@ -107,7 +107,7 @@ param *param_find(param_list *l, const char *name) {
     return NULL;
 }
 
-/* Two normal deviates of two words: Box and Muller. */
+/* Two normal deviates from two random words, by Box and Muller. */
 static void normal_pair(uint32_t a, uint32_t b, double out[2]) {
     double radius = sqrt(-2 * log(1 - (double)rng_uniform(a)));
     double angle = 6.283185307179586 * (double)rng_uniform(b);

@@ -1,11 +1,11 @@
 /* Parameters: names, shapes, values, gradients and first values.  A list belongs to one model; its
  * memory is that of the model.
  *
- * Each parameter has its own block of values.  Gradients are made later, and only for training:
- * those of all dense parameters together in one range of memory, so that one call measures their
- * norm, clears them or reduces them over ranks.  Gradients of tables stay outside that range: a
- * lazy optimizer touches only the marked rows of a table, the rows of a dynamic table lie between
- * those of static ones (input.h), and sharded tables are not reduced at all. */
+ * Each parameter has its own block of values.  Gradients are allocated later, and only for
+ * training: the gradients of all dense parameters are one range of memory, so that one call
+ * measures their norm, clears them or reduces them over ranks.  Gradients of tables stay outside
+ * that range: a lazy optimizer touches only the marked rows of a table, the rows of dynamic tables
+ * are between the rows of static ones (input.h), and sharded tables are not reduced at all. */
 #ifndef HSTU_NN_PARAMS_H
 #define HSTU_NN_PARAMS_H
 
@@ -26,9 +26,9 @@ typedef struct param {
     int64_t n;     /* elements in all */
     float *value;  /* (shape), memory of the backend */
     float *grad;   /* (shape): the sum over the batches since the last update; NULL: no training */
-    bool is_table; /* rows of an embedding: an optimizer may be lazy about them */
+    bool is_table; /* rows of an embedding, which an optimizer may update lazily */
     /* (rows), memory of the backend: not 0 where a row got a gradient since the last update.  NULL
-     * where no optimizer asks: its tables are updated whole. */
+     * where the optimizer updates whole tables. */
     uint8_t *marks;
 } param;
 
@@ -38,12 +38,12 @@ typedef struct param_range {
     int64_t n;
 } param_range;
 
-/* Whose checkpoints a model's parameters are named after: both projects' files load by name. */
+/* The project whose names a model's parameters have: checkpoints of both projects load by name. */
 typedef enum { NAMES_NVIDIA, NAMES_META } param_names;
 
 /* How a parameter starts.  Uniform: in [-scale, scale); normal: scale is the deviation; truncated
  * normal: of four normal draws the first with |x| < 2, as the reference has it.  Rows: uniform by
- * (table, row, column), the first values that the rows of a dynamic table have (ops/table.h). */
+ * (table, row, column), like the first values of a dynamic table's rows (ops/table.h). */
 typedef enum {
     INIT_ZERO,
     INIT_ONE,
@@ -59,8 +59,8 @@ typedef struct init_rule {
     uint32_t table; /* INIT_ROWS: its number in the model */
 } init_rule;
 
-/* The seed of a table: tables of one run have seeds of their own, so that the same row starts
- * elsewhere in each. */
+/* The seed of a table: each table of a run has its own seed, so that equal rows of two tables start
+ * differently. */
 uint64_t init_table_seed(uint64_t seed, uint32_t table);
 
 /* Glorot's rules for a matrix of n_in times n_out. */
@@ -71,7 +71,7 @@ typedef struct param_list {
     nn_memory *memory;
     param *item;     /* (n), room for capacity; they never move, so others point at them */
     init_rule *rule; /* (n) */
-    uint32_t *draw; /* (n): what its first values are drawn by: its number, left-out ones counted */
+    uint32_t *draw;  /* (n): number of a parameter for its first values, skipped ones included */
     int n, capacity;
     uint32_t n_draws;
     int64_t n_numbers;
@@ -80,7 +80,7 @@ typedef struct param_list {
 
 status param_list_init(param_list *l, nn_memory *memory, int capacity);
 
-/* What a parameter is, as far as it can be said before it has memory. */
+/* A parameter's description, before it has memory. */
 typedef struct param_spec {
     const char *prefix, *name; /* the whole name is the prefix followed by the name */
     int n_dims;
@@ -92,13 +92,14 @@ typedef struct param_spec {
 /* Appends one; *out stays where it is. */
 status param_add(param_list *l, const param_spec *spec, param **out);
 
-/* The same, with values in the caller's memory: tables that follow one another (input.h). */
+/* Like param_add, with values in the caller's memory: tables that are contiguous (input.h). */
 status param_add_at(param_list *l, const param_spec *spec, float *value, param **out);
 
-/* Leaves one out, whose values are elsewhere: those after it start as if it were there. */
+/* Skips a parameter whose values are elsewhere: the first values of later ones are as if it were
+ * there. */
 void param_leave_out(param_list *l);
 
-/* Allocates the gradients of all parameters that are no tables, in one range; does nothing the
+/* Allocates the gradients of all parameters that are not tables, in one range; does nothing the
  * second time.  Each starts at a multiple of 256 bytes; the gaps between them stay zero, so that
  * sums over the range are sums over the parameters. */
 status param_list_alloc_grads(param_list *l);
@@ -108,7 +109,8 @@ status param_list_clear_grads(param_list *l);
 
 param *param_find(param_list *l, const char *name); /* or NULL */
 
-/* First values, by Philox(seed, RNG_INIT) of (parameter, element), and those of INIT_ROWS. */
+/* Sets the first values, by Philox(seed, RNG_INIT) of (parameter, element), or by the rule of
+ * INIT_ROWS. */
 status param_list_start(param_list *l, uint64_t seed);
 
 #endif

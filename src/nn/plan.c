@@ -24,7 +24,7 @@ static void lay_losses(plan *p, staging *s, int64_t n) {
     STAGE(s, &p->loss_position, n);
 }
 
-/* Padding sequences that fill a batch up: none is longer than a real one may be. */
+/* Padding sequences that fill a batch: none is longer than a real sequence may be. */
 static int64_t n_fillers(const plan *p) {
     return (p->config.bucket + p->len_bound - 1) / p->len_bound;
 }
@@ -122,7 +122,7 @@ typedef struct layout {
     int32_t n_input;     /* of these, how many are tokens */
     int32_t n_targets;   /* of these, how many are targets */
     int32_t at;          /* next token, of the batch */
-    int32_t begin, high; /* its first token; the last row of the position table it uses */
+    int32_t begin, high; /* its first token; the last row of the position table that it uses */
     int32_t start;
 } layout;
 
@@ -252,8 +252,8 @@ static void put_filler(layout *l) {
     p->user.host[token] = p->position.host[token] = 0;
 }
 
-/* Padding sequences, always the same number of them, up to the next multiple of the bucket; the
- * losses likewise.  Where every token has its loss, in order, it stays so. */
+/* Adds padding sequences, always the same number, up to the next multiple of the bucket, and
+ * padding losses likewise.  Where every token has a loss, in order, that stays true. */
 static void fill_batch(layout *l) {
     plan *p = l->p;
     const plan_config *c = &p->config;

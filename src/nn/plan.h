@@ -8,10 +8,10 @@
  *             sees; for scoring they are left out.
  *
  * Everything is computed on the host, checked against what the model was made for, and sent to the
- * backend by plan_build, in one copy.  Where steps are recorded, a batch for training is padded to
- * a multiple of the backend's token_bucket by a few more sequences, of tokens without rows and
- * losses without labels, which read as zeros and give no gradient.  A plan belongs to one thread.
- */
+ * backend by plan_build, in one copy.  Where steps are recorded, a training batch is padded to a
+ * multiple of the backend's token_bucket by a few extra sequences whose tokens have no rows and
+ * whose losses have no labels: they read as zeros and give no gradient.  A plan belongs to one
+ * thread. */
 #ifndef HSTU_NN_PLAN_H
 #define HSTU_NN_PLAN_H
 
@@ -23,7 +23,7 @@ typedef enum { PLAN_TRAIN, PLAN_ENCODE, PLAN_SCORE } plan_purpose;
 
 typedef struct plan_config {
     bool is_ranking;
-    bool is_training;      /* batches for training too, not only to encode or score */
+    bool is_training;      /* for training batches too, not only to encode or score */
     bool has_actions;      /* action tokens between the items */
     bool has_candidates;   /* ranking: the batch's targets are candidates */
     bool has_context_mask; /* contextual tokens see the whole history */
@@ -32,11 +32,11 @@ typedef struct plan_config {
     const int32_t *n_context_values; /* (F) */
     int32_t n_labels; /* ranking: actions that can be labels, 0..n_labels-1; 0: any (bits) */
     int32_t n_places; /* rows of the position table */
-    int32_t max_len;  /* of a sequence, where more is an error; 0: no such bound */
+    int32_t max_len;  /* most tokens of a sequence, more is an error; 0: no bound */
     int32_t max_users, max_events;
-    int32_t max_targets; /* candidates of a user, at most; where there are none it is not used */
+    int32_t max_targets; /* most candidates of a user; not used without candidates */
     int64_t time_per_second;
-    int32_t bucket; /* tokens and losses are filled up to a multiple; 0: they are not */
+    int32_t bucket; /* tokens and losses are padded to a multiple; 0: no padding */
     /* Rows of tables: item i is row i, action a row action_row + a of the tables of events; value v
      * of contextual feature f is row context_row[f] + v.  Merged: all are rows of one array. */
     bool is_merged;
@@ -46,17 +46,17 @@ typedef struct plan_config {
 
 typedef struct plan {
     plan_config config;
-    int32_t max_tokens, len_bound;       /* T and the length of a sequence, at most */
-    int32_t n_users;                     /* of the batch */
-    int32_t n_sequences;                 /* B: the users, and padding sequences */
-    int32_t n_tokens, max_len;           /* T, the longest sequence */
-    int32_t n_events;                    /* tokens that are not contextual */
-    staging block;                       /* of all that follows */
-    staged_u32 step;                     /* (1): what dropout and negatives depend on */
-    staged_f32 grad_scale;               /* (1): of the losses' gradients */
-    staged_i32 offsets;                  /* (B + 1) */
-    staged_i32 row;                      /* (T): merged: table row; else: event token, or after
-                                            them all contextual token */
+    int32_t max_tokens, len_bound; /* T and the length of a sequence, at most */
+    int32_t n_users;               /* of the batch */
+    int32_t n_sequences;           /* B: the users, and padding sequences */
+    int32_t n_tokens, max_len;     /* T, the longest sequence */
+    int32_t n_events;              /* tokens that are not contextual */
+    staging block;                 /* of all that follows */
+    staged_u32 step;               /* (1): what dropout and negatives depend on */
+    staged_f32 grad_scale;         /* (1): of the losses' gradients */
+    staged_i32 offsets;            /* (B + 1) */
+    staged_i32 row; /* (T): merged: table row; else index of the event token, or after all events of
+                       the contextual token */
     staged_i32 event_row, context_row;   /* (n_events), (B F): table rows */
     staged_i32 place;                    /* (T): row of the position table */
     staged_u32 user, position;           /* (T): what dropout depends on */
@@ -86,7 +86,7 @@ typedef struct plan_request {
 /* Lays out and sends a batch.  ERR_FORMAT: the data are not those the model was made for. */
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request);
 
-/* The same for all batches whose passes do the same ops on the same shapes. */
+/* A key that is equal for all batches whose passes run the same ops on the same shapes. */
 uint64_t plan_record_key(const plan *p);
 
 /* The most loss positions a batch can have; without training a user of retrieval has one. */
@@ -95,7 +95,7 @@ int64_t plan_max_loss(const plan_config *c);
 /* The number of loss positions of a batch. */
 int64_t plan_count_loss(const plan_config *c, const batch *b);
 
-/* What layers see of it; dropout is off until the caller sets it. */
+/* The view that layers get; dropout is off until the caller sets it. */
 sequences plan_sequences(const plan *p);
 
 #endif

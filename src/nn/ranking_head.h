@@ -32,7 +32,7 @@ int32_t ranking_n_columns(const ranking_head *h);
 status ranking_select(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
                       const void *hidden, const void **out);
 
-/* From the gradient of the normalised tokens, in d_normed, to d_hidden (T, E). */
+/* Backward from the gradient of the normalised tokens, in d_normed, to d_hidden (T, E). */
 status ranking_select_bwd(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
                           const void *hidden, void *d_hidden);
 
@@ -40,7 +40,7 @@ status ranking_select_bwd(const ranking_head *h, ranking_acts *a, backend *be, c
 status ranking_score(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
                      const void *hidden, const void **out);
 
-/* Adds the losses to *rows->sum and leaves the gradient of hidden in d_hidden (T, E). */
+/* Adds the losses to *rows->sum and writes the gradient of hidden to d_hidden (T, E). */
 status ranking_train(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
                      loss_rows rows, const void *hidden, void *d_hidden);
 

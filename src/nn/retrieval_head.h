@@ -27,8 +27,8 @@ status retrieval_alloc(retrieval_acts *a, const retrieval_head *h, const nn_room
 status retrieval_encode(const retrieval_head *h, retrieval_acts *a, backend *be, const plan *p,
                         const void *hidden, const void **out);
 
-/* Adds the losses to *rows->sum, the gradients of items to their param, and leaves that of hidden
- * in d_hidden (T, E).  The caller sets sum, seed and negatives of the rows. */
+/* Adds the losses to *rows->sum and the gradients of items to their parameter, and writes the
+ * gradient of hidden to d_hidden (T, E).  The caller sets sum, seed and negatives of the rows. */
 status retrieval_train(const retrieval_head *h, retrieval_acts *a, backend *be, const plan *p,
                        loss_rows rows, const void *hidden, void *d_hidden);
 

@@ -1,5 +1,5 @@
 /* The sampled softmax over the label and R negatives of each loss position (ops.h).  Where R is the
- * number of positions, pieces of them bound the memory. */
+ * number of positions, they are processed in pieces, to bound the memory. */
 #include <string.h>
 
 #include "nn/loss.h"
@@ -93,7 +93,8 @@ static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
     return be->ops->sampled_softmax(be, &args);
 }
 
-/* Labels are marked, and with them in-batch negatives; tables with marks have no others. */
+/* Marks the rows of labels, which include in-batch negatives; tables with marks have no other
+ * negatives. */
 status sampled_loss_train(const loss_config *c, const loss_acts *a, backend *be, const plan *p,
                           const loss_rows *rows) {
     piece s = {.n_negatives = c->n_negatives > 0 ? c->n_negatives : p->n_loss};

@@ -131,7 +131,7 @@ static linear_args ffn2_of(const sasrec_layer *l, const sasrec_acts *acts, int64
     return a;
 }
 
-/* Norm 0 is that of the queries, norm 1 that after the attention. */
+/* Norm 0 normalises the queries, norm 1 the sum after the attention. */
 static norm_args norm_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n, int which,
                          const void *x, void *y) {
     return (norm_args){.n = n,
@@ -166,7 +166,7 @@ static softmax_attn_args attn_of(const sasrec_layer *l, const sasrec_acts *acts,
         .log_sum = acts->log_sum};
 }
 
-/* y = dropped(x) at one of the block's sites; nothing where it is in place and off. */
+/* y = dropped(x) at one of the block's sites; does nothing where x is y and the rate is 0. */
 static status drop(const sasrec_layer *l, backend *be, const sequences *s, site_kind site,
                    int32_t dim, const void *x, void *y) {
     dropout_args a = {.n = s->n_tokens, .dim = dim, .x = x, .y = y};
@@ -225,7 +225,8 @@ static status ffn_bwd(const sasrec_layer *l, const sasrec_acts *acts, backend *b
     return be->ops->linear_bwd(be, &ffn1);
 }
 
-/* a: gradient of Q + attention; b: of the attention's output; then the queries' part joins a. */
+/* a: gradient of Q + attention; b: of the attention's output; then the queries' part is added to
+ * a. */
 static status attention_bwd(const sasrec_layer *l, const sasrec_acts *acts, backend *be,
                             const sequences *s, const sasrec_scratch *scratch, const void *x,
                             void *d) {

@@ -37,7 +37,7 @@ typedef struct sasrec_acts {
     int64_t max_tokens;
 } sasrec_acts;
 
-/* Gradients on their way; all blocks of a training pass share one. */
+/* Gradients inside a block; all blocks of a training pass share one. */
 typedef struct sasrec_scratch {
     void *a, *b; /* (T, E) act */
     void *d_ffn; /* (T, dim_ffn) act */

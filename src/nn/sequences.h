@@ -1,5 +1,5 @@
-/* Sequences: what a layer must know of the tokens it works on, besides their activations.  A view
- * of memory of the backend. */
+/* Sequences: what a layer needs to know about its tokens, besides their activations.  A view of
+ * memory of the backend. */
 #ifndef HSTU_NN_SEQUENCES_H
 #define HSTU_NN_SEQUENCES_H
 
@@ -9,13 +9,13 @@
 #include "ops/ops.h"
 
 typedef struct sequences {
-    int32_t n_sequences;                  /* B */
-    int32_t n_tokens;                     /* T */
-    int32_t max_len;                      /* the longest of these */
-    int32_t len_bound;                    /* no sequence of the model is longer, in any batch */
-    const int32_t *offsets;               /* (B + 1) */
-    const int32_t *n_contexts;            /* (B): tokens that see all before the targets; or NULL */
-    const int32_t *n_targets;             /* (B): last tokens that do not see each other; or NULL */
+    int32_t n_sequences;       /* B */
+    int32_t n_tokens;          /* T */
+    int32_t max_len;           /* the longest of these */
+    int32_t len_bound;         /* no sequence of the model is longer, in any batch */
+    const int32_t *offsets;    /* (B + 1) */
+    const int32_t *n_contexts; /* (B): first tokens, which see all before the targets; or NULL */
+    const int32_t *n_targets;  /* (B): tokens at the end that do not see each other; or NULL */
     const int64_t *query_time, *key_time; /* (T): seconds, of layers with a time bias */
     bool has_dropout;
     dropout drop; /* key, step, the tokens' users and positions; a layer sets rate and site */

@@ -5,9 +5,9 @@
  * - a tile of query rows and keys: empty, full or partial (attn_tile_is_empty, attn_tile_is_full),
  *   and over a tile of rows the keys that any of them may see (attn_keys_seen) and that all of them
  *   see (attn_keys_full).
- * Answers about tiles are on the safe side: a tile that is not called empty or full may still be.
- * For func they need func_tiles, a summary of each 64 rows that a backend makes before (without it
- * every tile is partial).
+ * Answers about tiles are conservative: a tile that is not reported as empty or full may still be
+ * so.  For func they need func_tiles, a summary of every 64 rows that a backend computes first
+ * (without it every tile is partial).
  *
  * Pure functions of their arguments, for any thread, on the host and on the device. */
 #ifndef HSTU_OPS_ATTN_MASK_H
@@ -21,7 +21,7 @@
 #define MASK_FN static inline
 #endif
 
-/* A loop of few rounds in code where registers are scarce. */
+/* Keeps a short loop rolled, in code where registers are scarce. */
 #ifdef __CUDA_ARCH__
 #define MASK_SMALL_LOOP _Pragma("unroll 1")
 #else
@@ -49,7 +49,7 @@ MASK_FN int attn_min(int x, int y) {
 MASK_FN int attn_max(int x, int y) {
     return x > y ? x : y;
 }
-/* x + y, at most `most`: windows may be as long as an int. */
+/* x + y, clamped to `most`: windows may be as long as an int. */
 MASK_FN int attn_add(int x, int y, int most) {
     int64_t sum = (int64_t)x + y;
     return (int)(sum < most ? sum : most);
@@ -69,11 +69,11 @@ MASK_FN attn_sequence attn_sequence_of(const attn_args *a, int b) {
     return s;
 }
 
-/* Whether a row sees keys up to one bound and all before it. */
+/* Whether a row sees all keys up to a bound. */
 MASK_FN bool attn_mask_has_one_end(const attn_args *a) {
     return a->func == NULL && a->n_targets == NULL && a->window_left < 0;
 }
-/* Whether that bound is the row's own place: by far the most frequent mask. */
+/* Whether that bound is the row's own place: the causal mask, by far the most frequent. */
 MASK_FN bool attn_mask_is_causal(const attn_args *a) {
     return attn_mask_has_one_end(a) && a->n_contexts == NULL && a->window_right == 0;
 }
@@ -91,8 +91,8 @@ MASK_FN attn_span attn_func_span(const attn_args *a, const attn_sequence *s, int
     return span;
 }
 
-/* Keys first0 .. end0 - 1 and first1 .. end1 - 1, each of which may be empty.  Where
- * attn_mask_has_more, attn_func_span knows the rest. */
+/* Keys first0 .. end0 - 1 and first1 .. end1 - 1, each of which may be empty.  If
+ * attn_mask_has_more, attn_func_span gives the rest. */
 typedef struct attn_row_mask {
     int first0, end0, first1, end1;
 } attn_row_mask;
@@ -124,7 +124,7 @@ MASK_FN attn_row_mask attn_row_spans(const attn_args *a, const attn_sequence *s,
     return m;
 }
 
-/* Whether key j is in the spans m of a row, or, where there are more than two, in one of those. */
+/* Whether key j is in the spans m of a row or, if it has more than two, in one of the others. */
 MASK_FN bool attn_row_sees(const attn_args *a, const attn_sequence *s, const attn_row_mask *m,
                            int row, int j) {
     bool sees = (j >= m->first0 && j < m->end0) || (j >= m->first1 && j < m->end1);
@@ -137,9 +137,9 @@ MASK_FN bool attn_row_sees(const attn_args *a, const attn_sequence *s, const att
     return sees;
 }
 
-/* The queries that see a key, as places among the keys: those by the window and the groups of
- * targets are neighbours (`own`), and so are the contexts before them.  Not for func; windows and
- * groups must not be longer than the longest sequence. */
+/* The queries that see a key, as places among the keys: queries that see it by the window and the
+ * groups of targets are contiguous (`own`), and so are the contexts before them.  Not for func;
+ * windows and groups must not be longer than the longest sequence. */
 typedef struct attn_key_mask {
     attn_span contexts, own;
 } attn_key_mask;
@@ -157,10 +157,10 @@ MASK_FN attn_key_mask attn_key_spans(const attn_args *a, const attn_sequence *s,
     return m;
 }
 
-/* What ATTN_FUNC_ROWS query rows, from a multiple of them on, see of a func mask: from the first to
- * the last key that any of them sees, and keys that all of them see (of each row one span counts,
- * its longest).  func_tiles: (attn_func_tiles_count), where sequence b owns those from offsets_q[b]
- * / ATTN_FUNC_ROWS + b on, enough for all its rows. */
+/* Summary of a func mask over ATTN_FUNC_ROWS query rows, aligned to a multiple of them: the range
+ * from the first to the last key that any row sees, and a range of keys that all rows see (only the
+ * longest span of each row counts). func_tiles: (attn_func_tiles_count); sequence b owns the
+ * entries from offsets_q[b] / ATTN_FUNC_ROWS + b on, enough for all its rows. */
 enum { ATTN_FUNC_ROWS = 64 };
 
 typedef struct attn_func_tile {
@@ -175,7 +175,7 @@ MASK_FN int attn_func_tile_index(const attn_sequence *s, int row) {
     return s->row_q / ATTN_FUNC_ROWS + s->b + row / ATTN_FUNC_ROWS;
 }
 
-/* That of one row; of a row beyond the sequence's end that which changes no other. */
+/* The summary of one row; for a row beyond the sequence's end, the neutral element. */
 MASK_FN attn_func_tile attn_func_tile_of(const attn_args *a, const attn_sequence *s, int row) {
     attn_func_tile tile = {{INT32_MAX, 0}, {0, INT32_MAX}};
     if (row >= s->len_q) return tile;
@@ -199,7 +199,7 @@ MASK_FN attn_func_tile attn_func_tile_join(attn_func_tile x, attn_func_tile y) {
     return x;
 }
 
-/* Keys that any of query rows row0 .. row1 - 1 may see by func. */
+/* Keys that any of query rows row0 .. row1 - 1 may see through func. */
 MASK_FN attn_span attn_func_seen(const attn_args *a, const attn_sequence *s, int row0, int row1) {
     attn_span seen = {0, s->len_k};
     if (a->func_tiles == NULL) return seen;
@@ -215,7 +215,7 @@ MASK_FN attn_span attn_func_seen(const attn_args *a, const attn_sequence *s, int
     return seen;
 }
 
-/* Keys that all of them see; an end of -1: no such keys are known. */
+/* Keys that all of these rows see; an end of -1: no such keys are known. */
 MASK_FN attn_span attn_func_full(const attn_args *a, const attn_sequence *s, int row0, int row1) {
     attn_span full = {0, a->func_tiles == NULL ? -1 : s->len_k};
     MASK_SMALL_LOOP
@@ -243,7 +243,7 @@ MASK_FN attn_span attn_keys_seen(const attn_args *a, const attn_sequence *s, int
     return seen;
 }
 
-/* Keys within those that none of the rows sees: the groups of targets before the rows' own. */
+/* Keys in that range that none of the rows sees: the target groups before the rows' own. */
 MASK_FN attn_span attn_keys_hole(const attn_args *a, const attn_sequence *s, int row0) {
     int i0 = row0 + s->shift;
     attn_span hole = {0, 0};
@@ -267,7 +267,7 @@ MASK_FN attn_span attn_keys_full(const attn_args *a, const attn_sequence *s, int
     return full;
 }
 
-/* Query rows outside of which none sees any of n keys from key0 on. */
+/* The range of query rows that may see any of n keys from key0 on. */
 MASK_FN attn_span attn_queries_seeing(const attn_args *a, const attn_sequence *s, int key0, int n) {
     attn_span rows = {0, s->len_q};
     int first = key0 - s->shift, end = attn_min(key0 + n, s->len_k) - s->shift;
@@ -278,8 +278,8 @@ MASK_FN attn_span attn_queries_seeing(const attn_args *a, const attn_sequence *s
     return rows;
 }
 
-/* Of query rows row0 .. row1 - 1 and keys j0 .. j1 - 1 under a mask that is not func: does surely
- * nothing see anything?  Rows and keys beyond the lengths see and are seen by nothing. */
+/* Whether surely none of query rows row0 .. row1 - 1 sees any of keys j0 .. j1 - 1, under a mask
+ * that is not func. Rows and keys beyond the lengths see nothing and are not seen. */
 MASK_FN bool attn_rule_is_empty(const attn_args *a, const attn_sequence *s, int row0, int row1,
                                 int j0, int j1) {
     row1 = attn_min(row1, s->len_q);
@@ -304,7 +304,7 @@ MASK_FN bool attn_rule_is_full(const attn_args *a, const attn_sequence *s, int r
     return i1 <= s->history || j1 <= s->history;
 }
 
-/* The same two questions under a func mask, and under any. */
+/* Empty and full under a func mask, and under any mask. */
 MASK_FN bool attn_func_is_empty(const attn_args *a, const attn_sequence *s, int row0, int row1,
                                 int j0, int j1) {
     row1 = attn_min(row1, s->len_q);

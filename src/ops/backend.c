@@ -8,7 +8,7 @@ void backend_destroy(backend *be) {
     if (be != NULL) be->destroy(be);
 }
 
-/* Numbers of two bytes are widened in place, from the last to the first. */
+/* Two-byte elements are widened in place, from the last to the first. */
 status backend_read_act(backend *be, float *to_host, const void *from, size_t n) {
     TRY(be->ops->copy_out(be, to_host, from, n * act_bytes(be->act)));
     for (size_t i = n; be->act != ACT_F32 && i-- > 0;) {

@@ -10,10 +10,10 @@
  * - A collective has its place in the backend's order of execution: it reads what earlier ops
  *   wrote, later ops read its result, and it may run after the call has returned.  A library with
  *   a stream of its own is ordered with the backend's stream (op `stream`) by events on both sides.
- * - A sum adds ranks in pairs, (0 + 1) + (2 + 3), then pairs of pairs; a rank without a partner is
- *   taken over unchanged.  So all ranks get the same bits, over any transport.  A caller that cuts
- *   its batch into a fixed number of leaves, a power of two, and sums the leaves of a rank by the
- *   same tree gets the same bits from 1, 2, 4, ... ranks.
+ * - A sum adds ranks in pairs, (0 + 1) + (2 + 3), then pairs of pairs; the value of a rank without
+ * a partner is kept unchanged.  So all ranks get the same bits, over any transport.  A caller that
+ * cuts its batch into a fixed number of leaves, a power of two, and sums the leaves of a rank by
+ * the same tree gets the same bits from 1, 2, 4, ... ranks.
  * - A count of 0 is legal and moves nothing; the rank still makes the call.
  * - If a rank is dead or does not answer within the communicator's timeout, the others fail with
  *   ERR_IO.  A collective that only enqueues work may leave the failure to the next call; `barrier`
@@ -42,9 +42,9 @@ typedef struct all_reduce_args {
     void *to;         /* (n) */
 } all_reduce_args;
 
-/* Rows to every rank and from every rank.  `from` holds the rows for rank 0, then those for rank 1,
- * ...; `to` gets the rows of rank 0, then those of rank 1, ...: rank r receives from rank s as many
- * as s sends to r.  The two must not overlap.  Where ranks do not know what they will receive, an
+/* Exchanges rows between all ranks.  `from` holds the rows for rank 0, then those for rank 1, ...;
+ * `to` gets the rows of rank 0, then those of rank 1, ...: rank r receives from rank s as many as s
+ * sends to r.  The two must not overlap.  Where ranks do not know what they will receive, an
  * all_to_all of one int64 for each rank tells them. */
 typedef struct all_to_all_args {
     int64_t row_bytes;
@@ -54,8 +54,8 @@ typedef struct all_to_all_args {
     void *to;                 /* (sum of n_receive, row_bytes) */
 } all_to_all_args;
 
-/* The rows of all ranks, those of rank 0 first, on every rank.  In place: `from` is the place of
- * this rank's rows in `to`. */
+/* Gathers the rows of all ranks, in the order of ranks, on every rank.  In place: `from` is the
+ * place of this rank's rows in `to`. */
 typedef struct all_gather_args {
     int64_t row_bytes;
     const int64_t *n_rows; /* (size) host: rows of each rank, the same on all ranks */
@@ -69,8 +69,7 @@ typedef struct comm_ops {
     status (*all_gather)(comm *c, const all_gather_args *a);
     /* memory of rank `root` goes to all others. */
     status (*broadcast)(comm *c, void *memory, size_t bytes, int root);
-    /* Returns when every rank has called it and all that was called before is done: the host
-     * waits. */
+    /* Returns when every rank has called it and all earlier calls are done: the host waits. */
     status (*barrier)(comm *c);
 } comm_ops;
 

@@ -13,8 +13,8 @@
  * - `act` is the type of activations: float32 on the CPU, the model's choice (bfloat16, float16,
  *   float32) on a GPU; such pointers are `void *`.  Weights, statistics, gradients of weights and
  *   all sums are float32.
- * - The gradient of a weight is added to what is there; the gradient of an activation replaces it,
- *   unless said otherwise.
+ * - The gradient of a weight is added to the old value; the gradient of an activation overwrites
+ * it, unless said otherwise.
  * - A count of 0 is legal everywhere and does nothing.
  * - Once warm no op allocates: scratch memory is the backend's own, grown on first use and then
  *   kept, or is an argument.
@@ -60,7 +60,7 @@ typedef struct dropout {
     const uint32_t *position; /* (rows) */
 } dropout;
 
-/* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` numbers, then dropout.  A
+/* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` elements, then dropout.  A
  * negative index reads as a row of zeros; other may be NULL.  With is_act the table holds rows of
  * activations, to select tokens. */
 typedef struct gather_args {
@@ -81,12 +81,12 @@ typedef struct gather_args {
 typedef struct row_groups {
     int64_t n;      /* rows of y */
     int32_t n_rows; /* V */
-    int32_t *order; /* (n): rows of y, those of table row 0 first, ... negative indices left out */
+    int32_t *order; /* (n): rows of y sorted by table row, without negative indices */
     int32_t *begin; /* (V + 1): table row r owns order[begin[r]] .. order[begin[r + 1] - 1] */
 } row_groups;
 
-/* grad[r] += scale * sum over i in group r of dropped(dy[i]); the dropout must be that of the
- * gather.  With is_act, grad is rows of activations. */
+/* grad[r] += scale * sum over i in group r of dropped(dy[i]), with the same dropout as the gather.
+ * With is_act, grad holds rows of activations. */
 typedef struct scatter_args {
     row_groups groups;
     int32_t dim;
@@ -132,7 +132,7 @@ typedef struct norm_args {
     float *mean, *rstd;     /* (n) each, kept for the backward pass */
     const void *dy;         /* (n, dim) act */
     void *dx;               /* (n, dim) act */
-    bool adds_dx;           /* dx += instead of = : the residual's gradient is there already */
+    bool adds_dx;           /* dx += instead of dx = : dx already holds the residual's gradient */
     float *dweight, *dbias; /* (dim) or NULL */
 } norm_args;
 
@@ -309,16 +309,16 @@ typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD, OPT_ADAGRAD } opt_kind;
  *                      w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
  *     sgd              w -= lr (g + wd w)
  *     rowwise adagrad  s += mean(g^2); w -= lr g / (sqrt(s) + eps)
- *     adagrad          the same with s += g^2, a number for each number of the row
- * The gradient is zeroed where it was used.  Where *grad_scale is 0 the step is skipped: nothing is
+ *     adagrad the same with s += g^2, one state for each element
+ * Gradients that were used are zeroed.  Where *grad_scale is 0 the step is skipped: nothing is
  * updated, the gradient is zeroed.  With `marks` only the rows of `dim` whose mark is not 0 are
- * touched (lazy), and their marks are zeroed; else all n numbers. */
+ * touched (lazy), and their marks are zeroed; else all n elements. */
 typedef struct update_args {
     opt_kind kind;
     int64_t n;               /* numbers in all */
     int32_t dim;             /* of a row */
     uint8_t *marks;          /* (n / dim), or NULL */
-    float *w, *grad, *m, *v; /* (n) each; s is m, of rowwise adagrad one number a row */
+    float *w, *grad, *m, *v; /* (n) each; s is stored in m, one float a row for rowwise adagrad */
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step; /* t, from 1 */
     const float *grad_scale;
@@ -333,14 +333,14 @@ typedef struct grad_factor_args {
     double *norm;  /* (1) or NULL */
 } grad_factor_args;
 
-/* Ranks targets among a corpus, by score = query . corpus row, without the items of `seen`: rank =
- * 1 + the number of remaining rows with a higher score (of equal scores the smaller row number
- * comes first), or n_corpus + 1 if the target itself was seen.  With k > 0 also the k best rows and
- * their scores. */
+/* Ranks targets in a corpus by score = query . corpus row, excluding the rows of `seen`: rank = 1 +
+ * the number of remaining rows with a higher score (of equal scores the smaller row number comes
+ * first), or n_corpus + 1 if the target itself was seen.  With k > 0 also the k best rows and their
+ * scores. */
 typedef struct rank_args {
     int32_t n_queries, dim, n_corpus;
     const void *query;           /* (n_queries, dim) act */
-    const float *corpus;         /* (n_corpus, dim), normalised already if it must be */
+    const float *corpus;         /* (n_corpus, dim), already normalised if needed */
     const int32_t *seen_offsets; /* (n_queries + 1), or NULL: nothing was seen */
     const int32_t *seen;         /* rows of the corpus, ascending within a query */
     const int32_t *target;       /* (n_queries) rows, or NULL */
@@ -355,8 +355,8 @@ enum { FETCH_MAX = 64, FETCH_PENDING = 16 };
 /* What `record` says about the ops that follow. */
 typedef enum {
     RECORD_RUN,   /* they run as ever */
-    RECORD_TAKE,  /* they are recorded, and run when `record_end` is called */
-    RECORD_REPLAY /* skip them: `record_end` runs what was recorded under this key */
+    RECORD_TAKE,  /* the ops are recorded, and run when `record_end` is called */
+    RECORD_REPLAY /* skip the ops: `record_end` runs what was recorded under this key */
 } record_state;
 
 /* The vtable; ops.def lists its members. */
@@ -370,8 +370,8 @@ struct table_ops;
 struct backend {
     const ops *ops;
     const struct table_ops *tables; /* dynamic tables (ops/table.h); NULL: it has none */
-    struct backend *tables_below;   /* the backend that owns `tables` if it is another one (a timing
-                                       layer's); or NULL */
+    struct backend *tables_below;   /* the backend that owns `tables`, if it is another one (as in a
+                                       timing layer); or NULL */
     act_type act;
     const char *name; /* "cpu", "cuda:0" */
     const char *card; /* of a GPU: "NVIDIA H200"; else NULL */
@@ -390,7 +390,7 @@ status backend_read_act(backend *be, float *to_host, const void *from, size_t n)
 
 /* The CPU backend over a pool (NULL: one thread), which must outlive it. */
 status backend_create_cpu(backend **out, pool *workers);
-/* The kernel of its matrix products on this machine: "NEON 8x12". */
+/* The kernel of the CPU's matrix products on this machine: "NEON 8x12". */
 const char *backend_cpu_products(void);
 
 /* The backend of GPU `device`, in float32 until set_precision says otherwise.  With
@@ -399,7 +399,7 @@ const char *backend_cpu_products(void);
 typedef struct cuda_options {
     int device;
     bool is_deterministic;
-    bool is_guest; /* for attn_fwd and attn_bwd only, on the caller's streams */
+    bool is_guest; /* A guest: for attn_fwd and attn_bwd only, on the caller's streams. */
 } cuda_options;
 status backend_create_cuda(backend **out, const cuda_options *options);
 

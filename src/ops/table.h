@@ -5,22 +5,22 @@
  * or in host memory that the backend can reach.  This header states the layout of a level and its
  * verbs, each once; src/cpu and src/cuda implement them, and leave the same bytes in the index
  * whatever the number of threads and the order of keys within a call.  Policies, tiers and files
- * are in src/embed.  The rules of ops.h hold (order of ops, counts of
- * 0, no allocation once warm); one thread calls the verbs of a level at a time.
+ * are in src/embed.  The rules of ops.h hold (order of ops, counts of 0, no allocation once warm);
+ * one thread calls the verbs of a level at a time.
  *
  * Layout.  h = table_hash(key) is a bijection of all 2^64 keys, none of which is reserved.  The key
  * belongs to bucket table_bucket(h, n_buckets), the high word of h * n_buckets, and to no other:
- * 64 slots associate so well that hit rates are at most 0.1 % below those of one big bucket (Zipf
- * 1.05, LRU and LFU, 4 K to 128 K slots).  Because the bucket grows with h, keys in the order of
- * their hashes are grouped by bucket at every level, whatever its size.
- * A bucket is one block of TABLE_BUCKET_BYTES, 64-byte aligned:
+ * with 64-way associativity hit rates are at most 0.1 % below those of one big bucket (Zipf 1.05,
+ * LRU and LFU, 4 K to 128 K slots).  Because the bucket grows with h, keys in the order of their
+ * hashes are grouped by bucket at every level, whatever its size. A bucket is one block of
+ * TABLE_BUCKET_BYTES, 64-byte aligned:
  *     digests (64) uint8    0: the slot is empty; else table_digest(h), 1..255
  *     entries (64)          uint64 key, uint64 score: the policy's word.  A touch writes where the
  *                           key was just read; of two entries the smaller is evicted first
  *     stamps  (64) uint32   step of the last write of the row, and TABLE_CLEAN
  * A probe reads one line of digests (its matches are the bits of one 64-bit word) and, on a match,
- * one entry.  An empty slot's entry and stamp are without meaning.  slot = 64 bucket + place in it,
- * always 64-bit; the row of a slot lies at rows + slot * row_bytes.
+ * one entry.  An empty slot's entry and stamp are undefined.  slot = 64 bucket + place in it,
+ * always 64-bit; the row of a slot is at rows + slot * row_bytes.
  *
  * Row: `dim` values, then the state of the optimizer, all float32:
  *     SGD none | Adam m (dim), v (dim) | AdaGrad s (dim) | row-wise AdaGrad s (1)
@@ -47,8 +47,8 @@ enum {
     TABLE_BUCKET_BYTES = TABLE_STAMPS_AT + 4 * TABLE_SLOTS /* 1344 */
 };
 
-/* The flag of a stamp: a lower tier has a copy of the row with the same content, so that the row
- * need not be written back.  Every write of the row clears it.  Steps are below 2^31. */
+/* Flag in a stamp: a lower tier has an identical copy of the row, which need not be written back.
+ * Every write of the row clears it.  Steps are below 2^31. */
 #define TABLE_CLEAN 0x80000000u
 
 typedef struct table_level {
@@ -106,17 +106,17 @@ TABLE_FN float *table_row(const table_level *l, int64_t slot) {
     return (float *)(l->rows + slot * l->row_bytes);
 }
 
-/* In every struct below, n is the number of keys (or slots) there is room for, < 2^31, and where
- * n_real is not NULL only the first min(n, *n_real) of them are there: a count in memory of the
- * backend, where `unique` writes it, so that the host need not wait for it.  A call with n = 0 may
- * do nothing at all, not even write its counts; with *n_real = 0 they are written. */
+/* In every struct below, n < 2^31 is the capacity in keys (or slots).  Where n_real is not NULL
+ * only the first min(n, *n_real) exist: n_real points to memory of the backend, where `unique`
+ * writes the count, so that the host need not wait for it.  A call with n = 0 may do nothing at
+ * all, not even write its counts; with *n_real = 0 the counts are written. */
 
 /* What a touch does to the score of an entry; w is scores[i], or `score` where scores is NULL. */
 typedef enum {
     SCORE_KEEP, /* nothing; a new entry gets w */
     SCORE_SET,  /* score = w */
-    SCORE_COUNT /* the high words are added, saturating at 2^32 - 1; the low word becomes w's: a
-                   count over the step of the last touch */
+    SCORE_COUNT /* the high words are added, saturating at 2^32 - 1; the low word becomes w's:
+                   (count, step of the last touch) */
 } score_rule;
 
 TABLE_FN uint64_t table_touched(score_rule rule, uint64_t old, uint64_t w) {
@@ -139,9 +139,9 @@ typedef struct table_unique_args {
     int32_t *begin;      /* (n + 1) */
 } table_unique_args;
 
-/* slot[i] = that of keys[i], or -1.  Found entries are touched by the rule.  Keys may repeat with
- * SCORE_KEEP, and with SCORE_SET of one score; else each is there once.  Any order; ascending by
- * hash is fastest. */
+/* slot[i] = the slot of keys[i], or -1.  Found entries are touched by the rule.  Keys may repeat
+ * with SCORE_KEEP, and with SCORE_SET of one score; else they must be distinct.  Any order;
+ * ascending by hash is fastest. */
 typedef struct table_find_args {
     int64_t n;
     const int64_t *n_real;
@@ -150,14 +150,14 @@ typedef struct table_find_args {
     uint64_t score;
     const uint64_t *scores; /* (n) or NULL */
     int64_t *slot;          /* (n) */
-    uint64_t *out_scores;   /* (n) or NULL: after the touch; 0 where nothing was found */
+    uint64_t *out_scores;   /* (n) or NULL: scores after the touch; 0 where nothing was found */
     uint32_t *out_stamps;   /* (n) or NULL: 0 where nothing was found */
 } table_find_args;
 
 typedef enum {
     EVICT_NEVER,   /* a full bucket takes no new key */
-    EVICT_LOWER,   /* an entry is evicted only by a new key whose score is not below its own */
-    EVICT_SMALLEST /* the smallest is evicted, whatever the new key's score */
+    EVICT_LOWER,   /* a new key evicts only entries whose score is not above its own */
+    EVICT_SMALLEST /* the smallest score is evicted, whatever the new key's score */
 } evict_rule;
 
 /* Evicted entries, in no defined order.  Their rows stay at `slot` until the caller writes the rows
@@ -171,19 +171,19 @@ typedef struct table_evicted {
 
 enum { PLACED_NEW, PLACED_EVICTED, PLACED_REJECTED, PLACED_COUNTS };
 
-/* Find or insert.  Keys: each once, in any order; is_ordered promises ascending hashes.
- * For each bucket, in this order:
- *  1. keys that are there are touched by the rule; none of them is evicted by this call.
+/* Find or insert.  Keys: distinct, in any order; is_ordered promises ascending hashes. For each
+ * bucket, in this order:
+ *  1.  Keys in the table are touched by the rule; none of them is evicted by this call.
  *  2. The new keys, those of higher score first, of equal score those of smaller hash, take the
  *     free places: the empty slots, ascending; then, unless EVICT_NEVER, the entries that were not
  *     touched in 1, ascending by (score, key).  With EVICT_LOWER a new key whose entry has a higher
  *     score than its own is rejected instead, and so are all after it.  New keys without a place
  *     are rejected.
- * A new entry has its digest, key, score w and stamp; its row holds what was there before.
+ * A new entry has its digest, key, score w and stamp; its row keeps the old content of the slot.
  *
- * With `init` (find or insert) or `write` (insert or assign) rows are moved in the same pass: what
- * that verb would do next for these keys and slots, init for the new ones only; of its arguments n,
- * n_real, slot, only and keys are not looked at.  The rows of evicted entries are lost. */
+ * With `init` (find or insert) or `write` (insert or assign) rows are moved in the same pass: the
+ * work of that verb for these keys and slots, init for the new ones only; its arguments n, n_real,
+ * slot, only and keys are ignored.  The rows of evicted entries are lost. */
 typedef struct table_place_args {
     int64_t n;
     const int64_t *n_real;
@@ -195,16 +195,16 @@ typedef struct table_place_args {
     uint32_t stamp;         /* of new entries */
     const uint32_t *stamps; /* (n) or NULL */
     evict_rule evict;
-    int64_t *slot;                       /* (n): -1 where rejected */
-    uint8_t *is_new;                     /* (n): 1 new, 0 found or rejected */
-    table_evicted evicted;               /* or all NULL: they are only counted */
-    uint64_t *rejected;                  /* (n) or NULL: the keys, order not defined */
-    int64_t *counts;                     /* (PLACED_COUNTS): of new, evicted and rejected keys */
+    int64_t *slot;         /* (n): -1 where rejected */
+    uint8_t *is_new;       /* (n): 1 new, 0 found or rejected */
+    table_evicted evicted; /* or all NULL: they are only counted */
+    uint64_t *rejected;    /* (n) or NULL: the keys, order not defined */
+    int64_t *counts;       /* (PLACED_COUNTS): numbers of new, evicted and rejected keys */
     const struct table_init_args *init;  /* or NULL */
     const struct table_rows_args *write; /* or NULL; not both */
 } table_place_args;
 
-/* Empties the slots of the keys that are in the table.  Keys: each once, in any order. */
+/* Empties the slots of the keys that are in the table.  Keys: distinct, in any order. */
 typedef struct table_erase_args {
     int64_t n;
     const int64_t *n_real;
@@ -215,7 +215,7 @@ typedef struct table_erase_args {
 
 /* The entries of buckets first .. first + n_buckets - 1 whose score is in min_score .. max_score
  * and whose stamp, without TABLE_CLEAN, is in min_stamp .. max_stamp; ascending by slot.  Outputs
- * that are NULL are left out: with all NULL this only counts. */
+ * that are NULL are not written: with all NULL this only counts. */
 typedef struct table_scan_args {
     int64_t first, n_buckets;
     uint64_t min_score, max_score;
@@ -226,7 +226,7 @@ typedef struct table_scan_args {
     int64_t *n; /* (1): how many */
 } table_scan_args;
 
-/* stamps[slot[i]] = stamps[i], or `stamp` where stamps is NULL; negative slots are left out. */
+/* stamps[slot[i]] = stamps[i], or `stamp` where stamps is NULL; negative slots are skipped. */
 typedef struct table_stamp_args {
     int64_t n;
     const int64_t *n_real;
@@ -235,10 +235,10 @@ typedef struct table_stamp_args {
     const uint32_t *stamps; /* (n) or NULL */
 } table_stamp_args;
 
-/* The scores and stamps that place writes for keys that move up a level: `slot`, `scores` and
- * `stamps` are what find returned for the level below.  With w = given[i], or `score` where given
- * is NULL, keys that are below get table_touched(rule, scores[i], w) and keep their stamps, others
- * w and `stamp`.  is_below[i] says which they are. */
+/* Computes the scores and stamps that place writes for keys that move up a level: `slot`, `scores`
+ * and `stamps` are what find returned for the level below.  With w = given[i], or `score` where
+ * given is NULL, keys in the level below get table_touched(rule, scores[i], w) and keep their
+ * stamps, others get w and `stamp`. is_below[i]: whether key i is in the level below. */
 typedef struct table_carry_args {
     int64_t n;
     const int64_t *n_real;
@@ -267,21 +267,22 @@ typedef struct table_rows_args {
 
 typedef enum { FIRST_CONSTANT, FIRST_UNIFORM, FIRST_NORMAL } first_kind;
 
-/* The first values of a row: a function of (seed, key, column) alone, by integers and one rounding,
- * so that neither device nor order of insertion matter.  See table_first_value. */
+/* The first values of a row: a function of (seed, key, column) alone, in integer arithmetic with
+ * one rounding, so that neither device nor order of insertion matter.  See table_first_value. */
 typedef struct table_first {
     first_kind kind;
     rng_key key; /* rng_make_key(seed, RNG_TABLE) */
-    float unit;  /* table_first_unit: what an integer draw is multiplied by; or the constant */
+    float unit;  /* table_first_unit: factor of an integer draw; or the constant itself */
     float state; /* every number of the optimizer's state */
 } table_first;
 
-/* kind's unit for uniform numbers in [-scale, scale), or normal ones of deviation `scale`. */
+/* The factor from integer draws to uniform values in [-scale, scale), or normal values of deviation
+ * `scale`. */
 double table_first_unit(first_kind kind, double scale);
 
-/* Uniform: 2 (word >> 8) - 2^24, of word column % 4 of the block (key, column / 4).  Normal: a
- * block a column (0x80000000 | column); its eight halves of words are added and centred, which is
- * normal enough (within 4.9 deviations) and exact. */
+/* Uniform: 2 (word >> 8) - 2^24, of word column % 4 of the block (key, column / 4).  Normal: one
+ * block for each column (0x80000000 | column); the eight 16-bit halves of its words are added and
+ * centred, which is close enough to normal (within 4.9 deviations) and exact. */
 TABLE_FN float table_first_value(const table_first *f, uint64_t key, uint32_t col) {
     if (f->kind == FIRST_CONSTANT) return f->unit;
     uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
@@ -296,7 +297,7 @@ TABLE_FN float table_first_value(const table_first *f, uint64_t key, uint32_t co
     return (float)(2 * sum - 8 * 65535) * f->unit;
 }
 
-/* Writes whole rows: dim first values, then n_state times `state`.  Slots are skipped as by write.
+/* Writes whole rows: dim first values, then n_state times `state`.  Skips the same slots as write.
  * With staging, the values of all n rows, those just written and the others, are copied there as by
  * read: one pass over the rows of a batch of new and old keys. */
 typedef struct table_init_args {
@@ -311,8 +312,8 @@ typedef struct table_init_args {
     int64_t stride;
 } table_init_args;
 
-/* The arguments of the `init` and of the `write` that a place does in the same pass; a->init or
- * a->write must not be NULL. */
+/* The arguments of the `init` or `write` that a place includes; a->init or a->write must not be
+ * NULL. */
 table_init_args table_place_init(const table_place_args *a);
 table_rows_args table_place_write(const table_place_args *a);
 
@@ -329,8 +330,8 @@ TABLE_FN int32_t table_n_state(row_opt opt, int32_t dim) {
  *            w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
  *   adagrad  s += g^2;        w -= lr g / (sqrt(s) + eps)
  *   rowwise  s += mean(g^2);  w -= lr g / (sqrt(s) + eps)
- * Each slot once; negative ones are left out.  The row's stamp becomes `stamp`.  Where *grad_scale
- * is 0 nothing happens at all.  grad is only read. */
+ * Slots are distinct; negative ones are skipped.  The row's stamp becomes `stamp`.  Where
+ * *grad_scale is 0 nothing changes.  grad is only read. */
 typedef struct table_update_args {
     int64_t n;
     const int64_t *n_real;
@@ -348,8 +349,8 @@ typedef enum { POOL_NONE, POOL_SUM, POOL_MEAN } pool_kind;
 
 /* y[b] = sum over i in offsets[b] .. offsets[b + 1] - 1 of weight[i] row(i), POOL_MEAN: divided by
  * the number of i (weights not counted; an empty bag is zeros).  POOL_NONE: y[i] = weight[i]
- * row(i), offsets not looked at.  row(i) is the row of slot[inverse[i]], of slot[i] where inverse
- * is NULL, and staging row inverse[i] where slot is NULL and the level's `rows` are the staging.  A
+ * row(i), offsets are ignored.  row(i) is the row of slot[inverse[i]], of slot[i] where inverse is
+ * NULL, and staging row inverse[i] where slot is NULL and the level's `rows` are the staging.  A
  * negative slot or inverse reads as zeros.  Sums run in the order of i. */
 typedef struct table_pool_args {
     int64_t n; /* places */
@@ -381,8 +382,8 @@ typedef struct table_pool_grad_args {
 
 /* find and read in one pass, without a touch, for evaluation and serving; over several tables of
  * one dim at once.  Keys of part p are keys[begin[p]] .. keys[begin[p + 1] - 1], with repeats, in
- * any order.  y[i] = the values of the row; where the key is not there zeros, or its first values
- * where `first` is not NULL. */
+ * any order.  y[i] = the values of the row; for a missing key zeros, or its first values where
+ * `first` is not NULL. */
 enum { TABLE_MAX_PARTS = 64 };
 
 typedef struct table_lookup_args {

@@ -1,12 +1,12 @@
 /* Buckets of time differences, as the research model defines them in float32:
  *     bucket(d) = min(128, trunc(ln(max(|d|, 1)) / 0.301))
  *
- * No logarithm is taken per pair.  The bucket is a rising function of the float |d|, so its
- * 128 edges are found once, by bisection with the definition itself.  A bucket spans a factor of
- * 1.35 and a quarter of an octave at most 1.25, so the exponent and the two leading bits of the
- * mantissa leave at most one edge to compare with.  The comparison is an addition: a quarter's
- * entry is its bucket, above 21 bits that overflow just when the rest of the mantissa reaches the
- * edge. */
+ * No logarithm is taken per pair.  The bucket is a rising function of the float |d|, so its 128
+ * edges are found once, by bisection with the definition itself.  A bucket spans a factor of 1.35
+ * and a quarter of an octave at most 1.25, so the exponent and the two leading bits of the mantissa
+ * leave at most one edge to compare.  The comparison is an addition: a quarter's entry is its
+ * bucket in the high bits, and 21 low bits that carry into it exactly when the rest of the mantissa
+ * reaches the edge. */
 #ifndef HSTU_OPS_TIME_BUCKET_H
 #define HSTU_OPS_TIME_BUCKET_H
 
@@ -24,7 +24,7 @@ enum {
 };
 
 typedef struct bucket_table {
-    uint32_t cell[BUCKET_CELLS]; /* bucket << BUCKET_BITS, plus 2^BUCKET_BITS less the edge */
+    uint32_t cell[BUCKET_CELLS]; /* bucket << BUCKET_BITS, plus 2^BUCKET_BITS minus the edge */
 } bucket_table;
 
 /* The table, made on first use; any thread. */

@@ -11,14 +11,14 @@
  *     else say report.reason
  *
  * Both ends of a stretch must be synchronised by the caller: work still running is neither counted
- * nor waited for.  Kernels of a replayed CUDA graph are counted one by one.  Whether CUPTI also
- * sees graphs that were recorded before it came in is not documented: hence the first busy_begin
- * above; one alone is enough where there are no graphs.  Tracing costs time at every kernel, so a
- * speed is measured in a stretch of its own, without it; overlapping kernels still overlap.
+ * nor waited for.  Kernels of a replayed CUDA graph are counted one by one.  It is not documented
+ * whether CUPTI also sees graphs that were recorded before it was loaded: hence the first
+ * busy_begin above; without graphs one is enough.  Tracing costs time at every kernel, so a speed
+ * is measured in a stretch of its own, without it; overlapping kernels still overlap.
  *
  * libcupti is opened at the first busy_begin and never before; where it is missing or refuses, that
- * is no failure: the report says so.  All devices of the process are counted together, without
- * copies from one to another.  One stretch at a time in a process, one thread. */
+ * is no failure: the report says so.  All devices of the process are counted together, except for
+ * copies between them.  One stretch at a time in a process, one thread. */
 #ifndef HSTU_PROFILE_BUSY_H
 #define HSTU_PROFILE_BUSY_H
 
@@ -45,12 +45,12 @@ typedef struct busy_report {
 
     /* The length of a union of intervals: the time in which at least one of them ran.
      * kernel_busy_ns has kernels, memsets and copies within a device: what the GPU computes.
-     * busy_ns has those and the copies between host and device, of every stream, so that a copy
-     * adds only where nothing else ran.  kernel_busy_ns <= busy_ns <= span_ns. */
+     * busy_ns also has the copies between host and device, of every stream; a copy adds only where
+     * nothing else ran.  kernel_busy_ns <= busy_ns <= span_ns. */
     uint64_t kernel_busy_ns;
     uint64_t busy_ns;
 
-    uint64_t n_kernels; /* launches, those inside graphs included; no memsets, no copies */
+    uint64_t n_kernels; /* launches, including those inside graphs, without memsets and copies */
     uint64_t n_copies;  /* of every direction */
     uint64_t n_memsets;
     uint64_t n_lost; /* records dropped or without times: if > 0, the times are lower bounds */
@@ -59,14 +59,14 @@ typedef struct busy_report {
      * "(copy out)", "(copy on device)". */
     busy_kernel top[BUSY_MAX_TOP];
     int n_top;
-    int n_names; /* how many there were before the table was cut to BUSY_MAX_TOP */
+    int n_names; /* number of names before the table was cut to BUSY_MAX_TOP */
 } busy_report;
 
 /* Starts a stretch, or restarts it.  OK also where CUPTI is missing or refuses. */
 status busy_begin(void);
 
-/* Ends it and reports; without a busy_begin, the report is not known.  Fails only for want of
- * memory, then *out is not known either. */
+/* Ends the stretch and reports; without a busy_begin the report has is_known false.  Fails only if
+ * out of memory; then is_known is false too. */
 status busy_end(busy_report *out);
 
 #endif

@@ -29,7 +29,7 @@ static status append(interval_list *list, interval x) {
     return OK;
 }
 
-/* Some hundred names at most: a scan over their hashes costs less than their records did. */
+/* A few hundred names at most: a linear search over their hashes is cheap. */
 static status find_name(busy_log *log, busy_kind kind, const char *name, busy_name **out) {
     const char *text = kind == BUSY_KERNEL && name != NULL ? name : kind_names[kind];
     uint64_t hash = hash64(text, strlen(text), 0);

@@ -41,8 +41,8 @@ typedef struct busy_log {
 /* An empty log is all zero.  Fini makes it so again. */
 void busy_log_fini(busy_log *log);
 
-/* Adds what ran from start_ns to end_ns; `name` is a kernel's, as the linker knows it, and NULL for
- * the other kinds.  Times of 0 mean that they are not known: it counts as lost. */
+/* Adds an interval from start_ns to end_ns; `name` is a kernel's mangled name, NULL for the other
+ * kinds.  Times of 0 are unknown: the interval counts as lost. */
 status busy_log_add(busy_log *log, busy_kind kind, const char *name, uint64_t start_ns,
                     uint64_t end_ns);
 

@@ -1,8 +1,8 @@
-/* The records behind busy.h, from CUPTI; the only file that sees its headers.
+/* Collects the records for busy.h from CUPTI; the only file that includes its headers.
  *
  * The library is opened by name at the first busy_begin instead of being linked, so that the
- * program runs where it is missing.  CUPTI asks for buffers and gives them back full, from a thread
- * of its own: a lock guards what they are read into. */
+ * program runs where it is missing.  CUPTI requests buffers and returns them full, on its own
+ * thread: a lock guards the log that they are read into. */
 #include "profile/busy.h"
 
 #include <stdio.h>
@@ -69,7 +69,7 @@ static struct {
     char reason[BUSY_REASON_BYTES]; /* why the last busy_begin failed */
 
     pthread_mutex_t lock; /* guards the rest */
-    bool is_taking;       /* between busy_begin and busy_end: else records are thrown away */
+    bool is_taking;       /* between busy_begin and busy_end; outside, records are dropped */
     status failed;        /* of reading records: out of memory */
     busy_log log;
 } cupti = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -99,7 +99,7 @@ static void *open_library(void) {
     return NULL;
 }
 
-/* POSIX gives functions as void pointers; they are stored through one. */
+/* POSIX returns functions as void pointers; this stores through one. */
 #define AS_LOOKUP(name)                                                                            \
     *(void **)&cupti.name = dlsym(library, #name);                                                 \
     if (cupti.name == NULL) missing = #name;

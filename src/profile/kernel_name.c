@@ -101,7 +101,7 @@ static bool read_arguments(reader *r) {
     return true;
 }
 
-/* Of "N3foo4gateI...E" the last name and its arguments. */
+/* For "N3foo4gateI...E" the last name and its arguments. */
 static bool read_name(reader *r) {
     bool is_nested = *r->at == 'N';
     if (is_nested) r->at++;

@@ -1,7 +1,7 @@
 /* The timing layer: a backend that passes every op on to another one and keeps the time and the
  * number of calls of each.
  *
- * It waits for the device after each op, so it tells what each op costs, not what overlaps: the
+ * It waits for the device after each op, so it measures the cost of each op without overlap: the
  * shares are right, the sum is an upper bound.  One thread at a time, as for the backend below,
  * which must outlive it. */
 #ifndef HSTU_PROFILE_TIMED_H

@@ -1,4 +1,4 @@
-/* Both baselines fill in a function that ranks one user's target; what users have in common (the
+/* Both baselines fill in a function that ranks one user's target; the code for all users (the
  * window, the seen marks, the counts) is here once.  A worker has its own marks and counts; counts
  * are integers, so their sum is the same whoever counted. */
 #include "train/baselines.h"
@@ -22,7 +22,7 @@ typedef struct window {
     uint32_t target;
 } window;
 
-/* What a worker needs; arrays of (n_items + 1) are zero between users. */
+/* Scratch memory of a worker; arrays of (n_items + 1) are zero between users. */
 typedef struct worker_state {
     uint8_t *is_seen;  /* (n_items + 1) */
     float *score;      /* (n_items + 1); item-kNN */
@@ -92,7 +92,8 @@ static void destroy_workers(evaluation *e, int n_workers) {
     mem_free(e->workers);
 }
 
-/* A rank_counts is too large for a stack, so those of the workers are merged into the first. */
+/* A rank_counts is too large for the stack, so the counts of all workers are merged into the first
+ * worker's. */
 static status evaluate(evaluation *e, bool has_scores, pool *p, ranking_metrics *out) {
     int n_workers = p != NULL ? pool_n_threads(p) : 1;
     status st = split_users_init(&e->users, e->split, e->part);
@@ -150,7 +151,7 @@ static status order_items(const split *s, uint32_t *place) {
     return OK;
 }
 
-/* The target's place, less the seen items before it; is_seen is 2 where one was counted. */
+/* The target's place, minus the number of seen items before it; is_seen is 2 for a counted item. */
 static int32_t rank_popular(const evaluation *e, const window *w, worker_state *state) {
     uint32_t place = e->place[w->target], n_removed = 0;
     for (uint64_t k = 0; k < w->n; k++) {
@@ -179,7 +180,7 @@ typedef struct incidence {
     uint64_t n_users, n_items;
     uint64_t *user_begin; /* (n_users + 1) */
     uint32_t *item;       /* (user_begin[n_users]), ascending within a user */
-    uint64_t *item_begin; /* (n_items + 2): of item i, from item_begin[i] to item_begin[i + 1] */
+    uint64_t *item_begin; /* (n_items + 2): where the users of each item begin in `user` */
     uint32_t *user;       /* ascending within an item */
 } incidence;
 
@@ -232,7 +233,7 @@ static status collect_users(incidence *in) {
         for (uint64_t i = in->user_begin[user]; i < in->user_begin[user + 1]; i++)
             in->user[in->item_begin[in->item[i]]++] = (uint32_t)user;
     }
-    /* Each begin has moved to its end, which is the begin of the next. */
+    /* Each begin has advanced to its end, which is the begin of the next. */
     memmove(in->item_begin + 1, in->item_begin, ((size_t)in->n_items + 1) * sizeof *in->item_begin);
     in->item_begin[0] = 0;
     return OK;
@@ -272,8 +273,8 @@ static int compare_neighbors(const void *a, const void *b) {
     return (x->item > y->item) - (x->item < y->item);
 }
 
-/* Counts the users that item shares with every other one; how many others there are.  The list of
- * others is written without a branch: the count says whether the entry stays. */
+/* Counts the users that an item shares with every other item; returns the number of such items.
+ * Their list is written without a branch: the count says whether an entry stays. */
 static uint32_t count_shared(const incidence *in, uint32_t item, struct counter *c) {
     uint32_t n = 0;
     for (uint64_t k = in->item_begin[item]; k < in->item_begin[item + 1]; k++) {
@@ -403,8 +404,8 @@ static uint32_t add_scores(const neighbor_list *near, const window *w, worker_st
     return n_touched;
 }
 
-/* Only touched items have a score above 0.  A target without one ranks after all of those, and
- * after the items of smaller number that have none either. */
+/* Only touched items have a score above 0.  A target without a score ranks after all items with
+ * one, and after those of smaller number without one. */
 static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_state *state) {
     uint32_t n_touched = add_scores(e->near, w, state), target = w->target, n_above = 0, n_less = 0;
     float own = state->score[target];

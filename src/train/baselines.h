@@ -1,7 +1,7 @@
 /* Baselines: what a recommender without a model reaches, by the protocol the model is measured
  * with.
  *
- * For each user of the part the last event is the target; the whole catalogue is ranked, less the
+ * For each user of the part the last event is the target; the whole catalogue is ranked, except the
  * items among the last max_history events before the target (the model's window); of equal scores
  * the smaller item number comes first.  Both learn from the training part of the split alone.  The
  * same numbers with any number of threads. */
@@ -16,8 +16,8 @@
 typedef struct baseline_config {
     int32_t max_history; /* N: events of the window; at least 1 */
     int32_t n_neighbors; /* item-kNN: kept for an item; at least 1 */
-    int32_t max_events;  /* item-kNN: the last training events of a user that count, at least 1: the
-                            work is their number squared, and nobody's taste is 1000 films old */
+    int32_t max_events;  /* item-kNN: how many of a user's last training events are used, at
+                            least 1: the work grows with the square, and older ones say little */
 } baseline_config;
 
 /* N = 200, 100 neighbours, 1000 events. */

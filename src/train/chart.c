@@ -95,13 +95,13 @@ static status write_curve(const chart *c, int k, const axis *x, const axis *y, b
     TRY(buf_printf(out, "<path class=\"curve c%d\" d=\"", k));
     for (size_t i = 0; i < c->n; i++) {
         if (!isfinite(value[i]))
-            continue; /* a gap is bridged: between evaluations there are none */
+            continue; /* gaps are bridged: between evaluations there are no values */
         TRY(buf_printf(out, "%s%.1f %.1f", is_drawing ? "L" : "M", place_x(x, c->x[i]),
                        place_y(y, value[i])));
         is_drawing = true;
     }
     TRY(buf_text(out, "\"/>\n"));
-    /* Dots tell their values when pointed at; with very many points only some have one. */
+    /* Dots show their values as tooltips; with very many points only some have one. */
     size_t stride = c->n / MAX_DOTS + 1;
     for (size_t i = c->n; i-- > 0;) {
         if (!isfinite(value[i]) || (c->n - 1 - i) % stride != 0) continue;
@@ -127,7 +127,7 @@ status chart_write(const chart *c, buf *out) {
     double low = 0, high = 0;
     if (c->n == 0 || !find_range(c, &low, &high)) return OK;
     axis y = make_axis(low, high), x = make_axis(c->x[0], c->x[c->n - 1]);
-    /* Epochs end where they end: only values need round limits. */
+    /* The x axis ends at the last epoch: only values need round limits. */
     x.low = c->x[0];
     x.high = c->n > 1 && c->x[c->n - 1] > x.low ? c->x[c->n - 1] : x.low + 1;
     if (x.step < 1) x.step = 1;

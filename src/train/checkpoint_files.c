@@ -20,8 +20,8 @@ enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
 /* A checkpoint has folders of tables, and these have one folder a rank. */
 enum { MAX_DEPTH = 3 };
 
-/* Tables seal their files themselves, and the checkpoint their seals: a table of another step is
- * whole, but not this one's. */
+/* Each table has a checksum over its own files, and the checkpoint records it: a table of another
+ * step may be complete, but it is not this checkpoint's. */
 static status list_tables(json_writer *w, const char *folder, const dynamic_tables *tables) {
     char name[CHECKPOINT_TABLE_BYTES], hex[17];
     if (tables == NULL || tables->n == 0) return OK;
@@ -98,7 +98,7 @@ status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *f
     return folder_create(temporary, NULL);
 }
 
-/* RUN/name becomes a link to checkpoints/BASE, at once or not at all. */
+/* Makes RUN/name a link to checkpoints/BASE, atomically. */
 static status point_link(const char *run, const char *name, const char *folder) {
     char link_path[CHECKPOINT_PATH_BYTES], temporary[CHECKPOINT_PATH_BYTES],
         target[NAME_BYTES + 32];
@@ -123,8 +123,8 @@ status checkpoint_publish(const char *run, const char *temporary, const char *fo
     char parent[CHECKPOINT_PATH_BYTES];
     TRY(path_join(parent, sizeof parent, run, "checkpoints"));
     folder_sync(temporary);
-    /* A run that was killed between the rename and the link comes here again with the same step:
-     * the folder there is as good as the new one if it is whole, and in the way if it is not. */
+    /* A run that was killed between the rename and the link gets here again with the same step: the
+     * existing folder is kept if it is complete, and removed if it is not. */
     if (folder_exists(folder) && checkpoint_verify(folder) != OK) checkpoint_remove(folder);
     if (folder_exists(folder))
         checkpoint_remove(temporary);
@@ -135,7 +135,8 @@ status checkpoint_publish(const char *run, const char *temporary, const char *fo
     return is_best ? point_link(run, "best", folder) : OK;
 }
 
-/* What cannot be unlinked may be a folder; links are never followed, for they can be unlinked. */
+/* An entry that cannot be unlinked may be a folder; links are never followed, since they can be
+ * unlinked. */
 static void remove_folder(const char *folder, int depth) {
     char path[CHECKPOINT_PATH_BYTES];
     DIR *dir = opendir(folder);
@@ -151,7 +152,8 @@ static void remove_folder(const char *folder, int depth) {
 
 void checkpoint_remove(const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
-    /* The manifest goes first: what is left of a removal that is killed is no checkpoint. */
+    /* The manifest is removed first: if the removal is killed, the remaining files are not a
+     * checkpoint. */
     if (path_join(path, sizeof path, folder, "manifest.json") == OK) (void)unlink(path);
     remove_folder(folder, 1);
 }
@@ -202,7 +204,7 @@ void checkpoint_prune(const char *run, int keep) {
     int64_t oldest, last = linked_step(run, "last"), best = linked_step(run, "best");
     if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return;
     remove_remains(parent);
-    /* The best is kept besides the newest, unless it is one of them. */
+    /* The best checkpoint is kept in addition to the newest ones, unless it is one of them. */
     while (count_steps(parent, last, best, &oldest) > keep + (best >= 0 && best != last) &&
            oldest >= 0) {
         snprintf(name, sizeof name, "step-%08" PRId64, oldest);

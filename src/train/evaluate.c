@@ -28,7 +28,7 @@ struct evaluator {
     int32_t n_columns; /* tasks, or classes */
     bool is_bits;
     auc areas;
-    int64_t n_right, n_rows; /* classes: rows whose highest logit is the label, of all */
+    int64_t n_right, n_rows; /* classes: rows whose highest logit is the label, and all rows */
 };
 
 double eval_value(const eval_result *r, const char *name) {
@@ -71,7 +71,7 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
     return true;
 }
 
-/* The rows of the held-out items.  One that has no row stands as row 0 until mark_lost corrects its
+/* The rows of the held-out items.  An item without a row gets row 0 until mark_lost corrects its
  * rank. */
 static void list_targets(evaluator *e, const batch *b, const model_items *corpus) {
     for (int32_t u = 0; u < b->n_users; u++) {
@@ -132,7 +132,7 @@ static void count_right(evaluator *e, int64_t n) {
     e->n_rows += n;
 }
 
-/* Class c is a task of its own, against all others: label bit c. */
+/* Class c becomes a binary task, one against all others: label bit c. */
 static void classes_to_bits(evaluator *e, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         e->label[i] = (int32_t)(1u << e->label[i]);

@@ -30,7 +30,7 @@ typedef struct eval_result {
     bool is_partial; /* not all users */
     bool is_retrieval;
     /* Where tables are dynamic: */
-    int64_t n_ids, n_absent; /* different ids of each batch, and those that had no row */
+    int64_t n_ids, n_absent; /* distinct ids of each batch, and how many had no row */
     int32_t n_items_ranked;  /* retrieval: items with a row */
     int64_t n_lost;          /* retrieval: held-out items without one */
 } eval_result;
@@ -38,24 +38,24 @@ typedef struct eval_result {
 /* The value of a metric; NAN if it is not there. */
 double eval_value(const eval_result *r, const char *name);
 
-/* What dynamic tables had no row for, as members of a JSON object, and in words; nothing, and
- * false, where no table is dynamic. */
+/* Counts of ids without a row in dynamic tables, as members of a JSON object, and in words;
+ * nothing, and false, where no table is dynamic. */
 enum { EVAL_MISSES_BYTES = 256 };
 void eval_write_misses(const eval_result *r, json_writer *w);
 bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]);
 
 typedef struct evaluator evaluator;
 
-/* Makes one for a part of a split, with a pass of its own.  Where the session trains, that pass
- * overwrites activations of s->train, so that it takes little memory.  The session must outlive it.
- */
+/* Makes an evaluation of a part of a split, with its own pass.  Where the session trains, that pass
+ * overwrites activations of s->train, so that it takes little memory.  The session must outlive
+ * it. */
 status evaluator_create(evaluator **out, session *s, split_kind kind, split_part part);
 void evaluator_destroy(evaluator *e); /* NULL is fine */
 
 /* Evaluates max_batches batches from the first on (0: all users). */
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
 
-/* Backend memory of its pass, without what the pass borrows. */
+/* Backend memory of its pass, without the memory that the pass borrows. */
 uint64_t evaluator_bytes(const evaluator *e);
 
 #endif

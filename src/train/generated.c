@@ -13,7 +13,7 @@ static bool has_text(const config_texts *texts, const char *text) {
     return false;
 }
 
-/* The loader has seen to it that every feature that is used has both. */
+/* The loader has checked that every feature that is used has both. */
 static const config_feature *feature_of(const config *c, const char *name) {
     const config_features *all = &c->benchmark.features;
     for (size_t i = 0; i < all->n; i++)
@@ -75,8 +75,8 @@ static status length_rule(const config *c, draw_rule *out) {
     return OK;
 }
 
-/* Actions are rows of their table, numbers of 16 bits, and labels: where these are classes, no
- * action is without one. */
+/* Actions are rows of their table, 16-bit numbers, and labels: where labels are classes, every
+ * action must be a class. */
 static int64_t largest_action(const config *c) {
     const config_ranking *r = &c->ranking;
     int64_t most = capacity_of(c, c->benchmark.action_feature) - 1;
@@ -122,7 +122,8 @@ static status describe_context(bench_data_config *out, const config *c) {
     return OK;
 }
 
-/* So many users that those who train, seven of ten (split.h), fill whole steps. */
+/* As many users as are needed so that the training users, seven of ten (split.h), fill whole
+ * steps. */
 static uint64_t count_users(const config *c) {
     int64_t n_batches = c->benchmark.n_batches;
     if (n_batches > GENERATED_BATCHES) n_batches = GENERATED_BATCHES;

@@ -9,7 +9,7 @@
 const int metrics_hr_at[N_HR] = {1, 10, 50, 100, 200, 500};
 const int metrics_ndcg_at[N_NDCG] = {10, 50, 100, 200};
 
-/* A small corpus has no rank of 2501: there a seen target is told by n_corpus + 1 alone. */
+/* A small corpus has no rank of 2501: there only n_corpus + 1 identifies a seen target. */
 void rank_counts_add(rank_counts *c, const int32_t *rank, int64_t n, int64_t n_corpus) {
     for (int64_t i = 0; i < n; i++) {
         bool is_hit = rank[i] >= 1 && rank[i] <= RANK_LAST && rank[i] <= n_corpus;
@@ -82,7 +82,7 @@ status auc_add(auc *a, const float *score, const int32_t *label, int64_t n) {
                         "a smaller learning rate",
                         a->n + i / n_tasks, i % n_tasks);
     }
-    /* Twice the pairs of so many rows, at most 2^63, still fit into 64 bits. */
+    /* With at most this many rows, twice the number of pairs (at most 2^63) fits into 64 bits. */
     if (n_new > UINT32_MAX - a->n)
         return fail(ERR_UNSUPPORTED, "AUC of more than 2^32 - 1 rows; evaluate on fewer users");
     TRY(MEM_RESERVE(&a->score, &a->score_capacity, (a->n + n_new) * n_tasks));
@@ -94,7 +94,7 @@ status auc_add(auc *a, const float *score, const int32_t *label, int64_t n) {
     return OK;
 }
 
-/* Floats as integers of the same order; both zeros are one. */
+/* Maps floats to integers of the same order; -0 equals +0. */
 static uint32_t ordered_bits(float x) {
     uint32_t bits;
     x = x == 0 ? 0 : x;
@@ -114,7 +114,7 @@ static void sort_digit(const uint32_t *from, uint32_t *to, size_t n, int shift) 
         to[begin[from[i] >> shift & (N_DIGITS - 1)]++] = from[i];
 }
 
-/* Sorts x, with room for as many more; the result is where it returns. */
+/* Sorts x; `room` holds as many more. Returns where the result is: one of the two. */
 static uint32_t *sort_keys(uint32_t *x, uint32_t *room, size_t n) {
     for (int d = 0; d < DIGITS; d++) {
         sort_digit(x, room, n, d * DIGIT_BITS);
@@ -140,7 +140,7 @@ static uint64_t count_pairs(const uint32_t *positive, size_t n_positive, const u
     return twice;
 }
 
-/* Positives from the front of the keys, negatives from the back. */
+/* Positives are stored from the front of the keys, negatives from the back. */
 static double compute_task(const auc *a, int task, uint32_t *keys, uint32_t *room) {
     size_t n_positive = 0, n_negative = 0;
     for (size_t i = 0; i < a->n; i++) {

@@ -11,8 +11,8 @@
 
 #include "base/status.h"
 
-/* The research protocol looks at the best 2500 items; a target beyond, or one that was removed as
- * seen, has rank 2501. */
+/* The research protocol ranks the best 2500 items; a target beyond them, or one removed as seen,
+ * has rank 2501. */
 enum { RANK_LAST = 2500, RANK_MISS = RANK_LAST + 1 };
 
 enum { N_HR = 6, N_NDCG = 4 };
@@ -32,8 +32,8 @@ typedef struct ranking_metrics {
     double mrr;          /* 1 / rank, 1/2501 on a miss */
 } ranking_metrics;
 
-/* Counts n ranks as op `rank` gives them for a corpus of n_corpus rows: 1.., n_corpus + 1 where the
- * target was seen. */
+/* Counts n ranks from op `rank` for a corpus of n_corpus rows: 1.., n_corpus + 1 where the target
+ * was seen. */
 void rank_counts_add(rank_counts *c, const int32_t *rank, int64_t n, int64_t n_corpus);
 void rank_counts_merge(rank_counts *c, const rank_counts *other);
 void ranking_metrics_make(ranking_metrics *out, const rank_counts *c);
@@ -58,8 +58,8 @@ void auc_fini(auc *a);
 /* Adds n rows: score (n, n_tasks), label (n) as bits.  ERR_FORMAT if a score is not a number. */
 status auc_add(auc *a, const float *score, const int32_t *label, int64_t n);
 
-/* out[k] = ( #(positive > negative) + .5 #(positive == negative) ) / (#positive #negative); not a
- * number where a task has only one kind of label. */
+/* out[k] = ( #(positive > negative) + .5 #(positive == negative) ) / (#positive #negative); NaN
+ * where a task has only one kind of label. */
 status auc_compute(const auc *a, double *out);
 
 #endif

@@ -106,8 +106,8 @@ static status add_squares(optimizer *o) {
     return dynamic_add_squares(o->tables, o->sum);
 }
 
-/* The factor of the update, on the device: the scale, smaller where the gradient is clipped, 0
- * where it is not finite. */
+/* The factor of the update, on the device: the scale, reduced by clipping, 0 where the gradient is
+ * not finite. */
 static status set_factor(optimizer *o, double scale) {
     const ops *f = o->be->ops;
     TRY(f->zero(o->be, o->sum, sizeof *o->sum));
@@ -139,7 +139,7 @@ static update_args update_of(const optimizer *o, int i, double lr, int64_t t) {
                          .step = t};
 }
 
-/* Rows of dynamic tables are updated as those of lazy tables are. */
+/* Rows of dynamic tables are updated like rows of lazy tables. */
 static status update_tables(optimizer *o, double lr, int64_t t, const float *grad_scale) {
     embed_step_args a = {.lr = (float)lr,
                          .beta1 = o->beta1,

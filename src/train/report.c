@@ -14,7 +14,7 @@
 
 enum { MAX_METRICS = 48, METRIC_BYTES = 32, CONFIG_MAX_BYTES = 1 << 20, MEAN_OF_LAST = 10 };
 
-/* Everything the log says, as columns over the epochs; where a run also evaluates inside of epochs,
+/* The contents of the log as columns over the epochs or, where a run also evaluates inside epochs,
  * over the steps. */
 typedef struct report {
     size_t n, capacity[5];
@@ -39,7 +39,7 @@ static void report_fini(report *r) {
     mem_free(r->done);
 }
 
-/* A metric is a number whose name is none of the line's own. */
+/* A metric is a number whose name is not one of the line's fixed members. */
 static bool is_metric(const json_value *v) {
     static const char *const own[] = {"epoch", "step",  "loss",         "seconds",  "tokens_per_s",
                                       "lr",    "users", "eval_seconds", "grad_norm"};
@@ -179,7 +179,7 @@ static status write_tile(buf *out, const char *name, const char *value) {
     return buf_text(out, "</span></div>\n");
 }
 
-/* The last value of a column that is there; NAN if none. */
+/* The last finite value of a column; NAN if there is none. */
 static double last_of(const double *y, size_t n) {
     while (n > 0 && !isfinite(y[n - 1]))
         n--;

@@ -1,7 +1,7 @@
 /* The log of a run: RUN/log.jsonl, one JSON object a line, each with "event" and "step".
  *
- * A line is written with one call and is there for readers at once.  A run that resumes first drops
- * the lines of steps that it will do again, so that the log is that of one uninterrupted run. */
+ * A line is written with one call and visible to readers at once.  A resumed run first drops the
+ * lines of steps that it will repeat, so that the log equals that of an uninterrupted run. */
 #ifndef HSTU_TRAIN_RUN_LOG_H
 #define HSTU_TRAIN_RUN_LOG_H
 
@@ -15,7 +15,7 @@ typedef struct run_log {
     char path[4096];
 } run_log;
 
-/* Opens RUN/log.jsonl for appending; made if need be. */
+/* Opens RUN/log.jsonl for appending; creates it if needed. */
 status run_log_open(run_log *l, const char *run);
 void run_log_close(run_log *l); /* twice is fine */
 
@@ -25,8 +25,8 @@ status run_log_append(run_log *l, const char *line);
 /* Drops lines of steps after `step`, the closing line, and a last line that was cut off. */
 status run_log_rewind(const char *run, uint64_t step);
 
-/* Calls `visit` for every whole line of RUN/log.jsonl, parsed; lines that are no object are passed
- * over.  The value is valid during the call. */
+/* Calls `visit` for every whole line of RUN/log.jsonl, parsed; lines that are not an object are
+ * skipped.  The value is valid during the call. */
 status run_log_read(const char *run, status (*visit)(void *ctx, const json_value *line), void *ctx);
 
 #endif

@@ -17,8 +17,8 @@
 
 enum { MAX_TABLES = 256, NAME_BYTES = 256, MERGE_BATCH = 1 << 14, MANIFEST_MAX_BYTES = 1 << 16 };
 
-/* Buckets of 64 slots do not overflow at this load: a bucket of 21 keys on average would need 65.
- */
+/* Buckets of 64 slots do not overflow at this load: a bucket with 21 keys on average would have to
+ * get 65. */
 enum { SLOTS_PER_ROW = 3 };
 
 /* Names in a folder, ascending. */
@@ -75,7 +75,7 @@ status table_file_copy(const char *from, const char *to) {
     return st;
 }
 
-/* Copies the files of a folder, and those of the folders in it `depth` times. */
+/* Copies the files of a folder, and of its folders down to `depth` levels. */
 static status copy_folder(const char *from, const char *to, int depth) {
     char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
     name_list *l;
@@ -95,7 +95,7 @@ static status copy_folder(const char *from, const char *to, int depth) {
     return st;
 }
 
-/* A folder that is not there yet, under a name of its own until it is whole. */
+/* A new folder, which has a temporary name until it is complete. */
 static status begin_folder(const char *out, char temporary[CHECKPOINT_PATH_BYTES]) {
     size_t n = strlen(out);
     while (n > 1 && out[n - 1] == '/')
@@ -145,13 +145,13 @@ status table_files_export(const char *folder, const char *out, int *n) {
     return st;
 }
 
-/* One import: where the tables come from, and what the table of each name must be. */
+/* One import: the sources of the tables, and the required shape of each table. */
 typedef struct import_job {
     backend *be;
     const char *const *paths;
     int n_paths;
     const table_dump *dump;
-    const char *like; /* a checkpoint whose tables say dimension, optimizer and policy; or NULL */
+    const char *like; /* checkpoint whose tables define dimension and optimizer; or NULL */
     int64_t n_rows;
 } import_job;
 
@@ -166,7 +166,7 @@ static const char *base_name(const char *path, char name[NAME_BYTES]) {
     return name;
 }
 
-/* The name of the folder of a dump's table: that of the checkpoint whose table is called so. */
+/* The folder name for a dump's table: that of the checkpoint's table with the same name. */
 static status name_dump(const import_job *job, name_list *out) {
     char name[NAME_BYTES];
     if (job->like == NULL) {
@@ -209,7 +209,7 @@ static status name_tables(const import_job *job, name_list *out) {
     return OK;
 }
 
-/* The snapshot of a table in a path; *is_there: it has one. */
+/* Finds the snapshot of a table in a path; *is_there: it has one. */
 static status find_snapshot(const char *path, const char *name, char out[CHECKPOINT_PATH_BYTES],
                             bool *is_there) {
     char own[NAME_BYTES];
@@ -234,7 +234,7 @@ static status create_like(const import_job *job, const snapshot_info *info, int6
     return embed_create(out, job->be, &c);
 }
 
-/* How many rows the snapshots of a table have together, and what the first one says of it. */
+/* The total number of rows in the snapshots of a table, and the shape in the first one. */
 static status look_at_chain(const import_job *job, const char *name, snapshot_info *first,
                             int64_t *n_rows) {
     char path[CHECKPOINT_PATH_BYTES];
@@ -270,7 +270,7 @@ static status read_chain(const import_job *job, const char *name, embed_table *t
     return OK;
 }
 
-/* A checkpoint's own table says what the new one must be. */
+/* A checkpoint's own table defines the shape of the new one. */
 static status check_like(const import_job *job, const char *name, snapshot_info *info) {
     char path[CHECKPOINT_PATH_BYTES];
     snapshot_info own;
@@ -289,7 +289,7 @@ static status check_like(const import_job *job, const char *name, snapshot_info 
     return OK;
 }
 
-/* What a dump's files and the user say of the table. */
+/* The table's shape from a dump's files and the user's options. */
 static status look_at_dump(const import_job *job, snapshot_info *info, int64_t *n_rows) {
     row_opt opt;
     TRY(embed_dump_shape(job->paths[0], job->dump->name, &info->dim, &opt, n_rows));
@@ -331,8 +331,8 @@ static status import_table(import_job *job, const char *name, const char *folder
     return st;
 }
 
-/* The manifest of a checkpoint has a seal of fixed width for each table: the new one takes its
- * place. */
+/* The manifest of a checkpoint has a checksum of fixed width for each table: overwrites it with the
+ * new one. */
 static status reseal(const char *folder, const name_list *l, const char *old) {
     char path[CHECKPOINT_PATH_BYTES], before[17], after[17], *text;
     uint64_t seal;
@@ -365,7 +365,7 @@ static status reseal(const char *folder, const name_list *l, const char *old) {
     return st;
 }
 
-/* Both folders are whole; they change places at once where the file system can do that. */
+/* Both folders are complete; exchanges them atomically where the file system can do that. */
 static status exchange(const char *a, const char *b) {
     enum { EXCHANGE = 2 }; /* RENAME_EXCHANGE */
     char aside[CHECKPOINT_PATH_BYTES];
@@ -376,7 +376,8 @@ static status exchange(const char *a, const char *b) {
     return OK;
 }
 
-/* A new checkpoint beside the old one, with its files, its other tables and the new ones. */
+/* Makes a new checkpoint next to the old one, with its files, its other tables and the new
+ * tables. */
 static status replace_tables(import_job *job, const name_list *l, const char *old,
                              const char *temporary) {
     name_list *own;

@@ -14,7 +14,7 @@
 
 enum { NAME_BYTES = 64 };
 
-/* Is this a snapshot of a later step, or what a killed process left of one? */
+/* Whether this is a snapshot of a later step, or what a killed process left of one. */
 static bool is_later(const char *name, uint64_t step) {
     char *end;
     if (name[0] == '.') return strncmp(name, ".step-", 6) == 0;

@@ -2,8 +2,8 @@
  * RUN/snapshots/step-00000100/table-0-item (embed/snapshot.h).
  *
  * The first one of a process holds all rows, each later one the rows written and the keys that left
- * since the one before; read in order they give the table (`hstu import tables`).  A folder appears
- * whole or not at all.  One thread at a time. */
+ * since the previous one; read in order they rebuild the table (`hstu import tables`).  A folder
+ * appears whole or not at all.  One thread at a time. */
 #ifndef HSTU_TRAIN_TABLE_SNAPSHOTS_H
 #define HSTU_TRAIN_TABLE_SNAPSHOTS_H
 
@@ -12,11 +12,11 @@
 typedef struct table_snapshots {
     dynamic_tables *tables; /* NULL: none are written */
     const char *run;
-    int64_t *since; /* (tables->n): step of each table in the last snapshot; 0: the next is full */
+    int64_t *since; /* (tables->n): each table's step in the last snapshot; 0: the next is full */
 } table_snapshots;
 
-/* From here on the tables list the keys that leave them.  Snapshots after `step` are removed: they
- * are of steps that this process will do again.  ERR_CONFIG where no table is dynamic. */
+/* From now on the tables record the keys that leave them.  Removes snapshots after `step`, which
+ * this process will repeat.  ERR_CONFIG where no table is dynamic. */
 status table_snapshots_init(table_snapshots *s, dynamic_tables *tables, const char *run,
                             uint64_t step);
 void table_snapshots_fini(table_snapshots *s);

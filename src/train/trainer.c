@@ -43,7 +43,7 @@ static bool note_best(trainer *t, const eval_result *r) {
     return true;
 }
 
-/* Evaluates as the config says for the end of an epoch: all users every full_eval_every epochs (and
+/* Evaluates at the end of an epoch, as the config says: all users every full_eval_every epochs (and
  * at the end), some in between. */
 static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
     const config_trainer *c = &t->s->config->trainer;
@@ -52,7 +52,7 @@ static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
     return evaluator_run(t->held_out, is_full ? most : c->partial_eval_iters, out);
 }
 
-/* The figures of a run are those of its end: the last epoch and the mean of the last ten. */
+/* The figures of a run are from its end: the last epoch and the mean of the last ten. */
 static bool is_evaluation_due(const trainer *t) {
     uint64_t epoch = t->saved.state.epoch;
     return epoch % (uint64_t)t->o->eval_every == 0 || epoch + LAST_EVALUATED >= t->n_epochs;
@@ -92,7 +92,7 @@ static status do_interval(trainer *t) {
     return OK;
 }
 
-/* The last step of the run has one, too: the chain ends with what was learnt. */
+/* The last step of the run writes a snapshot, too: the chain ends with the final state. */
 static status do_snapshot(trainer *t) {
     uint64_t step = t->saved.state.step, every = (uint64_t)t->o->snapshot_every;
     if (every == 0 || (step % every != 0 && step != t->n_steps)) return OK;
@@ -129,8 +129,8 @@ static status do_steps(trainer *t, bool *is_whole) {
     return OK;
 }
 
-/* An epoch, its evaluation, its line, its checkpoint.  The line comes first: a run that is killed
- * between the two takes it back when it resumes. */
+/* An epoch, its evaluation, its log line, its checkpoint.  The line comes first: a run that is
+ * killed between the two drops the line when it resumes. */
 static status do_epoch(trainer *t) {
     train_state *state = &t->saved.state;
     bool is_whole;
@@ -177,7 +177,7 @@ static status loop(trainer *t) {
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
 }
 
-/* How long the run is: epochs or steps, given or as the config says. */
+/* The length of the run: epochs or steps, from the options or the config. */
 static void set_length(trainer *t) {
     const config_trainer *c = &t->s->config->trainer;
     t->steps_per_epoch = batcher_n_batches(t->batches) / (uint64_t)c->accumulation_steps;
@@ -218,8 +218,8 @@ static status begin_new(trainer *t) {
     return trainer_write_config(t);
 }
 
-/* A run that was killed before its first checkpoint goes on from its beginning.  Its config is
- * written again, for it may have changed. */
+/* A run that was killed before its first checkpoint starts from the beginning.  Its config is
+ * written again, since it may have changed. */
 static status begin_again(trainer *t) {
     log_info("%s: stopped before its first checkpoint, so it begins again", t->o->run);
     TRY(model_init(t->s->model, t->saved.state.seed));
@@ -227,8 +227,7 @@ static status begin_again(trainer *t) {
     return trainer_write_config(t);
 }
 
-/* Goes on where the last checkpoint was made.  The seed is the run's, whatever the config says now.
- */
+/* Resumes from the last checkpoint.  The seed is the run's, whatever the config says now. */
 static status resume(trainer *t) {
     char folder[CHECKPOINT_PATH_BYTES];
     split_kind wanted = t->saved.state.split;

@@ -3,9 +3,9 @@
  *
  * A run is a folder: config.json, log.jsonl, report.html, checkpoints/, the links last and best. It
  * is a pure function of config, data and seed: the same bits with any number of threads (on a GPU,
- * where the backend is deterministic), and stopped and resumed at any step the same as never
- * stopped.  Where a signal asks to stop, the run is saved and ERR_INTERRUPTED returned.  One thread
- * at a time. */
+ * where the backend is deterministic), and a run that is stopped and resumed at any step equals an
+ * uninterrupted one.  Where a signal asks to stop, the run is saved and ERR_INTERRUPTED returned.
+ * One thread at a time. */
 #ifndef HSTU_TRAIN_TRAINER_H
 #define HSTU_TRAIN_TRAINER_H
 
@@ -49,8 +49,8 @@ typedef struct train_options {
 
 train_options train_options_default(void);
 
-/* Trains; the session's parameters are set by it.  With is_resume the run goes on from its last
- * checkpoint, else the folder must be new or empty of a run. */
+/* Trains; sets the session's parameters.  With is_resume the run continues from its last
+ * checkpoint, else the folder must not contain a run. */
 status trainer_run(session *s, const train_options *options);
 
 #endif

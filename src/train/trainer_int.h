@@ -1,5 +1,5 @@
 /* Inside the trainer: shared by trainer.c (the loop), trainer_step.c (one step) and trainer_log.c
- * (what it tells). */
+ * (its output). */
 #ifndef HSTU_TRAIN_TRAINER_INT_H
 #define HSTU_TRAIN_TRAINER_INT_H
 
@@ -53,12 +53,11 @@ void trainer_log_memory(const trainer *t);
 /* Writes config.json. */
 status trainer_write_config(trainer *t);
 
-/* Appends the event to the log, renews the report, tells the observer. */
+/* Appends the event to the log, rewrites the report, calls the observer. */
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
                     const eval_result *metrics);
 
-/* A line {"event": what, "step": ..., "reason": ...} for the log alone; failures are passed over.
- */
+/* A line {"event": what, "step": ..., "reason": ...} for the log alone; failures are ignored. */
 void trainer_note(trainer *t, const char *what, const char *reason);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a trainer tells: config.json, the lines of log.jsonl, and its observer. */
+/* The output of a trainer: config.json, the lines of log.jsonl, and calls of its observer. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -86,7 +86,7 @@ static status add_line(void *ctx, const json_value *line) {
     return OK;
 }
 
-/* What the end of a run adds: the mean of the last ten evaluations, and the best on validation. */
+/* Members of the final line: the mean of the last ten evaluations, and the best on validation. */
 static void write_done(const trainer *t, json_writer *w) {
     last_ten l = {0};
     char key[32];

@@ -1,8 +1,8 @@
 /* One step of training, and the bookkeeping of steps in flight.
  *
- * A step is handed to the device and the next one prepared meanwhile: its loss is looked at up to
- * n_ahead steps later (ops.h).  Before anything that must know all losses (an evaluation, a
- * checkpoint, a line of the log) trainer_settle waits for the rest. */
+ * A step is enqueued on the device, and the next one is prepared while it runs: its loss is read up
+ * to n_ahead steps later (ops.h).  Before anything that needs all losses (an evaluation, a
+ * checkpoint, a line of the log) trainer_settle waits for the steps in flight. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 static const double EXPLODED = 1000;
 
 /* float16: gradients are scaled up so that small ones do not vanish.  The scale is halved when a
- * gradient overflows, and doubled after so many steps without an overflow. */
+ * gradient overflows, and doubled after this many steps without an overflow. */
 enum { GOOD_STEPS = 2000 };
 static const double FIRST_LOSS_SCALE = 65536;
 
@@ -40,7 +40,7 @@ static status check_loss(const trainer *t, const train_pending *p, double loss) 
                 p->step, loss, s->first_loss, last_checkpoint(t, last, sizeof last));
 }
 
-/* The device leaves out an update whose gradient is not finite. */
+/* The device skips an update whose gradient is not finite. */
 static status check_norm(trainer *t, const train_pending *p) {
     train_state *s = &t->saved.state;
     if (!t->optimizer.is_watched || isfinite(p->norm)) {
@@ -70,7 +70,7 @@ static void book(trainer *t, const train_sums *sums) {
     add_sums(&t->whole, sums);
 }
 
-/* Waits for the oldest step in flight and books it. */
+/* Waits for the oldest step in flight and adds its loss to the sums. */
 static status settle_one(trainer *t) {
     train_pending *p = &t->pending[t->first_pending];
     const ops *f = t->s->be->ops;
@@ -101,7 +101,7 @@ status trainer_settle(trainer *t) {
     return OK;
 }
 
-/* Rows of the next batch that are on disk can be read while this one runs. */
+/* Rows of the next batch that are on disk can be read while the current batch runs. */
 static status look_ahead(trainer *t) {
     const batch *next;
     if (!dynamic_reads_ahead(model_tables(t->s->model))) return OK;
@@ -110,8 +110,9 @@ static status look_ahead(trainer *t) {
     return OK;
 }
 
-/* Forward and backward of the micro-batches of one step.  With one of them the gradient is that of
- * the mean at once; of several, the number of positions is only known after the last. */
+/* Forward and backward of the micro-batches of one step.  With a single micro-batch the gradient is
+ * already scaled to the mean; with several, the number of positions is known only after the
+ * last. */
 static status take_batches(trainer *t, train_pending *p, double *scale, bool *is_last) {
     int64_t n_micro = t->s->config->trainer.accumulation_steps;
     const train_state *state = &t->saved.state;

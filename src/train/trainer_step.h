@@ -1,6 +1,6 @@
 /* One training step: what trainer_run repeats, for callers who time or watch the steps themselves.
  *
- * trainer_create makes what a step needs (optimizer, batches, loss scale, steps under way) and
+ * trainer_create makes what a step needs (optimizer, batches, loss scale, steps in flight) and
  * nothing of a run's folder: no evaluation, no checkpoint, no log.  The steps are those of
  * trainer_run, bit for bit.  One thread at a time. */
 #ifndef HSTU_TRAIN_TRAINER_STEP_H
@@ -11,7 +11,7 @@
 
 typedef struct trainer trainer;
 
-/* Told of each micro-batch before it is trained on. */
+/* Called with each micro-batch before it is trained on. */
 typedef void (*trainer_batch_fn)(void *ctx, const batch *b);
 
 typedef struct trainer_steps {
@@ -26,11 +26,11 @@ typedef struct trainer_steps {
 status trainer_create(trainer **out, session *s, const trainer_steps *steps);
 void trainer_destroy(trainer *t);
 
-/* Hands one step to the device; its loss is read up to n_ahead steps later (ops.h).  *is_last: it
- * was the last step of the epoch.  ERR_NUMERIC: the loss of this or an earlier step exploded. */
+/* Enqueues one step on the device; its loss is read up to n_ahead steps later (ops.h).  *is_last:
+ * it was the last step of the epoch.  ERR_NUMERIC: the loss of this or an earlier step exploded. */
 status trainer_step(trainer *t, bool *is_last);
 
-/* Waits for all steps under way and adds up their losses. */
+/* Waits for all steps in flight and adds up their losses. */
 status trainer_settle(trainer *t);
 
 const optimizer *trainer_optimizer(const trainer *t);

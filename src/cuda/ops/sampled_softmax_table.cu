@@ -1,12 +1,12 @@
 /* sampled_softmax (ops.h), second half: the gradient of the table.
  *
- * A use is a row of the table that a loss row met, with a weight; the gradient of l2(row) is the
- * sum of weight * query over its uses.  The sums are made in scratch memory by atomic additions
- * of packs of 4 in the L2 cache, which bound the time; then each row passes once through the
- * derivative of l2.  Where a table is so small that a block uses each row several times, the
- * block sorts its uses by row first and adds each row once: in ML-1M (3883 rows, 141 loss rows of
- * 129 uses a block) that leaves a fifth of the additions.  In deterministic mode the sums are
- * 64-bit integers, whose order does not matter. */
+ * A use is a row of the table that a loss row scored, with a weight; the gradient of l2(row) is the
+ * sum of weight * query over its uses.  The sums are computed in scratch memory by atomic additions
+ * of packs of 4 in the L2 cache, which bound the time; then the derivative of l2 is applied to each
+ * row once.  Where a table is so small that a block uses each row several times, the block sorts
+ * its uses by row first and adds each row once: in ML-1M (3883 rows, 141 loss rows of 129 uses a
+ * block) that leaves a fifth of the additions.  In deterministic mode the sums are 64-bit integers,
+ * whose order does not matter. */
 #include "cuda/ops/sampled_softmax.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
@@ -14,7 +14,7 @@ enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
 /* Sorting pays from this many uses of a row on, in one block. */
 enum { MIN_USES_OF_ROW = 2, MAX_SORT_ROWS = 65535 };
 
-/* A warp a loss row.  Padding rows may hold anything. */
+/* One warp for each loss row.  Padding rows may hold anything. */
 static __global__ void __launch_bounds__(THREADS)
     sampled_softmax_table_largest_any_kernel(softmax_job j) {
     int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
@@ -29,8 +29,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* The exponent of 1 / unit.  The weights of a loss row add up to at most 2 grad_scale /
- * temperature, so no sum exceeds n times that times the largest number of a query: it is to stay
- * below 2^61.  With 18500 rows the unit is then 2^-45 of what one row can give. */
+ * temperature, so no sum exceeds n times that times the largest |element| of the queries, and must
+ * stay below 2^61.  With 18500 rows the unit is then 2^-45 of the most that one row can add. */
 __device__ static inline int fixed_bits(const softmax_job &j) {
     double factor = fabs((double)*j.a.grad_scale / (double)j.a.temperature);
     double bound = 2.0 * (double)j.a.n * factor * (double)__uint_as_float(*j.largest);
@@ -64,9 +64,9 @@ __device__ static inline void add_pack_fixed(unsigned long long *sum, float weig
     fixed_add(&sum[3], weight * q.w, scale);
 }
 
-/* A warp a loss row, whose query is in shared memory, padded with zeros.  The packs of its uses
- * are assigned to the lanes in order, so that no lane idles where a row is not a multiple of 32
- * packs. */
+/* One warp for each loss row, whose query is in shared memory, padded with zeros.  The packs of its
+ * uses are assigned to the lanes in order, so that no lane idles where a row is not a multiple of
+ * 32 packs. */
 template <bool IS_FIXED>
 static __global__ void __launch_bounds__(THREADS)
     sampled_softmax_table_add_any_kernel(softmax_job j) {
@@ -101,8 +101,8 @@ static __global__ void __launch_bounds__(THREADS)
 /* The shared memory of a block: `rows` loss rows and all their uses. */
 typedef struct sorted {
     float4 *query;       /* (rows, width / 4), zeros after E */
-    float *weight;       /* (rows, R + 1): of the uses, those of table row 0 first, ... */
-    int *end;            /* (V): where the uses of a row end, and those of the next begin */
+    float *weight;       /* (rows, R + 1): the uses, sorted by table row */
+    int *end;            /* (V): where the uses of a row end and the uses of the next row begin */
     unsigned short *who; /* (rows, R + 1): the loss rows of the uses */
 } sorted;
 
@@ -161,8 +161,8 @@ __device__ static inline void counts_to_begins(int *count, int n) {
     }
 }
 
-/* By counting: `end` holds counts, then where a row's uses begin, and when all have been laid down
- * where they end. */
+/* A counting sort: `end` holds the counts, then where each row's uses begin and, after all uses are
+ * placed, where they end. */
 __device__ static inline void sort_uses(const softmax_job &j, const sorted &s, int64_t first,
                                         int n_uses) {
     int who;
@@ -225,7 +225,8 @@ static int sorted_rows(const cuda_state *cuda, const softmax_job &j) {
     return n_uses >= MIN_USES_OF_ROW * (int64_t)j.a.n_rows ? (int)rows : 0;
 }
 
-/* A warp a row of the table: dtable += d l2(row) / d row applied to g, which is (g - u (u . g)) /
+/* One warp for each row of the table: dtable += d l2(row) / d row applied to g, which is (g - u (u
+ * . g)) /
  * |row|, or g / eps below eps.  Rows without a use are left alone. */
 template <bool IS_FIXED>
 static __global__ void __launch_bounds__(THREADS)

@@ -1,9 +1,9 @@
 /* Optimizers (ops.h), and the small passes beside them: sum of squares, its factor, and y += x.
  *
- * One launch updates up to 40 weights, because most of a model's are small and a launch each would
- * cost more than the work.  The blocks of a launch are assigned to the weights in order: a block
- * takes 4096 numbers of a dense weight, or some rows of a table, a warp a row.  All is bound by
- * bytes: one pass reads and writes weight, state and gradient and zeroes the gradient. */
+ * One launch updates up to 40 weights, because most weights of a model are small, and a launch for
+ * each would cost more than the work.  The blocks of a launch are assigned to the weights in order:
+ * a block takes 4096 elements of a dense weight, or some rows of a table, one warp for each row.
+ * Bound by bytes: one pass reads and writes weight, state and gradient and zeroes the gradient. */
 #include <math.h>
 
 #include "cuda/core/act.cuh"
@@ -34,7 +34,7 @@ typedef struct update_list {
     int n;
 } update_list;
 
-/* One number of a weight whose gradient, scaled, is g; as the CPU computes it. */
+/* Updates one element of a weight; g is its scaled gradient. Same arithmetic as on the CPU. */
 __device__ static inline void update_number(const update_one &u, float g, float *w, float *m,
                                             float *v) {
     if (u.kind == OPT_ADAMW) {
@@ -75,7 +75,7 @@ __device__ static inline void update_single(const update_one &u, float scale, in
     u.grad[i] = 0;
 }
 
-/* Numbers i .. i + count - 1, by n_lanes threads.  A scale of 0 is a step that is left out. */
+/* Elements i .. i + count - 1, by n_lanes threads.  A scale of 0 means that the step is skipped. */
 __device__ static inline void update_span(const update_one &u, float scale, int64_t i, int count,
                                           int lane, int n_lanes) {
     int n_quads = u.is_packed && scale != 0 ? count / 4 : 0;
@@ -88,7 +88,7 @@ __device__ static inline void update_span(const update_one &u, float scale, int6
             u.grad[i + k] = 0;
 }
 
-/* s += mean(g^2), w -= lr g / (sqrt(s) + eps): a warp goes over the row twice. */
+/* s += mean(g^2), w -= lr g / (sqrt(s) + eps): a warp makes two passes over the row. */
 __device__ static inline void update_rowwise_adagrad(const update_one &u, float scale, int64_t row,
                                                      int lane) {
     float *w = u.w + row * u.dim, *grad = u.grad + row * u.dim;
@@ -107,7 +107,7 @@ __device__ static inline void update_rowwise_adagrad(const update_one &u, float 
     }
 }
 
-/* A warp looks at the marks of up to 32 rows at once, and then takes the marked ones in turn. */
+/* A warp reads the marks of up to 32 rows at once, and then updates the marked rows in turn. */
 __device__ static inline void update_rows(const update_one &u, float scale, int64_t block) {
     int lane = (int)threadIdx.x % WARP;
     int64_t first = (block * UPDATE_WARPS + (int)threadIdx.x / WARP) * u.rows_of_warp;
@@ -160,7 +160,7 @@ static bool is_packed(const update_args *a, int64_t dim) {
     return is && (a->kind != OPT_ADAMW || can_pack(a->v, dim, dim, sizeof(float), 4));
 }
 
-/* The powers are taken in double: 1 - b2^t of the first steps would lose digits. */
+/* The powers are in double: 1 - b2^t would lose digits in the first steps. */
 static update_one one_of(const backend *be, const update_args *a) {
     bool is_adamw = a->kind == OPT_ADAMW;
     bool is_dense = a->marks == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
@@ -214,7 +214,7 @@ status cuda_update(backend *be, const update_args *a, int n) {
     return OK;
 }
 
-/* The sum of a block's share; quads first, then what is left of them. */
+/* The sum of a block's share: four elements at a time, then the remainder. */
 static __global__ void __launch_bounds__(PASS_THREADS)
     sum_squares_chunks_any_kernel(int64_t n, int64_t n_quads, const float *x, double *partials,
                                   double *out) {

@@ -1,9 +1,9 @@
 /* Dynamic tables on a GPU (ops/table.h): their memory, and the table of verbs.
  *
- * Host memory is managed memory that stays on the host.  The driver fills it with pages of 2 MiB
- * and maps them as such; memory that is merely pinned it maps in small pages, of any size that we
- * asked for, and rows at random places then wait for translations of addresses: 256 bytes a row
- * from 16 GiB come at 50.9 GB/s from managed memory and at 9.7 from pinned (H200, 2026-11-15). */
+ * Host memory is managed memory that stays on the host.  The driver populates and maps it with
+ * pages of 2 MiB; pinned memory is always mapped with small pages, and random row reads then suffer
+ * TLB misses: rows of 256 bytes at random places of 16 GiB are read at 50.9 GB/s from managed
+ * memory and at 9.7 GB/s from pinned memory (H200, 2026-11-15). */
 #include "cuda/table/table.cuh"
 
 /* Advises the driver on managed memory: where it stays, and who accesses it.  The functions
@@ -40,8 +40,7 @@ static cudaError_t alloc_managed(cuda_state *s, void **out, size_t bytes) {
     return error;
 }
 
-/* Where host and device cannot access managed memory concurrently, pinned memory takes its place.
- */
+/* Where host and device cannot access managed memory concurrently, pinned memory is used. */
 static status alloc_on_host(cuda_state *s, void **out, size_t bytes) {
     int can_share = 0;
     CUDA_TRY(cudaDeviceGetAttribute(&can_share, cudaDevAttrConcurrentManagedAccess, s->device));

@@ -1,10 +1,10 @@
-/* What the files of dynamic tables share (contract: ops/table.h): the probe of 32 keys by a
- * warp, and how a warp moves 32 embedding rows.
+/* What the files of dynamic tables share (contract: ops/table.h): the probe of 32 keys by a warp,
+ * and how a warp moves 32 embedding rows.
  *
- * A warp owns 32 keys (or slots), lane j the j-th.  The limit is random access, so what counts
- * is the number of requests in flight: a probe loads the digests of all 32 keys before it looks
- * at any, 4 lanes a line of 64 bytes, and then the keys whose digest matched; rows are moved 16
- * bytes a lane, ROWS_AT_ONCE loads in flight before the first result is used. */
+ * A warp owns 32 keys (or slots), lane j the j-th.  Bound by random access, so the number of
+ * requests in flight matters: a probe loads the digests of all 32 keys before it compares any, 4
+ * lanes for each line of 64 bytes, and then the keys whose digest matched; rows are moved 16 bytes
+ * a lane, ROWS_AT_ONCE loads in flight before the first result is used. */
 #ifndef HSTU_CUDA_TABLE_TABLE_CUH
 #define HSTU_CUDA_TABLE_TABLE_CUH
 
@@ -68,30 +68,31 @@ __device__ static inline unsigned long long block_prefix(unsigned long long mine
     return before + sum - mine;
 }
 
-/* Takes `bytes` from a block of memory; with a block that begins at 0 it only counts. */
+/* Carves `bytes` out of a block of memory; with a block at address 0 it only counts. */
 static inline void *cut_room(char **at, size_t bytes) {
     char *part = *at;
     *at += cuda_align(bytes);
     return part;
 }
 
-/* Each count becomes the sum of those before it, and *total that of all (table_scan.cu). */
+/* Replaces each count by the sum of the counts before it, and sets *total to the sum of all
+ * (table_scan.cu). */
 status cuda_table_sum(backend *be, int64_t n, unsigned long long *counts, int64_t *total);
 
-/* What a warp's lanes tell each other; one for each warp of a block, in shared memory. */
+/* Exchange buffer of the lanes of a warp; one for each warp of a block, in shared memory. */
 typedef struct probe_room {
     const unsigned char *bucket[32];
     uint16_t match[32][PROBE_LANES]; /* equal_digests of each part of the key's line */
 } probe_room;
 
-/* 0x80 in each byte of `word` that equals that of `digests`, and only there: an erased slot may
+/* 0x80 in each byte of `word` that equals the byte of `digests`, and only there: an erased slot may
  * still hold the key that is searched for. */
 __device__ static inline uint32_t equal_bytes(uint32_t word, uint32_t digests) {
     uint32_t x = word ^ digests;
     return ~(((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x | 0x7f7f7f7fu);
 }
 
-/* Bit 4 b + w: byte b of word w of the 16 is `digest`. */
+/* Bit 4 b + w: byte b of word w, of 16 words, equals `digest`. */
 __device__ static inline uint32_t equal_digests(uint4 line, uint32_t digest) {
     uint32_t digests = digest * 0x01010101u;
     uint32_t x = equal_bytes(line.x, digests) >> 7 | equal_bytes(line.y, digests) >> 6 |
@@ -99,12 +100,12 @@ __device__ static inline uint32_t equal_digests(uint4 line, uint32_t digest) {
     return __byte_perm(x | x >> 4, 0, 0x4420);
 }
 
-/* The place in the bucket of bit `bit` of the parts' bits, 16 each. */
+/* The place in the bucket that bit `bit` stands for; each part has 16 bits. */
 __device__ static inline int place_of_bit(int bit) {
     return (bit & ~15) | (bit & 3) << 2 | (bit >> 2 & 3);
 }
 
-/* Which of the places whose bits are set has the key, or -1; two are looked at at a time. */
+/* Which of the places whose bits are set has the key, or -1; compares two at a time. */
 __device__ static inline int find_among(const table_entry *entries, unsigned long long bits,
                                         uint64_t key) {
     while (bits != 0) {
@@ -149,7 +150,8 @@ typedef struct found_key {
     int place;
 } found_key;
 
-/* All lanes must call this; those after the last key probe for it again, and report nothing. */
+/* All lanes must call this; lanes after the last key probe for the last key again and report
+ * nothing. */
 __device__ static inline found_key find_key(const table_level &l, const uint64_t *keys, int64_t i,
                                             int64_t n) {
     __shared__ probe_room rooms[TABLE_WARPS];
@@ -162,7 +164,7 @@ __device__ static inline found_key find_key(const table_level &l, const uint64_t
     return f;
 }
 
-/* Rows are moved in pieces: 4 numbers where all addresses allow it, else one. */
+/* Rows are moved in pieces: 4 floats where all addresses allow it, else one. */
 template <typename P> struct piece_size;
 template <> struct piece_size<float4> {
     enum { NUMBERS = 4 };
@@ -171,7 +173,7 @@ template <> struct piece_size<float> {
     enum { NUMBERS = 1 };
 };
 
-/* Lanes that share a row of n pieces: a power of two, as few as there are pieces. */
+/* Lanes that share a row of n pieces: the smallest power of two that is enough. */
 __device__ static inline int row_lanes(int n_pieces) {
     return n_pieces >= 32 ? 32 : n_pieces <= 1 ? 1 : 1 << (32 - __clz(n_pieces - 1));
 }
@@ -182,8 +184,8 @@ template <typename P> __device__ static inline P *lane_pointer(P *mine, int j) {
 }
 
 /* Copies n_pieces from `from` to `to` for each of the warp's 32 rows; `from` NULL: zeros; `to`
- * NULL: the row is left out, and `from` must be NULL too.  IS_STREAM: the rows are not read
- * again soon, so the stores do not evict other lines from the cache. */
+ * NULL: the row is skipped, and `from` must be NULL too.  IS_STREAM: the rows are not read again
+ * soon, so the stores do not evict other lines from the cache. */
 template <bool IS_STREAM, typename P>
 __device__ static inline void move_rows(const P *from, P *to, int n_pieces) {
     int n_lanes = row_lanes(n_pieces), lane = warp_lane();

@@ -1,7 +1,7 @@
 /* find, lookup and erase of a level (ops/table.h).  A warp owns 32 keys: the probe of table.cuh
- * finds their places, and lookup moves their rows in the same kernel, so that the probe of one
- * warp overlaps with the row copies of another.  The limit is bytes: 64 of digests and a sector of
- * keys for each key, and its row twice. */
+ * finds their places, and lookup moves their rows in the same kernel, so that the probe of one warp
+ * overlaps with the row copies of another.  Bound by bytes: 64 of digests and one sector of entries
+ * for each key, and its row twice. */
 #include <string.h>
 
 #include "cuda/table/table.cuh"

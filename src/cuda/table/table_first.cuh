@@ -1,11 +1,12 @@
 /* Initial values of embedding rows, and the pass over the rows of a warp's 32 keys (contract:
- * ops/table.h): for init and write, and for place, which does their work in its own passes. */
+ * ops/table.h). Used by init and write, and by place, which includes their work in its own
+ * passes. */
 #ifndef HSTU_CUDA_TABLE_TABLE_FIRST_CUH
 #define HSTU_CUDA_TABLE_TABLE_FIRST_CUH
 
 #include "cuda/table/table.cuh"
 
-/* Columns c .. c + 3 of a new row; uniform numbers take one draw for all four. */
+/* Columns c .. c + 3 of a new row; uniform values take one draw for all four. */
 __device__ static inline float4 first_values(const table_init_args &a, uint64_t key, int c) {
     float x[4];
     if (a.first.kind == FIRST_UNIFORM && c + 4 <= a.dim) {
@@ -24,9 +25,9 @@ __device__ static inline float4 first_values(const table_init_args &a, uint64_t 
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* Writes the rows of the warp's lanes that are not NULL; and what goes to staging, where `to` is
- * not NULL.  Rows begin at multiples of 16 bytes and are filled up to one, so all is written in
- * fours. */
+/* Writes the new rows of the warp's lanes where `row` is not NULL, and their copies in staging
+ * where `to` is not NULL.  Rows begin at multiples of 16 bytes and are padded to one, so all stores
+ * are of four floats. */
 __device__ static inline void write_first(const table_init_args &a, float *row, float *to,
                                           unsigned long long key) {
     int n_pieces = (int)((a.dim + a.n_state + 3) / 4), n_values = a.dim / 4;
@@ -48,13 +49,13 @@ __device__ static inline void write_first(const table_init_args &a, float *row, 
     }
 }
 
-/* What a pass over keys does with their rows.  FIRST_AND_READ and ONLY_WRITE need staging that is
- * packed (is_packed). */
+/* What a pass over keys does with their rows.  FIRST_AND_READ and ONLY_WRITE need packed staging
+ * (is_packed). */
 typedef enum { NO_ROWS, FIRST_AND_READ, ONLY_WRITE } row_work;
 
-/* The rows of the warp's keys, one a lane: `row` where the key has a slot, `to` its row of staging
- * (NULL: the lane has nothing to do).  A row that is not new is read, or zeros where it is NULL;
- * a.dim floats are copied. */
+/* The rows of the warp's keys, one for each lane: `row` where the key has a slot, `to` its row of
+ * staging (NULL: the lane has no work).  A row that is not new is read, or zeros where `row` is
+ * NULL; a.dim floats are copied. */
 template <row_work WORK>
 __device__ static inline void work_on_rows(const table_init_args &a, float *row, float *to,
                                            bool is_new, uint64_t key) {

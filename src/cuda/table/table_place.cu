@@ -1,21 +1,18 @@
-/* place of a level (ops/table.h): find or insert, evicting where a bucket is full; and with it what
- * init or write would do with the rows.
+/* place of a level (ops/table.h): find or insert, evicting where a bucket is full; and, in the same
+ * call, the work of init or write on the rows.
  *
- * What a bucket takes depends on all of its keys in the call, in whatever order they come.  No sort
- * brings them together:
- *   locate   a warp finds 32 keys and touches what is there; new keys of a bucket become a chain,
- *            and the first that came owns the bucket;
- *   settle   owners give the new keys their places, in the way of table_settle.cuh;
- *   mark     found keys tell the buckets that must know what the call touched before they evict,
- *            because scores do not tell it: none, as a rule, where the score is the time of use;
- *   settle   once more, for those;
- *   finish   evicted entries and rejected keys, kept by key until then, are moved close together,
- *            and so are rows.
- * The limit is bytes from random places, in pieces of 64: digests and entries of every key, the
- * parts of new entries (read before they are written, being smaller than that), all entries of full
- * buckets, and rows.  Measured and found slower (H200, 2026-11-15): rows of found keys beside
- * settle, or in locate; owners gathered so that warps are full of them; and lists with one counter
- * for all warps, where additions to one address come one in 2 ns. */
+ * What a bucket admits depends on all of its keys in the call, in whatever order they come. No sort
+ * is needed to bring them together: locate   a warp finds 32 keys and touches what is there; new
+ * keys of a bucket become a chain, and the first that came owns the bucket; settle   owners give
+ * the new keys their places, in the way of table_settle.cuh; mark     found keys tell the buckets
+ * that must know what the call touched before they evict, where scores do not show it: usually none
+ * if the score is the time of use; settle   once more, for those; finish   evicted entries and
+ * rejected keys, kept by key until then, are moved close together, and so are rows. Bound by bytes
+ * at random addresses, in pieces of 64: digests and entries of every key, the parts of new entries
+ * (read before they are written, being smaller than that), all entries of full buckets, and rows.
+ * Measured and found slower (H200, 2026-11-15): rows of found keys beside settle, or in locate;
+ * owners compacted so that warps are full of them; and lists with one counter for all warps, since
+ * additions to one address take 2 ns each. */
 #include "cuda/table/table_settle.cuh"
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
@@ -57,7 +54,7 @@ __device__ static inline void own_bucket(const table_level &l, const table_place
     own->empty = empty_slots((const uint4 *)table_digests(&l, own->bucket));
 }
 
-/* An owner that is the only new key of a full bucket, and the entry to evict. */
+/* An owner that is the only new key of a full bucket, and the entry that it evicts. */
 __device__ static inline void settle_full(const table_level &l, const table_place_args &a,
                                           const place_room &room, const owned_bucket &own,
                                           const old_entry &old, bool is_second) {
@@ -101,8 +98,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     if (__any_sync(ALL_LANES, owns)) settle_owners<false>(l, a, room, owns, (uint32_t)i);
 }
 
-/* The second round usually has nothing to do: its kernels have few blocks, which check that.
- */
+/* The second round usually has no work: its kernels have few blocks, which check that. */
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_place_settle_late_any_kernel(const table_level l, const table_place_args a,
                                        const place_room room) {
@@ -127,7 +123,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
     }
 }
 
-/* A place in a list for each selected thread of the block; blocks come in any order. */
+/* Reserves a place in a list for each selected thread of the block; the order of blocks varies. */
 __device__ static inline unsigned long long list_places(bool is_chosen, unsigned long long *total) {
     __shared__ unsigned long long base[TABLE_WARPS];
     unsigned mine = __ballot_sync(ALL_LANES, is_chosen);
@@ -189,7 +185,8 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
                        is_new ? a.keys[i] : 0);
 }
 
-/* What must be zero comes first: newest, buckets where notes are shared, total and has_late. */
+/* Memory that must be zero comes first: newest, buckets where notes are shared, total and
+ * has_late. */
 static size_t make_room(place_room *room, char *memory, int64_t n, size_t *zero_bytes) {
     char *at = memory;
     size_t keys = (size_t)n, n_notes = (size_t)room->n_notes;

@@ -1,11 +1,11 @@
 /* pool and pool_grad of lookups (ops/table.h).
  *
  * pool: lanes share a row or a bag 16 bytes each; POOL_NONE without weights is a copy of rows.
- * pool_grad: one popular key may own half of the batch, so not groups are cut but the order of
- * places, into chunks of 32, as rows.cu does: lanes share a chunk and add up runs of one key.  A
- * group that lies wholly in a chunk is written at once; of others each chunk leaves a partial sum,
- * and a second kernel adds those, a warp where they are few, a block where they are many.  Sums run
- * in an order that depends on the batch alone.  The limit is the bytes of y, or of dy. */
+ * pool_grad: one popular key may own half of the batch, so the sorted list of places is cut into
+ * chunks of 32, not the groups, as in rows.cu: lanes share a chunk and add up runs of one key.  A
+ * group within one chunk is written directly; of a longer group each chunk stores a partial sum,
+ * and a second kernel adds the partial sums, with a warp where they are few and a block where they
+ * are many.  The order of a sum depends on the batch alone.  Bound by the bytes of y or dy. */
 #include "cuda/table/table.cuh"
 
 __device__ static inline float4 operator*(float w, float4 x) {
@@ -82,11 +82,11 @@ status cuda_table_pool(backend *be, const table_level *l, const table_pool_args 
 
 enum { CHUNK = 32, CHUNK_LANES = 8, GRAD_AT_ONCE = 8, FEW_CHUNKS = 8 };
 
-/* A block has at most 32 chunks: the entries of all lie in shared memory. */
+/* A block has at most 32 chunks, since the entries of all are in shared memory. */
 enum { BLOCK_ENTRIES = TABLE_THREADS / CHUNK_LANES * CHUNK };
 
-/* Sums that are not whole: a chunk can have one group that came in (slot 0) and another that begins
- * in it and goes on (slot 1), whose number is in tail. */
+/* Partial sums: a chunk can have one group that continues from the previous chunk (slot 0) and
+ * another that begins in it and continues (slot 1), whose number is in tail. */
 typedef struct grad_cut {
     int64_t n_chunks;
     float *partials; /* (n_chunks, 2, stride) */
@@ -94,13 +94,13 @@ typedef struct grad_cut {
     int32_t *tail;   /* (n_chunks): or -1 */
 } grad_cut;
 
-/* An entry of the order: its group, where its gradient is, and how much of it counts. */
+/* An entry of the order: its group, the row of its gradient, and its weight. */
 typedef struct grad_entry {
     int32_t group, row;
     float weight;
 } grad_entry;
 
-/* The last r of low .. high whose begin is not after k. */
+/* The last r of low .. high with begin[r] <= k. */
 template <typename I>
 __device__ static inline int64_t owner(const I *begin, int64_t low, int64_t high, int64_t k) {
     while (low < high) {
@@ -124,7 +124,7 @@ __device__ static inline grad_entry entry_of(const table_pool_grad_args &a, int6
     return e;
 }
 
-/* A run of a chunk is summed: entries from .. to - 1 of `count`. */
+/* Stores the sum of a run of a chunk: entries from .. to - 1 of `count`. */
 template <typename P>
 __device__ static inline void end_run(const table_pool_grad_args &a, const grad_cut &cut,
                                       int64_t chunk, int32_t group, int from, int to, int count,
@@ -214,8 +214,8 @@ __device__ static inline void add_few(const table_pool_grad_args &a, const grad_
     }
 }
 
-/* A group of many chunks, by all warps of a block: each adds every 8th, then one adds their sums.
- */
+/* A group of many chunks, by all warps of a block: each warp adds every 8th chunk, then one warp
+ * adds their sums. */
 template <typename P>
 __device__ static inline void add_many(const table_pool_grad_args &a, const grad_cut &cut,
                                        int64_t q, int64_t last, int32_t group) {
@@ -242,8 +242,8 @@ __device__ static inline void add_many(const table_pool_grad_args &a, const grad
     }
 }
 
-/* A warp owns the group that begins in its chunk and goes on; the block takes the long ones
- * together. */
+/* A warp owns the group that begins in its chunk and continues in the next; the whole block sums
+ * long groups together. */
 template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_pool_tails_any_kernel(const table_pool_grad_args a, const grad_cut cut) {

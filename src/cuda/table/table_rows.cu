@@ -1,9 +1,9 @@
 /* Rows of a level by slot (ops/table.h): read, write, init, update.  A warp owns 32 slots; lanes
- * share a row, 16 bytes each, and have several rows in flight (table.cuh).  The limit is
- * bytes: of device memory, or of the bus where the rows lie in host memory. */
+ * share a row, 16 bytes each, and have several rows in flight (table.cuh).  Bound by bytes: of
+ * device memory, or of the bus where the rows are in host memory. */
 #include "cuda/table/table_first.cuh"
 
-/* The row of the warp's slot, or NULL where there is none or it is left out. */
+/* The row of the warp's slot, or NULL where there is none or it is skipped. */
 __device__ static inline float *slot_row(const table_level &l, const int64_t *slot,
                                          const uint8_t *only, int64_t i, int64_t n) {
     if (i >= n || (only != NULL && only[i] == 0)) return NULL;
@@ -54,8 +54,8 @@ status cuda_table_write(backend *be, const table_level *l, const table_rows_args
     return cuda_launched("write of rows");
 }
 
-/* With staging, which is packed then, rows that are not new are read in the same pass: their
- * loads overlap with the arithmetic of the new ones. */
+/* With staging, which then is packed, rows that are not new are read in the same pass: their loads
+ * overlap with the arithmetic of the new ones. */
 template <bool HAS_STAGING>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_rows_init_any_kernel(const table_level l, const table_init_args a) {
@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
         write_first(a, is_new ? row : NULL, NULL, is_new ? a.keys[i] : 0);
 }
 
-/* What init does besides where staging cannot be written in fours. */
+/* The rest of init's work where staging cannot be written in fours. */
 static status read_staging(backend *be, const table_level *l, const table_init_args *a) {
     table_rows_args rows = {a->n, a->n_real, a->slot, NULL, a->dim, a->staging, a->stride};
     return a->staging != NULL ? cuda_table_read(be, l, &rows) : OK;

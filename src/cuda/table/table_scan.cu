@@ -1,12 +1,13 @@
 /* scan, stamp and carry of a level (ops/table.h), and the sum that scan and unique need.
  *
  * scan must list entries in the order of slots: a thread owns a slot, a block 16 buckets.  A first
- * kernel counts the wanted entries of each block, a block of its own adds these up, and a second
- * kernel writes each entry where its number says.  The limit is bytes: the index is read twice,
- * digests of all slots, scores and stamps of those that are used. */
+ * kernel counts the wanted entries of each block, a single block computes the prefix sum, and a
+ * second kernel writes each entry to its place.  Bound by bytes: the index is read twice, digests
+ * of all slots, scores and stamps of the used ones. */
 #include "cuda/table/table.cuh"
 
-/* One block: each count becomes the sum of those before it, and *total that of all. */
+/* One block: replaces each count by the sum of the counts before it, and sets *total to the sum of
+ * all. */
 static __global__ void __launch_bounds__(SCAN_THREADS)
     table_scan_sum_any_kernel(int64_t n, unsigned long long *counts, int64_t *total) {
     unsigned long long sum = 0, all;

@@ -1,8 +1,7 @@
-/* How new keys are admitted to a bucket: the device functions of table_place.cu, which says
- * which key owns a bucket.  A lane settles a bucket that has empty slots for its few new keys;
- * teams of 8 lanes find the entry to evict from a full bucket for a single new key, each lane
- * looking at 8 of the slots; and a team settles a bucket where several new keys must evict
- * others. */
+/* How new keys are admitted to a bucket: the device functions of table_place.cu, which says which
+ * key owns a bucket.  One lane settles a bucket that has empty slots for its few new keys; a team
+ * of 8 lanes finds the entry to evict from a full bucket for a single new key, each lane reading 8
+ * of the slots; and a team settles a bucket where several new keys must evict others. */
 #ifndef HSTU_CUDA_TABLE_TABLE_SETTLE_CUH
 #define HSTU_CUDA_TABLE_TABLE_SETTLE_CUH
 
@@ -12,14 +11,14 @@ enum {
     TEAM = 8,
     TEAM_SLOTS = TABLE_SLOTS / TEAM,
     TEAMS = 32 / TEAM,
-    LANE_KEYS = 3 /* new keys of a bucket that a lane settles by itself */
+    LANE_KEYS = 3 /* most new keys of a bucket that a single lane settles */
 };
 
-/* What became of a key.  One that owns its bucket, in the first round or the second, is rejected
+/* The outcome for a key.  A key that owns its bucket, in the first or second round, is rejected
  * unless settle says otherwise. */
 enum { KEY_FOUND, KEY_NEW, KEY_NEW_EVICTS, KEY_REJECTED, KEY_OWNS, KEY_OWNS_LATE };
 
-/* What a bucket that waits for the second round needs to know. */
+/* State of a bucket that waits for the second round. */
 typedef struct late_note {
     unsigned long long touched; /* bit p: the call found the key of slot p */
     uint32_t newest;            /* as in place_room */
@@ -27,24 +26,24 @@ typedef struct late_note {
 
 #define IS_LATE 0xffffffffu
 
-/* Memory of one call.  Each bucket that the call brings new keys to has a note. */
+/* Memory of one call.  Each bucket that gets new keys in the call has a note. */
 typedef struct place_room {
-    int64_t n_notes;    /* one for each bucket, or shared out by hash: a power of two */
-    bool is_shared;     /* the latter */
-    uint32_t *newest;   /* (n_notes) + 1: the new key that came last; 0: none; or IS_LATE */
-    uint32_t *buckets;  /* (n_notes) + 1: whose note it is; 0: nobody's.  Where they are shared */
-    uint32_t *has_late; /* (1): there are buckets that wait */
-    late_note *late;    /* (n_notes) */
-    unsigned long long *total; /* (1): entries of waiting that are taken */
-    uint32_t *next;            /* (n) + 1: the new key of the bucket that came before; 0: none */
-    uint32_t *waiting;         /* (2 n): keys of buckets with many new ones, in each round */
-    uint8_t *became;           /* (n) */
+    int64_t n_notes;   /* one for each bucket, or shared by hash: a power of two */
+    bool is_shared;    /* the latter */
+    uint32_t *newest;  /* (n_notes) + 1: the bucket's latest new key; 0: none; or IS_LATE */
+    uint32_t *buckets; /* (n_notes) + 1: bucket that owns the note; 0: free.  If notes are shared */
+    uint32_t *has_late;            /* (1): there are buckets that wait */
+    late_note *late;               /* (n_notes) */
+    unsigned long long *total;     /* (1): entries of waiting that are taken */
+    uint32_t *next;                /* (n) + 1: the previous new key of the same bucket; 0: none */
+    uint32_t *waiting;             /* (2 n): keys of buckets with many new ones, for each round */
+    uint8_t *became;               /* (n) */
     uint64_t *old_key, *old_score; /* (n) each: of the entry that left for this key */
     uint32_t *old_stamp;           /* (n) */
 } place_room;
 
-/* The note of a bucket, which takes a free one where it has none: there are twice as many as keys.
- */
+/* The note of a bucket; claims a free note where it has none: there are twice as many notes as
+ * keys. */
 __device__ static inline int64_t note_of(const place_room &room, uint32_t bucket) {
     if (!room.is_shared) return bucket;
     for (uint64_t at = bucket * 0x9e3779b97f4a7c15ull >> 32;; at++) {
@@ -55,7 +54,7 @@ __device__ static inline int64_t note_of(const place_room &room, uint32_t bucket
     }
 }
 
-/* A new key: the complement of its score and its hash are its turn. */
+/* A new key: keys are admitted in the order of (complement of the score, hash). */
 typedef struct new_key {
     unsigned long long order, hash;
     uint32_t index;
@@ -84,14 +83,14 @@ __device__ static inline bool can_leave(const table_place_args &a, const old_ent
     return old.place < TABLE_SLOTS && (a.evict != EVICT_LOWER || old.score <= ~k.order);
 }
 
-/* Whether the score of an entry tells that the call did not find it: a touch would have left the
- * call's own score there, or its low word.  In the first round nothing else is known of that. */
+/* Whether the score of an entry shows that the call did not touch it: a touch would have left the
+ * call's own score there, or its low word.  The first round knows nothing else about touches. */
 __device__ static inline bool is_untouched(const table_place_args &a, unsigned long long score) {
     if (a.scores != NULL || a.rule == SCORE_KEEP) return false;
     return a.rule == SCORE_SET ? score != a.score : (uint32_t)score != (uint32_t)a.score;
 }
 
-/* The new entry; `old` is what was there, if its place says so. */
+/* Writes the new entry; `old` is the entry it replaces, if there is one. */
 __device__ static inline void write_entry(const table_level &l, const table_place_args &a,
                                           const place_room &room, const new_key &k, int64_t bucket,
                                           const old_entry &old, int place) {
@@ -115,9 +114,9 @@ __device__ static inline bool leaves_before(const old_entry &x, const old_entry 
 }
 
 /* The entry to evict first from a team's bucket, by (score, key), among the slots that may be
- * taken.  Lane p of the team looks at every TEAM-th slot from p on, AT_ONCE of them at a time, so
- * that a team reads 128 bytes with each load.  All lanes of the warp come here; those of a team
- * that does not ask read nothing. */
+ * taken.  Lane p of the team reads every TEAM-th slot from p on, AT_ONCE of them at a time, so that
+ * a team reads 128 bytes with each load.  All lanes of the warp must call this; teams without a
+ * bucket read nothing. */
 template <int AT_ONCE>
 __device__ static inline old_entry first_to_leave(const table_level &l, int64_t bucket,
                                                   unsigned long long free, bool asks) {
@@ -161,7 +160,7 @@ typedef struct settle_room {
     owned_bucket own[32]; /* here and not in registers, of which few are left */
 } settle_room;
 
-/* The bucket waits for the second round, where it belongs to the key whose turn it is. */
+/* Defers the bucket to the second round, where the next key in turn owns it. */
 __device__ static inline void set_late(const place_room &room, uint32_t bucket, uint32_t newest,
                                        uint32_t key) {
     int64_t note = note_of(room, bucket);
@@ -200,8 +199,8 @@ __device__ static inline void order_keys(new_key &x, new_key &y) {
     y = z;
 }
 
-/* A lane gives the few new keys of its bucket the empty slots, which are enough; false: they are
- * not, or keys are many. */
+/* One lane gives the few new keys of its bucket empty slots; false: there are not enough slots, or
+ * too many keys. */
 __device__ static inline bool settle_few(const table_level &l, const table_place_args &a,
                                          const place_room &room, const owned_bucket &own) {
     const old_entry none = {0, 0, TABLE_SLOTS};
@@ -250,8 +249,8 @@ __device__ static inline void find_old(const table_level &l, settle_room *warp, 
     __syncwarp();
 }
 
-/* One lane's new keys of its team's bucket: the first is in registers, the others, every TEAM-th,
- * are read again and again.  Those that the first round gave a place are out. */
+/* One lane's share of the new keys of its team's bucket: the first is in registers, the others,
+ * every TEAM-th, are read from memory each time.  Keys placed in the first round are excluded. */
 typedef struct team_keys {
     uint32_t count;    /* of the team */
     uint32_t *waiting; /* from the TEAM-th on */
@@ -259,7 +258,7 @@ typedef struct team_keys {
     bool has_first;
 } team_keys;
 
-/* A team's bucket; every lane of the team has the same. */
+/* A team's bucket; the same in every lane of the team. */
 typedef struct team_bucket {
     int64_t bucket;
     unsigned long long empty; /* bit p: slot p */
@@ -268,7 +267,8 @@ typedef struct team_bucket {
     bool is_late;             /* or waits for the second round */
 } team_bucket;
 
-/* Follows the chain of a bucket: lane p of the team keeps the p-th key, memory those after it. */
+/* Follows the chain of a bucket: lane p of the team keeps the p-th key in registers; later ones
+ * stay in memory. */
 __device__ static inline team_keys take_chain(const table_place_args &a, const place_room &room,
                                               uint32_t newest) {
     uint32_t part = (uint32_t)warp_lane() % TEAM, mine = 0;
@@ -328,8 +328,8 @@ __device__ static inline bool next_key(const table_place_args &a, const team_key
     return has;
 }
 
-/* One new key of each team is admitted or rejected.  In the first round it is not known which
- * entries the call touched: where it matters, the bucket waits for the second. */
+/* Admits or rejects one new key of each team.  The first round does not know which entries the call
+ * touched: where it matters, the bucket is deferred to the second. */
 __device__ static inline void settle_key(const table_level &l, const table_place_args &a,
                                          const place_room &room, const new_key &k, bool is_on,
                                          bool is_second, team_bucket *b) {

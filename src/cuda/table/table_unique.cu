@@ -1,12 +1,12 @@
 /* unique of a batch of ids (ops/table.h).  A stable sort of (high half of the hash, place) by CUB
- * puts equal ids side by side, their places ascending; then heads of runs are counted, and each
- * block of 1024 places knows the number of its first run.  It has a file of its own because the
- * sort takes long to compile.
+ * puts equal ids side by side, their places ascending; then the heads of runs are counted, which
+ * gives each block of 1024 places the number of its first run.  It has a file of its own because
+ * the sort takes long to compile.
  *
- * Half a hash is half the passes of the sort, which are the limit (H200, 2^20 ids: 0.22 ms with
- * whole hashes).  Different ids seldom share it: a dozen pairs among 350 000.  Such runs are
- * found and repaired, a block each: sorted by the low half, stably, in time linear in their
- * length even for adversarial ids. */
+ * Sorting by half of the hash halves the passes of the sort, which bound the time (H200, 2^20 ids:
+ * 0.22 ms with whole hashes). Different ids seldom share the high half: a dozen pairs among 350
+ * 000.  Such runs are found and repaired, a block each: sorted by the low half, stably, in time
+ * linear in their length even for adversarial ids. */
 #include <cub/device/device_radix_sort.cuh>
 
 #include "cuda/table/table.cuh"
@@ -21,7 +21,7 @@ typedef struct unique_room {
     uint32_t *is_mixed;               /* (n): of the run that begins here */
     uint32_t *mixed;                  /* (n): where runs of different hashes begin */
     uint32_t *n_mixed;                /* (1) */
-    unsigned long long *counts; /* (n_blocks): runs that begin in a block, then in those before */
+    unsigned long long *counts; /* (n_blocks): runs that begin in a block, then their prefix sums */
     void *sort;
     size_t sort_bytes;
 } unique_room;
@@ -49,7 +49,8 @@ __device__ static inline int64_t first_not_below(const uint32_t *halves, int64_t
     return low;
 }
 
-/* Hashes go where their places are; a run of one half with different hashes is listed once. */
+/* Writes each hash next to its place; lists each run that has one high half but different
+ * hashes. */
 static __global__ void __launch_bounds__(TABLE_THREADS)
     table_unique_list_mixed_any_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
     int64_t i = (int64_t)blockIdx.x * TABLE_THREADS + threadIdx.x;
@@ -64,7 +65,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
         room.mixed[atomicAdd(room.n_mixed, 1u)] = (uint32_t)first;
 }
 
-/* At most MEND_THREADS entries: each thread counts those before its own. */
+/* At most MEND_THREADS entries: each thread counts the entries that sort before its own. */
 __device__ static inline void mend_short(const uint64_t *ids, uint32_t *order, int n) {
     __shared__ uint32_t low[MEND_THREADS];
     int t = (int)threadIdx.x, rank = 0;
@@ -94,7 +95,7 @@ __device__ static inline void count_digits(const uint64_t *ids, const uint32_t *
     __syncthreads();
 }
 
-/* A pass of a sort by digits: 256 entries at a time take the places of their digits, in order. */
+/* One pass of a radix sort: 256 entries at a time are placed by their digits, in order. */
 __device__ static inline void sort_digits(const uint64_t *ids, const uint32_t *from, uint32_t *to,
                                           int64_t n, int shift) {
     __shared__ uint32_t begin[DIGITS], counts[MEND_WARPS][DIGITS];
@@ -122,7 +123,7 @@ __device__ static inline void sort_digits(const uint64_t *ids, const uint32_t *f
     }
 }
 
-/* A block mends a run: by the low halves of hashes, and places as they are. */
+/* One block repairs a run: sorts it by the low halves of the hashes, stably. */
 static __global__ void __launch_bounds__(MEND_THREADS)
     table_unique_mend_any_kernel(int64_t n, const uint64_t *ids, const unique_room room) {
     for (uint32_t r = blockIdx.x; r < *room.n_mixed; r += gridDim.x) {

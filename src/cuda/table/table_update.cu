@@ -1,13 +1,13 @@
 /* update of rows by their optimizer (ops/table.h).  Lanes share a row, 16 bytes each, and have
- * UPDATE_AT_ONCE rows in flight before the first is computed.  The limit is bytes: the gradient
- * read, values and state read and written. */
+ * UPDATE_AT_ONCE rows in flight before the first is computed.  Bound by bytes: reads the gradient,
+ * reads and writes values and state. */
 #include <math.h>
 
 #include "cuda/table/table.cuh"
 
 enum { UPDATE_AT_ONCE = 4, UPDATE_ROWS = 8 /* of a warp */ };
 
-/* What is the same for all numbers; the powers are taken on the host. */
+/* Constants of the step; the powers are computed on the host. */
 typedef struct update_rule {
     float lr, beta1, beta2, eps;
     float decay; /* Adam: 1 - lr wd; SGD: wd */
@@ -15,7 +15,7 @@ typedef struct update_rule {
     float root;  /* Adam: 1 / sqrt(1 - beta2^t) */
 } update_rule;
 
-/* One number: its value, the optimizer's two, and the gradient. */
+/* One element: its value, its optimizer state (two floats), and its gradient. */
 template <row_opt OPT>
 __device__ static inline void update_number(const update_rule &r, float g, float &w, float &s,
                                             float &v) {
@@ -64,8 +64,8 @@ __device__ static inline void set_all(float4 &s, float x) {
     s = make_float4(x, x, x, x);
 }
 
-/* Row-wise AdaGrad's number of a row, with this gradient; all lanes of the team get it, and all
- * lanes of the warp come here.  A row that is NULL reads nothing. */
+/* The state of row-wise AdaGrad for a row, updated with this gradient; all lanes of the team get
+ * it, and all lanes of the warp must call.  A NULL row reads nothing. */
 template <typename P>
 __device__ static inline float rowwise_state(const float *row, const float *grad, float scale,
                                              int dim, int first, int n_lanes) {

@@ -17,7 +17,7 @@ struct blocks {
     input *in;
     pthread_mutex_t lock; /* guards everything below but the workers' own buffers */
     size_t block_bytes, max_line_bytes;
-    char *carry; /* what was read but not handed out yet: at most a line, or the first bytes */
+    char *carry; /* bytes read but not yet in a block: at most a line, or the first bytes */
     size_t carry_bytes, carry_capacity;
     uint64_t next_sequence, next_line;
     bool is_at_end; /* of the stream; the carry may still hold lines */
@@ -214,8 +214,8 @@ static void report_progress(const blocks *b) {
     progress_update(b->bar, done);
 }
 
-/* Keeps the failure of the lowest block; no later block is handed out after it, and other workers
- * already have all earlier ones. */
+/* Keeps the failure of the lowest block; no later block is given to a worker after it, and other
+ * workers already have all earlier ones. */
 static void record_failure(blocks *b, uint64_t sequence, status st) {
     if (b->has_failed && b->failed_sequence <= sequence) return;
     b->has_failed = true;

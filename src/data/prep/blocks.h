@@ -61,7 +61,7 @@ status blocks_take(blocks *b, int worker, text_block *out, bool *has_block);
 typedef status (*block_fn)(void *ctx, text_block *block, int worker);
 status blocks_run(blocks *b, pool *p, block_fn fn, void *ctx);
 
-/* The number the next block would have, once all are taken; and the file's name for messages. */
+/* The number of the next block, after all blocks were taken; and the file's name for messages. */
 uint64_t blocks_next_sequence(const blocks *b);
 const char *blocks_name(const blocks *b);
 

@@ -155,7 +155,8 @@ status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t
 status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, int64_t time) {
     uint32_t u, i;
     const event_block *block = s->open;
-    /* Most sources list a user's events together: ask the dictionary only when the user changes. */
+    /* Most sources list a user's events together: the dictionary is used only when the user
+     * changes. */
     uint32_t last = block->n > 0 ? block->user[block->n - 1] : 0;
     if (block->n > 0 && s->users.id[last] == user)
         u = last;

@@ -1,4 +1,4 @@
-/* Builder: events in any order in, a sequence file out.
+/* Builder: takes events in any order and writes a sequence file.
  *
  * Readers add blocks of events from several threads (one sink per worker); a block keeps its place
  * in the source by its sequence number, so the result does not depend on which thread read what.
@@ -25,8 +25,7 @@ typedef struct builder_options {
     int64_t time_per_second;
     uint32_t min_item_events; /* drop items with fewer events, counted once on the raw data; 0: keep
                                  all */
-    uint32_t min_user_events; /* the same for users; applied again to the events a user has left
-                                 (amzn-books) */
+    uint32_t min_user_events; /* likewise users; again on the remaining events (amzn-books) */
     bool drop_duplicates; /* drop an event equal to the one before it: same user, item, time, action
                            */
 } builder_options;
@@ -55,7 +54,8 @@ status sink_end_block(builder_sink *s);
 status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, int64_t time);
 status sink_add_text(builder_sink *s, const char *user, size_t user_bytes, const char *item,
                      size_t item_bytes, uint16_t action, int64_t time);
-/* Number of an id in this sink, for readers that mix kinds or add many events of one user. */
+/* Number of an id in this sink, for readers that mix integer and string ids or add many events of
+ * one user. */
 status sink_user(builder_sink *s, int64_t id, uint32_t *out);
 status sink_user_text(builder_sink *s, const char *id, size_t n, uint32_t *out);
 status sink_item(builder_sink *s, int64_t id, uint32_t *out);

@@ -30,7 +30,8 @@ struct builder_sink {
     event_block *open; /* the block being filled, or NULL */
 };
 
-/* A contextual feature: the value (number in `values`, + 1) of each user of `context_users`. */
+/* A contextual feature: for each user of `context_users`, the index of its value in `values`, plus
+ * 1. */
 typedef struct feature_input {
     char name[COLUMN_NAME_BYTES];
     dictionary values;
@@ -57,7 +58,7 @@ struct builder {
     int n_features;
 };
 
-/* The four columns of a block of `capacity` events in one piece of memory. */
+/* The four columns of a block of `capacity` events, in one allocation. */
 void event_block_place(event_block *block, void *memory, uint64_t capacity);
 
 enum { EVENT_BYTES = 8 + 4 + 4 + 2 };
@@ -67,7 +68,7 @@ enum { EVENT_BYTES = 8 + 4 + 4 + 2 };
 
 /* The merged ids of one kind. */
 typedef struct id_space {
-    dictionary **parts; /* (n_parts): those of the sinks, then one of the builder's own */
+    dictionary **parts; /* (n_parts): dictionaries of the sinks, then the builder's own */
     uint32_t n_parts;
     uint32_t **rank; /* (n_parts) -> (parts[p]->n): place in the merged order */
     merged_id *ids;  /* (n): a representative of each place */
@@ -84,7 +85,7 @@ typedef struct write_job {
     builder *b;
     id_space users, items;
     uint64_t *offsets;     /* (n_users + 1): places of the gathered events */
-    uint64_t *out_offsets; /* (n_users + 1): places in the file, where duplicates may be dropped */
+    uint64_t *out_offsets; /* (n_users + 1): offsets in the file, where duplicates may be dropped */
     builder_stats *stats;
 } write_job;
 

@@ -20,7 +20,7 @@ static status write_meta(const write_job *job, const char *source_json, buf *out
     json_key_int(&w, "catalogue", (int64_t)job->stats->n_items);
     json_key(&w, "source");
     TRY(w.state);
-    /* The caller's object goes in as it is; reading the file back checks it. */
+    /* The caller's JSON object is copied as it is; reading the file back checks it. */
     TRY(buf_printf(out, "%s}", source_json));
     return buf_append(out, "", 1);
 }

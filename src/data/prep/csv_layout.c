@@ -16,8 +16,8 @@ static bool is_delimiter(const csv_format *f, const char *at, const char *end) {
     return (size_t)(end - at) >= n && memcmp(at, f->delimiter, n) == 0;
 }
 
-/* Removes the quotes of a quoted field; `at` is the place after the opening quote.  Text moves left
- * over one of each pair of doubled quotes. */
+/* Removes the quotes of a quoted field; `at` is the place after the opening quote.  Of each pair of
+ * doubled quotes one is removed. */
 static status split_quoted(const csv_format *f, char **at, char *end, csv_field *out) {
     char *from = *at, *to = *at;
     out->text = *at;
@@ -104,7 +104,7 @@ static void list_names(char *out, size_t size, const csv_field *fields, int n) {
     }
 }
 
-/* Two columns of one name: only the user knows which is meant. */
+/* Two columns have the same name: only the user knows which one is meant. */
 static status check_once(const char *file, const csv_field *fields, int n, int at) {
     char text[64];
     for (int i = at + 1; i < n; i++)

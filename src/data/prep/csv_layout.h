@@ -43,7 +43,7 @@ typedef enum {
     N_ROLES
 } csv_role;
 
-/* What is looked for: a column by its header name, or by its number from 1. */
+/* A wanted column: by its header name, or by its number from 1. */
 typedef struct csv_column {
     csv_role role;
     const char *column; /* "userId", or "1" */

@@ -148,7 +148,7 @@ bool csv_parse_time(const char *text, size_t n, int64_t *out) {
     return parse_time(text, n, out) == BAD_NOTHING;
 }
 
-/* The action for a rating of value + half / 2; false if it is off the kind's grid. */
+/* The action for a rating of value + half / 2; false if the kind cannot represent it. */
 static inline bool store_action(action_kind kind, int64_t value, int half, uint16_t *out) {
     static const uint16_t largest[] = {UINT16_MAX, 4, 9, 255, UINT16_MAX};
     if (value < 0 || value > UINT16_MAX || (half != 0 && kind != ACTION_HALF_STARS)) return false;
@@ -210,7 +210,7 @@ static bool take_int_slow(row_reader *r, int64_t *out, bool is_time) {
 }
 
 /* The fast paths take the position in the text and return the position after the field, or NULL, so
- * that it stays in a register; the slow paths keep it in the reader. */
+ * that the position stays in a register; the slow paths keep it in the reader. */
 static inline char *take_int(row_reader *r, char *at, int64_t *out, bool is_time) {
     char *end = fast_digits(at, out);
     if (end != NULL && is_field_end(r, end)) return end;

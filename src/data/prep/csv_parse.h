@@ -34,7 +34,8 @@ typedef status (*csv_row_fn)(void *ctx, const csv_row *row);
 status csv_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,
                        void *ctx);
 
-/* A rating as the action stored for it (seq_file.h); false if it is not on the kind's grid. */
+/* Converts a rating to the stored action (seq_file.h); false if the kind cannot represent the
+ * rating. */
 bool csv_parse_action(action_kind kind, const char *text, size_t n, uint16_t *out);
 
 /* A time: an integer, perhaps with a fraction of zeros. */

@@ -104,7 +104,7 @@ static status choose_columns(source_job *job, csv_layout *t, const char *file, c
         return fail(ERR_USAGE, "--action-kind %s needs --action-col",
                     action_kind_name(job->options.actions));
     }
-    /* A column without a kind holds codes: integers, kept as they are. */
+    /* An action column without a kind holds codes: integers, kept as they are. */
     if (r->action_kind == NULL) job->options.actions = ACTION_CODE;
     if (job->options.actions == ACTION_NONE) return OK;
     c->wanted[c->n++] = (csv_column){ROLE_ACTION, r->action_col};

@@ -21,7 +21,7 @@
 
 enum { MD5_CHARS = 32, PATH_BYTES = 4096, DEFAULT_STALL_S = 60 };
 
-/* The sums are those in GroupLens's .md5 files and in KuaiRand's README. */
+/* The checksums are those of GroupLens's .md5 files and of KuaiRand's README. */
 static const download_source sources[] = {
     {"ml-100k", GROUPLENS "ml-100k.zip", "ml-100k.zip", "0e33842e24a9c977be4e0107933c0723"},
     {"ml-1m", GROUPLENS "ml-1m.zip", "ml-1m.zip", "c4d9eecfca2ab87c1945afe126590906"},
@@ -73,7 +73,7 @@ static status sum_of(int fd, const char *path, char hex[MD5_CHARS + 1]) {
     return OK;
 }
 
-/* A file that is there already: kept if its sum is right or unknown. */
+/* A file that exists already is kept if its checksum is right or unknown. */
 static status check_existing(const char *path, const char *md5, bool *out_keep) {
     char hex[MD5_CHARS + 1];
     *out_keep = false;
@@ -95,7 +95,7 @@ static status check_existing(const char *path, const char *md5, bool *out_keep) 
     return OK;
 }
 
-/* Opens the partial file under a lock: two writers would spoil it. */
+/* Opens the partial file under a lock: two writers would corrupt it. */
 static status open_part(transfer *t, const char *path) {
     struct stat info;
     int n = snprintf(t->part, sizeof t->part, "%s.part", path);
@@ -253,8 +253,8 @@ static status give_up(const transfer *t, CURLcode code, long http, const char *e
                 t->at > 0 ? "; run the same command again to resume" : "");
 }
 
-/* The server cannot resume.  It also says so when the partial file is complete already: the
- * checksum tells. */
+/* The server cannot resume.  It also says so when the partial file is already complete; the
+ * checksum tells the two cases apart. */
 static status start_over(transfer *t, bool *out_is_complete) {
     char hex[MD5_CHARS + 1] = "";
     if (t->md5 != NULL) TRY(sum_of(t->fd, t->part, hex));

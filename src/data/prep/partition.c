@@ -12,7 +12,7 @@ typedef struct event {
     int64_t time;
     uint32_t item;
     uint16_t action;
-    uint32_t place; /* in the user's history, where a sort must not forget it */
+    uint32_t place; /* index in the user's history, for a stable sort */
 } event;
 
 /* Buffers of one worker, sized for the largest part and the longest history. */
@@ -39,7 +39,7 @@ typedef struct partition_job {
     part_worker *workers; /* (n_workers) */
     int n_workers;
     uint16_t *part_of;  /* (n_users) */
-    uint64_t *segment;  /* (n_blocks, n_parts + 2): where in a block the events of a part begin */
+    uint64_t *segment;  /* (n_blocks, n_parts + 2): where the events of a part begin in a block */
     uint64_t max_block; /* events of the largest block */
     uint8_t *is_seen;   /* (n_items + 1), written by all workers, only ever to 1 */
 } partition_job;
@@ -276,7 +276,8 @@ static void move_kept(part_worker *w, uint64_t to, uint64_t at, uint64_t n, bool
     }
 }
 
-/* Sorts one user's history, counts what is needed, and moves it up to the end of the one before. */
+/* Sorts one user's history, updates the statistics, and moves it next to the end of the previous
+ * history. */
 static void finish_user(const partition_job *p, part_worker *w, uint32_t user, uint32_t first) {
     const write_job *job = p->job;
     uint64_t at = job->offsets[user] - job->offsets[first];

@@ -14,8 +14,7 @@ typedef struct event_columns {
     int item, action, time; /* indices of the declared columns */
 } event_columns;
 
-/* Sets job->out_offsets to job->offsets without the duplicates, which partition_write then drops.
- */
+/* Sets job->out_offsets to job->offsets minus the duplicates, which partition_write then drops. */
 status partition_count_duplicates(write_job *job);
 
 /* Writes every event to its place by job->out_offsets; fills the remaining fields of job->stats. */

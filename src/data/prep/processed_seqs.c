@@ -251,7 +251,7 @@ static bool field_is(const csv_field *f, const char *text) {
     return strlen(text) == f->n_bytes && memcmp(f->text, text, f->n_bytes) == 0;
 }
 
-/* The column of a role: the one given, else the first with a common name, else `otherwise`. */
+/* The column of a role: the given one, else the first with a common name, else `otherwise`. */
 static int find_column(const csv_field *fields, int n, const char *given, const char *const *usual,
                        int otherwise) {
     for (int i = 0; given != NULL && i < n; i++)
@@ -314,7 +314,7 @@ static void set_kinds(seqs_reader *r) {
              is_sasrec ? "movie_id" : r->layout.name[ROLE_ITEM]);
 }
 
-/* A column of single values: neither a list, nor a row number, nor one of the four. */
+/* A column of single values: not a list, not a row number, not one of the four event columns. */
 static bool is_context(const seqs_reader *r, const csv_field *name, const csv_field *value,
                        int at) {
     for (int role = ROLE_USER; role <= ROLE_ACTION; role++)

@@ -21,7 +21,8 @@ typedef struct side_reader {
     int n_needed;
 } side_reader;
 
-/* The wanted columns' positions, through the same search by name or number as for events. */
+/* Finds the positions of the wanted columns, with the same search by name or number as for
+ * events. */
 static status find_positions(side_reader *r, blocks *b) {
     const char *line;
     size_t n;

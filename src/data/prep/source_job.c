@@ -66,7 +66,7 @@ static void begin_bar(progress *bar, char *what, size_t size, const input *in) {
     progress_begin(bar, what, "B", total);
 }
 
-/* Cuts a stream into blocks and hands them to fn, under a progress bar. */
+/* Cuts a stream into blocks and calls fn with them, under a progress bar. */
 static status with_blocks(source_job *job, input *in, size_t max_line_bytes, job_blocks_fn fn,
                           void *ctx) {
     progress bar;

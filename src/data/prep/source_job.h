@@ -23,7 +23,7 @@ struct source_job {
 };
 
 /* Makes the builder from job->options.  Readers whose options depend on the file call it when they
- * know them; for the others it exists already. */
+ * know them; for other readers it already exists. */
 status job_create_builder(source_job *job);
 
 /* Opens a member of the input by name.  Unlike bundle_open_member it never opens a file of another
@@ -37,8 +37,8 @@ void job_layout(const source_job *job, csv_layout *t, const char *delimiter, boo
  * has_header, the columns are looked up in the header, which is then skipped. */
 status job_read_member(source_job *job, const char *name, csv_layout *t, bool has_header,
                        const csv_column *wanted, int n_wanted);
-/* The same for a stream already cut into blocks, with the header skipped and the layout resolved.
- */
+/* Like source_read_events for a stream already cut into blocks, with the header skipped and the
+ * layout resolved. */
 status job_read_blocks(source_job *job, blocks *b, const csv_layout *t);
 
 /* Opens the one file the input must be, cuts it into blocks with this limit on the length of a

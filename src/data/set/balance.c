@@ -6,8 +6,8 @@
 #include "base/mem.h"
 
 /* Greedy first: the longest user not yet placed goes to the group with the least work that still
- * has room.  Then swaps: a user of the heaviest group is exchanged with one of the lightest, the
- * pair that brings the two closest together, for as long as that helps. */
+ * has room.  Then swaps: a user of the heaviest group is exchanged with one of the lightest,
+ * choosing the pair that brings the two groups closest together, as long as that helps. */
 typedef struct group_state {
     uint64_t work; /* sum of squared lengths */
     int64_t n;     /* members so far */
@@ -113,7 +113,8 @@ static void place_greedily(balancer *b, const int32_t *length, int64_t n) {
     }
 }
 
-/* Puts `user` at place `at` of a group and moves it until the longest stand first again. */
+/* Puts `user` at place `at` of a group and moves it until the group is sorted again, longest
+ * first. */
 static void replace_member(int64_t *member, int64_t n, int64_t at, int64_t user,
                            const int32_t *length) {
     for (; at > 0 && length[member[at - 1]] < length[user]; at--)
@@ -124,7 +125,7 @@ static void replace_member(int64_t *member, int64_t n, int64_t at, int64_t user,
 }
 
 /* Exchanges one user between the heavier group x and the lighter y: the pair whose difference of
- * work comes nearest to half the gap.  Both are sorted, so one walk over the two finds it.  False
+ * work comes nearest to half the gap.  Both are sorted, so one pass over the two finds it.  False
  * if no pair makes the gap smaller. */
 static bool swap_best_pair(balancer *b, const int32_t *length, int32_t x, int32_t y) {
     group_state *sx = &b->state[x], *sy = &b->state[y];
@@ -139,7 +140,8 @@ static bool swap_best_pair(balancer *b, const int32_t *length, int32_t x, int32_
         }
         uint64_t moved = 2 * (wi - wj), new_gap = moved > gap ? moved - gap : gap - moved;
         if (new_gap < best_gap) best_gap = new_gap, best_i = i, best_j = j;
-        /* Too much was moved: a shorter one of x.  Too little: a shorter one of y. */
+        /* Too much work was moved: try a shorter user of x.  Too little: try a shorter user of
+         * y. */
         if (moved > gap)
             i++;
         else

@@ -60,8 +60,9 @@ static uint64_t header_checksum(const file_header *header, const column *columns
     return hash64(columns, sizeof *columns * header->n_columns, h);
 }
 
-/* Hashing all blocks of all columns, spread over a pool; the bytes come from a map (reading) or
- * from the file just written (which is not mapped, so that it does not count as our memory). */
+/* Hashing all blocks of all columns, spread over a pool; the bytes come from the mapped file when
+ * reading, or are read from the file just written (not mapped, so that it does not count as our
+ * memory). */
 typedef struct hash_job {
     const column *columns;
     uint32_t n_columns;
@@ -272,7 +273,7 @@ status column_writer_declare(column_writer *w, const char *name, column_type typ
     return OK;
 }
 
-/* With every column declared, their places are known: nothing moves afterwards. */
+/* Once every column is declared, the offsets are known: nothing moves afterwards. */
 void column_writer_begin(column_writer *w) {
     w->end = sizeof(file_header) + w->n_columns * sizeof(column);
     for (uint32_t i = 0; i < w->n_columns; i++) {

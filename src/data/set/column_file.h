@@ -35,7 +35,7 @@ typedef struct column_file {
 
 size_t column_type_bytes(uint32_t type);
 
-/* Maps and checks a file.  `p` spreads the checking of checksums; NULL: on this thread. */
+/* Maps and checks a file.  The threads of `p` share the checksums; NULL: this thread alone. */
 status column_file_open(column_file *out, const char *path, pool *p);
 void column_file_close(column_file *f);
 
@@ -48,7 +48,7 @@ status column_file_get(const column_file *f, const char *path, const char *name,
 const column *column_file_find(const column_file *f, const char *name);
 
 /* Writing: declare every column with its length, begin, fill them in any order and from any thread,
- * commit.  Their offsets are known from the start, so nothing is kept in memory. */
+ * commit.  Offsets are known from the start, so nothing is kept in memory. */
 typedef struct column_writer column_writer;
 
 status column_writer_create(column_writer **out, const char *path);

@@ -29,8 +29,8 @@ static uint64_t round_word(const permutation *p, uint64_t half, int round) {
 }
 
 /* The halves may differ by a bit, so they are not exchanged: even rounds change the left half by a
- * function of the right one, odd rounds the other way round.  A round is its own inverse, and going
- * back is the same rounds from the last to the first. */
+ * function of the right one, odd rounds the other way round.  A round is its own inverse, and the
+ * inverse permutation runs the same rounds from the last to the first. */
 static uint64_t encrypt(const permutation *p, uint64_t value, int first_round, int step) {
     uint64_t right = value & low_mask(p->right_bits), left = value >> p->right_bits;
     for (int i = 0, round = first_round; i < PERMUTATION_ROUNDS; i++, round += step) {

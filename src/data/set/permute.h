@@ -13,7 +13,7 @@
 #include "base/rng.h"
 
 /* Four rounds make a Feistel network as good as random when its halves are wide; ours are a few
- * bits for small n, where more rounds even out what one round can reach. */
+ * bits for small n, where more rounds are needed for a good shuffle. */
 enum { PERMUTATION_ROUNDS = 8 };
 
 typedef struct permutation {

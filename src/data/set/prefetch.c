@@ -7,7 +7,7 @@
 #include "base/mem.h"
 
 typedef struct slot {
-    bool is_filled; /* with the piece whose turn it is, or with the failure to make it */
+    bool is_filled; /* signalled when the next piece, or the failure to make it, is there */
     failure failed; /* code OK: none */
 } slot;
 
@@ -22,7 +22,8 @@ struct prefetch {
     pthread_mutex_t lock;
     pthread_cond_t has_room, has_piece, is_idle;
     uint64_t oldest;    /* first piece whose slot must not be overwritten */
-    uint64_t next_take; /* what the consumer gets next: oldest, or oldest + 1 while it holds one */
+    uint64_t next_take; /* number of the piece that the consumer gets next: oldest, or oldest + 1
+                           while it holds one */
     uint64_t next_fill; /* what a thread will start on next */
     int n_busy;         /* threads inside fill */
     bool is_stopping, is_paused;
@@ -121,7 +122,7 @@ void prefetch_destroy(prefetch *p) {
     mem_free(p);
 }
 
-/* Gives the held slot back, so that a thread may write the piece n_slots later into it. */
+/* Releases the held slot, so that a thread may write the piece n_slots later into it. */
 static void release_held(prefetch *p) {
     if (p->next_take == p->oldest) return;
     p->slots[p->oldest % (uint64_t)p->n_slots].is_filled = false;
@@ -129,8 +130,8 @@ static void release_held(prefetch *p) {
     pthread_cond_signal(&p->has_room);
 }
 
-/* Waits, with the lock held, for the piece that is next; it fails if filling it failed.  A failed
- * piece is not taken: the next call finds it again. */
+/* Waits, with the lock held, for the next piece; returns the failure if filling it failed.  A
+ * failed piece is not consumed: the next call finds it again. */
 static status await_piece(prefetch *p, int *out_slot) {
     uint64_t number = p->next_take;
     slot *s = &p->slots[number % (uint64_t)p->n_slots];
@@ -161,7 +162,7 @@ status prefetch_peek(prefetch *p, int *out_slot) {
 }
 
 uint64_t prefetch_position(const prefetch *p) {
-    return p->next_take; /* Only the consumer writes it, and only the consumer reads it here. */
+    return p->next_take; /* only the consumer writes next_take, so no lock is needed */
 }
 
 void prefetch_seek(prefetch *p, uint64_t number) {

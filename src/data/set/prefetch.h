@@ -27,8 +27,8 @@ status prefetch_create(prefetch **out, int n_slots, int n_threads, uint64_t firs
 /* Stops and joins the threads, whatever they are doing; NULL is fine. */
 void prefetch_destroy(prefetch *p);
 
-/* Waits for the next piece and hands over its slot, which stays the consumer's until the next call.
- * If filling it failed, that failure is returned, now and at every later call until a seek. */
+/* Waits for the next piece and returns its slot, which the consumer owns until the next call. If
+ * filling it failed, that failure is returned, now and at every later call until a seek. */
 status prefetch_next(prefetch *p, int *out_slot);
 
 /* Waits for the next piece and returns its slot without taking it; the next call of prefetch_next
@@ -38,7 +38,7 @@ status prefetch_peek(prefetch *p, int *out_slot);
 /* The number of the piece that prefetch_next will return next. */
 uint64_t prefetch_position(const prefetch *p);
 
-/* Drops what was filled ahead and goes on at piece `number`; the slot held is given back. */
+/* Drops the prefetched pieces and continues at piece `number`; releases the held slot. */
 void prefetch_seek(prefetch *p, uint64_t number);
 
 #endif

@@ -1,8 +1,8 @@
 /* Sequence file: a prepared data set, DIR/data.seq, mapped read-only.
  *
  * Users are numbered 0..n_users-1 and items 1..n_items, both in ascending order of their ids
- * (numbers by value, strings by bytes); item 0 is padding.  Items are the whole catalogue, with
- * those never seen in an event.  A user's events are in order of time, ties in the order of the
+ * (numbers by value, strings by bytes); item 0 is padding.  Items are the whole catalogue,
+ * including items without events.  A user's events are in order of time, ties in the order of the
  * source.  Everything here is a view of the map and safe for any number of threads. */
 #ifndef HSTU_DATA_SET_SEQ_FILE_H
 #define HSTU_DATA_SET_SEQ_FILE_H
@@ -83,7 +83,8 @@ status seq_item_title(const seq_file *s, uint32_t item,
 uint32_t seq_find_item(const seq_file *s, const char *id);
 uint64_t seq_find_user(const seq_file *s, const char *id);
 
-/* The rating an action stands for, as in the source (2r - 1 undone, for instance). */
+/* The rating an action stands for, as in the source (the inverse of action = 2 r - 1, for
+ * instance). */
 double seq_rating(const seq_file *s, uint16_t action);
 
 #endif

@@ -23,14 +23,14 @@ typedef struct split {
     const seq_file *data;
     split_kind kind;
     uint64_t seed;
-    permutation order;      /* of users, by-user only: the first n_train_users of it train */
+    permutation order;      /* of users, for by-user: the first n_train_users of it train */
     uint64_t n_train_users; /* by-user: round(.7 * n_users), halves up; else all */
 } split;
 
 /* The events a part uses of a user, as rows of the event columns: history and targets are
  * begin..end-1, and a target is never earlier than target_begin.  In a held-out part only the
- * held-out event can be a target; where all events belong to the part, all but the first can, which
- * has no history. */
+ * held-out event can be a target; where all events belong to the part, every event except the
+ * first, which has no history, can be one. */
 typedef struct event_range {
     uint64_t begin, target_begin, end;
 } event_range;
@@ -38,7 +38,7 @@ typedef struct event_range {
 /* The users of a part that are long enough for it. */
 typedef struct split_users {
     uint64_t n;
-    uint64_t n_too_short; /* of this part, but with fewer than 2 events left: left out */
+    uint64_t n_too_short; /* users of this part with fewer than 2 events left: left out */
     uint64_t *user;       /* (n), ascending; NULL if n is all users of the data */
 } split_users;
 

@@ -9,10 +9,10 @@
 
 enum { CHUNK_USERS = 16 };
 
-/* What a number is drawn for; contextual feature f is FOR_CONTEXT + f. */
+/* The purpose of a draw; contextual feature f is FOR_CONTEXT + f. */
 enum { FOR_LENGTH = 1, FOR_ITEM, FOR_ACTION, FOR_CONTEXT };
 
-/* A sensible rule never rejects this many draws in a row; any other rule then gives `low`. */
+/* A sensible distribution never rejects this many draws in a row; any other then gives `low`. */
 enum { MAX_ATTEMPTS = 1024 };
 
 static double uniform(const rng_block *b, int pair) {

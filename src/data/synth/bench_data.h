@@ -26,7 +26,7 @@ typedef struct draw_rule {
     int64_t low, high;
     double mean, deviation; /* normal, lognormal: above 0 */
     double alpha;           /* zipf: above 1 */
-    bool is_clamped;        /* what falls outside becomes the bound; else it is drawn again */
+    bool is_clamped;        /* values outside become the bound; else they are drawn again */
 } draw_rule;
 
 typedef struct bench_context {
@@ -40,20 +40,20 @@ typedef struct bench_data_config {
     draw_rule length; /* fewer than BENCH_MIN_EVENTS become that many */
     draw_rule item;   /* not below 0 */
     draw_rule action; /* 0..65535 */
-    bool has_actions; /* else `action` is not looked at, and actions are 0 */
+    bool has_actions; /* else `action` is not used, and actions are 0 */
     bench_context context[CONTEXT_MAX];
     int n_context;
 } bench_data_config;
 
-/* A split leaves out users with fewer events (split.h); a benchmark must not lose them, or its
+/* A split leaves out users with fewer events (split.h); a benchmark must keep all users, or its
  * batches would not be full. */
 enum { BENCH_MIN_EVENTS = 2 };
 
-/* One number; key, user, position and purpose say which. */
+/* Draws one value; key, user, position and purpose select it. */
 int64_t draw_number(const draw_rule *r, rng_key key, uint32_t user, uint32_t position,
                     uint32_t purpose);
 
-/* Writes DIR/data.seq and says what is in it.  ERR_USAGE for sizes out of range. */
+/* Writes DIR/data.seq and fills *out with its statistics.  ERR_USAGE for sizes out of range. */
 status bench_data_write(const bench_data_config *c, const char *folder, pool *p,
                         builder_stats *stats);
 

@@ -5,9 +5,9 @@
  * and, if not, the session's topic; only the draw of the item is unknown to it.  It removes the
  * items the user has had (as an evaluation does; they cannot come again) and names the ten
  * likeliest of the rest.  best_hr10 is the mean over users of the probability that the event is
- * among them, and best_ndcg10 that of the expected 1 / log2(rank + 1): no recommender can expect
- * more.  Popularity, for comparison, names the ten items with the most training events (all but
- * each user's last) that the user has not had. */
+ * among them, and best_ndcg10 the mean of the expected 1 / log2(rank + 1): no recommender can
+ * expect more.  Popularity, for comparison, names the ten items with the most training events (all
+ * but each user's last) that the user has not had. */
 #ifndef HSTU_DATA_SYNTH_SYNTH_H
 #define HSTU_DATA_SYNTH_SYNTH_H
 

@@ -13,7 +13,7 @@ static const double taste_weight[SYNTH_TASTES] = {.45, .27, .18, .10};
 static const double ring_weight[SYNTH_RING_STEPS] = {.50, .30, .20};
 static const double stay = .75;        /* the next event belongs to the same session */
 static const double drift = .15;       /* a new topic comes in before a session */
-static const double follow_ring = .38; /* within a session: one of the next three of the ring */
+static const double follow_ring = .38; /* a session takes one of the next three of the ring */
 static const double noise = .20;       /* anything, by overall popularity */
 static const double topic_zipf = 1.1, rank_zipf = 1.0;
 static const double length_sigma = .70; /* of the logarithm of the length */
@@ -70,7 +70,8 @@ static void sum_zipf(double *sum, uint32_t n, double exponent) {
         sum[i + 1] = sum[i] + pow(i + 1, -exponent);
 }
 
-/* Numbers, ranks and rings are shuffles of their own: an item's number tells nothing. */
+/* Numbers, ranks and rings are separate shuffles: an item's number says nothing about its
+ * popularity. */
 static void place_items(synth_world *w) {
     uint32_t n = w->config.n_items;
     permutation items = permutation_make(n, w->config.seed, RNG_SYNTH, 0);
@@ -137,7 +138,7 @@ status synth_world_create(synth_world **out, const synth_config *config) {
     w->config = *config;
     w->key = rng_make_key(config->seed, RNG_SYNTH);
     w->n_topics = (config->n_items + ITEMS_PER_TOPIC - 1) / ITEMS_PER_TOPIC;
-    /* Half the catalogue stays unseen by anyone, so that a next item is always there to draw. */
+    /* A user can see at most half of the catalogue, so that there is always a next item to draw. */
     double longest = fmin(16 * config->mean_len, config->n_items / 2);
     w->max_len = (uint32_t)fmax(longest, MIN_EVENTS);
     status st = build(w);
@@ -206,8 +207,8 @@ static bool has_seen(const synth_user *u, uint32_t slot) {
     return u->seen[slot / 64] >> slot % 64 & 1;
 }
 
-/* Which topics a user comes to like: a third of the choices are everybody's, a third those of the
- * age group, a third those of the country, each with its own order of topics. */
+/* Which topics a user comes to like: a third of the choices follow everybody's order of topics, a
+ * third the order of the age group, a third the order of the country. */
 static uint32_t draw_topic(const synth_world *w, const synth_user *u, const rng_block *b) {
     double x = uniform(b, 0) * w->topic_sum[w->n_topics];
     uint32_t topic = find_interval(w->topic_sum, w->n_topics, x), kind = rng_below(b->word[2], 3);
@@ -328,8 +329,8 @@ static void offer_topic(const synth_world *w, const synth_user *u, const latent 
 /* The expected hit rate of the oracle of synth.h.  Apart from the ring, items of one topic are
  * likelier the higher their rank, and items of topics not in play the higher their overall
  * popularity: so the ring, the first ten unseen of each topic in play and the first ten unseen of
- * all hold the best ten.  Draws are repeated until unseen: probabilities are divided by what is
- * left of the mass. */
+ * all hold the best ten.  Draws are repeated until an item is unseen, so probabilities are divided
+ * by the unseen mass. */
 static void foretell(const synth_world *w, synth_user *u, const latent *s, uint32_t n_before,
                      top_list *top) {
     *top = (top_list){0};

@@ -1,14 +1,14 @@
 /* The model behind `hstu synth`: a small world of topics and items, and users who wander in it.
  *
  * World.   Items belong to topics.  Topics and the items within a topic have Zipf popularity.  The
- *          items of a topic also stand in a ring: who has just had one often takes one of the next
- *          three next, so consecutive events tell more than counts do.
- * User.    Likes four topics, more or less.  Age group and country decide in part which.  Between
- *          sessions the taste may drift: a new topic comes in as the favourite, the last one goes.
- * Session. Starts with a topic drawn from the taste.  The first event is an item of the topic by
- *          popularity.  Each further one follows the ring from the event before, or is an item of
- *          the topic by popularity; and now and then anyone takes any item by overall popularity.
- *          An item a user has had is never drawn again: such a draw is repeated from the start.
+ *          items of a topic also stand in a ring: a user who just had one item often takes one of
+ * the next three of the ring, so consecutive events say more than counts. User.    Likes four
+ * topics, more or less.  Age group and country decide in part which.  Between sessions the taste
+ * may drift: a new topic becomes the favourite, and the least liked one is dropped. Session. Starts
+ * with a topic drawn from the taste.  The first event is an item of the topic by popularity.  Each
+ * later event follows the ring from the previous one, or is an item of the topic by popularity; and
+ * sometimes a user takes any item by overall popularity. An item a user has had is never drawn
+ * again: such a draw is repeated from the start.
  *
  * Every number is drawn by Philox from (seed, user, position), so a user can be made again at any
  * time and on any thread.  The world is read-only once created. */
@@ -36,7 +36,8 @@ typedef struct synth_world {
     uint32_t n_topics;
     uint32_t max_len;
     double *topic_sum;   /* (n_topics + 1): running sums of the weights of topics */
-    double *rank_sum;    /* (items of the largest topic + 1): the same within a topic, by rank */
+    double *rank_sum;    /* (items of the largest topic + 1): running sums of the weights within a
+                            topic, by rank */
     uint32_t *topic_of;  /* (n_items): topic of a slot; a topic's slots are in order of rank */
     uint32_t *item_at;   /* (n_items): item of a slot */
     uint32_t *slot_of;   /* (n_items + 1): slot of an item */
@@ -57,7 +58,8 @@ typedef struct synth_user {
     uint16_t *action; /* (max_len): stars - 1 */
     int64_t *time;    /* (max_len): seconds, increasing */
     uint64_t *seen;   /* (n_items / 64 + 1): bits of slots, all zero between calls */
-    /* Of the last event (the test event of leave-one-out), for one who knows all but the draw: */
+    /* For the last event (the test event of leave-one-out), as an oracle that knows all but the
+     * draw sees it: */
     double best_hr, best_ndcg; /* expected, of the ten likeliest items */
     bool is_foretold;          /* it was one of the ten */
 } synth_user;
@@ -69,7 +71,7 @@ void synth_world_destroy(synth_world *w); /* NULL is fine */
 status synth_user_init(synth_user *u, const synth_world *w);
 void synth_user_fini(synth_user *u);
 
-/* Of user 0..n_users-1: who it is, the number of events, and all of them. */
+/* For user 0..n_users-1: its attributes, the number of its events, and all its events. */
 synth_profile synth_user_profile(const synth_world *w, uint64_t user);
 uint32_t synth_user_length(const synth_world *w, uint64_t user);
 void synth_user_make(const synth_world *w, uint64_t user, synth_user *out);
