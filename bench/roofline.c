@@ -57,7 +57,7 @@ typedef struct rows {
     int n;
 } rows;
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* Reading the results. */
 
 static double number(const json_value *object, const char *key) {
     const json_value *v = json_member(object, key);
@@ -116,7 +116,7 @@ static status read_rows(rows *all, const char *path) {
     return st;
 }
 
-/* ---- drawing --------------------------------------------------------------------------------- */
+/* Drawing the picture. */
 
 static double place(double value, double low, double high, double from, double to) {
     return from + log(value / low) / log(high / low) * (to - from);
@@ -268,7 +268,7 @@ static status draw_head(buf *out, int32_t dim, attn_timing how) {
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\">\n%s"
         "<rect class=\"bg\" x=\".5\" y=\".5\" width=\"%d\" height=\"%d\" rx=\"8\"/>\n"
-        "<text class=\"title\" x=\"%d\" y=\"28\">HSTU attention, heads of %d numbers, "
+        "<text class=\"title\" x=\"%d\" y=\"28\">HSTU attention, head dimension %d, "
         "bfloat16, H200, %s; columns: lengths of sequences</text>\n",
         WIDTH, HEIGHT, style, WIDTH - 1, HEIGHT - 1, LEFT + 10, dim,
         how == TIMED_REPLAY ? "replayed calls" : "plain calls"));

@@ -1,5 +1,6 @@
 /* HSTU attention on a GPU through libhstu, forward and backward: two sequences of 100 and 28
- * tokens, four heads of 64 numbers, causal, bfloat16.  `make examples` builds it where CUDA is. */
+ * tokens, four heads of dimension 64, causal, bfloat16.  `make examples` builds it where CUDA is.
+ */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>

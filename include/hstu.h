@@ -180,7 +180,7 @@ typedef struct hstu_attn_varlen_args {
     int64_t total_q, total_k;
     int32_t max_seqlen_q, max_seqlen_k; /* no sequence is longer; q's at most k's */
     const int32_t *cu_seqlens_q;        /* (B + 1): sequence b is rows [b] .. [b + 1] - 1 of q */
-    const int32_t *cu_seqlens_k;        /* (B + 1): the same of k and v */
+    const int32_t *cu_seqlens_k;        /* (B + 1): likewise for k and v */
     const void *q;                      /* (total_q, H, dim_qk) dtype */
     const void *k;                      /* (total_k, H, dim_qk) dtype */
     const void *v;                      /* (total_k, H, dim_v) dtype */

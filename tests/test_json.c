@@ -235,7 +235,7 @@ TEST(json_reads_strings) {
 TEST(json_refuses_with_place) {
     CHECK_REFUSED("", "t.json:1: byte 0: expected a value (string, number, object, array, true, "
                       "false or null), but the text ends here");
-    CHECK_REFUSED("{\n\"a\": 1,\n\"b\" 2}", "t.json:3: byte 14: expected ':' behind the key, found "
+    CHECK_REFUSED("{\n\"a\": 1,\n\"b\" 2}", "t.json:3: byte 14: expected ':' after the key, found "
                                             "'2'");
     CHECK_REFUSED("[1 2]", "t.json:1: byte 3: expected ',' or ']', found '2'");
     CHECK_REFUSED("{\"a\":1 \x80", "t.json:1: byte 7: expected ',' or '}', found byte 0x80");
@@ -243,7 +243,7 @@ TEST(json_refuses_with_place) {
     CHECK_REFUSED("{\"a\":1,}", "byte 7: expected a key in double quotes, found '}'");
     CHECK_REFUSED("{a:1}", "expected a key in double quotes");
     CHECK_REFUSED("[", "the text ends here");
-    CHECK_REFUSED("{\"a\"", "expected ':' behind the key, but the text ends here");
+    CHECK_REFUSED("{\"a\"", "expected ':' after the key, but the text ends here");
     CHECK_REFUSED("1 1", "t.json:1: byte 2: expected the end of the text, found '1'");
     CHECK_REFUSED("{}\n\n,", "t.json:3: byte 4: expected the end of the text, found ','");
     CHECK_REFUSED("nul", "expected a value");
@@ -262,8 +262,8 @@ TEST(json_refuses_numbers) {
     CHECK_REFUSED(".5", "expected a value");
     CHECK_REFUSED("-", "byte 1: expected a digit, but the text ends here");
     CHECK_REFUSED("-a", "expected a digit, found 'a'");
-    CHECK_REFUSED("1.", "expected a digit behind the decimal point");
-    CHECK_REFUSED("1.e5", "expected a digit behind the decimal point, found 'e'");
+    CHECK_REFUSED("1.", "expected a digit after the decimal point");
+    CHECK_REFUSED("1.e5", "expected a digit after the decimal point, found 'e'");
     CHECK_REFUSED("1e", "expected a digit in the exponent");
     CHECK_REFUSED("1e+", "expected a digit in the exponent");
     CHECK_REFUSED("0x10", "expected the end of the text, found 'x'");
@@ -279,8 +279,8 @@ TEST(json_refuses_strings) {
     CHECK_REFUSED("\"abc\\", "the text ends here");
     CHECK_REFUSED("\"abc\\\"", "byte 0: this string has no closing quote");
     CHECK_REFUSED("\"a\nb\"", "byte 2: control byte 0x0a in a string; write it as \\u000a");
-    CHECK_REFUSED("\"\\x41\"", "byte 2: expected one of \"\\/bfnrtu behind a backslash, found 'x'");
-    CHECK_REFUSED("\"\\u12g4\"", "byte 5: expected four hexadecimal digits behind \\u, found 'g'");
+    CHECK_REFUSED("\"\\x41\"", "byte 2: expected one of \"\\/bfnrtu after a backslash, found 'x'");
+    CHECK_REFUSED("\"\\u12g4\"", "byte 5: expected four hexadecimal digits after \\u, found 'g'");
     CHECK_REFUSED("\"\\u12", "the text ends here");
     CHECK_REFUSED("\"\\u0000\"", "\\u0000 cannot be part of a string");
     CHECK_REFUSED("\"\\ud800\"", "byte 1: a lone surrogate \\ud800");

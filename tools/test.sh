@@ -175,7 +175,7 @@ run_gpu() {
             skip "ops and models on the GPU" "no GPU here, and the build is without CUDA"
         fi
         return ;;
-    *) skip "ops and models on the GPU" "no GPU here that is fit ('hstu doctor' tells why)" && return ;;
+    *) skip "ops and models on the GPU" "no usable GPU here ('hstu doctor' tells why)" && return ;;
     esac
     [ -d "${SHARED:-../shared}/golden" ] && folder=${SHARED:-../shared}/golden
     for type in float32 tf32 bfloat16 float16; do

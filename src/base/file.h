@@ -34,7 +34,7 @@ status out_file_create(out_file **out, const char *path);
 /* Appends, buffered.  On any failure (a full disk above all) the reason names the target. */
 status out_file_write(out_file *f, const void *bytes, size_t n);
 
-/* Writes at an offset, bypassing the buffer: for columns filled side by side and headers written
+/* Writes at an offset, bypassing the buffer: for columns filled in parallel and headers written
  * last. Any thread may call it, for ranges that do not overlap. */
 status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t n);
 

@@ -23,7 +23,7 @@ status jagged_check(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_ro
     for (uint64_t b = 0; b < n_sequences; b++) {
         if (offsets[b + 1] < offsets[b] || offsets[b + 1] > n_rows)
             return fail(ERR_FORMAT,
-                        "offset %" PRIu64 " is %" PRIu64 "; it must lie in %" PRIu64 "..%" PRIu64,
+                        "offset %" PRIu64 " is %" PRIu64 "; it must be in %" PRIu64 "..%" PRIu64,
                         b + 1, offsets[b + 1], offsets[b], n_rows);
     }
     if (offsets[n_sequences] != n_rows)

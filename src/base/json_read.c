@@ -60,7 +60,7 @@ static void skip_space(parser *p) {
         p->at++;
 }
 
-/* The four digits behind \u. */
+/* The four digits after \u. */
 static status parse_hex4(parser *p, unsigned *out) {
     *out = 0;
     for (int i = 0; i < 4; i++, p->at++) {
@@ -70,7 +70,7 @@ static status parse_hex4(parser *p, unsigned *out) {
         else if (letter >= 'a' && letter <= 'f')
             *out = *out * 16 + (unsigned)(letter - 'a' + 10);
         else
-            return refuse_next(p, "four hexadecimal digits behind \\u");
+            return refuse_next(p, "four hexadecimal digits after \\u");
     }
     return OK;
 }
@@ -103,7 +103,7 @@ static status parse_escape(parser *p, char *out, size_t *used) {
         p->at++;
         return OK;
     }
-    if (c != 'u') return refuse_next(p, "one of \"\\/bfnrtu behind a backslash");
+    if (c != 'u') return refuse_next(p, "one of \"\\/bfnrtu after a backslash");
     unsigned code;
     p->at++;
     TRY(parse_code_point(p, &code));
@@ -163,7 +163,7 @@ static status scan_number(parser *p, bool *out_is_integer) {
     if (peek(p) == '.') {
         *out_is_integer = false;
         p->at++;
-        if (!skip_digits(p)) return refuse_next(p, "a digit behind the decimal point");
+        if (!skip_digits(p)) return refuse_next(p, "a digit after the decimal point");
     }
     if (peek(p) == 'e' || peek(p) == 'E') {
         *out_is_integer = false;
@@ -246,7 +246,7 @@ static status parse_key(parser *p, json_value *member) {
     TRY(MEM_RESERVE(&p->keys, &p->keys_capacity, p->n_keys + 1));
     p->keys[p->n_keys++] = (key_place){member->key, at};
     skip_space(p);
-    if (peek(p) != ':') return refuse_next(p, "':' behind the key");
+    if (peek(p) != ':') return refuse_next(p, "':' after the key");
     p->at++;
     return OK;
 }

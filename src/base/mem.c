@@ -70,8 +70,8 @@ status mem_alloc_raw(void **out, size_t n, size_t size) {
     return OK;
 }
 
-/* Zeroes a block.  The whole pages of a large one are given back to the system, which hands out
- * zeroed ones when they are first touched: room for the largest batch costs nothing until a batch
+/* Zeroes a block.  The whole pages of a large block are returned to the system, which provides
+ * zeroed pages on first touch: room for the largest batch costs nothing until a batch
  * is that large.  Only for the default allocator, whose blocks are known to be anonymous memory. */
 static void zero(unsigned char *block, size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

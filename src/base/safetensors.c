@@ -79,7 +79,7 @@ static status parse_tensor(st_file *f, const json_value *entry, size_t data_at, 
     if (begin < 0 || begin > end || end > n_data ||
         end - begin != t->n * (int64_t)dtypes[t->dtype].bytes)
         return fail(ERR_FORMAT,
-                    "%s: tensor '%s' lies at %" PRId64 "..%" PRId64 " of %" PRId64
+                    "%s: tensor '%s' is at %" PRId64 "..%" PRId64 " of %" PRId64
                     " bytes of data, which does not fit its shape",
                     f->path, t->name, begin, end, n_data);
     t->data = f->map.bytes + data_at + begin;
@@ -89,7 +89,7 @@ static status parse_tensor(st_file *f, const json_value *entry, size_t data_at, 
 static int compare_places(const void *a, const void *b) {
     const st_tensor *x = a, *y = b;
     if (x->data != y->data) return x->data < y->data ? -1 : 1;
-    return (x->n > y->n) - (x->n < y->n); /* an empty tensor lies before the one it touches */
+    return (x->n > y->n) - (x->n < y->n); /* an empty tensor comes before the one it touches */
 }
 
 static int compare_names(const void *a, const void *b) {
@@ -102,8 +102,8 @@ static status check_cover(const st_file *f, size_t data_at) {
     for (size_t i = 0; i < f->n_tensors; i++) {
         const st_tensor *t = &f->tensors[i];
         if ((const unsigned char *)t->data != end)
-            return fail(ERR_FORMAT, "%s: tensor '%s' leaves a gap or lies over another one",
-                        f->path, t->name);
+            return fail(ERR_FORMAT, "%s: tensor '%s' leaves a gap or overlaps another one", f->path,
+                        t->name);
         end += (size_t)t->n * dtypes[t->dtype].bytes;
     }
     if (end != f->map.bytes + f->map.n_bytes)

@@ -1,7 +1,7 @@
 /* safetensors: named tensors in one file, readable from Python too.
  *
  * The file is a length, a JSON header and the raw little-endian data.  Reading maps the file and
- * treats every number in it as hostile: tensors must lie in the data, in order, without gaps or
+ * treats every number in it as hostile: tensors must be within the data, in order, without gaps or
  * overlap, with a size that fits their shape.  Writing is atomic (file.h).  What is read is a view
  * of the map, valid until st_close, for any number of threads. */
 #ifndef HSTU_BASE_SAFETENSORS_H

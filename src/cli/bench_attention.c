@@ -136,7 +136,7 @@ static void print_means(const attn_bench *b) {
         printf("\nplain: one call, waited for; replay: one of a recording of calls, without the "
                "host's time.\n");
     if (n_all == 0) return;
-    printf("x peer: TFLOP/s over those of %s kernel on an H200; above 1 is faster.\n"
+    printf("x peer: TFLOP/s / TFLOP/s of %s kernel on an H200; above 1 is faster.\n"
            "Geometric means (rows):\n\n  %-9s %9s %5s %9s\n",
            b->is_any_card ? "NVIDIA's Ampere" : "the better NVIDIA", "", "plain", "", "replay");
     for (int pass = 0; pass < N_PASSES; pass++)

@@ -268,7 +268,7 @@ status cmd_doctor(int argc, char **argv) {
     static const arg_spec spec = {"hstu doctor [--json]",
                                   "Tells what this machine has (cores, SIMD, memory, "
                                   "GPUs, libraries), what each miss "
-                                  "would add and how to get it, and whether the machine is fit.",
+                                  "would add and how to get it, and whether hstu can run here.",
                                   options,
                                   0,
                                   0,

@@ -82,8 +82,8 @@ status cmd_import(int argc, char **argv) {
     };
     const arg_spec spec = {
         "hstu import tables PATH... --out DIR|RUN [options]",
-        "Puts dynamic tables together: a full snapshot and those of changes after it, from the "
-        "oldest to the newest, or a raw dump of dynamicemb.",
+        "Builds dynamic tables from a full snapshot and the incremental ones after it, from the "
+        "oldest to the newest, or from a raw dump of dynamicemb.",
         options,
         1,
         MAX_PATHS,

@@ -29,7 +29,7 @@ static const command commands[] = {
     {"import", cmd_import, "take over tables of other tools, or of snapshots"},
     {"Machine", NULL, NULL},
     {"bench", cmd_bench, "measure what we claim"},
-    {"doctor", cmd_doctor, "tell whether this machine is fit, and what is missing"},
+    {"doctor", cmd_doctor, "tell whether hstu can run here, and what is missing"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -100,7 +100,7 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
     return *is_help ? OK : source_find(name, &o->src);
 }
 
-/* The folder a path lies in; "." for a bare name. */
+/* The folder that contains a path; "." for a bare name. */
 static void parent_of(const char *path, char *out, size_t size) {
     char copy[4096];
     snprintf(copy, sizeof copy, "%s", path);

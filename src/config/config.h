@@ -162,7 +162,7 @@ typedef struct config_network {
     int64_t dim_qk;       /* D of q and k, per head */
     int64_t dim_v;        /* D of v and u, per head */
     double input_dropout; /* on the embedded sequence */
-    double dropout;       /* before the output projection of a layer (of the FFN for sasrec) */
+    double dropout;       /* rate before a layer's output projection (sasrec: in the FFN) */
     double attention_dropout;
     double norm_epsilon;
     bool is_causal;
@@ -195,7 +195,7 @@ typedef struct config_optimizer {
     double learning_rate, beta1, beta2, epsilon;
     double weight_decay; /* decoupled */
     int64_t n_warmup_steps;
-    config_schedule schedule; /* behind the warm-up */
+    config_schedule schedule; /* after the warm-up */
 } config_optimizer;
 
 typedef struct config_trainer {

@@ -44,7 +44,7 @@ typedef struct gin_value gin_value;
 struct gin_value {
     gin_type type;
     bool boolean;
-    bool is_call;       /* a reference with "()" behind */
+    bool is_call;       /* a reference followed by "()" */
     int line;           /* where it starts, */
     const char *file;   /* and in which file */
     int64_t integer;    /* GIN_INT */

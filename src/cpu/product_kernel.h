@@ -33,7 +33,7 @@ INLINED void clear(sums sum, int rows, int width) {
     }
 }
 
-/* C is on its way while the sums are made. */
+/* Prefetches C while the sums are computed. */
 INLINED void prefetch(int rows, int width, const float *c, ptrdiff_t c_row) {
     UNROLLED for (int i = 0; i < rows; i++) {
         UNROLLED for (int at = 0; at < width * LANES; at += 16) {

@@ -241,7 +241,8 @@ static status bwd_chunk(void *ctx, int64_t chunk, int worker) {
 
 static status check_args(const softmax_attn_args *a) {
     if (a->n_heads < 1 || a->dim < 1)
-        return fail(ERR_USAGE, "softmax attention: %d heads of %d numbers; each must be at least 1",
+        return fail(ERR_USAGE,
+                    "softmax attention: %d heads of dimension %d; each must be at least 1",
                     a->n_heads, a->dim);
     for (int32_t b = 0; b < a->n_sequences; b++) {
         int64_t len = (int64_t)a->offsets[b + 1] - a->offsets[b];

@@ -68,7 +68,7 @@ status snapshot_hash(const char *path, int64_t *bytes, char hex[17]) {
     return OK;
 }
 
-/* Rows on their way to a file. */
+/* Rows to be written to a file. */
 typedef struct writer {
     const embed_table *t;
     const char *folder; /* the temporary one */

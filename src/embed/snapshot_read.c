@@ -272,7 +272,7 @@ typedef struct reader {
     piece *p;
 } reader;
 
-/* The bytes may lie at any place of the file. */
+/* The bytes may be unaligned in the file. */
 static void take_row(const row_file *f, int64_t i, piece *p, int64_t at) {
     size_t dim = (size_t)f->dim, n_state = (size_t)f->n_state, n_floats = dim + n_state;
     memcpy(&p->scores[at], (const char *)f->scores->data + 8 * i, 8);

@@ -59,7 +59,7 @@ typedef struct embed_host {
     int32_t *list_of; /* which key of the batch */
     uint8_t *flags;
     uint64_t *rejected, *refused;
-    uint64_t *out_keys, *out_scores; /* rows on their way out of the levels */
+    uint64_t *out_keys, *out_scores; /* rows that leave the levels */
     uint32_t *out_stamps;
     float *store_rows, *out_rows; /* (M, n_floats) */
     uint64_t *ahead;              /* ids of a batch to come */

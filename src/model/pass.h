@@ -43,8 +43,8 @@ status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *
  * had no row for the label. */
 int64_t pass_n_unlabelled(const pass *p);
 
-/* Announces the batch after the one that pass_train gets next; it must stay valid until then: its
- * rows that are on disk are read during the passes, where tables can (nn/dynamic.h). */
+/* Announces the batch after the next call of pass_train, during which its rows on disk are
+ * prefetched, where tables can (nn/dynamic.h).  The batch must stay valid until that call. */
 void pass_expect(pass *p, const batch *next);
 
 /* Requests the sum of the losses since the last request: *to holds it after `wait` for the ticket

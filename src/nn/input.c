@@ -38,7 +38,7 @@ static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, con
     return OK;
 }
 
-/* Like bank_add for rows of a dynamic table, whose values are not parameters. */
+/* Like add_table for rows of a dynamic table, whose values are not parameters. */
 static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, param **out) {
     TRY(NN_NEW_HOST(params->memory, out, 1));
     **out = (param){.n_dims = 2,

@@ -111,7 +111,7 @@ static status check_batch(const plan_config *c, const batch *b) {
     return OK;
 }
 
-/* One user on its way into the plan. */
+/* One user, while its tokens are laid out. */
 typedef struct layout {
     plan *p;
     const batch *b;

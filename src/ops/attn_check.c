@@ -2,7 +2,8 @@
 
 status attn_args_check(const attn_args *a) {
     if (a->n_heads < 1 || a->dim_qk < 1 || a->dim_v < 1)
-        return fail(ERR_USAGE, "attention: %d heads of %d and %d numbers; each must be at least 1",
+        return fail(ERR_USAGE,
+                    "attention: %d heads of dimension %d and %d; each must be at least 1",
                     a->n_heads, a->dim_qk, a->dim_v);
     if (a->func != NULL && (a->n_func < 1 || a->n_func % 2 == 0))
         return fail(ERR_USAGE, "attention: n_func is %d; it must be odd", a->n_func);

@@ -71,7 +71,7 @@ static void label(char *text, int n, double value) {
 }
 
 static status write_grid(const chart *c, const axis *x, const axis *y, buf *out) {
-    /* The half step keeps the last line although the sum of steps is not exact. */
+    /* Half a step more: rounding of the steps must not lose the last grid line. */
     for (double v = y->low; v <= y->high + y->step / 2; v += y->step) {
         double at = place_y(y, v);
         char text[32];

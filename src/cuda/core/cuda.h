@@ -14,7 +14,7 @@
 
 typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */
 typedef struct cuda_matmuls cuda_matmuls; /* chosen algorithms of products (matmul.cu) */
-typedef struct cuda_copies cuda_copies;   /* pinned memory on its way (copies.cu) */
+typedef struct cuda_copies cuda_copies;   /* copies through pinned memory (copies.cu) */
 
 /* Memory of the device that grows. */
 typedef struct cuda_block {
@@ -99,7 +99,7 @@ typedef struct cuda_product {
     int64_t m, n, k;
     const void *a, *b;
     bool is_a_transposed, is_b_transposed; /* stored (k, m), (n, k) */
-    int64_t row_a, row_b, row_d;           /* elements between stored rows; c has those of d */
+    int64_t row_a, row_b, row_d;           /* elements between stored rows; c as d */
     cudaDataType_t type, type_d;
     const void *c; /* may be d: added to; or NULL */
     void *d;

@@ -37,7 +37,7 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
     begin[r] = low;
 }
 
-/* What lies in the scratch memory. */
+/* The layout of the scratch memory. */
 typedef struct group_room {
     uint32_t *keys, *sorted; /* (n) each */
     int32_t *places;         /* (n) */

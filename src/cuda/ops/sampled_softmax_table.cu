@@ -286,5 +286,5 @@ status softmax_table_gradient(backend *be, const softmax_job *j) {
         launch<true>(stream, *j, 0);
     else
         launch<false>(stream, *j, sort_rows);
-    return cuda_launched("the gradient of a table behind a sampled softmax");
+    return cuda_launched("the gradient of a table in a sampled softmax");
 }

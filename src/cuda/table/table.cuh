@@ -100,7 +100,7 @@ __device__ static inline uint32_t equal_digests(uint4 line, uint32_t digest) {
     return __byte_perm(x | x >> 4, 0, 0x4420);
 }
 
-/* The place in the bucket that bit `bit` stands for; each part has 16 bits. */
+/* The slot in the bucket for bit `bit` of a mask of matches (see the order of bits above). */
 __device__ static inline int place_of_bit(int bit) {
     return (bit & ~15) | (bit & 3) << 2 | (bit >> 2 & 3);
 }

@@ -13,7 +13,7 @@
 
 enum { MEND_THREADS = 256, MEND_WARPS = MEND_THREADS / 32, MEND_BLOCKS = 64, DIGITS = 256 };
 
-/* What lies in the scratch memory. */
+/* The layout of the scratch memory. */
 typedef struct unique_room {
     uint32_t *halves, *sorted_halves; /* (n) each: high halves of hashes */
     uint32_t *places, *order;         /* (n) each */

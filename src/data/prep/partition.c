@@ -19,7 +19,7 @@ typedef struct event {
 typedef struct part_worker {
     bool is_ready;
     uint32_t *place;     /* (max_block): where an event of a block goes */
-    int64_t *moved;      /* (max_block): a column on its way */
+    int64_t *moved;      /* (max_block): buffer to permute a column */
     int64_t *time;       /* (max_part_events) */
     uint32_t *item;      /* (max_part_events) */
     uint16_t *action;    /* (max_part_events) */

@@ -37,7 +37,7 @@ void job_layout(const source_job *job, csv_layout *t, const char *delimiter, boo
  * has_header, the columns are looked up in the header, which is then skipped. */
 status job_read_member(source_job *job, const char *name, csv_layout *t, bool has_header,
                        const csv_column *wanted, int n_wanted);
-/* Like source_read_events for a stream already cut into blocks, with the header skipped and the
+/* Like job_read_member for a stream already cut into blocks, with the header skipped and the
  * layout resolved. */
 status job_read_blocks(source_job *job, blocks *b, const csv_layout *t);
 

@@ -169,8 +169,8 @@ static status check_table(const char *path, const column_file *f) {
         if (c->offset != align_up(end) || c->offset > f->map.n_bytes ||
             c->n > (f->map.n_bytes - c->offset) / size)
             return fail(ERR_FORMAT,
-                        "%s: damaged at offset %" PRIu64 ": column '%s' lies outside the file",
-                        path, entry, c->name);
+                        "%s: damaged at offset %" PRIu64 ": column '%s' is outside the file", path,
+                        entry, c->name);
         TRY(check_zero(path, &f->map, end, c->offset));
         end = c->offset + column_bytes(c);
     }

@@ -154,7 +154,7 @@ static status write_all(bench_job *job, const char *folder, pool *p, builder_sta
 static status check_rule(const char *what, const draw_rule *r, int64_t low, int64_t high) {
     if (r->low < low || r->high > high || r->high < r->low)
         return fail(ERR_USAGE,
-                    "%s from %" PRId64 " to %" PRId64 " cannot be generated; they must lie within "
+                    "%s from %" PRId64 " to %" PRId64 " cannot be generated; they must be within "
                     "%" PRId64 "..%" PRId64,
                     what, r->low, r->high, low, high);
     bool is_bell = r->kind == DRAW_NORMAL || r->kind == DRAW_LOGNORMAL;

@@ -389,7 +389,7 @@ static status launch_dim(backend *be, const attn_args *a, unsigned long long *ce
         return is_tf32 ? launch<64, false>(be, a, cells) : launch<64, true>(be, a, cells);
     if (dim <= 128) return launch<128, true>(be, a, cells);
     if (dim <= 256) return launch<256, true>(be, a, cells);
-    return fail(ERR_UNSUPPORTED, "attention on a GPU: heads of %d numbers; at most 256", dim);
+    return fail(ERR_UNSUPPORTED, "attention on a GPU: head dimension %d; at most 256", dim);
 }
 
 status cuda_attn_f32_bwd(backend *be, const attn_args *a) {

@@ -98,5 +98,5 @@ status cuda_attn_f32_fwd(backend *be, const attn_args *a) {
     if (dim <= 64) return is_tf32 ? launch<64, false>(be, a) : launch<64, true>(be, a);
     if (dim <= 128) return launch<128, true>(be, a);
     if (dim <= 256) return launch<256, true>(be, a);
-    return fail(ERR_UNSUPPORTED, "attention on a GPU: heads of %d numbers; at most 256", dim);
+    return fail(ERR_UNSUPPORTED, "attention on a GPU: head dimension %d; at most 256", dim);
 }

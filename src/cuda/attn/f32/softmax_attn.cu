@@ -435,7 +435,8 @@ template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args
 static status check_dim(const softmax_attn_args *a) {
     if (a->n_heads < 1 || a->dim < 1 || a->dim > 256)
         return fail(ERR_USAGE,
-                    "softmax attention on a GPU: %d heads of %d numbers; at least 1 of 1 to 256",
+                    "softmax attention on a GPU: %d heads of dimension %d; at least 1 of dimension "
+                    "1 to 256",
                     a->n_heads, a->dim);
     return OK;
 }

@@ -24,7 +24,7 @@
  * 2 x 2 = 100 KB at 256 (one stage: 68 KB). */
 template <int D_, bool IS_SMALL> struct keys_shape {
     static constexpr int D = D_;
-    static_assert(IS_SMALL || D != 128, "heads of 128 have the small kind alone");
+    static_assert(IS_SMALL || D != 128, "head dimension 128 has only the small kind");
     static constexpr int KEYS = (D == 256 ? 64 : 128) / (IS_SMALL ? 2 : 1);
     static constexpr int QUERIES = D == 256 && IS_SMALL ? 32 : 64;
     static constexpr int WARPS = D == 256 && !IS_SMALL ? 8 : 4;

@@ -19,7 +19,7 @@
  * KB, scores 2 x 8 KB = 112 KB; with a bias, and on cards with 99 KB, 32 + 2 x 16 + 2 x 4 = 72 KB.
  */
 template <int D, bool HAS_BIAS, bool IS_SMALL> struct fwd_shape {
-    static_assert(IS_SMALL || D < 256, "heads of 256 have the small kind alone");
+    static_assert(IS_SMALL || D < 256, "head dimension 256 has only the small kind");
     static constexpr int WARPS_N = D == 256 ? 2 : 1;
     static constexpr int WARPS_M = IS_SMALL ? 2 : 4;
     static constexpr int THREADS = 32 * WARPS_M * WARPS_N;

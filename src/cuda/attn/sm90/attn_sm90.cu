@@ -84,8 +84,7 @@ static status map_encode(CUtensorMap *map, act_type act, int rank, const void *r
         box[0] == PART ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (error == CUDA_SUCCESS) return OK;
-    return fail(ERR_DEVICE,
-                "the copy engine cannot address %llu rows %llu numbers apart (error %d)",
+    return fail(ERR_DEVICE, "TMA cannot address %llu rows %llu elements apart (error %d)",
                 (unsigned long long)size[1], (unsigned long long)(step[0] / 2), (int)error);
 }
 

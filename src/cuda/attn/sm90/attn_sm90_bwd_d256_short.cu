@@ -247,8 +247,8 @@ __device__ static inline void wide_dq_alone(const attn_args &a, const wide_room 
     slot_release(room, slots, AT_VALUES);
 }
 
-/* The thread that issues the copies of gradients to memory signals their completion; in the step of
- * a tile it does so when it waits for its copies anyway. */
+/* The thread that copies gradients to memory signals that its copies are complete. (In the step of
+ * a tile it signals where it waits for its copies anyway.) */
 __device__ static inline void wide_say_stored(wide_end *e, int flags) {
     bool is_tile = (flags & STEP_KIND) == STEP_TILE;
     if ((flags & STEP_STORED) == 0 || is_tile || threadIdx.x != GROUP) return;

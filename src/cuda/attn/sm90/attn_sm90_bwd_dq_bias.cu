@@ -50,7 +50,7 @@ template <typename S> __device__ static inline int sum_positions(const attn_args
     return n <= SUM_CELLS ? n : 0; /* in the block's cells */
 }
 
-/* A warp's unit, in those of the batch's cells. */
+/* A warp's unit, in units of the batch's cells. */
 __device__ static inline double sum_unit(const sum_sink &sink, int exponent) {
     return __hiloint2double((1023 - 144 + BIAS_FIXED_BITS + exponent) << 20, 0) *
            (double)sink.factor;

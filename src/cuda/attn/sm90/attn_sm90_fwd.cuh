@@ -5,8 +5,9 @@
  * values by TMA; both run ahead of the consumer warpgroups, also into the next tile.  There is no
  * softmax, so nothing is kept from one tile of keys to the next but the sum.
  * - One large block a multiprocessor (piped): each warpgroup computes the scores of the next keys
- *   while the weights of these meet the values, and SiLU overlaps with both products.  Bound by the
- *   tensor cores or, at small head dimensions, by SiLU (one tanh a score, 16 a clock).
+ *   while the weights of the current keys are multiplied by the values, and SiLU overlaps with both
+ * products.  Bound by the tensor cores or, at small head dimensions, by SiLU (one tanh a score, 16
+ * a clock).
  * - Several small blocks a multiprocessor (plain), which hide each other's latency: for shorter
  *   sequences, which are bound by latency and bytes, and for every bias (attn_sm90_bias.cuh). */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_CUH
