@@ -27,7 +27,7 @@ static float *random_floats(int64_t n) {
     return x;
 }
 
-/* Results start as rubbish where the op replaces, as 0.5 where it adds. */
+/* Results start as garbage where the op overwrites, as 0.5 where it adds. */
 static float *filled(int64_t n, float value) {
     float *x = zeros(n, sizeof *x);
     for (int64_t i = 0; i < n; i++)
@@ -48,7 +48,7 @@ static void naive_sequence(const sample *s, int32_t b, bool is_rounded) {
     attn_naive_sequence(&s->a, b, is_rounded ? &rounding : NULL, &s->want[is_rounded]);
 }
 
-/* A chunk is one sequence, exact or rounded; all of them where they add to the same cells. */
+/* A chunk is one sequence, exact or rounded; all sequences where they add to the same cells. */
 static status naive_chunk(void *ctx, int64_t chunk, int worker) {
     const sample *s = ctx;
     int32_t n = s->a.n_sequences;
@@ -117,9 +117,9 @@ void sample_run(const attn_args *a, int n_threads) {
     pool_destroy(workers);
 }
 
-/* Naive code may be right by luck where there are few numbers: they tell nothing of its error.  Of
- * few scores each gradient is a multiple of a few numbers, silu'(x) among them, which is close to 0
- * at some x and then as far off as the sigmoid in it: 2^-11, by the approximation of a GPU. */
+/* With few elements naive code may be right by luck: they say nothing about its error.  With few
+ * scores every gradient is a multiple of a few numbers.  One of them is silu'(x), which is close to
+ * 0 at some x and then has a large relative error: a GPU's tanh is 2^-11 off. */
 enum { ENOUGH_NUMBERS = 1000, ENOUGH_SCORES = 16, FEW_SCORES_UNITS = 16 };
 
 static double units_of(const sample *s) {
@@ -136,9 +136,9 @@ static void note_error(sample_error *worst, const char *what, double error, doub
     *worst = (sample_error){error / naive_error, what};
 }
 
-/* Rows of n_heads * dim numbers, `stride` apart: the error relative to the largest number (3e-6 in
- * float32; else twice the naive error and `units` roundings); the gaps between rows are untouched.
- */
+/* Compares rows of n_heads * dim elements, `stride` apart: the error relative to the largest
+ * element (3e-6 in float32; else twice the naive error and `units` roundings); the gaps between
+ * rows must be unchanged. */
 static void check_rows(sample_error *worst, const char *what, const float *got, const double *want,
                        const double *plain, int64_t n_rows, int64_t stride, int64_t used,
                        double units) {
@@ -191,8 +191,7 @@ sample_error sample_check(const sample *s) {
     return worst;
 }
 
-/* Spans that leave tiles which nothing sees, and some that every row of a tile sees: the first
- * keys, and two spans near the row. */
+/* Spans that leave some tiles empty and some full: the first keys, and two spans near the row. */
 static void draw_sparse(const attn_args *a, inputs *in) {
     for (int32_t b = 0; b < a->n_sequences; b++) {
         for (int32_t i = in->offsets_q[b]; i < in->offsets_q[b + 1]; i++) {
@@ -250,7 +249,7 @@ void sample_bias(sample *s, inputs *in, attn_bias bias, int32_t table_heads, int
         in->key_time[i] = (int64_t)(rng_uniform(sample_draw()) * (float)span);
 }
 
-/* A random sample: sequences of these numbers of keys; with delta, fewer queries than keys. */
+/* A random sample: sequences with these numbers of keys; with delta, fewer queries than keys. */
 void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, bool has_delta,
                  int32_t n_heads, int32_t dim_qk, int32_t dim_v) {
     attn_args *a = &s->a;

@@ -1,5 +1,5 @@
-/* A random sample of HSTU attention, for tests: everything one call reads and writes, and what the
- * naive version makes of it, in float64 and as naive code of the precision under test.
+/* A random sample of HSTU attention, for tests: everything one call reads and writes, and the
+ * results of the naive version, in float64 and rounded like naive code of the precision under test.
  *
  * The test makes a sample (sample_make, then sample_mask and sample_bias), runs an attention on it
  * and has it checked.  Numbers are drawn from one sequence, the same in every run of a test. */
@@ -10,7 +10,7 @@
 #include "dense_test.h"
 
 /* Everything one attention reads and writes; results of the naive version (cpu/attn_naive.h), exact
- * and as naive code of the precision under test has them. */
+ * and rounded like naive code of the precision under test. */
 typedef struct sample {
     attn_args a;
     int64_t n_q, n_k, n_table; /* rows, rows, numbers */
@@ -36,7 +36,7 @@ typedef struct inputs {
 typedef enum { ROWS_ODD, ROWS_ALIGNED, ROWS_KNOWN } row_kind;
 extern row_kind rows_are; /* of the samples made from now on; ROWS_ODD at first */
 
-/* The error of the worst of a sample's out, dq, dk and dv, over that of naive code. */
+/* The largest error of a sample's out, dq, dk and dv, divided by the error of naive code. */
 typedef struct sample_error {
     double ratio;
     const char *what;
@@ -44,7 +44,7 @@ typedef struct sample_error {
 
 uint32_t sample_draw(void);
 
-/* Sequences of these numbers of keys; with delta, fewer queries than keys. */
+/* Sequences with these numbers of keys; with delta, fewer queries than keys. */
 void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, bool has_delta,
                  int32_t n_heads, int32_t dim_qk, int32_t dim_v);
 void sample_mask(attn_args *a, inputs *in, mask_kind mask);
@@ -57,7 +57,8 @@ void sample_free_inputs(inputs *in);
 void sample_naive(const sample *s);
 void sample_run(const attn_args *a, int n_threads); /* both passes, on the device under test */
 
-/* Fails the test where a result is off by more than twice what naive code is, and one rounding. */
+/* Fails the test where the error of a result exceeds twice the error of naive code plus one
+ * rounding. */
 sample_error sample_check(const sample *s);
 
 #endif

@@ -4,9 +4,9 @@
  * A naive version is written once, in double, with each step passed through a rounding that does
  * nothing unless `is_float` is set; then it computes what naive code of the precision under test
  * does: r32 for sums and statistics, which are float32 everywhere; ract for what such code stores
- * as an activation; rfactor for a factor of a matrix product.  The op may be off the double result
- * by at most twice what that naive code is, and a few units in the last place of the largest
- * number. Given numbers are exact in every precision: floats() rounds them. */
+ * as an activation; rfactor for a factor of a matrix product.  The error of the op may be at most
+ * twice the error of that naive code, plus a few units in the last place of the largest element.
+ * Inputs are exact in every precision: floats() rounds them. */
 #ifndef HSTU_TESTS_DENSE_TEST_H
 #define HSTU_TESTS_DENSE_TEST_H
 
@@ -37,7 +37,7 @@ static inline void close_backends(test_backends *t) {
     }
 }
 
-/* x as a number that the precision under test holds. */
+/* x rounded to the precision under test. */
 static inline float exact(float x) {
     return (float)precision_round_factor(test_on.p, x);
 }
@@ -99,9 +99,9 @@ static inline double with_rounding(double limit, double value) {
     return limit + (precision_is_half(test_on.p) ? precision_unit(test_on.p) * fabs(value) : 0);
 }
 
-/* The rule above; naive may be NULL where a few units in the last place must do.  Results that are
- * small differences of large terms, and few, can be exact in naive code by luck: off the CPU's own
- * float32 the units are then those of the largest term. */
+/* Checks by the rule above; naive may be NULL where only a few units in the last place are allowed.
+ * Results that are small differences of large terms, and few, can be exact in naive code by luck:
+ * off the CPU's own float32 the units are then those of the largest term. */
 #define CHECK_RULE(got, want, naive, n) check_rule(__LINE__, #got, got, want, naive, n, 0)
 #define CHECK_RULE_OF_TERMS(got, want, naive, n, terms)                                            \
     check_rule(__LINE__, #got, got, want, naive, n, test_on.kind == ON_CPU ? 0 : (terms))

@@ -19,16 +19,16 @@ extern test_device test_on; /* the CPU, float32, until test_device_option says o
 #define TEST_DEVICE_USAGE                                                                          \
     "[--device cpu|mirror|cuda[:N]] [--dtype float32|tf32|bfloat16|float16] [--fast]"
 
-/* Takes the options above from argv[at] on; the place behind them, or -1 where one is wrong or
- * unknown.  With --fast a GPU need not be deterministic. */
+/* Takes the options above from argv[at] on; returns the index after them, or -1 where one is wrong
+ * or unknown.  With --fast a GPU need not be deterministic. */
 int test_device_options(int argc, char **argv, int at);
 
-/* Whether the tests of this file run on the chosen device: off the CPU those that open it, and
- * those of what only a GPU can show.  `make check` holds the list to that. */
+/* Whether the tests of this file run on the chosen device: on a GPU only the tests that open the
+ * device, and those of GPU features.  `make check` holds the list to that. */
 bool test_device_runs(const char *file);
 
-/* A backend over host memory on the chosen device; backend_destroy ends it.  On a GPU all of a
- * process share what lies below. */
+/* A backend over host memory on the chosen device; backend_destroy ends it.  On a GPU all backends
+ * of a process share the device backend. */
 status test_backend(backend **out, pool *workers);
 
 /* The device itself, without a mirror: its memory may be out of the host's reach.  Ended by

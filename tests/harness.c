@@ -48,7 +48,7 @@ static int run_case(const test_case *t) {
     return WIFEXITED(code) ? WEXITSTATUS(code) : 1;
 }
 
-/* Whether "file:name" contains or matches one of the patterns; all do where there is none. */
+/* Whether "file:name" contains or matches one of the patterns; true where there is no pattern. */
 static bool is_wanted(const char *label, int n_patterns, char **pattern) {
     for (int i = 0; i < n_patterns; i++)
         if (strstr(label, pattern[i]) || fnmatch(pattern[i], label, 0) == 0) return true;

@@ -1,6 +1,6 @@
 /* The mirror: a backend over host memory, in float32, that runs each op on another backend.
  *
- * Tests and golden vectors hand host memory to the ops.  The mirror knows the size and type of
+ * Tests and golden vectors pass host memory to the ops.  The mirror knows the size and type of
  * every pointer in an op's arguments: it copies what the op reads to memory of the backend below
  * (rounding float32 to that backend's activations), calls the op there, and copies the results
  * back.  So tests written for the CPU run on a GPU in any precision.

@@ -22,7 +22,8 @@ typedef struct mirror_part {
     int region;
 } mirror_part;
 
-/* Parts that overlap share a region: in place below what is in place here. */
+/* Parts that overlap share a region: arguments in place here are in place on the backend below
+ * too. */
 typedef struct mirror_region {
     const char *host;
     int64_t n; /* elements */

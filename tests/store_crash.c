@@ -9,8 +9,8 @@
 
 enum { DIM = 8, ROUNDS = 8, BATCH = 48 };
 
-/* Fetches new ids for ever; after each batch it says how many there were.  A table of 128 rows
- * pushes nearly all of them to the store. */
+/* Fetches new ids for ever, and prints their number after each batch.  A table of 128 rows evicts
+ * nearly all of them to the store. */
 static void live(embed_store *store, int told) {
     backend *be;
     embed_table *t;

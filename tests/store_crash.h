@@ -1,5 +1,5 @@
-/* Kills processes that evict rows of a dynamic table to a store: what they said was put is there
- * afterwards, and every row is whole. */
+/* Kills processes that evict rows of a dynamic table to a store: all rows they reported as put are
+ * there afterwards, and every row is complete. */
 #ifndef HSTU_TESTS_STORE_CRASH_H
 #define HSTU_TESTS_STORE_CRASH_H
 

@@ -1,5 +1,5 @@
-/* For tests of runs on dynamic tables: a config, data, a run in this process, what its log says of
- * the table, and the rows of its snapshots. */
+/* For tests of runs on dynamic tables: a config, data, a run in this process, the table's counts in
+ * its log, and the rows of its snapshots. */
 #ifndef HSTU_TESTS_TABLE_RUN_H
 #define HSTU_TESTS_TABLE_RUN_H
 
@@ -83,7 +83,7 @@ static inline status train(table_run *r, const char *run, int64_t n_epochs, int6
     return st;
 }
 
-/* What the log of a run says of its table, over all epochs. */
+/* The table's counts in the log of a run, over all epochs. */
 typedef struct news {
     double n_new, n_evicted, n_rejected, n_refused, n_expired, load, hits, n_written;
     int n_lines;
@@ -121,7 +121,7 @@ static inline news read_news(const char *run) {
     return n;
 }
 
-/* Rows of a snapshot by id; where a row lies in its bucket is nobody's concern. */
+/* Rows of a snapshot by id; their place in the bucket does not matter. */
 enum { MAX_IDS = 1024, ROW_FLOATS = 3 * 8 };
 typedef struct all_rows {
     int n;

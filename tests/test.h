@@ -52,7 +52,7 @@ void test_after(void (*run)(void));
     }                                                                                              \
     static void after_tests(void)
 
-/* Of a test that has come to its end: 0, or 1 after a line that says how many blocks it leaks. */
+/* For a test that has ended: 0, or 1 after a line with the number of blocks it leaks. */
 int test_leaks(void);
 
 #define TEST(name)                                                                                 \

@@ -176,7 +176,7 @@ static void problem_close(problem *t) {
         if (error_ != cudaSuccess) FAIL_TEST("%s: %s", #call, cudaGetErrorString(error_));         \
     } while (0)
 
-/* Memory of the GPU with these numbers in a type, or with bytes of no meaning. */
+/* Memory of the GPU with these values in a type, or with undefined bytes. */
 static void *send(const float *x, int64_t n, precision p) {
     size_t size = act_bytes(precision_act(p));
     void *there, *here = malloc((size_t)n * size);

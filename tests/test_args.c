@@ -1,4 +1,4 @@
-/* The reader of options, and what main makes of its answers. */
+/* The reader of options, and how main uses its results. */
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "test.h"
@@ -148,6 +148,6 @@ TEST(main_notices_output_that_does_not_arrive) {
     CHECK_STR(said(1, "(@ --help >/dev/full)"),
               "hstu: writing to stdout failed: No space left on device\n");
     CHECK_CONTAINS(said(1, "(@ --help >&-)"), "writing to stdout failed");
-    /* The reader is gone before the first word: silence, but no success. */
+    /* The reader of the pipe is gone before the first word: no message, but a failing exit code. */
     CHECK_STR(said(0, "{ (sleep 0.3; @ --help; echo code $? >&2) | true; }"), "code 1\n");
 }

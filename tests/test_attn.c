@@ -115,7 +115,8 @@ static int32_t draw_length(int32_t longest) {
     return length < longest ? length : longest;
 }
 
-/* The naive version's work, pairs times numbers, is at most 200 thousand to 6 million or so. */
+/* The naive version's work, pairs times head dimension, is at most 200 thousand to 6 million or
+ * so. */
 static random_shape draw_shape(void) {
     random_shape s = {.n_sequences = 1 + below(5), .n_heads = 1 + below(3)};
     draw_dims(&s);
@@ -148,7 +149,7 @@ static sample_error check_shape(const random_shape *r, mask_kind mask) {
     return worst;
 }
 
-/* The shape that a failed test was at: a failed check ends the process where it stands. */
+/* The shape at which a test failed: a failed check ends the process at once. */
 static char at_shape[200];
 
 static void tell_shape(void) {
@@ -190,7 +191,7 @@ TEST(attn_nothing_to_do) {
     check_case(lengths, 2, false, 1, 4, 4, MASK_CAUSAL, BIAS_NONE, 1, 1);
 }
 
-/* Scores far out: silu tends to 0 and to x, with no infinity on the way. */
+/* Extreme scores: silu tends to 0 and to x, without an infinity. */
 TEST(attn_large_scores) {
     const int32_t lengths[] = {50};
     sample s;

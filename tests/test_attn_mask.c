@@ -3,7 +3,7 @@
 #include "attn_sample.h"
 #include "ops/attn_mask.h"
 
-/* func whose spans lie near the row; func whose rows all see the first keys and none the last. */
+/* func whose spans are near the row; func whose rows all see the first keys and none the last. */
 enum { MASK_SPARSE = N_MASKS, MASK_STEP, N_KINDS };
 
 typedef struct rig {
@@ -95,8 +95,8 @@ TEST(attn_mask_rows_and_keys) {
     }
 }
 
-/* Over every tile: none that is called empty or full is another, and keys seen, full, in the hole,
- * and queries seeing are what they say.  Returns how many tiles were called empty and full. */
+/* Over every tile: the reports of empty and full are right, and so are the ranges of visible keys,
+ * of full keys, of the hole and of queries.  Returns how many tiles were called empty and full. */
 static void check_tiles(const attn_args *a, int rows, int keys, int *n_empty, int *n_full) {
     for (int32_t b = 0; b < a->n_sequences; b++) {
         attn_sequence s = attn_sequence_of(a, b);

@@ -3,8 +3,8 @@
 #include "data/set/permute.h"
 #include "toy_data.h"
 
-/* Heaviest group over what no division can go below (the mean group, or the heaviest user if it
- * alone is more), and the check that groups differ by one user at most. */
+/* The heaviest group divided by a lower bound (the mean group, or the heaviest user if that is
+ * more), and the check that groups differ by one user at most. */
 static double check_groups(const int32_t *length, int64_t n, const int32_t *group,
                            int32_t n_groups) {
     double *work = calloc((size_t)n_groups, sizeof *work), total = 0, most = 0, least = 0;
@@ -33,7 +33,7 @@ static double run(const int32_t *length, int64_t n, int32_t n_groups, int32_t ma
     CHECK_OK(balancer_create(&b, n, n_groups, max_length));
     balancer_run(b, length, n, group);
     double ratio = check_groups(length, n, group, n_groups);
-    /* The scratch holds nothing over: a second run gives the same groups. */
+    /* The scratch memory keeps no state: a second run gives the same groups. */
     int32_t *again = malloc((size_t)(n + 1) * sizeof *again);
     balancer_run(b, length, n, again);
     CHECK(memcmp(group, again, (size_t)n * sizeof *group) == 0);
@@ -108,8 +108,8 @@ TEST(balance_evens_out_movie_lengths) {
     CHECK(sum_slices / 50 > 1.4);
 }
 
-/* Swaps go on for as long as they help: afterwards no exchange of two users brings two groups
- * closer together. */
+/* Swaps continue as long as they help: afterwards no exchange of two users brings two groups closer
+ * together. */
 TEST(balance_leaves_no_swap_that_helps) {
     enum { USERS = 12, LONGEST = 100 };
     rng_key key = rng_make_key(5, RNG_TEST);

@@ -24,7 +24,7 @@ static batcher_config small_config(void) {
     return c;
 }
 
-/* Every value of a batch against the rule it is made by. */
+/* Checks every value of a batch against its definition. */
 static void check_content(const seq_file *data, const batcher_config *c, const batch *b) {
     split s = split_make(data, c->split, c->split_seed);
     CHECK_EQ(b->offsets[0], 0);
@@ -49,7 +49,7 @@ static void check_content(const seq_file *data, const batcher_config *c, const b
     }
 }
 
-/* A running hash of all a batch says, to compare streams. */
+/* A running hash of everything in a batch, to compare streams. */
 static uint64_t add_bytes(uint64_t h, const void *bytes, size_t n) {
     for (const unsigned char *p = bytes; n > 0; n--, p++)
         h = (h ^ *p) * 1099511628211u;
@@ -403,7 +403,7 @@ TEST(batcher_refuses_settings_that_cannot_be) {
     toy_close(&data);
 }
 
-/* Destroyed right after creation, or with batches taken and others under way. */
+/* Destroyed right after creation, or with batches taken and others in flight. */
 TEST(batcher_shuts_down_at_any_moment) {
     seq_file data;
     open_users(&data, 9);

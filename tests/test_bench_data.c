@@ -45,7 +45,7 @@ TEST(bench_data_draws_within_bounds) {
     CHECK(low == 95 && high == 105);
 }
 
-/* P(k) = k^-alpha / zeta(alpha); what is cut off at the end is drawn again or becomes the end. */
+/* P(k) = k^-alpha / zeta(alpha); values beyond the end are drawn again or become the end. */
 TEST(bench_data_zipf_is_zipf) {
     static const double zeta_2 = 1.6449340668482264;
     rng_key key = rng_make_key(6, RNG_TEST);
@@ -69,7 +69,7 @@ TEST(bench_data_zipf_is_zipf) {
         last = r.is_clamped ? last + 1 - inside : last / inside;
         CHECK(fabs(count[20] - last * N_DRAWS) < 4 * sqrt(last * N_DRAWS) + 1);
     }
-    /* Far out: exponents near 1 give numbers beyond all bounds, and none is lost in a loop. */
+    /* Extreme parameters: exponents near 1 give unbounded values, and no draw loops forever. */
     draw_rule far = {.kind = DRAW_ZIPF, .high = 9, .alpha = 1.001};
     for (uint32_t i = 0; i < 200; i++) {
         int64_t k = draw_number(&far, key, i, 0, 9);

@@ -55,7 +55,7 @@ TEST(bench_train_generated_data_can_be_trained_on) {
     CHECK_CONTAINS(text, "the tables hold the");
     CHECK(strstr(text, "hstu eval") == NULL);
     free(text);
-    /* The same data comes again from the same config; the run's own record does not describe it. */
+    /* The same config gives the same data again; the run's own record does not describe it. */
     text = said(0, "train", "benchmark_ranking_fixed.gin", "--out run --max-iters 12 --resume");
     CHECK_CONTAINS(text, "resuming at step 9 of 12");
     free(text);

@@ -164,7 +164,7 @@ TEST(busy_names_as_given) {
     CHECK_EQ(strlen(shown(nested)), BUSY_NAME_BYTES - 1);
 }
 
-/* Where no GPU can be asked, the report says why, as often as one likes. */
+/* Without a GPU the report says why, at every call. */
 TEST(busy_says_why_it_does_not_know) {
     device_driver driver;
     busy_report r;

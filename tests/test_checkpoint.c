@@ -18,7 +18,7 @@ typedef struct toy {
 
 static const char toy_config[] = "{\"source\":{\"task\":\"retrieval\"}}";
 
-/* One backend for all toys of a test; it has no state they could mix up. */
+/* One backend for all toys of a test; it has no state that they share. */
 static backend *toy_backend;
 
 static void toy_make(toy *t, float start) {
@@ -91,7 +91,7 @@ TEST(checkpoint_round_trip_is_exact) {
     CHECK_OK(checkpoint_load(&b.c, folder));
     for (int i = 0; i < 3; i++) {
         CHECK(memcmp(a.params[i].value, b.params[i].value, (size_t)a.params[i].n * 4) == 0);
-        /* The toys share their moments: those of `b` were overwritten and have come back. */
+        /* The toys share their moments: the moments of `b` were overwritten and are restored. */
         CHECK(b.optimizer.state[i].m[1] == 1.5f - 1.0f / 7);
         CHECK(b.optimizer.state[i].v[2] == 3.5f);
     }
@@ -164,7 +164,8 @@ TEST(checkpoint_opens_as_safetensors_with_documented_names) {
     toy_free();
 }
 
-/* Every byte of every file is covered: flipped, it is found; so is every cut. */
+/* Every byte of every file is covered by a checksum: a flipped byte is found, and so is every
+ * truncation. */
 static void damage(const char *path, long at, bool cuts) {
     if (cuts) {
         CHECK(truncate(path, at) == 0);
@@ -254,7 +255,7 @@ TEST(checkpoint_keeps_the_newest_and_the_best) {
     CHECK_STR(text, "step-00000020\nstep-00000050\nstep-00000060\ncheckpoints/step-00000060\n"
                     "checkpoints/step-00000020\n");
     free(text);
-    /* Remains of a run that was killed go with the next save. */
+    /* The next save removes what a killed run left. */
     CHECK_EQ(test_command(NULL,
                           "cd %s/checkpoints && mkdir .step-00000070.99.tmp && echo x >"
                           " .step-00000070.99.tmp/model.safetensors",

@@ -32,8 +32,8 @@ static void rank_close(rank *r) {
     test_real_backend_end(r->be);
 }
 
-/* The first n_bytes of memory are those of rank_open's numbers, the rest is zero (or theirs too,
- * where is_whole). */
+/* The first n_bytes of memory are the values of rank_open, the rest is zero (or these values too,
+ * if is_whole). */
 static void check_memory(rank *r, const void *memory, size_t n_bytes, bool is_whole) {
     int64_t want[N], got[N];
     for (int i = 0; i < N; i++)

@@ -1,6 +1,6 @@
 #include "prep_test.h"
 
-/* Reads text as a csv with these options; the csv of sequences that comes out. */
+/* Reads text as a csv with these options; returns the resulting csv of sequences. */
 static char *read_csv(const char *text, const char *options) {
     char args[1024];
     put_file("in.csv", text);

@@ -118,7 +118,7 @@ TEST(cuda_copies_in_are_taken_at_once) {
     backend_destroy(be);
 }
 
-/* A copy within the device has its place in the order of ops. */
+/* A copy within the device runs in the order of ops. */
 TEST(cuda_copies_within_the_device_are_in_order) {
     backend *be = open_cuda(true);
     double first = 1, second = 2, got[2];
@@ -147,7 +147,7 @@ TEST(cuda_stream_is_that_of_the_ops) {
     backend_destroy(be);
 }
 
-/* A fetch has the value of its place in the order of ops, whenever it is waited for. */
+/* A fetch returns the value at its place in the order of ops, whenever it is waited for. */
 TEST(cuda_fetches_in_any_order) {
     backend *be = open_cuda(true);
     uint64_t ticket[FETCH_PENDING], other;
@@ -335,7 +335,8 @@ static void run_open(run *r, toy_kind kind, backend *be) {
     r->factor = device_copy(be, &factor, sizeof factor);
     for (int i = 0; i < r->t.m->params.n; i++) {
         const param *p = &r->t.m->params.item[i];
-        /* eps: where a gradient is 0 but for rounding, Adam's quotient must not be all noise. */
+        /* eps: where a gradient is 0 except for rounding, Adam's quotient must not be pure
+         * noise. */
         r->update[i] = (update_args){.kind = OPT_ADAMW,
                                      .n = p->n,
                                      .dim = (int32_t)p->shape[p->n_dims - 1],
@@ -444,7 +445,7 @@ TEST(cuda_trains_to_the_same_bits) {
         }
 }
 
-/* Without a fixed order of sums the curve is the same but for rounding. */
+/* Without a fixed order of sums the curve is the same up to rounding. */
 TEST(cuda_trains_in_any_order) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         static run r[2];

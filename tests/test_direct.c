@@ -1,5 +1,5 @@
-/* Rows of different ids (embed_take_rows) without waiting for the device: the same table as by the
- * way of embed_fetch, which a table takes that tracks the keys that leave it. */
+/* Rows of distinct ids (embed_take_rows) without waiting for the device: the same table as with
+ * embed_fetch, the path of a table that tracks the keys that leave. */
 #include "device.h"
 #include "embed/table.h"
 #include "table_rig.h"
@@ -52,7 +52,7 @@ static void copy_rejected(const embed_batch *b, uint64_t *rejected) {
     qsort(rejected, (size_t)b->n_rejected, sizeof *rejected, by_value);
 }
 
-/* Takes the rows both ways; they and what found no place are the same. */
+/* Takes the rows by both paths; rows and rejected keys are the same. */
 static void take_both(pair *p, bool makes_rows) {
     float x[MOST * DIM], y[MOST * DIM];
     uint64_t out_x[MOST], out_y[MOST];
@@ -110,8 +110,8 @@ static void check_same_tables(pair *p) {
           0);
 }
 
-/* Small batches never overfill a bucket and are not waited for, large ones do, now and then in four
- * buckets and mostly in two. */
+/* Small batches never overfill a bucket, so the host does not wait; large ones do, sometimes with
+ * four buckets and mostly with two. */
 static void compare(embed_policy policy, int64_t level0, int64_t level1, int64_t most) {
     pair p = {.random = 7};
     embed_config c = config_of(policy, level0, level1);
@@ -129,7 +129,7 @@ static void compare(embed_policy policy, int64_t level0, int64_t level1, int64_t
         draw_ids(&p, most);
         take_both(&p, round % 5 > 0);
         step_both(&p, round);
-        /* Late enough for the room of counts on the device to be used up in between. */
+        /* Late enough that the buffer of counts on the device is full in between. */
         if (round % 350 == 0) check_same_tables(&p);
     }
     CHECK(embed_counts_of(p.by_rows)->n_evicted > 100);
@@ -179,7 +179,7 @@ static void check_no_wait(int64_t level1) {
         draw_ids(&p, 200);
         CHECK_OK(embed_take_rows(p.by_rows, true, p.n, p.ids, p.uses, p.rows, &b));
         CHECK_OK(embed_step_rows(p.by_rows, p.rows, &args));
-        /* And where the rows of several batches are updated together. */
+        /* Also where the rows of several batches are updated together. */
         CHECK_OK(embed_take_rows(p.by_rows, false, p.n, p.ids, NULL, NULL, &b));
         CHECK_OK(embed_step_rows(p.by_rows, p.rows, &args));
     }

@@ -67,8 +67,8 @@ TEST(dropout_keeps_its_share_and_the_mean) {
     close_backends(&t);
 }
 
-/* The mask belongs to (user, position, step, site), not to the row in the batch; and another step
- * or site has another mask. */
+/* The mask belongs to (user, position, step, site), not to the row in the batch; and different
+ * steps or sites have different masks. */
 TEST(dropout_does_not_look_at_the_place_in_the_batch) {
     enum { ROWS = 40, DIM = 50, SKIPPED = 13 };
     test_backends t;

@@ -77,8 +77,8 @@ static void toy_end(toy_run *r) {
     pool_destroy(r->t.workers);
 }
 
-/* Keys of a shared table are not the rows' numbers, and start otherwise: sets the rows of the
- * static tables to what they start with. */
+/* Keys of a shared table are not the rows' numbers, and start with other values: sets the rows of
+ * the static tables to these values. */
 static void copy_first(toy_run *to, toy_run *from) {
     dynamic_tables *d = model_tables(from->t.m);
     for (int i = 0; i < d->n; i++) {
@@ -110,7 +110,7 @@ static double toy_step(toy_run *r, const toy_way *way, int step) {
     return loss;
 }
 
-/* On the CPU the bits; a GPU's two kernels of one update may round differently. */
+/* On the CPU the same bits; on a GPU the two kernels of one update may round differently. */
 static bool is_same(double x, double y) {
     return test_on.kind == ON_CPU ? x == y : fabs(x - y) <= 2e-2 * (fabs(x) + fabs(y)) + 1e-3;
 }
@@ -124,7 +124,8 @@ static void check_same_acts(toy_run *a, toy_run *b, const void *x, const void *y
         CHECK(is_same((double)from_a[i], (double)from_b[i]));
 }
 
-/* Every row of the dynamic corpus is that of its item in the static one, and both maps agree. */
+/* Every row of the dynamic corpus equals the row of its item in the static one, and both maps
+ * agree. */
 static void check_same_corpus(toy_run *fixed, toy_run *grown) {
     enum { DIM = 12, N = TOY_ITEMS * DIM };
     model_items x, y;
@@ -210,8 +211,8 @@ static void compare(toy_way way) {
     toy_end(&grown);
 }
 
-/* A weight whose gradient is rounding moves by whole steps of Adam: coarser numbers, or the same
- * ones summed up in another order by each of the two runs, tell nothing of the tables. */
+/* A weight whose gradient is rounding moves by whole steps of Adam: so lower precisions, or runs
+ * whose sums have no fixed order, say nothing about the tables. */
 static void need_comparable(void) {
     if (test_on.kind == ON_CPU) return;
     if (test_on.p != PRECISION_F32) SKIP_TEST("compared in float32");
@@ -254,7 +255,7 @@ TEST(dynamic_tables_of_several_features_have_one_owner) {
     toy_end(&r);
 }
 
-/* An item that is not admitted is marked, as one without a place is: it is no label. */
+/* An item that is not admitted is marked like a rejected one: it is not a label. */
 TEST(dynamic_tables_say_which_items_were_not_admitted) {
     toy_way way = {TOY_RETRIEVAL, OPTIMIZER_ADAM, 1, 1, NAN, false};
     toy_run r = {0};
@@ -328,7 +329,7 @@ TEST(dynamic_tables_of_features_of_different_widths_are_refused) {
     backend_destroy(be);
 }
 
-/* A model that draws items from the whole catalogue has no rows for them. */
+/* A model that draws negatives from the whole catalogue would have no rows for them. */
 TEST(dynamic_tables_without_negatives_of_the_catalogue) {
     config c = toy_model_config(TOY_RETRIEVAL, 0);
     config_embedding table = table_of(0, 1000);

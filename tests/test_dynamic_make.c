@@ -87,8 +87,8 @@ TEST(dynamic_options_without_eviction_reject) {
     CHECK_CONTAINS(status_reason(), "choose lru");
 }
 
-/* An lfu table that holds everything counts how often each id was used: who was used three times
- * has a row where three are needed, and nobody else. */
+/* An lfu table that holds everything counts how often each id was used: with a threshold of three
+ * exactly the ids used three times have a row. */
 TEST(dynamic_options_admit_by_frequency) {
     run_with("counts", 1, TABLE "evict_strategy='lfu'", NULL, NULL);
     run_with("third", 1, TABLE "admission_threshold=3", NULL, NULL);
@@ -117,7 +117,7 @@ TEST(dynamic_options_admit_by_probability) {
     CHECK(same_tables(run_path("half"), run_path("again")));
 }
 
-/* A longer life is looked at a sixteenth of it apart. */
+/* With a longer lifetime the table is searched every sixteenth of it. */
 TEST(dynamic_options_expire) {
     run_with("all", 3, NULL, NULL, NULL);
     run_with("five", 3, TABLE "steps_to_live=5", NULL, NULL);
@@ -161,8 +161,8 @@ TEST(dynamic_options_step_rows_by_adagrad) {
     CHECK(r.loss != fixed && info_of("rows").n_floats == 9);
 }
 
-/* Stopped in the middle of an epoch and resumed, with other threads: what was counted and when rows
- * were written last goes on. */
+/* Stopped in the middle of an epoch and resumed, with another number of threads: counts and stamps
+ * of rows continue. */
 TEST(dynamic_options_resume_to_the_bit) {
     static const char *const sets[][2] = {{TABLE "admission_threshold=3", quarter},
                                           {TABLE "admission_probability=0.5", NULL},
@@ -185,8 +185,8 @@ TEST(dynamic_options_resume_to_the_bit) {
     }
 }
 
-/* A step of several batches finds its rows again at its end: an id that was refused is not counted
- * a second time, nor stepped, wherever the rows are. */
+/* A step of several batches finds its rows again at its end: a refused id is not counted a second
+ * time, nor updated, wherever the rows are. */
 TEST(dynamic_options_admit_with_a_store_and_several_batches_a_step) {
     char store[512];
     snprintf(store, sizeof store, TABLE "store_folder='%s/stores'", test_folder());

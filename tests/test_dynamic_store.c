@@ -106,7 +106,7 @@ TEST(dynamic_tables_of_several_features_resume_to_the_bit) {
     CHECK(!folder_exists(run_path("parts/last/table-1-mo_vies")));
 }
 
-/* Where rows lie changes nothing of what is learnt; and a run goes on with them elsewhere. */
+/* The tier of a row does not change what is learnt, and a run can be resumed with other tiers. */
 TEST(dynamic_tables_of_two_levels_train_as_one) {
     table_run one = {.n_threads = 2}, two = {.n_threads = 2, .set = {small_device}, .n_set = 1};
     CHECK_OK(train(&one, "one", 3, 0, false));
@@ -203,7 +203,7 @@ TEST(dynamic_tables_damaged_in_a_checkpoint) {
 }
 
 /* Old checkpoints are removed with the folders of their tables. */
-/* A table of another step is whole, but not that of this checkpoint. */
+/* A table of another step is complete, but it is not this checkpoint's. */
 TEST(dynamic_tables_of_another_step_in_a_checkpoint) {
     table_run r = {.n_threads = 1};
     char *text;

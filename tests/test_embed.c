@@ -1,5 +1,5 @@
-/* Dynamic tables as a whole: order and threads do not matter, hit rates are those of exact
- * policies, admission, growth, the seam of training, and what is refused. */
+/* Dynamic tables as a whole: order and threads do not matter, hit rates equal those of exact
+ * policies; admission, growth, the training interface, and refused arguments. */
 #include <math.h>
 
 #include "base/pool.h"
@@ -180,7 +180,7 @@ static void check_hit_rate(embed_policy policy, int64_t capacity) {
         CHECK_OK(embed_fetch(t, FETCH_INSERT, ZIPF_BATCH, ids, NULL, &b));
         CHECK_OK(be->ops->copy_out(be, keys, b->keys, (size_t)b->n_unique * 8));
         n_all += b->n_unique;
-        /* Hits first, as in a bucket: what is there is touched before anything goes. */
+        /* Hits first, as in a bucket: keys in the table are touched before any is evicted. */
         for (int pass = 0; pass < 2; pass++)
             for (int64_t u = 0; u < b->n_unique; u++)
                 if ((e.last[keys[u]] != 0 && e.last[keys[u]] != step) == (pass == 0) &&
@@ -256,7 +256,7 @@ TEST(embed_admission_by_frequency_counts_exactly) {
     CHECK_EQ(b->n_refused, 1);
     CHECK(b->refused[0] == 8888);
     CHECK_EQ(embed_counts_of(t)->n_refused, 1001);
-    /* The caller may count instead; a retaken key is not counted, and gets no row. */
+    /* The caller may count instead; a key that is taken again is not counted, and gets no row. */
     uint64_t counted = 9999, twice = 2, once = 1;
     CHECK_OK(embed_take_rows(t, true, 1, &counted, &twice, NULL, &b));
     CHECK_EQ(b->n_refused, 1);
@@ -373,7 +373,7 @@ TEST(embed_lookup_reads_several_tables) {
     test_real_backend_end(be);
 }
 
-/* A gradient counts where the row is, even if other verbs moved it after the fetch. */
+/* A gradient reaches the row even if other verbs moved the row after the fetch. */
 TEST(embed_update_finds_rows_that_moved) {
     backend *be = real();
     embed_table *t;

@@ -56,7 +56,7 @@ static void first_row(const world *w, uint64_t key, float *row) {
         row[c] = c < DIM ? table_first_value(&f, key, (uint32_t)c) : w->c.first_state;
 }
 
-/* In one bucket the one that goes is the smallest that is not in the batch. */
+/* In one bucket the evicted entry is the smallest that is not in the batch. */
 static void check_victim(const world *w, int gone) {
     CHECK(!w->is_in_batch[gone]);
     for (int i = 0; i < w->n_universe; i++) {
@@ -149,8 +149,8 @@ static uint64_t touched(const world *w, int at, uint64_t uses) {
     return w->clock;
 }
 
-/* Before the call: what the batch's keys will be scored; the map is told already, for the check of
- * what is pushed out. */
+/* Before the call: sets the scores that the batch's keys will get in the map, for the check of
+ * evicted keys. */
 static void expect_batch(world *w, int64_t n, const uint64_t *ids, const uint64_t *uses) {
     static uint64_t sum[MAX_UNIVERSE];
     w->clock++;
@@ -219,12 +219,12 @@ static void fetch_some(world *w, bool updates) {
         ids[i] = w->keys[some(w)];
         uses[i] = 1 + rig_random(&w->random, 12);
     }
-    /* Sometimes the whole of it was announced, sometimes a part, or other ids. */
+    /* Sometimes the whole batch was announced, sometimes a part, or other ids. */
     if (rig_random(&w->random, 2) == 0) CHECK_OK(embed_prefetch(w->t, n, ids));
     if (rig_random(&w->random, 4) == 0) CHECK_OK(embed_prefetch(w->t, 40, w->keys + 20));
     expect_batch(w, n, ids, is_counted ? uses : NULL);
     CHECK_OK(embed_fetch(w->t, FETCH_INSERT, n, ids, is_counted ? uses : NULL, &b));
-    /* A copy: the verbs of the checks take the batch away. */
+    /* A copy: the verbs of the checks overwrite the batch. */
     embed_batch kept = *b;
     uint64_t keys[MAX_BATCH], rejected[MAX_BATCH];
     memcpy(rejected, b->rejected, (size_t)b->n_rejected * 8);
@@ -488,8 +488,8 @@ TEST(fetch_with_admission_is_a_map) {
     try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, false, 900);
 }
 
-/* A row that came up from the store and was not changed is there already: it is not written again
- * when it goes down.  One that was stepped is. */
+/* A row that came up from the store and was not changed is still in the store: it is not written
+ * again when it is evicted.  A row that was updated is. */
 TEST(fetch_writes_only_changed_rows_to_the_store) {
     enum { N = TABLE_SLOTS };
     static world w;
@@ -524,7 +524,7 @@ static status keep_score(void *ctx, const embed_rows *rows) {
     return OK;
 }
 
-/* Uses beyond 32 bits are as many as can be counted, by either way, and stay that. */
+/* Use counts beyond 32 bits saturate, on both paths, and stay saturated. */
 TEST(fetch_counts_of_lfu_saturate) {
     for (int is_direct = 0; is_direct < 2; is_direct++) {
         static world w;

@@ -160,7 +160,7 @@ static void check_gate(test_backends *t, shape s) {
         if (s.is_affine) CHECK_SAME(a[b].dweight, a[0].dweight, s.dim);
     }
     check_against_double(&a[0]);
-    /* What lies between the rows of du belongs to v, q and k. */
+    /* The gaps between the rows of du belong to v, q and k. */
     for (int64_t i = 0; i < n_u; i++)
         CHECK(i % s.stride_u < s.dim || ((float *)a[0].du)[i] == untouched[i]);
     for (int b = 0; b < N_TEST_BACKENDS; b++) {

@@ -78,7 +78,8 @@ static void naive_forward(const layer *l, bool f, expected *e) {
     }
 }
 
-/* dx, dw and dbias were 0..1 numbers before: dw and dbias are added to, dx where adds_dx. */
+/* dx, dw and dbias hold values in 0..1 before: the op adds to dw and dbias, and to dx if
+ * adds_dx. */
 static void naive_backward(const layer *l, bool f, expected *e, const layer *before) {
     const linear_args *a = &l->a;
     const float *x = a->x;
@@ -176,7 +177,7 @@ TEST(linear_at_the_edges_of_chunks) {
     close_backends(&t);
 }
 
-/* A weight so large that dW is made in tiles, and neither side is a multiple of them. */
+/* A weight so large that dW is computed in tiles, with sides that are not multiples of them. */
 TEST(linear_with_a_large_weight) {
     test_backends t;
     open_backends(&t);

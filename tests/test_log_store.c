@@ -72,7 +72,8 @@ TEST(log_store_remembers) {
     CHECK_FAILS(embed_store_open_log(&s, folder, FLOATS + 1), ERR_FORMAT, "rows of 3 floats");
 }
 
-/* The log cut at every byte: the rows of whole records are there, and it goes on from there. */
+/* The log truncated at every byte: the rows of complete records are there, and the log can be
+ * appended to. */
 TEST(log_store_torn_anywhere_keeps_what_was_whole) {
     embed_store *s = open_log("log");
     long end[6];
@@ -137,7 +138,7 @@ static embed_store *open_big(void) {
     return s;
 }
 
-/* Replaced rows are thrown out: the file does not grow for ever. */
+/* Replaced rows are dropped: the file does not grow for ever. */
 static void flip_bit(const char *path, long at) {
     FILE *f = fopen(path, "r+b");
     CHECK(f != NULL && fseek(f, at, SEEK_SET) == 0);
@@ -197,8 +198,8 @@ TEST(log_store_compacts) {
     embed_store_destroy(s);
 }
 
-/* A compaction that fails takes nothing away: rows are put all the same, nothing is left beside the
- * log, and it is made up for later. */
+/* A failed compaction loses nothing: rows are still put, no other file is left, and a later
+ * compaction succeeds. */
 TEST(log_store_goes_on_when_it_cannot_compact) {
     char fresh[4200], inside[4300];
     struct stat about;
@@ -239,7 +240,7 @@ TEST(log_store_belongs_to_one) {
 
 enum { MANY = 3000 };
 
-/* A put of keys that make the map grow, then a clear; what fails must not have happened. */
+/* A put of keys that make the map grow, then a clear; a failed call must change nothing. */
 static status fill_and_clear(void *ctx) {
     static uint64_t keys[MANY], scores[MANY];
     static uint32_t stamps[MANY];

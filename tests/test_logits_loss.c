@@ -55,7 +55,7 @@ static void load_mlp(const st_file *f, mlp *m) {
     m->layers[m->n_layers - 1].f = EPILOGUE_NONE;
 }
 
-/* In another precision a unit near 0 may switch: the golden program knows what that may cost. */
+/* In another precision a unit near 0 may switch; the golden program has limits for that. */
 static void check_gradients(const st_file *f, const mlp *m) {
     char name[64];
     if (test_on.p != PRECISION_F32) return;
@@ -179,7 +179,7 @@ static void check_shape(test_backends *t, int64_t n, int32_t n_columns, bool is_
         for (int64_t i = 0; b == 0 && i < (is_bits ? n * n_columns : n); i++)
             sum += losses[i];
         CHECK(fabs(loss - sum) <= 1e-9 * sum);
-        /* The same sum where nothing but the loss is asked for, and with the logits replaced. */
+        /* The same sum where only the loss is wanted, and with the logits overwritten. */
         a.losses = NULL;
         if (n > 0) memcpy(dlogits, logits, (size_t)(n * n_columns) * sizeof *logits);
         a.logits = dlogits;

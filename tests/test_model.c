@@ -16,7 +16,7 @@ static void change_future(toy_batch *t, int user, int event) {
     }
 }
 
-/* What results may differ by that another shape of a product computes: nothing on the CPU. */
+/* By how much results may differ where a product has another shape: nothing on the CPU. */
 static double other_shape(double value) {
     if (test_on.kind == ON_CPU) return 0;
     return 1e-5 + (test_on.p == PRECISION_F32 ? 0 : 8 * precision_unit(test_on.p) * fabs(value));
@@ -278,8 +278,8 @@ TEST(gradients_ranking) {
     check_gradients(TOY_RANK_MLP, 0.3);
 }
 
-/* Other options of the research configs: no bias, no activation, layer norm, items without L2 norm.
- */
+/* Other options of the research configs: no bias, no activation, layer norm, items without L2
+ * norm. */
 TEST(gradients_of_variants) {
     if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
     toy_model t;
@@ -421,7 +421,7 @@ TEST(computing_again_gives_the_same_bits) {
     }
 }
 
-/* A batch that is filled up to a whole bucket has the same losses and gradients. */
+/* A batch that is padded to a whole bucket has the same losses and gradients. */
 TEST(filling_a_batch_up_changes_nothing) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;
@@ -464,8 +464,8 @@ static int32_t count_marks(const param *p) {
     return n;
 }
 
-/* Row 0 gets nothing; every row with a gradient is marked; marks stay until they are emptied.  The
- * research models' tables are updated whole, so that nobody asks. */
+/* Row 0 gets nothing; every row with a gradient is marked; marks stay until they are cleared.  The
+ * research models update whole tables, so they have no marks. */
 TEST(marked_rows) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;

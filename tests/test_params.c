@@ -3,7 +3,7 @@
 #include "test.h"
 #include "toy_model.h"
 
-/* Every dense gradient lies in the one range, in order and without overlap, tables outside. */
+/* Every dense gradient is in the one range, in order and without overlap; tables are outside. */
 static void check_range(const model *m) {
     const param_range *all = &m->params.dense_grads;
     const float *next = all->first;
@@ -19,7 +19,7 @@ static void check_range(const model *m) {
     CHECK(next <= all->first + all->n && all->first + all->n - next < 64);
 }
 
-/* A sum over the range is that over the parameters: nothing is written into the gaps. */
+/* A sum over the range equals the sum over the parameters: nothing is written into the gaps. */
 static void check_sum(toy_model *t) {
     const param_range *all = &t->m->params.dense_grads;
     double whole = 0, parts = 0;

@@ -11,7 +11,7 @@ static pass *new_pass(model *m, int32_t max_users, bool is_training, pass *lende
     return p;
 }
 
-/* What a pass answers for a batch: encoded users or scores.  n elements, freed by the caller. */
+/* The results of a pass for a batch: encoded users or scores. n elements, freed by the caller. */
 static float *answer_of(toy_model *t, pass *p, const batch *b, int64_t *n) {
     const void *from;
     if (t->m->is_ranking) {
@@ -40,7 +40,8 @@ static double other_height(void) {
 }
 
 /* An inference pass shares the activations of one layer among all; one that borrows overwrites
- * those of the training pass.  Both answer as the training pass does, whatever ran in between. */
+ * those of the training pass.  Both give the results of the training pass, whatever ran in
+ * between. */
 TEST(passes_of_one_model_answer_alike) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;
@@ -125,7 +126,7 @@ TEST(training_passes_share_gradients) {
     toy_model_close(&whole);
 }
 
-/* A pass for one user answers as one for many, user by user. */
+/* A pass for one user gives the same results as one for many, user by user. */
 TEST(pass_for_one_user_answers_as_one_for_many) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;

@@ -174,7 +174,7 @@ TEST(the_bytes_do_not_depend_on_threads) {
     CHECK_CONTAINS(out, "\"events\":400000,");
 }
 
-/* Which error is told does not depend on threads either: it is the first in the file. */
+/* The reported error does not depend on threads either: it is the first in the file. */
 TEST(the_first_error_of_the_file_is_told) {
     char *out;
     int code = run_shell(

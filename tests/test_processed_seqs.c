@@ -29,7 +29,7 @@ TEST(processed_seqs_are_read_and_sorted_by_time) {
     seq_file_close(s);
 }
 
-/* Columns by the names that the command line gives, the usual names notwithstanding. */
+/* Columns by the names on the command line, even where usual names exist. */
 TEST(processed_seqs_columns_by_given_names) {
     put_file("in.csv", "when,who,movie_id,what,score,rating,unix_timestamp\n"
                        "\"[2, 1]\",5,\"[9, 9]\",\"[30, 10]\",\"[4, 0]\",\"[1, 1]\",\"[8, 8]\"\n");

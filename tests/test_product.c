@@ -1,5 +1,5 @@
-/* Products on the CPU: every element has the bits that the order of product.h gives, whatever is
- * computed beside it; and so have the ops made of them. */
+/* Products on the CPU: every element has the bits that the order of product.h gives, whatever else
+ * is computed with it; so do the ops that use products. */
 #include "cpu/product.h"
 
 #include "dense_test.h"
@@ -100,7 +100,7 @@ TEST(product_has_the_bits_of_its_order) {
             check_layouts(isa, workers, 14, k, 50);
         for (int r = 0; r < 6; r++)
             check_layouts(isa, workers, 1 + draw(r, 1, 60), draw(r, 2, 700), 1 + draw(r, 3, 150));
-        /* Columns of more than one block, rows of A that are rivals for lines of the cache. */
+        /* Columns of more than one block, and rows of A that compete for the same cache lines. */
         check_layouts(isa, workers, 13, 1024, 260);
         check_layouts(isa, workers, 7, 20, 3300);
     }
@@ -168,7 +168,7 @@ static void check_parts(test_backends *t, int64_t n, int32_t n_in, int32_t n_out
         mem_free(rest[i]);
 }
 
-/* The rows beside a row, its place and the threads change no bit of it. */
+/* Other rows, the row's place and the threads do not change a bit of a row. */
 TEST(product_rows_of_a_layer_do_not_see_each_other) {
     static const epilogue all[] = {EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU};
     test_backends t;
@@ -183,7 +183,7 @@ TEST(product_rows_of_a_layer_do_not_see_each_other) {
     close_backends(&t);
 }
 
-/* Queries alone and in any company get the same scores. */
+/* A query gets the same scores alone and in any batch. */
 TEST(product_queries_do_not_see_each_other) {
     enum { N = 150, DIM = 50, CORPUS = 4100, K = 20 };
     static int32_t best[N * K], one[N * K];
@@ -216,7 +216,7 @@ TEST(product_queries_do_not_see_each_other) {
     close_backends(&t);
 }
 
-/* Little address space is an error, not a loop in somebody's allocator. */
+/* Too little address space is an error, not an endless loop in an allocator. */
 TEST(product_without_memory_ends) {
 #if defined(HSTU_HAS_CUDA) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     SKIP_TEST("this build needs more address space than the limit");

@@ -254,8 +254,8 @@ static void check_rated(st_file *f, const rank_args *a) {
     CHECK(fabs(rank_counts_hr(counts, 10) - want) < 1e-14);
 }
 
-/* Rounded scores can change places with those near them: the rank lies between those of a target
- * with 4 u |query| more and less, |corpus row| being 1. */
+/* Rounded scores can swap with near ones: the rank is between the ranks of a target with 4 u
+ * |query| more and less, where |corpus row| is 1. */
 static void check_near(const rank_args *a) {
     for (int32_t u = 0; u < a->n_queries; u++) {
         const float *query = (const float *)a->query + u * a->dim;

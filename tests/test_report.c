@@ -46,7 +46,7 @@ TEST(report_is_one_whole_page) {
     CHECK_STR(page + strlen(page) - 15, "</body></html>\n");
     CHECK_EQ(count(page, "<svg"), 3);
     CHECK_EQ(count(page, "</svg>"), 3);
-    /* Nothing is loaded, nothing runs, and texts of others stay texts. */
+    /* Nothing is loaded, nothing runs, and text from users stays text. */
     CHECK(strstr(page, "http") == NULL && strstr(page, "<script") == NULL);
     CHECK(strstr(page, "src=") == NULL && strstr(page, "<b>&") == NULL);
     CHECK_CONTAINS(page, "&lt;b&gt;&amp;&quot;x&quot;");

@@ -6,7 +6,7 @@ static int32_t *indices(int64_t n, int32_t n_rows, uint64_t seed) {
     CHECK_OK(MEM_NEW(&x, (size_t)n));
     for (int64_t i = 0; i < n; i++) {
         rng_block b = rng_draw64(key, (uint64_t)i, 1);
-        /* One in eight reads no row, and the smaller half of the rows is asked for more often. */
+        /* One in eight reads no row, and the smaller half of the rows is read more often. */
         uint32_t below = b.word[2] & 1 ? (uint32_t)n_rows : (uint32_t)(n_rows + 1) / 2;
         x[i] = b.word[0] % 8 == 0 ? -1 : (int32_t)rng_below(b.word[1], below);
     }

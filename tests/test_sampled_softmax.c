@@ -183,8 +183,8 @@ static double error_of64(const double *got, const double *want, int64_t n) {
 }
 
 /* Only dquery is an activation, which 16 bits round once more; all else stays float32.  Naive code
- * can be exact by luck, where there are few numbers: off the CPU's own float32 a unit in the
- * scores, which the temperature divides, is nothing to blame. */
+ * can be exact by luck, where there are few numbers: except in float32 on the CPU one unit in the
+ * scores, divided by the temperature, is allowed. */
 static void check_errors(const char *what, const float *got, const double *want,
                          const double *naive, int64_t n, bool is_act) {
     double error = error_of(got, want, n), allowed = 2 * error_of64(naive, want, n) + 3e-7;

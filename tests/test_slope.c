@@ -37,7 +37,7 @@ TEST(slope_fits_and_leaves_no_trace) {
     }
 }
 
-/* A gradient that is there before the check stands for a kernel that computes a wrong one. */
+/* A gradient that exists before the check stands for a kernel that computes a wrong one. */
 TEST(slope_finds_a_wrong_gradient) {
     bench_top t;
     batcher *batches;

@@ -184,7 +184,7 @@ TEST(snapshot_of_changes_with_tombstones) {
     CHECK_OK(embed_import(t, &written, NULL));
     CHECK_OK(embed_snapshot_write(t, folder_of("changes"), alone, 2));
     CHECK_OK(embed_set_step(t, 3));
-    fill(t, 1000, 900); /* pushes most others out: evicted keys are tombstones too */
+    fill(t, 1000, 900); /* evicts most others: evicted keys are tombstones too */
     CHECK_OK(embed_snapshot_write(t, folder_of("more"), alone, 3));
     snapshot_info info;
     CHECK_OK(embed_snapshot_info(folder_of("changes"), &info));
@@ -356,7 +356,7 @@ TEST(snapshot_imports_raw_dumps) {
 }
 
 /* A rank that does not exist would own no key, and steps that the table has not seen have no
- * changes: both would give an empty snapshot or table without a word. */
+ * changes: both would silently give an empty snapshot or table. */
 TEST(snapshot_refuses_ranks_and_steps_that_are_none) {
     backend *be = cpu();
     embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
@@ -407,7 +407,7 @@ TEST(snapshot_must_list_its_tombstones) {
     test_real_backend_end(be);
 }
 
-/* The clock of an LRU table goes on from the scores of a dump, and must fit a manifest. */
+/* The clock of an LRU table continues from the scores of a dump, and must fit a manifest. */
 TEST(snapshot_refuses_dumps_of_times_that_are_none) {
     backend *be = cpu();
     embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
@@ -431,7 +431,7 @@ TEST(snapshot_refuses_dumps_of_times_that_are_none) {
     test_real_backend_end(be);
 }
 
-/* Each rank goes on with its own sketch, and with how much that has seen. */
+/* Each rank continues with its own sketch and its count of uses. */
 TEST(snapshot_of_ranks_keeps_the_sketch_of_each) {
     backend *be = cpu();
     embed_table *t[2];

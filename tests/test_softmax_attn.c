@@ -12,7 +12,7 @@ typedef struct sample {
     uint32_t *user, *position;
     float *inputs[4];          /* q, k, v, dout */
     float *results[N_RESULTS]; /* out, dq, dk, dv */
-    /* exact, and as naive code of the precision under test has them */
+    /* exact, and rounded like naive code of the precision under test */
     attn_naive_results want[2];
 } sample;
 

@@ -197,7 +197,8 @@ TEST(synth_defaults_reward_a_sequential_model) {
     seq_file_close(s);
 }
 
-/* Tastes drift and depend on who one is: users of one country share more than others do. */
+/* Tastes drift and depend on age group and country: users of one country share more than others
+ * do. */
 TEST(synth_context_tells_of_the_taste) {
     synth_config c = {.n_users = 4000, .n_items = 2000, .mean_len = 12, .seed = 1};
     synth_world *w;

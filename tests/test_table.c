@@ -58,7 +58,7 @@ static int best_new(const place_call *c, const model *m, int64_t bucket, const b
     return best;
 }
 
-/* The slot that a new key of this score takes, or -1. */
+/* The slot that a new key with this score takes, or -1. */
 static int64_t free_place(const model *m, int64_t bucket, const bool *is_held, evict_rule rule,
                           uint64_t score) {
     int64_t first = bucket * TABLE_SLOTS, least = -1;
@@ -187,7 +187,7 @@ static void check_same_call(place_call *want, place_call *have) {
     }
 }
 
-/* Different keys of a small universe, the ends of the range among them. */
+/* Distinct keys of a small universe, including the ends of the range. */
 static uint64_t some_key(uint64_t *state, uint64_t n_universe) {
     static const uint64_t ends[] = {0, 1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, UINT64_MAX - 2};
     uint64_t k = rig_random(state, n_universe);
@@ -321,8 +321,8 @@ TEST(table_index_is_its_model) {
     }
 }
 
-/* Far more buckets than keys, which crowd in a few of them: a backend that keeps notes of buckets
- * must share them out. */
+/* Far more buckets than keys, which are all in a few buckets: a backend that keeps notes for
+ * buckets must share them. */
 TEST(table_index_of_many_buckets_is_its_model) {
     enum { TIMES = 1024 };
     model m = {.n_buckets = TIMES * MAX_BUCKETS};

@@ -8,7 +8,7 @@
 
 #define TABLE "movies/DynamicEmbeddingArgs."
 
-/* What `hstu ARGS` says in the test's folder; free it. */
+/* The output of `hstu ARGS` in the test's folder; free it. */
 static char *said(int code, const char *args) {
     char *text;
     int got = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s", test_folder(),
@@ -43,8 +43,8 @@ static bool has_snapshot(const char *run, int step) {
     return folder_exists(path);
 }
 
-/* A table for a quarter of the ids: rows are evicted and come back between the snapshots.  Put
- * together they are the table of the checkpoint, and the chain up to a step is that of the step. */
+/* A table for a quarter of the ids: rows are evicted and come back between the snapshots.  Merged
+ * they are the table of the checkpoint, and a chain up to a step is the table of that step. */
 static void check_chain(const char *set) {
     table_run plain = tracked(set, 0), r = tracked(set, 7), cut_short = tracked(set, 0);
     CHECK_OK(train(&plain, "plain", 0, 30, false));
@@ -91,8 +91,8 @@ TEST(table_files_snapshots_in_another_order_are_refused) {
     CHECK(!folder_exists(run_path("x")));
 }
 
-/* What was written after the checkpoint that a run goes on from is written again, beginning with a
- * full snapshot: which keys left meanwhile nobody remembers. */
+/* Snapshots after the checkpoint from which a run resumes are written again, starting with a full
+ * one: the keys that left in between are not known. */
 TEST(table_files_snapshots_of_a_resumed_run) {
     table_run r = tracked(quarter, 5);
     CHECK_OK(train(&r, "run", 0, 13, false)); /* a checkpoint at 13, and snapshots at 5, 10, 13 */
@@ -142,7 +142,7 @@ TEST(table_files_of_a_run_are_exported_and_imported) {
                          run_path("run/last/table-0-mo_vies")));
     r.snapshot_every = 0;
     CHECK_OK(train(&r, "run", 0, 25, true));
-    /* A table of another optimizer, or of a name that the run has not, does not fit. */
+    /* A table with another optimizer, or with a name that the run does not have, is refused. */
     table_run sgd = tracked("OptimizerArgs.optimizer_str='sgd'", 0);
     CHECK_OK(train(&sgd, "sgd", 0, 3, false));
     check_says(2, "import tables out --out sgd", "rows of 8 values for adam");

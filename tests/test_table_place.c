@@ -22,7 +22,7 @@ typedef struct call {
     int32_t dim, n_state;
     int64_t stride; /* 0: no staging, which is for init alone */
     float *given;   /* staging before the call */
-    bool lists;     /* the one call tells what was evicted; two calls always do */
+    bool lists;     /* the single call lists evicted keys; two calls always do */
 } call;
 
 static void run(rig *r, const call *c, bool is_one, answers *out) {
@@ -76,7 +76,7 @@ static void check_same(rig *one, rig *two, const call *c, const answers *x, cons
     free(rows), free(i), free(j);
 }
 
-/* Different keys, of a universe twice as large as the table. */
+/* Distinct keys of a universe twice as large as the table. */
 static void draw_call(uint64_t *state, int round, call *c) {
     uint64_t first = rig_random(state, 2 * BUCKETS * TABLE_SLOTS);
     c->n = round % 4 == 3 ? N : 1 + (int64_t)rig_random(state, 90);

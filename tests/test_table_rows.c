@@ -70,7 +70,7 @@ TEST(table_rows_are_read_as_written) {
     }
 }
 
-/* Many rows of host memory: a GPU has a way of its own for them. */
+/* Many rows of host memory: a GPU has a separate path for them. */
 TEST(table_rows_of_host_memory_are_read_as_written) {
     enum { MANY = 9000, FLOATS = 20, WANTED = 7777 };
     uint64_t state = 8;
@@ -114,7 +114,7 @@ TEST(table_rows_of_host_memory_are_read_as_written) {
     rig_fini(&r);
 }
 
-/* Stamps of their own, then one for all, of which n_real counts only the first. */
+/* Different stamps, then one for all, of which n_real counts only the first. */
 TEST(table_stamps_are_set_where_there_is_a_slot) {
     enum { N_REAL = 100 };
     uint64_t state = 5;

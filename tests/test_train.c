@@ -121,7 +121,7 @@ TEST(train_says_what_is_missing) {
     CHECK(!folder_exists(in("r")));
 }
 
-/* Slots come in buckets of 64: what is said is what is there, here and of other data. */
+/* Slots come in buckets of 64: the printed number is the real one, here and with other data. */
 TEST(train_says_what_a_dynamic_table_is) {
     char *text = said(0, "train --gin-config-file n.gin --data data --out r --epochs 1 "
                          "--set \"t/DynamicEmbeddingArgs.feature_names=['item']\" "
@@ -140,7 +140,7 @@ TEST(train_says_what_a_dynamic_table_is) {
     CHECK_CONTAINS(text, "r/last: a run or a checkpoint, not data");
     free(text);
     free(said(0, "info r/last/table-0-t"));
-    /* The shapes of a dynamic table say nothing of the data. */
+    /* The shapes of a dynamic table say nothing about the data. */
     text = said(0, "eval r --data data");
     CHECK(strstr(text, "not the data") == NULL);
     free(text);
@@ -218,7 +218,7 @@ TEST(train_then_eval_and_recommend) {
     arena_fini(&a);
 }
 
-/* The program is asked to stop, does so, and goes on to the same end. */
+/* The program is asked to stop, stops, and continues to the same end. */
 TEST(train_sigterm_saves_and_resumes) {
     char *text = said(0, "train --gin-config-file m.gin --data data --out whole --epochs 15");
     free(text);
@@ -271,7 +271,8 @@ static void take_newest_away(const char *run) {
              0);
 }
 
-/* A length that the command line gave is the run's, whatever the config has an option for. */
+/* A length given on the command line belongs to the run, even if the config has no option for
+ * it. */
 TEST(train_resumes_to_the_end_it_was_given) {
     static const char *const lengths[] = {
         "train --gin-config-file n.gin --data data --out %s --epochs 3",

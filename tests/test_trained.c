@@ -62,7 +62,7 @@ TEST(trained_model_has_its_weights_and_no_gradients) {
     opened_end(&o);
 }
 
-/* A session for training takes what it took for gradients and training besides. */
+/* A session for training allocates in addition its gradients and activations. */
 TEST(trained_model_takes_less_memory_than_one_in_training) {
     opened o;
     trained t;

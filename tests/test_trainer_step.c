@@ -1,9 +1,10 @@
-/* The books of steps: losses that are looked at late, diverging runs, the loss scale of float16. */
+/* The bookkeeping of steps: losses that are read late, diverging runs, the loss scale of
+ * float16. */
 #include "train/trainer_int.h"
 #include "train/trainer_step.h"
 #include "train_test.h"
 
-/* A trainer as far as trainer_settle looks at it, with one step under way. */
+/* A trainer with the fields that trainer_settle uses, with one step in flight. */
 static trainer pending_step(session *s, uint64_t step, double loss, double norm) {
     return (trainer){.s = s,
                      .saved_step = UINT64_MAX,
@@ -14,7 +15,7 @@ static trainer pending_step(session *s, uint64_t step, double loss, double norm)
                      .n_pending = 1};
 }
 
-/* 1000 times the first loss and one is the limit; the first step only sets the measure. */
+/* 1000 times the first loss and one is the limit; the first step only sets the reference. */
 TEST(trainer_step_sees_a_loss_explode) {
     session s = {0};
     CHECK_OK(backend_create_cpu(&s.be, NULL));
@@ -40,7 +41,7 @@ TEST(trainer_step_sees_a_loss_explode) {
     backend_destroy(s.be);
 }
 
-/* Every sum has each step once, in whatever order they were handed over. */
+/* Every sum has each step once, in whatever order they were enqueued. */
 TEST(trainer_step_books_each_step_once) {
     session s = {0};
     CHECK_OK(backend_create_cpu(&s.be, NULL));
@@ -111,7 +112,7 @@ static bool same_params(const session *a, const session *b) {
     return true;
 }
 
-/* What is timed by itself is what trainer_run does: the same bits after the same steps. */
+/* A step that is timed alone equals a step of trainer_run: the same bits after the same steps. */
 static void compare_with_a_run(const char *gin, const char *const *set, size_t n_set) {
     bench_top a, b;
     trainer *t;

@@ -150,7 +150,7 @@ TEST(update_kinds_dense_lazy_and_clipped) {
     close_backends(&t);
 }
 
-/* A factor of 0 leaves a step out: weights and moments stay, the gradient goes. */
+/* A factor of 0 skips a step: weights and moments stay, the gradient is zeroed. */
 TEST(update_with_a_factor_of_0) {
     static const float zero = 0;
     test_backends t;
@@ -177,7 +177,7 @@ TEST(update_with_a_factor_of_0) {
     close_backends(&t);
 }
 
-/* Weights of several sizes in one call are each updated as alone. */
+/* Weights of several sizes in one call are each updated as in a call of their own. */
 TEST(update_of_several_weights) {
     enum { WEIGHTS = 70 }; /* more than one launch of a GPU takes */
     test_backends t;

@@ -1,5 +1,5 @@
-/* Single verbs and batches of dynamic tables over a store that fails: nothing is lost in silence,
- * and what failed did not happen. */
+/* Single verbs and batches of dynamic tables over a store that fails: nothing is lost silently, and
+ * failed calls change nothing. */
 #include "base/mem.h"
 #include "embed/snapshot.h"
 #include "table_rig.h"
@@ -86,7 +86,7 @@ static void tiers_fini(rig_of_tiers *r) {
     test_real_backend_end(r->be);
 }
 
-/* New keys take the places of rows that cannot be written: their slots hold rows of others. */
+/* New keys take the slots of rows that cannot be written to the store. */
 static void tear(int64_t level1) {
     rig_of_tiers r;
     const embed_batch *b;
@@ -127,7 +127,7 @@ TEST(embed_is_torn_by_a_store_that_cannot_write) {
     tear(N);
 }
 
-/* What could not be erased is still there, the newest of it. */
+/* Rows that could not be erased are still there, in their newest version. */
 TEST(embed_erase_and_clear_happen_or_not) {
     rig_of_tiers r;
     const embed_batch *b;
@@ -156,7 +156,7 @@ TEST(embed_erase_and_clear_happen_or_not) {
     tiers_fini(&r);
 }
 
-/* Keys are forgotten that left before a step, not those of the step. */
+/* Keys that left before a step are forgotten, keys that left in the step are not. */
 TEST(embed_forgets_which_keys_left) {
     rig_of_tiers r;
     const embed_batch *b;

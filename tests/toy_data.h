@@ -1,4 +1,4 @@
-/* A data set in memory for the tests of splits and batches: lengths are given, contents can be told
+/* A data set in memory for the tests of splits and batches: lengths are given, and contents follow
  * from the row, so that every copied value can be checked. */
 #ifndef HSTU_TESTS_TOY_DATA_H
 #define HSTU_TESTS_TOY_DATA_H

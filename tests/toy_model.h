@@ -39,7 +39,7 @@ typedef struct toy_model {
 } toy_model;
 
 void toy_model_open(toy_model *t, toy_kind kind, double rate, int n_threads);
-/* The same on a backend of the caller's making, which the model takes over. */
+/* Like toy_model_open, on a backend made by the caller, which the model then owns. */
 void toy_model_open_on(toy_model *t, toy_kind kind, double rate, backend *be);
 void toy_model_close(toy_model *t);
 

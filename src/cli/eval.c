@@ -65,7 +65,7 @@ static status print_json(const trained *t, const char *part, const eval_result *
     return st;
 }
 
-/* Metrics "name@k" become rows of k with a column a name; the others a line each. */
+/* Metrics "name@k" form a table, a row for each k and a column for each name; others get a line. */
 static void print_text(const trained *t, const char *part, const eval_result *r) {
     char users[SHOW_BYTES], took[32], misses[EVAL_MISSES_BYTES];
     show_style style = show_stdout_style();

@@ -113,11 +113,11 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
                    const uint64_t *uses, const embed_batch **out);
 
 /* Like embed_fetch for distinct ids, without reordering: rows[i] = the values of ids[i], in rows
- * (n, dim), memory of the backend, or NULL; ids that have or get no row read as zeros.  With
- * makes_rows as FETCH_INSERT_ZERO, else as FETCH_ZERO.  Only n, keys and rejected of *out are set,
- * and n_absent where rows are wanted and not made. A table with lru, lfu or step that has no store
- * and no admission and does not track keys that leave does not wait for the device here, unless
- * more than 64 of the ids belong to one bucket: its counts come late (embed_catch_up). */
+ * (n, dim), memory of the backend, or NULL; ids without a row read as
+ * zeros. makes_rows: as FETCH_INSERT_ZERO, else as FETCH_ZERO.  Only n, keys and rejected of *out
+ * are set, and n_absent where rows are wanted and not made. This does not wait for the device if
+ * the table evicts, has no store and no admission, does not track keys that leave, and no bucket
+ * has more than 64 of the ids; counts are then read later (embed_catch_up). */
 status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
                        const uint64_t *uses, float *rows, const embed_batch **out);
 

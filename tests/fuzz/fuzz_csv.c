@@ -78,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                     .can_have_text_ids = data[1] & 1};
     memcpy(t.format.delimiter, delimiters[data[0] & 3], 3);
     t.format.has_quotes = data[1] >> 1 & 1;
-    /* An exact allocation, so that a read behind the padding is found. */
+    /* An exact allocation, so that a read after the padding is found. */
     char *text = calloc(1, size - 1 + BLOCKS_PADDING);
     if (text == NULL) return 0;
     memcpy(text, data + 2, size - 2);

@@ -18,7 +18,7 @@ static void read_list(const csv_field *field) {
         int64_t value;
         uint16_t action;
         if (list_next(&r, &element, &has_element) != OK || !has_element) return;
-        /* A list has no more elements than bytes, and they lie inside the field. */
+        /* A list has no more elements than bytes, and they are inside the field. */
         if (n > field->n_bytes || element.text < field->text ||
             element.text + element.n_bytes > field->text + field->n_bytes)
             abort();

@@ -1,5 +1,5 @@
 /* Arbitrary bytes as a .seq file: opening must refuse, or give views that can all be read.  The
- * fuzz build looks past the checksums (column_file.c). */
+ * fuzz build skips the checksums (column_file.c). */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -29,7 +29,7 @@ static const struct {
     {"metrics_auc", golden_metrics_auc},
 };
 
-/* Said beside the expected values, not to be reproduced. */
+/* Printed with the expected values, not to be reproduced. */
 static const char *const REMARKS[] = {"loss_float32_run", "bucket_float64"};
 
 static bool is_remark(const char *name) {
@@ -72,8 +72,8 @@ static status run_family(golden *g) {
     return fail(ERR_FORMAT, "the family '%s' is unknown", family != NULL ? family : "");
 }
 
-/* The backend under test, and in another precision than float32 the one whose error is the scale.
- */
+/* The backend under test and, in a precision other than float32, the one whose error is the
+ * scale. */
 typedef struct backends {
     pool *workers;
     backend *tested, *naive;

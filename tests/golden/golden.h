@@ -91,8 +91,8 @@ status golden_check_grads(golden *g, param_list *l, golden_namer namer, double l
 
 /* n float32 numbers on the backend against a tensor, relative to its largest number. */
 status golden_check(golden *g, const char *name, const void *got, double limit);
-/* The same for weights, absolute.  bound, if not 0: the limit is that of their mean (square)
- * distance, and each alone may be off by the bound. */
+/* Like the check above for weights, with absolute errors. bound, if not 0: the limit applies to the
+ * mean (square) error, and each weight alone may be off by the bound. */
 status golden_check_weights(golden *g, const char *name, const void *got, double limit,
                             double bound);
 /* One number of the host against element i; and one that must be equal. */

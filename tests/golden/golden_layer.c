@@ -26,7 +26,7 @@ static status run_layer(golden *g, const layer_config *c, const sequences *s, go
     return golden_check_grads(g, &params, namer, TOL_GRAD);
 }
 
-/* The file has times by (user, slot); ours are jagged, with the next event's time beside. */
+/* The file has times by (user, slot); ours are jagged, each with the next event's time. */
 static status send_times(golden *g, sequences *s, const int64_t *offsets, int32_t slots) {
     int64_t *times, *query, *key, *device[2];
     TRY(golden_ints(g, "timestamps", &times, NULL));

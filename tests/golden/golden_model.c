@@ -124,8 +124,8 @@ static status read_negatives(golden *g, int32_t **out) {
     return OK;
 }
 
-/* As in training: float16 loses small gradients without one, and Adam's first step makes as much of
- * them as of any. */
+/* As in training: float16 loses small gradients without a loss scale, and Adam's first step moves
+ * every weight by the same amount, however small its gradient. */
 static float loss_scale(void) {
     return test_on.p == PRECISION_F16 ? 1024 : 1;
 }

@@ -334,7 +334,7 @@ static status check_labels(golden *g, const int64_t *label, int64_t n_labels) {
     return OK;
 }
 
-/* One evaluation of the loss over some table; compares what both have in common. */
+/* One evaluation of the loss over some table; compares the results that both have. */
 static status run_loss(golden *g, sampled_softmax_args *a) {
     backend *be = g->be;
     double *loss, sum, eps, temperature;

@@ -137,7 +137,7 @@ void golden_check_equal(golden *g, const char *name, int64_t got, int64_t want) 
     note(g, name, got == want ? 0 : (double)llabs((long long)(got - want)), 0, false);
 }
 
-/* How far `got` is off: at its worst, on the average, and the largest number there should be. */
+/* The error of `got`: the largest, the mean, and the largest expected value. */
 typedef struct distance {
     double worst, mean, largest;
 } distance;
@@ -171,8 +171,9 @@ status golden_check(golden *g, const char *name, const void *got, double limit) 
     return check(g, name, got, 1, limit);
 }
 
-/* Gradients are off by about a unit of the precision, so that about that share of them has the sign
- * of its rounding; those weights are `bound` off, whatever the naive code's luck with them was. */
+/* Gradients are off by about a unit of the precision, so about that share of them has the sign of
+ * its rounding error; the error of those weights is `bound`, whatever the error of the naive
+ * code. */
 status golden_check_weights(golden *g, const char *name, const void *got, double limit,
                             double bound) {
     distance d;

@@ -31,8 +31,8 @@ static __global__ void __launch_bounds__(THREADS) sampled_softmax_scale_any_kern
 }
 
 /* A lane holds L elements of a row of at most L * L: pack p has columns (p L + part) N and on.  The
- * pointer includes the lane's first column, and `left` columns follow from there: offsets are then
- * constants, which need no registers. */
+ * pointer is moved to the lane's first column, after which `left` columns remain; all other offsets
+ * are then constants, which need no registers. */
 template <int N, int L>
 __device__ static inline void load_row(const float *row, int left, float (&x)[L]) {
 #pragma unroll

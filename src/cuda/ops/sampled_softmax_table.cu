@@ -28,8 +28,8 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x % WARP == 0) atomicMax(j.largest, largest);
 }
 
-/* The exponent of 1 / unit.  The weights of a loss row add up to at most 2 grad_scale /
- * temperature, so no sum exceeds n times that times the largest |element| of the queries, and must
+/* The exponent of 1 / unit.  The weights of a loss row add up to at most w = 2 grad_scale /
+ * temperature, so a sum is at most n * w * (largest |element| of the queries); in units it must
  * stay below 2^61.  With 18500 rows the unit is then 2^-45 of the most that one row can add. */
 __device__ static inline int fixed_bits(const softmax_job &j) {
     double factor = fabs((double)*j.a.grad_scale / (double)j.a.temperature);

@@ -14,7 +14,7 @@
 typedef struct dictionary {
     bool is_text;
     uint32_t n;
-    uint32_t *direct; /* (n_direct): number + 1 of a small integer, by the integer itself */
+    uint32_t *direct; /* (n_direct): number + 1 of a small integer id, indexed by the id */
     size_t n_direct;
     uint32_t *slot; /* (n_slots), a power of two: number + 1 of any other id, or 0 where empty */
     size_t n_slots;

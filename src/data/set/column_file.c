@@ -296,7 +296,7 @@ status column_writer_put(column_writer *w, int index, uint64_t first, const void
 
 status column_writer_commit(column_writer *w, pool *p) {
     uint64_t checksums[COLUMN_MAX];
-    /* The size is set, not left to the last write: the gap before an empty last column counts too.
+    /* Sets the file size: no write reaches the end where the last column is empty.
      */
     file_header header = {.version = VERSION, .n_columns = w->n_columns, .file_bytes = w->end};
     memcpy(header.magic, MAGIC, sizeof MAGIC);
