@@ -89,7 +89,7 @@ HSTU_API hstu_status hstu_data_item_title(const hstu_data *data, uint32_t item, 
 HSTU_API hstu_status hstu_data_user_id(const hstu_data *data, uint64_t user, char *text,
                                        uint64_t n);
 
-/* ---- Batches ---- */
+/* Batches. */
 
 typedef struct hstu_batcher hstu_batcher;
 

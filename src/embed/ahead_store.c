@@ -156,7 +156,7 @@ static bool take(ahead_store *s, uint64_t key, int64_t i, uint8_t *is_found, uin
     return true;
 }
 
-/* The keys that were not prefetched, one after the other: each is a separate read of the store
+/* Gets keys one after the other: each one that was not prefetched is a separate read of the store
  * below. */
 static status get_rest(ahead_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
                        uint64_t *scores, uint32_t *stamps, float *rows) {

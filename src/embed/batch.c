@@ -159,7 +159,7 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
     return OK;
 }
 
-/* Lists the ids that are in no level, including repeats: the store removes those. */
+/* Announces to the store the ids that are in no level; the store ignores repeats. */
 status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_store *store = t->config.store;
     embed_host *h = &t->h;

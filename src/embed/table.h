@@ -44,7 +44,7 @@ typedef struct embed_config {
     float first_scale;
     float first_state;    /* of the optimizer */
     uint32_t admit_count; /* a key gets a row after it was seen this often; 0 and 1: at once */
-    float admit_rate;     /* and then with this probability at each visit; 0 and 1: always */
+    float admit_rate;     /* probability of a row at each use from then on; 0 and 1: always */
     uint32_t ttl;       /* embed_expire erases rows not written for more steps than this; 0: none */
     bool tracks_left;   /* keeps a list of keys that leave, for incremental snapshots */
     embed_store *store; /* or NULL; stays the caller's */

@@ -16,8 +16,8 @@
  * N(0, 0.02). */
 #define INPUT_TABLE_SCALE 0.035f
 
-/* Features are identified by their number among the contextual ones, or ITEM_FEATURE; INPUT_TABLE is the
- * number of a feature's table in the model, which seeds its first values. */
+/* Features are identified by their number among the contextual ones, or ITEM_FEATURE; INPUT_TABLE
+ * is the number of a feature's table in the model, which seeds its first values. */
 enum { ITEM_FEATURE = -1 };
 #define INPUT_TABLE(feature) ((uint32_t)((feature) + 1))
 

@@ -272,7 +272,7 @@ typedef enum { FIRST_CONSTANT, FIRST_UNIFORM, FIRST_NORMAL } first_kind;
 typedef struct table_first {
     first_kind kind;
     rng_key key; /* rng_make_key(seed, RNG_TABLE) */
-    float unit;  /* table_first_unit: factor of an integer draw; or the constant itself */
+    float unit;  /* factor of an integer draw (table_first_unit), or the constant */
     float state; /* every number of the optimizer's state */
 } table_first;
 

@@ -34,8 +34,7 @@ typedef struct cuda_state {
     bool is_guest; /* the stream is the caller's; copies, graphs and matmuls are NULL */
     cudaStream_t stream;
     cuda_block scratch, mask_scratch; /* of the op that runs; see cuda_scratch */
-    void *old_blocks[128]; /* old blocks of a guest; each is at least twice as large as the one
-                              before of its kind */
+    void *old_blocks[128];            /* a guest's outgrown blocks; sizes double, so 128 do */
     int n_old_blocks;
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
     unsigned *counters; /* (2) work counters of persistent kernels; zeros between kernels */

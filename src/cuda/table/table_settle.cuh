@@ -160,7 +160,7 @@ typedef struct settle_room {
     owned_bucket own[32]; /* here and not in registers, of which few are left */
 } settle_room;
 
-/* Defers the bucket to the second round, where the next key in turn owns it. */
+/* Defers the bucket to the second round, in which `key` owns it. */
 __device__ static inline void set_late(const place_room &room, uint32_t bucket, uint32_t newest,
                                        uint32_t key) {
     int64_t note = note_of(room, bucket);

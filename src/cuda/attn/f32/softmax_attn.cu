@@ -317,8 +317,8 @@ __device__ static inline void columns_load(softmax_columns<COLUMNS> *m, const so
     }
 }
 
-/* x: k . q, replaced by the dropped weights; dp: v . dout, replaced by ds.  Key `j` is the thread's
- * first row, query `i0` + c its first column, column c of the tile. */
+/* x: k . q, replaced by the dropped weights; dp: v . dout, replaced by ds.  The thread's first row
+ * is key `j`; its first column is column c of the tile, query `i0` + c. */
 template <int COLUMNS>
 __device__ static inline void
 grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softmax_block &s,

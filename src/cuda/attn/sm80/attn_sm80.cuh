@@ -230,10 +230,10 @@ __device__ static inline void half_store_pair(T *to, int c, int dim, uint32_t pa
     if (c + 1 < dim) to[c + 1] = from[1];
 }
 
-/* Writes a thread's part of the warp's tile of 16 M rows that starts at row `row` of the sequence
- * and column `col` of the head, acc in the layout of scores.  The sequence has n_rows rows from
- * `origin`. Where alignment allows lanes to exchange their pairs first, a row's four lanes write 64
- * bytes at once. */
+/* Stores the warp's tile acc, 16 M rows in the layout of scores, at row `row` of the sequence and
+ * column `col` of the head. The sequence has n_rows rows and starts at jagged row `origin`. Where
+ * the alignment allows it, the four lanes of a row exchange their pairs and store 64 bytes at once.
+ */
 template <typename T, int M, int N>
 __device__ static inline void half_store(const half_result &result, int64_t origin, int n_rows,
                                          int head, int row, int col, const float (*acc)[N][4]) {

@@ -28,7 +28,7 @@ template <typename SIZES> struct bwd_shape {
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = 64 * GROUPS;
     static constexpr int WARPS = 4 * GROUPS;
     /* A block that works on whole sequences changes its keys often, so the next keys are loaded
-     * ahead.  A bias table leaves no room for that. */
+     * ahead.  A bias table takes the room of the third stage. */
     static constexpr int STAGES = (D > 64 && IS_WHOLE) || BIAS == BIAS_TABLE ? 2 : 3;
     static constexpr int OWNS = D <= 64 || IS_WHOLE ? 2 : 1;
     static constexpr int BLOCKS = 3 - GROUPS, THREADS = (GROUPS + 1) * GROUP;
