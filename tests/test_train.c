@@ -133,6 +133,12 @@ TEST(train_says_what_a_dynamic_table_is) {
     CHECK_CONTAINS(text, "64 slots on the device and 64 below for the 60 ids of the data (the "
                          "config allows 2)");
     free(text);
+    /* A table that no list names is not made; whoever forgot the list hears of it. */
+    text = said(0, "train --gin-config-file n.gin --data data --out listless --epochs 1 "
+                   "--set \"t/DynamicEmbeddingArgs.feature_names=['item']\"");
+    CHECK_CONTAINS(text, "t/DynamicEmbeddingArgs has no effect, for no list names it");
+    CHECK_CONTAINS(text, "embedding_args = [@t/DynamicEmbeddingArgs()]");
+    free(text);
     text = said(2, "info r");
     CHECK_CONTAINS(text, "r: a run or a checkpoint, not data");
     free(text);

@@ -127,12 +127,29 @@ static status complete_benchmark(loader *l) {
     return OK;
 }
 
+/* A table that is bound, but in no list, is not made: most likely the list was forgotten. */
+static void warn_of_unused_tables(const loader *l) {
+    char place[512];
+    for (size_t i = 0; i < l->gin.n_bindings; i++) {
+        const gin_binding *b = l->gin.bindings[i];
+        if (strcmp(b->class_name, "DynamicEmbeddingArgs") != 0 &&
+            strcmp(b->class_name, "EmbeddingArgs") != 0)
+            continue;
+        log_warn("%s: %.100s/%s has no effect, for no list names it; bind "
+                 "BenchmarkDatasetArgs.embedding_args = [@%.100s/%s()]",
+                 gin_place(place, sizeof place, b->file, b->line), b->scope, b->class_name,
+                 b->scope, b->class_name);
+        return;
+    }
+}
+
 /* Real data: the tables given, or those that belong to the data set. */
 static status complete_dataset(loader *l) {
     const option *o = option_find("BenchmarkDatasetArgs", "embedding_args"), *spelling;
     const gin_binding *b;
     TRY(loader_find(l, o, &b, &spelling));
     if (b != NULL) return loader_store(l, o, spelling, b->value, &l->c->embeddings);
+    warn_of_unused_tables(l);
     TRY(loader_add_predefined_tables(l));
     if (l->c->embeddings.n == 0)
         log_info("note: %s: no tables are predefined for the data set '%s'; they follow the data",

@@ -114,7 +114,8 @@ const option option_table[] = {
     TYPED("BenchmarkDatasetArgs.feature_args", OPT_FEATURES, OPT_REQUIRED, IN(benchmark.features),
           NULL, "Features to generate: a list of @scope/FeatureArgs()."),
     TYPED("BenchmarkDatasetArgs.embedding_args", OPT_EMBEDDINGS, OPT_REQUIRED, IN(embeddings), NULL,
-          "Tables: a list of @scope/EmbeddingArgs() and @scope/DynamicEmbeddingArgs()."),
+          "Tables: a list of @scope/EmbeddingArgs() and @scope/DynamicEmbeddingArgs().  With "
+          "DatasetArgs it is the tables of real data, instead of predefined ones."),
     TEXT("BenchmarkDatasetArgs.item_feature_name", OPT_REQUIRED, IN(benchmark.item_feature), NULL,
          "The feature that holds the items."),
     TYPED("BenchmarkDatasetArgs.contextual_feature_names", OPT_TEXTS, OPT_REQUIRED,
