@@ -1,4 +1,5 @@
 /* hstu info: what is in a data set; a snapshot of a table goes to info_table.c. */
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -397,6 +398,17 @@ static bool is_of_training(const char *path) {
            (file_exists(config) || file_exists(manifest));
 }
 
+/* A step of RUN/snapshots, or what `hstu export` and `hstu import` wrote. */
+static bool has_tables(const char *path) {
+    bool is_there = false;
+    DIR *dir = opendir(path);
+    if (dir == NULL) return false;
+    for (struct dirent *e = readdir(dir); e != NULL && !is_there; e = readdir(dir))
+        is_there = strncmp(e->d_name, "table-", 6) == 0;
+    closedir(dir);
+    return is_there;
+}
+
 /* Explains a wrong path before the reader of sequence files complains about details. */
 static status check_path(const char *path) {
     char inside[4096];
@@ -411,6 +423,9 @@ static status check_path(const char *path) {
                     "%s: a run or a checkpoint, not data; see its report.html, evaluate it with "
                     "'hstu eval', or name a dynamic table of it (RUN/last/table-...)",
                     path);
+    if (has_tables(path))
+        return fail(ERR_USAGE, "%s: a folder of dynamic tables; name one of them (%s/table-...)",
+                    path, path);
     return fail(ERR_FORMAT,
                 "%s: nothing known is in this folder (no data.seq); make a data set with "
                 "'hstu prep' or 'hstu synth'",
