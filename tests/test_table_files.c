@@ -113,6 +113,88 @@ TEST(table_files_snapshots_of_a_resumed_run) {
 TEST(table_files_snapshots_need_a_dynamic_table) {
     table_run r = tracked("BenchmarkDatasetArgs.embedding_args=[@movies/EmbeddingArgs()]", 5);
     CHECK_FAILS(train(&r, "run", 1, 0, false), ERR_CONFIG, "--snapshot-every");
+    CHECK(!folder_exists(run_path("run"))); /* or the next attempt would find a run there */
+}
+
+/* A user may move a snapshot to a larger disk and leave a link: the link goes, not what it leads
+ * to.
+ */
+TEST(table_files_snapshots_that_are_links_are_not_followed) {
+    table_run r = tracked(quarter, 5);
+    CHECK_OK(train(&r, "run", 0, 10, false));
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && mkdir elsewhere && touch elsewhere/manifest.json elsewhere/x "
+                          "&& ln -s ../../elsewhere run/snapshots/step-00000015",
+                          test_folder()),
+             0);
+    CHECK_OK(train(&r, "run", 0, 15, true));
+    CHECK(file_exists(run_path("elsewhere/manifest.json")) && file_exists(run_path("elsewhere/x")));
+    CHECK_EQ(info_at("run", 15).since, 0);
+}
+
+/* Whatever the folders hold besides tables, and however a path is written. */
+TEST(table_files_of_odd_folders) {
+    table_run r = tracked(quarter, 0);
+    CHECK_OK(train(&r, "run", 0, 3, false));
+    free(said(0, "export run --what tables --out out"));
+    check_says(2, "info out", "name one of them (out/table-");
+    /* "." and ".." stand for the table's own name. */
+    CHECK_EQ(mkdir(run_path("in"), 0777), 0);
+    int code = test_command(NULL,
+                            "cd %s/out/table-0-mo_vies/rank-0-of-1 && ASAN_OPTIONS=detect_leaks=0 "
+                            "%s import tables .. --out %s/in/there",
+                            test_folder(), test_program(), test_folder());
+    CHECK_EQ(code, 0);
+    CHECK(!folder_exists(run_path("in/rank-0-of-1")));
+    CHECK(same_snapshots(run_path("in/there/table-0-mo_vies"), run_path("out/table-0-mo_vies")));
+    /* Pipes would be waited for, and links lead anywhere. */
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && ln -s /etc out/table-0-mo_vies/etc && mkfifo run/last/pipe && "
+                          "ln -s nowhere run/last/link && ln -s /etc run/last/table-0-mo_vies/etc",
+                          test_folder()),
+             0);
+    free(said(0, "export run --what tables --out again"));
+    CHECK(!folder_exists(run_path("again/table-0-mo_vies/etc")));
+    free(said(0, "import tables out --out run"));
+    CHECK_OK(checkpoint_verify(run_path("run/last")));
+    CHECK(!folder_exists(run_path("run/last/table-0-mo_vies/etc")));
+    /* A folder with the name of a table and nothing in it. */
+    CHECK_EQ(mkdir(run_path("out/table-1-empty"), 0777), 0);
+    check_says(1, "import tables out --out x", "out/table-1-empty: no snapshot of a dynamic table");
+    CHECK(!folder_exists(run_path("x")));
+    /* A failure leaves nothing beside the checkpoint, nor what a killed import left. */
+    CHECK_EQ(mkdir(run_path("run/checkpoints/.step-00000003.1.tmp"), 0777), 0);
+    check_says(1, "import tables out --out run", "table-1-empty");
+    CHECK_EQ(
+        test_command(NULL, "test \"$(ls -A %s)\" = step-00000003", run_path("run/checkpoints")), 0);
+    CHECK_OK(checkpoint_verify(run_path("run/last")));
+}
+
+/* More files than there may be tables: a table of 16 GiB has as many. */
+TEST(table_files_of_many_files_are_copied) {
+    table_run r = tracked(quarter, 0);
+    CHECK_OK(train(&r, "run", 0, 3, false));
+    CHECK_EQ(test_command(NULL,
+                          "cd %s/last/table-0-mo_vies/rank-0-of-1 && touch $(seq -f more-%%g 300)",
+                          run_path("run")),
+             0);
+    free(said(0, "export run --what tables --out out"));
+    CHECK(file_exists(run_path("out/table-0-mo_vies/rank-0-of-1/more-300")));
+}
+
+/* One process at a time writes to a run. */
+TEST(table_files_are_not_imported_while_the_run_trains) {
+    table_run r = tracked(quarter, 0);
+    int lock;
+    CHECK_OK(train(&r, "run", 0, 3, false));
+    free(said(0, "export run --what tables --out out"));
+    CHECK_OK(run_lock(run_path("run"), &lock));
+    check_says(2, "import tables out --out run", "another process trains this run");
+    CHECK_FAILS(train(&r, "run", 0, 6, true), ERR_USAGE, "another process trains this run");
+    free(said(0, "export run --what tables --out more")); /* reading is free */
+    run_unlock(lock);
+    free(said(0, "import tables out --out run"));
+    CHECK_OK(train(&r, "run", 0, 6, true));
 }
 
 /* The command line's way, with a table put back into its run. */
@@ -200,6 +282,13 @@ TEST(table_files_of_dynamicemb_are_imported) {
     CHECK(same_snapshots(run_path("dir/table-0-mo_vies"), run_path("run/last/table-0-mo_vies")));
     CHECK_OK(train(&r, "run", 0, 6, true));
     check_says(2, "import tables dump --table users --out run", "it has no table 'users'");
+    /* A folder has the table's name in plain letters; so a run finds its table by the true name. */
+    CHECK_EQ(
+        test_command(NULL, "cd %s/dump && for f in *; do cp $f mo.${f#mo_}; done", test_folder()),
+        0);
+    check_says(0, "import tables dump --table mo.vies --out plain", "1 table of 120 rows");
+    CHECK(folder_exists(run_path("plain/table-0-mo_vies")));
+    check_says(0, "import tables dump --table mo.vies --out run", "1 table of 120 rows");
     check_says(1, "import tables dump --table users --out dir2", "no users_emb_keys");
     check_says(2, "import tables dump dump --table mo_vies --out dir2", "a dump is one folder");
     check_says(0, "import tables dump --table mo_vies --evict-strategy lfu --out counted",

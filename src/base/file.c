@@ -13,7 +13,8 @@
 
 status file_map_open(file_map *out, const char *path) {
     *out = (file_map){(const unsigned char *)"", 0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: a pipe is refused below, not waited for. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return fail_errno("%s: cannot be opened", path);
     struct stat info;
     status st = OK;

@@ -65,6 +65,7 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
 status checkpoint_check_count(const st_file *f, size_t n);
 
 /* The name of the folder of table number i: table-0-movie_id. */
+void checkpoint_table_folder(char name[CHECKPOINT_TABLE_BYTES], int i, const char *table);
 void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i);
 
 /* The same as a path. */

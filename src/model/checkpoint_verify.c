@@ -18,13 +18,17 @@ const char *const checkpoint_file_names[CHECKPOINT_FILES] = {"model.safetensors"
 
 /* Users choose the names of tables: characters other than letters and digits are replaced in folder
  * names. */
-void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i) {
-    snprintf(name, CHECKPOINT_TABLE_BYTES, "table-%d-%.40s", i, tables->item[i].config->table_name);
+void checkpoint_table_folder(char name[CHECKPOINT_TABLE_BYTES], int i, const char *table) {
+    snprintf(name, CHECKPOINT_TABLE_BYTES, "table-%d-%.40s", i, table);
     for (char *p = name; *p != '\0'; p++) {
         bool is_plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
                         (*p >= '0' && *p <= '9') || *p == '-';
         if (!is_plain) *p = '_';
     }
+}
+
+void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i) {
+    checkpoint_table_folder(name, i, tables->item[i].config->table_name);
 }
 
 status checkpoint_hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {

@@ -152,6 +152,12 @@ static void remove_folder(const char *folder, int depth) {
 
 void checkpoint_remove(const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
+    struct stat found;
+    /* A link is removed, never what it points to. */
+    if (lstat(folder, &found) == 0 && S_ISLNK(found.st_mode)) {
+        (void)unlink(folder);
+        return;
+    }
     /* The manifest is removed first: if the removal is killed, the remaining files are not a
      * checkpoint. */
     if (path_join(path, sizeof path, folder, "manifest.json") == OK) (void)unlink(path);

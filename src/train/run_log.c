@@ -4,11 +4,30 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "base/file.h"
 
 enum { LOG_MAX_BYTES = 1 << 30, LINE_ARENA_BYTES = 4096 };
+
+status run_lock(const char *run, int *lock) {
+    *lock = open(run, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*lock < 0) return fail_errno("%s: cannot be opened", run);
+    if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return OK;
+    bool is_taken = errno == EWOULDBLOCK;
+    run_unlock(*lock);
+    *lock = -1;
+    if (!is_taken) return OK;
+    return fail(ERR_USAGE,
+                "%s: another process trains this run or imports tables into it; wait for it, or "
+                "stop it",
+                run);
+}
+
+void run_unlock(int lock) {
+    if (lock >= 0) close(lock);
+}
 
 status run_log_open(run_log *l, const char *run) {
     l->fd = -1;

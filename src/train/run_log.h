@@ -15,6 +15,12 @@ typedef struct run_log {
     char path[4096];
 } run_log;
 
+/* Locks the folder of a run, which must exist, for one process that writes to it; the lock ends
+ * with the process.  ERR_USAGE if another process holds it.  *lock is -1 where the file system has
+ * no locks. */
+status run_lock(const char *run, int *lock);
+void run_unlock(int lock); /* -1 is fine */
+
 /* Opens RUN/log.jsonl for appending; creates it if needed. */
 status run_log_open(run_log *l, const char *run);
 void run_log_close(run_log *l); /* twice is fine */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/checkpoint.h"
+#include "train/run_log.h"
 
 enum { MAX_TABLES = 256, NAME_BYTES = 256, MERGE_BATCH = 1 << 14, MANIFEST_MAX_BYTES = 1 << 16 };
 
@@ -75,23 +77,29 @@ status table_file_copy(const char *from, const char *to) {
     return st;
 }
 
-/* Copies the files of a folder, and of its folders down to `depth` levels. */
-static status copy_folder(const char *from, const char *to, int depth) {
+static status copy_folder(const char *from, const char *to, int depth);
+
+/* One entry of a folder.  A table has folders of ranks; what else a user put there, links to
+ * folders and pipes among it, is not part of it. */
+static status copy_entry(const char *from, const char *to, const char *name, int depth) {
     char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
-    name_list *l;
+    TRY(path_join(source, sizeof source, from, name));
+    TRY(path_join(target, sizeof target, to, name));
+    if (file_exists(source)) return table_file_copy(source, target);
+    if (depth == 0 || strncmp(name, "rank-", 5) != 0 || !folder_exists(source)) return OK;
+    return copy_folder(source, target, depth - 1);
+}
+
+/* Copies the files of a folder, any number of them, and those of the folders of ranks in it `depth`
+ * times. */
+static status copy_folder(const char *from, const char *to, int depth) {
     TRY(folder_create(to, NULL));
-    TRY(MEM_NEW(&l, 1));
-    status st = list_folder(l, from, "");
-    for (int i = 0; st == OK && i < l->n; i++) {
-        st = path_join(source, sizeof source, from, l->name[i]);
-        if (st == OK) st = path_join(target, sizeof target, to, l->name[i]);
-        if (st != OK) break;
-        if (!folder_exists(source))
-            st = table_file_copy(source, target);
-        else if (depth > 0)
-            st = copy_folder(source, target, depth - 1);
-    }
-    mem_free(l);
+    DIR *dir = opendir(from);
+    if (dir == NULL) return fail_errno("%s: cannot be read", from);
+    status st = OK;
+    for (struct dirent *e = readdir(dir); st == OK && e != NULL; e = readdir(dir))
+        if (e->d_name[0] != '.') st = copy_entry(from, to, e->d_name, depth);
+    closedir(dir);
     return st;
 }
 
@@ -155,7 +163,10 @@ typedef struct import_job {
     int64_t n_rows;
 } import_job;
 
+/* The last part of a path; that of the folder itself for "." and "..", which would lead out of the
+ * new set of tables. */
 static const char *base_name(const char *path, char name[NAME_BYTES]) {
+    char whole[PATH_MAX];
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/')
         end--;
@@ -163,24 +174,25 @@ static const char *base_name(const char *path, char name[NAME_BYTES]) {
     while (begin > 0 && path[begin - 1] != '/')
         begin--;
     snprintf(name, NAME_BYTES, "%.*s", (int)(end - begin), path + begin);
+    bool is_dots = name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+    if (is_dots && realpath(path, whole) != NULL)
+        snprintf(name, NAME_BYTES, "%.255s", strrchr(whole, '/') + 1);
     return name;
 }
 
 /* The folder name for a dump's table: that of the checkpoint's table with the same name. */
 static status name_dump(const import_job *job, name_list *out) {
-    char name[NAME_BYTES];
+    char name[CHECKPOINT_TABLE_BYTES];
     if (job->like == NULL) {
-        snprintf(name, sizeof name, "table-0-%.200s", job->dump->name);
-        for (char *p = name; *p != '\0'; p++)
-            if (*p == '/') *p = '_';
+        checkpoint_table_folder(name, 0, job->dump->name);
         return add_name(out, name);
     }
     name_list *l;
     TRY(MEM_NEW(&l, 1));
     status st = list_folder(l, job->like, "table-");
     for (int i = 0; st == OK && i < l->n; i++) {
-        const char *own = strchr(l->name[i] + strlen("table-"), '-');
-        if (own != NULL && strcmp(own + 1, job->dump->name) == 0) st = add_name(out, l->name[i]);
+        checkpoint_table_folder(name, atoi(l->name[i] + strlen("table-")), job->dump->name);
+        if (strcmp(name, l->name[i]) == 0) st = add_name(out, name);
     }
     if (st == OK && out->n != 1)
         st = fail(ERR_USAGE, "%s: it has no table '%.100s'", job->like, job->dump->name);
@@ -254,7 +266,8 @@ static status look_at_chain(const import_job *job, const char *name, snapshot_in
         if (!has_first) *first = info;
         has_first = true;
     }
-    return OK;
+    if (has_first) return OK;
+    return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no rank-0-of-N folder)", path);
 }
 
 static status read_chain(const import_job *job, const char *name, embed_table *t) {
@@ -331,10 +344,10 @@ static status import_table(import_job *job, const char *name, const char *folder
     return st;
 }
 
-/* The manifest of a checkpoint has a checksum of fixed width for each table: overwrites it with the
- * new one. */
+/* The manifest of a checkpoint has a checksum of fixed width after the name of each table: the new
+ * one overwrites it.  Two tables may have the same checksum. */
 static status reseal(const char *folder, const name_list *l, const char *old) {
-    char path[CHECKPOINT_PATH_BYTES], before[17], after[17], *text;
+    char path[CHECKPOINT_PATH_BYTES], quoted[NAME_BYTES + 2], before[17], after[17], *text;
     uint64_t seal;
     size_t n;
     out_file *f = NULL;
@@ -348,7 +361,9 @@ static status reseal(const char *folder, const name_list *l, const char *old) {
         if (st == OK) st = path_join(path, sizeof path, folder, l->name[i]);
         if (st == OK) st = embed_snapshot_seal(path, &seal);
         snprintf(after, sizeof after, "%016" PRIx64, seal);
-        char *at = strstr(text, before);
+        snprintf(quoted, sizeof quoted, "\"%s\"", l->name[i]);
+        char *at = strstr(text, quoted);
+        if (at != NULL) at = strstr(at, before);
         if (st == OK && at == NULL) st = fail(ERR_FORMAT, "%s: no seal of %s", old, l->name[i]);
         if (st == OK) memcpy(at, after, 16);
     }
@@ -371,19 +386,17 @@ static status exchange(const char *a, const char *b) {
     char aside[CHECKPOINT_PATH_BYTES];
     if (syscall(SYS_renameat2, AT_FDCWD, a, AT_FDCWD, b, EXCHANGE) == 0) return OK;
     snprintf(aside, sizeof aside, "%.4000s.old", a);
-    if (rename(b, aside) != 0 || rename(a, b) != 0 || rename(aside, a) != 0)
-        return fail_errno("%s: cannot be put in place", b);
-    return OK;
+    if (rename(b, aside) != 0) return fail_errno("%s: cannot be put in place", b);
+    if (rename(a, b) == 0 && rename(aside, a) == 0) return OK;
+    status st = fail_errno("%s: cannot be put in place", b);
+    (void)rename(aside, b);
+    return st;
 }
 
-/* Makes a new checkpoint next to the old one, with its files, its other tables and the new
- * tables. */
-static status replace_tables(import_job *job, const name_list *l, const char *old,
-                             const char *temporary) {
+/* The tables of a checkpoint that are not replaced. */
+static status copy_others(const name_list *l, const char *old, const char *temporary) {
     name_list *own;
     char path[CHECKPOINT_PATH_BYTES];
-    checkpoint_remove(temporary);
-    TRY(copy_folder(old, temporary, 0));
     TRY(MEM_NEW(&own, 1));
     status st = list_folder(own, old, "table-");
     for (int i = 0; st == OK && i < own->n; i++) {
@@ -394,6 +407,15 @@ static status replace_tables(import_job *job, const name_list *l, const char *ol
         if (st == OK) st = copy_folder(source, path, 1);
     }
     mem_free(own);
+    return st;
+}
+
+/* A new checkpoint beside the old one, with its files, its other tables and the new ones. */
+static status replace_tables(import_job *job, const name_list *l, const char *old,
+                             const char *temporary) {
+    checkpoint_remove(temporary);
+    status st = copy_folder(old, temporary, 0);
+    if (st == OK) st = copy_others(l, old, temporary);
     for (int i = 0; st == OK && i < l->n; i++)
         st = import_table(job, l->name[i], temporary);
     if (st == OK) st = reseal(temporary, l, old);
@@ -403,13 +425,31 @@ static status replace_tables(import_job *job, const name_list *l, const char *ol
     return st;
 }
 
+/* Keeps the run of RUN/checkpoints/step-N for this process, and removes what killed ones left. */
+static status keep_run(const char *folder, int *lock) {
+    char run[CHECKPOINT_PATH_BYTES];
+    snprintf(run, sizeof run, "%s", folder);
+    *strrchr(run, '/') = '\0';
+    char *slash = strrchr(run, '/');
+    *lock = -1;
+    if (slash == NULL || slash == run || strcmp(slash, "/checkpoints") != 0) return OK;
+    *slash = '\0';
+    TRY(run_lock(run, lock));
+    checkpoint_prune(run, 1 << 30);
+    return OK;
+}
+
 static status import_into_checkpoint(import_job *job, const name_list *l, const char *folder) {
     char temporary[CHECKPOINT_PATH_BYTES + 64], old[CHECKPOINT_PATH_BYTES];
+    int lock;
     if (realpath(folder, old) == NULL) return fail_errno("%s: cannot be read", folder);
     char *slash = strrchr(old, '/');
     snprintf(temporary, sizeof temporary, "%.*s/.%.200s.%ld.tmp", (int)(slash - old), old,
              slash + 1, (long)getpid());
-    return replace_tables(job, l, old, temporary);
+    TRY(keep_run(old, &lock));
+    status st = replace_tables(job, l, old, temporary);
+    run_unlock(lock);
+    return st;
 }
 
 static status import_into_folder(import_job *job, const name_list *l, const char *out) {

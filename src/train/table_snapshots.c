@@ -32,12 +32,15 @@ static void remove_later(const char *parent, uint64_t step) {
     closedir(dir);
 }
 
+status table_snapshots_check(const dynamic_tables *tables) {
+    if (tables->n > 0) return OK;
+    return fail(ERR_CONFIG, "--snapshot-every is for dynamic tables, and the config has none; "
+                            "checkpoints have the static ones");
+}
+
 status table_snapshots_init(table_snapshots *s, dynamic_tables *tables, const char *run,
                             uint64_t step) {
     char parent[CHECKPOINT_PATH_BYTES];
-    if (tables->n == 0)
-        return fail(ERR_CONFIG, "--snapshot-every is for dynamic tables, and the config has none; "
-                                "checkpoints have the static ones");
     TRY(path_join(parent, sizeof parent, run, "snapshots"));
     remove_later(parent, step);
     TRY(folder_create(parent, NULL));

@@ -15,8 +15,11 @@ typedef struct table_snapshots {
     int64_t *since; /* (tables->n): each table's step in the last snapshot; 0: the next is full */
 } table_snapshots;
 
-/* From now on the tables record the keys that leave them.  Removes snapshots after `step`, which
- * this process will repeat.  ERR_CONFIG where no table is dynamic. */
+/* ERR_CONFIG where no table is dynamic. */
+status table_snapshots_check(const dynamic_tables *tables);
+
+/* From here on the tables list the keys that leave them.  Snapshots after `step` are removed: they
+ * are of steps that this process will do again. */
 status table_snapshots_init(table_snapshots *s, dynamic_tables *tables, const char *run,
                             uint64_t step);
 void table_snapshots_fini(table_snapshots *s);

@@ -214,6 +214,7 @@ static status begin_new(trainer *t) {
                     "%s: there is a run already; go on with --resume, or choose another --out",
                     t->o->run);
     TRY(folder_create(t->o->run, NULL));
+    TRY(run_lock(t->o->run, &t->lock));
     TRY(model_init(t->s->model, t->saved.state.seed));
     return trainer_write_config(t);
 }
@@ -232,6 +233,7 @@ static status resume(trainer *t) {
     char folder[CHECKPOINT_PATH_BYTES];
     split_kind wanted = t->saved.state.split;
     uint64_t seed = t->saved.state.seed;
+    if (folder_exists(t->o->run)) TRY(run_lock(t->o->run, &t->lock));
     if (checkpoint_is_to_come(t->o->run)) return begin_again(t);
     TRY(checkpoint_find(t->o->run, folder));
     TRY(checkpoint_load(&t->saved, folder));
@@ -251,6 +253,8 @@ static status resume(trainer *t) {
 
 static status run(trainer *t) {
     TRY(config_write_json(t->s->config, &t->config_json, 2));
+    /* Before the run's folder is made, which a second attempt would find in its way. */
+    if (t->o->snapshot_every > 0) TRY(table_snapshots_check(model_tables(t->s->model)));
     TRY(make_parts(t));
     TRY(t->o->is_resume ? resume(t) : begin_new(t));
     if (t->o->snapshot_every > 0)
@@ -263,8 +267,12 @@ static status run(trainer *t) {
 }
 
 status trainer_run(session *s, const train_options *options) {
-    trainer t = {
-        .s = s, .o = options, .log = {.fd = -1}, .saved_step = UINT64_MAX, .last_loss = NAN};
+    trainer t = {.s = s,
+                 .o = options,
+                 .lock = -1,
+                 .log = {.fd = -1},
+                 .saved_step = UINT64_MAX,
+                 .last_loss = NAN};
     t.saved = (checkpoint){.be = s->be,
                            .params = s->params,
                            .n_params = s->n_params,
@@ -282,6 +290,7 @@ status trainer_run(session *s, const train_options *options) {
         st = failure_restore(&f);
     }
     run_log_close(&t.log);
+    run_unlock(t.lock);
     evaluator_destroy(t.held_out);
     batcher_destroy(t.batches);
     table_snapshots_fini(&t.snapshots);

@@ -29,6 +29,7 @@ struct trainer {
     batcher *batches;
     evaluator *held_out; /* validation where there is one, else test */
     checkpoint saved;    /* its state is the state of the run */
+    int lock;            /* on the run's folder; -1: none */
     run_log log;
     table_snapshots snapshots; /* with o->snapshot_every */
     buf config_json;
