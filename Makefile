@@ -88,7 +88,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
-.PHONY: print-libs all tests examples fuzz bench check docs clean install gpu-test gpu-sanitize
+.PHONY: print-libs all hstu tests examples fuzz bench check docs clean install gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
 
 hstu: $B/hstu
