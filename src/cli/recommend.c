@@ -139,7 +139,9 @@ static void print_text(const seq_file *data, const recommend_args *a, const one_
         print_item(data, &id, &title, u->item[i], lead, extra);
     }
     printf("\n%sRecommended%s%s\n\n", style.bold, style.plain,
-           best[0] < 0 ? ": nothing; every item that the model knows is in the history" : "");
+           best[0] < 0 ? ": nothing; every item that the model knows is in the history, or its "
+                         "score is no number"
+                       : "");
     for (int64_t i = 0; i < a->k && best[i] >= 0; i++) {
         snprintf(lead, sizeof lead, "%5d", (int)i + 1);
         snprintf(extra, sizeof extra, "%10.4f", (double)score[i]);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,11 +118,24 @@ static status flush_rows(writer *w) {
     return write_tensors(w, name, tensors, sizeof tensors / sizeof *tensors);
 }
 
+/* Rows that diverged are not saved, as no weights are (checkpoint.h); nor are those of others taken
+ * in by an import. */
+static status check_row(const float *row, size_t n, uint64_t key) {
+    for (size_t c = 0; c < n; c++)
+        if (!isfinite(row[c]))
+            return fail(ERR_NUMERIC,
+                        "the row of key %" PRIu64 " holds numbers that are not finite; nothing was "
+                        "saved",
+                        key);
+    return OK;
+}
+
 static status add_rows(void *ctx, const embed_rows *rows) {
     writer *w = ctx;
     size_t dim = (size_t)w->t->config.dim, n_floats = (size_t)rows->n_floats;
     for (int64_t i = 0; i < rows->n; i++) {
         const float *row = rows->rows + (size_t)i * n_floats;
+        TRY(check_row(row, n_floats, rows->keys[i]));
         size_t at = (size_t)w->n++;
         w->keys[at] = rows->keys[i];
         w->scores[at] = rows->scores[i];

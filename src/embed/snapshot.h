@@ -22,7 +22,8 @@ typedef struct snapshot_ranks {
 } snapshot_ranks;
 
 /* Writes all rows (since 0), or those written at step `since` or later with the keys that left
- * since then (the table must track them).  ERR_USAGE if this rank's part already exists. */
+ * since then (the table must track them).  ERR_USAGE if this rank's part is there already,
+ * ERR_NUMERIC for a value that is not finite. */
 status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
                             int64_t since);
 

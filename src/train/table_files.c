@@ -299,6 +299,7 @@ static status check_like(const import_job *job, const char *name, snapshot_info 
         return fail(ERR_CONFIG, "%s: rows of %d values for %s; %s has %d for %s", name, info->dim,
                     info->optimizer, path, own.dim, own.optimizer);
     snprintf(info->policy, sizeof info->policy, "%s", own.policy);
+    info->step = own.step;
     return OK;
 }
 
@@ -333,7 +334,10 @@ static status import_table(import_job *job, const char *name, const char *folder
     TRY(check_like(job, name, &info));
     TRY(path_join(path, sizeof path, folder, name));
     TRY(create_like(job, &info, n_rows, &t));
-    status st = is_dump ? read_dump(job, t) : read_chain(job, name, t);
+    /* A dump does not say when its rows were written: now, or those of a run with steps_to_live
+     * would expire at once. */
+    status st = is_dump && job->like != NULL ? embed_set_step(t, info.step) : OK;
+    if (st == OK) st = is_dump ? read_dump(job, t) : read_chain(job, name, t);
     if (st == OK && embed_counts_of(t)->n_evicted > 0)
         st = fail(ERR_FORMAT, "%s: %lld rows found no place", name,
                   (long long)embed_counts_of(t)->n_evicted);
