@@ -378,28 +378,48 @@ TEST(snapshot_refuses_ranks_and_steps_that_are_none) {
     test_real_backend_end(be);
 }
 
-/* A list of keys to erase counts only with its checksum. */
-TEST(snapshot_must_list_its_tombstones) {
-    backend *be = cpu();
-    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
-    char from[4096], to[4096], text[8192] = {0};
-    fill(t, 1, 20);
-    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 1));
-    snprintf(from, sizeof from, "%s/rank-0-of-1/gone.safetensors", folder_of("snap"));
-    snprintf(to, sizeof to, "%s/rank-0-of-1/Gone.safetensors", folder_of("snap"));
-    CHECK_EQ(link(from, to), 0);
-    snprintf(from, sizeof from, "%s/rank-0-of-1/manifest.json", folder_of("snap"));
-    FILE *f = fopen(from, "r+b");
+/* One character of the manifest is another one, and its seal fits. */
+static void change_manifest(const char *at, size_t offset, char c) {
+    char path[4096], text[8192] = {0}, want[9];
+    snprintf(path, sizeof path, "%s/rank-0-of-1/manifest.json", folder_of("snap"));
+    FILE *f = fopen(path, "r+b");
     CHECK(f != NULL && fread(text, 1, sizeof text - 1, f) > 0);
-    char *name = strstr(text, "gone.safetensors");
+    char *name = strstr(text, at);
     CHECK(name != NULL);
-    *name = 'G';
-    char want[9], *digits = snapshot_seal(text, want);
+    name[offset] = c;
+    char *digits = snapshot_seal(text, want);
     CHECK(digits != NULL);
     memcpy(digits, want, 8);
     fseek(f, 0, SEEK_SET);
     CHECK_EQ(fwrite(text, 1, strlen(text), f), strlen(text));
     fclose(f);
+}
+
+/* A reader makes room for the rows that a manifest counts. */
+TEST(snapshot_counts_no_more_rows_than_it_has) {
+    backend *be = cpu();
+    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    snapshot_info info;
+    fill(t, 1, 20);
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
+    change_manifest("\"rows\": 20", strlen("\"rows\": "), '9');
+    CHECK_FAILS(embed_snapshot_info(folder_of("snap"), &info), ERR_FORMAT,
+                "counts more rows than its files have");
+    embed_destroy(t);
+    test_real_backend_end(be);
+}
+
+/* A list of keys to erase counts only with its checksum. */
+TEST(snapshot_must_list_its_tombstones) {
+    backend *be = cpu();
+    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    char from[4096], to[4096];
+    fill(t, 1, 20);
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 1));
+    snprintf(from, sizeof from, "%s/rank-0-of-1/gone.safetensors", folder_of("snap"));
+    snprintf(to, sizeof to, "%s/rank-0-of-1/Gone.safetensors", folder_of("snap"));
+    CHECK_EQ(link(from, to), 0);
+    change_manifest("gone.safetensors", 0, 'G');
     CHECK_FAILS(embed_snapshot_read(t, folder_of("snap"), alone, NULL), ERR_FORMAT,
                 "does not list all files");
     CHECK_EQ(digest_of(t).n, 20);

@@ -303,7 +303,7 @@ TEST(table_files_of_dynamicemb_are_imported) {
                           test_folder()),
              0);
     check_says(1, "import tables dump --table mo.vies --out x",
-               "the row of key 4 holds numbers that are not finite");
+               "table-0-mo_vies: the row of key 4 holds numbers that are not finite");
     CHECK(!folder_exists(run_path("x")));
     check_says(1, "import tables dump --table users --out dir2", "no users_emb_keys");
     check_says(2, "import tables dump dump --table mo_vies --out dir2", "a dump is one folder");

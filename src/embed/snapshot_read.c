@@ -97,6 +97,7 @@ static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_i
 static status verify_list(const char *part, const json_value *root, const snapshot_info *info) {
     const json_value *files = json_member(root, "files");
     int n_rows = 0;
+    int64_t bytes, row_bytes = 0;
     bool has_gone = info->since == 0;
     if (files == NULL || files->type != JSON_ARRAY)
         return damaged(part, "manifest.json lists no files");
@@ -105,10 +106,16 @@ static status verify_list(const char *part, const json_value *root, const snapsh
         char want[32];
         TRY(json_member_string(e, "name", &name));
         snprintf(want, sizeof want, "rows-%05d.safetensors", n_rows);
-        n_rows += strcmp(name, want) == 0;
+        bool is_rows = strcmp(name, want) == 0;
+        n_rows += is_rows;
         has_gone = has_gone || strcmp(name, "gone.safetensors") == 0;
         TRY(verify_file(part, e));
+        TRY(json_member_int(e, "bytes", &bytes));
+        if (is_rows) row_bytes += bytes;
     }
+    /* Whoever reads them makes room for that many. */
+    if (info->n_rows > row_bytes / (20 + 4 * (int64_t)info->n_floats))
+        return damaged(part, "manifest.json counts more rows than its files have");
     return n_rows == info->n_files && has_gone
                ? OK
                : damaged(part, "manifest.json does not list all files");

@@ -324,7 +324,7 @@ static status read_dump(const import_job *job, embed_table *t) {
     return OK;
 }
 
-static status import_table(import_job *job, const char *name, const char *folder) {
+static status make_table(import_job *job, const char *name, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     snapshot_info info = {0};
     embed_table *t = NULL;
@@ -346,6 +346,11 @@ static status import_table(import_job *job, const char *name, const char *folder
     job->n_rows += n_rows;
     embed_destroy(t);
     return st;
+}
+
+static status import_table(import_job *job, const char *name, const char *folder) {
+    status st = make_table(job, name, folder);
+    return st != OK && strstr(status_reason(), name) == NULL ? fail_prefix(st, "%s", name) : st;
 }
 
 /* The manifest of a checkpoint has a checksum of fixed width after the name of each table: the new
