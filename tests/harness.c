@@ -55,15 +55,16 @@ static bool is_wanted(const char *label, int n_patterns, char **pattern) {
     return n_patterns == 0;
 }
 
-/* unit [--count FILE] [--device NAME ...] [PATTERN ...] */
+/* unit [--count FILE | --first] [--device NAME ...] [PATTERN ...] */
 int main(int argc, char **argv) {
-    int n_of[3] = {0}, first = argc > 2 && strcmp(argv[1], "--count") == 0 ? 3 : 1;
+    bool stops = argc > 1 && strcmp(argv[1], "--first") == 0; /* at the first failure */
+    int n_of[3] = {0}, first = argc > 2 && strcmp(argv[1], "--count") == 0 ? 3 : stops ? 2 : 1;
     int at = test_device_options(argc, argv, first);
     if (at < 0) FAIL_TEST("usage: unit " TEST_DEVICE_USAGE " PATTERN ...");
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 16);
     char label[512], *end = n > 0 ? strstr(program, "/tests/unit") : NULL;
     if (end != NULL) strcpy(end, "/hstu");
-    for (int i = 0; i < n_cases; i++) {
+    for (int i = 0; i < n_cases && !(stops && n_of[1] > 0); i++) {
         snprintf(label, sizeof label, "%s:%s", cases[i].file, cases[i].name);
         if (!is_wanted(label, argc - at, argv + at) || !test_device_runs(cases[i].file)) continue;
         struct timespec t0, t1;

@@ -9,8 +9,9 @@
 # mutants.  One that does not compile, or compiles to the same machine code, does not count: another is
 # drawn.  A test file can see a mutant if gcov says that it executes the line; these run, the file of the
 # same stem first, then the fastest, up to the first failure.  A hang is a failure.  All work is done on
-# copies of the tree in a temporary folder; --keep names one that is kept, so that the next call has less
-# to build.  --variant asan also sees reads past an end.
+# copies of the tree in a temporary folder; --keep names one that is kept, so that the next call builds only
+# what has changed, and measures again only what test files that have changed execute, if nothing else
+# has.  --variant asan also sees reads past an end.
 # Tests on real data need SHARED (default ../shared).  Exit status 0 whatever survives.
 cd "$(dirname "$0")/.." || exit 1
 n=100 seed=1 jobs=1 variant=release keep=
@@ -32,9 +33,10 @@ if [ $# = 0 ]; then
 fi
 work=${keep:-$(mktemp -d)} || exit 1
 [ -n "$keep" ] && mkdir -p "$keep"
-work=$(cd "$work" && pwd)
+work=$(cd "$work" && pwd -P)
 [ -n "$keep" ] || trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM
+trap ': >"$work/stop"; wait; exit 130' INT TERM # those that run at the side see the file and end
+rm -f "$work/stop"
 SHARED=$(cd "${SHARED:-../shared}" 2>/dev/null && pwd)
 export SHARED ASAN_OPTIONS=detect_leaks=0
 
@@ -45,47 +47,75 @@ built() {
 }
 
 # A copy of what git knows and does not ignore.  A file that an earlier call left as a mutant is replaced,
-# and so is newer than its object.
+# and so is newer than its object; one that is no more goes.
+files() { git ls-files --cached --others --exclude-standard; }
 copy_tree() {
-    git ls-files --cached --others --exclude-standard | while IFS= read -r name; do
+    mkdir -p "$1"
+    files | while IFS= read -r name; do
         cmp -s "$name" "$1/$name" || { mkdir -p "$1/$(dirname "$name")" && cp "$name" "$1/$name" 2>/dev/null; }
     done
+    (cd "$1" && find src tests -type f) | while IFS= read -r name; do [ -e "$name" ] || rm "$1/$name"; done
 }
 
-# unit_file TREE FILE SECONDS: runs the tests of one file.  Memory is limited: a mutant may ask for all of it.
+# unit_file TREE FILE SECONDS: runs the tests of one file up to the first that fails.  Memory is limited: a
+# mutant may ask for all of it.
 unit_file() (
     cd "$1" || exit 1
     [ "$variant" = asan ] || ulimit -v 16000000
-    exec timeout -k 5 "$3" build/mutate/tests/unit "$2:" </dev/null >"$1.log" 2>&1
+    exec timeout -k 5 "$3" build/mutate/tests/unit --first "$2:" </dev/null >"$1.log" 2>&1
 )
 
-# Which test files execute which lines, and how long they take, in cover.txt ("file:line test" or
-# "file:line -": a line of code) and times.txt.
-measure_coverage() {
-    tree=$work/cover
-    copy_tree "$tree"
-    built "$tree" --coverage tests || { echo "mutate: the tests do not build" >&2; exit 1; }
-    : >"$work/cover.txt"
-    : >"$work/times.txt"
-    for file in tests/test_*.c; do
-        name=${file#tests/}
-        find "$tree/build/mutate" -name '*.gcda' -delete
+# cover_files I: of the test files on stdin, each one's time and the lines that it executes, to maps/FILE: a
+# key, the seconds, then "file:line test", or "file:line -" for a line of code.
+cover_files() {
+    tree=$work/cover data=$work/data.$1
+    rm -rf "$data" && mkdir -p "$data"
+    (cd "$tree" && find build/mutate/src -name '*.gcno' | xargs cp --parents -t "$data")
+    ln -sfn "$tree" "$work/cover.$1" # for a log of its own
+    GCOV_PREFIX=$data GCOV_PREFIX_STRIP=$(echo "$tree" | tr -cd / | wc -c)
+    export GCOV_PREFIX GCOV_PREFIX_STRIP
+    while [ ! -e "$work/stop" ] && read -r name key; do
+        find "$data" -name '*.gcda' -delete
         start=$(date +%s)
-        if ! unit_file "$tree" "$name" 900; then
-            echo "mutate: $name fails without a mutant, so it is left out" >&2
+        if ! unit_file "$work/cover.$1" "$name" 900; then
+            echo "mutate: $name fails without a mutant, or has no tests here, so it is left out" >&2
+            rm -f "$work/maps/$name"
             continue
         fi
-        echo "$name $(($(date +%s) - start))" >>"$work/times.txt"
-        (cd "$tree" && gcov -t $(for folder; do find "build/mutate/$folder" -name '*.gcda'; done) 2>/dev/null) |
-            awk -v test="$name" '
+        {
+            echo "$key"
+            echo "$name $(($(date +%s) - start))"
+            (cd "$tree" && gcov -t $(find "$data" -name '*.gcda') 2>/dev/null) | awk -v test="$name" '
                 { split($0, part, ":"); count = part[1]; line = part[2] + 0 }
                 line == 0 && part[3] == "Source" { file = part[4] }
                 line > 0 && file ~ /\.c$/ && count !~ /-/ {
                     print file ":" line, "-"
                     if (count !~ /#|=/) print file ":" line, test
-                }' | sort -u >>"$work/cover.txt"
+                }'
+        } >"$data/map" && mv "$data/map" "$work/maps/$name"
     done
-    sort -u -o "$work/cover.txt" "$work/cover.txt"
+}
+
+# All maps, in cover.txt and times.txt.  A map is made again when its test file, or anything that is not a
+# test file, has changed.
+measure_coverage() {
+    copy_tree "$work/cover"
+    built "$work/cover" --coverage tests || { echo "mutate: the tests do not build" >&2; exit 1; }
+    mkdir -p "$work/maps"
+    key=$(files | grep -E '^(src|include|tests|Makefile)' | grep -v '^tests/test_' | xargs cat | cksum)
+    for file in tests/test_*.c; do
+        mine="$key $(cksum <"$file") $variant"
+        [ "$(head -n 1 "$work/maps/${file#tests/}" 2>/dev/null)" = "$mine" ] || echo "${file#tests/} $mine"
+    done >"$work/stale.txt"
+    i=0
+    while [ $i -lt "$jobs" ]; do
+        awk -v i=$i -v jobs="$jobs" 'NR % jobs == i' "$work/stale.txt" >"$work/stale.$i"
+        cover_files $i <"$work/stale.$i" &
+        i=$((i + 1))
+    done
+    wait
+    for file in tests/test_*.c; do sed 1d "$work/maps/${file#tests/}" 2>/dev/null; done | sort -u >"$work/cover.txt"
+    grep '^test_' "$work/cover.txt" >"$work/times.txt"
 }
 
 # The places of a folder in the order in which they are drawn: the kinds in turn, each shuffled.
@@ -163,18 +193,19 @@ killer() {
     tree=$1
     shift
     for name; do
+        [ ! -e "$work/stop" ] || return
         took=$(awk -v name="$name" '$1 == name { print $2 }' "$work/times.txt")
-        unit_file "$tree" "$name" $((30 + 10 * took)) || { echo "$name"; return; }
+        unit_file "$tree" "$name" $((20 + 5 * took)) || { echo "$name"; return; }
     done
 }
 
 # run_mutants TREE MOST: of the places on stdin, to results on stdout.
 run_mutants() {
     tree=$1 most=$2 counted=0 tab=$(printf '\t')
-    while [ "$counted" -lt "$most" ] && IFS=$tab read -r kind file line at len text tests; do
+    while [ "$counted" -lt "$most" ] && [ ! -e "$work/stop" ] && IFS=$tab read -r kind file line at len text tests; do
         case $text in test_* | ' test_'*) tests=$text text= ;; esac # read joins empty fields
         object=$tree/build/mutate/${file%.c}.o
-        cp "$object" "$tree.o"
+        mv "$object" "$tree.o"
         mutant "$tree" "$file" "$line" "$at" "$len" "$text"
         if built "$tree" "" "build/mutate/${file%.c}.o" >/dev/null && ! cmp -s "$object" "$tree.o"; then
             counted=$((counted + 1))
@@ -187,14 +218,13 @@ run_mutants() {
             diff "$work/cover/$file" "$tree/$file" | sed -n 's/^\([<>]\) */    \1 /p'
         fi
         cp "$work/cover/$file" "$tree/$file"
-        cp "$tree.o" "$object" # newer than the source again, and what the others were built with
         sleep 0.01
-        touch "$object"
+        cp "$tree.o" "$object" # newer than the source again, and what the others were built with
     done
 }
 
 CC=${CC:-gcc} CUDA=0 NVCC='' MINIMAL='' PROBE_FLAGS='' sh tools/probe.sh >"$work/probe"
-measure_coverage "$@"
+measure_coverage
 i=0
 while [ $i -lt "$jobs" ]; do
     copy_tree "$work/tree.$i"
