@@ -201,6 +201,17 @@ static void check_damage(toy *b, const char *folder, const char *name, bool cuts
     CHECK_OK(checkpoint_load(&b->c, folder));
 }
 
+/* Every first digit, and nothing else behind "step-". */
+TEST(checkpoint_step_of_a_name) {
+    CHECK_EQ(checkpoint_step_of("step-00000012"), 12);
+    CHECK_EQ(checkpoint_step_of("step-0"), 0);
+    CHECK_EQ(checkpoint_step_of("step-90000000"), 90000000);
+    static const char *const others[] = {"step-",  "step--1",     "step- 1",
+                                         "step-:", "step-12.tmp", "last-12"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        CHECK_EQ(checkpoint_step_of(others[i]), -1);
+}
+
 TEST(checkpoint_finds_every_damage) {
     toy a;
     char folder[CHECKPOINT_PATH_BYTES];
