@@ -212,6 +212,24 @@ TEST(checkpoint_step_of_a_name) {
         CHECK_EQ(checkpoint_step_of(others[i]), -1);
 }
 
+/* A run that was killed before its link: the newest step counts, also where that is 0. */
+TEST(checkpoint_is_found_without_its_link) {
+    static const char *const step[] = {"step-00000000", "step-00000002", "step-00000001"};
+    char folder[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES];
+    const char *run = run_path("run");
+    CHECK(!checkpoint_is_to_come(run));
+    CHECK_EQ(test_command(NULL, "mkdir -p %s/checkpoints && : >%s/config.json", run, run), 0);
+    CHECK(checkpoint_is_to_come(run));
+    CHECK_FAILS(checkpoint_find(run, folder), ERR_FORMAT, "the run has no checkpoint yet");
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/checkpoints/%s", run, step[i]);
+        CHECK_EQ(mkdir(path, 0777), 0);
+        CHECK(!checkpoint_is_to_come(run));
+        CHECK_OK(checkpoint_find(run, folder));
+        CHECK_CONTAINS(folder, step[i == 0 ? 0 : 1]);
+    }
+}
+
 TEST(checkpoint_finds_every_damage) {
     toy a;
     char folder[CHECKPOINT_PATH_BYTES];

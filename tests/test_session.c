@@ -23,6 +23,7 @@ TEST(session_is_made_for_the_largest_batch) {
     CHECK(t.session.train_batch == 8 && t.session.eval_batch == 16);
     CHECK(t.session.limits.max_users == 16 && t.session.train != NULL);
     CHECK(s.limits.max_users == 16 && s.train == NULL);
+    CHECK_EQ(s.limits.n_actions, 0); /* retrieval reads none, so they are not counted */
     CHECK_EQ(session_eval_batches(&s, SPLIT_LEAVE_ONE_OUT, PART_TEST).batch_size, 16);
     close_both(&t, &s);
     open_with(&t, retrieval_gin, "train_fn.eval_user_max_batch_size=5", 0, &s);
