@@ -133,6 +133,16 @@ TEST(first_values_depend_on_the_seed_only) {
     toy_model_close(&b);
 }
 
+/* Times cost memory and copies, and only the relative bias of the research model reads them. */
+TEST(times_are_planned_for_layers_that_read_them) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_model t;
+        toy_model_open(&t, (toy_kind)kind, 0, 1);
+        CHECK_EQ(t.m->plan.has_times, kind == TOY_HSTU_RESEARCH);
+        toy_model_close(&t);
+    }
+}
+
 static status try_make(const config *c, const model_limits *l) {
     backend *be;
     model *m;
