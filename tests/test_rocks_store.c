@@ -1,4 +1,8 @@
 /* RocksDB as a store, where the build has it. */
+#ifdef HSTU_HAS_ROCKSDB
+#include <rocksdb/c.h>
+#endif
+
 #include "embed/store.h"
 #include "store_crash.h"
 #include "table_rig.h"
@@ -61,6 +65,37 @@ TEST(rocks_store_remembers) {
     snprintf(folder, sizeof folder, "%s/rocks", test_folder());
     CHECK_FAILS(embed_store_open_rocks(&s, folder, FLOATS + 1), ERR_FORMAT, "rows of 3 floats");
 }
+
+#ifdef HSTU_HAS_ROCKSDB
+/* A row of another length is none of the table's, whatever stands behind it. */
+TEST(rocks_store_refuses_rows_of_another_length) {
+    const uint64_t keys[] = {5, 6};
+    uint64_t scores[2] = {0};
+    uint32_t stamps[2] = {0};
+    float rows[2 * FLOATS] = {0};
+    uint8_t is_found[2];
+    char folder[4096], *error = NULL;
+    int64_t n = 0;
+    embed_store *s = open_rocks();
+    CHECK_OK(s->put(s, &(embed_rows){2, keys, scores, stamps, rows, FLOATS}));
+    embed_store_destroy(s);
+    snprintf(folder, sizeof folder, "%s/rocks", test_folder());
+    rocksdb_options_t *options = rocksdb_options_create();
+    rocksdb_writeoptions_t *write = rocksdb_writeoptions_create();
+    rocksdb_t *db = rocksdb_open(options, folder, &error);
+    CHECK(error == NULL);
+    rocksdb_put(db, write, (const char *)&keys[0], sizeof keys[0], "short", 5, &error);
+    CHECK(error == NULL);
+    rocksdb_close(db);
+    rocksdb_writeoptions_destroy(write);
+    rocksdb_options_destroy(options);
+    s = open_rocks();
+    CHECK_FAILS(s->get(s, 2, keys, is_found, scores, stamps, rows), ERR_FORMAT, "a row of 5 bytes");
+    CHECK_OK(s->get(s, 1, keys + 1, is_found, scores, stamps, rows));
+    CHECK_FAILS(s->each(s, count, &n), ERR_FORMAT, "a row of 5 bytes");
+    embed_store_destroy(s);
+}
+#endif
 
 TEST(rocks_store_survives_kills) {
     store_survives_kills(embed_store_open_rocks);
