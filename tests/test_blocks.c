@@ -59,6 +59,9 @@ TEST(whole_lines_at_every_block_size) {
 TEST(byte_order_mark_is_dropped_at_the_start_only) {
     check_roundtrip("\xef\xbb\xbfid,x\n\xef\xbb\xbf\n", "id,x\n\xef\xbb\xbf\n");
     check_roundtrip("\xef\xbb\xbf", "");
+    static const char *const others[] = {"\xef\xbb\xbe\n", "\xef\xba\xbf\n", "a\xc2\xbf\n"};
+    for (int i = 0; i < 3; i++)
+        check_roundtrip(others[i], others[i]);
 }
 
 TEST(utf16_is_refused) {

@@ -251,6 +251,7 @@ TEST(lists_that_are_broken) {
     CHECK_FAILS(join_list("[1,,2]", joined), ERR_FORMAT, "empty element");
     CHECK_FAILS(join_list("[1,]", joined), ERR_FORMAT, "empty element");
     CHECK_FAILS(join_list("[,1]", joined), ERR_FORMAT, "empty element");
+    CHECK_FAILS(join_list("1, ", joined), ERR_FORMAT, "empty element");
     CHECK_FAILS(join_list("['a' 'b']", joined), ERR_FORMAT, "no comma");
     CHECK_FAILS(join_list("['a]", joined), ERR_FORMAT, "no closing quote");
     CHECK_FAILS(join_list("[\"a\\\"]", joined), ERR_FORMAT, "no closing quote");
