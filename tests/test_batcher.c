@@ -386,6 +386,16 @@ TEST(batcher_refuses_settings_that_cannot_be) {
     CHECK_FAILS(batcher_create(&b, &data, &c), ERR_CONFIG, "the rank is 1");
     c = small_config(), c.max_history = 0;
     CHECK_FAILS(batcher_create(&b, &data, &c), ERR_CONFIG, "history is 0");
+    c = small_config(), c.max_targets = -1;
+    CHECK_FAILS(batcher_create(&b, &data, &c), ERR_CONFIG, "the number of targets is -1");
+    c = small_config(), c.n_ranks = 0;
+    CHECK_FAILS(batcher_create(&b, &data, &c), ERR_CONFIG, "the number of ranks is 0");
+    c = small_config(), c.n_micro = 0;
+    CHECK_FAILS(batcher_create(&b, &data, &c), ERR_CONFIG, "micro-batches is 0");
+    for (int n = 1; n <= 1025; n += 1024) {
+        c = small_config(), c.n_slots = n;
+        CHECK_FAILS(batcher_create(&b, &data, &c), ERR_CONFIG, "to prefetch is");
+    }
     c = small_config(), c.batch_size = 1 << 20, c.max_history = 4000;
     CHECK_FAILS(batcher_create(&b, &data, &c), ERR_CONFIG, "does not fit 32-bit offsets");
     c = small_config(), c.max_history = INT32_MAX, c.max_targets = INT32_MAX, c.batch_size = 1;
