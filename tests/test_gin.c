@@ -115,6 +115,8 @@ TEST(gin_strings) {
     CHECK_STR(value("\"\"\"\"q\" \"\"\"")->string, "\"q\" ");
     CHECK_STR(value("'\\n\\t\\\\\\'\\\"\\x41\\101\\u00e9\\U0001F600\\q'")->string,
               "\n\t\\'\"AA\xc3\xa9\xf0\x9f\x98\x80\\q");
+    CHECK_STR(value("'\\ud7ff\\ue000\\U0010ffff'")->string,
+              "\xed\x9f\xbf\xee\x80\x80\xf4\x8f\xbf\xbf"); /* beside what is none */
     CHECK_STR(value("'a\\\nb'")->string, "ab");
     CHECK_STR(value("r'a\\nb'")->string, "a\\nb");
     CHECK_STR(value("u'x'")->string, "x");
@@ -133,6 +135,8 @@ TEST(gin_strings_refused) {
     CHECK_FAILS(read_all("A.b = r'x\\"), ERR_CONFIG, "is not closed");
     CHECK_FAILS(read_all("A.b = '\\x4'"), ERR_CONFIG, "needs 2 hexadecimal digits");
     CHECK_FAILS(read_all("A.b = '\\ud800'"), ERR_CONFIG, "is not a character");
+    CHECK_FAILS(read_all("A.b = '\\udfff'"), ERR_CONFIG, "is not a character");
+    CHECK_FAILS(read_all("A.b = '\\U00110000'"), ERR_CONFIG, "is not a character");
     CHECK_FAILS(read_all("A.b = '\\0'"), ERR_CONFIG, "NUL character");
     CHECK_FAILS(read_all("A.b = b'x'"), ERR_CONFIG, "'b' is not a value");
     CHECK_FAILS(read_all("A.b = adam"), ERR_CONFIG,
