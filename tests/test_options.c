@@ -29,6 +29,18 @@ TEST(options_rows_are_whole) {
     }
 }
 
+/* A slip of the finger finds its way back to every row. */
+TEST(options_are_suggested_for_typos) {
+    for (size_t i = 0; i < n_options; i++) {
+        const option *o = &option_table[i];
+        char field[128], want[256];
+        snprintf(field, sizeof field, "%sq", option_field(o));
+        snprintf(want, sizeof want, "did you mean '%s'?", o->name);
+        gin_binding b = {.class_name = option_class_of(o)->name, .field = field, .file = "t"};
+        CHECK_FAILS(option_fail_unknown(&b), ERR_CONFIG, want);
+    }
+}
+
 TEST(options_defaults_fit_their_rows) {
     gin_config g;
     gin_init(&g);
