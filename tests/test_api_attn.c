@@ -46,7 +46,7 @@ TEST(api_attn_refuses_sizes) {
     REFUSED(a.batch_size = -1, "must not be negative");
     REFUSED(a.max_seqlen_q = 13, "max_seqlen_q is 13, more than max_seqlen_k, 12");
     REFUSED(a.num_heads = 0, "0 heads");
-    REFUSED(a.dim_v = 0, "32 and 0 numbers");
+    REFUSED(a.dim_v = 0, "dimension 32 and 0");
     REFUSED(a.scaling_seqlen = 0, "scaling_seqlen is 0");
 }
 

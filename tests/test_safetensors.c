@@ -78,7 +78,7 @@ TEST(safetensors_refuses_hostile_files) {
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\","
          "\"shape\":[4],"
          "\"data_offsets\":[2,6]}}",
-         "over another", 6},
+         "overlaps another", 6},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "data_offsets", 0},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", "no shape", 4},
         {"{", "t.safetensors", 0}};
