@@ -14,7 +14,7 @@
  *     before: parts of dq in memory; a kernel of one tile        139             77            24
  *     gradients in memory, results stored from registers *       191             81            18
  *     results staged in shared memory *                          201             92            21
- *     the same without *                                         212             99            23
+ *     staged, no trace                                           212             99            23
  * (*: with a trace of the clock at a dozen points.) */
 #include "cuda/attn/sm90/attn_sm90_bwd_d256_steps.cuh"
 
