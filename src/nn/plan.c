@@ -310,7 +310,7 @@ uint64_t plan_record_key(const plan *p) {
 int64_t plan_max_loss(const plan_config *c) {
     int32_t per_user = c->has_candidates ? c->max_targets : c->max_events;
     if (!c->is_training && !c->is_ranking) per_user = 1;
-    return fill_up((int64_t)c->max_users * (per_user > 0 ? per_user : 1), c->bucket);
+    return fill_up((int64_t)c->max_users * per_user, c->bucket);
 }
 
 int64_t plan_count_loss(const plan_config *c, const batch *b) {
