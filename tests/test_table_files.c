@@ -203,6 +203,9 @@ TEST(table_files_of_a_run_are_exported_and_imported) {
     CHECK_OK(train(&r, "run", 0, 20, false));
     check_says(0, "export run --what tables --out out", "1 table");
     CHECK(same_snapshots(run_path("out/table-0-mo_vies"), run_path("run/last/table-0-mo_vies")));
+    /* The folder of one table, however its path ends. */
+    check_says(0, "import tables out/table-0-mo_vies// --out one", "1 table");
+    CHECK(same_snapshots(run_path("one/table-0-mo_vies"), run_path("out/table-0-mo_vies")));
     check_says(0, "export run/last --what weights --out w.safetensors", "the weights of");
     CHECK_EQ(test_command(NULL, "cmp %s/w.safetensors %s/last/model.safetensors", test_folder(),
                           run_path("run")),

@@ -55,6 +55,10 @@ TEST(train_json_is_one_object_a_line) {
         CHECK_OK(json_member_string(v, "event", &event));
         CHECK(n < 4);
         CHECK_STR(event, events[n]);
+        static const char *const facts[] = {"step",  "time", "config", "parameters", "data",
+                                            "split", "seed", "device", "threads"};
+        for (int k = 0; k < 9 && n == 0; k++) /* what is needed to repeat the run */
+            if (json_member(v, facts[k]) == NULL) FAIL_TEST("no '%s' in: %s", facts[k], line);
         if (n == 1) {
             int64_t epoch;
             CHECK_OK(json_member_int(v, "epoch", &epoch));
