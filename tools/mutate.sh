@@ -5,7 +5,7 @@
 #   tools/mutate.sh [--n 100] [--seed 1] [--jobs 1] [--variant release] [--keep DIR] FOLDER...
 #
 # N mutants a folder, in turn of five kinds (tools/mutate.awk finds the places): a swapped comparison, a
-# negated condition, an off-by-one, a changed constant, a dropped call.  The same seed draws the same
+# negated condition, an off-by-one, a changed constant, a dropped call.  The same seed and jobs draw the same
 # mutants.  One that does not compile, or compiles to the same machine code, does not count: another is
 # drawn.  A test file can see a mutant if gcov says that it executes the line; these run, the file of the
 # same stem first, then the fastest, up to the first failure.  A hang is a failure.  All work is done on
