@@ -172,12 +172,15 @@ kernel_names() {
         }' "$dir/code"
 }
 
-# A header includes what it uses; the public one is C++ as well.
+# A header includes what it uses; the public one is C++ as well.  Those of src/cuda need the CUDA toolkit.
 headers() {
     cc=$(command -v gcc || command -v cc || command -v clang)
+    nvcc=$(command -v nvcc)
+    found=$(CC=$cc CUDA=1 NVCC=$nvcc sh tools/probe.sh | tr ' ' '\n' | grep '^-I')
     for file in $(printf '%s\n' $rooms include/*.h | grep '\.h$'); do
         [ -e "$file" ] || continue
-        echo "#include \"$file\"" | "$cc" -std=c11 -D_GNU_SOURCE -fopenmp-simd -Wall -Wextra -Werror -I. -Isrc -Iinclude -fsyntax-only -x c -
+        case $file in src/cuda/*) [ -n "$nvcc" ] || continue ;; esac
+        echo "#include \"$file\"" | "$cc" -std=c11 -D_GNU_SOURCE -fopenmp-simd -Wall -Wextra -Werror -I. -Isrc -Iinclude $found -fsyntax-only -x c -
     done
     if [ -e include/hstu.h ] && command -v g++ >/dev/null; then
         echo '#include "include/hstu.h"' | g++ -std=c++17 -Wall -Wextra -Werror -I. -fsyntax-only -x c++ -
