@@ -172,11 +172,12 @@ kernel_names() {
         }' "$dir/code"
 }
 
-# A header includes what it uses; the public one is C++ as well.  Those of src/cuda need the CUDA toolkit.
+# A header includes what it uses; the public one is C++ as well.  Those of src/cuda need the folders that
+# nvcc looks in.
 headers() {
     cc=$(command -v gcc || command -v cc || command -v clang)
     nvcc=$(command -v nvcc)
-    found=$(CC=$cc CUDA=1 NVCC=$nvcc sh tools/probe.sh | tr ' ' '\n' | grep '^-I')
+    found=$([ -z "$nvcc" ] || nvcc -dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^#\$ INCLUDES=//p' | tr -d '"')
     for file in $(printf '%s\n' $rooms include/*.h | grep '\.h$'); do
         [ -e "$file" ] || continue
         case $file in src/cuda/*) [ -n "$nvcc" ] || continue ;; esac
