@@ -148,15 +148,17 @@ run_units() {
     else
         note "No ${SHARED:-../shared}: tests on real data are skipped (set SHARED to a folder that has it)."
     fi
-    unit "release" build/release
-    unit "minimal" build/minimal
+    # Timed before anything else runs; the longest tests come first.
     if is_leak_check_slow; then
         note "Here the sanitizer's leak check takes seconds a process: tests count their blocks instead."
         ASAN_OPTIONS=detect_leaks=0 unit "asan" build/asan
     else
         unit "asan" build/asan
     fi
+    unit "release" build/release
+    unit "minimal" build/minimal
     unit "tsan: what has threads" build/tsan "${TSAN_PATTERNS[@]}"
+    unit_reports
     for type in tf32 bfloat16 float16; do
         counted "reference values, rounded to $type" build/release/tests/golden --device mirror --dtype $type tests/golden
     done
