@@ -58,3 +58,22 @@ TEST(attention_filters_shapes_and_stops) {
     CHECK_EQ(b.n_left_out, 2);
     backend_destroy(be);
 }
+
+/* The lengths that were drawn show in the count of operations. */
+TEST(attention_draws_by_its_seed) {
+    backend *be;
+    attn_bench b, other;
+    seen s = {.fail_at = 1};
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(attn_bench_open(&b, be, &(attn_filter){.dim = 32, .length = 50}, false));
+    CHECK_OK(attn_bench_open(&other, be, &(attn_filter){.dim = 32, .length = 50}, false));
+    CHECK(b.seed != other.seed);
+    CHECK_OK(attn_bench_open(&b, be, &(attn_filter){.dim = 32, .length = 50, .seed = 7}, false));
+    CHECK_EQ(b.seed, 7);
+    CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
+    double flops = s.flops;
+    s.n = 0;
+    CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
+    CHECK(s.flops == flops);
+    backend_destroy(be);
+}

@@ -141,7 +141,7 @@ static status run_shape(attn_bench *b, const attn_shape *s, attn_row_fn fn, void
     backend *be = b->be;
     /* Drops old recordings: they use the memory of the problem before. */
     TRY(be->ops->set_precision(be, be->act, false));
-    status st = attn_problem_open(&p, be, s, clock_ns(), be->n_ahead > 0 ? CACHE_BYTES : 0);
+    status st = attn_problem_open(&p, be, s, b->seed, be->n_ahead > 0 ? CACHE_BYTES : 0);
     if (st == OK) st = measure(b, &p, fn, ctx);
     attn_problem_close(&p);
     return st;
@@ -162,6 +162,7 @@ static bool is_wanted(const attn_filter *f, const attn_shape *s) {
 status attn_bench_open(attn_bench *b, backend *be, const attn_filter *filter, bool is_any_card) {
     int n_wanted = 0;
     *b = (attn_bench){.be = be, .filter = *filter, .is_any_card = is_any_card};
+    b->seed = filter->seed != 0 ? (uint64_t)filter->seed : clock_ns();
     b->has_peers = be->act == ACT_BF16 && be->card != NULL && strstr(be->card, "H200") != NULL;
     for (int i = 0; i < N_SHAPES; i++)
         n_wanted += is_wanted(filter, &shapes[i]);

@@ -11,10 +11,11 @@
 
 #include "bench/attn_peers.h"
 
-/* The shapes to measure; 0 and NULL stand for all. */
+/* What to measure; 0 and NULL stand for all shapes. */
 typedef struct attn_filter {
     int64_t dim, length;
     const char *mask; /* a part of attn_shape_label */
+    int64_t seed;     /* of lengths and inputs; 0: another one in every run */
 } attn_filter;
 
 typedef struct attn_bench {
@@ -22,6 +23,7 @@ typedef struct attn_bench {
     attn_filter filter;
     bool is_any_card; /* the kernels that run on every GPU, not those of this one */
     bool has_peers;   /* the figures of attn_peers.h are of this GPU and activation type */
+    uint64_t seed;    /* of every shape's lengths and inputs: the filter's, or by the clock */
     double peak;      /* FLOP/s of a large matrix product */
     int n_left_out;   /* shapes that would take a CPU minutes */
     /* Sums of log(ratio) over the rows that have one. */

@@ -44,6 +44,7 @@ static status print_json(const attn_bench *b, const attn_row *r) {
     json_writer *w = json_line_open(&line);
     json_key_string(w, "bench", "attention");
     json_key_string(w, "device", b->be->name);
+    json_key_int(w, "seed", (int64_t)b->seed);
     if (b->be->card != NULL) json_key_string(w, "gpu", b->be->card);
     json_key_string(w, "dtype", bench_act_name(b->be->act));
     json_key_bool(w, "any_card", b->is_any_card);
@@ -200,6 +201,10 @@ status bench_attention(int argc, char **argv) {
          "Only rows with sequences of up to S: 50, 200, 512, 1024, 4096 or 16384.", 1, 1 << 24},
         {"--mask", ARG_TEXT, &a.filter.mask, "TEXT",
          "Only rows whose mask has TEXT in it: causal, window, target, arbitrary, bias.", 0, 0},
+        {"--seed", ARG_INT, &a.filter.seed, "N",
+         "Draws lengths and inputs from this seed, to compare two builds; without it every run "
+         "draws others.",
+         1, INT64_MAX},
         {"--any-card", ARG_FLAG, &a.is_any_card, NULL,
          "On a GPU: the kernels that run on every card, not those for this one; peer is the "
          "kernel for Ampere.",
