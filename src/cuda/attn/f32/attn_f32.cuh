@@ -290,6 +290,25 @@ __device__ static inline bool more_spans_have(const attn_args &a, const attn_seq
     return attn_row_sees(&a, &s, &none, row, j);
 }
 
+/* The keys that the query rows of a block may see: begin .. end - 1 without the hole, in which no
+ * row sees any.  Found once, before the loop over tiles, whose registers are scarce. */
+typedef struct f32_reach {
+    int begin, end, hole_begin, hole_end;
+} f32_reach;
+
+template <int COLUMNS>
+__device__ static inline f32_reach reach_of(const attn_args &a, const attn_sequence &s, int row0,
+                                            int n) {
+    attn_span seen = attn_keys_seen(&a, &s, row0, n), hole = attn_keys_hole(&a, &s, row0);
+    f32_reach r = {seen.begin / COLUMNS * COLUMNS, seen.end, hole.begin, hole.end};
+    return r;
+}
+
+/* Whether a tile of keys is inside the hole. */
+template <int COLUMNS> __device__ static inline bool reach_skips(const f32_reach &r, int j0) {
+    return j0 >= r.hole_begin && j0 + COLUMNS <= r.hole_end;
+}
+
 /* attn_tile_is_empty, once a tile: not inlined, so that the loops keep their registers. */
 __device__ static __noinline__ bool tile_is_empty(const attn_args &a, attn_sequence s, int row0,
                                                   int row1, int j0, int j1) {

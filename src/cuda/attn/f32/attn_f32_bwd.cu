@@ -148,6 +148,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
     constexpr bool IS_STAGED = f32_buckets<DIM>::IS_STAGED;
     extern __shared__ float4 shared[];
     __shared__ f32_time_room<ROWS, COLUMNS, COLUMNS> room;
+    __shared__ f32_reach reach;
     __shared__ f32_buckets<DIM> buckets;
     float *k_tile = (float *)shared, *v_tile = k_tile + COLUMNS * STRIDE;
     float *q_tile = v_tile + COLUMNS * STRIDE, *dout_tile = q_tile + ROWS * STRIDE;
@@ -166,6 +167,8 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
     int64_t first = s.row_q + row0;
     int i0 = row0 + s.shift, n_positions = 2 * a.bias_len - 1;
     f32_queries rows = queries_of(a, s, row0);
+    if (threadIdx.x == 0) reach = reach_of<COLUMNS>(a, s, row0, ROWS);
+    __syncthreads();
     if (is_time) {
         buckets_load(&buckets, a, bucket_cells);
         if constexpr (IS_STAGED) strip_clear(strip);
@@ -183,8 +186,8 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
                   a.stride_out, a.dim_v, s.len_q - row0);
 
         float dq[DIM / 8][4] = {};
-        for (int j0 = 0; j0 < s.len_k; j0 += COLUMNS) {
-            if (tile_is_empty(a, s, row0, row0 + ROWS, j0, j0 + COLUMNS)) continue;
+        for (int j0 = reach.begin; j0 < reach.end; j0 += COLUMNS) {
+            if (reach_skips<COLUMNS>(reach, j0)) continue;
             __syncthreads();
             tile_begin<DIM, COLUMNS>(k_tile, k + j0 * a.stride_k, a.stride_k, a.dim_qk,
                                      s.len_k - j0);
@@ -291,8 +294,10 @@ static __global__ __launch_bounds__(
     }
 
     float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
-    for (int row0 = 0; row0 < s.len_q; row0 += COLUMNS) {
-        if (tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
+    attn_span queries = attn_queries_seeing(&a, &s, j0, ROWS);
+    bool has_gaps = a.func != NULL || a.n_contexts != NULL || a.n_targets != NULL;
+    for (int row0 = queries.begin / COLUMNS * COLUMNS; row0 < queries.end; row0 += COLUMNS) {
+        if (has_gaps && tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
         int i0 = row0 + s.shift, n_rows = s.len_q - row0;
         __syncthreads();
         tile_begin<DIM, COLUMNS>(q_tile, q + row0 * a.stride_q, a.stride_q, a.dim_qk, n_rows);
