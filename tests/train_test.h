@@ -62,8 +62,8 @@ static inline const char *synth_folder(void) {
     return folder;
 }
 
-static inline status top_open(bench_top *t, const char *gin, const char *const *set, size_t n_set,
-                              int n_threads) {
+static inline status top_open_on(bench_top *t, const char *folder, const char *gin,
+                                 const char *const *set, size_t n_set, int n_threads) {
     config_source source = {.text = gin,
                             .text_name = "test.gin",
                             .text_bytes = strlen(gin),
@@ -74,9 +74,14 @@ static inline status top_open(bench_top *t, const char *gin, const char *const *
     status st = config_load(&t->config, &source);
     if (st == OK) st = pool_create(&t->workers, n_threads);
     if (st == OK) st = backend_create_cpu(&t->be, t->workers);
-    if (st == OK) st = seq_file_open(&t->data, synth_folder(), t->workers);
+    if (st == OK) st = seq_file_open(&t->data, folder, t->workers);
     if (st == OK) st = session_open(&t->session, t->config, t->data, t->be);
     return st;
+}
+
+static inline status top_open(bench_top *t, const char *gin, const char *const *set, size_t n_set,
+                              int n_threads) {
+    return top_open_on(t, synth_folder(), gin, set, n_set, n_threads);
 }
 
 static inline void top_close(bench_top *t) {

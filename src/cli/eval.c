@@ -101,7 +101,7 @@ static void print_baselines(const eval_result *r, const baseline *b) {
 }
 
 static status measure_baselines(const trained *t, const work *w, split_part part, baseline *b) {
-    split s = split_make(w->data, t->origin.split, SESSION_SPLIT_SEED);
+    split s = split_make(t->session.data, t->origin.split, SESSION_SPLIT_SEED);
     baseline_config c = baseline_config_default();
     c.max_history = t->session.max_history;
     if (t->config->task != TASK_RETRIEVAL)
@@ -143,7 +143,8 @@ status cmd_eval(int argc, char **argv) {
     eval_args a = {.part = "test", .device = "auto"};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR", "The data the model was trained on.", 0, 0},
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data; items are matched to the model's by their ids.", 0, 0},
         {"--part", ARG_TEXT, &a.part, "PART",
          "test (default), or validation for a run with --validate.", 0, 0},
         {"--baselines", ARG_FLAG, &a.has_baselines, NULL,

@@ -240,7 +240,8 @@ status cmd_recommend(int argc, char **argv) {
     recommend_args a = {.k = 10, .device = "auto"};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR", "The data the model was trained on.", 0, 0},
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data; items are matched to the model's by their ids.", 0, 0},
         {"--user", ARG_TEXT, &a.user, "ID", "A user of the data, by its id there.", 0, 0},
         {"--history", ARG_TEXT, &a.history, "ID,ID,...",
          "Instead of a user: items somebody had, oldest first, by their ids in the data.", 0, 0},

@@ -13,8 +13,8 @@
 
 enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
 
-const char *const checkpoint_file_names[CHECKPOINT_FILES] = {"model.safetensors",
-                                                             "optimizer.safetensors", "state.json"};
+const char *const checkpoint_file_names[CHECKPOINT_FILES] = {
+    "model.safetensors", "optimizer.safetensors", "state.json", "vocabulary.seq"};
 
 /* Users choose the names of tables: characters other than letters and digits are replaced in folder
  * names. */

@@ -13,9 +13,11 @@ static status check_sizes(const session *s) {
     return OK;
 }
 
-/* Actions are 0..n-1; for codes of a source the largest one must be searched. */
+/* Actions are 0..n-1; for codes of a source, unless a vocabulary says how many, the largest one
+ * must be searched. */
 static int32_t count_actions(const seq_file *data) {
     uint16_t most = 0;
+    if (data->n_actions > 0) return data->n_actions;
     switch (data->actions) {
     case ACTION_NONE:
         return 0;

@@ -1,25 +1,41 @@
 #include "model/trained.h"
 
-#include "base/log.h"
+#include "base/mem.h"
 
-/* Static tables of other data have other shapes; a dynamic table accepts any data. */
-static void check_data(const checkpoint_origin *origin, const seq_file *data) {
-    if (origin->data == batcher_fingerprint(data)) return;
-    log_warn("%s: not the data that the model was trained on. It knows items and features by their "
-             "numbers there: unless these are the same here, what follows means nothing",
-             data->path);
+/* Without a vocabulary a model knows its items by their numbers in the data it was trained on. */
+static status check_data(const trained *t, const seq_file *data) {
+    if (t->vocabulary != NULL || t->origin.data == batcher_fingerprint(data)) return OK;
+    return fail(ERR_CONFIG,
+                "%s: written by an older version, without the ids of its items, so it can be used "
+                "with the data it was trained on only, and %s is other data; train again, or use "
+                "that data",
+                t->folder, data->path);
+}
+
+/* The data in the model's numbering. */
+static status match(trained *t, const seq_file *data, pool *p, const seq_file **out) {
+    bool reads_actions = t->config->task == TASK_RANKING;
+    bool reads_context = t->config->family == FAMILY_NVIDIA;
+    *out = data;
+    TRY(vocabulary_open(&t->vocabulary, t->folder, p));
+    TRY(check_data(t, data));
+    if (t->vocabulary == NULL) return OK;
+    TRY(MEM_NEW(&t->view, 1));
+    TRY(vocabulary_view_init(t->view, t->vocabulary, data, reads_actions, reads_context, p));
+    *out = t->view->data;
+    return OK;
 }
 
 static status load(trained *t, const char *path, const seq_file *data, backend *be,
                    int32_t max_users) {
     session *s = &t->session;
+    const seq_file *matched;
     TRY(checkpoint_find(path, t->folder));
     TRY(checkpoint_config(&t->config, t->folder));
     TRY(checkpoint_read_origin(&t->origin, t->folder));
-    TRY(session_open_inference(s, t->config, data, be, max_users));
-    TRY(checkpoint_load_weights(t->folder, be, s->params, s->n_params, model_tables(s->model)));
-    check_data(&t->origin, data);
-    return OK;
+    TRY(match(t, data, be->workers, &matched));
+    TRY(session_open_inference(s, t->config, matched, be, max_users));
+    return checkpoint_load_weights(t->folder, be, s->params, s->n_params, model_tables(s->model));
 }
 
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
@@ -32,6 +48,9 @@ status trained_open(trained *t, const char *path, const seq_file *data, backend 
 
 void trained_close(trained *t) {
     session_close(&t->session);
+    if (t->view != NULL) vocabulary_view_fini(t->view);
+    mem_free(t->view);
+    seq_file_close(t->vocabulary);
     config_destroy(t->config);
     *t = (trained){0};
 }

@@ -1,20 +1,28 @@
 /* A trained model opened again, to be used and not to be trained: the config of a checkpoint, a
- * session for inference, and the weights. */
+ * session for inference, and the weights.
+ *
+ * Items and contextual values are matched by id: t->session.data is the given data in the numbering
+ * of the model, with its ids and titles (vocabulary.h), and the only data that users of the model
+ * read. */
 #ifndef HSTU_MODEL_TRAINED_H
 #define HSTU_MODEL_TRAINED_H
 
 #include "model/checkpoint_load.h"
 #include "model/session.h"
+#include "model/vocabulary.h"
 
 typedef struct trained {
     config *config;
     session session;
     checkpoint_origin origin;
+    seq_file *vocabulary; /* of the checkpoint; NULL in those of older versions */
+    vocabulary_view *view;
     char folder[CHECKPOINT_PATH_BYTES];
 } trained;
 
 /* path: a checkpoint or a run.  max_users: of a batch; 0: the config's batch size for evaluation.
- * Warns where the data is not the training data.  data and be must outlive it. */
+ * ERR_CONFIG: the data do not fit the model, and why; a checkpoint of an older version, without a
+ * vocabulary, fits the data it was trained on only.  data and be must outlive it. */
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
                     int32_t max_users);
 void trained_close(trained *t); /* a failed open too */

@@ -8,7 +8,8 @@
  * batches, the ids of each are appended to those before, and all rows are updated after the last
  * batch.
  *
- * The key of a row is the id in the data: the number of an item, or of a contextual value; where
+ * The key of a row is the number of an item, or of a contextual value, in the data that the model
+ * was trained on (model/vocabulary.h says which that is); where
  * several features share a table, with the feature's number in the upper 32 bits.  A model owns its
  * tables, and has one buffer for the rows of a batch: one pass at a time, one thread at a time. */
 #ifndef HSTU_NN_DYNAMIC_H

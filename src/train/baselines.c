@@ -97,12 +97,14 @@ static void destroy_workers(evaluation *e, int n_workers) {
 static status evaluate(evaluation *e, bool has_scores, pool *p, ranking_metrics *out) {
     int n_workers = p != NULL ? pool_n_threads(p) : 1;
     status st = split_users_init(&e->users, e->split, e->part);
+    if (st == OK) st = split_users_check(&e->users, e->split, e->part, 1);
     if (st == OK) st = create_workers(e, n_workers, has_scores);
     int64_t n_chunks = ((int64_t)e->users.n + CHUNK_USERS - 1) / CHUNK_USERS;
     if (st == OK) st = pool_run(p, n_chunks, evaluate_chunk, e);
     if (st == OK) {
         for (int i = 1; i < n_workers; i++)
             rank_counts_merge(&e->workers[0].counts, &e->workers[i].counts);
+        e->workers[0].counts.count[RANK_MISS] += e->users.n_lost;
         ranking_metrics_make(out, &e->workers[0].counts);
     }
     destroy_workers(e, n_workers);

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/safetensors.h"
 #include "embed/snapshot.h"
+#include "model/vocabulary.h"
 
 enum { STATE_MAX_BYTES = 1 << 16 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
@@ -232,24 +233,36 @@ static status write_tables(const checkpoint *c, const char *folder) {
     return OK;
 }
 
-static status write_files(const checkpoint *c, const char *folder, const char *config_json,
-                          const char *dtype) {
+/* The vocabulary of a run does not change, so all its checkpoints share one file. */
+static status write_vocabulary(const checkpoint *c, const char *run, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES], last[CHECKPOINT_PATH_BYTES], previous[CHECKPOINT_PATH_BYTES];
+    const char *name = checkpoint_file_names[CHECKPOINT_VOCABULARY];
+    TRY(path_join(path, sizeof path, folder, name));
+    TRY(path_join(last, sizeof last, run, "last"));
+    TRY(path_join(previous, sizeof previous, last, name));
+    return vocabulary_save(path, previous, c->data, c->n_actions, c->be->workers);
+}
+
+static status write_files(const checkpoint *c, const char *run, const char *folder,
+                          const char *config_json, const char *dtype) {
     char path[CHECKPOINT_PATH_BYTES];
+    int n_files = c->data != NULL ? CHECKPOINT_FILES : CHECKPOINT_VOCABULARY;
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_MODEL]));
     TRY(write_model(c, path, config_json, dtype));
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_OPTIMIZER]));
     TRY(write_optimizer(c, path));
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
     TRY(write_state(&c->state, path));
+    if (c->data != NULL) TRY(write_vocabulary(c, run, folder));
     TRY(write_tables(c, folder));
-    return checkpoint_seal(folder, checkpoint_file_names, CHECKPOINT_FILES, c->tables);
+    return checkpoint_seal(folder, checkpoint_file_names, n_files, c->tables);
 }
 
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
                        const char *dtype, int keep, bool is_best) {
     char temporary[CHECKPOINT_PATH_BYTES], folder[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_begin(run, c->state.step, temporary, folder));
-    status st = write_files(c, temporary, config_json, dtype);
+    status st = write_files(c, run, temporary, config_json, dtype);
     if (st == OK) st = checkpoint_publish(run, temporary, folder, is_best);
     if (st != OK) {
         failure f;

@@ -2,11 +2,11 @@
  *
  * RUN/checkpoints/step-00000480 holds model.safetensors (float32 values under the parameters'
  * names, the effective config as metadata), optimizer.safetensors (moments), state.json (the
- * progress of the run) and manifest.json, written last, with size and checksum of each.  The folder
- * is written under another name, made durable, and renamed; then the link RUN/last is replaced.  So
- * after a kill at any moment RUN/last points to the newest complete checkpoint.
- * model/checkpoint_load.h reads checkpoints, except for the state that only a trainer needs.  One
- * thread at a time. */
+ * progress of the run), vocabulary.seq (model/vocabulary.h) and manifest.json, written last, with
+ * size and checksum of each.  The folder is written under another name, made durable, and renamed;
+ * then the link RUN/last is replaced.  So after a kill at any moment RUN/last points to the newest
+ * complete checkpoint. model/checkpoint_load.h reads checkpoints, except for the state that only a
+ * trainer needs.  One thread at a time. */
 #ifndef HSTU_TRAIN_CHECKPOINT_H
 #define HSTU_TRAIN_CHECKPOINT_H
 
@@ -50,6 +50,8 @@ typedef struct checkpoint {
     int n_params;
     optimizer *optimizer;
     dynamic_tables *tables; /* of the model; NULL: none */
+    const seq_file *data;   /* whose vocabulary is saved; NULL: none */
+    int32_t n_actions;      /* of the model */
     train_state state;
 } checkpoint;
 

@@ -48,6 +48,7 @@ static void add_metric(eval_result *r, double value, const char *fmt, ...) {
 }
 
 void eval_write_misses(const eval_result *r, json_writer *w) {
+    if (r->n_unknown > 0) json_key_int(w, "targets_unknown", r->n_unknown);
     if (r->n_ids == 0) return;
     json_key_int(w, "ids_read", r->n_ids);
     json_key_int(w, "ids_without_row", r->n_absent);
@@ -56,14 +57,31 @@ void eval_write_misses(const eval_result *r, json_writer *w) {
     json_key_int(w, "targets_without_row", r->n_lost);
 }
 
+/* Appends to a text of EVAL_MISSES_BYTES. */
+static void add_text(char *text, const char *fmt, ...) PRINTF_LIKE(2, 3);
+static void add_text(char *text, const char *fmt, ...) {
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text + used, EVAL_MISSES_BYTES - used, fmt, args);
+    va_end(args);
+}
+
 bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
-    if (r->n_ids == 0) return false;
-    int n = snprintf(text, EVAL_MISSES_BYTES,
-                     "evaluation: %" PRId64 " of %" PRId64
-                     " ids had no row in their dynamic table (hit rate %.2f %%)",
-                     r->n_absent, r->n_ids, 100 * (1 - (double)r->n_absent / (double)r->n_ids));
-    if (r->is_retrieval && n > 0 && n < EVAL_MISSES_BYTES)
-        snprintf(text + n, (size_t)(EVAL_MISSES_BYTES - n),
+    text[0] = '\0';
+    if (r->n_unknown > 0)
+        add_text(text,
+                 "evaluation: held-out events of items that the model does not know: %" PRId64
+                 " (%s)%s",
+                 r->n_unknown, r->is_retrieval ? "counted as not found" : "left out",
+                 r->n_ids > 0 ? "\n" : "");
+    if (r->n_ids == 0) return text[0] != '\0';
+    add_text(text,
+             "evaluation: %" PRId64 " of %" PRId64
+             " ids had no row in their dynamic table (hit rate %.2f %%)",
+             r->n_absent, r->n_ids, 100 * (1 - (double)r->n_absent / (double)r->n_ids));
+    if (r->is_retrieval)
+        add_text(text,
                  "; %d item%s one and %s ranked; of %" PRId64 " held-out items %" PRId64
                  " had none and count as not found",
                  r->n_items_ranked, r->n_items_ranked == 1 ? " has" : "s have",
@@ -231,6 +249,14 @@ uint64_t evaluator_bytes(const evaluator *e) {
     return pass_memory_bytes(e->pass);
 }
 
+/* Users whose held-out item is unknown are in no batch: a miss each. */
+static void count_unknown(evaluator *e, eval_result *out) {
+    out->n_unknown = (int64_t)batcher_n_lost_targets(e->batches);
+    if (!out->is_retrieval) return;
+    e->counts->count[RANK_MISS] += (uint64_t)out->n_unknown;
+    out->n_users += out->n_unknown;
+}
+
 /* What the dynamic tables could not answer. */
 static void count_reads(const evaluator *e, eval_result *out) {
     const dynamic_tables *tables = model_tables(e->s->model);
@@ -260,6 +286,7 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     }
     progress_end(&bar);
     out->is_partial = !is_last;
+    if (is_last) count_unknown(e, out);
     count_reads(e, out);
     return st;
 }

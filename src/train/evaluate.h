@@ -2,7 +2,8 @@
  *
  * Retrieval: every user of the part is encoded, the whole catalogue is ranked for it without the
  * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k and MRR.  Items
- * that have no row in a dynamic table are not ranked; a held-out item without one counts as a miss.
+ * that have no row in a dynamic table are not ranked; a held-out item without one counts as a miss,
+ * and so does one that the model does not know (model/vocabulary.h).
  * Ranking: the targets are scored, and AUC is exact over all of them, for each task.  The result is
  * a pure function of model and data: the same with any number of threads, and on a GPU where the
  * backend is deterministic.  One thread at a time. */
@@ -29,6 +30,8 @@ typedef struct eval_result {
     double seconds;
     bool is_partial; /* not all users */
     bool is_retrieval;
+    int64_t n_unknown; /* held-out events that the model does not know: misses of retrieval, counted
+                          among n_users; left out of ranking */
     /* Where tables are dynamic: */
     int64_t n_ids, n_absent; /* distinct ids of each batch, and how many had no row */
     int32_t n_items_ranked;  /* retrieval: items with a row */
@@ -38,9 +41,9 @@ typedef struct eval_result {
 /* The value of a metric; NAN if it is not there. */
 double eval_value(const eval_result *r, const char *name);
 
-/* Counts of ids without a row in dynamic tables, as members of a JSON object, and in words;
- * nothing, and false, where no table is dynamic. */
-enum { EVAL_MISSES_BYTES = 256 };
+/* Counts of held-out events that the model does not know, and of ids without a row in dynamic
+ * tables, as members of a JSON object, and in words; nothing, and false, where there are none. */
+enum { EVAL_MISSES_BYTES = 512 };
 void eval_write_misses(const eval_result *r, json_writer *w);
 bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]);
 

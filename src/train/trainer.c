@@ -277,6 +277,8 @@ status trainer_run(session *s, const train_options *options) {
                            .params = s->params,
                            .n_params = s->n_params,
                            .tables = model_tables(s->model),
+                           .data = s->data,
+                           .n_actions = s->limits.n_actions,
                            .optimizer = &t.optimizer,
                            .state = {.seed = (uint64_t)s->config->trainer.seed,
                                      .split = session_split(s->config, options->has_validation),

@@ -95,8 +95,8 @@ typedef struct window {
 static window user_window(const batcher *b, uint64_t user) {
     event_range range;
     if (!split_range(&b->parts, b->config.part, user, &range)) return (window){0};
-    uint64_t n_targets = range.end - range.target_begin, n_events = range.end - range.begin;
-    if (n_targets > (uint64_t)b->config.max_targets) n_targets = (uint64_t)b->config.max_targets;
+    uint64_t first_target = split_first_target(&b->parts, &range, (uint64_t)b->config.max_targets);
+    uint64_t n_targets = range.end - first_target, n_events = range.end - range.begin;
     uint64_t most = (uint64_t)b->config.max_history + n_targets;
     if (n_events > most) n_events = most;
     return (window){range.end - n_events, (int32_t)n_events, (int32_t)n_targets};
@@ -198,6 +198,12 @@ static status count_batches(batcher *b) {
     if (!c->drops_last && b->users.n % b->step_size != 0) n_steps++;
     b->n_visited = c->drops_last ? n_steps * b->step_size : b->users.n;
     b->n_batches = n_steps * (uint64_t)c->n_micro;
+    if (b->users.n == 0 && b->users.n_lost > 0)
+        return fail(ERR_FORMAT,
+                    "%s: no user can be used for the %s part of %s: the model does not know the "
+                    "held-out item of %" PRIu64 " users, and %" PRIu64 " are too short",
+                    b->data->path, split_part_name(c->part), split_kind_name(c->split),
+                    b->users.n_lost, b->users.n_too_short);
     if (b->users.n == 0)
         return fail(ERR_FORMAT,
                     "%s: no user has enough events for the %s part of %s (%" PRIu64
@@ -217,6 +223,7 @@ static status build(batcher *b) {
     b->parts = split_make(b->data, c->split, c->split_seed);
     b->data_fingerprint = batcher_fingerprint(b->data);
     TRY(split_users_init(&b->users, &b->parts, c->part));
+    TRY(split_users_check(&b->users, &b->parts, c->part, (uint64_t)c->max_targets));
     TRY(count_batches(b));
     TRY(MEM_NEW(&b->slots, (size_t)c->n_slots));
     for (int i = 0; i < c->n_slots; i++)
@@ -275,6 +282,14 @@ uint64_t batcher_n_users(const batcher *b) {
 
 uint64_t batcher_n_too_short(const batcher *b) {
     return b->users.n_too_short;
+}
+
+uint64_t batcher_n_lost(const batcher *b) {
+    return b->users.n_lost;
+}
+
+uint64_t batcher_n_lost_targets(const batcher *b) {
+    return b->users.n_lost_targets;
 }
 
 int32_t batcher_max_tokens(const batcher *b) {

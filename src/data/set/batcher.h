@@ -85,6 +85,11 @@ uint64_t batcher_n_users(const batcher *b);     /* visited in an epoch, over all
 uint64_t batcher_n_too_short(const batcher *b); /* users of the part left out: see split.h */
 int32_t batcher_max_tokens(const batcher *b);   /* the most a batch can have */
 
+/* Where the data is a view with gaps: users of the part left out because all of their targets are
+ * missing, and targets that are missing, of all users. */
+uint64_t batcher_n_lost(const batcher *b);
+uint64_t batcher_n_lost_targets(const batcher *b);
+
 /* The value of batcher_state.data: a hash of the names, sizes and checksums of all columns but the
  * description, so that data prepared twice from the same source has the same one. */
 uint64_t batcher_fingerprint(const seq_file *data);

@@ -93,16 +93,20 @@ static status load_meta(seq_file *s) {
     arena a;
     arena_init(&a, 16 << 10);
     const json_value *root;
-    int64_t actions = 0, items = 0;
+    int64_t actions = 0, items = 0, n_actions = 0;
     status st = json_parse(&a, s->path, s->meta_json, s->meta_bytes, &root);
     if (st == OK) st = json_member_int(root, "action_kind", &actions);
     if (st == OK) st = json_member_int(root, "time_per_second", &s->time_per_second);
     if (st == OK) st = json_member_int(root, "catalogue", &items);
-    if (st == OK && (actions < ACTION_NONE || actions > ACTION_CODE || items < 0 ||
-                     items > UINT32_MAX - 1 || s->time_per_second < 1))
+    if (st == OK && json_member(root, "actions") != NULL)
+        st = json_member_int(root, "actions", &n_actions);
+    if (st == OK &&
+        (actions < ACTION_NONE || actions > ACTION_CODE || items < 0 || items > UINT32_MAX - 1 ||
+         s->time_per_second < 1 || n_actions < 0 || n_actions > UINT16_MAX + 1))
         st = fail(ERR_FORMAT, "%s: column 'meta' holds a value out of range", s->path);
     s->actions = (action_kind)actions;
     s->n_items = (uint64_t)items;
+    s->n_actions = (int32_t)n_actions;
     arena_fini(&a);
     return st == OK ? OK : fail_prefix(st, "%s: column 'meta'", s->path);
 }

@@ -41,6 +41,15 @@ typedef struct context_feature {
 
 enum { CONTEXT_MAX = 32 };
 
+/* Where a seq_file is a view in which some events of the data are left out (model/vocabulary.h):
+ * the rows of the whole data.  A split is taken on the whole data, so that the event before a
+ * held-out one that is left out is never mistaken for it. */
+typedef struct seq_gaps {
+    const uint64_t *offsets;  /* (n_users + 1) of the whole data */
+    const uint64_t *is_kept;  /* (n_events / 64 + 1): one bit for each event of the whole data */
+    const uint64_t *n_before; /* (n_events / 64 + 1): events kept before each word of is_kept */
+} seq_gaps;
+
 typedef struct seq_file {
     column_file file;
     char path[4096];
@@ -49,7 +58,9 @@ typedef struct seq_file {
     const uint32_t *item;    /* (n_events), 1..n_items */
     const uint16_t *action;  /* (n_events) */
     const int64_t *time;     /* (n_events), in ticks: time_per_second to a second */
+    const seq_gaps *gaps;    /* NULL: no event of the data is left out */
     action_kind actions;
+    int32_t n_actions;       /* of a model's vocabulary: actions are 0..n_actions-1; 0: not said */
     int64_t time_per_second; /* 1 or 1000 */
     bool has_text_users, has_text_items;
     const int64_t *user_id; /* (n_users), unless has_text_users */
@@ -70,6 +81,20 @@ void seq_file_close(seq_file *s); /* NULL is fine */
 
 static inline uint64_t seq_length(const seq_file *s, uint64_t user) {
     return s->offsets[user + 1] - s->offsets[user];
+}
+
+/* A user's first row in the whole data, without gaps; user n_users: the end. */
+static inline uint64_t seq_whole_begin(const seq_file *s, uint64_t user) {
+    return s->gaps != NULL ? s->gaps->offsets[user] : s->offsets[user];
+}
+
+/* The row here of a row of the whole data: of the next event that is kept, where that one is not.
+ */
+static inline uint64_t seq_row(const seq_file *s, uint64_t whole) {
+    if (s->gaps == NULL) return whole;
+    uint64_t below = ((uint64_t)1 << whole % 64) - 1;
+    return s->gaps->n_before[whole / 64] +
+           (uint64_t)__builtin_popcountll(s->gaps->is_kept[whole / 64] & below);
 }
 
 /* The item's or user's id, or title, for display; valid until the next call with the same buf. */

@@ -60,14 +60,22 @@ static uint64_t n_hidden(split_kind kind, split_part part) {
 }
 
 bool split_range(const split *s, split_part part, uint64_t user, event_range *out) {
-    uint64_t length = seq_length(s->data, user), hidden = n_hidden(s->kind, part);
+    uint64_t begin = seq_whole_begin(s->data, user), hidden = n_hidden(s->kind, part);
+    uint64_t length = seq_whole_begin(s->data, user + 1) - begin;
     if (!has_part(s->kind, part) || length < hidden + MIN_EVENTS || !has_user(s, part, user))
         return false;
     bool is_held_out = s->kind != SPLIT_BY_USER && part != PART_TRAIN;
-    out->begin = s->data->offsets[user];
-    out->end = s->data->offsets[user + 1] - hidden;
-    out->target_begin = is_held_out ? out->end - 1 : out->begin + 1;
+    out->whole_end = begin + length - hidden;
+    out->whole_target_begin = is_held_out ? out->whole_end - 1 : begin + 1;
+    out->begin = seq_row(s->data, begin);
+    out->target_begin = seq_row(s->data, out->whole_target_begin);
+    out->end = seq_row(s->data, out->whole_end);
     return true;
+}
+
+uint64_t split_first_target(const split *s, const event_range *range, uint64_t max_targets) {
+    uint64_t n = range->whole_end - range->whole_target_begin;
+    return seq_row(s->data, range->whole_end - (n < max_targets ? n : max_targets));
 }
 
 /* Counts the users, and lists them if there is a list to write to. */
@@ -93,6 +101,37 @@ status split_users_init(split_users *out, const split *s, split_part part) {
     if (out->n == s->data->n_users) return OK;
     TRY(MEM_NEW_RAW(&out->user, out->n));
     collect_users(out, s, part);
+    return OK;
+}
+
+/* Whether the user can be used, after counting what is missing. */
+static bool check_user(split_users *u, const split *s, const event_range *range,
+                       uint64_t max_targets) {
+    uint64_t n_targets = range->whole_end - range->whole_target_begin;
+    if (n_targets > max_targets) n_targets = max_targets;
+    uint64_t first = split_first_target(s, range, max_targets);
+    u->n_lost_targets += n_targets - (range->end - first);
+    if (n_targets > 0 && first == range->end) {
+        u->n_lost++;
+        return false;
+    }
+    if (first == range->begin) u->n_too_short++;
+    return first > range->begin;
+}
+
+status split_users_check(split_users *u, const split *s, split_part part, uint64_t max_targets) {
+    event_range range;
+    uint64_t n = 0;
+    if (s->data->gaps == NULL) return OK;
+    if (u->user == NULL) {
+        TRY(MEM_NEW_RAW(&u->user, u->n));
+        for (uint64_t i = 0; i < u->n; i++)
+            u->user[i] = i;
+    }
+    for (uint64_t i = 0; i < u->n; i++)
+        if (split_range(s, part, u->user[i], &range) && check_user(u, s, &range, max_targets))
+            u->user[n++] = u->user[i];
+    u->n = n;
     return OK;
 }
 
