@@ -20,6 +20,10 @@ TEST(train_step_is_checked_and_measured) {
     }
     CHECK(ops_ms > 0 && ops_ms <= r.total_ms);
     CHECK(n_updates >= 3);
+    session same;
+    CHECK_OK(session_open(&same, t.config, t.data, t.be));
+    CHECK(r.model_mb * 1e6 > (double)session_memory_bytes(&same)); /* with the optimizer's state */
+    session_close(&same);
     top_close(&t);
 }
 

@@ -77,9 +77,9 @@ static status check_gradient(bench_loop *l, slope_result *out) {
 }
 
 static double count_mb(const bench_loop *l) {
-    uint64_t of_model = model_memory_bytes(l->s.model);
+    uint64_t of_session = session_memory_bytes(&l->s); /* with the activations of its pass */
     uint64_t of_tables = (uint64_t)dynamic_bytes(model_tables(l->s.model));
-    return (double)(of_model + of_tables + optimizer_bytes(trainer_optimizer(l->t))) / 1e6;
+    return (double)(of_session + of_tables + optimizer_bytes(trainer_optimizer(l->t))) / 1e6;
 }
 
 static void take_speed(const bench_loop *l, int64_t n_steps, train_bench_result *r) {
