@@ -294,10 +294,8 @@ static __global__ __launch_bounds__(
     }
 
     float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
-    attn_span queries = attn_queries_seeing(&a, &s, j0, ROWS);
-    bool has_gaps = a.func != NULL || a.n_contexts != NULL || a.n_targets != NULL;
-    for (int row0 = queries.begin / COLUMNS * COLUMNS; row0 < queries.end; row0 += COLUMNS) {
-        if (has_gaps && tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
+    for (int row0 = 0; row0 < s.len_q; row0 += COLUMNS) {
+        if (tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
         int i0 = row0 + s.shift, n_rows = s.len_q - row0;
         __syncthreads();
         tile_begin<DIM, COLUMNS>(q_tile, q + row0 * a.stride_q, a.stride_q, a.dim_qk, n_rows);

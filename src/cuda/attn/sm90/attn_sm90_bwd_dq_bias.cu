@@ -292,9 +292,9 @@ __device__ static void dq_compute(const attn_args &a, const sum_sink &sink, fwd_
         const fwd_unit *u = own.unit = &room->units[p.unit % S::UNITS];
         if (u->s.b < 0) break;
         int first = u->row0 + group * 64;
-        attn_span seen = attn_keys_seen(&a, &u->s, first, 64);
+        attn_span seen = fwd_seen<S>(a, u, first);
         own.row = first + row_of_thread();
-        own.full = attn_keys_full(&a, &u->s, first, 64);
+        own.full = fwd_full<S>(a, u, first);
         if (first + 64 > u->s.len_q) own.full.end = -1; /* rows beyond the end add to no sum */
         own.queries = queries + (buffer.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
         own.queries_free = &room->queries_free[buffer.at][group];

@@ -254,6 +254,7 @@ __device__ static void fwd_find(const attn_args &a, const attn_tiles &tiles, fwd
                 u->head = tile.head;
                 u->row0 = tile.row0;
                 fwd_walk<S>(a, s, tile.row0, u);
+                if constexpr (S::GROUPS == 1) u->full = attn_keys_full(&a, &s, tile.row0, S::ROWS);
                 barrier_arrive(&room->told);
             }
             barrier_wait(&room->wanted, n_told++ % 2);
@@ -432,6 +433,21 @@ __device__ static inline int fwd_sum_piped(const attn_args &a, const fwd_own<S> 
     return next;
 }
 
+/* Keys that any of a warpgroup's 64 rows from `first` on may see, and keys that all of them see.
+ * Where one warpgroup has all rows of the unit, the scheduler warp, which runs ahead, has found
+ * both. */
+template <typename S>
+__device__ static inline attn_span fwd_seen(const attn_args &a, const fwd_unit *u, int first) {
+    attn_span unit = {u->begin, u->end};
+    if constexpr (S::GROUPS == 1) return unit;
+    return attn_keys_seen(&a, &u->s, first, 64);
+}
+template <typename S>
+__device__ static inline attn_span fwd_full(const attn_args &a, const fwd_unit *u, int first) {
+    if constexpr (S::GROUPS == 1) return u->full;
+    return attn_keys_full(&a, &u->s, first, 64);
+}
+
 /* Skips tiles of keys that the warpgroup does not see, from j to the first one that extends beyond
  * column begin.  It still waits for their loads: otherwise it could mistake the next phase of their
  * barriers for this one. */
@@ -464,9 +480,9 @@ __device__ static void fwd_compute(const attn_args &a, fwd_room<S> *room, const 
         const fwd_unit *u = own.unit = &room->units[p.unit % S::UNITS];
         if (u->s.b < 0) break;
         int first = u->row0 + group * 64;
-        attn_span seen = attn_keys_seen(&a, &u->s, first, 64);
+        attn_span seen = fwd_seen<S>(a, u, first);
         own.row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
-        own.full = attn_keys_full(&a, &u->s, first, 64);
+        own.full = fwd_full<S>(a, u, first);
         own.queries = queries + (buffer.at * S::GROUPS + group) * S::OWNS * S::QUERIES;
         own.queries_free = &room->queries_free[buffer.at][group];
         if constexpr (S::BIAS == BIAS_TIME)

@@ -8,11 +8,13 @@
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
 /* One tile of work for the consumer warps; s.b < 0 marks the end.  Its rows see no keys outside
- * begin .. end - 1, and none in hole .. hole_end - 1. */
+ * begin .. end - 1, and none in hole .. hole_end - 1; all of them see the keys in `full` (set if
+ * one warpgroup has all rows). */
 typedef struct fwd_unit {
     attn_sequence s;
     int head, row0;
     int begin, end, hole, hole_end;
+    attn_span full;
 } fwd_unit;
 
 typedef struct fwd_maps {
