@@ -28,7 +28,8 @@ TEST(bench_train_of_the_fixed_benchmark) {
 }
 
 TEST(bench_train_as_json) {
-    char *text = said(0, "bench train", "benchmark_ranking.gin", "--steps 2 --json");
+    char *text =
+        said(0, "bench train", "benchmark_ranking.gin", "--steps 2 --json --deterministic");
     static const char *const numbers[] = {"tokens_per_s",     "ms_per_step",    "tokens_per_step",
                                           "tflop_per_s",      "part_of_peak",   "model_mb",
                                           "peak_tflop_per_s", "gradient_error", "peak_mb"};
@@ -43,6 +44,7 @@ TEST(bench_train_as_json) {
         CHECK_OK(json_member_double(v, numbers[i], &x));
     CHECK_OK(json_member_double(v, "tokens_per_step", &x));
     CHECK(x == 3 * 2 * 32);
+    CHECK_CONTAINS(line, "\"deterministic\":true");
     CHECK_OK(json_member_double(json_member(v, "flop_per_step"), "layers", &x));
     CHECK(x == 3 * 192 * 2.0 * 64 * (256 + 64) + 3.5 * 3 * 2 * 2 * 64 * 64 * 64 / 2);
     arena_fini(&a);

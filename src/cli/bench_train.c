@@ -18,7 +18,7 @@ typedef struct bench_args {
     const char *file, *data, *device;
     arg_list overrides;
     int64_t n_steps;
-    bool is_json;
+    bool is_json, is_deterministic;
 } bench_args;
 
 static void write_flops(json_writer *j, const flops *f) {
@@ -38,6 +38,7 @@ static void write_result(json_writer *j, const bench_args *a, const config *c, c
     json_key_string(j, "bench", "train");
     json_key_string(j, "config", c->file);
     json_key_string(j, "device", w->be->name);
+    json_key_bool(j, "deterministic", a->is_deterministic);
     json_key_string(j, "type", bench_act_name(w->be->act));
     json_key_int(j, "threads", pool_n_threads(w->workers));
     json_key_double(j, "tokens_per_s", r->tokens_per_s);
@@ -178,7 +179,8 @@ static status run(const bench_args *a) {
     config_source source = {
         .path = a->file, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
     TRY(config_load(&c, &source));
-    status st = work_open(&w, a->data, a->device);
+    status st = a->is_deterministic ? work_open_deterministic(&w, a->data, a->device)
+                                    : work_open(&w, a->data, a->device);
     if (st == OK) {
         if (a->data == NULL) st = train_bench_data(&w.data, c, w.workers);
         if (st == OK) st = train_bench_run(c, w.data, w.be, a->n_steps, &r);
@@ -206,6 +208,8 @@ status bench_train(int argc, char **argv) {
          0, 0},
         {"--steps", ARG_INT, &a.n_steps, "N", "Steps to time (default 20).", 1, 1 << 20},
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"--deterministic", ARG_FLAG, &a.is_deterministic, NULL,
+         "On a GPU: with sums of a fixed order, as 'hstu train --deterministic'.", 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object.", 0, 0},
         {0},
     };

@@ -5,8 +5,8 @@
  * of packs of 4 in the L2 cache, which bound the time; then the derivative of l2 is applied to each
  * row once.  Where a table is so small that a block uses each row several times, the block sorts
  * its uses by row first and adds each row once: in ML-1M (3883 rows, 141 loss rows of 129 uses a
- * block) that leaves a fifth of the additions.  In deterministic mode the sums are 64-bit integers,
- * whose order does not matter. */
+ * block) that leaves a fifth of the additions.  In deterministic mode all sums are of 64-bit
+ * integers, whose order does not matter. */
 #include "cuda/ops/sampled_softmax.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
@@ -39,6 +39,12 @@ __device__ static inline int fixed_bits(const softmax_job &j) {
 
 __device__ static inline void fixed_add(unsigned long long *sum, float x, double scale) {
     atomicAdd(sum, (unsigned long long)__double2ll_rn((double)x * scale));
+}
+
+/* Integers cannot represent NaN: `largest` does. */
+__device__ static inline void note_infinite(const softmax_job &j, int64_t m) {
+    int64_t own = m * ((int64_t)j.a.n_negatives + 1) + j.a.n_negatives;
+    if (j.a.positive[m] >= 0 && !isfinite(j.weight[own])) atomicMax(j.largest, 0x7fc00000u);
 }
 
 __device__ static inline float4 scaled(float w, float4 q) {
@@ -81,9 +87,7 @@ static __global__ void __launch_bounds__(THREADS)
     const float *weight = j.weight + m * ((int64_t)j.a.n_negatives + 1);
     const int32_t *negative = j.a.negative + m * j.a.n_negatives;
     double scale = IS_FIXED ? ldexp(1.0, fixed_bits(j)) : 0;
-    /* Integers cannot represent NaN: `largest` does. */
-    if (IS_FIXED && lane == 0 && !isfinite(weight[j.a.n_negatives]))
-        atomicMax(j.largest, 0x7fc00000u);
+    if (IS_FIXED && lane == 0) note_infinite(j, m);
     int use = lane / n_packs, p = lane % n_packs;
     int use_step = WARP / n_packs, p_step = WARP % n_packs;
     while (use <= j.a.n_negatives) {
@@ -184,8 +188,36 @@ __device__ static inline void sort_uses(const softmax_job &j, const sorted &s, i
     __syncthreads();
 }
 
+/* The sum over a block's uses begin .. end - 1, which are of one row of the table, of pack p. */
+__device__ static inline void add_uses(float *to, const sorted &s, int begin, int end, int n_packs,
+                                       int p) {
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int u = begin; u < end; u++) {
+        float4 x = scaled(s.weight[u], s.query[s.who[u] * n_packs + p]);
+        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    }
+    add_pack(to, sum);
+}
+
+/* The same in units of 1 / scale: the sort leaves the uses of a row in any order. */
+__device__ static inline void add_uses_fixed(unsigned long long *to, const sorted &s, int begin,
+                                             int end, int n_packs, int p, double scale) {
+    long long sum[4] = {0, 0, 0, 0};
+    for (int u = begin; u < end; u++) {
+        float4 x = scaled(s.weight[u], s.query[s.who[u] * n_packs + p]);
+        sum[0] += __double2ll_rn((double)x.x * scale);
+        sum[1] += __double2ll_rn((double)x.y * scale);
+        sum[2] += __double2ll_rn((double)x.z * scale);
+        sum[3] += __double2ll_rn((double)x.w * scale);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        atomicAdd(&to[i], (unsigned long long)sum[i]);
+}
+
 /* A block owns `rows` loss rows; when their uses are sorted, a thread owns packs of rows of the
  * table, and reads the queries from shared memory. */
+template <bool IS_FIXED>
 static __global__ void __launch_bounds__(SORT_THREADS)
     sampled_softmax_table_add_sorted_any_kernel(softmax_job j, int rows) {
     extern __shared__ float4 room[];
@@ -199,17 +231,20 @@ static __global__ void __launch_bounds__(SORT_THREADS)
         int64_t at = (first + i / j.width) * j.a.dim + c;
         ((float *)s.query)[i] = c < j.a.dim ? act_at(j.a.query, j.act, at) : 0;
     }
+    double scale = IS_FIXED ? ldexp(1.0, fixed_bits(j)) : 0;
+    for (int i = (int)threadIdx.x; IS_FIXED && i < n; i += SORT_THREADS)
+        note_infinite(j, first + i);
     __syncthreads();
     sort_uses(j, s, first, n * (j.a.n_negatives + 1));
     for (int i = (int)threadIdx.x; i < j.a.n_rows * n_packs; i += SORT_THREADS) {
         int v = i / n_packs, p = i % n_packs;
         int begin = v > 0 ? s.end[v - 1] : 0, end = s.end[v];
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (int u = begin; u < end; u++) {
-            float4 x = scaled(s.weight[u], s.query[s.who[u] * n_packs + p]);
-            sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-        }
-        if (begin < end) add_pack((float *)j.sum + (int64_t)v * j.width + p * 4, sum);
+        int64_t at = (int64_t)v * j.width + p * 4;
+        if (begin == end) continue;
+        if constexpr (IS_FIXED)
+            add_uses_fixed((unsigned long long *)j.sum + at, s, begin, end, n_packs, p, scale);
+        else
+            add_uses((float *)j.sum + at, s, begin, end, n_packs, p);
     }
 }
 
@@ -218,7 +253,7 @@ static int sorted_rows(const cuda_state *cuda, const softmax_job &j) {
     int64_t room = cuda->max_block_shared - 1024 - (int64_t)sorted_bytes(j, 0);
     int64_t rows = cuda_div_up(j.a.n, cuda->n_multiprocessors);
     int64_t fits = room / (int64_t)(sorted_bytes(j, 1) - sorted_bytes(j, 0));
-    if (j.is_fixed || room < 0) return 0;
+    if (room < 0) return 0;
     rows = rows < fits ? rows : fits;
     rows = rows < MAX_SORT_ROWS ? rows : (int64_t)MAX_SORT_ROWS;
     int64_t n_uses = rows * ((int64_t)j.a.n_negatives + 1);
@@ -256,20 +291,24 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <bool IS_FIXED>
-static void launch(cudaStream_t stream, const softmax_job &j, int sort_rows) {
+static status launch(cudaStream_t stream, const softmax_job &j, int sort_rows) {
     unsigned n_loss_blocks = (unsigned)cuda_div_up(j.a.n, WARPS);
     unsigned n_row_blocks = (unsigned)cuda_div_up(j.a.n_rows, WARPS);
     size_t query_bytes = WARPS * (size_t)j.width * sizeof(float);
     if (IS_FIXED)
         sampled_softmax_table_largest_any_kernel<<<n_loss_blocks, THREADS, 0, stream>>>(j);
-    if (sort_rows > 0)
-        sampled_softmax_table_add_sorted_any_kernel<<<(unsigned)cuda_div_up(j.a.n, sort_rows),
-                                                      SORT_THREADS, sorted_bytes(j, sort_rows),
-                                                      stream>>>(j, sort_rows);
-    else
+    if (sort_rows > 0) {
+        size_t bytes = sorted_bytes(j, sort_rows);
+        CUDA_TRY(CUDA_ALLOW_SHARED(sampled_softmax_table_add_sorted_any_kernel<IS_FIXED>, bytes));
+        sampled_softmax_table_add_sorted_any_kernel<IS_FIXED>
+            <<<(unsigned)cuda_div_up(j.a.n, sort_rows), SORT_THREADS, bytes, stream>>>(j,
+                                                                                       sort_rows);
+    } else {
         sampled_softmax_table_add_any_kernel<IS_FIXED>
             <<<n_loss_blocks, THREADS, query_bytes, stream>>>(j);
+    }
     sampled_softmax_table_finish_any_kernel<IS_FIXED><<<n_row_blocks, THREADS, 0, stream>>>(j);
+    return cuda_launched("the gradient of a table in a sampled softmax");
 }
 
 status softmax_table_gradient(backend *be, const softmax_job *j) {
@@ -279,12 +318,5 @@ status softmax_table_gradient(backend *be, const softmax_job *j) {
     CUDA_TRY(cudaMemsetAsync(j->largest, 0, sizeof *j->largest, stream));
     CUDA_TRY(cudaMemsetAsync(j->sum, 0, (size_t)j->a.n_rows * (size_t)j->width * cell, stream));
     int sort_rows = sorted_rows(cuda_of(be), *j);
-    if (sort_rows > 0)
-        CUDA_TRY(CUDA_ALLOW_SHARED(sampled_softmax_table_add_sorted_any_kernel,
-                                   sorted_bytes(*j, sort_rows)));
-    if (j->is_fixed)
-        launch<true>(stream, *j, 0);
-    else
-        launch<false>(stream, *j, sort_rows);
-    return cuda_launched("the gradient of a table in a sampled softmax");
+    return j->is_fixed ? launch<true>(stream, *j, sort_rows) : launch<false>(stream, *j, sort_rows);
 }
