@@ -221,3 +221,95 @@ TEST(newlines_are_counted_in_any_length) {
     memset(text, '\n', sizeof text);
     CHECK_EQ(count_newlines(text, sizeof text), sizeof text);
 }
+
+/* Puts quoted text together again from blocks of every size; no block may end inside quotes. */
+static void check_quotes(const char *text) {
+    csv_format format = {",", true};
+    for (size_t size = 1; size <= strlen(text) + 2; size++) {
+        input *in;
+        blocks *b = open_text(&in, text, strlen(text), size, 40);
+        char joined[1024] = "";
+        text_block block;
+        bool has_block = true;
+        uint64_t line = 1;
+        blocks_set_quotes(b, &format);
+        for (;;) {
+            CHECK_OK(blocks_take(b, 0, &block, &has_block));
+            if (!has_block) break;
+            CHECK_EQ(block.first_line, line);
+            line += block.n_lines;
+            int n_quotes = 0;
+            for (size_t i = 0; i < block.n_bytes; i++)
+                n_quotes += block.text[i] == '"';
+            CHECK_EQ(n_quotes % 2, 0);
+            strncat(joined, block.text, block.n_bytes);
+        }
+        CHECK_STR(joined, text);
+        blocks_destroy(b);
+        input_close(in);
+    }
+}
+
+TEST(no_block_ends_inside_quotes) {
+    check_quotes("a,\"b\nc\",d\n\"\n\"\n\"x\"\"\n\"\"y\",1\n,\"\"\n\"\",2\n");
+    check_quotes("1,\"two\r\nlines\"\r\n3,\"\n\n\n\"\n");
+    /* A quote in the middle of a field is text. */
+    check_quotes("5\" disk,1\n3\" disk,\"a\nb\"\n");
+}
+
+/* A quote that is never closed is text, once the limit of a line is passed; what follows is still
+ * read line by line. */
+TEST(an_open_quote_does_not_swallow_the_file) {
+    static char text[50000]; /* more than is read ahead */
+    csv_format format = {",", true};
+    input *in;
+    text_block block;
+    bool has_block = true;
+    uint64_t n_lines = 0, n_blocks = 0;
+    size_t n = (size_t)sprintf(text, "1,2\n\"3,4\n");
+    for (int i = 0; i < 10000; i++)
+        n += (size_t)sprintf(text + n, "5,6\n");
+    blocks *b = open_text(&in, text, strlen(text), 16, 40);
+    blocks_set_quotes(b, &format);
+    for (; has_block; n_blocks++) {
+        CHECK_OK(blocks_take(b, 0, &block, &has_block));
+        if (has_block) n_lines += block.n_lines;
+    }
+    CHECK_EQ(n_lines, 10002);
+    CHECK(n_blocks > 1000);
+    blocks_destroy(b);
+    input_close(in);
+}
+
+/* Closed quotes without end make a row without end: refused before it fills the memory. */
+TEST(a_row_without_end_is_refused) {
+    static char text[50000];
+    csv_format format = {",", true};
+    input *in;
+    text_block block;
+    bool has_block;
+    for (size_t i = 0; i < 10000; i++)
+        memcpy(text + 4 * i, "\"\n\",", 4);
+    blocks *b = open_text(&in, text, strlen(text), 16, 40);
+    blocks_set_quotes(b, &format);
+    CHECK_FAILS(blocks_take(b, 0, &block, &has_block), ERR_FORMAT,
+                "text:1: the line is longer than 40 bytes");
+    blocks_destroy(b);
+    input_close(in);
+}
+
+TEST(peek_text_gives_whole_lines) {
+    input *in;
+    const char *text;
+    size_t n;
+    blocks *b = open_text(&in, "one\ntwo\nthree", 13, 16, 100);
+    CHECK_OK(blocks_peek_text(b, 10, &text, &n));
+    CHECK_EQ(n, 13); /* the first bytes are read ahead: the end is known */
+    CHECK_EQ(blocks_next_line(b), 1);
+    CHECK_OK(blocks_skip_line(b));
+    CHECK_OK(blocks_peek_text(b, 10, &text, &n));
+    CHECK(n == 9 && memcmp(text, "two\nthree", 9) == 0);
+    CHECK_EQ(blocks_next_line(b), 2);
+    blocks_destroy(b);
+    input_close(in);
+}

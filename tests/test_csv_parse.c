@@ -131,9 +131,7 @@ TEST(bad_rows_name_file_and_line) {
               "f:13: the line has 3 fields, but 4 are needed; is it cut off, or is the delimiter "
               "another one?");
     check_bad(ACTION_STARS, false, "1,2,3,4,5", "f:13: the line has more than 4 fields");
-    check_bad(ACTION_STARS, true, "\"a,2,3,4",
-              "f:13: a quoted field does not end on its line; line breaks inside quotes are not "
-              "supported");
+    check_bad(ACTION_STARS, true, "\"a,2,3,4", "f:13: a quoted field has no closing quote");
     check_bad(ACTION_STARS, true, "\"a\"b,2,3,4",
               "f:13: text follows the closing quote of a field");
     /* Control characters and foreign bytes do not reach the terminal. */

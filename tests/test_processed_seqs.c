@@ -118,8 +118,7 @@ TEST(bad_lists_name_file_line_and_column) {
     check_bad(HEADER ",\"[1]\",\"[1]\",\"[1]\"\n", 1, "in.csv:2: user_id: it is empty");
     check_bad(HEADER "1,\"[1, 2\",\"[1, 2]\",\"[1, 2]\"\n", 1,
               "in.csv:2: movie_id: the list has no closing bracket");
-    check_bad(HEADER "1,\"[1, 2]\",\"[1, 2]\n", 1,
-              "in.csv:2: a quoted field does not end on its line");
+    check_bad(HEADER "1,\"[1, 2]\",\"[1, 2]\n", 1, "in.csv:2: a quoted field has no closing quote");
     check_bad(HEADER "1,\"[1]\",\"[1]\"\n", 1,
               "in.csv:2: the line has 3 fields, but the header has 4; is it cut off?");
     check_bad("a,b,c\n1,2,3\n", 1, "in.csv:1: the header has no column 'user_id'");

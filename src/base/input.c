@@ -39,11 +39,15 @@ void input_close(input *in) {
 
 static status open_file(input *in, const char *path) {
     struct stat info;
-    in->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (in->fd < 0) return fail_errno("%s cannot be opened", path);
+    /* The standard input may be a socket, which cannot be opened again as /dev/stdin. */
+    bool is_standard = strcmp(path, "-") == 0;
+    in->fd =
+        is_standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0) : open(path, O_RDONLY | O_CLOEXEC);
+    if (in->fd < 0)
+        return fail_errno("%s cannot be opened", is_standard ? "the standard input" : path);
     if (fstat(in->fd, &info) != 0) return fail_errno("%s cannot be examined", path);
     if (S_ISDIR(info.st_mode)) return fail(ERR_IO, "%s is a folder; a file is needed here", path);
-    in->is_seekable = S_ISREG(info.st_mode);
+    in->is_seekable = S_ISREG(info.st_mode) && !is_standard; /* it may be read half-way already */
     in->file_bytes = in->is_seekable ? (uint64_t)info.st_size : 0;
     /* Only a hint: the file is read all the same where the file system ignores it. */
     (void)posix_fadvise(in->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
@@ -182,7 +186,7 @@ static status unwrap(input **top, content_kind *out_kind) {
 status input_open_stack(input **out, const char *path, content_kind *out_kind) {
     input *top;
     *out = NULL;
-    TRY(input_create(&top, path));
+    TRY(input_create(&top, strcmp(path, "-") == 0 ? "stdin" : path));
     status st = open_file(top, path);
     if (st == OK) st = unwrap(&top, out_kind);
     if (st != OK) {
@@ -213,7 +217,14 @@ status input_open(input **out, const char *path) {
     content_kind kind;
     TRY(input_open_stack(out, path, &kind));
     if (kind != CONTENT_ARCHIVE) return OK;
+    const input *file = *out;
+    while (file->below != NULL)
+        file = file->below;
+    bool is_file = file->is_seekable;
     input_close(*out);
     *out = NULL;
+    if (!is_file)
+        return fail(ERR_UNSUPPORTED, "%s: an archive cannot come through a pipe; give the file",
+                    path);
     return open_only_member(out, path);
 }

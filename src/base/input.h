@@ -16,8 +16,8 @@
 typedef struct input input;
 typedef struct bundle bundle;
 
-/* Opens one file; .gz .xz .bz2 .zst are recognised by their content and decompressed.  A path of an
- * archive with exactly one file in it opens that file. */
+/* Opens one file, or the standard input as "-"; .gz .xz .bz2 .zst are recognised by their content
+ * and decompressed.  A path of an archive with exactly one file in it opens that file. */
 status input_open(input **out, const char *path);
 
 /* Reads up to n bytes; *got = 0 only at the end.  A damaged stream is ERR_FORMAT with the name. */

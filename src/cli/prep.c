@@ -1,4 +1,5 @@
 /* hstu prep: a data set in the form it is published in, to one sequence file. */
+#include <errno.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +22,9 @@
 typedef struct prep_options {
     const source *src;
     source_request request;
-    const char *input, *out, *emit_csv, *item_name, *url;
+    arg_list inputs;   /* --input, and the words after the source: a pattern of the shell */
+    const char *input; /* the first of them; the archive after a download */
+    const char *out, *emit_csv, *item_name, *url;
     bool is_json, is_download;
     char archive[4096]; /* path of a downloaded archive */
 } prep_options;
@@ -38,11 +41,13 @@ static const char notes[] =
     "--input is a folder, the original archive as it is, or a single file, compressed or not. "
     "With --download it is the folder the archive is kept in; default: the folder around --out.\n"
     "\n"
-    "csv: columns are header names, or numbers from 1. Without --user-col and the other "
-    "column options, common names are tried (user_id, item_id, timestamp, ...), or columns 1, 2, 3 "
-    "if there is no header. --header auto takes the first row as a header if no field of it is a "
-    "number. Ids are 64-bit integers unless --string-ids; times are integers ('none': the order of "
-    "the file).\n"
+    "csv: --input is one or more files, folders of parts, archives, pipes, or '-' for the standard "
+    "input; all are read as one table. Columns are header names, or numbers from 1. Without "
+    "--user-col and the other column options, the usual names are tried (user_id, uid, item_id, "
+    "asin, timestamp, ts, rating, ...), or columns 1, 2, 3 if there is no header. What was taken "
+    "for "
+    "what is said on stderr. --header auto takes the first row as a header if no field of it is a "
+    "number or a date. Times are numbers or ISO 8601 dates. Quoted fields may hold line breaks.\n"
     "\n"
     "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has "
     "ratings as in the source.\n"
@@ -50,12 +55,29 @@ static const char notes[] =
     "Examples:\n"
     "  hstu prep ml-1m --download --out data/ml-1m\n"
     "  hstu prep csv --input clicks.csv.gz --user-col uid --item-col sku \\\n"
-    "      --time-col ts --out data/clicks\n";
+    "      --time-col ts --out data/clicks\n"
+    "  hstu prep csv --input logs/*.csv --action-map view=0,cart=1,buy=2 \\\n"
+    "      --min-user-events 5 --min-item-events 5 --out data/shop\n"
+    "  zcat old.csv.gz | hstu prep csv --input - --skip-bad 100 --out data/old\n";
+
+/* "--input logs/a.csv logs/b.csv": what the shell makes of a pattern. */
+static status take_inputs(prep_options *o, const char **words, int n) {
+    arg_list *list = &o->inputs;
+    if (n > 0 && (list->n_items == 0 || !o->src->is_table))
+        return fail(ERR_USAGE, "'%s' is one argument too many; give files with --input", words[0]);
+    for (int i = 0; i < n; i++) {
+        TRY(MEM_RESIZE(&list->item, list->n_items + 1));
+        list->item[list->n_items++] = words[i];
+    }
+    if (list->n_items > 0) o->input = list->item[0];
+    return OK;
+}
 
 static status parse_options(int argc, char **argv, prep_options *o, bool *is_help) {
     source_request *r = &o->request;
     const arg_option options[] = {
-        {"--input", ARG_TEXT, &o->input, "PATH", "folder, archive or file to read", 0, 0},
+        {"--input", ARG_LIST, &o->inputs, "PATH...",
+         "folder, archive or file to read; csv: several, and '-' for the standard input", 0, 0},
         {"--out", ARG_TEXT, &o->out, "DIR", "folder to write data.seq to; an old one is replaced",
          0, 0},
         {"--json", ARG_FLAG, &o->is_json, NULL, "print the summary as one JSON object", 0, 0},
@@ -68,36 +90,57 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         {"--url", ARG_TEXT, &o->url, "URL", "another place to download it from", 0, 0},
         {"--drop-duplicates", ARG_FLAG, &r->drop_duplicates, NULL,
          "drop events equal to the one before: same user, item, time, action", 0, 0},
+        {"--min-user-events", ARG_INT, &r->min_user_events, "K",
+         "leave out users with fewer events, and items by --min-item-events, until all that are "
+         "left have enough",
+         0, UINT32_MAX},
+        {"--min-item-events", ARG_INT, &r->min_item_events, "K",
+         "likewise items; both together are a k-core", 0, UINT32_MAX},
         {"--random-logs", ARG_FLAG, &r->has_random_logs, NULL,
          "kuairand: the logs of randomly exposed videos too", 0, 0},
         {"--user-col", ARG_TEXT, &r->user_col, "COL", "csv: column of the user", 0, 0},
         {"--item-col", ARG_TEXT, &r->item_col, "COL", "csv: column of the item", 0, 0},
         {"--time-col", ARG_TEXT, &r->time_col, "COL", "csv: column of the time, or none", 0, 0},
-        {"--action-col", ARG_TEXT, &r->action_col, "COL", "csv: column of the action; default none",
-         0, 0},
+        {"--action-col", ARG_TEXT, &r->action_col, "COL",
+         "csv: column of the action, or none; default: rating, event_type, ... if there is one", 0,
+         0},
         {"--action-kind", ARG_TEXT, &r->action_kind, "KIND",
-         "what it holds: none, stars (1..5), half-stars (.5..5), bits (0..255) or code (default)",
+         "what it holds: none, stars (1..5), half-stars (.5..5), bits (0..255) or code; default: "
+         "found in the data",
          0, 0},
+        {"--action-map", ARG_TEXT, &r->action_map, "MAP",
+         "csv: actions that are texts, as view=1,buy=2; * stands for every other text", 0, 0},
         {"--delimiter", ARG_TEXT, &r->delimiter, "D",
-         "csv: one or two characters, or tab, comma, pipe, semicolon, space; default comma", 0, 0},
+         "csv: one or two characters, or tab, comma, pipe, semicolon, space; default: found in the "
+         "data",
+         0, 0},
         {"--header", ARG_TEXT, &r->header, "WHEN", "csv: yes, no or auto (default)", 0, 0},
-        {"--time-unit", ARG_TEXT, &r->time_unit, "UNIT", "csv: times are in s (default) or ms", 0,
-         0},
-        {"--string-ids", ARG_FLAG, &r->has_text_ids, NULL, "csv: ids are strings, not numbers", 0,
-         0},
+        {"--time-unit", ARG_TEXT, &r->time_unit, "UNIT",
+         "csv: times are in s, ms, us, ns, or dates (iso); default: found in the data", 0, 0},
+        {"--string-ids", ARG_FLAG, &r->has_text_ids, NULL,
+         "csv: ids are strings, even where they look like numbers", 0, 0},
+        {"--skip-bad", ARG_INT, &r->skip_bad, "N",
+         "csv: skip up to N rows that cannot be read, and list them in DIR/skipped.txt; default: "
+         "the "
+         "first is an error",
+         0, 1000000},
         {0}};
     const arg_spec spec = {
-        .usage = "hstu prep SOURCE --input PATH --out DIR [options]",
+        .usage = "hstu prep SOURCE --input PATH... --out DIR [options]",
         .summary = "Reads a data set and writes it as one sequence file, DIR/data.seq: each user's "
                    "events in order of time, titles, contextual features.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
+        .max_positional = argc,
         .notes = notes};
-    const char *name = NULL;
+    const char **words;
     int n = 0;
-    TRY(args_parse(&spec, argc, argv, &name, &n, is_help));
-    return *is_help ? OK : source_find(name, &o->src);
+    TRY(MEM_NEW(&words, (size_t)argc));
+    status st = args_parse(&spec, argc, argv, words, &n, is_help);
+    if (st == OK && !*is_help) st = source_find(words[0], &o->src);
+    if (st == OK && !*is_help) st = take_inputs(o, words + 1, n - 1);
+    mem_free(words);
+    return st;
 }
 
 /* The folder that contains a path; "." for a bare name. */
@@ -133,8 +176,9 @@ static status check_emit_csv(const prep_options *o) {
     char data[4096];
     if (o->emit_csv == NULL)
         return o->item_name != NULL ? fail(ERR_USAGE, "--item-name needs --emit-csv") : OK;
-    if (o->input != NULL && is_same_file(o->emit_csv, o->input))
-        return fail(ERR_USAGE, "--emit-csv %s is the input; give another file", o->emit_csv);
+    for (size_t i = 0; i < o->inputs.n_items; i++)
+        if (is_same_file(o->emit_csv, o->inputs.item[i]))
+            return fail(ERR_USAGE, "--emit-csv %s is the input; give another file", o->emit_csv);
     TRY(path_join(data, sizeof data, o->out, "data.seq"));
     if (strcmp(o->emit_csv, data) == 0 || is_same_file(o->emit_csv, data))
         return fail(ERR_USAGE, "--emit-csv %s is where the data goes; give another file",
@@ -148,6 +192,8 @@ static status check_options(const prep_options *o) {
         return fail(ERR_USAGE,
                     "--input is missing: the folder, archive or file to read (or --download)");
     if (o->url != NULL && !o->is_download) return fail(ERR_USAGE, "--url needs --download");
+    if (o->is_download && o->inputs.n_items > 1)
+        return fail(ERR_USAGE, "with --download, --input is one folder");
     TRY(check_emit_csv(o));
     return check_target(o->out);
 }
@@ -212,15 +258,19 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
     json_key_int(w, "max_len", (int64_t)s->max_len);
     json_key_int(w, "first_time", s->first_time);
     json_key_int(w, "last_time", s->last_time);
+    json_key_int(w, "time_per_second", s->time_per_second);
     json_key_int(w, "duplicates", (int64_t)s->n_duplicates);
     json_key_int(w, "out_of_order", (int64_t)s->n_out_of_order);
     json_key_int(w, "filtered", (int64_t)s->n_filtered_events);
+    json_key_int(w, "filtered_users", (int64_t)s->n_filtered_users);
+    json_key_int(w, "filtered_items", (int64_t)s->n_filtered_items);
+    json_key_int(w, "skipped", (int64_t)s->n_skipped);
     json_key_double(w, "seconds", seconds);
     return json_line_print(&line);
 }
 
 static void print_summary(const prep_options *o, const builder_stats *s, double seconds) {
-    char a[SHOW_BYTES], b[SHOW_BYTES], rate[32];
+    char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES], rate[32];
     show_style style = show_stdout_style();
     double rows = (double)(s->n_events + s->n_filtered_events);
     human_count(rate, sizeof rate, seconds > 0 ? rows / seconds : rows);
@@ -231,8 +281,12 @@ static void print_summary(const prep_options *o, const builder_stats *s, double 
     printf("  Events      %12s   longest history %s\n", show_count(a, s->n_events),
            show_count(b, s->max_len));
     if (s->n_filtered_events > 0)
-        printf("  Left out    %12s   events of rare items and users\n",
-               show_count(a, s->n_filtered_events));
+        printf("  Left out    %12s   events of %s rare users and %s rare items\n",
+               show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),
+               show_count(c, s->n_filtered_items));
+    if (s->n_skipped > 0)
+        printf("  Skipped     %12s   bad lines, in %s/skipped.txt\n", show_count(a, s->n_skipped),
+               o->out);
     if (s->n_duplicates > 0)
         printf("  Duplicates  %12s   %s\n", show_count(a, s->n_duplicates),
                o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them");
@@ -254,8 +308,48 @@ static status write_csv(const prep_options *o, const source_result *r, pool *p, 
 static status write_data(const prep_options *o, const source_result *r, const buf *meta,
                          builder_stats *stats) {
     status st = builder_write(r->build, o->out, buf_str(meta), stats);
+    stats->n_skipped = r->bad != NULL ? bad_lines_count(r->bad) : 0;
     /* The builder knows no file names, so its messages get the input's name here. */
     return st == ERR_FORMAT ? fail_prefix(st, "%s", o->input) : st;
+}
+
+static status read_source(const prep_options *o, pool *p, source_result *r) {
+    bool is_several = o->inputs.n_items > 1;
+    return source_read(o->src, &o->request, is_several ? o->inputs.item : &o->input,
+                       is_several ? o->inputs.n_items : 1, p, r);
+}
+
+/* DIR/skipped.txt: every row that was skipped, as "file:line: reason".  An old list goes. */
+static status write_skipped(const prep_options *o, bad_lines *bad) {
+    enum { SHOWN_LINES = 10 };
+    char path[4096];
+    out_file *f;
+    uint64_t n = bad != NULL ? bad_lines_count(bad) : 0;
+    TRY(path_join(path, sizeof path, o->out, "skipped.txt"));
+    if (n == 0) {
+        if (unlink(path) != 0 && errno != ENOENT) return fail_errno("%s cannot be removed", path);
+        return OK;
+    }
+    log_warn("%llu bad lines were skipped; all of them: %s", (unsigned long long)n, path);
+    TRY(out_file_create(&f, path));
+    status st = OK;
+    for (uint64_t i = 0; st == OK && i < n; i++) {
+        const char *line = bad_lines_get(bad, i);
+        if (i < SHOWN_LINES) log_info("  %s", line);
+        st = out_file_write(f, line, strlen(line));
+        if (st == OK) st = out_file_write(f, "\n", 1);
+    }
+    if (st == OK) return out_file_commit(f);
+    out_file_abandon(f);
+    return st;
+}
+
+/* One line: what the times were taken for, and their range, which shows a wrong guess. */
+static void say_times(const source_result *r, const builder_stats *s) {
+    char first[SHOW_BYTES], last[SHOW_BYTES];
+    if (r->times == NULL) return;
+    log_info("times: %s, %s .. %s", r->times, show_date(first, s->first_time / s->time_per_second),
+             show_date(last, s->last_time / s->time_per_second));
 }
 
 /* Reads, writes the sequence file, and the csv if one is wanted.  The csv is opened first, so that
@@ -266,9 +360,11 @@ static status run(const prep_options *o, pool *p, builder_stats *stats) {
     buf meta;
     buf_init(&meta);
     status st = o->emit_csv != NULL ? out_file_create(&csv, o->emit_csv) : OK;
-    if (st == OK) st = source_read(o->src, &o->request, o->input, p, &r);
+    if (st == OK) st = read_source(o, p, &r);
     if (st == OK) st = make_meta(o, &r, &meta);
     if (st == OK) st = write_data(o, &r, &meta, stats);
+    if (st == OK) say_times(&r, stats);
+    if (st == OK) st = write_skipped(o, r.bad);
     if (st == OK && csv != NULL) st = write_csv(o, &r, p, csv);
     if (st == OK && csv != NULL) {
         st = out_file_commit(csv);

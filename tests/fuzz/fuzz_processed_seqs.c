@@ -23,9 +23,11 @@ static void read_list(const csv_field *field) {
             element.text + element.n_bytes > field->text + field->n_bytes)
             abort();
         (void)number_read(element.text, element.n_bytes, &value);
-        (void)csv_parse_time(element.text, element.n_bytes, &value);
+        const time_plan integers = {.form = TIME_RAW};
+        int digits = 0;
+        (void)time_parse(&integers, element.text, element.n_bytes, &value, &digits);
         for (int kind = ACTION_NONE; kind <= ACTION_CODE; kind++)
-            (void)csv_parse_action((action_kind)kind, element.text, element.n_bytes, &action);
+            (void)action_parse((action_kind)kind, element.text, element.n_bytes, &action);
     }
 }
 

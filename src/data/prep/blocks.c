@@ -8,6 +8,9 @@
 /* Bytes read ahead at the start of a stream; more where the first line is longer. */
 enum { FIRST_BYTES = 4096 };
 
+/* A row with line breaks inside quotes may be as long as this many of the longest lines. */
+enum { ROW_LINES = 8 };
+
 typedef struct worker_buffer {
     char *text;
     size_t capacity;
@@ -25,6 +28,8 @@ struct blocks {
     uint64_t failed_sequence;
     failure first_failure;
     progress *bar;
+    bool has_quotes;   /* rows may hold line breaks */
+    csv_format format; /* then: of the quotes */
     int n_workers;
     worker_buffer *buffer; /* (n_workers) */
 };
@@ -148,10 +153,41 @@ status blocks_skip_line(blocks *b) {
     return OK;
 }
 
-/* Reads into the worker's buffer until it holds at least one whole line and, if the stream has as
- * many, block_bytes bytes.  *cut = the bytes of whole lines. */
+status blocks_peek_text(blocks *b, size_t wanted, const char **text, size_t *n_bytes) {
+    TRY(MEM_RESERVE(&b->carry, &b->carry_capacity, wanted + 1));
+    TRY(fill(b, b->carry, &b->carry_bytes, wanted));
+    const char *last = memrchr(b->carry, '\n', b->carry_bytes);
+    *text = b->carry;
+    *n_bytes = b->is_at_end ? b->carry_bytes : last != NULL ? (size_t)(last - b->carry) + 1 : 0;
+    return OK;
+}
+
+void blocks_set_quotes(blocks *b, const csv_format *format) {
+    b->has_quotes = format->has_quotes;
+    b->format = *format;
+}
+
+/* The bytes up to the last line end that is outside quotes; 0 if there is none.  Most data has no
+ * quotes at all: then this is one fast search. */
+static size_t cut_rows(const blocks *b, const char *text, size_t n) {
+    const char *at = text, *end = text + n, *last = NULL;
+    while (at < end) {
+        const char *quote = b->has_quotes ? memchr(at, '"', (size_t)(end - at)) : NULL;
+        const char *stop = quote != NULL ? quote : end, *newline;
+        newline = memrchr(at, '\n', (size_t)(stop - at));
+        if (newline != NULL) last = newline;
+        if (quote == NULL) break;
+        const char *close = csv_skip_quoted(&b->format, text, quote, end);
+        if (close == NULL && (size_t)(end - quote) <= b->max_line_bytes) break;
+        at = close == NULL || (size_t)(close - quote) > b->max_line_bytes ? quote + 1 : close + 1;
+    }
+    return last != NULL ? (size_t)(last - text) + 1 : 0;
+}
+
+/* Reads into the worker's buffer until it holds at least one whole row and, if the stream has as
+ * many, block_bytes bytes.  *cut = the bytes of whole rows. */
 static status read_lines(blocks *b, worker_buffer *w, size_t *used, size_t *cut) {
-    size_t wanted = b->carry_bytes > b->block_bytes ? b->carry_bytes : b->block_bytes, seen = 0;
+    size_t wanted = b->carry_bytes > b->block_bytes ? b->carry_bytes : b->block_bytes;
     *used = 0;
     for (;;) {
         TRY(MEM_RESERVE(&w->text, &w->capacity, wanted + 1 + BLOCKS_PADDING));
@@ -162,13 +198,12 @@ static status read_lines(blocks *b, worker_buffer *w, size_t *used, size_t *cut)
         }
         TRY(fill(b, w->text, used, wanted));
         if (b->is_at_end) break;
-        const char *last = memrchr(w->text + seen, '\n', *used - seen);
-        if (last != NULL) {
-            *cut = (size_t)(last - w->text) + 1;
-            return OK;
-        }
-        if (*used > b->max_line_bytes) return fail_long_line(b, b->next_line);
-        seen = *used;
+        *cut = cut_rows(b, w->text, *used);
+        if (*cut > 0) return OK;
+        /* Without a line end this is one long line; with some, a row of several lines. */
+        bool is_line = memchr(w->text, '\n', *used) == NULL;
+        if (*used > (is_line ? 1 : ROW_LINES) * b->max_line_bytes)
+            return fail_long_line(b, b->next_line);
         wanted *= 2;
     }
     if (*used > 0 && w->text[*used - 1] != '\n') w->text[(*used)++] = '\n';
@@ -277,6 +312,10 @@ status blocks_run(blocks *b, pool *p, block_fn fn, void *ctx) {
 
 uint64_t blocks_next_sequence(const blocks *b) {
     return b->next_sequence;
+}
+
+uint64_t blocks_next_line(const blocks *b) {
+    return b->next_line;
 }
 
 const char *blocks_name(const blocks *b) {

@@ -1,4 +1,5 @@
-/* Blocks: a stream of text cut into blocks of whole lines, for parsing in parallel.
+/* Blocks: a stream of text cut into blocks of whole rows, for parsing in parallel.  A row is a
+ * line, or several where a quoted field has line breaks (blocks_set_quotes).
  *
  * Every worker of a pool loops { take the next block; parse it }.  Blocks are numbered in the order
  * of the stream and their size does not depend on the number of threads, so a result assembled in
@@ -20,6 +21,7 @@
 #include "base/pool.h"
 #include "base/progress.h"
 #include "base/status.h"
+#include "data/prep/csv_layout.h"
 
 enum {
     BLOCKS_DEFAULT_BYTES = 2 << 20,
@@ -33,6 +35,7 @@ typedef struct text_block {
     uint64_t sequence;   /* number of the block in the source, over all its files */
     uint64_t first_line; /* number of its first line in the file, from 1 */
     uint64_t n_lines;
+    int time_digits; /* set by the parser: digits after the second that the times need */
 } text_block;
 
 typedef struct blocks_options {
@@ -53,6 +56,14 @@ void blocks_destroy(blocks *b); /* NULL is fine */
 status blocks_peek_line(blocks *b, const char **line, size_t *n_bytes, bool *has_line);
 status blocks_skip_line(blocks *b);
 
+/* The first bytes of the stream, before any block was taken: whole lines, at most `wanted` bytes of
+ * them; fewer only at the end of the stream or if a line is longer.  Valid until the next call. */
+status blocks_peek_text(blocks *b, size_t wanted, const char **text, size_t *n_bytes);
+
+/* Quoted fields of this format may hold line breaks: no block ends inside one.  A quote that is not
+ * closed within the limit of a line counts as text.  Before any block was taken. */
+void blocks_set_quotes(blocks *b, const csv_format *format);
+
 /* The next block for this worker; *has_block = false at the end, and after a failure anywhere. */
 status blocks_take(blocks *b, int worker, text_block *out, bool *has_block);
 
@@ -63,6 +74,7 @@ status blocks_run(blocks *b, pool *p, block_fn fn, void *ctx);
 
 /* The number of the next block, after all blocks were taken; and the file's name for messages. */
 uint64_t blocks_next_sequence(const blocks *b);
+uint64_t blocks_next_line(const blocks *b); /* likewise its first line; before any was taken too */
 const char *blocks_name(const blocks *b);
 
 /* The number of newlines in n bytes. */

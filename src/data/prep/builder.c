@@ -120,6 +120,10 @@ status sink_end_block(builder_sink *s) {
     return st;
 }
 
+void sink_keep_digits(builder_sink *s, int digits) {
+    if (digits > s->time_digits) s->time_digits = digits;
+}
+
 status sink_user(builder_sink *s, int64_t id, uint32_t *out) {
     return dictionary_number(&s->users, id, out);
 }

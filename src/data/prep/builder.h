@@ -22,10 +22,14 @@ typedef struct builder_sink builder_sink;
 typedef struct builder_options {
     bool has_text_users, has_text_items; /* ids are strings, not 64-bit integers */
     action_kind actions;
-    int64_t time_per_second;
+    int64_t time_per_second;  /* of the times added; ignored if they are in nanoseconds */
+    bool has_ns_times;        /* times are nanoseconds since 1970; the file has the coarsest ticks
+                                 that keep all of them: seconds, milli-, micro- or nanoseconds */
+    int min_time_digits;      /* has_ns_times: at least 10^this ticks a second: 0, 3, 6 or 9 */
     uint32_t min_item_events; /* drop items with fewer events, counted once on the raw data; 0: keep
                                  all */
     uint32_t min_user_events; /* likewise users; again on the remaining events (amzn-books) */
+    bool is_k_core;       /* repeat both minima until every user and item left has enough events */
     bool drop_duplicates; /* drop an event equal to the one before it: same user, item, time, action
                            */
 } builder_options;
@@ -36,7 +40,10 @@ typedef struct builder_stats {
     uint64_t n_duplicates;      /* equal to the event before: kept unless drop_duplicates */
     uint64_t n_out_of_order;    /* events older than one read before them of the same user */
     uint64_t n_filtered_events; /* dropped by min_item_events and min_user_events */
-    int64_t first_time, last_time;
+    uint64_t n_filtered_users, n_filtered_items; /* that had events, and have none left */
+    uint64_t n_skipped;                          /* bad rows: the caller's to fill in */
+    int64_t first_time, last_time;               /* in ticks */
+    int64_t time_per_second;                     /* ticks a second of the file */
 } builder_stats;
 
 status builder_create(builder **out, const builder_options *options, pool *p);
@@ -49,6 +56,9 @@ builder_sink *builder_get_sink(builder *b, int worker);
  * Blocks of a source are numbered from 0 in the order of the source, over all its files. */
 status sink_begin_block(builder_sink *s, uint64_t sequence, uint64_t max_events);
 status sink_end_block(builder_sink *s);
+
+/* has_ns_times: an added time needs 3, 6 or 9 digits after the second (0: none). */
+void sink_keep_digits(builder_sink *s, int digits);
 
 /* Adds an event.  Ids are numbers or strings, as the options say. */
 status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, int64_t time);

@@ -28,6 +28,7 @@ struct builder_sink {
     uint32_t index;
     dictionary users, items;
     event_block *open; /* the block being filled, or NULL */
+    int time_digits;   /* has_ns_times: digits after the second that its times need */
 };
 
 /* A contextual feature: for each user of `context_users`, the index of its value in `values`, plus
@@ -86,12 +87,18 @@ typedef struct write_job {
     id_space users, items;
     uint64_t *offsets;     /* (n_users + 1): places of the gathered events */
     uint64_t *out_offsets; /* (n_users + 1): offsets in the file, where duplicates may be dropped */
+    int64_t ns_per_tick;   /* has_ns_times, else 1: what the added times are divided by */
     builder_stats *stats;
 } write_job;
 
-/* Merges ids, drops rare users and items, and renumbers every event; fills job->offsets and the
- * counts of job->stats.  A dropped event has user DROPPED. */
+/* Merges ids, drops rare users and items, renumbers every event and brings its time to the ticks of
+ * the file; fills job->offsets and the counts of job->stats.  A dropped event has user DROPPED. */
 status builder_renumber(write_job *job);
+
+/* The k-core: drops the events of users and items that have fewer events than the minima of the
+ * options, until all that are left have enough.  Events hold places in the merged order; the counts
+ * of job->users and job->items become what is left. */
+status builder_k_core(write_job *job);
 
 /* Ids, titles and context as columns: created, declared and written in this order. */
 typedef struct vocab_output vocab_output;

@@ -90,12 +90,12 @@ static status number_ids(write_job *job) {
     builder *b = job->b;
     id_space *users = &job->users, *items = &job->items;
     bool has_minima = b->options.min_item_events > 0 || b->options.min_user_events > 0;
-    if (has_minima) TRY(apply_minima(job));
+    if (has_minima) TRY(b->options.is_k_core ? builder_k_core(job) : apply_minima(job));
     for (uint32_t u = 0; u < users->n; u++)
         users->number[u] = users->count[u] > 0 ? users->n_kept++ : DROPPED;
     uint8_t *is_listed;
     TRY(MEM_NEW(&is_listed, items->n));
-    for (uint32_t i = 0; !has_minima && i < b->catalogue.n; i++)
+    for (uint32_t i = 0; b->options.min_item_events == 0 && i < b->catalogue.n; i++)
         is_listed[items->rank[b->n_sinks][i]] = 1;
     for (uint32_t i = 0; i < items->n; i++)
         items->number[i] = items->count[i] > 0 || is_listed[i] ? ++items->n_kept : DROPPED;
@@ -103,11 +103,38 @@ static status number_ids(write_job *job) {
     return OK;
 }
 
+/* The ticks of the file: as many a second as the finest time needs. */
+static void choose_ticks(write_job *job) {
+    const builder *b = job->b;
+    int digits = b->options.min_time_digits;
+    job->ns_per_tick = 1;
+    job->stats->time_per_second = b->options.time_per_second;
+    if (!b->options.has_ns_times) return;
+    for (uint32_t i = 0; i < b->n_sinks; i++)
+        if (b->sinks[i].time_digits > digits) digits = b->sinks[i].time_digits;
+    job->stats->time_per_second = 1;
+    for (int i = 0; i < digits; i++)
+        job->stats->time_per_second *= 10;
+    job->ns_per_tick = 1000000000 / job->stats->time_per_second;
+}
+
+/* Exact, as every time is a whole number of ticks.  A constant divisor is a multiplication. */
+static void scale_times(event_block *block, int64_t ns_per_tick) {
+    int64_t *time = block->time;
+    if (ns_per_tick == 1000000000)
+        for (uint64_t i = 0; i < block->n; i++)
+            time[i] /= 1000000000;
+    else if (ns_per_tick > 1)
+        for (uint64_t i = 0; i < block->n; i++)
+            time[i] /= ns_per_tick;
+}
+
 /* Places in the merged order become final numbers; a dropped event has user DROPPED. */
 static status number_block(void *ctx, int64_t chunk, int worker) {
     (void)worker;
     write_job *job = ctx;
     event_block *block = job->b->blocks[chunk];
+    scale_times(block, job->ns_per_tick);
     for (uint64_t i = 0; i < block->n; i++) {
         uint32_t user = block->user[i] == DROPPED ? DROPPED : job->users.number[block->user[i]];
         block->user[i] = user;
@@ -130,6 +157,15 @@ static status make_offsets(write_job *job) {
     return OK;
 }
 
+/* Counts users and items with events, before (sign 1) and after (-1) the minima. */
+static void count_filtered(write_job *job, int sign) {
+    const id_space *users = &job->users, *items = &job->items;
+    for (uint32_t u = 0; u < users->n; u++)
+        job->stats->n_filtered_users += (uint64_t)(users->count[u] > 0 ? sign : 0);
+    for (uint32_t i = 0; i < items->n; i++)
+        job->stats->n_filtered_items += (uint64_t)(items->count[i] > 0 ? sign : 0);
+}
+
 status builder_renumber(write_job *job) {
     builder *b = job->b;
     uint64_t n_raw = 0;
@@ -140,7 +176,10 @@ status builder_renumber(write_job *job) {
     TRY(id_space_merge(b, false, &job->users));
     TRY(id_space_merge(b, true, &job->items));
     TRY(pool_run(b->workers, (int64_t)b->n_blocks, rank_block, job));
+    count_filtered(job, 1);
     TRY(number_ids(job));
+    count_filtered(job, -1);
+    choose_ticks(job);
     TRY(pool_run(b->workers, (int64_t)b->n_blocks, number_block, job));
     TRY(make_offsets(job));
     job->stats->n_filtered_events = n_raw - job->offsets[job->users.n_kept];

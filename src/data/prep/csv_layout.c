@@ -22,9 +22,7 @@ static status split_quoted(const csv_format *f, char **at, char *end, csv_field 
     char *from = *at, *to = *at;
     out->text = *at;
     for (;; from++) {
-        if (from == end)
-            return fail(ERR_FORMAT, "a quoted field does not end on its line; line breaks inside "
-                                    "quotes are not supported");
+        if (from == end) return fail(ERR_FORMAT, "a quoted field has no closing quote");
         if (*from == '"') {
             if (from + 1 == end || from[1] != '"') break;
             from++;
@@ -36,6 +34,35 @@ static status split_quoted(const csv_format *f, char **at, char *end, csv_field 
     if (*at < end && !is_delimiter(f, *at, end))
         return fail(ERR_FORMAT, "text follows the closing quote of a field");
     return OK;
+}
+
+/* Whether a field begins at `at`. */
+static bool is_field_start(const csv_format *f, const char *text, const char *at) {
+    size_t n = delimiter_bytes(f);
+    if (at == text || at[-1] == '\n') return true;
+    return (size_t)(at - text) >= n && memcmp(at - n, f->delimiter, n) == 0;
+}
+
+const char *csv_skip_quoted(const csv_format *f, const char *text, const char *quote,
+                            const char *end) {
+    if (!is_field_start(f, text, quote)) return quote;
+    for (const char *at = quote + 1;; at += 2) {
+        at = memchr(at, '"', (size_t)(end - at));
+        if (at == NULL) return NULL;
+        if (at + 1 == end || at[1] != '"') return at;
+    }
+}
+
+size_t csv_row_bytes(const csv_format *f, const char *text, size_t n) {
+    const char *at = text, *end = text + n;
+    for (;;) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        if (newline == NULL) return n;
+        const char *quote = f->has_quotes ? memchr(at, '"', (size_t)(newline - at)) : NULL;
+        const char *close = quote != NULL ? csv_skip_quoted(f, text, quote, end) : NULL;
+        if (close == NULL) return (size_t)(newline - text) + 1;
+        at = close + 1;
+    }
 }
 
 status csv_split(const csv_format *f, char *line, size_t n_bytes, csv_field *fields, int max,

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "data/prep/time_text.h"
 #include "data/set/seq_file.h"
 
 enum { CSV_MAX_COLUMNS = 1024, CSV_NAME_BYTES = 64 };
@@ -18,7 +19,7 @@ enum { CSV_MAX_COLUMNS = 1024, CSV_NAME_BYTES = 64 };
 /* How rows are cut into fields. */
 typedef struct csv_format {
     char delimiter[3]; /* one or two characters: ",", "\t", "|", "::" */
-    bool has_quotes;   /* RFC 4180: "a field, with "" inside"; never over a line end */
+    bool has_quotes;   /* RFC 4180: "a field, with "" and line breaks inside" */
 } csv_format;
 
 /* A field of a row, without its quotes.  A view of the line; doubled quotes are undone in place. */
@@ -26,6 +27,14 @@ typedef struct csv_field {
     char *text;
     size_t n_bytes;
 } csv_field;
+
+/* If the quote in text.. opens a field (it is the first character of one): its closing quote, or
+ * NULL if there is none before `end`.  Else the quote itself, which is text. */
+const char *csv_skip_quoted(const csv_format *f, const char *text, const char *quote,
+                            const char *end);
+
+/* The bytes of the first row of a text, its line end included; n if it does not end. */
+size_t csv_row_bytes(const csv_format *f, const char *text, size_t n);
 
 /* Cuts one line (without its end) into at most max fields; *n = how many there are, or max + 1 if
  * there are more.  ERR_FORMAT, without file and line, for malformed quotes. */
@@ -49,9 +58,15 @@ typedef struct csv_column {
     const char *column; /* "userId", or "1" */
 } csv_column;
 
+struct action_map;
+struct bad_lines;
+
 typedef struct csv_layout {
     csv_format format;
-    action_kind actions;                 /* what the ACTION column holds; BITS with ROLE_BIT* too */
+    time_plan times;              /* what the TIME column holds */
+    const struct action_map *map; /* texts of the ACTION column; NULL: numbers only */
+    struct bad_lines *bad;        /* collects bad rows, which are then skipped; NULL: they fail */
+    action_kind actions;          /* what the ACTION column holds; BITS with ROLE_BIT* too */
     bool has_text_users, has_text_items; /* ids are texts */
     bool can_have_text_ids;              /* an error may advise --string-ids */
     int n_columns;                       /* fields of a row */

@@ -2,20 +2,16 @@
 
 #include <string.h>
 
-#include "data/prep/number.h"
+#include "data/prep/bad_lines.h"
 
-/* What can be wrong with a row; the caller adds file and line. */
+/* What can be wrong with a row besides its fields. */
 typedef enum {
-    BAD_NOTHING = 0,
-    BAD_EMPTY,
-    BAD_NUMBER,
-    BAD_RANGE,
-    BAD_TIME,
-    BAD_ACTION,
-    BAD_TOO_FEW,
-    BAD_TOO_MANY,
-    BAD_QUOTE_OPEN,
-    BAD_QUOTE_TEXT
+    ROW_FINE = 0,
+    ROW_BAD_FIELD,
+    ROW_TOO_FEW,
+    ROW_TOO_MANY,
+    ROW_QUOTE_OPEN,
+    ROW_QUOTE_TEXT
 } row_fault;
 
 /* One row being read.  The text ends with '\n', which bounds every scan; numbers are read eight
@@ -23,12 +19,13 @@ typedef enum {
 typedef struct row_reader {
     const csv_layout *t;
     char *at;
+    char *end;   /* of the block */
     char d0, d1; /* the delimiter; d1 = 0 if it is one character */
     row_fault fault;
-    csv_role role;     /* of the field in hand */
-    int n_fields;      /* seen so far, for "too few" */
-    const char *field; /* the field that is wrong */
-    size_t field_bytes;
+    field_fault field_fault; /* of ROW_BAD_FIELD */
+    csv_role role;           /* of the field in hand */
+    int n_fields;            /* seen so far, for "too few" */
+    csv_field field;         /* the field that is wrong */
 } row_reader;
 
 static inline bool is_delimiter(const row_reader *r, const char *at) {
@@ -43,30 +40,34 @@ static inline bool is_field_end(const row_reader *r, const char *at) {
     return is_delimiter(r, at) || is_line_end(at);
 }
 
-static void set_fault(row_reader *r, row_fault fault, const char *field, size_t n) {
+static char *fail_row_at(row_reader *r, row_fault fault) {
     r->fault = fault;
-    r->field = field;
-    r->field_bytes = n;
+    return NULL;
 }
 
-/* Skips a quoted field and removes its quotes in place. */
+/* Skips a quoted field and removes its quotes in place.  Line breaks inside it are text, up to the
+ * limit of a line (blocks.h). */
 static bool take_quoted(row_reader *r, csv_field *out) {
-    char *from = r->at + 1, *to = from;
+    char *from = r->at + 1, *to = from, *end = r->end;
     out->text = from;
-    for (;; from++) {
+    if (end - from > BLOCKS_DEFAULT_LINE_BYTES) end = from + BLOCKS_DEFAULT_LINE_BYTES;
+    for (; from < end; from++) {
         if (*from == '"') {
             if (from[1] != '"') break;
             from++;
-        } else if (*from == '\n') {
-            set_fault(r, BAD_QUOTE_OPEN, out->text, (size_t)(from - out->text));
-            return false;
         }
         *to++ = *from;
     }
     out->n_bytes = (size_t)(to - out->text);
     r->at = from + 1;
+    /* No byte stays twice: a second copy of a line break would shift the numbers of lines. */
+    memset(to, ' ', (size_t)(from - to));
+    if (from >= end) {
+        r->fault = ROW_QUOTE_OPEN;
+        return false;
+    }
     if (is_field_end(r, r->at)) return true;
-    set_fault(r, BAD_QUOTE_TEXT, out->text, out->n_bytes);
+    r->fault = ROW_QUOTE_TEXT;
     return false;
 }
 
@@ -98,9 +99,9 @@ static inline unsigned eight_digits(const char *at, uint64_t *value) {
     return n;
 }
 
-/* Reads up to 15 digits; NULL: take the slow path. */
+/* Reads up to 18 digits; NULL: take the slow path. */
 static inline char *fast_digits(char *at, int64_t *out) {
-    static const uint32_t power[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
+    static const uint32_t power[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
     bool is_negative = *at == '-';
     at += is_negative;
     uint64_t value = 0, more = 0;
@@ -109,151 +110,61 @@ static inline char *fast_digits(char *at, int64_t *out) {
     at += n;
     if (n == 8) {
         n = eight_digits(at, &more);
-        if (n == 8) return NULL;
         value = value * power[n] + more;
         at += n;
+        if (n == 8) { /* microseconds since 1970 have 16 digits */
+            more = 0;
+            n = eight_digits(at, &more);
+            if (n > 2) return NULL;
+            value = value * power[n] + more;
+            at += n;
+        }
     }
     *out = is_negative ? -(int64_t)value : (int64_t)value;
     return at;
 }
 
-/* The fault of a text that must be one integer. */
-static row_fault parse_digits(const char *text, size_t n, int64_t *out) {
-    static const row_fault faults[] = {BAD_NOTHING, BAD_NUMBER, BAD_RANGE};
-    return faults[number_read(text, n, out)];
-}
-
-/* Cuts "digits.zeros" to its digits; -1 in *half where the fraction is neither 0 nor 5. */
-static size_t cut_fraction(const char *text, size_t n, int *half) {
-    const char *point = memchr(text, '.', n);
-    *half = 0;
-    if (point == NULL) return n;
-    size_t whole = (size_t)(point - text), last = n;
-    while (last > whole + 1 && text[last - 1] == '0')
-        last--;
-    if (last == whole + 2 && text[whole + 1] == '5')
-        *half = 1;
-    else if (last != whole + 1 || n == whole + 1)
-        *half = -1;
-    return whole;
-}
-
-static row_fault parse_time(const char *text, size_t n, int64_t *out) {
-    int half;
-    size_t whole = cut_fraction(text, n, &half);
-    return half != 0 ? BAD_TIME : parse_digits(text, whole, out);
-}
-
-bool csv_parse_time(const char *text, size_t n, int64_t *out) {
-    return parse_time(text, n, out) == BAD_NOTHING;
-}
-
-/* The action for a rating of value + half / 2; false if the kind cannot represent it. */
-static inline bool store_action(action_kind kind, int64_t value, int half, uint16_t *out) {
-    static const uint16_t largest[] = {UINT16_MAX, 4, 9, 255, UINT16_MAX};
-    if (value < 0 || value > UINT16_MAX || (half != 0 && kind != ACTION_HALF_STARS)) return false;
-    int64_t action = kind == ACTION_STARS        ? value - 1
-                     : kind == ACTION_HALF_STARS ? 2 * value + half - 1
-                                                 : value;
-    *out = (uint16_t)action;
-    return action >= 0 && action <= largest[kind];
-}
-
-bool csv_parse_action(action_kind kind, const char *text, size_t n, uint16_t *out) {
-    int half;
-    int64_t value = 0;
-    size_t whole = cut_fraction(text, n, &half);
-    /* ".5" has no digits before the point, which ratings may leave out. */
-    bool is_bare_half = whole == 0 && half == 1;
-    if (half < 0 || (!is_bare_half && parse_digits(text, whole, &value) != BAD_NOTHING))
-        return false;
-    return store_action(kind, value, half, out);
-}
-
-const char *csv_action_scale(action_kind kind) {
-    switch (kind) {
-    case ACTION_STARS:
-        return "a whole number from 1 to 5 (half-stars have steps of 0.5)";
-    case ACTION_HALF_STARS:
-        return "from 0.5 to 5 in steps of 0.5";
-    case ACTION_BITS:
-        return "a bit mask from 0 to 255";
-    default:
-        return "a whole number from 0 to 65535";
-    }
-}
-
-/* A number on the slow path: quotes and spaces around it are removed first. */
-static bool take_number_field(row_reader *r, csv_field *out) {
-    char *start = r->at;
-    if (!take_field(r, out)) return false;
-    if (*start == '"' && r->t->format.has_quotes && out->n_bytes == 0) {
-        set_fault(r, BAD_EMPTY, out->text, 0);
-        return false;
-    }
-    while (out->n_bytes > 0 && out->text[0] == ' ')
-        out->text++, out->n_bytes--;
-    while (out->n_bytes > 0 && out->text[out->n_bytes - 1] == ' ')
-        out->n_bytes--;
-    if (out->n_bytes > 0) return true;
-    set_fault(r, BAD_EMPTY, out->text, 0);
-    return false;
-}
-
-static bool take_int_slow(row_reader *r, int64_t *out, bool is_time) {
-    csv_field field;
-    if (!take_number_field(r, &field)) return false;
-    row_fault fault = is_time ? parse_time(field.text, field.n_bytes, out)
-                              : parse_digits(field.text, field.n_bytes, out);
-    if (fault != BAD_NOTHING) set_fault(r, fault, field.text, field.n_bytes);
-    return fault == BAD_NOTHING;
+/* A field on the slow path: quotes, spaces around numbers, texts, errors. */
+static char *take_slow(row_reader *r, char *at, csv_row *row) {
+    r->at = at;
+    if (!take_field(r, &r->field)) return NULL;
+    r->field_fault = row_set(r->t, r->role, &r->field, row);
+    return r->field_fault == FIELD_FINE ? r->at : fail_row_at(r, ROW_BAD_FIELD);
 }
 
 /* The fast paths take the position in the text and return the position after the field, or NULL, so
- * that the position stays in a register; the slow paths keep it in the reader. */
-static inline char *take_int(row_reader *r, char *at, int64_t *out, bool is_time) {
+ * that the position stays in a register; the slow path keeps it in the reader. */
+static inline char *take_int(row_reader *r, char *at, int64_t *out, csv_row *row) {
     char *end = fast_digits(at, out);
-    if (end != NULL && is_field_end(r, end)) return end;
-    r->at = at;
-    return take_int_slow(r, out, is_time) ? r->at : NULL;
+    return end != NULL && is_field_end(r, end) ? end : take_slow(r, at, row);
 }
 
-static bool take_action_slow(row_reader *r, uint16_t *out) {
-    csv_field field;
-    if (!take_number_field(r, &field)) return false;
-    if (csv_parse_action(r->t->actions, field.text, field.n_bytes, out)) return true;
-    set_fault(r, BAD_ACTION, field.text, field.n_bytes);
-    return false;
-}
-
-/* Ratings are one digit, or a digit and ".0" or ".5", nearly always. */
-static inline char *take_action(row_reader *r, char *at, uint16_t *out) {
-    unsigned value = (unsigned)(unsigned char)at[0] - '0';
-    bool has_point = value <= 9 && at[1] == '.' && (at[2] == '0' || at[2] == '5');
-    int n = has_point ? 3 : 1, half = has_point && at[2] == '5';
-    if (value <= 9 && is_field_end(r, at + n) && store_action(r->t->actions, value, half, out))
-        return at + n;
-    r->at = at;
-    return take_action_slow(r, out) ? r->at : NULL;
-}
-
-static inline char *take_bit(row_reader *r, char *at, int bit, uint16_t *action) {
-    int64_t value = *at - '0';
-    char *end = at + 1;
-    if ((value != 0 && value != 1) || !is_field_end(r, end)) end = take_int(r, at, &value, false);
-    *action = (uint16_t)(*action | (value != 0) << bit);
+static inline char *take_time(row_reader *r, char *at, csv_row *row) {
+    const time_plan *times = &r->t->times;
+    int64_t value;
+    char *end = fast_digits(at, &value);
+    if (end == NULL || !is_field_end(r, end) || value < times->low || value > times->high)
+        return take_slow(r, at, row);
+    row->time = value * times->ns_per_unit;
     return end;
 }
 
-static char *take_text(row_reader *r, char *at, const char **text, size_t *n) {
-    csv_field field;
-    r->at = at;
-    if (!take_field(r, &field)) return NULL;
-    *text = field.text;
-    *n = field.n_bytes;
-    if (*n > 0) return r->at;
-    set_fault(r, BAD_EMPTY, field.text, 0);
-    return NULL;
+/* Ratings are one digit, or a digit and ".0" or ".5", nearly always. */
+static inline char *take_action(row_reader *r, char *at, csv_row *row) {
+    unsigned value = (unsigned)(unsigned char)at[0] - '0';
+    bool has_point = value <= 9 && at[1] == '.' && (at[2] == '0' || at[2] == '5');
+    int n = has_point ? 3 : 1, half = has_point && at[2] == '5';
+    if (value <= 9 && r->t->map == NULL && is_field_end(r, at + n) &&
+        action_store(r->t->actions, value, half, &row->action))
+        return at + n;
+    return take_slow(r, at, row);
+}
+
+static inline char *take_bit(row_reader *r, char *at, csv_row *row) {
+    int value = *at - '0';
+    if ((value != 0 && value != 1) || !is_field_end(r, at + 1)) return take_slow(r, at, row);
+    row->action = (uint16_t)(row->action | value << ((int)r->role - ROLE_BIT0));
+    return at + 1;
 }
 
 static char *skip_field(row_reader *r, char *at) {
@@ -262,23 +173,35 @@ static char *skip_field(row_reader *r, char *at) {
     return take_field(r, &field) ? r->at : NULL;
 }
 
-static inline char *take_role(row_reader *r, csv_role role, char *at, csv_row *row) {
+static inline char *take_role(row_reader *r, char *at, csv_row *row) {
     const csv_layout *t = r->t;
-    switch (role) {
+    switch (r->role) {
     case ROLE_SKIP:
         return skip_field(r, at);
     case ROLE_USER:
-        return t->has_text_users ? take_text(r, at, &row->user_text, &row->user_bytes)
-                                 : take_int(r, at, &row->user, false);
+        return t->has_text_users ? take_slow(r, at, row) : take_int(r, at, &row->user, row);
     case ROLE_ITEM:
-        return t->has_text_items ? take_text(r, at, &row->item_text, &row->item_bytes)
-                                 : take_int(r, at, &row->item, false);
+        return t->has_text_items ? take_slow(r, at, row) : take_int(r, at, &row->item, row);
     case ROLE_TIME:
-        return take_int(r, at, &row->time, true);
+        return take_time(r, at, row);
     case ROLE_ACTION:
-        return take_action(r, at, &row->action);
+        return take_action(r, at, row);
     default:
-        return take_bit(r, at, (int)role - ROLE_BIT0, &row->action);
+        return take_bit(r, at, row);
+    }
+}
+
+/* Skips the fields that nobody needs; only those with quotes are looked at, as they may hold line
+ * breaks.  The start of the next row, or NULL with r->fault set. */
+static char *skip_rest(row_reader *r, char *at) {
+    char *newline = memchr(at, '\n', (size_t)(r->end - at));
+    if (!r->t->format.has_quotes || memchr(at, '"', (size_t)(newline - at)) == NULL)
+        return newline + 1;
+    for (;;) {
+        at = skip_field(r, at);
+        if (at == NULL) return NULL;
+        if (is_line_end(at)) return *at == '\r' ? at + 2 : at + 1;
+        at += r->d1 != '\0' ? 2 : 1;
     }
 }
 
@@ -289,77 +212,51 @@ static inline char *take_row(row_reader *r, char *at, csv_row *row) {
     int n_needed = t->n_needed, width = r->d1 != '\0' ? 2 : 1;
     for (int i = 0;;) {
         r->role = (csv_role)t->role[i];
-        at = take_role(r, r->role, at, row);
+        at = take_role(r, at, row);
         if (at == NULL) return NULL;
         if (++i == n_needed) break;
         if (is_line_end(at)) {
             r->n_fields = i;
-            set_fault(r, BAD_TOO_FEW, at, 0);
-            return NULL;
+            return fail_row_at(r, ROW_TOO_FEW);
         }
         at += width;
     }
     if (*at == '\r' && at[1] == '\n') at++;
-    if (*at != '\n' && n_needed == t->n_columns) {
-        set_fault(r, BAD_TOO_MANY, at, 0);
-        return NULL;
-    }
-    while (*at != '\n')
-        at++;
-    return at + 1;
+    if (*at != '\n' && n_needed == t->n_columns) return fail_row_at(r, ROW_TOO_MANY);
+    return *at == '\n' ? at + 1 : skip_rest(r, at + width);
 }
 
-static status fail_field(const row_reader *r, const char *file, unsigned long long line) {
-    const char *name = r->t->name[r->role];
-    char text[64];
-    bool is_id = r->role == ROLE_USER || r->role == ROLE_ITEM;
-    const char *advice =
-        is_id && r->t->can_have_text_ids ? "; for string ids use --string-ids" : "";
-    csv_excerpt(text, r->field, r->field_bytes);
+static status fail_row(const row_reader *r) {
     switch (r->fault) {
-    case BAD_EMPTY:
-        return fail(ERR_FORMAT, "%s:%llu: %s is empty", file, line, name);
-    case BAD_RANGE:
-        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' does not fit a 64-bit number%s", file, line,
-                    name, text, advice);
-    case BAD_TIME:
-        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is not a whole number; times have no fraction",
-                    file, line, name, text);
-    case BAD_ACTION:
-        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is not %s", file, line, name, text,
-                    csv_action_scale(r->t->actions));
-    default:
-        return fail(ERR_FORMAT, "%s:%llu: %s: '%s' is not a whole number%s", file, line, name, text,
-                    advice);
-    }
-}
-
-static status fail_row(const row_reader *r, const char *file, unsigned long long line) {
-    switch (r->fault) {
-    case BAD_TOO_FEW:
+    case ROW_TOO_FEW:
         return fail(ERR_FORMAT,
-                    "%s:%llu: the line has %d fields, but %d are needed; is it cut off, or is the "
+                    "the line has %d fields, but %d are needed; is it cut off, or is the "
                     "delimiter another one?",
-                    file, line, r->n_fields, r->t->n_needed);
-    case BAD_TOO_MANY:
-        return fail(ERR_FORMAT, "%s:%llu: the line has more than %d fields", file, line,
-                    r->t->n_columns);
-    case BAD_QUOTE_OPEN:
-        return fail(ERR_FORMAT,
-                    "%s:%llu: a quoted field does not end on its line; line breaks inside quotes "
-                    "are not supported",
-                    file, line);
-    case BAD_QUOTE_TEXT:
-        return fail(ERR_FORMAT, "%s:%llu: text follows the closing quote of a field", file, line);
+                    r->n_fields, r->t->n_needed);
+    case ROW_TOO_MANY:
+        return fail(ERR_FORMAT, "the line has more than %d fields", r->t->n_columns);
+    case ROW_QUOTE_OPEN:
+        return fail(ERR_FORMAT, "a quoted field has no closing quote");
+    case ROW_QUOTE_TEXT:
+        return fail(ERR_FORMAT, "text follows the closing quote of a field");
     default:
-        return fail_field(r, file, line);
+        return row_fail(r->t, r->role, r->field_fault, &r->field);
     }
+}
+
+/* Fails with file and line, or keeps the row as a bad one, number `order` of the block. */
+static status refuse_row(const row_reader *r, const char *file, const text_block *block,
+                         const char *row, uint64_t order) {
+    uint64_t line = block->first_line + count_newlines(block->text, (size_t)(row - block->text));
+    status st = fail_prefix(fail_row(r), "%s:%llu", file, (unsigned long long)line);
+    return r->t->bad == NULL ? st : bad_lines_add(r->t->bad, block->sequence, order);
 }
 
 status csv_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,
                        void *ctx) {
-    row_reader r = {.t = t, .d0 = t->format.delimiter[0], .d1 = t->format.delimiter[1]};
     char *at = block->text, *end = block->text + block->n_bytes;
+    row_reader r = {.t = t, .end = end, .d0 = t->format.delimiter[0], .d1 = t->format.delimiter[1]};
+    uint64_t n_bad = 0;
     while (at < end) {
         csv_row row = {0};
         if (is_line_end(at)) {
@@ -367,11 +264,14 @@ status csv_parse_block(const csv_layout *t, const char *file, text_block *block,
             continue;
         }
         char *next = take_row(&r, at, &row);
-        if (next == NULL)
-            return fail_row(&r, file,
-                            block->first_line +
-                                count_newlines(block->text, (size_t)(at - block->text)));
-        TRY(fn(ctx, &row));
+        if (next == NULL) {
+            TRY(refuse_row(&r, file, block, at, ++n_bad));
+            /* The next line, even if a quote is open: only the user knows where that one ends. */
+            next = (char *)memchr(at, '\n', (size_t)(end - at)) + 1;
+        } else {
+            TRY(fn(ctx, &row));
+            if (row.time_digits > block->time_digits) block->time_digits = row.time_digits;
+        }
         at = next;
     }
     return OK;

@@ -79,7 +79,10 @@ static status push_item(seqs_reader *r, worker_scratch *w, const csv_field *elem
 
 static status set_time(row_event *e, const csv_field *element) {
     char text[64];
-    if (csv_parse_time(element->text, element->n_bytes, &e->time)) return OK;
+    const time_plan integers = {.form = TIME_RAW};
+    int digits = 0;
+    if (time_parse(&integers, element->text, element->n_bytes, &e->time, &digits) == TIME_FINE)
+        return OK;
     return fail(ERR_FORMAT, "'%s' is not a 64-bit integer",
                 csv_excerpt(text, element->text, element->n_bytes));
 }
@@ -88,11 +91,11 @@ static status set_action(const seqs_reader *r, row_event *e, const csv_field *el
     static const uint16_t largest[] = {0, 4, 9, 255, UINT16_MAX};
     action_kind kind = r->layout.actions, read_as = r->has_raw_ratings ? kind : ACTION_CODE;
     char text[64];
-    if (csv_parse_action(read_as, element->text, element->n_bytes, &e->action) &&
+    if (action_parse(read_as, element->text, element->n_bytes, &e->action) &&
         e->action <= largest[kind])
         return OK;
     csv_excerpt(text, element->text, element->n_bytes);
-    if (r->has_raw_ratings) return fail(ERR_FORMAT, "'%s' is not %s", text, csv_action_scale(kind));
+    if (r->has_raw_ratings) return fail(ERR_FORMAT, "'%s' is not %s", text, action_scale(kind));
     return fail(ERR_FORMAT, "'%s' is not an action from 0 to %d", text, largest[kind]);
 }
 

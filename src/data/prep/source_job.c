@@ -23,6 +23,7 @@ void job_layout(const source_job *job, csv_layout *t, const char *delimiter, boo
                       .has_text_users = job->options.has_text_users,
                       .has_text_items = job->options.has_text_items,
                       .can_have_text_ids = job->src->has_columns};
+    time_plan_set(&t->times, TIME_RAW, UNIT_S, true);
     snprintf(t->format.delimiter, sizeof t->format.delimiter, "%s", delimiter);
     t->format.has_quotes = has_quotes;
 }
@@ -31,6 +32,7 @@ typedef struct event_context {
     builder *build;
     const csv_layout *layout;
     const char *file;
+    parse_block_fn parse;
 } event_context;
 
 static status add_row(void *ctx, const csv_row *row) {
@@ -42,19 +44,40 @@ static status add_row_text(void *ctx, const csv_row *row) {
                          row->action, row->time);
 }
 
+/* Users are numbers and items are texts, or the other way round. */
+static status add_row_text_item(void *ctx, const csv_row *row) {
+    uint32_t user, item;
+    TRY(sink_user(ctx, row->user, &user));
+    TRY(sink_item_text(ctx, row->item_text, row->item_bytes, &item));
+    return sink_add_numbered(ctx, user, item, row->action, row->time);
+}
+
+static status add_row_text_user(void *ctx, const csv_row *row) {
+    uint32_t user, item;
+    TRY(sink_user_text(ctx, row->user_text, row->user_bytes, &user));
+    TRY(sink_item(ctx, row->item, &item));
+    return sink_add_numbered(ctx, user, item, row->action, row->time);
+}
+
 static status parse_events(void *ctx, text_block *block, int worker) {
+    static const csv_row_fn add[2][2] = {{add_row, add_row_text_item},
+                                         {add_row_text_user, add_row_text}};
     event_context *e = ctx;
+    const csv_layout *t = e->layout;
     builder_sink *sink = builder_get_sink(e->build, worker);
     TRY(sink_begin_block(sink, block->sequence, block->n_lines));
-    TRY(csv_parse_block(e->layout, e->file, block,
-                        e->layout->has_text_users ? add_row_text : add_row, sink));
+    TRY(e->parse(t, e->file, block, add[t->has_text_users][t->has_text_items], sink));
+    sink_keep_digits(sink, block->time_digits);
+    if (t->bad != NULL) TRY(bad_lines_check(t->bad));
     return sink_end_block(sink);
 }
 
-status job_read_blocks(source_job *job, blocks *b, const csv_layout *t) {
-    event_context e = {job->build, t, blocks_name(b)};
+status job_read_blocks(source_job *job, blocks *b, const csv_layout *t, parse_block_fn parse) {
+    event_context e = {job->build, t, blocks_name(b), parse};
     status st = blocks_run(b, job->p, parse_events, &e);
     job->next_sequence = blocks_next_sequence(b);
+    if (t->bad != NULL && bad_lines_count(t->bad) > (uint64_t)job->request->skip_bad)
+        return bad_lines_fail(t->bad);
     return st;
 }
 
@@ -66,9 +89,8 @@ static void begin_bar(progress *bar, char *what, size_t size, const input *in) {
     progress_begin(bar, what, "B", total);
 }
 
-/* Cuts a stream into blocks and calls fn with them, under a progress bar. */
-static status with_blocks(source_job *job, input *in, size_t max_line_bytes, job_blocks_fn fn,
-                          void *ctx) {
+status job_with_blocks(source_job *job, input *in, size_t max_line_bytes, job_blocks_fn fn,
+                       void *ctx) {
     progress bar;
     char what[128];
     blocks *b;
@@ -99,7 +121,8 @@ static status read_events(source_job *job, blocks *b, void *ctx) {
     TRY(csv_layout_resolve(r->layout, blocks_name(b), line, n, r->has_header, r->wanted,
                            r->n_wanted));
     if (r->has_header) TRY(blocks_skip_line(b));
-    return job_read_blocks(job, b, r->layout);
+    blocks_set_quotes(b, &r->layout->format);
+    return job_read_blocks(job, b, r->layout, csv_parse_block);
 }
 
 status job_read_member(source_job *job, const char *name, csv_layout *t, bool has_header,
@@ -107,7 +130,7 @@ status job_read_member(source_job *job, const char *name, csv_layout *t, bool ha
     events_request r = {t, has_header, wanted, n_wanted};
     input *in;
     TRY(job_open(job, name, true, &in));
-    status st = with_blocks(job, in, BLOCKS_DEFAULT_LINE_BYTES, read_events, &r);
+    status st = job_with_blocks(job, in, BLOCKS_DEFAULT_LINE_BYTES, read_events, &r);
     input_close(in);
     return st;
 }
@@ -123,7 +146,7 @@ status job_with_only_file(source_job *job, size_t max_line_bytes, job_blocks_fn 
                     "archive or folder with it alone",
                     job->path, n, job->src->name);
     TRY(job_open(job, names[0], true, &in));
-    status st = with_blocks(job, in, max_line_bytes, fn, ctx);
+    status st = job_with_blocks(job, in, max_line_bytes, fn, ctx);
     input_close(in);
     return st;
 }

@@ -8,17 +8,22 @@
 #include "data/prep/blocks.h"
 #include "data/prep/builder.h"
 #include "data/prep/csv_layout.h"
+#include "data/prep/csv_parse.h"
 #include "data/prep/sources.h"
 
 struct source_job {
     const source *src;
     const source_request *request;
-    const char *path; /* of the input, for messages */
-    bundle *in;
+    const char *const *inputs; /* (n_inputs) */
+    size_t n_inputs;
+    const char *path; /* of the first input, for messages */
+    bundle *in;       /* of a source that is not a table */
     pool *p;
     builder *build;
     builder_options options;        /* set before the builder is made */
     uint64_t next_sequence;         /* of blocks, over all files */
+    bad_lines *bad;                 /* --skip-bad; else NULL */
+    const char *times;              /* what the times were taken for; NULL: known before */
     char item_name[CSV_NAME_BYTES]; /* starts as src->item_name */
 };
 
@@ -39,11 +44,17 @@ status job_read_member(source_job *job, const char *name, csv_layout *t, bool ha
                        const csv_column *wanted, int n_wanted);
 /* Like job_read_member for a stream already cut into blocks, with the header skipped and the
  * layout resolved. */
-status job_read_blocks(source_job *job, blocks *b, const csv_layout *t);
+typedef status (*parse_block_fn)(const csv_layout *t, const char *file, text_block *block,
+                                 csv_row_fn fn, void *ctx);
+status job_read_blocks(source_job *job, blocks *b, const csv_layout *t, parse_block_fn parse);
+
+/* Cuts a stream into blocks and calls fn with them, under a progress bar. */
+typedef status (*job_blocks_fn)(source_job *job, blocks *b, void *ctx);
+status job_with_blocks(source_job *job, input *in, size_t max_line_bytes, job_blocks_fn fn,
+                       void *ctx);
 
 /* Opens the one file the input must be, cuts it into blocks with this limit on the length of a
  * line, and calls fn, under a progress bar. */
-typedef status (*job_blocks_fn)(source_job *job, blocks *b, void *ctx);
 status job_with_only_file(source_job *job, size_t max_line_bytes, job_blocks_fn fn, void *ctx);
 
 /* Side files: rows of strings, on this thread.  `columns` are names if the file has a header, else

@@ -67,6 +67,7 @@ const source sources[] = {
      .actions = ACTION_NONE,
      .time_per_second = 1,
      .has_columns = true,
+     .is_table = true,
      .read = read_csv},
 };
 const size_t n_sources = sizeof sources / sizeof sources[0];
@@ -114,16 +115,28 @@ static status check_request(const source *s, const source_request *r) {
                  {"--action-kind", r->action_kind != NULL}, {"--delimiter", r->delimiter != NULL},
                  {"--header", r->header != NULL},           {"--time-unit", r->time_unit != NULL},
                  {"--string-ids", r->has_text_ids}};
+    const struct {
+        const char *option;
+        bool is_given;
+    } of_tables[] = {{"--action-map", r->action_map != NULL}, {"--skip-bad", r->skip_bad > 0}};
     for (size_t i = 0; !s->has_columns && i < sizeof given / sizeof given[0]; i++)
         if (given[i].is_given)
             return fail(ERR_USAGE,
                         "%s is for the sources csv and processed-seqs; %s has its own layout",
                         given[i].option, s->name);
+    for (size_t i = 0; !s->is_table && i < sizeof of_tables / sizeof of_tables[0]; i++)
+        if (of_tables[i].is_given)
+            return fail(ERR_USAGE, "%s is for tables with one event a row: csv",
+                        of_tables[i].option);
     if (r->has_random_logs && strncmp(s->name, "kuairand", 8) != 0)
         return fail(ERR_USAGE, "--random-logs is for the kuairand sources; %s has no such logs",
                     s->name);
-    if (r->time_unit != NULL && strcmp(r->time_unit, "s") != 0 && strcmp(r->time_unit, "ms") != 0)
-        return fail(ERR_USAGE, "--time-unit '%s' is unknown; use s or ms", r->time_unit);
+    if (!s->is_table && r->time_unit != NULL && strcmp(r->time_unit, "s") != 0 &&
+        strcmp(r->time_unit, "ms") != 0)
+        return fail(ERR_USAGE, "--time-unit '%s': %s knows s and ms", r->time_unit, s->name);
+    if (s->min_user_events > 0 && (r->min_user_events > 0 || r->min_item_events > 0))
+        return fail(ERR_USAGE, "%s has a filter of its own: users and items with %u events or more",
+                    s->name, s->min_user_events);
     return OK;
 }
 
@@ -136,34 +149,58 @@ static status plan_options(const source *s, const source_request *r, builder_opt
                              .min_item_events = s->min_item_events,
                              .min_user_events = s->min_user_events,
                              .drop_duplicates = r->drop_duplicates};
+    if (s->min_user_events == 0 && s->min_item_events == 0) {
+        out->min_user_events = (uint32_t)r->min_user_events;
+        out->min_item_events = (uint32_t)r->min_item_events;
+        out->is_k_core = true;
+    }
     if (r->time_unit != NULL) out->time_per_second = strcmp(r->time_unit, "ms") == 0 ? 1000 : 1;
     return r->action_kind != NULL ? action_kind_parse(r->action_kind, &out->actions) : OK;
 }
 
-status source_read(const source *s, const source_request *request, const char *input_path, pool *p,
-                   source_result *out) {
-    source_job job = {.src = s, .request = request, .path = input_path, .p = p};
+/* Opens the one place that a source with its own layout is read from, and reads it. */
+static status read_bundle(source_job *job) {
+    if (job->n_inputs != 1)
+        return fail(ERR_USAGE, "the source %s has one --input: its folder, archive or file",
+                    job->src->name);
+    TRY(bundle_open(&job->in, job->path));
+    /* processed-seqs creates its builder once it has seen the first line. */
+    status st = job->src->has_columns ? OK : job_create_builder(job);
+    if (st == OK) st = job->src->read(job);
+    bundle_close(job->in);
+    return st;
+}
+
+status source_read(const source *s, const source_request *request, const char *const *inputs,
+                   size_t n_inputs, pool *p, source_result *out) {
+    source_job job = {.src = s,
+                      .request = request,
+                      .path = inputs[0],
+                      .inputs = inputs,
+                      .n_inputs = n_inputs,
+                      .p = p};
     *out = (source_result){0};
     TRY(check_request(s, request));
     TRY(plan_options(s, request, &job.options));
     snprintf(job.item_name, sizeof job.item_name, "%s", s->item_name);
-    TRY(bundle_open(&job.in, input_path));
-    /* The two sources with column options create their builder once they have seen the first line.
-     */
-    status st = s->has_columns ? OK : job_create_builder(&job);
-    if (st == OK) st = s->read(&job);
-    bundle_close(job.in);
+    status st = OK;
+    if (request->skip_bad > 0) st = bad_lines_create(&job.bad, (uint64_t)request->skip_bad);
+    if (st == OK) st = s->is_table ? s->read(&job) : read_bundle(&job);
     if (st != OK) {
         builder_destroy(job.build);
+        bad_lines_destroy(job.bad);
         return st;
     }
     out->build = job.build;
     out->actions = job.options.actions;
+    out->times = job.times;
+    out->bad = job.bad;
     memcpy(out->item_name, job.item_name, sizeof out->item_name);
     return OK;
 }
 
 void source_result_fini(source_result *r) {
     builder_destroy(r->build);
+    bad_lines_destroy(r->bad);
     *r = (source_result){0};
 }

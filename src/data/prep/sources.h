@@ -12,6 +12,7 @@
 
 #include "base/pool.h"
 #include "base/status.h"
+#include "data/prep/bad_lines.h"
 #include "data/prep/builder.h"
 #include "data/prep/csv_layout.h"
 
@@ -25,6 +26,7 @@ typedef struct source {
     int64_t time_per_second;
     bool has_text_ids;
     bool has_columns;         /* takes --user-col and the other column options */
+    bool is_table;            /* one event a row, in one or more files: see table_source.c */
     uint32_t min_item_events; /* builder_options of the same names */
     uint32_t min_user_events;
     status (*read)(source_job *job); /* the events first, then catalogue and context */
@@ -41,9 +43,12 @@ status source_find(const char *name, const source **out);
 typedef struct source_request {
     const char *user_col, *item_col, *time_col, *action_col; /* header names, or numbers from 1 */
     const char *action_kind;                                 /* none|stars|half-stars|bits|code */
-    const char *delimiter;                                   /* default "," */
+    const char *delimiter;                                   /* default: found in the data */
     const char *header;                                      /* yes|no|auto */
-    const char *time_unit;                                   /* s|ms */
+    const char *time_unit;                                   /* s|ms|us|ns|iso */
+    const char *action_map;                                  /* "view=1,buy=2,*=0" */
+    int64_t skip_bad;                                        /* bad rows that may be skipped */
+    int64_t min_user_events, min_item_events;                /* a k-core; 0: all */
     bool has_text_ids;
     bool has_random_logs; /* KuaiRand: the logs of randomly exposed videos too */
     bool drop_duplicates;
@@ -54,12 +59,14 @@ typedef struct source_result {
     builder *build;
     action_kind actions;
     char item_name[CSV_NAME_BYTES];
+    const char *times; /* what the times were taken for: "milliseconds"; NULL: known before */
+    bad_lines *bad;    /* the rows that were skipped; NULL without --skip-bad */
 } source_result;
 
-/* Reads a source from a folder, file or archive into a new builder.  Column options for a source
- * with its own layout are ERR_USAGE. */
-status source_read(const source *s, const source_request *request, const char *input_path, pool *p,
-                   source_result *out);
+/* Reads a source from its inputs (folders, files, archives, pipes) into a new builder.  Only tables
+ * have several.  Column options for a source with its own layout are ERR_USAGE. */
+status source_read(const source *s, const source_request *request, const char *const *inputs,
+                   size_t n_inputs, pool *p, source_result *out);
 void source_result_fini(source_result *r);
 
 /* The name of a kind of action, as on the command line, and back. */

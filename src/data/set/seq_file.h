@@ -61,7 +61,7 @@ typedef struct seq_file {
     const seq_gaps *gaps;    /* NULL: no event of the data is left out */
     action_kind actions;
     int32_t n_actions;       /* of a model's vocabulary: actions are 0..n_actions-1; 0: not said */
-    int64_t time_per_second; /* 1 or 1000 */
+    int64_t time_per_second; /* 1, 10^3, 10^6 or 10^9 */
     bool has_text_users, has_text_items;
     const int64_t *user_id; /* (n_users), unless has_text_users */
     const int64_t *item_id; /* (n_items + 1), entry 0 is 0, unless has_text_items */
