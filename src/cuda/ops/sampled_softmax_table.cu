@@ -5,14 +5,16 @@
  * of packs of 4 in the L2 cache, which bound the time; then the derivative of l2 is applied to each
  * row once.  Where a table is so small that a block uses each row several times, the block sorts
  * its uses by row first and adds each row once: in ML-1M (3883 rows, 141 loss rows of 129 uses a
- * block) that leaves a fifth of the additions.  In deterministic mode all sums are of 64-bit
- * integers, whose order does not matter. */
+ * block) that leaves a fifth of the additions.  In deterministic mode the sums of a block have a
+ * fixed order, and those of all blocks are added as 64-bit integers, whose order does not matter.
+ */
 #include "cuda/ops/sampled_softmax.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / WARP, SORT_THREADS = 1024 };
 
-/* Sorting pays from this many uses of a row on, in one block. */
-enum { MIN_USES_OF_ROW = 2, MAX_SORT_ROWS = 65535 };
+/* Sorting pays from this many uses of a row on, in one block; putting them in order (order_uses)
+ * takes a time that grows with the square of their number. */
+enum { MIN_USES_OF_ROW = 2, MAX_ORDERED_USES = 64, MAX_SORT_ROWS = 65535 };
 
 /* One warp for each loss row.  Padding rows may hold anything. */
 static __global__ void __launch_bounds__(THREADS)
@@ -199,20 +201,40 @@ __device__ static inline void add_uses(float *to, const sorted &s, int begin, in
     add_pack(to, sum);
 }
 
-/* The same in units of 1 / scale: the sort leaves the uses of a row in any order. */
+/* The same for one element, as an integer; consecutive threads add to consecutive elements, so that
+ * the L2 cache gets whole sectors. */
 __device__ static inline void add_uses_fixed(unsigned long long *to, const sorted &s, int begin,
-                                             int end, int n_packs, int p, double scale) {
-    long long sum[4] = {0, 0, 0, 0};
-    for (int u = begin; u < end; u++) {
-        float4 x = scaled(s.weight[u], s.query[s.who[u] * n_packs + p]);
-        sum[0] += __double2ll_rn((double)x.x * scale);
-        sum[1] += __double2ll_rn((double)x.y * scale);
-        sum[2] += __double2ll_rn((double)x.z * scale);
-        sum[3] += __double2ll_rn((double)x.w * scale);
+                                             int end, int width, int c, double scale) {
+    const float *query = (const float *)s.query + c;
+    float sum = 0;
+    for (int u = begin; u < end; u++)
+        sum += s.weight[u] * query[s.who[u] * width];
+    fixed_add(to, sum, scale);
+}
+
+/* Whether a use comes after another one: by loss row, then by weight. */
+__device__ static inline bool use_is_after(const sorted &s, int u, int who, float weight) {
+    return s.who[u] != who ? s.who[u] > who : s.weight[u] > weight;
+}
+
+/* Puts the uses of each row in order, so that their sum has one: the counting sort leaves them in
+ * any. */
+__device__ static inline void order_uses(const sorted &s, int n_rows) {
+    for (int v = (int)threadIdx.x; v < n_rows; v += SORT_THREADS) {
+        int begin = v > 0 ? s.end[v - 1] : 0;
+        for (int u = begin + 1; u < s.end[v]; u++) {
+            unsigned short who = s.who[u];
+            float weight = s.weight[u];
+            int at = u;
+            for (; at > begin && use_is_after(s, at - 1, who, weight); at--) {
+                s.who[at] = s.who[at - 1];
+                s.weight[at] = s.weight[at - 1];
+            }
+            s.who[at] = who;
+            s.weight[at] = weight;
+        }
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        atomicAdd(&to[i], (unsigned long long)sum[i]);
+    __syncthreads();
 }
 
 /* A block owns `rows` loss rows; when their uses are sorted, a thread owns packs of rows of the
@@ -236,15 +258,17 @@ static __global__ void __launch_bounds__(SORT_THREADS)
         note_infinite(j, first + i);
     __syncthreads();
     sort_uses(j, s, first, n * (j.a.n_negatives + 1));
-    for (int i = (int)threadIdx.x; i < j.a.n_rows * n_packs; i += SORT_THREADS) {
-        int v = i / n_packs, p = i % n_packs;
+    if (IS_FIXED) order_uses(s, j.a.n_rows);
+    /* Parts of a row: elements of integers, packs of floats. */
+    int n_parts = IS_FIXED ? j.width : n_packs;
+    for (int i = (int)threadIdx.x; i < j.a.n_rows * n_parts; i += SORT_THREADS) {
+        int v = i / n_parts, p = i % n_parts;
         int begin = v > 0 ? s.end[v - 1] : 0, end = s.end[v];
-        int64_t at = (int64_t)v * j.width + p * 4;
         if (begin == end) continue;
         if constexpr (IS_FIXED)
-            add_uses_fixed((unsigned long long *)j.sum + at, s, begin, end, n_packs, p, scale);
+            add_uses_fixed((unsigned long long *)j.sum + i, s, begin, end, j.width, p, scale);
         else
-            add_uses((float *)j.sum + at, s, begin, end, n_packs, p);
+            add_uses((float *)j.sum + i * 4, s, begin, end, n_packs, p);
     }
 }
 
@@ -257,6 +281,7 @@ static int sorted_rows(const cuda_state *cuda, const softmax_job &j) {
     rows = rows < fits ? rows : fits;
     rows = rows < MAX_SORT_ROWS ? rows : (int64_t)MAX_SORT_ROWS;
     int64_t n_uses = rows * ((int64_t)j.a.n_negatives + 1);
+    if (j.is_fixed && n_uses > MAX_ORDERED_USES * (int64_t)j.a.n_rows) return 0;
     return n_uses >= MIN_USES_OF_ROW * (int64_t)j.a.n_rows ? (int)rows : 0;
 }
 
