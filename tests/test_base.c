@@ -204,6 +204,22 @@ static status use_arena_and_buf(void *ctx) {
     return st;
 }
 
+/* Counts the runs in which the allocation after the failed one fails as well. */
+static status fail_twice(void *n_twice) {
+    void *first = NULL, *second = NULL;
+    status st = mem_alloc(&first, 1, 8);
+    if (st != OK && mem_alloc(&second, 1, 8) != OK) ++*(int *)n_twice;
+    mem_free(first);
+    mem_free(second);
+    return st;
+}
+
+TEST(oom_fails_one_allocation_and_then_all_later_ones) {
+    int n_twice = 0;
+    CHECK_EQ(oom_at_each_allocation(fail_twice, &n_twice), 1);
+    CHECK_EQ(n_twice, 1);
+}
+
 TEST(arena_and_buf_survive_no_memory) {
     CHECK(oom_at_each_allocation(use_arena_and_buf, NULL) > 10);
 }

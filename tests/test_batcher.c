@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "base/mem.h"
+#include "oom.h"
 #include "toy_data.h"
 
 enum { USERS = 300 };
@@ -458,6 +459,15 @@ static void failing_release(void *ctx, void *block) {
     (free)(block);
 }
 
+static status create_and_destroy(void *ctx) {
+    batcher_config c = small_config();
+    batcher *b;
+    c.is_balanced = true;
+    TRY(batcher_create(&b, ctx, &c));
+    batcher_destroy(b);
+    return OK;
+}
+
 TEST(batcher_survives_every_failed_allocation) {
     seq_file data;
     batcher_config c = small_config();
@@ -481,5 +491,6 @@ TEST(batcher_survives_every_failed_allocation) {
         mem_set_allocator(NULL);
     }
     CHECK(k > 4 * 10); /* each slot has its own memory */
+    CHECK_EQ(oom_at_each_allocation(create_and_destroy, &data), k - 1);
     toy_close(&data);
 }
