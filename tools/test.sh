@@ -193,12 +193,13 @@ run_gpu() {
     unit_reports
 }
 
-# fuzz_one TARGET: a short run over a copy of its seeds; the seed of the run is fixed.
+# fuzz_one TARGET: a short run over a copy of its seeds and its corpus; the seed of the run is fixed.
 fuzz_one() {
     local stem=${1##*/fuzz_} corpus
     corpus=build/fuzz/corpus/$stem
     rm -rf "$corpus" && mkdir -p "$corpus" build/fuzz/found
     cp tests/fuzz/seeds/"$stem"/* "$corpus"/ 2>/dev/null
+    [ ! -e "tests/fuzz/corpus/$stem.tar.xz" ] || tar -C "$corpus" -xJf "tests/fuzz/corpus/$stem.tar.xz"
     "${fixed_addresses[@]}" "$1" -seed=1 -max_total_time="$FUZZ_SECONDS" -timeout=20 -rss_limit_mb=3000 \
         -print_final_stats=1 -artifact_prefix="build/fuzz/found/$stem-" "$corpus"
 }

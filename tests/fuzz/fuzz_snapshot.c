@@ -2,42 +2,26 @@
  * of rows under a manifest that vouches for it (odd).  Reading must refuse, or give a whole table.
  */
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/hash.h"
 #include "embed/snapshot_int.h"
+#include "fuzz_folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static char folder[128];
-
-static void write_file(const char *name, const void *bytes, size_t n) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/rank-0-of-1/%s", folder, name);
-    FILE *f = fopen(path, "wb");
-    if (f == NULL || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) abort();
-}
-
-static void remove_folder(void) {
-    static const char *const names[] = {"rank-0-of-1/manifest.json",
-                                        "rank-0-of-1/rows-00000.safetensors", "rank-0-of-1", ""};
-    for (int i = 0; i < 4; i++) {
-        char path[256];
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
-        (void)remove(path);
-    }
-}
-
 static void make_folder(void) {
     char part[160];
-    snprintf(folder, sizeof folder, "/dev/shm/hstu-fuzz-snapshot-%ld", (long)getpid());
-    snprintf(part, sizeof part, "%s/rank-0-of-1", folder);
-    if (mkdir(folder, 0700) != 0 || mkdir(part, 0700) != 0) abort();
-    atexit(remove_folder);
+    fuzz_folder_make("snapshot");
+    snprintf(part, sizeof part, "%s/rank-0-of-1", fuzz_folder);
+    if (mkdir(part, 0700) != 0) abort();
+}
+
+static void write_file(const char *name, const void *bytes, size_t n) {
+    char path[128];
+    snprintf(path, sizeof path, "rank-0-of-1/%s", name);
+    fuzz_file_write(path, bytes, n);
 }
 
 static void vouch(const uint8_t *data, size_t n) {
@@ -63,13 +47,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     embed_table *t;
     int64_t size;
     if (n == 0) return 0;
-    if (folder[0] == '\0') make_folder();
+    if (fuzz_folder[0] == '\0') make_folder();
     if (data[0] % 2 == 0)
         write_file("manifest.json", data + 1, n - 1);
     else
         vouch(data + 1, n - 1);
     if (backend_create_cpu(&be, NULL) != OK || embed_create(&t, be, &c) != OK) abort();
-    if (embed_snapshot_read(t, folder, (snapshot_ranks){0, 1}, NULL) == OK &&
+    if (embed_snapshot_read(t, fuzz_folder, (snapshot_ranks){0, 1}, NULL) == OK &&
         (embed_size(t, &size) != OK || size > 64))
         abort();
     embed_destroy(t);
