@@ -7,6 +7,9 @@
 #include "base/mem.h"
 
 enum { N_WARM = 2, N_TIMED = 9, PIECE = 1 << 16 };
+enum { GPU_DIM = 8192, CPU_MIN_DIM = 128, CPU_MAX_DIM = 1024 };
+
+static const double CPU_SECONDS = .01;
 
 typedef struct product {
     backend *be;
@@ -15,14 +18,6 @@ typedef struct product {
     void *x, *y;    /* (n, dim) act */
     int32_t *row;   /* (n) */
 } product;
-
-/* A GPU needs a large matrix product to reach its peak, with more rows than columns: the float32
- * weights are converted to the activation type first, which must take a small share of the time. */
-static void choose_size(product *p) {
-    bool is_cpu = strcmp(p->be->name, "cpu") == 0;
-    p->dim = is_cpu ? 1024 : 8192;
-    p->n = is_cpu ? p->dim : 4 * p->dim;
-}
 
 static status alloc(product *p) {
     const ops *f = p->be->ops;
@@ -88,9 +83,8 @@ static status measure(product *p, double *out) {
     return OK;
 }
 
-status peak_measure(backend *be, double *out) {
-    product p = {.be = be};
-    choose_size(&p);
+static status measure_size(backend *be, int32_t n, int32_t dim, double *out) {
+    product p = {.be = be, .n = n, .dim = dim};
     status st = alloc(&p);
     if (st == OK) st = fill(&p);
     if (st == OK) st = be->ops->sync(be);
@@ -100,4 +94,17 @@ status peak_measure(backend *be, double *out) {
     be->ops->release(be, p.y);
     be->ops->release(be, p.row);
     return st;
+}
+
+/* A GPU needs a large matrix product to reach its peak, with more rows than columns: the float32
+ * weights are converted to the activation type first, which must take a small share of the time.
+ * On a CPU the product grows until it takes long enough to be timed, so that a slow one, or a build
+ * with sanitizers, does not work on it for minutes. */
+status peak_measure(backend *be, double *out) {
+    if (strcmp(be->name, "cpu") != 0) return measure_size(be, 4 * GPU_DIM, GPU_DIM, out);
+    for (int32_t dim = CPU_MIN_DIM;; dim *= 2) {
+        TRY(measure_size(be, dim, dim, out));
+        double seconds = 2.0 * dim * dim * dim / *out;
+        if (dim == CPU_MAX_DIM || seconds > CPU_SECONDS) return OK;
+    }
 }
