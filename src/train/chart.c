@@ -13,6 +13,15 @@ typedef struct axis {
     double low, high, step;
 } axis;
 
+/* Values beyond these limits are not drawn: their differences would overflow or vanish. */
+static const double LARGEST = 1e300, SMALLEST = 1e-300;
+enum { MAX_TICKS = 100 };
+
+/* How many steps an axis has; half a step more, so that rounding does not lose the last. */
+static int n_ticks(const axis *a) {
+    return (int)fmin((a->high - a->low) / a->step + 1.5, MAX_TICKS);
+}
+
 status html_text(const char *text, buf *out) {
     for (; *text != '\0'; text++) {
         const char *escaped = *text == '&'    ? "&amp;"
@@ -26,9 +35,12 @@ status html_text(const char *text, buf *out) {
     return OK;
 }
 
-/* Round steps (1, 2 or 5 times a power of ten), about five of them. */
+/* Round steps (1, 2 or 5 times a power of ten), about five of them.  Values that differ by less
+ * than a double can tell apart on the way from low to high count as equal. */
 static axis make_axis(double low, double high) {
-    double span = high > low ? high - low : fabs(high) > 0 ? fabs(high) : 1;
+    double size = fmax(fabs(low), fabs(high));
+    double span = high - low > 1e-9 * size ? high - low : size;
+    if (span < SMALLEST) span = size < SMALLEST ? 1 : SMALLEST;
     double step = pow(10, floor(log10(span / 5)));
     if (span / step > 25)
         step *= 5;
@@ -41,12 +53,16 @@ static axis make_axis(double low, double high) {
     return a;
 }
 
+static bool is_drawn(const chart *c, int k, size_t i) {
+    return fabs(c->curves[k].y[i]) <= LARGEST && fabs(c->x[i]) <= LARGEST;
+}
+
 static bool find_range(const chart *c, double *low, double *high) {
     bool has_any = false;
     for (int k = 0; k < c->n_curves; k++)
         for (size_t i = 0; i < c->n; i++) {
             double y = c->curves[k].y[i];
-            if (!isfinite(y)) continue;
+            if (!is_drawn(c, k, i)) continue;
             if (!has_any || y < *low) *low = y;
             if (!has_any || y > *high) *high = y;
             has_any = true;
@@ -71,9 +87,8 @@ static void label(char *text, int n, double value) {
 }
 
 static status write_grid(const chart *c, const axis *x, const axis *y, buf *out) {
-    /* Half a step more: rounding of the steps must not lose the last grid line. */
-    for (double v = y->low; v <= y->high + y->step / 2; v += y->step) {
-        double at = place_y(y, v);
+    for (int i = 0; i < n_ticks(y); i++) {
+        double v = y->low + i * y->step, at = place_y(y, v);
         char text[32];
         label(text, sizeof text, fabs(v) < y->step / 1000 ? 0 : v);
         TRY(buf_printf(out,
@@ -81,10 +96,12 @@ static status write_grid(const chart *c, const axis *x, const axis *y, buf *out)
                        "<text x=%d y=%.1f text-anchor=end>%s</text>\n",
                        LEFT, WIDTH - RIGHT, at, at, LEFT - 6, at + 4, text));
     }
-    for (double v = x->low; v <= x->high + x->step / 2; v += x->step)
+    for (int i = 0; i < n_ticks(x); i++) {
+        double v = x->low + i * x->step;
         if (v == floor(v))
             TRY(buf_printf(out, "<text x=%.1f y=%d text-anchor=middle>%.6g</text>\n", place_x(x, v),
                            HEIGHT - BOTTOM + 16, v));
+    }
     return buf_printf(out, "<text x=%d y=%d text-anchor=end>%s</text>\n", WIDTH - RIGHT, HEIGHT - 4,
                       c->x_label);
 }
@@ -94,7 +111,7 @@ static status write_curve(const chart *c, int k, const axis *x, const axis *y, b
     bool is_drawing = false;
     TRY(buf_printf(out, "<path class=\"curve c%d\" d=\"", k));
     for (size_t i = 0; i < c->n; i++) {
-        if (!isfinite(value[i]))
+        if (!is_drawn(c, k, i))
             continue; /* gaps are bridged: between evaluations there are no values */
         TRY(buf_printf(out, "%s%.1f %.1f", is_drawing ? "L" : "M", place_x(x, c->x[i]),
                        place_y(y, value[i])));
@@ -104,7 +121,7 @@ static status write_curve(const chart *c, int k, const axis *x, const axis *y, b
     /* Dots show their values as tooltips; with very many points only some have one. */
     size_t stride = c->n / MAX_DOTS + 1;
     for (size_t i = c->n; i-- > 0;) {
-        if (!isfinite(value[i]) || (c->n - 1 - i) % stride != 0) continue;
+        if (!is_drawn(c, k, i) || (c->n - 1 - i) % stride != 0) continue;
         TRY(buf_printf(out, "<circle class=c%d cx=%.1f cy=%.1f r=2.5><title>", k,
                        place_x(x, c->x[i]), place_y(y, value[i])));
         TRY(html_text(c->curves[k].name, out));
@@ -126,11 +143,13 @@ static status write_legend(const chart *c, buf *out) {
 status chart_write(const chart *c, buf *out) {
     double low = 0, high = 0;
     if (c->n == 0 || !find_range(c, &low, &high)) return OK;
-    axis y = make_axis(low, high), x = make_axis(c->x[0], c->x[c->n - 1]);
+    double first = fmin(fmax(c->x[0], -LARGEST), LARGEST);
+    double last = fmin(fmax(c->x[c->n - 1], first), LARGEST);
+    axis y = make_axis(low, high), x = make_axis(first, last);
     /* The x axis ends at the last epoch: only values need round limits. */
-    x.low = c->x[0];
-    x.high = c->n > 1 && c->x[c->n - 1] > x.low ? c->x[c->n - 1] : x.low + 1;
     if (x.step < 1) x.step = 1;
+    x.low = first;
+    x.high = last > first ? last : first + x.step;
     TRY(buf_text(out, "<figure>"));
     TRY(write_legend(c, out));
     TRY(buf_printf(out, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"", WIDTH, HEIGHT));
