@@ -387,6 +387,12 @@ TEST(file_says_what_is_wrong) {
     CHECK_FAILS(out_file_create(&f, test_folder()), ERR_IO, "is a folder");
     CHECK_FAILS(file_map_open(&m, in_folder("none")), ERR_IO, "cannot be opened");
     CHECK_FAILS(file_map_open(&m, test_folder()), ERR_IO, "not a plain file");
+    char *text;
+    size_t n;
+    CHECK_EQ(test_command(NULL, "mkfifo %s", in_folder("pipe")), 0);
+    CHECK_FAILS(file_read_all(in_folder("pipe"), 10, &text, &n), ERR_IO, "not a plain file");
+    CHECK_FAILS(file_read_all("/dev/zero", 10, &text, &n), ERR_IO, "not a plain file");
+    CHECK_FAILS(file_map_open(&m, in_folder("pipe")), ERR_IO, "not a plain file");
     bool is_made;
     CHECK_OK(folder_create(in_folder("a/b/c/"), &is_made));
     CHECK_OK(folder_create(in_folder("a/b/c"), &is_made));
@@ -399,6 +405,23 @@ TEST(file_says_what_is_wrong) {
     CHECK_OK(file_map_open(&m, in_folder("plain")));
     CHECK_EQ(m.n_bytes, 0);
     file_map_close(&m);
+}
+
+/* Down to a depth, and never through a link. */
+TEST(file_folder_remove_follows_no_link) {
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && mkdir -p a/b/c out && touch a/1 a/b/2 a/b/c/3 out/kept && ln "
+                          "-s ../out a/link && ln -s out in",
+                          test_folder()),
+             0);
+    folder_remove(in_folder("in"), 3);
+    CHECK(file_exists(in_folder("out/kept")) && !folder_exists(in_folder("in")));
+    folder_remove(in_folder("a"), 1);
+    CHECK(file_exists(in_folder("a/b/c/3")) && !file_exists(in_folder("a/b/2")));
+    folder_remove(in_folder("a"), 2);
+    CHECK(!folder_exists(in_folder("a")) && file_exists(in_folder("out/kept")));
+    folder_remove(in_folder("out/kept"), 1);
+    CHECK(file_exists(in_folder("out/kept")));
 }
 
 /* A full disk: /dev/full is not a place to rename to, so a file size limit stands in for it. */

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/safetensors.h"
 #include "oom.h"
 #include "train_test.h"
@@ -114,7 +115,21 @@ TEST(checkpoint_round_trip_is_exact) {
     toy_free();
 }
 
-/* A manifest may only name files of its own folder. */
+/* Puts the seal right, as somebody who forges a manifest would. */
+static void reseal(const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES + 64], want[9], *text;
+    size_t n;
+    snprintf(path, sizeof path, "%s/manifest.json", folder);
+    CHECK_OK(file_read_all(path, 1 << 16, &text, &n));
+    char *digits = json_seal(text, n, want);
+    CHECK(digits != NULL);
+    memcpy(digits, want, 8);
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL && fwrite(text, 1, n, f) == n && fclose(f) == 0);
+    mem_free(text);
+}
+
+/* A manifest may only name files of its own folder, and has no keys but its own. */
 TEST(checkpoint_with_a_manifest_of_other_files_is_refused) {
     static const struct {
         const char *edit, *want;
@@ -127,8 +142,18 @@ TEST(checkpoint_with_a_manifest_of_other_files_is_refused) {
          "names a table elsewhere"},
         {"s|\"files\": *\\[|\"tables\":[{\"name\":\"tables\",\"seal\":\"0\"}],&|",
          "names a table elsewhere"},
-        {"s|\"files\"|\"filed\"|", "lists no files"},
+        {"s|\"files\"|\"filed\"|", "has the unknown key 'filed'"},
         {"s|\"files\": *\\[|\"tables\":3,&|", "lists no tables"},
+        {"s|\"files\": *\\[|\"files\":3,\"tables\":[|", "lists no files"},
+        {"s|\"files\": *\\[|\"tablez\":[],&|", "has the unknown key 'tablez'"},
+        {"s|\"files\": *\\[|&{\"name\":\"x\",\"bytes\":0,\"xxh64\":\"0\",\"y\":1},|",
+         "has the unknown key 'y'"},
+        {"s|\"files\": *\\[|\"tables\":[{\"seal\":\"0\",\"nam\":\"table-0\"}],&|",
+         "has the unknown key 'nam'"},
+        {"s|\"files\": *\\[|&3,|", "lists no object"},
+        {"s|\"step\": 2|\"step\": 3|", "state.json is of step 21, manifest.json of 31"},
+        {"s|\"step\": 2|\"step\": -2|", "manifest.json of -22"},
+        {"s|checkpoint 2|checkpoint 1|", "is a format this version does not know"},
     };
     toy a, b;
     char folder[CHECKPOINT_PATH_BYTES];
@@ -139,8 +164,134 @@ TEST(checkpoint_with_a_manifest_of_other_files_is_refused) {
         CHECK_OK(toy_save(&a, run, 10 + i, 1, false));
         CHECK_OK(checkpoint_find(run, folder));
         CHECK_EQ(test_command(NULL, "sed -i '%s' %s/manifest.json", edits[i].edit, folder), 0);
-        CHECK_FAILS(checkpoint_load(&b.c, folder), ERR_FORMAT, edits[i].want);
+        CHECK_FAILS(checkpoint_load(&b.c, folder),
+                    strstr(edits[i].edit, "checkpoint 1") != NULL ? ERR_UNSUPPORTED : ERR_FORMAT,
+                    strstr(edits[i].edit, "checkpoint 1") != NULL
+                        ? edits[i].want
+                        : "manifest.json does not fit its own checksum");
+        reseal(folder);
+        status st = checkpoint_load(&b.c, folder);
+        CHECK(st == ERR_FORMAT || st == ERR_UNSUPPORTED);
+        CHECK_CONTAINS(status_reason(), edits[i].want);
     }
+    toy_free();
+}
+
+/* A vocabulary that the manifest does not list would be read unchecked. */
+TEST(checkpoint_with_a_vocabulary_that_is_not_its_own_is_refused) {
+    toy a;
+    char folder[CHECKPOINT_PATH_BYTES];
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run_path("run"), 7, 2, false));
+    CHECK_OK(checkpoint_find(run_path("run"), folder));
+    CHECK_OK(checkpoint_verify(folder));
+    CHECK_EQ(test_command(NULL, "echo x >%s/vocabulary.seq", folder), 0);
+    CHECK_FAILS(checkpoint_verify(folder), ERR_FORMAT, "manifest.json does not list all files");
+    toy_free();
+}
+
+/* No bit of a manifest may change, not even in a blank. */
+TEST(checkpoint_refuses_every_flip_of_its_manifest) {
+    toy a;
+    char folder[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES + 64];
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run_path("run"), 7, 2, false));
+    CHECK_OK(checkpoint_find(run_path("run"), folder));
+    snprintf(path, sizeof path, "%s/manifest.json", folder);
+    FILE *f = fopen(path, "r+b");
+    CHECK(f != NULL && setvbuf(f, NULL, _IONBF, 0) == 0 && fseek(f, 0, SEEK_END) == 0);
+    long n = ftell(f);
+    for (long i = 0; i < 8 * n; i++) {
+        CHECK(fseek(f, i / 8, SEEK_SET) == 0);
+        int byte = fgetc(f);
+        CHECK(fseek(f, i / 8, SEEK_SET) == 0 && fputc(byte ^ 1 << i % 8, f) != EOF);
+        status st = checkpoint_verify(folder);
+        if (st != ERR_FORMAT && st != ERR_UNSUPPORTED)
+            FAIL_TEST("bit %ld of byte %ld: %s", i % 8, i / 8, status_name(st));
+        CHECK(fseek(f, i / 8, SEEK_SET) == 0 && fputc(byte, f) != EOF);
+    }
+    fclose(f);
+    CHECK_OK(checkpoint_verify(folder));
+    toy_free();
+}
+
+/* The folder's name, the manifest and the state are of one step; a copy elsewhere may have any
+ * name. */
+TEST(checkpoint_under_the_name_of_another_step_is_refused) {
+    toy a;
+    const char *run = run_path("run");
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run, 7, 2, false));
+    CHECK_EQ(test_command(NULL,
+                          "cd %s/checkpoints && cp -r step-00000007 step-00000012 && cp -r "
+                          "step-00000007 ../kept && cp -r step-00000007 ../step-12",
+                          run),
+             0);
+    CHECK_FAILS(checkpoint_verify(in_run(run, "checkpoints/step-00000012")), ERR_FORMAT,
+                "it holds step 7");
+    CHECK_OK(checkpoint_verify(in_run(run, "kept")));
+    CHECK_OK(checkpoint_verify(in_run(run, "step-12")));
+    CHECK_OK(checkpoint_verify(in_run(run, "last")));
+    toy_free();
+}
+
+/* What stands under a checkpoint's name but is none: said at the start of a training, and never a
+ * reason for pruning to go round and round. */
+TEST(checkpoint_names_that_are_something_else) {
+    static const char *const makes[] = {"touch step-00000001", "cp -r step-00000020 step-5",
+                                        "mkfifo step-00000001", "ln -s nowhere step-00000001",
+                                        "mkdir step-x"};
+    toy a;
+    const char *run = run_path("run");
+    toy_make(&a, 1);
+    for (size_t i = 0; i < sizeof makes / sizeof *makes; i++) {
+        CHECK_EQ(test_command(NULL, "rm -rf %s", run), 0);
+        CHECK_OK(checkpoint_check_run(run));
+        CHECK_OK(toy_save(&a, run, 20, 1, false));
+        CHECK_OK(checkpoint_check_run(run));
+        CHECK_EQ(test_command(NULL, "cd %s/checkpoints && %s", run, makes[i]), 0);
+        CHECK_FAILS(checkpoint_check_run(run), ERR_FORMAT, "no checkpoint's folder");
+        CHECK_OK(toy_save(&a, run, 30, 1, false));
+        CHECK_EQ(test_command(NULL, "test -e %s/checkpoints/step-00000020", run), 1);
+        CHECK_EQ(test_command(NULL, "ls %s/checkpoints | grep -v step-00000030 | grep -q .", run),
+                 0);
+    }
+    toy_free();
+}
+
+/* A run goes back to an older checkpoint: what it saves then replaces what it saved before. */
+TEST(checkpoint_of_an_earlier_way_is_replaced) {
+    toy a, b;
+    const char *run = run_path("run");
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run, 7, 5, false));
+    CHECK_OK(toy_save(&a, run, 8, 5, false));
+    CHECK_EQ(test_command(NULL, "cd %s && ln -sfn checkpoints/step-00000007 last", run), 0);
+    toy_make(&b, 5);
+    CHECK_OK(toy_save(&b, run, 8, 5, false));
+    toy_make(&a, 0);
+    CHECK_OK(checkpoint_load(&a.c, in_run(run, "last")));
+    CHECK(a.params[0].value[0] == 5);
+    CHECK_EQ(test_command(NULL, "ls -A %s/checkpoints | grep -q tmp", run), 1);
+    toy_free();
+}
+
+/* Links lead out of the run: they are removed, what they lead to stays. */
+TEST(checkpoint_links_are_not_followed) {
+    toy a;
+    const char *run = run_path("run");
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run, 10, 1, false));
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && mkdir -p ../out/in && touch ../out/manifest.json ../out/in/x "
+                          "&& ln -s ../../out checkpoints/.step-1.tmp && ln -s ../../out "
+                          "checkpoints/step-00000001 && mkdir checkpoints/.step-2.tmp && ln -s "
+                          "../../../out checkpoints/.step-2.tmp/out",
+                          run),
+             0);
+    CHECK_OK(toy_save(&a, run, 20, 1, false));
+    CHECK_EQ(test_command(NULL, "cd %s && test -e ../out/manifest.json -a -e ../out/in/x", run), 0);
+    CHECK_EQ(test_command(NULL, "cd %s/checkpoints && test $(ls -A) = step-00000020", run), 0);
     toy_free();
 }
 
@@ -205,10 +356,13 @@ static void check_damage(toy *b, const char *folder, const char *name, bool cuts
 /* Every first digit, and nothing else behind "step-". */
 TEST(checkpoint_step_of_a_name) {
     CHECK_EQ(checkpoint_step_of("step-00000012"), 12);
-    CHECK_EQ(checkpoint_step_of("step-0"), 0);
+    CHECK_EQ(checkpoint_step_of("step-00000000"), 0);
     CHECK_EQ(checkpoint_step_of("step-90000000"), 90000000);
-    static const char *const others[] = {"step-",  "step--1",     "step- 1",
-                                         "step-:", "step-12.tmp", "last-12"};
+    CHECK_EQ(checkpoint_step_of("step-900000000000"), 900000000000);
+    static const char *const others[] = {
+        "step-",  "step--1",           "step- 1",
+        "step-:", "step-00000012.tmp", "last-00000012",
+        "step-5", "step-000000005",    "step-99999999999999999999"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         CHECK_EQ(checkpoint_step_of(others[i]), -1);
 }
@@ -271,6 +425,50 @@ TEST(checkpoint_of_another_model_is_refused) {
     CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, "the modes do not mix");
     CHECK_FAILS(checkpoint_find(run_path("none"), folder), ERR_IO, "no such folder");
     CHECK_FAILS(checkpoint_find(test_folder(), folder), ERR_FORMAT, "neither a checkpoint");
+    toy_free();
+}
+
+/* Sets one value of a checkpoint's file, and makes its manifest fit. */
+static void forge_value(const char *folder, const char *file, const char *tensor, int64_t i,
+                        float value) {
+    char path[CHECKPOINT_PATH_BYTES + 64];
+    st_file *f;
+    const st_tensor *t;
+    file_map map;
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    CHECK_OK(st_open(&f, path));
+    CHECK_OK(st_get(f, tensor, ST_F32, &t));
+    CHECK_OK(file_map_open(&map, path));
+    const float *from = (const float *)t->data + i; /* found again by what follows it */
+    size_t n = (size_t)(t->n - i) * sizeof *from, at = 0;
+    while (at + n < map.n_bytes && memcmp(map.bytes + at, from, n) != 0)
+        at++;
+    file_map_close(&map);
+    st_close(f);
+    FILE *out = fopen(path, "r+b");
+    CHECK(out != NULL && fseek(out, (long)at, SEEK_SET) == 0);
+    CHECK(fwrite(&value, sizeof value, 1, out) == 1 && fclose(out) == 0);
+    CHECK_OK(checkpoint_seal(folder, 7, NULL));
+}
+
+/* Values that only another program can have written. */
+TEST(checkpoint_with_values_that_are_not_finite_is_refused) {
+    toy a;
+    char folder[CHECKPOINT_PATH_BYTES];
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run_path("run"), 7, 2, false));
+    CHECK_OK(checkpoint_find(run_path("run"), folder));
+    forge_value(folder, "model.safetensors", "layer.w", 0, 3e38f);
+    CHECK_OK(checkpoint_load(&a.c, folder));
+    CHECK(a.params[1].value[0] == 3e38f);
+    forge_value(folder, "model.safetensors", "layer.w", 10, NAN);
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_NUMERIC,
+                "model.safetensors: row 3 of 'layer.w' holds a number that is not finite");
+    toy_make(&a, 1);
+    CHECK_OK(toy_save(&a, run_path("other"), 7, 2, false));
+    CHECK_OK(checkpoint_find(run_path("other"), folder));
+    forge_value(folder, "optimizer.safetensors", "table.v", 0, -INFINITY);
+    CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_NUMERIC, "row 0 of 'table.v'");
     toy_free();
 }
 

@@ -396,3 +396,30 @@ static status read_and_write(void *ctx) {
 TEST(json_survives_lack_of_memory) {
     CHECK(oom_at_each_allocation(read_and_write, NULL) > 5);
 }
+
+/* A sealed text accepts no change of any byte, in either layout. */
+TEST(json_seal_covers_every_byte) {
+    for (int indent = 0; indent <= 2; indent += 2) {
+        json_writer w;
+        buf text;
+        char want[9];
+        buf_init(&text);
+        json_begin(&w, &text, indent);
+        json_object_open(&w);
+        json_key_int(&w, "crc32 of", 7);
+        json_key_string(&w, "a", "\"crc32\": \"00000000\"");
+        CHECK_OK(json_finish_sealed(&w));
+        CHECK(json_is_sealed(text.data, text.n_bytes));
+        CHECK(json_seal(text.data, text.n_bytes, want) != NULL);
+        for (size_t i = 0; i < text.n_bytes; i++)
+            for (int change = 1; change < 256; change++) {
+                text.data[i] = (char)(text.data[i] ^ change);
+                if (json_is_sealed(text.data, text.n_bytes))
+                    FAIL_TEST("byte %zu ^ %d went unseen", i, change);
+                text.data[i] = (char)(text.data[i] ^ change);
+            }
+        for (size_t n = 0; n < text.n_bytes; n++)
+            CHECK(!json_is_sealed(text.data, n));
+        buf_fini(&text);
+    }
+}

@@ -1,5 +1,6 @@
 #include "train/report.h"
 
+#include "base/hash.h"
 #include "oom.h"
 #include "train/chart.h"
 #include "train/run_log.h"
@@ -137,4 +138,49 @@ TEST(report_chart_of_one_point_and_of_many) {
     CHECK_OK(chart_write(&c, &out));
     CHECK_EQ(out.n_bytes, 0);
     buf_fini(&out);
+}
+
+/* Numbers that a log may hold but no training wrote: the drawing ends, and every place is a number.
+ */
+TEST(report_chart_of_any_numbers) {
+    static const double hard[][2] = {{1e17, 100000000000000016},
+                                     {1e308, -1e308},
+                                     {5e-324, 0},
+                                     {0, -0.0},
+                                     {1e300, 1e300},
+                                     {9007199254740993, 9007199254740992},
+                                     {-1e-310, 1e-310},
+                                     {INFINITY, NAN}};
+    enum { N_HARD = sizeof hard / sizeof *hard, N_RANDOM = 4000 };
+    for (uint64_t i = 0; i < N_HARD * N_HARD + N_RANDOM; i++) {
+        double x[3], y[3];
+        curve curves[] = {{"a", y}};
+        chart c = {"t", "epoch", x, 3, curves, 1};
+        buf out;
+        for (uint64_t k = 0; k < 3; k++) {
+            uint64_t bits[2] = {hash64(&k, sizeof k, 2 * i), hash64(&k, sizeof k, 2 * i + 1)};
+            memcpy(&x[k], &bits[0], sizeof x[k]);
+            memcpy(&y[k], &bits[1], sizeof y[k]);
+            if (i % 3 == 0) x[k] = (double)k, y[k] = 1e17 + (double)(bits[1] % 64);
+            if (i < N_HARD * N_HARD) x[k] = hard[i / N_HARD][k % 2], y[k] = hard[i % N_HARD][k % 2];
+        }
+        buf_init(&out);
+        CHECK_OK(chart_write(&c, &out));
+        if (strstr(buf_str(&out), "nan") != NULL || strstr(buf_str(&out), "inf") != NULL ||
+            out.n_bytes > 100000)
+            FAIL_TEST("x %g %g %g y %g %g %g: %s", x[0], x[1], x[2], y[0], y[1], y[2],
+                      buf_str(&out));
+        buf_fini(&out);
+    }
+}
+
+/* A pipe that nobody writes to or reads would keep the run waiting for ever. */
+TEST(report_log_that_is_a_pipe_is_refused) {
+    run_log l;
+    CHECK_EQ(test_command(NULL, "mkfifo %s", run_path("log.jsonl")), 0);
+    CHECK_FAILS(run_log_open(&l, test_folder()), ERR_IO, "log.jsonl: cannot be written");
+    CHECK_FAILS(run_log_read(test_folder(), NULL, NULL), ERR_IO, "not a plain file");
+    CHECK_EQ(test_command(NULL, "ln -sf /dev/null %s", run_path("log.jsonl")), 0);
+    CHECK_FAILS(run_log_open(&l, test_folder()), ERR_IO, "not a plain file");
+    CHECK(l.fd < 0);
 }

@@ -337,8 +337,9 @@ TEST(trained_old_checkpoints_need_their_data) {
     snprintf(path, sizeof path, "%s/last/vocabulary.seq", run);
     CHECK(unlink(path) == 0);
     CHECK_FAILS(checkpoint_verify(run_path("run-of-old/last")), ERR_FORMAT, "vocabulary.seq");
-    CHECK_OK(checkpoint_seal(run_path("run-of-old/last"), checkpoint_file_names,
-                             CHECKPOINT_VOCABULARY, NULL));
+    checkpoint_origin origin;
+    CHECK_OK(checkpoint_read_origin(&origin, run_path("run-of-old/last")));
+    CHECK_OK(checkpoint_seal(run_path("run-of-old/last"), origin.step, NULL));
     use_open(&u, run, &old_world);
     CHECK(u.t.vocabulary == NULL && u.t.session.data == u.data);
     use_close(&u);

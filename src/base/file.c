@@ -11,18 +11,27 @@
 
 #include "base/mem.h"
 
-status file_map_open(file_map *out, const char *path) {
-    *out = (file_map){(const unsigned char *)"", 0};
-    /* O_NONBLOCK: a pipe is refused below, not waited for. */
+/* Opens a plain file for reading.  O_NONBLOCK: a pipe is refused, not waited for. */
+static status open_plain(const char *path, int *out, struct stat *info) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return fail_errno("%s: cannot be opened", path);
+    status st = OK;
+    if (fstat(fd, info) != 0)
+        st = fail_errno("%s: cannot be examined", path);
+    else if (!S_ISREG(info->st_mode))
+        st = fail(ERR_IO, "%s: not a plain file", path);
+    if (st != OK) close(fd);
+    *out = fd;
+    return st;
+}
+
+status file_map_open(file_map *out, const char *path) {
+    *out = (file_map){(const unsigned char *)"", 0};
+    int fd = -1;
     struct stat info;
     status st = OK;
-    if (fstat(fd, &info) != 0) {
-        st = fail_errno("%s: cannot be examined", path);
-    } else if (!S_ISREG(info.st_mode)) {
-        st = fail(ERR_IO, "%s: not a plain file", path);
-    } else if (info.st_size > 0) {
+    TRY(open_plain(path, &fd, &info));
+    if (info.st_size > 0) {
         void *bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (bytes == MAP_FAILED)
             st = fail_errno("%s: %lld bytes cannot be mapped", path, (long long)info.st_size);
@@ -57,10 +66,11 @@ static status read_fd(int fd, const char *path, size_t max_bytes, char **out, si
 }
 
 status file_read_all(const char *path, size_t max_bytes, char **out, size_t *out_bytes) {
+    int fd = -1;
     *out = NULL;
     *out_bytes = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return fail_errno("%s: cannot be opened", path);
+    struct stat info;
+    TRY(open_plain(path, &fd, &info));
     status st = read_fd(fd, path, max_bytes, out, out_bytes);
     close(fd);
     if (st != OK) {
@@ -263,15 +273,32 @@ status folder_create(const char *path, bool *out_created) {
     return OK;
 }
 
-void folder_remove(const char *path) {
-    char file[4096];
-    DIR *dir = opendir(path);
-    if (dir == NULL) return;
-    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
-            path_join(file, sizeof file, path, e->d_name) == OK)
-            (void)unlink(file);
+/* Goes by descriptors: a folder that is replaced by a link in the meantime is not followed. */
+static void remove_entries(int fd, int depth) {
+    DIR *dir = fdopendir(fd);
+    if (dir == NULL) {
+        close(fd);
+        return;
+    }
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        if (unlinkat(fd, e->d_name, 0) == 0 || depth == 0) continue;
+        int inside = openat(fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (inside < 0) continue;
+        remove_entries(inside, depth - 1);
+        (void)unlinkat(fd, e->d_name, AT_REMOVEDIR);
+    }
     closedir(dir);
+}
+
+void folder_remove(const char *path, int depth) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        struct stat found;
+        if (lstat(path, &found) == 0 && S_ISLNK(found.st_mode)) (void)unlink(path);
+        return;
+    }
+    remove_entries(fd, depth);
     (void)rmdir(path);
 }
 

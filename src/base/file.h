@@ -23,7 +23,7 @@ status file_map_open(file_map *out, const char *path);
 void file_map_close(file_map *m);
 
 /* Reads a whole small file (at most max_bytes) and appends a NUL; the caller frees *out by
- * mem_free. */
+ * mem_free.  Like file_map_open it refuses pipes and devices, which could keep it waiting. */
 status file_read_all(const char *path, size_t max_bytes, char **out, size_t *out_bytes);
 
 typedef struct out_file out_file;
@@ -58,8 +58,9 @@ status folder_create(const char *path, bool *out_created);
  * this returns.  Some file systems refuse that, which is not an error. */
 void folder_sync(const char *folder);
 
-/* Removes a folder and the files in it, as far as possible; folders in it are not removed. */
-void folder_remove(const char *path);
+/* Removes a folder with the files in it and folders down to `depth` levels below, as far as
+ * possible.  Links are removed, never followed; a link in place of the folder is removed itself. */
+void folder_remove(const char *path, int depth);
 
 bool file_exists(const char *path);
 bool folder_exists(const char *path);

@@ -50,6 +50,15 @@ void json_key_int(json_writer *w, const char *key, int64_t value);
 void json_key_double(json_writer *w, const char *key, double value);
 void json_key_bool(json_writer *w, const char *key, bool value);
 
+/* Ends the outermost object with a seal, "crc32": "DIGITS" over all text before that member, and
+ * finishes.  Whoever reads such a text refuses every change of it, also of a key. */
+status json_finish_sealed(json_writer *w);
+
+/* Where the digits of the seal are in the text (n bytes), and the right ones in want; NULL where
+ * the text does not end as json_finish_sealed ends it. */
+char *json_seal(char *text, size_t n, char want[9]);
+bool json_is_sealed(const char *text, size_t n);
+
 /* The reader. */
 typedef enum { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } json_type;
 

@@ -29,7 +29,7 @@ static void remove_if_left(const char *folder) {
     if (path_join(path, sizeof path, folder, lock_name) != OK) return;
     int lock = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (lock < 0) return;
-    if (flock(lock, LOCK_EX | LOCK_NB) == 0) folder_remove(folder);
+    if (flock(lock, LOCK_EX | LOCK_NB) == 0) folder_remove(folder, 0);
     close(lock);
 }
 
@@ -104,7 +104,7 @@ const char *scratch_folder_path(const scratch_folder *s) {
 
 void scratch_folder_destroy(scratch_folder *s) {
     if (s == NULL) return;
-    if (s->path[0] != '\0') folder_remove(s->path);
+    if (s->path[0] != '\0') folder_remove(s->path, 0);
     if (s->lock >= 0) close(s->lock);
     mem_free(s);
 }

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "base/buf.h"
-#include "base/crc32.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -201,18 +200,8 @@ static status describe_tiers(json_writer *json, embed_table *t) {
     return OK;
 }
 
-char *snapshot_seal(char *text, char want[9]) {
-    char *member = NULL, *digits;
-    for (char *at = strstr(text, "\"crc32\""); at != NULL; at = strstr(at + 1, "\"crc32\""))
-        member = at;
-    if (member == NULL || (digits = strchr(member + 7, '"')) == NULL || strlen(digits) < 10)
-        return NULL;
-    snprintf(want, 9, "%08x", crc32_add(0, text, (size_t)(member - text)));
-    return digits + 1;
-}
-
 static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t since, int64_t n_gone) {
-    char path[SNAPSHOT_PATH_BYTES], crc[9];
+    char path[SNAPSHOT_PATH_BYTES];
     json_writer *json = &w->json;
     out_file *f;
     json_array_close(json);
@@ -230,10 +219,7 @@ static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t sinc
     json_key_int(json, "row_files", w->n_files);
     json_key_int(json, "rows", w->n_rows);
     json_key_int(json, "gone", n_gone);
-    json_key_string(json, "crc32", "00000000");
-    json_object_close(json);
-    TRY(json_finish(json));
-    memcpy(snapshot_seal(json->out->data, crc), crc, 8);
+    TRY(json_finish_sealed(json));
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
     TRY(out_file_create(&f, path));
     status st = out_file_write(f, buf_str(json->out), json->out->n_bytes);
@@ -281,7 +267,7 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
     TRY(folder_create(folder, NULL));
     snprintf(name, sizeof name, ".rank-%d-of-%d.tmp", ranks.rank, ranks.n_ranks);
     TRY(path_join(temporary, sizeof temporary, folder, name));
-    folder_remove(temporary);
+    folder_remove(temporary, 0);
     TRY(folder_create(temporary, NULL));
     status st = write_part(t, temporary, ranks, since);
     if (st == OK) {
@@ -289,7 +275,7 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
         if (rename(temporary, part) != 0) st = fail_errno("%s: cannot be put in place", part);
     }
     if (st != OK) {
-        folder_remove(temporary);
+        folder_remove(temporary, 0);
         return st;
     }
     folder_sync(folder);

@@ -15,10 +15,6 @@ status snapshot_check_ranks(snapshot_ranks ranks);
 /* FOLDER/rank-R-of-N. */
 status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
 
-/* The last member of a manifest is "crc32": "DIGITS", over all text before the member.  Returns
- * where the digits are in the text, and writes the right ones to want[]; NULL: there are none. */
-char *snapshot_seal(char *text, char want[9]);
-
 /* Bytes and checksum of a file. */
 status snapshot_hash(const char *path, int64_t *bytes, char hex[17]);
 

@@ -18,6 +18,8 @@
 
 enum { CHECKPOINT_PATH_BYTES = 4096, CHECKPOINT_TABLE_BYTES = 64 };
 
+#define CHECKPOINT_FORMAT "hstu checkpoint 2"
+
 /* The files of a checkpoint, apart from manifest.json and the folders of tables. */
 typedef enum {
     CHECKPOINT_MODEL,
@@ -35,8 +37,8 @@ status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
 /* Whether RUN is a run, with a config.json, that was killed before its first checkpoint. */
 bool checkpoint_is_to_come(const char *run);
 
-/* Reads manifest.json and checks every file it names: ERR_FORMAT (or ERR_IO) says which is damaged
- * and what to do. */
+/* Reads manifest.json, checks its own checksum and every file and table it names, and that all are
+ * of the step in the folder's name: ERR_FORMAT (or ERR_IO) says what is damaged and what to do. */
 status checkpoint_verify(const char *folder);
 
 /* The config a checkpoint was trained with; config_destroy frees it. */
@@ -59,8 +61,9 @@ status checkpoint_read_origin(checkpoint_origin *out, const char *folder);
 status checkpoint_load_weights(const char *folder, backend *be, const param *params, int n_params,
                                dynamic_tables *tables);
 
-/* The parts of checkpoint_load: reads one tensor, called p->name with the suffix, of p's shape,
- * into memory of the backend; and checks that a file has no other tensors. */
+/* The parts of checkpoint_load: reads one tensor, called p->name with the suffix, of p's shape and
+ * with finite values (else ERR_NUMERIC), into memory of the backend; and checks that a file has no
+ * other tensors. */
 status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, const char *suffix,
                               float *to);
 status checkpoint_check_count(const st_file *f, size_t n);
@@ -79,7 +82,7 @@ status checkpoint_table_seal(const char *folder, const char *name, char hex[17])
 /* Size and checksum of a file. */
 status checkpoint_hash_file(const char *path, uint64_t *bytes, uint64_t *hash);
 
-/* The step in the name of a checkpoint's folder; -1: not such a name. */
+/* The step in the name of a checkpoint's folder, such as step-00000005; -1: not such a name. */
 int64_t checkpoint_step_of(const char *name);
 
 #endif

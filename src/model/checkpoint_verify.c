@@ -1,6 +1,7 @@
 /* Finding and checking the files of a checkpoint: which folder, complete or damaged. */
 #include <dirent.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,12 +93,29 @@ static status verify_file(const char *folder, const json_value *entry) {
     return strcmp(text, hex) == 0 ? OK : damaged(path, "the content does not fit its checksum");
 }
 
+/* Every key is one that checkpoint_seal writes: a misspelt one would leave something unchecked. */
+static status check_keys(const char *folder, const json_value *object, const char *const *keys) {
+    char what[NAME_BYTES];
+    if (object->type != JSON_OBJECT) return damaged(folder, "manifest.json lists no object");
+    for (const json_value *m = object->first; m != NULL; m = m->next) {
+        const char *const *k = keys;
+        while (*k != NULL && strcmp(*k, m->key) != 0)
+            k++;
+        if (*k != NULL) continue;
+        snprintf(what, sizeof what, "manifest.json has the unknown key '%.60s'", m->key);
+        return damaged(folder, what);
+    }
+    return OK;
+}
+
 static status verify_tables(const char *folder, const json_value *root) {
+    static const char *const keys[] = {"name", "seal", NULL};
     const json_value *tables = json_member(root, "tables");
     char path[CHECKPOINT_PATH_BYTES], hex[17];
     if (tables == NULL) return OK;
     if (tables->type != JSON_ARRAY) return damaged(folder, "manifest.json lists no tables");
     for (const json_value *e = tables->first; e != NULL; e = e->next) {
+        TRY(check_keys(folder, e, keys));
         const char *name, *seal;
         snapshot_info info;
         TRY(json_member_string(e, "name", &name));
@@ -107,34 +125,81 @@ static status verify_tables(const char *folder, const json_value *root) {
         TRY(path_join(path, sizeof path, folder, name));
         TRY(embed_snapshot_info(path, &info));
         TRY(checkpoint_table_seal(folder, name, hex));
-        if (strcmp(seal, hex) != 0) return damaged(path, "the table is not this checkpoint's");
+        if (strcmp(seal, hex) != 0) {
+            char what[NAME_BYTES];
+            snprintf(what, sizeof what, "the table is not this checkpoint's, but one of step %lld",
+                     (long long)info.step);
+            return damaged(path, what);
+        }
     }
     return OK;
 }
 
-static status verify_manifest(const char *folder, const json_value *root) {
-    const char *format;
-    static const char *const needed[] = {"model.safetensors", "optimizer.safetensors",
-                                         "state.json"};
-    TRY(json_member_string(root, "format", &format));
-    if (strcmp(format, "hstu checkpoint 1") != 0)
-        return fail(ERR_UNSUPPORTED, "%s: '%.60s' is a format this version does not know", folder,
-                    format);
+/* One that is not listed would be read unchecked. */
+static bool has_vocabulary(const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    return path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_VOCABULARY]) ==
+               OK &&
+           file_exists(path);
+}
+
+static status verify_files(const char *folder, const json_value *root) {
+    static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
     const json_value *files = json_member(root, "files");
     if (files == NULL || files->type != JSON_ARRAY)
         return damaged(folder, "manifest.json lists no files");
-    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
-        bool is_there = false;
+    for (const json_value *e = files->first; e != NULL; e = e->next)
+        TRY(check_keys(folder, e, keys));
+    for (int i = 0; i < CHECKPOINT_FILES; i++) {
+        bool is_needed = i != CHECKPOINT_VOCABULARY || has_vocabulary(folder), is_there = false;
         for (const json_value *e = files->first; e != NULL; e = e->next) {
             const json_value *name = json_member(e, "name");
-            is_there |=
-                name != NULL && name->type == JSON_STRING && strcmp(name->string, needed[i]) == 0;
+            is_there |= name != NULL && name->type == JSON_STRING &&
+                        strcmp(name->string, checkpoint_file_names[i]) == 0;
         }
-        if (!is_there) return damaged(folder, "manifest.json does not list all files");
+        if (is_needed && !is_there) return damaged(folder, "manifest.json does not list all files");
     }
     for (const json_value *e = files->first; e != NULL; e = e->next)
         TRY(verify_file(folder, e));
-    return verify_tables(folder, root);
+    return OK;
+}
+
+/* The name of the folder, the manifest and the state are of the same step.  A folder may have any
+ * other name, as a copy for other uses has. */
+static status verify_step(const char *folder, const json_value *root) {
+    char resolved[PATH_MAX], what[NAME_BYTES];
+    checkpoint_origin origin;
+    int64_t step, named = -1;
+    TRY(json_member_int(root, "step", &step));
+    TRY(checkpoint_read_origin(&origin, folder));
+    if (realpath(folder, resolved) != NULL && strrchr(resolved, '/') != NULL)
+        named = checkpoint_step_of(strrchr(resolved, '/') + 1);
+    if (step < 0 || origin.step != (uint64_t)step) {
+        snprintf(what, sizeof what, "state.json is of step %" PRIu64 ", manifest.json of %" PRId64,
+                 origin.step, step);
+        return damaged(folder, what);
+    }
+    if (named < 0 || named == step) return OK;
+    return fail(ERR_FORMAT,
+                "%s: it holds step %" PRId64 ", which its name does not say; a copy of another "
+                "checkpoint belongs outside the run",
+                folder, step);
+}
+
+static status verify_manifest(const char *folder, const json_value *root, bool is_sealed) {
+    static const char *const keys[] = {"format", "step", "files", "tables", "crc32", NULL};
+    const char *format;
+    TRY(json_member_string(root, "format", &format));
+    if (strcmp(format, CHECKPOINT_FORMAT) != 0)
+        return fail(ERR_UNSUPPORTED,
+                    "%s: '%.60s' is a format this version does not know (it reads '%s'); use the "
+                    "version that wrote it, or train again",
+                    folder, format, CHECKPOINT_FORMAT);
+    if (!is_sealed) return damaged(folder, "manifest.json does not fit its own checksum");
+    TRY(check_keys(folder, root, keys));
+    TRY(verify_files(folder, root));
+    TRY(verify_tables(folder, root));
+    return verify_step(folder, root);
 }
 
 status checkpoint_verify(const char *folder) {
@@ -150,19 +215,20 @@ status checkpoint_verify(const char *folder) {
     arena_init(&a, 4096);
     status st = json_parse(&a, path, text, n, &root);
     if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
-    if (st == OK) st = verify_manifest(folder, root);
+    if (st == OK) st = verify_manifest(folder, root, json_is_sealed(text, n));
     if (st == ERR_FORMAT) st = add_remedy(path, folder);
     arena_fini(&a);
     mem_free(text);
     return st;
 }
 
-/* The step in the name of a checkpoint's folder; -1 if it is not such a name. */
+/* Only the very name that checkpoint_begin gives: step-00000005, not step-5. */
 int64_t checkpoint_step_of(const char *name) {
-    char *end;
+    char again[NAME_BYTES];
     if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
-    long long step = strtoll(name + 5, &end, 10);
-    return *end == '\0' ? step : -1;
+    long long step = strtoll(name + 5, NULL, 10);
+    snprintf(again, sizeof again, "step-%08lld", step);
+    return strcmp(name, again) == 0 ? step : -1;
 }
 
 /* The step of the newest checkpoint; -1: none. */
@@ -172,8 +238,12 @@ static int64_t newest_step(const char *run) {
     if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return -1;
     DIR *dir = opendir(parent);
     if (dir == NULL) return -1;
-    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
-        if (checkpoint_step_of(e->d_name) > newest) newest = checkpoint_step_of(e->d_name);
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        char path[CHECKPOINT_PATH_BYTES];
+        if (checkpoint_step_of(e->d_name) > newest &&
+            path_join(path, sizeof path, parent, e->d_name) == OK && folder_exists(path))
+            newest = checkpoint_step_of(e->d_name);
+    }
     closedir(dir);
     return newest;
 }

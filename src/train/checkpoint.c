@@ -246,7 +246,6 @@ static status write_vocabulary(const checkpoint *c, const char *run, const char 
 static status write_files(const checkpoint *c, const char *run, const char *folder,
                           const char *config_json, const char *dtype) {
     char path[CHECKPOINT_PATH_BYTES];
-    int n_files = c->data != NULL ? CHECKPOINT_FILES : CHECKPOINT_VOCABULARY;
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_MODEL]));
     TRY(write_model(c, path, config_json, dtype));
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_OPTIMIZER]));
@@ -255,7 +254,7 @@ static status write_files(const checkpoint *c, const char *run, const char *fold
     TRY(write_state(&c->state, path));
     if (c->data != NULL) TRY(write_vocabulary(c, run, folder));
     TRY(write_tables(c, folder));
-    return checkpoint_seal(folder, checkpoint_file_names, n_files, c->tables);
+    return checkpoint_seal(folder, c->state.step, c->tables);
 }
 
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,

@@ -66,9 +66,8 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
 status checkpoint_load(checkpoint *c, const char *folder);
 
 /* The parts of checkpoint_save (checkpoint_files.c).  Writes manifest.json for the files of the
- * folder, and for the folders of dynamic tables (NULL: none). */
-status checkpoint_seal(const char *folder, const char *const *names, int n_names,
-                       const dynamic_tables *tables);
+ * folder, and for the folders of dynamic tables (NULL: none), with a checksum over itself. */
+status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *tables);
 
 /* Names the temporary and the final folder of a step; creates their parent if needed. */
 status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *folder);
@@ -76,6 +75,10 @@ status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *f
 /* Renames the temporary folder to its final name, durably, and points RUN/last (and RUN/best) to
  * it. */
 status checkpoint_publish(const char *run, const char *temporary, const char *folder, bool is_best);
+
+/* ERR_FORMAT where something else than checkpoints stands under their names in RUN/checkpoints,
+ * such as a plain file: it would be in the way later. */
+status checkpoint_check_run(const char *run);
 
 /* Removes a checkpoint's folder with the folders of its tables, as far as possible. */
 void checkpoint_remove(const char *folder);

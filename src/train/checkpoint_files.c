@@ -12,13 +12,14 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "embed/snapshot.h"
 #include "train/checkpoint.h"
 
 enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
 
 /* A checkpoint has folders of tables, and these have one folder a rank. */
-enum { MAX_DEPTH = 3 };
+enum { MAX_DEPTH = 2 };
 
 /* Each table has a checksum over its own files, and the checkpoint records it: a table of another
  * step may be complete, but it is not this checkpoint's. */
@@ -40,39 +41,39 @@ static status list_tables(json_writer *w, const char *folder, const dynamic_tabl
     return OK;
 }
 
-static status write_manifest(const char *folder, const char *const *names, int n,
-                             const dynamic_tables *tables, buf *text) {
+static status write_manifest(const char *folder, uint64_t step, const dynamic_tables *tables,
+                             buf *text) {
     json_writer w;
     char path[CHECKPOINT_PATH_BYTES], hex[17];
     json_begin(&w, text, 2);
     json_object_open(&w);
-    json_key_string(&w, "format", "hstu checkpoint 1");
+    json_key_string(&w, "format", CHECKPOINT_FORMAT);
+    json_key_int(&w, "step", (int64_t)step);
     json_key(&w, "files");
     json_array_open(&w);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < CHECKPOINT_FILES; i++) {
         uint64_t bytes = 0, hash = 0;
-        TRY(path_join(path, sizeof path, folder, names[i]));
+        TRY(path_join(path, sizeof path, folder, checkpoint_file_names[i]));
+        if (i == CHECKPOINT_VOCABULARY && !file_exists(path)) continue; /* a model without data */
         TRY(checkpoint_hash_file(path, &bytes, &hash));
         snprintf(hex, sizeof hex, "%016" PRIx64, hash);
         json_object_open(&w);
-        json_key_string(&w, "name", names[i]);
+        json_key_string(&w, "name", checkpoint_file_names[i]);
         json_key_int(&w, "bytes", (int64_t)bytes);
         json_key_string(&w, "xxh64", hex);
         json_object_close(&w);
     }
     json_array_close(&w);
     TRY(list_tables(&w, folder, tables));
-    json_object_close(&w);
-    return json_finish(&w);
+    return json_finish_sealed(&w);
 }
 
-status checkpoint_seal(const char *folder, const char *const *names, int n_names,
-                       const dynamic_tables *tables) {
+status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *tables) {
     char path[CHECKPOINT_PATH_BYTES];
     buf text;
     out_file *f = NULL;
     buf_init(&text);
-    status st = write_manifest(folder, names, n_names, tables, &text);
+    status st = write_manifest(folder, step, tables, &text);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) {
@@ -118,50 +119,9 @@ static status point_link(const char *run, const char *name, const char *folder) 
     return OK;
 }
 
-status checkpoint_publish(const char *run, const char *temporary, const char *folder,
-                          bool is_best) {
-    char parent[CHECKPOINT_PATH_BYTES];
-    TRY(path_join(parent, sizeof parent, run, "checkpoints"));
-    folder_sync(temporary);
-    /* A run that was killed between the rename and the link gets here again with the same step: the
-     * existing folder is kept if it is complete, and removed if it is not. */
-    if (folder_exists(folder) && checkpoint_verify(folder) != OK) checkpoint_remove(folder);
-    if (folder_exists(folder))
-        checkpoint_remove(temporary);
-    else if (rename(temporary, folder) != 0)
-        return fail_errno("%s: cannot be put in place", folder);
-    folder_sync(parent);
-    TRY(point_link(run, "last", folder));
-    return is_best ? point_link(run, "best", folder) : OK;
-}
-
-/* An entry that cannot be unlinked may be a folder; links are never followed, since they can be
- * unlinked. */
-static void remove_folder(const char *folder, int depth) {
-    char path[CHECKPOINT_PATH_BYTES];
-    DIR *dir = opendir(folder);
-    if (dir == NULL) return;
-    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        if (path_join(path, sizeof path, folder, e->d_name) != OK) continue;
-        if (unlink(path) != 0 && depth < MAX_DEPTH) remove_folder(path, depth + 1);
-    }
-    closedir(dir);
-    (void)rmdir(folder);
-}
-
-void checkpoint_remove(const char *folder) {
-    char path[CHECKPOINT_PATH_BYTES];
-    struct stat found;
-    /* A link is removed, never what it points to. */
-    if (lstat(folder, &found) == 0 && S_ISLNK(found.st_mode)) {
-        (void)unlink(folder);
-        return;
-    }
-    /* The manifest is removed first: if the removal is killed, the remaining files are not a
-     * checkpoint. */
-    if (path_join(path, sizeof path, folder, "manifest.json") == OK) (void)unlink(path);
-    remove_folder(folder, 1);
+static int64_t step_of(const char *folder) {
+    const char *slash = strrchr(folder, '/');
+    return checkpoint_step_of(slash != NULL ? slash + 1 : folder);
 }
 
 /* The step RUN/name points to; -1 if there is no such link. */
@@ -171,8 +131,78 @@ static int64_t linked_step(const char *run, const char *name) {
     ssize_t n = readlink(path, target, sizeof target - 1);
     if (n <= 0) return -1;
     target[n] = '\0';
-    const char *slash = strrchr(target, '/');
-    return checkpoint_step_of(slash != NULL ? slash + 1 : target);
+    return step_of(target);
+}
+
+/* Renames the folder; one that is there already leaves first, under a name that checkpoint_prune
+ * removes. */
+static status put_in_place(const char *temporary, const char *folder) {
+    char old[CHECKPOINT_PATH_BYTES];
+    const char *name = strrchr(folder, '/') + 1;
+    struct stat found;
+    if (lstat(folder, &found) == 0) {
+        if ((size_t)snprintf(old, sizeof old, "%.*s.%s.%ld.old.tmp", (int)(name - folder), folder,
+                             name, (long)getpid()) >= sizeof old)
+            return fail(ERR_USAGE, "%s: the path is too long", folder);
+        checkpoint_remove(old);
+        if (rename(folder, old) != 0) return fail_errno("%s: cannot be replaced", folder);
+    }
+    if (rename(temporary, folder) != 0) return fail_errno("%s: cannot be put in place", folder);
+    return OK;
+}
+
+status checkpoint_publish(const char *run, const char *temporary, const char *folder,
+                          bool is_best) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(parent, sizeof parent, run, "checkpoints"));
+    folder_sync(temporary);
+    /* A step is saved again where it turned out to be the best: the folder that `last` points to
+     * stays.  Any other folder of that name is from a run that was killed before its link, or from
+     * before the run went back to an older checkpoint: its weights are not those of the log. */
+    bool is_last = folder_exists(folder) && linked_step(run, "last") == step_of(folder) &&
+                   step_of(folder) >= 0;
+    if (is_last && checkpoint_verify(folder) == OK)
+        checkpoint_remove(temporary);
+    else
+        TRY(put_in_place(temporary, folder));
+    folder_sync(parent);
+    TRY(point_link(run, "last", folder));
+    return is_best ? point_link(run, "best", folder) : OK;
+}
+
+void checkpoint_remove(const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    struct stat found;
+    /* The manifest is removed first: if the removal is killed, the remaining files are not a
+     * checkpoint.  Of a link nothing but the link is removed. */
+    if (lstat(folder, &found) == 0 && S_ISDIR(found.st_mode) &&
+        path_join(path, sizeof path, folder, "manifest.json") == OK)
+        (void)unlink(path);
+    folder_remove(folder, MAX_DEPTH);
+}
+
+/* A folder, or a link to one: what a checkpoint's name may stand for. */
+static bool is_checkpoint(const char *parent, const char *name) {
+    char path[CHECKPOINT_PATH_BYTES];
+    return checkpoint_step_of(name) >= 0 && path_join(path, sizeof path, parent, name) == OK &&
+           folder_exists(path);
+}
+
+status checkpoint_check_run(const char *run) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    status st = OK;
+    TRY(path_join(parent, sizeof parent, run, "checkpoints"));
+    DIR *dir = opendir(parent);
+    if (dir == NULL && errno != ENOENT) return fail_errno("%s: cannot be read", parent);
+    if (dir == NULL) return OK;
+    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir))
+        if (strncmp(e->d_name, "step-", 5) == 0 && !is_checkpoint(parent, e->d_name))
+            st = fail(ERR_FORMAT,
+                      "%s/%.200s: no checkpoint's folder, which is named like step-00000005; move "
+                      "it away",
+                      parent, e->d_name);
+    closedir(dir);
+    return st;
 }
 
 /* How many checkpoints there are, and the oldest that is neither `last` nor `best`; -1: none. */
@@ -183,7 +213,7 @@ static int count_steps(const char *parent, int64_t last, int64_t best, int64_t *
     if (dir == NULL) return 0;
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
         int64_t step = checkpoint_step_of(e->d_name);
-        if (step < 0) continue;
+        if (!is_checkpoint(parent, e->d_name)) continue;
         n++;
         if (step == last || step == best) continue;
         if (*oldest < 0 || step < *oldest) *oldest = step;
@@ -216,6 +246,9 @@ void checkpoint_prune(const char *run, int keep) {
         snprintf(name, sizeof name, "step-%08" PRId64, oldest);
         if (path_join(path, sizeof path, parent, name) != OK) return;
         checkpoint_remove(path);
-        if (folder_exists(path)) return; /* not ours to remove: no endless loop over it */
+        if (folder_exists(path)) { /* no endless loop over it */
+            log_warn("%s: this old checkpoint cannot be removed", path);
+            return;
+        }
     }
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -32,8 +33,13 @@ void run_unlock(int lock) {
 status run_log_open(run_log *l, const char *run) {
     l->fd = -1;
     TRY(path_join(l->path, sizeof l->path, run, "log.jsonl"));
-    l->fd = open(l->path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    return l->fd >= 0 ? OK : fail_errno("%s: cannot be written", l->path);
+    /* O_NONBLOCK: a pipe is refused below, not waited for. */
+    l->fd = open(l->path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (l->fd < 0) return fail_errno("%s: cannot be written", l->path);
+    struct stat info;
+    if (fstat(l->fd, &info) == 0 && S_ISREG(info.st_mode)) return OK;
+    run_log_close(l);
+    return fail(ERR_IO, "%s: not a plain file; move it away", l->path);
 }
 
 void run_log_close(run_log *l) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/checkpoint.h"
@@ -354,7 +355,8 @@ static status import_table(import_job *job, const char *name, const char *folder
 }
 
 /* The manifest of a checkpoint has a checksum of fixed width after the name of each table: the new
- * one overwrites it.  Two tables may have the same checksum. */
+ * one overwrites it, and the seal of the manifest follows.  Two tables may have the same
+ * checksum. */
 static status reseal(const char *folder, const name_list *l, const char *old) {
     char path[CHECKPOINT_PATH_BYTES], quoted[NAME_BYTES + 2], before[17], after[17], *text;
     uint64_t seal;
@@ -376,6 +378,9 @@ static status reseal(const char *folder, const name_list *l, const char *old) {
         if (st == OK && at == NULL) st = fail(ERR_FORMAT, "%s: no seal of %s", old, l->name[i]);
         if (st == OK) memcpy(at, after, 16);
     }
+    char *digits = json_seal(text, n, before);
+    if (st == OK && digits == NULL) st = fail(ERR_FORMAT, "%s: no seal of its manifest", old);
+    if (st == OK) memcpy(digits, before, 8);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) {

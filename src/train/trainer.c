@@ -207,14 +207,16 @@ static status make_parts(trainer *t) {
 }
 
 static status begin_new(trainer *t) {
-    char path[CHECKPOINT_PATH_BYTES];
+    char path[CHECKPOINT_PATH_BYTES], found[CHECKPOINT_PATH_BYTES];
     TRY(path_join(path, sizeof path, t->o->run, "config.json"));
-    if (file_exists(path))
+    /* Checkpoints without a config are a run, too: ours would be mixed with them. */
+    if (file_exists(path) || checkpoint_find(t->o->run, found) == OK)
         return fail(ERR_USAGE,
                     "%s: there is a run already; go on with --resume, or choose another --out",
                     t->o->run);
     TRY(folder_create(t->o->run, NULL));
     TRY(run_lock(t->o->run, &t->lock));
+    TRY(checkpoint_check_run(t->o->run));
     TRY(model_init(t->s->model, t->saved.state.seed));
     return trainer_write_config(t);
 }
@@ -233,7 +235,10 @@ static status resume(trainer *t) {
     char folder[CHECKPOINT_PATH_BYTES];
     split_kind wanted = t->saved.state.split;
     uint64_t seed = t->saved.state.seed;
-    if (folder_exists(t->o->run)) TRY(run_lock(t->o->run, &t->lock));
+    if (folder_exists(t->o->run)) {
+        TRY(run_lock(t->o->run, &t->lock));
+        TRY(checkpoint_check_run(t->o->run));
+    }
     if (checkpoint_is_to_come(t->o->run)) return begin_again(t);
     TRY(checkpoint_find(t->o->run, folder));
     TRY(checkpoint_load(&t->saved, folder));

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/hash.h"
+#include "base/json.h"
 #include "embed/snapshot_int.h"
 #include "fuzz_folder.h"
 
@@ -35,7 +36,7 @@ static void vouch(const uint8_t *data, size_t n) {
                  "\"gone\":0,\"level0_slots\":64,\"level1_slots\":0,\"level0_rows\":1,"
                  "\"level1_rows\":0,\"store_rows\":0,\"crc32\":\"00000000\"}",
                  n, hash64(data, n, 0));
-    memcpy(snapshot_seal(text, crc), crc, 8);
+    memcpy(json_seal(text, (size_t)bytes, crc), crc, 8);
     write_file("rows-00000.safetensors", data, n);
     write_file("manifest.json", text, (size_t)bytes);
 }

@@ -1,17 +1,13 @@
 #include "data/set/temp_data.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
+#include "base/scratch_folder.h"
 
 status temp_data_open(seq_file **out, temp_data_writer write, void *ctx, pool *p) {
-    char folder[] = "/tmp/hstu-data-XXXXXX", path[64];
+    scratch_folder *folder;
     *out = NULL;
-    if (mkdtemp(folder) == NULL) return fail_errno("%s: cannot make a temporary folder", folder);
-    status st = write(ctx, folder, p);
-    if (st == OK) st = seq_file_open(out, folder, p);
-    snprintf(path, sizeof path, "%s/data.seq", folder);
-    (void)unlink(path);
-    (void)rmdir(folder);
+    TRY(scratch_folder_create(&folder, "/tmp", "hstu-data-"));
+    status st = write(ctx, scratch_folder_path(folder), p);
+    if (st == OK) st = seq_file_open(out, scratch_folder_path(folder), p);
+    scratch_folder_destroy(folder);
     return st;
 }
