@@ -70,17 +70,22 @@ static bool find_range(const chart *c, double *low, double *high) {
     return has_any;
 }
 
+/* Where a value is between the ends of its axis, 0 to 1; a log may hold steps that go back. */
+static double share(const axis *a, double value) {
+    return fmin(fmax((value - a->low) / (a->high - a->low), 0), 1);
+}
+
 static double place_x(const axis *a, double x) {
-    return LEFT + (x - a->low) / (a->high - a->low) * (WIDTH - LEFT - RIGHT);
+    return LEFT + share(a, x) * (WIDTH - LEFT - RIGHT);
 }
 
 static double place_y(const axis *a, double y) {
-    return HEIGHT - BOTTOM - (y - a->low) / (a->high - a->low) * (HEIGHT - TOP - BOTTOM);
+    return HEIGHT - BOTTOM - share(a, y) * (HEIGHT - TOP - BOTTOM);
 }
 
 /* "0.45", "4.2", but "120 k" rather than 1.2e+05. */
 static void label(char *text, int n, double value) {
-    if (fabs(value) >= 1000)
+    if (fabs(value) >= 1000 && fabs(value) < 1e15)
         human_count(text, n, value);
     else
         snprintf(text, (size_t)n, "%.4g", value);
