@@ -85,7 +85,7 @@ TEST(info_text_is_safe_and_fits) {
     build_small(ACTION_STARS, 1);
     CHECK_EQ(test_command(&text, "%s info %s", test_program(), test_folder()), 0);
     CHECK(strchr(text, '\033') == NULL);
-    CHECK_CONTAINS(text, "Caf\xc3\xa9 ?[31mred");
+    CHECK_CONTAINS(text, "Caf\xc3\xa9 \\x1b[31mred");
     CHECK_CONTAINS(text, "xxx\xe2\x80\xa6");
     CHECK_CONTAINS(text, "2000-12-31   to 2001-01-11, 11 days");
     check_width(text);

@@ -58,6 +58,43 @@ TEST(seq_file_every_flipped_byte_is_found) {
     seq_file_close(s);
 }
 
+/* Writes at an offset of a file, in place. */
+static void overwrite(const char *path, uint64_t at, char byte) {
+    int fd = open(path, O_WRONLY);
+    CHECK(fd >= 0 && pwrite(fd, &byte, 1, (off_t)at) == 1);
+    close(fd);
+}
+
+/* A file that is mapped may change under its reader; only what changes the content counts. */
+TEST(seq_file_says_that_somebody_wrote_into_it) {
+    const char *path = make_file();
+    seq_file *s;
+    CHECK_OK(seq_file_open(&s, path, NULL));
+    CHECK_OK(seq_file_check_unchanged(s, NULL));
+    CHECK_EQ(test_command(NULL, "touch -d 2001-01-01 %s", path), 0);
+    CHECK_OK(seq_file_check_unchanged(s, NULL));
+    uint64_t n = s->file.map.n_bytes;
+    for (uint64_t i = 0; i < n; i += i < 200 ? 1 : 37) {
+        char old = (char)s->file.map.bytes[i];
+        overwrite(path, i, (char)(old ^ 4));
+        if (seq_file_check_unchanged(s, NULL) != ERR_IO) FAIL_TEST("byte %d", (int)i);
+        CHECK_CONTAINS(status_reason(), "data.seq: somebody wrote into this file");
+        overwrite(path, i, old);
+        CHECK_OK(seq_file_check_unchanged(s, NULL));
+    }
+    /* The end is gone: reading there would be a bus error, so it is not read. */
+    CHECK_EQ(test_command(NULL, "cp %s %s.kept && truncate -s 5 %s", path, path, path), 0);
+    CHECK_FAILS(seq_file_check_unchanged(s, NULL), ERR_IO, "somebody wrote");
+    /* Another file under the name, or none: the mapped one is what it was. */
+    CHECK_EQ(test_command(NULL, "cat %s.kept >%s", path, path), 0);
+    CHECK_OK(seq_file_check_unchanged(s, NULL));
+    CHECK_EQ(test_command(NULL, "echo x >%s.new && mv %s.new %s", path, path, path), 0);
+    CHECK_OK(seq_file_check_unchanged(s, NULL));
+    CHECK_EQ(unlink(path), 0);
+    CHECK_OK(seq_file_check_unchanged(s, NULL));
+    seq_file_close(s);
+}
+
 TEST(seq_file_every_cut_is_found) {
     const char *path = make_file();
     seq_file *s;

@@ -303,6 +303,56 @@ TEST(trainer_keeps_the_best_of_validation) {
     free(text);
 }
 
+/* Writes into the data once the first epoch is over. */
+static status overwrite_data(void *ctx, const train_event *e, const char *json) {
+    char path[300];
+    (void)ctx, (void)json;
+    if (e->kind != EVENT_EPOCH || e->epoch > 0) return OK;
+    snprintf(path, sizeof path, "%s/data.seq", synth_folder());
+    FILE *f = fopen(path, "r+b");
+    CHECK(f != NULL && fseek(f, -1, SEEK_END) == 0);
+    int byte = fgetc(f);
+    CHECK(fseek(f, -1, SEEK_END) == 0 && fputc(byte ^ 1, f) != EOF && fclose(f) == 0);
+    return OK;
+}
+
+/* Nothing that was learnt from a mixture of two files is saved. */
+TEST(trainer_stops_when_its_data_is_overwritten) {
+    bench_top top;
+    train_options o = train_options_default();
+    char *text;
+    o.run = run_path("run");
+    o.n_epochs = 4;
+    o.observer = overwrite_data;
+    CHECK_OK(top_open(&top, retrieval_gin, NULL, 0, 1));
+    CHECK_FAILS(trainer_run(&top.session, &o), ERR_IO, "data.seq: somebody wrote into this file");
+    top_close(&top);
+    CHECK_EQ(test_command(&text, "cd %s/run; ls checkpoints; tail -n 1 log.jsonl", test_folder()),
+             0);
+    CHECK_CONTAINS(text, "\"event\":\"failed\"");
+    CHECK(strstr(text, "step-") == NULL);
+    free(text);
+}
+
+/* Killed after the last checkpoint and before the last line: that line has the loss all the same.
+ */
+TEST(trainer_resumed_at_its_end_knows_its_loss) {
+    job j = job_make(retrieval_gin, run_path("run"));
+    char *first, *again;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(test_command(&first, "tail -n 1 %s/run/log.jsonl | grep -o '\"loss\":[^,]*'",
+                          test_folder()),
+             0);
+    j.options.is_resume = true;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(test_command(&again, "tail -n 1 %s/run/log.jsonl | grep -o '\"loss\":[^,]*'",
+                          test_folder()),
+             0);
+    CHECK_STR(again, first);
+    free(first);
+    free(again);
+}
+
 /* NVIDIA's configs evaluate and save every so many steps, besides the ends of epochs. */
 typedef struct intervals {
     int n_eval;

@@ -3,12 +3,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/escape.h"
 #include "base/mem.h"
 
 /* Opens a plain file for reading.  O_NONBLOCK: a pipe is refused, not waited for. */
@@ -25,8 +27,51 @@ static status open_plain(const char *path, int *out, struct stat *info) {
     return st;
 }
 
+static int64_t written_ns(const struct stat *info) {
+    return (int64_t)info->st_mtim.tv_sec * 1000000000 + info->st_mtim.tv_nsec;
+}
+
+/* The files that are mapped, for file_map_at.  The handler of a signal sees a slot complete or not
+ * at all.  Where all slots are taken, a file stays nameless. */
+enum { MAX_MAPS = 64, MAP_PATH_BYTES = 512 };
+static struct {
+    atomic_bool is_taken;
+    _Atomic uintptr_t begin; /* 0: not complete */
+    size_t n_bytes;
+    char path[MAP_PATH_BYTES];
+} maps[MAX_MAPS];
+
+static void note_map(const file_map *m, const char *path) {
+    for (int i = 0; i < MAX_MAPS; i++) {
+        if (atomic_exchange(&maps[i].is_taken, true)) continue;
+        maps[i].n_bytes = m->n_bytes;
+        escape_text(maps[i].path, MAP_PATH_BYTES, path);
+        atomic_store(&maps[i].begin, (uintptr_t)m->bytes);
+        return;
+    }
+}
+
+static void forget_map(const file_map *m) {
+    for (int i = 0; i < MAX_MAPS; i++)
+        if (atomic_load(&maps[i].begin) == (uintptr_t)m->bytes) {
+            atomic_store(&maps[i].begin, 0);
+            atomic_store(&maps[i].is_taken, false);
+            return;
+        }
+}
+
+const char *file_map_at(const void *address) {
+    for (int i = 0; i < MAX_MAPS; i++) {
+        uintptr_t begin = atomic_load(&maps[i].begin);
+        if (begin != 0 && (uintptr_t)address >= begin &&
+            (uintptr_t)address - begin < maps[i].n_bytes)
+            return maps[i].path;
+    }
+    return NULL;
+}
+
 status file_map_open(file_map *out, const char *path) {
-    *out = (file_map){(const unsigned char *)"", 0};
+    *out = (file_map){.bytes = (const unsigned char *)""};
     int fd = -1;
     struct stat info;
     status st = OK;
@@ -36,15 +81,31 @@ status file_map_open(file_map *out, const char *path) {
         if (bytes == MAP_FAILED)
             st = fail_errno("%s: %lld bytes cannot be mapped", path, (long long)info.st_size);
         else
-            *out = (file_map){bytes, (size_t)info.st_size};
+            *out = (file_map){.bytes = bytes,
+                              .n_bytes = (size_t)info.st_size,
+                              .device = info.st_dev,
+                              .inode = info.st_ino,
+                              .written_ns = written_ns(&info)};
     }
     close(fd);
+    if (out->n_bytes > 0) note_map(out, path);
     return st;
 }
 
 void file_map_close(file_map *m) {
-    if (m->n_bytes > 0) munmap((void *)m->bytes, m->n_bytes);
-    *m = (file_map){(const unsigned char *)"", 0};
+    if (m->n_bytes > 0) {
+        forget_map(m);
+        munmap((void *)m->bytes, m->n_bytes);
+    }
+    *m = (file_map){.bytes = (const unsigned char *)""};
+}
+
+file_change file_map_changed(const file_map *m, const char *path) {
+    struct stat now;
+    if (stat(path, &now) != 0 || now.st_dev != m->device || now.st_ino != m->inode)
+        return FILE_MOVED;
+    if ((size_t)now.st_size != m->n_bytes) return FILE_RESIZED;
+    return written_ns(&now) == m->written_ns ? FILE_SAME : FILE_WRITTEN;
 }
 
 static status read_fd(int fd, const char *path, size_t max_bytes, char **out, size_t *out_bytes) {

@@ -13,14 +13,30 @@
 
 #include "base/status.h"
 
-/* A read-only mapping; n_bytes may be 0 (then bytes is a valid empty pointer). */
+/* A read-only mapping; n_bytes may be 0 (then bytes is a valid empty pointer).  The content changes
+ * under the reader if somebody writes into the file. */
 typedef struct file_map {
     const unsigned char *bytes;
     size_t n_bytes;
+    uint64_t device, inode; /* which file it is, and when it was last written */
+    int64_t written_ns;
 } file_map;
 
 status file_map_open(file_map *out, const char *path);
 void file_map_close(file_map *m);
+
+/* What has become of a mapped file since. */
+typedef enum {
+    FILE_SAME,
+    FILE_RESIZED, /* reading beyond a shorter end is a bus error */
+    FILE_WRITTEN, /* of the same size, but written or touched */
+    FILE_MOVED    /* the path leads elsewhere now, or nowhere: the mapped one is as it was */
+} file_change;
+file_change file_map_changed(const file_map *m, const char *path);
+
+/* The path of the file that is mapped at an address, escaped for a terminal (escape.h); NULL: none
+ * that is known.  A signal handler may call it. */
+const char *file_map_at(const void *address);
 
 /* Reads a whole small file (at most max_bytes) and appends a NUL; the caller frees *out by
  * mem_free.  Like file_map_open it refuses pipes and devices, which could keep it waiting. */

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/escape.h"
+
 static _Atomic log_level threshold = LOG_INFO;
 static log_sink current_sink;
 static void *current_sink_ctx;
@@ -48,7 +50,8 @@ static void log_line(log_level level, const char *prefix, const char *fmt, va_li
     }
     void (*hook)(void) = before_line;
     if (hook != NULL) hook();
-    fprintf(stderr, "%s\n", line);
+    char shown[2 * sizeof line];
+    fprintf(stderr, "%s\n", escape_text(shown, sizeof shown, line));
 }
 
 #define LOG_BODY(level, prefix)                                                                    \

@@ -1,4 +1,5 @@
 #include "base/progress.h"
+#include "base/escape.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -146,7 +147,7 @@ void progress_render(const progress *p, uint64_t now_ns, int width, char *text, 
     char numbers[256];
     uint64_t done = __atomic_load_n(&p->done, __ATOMIC_RELAXED);
     render_numbers(p, done, now_ns, numbers, sizeof numbers);
-    snprintf(text, (size_t)n, "%s", p->what);
+    escape_text(text, (size_t)n, p->what);
     int what_columns = width / 3;
     if (columns_of(text) > what_columns) {
         cut_columns(text, what_columns - 1);

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "cli/cli.h"
+#include "cli/show.h"
 #include "train/checkpoint.h"
 #include "train/table_files.h"
 
@@ -14,7 +15,9 @@ typedef struct export_args {
 static status export_tables(const export_args *a, const char *folder) {
     int n;
     TRY(table_files_export(folder, a->out, &n));
-    printf("%d table%s of %s in %s\n", n, n == 1 ? "" : "s", folder, a->out);
+    char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
+    printf("%d table%s of %s in %s\n", n, n == 1 ? "" : "s", show_path(from, folder),
+           show_path(to, a->out));
     return OK;
 }
 
@@ -25,7 +28,8 @@ static status export_weights(const export_args *a, const char *folder) {
     if (file_exists(a->out) || folder_exists(a->out))
         return fail(ERR_USAGE, "%s: is there already; choose another --out", a->out);
     TRY(table_file_copy(path, a->out));
-    printf("the weights of %s in %s\n", folder, a->out);
+    char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
+    printf("the weights of %s in %s\n", show_path(from, folder), show_path(to, a->out));
     return OK;
 }
 

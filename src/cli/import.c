@@ -44,8 +44,9 @@ static status import_tables(const import_args *a) {
                                    &n_tables, &n_rows);
     work_close(&w);
     TRY(st);
+    char path[SHOW_PATH_BYTES];
     printf("%d table%s of %s rows in %s\n", n_tables, n_tables == 1 ? "" : "s",
-           show_count(rows, (uint64_t)n_rows), out);
+           show_count(rows, (uint64_t)n_rows), show_path(path, out));
     return OK;
 }
 

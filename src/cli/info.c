@@ -194,7 +194,8 @@ static void print_row(const info *in, const char *label, uint64_t n, uint64_t mo
 static void print_source(const info *in) {
     char text[SHOW_BYTES];
     const json_value *name = in->source != NULL ? json_member(in->source, "name") : NULL;
-    printf("%s%s%s", in->style.bold, in->path, in->style.plain);
+    char path[SHOW_PATH_BYTES];
+    printf("%s%s%s", in->style.bold, show_path(path, in->path), in->style.plain);
     if (name != NULL && name->type == JSON_STRING)
         printf("   %s", show_text(text, name->string, name->string_bytes, 40));
     printf("\n\n");

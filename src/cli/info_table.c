@@ -142,11 +142,13 @@ static void print_histogram(const char *title, const histogram *h, int64_t n) {
 
 static void print_text(const table_info *t, const char *folder) {
     show_style style = show_stdout_style();
-    char a[SHOW_BYTES];
-    printf("%s%s%s   a snapshot of a dynamic table%s\n\n", style.bold, folder, style.plain,
-           t->s.since > 0 ? ", incremental" : "");
+    char a[SHOW_BYTES], optimizer[SHOW_BYTES], policy[SHOW_BYTES], path[SHOW_PATH_BYTES];
+    printf("%s%s%s   a snapshot of a dynamic table%s\n\n", style.bold, show_path(path, folder),
+           style.plain, t->s.since > 0 ? ", incremental" : "");
     printf("  Rows       %15s   of %d values; optimizer %s, eviction %s\n",
-           show_count(a, (uint64_t)t->n), t->s.dim, t->s.optimizer, t->s.policy);
+           show_count(a, (uint64_t)t->n), t->s.dim,
+           show_text(optimizer, t->s.optimizer, strlen(t->s.optimizer), 32),
+           show_text(policy, t->s.policy, strlen(t->s.policy), 32));
     printf("  Step       %15s", show_count(a, (uint64_t)t->s.step));
     if (t->s.since > 0) printf("   changes since step %s", show_count(a, (uint64_t)t->s.since));
     printf("\n  Written by %15s   rank%s\n", show_count(a, (uint64_t)t->s.n_ranks),

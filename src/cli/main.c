@@ -9,9 +9,11 @@
 #include <unistd.h>
 
 #include "base/env.h"
+#include "base/escape.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/nearest.h"
+#include "cli/bus_error.h"
 #include "cli/cli.h"
 #include "hstu.h"
 
@@ -96,7 +98,9 @@ static status finish_output(void) {
 static int report(const char *name, status st) {
     if (st == OK) return 0;
     const char *gap = name[0] != '\0' ? " " : "";
-    if (status_reason()[0] != '\0') fprintf(stderr, "hstu%s%s: %s\n", gap, name, status_reason());
+    char reason[2 * FAILURE_REASON_BYTES];
+    escape_text(reason, sizeof reason, status_reason());
+    if (reason[0] != '\0') fprintf(stderr, "hstu%s%s: %s\n", gap, name, reason);
     if (st == ERR_USAGE) fprintf(stderr, "Try 'hstu%s%s --help'.\n", gap, name);
     if (log_get_level() == LOG_DEBUG && status_trace()[0] != '\0')
         fprintf(stderr, "debug: %s error at %s\n", status_name(st), status_trace());
@@ -140,6 +144,8 @@ static int check_leaks(int code) {
 int main(int argc, char **argv) {
     const char *name = "";
     hold_standard_streams();
+    bus_error_watch();
+    signal(SIGXFSZ, SIG_IGN); /* `ulimit -f` is a failed write, too */
     signal(SIGPIPE, SIG_IGN); /* A closed pipe is a failed write, handled like any other. */
     status st = run(argc, argv, &name);
     if (st == OK) {

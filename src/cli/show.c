@@ -1,12 +1,14 @@
 #include "cli/show.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/env.h"
+#include "base/escape.h"
 #include "base/utf8.h"
 
 const char *show_count(char text[SHOW_BYTES], uint64_t value) {
@@ -43,28 +45,27 @@ const char *show_date(char text[SHOW_BYTES], int64_t seconds) {
 const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width) {
     size_t at = 0, cut = 0;
     int n_shown = 0;
-    while (n > 0 && at + 8 < SHOW_BYTES) {
-        if (n_shown == width) {
+    while (n > 0 && at + ESCAPE_BYTES + 4 < SHOW_BYTES) {
+        char piece[ESCAPE_BYTES];
+        size_t n_piece;
+        int taken = escape_next(piece, &n_piece, from, n);
+        bool is_escape = piece[0] == '\\' && n_piece > 1;
+        n_shown += is_escape ? (int)n_piece : 1;
+        if (n_shown > width) {
             at = cut;
             at += (size_t)utf8_encode(0x2026, text + at);
             break;
         }
-        if (n_shown == width - 1) cut = at;
-        int length = utf8_length(from, n);
-        unsigned char first = (unsigned char)from[0];
-        /* C1 controls are two bytes, C2 80..9F. */
-        int is_control = first < 0x20 || first == 0x7f ||
-                         (length == 2 && first == 0xc2 && (unsigned char)from[1] < 0xa0);
-        if (length == 0 || is_control)
-            text[at++] = '?';
-        else
-            memcpy(text + at, from, (size_t)length), at += (size_t)length;
-        from += length > 0 ? length : 1;
-        n -= (size_t)(length > 0 ? length : 1);
-        n_shown++;
+        memcpy(text + at, piece, n_piece);
+        at += n_piece, from += taken, n -= (size_t)taken;
+        if (n_shown < width) cut = at; /* room for the ellipsis */
     }
     text[at] = '\0';
     return text;
+}
+
+const char *show_path(char text[SHOW_PATH_BYTES], const char *path) {
+    return escape_text(text, SHOW_PATH_BYTES, path);
 }
 
 show_style show_stdout_style(void) {

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SHOW_BYTES = 512 };
+enum { SHOW_BYTES = 512, SHOW_PATH_BYTES = 4096 };
 
 /* "1,000,209" */
 const char *show_count(char text[SHOW_BYTES], uint64_t value);
@@ -18,9 +18,12 @@ const char *show_bar(char text[SHOW_BYTES], double share, int width);
 /* "2000-04-25", UTC; any second of int64 gives some text. */
 const char *show_date(char text[SHOW_BYTES], int64_t seconds);
 
-/* At most `width` characters of `from` (n bytes): control characters and invalid UTF-8 become "?",
- * and what does not fit ends in an ellipsis.  So a hostile title cannot control the terminal. */
+/* At most `width` characters of `from` (n bytes), with escapes for what a terminal would obey
+ * (base/escape.h); what does not fit ends in an ellipsis. */
 const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width);
+
+/* A path, or another text that stands at the end of a line: whole, with the same escapes. */
+const char *show_path(char text[SHOW_PATH_BYTES], const char *path);
 
 /* "\033[1m" and so on where colours are wanted on stdout, else "". */
 typedef struct show_style {

@@ -27,7 +27,9 @@ static status print_json(const char *folder, const synth_report *r, double secon
 static void print_text(const char *folder, const synth_report *r, double seconds) {
     char a[SHOW_BYTES], b[SHOW_BYTES];
     show_style style = show_stdout_style();
-    printf("%s%s/data.seq%s\n\n", style.bold, folder, style.plain);
+    char path[SHOW_PATH_BYTES];
+    show_path(path, folder);
+    printf("%s%s/data.seq%s\n\n", style.bold, path, style.plain);
     printf("  Users       %12s\n", show_count(a, r->n_users));
     printf("  Catalogue   %12s   in %s topics\n", show_count(a, r->n_items),
            show_count(b, r->n_topics));
@@ -38,7 +40,7 @@ static void print_text(const char *folder, const synth_report *r, double seconds
     printf("                     HR@10   NDCG@10\n");
     printf("  Best reachable     %5.3f     %5.3f\n", r->best_hr10, r->best_ndcg10);
     printf("  Popularity         %5.3f\n\n", r->popularity_hr10);
-    printf("Next: hstu info %s\n", folder);
+    printf("Next: hstu info %s\n", path);
 }
 
 status cmd_synth(int argc, char **argv) {

@@ -159,8 +159,11 @@ static void print_end(const printer *p, const train_event *e) {
     if (e->seconds > 0) printf(", %s of training here", took);
     for (const char *const *c = columns_of(p); *c != NULL; c++)
         printf(", %s %.4f", *c, eval_value(e->metrics, *c));
-    printf("\n\n  Report    %s/report.html\n  Weights   %s/last\n", p->run, p->run);
-    if (p->data != NULL) printf("  Next      hstu eval %s --data %s\n", p->run, p->data);
+    char run[SHOW_PATH_BYTES], data[SHOW_PATH_BYTES];
+    show_path(run, p->run);
+    printf("\n\n  Report    %s/report.html\n  Weights   %s/last\n", run, run);
+    if (p->data != NULL)
+        printf("  Next      hstu eval %s --data %s\n", run, show_path(data, p->data));
 }
 
 static status observe(void *ctx, const train_event *e, const char *json) {

@@ -20,9 +20,14 @@ static const char *dtype_name(config_dtype dtype) {
     return names[dtype];
 }
 
+static status check_data(const trainer *t) {
+    return seq_file_check_unchanged(t->s->data, t->s->be->workers);
+}
+
 static status save(trainer *t, bool is_best) {
     TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
+    TRY(check_data(t)); /* nothing of changed data is saved */
     TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
                         dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
     t->saved_step = t->saved.state.step;
@@ -139,6 +144,7 @@ static status do_epoch(trainer *t) {
     if (st == OK) st = trainer_settle(t);
     progress_end(&t->bar);
     TRY(st);
+    TRY(check_data(t));
     bool is_end = state->step >= t->n_steps;
     bool is_evaluated = is_end || is_evaluation_due(t), is_best = false;
     if (is_evaluated) {
@@ -252,6 +258,7 @@ static status resume(trainer *t) {
                     t->o->run, state->seed);
     TRY(batcher_restore(t->batches, &state->batches));
     TRY(run_log_rewind(t->o->run, state->step));
+    trainer_recall_loss(t);
     t->saved_step = state->step;
     return OK;
 }

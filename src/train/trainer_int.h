@@ -59,6 +59,9 @@ status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
                     const eval_result *metrics);
 
 /* A line {"event": what, "step": ..., "reason": ...} for the log alone; failures are ignored. */
+/* The loss of the newest epoch from the log, for a run that is resumed at its end. */
+void trainer_recall_loss(trainer *t);
+
 void trainer_note(trainer *t, const char *what, const char *reason);
 
 #endif

@@ -86,6 +86,18 @@ static status add_line(void *ctx, const json_value *line) {
     return OK;
 }
 
+static status note_loss(void *ctx, const json_value *line) {
+    const json_value *event = json_member(line, "event"), *loss = json_member(line, "loss");
+    if (event != NULL && event->type == JSON_STRING && strcmp(event->string, "epoch") == 0 &&
+        loss != NULL && loss->type == JSON_NUMBER)
+        *(double *)ctx = loss->number;
+    return OK;
+}
+
+void trainer_recall_loss(trainer *t) {
+    (void)run_log_read(t->o->run, note_loss, &t->last_loss); /* without a log it is not known */
+}
+
 /* Members of the final line: the mean of the last ten evaluations, and the best on validation. */
 static void write_done(const trainer *t, json_writer *w) {
     last_ten l = {0};

@@ -203,6 +203,7 @@ status column_file_open(column_file *out, const char *path, pool *p) {
         const file_header *h = (const file_header *)out->map.bytes;
         out->columns = (const column *)(h + 1);
         out->n_columns = h->n_columns;
+        out->checksum = h->checksum;
         st = check_table(path, out);
     }
     if (st == OK) st = check_content(path, out, p);
@@ -213,6 +214,22 @@ status column_file_open(column_file *out, const char *path, pool *p) {
 void column_file_close(column_file *f) {
     file_map_close(&f->map);
     *f = (column_file){.map = f->map};
+}
+
+/* The content is read again only where the file was written or touched. */
+status column_file_check_unchanged(const column_file *f, const char *path, pool *p) {
+    const file_header *h = (const file_header *)f->map.bytes;
+    if (f->map.n_bytes == 0) return OK; /* in memory alone */
+    file_change change = file_map_changed(&f->map, path);
+    bool is_same =
+        change != FILE_RESIZED && h->checksum == f->checksum && h->n_columns == f->n_columns &&
+        header_checksum(h, f->columns) == h->checksum &&
+        (change != FILE_WRITTEN || (check_table(path, f) == OK && check_content(path, f, p) == OK));
+    if (is_same) return OK;
+    return fail(ERR_IO,
+                "%s: somebody wrote into this file while it was in use, so what was read since is "
+                "a mixture of two files; put the old data back and go on from the last checkpoint",
+                path);
 }
 
 const column *column_file_find(const column_file *f, const char *name) {

@@ -31,6 +31,7 @@ typedef struct column_file {
     file_map map;
     const column *columns; /* (n_columns), inside the map */
     uint32_t n_columns;
+    uint64_t checksum; /* of header and table, when it was opened */
 } column_file;
 
 size_t column_type_bytes(uint32_t type);
@@ -38,6 +39,10 @@ size_t column_type_bytes(uint32_t type);
 /* Maps and checks a file.  The threads of `p` share the checksums; NULL: this thread alone. */
 status column_file_open(column_file *out, const char *path, pool *p);
 void column_file_close(column_file *f);
+
+/* ERR_IO if somebody wrote into the file since it was opened.  A file that was only touched, moved,
+ * replaced by another one or deleted is as it was in memory, and fine. */
+status column_file_check_unchanged(const column_file *f, const char *path, pool *p);
 
 /* *out = the column's elements; ERR_FORMAT if it is missing or of another type.  n: number of
  * elements (may be NULL). */

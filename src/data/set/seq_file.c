@@ -280,3 +280,7 @@ double seq_rating(const seq_file *s, uint16_t action) {
     if (s->actions == ACTION_HALF_STARS) return (action + 1.0) / 2;
     return action;
 }
+
+status seq_file_check_unchanged(const seq_file *s, pool *p) {
+    return column_file_check_unchanged(&s->file, s->path, p);
+}

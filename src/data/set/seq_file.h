@@ -79,6 +79,9 @@ typedef struct seq_file {
 status seq_file_open(seq_file **out, const char *path, pool *p);
 void seq_file_close(seq_file *s); /* NULL is fine */
 
+/* ERR_IO if somebody wrote into the file since (column_file.h): for readers that take long. */
+status seq_file_check_unchanged(const seq_file *s, pool *p);
+
 static inline uint64_t seq_length(const seq_file *s, uint64_t user) {
     return s->offsets[user + 1] - s->offsets[user];
 }
