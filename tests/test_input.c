@@ -478,6 +478,47 @@ TEST(bundle_refuses_encrypted_members) {
                 "a.zip: ml-1m/README is encrypted");
 }
 
+/* Such a member may ask for 4 GiB, as its own header says. */
+TEST(bundle_refuses_lzma_in_zip) {
+    write_archive(at("a.zip"), "zip", "none", movie_set + 1, 1);
+    load(at("a.zip"), &packed);
+    for (size_t i = 0; i + 12 < packed.n_bytes; i++) {
+        if (memcmp(packed.data + i, "PK\3\4", 4) == 0) packed.data[i + 8] = 14;
+        if (memcmp(packed.data + i, "PK\1\2", 4) == 0) packed.data[i + 10] = 14;
+    }
+    write_file(at("a.zip"), packed.data, packed.n_bytes);
+    CHECK_FAILS(read_member(at("a.zip"), "README", &got), ERR_UNSUPPORTED,
+                "README is compressed by a method (lzma");
+}
+
+/* A small file may unpack to much, a larger one only to what a data set does. */
+TEST(input_refuses_what_was_made_to_fill_memory) {
+    input *in;
+    size_t n = 1, total = 0;
+    char *bytes = malloc(1 << 20);
+    CHECK_EQ(test_command(NULL, "head -c 80000000 /dev/zero | gzip -1 >%s", at("zeros.gz")), 0);
+    CHECK_EQ(test_command(NULL, "head -c 60000000 /dev/zero | gzip -9 >%s", at("fine.gz")), 0);
+    CHECK_OK(input_open(&in, at("zeros.gz")));
+    status st = OK;
+    for (; st == OK && n > 0; total += n)
+        st = input_read(in, bytes, 1 << 20, &n);
+    CHECK(st == OK); /* gzip -1 packs them to a 229th */
+    input_close(in);
+    CHECK_EQ(test_command(NULL, "head -c 80000000 /dev/zero | gzip -9 >%s", at("zeros.gz")), 0);
+    CHECK_OK(input_open(&in, at("zeros.gz")));
+    for (n = 1, total = 0; st == OK && n > 0; total += n)
+        st = input_read(in, bytes, 1 << 20, &n);
+    CHECK(st == ERR_FORMAT && total <= (64 << 20) + (1 << 20));
+    CHECK_CONTAINS(status_reason(), "zeros.gz unpacks to more than 250 times");
+    input_close(in);
+    CHECK_OK(input_open(&in, at("fine.gz")));
+    for (st = OK, n = 1; st == OK && n > 0;)
+        st = input_read(in, bytes, 1 << 20, &n);
+    CHECK_OK(st);
+    input_close(in);
+    free(bytes);
+}
+
 static status open_twice(void *ctx) {
     bundle *b;
     input *in = NULL;

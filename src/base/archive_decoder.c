@@ -20,6 +20,10 @@
 
 enum { PATH_BYTES = 512 };
 
+/* Text compresses to a fifth or a tenth.  What unpacks to this many times the size of its file was
+ * made to fill memory; small files may do so. */
+enum { MAX_RATIO = 250, FREE_BYTES = 64 << 20 };
+
 struct decoder {
     struct archive *archive;
     input *below;
@@ -27,6 +31,7 @@ struct decoder {
     status below_status;       /* a failure of the layer below, whose reason is kept */
     bool is_done;              /* the current stream has ended */
     uint64_t at;               /* bytes of the current stream so far */
+    uint64_t total;            /* of all streams */
     const unsigned char *left; /* the rest of a block that did not fit into the caller's buffer */
     size_t n_left;
     char path[PATH_BYTES]; /* of the current member */
@@ -200,6 +205,19 @@ static status check_gzip(const input *in) {
                 in->name, crc, length, d->crc, (unsigned long long)d->at);
 }
 
+static status check_ratio(const input *in) {
+    const input *file = in->below;
+    uint64_t total = in->decoder->total;
+    while (file->below != NULL)
+        file = file->below;
+    uint64_t packed = file->file_bytes > file->file_at ? file->file_bytes : file->file_at;
+    if (total <= FREE_BYTES || total / MAX_RATIO <= packed) return OK;
+    return fail(ERR_FORMAT,
+                "%s unpacks to more than %d times its %llu bytes, as no data set does; if you "
+                "trust it, unpack it by hand",
+                file->name, MAX_RATIO, (unsigned long long)packed);
+}
+
 /* Fetches the next block.  Here a warning is a failure, as it means a wrong checksum. */
 static status fetch_block(input *in) {
     struct decoder *d = in->decoder;
@@ -221,7 +239,8 @@ static status fetch_block(input *in) {
     d->left = bytes;
     d->n_left = n;
     d->at += n;
-    return OK;
+    d->total += n;
+    return check_ratio(in);
 }
 
 status decoder_block(input *in, size_t max, const void **bytes, size_t *n) {
@@ -250,6 +269,26 @@ static bool is_file(struct archive_entry *entry) {
            archive_entry_symlink(entry) == NULL;
 }
 
+/* Zip knows methods whose header decides how much memory is taken (lzma: up to 4 GiB), and others
+ * that nobody uses for data.  libarchive names the method: "ZIP 2.0 (deflation)". */
+static status check_method(const input *in) {
+    static const char *const fine[] = {"uncompressed", "deflation", "bzip", "zstd"};
+    const struct decoder *d = in->decoder;
+    const char *name = archive_format_name(d->archive);
+    const char *method = name != NULL ? strchr(name, '(') : NULL;
+    if ((archive_format(d->archive) & ARCHIVE_FORMAT_BASE_MASK) != ARCHIVE_FORMAT_ZIP ||
+        method == NULL)
+        return OK;
+    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
+        if (strncmp(method + 1, fine[i], strlen(fine[i])) == 0 &&
+            method[1 + strlen(fine[i])] == ')')
+            return OK;
+    return fail(ERR_UNSUPPORTED,
+                "%s: %s is compressed by a method %s that is not read here; unpack "
+                "it by hand",
+                in->name, d->path, method);
+}
+
 /* After the last member: reads the compressed stream to its end, where its checksum is. */
 static status finish_walk(input *in) {
     const void *bytes;
@@ -274,6 +313,7 @@ status input_walk_next(input *in, const char **out_path) {
     copy_path(d, entry);
     if (archive_entry_is_encrypted(entry))
         return fail(ERR_UNSUPPORTED, "%s: %s is encrypted; unpack it by hand", in->name, d->path);
+    TRY(check_method(in));
     *out_path = d->path;
     return OK;
 }
