@@ -12,6 +12,7 @@
 
 #include "base/escape.h"
 #include "base/mem.h"
+#include "base/temporary.h"
 
 /* Opens a plain file for reading.  O_NONBLOCK: a pipe is refused, not waited for. */
 static status open_plain(const char *path, int *out, struct stat *info) {
@@ -168,12 +169,19 @@ static void folder_of(const char *path, char *folder, size_t n) {
         snprintf(folder, n, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-/* An unused name in the target's folder; `attempt` is the number of the try. */
-static void name_temporary(out_file *f, int attempt) {
+/* How the temporary names of a target begin; a long name is cut, so that they are no longer than a
+ * file system allows. */
+static void temporary_prefix(const out_file *f, char prefix[4096 + 8]) {
     const char *slash = strrchr(f->target, '/');
     const char *name = slash != NULL ? slash + 1 : f->target;
-    snprintf(f->temporary, sizeof f->temporary, "%.*s.%s.%ld-%d.tmp", (int)(name - f->target),
-             f->target, name, (long)getpid(), attempt);
+    snprintf(prefix, 4096 + 8, "%.*s.%.200s.", (int)(name - f->target), f->target, name);
+}
+
+/* An unused name in the target's folder; `attempt` is the number of the try. */
+static void name_temporary(out_file *f, int attempt) {
+    char prefix[4096 + 8];
+    temporary_prefix(f, prefix);
+    snprintf(f->temporary, sizeof f->temporary, "%s%ld-%d.tmp", prefix, (long)getpid(), attempt);
 }
 
 enum { NAME_ATTEMPTS = 100 };
@@ -181,15 +189,22 @@ enum { NAME_ATTEMPTS = 100 };
 /* A nameless file (O_TMPFILE) where the file system supports it: a process killed at any moment
  * leaves nothing.  Elsewhere it gets a temporary name. */
 static status open_temporary(out_file *f) {
-    char folder[4096];
+    char folder[4096], prefix[4096 + 8];
     folder_of(f->target, folder, sizeof folder);
+    temporary_prefix(f, prefix);
+    temporary_clean(prefix, 0);
     f->fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    if (f->fd >= 0) return OK;
+    if (f->fd >= 0) {
+        (void)temporary_lock(f->fd); /* for the moment in which it has a temporary name */
+        return OK;
+    }
     for (int attempt = 0; attempt < NAME_ATTEMPTS; attempt++) {
         name_temporary(f, attempt);
         f->fd = open(f->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (f->fd >= 0) return OK;
-        if (errno != EEXIST) break;
+        if (f->fd >= 0 && temporary_lock(f->fd)) return OK;
+        if (f->fd < 0 && errno != EEXIST) break;
+        if (f->fd >= 0) close(f->fd);
+        f->fd = -1;
     }
     status st = fail_errno("%s: cannot be written", f->target);
     f->temporary[0] = '\0';

@@ -105,7 +105,7 @@ static status point_link(const char *run, const char *name, const char *folder) 
         target[NAME_BYTES + 32];
     char hidden[NAME_BYTES];
     snprintf(target, sizeof target, "checkpoints/%.200s", strrchr(folder, '/') + 1);
-    snprintf(hidden, sizeof hidden, ".%s.%ld.tmp", name, (long)getpid());
+    snprintf(hidden, sizeof hidden, ".%s.tmp", name); /* the run is locked: nobody else makes it */
     TRY(path_join(link_path, sizeof link_path, run, name));
     TRY(path_join(temporary, sizeof temporary, run, hidden));
     (void)unlink(temporary);

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/temporary.h"
 #include "train/checkpoint.h"
 #include "train/run_log.h"
 
@@ -104,26 +105,44 @@ static status copy_folder(const char *from, const char *to, int depth) {
     return st;
 }
 
-/* A new folder, which has a temporary name until it is complete. */
-static status begin_folder(const char *out, char temporary[CHECKPOINT_PATH_BYTES]) {
+/* A new folder, which has a temporary name and a lock until it is complete. */
+typedef struct new_folder {
+    const char *out;
+    char temporary[CHECKPOINT_PATH_BYTES];
+    int lock;
+} new_folder;
+
+static status begin_folder(const char *out, new_folder *f) {
+    char prefix[CHECKPOINT_PATH_BYTES];
     size_t n = strlen(out);
     while (n > 1 && out[n - 1] == '/')
         n--;
+    *f = (new_folder){.out = out, .lock = -1};
     if (file_exists(out) || folder_exists(out))
         return fail(ERR_USAGE, "%s: is there already; choose another --out", out);
-    if (snprintf(temporary, CHECKPOINT_PATH_BYTES, "%.*s.%ld.tmp", (int)n, out, (long)getpid()) >=
-        CHECKPOINT_PATH_BYTES)
+    const char *name = out + n;
+    while (name > out && name[-1] != '/')
+        name--;
+    if (snprintf(prefix, sizeof prefix, "%.*s.%.*s.", (int)(name - out), out, (int)(out + n - name),
+                 name) >= CHECKPOINT_PATH_BYTES ||
+        snprintf(f->temporary, sizeof f->temporary, "%s%ld.tmp", prefix, (long)getpid()) >=
+            CHECKPOINT_PATH_BYTES)
         return fail(ERR_USAGE, "--out: a path of %zu bytes", n);
-    return folder_create(temporary, NULL);
+    temporary_clean(prefix, 2); /* folders of tables, and of their ranks */
+    TRY(folder_create(f->temporary, NULL));
+    f->lock = open(f->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (f->lock >= 0) (void)temporary_lock(f->lock);
+    return OK;
 }
 
-static status end_folder(status st, const char *temporary, const char *out) {
+static status end_folder(status st, const new_folder *f) {
     if (st == OK) {
-        folder_sync(temporary);
-        if (rename(temporary, out) == 0) return OK;
-        st = fail_errno("%s: cannot be put in place", out);
+        folder_sync(f->temporary);
+        if (rename(f->temporary, f->out) != 0)
+            st = fail_errno("%s: cannot be put in place", f->out);
     }
-    checkpoint_remove(temporary);
+    if (st != OK) checkpoint_remove(f->temporary);
+    if (f->lock >= 0) close(f->lock);
     return st;
 }
 
@@ -138,7 +157,7 @@ static status copy_tables(const name_list *l, const char *from, const char *to) 
 }
 
 status table_files_export(const char *folder, const char *out, int *n) {
-    char temporary[CHECKPOINT_PATH_BYTES];
+    new_folder f;
     name_list *l;
     TRY(checkpoint_verify(folder));
     TRY(MEM_NEW(&l, 1));
@@ -147,8 +166,8 @@ status table_files_export(const char *folder, const char *out, int *n) {
         st = fail(ERR_FORMAT,
                   "%s: the model has no dynamic tables; its static ones are in --what weights",
                   folder);
-    if (st == OK) st = begin_folder(out, temporary);
-    if (st == OK) st = end_folder(copy_tables(l, folder, temporary), temporary, out);
+    if (st == OK) st = begin_folder(out, &f);
+    if (st == OK) st = end_folder(copy_tables(l, folder, f.temporary), &f);
     *n = l->n;
     mem_free(l);
     return st;
@@ -467,12 +486,12 @@ static status import_into_checkpoint(import_job *job, const name_list *l, const 
 }
 
 static status import_into_folder(import_job *job, const name_list *l, const char *out) {
-    char temporary[CHECKPOINT_PATH_BYTES];
-    TRY(begin_folder(out, temporary));
+    new_folder f;
+    TRY(begin_folder(out, &f));
     status st = OK;
     for (int i = 0; st == OK && i < l->n; i++)
-        st = import_table(job, l->name[i], temporary);
-    return end_folder(st, temporary, out);
+        st = import_table(job, l->name[i], f.temporary);
+    return end_folder(st, &f);
 }
 
 status table_files_import(backend *be, const char *const *paths, int n_paths,
