@@ -472,6 +472,27 @@ TEST(checkpoint_with_values_that_are_not_finite_is_refused) {
     toy_free();
 }
 
+/* Counts at the end of their range would overflow with the next step. */
+TEST(checkpoint_with_counts_that_no_run_reaches_is_refused) {
+    static const char *const keys[] = {"epoch", "loss_positions", "tokens", "best_step"};
+    toy a;
+    char folder[CHECKPOINT_PATH_BYTES], want[64];
+    toy_make(&a, 1);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        CHECK_OK(toy_save(&a, run_path(keys[i]), 7, 2, false));
+        CHECK_OK(checkpoint_find(run_path(keys[i]), folder));
+        CHECK_EQ(test_command(NULL,
+                              "sed -i '0,/\"%s\": [0-9]*/s//\"%s\": 9223372036854775807/' "
+                              "%s/state.json",
+                              keys[i], keys[i], folder),
+                 0);
+        CHECK_OK(checkpoint_seal(folder, 7, NULL));
+        snprintf(want, sizeof want, "'%s' is 9223372036854775807", keys[i]);
+        CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, want);
+    }
+    toy_free();
+}
+
 TEST(checkpoint_keeps_the_newest_and_the_best) {
     toy a;
     const char *run = run_path("run");

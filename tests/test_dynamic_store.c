@@ -92,6 +92,19 @@ TEST(dynamic_tables_resume_to_the_bit) {
     }
 }
 
+/* Two levels from which rows are evicted: each row comes back to the level where it was. */
+TEST(dynamic_tables_of_two_levels_that_evict_resume_to_the_bit) {
+    static const char tiny_device[] = "movies/DynamicEmbeddingArgs.item_vocab_gpu_capacity=64";
+    table_run r = {.n_threads = 2, .set = {quarter, tiny_device}, .n_set = 2};
+    CHECK_OK(train(&r, "whole", 3, 0, false));
+    CHECK_OK(train(&r, "parts", 0, 13, false));
+    CHECK_OK(train(&r, "parts", 3, 0, true));
+    const char *a = run_path("whole"), *b = run_path("parts");
+    CHECK(same_file(a, b, "model.safetensors") && same_file(a, b, "optimizer.safetensors"));
+    CHECK(same_tables(a, b));
+    CHECK(read_news("whole").n_evicted > 100 && read_news("whole").hits < 0.9);
+}
+
 /* One table for two features: it is saved once, and resumed with the rows of both. */
 TEST(dynamic_tables_of_several_features_resume_to_the_bit) {
     static const char both[] = "movies/DynamicEmbeddingArgs.feature_names=['item','country']";

@@ -355,12 +355,42 @@ status embed_snapshot_each(const char *folder, embed_visit visit, void *ctx) {
 typedef struct restore {
     embed_table *t;
     int64_t n_rejected;
+    /* A table of the same shape gets its rows back in the level where they were, or what is evicted
+     * later would not be the same.  The files hold level 0 first. */
+    bool keeps_levels;
+    int64_t left[EMBED_LEVELS]; /* rows of each level that are still to come */
 } restore;
+
+static bool has_shape(const embed_table *t, snapshot_ranks ranks, const snapshot_info *info) {
+    bool is_same = t->n_levels == EMBED_LEVELS && t->config.store == NULL && info->since == 0 &&
+                   info->n_ranks == 1 && ranks.n_ranks == 1 &&
+                   info->tier_rows[0] + info->tier_rows[1] == info->n_rows;
+    for (int i = 0; i < EMBED_LEVELS; i++)
+        is_same = is_same && info->slots[i] == t->level[i].n_buckets * TABLE_SLOTS;
+    return is_same;
+}
+
+/* The first n rows of a piece, and what follows them. */
+static embed_rows take_rows(embed_rows *rows, int64_t n) {
+    embed_rows head = *rows;
+    head.n = n;
+    rows->n -= n;
+    rows->keys += n, rows->scores += n, rows->stamps += n;
+    rows->rows += n * rows->n_floats;
+    return head;
+}
 
 static status restore_rows(void *ctx, const embed_rows *rows) {
     restore *r = ctx;
+    embed_rows rest = *rows;
     int64_t n_rejected;
-    TRY(embed_import(r->t, rows, &n_rejected));
+    for (int i = 0; r->keeps_levels && i < EMBED_LEVELS; i++) {
+        embed_rows head = take_rows(&rest, rest.n < r->left[i] ? rest.n : r->left[i]);
+        TRY(embed_restore(r->t, i, &head, &n_rejected));
+        r->n_rejected += n_rejected;
+        r->left[i] -= head.n;
+    }
+    TRY(embed_import(r->t, &rest, &n_rejected));
     r->n_rejected += n_rejected;
     return OK;
 }
@@ -428,13 +458,15 @@ static status check_fit(const embed_table *t, const char *folder, const snapshot
 
 status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
                            int64_t *n_rejected) {
-    restore into = {t, 0};
+    restore into = {.t = t};
     reader r = {.ranks = ranks, .visit = restore_rows, .ctx = &into};
     snapshot_info info;
     if (n_rejected != NULL) *n_rejected = 0;
     TRY(snapshot_check_ranks(ranks));
     TRY(embed_snapshot_info(folder, &info));
     TRY(check_fit(t, folder, &info));
+    into.keeps_levels = has_shape(t, ranks, &info);
+    memcpy(into.left, info.tier_rows, sizeof into.left);
     if (info.since == 0)
         TRY(embed_clear(t));
     else

@@ -160,6 +160,10 @@ status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_flo
  * how many have no place. */
 status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected);
 
+/* Like embed_import for keys that are not in the table, into one level: how rows come back to where
+ * they were.  Nothing is evicted for them. */
+status embed_restore(embed_table *t, int level, const embed_rows *rows, int64_t *n_rejected);
+
 status embed_erase(embed_table *t, int64_t n, const uint64_t *keys, int64_t *n_erased);
 
 /* Erases the rows not written for more than ttl steps.  Does nothing without a ttl. */

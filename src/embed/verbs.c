@@ -179,6 +179,74 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
     return st;
 }
 
+typedef struct restore_ctx {
+    const embed_rows *rows;
+    int level;
+    int64_t n_rejected;
+} restore_ctx;
+
+/* A key may be in one level only. */
+static status check_absent_above(embed_table *t, int level, int64_t n) {
+    table_find_args find = {.n = n, .keys = t->d.keys, .slot = t->d.slot[0]};
+    if (level == 0) return OK;
+    TRY(t->v->find(t->be, &t->level[0], &find));
+    TRY(EMBED_OUT(t, t->h.slot[0], t->d.slot[0], n));
+    for (int64_t u = 0; u < n; u++)
+        if (t->h.slot[0][u] >= 0)
+            return fail(ERR_FORMAT, "a key is given more than once to a dynamic table");
+    return OK;
+}
+
+/* Keys, scores, stamps and rows of the piece into free slots of the level. */
+static status restore_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
+    restore_ctx *c = ctx;
+    embed_host *h = &t->h;
+    embed_device *d = &t->d;
+    int64_t counts[PLACED_COUNTS];
+    table_place_args place = {.n = n,
+                              .keys = d->keys,
+                              .is_ordered = true,
+                              .rule = SCORE_SET,
+                              .scores = d->list_scores,
+                              .stamps = d->list_stamps,
+                              .evict = EVICT_NEVER,
+                              .slot = d->slot[c->level],
+                              .is_new = d->is_new,
+                              .counts = d->counts};
+    table_rows_args write = {.n = n,
+                             .slot = d->slot[c->level],
+                             .n_floats = t->n_floats,
+                             .staging = d->moved,
+                             .stride = t->n_floats};
+    TRY(dedup_strictly(t, n, c->rows->keys + first));
+    TRY(check_absent_above(t, c->level, n));
+    for (int64_t i = 0; i < n; i++) {
+        h->given_scores[h->inverse[i]] = c->rows->scores[first + i];
+        h->given_stamps[h->inverse[i]] = c->rows->stamps[first + i] & ~TABLE_CLEAN;
+    }
+    arrange(t, n, c->rows->rows + (size_t)first * (size_t)t->n_floats);
+    TRY(EMBED_IN(t, d->list_scores, h->given_scores, n));
+    TRY(EMBED_IN(t, d->list_stamps, h->given_stamps, n));
+    TRY(EMBED_IN(t, d->moved, h->out_rows, n * t->n_floats));
+    t->is_torn = true; /* until the rows are in their places */
+    TRY(t->v->place(t->be, &t->level[c->level], &place));
+    TRY(t->v->write(t->be, &t->level[c->level], &write));
+    TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
+    t->is_torn = false;
+    c->n_rejected += counts[PLACED_REJECTED];
+    return OK;
+}
+
+status embed_restore(embed_table *t, int level, const embed_rows *rows, int64_t *n_rejected) {
+    restore_ctx c = {rows, level, 0};
+    if (rows->n_floats != t->n_floats)
+        return fail(ERR_FORMAT, "rows of %d floats for a dynamic table of rows of %d",
+                    rows->n_floats, t->n_floats);
+    status st = in_pieces(t, rows->n, restore_piece, &c);
+    *n_rejected = c.n_rejected;
+    return st;
+}
+
 typedef struct erase_ctx {
     const uint64_t *keys;
     int64_t n_erased;

@@ -151,10 +151,14 @@ static status write_state(const train_state *s, const char *path) {
     return st;
 }
 
+/* What a training adds to a count on top of this does not overflow. */
+#define COUNT_MAX ((int64_t)1 << 53)
+
 static status member_count(const json_value *object, const char *key, uint64_t *out) {
     int64_t value;
     TRY(json_member_int(object, key, &value));
-    if (value < 0) return fail(ERR_FORMAT, "'%s' is negative", key);
+    if (value < 0 || value > COUNT_MAX)
+        return fail(ERR_FORMAT, "'%s' is %" PRId64 ", which no run reaches", key, value);
     *out = (uint64_t)value;
     return OK;
 }
