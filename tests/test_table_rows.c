@@ -332,25 +332,23 @@ static int draw_bags(uint64_t *state, int64_t *offsets) {
     return n;
 }
 
-static void check_pool(pool_kind kind, int32_t dim, bool is_weighted) {
-    uint64_t state = (uint64_t)dim * 7 + (uint64_t)kind;
+static void check_pool(bool has_bags, int32_t dim) {
+    uint64_t state = (uint64_t)dim * 7 + has_bags;
     int64_t slot[N], offsets[N * 4];
     int32_t inverse[N];
     rig r;
     rig_init(&r, NULL, BUCKETS, dim);
     draw_slots(&state, slot);
-    int n_bags = kind == POOL_NONE ? N : draw_bags(&state, offsets);
-    float *rows = draw_many(&state, (size_t)(N * dim)), *weight = draw_many(&state, N);
+    int n_bags = has_bags ? draw_bags(&state, offsets) : N;
+    float *rows = draw_many(&state, (size_t)(N * dim));
     for (int i = 0; i < N; i++)
         inverse[i] = (int32_t)rig_random(&state, N + 10) - 10;
     level_write(&r, slot, NULL, dim, rows);
     table_pool_args a = {.n = N,
-                         .kind = kind,
                          .n_bags = n_bags,
-                         .offsets = rig_up(&r, offsets, sizeof offsets),
+                         .offsets = has_bags ? rig_up(&r, offsets, sizeof offsets) : NULL,
                          .slot = rig_up(&r, slot, sizeof slot),
                          .inverse = rig_up(&r, inverse, sizeof inverse),
-                         .weight = is_weighted ? rig_up(&r, weight, N * 4) : NULL,
                          .dim = dim,
                          .y = rig_up(&r, NULL, (size_t)(n_bags * dim) * 4)};
     CHECK_OK(r.t->pool(r.be, &r.l, &a));
@@ -358,37 +356,32 @@ static void check_pool(pool_kind kind, int32_t dim, bool is_weighted) {
     rig_down(&r, y, a.y, (size_t)(n_bags * dim) * 4);
     for (int b = 0; b < n_bags; b++)
         for (int32_t c = 0; c < dim; c++) {
-            int64_t first = kind == POOL_NONE ? b : offsets[b];
-            int64_t end = kind == POOL_NONE ? b + 1 : offsets[b + 1];
+            int64_t first = has_bags ? offsets[b] : b, end = has_bags ? offsets[b + 1] : b + 1;
             double sum = 0;
             for (int64_t i = first; i < end; i++)
-                if (inverse[i] >= 0 && slot[inverse[i]] >= 0)
-                    sum += (is_weighted ? weight[i] : 1.0) * rows[inverse[i] * dim + c];
-            if (kind == POOL_MEAN && end > first) sum /= (double)(end - first);
+                if (inverse[i] >= 0 && slot[inverse[i]] >= 0) sum += rows[inverse[i] * dim + c];
             CHECK(fabs(sum - y[b * dim + c]) < 3e-5);
         }
-    free(y), free(rows), free(weight);
+    free(y), free(rows);
     rig_fini(&r);
 }
 
 TEST(table_pooling_equals_float64) {
     static const int32_t dims[] = {1, 16, 35, 64, 128};
-    for (int kind = POOL_NONE; kind <= POOL_MEAN; kind++)
-        for (int k = 0; k < 5; k++) {
-            check_pool((pool_kind)kind, dims[k], false);
-            check_pool((pool_kind)kind, dims[k], true);
-        }
+    for (int k = 0; k < 5; k++) {
+        check_pool(false, dims[k]);
+        check_pool(true, dims[k]);
+    }
 }
 
-static void check_pool_grad(pool_kind kind, bool is_weighted) {
+TEST(table_pooling_gradients_equal_float64) {
     enum { DIM = 9, IDS = 40 };
     uint64_t state = 4, ids[N];
-    int64_t offsets[N * 4], n_unique;
+    int64_t n_unique;
     static double want[IDS][DIM];
     rig r;
     rig_init(&r, NULL, 1, DIM);
-    int n_bags = kind == POOL_NONE ? N : draw_bags(&state, offsets);
-    float *dy = draw_many(&state, (size_t)(n_bags * DIM)), *weight = draw_many(&state, N);
+    float *dy = draw_many(&state, N * DIM);
     for (int i = 0; i < N; i++)
         ids[i] = rig_random(&state, IDS);
     table_unique_args u = {.n = N,
@@ -400,16 +393,12 @@ static void check_pool_grad(pool_kind kind, bool is_weighted) {
                            .begin = rig_up(&r, NULL, N * 4 + 4)};
     CHECK_OK(r.t->unique(r.be, &u));
     table_pool_grad_args a = {.n = N,
-                              .kind = kind,
-                              .n_bags = n_bags,
-                              .offsets = rig_up(&r, offsets, sizeof offsets),
                               .order = u.order,
                               .begin = u.begin,
                               .n_groups = N,
                               .n_real = u.n_unique,
-                              .weight = is_weighted ? rig_up(&r, weight, N * 4) : NULL,
                               .dim = DIM,
-                              .dy = rig_up(&r, dy, (size_t)(n_bags * DIM) * 4),
+                              .dy = rig_up(&r, dy, N * DIM * 4),
                               .grad = rig_up(&r, NULL, N * DIM * 4)};
     CHECK_OK(r.t->pool_grad(r.be, &a));
     uint64_t keys[N];
@@ -418,26 +407,14 @@ static void check_pool_grad(pool_kind kind, bool is_weighted) {
     rig_down(&r, keys, u.keys, sizeof keys);
     rig_down(&r, grad, a.grad, sizeof grad);
     memset(want, 0, sizeof want);
-    for (int b = 0; b < n_bags; b++) {
-        int64_t first = kind == POOL_NONE ? b : offsets[b];
-        int64_t end = kind == POOL_NONE ? b + 1 : offsets[b + 1];
-        for (int64_t i = first; i < end; i++)
-            for (int c = 0; c < DIM; c++)
-                want[ids[i]][c] += (is_weighted ? weight[i] : 1.0) * dy[b * DIM + c] /
-                                   (kind == POOL_MEAN ? (double)(end - first) : 1.0);
-    }
+    for (int i = 0; i < N; i++)
+        for (int c = 0; c < DIM; c++)
+            want[ids[i]][c] += dy[i * DIM + c];
     for (int64_t k = 0; k < n_unique; k++)
         for (int c = 0; c < DIM; c++)
             CHECK(fabs(grad[k * DIM + c] - want[keys[k]][c]) < 3e-5);
-    free(dy), free(weight);
+    free(dy);
     rig_fini(&r);
-}
-
-TEST(table_pooling_gradients_equal_float64) {
-    for (int kind = POOL_NONE; kind <= POOL_MEAN; kind++) {
-        check_pool_grad((pool_kind)kind, false);
-        check_pool_grad((pool_kind)kind, true);
-    }
 }
 
 TEST(table_lookup_finds_and_reads_over_tables) {

@@ -14,7 +14,6 @@ static status pool_call(void *ctx, int round) {
     const pool_ctx *c = ctx;
     embed_bench *b = c->b;
     table_pool_args a = {.n = b->n,
-                         .kind = POOL_SUM,
                          .n_bags = b->n / BAG,
                          .offsets = c->offsets,
                          .slot = (const int64_t *)b->keys[round],

@@ -23,34 +23,27 @@ static inline const float *row_at(const table_level *l, const table_pool_args *a
     return at < 0 ? NULL : table_row(l, at);
 }
 
-static inline float weight_at(const float *weight, int64_t i) {
-    return weight != NULL ? weight[i] : 1;
-}
-
-static void add_row(float *restrict y, int32_t dim, const float *restrict row, float w) {
+static void add_row(float *restrict y, int32_t dim, const float *restrict row) {
     for (int32_t c = 0; c < dim; c++)
-        y[c] += w * row[c];
+        y[c] += row[c];
 }
 
-/* Rows to add up, with their weights, and the rows after them, to be prefetched. */
+/* Rows to add up, and the rows after them, to be prefetched. */
 typedef struct segment {
     int n;
     const float *row[SEGMENT], *later[SEGMENT];
-    float weight[SEGMENT];
 } segment;
 
-/* y[c .. c + BLOCK - 1] += weight row[c .. c + BLOCK - 1], row by row.  The first block prefetches
- * later rows, one for each row that it adds: a burst of prefetches would stall. */
-static inline void add_block(const segment *s, int32_t dim, int32_t c, float *y, bool is_weighted) {
+/* y[c .. c + BLOCK - 1] += row[c .. c + BLOCK - 1], row by row.  The first block prefetches later
+ * rows, one for each row that it adds: a burst of prefetches would stall. */
+static inline void add_block(const segment *s, int32_t dim, int32_t c, float *y) {
     vec sum[4];
     for (int k = 0; k < 4; k++)
         sum[k] = vec_load(y + c + k * VEC);
     for (int r = 0; r < s->n; r++) {
-        const float *row = s->row[r] + c;
-        vec w = vec_all(is_weighted ? s->weight[r] : 1);
         if (c == 0) table_ask_row(s->later[r], dim);
         for (int k = 0; k < 4; k++)
-            sum[k] += is_weighted ? w * vec_load(row + k * VEC) : vec_load(row + k * VEC);
+            sum[k] += vec_load(s->row[r] + c + k * VEC);
     }
     for (int k = 0; k < 4; k++)
         vec_store(y + c + k * VEC, sum[k]);
@@ -59,13 +52,10 @@ static inline void add_block(const segment *s, int32_t dim, int32_t c, float *y,
 static void add_segment(const pool_job *job, const segment *s, float *y) {
     int32_t c = 0, dim = job->a->dim;
     for (; c + BLOCK <= dim; c += BLOCK)
-        if (job->a->weight == NULL)
-            add_block(s, dim, c, y, false);
-        else
-            add_block(s, dim, c, y, true);
+        add_block(s, dim, c, y);
     for (int r = 0; c < dim && r < s->n; r++) {
         if (c == 0) table_ask_row(s->later[r], dim);
-        add_row(y + c, dim - c, s->row[r] + c, s->weight[r]);
+        add_row(y + c, dim - c, s->row[r] + c);
     }
 }
 
@@ -81,7 +71,6 @@ static void add_places(const pool_job *job, int64_t first, int64_t end, float *y
             s.row[s.n] = row_at(job->l, a, first);
             s.later[s.n] = row_at(job->l, a, later);
             if (s.later[s.n] == NULL) s.later[s.n] = y; /* which is at hand */
-            s.weight[s.n] = weight_at(a->weight, first);
             s.n += s.row[s.n] != NULL;
         }
         add_segment(job, &s, y);
@@ -91,24 +80,22 @@ static void add_places(const pool_job *job, int64_t first, int64_t end, float *y
 static status pool_chunk(void *ctx, int64_t chunk, int worker) {
     const pool_job *job = ctx;
     const table_pool_args *a = job->a;
-    bool is_none = a->kind == POOL_NONE;
-    cpu_range bags = cpu_chunk(chunk, job->n_bags, is_none ? a->n : a->n_bags);
+    bool has_bags = a->offsets != NULL;
+    cpu_range bags = cpu_chunk(chunk, job->n_bags, has_bags ? a->n_bags : a->n);
     (void)worker;
     for (int64_t b = bags.first; b < bags.end; b++) {
-        int64_t first = is_none ? b : a->offsets[b], end = is_none ? b + 1 : a->offsets[b + 1];
         float *y = a->y + b * a->dim;
         memset(y, 0, (size_t)a->dim * sizeof *y);
-        add_places(job, first, end, y);
-        if (a->kind != POOL_MEAN || end - first < 2) continue;
-        float count = (float)(end - first);
-        for (int32_t c = 0; c < a->dim; c++)
-            y[c] /= count;
+        if (has_bags)
+            add_places(job, a->offsets[b], a->offsets[b + 1], y);
+        else
+            add_places(job, b, b + 1, y);
     }
     return OK;
 }
 
 status cpu_table_pool(backend *be, const table_level *l, const table_pool_args *a) {
-    int64_t n = a->kind == POOL_NONE ? a->n : a->n_bags;
+    int64_t n = a->offsets != NULL ? a->n_bags : a->n;
     int64_t per_bag = n > 0 ? cpu_n_chunks(a->n, n) : 1; /* places, on average */
     int64_t numbers = (per_bag + 1) * a->dim;
     pool_job job = {l, a, cpu_rows_per_chunk(n, numbers < 16384 ? (int32_t)numbers : 16384)};
@@ -120,19 +107,6 @@ typedef struct grad_job {
     int64_t n, n_rows;
 } grad_job;
 
-/* The bag of place i: the last bag that begins at i or before. */
-static int64_t bag_of(const int64_t *offsets, int64_t n_bags, int64_t i) {
-    int64_t low = 0, high = n_bags;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (offsets[middle] <= i)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static status grad_chunk(void *ctx, int64_t chunk, int worker) {
     const grad_job *job = ctx;
     const table_pool_grad_args *a = job->a;
@@ -141,13 +115,8 @@ static status grad_chunk(void *ctx, int64_t chunk, int worker) {
     for (int64_t u = part.first; u < part.end; u++) {
         float *grad = a->grad + u * a->dim;
         memset(grad, 0, (size_t)a->dim * sizeof *grad);
-        for (int32_t k = a->begin[u]; k < a->begin[u + 1]; k++) {
-            int64_t i = a->order[k], bag = i;
-            float w = weight_at(a->weight, i);
-            if (a->kind != POOL_NONE) bag = bag_of(a->offsets, a->n_bags, i);
-            if (a->kind == POOL_MEAN) w /= (float)(a->offsets[bag + 1] - a->offsets[bag]);
-            add_row(grad, a->dim, a->dy + bag * a->dim, w);
-        }
+        for (int32_t k = a->begin[u]; k < a->begin[u + 1]; k++)
+            add_row(grad, a->dim, a->dy + (int64_t)a->order[k] * a->dim);
     }
     return OK;
 }

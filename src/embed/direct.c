@@ -263,18 +263,13 @@ static status take_directly(embed_table *t, bool makes_rows, int64_t n, const ui
 /* Staging has the rows in the order of keys; writes them to `rows` in the order of the ids. */
 static status copy_staged(embed_table *t, float *rows) {
     table_level staging = embed_staging_level(t);
-    table_pool_args a = {.n = t->batch.n,
-                         .kind = POOL_NONE,
-                         .inverse = t->d.inverse,
-                         .dim = t->config.dim,
-                         .y = rows};
+    table_pool_args a = {.n = t->batch.n, .inverse = t->d.inverse, .dim = t->config.dim, .y = rows};
     return t->v->pool(t->be, &staging, &a);
 }
 
 /* The gradients the other way. */
 static status order_by_key(embed_table *t, const float *grad, float *by_key) {
     table_pool_grad_args a = {.n = t->batch.n,
-                              .kind = POOL_NONE,
                               .order = t->d.order,
                               .begin = t->d.begin,
                               .n_groups = t->batch.n_unique,

@@ -345,38 +345,29 @@ typedef struct table_update_args {
     uint32_t stamp;
 } table_update_args;
 
-typedef enum { POOL_NONE, POOL_SUM, POOL_MEAN } pool_kind;
-
-/* y[b] = sum over i in offsets[b] .. offsets[b + 1] - 1 of weight[i] row(i), POOL_MEAN: divided by
- * the number of i (weights not counted; an empty bag is zeros).  POOL_NONE: y[i] = weight[i]
- * row(i), offsets are ignored.  row(i) is the row of slot[inverse[i]], of slot[i] where inverse is
- * NULL, and staging row inverse[i] where slot is NULL and the level's `rows` are the staging.  A
- * negative slot or inverse reads as zeros.  Sums run in the order of i. */
+/* y[b] = the sum of row(i) over i in offsets[b] .. offsets[b + 1] - 1, in the order of i; an empty
+ * bag is zeros.  Without offsets nothing is summed: y[i] = row(i).  row(i) is the row of
+ * slot[inverse[i]], of slot[i] where inverse is NULL, and staging row inverse[i] where slot is NULL
+ * and the level's `rows` are the staging.  A negative slot or inverse reads as zeros. */
 typedef struct table_pool_args {
     int64_t n; /* places */
-    pool_kind kind;
     int64_t n_bags;
-    const int64_t *offsets; /* (n_bags + 1) */
+    const int64_t *offsets; /* (n_bags + 1), or NULL */
     const int64_t *slot;
     const int32_t *inverse; /* (n) */
-    const float *weight;    /* (n) or NULL: 1 */
     int32_t dim;
-    float *y; /* (n_bags, dim), POOL_NONE: (n, dim) */
+    float *y; /* (n_bags, dim); (n, dim) without offsets */
 } table_pool_args;
 
-/* grad[u] = sum over the places i of group u of weight[i] dy[bag of i] (POOL_MEAN: over the bag's
- * size), in an order that depends on the batch alone.  Replaces grad. */
+/* The gradient of pool without offsets: grad[u] = the sum of dy[i] over the places i of group u, in
+ * an order that depends on the batch alone.  Replaces grad. */
 typedef struct table_pool_grad_args {
-    int64_t n; /* places */
-    pool_kind kind;
-    int64_t n_bags;
-    const int64_t *offsets;       /* (n_bags + 1) */
+    int64_t n;                    /* places */
     const int32_t *order, *begin; /* as `unique` left them */
     int64_t n_groups;
     const int64_t *n_real; /* of the groups */
-    const float *weight;   /* (n) or NULL */
     int32_t dim;
-    const float *dy; /* (n_bags, dim), POOL_NONE: (n, dim) */
+    const float *dy; /* (n, dim) */
     float *grad;     /* (n_groups, dim) */
 } table_pool_grad_args;
 

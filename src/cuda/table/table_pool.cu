@@ -1,16 +1,12 @@
 /* pool and pool_grad of lookups (ops/table.h).
  *
- * pool: lanes share a row or a bag 16 bytes each; POOL_NONE without weights is a copy of rows.
+ * pool: lanes share a row or a bag 16 bytes each; without bags it is a copy of rows.
  * pool_grad: one popular key may own half of the batch, so the sorted list of places is cut into
  * chunks of 32, not the groups, as in rows.cu: lanes share a chunk and add up runs of one key.  A
  * group within one chunk is written directly; of a longer group each chunk stores a partial sum,
  * and a second kernel adds the partial sums, with a warp where they are few and a block where they
  * are many.  The order of a sum depends on the batch alone.  Bound by the bytes of y or dy. */
 #include "cuda/table/table.cuh"
-
-__device__ static inline float4 operator*(float w, float4 x) {
-    return make_float4(w * x.x, w * x.y, w * x.z, w * x.w);
-}
 
 __device__ static inline void operator+=(float4 &x, float4 y) {
     x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
@@ -38,19 +34,16 @@ template <typename P>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_pool_bags_any_kernel(const table_level l, const table_pool_args a) {
     int64_t b = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (b >= (a.kind == POOL_NONE ? a.n : a.n_bags)) return;
-    int64_t first = a.kind == POOL_NONE ? b : a.offsets[b];
-    int64_t end = a.kind == POOL_NONE ? b + 1 : a.offsets[b + 1];
+    if (b >= a.n_bags) return;
+    int64_t first = a.offsets[b], end = a.offsets[b + 1];
     int n_pieces = a.dim / piece_size<P>::NUMBERS;
-    float share = a.kind == POOL_MEAN && end > first ? 1.0f / (float)(end - first) : 1.0f;
     for (int c = (int)threadIdx.x; c < n_pieces; c += (int)blockDim.x) {
         P sum = {};
 #pragma unroll 4
         for (int64_t i = first; i < end; i++) {
             const P *row = (const P *)place_row(l, a, i);
-            if (row != NULL) sum += (a.weight != NULL ? a.weight[i] : 1.0f) * __ldcg(row + c);
+            if (row != NULL) sum += __ldcg(row + c);
         }
-        if (a.kind == POOL_MEAN) sum = share * sum;
         __stcs((P *)(a.y + b * a.dim) + c, sum);
     }
 }
@@ -58,21 +51,20 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
 template <typename P>
 static void launch_pool(backend *be, const table_level *l, const table_pool_args *a) {
     cudaStream_t stream = cuda_of(be)->stream;
-    if (a->kind == POOL_NONE && a->weight == NULL) {
+    if (a->offsets == NULL) {
         table_pool_expand_any_kernel<P><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
         return;
     }
-    int64_t n_bags = a->kind == POOL_NONE ? a->n : a->n_bags;
     unsigned n_lanes = 8;
     while (n_lanes < 32 && (int)n_lanes < a->dim / piece_size<P>::NUMBERS)
         n_lanes *= 2;
     dim3 threads(n_lanes, TABLE_THREADS / n_lanes);
     table_pool_bags_any_kernel<P>
-        <<<(unsigned)cuda_div_up(n_bags, threads.y), threads, 0, stream>>>(*l, *a);
+        <<<(unsigned)cuda_div_up(a->n_bags, threads.y), threads, 0, stream>>>(*l, *a);
 }
 
 status cuda_table_pool(backend *be, const table_level *l, const table_pool_args *a) {
-    if ((a->kind == POOL_NONE ? a->n : a->n_bags) == 0 || a->dim == 0) return OK;
+    if ((a->offsets == NULL ? a->n : a->n_bags) == 0 || a->dim == 0) return OK;
     if (is_packed(a->y, a->dim, a->dim))
         launch_pool<float4>(be, l, a);
     else
@@ -94,15 +86,13 @@ typedef struct grad_cut {
     int32_t *tail;   /* (n_chunks): or -1 */
 } grad_cut;
 
-/* An entry of the order: its group, the row of its gradient, and its weight. */
+/* An entry of the order: its group and the row of its gradient. */
 typedef struct grad_entry {
     int32_t group, row;
-    float weight;
 } grad_entry;
 
 /* The last r of low .. high with begin[r] <= k. */
-template <typename I>
-__device__ static inline int64_t owner(const I *begin, int64_t low, int64_t high, int64_t k) {
+__device__ static inline int64_t owner(const int32_t *begin, int64_t low, int64_t high, int64_t k) {
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
         if (begin[middle] <= k)
@@ -111,17 +101,6 @@ __device__ static inline int64_t owner(const I *begin, int64_t low, int64_t high
             high = middle - 1;
     }
     return low;
-}
-
-__device__ static inline grad_entry entry_of(const table_pool_grad_args &a, int64_t group,
-                                             int64_t k) {
-    grad_entry e = {(int32_t)group, a.order[k], 1.0f};
-    if (a.weight != NULL) e.weight = a.weight[e.row];
-    if (a.kind == POOL_NONE) return e;
-    int64_t bag = owner(a.offsets, 0, a.n_bags - 1, e.row);
-    if (a.kind == POOL_MEAN) e.weight /= (float)(a.offsets[bag + 1] - a.offsets[bag]);
-    e.row = (int32_t)bag;
-    return e;
 }
 
 /* Stores the sum of a run of a chunk: entries from .. to - 1 of `count`. */
@@ -158,7 +137,7 @@ __device__ static inline void sum_chunk(const table_pool_grad_args &a, const gra
         for (int u = 0; u < GRAD_AT_ONCE; u++) {
             int here = e + u;
             if (here >= count) break;
-            sum += entries[here].weight * x[u];
+            sum += x[u];
             if (here + 1 < count && entries[here + 1].group == entries[here].group) continue;
             end_run(a, cut, chunk, entries[here].group, from, here + 1, count, c, sum);
             from = here + 1;
@@ -182,7 +161,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
         ends[thread] = owner(a.begin, 0, n_groups - 1, thread == 0 ? first : first + n_entries - 1);
     __syncthreads();
     for (int e = thread; e < n_entries; e += TABLE_THREADS)
-        entries[e] = entry_of(a, owner(a.begin, ends[0], ends[1], first + e), first + e);
+        entries[e] = {(int32_t)owner(a.begin, ends[0], ends[1], first + e), a.order[first + e]};
     __syncthreads();
     int64_t chunk = first / CHUNK + threadIdx.y;
     if (chunk >= cut.n_chunks) return;
