@@ -300,13 +300,6 @@ TEST(rng_ranges) {
 }
 
 TEST(jagged_offsets) {
-    const int32_t lengths[] = {3, 0, 2};
-    int32_t offsets[4];
-    CHECK_OK(jagged_from_lengths(lengths, 3, offsets));
-    CHECK_EQ(offsets[3], 5);
-    const int32_t negative[] = {1, -1}, huge[] = {INT32_MAX, 1};
-    CHECK_FAILS(jagged_from_lengths(negative, 2, offsets), ERR_FORMAT, "sequence 1 has length -1");
-    CHECK_FAILS(jagged_from_lengths(huge, 2, offsets), ERR_FORMAT, "smaller batch");
     const uint64_t good[] = {0, 2, 2, 5}, falling[] = {0, 3, 2, 5}, late[] = {1, 2, 3, 5},
                    over[] = {0, 9, 9, 9};
     CHECK_OK(jagged_check(good, 3, 5));

@@ -204,7 +204,7 @@ TEST(batcher_keeps_file_order_when_not_shuffled) {
     c.is_shuffled = false;
     batcher *b;
     CHECK_OK(batcher_create(&b, &data, &c));
-    CHECK(batcher_n_too_short(b) > 0);
+    CHECK(batcher_n_users(b) < data.n_users); /* some are too short */
     uint64_t last = 0, n = batcher_n_batches(b), n_seen = 0;
     for (uint64_t i = 0; i < 2 * n; i++) {
         const batch *view;

@@ -2,22 +2,6 @@
 
 #include <inttypes.h>
 
-status jagged_from_lengths(const int32_t *lengths, int64_t n_sequences, int32_t *offsets) {
-    int64_t total = 0;
-    offsets[0] = 0;
-    for (int64_t b = 0; b < n_sequences; b++) {
-        if (lengths[b] < 0)
-            return fail(ERR_FORMAT, "sequence %" PRId64 " has length %" PRId32, b, lengths[b]);
-        total += lengths[b];
-        if (total > INT32_MAX)
-            return fail(ERR_FORMAT,
-                        "the batch has more than %" PRId32 " tokens; use a smaller batch size",
-                        INT32_MAX);
-        offsets[b + 1] = (int32_t)total;
-    }
-    return OK;
-}
-
 status jagged_check(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows) {
     if (offsets[0] != 0) return fail(ERR_FORMAT, "offset 0 is %" PRIu64 ", not 0", offsets[0]);
     for (uint64_t b = 0; b < n_sequences; b++) {

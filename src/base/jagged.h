@@ -8,9 +8,6 @@
 
 #include "base/status.h"
 
-/* offsets (B + 1) from lengths (B); ERR_FORMAT if a length is negative or the sum leaves int32. */
-status jagged_from_lengths(const int32_t *lengths, int64_t n_sequences, int32_t *offsets);
-
 /* OK if the offsets start at 0, never decrease, and end at n_rows; else ERR_FORMAT naming the first
  * bad one. */
 status jagged_check(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows);

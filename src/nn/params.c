@@ -101,12 +101,6 @@ void param_leave_out(param_list *l) {
     l->n_draws++;
 }
 
-param *param_find(param_list *l, const char *name) {
-    for (int i = 0; i < l->n; i++)
-        if (strcmp(l->item[i].name, name) == 0) return &l->item[i];
-    return NULL;
-}
-
 /* Two normal deviates from two random words, by Box and Muller. */
 static void normal_pair(uint32_t a, uint32_t b, double out[2]) {
     double radius = sqrt(-2 * log(1 - (double)rng_uniform(a)));

@@ -107,8 +107,6 @@ status param_list_alloc_grads(param_list *l);
 /* Clears all gradients there are, and the marks of rows. */
 status param_list_clear_grads(param_list *l);
 
-param *param_find(param_list *l, const char *name); /* or NULL */
-
 /* Sets the first values, by Philox(seed, RNG_INIT) of (parameter, element), or by the rule of
  * INIT_ROWS. */
 status param_list_start(param_list *l, uint64_t seed);

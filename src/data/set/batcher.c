@@ -280,10 +280,6 @@ uint64_t batcher_n_users(const batcher *b) {
     return b->n_visited;
 }
 
-uint64_t batcher_n_too_short(const batcher *b) {
-    return b->users.n_too_short;
-}
-
 uint64_t batcher_n_lost(const batcher *b) {
     return b->users.n_lost;
 }

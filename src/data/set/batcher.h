@@ -80,10 +80,9 @@ status batcher_next(batcher *b, const batch **out);
 /* The batch that the next call of batcher_next will take, without taking it. */
 status batcher_peek(batcher *b, const batch **out);
 
-uint64_t batcher_n_batches(const batcher *b);   /* of this rank, in an epoch */
-uint64_t batcher_n_users(const batcher *b);     /* visited in an epoch, over all ranks */
-uint64_t batcher_n_too_short(const batcher *b); /* users of the part left out: see split.h */
-int32_t batcher_max_tokens(const batcher *b);   /* the most a batch can have */
+uint64_t batcher_n_batches(const batcher *b); /* of this rank, in an epoch */
+uint64_t batcher_n_users(const batcher *b);   /* visited in an epoch, over all ranks */
+int32_t batcher_max_tokens(const batcher *b); /* the most a batch can have */
 
 /* Where the data is a view with gaps: users of the part left out because all of their targets are
  * missing, and targets that are missing, of all users. */
