@@ -1,15 +1,13 @@
 /* The gate after the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, so
  * that the normalised row and the mask never leave the cache.  Work is cut as in norm.c. */
-#include <string.h>
-
 #include "cpu/cpu.h"
 #include "cpu/norm_row.h"
 
 typedef struct gate_job {
     backend *be;
     const gate_args *a;
-    int64_t n_rows;  /* of a chunk */
-    float *partials; /* (chunks, 2, dim): dweight, dbias; or NULL */
+    int64_t n_rows; /* of a chunk */
+    norm_affine_grad affine;
 } gate_job;
 
 static status forward_chunk(void *ctx, int64_t chunk, int worker) {
@@ -60,13 +58,11 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
     const gate_job *job = ctx;
     const gate_args *a = job->a;
     cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
-    size_t row_bytes = (size_t)a->dim * sizeof(float);
-    float *dweight = NULL, *dbias = NULL;
+    float *dweight, *dbias;
     void *memory;
-    TRY(cpu_scratch(job->be, worker, 2 * row_bytes, &memory));
+    TRY(cpu_scratch(job->be, worker, 2 * (size_t)a->dim * sizeof(float), &memory));
     float *dnorm = memory, *factor = dnorm + a->dim;
-    if (a->dweight != NULL) dweight = memset(job->partials + chunk * 2 * a->dim, 0, row_bytes);
-    if (a->dbias != NULL) dbias = memset(job->partials + (chunk * 2 + 1) * a->dim, 0, row_bytes);
+    norm_affine_grad_begin(&job->affine, chunk, &dweight, &dbias);
     for (int64_t i = rows.first; i < rows.end; i++) {
         const float *o = (const float *)a->o + i * a->dim;
         backward_gate(a, i, dnorm, factor);
@@ -80,15 +76,9 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
 status cpu_gate_bwd(backend *be, const gate_args *a) {
     gate_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
     int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
-    if (a->dweight != NULL || a->dbias != NULL) {
-        void *memory;
-        TRY(cpu_scratch(be, CPU_SHARED, (size_t)(n_chunks * 2 * a->dim) * sizeof(float), &memory));
-        job.partials = memory;
-    }
+    job.affine = (norm_affine_grad){a->dweight, a->dbias, a->dim, NULL};
+    TRY(norm_affine_grad_init(&job.affine, be, n_chunks));
     TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
-    if (a->dweight != NULL)
-        cpu_add_partials(a->dweight, a->dim, job.partials, n_chunks, 2 * a->dim);
-    if (a->dbias != NULL)
-        cpu_add_partials(a->dbias, a->dim, job.partials + a->dim, n_chunks, 2 * a->dim);
+    norm_affine_grad_finish(&job.affine, n_chunks);
     return OK;
 }

@@ -6,9 +6,9 @@
 #define HSTU_CPU_NORM_ROW_H
 
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <string.h>
+
+#include "cpu/cpu.h"
 
 /* Mean and 1 / sqrt(variance + eps), in two passes: the row is in cache, and x^2 - mean^2 would
  * cancel. */
@@ -70,6 +70,37 @@ static inline void norm_row_backward(const float *x, int32_t dim, float mean, fl
     else
         for (int32_t c = 0; c < dim; c++)
             dx[c] = rstd * (dy[c] - mean_g - (x[c] - mean) * slope);
+}
+
+/* The gradients of weight and bias.  Each chunk of rows has a partial sum of both, and the partial
+ * sums are added in the order of the chunks. */
+typedef struct norm_affine_grad {
+    float *dweight, *dbias; /* (dim) each, or NULL: not wanted */
+    int32_t dim;
+    float *partials; /* (chunks, 2, dim); NULL where neither is wanted */
+} norm_affine_grad;
+
+static inline status norm_affine_grad_init(norm_affine_grad *g, backend *be, int64_t n_chunks) {
+    void *memory = NULL;
+    if (g->dweight != NULL || g->dbias != NULL)
+        TRY(cpu_scratch(be, CPU_SHARED, (size_t)(n_chunks * 2 * g->dim) * sizeof(float), &memory));
+    g->partials = memory;
+    return OK;
+}
+
+/* The partial sums of a chunk, set to zero; NULL where a gradient is not wanted. */
+static inline void norm_affine_grad_begin(const norm_affine_grad *g, int64_t chunk, float **dweight,
+                                          float **dbias) {
+    size_t bytes = (size_t)g->dim * sizeof(float);
+    *dweight = *dbias = NULL;
+    if (g->dweight != NULL) *dweight = memset(g->partials + chunk * 2 * g->dim, 0, bytes);
+    if (g->dbias != NULL) *dbias = memset(g->partials + (chunk * 2 + 1) * g->dim, 0, bytes);
+}
+
+static inline void norm_affine_grad_finish(const norm_affine_grad *g, int64_t n_chunks) {
+    if (g->dweight != NULL) cpu_add_partials(g->dweight, g->dim, g->partials, n_chunks, 2 * g->dim);
+    if (g->dbias != NULL)
+        cpu_add_partials(g->dbias, g->dim, g->partials + g->dim, n_chunks, 2 * g->dim);
 }
 
 #endif
