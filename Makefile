@@ -4,8 +4,8 @@
 #   make tests               the unit tests: build/VARIANT/tests/unit
 #   make examples            the programs of examples/, linked with libhstu.a
 #   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT
-#   make CUDA=0              leave the CUDA parts out although nvcc is there
-#   make MINIMAL=1           leave every optional library out, as on a machine that has none
+#   make CUDA=0              build without the CUDA parts even if nvcc is there
+#   make MINIMAL=1           build without any optional library
 #   make ARCH=               portable machine code instead of this machine's own
 #   make check               format, include order, warnings, generated docs, registers of kernels
 #   make install PREFIX=...  program, library, header, pkg-config file
@@ -32,14 +32,14 @@ OPT_release := -O3
 OPT_debug := -O0
 OPT_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 OPT_tsan := -O1 -fsanitize=thread -fno-omit-frame-pointer
-# Its instrumentation keeps loops from being vectorised, which clang would warn of.
+# The thread sanitizer's instrumentation keeps loops from being vectorised, and clang would warn.
 OPT_fuzz := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wno-pass-failed
 OPT := $(OPT_$(VARIANT))
 ifeq ($(OPT),)
 $(error VARIANT=$(VARIANT) is unknown; use release, debug, asan, tsan or fuzz)
 endif
 
-# CUDA only where nvcc is; the sanitizers know nothing of it.
+# CUDA only where there is nvcc, and not in sanitizer builds, which do not support it.
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 CUDA ?= $(if $(and $(NVCC),$(filter release debug,$(VARIANT))),1,0)
 
@@ -59,9 +59,9 @@ CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH_FLAG) -g -fPIC -fvisibility=h
 	$(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc -MMD -MP $(CFLAGS)
 LINK := $(CC) $(OPT) -g $(LDFLAGS)
 
-# Machine code for A100 and Hopper, and PTX for what comes later.  Most kernels are the same on both, so
-# they are translated once and assembled twice; sm_90 has a translation of its own where a file asks
-# for the architecture, and src/cuda/attn/sm90, which uses Hopper's own instructions, is for sm_90a alone.
+# Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
+# are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
+# sm_90 separately; src/cuda/attn/sm90, which uses Hopper's own instructions, for sm_90a alone.
 # CUDA_SM=90 builds for one card, in two thirds of the time.
 CUDA_SM ?= 80 90
 space := $() $()
@@ -94,8 +94,8 @@ all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
 hstu: $B/hstu
 	@ln -sf $B/hstu hstu
 
-# The library for others: one object in which every symbol but hstu_* is local, and one of the C++ parts that the
-# linker shares among all objects: a libstdc++.a would look in vain for a local one.
+# The library for other programs: one object in which every symbol but hstu_* is local.  One symbol of the C++
+# runtime stays global, because libstdc++.a refers to it.
 libhstu.a: $B/libhstu.o
 	@rm -f $@ && ar rcs $@ $<
 $B/libhstu.o: $(LIB_OBJ)
@@ -111,8 +111,8 @@ $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
 
-# The checker of golden vectors: golden [--device NAME] [--dtype TYPE] DIR...  Its objects lie apart: the program has
-# the name of their folder.
+# The checker of golden vectors: golden [--device NAME] [--dtype TYPE] DIR...  Its objects are in
+# $B/golden, because $B/tests/golden is the program itself.
 $B/tests/golden: $(GOLDEN_OBJ) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
@@ -120,8 +120,8 @@ $B/golden/%.o: tests/golden/%.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
 
-# As another program would build them: the public header, the library, nothing of ours besides.  The
-# attention's needs CUDA.
+# Built as other programs would be: with the public header and the library only.  examples/attention.c needs
+# CUDA.
 examples: $(EXAMPLE_SRC:examples/%.c=$B/examples/%)
 $B/examples/%: examples/%.c libhstu.a
 	@mkdir -p $(@D)
@@ -142,7 +142,7 @@ $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
 
 # The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
-# FORCE must be phony: .SECONDARY below lets make overlook a file that merely is not there.
+# FORCE must be phony: with .SECONDARY below, make does not rebuild because of a file that only does not exist.
 $B/flags: FORCE
 	@mkdir -p $B
 	@echo '$(ALL_FLAGS)' | cmp -s - $@ || echo '$(ALL_FLAGS)' > $@
@@ -156,7 +156,7 @@ endif
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -c $< -o $@
-# What ptxas says of each kernel lies beside the object, for tools/spills.sh; what else there is to say is shown.
+# ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/%,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
@@ -175,8 +175,8 @@ check: hstu
 docs: hstu
 	./hstu train --help-config=markdown > docs/config.md
 
-# Every op, model and golden vector on a GPU, in every precision; and without the order of sums being
-# fixed, in the two precisions whose kernels differ then.
+# Every op, model and golden vector on a GPU, in every precision with a fixed order of sums; --fast repeats the
+# two precisions that have other kernels without one.
 GPU ?= cuda
 GOLDEN_DIR ?= $(wildcard $(SHARED)/golden) tests/golden
 gpu-test: tests
@@ -188,7 +188,7 @@ gpu-test: tests
 		$B/tests/unit --device $(GPU) --dtype $$type; \
 		$B/tests/golden --device $(GPU) --dtype $$type $(GOLDEN_DIR); done
 
-# Minutes of a GPU, racecheck most of them.
+# Takes minutes on a GPU, most of them in racecheck.
 gpu-sanitize: tests
 	tools/sanitize.sh $B/tests/unit
 

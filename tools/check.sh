@@ -1,6 +1,6 @@
 #!/bin/sh
-# make check: the rules of CONTRIBUTING.md that a machine can hold.  Prints one line a rule, and what
-# breaks it below.  `--count FILE` leaves "passed failed skipped" there for ./run test.
+# make check: the rules of CONTRIBUTING.md that a script can check.  Prints one line a rule, followed by
+# the places that break it.  `--count FILE` leaves "passed failed skipped" there for ./run test.
 cd "$(dirname "$0")/.." || exit 1
 count_file=
 [ "$1" = --count ] && count_file=$2
@@ -11,7 +11,7 @@ trap 'rm -rf "$dir"' EXIT
 sources=$(find src include tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null | sort)
 rooms=$(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' | sort)
 
-# rule LABEL COMMAND...: kept when the command prints nothing and succeeds.
+# rule LABEL COMMAND...: the rule holds if the command succeeds and prints nothing.
 rule() {
     label=$1
     shift
@@ -59,7 +59,7 @@ calls() {
     return 0
 }
 
-# Includes run one way.  What a room may see, itself aside:
+# Includes run one way.  What each folder may include besides itself:
 include_order() {
     awk '
         BEGIN {
@@ -89,7 +89,7 @@ include_order() {
     return 0
 }
 
-# A test is named after the file, the family of files (seq_*) or the room it tests.
+# A test is named after the file, the family of files (seq_*) or the folder it tests.
 test_stems() {
     for file in tests/test_*.c tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue
@@ -105,8 +105,8 @@ test_stems() {
     done
 }
 
-# What opens the device under test, by itself or through a helper, is the test file of an op or on the list of
-# tests/device.c.
+# A test file that opens the device under test, itself or through a helper, is the test of an op or on the list
+# in tests/device.c.
 device_tests() {
     grep -lE '\<(test_backend|test_real_backend|open_backends|toy_model_open|sample_run|rig_init)\(' tests/test_*.c |
         while read -r file; do
@@ -115,9 +115,9 @@ device_tests() {
         done
 }
 
-# `--device auto` takes a GPU where there is one, whose sums have no fixed order: tests and scripts of ours
-# name their device (./run demo and ./run bench are the user's, and take what is there).  Commands that a test
-# composes from parts are checked when it runs, by test_command.
+# `--device auto` takes a GPU where there is one, whose sums have no fixed order: so our tests and scripts name
+# their device (./run demo and ./run bench are for users, and use what is there).  Commands that a test composes
+# from parts are checked when it runs, by test_command.
 devices() {
     verbs='(train|eval|recommend|bench (attention|embedding|train))( |$)'
     for file in tests/*.[ch] tools/*.sh bench/*.sh Makefile .ci/run; do
@@ -195,7 +195,7 @@ flags_rebuild() {
         echo "make CFLAGS=-DANOTHER_FLAG compiles nothing"
 }
 
-# Kernels keep what they count on in registers; where they were built, the build's reports tell.
+# No kernel spills registers: if the CUDA code was built, ptxas's reports say so.
 registers() {
     tools/spills.sh worst >"$dir/worst"
     case $? in

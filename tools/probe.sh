@@ -1,7 +1,7 @@
 #!/bin/sh
-# What this machine has to build with, as compiler flags.  A library counts when a program that uses
+# Which libraries this machine has, as compiler flags.  A library counts when a program that uses
 # it compiles and links; nothing here needs pkg-config.  CC, CUDA, NVCC, MINIMAL and PROBE_FLAGS (the
-# user's CFLAGS and LDFLAGS) come from make; MINIMAL=1 sees nothing but what is needed, for the tests.
+# user's CFLAGS and LDFLAGS) come from make; MINIMAL=1 finds no optional library, for tests.
 CC=${CC:-cc}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
@@ -26,8 +26,8 @@ links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
 links '#include <rocksdb/c.h>
 int main(void) { rocksdb_options_destroy(rocksdb_options_create()); return 0; }' -lrocksdb && echo "-DHSTU_HAS_ROCKSDB -lrocksdb"
-# nvcc counts together with the host compiler it calls, the run-time library it belongs to and
-# cuBLASLt, which the program finds again where it was found now.
+# nvcc counts if the host compiler it calls, its run-time library and cuBLASLt work too.  The program looks
+# for cuBLASLt where it was found now.
 if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then
     root=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
     cpu=$(uname -m)

@@ -4,8 +4,8 @@
 #
 #   tools/same_bits.sh OLD NEW DATA [STEPS]
 #
-# OLD and NEW are hstu programs, DATA is a folder of 'hstu prep ml-1m'.  What OLD trained is kept in
-# OLD.same_bits and used again.  A config that differs is printed with the file that does.
+# OLD and NEW are hstu programs, DATA is a folder of 'hstu prep ml-1m'.  The checkpoints of OLD are kept
+# in OLD.same_bits for later calls.  A config whose checkpoints differ is printed with the file that differs.
 [ $# -ge 3 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
 old=$1 new=$2 data=$3 steps=${4:-50}
 root=$(dirname "$0")/..
@@ -37,8 +37,8 @@ train() {
     }
 }
 
-# content FILE: of a safetensors file the tensors without the header, whose metadata has the config as
-# that build writes it; else all of it.
+# content FILE: the bytes to compare.  Of a safetensors file these are the tensors without the header, because
+# the header has the config as that build writes it.
 content() {
     case $1 in
     *.safetensors) tail -c "+$((9 + $(od -An -t u8 -N 8 "$1")))" "$1" ;;
@@ -46,7 +46,7 @@ content() {
     esac
 }
 
-# compare OLD_RUN NEW_RUN: the files of both last checkpoints but state.json, which has times.
+# compare OLD_RUN NEW_RUN: the files of both newest checkpoints, except state.json, which has times.
 compare() {
     (cd "$1/last" && find . -type f ! -name state.json ! -name manifest.json | sort) >"$work/files"
     while read -r file; do

@@ -3,8 +3,8 @@
 #
 #   tools/sanitize.sh [UNIT] [TOOL ...]     default: build/release/tests/unit memcheck initcheck racecheck
 #
-# racecheck watches every access to shared memory and takes minutes for what others do in seconds, so
-# each test has a time limit of its own (LIMIT, seconds) and one that runs out of it is named, not passed.
+# racecheck watches every access to shared memory and takes minutes where the other tools take seconds, so
+# each test has a time limit (LIMIT, seconds).  A test that exceeds it is listed and does not count as passed.
 unit=${1:-build/release/tests/unit}
 [ $# -gt 0 ] && shift
 [ $# -eq 0 ] && set -- memcheck initcheck racecheck

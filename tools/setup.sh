@@ -1,7 +1,8 @@
-# What this machine needs, and getting it.  Sourced by ./run, which brings title, note, step, result.
+# Finds what is missing on this machine, and installs it.  Sourced by ./run, which defines title, note, step
+# and result.
 #
-# Three lists are filled by look_around: needed and optional hold Debian package names, and lines what
-# to show for each.  Whether a thing is there is found out by using it, never by asking dpkg: on a
+# look_around fills three lists: needed and optional hold Debian package names, lines holds what to show for
+# each.  It tests for a library by using it, never by asking dpkg: on a
 # cluster a library comes from a module, and the compiler from anywhere.
 
 needed=() optional=() lines=()
@@ -63,8 +64,8 @@ make_probe() {
     CC=$compiler PROBE_FLAGS="${CFLAGS:-} ${LDFLAGS:-}" sh tools/probe.sh
 }
 
-# The way to become root: nothing, "sudo -n", "sudo" (asks; only for needed packages, only when
-# somebody sits there), or failure.
+# How to become root: nothing, "sudo -n", or "sudo" (which asks for a password: only for needed packages,
+# only on a terminal); fails if there is no way.
 root_prefix() {
     [ "$(id -u)" = 0 ] && return 0
     has sudo || return 1
@@ -85,7 +86,7 @@ apt() {
         -o DPkg::Lock::Timeout=120 "$@"
 }
 
-# Installs all, or where one of the optional packages does not exist here, at least what it can.
+# Installs all packages; if an optional one does not exist here, installs the others.
 install_packages() {
     local package
     apt update || true # An old list is often good enough; if not, the installation says so.
@@ -97,7 +98,7 @@ install_packages() {
     done
 }
 
-# What to do where we may not or cannot install; fails when something needed is missing.
+# Says what to do if nothing can be installed; fails if something needed is missing.
 explain() {
     local list="${needed[*]} ${optional[*]}" line sudo='sudo '
     [ "$(id -u)" = 0 ] && sudo=''
@@ -130,7 +131,8 @@ say_cuda() {
     return 0
 }
 
-# setup demo|bench|test: looks, says, installs, looks again.  Fails only if needed things are missing.
+# setup demo|bench|test: finds what is missing, says so, installs it, looks again.  Fails only if something
+# needed is still missing.
 setup() {
     local line prefix
     title "Setting up"

@@ -1,12 +1,11 @@
 #!/bin/sh
-# What ptxas said of our kernels when they were built (the Makefile keeps it in X.cu.ptxas beside the
-# object).  A register that is spilt costs trips to memory in a loop that was counted in
-# instructions, so no kernel may; products of warpgroups that the assembler serialises lose half
-# their speed without a word at run time.
+# Reads ptxas's reports on our kernels (the Makefile writes them to X.cu.ptxas beside the object).  No kernel
+# may spill registers: that adds memory accesses to loops whose every instruction counts.  wgmma products that
+# ptxas serialises lose half their speed, which nothing shows at run time.
 #   tools/spills.sh spills [DIR]      kernels that spill and are not excused below: none should
 #   tools/spills.sh losses [DIR]      products that were serialised, register counts that were ignored
 #   tools/spills.sh worst [DIR]       the most registers a kernel has, and which, in one line
-# DIR defaults to build/release/src/cuda.  Exit status 3: there is no report that belongs to a source.
+# DIR defaults to build/release/src/cuda.  Exit status 3: no source has a report.
 cd "$(dirname "$0")/.." || exit 1
 what=$1
 dir=${2:-build/release/src/cuda}
@@ -23,7 +22,7 @@ excused='
 attn_f32_bwd.cu attn_bwd_dq_f32_kernel<256, true>      heads of 129 to 256 numbers in true float32, which no config has: half the tile would compute all scores twice
 '
 
-# A report older than its source is of another kernel.
+# A report older than its source is out of date.
 reports=
 for report in $(find "$dir" -name '*.cu.ptxas' 2>/dev/null | sort); do
     source=src/cuda/${report#"$dir"/}

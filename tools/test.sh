@@ -4,9 +4,9 @@
 passed=0 failed=0 skipped=0 has_fuzz=0
 FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 GPU_SECONDS=${GPU_SECONDS:-600}
-# Only what has threads: the thread sanitizer is slow, and has nothing to see elsewhere.
+# Only tests with threads: the thread sanitizer is slow, and finds nothing in the others.
 TSAN_PATTERNS=(test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log)
-# What rounds otherwise in another precision; tables and copies are tested once, in float32.
+# Tests whose results depend on the precision; tables and copies are tested once, in float32.
 GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_l2 test_linear test_logits_loss test_model.c test_negatives
     test_norm test_rank test_rows test_sampled_softmax test_softmax_attn test_update)
 
@@ -21,7 +21,7 @@ skip() {
     result skip "$1" "$2"
 }
 
-# add_counts FILE: adds what a test program left there; no file means it never came to its end.
+# add_counts FILE: adds the counts that a test program wrote there; no file means that it did not finish.
 add_counts() {
     local p f s
     if read -r p f s 2>/dev/null <"$1"; then
@@ -47,7 +47,7 @@ unit_run() {
     echo $(($(now_ms) - start)) >"${log%.log}.ms"
 }
 
-# unit_report LABEL: what they came to; failures are shown.
+# unit_report LABEL: their result; failures are shown.
 unit_report() {
     local log counts
     log=$(unit_log "$1")
@@ -64,7 +64,7 @@ unit_report() {
     fi
 }
 
-# unit LABEL FOLDER [OPTION...] [PATTERN...]: starts them beside the others, one a core; unit_reports waits.
+# unit LABEL FOLDER [OPTION...] [PATTERN...]: starts unit tests in parallel, one process a core; unit_reports waits.
 unit_labels=()
 unit() {
     if [ ! -x "$2/tests/unit" ]; then
@@ -83,7 +83,7 @@ unit_reports() {
     unit_labels=()
 }
 
-# The lines of a unit log that belong to failures: what a test printed stands before its verdict.
+# The lines of a unit log that belong to failures: a test's output comes before its verdict.
 show_failures() {
     awk '/^ok  /   { text = ""; next }
          /^skip /  { text = ""; next }
@@ -93,7 +93,7 @@ show_failures() {
 }
 
 # Address randomisation with many bits breaks the shadow memory of older sanitizers; without it they
-# always work.  Containers may forbid switching it off: then we try as it is.
+# always work.  Containers may forbid switching it off; then they run with it.
 time_limit=()
 fixed_addresses=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
@@ -165,7 +165,7 @@ run_units() {
     done
 }
 
-# The better part of `make gpu-test`: its parts side by side, each within GPU_SECONDS.
+# Most of `make gpu-test`: its parts run in parallel, each for at most GPU_SECONDS.
 run_gpu() {
     local type folder=tests/golden time_limit=(timeout "$GPU_SECONDS")
     title "On the GPU"
@@ -205,7 +205,7 @@ fuzz_one() {
         -print_final_stats=1 -artifact_prefix="build/fuzz/found/$stem-" "$corpus"
 }
 
-# Side by side, one a core; each writes its exit code beside its log.
+# In parallel, one a core; each writes its exit code beside its log.
 run_fuzz() {
     local target stem seeds code
     title "Fuzzing, $FUZZ_SECONDS s each"
