@@ -69,6 +69,24 @@ TEST(session_eval_batch_size) {
     }
 }
 
+/* The tokens of an epoch are those that its batches have, over all users. */
+TEST(session_epoch_tokens_are_those_of_the_batches) {
+    bench_top t;
+    CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 1));
+    batcher_config c = session_train_batches(&t.session, SPLIT_LEAVE_ONE_OUT, 1);
+    batcher *batches;
+    const batch *b;
+    uint64_t n = 0;
+    CHECK_OK(batcher_create(&batches, t.data, &c));
+    do {
+        CHECK_OK(batcher_next(batches, &b));
+        n += (uint64_t)b->offsets[b->n_users];
+    } while (!b->is_last);
+    CHECK_EQ(session_epoch_tokens(&t.session, SPLIT_LEAVE_ONE_OUT), n);
+    batcher_destroy(batches);
+    top_close(&t);
+}
+
 /* The classes that a head must have follow from the kind of actions in the data. */
 TEST(session_actions_of_the_data) {
     static const char *const set[] = {"RankingArgs.prediction_head_arch=[8, 9]",
