@@ -17,39 +17,81 @@
  * part of a product is as square as registers allow. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
-/* Tiles.  Shared memory: keys and values, n_stages of queries and dout, weights and ds.  The large
- * kind takes 2 x 16 + 2 x 2 x 8 + 2 x 16 = 96 KB at D = 64 (one stage: 80 KB), and 2 x 32 + 2 x 2 x
- * 32 + 2 x 8 = 208 KB at 256 (one stage: 144 KB); the small kind 2 x 8 + 2 x 2 x 8 + 2 x 8 = 64 KB
- * at 64, 2 x 16 + 2 x 2 x 16 + 2 x 8 = 112 KB at 128 (one stage: 80 KB), and 2 x 16 + 2 x 2 x 16 +
- * 2 x 2 = 100 KB at 256 (one stage: 68 KB). */
-template <int D_, bool IS_SMALL> struct keys_shape {
-    static constexpr int D = D_;
-    static_assert(IS_SMALL || D != 128, "head dimension 128 has only the small kind");
-    static constexpr int KEYS = (D == 256 ? 64 : 128) / (IS_SMALL ? 2 : 1);
-    static constexpr int QUERIES = D == 256 && IS_SMALL ? 32 : 64;
-    static constexpr int WARPS = D == 256 && !IS_SMALL ? 8 : 4;
-    static constexpr int THREADS = 32 * WARPS;
-    static constexpr int BLOCKS = D == 64 ? (IS_SMALL ? 3 : 2) : D == 128 ? 2 : 1;
+/* The tile sizes of one kernel; a struct derived from this one names D, the padded head dimension,
+ * and overrides some of these.  Shared memory: keys and values, n_stages of queries and dout,
+ * weights and ds. */
+struct keys_sizes {
+    static constexpr int KEYS = 64, QUERIES = 64; /* of a tile */
+    static constexpr int WARPS = 4;
+    static constexpr int BLOCKS = 2; /* of a multiprocessor */
+    /* A warp's part of dv or dk: 16 O_ROWS keys x 8 O_COLS columns. */
+    static constexpr int O_ROWS = 4, O_COLS = 8;
+    /* Whether the additions to dq are interleaved with the products of dv and dk. */
+    static constexpr bool IS_SPREAD = false;
+};
+
+/* 2 x 16 + 2 x 2 x 8 + 2 x 16 = 96 KB at D = 64 (one stage: 80 KB), and 2 x 32 + 2 x 2 x 32 + 2 x 8
+ * = 208 KB at 256 (one stage: 144 KB). */
+struct keys_large_d64 : keys_sizes {
+    static constexpr int D = 64, KEYS = 128;
+};
+struct keys_large_d256 : keys_sizes {
+    static constexpr int D = 256, WARPS = 8, BLOCKS = 1;
+    static constexpr bool IS_SPREAD = true;
+};
+
+/* 2 x 8 + 2 x 2 x 8 + 2 x 8 = 64 KB at D = 64, 2 x 16 + 2 x 2 x 16 + 2 x 8 = 112 KB at 128 (one
+ * stage: 80 KB), and 2 x 16 + 2 x 2 x 16 + 2 x 2 = 100 KB at 256 (one stage: 68 KB). */
+struct keys_small_d64 : keys_sizes {
+    static constexpr int D = 64, BLOCKS = 3, O_ROWS = 2;
+};
+struct keys_small_d128 : keys_sizes {
+    static constexpr int D = 128;
+};
+struct keys_small_d256 : keys_sizes {
+    static constexpr int D = 256, KEYS = 32, QUERIES = 32, BLOCKS = 1, O_ROWS = 2, O_COLS = 16;
+    static constexpr bool IS_SPREAD = true;
+};
+
+/* The sizes, and all that follows from them. */
+template <typename SIZES> struct keys_shape : SIZES {
+    static constexpr int D = SIZES::D, KEYS = SIZES::KEYS, QUERIES = SIZES::QUERIES;
+    static constexpr int WARPS = SIZES::WARPS, THREADS = 32 * WARPS;
     /* Scores: S_M x S_N warps, each with S_PARTS parts of 32 queries x 8 S_COLS keys. */
     static constexpr int S_M = QUERIES / 32;
     static constexpr int S_N = WARPS / S_M < KEYS / 16 ? WARPS / S_M : KEYS / 16;
     static constexpr int S_COLS = KEYS / 8 / S_N < 4 ? KEYS / 8 / S_N : 4;
     static constexpr int S_PARTS = KEYS / 8 / S_N / S_COLS;
-    /* dv and dk: O_M x O_N warps, each with 16 O_ROWS keys x 8 O_COLS columns. */
-    static constexpr int O_ROWS = IS_SMALL && D != 128 ? 2 : 4;
-    static constexpr int O_COLS = D == 256 && IS_SMALL ? 16 : 8;
-    static constexpr int O_M = KEYS / 16 / O_ROWS;
-    static constexpr int O_N = D / 8 / O_COLS;
+    /* dv and dk: O_M x O_N warps. */
+    static constexpr int O_M = KEYS / 16 / SIZES::O_ROWS;
+    static constexpr int O_N = D / 8 / SIZES::O_COLS;
     static_assert(O_M * O_N * 2 == WARPS, "every warp has its part of dv or dk");
     /* dq: Q_M x Q_N warps, each with 32 queries x 8 Q_COLS columns. */
     static constexpr int Q_M = S_M;
     static constexpr int Q_N = WARPS / Q_M;
     static constexpr int Q_COLS = D / 8 / Q_N;
-    /* Whether the additions to dq are interleaved with the products of dv and dk. */
-    static constexpr bool IS_SPREAD = D == 256;
     static constexpr int KEYS_BYTES = KEYS * D * 2;
     static constexpr int QUERIES_BYTES = QUERIES * D * 2;
     static constexpr int SCORES_BYTES = QUERIES * KEYS * 2;
+};
+
+/* The kernels of a padded head dimension: for long sequences, for short ones (up to SHORT keys),
+ * and for biases. */
+template <int D> struct keys_kinds;
+template <> struct keys_kinds<64> {
+    using large = keys_shape<keys_large_d64>;
+    using small = keys_shape<keys_small_d64>;
+    static constexpr int SHORT = 512;
+};
+template <> struct keys_kinds<128> {
+    using large = keys_shape<keys_small_d128>;
+    using small = keys_shape<keys_small_d128>;
+    static constexpr int SHORT = 0;
+};
+template <> struct keys_kinds<256> {
+    using large = keys_shape<keys_large_d256>;
+    using small = keys_shape<keys_small_d256>;
+    static constexpr int SHORT = 0;
 };
 
 template <typename S> __host__ __device__ constexpr int keys_bytes(int n_stages) {
@@ -308,11 +350,9 @@ __device__ static inline void keys_walk(const half_job &job, const keys_extra *e
                              t.first + 16 * S::O_ROWS * warp_m, 8 * S::O_COLS * warp_n, acc);
 }
 
-template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
-__global__ void __launch_bounds__((keys_shape<D, IS_SMALL>::THREADS),
-                                  (keys_shape<D, IS_SMALL>::BLOCKS))
+template <typename T, bool HAS_BIAS, typename S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attn_bwd_sm80_kernel(const __grid_constant__ half_job job) {
-    using S = keys_shape<D, IS_SMALL>;
     extern __shared__ __align__(1024) char shared[];
     keys_extra *extra = (keys_extra *)(shared + keys_bytes<S>(job.n_stages));
     half_block t = half_block_of(job, S::KEYS, false);
@@ -322,9 +362,9 @@ __global__ void __launch_bounds__((keys_shape<D, IS_SMALL>::THREADS),
                         shared + 2 * S::KEYS_BYTES};
     keys_bounds<S>(job, &t);
     int query = keys_next<S>(job, t, t.begin);
-    half_load_two<T, D, S::KEYS, S::THREADS>(tiles.keys, S::KEYS_BYTES, job.k, job.v,
-                                             t.s.row_k + t.first, t.s.len_k - t.first, t.head,
-                                             job.copy_bytes);
+    half_load_two<T, S::D, S::KEYS, S::THREADS>(tiles.keys, S::KEYS_BYTES, job.k, job.v,
+                                                t.s.row_k + t.first, t.s.len_k - t.first, t.head,
+                                                job.copy_bytes);
     if (query < t.end) keys_load<T, S>(job, t, tiles.queries, query);
     cp_async_commit_group();
     if (threadIdx.x == 0) extra->block = t;
@@ -354,9 +394,8 @@ template <typename S> static int64_t n_sums(const attn_args *a) {
 
 /* A multiprocessor has 1 KB more than a block can request, and each block uses 1 KB more than it
  * requests. */
-template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
+template <typename T, bool HAS_BIAS, typename S>
 static status launch_keys(backend *be, half_job job) {
-    using S = keys_shape<D, IS_SMALL>;
     int extra = (int)(HAS_BIAS ? sizeof(keys_extra) : sizeof(half_block));
     int with_two = S::BLOCKS * (keys_bytes<S>(2) + extra + 1024);
     bool fits_two = with_two <= cuda_of(be)->max_block_shared + 1024;
@@ -364,16 +403,15 @@ static status launch_keys(backend *be, half_job job) {
     int bytes = keys_bytes<S>(job.n_stages) + extra;
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_k, S::KEYS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>), bytes));
-    attn_bwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_sm80_kernel<T, HAS_BIAS, S>), bytes));
+    attn_bwd_sm80_kernel<T, HAS_BIAS, S>
         <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
     return cuda_launched("the attention's gradient");
 }
 
 /* dk, dv, and dq where it can be made here. */
-template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
+template <typename T, bool HAS_BIAS, typename S>
 static status launch_all(backend *be, half_job job) {
-    using S = keys_shape<D, IS_SMALL>;
     const attn_args *a = &job.a;
     cudaStream_t stream = cuda_of(be)->stream;
     bool is_whole = a->max_len_k <= S::KEYS, is_free = is_whole || !cuda_of(be)->is_deterministic;
@@ -383,7 +421,7 @@ static status launch_all(backend *be, half_job job) {
         TRY(cuda_scratch(be, bytes, (void **)&job.dq_sums));
         CUDA_TRY(cudaMemsetAsync(job.dq_sums, 0, bytes, stream));
     }
-    TRY((launch_keys<T, D, HAS_BIAS, IS_SMALL>(be, job)));
+    TRY((launch_keys<T, HAS_BIAS, S>(be, job)));
     if (!job.wants_dq) return half_queries_launch(be, &job);
     int64_t n_blocks = half_grid(be, &job, a->max_len_q, S::QUERIES, 1);
     if (is_whole || n_blocks == 0) return OK;
@@ -397,13 +435,15 @@ static status launch_all(backend *be, half_job job) {
  * at 200 (4 % slower).  Cards with too little shared memory, and every bias, use the small kind
  * that supports biases. */
 template <typename T, int D> static status choose(backend *be, const half_job *job) {
-    constexpr bool IS_SMALL = D == 128;
-    constexpr int BYTES = keys_bytes<keys_shape<D, IS_SMALL>>(1) + (int)sizeof(half_block);
+    using kinds = keys_kinds<D>;
+    using small = typename kinds::small;
+    using large = typename kinds::large;
+    constexpr int BYTES = keys_bytes<large>(1) + (int)sizeof(half_block);
     if (job->a.bias != BIAS_NONE || cuda_of(be)->max_block_shared < BYTES)
-        return launch_all<T, D, true, true>(be, *job);
-    if constexpr (D == 64)
-        if (job->a.max_len_k <= 512) return launch_all<T, D, false, true>(be, *job);
-    return launch_all<T, D, false, IS_SMALL>(be, *job);
+        return launch_all<T, true, small>(be, *job);
+    if constexpr (kinds::SHORT > 0)
+        if (job->a.max_len_k <= kinds::SHORT) return launch_all<T, false, small>(be, *job);
+    return launch_all<T, false, large>(be, *job);
 }
 
 static status choose_dim(backend *be, const half_job *job) {

@@ -7,26 +7,42 @@
  * bytes that feed them from shared memory, as in the forward pass. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
-/* Shared memory at D = 256, where ds overwrites the values: 2 x 32 + 2 x 16 = 96 KB.  At D = 128: 2
- * x 32 + 2 x 2 x 8 = 96 KB, two blocks a multiprocessor. */
-template <int D> struct bwd_shape {
-    static constexpr int WARPS_N = D == 256 ? 2 : 1;
-    static constexpr int WARPS_M = D == 256 ? 2 : 4;
-    static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
-    static constexpr int ROWS = 32 * WARPS_M;
-    static constexpr int COLS = 32;
-    static constexpr int BLOCKS = D == 256 ? 1 : 2;
-    static constexpr int N = COLS / 8 / WARPS_N;  /* a warp's columns of scores / 8 */
-    static constexpr int N_OUT = D / 8 / WARPS_N; /* and of outputs */
-    static constexpr int ROWS_BYTES = ROWS * D * 2;
-    static constexpr int COLS_BYTES = COLS * D * 2;
-    static constexpr int BYTES = 2 * ROWS_BYTES + (D == 256 ? 2 : 4) * COLS_BYTES;
+/* The tile sizes of one kernel; a struct derived from this one names D, the padded head dimension,
+ * and overrides some of these.  Shared memory at D = 128: 2 x 32 + 2 x 2 x 8 = 96 KB, two blocks a
+ * multiprocessor; at D = 256, where ds overwrites the values: 2 x 32 + 2 x 16 = 96 KB. */
+struct dq_sizes {
+    static constexpr int WARPS_M = 4; /* warps along the rows, 32 rows each */
+    static constexpr int WARPS_N = 1; /* warps that share rows */
+    static constexpr int COLS = 32;   /* keys and values of a pipeline stage */
+    static constexpr int STAGES = 2;  /* pipeline stages of keys and values */
+    static constexpr int BLOCKS = 2;  /* of a multiprocessor */
+};
+struct dq_d64 : dq_sizes {
+    static constexpr int D = 64;
+};
+struct dq_d128 : dq_sizes {
+    static constexpr int D = 128;
+};
+struct dq_d256 : dq_sizes {
+    static constexpr int D = 256, WARPS_M = 2, WARPS_N = 2, STAGES = 1, BLOCKS = 1;
+};
+
+/* The sizes, and all that follows from them. */
+template <typename SIZES> struct dq_shape : SIZES {
+    static constexpr int THREADS = 32 * SIZES::WARPS_M * SIZES::WARPS_N;
+    static constexpr int ROWS = 32 * SIZES::WARPS_M;
+    /* A warp's columns of scores and of outputs, both divided by 8. */
+    static constexpr int N = SIZES::COLS / 8 / SIZES::WARPS_N;
+    static constexpr int N_OUT = SIZES::D / 8 / SIZES::WARPS_N;
+    static constexpr int ROWS_BYTES = ROWS * SIZES::D * 2;
+    static constexpr int COLS_BYTES = SIZES::COLS * SIZES::D * 2;
+    static constexpr int BYTES = 2 * ROWS_BYTES + 2 * SIZES::STAGES * COLS_BYTES;
     static constexpr int BIAS_TILES = ROWS / 64;
-    static constexpr int DIAGONALS = 63 + COLS;
+    static constexpr int DIAGONALS = 63 + SIZES::COLS;
 };
 
 /* Shared memory after the tiles. */
-template <typename S> struct bwd_extra {
+template <typename S> struct dq_extra {
     half_walk walk;
     half_tables tables;
     bias_tile<S::DIAGONALS> sums[S::BIAS_TILES]; /* of 64 rows each */
@@ -34,9 +50,9 @@ template <typename S> struct bwd_extra {
 
 /* y = 2 silu'(x) p of the warp's tile, zero for pairs that are not visible. */
 template <typename T, int N>
-__device__ static inline void bwd_slopes(const half_job &job, const half_block &t,
-                                         const half_range &range, const half_tables *tables,
-                                         int row, int col, float (*x)[N][4], float (*y)[N][4]) {
+__device__ static inline void dq_slopes(const half_job &job, const half_block &t,
+                                        const half_range &range, const half_tables *tables, int row,
+                                        int col, float (*x)[N][4], float (*y)[N][4]) {
     float half_alpha = 0.5f * job.a.alpha;
     half_add_bias<T, N>(job, t, tables, row, col, x);
     if (col < range.full_begin || col + 8 * N > range.full_end) {
@@ -54,8 +70,8 @@ __device__ static inline void bwd_slopes(const half_job &job, const half_block &
 /* Adds a thread's ds to the gradient of the table; row and col are the thread's.  Pairs beyond the
  * end are skipped. */
 template <int N>
-__device__ static inline void bwd_add_table(const half_job &job, const half_block &t, int row,
-                                            int col, const float (*y)[N][4]) {
+__device__ static inline void dq_add_table(const half_job &job, const half_block &t, int row,
+                                           int col, const float (*y)[N][4]) {
     float *table = job.a.dtable + half_table_at(job, t);
 #pragma unroll
     for (int m = 0; m < 4; m++) {
@@ -76,8 +92,8 @@ __device__ static inline void bwd_add_table(const half_job &job, const half_bloc
  * first column of the block's tile. */
 template <int N, int DIAGONALS>
 __device__ static inline void
-bwd_add_time(const half_job &job, const half_block &t, const half_tables *tables, int row, int col,
-             int first, int origin, bias_tile<DIAGONALS> *sums, const float (*y)[N][4]) {
+dq_add_time(const half_job &job, const half_block &t, const half_tables *tables, int row, int col,
+            int first, int origin, bias_tile<DIAGONALS> *sums, const float (*y)[N][4]) {
     const int64_t *row_time = job.a.query_time + t.s.row_q, *col_time = job.a.key_time + t.s.row_k;
     int exponent = -bias_tile_exponent(sums), half = exponent / 2;
     float unit0 = ldexpf(job.out.factor, half), unit1 = ldexpf(1.0f, exponent - half);
@@ -98,9 +114,9 @@ bwd_add_time(const half_job &job, const half_block &t, const half_tables *tables
 
 /* The gradients of the time and position bias of the block's tile of columns. */
 template <typename S>
-__device__ static inline void bwd_sum_times(const half_job &job, const half_block &t,
-                                            bwd_extra<S> *extra, int row, int col, int origin,
-                                            const float (*y)[S::N][4]) {
+__device__ static inline void dq_sum_times(const half_job &job, const half_block &t,
+                                           dq_extra<S> *extra, int row, int col, int origin,
+                                           const float (*y)[S::N][4]) {
     int lane = (int)threadIdx.x % 32, tile = (row - t.first) / 64;
     float largest = 0.0f;
     for (int i = 0; i < S::BIAS_TILES; i++)
@@ -111,8 +127,8 @@ __device__ static inline void bwd_sum_times(const half_job &job, const half_bloc
     __syncthreads();
     bias_tile_see(&extra->sums[tile], largest * job.out.factor);
     __syncthreads();
-    bwd_add_time<S::N>(job, t, &extra->tables, row + lane / 4, col + lane % 4 * 2,
-                       t.first + 64 * tile, origin, &extra->sums[tile], y);
+    dq_add_time<S::N>(job, t, &extra->tables, row + lane / 4, col + lane % 4 * 2,
+                      t.first + 64 * tile, origin, &extra->sums[tile], y);
     __syncthreads();
     for (int i = 0; i < S::BIAS_TILES; i++)
         bias_tile_flush(&extra->sums[i], job.sums, job.a.bias_len,
@@ -122,60 +138,61 @@ __device__ static inline void bwd_sum_times(const half_job &job, const half_bloc
 /* Every warp of the block calls this for every tile of columns: there are barriers inside.  The
  * sums may be read until the next barrier. */
 template <typename S>
-__device__ static inline void bwd_bias_grad(const half_job &job, const half_block &t,
-                                            bwd_extra<S> *extra, int row, int col, int origin,
-                                            const float (*y)[S::N][4]) {
+__device__ static inline void dq_bias_grad(const half_job &job, const half_block &t,
+                                           dq_extra<S> *extra, int row, int col, int origin,
+                                           const float (*y)[S::N][4]) {
     int lane = (int)threadIdx.x % 32;
     if (!job.wants_bias_grad) return;
     if (job.a.bias == BIAS_TABLE)
-        bwd_add_table<S::N>(job, t, row + lane / 4, col + lane % 4 * 2, y);
+        dq_add_table<S::N>(job, t, row + lane / 4, col + lane % 4 * 2, y);
     else
-        bwd_sum_times<S>(job, t, extra, row, col, origin, y);
+        dq_sum_times<S>(job, t, extra, row, col, origin, y);
 }
 
-template <typename T, int D, typename S>
-__device__ static inline void bwd_load(const half_job &job, const half_block &t,
-                                       const half_matrix &m, char *to, int col) {
-    half_load<T, D, S::COLS, S::THREADS>(to, m, t.s.row_k + col, t.s.len_k - col, t.head,
-                                         job.copy_bytes, thread_index());
+template <typename T, typename S>
+__device__ static inline void dq_load(const half_job &job, const half_block &t,
+                                      const half_matrix &m, char *to, int col) {
+    half_load<T, S::D, S::COLS, S::THREADS>(to, m, t.s.row_k + col, t.s.len_k - col, t.head,
+                                            job.copy_bytes, thread_index());
 }
 
 /* Keys and values. */
-template <typename T, int D, typename S>
-__device__ static inline void bwd_load_both(const half_job &job, const half_block &t, char *to,
-                                            int col) {
-    half_load_two<T, D, S::COLS, S::THREADS>(to, 2 * S::COLS_BYTES, job.k, job.v, t.s.row_k + col,
-                                             t.s.len_k - col, t.head, job.copy_bytes,
-                                             thread_index());
+template <typename T, typename S>
+__device__ static inline void dq_load_both(const half_job &job, const half_block &t, char *to,
+                                           int col) {
+    half_load_two<T, S::D, S::COLS, S::THREADS>(to, 2 * S::COLS_BYTES, job.k, job.v,
+                                                t.s.row_k + col, t.s.len_k - col, t.head,
+                                                job.copy_bytes, thread_index());
 }
 
 /* D up to 128: each warp has rows of its own.  Tiles of columns are double-buffered.  Without the
  * gradients of a bias, which the whole block sums, a warp skips tiles of which it sees nothing. */
-template <typename T, int D, typename S>
-__device__ static inline void bwd_walk_alone(const half_job &job, char *shared, bwd_extra<S> *extra,
-                                             float (*acc)[S::N_OUT][4]) {
+template <typename T, typename S>
+__device__ static inline void dq_walk_alone(const half_job &job, char *shared, dq_extra<S> *extra,
+                                            float (*acc)[S::N_OUT][4]) {
     const half_block &t = extra->walk.block;
     char *cols0 = shared + 2 * S::ROWS_BYTES, *cols1 = cols0 + 2 * S::COLS_BYTES;
     int col = half_next<S::ROWS, S::COLS>(job, t, t.begin / S::COLS * S::COLS);
-    if (col < t.end) bwd_load_both<T, D, S>(job, t, cols0, col);
+    if (col < t.end) dq_load_both<T, S>(job, t, cols0, col);
     cp_async_commit_group();
     for (int slot = 0; col < t.end; slot ^= S::COLS_BYTES) {
         cp_async_wait_group<0>();
         __syncthreads();
         int next = half_next<S::ROWS, S::COLS>(job, t, col + S::COLS);
-        if (next < t.end) bwd_load_both<T, D, S>(job, t, cols0 + (slot ^ S::COLS_BYTES), next);
+        if (next < t.end) dq_load_both<T, S>(job, t, cols0 + (slot ^ S::COLS_BYTES), next);
         cp_async_commit_group();
         int lane = (int)(thread_index() % 32), warp = (int)(thread_index() / 32);
         const half_range &range = extra->walk.warps[warp];
         if (job.wants_bias_grad || (col < range.end && col + S::COLS > range.begin)) {
             float x[2][S::N][4], y[2][S::N][4];
-            uint32_t rows = half_lane_a<D>(shared, 32 * warp, 0, lane);
+            uint32_t rows = half_lane_a<S::D>(shared, 32 * warp, 0, lane);
             int row = t.first + 32 * warp;
-            half_scores<T, D, S::N>(y, rows + S::ROWS_BYTES, half_lane_b<D>(cols1 + slot, 0, lane));
-            half_scores<T, D, S::N>(x, rows, half_lane_b<D>(cols0 + slot, 0, lane));
-            bwd_slopes<T, S::N>(job, t, range, &extra->tables, row, col, x, y);
-            bwd_bias_grad<S>(job, t, extra, row, col, col, y);
-            uint32_t keys = half_lane_a<D>(cols0 + slot, 0, 0, lane);
+            half_scores<T, S::D, S::N>(y, rows + S::ROWS_BYTES,
+                                       half_lane_b<S::D>(cols1 + slot, 0, lane));
+            half_scores<T, S::D, S::N>(x, rows, half_lane_b<S::D>(cols0 + slot, 0, lane));
+            dq_slopes<T, S::N>(job, t, range, &extra->tables, row, col, x, y);
+            dq_bias_grad<S>(job, t, extra, row, col, col, y);
+            uint32_t keys = half_lane_a<S::D>(cols0 + slot, 0, 0, lane);
 #pragma unroll
             for (int k = 0; k < S::N / 2; k++) {
                 uint32_t p[2][4];
@@ -184,7 +201,7 @@ __device__ static inline void bwd_walk_alone(const half_job &job, char *shared, 
                     const float *ds = &y[i / 4][2 * k + i % 4 / 2][i % 2 * 2];
                     p[i / 4][i % 4] = cvt_pack<T>(ds[0], ds[1]);
                 }
-                half_add_product<T, 2>(acc, p, keys + k * 16 * D * 2);
+                half_add_product<T, 2>(acc, p, keys + k * 16 * S::D * 2);
             }
         }
         col = next;
@@ -193,32 +210,32 @@ __device__ static inline void bwd_walk_alone(const half_job &job, char *shared, 
 
 /* D = 256: two warps share their rows, and each computes ds of half of the columns.  There is room
  * for one tile of columns only, and ds overwrites the values. */
-template <typename T, int D, typename S>
-__device__ static inline void bwd_walk_paired(const half_job &job, char *shared,
-                                              bwd_extra<S> *extra, int warp,
-                                              float (*acc)[S::N_OUT][4]) {
+template <typename T, typename S>
+__device__ static inline void dq_walk_paired(const half_job &job, char *shared, dq_extra<S> *extra,
+                                             int warp, float (*acc)[S::N_OUT][4]) {
     const half_block &t = extra->walk.block;
     char *cols0 = shared + 2 * S::ROWS_BYTES, *cols1 = cols0 + S::COLS_BYTES, *ds = cols1;
     int warp_m = warp % S::WARPS_M, warp_n = warp / S::WARPS_M;
     int row = t.first + 32 * warp_m;
-    uint32_t rows = half_lane_a<D>(shared, 32 * warp_m, 0);
+    uint32_t rows = half_lane_a<S::D>(shared, 32 * warp_m, 0);
     int col = half_next<S::ROWS, S::COLS>(job, t, t.begin / S::COLS * S::COLS);
     while (col < t.end) {
         int next = half_next<S::ROWS, S::COLS>(job, t, col + S::COLS);
         int own = col + 8 * S::N * warp_n;
         float x[2][S::N][4], y[2][S::N][4];
-        bwd_load<T, D, S>(job, t, job.v, cols1, col);
+        dq_load<T, S>(job, t, job.v, cols1, col);
         cp_async_commit_group();
-        bwd_load<T, D, S>(job, t, job.k, cols0, col);
+        dq_load<T, S>(job, t, job.k, cols0, col);
         cp_async_commit_group();
         cp_async_wait_group<1>();
         __syncthreads(); /* the values are there */
-        half_scores<T, D, S::N>(y, rows + S::ROWS_BYTES, half_lane_b<D>(cols1, 8 * S::N * warp_n));
+        half_scores<T, S::D, S::N>(y, rows + S::ROWS_BYTES,
+                                   half_lane_b<S::D>(cols1, 8 * S::N * warp_n));
         cp_async_wait_group<0>();
         __syncthreads(); /* the keys are there, the values have been read */
-        half_scores<T, D, S::N>(x, rows, half_lane_b<D>(cols0, 8 * S::N * warp_n));
-        bwd_slopes<T, S::N>(job, t, extra->walk.warps[warp], &extra->tables, row, own, x, y);
-        bwd_bias_grad<S>(job, t, extra, row, own, col, y);
+        half_scores<T, S::D, S::N>(x, rows, half_lane_b<S::D>(cols0, 8 * S::N * warp_n));
+        dq_slopes<T, S::N>(job, t, extra->walk.warps[warp], &extra->tables, row, own, x, y);
+        dq_bias_grad<S>(job, t, extra, row, own, col, y);
 #pragma unroll
         for (int n = 0; n < S::N; n++) {
             uint32_t pair[4];
@@ -228,19 +245,18 @@ __device__ static inline void bwd_walk_paired(const half_job &job, char *shared,
             half_put<S::COLS>(ds, 32 * warp_m, S::N * warp_n + n, pair);
         }
         __syncthreads(); /* ds is there */
-        half_add_tile<T, D, S::COLS>(acc, half_lane_a<S::COLS>(ds, 32 * warp_m, 0),
-                                     half_lane_a<D>(cols0, 0, S::N_OUT * warp_n));
+        half_add_tile<T, S::D, S::COLS>(acc, half_lane_a<S::COLS>(ds, 32 * warp_m, 0),
+                                        half_lane_a<S::D>(cols0, 0, S::N_OUT * warp_n));
         __syncthreads(); /* keys and ds have been read */
         col = next;
     }
 }
 
-template <typename T, int D>
-__global__ void __launch_bounds__(bwd_shape<D>::THREADS, bwd_shape<D>::BLOCKS)
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attn_bwd_dq_sm80_kernel(const __grid_constant__ half_job job) {
-    using S = bwd_shape<D>;
     extern __shared__ __align__(1024) char shared[];
-    bwd_extra<S> *extra = (bwd_extra<S> *)(shared + S::BYTES);
+    dq_extra<S> *extra = (dq_extra<S> *)(shared + S::BYTES);
     int warp = (int)threadIdx.x / 32, warp_m = warp % S::WARPS_M;
     {
         half_block own = half_block_of(job, S::ROWS, true);
@@ -254,25 +270,24 @@ __global__ void __launch_bounds__(bwd_shape<D>::THREADS, bwd_shape<D>::BLOCKS)
     __syncthreads();
     const half_block &t = extra->walk.block;
     float acc[2][S::N_OUT][4] = {};
-    half_load_two<T, D, S::ROWS, S::THREADS>(shared, S::ROWS_BYTES, job.q, job.dout,
-                                             t.s.row_q + t.first, t.s.len_q - t.first, t.head,
-                                             job.copy_bytes);
+    half_load_two<T, S::D, S::ROWS, S::THREADS>(shared, S::ROWS_BYTES, job.q, job.dout,
+                                                t.s.row_q + t.first, t.s.len_q - t.first, t.head,
+                                                job.copy_bytes);
     if constexpr (S::WARPS_N == 1)
-        bwd_walk_alone<T, D, S>(job, shared, extra, acc);
+        dq_walk_alone<T, S>(job, shared, extra, acc);
     else
-        bwd_walk_paired<T, D, S>(job, shared, extra, warp, acc);
+        dq_walk_paired<T, S>(job, shared, extra, warp, acc);
     warp = (int)(thread_index() / 32);
     half_store<T, 2>(job.out, t.s.row_q, t.s.len_q, t.head, t.first + 32 * (warp % S::WARPS_M),
                      8 * S::N_OUT * (warp / S::WARPS_M), acc);
 }
 
-template <typename T, int D> static status launch(backend *be, half_job job) {
-    using S = bwd_shape<D>;
-    size_t bytes = S::BYTES + sizeof(bwd_extra<S>);
+template <typename T, typename S> static status launch(backend *be, half_job job) {
+    size_t bytes = S::BYTES + sizeof(dq_extra<S>);
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm80_kernel<T, D>), bytes));
-    attn_bwd_dq_sm80_kernel<T, D>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm80_kernel<T, S>), bytes));
+    attn_bwd_dq_sm80_kernel<T, S>
         <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
     return cuda_launched("the gradient of the attention's queries");
 }
@@ -280,11 +295,12 @@ template <typename T, int D> static status launch(backend *be, half_job job) {
 /* At D = 128 the tiles need slightly more than 99 KB: cards with less use the tile sizes of D =
  * 256. */
 template <typename T> static status choose(backend *be, const half_job *job) {
-    constexpr int BYTES = bwd_shape<128>::BYTES + (int)sizeof(bwd_extra<bwd_shape<128>>);
+    constexpr int BYTES = dq_shape<dq_d128>::BYTES + (int)sizeof(dq_extra<dq_shape<dq_d128>>);
     int dim = half_dim(&job->a);
-    if (dim == 64) return launch<T, 64>(be, *job);
-    if (dim == 128 && cuda_of(be)->max_block_shared >= BYTES) return launch<T, 128>(be, *job);
-    return launch<T, 256>(be, *job);
+    if (dim == 64) return launch<T, dq_shape<dq_d64>>(be, *job);
+    if (dim == 128 && cuda_of(be)->max_block_shared >= BYTES)
+        return launch<T, dq_shape<dq_d128>>(be, *job);
+    return launch<T, dq_shape<dq_d256>>(be, *job);
 }
 
 static status choose_act(backend *be, const half_job *job) {

@@ -12,30 +12,84 @@
  * product with the values, so that their SiLU overlaps with the tensor cores. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
-/* Tiles: WARPS_M warps along the rows, COLS columns.  The small kind is for short sequences, all
- * biases, and head dimension 256, where two small blocks on a multiprocessor are worth more than a
- * large one.  Shared memory of the large kind at D = 64: 16 + 2 x 2 x 16 = 80 KB, at 128: 32 + 2 x
- * 2 x 16 = 96 KB, two blocks a multiprocessor.  The small kind at 256: rows 32 KB, columns 2 x 32
- * KB, scores 2 x 8 KB = 112 KB; with a bias, and on cards with 99 KB, 32 + 2 x 16 + 2 x 4 = 72 KB.
- */
-template <int D, bool HAS_BIAS, bool IS_SMALL> struct fwd_shape {
-    static_assert(IS_SMALL || D < 256, "head dimension 256 has only the small kind");
-    static constexpr int WARPS_N = D == 256 ? 2 : 1;
-    static constexpr int WARPS_M = IS_SMALL ? 2 : 4;
-    static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
-    static constexpr int ROWS = 32 * WARPS_M;
-    /* Rows are in registers. */
-    static constexpr bool HAS_ROWS = D == 64 && !IS_SMALL;
-    static constexpr bool IS_NARROW = IS_SMALL && (D == 128 || (D == 256 && HAS_BIAS));
-    static constexpr int COLS = HAS_ROWS ? 128 : IS_NARROW ? 32 : 64;
-    static constexpr int STAGES = D == 256 ? 1 : 2;
-    static constexpr int SMALL_BLOCKS = D == 64 ? (HAS_BIAS ? 4 : 6) : HAS_BIAS ? 2 : 4;
-    static constexpr int BLOCKS = !IS_SMALL || D == 256 ? 2 : SMALL_BLOCKS;
-    static constexpr int N = HAS_ROWS ? 4 : COLS / 8 / WARPS_N; /* a warp's columns of scores / 8 */
-    static constexpr int N_OUT = D / 8 / WARPS_N;               /* and of outputs */
-    static constexpr int ROWS_BYTES = ROWS * D * 2;
-    static constexpr int COLS_BYTES = COLS * D * 2;
-    static constexpr int SCORES_BYTES = WARPS_N == 2 ? ROWS * COLS * 2 : 0;
+/* The tile sizes of one kernel; a struct derived from this one names D, the padded head dimension,
+ * and overrides some of these. */
+struct half_fwd_sizes {
+    static constexpr int WARPS_M = 2;       /* warps along the rows, 32 rows each */
+    static constexpr int WARPS_N = 1;       /* warps that share rows */
+    static constexpr int COLS = 64;         /* keys and values of a pipeline stage */
+    static constexpr int STAGES = 2;        /* pipeline stages of keys and values, at most */
+    static constexpr int BLOCKS = 2;        /* of a multiprocessor */
+    static constexpr bool HAS_ROWS = false; /* the rows are in registers */
+    static constexpr bool HAS_BIAS = false;
+};
+
+/* For long sequences.  Shared memory at D = 64: 16 + 2 x 2 x 16 = 80 KB, at 128: 32 + 2 x 2 x 16 =
+ * 96 KB. */
+struct half_fwd_large_d64 : half_fwd_sizes {
+    static constexpr int D = 64, WARPS_M = 4, COLS = 128;
+    static constexpr bool HAS_ROWS = true;
+};
+struct half_fwd_large_d128 : half_fwd_sizes {
+    static constexpr int D = 128, WARPS_M = 4;
+};
+
+/* For short sequences, and for every length at head dimension 256, where two small blocks on a
+ * multiprocessor are worth more than a large one: rows 32 KB, columns 2 x 32 KB, scores 2 x 8 KB =
+ * 112 KB. */
+struct half_fwd_small_d64 : half_fwd_sizes {
+    static constexpr int D = 64, BLOCKS = 6;
+};
+struct half_fwd_small_d128 : half_fwd_sizes {
+    static constexpr int D = 128, COLS = 32, BLOCKS = 4;
+};
+struct half_fwd_small_d256 : half_fwd_sizes {
+    static constexpr int D = 256, WARPS_N = 2, STAGES = 1;
+};
+
+/* For every bias, and for cards with 99 KB of shared memory: at D = 256 32 + 2 x 16 + 2 x 4 = 72
+ * KB. */
+struct half_fwd_bias_d64 : half_fwd_small_d64 {
+    static constexpr int BLOCKS = 4;
+    static constexpr bool HAS_BIAS = true;
+};
+struct half_fwd_bias_d128 : half_fwd_small_d128 {
+    static constexpr int BLOCKS = 2;
+    static constexpr bool HAS_BIAS = true;
+};
+struct half_fwd_bias_d256 : half_fwd_small_d256 {
+    static constexpr int COLS = 32;
+    static constexpr bool HAS_BIAS = true;
+};
+
+/* The sizes, and all that follows from them. */
+template <typename SIZES> struct half_fwd_shape : SIZES {
+    static constexpr int THREADS = 32 * SIZES::WARPS_M * SIZES::WARPS_N;
+    static constexpr int ROWS = 32 * SIZES::WARPS_M;
+    /* A warp's columns of scores and of outputs, both divided by 8. */
+    static constexpr int N = SIZES::HAS_ROWS ? 4 : SIZES::COLS / 8 / SIZES::WARPS_N;
+    static constexpr int N_OUT = SIZES::D / 8 / SIZES::WARPS_N;
+    static constexpr int ROWS_BYTES = ROWS * SIZES::D * 2;
+    static constexpr int COLS_BYTES = SIZES::COLS * SIZES::D * 2;
+    static constexpr int SCORES_BYTES = SIZES::WARPS_N == 2 ? ROWS * SIZES::COLS * 2 : 0;
+};
+
+/* The kernels of a padded head dimension. */
+template <int D> struct half_fwd_kinds;
+template <> struct half_fwd_kinds<64> {
+    using large = half_fwd_shape<half_fwd_large_d64>;
+    using small = half_fwd_shape<half_fwd_small_d64>;
+    using bias = half_fwd_shape<half_fwd_bias_d64>;
+};
+template <> struct half_fwd_kinds<128> {
+    using large = half_fwd_shape<half_fwd_large_d128>;
+    using small = half_fwd_shape<half_fwd_small_d128>;
+    using bias = half_fwd_shape<half_fwd_bias_d128>;
+};
+template <> struct half_fwd_kinds<256> {
+    using large = half_fwd_shape<half_fwd_small_d256>;
+    using small = half_fwd_shape<half_fwd_small_d256>;
+    using bias = half_fwd_shape<half_fwd_bias_d256>;
 };
 
 template <typename S> __host__ __device__ constexpr int fwd_bytes(int n_stages) {
@@ -43,7 +97,7 @@ template <typename S> __host__ __device__ constexpr int fwd_bytes(int n_stages) 
 }
 
 /* Scores of the warp's tile, with bias, zero for pairs that are not visible. */
-template <typename T, int D, bool HAS_BIAS, int N>
+template <typename T, bool HAS_BIAS, int N>
 __device__ static inline void fwd_finish(const half_job &job, const half_block &t,
                                          const half_range &seen_by, const half_tables *tables,
                                          int row, int col, float (*x)[N][4]) {
@@ -55,20 +109,20 @@ __device__ static inline void fwd_finish(const half_job &job, const half_block &
     }
 }
 
-template <typename T, int D, typename S>
+template <typename T, typename S>
 __device__ static inline void fwd_load(const half_job &job, const half_block &t,
                                        const half_matrix &m, char *to, int col) {
-    half_load<T, D, S::COLS, S::THREADS>(to, m, t.s.row_k + col, t.s.len_k - col, t.head,
-                                         job.copy_bytes);
+    half_load<T, S::D, S::COLS, S::THREADS>(to, m, t.s.row_k + col, t.s.len_k - col, t.head,
+                                            job.copy_bytes);
 }
 
 /* Starts the copies of keys and values; the values' stages follow the n_stages of keys. */
-template <typename T, int D, typename S>
+template <typename T, typename S>
 __device__ static inline void fwd_load_both(const half_job &job, const half_block &t, char *to,
                                             int col) {
-    half_load_two<T, D, S::COLS, S::THREADS>(to, job.n_stages * S::COLS_BYTES, job.k, job.v,
-                                             t.s.row_k + col, t.s.len_k - col, t.head,
-                                             job.copy_bytes);
+    half_load_two<T, S::D, S::COLS, S::THREADS>(to, job.n_stages * S::COLS_BYTES, job.k, job.v,
+                                                t.s.row_k + col, t.s.len_k - col, t.head,
+                                                job.copy_bytes);
 }
 
 /* Shared memory after the tiles; without a bias only its first members exist. */
@@ -95,11 +149,11 @@ __device__ static inline void fwd_add(float (*acc)[N_OUT][4], const float (*x)[N
  * scores of columns g, computes the SiLU of columns g - 1, and multiplies those of g - 2 with
  * the values, a quarter of each in turn, so that the tensor cores and the other units are busy
  * at the same time. */
-template <typename T, int D, typename S>
+template <typename T, typename S>
 __device__ static inline void fwd_roll(const uint32_t (*rows)[2][4], uint32_t keys, uint32_t values,
                                        float half_alpha, float (*acc)[S::N_OUT][4]) {
     constexpr int STEPS = S::COLS / 16;
-    static_assert(S::N_OUT == 8 && D == 64, "four quarters");
+    static_assert(S::N_OUT == 8 && S::D == 64, "four quarters");
     float x[2][2][2][4];
     uint32_t p[2][2][4];
 #pragma unroll
@@ -108,8 +162,8 @@ __device__ static inline void fwd_roll(const uint32_t (*rows)[2][4], uint32_t ke
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             if (g < STEPS)
-                half_add_scores<T, D>(x[g % 2], rows[k], keys + g * 16 * D * 2, (uint32_t)k);
-            if (g > 1) half_add_columns<T, 2>(acc, p[g % 2], values + (g - 2) * 16 * D * 2, k);
+                half_add_scores<T, S::D>(x[g % 2], rows[k], keys + g * 16 * S::D * 2, (uint32_t)k);
+            if (g > 1) half_add_columns<T, 2>(acc, p[g % 2], values + (g - 2) * 16 * S::D * 2, k);
             if (g < 1 || g > STEPS) continue;
 #pragma unroll
             for (int i = 2 * k; i < 2 * k + 2; i++)
@@ -120,7 +174,7 @@ __device__ static inline void fwd_roll(const uint32_t (*rows)[2][4], uint32_t ke
 }
 
 /* A warp's part of a tile of columns that starts at `col`: all columns at once ... */
-template <typename T, int D, bool HAS_BIAS, typename S>
+template <typename T, typename S>
 __device__ static inline void fwd_tile(const half_job &job, const fwd_extra *extra,
                                        const char *shared, const char *keys, const char *values,
                                        int col, float (*acc)[S::N_OUT][4]) {
@@ -129,24 +183,24 @@ __device__ static inline void fwd_tile(const half_job &job, const fwd_extra *ext
     const half_range &seen_by = extra->walk.warps[warp];
     if (col >= seen_by.end || col + S::COLS <= seen_by.begin) return;
     float x[2][S::N][4];
-    half_scores<T, D, S::N>(x, half_lane_a<D>(shared, 32 * warp, 0, lane),
-                            half_lane_b<D>(keys, 0, lane));
-    fwd_finish<T, D, HAS_BIAS>(job, t, seen_by, &extra->tables, t.first + 32 * warp, col, x);
-    fwd_add<T, D>(acc, x, half_lane_a<D>(values, 0, 0, lane), 0.5f * job.a.alpha);
+    half_scores<T, S::D, S::N>(x, half_lane_a<S::D>(shared, 32 * warp, 0, lane),
+                               half_lane_b<S::D>(keys, 0, lane));
+    fwd_finish<T, S::HAS_BIAS>(job, t, seen_by, &extra->tables, t.first + 32 * warp, col, x);
+    fwd_add<T, S::D>(acc, x, half_lane_a<S::D>(values, 0, 0, lane), 0.5f * job.a.alpha);
 }
 
 /* ... or, with rows in registers, 8 N columns at a time where some pairs are not visible. */
-template <typename T, int D, typename S>
+template <typename T, typename S>
 __device__ static inline void
 fwd_tile_rows(const half_job &job, const fwd_extra *extra, const uint32_t (*rows)[2][4],
               const char *keys, const char *values, int col, float (*acc)[S::N_OUT][4]) {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const half_block &t = extra->walk.block;
     const half_range &seen_by = extra->walk.warps[warp];
-    uint32_t b = half_lane_b<D>(keys, 0, lane), y = half_lane_a<D>(values, 0, 0, lane);
+    uint32_t b = half_lane_b<S::D>(keys, 0, lane), y = half_lane_a<S::D>(values, 0, 0, lane);
     float half_alpha = 0.5f * job.a.alpha;
     if (col >= seen_by.full_begin && col + S::COLS <= seen_by.full_end) {
-        fwd_roll<T, D, S>(rows, b, y, half_alpha, acc);
+        fwd_roll<T, S>(rows, b, y, half_alpha, acc);
         return;
     }
     int from = max((seen_by.begin - col) / (8 * S::N), 0) * 8 * S::N;
@@ -156,34 +210,34 @@ fwd_tile_rows(const half_job &job, const fwd_extra *extra, const uint32_t (*rows
         float x[2][S::N][4];
         half_clear<2>(x);
 #pragma unroll
-        for (uint32_t k = 0; k < D / 16; k++)
-            half_add_scores<T, D>(x, rows[k], b + c * D * 2, k);
-        fwd_finish<T, D, false>(job, t, seen_by, NULL, t.first + 32 * warp, col + c, x);
-        fwd_add<T, D>(acc, x, y + c * D * 2, half_alpha);
+        for (uint32_t k = 0; k < S::D / 16; k++)
+            half_add_scores<T, S::D>(x, rows[k], b + c * S::D * 2, k);
+        fwd_finish<T, S::HAS_BIAS>(job, t, seen_by, NULL, t.first + 32 * warp, col + c, x);
+        fwd_add<T, S::D>(acc, x, y + c * S::D * 2, half_alpha);
     }
 }
 
 /* A warp that has its rows to itself: D up to 128. */
-template <typename T, int D, bool HAS_BIAS, typename S>
+template <typename T, typename S>
 __device__ static inline void fwd_walk_alone(const half_job &job, const half_block &block,
                                              char *shared, const fwd_extra *extra, int warp,
                                              float (*acc)[S::N_OUT][4]) {
     const half_block &t = extra->walk.block;
     char *cols0 = shared + S::ROWS_BYTES, *cols1 = cols0 + job.n_stages * S::COLS_BYTES;
-    uint32_t row_parts[S::HAS_ROWS ? D / 16 : 1][2][4];
+    uint32_t row_parts[S::HAS_ROWS ? S::D / 16 : 1][2][4];
     int col = half_next<S::ROWS, S::COLS>(job, block, block.begin / S::COLS * S::COLS);
     cp_async_commit_group(); /* the rows */
-    if (col < block.end) fwd_load_both<T, D, S>(job, block, cols0, col);
+    if (col < block.end) fwd_load_both<T, S>(job, block, cols0, col);
     cp_async_commit_group();
     if constexpr (S::HAS_ROWS) {
         cp_async_wait_group<1>();
         __syncthreads();
-        uint32_t rows = half_lane_a<D>(shared, 32 * warp, 0);
+        uint32_t rows = half_lane_a<S::D>(shared, 32 * warp, 0);
 #pragma unroll
-        for (uint32_t k = 0; k < D / 16; k++)
+        for (uint32_t k = 0; k < S::D / 16; k++)
 #pragma unroll
             for (uint32_t m = 0; m < 2; m++)
-                ldmatrix_x4(row_parts[k][m], half_chunks(rows, k) + m * 16 * D * 2);
+                ldmatrix_x4(row_parts[k][m], half_chunks(rows, k) + m * 16 * S::D * 2);
     }
     half_clear<2>(acc);
     if (col >= block.end) return;
@@ -192,12 +246,12 @@ __device__ static inline void fwd_walk_alone(const half_job &job, const half_blo
         cp_async_wait_group<0>();
         __syncthreads();
         int next = half_next<S::ROWS, S::COLS>(job, t, col + S::COLS);
-        if (next < t.end) fwd_load_both<T, D, S>(job, t, cols0 + (slot ^ S::COLS_BYTES), next);
+        if (next < t.end) fwd_load_both<T, S>(job, t, cols0 + (slot ^ S::COLS_BYTES), next);
         cp_async_commit_group();
         if constexpr (S::HAS_ROWS)
-            fwd_tile_rows<T, D, S>(job, extra, row_parts, cols0 + slot, cols1 + slot, col, acc);
+            fwd_tile_rows<T, S>(job, extra, row_parts, cols0 + slot, cols1 + slot, col, acc);
         else
-            fwd_tile<T, D, HAS_BIAS, S>(job, extra, shared, cols0 + slot, cols1 + slot, col, acc);
+            fwd_tile<T, S>(job, extra, shared, cols0 + slot, cols1 + slot, col, acc);
         col = next;
         slot ^= S::COLS_BYTES;
     } while (col < t.end);
@@ -205,13 +259,13 @@ __device__ static inline void fwd_walk_alone(const half_job &job, const half_blo
 
 /* The product of the scores in `scores` with the values and, between its instructions, the SiLU of
  * the next scores into `next_scores`: 8 columns of them with each 16 columns of the product. */
-template <typename T, int D, typename S, bool HAS_SCORES>
+template <typename T, typename S, bool HAS_SCORES>
 __device__ static inline void fwd_product(const char *scores, char *next_scores, const char *cols,
                                           int warp_m, int warp_n, float half_alpha,
                                           float (*x)[S::N][4], float (*acc)[S::N_OUT][4]) {
     static_assert(S::N == S::COLS / 16 && S::N_OUT == 16, "one SiLU for each 16 columns of output");
     uint32_t a = half_lane_a<S::COLS>(scores, 32 * warp_m, 0);
-    uint32_t b = half_lane_a<D>(cols, 0, S::N_OUT * warp_n);
+    uint32_t b = half_lane_a<S::D>(cols, 0, S::N_OUT * warp_n);
 #pragma unroll
     for (int k = 0; k < S::N; k++) {
         uint32_t p[2][4], next[4];
@@ -219,7 +273,7 @@ __device__ static inline void fwd_product(const char *scores, char *next_scores,
         if (HAS_SCORES) ldmatrix_x4(p[1], half_chunks(a, k) + 16 * S::COLS * 2);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            if (HAS_SCORES) half_add_columns<T, 2>(acc, p, b + k * 16 * D * 2, n);
+            if (HAS_SCORES) half_add_columns<T, 2>(acc, p, b + k * 16 * S::D * 2, n);
             if (n % 2 == 0) next[n / 2] = half_weights<T>(&x[n / 4][k][n % 4], half_alpha);
         }
         half_put<S::COLS>(next_scores, 32 * warp_m, S::N * warp_n + k, next);
@@ -229,7 +283,7 @@ __device__ static inline void fwd_product(const char *scores, char *next_scores,
 /* D = 256: two warps share their rows.  Step i computes the scores of tile i and the product of
  * tile i - 1.  There is room for one tile of keys and one of values: the next keys are loaded while
  * the product runs, the next values while the scores of the next tile are computed. */
-template <typename T, int D, bool HAS_BIAS, typename S>
+template <typename T, typename S>
 __device__ static inline void fwd_walk_paired(const half_job &job, const half_block &block,
                                               char *shared, const fwd_extra *extra, int warp,
                                               float (*acc)[S::N_OUT][4]) {
@@ -238,13 +292,13 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
     char *scores = values + S::COLS_BYTES;
     int warp_m = warp % S::WARPS_M, warp_n = warp / S::WARPS_M;
     int end = block.end, row = block.first + 32 * warp_m;
-    uint32_t rows = half_lane_a<D>(shared, 32 * warp_m, 0);
+    uint32_t rows = half_lane_a<S::D>(shared, 32 * warp_m, 0);
     float half_alpha = 0.5f * job.a.alpha;
     float x[2][S::N][4] = {};
     int col = half_next<S::ROWS, S::COLS>(job, block, block.begin / S::COLS * S::COLS);
     half_clear<2>(acc);
     if (col >= end) return;
-    fwd_load<T, D, S>(job, block, job.k, keys, col);
+    fwd_load<T, S>(job, block, job.k, keys, col);
     cp_async_commit_group();
     cp_async_wait_group<0>();
     __syncthreads();
@@ -253,50 +307,48 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
         int next = is_last ? col : half_next<S::ROWS, S::COLS>(job, t, col + S::COLS);
         int own = col + 8 * S::N * warp_n;
         if (!is_last) {
-            half_scores<T, D, S::N>(x, rows, half_lane_b<D>(keys, 8 * S::N * warp_n));
-            fwd_finish<T, D, HAS_BIAS>(job, t, extra->walk.warps[warp], &extra->tables, row, own,
+            half_scores<T, S::D, S::N>(x, rows, half_lane_b<S::D>(keys, 8 * S::N * warp_n));
+            fwd_finish<T, S::HAS_BIAS>(job, t, extra->walk.warps[warp], &extra->tables, row, own,
                                        x);
         }
         cp_async_wait_group<0>();
         __syncthreads(); /* the values of the previous tile have arrived, the keys have been read */
-        if (next < end) fwd_load<T, D, S>(job, t, job.k, keys, next);
+        if (next < end) fwd_load<T, S>(job, t, job.k, keys, next);
         cp_async_commit_group();
         char *to = scores + i % 2 * S::SCORES_BYTES, *from = scores + (i + 1) % 2 * S::SCORES_BYTES;
         if (i > 0)
-            fwd_product<T, D, S, true>(from, to, values, warp_m, warp_n, half_alpha, x, acc);
+            fwd_product<T, S, true>(from, to, values, warp_m, warp_n, half_alpha, x, acc);
         else
-            fwd_product<T, D, S, false>(from, to, values, warp_m, warp_n, half_alpha, x, acc);
+            fwd_product<T, S, false>(from, to, values, warp_m, warp_n, half_alpha, x, acc);
         if (is_last) break;
         cp_async_wait_group<0>();
         __syncthreads(); /* keys and scores have arrived, the values have been read */
-        fwd_load<T, D, S>(job, t, job.v, values, col);
+        fwd_load<T, S>(job, t, job.v, values, col);
         cp_async_commit_group();
         col = next;
     }
 }
 
-template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
-__global__ void __launch_bounds__((fwd_shape<D, HAS_BIAS, IS_SMALL>::THREADS),
-                                  (fwd_shape<D, HAS_BIAS, IS_SMALL>::BLOCKS))
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attn_fwd_sm80_kernel(const __grid_constant__ half_job job) {
-    using S = fwd_shape<D, HAS_BIAS, IS_SMALL>;
     extern __shared__ __align__(1024) char shared[];
     fwd_extra *extra = (fwd_extra *)(shared + fwd_bytes<S>(job.n_stages));
     int warp = (int)threadIdx.x / 32, warp_m = warp % S::WARPS_M;
     half_block t = half_block_of(job, S::ROWS, true);
     if (t.first >= t.s.len_q) return;
-    half_load<T, D, S::ROWS, S::THREADS>(shared, job.q, t.s.row_q + t.first, t.s.len_q - t.first,
-                                         t.head, job.copy_bytes);
+    half_load<T, S::D, S::ROWS, S::THREADS>(shared, job.q, t.s.row_q + t.first, t.s.len_q - t.first,
+                                            t.head, job.copy_bytes);
     half_range range = half_range_of(job.a, t.s, t.first, S::ROWS);
     t.begin = range.begin;
     t.end = range.end;
     half_walk_put(&extra->walk, t, half_range_of(job.a, t.s, t.first + 32 * warp_m, 32));
-    if (HAS_BIAS) half_tables_load(job, &extra->tables);
+    if (S::HAS_BIAS) half_tables_load(job, &extra->tables);
     float acc[2][S::N_OUT][4];
     if constexpr (S::WARPS_N == 1)
-        fwd_walk_alone<T, D, HAS_BIAS, S>(job, t, shared, extra, warp, acc);
+        fwd_walk_alone<T, S>(job, t, shared, extra, warp, acc);
     else
-        fwd_walk_paired<T, D, HAS_BIAS, S>(job, t, shared, extra, warp, acc);
+        fwd_walk_paired<T, S>(job, t, shared, extra, warp, acc);
     __syncthreads(); /* where there were no tiles, the first one */
     const half_block &own = extra->walk.block;
     warp = (int)(thread_index() / 32);
@@ -305,16 +357,14 @@ __global__ void __launch_bounds__((fwd_shape<D, HAS_BIAS, IS_SMALL>::THREADS),
 }
 
 /* With one tile of columns one stage is enough, and leaves room for more blocks. */
-template <typename T, int D, bool HAS_BIAS, bool IS_SMALL>
-static status launch(backend *be, half_job job) {
-    using S = fwd_shape<D, HAS_BIAS, IS_SMALL>;
-    job.n_stages = D < 256 && job.a.max_len_k <= S::COLS ? 1 : S::STAGES;
-    size_t bytes = fwd_bytes<S>(job.n_stages) + (HAS_BIAS ? sizeof(fwd_extra) : sizeof(half_walk));
+template <typename T, typename S> static status launch(backend *be, half_job job) {
+    job.n_stages = job.a.max_len_k <= S::COLS ? 1 : S::STAGES;
+    size_t extra_bytes = S::HAS_BIAS ? sizeof(fwd_extra) : sizeof(half_walk);
+    size_t bytes = fwd_bytes<S>(job.n_stages) + extra_bytes;
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>), bytes));
-    attn_fwd_sm80_kernel<T, D, HAS_BIAS, IS_SMALL>
-        <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm80_kernel<T, S>), bytes));
+    attn_fwd_sm80_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
     return cuda_launched("the attention");
 }
 
@@ -322,13 +372,13 @@ static status launch(backend *be, half_job job) {
  * 512 on, small ones 1.1 to 2 times at 200 and 50.  At D = 256 small ones are faster everywhere but
  * on full sequences of 4096, where they lose 2 %. */
 template <typename T, int D> static status choose(backend *be, const half_job *job) {
-    using S = fwd_shape<D, false, true>;
+    using kinds = half_fwd_kinds<D>;
+    using small = typename kinds::small;
     int max_bytes = cuda_of(be)->max_block_shared - (int)sizeof(half_walk);
-    if (job->a.bias != BIAS_NONE || max_bytes < fwd_bytes<S>(S::STAGES))
-        return launch<T, D, true, true>(be, *job);
-    if constexpr (D < 256)
-        if (job->a.max_len_q > 256) return launch<T, D, false, false>(be, *job);
-    return launch<T, D, false, true>(be, *job);
+    if (job->a.bias != BIAS_NONE || max_bytes < fwd_bytes<small>(small::STAGES))
+        return launch<T, typename kinds::bias>(be, *job);
+    if (job->a.max_len_q > 256) return launch<T, typename kinds::large>(be, *job);
+    return launch<T, small>(be, *job);
 }
 
 status cuda_attn_sm80_fwd(backend *be, const attn_args *a) {
