@@ -100,7 +100,8 @@ static status resolve(gin_config *g, gin_value *v, int level) {
     return OK;
 }
 
-/* A forgotten class reads as a macro: `num_layers = 4` would otherwise be lost in silence. */
+/* `num_layers = 4`, with its class forgotten, is the definition of a macro.  Without this warning
+ * such a line would have no effect, and nobody would notice. */
 static void warn_unused_macros(const gin_config *g) {
     char place[512];
     for (size_t i = 0; i < g->n_bindings; i++) {

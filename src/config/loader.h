@@ -19,7 +19,8 @@ bool config_class_is_active(const config *c, const option_class *class_);
  * two values are ERR_CONFIG naming both places. */
 status loader_find(loader *l, const option *o, const gin_binding **out, const option **spelling);
 
-/* Stores a bound value, by the rules of the target and under the spelling used. */
+/* Checks a bound value by the rules of `target` and stores it; errors name the spelling that the
+ * file used. */
 status loader_store(loader *l, const option *target, const option *spelling, const gin_value *v,
                     void *member);
 

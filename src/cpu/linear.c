@@ -155,8 +155,8 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* One part (rows, columns) of dW, which has the layout of W, summed over rows `over` of x and dz.
- * In both layouts it is left^T right: (x, dz) or (dz, x). */
+/* Part p (rows, columns) of dW, summed over rows `over` of x and dz.  dW has the layout of W: it is
+ * x^T dz or, where W is transposed, dz^T x; both are left^T right here. */
 static status product_over_rows(const linear_job *job, cpu_range over, part p, bool adds, float *to,
                                 int worker) {
     const linear_args *a = job->a;

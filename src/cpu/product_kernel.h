@@ -4,7 +4,7 @@
  *   VECTORS, LANES         width of a panel in vectors, and of a vector in floats
  *   vector                 the type of a vector; load(p), store(p, x) anywhere in an array
  *   fma_all(x, s, sum)     x * s + sum for a vector x and a number s
- *   BY_LANE                1 where fma_all takes a number best out of a vector, else 0
+ *   BY_LANE                1 if fma_all is fastest with s from a lane of a vector, else 0
  * and gets TILES, the members packed and direct of a product_isa.
  *
  * A tile holds rows x width sums in registers.  For each k it loads `width` vectors of B and

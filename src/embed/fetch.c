@@ -122,8 +122,8 @@ bool embed_has_admission(const embed_table *t) {
     return c->admit_count > 1 || (c->admit_rate > 0 && c->admit_rate < 1);
 }
 
-/* How often key u of the batch was used: the caller's count, else its repeats in the batch, whose
- * groups begin at h.list_of. */
+/* How often key u of the batch was used: the caller's count or, without one, how often it occurs
+ * in the batch.  Its places are group u, which begins at h.list_of[u]. */
 static uint32_t uses_of(const embed_table *t, const embed_bring *bring, int64_t u) {
     const int32_t *begin = t->h.list_of;
     int64_t end = u + 1 < t->batch.n_unique ? begin[u + 1] : t->batch.n;

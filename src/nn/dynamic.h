@@ -31,7 +31,8 @@ typedef struct dynamic_table {
     int n_features;              /* of the owner */
     uint64_t key_tag;            /* the key of a row is the id with these bits set */
     int32_t feature;             /* number of the contextual feature, or ITEM_FEATURE */
-    int32_t first, last; /* ids of the data, 1..V or 0..n-1; numbers in a batch start at first */
+    int32_t first, last; /* ids in the data: items 1..V, values of a feature 0..n-1.  In a batch the
+                            distinct ids are numbered from `first` on */
     int32_t max_rows;    /* different ids of a step, at most */
     int32_t dim;
     embed_table *table;

@@ -76,8 +76,8 @@ init_rule input_table_rule(int32_t feature);
 
 status input_add_params(input *in, const input_config *c, param_list *params);
 
-/* Gradients of the tables, and marks of their rows where the config has them; does nothing the
- * second time. */
+/* Allocates the gradients of the tables and, where the config asks for them, the marks of touched
+ * rows; does nothing the second time. */
 status input_alloc_grads(input *in, nn_memory *memory);
 status input_alloc(input_acts *a, const input *in, const nn_room *room);
 

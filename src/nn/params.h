@@ -71,7 +71,8 @@ typedef struct param_list {
     nn_memory *memory;
     param *item;     /* (n), room for capacity; they never move, so others point at them */
     init_rule *rule; /* (n) */
-    uint32_t *draw;  /* (n): number of a parameter for its first values, skipped ones included */
+    uint32_t *draw;  /* (n): the counter with which the first values are drawn: the number of the
+                        parameter, those of param_leave_out counted too */
     int n, capacity;
     uint32_t n_draws;
     int64_t n_numbers;

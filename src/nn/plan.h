@@ -76,8 +76,8 @@ typedef struct plan_request {
     plan_purpose purpose;
     uint32_t step;
     float grad_scale;
-    const int32_t
-        *start; /* host (B): tokens before the first one that are not in the batch; or NULL */
+    const int32_t *start; /* host (B): how many tokens of the sequence come before its first one in
+                             the batch; or NULL */
     /* Retrieval, host (V), by item - 1, or NULL: items that a dynamic table has no row for, so that
      * nothing can be learnt from them as labels. */
     const uint8_t *has_no_row;

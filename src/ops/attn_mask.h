@@ -137,9 +137,10 @@ MASK_FN bool attn_row_sees(const attn_args *a, const attn_sequence *s, const att
     return sees;
 }
 
-/* The queries that see a key, as places among the keys: queries that see it by the window and the
- * groups of targets are contiguous (`own`), and so are the contexts before them.  Not for func;
- * windows and groups must not be longer than the longest sequence. */
+/* The queries that see a key; a query is given by the position of its token among the keys.  Those
+ * that see it by the window or as targets of its group are contiguous (`own`), and so are the
+ * contextual tokens before them (`contexts`).  Not for func; windows and groups must not be longer
+ * than the longest sequence. */
 typedef struct attn_key_mask {
     attn_span contexts, own;
 } attn_key_mask;

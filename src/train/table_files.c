@@ -458,7 +458,8 @@ static status replace_tables(import_job *job, const name_list *l, const char *ol
     return st;
 }
 
-/* Keeps the run of RUN/checkpoints/step-N for this process, and removes what killed ones left. */
+/* Locks the run that the checkpoint RUN/checkpoints/step-N belongs to, and removes what killed
+ * processes left in it. */
 static status keep_run(const char *folder, int *lock) {
     char run[CHECKPOINT_PATH_BYTES];
     snprintf(run, sizeof run, "%s", folder);

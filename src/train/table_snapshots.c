@@ -69,8 +69,8 @@ static status write_tables(table_snapshots *s, const char *folder) {
     return OK;
 }
 
-/* A batch that comes next is stamped with this step until its update, so the next snapshot begins
- * with the step itself, not after it. */
+/* The next snapshot begins with the current step, not after it: rows that the next batch fetches
+ * are stamped with the current step until their update. */
 static void remember_steps(table_snapshots *s) {
     for (int i = 0; i < s->tables->n; i++) {
         s->since[i] = embed_step(s->tables->item[i].table);

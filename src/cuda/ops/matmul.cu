@@ -101,8 +101,9 @@ static int64_t round_up(int64_t n) {
     return (n + unit - 1) / unit * unit;
 }
 
-/* The rounded shape for the query. m may be rounded where a is row-major, k where k counts the
- * stored rows of both matrices: then no row length depends on it. */
+/* The rounded shape for the query of algorithms.  Only a dimension that counts stored rows may be
+ * rounded, since row lengths must stay: m if a is not transposed, k if it counts the rows of both a
+ * and b. */
 static cuda_product rounded(const cuda_product *p) {
     cuda_product r = *p;
     if (!p->is_a_transposed) r.m = round_up(p->m);

@@ -491,8 +491,8 @@ __device__ static inline unsigned queries_see(const attn_args &a, const attn_seq
     return seen;
 }
 
-/* The range of columns, in a tile of COLUMNS keys from j0 on, whose squares the warp must
- * process. */
+/* The range of columns, in a tile of COLUMNS keys from j0 on, that the warp must process, in
+ * multiples of 16. */
 template <int COLUMNS>
 __device__ static inline void queries_squares(const f32_queries &q, int j0, int *begin, int *end) {
     *begin = max(q.begin - j0, 0) / 16 * 16;

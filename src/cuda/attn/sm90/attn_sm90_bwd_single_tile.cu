@@ -24,7 +24,8 @@ typedef struct one_room {
     char *queries, *keys, *values, *douts, *ds;
 } one_room;
 
-/* Lists the block's pairs of sequence and head, PAIRS at most; by its first warp. */
+/* Lists the block's pairs of sequence and head, PAIRS at most.  The first warp calls
+ * this. */
 template <typename S>
 __device__ static inline void one_list(const attn_args &a, int n_pairs, one_end<S> *e) {
     int lane = (int)threadIdx.x, n = (int)blockIdx.x + lane * (int)gridDim.x;
