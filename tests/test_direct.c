@@ -163,6 +163,7 @@ static status count_copy(backend *be, void *to_host, const void *from, size_t by
 static void check_no_wait(int64_t level1) {
     pair p = {.random = 3};
     embed_config c = config_of(POLICY_LFU, 8 * TABLE_SLOTS, level1);
+    c.admit_count = 1, c.admit_rate = 1; /* every key is admitted, as without admission */
     embed_step_args args = {.lr = 0.1f, .eps = 1e-6f, .step = 1};
     const embed_batch *b;
     CHECK_OK(test_real_backend(&p.be, NULL));

@@ -68,9 +68,9 @@ static const peer_row *find(const attn_shape *s, attn_timing how) {
     return NULL;
 }
 
-/* The printed figure has one digit where sequences are short.  Then the time says more: lengths
- * uniform in 1..S have a mean square of (2 S + 1) / 3 times their mean.  So this computes the
- * figure from the time, within what the rounding of the printed one allows. */
+/* For short sequences the printed TFLOP/s have one digit, so the time is more precise.  This
+ * computes the figure from the time (lengths uniform in 1..S have a mean square of (2 S + 1) / 3
+ * times their mean), and clamps it to the values that round to the printed figure. */
 double attn_peer_tflops(const attn_shape *s, attn_peer peer, attn_timing how, attn_pass pass) {
     const peer_row *r = find(s, how);
     if (r == NULL) return NAN;

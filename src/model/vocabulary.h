@@ -27,8 +27,9 @@ status vocabulary_save(const char *path, const char *previous, const seq_file *d
  * of older versions.  seq_file_close closes it. */
 status vocabulary_open(seq_file **out, const char *folder, pool *p);
 
-/* Whether both are the same.  By the checksums of their columns, which were verified when the files
- * were opened: nothing is read.  Titles: or the vocabulary has none. */
+/* Whether both have the same items, titles (true also if the vocabulary has none) or contextual
+ * values.  Compares the checksums of the columns, which were verified when the files were opened,
+ * so nothing is read. */
 bool vocabulary_has_same_items(const seq_file *vocabulary, const seq_file *data);
 bool vocabulary_has_same_titles(const seq_file *vocabulary, const seq_file *data);
 bool vocabulary_has_same_context(const seq_file *vocabulary, const seq_file *data);

@@ -38,9 +38,9 @@ status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n
 status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                        int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
 
-/* A tensor map of four dimensions, so that a box of `box_rows` rows is grains of 8 rows, each with
- * all `dim` columns of a head: in a grain part z of the rows follows part z - 1.  A box must not
- * reach beyond the last row. */
+/* A tensor map of four dimensions.  A box of `box_rows` rows arrives as grains of 8 rows, each with
+ * all `dim` columns of a head; within a grain the parts of 64 columns follow each other.  A box
+ * must not reach beyond the last row. */
 status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                         int64_t n_columns, int64_t stride, int box_rows, int dim);
 
