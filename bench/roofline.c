@@ -2,9 +2,9 @@
  * DIR/attention-D.svg, one for each head dim D of the field's table.
  *
  * A picture has two panels, forward and backward, on logarithmic axes: FLOPs for each byte that a
- * pass must move (every array once), and FLOP/s.  Above lie the two roofs: what memory and a large
- * matrix product allow.  Points are ours and those of NVIDIA's two kernels, a column for each
- * length.  Replayed calls are drawn where all rows have them, else plain ones. */
+ * pass must move (every array once), and FLOP/s.  The two lines above are the roofs: what memory
+ * and a large matrix product allow.  Points are ours and those of NVIDIA's two kernels, a column
+ * for each length.  Replayed calls are drawn where all rows have them, else plain ones. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

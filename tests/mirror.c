@@ -75,7 +75,7 @@ static status lay_out(mirror *m) {
         bool is_inside = end != NULL && p->host < end && p_end > p->host;
         if (is_inside &&
             (last->size != size_below(m, p->kind) || last->host_size != host_size(p->kind)))
-            return fail(ERR_USAGE, "%s lies in memory of another type", p->name);
+            return fail(ERR_USAGE, "%s is in memory of another type", p->name);
         if (!is_inside) {
             last = &m->region[m->n_regions++];
             *last = (mirror_region){

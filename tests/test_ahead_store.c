@@ -73,7 +73,7 @@ TEST(ahead_store_reads_a_key_once) {
 }
 
 /* What the thread could not read is told once, by the next get. */
-TEST(ahead_store_tells_the_threads_trouble) {
+TEST(ahead_store_reports_a_failure_of_its_thread) {
     counted_store below = {.fails = true};
     embed_store *s = open_over(&below);
     CHECK_OK(s->ask(s, 1, keys));

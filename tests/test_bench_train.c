@@ -36,7 +36,7 @@ TEST(bench_train_as_json) {
     arena a;
     const json_value *v;
     double x;
-    const char *line = strchr(text, '{'); /* behind the notes */
+    const char *line = strchr(text, '{'); /* after the notes */
     CHECK(line != NULL);
     arena_init(&a, 4096);
     CHECK_OK(json_parse(&a, "text", line, strlen(line), &v));

@@ -353,7 +353,7 @@ static void check_damage(toy *b, const char *folder, const char *name, bool cuts
     CHECK_OK(checkpoint_load(&b->c, folder));
 }
 
-/* Every first digit, and nothing else behind "step-". */
+/* Any first digit is allowed after "step-", and nothing but digits. */
 TEST(checkpoint_step_of_a_name) {
     CHECK_EQ(checkpoint_step_of("step-00000012"), 12);
     CHECK_EQ(checkpoint_step_of("step-00000000"), 0);

@@ -8,7 +8,7 @@
 static const char lfu[] = "movies/DynamicEmbeddingArgs.evict_strategy='lfu'";
 static const char small_device[] = "movies/DynamicEmbeddingArgs.item_vocab_gpu_capacity=128";
 
-TEST(dynamic_tables_learn_and_tell) {
+TEST(dynamic_tables_learn_and_log_their_counts) {
     table_run r = {.n_threads = 2};
     CHECK_OK(train(&r, "one", 1, 0, false));
     double first = r.loss;

@@ -209,7 +209,7 @@ TEST(logits_loss_against_double) {
 }
 
 /* Rows with a negative label only fill the batch up. */
-TEST(logits_loss_of_filling_rows) {
+TEST(logits_loss_of_padding_rows) {
     static const float grad_scale = 1;
     test_backends t;
     float logits[] = {1, 2, 3, 4, 5, 6}, losses[6], dlogits[6];

@@ -422,7 +422,7 @@ TEST(computing_again_gives_the_same_bits) {
 }
 
 /* A batch that is padded to a whole bucket has the same losses and gradients. */
-TEST(filling_a_batch_up_changes_nothing) {
+TEST(padding_a_batch_changes_nothing) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;
         toy_batch b;

@@ -67,7 +67,7 @@ TEST(rocks_store_remembers) {
 }
 
 #ifdef HSTU_HAS_ROCKSDB
-/* A row of another length is none of the table's, whatever stands behind it. */
+/* A stored value of another length is not a row of this table, and is refused. */
 TEST(rocks_store_refuses_rows_of_another_length) {
     const uint64_t keys[] = {5, 6};
     uint64_t scores[2] = {0};

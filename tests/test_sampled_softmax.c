@@ -248,7 +248,7 @@ TEST(sampled_softmax_masks_collisions) {
 }
 
 /* Rows without a positive only fill the batch up. */
-TEST(sampled_softmax_of_filling_rows) {
+TEST(sampled_softmax_of_padding_rows) {
     problem p = random_problem(41, 40, 12, 10, 30);
     int32_t *positive = (int32_t *)(uintptr_t)p.a.positive;
     for (int i = 0; i < 40; i += 3)

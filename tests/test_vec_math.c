@@ -2,7 +2,7 @@
 
 #include "cpu/vec.h"
 
-/* Of a number, and the same of a vector. */
+/* exp of a number; checks that the vector version gives the same bits. */
 static float exp_of(float x) {
     float one = vec_exp(x), all = vecs_exp(vec_all(x))[VEC - 1];
     if (one != all && !isnan(x))

@@ -113,7 +113,7 @@ explain() {
         echo "  A compiler kept elsewhere: put it on PATH."
         return 1
     fi
-    echo "  Going on without; what stands behind each is lost:"
+    echo "  Going on without them; each one missing costs:"
     for line in "${lines[@]}"; do
         echo "    ${line/ optional / }"
     done

@@ -281,10 +281,10 @@ static status find_columns(seqs_reader *r, const csv_field *fields) {
     r->column[ROLE_ACTION] = find_column(fields, n, q->action_col, action_names, -1);
     r->column[ROLE_TIME] = has_time ? find_column(fields, n, q->time_col, time_names, -1) : -1;
     /* The item column may have any name; in our own files it follows the user column. */
-    int behind = r->column[ROLE_USER] + 1;
-    bool is_free = behind > 0 && behind < n && behind != r->column[ROLE_ACTION] &&
-                   behind != r->column[ROLE_TIME];
-    r->column[ROLE_ITEM] = find_column(fields, n, q->item_col, item_names, is_free ? behind : -1);
+    int next = r->column[ROLE_USER] + 1;
+    bool is_free =
+        next > 0 && next < n && next != r->column[ROLE_ACTION] && next != r->column[ROLE_TIME];
+    r->column[ROLE_ITEM] = find_column(fields, n, q->item_col, item_names, is_free ? next : -1);
     TRY(need_column(r, ROLE_USER, q->user_col, "user_id", "--user-col"));
     TRY(need_column(r, ROLE_ITEM, q->item_col, "movie_id", "--item-col"));
     if (q->action_col != NULL) TRY(need_column(r, ROLE_ACTION, q->action_col, "", "--action-col"));

@@ -91,8 +91,8 @@ static inline uint64_t seq_whole_begin(const seq_file *s, uint64_t user) {
     return s->gaps != NULL ? s->gaps->offsets[user] : s->offsets[user];
 }
 
-/* The row here of a row of the whole data: of the next event that is kept, where that one is not.
- */
+/* The row, in this view, of a row of the whole data; if that event is not in the view, the row of
+ * the next one that is. */
 static inline uint64_t seq_row(const seq_file *s, uint64_t whole) {
     if (s->gaps == NULL) return whole;
     uint64_t below = ((uint64_t)1 << whole % 64) - 1;

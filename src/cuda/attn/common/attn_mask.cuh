@@ -18,7 +18,7 @@ template <int N> __device__ static inline uint32_t attn_bits_below(int limit) {
     return (1u << attn_columns_below<N>(limit)) - 1;
 }
 
-/* The same of columns first .. end - 1. */
+/* Bit 2 n + e: the thread's column 8 n + e is in first .. end - 1. */
 template <int N> __device__ static inline uint32_t attn_bits_between(int first, int end) {
     return attn_bits_below<N>(end) & ~attn_bits_below<N>(first);
 }

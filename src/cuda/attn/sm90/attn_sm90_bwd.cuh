@@ -11,8 +11,8 @@
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
 enum { QUERIES = 64, DS_ROW = 2 * QUERIES }; /* rows of a tile of queries; bytes of a key's row */
-enum { ANEW_ROWS = 128 };        /* query rows of a tile in the kernel that recomputes dq ... */
-enum { ANEW_ROWS_BIAS_64 = 64 }; /* ... and with a bias, up to head dimension 64 */
+enum { DQ_ROWS = 128 };        /* query rows of a tile in the kernel that recomputes dq ... */
+enum { DQ_ROWS_BIAS_64 = 64 }; /* ... and with a bias, up to head dimension 64 */
 
 typedef struct bwd_maps {
     CUtensorMap q, k, v, dout;

@@ -39,7 +39,7 @@ __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t se
 /* The buffer of a tile's values is free as soon as dp is computed, so that one stage is enough;
  * keys are needed to the end of the tile. */
 template <int D> struct q_shape {
-    static constexpr int ROWS = ANEW_ROWS, KEYS = 64, THREADS = 3 * GROUP;
+    static constexpr int ROWS = DQ_ROWS, KEYS = 64, THREADS = 3 * GROUP;
     static constexpr int OWN = ROWS * D * 2, TILE = KEYS * D * 2;
     static constexpr int BYTES = 2 * OWN + (STAGES + 1) * TILE + 1024;
 };

@@ -393,8 +393,7 @@ template <attn_bias BIAS_> struct dq_bias_d128 : dq_bias_sizes<BIAS_> {
 template <typename T, attn_bias BIAS> static status choose(backend *be, const bwd_job *job) {
     using low = fwd_shape<dq_bias_d64<BIAS>>;
     using high = fwd_shape<dq_bias_d128<BIAS>>;
-    static_assert(low::ROWS == ANEW_ROWS_BIAS_64 && high::ROWS == ANEW_ROWS,
-                  "tiles of bwd_prepare");
+    static_assert(low::ROWS == DQ_ROWS_BIAS_64 && high::ROWS == DQ_ROWS, "tiles of bwd_prepare");
     if (job->a.dim_qk == 32) return launch<T, fwd_shape<dq_bias_d32<BIAS>>>(be, job);
     return job->a.dim_qk == 64 ? launch<T, low>(be, job) : launch<T, high>(be, job);
 }

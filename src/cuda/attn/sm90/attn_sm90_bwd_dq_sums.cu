@@ -83,7 +83,7 @@ static size_t sums_bytes(const bwd_job *job, int64_t n_blocks) {
 
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job) {
     cudaStream_t stream = cuda_of(be)->stream;
-    attn_tiles *anew = &job->query_tiles;
+    attn_tiles *dq_tiles = &job->query_tiles;
     void *room = NULL;
     memset(job, 0, sizeof *job);
     job->a = bwd_shorten(a);
@@ -93,26 +93,26 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     job->n_keys = n_keys;
     job->n_tiles = (int)cuda_div_up(a->max_len_q, QUERIES);
     job->n_pairs = a->n_sequences * a->n_heads;
-    int rows = a->bias != BIAS_NONE && a->dim_qk <= 64 ? (int)ANEW_ROWS_BIAS_64 : (int)ANEW_ROWS;
-    *anew = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, rows, a->max_len_k,
-                       2 * a->dim_qk * 2);
+    int rows = a->bias != BIAS_NONE && a->dim_qk <= 64 ? (int)DQ_ROWS_BIAS_64 : (int)DQ_ROWS;
+    *dq_tiles = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, rows, a->max_len_k,
+                           2 * a->dim_qk * 2);
     TRY(bwd_make_maps(be, a, QUERIES, &job->maps));
     TRY(sm90a_bias_source(be, a, &job->bias));
     bool has_plan = plan_work(be, a, job, n_blocks);
     bool has_cells = a->bias == BIAS_TIME && a->dposition_w != NULL;
-    bool has_anew = !job->has_dq && tiles_wants_plan(anew, a->max_len_q, a->n_rows_q);
+    bool has_dq_plan = !job->has_dq && tiles_wants_plan(dq_tiles, a->max_len_q, a->n_rows_q);
     size_t bytes = job->has_dq ? sums_bytes(job, *n_blocks) : 0;
     size_t plan_bytes = has_plan ? tiles_plan_bytes(&job->tiles) : 0;
-    size_t anew_bytes = has_anew ? tiles_plan_bytes(anew) : 0;
+    size_t dq_plan_bytes = has_dq_plan ? tiles_plan_bytes(dq_tiles) : 0;
     size_t cells_bytes = has_cells ? cuda_align(bias_cells_bytes(a)) : 0;
-    TRY(cuda_scratch(be, bytes + plan_bytes + anew_bytes + cells_bytes, &room));
+    TRY(cuda_scratch(be, bytes + plan_bytes + dq_plan_bytes + cells_bytes, &room));
     job->sums = (float *)room;
     if (has_cells) {
-        job->cells = (unsigned long long *)((char *)room + bytes + plan_bytes + anew_bytes);
+        job->cells = (unsigned long long *)((char *)room + bytes + plan_bytes + dq_plan_bytes);
         CUDA_TRY(cudaMemsetAsync(job->cells, 0, cells_bytes, stream));
     }
     if (has_plan) TRY(tiles_plan(&job->tiles, (char *)room + bytes, stream));
-    if (has_anew) TRY(tiles_plan(anew, (char *)room + bytes + plan_bytes, stream));
+    if (has_dq_plan) TRY(tiles_plan(dq_tiles, (char *)room + bytes + plan_bytes, stream));
     if (!job->is_whole && bytes > 0) CUDA_TRY(cudaMemsetAsync(room, 0, bytes, stream));
     return OK;
 }

@@ -6,9 +6,9 @@
  * - One warpgroup a block, two blocks a multiprocessor, for short sequences at head dimensions 32
  * and 64, and for biases at these dimensions: while one block waits the other computes.
  * - Else two warpgroups: they share the tiles of queries and halve the additions to dq.  Each
- * computes half of the columns of dq (head dimensions up to 64: every second tile), one tile behind
- * the scores, so that neither waits for the other. Bound by the tensor cores, with short sequences
- * by latency; with a bias see attn_sm90_bias.cuh. */
+ * computes half of the columns of dq (head dimensions up to 64: every second tile), one tile later
+ * than the scores, so that neither waits for the other. Bound by the tensor cores, with short
+ * sequences by latency; with a bias see attn_sm90_bias.cuh. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_KEYS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_KEYS_CUH
 

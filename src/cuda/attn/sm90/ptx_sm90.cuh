@@ -100,7 +100,7 @@ __device__ static inline void tile_load(void *to, const CUtensorMap *map, uint64
                  : "memory");
 }
 
-/* The same of a map of three dimensions. */
+/* Like tile_load for a map of three dimensions. */
 __device__ static inline void tile_load_3d(void *to, const CUtensorMap *map, uint64_t *barrier,
                                            int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -222,7 +222,7 @@ __device__ static inline void add_four(float *to, float a, float b, float c, flo
                  : "memory");
 }
 
-/* The same of two. */
+/* Adds two floats to memory without returning the old values. */
 __device__ static inline void add_two(float *to, float a, float b) {
     asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b)
                  : "memory");
