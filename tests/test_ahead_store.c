@@ -36,7 +36,8 @@ static embed_store *open_over(counted_store *s) {
     return ahead;
 }
 
-/* Until so many keys were read below; what the thread does then, it does before the next get. */
+/* Waits until the thread has read n_keys keys from the store below.  The next get waits for the
+ * rest of the thread's work. */
 static void wait_for(counted_store *s, int n_keys) {
     for (int i = 0; atomic_load(&s->n_keys) < n_keys; i++) {
         if (i == 10000) FAIL_TEST("%d of %d keys read", atomic_load(&s->n_keys), n_keys);

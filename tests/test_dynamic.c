@@ -150,7 +150,8 @@ static void check_same_corpus(toy_run *fixed, toy_run *grown) {
     }
 }
 
-/* Ids that have no row read as zeros: so do rows of zeros of a static table. */
+/* Sets the rows of a static table to zero for the ids that have no row in the dynamic one, which
+ * reads them as zeros. */
 static int zero_untrained(toy_run *fixed, toy_run *grown) {
     dynamic_tables *d = model_tables(grown->t.m);
     int n = 0;

@@ -87,6 +87,10 @@ TEST(evaluate_ranking_gives_auc) {
     CHECK(eval_value(&r, "auc") > 0.2 && eval_value(&r, "auc") < 0.8);
     CHECK(eval_value(&r, "accuracy") >= 0 && eval_value(&r, "accuracy") <= 1);
     CHECK(isfinite(eval_value(&r, "auc:class2")));
+    int n_classes = 0;
+    for (int i = 0; i < r.n; i++)
+        n_classes += strncmp(r.item[i].name, "auc:class", 9) == 0;
+    CHECK_EQ(n_classes, 5); /* one for each rating */
     evaluator_destroy(e);
     top_close(&t);
 }

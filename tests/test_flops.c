@@ -53,7 +53,7 @@ TEST(flops_of_a_jagged_retrieval_batch) {
     CHECK(f.attention == 2 * (2 * 2 * 7 * (9.0 + 36) / 2));
     CHECK(f.input == 0);
     CHECK(f.head == 2 * 9 * 6 * (1 + 5));
-    /* Without a target the last event has nothing to predict, and a single one neither. */
+    /* Without targets, the last event of a user predicts nothing; nor does the only one. */
     int32_t ends[] = {0, 4, 4, 5}, none[] = {0, 0, 0};
     b = (batch){.n_users = 3, .offsets = ends, .n_targets = none};
     f = flops_of_batch(c, 0, &b, false);

@@ -14,14 +14,14 @@
 
 /* Limits of the README: err = max |got - want| / max |want|.
  *
- * They are those of float32.  In another precision a file is run twice: first by naive code of that
- * precision (the CPU's ops, with activations and the factors of products rounded on their way in
- * and out), whose error in each tensor is noted; then on the device, where the error may be twice
- * that and GOLDEN_SLACK units: a tensor of few numbers can be near by luck.  For the same reason
- * the naive code runs GOLDEN_DRAWS times, each rounding to other numbers (mirror_shift_grid), and
- * its largest error counts: that of one time bias in float16 was 6e-4 to 4e-3 in eight of them.
- * What the naive code computes well within the float32 limit is not rounded at all, and keeps that
- * limit. */
+ * They hold for float32.  In another precision a file is run twice: first by naive code of that
+ * precision (the CPU's ops, with activations and operands of products rounded), whose error in each
+ * tensor is noted; then on the device, where the error may be twice as large, plus GOLDEN_SLACK
+ * units, because in a tensor of few elements the naive error can be small by luck.  For the same
+ * reason the naive code runs GOLDEN_DRAWS times, each time with another grid of rounding
+ * (mirror_shift_grid), and the largest error counts: for one time bias in float16 eight runs gave
+ * 6e-4 to 4e-3.  A tensor that the naive code computes well within the float32 limit is not rounded
+ * at all, and keeps that limit. */
 #define TOL_OUT  1e-5
 #define TOL_GRAD 1e-4
 

@@ -347,8 +347,9 @@ static status send_rows(golden *g, const int32_t *host, int64_t n, const int32_t
     return g->be->ops->copy_in(g->be, device, host, (size_t)n * sizeof *host);
 }
 
-/* Rounded scores can swap with near ones: the rank of a user is between the ranks of a target with
- * 4 u |query| more and less.  Values derived from the ranks are not checked. */
+/* Rounding may swap a target with rows of nearly the same score: its rank must be between the ranks
+ * that its score plus and minus 4 u |query| would have.  Values derived from the ranks are not
+ * checked. */
 static status check_near_ranks(golden *g, const rank_args *a, const int64_t *want, int32_t max_k) {
     const float *query = a->query; /* all memory of this program is host memory */
     for (int32_t u = 0; u < a->n_queries; u++, query += a->dim) {
