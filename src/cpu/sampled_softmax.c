@@ -44,8 +44,8 @@ static int64_t whole_vectors(int64_t dim) {
     return (dim + VEC_WIDE - 1) / VEC_WIDE * VEC_WIDE;
 }
 
-/* A chunk's index has V + 1 entries: chunks are long enough that it has at most twice as many
- * entries as they have uses. */
+/* The index of a chunk has V + 1 entries.  Chunks are long enough that this is at most about twice
+ * the number of uses in the chunk. */
 static int64_t chunk_size(int64_t n_uses, int64_t n_rows) {
     int64_t needed = n_rows / (2 * n_uses);
     return needed > CHUNK_QUERIES ? needed : CHUNK_QUERIES;

@@ -117,8 +117,8 @@ static status flush_rows(writer *w) {
     return write_tensors(w, name, tensors, sizeof tensors / sizeof *tensors);
 }
 
-/* Rows that diverged are not saved, as no weights are (checkpoint.h); nor are those of others taken
- * in by an import. */
+/* A row with a value that is not finite is neither saved (checkpoint.h has the same rule for
+ * weights) nor imported. */
 static status check_row(const float *row, size_t n, uint64_t key) {
     for (size_t c = 0; c < n; c++)
         if (!isfinite(row[c]))

@@ -75,8 +75,8 @@ static status length_rule(const config *c, draw_rule *out) {
     return OK;
 }
 
-/* Actions are rows of their table, 16-bit numbers, and labels: where labels are classes, every
- * action must be a class. */
+/* An action must be a row of the action table, fit 16 bits and, where it is also the label of a
+ * classification, be one of the classes. */
 static int64_t largest_action(const config *c) {
     const config_ranking *r = &c->ranking;
     int64_t most = capacity_of(c, c->benchmark.action_feature) - 1;
