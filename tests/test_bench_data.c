@@ -190,7 +190,18 @@ TEST(bench_data_of_the_fixed_benchmark) {
     config_destroy(c);
 }
 
-TEST(bench_data_of_the_other_benchmark) {
+/* Where the label of an event is its action, actions are drawn among the classes. */
+TEST(bench_data_draws_actions_among_the_classes) {
+    static const char *const set[] = {"RankingArgs.prediction_head_arch=[8, 16, 10]",
+                                      "RankingArgs.num_tasks=1"};
+    config *c = shipped_load("benchmark_ranking_fixed.gin", set, 2);
+    bench_data_config d;
+    CHECK_OK(generated_describe(&d, c));
+    CHECK(d.has_actions && d.action.low == 0 && d.action.high == 9);
+    config_destroy(c);
+}
+
+TEST(bench_data_of_the_jagged_benchmark) {
     config *c = shipped_load("benchmark_ranking.gin", NULL, 0);
     bench_data_config d;
     CHECK_OK(generated_describe(&d, c));

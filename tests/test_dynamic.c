@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "device.h"
 #include "model/model_int.h"
+#include "nn/dynamic_int.h"
 #include "test.h"
 #include "toy_model.h"
 #include "train/optimizer.h"
@@ -344,4 +345,13 @@ TEST(dynamic_tables_without_negatives_of_the_catalogue) {
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_FAILS(model_create(&m, be, &c, &limits), ERR_CONFIG, "choose negatives of the batch");
     backend_destroy(be);
+}
+
+TEST(dynamic_refuses_batches_larger_than_the_model) {
+    dynamic_tables d = {.max_users = 2, .max_tokens = 10};
+    CHECK_OK(dynamic_check_size(&d, &(batch){.n_users = 2, .n_tokens = 10}));
+    CHECK_FAILS(dynamic_check_size(&d, &(batch){.n_users = 3, .n_tokens = 10}), ERR_CONFIG,
+                "a batch of 3 users with 10 events; the model was made for 2 with 10");
+    CHECK_FAILS(dynamic_check_size(&d, &(batch){.n_users = 2, .n_tokens = 11}), ERR_CONFIG,
+                "a batch of 2 users with 11 events");
 }

@@ -203,6 +203,10 @@ TEST(plan_refuses_other_data) {
     CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "contextual value 9");
     b.context[1] = 0;
+    b.context[0] = 99;
+    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "contextual value 99");
+    b.context[0] = 0;
     b.b.n_context = 1;
     CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "1 contextual features");
