@@ -71,6 +71,7 @@ TEST(flops_of_candidates) {
                      "NetworkArgs.num_layers = 1\n"
                      "NetworkArgs.num_attention_heads = 1\n"
                      "NetworkArgs.hidden_size = 8\n"
+                     "NetworkArgs.item_embedding_dim = 1\n"
                      "RankingArgs.prediction_head_arch = [16, 5]\n"
                      "RankingArgs.num_tasks = 1\n");
     int32_t offsets[] = {0, 10}, n_targets[] = {3};
@@ -79,7 +80,7 @@ TEST(flops_of_candidates) {
     CHECK_EQ(f.n_tokens, 22);
     CHECK_EQ(f.n_loss, 3);
     CHECK(f.attention == 4 * 8 * (22 * 16 - 14 * 14 / 2 + 6));
-    CHECK(f.input == 0);
+    CHECK(f.input == 2 * 20 * (1 * 8 + 8 * 8)); /* items and actions of width 1 have an MLP too */
     CHECK(f.head == 2 * 3 * (8 * 16 + 16 * 5));
     config_destroy(c);
 }
