@@ -72,7 +72,6 @@ static status read_include(gin_reader *r) {
     gin_value name = {0};
     const char *path;
     int line = r->line;
-    gin_skip_space(r);
     if (!gin_at_string(r)) return gin_fail(r, "include needs a path in quotes");
     TRY(gin_read_string(r, &name));
     if (!r->is_file) return gin_fail(r, "include works in a file only");
