@@ -126,6 +126,20 @@ TEST(train_says_what_is_missing) {
 }
 
 /* Slots come in buckets of 64: the printed number is the real one, here and with other data. */
+TEST(train_takes_folders_from_the_config) {
+    char *text =
+        said(0, "train --gin-config-file n.gin --max-iters 2"
+                " --set DatasetArgs.dataset_path=data --set TrainerArgs.ckpt_save_dir=there"
+                " --set TrainerArgs.log_interval=7");
+    CHECK_CONTAINS(text, "TrainerArgs.log_interval is read, but has no effect here");
+    CHECK(strstr(text, "ckpt_save_dir is read") == NULL);
+    CHECK_CONTAINS(text, "hstu eval there --data data");
+    free(text);
+    text = said(0, "train --gin-config-file n.gin --max-iters 2 --data data");
+    CHECK_CONTAINS(text, "./checkpoints/report.html"); /* as in NVIDIA's code */
+    free(text);
+}
+
 TEST(train_says_what_a_dynamic_table_is) {
     char *text = said(0, "train --gin-config-file n.gin --data data --out r --epochs 1 "
                          "--set \"t/DynamicEmbeddingArgs.feature_names=['item']\" "

@@ -222,9 +222,16 @@ static status check_args(const train_args *args, const config *c) {
     return OK;
 }
 
+/* What the command line leaves out, the config may say. */
+static void take_folders(train_args *args, const config *c) {
+    if (args->data == NULL && !c->is_benchmark) args->data = c->data.dataset_path;
+    if (args->options.run == NULL) args->options.run = c->trainer.checkpoint_folder;
+}
+
 static status run(train_args *args) {
     config *c;
     TRY(load_config(&c, args));
+    take_folders(args, c);
     /* What the command line says belongs to the effective config, so that the run's record is true,
      * and a resumed run without these options ends at the same step. */
     if (args->seed >= 0) c->trainer.seed = args->seed;

@@ -111,6 +111,8 @@ static status check_binding(loader *l, const gin_binding *b) {
     const option *o = option_find(b->class_name, b->field);
     if (o == NULL) return option_fail_unknown(b);
     gin_place(place, sizeof place, b->file, b->line);
+    if (o->flags & OPT_NO_EFFECT)
+        log_info("note: %s: %s is read, but has no effect here", place, o->name);
     if (o->type == OPT_RETIRED)
         log_info("note: %s: %s has no effect here. %s", place, o->name, o->help);
     if (*b->scope != '\0' && !option_class_of(o)->is_instance)

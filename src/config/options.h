@@ -29,13 +29,14 @@ typedef enum {
 } option_type;
 
 enum {
-    OPT_NULLABLE = 1,  /* None is a value */
-    OPT_REQUIRED = 2,  /* has no default */
-    OPT_ABOVE_MIN = 4, /* min itself is out of range */
-    OPT_BELOW_MAX = 8, /* max itself is out of range */
-    OPT_UNWRAP = 16,   /* [[512, 8]] is read as [512, 8]: the oldest spelling of a head */
-    OPT_BF16 = 32,     /* an alias: True means bfloat16, False float32 */
-    OPT_OURS = 64      /* an option of hstu.c, not of the reference project */
+    OPT_NULLABLE = 1,   /* None is a value */
+    OPT_REQUIRED = 2,   /* has no default */
+    OPT_ABOVE_MIN = 4,  /* min itself is out of range */
+    OPT_BELOW_MAX = 8,  /* max itself is out of range */
+    OPT_UNWRAP = 16,    /* [[512, 8]] is read as [512, 8]: the oldest spelling of a head */
+    OPT_BF16 = 32,      /* an alias: True means bfloat16, False float32 */
+    OPT_OURS = 64,      /* an option of hstu.c, not of the reference project */
+    OPT_NO_EFFECT = 128 /* checked and echoed, but nothing here depends on it */
 };
 
 typedef struct option {

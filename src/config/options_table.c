@@ -27,6 +27,16 @@
         .name = n, .type = OPT_FLOAT, .flags = fl, .offset = at, .min = lo, .max = hi,             \
         .value = def, .help = text                                                                 \
     }
+#define FLAG_NO_EFFECT(n, at, def, text)                                                           \
+    {                                                                                              \
+        .name = n, .type = OPT_BOOL, .flags = OPT_NO_EFFECT, .offset = at, .value = def,           \
+        .help = text                                                                               \
+    }
+#define INT_NO_EFFECT(n, at, lo, hi, def, text)                                                    \
+    {                                                                                              \
+        .name = n, .type = OPT_INT, .flags = OPT_NO_EFFECT, .offset = at, .min = lo, .max = hi,    \
+        .value = def, .help = text                                                                 \
+    }
 #define TEXT(n, fl, at, def, text)                                                                 \
     { .name = n, .type = OPT_TEXT, .flags = fl, .offset = at, .value = def, .help = text }
 #define CHOICE(n, at, list, def, text)                                                             \
@@ -53,24 +63,25 @@ const option option_table[] = {
                 "train_batch_size", "Users in an evaluation batch."),
     INT("TrainerArgs.eval_interval", IN(trainer.eval_interval), 1, MANY, "100",
         "Steps between evaluations."),
-    INT("TrainerArgs.log_interval", IN(trainer.log_interval), 1, MANY, "100",
-        "Steps between lines of the log."),
+    INT_NO_EFFECT("TrainerArgs.log_interval", IN(trainer.log_interval), 1, MANY, "100",
+                  "Steps between lines of the log; here a line comes with each evaluation."),
     INT_OR_NONE("TrainerArgs.max_train_iters", IN(trainer.max_train_iters), 1, MANY, NULL,
                 "Steps of training; None is one epoch, after an epoch the next one begins."),
     INT_OR_NONE("TrainerArgs.max_eval_iters", IN(trainer.max_eval_iters), 1, MANY, NULL,
                 "Batches of an evaluation; None is all users."),
     INT("TrainerArgs.seed", IN(trainer.seed), 0, 4294967295.0, "1234",
         "Seed of everything random: weights, dropout, order of users, negatives."),
-    FLAG("TrainerArgs.profile", IN(trainer.has_profile), "False",
-         "Record a profile of some steps."),
-    INT("TrainerArgs.profile_step_start", IN(trainer.profile_first), 0, MANY, "100",
-        "First step of the profile."),
-    INT("TrainerArgs.profile_step_end", IN(trainer.profile_last), 0, MANY, "200",
-        "Step at which the profile ends."),
+    FLAG_NO_EFFECT(
+        "TrainerArgs.profile", IN(trainer.has_profile), "False",
+        "Record a profile of some steps; here 'hstu bench train' shows where time goes."),
+    INT_NO_EFFECT("TrainerArgs.profile_step_start", IN(trainer.profile_first), 0, MANY, "100",
+                  "First step of the profile."),
+    INT_NO_EFFECT("TrainerArgs.profile_step_end", IN(trainer.profile_last), 0, MANY, "200",
+                  "Step at which the profile ends."),
     INT("TrainerArgs.ckpt_save_interval", IN(trainer.checkpoint_interval), -1, MANY, "-1",
         "Steps between checkpoints; -1 writes none on the way."),
     TEXT("TrainerArgs.ckpt_save_dir", 0, IN(trainer.checkpoint_folder), "'./checkpoints'",
-         "Folder of the checkpoints."),
+         "Folder of the run, with its checkpoints; --out overrides it."),
     TEXT("TrainerArgs.ckpt_load_dir", 0, IN(trainer.resume_folder), "''",
          "Checkpoint to start from; empty: none."),
     CHOICE("TrainerArgs.pipeline_type", IN(trainer.pipeline), "none|native|prefetch", "'native'",
@@ -161,7 +172,8 @@ const option option_table[] = {
         "Width of the contextual tables, likewise."),
     INT("NetworkArgs.scaling_seqlen", IN(network.scaling_length), -1, LONG, "-1",
         "N of the 1/N after the attention; -1 is the longest possible sequence."),
-    TEXT("NetworkArgs.embedding_backend", OPT_NULLABLE, IN(network.embedding_backend), "None",
+    TEXT("NetworkArgs.embedding_backend", OPT_NULLABLE | OPT_NO_EFFECT,
+         IN(network.embedding_backend), "None",
          "Kept for the reference's files; there is one backend of tables here."),
     FLAG("NetworkArgs.disable_contextual_mask", IN(network.has_no_contextual_mask), "False",
          "Contextual tokens see only each other, not the whole history."),
@@ -358,8 +370,10 @@ const option option_table[] = {
           "Weights of auxiliary losses by name."),
     INT("train_fn.num_negatives", IN(retrieval.n_negatives), 1, 1048576, "1",
         "Negatives per position."),
-    FLAG("train_fn.loss_activation_checkpoint", IN(retrieval.has_loss_checkpoint), "False",
-         "Save memory: compute the loss again in the backward pass."),
+    FLAG_NO_EFFECT("train_fn.loss_activation_checkpoint", IN(retrieval.has_loss_checkpoint),
+                   "False",
+                   "Save memory: compute the loss again in the backward pass; here the loss stores "
+                   "no activations."),
     FLAG("train_fn.item_l2_norm", IN(retrieval.has_item_norm), "False",
          "Scores use items divided by their norm."),
     POSITIVE("train_fn.temperature", IN(retrieval.temperature), "0.05", "Divides the scores."),
@@ -399,7 +413,8 @@ const option option_table[] = {
         "Steps between evaluations of one batch."),
     INT("train_fn.full_eval_every_n", IN(trainer.full_eval_every), 1, 1048576, "1",
         "Epochs between evaluations of all users."),
-    INT("train_fn.save_ckpt_every_n", IN(trainer.checkpoint_epochs), 1, 1048576, "1000",
+    INT_NO_EFFECT(
+        "train_fn.save_ckpt_every_n", IN(trainer.checkpoint_epochs), 1, 1048576, "1000",
         "Epochs between checkpoints of the reference; here --save-every says it (default 1)."),
     INT("train_fn.partial_eval_num_iters", IN(trainer.partial_eval_iters), 1, MANY, "32",
         "Batches evaluated in the epochs between."),
@@ -426,8 +441,9 @@ const option option_table[] = {
     INT("hstu_encoder.dv", IN(network.dim_v), 1, 4096, "64", "Width of v and u per head."),
     RATE("hstu_encoder.linear_dropout_rate", IN(network.dropout), "0.0",
          "Dropout before the output projection of a layer."),
-    RATE("hstu_encoder.attn_dropout_rate", IN(network.attention_dropout), "0.0",
-         "Stored by the reference but never applied; nor is it here."),
+    FLOAT("hstu_encoder.attn_dropout_rate", IN(network.attention_dropout),
+          OPT_BELOW_MAX | OPT_NO_EFFECT, 0, 1, "0.0",
+          "Stored by the reference but never applied; nor is it here."),
     CHOICE("hstu_encoder.normalization", IN(network.score),
            "rel_bias|hstu_rel_bias|softmax_rel_bias", "'rel_bias'",
            "SiLU of score and bias over N, or their softmax."),

@@ -199,6 +199,7 @@ static status write_row(buf *out, const option *o, bool is_markdown) {
     char range[256];
     range_words(o, range, sizeof range);
     const char *ours = o->flags & OPT_OURS ? " *Ours.*" : "";
+    const char *effect = o->flags & OPT_NO_EFFECT ? " Read, no effect." : "";
     if (o->type == OPT_ALIAS && is_markdown)
         return buf_printf(out, "| `%s` | | | | %s See `%s`. |\n", option_field(o), o->help,
                           o->choices);
@@ -206,19 +207,19 @@ static status write_row(buf *out, const option *o, bool is_markdown) {
         return buf_printf(out, "| `%s` | | | %s | %s Accepted with a note; no effect. |\n",
                           option_field(o), range, o->help);
     if (is_markdown)
-        return buf_printf(out, "| `%s` | %s%s | %s%s%s | %s | %s%s |\n", option_field(o),
+        return buf_printf(out, "| `%s` | %s%s | %s%s%s | %s | %s%s%s |\n", option_field(o),
                           type_words(o), o->flags & OPT_NULLABLE ? " or None" : "",
                           o->flags & OPT_REQUIRED || o->default_words ? "" : "`", default_words(o),
                           o->flags & OPT_REQUIRED || o->default_words ? "" : "`", range, o->help,
-                          ours);
+                          effect, ours);
     if (o->type == OPT_ALIAS)
         return buf_printf(out, "  %s\n      %s See %s.\n", o->name, o->help, o->choices);
     if (o->type == OPT_RETIRED)
         return buf_printf(out, "  %s\n      %s Accepted with a note; no effect.\n", o->name,
                           o->help);
-    return buf_printf(out, "  %s  (%s%s%s%s; default: %s)\n      %s\n", o->name, type_words(o),
+    return buf_printf(out, "  %s  (%s%s%s%s; default: %s)\n      %s%s\n", o->name, type_words(o),
                       o->flags & OPT_NULLABLE ? " or None" : "", *range ? "; " : "", range,
-                      default_words(o), o->help);
+                      default_words(o), o->help, effect);
 }
 
 static status write_class_help(buf *out, const option_class *class_, bool is_markdown) {
