@@ -386,6 +386,10 @@ TEST(file_says_what_is_wrong) {
     CHECK_FAILS(file_read_all(in_folder("pipe"), 10, &text, &n), ERR_IO, "not a plain file");
     CHECK_FAILS(file_read_all("/dev/zero", 10, &text, &n), ERR_IO, "not a plain file");
     CHECK_FAILS(file_map_open(&m, in_folder("pipe")), ERR_IO, "not a plain file");
+    /* Nothing is put in the place of a pipe or a device, also through a link. */
+    CHECK_FAILS(out_file_create(&f, in_folder("pipe")), ERR_IO, "is a device or a pipe");
+    CHECK_EQ(test_command(NULL, "ln -s /dev/null %s", in_folder("null")), 0);
+    CHECK_FAILS(out_file_create(&f, in_folder("null")), ERR_IO, "is a device or a pipe");
     bool is_made;
     CHECK_OK(folder_create(in_folder("a/b/c/"), &is_made));
     CHECK_OK(folder_create(in_folder("a/b/c"), &is_made));

@@ -232,6 +232,10 @@ status out_file_create(out_file **out, const char *path) {
     if (strlen(path) >= sizeof f->target)
         return fail(ERR_USAGE, "a path of %zu bytes is too long", strlen(path));
     if (folder_exists(path)) return fail(ERR_IO, "%s: is a folder, not a file", path);
+    /* The rename at the end would put a file in the place of a device, such as /dev/null. */
+    struct stat found;
+    if (stat(path, &found) == 0 && !S_ISREG(found.st_mode))
+        return fail(ERR_IO, "%s: is a device or a pipe, and would be replaced; name a file", path);
     TRY(MEM_NEW(&f, 1));
     f->fd = -1;
     snprintf(f->target, sizeof f->target, "%s", path);
