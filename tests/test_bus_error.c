@@ -5,9 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/mem.h"
-#include "test.h"
+#include "data/set/batcher.h"
+#include "train_test.h"
 
 static void make_file(const char *path, long bytes) {
     FILE *f = fopen(path, "wb");
@@ -17,32 +16,69 @@ static void make_file(const char *path, long bytes) {
     CHECK(fclose(f) == 0);
 }
 
-/* In a process of its own: maps a file that is cut to `left` bytes before it is read. */
-static int read_cut(const char *path, long left, const char *log) {
+/* Runs in a process of its own, with stderr in `log`; the exit code, or minus the signal. */
+static int apart(void (*run)(const char *path), const char *path, const char *log) {
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        file_map map;
         int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
         if (fd < 0 || dup2(fd, STDERR_FILENO) < 0) _exit(9);
         bus_error_watch();
-        if (file_map_open(&map, path) != OK || truncate(path, left) != 0) _exit(9);
-        _exit(*(volatile const unsigned char *)(map.bytes + map.n_bytes - 1) == 'x' ? 0 : 8);
+        run(path);
+        _exit(7);
     }
     int how;
     CHECK(waitpid(child, &how, 0) == child);
     return WIFEXITED(how) ? WEXITSTATUS(how) : -WTERMSIG(how);
 }
 
-TEST(bus_error_names_the_file) {
-    char path[256], log[256], *text;
+static void read_whole(const char *path) {
+    file_map map;
+    if (file_map_open(&map, path) != OK) _exit(9);
+    _exit(*(volatile const unsigned char *)(map.bytes + map.n_bytes - 1) == 'x' ? 0 : 8);
+}
+
+static void read_cut(const char *path) {
+    file_map map;
+    if (file_map_open(&map, path) != OK || truncate(path, 0) != 0) _exit(9);
+    _exit(*(volatile const unsigned char *)(map.bytes + map.n_bytes - 1) == 'x' ? 0 : 8);
+}
+
+/* The threads that prepare batches read the file, too. */
+static void batch_cut(const char *path) {
+    seq_file *data;
+    batcher *batches;
+    const batch *b;
+    batcher_config c = batcher_config_default();
+    if (seq_file_open(&data, path, NULL) != OK || batcher_create(&batches, data, &c) != OK ||
+        truncate(path, 64) != 0)
+        _exit(9);
+    for (int i = 0; i < 1000; i++)
+        if (batcher_next(batches, &b) != OK) _exit(8);
+}
+
+static void check_says(const char *log, const char *want) {
+    char *text;
     size_t n;
+    CHECK_OK(file_read_all(log, 4096, &text, &n));
+    CHECK_CONTAINS(text, want);
+    mem_free(text);
+}
+
+TEST(bus_error_names_the_file) {
+    char path[256], log[256];
     snprintf(path, sizeof path, "%s/cut\033.seq", test_folder());
     snprintf(log, sizeof log, "%s/log", test_folder());
     make_file(path, 200000);
-    CHECK_EQ(read_cut(path, 200000, log), 0);
-    CHECK_EQ(read_cut(path, 0, log), 1);
-    CHECK_OK(file_read_all(log, 4096, &text, &n));
-    CHECK_CONTAINS(text, "cut\\x1b.seq: the file was cut short");
-    mem_free(text);
+    CHECK_EQ(apart(read_whole, path, log), 0);
+    CHECK_EQ(apart(read_cut, path, log), 1);
+    check_says(log, "cut\\x1b.seq: the file was cut short");
+}
+
+TEST(bus_error_of_a_thread_names_the_file) {
+    char path[300], log[256];
+    snprintf(path, sizeof path, "%s/data.seq", synth_folder());
+    snprintf(log, sizeof log, "%s/log", test_folder());
+    CHECK_EQ(apart(batch_cut, path, log), 1);
+    check_says(log, "data.seq: the file was cut short");
 }

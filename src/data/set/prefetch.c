@@ -62,11 +62,17 @@ static void *producer_main(void *arg) {
     return NULL;
 }
 
-/* Only the main thread handles signals: the producers start with all signals blocked. */
+/* Only the main thread handles signals: the producers start with all signals blocked, except those
+ * of their own faults.  A fault of a thread that blocks them ends the program without its
+ * handler. */
 static status start_threads(prefetch *p, int n_threads) {
     sigset_t all, before;
     int error = 0;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (p->n_threads < n_threads && error == 0) {
         error = pthread_create(&p->threads[p->n_threads], NULL, producer_main, p);
