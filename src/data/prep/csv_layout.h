@@ -60,13 +60,15 @@ typedef struct csv_column {
 
 struct action_map;
 struct bad_lines;
+struct json_paths;
 
 typedef struct csv_layout {
     csv_format format;
-    time_plan times;              /* what the TIME column holds */
-    const struct action_map *map; /* texts of the ACTION column; NULL: numbers only */
-    struct bad_lines *bad;        /* collects bad rows, which are then skipped; NULL: they fail */
-    action_kind actions;          /* what the ACTION column holds; BITS with ROLE_BIT* too */
+    time_plan times;                /* what the TIME column holds */
+    const struct action_map *map;   /* texts of the ACTION column; NULL: numbers only */
+    const struct json_paths *paths; /* JSON lines: the members that are columns */
+    struct bad_lines *bad;          /* collects bad rows, which are then skipped; NULL: they fail */
+    action_kind actions;            /* what the ACTION column holds; BITS with ROLE_BIT* too */
     bool has_text_users, has_text_items; /* ids are texts */
     bool can_have_text_ids;              /* an error may advise --string-ids */
     int n_columns;                       /* fields of a row */

@@ -91,5 +91,6 @@ status read_kuairand_27k(source_job *job);
 status read_amazon_books(source_job *job);
 status read_processed_seqs(source_job *job);
 status read_csv(source_job *job);
+status read_jsonl(source_job *job);
 
 #endif

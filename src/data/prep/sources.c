@@ -69,6 +69,14 @@ const source sources[] = {
      .has_columns = true,
      .is_table = true,
      .read = read_csv},
+    {.name = "jsonl",
+     .summary = "JSON lines: one event per line as an object; options as for csv",
+     .item_name = "item_id",
+     .actions = ACTION_NONE,
+     .time_per_second = 1,
+     .has_columns = true,
+     .is_table = true,
+     .read = read_jsonl},
 };
 const size_t n_sources = sizeof sources / sizeof sources[0];
 
@@ -121,12 +129,11 @@ static status check_request(const source *s, const source_request *r) {
     } of_tables[] = {{"--action-map", r->action_map != NULL}, {"--skip-bad", r->skip_bad > 0}};
     for (size_t i = 0; !s->has_columns && i < sizeof given / sizeof given[0]; i++)
         if (given[i].is_given)
-            return fail(ERR_USAGE,
-                        "%s is for the sources csv and processed-seqs; %s has its own layout",
+            return fail(ERR_USAGE, "%s is for csv, jsonl and processed-seqs; %s has its own layout",
                         given[i].option, s->name);
     for (size_t i = 0; !s->is_table && i < sizeof of_tables / sizeof of_tables[0]; i++)
         if (of_tables[i].is_given)
-            return fail(ERR_USAGE, "%s is for tables with one event a row: csv",
+            return fail(ERR_USAGE, "%s is for tables with one event a row: csv and jsonl",
                         of_tables[i].option);
     if (r->has_random_logs && strncmp(s->name, "kuairand", 8) != 0)
         return fail(ERR_USAGE, "--random-logs is for the kuairand sources; %s has no such logs",
