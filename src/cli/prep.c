@@ -103,6 +103,20 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
          0, UINT32_MAX},
         {"--min-item-events", ARG_INT, &r->min_item_events, "K",
          "likewise items; both together are a k-core", 0, UINT32_MAX},
+        {"--items", ARG_TEXT, &r->items, "FILE",
+         "csv, jsonl: titles of items, in a csv or .jsonl file with a header; all its items belong "
+         "to the catalogue",
+         0, 0},
+        {"--items-id", ARG_TEXT, &r->items_id, "COL",
+         "its column of ids; default: item_id, id, ...", 0, 0},
+        {"--items-title", ARG_TEXT, &r->items_title, "COL",
+         "its column of titles; default: title, name, ...", 0, 0},
+        {"--users", ARG_TEXT, &r->users, "FILE",
+         "csv, jsonl: contextual features of users, in a csv or .jsonl file with a header", 0, 0},
+        {"--users-id", ARG_TEXT, &r->users_id, "COL",
+         "its column of ids; default: user_id, id, ...", 0, 0},
+        {"--user-features", ARG_TEXT, &r->user_features, "COL,...",
+         "its columns that become features; default: all but the id", 0, 0},
         {"--random-logs", ARG_FLAG, &r->has_random_logs, NULL,
          "kuairand: the logs of randomly exposed videos too", 0, 0},
         {"--user-col", ARG_TEXT, &r->user_col, "COL", "csv, jsonl: column of the user", 0, 0},
@@ -296,6 +310,12 @@ static void print_summary(const prep_options *o, const builder_stats *s, double 
            show_count(a, s->n_seen_items), show_count(b, s->n_items));
     printf("  Events      %12s   longest history %s\n", show_count(a, s->n_events),
            show_count(b, s->max_len));
+    if (o->request.items != NULL)
+        printf("  Described   %12s   items by %s\n", show_count(a, s->n_described_items),
+               o->request.items);
+    if (o->request.users != NULL)
+        printf("  Described   %12s   users by %s\n", show_count(a, s->n_described_users),
+               o->request.users);
     if (s->n_filtered_events > 0)
         printf("  Left out    %12s   events of %s rare users and %s rare items\n",
                show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),
@@ -360,6 +380,17 @@ static status write_skipped(const prep_options *o, bad_lines *bad) {
     return st;
 }
 
+/* A side file whose ids are not those of the events does nothing: said, as it looks like success.
+ */
+static void say_described(const prep_options *o, const builder_stats *s) {
+    if (o->request.users != NULL && s->n_described_users == 0)
+        log_warn("no user of %s is among the events; is --users-id the right column?",
+                 o->request.users);
+    if (o->request.items != NULL && s->n_described_items == 0)
+        log_warn("no item of %s is among the events; is --items-id the right column?",
+                 o->request.items);
+}
+
 /* One line: what the times were taken for, and their range, which shows a wrong guess. */
 static void say_times(const source_result *r, const builder_stats *s) {
     char first[SHOW_BYTES], last[SHOW_BYTES];
@@ -380,6 +411,7 @@ static status run(const prep_options *o, pool *p, builder_stats *stats) {
     if (st == OK) st = make_meta(o, &r, &meta);
     if (st == OK) st = write_data(o, &r, &meta, stats);
     if (st == OK) say_times(&r, stats);
+    if (st == OK) say_described(o, stats);
     if (st == OK) st = write_skipped(o, r.bad);
     if (st == OK && csv != NULL) st = write_csv(o, &r, p, csv);
     if (st == OK && csv != NULL) {

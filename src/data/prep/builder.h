@@ -41,9 +41,11 @@ typedef struct builder_stats {
     uint64_t n_out_of_order;    /* events older than one read before them of the same user */
     uint64_t n_filtered_events; /* dropped by min_item_events and min_user_events */
     uint64_t n_filtered_users, n_filtered_items; /* that had events, and have none left */
-    uint64_t n_skipped;                          /* bad rows: the caller's to fill in */
-    int64_t first_time, last_time;               /* in ticks */
-    int64_t time_per_second;                     /* ticks a second of the file */
+    uint64_t n_described_users;    /* users of the file that contextual features were given for */
+    uint64_t n_described_items;    /* items with events that builder_add_item was called for */
+    uint64_t n_skipped;            /* bad rows: the caller's to fill in */
+    int64_t first_time, last_time; /* in ticks */
+    int64_t time_per_second;       /* ticks a second of the file */
 } builder_stats;
 
 status builder_create(builder **out, const builder_options *options, pool *p);

@@ -144,6 +144,16 @@ static status number_block(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
+/* Users and items of the file that have a row in a side file. */
+static void count_described(write_job *job) {
+    const builder *b = job->b;
+    const id_space *users = &job->users, *items = &job->items;
+    for (uint32_t i = 0; i < b->context_users.n; i++)
+        job->stats->n_described_users += users->number[users->rank[b->n_sinks][i]] != DROPPED;
+    for (uint32_t i = 0; i < b->catalogue.n; i++)
+        job->stats->n_described_items += items->count[items->rank[b->n_sinks][i]] > 0;
+}
+
 static status make_offsets(write_job *job) {
     builder_stats *stats = job->stats;
     stats->n_users = job->users.n_kept;
@@ -179,6 +189,7 @@ status builder_renumber(write_job *job) {
     count_filtered(job, 1);
     TRY(number_ids(job));
     count_filtered(job, -1);
+    count_described(job);
     choose_ticks(job);
     TRY(pool_run(b->workers, (int64_t)b->n_blocks, number_block, job));
     TRY(make_offsets(job));

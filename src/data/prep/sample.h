@@ -33,6 +33,10 @@ static inline const csv_field *sample_cell(const sample *s, int row, int col) {
 status sample_csv(sample *s, const csv_format *f, const char *text, size_t n, uint64_t first_line,
                   bool has_names);
 
+/* The first rows of a text of JSON lines.  Names are those of all values that are not arrays, "a.b"
+ * for members of nested objects, in the order in which they first appear. */
+status sample_jsonl(sample *s, const char *text, size_t n, uint64_t first_line);
+
 /* The delimiter of a csv text: of ',', tab, ';', '|' and "::" the one that cuts most rows into the
  * same number of fields, at least two, and that into the most; "," if none does. */
 void sample_find_delimiter(const char *text, size_t n, char delimiter[3]);

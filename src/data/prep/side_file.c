@@ -5,73 +5,105 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "data/prep/jsonl_parse.h"
 #include "data/prep/source_job.h"
 
-enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
-
+/* Rows being read, and the fields of one. */
 typedef struct side_reader {
     source_job *job;
-    const side_file *file;
-    const char *name; /* of the input, for messages */
+    const side_rows *rows;
     side_row_fn fn;
     void *ctx;
     csv_field *fields;                 /* (CSV_MAX_COLUMNS) */
-    int position[SIDE_MAX_WANTED];     /* of each wanted column */
     csv_field wanted[SIDE_MAX_WANTED]; /* the row's fields, in the order asked for */
-    int n_needed;
 } side_reader;
 
-/* Finds the positions of the wanted columns, with the same search by name or number as for
- * events. */
-static status find_positions(side_reader *r, blocks *b) {
-    const char *line;
-    size_t n;
-    bool has_line;
-    TRY(blocks_peek_line(b, &line, &n, &has_line));
-    if (!has_line) return fail(ERR_FORMAT, "%s: the file is empty", r->name);
-    for (int i = 0; i < r->file->n_columns; i++) {
-        csv_layout t = {.format = r->file->format};
-        csv_column wanted = {ROLE_ITEM, r->file->columns[i]};
-        TRY(csv_layout_resolve(&t, r->name, line, n, r->file->has_header, &wanted, 1));
-        r->position[i] = t.n_needed - 1;
-        if (t.n_needed > r->n_needed) r->n_needed = t.n_needed;
-    }
-    return r->file->has_header ? blocks_skip_line(b) : OK;
-}
-
-static status read_row(side_reader *r, char *line, size_t n_bytes, uint64_t number) {
+static status split_csv(side_reader *r, char *row, size_t n_bytes) {
     int n;
-    if (n_bytes > 0 && line[n_bytes - 1] == '\r') n_bytes--;
-    if (n_bytes == 0) return OK;
-    status st = csv_split(&r->file->format, line, n_bytes, r->fields, CSV_MAX_COLUMNS, &n);
-    if (st == OK && n < r->n_needed)
-        st = fail(ERR_FORMAT, "the line has %d fields, but %d are needed; is it cut off?", n,
-                  r->n_needed);
-    for (int i = 0; st == OK && i < r->file->n_columns; i++)
-        r->wanted[i] = r->fields[r->position[i]];
-    if (st == OK) st = r->fn(r->job, r->wanted, r->ctx);
-    return st == OK ? OK : fail_prefix(st, "%s:%llu", r->name, (unsigned long long)number);
+    TRY(csv_split(&r->rows->format, row, n_bytes, r->fields, CSV_MAX_COLUMNS, &n));
+    if (n < r->rows->n_needed)
+        return fail(ERR_FORMAT, "the line has %d fields, but %d are needed; is it cut off?", n,
+                    r->rows->n_needed);
+    for (int i = 0; i < r->rows->n_columns; i++)
+        r->wanted[i] = r->fields[r->rows->position[i]];
+    return OK;
 }
 
-static status read_rows(side_reader *r, blocks *b) {
+/* A member that is missing or null is an empty field. */
+static status split_json(side_reader *r, char *row, size_t n_bytes) {
+    json_cell cells[JSON_MAX_PATHS];
+    TRY(json_row_read(r->rows->paths, row, n_bytes, cells));
+    for (int i = 0; i < r->rows->n_columns; i++) {
+        if (cells[i].kind == JSON_CELL_OTHER)
+            return fail(ERR_FORMAT, "%s is an object or an array, not a value",
+                        r->rows->paths->path[i]);
+        bool is_empty = cells[i].kind == JSON_CELL_MISSING || cells[i].kind == JSON_CELL_NULL;
+        r->wanted[i] = is_empty ? (csv_field){row, 0} : cells[i].field;
+    }
+    return OK;
+}
+
+static status read_row(side_reader *r, char *row, size_t n_bytes, uint64_t number) {
+    if (n_bytes > 0 && row[n_bytes - 1] == '\n') n_bytes--;
+    if (n_bytes > 0 && row[n_bytes - 1] == '\r') n_bytes--;
+    if (n_bytes == 0) return OK;
+    status st = r->rows->paths != NULL ? split_json(r, row, n_bytes) : split_csv(r, row, n_bytes);
+    if (st == OK) st = r->fn(r->job, r->wanted, r->ctx);
+    return st == OK ? OK : fail_prefix(st, "%s:%llu", r->rows->name, (unsigned long long)number);
+}
+
+static status read_blocks(side_reader *r, blocks *b) {
+    const csv_format lines = {",", false};
+    const csv_format *format = r->rows->paths != NULL ? &lines : &r->rows->format;
+    blocks_set_quotes(b, format);
     for (;;) {
         text_block block;
         bool has_block;
         TRY(blocks_take(b, 0, &block, &has_block));
         if (!has_block) return OK;
         char *at = block.text, *end = block.text + block.n_bytes;
-        for (uint64_t number = block.first_line; at < end; number++) {
-            char *newline = memchr(at, '\n', (size_t)(end - at));
-            TRY(read_row(r, at, (size_t)(newline - at), number));
-            at = newline + 1;
+        for (uint64_t number = block.first_line; at < end;) {
+            size_t n = csv_row_bytes(format, at, (size_t)(end - at));
+            uint64_t n_lines = count_newlines(at, n);
+            TRY(read_row(r, at, n, number));
+            number += n_lines;
+            at += n;
         }
     }
 }
 
+status side_rows_read(source_job *job, blocks *b, const side_rows *rows, side_row_fn fn,
+                      void *ctx) {
+    side_reader r = {.job = job, .rows = rows, .fn = fn, .ctx = ctx};
+    TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
+    status st = read_blocks(&r, b);
+    mem_free(r.fields);
+    return st;
+}
+
+/* Finds the positions of the wanted columns, with the same search by name or number as for
+ * events. */
+static status find_positions(const side_file *f, blocks *b, side_rows *rows) {
+    const char *line;
+    size_t n;
+    bool has_line;
+    *rows = (side_rows){.name = blocks_name(b), .format = f->format, .n_columns = f->n_columns};
+    TRY(blocks_peek_line(b, &line, &n, &has_line));
+    if (!has_line) return fail(ERR_FORMAT, "%s: the file is empty", rows->name);
+    for (int i = 0; i < f->n_columns; i++) {
+        csv_layout t = {.format = f->format};
+        csv_column wanted = {ROLE_ITEM, f->columns[i]};
+        TRY(csv_layout_resolve(&t, rows->name, line, n, f->has_header, &wanted, 1));
+        rows->position[i] = t.n_needed - 1;
+        if (t.n_needed > rows->n_needed) rows->n_needed = t.n_needed;
+    }
+    return f->has_header ? blocks_skip_line(b) : OK;
+}
+
 status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
                      bool *was_read) {
-    side_reader r = {.job = job, .file = f, .fn = fn, .ctx = ctx};
     input *in;
+    side_rows rows;
     blocks *b = NULL;
     blocks_options options = {0};
     if (was_read != NULL) *was_read = false;
@@ -80,14 +112,11 @@ status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *
         log_info("note: %s is missing: its titles or features are left out", f->name);
         return OK;
     }
-    r.name = input_name(in);
-    status st = MEM_NEW(&r.fields, CSV_MAX_COLUMNS);
-    if (st == OK) st = blocks_create(&b, in, &options, 1);
-    if (st == OK) st = find_positions(&r, b);
-    if (st == OK) st = read_rows(&r, b);
+    status st = blocks_create(&b, in, &options, 1);
+    if (st == OK) st = find_positions(f, b, &rows);
+    if (st == OK) st = side_rows_read(job, b, &rows, fn, ctx);
     if (was_read != NULL) *was_read = st == OK;
     blocks_destroy(b);
-    mem_free(r.fields);
     input_close(in);
     return st;
 }
@@ -126,6 +155,7 @@ typedef struct item_context {
 
 static status add_item(source_job *job, const csv_field *fields, void *ctx) {
     item_context *items = ctx;
+    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the item is empty");
     const char *title = NULL;
     size_t n = 0;
     if (items->has_title) {
@@ -148,6 +178,14 @@ status job_read_items(source_job *job, const side_file *f) {
     return st;
 }
 
+status side_items_read(source_job *job, blocks *b, const side_rows *rows) {
+    item_context items = {.has_title = rows->n_columns > 1};
+    buf_init(&items.text);
+    status st = side_rows_read(job, b, rows, add_item, &items);
+    buf_fini(&items.text);
+    return st;
+}
+
 typedef struct user_context {
     int feature[CONTEXT_MAX];
     int n_features;
@@ -155,6 +193,7 @@ typedef struct user_context {
 
 static status add_user(source_job *job, const csv_field *fields, void *ctx) {
     user_context *users = ctx;
+    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the user is empty");
     for (int i = 0; i < users->n_features; i++) {
         /* An empty value is an unknown one: 0, as for users that are not in the file. */
         if (fields[1 + i].n_bytes == 0) continue;
@@ -172,4 +211,12 @@ status job_read_context(source_job *job, const side_file *f, const char *const *
     for (int i = 0; is_there && i < users.n_features; i++)
         TRY(builder_add_context(job->build, features[i], &users.feature[i]));
     return job_read_side(job, f, add_user, &users, NULL);
+}
+
+status side_users_read(source_job *job, blocks *b, const side_rows *rows,
+                       const char *const *features) {
+    user_context users = {.n_features = rows->n_columns - 1};
+    for (int i = 0; i < users.n_features; i++)
+        TRY(builder_add_context(job->build, features[i], &users.feature[i]));
+    return side_rows_read(job, b, rows, add_user, &users);
 }

@@ -69,6 +69,28 @@ typedef struct side_file {
 
 typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
 
+enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
+
+/* Where the wanted columns of a side file are, after its header. */
+typedef struct side_rows {
+    const char *name; /* of the file, for messages */
+    csv_format format;
+    const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
+    int position[SIDE_MAX_WANTED];  /* csv: of each column */
+    int n_columns, n_needed;
+} side_rows;
+
+/* Calls fn for each row, on this thread. */
+status side_rows_read(source_job *job, blocks *b, const side_rows *rows, side_row_fn fn, void *ctx);
+
+/* Rows of {id, title} or {id} to the catalogue; rows of {id, value...} to contextual features. */
+status side_items_read(source_job *job, blocks *b, const side_rows *rows);
+status side_users_read(source_job *job, blocks *b, const side_rows *rows,
+                       const char *const *features);
+
+/* The files of --items and --users (side_table.c), where they are given. */
+status job_read_side_tables(source_job *job);
+
 /* Calls fn for each row.  A missing file is noted in the log; *was_read (may be NULL). */
 status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
                      bool *was_read);

@@ -126,7 +126,10 @@ static status check_request(const source *s, const source_request *r) {
     const struct {
         const char *option;
         bool is_given;
-    } of_tables[] = {{"--action-map", r->action_map != NULL}, {"--skip-bad", r->skip_bad > 0}};
+    } of_tables[] = {{"--action-map", r->action_map != NULL},
+                     {"--skip-bad", r->skip_bad > 0},
+                     {"--items", r->items != NULL},
+                     {"--users", r->users != NULL}};
     for (size_t i = 0; !s->has_columns && i < sizeof given / sizeof given[0]; i++)
         if (given[i].is_given)
             return fail(ERR_USAGE, "%s is for csv, jsonl and processed-seqs; %s has its own layout",
@@ -141,6 +144,10 @@ static status check_request(const source *s, const source_request *r) {
     if (!s->is_table && r->time_unit != NULL && strcmp(r->time_unit, "s") != 0 &&
         strcmp(r->time_unit, "ms") != 0)
         return fail(ERR_USAGE, "--time-unit '%s': %s knows s and ms", r->time_unit, s->name);
+    if (r->items == NULL && (r->items_id != NULL || r->items_title != NULL))
+        return fail(ERR_USAGE, "--items-id and --items-title need --items");
+    if (r->users == NULL && (r->users_id != NULL || r->user_features != NULL))
+        return fail(ERR_USAGE, "--users-id and --user-features need --users");
     if (s->min_user_events > 0 && (r->min_user_events > 0 || r->min_item_events > 0))
         return fail(ERR_USAGE, "%s has a filter of its own: users and items with %u events or more",
                     s->name, s->min_user_events);
@@ -193,6 +200,7 @@ status source_read(const source *s, const source_request *request, const char *c
     status st = OK;
     if (request->skip_bad > 0) st = bad_lines_create(&job.bad, (uint64_t)request->skip_bad);
     if (st == OK) st = s->is_table ? s->read(&job) : read_bundle(&job);
+    if (st == OK) st = job_read_side_tables(&job);
     if (st != OK) {
         builder_destroy(job.build);
         bad_lines_destroy(job.bad);
