@@ -8,7 +8,8 @@
 #   make MINIMAL=1           build without any optional library
 #   make ARCH=               portable machine code instead of this machine's own
 #   make check               format, include order, warnings, generated docs, registers of kernels
-#   make install PREFIX=...  program, library, header, pkg-config file
+#   make install PREFIX=...  program, libraries, header, pkg-config file, configs, man pages, completion for shells
+#   make uninstall PREFIX=... removes them again
 #
 # What is optional (libarchive, libcurl, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
@@ -16,6 +17,8 @@
 comma := ,
 VARIANT ?= release
 PREFIX ?= /usr/local
+# Of the shared library; another number whenever programs must be built again.
+ABI := 0
 SHARED ?= ../shared
 B := build/$(VARIANT)
 
@@ -88,7 +91,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
-.PHONY: print-libs all hstu tests examples fuzz bench check docs clean install gpu-test gpu-sanitize
+.PHONY: print-libs all hstu tests examples fuzz bench check docs clean install uninstall gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
 
 hstu: $B/hstu
@@ -102,6 +105,10 @@ $B/libhstu.o: $(LIB_OBJ)
 	ld -r -o $@ $^
 	objcopy --localize-hidden $@
 	objcopy --globalize-symbol=DW.ref.__gxx_personality_v0 $@
+
+# The same as a shared library; what is not hstu_* is hidden.
+$B/libhstu.so: $(LIB_OBJ)
+	$(LINK) -shared -Wl,-soname,libhstu.so.$(ABI) -o $@ $^ $(LIBS)
 
 $B/hstu: $(CLI_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
@@ -193,13 +200,11 @@ gpu-sanitize: tests
 	tools/sanitize.sh $B/tests/unit
 
 VERSION = $(shell sed -n 's/^\#define HSTU_VERSION "\(.*\)"/\1/p' include/hstu.h)
-install: all
-	install -Dm755 $B/hstu $(DESTDIR)$(PREFIX)/bin/hstu
-	install -Dm644 libhstu.a $(DESTDIR)$(PREFIX)/lib/libhstu.a
-	install -Dm644 include/hstu.h $(DESTDIR)$(PREFIX)/include/hstu.h
-	@mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	printf 'prefix=%s\nName: hstu\nDescription: %s\nVersion: %s\nCflags: -I$${prefix}/include\nLibs: -L$${prefix}/lib -lhstu %s\n' \
-		'$(PREFIX)' 'generative recommenders in C and CUDA' '$(VERSION)' '$(LIBS)' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/hstu.pc
+install: all $B/libhstu.so
+	tools/install.sh install '$B' '$(DESTDIR)$(PREFIX)' '$(PREFIX)' '$(VERSION)' '$(ABI)' '$(LIBS)'
+
+uninstall:
+	tools/install.sh uninstall '$B' '$(DESTDIR)$(PREFIX)'
 
 clean:
 	rm -rf build hstu libhstu.a

@@ -238,6 +238,7 @@ run_fuzz() {
 run_checks() {
     local counts
     title "Checks"
+    counted "make install, use, make uninstall" bash tests/install.sh
     rm -f "$LOGS/check.count"
     sh tools/check.sh --count "$LOGS/check.count"
     add_counts "$LOGS/check.count"

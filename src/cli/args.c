@@ -3,71 +3,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/env.h"
 #include "base/mem.h"
 #include "base/nearest.h"
 #include "cli/cli.h"
+#include "cli/help_int.h"
 
-enum { MAX_OPTIONS = 128, HELP_INDENT = 6, HELP_WIDTH = 92 };
-
-/* A heading in the table of options: it has a title and no value. */
-static bool is_heading(const arg_option *o) {
-    return o->value == NULL;
-}
-
-/* Prints text wrapped at spaces; newlines are kept.  Every line starts at `indent`. */
-static void print_wrapped(const char *text, int indent, int width) {
-    while (*text != '\0') {
-        size_t line = strcspn(text, "\n"), room = (size_t)(width - indent);
-        if (line > room) {
-            size_t cut = room;
-            while (cut > 0 && text[cut] != ' ')
-                cut--;
-            line =
-                cut > 0 ? cut : strcspn(text, " \n"); /* a word longer than the line stays whole */
-        }
-        printf("%*s%.*s\n", line > 0 ? indent : 0, "", (int)line, text);
-        text += line;
-        if (*text == ' ' || *text == '\n') text++;
-    }
-}
-
-static int page_width(void) {
-    int columns = env_columns(STDOUT_FILENO);
-    return columns < HELP_WIDTH ? columns : HELP_WIDTH;
-}
-
-/* The page of a command: usage, summary, the options in groups, notes. */
-static void print_help(const arg_spec *spec) {
-    bool has_colour = env_wants_colour(STDOUT_FILENO);
-    const char *bold = has_colour ? "\033[1m" : "", *plain = has_colour ? "\033[0m" : "";
-    int width = page_width();
-    printf("%sUsage:%s %s\n\n", bold, plain, spec->usage);
-    print_wrapped(spec->summary, 0, width);
-    if (!is_heading(&spec->options[0]) || spec->options[0].name == NULL)
-        printf("\n%sOptions:%s\n", bold, plain);
-    for (const arg_option *o = spec->options; o->name != NULL; o++) {
-        if (is_heading(o)) {
-            printf("\n%s%s:%s\n", bold, o->name, plain);
-            continue;
-        }
-        printf("  %s%s%s%s%s\n", bold, o->name, plain, o->placeholder != NULL ? " " : "",
-               o->placeholder != NULL ? o->placeholder : "");
-        print_wrapped(o->help, HELP_INDENT, width);
-    }
-    printf("  %s--help%s\n%*sPrint this page.\n", bold, plain, HELP_INDENT, "");
-    if (spec->notes != NULL) {
-        printf("\n");
-        print_wrapped(spec->notes, 0, width);
-    }
-}
+enum { MAX_OPTIONS = 128 };
 
 /* The option called `name` (n bytes of it), or NULL. */
 static const arg_option *find_option(const arg_spec *spec, const char *name, size_t n) {
     for (const arg_option *o = spec->options; o->name != NULL; o++)
-        if (!is_heading(o) && strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
+        if (!help_is_heading(o) && strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
     return NULL;
 }
 
@@ -75,7 +22,7 @@ static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     const char *names[MAX_OPTIONS + 1];
     size_t n_names = 0;
     for (const arg_option *o = spec->options; o->name != NULL && n_names < MAX_OPTIONS; o++)
-        if (!is_heading(o)) names[n_names++] = o->name;
+        if (!help_is_heading(o)) names[n_names++] = o->name;
     names[n_names++] = "--help";
     char word[128];
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
@@ -171,7 +118,7 @@ status args_parse(const arg_spec *spec, int argc, char **argv, const char **posi
     *is_help = wants_help(argc, argv);
     if (n_positional != NULL) *n_positional = 0;
     if (*is_help) {
-        print_help(spec);
+        help_print(spec);
         return OK;
     }
     for (int i = 1; i < argc; i++) {

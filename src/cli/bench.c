@@ -7,13 +7,14 @@
 #include "base/nearest.h"
 #include "cli/cli.h"
 
-static const command benches[] = {
+const command bench_commands[] = {
     {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
     {"data", bench_data, "the batcher: tokens per second"},
     {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
+    {0},
 };
-enum { N_BENCHES = sizeof benches / sizeof benches[0] };
+enum { N_BENCHES = sizeof bench_commands / sizeof bench_commands[0] - 1 };
 
 const char *bench_act_name(act_type act) {
     static const char *const names[] = {
@@ -25,7 +26,7 @@ static void print_benches(void) {
     printf("Usage: hstu bench WHAT [options]\n\n"
            "Measures what we claim, on this machine, after checking that it is right.\n\n");
     for (int i = 0; i < N_BENCHES; i++)
-        printf("  %-10s %s\n", benches[i].name, benches[i].summary);
+        printf("  %-10s %s\n", bench_commands[i].name, bench_commands[i].summary);
     printf("\n'hstu bench WHAT --help' shows the options.\n");
 }
 
@@ -36,8 +37,9 @@ status cmd_bench(int argc, char **argv) {
         return OK;
     }
     for (int i = 0; i < N_BENCHES; i++) {
-        if (strcmp(argv[1], benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
-        names[i] = benches[i].name;
+        if (strcmp(argv[1], bench_commands[i].name) == 0)
+            return bench_commands[i].run(argc - 1, argv + 1);
+        names[i] = bench_commands[i].name;
     }
     const char *near = nearest_name(argv[1], names, N_BENCHES);
     return fail(ERR_USAGE, "no bench is called '%.100s'%s%s%s", argv[1],

@@ -4,7 +4,11 @@
 #define HSTU_CLI_BENCH_H
 
 #include "base/status.h"
+#include "cli/cli.h"
 #include "ops/ops.h"
+
+/* The table of `hstu bench`. */
+extern const command bench_commands[];
 
 status bench_attention(int argc, char **argv);
 status bench_data(int argc, char **argv);

@@ -7,6 +7,7 @@
 #include "bench/train_step.h"
 #include "cli/bench.h"
 #include "cli/cli.h"
+#include "cli/config_path.h"
 #include "cli/json_line.h"
 #include "cli/show.h"
 #include "cli/work.h"
@@ -176,8 +177,10 @@ static status run(const bench_args *a) {
     config *c;
     work w;
     train_bench_result r = {0};
+    char path[CONFIG_PATH_BYTES];
     config_source source = {
-        .path = a->file, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
+        .path = path, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
+    config_path_find(a->file, path);
     TRY(config_load(&c, &source));
     status st = a->is_deterministic ? work_open_deterministic(&w, a->data, a->device)
                                     : work_open(&w, a->data, a->device);

@@ -15,6 +15,7 @@
 #include "base/nearest.h"
 #include "cli/bus_error.h"
 #include "cli/cli.h"
+#include "cli/help.h"
 #include "hstu.h"
 
 /* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */
@@ -32,8 +33,9 @@ static const command commands[] = {
     {"Machine", NULL, NULL},
     {"bench", cmd_bench, "measure what we claim"},
     {"doctor", cmd_doctor, "tell whether hstu can run here, and what is missing"},
+    {0},
 };
-enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] - 1 };
 
 static const command *find_command(const char *name) {
     for (int i = 0; i < N_COMMANDS; i++)
@@ -121,6 +123,8 @@ static status run(int argc, char **argv, const char **out_name) {
         print_overview();
         return OK;
     }
+    if (strcmp(word, "help") == 0 && argv[2][0] == '-')
+        return help_command(commands, argc - 1, argv + 1);
     /* `hstu help prep` is `hstu prep --help`. */
     const command *c = find_command(is_help ? argv[2] : word);
     if (c == NULL) return unknown_command(is_help ? argv[2] : word);

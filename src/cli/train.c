@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "cli/cli.h"
+#include "cli/config_path.h"
 #include "cli/show.h"
 #include "cli/work.h"
 #include "config/config.h"
@@ -88,12 +89,16 @@ static status print_config(const config *c, bool is_json) {
 
 /* The file's config; a run that is resumed brings its own along. */
 static status load_config(config **out, const train_args *args) {
-    config_source source = {.path = args->file,
+    char path[CONFIG_PATH_BYTES];
+    config_source source = {.path = path,
                             .overrides = args->overrides.item,
                             .n_overrides = args->overrides.n_items,
                             .task = args->task};
     *out = NULL;
-    if (args->file != NULL) return config_load(out, &source);
+    if (args->file != NULL) {
+        config_path_find(args->file, path);
+        return config_load(out, &source);
+    }
     if (!args->options.is_resume || args->options.run == NULL)
         return fail(ERR_USAGE,
                     "--gin-config-file FILE is needed; configs/ has files to start from");
