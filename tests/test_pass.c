@@ -7,7 +7,9 @@
 
 static pass *new_pass(model *m, int32_t max_users, bool is_training, pass *lender) {
     pass *p;
-    CHECK_OK(pass_create(&p, m, &(pass_config){max_users, is_training, lender}));
+    CHECK_OK(pass_create(
+        &p, m,
+        &(pass_config){.max_users = max_users, .is_training = is_training, .lender = lender}));
     return p;
 }
 
@@ -237,7 +239,8 @@ TEST(pass_rank_equals_a_loop) {
     CHECK_OK(t.be->ops->copy_out(t.be, rows, corpus.rows, sizeof rows));
     for (int u = 0; u < TOY_USERS; u++)
         target[u] = (int32_t)b.item[b.offsets[u + 1] - 1] - 1;
-    rank_query q = {&corpus, target, rank, 5, best, score};
+    rank_query q = {
+        .corpus = &corpus, .target = target, .rank = rank, .k = 5, .best = best, .score = score};
     CHECK_OK(pass_rank(p, &b.b, &q));
     float *query = answer_of(&t, p, &b.b, &n);
     for (int u = 0; u < TOY_USERS; u++) {
@@ -271,6 +274,45 @@ TEST(pass_rank_equals_a_loop) {
     toy_model_close(&t);
 }
 
+/* Rows that the caller lists are left out instead of the history: every second one, more than a
+ * batch has events. */
+TEST(pass_rank_leaves_out_listed_rows) {
+    toy_model t;
+    static toy_batch b;
+    int32_t offsets[TOY_USERS + 1] = {0}, seen[TOY_USERS * TOY_ITEMS], n = 0;
+    int32_t best[TOY_USERS * TOY_ITEMS];
+    float score[TOY_USERS * TOY_ITEMS];
+    model_items corpus;
+    pass *p;
+    toy_model_open(&t, TOY_HSTU_RESEARCH, 0, 2);
+    toy_batch_make(&b, TOY_HSTU_RESEARCH, 3);
+    b.b.n_users = 2;
+    for (int u = 0; u < 2; u++) {
+        for (int32_t row = u; row < TOY_ITEMS; row += 2)
+            seen[n++] = row;
+        offsets[u + 1] = n;
+    }
+    CHECK_OK(pass_create(&p, t.m, &(pass_config){.max_users = 2, .max_seen = n}));
+    CHECK_OK(model_corpus(t.m, &corpus));
+    rank_query q = {.corpus = &corpus,
+                    .seen_offsets = offsets,
+                    .seen = seen,
+                    .k = TOY_ITEMS,
+                    .best = best,
+                    .score = score};
+    CHECK_OK(pass_rank(p, &b.b, &q));
+    for (int u = 0; u < 2; u++) {
+        int n_left = u == 0 ? TOY_ITEMS / 2 : (TOY_ITEMS + 1) / 2;
+        for (int i = 0; i < TOY_ITEMS; i++) {
+            int32_t item = best[u * TOY_ITEMS + i];
+            CHECK_EQ(item > 0, i < n_left);
+            if (item > 0) CHECK_EQ((item - 1) % 2, 1 - u);
+        }
+    }
+    pass_destroy(p);
+    toy_model_close(&t);
+}
+
 /* Model, pass and a pass that borrows, with the k-th allocation failing. */
 static status make_and_ask(void *ctx) {
     toy_kind kind = *(const toy_kind *)ctx;
@@ -285,8 +327,8 @@ static status make_and_ask(void *ctx) {
     toy_batch_make(&b, kind, 3);
     status st = backend_create_cpu(&be, NULL);
     if (st == OK) st = model_create(&m, be, &c, &l);
-    if (st == OK) st = pass_create(&train, m, &(pass_config){2, true, NULL});
-    if (st == OK) st = pass_create(&p, m, &(pass_config){TOY_USERS, false, train});
+    if (st == OK) st = pass_create(&train, m, &(pass_config){.max_users = 2, .is_training = true});
+    if (st == OK) st = pass_create(&p, m, &(pass_config){.max_users = TOY_USERS, .lender = train});
     if (st == OK) st = model_init(m, 1);
     if (st == OK) st = m->is_ranking ? pass_score(p, &b.b, &out, &n) : pass_encode(p, &b.b, &out);
     pass_destroy(p);

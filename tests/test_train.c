@@ -1,4 +1,4 @@
-/* hstu train, eval and recommend from outside. */
+/* hstu train and eval from outside. */
 #include "base/json.h"
 #include "train_test.h"
 
@@ -115,7 +115,6 @@ TEST(train_says_what_is_missing) {
         {2, "eval run", "--data DIR is missing"},
         {1, "eval run --data data", "run: no such folder"},
         {2, "eval run --data data --part train", "the parts are"},
-        {2, "recommend run --data data", "give either --user ID or --history"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char *text = said(cases[i].code, cases[i].args);
@@ -189,7 +188,7 @@ TEST(train_refuses_data_without_actions_for_ranking) {
     free(text);
 }
 
-TEST(train_then_eval_and_recommend) {
+TEST(train_then_eval) {
     free(said(0, "train --gin-config-file m.gin --data data --out run"));
     char *text = said(0, "eval run --data data --json");
     arena a;
@@ -206,33 +205,6 @@ TEST(train_then_eval_and_recommend) {
     free(text);
     text = said(0, "eval run/last --data data");
     CHECK_CONTAINS(text, "\n      10 ");
-    free(text);
-    /* Neither the history nor an item twice is recommended. */
-    text = said(0, "recommend run --data data --history 3,5,8 -k 60 --json");
-    CHECK_OK(json_parse(&a, "recommend", text, strlen(text), &v));
-    CHECK_EQ(json_member(v, "history")->n_children, 3);
-    CHECK_EQ(json_member(v, "recommended")->n_children, 57);
-    bool is_there[61] = {0};
-    for (const json_value *e = json_member(v, "recommended")->first; e != NULL; e = e->next) {
-        const char *id;
-        CHECK_OK(json_member_string(e, "item", &id));
-        int item = atoi(id);
-        CHECK(item >= 1 && item <= 60 && !is_there[item]);
-        is_there[item] = true;
-    }
-    CHECK(!is_there[3] && !is_there[5] && !is_there[8]);
-    free(text);
-    text = said(0, "recommend run --data data --user 2 -k 4");
-    CHECK_CONTAINS(text, "Recommended");
-    CHECK_CONTAINS(text, "\n      4  ");
-    CHECK(strstr(text, "\n      5  ") == NULL ||
-          strstr(text, "\n      5  ") < strstr(text, "Recomm"));
-    free(text);
-    free(said(2, "recommend run --data data --user nobody"));
-    free(said(2, "recommend run --data data --history 1,,2"));
-    free(said(2, "recommend run --data data --history 1,2,"));
-    text = said(2, "recommend run --data data --history 1,999");
-    CHECK_CONTAINS(text, "no item '999'");
     free(text);
     /* Other data than it was trained on. */
     free(said(0, "synth --out other --users 30 --items 80 --mean-len 6"));

@@ -41,6 +41,7 @@ void json_string_n(json_writer *w, const char *text, size_t n);
 void json_int(json_writer *w, int64_t value);
 void json_uint(json_writer *w, uint64_t value);
 void json_double(json_writer *w, double value); /* shortest text that reads back the same */
+void json_float(json_writer *w, float value);   /* the same for a float32: at most nine digits */
 void json_bool(json_writer *w, bool value);
 void json_null(json_writer *w);
 

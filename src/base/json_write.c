@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float_text.h"
 #include "base/json.h"
 #include "base/utf8.h"
 
@@ -180,6 +181,16 @@ void json_double(json_writer *w, double value) {
         if (strtod(text, NULL) == value) break;
     }
     restore_decimal_point(text);
+    put_word(w, text);
+}
+
+void json_float(json_writer *w, float value) {
+    char text[FLOAT_TEXT_BYTES];
+    if (!isfinite(value)) {
+        json_null(w);
+        return;
+    }
+    float_text(text, value);
     put_word(w, text);
 }
 

@@ -1,266 +1,250 @@
-/* hstu recommend: what one user would like next. */
+/* hstu recommend: what users would like next. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "cli/cli.h"
-#include "cli/show.h"
+#include "base/progress.h"
+#include "cli/recommend.h"
 #include "cli/work.h"
+#include "model/history_read.h"
+#include "model/recommender.h"
 #include "model/trained.h"
 
-enum { SHOWN_EVENTS = 10, MAX_K = 1000, ID_BYTES = 256, SECONDS_BETWEEN = 60 };
+enum { MAX_HISTORY_BYTES = 64 << 20 };
 
-typedef struct recommend_args {
-    const char *path, *data, *user, *history, *device;
-    int64_t k;
-    bool is_json;
-} recommend_args;
+/* While it serves. */
+typedef struct service {
+    const recommend_args *a;
+    session *s;
+    recommender *r;
+    answers out;
+    waiting_users waiting;
+    uint64_t n_served, n_popular;
+    progress bar;
+} service;
 
-/* A user's events as a batch of one.  Memory of its own. */
-typedef struct one_user {
-    batch view;
-    int32_t offsets[2], n_targets[1];
-    uint64_t users[1];
-    uint32_t context[CONTEXT_MAX];
-    uint32_t *item;
-    uint16_t *action;
-    int64_t *time;
-} one_user;
-
-static void one_user_fini(one_user *u) {
-    mem_free(u->item);
-    mem_free(u->action);
-    mem_free(u->time);
+static const char *note_of(const recommendation *r, bool is_known) {
+    if (!r->is_popular) return "";
+    return is_known ? "it has no events; these are the most popular items"
+                    : "not in the data; these are the most popular items";
 }
 
-static status one_user_init(one_user *u, int32_t n, uint64_t user, const seq_file *data) {
-    *u = (one_user){.offsets = {0, n}, .users = {user}};
-    TRY(MEM_NEW(&u->item, (size_t)n));
-    TRY(MEM_NEW(&u->action, (size_t)n));
-    TRY(MEM_NEW(&u->time, (size_t)n));
-    u->view = (batch){.n_users = 1,
-                      .n_tokens = n,
-                      .n_context = data->n_context,
-                      .offsets = u->offsets,
-                      .users = u->users,
-                      .n_targets = u->n_targets,
-                      .item = u->item,
-                      .action = u->action,
-                      .time = u->time,
-                      .context = u->context,
-                      .is_last = true};
+static status answer_one(service *v, int32_t i) {
+    recommendation r = recommender_result(v->r, i);
+    answer_subject who = {SUBJECT_NONE, 0, NULL};
+    bool has_name = v->a->history == NULL;
+    if (has_name) who = waiting_users_at(&v->waiting, (size_t)i);
+    v->n_popular += r.is_popular;
+    TRY(answers_begin(&v->out, &who, r.is_popular ? "popular" : "model",
+                      note_of(&r, who.kind != SUBJECT_TEXT)));
+    for (int32_t k = 0; k < r.n; k++)
+        TRY(answers_item(&v->out, (uint32_t)r.item[k], &r.score[k]));
+    return answers_end(&v->out);
+}
+
+/* Runs the users that wait, and answers them. */
+static status serve_batch(service *v) {
+    int32_t n = recommender_n_users(v->r);
+    TRY(recommender_run(v->r));
+    for (int32_t i = 0; i < n; i++)
+        TRY(answer_one(v, i));
+    v->n_served += (uint64_t)n;
+    progress_update(&v->bar, v->n_served);
+    recommender_clear(v->r);
+    waiting_users_clear(&v->waiting);
     return OK;
 }
 
-/* All events of a user of the data, the newest that fit: nothing is held out. */
-static status take_user(one_user *u, const recommend_args *a, const session *s) {
-    const seq_file *data = s->data;
-    uint64_t user = seq_find_user(data, a->user);
-    if (user == UINT64_MAX)
-        return fail(ERR_USAGE, "--user %.100s: %s has no such user", a->user, data->path);
-    uint64_t n = seq_length(data, user), most = (uint64_t)s->max_history;
-    if (n > most) n = most;
-    uint64_t first = data->offsets[user + 1] - n;
-    TRY(one_user_init(u, (int32_t)n, user, data));
-    for (uint64_t i = 0; i < n; i++) {
-        u->item[i] = data->item[first + i];
-        u->action[i] = data->action[first + i];
-        u->time[i] = data->time[first + i];
+static status serve_list(service *v, user_list *l) {
+    uint64_t user;
+    const char *id;
+    bool is_end, is_alone = v->a->users.users.n_items == 1;
+    for (;;) {
+        TRY(user_list_next(l, &user, &id, &is_end));
+        if (is_end) break;
+        user_events u = user_events_of(v->s->data, user);
+        if (!recommender_fits(v->r, &u)) TRY(serve_batch(v));
+        if (is_alone) TRY(recommend_show_history(&v->out, &u, true));
+        TRY(recommender_add(v->r, &u));
+        TRY(waiting_users_add(&v->waiting, user, id));
     }
-    for (int f = 0; f < data->n_context; f++)
-        u->context[f] = data->context[f].value[user];
-    return OK;
+    return recommender_n_users(v->r) > 0 ? serve_batch(v) : OK;
 }
 
-static int64_t newest_time(const seq_file *data) {
-    int64_t newest = 0;
-    for (uint64_t i = 0; i < data->n_events; i++)
-        if (i == 0 || data->time[i] > newest) newest = data->time[i];
-    return newest;
+static void tell_unknown(const user_list *l, const char *where) {
+    const id_count *c = &l->count;
+    if (c->n_unknown == 0) return;
+    log_warn("%s: %" PRIu64 " of %" PRIu64 " users %s not in the data and got the most popular "
+             "items; the first is '%s'",
+             where, c->n_unknown, c->n, c->n_unknown == 1 ? "is" : "are", c->first_unknown);
 }
 
-/* One id of "12,99,..."; *text moves past the comma. */
-static status next_item(const char **text, const seq_file *data, uint32_t *item) {
-    char id[ID_BYTES];
-    size_t n = strcspn(*text, ",");
-    if (n == 0 || n >= sizeof id)
-        return fail(ERR_USAGE, "--history: ids are parted by single commas: 12,99,...");
-    memcpy(id, *text, n);
-    id[n] = '\0';
-    *item = seq_find_item(data, id);
-    if (*item == 0) return fail(ERR_USAGE, "--history: %s has no item '%s'", data->path, id);
-    *text += n + ((*text)[n] == ',');
-    return OK;
+static status serve_users(service *v) {
+    user_list l;
+    const char *file = v->a->users.file;
+    status st = user_list_open(&l, &v->a->users, v->s->data);
+    if (st == OK && !sink_is_terminal(&v->out.out))
+        progress_begin(&v->bar, "recommending", "users", user_list_total(&l));
+    if (st == OK) st = serve_list(v, &l);
+    progress_end(&v->bar);
+    if (st == OK && v->n_served == 0)
+        st = fail(ERR_FORMAT, "%s: there is no user in it", file != NULL ? file : v->a->data);
+    if (st == OK) tell_unknown(&l, file != NULL ? file : "--user");
+    user_list_close(&l);
+    return st;
 }
 
-/* A user who is not in the data: items in order, a minute apart, from the end of the data on. */
-static status take_history(one_user *u, const recommend_args *a, const session *s) {
+static status serve_history(service *v, const given_history *g) {
+    user_events u = given_history_events(g, v->s->data);
+    TRY(recommend_show_history(&v->out, &u, g->has_times));
+    TRY(recommender_add(v->r, &u));
+    return serve_batch(v);
+}
+
+static status serve(const recommend_args *a, session *s, const uint8_t *is_allowed,
+                    const given_history *g) {
+    static const char *const columns[] = {"score"};
+    service v = {.a = a, .s = s};
+    bool is_alone = g != NULL || a->users.users.n_items == 1;
+    recommender_config c = {.k = (int32_t)a->k,
+                            .max_users = is_alone ? 1 : s->eval_batch,
+                            .keeps_seen = a->keeps_seen,
+                            .is_allowed = is_allowed,
+                            .max_events = g != NULL ? g->n : 0};
+    v.out = (answers){.format = a->format,
+                      .data = s->data,
+                      .subject = "user",
+                      .heading = is_alone ? "Recommended" : NULL,
+                      .columns = columns,
+                      .n_columns = 1};
+    status st = recommender_create(&v.r, s, &c);
+    if (st == OK) st = answers_open(&v.out, a->out);
+    if (st == OK) st = g != NULL ? serve_history(&v, g) : serve_users(&v);
+    st = answers_close(&v.out, st);
+    recommender_destroy(v.r);
+    waiting_users_fini(&v.waiting);
+    return st;
+}
+
+/* --history TEXT or @FILE. */
+static status recommend_history(const recommend_args *a, session *s, const uint8_t *is_allowed) {
     const char *text = a->history;
-    int64_t n = 1, skip, start = newest_time(s->data);
-    for (const char *c = text; *c != '\0'; c++)
-        n += *c == ',';
-    skip = n > s->max_history ? n - s->max_history : 0;
-    TRY(one_user_init(u, (int32_t)(n - skip), s->data->n_users, s->data));
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t item;
-        TRY(next_item(&text, s->data, &item));
-        if (i < skip) continue;
-        u->item[i - skip] = item;
-        u->time[i - skip] = start + (i + 1) * SECONDS_BETWEEN * s->data->time_per_second;
-    }
-    if (*text != '\0') return fail(ERR_USAGE, "--history: a comma at the end");
-    return OK;
-}
-
-static void print_item(const seq_file *data, buf *id, buf *title, uint32_t item, const char *lead,
-                       const char *extra) {
-    char a[SHOW_BYTES], b[SHOW_BYTES];
-    if (seq_item_name(data, item, id) != OK || seq_item_title(data, item, title) != OK) return;
-    printf("  %s  %8s  %-56s %s\n", lead, show_text(a, buf_str(id), id->n_bytes, 16),
-           data->title.n > 0 ? show_text(b, buf_str(title), title->n_bytes, 56) : "", extra);
-}
-
-static void print_text(const seq_file *data, const recommend_args *a, const one_user *u,
-                       const int32_t *best, const float *score) {
-    char lead[32], extra[64], date[SHOW_BYTES];
-    int32_t n = u->view.n_tokens, from = n > SHOWN_EVENTS ? n - SHOWN_EVENTS : 0;
-    show_style style = show_stdout_style();
-    buf id, title;
-    buf_init(&id);
-    buf_init(&title);
-    printf("%sHistory%s: %d event%s%s%s\n\n", style.bold, style.plain, n, n == 1 ? "" : "s",
-           from > 0 ? ", the newest ten" : "", n == 0 ? " (nothing is known of this user)" : "");
-    for (int32_t i = from; i < n; i++) {
-        snprintf(lead, sizeof lead, "%5d", i + 1);
-        snprintf(extra, sizeof extra, "%.32s",
-                 a->user != NULL ? show_date(date, u->time[i] / data->time_per_second) : "");
-        print_item(data, &id, &title, u->item[i], lead, extra);
-    }
-    printf("\n%sRecommended%s%s\n\n", style.bold, style.plain,
-           best[0] < 0 ? ": nothing; every item that the model knows is in the history, or its "
-                         "score is no number"
-                       : "");
-    for (int64_t i = 0; i < a->k && best[i] >= 0; i++) {
-        snprintf(lead, sizeof lead, "%5d", (int)i + 1);
-        snprintf(extra, sizeof extra, "%10.4f", (double)score[i]);
-        print_item(data, &id, &title, (uint32_t)best[i], lead, extra);
-    }
-    buf_fini(&id);
-    buf_fini(&title);
-}
-
-static status write_items(json_writer *w, const seq_file *data, const uint32_t *item, int64_t n,
-                          const float *score) {
-    buf text;
+    char *content = NULL;
+    size_t n = strlen(text);
+    given_history g = {0};
     status st = OK;
-    buf_init(&text);
-    json_array_open(w);
-    for (int64_t i = 0; i < n && st == OK; i++) {
-        json_object_open(w);
-        st = seq_item_name(data, item[i], &text);
-        if (st == OK) json_key_string(w, "item", buf_str(&text));
-        if (st == OK) st = seq_item_title(data, item[i], &text);
-        if (st == OK && data->title.n > 0) json_key_string(w, "title", buf_str(&text));
-        if (score != NULL) json_key_double(w, "score", (double)score[i]);
-        json_object_close(w);
+    if (text[0] == '@') {
+        st = file_read_all(text + 1, MAX_HISTORY_BYTES, &content, &n);
+        text = content;
     }
-    json_array_close(w);
-    buf_fini(&text);
+    if (st == OK) st = given_history_read(&g, s->data, s->limits.n_actions, text, n);
+    if (st == ERR_USAGE) st = fail_prefix(st, "--history");
+    if (st == OK) st = serve(a, s, is_allowed, &g);
+    given_history_fini(&g);
+    mem_free(content);
     return st;
 }
 
-static status print_json(const seq_file *data, const recommend_args *a, const one_user *u,
-                         const int32_t *best, const float *score) {
-    json_writer w;
-    buf text;
-    uint32_t item[MAX_K];
-    int64_t n = 0;
-    for (; n < a->k && best[n] >= 0; n++)
-        item[n] = (uint32_t)best[n];
-    buf_init(&text);
-    json_begin(&w, &text, 0);
-    json_object_open(&w);
-    if (a->user != NULL) json_key_string(&w, "user", a->user);
-    json_key(&w, "history");
-    status st = write_items(&w, data, u->item, u->view.n_tokens, NULL);
-    json_key(&w, "recommended");
-    if (st == OK) st = write_items(&w, data, item, n, score);
-    json_object_close(&w);
-    if (st == OK) st = json_finish(&w);
-    if (st == OK) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
-    return st;
-}
-
-/* The k items with the highest scores that are not in the history: their numbers, or -1. */
-static status find_best(session *s, const one_user *u, int32_t k, int32_t *best, float *score) {
-    model_items corpus;
-    pass *p;
-    rank_query q = {.corpus = &corpus, .k = k, .best = best, .score = score};
-    TRY(pass_create(&p, s->model, &(pass_config){.max_users = 1}));
-    status st = model_corpus(s->model, &corpus);
-    if (st == OK) st = pass_rank(p, &u->view, &q);
-    pass_destroy(p);
-    return st;
+/* --allow and --deny as one flag for each item; *out is NULL where neither is given. */
+static status read_allowed(const recommend_args *a, const seq_file *data, uint8_t **out) {
+    id_count count;
+    *out = NULL;
+    if (a->allow == NULL && a->deny == NULL) return OK;
+    TRY(MEM_NEW(out, data->n_items + 1));
+    if (a->allow == NULL) memset(*out, 1, data->n_items + 1);
+    if (a->allow != NULL) {
+        TRY(id_lines_mark(a->allow, data, 1, *out, &count));
+        if (count.n == count.n_unknown)
+            return fail(ERR_USAGE, "--allow %s: %" PRIu64 " ids, and none is an item of the model",
+                        a->allow, count.n);
+        id_count_tell(&count, a->allow);
+    }
+    if (a->deny != NULL) {
+        TRY(id_lines_mark(a->deny, data, 0, *out, &count));
+        id_count_tell(&count, a->deny);
+    }
+    return OK;
 }
 
 static status recommend(const recommend_args *a, session *s) {
-    int32_t best[MAX_K], k = (int32_t)a->k;
-    float score[MAX_K];
-    one_user u = {0};
-    if (s->config->task != TASK_RETRIEVAL)
-        return fail(ERR_UNSUPPORTED,
-                    "%s: this model ranks given candidates; recommending needs a retrieval model",
-                    a->path);
-    if (k > s->limits.n_items) k = s->limits.n_items;
-    for (int64_t i = 0; i < a->k; i++)
-        best[i] = -1;
-    status st = a->user != NULL ? take_user(&u, a, s) : take_history(&u, a, s);
-    if (st == OK) st = find_best(s, &u, k, best, score);
-    if (st == OK && a->is_json) st = print_json(s->data, a, &u, best, score);
-    if (st == OK && !a->is_json) print_text(s->data, a, &u, best, score);
-    one_user_fini(&u);
+    uint8_t *is_allowed;
+    status st = read_allowed(a, s->data, &is_allowed);
+    if (st == OK && a->similar.n_items > 0)
+        st = recommend_similar(a, s, is_allowed);
+    else if (st == OK)
+        st = a->history != NULL ? recommend_history(a, s, is_allowed)
+                                : serve(a, s, is_allowed, NULL);
+    mem_free(is_allowed);
     return st;
 }
 
 static status run(const recommend_args *a) {
     work w;
     trained t;
+    bool is_alone = a->history != NULL || a->similar.n_items > 0 || a->users.users.n_items == 1;
     TRY(work_open(&w, a->data, a->device));
-    status st = trained_open(&t, a->path, w.data, w.be, 1);
+    status st = trained_open(&t, a->path, w.data, w.be, is_alone ? 1 : 0);
     if (st == OK) st = recommend(a, &t.session);
     trained_close(&t);
     work_close(&w);
     return st;
 }
 
+static status check(const recommend_args *a, const arg_spec *spec) {
+    int n = user_choice_n(&a->users) + (a->history != NULL) + (a->similar.n_items > 0);
+    if (a->data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec->usage);
+    if (n != 1)
+        return fail(ERR_USAGE, "give either --user ID, --users FILE, --all-users, --history or "
+                               "--similar ITEM");
+    return OK;
+}
+
 status cmd_recommend(int argc, char **argv) {
     recommend_args a = {.k = 10, .device = "auto"};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR",
-         "Prepared data; items are matched to the model's by their ids.", 0, 0},
-        {"--user", ARG_TEXT, &a.user, "ID", "A user of the data, by its id there.", 0, 0},
-        {"--history", ARG_TEXT, &a.history, "ID,ID,...",
-         "Instead of a user: items somebody had, oldest first, by their ids in the data.", 0, 0},
-        {"-k", ARG_INT, &a.k, "K", "How many (default 10).", 1, MAX_K},
+        {"--data", ARG_TEXT, &a.data, "DIR", "Data with the users' events.", 0, 0},
+        {"For whom, one of", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        USER_OPTIONS(&a.users),
+        {"--history", ARG_TEXT, &a.history, "EVENTS",
+         "Somebody who is not in the data: ids, oldest first (12,99,7), or JSON, also with times "
+         "and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": 1}, ...]; @FILE reads it "
+         "from a file.",
+         0, 0},
+        {"--similar", ARG_LIST, &a.similar, "ITEM",
+         "No user: the items nearest to this one, by the cosine of the model's embeddings; may be "
+         "given several times.",
+         0, 0},
+        {"What", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"-k", ARG_INT, &a.k, "K", "How many items for each (default 10).", 1, RECOMMEND_MAX_K},
+        {"--keep-seen", ARG_FLAG, &a.keeps_seen, NULL,
+         "Also items that the user has had; without it the whole history is left out.", 0, 0},
+        {"--allow", ARG_TEXT, &a.allow, "FILE", "Only these items: ids, one a line.", 0, 0},
+        {"--deny", ARG_TEXT, &a.deny, "FILE", "Not these items: ids, one a line.", 0, 0},
+        {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--format", ARG_TEXT, &a.format_name, "FORMAT", ANSWER_FORMATS, 0, 0},
+        {"--json", ARG_FLAG, &a.is_json, NULL, "The same as --format jsonl.", 0, 0},
+        {"--out", ARG_TEXT, &a.out, "FILE",
+         "Write to a file, which appears when it is complete; - is stdout (default).", 0, 0},
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
         {0},
     };
-    const arg_spec spec = {"hstu recommend CHECKPOINT|RUN --data DIR --user ID [-k 10]",
-                           "Recommends items to one user: the highest scores of the catalogue, "
-                           "without the items of the user's history.",
-                           options,
-                           1,
-                           1,
-                           NULL};
-    TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
-    if (is_help) return OK;
-    if (a.data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec.usage);
-    if ((a.user == NULL) == (a.history == NULL))
-        return fail(ERR_USAGE, "give either --user ID or --history ID,ID,...");
-    return run(&a);
+    const arg_spec spec = {
+        "hstu recommend CHECKPOINT|RUN --data DIR --user ID [-k 10]",
+        "Recommends items to users: the highest scores of the catalogue, without the items of the "
+        "user's history. A user without events gets the most popular items, and the output says "
+        "so (source).",
+        options,
+        1,
+        1,
+        "A run stands for its newest checkpoint (RUN/last).\n"};
+    status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
+    if (st == OK && !is_help) st = check(&a, &spec);
+    if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);
+    if (st == OK && !is_help) st = run(&a);
+    mem_free(a.users.users.item);
+    mem_free(a.similar.item);
+    return st;
 }

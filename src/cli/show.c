@@ -68,6 +68,13 @@ const char *show_path(char text[SHOW_PATH_BYTES], const char *path) {
     return escape_text(text, SHOW_PATH_BYTES, path);
 }
 
+int show_columns(const char *text) {
+    int n = 0;
+    for (; *text != '\0'; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80; /* not the later bytes of a character */
+    return n;
+}
+
 show_style show_stdout_style(void) {
     if (!env_wants_colour(STDOUT_FILENO)) return (show_style){"", "", "", ""};
     return (show_style){"\033[1m", "\033[36m", "\033[2m", "\033[0m"};

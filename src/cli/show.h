@@ -25,6 +25,9 @@ const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int wid
 /* A path, or another text that stands at the end of a line: whole, with the same escapes. */
 const char *show_path(char text[SHOW_PATH_BYTES], const char *path);
 
+/* Characters of a text that show_text made: what a terminal needs columns for. */
+int show_columns(const char *text);
+
 /* "\033[1m" and so on where colours are wanted on stdout, else "". */
 typedef struct show_style {
     const char *bold, *bar, *dim, *plain;

@@ -46,14 +46,15 @@ static status alloc_hidden(pass *p, const nn_room *room) {
     return NN_NEW(&p->memory, &p->loss, 1);
 }
 
-static status alloc_head(pass *p, const nn_room *room) {
+static status alloc_head(pass *p, const pass_config *c, const nn_room *room) {
     const model *m = p->m;
     if (m->is_ranking) return ranking_alloc(&p->ranking, &m->ranking, room);
     TRY(retrieval_alloc(&p->retrieval, &m->retrieval, room));
     if (room->is_training) return OK;
-    /* Offsets, targets, and a row for each event. */
-    return STAGED_NEW(&p->memory, &p->lists,
-                      room->max_users * (2 + (int64_t)m->plan.max_events) + 1);
+    int64_t n_events = room->max_users * m->plan.max_events;
+    p->max_seen = c->max_seen > n_events ? c->max_seen : n_events;
+    /* Offsets, targets, and the rows to leave out. */
+    return STAGED_NEW(&p->memory, &p->lists, 2 * room->max_users + 1 + p->max_seen);
 }
 
 static status alloc_all(pass *p, const pass_config *c) {
@@ -67,7 +68,7 @@ static status alloc_all(pass *p, const pass_config *c) {
     TRY(input_alloc(&p->input, &p->m->input, &room));
     TRY(alloc_layers(p, &room));
     TRY(alloc_hidden(p, &room));
-    return alloc_head(p, &room);
+    return alloc_head(p, c, &room);
 }
 
 status pass_create(pass **out, model *m, const pass_config *c) {

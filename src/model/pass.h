@@ -18,6 +18,9 @@ typedef struct pass_config {
     /* A pass whose activations this one may overwrite, so that it needs little memory of its own;
      * or NULL. That pass must outlive this one, and its results are lost whenever this one runs. */
     pass *lender;
+    /* Most rows that pass_rank is told to leave out for the users of one batch; where it takes them
+     * from the batch itself, 0 is enough. */
+    int64_t max_seen;
 } pass_config;
 
 /* Creates a pass; a training pass allocates the gradients of its model, unless another pass already
@@ -62,9 +65,13 @@ status pass_encode(pass *p, const batch *b, const void **out);
 status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows);
 
 /* Retrieval: the catalogue ranked for every user of a batch by its encoded state, without the items
- * of its history. */
+ * it has seen: those of its history in the batch, as evaluation does, or the rows that the query
+ * lists, such as the whole history. */
 typedef struct rank_query {
     const model_items *corpus;
+    /* host: (B + 1) and the rows of the corpus to leave out, ascending and distinct for each user;
+     * NULL: the history in the batch */
+    const int32_t *seen_offsets, *seen;
     const int32_t *target; /* host (B): rows of the corpus whose ranks are wanted; or NULL */
     int32_t *rank;         /* host (B): from 1 */
     int32_t k;             /* or 0 */
@@ -76,6 +83,9 @@ status pass_rank(pass *p, const batch *b, const rank_query *q);
 /* The rows of the corpus in the users' histories: offsets (B + 1) and rows, ascending and distinct;
  * `rows` has room for the tokens of the batch. */
 void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows);
+
+/* Sorts n rows and keeps one of each; returns how many are left. */
+int32_t pass_distinct_rows(int32_t *rows, int32_t n);
 
 uint64_t pass_memory_bytes(const pass *p); /* of the backend, without what is borrowed */
 

@@ -9,8 +9,7 @@ static int compare_rows(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sorts n rows and keeps one of each; returns how many are left. */
-static int32_t sort_distinct(int32_t *rows, int32_t n) {
+int32_t pass_distinct_rows(int32_t *rows, int32_t n) {
     int32_t kept = 0;
     if (n > 0) qsort(rows, (size_t)n, sizeof *rows, compare_rows);
     for (int32_t i = 0; i < n; i++)
@@ -27,20 +26,35 @@ void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets,
             int32_t row = corpus->row[b->item[i]];
             if (row >= 0) rows[n + n_mine++] = row;
         }
-        n += sort_distinct(rows + n, n_mine);
+        n += pass_distinct_rows(rows + n, n_mine);
         offsets[u + 1] = n;
     }
+}
+
+/* The rows that the query lists; they must fit the memory of the pass. */
+static status copy_seen(const pass *p, const rank_query *q, int32_t n, int32_t *offsets,
+                        int32_t *seen) {
+    int32_t n_seen = q->seen_offsets[n];
+    if (n_seen > p->max_seen)
+        return fail(ERR_CONFIG, "%d rows to leave out; the pass was made for %lld", n_seen,
+                    (long long)p->max_seen);
+    memcpy(offsets, q->seen_offsets, (size_t)(n + 1) * sizeof *offsets);
+    memcpy(seen, q->seen, (size_t)n_seen * sizeof *seen);
+    return OK;
 }
 
 /* Offsets, targets and seen rows are contiguous, so that one copy sends them. */
 static status send_lists(pass *p, const batch *b, const rank_query *q, rank_args *a) {
     int32_t n = b->n_users, *offsets = p->lists.host, *target = offsets + n + 1, *seen = target + n;
-    pass_seen_rows(b, q->corpus, offsets, seen);
+    if (q->seen_offsets != NULL)
+        TRY(copy_seen(p, q, n, offsets, seen));
+    else
+        pass_seen_rows(b, q->corpus, offsets, seen);
     if (q->target != NULL) memcpy(target, q->target, (size_t)n * sizeof *target);
     a->seen_offsets = p->lists.device;
     a->target = q->target != NULL ? p->lists.device + n + 1 : NULL;
     a->seen = p->lists.device + 2 * n + 1;
-    return STAGED_SEND(p->m->be, &p->lists, 2 * n + 1 + offsets[n]);
+    return STAGED_SEND(p->m->be, &p->lists, 2 * (int64_t)n + 1 + offsets[n]);
 }
 
 status pass_rank(pass *p, const batch *b, const rank_query *q) {

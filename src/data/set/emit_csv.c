@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/csv_write.h"
 #include "base/json.h"
 
 enum { NUMBER_BYTES = 24, FLUSH_BYTES = 1 << 20 };
@@ -20,26 +21,6 @@ static void put_number(buf *b, int64_t value) {
         b->data[b->n_bytes++] = digits[--n];
 }
 
-/* Appends text inside a quoted field. */
-static status put_quoted(buf *b, const char *text, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (text[i] == '"') TRY(buf_char(b, '"'));
-        TRY(buf_char(b, text[i]));
-    }
-    return OK;
-}
-
-/* Appends a field, with quotes where its content needs them. */
-static status put_field(buf *b, const char *text, size_t n) {
-    bool is_plain = n > 0;
-    for (size_t i = 0; i < n; i++)
-        is_plain &= strchr("\",\r\n", text[i]) == NULL && text[i] != '\0';
-    if (is_plain) return buf_append(b, text, n);
-    TRY(buf_char(b, '"'));
-    TRY(put_quoted(b, text, n));
-    return buf_char(b, '"');
-}
-
 static status put_item_text(buf *b, const seq_file *s, uint32_t item, buf *scratch) {
     const text_column *texts = &s->item_text;
     uint64_t from = texts->offsets[item], to = texts->offsets[item + 1];
@@ -48,7 +29,7 @@ static status put_item_text(buf *b, const seq_file *s, uint32_t item, buf *scrat
     json_begin(&w, scratch, 0);
     json_string_n(&w, texts->bytes + from, (size_t)(to - from));
     TRY(json_finish(&w));
-    return put_quoted(b, buf_str(scratch), scratch->n_bytes);
+    return csv_put_quoted(b, buf_str(scratch), scratch->n_bytes);
 }
 
 typedef enum { LIST_ITEM, LIST_ACTION, LIST_TIME } list_kind;
@@ -74,7 +55,7 @@ static status put_list(buf *b, const seq_file *s, list_kind kind, uint64_t user,
 
 static status put_user(buf *b, const seq_file *s, uint64_t user, buf *scratch) {
     TRY(seq_user_name(s, user, scratch));
-    TRY(put_field(b, buf_str(scratch), scratch->n_bytes));
+    TRY(csv_put_field(b, buf_str(scratch), scratch->n_bytes));
     for (int kind = LIST_ITEM; kind <= LIST_TIME; kind++)
         TRY(put_list(b, s, (list_kind)kind, user, scratch));
     return buf_char(b, '\n');
@@ -83,7 +64,7 @@ static status put_user(buf *b, const seq_file *s, uint64_t user, buf *scratch) {
 static status write_rows(const seq_file *s, const char *item_name, out_file *f, buf *b,
                          buf *scratch) {
     TRY(buf_text(b, "user_id,"));
-    TRY(put_field(b, item_name, strlen(item_name)));
+    TRY(csv_put_field(b, item_name, strlen(item_name)));
     TRY(buf_text(b, ",rating,unix_timestamp\n"));
     for (uint64_t user = 0; user < s->n_users; user++) {
         TRY(put_user(b, s, user, scratch));

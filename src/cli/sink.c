@@ -1,0 +1,48 @@
+#include "cli/sink.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool is_special(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
+status sink_open(sink *s, const char *path) {
+    *s = (sink){0};
+    if (path == NULL || strcmp(path, "-") == 0) {
+        s->stream = stdout;
+        return OK;
+    }
+    if (!is_special(path)) return out_file_create(&s->file, path);
+    s->stream = fopen(path, "we");
+    return s->stream != NULL ? OK : fail_errno("%s: cannot be opened", path);
+}
+
+static status write_failed(const sink *s) {
+    if (errno == EPIPE) return fail(ERR_IO, "%s", "");
+    return fail_errno("writing to %s failed: the output is incomplete",
+                      s->stream == stdout ? "stdout" : "the device or pipe of --out");
+}
+
+status sink_write(sink *s, const void *bytes, size_t n) {
+    if (s->file != NULL) return out_file_write(s->file, bytes, n);
+    return fwrite(bytes, 1, n, s->stream) == n ? OK : write_failed(s);
+}
+
+status sink_close(sink *s, status st) {
+    out_file *file = s->file;
+    FILE *stream = s->stream;
+    *s = (sink){0};
+    if (file != NULL && st == OK) return out_file_commit(file);
+    if (file != NULL) out_file_abandon(file);
+    if (stream == stdout || stream == NULL) return st; /* main flushes it, and looks */
+    bool is_written = fclose(stream) == 0;
+    return st != OK || is_written ? st : write_failed(&(sink){.stream = NULL});
+}
+
+bool sink_is_terminal(const sink *s) {
+    return s->stream != NULL && isatty(fileno(s->stream)) != 0;
+}

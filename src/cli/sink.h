@@ -1,0 +1,30 @@
+/* Where a command's data goes: stdout, or a file that appears whole or not at all. */
+#ifndef HSTU_CLI_SINK_H
+#define HSTU_CLI_SINK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "base/file.h"
+#include "base/status.h"
+
+typedef struct sink {
+    out_file *file; /* a new file, or */
+    FILE *stream;   /* stdout, or a device or pipe, which is written to as it is */
+} sink;
+
+/* path: a file, which is replaced at the end; NULL or "-": stdout. */
+status sink_open(sink *s, const char *path);
+
+/* A failed write names the place; a reader of stdout that has gone gives ERR_IO without a word. */
+status sink_write(sink *s, const void *bytes, size_t n);
+
+/* Ends it: where st is OK the file appears, and what goes wrong then is returned; else the place is
+ * as it was before, and st is returned. */
+status sink_close(sink *s, status st);
+
+/* Whether it is the terminal, on which a progress bar would be in the way. */
+bool sink_is_terminal(const sink *s);
+
+#endif

@@ -1,0 +1,86 @@
+#include "model/histories.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+user_events user_events_of(const seq_file *data, uint64_t user) {
+    user_events u = {.user = user};
+    if (user >= data->n_users) {
+        u.user = data->n_users;
+        return u;
+    }
+    uint64_t first = data->offsets[user];
+    u.n = seq_length(data, user);
+    u.item = data->item + first;
+    u.action = data->action + first;
+    u.time = data->time + first;
+    for (int f = 0; f < data->n_context; f++)
+        u.context[f] = data->context[f].value[user];
+    return u;
+}
+
+static status alloc_batch(batch *b, size_t n_users, size_t n_events) {
+    TRY(MEM_NEW(&b->offsets, n_users + 1));
+    TRY(MEM_NEW(&b->users, n_users));
+    TRY(MEM_NEW(&b->n_targets, n_users));
+    TRY(MEM_NEW(&b->context, n_users * (size_t)b->n_context));
+    TRY(MEM_NEW(&b->item, n_events));
+    TRY(MEM_NEW(&b->action, n_events));
+    return MEM_NEW(&b->time, n_events);
+}
+
+status histories_init(histories *h, const session *s, int32_t max_users) {
+    *h = (histories){
+        .max_users = max_users, .max_history = s->max_history, .max_events = s->limits.max_events};
+    h->view.n_context = s->data->n_context;
+    h->view.is_last = true;
+    return alloc_batch(&h->view, (size_t)max_users, (size_t)max_users * (size_t)h->max_events);
+}
+
+void histories_fini(histories *h) {
+    mem_free(h->view.offsets);
+    mem_free(h->view.users);
+    mem_free(h->view.n_targets);
+    mem_free(h->view.context);
+    mem_free(h->view.item);
+    mem_free(h->view.action);
+    mem_free(h->view.time);
+    *h = (histories){0};
+}
+
+void histories_clear(histories *h) {
+    h->view.n_users = h->view.n_tokens = 0;
+}
+
+static void put_events(batch *b, const user_events *u, uint64_t n) {
+    uint64_t first = u->n - n;
+    size_t at = (size_t)b->n_tokens, count = (size_t)n;
+    if (n == 0) return;
+    memcpy(b->item + at, u->item + first, count * sizeof *b->item);
+    memcpy(b->action + at, u->action + first, count * sizeof *b->action);
+    memcpy(b->time + at, u->time + first, count * sizeof *b->time);
+    b->n_tokens += (int32_t)n;
+}
+
+status histories_add(histories *h, const user_events *u, const uint32_t *candidate,
+                     int32_t n_candidates) {
+    batch *b = &h->view;
+    if (b->n_users == h->max_users || n_candidates > h->max_events)
+        return fail(ERR_CONFIG, "a batch of %d users and %d candidates is full", h->max_users,
+                    h->max_events);
+    int32_t room = h->max_events - n_candidates, user = b->n_users++;
+    if (room > h->max_history) room = h->max_history;
+    put_events(b, u, u->n < (uint64_t)room ? u->n : (uint64_t)room);
+    for (int32_t i = 0; i < n_candidates; i++, b->n_tokens++) {
+        b->item[b->n_tokens] = candidate[i];
+        b->action[b->n_tokens] = 0;
+        b->time[b->n_tokens] = u->n > 0 ? u->time[u->n - 1] : 0;
+    }
+    b->users[user] = u->user;
+    b->n_targets[user] = n_candidates;
+    b->offsets[user + 1] = b->n_tokens;
+    memcpy(b->context + (size_t)user * (size_t)b->n_context, u->context,
+           (size_t)b->n_context * sizeof *b->context);
+    return OK;
+}

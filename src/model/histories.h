@@ -1,0 +1,42 @@
+/* Histories: the events of users as a batch for inference.
+ *
+ * user_events is everything known of one user, whether it is a user of the data or somebody whose
+ * events were given by hand.  A model reads the newest events, its window; the rest still says what
+ * the user has seen.  histories copies windows into a batch, with candidates after them where there
+ * are any.  One thread at a time. */
+#ifndef HSTU_MODEL_HISTORIES_H
+#define HSTU_MODEL_HISTORIES_H
+
+#include "data/set/batcher.h"
+#include "model/session.h"
+
+/* A view: the events belong to the data, or to whoever made them. */
+typedef struct user_events {
+    uint64_t user; /* number in the data; n_users of the data: not one of its users */
+    uint64_t n;
+    const uint32_t *item;   /* (n), oldest first */
+    const uint16_t *action; /* (n) */
+    const int64_t *time;    /* (n), ticks of the data */
+    uint32_t context[CONTEXT_MAX];
+} user_events;
+
+/* A user of the data; with user = n_users, somebody of whom nothing is known. */
+user_events user_events_of(const seq_file *data, uint64_t user);
+
+typedef struct histories {
+    batch view; /* the users added so far */
+    int32_t max_users, max_history;
+    int32_t max_events; /* of a user, candidates included */
+} histories;
+
+/* Memory for max_users users of the session's model. */
+status histories_init(histories *h, const session *s, int32_t max_users);
+void histories_fini(histories *h);
+void histories_clear(histories *h);
+
+/* Adds a user: the newest events that fit, then the candidates.  Their actions are not known and
+ * read as 0; their time is that of the newest event. */
+status histories_add(histories *h, const user_events *u, const uint32_t *candidate,
+                     int32_t n_candidates);
+
+#endif

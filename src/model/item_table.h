@@ -1,0 +1,29 @@
+/* Item table: the embedding rows of a trained model's items, to be searched in or exported.
+ *
+ * Retrieval: the rows as they are scored.  Ranking: the rows as they are read, before the MLP where
+ * the model has one.  Items without a row in a dynamic table are not there.  One thread at a time;
+ * the model must outlive it. */
+#ifndef HSTU_MODEL_ITEM_TABLE_H
+#define HSTU_MODEL_ITEM_TABLE_H
+
+#include "model/model.h"
+#include "nn/memory.h"
+
+typedef struct item_table {
+    nn_memory memory; /* of what is not the model's own */
+    model_items items;
+    int32_t n_items; /* V: items.row has an entry for each, and for 0 */
+    int32_t dim;
+} item_table;
+
+status item_table_init(item_table *t, model *m);
+void item_table_fini(item_table *t); /* a failed init too */
+
+/* The same table with the items alone whose flag is not 0; is_kept: (V + 1), by item number.  Rows
+ * keep their bits, so that scores do too. */
+status item_table_keep(item_table *t, const uint8_t *is_kept);
+
+/* Rows first .. first + n - 1 to the host: (n, dim). */
+status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_host);
+
+#endif
