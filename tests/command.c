@@ -5,7 +5,7 @@
 
 /* Whether a command, up to the end of its part of the line, computes on a device. */
 static bool computes(const char *words, size_t n) {
-    static const char *const verbs[] = {"train",           "eval",        "recommend",
+    static const char *const verbs[] = {"train",           "eval",        "recommend",      "score",
                                         "bench attention", "bench train", "bench embedding"};
     for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++) {
         size_t length = strlen(verbs[i]);

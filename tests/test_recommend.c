@@ -1,27 +1,6 @@
 /* hstu recommend from outside. */
 #include "base/json.h"
-#include "train_test.h"
-
-/* Runs a shell command in the test's folder, with a trained run there, a small one of synthetic
- * data; "hstu" is the program.  The exit code must be as wanted. */
-static char *shell(int want, const char *command) {
-    char *text, line[4096];
-    snprintf(line, sizeof line, "%s/m.gin", test_folder());
-    if (!file_exists(line)) {
-        FILE *f = fopen(line, "w");
-        CHECK(f != NULL && fputs(retrieval_gin, f) >= 0 && fclose(f) == 0);
-        synth_folder();
-        CHECK_EQ(test_command(NULL,
-                              "cd %s && ln -s %s hstu && %s train --device cpu --gin-config-file "
-                              "m.gin --data data --out run --epochs 1",
-                              test_folder(), test_program(), test_program()),
-                 0);
-    }
-    int code = test_command(&text, "cd %s && export ASAN_OPTIONS=detect_leaks=0 && { %s; }",
-                            test_folder(), command);
-    if (code != want) FAIL_TEST("%s: code %d, not %d: %s", command, code, want, text);
-    return text;
-}
+#include "run_test.h"
 
 /* ./hstu recommend run --data data ARGS, on the CPU. */
 static char *said(int want, const char *args) {
@@ -34,18 +13,6 @@ static void says(int want, const char *args, const char *part) {
     char *text = said(want, args);
     CHECK_CONTAINS(text, part);
     free(text);
-}
-
-/* The n-th line of a text as JSON. */
-static const json_value *line_of(arena *a, const char *text, int n) {
-    const json_value *v;
-    for (; n > 0; n--) {
-        text = strchr(text, '\n');
-        CHECK(text != NULL);
-        text++;
-    }
-    CHECK_OK(json_parse(a, "line", text, strcspn(text, "\n"), &v));
-    return v;
 }
 
 static int64_t id_at(const json_value *line, size_t i) {

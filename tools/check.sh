@@ -119,7 +119,7 @@ device_tests() {
 # their device (./run demo and ./run bench are for users, and use what is there).  Commands that a test composes
 # from parts are checked when it runs, by test_command.
 devices() {
-    verbs='(train|eval|recommend|bench (attention|embedding|train))( |$)'
+    verbs='(train|eval|recommend|score|bench (attention|embedding|train))( |$)'
     for file in tests/*.[ch] tools/*.sh bench/*.sh Makefile .ci/run; do
         case $file in
         *.[ch]) # A line a string: adjacent ones are one, and the program is their %s.

@@ -9,7 +9,17 @@
 #include "base/csv_write.h"
 #include "base/float_text.h"
 
-enum { ID_WIDTH = 16, TITLE_WIDTH = 56, VALUE_WIDTH = 10 };
+enum { ID_WIDTH = 16, TITLE_WIDTH = 56, SHORT_TITLE = 24, MANY_COLUMNS = 3, VALUE_WIDTH = 10 };
+
+/* Many numbers leave little room for a title. */
+static int title_width(const answers *a) {
+    return a->n_columns >= MANY_COLUMNS ? SHORT_TITLE : TITLE_WIDTH;
+}
+
+static int value_width(const answers *a, int i) {
+    int n = (int)strlen(a->columns[i]);
+    return n > VALUE_WIDTH ? n : VALUE_WIDTH;
+}
 
 status answer_format_parse(const char *name, bool is_json, answer_format *out) {
     static const char *const names[] = {"table", "csv", "jsonl"};
@@ -26,7 +36,7 @@ status answer_format_parse(const char *name, bool is_json, answer_format *out) {
 }
 
 static status write_header(answers *a) {
-    TRY(buf_printf(&a->line, "%s,rank,id", a->subject));
+    TRY(buf_printf(&a->line, "%s%s,id", a->subject, a->has_ranks ? ",rank" : ""));
     for (int i = 0; i < a->n_columns; i++) {
         TRY(buf_char(&a->line, ','));
         TRY(csv_put_field(&a->line, a->columns[i], strlen(a->columns[i])));
@@ -86,9 +96,9 @@ static status begin_json(answers *a, const answer_subject *who) {
 }
 
 static status table_columns(answers *a) {
-    TRY(buf_printf(&a->line, "%s  %5s  %8s  %-*s", a->style.dim, "", "", TITLE_WIDTH, ""));
+    TRY(buf_printf(&a->line, "%s  %5s  %8s  %-*s", a->style.dim, "", "", title_width(a), ""));
     for (int i = 0; i < a->n_columns; i++)
-        TRY(buf_printf(&a->line, " %*s", VALUE_WIDTH, a->columns[i]));
+        TRY(buf_printf(&a->line, " %*s", value_width(a, i), a->columns[i]));
     return buf_printf(&a->line, "%s\n", a->style.plain);
 }
 
@@ -135,7 +145,8 @@ static status item_json(answers *a, const float *values) {
 static status item_csv(answers *a, const float *values) {
     char number[FLOAT_TEXT_BYTES];
     TRY(buf_append(&a->line, buf_str(&a->who), a->who.n_bytes));
-    TRY(buf_printf(&a->line, ",%" PRId64 ",", a->n_items));
+    if (a->has_ranks) TRY(buf_printf(&a->line, ",%" PRId64, a->n_items));
+    TRY(buf_char(&a->line, ','));
     TRY(csv_put_field(&a->line, buf_str(&a->id), a->id.n_bytes));
     for (int i = 0; i < a->n_columns; i++) {
         int n = isfinite(values[i]) ? float_text(number, values[i]) : 0;
@@ -158,10 +169,10 @@ status answers_put_item(answers *a, buf *to, uint64_t place, uint32_t item) {
     TRY(seq_item_name(a->data, item, &a->id));
     TRY(seq_item_title(a->data, item, &a->text));
     show_text(id, buf_str(&a->id), a->id.n_bytes, ID_WIDTH);
-    show_text(title, buf_str(&a->text), a->data->title.n > 0 ? a->text.n_bytes : 0, TITLE_WIDTH);
+    show_text(title, buf_str(&a->text), a->data->title.n > 0 ? a->text.n_bytes : 0, title_width(a));
     int n = show_columns(id);
     TRY(buf_printf(to, "  %5" PRIu64 "  %*s%s  ", place, n < 8 ? 8 - n : 0, "", id));
-    return put_padded(to, title, TITLE_WIDTH);
+    return put_padded(to, title, title_width(a));
 }
 
 static status item_table(answers *a, uint32_t item, const float *values) {
@@ -169,7 +180,11 @@ static status item_table(answers *a, uint32_t item, const float *values) {
     for (int i = 0; i < a->n_columns; i++) {
         /* A popular item's score is a number of events. */
         bool is_count = values[i] == floorf(values[i]) && fabsf(values[i]) >= 1000;
-        TRY(buf_printf(&a->line, " %*.*f", VALUE_WIDTH, is_count ? 0 : 4, (double)values[i]));
+        if (!isfinite(values[i]))
+            TRY(buf_printf(&a->line, " %*s", value_width(a, i), "-"));
+        else
+            TRY(buf_printf(&a->line, " %*.*f", value_width(a, i), is_count ? 0 : 4,
+                           (double)values[i]));
     }
     return buf_char(&a->line, '\n');
 }

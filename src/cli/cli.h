@@ -63,6 +63,7 @@ status cmd_info(int argc, char **argv);
 status cmd_train(int argc, char **argv);
 status cmd_eval(int argc, char **argv);
 status cmd_recommend(int argc, char **argv);
+status cmd_score(int argc, char **argv);
 status cmd_export(int argc, char **argv);
 status cmd_import(int argc, char **argv);
 status cmd_bench(int argc, char **argv);

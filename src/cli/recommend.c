@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "cli/recommend.h"
@@ -73,14 +72,6 @@ static status serve_list(service *v, user_list *l) {
     return recommender_n_users(v->r) > 0 ? serve_batch(v) : OK;
 }
 
-static void tell_unknown(const user_list *l, const char *where) {
-    const id_count *c = &l->count;
-    if (c->n_unknown == 0) return;
-    log_warn("%s: %" PRIu64 " of %" PRIu64 " users %s not in the data and got the most popular "
-             "items; the first is '%s'",
-             where, c->n_unknown, c->n, c->n_unknown == 1 ? "is" : "are", c->first_unknown);
-}
-
 static status serve_users(service *v) {
     user_list l;
     const char *file = v->a->users.file;
@@ -91,7 +82,7 @@ static status serve_users(service *v) {
     progress_end(&v->bar);
     if (st == OK && v->n_served == 0)
         st = fail(ERR_FORMAT, "%s: there is no user in it", file != NULL ? file : v->a->data);
-    if (st == OK) tell_unknown(&l, file != NULL ? file : "--user");
+    if (st == OK) user_list_tell(&l, "got the most popular items");
     user_list_close(&l);
     return st;
 }
@@ -118,7 +109,8 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
                       .subject = "user",
                       .heading = is_alone ? "Recommended" : NULL,
                       .columns = columns,
-                      .n_columns = 1};
+                      .n_columns = 1,
+                      .has_ranks = true};
     status st = recommender_create(&v.r, s, &c);
     if (st == OK) st = answers_open(&v.out, a->out);
     if (st == OK) st = g != NULL ? serve_history(&v, g) : serve_users(&v);

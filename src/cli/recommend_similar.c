@@ -42,7 +42,8 @@ status recommend_similar(const recommend_args *a, session *s, const uint8_t *is_
                    .data = s->data,
                    .subject = "item",
                    .columns = columns,
-                   .n_columns = 1};
+                   .n_columns = 1,
+                   .has_ranks = true};
     item_table t;
     int32_t *best = NULL;
     float *cosine = NULL;

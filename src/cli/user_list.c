@@ -1,7 +1,9 @@
 #include "cli/user_list.h"
 
+#include <inttypes.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 
 int user_choice_n(const user_choice *c) {
@@ -46,6 +48,15 @@ status user_list_next(user_list *l, uint64_t *user, const char **id, bool *is_en
     else
         *id = NULL;
     return OK;
+}
+
+void user_list_tell(const user_list *l, const char *what) {
+    const id_count *c = &l->count;
+    const char *file = l->choice->file;
+    if (c->n_unknown == 0) return;
+    log_warn("%s: %" PRIu64 " of %" PRIu64 " users %s not in the data and %s; the first is '%s'",
+             file != NULL ? file : "--user", c->n_unknown, c->n, c->n_unknown == 1 ? "is" : "are",
+             what, c->first_unknown);
 }
 
 void waiting_users_fini(waiting_users *w) {

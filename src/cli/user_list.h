@@ -49,6 +49,9 @@ uint64_t user_list_total(const user_list *l);
  * id as given, valid until the next call, else NULL.  *is_end after the last. */
 status user_list_next(user_list *l, uint64_t *user, const char **id, bool *is_end);
 
+/* Says on stderr how many users the data did not have, if any, and what became of them. */
+void user_list_tell(const user_list *l, const char *what);
+
 /* Users that wait for their answers: numbers, and ids that the data does not have. */
 typedef struct waiting_users {
     uint64_t *user;

@@ -175,8 +175,6 @@ static status score_batch(evaluator *e, const batch *b) {
 
 /* The mean is over the tasks that have both kinds of labels; the others have no AUC. */
 static status report_areas(const evaluator *e, eval_result *r) {
-    static const char *const signals[] = {"click",   "like", "follow",    "comment",
-                                          "forward", "hate", "long_view", "profile_enter"};
     double area[AUC_MAX_TASKS], sum = 0;
     int n_defined = 0;
     bool has_names = e->is_bits && e->s->data->actions == ACTION_BITS;
@@ -188,8 +186,9 @@ static status report_areas(const evaluator *e, eval_result *r) {
         if (isfinite(area[k])) sum += area[k], n_defined++;
     add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "auc");
     for (int k = 0; k < e->n_columns && e->n_columns > 1; k++) {
-        if (has_names && k < 8)
-            add_metric(r, area[k], "auc:%s", signals[k]);
+        const char *signal = has_names ? seq_signal_name(k) : NULL;
+        if (signal != NULL)
+            add_metric(r, area[k], "auc:%s", signal);
         else
             add_metric(r, area[k], "auc:%s%d", e->is_bits ? "task" : "class", k);
     }

@@ -284,3 +284,9 @@ double seq_rating(const seq_file *s, uint16_t action) {
 status seq_file_check_unchanged(const seq_file *s, pool *p) {
     return column_file_check_unchanged(&s->file, s->path, p);
 }
+
+const char *seq_signal_name(int bit) {
+    static const char *const names[] = {"click",   "like", "follow",    "comment",
+                                        "forward", "hate", "long_view", "profile_enter"};
+    return bit >= 0 && bit < 8 ? names[bit] : NULL;
+}

@@ -115,4 +115,7 @@ uint64_t seq_find_user(const seq_file *s, const char *id);
  * instance). */
 double seq_rating(const seq_file *s, uint16_t action);
 
+/* The name of a bit of ACTION_BITS: "click", "like", ...; NULL beyond the eight there are. */
+const char *seq_signal_name(int bit);
+
 #endif

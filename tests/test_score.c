@@ -1,0 +1,106 @@
+/* hstu score from outside. */
+#include "run_test.h"
+
+/* A ranking run beside the retrieval one. */
+static void train_ranking(void) {
+    FILE *f;
+    free(shell(0, "true"));
+    f = fopen(run_path("n.gin"), "w");
+    CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
+    free(shell(0, "./hstu train --device cpu --gin-config-file n.gin --data data --out ranking "
+                  "--epochs 1"));
+}
+
+static char *said(int want, const char *args) {
+    char command[2048];
+    snprintf(command, sizeof command, "HSTU_LOG=warn ./hstu score --data data --device cpu %s",
+             args);
+    return shell(want, command);
+}
+
+static void says(int want, const char *args, const char *part) {
+    char *text = said(want, args);
+    CHECK_CONTAINS(text, part);
+    free(text);
+}
+
+TEST(score_ratings_of_candidates) {
+    train_ranking();
+    arena a;
+    arena_init(&a, 4096);
+    char *text = said(0, "ranking --user 3 --user 7 --candidates 5,1,5,60,9 --json");
+    for (int line = 0; line < 2; line++) {
+        const json_value *v = line_of(&a, text, line);
+        static const int64_t ids[] = {5, 1, 5, 60, 9};
+        CHECK_EQ(json_member(v, "user")->integer, line == 0 ? 3 : 7);
+        CHECK_STR(json_member(v, "source")->string, "model");
+        CHECK_EQ(json_member(v, "items")->n_children, 5);
+        const json_value *e = json_member(v, "items")->first;
+        for (int i = 0; i < 5; i++, e = e->next) {
+            double sum = 0, p, rating;
+            CHECK_EQ(json_member(e, "id")->integer, ids[i]);
+            for (int k = 1; k <= 5; k++, sum += p)
+                CHECK_OK(json_member_double(e, (char[]){'p', '_', (char)('0' + k), 0}, &p));
+            CHECK_OK(json_member_double(e, "rating", &rating));
+            CHECK(fabs(sum - 1) < 1e-5 && rating > 1 && rating < 5);
+        }
+    }
+    free(text);
+    arena_fini(&a);
+    says(0, "ranking --user 3 --candidates 5,1 --format csv",
+         "user,id,rating,p_1,p_2,p_3,p_4,p_5,title,source\n3,5,");
+    says(0, "ranking --user 3 --candidates 5,1", "rating        p_1");
+}
+
+/* One user, many users, lists and files give the same lines. */
+TEST(score_users_and_candidates_from_files) {
+    train_ranking();
+    free(shell(0, "printf '5\\r\\n1\\nzz\\n\\n9' > c.txt; printf '3\\nnobody\\n7\\n' > u.txt"));
+    char *list = said(0, "ranking --user 3 --candidates '[5,\"1\",9]' --json");
+    char *file = said(0, "ranking --users u.txt --candidates c.txt --json 2>err");
+    CHECK(strncmp(file, list, strlen(list)) == 0);
+    CHECK_CONTAINS(file, "{\"user\":\"nobody\",\"source\":\"no history\",");
+    free(list);
+    list = shell(0, "cat err");
+    CHECK_CONTAINS(list, "c.txt: 1 of 4 ids is not known to the model");
+    CHECK_CONTAINS(list, "u.txt: 1 of 3 users is not in the data and scored without a history");
+    free(list);
+    list = said(0, "ranking --users u.txt --candidates @c.txt --json --out o.jsonl 2>/dev/null");
+    CHECK_STR(list, "");
+    free(list);
+    list = shell(0, "cat o.jsonl");
+    CHECK_STR(list, file);
+    free(list);
+    free(file);
+    list = said(0, "ranking --all-users --candidates 1 --json --out o.jsonl && wc -l < o.jsonl");
+    CHECK_EQ(atoi(list), 40);
+    free(list);
+}
+
+TEST(score_of_a_retrieval_model) {
+    char *best = shell(0, "./hstu recommend run --data data --device cpu --user 3 -k 1 --json");
+    char *id = strstr(best, "\"id\":") + 5, args[128], *text;
+    snprintf(args, sizeof args, "run --user 3 --candidates %d --json", atoi(id));
+    text = said(0, args);
+    CHECK_STR(text, best);
+    free(text);
+    free(best);
+    says(0, "run --user nobody --candidates 1,2 --json 2>/dev/null", "\"score\":null");
+    says(0, "run --user nobody --candidates 1,2 --format csv", "nobody,1,,");
+}
+
+TEST(score_says_what_is_wrong) {
+    free(shell(0, ": > empty; echo 777 > strange; printf '1\\000\\n' > nul"));
+    says(2, "run --user 3", "--candidates FILE|LIST is missing");
+    says(2, "run --candidates 1", "give either --user ID");
+    says(2, "run --user 3 --all-users --candidates 1", "give either --user ID");
+    says(2, "run --user 3 --candidates 1,777", "no item '777'");
+    says(2, "run --user 3 --candidates none.txt", "neither a file nor a list");
+    says(2, "run --user 3 --candidates empty", "none is an item");
+    says(2, "run --user 3 --candidates strange", "none is an item");
+    says(1, "run --user 3 --candidates nul", "zero byte");
+    says(1, "run --user 3 --candidates @none.txt", "none.txt");
+    says(1, "run --users empty --candidates 1", "empty: there is no user");
+    says(1, "run --all-users --candidates 1 --out /dev/full", "No space left");
+    says(1, "none --user 3 --candidates 1", "none");
+}

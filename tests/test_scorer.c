@@ -1,0 +1,227 @@
+#include "model/scorer.h"
+
+#include "model/recommender.h"
+#include "oom.h"
+#include "train_test.h"
+
+enum { V = 60, N = 41 };
+
+/* Items 1, 3, 5, ... and one of them twice. */
+static const uint32_t *some_items(void) {
+    static uint32_t item[N];
+    for (uint32_t i = 0; i < N; i++)
+        item[i] = 1 + i * 2 % V;
+    item[N - 1] = item[0];
+    return item;
+}
+
+static void top_start(bench_top *t, const char *gin, const char *const *set, size_t n_set) {
+    CHECK_OK(top_open(t, gin, set, n_set, 1));
+    CHECK_OK(model_init(t->session.model, 5));
+}
+
+/* The numbers of users 0..n_users-1, freed by the caller. */
+static float *score_users(session *s, int32_t max_users, int32_t max_part, uint64_t n_users) {
+    scorer_config c = {
+        .candidate = some_items(), .n_candidates = N, .max_users = max_users, .max_part = max_part};
+    scorer *r;
+    CHECK_OK(scorer_create(&r, s, &c));
+    size_t per_user = (size_t)(N * scorer_n_columns(r)), done = 0;
+    float *out = malloc(n_users * per_user * sizeof *out);
+    for (uint64_t u = 0; u <= n_users; u++) {
+        user_events e = user_events_of(s->data, u);
+        if (u < n_users && scorer_fits(r)) {
+            CHECK_OK(scorer_add(r, &e));
+            continue;
+        }
+        CHECK_OK(scorer_run(r));
+        for (int32_t i = 0; i < scorer_n_users(r); i++)
+            memcpy(out + per_user * done++, scorer_result(r, i), per_user * sizeof *out);
+        scorer_clear(r);
+        if (u < n_users) CHECK_OK(scorer_add(r, &e));
+    }
+    CHECK_EQ(done, n_users);
+    scorer_destroy(r);
+    return out;
+}
+
+/* However candidates and users are cut into passes, the bits are the same. */
+static void check_cuts(session *s, int n_columns) {
+    static const int32_t parts[] = {1, 2, 5, 15, 16};
+    enum { USERS = 9 };
+    size_t bytes = (size_t)(USERS * N * n_columns) * sizeof(float);
+    float *whole = score_users(s, 8, 0, USERS);
+    for (int i = 0; i < 5; i++) {
+        float *cut = score_users(s, 1 + i % 3, parts[i], USERS);
+        CHECK(memcmp(cut, whole, bytes) == 0);
+        free(cut);
+    }
+    int n_different = 0;
+    for (int c = 1; c < N - 1; c++)
+        n_different += whole[c * n_columns] != whole[0];
+    CHECK(n_different > N / 2);
+    /* The same candidate twice has the same numbers. */
+    CHECK(memcmp(whole, whole + (N - 1) * n_columns, (size_t)n_columns * sizeof(float)) == 0);
+    free(whole);
+}
+
+TEST(scorer_cuts_change_no_bit) {
+    static const char *const many[] = {"DatasetArgs.max_num_candidates=16"};
+    static const char *const none[] = {"DatasetArgs.max_num_candidates=0"};
+    bench_top t;
+    top_start(&t, ranking_gin, many, 1);
+    check_cuts(&t.session, 6);
+    top_close(&t);
+    top_start(&t, ranking_gin, none, 1);
+    check_cuts(&t.session, 6);
+    top_close(&t);
+    top_start(&t, retrieval_gin, NULL, 0);
+    check_cuts(&t.session, 1);
+    top_close(&t);
+}
+
+/* The numbers are those of a pass over the batch that evaluation would make: the last events of a
+ * user as candidates. */
+TEST(scorer_equals_a_pass) {
+    bench_top t;
+    scorer *r;
+    pass *p;
+    histories h;
+    const void *logits;
+    int64_t n_rows;
+    float logit[3 * 5];
+    top_start(&t, ranking_gin, NULL, 0);
+    user_events u = user_events_of(t.data, 4);
+    CHECK(u.n > 4);
+    u.n -= 3;
+    CHECK_OK(histories_init(&h, &t.session, 1));
+    CHECK_OK(histories_add(&h, &u, u.item + u.n, 3));
+    CHECK_OK(pass_create(&p, t.session.model, &(pass_config){.max_users = 1}));
+    CHECK_OK(pass_score(p, &h.view, &logits, &n_rows));
+    CHECK_EQ(n_rows, 3);
+    CHECK_OK(backend_read_act(t.be, logit, logits, 15));
+    scorer_config c = {.candidate = u.item + u.n, .n_candidates = 3, .max_users = 4};
+    CHECK_OK(scorer_create(&r, &t.session, &c));
+    static const char *const names[] = {"rating", "p_1", "p_2", "p_3", "p_4", "p_5"};
+    CHECK_EQ(scorer_n_columns(r), 6);
+    for (int i = 0; i < 6; i++)
+        CHECK_STR(scorer_columns(r)[i], names[i]);
+    CHECK_OK(scorer_add(r, &u));
+    CHECK_OK(scorer_run(r));
+    for (int i = 0; i < 3; i++) {
+        const float *got = scorer_result(r, 0) + 6 * i;
+        double sum = 0, mean = 0, total = 0;
+        for (int k = 0; k < 5; k++)
+            sum += exp((double)logit[5 * i + k]);
+        for (int k = 0; k < 5; k++) {
+            double want = exp((double)logit[5 * i + k]) / sum;
+            CHECK(fabs(want - (double)got[1 + k]) < 1e-6);
+            mean += want * (k + 1);
+            total += (double)got[1 + k];
+        }
+        CHECK(fabs(mean - (double)got[0]) < 1e-5 && fabs(total - 1) < 1e-5);
+    }
+    scorer_destroy(r);
+    pass_destroy(p);
+    histories_fini(&h);
+    top_close(&t);
+}
+
+/* Bits: a probability for each signal, by its name. */
+TEST(scorer_gives_signals_their_names) {
+    static const char *const set[] = {"RankingArgs.prediction_head_arch=[8,3]",
+                                      "RankingArgs.num_tasks=3"};
+    bench_top t;
+    scorer *r;
+    config_source source = {.text = ranking_gin,
+                            .text_name = "test.gin",
+                            .text_bytes = strlen(ranking_gin),
+                            .overrides = set,
+                            .n_overrides = 2};
+    t = (bench_top){0};
+    CHECK_OK(config_load(&t.config, &source));
+    CHECK_OK(backend_create_cpu(&t.be, NULL));
+    CHECK_OK(seq_file_open(&t.data, synth_folder(), NULL));
+    t.data->actions = ACTION_BITS;
+    CHECK_OK(session_open(&t.session, t.config, t.data, t.be));
+    CHECK_OK(model_init(t.session.model, 5));
+    scorer_config c = {.candidate = some_items(), .n_candidates = N, .max_users = 2};
+    CHECK_OK(scorer_create(&r, &t.session, &c));
+    CHECK_EQ(scorer_n_columns(r), 3);
+    CHECK_STR(scorer_columns(r)[0], "click");
+    CHECK_STR(scorer_columns(r)[2], "follow");
+    user_events nobody = user_events_of(t.data, 40), u = user_events_of(t.data, 1);
+    CHECK_OK(scorer_add(r, &nobody));
+    CHECK_OK(scorer_add(r, &u));
+    CHECK_FAILS(scorer_add(r, &u), ERR_CONFIG, "full");
+    CHECK_OK(scorer_run(r));
+    for (int i = 0; i < 2 * 3 * N; i++)
+        CHECK(scorer_result(r, 0)[i] > 0 && scorer_result(r, 0)[i] < 1);
+    scorer_destroy(r);
+    top_close(&t);
+}
+
+/* A retrieval model's scores are those that recommending ranks by, bit for bit. */
+TEST(scorer_agrees_with_the_recommender) {
+    bench_top t;
+    recommender *r;
+    top_start(&t, retrieval_gin, NULL, 0);
+    float *scores = score_users(&t.session, 3, 0, 5);
+    recommender_config c = {.k = V, .max_users = 1, .keeps_seen = true};
+    CHECK_OK(recommender_create(&r, &t.session, &c));
+    for (uint64_t u = 0; u < 5; u++) {
+        user_events e = user_events_of(t.data, u);
+        recommender_clear(r);
+        CHECK_OK(recommender_add(r, &e));
+        CHECK_OK(recommender_run(r));
+        recommendation got = recommender_result(r, 0);
+        for (int c_ = 0; c_ < N; c_++)
+            for (int32_t i = 0; i < got.n; i++)
+                if (got.item[i] == (int32_t)some_items()[c_])
+                    CHECK(memcmp(&got.score[i], &scores[u * N + (uint64_t)c_], 4) == 0);
+    }
+    recommender_destroy(r);
+    free(scores);
+    /* Nothing can be said of nobody. */
+    scores = score_users(&t.session, 3, 0, 41);
+    for (int i = 0; i < N; i++)
+        CHECK(isnan(scores[40 * N + i]) && isfinite(scores[39 * N + i]));
+    free(scores);
+    top_close(&t);
+}
+
+TEST(scorer_checks_its_candidates) {
+    static const uint32_t wrong[] = {3, V + 1}, zero[] = {0};
+    bench_top t;
+    scorer *r;
+    top_start(&t, ranking_gin, NULL, 0);
+    scorer_config c = {.candidate = wrong, .n_candidates = 2, .max_users = 1};
+    CHECK_FAILS(scorer_create(&r, &t.session, &c), ERR_USAGE, "candidate 2 is not");
+    c = (scorer_config){.candidate = zero, .n_candidates = 1, .max_users = 1};
+    CHECK_FAILS(scorer_create(&r, &t.session, &c), ERR_USAGE, "candidate 1 is not");
+    c.n_candidates = 0;
+    CHECK_FAILS(scorer_create(&r, &t.session, &c), ERR_USAGE, "no candidate");
+    top_close(&t);
+}
+
+static status make_and_score(void *ctx) {
+    bench_top *t = ctx;
+    scorer *r = NULL;
+    scorer_config c = {.candidate = some_items(), .n_candidates = N, .max_users = 2};
+    user_events u = user_events_of(t->data, 3);
+    status st = scorer_create(&r, &t->session, &c);
+    if (st == OK) st = scorer_add(r, &u);
+    if (st == OK) st = scorer_run(r);
+    scorer_destroy(r);
+    return st;
+}
+
+TEST(scorer_out_of_memory) {
+    for (int i = 0; i < 2; i++) {
+        bench_top t;
+        top_start(&t, i == 0 ? ranking_gin : retrieval_gin, NULL, 0);
+        CHECK_OK(make_and_score(&t));
+        CHECK(oom_at_each_allocation(make_and_score, &t) > 10);
+        top_close(&t);
+    }
+}
