@@ -213,6 +213,10 @@ TEST(recommend_similar_items) {
     free(text);
     arena_fini(&a);
     says(2, "--similar 999", "no such item");
+    /* Without data: the run knows its items. */
+    text = shell(0, "./hstu recommend run --device cpu --similar 4 -k 3 --format csv");
+    CHECK_CONTAINS(text, "item,rank,id,score,title,source\n4,1,");
+    free(text);
     says(0, "--similar 4 -k 3 --format csv", "item,rank,id,score,title,source\n4,1,");
 }
 

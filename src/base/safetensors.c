@@ -250,20 +250,32 @@ static status write_header(buf *out, const st_tensor *tensors, size_t n_tensors,
     return OK;
 }
 
-status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
+status st_begin(out_file **out, const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata) {
     buf header;
     out_file *f = NULL;
+    *out = NULL;
     buf_init(&header);
     status st = write_header(&header, tensors, n_tensors, metadata, n_metadata);
     uint64_t n = header.n_bytes;
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) st = out_file_write(f, &n, sizeof n);
     if (st == OK) st = out_file_write(f, header.data, header.n_bytes);
+    buf_fini(&header);
+    if (st == OK)
+        *out = f;
+    else
+        out_file_abandon(f);
+    return st;
+}
+
+status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
+                const st_pair *metadata, size_t n_metadata) {
+    out_file *f;
+    status st = st_begin(&f, path, tensors, n_tensors, metadata, n_metadata);
     for (size_t i = 0; st == OK && i < n_tensors; i++)
         st = out_file_write(f, tensors[i].data,
                             (size_t)tensors[i].n * dtypes[tensors[i].dtype].bytes);
-    buf_fini(&header);
     if (st == OK) return out_file_commit(f);
     out_file_abandon(f);
     return st;

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/file.h"
 #include "base/status.h"
 
 enum { ST_MAX_DIMS = 8 };
@@ -63,6 +64,11 @@ const char *st_metadata(const st_file *f, const char *key);
 /* Writes tensors in the order given, each aligned to 8 bytes where the order allows it without gaps
  * (put wide types first); metadata may be NULL. */
 status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
+                const st_pair *metadata, size_t n_metadata);
+
+/* The same in pieces, for tensors larger than memory: starts the file with its header (the tensors'
+ * data is not read); the caller appends all data in the same order (out_file_write) and commits. */
+status st_begin(out_file **out, const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata);
 
 #endif

@@ -4,13 +4,11 @@
 
 #include "base/file.h"
 #include "cli/cli.h"
+#include "cli/export.h"
 #include "cli/show.h"
+#include "cli/work.h"
 #include "train/checkpoint.h"
 #include "train/table_files.h"
-
-typedef struct export_args {
-    const char *run, *what, *format, *out;
-} export_args;
 
 static status export_tables(const export_args *a, const char *folder) {
     int n;
@@ -25,52 +23,55 @@ static status export_weights(const export_args *a, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_verify(folder));
     TRY(path_join(path, sizeof path, folder, "model.safetensors"));
-    if (file_exists(a->out) || folder_exists(a->out))
-        return fail(ERR_USAGE, "%s: is there already; choose another --out", a->out);
     TRY(table_file_copy(path, a->out));
     char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
     printf("the weights of %s in %s\n", show_path(from, folder), show_path(to, a->out));
     return OK;
 }
 
-/* What can be exported; those without a function are to come. */
+/* What can be exported. */
 static const struct {
     const char *name;
+    bool is_copy; /* of files, which are safetensors */
     status (*run)(const export_args *a, const char *folder);
-} whats[] = {
-    {"tables", export_tables}, {"weights", export_weights}, {"items", NULL}, {"users", NULL}};
+} whats[] = {{"items", false, export_items},
+             {"users", false, export_users},
+             {"weights", true, export_weights},
+             {"tables", true, export_tables}};
 
 static status run(const export_args *a) {
     char folder[CHECKPOINT_PATH_BYTES];
-    if (strcmp(a->format, "safetensors") != 0)
-        return fail(
-            ERR_UNSUPPORTED,
-            "--format %s: this version writes safetensors only, which Python opens with the "
-            "package of that name",
-            a->format);
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++) {
         if (strcmp(a->what, whats[i].name) != 0) continue;
-        if (whats[i].run == NULL)
+        if (whats[i].is_copy && strcmp(a->format, "safetensors") != 0)
             return fail(ERR_UNSUPPORTED,
-                        "--what %s: this version exports tables and weights; 'hstu recommend' "
-                        "shows what a user gets",
-                        a->what);
+                        "--format %s: %s are written as safetensors only, which Python opens with "
+                        "the package of that name",
+                        a->format, a->what);
+        if (file_exists(a->out) || folder_exists(a->out))
+            return fail(ERR_USAGE, "%s: is there already; choose another --out", a->out);
         TRY(checkpoint_find(a->run, folder));
         return whats[i].run(a, folder);
     }
-    return fail(ERR_USAGE, "--what %s: it is one of tables, weights, items, users", a->what);
+    return fail(ERR_USAGE, "--what %s: it is one of items, users, weights, tables", a->what);
 }
 
 status cmd_export(int argc, char **argv) {
-    export_args a = {.format = "safetensors"};
+    export_args a = {.format = "safetensors", .device = "auto"};
     bool is_help;
     const arg_option options[] = {
         {"--what", ARG_TEXT, &a.what, "WHAT",
-         "tables: the dynamic tables, a folder of snapshots for each; weights: all other "
-         "parameters, with the config as metadata.",
+         "items: the items' embeddings as they are scored, with ids and titles; users: the encoded "
+         "states of the users of --data, with their ids; weights: the dense parameters, with the "
+         "config as metadata; tables: the dynamic tables, a folder of snapshots for each.",
          0, 0},
-        {"--out", ARG_TEXT, &a.out, "PATH", "A folder for tables, a file for weights; new.", 0, 0},
-        {"--format", ARG_TEXT, &a.format, "FORMAT", "safetensors (default).", 0, 0},
+        {"--out", ARG_TEXT, &a.out, "PATH", "A file, or a folder for tables; new.", 0, 0},
+        {"--format", ARG_TEXT, &a.format, "FORMAT",
+         "safetensors (default); items and users also npz (numpy) or csv.", 0, 0},
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Data with the users to encode; for items only where the run has no ids of its own.", 0,
+         0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
         {0},
     };
     const arg_spec spec = {"hstu export CHECKPOINT|RUN --what WHAT --out PATH [options]",

@@ -176,7 +176,13 @@ static status run(const recommend_args *a) {
     work w;
     trained t;
     bool is_alone = a->history != NULL || a->similar.n_items > 0 || a->users.users.n_items == 1;
-    TRY(work_open(&w, a->data, a->device));
+    char folder[CHECKPOINT_PATH_BYTES], vocabulary[WORK_PATH_BYTES];
+    const char *data = a->data;
+    if (a->similar.n_items > 0) {
+        TRY(checkpoint_find(a->path, folder));
+        TRY(work_find_ids(a->data, folder, vocabulary, &data));
+    }
+    TRY(work_open(&w, data, a->device));
     status st = trained_open(&t, a->path, w.data, w.be, is_alone ? 1 : 0);
     if (st == OK) st = recommend(a, &t.session);
     trained_close(&t);
@@ -186,7 +192,8 @@ static status run(const recommend_args *a) {
 
 static status check(const recommend_args *a, const arg_spec *spec) {
     int n = user_choice_n(&a->users) + (a->history != NULL) + (a->similar.n_items > 0);
-    if (a->data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec->usage);
+    if (a->data == NULL && a->similar.n_items == 0)
+        return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec->usage);
     if (n != 1)
         return fail(ERR_USAGE, "give either --user ID, --users FILE, --all-users, --history or "
                                "--similar ITEM");
@@ -197,7 +204,9 @@ status cmd_recommend(int argc, char **argv) {
     recommend_args a = {.k = 10, .device = "auto"};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR", "Data with the users' events.", 0, 0},
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data with the users' events; items are matched to the model's by their ids.", 0,
+         0},
         {"For whom, one of", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         USER_OPTIONS(&a.users),
         {"--history", ARG_TEXT, &a.history, "EVENTS",

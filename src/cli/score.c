@@ -184,7 +184,9 @@ status cmd_score(int argc, char **argv) {
     score_args a = {.device = "auto"};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR", "Data with the users' events.", 0, 0},
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data with the users' events; items are matched to the model's by their ids.", 0,
+         0},
         {"--candidates", ARG_TEXT, &a.candidates, "FILE|LIST",
          "Items to score: a file of ids, one a line (- is stdin, @FILE is always a file), or ids "
          "parted by commas, or a JSON list of ids.",
