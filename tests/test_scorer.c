@@ -89,8 +89,10 @@ TEST(scorer_equals_a_pass) {
     histories h;
     const void *logits;
     int64_t n_rows;
-    float logit[3 * 5];
-    top_start(&t, ranking_gin, NULL, 0);
+    float logit[3 * 7];
+    /* The head is wider than there are ratings. */
+    static const char *const wide[] = {"RankingArgs.prediction_head_arch=[8,7]"};
+    top_start(&t, ranking_gin, wide, 1);
     user_events u = user_events_of(t.data, 4);
     CHECK(u.n > 4);
     u.n -= 3;
@@ -99,7 +101,7 @@ TEST(scorer_equals_a_pass) {
     CHECK_OK(pass_create(&p, t.session.model, &(pass_config){.max_users = 1}));
     CHECK_OK(pass_score(p, &h.view, &logits, &n_rows));
     CHECK_EQ(n_rows, 3);
-    CHECK_OK(backend_read_act(t.be, logit, logits, 15));
+    CHECK_OK(backend_read_act(t.be, logit, logits, 21));
     scorer_config c = {.candidate = u.item + u.n, .n_candidates = 3, .max_users = 4};
     CHECK_OK(scorer_create(&r, &t.session, &c));
     static const char *const names[] = {"rating", "p_1", "p_2", "p_3", "p_4", "p_5"};
@@ -112,9 +114,9 @@ TEST(scorer_equals_a_pass) {
         const float *got = scorer_result(r, 0) + 6 * i;
         double sum = 0, mean = 0, total = 0;
         for (int k = 0; k < 5; k++)
-            sum += exp((double)logit[5 * i + k]);
+            sum += exp((double)logit[7 * i + k]);
         for (int k = 0; k < 5; k++) {
-            double want = exp((double)logit[5 * i + k]) / sum;
+            double want = exp((double)logit[7 * i + k]) / sum;
             CHECK(fabs(want - (double)got[1 + k]) < 1e-6);
             mean += want * (k + 1);
             total += (double)got[1 + k];

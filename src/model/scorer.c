@@ -26,7 +26,8 @@ struct scorer {
     int32_t n_users;
     float *out; /* (max_group, n_candidates, n_columns) */
     /* ranking */
-    int32_t width; /* of the head */
+    int32_t width;     /* of the head */
+    int32_t n_classes; /* of these, the ones that the data's actions can be; not with bits */
     bool is_bits;
     part *parts;   /* (max_users): of the batch */
     float *logits; /* host: of the batch */
@@ -58,7 +59,10 @@ static status make_columns(scorer *r) {
     bool is_ranking = r->s->config->task == TASK_RANKING;
     r->width = is_ranking ? (int32_t)k->head.item[k->head.n - 1] : 1;
     r->is_bits = is_ranking && r->width == k->n_tasks;
-    r->n_columns = r->width + (is_ranking && !r->is_bits);
+    r->n_classes = r->width;
+    if (r->s->limits.n_actions > 0 && r->s->limits.n_actions < r->width)
+        r->n_classes = r->s->limits.n_actions;
+    r->n_columns = is_ranking && !r->is_bits ? 1 + r->n_classes : r->width;
     TRY(MEM_NEW(&r->name, (size_t)r->n_columns));
     TRY(MEM_NEW(&r->names, (size_t)r->n_columns));
     for (int i = 0; i < r->n_columns; i++)
@@ -187,14 +191,15 @@ static void finish_bits(const scorer *r, const float *logit, float *to) {
         to[c] = (float)(1 / (1 + exp(-(double)logit[c])));
 }
 
+/* A head may be wider than there are ratings: what is no rating has no part in it. */
 static void finish_classes(const scorer *r, const float *logit, float *to) {
     double sum = 0, mean = 0;
     float most = logit[0];
-    for (int32_t c = 1; c < r->width; c++)
+    for (int32_t c = 1; c < r->n_classes; c++)
         if (logit[c] > most) most = logit[c];
-    for (int32_t c = 0; c < r->width; c++)
+    for (int32_t c = 0; c < r->n_classes; c++)
         sum += exp((double)logit[c] - (double)most);
-    for (int32_t c = 0; c < r->width; c++) {
+    for (int32_t c = 0; c < r->n_classes; c++) {
         double p = exp((double)logit[c] - (double)most) / sum;
         to[1 + c] = (float)p;
         mean += p * seq_rating(r->s->data, (uint16_t)c);
