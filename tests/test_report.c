@@ -1,5 +1,7 @@
 #include "train/report.h"
 
+#include <unistd.h>
+
 #include "base/hash.h"
 #include "oom.h"
 #include "train/chart.h"
@@ -172,6 +174,22 @@ TEST(report_chart_of_any_numbers) {
                       buf_str(&out));
         buf_fini(&out);
     }
+}
+
+/* The second is refused, and told who the first is; a lock ends with its holder. */
+TEST(report_run_is_locked_by_one) {
+    int first, second;
+    char want[64];
+    snprintf(want, sizeof want, "another process (number %ld) trains this run", (long)getpid());
+    CHECK_OK(run_lock(test_folder(), &first));
+    CHECK_FAILS(run_lock(test_folder(), &second), ERR_USAGE, "trains this run");
+    /* Some file systems of containers have another number for the kernel than for us. */
+    if (strstr(status_reason(), "(number") != NULL) CHECK_CONTAINS(status_reason(), want);
+    CHECK_EQ(second, -1);
+    run_unlock(first);
+    CHECK_OK(run_lock(test_folder(), &second));
+    run_unlock(second);
+    CHECK_FAILS(run_lock(run_path("none"), &first), ERR_IO, "cannot be opened");
 }
 
 /* A pipe that nobody writes to or reads would keep the run waiting for ever. */

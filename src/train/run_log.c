@@ -6,24 +6,53 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/mem.h"
 
 enum { LOG_MAX_BYTES = 1 << 30, LINE_ARENA_BYTES = 4096 };
 
+/* The process that holds the lock of an open folder, from the kernel's list; 0: not known, as on
+ * another machine that shares the disk. */
+static long holder_of(int folder) {
+    struct stat about;
+    char *text;
+    size_t n;
+    long holder = 0;
+    if (fstat(folder, &about) != 0 || file_read_all("/proc/locks", 1 << 20, &text, &n) != OK)
+        return 0;
+    for (const char *line = text; line != NULL && holder == 0;) {
+        unsigned major_number, minor_number;
+        unsigned long long inode;
+        long pid;
+        if (sscanf(line, "%*d: FLOCK %*s WRITE %ld %x:%x:%llu", &pid, &major_number, &minor_number,
+                   &inode) == 4 &&
+            inode == about.st_ino && makedev(major_number, minor_number) == about.st_dev)
+            holder = pid;
+        line = strchr(line, '\n');
+        if (line != NULL) line++;
+    }
+    mem_free(text);
+    return holder;
+}
+
 status run_lock(const char *run, int *lock) {
+    char who[48] = "";
     *lock = open(run, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (*lock < 0) return fail_errno("%s: cannot be opened", run);
     if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return OK;
     bool is_taken = errno == EWOULDBLOCK;
+    long holder = is_taken ? holder_of(*lock) : 0;
     run_unlock(*lock);
     *lock = -1;
     if (!is_taken) return OK;
+    if (holder > 0) snprintf(who, sizeof who, " (number %ld)", holder);
     return fail(ERR_USAGE,
-                "%s: another process trains this run or imports tables into it; wait for it, or "
+                "%s: another process%s trains this run or imports tables into it; wait for it, or "
                 "stop it",
-                run);
+                run, who);
 }
 
 void run_unlock(int lock) {
