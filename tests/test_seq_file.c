@@ -310,6 +310,7 @@ TEST(seq_file_refuses_columns_that_do_not_fit) {
         "{\"action_kind\":5,\"time_per_second\":1,\"catalogue\":2}",
         "{\"action_kind\":-1,\"time_per_second\":1,\"catalogue\":2}",
         "{\"action_kind\":4,\"time_per_second\":0,\"catalogue\":2}",
+        "{\"action_kind\":4,\"time_per_second\":1000000001,\"catalogue\":2}",
         "{\"action_kind\":4,\"time_per_second\":1,\"catalogue\":-1}",
         "{\"action_kind\":4,\"time_per_second\":1,\"catalogue\":4294967295}"};
     for (size_t i = 0; i < sizeof metas / sizeof *metas; i++)

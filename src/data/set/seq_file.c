@@ -102,7 +102,8 @@ static status load_meta(seq_file *s) {
         st = json_member_int(root, "actions", &n_actions);
     if (st == OK &&
         (actions < ACTION_NONE || actions > ACTION_CODE || items < 0 || items > UINT32_MAX - 1 ||
-         s->time_per_second < 1 || n_actions < 0 || n_actions > UINT16_MAX + 1))
+         s->time_per_second < 1 || s->time_per_second > 1000000000 || n_actions < 0 ||
+         n_actions > UINT16_MAX + 1))
         st = fail(ERR_FORMAT, "%s: column 'meta' holds a value out of range", s->path);
     s->actions = (action_kind)actions;
     s->n_items = (uint64_t)items;
