@@ -301,10 +301,12 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
 
 static void print_summary(const prep_options *o, const builder_stats *s, double seconds) {
     char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES], rate[32];
+    char out[SHOW_PATH_BYTES], other[SHOW_PATH_BYTES];
+    show_path(out, o->out);
     show_style style = show_stdout_style();
     double rows = (double)(s->n_events + s->n_filtered_events);
     human_count(rate, sizeof rate, seconds > 0 ? rows / seconds : rows);
-    printf("%s%s/data.seq%s   %s\n\n", style.bold, o->out, style.plain, o->src->name);
+    printf("%s%s/data.seq%s   %s\n\n", style.bold, out, style.plain, o->src->name);
     printf("  Users       %12s\n", show_count(a, s->n_users));
     printf("  Items       %12s   seen in events; %s in the catalogue\n",
            show_count(a, s->n_seen_items), show_count(b, s->n_items));
@@ -312,25 +314,25 @@ static void print_summary(const prep_options *o, const builder_stats *s, double 
            show_count(b, s->max_len));
     if (o->request.items != NULL)
         printf("  Described   %12s   items by %s\n", show_count(a, s->n_described_items),
-               o->request.items);
+               show_path(other, o->request.items));
     if (o->request.users != NULL)
         printf("  Described   %12s   users by %s\n", show_count(a, s->n_described_users),
-               o->request.users);
+               show_path(other, o->request.users));
     if (s->n_filtered_events > 0)
         printf("  Left out    %12s   events of %s rare users and %s rare items\n",
                show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),
                show_count(c, s->n_filtered_items));
     if (s->n_skipped > 0)
         printf("  Skipped     %12s   bad lines, in %s/skipped.txt\n", show_count(a, s->n_skipped),
-               o->out);
+               out);
     if (s->n_duplicates > 0)
         printf("  Duplicates  %12s   %s\n", show_count(a, s->n_duplicates),
                o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them");
     if (s->n_out_of_order > 0)
         printf("  Reordered   %12s   events sorted by time\n", show_count(a, s->n_out_of_order));
     printf("  Time        %10.2f s   %s events/s\n", seconds, rate);
-    if (o->emit_csv != NULL) printf("\nAlso written: %s\n", o->emit_csv);
-    printf("\nNext: hstu info %s\n", o->out);
+    if (o->emit_csv != NULL) printf("\nAlso written: %s\n", show_path(other, o->emit_csv));
+    printf("\nNext: hstu info %s\n", out);
 }
 
 static status write_csv(const prep_options *o, const source_result *r, pool *p, out_file *csv) {
