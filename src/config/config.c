@@ -111,8 +111,6 @@ static status check_binding(loader *l, const gin_binding *b) {
     const option *o = option_find(b->class_name, b->field);
     if (o == NULL) return option_fail_unknown(b);
     gin_place(place, sizeof place, b->file, b->line);
-    if (o->flags & OPT_NO_EFFECT)
-        log_info("note: %s: %s is read, but has no effect here", place, o->name);
     if (o->type == OPT_RETIRED)
         log_info("note: %s: %s has no effect here. %s", place, o->name, o->help);
     if (*b->scope != '\0' && !option_class_of(o)->is_instance)
@@ -120,6 +118,20 @@ static status check_binding(loader *l, const gin_binding *b) {
                  o->name, b->scope);
     if (o->type == OPT_ALIAS) return loader_store(l, alias_target(o), o, b->value, &room);
     return option_store(o, b->value, &only_check, &room);
+}
+
+/* Says once what a file binds in vain. */
+static void note_no_effect(const loader *l) {
+    char names[512] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < l->gin.n_bindings; i++) {
+        const gin_binding *b = l->gin.bindings[i];
+        const option *o = option_find(b->class_name, b->field);
+        if (o == NULL || !(o->flags & OPT_NO_EFFECT) || used >= sizeof names) continue;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "",
+                                 o->name);
+    }
+    if (used > 0) log_info("note: %s: read, but of no effect here: %s", l->c->file, names);
 }
 
 /* Checks every binding and finds the file's family from the classes it binds. */
@@ -250,6 +262,7 @@ static status load(loader *l, const config_source *source) {
         TRY(gin_override(&l->gin, source->overrides[i]));
     TRY(gin_finish(&l->gin));
     TRY(check_bindings(l));
+    if (source->path != NULL) note_no_effect(l); /* not again when a run brings its config back */
     TRY(choose(l, source->task));
     TRY(store_values(l));
     return loader_complete(l);
