@@ -91,8 +91,8 @@ typedef struct write_job {
     builder_stats *stats;
 } write_job;
 
-/* Merges ids, drops rare users and items, renumbers every event and brings its time to the ticks of
- * the file; fills job->offsets and the counts of job->stats.  A dropped event has user DROPPED. */
+/* Merges ids, drops rare users and items, renumbers every event and chooses the ticks of the file;
+ * fills job->offsets and the counts of job->stats.  A dropped event has user DROPPED. */
 status builder_renumber(write_job *job);
 
 /* The k-core: drops the events of users and items that have fewer events than the minima of the

@@ -118,23 +118,11 @@ static void choose_ticks(write_job *job) {
     job->ns_per_tick = 1000000000 / job->stats->time_per_second;
 }
 
-/* Exact, as every time is a whole number of ticks.  A constant divisor is a multiplication. */
-static void scale_times(event_block *block, int64_t ns_per_tick) {
-    int64_t *time = block->time;
-    if (ns_per_tick == 1000000000)
-        for (uint64_t i = 0; i < block->n; i++)
-            time[i] /= 1000000000;
-    else if (ns_per_tick > 1)
-        for (uint64_t i = 0; i < block->n; i++)
-            time[i] /= ns_per_tick;
-}
-
 /* Places in the merged order become final numbers; a dropped event has user DROPPED. */
 static status number_block(void *ctx, int64_t chunk, int worker) {
     (void)worker;
     write_job *job = ctx;
     event_block *block = job->b->blocks[chunk];
-    scale_times(block, job->ns_per_tick);
     for (uint64_t i = 0; i < block->n; i++) {
         uint32_t user = block->user[i] == DROPPED ? DROPPED : job->users.number[block->user[i]];
         block->user[i] = user;

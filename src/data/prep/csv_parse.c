@@ -19,8 +19,13 @@ typedef enum {
 typedef struct row_reader {
     const csv_layout *t;
     char *at;
-    char *end;   /* of the block */
-    char d0, d1; /* the delimiter; d1 = 0 if it is one character */
+    char *end;              /* of the block */
+    char d0, d1;            /* the delimiter; d1 = 0 if it is one character */
+    bool has_digit_actions; /* no map: an action of one digit takes the fast path */
+    int64_t time_low;       /* integers from here on, for time_span more, are times ... */
+    uint64_t time_span;
+    int64_t time_scale; /* ... once multiplied by this */
+    int time_digits;    /* that the times on the slow path need */
     row_fault fault;
     field_fault field_fault; /* of ROW_BAD_FIELD */
     csv_role role;           /* of the field in hand */
@@ -129,6 +134,7 @@ static char *take_slow(row_reader *r, char *at, csv_row *row) {
     r->at = at;
     if (!take_field(r, &r->field)) return NULL;
     r->field_fault = row_set(r->t, r->role, &r->field, row);
+    if (row->time_digits > r->time_digits) r->time_digits = row->time_digits;
     return r->field_fault == FIELD_FINE ? r->at : fail_row_at(r, ROW_BAD_FIELD);
 }
 
@@ -140,12 +146,12 @@ static inline char *take_int(row_reader *r, char *at, int64_t *out, csv_row *row
 }
 
 static inline char *take_time(row_reader *r, char *at, csv_row *row) {
-    const time_plan *times = &r->t->times;
     int64_t value;
     char *end = fast_digits(at, &value);
-    if (end == NULL || !is_field_end(r, end) || value < times->low || value > times->high)
+    if (end == NULL || !is_field_end(r, end) ||
+        (uint64_t)value - (uint64_t)r->time_low > r->time_span)
         return take_slow(r, at, row);
-    row->time = value * times->ns_per_unit;
+    row->time = value * r->time_scale;
     return end;
 }
 
@@ -154,7 +160,7 @@ static inline char *take_action(row_reader *r, char *at, csv_row *row) {
     unsigned value = (unsigned)(unsigned char)at[0] - '0';
     bool has_point = value <= 9 && at[1] == '.' && (at[2] == '0' || at[2] == '5');
     int n = has_point ? 3 : 1, half = has_point && at[2] == '5';
-    if (value <= 9 && r->t->map == NULL && is_field_end(r, at + n) &&
+    if (value <= 9 && r->has_digit_actions && is_field_end(r, at + n) &&
         action_store(r->t->actions, value, half, &row->action))
         return at + n;
     return take_slow(r, at, row);
@@ -255,10 +261,17 @@ static status refuse_row(const row_reader *r, const char *file, const text_block
 status csv_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,
                        void *ctx) {
     char *at = block->text, *end = block->text + block->n_bytes;
-    row_reader r = {.t = t, .end = end, .d0 = t->format.delimiter[0], .d1 = t->format.delimiter[1]};
+    row_reader r = {.t = t,
+                    .end = end,
+                    .d0 = t->format.delimiter[0],
+                    .d1 = t->format.delimiter[1],
+                    .has_digit_actions = t->map == NULL,
+                    .time_low = t->times.low,
+                    .time_span = (uint64_t)t->times.high - (uint64_t)t->times.low,
+                    .time_scale = t->times.ns_per_unit};
+    csv_row row = {0};
     uint64_t n_bad = 0;
     while (at < end) {
-        csv_row row = {0};
         if (is_line_end(at)) {
             at += *at == '\r' ? 2 : 1;
             continue;
@@ -270,9 +283,10 @@ status csv_parse_block(const csv_layout *t, const char *file, text_block *block,
             next = (char *)memchr(at, '\n', (size_t)(end - at)) + 1;
         } else {
             TRY(fn(ctx, &row));
-            if (row.time_digits > block->time_digits) block->time_digits = row.time_digits;
         }
+        row.action = 0; /* bits are added to it; every row sets the rest */
         at = next;
     }
+    if (r.time_digits > block->time_digits) block->time_digits = r.time_digits;
     return OK;
 }

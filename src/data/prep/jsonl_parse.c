@@ -4,7 +4,7 @@
 
 #include "base/json.h"
 #include "data/prep/bad_lines.h"
-#include "data/prep/escape.h"
+#include "data/prep/json_escape.h"
 
 /* A line being read.  `matched` is how many bytes of each path the enclosing members have used up,
  * "a." of "a.b" inside the member a; NO_MATCH where they are on another path. */
@@ -59,7 +59,7 @@ static status take_string(json_reader *r, csv_field *out) {
         if (*r->at == '"') break;
         if (*r->at != '\\') return fail_here(r, "a control character in a string");
         r->at++;
-        TRY(escape_decode(&r->at, r->end, &to));
+        TRY(json_escape_decode(&r->at, r->end, &to));
     }
     out->n_bytes = (size_t)(to - out->text);
     r->at++;

@@ -1,6 +1,6 @@
 #include "data/prep/list_parse.h"
 
-#include "data/prep/escape.h"
+#include "data/prep/json_escape.h"
 
 static bool is_blank(char c) {
     return c == ' ' || c == '\t' || c == '\r';
@@ -35,7 +35,7 @@ static status take_text(list_reader *r, csv_field *element) {
         char c = *r->at++;
         if (c == quote) break;
         if (c == '\\')
-            TRY(escape_decode(&r->at, r->end, &to));
+            TRY(json_escape_decode(&r->at, r->end, &to));
         else
             *to++ = c;
     }

@@ -305,6 +305,17 @@ static void finish_user(const partition_job *p, part_worker *w, uint32_t user, u
         __atomic_store_n(&p->is_seen[w->item[i]], 1, __ATOMIC_RELAXED);
 }
 
+/* Brings times to the ticks of the file: exact, as every time is a whole number of them.  A
+ * constant divisor is a multiplication. */
+static void scale_times(int64_t *time, uint64_t n, int64_t ns_per_tick) {
+    if (ns_per_tick == 1000000000)
+        for (uint64_t i = 0; i < n; i++)
+            time[i] /= 1000000000;
+    else if (ns_per_tick > 1)
+        for (uint64_t i = 0; i < n; i++)
+            time[i] /= ns_per_tick;
+}
+
 static status do_part(void *ctx, int64_t part, int worker) {
     partition_job *p = ctx;
     part_worker *w = &p->workers[worker];
@@ -316,6 +327,7 @@ static status do_part(void *ctx, int64_t part, int worker) {
     if (p->columns == NULL) return OK;
     const event_columns *c = p->columns;
     uint64_t at = p->job->out_offsets[first], n = p->job->out_offsets[end] - at;
+    scale_times(w->time, n, p->job->ns_per_tick);
     TRY(column_writer_put(c->writer, c->item, at, w->item, n));
     TRY(column_writer_put(c->writer, c->action, at, w->action, n));
     return column_writer_put(c->writer, c->time, at, w->time, n);
@@ -334,6 +346,8 @@ static void collect_stats(const partition_job *p) {
         if (s->first_time < stats->first_time) stats->first_time = s->first_time;
         if (s->last_time > stats->last_time) stats->last_time = s->last_time;
     }
+    stats->first_time /= p->job->ns_per_tick;
+    stats->last_time /= p->job->ns_per_tick;
     for (uint64_t i = 0; i <= stats->n_items; i++)
         stats->n_seen_items += p->is_seen[i];
 }

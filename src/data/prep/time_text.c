@@ -238,7 +238,7 @@ void time_plan_set(time_plan *plan, time_form form, time_unit unit, bool is_give
     /* Found in the data, a unit has numbers that are too large for the next coarser one. */
     plan->low = is_given || unit == UNIT_S ? FIRST_SECOND * per_second
                                            : LAST_SECOND * (per_second / 1000) + 1;
-    if (form != TIME_NUMBER) plan->low = 1, plan->high = 0;
+    if (form != TIME_NUMBER) plan->low = plan->high = INT64_MIN; /* no number is a date */
 }
 
 status time_plan_parse(time_plan *plan, const char *name) {

@@ -1,4 +1,4 @@
-#include "data/prep/escape.h"
+#include "data/prep/json_escape.h"
 
 #include <string.h>
 
@@ -39,7 +39,7 @@ static status decode_unicode(char **at, const char *end, char **to) {
     return OK;
 }
 
-status escape_decode(char **at, const char *end, char **to) {
+status json_escape_decode(char **at, const char *end, char **to) {
     static const char from[] = "\"'\\/bfnrt", into[] = "\"'\\/\b\f\n\r\t";
     if (*at == end) return fail(ERR_FORMAT, "a string has no closing quote");
     char c = *(*at)++;
