@@ -195,7 +195,8 @@ TEST(text_actions_by_a_map) {
     CHECK_CONTAINS(said, "action event_type (by --action-map)");
     CHECK_CONTAINS(try_csv(text, "--action-map 'buy=2,*=0'", &said), "\"[0, 2, 0]\"");
     CHECK_CONTAINS(try_csv(text, "", &said), "\"[0, 0, 0]\"");
-    CHECK_CONTAINS(said, "note: the column event_type is left out");
+    CHECK_CONTAINS(said, "note: the column event_type is left out, as its values are not whole "
+                         "numbers; to use it: --action-map view=0,buy=1,9=2\n");
     run_shell(&said, "rm -r out out.csv");
     check_bad(text, "--action-map view=1", 1,
               "in.csv:3: event_type: 'buy' is not in --action-map; add 'buy=NUMBER'");

@@ -178,6 +178,27 @@ static action_kind guess_action(const sample *s, int col, bool *is_sure) {
     return ACTION_CODE;
 }
 
+/* A map of the texts in the first rows, to be edited: "view=0,cart=1". */
+static void suggest_map(const sample *s, int col, char *out, size_t size) {
+    const csv_field *seen[8];
+    int n = 0;
+    size_t used = 0;
+    out[0] = '\0';
+    for (int i = 0; i < s->n_rows && n < 8 && used + 60 < size; i++) {
+        const csv_field *f = sample_cell(s, i, col);
+        char text[64];
+        bool is_new = f->text != NULL && f->n_bytes > 0;
+        for (int k = 0; k < n && is_new; k++)
+            is_new =
+                f->n_bytes != seen[k]->n_bytes || memcmp(f->text, seen[k]->text, f->n_bytes) != 0;
+        if (!is_new) continue;
+        seen[n] = f;
+        used += (size_t)snprintf(out + used, size - used, "%s%s=%d", n > 0 ? "," : "",
+                                 csv_excerpt(text, f->text, f->n_bytes), n);
+        n++;
+    }
+}
+
 static void set_action_kind(const source_request *r, const sample *s, column_choice *choice,
                             builder_options *options) {
     bool is_sure = true;
@@ -186,9 +207,11 @@ static void set_action_kind(const source_request *r, const sample *s, column_cho
     options->actions =
         r->action_map != NULL ? ACTION_CODE : guess_action(s, choice->action, &is_sure);
     if (is_sure || !choice->is_action_guessed) return;
-    log_info("note: the column %s is left out, as its values are not numbers that actions can "
-             "have; to use it: --action-map TEXT=NUMBER,..., or else --action-col none",
-             csv_excerpt(name, s->name[choice->action], strlen(s->name[choice->action])));
+    char map[256];
+    suggest_map(s, choice->action, map, sizeof map);
+    log_info("note: the column %s is left out, as its values are not whole numbers; to use it: "
+             "--action-map %s",
+             csv_excerpt(name, s->name[choice->action], strlen(s->name[choice->action])), map);
     options->actions = ACTION_NONE;
     choice->action = -1;
 }

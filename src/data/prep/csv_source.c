@@ -8,7 +8,7 @@
 
 #include "data/prep/table_source.h"
 
-static const char *const endings[] = {".csv", ".tsv", ".psv", ".tab", ".txt", ".dat", NULL};
+static const char *const endings[] = {".csv", ".tsv", ".psv", ".tab", NULL};
 
 /* A number from 1, as columns may be given. */
 static bool is_column_number(const char *text) {
