@@ -256,4 +256,10 @@ TEST(lists_that_are_broken) {
     CHECK_FAILS(join_list("[\"\\q\"]", joined), ERR_FORMAT, "unknown escape");
     CHECK_FAILS(join_list("[\"\\ud800\"]", joined), ERR_FORMAT, "not a character");
     CHECK_FAILS(join_list("[\"\\u00\"]", joined), ERR_FORMAT, "not a character");
+    char nul[] = "[\"\\\0\"]"; /* a NUL byte is no escape */
+    csv_field f = {nul, sizeof nul - 1}, element;
+    list_reader r;
+    bool has_element;
+    CHECK_OK(list_begin(&r, &f));
+    CHECK_FAILS(list_next(&r, &element, &has_element), ERR_FORMAT, "unknown escape");
 }

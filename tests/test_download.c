@@ -306,7 +306,7 @@ TEST(download_reports_http_errors) {
 TEST(download_reports_no_server) {
     prepare();
     CHECK_FAILS(download_file("http://127.0.0.1:1/x", target, NULL, 1), ERR_IO,
-                "http://127.0.0.1:1/x cannot be fetched: ");
+                "http://127.0.0.1:1/x cannot be fetched: Failed to connect to 127.0.0.1 port 1");
     CHECK(!exists(part));
 }
 
