@@ -75,6 +75,7 @@ TEST(kuairand_pure_keeps_every_user_and_every_signal) {
     seq_file *s;
     snprintf(path, sizeof path, "%s/out", test_folder());
     CHECK_OK(seq_file_open(&s, path, NULL));
+    CHECK_EQ(s->title.n, 0); /* videos have none */
     CHECK_EQ(s->actions, ACTION_BITS);
     CHECK_EQ(s->time_per_second, 1000);
     CHECK_EQ(s->n_context, 5);
