@@ -112,6 +112,15 @@ TEST(train_says_what_is_missing) {
          "train --gin-config-file n.gin --data data --out r "
          "--set 'RankingArgs.prediction_head_arch=[8,1]'",
          "are ratings"},
+        {2, "train --init-from a --resume --data data --out r --gin-config-file m.gin",
+         "--resume goes on with a run and --init-from starts a new one"},
+        {2, "train --new-items mean --data data --out r --gin-config-file m.gin",
+         "--new-items is for runs that start from another"},
+        {2, "train --init-from a --new-items some --data data --out r --gin-config-file m.gin",
+         "--new-items some: the choices are init and mean"},
+        {1, "train --init-from nowhere --data data --out r", "nowhere: no such folder"},
+        {1, "train --init-from nowhere --data data --out r --gin-config-file m.gin",
+         "nowhere: no such folder"},
         {2, "eval run", "--data DIR is missing"},
         {1, "eval run --data data", "run: no such folder"},
         {2, "eval run --data data --part train", "the parts are"},
@@ -218,6 +227,27 @@ TEST(train_then_eval) {
     CHECK_CONTAINS(text, "test, 30 users");
     free(text);
     arena_fini(&a);
+}
+
+/* A nightly retrain: the data has grown, the run starts from yesterday's, with its config. */
+TEST(train_starts_from_another_run) {
+    free(said(0, "train --gin-config-file m.gin --data data --out old --epochs 1"));
+    free(said(0, "synth --out grown --users 50 --items 70 --mean-len 9"));
+    char *text = said(2, "train --resume --data grown --out old");
+    CHECK_CONTAINS(text, "old: the run has trained on other data than grown/data.seq");
+    CHECK_CONTAINS(text, "hstu train --init-from old --data DIR --out NEW");
+    free(text);
+    text = said(0, "train --init-from old --data grown --out new --epochs 1");
+    CHECK_CONTAINS(text, "starting from old/last, step 5, with the state of its optimizer");
+    CHECK_CONTAINS(text, "table 'item': 60 rows kept, 10 new, 0 dropped");
+    free(text);
+    /* The same from a gin file's ckpt_load_dir. */
+    free(said(0, "train --gin-config-file n.gin --data data --out rank --epochs 1"));
+    text = said(0, "train --gin-config-file n.gin --data grown --out rank2 --epochs 1 "
+                   "--set \"TrainerArgs.ckpt_load_dir='rank'\" --new-items mean");
+    CHECK_CONTAINS(text, "table 'item': 60 rows kept, 10 new (10 from their neighbours)");
+    CHECK_CONTAINS(text, "table 'action': 5 rows kept, 0 new, 0 dropped");
+    free(text);
 }
 
 /* The program is asked to stop, stops, and continues to the same end. */

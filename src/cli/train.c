@@ -22,7 +22,7 @@
 #include "train/trainer.h"
 
 typedef struct train_args {
-    const char *file, *task, *data, *device;
+    const char *file, *task, *data, *device, *init_from, *new_items;
     bool is_deterministic;
     arg_list overrides;
     int64_t seed; /* -1: the config's */
@@ -87,7 +87,14 @@ static status print_config(const config *c, bool is_json) {
     return st;
 }
 
-/* The file's config; a run that is resumed brings its own along. */
+/* The config of the run or checkpoint that a new run starts from. */
+static status load_other_config(config **out, const char *path) {
+    char folder[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_find(path, folder));
+    return checkpoint_config(out, folder);
+}
+
+/* The file's config; a run that is resumed, or started from, brings its own along. */
 static status load_config(config **out, const train_args *args) {
     char path[CONFIG_PATH_BYTES];
     config_source source = {.path = path,
@@ -99,12 +106,14 @@ static status load_config(config **out, const train_args *args) {
         config_path_find(args->file, path);
         return config_load(out, &source);
     }
-    if (!args->options.is_resume || args->options.run == NULL)
+    bool has_own = args->options.is_resume && args->options.run != NULL;
+    if (!has_own && args->init_from == NULL)
         return fail(ERR_USAGE,
                     "--gin-config-file FILE is needed; configs/ has files to start from");
     if (args->overrides.n_items > 0)
         return fail(ERR_USAGE, "--set changes a config file; give --gin-config-file FILE, too");
-    return checkpoint_run_config(out, args->options.run);
+    return has_own ? checkpoint_run_config(out, args->options.run)
+                   : load_other_config(out, args->init_from);
 }
 
 /* The metrics of the table, by task. */
@@ -216,12 +225,24 @@ static status train(train_args *args, config *c) {
     return st;
 }
 
+static bool has_start(const config *c) {
+    return c->trainer.resume_folder != NULL && c->trainer.resume_folder[0] != '\0';
+}
+
 static status check_args(const train_args *args, const config *c) {
     const train_options *o = &args->options;
     if (args->data == NULL && !c->is_benchmark)
         return fail(ERR_USAGE, "--data DIR is needed; make one with 'hstu prep' or 'hstu synth'");
     if (o->run == NULL)
         return fail(ERR_USAGE, "--out RUN is needed: the folder for log, report and checkpoints");
+    if (args->init_from != NULL && o->is_resume)
+        return fail(ERR_USAGE, "--resume goes on with a run and --init-from starts a new one; give "
+                               "one of them");
+    if (args->new_items != NULL && strcmp(args->new_items, "init") != 0 &&
+        strcmp(args->new_items, "mean") != 0)
+        return fail(ERR_USAGE, "--new-items %.40s: the choices are init and mean", args->new_items);
+    if (args->new_items != NULL && !has_start(c))
+        return fail(ERR_USAGE, "--new-items is for runs that start from another: --init-from RUN");
     if (o->n_epochs > 0 && o->max_steps > 0)
         return fail(ERR_USAGE, "--epochs and --max-iters both say how long; give one of them");
     return OK;
@@ -231,6 +252,15 @@ static status check_args(const train_args *args, const config *c) {
 static void take_folders(train_args *args, const config *c) {
     if (args->data == NULL && !c->is_benchmark) args->data = c->data.dataset_path;
     if (args->options.run == NULL) args->options.run = c->trainer.checkpoint_folder;
+}
+
+/* A config that comes from a run names what that run started from; this one starts from the run. */
+static void set_start(const train_args *args, config *c) {
+    if (args->init_from != NULL) {
+        c->trainer.resume_folder = args->init_from;
+        c->trainer.has_mean_items = false;
+    }
+    if (args->new_items != NULL) c->trainer.has_mean_items = strcmp(args->new_items, "mean") == 0;
 }
 
 static status run(train_args *args) {
@@ -245,6 +275,7 @@ static status run(train_args *args) {
         c->trainer.max_train_iters = CONFIG_NONE;
     }
     if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
+    set_start(args, c);
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);
     if (st == OK && !args->is_print) st = train(args, c);
@@ -282,6 +313,15 @@ status cmd_train(int argc, char **argv) {
         {"--resume", ARG_FLAG, &o->is_resume, NULL,
          "Goes on from the last checkpoint of RUN; the config file may be left out, --device and "
          "--deterministic may not.",
+         0, 0},
+        {"--init-from", ARG_TEXT, &args.init_from, "RUN|CHECKPOINT",
+         "Starts a new run with the weights of another, on other data: rows of tables are kept by "
+         "id, with the optimizer's state, and new ids get new rows. The config file may be left "
+         "out: the other run's is used. TrainerArgs.ckpt_load_dir does the same.",
+         0, 0},
+        {"--new-items", ARG_TEXT, &args.new_items, "init|mean",
+         "With --init-from, how rows of new items start: as the config says (default), or as the "
+         "mean of the rows of the items next to them in the training events.",
          0, 0},
         {"--validate", ARG_FLAG, &o->has_validation, NULL,
          "Holds out two events of each user: the one before last to watch and to keep the best "

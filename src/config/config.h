@@ -211,7 +211,9 @@ typedef struct config_trainer {
     int64_t partial_eval_iters;
     int64_t checkpoint_interval; /* steps; -1: never */
     int64_t checkpoint_epochs;   /* epochs; -1: not counted in epochs */
-    const char *checkpoint_folder, *resume_folder;
+    const char *checkpoint_folder;
+    const char *resume_folder; /* checkpoint or run to start from; "" or NULL: none */
+    bool has_mean_items;       /* and rows of new items start as the mean of their neighbours' */
     int64_t seed;
     bool has_profile;
     int64_t profile_first, profile_last;

@@ -26,6 +26,14 @@ static void write_length(const config *c, json_writer *w) {
         json_key_int(w, "max_iters", c->trainer.max_train_iters);
 }
 
+/* Likewise where the weights come from. */
+static void write_start(const config *c, json_writer *w) {
+    const char *from = c->trainer.resume_folder;
+    if (from == NULL || from[0] == '\0') return;
+    json_key_string(w, "init_from", from);
+    json_key_string(w, "new_items", c->trainer.has_mean_items ? "mean" : "init");
+}
+
 static void write_source(const config *c, json_writer *w) {
     json_key(w, "source");
     json_object_open(w);
@@ -40,6 +48,7 @@ static void write_source(const config *c, json_writer *w) {
         json_string(w, c->overrides.item[i]);
     json_array_close(w);
     write_length(c, w);
+    write_start(c, w);
     json_object_close(w);
 }
 

@@ -154,6 +154,17 @@ static status read_length(config *c, const json_value *root) {
     return read_count(source, "max_iters", (int64_t)1 << 53, &c->trainer.max_train_iters);
 }
 
+/* Where the run's weights came from. */
+static status read_start(config *c, const json_value *root) {
+    const json_value *source = json_member(root, "source");
+    const char *from, *new_items;
+    if (json_member(source, "init_from") == NULL) return OK;
+    TRY(json_member_string(source, "init_from", &from));
+    TRY(json_member_string(source, "new_items", &new_items));
+    c->trainer.has_mean_items = strcmp(new_items, "mean") == 0;
+    return arena_copy_text(&c->memory, from, strlen(from), &c->trainer.resume_folder);
+}
+
 status config_load_json(config **out, const char *name, const char *json, size_t n) {
     arena a;
     buf text;
@@ -175,6 +186,7 @@ status config_load_json(config **out, const char *name, const char *json, size_t
     if (st == OK) st = copy_overrides(*out, root);
     if (st == OK) {
         st = read_length(*out, root);
+        if (st == OK) st = read_start(*out, root);
         if (st != OK) st = fail_prefix(st, "%s", name);
     }
     if (st != OK) {

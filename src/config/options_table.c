@@ -83,7 +83,7 @@ const option option_table[] = {
     TEXT("TrainerArgs.ckpt_save_dir", 0, IN(trainer.checkpoint_folder), "'./checkpoints'",
          "Folder of the run, with its checkpoints; --out overrides it."),
     TEXT("TrainerArgs.ckpt_load_dir", 0, IN(trainer.resume_folder), "''",
-         "Checkpoint to start from; empty: none."),
+         "Run or checkpoint to start from, as --init-from does; empty: none."),
     CHOICE("TrainerArgs.pipeline_type", IN(trainer.pipeline), "none|native|prefetch", "'native'",
            "Overlap of loading and computing; 'prefetch' also fetches embedding rows ahead."),
     FLAG("TrainerArgs.enable_balanced_shuffler", IN(trainer.is_balanced), "False",

@@ -44,6 +44,20 @@ typedef struct snapshot_info {
 status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
                            int64_t *n_rejected);
 
+/* Gives a row another key; false: the row is left out. */
+typedef bool (*snapshot_rename)(void *ctx, uint64_t *key);
+
+/* What became of the rows of a snapshot. */
+typedef struct snapshot_counts {
+    int64_t n_kept, n_left_out, n_rejected; /* rejected: without a place in the table */
+} snapshot_counts;
+
+/* Like embed_snapshot_read of a full snapshot by one rank, with other keys: no two rows may get the
+ * same.  Keys that were counted but not admitted yet are forgotten: a sketch has no keys to rename.
+ */
+status embed_snapshot_adopt(embed_table *t, const char *folder, snapshot_rename rename, void *ctx,
+                            snapshot_counts *out);
+
 /* One number for the whole snapshot: the hash of the manifests of all its ranks, which have the
  * checksums of their files.  It identifies this snapshot among others of the same table. */
 status embed_snapshot_seal(const char *folder, uint64_t *out);

@@ -480,3 +480,61 @@ status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ra
     if (n_rejected != NULL) *n_rejected = into.n_rejected;
     return OK;
 }
+
+/* Rows on their way to a table under other keys. */
+typedef struct adoption {
+    embed_table *t;
+    snapshot_rename rename;
+    void *ctx;
+    snapshot_counts *counts;
+    piece *p;
+} adoption;
+
+static status adopt_rows(void *ctx, const embed_rows *from) {
+    adoption *a = ctx;
+    piece *p = a->p;
+    size_t n_floats = (size_t)from->n_floats;
+    int64_t n = 0, n_rejected = 0;
+    for (int64_t i = 0; i < from->n; i++) {
+        p->keys[n] = from->keys[i];
+        if (!a->rename(a->ctx, &p->keys[n])) continue;
+        p->scores[n] = from->scores[i];
+        p->stamps[n] = from->stamps[i];
+        memcpy(p->rows + (size_t)n * n_floats, from->rows + (size_t)i * n_floats, n_floats * 4);
+        n++;
+    }
+    embed_rows rows = {n, p->keys, p->scores, p->stamps, p->rows, from->n_floats};
+    if (n > 0) TRY(embed_import(a->t, &rows, &n_rejected));
+    a->counts->n_kept += n - n_rejected;
+    a->counts->n_left_out += from->n - n;
+    a->counts->n_rejected += n_rejected;
+    return OK;
+}
+
+static status adopt(adoption *a, const char *folder, const snapshot_info *info) {
+    reader r = {.ranks = {0, 1}, .visit = adopt_rows, .ctx = a};
+    embed_table *t = a->t;
+    TRY(mem_alloc((void **)&a->p->rows, (size_t)PIECE * (size_t)info->n_floats, 4));
+    TRY(embed_clear(t));
+    if (info->step > t->step) TRY(embed_set_step(t, info->step));
+    if (info->clock > t->clock) t->clock = info->clock;
+    TRY(visit_snapshot(&r, folder));
+    embed_forget_left(t, INT64_MAX);
+    return OK;
+}
+
+status embed_snapshot_adopt(embed_table *t, const char *folder, snapshot_rename rename, void *ctx,
+                            snapshot_counts *out) {
+    adoption a = {.t = t, .rename = rename, .ctx = ctx, .counts = out};
+    snapshot_info info;
+    *out = (snapshot_counts){0};
+    TRY(embed_snapshot_info(folder, &info));
+    TRY(check_fit(t, folder, &info));
+    if (info.since > 0)
+        return fail(ERR_USAGE, "%s: holds the changes since a step, not all rows", folder);
+    TRY(MEM_NEW(&a.p, 1));
+    status st = adopt(&a, folder, &info);
+    mem_free(a.p->rows);
+    mem_free(a.p);
+    return st;
+}

@@ -47,6 +47,16 @@ dynamic_tables *model_tables(model *m) {
     return &m->dynamic;
 }
 
+param *model_rows(model *m, int32_t feature) {
+    if (feature >= m->input.config.n_context || dynamic_find(&m->dynamic, feature) != NULL)
+        return NULL;
+    return input_rows(&m->input, feature);
+}
+
+param *model_action_rows(model *m) {
+    return m->input.action;
+}
+
 status model_init(model *m, uint64_t seed) {
     TRY(dynamic_clear(&m->dynamic));
     return param_list_start(&m->params, seed);

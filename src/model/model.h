@@ -40,6 +40,11 @@ param_range model_dense_grads(model *m);
 /* The tables that are not parameters (nn/dynamic.h), possibly none; the model owns them. */
 struct dynamic_tables *model_tables(model *m);
 
+/* The rows of a static table: of items (ITEM_FEATURE of nn/input.h) or of a contextual feature;
+ * NULL where it is dynamic, or the model has none.  Likewise of actions. */
+param *model_rows(model *m, int32_t feature);
+param *model_action_rows(model *m);
+
 /* Draws the first values, on the host by Philox(seed, RNG_INIT): the same on every backend.
  * Dynamic tables become empty; their rows start by the seed of the config. */
 status model_init(model *m, uint64_t seed);

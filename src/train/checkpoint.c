@@ -131,6 +131,7 @@ static status write_state(const train_state *s, const char *path) {
     json_object_open(&w);
     json_key_string(&w, "seed", seed);
     json_key_int(&w, "step", (int64_t)s->step);
+    if (s->n_earlier > 0) json_key_int(&w, "earlier_steps", (int64_t)s->n_earlier);
     json_key_int(&w, "epoch", (int64_t)s->epoch);
     json_key_string(&w, "split", split_kind_name(s->split));
     write_sums(&w, "in_epoch", &s->in_epoch);
@@ -192,6 +193,9 @@ static status parse_state(train_state *s, const json_value *root) {
         return fail(ERR_FORMAT, "'batches' is missing");
     TRY(member_seed(root, &s->seed));
     TRY(member_count(root, "step", &s->step));
+    s->n_earlier = 0;
+    if (json_member(root, "earlier_steps") != NULL)
+        TRY(member_count(root, "earlier_steps", &s->n_earlier));
     TRY(member_count(root, "epoch", &s->epoch));
     TRY(json_member_string(root, "split", &held_out));
     TRY(split_kind_parse(held_out, &s->split));

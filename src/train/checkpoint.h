@@ -30,9 +30,10 @@ typedef struct train_sums {
  * reports the same loss as an uninterrupted one. */
 typedef struct train_state {
     uint64_t seed;
-    uint64_t step;    /* updates done */
-    uint64_t epoch;   /* epochs done */
-    split_kind split; /* what was held out */
+    uint64_t step;      /* updates done */
+    uint64_t n_earlier; /* updates of the run that this one started from (warm_start.h) */
+    uint64_t epoch;     /* epochs done */
+    split_kind split;   /* what was held out */
     batcher_state batches;
     train_sums in_epoch; /* since the epoch began */
     train_sums in_round; /* since the last line of the log with metrics */

@@ -212,6 +212,18 @@ static status make_parts(trainer *t) {
     return OK;
 }
 
+/* The values that a run begins with: drawn, or those of another run. */
+static status set_values(trainer *t) {
+    const config_trainer *c = &t->s->config->trainer;
+    TRY(model_init(t->s->model, t->saved.state.seed));
+    if (c->resume_folder == NULL || c->resume_folder[0] == '\0') return OK;
+    warm_options o = {
+        .from = c->resume_folder, .means = c->has_mean_items, .split = t->saved.state.split};
+    TRY(warm_start(&t->saved, t->s, &o, &t->warm));
+    warm_report_say(&t->warm);
+    return OK;
+}
+
 static status begin_new(trainer *t) {
     char path[CHECKPOINT_PATH_BYTES], found[CHECKPOINT_PATH_BYTES];
     TRY(path_join(path, sizeof path, t->o->run, "config.json"));
@@ -220,10 +232,11 @@ static status begin_new(trainer *t) {
         return fail(ERR_USAGE,
                     "%s: there is a run already; go on with --resume, or choose another --out",
                     t->o->run);
+    /* First, so that a run that cannot start leaves no folder. */
+    TRY(set_values(t));
     TRY(folder_create(t->o->run, NULL));
     TRY(run_lock(t->o->run, &t->lock));
     TRY(checkpoint_check_run(t->o->run));
-    TRY(model_init(t->s->model, t->saved.state.seed));
     return trainer_write_config(t);
 }
 
@@ -231,9 +244,23 @@ static status begin_new(trainer *t) {
  * written again, since it may have changed. */
 static status begin_again(trainer *t) {
     log_info("%s: stopped before its first checkpoint, so it begins again", t->o->run);
-    TRY(model_init(t->s->model, t->saved.state.seed));
+    TRY(set_values(t));
     TRY(run_log_rewind(t->o->run, 0));
     return trainer_write_config(t);
+}
+
+/* The order of batches is a function of the data: it cannot go on with other data. */
+static status check_same_data(const trainer *t, const char *folder) {
+    checkpoint_origin origin;
+    TRY(checkpoint_verify(folder));
+    TRY(checkpoint_read_origin(&origin, folder));
+    if (origin.data == batcher_fingerprint(t->s->data)) return OK;
+    return fail(
+        ERR_CONFIG,
+        "%s: the run has trained on other data than %s, and the order of its batches cannot "
+        "go on there. Resume it with its own data, or start a new run with its weights: "
+        "hstu train --init-from %s --data DIR --out NEW",
+        t->o->run, t->s->data->path, t->o->run);
 }
 
 /* Resumes from the last checkpoint.  The seed is the run's, whatever the config says now. */
@@ -247,6 +274,7 @@ static status resume(trainer *t) {
     }
     if (checkpoint_is_to_come(t->o->run)) return begin_again(t);
     TRY(checkpoint_find(t->o->run, folder));
+    TRY(check_same_data(t, folder));
     TRY(checkpoint_load(&t->saved, folder));
     train_state *state = &t->saved.state;
     if (state->split != wanted)

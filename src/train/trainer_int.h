@@ -10,6 +10,7 @@
 #include "train/table_snapshots.h"
 #include "train/trainer.h"
 #include "train/trainer_step.h"
+#include "train/warm_start.h"
 
 /* The most steps in flight; a backend's n_ahead is below. */
 enum { TRAIN_MAX_PENDING = 4 };
@@ -32,6 +33,7 @@ struct trainer {
     int lock;            /* on the run's folder; -1: none */
     run_log log;
     table_snapshots snapshots; /* with o->snapshot_every */
+    warm_report warm;          /* where the weights came from */
     buf config_json;
     uint64_t n_steps, n_epochs, steps_per_epoch;
     uint64_t epoch_tokens;

@@ -52,6 +52,7 @@ static void write_start(const trainer *t, json_writer *w) {
     json_key_string(w, "cpu", m.cpu);
     json_key_string(w, "simd", m.simd);
     json_key_string(w, "system", m.system);
+    warm_report_write(&t->warm, w);
 }
 
 static void write_metrics(const eval_result *r, json_writer *w) {

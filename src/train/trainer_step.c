@@ -138,6 +138,7 @@ static status update(trainer *t, train_pending *p, double scale) {
     int64_t count = (int64_t)p->step + 1;
     TRY(pass_fetch_loss(t->s->train, &p->sums.loss, &p->loss_ticket));
     t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
+    count += (int64_t)t->saved.state.n_earlier;
     TRY(optimizer_step(&t->optimizer, t->rate, count, scale));
     return optimizer_fetch_norm(&t->optimizer, &p->norm, &p->norm_ticket);
 }
