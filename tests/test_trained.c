@@ -276,6 +276,21 @@ TEST(trained_items_that_are_gone_are_known) {
     use_close(&u);
 }
 
+/* Without data: the ids of the model and no users. */
+TEST(trained_without_data_knows_its_items) {
+    const char *run = train_world(&old_world, nvidia_gin, DYNAMIC);
+    backend *be;
+    trained t;
+    model_items corpus;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(trained_open(&t, run, NULL, be, 1));
+    CHECK(t.session.data->n_users == 0 && seq_find_item(t.session.data, "1400") == WORLD_ITEMS);
+    CHECK_OK(model_corpus(t.session.model, &corpus));
+    CHECK(corpus.n > 30 && corpus.n <= WORLD_ITEMS);
+    trained_close(&t);
+    backend_destroy(be);
+}
+
 static eval_result measure(use *u, split_kind kind) {
     eval_result r;
     evaluator *e;
@@ -347,6 +362,7 @@ TEST(trained_old_checkpoints_need_their_data) {
     backend *be;
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_FAILS(trained_open(&t, run, data, be, 1), ERR_CONFIG, "written by an older version");
+    CHECK_FAILS(trained_open(&t, run, NULL, be, 1), ERR_CONFIG, "give the data it was trained on");
     seq_file_close(data);
     backend_destroy(be);
 }

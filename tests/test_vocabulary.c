@@ -64,7 +64,9 @@ TEST(vocabulary_file_has_ids_titles_values_and_actions) {
 
 /* Only a file that holds the same is linked; a damaged one is not. */
 TEST(vocabulary_is_linked_where_it_is_the_same) {
+    static const world retitled = {.folder = "retitled", .title = "name", .has_context = true};
     seq_file *data = world_open(&plain), *other = world_open(&grown);
+    seq_file *names = world_open(&retitled);
     const char *a = path_in("a"), *b = path_in("b");
     CHECK_OK(vocabulary_save(a, path_in("none"), data, 5, NULL));
     CHECK_OK(vocabulary_save(b, a, data, 5, NULL));
@@ -76,12 +78,16 @@ TEST(vocabulary_is_linked_where_it_is_the_same) {
     CHECK_OK(vocabulary_save(b, a, other, 5, NULL));
     CHECK(inode(a) != inode(b));
     CHECK(unlink(b) == 0);
+    CHECK_OK(vocabulary_save(b, a, names, 5, NULL));
+    CHECK(inode(a) != inode(b));
+    CHECK(unlink(b) == 0);
     FILE *f = fopen(a, "r+b");
     CHECK(f != NULL && fseek(f, -3, SEEK_END) == 0 && fputc('?', f) == '?' && fclose(f) == 0);
     CHECK_OK(vocabulary_save(b, a, data, 5, NULL));
     CHECK(inode(a) != inode(b));
     seq_file_close(data);
     seq_file_close(other);
+    seq_file_close(names);
 }
 
 /* Every byte is under a checksum. */
@@ -333,5 +339,33 @@ TEST(vocabulary_gaps_do_not_move_the_split) {
         if (!split_range(&sp, (split_part)part, u3, &r)) continue;
         CHECK_EQ(split_first_target(&sp, &r, 2), r.end - 1);
     }
+    meeting_close(&m);
+}
+
+/* A model that knows few items: users are lost with their target, or too short without history. */
+TEST(vocabulary_users_without_history_are_counted) {
+    static const world few = {.folder = "few", .n_gone = 34};
+    meeting m;
+    split_users users;
+    uint64_t n_lost = 0, n_short = 0;
+    meeting_open(&m, &few, &plain, 5);
+    log_set_level(LOG_QUIET);
+    CHECK_OK(look(&m, false, false));
+    for (int u = 1; u <= WORLD_USERS; u++) {
+        int n_known = 0;
+        for (int e = 0; e < WORLD_EVENTS - 1; e++)
+            n_known += world_item(u, e) > few.n_gone;
+        bool is_lost = world_item(u, WORLD_EVENTS - 1) <= few.n_gone;
+        n_lost += is_lost;
+        n_short += !is_lost && n_known == 0;
+    }
+    CHECK(n_lost > 10 && n_short > 0);
+    split sp = split_make(m.view.data, SPLIT_LEAVE_ONE_OUT, 0);
+    CHECK_OK(split_users_init(&users, &sp, PART_TEST));
+    CHECK_OK(split_users_check(&users, &sp, PART_TEST, 1));
+    CHECK_EQ(users.n_lost, n_lost);
+    CHECK_EQ(users.n_too_short, n_short);
+    CHECK_EQ(users.n, WORLD_USERS - n_lost - n_short);
+    split_users_fini(&users);
     meeting_close(&m);
 }

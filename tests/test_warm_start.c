@@ -283,6 +283,13 @@ TEST(warm_start_renames_rows_of_dynamic_tables) {
     CHECK_EQ(size, n_kept);
     check_counts(table_of(&s, "items"), n_kept, WORLD_ITEMS - 4 + 1 - n_kept, items.n - n_kept);
     CHECK_EQ(embed_step(t->table), 6);
+    /* The clock of the scores goes on, too. */
+    snapshot_info old_info, new_info;
+    snprintf(path, sizeof path, "%s/last/table-0-items", run);
+    CHECK_OK(embed_snapshot_info(path, &old_info));
+    CHECK_OK(embed_snapshot_write(t->table, run_path("again"), (snapshot_ranks){0, 1}, 0));
+    CHECK_OK(embed_snapshot_info(run_path("again"), &new_info));
+    CHECK(old_info.clock > 0 && new_info.clock == old_info.clock);
     /* Ages: feature 0 there, 1 here; keys have the number of the feature's table above bit 32. */
     const dynamic_table *age = dynamic_find(s.c.tables, 1);
     for (int i = 0; i < people.n; i++) {
@@ -401,8 +408,7 @@ TEST(warm_start_says_what_does_not_fit) {
     start_close(&s);
     /* Without a vocabulary: the same data only. */
     CHECK(unlink(run_path("run-of-before/last/vocabulary.seq")) == 0);
-    CHECK_OK(checkpoint_seal(run_path("run-of-before/last"), checkpoint_file_names,
-                             CHECKPOINT_VOCABULARY, NULL));
+    CHECK_OK(checkpoint_seal(run_path("run-of-before/last"), 6, NULL));
     start_open(&s, &after, retrieval_gin, "", run);
     CHECK_FAILS(go(&s), ERR_CONFIG, "written by an older version");
     start_close(&s);
@@ -448,32 +454,54 @@ TEST(warm_start_out_of_memory) {
 /* A whole run from another one: resumed, it equals an uninterrupted one to the bit; and one that
  * was killed before its first checkpoint begins with the same weights again. */
 TEST(warm_start_run_resumes_to_the_bit) {
-    const char *run = train_world(&before, nvidia_gin, "");
+    const char *run = train_world(&before, nvidia_gin, dynamic_gin);
     const char *folder = world_make(&after);
-    bench_top top;
-    for (int i = 0; i < 3; i++) {
+    char gin[4096], *text;
+    snprintf(gin, sizeof gin, "%s%s", nvidia_gin, dynamic_gin);
+    static const struct {
+        const char *run;
+        int64_t max_steps;
+        bool is_resume;
+    } runs[] = {{"whole", 6, false}, {"parts", 3, false}, {"parts", 6, true}, {"killed", 6, true}};
+    for (int i = 0; i < 4; i++) {
         train_options o = train_options_default();
-        const char *name = run_path(i == 0 ? "whole" : "parts");
-        CHECK_OK(top_open_on(&top, folder, nvidia_gin, NULL, 0, 1));
+        bench_top top;
+        CHECK_OK(top_open_on(&top, folder, gin, NULL, 0, 1));
         top.config->trainer.resume_folder = run;
         top.config->trainer.has_mean_items = true;
-        o.run = name;
-        o.max_steps = i == 1 ? 3 : 6;
-        o.is_resume = i == 2;
+        o.run = run_path(runs[i].run);
+        o.max_steps = runs[i].max_steps;
+        o.is_resume = runs[i].is_resume;
+        if (i == 3) {
+            CHECK_EQ(test_command(&text, "cd %s && mkdir killed && cp whole/config.json killed",
+                                  test_folder()),
+                     0);
+            free(text);
+        }
         CHECK_OK(trainer_run(&top.session, &o));
         top_close(&top);
     }
     CHECK(same_file(run_path("whole"), run_path("parts"), "model.safetensors"));
     CHECK(same_file(run_path("whole"), run_path("parts"), "optimizer.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("killed"), "model.safetensors"));
+    /* Rows are stamped by the updates of both runs. */
+    snapshot_info info;
+    CHECK_OK(embed_snapshot_info(run_path("whole/last/table-0-items"), &info));
+    CHECK_EQ(info.step, 12);
     config *c;
     CHECK_OK(checkpoint_run_config(&c, run_path("whole")));
     CHECK_STR(c->trainer.resume_folder, run);
     CHECK(c->trainer.has_mean_items);
     config_destroy(c);
-    char *text;
     CHECK_EQ(test_command(&text, "head -1 %s/log.jsonl", run_path("whole")), 0);
+    /* The next one counts the updates of all before. */
+    start s;
+    start_open(&s, &after, nvidia_gin, dynamic_gin, run_path("whole"));
+    CHECK_OK(go(&s));
+    CHECK(s.report.step == 6 && s.c.state.n_earlier == 12);
+    start_close(&s);
     CHECK_CONTAINS(text, "\"init_from\":{\"checkpoint\":");
-    CHECK_CONTAINS(text, "{\"name\":\"item\",\"kept\":36,\"new\":1,\"from_neighbors\":1,"
+    CHECK_CONTAINS(text, "{\"name\":\"items\",\"kept\":36,\"new\":1,\"from_neighbors\":1,"
                          "\"dropped\":4,\"without_place\":0}");
     free(text);
 }

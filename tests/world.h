@@ -13,6 +13,7 @@ typedef struct world {
     const char *folder; /* in the test's folder */
     bool has_text;      /* item ids are strings: the numbers as text with the prefix */
     const char *prefix;
+    const char *title;   /* first word of the titles; NULL: "title" */
     bool has_new_item;   /* an item whose id sorts first: user 3 ends with it, user 4 had it early,
                             and it occurs twice in the new user's history */
     bool has_idle_item;  /* the same item in the catalogue only, without events */
@@ -92,7 +93,7 @@ static inline status world_add_titles(const world *w, builder *b) {
     for (int i = w->has_new_item || w->has_idle_item ? 0 : w->n_gone + 1; i <= WORLD_ITEMS; i++) {
         if (i > 0 && i <= w->n_gone) continue;
         world_id(w, i, id);
-        snprintf(title, sizeof title, "title of %d", i);
+        snprintf(title, sizeof title, "%s of %d", w->title != NULL ? w->title : "title", i);
         TRY(builder_add_item(b, id, strlen(id), title, strlen(title)));
     }
     return OK;

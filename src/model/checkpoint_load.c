@@ -133,15 +133,19 @@ static status parse_origin(checkpoint_origin *o, const json_value *root) {
     const char *held_out;
     const json_value *batches = json_member(root, "batches");
     batcher_state state;
-    int64_t step;
+    int64_t step, n_earlier = 0;
     if (batches == NULL || batches->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "'batches' is missing");
     TRY(json_member_int(root, "step", &step));
     if (step < 0) return fail(ERR_FORMAT, "'step' is negative");
+    if (json_member(root, "earlier_steps") != NULL)
+        TRY(json_member_int(root, "earlier_steps", &n_earlier));
+    if (n_earlier < 0) return fail(ERR_FORMAT, "'earlier_steps' is negative");
     TRY(json_member_string(root, "split", &held_out));
     TRY(split_kind_parse(held_out, &o->split));
     TRY(batcher_state_read(&state, batches));
     o->step = (uint64_t)step;
+    o->n_earlier = (uint64_t)n_earlier;
     o->data = state.data;
     return OK;
 }

@@ -50,9 +50,10 @@ status checkpoint_run_config(config **out, const char *run);
 
 /* The progress of the run, as far as a user of the model needs it. */
 typedef struct checkpoint_origin {
-    uint64_t step;    /* updates done */
-    split_kind split; /* what was held out */
-    uint64_t data;    /* fingerprint of the data (batcher_fingerprint) */
+    uint64_t step;      /* updates done */
+    uint64_t n_earlier; /* updates before those, of runs that this one started from */
+    split_kind split;   /* what was held out */
+    uint64_t data;      /* fingerprint of the data (batcher_fingerprint) */
 } checkpoint_origin;
 status checkpoint_read_origin(checkpoint_origin *out, const char *folder);
 

@@ -4,7 +4,13 @@
 
 /* Without a vocabulary a model knows its items by their numbers in the data it was trained on. */
 static status check_data(const trained *t, const seq_file *data) {
-    if (t->vocabulary != NULL || t->origin.data == batcher_fingerprint(data)) return OK;
+    bool is_own = data != NULL && t->origin.data == batcher_fingerprint(data);
+    if (t->vocabulary != NULL || is_own) return OK;
+    if (data == NULL)
+        return fail(ERR_CONFIG,
+                    "%s: written by an older version, without the ids of its items; give the data "
+                    "it was trained on",
+                    t->folder);
     return fail(ERR_CONFIG,
                 "%s: written by an older version, without the ids of its items, so it can be used "
                 "with the data it was trained on only, and %s is other data; train again, or use "
@@ -20,6 +26,10 @@ static status match(trained *t, const seq_file *data, pool *p, const seq_file **
     TRY(vocabulary_open(&t->vocabulary, t->folder, p));
     TRY(check_data(t, data));
     if (t->vocabulary == NULL) return OK;
+    if (data == NULL) {
+        *out = t->vocabulary;
+        return OK;
+    }
     TRY(MEM_NEW(&t->view, 1));
     TRY(vocabulary_view_init(t->view, t->vocabulary, data, reads_actions, reads_context, p));
     *out = t->view->data;

@@ -36,6 +36,7 @@ static status open_names(warm_job *j) {
     TRY(vocabulary_open(&j->vocabulary, j->report->folder, workers));
     j->names = j->vocabulary != NULL ? j->vocabulary : j->s->data;
     j->report->step = origin.step;
+    j->n_earlier = origin.n_earlier;
     if (j->vocabulary == NULL && origin.data != batcher_fingerprint(j->s->data))
         return fail(ERR_CONFIG,
                     "%s: written by an older version, without the ids of its items, so its rows "
@@ -178,7 +179,7 @@ static status run(warm_job *j) {
     TRY(copy_params(j));
     TRY(copy_tables(j));
     if (j->options->means) TRY(warm_set_means(j, item_count(j)));
-    j->c->state.n_earlier = j->report->has_state ? j->report->step : 0;
+    if (j->report->has_state) j->c->state.n_earlier = j->n_earlier + j->report->step;
     return OK;
 }
 

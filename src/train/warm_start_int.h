@@ -12,6 +12,7 @@ typedef struct warm_job {
     session *s;
     const warm_options *options;
     warm_report *report;
+    uint64_t n_earlier;        /* updates before those of the other run */
     config *config;            /* of the other model */
     seq_file *vocabulary;      /* of its checkpoint; NULL in those of older versions, */
     const seq_file *names;     /* and then its data, which is the data here */
