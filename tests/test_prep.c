@@ -18,8 +18,9 @@ TEST(usage_errors) {
     prep_fails("csv --out out", 2, "--input is missing");
     prep_fails("csv --input in.csv", 2, "--out is missing");
     prep_fails("csv --input in.csv --out out --user-cl 1", 2, "--user-col");
-    prep_fails("ml-1m --input in.csv --out out --user-col 1", 2,
-               "--user-col is for csv, jsonl and processed-seqs; ml-1m has its own layout");
+    prep_fails(
+        "ml-1m --input in.csv --out out --user-col 1", 2,
+        "--user-col is for csv, jsonl, parquet and processed-seqs; ml-1m has its own layout");
     prep_fails("ml-1m --input in.csv --out out --random-logs", 2, "--random-logs is for");
     prep_fails("csv --input in.csv --out out --url http://x", 2, "--url needs --download");
     prep_fails("csv --input in.csv --out out --item-name x", 2, "--item-name needs --emit-csv");

@@ -26,6 +26,13 @@ links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
 links '#include <rocksdb/c.h>
 int main(void) { rocksdb_options_destroy(rocksdb_options_create()); return 0; }' -lrocksdb && echo "-DHSTU_HAS_ROCKSDB -lrocksdb"
+# Compression of Parquet columns.
+links '#include <snappy-c.h>
+int main(void) { return snappy_max_compressed_length(1) == 0; }' -lsnappy && echo "-DHSTU_HAS_SNAPPY -lsnappy"
+links '#include <zstd.h>
+int main(void) { return ZSTD_versionNumber() == 0; }' -lzstd && echo "-DHSTU_HAS_ZSTD -lzstd"
+links '#include <zlib.h>
+int main(void) { return zlibVersion() == 0; }' -lz && echo "-DHSTU_HAS_ZLIB -lz"
 # nvcc counts if the host compiler it calls, its run-time library and cuBLASLt work too.  The program looks
 # for cuBLASLt where it was found now.
 if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then

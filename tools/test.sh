@@ -235,6 +235,24 @@ run_fuzz() {
     done
 }
 
+# Parquet files of pyarrow, polars and duckdb, compared with what Python reads; the packages are kept in
+# build/python.  tests/parquet has a few such files for machines without.
+run_parquet() {
+    local python=build/python/bin/python label="files of pyarrow, polars and duckdb" why
+    title "Parquet"
+    case $(build/release/hstu doctor --json 2>/dev/null) in
+    *'"snappy","version":null'* | *'"zstd","version":null'* | *'"zlib","version":null'*)
+        skip "$label" "this build lacks snappy, zstd or zlib" && return ;;
+    esac
+    if ! $python -c 'import pyarrow, polars, duckdb' 2>/dev/null; then
+        why="Python's venv or its packages cannot be had here ($LOGS/python.log)"
+        [ "${HSTU_INSTALL:-1}" = 0 ] && skip "$label" "HSTU_INSTALL=0: nothing is installed" && return
+        { python3 -m venv build/python && timeout 300 $python -m pip install -q --only-binary :all: --timeout 15 --retries 1 \
+            pyarrow polars duckdb; } >"$LOGS/python.log" 2>&1 || { skip "$label" "$why" && return; }
+    fi
+    counted "$label" $python tests/parquet/matrix.py build/release/hstu build/parquet
+}
+
 run_checks() {
     local counts
     title "Checks"
@@ -263,6 +281,7 @@ run_tests() {
             run_units
             run_gpu
             run_fuzz
+            run_parquet
             run_checks
         fi
     else

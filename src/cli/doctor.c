@@ -8,6 +8,12 @@
 #ifdef HSTU_HAS_CURL
 #include <curl/curl.h>
 #endif
+#ifdef HSTU_HAS_ZLIB
+#include <zlib.h>
+#endif
+#ifdef HSTU_HAS_ZSTD
+#include <zstd.h>
+#endif
 
 #include "base/buf.h"
 #include "base/env.h"
@@ -27,7 +33,7 @@ typedef struct library {
     const char *remedy;  /* how to get it into a build */
 } library;
 
-enum { N_LIBRARIES = 4 };
+enum { N_LIBRARIES = 7 };
 
 typedef struct diagnosis {
     machine host;
@@ -48,6 +54,16 @@ static void cuda_version_text(char *text, size_t n, int version) {
 
 static void ask_libraries(diagnosis *d) {
     const char *archive = NULL, *curl = NULL, *cuda = NULL, *rocks = NULL;
+    const char *snappy = NULL, *zstd = NULL, *zlib = NULL;
+#ifdef HSTU_HAS_SNAPPY
+    snappy = "yes"; /* its C API does not tell the version */
+#endif
+#ifdef HSTU_HAS_ZSTD
+    zstd = ZSTD_versionString();
+#endif
+#ifdef HSTU_HAS_ZLIB
+    zlib = zlibVersion();
+#endif
 #ifdef HSTU_HAS_ARCHIVE
     archive = archive_version_string() + strlen("libarchive ");
 #endif
@@ -68,7 +84,13 @@ static void ask_libraries(diagnosis *d) {
                                 "apt-get install libcurl4-openssl-dev, then make"};
     d->libraries[2] = (library){"RocksDB", rocks, "a disk tier of large dynamic tables",
                                 "apt-get install librocksdb-dev, then make"};
-    d->libraries[3] =
+    d->libraries[3] = (library){"snappy", snappy, "SNAPPY columns of 'hstu prep parquet'",
+                                "apt-get install libsnappy-dev, then make"};
+    d->libraries[4] = (library){"zstd", zstd, "ZSTD columns of 'hstu prep parquet'",
+                                "apt-get install libzstd-dev, then make"};
+    d->libraries[5] = (library){"zlib", zlib, "GZIP columns of 'hstu prep parquet'",
+                                "apt-get install zlib1g-dev, then make"};
+    d->libraries[6] =
         (library){"CUDA", cuda, "everything on a GPU",
                   "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make"};
 }

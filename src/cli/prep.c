@@ -38,6 +38,7 @@ static const char notes[] =
     "  processed-seqs                            a user per row, as --emit-csv writes\n"
     "  csv                                       any csv with one event per row\n"
     "  jsonl                                     one JSON object per line\n"
+    "  parquet                                   an event per row, or a user with lists\n"
     "\n"
     "--input is a folder, the original archive as it is, or a single file, compressed or not. "
     "With --download it is the folder the archive is kept in; default: the folder around --out.\n"
@@ -53,6 +54,11 @@ static const char notes[] =
     "jsonl: the same with one JSON object a line; columns are members, a.b those of a nested "
     "object.\n"
     "\n"
+    "parquet: as csv, with columns by the names or numbers of the schema; integers, floating point "
+    "and strings as ids, integers, timestamps, dates, floating point and texts as times. Where "
+    "columns are lists, a row is as many events, and single values belong to each. Pages are "
+    "uncompressed, SNAPPY, ZSTD or GZIP.\n"
+    "\n"
     "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has "
     "ratings as in the source.\n"
     "\n"
@@ -64,6 +70,7 @@ static const char notes[] =
     "      --min-user-events 5 --min-item-events 5 --out data/shop\n"
     "  hstu prep jsonl --input events/ --user actor.id --item object.id \\\n"
     "      --time published --out data/events\n"
+    "  hstu prep parquet --input spark_output/ --out data/logs\n"
     "  zcat old.csv.gz | hstu prep csv --input - --skip-bad 100 --out data/old\n";
 
 /* "--input logs/a.csv logs/b.csv": what the shell makes of a pattern. */
@@ -83,8 +90,8 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
     source_request *r = &o->request;
     const arg_option options[] = {
         {"--input", ARG_LIST, &o->inputs, "PATH...",
-         "folder, archive or file to read; csv, jsonl: several, and '-' for the standard input", 0,
-         0},
+         "folder, archive or file to read; csv, jsonl, parquet: several; '-': the standard input",
+         0, 0},
         {"--out", ARG_TEXT, &o->out, "DIR", "folder to write data.seq to; an old one is replaced",
          0, 0},
         {"--json", ARG_FLAG, &o->is_json, NULL, "print the summary as one JSON object", 0, 0},
@@ -119,12 +126,15 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
          "its columns that become features; default: all but the id", 0, 0},
         {"--random-logs", ARG_FLAG, &r->has_random_logs, NULL,
          "kuairand: the logs of randomly exposed videos too", 0, 0},
-        {"--user-col", ARG_TEXT, &r->user_col, "COL", "csv, jsonl: column of the user", 0, 0},
-        {"--item-col", ARG_TEXT, &r->item_col, "COL", "csv, jsonl: column of the item", 0, 0},
-        {"--time-col", ARG_TEXT, &r->time_col, "COL", "csv, jsonl: column of the time, or none", 0,
+        {"--user-col", ARG_TEXT, &r->user_col, "COL", "csv, jsonl, parquet: column of the user", 0,
          0},
+        {"--item-col", ARG_TEXT, &r->item_col, "COL", "csv, jsonl, parquet: column of the item", 0,
+         0},
+        {"--time-col", ARG_TEXT, &r->time_col, "COL",
+         "csv, jsonl, parquet: column of the time, or none", 0, 0},
         {"--action-col", ARG_TEXT, &r->action_col, "COL",
-         "csv, jsonl: column of the action, or none; default: rating, event_type, ... if there is "
+         "csv, jsonl, parquet: column of the action, or none; default: rating, event_type, ... if "
+         "there is "
          "one",
          0, 0},
         {"--user", ARG_TEXT, &r->user_col, "COL", "short for --user-col", 0, 0},
@@ -136,20 +146,23 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
          "found in the data",
          0, 0},
         {"--action-map", ARG_TEXT, &r->action_map, "MAP",
-         "csv, jsonl: actions that are texts, as view=1,buy=2; * stands for every other text", 0,
-         0},
+         "csv, jsonl, parquet: actions that are texts, as view=1,buy=2; * stands for every other "
+         "text",
+         0, 0},
         {"--delimiter", ARG_TEXT, &r->delimiter, "D",
          "csv: one or two characters, or tab, comma, pipe, semicolon, space; default: found in the "
          "data",
          0, 0},
         {"--header", ARG_TEXT, &r->header, "WHEN", "csv: yes, no or auto (default)", 0, 0},
         {"--time-unit", ARG_TEXT, &r->time_unit, "UNIT",
-         "csv, jsonl: times are in s, ms, us, ns, or dates (iso); default: found in the data", 0,
-         0},
+         "csv, jsonl, parquet: times are in s, ms, us, ns, or dates (iso); default: found in the "
+         "data",
+         0, 0},
         {"--string-ids", ARG_FLAG, &r->has_text_ids, NULL,
-         "csv, jsonl: ids are strings, even where they look like numbers", 0, 0},
+         "csv, jsonl, parquet: ids are strings, even where they look like numbers", 0, 0},
         {"--skip-bad", ARG_INT, &r->skip_bad, "N",
-         "csv, jsonl: skip up to N rows that cannot be read, and list them in DIR/skipped.txt; "
+         "csv, jsonl, parquet: skip up to N rows that cannot be read, and list them in "
+         "DIR/skipped.txt; "
          "default: "
          "the "
          "first is an error",

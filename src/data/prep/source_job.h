@@ -114,5 +114,6 @@ status read_amazon_books(source_job *job);
 status read_processed_seqs(source_job *job);
 status read_csv(source_job *job);
 status read_jsonl(source_job *job);
+status read_parquet(source_job *job);
 
 #endif

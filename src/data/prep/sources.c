@@ -77,6 +77,14 @@ const source sources[] = {
      .has_columns = true,
      .is_table = true,
      .read = read_jsonl},
+    {.name = "parquet",
+     .summary = "Parquet files with one event per row, or a user per row with lists",
+     .item_name = "item_id",
+     .actions = ACTION_NONE,
+     .time_per_second = 1,
+     .has_columns = true,
+     .is_table = true,
+     .read = read_parquet},
 };
 const size_t n_sources = sizeof sources / sizeof sources[0];
 
@@ -132,11 +140,12 @@ static status check_request(const source *s, const source_request *r) {
                      {"--users", r->users != NULL}};
     for (size_t i = 0; !s->has_columns && i < sizeof given / sizeof given[0]; i++)
         if (given[i].is_given)
-            return fail(ERR_USAGE, "%s is for csv, jsonl and processed-seqs; %s has its own layout",
+            return fail(ERR_USAGE,
+                        "%s is for csv, jsonl, parquet and processed-seqs; %s has its own layout",
                         given[i].option, s->name);
     for (size_t i = 0; !s->is_table && i < sizeof of_tables / sizeof of_tables[0]; i++)
         if (of_tables[i].is_given)
-            return fail(ERR_USAGE, "%s is for tables with one event a row: csv and jsonl",
+            return fail(ERR_USAGE, "%s is for tables of events: csv, jsonl and parquet",
                         of_tables[i].option);
     if (r->has_random_logs && strncmp(s->name, "kuairand", 8) != 0)
         return fail(ERR_USAGE, "--random-logs is for the kuairand sources; %s has no such logs",
