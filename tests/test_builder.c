@@ -115,6 +115,33 @@ TEST(builder_sorts_and_groups) {
     free(rows);
 }
 
+/* Histories of few and of many events, and times from seconds of a minute to both ends of 64 bits:
+ * each is sorted in another way. */
+TEST(builder_sorts_times_of_any_range) {
+    static const int users[] = {1000, 30};
+    static const int64_t scale[] = {1, 1 << 20, (int64_t)1 << 50, (int64_t)1 << 57};
+    int n = 3000;
+    builder_stats stats;
+    for (size_t k = 0; k < 8; k++) {
+        row *rows = make_rows(n, users[k / 4], 500, 40, 3);
+        for (int i = 0; i < n; i++)
+            rows[i].time = (rows[i].time - 20) * scale[k % 4] + i % 3;
+        CHECK_OK(build(rows, n, 777, 1, &plain, test_folder(), &stats));
+        qsort(rows, (size_t)n, sizeof *rows, compare_rows);
+        seq_file *s;
+        CHECK_OK(seq_file_open(&s, test_folder(), NULL));
+        CHECK_EQ(s->n_events, n);
+        for (int i = 0; i < n; i++) {
+            CHECK_EQ(s->time[i], rows[i].time);
+            CHECK_EQ(s->item_id[s->item[i]], rows[i].item);
+            CHECK_EQ(s->action[i], rows[i].action);
+        }
+        CHECK(stats.n_out_of_order > 100);
+        seq_file_close(s);
+        free(rows);
+    }
+}
+
 TEST(builder_bytes_do_not_depend_on_threads) {
     int n = 30000;
     row *rows = make_rows(n, 2000, 900, 1000, 2);

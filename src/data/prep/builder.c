@@ -156,6 +156,24 @@ status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t
     return OK;
 }
 
+status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const uint32_t *item,
+                        const uint32_t *action, const int64_t *time) {
+    event_block *block = s->open;
+    uint64_t at = block->n;
+    if (n > block->capacity - at)
+        return fail(ERR_FORMAT, "a block of %" PRIu64 " events is full", block->capacity);
+    for (size_t i = 0; i < n; i++) {
+        s->users.count[user[i]]++;
+        s->items.count[item[i]]++;
+        block->action[at + i] = (uint16_t)action[i];
+    }
+    memcpy(block->user + at, user, n * sizeof *user);
+    memcpy(block->item + at, item, n * sizeof *item);
+    memcpy(block->time + at, time, n * sizeof *time);
+    block->n += n;
+    return OK;
+}
+
 status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, int64_t time) {
     uint32_t u, i;
     const event_block *block = s->open;

@@ -75,6 +75,10 @@ status sink_item_text(builder_sink *s, const char *id, size_t n, uint32_t *out);
 status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t action,
                          int64_t time);
 
+/* Adds n events given by columns. */
+status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const uint32_t *item,
+                        const uint32_t *action, const int64_t *time);
+
 /* Adds an item to the catalogue, seen in events or not; title may be NULL.  One thread.  The id is
  * given as text (parsed if ids are integers).  The first title of an id is kept. */
 status builder_add_item(builder *b, const char *id, size_t id_bytes, const char *title,

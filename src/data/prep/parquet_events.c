@@ -280,22 +280,45 @@ static event_column *column_at(events_worker *w, int i) {
     return &w->column[w->file->role[i]];
 }
 
+/* Adds the n rows of a batch without lists, in as many blocks as they need.  Roles without a column
+ * have zeros. */
+static status add_rows(events_worker *w, size_t n) {
+    const event_column *c = w->column;
+    for (size_t at = 0; at < n;) {
+        if (w->block_left == 0) {
+            TRY(sink_end_block(w->sink));
+            TRY(begin_block(w));
+        }
+        size_t k = n - at < w->block_left ? n - at : (size_t)w->block_left;
+        TRY(sink_add_columns(w->sink, k, c[EVENT_USER].value.number + at,
+                             c[EVENT_ITEM].value.number + at, c[EVENT_ACTION].value.number + at,
+                             c[EVENT_TIME].value.time + at));
+        w->block_left -= k;
+        w->n_left -= k;
+        at += k;
+    }
+    return OK;
+}
+
+/* The same where some of them are bad. */
+static status add_good_rows(events_worker *w, size_t n) {
+    size_t place[N_EVENT_ROLES];
+    for (size_t k = 0; k < n; k++, w->n_left--) {
+        for (int role = 0; role < N_EVENT_ROLES; role++)
+            place[role] = k;
+        TRY(add_event(w, place));
+    }
+    return OK;
+}
+
 /* Rows without lists: one event each. */
 static status read_flat(events_worker *w) {
     for (uint64_t left = w->group->n_rows; left > 0;) {
         size_t n = left < PARQUET_BATCH ? (size_t)left : PARQUET_BATCH;
-        size_t step[N_EVENT_ROLES] = {0}, place[N_EVENT_ROLES];
         clear_bad(w, 0);
-        for (int i = 0; i < w->file->n_columns; i++) {
+        for (int i = 0; i < w->file->n_columns; i++)
             TRY(fill(w, column_at(w, i), n, 0));
-            step[w->file->role[i]] = 1;
-        }
-        for (size_t k = 0; k < n; k++) {
-            for (int role = 0; role < N_EVENT_ROLES; role++)
-                place[role] = k * step[role];
-            TRY(add_event(w, place));
-            w->n_left--;
-        }
+        TRY(w->has_bad ? add_good_rows(w, n) : add_rows(w, n));
         left -= n;
     }
     return OK;

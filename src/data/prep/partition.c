@@ -6,7 +6,7 @@
 #include "base/mem.h"
 
 /* Parts per thread: the buffers of all threads together then hold 1/16 of the events. */
-enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16, SMALL_RUN = 32 };
+enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16, SMALL_RUN = 32, FEW_KEYS = 48 };
 
 typedef struct event {
     int64_t time;
@@ -188,6 +188,76 @@ static void sort_events(part_worker *w, uint64_t n) {
     if (from != w->events) memcpy(w->events, from, n * sizeof *from);
 }
 
+/* A history as integers that sort like it: the time since the first one, then the place. */
+typedef struct time_keys {
+    uint64_t *key, *spare; /* (n) */
+    int64_t first_time;
+    unsigned place_bits, time_bits;
+} time_keys;
+
+static unsigned bit_length(uint64_t value) {
+    return value == 0 ? 0 : 64 - (unsigned)__builtin_clzll(value);
+}
+
+/* False if time and place do not fit 64 bits. */
+static bool make_keys(part_worker *w, uint64_t at, uint64_t n, time_keys *k) {
+    int64_t first = w->time[at], last = first;
+    for (uint64_t i = 1; i < n; i++) {
+        first = w->time[at + i] < first ? w->time[at + i] : first;
+        last = w->time[at + i] > last ? w->time[at + i] : last;
+    }
+    *k = (time_keys){.key = (uint64_t *)w->events,
+                     .spare = (uint64_t *)w->spare,
+                     .first_time = first,
+                     .place_bits = bit_length(n - 1),
+                     .time_bits = bit_length((uint64_t)last - (uint64_t)first)};
+    if (k->place_bits + k->time_bits > 64) return false;
+    for (uint64_t i = 0; i < n; i++)
+        k->key[i] = ((uint64_t)w->time[at + i] - (uint64_t)first) << k->place_bits | i;
+    return true;
+}
+
+static void sort_few_keys(uint64_t *key, uint64_t n) {
+    for (uint64_t i = 1; i < n; i++) {
+        uint64_t moving = key[i], j = i;
+        for (; j > 0 && key[j - 1] > moving; j--)
+            key[j] = key[j - 1];
+        key[j] = moving;
+    }
+}
+
+/* A radix sort over the bytes of the times; the places are in order from the start. */
+static void sort_many_keys(time_keys *k, uint64_t n) {
+    unsigned end = k->place_bits + k->time_bits;
+    for (unsigned shift = k->place_bits; shift < end; shift += 8) {
+        uint64_t start[257] = {0};
+        for (uint64_t i = 0; i < n; i++)
+            start[(k->key[i] >> shift & 255) + 1]++;
+        for (int digit = 0; digit < 255; digit++)
+            start[digit + 1] += start[digit];
+        for (uint64_t i = 0; i < n; i++)
+            k->spare[start[k->key[i] >> shift & 255]++] = k->key[i];
+        uint64_t *swap = k->key;
+        k->key = k->spare;
+        k->spare = swap;
+    }
+}
+
+/* Brings a history into the order of its sorted keys. */
+static void apply_keys(part_worker *w, uint64_t at, uint64_t n, const time_keys *k) {
+    uint64_t mask = ((uint64_t)1 << k->place_bits) - 1;
+    uint32_t *item = (uint32_t *)k->spare;
+    uint16_t *action = (uint16_t *)(item + n);
+    memcpy(item, w->item + at, n * sizeof *item);
+    memcpy(action, w->action + at, n * sizeof *action);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t place = k->key[i] & mask;
+        w->time[at + i] = (int64_t)((uint64_t)k->first_time + (k->key[i] >> k->place_bits));
+        w->item[at + i] = item[place];
+        w->action[at + i] = action[place];
+    }
+}
+
 /* The number of events that follow a later one; 0: nothing needs sorting. */
 static uint64_t count_out_of_order(const int64_t *time, uint64_t n) {
     uint64_t count = 0;
@@ -276,6 +346,21 @@ static void move_kept(part_worker *w, uint64_t to, uint64_t at, uint64_t n, bool
     }
 }
 
+static void sort_history(part_worker *w, uint64_t at, uint64_t n) {
+    time_keys k;
+    if (!make_keys(w, at, n, &k)) {
+        load_events(w, at, n);
+        sort_events(w, n);
+        store_events(w, at, n);
+        return;
+    }
+    if (n <= FEW_KEYS)
+        sort_few_keys(k.key, n);
+    else
+        sort_many_keys(&k, n);
+    apply_keys(w, at, n, &k);
+}
+
 /* Sorts one user's history, updates the statistics, and moves it next to the end of the previous
  * history. */
 static void finish_user(const partition_job *p, part_worker *w, uint32_t user, uint32_t first) {
@@ -283,11 +368,7 @@ static void finish_user(const partition_job *p, part_worker *w, uint32_t user, u
     uint64_t at = job->offsets[user] - job->offsets[first];
     uint64_t n = job->offsets[user + 1] - job->offsets[user];
     uint64_t out_of_order = count_out_of_order(w->time + at, n);
-    if (out_of_order > 0) {
-        load_events(w, at, n);
-        sort_events(w, n);
-        store_events(w, at, n);
-    }
+    if (out_of_order > 0) sort_history(w, at, n);
     uint64_t n_duplicates = mark_duplicates(w, at, n);
     w->stats.n_out_of_order += out_of_order;
     w->stats.n_duplicates += n_duplicates;
