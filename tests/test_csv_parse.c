@@ -1,3 +1,4 @@
+#include "data/prep/bad_lines.h"
 #include "data/prep/csv_parse.h"
 #include "data/prep/list_parse.h"
 #include "test.h"
@@ -137,6 +138,32 @@ TEST(bad_rows_name_file_and_line) {
     /* Control characters and foreign bytes do not reach the terminal. */
     check_bad(ACTION_STARS, false, "1\033[2J\xe9,2,3,4",
               "f:13: u: '1?[2J?' is not a whole number; for string ids use --string-ids");
+}
+
+/* Rows that are bad in any way are passed over, with the numbers of all lines kept; the text is not
+ * left without its last line break, whatever quotes are open. */
+TEST(bad_rows_are_skipped_line_by_line) {
+    csv_layout t = make_layout(",", ACTION_STARS);
+    row_list rows;
+    t.has_text_users = t.has_text_items = true;
+    CHECK_OK(bad_lines_create(&t.bad, 10));
+    CHECK_OK(
+        parse(&t,
+              "\"a\"\"\n\"\"b\",1,x,1\n" /* two lines, a bad action: the second line is bad too */
+              "u,i,5,1\n"
+              "\"c\"\"\",i,5,2\n"
+              "\"open\"\",i,5\"\"\n"
+              "v,i,5,3\n"
+              "\"\"\"\n",
+              &rows));
+    CHECK_EQ(rows.n, 3);
+    CHECK_EQ(rows.row[1].user_bytes, 2);
+    CHECK_EQ(rows.row[2].time, 3);
+    static const char *const places[] = {"f:10: r: 'x'", "f:11: ", "f:14: ", "f:16: "};
+    CHECK_EQ(bad_lines_count(t.bad), 4);
+    for (uint64_t i = 0; i < 4; i++)
+        CHECK_CONTAINS(bad_lines_get(t.bad, i), places[i]);
+    bad_lines_destroy(t.bad);
 }
 
 TEST(text_ids_lose_their_quotes) {

@@ -50,27 +50,37 @@ static char *fail_row_at(row_reader *r, row_fault fault) {
     return NULL;
 }
 
-/* Skips a quoted field and removes its quotes in place.  Line breaks inside it are text, up to the
- * limit of a line (blocks.h). */
-static bool take_quoted(row_reader *r, csv_field *out) {
-    char *from = r->at + 1, *to = from, *end = r->end;
-    out->text = from;
-    if (end - from > BLOCKS_DEFAULT_LINE_BYTES) end = from + BLOCKS_DEFAULT_LINE_BYTES;
-    for (; from < end; from++) {
-        if (*from == '"') {
-            if (from[1] != '"') break;
-            from++;
-        }
+/* Of each pair of doubled quotes one is removed.  The rest of the field becomes spaces, so that the
+ * text has as many line breaks as before, and lines keep their numbers. */
+static void undouble_quotes(csv_field *field) {
+    char *to = field->text, *end = field->text + field->n_bytes;
+    for (const char *from = to; from < end; from++) {
         *to++ = *from;
+        from += *from == '"';
     }
-    out->n_bytes = (size_t)(to - out->text);
-    r->at = from + 1;
-    /* No byte stays twice: a second copy of a line break would shift the numbers of lines. */
-    memset(to, ' ', (size_t)(from - to));
-    if (from >= end) {
+    field->n_bytes = (size_t)(to - field->text);
+    memset(to, ' ', (size_t)(end - to));
+}
+
+/* Skips a quoted field and removes its quotes in place.  Line breaks inside it are text, up to the
+ * limit of a line (blocks.h).  Nothing is changed if the field does not end: the text must keep its
+ * last line break. */
+static bool take_quoted(row_reader *r, csv_field *out) {
+    char *first = r->at + 1, *at = first, *end = r->end;
+    bool has_doubled = false;
+    if (end - first > BLOCKS_DEFAULT_LINE_BYTES) end = first + BLOCKS_DEFAULT_LINE_BYTES;
+    while (at < end && (*at != '"' || at[1] == '"')) {
+        bool is_doubled = *at == '"';
+        has_doubled |= is_doubled;
+        at += 1 + is_doubled;
+    }
+    if (at >= end) {
         r->fault = ROW_QUOTE_OPEN;
         return false;
     }
+    *out = (csv_field){first, (size_t)(at - first)};
+    if (has_doubled) undouble_quotes(out);
+    r->at = at + 1;
     if (is_field_end(r, r->at)) return true;
     r->fault = ROW_QUOTE_TEXT;
     return false;
