@@ -361,7 +361,8 @@ TEST(trained_old_checkpoints_need_their_data) {
     seq_file *data = world_open(&new_world);
     backend *be;
     CHECK_OK(backend_create_cpu(&be, NULL));
-    CHECK_FAILS(trained_open(&t, run, data, be, 1), ERR_CONFIG, "written by an older version");
+    CHECK_FAILS(trained_open(&t, run, data, be, 1), ERR_CONFIG,
+                "knows its items by number only and can be used");
     CHECK_FAILS(trained_open(&t, run, NULL, be, 1), ERR_CONFIG, "give the data it was trained on");
     seq_file_close(data);
     backend_destroy(be);

@@ -7,12 +7,13 @@ static status check_data(const trained *t, const seq_file *data) {
     bool is_own = data != NULL && t->origin.data == batcher_fingerprint(data);
     if (t->vocabulary != NULL || is_own) return OK;
     if (data == NULL)
-        return fail(ERR_CONFIG,
-                    "%s: written by an older version, without the ids of its items; give the data "
-                    "it was trained on",
-                    t->folder);
+        return fail(
+            ERR_CONFIG,
+            "%s: has no vocabulary.seq, so it knows its items by number only; give the data "
+            "it was trained on",
+            t->folder);
     return fail(ERR_CONFIG,
-                "%s: written by an older version, without the ids of its items, so it can be used "
+                "%s: has no vocabulary.seq, so it knows its items by number only and can be used "
                 "with the data it was trained on only, and %s is other data; train again, or use "
                 "that data",
                 t->folder, data->path);

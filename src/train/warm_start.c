@@ -39,7 +39,7 @@ static status open_names(warm_job *j) {
     j->n_earlier = origin.n_earlier;
     if (j->vocabulary == NULL && origin.data != batcher_fingerprint(j->s->data))
         return fail(ERR_CONFIG,
-                    "%s: written by an older version, without the ids of its items, so its rows "
+                    "%s: has no vocabulary.seq, so it knows its items by number only: its rows "
                     "mean something with the data it was trained on only, and %s is other data",
                     j->report->folder, j->s->data->path);
     TRY(check_actions(j));
