@@ -70,13 +70,18 @@ attack_paths() {
         try recommend "$place" --data data --user 1 --device cpu
         try recommend run --data "$place" --user 1 --device cpu
         try export "$place" --what weights --out made
+        try export "$place" --what items --format csv --out made
         try export "$place" --what tables --out made
         try import tables "$place" --out made
         try train --device cpu --data data --out made --epochs 1 --gin-config-file "$place"
         try train --device cpu --data "$place" --out made --epochs 1 --gin-config-file "$gin"
         try bench data --data "$place"
-        [ "$place" != pipe ] || continue # prep reads pipes, and waits for their writers
-        for source in csv ml-100k ml-1m ml-20m kuairand-pure amzn-books processed-seqs; do
+        [ "$place" != pipe ] || continue # these read pipes, and wait for their writers
+        try recommend run --data data --users "$place" --device cpu
+        try recommend run --data data --history "@$place" --device cpu
+        try score run --data data --user 1 --candidates "@$place" --device cpu
+        try prep csv --input x.csv --items "$place" --out made
+        for source in csv jsonl ml-100k ml-1m ml-20m kuairand-pure amzn-books processed-seqs; do
             try prep $source --input "$place" --out made
         done
     done
@@ -98,6 +103,8 @@ attack_paths() {
 commands=("info data" "info data --json" "eval run --data data --device cpu" "doctor" "--help" "train --help-config"
     "train --gin-config-file $gin --data data --device cpu --epochs 1 --out MADE/run" "bench data --data data"
     "recommend run --data data --user 1 --device cpu" "export run --what weights --out MADE/w"
+    "recommend run --data data --all-users --device cpu --format csv --out MADE/r.csv"
+    "export run --what items --format npz --out MADE/i.npz"
     "prep csv --input x.csv --out MADE/p --emit-csv MADE/e.csv" "synth --users 300 --items 100 --mean-len 12 --out MADE/s")
 
 # under LIMIT WORDS: a command in a shell of its own, after the LIMIT; words are split on purpose.

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "cli/export.h"
+#include "cli/show.h"
 #include "cli/work.h"
 #include "model/embedding_file.h"
 #include "model/histories.h"
@@ -30,10 +31,11 @@ static status end_file(embedding_file *f, status st, const export_args *a,
         embedding_file_abandon(f);
         return st;
     }
+    char path[SHOW_PATH_BYTES];
     TRY(embedding_file_commit(f));
     printf("the %s of %" PRId64 " %s, %d numbers each, in %s\n",
            rows->item != NULL ? "embeddings" : "encoded states", rows->n,
-           rows->item != NULL ? "items" : "users", rows->dim, a->out);
+           rows->item != NULL ? "items" : "users", rows->dim, show_path(path, a->out));
     return OK;
 }
 
