@@ -111,7 +111,8 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         {"--min-item-events", ARG_INT, &r->min_item_events, "K",
          "likewise items; both together are a k-core", 0, UINT32_MAX},
         {"--items", ARG_TEXT, &r->items, "FILE",
-         "csv, jsonl: titles of items, in a csv or .jsonl file with a header; all its items belong "
+         "csv, jsonl, parquet: titles of items, in a csv or .jsonl file with a header; all its "
+         "items belong "
          "to the catalogue",
          0, 0},
         {"--items-id", ARG_TEXT, &r->items_id, "COL",
@@ -119,7 +120,8 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         {"--items-title", ARG_TEXT, &r->items_title, "COL",
          "its column of titles; default: title, name, ...", 0, 0},
         {"--users", ARG_TEXT, &r->users, "FILE",
-         "csv, jsonl: contextual features of users, in a csv or .jsonl file with a header", 0, 0},
+         "csv, jsonl, parquet: contextual features of users, in a csv or .jsonl file with a header",
+         0, 0},
         {"--users-id", ARG_TEXT, &r->users_id, "COL",
          "its column of ids; default: user_id, id, ...", 0, 0},
         {"--user-features", ARG_TEXT, &r->user_features, "COL,...",
