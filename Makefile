@@ -81,6 +81,7 @@ LIB_SRC := $(filter-out $(CLI_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
 TEST_SRC := $(wildcard tests/*.c)
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
+FLIP_OBJ := $B/flip/flip.o
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
 BENCH_SRC := $(wildcard bench/*.c)
 EXAMPLE_SRC := $(filter-out $(if $(CU_SRC),,examples/attention.c),$(wildcard examples/*.c))
@@ -113,7 +114,7 @@ $B/libhstu.so: $(LIB_OBJ)
 $B/hstu: $(CLI_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 
-tests: $B/hstu $B/tests/unit $B/tests/golden
+tests: $B/hstu $B/tests/unit $B/tests/golden $B/tests/flip
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
@@ -124,6 +125,14 @@ $B/tests/golden: $(GOLDEN_OBJ) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
 $B/golden/%.o: tests/golden/%.c $B/flags
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
+
+# Flips every byte of every file format.
+$B/tests/flip: $(FLIP_OBJ) $(LIB_OBJ)
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ $(LIBS)
+$B/flip/%.o: tests/flip/%.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -c $< -o $@
 
@@ -209,5 +218,5 @@ uninstall:
 clean:
 	rm -rf build hstu libhstu.a
 
--include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(GOLDEN_OBJ:.o=.d) \
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(GOLDEN_OBJ:.o=.d) $(FLIP_OBJ:.o=.d) \
 	$(FUZZ_SRC:%.c=$B/%.d) $(BENCH_SRC:%.c=$B/%.d)
