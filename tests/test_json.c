@@ -398,6 +398,28 @@ TEST(json_survives_lack_of_memory) {
 }
 
 /* A sealed text accepts no change of any byte, in either layout. */
+/* A seal that is added later is the one that the writer writes. */
+TEST(json_seal_is_added_to_a_finished_object) {
+    json_writer w;
+    buf text, other;
+    buf_init(&text);
+    buf_init(&other);
+    for (int i = 0; i < 2; i++) {
+        json_begin(&w, i == 0 ? &text : &other, 2);
+        json_object_open(&w);
+        json_key_int(&w, "a", 7);
+        if (i == 1) CHECK_OK(json_finish_sealed(&w));
+    }
+    CHECK_OK(buf_text(&text, "\n}"));
+    CHECK_OK(json_add_seal(&text));
+    CHECK_STR(buf_str(&text), buf_str(&other));
+    buf_clear(&text);
+    CHECK_OK(buf_text(&text, "{}"));
+    CHECK_FAILS(json_add_seal(&text), ERR_FORMAT, "no indented object");
+    buf_fini(&text);
+    buf_fini(&other);
+}
+
 TEST(json_seal_covers_every_byte) {
     for (int indent = 0; indent <= 2; indent += 2) {
         json_writer w;

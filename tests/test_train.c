@@ -333,6 +333,14 @@ TEST(train_killed_before_its_first_checkpoint_begins_again) {
     char *text = said(1, "eval run --data data");
     CHECK_CONTAINS(text, "no checkpoint yet");
     free(text);
+    /* Its config is sealed: a changed digit would train another model. */
+    CHECK_EQ(test_command(NULL, "cd %s/run && cp config.json c && sed -i s/0/1/ config.json",
+                          test_folder()),
+             0);
+    text = said(1, "train --resume --data data --out run");
+    CHECK_CONTAINS(text, "config.json: it was changed or is damaged");
+    free(text);
+    CHECK_EQ(test_command(NULL, "cd %s/run && mv c config.json", test_folder()), 0);
     text = said(0, "train --resume --data data --out run");
     CHECK_CONTAINS(text, "begins again");
     free(text);

@@ -55,6 +55,9 @@ void json_key_bool(json_writer *w, const char *key, bool value);
  * finishes.  Whoever reads such a text refuses every change of it, also of a key. */
 status json_finish_sealed(json_writer *w);
 
+/* The same for the text of an indented object that is finished already. */
+status json_add_seal(buf *text);
+
 /* Where the digits of the seal are in the text (n bytes), and the right ones in want; NULL where
  * the text does not end as json_finish_sealed ends it. */
 char *json_seal(char *text, size_t n, char want[9]);

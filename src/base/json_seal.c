@@ -32,13 +32,27 @@ bool json_is_sealed(const char *text, size_t n) {
     return digits != NULL && memcmp(digits, want, DIGITS) == 0;
 }
 
-status json_finish_sealed(json_writer *w) {
+static status write_seal(buf *text) {
     char want[DIGITS + 1];
-    json_key_string(w, "crc32", "00000000");
-    json_object_close(w);
-    TRY(json_finish(w));
-    char *digits = json_seal(w->out->data, w->out->n_bytes, want);
+    char *digits = json_seal(text->data, text->n_bytes, want);
     if (digits == NULL) return fail(ERR_FORMAT, "the sealed text is no object");
     memcpy(digits, want, DIGITS);
     return OK;
+}
+
+status json_finish_sealed(json_writer *w) {
+    json_key_string(w, "crc32", "00000000");
+    json_object_close(w);
+    TRY(json_finish(w));
+    return write_seal(w->out);
+}
+
+status json_add_seal(buf *text) {
+    static const char end[] = "\n}";
+    size_t n = sizeof end - 1;
+    if (text->n_bytes < n || memcmp(text->data + text->n_bytes - n, end, n) != 0)
+        return fail(ERR_FORMAT, "the text to seal is no indented object");
+    text->n_bytes -= n;
+    TRY(buf_text(text, ",\n  \"crc32\": \"00000000\"\n}"));
+    return write_seal(text);
 }

@@ -193,7 +193,12 @@ status checkpoint_run_config(config **out, const char *run) {
     }
     TRY(path_join(path, sizeof path, run, "config.json"));
     TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
-    status st = config_load_json(out, path, text, n);
+    bool is_sealed = n > 0 && text[n - 1] == '\n' && json_is_sealed(text, n - 1);
+    status st = is_sealed ? config_load_json(out, path, text, n)
+                          : fail(ERR_FORMAT,
+                                 "%s: it was changed or is damaged; resume with "
+                                 "--gin-config-file, or start the run again",
+                                 path);
     mem_free(text);
     return st;
 }

@@ -11,15 +11,26 @@
 #include "train/report.h"
 #include "train/trainer_int.h"
 
-status trainer_write_config(trainer *t) {
-    char path[CHECKPOINT_PATH_BYTES];
+static status write_sealed_config(trainer *t, const char *path, buf *text) {
     out_file *f;
-    TRY(path_join(path, sizeof path, t->o->run, "config.json"));
+    TRY(buf_append(text, buf_str(&t->config_json), t->config_json.n_bytes));
+    TRY(json_add_seal(text));
+    TRY(buf_char(text, '\n'));
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(&t->config_json), t->config_json.n_bytes);
-    if (st == OK) st = out_file_write(f, "\n", 1);
+    status st = out_file_write(f, buf_str(text), text->n_bytes);
     if (st == OK) return out_file_commit(f);
     out_file_abandon(f);
+    return st;
+}
+
+/* Sealed, because a run without a checkpoint is resumed from it. */
+status trainer_write_config(trainer *t) {
+    char path[CHECKPOINT_PATH_BYTES];
+    buf text;
+    TRY(path_join(path, sizeof path, t->o->run, "config.json"));
+    buf_init(&text);
+    status st = write_sealed_config(t, path, &text);
+    buf_fini(&text);
     return st;
 }
 
