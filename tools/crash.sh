@@ -34,25 +34,31 @@ now_ms() { echo $(($(date +%s%N) / 1000000)); }
 # stop WORDS: a failure; the folder is kept to be looked at.
 stop() {
     trap - EXIT
-    echo "FAIL  $*; seed $seed, kill $kills of $case; everything is in $work" >&2
-    [ ! -s last.log ] || tail -n 5 last.log | sed 's/^/    /' >&2
+    echo "FAIL  $*; seed $seed, kill $kills of $case; everything is in $work"
+    [ ! -s last.log ] || tail -n 5 last.log | sed 's/^/    /'
     exit 1
 }
 
 quietly() { "$@" >last.log 2>&1 </dev/null || stop "exit code $? of: $*"; }
 
 # until_killed MS COMMAND...: kills it at a random moment of MS milliseconds (0: not at all); fails if it was killed.
+# It is waited for: until then it holds the lock of its run.
 until_killed() {
-    local code seconds
-    seconds=$(awk -v ms="$1" -v r="$RANDOM" 'BEGIN { printf "%.3f", ms == 0 ? 0 : (1 + ms * r / 32767) / 1000 }')
-    shift
-    { timeout -s KILL "$seconds" "$@" >last.log 2>&1 </dev/null; } 2>/dev/null
+    local code pid killer=
+    "${@:2}" >last.log 2>&1 </dev/null &
+    pid=$!
+    if [ "$1" -gt 0 ]; then
+        (sleep "$(awk -v ms="$1" -v r="$RANDOM" 'BEGIN { print ms * r / 32767 / 1000 }')"; kill -9 $pid) &
+        killer=$!
+    fi
+    wait $pid
     code=$?
+    [ -z "$killer" ] || { kill $killer; wait $killer; }
     [ $code = 0 ] && return 0
-    [ $code = 137 ] || stop "exit code $code of: $*"
+    [ $code = 137 ] || stop "exit code $code of: ${*:2}"
     kills=$((kills + 1))
     return 1
-}
+} 2>/dev/null
 
 # nothing_left FOLDER: no temporary file or folder.
 nothing_left() {
