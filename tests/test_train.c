@@ -354,6 +354,16 @@ TEST(train_killed_before_its_first_checkpoint_begins_again) {
     free(said(0, "eval run --data data"));
     free(said(0, "train --resume --data data --out run --epochs 3"));
     CHECK_OK(checkpoint_verify(in("run/last")));
+    /* A resume that has nothing to save removes what killed processes left, too. */
+    CHECK_EQ(test_command(NULL,
+                          "cd %s/run && mkdir checkpoints/.step-00000009.99.tmp && ln -s x "
+                          ".last.tmp && ln -s x .best.tmp",
+                          test_folder()),
+             0);
+    free(said(0, "train --resume --data data --out run --epochs 3"));
+    CHECK_EQ(test_command(&text, "find %s/run -name '.*'", test_folder()), 0);
+    CHECK_STR(text, "");
+    free(text);
 }
 
 TEST(train_full_disk_says_so_and_keeps_the_last) {

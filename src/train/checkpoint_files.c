@@ -222,8 +222,10 @@ static int count_steps(const char *parent, int64_t last, int64_t best, int64_t *
     return n;
 }
 
-static void remove_remains(const char *parent) {
+static void remove_remains(const char *run, const char *parent) {
     char path[CHECKPOINT_PATH_BYTES];
+    if (path_join(path, sizeof path, run, ".last.tmp") == OK) (void)unlink(path);
+    if (path_join(path, sizeof path, run, ".best.tmp") == OK) (void)unlink(path);
     DIR *dir = opendir(parent);
     if (dir == NULL) return;
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
@@ -239,7 +241,7 @@ void checkpoint_prune(const char *run, int keep) {
     char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
     int64_t oldest, last = linked_step(run, "last"), best = linked_step(run, "best");
     if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return;
-    remove_remains(parent);
+    remove_remains(run, parent);
     /* The best checkpoint is kept in addition to the newest ones, unless it is one of them. */
     while (count_steps(parent, last, best, &oldest) > keep + (best >= 0 && best != last) &&
            oldest >= 0) {

@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -271,6 +272,7 @@ static status resume(trainer *t) {
     if (folder_exists(t->o->run)) {
         TRY(run_lock(t->o->run, &t->lock));
         TRY(checkpoint_check_run(t->o->run));
+        checkpoint_prune(t->o->run, INT_MAX / 2); /* only what killed processes left */
     }
     if (checkpoint_is_to_come(t->o->run)) return begin_again(t);
     TRY(checkpoint_find(t->o->run, folder));
