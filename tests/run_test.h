@@ -21,8 +21,9 @@ static inline char *shell(int want, const char *command) {
                               test_folder(), test_program(), test_program()),
                  0);
     }
-    int code = test_command(&text, "cd %s && export ASAN_OPTIONS=detect_leaks=0 && { %s; }",
-                            test_folder(), command);
+    int code =
+        test_command(&text, "cd %s && export ASAN_OPTIONS=detect_leaks=0 HSTU_LOG=warn && { %s; }",
+                     test_folder(), command);
     if (code != want) FAIL_TEST("%s: code %d, not %d: %s", command, code, want, text);
     return text;
 }
