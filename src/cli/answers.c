@@ -126,10 +126,13 @@ status answers_begin(answers *a, const answer_subject *who, const char *source, 
     return csv_put_field(&a->who, buf_str(&a->id), a->id.n_bytes);
 }
 
-static status item_json(answers *a, const float *values) {
+static status item_json(answers *a, uint32_t item, const float *values) {
     json_object_open(&a->json);
     json_key(&a->json, "id");
-    json_id(&a->json, &a->id, a->data->has_text_items);
+    if (a->data->has_text_items)
+        json_string_n(&a->json, buf_str(&a->id), a->id.n_bytes);
+    else
+        json_int(&a->json, a->data->item_id[item]);
     for (int i = 0; i < a->n_columns; i++) {
         json_key(&a->json, a->columns[i]);
         json_float(&a->json, values[i]);
@@ -192,9 +195,10 @@ static status item_table(answers *a, uint32_t item, const float *values) {
 status answers_item(answers *a, uint32_t item, const float *values) {
     a->n_items++;
     if (a->format == FORMAT_TABLE) return item_table(a, item, values);
-    TRY(seq_item_name(a->data, item, &a->id));
-    TRY(seq_item_title(a->data, item, &a->text));
-    return a->format == FORMAT_CSV ? item_csv(a, values) : item_json(a, values);
+    bool needs_text = a->format == FORMAT_CSV || a->data->has_text_items;
+    if (needs_text) TRY(seq_item_name(a->data, item, &a->id));
+    if (a->data->title.n > 0) TRY(seq_item_title(a->data, item, &a->text));
+    return a->format == FORMAT_CSV ? item_csv(a, values) : item_json(a, item, values);
 }
 
 status answers_end(answers *a) {
