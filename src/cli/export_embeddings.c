@@ -112,13 +112,13 @@ static status write_users(const export_args *a, session *s, embedding_format for
     return st;
 }
 
-static status with_model(const export_args *a, const char *data,
+static status with_model(const export_args *a,
                          status (*write)(const export_args *, session *, embedding_format)) {
     embedding_format format = EMBEDDINGS_SAFETENSORS;
     work w;
     trained t;
     TRY(parse_format(a->format, &format));
-    TRY(work_open(&w, data, a->device));
+    TRY(work_open(&w, a->data, a->device));
     status st = trained_open(&t, a->run, w.data, w.be, 0);
     if (st == OK) st = write(a, &t.session, format);
     trained_close(&t);
@@ -126,16 +126,15 @@ static status with_model(const export_args *a, const char *data,
     return st;
 }
 
+/* The run knows its items without any data. */
 status export_items(const export_args *a, const char *folder) {
-    char vocabulary[WORK_PATH_BYTES];
-    const char *data;
-    TRY(work_find_ids(a->data, folder, vocabulary, &data));
-    return with_model(a, data, write_items);
+    (void)folder;
+    return with_model(a, write_items);
 }
 
 status export_users(const export_args *a, const char *folder) {
     (void)folder;
     if (a->data == NULL)
         return fail(ERR_USAGE, "--what users: whose? Give --data DIR with their events");
-    return with_model(a, a->data, write_users);
+    return with_model(a, write_users);
 }

@@ -176,13 +176,7 @@ static status run(const recommend_args *a) {
     work w;
     trained t;
     bool is_alone = a->history != NULL || a->similar.n_items > 0 || a->users.users.n_items == 1;
-    char folder[CHECKPOINT_PATH_BYTES], vocabulary[WORK_PATH_BYTES];
-    const char *data = a->data;
-    if (a->similar.n_items > 0) {
-        TRY(checkpoint_find(a->path, folder));
-        TRY(work_find_ids(a->data, folder, vocabulary, &data));
-    }
-    TRY(work_open(&w, data, a->device));
+    TRY(work_open(&w, a->data, a->device));
     status st = trained_open(&t, a->path, w.data, w.be, is_alone ? 1 : 0);
     if (st == OK) st = recommend(a, &t.session);
     trained_close(&t);

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/env.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "ops/device.h"
 
@@ -95,17 +94,4 @@ void work_close(work *w) {
     backend_destroy(w->be);
     pool_destroy(w->workers);
     *w = (work){0};
-}
-
-status work_find_ids(const char *data, const char *folder, char vocabulary[WORK_PATH_BYTES],
-                     const char **out) {
-    *out = data;
-    if (data != NULL) return OK;
-    TRY(path_join(vocabulary, WORK_PATH_BYTES, folder, "vocabulary.seq"));
-    *out = vocabulary;
-    if (file_exists(vocabulary)) return OK;
-    return fail(ERR_USAGE,
-                "%s: written by an older version, without the ids of its items; give "
-                "--data DIR",
-                folder);
 }

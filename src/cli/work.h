@@ -25,11 +25,4 @@ status work_open_deterministic(work *w, const char *data, const char *device);
 
 void work_close(work *w); /* a failed open too */
 
-/* For commands that need ids and titles but no events: the data if it is given, else the vocabulary
- * that the checkpoint in `folder` carries, whose path is put in `vocabulary`.  ERR_USAGE where
- * there is neither. */
-enum { WORK_PATH_BYTES = 4096 };
-status work_find_ids(const char *data, const char *folder, char vocabulary[WORK_PATH_BYTES],
-                     const char **out);
-
 #endif
