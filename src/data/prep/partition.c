@@ -226,17 +226,20 @@ static void sort_few_keys(uint64_t *key, uint64_t n) {
     }
 }
 
-/* A radix sort over the bytes of the times; the places are in order from the start. */
+/* A radix sort over the bits of the times, up to eight at once; the places are in order from the
+ * start. */
 static void sort_many_keys(time_keys *k, uint64_t n) {
-    unsigned end = k->place_bits + k->time_bits;
-    for (unsigned shift = k->place_bits; shift < end; shift += 8) {
-        uint64_t start[257] = {0};
+    unsigned n_passes = (k->time_bits + 7) / 8,
+             width = n_passes > 0 ? (k->time_bits + n_passes - 1) / n_passes : 0;
+    uint32_t n_digits = 1u << width, mask = n_digits - 1;
+    for (unsigned pass = 0, shift = k->place_bits; pass < n_passes; pass++, shift += width) {
+        uint32_t start[257] = {0}; /* a history has fewer than 2^32 events */
         for (uint64_t i = 0; i < n; i++)
-            start[(k->key[i] >> shift & 255) + 1]++;
-        for (int digit = 0; digit < 255; digit++)
-            start[digit + 1] += start[digit];
+            start[(k->key[i] >> shift & mask) + 1]++;
+        for (uint32_t digit = 1; digit < n_digits; digit++)
+            start[digit] += start[digit - 1];
         for (uint64_t i = 0; i < n; i++)
-            k->spare[start[k->key[i] >> shift & 255]++] = k->key[i];
+            k->spare[start[k->key[i] >> shift & mask]++] = k->key[i];
         uint64_t *swap = k->key;
         k->key = k->spare;
         k->spare = swap;
@@ -403,12 +406,13 @@ static status do_part(void *ctx, int64_t part, int worker) {
     uint32_t first = p->first_user[part], end = p->first_user[part + 1];
     TRY(prepare_worker(p, w));
     gather(p, w, (uint64_t)part);
+    /* Before the sort: small numbers are sorted faster. */
+    scale_times(w->time, p->job->offsets[end] - p->job->offsets[first], p->job->ns_per_tick);
     for (uint32_t u = first; u < end; u++)
         finish_user(p, w, u, first);
     if (p->columns == NULL) return OK;
     const event_columns *c = p->columns;
     uint64_t at = p->job->out_offsets[first], n = p->job->out_offsets[end] - at;
-    scale_times(w->time, n, p->job->ns_per_tick);
     TRY(column_writer_put(c->writer, c->item, at, w->item, n));
     TRY(column_writer_put(c->writer, c->action, at, w->action, n));
     return column_writer_put(c->writer, c->time, at, w->time, n);
@@ -427,8 +431,6 @@ static void collect_stats(const partition_job *p) {
         if (s->first_time < stats->first_time) stats->first_time = s->first_time;
         if (s->last_time > stats->last_time) stats->last_time = s->last_time;
     }
-    stats->first_time /= p->job->ns_per_tick;
-    stats->last_time /= p->job->ns_per_tick;
     for (uint64_t i = 0; i <= stats->n_items; i++)
         stats->n_seen_items += p->is_seen[i];
 }
