@@ -117,7 +117,7 @@ TEST(batcher_visits_everyone_once_in_an_epoch) {
     for (int kind = 0; kind < 3; kind++) {
         for (int part = 0; part < 3; part++) {
             if (part == PART_VALIDATION && kind != SPLIT_LEAVE_TWO_OUT) continue;
-            c.split = (split_kind)kind, c.part = (split_part)part;
+            c.split = split_rule_of((split_kind)kind), c.part = (split_part)part;
             c.max_targets = 1 + 4 * (part % 2);
             check_epoch(&data, c, 1);
         }

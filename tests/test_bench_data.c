@@ -229,7 +229,7 @@ TEST(bench_data_fills_its_batches) {
     CHECK_OK(generated_open(&data, c, NULL));
     CHECK(!file_exists(data->path)); /* nothing is left on the disk */
     batcher_config bc = batcher_config_default();
-    bc.split = SPLIT_BY_USER;
+    bc.split = split_rule_of(SPLIT_BY_USER);
     bc.batch_size = 5;
     bc.max_history = 16;
     bc.max_targets = 0;

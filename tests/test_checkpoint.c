@@ -53,7 +53,7 @@ static void toy_make(toy *t, float start) {
         (train_state){.seed = UINT64_MAX,
                       .step = 7,
                       .epoch = 2,
-                      .split = SPLIT_LEAVE_TWO_OUT,
+                      .split.rule = split_rule_of(SPLIT_LEAVE_TWO_OUT),
                       .batches = {.seed = 9, .epoch = 2, .next_batch = 3, .data = 1ull << 63},
                       .in_epoch = {.1 + .2, 3, 4, 1e-9},
                       .in_round = {.5, 5, 6, 2},
@@ -99,7 +99,7 @@ TEST(checkpoint_round_trip_is_exact) {
     }
     const train_state *s = &b.c.state;
     CHECK(s->seed == UINT64_MAX && s->step == 7 && s->epoch == 2);
-    CHECK(s->split == SPLIT_LEAVE_TWO_OUT && s->batches.data == 1ull << 63);
+    CHECK(s->split.rule.kind == SPLIT_LEAVE_TWO_OUT && s->batches.data == 1ull << 63);
     CHECK(s->batches.next_batch == 3 && s->in_epoch.loss == .1 + .2 && s->in_epoch.seconds == 1e-9);
     CHECK(s->in_epoch.n_loss == 3 && s->in_epoch.n_tokens == 4 && s->first_loss == 4.95);
     CHECK(s->in_round.loss == .5 && s->in_round.n_loss == 5 && s->in_round.n_tokens == 6);
@@ -567,7 +567,7 @@ TEST(checkpoint_killed_at_random_stays_whole) {
         kill(child, SIGKILL);
         int code;
         CHECK(waitpid(child, &code, 0) == child && WIFSIGNALED(code));
-        CHECK_OK(checkpoint_find(run, folder));
+        CHECK_OK(checkpoint_find_last(run, folder));
         CHECK_OK(checkpoint_load(&a.c, folder));
         CHECK(a.c.state.step >= newest);
         newest = a.c.state.step;

@@ -49,6 +49,7 @@ static const char retrieval_tables[] =
     "NetworkArgs.num_position_buckets = 64\n"
     "OptimizerArgs.learning_rate = 1e-2\n"
     "RetrievalArgs.num_negatives = 16\n"
+    "RetrievalArgs.eval_metrics = ('HR@10', 'HR@100')\n"
     "movies/DynamicEmbeddingArgs.feature_names = ['item']\n"
     "movies/DynamicEmbeddingArgs.table_name = 'movies'\n"
     "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 64\n"

@@ -26,17 +26,19 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
     eval_result r, again;
     CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 2));
     CHECK_OK(model_init(t.session.model, 5));
-    CHECK_OK(evaluator_create(&e, &t.session, SPLIT_LEAVE_ONE_OUT, PART_TEST));
+    CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &r));
     CHECK(r.n_users == 40 && !r.is_partial);
-    batcher_config c = session_eval_batches(&t.session, SPLIT_LEAVE_ONE_OUT, PART_TEST);
+    batcher_config c =
+        session_eval_batches(&t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST);
     batcher *batches;
     pass *p;
     CHECK_OK(pass_create(&p, t.session.model, &(pass_config){.max_users = t.session.eval_batch}));
     CHECK_OK(batcher_create(&batches, t.data, &c));
     const batch *b;
-    int dim = model_dim(t.session.model), n_hits = 0;
-    double mrr = 0;
+    int dim = model_dim(t.session.model), n_hits = 0, n_repeated = 0, n_shown = 0;
+    bool is_shown[64] = {false};
+    double mrr = 0, mrr_kept = 0;
     do {
         const void *query;
         model_items corpus;
@@ -53,16 +55,48 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
                     score[v] += (double)q[d] * corpus.rows[v * dim + d];
             }
             of_target = score[target];
+            int rank_kept = 1, in_history = 0;
+            for (int v = 0; v < 60; v++)
+                rank_kept += score[v] > of_target;
+            mrr_kept += 1.0 / rank_kept;
+            for (int i = b->offsets[u]; i < end; i++)
+                in_history |= (int)b->item[i] - 1 == target;
+            n_repeated += in_history;
             for (int i = b->offsets[u]; i < end; i++)
                 score[b->item[i] - 1] = -1e9;
             for (int v = 0; v < 60; v++)
                 rank += score[v] > of_target;
-            n_hits += rank <= 10;
-            mrr += 1.0 / rank;
+            for (int place = 0; place < 3; place++) { /* the three best items that were not seen */
+                int best = 0;
+                for (int v = 1; v < 60; v++)
+                    if (score[v] > score[best]) best = v;
+                is_shown[best] = true;
+                score[best] = -2e9;
+            }
+            n_hits += rank <= 10 && !in_history;
+            mrr += 1.0 / (in_history ? 2501 : rank);
         }
     } while (!b->is_last);
     CHECK(fabs(eval_value(&r, "hr@10") - n_hits / 40.0) < 1e-12);
     CHECK(fabs(eval_value(&r, "mrr") - mrr / 40) < 1e-12);
+    CHECK_EQ(r.n_repeated, n_repeated);
+    CHECK(r.n_items_ranked == 60 && !r.keeps_seen);
+    metric_list other;
+    CHECK_OK(metric_list_parse(&other, "COVERAGE@3,PRECISION@10,COVERAGE@60,MRR", TASK_RETRIEVAL));
+    CHECK_OK(evaluator_choose(e, &other, false));
+    CHECK_OK(evaluator_run(e, 0, &again));
+    for (int v = 0; v < 60; v++)
+        n_shown += is_shown[v];
+    CHECK(n_shown > 5 && n_shown < 60);
+    CHECK(fabs(eval_value(&again, "coverage@3") - n_shown / 60.0) < 1e-12);
+    CHECK(eval_value(&again, "coverage@60") == 1);
+    CHECK(fabs(eval_value(&again, "precision@10") - n_hits / 400.0) < 1e-12);
+    CHECK_EQ(again.n, 4);
+    CHECK_OK(evaluator_choose(e, &other, true));
+    CHECK_OK(evaluator_run(e, 0, &again));
+    CHECK(again.keeps_seen && again.n_repeated == n_repeated);
+    CHECK(fabs(eval_value(&again, "mrr") - mrr_kept / 40) < 1e-12);
+    CHECK_OK(evaluator_choose(e, NULL, false));
     CHECK_OK(evaluator_run(e, 1, &again));
     CHECK(again.n_users == 16 && again.is_partial);
     CHECK_OK(evaluator_run(e, 0, &again));
@@ -79,13 +113,16 @@ TEST(evaluate_ranking_gives_auc) {
     bench_top t;
     evaluator *e;
     eval_result r;
-    CHECK_OK(top_open(&t, ranking_gin, NULL, 0, 2));
+    static const char *const set[] = {"RankingArgs.eval_metrics=('AUC', 'ACC', 'LOGLOSS', 'NE')"};
+    CHECK_OK(top_open(&t, ranking_gin, set, 1, 2));
     CHECK_OK(model_init(t.session.model, 5));
-    CHECK_OK(evaluator_create(&e, &t.session, SPLIT_BY_USER, PART_TEST));
+    CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_BY_USER), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &r));
     CHECK_EQ(r.n_users, 12); /* 30 % of 40 */
     CHECK(eval_value(&r, "auc") > 0.2 && eval_value(&r, "auc") < 0.8);
-    CHECK(eval_value(&r, "accuracy") >= 0 && eval_value(&r, "accuracy") <= 1);
+    CHECK(eval_value(&r, "acc") >= 0 && eval_value(&r, "acc") <= 1);
+    CHECK(fabs(eval_value(&r, "logloss") - log(5)) < 0.5); /* five classes, nothing learnt */
+    CHECK(eval_value(&r, "ne") > 0.9 && eval_value(&r, "ne") < 2);
     CHECK(isfinite(eval_value(&r, "auc:class2")));
     int n_classes = 0;
     for (int i = 0; i < r.n; i++)
@@ -116,15 +153,15 @@ TEST(evaluate_items_without_rows_are_not_found) {
     eval_result r;
     CHECK_OK(top_open(&t, gin, NULL, 0, 1));
     CHECK_OK(model_init(t.session.model, 5));
-    CHECK_OK(evaluator_create(&e, &t.session, SPLIT_BY_USER, PART_TEST));
+    CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_BY_USER), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &r));
     CHECK(r.is_retrieval && r.n_users == 12);
     CHECK_EQ(r.n_lost, r.n_users);
     CHECK_EQ(r.n_items_ranked, 0);
     CHECK(r.n_ids > 0 && r.n_absent == r.n_ids);
-    CHECK(eval_value(&r, "hr@10") == 0 && eval_value(&r, "hr@50") == 0);
+    CHECK(eval_value(&r, "hr@10") == 0 && isnan(eval_value(&r, "hr@50")));
     /* Training makes rows; initialising the model removes them. */
-    batcher_config c = session_train_batches(&t.session, SPLIT_BY_USER, 1);
+    batcher_config c = session_train_batches(&t.session, split_rule_of(SPLIT_BY_USER), 1);
     batcher *batches;
     const batch *b;
     model_step step = {1, 1, 1};

@@ -22,6 +22,49 @@ TEST(metrics_of_ranks_by_hand) {
     CHECK(rank_counts_hr(&c, 3000) == 4 / 6.0);
 }
 
+/* One target a user: recall is the hit rate, and precision divides it by the length of the list. */
+TEST(metrics_by_name) {
+    static rank_counts c;
+    const int32_t rank[] = {1, 3, 5, 6};
+    rank_counts_add(&c, rank, 4, 100);
+    CHECK(rank_counts_metric(&c, &(metric){METRIC_HR, 5}) == 0.75);
+    CHECK(rank_counts_metric(&c, &(metric){METRIC_RECALL, 5}) == 0.75);
+    CHECK(rank_counts_metric(&c, &(metric){METRIC_PRECISION, 5}) == 0.15);
+    CHECK(fabs(rank_counts_metric(&c, &(metric){METRIC_NDCG, 3}) - 1.5 / 4) < 1e-15);
+    CHECK(fabs(rank_counts_metric(&c, &(metric){METRIC_MRR, 0}) -
+               (1 + 1 / 3.0 + 1 / 5.0 + 1 / 6.0) / 4) < 1e-15);
+    CHECK(isnan(rank_counts_metric(&c, &(metric){METRIC_COVERAGE, 5})));
+}
+
+TEST(metrics_of_log_losses_by_hand) {
+    /* Two tasks, three rows; the second task has one kind of label only. */
+    const float bits[] = {0, 2, 1, -1, -3, 100};
+    const int32_t label[] = {1, 2, 2};
+    log_losses l = {.n_columns = 2, .is_bits = true};
+    log_losses_add(&l, bits, label, 2);
+    log_losses_add(&l, bits + 4, label + 2, 1);
+    double first = log(2) + log(1 + exp(1)) + log(1 + exp(-3.0));
+    double second = log(1 + exp(2)) + log(1 + exp(1)) + 0;
+    CHECK(fabs(log_losses_mean(&l) - (first + second) / 6) < 1e-12);
+    double h = -(log(1 / 3.0) / 3 + log(2 / 3.0) * 2 / 3), h2 = h;
+    CHECK(fabs(log_losses_ne(&l) - (first / 3 / h + second / 3 / h2) / 2) < 1e-12);
+    const float classes[] = {0, 0, 1000, 1, 2, 3};
+    const int32_t class_[] = {2, 0};
+    l = (log_losses){.n_columns = 3};
+    log_losses_add(&l, classes, class_, 2);
+    double loss = log(1 + exp(1) + exp(2));
+    CHECK(fabs(log_losses_mean(&l) - loss / 2) < 1e-12);
+    CHECK(fabs(log_losses_ne(&l) - loss / 2 / log(2)) < 1e-12);
+    /* Always the mean of the labels: the normalised entropy is 1. */
+    const float base[] = {(float)log(0.25 / 0.75)};
+    l = (log_losses){.n_columns = 1, .is_bits = true};
+    for (int i = 0; i < 4; i++)
+        log_losses_add(&l, base, (int32_t[]){i == 0}, 1);
+    CHECK(fabs(log_losses_ne(&l) - 1) < 1e-7);
+    l = (log_losses){.n_columns = 1, .is_bits = true};
+    CHECK(isnan(log_losses_mean(&l)) && isnan(log_losses_ne(&l)));
+}
+
 /* In a corpus of 20, rank 21 says that the target was seen: a miss, not a hit at 50. */
 TEST(metrics_take_a_seen_target_for_a_miss) {
     static rank_counts c;

@@ -64,6 +64,43 @@ TEST(report_is_one_whole_page) {
     mem_free(page);
 }
 
+static const char with_all[] =
+    "{\"event\":\"start\",\"step\":0,\"protocol\":{\"ties\":\"as <they> come\"}}\n"
+    "{\"event\":\"baselines\",\"step\":0,\"part\":\"validation\",\"popularity\":{\"ndcg@10\":0."
+    "0625},"
+    "\"item-knn\":{\"ndcg@10\":0.125}}\n"
+    "{\"event\":\"epoch\",\"epoch\":0,\"step\":5,\"loss\":5.5,\"lr\":0.5,\"part\":\"validation\","
+    "\"ndcg@10\":0.25,\"is_best\":true}\n"
+    "{\"event\":\"epoch\",\"epoch\":1,\"step\":10,\"loss\":5,\"lr\":0.25,\"part\":\"validation\","
+    "\"ndcg@10\":0.125}\n"
+    "{\"event\":\"samples\",\"step\":10,\"users\":[{\"user\":\"u<1>\",\"history\":[\"old & new\"],"
+    "\"target\":\"It\",\"rank\":2,\"items\":[{\"title\":\"No\"},{\"title\":\"It\"}]}]}\n"
+    "{\"event\":\"done\",\"step\":10,\"part\":\"test\",\"ndcg@10\":0.375,\"stopped_early\":true}\n";
+
+TEST(report_has_baselines_best_rate_and_samples) {
+    write_file(run_path("log.jsonl"), with_all);
+    CHECK_OK(report_write(test_folder()));
+    char *page = page_of(test_folder());
+    CHECK_EQ(count(page, "<svg"), 4); /* loss, metrics, one with baselines, learning rate */
+    CHECK_EQ(count(page, "curve dash"), 2);
+    CHECK_CONTAINS(page, "ndcg@10 on the validation part, and baselines");
+    CHECK_CONTAINS(page, "Metrics on the validation part");
+    CHECK_CONTAINS(page, "<b>1</b><span>best epoch</span>");
+    CHECK_CONTAINS(page, "<b>0.3750</b><span>ndcg@10, test</span>");
+    CHECK_CONTAINS(page, "<tr><td>1 (best)</td>");
+    CHECK_CONTAINS(page, "<line class=mark");
+    CHECK_CONTAINS(page, "<title>learning rate 0.25 (epoch 2)</title>");
+    CHECK_CONTAINS(page, "user u&lt;1&gt;");
+    CHECK_CONTAINS(page, "<li>old &amp; new</li>");
+    CHECK_CONTAINS(page, "<li>No</li><li class=hit>It &#10003;</li>");
+    CHECK_CONTAINS(page, "(rank 2)");
+    CHECK_CONTAINS(page, "as &lt;they&gt; come");
+    CHECK_CONTAINS(page, "Result on the test part, with the best weights");
+    CHECK_CONTAINS(page, "finished early");
+    CHECK(strstr(page, "nan") == NULL);
+    mem_free(page);
+}
+
 /* NVIDIA's configs evaluate every so many steps: then the curves are over steps. */
 TEST(report_over_steps) {
     write_file(run_path("log.jsonl"),
@@ -98,6 +135,8 @@ TEST(report_out_of_memory) {
     write_file(run_path("log.jsonl"), three_epochs);
     write_file(run_path("config.json"), "{}");
     CHECK(oom_at_each_allocation(write_report, (void *)test_folder()) > 10);
+    write_file(run_path("log.jsonl"), with_all);
+    CHECK(oom_at_each_allocation(write_report, (void *)test_folder()) > 10);
 }
 
 TEST(report_log_goes_back_to_a_step) {
@@ -125,13 +164,13 @@ TEST(report_chart_of_one_point_and_of_many) {
     buf_init(&out);
     for (int i = 0; i < 1000; i++)
         x[i] = i + 1, y[i] = 1.0 / (i + 1), none[i] = NAN;
-    curve curves[] = {{"a", y}, {"b", none}};
-    chart c = {"t", "epoch", x, 1, curves, 2};
+    curve curves[] = {{"a", x, y, 1, false}, {"b", x, none, 1, false}};
+    chart c = {.title = "t", .x_label = "epoch", .curves = curves, .n_curves = 2};
     CHECK_OK(chart_write(&c, &out));
     CHECK_EQ(count(buf_str(&out), "<circle"), 1);
     CHECK(strstr(buf_str(&out), "nan") == NULL);
     buf_clear(&out);
-    c.n = 1000;
+    curves[0].n = curves[1].n = 1000;
     CHECK_OK(chart_write(&c, &out));
     CHECK(count(buf_str(&out), "<circle") <= 200);
     CHECK_CONTAINS(buf_str(&out), "(epoch 1000)");
@@ -156,8 +195,13 @@ TEST(report_chart_of_any_numbers) {
     enum { N_HARD = sizeof hard / sizeof *hard, N_RANDOM = 600 };
     for (uint64_t i = 0; i < N_HARD * N_HARD + N_RANDOM; i++) {
         double x[3], y[3];
-        curve curves[] = {{"a", y}};
-        chart c = {"t", "epoch", x, 3, curves, 1};
+        curve curves[] = {{"a", x, y, 3, false}};
+        chart c = {.title = "t",
+                   .x_label = "epoch",
+                   .curves = curves,
+                   .n_curves = 1,
+                   .mark_name = "best",
+                   .mark = 1};
         buf out;
         for (uint64_t k = 0; k < 3; k++) {
             uint64_t bits[2] = {hash64(&k, sizeof k, 2 * i), hash64(&k, sizeof k, 2 * i + 1)};

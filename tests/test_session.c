@@ -24,12 +24,13 @@ TEST(session_is_made_for_the_largest_batch) {
     CHECK(t.session.limits.max_users == 16 && t.session.train != NULL);
     CHECK(s.limits.max_users == 16 && s.train == NULL);
     CHECK_EQ(s.limits.n_actions, 0); /* retrieval reads none, so they are not counted */
-    CHECK_EQ(session_eval_batches(&s, SPLIT_LEAVE_ONE_OUT, PART_TEST).batch_size, 16);
+    CHECK_EQ(session_eval_batches(&s, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST).batch_size,
+             16);
     close_both(&t, &s);
     open_with(&t, retrieval_gin, "train_fn.eval_user_max_batch_size=5", 0, &s);
     CHECK(t.session.eval_batch == 5 && t.session.limits.max_users == 8);
     CHECK(s.eval_batch == 5 && s.limits.max_users == 5);
-    CHECK_EQ(session_eval_batches(&s, SPLIT_LEAVE_ONE_OUT, PART_TEST).batch_size, 5);
+    CHECK_EQ(session_eval_batches(&s, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST).batch_size, 5);
     close_both(&t, &s);
     open_with(&t, retrieval_gin, "train_fn.eval_user_max_batch_size=50", 1, &s);
     CHECK(t.session.eval_batch == 16 && s.limits.max_users == 1);
@@ -41,13 +42,13 @@ TEST(session_batches_follow_the_config) {
     bench_top t;
     session s;
     open_with(&t, ranking_gin, NULL, 2, &s);
-    batcher_config train = session_train_batches(&t.session, SPLIT_BY_USER, 9);
-    batcher_config eval = session_eval_batches(&t.session, SPLIT_BY_USER, PART_TEST);
+    batcher_config train = session_train_batches(&t.session, split_rule_of(SPLIT_BY_USER), 9);
+    batcher_config eval = session_eval_batches(&t.session, split_rule_of(SPLIT_BY_USER), PART_TEST);
     CHECK(train.part == PART_TRAIN && train.batch_size == 8 && train.seed == 9);
     CHECK(train.is_shuffled && !eval.is_shuffled && !eval.drops_last && eval.n_micro == 1);
     CHECK(eval.part == PART_TEST && eval.max_targets == 3 && eval.max_history == 12);
-    CHECK_EQ(session_split(t.config, false), SPLIT_BY_USER);
-    CHECK_EQ(session_split(t.config, true), SPLIT_LEAVE_TWO_OUT);
+    CHECK_EQ(session_split(t.config, false).kind, SPLIT_BY_USER);
+    CHECK_EQ(session_split(t.config, true).kind, SPLIT_LEAVE_TWO_OUT);
     CHECK(session_memory_bytes(&t.session) > 2 * session_memory_bytes(&s));
     close_both(&t, &s);
 }
@@ -62,8 +63,11 @@ TEST(session_eval_batch_size) {
         CHECK_OK(top_open(&t, retrieval_gin, &set[i < 0 ? 0 : i], i >= 0, 1));
         int32_t want = i == 0 ? 5 : 16;
         CHECK_EQ(t.session.eval_batch, want);
-        CHECK_EQ(session_eval_batches(&t.session, SPLIT_LEAVE_ONE_OUT, PART_TEST).batch_size, want);
-        CHECK_EQ(session_train_batches(&t.session, SPLIT_LEAVE_ONE_OUT, 1).batch_size, 8);
+        CHECK_EQ(session_eval_batches(&t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST)
+                     .batch_size,
+                 want);
+        CHECK_EQ(
+            session_train_batches(&t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), 1).batch_size, 8);
         CHECK_EQ(t.session.limits.max_users, i == 0 ? 8 : 16);
         top_close(&t);
     }
@@ -73,7 +77,7 @@ TEST(session_eval_batch_size) {
 TEST(session_epoch_tokens_are_those_of_the_batches) {
     bench_top t;
     CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 1));
-    batcher_config c = session_train_batches(&t.session, SPLIT_LEAVE_ONE_OUT, 1);
+    batcher_config c = session_train_batches(&t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), 1);
     batcher *batches;
     const batch *b;
     uint64_t n = 0;
@@ -82,7 +86,7 @@ TEST(session_epoch_tokens_are_those_of_the_batches) {
         CHECK_OK(batcher_next(batches, &b));
         n += (uint64_t)b->offsets[b->n_users];
     } while (!b->is_last);
-    CHECK_EQ(session_epoch_tokens(&t.session, SPLIT_LEAVE_ONE_OUT), n);
+    CHECK_EQ(session_epoch_tokens(&t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT)), n);
     batcher_destroy(batches);
     top_close(&t);
 }

@@ -15,11 +15,11 @@ TEST(timed_forwards_and_counts) {
     CHECK_OK(session_open(&s, t.config, t.data, timed));
     CHECK_OK(model_init(t.session.model, 3));
     CHECK_OK(model_init(s.model, 3));
-    CHECK_OK(evaluator_create(&e, &t.session, SPLIT_LEAVE_ONE_OUT, PART_TEST));
+    CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &plain));
     evaluator_destroy(e);
     timed_reset(timed);
-    CHECK_OK(evaluator_create(&e, &s, SPLIT_LEAVE_ONE_OUT, PART_TEST));
+    CHECK_OK(evaluator_create(&e, &s, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &through));
     evaluator_destroy(e);
     for (int i = 0; i < plain.n; i++)

@@ -55,7 +55,7 @@ TEST(trained_model_has_its_weights_and_no_gradients) {
         CHECK(memcmp(want->data, p->value, (size_t)p->n * sizeof *p->value) == 0);
     }
     st_close(f);
-    CHECK(t.origin.step == 3 && t.origin.split == SPLIT_LEAVE_ONE_OUT);
+    CHECK(t.origin.step == 3 && t.origin.split.rule.kind == SPLIT_LEAVE_ONE_OUT);
     CHECK(t.session.train == NULL && t.session.limits.max_users == 1);
     CHECK_EQ(session_memory_bytes(&t.session), model_memory_bytes(t.session.model));
     trained_close(&t);
@@ -294,7 +294,7 @@ TEST(trained_without_data_knows_its_items) {
 static eval_result measure(use *u, split_kind kind) {
     eval_result r;
     evaluator *e;
-    CHECK_OK(evaluator_create(&e, &u->t.session, kind, PART_TEST));
+    CHECK_OK(evaluator_create(&e, &u->t.session, split_rule_of(kind), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &r));
     evaluator_destroy(e);
     return r;

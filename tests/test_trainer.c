@@ -23,7 +23,7 @@ static status watch(void *ctx, const train_event *e, const char *json) {
     if (e->kind != EVENT_EPOCH) return OK;
     CHECK(s->n_epochs < 64);
     s->loss[s->n_epochs] = e->loss;
-    s->metric[s->n_epochs++] = eval_value(e->metrics, "hr@10");
+    s->metric[s->n_epochs++] = e->metrics != NULL ? eval_value(e->metrics, "hr@10") : NAN;
     if (s->stop != NULL && s->n_epochs == s->stop_after) *s->stop = 1;
     return OK;
 }
@@ -410,6 +410,99 @@ TEST(trainer_keeps_the_first_of_equal_bests) {
     free(text);
 }
 
+/* A model that does not learn: its first evaluation stays the best, and each later one counts. */
+static job job_without_patience(const char *run) {
+    static const char *const still[] = {"train_fn.learning_rate=1e-30", "train_fn.weight_decay=0"};
+    job j = job_make(retrieval_gin, run);
+    j.set = still, j.n_set = 2;
+    j.options.has_validation = true;
+    j.options.patience = 3;
+    j.options.n_epochs = 9;
+    return j;
+}
+
+TEST(trainer_stops_when_patience_is_over) {
+    job j = job_without_patience(run_path("run"));
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(j.seen.n_epochs, 4);
+    CHECK_EQ(j.seen.n_done, 1);
+    char *text;
+    CHECK_EQ(
+        test_command(&text, "cd %s/run && readlink best last && tail -1 log.jsonl", test_folder()),
+        0);
+    CHECK_CONTAINS(text, "checkpoints/step-00000005\ncheckpoints/step-00000020\n");
+    CHECK_CONTAINS(text, "\"best_step\":5,\"best_by\":\"ndcg@10\"");
+    CHECK_CONTAINS(text, "\"stopped_early\":true");
+    free(text);
+    /* Resumed as it is, it is still over; with more patience it goes on. */
+    j = job_without_patience(run_path("run"));
+    j.options.has_validation = false, j.options.patience = 0;
+    j.options.is_resume = true;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(j.seen.n_epochs, 0);
+    j.options.patience = 5;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(j.seen.n_epochs, 2);
+}
+
+/* The evaluations before an interruption count, and so does the patience that the run began with.
+ */
+TEST(trainer_counts_patience_across_a_resume) {
+    job j = job_without_patience(run_path("run"));
+    j.options.n_epochs = 2;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(j.seen.n_epochs, 2); /* one evaluation since the best */
+    /* Killed between a checkpoint and its links: the link is made again. */
+    CHECK_EQ(
+        test_command(NULL, "cd %s/run && ln -sfn checkpoints/step-00000010 best", test_folder()),
+        0);
+    j = job_without_patience(run_path("run"));
+    j.options.is_resume = true;
+    j.options.has_validation = false, j.options.patience = 0;
+    CHECK_OK(job_run(&j));
+    CHECK_EQ(j.seen.n_epochs, 2);
+    char *text;
+    CHECK_EQ(test_command(&text, "cd %s/run && readlink best last", test_folder()), 0);
+    CHECK_STR(text, "checkpoints/step-00000005\ncheckpoints/step-00000020\n");
+    free(text);
+}
+
+/* Evaluations by steps end the run inside an epoch. */
+TEST(trainer_patience_counts_evaluations_of_steps) {
+    static const char *const set[] = {"TrainerArgs.eval_interval=2",
+                                      "OptimizerArgs.learning_rate=1e-30"};
+    job j = job_make(ranking_gin, run_path("run"));
+    j.set = set, j.n_set = 2;
+    j.options.has_validation = true;
+    j.options.patience = 1;
+    j.options.n_epochs = 3;
+    CHECK_OK(job_run(&j));
+    char *text;
+    CHECK_EQ(test_command(&text, "cd %s/run && readlink best last", test_folder()), 0);
+    CHECK_STR(text, "checkpoints/step-00000002\ncheckpoints/step-00000004\n");
+    free(text);
+    CHECK_EQ(test_command(&text,
+                          "grep '\"seconds\"' %s/run/log.jsonl | grep -c '\"part\":\"validation\"'",
+                          test_folder()),
+             0);
+    CHECK_STR(text, "2\n"); /* no third evaluation, of the same step as the second */
+    free(text);
+}
+
+TEST(trainer_keeps_the_best_however_old) {
+    job j = job_without_patience(run_path("run"));
+    j.options.patience = 0, j.options.keep = 1, j.options.n_epochs = 4;
+    CHECK_OK(job_run(&j));
+    char *text;
+    CHECK_EQ(test_command(&text, "ls %s/run/checkpoints", test_folder()), 0);
+    CHECK_STR(text, "step-00000005\nstep-00000020\n");
+    free(text);
+    j = job_make(retrieval_gin, run_path("other"));
+    j.options.patience = 1;
+    CHECK_FAILS(job_run(&j), ERR_USAGE, "give --validate");
+    CHECK(!folder_exists(run_path("other")));
+}
+
 TEST(trainer_refuses_what_does_not_fit) {
     job j = job_make(retrieval_gin, run_path("run"));
     j.options.n_epochs = 1;
@@ -417,7 +510,7 @@ TEST(trainer_refuses_what_does_not_fit) {
     CHECK_FAILS(job_run(&j), ERR_USAGE, "there is a run already");
     j.options.is_resume = true;
     j.options.has_validation = true;
-    CHECK_FAILS(job_run(&j), ERR_CONFIG, "holds out by leave-one-out");
+    CHECK_FAILS(job_run(&j), ERR_CONFIG, "the split of the run is 'leave-one-out'");
     j.options.has_validation = false;
     static const char *const wider[] = {"train_fn.item_embedding_dim=16"};
     j.set = wider, j.n_set = 1;

@@ -318,7 +318,7 @@ TEST(vocabulary_gaps_do_not_move_the_split) {
     CHECK_OK(look(&m, false, false));
     const seq_file *s = m.view.data;
     uint64_t u3 = seq_find_user(s, "3"), u4 = seq_find_user(s, "4");
-    split sp = split_make(s, SPLIT_LEAVE_ONE_OUT, 0);
+    split sp = split_make(s, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     event_range r;
     CHECK(split_range(&sp, PART_TEST, u3, &r));
     CHECK(r.target_begin == r.end && r.end - r.begin == WORLD_EVENTS);
@@ -334,7 +334,7 @@ TEST(vocabulary_gaps_do_not_move_the_split) {
         CHECK(users.user[i] != u3);
     split_users_fini(&users);
     /* With two candidates a user loses one of them. */
-    sp = split_make(s, SPLIT_BY_USER, 0);
+    sp = split_make(s, split_rule_of(SPLIT_BY_USER), 0);
     for (int part = PART_TRAIN; part <= PART_TEST; part += PART_TEST) {
         if (!split_range(&sp, (split_part)part, u3, &r)) continue;
         CHECK_EQ(split_first_target(&sp, &r, 2), r.end - 1);
@@ -360,7 +360,7 @@ TEST(vocabulary_users_without_history_are_counted) {
         n_short += !is_lost && n_known == 0;
     }
     CHECK(n_lost > 10 && n_short > 0);
-    split sp = split_make(m.view.data, SPLIT_LEAVE_ONE_OUT, 0);
+    split sp = split_make(m.view.data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     CHECK_OK(split_users_init(&users, &sp, PART_TEST));
     CHECK_OK(split_users_check(&users, &sp, PART_TEST, 1));
     CHECK_EQ(users.n_lost, n_lost);

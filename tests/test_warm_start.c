@@ -71,7 +71,7 @@ static status start_make(start *s, const char *folder, const char *gin, const ch
                         .optimizer = &s->optimizer,
                         .tables = model_tables(made->model),
                         .data = made->data};
-    s->options = (warm_options){.from = run, .split = SPLIT_LEAVE_ONE_OUT};
+    s->options = (warm_options){.from = run, .split = split_rule_of(SPLIT_LEAVE_ONE_OUT)};
     return OK;
 }
 

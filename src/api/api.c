@@ -103,7 +103,7 @@ hstu_status hstu_data_user_id(const hstu_data *data, uint64_t user, char *text, 
 
 void hstu_batcher_defaults(hstu_batcher_config *out) {
     batcher_config c = batcher_config_default();
-    *out = (hstu_batcher_config){.split = (hstu_split)c.split,
+    *out = (hstu_batcher_config){.split = (hstu_split)c.split.kind,
                                  .part = (hstu_part)c.part,
                                  .seed = c.seed,
                                  .batch_size = c.batch_size,
@@ -121,7 +121,9 @@ void hstu_batcher_defaults(hstu_batcher_config *out) {
 hstu_status hstu_batcher_create(hstu_batcher **out, const hstu_data *data,
                                 const hstu_batcher_config *config) {
     batcher_config c = batcher_config_default();
-    c.split = (split_kind)config->split;
+    if ((unsigned)config->split > HSTU_BY_USER || (unsigned)config->part > HSTU_TEST)
+        return (hstu_status)fail(ERR_CONFIG, "the split or the part of a batcher is unknown");
+    c.split = split_rule_of((split_kind)config->split);
     c.part = (split_part)config->part;
     c.seed = config->seed;
     c.batch_size = config->batch_size;

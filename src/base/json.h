@@ -84,6 +84,9 @@ struct json_value {
 /* Parses n bytes of text; `name` appears in error messages.  The tree lives in `a`. */
 status json_parse(arena *a, const char *name, const char *text, size_t n, const json_value **out);
 
+/* Writes a value that was read, with everything in it. */
+void json_value_write(json_writer *w, const json_value *v);
+
 /* The member of an object, or NULL. */
 const json_value *json_member(const json_value *object, const char *key);
 

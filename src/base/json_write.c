@@ -221,3 +221,36 @@ void json_key_bool(json_writer *w, const char *key, bool value) {
     json_key(w, key);
     json_bool(w, value);
 }
+
+void json_value_write(json_writer *w, const json_value *v) {
+    switch (v->type) {
+    case JSON_NULL:
+        json_null(w);
+        return;
+    case JSON_BOOL:
+        json_bool(w, v->boolean);
+        return;
+    case JSON_NUMBER:
+        if (v->is_integer)
+            json_int(w, v->integer);
+        else
+            json_double(w, v->number);
+        return;
+    case JSON_STRING:
+        json_string_n(w, v->string, v->string_bytes);
+        return;
+    case JSON_ARRAY:
+        json_array_open(w);
+        for (const json_value *c = v->first; c != NULL; c = c->next)
+            json_value_write(w, c);
+        json_array_close(w);
+        return;
+    case JSON_OBJECT:
+        json_object_open(w);
+        for (const json_value *c = v->first; c != NULL; c = c->next) {
+            json_key(w, c->key);
+            json_value_write(w, c);
+        }
+        json_object_close(w);
+    }
+}

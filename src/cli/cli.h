@@ -62,6 +62,7 @@ status cmd_synth(int argc, char **argv);
 status cmd_info(int argc, char **argv);
 status cmd_train(int argc, char **argv);
 status cmd_eval(int argc, char **argv);
+status cmd_compare(int argc, char **argv);
 status cmd_recommend(int argc, char **argv);
 status cmd_score(int argc, char **argv);
 status cmd_export(int argc, char **argv);

@@ -78,7 +78,8 @@ status cmd_export(int argc, char **argv) {
                            options,
                            1,
                            1,
-                           "A run stands for its newest checkpoint (RUN/last).\n"};
+                           "A run stands for its best checkpoint on validation where it has one, "
+                           "else for its newest.\n"};
     TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
     if (is_help) return OK;
     if (a.what == NULL || a.out == NULL)

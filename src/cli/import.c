@@ -26,7 +26,7 @@ static status find_checkpoint(const char *out, char folder[CHECKPOINT_PATH_BYTES
     *is_there = file_exists(path);
     TRY(path_join(path, sizeof path, out, "config.json"));
     *is_there = *is_there || file_exists(path);
-    return *is_there ? checkpoint_find(out, folder) : OK;
+    return *is_there ? checkpoint_find_last(out, folder) : OK;
 }
 
 static status import_tables(const import_args *a) {

@@ -1,4 +1,6 @@
-/* hstu info: what is in a data set; a snapshot of a table goes to info_table.c. */
+/* hstu info: what is in a data set; a run goes to info_run.c, a snapshot of a table to
+ * info_table.c.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -12,6 +14,7 @@
 #include "cli/cli.h"
 #include "cli/info_table.h"
 #include "cli/json_line.h"
+#include "cli/run_facts.h"
 #include "cli/show.h"
 #include "data/set/stats.h"
 #include "embed/snapshot.h"
@@ -47,39 +50,6 @@ static uint64_t count_bit(const data_stats *stats, int bit) {
 }
 
 /* JSON out. */
-
-static void write_value(json_writer *w, const json_value *v) {
-    switch (v->type) {
-    case JSON_NULL:
-        json_null(w);
-        return;
-    case JSON_BOOL:
-        json_bool(w, v->boolean);
-        return;
-    case JSON_NUMBER:
-        if (v->is_integer)
-            json_int(w, v->integer);
-        else
-            json_double(w, v->number);
-        return;
-    case JSON_STRING:
-        json_string_n(w, v->string, v->string_bytes);
-        return;
-    case JSON_ARRAY:
-        json_array_open(w);
-        for (const json_value *c = v->first; c != NULL; c = c->next)
-            write_value(w, c);
-        json_array_close(w);
-        return;
-    case JSON_OBJECT:
-        json_object_open(w);
-        for (const json_value *c = v->first; c != NULL; c = c->next) {
-            json_key(w, c->key);
-            write_value(w, c);
-        }
-        json_object_close(w);
-    }
-}
 
 static void write_actions(const info *in, json_writer *w) {
     json_key(w, "actions");
@@ -159,7 +129,7 @@ static status write_json(const info *in, json_writer *w) {
     TRY(write_popular(in, w));
     json_key(w, "source");
     if (in->source != NULL)
-        write_value(w, in->source);
+        json_value_write(w, in->source);
     else
         json_null(w);
     return OK;
@@ -391,12 +361,9 @@ static status show(const char *path, const seq_file *data, pool *p, bool is_json
     return st;
 }
 
-/* A run has a config.json, a checkpoint a manifest.json. */
-static bool is_of_training(const char *path) {
-    char config[4096], manifest[4096];
-    return path_join(config, sizeof config, path, "config.json") == OK &&
-           path_join(manifest, sizeof manifest, path, "manifest.json") == OK &&
-           (file_exists(config) || file_exists(manifest));
+static bool has_file(const char *path, const char *name) {
+    char inside[4096];
+    return path_join(inside, sizeof inside, path, name) == OK && file_exists(inside);
 }
 
 /* A step of RUN/snapshots, or what `hstu export` and `hstu import` wrote. */
@@ -419,11 +386,11 @@ static status check_path(const char *path) {
     TRY(path_join(inside, sizeof inside, path, "data.seq"));
     if (stat(inside, &found) == 0) return OK;
     if (errno != ENOENT) return fail_errno("%s: cannot be opened", inside);
-    if (is_of_training(path))
+    if (has_file(path, "manifest.json"))
         return fail(ERR_USAGE,
-                    "%s: a run or a checkpoint, not data; see its report.html, evaluate it with "
-                    "'hstu eval', or name a dynamic table of it (RUN/last/table-...)",
-                    path);
+                    "%s: a checkpoint; name its run, or a dynamic table of it (%s/table-...), or "
+                    "evaluate it with 'hstu eval'",
+                    path, path);
     if (has_tables(path))
         return fail(ERR_USAGE, "%s: a folder of dynamic tables; name one of them (%s/table-...)",
                     path, path);
@@ -439,9 +406,10 @@ status cmd_info(int argc, char **argv) {
         {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object on one line.", 0, 0},
         {0},
     };
-    const arg_spec spec = {"hstu info DIR [--json]",
+    const arg_spec spec = {"hstu info DIR|RUN [--json]",
                            "Shows what is in a data set (users, items, events, the lengths of "
-                           "histories, ratings or signals, the most popular items), or in a "
+                           "histories, ratings or signals, the most popular items), in a run "
+                           "(config, data, split, progress, metrics, checkpoints), or in a "
                            "snapshot of a dynamic table (load, tiers, scores).",
                            options,
                            1,
@@ -454,6 +422,7 @@ status cmd_info(int argc, char **argv) {
     TRY(args_parse(&spec, argc, argv, &path, NULL, &is_help));
     if (is_help) return OK;
     if (embed_is_snapshot(path)) return info_table(path, is_json);
+    if (has_file(path, "log.jsonl")) return info_run(path, is_json);
     TRY(check_path(path));
     TRY(env_threads(&n_threads));
     TRY(pool_create(&p, n_threads));

@@ -176,8 +176,10 @@ static status run(const recommend_args *a) {
     work w;
     trained t;
     bool is_alone = a->history != NULL || a->similar.n_items > 0 || a->users.users.n_items == 1;
+    char folder[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_choose(a->path, a->checkpoint, folder));
     TRY(work_open(&w, a->data, a->device));
-    status st = trained_open(&t, a->path, w.data, w.be, is_alone ? 1 : 0);
+    status st = trained_open(&t, folder, w.data, w.be, is_alone ? 1 : 0);
     if (st == OK) st = recommend(a, &t.session);
     trained_close(&t);
     work_close(&w);
@@ -201,6 +203,7 @@ status cmd_recommend(int argc, char **argv) {
         {"--data", ARG_TEXT, &a.data, "DIR",
          "Prepared data with the users' events; items are matched to the model's by their ids.", 0,
          0},
+        {"--checkpoint", ARG_TEXT, &a.checkpoint, "WHICH", WORK_CHECKPOINTS, 0, 0},
         {"For whom, one of", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         USER_OPTIONS(&a.users),
         {"--history", ARG_TEXT, &a.history, "EVENTS",
@@ -234,7 +237,8 @@ status cmd_recommend(int argc, char **argv) {
         options,
         1,
         1,
-        "A run stands for its newest checkpoint (RUN/last).\n"};
+        "A run stands for its best checkpoint on validation where it has one, else for its "
+        "newest.\n"};
     status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
     if (st == OK && !is_help) st = check(&a, &spec);
     if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);

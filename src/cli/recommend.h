@@ -8,7 +8,7 @@
 #include "model/histories.h"
 
 typedef struct recommend_args {
-    const char *path, *data, *history, *allow, *deny, *device, *format_name, *out;
+    const char *path, *checkpoint, *data, *history, *allow, *deny, *device, *format_name, *out;
     user_choice users;
     arg_list similar;
     int64_t k;

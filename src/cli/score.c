@@ -207,7 +207,8 @@ status cmd_score(int argc, char **argv) {
         options,
         1,
         1,
-        "A run stands for its newest checkpoint (RUN/last).\n"};
+        "A run stands for its best checkpoint on validation where it has one, else for its "
+        "newest.\n"};
     status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
     if (st == OK && !is_help) st = check(&a, &spec);
     if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);

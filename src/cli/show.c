@@ -75,6 +75,34 @@ int show_columns(const char *text) {
     return n;
 }
 
+/* A word that has no character to escape is quoted as it is; others as bash's $'...'. */
+static bool is_printable(const char *word) {
+    char escaped[SHOW_PATH_BYTES];
+    return strcmp(escape_text(escaped, sizeof escaped, word), word) == 0;
+}
+
+static status quote_bytes(buf *out, const char *word) {
+    TRY(buf_text(out, "$'"));
+    for (; *word != '\0'; word++) {
+        unsigned char c = (unsigned char)*word;
+        bool is_plain = c >= ' ' && c < 0x7f && c != '\'' && c != '\\';
+        TRY(is_plain ? buf_char(out, *word) : buf_printf(out, "\\%03o", c));
+    }
+    return buf_char(out, '\'');
+}
+
+status show_word(buf *out, const char *word) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_@%+=:,./-";
+    if (word[0] == '-') TRY(buf_text(out, "./"));
+    if (word[0] != '\0' && word[strspn(word, plain)] == '\0') return buf_text(out, word);
+    if (!is_printable(word)) return quote_bytes(out, word);
+    TRY(buf_char(out, '\''));
+    for (; *word != '\0'; word++)
+        TRY(*word == '\'' ? buf_text(out, "'\\''") : buf_char(out, *word));
+    return buf_char(out, '\'');
+}
+
 show_style show_stdout_style(void) {
     if (!env_wants_colour(STDOUT_FILENO)) return (show_style){"", "", "", ""};
     return (show_style){"\033[1m", "\033[36m", "\033[2m", "\033[0m"};

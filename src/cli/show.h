@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
+
 enum { SHOW_BYTES = 512, SHOW_PATH_BYTES = 4096 };
 
 /* "1,000,209" */
@@ -27,6 +29,10 @@ const char *show_path(char text[SHOW_PATH_BYTES], const char *path);
 
 /* Characters of a text that show_text made: what a terminal needs columns for. */
 int show_columns(const char *text);
+
+/* A word of a command line that can be pasted into a shell: quoted where it has to be, and never
+ * taken for an option. */
+status show_word(buf *out, const char *word);
 
 /* "\033[1m" and so on where colours are wanted on stdout, else "". */
 typedef struct show_style {

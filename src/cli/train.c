@@ -14,11 +14,13 @@
 #include "cli/cli.h"
 #include "cli/config_path.h"
 #include "cli/show.h"
+#include "cli/split_args.h"
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
 #include "model/checkpoint_load.h"
 #include "train/generated.h"
+#include "train/protocol.h"
 #include "train/trainer.h"
 
 typedef struct train_args {
@@ -27,6 +29,7 @@ typedef struct train_args {
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
+    split_args split;
     train_options options;
 } train_args;
 
@@ -116,21 +119,40 @@ static status load_config(config **out, const train_args *args) {
                    : load_other_config(out, args->init_from);
 }
 
-/* The metrics of the table, by task. */
-static const char *const retrieval_columns[] = {"hr@10", "ndcg@10", "hr@50", "mrr", NULL};
-static const char *const ranking_columns[] = {"auc", NULL};
+enum { MAX_COLUMNS = 5 };
 
 typedef struct printer {
     bool is_json;
     const session *session;
     const char *run, *data;
+    char column[MAX_COLUMNS][METRIC_NAME_BYTES]; /* the metrics of the table */
+    int n_columns;
 } printer;
 
-static const char *const *columns_of(const printer *p) {
-    return p->session->config->task == TASK_RETRIEVAL ? retrieval_columns : ranking_columns;
+/* The first metrics of the config; of the many of Meta's files the usual ones. */
+static status choose_columns(printer *p, const config *c) {
+    static const char research[] = "HR@10,NDCG@10,HR@50,MRR";
+    metric_list list;
+    TRY(c->family == FAMILY_META ? metric_list_parse(&list, research, c->task)
+                                 : metric_list_of(&list, c));
+    p->n_columns = list.n < MAX_COLUMNS ? list.n : MAX_COLUMNS;
+    for (int i = 0; i < p->n_columns; i++)
+        metric_name(&list.item[i], p->column[i]);
+    return OK;
 }
 
-static void print_start(const printer *p, const train_event *e) {
+static status print_protocol(const printer *p, const train_event *e) {
+    buf text;
+    protocol what = {.session = p->session, .rule = e->rule, .part = e->part};
+    show_style style = show_stdout_style();
+    buf_init(&text);
+    status st = protocol_describe(&what, &text);
+    if (st == OK) printf("%s%s%s\n", style.dim, buf_str(&text), style.plain);
+    buf_fini(&text);
+    return st;
+}
+
+static status print_start(const printer *p, const train_event *e) {
     char users[SHOW_BYTES], items[SHOW_BYTES], numbers[32];
     const session *s = p->session;
     show_style style = show_stdout_style();
@@ -141,10 +163,12 @@ static void print_start(const printer *p, const train_event *e) {
            config_task_name(s->config->task), numbers, show_count(users, s->data->n_users),
            show_count(items, s->data->n_items), e->n_epochs, e->n_epochs == 1 ? "" : "s",
            e->n_steps, s->train_batch);
+    TRY(print_protocol(p, e));
     printf("%s  %-10s %8s", style.bold, "epoch", "loss");
-    for (const char *const *c = columns_of(p); *c != NULL; c++)
-        printf(" %9s", *c);
+    for (int i = 0; i < p->n_columns; i++)
+        printf(" %9s", p->column[i]);
     printf(" %10s %9s%s\n", "tokens/s", "time", style.plain);
+    return OK;
 }
 
 static void print_row(const printer *p, const train_event *e) {
@@ -156,43 +180,63 @@ static void print_row(const printer *p, const train_event *e) {
     human_count(speed, sizeof speed, e->tokens_per_s);
     human_duration(took, sizeof took, e->seconds);
     printf("  %-10s %8.4f", place, e->loss);
-    for (const char *const *c = columns_of(p); *c != NULL; c++) {
+    for (int i = 0; i < p->n_columns; i++) {
         if (e->metrics != NULL)
-            printf(" %9.4f", eval_value(e->metrics, *c));
+            printf(" %9.4f", eval_value(e->metrics, p->column[i]));
         else
             printf(" %9s", "-");
     }
-    printf(" %10s %9s%s\n", speed, took,
-           e->metrics != NULL && e->metrics->is_partial ? "  (some users)" : "");
+    printf(" %10s %9s%s%s\n", speed, took,
+           e->metrics != NULL && e->metrics->is_partial ? "  (some users)" : "",
+           e->is_best ? "  best" : "");
 }
 
-static void print_end(const printer *p, const train_event *e) {
+/* The command that comes next, ready to be pasted. */
+static status print_next(const printer *p) {
+    buf line;
+    if (p->data == NULL) return OK; /* generated data: nothing to evaluate on */
+    buf_init(&line);
+    status st = buf_text(&line, "hstu eval ");
+    if (st == OK) st = show_word(&line, p->run);
+    if (st == OK) st = buf_text(&line, " --data ");
+    if (st == OK) st = show_word(&line, p->data);
+    if (st == OK) printf("  Next      %s\n", buf_str(&line));
+    buf_fini(&line);
+    return st;
+}
+
+static status print_end(const printer *p, const train_event *e) {
     char took[32];
     human_duration(took, sizeof took, e->seconds);
     printf("\nDone: %" PRIu64 " steps", e->step);
+    if (e->is_out_of_patience) printf(", out of patience");
     if (e->seconds > 0) printf(", %s of training here", took);
-    for (const char *const *c = columns_of(p); *c != NULL; c++)
-        printf(", %s %.4f", *c, eval_value(e->metrics, *c));
-    char run[SHOW_PATH_BYTES], data[SHOW_PATH_BYTES];
+    if (e->has_best)
+        printf("; best on validation at step %" PRIu64 ", on the test part", e->best_step);
+    for (int i = 0; i < p->n_columns; i++)
+        printf("%s %s %.4f", e->has_best && i == 0 ? ":" : ",", p->column[i],
+               eval_value(e->metrics, p->column[i]));
+    char run[SHOW_PATH_BYTES];
     show_path(run, p->run);
-    printf("\n\n  Report    %s/report.html\n  Weights   %s/last\n", run, run);
-    if (p->data != NULL)
-        printf("  Next      hstu eval %s --data %s\n", run, show_path(data, p->data));
+    printf("\n\n  Report    %s/report.html\n  Weights   %s/%s\n", run, run,
+           e->has_best ? "best" : "last");
+    return print_next(p);
 }
 
 static status observe(void *ctx, const train_event *e, const char *json) {
     const printer *p = ctx;
+    status st = OK;
     if (p->is_json)
         printf("%s\n", json);
     else if (e->kind == EVENT_START)
-        print_start(p, e);
+        st = print_start(p, e);
     else if (e->kind == EVENT_DONE)
-        print_end(p, e);
+        st = print_end(p, e);
     else
         print_row(p, e);
     /* Flushes each line, in case a program reads them; if the reader has gone, the run goes on. */
     (void)fflush(stdout);
-    return OK;
+    return st;
 }
 
 /* An epoch of generated data is a few batches: an evaluation and a checkpoint after each would
@@ -204,15 +248,46 @@ static status open_generated(work *w, const config *c, train_options *o) {
     return generated_open(&w->data, c, w->workers);
 }
 
+/* What is held out: as given, or as the run that is resumed remembers it. */
+static status choose_split(train_args *args) {
+    train_options *o = &args->options;
+    bool is_given = split_args_given(&args->split);
+    if (is_given) {
+        TRY(split_args_read(&args->split, &o->split));
+    } else {
+        o->has_validation = args->split.has_validation;
+        if (!o->is_resume || o->has_validation || !folder_exists(o->run)) return OK;
+        TRY(checkpoint_run_split(&o->split, o->run));
+    }
+    o->has_split = true;
+    return OK;
+}
+
+static status join_test(train_args *args, const config *c, work *w) {
+    split_record *chosen = &args->options.split, before;
+    if (!args->options.has_split || chosen->rule.kind != SPLIT_TEST_FILE) return OK;
+    if (args->data == NULL) return fail(ERR_USAGE, "--test-file needs --data DIR, too");
+    TRY(work_join_test(w, chosen->test_file, c->task == TASK_RETRIEVAL));
+    chosen->test_data = batcher_fingerprint(w->test);
+    if (!args->options.is_resume) return OK;
+    TRY(checkpoint_run_split(&before, args->options.run));
+    if (before.rule.kind == SPLIT_TEST_FILE && before.test_data != chosen->test_data)
+        return fail(ERR_CONFIG, "%s: not the test file that the run was started with (%s)",
+                    chosen->test_file, before.test_file);
+    return OK;
+}
+
 static status train(train_args *args, config *c) {
     work w;
     session s = {0};
     printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
+    TRY(choose_columns(&p, c));
     TRY(args->is_deterministic ? work_open_deterministic(&w, args->data, args->device)
                                : work_open(&w, args->data, args->device));
     status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
-    if (st == OK) st = session_open(&s, c, w.data, w.be);
+    if (st == OK) st = join_test(args, c, &w);
+    if (st == OK) st = session_open(&s, c, work_data(&w), w.be);
     if (st == OK) {
         args->options.observer = observe;
         args->options.ctx = &p;
@@ -278,6 +353,7 @@ static status run(train_args *args) {
     set_start(args, c);
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);
+    if (st == OK && !args->is_print) st = choose_split(args);
     if (st == OK && !args->is_print) st = train(args, c);
     config_destroy(c);
     return st;
@@ -323,10 +399,23 @@ status cmd_train(int argc, char **argv) {
          "With --init-from, how rows of new items start: as the config says (default), or as the "
          "mean of the rows of the items next to them in the training events.",
          0, 0},
-        {"--validate", ARG_FLAG, &o->has_validation, NULL,
-         "Holds out two events of each user: the one before last to watch and to keep the best "
-         "checkpoint (RUN/best), the last for the end.",
+        {"What is held out", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--split", ARG_TEXT, &args.split.split, "SPLIT",
+         "leave-one-out (each user's last event is the test; Meta's files), leave-two-out (the "
+         "event before it is the validation), by-user (30 % of the users; NVIDIA's files) or time. "
+         "The run remembers it; docs/evaluation.md has the details.",
          0, 0},
+        {"--time-cut", ARG_TEXT, &args.split.time_cut, "T", SPLIT_TIME_HELP, 0, 0},
+        {"--test-file", ARG_TEXT, &args.split.test_file, "DIR", SPLIT_FILE_HELP, 0, 0},
+        {"--validate", ARG_FLAG, &args.split.has_validation, NULL,
+         "Holds out validation events, too, to watch and to keep the best checkpoint (RUN/best); "
+         "the test events are for the end.  Without --split: leave-two-out.",
+         0, 0},
+        {"--patience", ARG_INT, &o->patience, "P",
+         "With --validate: ends the run after P evaluations without a better one on validation; "
+         "--resume counts on.",
+         1, 1 << 20},
+        {"Output and device", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--save-every", ARG_INT, &o->save_every, "N", "Epochs between checkpoints (default 1).", 1,
          1 << 20},
         {"--eval-every", ARG_INT, &o->eval_every, "N",

@@ -5,6 +5,7 @@
 
 #include "base/pool.h"
 #include "base/status.h"
+#include "data/set/held_out.h"
 #include "data/set/seq_file.h"
 #include "ops/ops.h"
 
@@ -12,16 +13,30 @@ typedef struct work {
     pool *workers;
     backend *be;
     seq_file *data;
+    seq_file *test;   /* the test file, */
+    held_out *joined; /* and its events after those of the data; or NULL */
 } work;
 
 /* What --device takes: "auto" (the first usable GPU, else the CPU), "cpu", "cuda", "cuda:N". */
 #define WORK_DEVICES "auto, cpu, cuda or cuda:N (default auto)."
+
+/* What --checkpoint takes (checkpoint_choose). */
+#define WORK_CHECKPOINTS                                                                           \
+    "best, last, step-N or a checkpoint's folder (default: the best on validation where the run "  \
+    "has one, else the newest)."
 
 /* data: a folder, or NULL for none. */
 status work_open(work *w, const char *data, const char *device);
 
 /* Like work_open; on a GPU two runs then give the same bits. */
 status work_open_deterministic(work *w, const char *data, const char *device);
+
+/* Opens a test file and joins its events to those of the data (held_out.h); says on stderr what was
+ * left out. */
+status work_join_test(work *w, const char *path, bool keeps_unknown);
+
+/* The data, with the events of a test file where one was joined. */
+const seq_file *work_data(const work *w);
 
 void work_close(work *w); /* a failed open too */
 

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/status.h"
 
@@ -284,6 +285,9 @@ status config_check_trainable(const config *c);
 
 /* All effective values as one JSON object, grouped by class in the family's own names. */
 status config_write_json(const config *c, buf *out, int indent);
+
+/* The same as members of an open object, for a file that has more of them. */
+void config_write_members(const config *c, json_writer *w);
 
 /* Loads what config_write_json wrote (of real data, not of a benchmark); messages call it `name`.
  */

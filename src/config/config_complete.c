@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "config/loader.h"
+#include "config/metric_list.h"
 
 /* Values that Meta's train.py hard-codes. */
 static void fix_meta(config *c) {
@@ -71,24 +72,15 @@ static status complete_ranking(loader *l) {
     return OK;
 }
 
-/* HR@k, NDCG@k or MRR, k from 1 to 9999. */
-static bool is_retrieval_metric(const char *text) {
-    if (strcasecmp(text, "MRR") == 0) return true;
-    size_t n = strncasecmp(text, "HR@", 3) == 0 ? 3 : strncasecmp(text, "NDCG@", 5) == 0 ? 5 : 0;
-    size_t n_digits = strspn(text + n, "0123456789");
-    return n > 0 && n_digits > 0 && n_digits < 5 && text[n] != '0' && text[n + n_digits] == '\0';
-}
-
 static status complete_retrieval(loader *l) {
-    config_texts *metrics = &l->c->retrieval.metrics;
+    const config_texts *metrics = &l->c->retrieval.metrics;
     char place[512];
+    metric m;
     for (size_t i = 0; i < metrics->n; i++)
-        if (!is_retrieval_metric(metrics->item[i]))
-            return fail(ERR_CONFIG,
-                        "%s: RetrievalArgs.eval_metrics: '%.60s' is none of HR@k, "
-                        "NDCG@k, MRR",
-                        loader_place(l, "RetrievalArgs", "eval_metrics", place, sizeof place),
-                        metrics->item[i]);
+        if (metric_parse(&m, metrics->item[i], TASK_RETRIEVAL) != OK)
+            return fail_prefix(
+                ERR_CONFIG, "%s: RetrievalArgs.eval_metrics",
+                loader_place(l, "RetrievalArgs", "eval_metrics", place, sizeof place));
     return OK;
 }
 

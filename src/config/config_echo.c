@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "config/config.h"
 #include "config/loader.h"
+#include "config/metric_list.h"
 
 const char *config_family_name(config_family family) {
     return family == FAMILY_META ? "meta" : "nvidia";
@@ -60,23 +61,26 @@ static bool has_values(const option_class *class_) {
     return false;
 }
 
+void config_write_members(const config *c, json_writer *w) {
+    write_source(c, w);
+    for (size_t i = 0; i < n_option_classes; i++) {
+        const option_class *class_ = &option_classes[i];
+        if (!config_class_is_active(c, class_) || !has_values(class_)) continue;
+        json_key(w, class_->name);
+        json_object_open(w);
+        option_write_class(class_, c, w);
+        json_object_close(w);
+    }
+    if (c->family != FAMILY_NVIDIA) return;
+    json_key(w, "embeddings");
+    option_write_tables(&c->embeddings, w);
+}
+
 status config_write_json(const config *c, buf *out, int indent) {
     json_writer w;
     json_begin(&w, out, indent);
     json_object_open(&w);
-    write_source(c, &w);
-    for (size_t i = 0; i < n_option_classes; i++) {
-        const option_class *class_ = &option_classes[i];
-        if (!config_class_is_active(c, class_) || !has_values(class_)) continue;
-        json_key(&w, class_->name);
-        json_object_open(&w);
-        option_write_class(class_, c, &w);
-        json_object_close(&w);
-    }
-    if (c->family == FAMILY_NVIDIA) {
-        json_key(&w, "embeddings");
-        option_write_tables(&c->embeddings, &w);
-    }
+    config_write_members(c, &w);
     json_object_close(&w);
     return json_finish(&w);
 }
@@ -104,8 +108,16 @@ static status check_meta(const config *c) {
     return OK;
 }
 
+static status check_ranking_metrics(const config *c) {
+    metric_list metrics;
+    if (metric_list_of(&metrics, c) == OK) return OK;
+    return refuse(c, "RankingArgs.eval_metrics: NDCG and HR rank a catalogue; a ranking model is "
+                     "measured by AUC, ACC, LOGLOSS, NE");
+}
+
 status config_check_trainable(const config *c) {
     if (c->family == FAMILY_META) return check_meta(c);
+    if (c->task == TASK_RANKING) TRY(check_ranking_metrics(c));
     if (c->trainer.train_batch_size == CONFIG_NONE)
         return fail(ERR_CONFIG,
                     "%s: TrainerArgs.train_batch_size is needed to train; bind it, or "

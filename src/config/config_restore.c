@@ -116,7 +116,7 @@ static status write_gin(const json_value *root, config_source *to, buf *out) {
                     "the run was on generated data, which only its gin file describes (%s)",
                     to->text_name);
     for (const json_value *v = root->first; v != NULL; v = v->next) {
-        if (v == source) continue;
+        if (v == source || strcmp(v->key, "run") == 0) continue; /* not options */
         if (strcmp(v->key, "embeddings") == 0) {
             TRY(write_tables(v, out));
         } else if (v->type == JSON_OBJECT) {

@@ -237,9 +237,11 @@ const option option_table[] = {
     {.name = "RankingArgs.eval_metrics",
      .type = OPT_TEXTS,
      .offset = IN(ranking.metrics),
-     .choices = "AUC|NDCG|HR",
+     .choices = "AUC|ACC|LOGLOSS|NE|NDCG|HR",
      .value = "('AUC',)",
-     .help = "Metrics of an evaluation."},
+     .help =
+         "Metrics of an evaluation (NDCG and HR, which the reference lists, cannot be computed for "
+         "ranking)."},
 
     INT("RetrievalArgs.num_negatives", IN(retrieval.n_negatives), -1, 1048576, "-1",
         "Negatives per position, from the batch; -1 or 0 is as many as positions."),
@@ -249,7 +251,7 @@ const option option_table[] = {
         "RetrievalArgs.l2_norm_eps", IN(retrieval.norm_epsilon), "1e-6",
         "Smallest norm in the normalisation of items (documented but fixed in the reference)."),
     TYPED("RetrievalArgs.eval_metrics", OPT_TEXTS, 0, IN(retrieval.metrics), "('HR@10', 'NDCG@10')",
-          "Metrics of an evaluation: HR@k, NDCG@k, MRR."),
+          "Metrics of an evaluation: HR@k, NDCG@k, RECALL@k, PRECISION@k, COVERAGE@k, MRR."),
 
     TYPED("EmbeddingArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_TABLE(feature_names), NULL,
           "Features looked up in this table."),

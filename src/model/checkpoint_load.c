@@ -130,7 +130,6 @@ status checkpoint_load_weights(const char *folder, backend *be, const param *par
 }
 
 static status parse_origin(checkpoint_origin *o, const json_value *root) {
-    const char *held_out;
     const json_value *batches = json_member(root, "batches");
     batcher_state state;
     int64_t step, n_earlier = 0;
@@ -141,8 +140,7 @@ static status parse_origin(checkpoint_origin *o, const json_value *root) {
     if (json_member(root, "earlier_steps") != NULL)
         TRY(json_member_int(root, "earlier_steps", &n_earlier));
     if (n_earlier < 0) return fail(ERR_FORMAT, "'earlier_steps' is negative");
-    TRY(json_member_string(root, "split", &held_out));
-    TRY(split_kind_parse(held_out, &o->split));
+    TRY(split_record_read(&o->split, root));
     TRY(batcher_state_read(&state, batches));
     o->step = (uint64_t)step;
     o->n_earlier = (uint64_t)n_earlier;
@@ -188,7 +186,7 @@ status checkpoint_run_config(config **out, const char *run) {
     size_t n;
     *out = NULL;
     if (!checkpoint_is_to_come(run)) {
-        TRY(checkpoint_find(run, path));
+        TRY(checkpoint_find_last(run, path));
         return checkpoint_config(out, path);
     }
     TRY(path_join(path, sizeof path, run, "config.json"));
@@ -201,4 +199,38 @@ status checkpoint_run_config(config **out, const char *run) {
                                  path);
     mem_free(text);
     return st;
+}
+
+/* The member "run" of config.json, which the trainer writes (trainer_log.c). */
+static status read_run_split(split_record *out, const char *path) {
+    char *text;
+    size_t n;
+    arena a;
+    const json_value *root;
+    TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
+    arena_init(&a, 4096);
+    status st = json_parse(&a, path, text, n, &root);
+    const json_value *run = st == OK ? json_member(root, "run") : NULL;
+    if (st == OK && (run == NULL || run->type != JSON_OBJECT))
+        st = fail(ERR_FORMAT, "%s: 'run' is missing", path);
+    if (st == OK) {
+        st = split_record_read(out, run);
+        if (st != OK) st = fail_prefix(st, "%s", path);
+    }
+    arena_fini(&a);
+    mem_free(text);
+    return st;
+}
+
+status checkpoint_run_split(split_record *out, const char *run) {
+    char path[CHECKPOINT_PATH_BYTES];
+    checkpoint_origin origin;
+    if (checkpoint_is_to_come(run)) {
+        TRY(path_join(path, sizeof path, run, "config.json"));
+        return read_run_split(out, path);
+    }
+    TRY(checkpoint_find_last(run, path));
+    TRY(checkpoint_read_origin(&origin, path));
+    *out = origin.split;
+    return OK;
 }

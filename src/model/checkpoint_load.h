@@ -30,9 +30,20 @@ typedef enum {
 } checkpoint_file;
 extern const char *const checkpoint_file_names[CHECKPOINT_FILES];
 
-/* The folder of a checkpoint from what a user names: the folder itself, or a run (its `last`, or
- * its newest where that link is missing). */
+/* The folder of a checkpoint from what a user names: the folder itself, or a run, which stands for
+ * its `best` where validation chose one, and else for its `last`. */
 status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
+
+/* Where training goes on: the folder itself, or a run's `last` (its newest where that link is
+ * missing). */
+status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
+
+/* A checkpoint of a run by choice: "best", "last", "step-480" or a folder; NULL: checkpoint_find.
+ * ERR_USAGE where the run has no such checkpoint. */
+status checkpoint_choose(const char *run, const char *choice, char folder[CHECKPOINT_PATH_BYTES]);
+
+/* Whether the folder is a run's link to its best checkpoint. */
+bool checkpoint_is_best(const char *folder);
 
 /* Whether RUN is a run, with a config.json, that was killed before its first checkpoint. */
 bool checkpoint_is_to_come(const char *run);
@@ -48,11 +59,14 @@ status checkpoint_config(config **out, const char *folder);
  * first one. */
 status checkpoint_run_config(config **out, const char *run);
 
+/* What a run holds out: from its last checkpoint, or from its config.json before the first one. */
+status checkpoint_run_split(split_record *out, const char *run);
+
 /* The progress of the run, as far as a user of the model needs it. */
 typedef struct checkpoint_origin {
     uint64_t step;      /* updates done */
     uint64_t n_earlier; /* updates before those, of runs that this one started from */
-    split_kind split;   /* what was held out */
+    split_record split; /* what was held out */
     uint64_t data;      /* fingerprint of the data (batcher_fingerprint) */
 } checkpoint_origin;
 status checkpoint_read_origin(checkpoint_origin *out, const char *folder);

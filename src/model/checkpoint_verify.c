@@ -259,6 +259,48 @@ bool checkpoint_is_to_come(const char *run) {
 status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
     char inside[CHECKPOINT_PATH_BYTES];
     TRY(path_join(inside, sizeof inside, path, "manifest.json"));
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, path, "best"));
+    if (!file_exists(inside) && folder_exists(folder)) return OK;
+    return checkpoint_find_last(path, folder);
+}
+
+bool checkpoint_is_best(const char *folder) {
+    const char *slash = strrchr(folder, '/');
+    return strcmp(slash != NULL ? slash + 1 : folder, "best") == 0;
+}
+
+/* step-480 is the folder checkpoints/step-00000480. */
+static status find_step(const char *run, int64_t step, char folder[CHECKPOINT_PATH_BYTES]) {
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
+    return path_join(folder, CHECKPOINT_PATH_BYTES, run, name);
+}
+
+/* The N of "step-N", with or without leading zeros; -1: not such a text. */
+static int64_t chosen_step(const char *choice) {
+    if (strncmp(choice, "step-", 5) != 0) return -1;
+    size_t n = strspn(choice + 5, "0123456789");
+    return n > 0 && n <= 18 && choice[5 + n] == '\0' ? strtoll(choice + 5, NULL, 10) : -1;
+}
+
+status checkpoint_choose(const char *run, const char *choice, char folder[CHECKPOINT_PATH_BYTES]) {
+    if (choice == NULL) return checkpoint_find(run, folder);
+    if (strcmp(choice, "last") == 0) return checkpoint_find_last(run, folder);
+    int64_t step = chosen_step(choice);
+    if (strcmp(choice, "best") == 0)
+        TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, "best"));
+    else if (step >= 0)
+        TRY(find_step(run, step, folder));
+    else
+        return checkpoint_find(choice, folder);
+    if (folder_exists(folder)) return OK;
+    return fail(ERR_USAGE, "--checkpoint %s: %s has no such checkpoint%s", choice, run,
+                step < 0 ? "; training keeps a best one with --validate" : "");
+}
+
+status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
+    char inside[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(inside, sizeof inside, path, "manifest.json"));
     if (file_exists(inside)) {
         snprintf(folder, CHECKPOINT_PATH_BYTES, "%s", path);
         return OK;
@@ -268,9 +310,7 @@ status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
     if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
     int64_t step = newest_step(path);
     if (step >= 0) { /* the run was killed between its first checkpoint and the link to it */
-        char name[NAME_BYTES];
-        snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
-        return path_join(folder, CHECKPOINT_PATH_BYTES, path, name);
+        return find_step(path, step, folder);
     }
     if (checkpoint_is_to_come(path))
         return fail(ERR_FORMAT,

@@ -75,8 +75,9 @@ typedef struct rank_query {
     const int32_t *target; /* host (B): rows of the corpus whose ranks are wanted; or NULL */
     int32_t *rank;         /* host (B): from 1 */
     int32_t k;             /* or 0 */
-    int32_t *best; /* host (B, k): the items with the highest scores; -1: fewer than k exist */
-    float *score;  /* host (B, k) */
+    int32_t *best;   /* host (B, k): the items with the highest scores; -1: fewer than k exist */
+    float *score;    /* host (B, k) */
+    bool keeps_seen; /* the items of the history stay in the ranking */
 } rank_query;
 status pass_rank(pass *p, const batch *b, const rank_query *q);
 

@@ -51,7 +51,7 @@ static status send_lists(pass *p, const batch *b, const rank_query *q, rank_args
     else
         pass_seen_rows(b, q->corpus, offsets, seen);
     if (q->target != NULL) memcpy(target, q->target, (size_t)n * sizeof *target);
-    a->seen_offsets = p->lists.device;
+    a->seen_offsets = q->keeps_seen ? NULL : p->lists.device;
     a->target = q->target != NULL ? p->lists.device + n + 1 : NULL;
     a->seen = p->lists.device + 2 * n + 1;
     return STAGED_SEND(p->m->be, &p->lists, 2 * (int64_t)n + 1 + offsets[n]);

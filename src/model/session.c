@@ -140,15 +140,23 @@ uint64_t session_memory_bytes(const session *s) {
     return model_memory_bytes(s->model) + (s->train != NULL ? pass_memory_bytes(s->train) : 0);
 }
 
-split_kind session_split(const config *c, bool has_validation) {
-    if (has_validation) return SPLIT_LEAVE_TWO_OUT;
-    return c->family == FAMILY_META ? SPLIT_LEAVE_ONE_OUT : SPLIT_BY_USER;
+split_rule session_split(const config *c, bool has_validation) {
+    if (has_validation) return split_rule_of(SPLIT_LEAVE_TWO_OUT);
+    return split_rule_of(c->family == FAMILY_META ? SPLIT_LEAVE_ONE_OUT : SPLIT_BY_USER);
 }
 
-batcher_config session_train_batches(const session *s, split_kind kind, uint64_t seed) {
+status session_check_split(const session *s, const split_rule *rule) {
+    if (s->max_targets > 0 || rule->kind == SPLIT_BY_USER) return OK;
+    return fail(ERR_CONFIG,
+                "%s: ranking without candidates scores every event of a user, those of training "
+                "included; hold out whole users (--split by-user), or set max_num_candidates",
+                s->config->file);
+}
+
+batcher_config session_train_batches(const session *s, split_rule rule, uint64_t seed) {
     const config *c = s->config;
     batcher_config b = batcher_config_default();
-    b.split = kind;
+    b.split = rule;
     b.part = PART_TRAIN;
     b.split_seed = SESSION_SPLIT_SEED;
     b.seed = seed;
@@ -167,8 +175,8 @@ batcher_config session_train_batches(const session *s, split_kind kind, uint64_t
     return b;
 }
 
-batcher_config session_eval_batches(const session *s, split_kind kind, split_part part) {
-    batcher_config b = session_train_batches(s, kind, 0);
+batcher_config session_eval_batches(const session *s, split_rule rule, split_part part) {
+    batcher_config b = session_train_batches(s, rule, 0);
     b.part = part;
     b.batch_size = s->eval_batch;
     b.n_micro = 1;
@@ -177,8 +185,8 @@ batcher_config session_eval_batches(const session *s, split_kind kind, split_par
     return b;
 }
 
-uint64_t session_epoch_tokens(const session *s, split_kind kind) {
-    split sp = split_make(s->data, kind, SESSION_SPLIT_SEED);
+uint64_t session_epoch_tokens(const session *s, split_rule rule) {
+    split sp = split_make(s->data, rule, SESSION_SPLIT_SEED);
     uint64_t n = 0, most = (uint64_t)s->max_history + (uint64_t)s->max_targets;
     event_range range;
     for (uint64_t u = 0; u < s->data->n_users; u++)

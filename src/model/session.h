@@ -50,13 +50,17 @@ uint64_t session_memory_bytes(const session *s);
 
 /* How the reference projects hold out events: leave-one-out for Meta's research files, users for
  * NVIDIA's; with a validation set leave-two-out. */
-split_kind session_split(const config *c, bool has_validation);
+split_rule session_split(const config *c, bool has_validation);
+
+/* ERR_CONFIG where this model would be tested on events it trains on: ranking without candidates
+ * scores every event of a history, so only whole users can be held out. */
+status session_check_split(const session *s, const split_rule *rule);
 
 /* The stream of training batches, and the stream of an evaluation. */
-batcher_config session_train_batches(const session *s, split_kind kind, uint64_t seed);
-batcher_config session_eval_batches(const session *s, split_kind kind, split_part part);
+batcher_config session_train_batches(const session *s, split_rule rule, uint64_t seed);
+batcher_config session_eval_batches(const session *s, split_rule rule, split_part part);
 
 /* Events one epoch of training reads: for progress bars. */
-uint64_t session_epoch_tokens(const session *s, split_kind kind);
+uint64_t session_epoch_tokens(const session *s, split_rule rule);
 
 #endif

@@ -1,5 +1,8 @@
 #include "model/trained.h"
 
+#include <inttypes.h>
+
+#include "base/log.h"
 #include "base/mem.h"
 
 /* Without a vocabulary a model knows its items by their numbers in the data it was trained on. */
@@ -44,6 +47,10 @@ static status load(trained *t, const char *path, const seq_file *data, backend *
     TRY(checkpoint_find(path, t->folder));
     TRY(checkpoint_config(&t->config, t->folder));
     TRY(checkpoint_read_origin(&t->origin, t->folder));
+    if (checkpoint_is_best(t->folder))
+        log_info("using the best checkpoint on validation, of step %" PRIu64
+                 "; --checkpoint last chooses the newest",
+                 t->origin.step);
     TRY(match(t, data, be->workers, &matched));
     TRY(session_open_inference(s, t->config, matched, be, max_users));
     return checkpoint_load_weights(t->folder, be, s->params, s->n_params, model_tables(s->model));

@@ -92,7 +92,7 @@ static status make_gaps(vocabulary_view *v, const seq_file *data, uint64_t n_kep
     TRY(MEM_NEW_RAW(&v->action, (size_t)n_kept + 1));
     TRY(MEM_NEW_RAW(&v->time, (size_t)n_kept + 1));
     TRY(MEM_NEW_RAW(&v->offsets, (size_t)data->n_users + 1));
-    v->gaps = (seq_gaps){data->offsets, v->is_kept, v->n_before};
+    v->gaps = (seq_gaps){data->offsets, v->is_kept, v->n_before, data->time};
     v->view.gaps = &v->gaps;
     for (uint64_t u = 0; u <= data->n_users; u++)
         v->offsets[u] = seq_row(&v->view, data->offsets[u]);

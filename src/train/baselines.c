@@ -37,6 +37,7 @@ struct evaluation {
     const split *split;
     split_part part;
     int32_t max_history;
+    bool keeps_seen;
     split_users users;
     rank_fn rank;
     const uint32_t *place;            /* (n_items + 1): popularity, 0 for the best */
@@ -63,7 +64,9 @@ static status evaluate_chunk(void *ctx, int64_t chunk, int worker) {
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 1;
         int32_t rank = RANK_MISS;
-        if (!state->is_seen[w.target]) rank = e->rank(e, &w, state);
+        /* 0: an item of a test file that the data does not have */
+        if (w.target != 0 && (e->keeps_seen || !state->is_seen[w.target]))
+            rank = e->rank(e, &w, state);
         rank_counts_add(&state->counts, &rank, 1, n_items);
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 0;
@@ -94,7 +97,7 @@ static void destroy_workers(evaluation *e, int n_workers) {
 
 /* A rank_counts is too large for the stack, so the counts of all workers are merged into the first
  * worker's. */
-static status evaluate(evaluation *e, bool has_scores, pool *p, ranking_metrics *out) {
+static status evaluate(evaluation *e, bool has_scores, pool *p, rank_counts *out) {
     int n_workers = p != NULL ? pool_n_threads(p) : 1;
     status st = split_users_init(&e->users, e->split, e->part);
     if (st == OK) st = split_users_check(&e->users, e->split, e->part, 1);
@@ -105,7 +108,7 @@ static status evaluate(evaluation *e, bool has_scores, pool *p, ranking_metrics 
         for (int i = 1; i < n_workers; i++)
             rank_counts_merge(&e->workers[0].counts, &e->workers[i].counts);
         e->workers[0].counts.count[RANK_MISS] += e->users.n_lost;
-        ranking_metrics_make(out, &e->workers[0].counts);
+        *out = e->workers[0].counts;
     }
     destroy_workers(e, n_workers);
     split_users_fini(&e->users);
@@ -133,18 +136,41 @@ static int compare_popular(const void *a, const void *b) {
     return x->item < y->item ? -1 : 1;
 }
 
+/* The newest time of the training events; INT64_MIN if there are none. */
+static int64_t newest_time(const split *s) {
+    event_range range;
+    int64_t newest = INT64_MIN;
+    for (uint64_t user = 0; user < s->data->n_users; user++) {
+        if (!split_range(s, PART_TRAIN, user, &range)) continue;
+        for (uint64_t row = range.begin; row < range.end; row++)
+            if (s->data->time[row] > newest) newest = s->data->time[row];
+    }
+    return newest;
+}
+
+/* Only events later than this count. */
+static int64_t time_before(const split *s, int32_t last_days) {
+    int64_t before;
+    if (last_days == 0 ||
+        __builtin_sub_overflow(newest_time(s), 86400 * s->data->time_per_second * last_days,
+                               &before))
+        return INT64_MIN;
+    return before;
+}
+
 /* place[item] = its place in the order of popularity, from 0. */
-static status order_items(const split *s, uint32_t *place) {
+static status order_items(const split *s, int32_t last_days, uint32_t *place) {
     const seq_file *data = s->data;
     popular_item *all;
     event_range range;
+    int64_t before = time_before(s, last_days);
     TRY(MEM_NEW(&all, (size_t)data->n_items + 1));
     for (uint64_t i = 0; i <= data->n_items; i++)
         all[i].item = (uint32_t)i;
     for (uint64_t user = 0; user < data->n_users; user++) {
         if (!split_range(s, PART_TRAIN, user, &range)) continue;
         for (uint64_t row = range.begin; row < range.end; row++)
-            all[data->item[row]].n_events++;
+            all[data->item[row]].n_events += last_days == 0 || data->time[row] > before;
     }
     qsort(all + 1, (size_t)data->n_items, sizeof *all, compare_popular);
     for (uint64_t i = 1; i <= data->n_items; i++)
@@ -156,7 +182,7 @@ static status order_items(const split *s, uint32_t *place) {
 /* The target's place, minus the number of seen items before it; is_seen is 2 for a counted item. */
 static int32_t rank_popular(const evaluation *e, const window *w, worker_state *state) {
     uint32_t place = e->place[w->target], n_removed = 0;
-    for (uint64_t k = 0; k < w->n; k++) {
+    for (uint64_t k = 0; k < w->n && !e->keeps_seen; k++) {
         uint8_t *mark = &state->is_seen[w->item[k]];
         n_removed += *mark == 1 && e->place[w->item[k]] < place;
         *mark = 2;
@@ -165,13 +191,13 @@ static int32_t rank_popular(const evaluation *e, const window *w, worker_state *
 }
 
 status baseline_popularity(const split *s, split_part part, const baseline_config *c, pool *p,
-                           ranking_metrics *out) {
+                           rank_counts *out) {
     uint32_t *place = NULL;
-    *out = (ranking_metrics){0};
+    *out = (rank_counts){0};
     TRY(check_config(s, c));
     status st = MEM_NEW(&place, (size_t)s->data->n_items + 1);
-    if (st == OK) st = order_items(s, place);
-    evaluation e = {s, part, c->max_history, .rank = rank_popular, .place = place};
+    if (st == OK) st = order_items(s, c->last_days, place);
+    evaluation e = {s, part, c->max_history, c->keeps_seen, .rank = rank_popular, .place = place};
     if (st == OK) st = evaluate(&e, false, p, out);
     mem_free(place);
     return st;
@@ -414,12 +440,13 @@ static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_st
     for (uint32_t i = 0; i < n_touched; i++) {
         uint32_t item = state->touched[i];
         float score = state->score[item];
-        n_above += !state->is_seen[item] && (score > own || (score == own && item < target));
-        n_less += !state->is_seen[item] && item < target;
+        if (state->is_seen[item] && !e->keeps_seen) continue;
+        n_above += score > own || (score == own && item < target);
+        n_less += item < target;
     }
     if (own == 0) {
         n_above += target - 1 - n_less;
-        for (uint64_t k = 0; k < w->n; k++) {
+        for (uint64_t k = 0; k < w->n && !e->keeps_seen; k++) {
             uint8_t *mark = &state->is_seen[w->item[k]];
             n_above -= *mark != 3 && w->item[k] < target;
             *mark = 3;
@@ -431,12 +458,13 @@ static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_st
 }
 
 status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
-                         ranking_metrics *out) {
+                         rank_counts *out) {
     neighbor_list near;
-    *out = (ranking_metrics){0};
+    *out = (rank_counts){0};
     TRY(check_config(s, c));
     status st = neighbor_list_init(&near, s, c, p);
-    evaluation e = {s, part, c->max_history, .rank = rank_by_neighbors, .near = &near};
+    evaluation e = {
+        s, part, c->max_history, c->keeps_seen, .rank = rank_by_neighbors, .near = &near};
     if (st == OK) st = evaluate(&e, true, p, out);
     mem_free(near.n);
     mem_free(near.all);

@@ -42,9 +42,9 @@ static axis make_axis(double low, double high) {
     double span = high - low > 1e-9 * size ? high - low : size;
     if (span < SMALLEST) span = size < SMALLEST ? 1 : SMALLEST;
     double step = pow(10, floor(log10(span / 5)));
-    if (span / step > 25)
+    if (span / step > 20)
         step *= 5;
-    else if (span / step > 10)
+    else if (span / step > 8)
         step *= 2;
     axis a = {.step = step};
     a.low = floor(low / step) * step;
@@ -53,21 +53,28 @@ static axis make_axis(double low, double high) {
     return a;
 }
 
-static bool is_drawn(const chart *c, int k, size_t i) {
-    return fabs(c->curves[k].y[i]) <= LARGEST && fabs(c->x[i]) <= LARGEST;
+static bool is_drawn(const curve *line, size_t i) {
+    return fabs(line->y[i]) <= LARGEST && fabs(line->x[i]) <= LARGEST;
 }
 
-static bool find_range(const chart *c, double *low, double *high) {
-    bool has_any = false;
+typedef struct limits {
+    bool has_any;
+    double low, high;
+} limits;
+
+static void include(limits *l, double value) {
+    if (!l->has_any || value < l->low) l->low = value;
+    if (!l->has_any || value > l->high) l->high = value;
+    l->has_any = true;
+}
+
+static void find_limits(const chart *c, limits *x, limits *y) {
     for (int k = 0; k < c->n_curves; k++)
-        for (size_t i = 0; i < c->n; i++) {
-            double y = c->curves[k].y[i];
-            if (!is_drawn(c, k, i)) continue;
-            if (!has_any || y < *low) *low = y;
-            if (!has_any || y > *high) *high = y;
-            has_any = true;
+        for (size_t i = 0; i < c->curves[k].n; i++) {
+            if (!is_drawn(&c->curves[k], i)) continue;
+            include(x, c->curves[k].x[i]);
+            include(y, c->curves[k].y[i]);
         }
-    return has_any;
 }
 
 /* Where a value is between the ends of its axis, 0 to 1; a log may hold steps that go back. */
@@ -101,8 +108,11 @@ static status write_grid(const chart *c, const axis *x, const axis *y, buf *out)
                        "<text x=%d y=%.1f text-anchor=end>%s</text>\n",
                        LEFT, WIDTH - RIGHT, at, at, LEFT - 6, at + 4, text));
     }
-    for (int i = 0; i < n_ticks(x); i++) {
-        double v = x->low + i * x->step;
+    /* Multiples of the step, wherever the axis begins. */
+    axis ticks = {ceil(x->low / x->step) * x->step, x->high, x->step};
+    for (int i = 0; i < n_ticks(&ticks); i++) {
+        double v = ticks.low + i * x->step;
+        if (v > x->high) break;
         if (v == floor(v))
             TRY(buf_printf(out, "<text x=%.1f y=%d text-anchor=middle>%.6g</text>\n", place_x(x, v),
                            HEIGHT - BOTTOM + 16, v));
@@ -111,57 +121,80 @@ static status write_grid(const chart *c, const axis *x, const axis *y, buf *out)
                       c->x_label);
 }
 
-static status write_curve(const chart *c, int k, const axis *x, const axis *y, buf *out) {
-    const double *value = c->curves[k].y;
+static status write_path(const curve *line, int k, const axis *x, const axis *y, buf *out) {
     bool is_drawing = false;
-    TRY(buf_printf(out, "<path class=\"curve c%d\" d=\"", k));
-    for (size_t i = 0; i < c->n; i++) {
-        if (!is_drawn(c, k, i))
+    TRY(buf_printf(out, "<path class=\"curve%s c%d\" d=\"", line->is_dashed ? " dash" : "",
+                   k % CHART_COLOURS));
+    for (size_t i = 0; i < line->n; i++) {
+        if (!is_drawn(line, i))
             continue; /* gaps are bridged: between evaluations there are no values */
-        TRY(buf_printf(out, "%s%.1f %.1f", is_drawing ? "L" : "M", place_x(x, c->x[i]),
-                       place_y(y, value[i])));
+        TRY(buf_printf(out, "%s%.1f %.1f", is_drawing ? "L" : "M", place_x(x, line->x[i]),
+                       place_y(y, line->y[i])));
         is_drawing = true;
     }
-    TRY(buf_text(out, "\"/>\n"));
-    /* Dots show their values as tooltips; with very many points only some have one. */
-    size_t stride = c->n / MAX_DOTS + 1;
-    for (size_t i = c->n; i-- > 0;) {
-        if (!is_drawn(c, k, i) || (c->n - 1 - i) % stride != 0) continue;
-        TRY(buf_printf(out, "<circle class=c%d cx=%.1f cy=%.1f r=2.5><title>", k,
-                       place_x(x, c->x[i]), place_y(y, value[i])));
-        TRY(html_text(c->curves[k].name, out));
-        TRY(buf_printf(out, " %.5g (%s %.6g)</title></circle>\n", value[i], c->x_label, c->x[i]));
+    return buf_text(out, "\"/>\n");
+}
+
+/* Dots show their values as tooltips; with very many points only some have one. */
+static status write_dots(const chart *c, int k, const axis *x, const axis *y, buf *out) {
+    const curve *line = &c->curves[k];
+    size_t stride = line->n / MAX_DOTS + 1;
+    for (size_t i = line->n; i-- > 0;) {
+        if (!is_drawn(line, i) || (line->n - 1 - i) % stride != 0) continue;
+        TRY(buf_printf(out, "<circle class=c%d cx=%.1f cy=%.1f r=2.5><title>", k % CHART_COLOURS,
+                       place_x(x, line->x[i]), place_y(y, line->y[i])));
+        TRY(html_text(line->name, out));
+        TRY(buf_printf(out, " %.5g (%s %.6g)</title></circle>\n", line->y[i], c->x_label,
+                       line->x[i]));
     }
     return OK;
 }
 
+static status write_mark(const chart *c, const axis *x, buf *out) {
+    if (c->mark_name == NULL || !(c->mark >= x->low && c->mark <= x->high)) return OK;
+    double at = place_x(x, c->mark);
+    bool is_right = at > WIDTH - 80;
+    TRY(buf_printf(out,
+                   "<line class=mark x1=%.1f x2=%.1f y1=%d y2=%d /><text x=%.1f y=%d "
+                   "text-anchor=%s>",
+                   at, at, TOP, HEIGHT - BOTTOM, at + (is_right ? -4 : 4), HEIGHT - BOTTOM - 6,
+                   is_right ? "end" : "start"));
+    TRY(html_text(c->mark_name, out));
+    return buf_text(out, "</text>\n");
+}
+
+/* The title and, under it, the names of several curves, each beside its colour. */
 static status write_legend(const chart *c, buf *out) {
     TRY(buf_text(out, "<figcaption>"));
     TRY(html_text(c->title, out));
     for (int k = 0; k < c->n_curves && c->n_curves > 1; k++) {
-        TRY(buf_printf(out, " <span class=c%d>&#9632;</span> ", k));
+        TRY(buf_printf(out, "%s<span class=key><span class=c%d>%s</span> ", k == 0 ? "<br>" : " ",
+                       k % CHART_COLOURS, c->curves[k].is_dashed ? "&#9476;&#9476;" : "&#9632;"));
         TRY(html_text(c->curves[k].name, out));
+        TRY(buf_text(out, "</span>"));
     }
     return buf_text(out, "</figcaption>");
 }
 
 status chart_write(const chart *c, buf *out) {
-    double low = 0, high = 0;
-    if (c->n == 0 || !find_range(c, &low, &high)) return OK;
-    double first = fmin(fmax(c->x[0], -LARGEST), LARGEST);
-    double last = fmin(fmax(c->x[c->n - 1], first), LARGEST);
-    axis y = make_axis(low, high), x = make_axis(first, last);
+    limits across = {0}, up = {0};
+    find_limits(c, &across, &up);
+    if (!up.has_any) return OK;
+    axis y = make_axis(up.low, up.high), x = make_axis(across.low, across.high);
     /* The x axis ends at the last epoch: only values need round limits. */
     if (x.step < 1) x.step = 1;
-    x.low = first;
-    x.high = last > first ? last : first + x.step;
+    x.low = across.low;
+    x.high = across.high > across.low ? across.high : across.low + x.step;
     TRY(buf_text(out, "<figure>"));
     TRY(write_legend(c, out));
     TRY(buf_printf(out, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"", WIDTH, HEIGHT));
     TRY(html_text(c->title, out));
     TRY(buf_text(out, "\">\n"));
     TRY(write_grid(c, &x, &y, out));
-    for (int k = 0; k < c->n_curves; k++)
-        TRY(write_curve(c, k, &x, &y, out));
+    TRY(write_mark(c, &x, out));
+    for (int k = 0; k < c->n_curves; k++) {
+        TRY(write_path(&c->curves[k], k, &x, &y, out));
+        if (!c->curves[k].is_dashed) TRY(write_dots(c, k, &x, &y, out));
+    }
     return buf_text(out, "</svg></figure>\n");
 }

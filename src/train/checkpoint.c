@@ -133,7 +133,7 @@ static status write_state(const train_state *s, const char *path) {
     json_key_int(&w, "step", (int64_t)s->step);
     if (s->n_earlier > 0) json_key_int(&w, "earlier_steps", (int64_t)s->n_earlier);
     json_key_int(&w, "epoch", (int64_t)s->epoch);
-    json_key_string(&w, "split", split_kind_name(s->split));
+    split_record_write(&s->split, &w);
     write_sums(&w, "in_epoch", &s->in_epoch);
     write_sums(&w, "in_round", &s->in_round);
     json_key_double(&w, "first_loss", s->first_loss);
@@ -143,6 +143,9 @@ static status write_state(const train_state *s, const char *path) {
     }
     json_key_double(&w, "best_metric", s->best_metric);
     json_key_int(&w, "best_step", (int64_t)s->best_step);
+    json_key_string(&w, "best_by", s->best_by);
+    json_key_int(&w, "evals_since_best", (int64_t)s->n_since_best);
+    json_key_int(&w, "patience", s->patience);
     json_key(&w, "batches");
     batcher_state_write(&s->batches, &w);
     json_object_close(&w);
@@ -186,8 +189,24 @@ static status parse_sums(train_sums *s, const json_value *root, const char *key)
     return json_member_double(object, "seconds", &s->seconds);
 }
 
+/* Not in checkpoints of older versions. */
+static status parse_patience(train_state *s, const json_value *root) {
+    const char *name;
+    uint64_t patience = 0;
+    s->best_by[0] = '\0';
+    s->n_since_best = 0;
+    s->patience = 0;
+    if (json_member(root, "best_by") == NULL) return OK;
+    TRY(json_member_string(root, "best_by", &name));
+    if (strlen(name) >= sizeof s->best_by) return fail(ERR_FORMAT, "'best_by' is too long");
+    memcpy(s->best_by, name, strlen(name) + 1);
+    TRY(member_count(root, "evals_since_best", &s->n_since_best));
+    TRY(member_count(root, "patience", &patience));
+    s->patience = (int64_t)patience;
+    return OK;
+}
+
 static status parse_state(train_state *s, const json_value *root) {
-    const char *held_out;
     const json_value *batches = json_member(root, "batches");
     if (batches == NULL || batches->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "'batches' is missing");
@@ -197,8 +216,7 @@ static status parse_state(train_state *s, const json_value *root) {
     if (json_member(root, "earlier_steps") != NULL)
         TRY(member_count(root, "earlier_steps", &s->n_earlier));
     TRY(member_count(root, "epoch", &s->epoch));
-    TRY(json_member_string(root, "split", &held_out));
-    TRY(split_kind_parse(held_out, &s->split));
+    TRY(split_record_read(&s->split, root));
     TRY(parse_sums(&s->in_epoch, root, "in_epoch"));
     TRY(parse_sums(&s->in_round, root, "in_round"));
     TRY(json_member_double(root, "first_loss", &s->first_loss));
@@ -210,6 +228,7 @@ static status parse_state(train_state *s, const json_value *root) {
     }
     TRY(json_member_double(root, "best_metric", &s->best_metric));
     TRY(member_count(root, "best_step", &s->best_step));
+    TRY(parse_patience(s, root));
     return batcher_state_read(&s->batches, batches);
 }
 

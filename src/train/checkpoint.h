@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "config/metric_list.h"
 #include "data/set/batcher.h"
 #include "model/checkpoint_load.h"
 #include "train/optimizer.h"
@@ -33,7 +34,7 @@ typedef struct train_state {
     uint64_t step;      /* updates done */
     uint64_t n_earlier; /* updates of the run that this one started from (warm_start.h) */
     uint64_t epoch;     /* epochs done */
-    split_kind split;   /* what was held out */
+    split_record split; /* what was held out */
     batcher_state batches;
     train_sums in_epoch; /* since the epoch began */
     train_sums in_round; /* since the last line of the log with metrics */
@@ -42,6 +43,9 @@ typedef struct train_state {
     uint64_t n_good_steps;
     double best_metric; /* on validation; -1: none yet */
     uint64_t best_step;
+    char best_by[METRIC_NAME_BYTES]; /* the metric that decides: "ndcg@10" */
+    uint64_t n_since_best;           /* evaluations of all validation users since then */
+    int64_t patience;                /* the run ends when they are so many; 0: it does not */
 } train_state;
 
 /* What a checkpoint holds.  For a load, the values are overwritten. */
@@ -80,6 +84,10 @@ status checkpoint_publish(const char *run, const char *temporary, const char *fo
 /* ERR_FORMAT where something else than checkpoints stands under their names in RUN/checkpoints,
  * such as a plain file: it would be in the way later. */
 status checkpoint_check_run(const char *run);
+
+/* Points RUN/best to the checkpoint of a step; step -1 or one without a checkpoint: removes the
+ * link. A resumed run calls it, since a kill may have come between a checkpoint and its links. */
+status checkpoint_point_best(const char *run, int64_t step);
 
 /* Removes a checkpoint's folder with the folders of its tables, as far as possible. */
 void checkpoint_remove(const char *folder);

@@ -124,6 +124,16 @@ static int64_t step_of(const char *folder) {
     return checkpoint_step_of(slash != NULL ? slash + 1 : folder);
 }
 
+status checkpoint_point_best(const char *run, int64_t step) {
+    char path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
+    TRY(path_join(path, sizeof path, run, name));
+    if (step >= 0 && folder_exists(path)) return point_link(run, "best", path);
+    TRY(path_join(path, sizeof path, run, "best"));
+    (void)unlink(path);
+    return OK;
+}
+
 /* The step RUN/name points to; -1 if there is no such link. */
 static int64_t linked_step(const char *run, const char *name) {
     char path[CHECKPOINT_PATH_BYTES], target[NAME_BYTES];

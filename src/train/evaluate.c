@@ -22,13 +22,21 @@ struct evaluator {
     int32_t *rank;    /* (B) */
     uint8_t *is_lost; /* (B): the target has no row */
     rank_counts *counts;
+    int32_t list_k;       /* length of the lists for coverage; 0: none is asked for */
+    int32_t *list;        /* (B, list_k) */
+    float *list_score;    /* (B, list_k) */
+    int32_t *first_place; /* (n_items + 1): the best place of an item in any list, 0: in none */
     /* ranking */
     int32_t *label;    /* (T): bits, or one bit for the class */
     float *logits;     /* (T, n_columns), host */
     int32_t n_columns; /* tasks, or classes */
     bool is_bits;
     auc areas;
-    int64_t n_right, n_rows; /* classes: rows whose highest logit is the label, and all rows */
+    log_losses losses;
+    int64_t n_right,
+        n_rows; /* classes: rows whose highest logit is the label; bits: of all tasks */
+    metric_list metrics;
+    bool keeps_seen;
 };
 
 double eval_value(const eval_result *r, const char *name) {
@@ -91,11 +99,16 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
 
 /* The rows of the held-out items.  An item without a row gets row 0 until mark_lost corrects its
  * rank. */
-static void list_targets(evaluator *e, const batch *b, const model_items *corpus) {
+static void list_targets(evaluator *e, const batch *b, const model_items *corpus,
+                         eval_result *out) {
     for (int32_t u = 0; u < b->n_users; u++) {
-        int32_t row = corpus->row[b->item[b->offsets[u + 1] - 1]];
+        int32_t last = b->offsets[u + 1] - 1, i = b->offsets[u];
+        int32_t row = corpus->row[b->item[last]];
         e->is_lost[u] = row < 0;
         e->target[u] = row < 0 ? 0 : row;
+        while (i < last && b->item[i] != b->item[last])
+            i++;
+        out->n_repeated += i < last;
     }
 }
 
@@ -107,24 +120,50 @@ static void mark_lost(evaluator *e, int32_t n_users, eval_result *out) {
     }
 }
 
+/* For coverage: the best place of every item in the lists of all users. */
+static void note_lists(evaluator *e, int32_t n_users, int32_t k) {
+    for (int32_t u = 0; u < n_users; u++) {
+        const int32_t *list = e->list + (int64_t)u * k;
+        for (int32_t place = 1; place <= k && list[place - 1] >= 0; place++) {
+            int32_t *first = &e->first_place[list[place - 1]];
+            if (*first == 0 || place < *first) *first = place;
+        }
+    }
+}
+
 static status rank_batch(evaluator *e, const batch *b, const model_items *corpus,
                          eval_result *out) {
-    rank_query q = {.corpus = corpus, .target = e->target, .rank = e->rank};
-    list_targets(e, b, corpus);
+    rank_query q = {.corpus = corpus,
+                    .target = e->target,
+                    .rank = e->rank,
+                    .k = e->list_k < corpus->n ? e->list_k : corpus->n,
+                    .best = e->list,
+                    .score = e->list_score,
+                    .keeps_seen = e->keeps_seen};
+    list_targets(e, b, corpus, out);
     TRY(pass_rank(e->pass, b, &q));
+    note_lists(e, b->n_users, q.k);
     mark_lost(e, b->n_users, out);
     rank_counts_add(e->counts, e->rank, b->n_users, e->s->limits.n_items);
     return OK;
 }
 
+/* The share of the catalogue that is among the first k items of anybody. */
+static double coverage(const evaluator *e, int32_t k) {
+    int32_t n_items = e->s->limits.n_items, n_shown = 0;
+    for (int32_t i = 1; i <= n_items; i++)
+        n_shown += e->first_place[i] > 0 && e->first_place[i] <= k;
+    return n_items > 0 ? (double)n_shown / n_items : 0;
+}
+
 static void report_ranks(const evaluator *e, eval_result *r) {
-    ranking_metrics m;
-    ranking_metrics_make(&m, e->counts);
-    for (int i = 0; i < N_HR; i++)
-        add_metric(r, m.hr[i], "hr@%d", metrics_hr_at[i]);
-    for (int i = 0; i < N_HR; i++)
-        add_metric(r, rank_counts_ndcg(e->counts, metrics_hr_at[i]), "ndcg@%d", metrics_hr_at[i]);
-    add_metric(r, m.mrr, "mrr");
+    char name[METRIC_NAME_BYTES];
+    for (int i = 0; i < e->metrics.n; i++) {
+        const metric *m = &e->metrics.item[i];
+        double value =
+            m->kind == METRIC_COVERAGE ? coverage(e, m->k) : rank_counts_metric(e->counts, m);
+        add_metric(r, value, "%s", metric_name(m, name));
+    }
 }
 
 /* The actions of the scored events, in the order of pass_score. */
@@ -150,6 +189,14 @@ static void count_right(evaluator *e, int64_t n) {
     e->n_rows += n;
 }
 
+/* Of a task: whether the sign of the logit says what the label says. */
+static void count_right_bits(evaluator *e, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < e->n_columns; k++)
+            e->n_right += (e->logits[i * e->n_columns + k] > 0) == (e->label[i] >> k & 1);
+    e->n_rows += n * e->n_columns;
+}
+
 /* Class c becomes a binary task, one against all others: label bit c. */
 static void classes_to_bits(evaluator *e, int64_t n) {
     for (int64_t i = 0; i < n; i++)
@@ -165,7 +212,10 @@ static status score_batch(evaluator *e, const batch *b) {
         return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
                     (long long)n_rows, (long long)n);
     TRY(backend_read_act(s->be, e->logits, scores, (size_t)(n * e->n_columns)));
-    if (!e->is_bits) {
+    if (e->n_columns <= AUC_MAX_TASKS) log_losses_add(&e->losses, e->logits, e->label, n);
+    if (e->is_bits) {
+        count_right_bits(e, n);
+    } else {
         count_right(e, n);
         if (e->n_columns > AUC_MAX_TASKS) return OK;
         classes_to_bits(e, n);
@@ -178,8 +228,6 @@ static status report_areas(const evaluator *e, eval_result *r) {
     double area[AUC_MAX_TASKS], sum = 0;
     int n_defined = 0;
     bool has_names = e->is_bits && e->s->data->actions == ACTION_BITS;
-    if (!e->is_bits)
-        add_metric(r, e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN, "accuracy");
     if (e->n_columns > AUC_MAX_TASKS) return OK;
     TRY(auc_compute(&e->areas, area));
     for (int k = 0; k < e->n_columns; k++)
@@ -193,6 +241,48 @@ static status report_areas(const evaluator *e, eval_result *r) {
             add_metric(r, area[k], "auc:%s%d", e->is_bits ? "task" : "class", k);
     }
     return OK;
+}
+
+static status report_scores(const evaluator *e, eval_result *r) {
+    for (int i = 0; i < e->metrics.n; i++) {
+        switch (e->metrics.item[i].kind) {
+        case METRIC_AUC:
+            TRY(report_areas(e, r));
+            break;
+        case METRIC_ACCURACY:
+            add_metric(r, e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN, "acc");
+            break;
+        case METRIC_LOGLOSS:
+            add_metric(r, log_losses_mean(&e->losses), "logloss");
+            break;
+        default:
+            add_metric(r, log_losses_ne(&e->losses), "ne");
+        }
+    }
+    return OK;
+}
+
+/* Memory for the lists that coverage needs. */
+static status make_lists(evaluator *e) {
+    size_t n_users = (size_t)e->s->eval_batch;
+    e->list_k = 0;
+    for (int i = 0; i < e->metrics.n; i++)
+        if (e->metrics.item[i].kind == METRIC_COVERAGE && e->metrics.item[i].k > e->list_k)
+            e->list_k = e->metrics.item[i].k;
+    if (e->list_k == 0) return OK;
+    size_t n = n_users * (size_t)e->list_k;
+    TRY(MEM_RESIZE(&e->list, n));
+    TRY(MEM_RESIZE(&e->list_score, n));
+    return MEM_RESIZE(&e->first_place, (size_t)e->s->limits.n_items + 1);
+}
+
+status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_seen) {
+    if (metrics != NULL)
+        e->metrics = *metrics;
+    else
+        TRY(metric_list_of(&e->metrics, e->s->config));
+    e->keeps_seen = keeps_seen;
+    return e->s->config->task == TASK_RETRIEVAL ? make_lists(e) : OK;
 }
 
 static status make_retrieval(evaluator *e) {
@@ -212,9 +302,9 @@ static status make_ranking(evaluator *e) {
     return mem_alloc_raw((void **)&e->logits, n_tokens * (size_t)e->n_columns, sizeof *e->logits);
 }
 
-status evaluator_create(evaluator **out, session *s, split_kind kind, split_part part) {
+status evaluator_create(evaluator **out, session *s, split_rule rule, split_part part) {
     evaluator *e;
-    batcher_config c = session_eval_batches(s, kind, part);
+    batcher_config c = session_eval_batches(s, rule, part);
     pass_config p = {.max_users = s->eval_batch, .lender = s->train};
     *out = NULL;
     TRY(MEM_NEW(&e, 1));
@@ -223,6 +313,7 @@ status evaluator_create(evaluator **out, session *s, split_kind kind, split_part
     if (st == OK) st = batcher_create(&e->batches, s->data, &c);
     if (st == OK) batcher_save(e->batches, &e->first);
     if (st == OK) st = s->config->task == TASK_RETRIEVAL ? make_retrieval(e) : make_ranking(e);
+    if (st == OK) st = evaluator_choose(e, NULL, false);
     if (st != OK) {
         evaluator_destroy(e);
         return st;
@@ -239,6 +330,9 @@ void evaluator_destroy(evaluator *e) {
     mem_free(e->rank);
     mem_free(e->is_lost);
     mem_free(e->counts);
+    mem_free(e->list);
+    mem_free(e->list_score);
+    mem_free(e->first_place);
     mem_free(e->label);
     mem_free(e->logits);
     mem_free(e);
@@ -293,17 +387,20 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
     uint64_t start = clock_ns();
     bool is_retrieval = e->s->config->task == TASK_RETRIEVAL;
-    *out = (eval_result){.is_retrieval = is_retrieval};
+    *out = (eval_result){.is_retrieval = is_retrieval, .keeps_seen = e->keeps_seen};
     if (is_retrieval) {
         memset(e->counts, 0, sizeof *e->counts);
+        if (e->list_k > 0)
+            memset(e->first_place, 0, ((size_t)e->s->limits.n_items + 1) * sizeof *e->first_place);
         TRY(run_batches(e, max_batches, out));
         report_ranks(e, out);
     } else {
         int n_tasks = e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1;
         e->n_right = e->n_rows = 0;
+        e->losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
         TRY(auc_init(&e->areas, n_tasks));
         status st = run_batches(e, max_batches, out);
-        if (st == OK) st = report_areas(e, out);
+        if (st == OK) st = report_scores(e, out);
         auc_fini(&e->areas);
         TRY(st);
     }

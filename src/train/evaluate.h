@@ -1,12 +1,14 @@
 /* Evaluation: how well a model predicts what was held out.
  *
  * Retrieval: every user of the part is encoded, the whole catalogue is ranked for it without the
- * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k and MRR.  Items
- * that have no row in a dynamic table are not ranked; a held-out item without one counts as a miss,
- * and so does one that the model does not know (model/vocabulary.h).
- * Ranking: the targets are scored, and AUC is exact over all of them, for each task.  The result is
- * a pure function of model and data: the same with any number of threads, and on a GPU where the
- * backend is deterministic.  One thread at a time. */
+ * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k, ... (the
+ * config's eval_metrics).  A held-out item that is in the window, too, is never found, unless seen
+ * items are kept.  Items that have no row in a dynamic table are not ranked; a held-out item
+ * without one counts as a miss, and so does one that the model does not know (model/vocabulary.h).
+ * Ranking: the targets are scored, and AUC is exact over all of
+ * them, for each task.  docs/evaluation.md has the formulas.  The result is a pure function of
+ * model and data: the same with any number of threads, and on a GPU where the backend is
+ * deterministic.  One thread at a time. */
 #ifndef HSTU_TRAIN_EVALUATE_H
 #define HSTU_TRAIN_EVALUATE_H
 
@@ -14,6 +16,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "config/metric_list.h"
 #include "model/session.h"
 
 enum { EVAL_MAX_METRICS = 80, EVAL_NAME_BYTES = 24 };
@@ -34,8 +37,10 @@ typedef struct eval_result {
                           among n_users; left out of ranking */
     /* Where tables are dynamic: */
     int64_t n_ids, n_absent; /* distinct ids of each batch, and how many had no row */
-    int32_t n_items_ranked;  /* retrieval: items with a row */
+    int32_t n_items_ranked;  /* retrieval: the candidates; items with a row */
     int64_t n_lost;          /* retrieval: held-out items without one */
+    int64_t n_repeated;      /* retrieval: held-out items that are in the history in the batch */
+    bool keeps_seen;         /* and stay in the ranking, else they are never found */
 } eval_result;
 
 /* The value of a metric; NAN if it is not there. */
@@ -52,8 +57,12 @@ typedef struct evaluator evaluator;
 /* Makes an evaluation of a part of a split, with its own pass.  Where the session trains, that pass
  * overwrites activations of s->train, so that it takes little memory.  The session must outlive
  * it. */
-status evaluator_create(evaluator **out, session *s, split_kind kind, split_part part);
+status evaluator_create(evaluator **out, session *s, split_rule rule, split_part part);
 void evaluator_destroy(evaluator *e); /* NULL is fine */
+
+/* Other metrics than the config's, of its task (NULL: the config's), and whether the items of the
+ * history stay in the ranking. */
+status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_seen);
 
 /* Evaluates max_batches batches from the first on (0: all users). */
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);

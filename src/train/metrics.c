@@ -59,6 +59,87 @@ void ranking_metrics_make(ranking_metrics *out, const rank_counts *c) {
     out->mrr = mean(reciprocal, out->n);
 }
 
+double rank_counts_metric(const rank_counts *c, const metric *m) {
+    ranking_metrics all;
+    switch (m->kind) {
+    case METRIC_HR:
+    case METRIC_RECALL:
+        return rank_counts_hr(c, m->k);
+    case METRIC_PRECISION:
+        return rank_counts_hr(c, m->k) / m->k;
+    case METRIC_NDCG:
+        return rank_counts_ndcg(c, m->k);
+    case METRIC_MRR:
+        ranking_metrics_make(&all, c);
+        return all.mrr;
+    default:
+        return NAN;
+    }
+}
+
+/* log(1 + exp(x)) without overflow. */
+static double softplus(double x) {
+    return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x));
+}
+
+static void add_bits(log_losses *l, const float *row, int32_t label) {
+    for (int32_t k = 0; k < l->n_columns; k++) {
+        bool is_set = label >> k & 1;
+        l->sum[k] += softplus(is_set ? -(double)row[k] : (double)row[k]);
+        l->n_of[k] += is_set;
+    }
+}
+
+static void add_class(log_losses *l, const float *row, int32_t label) {
+    double most = row[0], sum = 0;
+    for (int32_t k = 1; k < l->n_columns; k++)
+        most = row[k] > most ? row[k] : most;
+    for (int32_t k = 0; k < l->n_columns; k++)
+        sum += exp(row[k] - most);
+    l->sum[0] += most + log(sum) - row[label];
+    l->n_of[label]++;
+}
+
+void log_losses_add(log_losses *l, const float *logits, const int32_t *label, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float *row = logits + i * l->n_columns;
+        if (l->is_bits)
+            add_bits(l, row, label[i]);
+        else
+            add_class(l, row, label[i]);
+    }
+    l->n += n;
+}
+
+double log_losses_mean(const log_losses *l) {
+    double sum = 0;
+    int32_t n_tasks = l->is_bits ? l->n_columns : 1;
+    for (int32_t k = 0; k < n_tasks; k++)
+        sum += l->sum[k];
+    return l->n > 0 ? sum / (double)l->n / n_tasks : NAN;
+}
+
+/* -p log p, 0 at 0. */
+static double entropy_of(double p) {
+    return p > 0 ? -p * log(p) : 0;
+}
+
+double log_losses_ne(const log_losses *l) {
+    double n = (double)l->n, entropy = 0, sum = 0;
+    int n_defined = 0;
+    if (!l->is_bits) {
+        for (int32_t k = 0; k < l->n_columns; k++)
+            entropy += entropy_of((double)l->n_of[k] / n);
+        return entropy > 0 ? l->sum[0] / n / entropy : NAN;
+    }
+    for (int32_t k = 0; k < l->n_columns; k++) {
+        double p = (double)l->n_of[k] / n;
+        entropy = entropy_of(p) + entropy_of(1 - p);
+        if (entropy > 0) sum += l->sum[k] / n / entropy, n_defined++;
+    }
+    return n_defined > 0 ? sum / n_defined : NAN;
+}
+
 status auc_init(auc *a, int n_tasks) {
     *a = (auc){.n_tasks = n_tasks};
     if (n_tasks < 1 || n_tasks > AUC_MAX_TASKS)

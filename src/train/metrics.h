@@ -1,4 +1,4 @@
-/* Metrics: hit rate, NDCG, MRR and AUC.
+/* Metrics: hit rate, NDCG, MRR, AUC and log losses.
  *
  * Ranks are counted, not summed: the counts are integers, so that batches, threads and ranks may be
  * merged in any order and the means have the same bits.  AUC keeps every score and is exact.  A
@@ -6,10 +6,12 @@
 #ifndef HSTU_TRAIN_METRICS_H
 #define HSTU_TRAIN_METRICS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
+#include "config/metric_list.h"
 
 /* The research protocol ranks the best 2500 items; a target beyond them, or one removed as seen,
  * has rank 2501. */
@@ -41,6 +43,30 @@ void ranking_metrics_make(ranking_metrics *out, const rank_counts *c);
 /* hr@k and ndcg@k for any k, as the members above. */
 double rank_counts_hr(const rank_counts *c, int k);
 double rank_counts_ndcg(const rank_counts *c, int k);
+
+/* A metric of ranks.  There is one target a user: recall@k is hr@k, and precision@k is hr@k / k.
+ * NAN for what ranks do not tell: coverage, and the metrics of ranking. */
+double rank_counts_metric(const rank_counts *c, const metric *m);
+
+/* Log losses of ranking: sums over rows, for LOGLOSS and NE.  {0} is empty. */
+typedef struct log_losses {
+    double sum[32];    /* by task; classes: [0] */
+    int64_t n_of[32];  /* positives of each task; classes: rows of each class */
+    int64_t n;         /* rows */
+    int32_t n_columns; /* tasks, or classes */
+    bool is_bits;
+} log_losses;
+
+/* Adds n rows of logits (n, n_columns) with labels (n): bits, or classes. */
+void log_losses_add(log_losses *l, const float *logits, const int32_t *label, int64_t n);
+
+/* Mean log loss (natural logarithm) over rows, and over tasks where there are several. */
+double log_losses_mean(const log_losses *l);
+
+/* Normalised entropy: the mean log loss, divided by the log loss of always predicting the mean of
+ * the labels; over several tasks, the mean of their quotients.  Tasks with one kind of label have
+ * none; NAN if all are such. */
+double log_losses_ne(const log_losses *l);
 
 enum { AUC_MAX_TASKS = 32 };
 

@@ -104,7 +104,8 @@ static status parse_line(arena *a, const char *line, size_t n, const json_value 
 /* Whether a line belongs to a run that stands at `step`. */
 static bool is_kept(const json_value *line, uint64_t step) {
     const json_value *at = json_member(line, "step"), *event = json_member(line, "event");
-    if (event != NULL && event->type == JSON_STRING && strcmp(event->string, "done") == 0)
+    if (event != NULL && event->type == JSON_STRING &&
+        (strcmp(event->string, "done") == 0 || strcmp(event->string, "samples") == 0))
         return false;
     return at == NULL || !at->is_integer || at->integer <= (int64_t)step;
 }

@@ -28,7 +28,8 @@ void run_log_close(run_log *l); /* twice is fine */
 /* Appends one line, given without its newline. */
 status run_log_append(run_log *l, const char *line);
 
-/* Drops lines of steps after `step`, the closing line, and a last line that was cut off. */
+/* Drops lines of steps after `step`, the closing lines (samples, done), and a last line that was
+ * cut off. */
 status run_log_rewind(const char *run, uint64_t step);
 
 /* Calls `visit` for every whole line of RUN/log.jsonl, parsed; lines that are not an object are

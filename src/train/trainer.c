@@ -35,18 +35,22 @@ static status save(trainer *t, bool is_best) {
     return OK;
 }
 
-/* What "best" means: NDCG@10, or the mean AUC. */
-static double main_metric(const trainer *t, const eval_result *r) {
-    return eval_value(r, t->s->config->task == TASK_RETRIEVAL ? "ndcg@10" : "auc");
-}
-
+/* Whether this is the best evaluation of all validation users so far; the others are counted. */
 static bool note_best(trainer *t, const eval_result *r) {
     train_state *state = &t->saved.state;
-    double value = main_metric(t, r);
-    if (!t->o->has_validation || r->is_partial || !(value > state->best_metric)) return false;
+    if (!state->split.rule.has_validation || r->is_partial) return false;
+    double value = eval_value(r, state->best_by);
+    state->n_since_best++;
+    if (!(value > state->best_metric)) return false;
     state->best_metric = value;
     state->best_step = state->step;
+    state->n_since_best = 0;
     return true;
+}
+
+static bool is_out_of_patience(const trainer *t) {
+    const train_state *state = &t->saved.state;
+    return state->patience > 0 && state->n_since_best >= (uint64_t)state->patience;
 }
 
 /* Evaluates at the end of an epoch, as the config says: all users every full_eval_every epochs (and
@@ -89,6 +93,7 @@ static status do_interval(trainer *t) {
         int64_t most = c->trainer.max_eval_iters == CONFIG_NONE ? 0 : c->trainer.max_eval_iters;
         TRY(evaluator_run(t->held_out, most, &result));
         is_best = note_best(t, &result);
+        t->is_best = is_best;
         TRY(trainer_emit(t, EVENT_EVAL, &state->in_round, &result));
         state->in_round = (train_sums){0};
     }
@@ -130,6 +135,7 @@ static status do_steps(trainer *t, bool *is_whole) {
         TRY(do_snapshot(t));
         if (*is_whole || state->step == t->n_steps) return OK;
         TRY(do_interval(t));
+        if (is_out_of_patience(t)) return OK;
         if (is_asked_to_stop(t)) return leave(t);
     }
     return OK;
@@ -146,12 +152,15 @@ static status do_epoch(trainer *t) {
     progress_end(&t->bar);
     TRY(st);
     TRY(check_data(t));
-    bool is_end = state->step >= t->n_steps;
-    bool is_evaluated = is_end || is_evaluation_due(t), is_best = false;
+    bool is_end = state->step >= t->n_steps, is_best = false;
+    /* Out of patience inside an epoch: the evaluation that said so is of this step. */
+    bool is_evaluated = !is_out_of_patience(t) && (is_end || is_evaluation_due(t));
     if (is_evaluated) {
         TRY(evaluate_epoch(t, is_end, &t->last));
         is_best = note_best(t, &t->last);
     }
+    t->is_best = is_best;
+    is_end = is_end || is_out_of_patience(t);
     TRY(trainer_emit(t, EVENT_EPOCH, &state->in_epoch, is_evaluated ? &t->last : NULL));
     t->last_loss = state->in_epoch.loss / (double)state->in_epoch.n_loss;
     state->in_round = (train_sums){0};
@@ -164,10 +173,22 @@ static status do_epoch(trainer *t) {
     return OK;
 }
 
-/* With validation the test events are evaluated once, at the end. */
+/* The weights that `hstu eval` and `hstu recommend` use from now on. */
+static status load_best(trainer *t) {
+    const train_state *state = &t->saved.state;
+    char folder[CHECKPOINT_PATH_BYTES];
+    if (state->best_metric < 0 || state->best_step == state->step) return OK;
+    TRY(path_join(folder, sizeof folder, t->o->run, "best"));
+    TRY(checkpoint_verify(folder));
+    return checkpoint_load_weights(folder, t->s->be, t->s->params, t->s->n_params,
+                                   model_tables(t->s->model));
+}
+
+/* With validation the test events are evaluated once, at the end, by the best weights. */
 static status evaluate_test(trainer *t) {
     evaluator *test;
-    TRY(evaluator_create(&test, t->s, t->saved.state.split, PART_TEST));
+    TRY(load_best(t));
+    TRY(evaluator_create(&test, t->s, t->saved.state.split.rule, PART_TEST));
     status st = evaluator_run(test, 0, &t->last);
     evaluator_destroy(test);
     return st;
@@ -175,12 +196,19 @@ static status evaluate_test(trainer *t) {
 
 static status loop(trainer *t) {
     TRY(trainer_emit(t, EVENT_START, NULL, NULL));
-    while (t->saved.state.step < t->n_steps)
+    TRY(trainer_log_baselines(t));
+    while (t->saved.state.step < t->n_steps && !is_out_of_patience(t))
         TRY(do_epoch(t));
-    if (t->o->has_validation)
+    if (is_out_of_patience(t))
+        log_info("stopped at step %" PRIu64 ": no better %s in %" PRIu64
+                 " evaluations on validation; the best was at step %" PRIu64,
+                 t->saved.state.step, t->saved.state.best_by, t->saved.state.n_since_best,
+                 t->saved.state.best_step);
+    if (t->saved.state.split.rule.has_validation)
         TRY(evaluate_test(t));
     else if (t->last.n == 0) /* nothing was left to do */
         TRY(evaluator_run(t->held_out, 0, &t->last));
+    TRY(trainer_log_samples(t));
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
 }
 
@@ -202,13 +230,15 @@ static void set_length(trainer *t) {
 static status make_parts(trainer *t) {
     session *s = t->s;
     train_state *state = &t->saved.state;
-    split_part held_out = t->o->has_validation ? PART_VALIDATION : PART_TEST;
-    batcher_config b = session_train_batches(s, state->split, state->seed);
+    split_rule rule = state->split.rule;
+    split_part held_out = rule.has_validation ? PART_VALIDATION : PART_TEST;
+    batcher_config b = session_train_batches(s, rule, state->seed);
+    TRY(session_check_split(s, &rule));
     TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
     TRY(batcher_create(&t->batches, s->data, &b));
-    TRY(evaluator_create(&t->held_out, s, state->split, held_out));
+    TRY(evaluator_create(&t->held_out, s, rule, held_out));
     if (s->be->n_ahead > 0) trainer_log_memory(t);
-    t->epoch_tokens = session_epoch_tokens(s, state->split);
+    t->epoch_tokens = session_epoch_tokens(s, rule);
     set_length(t);
     return OK;
 }
@@ -219,7 +249,7 @@ static status set_values(trainer *t) {
     TRY(model_init(t->s->model, t->saved.state.seed));
     if (c->resume_folder == NULL || c->resume_folder[0] == '\0') return OK;
     warm_options o = {
-        .from = c->resume_folder, .means = c->has_mean_items, .split = t->saved.state.split};
+        .from = c->resume_folder, .means = c->has_mean_items, .split = t->saved.state.split.rule};
     TRY(warm_start(&t->saved, t->s, &o, &t->warm));
     warm_report_say(&t->warm);
     return OK;
@@ -264,10 +294,36 @@ static status check_same_data(const trainer *t, const char *folder) {
         t->o->run, t->s->data->path, t->o->run);
 }
 
+/* What "best" means, for the whole run: a metric of the config's, NDCG@10 or AUC if it has it. */
+static status set_best_by(trainer *t) {
+    metric_list metrics;
+    TRY(metric_list_of(&metrics, t->s->config));
+    metric best = metric_list_main(&metrics, t->s->config->task);
+    metric_name(&best, t->saved.state.best_by);
+    return OK;
+}
+
+/* A run that is resumed goes on to compare by the metric it began with. */
+static status check_best_by(trainer *t) {
+    train_state *state = &t->saved.state;
+    char name[METRIC_NAME_BYTES];
+    metric_list metrics;
+    if (state->best_by[0] == '\0') return set_best_by(t);
+    TRY(metric_list_of(&metrics, t->s->config));
+    for (int i = 0; i < metrics.n; i++)
+        if (strcmp(metric_name(&metrics.item[i], name), state->best_by) == 0) return OK;
+    if (!state->split.rule.has_validation) return set_best_by(t);
+    return fail(ERR_CONFIG,
+                "%s: its best checkpoint is chosen by %s, which eval_metrics does not have now; "
+                "add it",
+                t->o->run, state->best_by);
+}
+
 /* Resumes from the last checkpoint.  The seed is the run's, whatever the config says now. */
 static status resume(trainer *t) {
     char folder[CHECKPOINT_PATH_BYTES];
-    split_kind wanted = t->saved.state.split;
+    split_rule wanted = t->saved.state.split.rule;
+    char text[SPLIT_TEXT_BYTES];
     uint64_t seed = t->saved.state.seed;
     if (folder_exists(t->o->run)) {
         TRY(run_lock(t->o->run, &t->lock));
@@ -275,21 +331,38 @@ static status resume(trainer *t) {
         checkpoint_prune(t->o->run, INT_MAX / 2); /* only what killed processes left */
     }
     if (checkpoint_is_to_come(t->o->run)) return begin_again(t);
-    TRY(checkpoint_find(t->o->run, folder));
+    TRY(checkpoint_find_last(t->o->run, folder));
     TRY(check_same_data(t, folder));
     TRY(checkpoint_load(&t->saved, folder));
     train_state *state = &t->saved.state;
-    if (state->split != wanted)
-        return fail(ERR_CONFIG, "%s: the run holds out by %s; resume it with%s --validate",
-                    t->o->run, split_kind_name(state->split),
-                    state->split == SPLIT_LEAVE_TWO_OUT ? "" : "out");
+    if (!split_rule_is_same(&state->split.rule, &wanted))
+        return fail(ERR_CONFIG,
+                    "%s: the split of the run is '%s' and cannot be changed now; leave --split and "
+                    "--validate out to resume it",
+                    t->o->run, split_rule_text(&state->split.rule, text));
     if (state->seed != seed)
         return fail(ERR_CONFIG, "%s: the seed of the run is %" PRIu64 "; it cannot be changed now",
                     t->o->run, state->seed);
+    TRY(check_best_by(t));
+    if (t->o->patience > 0) state->patience = t->o->patience;
+    TRY(checkpoint_point_best(t->o->run, state->best_metric >= 0 ? (int64_t)state->best_step : -1));
     TRY(batcher_restore(t->batches, &state->batches));
     TRY(run_log_rewind(t->o->run, state->step));
     trainer_recall_loss(t);
     t->saved_step = state->step;
+    return trainer_write_config(t);
+}
+
+/* The split has to be known before the batches are made: as given or, resumed, as it was. */
+static status choose_split(trainer *t) {
+    split_record *chosen = &t->saved.state.split;
+    bool is_given = t->o->has_split || t->o->has_validation;
+    if (t->o->is_resume && !is_given && folder_exists(t->o->run))
+        return checkpoint_run_split(chosen, t->o->run);
+    if (t->o->has_split)
+        *chosen = t->o->split;
+    else
+        chosen->rule = session_split(t->s->config, t->o->has_validation);
     return OK;
 }
 
@@ -297,6 +370,11 @@ static status run(trainer *t) {
     TRY(config_write_json(t->s->config, &t->config_json, 2));
     /* Before the run's folder is made, which a second attempt would find in its way. */
     if (t->o->snapshot_every > 0) TRY(table_snapshots_check(model_tables(t->s->model)));
+    TRY(choose_split(t));
+    if (t->o->patience > 0 && !t->saved.state.split.rule.has_validation)
+        return fail(ERR_USAGE, "--patience watches the validation part; give --validate, too");
+    TRY(set_best_by(t));
+    t->saved.state.patience = t->o->patience;
     TRY(make_parts(t));
     TRY(t->o->is_resume ? resume(t) : begin_new(t));
     if (t->o->snapshot_every > 0)
@@ -322,10 +400,9 @@ status trainer_run(session *s, const train_options *options) {
                            .data = s->data,
                            .n_actions = s->limits.n_actions,
                            .optimizer = &t.optimizer,
-                           .state = {.seed = (uint64_t)s->config->trainer.seed,
-                                     .split = session_split(s->config, options->has_validation),
-                                     .best_metric = -1}};
+                           .state = {.seed = (uint64_t)s->config->trainer.seed, .best_metric = -1}};
     buf_init(&t.config_json);
+    buf_init(&t.changes);
     status st = run(&t);
     if (st != OK && st != ERR_INTERRUPTED) {
         failure f;
@@ -340,5 +417,6 @@ status trainer_run(session *s, const train_options *options) {
     table_snapshots_fini(&t.snapshots);
     optimizer_fini(&t.optimizer);
     buf_fini(&t.config_json);
+    buf_fini(&t.changes);
     return st;
 }

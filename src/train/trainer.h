@@ -26,6 +26,12 @@ typedef struct train_event {
     uint64_t step;              /* updates done */
     uint64_t n_epochs, n_steps; /* of the whole run */
     double loss, seconds, tokens_per_s, rate;
+    split_rule rule;
+    split_part part;            /* what `metrics` are of */
+    bool is_best;               /* the best on validation so far */
+    bool is_out_of_patience;    /* EVENT_DONE: the run ended early */
+    bool has_best;              /* validation chose a checkpoint, */
+    uint64_t best_step;         /* that of this step: EVENT_DONE's metrics are its */
     const eval_result *metrics; /* NULL: not evaluated */
 } train_event;
 
@@ -41,7 +47,12 @@ typedef struct train_options {
     int keep;               /* checkpoints kept */
     int64_t snapshot_every; /* steps between snapshots of the tables; 0: none */
     bool is_resume;
-    bool has_validation;               /* leave-two-out: evaluate on validation, keep the best */
+    bool has_validation; /* leave-two-out, unless `split` is given; evaluate on validation, keep the
+                            best */
+    int64_t patience;    /* end after so many evaluations without a better one on validation; 0:
+                            never or, resumed, as the run was started */
+    bool has_split;      /* else the split is the reference project's or, resumed, the run's */
+    split_record split;
     const volatile sig_atomic_t *stop; /* save and leave when this is set; or NULL */
     train_observer observer;           /* or NULL */
     void *ctx;

@@ -35,6 +35,7 @@ struct trainer {
     table_snapshots snapshots; /* with o->snapshot_every */
     warm_report warm;          /* where the weights came from */
     buf config_json;
+    buf changes; /* JSON list of what --resume changed; empty: nothing */
     uint64_t n_steps, n_epochs, steps_per_epoch;
     uint64_t epoch_tokens;
     uint64_t saved_step; /* of the newest checkpoint; UINT64_MAX: none */
@@ -43,6 +44,7 @@ struct trainer {
     int first_pending, n_pending;
     train_sums whole; /* of all steps of this process */
     eval_result last; /* the newest evaluation; n = 0: none yet */
+    bool is_best;     /* and whether it is the best on validation so far */
     double last_loss; /* of the newest epoch */
     progress bar;
     char bar_title[48];
@@ -53,8 +55,15 @@ struct trainer {
 /* Says what the memory of a GPU is used for. */
 void trainer_log_memory(const trainer *t);
 
-/* Writes config.json. */
+/* Writes config.json: the options of the config and, under "run", what the command line decided.
+ * Where the run is resumed, the differences to the file that is there are recorded in it, logged,
+ * and told by the next EVENT_START. */
 status trainer_write_config(trainer *t);
+
+/* The line of the baselines, at the start of a run, and that of the sample recommendations, before
+ * its end (trainer_extras.c); for the log alone. */
+status trainer_log_baselines(trainer *t);
+status trainer_log_samples(trainer *t);
 
 /* Appends the event to the log, rewrites the report, calls the observer. */
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,

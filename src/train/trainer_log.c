@@ -8,14 +8,103 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "train/protocol.h"
 #include "train/report.h"
+#include "train/run_config.h"
 #include "train/trainer_int.h"
 
-static status write_sealed_config(trainer *t, const char *path, buf *text) {
+/* The changes that earlier resumes recorded. */
+static void copy_changes(const run_config *before, json_writer *w) {
+    const json_value *run = before->root != NULL ? json_member(before->root, "run") : NULL;
+    const json_value *list = run != NULL ? json_member(run, "changes") : NULL;
+    for (const json_value *v = list != NULL ? list->first : NULL; v != NULL; v = v->next)
+        json_value_write(w, v);
+}
+
+static void write_change(const trainer *t, const char *key, const char *from, const char *to,
+                         json_writer *w) {
+    json_object_open(w);
+    json_key_int(w, "step", (int64_t)t->saved.state.step);
+    json_key_string(w, "key", key);
+    json_key_string(w, "from", from != NULL ? from : "");
+    json_key_string(w, "to", to != NULL ? to : "");
+    json_object_close(w);
+}
+
+/* Options that are new, gone or different; returns how many. */
+static int write_changes(const trainer *t, const run_config *before, const run_config *now,
+                         bool is_logged, json_writer *w) {
+    int n = 0;
+    for (size_t i = 0; i < now->n; i++) {
+        const run_option *o = &now->option[i];
+        const char *old = run_config_value(before, o->key);
+        if (!run_config_is_option(o->key) || (old != NULL && strcmp(old, o->value) == 0)) continue;
+        write_change(t, o->key, old, o->value, w);
+        n++;
+        if (is_logged)
+            log_info("changed: %s is %s (was %s)", o->key, o->value, old != NULL ? old : "not set");
+    }
+    for (size_t i = 0; i < before->n; i++) {
+        const run_option *o = &before->option[i];
+        if (!run_config_is_option(o->key) || run_config_value(now, o->key) != NULL) continue;
+        write_change(t, o->key, o->value, NULL, w);
+        n++;
+    }
+    return n;
+}
+
+/* The options of the config and, under "run", what the command line decided besides. */
+static status describe_run(const trainer *t, const run_config *before, const run_config *now,
+                           buf *out) {
+    json_writer w;
+    json_begin(&w, out, 2);
+    json_object_open(&w);
+    config_write_members(t->s->config, &w);
+    json_key(&w, "run");
+    json_object_open(&w);
+    json_key_string(&w, "data", t->s->data->path);
+    split_record_write(&t->saved.state.split, &w);
+    if (t->saved.state.patience > 0) json_key_int(&w, "patience", t->saved.state.patience);
+    if (now != NULL) {
+        json_key(&w, "changes");
+        json_array_open(&w);
+        copy_changes(before, &w);
+        (void)write_changes(t, before, now, false, &w);
+        json_array_close(&w);
+    }
+    json_object_close(&w);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+/* What this process changes, for its EVENT_START. */
+static status note_changes(trainer *t, const run_config *before, const run_config *now) {
+    json_writer w;
+    json_begin(&w, &t->changes, 0);
+    json_array_open(&w);
+    int n = write_changes(t, before, now, true, &w);
+    json_array_close(&w);
+    if (n == 0) buf_clear(&t->changes);
+    return json_finish(&w);
+}
+
+static status describe_resumed(trainer *t, buf *out) {
+    run_config before, now = {0};
+    buf plain;
+    buf_init(&plain);
+    status st = run_config_read(&before, t->o->run);
+    if (st == OK) st = describe_run(t, &before, NULL, &plain);
+    if (st == OK) st = run_config_parse(&now, "config.json", buf_str(&plain), plain.n_bytes);
+    if (st == OK) st = note_changes(t, &before, &now);
+    if (st == OK) st = describe_run(t, &before, &now, out);
+    run_config_fini(&before);
+    run_config_fini(&now);
+    buf_fini(&plain);
+    return st;
+}
+
+static status write_text(const char *path, const buf *text) {
     out_file *f;
-    TRY(buf_append(text, buf_str(&t->config_json), t->config_json.n_bytes));
-    TRY(json_add_seal(text));
-    TRY(buf_char(text, '\n'));
     TRY(out_file_create(&f, path));
     status st = out_file_write(f, buf_str(text), text->n_bytes);
     if (st == OK) return out_file_commit(f);
@@ -27,11 +116,19 @@ static status write_sealed_config(trainer *t, const char *path, buf *text) {
 status trainer_write_config(trainer *t) {
     char path[CHECKPOINT_PATH_BYTES];
     buf text;
-    TRY(path_join(path, sizeof path, t->o->run, "config.json"));
     buf_init(&text);
-    status st = write_sealed_config(t, path, &text);
+    status st = path_join(path, sizeof path, t->o->run, "config.json");
+    bool is_resumed = t->saved.state.step > 0 && file_exists(path);
+    if (st == OK) st = is_resumed ? describe_resumed(t, &text) : describe_run(t, NULL, NULL, &text);
+    if (st == OK) st = json_add_seal(&text);
+    if (st == OK) st = buf_char(&text, '\n');
+    if (st == OK) st = write_text(path, &text);
     buf_fini(&text);
     return st;
+}
+
+static split_part held_out_part(const trainer *t) {
+    return t->saved.state.split.rule.has_validation ? PART_VALIDATION : PART_TEST;
 }
 
 /* The environment of a run: what a reader of the report wants to know. */
@@ -52,7 +149,9 @@ static void write_start(const trainer *t, json_writer *w) {
     json_key_int(w, "model_bytes", (int64_t)session_memory_bytes(s));
     json_key_string(w, "rows", row_mode_name(t->optimizer.rows));
     json_key_string(w, "data", s->data->path);
-    json_key_string(w, "split", split_kind_name(t->saved.state.split));
+    split_record_write(&t->saved.state.split, w);
+    protocol_write(
+        &(protocol){.session = s, .rule = t->saved.state.split.rule, .part = held_out_part(t)}, w);
     json_key_int(w, "users", (int64_t)s->data->n_users);
     json_key_int(w, "items", (int64_t)s->data->n_items);
     json_key_int(w, "events", (int64_t)s->data->n_events);
@@ -72,6 +171,7 @@ static void write_metrics(const eval_result *r, json_writer *w) {
     json_key_int(w, "users", r->n_users);
     json_key_double(w, "eval_seconds", r->seconds);
     if (r->is_partial) json_key_bool(w, "is_partial", true);
+    if (r->is_retrieval) json_key_int(w, "repeated_targets", r->n_repeated);
     eval_write_misses(r, w);
 }
 
@@ -111,7 +211,7 @@ void trainer_recall_loss(trainer *t) {
 }
 
 /* Members of the final line: the mean of the last ten evaluations, and the best on validation. */
-static void write_done(const trainer *t, json_writer *w) {
+static void write_done(const trainer *t, const train_event *e, json_writer *w) {
     last_ten l = {0};
     char key[32];
     status st = run_log_read(t->o->run, add_line, &l);
@@ -129,8 +229,10 @@ static void write_done(const trainer *t, json_writer *w) {
     }
     if (t->saved.state.best_metric >= 0) {
         json_key_int(w, "best_step", (int64_t)t->saved.state.best_step);
+        json_key_string(w, "best_by", t->saved.state.best_by);
         json_key_double(w, "best_validation", t->saved.state.best_metric);
     }
+    if (t->saved.state.patience > 0) json_key_bool(w, "stopped_early", e->is_out_of_patience);
 }
 
 /* One table: how full it is, and where the ids of the epoch were found. */
@@ -189,12 +291,29 @@ static void log_misses(const eval_result *r) {
     if (eval_describe_misses(r, text)) log_info("%s", text);
 }
 
+/* What --resume changed, where it did. */
+static void write_noted(const trainer *t, json_writer *w) {
+    arena a;
+    const json_value *list;
+    if (t->changes.n_bytes == 0) return;
+    arena_init(&a, 4096);
+    status st = json_parse(&a, "changes", buf_str(&t->changes), t->changes.n_bytes, &list);
+    if (st == OK) {
+        json_key(w, "changes");
+        json_value_write(w, list);
+    } else {
+        w->state = st; /* json_finish tells it */
+    }
+    arena_fini(&a);
+}
+
 static void write_event(const trainer *t, const train_event *e, json_writer *w) {
     static const char *const names[] = {"start", "epoch", "eval", "done"};
     json_object_open(w);
     json_key_string(w, "event", names[e->kind]);
     if (e->kind == EVENT_START) {
         write_start(t, w);
+        write_noted(t, w);
     } else {
         json_key_int(w, "epoch", (int64_t)e->epoch);
         json_key_int(w, "step", (int64_t)e->step);
@@ -202,10 +321,14 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
         json_key_double(w, "seconds", e->seconds);
         json_key_double(w, "tokens_per_s", e->tokens_per_s);
         json_key_double(w, "lr", e->rate);
-        if (e->metrics != NULL) write_metrics(e->metrics, w);
+        if (e->metrics != NULL) {
+            json_key_string(w, "part", split_part_name(e->part));
+            write_metrics(e->metrics, w);
+            if (e->is_best) json_key_bool(w, "is_best", true);
+        }
         if (e->kind == EVENT_EPOCH) write_tables(t, w);
         if (e->kind != EVENT_DONE && e->metrics != NULL) log_misses(e->metrics);
-        if (e->kind == EVENT_DONE) write_done(t, w);
+        if (e->kind == EVENT_DONE) write_done(t, e, w);
     }
     json_object_close(w);
 }
@@ -219,7 +342,13 @@ static train_event make_event(const trainer *t, train_event_kind kind, const tra
                      .n_epochs = t->n_epochs,
                      .n_steps = t->n_steps,
                      .rate = t->rate,
+                     .rule = state->split.rule,
                      .metrics = metrics};
+    e.part = kind != EVENT_DONE ? held_out_part(t) : PART_TEST;
+    e.is_best = metrics != NULL && t->is_best && kind != EVENT_DONE;
+    e.has_best = state->best_metric >= 0;
+    e.best_step = state->best_step;
+    e.is_out_of_patience = state->patience > 0 && state->n_since_best >= (uint64_t)state->patience;
     if (sums != NULL) {
         e.loss = sums->n_loss > 0 ? sums->loss / (double)sums->n_loss : NAN;
         e.seconds = sums->seconds;

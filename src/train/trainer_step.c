@@ -167,7 +167,7 @@ status trainer_step(trainer *t, bool *is_last) {
 
 static status make_parts(trainer *t) {
     session *s = t->s;
-    batcher_config b = session_train_batches(s, t->saved.state.split, t->saved.state.seed);
+    batcher_config b = session_train_batches(s, t->saved.state.split.rule, t->saved.state.seed);
     TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
     return batcher_create(&t->batches, s->data, &b);
 }
@@ -182,7 +182,7 @@ status trainer_create(trainer **out, session *s, const trainer_steps *steps) {
                    .on_batch = steps->on_batch,
                    .batch_ctx = steps->ctx};
     t->saved.state.seed = steps->seed;
-    t->saved.state.split = session_split(s->config, false);
+    t->saved.state.split.rule = session_split(s->config, false);
     status st = make_parts(t);
     if (st == OK)
         *out = t;

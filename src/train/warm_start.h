@@ -38,7 +38,7 @@ typedef struct warm_options {
     const char *from; /* a run or a checkpoint */
     bool means;       /* new items start as the mean of the rows of the items next to them in the
                          training events, each as often as it stands there */
-    split_kind split; /* which events those are */
+    split_rule split; /* which events those are */
 } warm_options;
 
 /* Sets the values of c's parameters, tables and optimizer, and c->state.n_earlier; the model has

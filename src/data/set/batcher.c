@@ -34,7 +34,7 @@ struct batcher {
 };
 
 batcher_config batcher_config_default(void) {
-    return (batcher_config){.split = SPLIT_LEAVE_ONE_OUT,
+    return (batcher_config){.split = split_rule_of(SPLIT_LEAVE_ONE_OUT),
                             .part = PART_TRAIN,
                             .batch_size = 128,
                             .max_history = 200,
@@ -74,7 +74,7 @@ static status check_config(const batcher_config *c) {
 }
 
 uint64_t batcher_fingerprint(const seq_file *data) {
-    uint64_t sizes[3] = {data->n_users, data->n_items, data->n_events};
+    uint64_t sizes[3] = {data->n_users, data->n_items, data->n_events - data->n_test_events};
     uint64_t h = hash64(sizes, sizeof sizes, 0);
     for (uint32_t i = 0; i < data->file.n_columns; i++) {
         const column *c = &data->file.columns[i];
@@ -192,6 +192,7 @@ static void fini_slot(batch_slot *s) {
 
 static status count_batches(batcher *b) {
     const batcher_config *c = &b->config;
+    char rule[SPLIT_TEXT_BYTES];
     b->n_groups = c->n_ranks * c->n_micro;
     b->step_size = (uint64_t)c->batch_size * (uint64_t)b->n_groups;
     uint64_t n_steps = b->users.n / b->step_size;
@@ -202,13 +203,13 @@ static status count_batches(batcher *b) {
         return fail(ERR_FORMAT,
                     "%s: no user can be used for the %s part of %s: the model does not know the "
                     "held-out item of %" PRIu64 " users, and %" PRIu64 " are too short",
-                    b->data->path, split_part_name(c->part), split_kind_name(c->split),
+                    b->data->path, split_part_name(c->part), split_rule_text(&c->split, rule),
                     b->users.n_lost, b->users.n_too_short);
     if (b->users.n == 0)
         return fail(ERR_FORMAT,
                     "%s: no user has enough events for the %s part of %s (%" PRIu64
                     " are too short)",
-                    b->data->path, split_part_name(c->part), split_kind_name(c->split),
+                    b->data->path, split_part_name(c->part), split_rule_text(&c->split, rule),
                     b->users.n_too_short);
     if (n_steps == 0)
         return fail(ERR_CONFIG,
@@ -296,11 +297,12 @@ int32_t batcher_max_tokens(const batcher *b) {
  * the same position and share one saved state. */
 static void describe_settings(const batcher *b, char *text, size_t n) {
     const batcher_config *c = &b->config;
+    char rule[SPLIT_TEXT_BYTES];
     snprintf(text, n,
              "%s %s (split seed %" PRIu64
              "), %d users x (%d + %d) events, %d ranks x %d micro-batches%s%s%s",
-             split_kind_name(c->split), split_part_name(c->part),
-             c->split == SPLIT_BY_USER ? c->split_seed : 0, c->batch_size, c->max_history,
+             split_rule_text(&c->split, rule), split_part_name(c->part),
+             c->split.kind == SPLIT_BY_USER ? c->split_seed : 0, c->batch_size, c->max_history,
              c->max_targets, c->n_ranks, c->n_micro, c->is_shuffled ? ", shuffled" : "",
              c->is_balanced ? ", balanced" : "", c->drops_last ? ", whole steps only" : "");
 }

@@ -38,7 +38,7 @@ typedef struct batch {
 } batch;
 
 typedef struct batcher_config {
-    split_kind split;
+    split_rule split;
     split_part part;
     uint64_t split_seed; /* which users train, by-user only */
     uint64_t seed;       /* of the shuffle */
@@ -90,7 +90,8 @@ uint64_t batcher_n_lost(const batcher *b);
 uint64_t batcher_n_lost_targets(const batcher *b);
 
 /* The value of batcher_state.data: a hash of the names, sizes and checksums of all columns but the
- * description, so that data prepared twice from the same source has the same one. */
+ * description, so that data prepared twice from the same source has the same one.  The events of a
+ * test file (held_out.h) do not count. */
 uint64_t batcher_fingerprint(const seq_file *data);
 
 /* The state after the batches taken so far; prefetched batches do not count. */

@@ -48,6 +48,7 @@ typedef struct seq_gaps {
     const uint64_t *offsets;  /* (n_users + 1) of the whole data */
     const uint64_t *is_kept;  /* (n_events / 64 + 1): one bit for each event of the whole data */
     const uint64_t *n_before; /* (n_events / 64 + 1): events kept before each word of is_kept */
+    const int64_t *time;      /* (n_events) of the whole data */
 } seq_gaps;
 
 typedef struct seq_file {
@@ -68,6 +69,10 @@ typedef struct seq_file {
     text_column user_text;  /* (n_users), if has_text_users */
     text_column item_text;  /* (n_items + 1), if has_text_items */
     text_column title;      /* (n_items + 1); n = 0 if the source has no titles */
+    /* (n_users): the user's first row, of the whole data, from a test file (held_out.h), its
+     * end where there is none; NULL where no test file was joined. */
+    const uint64_t *test_begin;
+    uint64_t n_test_events; /* of n_events, from the test file */
     context_feature context[CONTEXT_MAX];
     int n_context;
     const char
@@ -89,6 +94,11 @@ static inline uint64_t seq_length(const seq_file *s, uint64_t user) {
 /* A user's first row in the whole data, without gaps; user n_users: the end. */
 static inline uint64_t seq_whole_begin(const seq_file *s, uint64_t user) {
     return s->gaps != NULL ? s->gaps->offsets[user] : s->offsets[user];
+}
+
+/* Times of the whole data. */
+static inline const int64_t *seq_whole_time(const seq_file *s) {
+    return s->gaps != NULL ? s->gaps->time : s->time;
 }
 
 /* The row, in this view, of a row of the whole data; if that event is not in the view, the row of

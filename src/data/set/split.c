@@ -1,71 +1,80 @@
 #include "data/set/split.h"
 
-#include <string.h>
-
 #include "base/mem.h"
 
 enum { MIN_EVENTS = 2 }; /* one of history, one to predict */
-
-static const char *const kind_names[] = {"leave-one-out", "leave-two-out", "by-user"};
-
-const char *split_kind_name(split_kind kind) {
-    return kind_names[kind];
-}
-
-status split_kind_parse(const char *name, split_kind *out) {
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(name, kind_names[i]) == 0) {
-            *out = (split_kind)i;
-            return OK;
-        }
-    }
-    return fail(ERR_USAGE, "split '%s' is unknown; use leave-one-out, leave-two-out or by-user",
-                name);
-}
-
-const char *split_part_name(split_part part) {
-    static const char *const names[] = {"train", "validation", "test"};
-    return names[part];
-}
 
 /* round(.7 n) in integers, so that no rounding mode or large n can change it. */
 static uint64_t seventy_percent(uint64_t n) {
     return n / 10 * 7 + (n % 10 * 7 + 5) / 10;
 }
 
-split split_make(const seq_file *data, split_kind kind, uint64_t seed) {
-    split s = {.data = data, .kind = kind, .seed = seed, .n_train_users = data->n_users};
-    if (kind == SPLIT_BY_USER) {
+split split_make(const seq_file *data, split_rule rule, uint64_t seed) {
+    split s = {.data = data, .rule = rule, .seed = seed, .n_train_users = data->n_users};
+    if (rule.kind == SPLIT_BY_USER) {
         s.order = permutation_make(data->n_users, seed, RNG_SPLIT, 0);
         s.n_train_users = seventy_percent(data->n_users);
+        if (rule.has_validation) s.n_validation_users = (data->n_users - s.n_train_users) / 2;
     }
+    /* Beyond the range of ticks the cut is after, or before, every event. */
+    if (__builtin_mul_overflow(rule.time_cut, data->time_per_second, &s.time_cut))
+        s.time_cut = rule.time_cut < 0 ? INT64_MIN : INT64_MAX;
     return s;
 }
 
-static bool has_part(split_kind kind, split_part part) {
-    return part != PART_VALIDATION || kind == SPLIT_LEAVE_TWO_OUT;
+static split_part part_of_user(const split *s, uint64_t user) {
+    uint64_t place = permutation_find(&s->order, user);
+    if (place < s->n_train_users) return PART_TRAIN;
+    return place < s->n_train_users + s->n_validation_users ? PART_VALIDATION : PART_TEST;
+}
+
+/* Rows are those of the whole data (seq_file.h) until split_range translates them.  The user's
+ * first one that is not earlier than the cut: */
+static uint64_t first_after_cut(const split *s, uint64_t user) {
+    const int64_t *time = seq_whole_time(s->data);
+    uint64_t low = seq_whole_begin(s->data, user), high = seq_whole_begin(s->data, user + 1);
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (time[middle] < s->time_cut)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The row of the user's test event; the end of its rows if it has none. */
+static uint64_t test_row(const split *s, uint64_t user) {
+    uint64_t begin = seq_whole_begin(s->data, user), end = seq_whole_begin(s->data, user + 1);
+    if (s->rule.kind == SPLIT_TIME) return first_after_cut(s, user);
+    if (s->rule.kind == SPLIT_TEST_FILE)
+        return s->data->test_begin != NULL ? s->data->test_begin[user] : end;
+    return end > begin ? end - 1 : end;
 }
 
 static bool has_user(const split *s, split_part part, uint64_t user) {
-    if (s->kind != SPLIT_BY_USER) return true;
-    bool is_train = permutation_find(&s->order, user) < s->n_train_users;
-    return is_train == (part == PART_TRAIN);
+    if (s->rule.kind == SPLIT_BY_USER) return part_of_user(s, user) == part;
+    bool is_cut = s->rule.kind == SPLIT_TIME || s->rule.kind == SPLIT_TEST_FILE;
+    return part != PART_TEST || !is_cut || test_row(s, user) < seq_whole_begin(s->data, user + 1);
 }
 
-/* Events at the end of a sequence that a part must not see. */
-static uint64_t n_hidden(split_kind kind, split_part part) {
-    if (kind == SPLIT_BY_USER || part == PART_TEST) return 0;
-    if (part == PART_VALIDATION) return 1;
-    return kind == SPLIT_LEAVE_ONE_OUT ? 1 : 2;
+/* How many of the user's events a part may see, targets included: those before the test event, less
+ * the validation event for training, and with the test event for testing. */
+static uint64_t n_visible(const split *s, split_part part, uint64_t user) {
+    uint64_t begin = seq_whole_begin(s->data, user);
+    if (s->rule.kind == SPLIT_BY_USER) return seq_whole_begin(s->data, user + 1) - begin;
+    uint64_t n = test_row(s, user) - begin;
+    if (part == PART_TEST) return n + 1;
+    if (part == PART_VALIDATION || !s->rule.has_validation) return n;
+    return n > 0 ? n - 1 : 0;
 }
 
 bool split_range(const split *s, split_part part, uint64_t user, event_range *out) {
-    uint64_t begin = seq_whole_begin(s->data, user), hidden = n_hidden(s->kind, part);
-    uint64_t length = seq_whole_begin(s->data, user + 1) - begin;
-    if (!has_part(s->kind, part) || length < hidden + MIN_EVENTS || !has_user(s, part, user))
-        return false;
-    bool is_held_out = s->kind != SPLIT_BY_USER && part != PART_TRAIN;
-    out->whole_end = begin + length - hidden;
+    if (!split_rule_has_part(&s->rule, part) || !has_user(s, part, user)) return false;
+    uint64_t begin = seq_whole_begin(s->data, user), n = n_visible(s, part, user);
+    if (n < MIN_EVENTS) return false;
+    bool is_held_out = s->rule.kind != SPLIT_BY_USER && part != PART_TRAIN;
+    out->whole_end = begin + n;
     out->whole_target_begin = is_held_out ? out->whole_end - 1 : begin + 1;
     out->begin = seq_row(s->data, begin);
     out->target_begin = seq_row(s->data, out->whole_target_begin);
@@ -94,9 +103,10 @@ static void collect_users(split_users *u, const split *s, split_part part) {
 
 status split_users_init(split_users *out, const split *s, split_part part) {
     *out = (split_users){0};
-    if (!has_part(s->kind, part))
-        return fail(ERR_USAGE, "%s has no validation part; split with leave-two-out to have one",
-                    split_kind_name(s->kind));
+    if (!split_rule_has_part(&s->rule, part))
+        return fail(ERR_USAGE,
+                    "%s has no validation part; --validate or --split leave-two-out make one",
+                    split_kind_name(s->rule.kind));
     collect_users(out, s, part);
     if (out->n == s->data->n_users) return OK;
     TRY(MEM_NEW_RAW(&out->user, out->n));

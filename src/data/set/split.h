@@ -2,7 +2,16 @@
  *
  * leave-one-out  train: all but the last event; test: the last one as target
  * leave-two-out  train: all but the last two; validation: the one before last; test: the last
- * by-user        a fixed random 70 % of the users train, the others test, with all their events
+ * by-user        a fixed random 70 % of the users train, the others test, with all their events;
+ *                with validation, half of the others (rounded down) validate instead
+ * time           train: events before the cut; test: of each user with events at or after the cut,
+ *                the first of them, with the events before the cut as its history
+ * test-file      train: all events of the data; test: the user's first event of the test file
+ *                (held_out.h), with all events of the data as its history
+ *
+ * With validation, time and test-file take the last event of each user's training events as the
+ * validation target, and train on those before it.  A target's history never has an event that is
+ * later than the target or that belongs to the test part.
  *
  * A split is a value that refers to its data; it stores nothing per user and is safe for any number
  * of threads. */
@@ -15,16 +24,16 @@
 #include "base/status.h"
 #include "data/set/permute.h"
 #include "data/set/seq_file.h"
-
-typedef enum { SPLIT_LEAVE_ONE_OUT, SPLIT_LEAVE_TWO_OUT, SPLIT_BY_USER } split_kind;
-typedef enum { PART_TRAIN, PART_VALIDATION, PART_TEST } split_part;
+#include "data/set/split_rule.h"
 
 typedef struct split {
     const seq_file *data;
-    split_kind kind;
+    split_rule rule;
     uint64_t seed;
-    permutation order;      /* of users, for by-user: the first n_train_users of it train */
-    uint64_t n_train_users; /* by-user: round(.7 * n_users), halves up; else all */
+    permutation order;           /* of users, for by-user: the first n_train_users of it train, */
+    uint64_t n_train_users;      /* by-user: round(.7 * n_users), halves up; else all */
+    uint64_t n_validation_users; /* and the next so many validate */
+    int64_t time_cut;            /* SPLIT_TIME, in ticks of the data */
 } split;
 
 /* The events a part uses of a user, as rows of the event columns: history and targets are
@@ -46,12 +55,7 @@ typedef struct split_users {
     uint64_t *user;          /* (n), ascending; NULL if n is all users of the data */
 } split_users;
 
-/* "leave-one-out", ... and back; an unknown name is ERR_USAGE. */
-const char *split_kind_name(split_kind kind);
-status split_kind_parse(const char *name, split_kind *out);
-const char *split_part_name(split_part part); /* "train", "validation", "test" */
-
-split split_make(const seq_file *data, split_kind kind, uint64_t seed);
+split split_make(const seq_file *data, split_rule rule, uint64_t seed);
 
 /* The user's events in this part; false if the user is not in it or has fewer than 2 there. */
 bool split_range(const split *s, split_part part, uint64_t user, event_range *out);

@@ -1,0 +1,124 @@
+#include "config/metric_list.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+static const struct {
+    const char *name;
+    config_task task;
+    int32_t max_k; /* 0: no cut-off */
+    bool is_loss;  /* smaller is better */
+} kinds[METRIC_KINDS] = {
+    [METRIC_HR] = {"hr", TASK_RETRIEVAL, METRIC_MAX_K, false},
+    [METRIC_NDCG] = {"ndcg", TASK_RETRIEVAL, METRIC_MAX_K, false},
+    [METRIC_RECALL] = {"recall", TASK_RETRIEVAL, METRIC_MAX_K, false},
+    [METRIC_PRECISION] = {"precision", TASK_RETRIEVAL, METRIC_MAX_K, false},
+    [METRIC_COVERAGE] = {"coverage", TASK_RETRIEVAL, METRIC_MAX_COVERAGE_K, false},
+    [METRIC_MRR] = {"mrr", TASK_RETRIEVAL, 0, false},
+    [METRIC_AUC] = {"auc", TASK_RANKING, 0, false},
+    [METRIC_ACCURACY] = {"acc", TASK_RANKING, 0, false},
+    [METRIC_LOGLOSS] = {"logloss", TASK_RANKING, 0, true},
+    [METRIC_NE] = {"ne", TASK_RANKING, 0, true},
+};
+
+static status unknown_metric(const char *text, config_task task) {
+    return task == TASK_RETRIEVAL
+               ? fail(ERR_USAGE,
+                      "'%.60s' is none of HR@k, NDCG@k, RECALL@k, PRECISION@k (k up to %d), "
+                      "COVERAGE@k (k up to %d), MRR",
+                      text, METRIC_MAX_K, METRIC_MAX_COVERAGE_K)
+               : fail(ERR_USAGE, "'%.60s' is none of AUC, ACC, LOGLOSS, NE, the metrics of ranking",
+                      text);
+}
+
+/* "@10" with k from 1 to max_k; -1: not such a text. */
+static int32_t parse_k(const char *text, int32_t max_k) {
+    size_t n = strspn(text + 1, "0123456789");
+    int32_t k = 0;
+    if (text[0] != '@' || n == 0 || n > 4 || text[1] == '0' || text[1 + n] != '\0') return -1;
+    for (size_t i = 1; i <= n; i++)
+        k = 10 * k + (text[i] - '0');
+    return k <= max_k ? k : -1;
+}
+
+status metric_parse(metric *out, const char *text, config_task task) {
+    size_t n = strcspn(text, "@");
+    for (int i = 0; i < METRIC_KINDS; i++) {
+        if (kinds[i].task != task || strlen(kinds[i].name) != n ||
+            strncasecmp(text, kinds[i].name, n) != 0)
+            continue;
+        int32_t k = kinds[i].max_k > 0 ? parse_k(text + n, kinds[i].max_k) : 0;
+        if (k < 0 || (kinds[i].max_k == 0 && text[n] != '\0')) break;
+        *out = (metric){(metric_kind)i, k};
+        return OK;
+    }
+    return unknown_metric(text, task);
+}
+
+const char *metric_name(const metric *m, char text[METRIC_NAME_BYTES]) {
+    if (m->k > 0)
+        snprintf(text, METRIC_NAME_BYTES, "%s@%d", kinds[m->kind].name, m->k);
+    else
+        snprintf(text, METRIC_NAME_BYTES, "%s", kinds[m->kind].name);
+    return text;
+}
+
+static status add_metric(metric_list *list, metric m) {
+    for (int i = 0; i < list->n; i++)
+        if (list->item[i].kind == m.kind && list->item[i].k == m.k) return OK;
+    if (list->n == METRIC_MAX)
+        return fail(ERR_USAGE, "more than %d metrics are asked for", METRIC_MAX);
+    list->item[list->n++] = m;
+    return OK;
+}
+
+status metric_list_parse(metric_list *out, const char *text, config_task task) {
+    char word[METRIC_NAME_BYTES];
+    *out = (metric_list){0};
+    while (true) {
+        metric m;
+        size_t n = strcspn(text, ",");
+        if (n >= sizeof word) return unknown_metric(text, task);
+        memcpy(word, text, n);
+        word[n] = '\0';
+        TRY(metric_parse(&m, word, task));
+        TRY(add_metric(out, m));
+        if (text[n] == '\0') return OK;
+        text += n + 1;
+    }
+}
+
+static status research_list(metric_list *out) {
+    static const int32_t at[] = {1, 10, 50, 100, 200, 500};
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++)
+        TRY(add_metric(out, (metric){METRIC_HR, at[i]}));
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++)
+        TRY(add_metric(out, (metric){METRIC_NDCG, at[i]}));
+    return add_metric(out, (metric){METRIC_MRR, 0});
+}
+
+status metric_list_of(metric_list *out, const config *c) {
+    const config_texts *texts =
+        c->task == TASK_RETRIEVAL ? &c->retrieval.metrics : &c->ranking.metrics;
+    *out = (metric_list){0};
+    if (c->family == FAMILY_META) return research_list(out);
+    for (size_t i = 0; i < texts->n; i++) {
+        metric m;
+        TRY(metric_parse(&m, texts->item[i], c->task));
+        TRY(add_metric(out, m));
+    }
+    return OK;
+}
+
+metric metric_list_main(const metric_list *list, config_task task) {
+    const metric best =
+        task == TASK_RETRIEVAL ? (metric){METRIC_NDCG, 10} : (metric){METRIC_AUC, 0};
+    const metric *first = NULL;
+    for (int i = 0; i < list->n; i++) {
+        const metric *m = &list->item[i];
+        if (m->kind == best.kind && m->k == best.k) return best;
+        if (first == NULL && !kinds[m->kind].is_loss) first = m;
+    }
+    return first != NULL ? *first : best;
+}

@@ -1,0 +1,127 @@
+/* hstu compare and hstu info RUN, from outside. */
+#include "base/json.h"
+#include "train_test.h"
+
+static char *in(const char *name) {
+    static char path[4][512];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, sizeof path[0], "%s/%s", test_folder(), name);
+    return p;
+}
+
+static char *said(int want, const char *args) {
+    bool computes = strncmp(args, "train", 5) == 0 || strncmp(args, "eval", 4) == 0;
+    char *text;
+    if (!file_exists(in("m.gin"))) {
+        FILE *f = fopen(in("m.gin"), "w");
+        CHECK(f != NULL && fputs(retrieval_gin, f) >= 0 && fclose(f) == 0);
+        synth_folder();
+    }
+    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s%s", test_folder(),
+                            test_program(), args, computes ? " --device cpu" : "");
+    if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
+    return text;
+}
+
+static int count(const char *text, const char *part) {
+    int n = 0;
+    for (const char *at = strstr(text, part); at != NULL; at = strstr(at + 1, part))
+        n++;
+    return n;
+}
+
+TEST(compare_two_runs) {
+    free(said(0, "train --gin-config-file m.gin --data data --out one --epochs 2"));
+    free(said(0, "train --gin-config-file m.gin --data data --out two --epochs 3 "
+                 "--set train_fn.learning_rate=0.01"));
+    char *text = said(0, "compare one two --out c.html");
+    CHECK_CONTAINS(text, "one            two\n");
+    CHECK_CONTAINS(text, "steps                                          10             15\n");
+    CHECK_CONTAINS(text, "train_fn.learning_rate                      0.003           0.01\n");
+    CHECK_CONTAINS(text, "\n  ndcg@10 ");
+    CHECK(strstr(text, "train_fn.item_embedding_dim") == NULL); /* the same in both */
+    CHECK(strstr(text, "cannot be compared") == NULL);
+    free(text);
+    size_t n;
+    CHECK_OK(file_read_all(in("c.html"), 1 << 22, &text, &n));
+    CHECK_CONTAINS(text, "<figcaption>ndcg@10<br><span class=key><span class=c0>");
+    CHECK_EQ(count(text, "<figure>"), 14); /* the loss and thirteen metrics, */
+    CHECK_EQ(count(text, "<path"), 28);    /* each with a curve of each run */
+    CHECK(strstr(text, "nan") == NULL && strstr(text, "http") == NULL);
+    mem_free(text);
+    text = said(0, "compare one two --json");
+    CHECK_EQ(count(text, "\n"), 2);
+    CHECK_CONTAINS(text, "{\"run\":\"one\",\"status\":\"finished\",\"step\":10,");
+    free(text);
+    text = said(2, "compare one data");
+    CHECK_CONTAINS(text, "data: not a run");
+    free(text);
+}
+
+TEST(compare_says_what_cannot_be_compared) {
+    free(said(0, "train --gin-config-file m.gin --data data --out one --epochs 1"));
+    free(said(0, "train --gin-config-file m.gin --data data --out two --epochs 1 --validate"));
+    char *text = said(0, "compare one two");
+    CHECK_CONTAINS(text, "cannot be compared");
+    free(text);
+}
+
+TEST(compare_info_of_a_run) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 3 --validate "
+                 "--keep 5"));
+    char *text = said(0, "info run");
+    CHECK_CONTAINS(text, "  Split       leave-two-out\n");
+    CHECK_CONTAINS(text, "  Progress    finished: 15 steps, 3 epochs, ");
+    CHECK_CONTAINS(text, "  Best        step ");
+    CHECK_CONTAINS(text, "Metrics on the test part, with the best weights");
+    CHECK_CONTAINS(text, "\n  step 15 ");
+    CHECK_CONTAINS(text, "  last");
+    free(text);
+    text = said(0, "info run --json");
+    arena a;
+    const json_value *v;
+    arena_init(&a, 4096);
+    CHECK_OK(json_parse(&a, "info", text, strlen(text), &v));
+    CHECK_EQ(json_member(v, "checkpoints")->n_children, 3);
+    CHECK(json_member(json_member(v, "config"), "train_fn") != NULL);
+    CHECK(json_member(json_member(v, "metrics"), "ndcg@10") != NULL);
+    arena_fini(&a);
+    free(text);
+    text = said(2, "info run/last");
+    CHECK_CONTAINS(text, "run/last: a checkpoint; name its run");
+    free(text);
+}
+
+/* A resumed run with other options: what is true now, and what was true until when. */
+TEST(compare_info_of_a_run_that_was_changed) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 2"));
+    char *text = said(0, "train --resume --gin-config-file m.gin --data data --out run --epochs 3 "
+                         "--set train_fn.learning_rate=0.01");
+    CHECK_CONTAINS(text, "changed: train_fn.learning_rate is 0.01 (was 0.003)");
+    free(text);
+    free(said(0, "train --resume --gin-config-file m.gin --data data --out run --epochs 4 "
+                 "--set train_fn.learning_rate=0.02"));
+    CHECK_EQ(test_command(&text, "cat %s/run/config.json", test_folder()), 0);
+    CHECK_CONTAINS(text, "\"learning_rate\": 0.02");
+    CHECK_EQ(count(text, "\"key\": \"train_fn.learning_rate\""), 2);
+    CHECK_CONTAINS(text, "\"step\": 10,\n        \"key\": \"train_fn.learning_rate\",\n        "
+                         "\"from\": \"0.003\",\n        \"to\": \"0.01\"");
+    CHECK_CONTAINS(text, "\"step\": 15,\n        \"key\": \"train_fn.learning_rate\",\n        "
+                         "\"from\": \"0.01\",\n        \"to\": \"0.02\"");
+    free(text);
+    CHECK_EQ(test_command(&text, "cat %s/run/report.html", test_folder()), 0);
+    CHECK_CONTAINS(text,
+                   "<tr><td>10</td><td>train_fn.learning_rate</td><td>0.003</td><td>0.01</td>");
+    CHECK_CONTAINS(text,
+                   "<tr><td>15</td><td>train_fn.learning_rate</td><td>0.01</td><td>0.02</td>");
+    free(text);
+    text = said(0, "info run");
+    CHECK_CONTAINS(text, "options were changed by --resume");
+    free(text);
+    /* Resumed as it is, nothing is recorded. */
+    free(said(0, "train --resume --data data --out run"));
+    CHECK_EQ(test_command(&text, "cat %s/run/config.json", test_folder()), 0);
+    CHECK_EQ(count(text, "\"key\": "), 6); /* twice the rate, and twice two names of the epochs */
+    free(text);
+}

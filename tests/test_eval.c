@@ -1,0 +1,315 @@
+/* hstu eval and the splits of hstu train, from outside. */
+#include "base/json.h"
+#include "train_test.h"
+
+static char *in(const char *name) {
+    static char path[4][512];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, sizeof path[0], "%s/%s", test_folder(), name);
+    return p;
+}
+
+static void write_text(const char *name, const char *text) {
+    FILE *f = fopen(in(name), "w");
+    CHECK(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+/* Runs `hstu ARGS` in the test's folder with data and configs, on the CPU. */
+static char *said(int want, const char *args) {
+    bool computes = strncmp(args, "train", 5) == 0 || strncmp(args, "eval", 4) == 0 ||
+                    strncmp(args, "recommend", 9) == 0;
+    char *text;
+    if (!file_exists(in("m.gin"))) {
+        write_text("m.gin", retrieval_gin);
+        write_text("n.gin", ranking_gin);
+        synth_folder();
+    }
+    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s%s", test_folder(),
+                            test_program(), args, computes ? " --device cpu" : "");
+    if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
+    return text;
+}
+
+/* A number of the one JSON object in a text, after what the log says. */
+static double number_in(const char *text, const char *key) {
+    arena a;
+    const json_value *v;
+    double value;
+    const char *line = strchr(text, '{');
+    CHECK(line != NULL);
+    arena_init(&a, 4096);
+    CHECK_OK(json_parse(&a, "line", line, strcspn(line, "\n"), &v));
+    CHECK_OK(json_member_double(v, key, &value));
+    arena_fini(&a);
+    return value;
+}
+
+/* The middle of the time of the data, as text. */
+static const char *middle_time(void) {
+    static char text[32];
+    seq_file *data;
+    CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
+    int64_t low = data->time[0], high = data->time[0];
+    for (uint64_t i = 0; i < data->n_events; i++) {
+        low = data->time[i] < low ? data->time[i] : low;
+        high = data->time[i] > high ? data->time[i] : high;
+    }
+    snprintf(text, sizeof text, "%" PRId64, (low + high) / 2 / data->time_per_second);
+    seq_file_close(data);
+    return text;
+}
+
+TEST(eval_uses_the_split_of_the_run) {
+    char args[256];
+    snprintf(args, sizeof args,
+             "train --gin-config-file m.gin --data data --out run --epochs 2 --split time "
+             "--time-cut %s",
+             middle_time());
+    free(said(0, args));
+    char *text = said(0, "eval run --data data --json");
+    CHECK_CONTAINS(text, "\"split\":\"time\",\"time_cut\":");
+    double users = number_in(text, "users"), hr = number_in(text, "hr@10");
+    CHECK(users >= 1 && users < 40); /* some users have no event on one side of the cut */
+    free(text);
+    CHECK_EQ(test_command(&text, "tail -1 %s/run/log.jsonl", test_folder()), 0);
+    CHECK(number_in(text, "hr@10") == hr && number_in(text, "users") == users);
+    free(text);
+    CHECK_EQ(test_command(&text, "cat %s/run/config.json", test_folder()), 0);
+    CHECK_CONTAINS(text, "\"split\": \"time\"");
+    free(text);
+    /* Another split: what it would test on was trained, or was not. */
+    text = said(2, "eval run --data data --split leave-one-out");
+    CHECK_CONTAINS(text, "has events that the run was trained on: its split is 'time before");
+    free(text);
+    free(said(2, "eval run --data data --time-cut 5"));
+    snprintf(args, sizeof args, "eval run --data data --split time --time-cut %lld",
+             atoll(middle_time()) + 1);
+    free(said(0, args));
+    text = said(2, "eval run --data data --part validation");
+    CHECK_CONTAINS(text, "no validation part");
+    free(text);
+    /* It is resumed with the same split, without being told. */
+    free(said(0, "train --resume --data data --out run --epochs 3"));
+    text = said(2, "train --resume --data data --out run --epochs 4 --split leave-one-out");
+    CHECK_CONTAINS(text, "the split of the run is 'time before");
+    free(text);
+}
+
+TEST(eval_of_a_run_that_began_again_has_its_split) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 1 --split "
+                 "leave-two-out"));
+    CHECK_EQ(test_command(NULL, "cd %s && rm -r run/checkpoints run/last run/best", test_folder()),
+             0);
+    char *text = said(0, "train --resume --data data --out run --json");
+    CHECK_CONTAINS(text, "\"split\":\"leave-two-out\"");
+    free(text);
+    free(said(0, "eval run --data data --part validation"));
+}
+
+/* Splits by user: with other data the same numbers are other users. */
+TEST(eval_by_user_wants_the_data_of_the_run) {
+    free(said(0, "train --gin-config-file n.gin --data data --out run --epochs 1"));
+    free(said(0, "eval run --data data"));
+    free(said(0, "synth --out other --users 40 --items 60 --mean-len 9 --seed 4"));
+    char *text = said(2, "eval run --data other");
+    CHECK_CONTAINS(text, "would test on users it was trained on");
+    free(text);
+}
+
+/* The last events of the toy data as a test file: the same figures as leave-one-out. */
+static void write_test_file(void) {
+    seq_file *data;
+    FILE *train = fopen(in("train.csv"), "w"), *test = fopen(in("test.csv"), "w");
+    CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
+    fprintf(train, "user,item,time\n");
+    fprintf(test, "user,item,time\n");
+    for (uint64_t u = 0; u < data->n_users; u++)
+        for (uint64_t i = data->offsets[u]; i < data->offsets[u + 1]; i++)
+            fprintf(i + 1 < data->offsets[u + 1] ? train : test,
+                    "%" PRId64 ",%" PRId64 ",%" PRId64 "\n", data->user_id[u],
+                    data->item_id[data->item[i]], data->time[i] / data->time_per_second);
+    fprintf(test, "999999,1,2000000000\n");
+    CHECK(fclose(train) == 0 && fclose(test) == 0);
+    seq_file_close(data);
+}
+
+TEST(eval_with_a_test_file) {
+    const char *columns = "--user-col user --item-col item --time-col time";
+    char args[256];
+    free(said(0, "synth --help"));
+    write_test_file();
+    snprintf(args, sizeof args, "prep csv --input train.csv --out 'the data' %s", columns);
+    free(said(0, args));
+    snprintf(args, sizeof args, "prep csv --input test.csv --out 'the test' %s", columns);
+    free(said(0, args));
+    char *text = said(0, "train --gin-config-file m.gin --data 'the data' --test-file 'the test' "
+                         "--out run --epochs 2");
+    CHECK_CONTAINS(text, "1 users are not in the data and are left out");
+    free(text);
+    text = said(0, "eval run --data 'the data' --json"); /* it knows the test file */
+    CHECK_CONTAINS(text, "\"split\":\"test-file\"");
+    double users = number_in(text, "users"), mrr = number_in(text, "mrr");
+    CHECK(users > 30);
+    free(text);
+    CHECK_EQ(test_command(&text, "tail -1 %s/run/log.jsonl", test_folder()), 0);
+    CHECK(number_in(text, "mrr") == mrr);
+    free(text);
+    /* Any run can be tested on events that its data does not have. */
+    free(said(0, "train --gin-config-file m.gin --data 'the data' --out other --epochs 2"));
+    text = said(0, "eval other --data 'the data' --test-file 'the test' --baselines --json");
+    CHECK(number_in(text, "users") == users);
+    free(text);
+    free(said(0, "train --resume --data 'the data' --out run --epochs 3"));
+    text = said(2, "train --resume --data 'the data' --out run --test-file 'the data'");
+    CHECK_CONTAINS(text, "the first event of user");
+    free(text);
+    text = said(2, "eval run --data 'the data' --split leave-one-out");
+    CHECK_CONTAINS(text, "its split is 'test-file'");
+    free(text);
+}
+
+TEST(eval_and_train_refuse_splits_that_contradict_themselves) {
+    struct {
+        const char *args, *text;
+    } cases[] = {
+        {"--split time", "--split time needs the time"},
+        {"--split by-user --time-cut 5", "--time-cut belongs to --split time"},
+        {"--time-cut soon", "--time-cut: 'soon' is no time"},
+        {"--split odd", "split 'odd' is unknown"},
+        {"--split leave-one-out --validate", "use --split leave-two-out"},
+        {"--test-file data --split time", "holds its own events out"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char args[256];
+        snprintf(args, sizeof args, "train --gin-config-file m.gin --data data --out r %s",
+                 cases[i].args);
+        char *text = said(2, args);
+        CHECK_CONTAINS(text, cases[i].text);
+        free(text);
+    }
+    char *text = said(2, "train --gin-config-file n.gin --data data --out r --validate "
+                         "--set DatasetArgs.max_num_candidates=0");
+    CHECK_CONTAINS(text, "ranking without candidates scores every event");
+    free(text);
+    CHECK(!folder_exists(in("r")));
+}
+
+/* Validation chooses the checkpoint that is used afterwards; the end of the run measures it. */
+TEST(eval_and_recommend_use_the_best) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 6 --validate "
+                 "--keep 10 --set train_fn.learning_rate=0.1"));
+    char *text, best[512];
+    CHECK_EQ(test_command(&text, "cd %s/run && basename $(readlink best)", test_folder()), 0);
+    snprintf(best, sizeof best, "%.13s", text);
+    free(text);
+    text = said(0, "eval run --data data --json");
+    CHECK_CONTAINS(text, "using the best checkpoint on validation, of step");
+    CHECK_CONTAINS(text, "\"checkpoint\":\"run/best\"");
+    CHECK_CONTAINS(text, "\"is_best\":true");
+    double mrr = number_in(text, "mrr");
+    CHECK(number_in(text, "step") == atoi(best + 5));
+    free(text);
+    CHECK_EQ(test_command(&text, "tail -1 %s/run/log.jsonl", test_folder()), 0);
+    CHECK(number_in(text, "mrr") == mrr);
+    free(text);
+    text = said(0, "eval run --data data --json --checkpoint last");
+    CHECK(number_in(text, "step") == 30 && strstr(text, "using the best") == NULL);
+    free(text);
+    text = said(0, "eval run --data data --json --checkpoint step-10");
+    CHECK(number_in(text, "step") == 10);
+    free(text);
+    text = said(0, "eval run --data data --json --checkpoint run/checkpoints/step-00000015");
+    CHECK(number_in(text, "step") == 15);
+    free(text);
+    text = said(2, "eval run --data data --checkpoint step-11");
+    CHECK_CONTAINS(text, "--checkpoint step-11: run has no such checkpoint");
+    free(text);
+    text = said(0, "recommend run --data data --user 2 -k 3");
+    CHECK_CONTAINS(text, "using the best checkpoint");
+    free(text);
+    free(said(0, "train --gin-config-file m.gin --data data --out plain --epochs 1"));
+    text = said(2, "eval plain --data data --checkpoint best");
+    CHECK_CONTAINS(text, "training keeps a best one with --validate");
+    free(text);
+}
+
+/* What the end of a run says can be pasted into a shell. */
+TEST(eval_is_the_next_command) {
+    free(said(0, "synth --out \"it's data\" --users 30 --items 40 --mean-len 8"));
+    char *text = said(0, "train --gin-config-file m.gin --data \"it's data\" --out 'a run' "
+                         "--epochs 1");
+    const char *next = strstr(text, "  Next      hstu eval");
+    CHECK(next != NULL);
+    CHECK_CONTAINS(next, "hstu eval 'a run' --data 'it'\\''s data'\n");
+    char line[512];
+    snprintf(line, sizeof line, "%.*s", (int)strcspn(next + 17, "\n"), next + 17);
+    free(text);
+    free(said(0, line));
+}
+
+TEST(eval_prints_its_protocol_and_baselines) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 2"));
+    char *text = said(0, "eval run --data data --metrics HR@5,ndcg@20,PRECISION@5,COVERAGE@10 "
+                         "--baselines");
+    CHECK_CONTAINS(text, "model     popularity      last-week       item-knn");
+    CHECK_CONTAINS(text, "\n  hr@5 ");
+    CHECK_CONTAINS(text, "\n  coverage@10 ");
+    CHECK_CONTAINS(text, "  Split     leave-one-out, test part\n");
+    CHECK_CONTAINS(text, "  Target    the last event of each user\n");
+    CHECK_CONTAINS(text, "  Ranked    all 60 items of the catalogue\n");
+    CHECK_CONTAINS(text, "  Left out  items of the last 12 events before the target\n");
+    CHECK_CONTAINS(text,
+                   "  Ties      of equal scores the item with the smaller number comes first");
+    CHECK_CONTAINS(text, "of 40 targets (");
+    CHECK(strstr(text, "hr@10") == NULL && strstr(text, "mrr") == NULL);
+    free(text);
+    text = said(0, "eval run --data data --metrics MRR --keep-seen --baselines --json");
+    CHECK_CONTAINS(text, "\"left_out\":\"none, items of the history stay in the ranking\"");
+    CHECK_CONTAINS(text, "\"candidates\":60,\"catalogue\":60");
+    CHECK_CONTAINS(text, "\"repeated_targets\":");
+    CHECK_CONTAINS(text, "\"baselines\":{\"popularity\":{\"mrr\":");
+    CHECK_CONTAINS(text, "\"last-week\":{\"mrr\":");
+    double kept = number_in(text, "mrr");
+    free(text);
+    text = said(0, "eval run --data data --metrics MRR --json");
+    CHECK(number_in(text, "mrr") != kept);
+    free(text);
+    text = said(2, "eval run --data data --metrics AUC");
+    CHECK_CONTAINS(text, "--metrics: 'AUC' is none of HR@k");
+    free(text);
+}
+
+/* The config's metrics are those of training and of the evaluation afterwards. */
+TEST(eval_metrics_of_the_config_act) {
+    free(said(0, "synth --help"));
+    write_text("r.gin", "TrainerArgs.train_batch_size = 8\n"
+                        "DatasetArgs.dataset_name = 'synth'\n"
+                        "DatasetArgs.max_history_seqlen = 12\n"
+                        "NetworkArgs.dtype_str = 'float32'\n"
+                        "NetworkArgs.num_layers = 1\n"
+                        "NetworkArgs.num_attention_heads = 1\n"
+                        "NetworkArgs.hidden_size = 8\n"
+                        "NetworkArgs.num_position_buckets = 64\n"
+                        "RetrievalArgs.num_negatives = 4\n"
+                        "RetrievalArgs.eval_metrics = ('HR@5', 'NDCG@20')\n");
+    char *text =
+        said(0, "train --gin-config-file r.gin --data data --out run --epochs 1 --validate");
+    CHECK_CONTAINS(text, "  loss      hr@5   ndcg@20   tokens/s");
+    free(text);
+    CHECK_EQ(test_command(&text, "cat %s/run/last/state.json", test_folder()), 0);
+    CHECK_CONTAINS(text, "\"best_by\": \"hr@5\"");
+    free(text);
+    text = said(0, "eval run --data data --json");
+    CHECK(number_in(text, "hr@5") >= 0 && number_in(text, "ndcg@20") >= 0);
+    CHECK(strstr(text, "hr@10") == NULL);
+    free(text);
+    text = said(2, "train --resume --gin-config-file r.gin --data data --out run --epochs 2 "
+                   "--set \"RetrievalArgs.eval_metrics=('MRR',)\"");
+    CHECK_CONTAINS(text, "its best checkpoint is chosen by hr@5");
+    free(text);
+    text = said(1, "train --gin-config-file n.gin --data data --out r "
+                   "--set \"RankingArgs.eval_metrics=('AUC', 'NDCG')\"");
+    CHECK_CONTAINS(text, "NDCG and HR rank a catalogue");
+    free(text);
+}
