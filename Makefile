@@ -35,7 +35,7 @@ OPT_release := -O3
 OPT_debug := -O0
 OPT_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 OPT_tsan := -O1 -fsanitize=thread -fno-omit-frame-pointer
-# The thread sanitizer's instrumentation keeps loops from being vectorised, and clang would warn.
+# The fuzzer's instrumentation keeps loops from being vectorised, and clang would warn.
 OPT_fuzz := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wno-pass-failed
 OPT := $(OPT_$(VARIANT))
 ifeq ($(OPT),)

@@ -258,6 +258,7 @@ run_checks() {
     local counts
     title "Checks"
     counted "make install, use, make uninstall" bash tests/install.sh
+    counted "docs/guide.md, followed" bash tests/guide.sh
     rm -f "$LOGS/check.count"
     sh tools/check.sh --count "$LOGS/check.count"
     add_counts "$LOGS/check.count"
