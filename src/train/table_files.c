@@ -245,6 +245,7 @@ static status name_tables(const import_job *job, name_list *out) {
 static status find_snapshot(const char *path, const char *name, char out[CHECKPOINT_PATH_BYTES],
                             bool *is_there) {
     char own[NAME_BYTES];
+    *is_there = false;
     if (embed_is_snapshot(path)) {
         *is_there = strcmp(base_name(path, own), name) == 0;
         snprintf(out, CHECKPOINT_PATH_BYTES, "%s", path);

@@ -124,8 +124,8 @@ static void set_names(parquet_job *p, const events_file *file) {
     c->user = c->item = c->time = c->action = -1;
     for (int i = 0; i < file->n_columns; i++) {
         *places[file->role[i]] = i;
-        snprintf(p->table.layout.name[roles[file->role[i]]], CSV_NAME_BYTES, "%s",
-                 file->column[i].name);
+        snprintf(p->table.layout.name[roles[file->role[i]]], CSV_NAME_BYTES, "%.*s",
+                 CSV_NAME_BYTES - 1, file->column[i].name);
     }
 }
 
