@@ -54,7 +54,7 @@ static inline void put_list(buf *b, int id, int type, size_t n) {
 /* Encodings. */
 static inline void put_le(buf *b, uint64_t v, int n_bytes) {
     for (int i = 0; i < n_bytes; i++)
-        put_byte(b, (unsigned)(v >> (8 * i)) & 0xff);
+        put_byte(b, i < 8 ? (unsigned)(v >> (8 * i)) & 0xff : 0);
 }
 
 static inline void put_plain_text(buf *b, const char *text) {

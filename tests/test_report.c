@@ -189,7 +189,7 @@ TEST(report_chart_of_any_numbers) {
                                      {5e-324, 0},
                                      {0, -0.0},
                                      {1e300, 1e300},
-                                     {9007199254740993, 9007199254740992},
+                                     {9007199254740994, 9007199254740992},
                                      {-1e-310, 1e-310},
                                      {INFINITY, NAN}};
     enum { N_HARD = sizeof hard / sizeof *hard, N_RANDOM = 600 };

@@ -54,7 +54,7 @@ static int moderate_text(char text[FLOAT_TEXT_BYTES], float value) {
     int whole = 1; /* digits before the point, or minus the zeros after it */
     while (whole < 8 && size >= power[whole])
         whole++;
-    while (whole > -3 && size * power[1 - whole] < 1)
+    while (whole > -3 && whole <= 1 && size * power[1 - whole] < 1)
         whole--;
     for (int digits = 1; digits <= 9; digits++) {
         int decimals = digits > whole ? digits - whole : 0;

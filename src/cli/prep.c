@@ -10,6 +10,7 @@
 #include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/progress.h"
 #include "cli/cli.h"
 #include "cli/json_line.h"
@@ -441,24 +442,29 @@ static status run(const prep_options *o, pool *p, builder_stats *stats) {
     return st;
 }
 
-status cmd_prep(int argc, char **argv) {
-    prep_options o = {0};
-    bool is_help = false;
+static status prepare(prep_options *o) {
     uint64_t start_ns = clock_ns();
     builder_stats stats;
     int n_threads;
     pool *p;
-    TRY(parse_options(argc, argv, &o, &is_help));
-    if (is_help) return OK;
-    TRY(check_options(&o));
-    if (o.is_download) TRY(download(&o));
+    TRY(check_options(o));
+    if (o->is_download) TRY(download(o));
     TRY(env_threads(&n_threads));
     TRY(pool_create(&p, n_threads));
-    status st = run(&o, p, &stats);
+    status st = run(o, p, &stats);
     pool_destroy(p);
     if (st != OK) return st;
     double seconds = (double)(clock_ns() - start_ns) * 1e-9;
-    if (o.is_json) return print_json(&o, &stats, seconds);
-    print_summary(&o, &stats, seconds);
+    if (o->is_json) return print_json(o, &stats, seconds);
+    print_summary(o, &stats, seconds);
     return OK;
+}
+
+status cmd_prep(int argc, char **argv) {
+    prep_options o = {0};
+    bool is_help = false;
+    status st = parse_options(argc, argv, &o, &is_help);
+    if (st == OK && !is_help) st = prepare(&o);
+    mem_free(o.inputs.item);
+    return st;
 }

@@ -34,9 +34,10 @@ static status unknown_metric(const char *text, config_task task) {
 
 /* "@10" with k from 1 to max_k; -1: not such a text. */
 static int32_t parse_k(const char *text, int32_t max_k) {
-    size_t n = strspn(text + 1, "0123456789");
     int32_t k = 0;
-    if (text[0] != '@' || n == 0 || n > 4 || text[1] == '0' || text[1 + n] != '\0') return -1;
+    if (text[0] != '@') return -1;
+    size_t n = strspn(text + 1, "0123456789");
+    if (n == 0 || n > 4 || text[1] == '0' || text[1 + n] != '\0') return -1;
     for (size_t i = 1; i <= n; i++)
         k = 10 * k + (text[i] - '0');
     return k <= max_k ? k : -1;

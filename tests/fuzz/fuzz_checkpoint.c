@@ -104,7 +104,8 @@ static void check_again(backend *be, const checkpoint *c) {
         checkpoint_load(&again, folder) != OK)
         abort();
     if (again.state.step != c->state.step || again.state.seed != c->state.seed ||
-        again.state.epoch != c->state.epoch || again.state.split != c->state.split ||
+        again.state.epoch != c->state.epoch ||
+        !split_rule_is_same(&again.state.split.rule, &c->state.split.rule) ||
         again.state.best_step != c->state.best_step ||
         again.state.first_loss != c->state.first_loss)
         abort();
