@@ -129,7 +129,7 @@ static status plain_ints(parquet_values *v, size_t n, int64_t *out) {
     const unsigned char *at = NULL;
     TRY(take_fixed(v, n, value_bytes(c), &at));
     if (c->type == PARQUET_INT64) {
-        memcpy(out, at, n * sizeof *out);
+        if (n > 0) memcpy(out, at, n * sizeof *out); /* an empty dictionary has no memory */
         return OK;
     }
     if (c->type == PARQUET_INT32) {

@@ -154,7 +154,7 @@ static status prepare_map(event_column *c) {
             c->map.time[i] = UNKNOWN_TIME;
     } else {
         TRY(MEM_RESERVE(&c->map.number, &c->number_capacity, n));
-        memset(c->map.number, 0xff, n * sizeof *c->map.number);
+        if (n > 0) memset(c->map.number, 0xff, n * sizeof *c->map.number);
     }
     c->is_map_ready = true;
     return OK;
