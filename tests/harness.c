@@ -11,13 +11,13 @@ typedef struct test_case {
     void (*run)(void);
 } test_case;
 
-static test_case cases[2000];
-static int n_cases;
+static test_case cases[4000];
+static int n_cases, n_wanted;
 static char folder[64], program[4096];
 
 void test_register(const char *file, const char *name, void (*run)(void)) {
     const char *base = strrchr(file, '/');
-    if (n_cases == 2000) abort();
+    if (n_cases == 4000) abort();
     cases[n_cases++] = (test_case){base != NULL ? base + 1 : file, name, run};
 }
 
@@ -55,11 +55,29 @@ static bool is_wanted(const char *label, int n_patterns, char **pattern) {
     return n_patterns == 0;
 }
 
-/* unit [--count FILE | --first] [--device NAME ...] [PATTERN ...] */
+static int part = 0, parts = 1; /* --part: every parts-th test, from number `part` on */
+static const char *count_file;  /* --count */
+static bool stops;              /* --first: at the first failure */
+
+/* Returns the place of the first argument that is not the harness's. */
+static int read_options(int argc, char **argv) {
+    int i;
+    for (i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--first") == 0)
+            stops = true;
+        else if (strcmp(argv[i], "--count") == 0 && i + 1 < argc)
+            count_file = argv[++i];
+        else if (strcmp(argv[i], "--part") != 0 || i + 1 == argc)
+            break;
+        else if (sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || parts < 1)
+            FAIL_TEST("--part wants I/N: the I-th of N parts, from 0");
+    return i;
+}
+
+/* unit [--count FILE] [--first] [--part I/N] [--device NAME ...] [PATTERN ...] */
 int main(int argc, char **argv) {
-    bool stops = argc > 1 && strcmp(argv[1], "--first") == 0; /* at the first failure */
-    int n_of[3] = {0}, first = argc > 2 && strcmp(argv[1], "--count") == 0 ? 3 : stops ? 2 : 1;
-    int at = test_device_options(argc, argv, first);
+    int n_of[3] = {0}, at = test_device_options(argc, argv, read_options(argc, argv));
+    struct timespec t0, t1;
     if (at < 0) FAIL_TEST("usage: unit " TEST_DEVICE_USAGE " PATTERN ...");
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 16);
     char label[512], *end = n > 0 ? strstr(program, "/tests/unit") : NULL;
@@ -67,7 +85,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < n_cases && !(stops && n_of[1] > 0); i++) {
         snprintf(label, sizeof label, "%s:%s", cases[i].file, cases[i].name);
         if (!is_wanted(label, argc - at, argv + at) || !test_device_runs(cases[i].file)) continue;
-        struct timespec t0, t1;
+        if (n_wanted++ % parts != part) continue;
         clock_gettime(CLOCK_MONOTONIC, &t0);
         int code = run_case(&cases[i]), verdict = code == 0 ? 0 : code == TEST_SKIPPED ? 2 : 1;
         clock_gettime(CLOCK_MONOTONIC, &t1);
@@ -75,8 +93,8 @@ int main(int argc, char **argv) {
         printf("%.4s %-56s %8ld ms\n", &"ok  FAILskip"[4 * verdict], label, ms);
         n_of[verdict]++;
     }
-    FILE *count = first == 3 ? fopen(argv[2], "w") : stdout;
-    const char *format = first == 3 ? "%d %d %d\n" : "%d passed, %d failed, %d skipped\n";
-    if (count == NULL || fprintf(count, format, n_of[0], n_of[1], n_of[2]) < 0) return 1;
-    return fclose(count) != 0 || n_of[1] > 0 || n_of[0] + n_of[2] == 0;
+    FILE *count = count_file != NULL ? fopen(count_file, "w") : stdout;
+    const char *format = count_file != NULL ? "%d %d %d\n" : "%d passed, %d failed, %d skipped\n";
+    if (!count || fprintf(count, format, n_of[0], n_of[1], n_of[2]) < 0) return 1;
+    return fclose(count) != 0 || n_of[1] > 0 || n_wanted == 0;
 }

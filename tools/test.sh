@@ -33,47 +33,68 @@ add_counts() {
     fi
 }
 
-# unit_log LABEL: where the log of these unit tests goes; beside it .count, .code and .ms.
-unit_log() { echo "$LOGS/unit-$(printf '%s' "$1" | tr -cs 'A-Za-z0-9' '-').log"; }
+# unit_log LABEL [PART]: where the log of these unit tests goes; beside it .count, .code and .ms.
+unit_log() { echo "$LOGS/unit-$(printf '%s' "$1" | tr -cs 'A-Za-z0-9' '-')${2:+-$2}.log"; }
 
-# unit_run LABEL FOLDER [OPTION...] [PATTERN...]: the unit tests of one build, quietly.
+# unit_run LABEL PART FOLDER [OPTION...] [PATTERN...]: one part of the unit tests of a build, quietly.
+# A process a core, so the commands that tests start need few threads.
 unit_run() {
     local log start
-    log=$(unit_log "$1")
+    log=$(unit_log "$1" "$2")
     rm -f "${log%.log}".{count,code,ms}
     start=$(now_ms)
-    "${time_limit[@]}" "${fixed_addresses[@]}" "$2/tests/unit" --count "${log%.log}.count" "${@:3}" >"$log" 2>&1 </dev/null
+    HSTU_THREADS=${HSTU_THREADS:-$((JOBS < 4 ? JOBS : 4))} "${time_limit[@]}" "${fixed_addresses[@]}" "$3/tests/unit" \
+        --count "${log%.log}.count" --part "$2/$JOBS" "${@:4}" >"$log" 2>&1 </dev/null
     echo $? >"${log%.log}.code"
     echo $(($(now_ms) - start)) >"${log%.log}.ms"
 }
 
-# unit_report LABEL: their result; failures are shown.
+# unit_report LABEL: the sum of its parts; failures are shown.
 unit_report() {
-    local log counts
+    local part log stem code worst=0 ms=0 p=0 f=0 s=0 a b c counts
     log=$(unit_log "$1")
-    if [ "$(cat "${log%.log}.code")" = 124 ]; then
+    stem=${log%.log}
+    : >"$log"
+    for ((part = 0; part < JOBS; part++)); do
+        cat "$stem-$part.log" >>"$log"
+        code=$(cat "$stem-$part.code")
+        [ "$code" = 0 ] || worst=$code
+        [ "$code" != 124 ] || break
+        ms=$((ms + $(cat "$stem-$part.ms")))
+        if read -r a b c 2>/dev/null <"$stem-$part.count"; then
+            p=$((p + a)) f=$((f + b)) s=$((s + c))
+        else
+            f=$((f + 1)) # It did not come to its end.
+        fi
+    done
+    if [ "$worst" = 124 ]; then
         skip "$1" "not done within $GPU_SECONDS s; 'make gpu-test' has no limit"
         return
     fi
-    add_counts "${log%.log}.count"
-    if [ "$(cat "${log%.log}.code")" = 0 ]; then
-        result ok "$1" "$(seconds "$(cat "${log%.log}.ms")"), $counts"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    counts="$p passed, $f failed, $s skipped"
+    if [ "$worst" = 0 ]; then
+        result ok "$1" "$(seconds $ms), $counts"
     else
         result FAIL "$1" "$counts; the whole log: $log"
         show_failures "$log"
     fi
 }
 
-# unit LABEL FOLDER [OPTION...] [PATTERN...]: starts unit tests in parallel, one process a core; unit_reports waits.
+# unit LABEL FOLDER [OPTION...] [PATTERN...]: starts unit tests in as many parts as there are cores, one process a
+# core; unit_reports waits.
 unit_labels=()
 unit() {
+    local part
     if [ ! -x "$2/tests/unit" ]; then
         skip "$1" "it was not built"
         return
     fi
     unit_labels+=("$1")
-    while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
-    unit_run "$@" &
+    for ((part = 0; part < JOBS; part++)); do
+        while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
+        unit_run "$1" $part "${@:2}" &
+    done
 }
 
 unit_reports() {
