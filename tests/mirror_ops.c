@@ -69,6 +69,26 @@ status mirror_scatter(backend *be, const scatter_args *args) {
     RUN(m, scatter, &a);
 }
 
+size_t mirror_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
+    backend *below = mirror_of(be)->below;
+    return below->ops->linear_packed_bytes(below, n_in, n_out);
+}
+
+status mirror_linear_pack(backend *be, const linear_args *args) {
+    mirror *m = mirror_of(be);
+    linear_args a = {.n_in = args->n_in,
+                     .n_out = args->n_out,
+                     .is_transposed = args->is_transposed,
+                     .w = args->w,
+                     .bias = args->bias,
+                     .packed = args->packed};
+    mirror_begin(m);
+    MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
+    MIRROR(m, &a, bias, IN, F32, a.n_out);
+    MIRROR(m, &a, packed, BOTH, U8, (int64_t)mirror_linear_packed_bytes(be, a.n_in, a.n_out));
+    RUN(m, linear_pack, &a);
+}
+
 status mirror_linear_fwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
     linear_args a = *args;
@@ -76,9 +96,11 @@ status mirror_linear_fwd(backend *be, const linear_args *args) {
     mirror_use use = a.n_in > 0 ? OUT : BOTH; /* a product of nothing may do nothing */
     a.dy = a.dx = a.dw = a.dbias = NULL;
     if (a.f == EPILOGUE_NONE) a.z = NULL;
+    if (a.packed != NULL) a.w = NULL;
     mirror_begin(m);
     MIRROR(m, &a, x, IN, ACT_FACTOR, a.n * a.n_in);
     MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
+    MIRROR(m, &a, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, a.n_in, a.n_out));
     MIRROR(m, &a, bias, IN, F32, a.n_out);
     MIRROR(m, &a, residual, IN, ACT, n_y);
     MIRROR(m, &a, z, use, ACT, n_y);
@@ -90,7 +112,7 @@ status mirror_linear_bwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
     linear_args a = *args;
     int64_t n_y = a.n * a.n_out, n_w = (int64_t)a.n_in * a.n_out;
-    a.y = NULL;
+    a.y = a.packed = NULL;
     a.bias = NULL;
     a.residual = NULL;
     if (a.f == EPILOGUE_NONE) a.z = NULL;
@@ -146,6 +168,19 @@ status mirror_norm_bwd(backend *be, const norm_args *args) {
     MIRROR(m, &a, dweight, BOTH, F32, a.dim);
     MIRROR(m, &a, dbias, BOTH, F32, a.dim);
     RUN(m, norm_bwd, &a);
+}
+
+status mirror_residual_norm(backend *be, const residual_norm_args *args) {
+    mirror *m = mirror_of(be);
+    residual_norm_args a = *args;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, shift, IN, F32, a.dim);
+    MIRROR(m, &a, residual, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, weight, IN, F32, a.dim);
+    MIRROR(m, &a, bias, IN, F32, a.dim);
+    MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
+    RUN(m, residual_norm, &a);
 }
 
 status mirror_gate_fwd(backend *be, const gate_args *args) {

@@ -43,6 +43,9 @@ static double f_of(epilogue f, double z) {
     if (f == EPILOGUE_SILU) return z / (1 + exp(-z));
     if (f == EPILOGUE_RELU) return z > 0 ? z : 0;
     if (f == EPILOGUE_GELU) return z * 0.5 * (1 + erf(z / sqrt(2)));
+    if (f == EPILOGUE_GELU_TANH)
+        return z * 0.5 * (1 + tanh(sqrt(2 / 3.14159265358979324) * (z + 0.044715 * z * z * z)));
+    if (f == EPILOGUE_TANH) return tanh(z);
     return z;
 }
 
@@ -154,10 +157,11 @@ static void check_layer(test_backends *t, int64_t n, int32_t n_in, int32_t n_out
 }
 
 TEST(linear_against_double) {
-    static const epilogue all[] = {EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU};
+    static const epilogue all[] = {EPILOGUE_NONE, EPILOGUE_SILU,      EPILOGUE_RELU,
+                                   EPILOGUE_GELU, EPILOGUE_GELU_TANH, EPILOGUE_TANH};
     test_backends t;
     open_backends(&t);
-    for (int f = 0; f < 4; f++)
+    for (int f = 0; f < 6; f++)
         for (int options = 0; options < 8; options++)
             check_layer(&t, 9, 7, 5, options % 3 == 0, all[f], options);
     close_backends(&t);
@@ -188,10 +192,11 @@ TEST(linear_with_a_large_weight) {
 
 /* Activating z, which the product stored, gives y again, in place too. */
 TEST(linear_activates_again) {
-    static const epilogue all[] = {EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU};
+    static const epilogue all[] = {EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU, EPILOGUE_GELU_TANH,
+                                   EPILOGUE_TANH};
     test_backends t;
     open_backends(&t);
-    for (int f = 0; f < 3; f++)
+    for (int f = 0; f < 5; f++)
         for (int64_t n = 0; n < 3000; n += 2999 / 2) {
             layer l = make_layer(n, 3, 7, false, all[f], true, false, false);
             float *y = floats(l.n_y, 5), *z;
@@ -207,6 +212,76 @@ TEST(linear_activates_again) {
             mem_free(y);
             free_layer(&l);
         }
+    close_backends(&t);
+}
+
+/* A packed weight, with z kept and not, gives what the plain one gives: on the CPU to the bit. */
+static void check_packed(test_backends *t, int64_t n, int32_t n_in, int32_t n_out,
+                         bool is_transposed, epilogue f, bool has_bias) {
+    layer l = make_layer(n, n_in, n_out, is_transposed, f, has_bias, false, false);
+    backend *be = t->be[2];
+    expected e[2];
+    char *packed;
+    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, n_in, n_out)));
+    CHECK_OK(be->ops->linear_fwd(be, &l.a));
+    float *y = copy_floats(l.a.y, l.n_y), *w = (float *)l.a.w;
+    for (int i = 0; i < 2; i++) {
+        e[i] = (expected){.z = doubles(l.n_y), .y = doubles(l.n_y), .dz = doubles(l.n_y)};
+        naive_forward(&l, i, &e[i]);
+    }
+    l.a.packed = packed;
+    CHECK_OK(be->ops->linear_pack(be, &l.a));
+    l.a.w = NULL;
+    for (int keeps = 1; keeps >= 0; keeps--) {
+        linear_args a = l.a;
+        if (!keeps) a.z = NULL;
+        memset(a.y, 0, (size_t)l.n_y * sizeof(float));
+        CHECK_OK(be->ops->linear_fwd(be, &a));
+        const float *got = a.y;
+        if (test_on.kind == ON_CPU) CHECK_SAME(got, y, l.n_y);
+        CHECK_RULE(got, e[0].y, e[1].y, l.n_y);
+    }
+    l.a.w = w;
+    for (int i = 0; i < 2; i++) {
+        mem_free(e[i].z);
+        mem_free(e[i].y);
+        mem_free(e[i].dz);
+    }
+    mem_free(packed);
+    mem_free(y);
+    free_layer(&l);
+}
+
+TEST(linear_with_a_packed_weight) {
+    static const epilogue all[] = {EPILOGUE_NONE, EPILOGUE_RELU, EPILOGUE_GELU, EPILOGUE_GELU_TANH,
+                                   EPILOGUE_TANH};
+    test_backends t;
+    open_backends(&t);
+    for (int f = 0; f < 5; f++)
+        for (int options = 0; options < 4; options++) {
+            check_packed(&t, 9, 7, 5, options & 1, all[f], options & 2);
+            check_packed(&t, 33, 40, 64, options & 1, all[f], options & 2);
+        }
+    check_packed(&t, 3, 300, 600, true, EPILOGUE_GELU_TANH, true);
+    check_packed(&t, 0, 7, 5, true, EPILOGUE_NONE, true);
+    close_backends(&t);
+}
+
+/* The tails of gelu keep their relative precision: Phi is not formed as a difference. */
+TEST(linear_gelu_in_the_tails) {
+    enum { N = 3840 };
+    test_backends t;
+    float z[N], y[N];
+    double tiny = precision_is_half(test_on.p) ? 6e-8 : 0; /* below float16's normal range */
+    open_backends(&t);
+    for (int i = 0; i < N; i++)
+        z[i] = exact((float)(i - N / 2) / 320);
+    CHECK_OK(t.be[0]->ops->activate(t.be[0], EPILOGUE_GELU, N, z, y));
+    for (int i = 0; i < N; i++) {
+        double want = 0.5 * z[i] * erfc(-z[i] / sqrt(2));
+        double limit = (z[i] > -2 ? 1e-6 : 1e-4) * fabs(want) + tiny;
+        CHECK(fabs(y[i] - want) <= with_rounding(limit, want));
+    }
     close_backends(&t);
 }
 

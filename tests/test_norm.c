@@ -130,3 +130,66 @@ TEST(norm_of_a_constant_row) {
     CHECK(memcmp(y, bias, sizeof y) == 0);
     close_backends(&t);
 }
+
+/* One row, rounded at each step where f. */
+static void naive_residual_row(const residual_norm_args *a, int64_t i, bool f, double *y) {
+    const float *x = (const float *)a->x + i * a->dim, *residual = a->residual;
+    double sum = 0, squares = 0, *row = y + i * a->dim;
+    int32_t n = a->dim;
+    for (int32_t c = 0; c < n; c++) {
+        row[c] = r32(x[c] + (a->shift != NULL ? (double)a->shift[c] : 0), f);
+        if (residual != NULL) row[c] = r32(row[c] + residual[i * n + c], f);
+        row[c] = ract(row[c], f);
+        sum = r32(sum + row[c], f);
+    }
+    double mean = r32(sum / n, f);
+    for (int32_t c = 0; c < n; c++)
+        squares = r32(squares + r32(r32(row[c] - mean, f) * r32(row[c] - mean, f), f), f);
+    double rstd = r32(1 / r32(sqrt(r32(r32(squares / n, f) + (double)a->eps, f)), f), f);
+    for (int32_t c = 0; c < n; c++)
+        row[c] = ract(r32(ract(r32(row[c] - mean, f) * rstd, f) * a->weight[c], f) + a->bias[c], f);
+}
+
+static void check_residual_norm(test_backends *t, int64_t n, int32_t dim, int options) {
+    float *x = floats(n * dim, 1), *residual = floats(n * dim, 2), *shift = floats(dim, 3);
+    float *weight = floats(dim, 4), *bias = floats(dim, 5), *y[N_TEST_BACKENDS];
+    double *want[2];
+    residual_norm_args a = {.n = n,
+                            .dim = dim,
+                            .eps = 1e-3f,
+                            .x = x,
+                            .shift = options & 1 ? shift : NULL,
+                            .residual = options & 2 ? residual : NULL,
+                            .weight = weight,
+                            .bias = bias};
+    for (int f = 0; f < 2; f++) {
+        want[f] = doubles(n * dim);
+        for (int64_t i = 0; i < n; i++)
+            naive_residual_row(&a, i, f, want[f]);
+    }
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        a.y = y[b] = floats(n * dim, 6);
+        CHECK_OK(t->be[b]->ops->residual_norm(t->be[b], &a));
+        CHECK_SAME(y[b], y[0], n * dim);
+    }
+    CHECK_RULE(y[0], want[0], want[1], n * dim);
+    a.y = x;
+    CHECK_OK(t->be[0]->ops->residual_norm(t->be[0], &a));
+    CHECK_RULE(x, want[0], want[1], n * dim);
+    void *all[] = {x, residual, shift, weight, bias, y[0], y[1], y[2], want[0], want[1]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mem_free(all[i]);
+}
+
+TEST(norm_of_a_residual_sum_against_double) {
+    static const int32_t dims[] = {1, 2, 5, 16, 50, 64, 257, 768};
+    test_backends t;
+    open_backends(&t);
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        for (int options = 0; options < 4; options++)
+            check_residual_norm(&t, 11, dims[i], options);
+    check_residual_norm(&t, 0, 50, 3);
+    check_residual_norm(&t, 1, 50, 3);
+    check_residual_norm(&t, 700, 48, 3);
+    close_backends(&t);
+}

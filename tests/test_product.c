@@ -170,13 +170,15 @@ static void check_parts(test_backends *t, int64_t n, int32_t n_in, int32_t n_out
 
 /* Other rows, the row's place and the threads do not change a bit of a row. */
 TEST(product_rows_of_a_layer_do_not_see_each_other) {
-    static const epilogue all[] = {EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU};
+    static const epilogue all[] = {EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU,
+                                   EPILOGUE_GELU_TANH};
     test_backends t;
     if (test_on.kind != ON_CPU) SKIP_TEST("a promise of the CPU alone");
     open_backends(&t);
     for (int options = 0; options < 16; options++)
-        check_parts(&t, 333, 50, 53, all[options % 4], options);
+        check_parts(&t, 333, 50, 53, all[options % 5], options);
     check_parts(&t, 1200, 50, 200, EPILOGUE_SILU, 3);
+    check_parts(&t, 40, 260, 1100, EPILOGUE_GELU_TANH, 1);
     check_parts(&t, 150, 513, 31, EPILOGUE_GELU, 14);
     check_parts(&t, 150, 31, 2049, EPILOGUE_SILU, 6);
     check_parts(&t, 70, 300, 700, EPILOGUE_RELU, 9);

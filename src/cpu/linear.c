@@ -15,7 +15,7 @@
 
 /* Enough chunks for every thread of a large machine, and enough rows in each that the packed W is
  * read from the cache. */
-enum { MIN_CHUNK = 128, MAX_CHUNK = 1024, MIN_CHUNKS = 64 };
+enum { MIN_CHUNK = 128, MAX_CHUNK = 1024, MIN_CHUNKS = 64, MIN_COLUMN_CHUNKS = 16 };
 
 /* Rows of a strip: a multiple of the height of every register tile, some 64k elements of output. */
 enum { STRIP_UNIT = 24, MIN_STRIP = 96, MAX_STRIP = 240, STRIP_NUMBERS = 1 << 16 };
@@ -29,6 +29,9 @@ typedef struct linear_job {
     const linear_args *a;
     backend *be;
     int64_t n_rows;       /* of a chunk */
+    int64_t n_columns;    /* of a block; forward only, like the next two */
+    int64_t n_blocks;     /* of a chunk */
+    int64_t n_across;     /* chunks that share the same rows */
     product_panels w;     /* W, or its transpose for the way back to x */
     float *bias_partials; /* (chunks, n_out) or NULL */
     int64_t n_groups, group_rows;
@@ -73,9 +76,14 @@ static bool lay_down(const linear_args *a, part p, float *z) {
     return true;
 }
 
+/* Where the product goes: y, if z is not kept. */
+static float *z_of(const linear_args *a) {
+    return a->f == EPILOGUE_NONE || a->z == NULL ? a->y : a->z;
+}
+
 static void activate_part(const linear_args *a, part p) {
     int64_t n = p.columns.end - p.columns.first;
-    const float *z = a->z;
+    const float *z = z_of(a);
     float *y = a->y;
     if (n == a->n_out) {
         int64_t at = p.rows.first * n;
@@ -90,7 +98,7 @@ static void activate_part(const linear_args *a, part p) {
 
 static void forward_part(const linear_job *job, part p) {
     const linear_args *a = job->a;
-    float *z = a->f == EPILOGUE_NONE ? a->y : a->z;
+    float *z = z_of(a);
     const float *x = (const float *)a->x + p.rows.first * a->n_in;
     bool adds = lay_down(a, p, z);
     product_run(matrix_rows(x, a->n_in), p.rows.end - p.rows.first, &job->w, p.columns.first,
@@ -98,33 +106,59 @@ static void forward_part(const linear_job *job, part p) {
     if (a->f != EPILOGUE_NONE) activate_part(a, p);
 }
 
+/* Columns are cut into blocks of about equal width.  With few chunks of rows, a chunk has some of
+ * the blocks only, so that many threads share one short sequence. */
+static void plan_columns(linear_job *job) {
+    int64_t n_out = job->a->n_out, n_row_chunks = cpu_n_chunks(job->a->n, job->n_rows);
+    int64_t most = product_block_columns(job->w.isa, job->a->n_in);
+    job->n_columns = product_even_columns(job->w.isa, n_out, cpu_n_chunks(n_out, most));
+    int64_t n_blocks = cpu_n_chunks(n_out, job->n_columns);
+    int64_t n_across = cpu_n_chunks(MIN_COLUMN_CHUNKS, n_row_chunks);
+    if (n_across > n_blocks) n_across = n_blocks;
+    job->n_blocks = cpu_n_chunks(n_blocks, n_across);
+    job->n_across = cpu_n_chunks(n_blocks, job->n_blocks);
+}
+
 static status forward_chunk(void *ctx, int64_t chunk, int worker) {
     const linear_job *job = ctx;
     const linear_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
-    int64_t n_columns = product_block_columns(job->w.isa, a->n_in);
-    int64_t n_strip = rows_per_strip(n_columns < a->n_out ? (int32_t)n_columns : a->n_out);
+    cpu_range rows = cpu_chunk(chunk / job->n_across, job->n_rows, a->n);
+    cpu_range blocks =
+        cpu_chunk(chunk % job->n_across, job->n_blocks, cpu_n_chunks(a->n_out, job->n_columns));
+    int64_t n_strip = rows_per_strip((int32_t)job->n_columns);
     (void)worker;
     for (int64_t i = rows.first; i < rows.end; i += n_strip)
-        for (int64_t block = 0; block * n_columns < a->n_out; block++) {
+        for (int64_t block = blocks.first; block < blocks.end; block++) {
             part p = {{i, i + n_strip < rows.end ? i + n_strip : rows.end},
-                      cpu_chunk(block, n_columns, a->n_out)};
+                      cpu_chunk(block, job->n_columns, a->n_out)};
             forward_part(job, p);
         }
     return OK;
 }
 
+size_t cpu_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
+    (void)be;
+    return (size_t)product_packed_size(product_choose(), n_in, n_out) * sizeof(float);
+}
+
+/* The bias is read where it is. */
+status cpu_linear_pack(backend *be, const linear_args *a) {
+    product_panels to = {product_choose(), a->n_in, a->n_out, a->packed};
+    return product_pack(&to, weight_of(a), be->workers);
+}
+
 status cpu_linear_fwd(backend *be, const linear_args *a) {
     linear_job job = {.a = a, .be = be, .n_rows = rows_per_chunk(a->n)};
-    void *memory;
+    void *memory = a->packed;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
     job.w = (product_panels){.isa = product_choose(), .k = a->n_in, .n = a->n_out};
-    TRY(cpu_scratch(be, CPU_SHARED,
-                    (size_t)product_packed_size(job.w.isa, job.w.k, job.w.n) * sizeof(float),
-                    &memory));
+    if (a->packed == NULL)
+        TRY(cpu_scratch(be, CPU_SHARED, cpu_linear_packed_bytes(be, a->n_in, a->n_out), &memory));
     job.w.data = memory;
-    TRY(product_pack(&job.w, weight_of(a), be->workers));
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), forward_chunk, &job);
+    if (a->packed == NULL) TRY(product_pack(&job.w, weight_of(a), be->workers));
+    plan_columns(&job);
+    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows) * job.n_across, forward_chunk,
+                    &job);
 }
 
 /* For the rows of a chunk: replaces dy by dz, and computes the chunk's part of dbias, and dx. */

@@ -62,3 +62,40 @@ status cpu_norm_bwd(backend *be, const norm_args *a) {
     norm_affine_grad_finish(&job.affine, n_chunks);
     return OK;
 }
+
+typedef struct residual_norm_job {
+    backend *be;
+    const residual_norm_args *a;
+    int64_t n_rows; /* of a chunk */
+} residual_norm_job;
+
+/* sum = x + shift + residual */
+static void sum_row(const residual_norm_args *a, int64_t i, float *sum) {
+    const float *x = (const float *)a->x + i * a->dim;
+    memcpy(sum, x, (size_t)a->dim * sizeof *sum);
+    for (int32_t c = 0; a->shift != NULL && c < a->dim; c++)
+        sum[c] += a->shift[c];
+    const float *residual = (const float *)a->residual + (a->residual != NULL ? i * a->dim : 0);
+    for (int32_t c = 0; a->residual != NULL && c < a->dim; c++)
+        sum[c] += residual[c];
+}
+
+static status residual_norm_chunk(void *ctx, int64_t chunk, int worker) {
+    const residual_norm_job *job = ctx;
+    const residual_norm_args *a = job->a;
+    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+    void *memory;
+    TRY(cpu_scratch(job->be, worker, (size_t)a->dim * sizeof(float), &memory));
+    for (int64_t i = rows.first; i < rows.end; i++) {
+        float mean, rstd;
+        sum_row(a, i, memory);
+        norm_row_statistics(memory, a->dim, a->eps, &mean, &rstd);
+        norm_row_apply(memory, a->dim, mean, rstd, a->weight, a->bias, (float *)a->y + i * a->dim);
+    }
+    return OK;
+}
+
+status cpu_residual_norm(backend *be, const residual_norm_args *a) {
+    residual_norm_job job = {be, a, cpu_rows_per_chunk(a->n, a->dim)};
+    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), residual_norm_chunk, &job);
+}

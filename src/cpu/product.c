@@ -205,6 +205,11 @@ int64_t product_block_columns(const product_isa *isa, int64_t k) {
     return n > panel ? n : panel;
 }
 
+int64_t product_even_columns(const product_isa *isa, int64_t n, int64_t n_blocks) {
+    int64_t panel = panel_columns(isa), n_panels = (n + panel - 1) / panel;
+    return (n_panels + n_blocks - 1) / n_blocks * panel;
+}
+
 /* A product over no k. */
 static void set_to_zero(int64_t m, int64_t n, float *c, ptrdiff_t c_row) {
     for (int64_t i = 0; i < m; i++)

@@ -63,8 +63,11 @@ typedef struct product_panels {
 int64_t product_packed_size(const product_isa *isa, int64_t k, int64_t n);
 
 /* Columns that are best processed together: a multiple of a panel's width.  Ranges of columns below
- * begin at a multiple of it and end at a multiple of it or at n. */
+ * begin at a multiple of a panel's width and end at a multiple of it or at n. */
 int64_t product_block_columns(const product_isa *isa, int64_t k);
+
+/* The width of a block where n columns are cut into n_blocks of about equal width. */
+int64_t product_even_columns(const product_isa *isa, int64_t n, int64_t n_blocks);
 
 /* Packs b (k, n); the threads of the pool share the work. */
 status product_pack(const product_panels *to, matrix b, pool *workers);

@@ -97,10 +97,22 @@ typedef struct scatter_args {
     float *grad; /* (V, dim); with is_act a cast pointer to act */
 } scatter_args;
 
-typedef enum { EPILOGUE_NONE, EPILOGUE_SILU, EPILOGUE_RELU, EPILOGUE_GELU } epilogue;
+typedef enum {
+    EPILOGUE_NONE,
+    EPILOGUE_SILU,
+    EPILOGUE_RELU,
+    EPILOGUE_GELU,      /* z Phi(z), by erf */
+    EPILOGUE_GELU_TANH, /* z / 2 (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) */
+    EPILOGUE_TANH
+} epilogue;
 
 /* z = x W + bias (+ residual), y = f(z).  W is (n_in, n_out), or (n_out, n_in) if is_transposed.
- * gelu is the exact one (erf).  With f = NONE, y = z and z is not used. */
+ * With f = NONE, y = z and z is not used.
+ *
+ * A weight that no longer changes can be packed once: linear_pack writes w and bias into `packed`
+ * (linear_packed_bytes) in the form that the backend's products read, panels on the CPU and the
+ * type of the activations on a GPU.  A linear_fwd with `packed` then gives the same result, and
+ * reads neither w nor the values of bias, which only says whether there is one. */
 typedef struct linear_args {
     int64_t n; /* rows */
     int32_t n_in, n_out;
@@ -110,7 +122,7 @@ typedef struct linear_args {
     const float *w;
     const float *bias;    /* (n_out) or NULL */
     const void *residual; /* (n, n_out) act or NULL */
-    void *z;              /* (n, n_out) act: kept for the backward pass; NULL if f is NONE */
+    void *z;              /* (n, n_out) act: kept for the backward pass, or NULL: not kept */
     void *y;              /* (n, n_out) act */
     /* backward: dz = dy f'(z) is formed in place of dy */
     void *dy;     /* (n, n_out) act */
@@ -118,6 +130,7 @@ typedef struct linear_args {
     bool adds_dx; /* dx += instead of = */
     float *dw;    /* as w */
     float *dbias; /* (n_out) or NULL */
+    void *packed; /* linear_packed_bytes bytes, or NULL */
 } linear_args;
 
 /* y = (x - mean) rstd (* weight + bias); statistics over `dim`, biased variance. */
@@ -135,6 +148,20 @@ typedef struct norm_args {
     bool adds_dx;           /* dx += instead of dx = : dx already holds the residual's gradient */
     float *dweight, *dbias; /* (dim) or NULL */
 } norm_args;
+
+/* y = norm(x + shift + residual) in one pass, for inference: norm as above, with weight and bias.
+ * shift is the bias of the dense layer that made x. */
+typedef struct residual_norm_args {
+    int64_t n;
+    int32_t dim;
+    float eps;
+    const void *x;        /* (n, dim) act */
+    const float *shift;   /* (dim) or NULL */
+    const void *residual; /* (n, dim) act or NULL */
+    const float *weight;  /* (dim) */
+    const float *bias;    /* (dim) */
+    void *y;              /* (n, dim) act; may be x or residual */
+} residual_norm_args;
 
 /* y = dropped( u * norm(o) ): the gate after the attention; norm as above, over dim = H D. */
 typedef struct gate_args {

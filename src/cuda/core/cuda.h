@@ -103,6 +103,7 @@ typedef struct cuda_product {
     const void *c; /* may be d: added to; or NULL */
     void *d;
     const void *bias; /* (n) or NULL */
+    epilogue f;       /* of d, after c and bias: NONE, RELU or GELU_TANH, which cuBLASLt has */
 } cuda_product;
 
 status cuda_matmuls_create(cuda_matmuls **out);

@@ -20,6 +20,11 @@ __device__ static inline float normal(float z) {
     return 0.5f * erfcf(z * -0.70710678f);
 }
 
+/* gelu by tanh: z / 2 (1 + tanh(u)) = z sigmoid(2 u). */
+__device__ static inline float gelu_twice_u(float z) {
+    return z * (1.59576912f + 0.0713548163f * z * z);
+}
+
 /* x = f(x) */
 template <typename T, int N> __device__ static inline void linear_f(epilogue f, pack<T, N> *x) {
     if (f == EPILOGUE_SILU) {
@@ -40,6 +45,16 @@ template <typename T, int N> __device__ static inline void linear_f(epilogue f, 
             float z = to_float(x->v[i]);
             x->v[i] = from_float<T>(z * normal(z));
         }
+    } else if (f == EPILOGUE_GELU_TANH) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float z = to_float(x->v[i]);
+            x->v[i] = from_float<T>(z * sigmoid<T>(gelu_twice_u(z)));
+        }
+    } else if (f == EPILOGUE_TANH) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x->v[i] = from_float<T>(tanhf(to_float(x->v[i])));
     }
 }
 
@@ -62,6 +77,19 @@ __device__ static inline void linear_df(epilogue f, const pack<T, N> &z, pack<T,
             float x = to_float(z.v[i]);
             float slope = normal(x) + x * 0.39894228f * expf(-0.5f * x * x);
             dy->v[i] = from_float<T>(to_float(dy->v[i]) * slope);
+        }
+    } else if (f == EPILOGUE_GELU_TANH) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float x = to_float(z.v[i]), s = sigmoid<T>(gelu_twice_u(x));
+            float slope = s + x * s * (1.0f - s) * (1.59576912f + 0.2140644488f * x * x);
+            dy->v[i] = from_float<T>(to_float(dy->v[i]) * slope);
+        }
+    } else if (f == EPILOGUE_TANH) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float t = tanhf(to_float(z.v[i]));
+            dy->v[i] = from_float<T>(to_float(dy->v[i]) * ((1.0f - t) * (1.0f + t)));
         }
     }
 }

@@ -27,7 +27,7 @@ typedef struct shape_key {
     int32_t type, type_d;
     uint8_t is_a_transposed, is_b_transposed, is_tf32, is_deterministic;
     uint8_t align_a, align_b, align_c, align_d, align_bias; /* of the pointers; 0: there is none */
-    uint8_t is_in_place, zero[6];
+    uint8_t is_in_place, f, zero[5];
 } shape_key;
 static_assert(sizeof(shape_key) == 72, "a key with holes");
 
@@ -125,14 +125,25 @@ static shape_key key_of(const cuda_state *cuda, const cuda_product *p) {
     key.align_c = alignment(p->c), key.align_d = alignment(p->d);
     key.align_bias = alignment(p->bias);
     key.is_in_place = p->c == p->d;
+    key.f = (uint8_t)p->f;
     return key;
 }
 
-static status describe_bias(const cuda_product *p, cublasLtMatmulDesc_t what) {
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+static cublasLtEpilogue_t epilogue_of(const cuda_product *p) {
+    bool has_bias = p->bias != NULL;
+    if (p->f == EPILOGUE_RELU)
+        return has_bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    if (p->f == EPILOGUE_GELU_TANH)
+        return has_bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    return has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+static status describe_epilogue(const cuda_product *p, cublasLtMatmulDesc_t what) {
+    cublasLtEpilogue_t epilogue = epilogue_of(p);
     int32_t type = p->type_d;
     BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
                                             sizeof epilogue));
+    if (p->bias == NULL) return OK;
     BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
                                             sizeof p->bias));
     BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type,
@@ -157,7 +168,7 @@ static status describe(const cuda_state *cuda, const cuda_product *p, descriptio
         cublasLtMatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
     BLAS_TRY(
         cublasLtMatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
-    if (p->bias != NULL) TRY(describe_bias(p, &to->what));
+    if (p->bias != NULL || p->f != EPILOGUE_NONE) TRY(describe_epilogue(p, &to->what));
     TRY(describe_stored(&to->a, p->type, p->is_a_transposed ? p->k : p->m,
                         p->is_a_transposed ? p->m : p->k, p->row_a));
     TRY(describe_stored(&to->b, p->type, p->is_b_transposed ? p->n : p->k,
