@@ -20,6 +20,10 @@ typedef struct toy {
 
 static const char toy_config[] = "{\"source\":{\"task\":\"retrieval\"}}";
 
+/* What its vocabulary is made of. */
+static const int64_t toy_ids[5] = {0, 3, 5, 8, 13};
+static const seq_file toy_names = {.n_items = 4, .time_per_second = 1, .item_id = toy_ids};
+
 /* One backend for all toys of a test; it has no state that they share. */
 static backend *toy_backend;
 
@@ -47,8 +51,11 @@ static void toy_make(toy *t, float start) {
         state[i] = (moments){m[i], v[i]};
     }
     t->optimizer = (optimizer){.rows = ROWS_DENSE, .kind = OPT_ADAMW, .state = state};
-    t->c =
-        (checkpoint){.be = t->be, .params = t->params, .n_params = 3, .optimizer = &t->optimizer};
+    t->c = (checkpoint){.be = t->be,
+                        .data = &toy_names,
+                        .params = t->params,
+                        .n_params = 3,
+                        .optimizer = &t->optimizer};
     t->c.state =
         (train_state){.seed = UINT64_MAX,
                       .step = 7,
@@ -177,8 +184,9 @@ TEST(checkpoint_with_a_manifest_of_other_files_is_refused) {
     toy_free();
 }
 
-/* A vocabulary that the manifest does not list would be read unchecked. */
-TEST(checkpoint_with_a_vocabulary_that_is_not_its_own_is_refused) {
+/* A vocabulary gives the numbers of a model their meaning: it is there, and it is the checkpoint's
+ * own. */
+TEST(checkpoint_without_its_vocabulary_is_refused) {
     toy a;
     char folder[CHECKPOINT_PATH_BYTES];
     toy_make(&a, 1);
@@ -186,6 +194,16 @@ TEST(checkpoint_with_a_vocabulary_that_is_not_its_own_is_refused) {
     CHECK_OK(checkpoint_find(run_path("run"), folder));
     CHECK_OK(checkpoint_verify(folder));
     CHECK_EQ(test_command(NULL, "echo x >%s/vocabulary.seq", folder), 0);
+    CHECK_FAILS(checkpoint_verify(folder), ERR_FORMAT, "vocabulary.seq");
+    CHECK(unlink(in_run(folder, "vocabulary.seq")) == 0);
+    CHECK_FAILS(checkpoint_verify(folder), ERR_FORMAT, "vocabulary.seq");
+    CHECK_FAILS(checkpoint_seal(folder, 7, NULL), ERR_IO, "vocabulary.seq");
+    CHECK_EQ(test_command(NULL,
+                          "sed -i '/vocabulary.seq/,/xxh64/d; s/state.json/vocabulary.seq/' "
+                          "%s/manifest.json",
+                          folder),
+             0);
+    reseal(folder);
     CHECK_FAILS(checkpoint_verify(folder), ERR_FORMAT, "manifest.json does not list all files");
     toy_free();
 }

@@ -343,31 +343,6 @@ TEST(trained_ranking_is_by_id) {
     CHECK(c.n_unknown == 1 && c.n_users == WORLD_USERS);
 }
 
-/* Checkpoints without a vocabulary: the data they were trained on, no other. */
-TEST(trained_old_checkpoints_need_their_data) {
-    const char *run = train_world(&old_world, retrieval_gin, "");
-    char path[1024];
-    use u;
-    trained t;
-    snprintf(path, sizeof path, "%s/last/vocabulary.seq", run);
-    CHECK(unlink(path) == 0);
-    CHECK_FAILS(checkpoint_verify(run_path("run-of-old/last")), ERR_FORMAT, "vocabulary.seq");
-    checkpoint_origin origin;
-    CHECK_OK(checkpoint_read_origin(&origin, run_path("run-of-old/last")));
-    CHECK_OK(checkpoint_seal(run_path("run-of-old/last"), origin.step, NULL));
-    use_open(&u, run, &old_world);
-    CHECK(u.t.vocabulary == NULL && u.t.session.data == u.data);
-    use_close(&u);
-    seq_file *data = world_open(&new_world);
-    backend *be;
-    CHECK_OK(backend_create_cpu(&be, NULL));
-    CHECK_FAILS(trained_open(&t, run, data, be, 1), ERR_CONFIG,
-                "knows its items by number only and can be used");
-    CHECK_FAILS(trained_open(&t, run, NULL, be, 1), ERR_CONFIG, "give the data it was trained on");
-    seq_file_close(data);
-    backend_destroy(be);
-}
-
 typedef struct attempt {
     use u;
     const char *run;

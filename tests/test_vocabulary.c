@@ -37,8 +37,7 @@ TEST(vocabulary_file_has_ids_titles_values_and_actions) {
     seq_file *data = world_open(&texts), *v;
     buf name;
     buf_init(&name);
-    CHECK_OK(vocabulary_open(&v, test_folder(), NULL));
-    CHECK(v == NULL);
+    CHECK_FAILS(vocabulary_open(&v, test_folder(), NULL), ERR_IO, "vocabulary.seq");
     CHECK_OK(vocabulary_save(path_in("vocabulary.seq"), NULL, data, 5, NULL));
     CHECK_OK(vocabulary_open(&v, test_folder(), NULL));
     CHECK(v->n_users == 0 && v->n_events == 0 && v->n_items == WORLD_ITEMS);

@@ -406,16 +406,6 @@ TEST(warm_start_says_what_does_not_fit) {
     start_open(&s, &after, retrieval_gin, "", "nowhere");
     CHECK_FAILS(go(&s), ERR_IO, "nowhere: no such folder");
     start_close(&s);
-    /* Without a vocabulary: the same data only. */
-    CHECK(unlink(run_path("run-of-before/last/vocabulary.seq")) == 0);
-    CHECK_OK(checkpoint_seal(run_path("run-of-before/last"), 6, NULL));
-    start_open(&s, &after, retrieval_gin, "", run);
-    CHECK_FAILS(go(&s), ERR_CONFIG, "knows its items by number only");
-    start_close(&s);
-    start_open(&s, &before, retrieval_gin, "", run);
-    CHECK_OK(go(&s));
-    check_counts(table_of(&s, "item"), WORLD_ITEMS, 0, 0);
-    start_close(&s);
 }
 
 /* Another optimizer has another state: it starts again, and the report says so. */

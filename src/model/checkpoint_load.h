@@ -25,7 +25,7 @@ typedef enum {
     CHECKPOINT_MODEL,
     CHECKPOINT_OPTIMIZER,
     CHECKPOINT_STATE,
-    CHECKPOINT_VOCABULARY, /* may be missing: model/trained.h */
+    CHECKPOINT_VOCABULARY,
     CHECKPOINT_FILES
 } checkpoint_file;
 extern const char *const checkpoint_file_names[CHECKPOINT_FILES];

@@ -135,14 +135,6 @@ static status verify_tables(const char *folder, const json_value *root) {
     return OK;
 }
 
-/* One that is not listed would be read unchecked. */
-static bool has_vocabulary(const char *folder) {
-    char path[CHECKPOINT_PATH_BYTES];
-    return path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_VOCABULARY]) ==
-               OK &&
-           file_exists(path);
-}
-
 static status verify_files(const char *folder, const json_value *root) {
     static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
     const json_value *files = json_member(root, "files");
@@ -151,13 +143,13 @@ static status verify_files(const char *folder, const json_value *root) {
     for (const json_value *e = files->first; e != NULL; e = e->next)
         TRY(check_keys(folder, e, keys));
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
-        bool is_needed = i != CHECKPOINT_VOCABULARY || has_vocabulary(folder), is_there = false;
+        bool is_there = false;
         for (const json_value *e = files->first; e != NULL; e = e->next) {
             const json_value *name = json_member(e, "name");
             is_there |= name != NULL && name->type == JSON_STRING &&
                         strcmp(name->string, checkpoint_file_names[i]) == 0;
         }
-        if (is_needed && !is_there) return damaged(folder, "manifest.json does not list all files");
+        if (!is_there) return damaged(folder, "manifest.json does not list all files");
     }
     for (const json_value *e = files->first; e != NULL; e = e->next)
         TRY(verify_file(folder, e));

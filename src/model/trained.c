@@ -5,31 +5,12 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* Without a vocabulary a model knows its items by their numbers in the data it was trained on. */
-static status check_data(const trained *t, const seq_file *data) {
-    bool is_own = data != NULL && t->origin.data == batcher_fingerprint(data);
-    if (t->vocabulary != NULL || is_own) return OK;
-    if (data == NULL)
-        return fail(
-            ERR_CONFIG,
-            "%s: has no vocabulary.seq, so it knows its items by number only; give the data "
-            "it was trained on",
-            t->folder);
-    return fail(ERR_CONFIG,
-                "%s: has no vocabulary.seq, so it knows its items by number only and can be used "
-                "with the data it was trained on only, and %s is other data; train again, or use "
-                "that data",
-                t->folder, data->path);
-}
-
 /* The data in the model's numbering. */
 static status match(trained *t, const seq_file *data, pool *p, const seq_file **out) {
     bool reads_actions = t->config->task == TASK_RANKING;
     bool reads_context = t->config->family == FAMILY_NVIDIA;
-    *out = data;
+    *out = NULL;
     TRY(vocabulary_open(&t->vocabulary, t->folder, p));
-    TRY(check_data(t, data));
-    if (t->vocabulary == NULL) return OK;
     if (data == NULL) {
         *out = t->vocabulary;
         return OK;

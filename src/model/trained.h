@@ -15,15 +15,14 @@ typedef struct trained {
     config *config;
     session session;
     checkpoint_origin origin;
-    seq_file *vocabulary; /* of the checkpoint; NULL: it has none */
+    seq_file *vocabulary; /* of the checkpoint */
     vocabulary_view *view;
     char folder[CHECKPOINT_PATH_BYTES];
 } trained;
 
 /* path: a checkpoint or a run.  max_users: of a batch; 0: the config's batch size for evaluation.
  * data NULL: the vocabulary alone, a data set without users, for what needs the model only.
- * ERR_CONFIG: the data do not fit the model, and why; a checkpoint without a vocabulary
- * fits the data it was trained on only.  data and be must outlive it. */
+ * ERR_CONFIG: the data do not fit the model, and why.  data and be must outlive it. */
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
                     int32_t max_users);
 void trained_close(trained *t); /* a failed open too */

@@ -156,7 +156,6 @@ status vocabulary_open(seq_file **out, const char *folder, pool *p) {
     char path[CHECKPOINT_PATH_BYTES];
     *out = NULL;
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_VOCABULARY]));
-    if (!file_exists(path)) return OK;
     TRY(seq_file_open(out, path, p));
     if ((*out)->n_users == 0 && (*out)->n_events == 0) return OK;
     seq_file_close(*out);

@@ -23,8 +23,7 @@
 status vocabulary_save(const char *path, const char *previous, const seq_file *data,
                        int32_t n_actions, pool *p);
 
-/* Opens the vocabulary in a checkpoint's folder; *out = NULL where there is none.
- * seq_file_close closes it. */
+/* Opens the vocabulary in a checkpoint's folder; seq_file_close closes it. */
 status vocabulary_open(seq_file **out, const char *folder, pool *p);
 
 /* Whether both have the same items, titles (true also if the vocabulary has none) or contextual

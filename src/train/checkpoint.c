@@ -279,7 +279,7 @@ static status write_files(const checkpoint *c, const char *run, const char *fold
     TRY(write_optimizer(c, path));
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
     TRY(write_state(&c->state, path));
-    if (c->data != NULL) TRY(write_vocabulary(c, run, folder));
+    TRY(write_vocabulary(c, run, folder));
     TRY(write_tables(c, folder));
     return checkpoint_seal(folder, c->state.step, c->tables);
 }

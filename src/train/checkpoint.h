@@ -55,7 +55,7 @@ typedef struct checkpoint {
     int n_params;
     optimizer *optimizer;
     dynamic_tables *tables; /* of the model; NULL: none */
-    const seq_file *data;   /* whose vocabulary is saved; NULL: none */
+    const seq_file *data;   /* whose vocabulary is saved */
     int32_t n_actions;      /* of the model */
     train_state state;
 } checkpoint;

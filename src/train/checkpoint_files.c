@@ -54,7 +54,6 @@ static status write_manifest(const char *folder, uint64_t step, const dynamic_ta
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
         uint64_t bytes = 0, hash = 0;
         TRY(path_join(path, sizeof path, folder, checkpoint_file_names[i]));
-        if (i == CHECKPOINT_VOCABULARY && !file_exists(path)) continue; /* a model without data */
         TRY(checkpoint_hash_file(path, &bytes, &hash));
         snprintf(hex, sizeof hex, "%016" PRIx64, hash);
         json_object_open(&w);

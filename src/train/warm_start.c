@@ -28,20 +28,14 @@ static status check_actions(const warm_job *j) {
                 j->report->folder, j->s->data->path);
 }
 
-/* The names that the other model knows: its vocabulary, or those of its data. */
+/* The names that the other model knows. */
 static status open_names(warm_job *j) {
     checkpoint_origin origin;
     pool *workers = j->c->be->workers;
     TRY(checkpoint_read_origin(&origin, j->report->folder));
-    TRY(vocabulary_open(&j->vocabulary, j->report->folder, workers));
-    j->names = j->vocabulary != NULL ? j->vocabulary : j->s->data;
+    TRY(vocabulary_open(&j->names, j->report->folder, workers));
     j->report->step = origin.step;
     j->n_earlier = origin.n_earlier;
-    if (j->vocabulary == NULL && origin.data != batcher_fingerprint(j->s->data))
-        return fail(ERR_CONFIG,
-                    "%s: has no vocabulary.seq, so it knows its items by number only: its rows "
-                    "mean something with the data it was trained on only, and %s is other data",
-                    j->report->folder, j->s->data->path);
     TRY(check_actions(j));
     return vocabulary_map_init(&j->map, j->names, j->s->data, workers);
 }
@@ -114,9 +108,8 @@ static status find_source(warm_job *j, const param *p, row_source *rows, const c
         return OK;
     }
     if (p == model_action_rows(m)) {
-        int64_t n = j->vocabulary != NULL ? j->vocabulary->n_actions : p->shape[0];
         *name = "action";
-        rows->n_there = n;
+        rows->n_there = j->names->n_actions;
         memcpy(rows->name, p->name, sizeof rows->name);
         return OK;
     }
@@ -193,7 +186,7 @@ status warm_start(checkpoint *c, session *s, const warm_options *options, warm_r
     mem_free(j.item_here);
     for (int f = 0; f < CONTEXT_MAX; f++)
         mem_free(j.value_here[f]);
-    seq_file_close(j.vocabulary);
+    seq_file_close(j.names);
     config_destroy(j.config);
     return st;
 }

@@ -14,8 +14,7 @@ typedef struct warm_job {
     warm_report *report;
     uint64_t n_earlier;        /* updates before those of the other run */
     config *config;            /* of the other model */
-    seq_file *vocabulary;      /* of its checkpoint; NULL: it has none, */
-    const seq_file *names;     /* and then its data, which is the data here */
+    seq_file *names;           /* the vocabulary of its checkpoint */
     vocabulary_map map;        /* the data here in `names` */
     st_file *values, *moments; /* moments NULL: the optimizer starts again */
     uint32_t *item_here;       /* (items of `names` + 1): the numbers of its items here, or 0 */

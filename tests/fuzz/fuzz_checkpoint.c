@@ -1,6 +1,7 @@
-/* Arbitrary bytes as a checkpoint.  The first byte says as what: one of its files beside three good
- * ones, or all of them.  Unless the bytes are a manifest, one is written that vouches for the
- * files, so that the readers get behind the checksums.
+/* Arbitrary bytes as a checkpoint.  The first byte says as what: one of its files beside good ones,
+ * or all of them but the vocabulary, which has a target of its own.  Unless the bytes are a
+ * manifest, one is written that vouches for the files, so that the readers get behind the
+ * checksums.
  *
  * Loading must refuse, or give a checkpoint that can be saved and loaded again with the same state.
  */
@@ -34,7 +35,9 @@ static struct {
 } good[N_FILES];
 
 static checkpoint make_checkpoint(backend *be) {
-    checkpoint c = {.be = be, .params = params, .n_params = 2, .optimizer = &adam};
+    static const int64_t ids[3] = {0, 3, 5};
+    static const seq_file names = {.n_items = 2, .time_per_second = 1, .item_id = ids};
+    checkpoint c = {.be = be, .data = &names, .params = params, .n_params = 2, .optimizer = &adam};
     c.state.best_metric = -1;
     snprintf(c.state.batches.settings, sizeof c.state.batches.settings, "toy");
     return c;
