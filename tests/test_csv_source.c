@@ -26,6 +26,9 @@ TEST(header_is_recognised_and_usual_names_found) {
     CHECK_STR(read_csv("timestamp,USER_ID,item_id\n6,1,2\n5,1,3\n", ""), WANTED);
     CHECK_STR(read_csv("1,2,6\n1,3,5\n", ""), WANTED);
     CHECK_STR(read_csv("1,2,6\n1,3,5", "--header no"), WANTED);
+    /* Neither a Parquet file nor JSON lines. */
+    CHECK_CONTAINS(read_csv("PAR1,item,time\nu,2,6\n", "--user-col 1 --item-col 2"), "\nu,");
+    CHECK_CONTAINS(read_csv("{user},item,time\nu,2,6\n", "--user-col 1 --item-col 2"), "\nu,");
     CHECK_STR(read_csv("\xef\xbb\xbfuser_id,item_id,timestamp\r\n1,2,6\r\n1,3,5\r\n\r\n", ""),
               WANTED);
 }
@@ -82,6 +85,10 @@ TEST(bad_files) {
               "in.csv:2: column 1: '9223372036854775808' does not fit a 64-bit number; for string "
               "ids use --string-ids");
     check_bad("", "", 1, "in.csv: the file is empty");
+    check_bad("PAR1\x15\x04\x15", "", 1,
+              "in.csv: this is a Parquet file; read it with 'hstu prep parquet'");
+    check_bad("{\"user_id\": 1, \"item_id\": 2, \"ts\": 3}\n", "", 1,
+              "in.csv:1: this looks like JSON lines; read it with 'hstu prep jsonl'");
     check_bad("\n\r\n\n", "", 1, "in.csv: the file is empty");
     check_bad("user_id,item_id,timestamp\n", "", 1, "in.csv: there are no events");
     check_bad("user_id,item_id,timestamp\n1,2,3\n1,2\n", "", 1,

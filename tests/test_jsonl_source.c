@@ -39,6 +39,9 @@ TEST(columns_ids_and_times) {
 
 TEST(rows_that_cannot_be_read) {
     check_bad("", "", 1, "in.jsonl: the file is empty");
+    check_bad("user,item\n1,2\n", "", 1,
+              "in.jsonl:1: byte 1: an object is expected: {...}; tables are read with 'hstu prep "
+              "csv'");
     check_bad("[{\"user_id\":1}]\n", "", 1, "in.jsonl:1: byte 1: an array; one object a line");
     check_bad("{\n\"user_id\":1}\n", "", 1, "in.jsonl:1: byte 2: the object does not end");
     check_bad("{}\n", "", 1, "in.jsonl:1: the object has no members");

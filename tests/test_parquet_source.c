@@ -144,7 +144,16 @@ TEST(columns_that_cannot_be_read_are_refused) {
     prep_fails("parquet --input in.parquet --out out --header no", 2, "--header");
     prep_fails("parquet --input in.parquet --out out --time-unit h", 2, "--time-unit");
     put_file("in.parquet", "user_id,item_id\n1,2\n");
-    prep_fails(ARGS, 1, "not a Parquet file");
+    prep_fails(ARGS, 1, "it does not begin with PAR1; if it is text, 'hstu prep csv' reads it");
+    put_file("in.parquet", "{\"user_id\": 1, \"item_id\": 2}\n");
+    prep_fails(ARGS, 1, "it looks like JSON lines: 'hstu prep jsonl' reads them");
+    char *said;
+    CHECK_EQ(run_shell(&said, "gzip -f in.parquet && mv in.parquet.gz in.parquet"), 0);
+    prep_fails(ARGS, 1, "unpack it"); /* without libarchive in other words */
+    put_file("in.parquet", "a\tb\1----------");
+    CHECK(run_prep(&said, ARGS) == 1 && strstr(said, "if it is text") == NULL);
+    put_file("in.parquet", "PAR1----------");
+    prep_fails(ARGS, 1, "it does not end with PAR1; was it cut off?");
     put_file("in.parquet", "PAR1");
     prep_fails(ARGS, 1, "not a Parquet file");
     put_file("in.parquet", "PARE12345678PARE");

@@ -76,10 +76,18 @@ static status drop_byte_order_mark(blocks *b) {
     return OK;
 }
 
+/* Every Parquet file begins with a page header, whose first byte is 0x15: no text does. */
+static status refuse_parquet(const blocks *b) {
+    if (b->carry_bytes < 5 || memcmp(b->carry, "PAR1\x15", 5) != 0) return OK;
+    return fail(ERR_FORMAT, "%s: this is a Parquet file; read it with 'hstu prep parquet'",
+                input_name(b->in));
+}
+
 /* The first bytes are read ahead: they show the encoding and hold the header. */
 static status start(blocks *b) {
     TRY(MEM_RESERVE(&b->carry, &b->carry_capacity, FIRST_BYTES + 1));
     TRY(fill(b, b->carry, &b->carry_bytes, FIRST_BYTES));
+    TRY(refuse_parquet(b));
     return drop_byte_order_mark(b);
 }
 

@@ -71,6 +71,12 @@ static status peek_rows(blocks *b, first_rows *out) {
     return OK;
 }
 
+static status refuse_json(const blocks *b, const first_rows *rows) {
+    if (rows->n_bytes < 2 || memcmp(rows->text, "{\"", 2) != 0) return OK;
+    return fail(ERR_FORMAT, "%s:1: this looks like JSON lines; read it with 'hstu prep jsonl'",
+                blocks_name(b));
+}
+
 static void find_first_row(const csv_format *f, first_rows *rows) {
     size_t n = csv_row_bytes(f, rows->text, rows->n_bytes);
     rows->n_lines = count_newlines(rows->text, n);
@@ -144,6 +150,7 @@ static status begin_csv(table_reader *r, blocks *b) {
     job_layout(r->job, t, ",", true);
     t->bad = r->job->bad;
     TRY(peek_rows(b, &rows));
+    TRY(refuse_json(b, &rows));
     TRY(find_format(q, &rows, &t->format));
     blocks_set_quotes(b, &t->format);
     find_first_row(&t->format, &rows);

@@ -215,7 +215,8 @@ status json_row_read(const json_paths *p, char *line, size_t n_bytes, json_cell 
     skip_blanks(&r);
     if (r.at < r.end && *r.at == '[')
         return fail_here(&r, "an array; one object a line is needed ('jq -c .[]' makes them)");
-    if (r.at == r.end || *r.at != '{') return fail_here(&r, "an object is expected: {...}");
+    if (r.at == r.end || *r.at != '{')
+        return fail_here(&r, "an object is expected: {...}; tables are read with 'hstu prep csv'");
     TRY(take_object(&r, &state, 1));
     skip_blanks(&r);
     return r.at == r.end ? OK : fail_here(&r, "text follows the object");

@@ -198,12 +198,30 @@ status parquet_read_at(const parquet_file *f, uint64_t offset, void *out, size_t
     return OK;
 }
 
-static status check_magic(const unsigned char *magic, const char *where) {
+/* What a file that is none may be instead, and what to do with it; "" where nobody knows. */
+static const char *remedy_of(const unsigned char *head) {
+    static const char *const packed[] = {"\x1f\x8b", "PK\3\4", "BZh", "\x28\xb5\x2f\xfd",
+                                         "\xfd"
+                                         "7zX"};
+    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
+        if (memcmp(head, packed[i], strlen(packed[i])) == 0)
+            return "; it is compressed as a whole: unpack it first, or read it with 'hstu prep "
+                   "csv' "
+                   "or 'hstu prep jsonl' if it holds text";
+    if (head[0] == '{') return "; it looks like JSON lines: 'hstu prep jsonl' reads them";
+    for (int i = 0; i < 4; i++)
+        if (head[i] < ' ' && strchr("\t\r\n", head[i]) == NULL) return "";
+    return "; if it is text, 'hstu prep csv' reads it";
+}
+
+static status check_magic(const unsigned char *magic, bool is_head) {
     if (memcmp(magic, "PARE", 4) == 0)
         return fail(ERR_UNSUPPORTED, "the file is encrypted; write it again without encryption");
-    if (memcmp(magic, "PAR1", 4) != 0)
-        return fail(ERR_FORMAT, "not a Parquet file: it does not %s with PAR1", where);
-    return OK;
+    if (memcmp(magic, "PAR1", 4) == 0) return OK;
+    if (is_head)
+        return fail(ERR_FORMAT, "not a Parquet file: it does not begin with PAR1%s",
+                    remedy_of(magic));
+    return fail(ERR_FORMAT, "not a Parquet file: it does not end with PAR1; was it cut off?");
 }
 
 static status read_footer(parquet_file *f) {
@@ -217,9 +235,9 @@ static status read_footer(parquet_file *f) {
         return fail(ERR_FORMAT, "not a Parquet file: it has %llu bytes",
                     (unsigned long long)n_bytes);
     TRY(parquet_read_at(f, 0, head, sizeof head));
-    TRY(check_magic(head, "begin"));
+    TRY(check_magic(head, true));
     TRY(parquet_read_at(f, n_bytes - TAIL_BYTES, tail, sizeof tail));
-    TRY(check_magic(tail + 4, "end"));
+    TRY(check_magic(tail + 4, false));
     uint32_t length =
         tail[0] | (uint32_t)tail[1] << 8 | (uint32_t)tail[2] << 16 | (uint32_t)tail[3] << 24;
     if (length > n_bytes - TAIL_BYTES - sizeof head || length > MAX_FOOTER_BYTES)
