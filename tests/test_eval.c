@@ -248,6 +248,15 @@ TEST(eval_is_the_next_command) {
     free(said(0, line));
 }
 
+/* Nothing in the name of a run moves the cursor. */
+TEST(eval_shows_the_path_escaped) {
+    free(said(0, "train --gin-config-file m.gin --data data --epochs 1 --out 'a\033[2Jrun'"));
+    char *text = said(0, "eval 'a\033[2Jrun' --data data");
+    CHECK_CONTAINS(text, "a\\x1b[2Jrun/last at step 5");
+    CHECK(strchr(text, '\033') == NULL);
+    free(text);
+}
+
 TEST(eval_prints_its_protocol_and_baselines) {
     free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 2"));
     char *text = said(0, "eval run --data data --metrics HR@5,ndcg@20,PRECISION@5,COVERAGE@10 "

@@ -46,6 +46,8 @@ TEST(summary_says_what_was_done_and_what_next) {
     CHECK_CONTAINS(out, "  Duplicates             1   kept; --drop-duplicates drops them\n");
     CHECK_CONTAINS(out, "  Reordered              1   events sorted by time\n");
     CHECK_CONTAINS(out, "Next: hstu info out\n");
+    CHECK_CONTAINS(prep_ok("ml-20m --input in --out \"it's data\""),
+                   "Next: hstu info 'it'\\''s data'\n");
 }
 
 static void check_bad(const char *text, const char *reason) {

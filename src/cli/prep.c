@@ -315,7 +315,7 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
     return json_line_print(&line);
 }
 
-static void print_summary(const prep_options *o, const builder_stats *s, double seconds) {
+static status print_summary(const prep_options *o, const builder_stats *s, double seconds) {
     char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES], rate[32];
     char out[SHOW_PATH_BYTES], other[SHOW_PATH_BYTES];
     show_path(out, o->out);
@@ -348,7 +348,8 @@ static void print_summary(const prep_options *o, const builder_stats *s, double 
         printf("  Reordered   %12s   events sorted by time\n", show_count(a, s->n_out_of_order));
     printf("  Time        %10.2f s   %s events/s\n", seconds, rate);
     if (o->emit_csv != NULL) printf("\nAlso written: %s\n", show_path(other, o->emit_csv));
-    printf("\nNext: hstu info %s\n", out);
+    printf("\n");
+    return show_next_info(o->out);
 }
 
 static status write_csv(const prep_options *o, const source_result *r, pool *p, out_file *csv) {
@@ -456,8 +457,7 @@ static status prepare(prep_options *o) {
     if (st != OK) return st;
     double seconds = (double)(clock_ns() - start_ns) * 1e-9;
     if (o->is_json) return print_json(o, &stats, seconds);
-    print_summary(o, &stats, seconds);
-    return OK;
+    return print_summary(o, &stats, seconds);
 }
 
 status cmd_prep(int argc, char **argv) {

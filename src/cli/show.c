@@ -103,6 +103,15 @@ status show_word(buf *out, const char *word) {
     return buf_char(out, '\'');
 }
 
+status show_next_info(const char *folder) {
+    buf word;
+    buf_init(&word);
+    status st = show_word(&word, folder);
+    if (st == OK) printf("Next: hstu info %s\n", buf_str(&word));
+    buf_fini(&word);
+    return st;
+}
+
 show_style show_stdout_style(void) {
     if (!env_wants_colour(STDOUT_FILENO)) return (show_style){"", "", "", ""};
     return (show_style){"\033[1m", "\033[36m", "\033[2m", "\033[0m"};

@@ -34,6 +34,9 @@ int show_columns(const char *text);
  * taken for an option. */
 status show_word(buf *out, const char *word);
 
+/* Prints "Next: hstu info FOLDER", ready to be pasted. */
+status show_next_info(const char *folder);
+
 /* "\033[1m" and so on where colours are wanted on stdout, else "". */
 typedef struct show_style {
     const char *bold, *bar, *dim, *plain;

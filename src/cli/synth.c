@@ -24,7 +24,7 @@ static status print_json(const char *folder, const synth_report *r, double secon
     return json_line_print(&line);
 }
 
-static void print_text(const char *folder, const synth_report *r, double seconds) {
+static status print_text(const char *folder, const synth_report *r, double seconds) {
     char a[SHOW_BYTES], b[SHOW_BYTES];
     show_style style = show_stdout_style();
     char path[SHOW_PATH_BYTES];
@@ -40,7 +40,7 @@ static void print_text(const char *folder, const synth_report *r, double seconds
     printf("                     HR@10   NDCG@10\n");
     printf("  Best reachable     %5.3f     %5.3f\n", r->best_hr10, r->best_ndcg10);
     printf("  Popularity         %5.3f\n\n", r->popularity_hr10);
-    printf("Next: hstu info %s\n", path);
+    return show_next_info(folder);
 }
 
 status cmd_synth(int argc, char **argv) {
@@ -89,6 +89,5 @@ status cmd_synth(int argc, char **argv) {
     TRY(st);
     double seconds = (double)(clock_ns() - start) / 1e9;
     if (is_json) return print_json(folder, &report, seconds);
-    print_text(folder, &report, seconds);
-    return OK;
+    return print_text(folder, &report, seconds);
 }
