@@ -349,6 +349,9 @@ TEST(train_killed_before_its_first_checkpoint_begins_again) {
              0);
     CHECK_STR(text, "2\n");
     free(text);
+    CHECK_EQ(test_command(&text, "grep -c baselines %s/run/log.jsonl", test_folder()), 0);
+    CHECK_STR(text, "1\n"); /* once, not of both beginnings */
+    free(text);
     /* Killed between the first checkpoint and the link to it. */
     CHECK_EQ(test_command(NULL, "rm %s/run/last", test_folder()), 0);
     free(said(0, "eval run --data data"));

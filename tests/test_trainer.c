@@ -334,21 +334,30 @@ TEST(trainer_stops_when_its_data_is_overwritten) {
     free(text);
 }
 
-/* Killed after the last checkpoint and before the last line: that line has the loss all the same.
- */
-TEST(trainer_resumed_at_its_end_knows_its_loss) {
-    job j = job_make(retrieval_gin, run_path("run"));
-    char *first, *again;
-    CHECK_OK(job_run(&j));
-    CHECK_EQ(test_command(&first, "tail -n 1 %s/run/log.jsonl | grep -o '\"loss\":[^,]*'",
+/* The loss and the learning rate of a run's last line. */
+static char *last_figures(void) {
+    char *text;
+    CHECK_EQ(test_command(&text, "tail -n 1 %s/run/log.jsonl | grep -oE '\"(loss|lr)\":[^,]*'",
                           test_folder()),
              0);
+    return text;
+}
+
+/* Killed after the last checkpoint and before the last line: that line has both all the same. */
+TEST(trainer_resumed_at_its_end_knows_its_loss_and_rate) {
+    job j = job_make(retrieval_gin, run_path("run"));
+    CHECK_OK(job_run(&j));
+    char *first = last_figures();
+    CHECK_CONTAINS(first, "\"lr\":0.003");
     j.options.is_resume = true;
     CHECK_OK(job_run(&j));
-    CHECK_EQ(test_command(&again, "tail -n 1 %s/run/log.jsonl | grep -o '\"loss\":[^,]*'",
-                          test_folder()),
-             0);
+    char *again = last_figures();
     CHECK_STR(again, first);
+    free(again);
+    CHECK_EQ(test_command(NULL, "rm %s/run/log.jsonl", test_folder()), 0);
+    CHECK_OK(job_run(&j));
+    again = last_figures();
+    CHECK_STR(again, "\"loss\":null\n\"lr\":0.003\n");
     free(first);
     free(again);
 }

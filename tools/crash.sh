@@ -89,7 +89,7 @@ rows_of() {
 
 # same_run WHOLE PARTS: weights, optimizer, tables, state and log, but for times and where rows were found.
 times='s/"(time|tokens_per_s|[a-z_]*seconds)": ?("[^"]*"|[^,}]*)//g; s/"tables":\[[^]]*\]//'
-skipped='"event":"(start|done)"'
+skipped='"event":"start"'
 same_run() {
     local file
     for file in model.safetensors optimizer.safetensors; do

@@ -101,12 +101,13 @@ static status parse_line(arena *a, const char *line, size_t n, const json_value 
     return OK;
 }
 
-/* Whether a line belongs to a run that stands at `step`. */
+/* Whether a line belongs to a run that stands at `step`.  What is written at the end, and at the
+ * beginning by a run that stands there, is written again. */
 static bool is_kept(const json_value *line, uint64_t step) {
     const json_value *at = json_member(line, "step"), *event = json_member(line, "event");
-    if (event != NULL && event->type == JSON_STRING &&
-        (strcmp(event->string, "done") == 0 || strcmp(event->string, "samples") == 0))
-        return false;
+    const char *what = event != NULL && event->type == JSON_STRING ? event->string : "";
+    if (strcmp(what, "done") == 0 || strcmp(what, "samples") == 0) return false;
+    if (strcmp(what, "baselines") == 0 && step == 0) return false;
     return at == NULL || !at->is_integer || at->integer <= (int64_t)step;
 }
 

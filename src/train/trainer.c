@@ -348,7 +348,7 @@ static status resume(trainer *t) {
     TRY(checkpoint_point_best(t->o->run, state->best_metric >= 0 ? (int64_t)state->best_step : -1));
     TRY(batcher_restore(t->batches, &state->batches));
     TRY(run_log_rewind(t->o->run, state->step));
-    trainer_recall_loss(t);
+    trainer_recall(t);
     t->saved_step = state->step;
     return trainer_write_config(t);
 }

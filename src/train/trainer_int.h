@@ -69,10 +69,11 @@ status trainer_log_samples(trainer *t);
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
                     const eval_result *metrics);
 
-/* A line {"event": what, "step": ..., "reason": ...} for the log alone; failures are ignored. */
-/* The loss of the newest epoch from the log, for a run that is resumed at its end. */
-void trainer_recall_loss(trainer *t);
+/* For a run that is resumed at its end: the loss of the newest epoch and the learning rate of the
+ * last update, as the log has them. */
+void trainer_recall(trainer *t);
 
+/* A line {"event": what, "step": ..., "reason": ...} for the log alone; failures are ignored. */
 void trainer_note(trainer *t, const char *what, const char *reason);
 
 #endif

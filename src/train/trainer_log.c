@@ -198,16 +198,23 @@ static status add_line(void *ctx, const json_value *line) {
     return OK;
 }
 
-static status note_loss(void *ctx, const json_value *line) {
-    const json_value *event = json_member(line, "event"), *loss = json_member(line, "loss");
+static status recall_line(void *ctx, const json_value *line) {
+    trainer *t = ctx;
+    const json_value *event = json_member(line, "event"), *loss = json_member(line, "loss"),
+                     *step = json_member(line, "step"), *rate = json_member(line, "lr");
     if (event != NULL && event->type == JSON_STRING && strcmp(event->string, "epoch") == 0 &&
         loss != NULL && loss->type == JSON_NUMBER)
-        *(double *)ctx = loss->number;
+        t->last_loss = loss->number;
+    if (step != NULL && step->type == JSON_NUMBER && rate != NULL && rate->type == JSON_NUMBER &&
+        step->number == (double)t->saved.state.step)
+        t->rate = rate->number;
     return OK;
 }
 
-void trainer_recall_loss(trainer *t) {
-    (void)run_log_read(t->o->run, note_loss, &t->last_loss); /* without a log it is not known */
+void trainer_recall(trainer *t) {
+    uint64_t step = t->saved.state.step;
+    if (step > 0) t->rate = schedule_rate(t->s->config, (int64_t)step, (int64_t)t->n_steps);
+    (void)run_log_read(t->o->run, recall_line, t); /* without a log the loss is not known */
 }
 
 /* Members of the final line: the mean of the last ten evaluations, and the best on validation. */
