@@ -108,8 +108,8 @@ $B/libhstu.o: $(LIB_OBJ)
 	objcopy --globalize-symbol=DW.ref.__gxx_personality_v0 $@
 
 # The same as a shared library; what is not hstu_* is hidden.
-$B/libhstu.so: $(LIB_OBJ)
-	$(LINK) -shared -Wl,-soname,libhstu.so.$(ABI) -o $@ $^ $(LIBS)
+$B/libhstu.so: $(LIB_OBJ) src/api/libhstu.map
+	$(LINK) -shared -Wl,-soname,libhstu.so.$(ABI) -Wl,--version-script=src/api/libhstu.map -o $@ $(LIB_OBJ) $(LIBS)
 
 $B/hstu: $(CLI_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)

@@ -217,7 +217,8 @@ static void flip_all(const format *f, const char *path, tally *t, uint64_t want,
         alarm(HANG_SECONDS);
         int fd = open(path, O_WRONLY | O_CLOEXEC);
         put_byte(fd, byte, (unsigned char)(bytes[byte] ^ 1 << bit));
-        judge(f, t, f->read(path, &got), got, want);
+        status st = f->read(path, &got);
+        judge(f, t, st, got, want);
         if (f->is_rewritten)
             put_back(path, bytes, n);
         else
