@@ -67,6 +67,7 @@ status cmd_recommend(int argc, char **argv);
 status cmd_score(int argc, char **argv);
 status cmd_export(int argc, char **argv);
 status cmd_import(int argc, char **argv);
+status cmd_plan(int argc, char **argv);
 status cmd_bench(int argc, char **argv);
 status cmd_doctor(int argc, char **argv);
 

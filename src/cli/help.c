@@ -8,6 +8,7 @@
 #include "base/env.h"
 #include "cli/bench.h"
 #include "cli/help_int.h"
+#include "cli/plan.h"
 #include "hstu.h"
 
 enum { HELP_INDENT = 6, HELP_WIDTH = 92 };
@@ -80,7 +81,7 @@ static status visit(help_page at) {
 }
 
 const command *help_parts(const command *c) {
-    return c->run == cmd_bench ? bench_commands : NULL;
+    return c->run == cmd_bench ? bench_commands : c->run == cmd_plan ? plan_commands : NULL;
 }
 
 status help_visit(help_form form, const command *commands) {

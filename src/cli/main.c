@@ -33,6 +33,7 @@ static const command commands[] = {
     {"export", cmd_export, "copy what a run has learnt, for other tools"},
     {"import", cmd_import, "take over tables of other tools, or of snapshots"},
     {"Machine", NULL, NULL},
+    {"plan", cmd_plan, "show which operators of a layer a fusion plan runs as one kernel"},
     {"bench", cmd_bench, "measure what we claim"},
     {"doctor", cmd_doctor, "tell whether hstu can run here, and what is missing"},
     {0},
