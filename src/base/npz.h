@@ -1,8 +1,8 @@
 /* npz: named arrays in one file that numpy opens (numpy.load, without pickle): a zip archive of
- * .npy members, stored, not compressed.
+ * .npy members, stored, not compressed (zip_write.h).
  *
- * Arrays are written one after the other, their bytes in pieces; sizes beyond 4 GiB are written in
- * the zip64 form.  The file appears whole or not at all (file.h).  One thread at a time. */
+ * Arrays are written one after the other, their bytes in pieces.  The file appears whole or not at
+ * all (file.h).  One thread at a time. */
 #ifndef HSTU_BASE_NPZ_H
 #define HSTU_BASE_NPZ_H
 
@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 
-enum { NPZ_MAX_DIMS = 4, NPZ_NAME_BYTES = 48, NPZ_MAX_ARRAYS = 16 };
+enum { NPZ_MAX_DIMS = 4 };
 
 typedef struct npz_writer npz_writer;
 

@@ -7,6 +7,7 @@
 #include "cli/export.h"
 #include "cli/show.h"
 #include "cli/work.h"
+#include "model/weight_file.h"
 #include "train/checkpoint.h"
 #include "train/table_files.h"
 
@@ -19,11 +20,33 @@ static status export_tables(const export_args *a, const char *folder) {
     return OK;
 }
 
-static status export_weights(const export_args *a, const char *folder) {
+/* A copy keeps the config in the file's metadata, from which ours open it again. */
+static status write_weights(const export_args *a, const char *folder, weight_format format) {
     char path[CHECKPOINT_PATH_BYTES];
+    work w;
+    bool is_meta = strcmp(a->layout, "meta") == 0;
+    if (format == WEIGHTS_SAFETENSORS && !is_meta) {
+        TRY(path_join(path, sizeof path, folder, "model.safetensors"));
+        return table_file_copy(path, a->out);
+    }
+    TRY(work_open(&w, NULL, "cpu"));
+    status st = weight_file_write(folder, a->out, format, is_meta, w.workers);
+    work_close(&w);
+    return st;
+}
+
+static status export_weights(const export_args *a, const char *folder) {
+    static const char *const formats[] = {"safetensors", "npz", "pt"};
+    int format = 0;
+    while (format < 3 && strcmp(a->format, formats[format]) != 0)
+        format++;
+    if (format == 3)
+        return fail(ERR_USAGE, "--format %.40s: of weights it is one of safetensors, npz, pt",
+                    a->format);
+    if (strcmp(a->layout, "own") != 0 && strcmp(a->layout, "meta") != 0)
+        return fail(ERR_USAGE, "--layout %.40s: it is own or meta", a->layout);
     TRY(checkpoint_verify(folder));
-    TRY(path_join(path, sizeof path, folder, "model.safetensors"));
-    TRY(table_file_copy(path, a->out));
+    TRY(write_weights(a, folder, (weight_format)format));
     char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
     printf("the weights of %s in %s\n", show_path(from, folder), show_path(to, a->out));
     return OK;
@@ -36,7 +59,7 @@ static const struct {
     status (*run)(const export_args *a, const char *folder);
 } whats[] = {{"items", false, export_items},
              {"users", false, export_users},
-             {"weights", true, export_weights},
+             {"weights", false, export_weights},
              {"tables", true, export_tables}};
 
 static status run(const export_args *a) {
@@ -57,7 +80,7 @@ static status run(const export_args *a) {
 }
 
 status cmd_export(int argc, char **argv) {
-    export_args a = {.format = "safetensors", .device = "auto"};
+    export_args a = {.format = "safetensors", .device = "auto", .layout = "own"};
     bool is_help;
     const arg_option options[] = {
         {"--what", ARG_TEXT, &a.what, "WHAT",
@@ -67,7 +90,13 @@ status cmd_export(int argc, char **argv) {
          0, 0},
         {"--out", ARG_TEXT, &a.out, "PATH", "A file, or a folder for tables; new.", 0, 0},
         {"--format", ARG_TEXT, &a.format, "FORMAT",
-         "safetensors (default); items and users also npz (numpy) or csv.", 0, 0},
+         "safetensors (default); items and users also npz (numpy) or csv; weights also npz or pt "
+         "(torch.load).",
+         0, 0},
+        {"--layout", ARG_TEXT, &a.layout, "LAYOUT",
+         "Of weights: own (default), as in the checkpoint; meta, for Meta's model classes: the row "
+         "of an item is its id, and the buffer _attn_mask is there.",
+         0, 0},
         {"--data", ARG_TEXT, &a.data, "DIR", "Data with the users to encode; items need none.", 0,
          0},
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},

@@ -5,7 +5,7 @@
 #include "base/status.h"
 
 typedef struct export_args {
-    const char *run, *what, *format, *out, *data, *device;
+    const char *run, *what, *format, *out, *data, *device, *layout;
 } export_args;
 
 /* The items' embeddings as they are scored, or the encoded states of the data's users; folder: of

@@ -1,5 +1,5 @@
 /* hstu info: what is in a data set; a run goes to info_run.c, a snapshot of a table to
- * info_table.c.
+ * info_table.c, a file of tensors to info_tensors.c.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/info_table.h"
+#include "cli/info_tensors.h"
 #include "cli/json_line.h"
 #include "cli/run_facts.h"
 #include "cli/show.h"
@@ -406,11 +407,12 @@ status cmd_info(int argc, char **argv) {
         {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object on one line.", 0, 0},
         {0},
     };
-    const arg_spec spec = {"hstu info DIR|RUN [--json]",
+    const arg_spec spec = {"hstu info DIR|RUN|FILE [--json]",
                            "Shows what is in a data set (users, items, events, the lengths of "
                            "histories, ratings or signals, the most popular items), in a run "
-                           "(config, data, split, progress, metrics, checkpoints), or in a "
-                           "snapshot of a dynamic table (load, tiers, scores).",
+                           "(config, data, split, progress, metrics, checkpoints), in a "
+                           "snapshot of a dynamic table (load, tiers, scores), or in a .pt or "
+                           ".safetensors file (its tensors: name, type, shape).",
                            options,
                            1,
                            1,
@@ -423,6 +425,7 @@ status cmd_info(int argc, char **argv) {
     if (is_help) return OK;
     if (embed_is_snapshot(path)) return info_table(path, is_json);
     if (has_file(path, "log.jsonl")) return info_run(path, is_json);
+    if (info_is_tensors(path)) return info_tensors(path, is_json);
     TRY(check_path(path));
     TRY(env_threads(&n_threads));
     TRY(pool_create(&p, n_threads));
