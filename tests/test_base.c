@@ -98,6 +98,9 @@ TEST(mem_alloc_zeroes_used_memory) {
                 if (block[i] != 0) FAIL_TEST("byte %zu of %zu is %d", i, n, block[i]);
             memset(block, 0xA5, n);
             mem_free(block);
+            CHECK_OK(mem_alloc_dense((void **)&block, n, 1));
+            memset(block, 0x5A, n);
+            mem_free(block);
         }
     }
 }

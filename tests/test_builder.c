@@ -115,17 +115,28 @@ TEST(builder_sorts_and_groups) {
     free(rows);
 }
 
-/* Histories of few and of many events, and times from seconds of a minute to both ends of 64 bits:
- * each is sorted in another way. */
+/* Histories of few and of many events, spread evenly or in bursts, and times from seconds of a
+ * minute to both ends of 64 bits: each is sorted in another way. */
 TEST(builder_sorts_times_of_any_range) {
-    static const int users[] = {1000, 30};
-    static const int64_t scale[] = {1, 1 << 20, (int64_t)1 << 50, (int64_t)1 << 57};
-    int n = 3000;
+    static const uint32_t users[] = {1000, 30, 6, 2, 1};
+    static const struct {
+        uint32_t n_times;
+        int64_t scale;
+    } spread[] = {{40, 1},
+                  {40, 1 << 20},
+                  {40, (int64_t)1 << 50},
+                  {40, (int64_t)1 << 57},
+                  {1 << 20, 64},
+                  {1 << 30, 1000},
+                  {1, 1}};
+    enum { N_USERS = 5, N_SPREADS = 7 };
+    int n = 5000;
     builder_stats stats;
-    for (size_t k = 0; k < 8; k++) {
-        row *rows = make_rows(n, users[k / 4], 500, 40, 3);
+    for (size_t k = 0; k < N_USERS * N_SPREADS; k++) {
+        row *rows = make_rows(n, users[k / N_SPREADS], 500, spread[k % N_SPREADS].n_times, 3);
         for (int i = 0; i < n; i++)
-            rows[i].time = (rows[i].time - 20) * scale[k % 4] + i % 3;
+            rows[i].time = (rows[i].time - 20) * spread[k % N_SPREADS].scale + i % 3;
+        if (k % 2 == 0) rows[n / 2].time = (int64_t)1 << 40; /* far from all others */
         CHECK_OK(build(rows, n, 777, 1, &plain, test_folder(), &stats));
         qsort(rows, (size_t)n, sizeof *rows, compare_rows);
         seq_file *s;
@@ -177,6 +188,10 @@ TEST(builder_drops_duplicates) {
                       s->action[i] != s->action[j]);
     seq_file_close(s);
     free(rows);
+    /* The only equal times of a history are those of a duplicate. */
+    row few[3] = {{.item = 1, .time = 10}, {.item = 2, .time = 20}, {.item = 2, .time = 20}};
+    CHECK_OK(build(few, 3, 100, 1, &options, b, &dropped));
+    CHECK(dropped.n_events == 2 && dropped.n_duplicates == 1);
 }
 
 /* The minima as amzn-books has them, against counts made by hand. */

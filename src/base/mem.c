@@ -70,6 +70,17 @@ status mem_alloc_raw(void **out, size_t n, size_t size) {
     return OK;
 }
 
+status mem_alloc_dense(void **out, size_t n, size_t size) {
+    TRY(mem_alloc_raw(out, n, size));
+#ifdef MADV_HUGEPAGE
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = n * size;
+    size_t head = (page - (uintptr_t)*out % page) % page;
+    if (current.alloc == default_alloc && bytes >= MEM_LARGE && bytes > head + page)
+        (void)madvise((char *)*out + head, (bytes - head) / page * page, MADV_HUGEPAGE);
+#endif
+    return OK;
+}
+
 /* Zeroes a block.  The whole pages of a large block are returned to the system, which provides
  * zeroed pages on first touch: room for the largest batch costs nothing until a batch
  * is that large.  Only for the default allocator, whose blocks are known to be anonymous memory. */

@@ -33,6 +33,10 @@ status mem_alloc(void **out, size_t n, size_t size);
 /* Like mem_alloc, but without zeroing, for large buffers that are overwritten completely. */
 status mem_alloc_raw(void **out, size_t n, size_t size);
 
+/* Like mem_alloc_raw, for blocks of some MB of which every byte is used soon: asks the system for
+ * huge pages, which cost fewer page faults.  Not for room that may stay empty. */
+status mem_alloc_dense(void **out, size_t n, size_t size);
+
 /* Grows or shrinks *block to n elements; new bytes are not zeroed.  On failure *block is as it was.
  */
 status mem_resize(void **block, size_t n, size_t size);

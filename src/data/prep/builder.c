@@ -79,7 +79,7 @@ status sink_begin_block(builder_sink *s, uint64_t sequence, uint64_t max_events)
     event_block *block;
     void *memory;
     TRY(MEM_NEW(&block, 1));
-    status st = mem_alloc_raw(&memory, max_events, EVENT_BYTES);
+    status st = mem_alloc_dense(&memory, max_events, EVENT_BYTES);
     if (st != OK) {
         mem_free(block);
         return st;

@@ -8,7 +8,8 @@
 #include "data/prep/bad_lines.h"
 #include "data/prep/parquet_convert.h"
 
-enum { BLOCK_EVENTS = 1 << 16 };
+/* Large enough for huge pages. */
+enum { BLOCK_EVENTS = 1 << 18 };
 #define UNKNOWN_TIME INT64_MIN
 
 /* One column of the row group in hand.  Entry 0 of the values is the last one of the batch before:
@@ -160,29 +161,41 @@ static status prepare_map(event_column *c) {
     return OK;
 }
 
+/* Copies values by their place in the dictionary up to the first whose entry is not converted yet,
+ * and returns where that is. */
+static size_t look_up_times(const event_column *c, const parquet_batch *b, size_t i, int64_t *to) {
+    for (; i < b->n_values; i++)
+        if ((to[i] = c->map.time[b->index[i]]) == UNKNOWN_TIME) break;
+    return i;
+}
+
+static size_t look_up_numbers(const event_column *c, const parquet_batch *b, size_t i,
+                              uint32_t *to) {
+    for (; i < b->n_values; i++)
+        if ((to[i] = c->map.number[b->index[i]]) == UINT32_MAX) break;
+    return i;
+}
+
+static status convert_entry(event_column *c, uint32_t k) {
+    bool is_time = c->convert.role == EVENT_TIME;
+    converted to = {is_time ? NULL : &c->map.number[k], is_time ? &c->map.time[k] : NULL};
+    size_t n;
+    return convert_values(&c->convert, &c->reader.dictionary.data, k, 1, to, &n);
+}
+
 /* Values from `first` on, by their place in the dictionary; an entry of it is converted at its
  * first use, since one that no row uses may be anything. */
 static status look_up(event_column *c, const parquet_batch *b, size_t first, converted to,
                       size_t *n_done) {
-    const parquet_data *from = &c->reader.dictionary.data;
-    bool is_time = c->convert.role == EVENT_TIME;
-    size_t n;
     TRY(prepare_map(c));
-    for (size_t i = first; i < b->n_values; i++, *n_done = i - first) {
-        uint32_t k = b->index[i];
-        if (is_time) {
-            if (c->map.time[k] == UNKNOWN_TIME)
-                TRY(convert_values(&c->convert, from, k, 1, (converted){.time = &c->map.time[k]},
-                                   &n));
-            to.time[i] = c->map.time[k];
-        } else {
-            if (c->map.number[k] == UINT32_MAX)
-                TRY(convert_values(&c->convert, from, k, 1,
-                                   (converted){.number = &c->map.number[k]}, &n));
-            to.number[i] = c->map.number[k];
-        }
+    bool is_time = c->convert.role == EVENT_TIME;
+    size_t i = first;
+    for (;;) {
+        i = is_time ? look_up_times(c, b, i, to.time) : look_up_numbers(c, b, i, to.number);
+        *n_done = i - first;
+        if (i == b->n_values) return OK;
+        TRY(convert_entry(c, b->index[i]));
     }
-    return OK;
 }
 
 /* Converts all values of a batch; `place` is that of its first entry. */

@@ -6,7 +6,8 @@
 #include "base/mem.h"
 
 /* Parts per thread: the buffers of all threads together then hold 1/16 of the events. */
-enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16, SMALL_RUN = 32, FEW_KEYS = 48 };
+enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16, SMALL_RUN = 32 };
+enum { FEW_KEYS = 48, MAX_BUCKET_BITS = 10, MAX_BUCKETS = 1 << MAX_BUCKET_BITS };
 
 typedef struct event {
     int64_t time;
@@ -138,6 +139,20 @@ static status bucket_blocks(partition_job *p) {
     return pool_run(b->workers, (int64_t)b->n_blocks, bucket_block, p);
 }
 
+/* Copies n events of a block, of one user, to `at`. */
+static inline void take_events(part_worker *w, uint64_t at, const event_block *from, uint64_t i,
+                               uint64_t n) {
+    if (n == 1) { /* what most events of a shuffled source are */
+        w->time[at] = from->time[i];
+        w->item[at] = from->item[i];
+        w->action[at] = from->action[i];
+        return;
+    }
+    memcpy(w->time + at, from->time + i, n * sizeof *w->time);
+    memcpy(w->item + at, from->item + i, n * sizeof *w->item);
+    memcpy(w->action + at, from->action + i, n * sizeof *w->action);
+}
+
 /* Scatters the events of a part to their users, in the order of the source. */
 static void gather(const partition_job *p, part_worker *w, uint64_t part) {
     const builder *b = p->job->b;
@@ -148,11 +163,13 @@ static void gather(const partition_job *p, part_worker *w, uint64_t part) {
     for (size_t k = 0; k < b->n_blocks; k++) {
         const event_block *block = b->blocks[k];
         const uint64_t *segment = p->segment + k * (p->n_parts + 2);
-        for (uint64_t i = segment[part]; i < segment[part + 1]; i++) {
-            uint64_t at = w->cursor[block->user[i] - first]++;
-            w->time[at] = block->time[i];
-            w->item[at] = block->item[i];
-            w->action[at] = block->action[i];
+        for (uint64_t i = segment[part], next; i < segment[part + 1]; i = next) {
+            /* Many sources list a user's events together. */
+            for (next = i + 1; next < segment[part + 1] && block->user[next] == block->user[i];)
+                next++;
+            uint64_t at = w->cursor[block->user[i] - first];
+            w->cursor[block->user[i] - first] += next - i;
+            take_events(w, at, block, i, next - i);
         }
     }
 }
@@ -224,6 +241,30 @@ static void sort_few_keys(uint64_t *key, uint64_t n) {
             key[j] = key[j - 1];
         key[j] = moving;
     }
+}
+
+/* Sorts keys whose times spread evenly: by their leading bits first, then within these buckets.
+ * Returns false, with the keys as they were, where a bucket would hold many. */
+static bool sort_spread_keys(time_keys *k, uint64_t n) {
+    uint32_t start[MAX_BUCKETS + 1], largest = 0;
+    if (n > 4 * MAX_BUCKETS) return false;
+    unsigned width = n < MAX_BUCKETS ? bit_length(n - 1) : MAX_BUCKET_BITS;
+    unsigned shift = k->place_bits + k->time_bits - width;
+    memset(start, 0, ((1u << width) + 1) * sizeof *start);
+    for (uint64_t i = 0; i < n; i++)
+        start[(k->key[i] >> shift) + 1]++;
+    for (uint32_t b = 1; b <= 1u << width; b++) {
+        largest = start[b] > largest ? start[b] : largest;
+        start[b] += start[b - 1];
+    }
+    if (largest > SMALL_RUN) return false;
+    for (uint64_t i = 0; i < n; i++)
+        k->spare[start[k->key[i] >> shift]++] = k->key[i];
+    sort_few_keys(k->spare, n);
+    uint64_t *swap = k->key;
+    k->key = k->spare;
+    k->spare = swap;
+    return true;
 }
 
 /* A radix sort over the bits of the times, up to eight at once; the places are in order from the
@@ -326,8 +367,16 @@ static uint64_t mark_long_run(part_worker *w, uint64_t at, uint64_t begin, uint6
     return count;
 }
 
+static bool has_equal_times(const int64_t *time, uint64_t n) {
+    uint64_t count = 0;
+    for (uint64_t i = 1; i < n; i++)
+        count += time[i] == time[i - 1];
+    return count > 0;
+}
+
 static uint64_t mark_duplicates(part_worker *w, uint64_t at, uint64_t n) {
     uint64_t count = 0;
+    if (!has_equal_times(w->time + at, n)) return 0;
     memset(w->duplicate, 0, n);
     for (uint64_t begin = 0, end; begin < n; begin = end) {
         for (end = begin + 1; end < n && w->time[at + end] == w->time[at + begin];)
@@ -359,7 +408,7 @@ static void sort_history(part_worker *w, uint64_t at, uint64_t n) {
     }
     if (n <= FEW_KEYS)
         sort_few_keys(k.key, n);
-    else
+    else if (!sort_spread_keys(&k, n))
         sort_many_keys(&k, n);
     apply_keys(w, at, n, &k);
 }
