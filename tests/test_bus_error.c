@@ -1,6 +1,7 @@
 #include "cli/bus_error.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,6 +45,26 @@ static void read_cut(const char *path) {
     _exit(*(volatile const unsigned char *)(map.bytes + map.n_bytes - 1) == 'x' ? 0 : 8);
 }
 
+enum { N_READERS = 16 };
+static pthread_barrier_t readers;
+
+static void *read_last(void *ctx) {
+    const file_map *map = ctx;
+    pthread_barrier_wait(&readers);
+    return *(volatile const unsigned char *)(map->bytes + map->n_bytes - 1) == 'x' ? ctx : NULL;
+}
+
+static void read_cut_together(const char *path) {
+    file_map map;
+    pthread_t thread[N_READERS];
+    pthread_barrier_init(&readers, NULL, N_READERS);
+    if (file_map_open(&map, path) != OK || truncate(path, 0) != 0) _exit(9);
+    for (int i = 0; i < N_READERS; i++)
+        if (pthread_create(&thread[i], NULL, read_last, &map) != 0) _exit(9);
+    for (int i = 0; i < N_READERS; i++)
+        pthread_join(thread[i], NULL);
+}
+
 /* The threads that prepare batches read the file, too. */
 static void batch_cut(const char *path) {
     seq_file *data;
@@ -73,6 +94,21 @@ TEST(bus_error_names_the_file) {
     CHECK_EQ(apart(read_whole, path, log), 0);
     CHECK_EQ(apart(read_cut, path, log), 1);
     check_says(log, "cut\\x1b.seq: the file was cut short");
+}
+
+TEST(bus_error_of_many_threads_is_told_once) {
+    char path[256], log[256], *text;
+    size_t n;
+    snprintf(path, sizeof path, "%s/cut.seq", test_folder());
+    snprintf(log, sizeof log, "%s/log", test_folder());
+    for (int i = 0; i < 20; i++) {
+        make_file(path, 200000);
+        CHECK_EQ(apart(read_cut_together, path, log), 1);
+        CHECK_OK(file_read_all(log, 65536, &text, &n));
+        CHECK_CONTAINS(text, "cut.seq: the file was cut short");
+        CHECK(strstr(strstr(text, "hstu: ") + 1, "hstu: ") == NULL);
+        mem_free(text);
+    }
 }
 
 TEST(bus_error_of_a_thread_names_the_file) {

@@ -1,6 +1,7 @@
 #include "cli/bus_error.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -12,9 +13,14 @@ static void say(const char *text) {
     (void)n; /* there is nobody left to tell */
 }
 
+/* The first thread speaks and ends the process; the others wait for that. */
+static atomic_flag is_said = ATOMIC_FLAG_INIT;
+
 static void explain(int signal_number, siginfo_t *info, void *context) {
     const char *path = file_map_at(info->si_addr);
     (void)signal_number, (void)context;
+    while (atomic_flag_test_and_set(&is_said))
+        pause();
     say("\nhstu: ");
     say(path != NULL ? path : "memory that is a file");
     say(": the file was cut short, or cannot be read any more, while it was in use. Checkpoints "
