@@ -71,6 +71,9 @@ typedef struct comm_ops {
     status (*broadcast)(comm *c, void *memory, size_t bytes, int root);
     /* Returns when every rank has called it and all earlier calls are done: the host waits. */
     status (*barrier)(comm *c);
+    /* Tells the watchdog of the job which step this rank begins: what it names when the rank is
+     * lost. */
+    void (*note_step)(comm *c, uint64_t step);
 } comm_ops;
 
 struct comm {

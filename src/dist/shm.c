@@ -1,0 +1,190 @@
+#include "dist/shm.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { WINDOW_BYTES = 1 << 20, N_SPINS = 2000, WAIT_NS = 50000000 };
+
+typedef struct shm_state {
+    shm_job *job;
+    unsigned round; /* rounds of exchanges so far: its parity chooses the window */
+    bool may_spin;  /* there is a core for every rank */
+} shm_state;
+
+status shm_job_create(shm_job **out, int size, size_t window_bytes) {
+    *out = NULL;
+    if (size < 1 || size > SHM_MAX_RANKS)
+        return fail(ERR_USAGE, "%d ranks; one machine can have 1 to %d", size, SHM_MAX_RANKS);
+    if (window_bytes == 0) window_bytes = WINDOW_BYTES;
+    if (window_bytes < (size_t)size) window_bytes = (size_t)size;
+    size_t bytes = sizeof(shm_job) + 2 * (size_t)size * window_bytes;
+    shm_job *job = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (job == MAP_FAILED) return fail_errno("memory that %d ranks share", size);
+    job->bytes = bytes;
+    job->window_bytes = window_bytes;
+    job->size = size;
+    *out = job;
+    return OK;
+}
+
+void shm_job_destroy(shm_job *job) {
+    if (job != NULL) munmap(job, job->bytes);
+}
+
+/* Wakes every rank that waits at the barrier. */
+static void wake_all(shm_job *job) {
+    syscall(SYS_futex, &job->n_passed, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+bool shm_job_fail(shm_job *job, int rank) {
+    int none = 0;
+    bool is_first = atomic_compare_exchange_strong(&job->failed, &none, rank + 1);
+    wake_all(job);
+    return is_first;
+}
+
+static status lost(const shm_job *job) {
+    int failed = atomic_load(&job->failed);
+    if (failed > 0) return fail(ERR_IO, "rank %d failed, so the job ends", failed - 1);
+    return fail(ERR_IO, "a rank has left the job too early");
+}
+
+/* The time-out only bounds how late a rank notices that another one has ended. */
+static status wait_for_others(shm_state *s, unsigned passed) {
+    shm_job *job = s->job;
+    const struct timespec most = {.tv_nsec = WAIT_NS};
+    for (int i = 0; s->may_spin && i < N_SPINS; i++)
+        if (atomic_load(&job->n_passed) != passed) return OK;
+    for (;;) {
+        bool is_over = atomic_load(&job->failed) > 0 || atomic_load(&job->n_ended) > 0;
+        if (atomic_load(&job->n_passed) != passed) return OK;
+        if (is_over) return lost(job);
+        syscall(SYS_futex, &job->n_passed, FUTEX_WAIT, passed, &most, NULL, 0);
+    }
+}
+
+static status wait_all(shm_state *s) {
+    shm_job *job = s->job;
+    unsigned passed = atomic_load(&job->n_passed);
+    if (atomic_load(&job->failed) > 0) return lost(job);
+    if (atomic_fetch_add(&job->n_waiting, 1) + 1 < (unsigned)job->size)
+        return wait_for_others(s, passed);
+    atomic_store(&job->n_waiting, 0);
+    atomic_fetch_add(&job->n_passed, 1);
+    wake_all(job);
+    return OK;
+}
+
+/* The piece of the window of `from` that holds its message to `to`. */
+static char *piece(const shm_job *job, unsigned round, int from, int to) {
+    size_t index = 2 * (size_t)from + round % 2;
+    return (char *)(job + 1) + index * job->window_bytes +
+           (size_t)to * (job->window_bytes / (size_t)job->size);
+}
+
+static int64_t at_most(int64_t n, int64_t most) {
+    return n < most ? n : most;
+}
+
+static void write_pieces(const transport *t, const exchange_args *a, int64_t done, int64_t most) {
+    shm_state *s = t->state;
+    for (int r = 0; r < t->size; r++) {
+        s->job->rank[t->rank].sent[s->round % 2][r] = a->n_from[r];
+        if (r == t->rank || a->n_from[r] <= done) continue;
+        memcpy(piece(s->job, s->round, t->rank, r), (const char *)a->from[r] + done,
+               (size_t)at_most(a->n_from[r] - done, most));
+    }
+}
+
+static status read_pieces(const transport *t, const exchange_args *a, int64_t done, int64_t most) {
+    shm_state *s = t->state;
+    for (int r = 0; r < t->size; r++) {
+        int64_t n = s->job->rank[r].sent[s->round % 2][t->rank];
+        if (n != a->n_to[r])
+            return fail(ERR_USAGE,
+                        "rank %d sends %lld bytes to rank %d, which expects %lld: the ranks do not "
+                        "make the same calls",
+                        r, (long long)n, t->rank, (long long)a->n_to[r]);
+        if (r == t->rank || n <= done) continue;
+        memcpy((char *)a->to[r] + done, piece(s->job, s->round, r, t->rank),
+               (size_t)at_most(n - done, most));
+    }
+    return OK;
+}
+
+/* The longest message between any two ranks; known after the first round. */
+static int64_t longest(const transport *t) {
+    const shm_state *s = t->state;
+    int64_t n = 0;
+    for (int from = 0; from < t->size; from++)
+        for (int to = 0; to < t->size; to++) {
+            int64_t sent = s->job->rank[from].sent[s->round % 2][to];
+            if (from != to && sent > n) n = sent;
+        }
+    return n;
+}
+
+static status shm_exchange(transport *t, const exchange_args *a) {
+    shm_state *s = t->state;
+    int64_t most = (int64_t)(s->job->window_bytes / (size_t)t->size), done = 0, n;
+    transport_copy_own(t, a);
+    do {
+        write_pieces(t, a, done, most);
+        TRY(wait_all(s));
+        TRY(read_pieces(t, a, done, most));
+        n = longest(t);
+        s->round++;
+        done += most;
+    } while (done < n);
+    return OK;
+}
+
+static status shm_barrier(transport *t) {
+    return wait_all(t->state);
+}
+
+static void shm_note_step(transport *t, uint64_t step) {
+    shm_state *s = t->state;
+    atomic_store_explicit(&s->job->rank[t->rank].step, step + 1, memory_order_relaxed);
+}
+
+static void shm_destroy(transport *t) {
+    mem_free(t->state);
+    mem_free(t);
+}
+
+static const transport_ops shm_ops = {.name = "shm",
+                                      .exchange = shm_exchange,
+                                      .barrier = shm_barrier,
+                                      .note_step = shm_note_step,
+                                      .destroy = shm_destroy};
+
+status shm_create(transport **out, shm_job *job, int rank) {
+    transport *t;
+    shm_state *s;
+    *out = NULL;
+    TRY(MEM_NEW(&t, 1));
+    status st = MEM_NEW(&s, 1);
+    if (st != OK) {
+        mem_free(t);
+        return st;
+    }
+    s->job = job;
+    s->may_spin = sysconf(_SC_NPROCESSORS_ONLN) >= job->size;
+    *t = (transport){.ops = &shm_ops,
+                     .rank = rank,
+                     .size = job->size,
+                     .local_rank = rank,
+                     .local_size = job->size,
+                     .stop = &job->stop,
+                     .state = s};
+    *out = t;
+    return OK;
+}

@@ -1,0 +1,47 @@
+/* shm: ranks that share a piece of memory, because one process forked them all (ranks.h).
+ *
+ * The memory holds a board (how far each rank is, whether the job goes on) and two windows for each
+ * rank.  Messages go through the windows in rounds: every rank writes a piece of each of its
+ * messages into its own window, all wait for each other, and every rank reads its pieces from the
+ * windows of the others.  Rounds use the two windows in turn, so one barrier a round is enough.
+ * Ranks wait in the kernel (futex), so there may be more of them than cores. */
+#ifndef HSTU_DIST_SHM_H
+#define HSTU_DIST_SHM_H
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "dist/transport.h"
+
+enum { SHM_MAX_RANKS = 64 };
+
+/* One rank on the board. */
+typedef struct shm_rank {
+    _Alignas(64) atomic_uint_fast64_t step; /* 1 + the last step it told; 0: none yet */
+    int64_t sent[2][SHM_MAX_RANKS];         /* bytes of its messages in a round of each window */
+} shm_rank;
+
+typedef struct shm_job {
+    size_t bytes;        /* of the whole mapping */
+    size_t window_bytes; /* of one window; a message to one rank uses window_bytes / size of it */
+    int size;
+    atomic_int failed;  /* 1 + the rank that failed first; 0: none */
+    atomic_int n_ended; /* ranks that have left */
+    volatile sig_atomic_t stop;
+    _Alignas(64) atomic_uint n_waiting; /* at the barrier */
+    _Alignas(64) atomic_uint n_passed;  /* barriers passed by all */
+    shm_rank rank[SHM_MAX_RANKS];
+} shm_job;
+
+/* Maps a board for 1..SHM_MAX_RANKS ranks; call it before the fork.  window_bytes 0: 1 MiB. */
+status shm_job_create(shm_job **out, int size, size_t window_bytes);
+void shm_job_destroy(shm_job *job); /* NULL is fine; unmaps it in this process */
+
+/* The job ends: `rank` failed.  False if another one had failed before. */
+bool shm_job_fail(shm_job *job, int rank);
+
+/* The transport of one rank.  The board must outlive it. */
+status shm_create(transport **out, shm_job *job, int rank);
+
+#endif
