@@ -11,7 +11,7 @@
 #   make install PREFIX=...  program, libraries, header, pkg-config file, configs, man pages, completion for shells
 #   make uninstall PREFIX=... removes them again
 #
-# What is optional (libarchive, libcurl, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
+# What is optional (libarchive, libcurl, libmicrohttpd, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
 
 comma := ,

@@ -24,6 +24,9 @@ links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"
 links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
+links '#include <microhttpd.h>
+static enum MHD_Result no(void) { return MHD_NO; }
+int main(void) { return MHD_get_version() == 0 && no(); }' -lmicrohttpd && echo "-DHSTU_HAS_MICROHTTPD -lmicrohttpd"
 links '#include <rocksdb/c.h>
 int main(void) { rocksdb_options_destroy(rocksdb_options_create()); return 0; }' -lrocksdb && echo "-DHSTU_HAS_ROCKSDB -lrocksdb"
 # Compression of Parquet columns.

@@ -47,6 +47,7 @@ look_around() {
     [[ $found == *HSTU_HAS_ARCHIVE* ]] ||
         missing optional libarchive-dev "reads .zip, .tar.gz and .xz data sets as they are"
     [[ $found == *HSTU_HAS_CURL* ]] || missing optional libcurl4-openssl-dev "'hstu prep --download'"
+    [[ $found == *HSTU_HAS_MICROHTTPD* ]] || missing optional libmicrohttpd-dev "'hstu serve'"
     [[ $found == *HSTU_HAS_SNAPPY* ]] || missing optional libsnappy-dev "'hstu prep parquet': SNAPPY columns"
     [[ $found == *HSTU_HAS_ZSTD* ]] || missing optional libzstd-dev "'hstu prep parquet': ZSTD columns"
     [[ $found == *HSTU_HAS_ZLIB* ]] || missing optional zlib1g-dev "'hstu prep parquet': GZIP columns"

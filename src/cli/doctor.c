@@ -22,6 +22,7 @@
 #include "cli/json_line.h"
 #include "ops/device.h"
 #include "ops/ops.h"
+#include "serve/http.h"
 
 enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
 
@@ -33,7 +34,7 @@ typedef struct library {
     const char *remedy;  /* how to get it into a build */
 } library;
 
-enum { N_LIBRARIES = 7 };
+enum { N_LIBRARIES = 8 };
 
 typedef struct diagnosis {
     machine host;
@@ -46,7 +47,7 @@ typedef struct diagnosis {
     char verdict[160];
 } diagnosis;
 
-static const char *const later = "NCCL, Open MPI, libmicrohttpd, XGBoost";
+static const char *const later = "NCCL, Open MPI, XGBoost";
 
 static void cuda_version_text(char *text, size_t n, int version) {
     snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
@@ -90,6 +91,8 @@ static void ask_libraries(diagnosis *d) {
                                 "apt-get install libzstd-dev, then make"};
     d->libraries[5] = (library){"zlib", zlib, "GZIP columns of 'hstu prep parquet'",
                                 "apt-get install zlib1g-dev, then make"};
+    d->libraries[7] = (library){"libmicrohttpd", http_library_version(), "'hstu serve'",
+                                "apt-get install libmicrohttpd-dev, then make"};
     d->libraries[6] =
         (library){"CUDA", cuda, "everything on a GPU",
                   "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make"};

@@ -1,0 +1,646 @@
+/* The one file that knows libmicrohttpd.
+ *
+ * Each thread of the server is a daemon of its own on a listening socket of its own; the kernel
+ * spreads connections over them.  An exchange whose handler returns without an answer is suspended;
+ * the answer resumes it.  libmicrohttpd's own time-out is for inactivity and starts again with
+ * every byte, so a reaper checks total deadlines: a connection that is still sending when its
+ * deadline passes gets 408 written to its socket, which is then shut down.  One lock guards the
+ * list of connections and the state of each exchange; it is held for a few instructions, or for
+ * a write that does not block. */
+#include "serve/http.h"
+
+#ifdef HSTU_HAS_MICROHTTPD
+#include <arpa/inet.h>
+#include <errno.h>
+#include <microhttpd.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/machine.h"
+#include "base/mem.h"
+#include "serve/http_listen.h"
+
+enum {
+    CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
+    MAX_ANSWER_HEADERS = 8,
+    HEADER_VALUE_BYTES = 256,
+    REAP_MS = 100,
+    STREAM_BYTES = 256 << 10 /* unread, at most */
+};
+
+/* What a connection is doing, for the reaper. */
+typedef enum { READS_HEADER, READS_BODY, IS_IDLE, IS_HANDLED } phase;
+
+/* One connection, from accept to close. */
+typedef struct peer {
+    struct peer *next, *previous;
+    int fd;
+    phase at;
+    uint64_t since_ns; /* when the phase began */
+    bool is_shut;
+} peer;
+
+typedef struct answer_header {
+    const char *name; /* a constant */
+    char value[HEADER_VALUE_BYTES];
+} answer_header;
+
+struct http_exchange {
+    http_server *server;
+    struct MHD_Connection *connection;
+    peer *from;
+    const char *method, *path;
+    buf body;
+    uint64_t arrived_ns;
+    bool is_whole;     /* the handler has it */
+    bool is_suspended; /* nobody of the server looks at it */
+    bool is_answered;
+    void (*then)(void *ctx, http_exchange *x); /* answers it, or NULL */
+    void *then_ctx;
+    bool is_refused; /* over a limit: the rest of its bytes is thrown away */
+    int code;
+    const char *type;
+    answer_header header[MAX_ANSWER_HEADERS];
+    int n_headers;
+    buf answer;
+    http_stream *stream;
+};
+
+/* Shared by its writer and libmicrohttpd; the last one to leave frees it. */
+struct http_stream {
+    pthread_mutex_t lock;
+    struct MHD_Connection *connection;
+    buf waiting;
+    size_t taken; /* of waiting, sent already */
+    bool is_suspended, is_closed, is_gone;
+};
+
+struct http_server {
+    http_settings set;
+    struct MHD_Daemon *daemon[HTTP_MAX_THREADS];
+    http_sockets at;
+    int n_daemons;
+    pthread_mutex_t lock;
+    peer peers; /* head of a ring */
+    int64_t n_open, n_accepted, n_unanswered;
+    bool is_closing; /* answers close their connections */
+    bool has_reaper, is_stopping;
+    pthread_cond_t wake;
+    pthread_t reaper;
+};
+
+const char *http_library_version(void) {
+    return MHD_get_version();
+}
+
+static void set_phase(http_server *h, peer *p, phase at) {
+    pthread_mutex_lock(&h->lock);
+    p->at = at;
+    p->since_ns = clock_ns();
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Writes an error past libmicrohttpd, which has no way to answer a request that is not whole, and
+ * ends the connection.  Under the lock: the closing notice takes it, so fd is open. */
+static void refuse_at_socket(peer *p, int code, const char *words, const char *remedy) {
+    char text[512], body[256];
+    int n_body = snprintf(body, sizeof body, "{\"error\":\"%s\"}\n", remedy);
+    int n = snprintf(text, sizeof text,
+                     "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+                     "Connection: close\r\n\r\n%s",
+                     code, words, n_body, body);
+    if (p->is_shut) return;
+    p->is_shut = true;
+    if (send(p->fd, text, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) errno = 0;
+    shutdown(p->fd, SHUT_RDWR);
+}
+
+/* The deadlines of a connection; 0: it is in time, else the code that refuses it. */
+static int overdue(const http_settings *s, const peer *p, uint64_t now) {
+    uint64_t ms = (now - p->since_ns) / 1000000;
+    if (p->is_shut) return 0;
+    if (p->at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
+    if (p->at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
+    return p->at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
+}
+
+static void reap(http_server *h) {
+    uint64_t now = clock_ns();
+    int n_late = 0;
+    pthread_mutex_lock(&h->lock);
+    for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
+        int code = overdue(&h->set, p, now);
+        if (code == 408)
+            refuse_at_socket(p, 408, "Request Timeout",
+                             "the request took too long to arrive; send it at once");
+        if (code == -1) {
+            p->is_shut = true;
+            shutdown(p->fd, SHUT_RDWR);
+        }
+        n_late += code == 408;
+    }
+    pthread_mutex_unlock(&h->lock);
+    for (int i = 0; i < n_late && h->set.refused != NULL; i++)
+        h->set.refused(h->set.ctx, 408);
+}
+
+static void *run_reaper(void *context) {
+    http_server *h = context;
+    pthread_mutex_lock(&h->lock);
+    while (!h->is_stopping) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += REAP_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        pthread_cond_timedwait(&h->wake, &h->lock, &until);
+        pthread_mutex_unlock(&h->lock);
+        reap(h);
+        pthread_mutex_lock(&h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+/* A connection was accepted or is about to be closed.  Without memory for its record it is not
+ * watched, and refused when its first request arrives. */
+static void on_connection(void *context, struct MHD_Connection *c, void **socket_context,
+                          enum MHD_ConnectionNotificationCode what) {
+    http_server *h = context;
+    peer *p = *socket_context;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        if (MEM_NEW(&p, 1) != OK) return;
+        p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        p->since_ns = clock_ns();
+        int yes = 1;
+        setsockopt(p->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        *socket_context = p;
+    }
+    if (p == NULL) return;
+    bool is_start = what == MHD_CONNECTION_NOTIFY_STARTED;
+    pthread_mutex_lock(&h->lock);
+    peer *after = is_start ? h->peers.previous : p->previous;
+    if (is_start) {
+        p->previous = after;
+        p->next = &h->peers;
+    }
+    after->next = is_start ? p : p->next;
+    (is_start ? &h->peers : p->next)->previous = is_start ? p : after;
+    h->n_open += is_start ? 1 : -1;
+    h->n_accepted += is_start;
+    pthread_mutex_unlock(&h->lock);
+    if (is_start) return;
+    *socket_context = NULL;
+    mem_free(p);
+}
+
+static peer *peer_of(struct MHD_Connection *c) {
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return i != NULL ? i->socket_context : NULL;
+}
+
+/* The request line has arrived: from here on the headers of a connection that was idle have their
+ * own deadline. */
+static void *on_request_line(void *context, const char *uri, struct MHD_Connection *c) {
+    http_server *h = context;
+    peer *p = peer_of(c);
+    (void)uri;
+    if (p != NULL) {
+        pthread_mutex_lock(&h->lock);
+        if (p->at == IS_IDLE) {
+            p->at = READS_HEADER;
+            p->since_ns = clock_ns();
+        }
+        pthread_mutex_unlock(&h->lock);
+    }
+    return NULL;
+}
+
+/* Paths and parameters stay as they were sent; http_decode decodes a part of a path at a time. */
+static size_t keep_escapes(void *context, struct MHD_Connection *c, char *text) {
+    (void)context;
+    (void)c;
+    return strlen(text);
+}
+
+const char *http_method(const http_exchange *x) {
+    return x->method;
+}
+
+const char *http_path(const http_exchange *x) {
+    return x->path;
+}
+
+const char *http_query(const http_exchange *x, const char *name) {
+    return MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+
+const char *http_header(const http_exchange *x, const char *name) {
+    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+}
+
+const char *http_body(const http_exchange *x, size_t *n) {
+    *n = x->body.n_bytes;
+    return buf_str(&x->body);
+}
+
+uint64_t http_arrived_ns(const http_exchange *x) {
+    return x->arrived_ns;
+}
+
+void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]) {
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const void *address = NULL;
+    text[0] = '\0';
+    if (i == NULL || i->client_addr == NULL) return;
+    int family = i->client_addr->sa_family;
+    if (family == AF_INET) address = &((const struct sockaddr_in *)i->client_addr)->sin_addr;
+    if (family == AF_INET6) address = &((const struct sockaddr_in6 *)i->client_addr)->sin6_addr;
+    if (address != NULL && inet_ntop(family, address, text, HTTP_ADDRESS_BYTES) == NULL)
+        text[0] = '\0';
+}
+
+bool http_is_cancelled(const http_exchange *x) {
+    struct pollfd p = {.fd = x->from->fd, .events = POLLRDHUP};
+    return poll(&p, 1, 0) == 1 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+void http_set_header(http_exchange *x, const char *name, const char *value) {
+    if (x->n_headers == MAX_ANSWER_HEADERS) return;
+    answer_header *h = &x->header[x->n_headers++];
+    h->name = name;
+    snprintf(h->value, sizeof h->value, "%s", value);
+}
+
+/* Marks the exchange answered, and lets the server's thread go on with it. */
+static void finish_answer(http_exchange *x) {
+    http_server *h = x->server;
+    pthread_mutex_lock(&h->lock);
+    h->n_unanswered--;
+    x->is_answered = true;
+    if (x->is_suspended) MHD_resume_connection(x->connection);
+    x->is_suspended = false;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void http_respond(http_exchange *x, int code, const char *type, buf *body) {
+    x->code = code;
+    x->type = type;
+    x->answer = *body;
+    buf_init(body);
+    finish_answer(x);
+}
+
+void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx) {
+    http_server *h = x->server;
+    pthread_mutex_lock(&h->lock);
+    x->then = fn;
+    x->then_ctx = ctx;
+    if (x->is_suspended) MHD_resume_connection(x->connection);
+    x->is_suspended = false;
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void stream_free(http_stream *s) {
+    pthread_mutex_destroy(&s->lock);
+    buf_fini(&s->waiting);
+    mem_free(s);
+}
+
+http_stream *http_respond_stream(http_exchange *x, const char *type) {
+    http_stream *s;
+    buf none;
+    buf_init(&none);
+    if (MEM_NEW(&s, 1) != OK) {
+        http_respond(x, 503, "application/json", &none);
+        return NULL;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    s->connection = x->connection;
+    x->stream = s;
+    x->code = 200;
+    x->type = type;
+    finish_answer(x);
+    return s;
+}
+
+/* Waits for more where there is none: the connection sleeps until a write resumes it. */
+static ssize_t stream_read(void *context, uint64_t position, char *out, size_t max) {
+    http_stream *s = context;
+    (void)position;
+    pthread_mutex_lock(&s->lock);
+    size_t n = s->waiting.n_bytes - s->taken;
+    if (n > max) n = max;
+    if (n > 0) memcpy(out, s->waiting.data + s->taken, n);
+    s->taken += n;
+    if (s->taken == s->waiting.n_bytes) {
+        buf_clear(&s->waiting);
+        s->taken = 0;
+    }
+    bool is_end = n == 0 && s->is_closed;
+    if (n == 0 && !is_end) {
+        s->is_suspended = true;
+        MHD_suspend_connection(s->connection);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return is_end ? MHD_CONTENT_READER_END_OF_STREAM : (ssize_t)n;
+}
+
+static void stream_leave(void *context) {
+    http_stream *s = context;
+    pthread_mutex_lock(&s->lock);
+    bool is_last = s->is_closed;
+    s->is_gone = true;
+    pthread_mutex_unlock(&s->lock);
+    if (is_last) stream_free(s);
+}
+
+static void stream_resume(http_stream *s) {
+    if (s->is_suspended) MHD_resume_connection(s->connection);
+    s->is_suspended = false;
+}
+
+bool http_stream_write(http_stream *s, const char *text, size_t n) {
+    pthread_mutex_lock(&s->lock);
+    bool is_good = !s->is_gone && s->waiting.n_bytes - s->taken + n <= STREAM_BYTES &&
+                   buf_append(&s->waiting, text, n) == OK;
+    if (is_good) stream_resume(s);
+    pthread_mutex_unlock(&s->lock);
+    return is_good;
+}
+
+void http_stream_close(http_stream *s) {
+    if (s == NULL) return;
+    pthread_mutex_lock(&s->lock);
+    bool is_last = s->is_gone;
+    s->is_closed = true;
+    if (!is_last) stream_resume(s);
+    pthread_mutex_unlock(&s->lock);
+    if (is_last) stream_free(s);
+}
+
+static struct MHD_Response *make_response(http_exchange *x) {
+    if (x->stream != NULL)
+        return MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10, stream_read, x->stream,
+                                                 stream_leave);
+    struct MHD_Response *r = MHD_create_response_from_buffer_with_free_callback(
+        x->answer.n_bytes, x->answer.data, mem_free);
+    if (r != NULL) buf_init(&x->answer); /* it frees the text */
+    return r;
+}
+
+static enum MHD_Result send_answer(http_exchange *x) {
+    http_server *h = x->server;
+    struct MHD_Response *r = make_response(x);
+    if (r == NULL) {
+        if (x->stream != NULL) stream_leave(x->stream);
+        return MHD_NO;
+    }
+    pthread_mutex_lock(&h->lock);
+    bool is_closing = h->is_closing;
+    pthread_mutex_unlock(&h->lock);
+    if (x->type != NULL) MHD_add_response_header(r, "Content-Type", x->type);
+    if (is_closing) MHD_add_response_header(r, "Connection", "close");
+    for (int i = 0; i < x->n_headers; i++)
+        MHD_add_response_header(r, x->header[i].name, x->header[i].value);
+    enum MHD_Result done = MHD_queue_response(x->connection, (unsigned)x->code, r);
+    MHD_destroy_response(r);
+    return done;
+}
+
+static enum MHD_Result add_length(void *context, enum MHD_ValueKind kind, const char *key,
+                                  const char *value) {
+    (void)kind;
+    *(size_t *)context += strlen(key) + (value != NULL ? strlen(value) : 0) + 4;
+    return MHD_YES;
+}
+
+/* Refuses a request whose headers have arrived. */
+static enum MHD_Result refuse(http_exchange *x, int code, const char *why) {
+    if (x->server->set.refused != NULL) x->server->set.refused(x->server->set.ctx, code);
+    x->is_refused = true;
+    x->code = code;
+    x->type = "application/json";
+    if (buf_printf(&x->answer, "{\"error\":\"%s\"}\n", why) != OK) return MHD_NO;
+    return send_answer(x);
+}
+
+/* The headers are whole: the limits that can be checked now. */
+static enum MHD_Result begin_request(http_exchange *x) {
+    http_server *h = x->server;
+    const char *length = http_header(x, "Content-Length");
+    size_t n_header = strlen(x->path) + strlen(x->method);
+    char why[160];
+    set_phase(h, x->from, READS_BODY);
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, add_length, &n_header);
+    if (n_header > h->set.max_header_bytes) {
+        snprintf(why, sizeof why, "the headers have more than %zu bytes", h->set.max_header_bytes);
+        return refuse(x, 431, why);
+    }
+    if (length != NULL && strtoull(length, NULL, 10) > h->set.max_body_bytes) {
+        snprintf(why, sizeof why, "the body has more than %zu bytes; send less in one request",
+                 h->set.max_body_bytes);
+        return refuse(x, 413, why);
+    }
+    return MHD_YES;
+}
+
+/* Some of the body.  A length that was not announced is found out here. */
+static void add_body(http_exchange *x, const char *bytes, size_t n) {
+    http_server *h = x->server;
+    if (x->is_refused) return;
+    bool is_long = n > h->set.max_body_bytes - x->body.n_bytes;
+    if (!is_long && buf_append(&x->body, bytes, n) == OK) return;
+    x->is_refused = true;
+    pthread_mutex_lock(&h->lock);
+    if (is_long)
+        refuse_at_socket(x->from, 413, "Content Too Large", "the body is too long; send less");
+    else
+        refuse_at_socket(x->from, 503, "Service Unavailable", "out of memory; try again later");
+    pthread_mutex_unlock(&h->lock);
+    if (h->set.refused != NULL) h->set.refused(h->set.ctx, is_long ? 413 : 503);
+}
+
+/* Sends the answer, or waits for it. */
+static enum MHD_Result go_on(http_exchange *x) {
+    http_server *h = x->server;
+    pthread_mutex_lock(&h->lock); /* whoever answered has left it */
+    bool is_ready = x->is_answered || x->then != NULL;
+    if (!is_ready) {
+        x->is_suspended = true;
+        MHD_suspend_connection(x->connection);
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (!is_ready) return MHD_YES;
+    if (!x->is_answered) x->then(x->then_ctx, x);
+    return send_answer(x);
+}
+
+/* The request is whole: the handler has it until it is answered. */
+static enum MHD_Result pass_on(http_exchange *x) {
+    http_server *h = x->server;
+    pthread_mutex_lock(&h->lock);
+    x->from->at = IS_HANDLED;
+    bool is_lost = x->from->is_shut || x->is_refused;
+    h->n_unanswered += !is_lost;
+    pthread_mutex_unlock(&h->lock);
+    if (is_lost) return MHD_NO;
+    x->is_whole = true;
+    h->set.handle(h->set.ctx, x);
+    return go_on(x);
+}
+
+/* libmicrohttpd calls this for the headers, for each piece of the body, for its end, and once more
+ * when a suspended exchange was resumed. */
+static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const char *url,
+                                 const char *method, const char *version, const char *data,
+                                 size_t *n_data, void **request) {
+    http_server *h = context;
+    http_exchange *x = *request;
+    (void)version;
+    if (x == NULL) {
+        peer *p = peer_of(c);
+        if (p == NULL || MEM_NEW(&x, 1) != OK) return MHD_NO;
+        *x = (http_exchange){.server = h,
+                             .connection = c,
+                             .from = p,
+                             .method = method,
+                             .path = url,
+                             .arrived_ns = clock_ns()};
+        *request = x;
+        return begin_request(x);
+    }
+    if (*n_data > 0) {
+        add_body(x, data, *n_data);
+        *n_data = 0;
+        return MHD_YES;
+    }
+    return x->is_whole ? go_on(x) : pass_on(x);
+}
+
+static void on_completed(void *context, struct MHD_Connection *c, void **request,
+                         enum MHD_RequestTerminationCode how) {
+    http_server *h = context;
+    http_exchange *x = *request;
+    (void)c;
+    (void)how;
+    if (x == NULL) return;
+    set_phase(h, x->from, IS_IDLE);
+    buf_fini(&x->body);
+    buf_fini(&x->answer);
+    mem_free(x);
+    *request = NULL;
+}
+
+static void say_nothing(void *context, const char *format, va_list values) {
+    (void)context;
+    (void)format;
+    (void)values;
+}
+
+static status start_daemon(http_server *h, int i) {
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_TURBO |
+                     MHD_USE_ERROR_LOG;
+    const http_settings *s = &h->set;
+    h->daemon[i] = MHD_start_daemon(
+        flags, (uint16_t)h->at.port, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER,
+        say_nothing, NULL, MHD_OPTION_LISTEN_SOCKET, h->at.fd[i], MHD_OPTION_NOTIFY_COMPLETED,
+        on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+        MHD_OPTION_URI_LOG_CALLBACK, on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes,
+        NULL, MHD_OPTION_CONNECTION_LIMIT, (unsigned)(s->max_connections / h->n_daemons + 1),
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)(s->max_per_address / h->n_daemons + 1),
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+#if MHD_VERSION >= 0x00097600
+        MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1,
+#else
+        MHD_OPTION_STRICT_FOR_CLIENT, 1,
+#endif
+        MHD_OPTION_END);
+    if (h->daemon[i] == NULL)
+        return fail(ERR_IO, "libmicrohttpd could not start on port %d", h->at.port);
+    return OK;
+}
+
+static int choose_n_daemons(int wanted) {
+    machine m;
+    if (wanted == 0) {
+        machine_ask(&m);
+        wanted = m.n_usable_cores / 4;
+    }
+    return wanted < 1 ? 1 : wanted > HTTP_MAX_THREADS ? HTTP_MAX_THREADS : wanted;
+}
+
+static status start(http_server *h) {
+    TRY(http_listen(&h->at, h->set.host, h->set.port, h->n_daemons));
+    for (int i = 0; i < h->n_daemons; i++)
+        TRY(start_daemon(h, i));
+    if (pthread_create(&h->reaper, NULL, run_reaper, h) != 0)
+        return fail(ERR_IO, "a thread cannot be started");
+    h->has_reaper = true;
+    return OK;
+}
+
+status http_start(http_server **out, const http_settings *s) {
+    http_server *h;
+    *out = NULL;
+    TRY(MEM_NEW(&h, 1));
+    h->set = *s;
+    h->n_daemons = choose_n_daemons(s->n_threads);
+    h->peers.next = h->peers.previous = &h->peers;
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->wake, NULL);
+    http_fit_descriptors(&h->set);
+    status st = start(h);
+    if (st != OK) {
+        http_stop(h);
+        return st;
+    }
+    *out = h;
+    return OK;
+}
+
+int http_port(const http_server *h) {
+    return h->at.port;
+}
+
+http_stats http_get_stats(http_server *h) {
+    pthread_mutex_lock(&h->lock);
+    http_stats s = {h->n_open, h->n_accepted, h->n_unanswered};
+    pthread_mutex_unlock(&h->lock);
+    return s;
+}
+
+void http_stop_accepting(http_server *h) {
+    pthread_mutex_lock(&h->lock);
+    bool is_first = !h->is_closing;
+    h->is_closing = true;
+    pthread_mutex_unlock(&h->lock);
+    for (int i = 0; i < h->n_daemons && is_first; i++)
+        if (h->daemon[i] != NULL) MHD_quiesce_daemon(h->daemon[i]);
+}
+
+void http_stop(http_server *h) {
+    if (h == NULL) return;
+    http_stop_accepting(h);
+    pthread_mutex_lock(&h->lock);
+    h->is_stopping = true;
+    pthread_cond_signal(&h->wake);
+    pthread_mutex_unlock(&h->lock);
+    if (h->has_reaper) pthread_join(h->reaper, NULL);
+    for (int i = 0; i < h->n_daemons; i++)
+        if (h->daemon[i] != NULL) MHD_stop_daemon(h->daemon[i]);
+    http_unlisten(&h->at);
+    pthread_cond_destroy(&h->wake);
+    pthread_mutex_destroy(&h->lock);
+    mem_free(h);
+}
+#endif

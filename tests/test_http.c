@@ -1,0 +1,418 @@
+#include "serve/http.h"
+
+#include <pthread.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "http_client.h"
+#include "oom.h"
+#include "test.h"
+
+/* A handler that echoes; /later is answered by another thread, /stream without an end. */
+typedef struct echo {
+    http_server *server;
+    int n_refused[600];
+    http_exchange *later[64];
+    int n_later;
+    http_stream *stream;
+    bool is_cancelled;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+} echo;
+
+static void answer(http_exchange *x) {
+    buf text;
+    size_t n;
+    const char *body = http_body(x, &n), *header = http_header(x, "X-Test");
+    char peer[HTTP_ADDRESS_BYTES];
+    buf_init(&text);
+    http_peer(x, peer);
+    CHECK_OK(buf_printf(&text, "%s %s %zu [", http_method(x), http_path(x), n));
+    CHECK_OK(buf_append(&text, body, n));
+    CHECK_OK(buf_printf(&text, "] %s %s %s", header != NULL ? header : "-", peer,
+                        http_query(x, "q") != NULL ? http_query(x, "q") : "-"));
+    http_set_header(x, "X-Echo", "yes");
+    http_respond(x, 200, "text/plain", &text);
+    CHECK(text.data == NULL);
+}
+
+static void answer_then(void *context, http_exchange *x) {
+    (void)context;
+    answer(x);
+}
+
+static void handle(void *context, http_exchange *x) {
+    echo *e = context;
+    if (strcmp(http_path(x), "/then") == 0) {
+        http_continue(x, answer_then, e);
+        return;
+    }
+    if (strcmp(http_path(x), "/stream") == 0) {
+        http_stream *s = http_respond_stream(x, "text/event-stream");
+        pthread_mutex_lock(&e->lock);
+        e->stream = s;
+    } else if (strcmp(http_path(x), "/later") == 0) {
+        pthread_mutex_lock(&e->lock);
+        e->later[e->n_later++] = x;
+    } else {
+        answer(x);
+        return;
+    }
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void refused(void *context, int code) {
+    echo *e = context;
+    pthread_mutex_lock(&e->lock);
+    e->n_refused[code]++;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static http_settings settings(echo *e) {
+    http_settings s = http_default_settings();
+    s.port = 0;
+    s.handle = handle;
+    s.refused = refused;
+    s.ctx = e;
+    return s;
+}
+
+static void start(echo *e, const http_settings *s) {
+    if (http_library_version() == NULL) SKIP_TEST("this build has no libmicrohttpd");
+    *e = (echo){0};
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->wake, NULL);
+    CHECK_OK(http_start(&e->server, s));
+}
+
+static void stop(echo *e) {
+    http_stop(e->server);
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->wake);
+}
+
+/* Waits until `n` exchanges have to be answered. */
+static void wait_for(echo *e, int n) {
+    pthread_mutex_lock(&e->lock);
+    while (e->n_later < n)
+        pthread_cond_wait(&e->wake, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+TEST(http_is_missing_or_starts) {
+    echo e = {0};
+    http_settings s = settings(&e);
+    if (http_library_version() == NULL) {
+        CHECK_FAILS(http_start(&e.server, &s), ERR_UNSUPPORTED, "libmicrohttpd-dev");
+        CHECK(e.server == NULL);
+        return;
+    }
+    start(&e, &s);
+    CHECK(http_port(e.server) > 0);
+    stop(&e);
+}
+
+TEST(http_passes_requests_and_answers) {
+    echo e;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    char *text =
+        client_ask(http_port(e.server), "POST", "/a%20b?q=x%20y", "X-Test: seen\r\n", "hello");
+    CHECK_EQ(client_code(text), 200);
+    CHECK_STR(client_body(text), "POST /a%20b 5 [hello] seen 127.0.0.1 x%20y");
+    CHECK_CONTAINS(text, "X-Echo: yes");
+    free(text);
+    text = client_ask(http_port(e.server), "GET", "/", "", "");
+    CHECK_STR(client_body(text), "GET / 0 [] - 127.0.0.1 -");
+    free(text);
+    stop(&e);
+}
+
+TEST(http_keeps_connections) {
+    static const char two[] =
+        "GET /1 HTTP/1.1\r\nHost: t\r\n\r\nGET /2 HTTP/1.1\r\nHost: t\r\n\r\n";
+    echo e;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    int fd = client_open(http_port(e.server));
+    for (int i = 0; i < 20; i++) {
+        CHECK(client_send(fd, two, strlen(two) / 2));
+        char *text = client_read(fd);
+        CHECK_CONTAINS(text, "GET /1 0");
+        free(text);
+    }
+    CHECK_EQ(http_get_stats(e.server).n_accepted, 1);
+    close(fd);
+    stop(&e);
+}
+
+TEST(http_answers_later_from_another_thread) {
+    static const char ask[] = "POST /later HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\nhi";
+    enum { N = 16 };
+    echo e;
+    int fd[N];
+    http_settings s = settings(&e);
+    start(&e, &s);
+    for (int i = 0; i < N; i++) {
+        fd[i] = client_open(http_port(e.server));
+        CHECK(client_send(fd[i], ask, strlen(ask)));
+    }
+    wait_for(&e, N);
+    CHECK_EQ(http_get_stats(e.server).n_unanswered, N);
+    for (int i = N - 1; i > 0; i--)
+        answer(e.later[i]);
+    http_continue(e.later[0], answer_then, &e); /* on the server's thread */
+    for (int i = 0; i < N; i++) {
+        char *text = client_read(fd[i]);
+        CHECK_CONTAINS(text, "POST /later 2 [hi]");
+        free(text);
+        close(fd[i]);
+    }
+    CHECK_EQ(http_get_stats(e.server).n_unanswered, 0);
+    char *text = client_ask(http_port(e.server), "GET", "/then", "", "");
+    CHECK_CONTAINS(text, "GET /then 0");
+    free(text);
+    stop(&e);
+}
+
+TEST(http_notices_who_has_gone) {
+    static const char ask[] = "GET /later HTTP/1.1\r\nHost: t\r\n\r\n";
+    echo e;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    int fd = client_open(http_port(e.server));
+    CHECK(client_send(fd, ask, strlen(ask)));
+    wait_for(&e, 1);
+    CHECK(!http_is_cancelled(e.later[0]));
+    close(fd);
+    for (int i = 0; i < 1000 && !http_is_cancelled(e.later[0]); i++)
+        usleep(1000);
+    CHECK(http_is_cancelled(e.later[0]));
+    answer(e.later[0]);
+    stop(&e);
+}
+
+TEST(http_limits_headers_and_bodies) {
+    echo e;
+    http_settings s = settings(&e);
+    s.max_body_bytes = 1000;
+    start(&e, &s);
+    int port = http_port(e.server);
+    char *long_text = calloc(1, 20001);
+    memset(long_text, 'x', 1000);
+    char *text = client_ask(port, "POST", "/", "", long_text);
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    memset(long_text, 'x', 1001);
+    text = client_ask(port, "POST", "/", "", long_text);
+    CHECK_EQ(client_code(text), 413);
+    CHECK_CONTAINS(text, "{\"error\":\"the body has more than 1000 bytes; send less");
+    free(text);
+    char *headers = calloc(1, 20100);
+    memset(long_text, 'x', 17000);
+    sprintf(headers, "X-Long: %s\r\n", long_text);
+    text = client_ask(port, "GET", "/", headers, "");
+    CHECK_EQ(client_code(text), 431);
+    CHECK_CONTAINS(text, "{\"error\":\"the headers have more than 16384 bytes\"}");
+    free(text);
+    free(headers);
+    /* A body whose length is not announced. */
+    int fd = client_open(port);
+    static const char begin[] = "POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n";
+    CHECK(client_send(fd, begin, strlen(begin)));
+    for (int i = 0; i < 50; i++)
+        if (!client_send(fd, "64\r\n", 4) || !client_send(fd, long_text, 0x64) ||
+            !client_send(fd, "\r\n", 2))
+            break;
+    text = client_read(fd);
+    CHECK_EQ(client_code(text), 413);
+    free(text);
+    close(fd);
+    free(long_text);
+    stop(&e);
+    CHECK_EQ(e.n_refused[413], 2);
+    CHECK_EQ(e.n_refused[431], 1);
+}
+
+/* A byte at a time: activity does not prolong the deadline. */
+static void send_slowly(int port, const char *begin, int *out_code) {
+    int fd = client_open(port);
+    struct pollfd readable = {.fd = fd, .events = POLLIN};
+    CHECK(client_send(fd, begin, strlen(begin)));
+    for (int i = 0; i < 200 && poll(&readable, 1, 0) == 0; i++) {
+        client_send(fd, "a", 1);
+        usleep(20000);
+    }
+    char *text = client_read(fd);
+    *out_code = client_code(text);
+    CHECK_CONTAINS(text, "send it at once");
+    free(text);
+    close(fd);
+}
+
+TEST(http_limits_the_time_of_a_request) {
+    echo e;
+    int code;
+    http_settings s = settings(&e);
+    s.header_ms = s.body_ms = 300;
+    start(&e, &s);
+    int port = http_port(e.server);
+    send_slowly(port, "GET /", &code);
+    CHECK_EQ(code, 408);
+    send_slowly(port, "GET / HTTP/1.1\r\nHost: ", &code);
+    CHECK_EQ(code, 408);
+    send_slowly(port, "POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\n", &code);
+    CHECK_EQ(code, 408);
+    stop(&e);
+    CHECK_EQ(e.n_refused[408], 3);
+}
+
+TEST(http_limits_the_time_of_a_later_request) {
+    static const char first[] = "GET / HTTP/1.1\r\nHost: t\r\n\r\n";
+    echo e;
+    http_settings s = settings(&e);
+    s.header_ms = 200;
+    s.idle_ms = 700;
+    start(&e, &s);
+    int fd = client_open(http_port(e.server));
+    CHECK(client_send(fd, first, strlen(first)));
+    char *text = client_read(fd);
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    usleep(400000); /* idle for longer than headers may take */
+    CHECK(client_send(fd, first, strlen(first)));
+    text = client_read(fd);
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    uint64_t before = clock_ns();
+    text = client_read(fd); /* idle for too long: closed without a word */
+    CHECK_STR(text, "");
+    CHECK(clock_ns() - before > 500000000u);
+    free(text);
+    close(fd);
+    stop(&e);
+}
+
+TEST(http_streams_until_it_is_closed) {
+    static const char ask[] = "GET /stream HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
+    echo e;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    int fd = client_open(http_port(e.server));
+    CHECK(client_send(fd, ask, strlen(ask)));
+    pthread_mutex_lock(&e.lock);
+    while (e.stream == NULL)
+        pthread_cond_wait(&e.wake, &e.lock);
+    pthread_mutex_unlock(&e.lock);
+    for (int i = 0; i < 5; i++) {
+        CHECK(http_stream_write(e.stream, "data: 1\n\n", 9));
+        usleep(2000);
+    }
+    http_stream_close(e.stream);
+    char *text = client_read(fd);
+    CHECK_CONTAINS(text, "text/event-stream");
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, "data: 1")) != NULL; at++)
+        n++;
+    CHECK_EQ(n, 5);
+    free(text);
+    close(fd);
+    stop(&e);
+}
+
+TEST(http_stream_ends_with_its_reader) {
+    static const char ask[] = "GET /stream HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
+    echo e;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    int fd = client_open(http_port(e.server));
+    CHECK(client_send(fd, ask, strlen(ask)));
+    pthread_mutex_lock(&e.lock);
+    while (e.stream == NULL)
+        pthread_cond_wait(&e.wake, &e.lock);
+    pthread_mutex_unlock(&e.lock);
+    close(fd);
+    int n = 0;
+    while (n < 5000 && http_stream_write(e.stream, "data: 1\n\n", 9)) {
+        usleep(1000);
+        n++;
+    }
+    CHECK(n < 5000);
+    http_stream_close(e.stream);
+    stop(&e);
+}
+
+/* Bytes of any kind, whole and broken requests, connections that end anywhere. */
+TEST(http_survives_any_bytes) {
+    static const char *const parts[] = {"GET / HTTP/1.1\r\nHost: t\r\n\r\n",
+                                        "POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999999"
+                                        "99999999999\r\n\r\n",
+                                        "POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+                                        "ffffffffffffffffff\r\nabc",
+                                        "GET /%00%zz HTTP/1.1\r\nHost: t\r\n\r\n",
+                                        "GET / HTTP/9.9\r\n\r\n",
+                                        "\r\n\r\n\r\n"};
+    echo e;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    for (uint64_t i = 0; i < 300; i++) {
+        char bytes[300];
+        int fd = client_open(http_port(e.server));
+        for (uint64_t k = 0; k < 3; k++) {
+            rng_block r = rng_draw(rng_make_key(7, RNG_TEST), (uint32_t)i, (uint32_t)k, 0, 0);
+            const char *part = parts[r.word[0] % 6];
+            if (r.word[1] % 2 == 0) {
+                client_send(fd, part, r.word[2] % (strlen(part) + 1));
+                continue;
+            }
+            for (size_t b = 0; b < sizeof bytes; b++)
+                bytes[b] = (char)(r.word[3] * (b * 2654435761u + 12345u) >> 13);
+            client_send(fd, bytes, r.word[2] % sizeof bytes);
+        }
+        close(fd);
+    }
+    char *text = client_ask(http_port(e.server), "GET", "/alive", "", "");
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    stop(&e);
+}
+
+TEST(http_refuses_a_port_in_use) {
+    echo e;
+    http_server *second;
+    http_settings s = settings(&e);
+    s.n_threads = 3;
+    start(&e, &s);
+    s.port = http_port(e.server);
+    CHECK_FAILS(http_start(&second, &s), ERR_IO, "cannot be listened on: Address already in use");
+    s.host = "no.such.host.invalid";
+    CHECK_FAILS(http_start(&second, &s), ERR_IO, "no.such.host.invalid");
+    stop(&e);
+}
+
+TEST(http_decodes_strictly) {
+    char out[8];
+    CHECK(http_decode("a%2Fb+c", 7, false, out, sizeof out) && strcmp(out, "a/b+c") == 0);
+    CHECK(http_decode("a+%41", 5, true, out, sizeof out) && strcmp(out, "a A") == 0);
+    CHECK(!http_decode("%4", 2, false, out, sizeof out));
+    CHECK(!http_decode("%", 1, false, out, sizeof out));
+    CHECK(!http_decode("%4g", 3, false, out, sizeof out));
+    CHECK(!http_decode("%00", 3, false, out, sizeof out));
+    CHECK(!http_decode("12345678", 8, false, out, sizeof out));
+    CHECK(http_decode("1234567", 7, false, out, sizeof out));
+}
+
+static status start_and_stop(void *context) {
+    http_server *h;
+    TRY(http_start(&h, context));
+    http_stop(h);
+    return OK;
+}
+
+TEST(http_reports_lack_of_memory) {
+    echo e = {0};
+    http_settings s = settings(&e);
+    if (http_library_version() == NULL) SKIP_TEST("this build has no libmicrohttpd");
+    CHECK(oom_at_each_allocation(start_and_stop, &s) > 0);
+}
