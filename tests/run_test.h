@@ -1,10 +1,44 @@
-/* For the tests of commands that use a trained run: one is made in the test's folder, and shell
- * commands run there. */
+/* For the tests of commands, from outside: data, configs and a trained run are made in the test's
+ * folder, and commands run there. */
 #ifndef HSTU_TESTS_RUN_TEST_H
 #define HSTU_TESTS_RUN_TEST_H
 
 #include "base/json.h"
 #include "train_test.h"
+
+static inline void write_text(const char *name, const char *text) {
+    FILE *f = fopen(run_path(name), "w");
+    CHECK(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+/* Runs `hstu ARGS` in the test's folder, where data is a small synthetic data set, m.gin a
+ * retrieval and n.gin a ranking model; on the CPU where ARGS names no other device.  The exit code
+ * must be as wanted.  (Not inline: gcc 12 would warn of dangling pointers that are none.) */
+__attribute__((unused, noinline)) static char *said(int want, const char *args) {
+    static const char *const verbs[] = {"train", "eval", "recommend", "score", "bench"};
+    const char *device = "";
+    char *text;
+    for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
+        if (strncmp(args, verbs[i], strlen(verbs[i])) == 0 && strstr(args, "--device") == NULL)
+            device = " --device cpu";
+    if (!file_exists(run_path("m.gin"))) {
+        write_text("m.gin", retrieval_gin);
+        write_text("n.gin", ranking_gin);
+        synth_folder();
+    }
+    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s%s", test_folder(),
+                            test_program(), args, device);
+    if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
+    return text;
+}
+
+/* How often a part is in a text. */
+static inline int count_parts(const char *text, const char *part) {
+    int n = 0;
+    for (const char *at = strstr(text, part); at != NULL; at = strstr(at + 1, part))
+        n++;
+    return n;
+}
 
 /* Runs a shell command in the test's folder, where ./hstu is the program, data a small synthetic
  * data set and run a retrieval model trained on it.  The exit code must be as wanted. */
@@ -12,8 +46,7 @@ static inline char *shell(int want, const char *command) {
     char *text, line[4096];
     snprintf(line, sizeof line, "%s/m.gin", test_folder());
     if (!file_exists(line)) {
-        FILE *f = fopen(line, "w");
-        CHECK(f != NULL && fputs(retrieval_gin, f) >= 0 && fclose(f) == 0);
+        write_text("m.gin", retrieval_gin);
         synth_folder();
         CHECK_EQ(test_command(NULL,
                               "cd %s && ln -s %s hstu && %s train --device cpu --gin-config-file "

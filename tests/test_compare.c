@@ -1,35 +1,5 @@
 /* hstu compare and hstu info RUN, from outside. */
-#include "base/json.h"
-#include "train_test.h"
-
-static char *in(const char *name) {
-    static char path[4][512];
-    static int next;
-    char *p = path[next++ % 4];
-    snprintf(p, sizeof path[0], "%s/%s", test_folder(), name);
-    return p;
-}
-
-static char *said(int want, const char *args) {
-    bool computes = strncmp(args, "train", 5) == 0 || strncmp(args, "eval", 4) == 0;
-    char *text;
-    if (!file_exists(in("m.gin"))) {
-        FILE *f = fopen(in("m.gin"), "w");
-        CHECK(f != NULL && fputs(retrieval_gin, f) >= 0 && fclose(f) == 0);
-        synth_folder();
-    }
-    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s%s", test_folder(),
-                            test_program(), args, computes ? " --device cpu" : "");
-    if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
-    return text;
-}
-
-static int count(const char *text, const char *part) {
-    int n = 0;
-    for (const char *at = strstr(text, part); at != NULL; at = strstr(at + 1, part))
-        n++;
-    return n;
-}
+#include "run_test.h"
 
 TEST(compare_two_runs) {
     free(said(0, "train --gin-config-file m.gin --data data --out one --epochs 2"));
@@ -44,14 +14,14 @@ TEST(compare_two_runs) {
     CHECK(strstr(text, "cannot be compared") == NULL);
     free(text);
     size_t n;
-    CHECK_OK(file_read_all(in("c.html"), 1 << 22, &text, &n));
+    CHECK_OK(file_read_all(run_path("c.html"), 1 << 22, &text, &n));
     CHECK_CONTAINS(text, "<figcaption>ndcg@10<br><span class=key><span class=c0>");
-    CHECK_EQ(count(text, "<figure>"), 14); /* the loss and thirteen metrics, */
-    CHECK_EQ(count(text, "<path"), 28);    /* each with a curve of each run */
+    CHECK_EQ(count_parts(text, "<figure>"), 14); /* the loss and thirteen metrics, */
+    CHECK_EQ(count_parts(text, "<path"), 28);    /* each with a curve of each run */
     CHECK(strstr(text, "nan") == NULL && strstr(text, "http") == NULL);
     mem_free(text);
     text = said(0, "compare one two --json");
-    CHECK_EQ(count(text, "\n"), 2);
+    CHECK_EQ(count_parts(text, "\n"), 2);
     CHECK_CONTAINS(text, "{\"run\":\"one\",\"status\":\"finished\",\"step\":10,");
     free(text);
     text = said(2, "compare one data");
@@ -104,7 +74,7 @@ TEST(compare_info_of_a_run_that_was_changed) {
                  "--set train_fn.learning_rate=0.02"));
     CHECK_EQ(test_command(&text, "cat %s/run/config.json", test_folder()), 0);
     CHECK_CONTAINS(text, "\"learning_rate\": 0.02");
-    CHECK_EQ(count(text, "\"key\": \"train_fn.learning_rate\""), 2);
+    CHECK_EQ(count_parts(text, "\"key\": \"train_fn.learning_rate\""), 2);
     CHECK_CONTAINS(text, "\"step\": 10,\n        \"key\": \"train_fn.learning_rate\",\n        "
                          "\"from\": \"0.003\",\n        \"to\": \"0.01\"");
     CHECK_CONTAINS(text, "\"step\": 15,\n        \"key\": \"train_fn.learning_rate\",\n        "
@@ -122,6 +92,7 @@ TEST(compare_info_of_a_run_that_was_changed) {
     /* Resumed as it is, nothing is recorded. */
     free(said(0, "train --resume --data data --out run"));
     CHECK_EQ(test_command(&text, "cat %s/run/config.json", test_folder()), 0);
-    CHECK_EQ(count(text, "\"key\": "), 6); /* twice the rate, and twice two names of the epochs */
+    CHECK_EQ(count_parts(text, "\"key\": "),
+             6); /* twice the rate, and twice two names of the epochs */
     free(text);
 }

@@ -1,35 +1,5 @@
 /* hstu eval and the splits of hstu train, from outside. */
-#include "base/json.h"
-#include "train_test.h"
-
-static char *in(const char *name) {
-    static char path[4][512];
-    static int next;
-    char *p = path[next++ % 4];
-    snprintf(p, sizeof path[0], "%s/%s", test_folder(), name);
-    return p;
-}
-
-static void write_text(const char *name, const char *text) {
-    FILE *f = fopen(in(name), "w");
-    CHECK(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
-}
-
-/* Runs `hstu ARGS` in the test's folder with data and configs, on the CPU. */
-static char *said(int want, const char *args) {
-    bool computes = strncmp(args, "train", 5) == 0 || strncmp(args, "eval", 4) == 0 ||
-                    strncmp(args, "recommend", 9) == 0;
-    char *text;
-    if (!file_exists(in("m.gin"))) {
-        write_text("m.gin", retrieval_gin);
-        write_text("n.gin", ranking_gin);
-        synth_folder();
-    }
-    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s%s", test_folder(),
-                            test_program(), args, computes ? " --device cpu" : "");
-    if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
-    return text;
-}
+#include "run_test.h"
 
 /* A number of the one JSON object in a text, after what the log says. */
 static double number_in(const char *text, const char *key) {
@@ -120,7 +90,7 @@ TEST(eval_by_user_wants_the_data_of_the_run) {
 /* The last events of the toy data as a test file: the same figures as leave-one-out. */
 static void write_test_file(void) {
     seq_file *data;
-    FILE *train = fopen(in("train.csv"), "w"), *test = fopen(in("test.csv"), "w");
+    FILE *train = fopen(run_path("train.csv"), "w"), *test = fopen(run_path("test.csv"), "w");
     CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
     fprintf(train, "user,item,time\n");
     fprintf(test, "user,item,time\n");
@@ -192,7 +162,7 @@ TEST(eval_and_train_refuse_splits_that_contradict_themselves) {
                          "--set DatasetArgs.max_num_candidates=0");
     CHECK_CONTAINS(text, "ranking without candidates scores every event");
     free(text);
-    CHECK(!folder_exists(in("r")));
+    CHECK(!folder_exists(run_path("r")));
 }
 
 /* Validation chooses the checkpoint that is used afterwards; the end of the run measures it. */

@@ -3,14 +3,14 @@
 #include "run_test.h"
 
 /* ./hstu recommend run --data data ARGS, on the CPU. */
-static char *said(int want, const char *args) {
+static char *asked(int want, const char *args) {
     char command[2048];
     snprintf(command, sizeof command, "./hstu recommend run --data data --device cpu %s", args);
     return shell(want, command);
 }
 
 static void says(int want, const char *args, const char *part) {
-    char *text = said(want, args);
+    char *text = asked(want, args);
     CHECK_CONTAINS(text, part);
     free(text);
 }
@@ -32,7 +32,7 @@ static int count(const char *text, char c) {
 }
 
 TEST(recommend_all_users_never_what_they_had) {
-    char *text = said(0, "--all-users -k 60 --format jsonl"), *out;
+    char *text = asked(0, "--all-users -k 60 --format jsonl"), *out;
     seq_file *data;
     CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
     CHECK_EQ(count(text, '\n'), 40);
@@ -58,10 +58,10 @@ TEST(recommend_all_users_never_what_they_had) {
     }
     seq_file_close(data);
     /* --json is the same, and so is a file. */
-    out = said(0, "--all-users -k 60 --json");
+    out = asked(0, "--all-users -k 60 --json");
     CHECK_STR(out, text);
     free(out);
-    free(said(0, "--all-users -k 60 --json --out o.jsonl"));
+    free(asked(0, "--all-users -k 60 --json --out o.jsonl"));
     out = shell(0, "cat o.jsonl");
     CHECK_STR(out, text);
     free(out);
@@ -70,8 +70,8 @@ TEST(recommend_all_users_never_what_they_had) {
 
 /* csv holds what JSON holds. */
 TEST(recommend_formats_agree) {
-    char *json = said(0, "--user 3 --user 9 -k 5 --json");
-    char *csv = said(0, "--user 3 --user 9 -k 5 --format csv");
+    char *json = asked(0, "--user 3 --user 9 -k 5 --json");
+    char *csv = asked(0, "--user 3 --user 9 -k 5 --format csv");
     arena a;
     arena_init(&a, 4096);
     CHECK(strncmp(csv, "user,rank,id,score,title,source\n", 32) == 0);
@@ -102,12 +102,12 @@ TEST(recommend_formats_agree) {
 
 /* Users that nobody knows get what is popular, and the output says so. */
 TEST(recommend_unknown_users_get_popularity) {
-    char *text = said(0, "--user nobody -k 3");
+    char *text = asked(0, "--user nobody -k 3");
     CHECK_CONTAINS(text, "warning: --user: 1 of 1 users is not in the data");
     CHECK_CONTAINS(text, "Recommended: not in the data; these are the most popular items");
     free(text);
     free(shell(0, "printf '\\357\\273\\2773\\r\\n\\r\\n77\\n3\\n\"x\\ny' > u.txt"));
-    text = said(0, "--users u.txt -k 2 --json 2>err");
+    text = asked(0, "--users u.txt -k 2 --json 2>err");
     CHECK_EQ(count(text, '\n'), 5);
     arena a;
     arena_init(&a, 4096);
@@ -154,7 +154,7 @@ TEST(recommend_filters) {
     arena a;
     arena_init(&a, 4096);
     free(shell(0, "printf '5\\n6\\n5\\n7\\n999\\n' > allow; printf '6\\nzz\\n' > deny"));
-    char *text = said(0, "--history 1,2,3 --allow allow --deny deny -k 1024 --json 2>err");
+    char *text = asked(0, "--history 1,2,3 --allow allow --deny deny -k 1024 --json 2>err");
     const json_value *v = line_of(&a, text, 0);
     CHECK_EQ(json_member(v, "items")->n_children, 2);
     CHECK_EQ(json_member(v, "user")->type, JSON_NULL);
@@ -165,11 +165,11 @@ TEST(recommend_filters) {
     CHECK_CONTAINS(text,
                    "deny: 1 of 2 ids is not known to the model and left out; the first is 'zz'");
     free(text);
-    text = said(0, "--history 5,7 --allow allow --deny deny --json 2>/dev/null");
+    text = asked(0, "--history 5,7 --allow allow --deny deny --json 2>/dev/null");
     CHECK_EQ(json_member(line_of(&a, text, 0), "items")->n_children, 0);
     free(text);
     says(0, "--history 5,7 --allow allow --deny deny", "nothing: no item is left");
-    text = said(0, "--history 5,7 --allow allow --deny deny --keep-seen --json 2>/dev/null");
+    text = asked(0, "--history 5,7 --allow allow --deny deny --keep-seen --json 2>/dev/null");
     CHECK_EQ(json_member(line_of(&a, text, 0), "items")->n_children, 2);
     free(text);
     arena_fini(&a);
@@ -177,12 +177,12 @@ TEST(recommend_filters) {
 
 TEST(recommend_histories_are_the_same_in_all_forms) {
     free(shell(0, "echo '[3, 5, 8]' > h.json; printf '3\\n5\\n8\\n' > h.txt"));
-    char *list = said(0, "--history 3,5,8 -k 60 --json");
+    char *list = asked(0, "--history 3,5,8 -k 60 --json");
     static const char *const forms[] = {"'[3,\"5\",{\"item\":8}]'", "@h.json", "@h.txt"};
     for (int i = 0; i < 3; i++) {
         char args[256];
         snprintf(args, sizeof args, "--history %s -k 60 --json", forms[i]);
-        char *text = said(0, args);
+        char *text = asked(0, args);
         CHECK_STR(text, list);
         free(text);
     }
@@ -204,7 +204,7 @@ TEST(recommend_histories_are_the_same_in_all_forms) {
 TEST(recommend_similar_items) {
     arena a;
     arena_init(&a, 4096);
-    char *text = said(0, "--similar 4 --similar 9 -k 1024 --json");
+    char *text = asked(0, "--similar 4 --similar 9 -k 1024 --json");
     for (int i = 0; i < 2; i++) {
         const json_value *v = line_of(&a, text, i);
         CHECK_EQ(json_member(v, "item")->integer, i == 0 ? 4 : 9);
@@ -230,12 +230,12 @@ TEST(recommend_output_arrives_or_fails) {
     char *text = shell(0, "cat o.csv; ls -a | grep -c tmp || true");
     CHECK_STR(text, "old\n0\n");
     free(text);
-    text = said(0, "--user 1 --json --out - > o.csv; wc -l < o.csv");
+    text = asked(0, "--user 1 --json --out - > o.csv; wc -l < o.csv");
     CHECK_STR(text, "1\n");
     free(text);
     says(1, "--all-users --json > /dev/full", "writing to stdout failed");
     says(1, "--all-users --json >&-", "writing to stdout failed");
-    text = said(0, "--all-users -k 60 --json 2>err | head -c 10 > /dev/null; cat err");
+    text = asked(0, "--all-users -k 60 --json 2>err | head -c 10 > /dev/null; cat err");
     CHECK_STR(text, "");
     free(text);
     text = shell(0, "test -c /dev/full && echo is a device");

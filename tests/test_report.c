@@ -4,14 +4,9 @@
 
 #include "base/hash.h"
 #include "oom.h"
+#include "run_test.h"
 #include "train/chart.h"
 #include "train/run_log.h"
-#include "train_test.h"
-
-static void write_file(const char *path, const char *text) {
-    FILE *f = fopen(path, "w");
-    CHECK(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
-}
 
 static char *page_of(const char *run) {
     char path[1024], *text;
@@ -19,13 +14,6 @@ static char *page_of(const char *run) {
     snprintf(path, sizeof path, "%s/report.html", run);
     CHECK_OK(file_read_all(path, 1 << 20, &text, &n));
     return text;
-}
-
-static int count(const char *text, const char *part) {
-    int n = 0;
-    for (const char *at = strstr(text, part); at != NULL; at = strstr(at + 1, part))
-        n++;
-    return n;
 }
 
 static const char three_epochs[] =
@@ -41,14 +29,14 @@ static const char three_epochs[] =
 
 TEST(report_is_one_whole_page) {
     const char *run = test_folder();
-    write_file(run_path("log.jsonl"), three_epochs);
-    write_file(run_path("config.json"), "{\"source\": \"<script>\"}");
+    write_text("log.jsonl", three_epochs);
+    write_text("config.json", "{\"source\": \"<script>\"}");
     CHECK_OK(report_write(run));
     char *page = page_of(run);
     CHECK(strncmp(page, "<!doctype html>", 15) == 0);
     CHECK_STR(page + strlen(page) - 15, "</body></html>\n");
-    CHECK_EQ(count(page, "<svg"), 3);
-    CHECK_EQ(count(page, "</svg>"), 3);
+    CHECK_EQ(count_parts(page, "<svg"), 3);
+    CHECK_EQ(count_parts(page, "</svg>"), 3);
     /* Nothing is loaded, nothing runs, and text from users stays text. */
     CHECK(strstr(page, "http") == NULL && strstr(page, "<script") == NULL);
     CHECK(strstr(page, "src=") == NULL && strstr(page, "<b>&") == NULL);
@@ -78,11 +66,11 @@ static const char with_all[] =
     "{\"event\":\"done\",\"step\":10,\"part\":\"test\",\"ndcg@10\":0.375,\"stopped_early\":true}\n";
 
 TEST(report_has_baselines_best_rate_and_samples) {
-    write_file(run_path("log.jsonl"), with_all);
+    write_text("log.jsonl", with_all);
     CHECK_OK(report_write(test_folder()));
     char *page = page_of(test_folder());
-    CHECK_EQ(count(page, "<svg"), 4); /* loss, metrics, one with baselines, learning rate */
-    CHECK_EQ(count(page, "curve dash"), 2);
+    CHECK_EQ(count_parts(page, "<svg"), 4); /* loss, metrics, one with baselines, learning rate */
+    CHECK_EQ(count_parts(page, "curve dash"), 2);
     CHECK_CONTAINS(page, "ndcg@10 on the validation part, and baselines");
     CHECK_CONTAINS(page, "Metrics on the validation part");
     CHECK_CONTAINS(page, "<b>1</b><span>best epoch</span>");
@@ -103,7 +91,7 @@ TEST(report_has_baselines_best_rate_and_samples) {
 
 /* NVIDIA's configs evaluate every so many steps: then the curves are over steps. */
 TEST(report_over_steps) {
-    write_file(run_path("log.jsonl"),
+    write_text("log.jsonl",
                "{\"event\":\"eval\",\"epoch\":0,\"step\":100,\"loss\":2,\"auc\":0.5}\n"
                "{\"event\":\"epoch\",\"epoch\":0,\"step\":150,\"loss\":1,\"auc\":0.625}\n");
     CHECK_OK(report_write(test_folder()));
@@ -115,14 +103,13 @@ TEST(report_over_steps) {
 }
 
 TEST(report_of_an_empty_log) {
-    write_file(run_path("log.jsonl"), "");
+    write_text("log.jsonl", "");
     CHECK_OK(report_write(test_folder()));
-    write_file(run_path("log.jsonl"),
-               "{\"event\":\"done\",\"step\":1}\n[1]\nnot json\n{\"event\":7}\n");
+    write_text("log.jsonl", "{\"event\":\"done\",\"step\":1}\n[1]\nnot json\n{\"event\":7}\n");
     CHECK_OK(report_write(test_folder()));
     char *page = page_of(test_folder());
     CHECK_CONTAINS(page, "finished");
-    CHECK_EQ(count(page, "<svg"), 0);
+    CHECK_EQ(count_parts(page, "<svg"), 0);
     mem_free(page);
     CHECK_FAILS(report_write(run_path("none")), ERR_IO, "log.jsonl");
 }
@@ -132,10 +119,10 @@ static status write_report(void *ctx) {
 }
 
 TEST(report_out_of_memory) {
-    write_file(run_path("log.jsonl"), three_epochs);
-    write_file(run_path("config.json"), "{}");
+    write_text("log.jsonl", three_epochs);
+    write_text("config.json", "{}");
     CHECK(oom_at_each_allocation(write_report, (void *)test_folder()) > 10);
-    write_file(run_path("log.jsonl"), with_all);
+    write_text("log.jsonl", with_all);
     CHECK(oom_at_each_allocation(write_report, (void *)test_folder()) > 10);
 }
 
@@ -143,7 +130,7 @@ TEST(report_log_goes_back_to_a_step) {
     run_log l;
     char *text;
     size_t n;
-    write_file(run_path("log.jsonl"), three_epochs);
+    write_text("log.jsonl", three_epochs);
     CHECK_OK(run_log_open(&l, test_folder()));
     CHECK_OK(run_log_append(&l, "{\"event\":\"done\",\"step\":10}"));
     CHECK_OK(run_log_append(&l, "{\"event\":\"cut o"));
@@ -151,7 +138,7 @@ TEST(report_log_goes_back_to_a_step) {
     run_log_close(&l);
     CHECK_OK(run_log_rewind(test_folder(), 10));
     CHECK_OK(file_read_all(run_path("log.jsonl"), 1 << 20, &text, &n));
-    CHECK_EQ(count(text, "\n"), 3);
+    CHECK_EQ(count_parts(text, "\n"), 3);
     CHECK(strstr(text, "\"step\":15") == NULL && strstr(text, "done") == NULL);
     CHECK_CONTAINS(text, "\"step\":10");
     mem_free(text);
@@ -167,12 +154,12 @@ TEST(report_chart_of_one_point_and_of_many) {
     curve curves[] = {{"a", x, y, 1, false}, {"b", x, none, 1, false}};
     chart c = {.title = "t", .x_label = "epoch", .curves = curves, .n_curves = 2};
     CHECK_OK(chart_write(&c, &out));
-    CHECK_EQ(count(buf_str(&out), "<circle"), 1);
+    CHECK_EQ(count_parts(buf_str(&out), "<circle"), 1);
     CHECK(strstr(buf_str(&out), "nan") == NULL);
     buf_clear(&out);
     curves[0].n = curves[1].n = 1000;
     CHECK_OK(chart_write(&c, &out));
-    CHECK(count(buf_str(&out), "<circle") <= 200);
+    CHECK(count_parts(buf_str(&out), "<circle") <= 200);
     CHECK_CONTAINS(buf_str(&out), "(epoch 1000)");
     buf_clear(&out);
     c.curves = curves + 1, c.n_curves = 1;

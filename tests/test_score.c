@@ -3,22 +3,20 @@
 
 /* A ranking run beside the retrieval one. */
 static void train_ranking(void) {
-    FILE *f;
     free(shell(0, "true"));
-    f = fopen(run_path("n.gin"), "w");
-    CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
+    write_text("n.gin", ranking_gin);
     free(shell(0, "./hstu train --device cpu --gin-config-file n.gin --data data --out ranking "
                   "--epochs 1"));
 }
 
-static char *said(int want, const char *args) {
+static char *asked(int want, const char *args) {
     char command[2048];
     snprintf(command, sizeof command, "./hstu score --data data --device cpu %s", args);
     return shell(want, command);
 }
 
 static void says(int want, const char *args, const char *part) {
-    char *text = said(want, args);
+    char *text = asked(want, args);
     CHECK_CONTAINS(text, part);
     free(text);
 }
@@ -27,7 +25,7 @@ TEST(score_ratings_of_candidates) {
     train_ranking();
     arena a;
     arena_init(&a, 4096);
-    char *text = said(0, "ranking --user 3 --user 7 --candidates 5,1,5,60,9 --json");
+    char *text = asked(0, "ranking --user 3 --user 7 --candidates 5,1,5,60,9 --json");
     for (int line = 0; line < 2; line++) {
         const json_value *v = line_of(&a, text, line);
         static const int64_t ids[] = {5, 1, 5, 60, 9};
@@ -55,8 +53,8 @@ TEST(score_ratings_of_candidates) {
 TEST(score_users_and_candidates_from_files) {
     train_ranking();
     free(shell(0, "printf '5\\r\\n1\\nzz\\n\\n9' > c.txt; printf '3\\nnobody\\n7\\n' > u.txt"));
-    char *list = said(0, "ranking --user 3 --candidates '[5,\"1\",9]' --json");
-    char *file = said(0, "ranking --users u.txt --candidates c.txt --json 2>err");
+    char *list = asked(0, "ranking --user 3 --candidates '[5,\"1\",9]' --json");
+    char *file = asked(0, "ranking --users u.txt --candidates c.txt --json 2>err");
     CHECK(strncmp(file, list, strlen(list)) == 0);
     CHECK_CONTAINS(file, "{\"user\":\"nobody\",\"source\":\"no history\",");
     free(list);
@@ -64,14 +62,14 @@ TEST(score_users_and_candidates_from_files) {
     CHECK_CONTAINS(list, "c.txt: 1 of 4 ids is not known to the model");
     CHECK_CONTAINS(list, "u.txt: 1 of 3 users is not in the data and scored without a history");
     free(list);
-    list = said(0, "ranking --users u.txt --candidates @c.txt --json --out o.jsonl 2>/dev/null");
+    list = asked(0, "ranking --users u.txt --candidates @c.txt --json --out o.jsonl 2>/dev/null");
     CHECK_STR(list, "");
     free(list);
     list = shell(0, "cat o.jsonl");
     CHECK_STR(list, file);
     free(list);
     free(file);
-    list = said(0, "ranking --all-users --candidates 1 --json --out o.jsonl && wc -l < o.jsonl");
+    list = asked(0, "ranking --all-users --candidates 1 --json --out o.jsonl && wc -l < o.jsonl");
     CHECK_EQ(atoi(list), 40);
     free(list);
 }
@@ -80,7 +78,7 @@ TEST(score_of_a_retrieval_model) {
     char *best = shell(0, "./hstu recommend run --data data --device cpu --user 3 -k 1 --json");
     char *id = strstr(best, "\"id\":") + 5, args[128], *text;
     snprintf(args, sizeof args, "run --user 3 --candidates %d --json", atoi(id));
-    text = said(0, args);
+    text = asked(0, args);
     CHECK_STR(text, best);
     free(text);
     free(best);

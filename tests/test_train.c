@@ -1,36 +1,5 @@
 /* hstu train and eval from outside. */
-#include "base/json.h"
-#include "train_test.h"
-
-static char *in(const char *name) {
-    static char path[4][512];
-    static int next;
-    char *p = path[next++ % 4];
-    snprintf(p, sizeof path[0], "%s/%s", test_folder(), name);
-    return p;
-}
-
-static void write_gin(const char *name, const char *gin) {
-    FILE *f = fopen(in(name), "w");
-    CHECK(f != NULL && fputs(gin, f) >= 0 && fclose(f) == 0);
-}
-
-/* Runs `hstu ARGS` in the test's folder with data and configs, on the CPU where ARGS names no other
- * device; the code must be as wanted. */
-static char *said(int want, const char *args) {
-    bool computes = strncmp(args, "synth", 5) != 0 && strncmp(args, "info", 4) != 0;
-    const char *device = computes && strstr(args, "--device") == NULL ? " --device cpu" : "";
-    char *text;
-    if (!file_exists(in("m.gin"))) {
-        write_gin("m.gin", retrieval_gin);
-        write_gin("n.gin", ranking_gin);
-        synth_folder();
-    }
-    int code = test_command(&text, "cd %s && ASAN_OPTIONS=detect_leaks=0 %s %s%s", test_folder(),
-                            test_program(), args, device);
-    if (code != want) FAIL_TEST("hstu %s: code %d, not %d: %s", args, code, want, text);
-    return text;
-}
+#include "run_test.h"
 
 TEST(train_prints_a_table_and_where_to_look) {
     char *text = said(0, "train --gin-config-file m.gin --data data --out run");
@@ -130,7 +99,7 @@ TEST(train_says_what_is_missing) {
         CHECK_CONTAINS(text, cases[i].text);
         free(text);
     }
-    CHECK(!folder_exists(in("r")));
+    CHECK(!folder_exists(run_path("r")));
 }
 
 /* Slots come in buckets of 64: the printed number is the real one, here and with other data. */
@@ -270,8 +239,8 @@ TEST(train_sigterm_saves_and_resumes) {
         free(text);
     }
     free(said(0, "train --resume --data data --out parts"));
-    CHECK(same_file(in("whole"), in("parts"), "model.safetensors"));
-    CHECK(same_file(in("whole"), in("parts"), "optimizer.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "model.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "optimizer.safetensors"));
 }
 
 /* kill -9 at any moment; the run is resumed until it is done, and equals one that was not. */
@@ -290,8 +259,8 @@ TEST(train_killed_again_and_again_equals_uninterrupted) {
         test_folder(), test_program(), test_program(), test_program());
     if (code != 0) FAIL_TEST("code %d: %s", code, text);
     free(text);
-    CHECK(same_file(in("whole"), in("parts"), "model.safetensors"));
-    CHECK(same_file(in("whole"), in("parts"), "optimizer.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "model.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "optimizer.safetensors"));
 }
 
 /* As if the run had been killed before its newest checkpoint: the one before is the last. */
@@ -299,7 +268,7 @@ static void take_newest_away(const char *run) {
     CHECK_EQ(test_command(NULL,
                           "cd %s && rm -r \"$(readlink last)\" && ln -sfn checkpoints/$(ls "
                           "checkpoints) last",
-                          in(run)),
+                          run_path(run)),
              0);
 }
 
@@ -321,7 +290,7 @@ TEST(train_resumes_to_the_end_it_was_given) {
         take_newest_away(run);
         snprintf(args, sizeof args, "train --resume --data data --out %s", run);
         free(said(0, args));
-        CHECK(same_file(in(whole), in(run), "model.safetensors"));
+        CHECK(same_file(run_path(whole), run_path(run), "model.safetensors"));
     }
 }
 
@@ -344,7 +313,7 @@ TEST(train_killed_before_its_first_checkpoint_begins_again) {
     text = said(0, "train --resume --data data --out run");
     CHECK_CONTAINS(text, "begins again");
     free(text);
-    CHECK(same_file(in("whole"), in("run"), "model.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("run"), "model.safetensors"));
     CHECK_EQ(test_command(&text, "grep -c '\"event\":\"epoch\"' %s/run/log.jsonl", test_folder()),
              0);
     CHECK_STR(text, "2\n");
@@ -356,7 +325,7 @@ TEST(train_killed_before_its_first_checkpoint_begins_again) {
     CHECK_EQ(test_command(NULL, "rm %s/run/last", test_folder()), 0);
     free(said(0, "eval run --data data"));
     free(said(0, "train --resume --data data --out run --epochs 3"));
-    CHECK_OK(checkpoint_verify(in("run/last")));
+    CHECK_OK(checkpoint_verify(run_path("run/last")));
     /* A resume that has nothing to save removes what killed processes left, too. */
     CHECK_EQ(test_command(NULL,
                           "cd %s/run && mkdir checkpoints/.step-00000009.99.tmp && ln -s x "
@@ -380,6 +349,6 @@ TEST(train_full_disk_says_so_and_keeps_the_last) {
     CHECK_EQ(code, 1);
     CHECK_CONTAINS(text, "cannot be written");
     free(text);
-    CHECK_OK(checkpoint_verify(in("run/last")));
+    CHECK_OK(checkpoint_verify(run_path("run/last")));
     free(said(0, "train --resume --gin-config-file m.gin --data data --out run --epochs 3"));
 }

@@ -3,8 +3,7 @@
 #include <unistd.h>
 
 #include "oom.h"
-#include "train_test.h"
-#include "world.h"
+#include "world_run.h"
 
 /* A run of a few steps, once for all tests of this process. */
 static const char *small_run(const char *gin) {
@@ -151,22 +150,6 @@ static void use_close(use *u) {
     trained_close(&u->t);
     seq_file_close(u->data);
     backend_destroy(u->be);
-}
-
-/* A run of a few steps on a world, with parts of a config. */
-static const char *train_world(const world *w, const char *gin, const char *more) {
-    static char run[512];
-    char text[4096];
-    bench_top top;
-    train_options o = train_options_default();
-    snprintf(run, sizeof run, "%s/run-of-%s", test_folder(), w->folder);
-    snprintf(text, sizeof text, "%s%s", gin, more);
-    o.run = run;
-    o.max_steps = 6;
-    CHECK_OK(top_open_on(&top, world_make(w), text, NULL, 0, 1));
-    CHECK_OK(trainer_run(&top.session, &o));
-    top_close(&top);
-    return run;
 }
 
 enum { N_BEST = 25 };

@@ -5,8 +5,7 @@
 #include "embed/snapshot.h"
 #include "model/trained.h"
 #include "oom.h"
-#include "train_test.h"
-#include "world.h"
+#include "world_run.h"
 
 static const char nvidia_gin[] = "TrainerArgs.train_batch_size = 8\n"
                                  "TrainerArgs.eval_interval = 1000\n"
@@ -34,21 +33,6 @@ static const world after = {.folder = "after",
                             .n_gone = 4,
                             .has_context = true,
                             .has_new_values = true};
-
-static const char *train_world(const world *w, const char *gin, const char *more) {
-    static char run[512];
-    char text[4096];
-    bench_top top;
-    train_options o = train_options_default();
-    snprintf(run, sizeof run, "%s/run-of-%s", test_folder(), w->folder);
-    snprintf(text, sizeof text, "%s%s", gin, more);
-    o.run = run;
-    o.max_steps = 6;
-    CHECK_OK(top_open_on(&top, world_make(w), text, NULL, 0, 1));
-    CHECK_OK(trainer_run(&top.session, &o));
-    top_close(&top);
-    return run;
-}
 
 /* A new model that starts from a run. */
 typedef struct start {

@@ -4,8 +4,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "cli/recommend.h"
+#include "cli/user_service.h"
 #include "cli/work.h"
 #include "model/history_read.h"
 #include "model/recommender.h"
@@ -19,9 +19,6 @@ typedef struct service {
     session *s;
     recommender *r;
     answers out;
-    waiting_users waiting;
-    uint64_t n_served, n_popular;
-    progress bar;
 } service;
 
 static const char *note_of(const recommendation *r, bool is_known) {
@@ -30,68 +27,44 @@ static const char *note_of(const recommendation *r, bool is_known) {
                     : "not in the data; these are the most popular items";
 }
 
-static status answer_one(service *v, int32_t i) {
+static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
+    service *v = ctx;
     recommendation r = recommender_result(v->r, i);
-    answer_subject who = {SUBJECT_NONE, 0, NULL};
-    bool has_name = v->a->history == NULL;
-    if (has_name) who = waiting_users_at(&v->waiting, (size_t)i);
-    v->n_popular += r.is_popular;
-    TRY(answers_begin(&v->out, &who, r.is_popular ? "popular" : "model",
-                      note_of(&r, who.kind != SUBJECT_TEXT)));
+    TRY(answers_begin(&v->out, who, r.is_popular ? "popular" : "model",
+                      note_of(&r, who->kind != SUBJECT_TEXT)));
     for (int32_t k = 0; k < r.n; k++)
         TRY(answers_item(&v->out, (uint32_t)r.item[k], &r.score[k]));
     return answers_end(&v->out);
 }
 
-/* Runs the users that wait, and answers them. */
-static status serve_batch(service *v) {
-    int32_t n = recommender_n_users(v->r);
-    TRY(recommender_run(v->r));
-    for (int32_t i = 0; i < n; i++)
-        TRY(answer_one(v, i));
-    v->n_served += (uint64_t)n;
-    progress_update(&v->bar, v->n_served);
-    recommender_clear(v->r);
-    waiting_users_clear(&v->waiting);
-    return OK;
+static bool fits(void *ctx, const user_events *u) {
+    return recommender_fits(((service *)ctx)->r, u);
 }
 
-static status serve_list(service *v, user_list *l) {
-    uint64_t user;
-    const char *id;
-    bool is_end, is_alone = v->a->users.users.n_items == 1;
-    for (;;) {
-        TRY(user_list_next(l, &user, &id, &is_end));
-        if (is_end) break;
-        user_events u = user_events_of(v->s->data, user);
-        if (!recommender_fits(v->r, &u)) TRY(serve_batch(v));
-        if (is_alone) TRY(recommend_show_history(&v->out, &u, true));
-        TRY(recommender_add(v->r, &u));
-        TRY(waiting_users_add(&v->waiting, user, id));
-    }
-    return recommender_n_users(v->r) > 0 ? serve_batch(v) : OK;
+/* The history of somebody who is asked for alone is shown, too. */
+static status add_one(void *ctx, const user_events *u) {
+    service *v = ctx;
+    if (v->a->users.users.n_items == 1) TRY(recommend_show_history(&v->out, u, true));
+    return recommender_add(v->r, u);
 }
 
-static status serve_users(service *v) {
-    user_list l;
-    const char *file = v->a->users.file;
-    status st = user_list_open(&l, &v->a->users, v->s->data);
-    if (st == OK && !sink_is_terminal(&v->out.out))
-        progress_begin(&v->bar, "recommending", "users", user_list_total(&l));
-    if (st == OK) st = serve_list(v, &l);
-    progress_end(&v->bar);
-    if (st == OK && v->n_served == 0)
-        st = fail(ERR_FORMAT, "%s: there is no user in it", file != NULL ? file : v->a->data);
-    if (st == OK) user_list_tell(&l, "got the most popular items");
-    user_list_close(&l);
-    return st;
+static status run_batch(void *ctx) {
+    return recommender_run(((service *)ctx)->r);
 }
+
+static void clear(void *ctx) {
+    recommender_clear(((service *)ctx)->r);
+}
+
+static const user_service for_users = {
+    "recommending", "got the most popular items", fits, add_one, run_batch, answer_one, clear};
 
 static status serve_history(service *v, const given_history *g) {
     user_events u = given_history_events(g, v->s->data);
     TRY(recommend_show_history(&v->out, &u, g->has_times));
     TRY(recommender_add(v->r, &u));
-    return serve_batch(v);
+    TRY(recommender_run(v->r));
+    return answer_one(v, 0, &(answer_subject){SUBJECT_NONE, 0, NULL});
 }
 
 static status serve(const recommend_args *a, session *s, const uint8_t *is_allowed,
@@ -113,10 +86,11 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
                       .has_ranks = true};
     status st = recommender_create(&v.r, s, &c);
     if (st == OK) st = answers_open(&v.out, a->out);
-    if (st == OK) st = g != NULL ? serve_history(&v, g) : serve_users(&v);
+    if (st == OK)
+        st = g != NULL ? serve_history(&v, g)
+                       : user_service_run(&for_users, &v, &a->users, s->data, &v.out);
     st = answers_close(&v.out, st);
     recommender_destroy(v.r);
-    waiting_users_fini(&v.waiting);
     return st;
 }
 

@@ -4,8 +4,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/progress.h"
-#include "cli/user_list.h"
+#include "cli/user_service.h"
 #include "cli/work.h"
 #include "model/history_read.h"
 #include "model/scorer.h"
@@ -68,76 +67,47 @@ static status read_candidates(item_list *l, const char *text, const seq_file *da
 
 /* While it scores. */
 typedef struct service {
-    const session *s;
+    const seq_file *data;
     scorer *r;
     const item_list *candidates;
     answers out;
-    waiting_users waiting;
-    bool *has_history;
-    size_t capacity;
-    uint64_t n_served;
-    progress bar;
 } service;
 
-static status answer_one(service *v, int32_t i) {
+static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
+    service *v = ctx;
     const float *values = scorer_result(v->r, i);
-    answer_subject who = waiting_users_at(&v->waiting, (size_t)i);
-    const char *note = who.kind == SUBJECT_TEXT ? "not in the data"
-                       : v->has_history[i]      ? ""
-                                                : "it has no events";
-    TRY(answers_begin(&v->out, &who, v->has_history[i] ? "model" : "no history", note));
+    bool is_known = who->kind == SUBJECT_USER;
+    bool has_history = is_known && user_events_of(v->data, who->number).n > 0;
+    const char *note = !is_known ? "not in the data" : has_history ? "" : "it has no events";
+    TRY(answers_begin(&v->out, who, has_history ? "model" : "no history", note));
     for (size_t c = 0; c < v->candidates->n; c++)
         TRY(answers_item(&v->out, v->candidates->item[c], values + c * (size_t)v->out.n_columns));
     return answers_end(&v->out);
 }
 
-static status serve_group(service *v) {
-    int32_t n = scorer_n_users(v->r);
-    TRY(scorer_run(v->r));
-    for (int32_t i = 0; i < n; i++)
-        TRY(answer_one(v, i));
-    v->n_served += (uint64_t)n;
-    progress_update(&v->bar, v->n_served);
-    scorer_clear(v->r);
-    waiting_users_clear(&v->waiting);
-    return OK;
+static bool fits(void *ctx, const user_events *u) {
+    (void)u;
+    return scorer_fits(((service *)ctx)->r);
 }
 
-static status serve_list(service *v, user_list *l) {
-    uint64_t user;
-    const char *id;
-    bool is_end;
-    for (;;) {
-        TRY(user_list_next(l, &user, &id, &is_end));
-        if (is_end) break;
-        user_events u = user_events_of(v->s->data, user);
-        if (!scorer_fits(v->r)) TRY(serve_group(v));
-        TRY(MEM_RESERVE(&v->has_history, &v->capacity, v->waiting.n + 1));
-        v->has_history[v->waiting.n] = u.n > 0;
-        TRY(scorer_add(v->r, &u));
-        TRY(waiting_users_add(&v->waiting, user, id));
-    }
-    return scorer_n_users(v->r) > 0 ? serve_group(v) : OK;
+static status add_one(void *ctx, const user_events *u) {
+    return scorer_add(((service *)ctx)->r, u);
 }
 
-static status serve_users(service *v, const score_args *a) {
-    user_list l;
-    const char *file = a->users.file;
-    status st = user_list_open(&l, &a->users, v->s->data);
-    if (st == OK && !sink_is_terminal(&v->out.out))
-        progress_begin(&v->bar, "scoring", "users", user_list_total(&l));
-    if (st == OK) st = serve_list(v, &l);
-    progress_end(&v->bar);
-    if (st == OK && v->n_served == 0)
-        st = fail(ERR_FORMAT, "%s: there is no user in it", file != NULL ? file : a->data);
-    if (st == OK) user_list_tell(&l, "scored without a history");
-    user_list_close(&l);
-    return st;
+static status run_batch(void *ctx) {
+    return scorer_run(((service *)ctx)->r);
 }
+
+static void clear(void *ctx) {
+    scorer_clear(((service *)ctx)->r);
+}
+
+static const user_service for_users = {
+    "scoring", "scored without a history", fits, add_one, run_batch, answer_one, clear};
 
 static status score(const score_args *a, session *s) {
     item_list candidates = {0};
-    service v = {.s = s, .candidates = &candidates};
+    service v = {.data = s->data, .candidates = &candidates};
     status st = read_candidates(&candidates, a->candidates, s->data);
     scorer_config c = {.candidate = candidates.item,
                        .n_candidates = (int32_t)candidates.n,
@@ -151,11 +121,9 @@ static status score(const score_args *a, session *s) {
                           .n_columns = scorer_n_columns(v.r)};
         st = answers_open(&v.out, a->out);
     }
-    if (st == OK) st = serve_users(&v, a);
+    if (st == OK) st = user_service_run(&for_users, &v, &a->users, s->data, &v.out);
     st = answers_close(&v.out, st);
     scorer_destroy(v.r);
-    waiting_users_fini(&v.waiting);
-    mem_free(v.has_history);
     mem_free(candidates.item);
     return st;
 }
