@@ -116,7 +116,11 @@ static status bench_hstu(backend *be, batch *m, int n_heads, int dim, attn_bias 
 }
 
 static status bench_softmax(backend *be, batch *m, int n_heads, int dim) {
-    softmax_attn_args a = {.n_sequences = N_USERS, .n_heads = n_heads, .dim = dim, .max_len = N};
+    softmax_attn_args a = {.n_sequences = N_USERS,
+                           .n_heads = n_heads,
+                           .dim = dim,
+                           .max_len = N,
+                           .mask.rule.kind = MASK_CAUSAL};
     timing start, forward = {1e9, 1e9}, backward = {1e9, 1e9};
     a.offsets = m->offsets;
     a.q = m->data[0], a.k = m->data[1], a.v = m->data[2], a.dout = m->data[3];

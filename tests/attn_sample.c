@@ -205,11 +205,11 @@ static void draw_sparse(const attn_args *a, inputs *in) {
     }
 }
 
-void sample_mask(attn_args *a, inputs *in, mask_kind mask) {
-    a->window_left = mask == MASK_WINDOW ? 5 : -1;
-    a->window_right = mask == MASK_FULL ? -1 : mask == MASK_WINDOW ? 3 : 0;
+void sample_mask(attn_args *a, inputs *in, sample_mask_kind mask) {
+    a->window_left = mask == SAMPLE_WINDOW ? 5 : -1;
+    a->window_right = mask == SAMPLE_FULL ? -1 : mask == SAMPLE_WINDOW ? 3 : 0;
     a->target_group = 3;
-    if (mask == MASK_TARGETS) {
+    if (mask == SAMPLE_TARGETS) {
         a->n_contexts = in->n_contexts;
         a->n_targets = in->n_targets;
         for (int32_t b = 0; b < a->n_sequences; b++) {
@@ -219,7 +219,7 @@ void sample_mask(attn_args *a, inputs *in, mask_kind mask) {
                 (int32_t)rng_below(sample_draw(), (uint32_t)(len - in->n_targets[b]) + 1);
         }
     }
-    if (mask != MASK_FUNC) return;
+    if (mask != SAMPLE_FUNC) return;
     int64_t n_q = in->offsets_q[a->n_sequences];
     a->n_func = 5;
     a->func_stride = n_q + 2;

@@ -18,7 +18,14 @@ typedef struct sample {
     attn_naive_results want[2];
 } sample;
 
-typedef enum { MASK_CAUSAL, MASK_FULL, MASK_WINDOW, MASK_TARGETS, MASK_FUNC, N_MASKS } mask_kind;
+typedef enum {
+    SAMPLE_CAUSAL,
+    SAMPLE_FULL,
+    SAMPLE_WINDOW,
+    SAMPLE_TARGETS,
+    SAMPLE_FUNC,
+    N_SAMPLE_MASKS
+} sample_mask_kind;
 
 enum { MAX_SEQUENCES = 8 };
 
@@ -47,7 +54,7 @@ uint32_t sample_draw(void);
 /* Sequences with these numbers of keys; with delta, fewer queries than keys. */
 void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, bool has_delta,
                  int32_t n_heads, int32_t dim_qk, int32_t dim_v);
-void sample_mask(attn_args *a, inputs *in, mask_kind mask);
+void sample_mask(attn_args *a, inputs *in, sample_mask_kind mask);
 /* Times are drawn below span. */
 void sample_bias(sample *s, inputs *in, attn_bias bias, int32_t table_heads, int64_t span);
 void sample_results(sample *s); /* memory for the results of s->a, whose shapes are set */

@@ -336,6 +336,12 @@ static int64_t add_softmax_attn(mirror *m, softmax_attn_args *a) {
     MIRROR_ROWS(m, a, k, IN, ACT_FACTOR, n, width, a->stride_k);
     MIRROR_ROWS(m, a, v, IN, ACT_FACTOR, n, width, a->stride_v);
     MIRROR(m, a, offsets, IN, I32, a->n_sequences + 1);
+    MIRROR(m, &a->mask, first, IN, I32, a->n_sequences);
+    MIRROR(m, &a->mask, row_begin, IN, I32, a->mask.n_begins);
+    MIRROR(m, &a->mask, col_begin, IN, I32, a->mask.n_begins);
+    MIRROR(m, &a->mask, row_tiles, IN, I64, a->mask.n_tiles);
+    MIRROR(m, &a->mask, col_tiles, IN, I64, a->mask.n_tiles);
+    MIRROR(m, &a->mask, bits, IN, I64, a->mask.n_bits * MASK_TILE);
     add_dropout(m, &a->drop, n);
     return n;
 }

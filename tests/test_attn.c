@@ -5,7 +5,7 @@
 #include "ops/attn_check.h"
 
 static void check_case(const int32_t *lengths, int n_sequences, bool has_delta, int32_t n_heads,
-                       int32_t dim_qk, int32_t dim_v, mask_kind mask, attn_bias bias,
+                       int32_t dim_qk, int32_t dim_v, sample_mask_kind mask, attn_bias bias,
                        int32_t table_heads, int64_t span) {
     sample s;
     inputs in;
@@ -23,11 +23,11 @@ static void check_case(const int32_t *lengths, int n_sequences, bool has_delta, 
 /* Every mask with every bias, with as many queries as keys and with fewer. */
 static void check_masks(bool has_delta) {
     const int32_t lengths[] = {0, 1, 7, 8, 33, 0, 65};
-    for (int mask = 0; mask < N_MASKS; mask++) {
-        check_case(lengths, 7, has_delta, 2, 9, 6, (mask_kind)mask, BIAS_NONE, 1, 1);
-        check_case(lengths, 7, has_delta, 2, 9, 6, (mask_kind)mask, BIAS_TABLE, 1, 1);
-        check_case(lengths, 7, has_delta, 2, 9, 6, (mask_kind)mask, BIAS_TABLE, 2, 1);
-        check_case(lengths, 7, has_delta, 2, 9, 6, (mask_kind)mask, BIAS_TIME, 1, 100000000);
+    for (int mask = 0; mask < N_SAMPLE_MASKS; mask++) {
+        check_case(lengths, 7, has_delta, 2, 9, 6, (sample_mask_kind)mask, BIAS_NONE, 1, 1);
+        check_case(lengths, 7, has_delta, 2, 9, 6, (sample_mask_kind)mask, BIAS_TABLE, 1, 1);
+        check_case(lengths, 7, has_delta, 2, 9, 6, (sample_mask_kind)mask, BIAS_TABLE, 2, 1);
+        check_case(lengths, 7, has_delta, 2, 9, 6, (sample_mask_kind)mask, BIAS_TIME, 1, 100000000);
     }
 }
 
@@ -45,21 +45,21 @@ TEST(attn_lengths_around_blocks) {
     const int32_t small[] = {127, 128, 129, 255};
     const int32_t large[] = {256, 257, 513};
     for (int bias = BIAS_NONE; bias <= BIAS_TIME; bias++) {
-        check_case(small, 4, false, 1, 4, 4, MASK_CAUSAL, (attn_bias)bias, 1, 1000000);
-        check_case(large, 3, false, 1, 4, 4, MASK_CAUSAL, (attn_bias)bias, 1, 1000000);
+        check_case(small, 4, false, 1, 4, 4, SAMPLE_CAUSAL, (attn_bias)bias, 1, 1000000);
+        check_case(large, 3, false, 1, 4, 4, SAMPLE_CAUSAL, (attn_bias)bias, 1, 1000000);
     }
-    check_case(large, 3, true, 2, 3, 5, MASK_TARGETS, BIAS_TABLE, 1, 1);
-    check_case(large, 3, true, 1, 3, 5, MASK_FUNC, BIAS_TIME, 1, 1000000);
-    check_case(large, 3, false, 1, 3, 5, MASK_WINDOW, BIAS_NONE, 1, 1);
-    check_case(large, 3, false, 1, 3, 5, MASK_FULL, BIAS_NONE, 1, 1);
+    check_case(large, 3, true, 2, 3, 5, SAMPLE_TARGETS, BIAS_TABLE, 1, 1);
+    check_case(large, 3, true, 1, 3, 5, SAMPLE_FUNC, BIAS_TIME, 1, 1000000);
+    check_case(large, 3, false, 1, 3, 5, SAMPLE_WINDOW, BIAS_NONE, 1, 1);
+    check_case(large, 3, false, 1, 3, 5, SAMPLE_FULL, BIAS_NONE, 1, 1);
 }
 
 TEST(attn_head_dims) {
     const int32_t lengths[] = {3, 40};
     const int32_t dims[] = {1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 25, 50, 64, 127, 256};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-        check_case(lengths, 2, false, 1, dims[i], dims[(i * 7 + 3) % 15], MASK_CAUSAL, BIAS_TIME, 1,
-                   5000);
+        check_case(lengths, 2, false, 1, dims[i], dims[(i * 7 + 3) % 15], SAMPLE_CAUSAL, BIAS_TIME,
+                   1, 5000);
 }
 
 /* On some GPUs head dimensions 128 and 256 have their own kernels, which need aligned rows and a
@@ -68,12 +68,13 @@ TEST(attn_wide_heads) {
     const int32_t lengths[] = {64, 0, 1, 150, 65};
     for (int rows = ROWS_ALIGNED; rows <= ROWS_KNOWN; rows++) {
         rows_are = (row_kind)rows;
-        for (int mask = 0; mask < N_MASKS; mask++) {
-            check_case(lengths, 5, mask % 2, 1, 128, 128, (mask_kind)mask, BIAS_NONE, 1, 1);
-            check_case(lengths, 5, mask % 2 == 0, 2, 256, 256, (mask_kind)mask, BIAS_NONE, 1, 1);
+        for (int mask = 0; mask < N_SAMPLE_MASKS; mask++) {
+            check_case(lengths, 5, mask % 2, 1, 128, 128, (sample_mask_kind)mask, BIAS_NONE, 1, 1);
+            check_case(lengths, 5, mask % 2 == 0, 2, 256, 256, (sample_mask_kind)mask, BIAS_NONE, 1,
+                       1);
         }
-        check_case(lengths, 5, false, 2, 64, 64, MASK_CAUSAL, BIAS_NONE, 1, 1);
-        check_case(lengths, 5, false, 1, 256, 128, MASK_CAUSAL, BIAS_NONE, 1, 1);
+        check_case(lengths, 5, false, 2, 64, 64, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
+        check_case(lengths, 5, false, 1, 256, 128, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
     }
     rows_are = ROWS_ODD;
 }
@@ -83,8 +84,8 @@ TEST(attn_wide_heads) {
 TEST(attn_many_heads) {
     const int32_t lengths[] = {70, 3, 64, 20, 66, 1, 40, 5}, one_tile[] = {33, 0, 64, 7, 1, 20, 2};
     rows_are = ROWS_KNOWN;
-    check_case(lengths, 8, false, 40, 256, 256, MASK_CAUSAL, BIAS_NONE, 1, 1);
-    check_case(one_tile, 7, true, 70, 256, 256, MASK_FULL, BIAS_NONE, 1, 1);
+    check_case(lengths, 8, false, 40, 256, 256, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
+    check_case(one_tile, 7, true, 70, 256, 256, SAMPLE_FULL, BIAS_NONE, 1, 1);
     rows_are = ROWS_ODD;
 }
 
@@ -131,13 +132,13 @@ static random_shape draw_shape(void) {
     return s;
 }
 
-static sample_error check_shape(const random_shape *r, mask_kind mask) {
+static sample_error check_shape(const random_shape *r, sample_mask_kind mask) {
     sample s;
     inputs in;
     rows_are = r->rows;
     sample_make(&s, &in, r->lengths, r->n_sequences, r->has_delta, r->n_heads, r->dim_qk, r->dim_v);
     sample_mask(&s.a, &in, mask);
-    if (mask == MASK_WINDOW) s.a.window_left = below(100), s.a.window_right = below(100);
+    if (mask == SAMPLE_WINDOW) s.a.window_left = below(100), s.a.window_right = below(100);
     sample_bias(&s, &in, r->bias, r->table_heads, 1 << below(30));
     s.a.alpha = 0.05f + rng_uniform(sample_draw());
     sample_results(&s);
@@ -163,7 +164,7 @@ TEST(attn_random_shapes) {
     atexit(tell_shape);
     for (int i = 0; i < n; i++) {
         random_shape s = draw_shape();
-        mask_kind mask = (mask_kind)(i % N_MASKS);
+        sample_mask_kind mask = (sample_mask_kind)(i % N_SAMPLE_MASKS);
         snprintf(at_shape, sizeof at_shape,
                  "shape %d: %d sequences (%d keys ...)%s, %d heads of %d and %d, mask %d, bias %d "
                  "(%d heads), rows %d",
@@ -181,14 +182,14 @@ TEST(attn_random_shapes) {
 /* Time differences that do not fit 32 bits take another code path. */
 TEST(attn_far_times) {
     const int32_t lengths[] = {20, 300};
-    check_case(lengths, 2, false, 1, 4, 4, MASK_CAUSAL, BIAS_TIME, 1, INT64_C(1) << 40);
-    check_case(lengths, 2, false, 1, 4, 4, MASK_CAUSAL, BIAS_TIME, 1, INT64_C(1) << 61);
+    check_case(lengths, 2, false, 1, 4, 4, SAMPLE_CAUSAL, BIAS_TIME, 1, INT64_C(1) << 40);
+    check_case(lengths, 2, false, 1, 4, 4, SAMPLE_CAUSAL, BIAS_TIME, 1, INT64_C(1) << 61);
 }
 
 TEST(attn_nothing_to_do) {
     const int32_t lengths[] = {0, 0};
-    check_case(lengths, 0, false, 1, 4, 4, MASK_CAUSAL, BIAS_TIME, 1, 1);
-    check_case(lengths, 2, false, 1, 4, 4, MASK_CAUSAL, BIAS_NONE, 1, 1);
+    check_case(lengths, 0, false, 1, 4, 4, SAMPLE_CAUSAL, BIAS_TIME, 1, 1);
+    check_case(lengths, 2, false, 1, 4, 4, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
 }
 
 /* Extreme scores: silu tends to 0 and to x, without an infinity. */
@@ -197,7 +198,7 @@ TEST(attn_large_scores) {
     sample s;
     inputs in;
     sample_make(&s, &in, lengths, 1, false, 1, 4, 4);
-    sample_mask(&s.a, &in, MASK_CAUSAL);
+    sample_mask(&s.a, &in, SAMPLE_CAUSAL);
     sample_bias(&s, &in, BIAS_NONE, 1, 1);
     s.a.alpha = 300.0f;
     sample_results(&s);
@@ -215,7 +216,7 @@ TEST(attn_same_bits_with_any_threads) {
     sample s;
     inputs in;
     sample_make(&s, &in, lengths, 8, false, 2, 25, 25);
-    sample_mask(&s.a, &in, MASK_CAUSAL);
+    sample_mask(&s.a, &in, SAMPLE_CAUSAL);
     sample_bias(&s, &in, BIAS_TIME, 1, 1000000);
     sample_results(&s);
     sample_run(&s.a, 0);
@@ -241,7 +242,7 @@ TEST(attn_refuses_wrong_arguments) {
     sample s;
     inputs in;
     sample_make(&s, &in, lengths, 1, false, 1, 4, 4);
-    sample_mask(&s.a, &in, MASK_TARGETS);
+    sample_mask(&s.a, &in, SAMPLE_TARGETS);
     sample_bias(&s, &in, BIAS_TABLE, 1, 1);
     CHECK_OK(attn_args_check(&s.a));
     CHECK_OK(attn_lengths_check(&s.a));

@@ -4,7 +4,7 @@
 #include "ops/attn_mask.h"
 
 /* func whose spans are near the row; func whose rows all see the first keys and none the last. */
-enum { MASK_SPARSE = N_MASKS, MASK_STEP, N_KINDS };
+enum { SAMPLE_SPARSE = N_SAMPLE_MASKS, SAMPLE_STEP, N_KINDS };
 
 typedef struct rig {
     sample s;
@@ -16,14 +16,14 @@ static void make_rig(rig *r, int kind, bool has_delta, bool has_tiles) {
     const int32_t lengths[] = {200, 1, 63, 129, 0, 300};
     sample_make(&r->s, &r->in, lengths, 6, has_delta, 1, 8, 8);
     attn_args *a = &r->s.a;
-    sample_mask(a, &r->in, kind >= MASK_SPARSE ? MASK_FUNC : (mask_kind)kind);
-    for (int64_t i = 0; kind == MASK_SPARSE && i < a->n_func * a->func_stride; i++) {
+    sample_mask(a, &r->in, kind >= SAMPLE_SPARSE ? SAMPLE_FUNC : (sample_mask_kind)kind);
+    for (int64_t i = 0; kind == SAMPLE_SPARSE && i < a->n_func * a->func_stride; i++) {
         int32_t row = (int32_t)(i % a->func_stride);
         bool is_first = i < a->func_stride;
         r->in.func[i] = is_first ? (row % 3 == 0 ? 2 : INT32_MIN)
                                  : row / 2 % 256 + (int32_t)rng_below(sample_draw(), 90) - 20;
     }
-    for (int64_t i = 0; kind == MASK_STEP && i < a->n_func * a->func_stride; i++)
+    for (int64_t i = 0; kind == SAMPLE_STEP && i < a->n_func * a->func_stride; i++)
         r->in.func[i] = i < a->func_stride ? 100 + (int32_t)(i % 7) : 0;
     r->tiles = NULL;
     if (a->func == NULL || !has_tiles) return;
@@ -131,8 +131,8 @@ TEST(attn_mask_tiles) {
         int n_empty = 0, n_full = 0;
         for (int i = 0; i < 5; i++)
             check_tiles(&r.s.a, sizes[i][0], sizes[i][1], &n_empty, &n_full);
-        CHECK(n_empty > 0 || kind == MASK_FULL || kind == MASK_FUNC);
-        CHECK(n_full > 0 || kind == MASK_WINDOW || kind == MASK_FUNC || kind == MASK_SPARSE);
+        CHECK(n_empty > 0 || kind == SAMPLE_FULL || kind == SAMPLE_FUNC);
+        CHECK(n_full > 0 || kind == SAMPLE_WINDOW || kind == SAMPLE_FUNC || kind == SAMPLE_SPARSE);
         free_rig(&r);
     }
 }
@@ -141,7 +141,7 @@ TEST(attn_mask_tiles) {
 TEST(attn_mask_func_without_summary) {
     rig r;
     int n_empty = 0, n_full = 0;
-    make_rig(&r, MASK_SPARSE, false, false);
+    make_rig(&r, SAMPLE_SPARSE, false, false);
     check_tiles(&r.s.a, 64, 64, &n_empty, &n_full);
     CHECK_EQ(n_empty, 0);
     CHECK_EQ(n_full, 0);

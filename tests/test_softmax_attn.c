@@ -1,7 +1,10 @@
-/* Softmax attention against the naive version (cpu/attn_naive.h), with and without dropout. */
+/* Softmax attention against the naive version (cpu/attn_naive.h): every mask, with and without
+ * dropout. */
 #include "base/pool.h"
+#include "base/safetensors.h"
 #include "cpu/attn_naive.h"
 #include "dense_test.h"
+#include "ops/mask_batch.h"
 
 enum { MAX_SEQUENCES = 8, N_RESULTS = 4 };
 
@@ -14,6 +17,10 @@ typedef struct sample {
     float *results[N_RESULTS]; /* out, dq, dk, dv */
     /* exact, and rounded like naive code of the precision under test */
     attn_naive_results want[2];
+    /* of a mask with lists: they are in host memory */
+    mask *m;
+    mask_batch *masks;
+    backend *masks_be;
 } sample;
 
 static uint32_t n_drawn;
@@ -66,10 +73,11 @@ static void make_sample(sample *s, const int32_t *lengths, int n_sequences, int3
     }
     a->max_len += 1;
     a->offsets = s->offsets;
+    a->mask.rule.kind = MASK_CAUSAL;
     a->n_sequences = n_sequences;
     a->n_heads = n_heads;
     a->dim = dim;
-    a->alpha = 1.3f;
+    a->alpha = dim <= 64 ? 1.3f : 1.3f * sqrtf(64.0f / (float)dim); /* scores as in a model */
     s->n = s->offsets[n_sequences];
     a->stride_q = a->stride_k = a->stride_v = a->stride_out = n_heads * dim + 2;
     make_inputs(s);
@@ -81,6 +89,18 @@ static void make_sample(sample *s, const int32_t *lengths, int n_sequences, int3
                                           .dk = doubles(s->n * a->stride_q),
                                           .dv = doubles(s->n * a->stride_q),
                                           .log_sum = doubles(s->n * a->n_heads)};
+}
+
+/* Replaces the causal mask. */
+static void set_mask(sample *s, const char *text) {
+    int32_t lengths[MAX_SEQUENCES];
+    for (int32_t b = 0; b < s->a.n_sequences; b++)
+        lengths[b] = s->offsets[b + 1] - s->offsets[b];
+    CHECK_OK(backend_create_cpu(&s->masks_be, NULL));
+    CHECK_OK(mask_create(&s->m, text));
+    CHECK_OK(mask_batch_create(&s->masks, s->masks_be, s->m, MAX_SEQUENCES));
+    CHECK_OK(mask_batch_set(s->masks, 0, s->a.n_sequences, lengths));
+    s->a.mask = *mask_batch_view(s->masks);
 }
 
 static void free_results(sample *s) {
@@ -101,6 +121,9 @@ static void free_sample(sample *s) {
     }
     mem_free(s->user);
     mem_free(s->position);
+    mask_batch_destroy(s->masks);
+    mask_destroy(s->m);
+    backend_destroy(s->masks_be);
 }
 
 static double stored(double x) {
@@ -129,13 +152,18 @@ static void run_attn(const softmax_attn_args *a, int n_threads) {
     pool_destroy(workers);
 }
 
-/* Within 3e-6 of the largest number in float32; else twice the naive error and one rounding. */
+/* Within 3e-6 of the largest number in float32, or of `instead` where all are zero; else twice the
+ * naive error and one rounding. */
 static void compare(const char *what, const float *got, const double *want, const double *plain,
-                    int64_t n_rows, int64_t stride, int64_t used) {
-    double largest = 1e-30, error = 0.0, naive_error = 0.0;
+                    int64_t n_rows, int64_t stride, int64_t used, double instead) {
+    double largest = 0, error = 0.0, naive_error = 0.0;
     for (int64_t i = 0; i < n_rows * stride; i++) {
         if (i % stride >= used) {
             if (got[i] != 9.0f) FAIL_TEST("%s: element %lld was written", what, (long long)i);
+            continue;
+        }
+        if (isinf(want[i])) { /* the log of the sum of a row without keys */
+            if ((double)got[i] != want[i]) FAIL_TEST("%s: element %lld", what, (long long)i);
             continue;
         }
         double d = fabs((double)got[i] - want[i]);
@@ -143,25 +171,46 @@ static void compare(const char *what, const float *got, const double *want, cons
         error = !(d <= error) ? d : error;
         naive_error = fmax(naive_error, fabs(ract(plain[i], true) - want[i]));
     }
+    if (largest < 1e-12) largest = instead;
     double limit = test_on.p == PRECISION_F32
                        ? 3e-6 * largest
                        : 2 * naive_error + precision_unit(test_on.p) * largest;
     if (!(error <= limit)) FAIL_TEST("%s: error %g of %g, limit %g", what, error, largest, limit);
 }
 
+static void check_sample(sample *s, const char *what) {
+    const char *const names[N_RESULTS] = {"out", "dq", "dk", "dv"};
+    run_naive(s);
+    run_attn(&s->a, 2);
+    const attn_naive_results *e = &s->want[0], *p = &s->want[1];
+    const double *want[] = {e->out, e->dq, e->dk, e->dv}, *plain[] = {p->out, p->dq, p->dk, p->dv};
+    char name[128];
+    snprintf(name, sizeof name, "%s: log_sum", what);
+    compare(name, s->a.log_sum, e->log_sum, p->log_sum, s->n, s->a.n_heads, s->a.n_heads, 1e-30);
+    /* dq and dk are sums of p (dp - delta): where all rows see one key, dp = delta, and what is
+     * left are roundings of dp */
+    double dp = (double)s->a.alpha * sqrt((double)s->a.dim);
+    for (int r = 0; r < N_RESULTS; r++) {
+        snprintf(name, sizeof name, "%s: %s", what, names[r]);
+        compare(name, s->results[r], want[r], plain[r], s->n, s->a.stride_q,
+                (int64_t)s->a.n_heads * s->a.dim, r == 1 || r == 2 ? dp : 1e-30);
+    }
+}
+
 static void check_case(const int32_t *lengths, int n_sequences, int32_t n_heads, int32_t dim,
                        float rate) {
-    const char *const names[N_RESULTS] = {"out", "dq", "dk", "dv"};
     sample s;
     make_sample(&s, lengths, n_sequences, n_heads, dim, rate);
-    run_naive(&s);
-    run_attn(&s.a, 2);
-    const attn_naive_results *e = &s.want[0], *p = &s.want[1];
-    const double *want[] = {e->out, e->dq, e->dk, e->dv}, *plain[] = {p->out, p->dq, p->dk, p->dv};
-    compare("log_sum", s.a.log_sum, e->log_sum, p->log_sum, s.n, n_heads, n_heads);
-    for (int r = 0; r < N_RESULTS; r++)
-        compare(names[r], s.results[r], want[r], plain[r], s.n, s.a.stride_q,
-                (int64_t)n_heads * dim);
+    check_sample(&s, "causal");
+    free_sample(&s);
+}
+
+static void check_mask(const char *text, const int32_t *lengths, int n_sequences, int32_t n_heads,
+                       int32_t dim, float rate) {
+    sample s;
+    make_sample(&s, lengths, n_sequences, n_heads, dim, rate);
+    set_mask(&s, text);
+    check_sample(&s, text);
     free_sample(&s);
 }
 
@@ -180,6 +229,173 @@ TEST(softmax_attn_heads_and_dims) {
         check_case(lengths, 2, 1, dims[i], 0.0f);
         check_case(lengths, 2, 3, dims[i], 0.25f);
     }
+}
+
+static const char *const masks[] = {"none",
+                                    "causal",
+                                    "sliding,window=3",
+                                    "sliding,window=40,causal",
+                                    "longformer,window=5,global=2",
+                                    "longformer,window=0,global=9,causal",
+                                    "bigbird,window=2,global=1,seed=3",
+                                    "dilated,window=3,dilation=2",
+                                    "strided",
+                                    "fixed"};
+enum { N_MASKS = sizeof masks / sizeof *masks };
+
+TEST(softmax_attn_every_mask) {
+    const int32_t lengths[] = {0, 1, 12, 64, 65, 150};
+    for (int m = 0; m < N_MASKS; m++) {
+        check_mask(masks[m], lengths, 6, 2, 12, 0.0f);
+        check_mask(masks[m], lengths, 6, 1, 5, 0.3f);
+    }
+}
+
+/* Masks of files, with rows and whole tiles that nobody sees. */
+TEST(softmax_attn_rows_without_keys) {
+    enum { N = 140 };
+    static uint8_t dense[N * N];
+    const int32_t lengths[] = {N, 70, 1};
+    char path[512], text[600];
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < N; j++) /* rows 3, 10, 17, ... and keys 64 .. 127 of rows below 64 */
+            dense[i * N + j] = i % 7 != 3 && (i >= 64 || j < 64) && (i * 31 + j * 17) % 5 == 0;
+    st_tensor t = {.name = "mask", .dtype = ST_U8, .n_dims = 2, .shape = {N, N}, .n = N * N};
+    t.data = dense;
+    snprintf(path, sizeof path, "%s/mask.safetensors", test_folder());
+    CHECK_OK(st_write(path, &t, 1, NULL, 0));
+    snprintf(text, sizeof text, "bits:%s", path);
+    check_mask(text, lengths, 3, 2, 20, 0.0f);
+    check_mask(text, lengths, 3, 1, 70, 0.5f);
+}
+
+TEST(softmax_attn_wide_heads) {
+    const int32_t lengths[] = {70, 9};
+    const int32_t dims[] = {63, 65, 128, 200, 255, 256};
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        check_mask(masks[4 + i % 4], lengths, 2, 1, dims[i], 0.0f);
+    sample s;
+    backend *be;
+    make_sample(&s, lengths, 1, 1, 4, 0.0f);
+    s.a.dim = 257;
+    CHECK_OK(test_backend(&be, NULL));
+    CHECK_FAILS(be->ops->softmax_attn_fwd(be, &s.a), ERR_USAGE, "dimension 257");
+    backend_destroy(be);
+    s.a.dim = 4;
+    free_sample(&s);
+}
+
+/* 300 combinations of mask, lengths, heads and dimension, a tenth of them with dropout. */
+TEST(softmax_attn_random_combinations) {
+    for (int i = 0; i < 300; i++) {
+        int32_t lengths[4], n_sequences = (int32_t)rng_below(draw(), 4) + 1;
+        for (int b = 0; b < n_sequences; b++)
+            lengths[b] = (int32_t)rng_below(draw(), draw() % 16 == 0 ? 100 : 20);
+        char text[96];
+        static const char *const kinds[] = {
+            "sliding,window=%u%s", "longformer,window=%u,global=%u%s",
+            "bigbird,window=%u,global=%u,seed=%u%s", "dilated,window=%u,dilation=%u%s"};
+        uint32_t kind = rng_below(draw(), 8), w = rng_below(draw(), 20), g = rng_below(draw(), 5);
+        const char *causal = draw() % 4 == 0 ? ",causal" : "";
+        if (kind == 0)
+            snprintf(text, sizeof text, kinds[0], w, causal);
+        else if (kind == 1)
+            snprintf(text, sizeof text, kinds[1], w, g, causal);
+        else if (kind == 2)
+            snprintf(text, sizeof text, kinds[2], w, g, draw(), causal);
+        else if (kind == 3)
+            snprintf(text, sizeof text, kinds[3], w, g, causal);
+        else
+            snprintf(text, sizeof text, "%s",
+                     masks[kind % 2 == 0  ? kind / 2 - 2
+                           : kind + 1 < 8 ? 8
+                                          : 9]);
+        int32_t dim = (int32_t)rng_below(draw(), draw() % 16 == 0 ? 256 : 24) + 1;
+        check_mask(text, lengths, n_sequences, (int32_t)rng_below(draw(), 3) + 1, dim,
+                   draw() % 10 == 0 ? 0.25f : 0.0f);
+    }
+}
+
+/* Sequences of a batch, one by one, give the same bits. */
+TEST(softmax_attn_jagged_equals_one_by_one) {
+    if (!test_on.is_deterministic) SKIP_TEST("not asked to be deterministic");
+    const int32_t lengths[] = {130, 1, 17, 200, 0, 64};
+    for (int m = 0; m < N_MASKS; m++) {
+        sample s;
+        make_sample(&s, lengths, 6, 2, 12, 0.2f);
+        set_mask(&s, masks[m]);
+        run_attn(&s.a, 2);
+        for (int b = 0; b < 6; b++) {
+            sample one = s;
+            int64_t at = s.offsets[b] * s.a.stride_q, n = lengths[b] * s.a.stride_q;
+            make_results(&one);
+            one.offsets[0] = 0;
+            one.offsets[1] = lengths[b];
+            one.a.offsets = one.offsets;
+            one.a.n_sequences = 1;
+            if (one.a.mask.first != NULL) one.a.mask.first += b;
+            const void **in[] = {&one.a.q, &one.a.k, &one.a.v, &one.a.dout};
+            for (int i = 0; i < 4; i++)
+                *in[i] = s.inputs[i] + at;
+            one.a.drop.user += s.offsets[b];
+            one.a.drop.position += s.offsets[b];
+            run_attn(&one.a, 2);
+            for (int r = 0; r < N_RESULTS; r++)
+                CHECK(memcmp(s.results[r] + at, one.results[r], sizeof(float) * (size_t)n) == 0);
+            free_results(&one);
+        }
+        free_sample(&s);
+    }
+}
+
+/* The lists of a rule and of the same pairs as bits give the same bits, and so do the lists of a
+ * rule of one span and the rule alone. */
+TEST(softmax_attn_bits_equal_the_rule) {
+    enum { N = 150 };
+    static uint8_t dense[N * N];
+    const int32_t lengths[] = {N};
+    for (int m = 0; m < N_MASKS; m++) {
+        sample s;
+        char path[512], text[600];
+        make_sample(&s, lengths, 1, 2, 12, 0.0f);
+        set_mask(&s, masks[m]);
+        for (int32_t i = 0; i < N; i++)
+            for (int32_t j = 0; j < N; j++)
+                dense[i * N + j] = softmax_attn_naive_sees(&s.a, 0, i, j);
+        run_attn(&s.a, 1);
+        st_tensor t = {.name = "mask", .dtype = ST_U8, .n_dims = 2, .shape = {N, N}, .n = N * N};
+        t.data = dense;
+        snprintf(path, sizeof path, "%s/mask%d.safetensors", test_folder(), m);
+        CHECK_OK(st_write(path, &t, 1, NULL, 0));
+        snprintf(text, sizeof text, "bits:%s", path);
+        sample other = s;
+        other.m = NULL;
+        other.masks = NULL;
+        make_results(&other);
+        set_mask(&other, text);
+        run_attn(&other.a, 1);
+        for (int r = 0; r < N_RESULTS && test_on.is_deterministic; r++)
+            CHECK(memcmp(s.results[r], other.results[r],
+                         sizeof(float) * (size_t)(s.n * s.a.stride_q)) == 0);
+        free_results(&other);
+        mask_batch_destroy(other.masks);
+        mask_destroy(other.m);
+        backend_destroy(other.masks_be);
+        free_sample(&s);
+    }
+}
+
+TEST(softmax_attn_needs_lists) {
+    const int32_t lengths[] = {20};
+    sample s;
+    backend *be;
+    make_sample(&s, lengths, 1, 1, 4, 0.0f);
+    s.a.mask.rule.kind = MASK_STRIDED;
+    CHECK_OK(test_backend(&be, NULL));
+    CHECK_FAILS(be->ops->softmax_attn_fwd(be, &s.a), ERR_USAGE, "needs lists of tiles");
+    CHECK_FAILS(be->ops->softmax_attn_bwd(be, &s.a), ERR_USAGE, "needs lists of tiles");
+    backend_destroy(be);
+    free_sample(&s);
 }
 
 TEST(softmax_attn_dropout) {

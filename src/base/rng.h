@@ -33,7 +33,8 @@ typedef enum {
     RNG_DROPOUT = 5,
     RNG_NEGATIVES = 6,
     RNG_TEST = 7,
-    RNG_TABLE = 8 /* first values of rows of dynamic tables */
+    RNG_TABLE = 8, /* first values of rows of dynamic tables */
+    RNG_MASK = 9   /* random pairs of attention masks */
 } rng_stream;
 
 RNG_FN rng_key rng_make_key(uint64_t seed, rng_stream stream) {

@@ -144,8 +144,26 @@ void attn_naive_sequence(const attn_args *a, int32_t b, const attn_rounding *r,
 typedef struct softmax_head {
     const softmax_attn_args *a;
     const attn_rounding *r;
-    int32_t first, head; /* the first row of the sequence in the jagged arrays */
+    int32_t b, head;
+    int32_t first, len; /* rows of the sequence in the jagged arrays */
 } softmax_head;
+
+bool softmax_attn_naive_sees(const softmax_attn_args *a, int32_t b, int32_t i, int32_t j) {
+    const mask_view *m = &a->mask;
+    int32_t n = a->offsets[b + 1] - a->offsets[b];
+    if (mask_rule_is_span(&m->rule)) {
+        mask_span span = mask_rule_span(&m->rule, n, i);
+        return j >= span.begin && j < span.end;
+    }
+    const int32_t *begin = m->row_begin + m->first[b] + i / MASK_TILE;
+    for (int32_t t = begin[0]; t < begin[1]; t++) {
+        if (m->row_tiles[t].tile != j / MASK_TILE) continue;
+        int32_t bits = m->row_tiles[t].bits;
+        if (bits == MASK_FULL) return true;
+        return m->bits[(int64_t)bits * MASK_TILE + i % MASK_TILE] >> (j % MASK_TILE) & 1;
+    }
+    return false;
+}
 
 static const float *row_of(const softmax_head *s, const void *x, int64_t stride, int32_t i) {
     return (const float *)x + (s->first + i) * stride + (int64_t)s->head * s->a->dim;
@@ -187,12 +205,14 @@ static double weight_grad(const softmax_head *s, int32_t i, int32_t j) {
 static void softmax_row(const softmax_head *s, int32_t i, const attn_naive_results *to) {
     const softmax_attn_args *a = s->a;
     double sum = 0, delta = 0;
-    for (int32_t j = 0; j <= i; j++)
-        sum += exp(softmax_score(s, i, j));
-    for (int32_t j = 0; j <= i; j++)
-        delta += softmax_weight(s, i, j, sum) * weight_grad(s, i, j);
+    for (int32_t j = 0; j < s->len; j++)
+        if (softmax_attn_naive_sees(a, s->b, i, j)) sum += exp(softmax_score(s, i, j));
+    for (int32_t j = 0; j < s->len; j++)
+        if (softmax_attn_naive_sees(a, s->b, i, j))
+            delta += softmax_weight(s, i, j, sum) * weight_grad(s, i, j);
     if (to->log_sum != NULL) to->log_sum[(s->first + i) * (int64_t)a->n_heads + s->head] = log(sum);
-    for (int32_t j = 0; j <= i; j++) {
+    for (int32_t j = 0; j < s->len; j++) {
+        if (!softmax_attn_naive_sees(a, s->b, i, j)) continue;
         double p = softmax_weight(s, i, j, sum);
         double weight = factor(s->r, stored(s->r, p * kept(s, i, j)));
         double ds = (double)a->alpha * p * (weight_grad(s, i, j) - delta);
@@ -208,8 +228,9 @@ static void softmax_row(const softmax_head *s, int32_t i, const attn_naive_resul
 
 void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const attn_rounding *r,
                                  const attn_naive_results *to) {
-    softmax_head s = {.a = a, .r = r, .first = a->offsets[b]};
+    softmax_head s = {.a = a, .r = r, .b = b, .first = a->offsets[b]};
+    s.len = a->offsets[b + 1] - s.first;
     for (s.head = 0; s.head < a->n_heads; s.head++)
-        for (int32_t i = 0; i < a->offsets[b + 1] - a->offsets[b]; i++)
+        for (int32_t i = 0; i < s.len; i++)
             softmax_row(&s, i, to);
 }

@@ -35,6 +35,9 @@ void attn_naive_pair(const attn_args *a, int32_t b, int32_t head, int32_t row, i
 void attn_naive_sequence(const attn_args *a, int32_t b, const attn_rounding *r,
                          const attn_naive_results *to);
 
+/* Does row i of sequence b see key j in softmax attention? */
+bool softmax_attn_naive_sees(const softmax_attn_args *a, int32_t b, int32_t i, int32_t j);
+
 /* Both passes of softmax attention for all pairs of a sequence. */
 void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const attn_rounding *r,
                                  const attn_naive_results *to);

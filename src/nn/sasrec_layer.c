@@ -153,6 +153,7 @@ static softmax_attn_args attn_of(const sasrec_layer *l, const sasrec_acts *acts,
         .dim = d,
         .max_len = s->len_bound, /* the dropout's columns must not depend on the batch */
         .offsets = s->offsets,
+        .mask.rule.kind = MASK_CAUSAL,
         .q = acts->q,
         .k = acts->kv,
         .v = (char *)acts->kv + (size_t)c->dim * act_bytes(be->act),

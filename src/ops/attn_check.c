@@ -23,3 +23,14 @@ status attn_args_check(const attn_args *a) {
                     a->table_heads, a->table_len, a->n_heads, a->max_len_k);
     return OK;
 }
+
+status softmax_attn_args_check(const softmax_attn_args *a) {
+    if (a->n_heads < 1 || a->dim < 1 || a->dim > SOFTMAX_ATTN_MAX_DIM)
+        return fail(ERR_USAGE,
+                    "softmax attention: %d heads of dimension %d; at least 1 of dimension 1 to %d",
+                    a->n_heads, a->dim, SOFTMAX_ATTN_MAX_DIM);
+    if (!mask_rule_is_span(&a->mask.rule) && a->mask.first == NULL && a->n_sequences > 0)
+        return fail(ERR_USAGE,
+                    "softmax attention: this kind of mask needs lists of tiles (mask_batch)");
+    return OK;
+}

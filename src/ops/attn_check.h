@@ -11,6 +11,7 @@ extern "C" {
 /* Checks the arguments that are on the host, not the content of the offsets.  ERR_USAGE names the
  * argument. */
 status attn_args_check(const attn_args *a);
+status softmax_attn_args_check(const softmax_attn_args *a);
 
 #ifdef __cplusplus
 }

@@ -38,6 +38,7 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "base/status.h"
+#include "ops/mask_rule.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -255,20 +256,26 @@ typedef struct attn_args {
     float *dposition_w, *dtime_w; /* added to */
 } attn_args;
 
-/* Softmax attention, causal (j <= i), for SASRec:
- *     p = softmax_j(alpha q_i . k_j),    out_i = sum_j dropped(p)[i, j] v_j
- * The dropout of weight (head h, i, j) uses the counters of row i with column h * max_len + j. */
+enum { SOFTMAX_ATTN_MAX_DIM = 256 };
+
+/* Softmax attention under any mask (mask_rule.h), over jagged sequences:
+ *     p = softmax_j(alpha q_i . k_j) over the keys that i sees,    out_i = sum_j dropped(p)[i, j]
+ * v_j A row that sees no key has out = 0.  Nothing of size length x length is stored; the backward
+ * pass recomputes p and takes delta_i = out_i . dout_i.  The dropout of weight (head h, i, j) uses
+ * the counters of row i with column h * max_len + j. */
 typedef struct softmax_attn_args {
-    int32_t n_sequences, n_heads, dim; /* D */
+    int32_t n_sequences, n_heads, dim; /* D: 1 to 256 */
     int32_t max_len;
     const int32_t *offsets; /* (B + 1) */
+    mask_view mask;         /* zero: no mask; lists are needed unless mask_rule_is_span */
     const void *q, *k, *v;  /* rows of (H, D) act */
     int64_t stride_q, stride_k, stride_v;
     void *out; /* rows of (H, D) act */
     int64_t stride_out;
     float alpha;
     dropout drop;
-    float *log_sum; /* (T, H): ln sum_j exp(alpha q_i . k_j), kept for the backward pass */
+    float *log_sum; /* (T, H): ln sum_j exp(alpha q_i . k_j), kept for the backward pass; -infinity
+                       for a row without keys.  Forward: may be NULL */
     const void *dout;
     void *dq, *dk, *dv;
 } softmax_attn_args;

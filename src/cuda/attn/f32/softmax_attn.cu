@@ -1,14 +1,21 @@
-/* Causal softmax attention, forward and backward (contract: softmax_attn_args in ops/ops.h).
+/* Softmax attention under any mask, forward and backward, in float32 (contract: softmax_attn_args
+ * in ops/ops.h).
  *
  * Blocks and warps work as in attn_f32.cuh, in float32 arithmetic whatever the activation type:
- * loads convert to float32.  Forward, a warp keeps the maximum and the sum of its rows as it walks
- * over the keys.  Backward, blocks of query rows go over the keys twice, for delta_i = sum_j p_ij
- * dp_ij and then for dq; then blocks of keys sum dk and dv.  Bound by the FLOPs of the products
- * and, with dropout, by the random numbers, which every kernel draws again. */
+ * loads convert to float32.  A block walks over the tiles of its mask; a thread holds the mask of
+ * its two rows as bits.  Forward, a warp keeps the maximum and the sum of its rows as it walks over
+ * the keys.  Backward, a first kernel computes delta; then blocks of query rows sum dq, and blocks
+ * of keys dk and dv.  Bound by the FLOPs of the
+ * products and, with dropout, by the random numbers, which every kernel draws again. */
 #include <float.h>
 
+#include "cuda/attn/common/mask_walk.cuh"
 #include "cuda/attn/f32/attn_f32.cuh"
+#include "cuda/core/reduce.cuh"
 #include "cuda/ops/dropout.cuh"
+#include "ops/attn_check.h"
+
+enum { DELTA_WARPS = 8 };
 
 /* The args and what else a kernel must know. */
 typedef struct softmax_job {
@@ -20,17 +27,18 @@ typedef struct softmax_job {
 
 /* One sequence and head, and the block's first row. */
 typedef struct softmax_block {
-    int head, row, len; /* row: first of the jagged arrays */
+    int b, head, row, len; /* row: first of the jagged arrays */
     int first;
 } softmax_block;
 
 __device__ static inline softmax_block block_of(const softmax_job &job, int rows, bool is_last) {
     int n_pairs = job.a.n_sequences * job.a.n_heads, pair = (int)(blockIdx.x % (unsigned)n_pairs);
-    int tile = (int)(blockIdx.x / (unsigned)n_pairs), b = pair / job.a.n_heads;
+    int tile = (int)(blockIdx.x / (unsigned)n_pairs);
     softmax_block s;
+    s.b = pair / job.a.n_heads;
     s.head = pair % job.a.n_heads;
-    s.row = job.a.offsets[b];
-    s.len = job.a.offsets[b + 1] - s.row;
+    s.row = job.a.offsets[s.b];
+    s.len = job.a.offsets[s.b + 1] - s.row;
     s.first = (is_last ? job.n_tiles - 1 - tile : tile) * rows;
     return s;
 }
@@ -103,7 +111,7 @@ template <int DIM> static constexpr size_t fwd_shared() {
 typedef struct softmax_rows {
     int row;                  /* the sequence's: row and row + 8 */
     float largest[2], sum[2]; /* of exp(score - largest): this lane's part */
-    drop_row drop[2];
+    uint32_t seen[2];         /* the mask of the current square: bit c is its column c */
 } softmax_rows;
 
 __device__ static inline softmax_rows rows_begin(const softmax_job &job, const softmax_block &s) {
@@ -112,29 +120,45 @@ __device__ static inline softmax_rows rows_begin(const softmax_job &job, const s
     for (int r = 0; r < 2; r++) {
         rows.largest[r] = -FLT_MAX;
         rows.sum[r] = 0.0f;
-        rows.drop[r] = drop_begin(job.a.drop, s.row + min(rows.row + 8 * r, s.len - 1));
     }
     return rows;
 }
 
-/* Multiplies the square by its dropout factors; column `j` is the thread's first. */
+/* The mask of the square whose keys start with key j of a tile of the mask; returns whether any row
+ * of the warp sees any of them. */
+__device__ static inline bool rows_see(softmax_rows *rows, const softmax_job &job,
+                                       const softmax_block &s, const mask_tile &tile, int j) {
+    for (int r = 0; r < 2; r++) {
+        uint64_t word =
+            mask_word(job.a.mask, tile.bits, s.len, rows->row + 8 * r, tile.tile * MASK_TILE);
+        rows->seen[r] = (uint32_t)(word >> j) & 0xffff;
+    }
+    return __any_sync(0xffffffffu, (rows->seen[0] | rows->seen[1]) != 0);
+}
+
+/* Multiplies the square by its dropout factors; column `j` is the thread's first.  What is drawn
+ * with is read again for each square: there are no registers to keep it. */
 __device__ static inline void drop_square(float x[2][4], const softmax_job &job,
-                                          const softmax_block &s, const drop_row drop[2], int j) {
+                                          const softmax_block &s, const softmax_rows &rows, int j) {
     if (!(job.a.drop.rate > 0)) return;
     uint32_t column = (uint32_t)s.head * (uint32_t)job.a.max_len + (uint32_t)j;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 f = drop_two(drop[i % 2], column + (uint32_t)(i / 2 * 8));
-        x[i / 2][i % 2 * 2] *= f.x;
-        x[i / 2][i % 2 * 2 + 1] *= f.y;
+    for (int r = 0; r < 2; r++) {
+        drop_row drop = drop_begin(job.a.drop, s.row + min(rows.row + 8 * r, s.len - 1));
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float2 f = drop_two(drop, column + (uint32_t)(n * 8));
+            x[n][2 * r] *= f.x;
+            x[n][2 * r + 1] *= f.y;
+        }
     }
 }
 
-/* Turns scores into exp(score - largest), zero where j > i; earlier sums are rescaled when a larger
- * score is found (online softmax). */
+/* Turns scores into exp(score - largest), zero where the row does not see the key; earlier sums are
+ * rescaled when a larger score is found (online softmax). */
 template <int DIM>
 __device__ static inline void softmax_square(float x[2][4], softmax_rows *rows, float (*out)[4],
-                                             int j, float alpha) {
+                                             float alpha) {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -142,7 +166,8 @@ __device__ static inline void softmax_square(float x[2][4], softmax_rows *rows, 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float *y = &x[i / 2][2 * r + i % 2];
-            *y = j + i / 2 * 8 + i % 2 <= rows->row + 8 * r ? *y * alpha : -INFINITY;
+            bool is_seen = rows->seen[r] >> (2 * lane_t() + i / 2 * 8 + i % 2) & 1;
+            *y = is_seen ? *y * alpha : -INFINITY;
             largest = fmaxf(largest, *y);
         }
         largest = row_max(largest);
@@ -169,16 +194,16 @@ __device__ static inline void rows_end(const softmax_job &job, const softmax_blo
                                        const softmax_rows &rows, float (*out)[4]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = row_sum(rows.sum[r]), inverse = 1.0f / sum;
+        float sum = row_sum(rows.sum[r]), inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
         int row = rows.row + 8 * r;
 #pragma unroll
         for (int d = 0; d < DIM / 8; d++) {
             out[d][2 * r] *= inverse;
             out[d][2 * r + 1] *= inverse;
         }
-        if (row < s.len && lane_t() == 0)
+        if (row < s.len && lane_t() == 0 && job.a.log_sum != NULL)
             job.a.log_sum[(int64_t)(s.row + row) * job.a.n_heads + s.head] =
-                rows.largest[r] + logf(sum);
+                sum > 0.0f ? rows.largest[r] + logf(sum) : -INFINITY;
     }
 }
 
@@ -199,21 +224,26 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     softmax_rows rows = rows_begin(job, s);
 
     float out[DIM / 8][4] = {};
-    int warp_end = min(s.first + (int)threadIdx.x / 32 * 16 + 16, s.len);
-    if (s.first + (int)threadIdx.x / 32 * 16 >= s.len) warp_end = 0;
-    for (int j0 = 0; j0 < min(s.first + ROWS, s.len); j0 += COLUMNS) {
-        __syncthreads();
-        load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, j0);
-        load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, j0);
-        load_end();
-        __syncthreads();
-        for (int c = 0; c < min(warp_end - j0, COLUMNS); c += 16) {
-            float x[2][4];
-            int j = j0 + c + 2 * lane_t();
-            score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
-            softmax_square<DIM>(x, &rows, out, j, a.alpha);
-            drop_square(x, job, s, rows.drop, j);
-            add_product<DIM, true>(out, x, v_tile + c * STRIDE, a.dim);
+    mask_range range = mask_keys_of(a.mask, s.b, s.len, s.first / MASK_TILE);
+#pragma unroll 1
+    for (int at = range.begin; at < range.end; at++) {
+        mask_tile tile = mask_tile_at(a.mask, a.mask.row_tiles, at);
+        int key0 = tile.tile * MASK_TILE;
+#pragma unroll 1
+        for (int j0 = 0; j0 < MASK_TILE && key0 + j0 < s.len; j0 += COLUMNS) {
+            __syncthreads();
+            load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, key0 + j0);
+            load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, key0 + j0);
+            load_end();
+            __syncthreads();
+            for (int c = 0; c < COLUMNS; c += 16) {
+                float x[2][4];
+                if (!rows_see(&rows, job, s, tile, j0 + c)) continue;
+                score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
+                softmax_square<DIM>(x, &rows, out, a.alpha);
+                drop_square(x, job, s, rows, key0 + j0 + c + 2 * lane_t());
+                add_product<DIM, true>(out, x, v_tile + c * STRIDE, a.dim);
+            }
         }
     }
     rows_end<DIM>(job, s, rows, out);
@@ -225,7 +255,19 @@ template <int DIM> static constexpr size_t bwd_shared() {
     return sizeof(float) * shape::STRIDE * (2 * shape::BWD_COLUMNS + 2 * shape::ROWS);
 }
 
-/* x: q . k, replaced by p, zero where j > i. dp: dout . v, replaced by dropped(dp). */
+/* The rows' log_sum and delta, in the place of largest and sum; read for each square, like what
+ * drop_square needs. */
+__device__ static inline void rows_sums(softmax_rows *rows, const softmax_job &job,
+                                        const softmax_block &s) {
+    for (int r = 0; r < 2; r++) {
+        int64_t row = s.row + min(rows->row + 8 * r, s.len - 1), at = row * job.a.n_heads + s.head;
+        rows->largest[r] = job.a.log_sum[at];
+        rows->sum[r] = job.delta[at];
+    }
+}
+
+/* x: q . k, replaced by p, zero where the row does not see the key. dp: dout . v, replaced by
+ * dropped(dp).  j: the thread's first key. */
 __device__ static inline void weights_square(float x[2][4], float dp[2][4], const softmax_job &job,
                                              const softmax_block &s, const softmax_rows &rows,
                                              int j) {
@@ -233,9 +275,24 @@ __device__ static inline void weights_square(float x[2][4], float dp[2][4], cons
     for (int i = 0; i < 8; i++) {
         int r = i % 4 / 2;
         float p = expf(x[i / 4][i % 4] * job.a.alpha - rows.largest[r]); /* there: the log_sum */
-        x[i / 4][i % 4] = j + i / 4 * 8 + i % 2 <= rows.row + 8 * r ? p : 0.0f;
+        x[i / 4][i % 4] = rows.seen[r] >> (2 * lane_t() + i / 4 * 8 + i % 2) & 1 ? p : 0.0f;
     }
-    drop_square(dp, job, s, rows.drop, j);
+    drop_square(dp, job, s, rows, j);
+}
+
+/* delta = out . dout: a warp for each row and head. */
+template <typename T>
+static __global__ void __launch_bounds__(32 * DELTA_WARPS)
+    softmax_attn_delta_any_kernel(const __grid_constant__ softmax_job job, int64_t n) {
+    int64_t i = (int64_t)blockIdx.x * DELTA_WARPS + threadIdx.x / 32;
+    if (i >= n || i >= (int64_t)job.a.offsets[job.a.n_sequences] * job.a.n_heads) return;
+    int64_t at = i / job.a.n_heads * job.a.stride_out + i % job.a.n_heads * job.a.dim;
+    const T *out = (const T *)job.a.out + at, *dout = (const T *)job.a.dout + at;
+    float sum = 0.0f;
+    for (int d = (int)threadIdx.x % 32; d < job.a.dim; d += 32)
+        sum += to_float(out[d]) * to_float(dout[d]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) job.delta[i] = sum;
 }
 
 template <int DIM>
@@ -254,60 +311,53 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     load_act<DIM, ROWS>(dout_tile, job, s, a.dout, a.stride_out, s.first);
     f32_rows<DIM, true> query = rows_at<DIM>(q_tile), dout = rows_at<DIM>(dout_tile);
     softmax_rows rows = rows_begin(job, s);
-    for (int r = 0; r < 2; r++) {
-        int64_t row = s.row + min(rows.row + 8 * r, s.len - 1);
-        rows.largest[r] = a.log_sum[row * a.n_heads + s.head];
-    }
 
-    float dq[DIM / 8][4] = {}, delta[2] = {0.0f, 0.0f};
-    int warp_end = min(s.first + (int)threadIdx.x / 32 * 16 + 16, s.len);
-    if (s.first + (int)threadIdx.x / 32 * 16 >= s.len) warp_end = 0;
-    for (int walk = 0; walk < 2; walk++) {
-        for (int j0 = 0; j0 < min(s.first + ROWS, s.len); j0 += COLUMNS) {
+    float dq[DIM / 8][4] = {};
+    mask_range range = mask_keys_of(a.mask, s.b, s.len, s.first / MASK_TILE);
+#pragma unroll 1
+    for (int at = range.begin; at < range.end; at++) {
+        mask_tile tile = mask_tile_at(a.mask, a.mask.row_tiles, at);
+        int key0 = tile.tile * MASK_TILE;
+#pragma unroll 1
+        for (int j0 = 0; j0 < MASK_TILE && key0 + j0 < s.len; j0 += COLUMNS) {
             __syncthreads();
-            load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, j0);
-            load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, j0);
+            load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, key0 + j0);
+            load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, key0 + j0);
             load_end();
             __syncthreads();
-            for (int c = 0; c < min(warp_end - j0, COLUMNS); c += 16) {
+            for (int c = 0; c < COLUMNS; c += 16) {
                 float x[2][4], dp[2][4];
+                if (!rows_see(&rows, job, s, tile, j0 + c)) continue;
                 score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
                 score_square<DIM, true>(dp, dout, v_tile + c * STRIDE, a.dim);
-                weights_square(x, dp, job, s, rows, j0 + c + 2 * lane_t());
-                if (walk == 0) {
+                rows_sums(&rows, job, s);
+                weights_square(x, dp, job, s, rows, key0 + j0 + c + 2 * lane_t());
 #pragma unroll
-                    for (int i = 0; i < 8; i++)
-                        delta[i % 4 / 2] += x[i / 4][i % 4] * dp[i / 4][i % 4];
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 8; i++)
-                        x[i / 4][i % 4] *= a.alpha * (dp[i / 4][i % 4] - delta[i % 4 / 2]);
-                    add_product<DIM, true>(dq, x, k_tile + c * STRIDE, a.dim);
-                }
+                for (int i = 0; i < 8; i++)
+                    x[i / 4][i % 4] *= a.alpha * (dp[i / 4][i % 4] - rows.sum[i % 4 / 2]);
+                add_product<DIM, true>(dq, x, k_tile + c * STRIDE, a.dim);
             }
         }
-        if (walk == 0) {
-            delta[0] = row_sum(delta[0]);
-            delta[1] = row_sum(delta[1]);
-        }
     }
-    for (int r = 0; r < 2; r++)
-        if (rows.row + 8 * r < s.len && lane_t() == 0)
-            job.delta[(int64_t)(s.row + rows.row + 8 * r) * a.n_heads + s.head] = delta[r];
     store_act<DIM>(a.dq, job, s, a.stride_q, dq);
 }
 
 /* What belongs to the query columns of a tile. */
 template <int COLUMNS> struct softmax_columns {
     float log_sum[COLUMNS], delta[COLUMNS];
+    uint64_t words[COLUMNS]; /* the keys of the block's tile of the mask that the query sees */
     uint32_t user[COLUMNS], position[COLUMNS];
 };
 
 template <int COLUMNS>
 __device__ static inline void columns_load(softmax_columns<COLUMNS> *m, const softmax_job &job,
-                                           const softmax_block &s, int first) {
+                                           const softmax_block &s, const mask_tile &tile,
+                                           int first) {
     int c = (int)threadIdx.x;
-    if (c >= COLUMNS || first + c >= s.len) return;
+    if (c >= COLUMNS) return;
+    m->words[c] =
+        mask_word(job.a.mask, tile.bits, s.len, first + c, s.first / MASK_TILE * MASK_TILE);
+    if (first + c >= s.len) return;
     int64_t row = s.row + first + c, at = row * job.a.n_heads + s.head;
     m->log_sum[c] = job.a.log_sum[at];
     m->delta[c] = job.delta[at];
@@ -318,15 +368,15 @@ __device__ static inline void columns_load(softmax_columns<COLUMNS> *m, const so
 }
 
 /* x: k . q, replaced by the dropped weights; dp: v . dout, replaced by ds.  The thread's first row
- * is key `j`; its first column is column c of the tile, query `i0` + c. */
+ * is key `j`; its first column is column c of the tile. */
 template <int COLUMNS>
 __device__ static inline void
 grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softmax_block &s,
-             const softmax_columns<COLUMNS> &m, drop_row drop, int j, int i0, int c) {
+             const softmax_columns<COLUMNS> &m, drop_row drop, int j, int c) {
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         int column = c + n / 4 * 8 + n % 2, key = j + n % 4 / 2 * 8;
-        bool is_seen = key <= i0 + column && i0 + column < s.len;
+        bool is_seen = m.words[column] >> (key % MASK_TILE) & 1;
         float p = 0.0f, keep = 1.0f, *weight = &x[n / 4][n % 4], *ds = &dp[n / 4][n % 4];
         if (is_seen) {
             p = expf(*weight * job.a.alpha - m.log_sum[column]);
@@ -366,21 +416,29 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
 
     float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
     int warp_first = s.first + (int)threadIdx.x / 32 * 16;
-    for (int i0 = s.first / COLUMNS * COLUMNS; i0 < s.len; i0 += COLUMNS) {
-        __syncthreads();
-        load_act<DIM, COLUMNS>(q_tile, job, s, a.q, a.stride_q, i0);
-        load_act<DIM, COLUMNS>(dout_tile, job, s, a.dout, a.stride_out, i0);
-        columns_load(&columns, job, s, i0);
-        load_end();
-        __syncthreads();
-        for (int c = 0; c < min(s.len - i0, COLUMNS); c += 16) {
-            if (i0 + c + 15 < warp_first || warp_first >= s.len) continue;
-            float x[2][4], dp[2][4];
-            score_square<DIM, true>(x, key, q_tile + c * STRIDE, a.dim);
-            score_square<DIM, true>(dp, value, dout_tile + c * STRIDE, a.dim);
-            grads_square(x, dp, job, s, columns, drop, warp_first + lane_g(), i0, c + 2 * lane_t());
-            if constexpr (HAS_DV) add_product<DIM, true>(dv, x, dout_tile + c * STRIDE, a.dim);
-            if constexpr (HAS_DK) add_product<DIM, true>(dk, dp, q_tile + c * STRIDE, a.dim);
+    mask_range range = mask_queries_of(a.mask, s.b, s.len, s.first / MASK_TILE);
+#pragma unroll 1
+    for (int at = range.begin; at < range.end; at++) {
+        mask_tile tile = mask_tile_at(a.mask, a.mask.col_tiles, at);
+        int row0 = tile.tile * MASK_TILE;
+        for (int i0 = row0; i0 < min(row0 + MASK_TILE, s.len); i0 += COLUMNS) {
+            __syncthreads();
+            load_act<DIM, COLUMNS>(q_tile, job, s, a.q, a.stride_q, i0);
+            load_act<DIM, COLUMNS>(dout_tile, job, s, a.dout, a.stride_out, i0);
+            columns_load(&columns, job, s, tile, i0);
+            load_end();
+            __syncthreads();
+            for (int c = 0; c < COLUMNS; c += 16) {
+                float x[2][4], dp[2][4];
+                uint64_t seen = columns.words[c + (int)threadIdx.x % 16];
+                if (!__any_sync(0xffffffffu, (seen >> (warp_first % MASK_TILE) & 0xffff) != 0))
+                    continue;
+                score_square<DIM, true>(x, key, q_tile + c * STRIDE, a.dim);
+                score_square<DIM, true>(dp, value, dout_tile + c * STRIDE, a.dim);
+                grads_square(x, dp, job, s, columns, drop, warp_first + lane_g(), c + 2 * lane_t());
+                if constexpr (HAS_DV) add_product<DIM, true>(dv, x, dout_tile + c * STRIDE, a.dim);
+                if constexpr (HAS_DK) add_product<DIM, true>(dk, dp, q_tile + c * STRIDE, a.dim);
+            }
         }
     }
     if constexpr (HAS_DK) store_act<DIM>(a.dk, job, s, a.stride_k, dk);
@@ -394,6 +452,20 @@ static softmax_job make_job(const backend *be, const softmax_attn_args *a, int r
     job.n_tiles = (int)cuda_div_up(a->max_len, rows);
     job.delta = delta;
     return job;
+}
+
+static status launch_delta(backend *be, const softmax_job &job) {
+    int64_t n = (int64_t)job.a.n_sequences * job.a.max_len * job.a.n_heads;
+    unsigned n_blocks = (unsigned)cuda_div_up(n, DELTA_WARPS);
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (job.act == ACT_F32)
+        softmax_attn_delta_any_kernel<float><<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(job, n);
+    else if (job.act == ACT_BF16)
+        softmax_attn_delta_any_kernel<__nv_bfloat16>
+            <<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(job, n);
+    else
+        softmax_attn_delta_any_kernel<__half><<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(job, n);
+    return cuda_launched("the softmax attention's delta");
 }
 
 static unsigned count_blocks(const softmax_job *job) {
@@ -419,6 +491,7 @@ template <int DIM, int PARTS> static status launch_dkv(backend *be, const softma
 
 template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args *a, float *delta) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, delta);
+    TRY(launch_delta(be, job));
     CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_bwd_dq_f32_kernel<DIM>, bwd_shared<DIM>()));
     softmax_attn_bwd_dq_f32_kernel<DIM>
         <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
@@ -432,17 +505,8 @@ template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args
     }
 }
 
-static status check_dim(const softmax_attn_args *a) {
-    if (a->n_heads < 1 || a->dim < 1 || a->dim > 256)
-        return fail(ERR_USAGE,
-                    "softmax attention on a GPU: %d heads of dimension %d; at least 1 of dimension "
-                    "1 to 256",
-                    a->n_heads, a->dim);
-    return OK;
-}
-
 status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
-    TRY(check_dim(a));
+    TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
     if (a->dim <= 64) return launch_fwd<64>(be, a);
     return launch_fwd<256>(be, a);
@@ -450,7 +514,7 @@ status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
 
 status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
     void *delta;
-    TRY(check_dim(a));
+    TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
     size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
     TRY(cuda_scratch(be, n_rows * (size_t)a->n_heads * sizeof(float), &delta));

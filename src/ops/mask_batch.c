@@ -1,0 +1,231 @@
+#include "ops/mask_batch.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "ops/mask_plan.h"
+
+/* An array that grows on the host and whose new elements are copied to the backend. */
+typedef struct mirrored {
+    char *host;
+    void *device;
+    size_t size;           /* of an element */
+    size_t n, n_copied;    /* elements, and those that the backend has */
+    size_t room, n_device; /* allocated on the host, and on the backend */
+} mirrored;
+
+/* A plan that the arrays hold. */
+typedef struct held {
+    int64_t key; /* the length, or the sequence */
+    int32_t first;
+    int64_t n_pairs;
+} held;
+
+enum { ROW_BEGIN, COL_BEGIN, ROW_TILES, COL_TILES, BITS, N_ARRAYS };
+
+struct mask_batch {
+    backend *be;
+    const mask *m;
+    int32_t max_sequences;
+    held *plans; /* (n_plans), ascending by key */
+    size_t n_plans, plans_room;
+    mirrored arrays[N_ARRAYS];
+    int32_t *first_host; /* (max_sequences) */
+    int32_t *first;      /* (max_sequences), the backend's */
+    mask_view view;
+    int64_t n_pairs;
+};
+
+static status append(mirrored *x, const void *from, size_t n) {
+    TRY(mem_reserve((void **)&x->host, &x->room, x->n + n, x->size));
+    if (n > 0) memcpy(x->host + x->n * x->size, from, n * x->size);
+    x->n += n;
+    return OK;
+}
+
+/* Copies what is new; allocates twice as much where there is no room. */
+static status upload(mirrored *x, backend *be, uint64_t *epoch) {
+    if (x->n > x->n_device || x->device == NULL) {
+        size_t n_device = 2 * x->n + 1;
+        void *device;
+        TRY(be->ops->alloc(be, &device, n_device * x->size));
+        be->ops->release(be, x->device);
+        x->device = device;
+        x->n_device = n_device;
+        x->n_copied = 0;
+        ++*epoch;
+    }
+    size_t at = x->n_copied * x->size, bytes = (x->n - x->n_copied) * x->size;
+    if (bytes > 0) TRY(be->ops->copy_in(be, (char *)x->device + at, x->host + at, bytes));
+    x->n_copied = x->n;
+    return OK;
+}
+
+status mask_batch_create(mask_batch **out, backend *be, const mask *m, int32_t max_sequences) {
+    static const size_t sizes[N_ARRAYS] = {sizeof(int32_t), sizeof(int32_t), sizeof(mask_tile),
+                                           sizeof(mask_tile), sizeof(uint64_t) * MASK_TILE};
+    mask_batch *mb;
+    *out = NULL;
+    TRY(MEM_NEW(&mb, 1));
+    mb->be = be;
+    mb->m = m;
+    mb->max_sequences = max_sequences;
+    mb->view.rule = *mask_rule_of(m);
+    for (int i = 0; i < N_ARRAYS; i++)
+        mb->arrays[i].size = sizes[i];
+    status st = MEM_NEW(&mb->first_host, (size_t)max_sequences);
+    if (st == OK)
+        st = be->ops->alloc(be, (void **)&mb->first, sizeof(int32_t) * (size_t)max_sequences);
+    if (st == OK)
+        *out = mb;
+    else
+        mask_batch_destroy(mb);
+    return st;
+}
+
+void mask_batch_destroy(mask_batch *mb) {
+    if (mb == NULL) return;
+    for (int i = 0; i < N_ARRAYS; i++) {
+        mem_free(mb->arrays[i].host);
+        mb->be->ops->release(mb->be, mb->arrays[i].device);
+    }
+    mb->be->ops->release(mb->be, mb->first);
+    mem_free(mb->first_host);
+    mem_free(mb->plans);
+    mem_free(mb);
+}
+
+/* Where a key is, or would be inserted. */
+static size_t place_of(const mask_batch *mb, int64_t key) {
+    size_t low = 0, high = mb->n_plans;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (mb->plans[middle].key < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The begins and tiles of a plan, counted from where its tiles and bitmaps are in the arrays. */
+static status append_lists(mirrored *begins, mirrored *tiles, int64_t bits_before, int32_t n_tiles,
+                           const int32_t *begin, const mask_tile *tile) {
+    size_t tiles_before = tiles->n;
+    TRY(append(tiles, tile, (size_t)begin[n_tiles]));
+    mask_tile *added = (mask_tile *)tiles->host + tiles_before;
+    for (int32_t i = 0; i < begin[n_tiles]; i++)
+        if (added[i].bits != MASK_FULL) added[i].bits += (int32_t)bits_before;
+    for (int32_t t = 0; t <= n_tiles; t++) {
+        int32_t moved = begin[t] + (int32_t)tiles_before;
+        TRY(append(begins, &moved, 1));
+    }
+    return OK;
+}
+
+static status append_plan(mask_batch *mb, const mask_plan *p) {
+    mirrored *x = mb->arrays;
+    int64_t bits_before = (int64_t)x[BITS].n;
+    if ((int64_t)x[ROW_TILES].n + p->n_listed > INT32_MAX || bits_before + p->n_bits > INT32_MAX)
+        return fail(ERR_UNSUPPORTED, "mask: a batch with more than 2^31 tiles; make it smaller");
+    TRY(append(&x[BITS], p->bits, (size_t)p->n_bits));
+    TRY(append_lists(&x[ROW_BEGIN], &x[ROW_TILES], bits_before, p->n_tiles, p->row_begin,
+                     p->row_tiles));
+    return append_lists(&x[COL_BEGIN], &x[COL_TILES], bits_before, p->n_tiles, p->col_begin,
+                        p->col_tiles);
+}
+
+/* Makes the plan of a key that has none. */
+static status add_plan(mask_batch *mb, size_t place, int64_t key, int64_t sequence, int32_t n) {
+    mask_plan *p;
+    held h = {key, (int32_t)mb->arrays[ROW_BEGIN].n, 0};
+    TRY(MEM_RESERVE(&mb->plans, &mb->plans_room, mb->n_plans + 1));
+    TRY(mask_plan_create(&p, mb->m, sequence, n));
+    status st = append_plan(mb, p);
+    h.n_pairs = p->n_pairs;
+    mask_plan_destroy(p);
+    TRY(st);
+    memmove(mb->plans + place + 1, mb->plans + place, sizeof h * (mb->n_plans - place));
+    mb->plans[place] = h;
+    mb->n_plans++;
+    return OK;
+}
+
+static void forget_plans(mask_batch *mb) {
+    mb->n_plans = 0;
+    for (int i = 0; i < N_ARRAYS; i++)
+        mb->arrays[i].n = mb->arrays[i].n_copied = 0;
+}
+
+static size_t held_bytes(const mask_batch *mb) {
+    size_t bytes = 0;
+    for (int i = 0; i < N_ARRAYS; i++)
+        bytes += mb->arrays[i].n * mb->arrays[i].size;
+    return bytes;
+}
+
+/* The pairs of a rule of one span. */
+static int64_t count_span_pairs(const mask_rule *r, int32_t n) {
+    int64_t count = 0;
+    for (int32_t i = 0; i < n; i++) {
+        mask_span span = mask_rule_span(r, n, i);
+        count += span.end - span.begin;
+    }
+    return count;
+}
+
+static status set_sequence(mask_batch *mb, int32_t b, int64_t sequence, int32_t n) {
+    int64_t key = mask_is_by_sequence(mb->m) ? sequence : n;
+    TRY(mask_check(mb->m, sequence, n));
+    if (mask_rule_is_span(&mb->view.rule)) {
+        mb->n_pairs += count_span_pairs(&mb->view.rule, n);
+        return OK;
+    }
+    size_t place = place_of(mb, key);
+    if (place == mb->n_plans || mb->plans[place].key != key)
+        TRY(add_plan(mb, place, key, sequence, n));
+    mb->first_host[b] = mb->plans[place].first;
+    mb->n_pairs += mb->plans[place].n_pairs;
+    return OK;
+}
+
+static void set_view(mask_batch *mb) {
+    const mirrored *x = mb->arrays;
+    mb->view.first = mb->first;
+    mb->view.row_begin = x[ROW_BEGIN].device;
+    mb->view.col_begin = x[COL_BEGIN].device;
+    mb->view.row_tiles = x[ROW_TILES].device;
+    mb->view.col_tiles = x[COL_TILES].device;
+    mb->view.bits = x[BITS].device;
+    mb->view.n_begins = (int64_t)x[ROW_BEGIN].n;
+    mb->view.n_tiles = (int64_t)x[ROW_TILES].n;
+    mb->view.n_bits = (int64_t)x[BITS].n;
+}
+
+status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const int32_t *lengths) {
+    if (n_sequences > mb->max_sequences)
+        return fail(ERR_USAGE, "mask: a batch of %d sequences, made for at most %d", n_sequences,
+                    mb->max_sequences);
+    if (held_bytes(mb) > MASK_BATCH_BYTES) forget_plans(mb);
+    mb->n_pairs = 0;
+    status st = OK;
+    for (int32_t b = 0; b < n_sequences && st == OK; b++)
+        st = set_sequence(mb, b, first + b, lengths[b]);
+    if (st != OK) forget_plans(mb); /* half a plan may have been appended */
+    TRY(st);
+    if (mask_rule_is_span(&mb->view.rule)) return OK;
+    for (int i = 0; i < N_ARRAYS; i++)
+        TRY(upload(&mb->arrays[i], mb->be, &mb->view.epoch));
+    TRY(mb->be->ops->copy_in(mb->be, mb->first, mb->first_host,
+                             sizeof(int32_t) * (size_t)n_sequences));
+    set_view(mb);
+    return OK;
+}
+
+const mask_view *mask_batch_view(const mask_batch *mb) {
+    return &mb->view;
+}
+
+int64_t mask_batch_n_pairs(const mask_batch *mb) {
+    return mb->n_pairs;
+}

@@ -1,0 +1,125 @@
+/* Attention masks as rules, and the lowered form that kernels read.
+ *
+ * Who sees whom within one sequence of n tokens (query i, key j, both from 0; s = floor(sqrt(n)),
+ * h = n / 2; keys of other sequences are never seen):
+ *     none        always
+ *     causal      j <= i
+ *     sliding     |i - j| <= window
+ *     longformer  |i - j| <= window, or i or j in [0, global) or in [h, h + global)
+ *     bigbird     |i - j| <= window, or i or j in [0, global), or a random pair (mask.h)
+ *     dilated     j <= i, i - j <= window (dilation + 1), (i - j) mod (dilation + 1) = 0
+ *     strided     j <= i, and ((i - j) mod s = 0 or j > i - s)
+ *     fixed       j <= i, and (j mod s = s - 1 or j / s = i / s)
+ *     bits        any pattern, from a file
+ * is_causal adds j <= i to any of them.
+ *
+ * Lowered (mask_view), a sequence is cut into tiles of MASK_TILE queries by MASK_TILE keys, and
+ * each row of tiles has a list of those in which anything is seen: full ones, and partial ones with
+ * a bitmap.  The lists depend on the sequence's own length only.  None, causal and sliding need no
+ * lists: a row of theirs is one span (mask_rule_span), which a kernel computes, so their lengths
+ * need not be known on the host.  This header is compiled by nvcc too. */
+#ifndef HSTU_OPS_MASK_RULE_H
+#define HSTU_OPS_MASK_RULE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define MASK_RULE_FN __host__ __device__ static inline
+#else
+#define MASK_RULE_FN static inline
+#endif
+
+typedef enum {
+    MASK_NONE,
+    MASK_CAUSAL,
+    MASK_SLIDING,
+    MASK_LONGFORMER,
+    MASK_BIGBIRD,
+    MASK_DILATED,
+    MASK_STRIDED,
+    MASK_FIXED,
+    MASK_BITS
+} mask_kind;
+
+/* Plain values; a field that the kind does not use is zero. */
+typedef struct mask_rule {
+    mask_kind kind;
+    bool is_causal;
+    int32_t window, n_global, dilation;
+    int32_t n_blocks; /* random blocks of 32 x 32 for each 32 rows */
+    uint64_t seed;
+} mask_rule;
+
+enum { MASK_TILE = 64, MASK_FULL = -1 };
+
+/* A tile in which something is seen: the number of the tile of keys (in a list of a row of tiles)
+ * or of queries (in a list of a column), and its bitmap, or MASK_FULL. */
+typedef struct mask_tile {
+    int32_t tile, bits;
+} mask_tile;
+
+/* The mask of a batch, in the memory of the backend.  Tile row t of sequence b owns
+ * row_tiles[row_begin[first[b] + t]] up to the next row's begin, in ascending order; tile column t
+ * owns entries of col_tiles in the same way.  A bitmap has one word for each query row of the tile,
+ * in which bit c is key c.  Rows and keys after the sequence's end are not seen, and a tile that
+ * has some is never full.  All arrays are NULL for a rule of one span. */
+typedef struct mask_view {
+    mask_rule rule;
+    const int32_t *first;                   /* (B) */
+    const int32_t *row_begin, *col_begin;   /* (n_begins) each */
+    const mask_tile *row_tiles, *col_tiles; /* (n_tiles) each */
+    const uint64_t *bits;                   /* (n_bits, MASK_TILE) */
+    int64_t n_begins, n_tiles, n_bits;
+    uint64_t epoch; /* changes with the addresses: part of the key of a recorded step */
+} mask_view;
+
+/* Half open; begin >= end: nothing. */
+typedef struct mask_span {
+    int32_t begin, end;
+} mask_span;
+
+/* Whether every row sees one span of keys, which mask_rule_span computes. */
+MASK_RULE_FN bool mask_rule_is_span(const mask_rule *r) {
+    return r->kind == MASK_NONE || r->kind == MASK_CAUSAL || r->kind == MASK_SLIDING;
+}
+
+/* The keys that row i of a sequence of n sees, under a rule of one span. */
+MASK_RULE_FN mask_span mask_rule_span(const mask_rule *r, int32_t n, int32_t i) {
+    mask_span span = {0, n};
+    if (r->kind == MASK_CAUSAL || r->is_causal) span.end = i + 1;
+    if (r->kind == MASK_SLIDING) {
+        if (r->window < n - 1 - i && i + r->window + 1 < span.end) span.end = i + r->window + 1;
+        if (r->window < i) span.begin = i - r->window;
+    }
+    return span;
+}
+
+/* The word of a row's bitmap for keys key0 .. key0 + 63, of the span. */
+MASK_RULE_FN uint64_t mask_span_word(mask_span span, int32_t key0) {
+    int32_t begin = span.begin - key0, end = span.end - key0;
+    if (begin < 0) begin = 0;
+    if (end > MASK_TILE) end = MASK_TILE;
+    if (begin >= end) return 0;
+    return ~(uint64_t)0 >> (MASK_TILE - (end - begin)) << begin;
+}
+
+/* The keys that any of query rows i0 .. i1 - 1 sees, under a rule of one span. */
+MASK_RULE_FN mask_span mask_rule_seen(const mask_rule *r, int32_t n, int32_t i0, int32_t i1) {
+    mask_span seen = {mask_rule_span(r, n, i0).begin, mask_rule_span(r, n, i1 - 1).end};
+    return seen;
+}
+
+/* The queries that see any of keys j0 .. j1 - 1, under a rule of one span. */
+MASK_RULE_FN mask_span mask_rule_seeing(const mask_rule *r, int32_t n, int32_t j0, int32_t j1) {
+    mask_span seeing = {0, n};
+    if (r->kind == MASK_SLIDING) {
+        if (r->window < j0) seeing.begin = j0 - r->window;
+        if (r->window < n - j1) seeing.end = j1 + r->window;
+    }
+    if ((r->kind == MASK_CAUSAL || r->is_causal) && j0 > seeing.begin) seeing.begin = j0;
+    return seeing;
+}
+
+#endif
