@@ -1,23 +1,19 @@
-/* hstu import: tables of snapshots and of other tools become a table of ours. */
+/* hstu import: tables of snapshots and of other tools become a table of ours; checkpoints of other
+ * tools go to import_model.c. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/import.h"
 #include "cli/show.h"
 #include "cli/work.h"
 #include "train/checkpoint.h"
 #include "train/table_files.h"
 
 enum { MAX_PATHS = 4096 };
-
-typedef struct import_args {
-    const char *const *paths; /* (n_paths) */
-    int n_paths;
-    const char *out;
-    table_dump dump;
-} import_args;
 
 /* A run or a checkpoint gets the tables; any other name is a new folder. */
 static status find_checkpoint(const char *out, char folder[CHECKPOINT_PATH_BYTES], bool *is_there) {
@@ -35,6 +31,9 @@ static status import_tables(const import_args *a) {
     int n_tables;
     int64_t n_rows;
     work w;
+    if (a->n_paths < 1 || a->out == NULL)
+        return fail(ERR_USAGE, "PATH and --out are needed; usage: hstu import tables PATH... --out "
+                               "DIR|RUN [options]");
     if (a->dump.name != NULL && a->n_paths != 1)
         return fail(ERR_USAGE, "--table %s: a dump is one folder", a->dump.name);
     TRY(find_checkpoint(a->out, folder, &is_checkpoint));
@@ -54,27 +53,37 @@ static status import_tables(const import_args *a) {
 static const struct {
     const char *name;
     status (*run)(const import_args *a);
-} whats[] = {{"tables", import_tables}, {"meta", NULL}, {"nvidia", NULL}};
+} whats[] = {{"tables", import_tables}, {"meta", import_meta_run}, {"nvidia", NULL}};
 
 static status run(const char *what, const import_args *a) {
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++) {
         if (strcmp(what, whats[i].name) != 0) continue;
         if (whats[i].run != NULL) return whats[i].run(a);
-        return fail(ERR_UNSUPPORTED, "%s: this version imports tables only", what);
+        return fail(ERR_UNSUPPORTED, "%s: this version imports tables and Meta's checkpoints only",
+                    what);
     }
     return fail(ERR_USAGE, "'%.60s' cannot be imported; it is one of tables, meta, nvidia", what);
 }
 
 status cmd_import(int argc, char **argv) {
     static const char *words[MAX_PATHS];
-    import_args a = {.dump = {.policy = "lru"}};
+    import_args a = {.dump = {.policy = "lru"}, .device = "auto"};
     int n_words;
     bool is_help;
     const arg_option options[] = {
         {"--out", ARG_TEXT, &a.out, "DIR|RUN",
-         "A new folder for the tables; or a run or checkpoint, whose tables of the same names they "
-         "replace.",
+         "Of tables: a new folder for them; or a run or checkpoint, whose tables of the same names "
+         "they replace.  Of a checkpoint: a new run.",
          0, 0},
+        {"Checkpoints", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--gin-config-file", ARG_TEXT, &a.gin, "FILE",
+         "The config that the checkpoint was trained with.", 0, 0},
+        {"--data", ARG_TEXT, &a.data, "DIR", "The data that it was trained on, prepared by ours.",
+         0, 0},
+        {"--set", ARG_LIST, &a.set, "Class.field=value", "Overrides one binding of the config.", 0,
+         0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"Tables", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--table", ARG_TEXT, &a.dump.name, "NAME",
          "PATH is a raw dump of dynamicemb, and this the table in it (NAME_emb_keys...).", 0, 0},
         {"--evict-strategy", ARG_TEXT, &a.dump.policy, "NAME",
@@ -82,22 +91,28 @@ status cmd_import(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        "hstu import tables PATH... --out DIR|RUN [options]",
-        "Builds dynamic tables from a full snapshot and the incremental ones after it, from the "
-        "oldest to the newest, or from a raw dump of dynamicemb.",
+        "hstu import tables|meta PATH... --out DIR|RUN [options]",
+        "tables: builds dynamic tables from a full snapshot and the incremental ones after it, "
+        "from the oldest to the newest, or from a raw dump of dynamicemb.  meta: makes a run of a "
+        "checkpoint of Meta's research models (HSTU, SASRec), and evaluates it.",
         options,
         1,
         MAX_PATHS,
-        "PATH is a snapshot of a table, or a folder of some: RUN/snapshots/step-*, a checkpoint, "
+        "meta: PATH is a file of torch.save, such as ckpts/..._ep100 of Meta's train.py.  The run "
+        "can be evaluated, asked for recommendations, exported again, and trained on with "
+        "--resume; "
+        "the optimizer starts again.\n\n"
+        "tables: PATH is a snapshot of a table, or a folder of some: RUN/snapshots/step-*, a "
+        "checkpoint, "
         "what 'hstu export' wrote.  Keys that left between two snapshots leave the table.\n"};
     TRY(args_parse(&spec, argc, argv, words, &n_words, &is_help));
     if (is_help) return OK;
     a.paths = words + 1;
     a.n_paths = n_words - 1;
-    if (strcmp(words[0], "tables") == 0 && (a.n_paths < 1 || a.out == NULL))
-        return fail(ERR_USAGE, "PATH and --out are needed; usage: %s", spec.usage);
     if (strcmp(a.dump.policy, "lru") != 0 && strcmp(a.dump.policy, "lfu") != 0 &&
         strcmp(a.dump.policy, "step") != 0)
         return fail(ERR_USAGE, "--evict-strategy %s: it is lru, lfu or step", a.dump.policy);
-    return run(words[0], &a);
+    status st = run(words[0], &a);
+    mem_free(a.set.item);
+    return st;
 }

@@ -197,6 +197,10 @@ static status evaluate_test(trainer *t) {
 static status loop(trainer *t) {
     TRY(trainer_emit(t, EVENT_START, NULL, NULL));
     TRY(trainer_log_baselines(t));
+    if (t->o->set_values != NULL) {
+        batcher_save(t->batches, &t->saved.state.batches);
+        TRY(save(t, false));
+    }
     while (t->saved.state.step < t->n_steps && !is_out_of_patience(t))
         TRY(do_epoch(t));
     if (is_out_of_patience(t))
@@ -225,6 +229,7 @@ static void set_length(trainer *t) {
         t->n_steps = (uint64_t)most;
         t->n_epochs = (t->n_steps + t->steps_per_epoch - 1) / t->steps_per_epoch;
     }
+    if (t->o->set_values != NULL) t->n_epochs = t->n_steps = 0;
 }
 
 static status make_parts(trainer *t) {
@@ -247,6 +252,7 @@ static status make_parts(trainer *t) {
 static status set_values(trainer *t) {
     const config_trainer *c = &t->s->config->trainer;
     TRY(model_init(t->s->model, t->saved.state.seed));
+    if (t->o->set_values != NULL) return t->o->set_values(t->o->set_ctx, t->s);
     if (c->resume_folder == NULL || c->resume_folder[0] == '\0') return OK;
     warm_options o = {
         .from = c->resume_folder, .means = c->has_mean_items, .split = t->saved.state.split.rule};

@@ -53,6 +53,10 @@ typedef struct train_options {
                             never or, resumed, as the run was started */
     bool has_split;      /* else the split is the reference project's or, resumed, the run's */
     split_record split;
+    /* NULL, or what sets the weights instead of training: the run has no steps, is saved and
+     * evaluated, and can be resumed like any other. */
+    status (*set_values)(void *ctx, session *s);
+    void *set_ctx;
     const volatile sig_atomic_t *stop; /* save and leave when this is set; or NULL */
     train_observer observer;           /* or NULL */
     void *ctx;
