@@ -127,4 +127,10 @@ bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a);
 status cuda_attn_sm90_fwd(backend *be, const attn_args *a);
 status cuda_attn_sm90_bwd(backend *be, const attn_args *a);
 
+/* Softmax attention of 16-bit activations, without dropout and with alpha > 0; delta (T, H) = out .
+ * dout.  Others run in float32 (softmax_attn.cu). */
+status cuda_softmax_sm80_fwd(backend *be, const softmax_attn_args *a);
+bool cuda_softmax_sm80_can_bwd(const backend *be, const softmax_attn_args *a);
+status cuda_softmax_sm80_bwd(backend *be, const softmax_attn_args *a, const float *delta);
+
 #endif

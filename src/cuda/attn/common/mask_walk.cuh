@@ -40,6 +40,15 @@ __device__ static inline mask_tile mask_tile_at(const mask_view &m, const mask_t
     return {tile.x, tile.y};
 }
 
+/* `bits` of a tile, MASK_FULL also where the rule says that every query of the row tile sees every
+ * key. */
+__device__ static inline int mask_bits_of(const mask_view &m, int bits, int n, int row0, int key0) {
+    if (bits != MASK_BY_RULE || row0 + MASK_TILE > n || key0 + MASK_TILE > n) return bits;
+    bool is_full = mask_rule_span(&m.rule, n, row0 + MASK_TILE - 1).begin <= key0 &&
+                   mask_rule_span(&m.rule, n, row0).end >= key0 + MASK_TILE;
+    return is_full ? MASK_FULL : bits;
+}
+
 /* The keys of the tile that starts at key0 which query row `row` sees, as bits; `bits` is the
  * tile's.  Zero after the sequence's end. */
 __device__ static inline uint64_t mask_word(const mask_view &m, int bits, int n, int row,

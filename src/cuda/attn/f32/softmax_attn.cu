@@ -491,7 +491,6 @@ template <int DIM, int PARTS> static status launch_dkv(backend *be, const softma
 
 template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args *a, float *delta) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, delta);
-    TRY(launch_delta(be, job));
     CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_bwd_dq_f32_kernel<DIM>, bwd_shared<DIM>()));
     softmax_attn_bwd_dq_f32_kernel<DIM>
         <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
@@ -505,9 +504,15 @@ template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args
     }
 }
 
+/* Whether the tensor cores' 16-bit kernels take the call. */
+static bool is_half(const backend *be, const softmax_attn_args *a) {
+    return be->act != ACT_F32 && a->alpha > 0 && !(a->drop.rate > 0);
+}
+
 status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
     TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
+    if (is_half(be, a)) return cuda_softmax_sm80_fwd(be, a);
     if (a->dim <= 64) return launch_fwd<64>(be, a);
     return launch_fwd<256>(be, a);
 }
@@ -518,6 +523,9 @@ status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
     size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
     TRY(cuda_scratch(be, n_rows * (size_t)a->n_heads * sizeof(float), &delta));
+    TRY(launch_delta(be, make_job(be, a, MASK_TILE, (float *)delta)));
+    if (is_half(be, a) && cuda_softmax_sm80_can_bwd(be, a))
+        return cuda_softmax_sm80_bwd(be, a, (const float *)delta);
     if (a->dim <= 64) return launch_bwd<64>(be, a, (float *)delta);
     return launch_bwd<256>(be, a, (float *)delta);
 }
