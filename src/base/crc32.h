@@ -8,4 +8,7 @@
 
 uint32_t crc32_add(uint32_t crc, const void *bytes, size_t n);
 
+/* CRC-32C, with Castagnoli's polynomial 0x1edc6f41: of TensorBoard's event files. */
+uint32_t crc32c_add(uint32_t crc, const void *bytes, size_t n);
+
 #endif

@@ -427,6 +427,12 @@ status cmd_train(int argc, char **argv) {
          "Steps between snapshots of dynamic tables in RUN/snapshots: a full one, then what "
          "changed; 'hstu import tables' puts them together.",
          1, (int64_t)1 << 40},
+        {"--tensorboard", ARG_TEXT, &o->track.tensorboard, "DIR",
+         "Writes the numbers of the log as event files for TensorBoard, under the tags of Meta's "
+         "code.",
+         0, 0},
+        {"--csv-log", ARG_TEXT, &o->track.csv, "FILE",
+         "Keeps the log as a table, too: a row for each epoch or evaluation.", 0, 0},
         {"--seed", ARG_INT, &args.seed, "N", "Seed of everything random, instead of the config's.",
          0, UINT32_MAX},
         {"--device", ARG_TEXT, &args.device, "DEVICE", WORK_DEVICES, 0, 0},

@@ -32,8 +32,7 @@ double history_mean_of_last(const double *y, size_t n) {
     return count > 0 ? sum / count : NAN;
 }
 
-/* "hr@10", "mrr", "auc:click": names with a cut-off, and those of metrics without one. */
-static bool is_metric(const json_value *v) {
+bool history_is_metric(const json_value *v) {
     static const char *const plain[] = {"mrr", "auc", "acc", "accuracy", "logloss", "ne"};
     if (v->type != JSON_NUMBER || strlen(v->key) >= HISTORY_NAME_BYTES) return false;
     if (strchr(v->key, '@') != NULL || strncmp(v->key, "auc:", 4) == 0) return true;
@@ -87,7 +86,7 @@ static status add_evaluation(run_history *h, const json_value *line) {
     if (json_member(line, "is_best") != NULL) h->best_step = h->step[i];
     for (const json_value *v = line->first; v != NULL; v = v->next) {
         int m;
-        if (!is_metric(v)) continue;
+        if (!history_is_metric(v)) continue;
         TRY(find_metric(h, v->key, &m));
         if (m < HISTORY_METRICS) h->value[m][i] = v->number;
     }

@@ -47,6 +47,10 @@ const double *run_history_x(const run_history *h); /* steps, or epochs */
 double history_last(const double *y, size_t n);
 double history_mean_of_last(const double *y, size_t n);
 
+/* Whether a member of a line is a metric: "hr@10", "mrr", "auc:click", names with a cut-off and
+ * those of metrics without one. */
+bool history_is_metric(const json_value *v);
+
 /* A member that is a number, or NAN; that is a text, or "".  object may be NULL. */
 double history_number(const json_value *object, const char *key);
 const char *history_text(const json_value *object, const char *key);

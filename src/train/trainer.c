@@ -387,6 +387,7 @@ static status run(trainer *t) {
         TRY(table_snapshots_init(&t->snapshots, model_tables(t->s->model), t->o->run,
                                  t->saved.state.step));
     TRY(run_log_open(&t->log, t->o->run));
+    TRY(tracker_open(&t->track, &t->o->track, t->o->run, t->saved.state.step));
     if (t->o->is_resume)
         log_info("resuming at step %" PRIu64 " of %" PRIu64, t->saved.state.step, t->n_steps);
     return loop(t);
@@ -397,6 +398,7 @@ status trainer_run(session *s, const train_options *options) {
                  .o = options,
                  .lock = -1,
                  .log = {.fd = -1},
+                 .track = {.events = {.fd = -1}},
                  .saved_step = UINT64_MAX,
                  .last_loss = NAN};
     t.saved = (checkpoint){.be = s->be,
@@ -417,6 +419,7 @@ status trainer_run(session *s, const train_options *options) {
         st = failure_restore(&f);
     }
     run_log_close(&t.log);
+    tracker_close(&t.track);
     run_unlock(t.lock);
     evaluator_destroy(t.held_out);
     batcher_destroy(t.batches);

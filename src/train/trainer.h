@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "model/session.h"
 #include "train/evaluate.h"
+#include "train/tracker.h"
 
 typedef enum { EVENT_START, EVENT_EPOCH, EVENT_EVAL, EVENT_DONE } train_event_kind;
 
@@ -57,6 +58,7 @@ typedef struct train_options {
      * evaluated, and can be resumed like any other. */
     status (*set_values)(void *ctx, session *s);
     void *set_ctx;
+    tracker_options track;             /* other tools that get the log */
     const volatile sig_atomic_t *stop; /* save and leave when this is set; or NULL */
     train_observer observer;           /* or NULL */
     void *ctx;

@@ -32,6 +32,7 @@ struct trainer {
     checkpoint saved;    /* its state is the state of the run */
     int lock;            /* on the run's folder; -1: none */
     run_log log;
+    tracker track;
     table_snapshots snapshots; /* with o->snapshot_every */
     warm_report warm;          /* where the weights came from */
     buf config_json;

@@ -389,6 +389,7 @@ status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
     status st = json_finish(&w);
     if (st == OK) st = run_log_append(&t->log, buf_str(&line));
     if (st == OK) st = report_write(t->o->run);
+    if (st == OK) st = tracker_add(&t->track, buf_str(&line));
     if (st == OK && t->o->observer != NULL) st = t->o->observer(t->o->ctx, &e, buf_str(&line));
     buf_fini(&line);
     return st;
