@@ -54,3 +54,16 @@ TEST(bad_input_is_a_sentence) {
     }
     CHECK_EQ(test_command(NULL, "'%s' plan show 1 --svg /nowhere/x.svg", test_program()), 1);
 }
+
+TEST(source_of_every_kernel) {
+    char *text;
+    CHECK_EQ(test_command(&text, "'%s' plan show 1365 --layer hstu --source | grep -c '^ENTRY'",
+                          test_program()),
+             0);
+    CHECK_EQ(atoi(text), 13);
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' plan show 0 --source --cuda", test_program()), 0);
+    CHECK_CONTAINS(text, "#define ELEM_BITS 16");
+    CHECK_CONTAINS(text, "ENTRY(bert_3_7, bert_3_7_block)");
+    free(text);
+}

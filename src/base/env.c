@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -43,6 +44,21 @@ status env_threads(int *out) {
                     MAX_THREADS);
     *out = (int)n;
     return OK;
+}
+
+const char *env_compiler(void) {
+    const char *text = getenv("CC");
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+status env_cache_folder(char *text, size_t n, const char *name) {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool has_cache = cache != NULL && cache[0] == '/';
+    if (!has_cache && (home == NULL || home[0] != '/'))
+        return fail(ERR_IO, "neither XDG_CACHE_HOME nor HOME is an absolute path; say --cache DIR");
+    int length = has_cache ? snprintf(text, n, "%s/hstu/%s", cache, name)
+                           : snprintf(text, n, "%s/.cache/hstu/%s", home, name);
+    return (size_t)length < n ? OK : fail(ERR_IO, "the path of the cache is too long; say --cache");
 }
 
 bool env_wants_colour(int fd) {

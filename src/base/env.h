@@ -2,11 +2,14 @@
  *
  * HSTU_LOG      debug | info | warn | quiet
  * HSTU_THREADS  threads of the CPU backend and of prep; default: the cores this process may use
- * NO_COLOR      any value: no colours */
+ * NO_COLOR      any value: no colours
+ * CC            the C compiler of generated kernels
+ * XDG_CACHE_HOME, HOME  where compiled kernels are kept */
 #ifndef HSTU_BASE_ENV_H
 #define HSTU_BASE_ENV_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "base/status.h"
 
@@ -16,6 +19,13 @@ status env_apply_log_level(void);
 /* The number of threads to use, 1..256: HSTU_THREADS, or the cores this process may run on.
  * ERR_USAGE if the value is not a number in that range. */
 status env_threads(int *out);
+
+/* CC, or NULL where it is not set or empty. */
+const char *env_compiler(void);
+
+/* Writes the folder of the user's cache, $XDG_CACHE_HOME/hstu/NAME or ~/.cache/hstu/NAME; ERR_IO
+ * where neither variable is an absolute path. */
+status env_cache_folder(char *text, size_t n, const char *name);
 
 /* Colours are wanted on this file descriptor: it is a terminal, TERM is not dumb, NO_COLOR unset.
  */

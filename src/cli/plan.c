@@ -10,6 +10,8 @@ enum { MAX_PARTS = 16 };
 
 const command plan_commands[] = {
     {"show", plan_show, "the kernels of a fusion plan"},
+    {"run", plan_run, "generate, compile, run, check and time a plan"},
+    {"traverse", plan_traverse, "run every plan of a range"},
     {0},
 };
 

@@ -6,11 +6,12 @@
 #include "cli/plan.h"
 #include "cli/show.h"
 #include "cli/sink.h"
+#include "tune/emit.h"
 
 typedef struct show_args {
     plan_layer_args layer;
     const char *svg;
-    bool is_json;
+    bool is_json, has_source, is_cuda;
 } show_args;
 
 /* "gemm0 + bias0" */
@@ -127,6 +128,34 @@ static status print_json(const chain *c, const plan_program *p) {
     return json_line_print(&line);
 }
 
+/* The generated code of every kernel, with the default tile parameters. */
+static status print_source(const show_args *a, const chain *c, const chain_shape *shape,
+                           const plan_program *p) {
+    for (int i = 0; i < p->n_kernels; i++) {
+        const plan_kernel *k = &p->kernel[i];
+        kernel_spec s = {.c = c,
+                         .shape = *shape,
+                         .first = k->first,
+                         .last = k->last,
+                         .from = k->from,
+                         .attend = ATTEND_CAUSAL,
+                         .act = a->is_cuda ? ACT_F16 : ACT_F32,
+                         .is_cuda = a->is_cuda};
+        tile_params tiles[EMIT_MAX_TILES];
+        int n;
+        buf source;
+        if (k->from == TEMPLATE_HAND_WRITTEN) continue;
+        buf_init(&source);
+        status st = emit_tiles(&s, tiles, &n);
+        s.tile = tiles[0];
+        if (st == OK) st = emit_kernel(&s, &source, NULL);
+        if (st == OK) printf("%s%s", i > 0 ? "\n" : "", buf_str(&source));
+        buf_fini(&source);
+        if (st != OK) return st;
+    }
+    return OK;
+}
+
 static status save_svg(const chain *c, const plan_program *p, const char *path) {
     buf svg;
     sink s;
@@ -152,6 +181,7 @@ static status show(const show_args *a, const char *text) {
     plan_lower(c, &shape, plan.value, &p);
     if (a->svg != NULL) TRY(save_svg(c, &p, a->svg));
     if (a->svg != NULL && strcmp(a->svg, "-") == 0) return OK;
+    if (a->has_source) return print_source(a, c, &shape, &p);
     return a->is_json ? print_json(c, &p) : print_text(c, &p);
 }
 
@@ -163,6 +193,11 @@ status plan_show(int argc, char **argv) {
     const arg_option options[] = {
         PLAN_LAYER_OPTIONS(&a.layer),
         {"--svg", ARG_TEXT, &a.svg, "FILE", "Draw it; - is stdout, with nothing else there.", 0, 0},
+        {"--source", ARG_FLAG, &a.has_source, NULL,
+         "Print the generated code of its kernels instead, for a causal mask: C, or with --cuda "
+         "CUDA.",
+         0, 0},
+        {"--cuda", ARG_FLAG, &a.is_cuda, NULL, "--source in CUDA, for float16.", 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
         {0},
     };

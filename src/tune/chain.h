@@ -77,6 +77,7 @@ typedef struct chain {
     int output;                          /* the layer's output */
     int attention_first, attention_last; /* the operators that the hand-written kernel replaces */
     bool is_softmax;                     /* its attention */
+    bool is_scaled_qk;                   /* OP_SCORES divides by sqrt(D) itself */
 } chain;
 
 const chain *chain_of(chain_layer layer);

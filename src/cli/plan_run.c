@@ -1,0 +1,211 @@
+/* hstu plan run: generates, compiles, runs, checks and times one plan. */
+#include <stdio.h>
+
+#include "base/progress.h"
+#include "cli/json_line.h"
+#include "cli/plan.h"
+#include "cli/plan_args.h"
+#include "cli/show.h"
+
+enum { ROUNDS = 9 };
+
+typedef struct run_args {
+    plan_args common;
+    const char *segments;
+    int64_t layers;
+    bool wants_hand_written, has_report, is_json;
+} run_args;
+
+typedef struct kernel_row {
+    const plan_kernel *k;
+    double ms, bytes, flops;
+    int64_t blocks;
+    kernel_facts facts;
+    tile_params tile;
+} kernel_row;
+
+typedef struct run_result {
+    plan_program program;
+    plan_error error;
+    double ms, bytes;
+    kernel_row row[CHAIN_OPS];
+} run_result;
+
+static status read_plan(const run_args *a, const char *text, uint16_t *out) {
+    fusion_plan plan;
+    if ((text == NULL) == (a->segments == NULL))
+        return fail(ERR_USAGE, "give a plan: a value, 16 bits, or --segments");
+    if (text == NULL) return plan_from_segments(a->segments, a->wants_hand_written, out);
+    TRY(plan_parse(text, &plan));
+    *out = a->wants_hand_written ? plan.value | 1u << 15 : plan.value;
+    return OK;
+}
+
+static status measure_kernel(plan_runner *r, const plan_kernel *k, kernel_row *row) {
+    row->k = k;
+    plan_runner_cost(r, k, &row->bytes, &row->flops);
+    TRY(plan_runner_facts(r, k, &row->facts, &row->blocks));
+    if (k->from != TEMPLATE_HAND_WRITTEN) row->tile = plan_runner_tile_params(r, k->first, k->last);
+    return plan_runner_time_kernel(r, k, ROUNDS, &row->ms);
+}
+
+static status measure(plan_runner *r, const run_args *a, uint16_t value, run_result *out) {
+    *out = (run_result){0};
+    plan_runner_lower(r, value, &out->program);
+    TRY(plan_runner_prepare(r, &value, 1));
+    TRY(plan_runner_check(r, value, &out->error));
+    TRY(plan_runner_time(r, value, ROUNDS, &out->ms));
+    out->ms *= (double)a->layers;
+    for (int i = 0; i < out->program.n_kernels; i++) {
+        TRY(measure_kernel(r, &out->program.kernel[i], &out->row[i]));
+        out->bytes += out->row[i].bytes * (double)a->layers;
+    }
+    return OK;
+}
+
+static void print_row(const chain *c, const kernel_row *row, int number) {
+    const plan_kernel *k = row->k;
+    char bytes[32];
+    human_bytes(bytes, sizeof bytes, row->bytes);
+    printf("%6d  %2d-%-2d  %-23s", number, k->first + 1, k->last + 1, template_name(k->from));
+    printf("%10.4f  %9s  %8.2f  %8.1f   ", row->ms, bytes, row->bytes / row->ms / 1e6,
+           row->flops / row->ms / 1e6);
+    for (int op = k->first; op <= k->last; op++)
+        printf("%s%s", op > k->first ? " + " : "", c->op[op].name);
+    printf("\n");
+}
+
+/* What a profiler says of a launch, as far as the compiler and the driver know it. */
+static void print_report(const kernel_row *row, int number) {
+    const kernel_facts *f = &row->facts;
+    printf("%6d  tile %d x %d x %d, %lld blocks", number, row->tile.tile_m, row->tile.tile_n,
+           row->tile.tile_k, (long long)row->blocks);
+    if (f->max_warps_per_sm == 0) {
+        printf(" of C code\n");
+        return;
+    }
+    int warps = f->blocks_per_sm * f->threads / 32;
+    printf(" of %d threads, %d registers, shared memory %lld + %lld B, local %lld B\n", f->threads,
+           f->registers, (long long)f->static_shared_bytes, (long long)f->shared_bytes,
+           (long long)f->local_bytes);
+    printf("        occupancy %d of %d warps (%.0f %%), limited by %s\n", warps,
+           f->max_warps_per_sm, 100.0 * warps / f->max_warps_per_sm, f->limited_by);
+}
+
+static void print_text(const plan_rig *g, const run_args *a, const run_result *r) {
+    show_style style = show_stdout_style();
+    char bytes[32];
+    printf("\n%s%6s  %-5s  %-23s%10s  %9s  %8s  %8s   %s%s\n", style.bold, "kernel", "ops",
+           "template", "ms", "bytes", "GB/s", "GFLOP/s", "computes", style.plain);
+    for (int i = 0; i < r->program.n_kernels; i++)
+        print_row(g->p->c, &r->row[i], i + 1);
+    if (a->has_report) printf("\n");
+    for (int i = 0; i < r->program.n_kernels && a->has_report; i++)
+        if (r->row[i].k->from != TEMPLATE_HAND_WRITTEN) print_report(&r->row[i], i + 1);
+    human_bytes(bytes, sizeof bytes, r->bytes);
+    printf("\ntime %.4f ms, %lld launches, %s, error %.2e (allowed %.2e)\n", r->ms,
+           (long long)(r->program.n_kernels * a->layers), bytes, r->error.found, r->error.allowed);
+}
+
+static status print_line(const fusion_plan *p) {
+    buf line;
+    buf_init(&line);
+    status st = plan_line(p, &line);
+    if (st == OK) printf("%s\n", buf_str(&line));
+    buf_fini(&line);
+    return st;
+}
+
+static void write_row(json_writer *w, const run_args *a, const kernel_row *row) {
+    const kernel_facts *f = &row->facts;
+    json_object_open(w);
+    json_key_int(w, "start", row->k->first + 1);
+    json_key_int(w, "end", row->k->last + 1);
+    json_key_string(w, "template", template_name(row->k->from));
+    json_key_double(w, "ms", row->ms);
+    json_key_double(w, "bytes", row->bytes);
+    json_key_double(w, "flop", row->flops);
+    if (a->has_report && row->k->from != TEMPLATE_HAND_WRITTEN) {
+        json_key_int(w, "tile_m", row->tile.tile_m);
+        json_key_int(w, "tile_n", row->tile.tile_n);
+        json_key_int(w, "tile_k", row->tile.tile_k);
+        json_key_int(w, "grid", row->blocks);
+        json_key_int(w, "block", f->threads);
+        json_key_int(w, "registers", f->registers);
+        json_key_int(w, "shared_bytes", f->shared_bytes);
+        json_key_int(w, "local_bytes", f->local_bytes);
+        json_key_int(w, "blocks_per_sm", f->blocks_per_sm);
+    }
+    json_object_close(w);
+}
+
+static status print_json(const plan_rig *g, const run_args *a, const run_result *r) {
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_int(w, "value", r->program.plan.value);
+    json_key_string(w, "layer", g->p->c->name);
+    json_key_string(w, "device", g->t->name);
+    json_key_int(w, "tokens", g->p->shape.n_tokens);
+    json_key_double(w, "ms", r->ms);
+    json_key_int(w, "launches", r->program.n_kernels * a->layers);
+    json_key_double(w, "bytes", r->bytes);
+    json_key_double(w, "error", r->error.found);
+    json_key_double(w, "allowed", r->error.allowed);
+    json_key(w, "kernels");
+    json_array_open(w);
+    for (int i = 0; i < r->program.n_kernels; i++)
+        write_row(w, a, &r->row[i]);
+    json_array_close(w);
+    return json_line_print(&line);
+}
+
+static status run(const run_args *a, const char *text) {
+    plan_rig g;
+    run_result result;
+    buf what;
+    uint16_t value;
+    TRY(read_plan(a, text, &value));
+    buf_init(&what);
+    status st = plan_rig_open(&g, &a->common);
+    if (st == OK) st = measure(g.r, a, value, &result);
+    if (st == OK) st = plan_rig_text(&g, &a->common, &what);
+    if (st == OK && a->is_json) st = print_json(&g, a, &result);
+    if (st == OK && !a->is_json) {
+        st = print_line(&result.program.plan);
+        printf("%s\n", buf_str(&what));
+        print_text(&g, a, &result);
+    }
+    plan_rig_close(&g);
+    buf_fini(&what);
+    return st;
+}
+
+status plan_run(int argc, char **argv) {
+    run_args a = {.common = PLAN_ARGS, .layers = 1};
+    const char *text = NULL;
+    int n;
+    bool is_help;
+    const arg_option options[] = {
+        {"--segments", ARG_TEXT, &a.segments, "LIST",
+         "The fused segments instead of a plan's code: 1-2,3-4.", 0, 0},
+        {"--hand-written", ARG_FLAG, &a.wants_hand_written, NULL, "Sets bit 0 of the plan.", 0, 0},
+        {"--layers", ARG_INT, &a.layers, "L",
+         "Layers one after the other (default 1): the time is that of L runs.", 1, 1000},
+        PLAN_OPTIONS(&a.common),
+        {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--report", ARG_FLAG, &a.has_report, NULL,
+         "Tiles, grid, block, registers, shared memory and occupancy of each kernel.", 0, 0},
+        {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
+        {0},
+    };
+    const arg_spec spec = {.usage = "hstu plan run VALUE|BITS|--segments LIST [options]",
+                           .summary = "Generates the kernels of a fusion plan, compiles them, runs "
+                                      "them on random data, checks the result "
+                                      "against float64 and prints the time.",
+                           .options = options,
+                           .max_positional = 1,
+                           .notes = "On the CPU kernels are compiled by the system's C compiler "
+                                    "(CC, cc, gcc or clang)."};
+    TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
+    return is_help ? OK : run(&a, n > 0 ? text : NULL);
+}

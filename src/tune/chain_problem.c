@@ -1,0 +1,198 @@
+#include "tune/chain_problem.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+
+/* Nothing larger is checked or timed: 2^40 elements would only be a typing error. */
+enum { MAX_TOKENS = 1 << 24 };
+static const int64_t max_elements = (int64_t)1 << 34;
+
+int64_t chain_tensor_size(const chain_problem *p, int tensor) {
+    const chain_tensor *t = &p->c->tensor[tensor];
+    int64_t e = chain_dim(&p->shape);
+    switch (t->layout) {
+    case LAYOUT_TOKENS:
+    case LAYOUT_HEADS:
+        return p->shape.n_tokens * t->width * e;
+    case LAYOUT_SCORES:
+        return p->score_offsets[p->shape.n_sequences] * p->shape.n_heads;
+    case LAYOUT_MATRIX:
+        return t->rows * e * t->width * e;
+    case LAYOUT_VECTOR:
+        return t->width * e;
+    default:
+        return 2 * (int64_t)p->shape.max_len - 1;
+    }
+}
+
+bool chain_attends(const chain_problem *p, int32_t b, int32_t i, int32_t j) {
+    if (p->attend == ATTEND_ALL) return true;
+    if (p->attend == ATTEND_CAUSAL) return j <= i;
+    int64_t len = p->offsets[b + 1] - p->offsets[b];
+    return p->mask[p->score_offsets[b] + i * len + j] != 0;
+}
+
+/* Rounds away the low bits of a float32, to nearest, ties to even. */
+static float round_bits(float x, int bits) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    u += (1u << (bits - 1)) - 1 + (u >> bits & 1);
+    u &= ~((1u << bits) - 1);
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+float round_to(act_type act, float x) {
+    if (act == ACT_F32 || !isfinite(x)) return x;
+    if (act == ACT_BF16) return round_bits(x, 16);
+    if (fabsf(x) < 6.103515625e-5f) return rintf(x * 16777216.0f) / 16777216.0f; /* subnormal */
+    float y = round_bits(x, 13);
+    return fabsf(y) > 65504 ? copysignf(INFINITY, x) : y;
+}
+
+uint16_t half_bits(act_type act, float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if (act == ACT_BF16) return (uint16_t)(u >> 16);
+    uint32_t sign = u >> 16 & 0x8000, magnitude = u & 0x7fffffff;
+    if (magnitude >= 0x47800000) return (uint16_t)(sign | 0x7c00);
+    if (magnitude < 0x38800000) return (uint16_t)(sign | (uint32_t)(fabsf(x) * 16777216.0f));
+    return (uint16_t)(sign | (magnitude - 0x38000000) >> 13);
+}
+
+/* Uniform in [-1, 1) by (tensor, index). */
+static float draw(rng_key key, int tensor, int64_t at) {
+    rng_block b = rng_draw64(key, (uint64_t)at, (uint64_t)tensor + 1);
+    return 2 * rng_uniform(b.word[0]) - 1;
+}
+
+/* Weights have variance 1 / depth, so that activations keep theirs; norm weights are near 1. */
+static status fill(chain_problem *p, int tensor, rng_key key) {
+    const chain_tensor *t = &p->c->tensor[tensor];
+    int64_t n = chain_tensor_size(p, tensor);
+    bool is_matrix = t->layout == LAYOUT_MATRIX;
+    bool is_input = tensor == 0, is_weight = strstr(t->name, "weight") != NULL;
+    float scale = is_matrix  ? sqrtf(3.0f / (float)(t->width * chain_dim(&p->shape)))
+                  : is_input ? 1
+                             : 0.25f;
+    TRY(MEM_NEW_RAW(&p->value[tensor], (size_t)n));
+    for (int64_t i = 0; i < n; i++) {
+        float x = scale * draw(key, tensor, i) + (is_weight ? 1 : 0);
+        p->value[tensor][i] = is_matrix || is_input ? round_to(p->act, x) : x;
+    }
+    return OK;
+}
+
+/* Lengths 1 .. 2 avg - 1, at most max_len; the first sequence is as long as any may be. */
+static int64_t length_of(const problem_options *o, rng_key key, int64_t b) {
+    if (o->avg_len == 0 || b == 0) return o->max_len;
+    uint32_t span = (uint32_t)(2 * o->avg_len - 1);
+    int64_t n = 1 + rng_below(rng_draw64(key, (uint64_t)b, 0).word[0], span);
+    return n < o->max_len ? n : o->max_len;
+}
+
+static status lay_out(chain_problem *p, const problem_options *o, rng_key key) {
+    size_t n = (size_t)p->shape.n_sequences + 1;
+    TRY(MEM_NEW(&p->offsets, n));
+    TRY(MEM_NEW(&p->score_offsets, n));
+    for (int64_t b = 0; b < o->n_sequences; b++) {
+        int64_t len = length_of(o, key, b);
+        if (p->offsets[b] + len > MAX_TOKENS)
+            return fail(ERR_USAGE, "more than %d tokens; choose fewer or shorter sequences",
+                        (int)MAX_TOKENS);
+        p->offsets[b + 1] = (int32_t)(p->offsets[b] + len);
+        p->score_offsets[b + 1] = p->score_offsets[b] + len * len;
+    }
+    p->shape.n_tokens = p->offsets[o->n_sequences];
+    return OK;
+}
+
+static status check_options(const problem_options *o) {
+    bool fits = o->n_sequences >= 1 && o->n_sequences <= MAX_TOKENS && o->max_len >= 1 &&
+                o->max_len <= 1 << 20 && o->n_heads >= 1 && o->dim_head >= 1 &&
+                o->n_heads * o->dim_head <= 1 << 16;
+    if (!fits)
+        return fail(ERR_USAGE, "a layer needs at least 1 sequence, token, head and column, at most "
+                               "2^20 tokens a sequence "
+                               "and a model dimension of at most 65536");
+    if (o->avg_len < 0 || o->avg_len > o->max_len)
+        return fail(ERR_USAGE, "--avg-len %lld is beyond --length %lld", (long long)o->avg_len,
+                    (long long)o->max_len);
+    return OK;
+}
+
+/* A byte a pair, sequence by sequence. */
+static status fill_mask(chain_problem *p) {
+    int32_t n_words = (p->shape.max_len + 63) / 64;
+    uint64_t *words;
+    status st = OK;
+    TRY(MEM_NEW(&words, (size_t)n_words));
+    st = mem_alloc_raw((void **)&p->mask, (size_t)p->score_offsets[p->shape.n_sequences], 1);
+    for (int32_t b = 0; b < p->shape.n_sequences && st == OK; b++) {
+        int32_t len = p->offsets[b + 1] - p->offsets[b];
+        st = mask_check(p->rule, b, len);
+        for (int32_t i = 0; i < len && st == OK; i++) {
+            uint8_t *row = p->mask + p->score_offsets[b] + (int64_t)i * len;
+            mask_fill_rows(p->rule, b, len, i, 1, words, n_words);
+            for (int32_t j = 0; j < len; j++)
+                row[j] = words[j / 64] >> j % 64 & 1;
+        }
+    }
+    mem_free(words);
+    return st;
+}
+
+static attend_kind attend_of(const problem_options *o) {
+    if (o->rule == NULL) return o->attend;
+    mask_kind kind = mask_rule_of(o->rule)->kind;
+    bool is_causal = mask_rule_of(o->rule)->is_causal;
+    if (kind == MASK_CAUSAL || (kind == MASK_NONE && is_causal)) return ATTEND_CAUSAL;
+    return kind == MASK_NONE ? ATTEND_ALL : ATTEND_BYTES;
+}
+
+static status make(chain_problem *p, const problem_options *o) {
+    rng_key key = rng_make_key(o->seed, RNG_TEST);
+    TRY(lay_out(p, o, key));
+    for (int t = 0; t < p->c->n_tensors; t++)
+        if (chain_tensor_size(p, t) > max_elements)
+            return fail(ERR_USAGE,
+                        "tensor '%s' would have %lld elements; choose a smaller batch or length",
+                        p->c->tensor[t].name, (long long)chain_tensor_size(p, t));
+    for (int t = 0; t < p->c->n_tensors; t++)
+        if (t == 0 || p->c->tensor[t].layout >= LAYOUT_MATRIX) TRY(fill(p, t, key));
+    return p->attend == ATTEND_BYTES ? fill_mask(p) : OK;
+}
+
+status chain_problem_create(chain_problem **out, const chain *c, const problem_options *o) {
+    *out = NULL;
+    chain_problem *p;
+    TRY(check_options(o));
+    TRY(MEM_NEW(&p, 1));
+    p->c = c;
+    p->attend = attend_of(o);
+    p->rule = o->rule;
+    p->act = o->act;
+    p->shape = (chain_shape){.n_sequences = (int32_t)o->n_sequences,
+                             .max_len = (int32_t)o->max_len,
+                             .n_heads = (int32_t)o->n_heads,
+                             .dim_head = (int32_t)o->dim_head};
+    status st = make(p, o);
+    if (st == OK)
+        *out = p;
+    else
+        chain_problem_destroy(p);
+    return st;
+}
+
+void chain_problem_destroy(chain_problem *p) {
+    if (p == NULL) return;
+    for (int t = 0; t < CHAIN_MAX_TENSORS; t++)
+        mem_free(p->value[t]);
+    mem_free(p->offsets);
+    mem_free(p->score_offsets);
+    mem_free(p->mask);
+    mem_free(p);
+}

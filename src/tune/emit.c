@@ -1,0 +1,586 @@
+#include "tune/emit.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "tune/dialect.h"
+#include "tune/emit_int.h"
+
+/* Rows of tokens of this block; `tiles` of them share rows. */
+static void say_token_rows(emitter *m, const char *tiles) {
+    say(m, "    const long m0 = block / (%s) * %d;\n", tiles, m->s->tile.tile_m);
+}
+
+/* The sequence, head and query rows of this block. */
+static void say_score_rows(emitter *m, const char *tiles) {
+    say(m,
+        "    const int row_tiles = (a.max_len + %d) / %d;\n"
+        "    const long at = block / (%s);\n"
+        "    const int i0 = (int)(at %% row_tiles) * %d;\n"
+        "    const int h = (int)(at / row_tiles %% %d), b = (int)(at / row_tiles / %d);\n"
+        "    const long start = a.offsets[b];\n"
+        "    const int len = (int)(a.offsets[b + 1] - start);\n"
+        "    const long score_base = (long)a.score_offsets[b] * %d + (long)h * len * len;\n"
+        "    (void)start, (void)score_base;\n"
+        "    if (i0 >= len) return;\n",
+        m->s->tile.tile_m - 1, m->s->tile.tile_m, tiles, m->s->tile.tile_m, m->s->shape.n_heads,
+        m->s->shape.n_heads, m->s->shape.n_heads);
+}
+
+static void say_elementwise_kernel(emitter *m) {
+    int tile = m->s->tile.tile_m;
+    const chain_op *op = op_at(m, m->first);
+    bool is_score = is_scores(m, m->first);
+    int width = tensor_at(m, op->in[0])->width * m->e;
+    if (is_score) {
+        say_score_rows(m, "1");
+        say(m, "    EACH(e, %d * len) {\n        const int i = i0 + e / len, j = e %% len;\n",
+            tile);
+        say(m, "        if (i >= len) continue;\n");
+    } else {
+        say_token_rows(m, "1");
+        say(m,
+            "    EACH(e, %d * %d) {\n        const long t = m0 + e / %d;\n        const int col = "
+            "e %% %d;\n",
+            tile, width, width, width);
+        say(m, "        if (t >= a.n_tokens) continue;\n");
+    }
+    say(m, "        float v = ");
+    say_load(m, op->in[0]);
+    say(m, ";\n");
+    say_chain(m, m->first, m->last);
+    say_store(m);
+    say(m, "    }\n");
+}
+
+/* TILE_PRODUCT of a product per token, columns n0.. of its output: x rows m0.., weights (N, K). */
+static void say_token_product(emitter *m, int index) {
+    const chain_op *op = op_at(m, index);
+    const tile_params *t = &m->s->tile;
+    bool is_qkv = op->kind == OP_PRODUCT_QKV;
+    int depth = tensor_at(m, op->in[0])->width * m->e;
+    char from[64];
+    snprintf(from, sizeof from, is_qkv ? "(n0 < %d ? a.t[%d] : a.t[%d])" : "a.t[%d]",
+             is_qkv ? m->e : op->in[0], op->in[0], op->in[1]);
+    say(m,
+        "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)%s + m0 * %d, %d, a.n_tokens - "
+        "m0,\n"
+        "                 (const elem *)a.t[%d] + (long)n0 * %d, %d, n_end - n0, %d, 0);\n",
+        t->tile_m, t->tile_n, t->tile_k, from, depth, depth, op->in[is_qkv ? 2 : 1], depth, depth,
+        depth);
+}
+
+/* The bias that belongs to a product itself. */
+static void say_product_bias(emitter *m, int index) {
+    const chain_op *op = op_at(m, index);
+    if (op->kind != OP_PRODUCT || op->n_in < 3) return;
+    say(m, "        v += ");
+    say_vector(m, op->in[2], "col");
+    say(m, ";\n");
+}
+
+/* Query rows i0.. against keys j0..: the scores of one head. */
+static void say_score_product(emitter *m, int index) {
+    const chain_op *op = op_at(m, index);
+    const tile_params *t = &m->s->tile;
+    int d = m->s->shape.dim_head;
+    say(m,
+        "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)a.t[%d] + (start + i0) * %d + h * "
+        "%d, %d, len - i0,\n"
+        "                 (const elem *)a.t[%d] + (start + j0) * %d + h * %d, %d, len - j0, %d, "
+        "0);\n",
+        t->tile_m, t->tile_n, t->tile_k, op->in[0], m->e, d, m->e, op->in[1], m->e, d, m->e, d);
+}
+
+static void say_score_value(emitter *m) {
+    say(m, "        float v = acc[e];\n");
+    if (m->s->c->is_scaled_qk)
+        say(m, "        v *= %.9ef;\n", 1 / sqrt((double)m->s->shape.dim_head));
+}
+
+/* Begins the loop over a tile of results, at the place of each. */
+static void say_each_result(emitter *m, const char *acc, int columns, const char *place) {
+    int rows = m->s->tile.tile_m;
+    say(m,
+        "    EACH_ACC(e, %d, %d) {\n        const int r = ACC_ROW(e, %d, %d), c = ACC_COL(e, %d, "
+        "%d);\n",
+        rows, columns, rows, columns, rows, columns);
+    say(m, "        %s\n", place);
+    if (acc != NULL) say(m, "        float v = %s[e];\n", acc);
+}
+
+static const char *const token_place = "const long t = m0 + r; const int col = n0 + c; "
+                                       "if (t >= a.n_tokens || col >= n_end) continue;";
+static const char *const score_place =
+    "const int i = i0 + r, j = j0 + c; if (i >= len || j >= len) continue;";
+
+static void say_token_product_kernel(emitter *m) {
+    const chain_op *op = op_at(m, m->first);
+    const tile_params *t = &m->s->tile;
+    int n = tensor_at(m, op->out[0])->width * m->e, split = op->kind == OP_PRODUCT_QKV ? m->e : n;
+    int first_tiles = (split + t->tile_n - 1) / t->tile_n;
+    int tiles = first_tiles + (n - split + t->tile_n - 1) / t->tile_n;
+    char text[16];
+    snprintf(text, sizeof text, "%d", tiles);
+    say_token_rows(m, text);
+    say(m, "    const int tile = (int)(block %% %d);\n", tiles);
+    say(m,
+        "    const int n0 = tile < %d ? tile * %d : %d + (tile - %d) * %d, n_end = tile < %d ? %d "
+        ": %d;\n",
+        first_tiles, t->tile_n, split, first_tiles, t->tile_n, first_tiles, split, n);
+    say_operands(m);
+    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
+        t->tile_n);
+    say_token_product(m, m->first);
+    say_each_result(m, "acc", t->tile_n, token_place);
+    say_product_bias(m, m->first);
+    say_chain(m, m->first + 1, m->last);
+    say_store(m);
+    say(m, "    }\n");
+}
+
+static void say_score_product_kernel(emitter *m) {
+    const tile_params *t = &m->s->tile;
+    char tiles[64];
+    snprintf(tiles, sizeof tiles, "((a.max_len + %d) / %d)", t->tile_n - 1, t->tile_n);
+    say_score_rows(m, tiles);
+    say(m, "    const int j0 = (int)(block %% %s) * %d;\n    if (j0 >= len) return;\n", tiles,
+        t->tile_n);
+    say_operands(m);
+    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
+        t->tile_n);
+    say_score_product(m, m->first);
+    say_each_result(m, NULL, t->tile_n, score_place);
+    say_score_value(m);
+    say_chain(m, m->first + 1, m->last);
+    say_store(m);
+    say(m, "    }\n");
+}
+
+static void say_weighted_product_kernel(emitter *m) {
+    const tile_params *t = &m->s->tile;
+    const chain_op *op = op_at(m, m->first);
+    int d = m->s->shape.dim_head, tiles = (d + t->tile_n - 1) / t->tile_n;
+    char text[16];
+    snprintf(text, sizeof text, "%d", tiles);
+    say_score_rows(m, text);
+    say(m, "    const int d0 = (int)(block %% %d) * %d;\n", tiles, t->tile_n);
+    say_operands(m);
+    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
+        t->tile_n);
+    say(m,
+        "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)a.t[%d] + score_base + (long)i0 * "
+        "len, len, len - i0,\n"
+        "                 (const elem *)a.t[%d] + start * %d + h * %d + d0, %d, %d - d0, len, "
+        "1);\n",
+        t->tile_m, t->tile_n, t->tile_k, op->in[0], op->in[1], m->e, d, m->e, d);
+    char place[160];
+    snprintf(place, sizeof place,
+             "const long t = start + i0 + r; const int col = h * %d + d0 + c; if (i0 + r >= len || "
+             "d0 + c >= %d) continue;",
+             d, d);
+    say_each_result(m, "acc", t->tile_n, place);
+    say_chain(m, m->first + 1, m->last);
+    say_store(m);
+    say(m, "    }\n");
+}
+
+/* Where the rows of a reduction come from: the input of the kernel with elementwise operators on
+ * it, or a buffer of whole rows. */
+typedef struct row_source {
+    bool is_buffer;
+    int first, last; /* elementwise operators before the reduction, where not a buffer */
+    int width;       /* columns; 0: len */
+} row_source;
+
+static void say_row_value(emitter *m, const row_source *from) {
+    if (from->is_buffer) {
+        say(m, "            float v = rows[r * %d + x];\n", from->width);
+        return;
+    }
+    say(m, "            float v = ");
+    say_load(m, op_at(m, m->first)->in[0]);
+    say(m, ";\n");
+    say_chain(m, from->first, from->last);
+}
+
+/* Begins a loop over the columns of a row, with v the value. */
+static void say_each_column(emitter *m, const row_source *from, bool is_score) {
+    if (is_score)
+        say(m, "        EACH_LANE(x, len) {\n            const int j = x;\n            (void)j;\n");
+    else
+        say(m,
+            "        EACH_LANE(x, %d) {\n            const int col = x;\n            (void)col;\n",
+            from->width);
+    say_row_value(m, from);
+}
+
+static void say_norm_rows(emitter *m, const chain_op *op, const row_source *from) {
+    say(m, "        float sum = 0, square = 0;\n");
+    say_each_column(m, from, false);
+    say(m, "            sum += v;\n        }\n        const float mean = LANES_SUM(sum) / %d;\n",
+        from->width);
+    say_each_column(m, from, false);
+    say(m, "            square += (v - mean) * (v - mean);\n        }\n");
+    say(m, "        const float scale = 1 / sqrtf(LANES_SUM(square) / %d + %.9ef);\n", from->width,
+        1e-5);
+    say_each_column(m, from, false);
+    say(m, "            v = (v - mean) * scale");
+    if (op->n_in > 1) {
+        say(m, " * ");
+        say_vector(m, op->in[1], "col");
+        say(m, " + ");
+        say_vector(m, op->in[2], "col");
+    }
+    say(m, ";\n");
+}
+
+static void say_softmax_rows(emitter *m, const row_source *from) {
+    say(m, "        float most = -INFINITE, sum = 0;\n");
+    say_each_column(m, from, true);
+    say(m, "            most = fmaxf(most, v);\n        }\n        most = LANES_MAX(most);\n");
+    say_each_column(m, from, true);
+    say(m, "            sum += v > -INFINITE ? expf(v - most) : 0;\n        }\n        sum = "
+           "LANES_SUM(sum);\n");
+    say_each_column(m, from, true);
+    say(m, "            v = v > -INFINITE ? expf(v - most) / sum : 0;\n");
+}
+
+/* The rows of this block: statistics, then the operators after the reduction, then the store. */
+static void say_reduction(emitter *m, int reduction, const row_source *from) {
+    const chain_op *op = op_at(m, reduction);
+    bool is_score = op->kind == OP_SOFTMAX;
+    say(m, "    EACH_ROW(r, %d) {\n", m->s->tile.tile_m);
+    if (is_score)
+        say(m, "        const int i = i0 + r;\n        if (i >= len) continue;\n");
+    else
+        say(m, "        const long t = m0 + r;\n        if (t >= a.n_tokens) continue;\n");
+    is_score ? say_softmax_rows(m, from) : say_norm_rows(m, op, from);
+    say_chain(m, reduction + 1, m->last);
+    say_store(m);
+    say(m, "        }\n    }\n");
+}
+
+static int find_reduction(const emitter *m) {
+    int op = m->first;
+    while (op_at(m, op)->kind != OP_NORM && op_at(m, op)->kind != OP_SOFTMAX)
+        op++;
+    return op;
+}
+
+static void say_reduction_kernel(emitter *m) {
+    int at = find_reduction(m);
+    bool is_score = op_at(m, at)->kind == OP_SOFTMAX;
+    row_source from = {.first = m->first, .last = at - 1, .width = is_score ? 0 : m->e};
+    is_score ? say_score_rows(m, "1") : say_token_rows(m, "1");
+    say_reduction(m, at, &from);
+}
+
+static void say_product_norm_kernel(emitter *m) {
+    const tile_params *t = &m->s->tile;
+    int at = find_reduction(m);
+    bool is_score = op_at(m, at)->kind == OP_SOFTMAX;
+    int width =
+        is_score ? m->s->shape.max_len : tensor_at(m, op_at(m, m->first)->out[0])->width * m->e;
+    row_source from = {.is_buffer = true, .width = width};
+    is_score ? say_score_rows(m, "1") : say_token_rows(m, "1");
+    say_operands(m);
+    say_floats(m, "rows", (int64_t)t->tile_m * width);
+    if (is_score)
+        say(m, "    for (int j0 = 0; j0 < len; j0 += %d) {\n", t->tile_n);
+    else
+        say(m, "    for (int n0 = 0; n0 < %d; n0 += %d) {\n    const int n_end = %d;\n", width,
+            t->tile_n, width);
+    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
+        t->tile_n);
+    is_score ? say_score_product(m, m->first) : say_token_product(m, m->first);
+    say_each_result(m, is_score ? NULL : "acc", t->tile_n, is_score ? score_place : token_place);
+    is_score ? say_score_value(m) : say_product_bias(m, m->first);
+    say_chain(m, m->first + 1, at - 1);
+    say(m, "        rows[r * %d + %s] = v;\n    }\n    }\n    SYNC\n", width,
+        is_score ? "j" : "col");
+    say_reduction(m, at, &from);
+}
+
+/* The head dimension as columns of a tile: a multiple of 8 for each warp. */
+static int padded_head(const kernel_spec *s) {
+    int step = 8 * s->tile.warps_n;
+    return (s->shape.dim_head + step - 1) / step * step;
+}
+
+/* A softmax over the keys seen so far: rescales what was added up before. */
+static void say_online_softmax(emitter *m) {
+    int rows = m->s->tile.tile_m, keys = m->s->tile.tile_n;
+    say(m,
+        "    EACH_ROW(r, %d) {\n"
+        "        const float before = most[r];\n"
+        "        float now = before, sum = 0;\n"
+        "        EACH_LANE(c, %d) now = fmaxf(now, ss[r * %d + c]);\n"
+        "        now = LANES_MAX(now);\n"
+        "        EACH_LANE(c, %d) {\n"
+        "            const float v = ss[r * %d + c];\n"
+        "            const float p = v > -INFINITE ? expf(v - now) : 0;\n"
+        "            sum += p;\n"
+        "            A_PUT(ps, r, c, %d, p);\n"
+        "        }\n"
+        "        sum = LANES_SUM(sum);\n"
+        "        FIRST_LANE {\n"
+        "            rescale[r] = before > -INFINITE ? expf(before - now) : 0;\n"
+        "            total[r] = total[r] * rescale[r] + sum;\n"
+        "            most[r] = now;\n"
+        "        }\n"
+        "    }\n",
+        rows, keys, keys, keys, keys, keys);
+}
+
+/* The scores of a tile of keys, through the elementwise operators, into ss (softmax) or ps. */
+static void say_score_tile(emitter *m, int last_score, int softmax) {
+    int rows = m->s->tile.tile_m, keys = m->s->tile.tile_n;
+    const char *nothing = softmax >= 0 ? "-INFINITE" : "0";
+    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", rows, keys, rows, keys);
+    say_score_product(m, m->first);
+    say_each_result(m, NULL, keys, "const int i = i0 + r, j = j0 + c;");
+    say(m, "        float result = %s;\n        if (i < len && j < len) {\n", nothing);
+    say_score_value(m);
+    say_chain(m, m->first + 1, last_score);
+    say(m, "        result = v;\n        }\n");
+    if (softmax >= 0)
+        say(m, "        ss[r * %d + c] = result;\n    }\n    SYNC\n", keys);
+    else
+        say(m, "        A_PUT(ps, r, c, %d, result);\n    }\n", keys);
+    if (softmax >= 0) say_online_softmax(m);
+}
+
+/* Shared memory of the attention: operands, weights of a tile of keys, and a softmax's statistics.
+ */
+static void say_attention_memory(emitter *m, bool has_softmax) {
+    const tile_params *t = &m->s->tile;
+    int d = padded_head(m->s);
+    say_operands(m);
+    say_shared(m, "elem", "ps", t->tile_m * t->tile_n, operand_bytes(m, t->tile_m, t->tile_n));
+    say_shared(m, "elem", "vs", d * t->tile_n, operand_bytes(m, d, t->tile_n));
+    if (!has_softmax) return;
+    say_floats(m, "ss", (int64_t)t->tile_m * t->tile_n);
+    say_floats(m, "most", t->tile_m);
+    say_floats(m, "total", t->tile_m);
+    say_floats(m, "rescale", t->tile_m);
+    say(m,
+        "    EACH(r, %d) {\n        most[r] = -INFINITE;\n        total[r] = 0;\n    }\n    SYNC\n",
+        t->tile_m);
+}
+
+static void say_attention_kernel(emitter *m) {
+    const chain *c = m->s->c;
+    const tile_params *t = &m->s->tile;
+    int softmax = -1, weighted = m->first, d = m->s->shape.dim_head, padded = padded_head(m->s);
+    for (; c->op[weighted].kind != OP_WEIGHTED; weighted++)
+        if (c->op[weighted].kind == OP_SOFTMAX) softmax = weighted;
+    say_score_rows(m, "1");
+    say_attention_memory(m, softmax >= 0);
+    say(m, "    ACC(o, %d, %d);\n    ACC_ZERO(o, %d, %d);\n", t->tile_m, padded, t->tile_m, padded);
+    say(m,
+        m->s->attend == ATTEND_CAUSAL ? "    const int end = i0 + %d < len ? i0 + %d : len;\n"
+                                      : "    const int end = len;\n",
+        t->tile_m, t->tile_m);
+    say(m, "    for (int j0 = 0; j0 < end; j0 += %d) {\n", t->tile_n);
+    say_score_tile(m, (softmax >= 0 ? softmax : weighted) - 1, softmax);
+    say(m,
+        "    load_b(vs, %d, %d, (const elem *)a.t[%d] + (start + j0) * %d + h * %d, %d, %d, len - "
+        "j0, 1);\n    LOADED\n",
+        padded, t->tile_n, c->op[weighted].in[1], m->e, d, m->e, d);
+    if (softmax >= 0)
+        say(m, "    EACH_ACC(e, %d, %d) o[e] *= rescale[ACC_ROW(e, %d, %d)];\n", t->tile_m, padded,
+            t->tile_m, padded);
+    say(m, "    ACC_PRODUCT(o, %d, %d, ps, vs, %d);\n    SYNC\n    }\n", t->tile_m, padded,
+        t->tile_n);
+    char place[160];
+    snprintf(place, sizeof place,
+             "const long t = start + i0 + r; const int col = h * %d + c; if (i0 + r >= len || c >= "
+             "%d) continue;",
+             d, d);
+    say_each_result(m, "o", padded, place);
+    if (softmax >= 0) say(m, "        v = total[r] > 0 ? v / total[r] : 0;\n");
+    say_chain(m, weighted + 1, m->last);
+    say_store(m);
+    say(m, "    }\n");
+}
+
+/* A tile of the hidden layer at a time: computed, activated, and multiplied into all columns of the
+ * output, which is kept in rows. */
+static void say_two_products_kernel(emitter *m) {
+    const tile_params *t = &m->s->tile;
+    int second = m->first + 1;
+    while (op_at(m, second)->kind != OP_PRODUCT)
+        second++;
+    int hidden = tensor_at(m, op_at(m, m->first)->out[0])->width * m->e;
+    int n = tensor_at(m, op_at(m, second)->out[0])->width * m->e;
+    say_token_rows(m, "1");
+    say_operands(m);
+    say_shared(m, "elem", "hs", t->tile_m * t->tile_n, operand_bytes(m, t->tile_m, t->tile_n));
+    say_shared(m, "elem", "ws", t->tile_n * t->tile_n, operand_bytes(m, t->tile_n, t->tile_n));
+    say_floats(m, "rows", (int64_t)t->tile_m * n);
+    say(m, "    EACH(e, %d) rows[e] = 0;\n", t->tile_m * n);
+    say(m, "    for (int n0 = 0; n0 < %d; n0 += %d) {\n    const int n_end = %d;\n", hidden,
+        t->tile_n, hidden);
+    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
+        t->tile_n);
+    say_token_product(m, m->first);
+    say_each_result(m, NULL, t->tile_n, "const int col = n0 + c; float result = 0;");
+    say(m, "        if (col < n_end) {\n        float v = acc[e];\n");
+    say_product_bias(m, m->first);
+    say_chain(m, m->first + 1, second - 1);
+    say(m,
+        "        result = v;\n        }\n        A_PUT(hs, r, c, %d, result);\n    }\n    SYNC\n",
+        t->tile_n);
+    say(m, "    for (int c0 = 0; c0 < %d; c0 += %d) {\n", n, t->tile_n);
+    say(m,
+        "    load_b(ws, %d, %d, (const elem *)a.t[%d] + (long)c0 * %d + n0, %d, %d - c0, %d - n0, "
+        "0);\n    LOADED\n",
+        t->tile_n, t->tile_n, op_at(m, second)->in[1], hidden, hidden, n, hidden);
+    say(m, "    ACC_ZERO(acc, %d, %d);\n    ACC_PRODUCT(acc, %d, %d, hs, ws, %d);\n", t->tile_m,
+        t->tile_n, t->tile_m, t->tile_n, t->tile_n);
+    say_each_result(m, NULL, t->tile_n, "");
+    say(m,
+        "        if (c0 + c < %d) rows[r * %d + c0 + c] += acc[e];\n    }\n    SYNC\n    }\n    "
+        "}\n",
+        n, n);
+    say(m,
+        "    EACH(e, %d) {\n        const long t = m0 + e / %d;\n        const int col = e %% "
+        "%d;\n",
+        t->tile_m * n, n, n);
+    say(m, "        if (t >= a.n_tokens) continue;\n        float v = rows[e];\n");
+    say_product_bias(m, second);
+    say_chain(m, second + 1, m->last);
+    say_store(m);
+    say(m, "    }\n");
+}
+
+static void say_body(emitter *m) {
+    op_kind kind = op_at(m, m->first)->kind;
+    switch (m->s->from) {
+    case TEMPLATE_ELEMENTWISE:
+        say_elementwise_kernel(m);
+        break;
+    case TEMPLATE_PRODUCT:
+        kind == OP_SCORES     ? say_score_product_kernel(m)
+        : kind == OP_WEIGHTED ? say_weighted_product_kernel(m)
+                              : say_token_product_kernel(m);
+        break;
+    case TEMPLATE_PRODUCT_NORM:
+        say_product_norm_kernel(m);
+        break;
+    case TEMPLATE_REDUCTION:
+        say_reduction_kernel(m);
+        break;
+    case TEMPLATE_ATTENTION:
+        say_attention_kernel(m);
+        break;
+    default:
+        say_two_products_kernel(m);
+        break;
+    }
+}
+
+void emit_name(const kernel_spec *s, char name[EMIT_NAME_BYTES]) {
+    snprintf(name, EMIT_NAME_BYTES, "%s_%d_%d", s->c->name, s->first + 1, s->last + 1);
+}
+
+int emit_threads(const kernel_spec *s) {
+    return 32 * s->tile.warps_m * s->tile.warps_n;
+}
+
+static const char *const activations =
+    "DEVICE float silu(float x) {\n    return x / (1 + expf(-x));\n}\n"
+    "DEVICE float gelu(float x) {\n    return x * 0.5f * (1 + erff(x * 0.70710678f));\n}\n\n";
+
+status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes) {
+    char name[EMIT_NAME_BYTES];
+    emitter m = {.s = s, .out = out, .e = chain_dim(&s->shape), .first = s->first, .last = s->last};
+    emit_name(s, name);
+    say(&m, "/* Layer %s, operators %d to %d:", s->c->name, s->first + 1, s->last + 1);
+    for (int op = s->first; op <= s->last; op++)
+        say(&m, " %s", s->c->op[op].name);
+    say(&m, ".  Template: %s. */\n", template_name(s->from));
+    if (s->is_cuda)
+        say(&m,
+            "#define THREADS %d\n#define WARPS_M %d\n#define WARPS_N %d\n#define ELEM_BITS "
+            "%d\n#define IS_BF16 %d\n",
+            emit_threads(s), s->tile.warps_m, s->tile.warps_n, (int)act_bytes(s->act) * 8,
+            s->act == ACT_BF16);
+    if (m.state == OK) m.state = buf_text(out, dialect_args);
+    if (m.state == OK) m.state = buf_text(out, s->is_cuda ? dialect_cuda : dialect_c);
+    say(&m, "\n%sDEVICE void %s_block(args a, long block) {\n", activations, name);
+    say_body(&m);
+    say(&m, "}\n\nENTRY(%s, %s_block)\n", name, name);
+    if (shared_bytes != NULL) *shared_bytes = m.shared_bytes;
+    return m.state;
+}
+
+static int64_t divide_up(int64_t x, int64_t by) {
+    return (x + by - 1) / by;
+}
+
+int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch) {
+    const chain_op *op = &s->c->op[s->first];
+    const tile_params *t = &s->tile;
+    int64_t e = chain_dim(batch);
+    bool is_product = s->from == TEMPLATE_PRODUCT;
+    bool is_score = s->c->tensor[op->out[0]].layout == LAYOUT_SCORES;
+    if (is_score || op->kind == OP_WEIGHTED) {
+        int64_t rows = divide_up(batch->max_len, t->tile_m) * batch->n_heads * batch->n_sequences;
+        if (!is_product) return rows;
+        return rows *
+               divide_up(op->kind == OP_WEIGHTED ? batch->dim_head : batch->max_len, t->tile_n);
+    }
+    int64_t rows = divide_up(batch->n_tokens, t->tile_m), n = s->c->tensor[op->out[0]].width * e;
+    if (!is_product) return rows;
+    int64_t split = op->kind == OP_PRODUCT_QKV ? e : n;
+    return rows * (divide_up(split, t->tile_n) + divide_up(n - split, t->tile_n));
+}
+
+static const tile_params product_tiles[] = {
+    {64, 64, 32, 2, 2}, {128, 64, 32, 4, 2},  {128, 128, 32, 2, 4}, {64, 128, 64, 2, 4},
+    {32, 64, 64, 1, 4}, {128, 128, 64, 4, 2}, {64, 64, 64, 2, 2},   {256, 128, 32, 4, 2}};
+static const tile_params row_tiles[] = {
+    {32, 64, 64, 1, 4}, {16, 64, 64, 1, 4},   {16, 128, 64, 1, 4}, {32, 128, 32, 2, 4},
+    {64, 64, 32, 2, 2}, {16, 128, 128, 1, 8}, {32, 128, 64, 1, 8}};
+static const tile_params attention_tiles[] = {{64, 64, 64, 4, 1},  {64, 64, 32, 2, 2},
+                                              {128, 64, 64, 4, 1}, {32, 64, 64, 2, 2},
+                                              {16, 64, 32, 1, 4},  {64, 128, 32, 4, 1}};
+static const tile_params simple_tiles[] = {
+    {8, 8, 16, 2, 4}, {4, 8, 16, 1, 4}, {16, 8, 16, 2, 4}, {32, 8, 16, 2, 4}};
+/* Tiles that stay in a CPU's first cache. */
+static const tile_params cpu_tiles[] = {
+    {16, 64, 64, 1, 1}, {32, 64, 128, 1, 1}, {8, 128, 64, 1, 1}};
+
+#define LIST(tiles) (*out_n = sizeof(tiles) / sizeof(tiles)[0], tiles)
+
+static const tile_params *candidates(const kernel_spec *s, size_t *out_n) {
+    bool is_simple = s->from == TEMPLATE_ELEMENTWISE || s->from == TEMPLATE_REDUCTION;
+    if (!s->is_cuda) return LIST(cpu_tiles);
+    if (is_simple) return LIST(simple_tiles);
+    if (s->from == TEMPLATE_PRODUCT) return LIST(product_tiles);
+    return s->from == TEMPLATE_ATTENTION ? LIST(attention_tiles) : LIST(row_tiles);
+}
+
+static status shared_of(const kernel_spec *s, int64_t *bytes) {
+    buf unused;
+    buf_init(&unused);
+    status st = emit_kernel(s, &unused, bytes);
+    buf_fini(&unused);
+    return st;
+}
+
+status emit_tiles(const kernel_spec *s, tile_params out[EMIT_MAX_TILES], int *out_n) {
+    size_t n_all;
+    const tile_params *all = candidates(s, &n_all);
+    *out_n = 0;
+    for (size_t i = 0; i < n_all; i++) {
+        kernel_spec tried = *s;
+        int64_t bytes;
+        tried.tile = all[i];
+        TRY(shared_of(&tried, &bytes));
+        if (s->shared_limit == 0 || bytes <= s->shared_limit) out[(*out_n)++] = all[i];
+    }
+    return OK;
+}

@@ -1,0 +1,50 @@
+/* The generator: the source text of one kernel of a plan, in the dialect of dialect.h.
+ *
+ * The text depends on the operators, the head count and dimension, the tile parameters, the mask
+ * and the type; the number of tokens and sequences is an argument of the kernel.  A softmax that is
+ * fused with a product keeps whole rows of scores, so there the longest sequence counts too. */
+#ifndef HSTU_TUNE_EMIT_H
+#define HSTU_TUNE_EMIT_H
+
+#include "base/buf.h"
+#include "ops/ops.h"
+#include "tune/fusion_plan.h"
+
+/* Which pairs are attended: all, j <= i, or by the bytes of a mask. */
+typedef enum { ATTEND_ALL, ATTEND_CAUSAL, ATTEND_BYTES } attend_kind;
+
+/* Tiles: tile_m rows by tile_n columns of output a block, tile_k of depth at a time; on a GPU
+ * warps_m x warps_n warps. */
+typedef struct tile_params {
+    int16_t tile_m, tile_n, tile_k, warps_m, warps_n;
+} tile_params;
+
+typedef struct kernel_spec {
+    const chain *c;
+    chain_shape shape;
+    int first, last;
+    kernel_template from; /* of plan_template; not TEMPLATE_HAND_WRITTEN */
+    attend_kind attend;
+    act_type act; /* ACT_F32 on the CPU */
+    bool is_cuda;
+    int32_t shared_limit; /* bytes of shared memory of a block; 0: no limit */
+    tile_params tile;
+} kernel_spec;
+
+enum { EMIT_MAX_TILES = 8, EMIT_NAME_BYTES = 64 };
+
+/* The tile parameters worth trying for a kernel, the default first.  What needs more shared memory
+ * than a block can have is left out. */
+status emit_tiles(const kernel_spec *s, tile_params out[EMIT_MAX_TILES], int *out_n);
+
+/* "bert_3_7": the name of the function. */
+void emit_name(const kernel_spec *s, char name[EMIT_NAME_BYTES]);
+
+/* Appends the whole source, and the bytes of dynamic shared memory to *shared_bytes. */
+status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes);
+
+/* Threads of a block, and blocks of the grid for a batch. */
+int emit_threads(const kernel_spec *s);
+int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch);
+
+#endif

@@ -1,0 +1,437 @@
+#include "tune/plan_runner.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "base/mem.h"
+#include "tune/chain_reference.h"
+#include "tune/hand_written.h"
+
+/* Checked rows: all of a small problem, else some of a few sequences. */
+enum { CHECK_ALL_TOKENS = 512, CHECK_SEQUENCES = 3, CHECK_ROWS = 6 };
+
+/* A kernel that some plan may have: its tile parameters, and those that were compiled. */
+typedef struct runner_kernel {
+    int n_tiles, tile; /* n_tiles 0: not asked yet */
+    tile_params params[EMIT_MAX_TILES];
+    target_kernel *compiled[EMIT_MAX_TILES];
+} runner_kernel;
+
+/* Rows of one sequence with the reference's values. */
+typedef struct checked_rows {
+    int32_t sequence, n_rows;
+    int32_t *rows;
+    double *want; /* (n_rows, E) */
+} checked_rows;
+
+struct plan_runner {
+    const chain_problem *p;
+    target *t;
+    pool *workers;
+    kernel_args args;
+    hand_written hand;
+    runner_kernel kernel[CHAIN_OPS][CHAIN_OPS];
+    checked_rows *checked;
+    int n_checked;
+    double allowed;
+    void *output; /* (T, E) on the host */
+};
+
+static size_t element_bytes(const plan_runner *r, int tensor) {
+    tensor_layout layout = r->p->c->tensor[tensor].layout;
+    return layout == LAYOUT_VECTOR || layout == LAYOUT_TABLE ? 4 : act_bytes(r->t->act);
+}
+
+static size_t tensor_bytes(const plan_runner *r, int tensor) {
+    return (size_t)chain_tensor_size(r->p, tensor) * element_bytes(r, tensor);
+}
+
+/* float32 as elements of the target's type, rounded already. */
+static void to_elements(act_type act, const float *from, void *to, size_t n) {
+    uint16_t *half = to;
+    if (act == ACT_F32) memcpy(to, from, n * sizeof *from);
+    for (size_t i = 0; act != ACT_F32 && i < n; i++)
+        half[i] = half_bits(act, from[i]);
+}
+
+static status upload(plan_runner *r, int tensor) {
+    size_t bytes = tensor_bytes(r, tensor), n = (size_t)chain_tensor_size(r->p, tensor);
+    void *elements;
+    TRY(r->t->alloc(r->t, &r->args.tensor[tensor], bytes));
+    if (element_bytes(r, tensor) == 4)
+        return r->t->write(r->t, r->args.tensor[tensor], r->p->value[tensor], bytes);
+    TRY(mem_alloc_raw(&elements, bytes, 1));
+    to_elements(r->t->act, r->p->value[tensor], elements, n);
+    status st = r->t->write(r->t, r->args.tensor[tensor], elements, bytes);
+    mem_free(elements);
+    return st;
+}
+
+/* A copy of n bytes in the target's memory. */
+static status copy_in(plan_runner *r, const void **out, const void *from, size_t bytes) {
+    void *to;
+    TRY(r->t->alloc(r->t, &to, bytes));
+    *out = to;
+    return r->t->write(r->t, to, from, bytes);
+}
+
+static status upload_all(plan_runner *r) {
+    const chain_problem *p = r->p;
+    size_t n = (size_t)p->shape.n_sequences + 1;
+    r->args.n_tokens = p->shape.n_tokens;
+    r->args.n_sequences = p->shape.n_sequences;
+    r->args.max_len = p->shape.max_len;
+    TRY(copy_in(r, (const void **)&r->args.offsets, p->offsets, n * sizeof *p->offsets));
+    TRY(copy_in(r, (const void **)&r->args.score_offsets, p->score_offsets,
+                n * sizeof *p->score_offsets));
+    if (p->mask != NULL)
+        TRY(copy_in(r, (const void **)&r->args.mask, p->mask,
+                    (size_t)p->score_offsets[p->shape.n_sequences]));
+    for (int t = 0; t < p->c->n_tensors; t++)
+        if (p->value[t] != NULL) TRY(upload(r, t));
+    return OK;
+}
+
+/* Sequence `sequence` with every row, or every step-th of long ones and the last. */
+static status choose_rows(checked_rows *c, const chain_problem *p, int32_t sequence,
+                          int32_t max_rows) {
+    int32_t len = p->offsets[sequence + 1] - p->offsets[sequence],
+            n = len < max_rows ? len : max_rows;
+    *c = (checked_rows){.sequence = sequence, .n_rows = n};
+    TRY(MEM_NEW(&c->rows, (size_t)n));
+    TRY(MEM_NEW(&c->want, (size_t)n * (size_t)chain_dim(&p->shape)));
+    for (int32_t i = 0; i < n; i++)
+        c->rows[i] = n == 1 ? len - 1 : (int32_t)((int64_t)i * (len - 1) / (n - 1));
+    return OK;
+}
+
+/* The values to expect, and how far plain loops are from them. */
+static status expect(plan_runner *r, checked_rows *c) {
+    size_t n = (size_t)c->n_rows * (size_t)chain_dim(&r->p->shape);
+    float *naive;
+    double most = 0, off = 0;
+    TRY(chain_reference64(r->p, c->sequence, c->rows, c->n_rows, c->want));
+    TRY(MEM_NEW_RAW(&naive, n));
+    status st = chain_reference32(r->p, c->sequence, c->rows, c->n_rows, naive);
+    for (size_t i = 0; st == OK && i < n; i++) {
+        double difference = fabs(naive[i] - c->want[i]);
+        if (fabs(c->want[i]) > most) most = fabs(c->want[i]);
+        if (difference > off) off = difference;
+    }
+    mem_free(naive);
+    r->allowed = fmax(r->allowed, fmax(2 * off, 1e-6 * most));
+    return st;
+}
+
+static status make_reference(plan_runner *r) {
+    const chain_problem *p = r->p;
+    int32_t n = p->shape.n_sequences;
+    bool is_small = p->shape.n_tokens <= CHECK_ALL_TOKENS;
+    int32_t count = is_small || n < CHECK_SEQUENCES ? n : CHECK_SEQUENCES;
+    TRY(MEM_NEW(&r->checked, (size_t)count));
+    for (int32_t i = 0; i < count; i++) {
+        int32_t sequence = count == 1 ? 0 : (int32_t)((int64_t)i * (n - 1) / (count - 1));
+        r->n_checked++;
+        TRY(choose_rows(&r->checked[i], p, sequence, is_small ? INT32_MAX : CHECK_ROWS));
+        TRY(expect(r, &r->checked[i]));
+    }
+    return mem_alloc_raw(&r->output, tensor_bytes(r, p->c->output), 1);
+}
+
+status plan_runner_create(plan_runner **out, const chain_problem *p, target *t, pool *workers) {
+    plan_runner *r;
+    *out = NULL;
+    TRY(MEM_NEW(&r, 1));
+    r->p = p;
+    r->t = t;
+    r->workers = workers;
+    status st = upload_all(r);
+    if (st == OK) st = hand_written_create(&r->hand, t, p);
+    if (st == OK) st = make_reference(r);
+    if (st == OK)
+        *out = r;
+    else
+        plan_runner_destroy(r);
+    return st;
+}
+
+void plan_runner_destroy(plan_runner *r) {
+    if (r == NULL) return;
+    for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++)
+        for (int tile = 0; tile < EMIT_MAX_TILES; tile++)
+            r->t->release(r->t, r->kernel[i / CHAIN_OPS][i % CHAIN_OPS].compiled[tile]);
+    for (int i = 0; i < CHAIN_MAX_TENSORS; i++)
+        r->t->release_memory(r->t, r->args.tensor[i]);
+    r->t->release_memory(r->t, (void *)r->args.offsets);
+    r->t->release_memory(r->t, (void *)r->args.score_offsets);
+    r->t->release_memory(r->t, (void *)r->args.mask);
+    hand_written_destroy(&r->hand, r->t);
+    for (int i = 0; i < r->n_checked; i++) {
+        mem_free(r->checked[i].rows);
+        mem_free(r->checked[i].want);
+    }
+    mem_free(r->checked);
+    mem_free(r->output);
+    mem_free(r);
+}
+
+const chain *plan_runner_chain(const plan_runner *r) {
+    return r->p->c;
+}
+
+void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out) {
+    plan_lower(r->p->c, &r->p->shape, value, out);
+}
+
+static kernel_spec spec_of(const plan_runner *r, int first, int last, const tile_params *tile) {
+    kernel_spec s = {.c = r->p->c,
+                     .shape = r->p->shape,
+                     .first = first,
+                     .last = last,
+                     .from = plan_template(r->p->c, &r->p->shape, first, last, NULL),
+                     .attend = r->p->attend,
+                     .act = r->t->act,
+                     .is_cuda = r->t->is_cuda,
+                     .shared_limit = r->t->shared_limit};
+    if (tile != NULL) s.tile = *tile;
+    return s;
+}
+
+static status find_tiles(plan_runner *r, int first, int last, runner_kernel **out) {
+    runner_kernel *k = &r->kernel[first][last];
+    *out = k;
+    if (k->n_tiles > 0) return OK;
+    kernel_spec s = spec_of(r, first, last, NULL);
+    TRY(emit_tiles(&s, k->params, &k->n_tiles));
+    if (k->n_tiles > 0) return OK;
+    return fail(ERR_UNSUPPORTED,
+                "operators %d-%d (%s) need more shared memory than a block of this GPU has",
+                first + 1, last + 1, template_name(s.from));
+}
+
+status plan_runner_n_tiles(plan_runner *r, int first, int last, int *out) {
+    runner_kernel *k;
+    TRY(find_tiles(r, first, last, &k));
+    *out = k->n_tiles;
+    return OK;
+}
+
+int plan_runner_tile(const plan_runner *r, int first, int last) {
+    return r->kernel[first][last].tile;
+}
+
+void plan_runner_set_tile(plan_runner *r, int first, int last, int tile) {
+    r->kernel[first][last].tile = tile;
+}
+
+tile_params plan_runner_tile_params(plan_runner *r, int first, int last) {
+    runner_kernel *k;
+    if (find_tiles(r, first, last, &k) != OK) return (tile_params){0};
+    return k->params[k->tile];
+}
+
+static status find_kernel(plan_runner *r, int first, int last, target_kernel **out) {
+    runner_kernel *k;
+    TRY(find_tiles(r, first, last, &k));
+    if (k->compiled[k->tile] == NULL) {
+        kernel_spec s = spec_of(r, first, last, &k->params[k->tile]);
+        TRY(r->t->compile(r->t, &s, &k->compiled[k->tile]));
+    }
+    *out = k->compiled[k->tile];
+    return OK;
+}
+
+/* Kernels that plans need, as first * CHAIN_OPS + last. */
+typedef struct compile_job {
+    plan_runner *r;
+    int16_t kernel[CHAIN_OPS * CHAIN_OPS];
+    int64_t n;
+} compile_job;
+
+static status compile_one(void *ctx, int64_t chunk, int worker) {
+    compile_job *job = ctx;
+    target_kernel *unused;
+    (void)worker;
+    return find_kernel(job->r, job->kernel[chunk] / CHAIN_OPS, job->kernel[chunk] % CHAIN_OPS,
+                       &unused);
+}
+
+status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n) {
+    bool is_needed[CHAIN_OPS * CHAIN_OPS] = {false};
+    compile_job job = {.r = r};
+    for (size_t i = 0; i < n; i++) {
+        plan_program p;
+        plan_runner_lower(r, values[i], &p);
+        for (int k = 0; k < p.n_kernels; k++)
+            if (p.kernel[k].from != TEMPLATE_HAND_WRITTEN)
+                is_needed[p.kernel[k].first * CHAIN_OPS + p.kernel[k].last] = true;
+    }
+    for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++)
+        if (is_needed[i]) job.kernel[job.n++] = (int16_t)i;
+    if (r->workers != NULL) return pool_run(r->workers, job.n, compile_one, &job);
+    for (int64_t i = 0; i < job.n; i++)
+        TRY(compile_one(&job, i, 0));
+    return OK;
+}
+
+/* Memory for the outputs of a kernel. */
+static status make_room(plan_runner *r, const plan_kernel *k) {
+    const chain_op *op = &r->p->c->op[k->last];
+    for (int i = 0; i < op->n_out; i++)
+        if (r->args.tensor[op->out[i]] == NULL)
+            TRY(r->t->alloc(r->t, &r->args.tensor[op->out[i]], tensor_bytes(r, op->out[i])));
+    return OK;
+}
+
+status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k) {
+    target_kernel *compiled;
+    TRY(make_room(r, k));
+    if (k->from == TEMPLATE_HAND_WRITTEN)
+        return hand_written_launch(&r->hand, r->t, r->p, &r->args);
+    TRY(find_kernel(r, k->first, k->last, &compiled));
+    const runner_kernel *own = &r->kernel[k->first][k->last];
+    kernel_spec s = spec_of(r, k->first, k->last, &own->params[own->tile]);
+    return r->t->launch(r->t, compiled, &r->args, emit_blocks(&s, &r->p->shape));
+}
+
+status plan_runner_launch(plan_runner *r, const plan_program *p) {
+    for (int i = 0; i < p->n_kernels; i++)
+        TRY(plan_runner_launch_kernel(r, &p->kernel[i]));
+    return OK;
+}
+
+/* All tensors that kernels write, so that what one leaves out is not that of an earlier plan. */
+static status poison(plan_runner *r) {
+    for (int t = 0; t < r->p->c->n_tensors; t++)
+        if (r->args.tensor[t] != NULL && r->p->value[t] == NULL)
+            TRY(r->t->fill(r->t, r->args.tensor[t], 0xff, tensor_bytes(r, t)));
+    return OK;
+}
+
+static double output_at(const plan_runner *r, int64_t at) {
+    if (r->t->act == ACT_F32) return ((const float *)r->output)[at];
+    uint16_t half = ((const uint16_t *)r->output)[at];
+    return r->t->act == ACT_BF16 ? half_bf16_to_float(half) : half_f16_to_float(half);
+}
+
+/* The largest difference; NAN where there is one in the output. */
+static double compare(const plan_runner *r) {
+    int32_t e = chain_dim(&r->p->shape);
+    double off = 0;
+    for (int i = 0; i < r->n_checked; i++) {
+        const checked_rows *c = &r->checked[i];
+        for (int64_t at = 0; at < (int64_t)c->n_rows * e; at++) {
+            int64_t row = r->p->offsets[c->sequence] + c->rows[at / e];
+            double difference = fabs(output_at(r, row * e + at % e) - c->want[at]);
+            if (isnan(difference)) return difference;
+            off = fmax(off, difference);
+        }
+    }
+    return off;
+}
+
+status plan_runner_check(plan_runner *r, uint16_t value, plan_error *out) {
+    plan_program p;
+    int output = r->p->c->output;
+    *out = (plan_error){.found = NAN, .allowed = r->allowed};
+    plan_runner_lower(r, value, &p);
+    TRY(poison(r));
+    TRY(plan_runner_launch(r, &p));
+    TRY(r->t->wait(r->t));
+    TRY(r->t->read(r->t, r->output, r->args.tensor[output], tensor_bytes(r, output)));
+    out->found = compare(r);
+    if (out->found <= out->allowed) return OK;
+    return fail(ERR_NUMERIC, "plan %d of layer %s is off by %.3g, and %.3g is allowed", value,
+                r->p->c->name, out->found, out->allowed);
+}
+
+typedef struct timed {
+    plan_runner *r;
+    const plan_kernel *kernel; /* one kernel, or */
+    const plan_program *program;
+} timed;
+
+static status run_timed(void *ctx) {
+    timed *w = ctx;
+    return w->kernel != NULL ? plan_runner_launch_kernel(w->r, w->kernel)
+                             : plan_runner_launch(w->r, w->program);
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+enum { MAX_ROUNDS = 64 };
+
+/* Enough calls a round to be above the clock's grain. */
+static status take_time(timed *w, int rounds, double *ms) {
+    target *t = w->r->t;
+    double seconds[MAX_ROUNDS], once;
+    TRY(t->time(t, run_timed, w, 1, &once));
+    TRY(t->time(t, run_timed, w, 1, &once));
+    int n = once > 2e-3 ? 1 : once > 2e-5 ? (int)(2e-3 / once) + 1 : 100;
+    rounds = rounds < 1 ? 1 : rounds > MAX_ROUNDS ? MAX_ROUNDS : rounds;
+    for (int i = 0; i < rounds; i++)
+        TRY(t->time(t, run_timed, w, n, &seconds[i]));
+    qsort(seconds, (size_t)rounds, sizeof *seconds, by_value);
+    *ms = 1e3 * seconds[rounds / 2];
+    return OK;
+}
+
+status plan_runner_time(plan_runner *r, uint16_t value, int rounds, double *ms) {
+    plan_program p;
+    timed w = {.r = r, .program = &p};
+    plan_runner_lower(r, value, &p);
+    return take_time(&w, rounds, ms);
+}
+
+status plan_runner_time_kernel(plan_runner *r, const plan_kernel *k, int rounds, double *ms) {
+    timed w = {.r = r, .kernel = k};
+    return take_time(&w, rounds, ms);
+}
+
+/* Whether an operator of the kernel before `op` writes the tensor: then it stays inside. */
+static bool is_inner(const chain *c, const plan_kernel *k, int op, int tensor) {
+    for (int i = k->first; i < op; i++)
+        for (int o = 0; o < c->op[i].n_out; o++)
+            if (c->op[i].out[o] == tensor) return true;
+    return false;
+}
+
+static double product_flops(const chain_problem *p, const chain_op *op) {
+    double e = chain_dim(&p->shape), t = (double)p->shape.n_tokens;
+    double pairs = (double)p->score_offsets[p->shape.n_sequences];
+    if (op->kind == OP_SCORES || op->kind == OP_WEIGHTED) return 2 * pairs * e;
+    return op_is_product(op->kind)
+               ? 2 * t * p->c->tensor[op->in[0]].width * e * p->c->tensor[op->out[0]].width * e
+               : 0;
+}
+
+void plan_runner_cost(const plan_runner *r, const plan_kernel *k, double *bytes, double *flops) {
+    const chain *c = r->p->c;
+    *bytes = *flops = 0;
+    for (int op = k->first; op <= k->last; op++) {
+        for (int i = 0; i < c->op[op].n_in; i++)
+            if (!is_inner(c, k, op, c->op[op].in[i]))
+                *bytes += (double)tensor_bytes(r, c->op[op].in[i]);
+        *flops += product_flops(r->p, &c->op[op]);
+    }
+    for (int o = 0; o < c->op[k->last].n_out; o++)
+        *bytes += (double)tensor_bytes(r, c->op[k->last].out[o]);
+}
+
+status plan_runner_facts(plan_runner *r, const plan_kernel *k, kernel_facts *out, int64_t *blocks) {
+    target_kernel *compiled;
+    *out = (kernel_facts){0};
+    *blocks = 0;
+    if (k->from == TEMPLATE_HAND_WRITTEN) return OK;
+    TRY(find_kernel(r, k->first, k->last, &compiled));
+    const runner_kernel *own = &r->kernel[k->first][k->last];
+    kernel_spec s = spec_of(r, k->first, k->last, &own->params[own->tile]);
+    *blocks = emit_blocks(&s, &r->p->shape);
+    out->threads = emit_threads(&s);
+    return r->t->facts(r->t, compiled, out);
+}

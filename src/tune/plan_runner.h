@@ -1,0 +1,58 @@
+/* Runs plans of one layer on one problem: compiles the kernels a plan needs, once each, runs them
+ * in order, checks the result and takes the time.
+ *
+ * Kernels, and the tensors between them, are kept for later plans.  One thread at a time;
+ * plan_runner_prepare compiles with all threads of its pool. */
+#ifndef HSTU_TUNE_PLAN_RUNNER_H
+#define HSTU_TUNE_PLAN_RUNNER_H
+
+#include "tune/chain_problem.h"
+#include "tune/target.h"
+
+typedef struct plan_runner plan_runner;
+
+/* The problem, the target and the pool (NULL: one thread) must outlive it. */
+status plan_runner_create(plan_runner **out, const chain_problem *p, target *t, pool *workers);
+void plan_runner_destroy(plan_runner *r); /* NULL is fine */
+
+const chain *plan_runner_chain(const plan_runner *r);
+
+/* The kernels of a plan on this problem. */
+void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out);
+
+/* Compiles what these plans need with the tile parameters chosen now, in parallel. */
+status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n);
+
+/* Tile parameters of the kernel of operators first..last: how many there are, which is used (0 at
+ * first), and which from now on. */
+status plan_runner_n_tiles(plan_runner *r, int first, int last, int *out);
+int plan_runner_tile(const plan_runner *r, int first, int last);
+void plan_runner_set_tile(plan_runner *r, int first, int last, int tile);
+tile_params plan_runner_tile_params(plan_runner *r, int first, int last);
+
+/* Launches the kernels of a plan, or of one of its kernels alone, in order. */
+status plan_runner_launch(plan_runner *r, const plan_program *p);
+status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k);
+
+/* The largest difference from the float64 reference over the checked rows, and how much is
+ * allowed: twice that of the plain loops in the same precision. */
+typedef struct plan_error {
+    double found, allowed;
+} plan_error;
+
+/* Runs a plan on memory that is filled with NaN first, and compares the output.  ERR_NUMERIC if it
+ * is off by more than is allowed. */
+status plan_runner_check(plan_runner *r, uint16_t value, plan_error *out);
+
+/* The median over `rounds` of the time of one run, in milliseconds, after a warm-up. */
+status plan_runner_time(plan_runner *r, uint16_t value, int rounds, double *ms);
+status plan_runner_time_kernel(plan_runner *r, const plan_kernel *k, int rounds, double *ms);
+
+/* Bytes that the kernels of a plan read and write at least, tensors counted once a kernel; and the
+ * floating-point operations of its products. */
+void plan_runner_cost(const plan_runner *r, const plan_kernel *k, double *bytes, double *flops);
+
+/* The compiled kernel's figures; of the hand-written one only zeros. */
+status plan_runner_facts(plan_runner *r, const plan_kernel *k, kernel_facts *out, int64_t *blocks);
+
+#endif

@@ -1,0 +1,57 @@
+/* Where generated kernels run: the CPU, through the system's C compiler.
+ *
+ * A target compiles kernels (through the cache of kernel_cache.h), owns memory and runs kernels in
+ * order.  compile may be called from several threads; everything else from one. */
+#ifndef HSTU_TUNE_TARGET_H
+#define HSTU_TUNE_TARGET_H
+
+#include "base/pool.h"
+#include "ops/ops.h"
+#include "tune/dialect.h"
+#include "tune/emit.h"
+#include "tune/kernel_cache.h"
+
+/* What is known of a compiled kernel; figures of the GPU are 0 on the CPU. */
+typedef struct kernel_facts {
+    int32_t threads, registers;
+    int64_t shared_bytes, static_shared_bytes, local_bytes;
+    int32_t blocks_per_sm, max_warps_per_sm; /* theoretical occupancy */
+    const char *limited_by;                  /* "registers" */
+} kernel_facts;
+
+typedef struct target target;
+typedef struct target_kernel target_kernel; /* a compiled kernel; the target's own */
+
+struct target {
+    const char *name; /* "cpu", or the name of the GPU */
+    bool is_cuda;
+    act_type act;
+    int32_t shared_limit; /* bytes of shared memory a block can have; 0: no limit */
+    backend *be;          /* for the hand-written attention; NULL: it cannot run here */
+
+    status (*compile)(target *t, const kernel_spec *s, target_kernel **out);
+    void (*release)(target *t, target_kernel *k); /* NULL is fine */
+    status (*facts)(target *t, const target_kernel *k, kernel_facts *out);
+    status (*launch)(target *t, const target_kernel *k, const kernel_args *args, int64_t n_blocks);
+    status (*alloc)(target *t, void **out, size_t bytes);
+    void (*release_memory)(target *t, void *memory);
+    status (*write)(target *t, void *to, const void *from_host, size_t bytes);
+    status (*read)(target *t, void *to_host, const void *from, size_t bytes);
+    status (*fill)(target *t, void *to, int byte, size_t bytes);
+    /* Waits for all that was launched. */
+    status (*wait)(target *t);
+    /* The mean time of a call of run(ctx), which launches only, in seconds, over n calls. */
+    status (*time)(target *t, status (*run)(void *ctx), void *ctx, int n, double *out);
+    void (*destroy)(target *t);
+};
+
+/* The CPU.  `workers` must outlive it.  ERR_UNSUPPORTED without a compiler: set CC, or install
+ * one. */
+status target_create_cpu(target **out, pool *workers, const kernel_cache *cache);
+
+void target_destroy(target *t); /* NULL is fine */
+
+/* The version of the C compiler, for `hstu doctor`; false where there is none. */
+bool target_compiler_version(char *text, size_t n);
+
+#endif

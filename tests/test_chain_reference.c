@@ -1,0 +1,116 @@
+#include "tune/chain_reference.h"
+
+#include "test.h"
+
+static chain_problem *problem(chain_layer layer, attend_kind attend) {
+    chain_problem *p;
+    problem_options o = {
+        .n_sequences = 2, .max_len = 5, .n_heads = 2, .dim_head = 3, .attend = attend, .seed = 5};
+    CHECK_OK(chain_problem_create(&p, chain_of(layer), &o));
+    return p;
+}
+
+/* SASRec's formula written at once, without a chain: x -> q, k, v -> causal softmax -> FFN. */
+static void norm(const double *x, double *y) {
+    double mean = 0, square = 0;
+    for (int c = 0; c < 6; c++)
+        mean += x[c] / 6;
+    for (int c = 0; c < 6; c++)
+        square += (x[c] - mean) * (x[c] - mean) / 6;
+    for (int c = 0; c < 6; c++)
+        y[c] = (x[c] - mean) / sqrt(square + 1e-5);
+}
+
+static void linear(const double *x, const float *w, const float *b, double *y) {
+    for (int n = 0; n < 6; n++) {
+        y[n] = b[n];
+        for (int k = 0; k < 6; k++)
+            y[n] += x[k] * w[n * 6 + k];
+    }
+}
+
+static const float *weights(const chain_problem *p, const char *name) {
+    for (int t = 0; t < p->c->n_tensors; t++)
+        if (strcmp(p->c->tensor[t].name, name) == 0) return p->value[t];
+    FAIL_TEST("no tensor %s", name);
+}
+
+TEST(sasrec_by_its_formula) {
+    chain_problem *p = problem(CHAIN_SASREC, ATTEND_CAUSAL);
+    const float *w = weights(p, "Wqkv"), *b = weights(p, "bqkv"), *x = p->value[0] + 5 * 6;
+    double in[5][6], normed[5][6], q[5][6], k[5][6], v[5][6], got[30];
+    int32_t rows[] = {0, 1, 2, 3, 4};
+    CHECK_OK(chain_reference64(p, 1, rows, 5, got));
+    for (int i = 0; i < 5; i++) {
+        for (int c = 0; c < 6; c++)
+            in[i][c] = x[i * 6 + c];
+        norm(in[i], normed[i]);
+        linear(normed[i], w, b, q[i]);
+        linear(in[i], w + 36, b + 6, k[i]);
+        linear(in[i], w + 72, b + 12, v[i]);
+    }
+    for (int i = 0; i < 5; i++) {
+        double sum[6], z[6], f[6], out[6];
+        for (int h = 0; h < 2; h++) {
+            double weight[5], total = 0;
+            for (int j = 0; j <= i; j++) {
+                double dot = 0;
+                for (int d = 0; d < 3; d++)
+                    dot += q[i][3 * h + d] * k[j][3 * h + d];
+                total += weight[j] = exp(dot / sqrt(3));
+            }
+            for (int d = 0; d < 3; d++) {
+                sum[3 * h + d] = normed[i][3 * h + d];
+                for (int j = 0; j <= i; j++)
+                    sum[3 * h + d] += weight[j] / total * v[j][3 * h + d];
+            }
+        }
+        norm(sum, z);
+        linear(z, weights(p, "W1"), weights(p, "b1"), f);
+        for (int c = 0; c < 6; c++)
+            f[c] = f[c] > 0 ? f[c] : 0;
+        linear(f, weights(p, "W2"), weights(p, "b2"), out);
+        for (int c = 0; c < 6; c++)
+            CHECK(fabs(out[c] + z[c] - got[i * 6 + c]) < 1e-12);
+    }
+    chain_problem_destroy(p);
+}
+
+/* Some rows equal the same rows of all; float32 is near; halves are further away. */
+TEST(some_rows_and_other_precisions) {
+    for (int layer = 0; layer < N_CHAINS; layer++) {
+        chain_problem *p = problem((chain_layer)layer, ATTEND_ALL);
+        int32_t all[] = {0, 1, 2, 3, 4}, some[] = {1, 4};
+        double whole[30], part[12], off = 0, off_half = 0;
+        float single[30], half[30];
+        CHECK_OK(chain_reference64(p, 0, all, 5, whole));
+        CHECK_OK(chain_reference64(p, 0, some, 2, part));
+        CHECK(memcmp(part, whole + 6, 6 * sizeof *part) == 0);
+        CHECK(memcmp(part + 6, whole + 24, 6 * sizeof *part) == 0);
+        CHECK_OK(chain_reference32(p, 0, all, 5, single));
+        p->act = ACT_BF16;
+        CHECK_OK(chain_reference32(p, 0, all, 5, half));
+        for (int i = 0; i < 30; i++) {
+            double a = fabs(single[i] - whole[i]), b = fabs(half[i] - whole[i]);
+            if (a > off) off = a;
+            if (b > off_half) off_half = b;
+        }
+        CHECK(off > 0 && off < 1e-5);
+        CHECK(off_half > 1e-3 && off_half < 0.3);
+        chain_problem_destroy(p);
+    }
+}
+
+/* A row that attends to nothing: 0 of the attention, not NaN. */
+TEST(rows_without_keys) {
+    chain_problem *p = problem(CHAIN_BERT, ATTEND_BYTES);
+    int32_t rows[] = {0};
+    double out[6];
+    static uint8_t nothing[50];
+    p->mask = nothing;
+    CHECK_OK(chain_reference64(p, 0, rows, 1, out));
+    for (int c = 0; c < 6; c++)
+        CHECK(isfinite(out[c]));
+    p->mask = NULL;
+    chain_problem_destroy(p);
+}

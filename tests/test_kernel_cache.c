@@ -1,0 +1,88 @@
+#include "tune/kernel_cache.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "test.h"
+
+static kernel_key key_of(const char *source, const char *compiler) {
+    buf text;
+    buf_init(&text);
+    CHECK_OK(buf_text(&text, source));
+    kernel_key key = kernel_key_of(&text, compiler);
+    buf_fini(&text);
+    return key;
+}
+
+TEST(what_is_stored_is_found) {
+    kernel_cache c;
+    kernel_key key = key_of("int x;", "gcc 12"), other = key_of("int x;", "gcc 13");
+    buf code;
+    bool is_found;
+    buf_init(&code);
+    CHECK_OK(kernel_cache_open(&c, test_folder()));
+    CHECK_OK(kernel_cache_find(&c, &key, "so", &code, &is_found, NULL));
+    CHECK(!is_found);
+    CHECK_OK(kernel_cache_store(&c, &key, "so", "code", 4));
+    CHECK_OK(kernel_cache_find(&c, &key, "so", &code, &is_found, NULL));
+    CHECK(is_found);
+    CHECK_STR(buf_str(&code), "code");
+    CHECK_OK(kernel_cache_find(&c, &other, "so", &code, &is_found, NULL));
+    CHECK(!is_found);
+    kernel_key source = key_of("int y;", "gcc 12");
+    CHECK(strcmp(key.name, source.name) != 0);
+    buf_fini(&code);
+}
+
+/* Every changed byte, and every shorter file, counts as missing. */
+TEST(damage_is_seen) {
+    kernel_cache c;
+    kernel_key key = key_of("a", "b"), other = key_of("b", "b");
+    buf code;
+    bool is_found;
+    char path[4096], copy[8192];
+    buf_init(&code);
+    CHECK_OK(kernel_cache_open(&c, test_folder()));
+    CHECK_OK(kernel_cache_store(&c, &key, "so", "compiled code", 13));
+    CHECK_OK(kernel_cache_find(&c, &key, "so", &code, &is_found, path));
+    struct stat s;
+    CHECK_EQ(stat(path, &s), 0);
+    for (long at = 0; at < s.st_size; at++) {
+        FILE *f = fopen(path, "r+b");
+        fseek(f, at, SEEK_SET);
+        int byte = fgetc(f);
+        fseek(f, at, SEEK_SET);
+        fputc(byte ^ 4, f);
+        fclose(f);
+        CHECK_OK(kernel_cache_find(&c, &key, "so", &code, &is_found, NULL));
+        CHECK(!is_found);
+        f = fopen(path, "r+b");
+        fseek(f, at, SEEK_SET);
+        fputc(byte, f);
+        fclose(f);
+    }
+    CHECK_OK(kernel_cache_find(&c, &key, "so", &code, &is_found, NULL));
+    CHECK(is_found);
+    /* Under another name it is not that kernel. */
+    snprintf(copy, sizeof copy, "%s/%s.so", test_folder(), other.name);
+    CHECK_EQ(rename(path, copy), 0);
+    CHECK_OK(kernel_cache_find(&c, &other, "so", &code, &is_found, NULL));
+    CHECK(!is_found);
+    CHECK_EQ(truncate(copy, s.st_size - 1), 0);
+    CHECK_OK(kernel_cache_find(&c, &other, "so", &code, &is_found, NULL));
+    CHECK(!is_found);
+    buf_fini(&code);
+}
+
+TEST(folders_that_cannot_be_used) {
+    kernel_cache c;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/file", test_folder());
+    CHECK_EQ(test_command(NULL, "touch '%s'", path), 0);
+    CHECK_FAILS(kernel_cache_open(&c, path), ERR_IO, "--cache");
+    snprintf(path, sizeof path, "%s/open", test_folder());
+    CHECK_EQ(mkdir(path, 0700), 0);
+    CHECK_EQ(chmod(path, 0777), 0);
+    CHECK_FAILS(kernel_cache_open(&c, path), ERR_IO, "not writable by others");
+    CHECK_FAILS(kernel_cache_open(&c, "/proc/nowhere/cache"), ERR_IO, "--cache");
+}

@@ -1,0 +1,119 @@
+#include "base/json.h"
+#include "test.h"
+#include "tune/target.h"
+
+static const char *const shape = "--device cpu --batch 2 --length 9 --heads 2 --dim 4";
+
+static void need_compiler(void) {
+    char version[256];
+    if (!target_compiler_version(version, sizeof version)) SKIP_TEST("no C compiler");
+}
+
+TEST(a_plan_runs_and_is_right) {
+    char *text;
+    arena memory;
+    const json_value *root;
+    double error, allowed;
+    int64_t launches;
+    need_compiler();
+    CHECK_EQ(test_command(&text,
+                          "'%s' plan run --segments 3-7,8-10,11-14 --mask causal --hand-written %s "
+                          "--cache '%s' --json",
+                          test_program(), shape, test_folder()),
+             0);
+    arena_init(&memory, 1 << 12);
+    CHECK_OK(json_parse(&memory, "run", text, strlen(text), &root));
+    CHECK_OK(json_member_double(root, "error", &error));
+    CHECK_OK(json_member_double(root, "allowed", &allowed));
+    CHECK_OK(json_member_int(root, "launches", &launches));
+    CHECK(error > 0 && error <= allowed);
+    CHECK_EQ(launches, 6);
+    arena_fini(&memory);
+    free(text);
+    /* The second run compiles nothing: it needs no compiler that works, only its name and version.
+     */
+    CHECK_EQ(test_command(&text, "ls '%s' | wc -l", test_folder()), 0);
+    CHECK_EQ(atoi(text), 5);
+    free(text);
+    CHECK_EQ(test_command(&text,
+                          "'%s' plan run --segments 3-7,8-10,11-14 --mask causal --hand-written %s "
+                          "--cache '%s' --report",
+                          test_program(), shape, test_folder()),
+             0);
+    CHECK_CONTAINS(text, "41185 1 3 3 7 8 10 11 14\n");
+    CHECK_CONTAINS(text, "6 launches");
+    CHECK_CONTAINS(text, "hand-written attention");
+    free(text);
+}
+
+TEST(what_is_wrong_is_said) {
+    char *text;
+    static const char *const usage[][2] = {{"", "give a plan"},
+                                           {"1 --segments 1-2", "give a plan"},
+                                           {"70000", "beyond 65535"},
+                                           {"1 --layer gpt", "the layers are"},
+                                           {"1 --mask moon", "moon"},
+                                           {"1 --dtype int8", "--dtype int8"},
+                                           {"1 --device tpu", "--device tpu"},
+                                           {"1 --avg-len 129", "--avg-len"},
+                                           {"1 --segments 1-2,2-3", "give a plan"}};
+    for (size_t i = 0; i < sizeof usage / sizeof *usage; i++) {
+        CHECK_EQ(test_command(&text, "'%s' plan run %s --cache '%s'", test_program(), usage[i][0],
+                              test_folder()),
+                 2);
+        CHECK_CONTAINS(text, usage[i][1]);
+        free(text);
+    }
+}
+
+TEST(no_compiler_and_no_cache) {
+    char *text;
+    CHECK_EQ(test_command(&text, "CC=/nowhere/cc '%s' plan run 1 %s --cache '%s'", test_program(),
+                          shape, test_folder()),
+             1);
+    CHECK_CONTAINS(text, "CC is '/nowhere/cc', which does not run");
+    free(text);
+    CHECK_EQ(test_command(&text, "CC= PATH=/nowhere '%s' plan run 1 %s --cache '%s'",
+                          test_program(), shape, test_folder()),
+             1);
+    CHECK_CONTAINS(text, "apt-get install gcc");
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' plan run 1 %s --cache /proc/nowhere", test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "--cache chooses another folder");
+    free(text);
+    CHECK_EQ(test_command(&text, "XDG_CACHE_HOME= HOME= '%s' plan run 1 %s", test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "say --cache DIR");
+    free(text);
+    CHECK_EQ(test_command(&text, "ls '%s' | wc -l", test_folder()), 0);
+    CHECK_EQ(atoi(text), 0); /* nothing half-written */
+    free(text);
+}
+
+/* A compiler that fails, and one that writes nonsense. */
+TEST(compilers_that_do_not_work) {
+    char *text;
+    CHECK_EQ(test_command(NULL,
+                          "cd '%s' && mkdir cache && printf '#!/bin/sh\\n[ \"$1\" = --version ] && "
+                          "exit 0\\necho broken "
+                          "pipe >&2; exit 3\\n' >cc && chmod +x cc",
+                          test_folder()),
+             0);
+    CHECK_EQ(test_command(&text, "cd '%s' && CC=./cc '%s' plan run 1 %s --cache cache",
+                          test_folder(), test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "cannot compile a generated kernel (exit code 3): broken pipe");
+    free(text);
+    CHECK_EQ(test_command(NULL,
+                          "cd '%s' && printf '#!/bin/sh\\n[ \"$1\" = --version ] && exit 0\\nwhile "
+                          "[ \"$1\" != -o ]; do "
+                          "shift; done; echo nonsense >$2\\n' >cc",
+                          test_folder()),
+             0);
+    CHECK_EQ(test_command(&text, "cd '%s' && CC=./cc '%s' plan run 1 %s --cache cache",
+                          test_folder(), test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "cannot be loaded");
+    free(text);
+}
