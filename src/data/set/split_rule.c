@@ -53,7 +53,8 @@ static void time_text(int64_t seconds, char *text, size_t n) {
     time_t t = (time_t)seconds;
     struct tm utc;
     if (seconds >= -62135596800 && seconds < 253402300800 && gmtime_r(&t, &utc) != NULL)
-        strftime(text, n, "%Y-%m-%dT%H:%M:%SZ", &utc);
+        snprintf(text, n, "%04d-%02d-%02dT%02d:%02d:%02dZ", utc.tm_year + 1900, utc.tm_mon + 1,
+                 utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec); /* strftime pads no year */
     else
         snprintf(text, n, "%" PRId64, seconds);
 }
