@@ -128,7 +128,7 @@ devices() {
         *)
             sed -e ':a' -e '/\\$/N' -e 's/\\\n//' -e 'ta' "$file" | tr ';&|' '\n\n\n' |
                 grep -E "(^|[ (])[^ ]*hstu[\"']? $verbs" ;;
-        esac | grep -vE -e '--device (cpu|mirror|cuda|%s)|--help|^ *#' | sed "s|^|$file: |"
+        esac | grep -vE -e '--device (cpu|mirror|cuda|%s|"\$device")|--help|^ *#' | sed "s|^|$file: |"
     done
 }
 
