@@ -117,3 +117,18 @@ TEST(compilers_that_do_not_work) {
     CHECK_CONTAINS(text, "cannot be loaded");
     free(text);
 }
+
+/* Without a GPU, or without its libraries, a sentence says which is missing. */
+TEST(a_gpu_or_a_reason) {
+    char *text;
+    int code = test_command(&text,
+                            "'%s' plan run 41115 --mask causal --device cuda --batch 2 --length 9 "
+                            "--heads 2 --dim 8 --cache '%s'",
+                            test_program(), test_folder());
+    if (code == 0)
+        CHECK_CONTAINS(text, "launches");
+    else
+        CHECK(code == 1 && (strstr(text, "NVIDIA driver") || strstr(text, "NVRTC") ||
+                            strstr(text, "the GPU refuses")));
+    free(text);
+}

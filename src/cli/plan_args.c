@@ -1,5 +1,6 @@
 #include "cli/plan_args.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/env.h"
@@ -14,12 +15,32 @@ static status read_dtype(const char *text, act_type *out) {
     return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", text);
 }
 
+/* -1: the CPU; else the number of the GPU. */
+static status read_device(const char *text, int *out) {
+    char *end;
+    *out = strcmp(text, "cpu") == 0 ? -1 : 0;
+    if (*out == -1 || strcmp(text, "auto") == 0 || strcmp(text, "cuda") == 0) return OK;
+    if (strncmp(text, "cuda:", 5) == 0 && text[5] >= '0' && text[5] <= '9') {
+        long n = strtol(text + 5, &end, 10);
+        *out = (int)n;
+        if (*end == '\0' && n < 1024) return OK;
+    }
+    return fail(ERR_USAGE, "--device %.60s: the devices are auto, cpu, cuda and cuda:N", text);
+}
+
+/* auto: a GPU if one can be used, else the CPU. */
 static status open_target(plan_rig *g, const plan_args *a, const kernel_cache *cache) {
-    if (strcmp(a->device, "auto") != 0 && strcmp(a->device, "cpu") != 0)
-        return fail(ERR_USAGE, "--device %.60s: plans run on the CPU", a->device);
-    act_type act = ACT_F32;
+    act_type act = ACT_F16;
+    int device;
+    bool is_auto = strcmp(a->device, "auto") == 0;
+    TRY(read_device(a->device, &device));
     if (a->dtype != NULL) TRY(read_dtype(a->dtype, &act));
-    if (act != ACT_F32) log_info("the CPU computes in float32, whatever --dtype says");
+    if (device >= 0) {
+        status st = target_create_cuda(&g->t, device, act, cache);
+        if (st == OK || !is_auto || st == ERR_NOMEM) return st;
+    }
+    if (a->dtype != NULL && act != ACT_F32)
+        log_info("the CPU computes in float32, whatever --dtype says");
     return target_create_cpu(&g->t, g->workers, cache);
 }
 

@@ -37,12 +37,18 @@ typedef struct plan_args {
         {"--seed", ARG_INT,  &(a)->seed, "N", "Of the random weights and input (default 1).",      \
          0,        INT64_MAX},                                                                     \
         {"Device", ARG_FLAG, NULL, NULL, NULL, 0, 0},                                              \
-        {"--device", ARG_TEXT, &(a)->device, "DEVICE", "auto (default) or cpu.", 0, 0},            \
+        {"--device",                                                                               \
+         ARG_TEXT,                                                                                 \
+         &(a)->device,                                                                             \
+         "DEVICE",                                                                                 \
+         "auto (default: a GPU where there is one), cpu, cuda or cuda:N.",                         \
+         0,                                                                                        \
+         0},                                                                                       \
         {"--dtype",                                                                                \
          ARG_TEXT,                                                                                 \
          &(a)->dtype,                                                                              \
          "TYPE",                                                                                   \
-         "float32, bfloat16 or float16; a CPU computes in float32.",                               \
+         "float16 (default), bfloat16 or float32 on a GPU; a CPU computes in float32.",            \
          0,                                                                                        \
          0},                                                                                       \
     {                                                                                              \

@@ -11,7 +11,7 @@ static bool is_silu(const chain_problem *p) {
 static status make_mask(hand_written *h, target *t, const chain_problem *p) {
     int32_t *lengths, n = p->shape.n_sequences;
     if (p->attend != ATTEND_BYTES || t->be == NULL) return OK;
-    TRY(mask_batch_create(&h->mask, t->be, p->rule, n));
+    TRY(mask_batch_create(&h->mask, t->memory_be, p->rule, n));
     TRY(MEM_NEW(&lengths, (size_t)n));
     for (int32_t b = 0; b < n; b++)
         lengths[b] = p->offsets[b + 1] - p->offsets[b];

@@ -1,4 +1,4 @@
-/* Where generated kernels run: the CPU, through the system's C compiler.
+/* Where generated kernels run: the CPU through the system's C compiler, or a GPU through NVRTC.
  *
  * A target compiles kernels (through the cache of kernel_cache.h), owns memory and runs kernels in
  * order.  compile may be called from several threads; everything else from one. */
@@ -27,7 +27,8 @@ struct target {
     bool is_cuda;
     act_type act;
     int32_t shared_limit; /* bytes of shared memory a block can have; 0: no limit */
-    backend *be;          /* for the hand-written attention; NULL: it cannot run here */
+    backend *be;          /* runs the hand-written attention; NULL: it cannot run here */
+    backend *memory_be;   /* makes its masks */
 
     status (*compile)(target *t, const kernel_spec *s, target_kernel **out);
     void (*release)(target *t, target_kernel *k); /* NULL is fine */
@@ -49,9 +50,17 @@ struct target {
  * one. */
 status target_create_cpu(target **out, pool *workers, const kernel_cache *cache);
 
+/* GPU `device`, in float32, bfloat16 or float16.  NVRTC and the driver are looked for when this is
+ * called; ERR_UNSUPPORTED says what is missing, ERR_DEVICE what is wrong with the GPU. */
+status target_create_cuda(target **out, int device, act_type act, const kernel_cache *cache);
+
+/* Compiles CUDA source for compute capability `sm` (80, 90, ...); needs no GPU. */
+status target_compile_cuda(const buf *source, int sm, buf *cubin);
+
 void target_destroy(target *t); /* NULL is fine */
 
-/* The version of the C compiler, for `hstu doctor`; false where there is none. */
+/* The version of the C compiler, and of NVRTC, for `hstu doctor`; false where there is none. */
 bool target_compiler_version(char *text, size_t n);
+bool target_nvrtc_version(char *text, size_t n);
 
 #endif

@@ -312,6 +312,7 @@ status target_create_cpu(target **out, pool *workers, const kernel_cache *cache)
                        .destroy = destroy};
     status st = identify(t);
     if (st == OK) st = backend_create_cpu(&t->base.be, workers);
+    t->base.memory_be = t->base.be;
     if (st == OK)
         *out = &t->base;
     else
