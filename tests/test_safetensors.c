@@ -125,3 +125,40 @@ TEST(safetensors_reads_the_golden_files) {
     CHECK_EQ(t->shape[0], 37);
     st_close(f);
 }
+
+/* A header written last: short data that is still in the buffer, and data beyond it. */
+TEST(safetensors_with_a_late_header) {
+    const st_pair metadata[] = {{"what", "late"}};
+    for (int64_t n = 3; n < 1 << 21; n *= 100) {
+        out_file *f;
+        st_file *back;
+        const st_tensor *t;
+        CHECK_OK(st_begin_late(&f, file_path()));
+        for (int64_t i = 0; i < n; i++) {
+            int64_t value = i * i;
+            CHECK_OK(out_file_write(f, &value, sizeof value));
+        }
+        st_tensor late = {.name = "squares", .dtype = ST_I64, .n_dims = 1, .shape = {n}, .n = n};
+        CHECK_OK(st_end_late(f, &late, 1, metadata, 1));
+        CHECK_OK(out_file_commit(f));
+        CHECK_OK(st_open(&back, file_path()));
+        CHECK_STR(st_metadata(back, "what"), "late");
+        CHECK_OK(st_get(back, "squares", ST_I64, &t));
+        CHECK_EQ(t->n, n);
+        for (int64_t i = 0; i < n; i++)
+            CHECK_EQ(((const int64_t *)t->data)[i], i * i);
+        st_close(back);
+    }
+}
+
+TEST(safetensors_late_header_without_room) {
+    out_file *f;
+    char name[ST_LATE_BYTES];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    st_tensor late = {.name = name, .dtype = ST_I64, .n_dims = 1};
+    CHECK_OK(st_begin_late(&f, file_path()));
+    CHECK_FAILS(st_end_late(f, &late, 1, NULL, 0), ERR_USAGE, "room");
+    out_file_abandon(f);
+    CHECK(!file_exists(file_path()));
+}

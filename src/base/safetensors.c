@@ -269,6 +269,37 @@ status st_begin(out_file **out, const char *path, const st_tensor *tensors, size
     return st;
 }
 
+status st_begin_late(out_file **out, const char *path) {
+    char header[8 + ST_LATE_BYTES];
+    memset(header, ' ', sizeof header);
+    TRY(out_file_create(out, path));
+    status st = out_file_write(*out, header, sizeof header);
+    if (st == OK) return OK;
+    out_file_abandon(*out);
+    *out = NULL;
+    return st;
+}
+
+status st_end_late(out_file *f, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
+                   size_t n_metadata) {
+    char room[8 + ST_LATE_BYTES];
+    uint64_t n = ST_LATE_BYTES;
+    buf header;
+    buf_init(&header);
+    status st = write_header(&header, tensors, n_tensors, metadata, n_metadata);
+    if (st == OK && header.n_bytes > ST_LATE_BYTES)
+        st = fail(ERR_USAGE, "a header of %zu bytes does not fit the room for it", header.n_bytes);
+    /* Reading back empties the buffer, which may still hold the header's room. */
+    if (st == OK) st = out_file_read_at(f, 0, room, sizeof room);
+    if (st == OK) {
+        memcpy(room, &n, sizeof n);
+        memcpy(room + sizeof n, header.data, header.n_bytes);
+        st = out_file_write_at(f, 0, room, sizeof room);
+    }
+    buf_fini(&header);
+    return st;
+}
+
 status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata) {
     out_file *f;

@@ -71,4 +71,12 @@ status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
 status st_begin(out_file **out, const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata);
 
+/* The same for shapes that are known only at the end: begins a file with room for a header of
+ * ST_LATE_BYTES; when all data is appended, st_end_late writes the header, and the caller
+ * commits. */
+enum { ST_LATE_BYTES = 4096 };
+status st_begin_late(out_file **out, const char *path);
+status st_end_late(out_file *f, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
+                   size_t n_metadata);
+
 #endif
