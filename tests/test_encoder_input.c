@@ -91,7 +91,7 @@ TEST(encoder_input_wrong_lines) {
                     all[i].code, all[i].word);
         CHECK_EQ(l.n, 0);
     }
-    CHECK_FAILS(encoder_line_parse(&l, "{\"text\": \"a\"}", 13, NULL, 4, false), ERR_USAGE, "ids");
+    CHECK_FAILS(encoder_line_parse(&l, "{\"text\": \"a\"}", 13, NULL, 4, false), ERR_FORMAT, "ids");
     CHECK_FAILS(encoder_line_parse(&l, "{\"text\": \"a\"}", 13, p, 1, true), ERR_FORMAT, "tokens");
     encoder_line_fini(&l);
     word_pieces_destroy(p);

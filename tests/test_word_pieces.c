@@ -229,3 +229,14 @@ static status split_once(void *ctx) {
 TEST(word_pieces_no_memory) {
     CHECK(oom_at_each_allocation(split_once, NULL) > 3);
 }
+
+/* Random texts, and small models, beside Hugging Face's own packages. */
+TEST(word_pieces_as_hugging_face_has_them) {
+    char *text;
+    int code =
+        test_command(&text, "python3 tests/encoder/compare.py %s --texts 800", test_program());
+    if (code != 0 && code != 1) SKIP_TEST("Python's package tokenizers is not here");
+    if (code == 1) FAIL_TEST("%s", text);
+    CHECK_CONTAINS(text, " 0 differ");
+    free(text);
+}

@@ -8,6 +8,31 @@ Unicode.  Usage: tools/unicode_tables.py > src/model/word_tables.h
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
+TYPES = """#ifndef HSTU_MODEL_WORD_TABLES_H
+#define HSTU_MODEL_WORD_TABLES_H
+
+#include <stdint.h>
+
+typedef struct char_range {
+    uint32_t first, last;
+} char_range;
+
+typedef struct char_base {
+    uint32_t from, to;
+} char_base;
+
+typedef struct char_bases {
+    uint32_t from, first, second, third; /* third: 0 where there are two */
+} char_bases;
+
+/* Characters first, first + step, ... last, each mapped by the same distance. */
+typedef struct char_run {
+    uint32_t first, last, step;
+    int32_t distance;
+} char_run;
+
+/* clang-format off */"""
+
 HANGUL = range(0xAC00, 0xD7A4)  # decomposed by arithmetic
 
 
@@ -91,7 +116,7 @@ def main():
             if len(low) == 1:
                 lower.append((c, low[0]))
     print("/* Made by tools/unicode_tables.py from tokenizers " + tokenizers.__version__ + ". */")
-    print("/* clang-format off */")
+    print(TYPES)
     show("CONTROLS", "char_range", ranges(control))
     show("SPACES", "char_range", ranges(space))
     show("CHINESE", "char_range", ranges(chinese))
@@ -100,6 +125,7 @@ def main():
     show("BASES", "char_base", base)
     show("LONG_BASES", "char_bases", [(b + (0,))[:4] for b in bases])
     show("LOWER", "char_run", runs(lower))
+    print("\n#endif")
 
 
 main()

@@ -32,6 +32,7 @@ static const command commands[] = {
     {"score", cmd_score, "score given items for users"},
     {"export", cmd_export, "copy what a run has learnt, for other tools"},
     {"import", cmd_import, "take over tables of other tools, or of snapshots"},
+    {"encode", cmd_encode, "run a BERT-family encoder (a Hugging Face folder) without padding"},
     {"Machine", NULL, NULL},
     {"plan", cmd_plan, "show which operators of a layer a fusion plan runs as one kernel"},
     {"bench", cmd_bench, "measure what we claim"},

@@ -117,7 +117,9 @@ static status read_text(encoder_line *l, const json_value *text, const json_valu
                         const word_pieces *pieces, int64_t max_len, bool is_cut) {
     if (text->type != JSON_STRING || (pair != NULL && pair->type != JSON_STRING))
         return fail(ERR_FORMAT, "text and pair must be strings");
-    if (pieces == NULL) return fail(ERR_USAGE, "text needs a tokenizer; give ids");
+    if (pieces == NULL)
+        return fail(ERR_FORMAT,
+                    "text needs a tokenizer, and the folder has no vocab.txt; give ids");
     TRY(reserve(l, 1));
     l->ids[0] = word_pieces_cls(pieces);
     l->types[0] = 0;

@@ -2,24 +2,6 @@
 
 #include <stddef.h>
 
-typedef struct char_range {
-    uint32_t first, last;
-} char_range;
-
-typedef struct char_base {
-    uint32_t from, to;
-} char_base;
-
-typedef struct char_bases {
-    uint32_t from, first, second, third; /* third: 0 where there are two */
-} char_bases;
-
-/* Characters first, first + step, ... last, each mapped by the same distance. */
-typedef struct char_run {
-    uint32_t first, last, step;
-    int32_t distance;
-} char_run;
-
 #include "model/word_tables.h"
 
 #define N(table) (sizeof(table) / sizeof *(table))

@@ -1,4 +1,27 @@
 /* Made by tools/unicode_tables.py from tokenizers 0.23.3. */
+#ifndef HSTU_MODEL_WORD_TABLES_H
+#define HSTU_MODEL_WORD_TABLES_H
+
+#include <stdint.h>
+
+typedef struct char_range {
+    uint32_t first, last;
+} char_range;
+
+typedef struct char_base {
+    uint32_t from, to;
+} char_base;
+
+typedef struct char_bases {
+    uint32_t from, first, second, third; /* third: 0 where there are two */
+} char_bases;
+
+/* Characters first, first + step, ... last, each mapped by the same distance. */
+typedef struct char_run {
+    uint32_t first, last, step;
+    int32_t distance;
+} char_run;
+
 /* clang-format off */
 static const char_range CONTROLS[] = {
     {0x0, 0x8}, {0xb, 0xc}, {0xe, 0x1f}, {0x7f, 0x9f}, {0xad, 0xad}, {0x600, 0x605},
@@ -604,3 +627,5 @@ static const char_run LOWER[] = {
     {0x10d50, 0x10d65, 0x1, 0x20}, {0x118a0, 0x118bf, 0x1, 0x20}, {0x16e40, 0x16e5f, 0x1, 0x20},
     {0x16ea0, 0x16eb8, 0x1, 0x1b}, {0x1e900, 0x1e921, 0x1, 0x22},
 };
+
+#endif

@@ -1,0 +1,41 @@
+/* The inside of an encoder: encoder_load.c makes it, encoder.c runs it. */
+#ifndef HSTU_MODEL_ENCODER_INT_H
+#define HSTU_MODEL_ENCODER_INT_H
+
+#include "model/encoder.h"
+#include "nn/bert_layer.h"
+#include "ops/mask_batch.h"
+
+struct encoder {
+    encoder_config config;
+    bert_layer_config layer_config;
+    backend *be;
+    nn_memory memory;
+    uint64_t n_parameters;
+
+    float *words;  /* (n_words, E) */
+    float *places; /* (max(n_types, 1), n_positions, E): position + type */
+    bert_norm input_norm;
+    bert_layer *layer; /* (n_layers) */
+    bert_dense pooler;
+    bool has_pooler;
+
+    int64_t capacity;       /* tokens */
+    staged_i32 word, place; /* (capacity): rows of words and places; -1 pads */
+    staged_i32 offsets;     /* (capacity + 1) */
+    int32_t *lengths;       /* (capacity) host */
+    int32_t n_sequences, max_len;
+    int64_t n_tokens, n_before; /* n_before: sequences of earlier batches */
+    mask_batch *mask;           /* or NULL */
+    bert_acts acts;
+    void *x;              /* (capacity, E) act */
+    void *first, *pooled; /* (capacity, E) act: first tokens, and pooled; only with a pooler */
+};
+
+/* Where weights come from. */
+struct encoder_files;
+
+/* Fills everything up to the pooler: from files, or random where files is NULL. */
+status encoder_load(encoder *e, struct encoder_files *files, uint64_t seed);
+
+#endif
