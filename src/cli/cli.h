@@ -70,6 +70,7 @@ status cmd_import(int argc, char **argv);
 status cmd_plan(int argc, char **argv);
 status cmd_encode(int argc, char **argv);
 status cmd_bench(int argc, char **argv);
+status cmd_profile(int argc, char **argv);
 status cmd_doctor(int argc, char **argv);
 
 #endif

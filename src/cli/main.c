@@ -16,6 +16,7 @@
 #include "cli/bus_error.h"
 #include "cli/cli.h"
 #include "cli/help.h"
+#include "cli/profile.h"
 #include "hstu.h"
 
 /* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */
@@ -36,6 +37,7 @@ static const command commands[] = {
     {"Machine", NULL, NULL},
     {"plan", cmd_plan, "show which operators of a layer a fusion plan runs as one kernel"},
     {"bench", cmd_bench, "measure what we claim"},
+    {"profile", cmd_profile, "show where the time of a command goes"},
     {"doctor", cmd_doctor, "tell whether hstu can run here, and what is missing"},
     {0},
 };
@@ -151,6 +153,7 @@ static int check_leaks(int code) {
 
 int main(int argc, char **argv) {
     const char *name = "";
+    profile_set_commands(commands);
     hold_standard_streams();
     bus_error_watch();
     signal(SIGXFSZ, SIG_IGN); /* `ulimit -f` is a failed write, too */

@@ -7,6 +7,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "ops/device.h"
+#include "profile/profiler.h"
 
 enum { MAX_DEVICES = 64 };
 
@@ -77,6 +78,7 @@ static status open_backend(work *w, const char *device, bool is_deterministic) {
 static status open_all(work *w, const char *data, const char *device, bool is_deterministic) {
     *w = (work){0};
     status st = open_backend(w, device, is_deterministic);
+    if (st == OK) st = profiler_watch(&w->be);
     if (st == OK && data != NULL) st = seq_file_open(&w->data, data, w->workers);
     if (st != OK) work_close(w);
     return st;

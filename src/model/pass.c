@@ -2,6 +2,7 @@
 
 #include <stdatomic.h>
 
+#include "base/range.h"
 #include "model/model_int.h"
 
 /* Such a large batch gains nothing from recording: its kernel launches are hidden by the
@@ -112,7 +113,10 @@ status pass_forward(pass *p, const sequences *s) {
     TRY(input_fwd(&m->input, &p->input, m->be, &p->plan, s, p->hidden[0]));
     for (int i = 0; i < m->n_layers; i++) {
         const layer *l = &m->layers[i];
-        TRY(l->kind->forward(l, &p->layers[i], m->be, s, p->hidden[i], p->hidden[i + 1]));
+        range_begin("layer forward", i);
+        status st = l->kind->forward(l, &p->layers[i], m->be, s, p->hidden[i], p->hidden[i + 1]);
+        range_end();
+        TRY(st);
     }
     return OK;
 }
@@ -121,7 +125,11 @@ status pass_backward(pass *p, const sequences *s) {
     const model *m = p->m;
     for (int i = m->n_layers - 1; i >= 0; i--) {
         const layer *l = &m->layers[i];
-        TRY(l->kind->backward(l, &p->layers[i], &p->scratch, m->be, s, p->hidden[i], p->d_hidden));
+        range_begin("layer backward", i);
+        status st =
+            l->kind->backward(l, &p->layers[i], &p->scratch, m->be, s, p->hidden[i], p->d_hidden);
+        range_end();
+        TRY(st);
     }
     return input_bwd(&m->input, &p->input, m->be, &p->plan, s, p->d_hidden);
 }
@@ -141,7 +149,10 @@ static status train_passes(pass *p, const model_step *at, const int32_t *negativ
     s.has_dropout = true;
     s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
     TRY(pass_forward(p, &s));
-    TRY(train_head(p, at->seed, negatives));
+    range_begin("head", RANGE_NO_NUMBER);
+    status st = train_head(p, at->seed, negatives);
+    range_end();
+    TRY(st);
     TRY(pass_backward(p, &s));
     return input_mark(&p->m->input, p->m->be, &p->plan);
 }

@@ -1,9 +1,9 @@
-/* Collects the records for busy.h from CUPTI; the only file that includes its headers.
+/* The only file that includes CUPTI's headers.
  *
- * The library is opened by name at the first busy_begin instead of being linked, so that the
- * program runs where it is missing.  CUPTI requests buffers and returns them full, on its own
- * thread: a lock guards the log that they are read into. */
-#include "profile/busy.h"
+ * The library is opened by name at the first start instead of being linked, so that the program
+ * runs where it is missing.  CUPTI requests buffers and returns them full, on its own
+ * thread: a lock guards the sink that they are read into. */
+#include "profile/cupti.h"
 
 #include <stdio.h>
 
@@ -13,8 +13,8 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
-#include "profile/busy_log.h"
 
 /* CUPTI numbers the versions of each record struct; a newer version only appends members, so the
  * members read here are at the same offsets in every libcupti. */
@@ -47,8 +47,12 @@ enum { CUPTI_MAJOR = 12 };
 enum { BUFFER_BYTES = 8 << 20 };
 
 static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
-                                           CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET};
-enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+                                           CUPTI_ACTIVITY_KIND_MEMCPY,
+                                           CUPTI_ACTIVITY_KIND_MEMSET,
+                                           CUPTI_ACTIVITY_KIND_RUNTIME,
+                                           CUPTI_ACTIVITY_KIND_DRIVER,
+                                           CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 3 };
 
 /* The functions of the library that are used here, each with the type its header gives it. */
 #define FUNCTIONS(X)                                                                               \
@@ -58,20 +62,26 @@ enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
     X(cuptiActivityFlushAll)                                                                       \
     X(cuptiActivityGetNextRecord)                                                                  \
     X(cuptiActivityGetNumDroppedRecords)                                                           \
+    X(cuptiActivityPushExternalCorrelationId)                                                      \
+    X(cuptiActivityPopExternalCorrelationId)                                                       \
+    X(cuptiGetCallbackName)                                                                        \
+    X(cuptiGetTimestamp)                                                                           \
     X(cuptiGetResultString)
 
 #define AS_MEMBER(name) __typeof__(name) *name;
 static struct {
     FUNCTIONS(AS_MEMBER)
-    void *library;                  /* NULL until all of the above are found */
-    bool is_registered;             /* CUPTI has our callbacks, once a process */
-    bool is_on;                     /* the kinds are enabled */
-    char reason[BUSY_REASON_BYTES]; /* why the last busy_begin failed */
+    void *library;      /* NULL until all of the above are found */
+    bool is_registered; /* CUPTI has our callbacks, once a process */
+    int n_on;           /* kinds that are enabled */
+    char reason[CUPTI_REASON_BYTES];
 
     pthread_mutex_t lock; /* guards the rest */
-    bool is_taking;       /* between busy_begin and busy_end; outside, records are dropped */
-    status failed;        /* of reading records: out of memory */
-    busy_log log;
+    bool is_taking;       /* between start and stop; outside, records are dropped */
+    cupti_sink sink;
+    status failed; /* of the sink */
+    uint64_t n_lost;
+    int64_t ahead_ns; /* of CUPTI's clock: what clock_ns has to be added */
 } cupti = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Notes why it does not work.  Returns false. */
@@ -126,34 +136,102 @@ static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *max_re
     if (mem_alloc_raw((void **)buffer, BUFFER_BYTES, 1) == OK) *bytes = BUFFER_BYTES;
 }
 
-static busy_kind copy_kind(uint8_t kind) {
+static gpu_record_kind copy_kind(uint8_t kind) {
     switch (kind) {
     case CUPTI_ACTIVITY_MEMCPY_KIND_HTOD:
     case CUPTI_ACTIVITY_MEMCPY_KIND_HTOA:
-        return BUSY_COPY_IN;
+        return GPU_COPY_IN;
     case CUPTI_ACTIVITY_MEMCPY_KIND_DTOH:
     case CUPTI_ACTIVITY_MEMCPY_KIND_ATOH:
-        return BUSY_COPY_OUT;
+        return GPU_COPY_OUT;
     default:
-        return BUSY_COPY_ON_DEVICE;
+        return GPU_COPY_ON_DEVICE;
     }
 }
 
+/* 0 stays 0: a time that is not known. */
+static uint64_t host_time(uint64_t ns) {
+    return ns == 0 ? 0 : (uint64_t)((int64_t)ns + cupti.ahead_ns);
+}
+
+static gpu_record read_kernel(const kernel_record *k) {
+    return (gpu_record){
+        .kind = GPU_KERNEL,
+        .start_ns = host_time(k->start),
+        .end_ns = host_time(k->end),
+        .name = k->name,
+        .correlation = k->correlationId,
+        .device = k->deviceId,
+        .stream = k->streamId,
+        .launch = {.grid = {k->gridX, k->gridY, k->gridZ},
+                   .block = {k->blockX, k->blockY, k->blockZ},
+                   .registers = k->registersPerThread,
+                   .static_shared = (uint32_t)k->staticSharedMemory,
+                   .dynamic_shared = (uint32_t)k->dynamicSharedMemory,
+                   .local = k->localMemoryPerThread},
+    };
+}
+
+static gpu_record read_call(const CUpti_ActivityAPI *a) {
+    const char *name = NULL;
+    CUpti_CallbackDomain domain = a->kind == CUPTI_ACTIVITY_KIND_RUNTIME
+                                      ? CUPTI_CB_DOMAIN_RUNTIME_API
+                                      : CUPTI_CB_DOMAIN_DRIVER_API;
+    if (cupti.cuptiGetCallbackName(domain, a->cbid, &name) != CUPTI_SUCCESS) name = NULL;
+    return (gpu_record){.kind = GPU_CALL,
+                        .start_ns = host_time(a->start),
+                        .end_ns = host_time(a->end),
+                        .name = name != NULL ? name : "CUDA call",
+                        .correlation = a->correlationId,
+                        .thread = a->threadId};
+}
+
+static status hand_over(const gpu_record *r) {
+    return cupti.sink.add(cupti.sink.ctx, r);
+}
+
 static status add_record(const CUpti_Activity *record) {
-    if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
-        const kernel_record *k = (const kernel_record *)record;
-        return busy_log_add(&cupti.log, BUSY_KERNEL, k->name, k->start, k->end);
-    }
-    if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
+    gpu_record r;
+    switch (record->kind) {
+    case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
+        r = read_kernel((const kernel_record *)record);
+        return hand_over(&r);
+    case CUPTI_ACTIVITY_KIND_MEMCPY: {
         const copy_record *c = (const copy_record *)record;
         if (c->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOH) return OK; /* no GPU has part in it */
-        return busy_log_add(&cupti.log, copy_kind(c->copyKind), NULL, c->start, c->end);
+        r = (gpu_record){.kind = copy_kind(c->copyKind),
+                         .start_ns = host_time(c->start),
+                         .end_ns = host_time(c->end),
+                         .bytes = c->bytes,
+                         .correlation = c->correlationId,
+                         .device = c->deviceId,
+                         .stream = c->streamId};
+        return hand_over(&r);
     }
-    if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
+    case CUPTI_ACTIVITY_KIND_MEMSET: {
         const memset_record *m = (const memset_record *)record;
-        return busy_log_add(&cupti.log, BUSY_MEMSET, NULL, m->start, m->end);
+        r = (gpu_record){.kind = GPU_MEMSET,
+                         .start_ns = host_time(m->start),
+                         .end_ns = host_time(m->end),
+                         .bytes = m->bytes,
+                         .correlation = m->correlationId,
+                         .device = m->deviceId,
+                         .stream = m->streamId};
+        return hand_over(&r);
     }
-    return OK;
+    case CUPTI_ACTIVITY_KIND_RUNTIME:
+    case CUPTI_ACTIVITY_KIND_DRIVER:
+        r = read_call((const CUpti_ActivityAPI *)record);
+        return hand_over(&r);
+    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
+        const CUpti_ActivityExternalCorrelation *e =
+            (const CUpti_ActivityExternalCorrelation *)record;
+        r = (gpu_record){.kind = GPU_LINK, .correlation = e->correlationId, .mark = e->externalId};
+        return hand_over(&r);
+    }
+    default:
+        return OK;
+    }
 }
 
 /* Reading ends with the buffer, or at a record that is not complete. */
@@ -164,7 +242,7 @@ static void add_records(CUcontext context, uint32_t stream, uint8_t *buffer, siz
            cupti.cuptiActivityGetNextRecord(buffer, bytes, &record) == CUPTI_SUCCESS)
         cupti.failed = add_record(record);
     if (cupti.cuptiActivityGetNumDroppedRecords(context, stream, &n_dropped) == CUPTI_SUCCESS)
-        cupti.log.n_lost += n_dropped;
+        cupti.n_lost += n_dropped;
 }
 
 static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size,
@@ -176,96 +254,119 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
     mem_free(buffer);
 }
 
-static void disable(int n) {
-    for (int i = 0; i < n; i++)
-        cupti.cuptiActivityDisable(kinds[i]);
-    cupti.is_on = false;
+static void disable(void) {
+    while (cupti.n_on > 0)
+        cupti.cuptiActivityDisable(kinds[--cupti.n_on]);
 }
 
-static bool enable(void) {
+static bool enable(int n) {
     CUptiResult result;
-    if (cupti.is_on) return true;
     if (!cupti.is_registered) {
         result = cupti.cuptiActivityRegisterCallbacks(give_buffer, take_buffer);
         if (result != CUPTI_SUCCESS) return refuse("callbacks", result);
         cupti.is_registered = true;
     }
-    for (int i = 0; i < N_KINDS; i++) {
-        result = cupti.cuptiActivityEnable(kinds[i]);
-        if (result == CUPTI_SUCCESS) continue;
-        disable(i);
-        return refuse("activity records", result);
+    if (cupti.n_on != n) disable();
+    while (cupti.n_on < n) {
+        result = cupti.cuptiActivityEnable(kinds[cupti.n_on]);
+        if (result != CUPTI_SUCCESS) {
+            disable();
+            return refuse("activity records", result);
+        }
+        cupti.n_on++;
     }
-    cupti.is_on = true;
     return true;
 }
 
-/* Starts to keep records, or to drop them, and returns those kept so far. */
-static status set_taking(bool is_taking, busy_log *taken) {
-    pthread_mutex_lock(&cupti.lock);
-    status failed = cupti.failed;
-    *taken = cupti.log;
-    cupti.log = (busy_log){0};
-    cupti.failed = OK;
-    cupti.is_taking = is_taking;
-    pthread_mutex_unlock(&cupti.lock);
-    return failed;
-}
-
-status busy_begin(void) {
-    busy_log old;
-    cupti.reason[0] = '\0';
-    set_taking(false, &old);
-    busy_log_fini(&old);
-    if (!load() || !enable()) return OK;
-    /* Records of the time before are dropped first. */
+bool cupti_flush(void) {
     CUptiResult result = cupti.cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-    if (result != CUPTI_SUCCESS) {
-        disable(N_KINDS);
-        refuse("to hand out records", result);
-        return OK;
-    }
-    set_taking(true, &old);
-    return OK;
+    return result == CUPTI_SUCCESS || refuse("to hand out records", result);
 }
 
-status busy_end(busy_report *out) {
-    busy_log log;
-    *out = (busy_report){0};
-    CUptiResult result = CUPTI_SUCCESS;
-    bool was_on = cupti.is_on;
-    if (was_on) {
-        result = cupti.cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-        disable(N_KINDS);
+static void set_taking(const cupti_sink *sink, int64_t ahead_ns) {
+    pthread_mutex_lock(&cupti.lock);
+    cupti.is_taking = sink != NULL;
+    if (sink != NULL) {
+        cupti.sink = *sink;
+        cupti.failed = OK;
+        cupti.n_lost = 0;
+        cupti.ahead_ns = ahead_ns;
+        if (sink->begin != NULL) sink->begin(sink->ctx);
     }
-    status st = set_taking(false, &log);
-    if (result != CUPTI_SUCCESS) refuse("to hand out records", result);
-    if (st != OK)
-        st = fail(st, "no memory for the records of what the GPU did; measure fewer steps");
-    else if (was_on && result == CUPTI_SUCCESS)
-        st = busy_log_report(&log, out);
-    else
-        snprintf(out->reason, sizeof out->reason, "%s",
-                 cupti.reason[0] != '\0' ? cupti.reason : "busy_begin was not called");
-    busy_log_fini(&log);
-    return st;
+    pthread_mutex_unlock(&cupti.lock);
+}
+
+bool cupti_start(const cupti_sink *sink, bool with_calls) {
+    uint64_t theirs = 0;
+    cupti.reason[0] = '\0';
+    set_taking(NULL, 0);
+    if (!load() || !enable(with_calls ? N_KINDS : N_GPU_KINDS)) return false;
+    /* Records of the time before are dropped first. */
+    if (!cupti_flush()) {
+        disable();
+        return false;
+    }
+    cupti.cuptiGetTimestamp(&theirs);
+    set_taking(sink, (int64_t)(clock_ns() - theirs));
+    return true;
+}
+
+status cupti_stop(bool *is_complete, uint64_t *n_lost) {
+    *is_complete = cupti.n_on > 0 && cupti_flush();
+    disable();
+    set_taking(NULL, 0);
+    *n_lost = cupti.n_lost;
+    return cupti.failed;
+}
+
+const char *cupti_reason(void) {
+    return cupti.reason;
+}
+
+void cupti_mark_begin(int64_t mark) {
+    if (cupti.n_on == N_KINDS)
+        cupti.cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0,
+                                                     (uint64_t)mark);
+}
+
+void cupti_mark_end(void) {
+    uint64_t mark;
+    if (cupti.n_on == N_KINDS)
+        cupti.cuptiActivityPopExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &mark);
 }
 
 #else
 
-status busy_begin(void) {
-    return OK;
-}
-
-status busy_end(busy_report *out) {
-    *out = (busy_report){0};
 #ifdef HSTU_HAS_CUDA
-    snprintf(out->reason, sizeof out->reason,
-             "this build is without CUPTI (cupti.h was not found beside nvcc)");
+static const char no_cupti[] = "this build is without CUPTI (cupti.h was not found beside nvcc)";
 #else
-    snprintf(out->reason, sizeof out->reason, "this build is without CUDA");
+static const char no_cupti[] = "this build is without CUDA";
 #endif
+
+bool cupti_start(const cupti_sink *sink, bool with_calls) {
+    (void)sink, (void)with_calls;
+    return false;
+}
+
+bool cupti_flush(void) {
+    return false;
+}
+
+status cupti_stop(bool *is_complete, uint64_t *n_lost) {
+    *is_complete = false;
+    *n_lost = 0;
     return OK;
+}
+
+const char *cupti_reason(void) {
+    return no_cupti;
+}
+
+void cupti_mark_begin(int64_t mark) {
+    (void)mark;
+}
+
+void cupti_mark_end(void) {
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/range.h"
 #include "train/trainer_int.h"
 
 /* A loss above this many times (the first loss + 1) means that training has diverged. */
@@ -120,7 +121,10 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
     model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
     for (int64_t i = 0; i < n_micro; i++) {
         const batch *b;
-        TRY(batcher_next(t->batches, &b));
+        range_begin("next batch", RANGE_NO_NUMBER);
+        status st = batcher_next(t->batches, &b);
+        range_end();
+        TRY(st);
         TRY(look_ahead(t));
         if (t->on_batch != NULL) t->on_batch(t->batch_ctx, b);
         int64_t n = model_count_loss(t->s->model, b);
@@ -139,11 +143,14 @@ static status update(trainer *t, train_pending *p, double scale) {
     TRY(pass_fetch_loss(t->s->train, &p->sums.loss, &p->loss_ticket));
     t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
     count += (int64_t)t->saved.state.n_earlier;
-    TRY(optimizer_step(&t->optimizer, t->rate, count, scale));
+    range_begin("optimizer", RANGE_NO_NUMBER);
+    status st = optimizer_step(&t->optimizer, t->rate, count, scale);
+    range_end();
+    TRY(st);
     return optimizer_fetch_norm(&t->optimizer, &p->norm, &p->norm_ticket);
 }
 
-status trainer_step(trainer *t, bool *is_last) {
+static status take_step(trainer *t, bool *is_last) {
     train_state *state = &t->saved.state;
     uint64_t start = clock_ns();
     double scale = 1;
@@ -163,6 +170,14 @@ status trainer_step(trainer *t, bool *is_last) {
         TRY(settle_one(t));
     book_time(t, start);
     return OK;
+}
+
+status trainer_step(trainer *t, bool *is_last) {
+    range_begin("step", RANGE_NO_NUMBER);
+    status st = take_step(t, is_last);
+    range_end();
+    range_step();
+    return st;
 }
 
 static status make_parts(trainer *t) {

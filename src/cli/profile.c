@@ -1,0 +1,197 @@
+/* hstu profile: what a command does, op by op and kernel by kernel. */
+#include "cli/profile.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/show.h"
+#include "profile/profiler.h"
+#include "profile/tables.h"
+#include "profile/trace.h"
+
+enum { MAX_WORDS = 256 };
+
+typedef struct profile_args {
+    int64_t wait, warmup, active, repeat, row_limit;
+    const char *activities, *out, *format, *sort_by;
+} profile_args;
+
+static const command *known;
+
+void profile_set_commands(const command *commands) {
+    known = commands;
+}
+
+static const command *find_command(const char *name) {
+    for (const command *c = known; c != NULL && c->name != NULL; c++)
+        if (c->run != NULL && strcmp(c->name, name) == 0 && strcmp(name, "profile") != 0) return c;
+    return NULL;
+}
+
+static status read_activities(const char *text, profiler_options *o) {
+    o->has_host = strcmp(text, "cpu") == 0 || strcmp(text, "cpu,cuda") == 0;
+    o->has_gpu = strcmp(text, "cuda") == 0 || strcmp(text, "cpu,cuda") == 0;
+    if (o->has_host || o->has_gpu) return OK;
+    return fail(ERR_USAGE, "--activities %.40s: cpu, cuda or cpu,cuda", text);
+}
+
+/* While the command runs its output goes to stderr: stdout is for the tables. */
+static status run_apart(const command *c, int argc, char **argv) {
+    fflush(stdout);
+    int out = dup(STDOUT_FILENO);
+    if (out < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return fail_errno("stdout");
+    status st = c->run(argc, argv);
+    if (st != OK) st = fail_prefix(st, "%s", c->name);
+    fflush(stdout);
+    if (dup2(out, STDOUT_FILENO) < 0 && st == OK) st = fail_errno("stdout");
+    close(out);
+    return st;
+}
+
+static status write_file(const char *folder, const char *name, const char *suffix,
+                         const buf *text) {
+    char path[SHOW_PATH_BYTES];
+    out_file *f;
+    if (snprintf(path, sizeof path, "%s/%s%s", folder, name, suffix) >= (int)sizeof path)
+        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(out_file_create(&f, path));
+    status st = out_file_write(f, buf_str(text), text->n_bytes);
+    if (st == OK) return out_file_commit(f);
+    out_file_abandon(f);
+    return st;
+}
+
+static status put_table(const profile_table *t, const profile_args *a, buf *out) {
+    if (strcmp(a->format, "csv") == 0) return profile_table_csv(t, a->row_limit, out);
+    if (strcmp(a->format, "json") == 0) return profile_table_json(t, a->row_limit, out);
+    return profile_table_text(t, a->row_limit, out);
+}
+
+/* On stdout what was asked for, in the folder every row as csv. */
+static status show_report(const profile *p, report_kind kind, const profile_args *a) {
+    profile_table t;
+    buf text;
+    TRY(profile_table_make(&t, &p->recorder, kind));
+    status st = OK;
+    buf_init(&text);
+    if (t.n_rows > 0) {
+        st = profile_table_csv(&t, -1, &text);
+        if (st == OK) st = write_file(a->out, t.id, ".csv", &text);
+        buf_clear(&text);
+        if (st == OK && kind == REPORT_OPS && a->sort_by != NULL)
+            st = profile_table_sort(&t, a->sort_by);
+        if (st == OK) st = put_table(&t, a, &text);
+        if (st == OK) printf("%s%s", buf_str(&text), strcmp(a->format, "json") == 0 ? "" : "\n");
+    }
+    buf_fini(&text);
+    profile_table_fini(&t);
+    return st;
+}
+
+static void tell_cost(const profile *p, const profile_args *a) {
+    const recorder *r = &p->recorder;
+    double wall = (double)(a->active > 0 ? r->active_ns : p->end_ns - p->start_ns);
+    double share = wall > 0 ? 100 * (double)r->n_spans * p->span_ns / wall : 0;
+    log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)", r->n_spans,
+             wall / 1e9, share, p->span_ns);
+    if (a->active > 0) log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
+    if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
+    if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
+    if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
+}
+
+static status show_all(const profile *p, const profile_args *a) {
+    char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
+    TRY(folder_create(a->out, NULL));
+    for (int i = 0; i < N_REPORTS; i++)
+        TRY(show_report(p, (report_kind)i, a));
+    if (snprintf(path, sizeof path, "%s/trace.json", a->out) >= (int)sizeof path)
+        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(trace_write(p, path));
+    tell_cost(p, a);
+    log_info("%s   open it in chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
+             show_path(shown, path));
+    return OK;
+}
+
+static status check(const profile_args *a) {
+    const char *formats[] = {"table", "csv", "json"};
+    bool is_known = false;
+    for (int i = 0; i < 3; i++)
+        is_known = is_known || strcmp(a->format, formats[i]) == 0;
+    if (!is_known) return fail(ERR_USAGE, "--format %.40s: table, csv or json", a->format);
+    if (a->active == 0 && (a->wait > 0 || a->warmup > 0 || a->repeat > 0))
+        return fail(ERR_USAGE,
+                    "--wait, --warmup and --repeat need --active: how many steps to keep");
+    if (a->sort_by == NULL) return OK;
+    profile_table none = {.looks = LOOKS_TORCH};
+    return profile_table_sort(&none, a->sort_by);
+}
+
+static status profile_command(const profile_args *a, int argc, char **argv) {
+    profile p;
+    profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat}};
+    const command *c = find_command(argv[0]);
+    TRY(check(a));
+    TRY(read_activities(a->activities, &o));
+    if (c == NULL)
+        return fail(ERR_USAGE, "'%.100s' is not a command of hstu that can be profiled", argv[0]);
+    status st = profiler_start(&p, &o);
+    if (st == OK) {
+        st = run_apart(c, argc, argv);
+        status stopped = profiler_stop(&p);
+        if (st == OK) st = stopped;
+        if (st == OK) st = show_all(&p, a);
+    }
+    profile_fini(&p);
+    return st;
+}
+
+status cmd_profile(int argc, char **argv) {
+    profile_args a = {
+        .activities = "cpu,cuda", .out = "hstu-profile", .format = "table", .row_limit = 100};
+    const arg_option options[] = {
+        {"What", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--activities", ARG_TEXT, &a.activities, "LIST",
+         "cpu, cuda or cpu,cuda (default: both; cuda needs CUPTI and a GPU).", 0, 0},
+        {"--wait", ARG_INT, &a.wait, "N", "Steps to let pass first (default 0).", 0, 1 << 30},
+        {"--warmup", ARG_INT, &a.warmup, "N", "Steps recorded and forgotten (default 0).", 0,
+         1 << 30},
+        {"--active", ARG_INT, &a.active, "N",
+         "Steps to keep; 0, the default: everything from start to end.", 0, 1 << 30},
+        {"--repeat", ARG_INT, &a.repeat, "N",
+         "How often to wait, warm up and record; 0, the default: until the end.", 0, 1 << 30},
+        {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--out", ARG_TEXT, &a.out, "DIR",
+         "Folder for trace.json and the tables as csv (default hstu-profile).", 0, 0},
+        {"--format", ARG_TEXT, &a.format, "F", "Of the tables on stdout: table, csv or json.", 0,
+         0},
+        {"--sort-by", ARG_TEXT, &a.sort_by, "KEY",
+         "Of the table of ops: self_cpu_time_total, cpu_time_total, self_cuda_time_total, "
+         "cuda_time_total or count.",
+         0, 0},
+        {"--row-limit", ARG_INT, &a.row_limit, "N", "Rows of a table (default 100; -1: all).", -1,
+         1 << 30},
+        {0}};
+    const arg_spec spec = {
+        .usage = "hstu profile [options] -- COMMAND ...",
+        .summary = "Runs a command of hstu and shows where its time went: ranges (step, layer), "
+                   "ops, and on a GPU kernels, copies and calls of CUDA, as nsys and "
+                   "torch.profiler show them.  The command's own output goes to stderr.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = MAX_WORDS,
+        .notes = "A step is a step of training; commands without steps are recorded whole.\n"
+                 "Example: hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\n"};
+    const char *word[MAX_WORDS + 1];
+    int n = 0;
+    bool is_help = false;
+    TRY(args_parse(&spec, argc, argv, word, &n, &is_help));
+    if (is_help) return OK;
+    word[n] = NULL;
+    return profile_command(&a, n, (char **)word);
+}

@@ -1,0 +1,217 @@
+#include "profile/recorder.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/mem.h"
+
+status recorder_init(recorder *r, const recorder_schedule *s) {
+    *r = (recorder){.schedule = *s, .n_slots = 1024};
+    pthread_mutex_init(&r->lock, NULL);
+    TRY(mem_alloc_raw((void **)&r->name_slots, r->n_slots, sizeof *r->name_slots));
+    memset(r->name_slots, 0xff, r->n_slots * sizeof *r->name_slots);
+    return OK;
+}
+
+void recorder_fini(recorder *r) {
+    mem_free(r->spans);
+    mem_free(r->names);
+    mem_free(r->name_slots);
+    mem_free(r->launches);
+    pthread_mutex_destroy(&r->lock);
+    *r = (recorder){0};
+}
+
+/* Where a name is, or belongs, in the slots. */
+static size_t slot_of(const recorder *r, const char *name) {
+    size_t at = (size_t)hash64(name, strlen(name), 1) & (r->n_slots - 1);
+    while (r->name_slots[at] >= 0 && strcmp(r->names[r->name_slots[at]], name) != 0)
+        at = (at + 1) & (r->n_slots - 1);
+    return at;
+}
+
+static status grow_slots(recorder *r) {
+    int32_t *old = r->name_slots;
+    size_t n = 2 * r->n_slots;
+    TRY(mem_alloc_raw((void **)&r->name_slots, n, sizeof *old));
+    memset(r->name_slots, 0xff, n * sizeof *old);
+    r->n_slots = n;
+    for (size_t i = 0; i < r->n_names; i++)
+        r->name_slots[slot_of(r, r->names[i])] = (int32_t)i;
+    mem_free(old);
+    return OK;
+}
+
+static status intern(recorder *r, const char *text, int64_t number, int32_t *out) {
+    char name[sizeof r->names[0]];
+    if (number >= 0)
+        snprintf(name, sizeof name, "%s %lld", text, (long long)number);
+    else
+        snprintf(name, sizeof name, "%s", text);
+    size_t at = slot_of(r, name);
+    if (r->name_slots[at] < 0) {
+        if (2 * r->n_names >= r->n_slots) {
+            TRY(grow_slots(r));
+            at = slot_of(r, name);
+        }
+        TRY(mem_reserve((void **)&r->names, &r->names_capacity, r->n_names + 1,
+                        sizeof r->names[0]));
+        memcpy(r->names[r->n_names], name, sizeof name);
+        r->name_slots[at] = (int32_t)r->n_names++;
+    }
+    *out = r->name_slots[at];
+    return OK;
+}
+
+/* Room for one more span, or it is counted as dropped. */
+static bool has_room(recorder *r) {
+    if (r->n_spans < RECORDER_MAX_SPANS &&
+        mem_reserve((void **)&r->spans, &r->capacity, r->n_spans + 1, sizeof *r->spans) == OK)
+        return true;
+    r->n_dropped++;
+    return false;
+}
+
+static recorder_thread *this_thread(recorder *r) {
+    pthread_t self = pthread_self();
+    for (int i = 0; i < r->n_threads; i++)
+        if (pthread_equal(r->threads[i].id, self)) return &r->threads[i];
+    if (r->n_threads == RECORDER_MAX_THREADS) return NULL;
+    r->threads[r->n_threads] = (recorder_thread){.id = self};
+    return &r->threads[r->n_threads++];
+}
+
+/* Everything is forgotten but the names: indices of spans begin again, and spans that are open are
+ * not kept when they end. */
+static void forget(recorder *r) {
+    r->n_spans = r->n_launches = 0;
+    r->n_dropped = 0;
+    for (int i = 0; i < r->n_threads; i++)
+        for (int d = 0; d < r->threads[i].depth && d < RECORDER_MAX_DEPTH; d++)
+            r->threads[i].open[d].index = RECORDER_NO_OP;
+}
+
+/* What the schedule says of the step with this number. */
+typedef enum { STEP_OFF, STEP_WARMUP, STEP_ACTIVE } step_state;
+static step_state state_of(const recorder_schedule *s, int64_t step) {
+    if (s->active == 0) return STEP_ACTIVE;
+    int64_t cycle = s->wait + s->warmup + s->active;
+    if (s->repeat > 0 && step / cycle >= s->repeat) return STEP_OFF;
+    step %= cycle;
+    return step < s->wait ? STEP_OFF : step < s->wait + s->warmup ? STEP_WARMUP : STEP_ACTIVE;
+}
+
+void recorder_start(recorder *r) {
+    pthread_mutex_lock(&r->lock);
+    r->is_on = state_of(&r->schedule, r->step) != STEP_OFF;
+    r->started_ns = clock_ns();
+    pthread_mutex_unlock(&r->lock);
+}
+
+void recorder_stop(recorder *r) {
+    pthread_mutex_lock(&r->lock);
+    step_state state = state_of(&r->schedule, r->step);
+    if (r->is_on && state == STEP_ACTIVE) r->active_ns += clock_ns() - r->started_ns;
+    if (r->is_on && state == STEP_WARMUP && r->n_active == 0) forget(r);
+    r->is_on = false;
+    pthread_mutex_unlock(&r->lock);
+}
+
+bool recorder_will_switch(recorder *r) {
+    pthread_mutex_lock(&r->lock);
+    bool changes = state_of(&r->schedule, r->step) != state_of(&r->schedule, r->step + 1);
+    pthread_mutex_unlock(&r->lock);
+    return changes;
+}
+
+void recorder_step(recorder *r) {
+    pthread_mutex_lock(&r->lock);
+    step_state before = state_of(&r->schedule, r->step);
+    step_state after = state_of(&r->schedule, ++r->step);
+    uint64_t now = clock_ns();
+    if (before == STEP_ACTIVE) {
+        r->n_active++;
+        r->active_ns += now - r->started_ns;
+        r->started_ns = now;
+    }
+    /* Only the first warm-up can be forgotten as a whole; later ones are not recorded at all. */
+    if (before == STEP_WARMUP && after == STEP_ACTIVE) {
+        if (r->n_active == 0) forget(r);
+        r->started_ns = now;
+    }
+    r->is_on = after == STEP_ACTIVE || (after == STEP_WARMUP && r->n_active == 0);
+    pthread_mutex_unlock(&r->lock);
+}
+
+int64_t recorder_begin(recorder *r, span_kind kind, const char *name, int64_t number) {
+    pthread_mutex_lock(&r->lock);
+    recorder_thread *t = this_thread(r);
+    int64_t index = RECORDER_NO_OP;
+    if (t == NULL || t->depth >= RECORDER_MAX_DEPTH) {
+        if (t != NULL) t->depth++;
+        if (r->is_on) r->n_dropped++;
+    } else {
+        int32_t id = 0;
+        if (r->is_on && has_room(r) && intern(r, name, number, &id) == OK) {
+            index = (int64_t)r->n_spans++;
+            r->spans[index] =
+                (span){.name = id,
+                       .launch = -1,
+                       .op = t->depth > 0 ? t->open[t->depth - 1].index : RECORDER_NO_OP,
+                       .number = number,
+                       .kind = (uint8_t)kind,
+                       .lane = (uint16_t)(t - r->threads)};
+        }
+        t->open[t->depth++] = (open_span){.index = index, .start_ns = clock_ns()};
+        if (index >= 0) r->spans[index].start_ns = t->open[t->depth - 1].start_ns;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return index;
+}
+
+void recorder_end(recorder *r, uint64_t bytes) {
+    uint64_t now = clock_ns();
+    pthread_mutex_lock(&r->lock);
+    recorder_thread *t = this_thread(r);
+    if (t != NULL && t->depth > 0 && --t->depth < RECORDER_MAX_DEPTH) {
+        open_span *o = &t->open[t->depth];
+        uint64_t ns = now - o->start_ns;
+        if (t->depth > 0) t->open[t->depth - 1].child_ns += ns;
+        if (o->index >= 0) {
+            span *s = &r->spans[o->index];
+            s->end_ns = now;
+            s->child_ns = o->child_ns;
+            s->bytes = bytes;
+        }
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+void recorder_add(recorder *r, const span *s, const char *name, const span_launch *launch) {
+    int32_t id;
+    pthread_mutex_lock(&r->lock);
+    bool is_kept = has_room(r) && intern(r, name, -1, &id) == OK;
+    if (is_kept && launch != NULL)
+        is_kept = mem_reserve((void **)&r->launches, &r->launches_capacity, r->n_launches + 1,
+                              sizeof *launch) == OK;
+    if (is_kept) {
+        span *to = &r->spans[r->n_spans++];
+        *to = *s;
+        to->name = id;
+        to->launch = launch != NULL ? (int32_t)r->n_launches : -1;
+        if (launch != NULL) r->launches[r->n_launches++] = *launch;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+const char *recorder_name(const recorder *r, const span *s) {
+    return r->names[s->name];
+}
+
+const char *span_kind_name(span_kind kind) {
+    static const char *const names[N_SPAN_KINDS] = {"user_annotation", "cpu_op",     "cuda_runtime",
+                                                    "kernel",          "gpu_memcpy", "gpu_memset"};
+    return names[kind];
+}

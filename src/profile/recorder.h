@@ -1,0 +1,114 @@
+/* Recorder: what a program did and when, span by span: ranges and ops of the host, and, where CUPTI
+ * tells (cupti.h), calls of CUDA, kernels and copies of the GPU.
+ *
+ * Spans of the host nest within their thread; a span of the GPU knows the op that launched it.
+ * Recording is switched on and off by a schedule of steps, as torch.profiler's: after `wait` steps
+ * `warmup` steps are recorded and forgotten, then `active` ones kept, `repeat` times.  Any thread
+ * may add; tables (tables.h) and traces (trace.h) read a recorder that is stopped. */
+#ifndef HSTU_PROFILE_RECORDER_H
+#define HSTU_PROFILE_RECORDER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum {
+    SPAN_RANGE, /* base/range.h */
+    SPAN_OP,    /* an op of the backend: on the CPU its work, on a GPU its launch */
+    SPAN_CALL,  /* of CUDA's runtime or driver */
+    SPAN_KERNEL,
+    SPAN_COPY,
+    SPAN_SET,
+    N_SPAN_KINDS
+} span_kind;
+
+enum { RECORDER_MAX_DEPTH = 64, RECORDER_MAX_THREADS = 64, RECORDER_NO_OP = -1 };
+
+/* What a kernel was launched with. */
+typedef struct span_launch {
+    int32_t grid[3], block[3];
+    uint32_t registers, static_shared, dynamic_shared; /* shared: bytes of a block */
+    uint32_t local;                                    /* bytes of a thread */
+} span_launch;
+
+typedef struct span {
+    uint64_t start_ns, end_ns; /* of clock_ns */
+    uint64_t child_ns;         /* of the host: time in the spans right inside it */
+    uint64_t bytes;            /* of a copy or a memset; of memory asked for by an op */
+    int64_t op;                /* the span around it, on the GPU the one that launched it; or
+                                  RECORDER_NO_OP */
+    int64_t number;            /* of a range */
+    int32_t name;              /* in names */
+    int32_t launch;            /* in launches, or -1 */
+    uint32_t correlation;      /* of a call and what it launched; 0: none */
+    uint16_t lane;             /* thread of the host, stream of the GPU */
+    uint8_t kind, device;
+} span;
+
+typedef struct recorder_schedule {
+    int64_t wait, warmup, active, repeat; /* active 0: everything; repeat 0: until the end */
+} recorder_schedule;
+
+typedef struct open_span {
+    uint64_t start_ns, child_ns;
+    int64_t index; /* of its span, which is there since it began; or RECORDER_NO_OP */
+} open_span;
+
+typedef struct recorder_thread {
+    pthread_t id;
+    int depth; /* may be beyond what is kept */
+    open_span open[RECORDER_MAX_DEPTH];
+} recorder_thread;
+
+typedef struct recorder {
+    recorder_schedule schedule;
+    int64_t step; /* seen so far */
+    bool is_on;   /* spans are taken */
+
+    span *spans;
+    size_t n_spans, capacity;
+    char (*names)[192];
+    size_t n_names, names_capacity;
+    int32_t *name_slots; /* open addressing over names, by hash; -1: free */
+    size_t n_slots;
+    span_launch *launches;
+    size_t n_launches, launches_capacity;
+
+    recorder_thread threads[RECORDER_MAX_THREADS];
+    int n_threads;
+    uint64_t n_dropped;             /* no memory, or too many */
+    uint64_t started_ns, active_ns; /* of the recorded stretches, in all */
+    int64_t n_active;               /* steps that were kept */
+    pthread_mutex_t lock;
+} recorder;
+
+/* max_spans of a recording: what comes after is counted as dropped. */
+enum { RECORDER_MAX_SPANS = 1 << 24 };
+
+status recorder_init(recorder *r, const recorder_schedule *s);
+void recorder_fini(recorder *r);
+
+/* Starts at once where the schedule says so. */
+void recorder_start(recorder *r);
+void recorder_stop(recorder *r);
+
+/* A span of the calling thread.  recorder_begin returns the number of the span, which a GPU's span
+ * may name as its op; RECORDER_NO_OP while nothing is taken. */
+int64_t recorder_begin(recorder *r, span_kind kind, const char *name, int64_t number);
+void recorder_end(recorder *r, uint64_t bytes);
+
+/* A span that is complete: of the GPU, or of CUDA.  launch may be NULL. */
+void recorder_add(recorder *r, const span *s, const char *name, const span_launch *launch);
+
+/* A step has ended: the schedule goes on.  Where recorder_will_switch says that this forgets a
+ * warm-up or ends a recording, the records of the GPU must be there before. */
+bool recorder_will_switch(recorder *r);
+void recorder_step(recorder *r);
+
+const char *recorder_name(const recorder *r, const span *s);
+const char *span_kind_name(span_kind kind);
+
+#endif

@@ -1,0 +1,233 @@
+#include "profile/tables.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+/* The values of nsys' summaries: a share, the sum, how many, and how they are spread. */
+#define SUMMARY(count, name)                                                                       \
+    {"Time (%)", COLUMN_PERCENT, 0}, {"Total Time (ns)", COLUMN_NS, 1}, {count, COLUMN_COUNT, 2},  \
+        {"Avg (ns)", COLUMN_NS, 3}, {"Med (ns)", COLUMN_NS, 4}, {"Min (ns)", COLUMN_NS, 5},        \
+        {"Max (ns)", COLUMN_NS, 6}, {"StdDev (ns)", COLUMN_NS, 7}, {                               \
+        name, COLUMN_NAME, 0                                                                       \
+    }
+
+static const profile_column kernel_columns[] = {SUMMARY("Instances", "Name")};
+static const profile_column call_columns[] = {SUMMARY("Num Calls", "Name")};
+static const profile_column copy_columns[] = {SUMMARY("Count", "Operation")};
+static const profile_column gpu_columns[] = {SUMMARY("Instances", "Operation")};
+static const profile_column byte_columns[] = {
+    {"Total (MB)", COLUMN_MB, 1},  {"Count", COLUMN_COUNT, 2},   {"Avg (MB)", COLUMN_MB, 3},
+    {"Med (MB)", COLUMN_MB, 4},    {"Min (MB)", COLUMN_MB, 5},   {"Max (MB)", COLUMN_MB, 6},
+    {"StdDev (MB)", COLUMN_MB, 7}, {"Operation", COLUMN_NAME, 0}};
+
+/* The values of key_averages; the columns of a GPU are shown where there was one. */
+enum {
+    OP_SELF_SHARE,
+    OP_SELF,
+    OP_TOTAL_SHARE,
+    OP_TOTAL,
+    OP_AVERAGE,
+    OP_GPU_SELF,
+    OP_GPU_SHARE,
+    OP_GPU_TOTAL,
+    OP_GPU_AVERAGE,
+    OP_CALLS
+};
+#define OF_HOST                                                                                    \
+    {"Name", COLUMN_NAME, 0}, {"Self CPU %", COLUMN_PERCENT, OP_SELF_SHARE},                       \
+        {"Self CPU", COLUMN_TIME, OP_SELF}, {"CPU total %", COLUMN_PERCENT, OP_TOTAL_SHARE},       \
+        {"CPU total", COLUMN_TIME, OP_TOTAL}, {                                                    \
+        "CPU time avg", COLUMN_TIME, OP_AVERAGE                                                    \
+    }
+static const profile_column host_columns[] = {OF_HOST, {"# of Calls", COLUMN_COUNT, OP_CALLS}};
+static const profile_column op_columns[] = {OF_HOST,
+                                            {"Self CUDA", COLUMN_TIME, OP_GPU_SELF},
+                                            {"Self CUDA %", COLUMN_PERCENT, OP_GPU_SHARE},
+                                            {"CUDA total", COLUMN_TIME, OP_GPU_TOTAL},
+                                            {"CUDA time avg", COLUMN_TIME, OP_GPU_AVERAGE},
+                                            {"# of Calls", COLUMN_COUNT, OP_CALLS}};
+
+#define COLUMNS(list) list, (int)(sizeof(list) / sizeof(list)[0])
+static const struct {
+    const char *id, *title;
+    table_looks looks;
+    unsigned kinds; /* bits of span kinds */
+    const profile_column *columns;
+    int n_columns;
+} reports[N_REPORTS] = {
+    [REPORT_KERNELS] = {"cuda_gpu_kern_sum", "CUDA GPU Kernel Summary", LOOKS_NSYS,
+                        1 << SPAN_KERNEL, COLUMNS(kernel_columns)},
+    [REPORT_CALLS] = {"cuda_api_sum", "CUDA API Summary", LOOKS_NSYS, 1 << SPAN_CALL,
+                      COLUMNS(call_columns)},
+    [REPORT_COPIES] = {"cuda_gpu_mem_time_sum", "CUDA GPU MemOps Summary (by Time)", LOOKS_NSYS,
+                       1 << SPAN_COPY | 1 << SPAN_SET, COLUMNS(copy_columns)},
+    [REPORT_BYTES] = {"cuda_gpu_mem_size_sum", "CUDA GPU MemOps Summary (by Size)", LOOKS_NSYS,
+                      1 << SPAN_COPY | 1 << SPAN_SET, COLUMNS(byte_columns)},
+    [REPORT_GPU] = {"cuda_gpu_sum", "CUDA GPU Summary (Kernels/MemOps)", LOOKS_NSYS,
+                    1 << SPAN_KERNEL | 1 << SPAN_COPY | 1 << SPAN_SET, COLUMNS(gpu_columns)},
+    [REPORT_OPS] = {"key_averages", "Ranges and ops", LOOKS_TORCH, 1 << SPAN_RANGE | 1 << SPAN_OP,
+                    COLUMNS(host_columns)},
+};
+
+static bool counts(const span *s, unsigned kinds) {
+    return s->end_ns != 0 && (kinds >> s->kind & 1) != 0;
+}
+
+/* One value of a span, by the name it belongs to. */
+typedef struct sample {
+    int32_t name;
+    double value;
+} sample;
+
+static int by_name_and_value(const void *a, const void *b) {
+    const sample *x = a, *y = b;
+    if (x->name != y->name) return x->name < y->name ? -1 : 1;
+    return x->value < y->value ? -1 : x->value > y->value;
+}
+
+/* Sum, count, mean, median, least, largest, sample deviation of n sorted values. */
+static void spread(const sample *s, size_t n, double out[7]) {
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += s[i].value;
+    double mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++)
+        squares += (s[i].value - mean) * (s[i].value - mean);
+    double median = (s[(n - 1) / 2].value + s[n / 2].value) / 2;
+    double deviation = n > 1 ? sqrt(squares / (double)(n - 1)) : 0;
+    double all[7] = {sum, (double)n, mean, median, s[0].value, s[n - 1].value, deviation};
+    memcpy(out, all, sizeof all);
+}
+
+static status summarise(profile_table *t, const recorder *r, unsigned kinds, bool is_bytes) {
+    sample *all;
+    size_t n = 0, capacity = 0;
+    double total = 0;
+    TRY(mem_alloc_raw((void **)&all, r->n_spans + 1, sizeof *all));
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (!counts(s, kinds)) continue;
+        double value = is_bytes ? (double)s->bytes / 1e6 : (double)(s->end_ns - s->start_ns);
+        all[n++] = (sample){s->name, value};
+        total += value;
+    }
+    qsort(all, n, sizeof *all, by_name_and_value);
+    status st = OK;
+    for (size_t i = 0, end; st == OK && i < n; i = end) {
+        for (end = i + 1; end < n && all[end].name == all[i].name; end++) {
+        }
+        st = MEM_RESERVE(&t->rows, &capacity, t->n_rows + 1);
+        if (st != OK) break;
+        profile_row *row = &t->rows[t->n_rows++];
+        *row = (profile_row){0};
+        row->name = r->names[all[i].name];
+        spread(all + i, end - i, row->value + 1);
+        row->value[0] = total > 0 ? 100 * row->value[1] / total : 0;
+    }
+    mem_free(all);
+    return st;
+}
+
+static bool is_of_host(const span *s) {
+    return s->kind == SPAN_RANGE || s->kind == SPAN_OP;
+}
+
+/* A span of the GPU counts as self time of its op, and as total time of all around that. */
+static void add_gpu_time(profile_row *rows, const recorder *r, const span *s) {
+    double ns = (double)(s->end_ns - s->start_ns);
+    bool is_self = true;
+    for (int64_t at = s->op; at != RECORDER_NO_OP; at = r->spans[at].op, is_self = false) {
+        profile_row *row = &rows[r->spans[at].name];
+        if (is_self) row->value[OP_GPU_SELF] += ns;
+        row->value[OP_GPU_TOTAL] += ns;
+    }
+}
+
+static status average(profile_table *t, const recorder *r) {
+    TRY(mem_alloc((void **)&t->rows, r->n_names + 1, sizeof *t->rows));
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (s->end_ns == 0) continue;
+        if (!is_of_host(s)) {
+            if (s->kind != SPAN_CALL) add_gpu_time(t->rows, r, s);
+            if (s->kind != SPAN_CALL) t->gpu_ns += (double)(s->end_ns - s->start_ns);
+            continue;
+        }
+        profile_row *row = &t->rows[s->name];
+        double ns = (double)(s->end_ns - s->start_ns), self = ns - (double)s->child_ns;
+        row->name = r->names[s->name];
+        row->value[OP_SELF] += self;
+        row->value[OP_TOTAL] += ns;
+        row->value[OP_CALLS]++;
+        t->host_ns += self;
+    }
+    for (size_t i = 0; i < r->n_names; i++) {
+        profile_row row = t->rows[i];
+        if (row.name == NULL) continue;
+        double *v = row.value, n = v[OP_CALLS];
+        v[OP_SELF_SHARE] = t->host_ns > 0 ? 100 * v[OP_SELF] / t->host_ns : 0;
+        v[OP_TOTAL_SHARE] = t->host_ns > 0 ? 100 * v[OP_TOTAL] / t->host_ns : 0;
+        v[OP_GPU_SHARE] = t->gpu_ns > 0 ? 100 * v[OP_GPU_SELF] / t->gpu_ns : 0;
+        v[OP_AVERAGE] = v[OP_TOTAL] / n;
+        v[OP_GPU_AVERAGE] = v[OP_GPU_TOTAL] / n;
+        t->rows[t->n_rows++] = row;
+    }
+    if (t->gpu_ns > 0) {
+        t->columns = op_columns;
+        t->n_columns = (int)(sizeof op_columns / sizeof op_columns[0]);
+    }
+    return OK;
+}
+
+status profile_table_make(profile_table *out, const recorder *r, report_kind kind) {
+    *out = (profile_table){.id = reports[kind].id,
+                           .title = reports[kind].title,
+                           .looks = reports[kind].looks,
+                           .columns = reports[kind].columns,
+                           .n_columns = reports[kind].n_columns};
+    status st = kind == REPORT_OPS ? average(out, r)
+                                   : summarise(out, r, reports[kind].kinds, kind == REPORT_BYTES);
+    if (st == OK)
+        st = profile_table_sort(out, kind != REPORT_OPS ? "total_time"
+                                     : out->gpu_ns > 0  ? "self_cuda_time_total"
+                                                        : "self_cpu_time_total");
+    if (st != OK) profile_table_fini(out);
+    return st;
+}
+
+void profile_table_fini(profile_table *t) {
+    mem_free(t->rows);
+    t->rows = NULL;
+    t->n_rows = 0;
+}
+
+static int by_column(const void *a, const void *b, void *column) {
+    const profile_row *x = a, *y = b;
+    double p = x->value[*(int *)column], q = y->value[*(int *)column];
+    return p > q ? -1 : p < q ? 1 : strcmp(x->name, y->name);
+}
+
+status profile_table_sort(profile_table *t, const char *key) {
+    static const struct {
+        const char *key;
+        int column;
+    } keys[] = {{"self_cpu_time_total", OP_SELF},
+                {"cpu_time_total", OP_TOTAL},
+                {"self_cuda_time_total", OP_GPU_SELF},
+                {"cuda_time_total", OP_GPU_TOTAL},
+                {"count", OP_CALLS}};
+    int column = -1;
+    if (t->looks == LOOKS_NSYS) column = 1; /* the sum */
+    for (size_t i = 0; t->looks == LOOKS_TORCH && i < sizeof keys / sizeof keys[0]; i++)
+        if (strcmp(key, keys[i].key) == 0) column = keys[i].column;
+    if (column < 0)
+        return fail(ERR_USAGE,
+                    "--sort-by %.40s: the keys are self_cpu_time_total, cpu_time_total, "
+                    "self_cuda_time_total, cuda_time_total and count",
+                    key);
+    if (t->n_rows > 0) qsort_r(t->rows, t->n_rows, sizeof *t->rows, by_column, &column);
+    return OK;
+}

@@ -1,0 +1,191 @@
+#include "profile/trace.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/file.h"
+#include "base/json.h"
+
+/* Written piece by piece: a trace may be larger than memory should be. */
+typedef struct writer {
+    out_file *file;
+    buf text;
+    const profile *p;
+    bool has_event;
+} writer;
+
+enum { PIECE_BYTES = 1 << 20, HOST_PID = 1000000 }; /* GPUs are the processes 0, 1, ... */
+
+static status flush(writer *w) {
+    TRY(out_file_write(w->file, buf_str(&w->text), w->text.n_bytes));
+    buf_clear(&w->text);
+    return OK;
+}
+
+/* Each event is one line. */
+static status begin_event(writer *w, json_writer *j) {
+    if (w->text.n_bytes > PIECE_BYTES) TRY(flush(w));
+    TRY(buf_text(&w->text, w->has_event ? ",\n" : "\n"));
+    w->has_event = true;
+    json_begin(j, &w->text, 0);
+    json_object_open(j);
+    return OK;
+}
+
+static status end_event(json_writer *j) {
+    json_object_close(j);
+    return json_finish(j);
+}
+
+/* Microseconds since the profile began, with three decimals; json_double would write as many as it
+ * needs. */
+static void put_time(json_writer *j, const char *key, uint64_t ns) {
+    json_key(j, key);
+    json_double(j, (double)ns / 1e3);
+}
+
+static uint64_t since(const profile *p, uint64_t ns) {
+    return ns > p->start_ns ? ns - p->start_ns : 0;
+}
+
+static bool is_on_gpu(const span *s) {
+    return s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET;
+}
+
+static void put_place(json_writer *j, const span *s) {
+    json_key_int(j, "pid", is_on_gpu(s) ? s->device : HOST_PID);
+    /* Calls of CUDA have the system's thread numbers; they share the first thread's row. */
+    json_key_int(j, "tid", s->kind == SPAN_CALL ? 0 : s->lane);
+}
+
+static void put_triple(json_writer *j, const char *key, const int32_t v[3]) {
+    json_key(j, key);
+    json_array_open(j);
+    for (int i = 0; i < 3; i++)
+        json_int(j, v[i]);
+    json_array_close(j);
+}
+
+static void put_args(json_writer *j, const recorder *r, const span *s) {
+    json_key(j, "args");
+    json_object_open(j);
+    if (s->correlation > 0) json_key_int(j, "correlation", s->correlation);
+    if (is_on_gpu(s)) {
+        json_key_int(j, "device", s->device);
+        json_key_int(j, "stream", s->lane);
+        if (s->op >= 0) json_key_int(j, "External id", s->op);
+    } else if (s->kind == SPAN_OP) {
+        json_key_int(j, "External id", s - r->spans);
+    }
+    if (s->bytes > 0) json_key_int(j, "bytes", (int64_t)s->bytes);
+    if (s->launch >= 0) {
+        const span_launch *l = &r->launches[s->launch];
+        put_triple(j, "grid", l->grid);
+        put_triple(j, "block", l->block);
+        json_key_int(j, "registers per thread", l->registers);
+        json_key_int(j, "shared memory", (int64_t)l->static_shared + l->dynamic_shared);
+        json_key_int(j, "local memory per thread", l->local);
+    }
+    json_object_close(j);
+}
+
+static status put_span(writer *w, const span *s) {
+    json_writer j;
+    const recorder *r = &w->p->recorder;
+    TRY(begin_event(w, &j));
+    json_key_string(&j, "ph", "X");
+    json_key_string(&j, "cat", span_kind_name(s->kind));
+    json_key_string(&j, "name", recorder_name(r, s));
+    put_place(&j, s);
+    put_time(&j, "ts", since(w->p, s->start_ns));
+    put_time(&j, "dur", s->end_ns - s->start_ns);
+    put_args(&j, r, s);
+    return end_event(&j);
+}
+
+/* Both ends of an arrow have the correlation as their id. */
+static status put_flow(writer *w, const span *s) {
+    json_writer j;
+    bool is_start = s->kind == SPAN_CALL;
+    TRY(begin_event(w, &j));
+    json_key_string(&j, "ph", is_start ? "s" : "f");
+    if (!is_start) json_key_string(&j, "bp", "e");
+    json_key_int(&j, "id", s->correlation);
+    put_place(&j, s);
+    put_time(&j, "ts", since(w->p, s->start_ns));
+    json_key_string(&j, "cat", "ac2g");
+    json_key_string(&j, "name", "ac2g");
+    return end_event(&j);
+}
+
+static status put_label(writer *w, const char *what, int64_t pid, int64_t tid, const char *text) {
+    json_writer j;
+    TRY(begin_event(w, &j));
+    json_key_string(&j, "ph", "M");
+    json_key_string(&j, "name", what);
+    json_key_int(&j, "pid", pid);
+    json_key_int(&j, "tid", tid);
+    json_key(&j, "args");
+    json_object_open(&j);
+    json_key_string(&j, "name", text);
+    json_object_close(&j);
+    return end_event(&j);
+}
+
+static status put_labels(writer *w) {
+    const recorder *r = &w->p->recorder;
+    char text[256];
+    snprintf(text, sizeof text, "hstu, process %ld", (long)getpid());
+    TRY(put_label(w, "process_name", HOST_PID, 0, text));
+    for (int i = 0; i < r->n_threads; i++) {
+        snprintf(text, sizeof text, "thread %d", i);
+        TRY(put_label(w, "thread_name", HOST_PID, i, text));
+    }
+    bool is_named[256] = {false};
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (!is_on_gpu(s) || is_named[s->device]) continue;
+        is_named[s->device] = true;
+        snprintf(text, sizeof text, "GPU %d", s->device);
+        TRY(put_label(w, "process_name", s->device, 0, text));
+    }
+    return OK;
+}
+
+/* An arrow needs both of its ends. */
+static status put_spans(writer *w) {
+    const recorder *r = &w->p->recorder;
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (s->end_ns == 0) continue;
+        TRY(put_span(w, s));
+        if (s->correlation > 0 && (s->kind == SPAN_CALL || is_on_gpu(s))) TRY(put_flow(w, s));
+    }
+    return OK;
+}
+
+static status put_all(writer *w) {
+    json_writer j;
+    TRY(buf_text(&w->text, "{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\",\"device\":"));
+    json_begin(&j, &w->text, 0);
+    json_string(&j, w->p->device);
+    TRY(json_finish(&j));
+    TRY(buf_text(&w->text, ",\"traceEvents\":["));
+    TRY(put_labels(w));
+    TRY(put_spans(w));
+    TRY(buf_text(&w->text, "\n]}\n"));
+    return flush(w);
+}
+
+status trace_write(const profile *p, const char *path) {
+    writer w = {.p = p};
+    TRY(out_file_create(&w.file, path));
+    buf_init(&w.text);
+    status st = put_all(&w);
+    buf_fini(&w.text);
+    if (st == OK) return out_file_commit(w.file);
+    out_file_abandon(w.file);
+    return st;
+}

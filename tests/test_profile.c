@@ -1,0 +1,77 @@
+/* hstu profile, from outside. */
+#include "run_test.h"
+
+#define TRAIN "-- train --gin-config-file m.gin --data data --out run --epochs 2 --device cpu"
+
+/* The events of hstu-profile/trace.json. */
+static const json_value *trace_events(arena *a) {
+    char *text;
+    size_t n;
+    const json_value *v;
+    CHECK_OK(file_read_all(run_path("hstu-profile/trace.json"), 1 << 24, &text, &n));
+    CHECK_OK(json_parse(a, "trace.json", text, n, &v));
+    mem_free(text);
+    return json_member(v, "traceEvents");
+}
+
+static int count_events(const json_value *events, const char *name) {
+    int n = 0;
+    for (const json_value *e = events->first; e != NULL; e = e->next)
+        n += strcmp(json_member(e, "ph")->string, "X") == 0 &&
+             strcmp(json_member(e, "name")->string, name) == 0;
+    return n;
+}
+
+/* The toy has five steps an epoch. */
+TEST(profile_shows_steps_layers_and_ops) {
+    arena a;
+    arena_init(&a, 1 << 16);
+    char *text =
+        said(0, "profile --wait 1 --warmup 1 --active 2 --repeat 2 --sort-by count " TRAIN);
+    CHECK_CONTAINS(text, "Self CPU %");
+    CHECK_CONTAINS(text, "layer forward 0");
+    CHECK_CONTAINS(text, "linear_fwd");
+    CHECK_CONTAINS(text, "4 steps kept of 10\n");
+    free(text);
+    const json_value *events = trace_events(&a);
+    CHECK_EQ(count_events(events, "step"), 4);
+    CHECK_EQ(count_events(events, "layer forward 0"), 4);
+    CHECK_EQ(count_events(events, "layer backward 0"), 4);
+    CHECK(count_events(events, "attn_fwd") >= 4);
+    for (const json_value *e = events->first; e != NULL; e = e->next)
+        if (json_member(e, "ts") != NULL) CHECK(json_member(e, "ts")->number >= 0);
+    arena_fini(&a);
+}
+
+/* What is profiled does the same work. */
+TEST(profile_changes_no_bit) {
+    free(said(0, "profile --active 1 --repeat 1 " TRAIN));
+    free(said(0, "train --gin-config-file m.gin --data data --out plain --epochs 2 --device cpu"));
+    CHECK(same_file(run_path("run"), run_path("plain"), "model.safetensors"));
+}
+
+TEST(profile_records_commands_without_steps) {
+    free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 1 --device cpu"));
+    char *text = said(0, "profile --format json -- eval run --data data --device cpu");
+    CHECK_CONTAINS(text, "{\"report\":\"key_averages\",\"rows\":[{\"Name\":");
+    free(text);
+}
+
+TEST(profile_says_what_is_wrong) {
+    static const struct {
+        const char *args, *want;
+    } wrong[] = {
+        {"profile -- nothing", "'nothing' is not a command of hstu"},
+        {"profile -- profile -- info data", "'profile' is not a command of hstu"},
+        {"profile --wait 3 -- info data", "need --active"},
+        {"profile --format xml -- info data", "table, csv or json"},
+        {"profile --activities tpu -- info data", "cpu, cuda or cpu,cuda"},
+        {"profile --sort-by name -- info data", "self_cpu_time_total"},
+        {"profile -- train --nothing", "train: unknown option '--nothing'"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char *text = said(2, wrong[i].args);
+        CHECK_CONTAINS(text, wrong[i].want);
+        free(text);
+    }
+}

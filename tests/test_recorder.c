@@ -1,0 +1,143 @@
+#include "profile/recorder.h"
+
+#include "base/clock.h"
+#include "test.h"
+
+static void op(recorder *r, const char *name) {
+    recorder_begin(r, SPAN_OP, name, -1);
+    recorder_end(r, 0);
+}
+
+/* A step of training: a range around two ops. */
+static void step(recorder *r) {
+    recorder_begin(r, SPAN_RANGE, "step", -1);
+    op(r, "linear");
+    op(r, "attn");
+    recorder_end(r, 0);
+    recorder_step(r);
+}
+
+TEST(recorder_spans_nest) {
+    recorder r;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    recorder_start(&r);
+    recorder_begin(&r, SPAN_RANGE, "step", -1);
+    recorder_begin(&r, SPAN_RANGE, "layer", 3);
+    op(&r, "linear");
+    op(&r, "linear");
+    recorder_end(&r, 0);
+    recorder_end(&r, 7);
+    recorder_stop(&r);
+    CHECK_EQ(r.n_spans, 4);
+    CHECK_STR(recorder_name(&r, &r.spans[1]), "layer 3");
+    CHECK_STR(recorder_name(&r, &r.spans[2]), "linear");
+    CHECK_EQ(r.spans[2].name, r.spans[3].name);
+    CHECK_EQ(r.spans[0].op, RECORDER_NO_OP);
+    CHECK_EQ(r.spans[1].op, 0);
+    CHECK_EQ(r.spans[3].op, 1);
+    CHECK_EQ(r.spans[0].bytes, 7);
+    for (int i = 0; i < 4; i++)
+        CHECK(r.spans[i].end_ns >= r.spans[i].start_ns && r.spans[i].start_ns > 0);
+    uint64_t ops =
+        r.spans[2].end_ns - r.spans[2].start_ns + r.spans[3].end_ns - r.spans[3].start_ns;
+    CHECK_EQ(r.spans[1].child_ns, ops);
+    CHECK_EQ(r.spans[0].child_ns, r.spans[1].end_ns - r.spans[1].start_ns);
+    recorder_fini(&r);
+}
+
+/* wait 2, warm up 1, keep 3, twice: of 20 steps 3 + 3 are kept, warm-ups are not. */
+TEST(recorder_follows_the_schedule) {
+    recorder r;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){2, 1, 3, 2}));
+    recorder_start(&r);
+    for (int i = 0; i < 20; i++) {
+        step(&r);
+        CHECK_EQ(r.n_active, i < 3 ? 0 : i < 6 ? i - 2 : i < 9 ? 3 : i < 12 ? i - 5 : 6);
+    }
+    recorder_stop(&r);
+    CHECK_EQ(r.n_active, 6);
+    CHECK_EQ(r.step, 20);
+    CHECK_EQ(r.n_spans, 6 * 3);
+    CHECK(r.active_ns > 0);
+    recorder_fini(&r);
+}
+
+/* What is open when recording begins or ends is not kept, and its end hits nothing else. */
+TEST(recorder_keeps_whole_spans) {
+    recorder r;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){0, 1, 1, 1}));
+    recorder_start(&r);
+    recorder_begin(&r, SPAN_RANGE, "epoch", -1);
+    step(&r); /* warm-up: forgotten */
+    step(&r); /* kept */
+    recorder_end(&r, 0);
+    recorder_end(&r, 0); /* one too many */
+    recorder_stop(&r);
+    CHECK_EQ(r.n_spans, 3);
+    for (size_t i = 0; i < r.n_spans; i++)
+        CHECK(strcmp(recorder_name(&r, &r.spans[i]), "epoch") != 0 && r.spans[i].end_ns > 0);
+    recorder_fini(&r);
+}
+
+TEST(recorder_of_deep_ranges_counts_what_it_drops) {
+    recorder r;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    recorder_start(&r);
+    for (int i = 0; i < RECORDER_MAX_DEPTH + 5; i++)
+        recorder_begin(&r, SPAN_RANGE, "deep", i);
+    for (int i = 0; i < RECORDER_MAX_DEPTH + 5; i++)
+        recorder_end(&r, 0);
+    op(&r, "after");
+    recorder_stop(&r);
+    CHECK_EQ(r.n_dropped, 5);
+    CHECK_EQ(r.n_spans, RECORDER_MAX_DEPTH + 1);
+    CHECK_EQ(r.spans[RECORDER_MAX_DEPTH].op, RECORDER_NO_OP);
+    recorder_fini(&r);
+}
+
+TEST(recorder_keeps_thousands_of_names) {
+    recorder r;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    recorder_start(&r);
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < 3000; i++) {
+            recorder_begin(&r, SPAN_RANGE, "name", i);
+            recorder_end(&r, 0);
+        }
+    recorder_stop(&r);
+    CHECK_EQ(r.n_names, 3000);
+    CHECK_EQ(r.n_spans, 6000);
+    CHECK_STR(recorder_name(&r, &r.spans[2999]), "name 2999");
+    CHECK_EQ(r.spans[1234].name, r.spans[4234].name);
+    recorder_fini(&r);
+}
+
+static void *many(void *ctx) {
+    recorder *r = ctx;
+    for (int i = 0; i < 500; i++) {
+        recorder_begin(r, SPAN_RANGE, "outer", -1);
+        op(r, "inner");
+        recorder_end(r, 0);
+    }
+    return NULL;
+}
+
+TEST(recorder_keeps_threads_apart) {
+    recorder r;
+    pthread_t thread[4];
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    recorder_start(&r);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(pthread_create(&thread[i], NULL, many, &r), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(thread[i], NULL);
+    recorder_stop(&r);
+    CHECK_EQ(r.n_spans, 4 * 1000);
+    for (size_t i = 0; i < r.n_spans; i++) {
+        const span *s = &r.spans[i];
+        if (s->kind != SPAN_OP) continue;
+        CHECK(s->op >= 0 && r.spans[s->op].lane == s->lane);
+        CHECK(r.spans[s->op].start_ns <= s->start_ns && r.spans[s->op].end_ns >= s->end_ns);
+    }
+    recorder_fini(&r);
+}
