@@ -1,7 +1,7 @@
 /* hstu.h: the public API of libhstu, a generative recommender (HSTU) in C and CUDA.
  *
  * What the program `hstu` does, as a library: one header, opaque types.  Today: prepared data sets,
- * jagged batches of them, and the attention kernels; training and serving follow.
+ * jagged batches of them, training, trained models, and the attention kernels.
  *
  * Every function that can fail returns hstu_status, 0 for success; hstu_error() then says why, in
  * words a user can act on.  Objects are made by `open` or `create` and released by `close` or
@@ -55,8 +55,9 @@ typedef struct hstu_data_info {
     uint64_t users;
     uint64_t catalogue; /* all known items, numbered 1..catalogue */
     uint64_t events;
-    int64_t time_per_second;     /* ticks of time to a second */
-    int32_t contextual_features; /* F */
+    int64_t time_per_second;                /* ticks of time to a second */
+    int32_t contextual_features;            /* F */
+    int32_t has_text_users, has_text_items; /* their ids are texts; else numbers */
 } hstu_data_info;
 
 /* One user's history, oldest event first. */
@@ -147,6 +148,89 @@ HSTU_API hstu_status hstu_batcher_next(hstu_batcher *batcher, hstu_batch *out);
 /* Batches of an epoch, and the most tokens one of them can have. */
 HSTU_API uint64_t hstu_batcher_n_batches(const hstu_batcher *batcher);
 HSTU_API int32_t hstu_batcher_max_tokens(const hstu_batcher *batcher);
+
+/* Trained models. */
+
+typedef struct hstu_model hstu_model;
+
+typedef struct hstu_model_info {
+    uint64_t users; /* of the data it was opened with */
+    uint64_t items; /* of the model's catalogue, numbered 1..items */
+    int64_t parameters;
+    uint64_t step;        /* updates that it was trained for */
+    int32_t dim;          /* of a user's state */
+    int32_t item_dim;     /* of an item's embedding */
+    int32_t n_scores;     /* numbers that scoring gives for a candidate */
+    int32_t is_retrieval; /* else it ranks given candidates */
+} hstu_model_info;
+
+/* Opens a run (its best checkpoint on validation where it has one, else its newest) or a checkpoint
+ * for inference.  data: prepared data with the users to ask about, matched to the model by id;
+ * NULL: none, the model has its items alone.  device: "auto", "cpu", "cuda" or "cuda:N"; NULL:
+ * "auto". */
+HSTU_API hstu_status hstu_model_open(hstu_model **out, const char *run, const char *data,
+                                     const char *device);
+HSTU_API void hstu_model_close(hstu_model *model);
+HSTU_API void hstu_model_get_info(const hstu_model *model, hstu_model_info *out);
+
+/* The data in the numbering of the model, for ids, titles and histories: users are those of the
+ * data, items those of the model.  A view, valid until hstu_model_close; never closed. */
+HSTU_API const hstu_data *hstu_model_data(const hstu_model *model);
+
+/* The k best items for each user, without those of the user's history unless keeps_seen; where
+ * there are fewer, item 0 with score NAN.  A user without events gets popular items.  item, score:
+ * (n_users, k).  HSTU_ERR_UNSUPPORTED for a ranking model. */
+HSTU_API hstu_status hstu_model_recommend(hstu_model *model, const uint64_t *users,
+                                          uint64_t n_users, int32_t k, int32_t keeps_seen,
+                                          uint32_t *item, float *score);
+
+/* The same for somebody who is not in the data; action and time of the history may be NULL: zeros.
+ * item, score: (k). */
+HSTU_API hstu_status hstu_model_recommend_history(hstu_model *model, const hstu_history *history,
+                                                  int32_t k, int32_t keeps_seen, uint32_t *item,
+                                                  float *score);
+
+/* Scores of candidates: (n_users, n_candidates, n_scores); NAN where there is no number, as for a
+ * user without events.  hstu_model_score_name says what number i is: "score", "click", "p_1"; NULL
+ * beyond the last. */
+HSTU_API hstu_status hstu_model_score(hstu_model *model, const uint64_t *users, uint64_t n_users,
+                                      const uint32_t *candidates, int32_t n_candidates, float *out);
+HSTU_API const char *hstu_model_score_name(const hstu_model *model, int32_t i);
+
+/* The states of users, (n_users, dim), of which an item's score is the product with its embedding;
+ * a user without events has zeros.  Retrieval models only. */
+HSTU_API hstu_status hstu_model_encode(hstu_model *model, const uint64_t *users, uint64_t n_users,
+                                       float *out);
+
+/* The items' embeddings as they are scored: (items + 1, item_dim); row 0, and rows of items that a
+ * dynamic table does not have, are zeros. */
+HSTU_API hstu_status hstu_model_item_embeddings(hstu_model *model, float *out);
+
+/* Training. */
+
+/* Gets the lines of RUN/log.jsonl, one JSON object each: start, epoch, eval, done.  Anything but 0
+ * stops the run, which is saved. */
+typedef int32_t (*hstu_train_callback)(void *ctx, const char *json);
+
+/* Start from hstu_train_defaults, so that fields of later versions are set too. */
+typedef struct hstu_train_args {
+    const char *config;           /* a gin file; NULL with is_resume: the run's own */
+    const char *const *overrides; /* (n_overrides): "Class.field=value" */
+    int32_t n_overrides;
+    const char *data;   /* prepared data */
+    const char *run;    /* the folder of the run */
+    const char *device; /* as of hstu_model_open */
+    int64_t epochs;     /* 0: as the config says */
+    int32_t is_resume;  /* goes on with the run */
+    int32_t has_validation;
+    hstu_train_callback callback; /* or NULL */
+    void *ctx;
+} hstu_train_args;
+
+HSTU_API void hstu_train_defaults(hstu_train_args *out);
+
+/* HSTU_ERR_INTERRUPTED: the callback stopped it; the run is saved and can be resumed. */
+HSTU_API hstu_status hstu_train(const hstu_train_args *args);
 
 /* HSTU attention on a GPU: the kernels alone, for programs with a model of their own.
  *

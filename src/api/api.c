@@ -1,9 +1,12 @@
 /* The public API: thin, so that hstu.h can stay as it is while the inside moves.  Types cross by
  * name only: an hstu_data is a seq_file, an hstu_batcher a batcher. */
 #include <inttypes.h>
+#include <pthread.h>
 #include <string.h>
 
+#include "api/api_int.h"
 #include "base/env.h"
+#include "base/log.h"
 #include "data/set/batcher.h"
 #include "data/set/seq_file.h"
 #include "hstu.h"
@@ -11,6 +14,17 @@
 _Static_assert((int)HSTU_ERR_NUMERIC == (int)ERR_NUMERIC, "the codes must agree");
 _Static_assert((int)HSTU_BY_USER == (int)SPLIT_BY_USER && (int)HSTU_TEST == (int)PART_TEST,
                "splits and parts must agree");
+
+/* A library says nothing unless it is asked to, by HSTU_LOG. */
+static void set_log_level(void) {
+    log_set_level(LOG_WARN);
+}
+
+status api_begin(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, set_log_level);
+    return env_apply_log_level();
+}
 
 const char *hstu_version(void) {
     return HSTU_VERSION;
@@ -46,7 +60,9 @@ void hstu_data_get_info(const hstu_data *data, hstu_data_info *out) {
                             .catalogue = s->n_items,
                             .events = s->n_events,
                             .time_per_second = s->time_per_second,
-                            .contextual_features = s->n_context};
+                            .contextual_features = s->n_context,
+                            .has_text_users = s->has_text_users,
+                            .has_text_items = s->has_text_items};
 }
 
 hstu_status hstu_data_history(const hstu_data *data, uint64_t user, hstu_history *out) {

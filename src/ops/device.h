@@ -6,6 +6,7 @@
 #ifndef HSTU_OPS_DEVICE_H
 #define HSTU_OPS_DEVICE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -36,6 +37,13 @@ typedef struct device_driver {
 status device_list(device_info *out, int max, int *n);
 
 void device_driver_ask(device_driver *out);
+
+/* Makes the backend that a name stands for: "cpu", "cuda", "cuda:N", or "auto", the first usable
+ * GPU and else the CPU.  The pool must outlive it. */
+struct backend;
+struct pool;
+status backend_open(struct backend **out, struct pool *workers, const char *device,
+                    bool is_deterministic);
 
 #ifdef __cplusplus
 }

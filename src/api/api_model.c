@@ -1,0 +1,315 @@
+/* The trained models of hstu.h, over model/trained.h: recommending, scoring, encoding, embeddings.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "api/api_int.h"
+#include "base/env.h"
+#include "base/mem.h"
+#include "hstu.h"
+#include "model/histories.h"
+#include "model/item_table.h"
+#include "model/recommender.h"
+#include "model/scorer.h"
+#include "model/trained.h"
+#include "nn/input.h"
+#include "ops/device.h"
+
+struct hstu_model {
+    pool *workers;
+    backend *be;
+    seq_file *data; /* as opened; t.session.data is it in the numbering of the model */
+    trained t;
+    /* Of the last call, for the next one with the same settings. */
+    recommender *recommender;
+    int32_t k, keeps_seen;
+    char columns[256]; /* of hstu_model_score: "score" */
+    int32_t n_columns;
+};
+
+void hstu_model_close(hstu_model *m) {
+    if (m == NULL) return;
+    recommender_destroy(m->recommender);
+    trained_close(&m->t);
+    seq_file_close(m->data);
+    backend_destroy(m->be);
+    pool_destroy(m->workers);
+    mem_free(m);
+}
+
+/* The numbers that scoring gives, from a scorer of one candidate. */
+static status name_columns(hstu_model *m) {
+    const uint32_t item = 1;
+    scorer *s = NULL;
+    scorer_config c = {.candidate = &item, .n_candidates = 1, .max_users = 1};
+    status st = scorer_create(&s, &m->t.session, &c);
+    size_t used = 0;
+    if (st == OK) m->n_columns = scorer_n_columns(s);
+    for (int32_t i = 0; i < m->n_columns && st == OK; i++) {
+        size_t n = strlen(scorer_columns(s)[i]) + 1;
+        if (used + n > sizeof m->columns)
+            st = fail(ERR_UNSUPPORTED, "a model with too many names of scores");
+        else
+            memcpy(m->columns + used, scorer_columns(s)[i], n);
+        used += n;
+    }
+    scorer_destroy(s);
+    return st;
+}
+
+static status open_model(hstu_model *m, const char *run, const char *data, const char *device) {
+    int n_threads;
+    TRY(api_begin());
+    TRY(env_threads(&n_threads));
+    TRY(pool_create(&m->workers, n_threads));
+    TRY(backend_open(&m->be, m->workers, device != NULL ? device : "auto", false));
+    if (data != NULL) TRY(seq_file_open(&m->data, data, m->workers));
+    TRY(trained_open(&m->t, run, m->data, m->be, 0));
+    return name_columns(m);
+}
+
+hstu_status hstu_model_open(hstu_model **out, const char *run, const char *data,
+                            const char *device) {
+    hstu_model *m;
+    *out = NULL;
+    status st = MEM_NEW(&m, 1);
+    if (st != OK) return (hstu_status)st;
+    st = open_model(m, run, data, device);
+    if (st == OK) {
+        *out = m;
+        return HSTU_OK;
+    }
+    failure f;
+    failure_save(&f, st);
+    hstu_model_close(m);
+    return (hstu_status)failure_restore(&f);
+}
+
+/* The rows of items that are scored have the width of the table. */
+static int32_t item_dim(const hstu_model *m) {
+    const param *rows = model_rows(m->t.session.model, ITEM_FEATURE);
+    return rows != NULL ? (int32_t)rows->shape[1] : model_dim(m->t.session.model);
+}
+
+void hstu_model_get_info(const hstu_model *m, hstu_model_info *out) {
+    const session *s = &m->t.session;
+    *out = (hstu_model_info){.users = s->data->n_users,
+                             .items = s->data->n_items,
+                             .parameters = model_n_numbers(s->model),
+                             .step = m->t.origin.step,
+                             .dim = model_dim(s->model),
+                             .item_dim = item_dim(m),
+                             .n_scores = m->n_columns,
+                             .is_retrieval = s->config->task == TASK_RETRIEVAL};
+}
+
+const hstu_data *hstu_model_data(const hstu_model *m) {
+    return (const hstu_data *)m->t.session.data;
+}
+
+const char *hstu_model_score_name(const hstu_model *m, int32_t i) {
+    const char *name = m->columns;
+    if (i < 0 || i >= m->n_columns) return NULL;
+    while (i-- > 0)
+        name += strlen(name) + 1;
+    return name;
+}
+
+static status check_users(const hstu_model *m, const uint64_t *users, uint64_t n) {
+    uint64_t n_users = m->t.session.data->n_users;
+    for (uint64_t i = 0; i < n; i++)
+        if (users[i] >= n_users)
+            return fail(ERR_USAGE, "user %" PRIu64 " is out of range: there are %" PRIu64, users[i],
+                        n_users);
+    return OK;
+}
+
+/* Recommending. */
+
+static status make_recommender(hstu_model *m, int32_t k, int32_t keeps_seen, uint64_t max_events) {
+    session *s = &m->t.session;
+    if (m->recommender != NULL && m->k == k && m->keeps_seen == keeps_seen && max_events == 0)
+        return OK;
+    recommender_destroy(m->recommender);
+    m->recommender = NULL;
+    recommender_config c = {.k = k,
+                            .max_users = max_events > 0 ? 1 : s->eval_batch,
+                            .keeps_seen = keeps_seen != 0,
+                            .max_events = max_events};
+    TRY(recommender_create(&m->recommender, s, &c));
+    m->k = k;
+    m->keeps_seen = max_events > 0 ? -1 : keeps_seen; /* of one history: not used again */
+    return OK;
+}
+
+static void take_result(const recommender *r, int32_t user, int32_t k, uint32_t *item,
+                        float *score) {
+    recommendation found = recommender_result(r, user);
+    for (int32_t i = 0; i < k; i++) {
+        item[i] = i < found.n ? (uint32_t)found.item[i] : 0;
+        score[i] = i < found.n ? found.score[i] : NAN;
+    }
+}
+
+static status recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
+                        uint32_t *item, float *score) {
+    recommender *r = m->recommender;
+    uint64_t at = 0;
+    while (at < n_users) {
+        uint64_t first = at;
+        recommender_clear(r);
+        for (; at < n_users; at++) {
+            user_events u = user_events_of(m->t.session.data, users[at]);
+            if (!recommender_fits(r, &u)) break;
+            TRY(recommender_add(r, &u));
+        }
+        TRY(recommender_run(r));
+        for (uint64_t i = first; i < at; i++)
+            take_result(r, (int32_t)(i - first), k, item + i * (uint64_t)k,
+                        score + i * (uint64_t)k);
+    }
+    return OK;
+}
+
+hstu_status hstu_model_recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
+                                 int32_t keeps_seen, uint32_t *item, float *score) {
+    status st = check_users(m, users, n_users);
+    if (st == OK && (k < 1 || k > RECOMMEND_MAX_K))
+        st = fail(ERR_USAGE, "k is %d; it must be 1 to %d", k, RECOMMEND_MAX_K);
+    if (st == OK) st = make_recommender(m, k, keeps_seen != 0, 0);
+    if (st == OK) st = recommend(m, users, n_users, k, item, score);
+    return (hstu_status)st;
+}
+
+/* Arrays that a caller leaves out are zeros. */
+typedef struct history_copy {
+    uint16_t *action;
+    int64_t *time;
+    user_events events;
+} history_copy;
+
+static status copy_history(const hstu_model *m, const hstu_history *h, history_copy *out) {
+    const seq_file *data = m->t.session.data;
+    for (uint64_t i = 0; i < h->length; i++) {
+        if (h->item[i] < 1 || h->item[i] > data->n_items)
+            return fail(ERR_USAGE, "item %" PRIu32 " is out of range: there are %" PRIu64,
+                        h->item[i], data->n_items);
+        if (h->action != NULL && m->t.session.limits.n_actions > 0 &&
+            h->action[i] >= m->t.session.limits.n_actions)
+            return fail(ERR_USAGE, "action %u is out of range: the model knows %d",
+                        (unsigned)h->action[i], m->t.session.limits.n_actions);
+    }
+    if (h->action == NULL) TRY(MEM_NEW(&out->action, (size_t)h->length));
+    if (h->time == NULL) TRY(MEM_NEW(&out->time, (size_t)h->length));
+    out->events = (user_events){.user = data->n_users,
+                                .n = h->length,
+                                .item = h->item,
+                                .action = h->action != NULL ? h->action : out->action,
+                                .time = h->time != NULL ? h->time : out->time};
+    return OK;
+}
+
+hstu_status hstu_model_recommend_history(hstu_model *m, const hstu_history *history, int32_t k,
+                                         int32_t keeps_seen, uint32_t *item, float *score) {
+    history_copy copy = {0};
+    status st = copy_history(m, history, &copy);
+    if (st == OK && (k < 1 || k > RECOMMEND_MAX_K))
+        st = fail(ERR_USAGE, "k is %d; it must be 1 to %d", k, RECOMMEND_MAX_K);
+    if (st == OK) st = make_recommender(m, k, keeps_seen != 0, history->length + 1);
+    if (st == OK) st = recommender_add(m->recommender, &copy.events);
+    if (st == OK) st = recommender_run(m->recommender);
+    if (st == OK) take_result(m->recommender, 0, k, item, score);
+    mem_free(copy.action);
+    mem_free(copy.time);
+    return (hstu_status)st;
+}
+
+/* Scoring. */
+
+static status score(hstu_model *m, scorer *s, const uint64_t *users, uint64_t n_users, size_t n,
+                    float *out) {
+    uint64_t at = 0;
+    while (at < n_users) {
+        uint64_t first = at;
+        scorer_clear(s);
+        for (; at < n_users && scorer_fits(s); at++) {
+            user_events u = user_events_of(m->t.session.data, users[at]);
+            TRY(scorer_add(s, &u));
+        }
+        TRY(scorer_run(s));
+        for (uint64_t i = first; i < at; i++)
+            memcpy(out + i * n, scorer_result(s, (int32_t)(i - first)), n * sizeof *out);
+    }
+    return OK;
+}
+
+hstu_status hstu_model_score(hstu_model *m, const uint64_t *users, uint64_t n_users,
+                             const uint32_t *candidates, int32_t n_candidates, float *out) {
+    session *s = &m->t.session;
+    scorer *r = NULL;
+    status st = check_users(m, users, n_users);
+    if (n_candidates < 0) st = fail(ERR_USAGE, "%d candidates", n_candidates);
+    for (int32_t i = 0; i < n_candidates && st == OK; i++)
+        if (candidates[i] < 1 || candidates[i] > s->data->n_items)
+            st = fail(ERR_USAGE, "item %" PRIu32 " is out of range: there are %" PRIu64,
+                      candidates[i], s->data->n_items);
+    if (st != OK || n_candidates == 0 || n_users == 0) return (hstu_status)st;
+    scorer_config c = {
+        .candidate = candidates, .n_candidates = n_candidates, .max_users = s->eval_batch};
+    st = scorer_create(&r, s, &c);
+    if (st == OK)
+        st = score(m, r, users, n_users, (size_t)n_candidates * (size_t)m->n_columns, out);
+    scorer_destroy(r);
+    return (hstu_status)st;
+}
+
+/* Embeddings. */
+
+hstu_status hstu_model_item_embeddings(hstu_model *m, float *out) {
+    item_table t;
+    status st = item_table_init(&t, m->t.session.model);
+    if (st == OK && t.dim != item_dim(m))
+        st = fail(ERR_UNSUPPORTED, "the dynamic table of items is narrower than the model");
+    if (st == OK)
+        memset(out, 0, (size_t)(m->t.session.data->n_items + 1) * (size_t)t.dim * sizeof *out);
+    for (int32_t row = 0; st == OK && row < t.items.n; row++)
+        st = item_table_read(&t, row, 1, out + (int64_t)t.items.item[row] * t.dim);
+    item_table_fini(&t);
+    return (hstu_status)st;
+}
+
+static status encode(hstu_model *m, pass *p, histories *h, const uint64_t *users, uint64_t n_users,
+                     float *out) {
+    session *s = &m->t.session;
+    int32_t dim = model_dim(s->model);
+    uint64_t at = 0;
+    while (at < n_users) {
+        const void *states;
+        uint64_t first = at;
+        histories_clear(h);
+        for (; at < n_users && h->view.n_users < h->max_users; at++) {
+            user_events u = user_events_of(s->data, users[at]);
+            TRY(histories_add(h, &u, NULL, 0));
+        }
+        TRY(pass_encode(p, &h->view, &states));
+        TRY(backend_read_act(s->be, out + first * (uint64_t)dim, states,
+                             (size_t)h->view.n_users * (size_t)dim));
+    }
+    return OK;
+}
+
+hstu_status hstu_model_encode(hstu_model *m, const uint64_t *users, uint64_t n_users, float *out) {
+    session *s = &m->t.session;
+    pass *p = NULL;
+    histories h = {0};
+    status st = check_users(m, users, n_users);
+    if (st == OK && s->config->task != TASK_RETRIEVAL)
+        st = fail(ERR_UNSUPPORTED, "a ranking model scores candidates; it has no state of a user");
+    if (st == OK) st = pass_create(&p, s->model, &(pass_config){.max_users = s->eval_batch});
+    if (st == OK) st = histories_init(&h, s, s->eval_batch);
+    if (st == OK) st = encode(m, p, &h, users, n_users, out);
+    histories_fini(&h);
+    pass_destroy(p);
+    return (hstu_status)st;
+}
