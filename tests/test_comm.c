@@ -45,8 +45,8 @@ static void check_memory(rank *r, const void *memory, size_t n_bytes, bool is_wh
 
 /* The sum and the maximum over one rank are its own numbers, bit for bit. */
 TEST(comm_self_all_reduce) {
-    static const size_t bytes[] = {[COMM_F32] = 4, [COMM_F64] = 8, [COMM_I64] = 8};
-    for (int type = COMM_F32; type <= COMM_I64; type++)
+    static const size_t bytes[] = {[COMM_F32] = 4, [COMM_F64] = 8, [COMM_I64] = 8, [COMM_U8] = 1};
+    for (int type = COMM_F32; type <= COMM_U8; type++)
         for (int rule = COMM_SUM; rule <= COMM_MAX; rule++)
             for (int n = 0; n <= N; n += N - 1) {
                 rank r;

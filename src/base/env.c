@@ -30,9 +30,14 @@ static int usable_cores(void) {
 }
 
 status env_threads(int *out) {
+    return env_threads_of(1, out);
+}
+
+status env_threads_of(int n_processes, int *out) {
     const char *text = getenv("HSTU_THREADS");
     if (text == NULL || text[0] == '\0') {
-        *out = usable_cores();
+        *out = usable_cores() / n_processes;
+        if (*out < 1) *out = 1;
         return OK;
     }
     char *end;

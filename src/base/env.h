@@ -27,6 +27,10 @@ const char *env_compiler(void);
  * where neither variable is an absolute path. */
 status env_cache_folder(char *text, size_t n, const char *name);
 
+/* The same for one of n processes that share this machine: the cores are divided among them;
+ * HSTU_THREADS is for each. */
+status env_threads_of(int n_processes, int *out);
+
 /* Colours are wanted on this file descriptor: it is a terminal, TERM is not dumb, NO_COLOR unset.
  */
 bool env_wants_colour(int fd);

@@ -182,8 +182,8 @@ static status run(const bench_args *a) {
         .path = path, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
     config_path_find(a->file, path);
     TRY(config_load(&c, &source));
-    status st = a->is_deterministic ? work_open_deterministic(&w, a->data, a->device)
-                                    : work_open(&w, a->data, a->device);
+    work_options how = {.is_deterministic = a->is_deterministic};
+    status st = work_open_as(&w, a->data, a->device, &how);
     if (st == OK) {
         if (a->data == NULL) st = train_bench_data(&w.data, c, w.workers);
         if (st == OK) st = train_bench_run(c, w.data, w.be, a->n_steps, &r);

@@ -18,6 +18,7 @@
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
+#include "dist/ranks.h"
 #include "model/checkpoint_load.h"
 #include "train/generated.h"
 #include "train/protocol.h"
@@ -29,6 +30,8 @@ typedef struct train_args {
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
+    int64_t n_ranks;
+    transport *ranks; /* this process is one of them; or NULL */
     split_args split;
     train_options options;
 } train_args;
@@ -280,24 +283,43 @@ static status join_test(train_args *args, const config *c, work *w) {
 static status train(train_args *args, config *c) {
     work w;
     session s = {0};
+    work_options how = {.is_deterministic = args->is_deterministic, .ranks = args->ranks};
     printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
     TRY(choose_columns(&p, c));
-    TRY(args->is_deterministic ? work_open_deterministic(&w, args->data, args->device)
-                               : work_open(&w, args->data, args->device));
+    TRY(work_open_as(&w, args->data, args->device, &how));
     status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
     if (st == OK) st = join_test(args, c, &w);
     if (st == OK) st = session_open(&s, c, work_data(&w), w.be);
     if (st == OK) {
         args->options.observer = observe;
         args->options.ctx = &p;
+        s.comm = w.comm;
         args->options.stop = &stop_asked;
-        watch_signals();
+        if (args->ranks != NULL && args->ranks->stop != NULL)
+            args->options.stop = args->ranks->stop;
+        else
+            watch_signals();
         st = trainer_run(&s, &args->options);
     }
     session_close(&s);
     work_close(&w);
     return st;
+}
+
+/* Trains on several ranks of this machine; the process that was called watches them. */
+static status train_on_ranks(train_args *args, config *c) {
+    if (args->n_ranks == 1) return train(args, c);
+    status st = ranks_fork(&args->ranks, (int)args->n_ranks, RANKS_PATIENCE_MS);
+    if (args->ranks != NULL) {
+        if (st == OK) st = train(args, c);
+        return ranks_leave(args->ranks, st);
+    }
+    if (st == OK || status_reason()[0] == '\0') return st;
+    failure f;
+    failure_save(&f, st);
+    return fail(st, "%s; go on from the last checkpoint with --resume --out %s", f.reason,
+                args->options.run);
 }
 
 static bool has_start(const config *c) {
@@ -354,13 +376,14 @@ static status run(train_args *args) {
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);
     if (st == OK && !args->is_print) st = choose_split(args);
-    if (st == OK && !args->is_print) st = train(args, c);
+    if (st == OK && !args->is_print) st = train_on_ranks(args, c);
     config_destroy(c);
     return st;
 }
 
 status cmd_train(int argc, char **argv) {
-    train_args args = {.device = "auto", .seed = -1, .options = train_options_default()};
+    train_args args = {
+        .device = "auto", .seed = -1, .n_ranks = 1, .options = train_options_default()};
     train_options *o = &args.options;
     int64_t keep = o->keep;
     const char *format;
@@ -436,6 +459,11 @@ status cmd_train(int argc, char **argv) {
         {"--seed", ARG_INT, &args.seed, "N", "Seed of everything random, instead of the config's.",
          0, UINT32_MAX},
         {"--device", ARG_TEXT, &args.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"--ranks", ARG_INT, &args.n_ranks, "G",
+         "Processes of this machine that train together (default 1): the users of a step are "
+         "divided among them, and so are cores and GPUs. On the CPU any number gives the same "
+         "bits; docs/distributed.md.",
+         1, 64},
         {"--deterministic", ARG_FLAG, &args.is_deterministic, NULL,
          "On a GPU: the same bits in every run, resumed ones included, a little slower (the CPU "
          "always does that).",

@@ -1,36 +1,53 @@
 #include "cli/work.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/env.h"
 #include "base/log.h"
 #include "ops/device.h"
 #include "profile/profiler.h"
 
-static status open_backend(work *w, const char *device, bool is_deterministic) {
+enum { MAX_DEVICES = 64 };
+
+/* Ranks of one machine take its GPUs in turn: the name of the one for this rank. */
+static status choose_gpu(const transport *ranks, const char **device, char name[32]) {
+    device_info list[MAX_DEVICES];
+    int n, n_usable = 0, usable[MAX_DEVICES];
+    if (ranks == NULL || (strcmp(*device, "auto") != 0 && strcmp(*device, "cuda") != 0)) return OK;
+    TRY(device_list(list, MAX_DEVICES, &n));
+    for (int i = 0; i < n; i++)
+        if (list[i].sm >= DEVICE_MIN_SM) usable[n_usable++] = i;
+    if (n_usable == 0) return OK; /* backend_open says what that means */
+    snprintf(name, 32, "cuda:%d", usable[ranks->local_rank % n_usable]);
+    *device = name;
+    return OK;
+}
+
+static status open_backend(work *w, const char *device, const work_options *options) {
     int n_threads;
-    TRY(env_threads(&n_threads));
+    TRY(env_threads_of(options->ranks != NULL ? options->ranks->local_size : 1, &n_threads));
     TRY(pool_create(&w->workers, n_threads));
-    status st = backend_open(&w->be, w->workers, device, is_deterministic);
+    char name[32];
+    TRY(choose_gpu(options->ranks, &device, name));
+    status st = backend_open(&w->be, w->workers, device, options->is_deterministic);
     bool is_named = st == ERR_USAGE || st == ERR_DEVICE;
     return is_named ? fail_prefix(st, "--device %.40s", device) : st;
 }
 
-static status open_all(work *w, const char *data, const char *device, bool is_deterministic) {
+status work_open_as(work *w, const char *data, const char *device, const work_options *o) {
     *w = (work){0};
-    status st = open_backend(w, device, is_deterministic);
+    status st = open_backend(w, device, o);
     if (st == OK) st = profiler_watch(&w->be);
+    if (st == OK && o->ranks != NULL) st = comm_create_host(&w->comm, w->be, o->ranks);
     if (st == OK && data != NULL) st = seq_file_open(&w->data, data, w->workers);
     if (st != OK) work_close(w);
     return st;
 }
 
 status work_open(work *w, const char *data, const char *device) {
-    return open_all(w, data, device, false);
-}
-
-status work_open_deterministic(work *w, const char *data, const char *device) {
-    return open_all(w, data, device, true);
+    return work_open_as(w, data, device, &(work_options){0});
 }
 
 status work_join_test(work *w, const char *path, bool keeps_unknown) {
@@ -56,6 +73,7 @@ void work_close(work *w) {
     held_out_destroy(w->joined);
     seq_file_close(w->test);
     seq_file_close(w->data);
+    comm_destroy(w->comm);
     backend_destroy(w->be);
     pool_destroy(w->workers);
     *w = (work){0};

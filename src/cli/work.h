@@ -7,11 +7,13 @@
 #include "base/status.h"
 #include "data/set/held_out.h"
 #include "data/set/seq_file.h"
+#include "dist/transport.h"
 #include "ops/ops.h"
 
 typedef struct work {
     pool *workers;
     backend *be;
+    comm *comm; /* with several ranks; else NULL */
     seq_file *data;
     seq_file *test;   /* the test file, */
     held_out *joined; /* and its events after those of the data; or NULL */
@@ -28,8 +30,14 @@ typedef struct work {
 /* data: a folder, or NULL for none. */
 status work_open(work *w, const char *data, const char *device);
 
-/* Like work_open; on a GPU two runs then give the same bits. */
-status work_open_deterministic(work *w, const char *data, const char *device);
+/* How the work is done, besides on which device. */
+typedef struct work_options {
+    bool is_deterministic; /* on a GPU: two runs give the same bits */
+    transport *ranks;      /* this process is one of several ranks; NULL: it is alone */
+} work_options;
+
+/* Like work_open.  Ranks divide the cores of a machine, and take its GPUs in turn. */
+status work_open_as(work *w, const char *data, const char *device, const work_options *o);
 
 /* Opens a test file and joins its events to those of the data (held_out.h); says on stderr what was
  * left out. */

@@ -81,7 +81,7 @@ static int64_t slice_count(int64_t n, int r, int size) {
 #define COMBINE(type, to, from, n, rule)                                                           \
     for (int64_t i_ = 0; i_ < (n); i_++) {                                                         \
         type a_ = ((const type *)(to))[i_], b_ = ((const type *)(from))[i_];                       \
-        ((type *)(to))[i_] = (rule) == COMM_SUM ? a_ + b_ : a_ > b_ ? a_ : b_;                     \
+        ((type *)(to))[i_] = (type)((rule) == COMM_SUM ? a_ + b_ : a_ > b_ ? a_ : b_);             \
     }
 
 static void combine(const all_reduce_args *a, void *to, const void *from, int64_t n) {
@@ -94,6 +94,9 @@ static void combine(const all_reduce_args *a, void *to, const void *from, int64_
         break;
     case COMM_I64:
         COMBINE(int64_t, to, from, n, a->rule)
+        break;
+    case COMM_U8:
+        COMBINE(uint8_t, to, from, n, a->rule)
         break;
     }
 }

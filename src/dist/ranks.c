@@ -141,7 +141,7 @@ static status become_rank(transport **out, shm_job *job, int rank, pid_t parent)
         int nowhere = open("/dev/null", O_WRONLY);
         if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
         if (nowhere > STDOUT_FILENO) close(nowhere);
-        if (log_get_level() < LOG_WARN) log_set_level(LOG_WARN);
+        log_set_level(LOG_QUIET);
     }
     return shm_create(out, job, rank);
 }

@@ -14,8 +14,8 @@ enum { RANKS_PATIENCE_MS = 3000 };
 
 /* Returns in n ranks, with *out, and in the caller when all of them have ended, with *out NULL and
  * how the job ended: where a rank has said itself what went wrong, the reason is "".  Must be
- * called before the process starts threads.  Ranks but the first log warnings only, and have no
- * standard output. */
+ * called before the process starts threads.  Ranks but the first log nothing, and have no standard
+ * output. */
 status ranks_fork(transport **out, int n, int patience_ms);
 
 /* A rank leaves with st; it must then end with that status.  Of several ranks that fail, only the

@@ -53,6 +53,7 @@ struct pass {
     staged_i32 lists;      /* of pass_rank; not for training */
     int64_t max_seen;      /* rows to leave out that fit there */
     const batch *expected; /* the batch after the next one, or NULL */
+    const batch *whole;    /* what the current batch is a part of, or NULL */
 };
 
 /* Fills a zeroed model: its parts and their parameters. */

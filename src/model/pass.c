@@ -138,7 +138,9 @@ status pass_backward(pass *p, const sequences *s) {
 static status train_head(pass *p, uint64_t seed, const int32_t *negatives) {
     const model *m = p->m;
     const void *last = p->hidden[m->n_layers];
-    loss_rows rows = {.sum = p->loss, .seed = seed, .negatives = negatives};
+    loss_rows rows = {.sum = p->loss, .seed = seed, .negatives = negatives, .whole = p->whole};
+    if (p->whole != NULL && m->corpus.rows != NULL)
+        rows.has_no_row = dynamic_missing_items(&p->m->dynamic);
     if (m->is_ranking)
         return ranking_train(&m->ranking, &p->ranking, m->be, &p->plan, rows, last, p->d_hidden);
     return retrieval_train(&m->retrieval, &p->retrieval, m->be, &p->plan, rows, last, p->d_hidden);
@@ -183,22 +185,45 @@ static status train_recorded(pass *p, const model_step *at) {
     return st != OK ? st : end;
 }
 
-status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives) {
-    plan_request request = {.purpose = PLAN_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
+status pass_take_rows(pass *p, const batch *b, const batch **out) {
     model *m = p->m;
-    bool has_dynamic_items = m->corpus.rows != NULL;
     const batch *expected = p->expected;
     p->expected = NULL;
-    if (m->dynamic.n > 0 && model_count_loss(m, b) == 0) return OK; /* it touches no rows */
-    if (has_dynamic_items && negatives != NULL)
-        return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
-    TRY(dynamic_take(&m->dynamic, b, true, &b));
-    if (expected != NULL) TRY(dynamic_announce(&m->dynamic, expected));
-    if (has_dynamic_items) request.has_no_row = dynamic_missing_items(&m->dynamic);
+    *out = b;
+    if (m->dynamic.n == 0 || model_count_loss(m, b) == 0) return OK; /* it touches no rows */
+    TRY(dynamic_take(&m->dynamic, b, true, out));
+    return expected != NULL ? dynamic_announce(&m->dynamic, expected) : OK;
+}
+
+/* Forward and backward of a batch whose rows are there. */
+static status train_rows(pass *p, const batch *b, const model_step *at, const int32_t *negatives) {
+    plan_request request = {.purpose = PLAN_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
+    model *m = p->m;
+    if (m->corpus.rows != NULL) request.has_no_row = dynamic_missing_items(&m->dynamic);
     TRY(plan_build(&p->plan, m->be, b, &request));
     if (p->plan.n_loss == 0) return OK;
     if (p->plan.config.bucket > 0 && negatives == NULL) return train_recorded(p, at);
     return train_passes(p, at, negatives);
+}
+
+status pass_train_part(pass *p, const batch *part, const batch *whole, const model_step *at) {
+    p->whole = whole;
+    status st = train_rows(p, part, at, NULL);
+    p->whole = NULL;
+    return st;
+}
+
+status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives) {
+    model *m = p->m;
+    if (m->corpus.rows != NULL && negatives != NULL)
+        return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
+    TRY(pass_take_rows(p, b, &b));
+    if (m->dynamic.n > 0 && model_count_loss(m, b) == 0) return OK;
+    return train_rows(p, b, at, negatives);
+}
+
+double *pass_loss(pass *p) {
+    return p->loss;
 }
 
 status pass_fetch_loss(pass *p, double *to, uint64_t *ticket) {

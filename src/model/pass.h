@@ -42,6 +42,16 @@ typedef struct model_step {
  * returns. */
 status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives);
 
+/* The same for a batch that is trained in parts, on several ranks, say.  pass_take_rows begins it,
+ * once: it fetches the rows of dynamic tables for the whole batch, and *out is the batch to make
+ * parts of.  pass_train_part then is pass_train for some of its users; in-batch negatives come from
+ * the whole batch.  Both do nothing for a batch without loss positions. */
+status pass_take_rows(pass *p, const batch *b, const batch **out);
+status pass_train_part(pass *p, const batch *part, const batch *whole, const model_step *at);
+
+/* The sum of the losses since the last request: (1), memory of the backend. */
+double *pass_loss(pass *p);
+
 /* The number of loss positions of the last training batch that had no loss, because a dynamic table
  * had no row for the label. */
 int64_t pass_n_unlabelled(const pass *p);

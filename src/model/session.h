@@ -13,16 +13,20 @@
 #include "data/set/batcher.h"
 #include "data/set/seq_file.h"
 #include "model/pass.h"
+#include "ops/comm.h"
 #include "ops/ops.h"
 
 /* Which users train where the split is by user: the same for every run, so that an evaluation later
  * holds out the same ones. */
 enum { SESSION_SPLIT_SEED = 0 };
 
+enum { SESSION_MAX_RANKS = 1024 };
+
 typedef struct session {
     const config *config;
     const seq_file *data;
     backend *be;
+    comm *comm; /* the ranks that train or evaluate together; NULL: one.  Set after the open */
     model *model;
     pass *train;   /* the pass for training, or NULL: the session is not for training */
     param *params; /* (n_params), of the model */

@@ -44,6 +44,10 @@ typedef struct loss_rows {
     double *sum;   /* memory of the backend: the losses are added to it */
     uint64_t seed;
     const int32_t *negatives; /* host (M, R) items instead of a draw, or NULL */
+    /* Where the rows are a part of a larger batch: that one, whose labels are the in-batch
+     * negatives, and its items without a row (plan_request).  NULL: the rows are all. */
+    const batch *whole;
+    const uint8_t *has_no_row;
 } loss_rows;
 
 typedef struct loss_kind {

@@ -326,6 +326,23 @@ int64_t plan_count_loss(const plan_config *c, const batch *b) {
     return n;
 }
 
+/* An item that the model does not know is no label here; plan_build says what is wrong with it. */
+int64_t plan_mark_labels(const plan_config *c, const batch *b, const uint8_t *has_no_row,
+                         uint8_t *is_label) {
+    int64_t n = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t end = b->offsets[u + 1], n_inputs = end - b->offsets[u] - b->n_targets[u];
+        for (int32_t i = b->offsets[u]; i < b->offsets[u] + n_inputs && i + 1 < end; i++) {
+            uint32_t label = b->item[i + 1] - 1;
+            if (label >= (uint32_t)c->n_items || (has_no_row != NULL && has_no_row[label]))
+                continue;
+            is_label[label] = 1;
+            n++;
+        }
+    }
+    return n;
+}
+
 sequences plan_sequences(const plan *p) {
     const plan_config *c = &p->config;
     return (sequences){

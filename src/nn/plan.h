@@ -95,6 +95,11 @@ int64_t plan_max_loss(const plan_config *c);
 /* The number of loss positions of a batch. */
 int64_t plan_count_loss(const plan_config *c, const batch *b);
 
+/* Retrieval: marks the labels of a training batch in is_label (V), by item - 1, and returns the
+ * number of its loss positions; has_no_row as in plan_request. */
+int64_t plan_mark_labels(const plan_config *c, const batch *b, const uint8_t *has_no_row,
+                         uint8_t *is_label);
+
 /* The view that layers get; dropout is off until the caller sets it. */
 sequences plan_sequences(const plan *p);
 

@@ -27,11 +27,15 @@ status sampled_loss_alloc(loss_acts *a, const loss_config *c, const nn_room *roo
     return STAGED_NEW(room->memory, &a->negative, a->max_negatives);
 }
 
-/* The distinct labels, ascending; returns their number. */
-static int32_t fill_pool(const loss_config *c, const loss_acts *a, const plan *p) {
+/* The distinct labels, ascending; returns their number.  *n_loss: the loss positions. */
+static int32_t fill_pool(const loss_config *c, const loss_acts *a, const plan *p,
+                         const loss_rows *rows, int32_t *n_loss) {
     int32_t n = 0;
     memset(a->is_label, 0, (size_t)c->n_items);
-    for (int32_t i = 0; i < p->n_loss; i++)
+    *n_loss = p->n_loss;
+    if (rows->whole != NULL)
+        *n_loss = (int32_t)plan_mark_labels(&p->config, rows->whole, rows->has_no_row, a->is_label);
+    for (int32_t i = 0; i < p->n_loss && rows->whole == NULL; i++)
         a->is_label[p->label.host[i]] = 1;
     for (int32_t row = 0; row < c->n_items; row++)
         if (a->is_label[row]) a->pool.host[n++] = row;
@@ -93,21 +97,25 @@ static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
     return be->ops->sampled_softmax(be, &args);
 }
 
-/* Marks the rows of labels, which include in-batch negatives; tables with marks have no other
- * negatives. */
+/* Marks the rows of labels, which include in-batch negatives (in a part of a batch: those of the
+ * whole batch); tables with marks have no other negatives. */
 status sampled_loss_train(const loss_config *c, const loss_acts *a, backend *be, const plan *p,
                           const loss_rows *rows) {
-    piece s = {.n_negatives = c->n_negatives > 0 ? c->n_negatives : p->n_loss};
-    int64_t n_rows = at_least_1(a->max_negatives / at_least_1(s.n_negatives));
+    piece s = {.n_negatives = c->n_negatives};
+    int32_t n_loss = p->n_loss;
     if (c->type == LOSS_IN_BATCH) {
-        s.n_pool = fill_pool(c, a, p);
+        s.n_pool = fill_pool(c, a, p, rows, &n_loss);
         TRY(STAGED_SEND(be, &a->pool, s.n_pool));
     }
+    if (s.n_negatives == 0) s.n_negatives = n_loss;
+    int64_t n_rows = at_least_1(a->max_negatives / at_least_1(s.n_negatives));
     for (s.first = 0; s.first < p->n_loss; s.first += s.n) {
         s.n = p->n_loss - s.first < n_rows ? p->n_loss - s.first : (int32_t)n_rows;
         TRY(draw(c, a, be, p, &s, rows));
         TRY(train_piece(c, a, be, p, &s, rows));
     }
     if (c->item->marks == NULL) return OK;
+    if (rows->whole != NULL && c->type == LOSS_IN_BATCH)
+        return be->ops->mark(be, s.n_pool, a->pool.device, 1, c->item->marks);
     return be->ops->mark(be, p->n_loss, p->label.device, 1, c->item->marks);
 }

@@ -30,7 +30,7 @@ extern "C" {
 
 typedef struct comm comm;
 
-typedef enum { COMM_F32, COMM_F64, COMM_I64 } comm_type;
+typedef enum { COMM_F32, COMM_F64, COMM_I64, COMM_U8 } comm_type;
 typedef enum { COMM_SUM, COMM_MAX } comm_rule; /* COMM_MAX: no number is a NaN */
 
 /* to[i] = sum or maximum over the ranks of from[i], on every rank.  In place: to == from. */
@@ -90,7 +90,7 @@ void comm_destroy(comm *c); /* NULL is fine */
 status comm_create_self(comm **out, backend *be);
 
 static inline size_t comm_type_bytes(comm_type type) {
-    return type == COMM_F32 ? 4 : 8;
+    return type == COMM_U8 ? 1 : type == COMM_F32 ? 4 : 8;
 }
 
 #ifdef __cplusplus

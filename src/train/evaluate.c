@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "dist/comm_host.h"
 #include "nn/dynamic.h"
 #include "train/metrics.h"
 
@@ -27,8 +28,11 @@ struct evaluator {
     float *list_score;    /* (B, list_k) */
     int32_t *first_place; /* (n_items + 1): the best place of an item in any list, 0: in none */
     /* ranking */
-    int32_t *label;    /* (T): bits, or one bit for the class */
-    float *logits;     /* (T, n_columns), host */
+    int32_t *label;     /* (T): bits, or one bit for the class */
+    float *logits;      /* (T, n_columns), host */
+    int64_t n_scored;   /* rows of these two that this rank scored in the round of batches */
+    int32_t *all_label; /* with several ranks: of all ranks, in the order of the batches */
+    float *all_logits;
     int32_t n_columns; /* tasks, or classes */
     bool is_bits;
     auc areas;
@@ -178,49 +182,84 @@ static int64_t collect_labels(const evaluator *e, const batch *b) {
     return n;
 }
 
-static void count_right(evaluator *e, int64_t n) {
+static void count_right(evaluator *e, const float *logits, const int32_t *label, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        const float *row = e->logits + i * e->n_columns;
+        const float *row = logits + i * e->n_columns;
         int32_t best = 0;
         for (int32_t c = 1; c < e->n_columns; c++)
             if (row[c] > row[best]) best = c;
-        e->n_right += best == e->label[i];
+        e->n_right += best == label[i];
     }
     e->n_rows += n;
 }
 
 /* Of a task: whether the sign of the logit says what the label says. */
-static void count_right_bits(evaluator *e, int64_t n) {
+static void count_right_bits(evaluator *e, const float *logits, const int32_t *label, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         for (int32_t k = 0; k < e->n_columns; k++)
-            e->n_right += (e->logits[i * e->n_columns + k] > 0) == (e->label[i] >> k & 1);
+            e->n_right += (logits[i * e->n_columns + k] > 0) == (label[i] >> k & 1);
     e->n_rows += n * e->n_columns;
 }
 
 /* Class c becomes a binary task, one against all others: label bit c. */
-static void classes_to_bits(evaluator *e, int64_t n) {
+static void classes_to_bits(int32_t *label, int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        e->label[i] = (int32_t)(1u << e->label[i]);
+        label[i] = (int32_t)(1u << label[i]);
 }
 
 static status score_batch(evaluator *e, const batch *b) {
     session *s = e->s;
     const void *scores;
-    int64_t n_rows, n = collect_labels(e, b);
+    int64_t n_rows = 0, n = collect_labels(e, b);
     TRY(pass_score(e->pass, b, &scores, &n_rows));
     if (n_rows != n)
         return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
                     (long long)n_rows, (long long)n);
-    TRY(backend_read_act(s->be, e->logits, scores, (size_t)(n * e->n_columns)));
-    if (e->n_columns <= AUC_MAX_TASKS) log_losses_add(&e->losses, e->logits, e->label, n);
+    e->n_scored = n;
+    return backend_read_act(s->be, e->logits, scores, (size_t)(n * e->n_columns));
+}
+
+static status add_scores(evaluator *e, const float *logits, int32_t *label, int64_t n) {
+    if (e->n_columns <= AUC_MAX_TASKS) log_losses_add(&e->losses, logits, label, n);
     if (e->is_bits) {
-        count_right_bits(e, n);
+        count_right_bits(e, logits, label, n);
     } else {
-        count_right(e, n);
+        count_right(e, logits, label, n);
         if (e->n_columns > AUC_MAX_TASKS) return OK;
-        classes_to_bits(e, n);
+        classes_to_bits(label, n);
     }
-    return auc_add(&e->areas, e->logits, e->label, n);
+    return auc_add(&e->areas, logits, label, n);
+}
+
+/* The scores of all ranks of a round, one batch each, in the order of the batches: as if one rank
+ * had scored them. */
+static status gather_scores(evaluator *e) {
+    comm *c = e->s->comm;
+    int64_t n_rows[SESSION_MAX_RANKS], one[SESSION_MAX_RANKS], n = 0;
+    for (int r = 0; r < c->size; r++)
+        one[r] = 1;
+    all_gather_args a = {.row_bytes = sizeof n, .n_rows = one, .from = &e->n_scored, .to = n_rows};
+    TRY(comm_host_gather(c, &a));
+    for (int r = 0; r < c->size; r++)
+        n += n_rows[r];
+    TRY(MEM_RESIZE(&e->all_label, (size_t)n));
+    TRY(MEM_RESIZE(&e->all_logits, (size_t)(n * e->n_columns)));
+    a = (all_gather_args){
+        .row_bytes = sizeof *e->label, .n_rows = n_rows, .from = e->label, .to = e->all_label};
+    TRY(comm_host_gather(c, &a));
+    a.row_bytes = (int64_t)sizeof *e->logits * e->n_columns;
+    a.from = e->logits;
+    a.to = e->all_logits;
+    TRY(comm_host_gather(c, &a));
+    e->n_scored = 0;
+    return add_scores(e, e->all_logits, e->all_label, n);
+}
+
+static status end_round(evaluator *e) {
+    if (comm_size(e->s->comm) > 1) return gather_scores(e);
+    int64_t n = e->n_scored;
+    e->n_scored = 0;
+    return add_scores(e, e->logits, e->label, n);
 }
 
 /* The mean is over the tasks that have both kinds of labels; the others have no AUC. */
@@ -335,6 +374,8 @@ void evaluator_destroy(evaluator *e) {
     mem_free(e->first_place);
     mem_free(e->label);
     mem_free(e->logits);
+    mem_free(e->all_label);
+    mem_free(e->all_logits);
     mem_free(e);
 }
 
@@ -359,6 +400,46 @@ static void count_reads(const evaluator *e, eval_result *out) {
     }
 }
 
+/* Places count from 1, and 0 is none: of all ranks the best place, the smallest that is not 0. */
+static status merge_places(evaluator *e) {
+    comm *c = e->s->comm;
+    int64_t n = (int64_t)e->s->limits.n_items + 1, *turned;
+    if (e->list_k == 0) return OK;
+    TRY(MEM_NEW(&turned, (size_t)n));
+    for (int64_t i = 0; i < n; i++)
+        turned[i] = e->first_place[i] > 0 ? e->list_k + 1 - e->first_place[i] : 0;
+    status st = comm_host_reduce(c, COMM_I64, COMM_MAX, n, turned);
+    for (int64_t i = 0; i < n && st == OK; i++)
+        e->first_place[i] = turned[i] > 0 ? e->list_k + 1 - (int32_t)turned[i] : 0;
+    mem_free(turned);
+    return st;
+}
+
+/* What each rank has counted of its own batches. */
+static status merge_counts(evaluator *e, eval_result *out) {
+    comm *c = e->s->comm;
+    int64_t counts[] = {out->n_ids, out->n_absent, out->n_lost, out->n_repeated};
+    if (comm_size(c) == 1) return OK;
+    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, 4, counts));
+    out->n_ids = counts[0];
+    out->n_absent = counts[1];
+    out->n_lost = counts[2];
+    out->n_repeated = counts[3];
+    if (!out->is_retrieval) return OK;
+    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, RANK_MISS + 1, e->counts->count));
+    return merge_places(e);
+}
+
+/* One batch of the evaluation: number i of them, which is one rank's. */
+static status evaluate_batch(evaluator *e, const batch *b, const model_items *corpus, int64_t i,
+                             eval_result *out) {
+    int size = comm_size(e->s->comm), rank = e->s->comm != NULL ? e->s->comm->rank : 0;
+    if (i % size == rank && b->n_users > 0)
+        TRY(out->is_retrieval ? rank_batch(e, b, corpus, out) : score_batch(e, b));
+    if (out->is_retrieval) return OK;
+    return i % size == size - 1 || b->is_last ? end_round(e) : OK;
+}
+
 static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     model_items corpus = {0};
     bool is_retrieval = e->s->config->task == TASK_RETRIEVAL, is_last = false;
@@ -374,13 +455,15 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
         if (st != OK) break;
         is_last = b->is_last;
         out->n_users += b->n_users;
-        if (b->n_users > 0) st = is_retrieval ? rank_batch(e, b, &corpus, out) : score_batch(e, b);
+        st = evaluate_batch(e, b, &corpus, i, out);
         progress_update(&bar, (uint64_t)out->n_users);
     }
     progress_end(&bar);
+    if (st == OK && !is_last && !is_retrieval) st = end_round(e); /* a round of fewer batches */
     out->is_partial = !is_last;
-    if (is_last) count_unknown(e, out);
     count_reads(e, out);
+    if (st == OK) st = merge_counts(e, out);
+    if (is_last) count_unknown(e, out);
     return st;
 }
 

@@ -8,7 +8,8 @@
  * Ranking: the targets are scored, and AUC is exact over all of
  * them, for each task.  docs/evaluation.md has the formulas.  The result is a pure function of
  * model and data: the same with any number of threads, and on a GPU where the backend is
- * deterministic.  One thread at a time. */
+ * deterministic.  Where the session has several ranks, each takes every so many-th batch, and all
+ * of them get the result, with the bits of one rank.  One thread at a time. */
 #ifndef HSTU_TRAIN_EVALUATE_H
 #define HSTU_TRAIN_EVALUATE_H
 

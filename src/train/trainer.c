@@ -29,8 +29,9 @@ static status save(trainer *t, bool is_best) {
     TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
     TRY(check_data(t)); /* nothing of changed data is saved */
-    TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
-                        dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
+    if (trainer_is_first(t))
+        TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
+                            dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
     t->saved_step = t->saved.state.step;
     return OK;
 }
@@ -68,8 +69,10 @@ static bool is_evaluation_due(const trainer *t) {
     return epoch % (uint64_t)t->o->eval_every == 0 || epoch + LAST_EVALUATED >= t->n_epochs;
 }
 
-static bool is_asked_to_stop(const trainer *t) {
-    return t->o->stop != NULL && *t->o->stop != 0;
+/* Ranks get signals at different moments, and must all leave at the same step. */
+static status ask_to_stop(trainer *t) {
+    t->is_stopping = t->o->stop != NULL && *t->o->stop != 0;
+    return t->leaves != NULL ? leaf_step_any(t->leaves, &t->is_stopping) : OK;
 }
 
 static status leave(trainer *t) {
@@ -108,7 +111,7 @@ static status do_snapshot(trainer *t) {
     uint64_t step = t->saved.state.step, every = (uint64_t)t->o->snapshot_every;
     if (every == 0 || (step % every != 0 && step != t->n_steps)) return OK;
     TRY(trainer_settle(t));
-    return table_snapshots_write(&t->snapshots, step);
+    return trainer_is_first(t) ? table_snapshots_write(&t->snapshots, step) : OK;
 }
 
 static void show_progress(trainer *t) {
@@ -136,8 +139,20 @@ static status do_steps(trainer *t, bool *is_whole) {
         if (*is_whole || state->step == t->n_steps) return OK;
         TRY(do_interval(t));
         if (is_out_of_patience(t)) return OK;
-        if (is_asked_to_stop(t)) return leave(t);
+        TRY(ask_to_stop(t));
+        if (t->is_stopping) return leave(t);
     }
+    return OK;
+}
+
+/* How evenly the work of the epoch was divided among the ranks. */
+static status tell_balance(trainer *t) {
+    leaf_balance b;
+    if (comm_size(t->s->comm) == 1) return OK;
+    TRY(leaf_step_balance(t->leaves, &b));
+    log_info("%d ranks: the mean one had %.1f %% of the work of the busiest, and took %.1f %% of "
+             "its time",
+             comm_size(t->s->comm), 100 * b.predicted, 100 * b.measured);
     return OK;
 }
 
@@ -151,6 +166,7 @@ static status do_epoch(trainer *t) {
     if (st == OK) st = trainer_settle(t);
     progress_end(&t->bar);
     TRY(st);
+    TRY(tell_balance(t));
     TRY(check_data(t));
     bool is_end = state->step >= t->n_steps, is_best = false;
     /* Out of patience inside an epoch: the evaluation that said so is of this step. */
@@ -169,8 +185,9 @@ static status do_epoch(trainer *t) {
         state->in_epoch = (train_sums){0};
     }
     if (is_end || is_best || state->epoch % (uint64_t)t->o->save_every == 0) TRY(save(t, is_best));
-    if (is_asked_to_stop(t) && !is_end) return leave(t);
-    return OK;
+    if (is_end) return OK;
+    TRY(ask_to_stop(t));
+    return t->is_stopping ? leave(t) : OK;
 }
 
 /* The weights that `hstu eval` and `hstu recommend` use from now on. */
@@ -187,6 +204,7 @@ static status load_best(trainer *t) {
 /* With validation the test events are evaluated once, at the end, by the best weights. */
 static status evaluate_test(trainer *t) {
     evaluator *test;
+    TRY(comm_meet(t->s->comm)); /* the best weights are written now */
     TRY(load_best(t));
     TRY(evaluator_create(&test, t->s, t->saved.state.split.rule, PART_TEST));
     status st = evaluator_run(test, 0, &t->last);
@@ -196,7 +214,7 @@ static status evaluate_test(trainer *t) {
 
 static status loop(trainer *t) {
     TRY(trainer_emit(t, EVENT_START, NULL, NULL));
-    TRY(trainer_log_baselines(t));
+    if (trainer_is_first(t)) TRY(trainer_log_baselines(t));
     if (t->o->set_values != NULL) {
         batcher_save(t->batches, &t->saved.state.batches);
         TRY(save(t, false));
@@ -212,7 +230,7 @@ static status loop(trainer *t) {
         TRY(evaluate_test(t));
     else if (t->last.n == 0) /* nothing was left to do */
         TRY(evaluator_run(t->held_out, 0, &t->last));
-    TRY(trainer_log_samples(t));
+    if (trainer_is_first(t)) TRY(trainer_log_samples(t));
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
 }
 
@@ -240,6 +258,7 @@ static status make_parts(trainer *t) {
     batcher_config b = session_train_batches(s, rule, state->seed);
     TRY(session_check_split(s, &rule));
     TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
+    TRY(leaf_step_create(&t->leaves, s));
     TRY(batcher_create(&t->batches, s->data, &b));
     TRY(evaluator_create(&t->held_out, s, rule, held_out));
     if (s->be->n_ahead > 0) trainer_log_memory(t);
@@ -282,6 +301,7 @@ static status begin_new(trainer *t) {
 static status begin_again(trainer *t) {
     log_info("%s: stopped before its first checkpoint, so it begins again", t->o->run);
     TRY(set_values(t));
+    if (!trainer_is_first(t)) return OK;
     TRY(run_log_rewind(t->o->run, 0));
     return trainer_write_config(t);
 }
@@ -331,7 +351,7 @@ static status resume(trainer *t) {
     split_rule wanted = t->saved.state.split.rule;
     char text[SPLIT_TEXT_BYTES];
     uint64_t seed = t->saved.state.seed;
-    if (folder_exists(t->o->run)) {
+    if (trainer_is_first(t) && folder_exists(t->o->run)) {
         TRY(run_lock(t->o->run, &t->lock));
         TRY(checkpoint_check_run(t->o->run));
         checkpoint_prune(t->o->run, INT_MAX / 2); /* only what killed processes left */
@@ -351,12 +371,24 @@ static status resume(trainer *t) {
                     t->o->run, state->seed);
     TRY(check_best_by(t));
     if (t->o->patience > 0) state->patience = t->o->patience;
-    TRY(checkpoint_point_best(t->o->run, state->best_metric >= 0 ? (int64_t)state->best_step : -1));
     TRY(batcher_restore(t->batches, &state->batches));
+    t->saved_step = state->step;
+    if (!trainer_is_first(t)) return OK;
+    TRY(checkpoint_point_best(t->o->run, state->best_metric >= 0 ? (int64_t)state->best_step : -1));
     TRY(run_log_rewind(t->o->run, state->step));
     trainer_recall(t);
-    t->saved_step = state->step;
     return trainer_write_config(t);
+}
+
+/* Rank 0 makes the folder, or repairs what a killed process left there; the others follow when that
+ * is done. */
+static status begin(trainer *t) {
+    if (!trainer_is_first(t)) TRY(comm_meet(t->s->comm));
+    if (t->o->is_resume)
+        TRY(resume(t));
+    else
+        TRY(trainer_is_first(t) ? begin_new(t) : set_values(t));
+    return trainer_is_first(t) ? comm_meet(t->s->comm) : OK;
 }
 
 /* The split has to be known before the batches are made: as given or, resumed, as it was. */
@@ -382,12 +414,14 @@ static status run(trainer *t) {
     TRY(set_best_by(t));
     t->saved.state.patience = t->o->patience;
     TRY(make_parts(t));
-    TRY(t->o->is_resume ? resume(t) : begin_new(t));
-    if (t->o->snapshot_every > 0)
+    TRY(begin(t));
+    if (t->o->snapshot_every > 0 && trainer_is_first(t))
         TRY(table_snapshots_init(&t->snapshots, model_tables(t->s->model), t->o->run,
                                  t->saved.state.step));
-    TRY(run_log_open(&t->log, t->o->run));
-    TRY(tracker_open(&t->track, &t->o->track, t->o->run, t->saved.state.step));
+    if (trainer_is_first(t)) {
+        TRY(run_log_open(&t->log, t->o->run));
+        TRY(tracker_open(&t->track, &t->o->track, t->o->run, t->saved.state.step));
+    }
     if (t->o->is_resume)
         log_info("resuming at step %" PRIu64 " of %" PRIu64, t->saved.state.step, t->n_steps);
     return loop(t);
@@ -423,6 +457,7 @@ status trainer_run(session *s, const train_options *options) {
     run_unlock(t.lock);
     evaluator_destroy(t.held_out);
     batcher_destroy(t.batches);
+    leaf_step_destroy(t.leaves);
     table_snapshots_fini(&t.snapshots);
     optimizer_fini(&t.optimizer);
     buf_fini(&t.config_json);

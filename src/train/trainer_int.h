@@ -5,6 +5,8 @@
 
 #include "base/buf.h"
 #include "base/progress.h"
+#include "dist/comm_host.h"
+#include "dist/leaf_step.h"
 #include "train/checkpoint.h"
 #include "train/run_log.h"
 #include "train/table_snapshots.h"
@@ -28,6 +30,7 @@ struct trainer {
     const train_options *o;
     optimizer optimizer;
     batcher *batches;
+    leaf_step *leaves;   /* or NULL: the pass trains on whole batches */
     evaluator *held_out; /* validation where there is one, else test */
     checkpoint saved;    /* its state is the state of the run */
     int lock;            /* on the run's folder; -1: none */
@@ -40,6 +43,7 @@ struct trainer {
     uint64_t n_steps, n_epochs, steps_per_epoch;
     uint64_t epoch_tokens;
     uint64_t saved_step; /* of the newest checkpoint; UINT64_MAX: none */
+    bool is_stopping;    /* some rank was asked to stop */
     double rate;         /* of the last update */
     train_pending pending[TRAIN_MAX_PENDING];
     int first_pending, n_pending;
@@ -52,6 +56,11 @@ struct trainer {
     trainer_batch_fn on_batch; /* or NULL */
     void *batch_ctx;
 };
+
+/* Rank 0 writes and prints; the others train, evaluate and read. */
+static inline bool trainer_is_first(const trainer *t) {
+    return comm_is_first(t->s->comm);
+}
 
 /* Says what the memory of a GPU is used for. */
 void trainer_log_memory(const trainer *t);

@@ -380,6 +380,7 @@ void trainer_log_memory(const trainer *t) {
 
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
                     const eval_result *metrics) {
+    if (!trainer_is_first(t)) return OK;
     train_event e = make_event(t, kind, sums, metrics);
     json_writer w;
     buf line;

@@ -111,6 +111,13 @@ static status look_ahead(trainer *t) {
     return OK;
 }
 
+static status train_batch(trainer *t, const batch *b, const model_step *at, int64_t *n_unlabelled) {
+    if (t->leaves != NULL) return leaf_step_train(t->leaves, b, at, n_unlabelled);
+    TRY(pass_train(t->s->train, b, at, NULL));
+    *n_unlabelled = pass_n_unlabelled(t->s->train);
+    return OK;
+}
+
 /* Forward and backward of the micro-batches of one step.  With a single micro-batch the gradient is
  * already scaled to the mean; with several, the number of positions is known only after the
  * last. */
@@ -119,6 +126,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
     const train_state *state = &t->saved.state;
     double loss_scale = has_loss_scale(t) ? state->loss_scale : 1;
     model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
+    int64_t n_unlabelled = 0;
     for (int64_t i = 0; i < n_micro; i++) {
         const batch *b;
         range_begin("next batch", RANGE_NO_NUMBER);
@@ -129,11 +137,13 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
         if (t->on_batch != NULL) t->on_batch(t->batch_ctx, b);
         int64_t n = model_count_loss(t->s->model, b);
         at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
-        if (n > 0) TRY(pass_train(t->s->train, b, &at, NULL));
-        if (n > 0) p->sums.n_loss += n - pass_n_unlabelled(t->s->train);
+        if (n > 0) TRY(train_batch(t, b, &at, &n_unlabelled));
+        if (n > 0) p->sums.n_loss += n - n_unlabelled;
         p->sums.n_tokens += b->n_tokens;
         *is_last = b->is_last;
     }
+    if (t->leaves != NULL) TRY(leaf_step_end(t->leaves, &n_unlabelled));
+    if (t->leaves != NULL) p->sums.n_loss -= n_unlabelled;
     *scale = (n_micro == 1 || p->sums.n_loss == 0 ? 1 : 1.0 / (double)p->sums.n_loss) / loss_scale;
     return OK;
 }
@@ -158,6 +168,7 @@ static status take_step(trainer *t, bool *is_last) {
     train_pending *p = &t->pending[at];
     *p = (train_pending){.step = state->step};
     if (has_loss_scale(t) && !(state->loss_scale >= 1)) state->loss_scale = FIRST_LOSS_SCALE;
+    if (t->s->comm != NULL) t->s->comm->ops->note_step(t->s->comm, state->step);
     TRY(take_batches(t, p, &scale, is_last));
     if (p->sums.n_loss > 0)
         TRY(update(t, p, scale));
@@ -184,6 +195,7 @@ static status make_parts(trainer *t) {
     session *s = t->s;
     batcher_config b = session_train_batches(s, t->saved.state.split.rule, t->saved.state.seed);
     TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
+    TRY(leaf_step_create(&t->leaves, s));
     return batcher_create(&t->batches, s->data, &b);
 }
 
@@ -209,6 +221,7 @@ status trainer_create(trainer **out, session *s, const trainer_steps *steps) {
 void trainer_destroy(trainer *t) {
     if (t == NULL) return;
     batcher_destroy(t->batches);
+    leaf_step_destroy(t->leaves);
     optimizer_fini(&t->optimizer);
     mem_free(t);
 }

@@ -1,0 +1,47 @@
+/* Sums of gradients over leaves and ranks, in the order of leaves.h.
+ *
+ * The gradients of a leaf are where a training pass adds them: in the parameters' own memory.  When
+ * a leaf is done, its gradients are added to those of its neighbour in the tree, or put aside until
+ * the neighbour is done; in the end every rank has the sum over all leaves of all ranks in the
+ * parameters' memory, with the same bits on any number of ranks.  Tables whose touched rows are
+ * marked are summed, kept and sent by these rows alone.  For backends whose memory is the host's;
+ * others reduce whole gradients by the communicator's own order (grad_sum_reduce).  One thread at a
+ * time; model and communicator must outlive it. */
+#ifndef HSTU_DIST_GRAD_SUM_H
+#define HSTU_DIST_GRAD_SUM_H
+
+#include "dist/leaves.h"
+#include "model/model.h"
+#include "ops/comm.h"
+
+typedef struct grad_sum grad_sum;
+
+/* What leaves have besides gradients. */
+typedef struct leaf_loss {
+    double sum;           /* of the losses */
+    int64_t n_unlabelled; /* pass_n_unlabelled */
+} leaf_loss;
+
+/* For a model with gradients (model_alloc_grads).  comm NULL: one rank. */
+status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves);
+void grad_sum_destroy(grad_sum *g); /* NULL is fine */
+
+/* Begins a batch; is_absent (n_leaves) says which leaves, of all ranks, have no users.  Gradients
+ * that are there, of earlier batches of the step, are put aside. */
+status grad_sum_begin(grad_sum *g, const bool *is_absent);
+
+/* A leaf of this rank is done, its gradients are in the parameters' memory; leaves come in order,
+ * absent ones too. */
+status grad_sum_leaf(grad_sum *g, int leaf, leaf_loss loss);
+
+/* The sum over all leaves: gradients in the parameters' memory, with those of earlier batches
+ * added. */
+status grad_sum_end(grad_sum *g, leaf_loss *out);
+
+/* Gradients of the step are used up: the next batch begins a step. */
+void grad_sum_step(grad_sum *g);
+
+/* Sums the gradients of all ranks with all_reduce, whole tables included: once a step. */
+status grad_sum_reduce(grad_sum *g);
+
+#endif

@@ -1,0 +1,169 @@
+#include "dist/leaf_step.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "dist/grad_sum.h"
+#include "dist/leaves.h"
+
+struct leaf_step {
+    session *s;
+    comm *comm; /* or NULL */
+    int rank, size, n_leaves;
+    bool is_host_memory; /* gradients are summed in the order of the leaves */
+    leaf_cut *cut;
+    grad_sum *sum;
+    int64_t *words; /* (2), memory of the backend */
+    int64_t n_unlabelled;
+    double cost_max, cost_mean;
+    uint64_t busy_ns;
+};
+
+/* FLOPs of a token outside the attention, in FLOPs of one pair of tokens in it: a layer has about
+ * 10 E^2 and 2 E of them. */
+static int64_t token_cost(const session *s) {
+    return 5 * (int64_t)model_dim(s->model);
+}
+
+static status build(leaf_step *l) {
+    session *s = l->s;
+    int64_t n_events = (int64_t)s->train_batch * (s->max_history + s->max_targets);
+    TRY(leaf_cut_create(&l->cut, l->n_leaves, s->train_batch, n_events, token_cost(s)));
+    TRY(model_alloc_grads(s->model));
+    TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm, l->is_host_memory ? l->n_leaves : 1));
+    return s->be->ops->alloc(s->be, (void **)&l->words, 2 * sizeof *l->words);
+}
+
+status leaf_step_create(leaf_step **out, session *s) {
+    leaf_step *l;
+    bool is_host = strcmp(s->be->name, "cpu") == 0;
+    int size = s->comm != NULL ? s->comm->size : 1, n_leaves = is_host ? CPU_LEAVES : size;
+    *out = NULL;
+    if (size == 1 && n_leaves == 1) return OK;
+    if (size > (is_host ? CPU_LEAVES : MAX_LEAVES))
+        return fail(ERR_USAGE, "%d ranks; a step can be divided among at most %d%s", size,
+                    is_host ? CPU_LEAVES : MAX_LEAVES, is_host ? " on the CPU" : "");
+    TRY(MEM_NEW(&l, 1));
+    *l = (leaf_step){.s = s,
+                     .comm = s->comm,
+                     .rank = s->comm != NULL ? s->comm->rank : 0,
+                     .size = size,
+                     .n_leaves = n_leaves,
+                     .is_host_memory = is_host};
+    status st = build(l);
+    if (st != OK)
+        leaf_step_destroy(l);
+    else
+        *out = l;
+    return st;
+}
+
+void leaf_step_destroy(leaf_step *l) {
+    if (l == NULL) return;
+    leaf_cut_destroy(l->cut);
+    grad_sum_destroy(l->sum);
+    l->s->be->ops->release(l->s->be, l->words);
+    mem_free(l);
+}
+
+/* What the slowest rank has to do, and what they have to do on average. */
+static void note_costs(leaf_step *l) {
+    uint64_t most = 0, sum = 0;
+    for (int r = 0; r < l->size; r++) {
+        uint64_t cost = 0;
+        int end;
+        for (int leaf = leaves_of_rank(l->n_leaves, r, l->size, &end); leaf < end; leaf++)
+            cost += leaf_cut_cost(l->cut, leaf);
+        most = cost > most ? cost : most;
+        sum += cost;
+    }
+    l->cost_max += (double)most;
+    l->cost_mean += (double)sum / l->size;
+}
+
+static status train_leaf(leaf_step *l, const batch *whole, int leaf, const model_step *at) {
+    if (leaf_cut_n_users(l->cut, leaf) == 0) return OK;
+    uint64_t start = clock_ns();
+    TRY(pass_train_part(l->s->train, leaf_cut_take(l->cut, whole, leaf), whole, at));
+    l->busy_ns += clock_ns() - start;
+    return OK;
+}
+
+/* The sum of the losses is kept apart for each leaf, and the pass gets the sum over all. */
+static status train_leaves(leaf_step *l, const batch *whole, const model_step *at,
+                           int64_t *n_unlabelled) {
+    double *loss = pass_loss(l->s->train), before = *loss;
+    bool is_absent[MAX_LEAVES];
+    leaf_loss total;
+    int end;
+    for (int leaf = 0; leaf < l->n_leaves; leaf++)
+        is_absent[leaf] = leaf_cut_n_users(l->cut, leaf) == 0;
+    TRY(grad_sum_begin(l->sum, is_absent));
+    for (int leaf = leaves_of_rank(l->n_leaves, l->rank, l->size, &end); leaf < end; leaf++) {
+        *loss = 0;
+        TRY(train_leaf(l, whole, leaf, at));
+        leaf_loss own = {.sum = *loss, .n_unlabelled = pass_n_unlabelled(l->s->train)};
+        TRY(grad_sum_leaf(l->sum, leaf, own));
+    }
+    TRY(grad_sum_end(l->sum, &total));
+    *loss = before + total.sum;
+    *n_unlabelled = total.n_unlabelled;
+    return OK;
+}
+
+status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64_t *n_unlabelled) {
+    const batch *whole;
+    *n_unlabelled = 0;
+    TRY(pass_take_rows(l->s->train, b, &whole));
+    leaf_cut_run(l->cut, whole);
+    note_costs(l);
+    if (l->is_host_memory) return train_leaves(l, whole, at, n_unlabelled);
+    TRY(train_leaf(l, whole, l->rank, at));
+    if (leaf_cut_n_users(l->cut, l->rank) > 0) l->n_unlabelled += pass_n_unlabelled(l->s->train);
+    return OK;
+}
+
+/* values[0..n), n <= 2, over all ranks. */
+static status reduce_words(leaf_step *l, comm_rule rule, int64_t *value, int n) {
+    const ops *f = l->s->be->ops;
+    size_t bytes = (size_t)n * sizeof *value;
+    all_reduce_args a = {COMM_I64, rule, n, l->words, l->words};
+    TRY(f->copy_in(l->s->be, l->words, value, bytes));
+    TRY(l->comm->ops->all_reduce(l->comm, &a));
+    return f->copy_out(l->s->be, value, l->words, bytes);
+}
+
+status leaf_step_end(leaf_step *l, int64_t *n_unlabelled) {
+    *n_unlabelled = 0;
+    grad_sum_step(l->sum);
+    if (l->is_host_memory || l->size == 1) return OK;
+    double *loss = pass_loss(l->s->train);
+    all_reduce_args a = {COMM_F64, COMM_SUM, 1, loss, loss};
+    TRY(grad_sum_reduce(l->sum));
+    TRY(l->comm->ops->all_reduce(l->comm, &a));
+    *n_unlabelled = l->n_unlabelled;
+    l->n_unlabelled = 0;
+    return reduce_words(l, COMM_SUM, n_unlabelled, 1);
+}
+
+status leaf_step_any(leaf_step *l, bool *value) {
+    int64_t word = *value;
+    if (l->size > 1) TRY(reduce_words(l, COMM_MAX, &word, 1));
+    *value = word != 0;
+    return OK;
+}
+
+status leaf_step_balance(leaf_step *l, leaf_balance *out) {
+    int64_t most = (int64_t)l->busy_ns, sum = most;
+    *out = (leaf_balance){1, 1};
+    if (l->size > 1) {
+        TRY(reduce_words(l, COMM_MAX, &most, 1));
+        TRY(reduce_words(l, COMM_SUM, &sum, 1));
+    }
+    if (l->cost_max > 0) out->predicted = l->cost_mean / l->cost_max;
+    if (most > 0) out->measured = (double)sum / l->size / (double)most;
+    l->cost_max = l->cost_mean = 0;
+    l->busy_ns = 0;
+    return OK;
+}

@@ -1,0 +1,165 @@
+#include "dist/leaves.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+int leaves_of_rank(int n_leaves, int rank, int size, int *end) {
+    *end = (int)((int64_t)n_leaves * (rank + 1) / size);
+    return (int)((int64_t)n_leaves * rank / size);
+}
+
+bool leaf_nodes_join(const leaf_node *left, const leaf_node *right) {
+    return left->n == right->n && left->first + left->n == right->first &&
+           left->first % (2 * left->n) == 0;
+}
+
+int leaf_nodes_of_rank(int n_leaves, int rank, int size, leaf_node node[MAX_NODES]) {
+    int end, n = 0;
+    for (int leaf = leaves_of_rank(n_leaves, rank, size, &end); leaf < end; leaf++) {
+        node[n++] = (leaf_node){leaf, 1};
+        for (; n > 1 && leaf_nodes_join(&node[n - 2], &node[n - 1]); n--)
+            node[n - 2].n *= 2;
+    }
+    return n;
+}
+
+struct leaf_cut {
+    int n_leaves;
+    int64_t token_cost;
+    int32_t max_users;
+    uint64_t *order; /* (max_users): keys of users, the longest first */
+    int32_t *leaf;   /* (max_users): of each user */
+    int32_t n_users[MAX_LEAVES];
+    uint64_t cost[MAX_LEAVES];
+    batch view;
+};
+
+static status alloc_view(batch *v, size_t n_users, size_t n_events) {
+    TRY(MEM_NEW(&v->offsets, n_users + 1));
+    TRY(MEM_NEW(&v->users, n_users));
+    TRY(MEM_NEW(&v->n_targets, n_users));
+    TRY(mem_alloc((void **)&v->context, n_users * CONTEXT_MAX, sizeof *v->context));
+    TRY(MEM_NEW_RAW(&v->item, n_events));
+    TRY(MEM_NEW_RAW(&v->action, n_events));
+    return MEM_NEW_RAW(&v->time, n_events);
+}
+
+status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t max_events,
+                       int64_t token_cost) {
+    leaf_cut *c;
+    *out = NULL;
+    TRY(MEM_NEW(&c, 1));
+    c->n_leaves = n_leaves;
+    c->token_cost = token_cost;
+    c->max_users = max_users;
+    status st = MEM_NEW(&c->order, (size_t)max_users);
+    if (st == OK) st = MEM_NEW(&c->leaf, (size_t)max_users);
+    if (st == OK) st = alloc_view(&c->view, (size_t)max_users, (size_t)max_events);
+    if (st != OK)
+        leaf_cut_destroy(c);
+    else
+        *out = c;
+    return st;
+}
+
+void leaf_cut_destroy(leaf_cut *c) {
+    if (c == NULL) return;
+    mem_free(c->view.offsets);
+    mem_free(c->view.users);
+    mem_free(c->view.n_targets);
+    mem_free(c->view.context);
+    mem_free(c->view.item);
+    mem_free(c->view.action);
+    mem_free(c->view.time);
+    mem_free(c->order);
+    mem_free(c->leaf);
+    mem_free(c);
+}
+
+/* Heap sort: it never allocates, and keys are distinct, so the order is unique. */
+static void sift_down(uint64_t *key, int64_t parent, int64_t n) {
+    uint64_t moving = key[parent];
+    for (int64_t child; (child = 2 * parent + 1) < n; parent = child) {
+        if (child + 1 < n && key[child + 1] > key[child]) child++;
+        if (key[child] <= moving) break;
+        key[parent] = key[child];
+    }
+    key[parent] = moving;
+}
+
+static void sort_keys(uint64_t *key, int64_t n) {
+    for (int64_t i = n / 2 - 1; i >= 0; i--)
+        sift_down(key, i, n);
+    for (int64_t i = n - 1; i > 0; i--) {
+        uint64_t last = key[i];
+        key[i] = key[0];
+        key[0] = last;
+        sift_down(key, 0, i);
+    }
+}
+
+/* The first leaf with the least cost; of leaves without any cost the one with the fewest users. */
+static int lightest(const leaf_cut *c) {
+    int best = 0;
+    for (int i = 1; i < c->n_leaves; i++)
+        if (c->cost[i] < c->cost[best] ||
+            (c->cost[i] == c->cost[best] && c->n_users[i] < c->n_users[best]))
+            best = i;
+    return best;
+}
+
+void leaf_cut_run(leaf_cut *c, const batch *b) {
+    memset(c->n_users, 0, sizeof c->n_users);
+    memset(c->cost, 0, sizeof c->cost);
+    /* Ascending keys: the longest user first, of equal ones the first of the batch. */
+    for (int32_t u = 0; u < b->n_users; u++) {
+        uint32_t length = (uint32_t)(b->offsets[u + 1] - b->offsets[u]);
+        c->order[u] = (uint64_t)(UINT32_MAX - length) << 32 | (uint32_t)u;
+    }
+    sort_keys(c->order, b->n_users);
+    for (int32_t i = 0; i < b->n_users; i++) {
+        uint32_t user = (uint32_t)c->order[i];
+        uint64_t length = UINT32_MAX - (uint32_t)(c->order[i] >> 32);
+        int leaf = lightest(c);
+        c->leaf[user] = leaf;
+        c->n_users[leaf]++;
+        c->cost[leaf] += length * (length + (uint64_t)c->token_cost);
+    }
+}
+
+int32_t leaf_cut_n_users(const leaf_cut *c, int leaf) {
+    return c->n_users[leaf];
+}
+
+uint64_t leaf_cut_cost(const leaf_cut *c, int leaf) {
+    return c->cost[leaf];
+}
+
+static void add_user(batch *v, const batch *b, int32_t user) {
+    size_t from = (size_t)b->offsets[user], at = (size_t)v->n_tokens;
+    size_t n = (size_t)(b->offsets[user + 1] - b->offsets[user]), f = (size_t)b->n_context;
+    memcpy(v->item + at, b->item + from, n * sizeof *v->item);
+    memcpy(v->action + at, b->action + from, n * sizeof *v->action);
+    memcpy(v->time + at, b->time + from, n * sizeof *v->time);
+    if (f > 0)
+        memcpy(v->context + (size_t)v->n_users * f, b->context + (size_t)user * f,
+               f * sizeof *v->context);
+    v->users[v->n_users] = b->users[user];
+    v->n_targets[v->n_users] = b->n_targets[user];
+    v->n_tokens += (int32_t)n;
+    v->offsets[++v->n_users] = v->n_tokens;
+}
+
+const batch *leaf_cut_take(leaf_cut *c, const batch *b, int leaf) {
+    batch *v = &c->view;
+    v->n_users = v->n_tokens = 0;
+    v->offsets[0] = 0;
+    v->n_context = b->n_context;
+    v->epoch = b->epoch;
+    v->index = b->index;
+    v->is_last = b->is_last;
+    for (int32_t u = 0; u < b->n_users; u++)
+        if (c->leaf[u] == leaf) add_user(v, b, u);
+    return v;
+}
