@@ -4,17 +4,16 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "bench/median.h"
+#include "bench/timing.h"
 #include "profile/peak.h"
 
-enum { N_HEADS = 4, REPLAYED = 20, WARM_UPS = 3, MAX_CALLS = 30, RECORD_KEY = 77 };
+enum { N_HEADS = 4, RECORD_KEY = 77 };
 
 /* More than the L2 cache of any GPU (H200: 50 MB). */
 static const int64_t CACHE_BYTES = 64 << 20;
 
 /* A CPU leaves out shapes whose forward pass has more FLOPs than this. */
 static const double CPU_MAX_FLOPS = 2e10;
-static const double ENOUGH_SECONDS = 0.3;
 
 /* The published tables, and what they leave out: very long sequences, other masks, biases. */
 static const attn_shape shapes[] = {
@@ -39,59 +38,18 @@ static const attn_shape shapes[] = {
 };
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
 
+/* One pass of a problem. */
+typedef struct timed_pass {
+    const attn_problem *p;
+    int pass;
+} timed_pass;
+
 /* Call i uses the copies in turn. */
-static status call(const attn_problem *p, int pass, int i) {
-    const attn_args *a = &p->copy[i % p->n_copies];
-    return pass == PASS_BACKWARD ? p->be->ops->attn_bwd(p->be, a) : p->be->ops->attn_fwd(p->be, a);
-}
-
-/* The median of up to MAX_CALLS plain calls, each waited for, after a warm-up. */
-static status time_plain(const attn_problem *p, int pass, double *out) {
-    double took[MAX_CALLS], sum = 0;
-    int n = 0;
-    for (int i = 0; i < (p->be->n_ahead > 0 ? WARM_UPS : 1); i++)
-        TRY(call(p, pass, i));
-    TRY(p->be->ops->sync(p->be));
-    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
-        uint64_t start = clock_ns();
-        TRY(call(p, pass, WARM_UPS + n));
-        TRY(p->be->ops->sync(p->be));
-        took[n] = (double)(clock_ns() - start) / 1e9;
-        sum += took[n];
-    }
-    *out = median(took, n);
-    return OK;
-}
-
-static status record_once(const attn_problem *p, int pass, record_state *state) {
-    status st = OK;
-    TRY(p->be->ops->record(p->be, RECORD_KEY + (uint64_t)pass, state));
-    for (int i = 0; i < REPLAYED && *state != RECORD_REPLAY && st == OK; i++)
-        st = call(p, pass, i);
-    status end = p->be->ops->record_end(p->be);
-    return st != OK ? st : end;
-}
-
-/* The calls run once, are recorded, then replayed; only replays are timed.  A backend that does not
- * record has no replay. */
-static status time_replay(const attn_problem *p, int pass, double *out) {
-    double took[MAX_CALLS], sum = 0;
-    record_state state;
-    int n = 0;
-    *out = NAN;
-    if (p->be->token_bucket == 0) return OK;
-    for (int i = 0; i < 3; i++)
-        TRY(record_once(p, pass, &state));
-    TRY(p->be->ops->sync(p->be));
-    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
-        uint64_t start = clock_ns();
-        TRY(record_once(p, pass, &state));
-        TRY(p->be->ops->sync(p->be));
-        took[n] = (double)(clock_ns() - start) / 1e9 / REPLAYED;
-        sum += took[n] * REPLAYED;
-    }
-    *out = median(took, n);
-    return OK;
+static status call(void *ctx, int i) {
+    const timed_pass *t = ctx;
+    backend *be = t->p->be;
+    const attn_args *a = &t->p->copy[i % t->p->n_copies];
+    return t->pass == PASS_BACKWARD ? be->ops->attn_bwd(be, a) : be->ops->attn_fwd(be, a);
 }
 
 /* Well above the error of naive code in this type, well below what a wrong index causes. */
@@ -128,8 +86,10 @@ static status measure(attn_bench *b, attn_problem *p, attn_row_fn fn, void *ctx)
     attn_row r = {.p = p};
     TRY(check(b, p, &r.error));
     for (int pass = 0; pass < N_PASSES; pass++) {
-        TRY(time_plain(p, pass, &r.seconds[pass][TIMED_PLAIN]));
-        TRY(time_replay(p, pass, &r.seconds[pass][TIMED_REPLAY]));
+        timed_pass t = {p, pass};
+        TRY(timing_plain(p->be, call, &t, &r.seconds[pass][TIMED_PLAIN]));
+        TRY(timing_replay(p->be, RECORD_KEY + (uint64_t)pass, call, &t,
+                          &r.seconds[pass][TIMED_REPLAY]));
         for (int how = 0; how < N_TIMINGS; how++)
             compare_with_peers(b, &r, pass, how);
     }

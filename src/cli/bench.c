@@ -11,6 +11,7 @@ const command bench_commands[] = {
     {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
     {"data", bench_data, "the batcher: tokens per second"},
     {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
+    {"masks", bench_masks, "softmax attention under masks, forward and backward"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
     {0},
 };
@@ -20,6 +21,15 @@ const char *bench_act_name(act_type act) {
     static const char *const names[] = {
         [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16"};
     return names[act];
+}
+
+status bench_find_act(const char *name, act_type *out) {
+    for (int i = ACT_F32; i <= ACT_F16; i++) {
+        if (strcmp(name, bench_act_name((act_type)i)) != 0) continue;
+        *out = (act_type)i;
+        return OK;
+    }
+    return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", name);
 }
 
 static void print_benches(void) {

@@ -13,9 +13,12 @@ extern const command bench_commands[];
 status bench_attention(int argc, char **argv);
 status bench_data(int argc, char **argv);
 status bench_embedding(int argc, char **argv);
+status bench_masks(int argc, char **argv);
 status bench_train(int argc, char **argv);
 
 /* "float32", "bfloat16", "float16". */
 const char *bench_act_name(act_type act);
+/* The value of --dtype. */
+status bench_find_act(const char *name, act_type *out);
 
 #endif

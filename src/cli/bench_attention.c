@@ -168,19 +168,10 @@ static status run_on(const bench_args *a, backend *be) {
     return OK;
 }
 
-static status find_dtype(const char *name, act_type *out) {
-    for (int i = ACT_F32; i <= ACT_F16; i++) {
-        if (strcmp(name, bench_act_name((act_type)i)) != 0) continue;
-        *out = (act_type)i;
-        return OK;
-    }
-    return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", name);
-}
-
 static status run(const bench_args *a) {
     work w;
     act_type act = ACT_F32;
-    TRY(find_dtype(a->dtype, &act));
+    TRY(bench_find_act(a->dtype, &act));
     TRY(work_open(&w, NULL, a->device));
     status st = w.be->ops->set_precision(w.be, act, false);
     if (st == OK) st = run_on(a, w.be);

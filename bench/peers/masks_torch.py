@@ -1,0 +1,145 @@
+"""The PyTorch side of `hstu bench masks`: FlexAttention (compiled) and SDPA with the same mask, in the
+same layout of numbers (B sequences of n tokens, 12 heads of 64, bfloat16).
+
+    python3 bench/peers/masks_torch.py [--bits DIR] [--length N] [--backward]
+
+DIR holds masks as `hstu mask show KIND --n N --bits DIR/NAME-N.safetensors` writes them (NAME: sliding,
+longformer, bigbird); without DIR the masks are computed here, and bigbird's random blocks are others
+than ours, of the same number and density.  Prints one line of JSON a row: ms by replay of a CUDA graph
+of 20 calls, and by plain calls.
+"""
+import argparse
+import json
+import math
+import os
+import struct
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+H, D = 12, 64
+CELLS = [(1, 128), (8, 512), (8, 1024), (16, 2048), (16, 4096)]
+MASKS = ["causal", "sliding", "longformer", "bigbird"]
+
+
+def read_bits(path, n):
+    with open(path, "rb") as f:
+        size = struct.unpack("<Q", f.read(8))[0]
+        header = json.loads(f.read(size))
+        begin, end = header["mask"]["data_offsets"]
+        data = f.read()[begin:end]
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(n, n).bool().cuda()
+
+
+def dense(kind, n, folder):
+    path = os.path.join(folder, f"{kind}-{n}.safetensors") if folder else ""
+    if path and os.path.exists(path):
+        return read_bits(path, n)
+    i = torch.arange(n, device="cuda")[:, None]
+    j = torch.arange(n, device="cuda")[None, :]
+    if kind == "causal":
+        return j <= i
+    if kind == "sliding":
+        return ((i - j) <= 64) & (j <= i)
+    near = (i - j).abs() <= 32
+    if kind == "longformer":
+        h = n // 2
+        band_i, band_j = (i >= h) & (i < h + 32), (j >= h) & (j < h + 32)
+        return near | (i < 32) | (j < 32) | band_i | band_j
+    mask = near | (i < 32) | (j < 32)
+    generator = torch.Generator().manual_seed(0)
+    blocks = (n + 31) // 32
+    for b in range(blocks):
+        column = min(max(b + int(torch.randint(3, (1,), generator=generator)) - 1, 0), blocks - 1)
+        pairs = torch.randperm(1024, generator=generator)[:102].cuda()
+        rows, columns = b * 32 + pairs // 32, column * 32 + pairs % 32
+        keep = (rows < n) & (columns < n)
+        mask[rows[keep], columns[keep]] = True
+    return mask
+
+
+def plain_ms(f, n=30):
+    for _ in range(3):
+        f()
+    times = []
+    for _ in range(n):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        f()
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b))
+    return sorted(times)[n // 2]
+
+
+def replay_ms(f, calls=20, n=20):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            f()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            f()
+    graph.replay()
+    times = []
+    for _ in range(n):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        graph.replay()
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b) / calls)
+    return sorted(times)[n // 2]
+
+
+def exact(q, k, v, mask):
+    """Head 0 of sequence 0 in float64."""
+    s = (q[0, 0].double() @ k[0, 0].double().T) / math.sqrt(D)
+    return torch.softmax(s.masked_fill(~mask, -math.inf), -1) @ v[0, 0].double()
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--bits", default="")
+    p.add_argument("--length", type=int, default=0)
+    p.add_argument("--backward", action="store_true")
+    args = p.parse_args()
+    compiled = torch.compile(flex_attention)
+    for b, n in CELLS:
+        if args.length and n != args.length:
+            continue
+        for kind in MASKS:
+            mask = dense(kind, n, args.bits)
+            q, k, v = (torch.randn(b, H, n, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+            block = create_block_mask(lambda _b, _h, i, j: mask[i, j], None, None, n, n, device="cuda")
+            runs = {
+                "flex": lambda: compiled(q, k, v, block_mask=block),
+                "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+            }
+            if kind == "causal":
+                runs["flash"] = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            row = {"peer": "torch " + torch.__version__, "mask": kind, "sequences": b, "length": n,
+                   "density": round(mask.float().mean().item(), 4)}
+            want = exact(q, k, v, mask)
+            with torch.no_grad():
+                for name, f in runs.items():
+                    got = f()[0, 0].double()
+                    row[name + "_error"] = float(f"{((got - want).norm() / want.norm()).item():.2e}")
+                    row[name + "_ms"] = round(plain_ms(f), 4)
+                    row[name + "_replay_ms"] = round(replay_ms(f), 4)
+            if args.backward:
+                for x in (q, k, v):
+                    x.requires_grad_(True)
+                dout = torch.randn_like(q)
+
+                def both():
+                    torch.autograd.grad(compiled(q, k, v, block_mask=block), (q, k, v), dout)
+
+                row["flex_fwd_bwd_ms"] = round(plain_ms(both), 4)
+            print(json.dumps(row), flush=True)
+
+
+main()

@@ -1,0 +1,33 @@
+/* hstu bench masks: rows of the table, any other mask, and wrong options. */
+#include "test.h"
+
+TEST(bench_masks_command) {
+    char *text;
+    CHECK(test_command(&text,
+                       "%s bench masks --device cpu --length 128 --heads 2 --dim 12 --seed 3",
+                       test_program()) == 0);
+    CHECK_CONTAINS(text, "causal                            1   128  0.5039");
+    CHECK_CONTAINS(text, "sliding,window=64,causal          1   128  0.3809");
+    CHECK_CONTAINS(text, "longformer,window=32,global=32    1   128  0.8750");
+    CHECK_CONTAINS(text, "bigbird,window=32,global=32");
+    free(text);
+    CHECK(test_command(&text,
+                       "%s bench masks --device cpu --mask strided --sequences 2 --length 100 "
+                       "--heads 1 --dim 5 --json",
+                       test_program()) == 0);
+    CHECK_CONTAINS(text, "\"mask\":\"strided\"");
+    CHECK_CONTAINS(text, "\"sequences\":2");
+    CHECK_CONTAINS(text, "\"fwd_ms\":");
+    free(text);
+}
+
+TEST(bench_masks_refuses) {
+    char *text;
+    CHECK(test_command(&text, "%s bench masks --device cpu --mask slding --length 8",
+                       test_program()) == 2);
+    CHECK_CONTAINS(text, "did you mean 'sliding'?");
+    free(text);
+    CHECK(test_command(&text, "%s bench masks --device cpu --dtype int8", test_program()) == 2);
+    CHECK_CONTAINS(text, "--dtype int8");
+    free(text);
+}
