@@ -224,6 +224,42 @@ TEST(passes_have_limits_and_keys) {
 }
 
 /* Top k and ranks of targets of a batch against a loop over the catalogue. */
+/* A pass for few tokens refuses more, and answers alike up to then; one for more candidates than
+ * the model has takes them. */
+TEST(passes_can_be_bounded_by_tokens) {
+    toy_model t;
+    toy_batch b, one;
+    pass *p;
+    const void *bounded, *whole;
+    int64_t n_rows, n_whole;
+    toy_model_open(&t, TOY_RANK_BITS, 0, 1);
+    toy_batch_make(&b, TOY_RANK_BITS, 3);
+    int longest = 0;
+    for (int u = 1; u < TOY_USERS; u++)
+        if (b.b.offsets[u + 1] - b.b.offsets[u] > b.b.offsets[longest + 1] - b.b.offsets[longest])
+            longest = u;
+    toy_batch_take(&one, &b, longest);
+    int32_t last = one.b.n_tokens, n = TOY_FEATURES + 2 * last;
+    CHECK(last > t.c.data.max_candidates);
+    CHECK_OK(pass_create(&p, t.m, &(pass_config){.max_users = TOY_USERS, .max_tokens = n}));
+    CHECK_FAILS(pass_score(p, &b.b, &bounded, &n_rows), ERR_CONFIG, "more than");
+    CHECK_OK(pass_score(p, &one.b, &bounded, &n_rows));
+    CHECK_OK(pass_score(t.p, &one.b, &whole, &n_whole));
+    CHECK(n_rows == n_whole && n_rows > 0);
+    CHECK(memcmp(bounded, whole, (size_t)n_rows * 3 * sizeof(float)) == 0);
+    pass_destroy(p);
+    one.b.n_targets[0] = last;
+    CHECK_FAILS(pass_score(t.p, &one.b, &whole, &n_whole), ERR_CONFIG, "candidates");
+    CHECK_OK(pass_create(&p, t.m, &(pass_config){.max_users = 1, .max_targets = last}));
+    CHECK_OK(pass_score(p, &one.b, &bounded, &n_rows));
+    CHECK_EQ(n_rows, last);
+    pass_destroy(p);
+    CHECK_FAILS(
+        pass_create(&p, t.m, &(pass_config){.max_users = 1, .is_training = true, .max_tokens = 5}),
+        ERR_USAGE, "a pass that trains");
+    toy_model_close(&t);
+}
+
 TEST(pass_rank_equals_a_loop) {
     toy_model t;
     toy_batch b;

@@ -30,12 +30,21 @@ static status alloc_batch(batch *b, size_t n_users, size_t n_events) {
     return MEM_NEW(&b->time, n_events);
 }
 
-status histories_init(histories *h, const session *s, int32_t max_users) {
-    *h = (histories){
-        .max_users = max_users, .max_history = s->max_history, .max_events = s->limits.max_events};
+status histories_init_bounded(histories *h, const session *s, int32_t max_users,
+                              int32_t max_targets, int64_t max_rows) {
+    *h = (histories){.max_users = max_users,
+                     .max_history = s->max_history,
+                     .max_events = s->max_history + max_targets,
+                     .max_rows = max_rows};
     h->view.n_context = s->data->n_context;
     h->view.is_last = true;
-    return alloc_batch(&h->view, (size_t)max_users, (size_t)max_users * (size_t)h->max_events);
+    return alloc_batch(&h->view, (size_t)max_users, (size_t)max_rows);
+}
+
+status histories_init(histories *h, const session *s, int32_t max_users) {
+    int32_t max_targets = s->limits.max_events - s->max_history;
+    return histories_init_bounded(h, s, max_users, max_targets,
+                                  (int64_t)max_users * s->limits.max_events);
 }
 
 void histories_fini(histories *h) {
@@ -69,9 +78,13 @@ status histories_add(histories *h, const user_events *u, const uint32_t *candida
     if (b->n_users == h->max_users || n_candidates > h->max_events)
         return fail(ERR_CONFIG, "a batch of %d users and %d candidates is full", h->max_users,
                     h->max_events);
-    int32_t room = h->max_events - n_candidates, user = b->n_users++;
+    int32_t room = h->max_events - n_candidates;
     if (room > h->max_history) room = h->max_history;
-    put_events(b, u, u->n < (uint64_t)room ? u->n : (uint64_t)room);
+    uint64_t n = u->n < (uint64_t)room ? u->n : (uint64_t)room;
+    if (b->n_tokens + (int64_t)n + n_candidates > h->max_rows)
+        return fail(ERR_CONFIG, "a batch of %lld events is full", (long long)h->max_rows);
+    int32_t user = b->n_users++;
+    put_events(b, u, n);
     for (int32_t i = 0; i < n_candidates; i++, b->n_tokens++) {
         b->item[b->n_tokens] = candidate[i];
         b->action[b->n_tokens] = 0;

@@ -27,10 +27,16 @@ typedef struct histories {
     batch view; /* the users added so far */
     int32_t max_users, max_history;
     int32_t max_events; /* of a user, candidates included */
+    int64_t max_rows;   /* of all users */
 } histories;
 
 /* Memory for max_users users of the session's model. */
 status histories_init(histories *h, const session *s, int32_t max_users);
+
+/* The same for at most max_rows events and candidates in all, and max_targets candidates of a user:
+ * for a pass with such limits. */
+status histories_init_bounded(histories *h, const session *s, int32_t max_users,
+                              int32_t max_targets, int64_t max_rows);
 void histories_fini(histories *h);
 void histories_clear(histories *h);
 

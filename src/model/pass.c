@@ -13,6 +13,11 @@ static plan_config plan_of(const model *m, const pass_config *c) {
     plan_config p = m->plan;
     bool is_large = (int64_t)c->max_users * p.max_events > MAX_RECORDED_EVENTS;
     p.max_users = c->max_users;
+    if (c->max_targets > 0 && p.has_candidates) {
+        p.max_events += c->max_targets - p.max_targets;
+        p.max_targets = c->max_targets;
+    }
+    p.max_tokens = c->max_tokens;
     p.is_training = c->is_training;
     p.bucket = c->is_training && m->can_record && !is_large ? m->be->token_bucket : 0;
     return p;
@@ -76,6 +81,8 @@ status pass_create(pass **out, model *m, const pass_config *c) {
     static atomic_uint_fast64_t n_made;
     pass *p;
     *out = NULL;
+    if (c->is_training && (c->max_tokens != 0 || c->max_targets != 0))
+        return fail(ERR_USAGE, "a pass that trains takes every batch of the model's limits");
     if (c->max_users < 1 || c->max_users > m->plan.max_users)
         return fail(ERR_CONFIG, "a pass for %d users; the model was made for 1 to %d", c->max_users,
                     m->plan.max_users);

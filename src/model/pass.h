@@ -15,6 +15,9 @@ typedef struct pass pass;
 typedef struct pass_config {
     int32_t max_users; /* B: most users of a batch; at most the model's limit */
     bool is_training;
+    /* Without training: most tokens of a batch, and most candidates of a user; 0: what the model
+     * was made for, max_users users with their longest histories and all candidates. */
+    int32_t max_tokens, max_targets;
     /* A pass whose activations this one may overwrite, so that it needs little memory of its own;
      * or NULL. That pass must outlive this one, and its results are lost whenever this one runs. */
     pass *lender;

@@ -1,12 +1,12 @@
 #include "model/scorer.h"
 
 #include <math.h>
-#include <stdio.h>
 
 #include "base/mem.h"
 #include "model/item_table.h"
+#include "model/score_columns.h"
 
-enum { MAX_NUMBERS = 1 << 22, NAME_BYTES = 24, RANK_PART = 1024 };
+enum { MAX_NUMBERS = 1 << 22, RANK_PART = 1024 };
 
 /* Candidates first .. first + n - 1 of a user, as one sequence of a pass. */
 typedef struct part {
@@ -18,17 +18,12 @@ struct scorer {
     scorer_config c;
     pass *pass;
     histories batch;
-    int n_columns;
-    char (*name)[NAME_BYTES];
-    const char **names;
+    score_columns columns;
     int32_t max_group; /* users whose results fit */
     user_events *user; /* (max_group) */
     int32_t n_users;
     float *out; /* (max_group, n_candidates, n_columns) */
     /* ranking */
-    int32_t width;     /* of the head */
-    int32_t n_classes; /* of these, the ones that the data's actions can be; not with bits */
-    bool is_bits;
     part *parts;   /* (max_users): of the batch */
     float *logits; /* host: of the batch */
     /* retrieval */
@@ -38,42 +33,6 @@ struct scorer {
     float *by_row; /* (max_users, rows of the table) */
 };
 
-static void name_ranking(scorer *r) {
-    const seq_file *data = r->s->data;
-    bool is_rated = data->actions == ACTION_STARS || data->actions == ACTION_HALF_STARS;
-    for (int i = 0; i < r->n_columns; i++) {
-        const char *signal = data->actions == ACTION_BITS ? seq_signal_name(i) : NULL;
-        if (r->is_bits && signal != NULL)
-            snprintf(r->name[i], NAME_BYTES, "%s", signal);
-        else if (r->is_bits)
-            snprintf(r->name[i], NAME_BYTES, "task%d", i);
-        else if (i == 0)
-            snprintf(r->name[i], NAME_BYTES, "%s", is_rated ? "rating" : "action");
-        else
-            snprintf(r->name[i], NAME_BYTES, "p_%g", seq_rating(data, (uint16_t)(i - 1)));
-    }
-}
-
-static status make_columns(scorer *r) {
-    const config_ranking *k = &r->s->config->ranking;
-    bool is_ranking = r->s->config->task == TASK_RANKING;
-    r->width = is_ranking ? (int32_t)k->head.item[k->head.n - 1] : 1;
-    r->is_bits = is_ranking && r->width == k->n_tasks;
-    r->n_classes = r->width;
-    if (r->s->limits.n_actions > 0 && r->s->limits.n_actions < r->width)
-        r->n_classes = r->s->limits.n_actions;
-    r->n_columns = is_ranking && !r->is_bits ? 1 + r->n_classes : r->width;
-    TRY(MEM_NEW(&r->name, (size_t)r->n_columns));
-    TRY(MEM_NEW(&r->names, (size_t)r->n_columns));
-    for (int i = 0; i < r->n_columns; i++)
-        r->names[i] = r->name[i];
-    if (is_ranking)
-        name_ranking(r);
-    else
-        snprintf(r->name[0], NAME_BYTES, "score");
-    return OK;
-}
-
 /* Rows of logits of the largest batch. */
 static status make_ranking(scorer *r) {
     session *s = r->s;
@@ -81,7 +40,7 @@ static status make_ranking(scorer *r) {
     if (r->c.max_part < 1 || r->c.max_part > most) r->c.max_part = most;
     int64_t rows = s->max_targets > 0 ? s->max_targets : s->limits.max_events;
     TRY(MEM_NEW(&r->parts, (size_t)r->c.max_users));
-    return MEM_NEW_RAW(&r->logits, (size_t)(rows * r->c.max_users * r->width));
+    return MEM_NEW_RAW(&r->logits, (size_t)(rows * r->c.max_users * r->columns.width));
 }
 
 static status keep_candidates(scorer *r) {
@@ -106,8 +65,8 @@ static status make_retrieval(scorer *r) {
 static status make(scorer *r) {
     session *s = r->s;
     int64_t n = (int64_t)r->c.n_candidates;
-    TRY(make_columns(r));
-    n *= r->n_columns;
+    TRY(score_columns_init(&r->columns, s));
+    n *= r->columns.n;
     r->max_group = n > MAX_NUMBERS / r->c.max_users ? (int32_t)(MAX_NUMBERS / n) : r->c.max_users;
     if (r->max_group < 1) r->max_group = 1;
     TRY(MEM_NEW(&r->user, (size_t)r->max_group));
@@ -146,8 +105,7 @@ void scorer_destroy(scorer *r) {
     pass_destroy(r->pass);
     item_table_fini(&r->table);
     histories_fini(&r->batch);
-    mem_free(r->name);
-    mem_free(r->names);
+    score_columns_fini(&r->columns);
     mem_free(r->user);
     mem_free(r->out);
     mem_free(r->parts);
@@ -159,11 +117,11 @@ void scorer_destroy(scorer *r) {
 }
 
 int scorer_n_columns(const scorer *r) {
-    return r->n_columns;
+    return r->columns.n;
 }
 
 const char *const *scorer_columns(const scorer *r) {
-    return r->names;
+    return r->columns.names;
 }
 
 bool scorer_fits(const scorer *r) {
@@ -182,29 +140,7 @@ status scorer_add(scorer *r, const user_events *u) {
 }
 
 static float *place_of(const scorer *r, int32_t user, int32_t candidate) {
-    return r->out + ((int64_t)user * r->c.n_candidates + candidate) * r->n_columns;
-}
-
-/* Logits of a candidate to its numbers. */
-static void finish_bits(const scorer *r, const float *logit, float *to) {
-    for (int32_t c = 0; c < r->width; c++)
-        to[c] = (float)(1 / (1 + exp(-(double)logit[c])));
-}
-
-/* A head may be wider than there are ratings: what is no rating has no part in it. */
-static void finish_classes(const scorer *r, const float *logit, float *to) {
-    double sum = 0, mean = 0;
-    float most = logit[0];
-    for (int32_t c = 1; c < r->n_classes; c++)
-        if (logit[c] > most) most = logit[c];
-    for (int32_t c = 0; c < r->n_classes; c++)
-        sum += exp((double)logit[c] - (double)most);
-    for (int32_t c = 0; c < r->n_classes; c++) {
-        double p = exp((double)logit[c] - (double)most) / sum;
-        to[1 + c] = (float)p;
-        mean += p * seq_rating(r->s->data, (uint16_t)c);
-    }
-    to[0] = (float)mean;
+    return r->out + ((int64_t)user * r->c.n_candidates + candidate) * r->columns.n;
 }
 
 /* The first row of a part's logits; without candidates every event has a row, and the candidate is
@@ -218,13 +154,13 @@ static status score_parts(scorer *r) {
     int64_t n_rows, row = 0;
     backend *be = r->s->be;
     TRY(pass_score(r->pass, &r->batch.view, &scores, &n_rows));
-    TRY(backend_read_act(be, r->logits, scores, (size_t)(n_rows * r->width)));
+    TRY(backend_read_act(be, r->logits, scores, (size_t)(n_rows * r->columns.width)));
     for (int32_t i = 0; i < r->batch.view.n_users; i++) {
         const part *p = &r->parts[i];
         row = first_row(r, i, row);
         for (int32_t k = 0; k < p->n; k++, row++)
-            (r->is_bits ? finish_bits : finish_classes)(r, r->logits + row * r->width,
-                                                        place_of(r, p->user, p->first + k));
+            score_columns_finish(&r->columns, r->logits + row * r->columns.width,
+                                 place_of(r, p->user, p->first + k));
     }
     histories_clear(&r->batch);
     return OK;

@@ -51,6 +51,7 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     p->config = *c;
     int64_t per_user = c->n_context + (int64_t)tokens_per_event(c) * c->max_events;
     int64_t n = fill_up(per_user * c->max_users, c->bucket);
+    if (c->max_tokens > 0 && c->max_tokens < n) n = c->max_tokens;
     p->len_bound = c->max_len > 0 ? c->max_len : (int32_t)per_user;
     if (n > INT32_MAX)
         return fail(ERR_CONFIG,
@@ -226,6 +227,9 @@ static status put_user(layout *l) {
     if (c->max_len > 0 && n_tokens > c->max_len)
         return fail(ERR_FORMAT, "a history of %d events; the model has positions for %d", n_tokens,
                     c->max_len);
+    if (n_tokens > p->max_tokens - l->at)
+        return fail(ERR_CONFIG, "a batch of more than %d tokens; the pass was made for these",
+                    p->max_tokens);
     l->high = n_tokens + l->start - n_target_tokens;
     if (l->high > c->n_places - 1) l->high = c->n_places - 1;
     put_context(l);
@@ -310,7 +314,8 @@ uint64_t plan_record_key(const plan *p) {
 int64_t plan_max_loss(const plan_config *c) {
     int32_t per_user = c->has_candidates ? c->max_targets : c->max_events;
     if (!c->is_training && !c->is_ranking) per_user = 1;
-    return fill_up((int64_t)c->max_users * per_user, c->bucket);
+    int64_t n = fill_up((int64_t)c->max_users * per_user, c->bucket);
+    return c->is_ranking && c->max_tokens > 0 && c->max_tokens < n ? c->max_tokens : n;
 }
 
 int64_t plan_count_loss(const plan_config *c, const batch *b) {

@@ -34,6 +34,7 @@ typedef struct plan_config {
     int32_t n_places; /* rows of the position table */
     int32_t max_len;  /* most tokens of a sequence, more is an error; 0: no bound */
     int32_t max_users, max_events;
+    int32_t max_tokens;  /* of a batch; 0: as many as max_users users of max_events events have */
     int32_t max_targets; /* most candidates of a user; not used without candidates */
     int64_t time_per_second;
     int32_t bucket; /* tokens and losses are padded to a multiple; 0: no padding */

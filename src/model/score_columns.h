@@ -1,0 +1,29 @@
+/* Score columns: the numbers that a model gives a candidate, and their names.
+ *
+ * Ranking: the probability of every task ("click", "like", ...) or, where the head predicts
+ * classes, the expected rating and the probability of each class ("rating", "p_1", "p_2", ...).
+ * Retrieval: "score", the product that recommending ranks by. */
+#ifndef HSTU_MODEL_SCORE_COLUMNS_H
+#define HSTU_MODEL_SCORE_COLUMNS_H
+
+#include "model/session.h"
+
+enum { SCORE_NAME_BYTES = 24 };
+
+typedef struct score_columns {
+    const seq_file *data;
+    int n; /* numbers of a candidate */
+    char (*name)[SCORE_NAME_BYTES];
+    const char **names; /* (n) */
+    int32_t width;      /* of the head */
+    int32_t n_classes;  /* of these, the ones that the data's actions can be; not with bits */
+    bool is_bits;
+} score_columns;
+
+status score_columns_init(score_columns *c, const session *s);
+void score_columns_fini(score_columns *c); /* a failed init too */
+
+/* Ranking: the n numbers of a candidate from its logits (width). */
+void score_columns_finish(const score_columns *c, const float *logit, float *to);
+
+#endif

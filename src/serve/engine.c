@@ -1,0 +1,330 @@
+/* The engine's models and requests; its users are in engine_users.c. */
+#include "serve/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "serve/engine_int.h"
+
+enum { DEFAULT_BATCH = 64, DEFAULT_TOKENS = 8192, DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
+#define DEFAULT_DEADLINE_NS 1000000000u
+
+static void set_defaults(engine_config *c) {
+    if (c->device == NULL) c->device = "auto";
+    if (c->max_batch <= 0) c->max_batch = DEFAULT_BATCH;
+    if (c->max_tokens <= 0) c->max_tokens = DEFAULT_TOKENS;
+    if (c->max_queue <= 0) c->max_queue = DEFAULT_QUEUE;
+    if (c->max_user_events == 0) c->max_user_events = 1 << 20;
+    if (c->deadline_ns == 0) c->deadline_ns = DEFAULT_DEADLINE_NS;
+}
+
+static status open_data(engine *e) {
+    pool *workers;
+    if (e->config.data == NULL) return users_init(&e->users, NULL, e->config.max_user_events);
+    TRY(pool_create(&workers, 1));
+    status st = seq_file_open(&e->data, e->config.data, workers);
+    pool_destroy(workers);
+    return st == OK ? users_init(&e->users, e->data, e->config.max_user_events) : st;
+}
+
+status engine_create(engine **out, const engine_config *c) {
+    engine *e;
+    *out = NULL;
+    if (c->max_batch > MAX_BATCH)
+        return fail(ERR_USAGE, "max_batch is %d; at most %d requests run together", c->max_batch,
+                    MAX_BATCH);
+    TRY(MEM_NEW(&e, 1));
+    e->config = *c;
+    set_defaults(&e->config);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_init(&e->load_lock, NULL);
+    pthread_mutex_init(&e->users_lock, NULL);
+    snprintf(e->device, sizeof e->device, "%s", e->config.device);
+    e->config.device = e->device;
+    status st = open_data(e);
+    if (st != OK) {
+        engine_destroy(e);
+        return st;
+    }
+    *out = e;
+    return OK;
+}
+
+void engine_destroy(engine *e) {
+    if (e == NULL) return;
+    engine_drain(e);
+    for (int i = 0; i < e->n_slots; i++)
+        slot_destroy(e->slots[i]);
+    users_fini(&e->users);
+    seq_file_close(e->data);
+    pthread_mutex_destroy(&e->lock);
+    pthread_mutex_destroy(&e->load_lock);
+    pthread_mutex_destroy(&e->users_lock);
+    mem_free(e);
+}
+
+void engine_drain(engine *e) {
+    pthread_mutex_lock(&e->lock);
+    e->is_closing = true;
+    pthread_mutex_unlock(&e->lock);
+}
+
+slot *engine_slot(engine *e, int index) {
+    pthread_mutex_lock(&e->lock);
+    slot *s = index >= 0 && index < e->n_slots ? e->slots[index] : NULL;
+    pthread_mutex_unlock(&e->lock);
+    return s;
+}
+
+bool engine_wait_idle(engine *e, uint64_t timeout_ns) {
+    uint64_t until = clock_ns() + timeout_ns;
+    for (int i = 0; i < engine_n_models(e); i++)
+        if (!slot_wait_idle(engine_slot(e, i), until)) return false;
+    return true;
+}
+
+int engine_n_models(engine *e) {
+    pthread_mutex_lock(&e->lock);
+    int n = e->n_slots;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+int engine_find_model(engine *e, const char *name) {
+    int found = -1;
+    pthread_mutex_lock(&e->lock);
+    if (name == NULL || name[0] == '\0') found = e->n_slots > 0 ? 0 : -1;
+    for (int i = 0; i < e->n_slots && found < 0; i++)
+        if (strcmp(e->slots[i]->name, name) == 0) found = i;
+    pthread_mutex_unlock(&e->lock);
+    return found;
+}
+
+/* Names are part of addresses and of metrics. */
+static status check_name(const char *name) {
+    size_t n = strlen(name);
+    if (n == 0 || n >= sizeof((slot *)0)->name)
+        return fail(ERR_USAGE, "a model's name of %zu bytes; it must have 1 to %zu", n,
+                    sizeof((slot *)0)->name - 1);
+    for (size_t i = 0; i < n; i++)
+        if (strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-", name[i]) ==
+            NULL)
+            return fail(ERR_USAGE,
+                        "the name '%.64s' of a model may have letters, digits, '.', '_' "
+                        "and '-' only",
+                        name);
+    return OK;
+}
+
+/* A slot for a new name, with its model. */
+static status add_slot(engine *e, const char *name, served *m) {
+    slot *s;
+    if (e->n_slots == ENGINE_MAX_MODELS)
+        return fail(ERR_USAGE, "at most %d models can be served", ENGINE_MAX_MODELS);
+    TRY(slot_create(&s, name, e->config.max_queue));
+    slot_set_model(s, m);
+    pthread_mutex_lock(&e->lock);
+    e->slots[e->n_slots++] = s;
+    pthread_mutex_unlock(&e->lock);
+    return OK;
+}
+
+/* Under the load lock. */
+static status load(engine *e, const char *name, const char *path) {
+    served_config c = {.path = path,
+                       .device = e->config.device,
+                       .data = e->data,
+                       .n_threads = e->config.n_threads,
+                       .max_batch = e->config.max_batch,
+                       .max_tokens = e->config.max_tokens};
+    served *m;
+    int i = engine_find_model(e, name);
+    TRY(served_open(&m, &c));
+    if (i >= 0) {
+        slot_set_model(engine_slot(e, i), m);
+        return OK;
+    }
+    status st = add_slot(e, name, m);
+    if (st != OK) served_drop(m);
+    return st;
+}
+
+status engine_load(engine *e, const char *name, const char *path) {
+    TRY(check_name(name));
+    pthread_mutex_lock(&e->load_lock);
+    status st = load(e, name, path);
+    pthread_mutex_unlock(&e->load_lock);
+    return st;
+}
+
+static status no_such_model(int index) {
+    return fail(ERR_USAGE, "there is no model number %d", index);
+}
+
+status engine_model(engine *e, int index, engine_model_info *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    served_info(m, s->name, out);
+    served_drop(m);
+    return OK;
+}
+
+status engine_model_stats(engine *e, int index, engine_stats *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    slot_stats(s, out);
+    engine_user_stats(e, out);
+    return OK;
+}
+
+status engine_item_of(engine *e, int index, uint32_t number, engine_item *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    bool has = number >= 1 && number <= m->names->n_items;
+    if (has) *out = served_item_names(m, number);
+    served_drop(m);
+    return has ? OK : fail(ERR_USAGE, "the model has no item number %u", number);
+}
+
+typedef struct row_query {
+    uint32_t first, n;
+    float *out;
+} row_query;
+
+static status read_rows(served *m, void *ctx) {
+    const row_query *q = ctx;
+    const item_table *t = &m->table;
+    if (q->first < 1 || q->first > m->names->n_items + 1 || q->n > m->names->n_items + 1 - q->first)
+        return fail(ERR_USAGE, "the model has items 1 to %llu",
+                    (unsigned long long)m->names->n_items);
+    memset(q->out, 0, (size_t)q->n * (size_t)t->dim * sizeof *q->out);
+    for (uint32_t i = 0; i < q->n; i++) {
+        int32_t row = t->items.row[q->first + i];
+        if (row >= 0) TRY(item_table_read(t, row, 1, q->out + (size_t)i * (size_t)t->dim));
+    }
+    return OK;
+}
+
+status engine_item_rows(engine *e, int index, uint32_t first, uint32_t n, float *out) {
+    row_query q = {first, n, out};
+    slot *s = engine_slot(e, index);
+    return s != NULL ? slot_call(s, read_rows, &q) : no_such_model(index);
+}
+
+status engine_visit_pages(engine *e, int index, void (*fn)(void *ctx, const engine_page *p),
+                          void *ctx) {
+    (void)fn;
+    (void)ctx;
+    return engine_slot(e, index) != NULL ? OK : no_such_model(index);
+}
+
+const char *engine_stage_name(engine_stage s) {
+    static const char *const names[ENGINE_STAGES] = {"queue", "build", "layers", "head"};
+    return names[s];
+}
+
+static engine_outcome outcome_of(status st) {
+    if (st == ERR_USAGE || st == ERR_UNSUPPORTED || st == ERR_CONFIG) return ENGINE_BAD;
+    return ENGINE_FAILED;
+}
+
+/* The answer's memory with its model; the job in it. */
+static status prepare(engine *e, slot *s, const engine_request *r, engine_answer *out, job **j) {
+    TRY(MEM_NEW(&out->memory, 1));
+    arena_init(&out->memory->arena, 1 << 14);
+    served *m = out->memory->model = slot_keep_model(s);
+    snprintf(out->model, sizeof out->model, "%s", s->name);
+    snprintf(out->version, sizeof out->version, "%s", m->version_text);
+    out->n_columns = m->columns.n;
+    out->columns = m->columns.names;
+    pthread_mutex_lock(&e->users_lock);
+    status st = job_make(j, out, r, &e->users);
+    pthread_mutex_unlock(&e->users_lock);
+    return st;
+}
+
+/* Ends a request that never came into a queue. */
+static void answer_early(engine_answer *out, engine_outcome outcome, const char *why,
+                         engine_done done, void *ctx) {
+    out->outcome = outcome;
+    snprintf(out->error, sizeof out->error, "%s", why);
+    done(ctx, out);
+}
+
+void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
+                   void *ctx) {
+    uint64_t now = clock_ns();
+    job *j = NULL;
+    *out = (engine_answer){0};
+    pthread_mutex_lock(&e->lock);
+    bool is_closing = e->is_closing;
+    pthread_mutex_unlock(&e->lock);
+    slot *s = engine_slot(e, r->model);
+    if (s == NULL) {
+        answer_early(out, ENGINE_NO_MODEL, "there is no such model", done, ctx);
+        return;
+    }
+    if (is_closing) {
+        slot_count(s, r->task, ENGINE_CLOSING);
+        answer_early(out, ENGINE_CLOSING, "the server is shutting down", done, ctx);
+        return;
+    }
+    status st = prepare(e, s, r, out, &j);
+    if (st != OK) {
+        slot_count(s, r->task, outcome_of(st));
+        answer_early(out, outcome_of(st), status_reason(), done, ctx);
+        return;
+    }
+    j->done = done;
+    j->ctx = ctx;
+    j->submit_ns = now;
+    j->deadline_ns = now + (r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns);
+    slot_submit(s, j);
+}
+
+/* A caller that waits for its answer. */
+typedef struct waiter {
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    bool is_done;
+} waiter;
+
+static void wake(void *ctx, engine_answer *out) {
+    waiter *w = ctx;
+    (void)out;
+    pthread_mutex_lock(&w->lock);
+    w->is_done = true;
+    pthread_cond_signal(&w->done);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
+    waiter w = {.is_done = false};
+    pthread_mutex_init(&w.lock, NULL);
+    pthread_cond_init(&w.done, NULL);
+    engine_submit(e, r, out, wake, &w);
+    pthread_mutex_lock(&w.lock);
+    while (!w.is_done)
+        pthread_cond_wait(&w.done, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+    pthread_mutex_destroy(&w.lock);
+    pthread_cond_destroy(&w.done);
+}
+
+void engine_release_memory(struct engine_answer_memory *memory) {
+    if (memory == NULL) return;
+    served_drop(memory->model);
+    arena_fini(&memory->arena);
+    mem_free(memory);
+}
+
+void engine_answer_release(engine_answer *a) {
+    engine_release_memory(a->memory);
+    a->memory = NULL;
+    a->items = NULL;
+    a->n_items = 0;
+    a->vector = NULL;
+}

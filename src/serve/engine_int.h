@@ -1,0 +1,32 @@
+/* The inside of an engine, for the files that make it up. */
+#ifndef HSTU_SERVE_ENGINE_INT_H
+#define HSTU_SERVE_ENGINE_INT_H
+
+#include <pthread.h>
+
+#include "serve/slot.h"
+
+struct engine {
+    engine_config config;
+    char device[64];
+    seq_file *data;
+    pthread_mutex_t lock; /* of the slots' list and is_closing; slots are never removed */
+    slot *slots[ENGINE_MAX_MODELS];
+    int n_slots;
+    bool is_closing;
+    pthread_mutex_t load_lock;  /* one load at a time */
+    pthread_mutex_t users_lock; /* of what follows, and of the models' maps of items */
+    users users;
+    const engine_journal *journal; /* or NULL */
+    engine_journal own_journal;
+    uint64_t n_added, n_duplicates, n_unknown, n_erased;
+};
+
+slot *engine_slot(engine *e, int index); /* NULL: there is none */
+
+/* Fills in the counts of the users. */
+void engine_user_stats(engine *e, engine_stats *out);
+
+void engine_release_memory(struct engine_answer_memory *memory); /* NULL is fine */
+
+#endif

@@ -1,0 +1,352 @@
+#include "serve/job.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_IDS = 1 << 20 };
+
+/* Events on their way into a window, in the model's numbers. */
+typedef struct window {
+    const served *m;
+    const users *u;
+    uint64_t n;         /* events of the history */
+    uint64_t n_unknown; /* of them */
+    int32_t *seen;
+    int32_t n_seen;
+    bool keeps_seen;
+    int32_t n_kept; /* in the arrays below, newest first */
+    uint32_t *item;
+    uint16_t *action;
+    int64_t *time;
+} window;
+
+/* Only whole seconds count in a model, and so the ticks of data and model may differ. */
+static int64_t model_time(const served *m, const users *u, int64_t ticks) {
+    int64_t tps = m->names->time_per_second, seconds, time;
+    uint32_t ns;
+    if (u->ticks == tps) return ticks;
+    users_time(u, ticks, &seconds, &ns);
+    if (__builtin_mul_overflow(seconds, tps, &time)) return seconds < 0 ? INT64_MIN : INT64_MAX;
+    return time;
+}
+
+/* Takes the events of a history from the newest on.  item: the model's number. */
+static void take_event(window *w, uint32_t item, uint16_t action, int64_t ticks) {
+    const served *m = w->m;
+    bool is_legal = !m->reads_actions || action < m->s->limits.n_actions;
+    w->n++;
+    if (item == 0 || !is_legal) {
+        w->n_unknown++;
+        return;
+    }
+    int32_t row = m->table.items.row[item];
+    if (!w->keeps_seen && row >= 0) w->seen[w->n_seen++] = row;
+    if (w->n_kept == m->s->max_history) return;
+    w->item[w->n_kept] = item;
+    w->action[w->n_kept] = action;
+    w->time[w->n_kept++] = model_time(m, w->u, ticks);
+}
+
+/* An event that came with the request. */
+typedef struct given_event {
+    int64_t time;
+    size_t order;
+    uint32_t item;
+    uint16_t action;
+} given_event;
+
+static int compare_given(const void *a, const void *b) {
+    const given_event *x = a, *y = b;
+    if (x->time != y->time) return x->time < y->time ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+/* Looks up events of a request and sorts them by time. */
+static status read_given(arena *a, const served *m, const users *u, const engine_event *e, size_t n,
+                         given_event **out) {
+    if (n > MAX_IDS)
+        return fail(ERR_USAGE, "%zu events in a request; at most %d are taken", n, MAX_IDS);
+    int64_t now = users_now(u);
+    TRY(ARENA_NEW(a, out, n));
+    for (size_t i = 0; i < n; i++) {
+        id_text id;
+        given_event *g = &(*out)[i];
+        status st = id_text_make(&id, &e[i].item, "the item");
+        if (st == OK) st = users_ticks(u, &e[i], now, &g->time);
+        if (st != OK) return fail_prefix(st, "event %zu", i + 1);
+        g->item = served_find_item(m, &id);
+        g->action = e[i].action;
+        g->order = i;
+    }
+    if (n > 1) qsort(*out, n, sizeof **out, compare_given);
+    return OK;
+}
+
+static void reverse_window(window *w) {
+    for (int32_t i = 0, k = w->n_kept - 1; i < k; i++, k--) {
+        uint32_t item = w->item[i];
+        uint16_t action = w->action[i];
+        int64_t time = w->time[i];
+        w->item[i] = w->item[k], w->item[k] = item;
+        w->action[i] = w->action[k], w->action[k] = action;
+        w->time[i] = w->time[k], w->time[k] = time;
+    }
+}
+
+static void read_context(job *j, const users *u, uint64_t data_user) {
+    const served *m = j->m;
+    const seq_file *data = u->data;
+    j->events.user = data_user;
+    if (data == NULL || data_user >= u->n_data_users) return;
+    for (int f = 0; f < m->names->n_context; f++) {
+        int from = m->has_map ? m->map.feature[f] : f;
+        if (from < 0) continue;
+        uint32_t value = data->context[from].value[data_user];
+        j->events.context[f] = m->has_map ? m->map.context[f][value] : value;
+    }
+}
+
+/* Merges what is kept of the user with what came with the request, newest first; of equal times
+ * events of the request are the newer ones. */
+static status read_window(job *j, const engine_request *r, const users *u, window *w) {
+    user_history h = {0};
+    given_event *given;
+    const engine_event *events = r->has_history ? r->history : r->extra;
+    size_t n_given = r->has_history ? r->n_history : r->n_extra;
+    TRY(read_given(j->arena, j->m, u, events, n_given, &given));
+    if (r->has_user) {
+        id_text id;
+        TRY(id_text_make(&id, &r->user, "the user"));
+        h = users_history(u, &id);
+        read_context(j, u, h.is_known ? h.data_user : u->n_data_users);
+        if (r->has_history) h.n = 0;
+    } else {
+        j->events.user = u->n_data_users;
+    }
+    int32_t room = j->m->s->max_history;
+    TRY(ARENA_NEW(j->arena, &w->seen, (h.n + n_given + r->n_deny) * !r->keeps_seen + r->n_deny));
+    TRY(ARENA_NEW(j->arena, &w->item, (size_t)room));
+    TRY(ARENA_NEW(j->arena, &w->action, (size_t)room));
+    TRY(ARENA_NEW(j->arena, &w->time, (size_t)room));
+    TRY(served_know_items(j->m, u));
+    while (h.n > 0 || n_given > 0) {
+        stored_event own = h.n > 0 ? user_history_at(&h, h.n - 1) : (stored_event){0};
+        if (n_given > 0 && (h.n == 0 || given[n_given - 1].time >= own.time)) {
+            const given_event *g = &given[--n_given];
+            take_event(w, g->item, g->action, g->time);
+        } else {
+            h.n--;
+            take_event(w, served_item(j->m, u, own.item), own.action, own.time);
+        }
+    }
+    reverse_window(w);
+    return OK;
+}
+
+/* Looks up n ids; *n_unknown grows. */
+static status read_ids(job *j, const engine_id *ids, size_t n, const char *what, uint32_t *out) {
+    if (n > MAX_IDS)
+        return fail(ERR_USAGE, "%zu ids of %s; at most %d are taken", n, what, MAX_IDS);
+    for (size_t i = 0; i < n; i++) {
+        id_text id;
+        TRY(id_text_make(&id, &ids[i], what));
+        out[i] = served_find_item(j->m, &id);
+        j->out->n_unknown += out[i] == 0;
+    }
+    return OK;
+}
+
+/* The rows of the catalogue of some ids, ascending and distinct. */
+static status read_rows(job *j, const engine_id *ids, size_t n, const char *what, int32_t *rows,
+                        int32_t *n_rows) {
+    uint32_t *item;
+    int32_t kept = 0;
+    TRY(ARENA_NEW(j->arena, &item, n));
+    TRY(read_ids(j, ids, n, what, item));
+    for (size_t i = 0; i < n; i++) {
+        int32_t row = item[i] > 0 ? j->m->table.items.row[item[i]] : -1;
+        if (row >= 0) rows[kept++] = row;
+    }
+    *n_rows = pass_distinct_rows(rows, kept);
+    return OK;
+}
+
+/* Rows of a that are not in b; both ascending. */
+static int32_t rows_without(int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b) {
+    int32_t kept = 0;
+    for (int32_t i = 0, k = 0; i < n_a; i++) {
+        while (k < n_b && b[k] < a[i])
+            k++;
+        if (k == n_b || b[k] != a[i]) a[kept++] = a[i];
+    }
+    return kept;
+}
+
+static status read_filters(job *j, const engine_request *r, window *w) {
+    int32_t n_deny = 0;
+    TRY(read_rows(j, r->deny, r->n_deny, "deny", w->seen + w->n_seen, &n_deny));
+    j->seen = w->seen;
+    j->n_seen = pass_distinct_rows(w->seen, w->n_seen + n_deny);
+    j->has_allow = r->n_allow > 0;
+    if (!j->has_allow) return OK;
+    TRY(ARENA_NEW(j->arena, &j->allow, r->n_allow));
+    TRY(read_rows(j, r->allow, r->n_allow, "allow", j->allow, &j->n_allow));
+    j->n_allow = rows_without(j->allow, j->n_allow, j->seen, j->n_seen);
+    return OK;
+}
+
+static bool has_row(const int32_t *rows, int32_t n, int32_t row) {
+    int32_t low = 0, high = n;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (rows[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < n && rows[low] == row;
+}
+
+/* For a user of whom nothing is known. */
+static status read_popular(job *j, const users *u) {
+    served *m = j->m;
+    TRY(served_find_popular(m, u));
+    TRY(ARENA_NEW(j->arena, &j->popular, (size_t)j->top_k));
+    TRY(ARENA_NEW(j->arena, &j->popular_count, (size_t)j->top_k));
+    for (size_t i = 0; i < m->n_popular && j->n_popular < j->top_k; i++) {
+        int32_t row = m->table.items.row[m->popular[i].item];
+        if (has_row(j->seen, j->n_seen, row)) continue;
+        if (j->has_allow && !has_row(j->allow, j->n_allow, row)) continue;
+        j->popular[j->n_popular] = m->popular[i].item;
+        j->popular_count[j->n_popular++] = (float)m->popular[i].n_events;
+    }
+    return OK;
+}
+
+/* Ids must outlive the request: the answer names candidates that the model does not know. */
+static status copy_ids(job *j, const engine_id *ids, size_t n, engine_id *out) {
+    for (size_t i = 0; i < n; i++) {
+        out[i] = ids[i];
+        if (ids[i].text != NULL)
+            TRY(arena_copy_text(j->arena, ids[i].text, ids[i].n, &out[i].text));
+    }
+    return OK;
+}
+
+static status read_candidates(job *j, const engine_request *r) {
+    size_t n = r->n_candidates;
+    TRY(ARENA_NEW(j->arena, &j->candidate, n));
+    TRY(read_ids(j, r->candidates, n, "candidates", j->candidate));
+    TRY(ARENA_NEW(j->arena, &j->candidate_id, n));
+    TRY(copy_ids(j, r->candidates, n, j->candidate_id));
+    j->n_candidates = (int32_t)n;
+    TRY(ARENA_NEW(j->arena, &j->values, n * (size_t)j->m->columns.n));
+    for (size_t i = 0; i < n * (size_t)j->m->columns.n; i++)
+        j->values[i] = NAN;
+    return OK;
+}
+
+static status check(const served *m, const engine_request *r) {
+    if (!r->has_user && !r->has_history)
+        return fail(ERR_USAGE, "for whom? give a user or a history");
+    if (r->has_history && r->n_extra > 0)
+        return fail(ERR_USAGE, "give either a whole history or extra events, not both");
+    if (r->task == ENGINE_RANK) {
+        if (r->n_candidates == 0) return fail(ERR_USAGE, "there are no candidates to rank");
+        if (r->top_k < 0) return fail(ERR_USAGE, "top_k is %d; it must not be negative", r->top_k);
+        if (r->n_allow > 0 || r->n_deny > 0)
+            return fail(ERR_USAGE,
+                        "allow and deny are for recommend; leave candidates out instead");
+        return OK;
+    }
+    if (m->is_ranking)
+        return fail(ERR_UNSUPPORTED, "this model ranks given candidates; recommending needs a "
+                                     "retrieval model");
+    if (r->n_candidates > 0)
+        return fail(ERR_USAGE, "recommend searches the whole catalogue; give allow instead of "
+                               "candidates, or rank them");
+    if (r->top_k < 1 || r->top_k > ENGINE_MAX_K)
+        return fail(ERR_USAGE, "top_k is %d; it must be 1 to %d", r->top_k, ENGINE_MAX_K);
+    return OK;
+}
+
+static status fill(job *j, const engine_request *r, const users *u) {
+    window w = {.m = j->m, .u = u, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
+    TRY(read_window(j, r, u, &w));
+    j->events.n = (uint64_t)w.n_kept;
+    j->events.item = w.item;
+    j->events.action = w.action;
+    j->events.time = w.time;
+    j->out->n_events = w.n;
+    j->out->n_window = w.n_kept;
+    j->out->n_unknown_events = w.n_unknown;
+    j->n_tokens = j->m->n_context + j->m->per_event * w.n_kept;
+    if (r->task == ENGINE_RANK) return read_candidates(j, r);
+    TRY(read_filters(j, r, &w));
+    return w.n_kept == 0 ? read_popular(j, u) : OK;
+}
+
+status job_make(job **out, engine_answer *answer, const engine_request *r, const users *u) {
+    served *m = answer->memory->model;
+    job *j;
+    *out = NULL;
+    TRY(check(m, r));
+    TRY(ARENA_NEW(&answer->memory->arena, &j, 1));
+    *j = (job){.out = answer,
+               .m = m,
+               .arena = &answer->memory->arena,
+               .task = r->task,
+               .top_k = r->top_k,
+               .wants_vector = r->wants_vector,
+               .keeps_seen = r->keeps_seen,
+               .priority = r->priority};
+    TRY(fill(j, r, u));
+    int32_t n_targets = m->is_ranking ? j->n_candidates : 0;
+    j->flops = served_flops(m, j->n_tokens + n_targets, n_targets, 0);
+    *out = j;
+    return OK;
+}
+
+status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n) {
+    engine_item *to;
+    float *values;
+    TRY(ARENA_NEW(j->arena, &to, (size_t)n));
+    TRY(ARENA_NEW(j->arena, &values, (size_t)n));
+    for (int32_t i = 0; i < n; i++) {
+        to[i] = served_item_names(j->m, item[i]);
+        to[i].place = (uint32_t)i;
+        values[i] = score[i];
+        to[i].values = &values[i];
+    }
+    j->out->items = to;
+    j->out->n_items = (size_t)n;
+    return OK;
+}
+
+/* By the first column, candidates without a number last, of equal ones the first given first. */
+static int compare_items(const void *a, const void *b) {
+    const engine_item *x = a, *y = b;
+    float p = x->values[0], q = y->values[0];
+    bool has_p = !isnan(p), has_q = !isnan(q);
+    if (has_p != has_q) return has_p ? -1 : 1;
+    if (has_p && p != q) return p > q ? -1 : 1;
+    return (x->place > y->place) - (x->place < y->place);
+}
+
+status job_answer_candidates(job *j) {
+    engine_item *to;
+    int32_t n = j->n_candidates;
+    TRY(ARENA_NEW(j->arena, &to, (size_t)n));
+    for (int32_t i = 0; i < n; i++) {
+        if (j->candidate[i] != 0) to[i] = served_item_names(j->m, j->candidate[i]);
+        if (j->candidate[i] == 0) to[i].id = j->candidate_id[i];
+        to[i].place = (uint32_t)i;
+        to[i].values = j->values + (size_t)i * (size_t)j->m->columns.n;
+    }
+    if (j->top_k > 0) qsort(to, (size_t)n, sizeof *to, compare_items);
+    j->out->items = to;
+    j->out->n_items = (size_t)(j->top_k > 0 && j->top_k < n ? j->top_k : n);
+    return OK;
+}

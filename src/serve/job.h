@@ -1,0 +1,59 @@
+/* Job: a request on its way through the engine, in the numbers of its model.
+ *
+ * Made on the caller's thread from a request: the ids are looked up and the events that the model
+ * reads are copied, so that the worker needs neither the users nor the request.  A job lives in the
+ * memory of its answer and ends with it. */
+#ifndef HSTU_SERVE_JOB_H
+#define HSTU_SERVE_JOB_H
+
+#include "base/mem.h"
+#include "serve/served.h"
+
+/* Of an answer; engine_answer_release frees it. */
+struct engine_answer_memory {
+    arena arena;
+    served *model; /* a reference, or NULL */
+};
+
+typedef struct job {
+    /* Not NULL: no request, but something that only the thread that computes may do. */
+    status (*call)(served *m, void *ctx);
+    engine_answer *out;
+    engine_done done;
+    void *ctx;
+    served *m; /* the answer's reference */
+    arena *arena;
+    engine_task task;
+    int32_t top_k;
+    bool wants_vector, keeps_seen;
+    user_events events; /* the window, oldest first, in the model's numbers */
+    int32_t *seen;      /* (n_seen): rows of the catalogue to leave out, ascending and distinct */
+    int32_t n_seen;
+    bool has_allow;
+    int32_t *allow; /* (n_allow): rows, ascending and distinct, without those of `seen` */
+    int32_t n_allow;
+    uint32_t *candidate; /* (n_candidates): numbers; 0: unknown */
+    engine_id *candidate_id;
+    int32_t n_candidates;
+    uint32_t *popular; /* (n_popular): for a user without a history */
+    float *popular_count;
+    int32_t n_popular;
+    float *values;    /* (n_candidates, columns) */
+    int32_t n_tokens; /* of its history, candidates not included */
+    double flops;     /* predicted without a cache */
+    int32_t n_reused;
+    uint64_t submit_ns, deadline_ns; /* by clock_ns */
+    int priority;
+    uint64_t order;
+} job;
+
+/* Makes a job for an answer that has its model.  Under the lock of the users.  ERR_USAGE: what is
+ * wrong with the request; ERR_UNSUPPORTED: the model cannot do it. */
+status job_make(job **out, engine_answer *answer, const engine_request *r, const users *u);
+
+/* Writes the answer's items from the job's results: best first for recommend and for rank with
+ * top_k, else in the order of the candidates. */
+status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n);
+status job_answer_candidates(job *j);
+
+#endif

@@ -1,0 +1,247 @@
+#include "serve/served.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "ops/device.h"
+
+enum { PART = 256, POPULAR_NS = 1000000000 };
+
+static int32_t larger(int32_t a, int32_t b) {
+    return a > b ? a : b;
+}
+
+/* The vocabulary of a model names its items; one without a vocabulary needs the data. */
+static status open_trained(served *m, const served_config *c) {
+    status st = trained_open(&m->trained, c->path, NULL, m->compute.be, c->max_batch);
+    if (st == ERR_CONFIG && c->data != NULL && m->trained.vocabulary == NULL)
+        st = trained_open(&m->trained, c->path, c->data, m->compute.be, c->max_batch);
+    TRY(st);
+    m->s = &m->trained.session;
+    m->names = m->s->data;
+    if (c->data == NULL || m->trained.vocabulary == NULL) return OK;
+    m->has_map = true;
+    return vocabulary_map_init(&m->map, m->trained.vocabulary, c->data, m->compute.workers);
+}
+
+/* A dynamic table has a buffer for the rows of the model's own largest batch; other models take as
+ * many candidates of a user as the batch has room for. */
+static void set_sizes(served *m, const served_config *c) {
+    const session *s = m->s;
+    bool is_dynamic = model_tables(s->model)->n > 0;
+    m->is_ranking = s->config->task == TASK_RANKING;
+    m->reads_actions = m->is_ranking;
+    m->n_context = s->limits.n_context;
+    m->per_event = m->is_ranking ? 2 : 1;
+    m->max_batch = c->max_batch;
+    m->max_part = !m->is_ranking || s->max_targets == 0 ? 1 : larger(PART, s->max_targets);
+    if (is_dynamic && s->max_targets > 0) m->max_part = s->max_targets;
+    int32_t longest = m->n_context + m->per_event * (s->max_history + 1) + m->max_part;
+    m->max_tokens = larger(c->max_tokens, longest);
+    if (is_dynamic && m->max_tokens > c->max_batch * longest)
+        m->max_tokens = c->max_batch * longest;
+}
+
+static void count_flops(served *m) {
+    const config_network *n = &m->s->config->network;
+    double e = (double)n->hidden_size, h = (double)n->n_heads, layers = (double)n->n_layers;
+    double heads = h * (double)(n->dim_qk + n->dim_v);
+    m->flops_token = layers * 2 * e * (2 * heads + h * (double)n->dim_v);
+    m->flops_pair = layers * 2 * heads;
+    m->flops_head = m->is_ranking ? 0 : 2 * e * (double)m->names->n_items;
+    if (m->s->config->model == MODEL_SASREC) {
+        m->flops_token = layers * 2 * e * (4 * e + 2 * (double)n->ffn_hidden_size);
+        m->flops_pair = layers * 4 * e;
+    }
+}
+
+double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached) {
+    double rows = n - n_cached, history = n - n_targets;
+    double pairs = (history - n_cached) * (history + n_cached) / 2 + n_targets * (history + 1);
+    return rows * m->flops_token + pairs * m->flops_pair + m->flops_head;
+}
+
+static status make(served *m, const served_config *c) {
+    int n_threads = c->n_threads;
+    if (n_threads == 0) TRY(env_threads(&n_threads));
+    TRY(pool_create(&m->compute.workers, n_threads));
+    TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
+    TRY(open_trained(m, c));
+    set_sizes(m, c);
+    count_flops(m);
+    TRY(score_columns_init(&m->columns, m->s));
+    TRY(item_table_init(&m->table, m->s->model));
+    /* Where the model has no candidates, one is an event like others. */
+    int32_t max_targets = m->is_ranking && m->s->max_targets > 0 ? m->max_part : 0;
+    TRY(histories_init_bounded(&m->batch, m->s, m->max_batch, max_targets, m->max_tokens));
+    pass_config p = {
+        .max_users = m->max_batch, .max_tokens = m->max_tokens, .max_targets = max_targets};
+    return pass_create(&m->pass, m->s->model, &p);
+}
+
+/* Runs a full history once, so that memory is touched before the first request, and to learn the
+ * rate.  The first run is not timed. */
+static status warm(served *m) {
+    int32_t n = m->s->max_history;
+    uint32_t *item, candidate = 1;
+    uint16_t *action = NULL;
+    int64_t *time = NULL;
+    status st = MEM_NEW(&item, (size_t)n);
+    if (st == OK) st = MEM_NEW(&action, (size_t)n);
+    if (st == OK) st = MEM_NEW(&time, (size_t)n);
+    for (int32_t i = 0; i < n && st == OK; i++)
+        item[i] = 1 + (uint32_t)i % (uint32_t)m->names->n_items;
+    user_events u = {.n = (uint64_t)n, .item = item, .action = action, .time = time};
+    for (int round = 0; round < 2 && st == OK; round++) {
+        uint64_t start = clock_ns();
+        const void *out;
+        int64_t n_rows;
+        histories_clear(&m->batch);
+        st = histories_add(&m->batch, &u, &candidate, m->is_ranking);
+        if (st == OK)
+            st = m->is_ranking ? pass_score(m->pass, &m->batch.view, &out, &n_rows)
+                               : pass_encode(m->pass, &m->batch.view, &out);
+        if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
+        int32_t n_tokens = m->n_context + m->per_event * n + m->is_ranking;
+        double flops = served_flops(m, n_tokens, m->is_ranking, 0) - m->flops_head;
+        m->flop_s = flops > 0 ? (double)(clock_ns() - start) / 1e9 / flops : 0;
+    }
+    mem_free(item);
+    mem_free(action);
+    mem_free(time);
+    return st;
+}
+
+status served_open(served **out, const served_config *c) {
+    served *m;
+    uint64_t start = clock_ns();
+    *out = NULL;
+    TRY(MEM_NEW(&m, 1));
+    atomic_init(&m->refs, 1);
+    snprintf(m->path, sizeof m->path, "%s", c->path);
+    status st = make(m, c);
+    if (st == OK) st = warm(m);
+    if (st != OK) {
+        served_drop(m);
+        return st;
+    }
+    m->load_s = (double)(clock_ns() - start) / 1e9;
+    *out = m;
+    return OK;
+}
+
+void served_keep(served *m) {
+    atomic_fetch_add(&m->refs, 1);
+}
+
+void served_drop(served *m) {
+    if (m == NULL || atomic_fetch_sub(&m->refs, 1) > 1) return;
+    pass_destroy(m->pass);
+    histories_fini(&m->batch);
+    item_table_fini(&m->table);
+    score_columns_fini(&m->columns);
+    if (m->has_map) vocabulary_map_fini(&m->map);
+    trained_close(&m->trained);
+    backend_destroy(m->compute.be);
+    pool_destroy(m->compute.workers);
+    mem_free(m->extra);
+    mem_free(m->popular);
+    mem_free(m);
+}
+
+uint32_t served_find_item(const served *m, const id_text *id) {
+    return seq_find_item(m->names, id->text);
+}
+
+status served_know_items(served *m, const users *u) {
+    size_t n = u->items.n;
+    TRY(MEM_RESERVE(&m->extra, &m->extra_capacity, n));
+    for (; m->n_extra < n; m->n_extra++) {
+        id_text id;
+        size_t bytes;
+        const char *text = text_map_get(&u->items, (uint32_t)m->n_extra, &bytes);
+        memcpy(id.text, text, bytes);
+        id.text[id.n = bytes] = '\0';
+        m->extra[m->n_extra] = served_find_item(m, &id);
+    }
+    return OK;
+}
+
+uint32_t served_item(const served *m, const users *u, uint32_t item) {
+    if (item > u->n_data_items) return m->extra[item - u->n_data_items - 1];
+    return m->has_map ? m->map.item[item] : item;
+}
+
+static int compare_popular(const void *a, const void *b) {
+    const popular_item *x = a, *y = b;
+    if (x->n_events != y->n_events) return x->n_events < y->n_events ? 1 : -1;
+    return (x->item > y->item) - (x->item < y->item);
+}
+
+/* Items without an event, and without a row in the model, are not popular. */
+static size_t collect_popular(const served *m, const users *u, popular_item *to) {
+    size_t n = 0;
+    for (uint32_t i = 1; i < u->n_counts; i++) {
+        uint32_t item = u->counts[i] > 0 ? served_item(m, u, i) : 0;
+        if (item == 0 || m->table.items.row[item] < 0) continue;
+        to[n++] = (popular_item){item, u->counts[i]};
+    }
+    return n;
+}
+
+status served_find_popular(served *m, const users *u) {
+    uint64_t now = clock_ns();
+    popular_item *all;
+    if (m->popular != NULL &&
+        (m->popular_change == u->n_changes || now - m->popular_ns < POPULAR_NS))
+        return OK;
+    TRY(served_know_items(m, u));
+    TRY(MEM_NEW_RAW(&all, u->n_counts + 1));
+    m->n_popular = collect_popular(m, u, all);
+    if (m->n_popular > 0) qsort(all, m->n_popular, sizeof *all, compare_popular);
+    mem_free(m->popular);
+    m->popular = all;
+    m->popular_change = u->n_changes;
+    m->popular_ns = now;
+    return OK;
+}
+
+static const char *text_at(const text_column *t, uint64_t i, size_t *n) {
+    *n = (size_t)(t->offsets[i + 1] - t->offsets[i]);
+    return t->bytes + t->offsets[i];
+}
+
+engine_item served_item_names(const served *m, uint32_t item) {
+    const seq_file *data = m->names;
+    engine_item out = {.number = item};
+    if (data->has_text_items)
+        out.id.text = text_at(&data->item_text, item, &out.id.n);
+    else
+        out.id.number = data->item_id[item];
+    if (data->title.n > 0) out.title = text_at(&data->title, item, &out.title_bytes);
+    if (out.title_bytes == 0) out.title = NULL;
+    return out;
+}
+
+void served_info(const served *m, const char *name, engine_model_info *out) {
+    *out = (engine_model_info){.step = m->trained.origin.step,
+                               .n_items = m->names->n_items,
+                               .dim = m->table.dim,
+                               .max_history = m->s->max_history,
+                               .n_columns = m->columns.n,
+                               .load_s = m->load_s};
+    snprintf(out->name, sizeof out->name, "%s", name);
+    snprintf(out->version, sizeof out->version, "%s", m->version_text);
+    snprintf(out->path, sizeof out->path, "%s", m->path);
+    snprintf(out->device, sizeof out->device, "%s", m->compute.be->name);
+    snprintf(out->task, sizeof out->task, "%s", m->is_ranking ? "ranking" : "retrieval");
+    for (int i = 0; i < m->columns.n && i < ENGINE_MAX_COLUMNS; i++)
+        out->columns[i] = m->columns.names[i];
+    out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->pass);
+}

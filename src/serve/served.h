@@ -1,0 +1,90 @@
+/* Served: a model that is loaded for serving, with everything that depends on it: its backend and
+ * threads, its names for items, a pass, the catalogue, its KV cache.
+ *
+ * Opened by one thread; then one worker thread computes with it, while any thread may look up items
+ * and hold references: the last one frees it. */
+#ifndef HSTU_SERVE_SERVED_H
+#define HSTU_SERVE_SERVED_H
+
+#include <stdatomic.h>
+
+#include "model/histories.h"
+#include "model/item_table.h"
+#include "model/score_columns.h"
+#include "model/trained.h"
+#include "serve/users.h"
+
+/* An item and the events it has had. */
+typedef struct popular_item {
+    uint32_t item, n_events;
+} popular_item;
+
+typedef struct served_config {
+    const char *path, *device;
+    const seq_file *data; /* of the users; or NULL */
+    int n_threads;
+    int32_t max_batch, max_tokens;
+} served_config;
+
+typedef struct served {
+    atomic_int refs;
+    uint64_t version;
+    char version_text[24];
+    char path[1024];
+    struct {
+        pool *workers;
+        backend *be;
+    } compute;
+    trained trained;
+    session *s;
+    const seq_file *names; /* ids and titles of its items */
+    bool is_ranking, reads_actions;
+    int32_t n_context; /* tokens of a sequence before its events */
+    int32_t per_event; /* tokens of an event */
+    int32_t max_batch, max_tokens;
+    int32_t max_part;   /* candidates of a user in one pass */
+    vocabulary_map map; /* from the numbers of the data's items and values; has_map */
+    bool has_map;
+    /* Under the lock of the users: items that the data does not have. */
+    uint32_t *extra; /* (n_extra): the model's number, 0: unknown */
+    size_t n_extra, extra_capacity;
+    popular_item *popular; /* (n_popular), most events first */
+    size_t n_popular;
+    uint64_t popular_change, popular_ns; /* when it was made */
+    /* Of the worker. */
+    score_columns columns;
+    item_table table; /* of a retrieval model: the catalogue */
+    pass *pass;
+    histories batch;
+    double flops_token, flops_pair, flops_head; /* of a computed token, a (query, key) pair, a
+                                                   request's search of the catalogue */
+    double flop_s;                              /* seconds of a FLOP, of the first batch */
+    double load_s;
+} served;
+
+/* One reference belongs to the caller.  ERR_CONFIG: the model does not fit the data, and why. */
+status served_open(served **out, const served_config *c);
+void served_keep(served *m);
+void served_drop(served *m); /* NULL is fine */
+
+/* The model's number of an item id; 0: it does not know it. */
+uint32_t served_find_item(const served *m, const id_text *id);
+
+/* Of an item number of the users; under their lock. */
+status served_know_items(served *m, const users *u);
+uint32_t served_item(const served *m, const users *u, uint32_t item);
+
+/* The items with the most events, known to the model, newest counts within a second; under the lock
+ * of the users. */
+status served_find_popular(served *m, const users *u);
+
+/* Id and title of an item. */
+engine_item served_item_names(const served *m, uint32_t item);
+
+/* FLOPs of a sequence of n tokens, n_targets of them candidates, of which n_cached are not
+ * computed. */
+double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached);
+
+void served_info(const served *m, const char *name, engine_model_info *out);
+
+#endif

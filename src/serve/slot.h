@@ -1,0 +1,66 @@
+/* Slot: a model's name in the engine, its queue and its worker thread.
+ *
+ * Jobs wait in order of their deadlines.  The worker takes the first one and adds others of the
+ * same model while they fit a batch.  What a batch will take is predicted from the FLOPs of its
+ * jobs as they would be without a cache, by the rate of the batches so far, which thereby includes
+ * how much the cache saves on average.  A job that would be answered too late by that prediction
+ * never enters the queue.
+ *
+ * The model may be replaced at any time: a job holds the model that it was made for, and a batch is
+ * of one model.  Any thread may call. */
+#ifndef HSTU_SERVE_SLOT_H
+#define HSTU_SERVE_SLOT_H
+
+#include <pthread.h>
+
+#include "serve/run.h"
+
+typedef struct slot {
+    char name[64];
+    int32_t max_queue;
+    pthread_mutex_t lock; /* of everything below */
+    pthread_cond_t work, idle;
+    pthread_t thread;
+    bool has_thread, is_stopping;
+    served *model; /* the current one: a reference */
+    uint64_t n_loads;
+    job **queue; /* (n_queue): a heap, the most urgent first */
+    size_t n_queue, queue_capacity;
+    uint64_t n_jobs;        /* so far: their order */
+    double queue_flops;     /* of what waits */
+    double running_flops;   /* of the batch that runs, */
+    uint64_t running_since; /* since then; 0: none */
+    double flop_s;          /* seconds of a FLOP, */
+    double batch_s;         /* and of a batch besides */
+    engine_stats stats;
+} slot;
+
+status slot_create(slot **out, const char *name, int32_t max_queue);
+void slot_destroy(slot *s); /* answers what waits; NULL is fine */
+
+/* The current model, with a reference for the caller. */
+served *slot_keep_model(slot *s);
+/* Replaces it; takes the caller's reference. */
+void slot_set_model(slot *s, served *m);
+
+/* Calls fn on the thread that computes, between two batches, and waits for it. */
+status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx);
+
+/* Runs a job, or answers it at once with a refusal. */
+void slot_submit(slot *s, job *j);
+
+/* Answers: counts the outcome and calls `done`.  Not under the lock. */
+void slot_answer(slot *s, job *j, engine_outcome outcome);
+
+/* Counts a request that never became a job. */
+void slot_count(slot *s, engine_task task, engine_outcome outcome);
+
+/* Waits until nothing is queued or running, at most until the time `until` of clock_ns. */
+bool slot_wait_idle(slot *s, uint64_t until);
+
+void slot_stats(slot *s, engine_stats *out);
+
+/* Adds a time to a histogram. */
+void engine_times_add(engine_times *t, uint64_t ns);
+
+#endif

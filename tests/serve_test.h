@@ -1,0 +1,54 @@
+/* For the tests of serving: small runs to serve, and requests in one line. */
+#ifndef HSTU_TESTS_SERVE_TEST_H
+#define HSTU_TESTS_SERVE_TEST_H
+
+#include "serve/engine.h"
+#include "train_test.h"
+
+/* A run of two steps with overrides as given, in the test's folder. */
+static inline const char *serve_run(const char *name, const char *gin, const char *const *set,
+                                    size_t n_set) {
+    const char *run = run_path(name);
+    bench_top top;
+    train_options o = train_options_default();
+    o.run = run;
+    o.max_steps = 2;
+    CHECK_OK(top_open(&top, gin, set, n_set, 1));
+    CHECK_OK(trainer_run(&top.session, &o));
+    top_close(&top);
+    return run;
+}
+
+static inline engine *serve_open(const char *run, const char *data, int64_t kv_pages) {
+    engine_config c = {.data = data, .device = "cpu", .n_threads = 1, .kv_pages = kv_pages};
+    engine *e;
+    CHECK_OK(engine_create(&e, &c));
+    CHECK_OK(engine_load(e, "model", run));
+    return e;
+}
+
+static inline engine_id serve_id(int64_t number) {
+    return (engine_id){.number = number, .n = 1};
+}
+
+static inline engine_request serve_recommend(int64_t user, int32_t k) {
+    return (engine_request){.task = ENGINE_RECOMMEND,
+                            .has_user = true,
+                            .user = serve_id(user),
+                            .top_k = k,
+                            .deadline_ns = 100000000000u};
+}
+
+static inline engine_event serve_event(int64_t item, int64_t time) {
+    return (engine_event){.item = serve_id(item), .has_time = true, .time = time};
+}
+
+/* Asks, and expects an answer. */
+static inline engine_answer serve_ask(engine *e, const engine_request *r) {
+    engine_answer a;
+    engine_ask(e, r, &a);
+    if (a.outcome != ENGINE_OK) FAIL_TEST("outcome %d: %s", a.outcome, a.error);
+    return a;
+}
+
+#endif
