@@ -27,7 +27,7 @@ TEST(doctor_json_is_one_object) {
     CHECK_CONTAINS(products, "x"); /* rows x columns of a tile */
     fit = json_member(root, "fit");
     CHECK(fit != NULL && fit->type == JSON_BOOL && fit->boolean);
-    CHECK_EQ(json_member(root, "libraries")->n_children, 7);
+    CHECK_EQ(json_member(root, "libraries")->n_children, 11);
     CHECK(json_member(root, "gpus")->type == JSON_ARRAY);
     arena_fini(&a);
     free(text);

@@ -56,6 +56,11 @@ const char *env_compiler(void) {
     return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
+const char *env_xgboost(void) {
+    const char *text = getenv("HSTU_XGBOOST");
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
 status env_cache_folder(char *text, size_t n, const char *name) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     bool has_cache = cache != NULL && cache[0] == '/';

@@ -4,6 +4,7 @@
  * HSTU_THREADS  threads of the CPU backend and of prep; default: the cores this process may use
  * NO_COLOR      any value: no colours
  * CC            the C compiler of generated kernels
+ * HSTU_XGBOOST  the path of libxgboost.so, where it is not found by itself
  * XDG_CACHE_HOME, HOME  where compiled kernels are kept */
 #ifndef HSTU_BASE_ENV_H
 #define HSTU_BASE_ENV_H
@@ -22,6 +23,9 @@ status env_threads(int *out);
 
 /* CC, or NULL where it is not set or empty. */
 const char *env_compiler(void);
+
+/* HSTU_XGBOOST, or NULL where it is not set or empty. */
+const char *env_xgboost(void);
 
 /* Writes the folder of the user's cache, $XDG_CACHE_HOME/hstu/NAME or ~/.cache/hstu/NAME; ERR_IO
  * where neither variable is an absolute path. */

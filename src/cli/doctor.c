@@ -23,6 +23,8 @@
 #include "ops/device.h"
 #include "ops/ops.h"
 #include "serve/http.h"
+#include "tune/cost_model.h"
+#include "tune/target.h"
 
 enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
 
@@ -34,7 +36,7 @@ typedef struct library {
     const char *remedy;  /* how to get it into a build */
 } library;
 
-enum { N_LIBRARIES = 8 };
+enum { N_LIBRARIES = 11 };
 
 typedef struct diagnosis {
     machine host;
@@ -42,12 +44,13 @@ typedef struct diagnosis {
     device_info device[MAX_DEVICES];
     int n_devices;
     library libraries[N_LIBRARIES];
-    char cuda_version[32];
+    bool is_run_time[N_LIBRARIES]; /* looked for when the program runs, not when it is built */
+    char cuda_version[32], xgboost_version[32], nvrtc_version[32], compiler_version[160];
     bool is_fit;
     char verdict[160];
 } diagnosis;
 
-static const char *const later = "NCCL, Open MPI, XGBoost";
+static const char *const later = "NCCL, Open MPI";
 
 static void cuda_version_text(char *text, size_t n, int version) {
     snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
@@ -91,6 +94,20 @@ static void ask_libraries(diagnosis *d) {
                                 "apt-get install libzstd-dev, then make"};
     d->libraries[5] = (library){"zlib", zlib, "GZIP columns of 'hstu prep parquet'",
                                 "apt-get install zlib1g-dev, then make"};
+    const char *xgboost = NULL, *nvrtc = NULL, *compiler = NULL;
+    if (cost_model_version(d->xgboost_version, sizeof d->xgboost_version))
+        xgboost = d->xgboost_version;
+    if (target_nvrtc_version(d->nvrtc_version, sizeof d->nvrtc_version)) nvrtc = d->nvrtc_version;
+    if (target_compiler_version(d->compiler_version, sizeof d->compiler_version))
+        compiler = d->compiler_version;
+    d->libraries[8] = (library){"XGBoost", xgboost, "the cost model of 'hstu tune'",
+                                "apt-get install libxgboost-dev, or pip install xgboost"};
+    d->libraries[9] =
+        (library){"NVRTC", nvrtc, "fusion plans on a GPU", "install NVIDIA's CUDA toolkit"};
+    d->libraries[10] = (library){"C compiler", compiler, "fusion plans on the CPU",
+                                 "apt-get install gcc libc6-dev"};
+    for (int i = 8; i < N_LIBRARIES; i++)
+        d->is_run_time[i] = true;
     d->libraries[7] = (library){"libmicrohttpd", http_library_version(), "'hstu serve'",
                                 "apt-get install libmicrohttpd-dev, then make"};
     d->libraries[6] =
@@ -209,8 +226,8 @@ static void print_libraries(const diagnosis *d) {
         if (l->version != NULL)
             snprintf(text, sizeof text, "%s: %s", l->version, l->adds);
         else
-            snprintf(text, sizeof text, "not in this build; it adds %s\n%19s%s", l->adds, "",
-                     l->remedy);
+            snprintf(text, sizeof text, "%s; it adds %s\n%19s%s",
+                     d->is_run_time[i] ? "not found" : "not in this build", l->adds, "", l->remedy);
         print_row(l->version != NULL ? HAVE : LACK, l->name, text);
     }
     printf("\nNot used yet, so not looked for: %s.\n", later);

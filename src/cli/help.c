@@ -81,7 +81,9 @@ static status visit(help_page at) {
 }
 
 const command *help_parts(const command *c) {
-    return c->run == cmd_bench ? bench_commands : c->run == cmd_plan ? plan_commands : NULL;
+    if (c->run == cmd_bench) return bench_commands;
+    if (c->run == cmd_plan) return plan_commands;
+    return c->run == cmd_tune ? tune_commands : NULL;
 }
 
 status help_visit(help_form form, const command *commands) {

@@ -36,6 +36,7 @@ static const command commands[] = {
     {"encode", cmd_encode, "run a BERT-family encoder (a Hugging Face folder) without padding"},
     {"Machine", NULL, NULL},
     {"plan", cmd_plan, "show which operators of a layer a fusion plan runs as one kernel"},
+    {"tune", cmd_tune, "find the fastest fusion plan of a layer"},
     {"bench", cmd_bench, "measure what we claim"},
     {"profile", cmd_profile, "show where the time of a command goes"},
     {"doctor", cmd_doctor, "tell whether hstu can run here, and what is missing"},

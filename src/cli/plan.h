@@ -8,9 +8,14 @@
 /* The table of `hstu plan`. */
 extern const command plan_commands[];
 
+/* The table of `hstu tune`. */
+extern const command tune_commands[];
+
 status plan_show(int argc, char **argv);
 status plan_run(int argc, char **argv);
 status plan_traverse(int argc, char **argv);
+status tune_fit(int argc, char **argv);
+status tune_predict(int argc, char **argv);
 
 /* Finds argv[1] in a table of commands and runs it; without one, or with --help, prints the table
  * as the parts of `whole` ("plan"). */

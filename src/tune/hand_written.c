@@ -38,6 +38,11 @@ void hand_written_destroy(hand_written *h, target *t) {
     *h = (hand_written){0};
 }
 
+bool hand_written_fits(const target *t, const chain_problem *p) {
+    bool has_mask = !is_silu(p) || p->attend != ATTEND_BYTES;
+    return t->be != NULL && has_mask && p->shape.dim_head <= PLAN_MAX_HEAD_DIM;
+}
+
 static const chain_op *op_of(const chain *c, op_kind kind) {
     int op = c->attention_first;
     while (c->op[op].kind != kind)

@@ -16,6 +16,9 @@ typedef struct hand_written {
 status hand_written_create(hand_written *h, target *t, const chain_problem *p);
 void hand_written_destroy(hand_written *h, target *t);
 
+/* Whether it can run: on this target, with this mask and head dimension. */
+bool hand_written_fits(const target *t, const chain_problem *p);
+
 /* Launches it on the tensors of args.  ERR_UNSUPPORTED says which mask it lacks. */
 status hand_written_launch(const hand_written *h, target *t, const chain_problem *p,
                            const kernel_args *args);

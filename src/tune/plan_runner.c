@@ -181,6 +181,18 @@ const chain *plan_runner_chain(const plan_runner *r) {
     return r->p->c;
 }
 
+kernel_template plan_runner_template(const plan_runner *r, int first, int last) {
+    return plan_template(r->p->c, &r->p->shape, first, last, NULL);
+}
+
+bool plan_runner_has_hand_written(const plan_runner *r) {
+    return hand_written_fits(r->t, r->p);
+}
+
+const chain_shape *plan_runner_shape(const plan_runner *r) {
+    return &r->p->shape;
+}
+
 void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out) {
     plan_lower(r->p->c, &r->p->shape, value, out);
 }

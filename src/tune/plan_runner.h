@@ -17,6 +17,12 @@ void plan_runner_destroy(plan_runner *r); /* NULL is fine */
 
 const chain *plan_runner_chain(const plan_runner *r);
 
+/* The template of operators first..last as one kernel of this problem; and whether bit 0 can act
+ * here. */
+kernel_template plan_runner_template(const plan_runner *r, int first, int last);
+bool plan_runner_has_hand_written(const plan_runner *r);
+const chain_shape *plan_runner_shape(const plan_runner *r);
+
 /* The kernels of a plan on this problem. */
 void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out);
 

@@ -1,0 +1,108 @@
+#include "base/json.h"
+#include "test.h"
+#include "tune/cost_model.h"
+#include "tune/target.h"
+
+/* Lines for 2,000 plans: fewer boundaries are faster. */
+static void write_times(char *path, size_t n) {
+    snprintf(path, n, "%s/times.txt", test_folder());
+    FILE *f = fopen(path, "w");
+    for (unsigned v = 0; v < 2000; v++) {
+        char bits[PLAN_BITS + 1];
+        plan_bits((uint16_t)v, bits);
+        fprintf(f, "%s  %.4f\n", bits,
+                1 + 0.1 * __builtin_popcount((v ^ v >> 1) & 0x3fff) + 0.01 * (v % 7));
+    }
+    fclose(f);
+}
+
+TEST(searches_replay_a_traversal) {
+    char path[4096], *text;
+    arena memory;
+    const json_value *root;
+    int64_t value;
+    write_times(path, sizeof path);
+    CHECK_EQ(test_command(
+                 &text, "'%s' tune --search anneal --replay '%s' --budget 100 --out '%s/plan.json'",
+                 test_program(), path, test_folder()),
+             0);
+    CHECK_CONTAINS(text, "anneal: plan ");
+    free(text);
+    CHECK_EQ(test_command(&text, "cat '%s/plan.json'", test_folder()), 0);
+    CHECK(json_is_sealed(text, strlen(text)));
+    arena_init(&memory, 1 << 12);
+    CHECK_OK(json_parse(&memory, "plan", text, strlen(text), &root));
+    CHECK_OK(json_member_int(root, "value", &value));
+    CHECK(value < 2000);
+    arena_fini(&memory);
+    free(text);
+}
+
+TEST(a_report_of_all_searches) {
+    char path[4096], *text;
+    write_times(path, sizeof path);
+    CHECK_EQ(test_command(&text,
+                          "HSTU_XGBOOST=/nowhere/libxgboost.so '%s' tune search --search random "
+                          "--replay '%s' --budget 128 "
+                          "--report '%s/report.html'",
+                          test_program(), path, test_folder()),
+             0);
+    CHECK_CONTAINS(text, "xgboost   left out: this needs XGBoost");
+    CHECK_CONTAINS(text, "optimum 1.0000 ms, plan 0\n");
+    free(text);
+    CHECK_EQ(test_command(&text, "cat '%s/report.html'", test_folder()), 0);
+    CHECK_CONTAINS(text, "<svg");
+    CHECK_CONTAINS(text, "grouped");
+    CHECK_CONTAINS(text, "</html>");
+    free(text);
+}
+
+TEST(fit_and_predict) {
+    char path[4096], version[64], *text;
+    write_times(path, sizeof path);
+    if (!cost_model_version(version, sizeof version)) SKIP_TEST("no XGBoost here");
+    CHECK_EQ(test_command(&text, "'%s' tune fit '%s' --out '%s/model'", test_program(), path,
+                          test_folder()),
+             0);
+    CHECK_CONTAINS(text, "rank correlation 0.");
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' tune predict '%s/model' 0000000000000000 0000010101010101",
+                          test_program(), test_folder()),
+             0);
+    double fast, slow;
+    int is_fast, is_slow;
+    CHECK_EQ(sscanf(text, "%lf %d\n%lf %d\n", &fast, &is_fast, &slow, &is_slow), 4);
+    CHECK(is_fast == 1 && is_slow == 0 && fast < slow);
+    free(text);
+}
+
+TEST(bad_input_is_a_sentence) {
+    char path[4096], *text;
+    write_times(path, sizeof path);
+    CHECK_EQ(test_command(NULL, "sed -i '17s/.*/01 2/' '%s'", path), 0);
+    CHECK_EQ(test_command(&text, "'%s' tune fit '%s' --out '%s/model'", test_program(), path,
+                          test_folder()),
+             1);
+    CHECK_CONTAINS(text, "times.txt:17: not 16 bits and a number");
+    free(text);
+    CHECK_EQ(test_command(NULL, "test ! -e '%s/model'", test_folder()), 0);
+    CHECK_EQ(test_command(&text, "'%s' tune --search random --replay '%s'", test_program(), path),
+             1);
+    CHECK_CONTAINS(text, "times.txt:17");
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' tune --search genetic --replay '%s'", test_program(), path),
+             2);
+    CHECK_CONTAINS(text, "the searches are");
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' tune fit '%s'", test_program(), path), 2);
+    CHECK_CONTAINS(text, "say --out");
+    free(text);
+    CHECK_EQ(test_command(&text, "HSTU_XGBOOST=/nowhere/x.so '%s' tune predict m 0000000000000000",
+                          test_program()),
+             1);
+    CHECK_CONTAINS(text, "libxgboost.so was not found");
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' tune predict m 65536", test_program()), 2);
+    CHECK_CONTAINS(text, "beyond 65535");
+    free(text);
+}
