@@ -35,9 +35,10 @@ TEST(profile_shows_steps_layers_and_ops) {
     free(text);
     const json_value *events = trace_events(&a);
     CHECK_EQ(count_events(events, "step"), 4);
-    CHECK_EQ(count_events(events, "layer forward 0"), 4);
-    CHECK_EQ(count_events(events, "layer backward 0"), 4);
-    CHECK(count_events(events, "attn_fwd") >= 4);
+    /* A step may go through the layers in several parts. */
+    CHECK(count_events(events, "layer forward 0") >= 4);
+    CHECK_EQ(count_events(events, "layer backward 0"), count_events(events, "layer forward 0"));
+    CHECK(count_events(events, "attn_fwd") >= count_events(events, "layer forward 0"));
     for (const json_value *e = events->first; e != NULL; e = e->next)
         if (json_member(e, "ts") != NULL) CHECK(json_member(e, "ts")->number >= 0);
     arena_fini(&a);
@@ -54,6 +55,25 @@ TEST(profile_records_commands_without_steps) {
     free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 1 --device cpu"));
     char *text = said(0, "profile --format json -- eval run --data data --device cpu");
     CHECK_CONTAINS(text, "{\"report\":\"key_averages\",\"rows\":[{\"Name\":");
+    free(text);
+}
+
+/* As NVIDIA's files ask for it. */
+TEST(profile_of_a_training_by_its_config) {
+    size_t n;
+    char *text = said(0, "train --gin-config-file n.gin --data data --out run --max-iters 6 "
+                         "--set TrainerArgs.profile=True --set TrainerArgs.profile_step_start=3 "
+                         "--set TrainerArgs.profile_step_end=5");
+    CHECK_CONTAINS(text, "2 steps kept of 6\n");
+    CHECK(strstr(text, "no effect") == NULL);
+    free(text);
+    CHECK_OK(file_read_all(run_path("run/profile/key_averages.csv"), 1 << 20, &text, &n));
+    CHECK_CONTAINS(text, "layer forward 0,");
+    CHECK_CONTAINS(text, "step,");
+    mem_free(text);
+    text = said(2, "train --gin-config-file n.gin --data data --out other --max-iters 6 "
+                   "--set TrainerArgs.profile=True --set TrainerArgs.profile_step_end=5");
+    CHECK_CONTAINS(text, "profile_step_end must be above profile_step_start");
     free(text);
 }
 

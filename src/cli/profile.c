@@ -1,23 +1,19 @@
 /* hstu profile: what a command does, op by op and kernel by kernel. */
 #include "cli/profile.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "cli/show.h"
-#include "profile/profiler.h"
+#include "cli/profile_view.h"
 #include "profile/tables.h"
-#include "profile/trace.h"
 
 enum { MAX_WORDS = 256 };
 
 typedef struct profile_args {
-    int64_t wait, warmup, active, repeat, row_limit;
-    const char *activities, *out, *format, *sort_by;
+    int64_t wait, warmup, active, repeat;
+    const char *activities;
+    profile_view view;
 } profile_args;
 
 static const command *known;
@@ -52,84 +48,18 @@ static status run_apart(const command *c, int argc, char **argv) {
     return st;
 }
 
-static status write_file(const char *folder, const char *name, const char *suffix,
-                         const buf *text) {
-    char path[SHOW_PATH_BYTES];
-    out_file *f;
-    if (snprintf(path, sizeof path, "%s/%s%s", folder, name, suffix) >= (int)sizeof path)
-        return fail(ERR_USAGE, "--out: the path is too long");
-    TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(text), text->n_bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
-}
-
-static status put_table(const profile_table *t, const profile_args *a, buf *out) {
-    if (strcmp(a->format, "csv") == 0) return profile_table_csv(t, a->row_limit, out);
-    if (strcmp(a->format, "json") == 0) return profile_table_json(t, a->row_limit, out);
-    return profile_table_text(t, a->row_limit, out);
-}
-
-/* On stdout what was asked for, in the folder every row as csv. */
-static status show_report(const profile *p, report_kind kind, const profile_args *a) {
-    profile_table t;
-    buf text;
-    TRY(profile_table_make(&t, &p->recorder, kind));
-    status st = OK;
-    buf_init(&text);
-    if (t.n_rows > 0) {
-        st = profile_table_csv(&t, -1, &text);
-        if (st == OK) st = write_file(a->out, t.id, ".csv", &text);
-        buf_clear(&text);
-        if (st == OK && kind == REPORT_OPS && a->sort_by != NULL)
-            st = profile_table_sort(&t, a->sort_by);
-        if (st == OK) st = put_table(&t, a, &text);
-        if (st == OK) printf("%s%s", buf_str(&text), strcmp(a->format, "json") == 0 ? "" : "\n");
-    }
-    buf_fini(&text);
-    profile_table_fini(&t);
-    return st;
-}
-
-static void tell_cost(const profile *p, const profile_args *a) {
-    const recorder *r = &p->recorder;
-    double wall = (double)(a->active > 0 ? r->active_ns : p->end_ns - p->start_ns);
-    double share = wall > 0 ? 100 * (double)r->n_spans * p->span_ns / wall : 0;
-    log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)", r->n_spans,
-             wall / 1e9, share, p->span_ns);
-    if (a->active > 0) log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
-    if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
-    if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
-    if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
-}
-
-static status show_all(const profile *p, const profile_args *a) {
-    char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
-    TRY(folder_create(a->out, NULL));
-    for (int i = 0; i < N_REPORTS; i++)
-        TRY(show_report(p, (report_kind)i, a));
-    if (snprintf(path, sizeof path, "%s/trace.json", a->out) >= (int)sizeof path)
-        return fail(ERR_USAGE, "--out: the path is too long");
-    TRY(trace_write(p, path));
-    tell_cost(p, a);
-    log_info("%s   open it in chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
-             show_path(shown, path));
-    return OK;
-}
-
 static status check(const profile_args *a) {
     const char *formats[] = {"table", "csv", "json"};
     bool is_known = false;
     for (int i = 0; i < 3; i++)
-        is_known = is_known || strcmp(a->format, formats[i]) == 0;
-    if (!is_known) return fail(ERR_USAGE, "--format %.40s: table, csv or json", a->format);
+        is_known = is_known || strcmp(a->view.format, formats[i]) == 0;
+    if (!is_known) return fail(ERR_USAGE, "--format %.40s: table, csv or json", a->view.format);
     if (a->active == 0 && (a->wait > 0 || a->warmup > 0 || a->repeat > 0))
         return fail(ERR_USAGE,
                     "--wait, --warmup and --repeat need --active: how many steps to keep");
-    if (a->sort_by == NULL) return OK;
+    if (a->view.sort_by == NULL) return OK;
     profile_table none = {.looks = LOOKS_TORCH};
-    return profile_table_sort(&none, a->sort_by);
+    return profile_table_sort(&none, a->view.sort_by);
 }
 
 static status profile_command(const profile_args *a, int argc, char **argv) {
@@ -145,15 +75,15 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
         st = run_apart(c, argc, argv);
         status stopped = profiler_stop(&p);
         if (st == OK) st = stopped;
-        if (st == OK) st = show_all(&p, a);
+        if (st == OK) st = profile_show(&p, &a->view);
     }
     profile_fini(&p);
     return st;
 }
 
 status cmd_profile(int argc, char **argv) {
-    profile_args a = {
-        .activities = "cpu,cuda", .out = "hstu-profile", .format = "table", .row_limit = 100};
+    profile_args a = {.activities = "cpu,cuda",
+                      .view = {.out = "hstu-profile", .format = "table", .row_limit = 100}};
     const arg_option options[] = {
         {"What", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--activities", ARG_TEXT, &a.activities, "LIST",
@@ -166,16 +96,16 @@ status cmd_profile(int argc, char **argv) {
         {"--repeat", ARG_INT, &a.repeat, "N",
          "How often to wait, warm up and record; 0, the default: until the end.", 0, 1 << 30},
         {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--out", ARG_TEXT, &a.out, "DIR",
+        {"--out", ARG_TEXT, &a.view.out, "DIR",
          "Folder for trace.json and the tables as csv (default hstu-profile).", 0, 0},
-        {"--format", ARG_TEXT, &a.format, "F", "Of the tables on stdout: table, csv or json.", 0,
-         0},
-        {"--sort-by", ARG_TEXT, &a.sort_by, "KEY",
+        {"--format", ARG_TEXT, &a.view.format, "F", "Of the tables on stdout: table, csv or json.",
+         0, 0},
+        {"--sort-by", ARG_TEXT, &a.view.sort_by, "KEY",
          "Of the table of ops: self_cpu_time_total, cpu_time_total, self_cuda_time_total, "
          "cuda_time_total or count.",
          0, 0},
-        {"--row-limit", ARG_INT, &a.row_limit, "N", "Rows of a table (default 100; -1: all).", -1,
-         1 << 30},
+        {"--row-limit", ARG_INT, &a.view.row_limit, "N", "Rows of a table (default 100; -1: all).",
+         -1, 1 << 30},
         {0}};
     const arg_spec spec = {
         .usage = "hstu profile [options] -- COMMAND ...",

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "cli/cli.h"
 #include "cli/config_path.h"
+#include "cli/profile_view.h"
 #include "cli/show.h"
 #include "cli/split_args.h"
 #include "cli/work.h"
@@ -20,6 +21,7 @@
 #include "config/options.h"
 #include "dist/ranks.h"
 #include "model/checkpoint_load.h"
+#include "profile/profiler.h"
 #include "train/generated.h"
 #include "train/protocol.h"
 #include "train/trainer.h"
@@ -307,9 +309,34 @@ static status train(train_args *args, config *c) {
     return st;
 }
 
+/* TrainerArgs.profile: steps of the training in RUN/profile, unless `hstu profile` records them. */
+static status train_profiled(train_args *args, config *c) {
+    const config_trainer *o = &c->trainer;
+    char folder[SHOW_PATH_BYTES];
+    profile p;
+    if (!o->has_profile || profiler_is_running()) return train(args, c);
+    profiler_options how = {
+        .schedule = {o->profile_first, 0, o->profile_last - o->profile_first, 1},
+        .has_host = true,
+        .has_gpu = true};
+    if (how.schedule.active < 1)
+        return fail(ERR_CONFIG, "TrainerArgs.profile_step_end must be above profile_step_start");
+    if (snprintf(folder, sizeof folder, "%s/profile", args->options.run) >= (int)sizeof folder)
+        return fail(ERR_USAGE, "--out: the path is too long");
+    status st = profiler_start(&p, &how);
+    if (st == OK) {
+        st = train(args, c);
+        status stopped = profiler_stop(&p);
+        if (st == OK) st = stopped;
+        if (st == OK) st = profile_show(&p, &(profile_view){.out = folder});
+    }
+    profile_fini(&p);
+    return st;
+}
+
 /* Trains on several ranks of this machine; the process that was called watches them. */
 static status train_on_ranks(train_args *args, config *c) {
-    if (args->n_ranks == 1) return train(args, c);
+    if (args->n_ranks == 1) return train_profiled(args, c);
     status st = ranks_fork(&args->ranks, (int)args->n_ranks, RANKS_PATIENCE_MS);
     if (args->ranks != NULL) {
         if (st == OK) st = train(args, c);

@@ -1,6 +1,7 @@
 #include "profile/profiler.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -45,6 +46,15 @@ static const char *copy_name(gpu_record_kind kind) {
     }
 }
 
+/* "cudaLaunchKernel_v7000" is cudaLaunchKernel to everybody. */
+static void call_name(const char *from, char out[BUSY_NAME_BYTES]) {
+    snprintf(out, BUSY_NAME_BYTES, "%s", from);
+    char *end = strrchr(out, '_');
+    if (end != NULL && end[1] == 'v' && end[2] != '\0' &&
+        strspn(end + 2, "0123456789") == strlen(end + 2))
+        *end = '\0';
+}
+
 /* A link has no time; it is kept as a call, and resolved when all records are there. */
 static status add_record(void *ctx, const gpu_record *r) {
     profile *p = ctx;
@@ -67,7 +77,8 @@ static status add_record(void *ctx, const gpu_record *r) {
         recorder_add(&p->recorder, &s, name, &r->launch);
     } else if (r->kind == GPU_CALL) {
         s.kind = SPAN_CALL;
-        recorder_add(&p->recorder, &s, r->name, NULL);
+        call_name(r->name, name);
+        recorder_add(&p->recorder, &s, name, NULL);
     } else {
         s.kind = r->kind == GPU_MEMSET ? SPAN_SET : SPAN_COPY;
         recorder_add(&p->recorder, &s, copy_name(r->kind), NULL);
@@ -108,6 +119,10 @@ status profiler_start(profile *p, const profiler_options *o) {
                  o->has_gpu ? cupti_reason() : "not asked for");
     recorder_start(&p->recorder);
     return OK;
+}
+
+bool profiler_is_running(void) {
+    return current != NULL;
 }
 
 status profiler_watch(backend **be) {

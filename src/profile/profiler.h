@@ -26,6 +26,8 @@ typedef struct profile {
 
 status profiler_start(profile *p, const profiler_options *o);
 
+bool profiler_is_running(void);
+
 /* Wraps the backend where a profiler runs; else leaves it as it is. */
 status profiler_watch(backend **be);
 

@@ -1,0 +1,82 @@
+#include "cli/profile_view.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/show.h"
+#include "profile/tables.h"
+#include "profile/trace.h"
+
+static status write_file(const char *folder, const char *name, const char *suffix,
+                         const buf *text) {
+    char path[SHOW_PATH_BYTES];
+    out_file *f;
+    if (snprintf(path, sizeof path, "%s/%s%s", folder, name, suffix) >= (int)sizeof path)
+        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(out_file_create(&f, path));
+    status st = out_file_write(f, buf_str(text), text->n_bytes);
+    if (st == OK) return out_file_commit(f);
+    out_file_abandon(f);
+    return st;
+}
+
+static status print_table(profile_table *t, const profile_view *v, buf *text) {
+    bool is_json = strcmp(v->format, "json") == 0;
+    if (v->sort_by != NULL && t->looks == LOOKS_TORCH) TRY(profile_table_sort(t, v->sort_by));
+    buf_clear(text);
+    if (is_json)
+        TRY(profile_table_json(t, v->row_limit, text));
+    else if (strcmp(v->format, "csv") == 0)
+        TRY(profile_table_csv(t, v->row_limit, text));
+    else
+        TRY(profile_table_text(t, v->row_limit, text));
+    printf("%s%s", buf_str(text), is_json ? "" : "\n");
+    return OK;
+}
+
+/* In the folder every row as csv, on stdout what was asked for. */
+static status show_report(const profile *p, report_kind kind, const profile_view *v) {
+    profile_table t;
+    buf text;
+    TRY(profile_table_make(&t, &p->recorder, kind));
+    status st = OK;
+    buf_init(&text);
+    if (t.n_rows > 0) {
+        st = profile_table_csv(&t, -1, &text);
+        if (st == OK) st = write_file(v->out, t.id, ".csv", &text);
+        if (st == OK && v->format != NULL) st = print_table(&t, v, &text);
+    }
+    buf_fini(&text);
+    profile_table_fini(&t);
+    return st;
+}
+
+static void tell_cost(const profile *p) {
+    const recorder *r = &p->recorder;
+    double wall = (double)(r->schedule.active > 0 ? r->active_ns : p->end_ns - p->start_ns);
+    double share = wall > 0 ? 100 * (double)r->n_spans * p->span_ns / wall : 0;
+    log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)", r->n_spans,
+             wall / 1e9, share, p->span_ns);
+    if (r->schedule.active > 0)
+        log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
+    if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
+    if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
+    if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
+}
+
+status profile_show(const profile *p, const profile_view *v) {
+    char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
+    TRY(folder_create(v->out, NULL));
+    for (int i = 0; i < N_REPORTS; i++)
+        TRY(show_report(p, (report_kind)i, v));
+    if (snprintf(path, sizeof path, "%s/trace.json", v->out) >= (int)sizeof path)
+        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(trace_write(p, path));
+    tell_cost(p);
+    log_info("%s   open it in chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
+             show_path(shown, path));
+    return OK;
+}
