@@ -255,10 +255,10 @@ static const char *limit_of(const cuda_target *t, const kernel_facts *f) {
     int64_t shared =
         f->shared_bytes + f->static_shared_bytes + 1024; /* the driver's own kilobyte */
     int next = f->blocks_per_sm + 1;
+    int64_t registers = (f->registers + 7) / 8 * 8; /* handed out by eight a thread */
     if (next * f->threads > attribute(t, DEVICE_THREADS_PER_SM)) return "threads";
     if (next * shared > attribute(t, DEVICE_SHARED_PER_SM)) return "shared memory";
-    if ((int64_t)next * f->threads * f->registers > attribute(t, DEVICE_REGISTERS_PER_SM))
-        return "registers";
+    if (next * f->threads * registers > attribute(t, DEVICE_REGISTERS_PER_SM)) return "registers";
     return "blocks";
 }
 
