@@ -132,6 +132,130 @@ TEST(evaluate_ranking_gives_auc) {
     top_close(&t);
 }
 
+/* Scores of a ranking model and what they are scores of, all batches. */
+typedef struct scored {
+    int n, n_columns;
+    float logit[4096];
+    int label[1024];
+} scored;
+
+static void score_all(bench_top *t, scored *out) {
+    batcher_config c = session_eval_batches(&t->session, split_rule_of(SPLIT_BY_USER), PART_TEST);
+    batcher *batches;
+    pass *p;
+    const batch *b;
+    CHECK_OK(pass_create(&p, t->session.model, &(pass_config){.max_users = t->session.eval_batch}));
+    CHECK_OK(batcher_create(&batches, t->data, &c));
+    do {
+        const void *scores;
+        int64_t n_rows;
+        CHECK_OK(batcher_next(batches, &b));
+        CHECK_OK(pass_score(p, b, &scores, &n_rows));
+        CHECK((out->n + n_rows) * out->n_columns <= 4096);
+        memcpy(out->logit + out->n * out->n_columns, scores,
+               (size_t)(n_rows * out->n_columns) * sizeof(float));
+        for (int u = 0; u < b->n_users; u++) {
+            int end = b->offsets[u + 1];
+            int from = t->session.max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
+            for (int i = from; i < end; i++)
+                out->label[out->n++] = b->action[i];
+        }
+    } while (!b->is_last);
+    batcher_destroy(batches);
+    pass_destroy(p);
+}
+
+/* The AUC of a column by its definition: pairs in order, ties half. */
+static double area_of(const scored *s, int k, bool is_bits) {
+    double pairs = 0, right = 0;
+    for (int i = 0; i < s->n; i++)
+        for (int j = 0; j < s->n; j++) {
+            bool is_up = is_bits ? s->label[i] >> k & 1 : s->label[i] == k;
+            bool is_down = is_bits ? !(s->label[j] >> k & 1) : s->label[j] != k;
+            float a = s->logit[i * s->n_columns + k], b = s->logit[j * s->n_columns + k];
+            if (!is_up || !is_down) continue;
+            pairs++;
+            right += a > b ? 1 : a == b ? .5 : 0;
+        }
+    return pairs > 0 ? right / pairs : NAN;
+}
+
+static double accuracy_of(const scored *s, bool is_bits) {
+    int n_right = 0, n = s->n * (is_bits ? s->n_columns : 1);
+    for (int i = 0; i < s->n; i++) {
+        const float *row = s->logit + i * s->n_columns;
+        int best = 0;
+        for (int k = 0; k < s->n_columns; k++) {
+            best = row[k] > row[best] ? k : best;
+            n_right += is_bits && (row[k] > 0) == (s->label[i] >> k & 1);
+        }
+        n_right += !is_bits && best == s->label[i];
+    }
+    return (double)n_right / n;
+}
+
+/* The synthetic actions are ratings; as signals their three bits are three tasks. */
+static void open_signals(bench_top *t, const char *const *set, size_t n_set) {
+    config_source source = {.text = ranking_gin,
+                            .text_name = "test.gin",
+                            .text_bytes = strlen(ranking_gin),
+                            .overrides = set,
+                            .n_overrides = n_set};
+    CHECK_OK(top_open(t, ranking_gin, NULL, 0, 2));
+    session_close(&t->session);
+    config_destroy(t->config);
+    t->data->actions = ACTION_BITS;
+    CHECK_OK(config_load(&t->config, &source));
+    CHECK_OK(session_open(&t->session, t->config, t->data, t->be));
+}
+
+/* Classes and tasks, of candidates and of whole histories: each against the scores themselves. */
+TEST(evaluate_ranking_equals_a_loop_over_the_scores) {
+    static scored s;
+    for (int i = 0; i < 4; i++) {
+        bool is_bits = i % 2 == 1;
+        const char *const set[] = {"RankingArgs.eval_metrics=('AUC', 'ACC')",
+                                   is_bits ? "RankingArgs.prediction_head_arch=[8, 3]"
+                                           : "RankingArgs.prediction_head_arch=[8, 5]",
+                                   is_bits ? "RankingArgs.num_tasks=3" : "RankingArgs.num_tasks=1",
+                                   i < 2 ? "DatasetArgs.max_num_candidates=3"
+                                         : "DatasetArgs.max_num_candidates=0"};
+        bench_top t;
+        evaluator *e;
+        eval_result r;
+        char name[32];
+        if (is_bits)
+            open_signals(&t, set, 4);
+        else
+            CHECK_OK(top_open(&t, ranking_gin, set, 4, 2));
+        CHECK_OK(model_init(t.session.model, 5));
+        CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_BY_USER), PART_TEST));
+        CHECK_OK(evaluator_run(e, 0, &r));
+        s = (scored){.n_columns = is_bits ? 3 : 5};
+        score_all(&t, &s);
+        CHECK(s.n > 20);
+        CHECK(fabs(eval_value(&r, "acc") - accuracy_of(&s, is_bits)) < 1e-12);
+        double sum = 0;
+        int n_defined = 0;
+        for (int k = 0; k < s.n_columns; k++) {
+            double area = area_of(&s, k, is_bits);
+            if (is_bits)
+                snprintf(name, sizeof name, "auc:%s", seq_signal_name(k));
+            else
+                snprintf(name, sizeof name, "auc:class%d", k);
+            if (isnan(area)) { /* a class that no label has */
+                CHECK(isnan(eval_value(&r, name)));
+                continue;
+            }
+            sum += area, n_defined++;
+            CHECK(fabs(eval_value(&r, name) - area) < 1e-9);
+        }
+        CHECK(n_defined > 1 && fabs(eval_value(&r, "auc") - sum / n_defined) < 1e-9);
+        evaluator_destroy(e);
+        top_close(&t);
+    }
+}
+
 /* A dynamic table before its first batch: no item has a row, so no held-out item can be found. */
 TEST(evaluate_items_without_rows_are_not_found) {
     static const char gin[] =

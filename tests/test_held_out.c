@@ -32,6 +32,7 @@ TEST(held_out_joins_the_first_event_of_each_user) {
     give_ids(&data);
     open_test(&test, (uint32_t[]){2, 0, 1, 1, 2}, 5); /* user 40 is not in the data */
     ((uint32_t *)test.item)[0] = 77;
+    ((uint16_t *)test.action)[0] = 4;
     CHECK_OK(held_out_join(&h, &data, &test, true));
     const seq_file *all = held_out_data(h);
     held_out_counts n = held_out_count(h);
@@ -41,6 +42,7 @@ TEST(held_out_joins_the_first_event_of_each_user) {
     split s = split_make(all, split_rule_of(SPLIT_TEST_FILE), 0);
     CHECK(split_range(&s, PART_TEST, 0, &r) && r.begin == 0 && r.target_begin == 3 && r.end == 4);
     CHECK(all->item[3] == 77 && all->time[3] == toy_time(1000));
+    CHECK_EQ(all->action[3], test.action[0]);
     CHECK(split_range(&s, PART_TRAIN, 0, &r) && r.end == 3);
     CHECK(!split_range(&s, PART_TEST, 1, &r)); /* nothing held out */
     CHECK(split_range(&s, PART_TRAIN, 1, &r) && r.begin == 4 && r.end == 6);
@@ -94,6 +96,10 @@ TEST(held_out_refuses_events_of_the_past_and_trained_ones) {
     CHECK_OK(held_out_join(&h, &data, &test, true));
     held_out_destroy(h);
     ((int64_t *)data.time)[4] = data.time[5]; /* found among several of one time */
+    CHECK_FAILS(held_out_join(&h, &data, &test, true), ERR_USAGE, "must not be tested on");
+    for (int i = 3; i < 6; i++) /* up to the first of them */
+        ((int64_t *)data.time)[i] = data.time[5];
+    item[1] = data.item[3];
     CHECK_FAILS(held_out_join(&h, &data, &test, true), ERR_USAGE, "must not be tested on");
     test.time_per_second = 1000;
     CHECK_FAILS(held_out_join(&h, &data, &test, true), ERR_USAGE, "count time differently");

@@ -61,6 +61,12 @@ TEST(metrics_of_log_losses_by_hand) {
     for (int i = 0; i < 4; i++)
         log_losses_add(&l, base, (int32_t[]){i == 0}, 1);
     CHECK(fabs(log_losses_ne(&l) - 1) < 1e-7);
+    /* Logits beyond what exp can take; a task whose labels are all the same has no entropy. */
+    l = (log_losses){.n_columns = 2, .is_bits = true};
+    log_losses_add(&l, (float[]){1000, 0}, (int32_t[]){0}, 1);
+    log_losses_add(&l, (float[]){-1000, 0}, (int32_t[]){2}, 1);
+    CHECK(fabs(log_losses_mean(&l) - (500 + log(2)) / 2) < 1e-9);
+    CHECK(fabs(log_losses_ne(&l) - 1) < 1e-12); /* of the second task alone */
     l = (log_losses){.n_columns = 1, .is_bits = true};
     CHECK(isnan(log_losses_mean(&l)) && isnan(log_losses_ne(&l)));
 }

@@ -156,6 +156,9 @@ TEST(columns_that_cannot_be_read_are_refused) {
     prep_fails(ARGS, 1, "it does not end with PAR1; was it cut off?");
     put_file("in.parquet", "PAR1");
     prep_fails(ARGS, 1, "not a Parquet file");
+    CHECK_EQ(run_shell(&said, "rm in.parquet && mkfifo in.parquet"), 0);
+    prep_fails("parquet --input in.parquet --out out", 2, "a pipe cannot be");
+    CHECK_EQ(run_shell(&said, "rm in.parquet"), 0);
     put_file("in.parquet", "PARE12345678PARE");
     prep_fails(ARGS, 1, "encrypted");
 }

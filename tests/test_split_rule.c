@@ -56,6 +56,8 @@ TEST(split_rule_in_words) {
     CHECK_STR(split_rule_text(&r, text), "time before 2001-01-01T00:00:00Z, with validation");
     r = rule_at(SPLIT_TIME, false, INT64_MAX);
     CHECK_STR(split_rule_text(&r, text), "time before 9223372036854775807");
+    r = rule_at(SPLIT_TIME, false, 253402300799);
+    CHECK_STR(split_rule_text(&r, text), "time before 9999-12-31T23:59:59Z");
     r = rule_at(SPLIT_TIME, false, -62135596800);
     CHECK_STR(split_rule_text(&r, text), "time before 0001-01-01T00:00:00Z");
     r = rule_at(SPLIT_TIME, false, -62135596801);

@@ -251,7 +251,8 @@ static status read_footer(parquet_file *f) {
 }
 
 status parquet_file_open(parquet_file *f, const char *path) {
-    *f = (parquet_file){.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC)};
+    /* O_NONBLOCK: a pipe is refused, not waited for. */
+    *f = (parquet_file){.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (f->fd < 0) return fail_errno("%s cannot be opened", path);
     status st = read_footer(f);
     if (st == OK) return OK;
