@@ -172,6 +172,7 @@ endif
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -c $< -o $@
+$B/src/serve/server_page.o: src/serve/server_page.html
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)

@@ -30,7 +30,7 @@
 enum {
     CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
     MAX_ANSWER_HEADERS = 8,
-    HEADER_VALUE_BYTES = 256,
+    HEADER_VALUE_BYTES = 320,
     REAP_MS = 100,
     STREAM_BYTES = 256 << 10 /* unread, at most */
 };

@@ -1,0 +1,345 @@
+/* hstu serve: recommendations over HTTP. */
+#include "serve/server.h"
+
+#include <ctype.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+#include "cli/work.h"
+
+enum { NAME_BYTES = 64, FLUSH_MS = 200 };
+
+typedef struct serve_args {
+    const char *path[ENGINE_MAX_MODELS];
+    int n_paths;
+    const char *data, *host, *device, *state, *keys, *access_log, *split;
+    arg_list names, shadows;
+    int64_t port, max_batch, max_tokens, kv_pages, max_queue, deadline_ms;
+    int64_t drain_delay_s, drain_timeout_s;
+    int64_t max_connections, per_address, max_body_mib;
+    char name[ENGINE_MAX_MODELS][NAME_BYTES];
+    server_model model[ENGINE_MAX_MODELS];
+} serve_args;
+
+/* The access log: lines of many threads, written out a few times a second. */
+typedef struct line_log {
+    FILE *file;
+    pthread_mutex_t lock;
+    uint64_t flushed_ns;
+} line_log;
+
+static void write_line(void *context, const char *line) {
+    line_log *l = context;
+    pthread_mutex_lock(&l->lock);
+    fputs(line, l->file);
+    fputc('\n', l->file);
+    uint64_t now = clock_ns();
+    if (now - l->flushed_ns > FLUSH_MS * 1000000ull) {
+        fflush(l->file);
+        l->flushed_ns = now;
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void flush_lines(line_log *l) {
+    if (l->file == NULL) return;
+    pthread_mutex_lock(&l->lock);
+    fflush(l->file);
+    l->flushed_ns = clock_ns();
+    pthread_mutex_unlock(&l->lock);
+}
+
+static status open_log(line_log *l, const char *path) {
+    pthread_mutex_init(&l->lock, NULL);
+    l->flushed_ns = 0;
+    l->file = strcmp(path, "-") == 0 ? stdout : NULL;
+    if (l->file != NULL || strcmp(path, "off") == 0) return OK;
+    l->file = fopen(path, "ae");
+    if (l->file == NULL) return fail_errno("--access-log %s", path);
+    return OK;
+}
+
+static void close_log(line_log *l) {
+    flush_lines(l);
+    if (l->file != NULL && l->file != stdout) fclose(l->file);
+    pthread_mutex_destroy(&l->lock);
+}
+
+static bool is_good_name(const char *name) {
+    size_t n = strlen(name);
+    for (size_t i = 0; i < n; i++)
+        if (!isalnum((unsigned char)name[i]) && strchr("._-", name[i]) == NULL) return false;
+    return n > 0 && n < NAME_BYTES;
+}
+
+/* The last part of a path, with what a name cannot have replaced. */
+static void name_of_path(const char *path, char name[NAME_BYTES]) {
+    size_t end = strlen(path);
+    while (end > 0 && path[end - 1] == '/')
+        end--;
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/')
+        begin--;
+    size_t n = end - begin < NAME_BYTES - 1 ? end - begin : NAME_BYTES - 1;
+    for (size_t i = 0; i < n; i++) {
+        char c = path[begin + i];
+        name[i] = isalnum((unsigned char)c) || c == '.' || c == '_' || c == '-' ? c : '_';
+    }
+    name[n] = '\0';
+    if (n == 0) strcpy(name, "model");
+}
+
+static status choose_names(serve_args *a) {
+    if (a->names.n_items > 0 && (int)a->names.n_items != a->n_paths)
+        return fail(ERR_USAGE, "%d models and %zu names: give --name for each model or for none",
+                    a->n_paths, a->names.n_items);
+    for (int i = 0; i < a->n_paths; i++) {
+        if (a->names.n_items > 0) {
+            if (!is_good_name(a->names.item[i]))
+                return fail(ERR_USAGE, "--name %.80s: letters, digits, '.', '_' and '-' only",
+                            a->names.item[i]);
+            strcpy(a->name[i], a->names.item[i]);
+        } else {
+            name_of_path(a->path[i], a->name[i]);
+        }
+        for (int k = 0; k < i; k++)
+            if (strcmp(a->name[k], a->name[i]) == 0)
+                return fail(ERR_USAGE, "two models are called '%s': give each a --name",
+                            a->name[i]);
+        a->model[i] = (server_model){.name = a->name[i], .path = a->path[i]};
+    }
+    return OK;
+}
+
+static status read_shadows(serve_args *a) {
+    for (size_t s = 0; s < a->shadows.n_items; s++) {
+        int i = 0;
+        while (i < a->n_paths && strcmp(a->name[i], a->shadows.item[s]) != 0)
+            i++;
+        if (i == a->n_paths)
+            return fail(ERR_USAGE, "--shadow %.80s: there is no model of this name",
+                        a->shadows.item[s]);
+        if (i == 0) return fail(ERR_USAGE, "--shadow %s: the first model answers", a->name[0]);
+        a->model[i].is_shadow = true;
+    }
+    return OK;
+}
+
+/* "90,10": the share of each model; without it the first one answers who names none. */
+static status read_split(serve_args *a) {
+    const char *at = a->split;
+    a->model[0].share = at == NULL;
+    for (int i = 0; i < a->n_paths && at != NULL; i++) {
+        char *end;
+        long share = strtol(at, &end, 10);
+        bool is_last = i + 1 == a->n_paths;
+        if (end == at || share < 0 || share > 1000000 || *end != (is_last ? '\0' : ','))
+            return fail(ERR_USAGE,
+                        "--split %.80s: give a whole number for each of the %d models, as in "
+                        "90,10",
+                        a->split, a->n_paths);
+        if (share > 0 && a->model[i].is_shadow)
+            return fail(ERR_USAGE, "--split: %s is a shadow and answers nobody", a->name[i]);
+        a->model[i].share = (int)share;
+        at = end + 1;
+    }
+    int total = 0;
+    for (int i = 0; i < a->n_paths; i++)
+        total += a->model[i].share;
+    return total > 0 ? OK : fail(ERR_USAGE, "--split %.80s: nobody answers", a->split);
+}
+
+static void tell_start(const serve_args *a, server *s) {
+    server_state state = server_get_state(s);
+    for (int i = 0; i < a->n_paths; i++) {
+        engine_model_info m;
+        if (engine_model(server_engine(s), i, &m) != OK) continue;
+        log_info("model %s: %s, %llu items, %s, loaded in %.2f s%s%s", m.name, m.task,
+                 (unsigned long long)m.n_items, m.device, m.load_s,
+                 m.is_cached ? ", with KV cache" : ", without KV cache: ",
+                 m.is_cached ? "" : m.cache_note);
+    }
+    if (!state.is_durable)
+        log_info("note: events live in memory and end with the server; --state DIR keeps them");
+    else if (state.n_cut > 0)
+        log_warn("%s: %llu bytes of an event that was never acknowledged were cut off", a->state,
+                 (unsigned long long)state.n_cut);
+    if (state.is_durable)
+        log_info("events: %llu read from %s", (unsigned long long)state.n_replayed, a->state);
+    log_info("ready: http://%s:%d/  (Ctrl-C drains and ends)",
+             strchr(a->host, ':') != NULL ? "[::]" : a->host, server_port(s));
+}
+
+/* Waits for a signal; false: the time is over. */
+static bool wait_signal(const sigset_t *signals, int ms) {
+    struct timespec limit = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    return sigtimedwait(signals, NULL, &limit) > 0;
+}
+
+/* Until a signal; then until everything is answered, the time is over, or a second signal. */
+static status wait_for_end(const serve_args *a, server *s, line_log *log, const sigset_t *signals) {
+    while (!wait_signal(signals, FLUSH_MS))
+        flush_lines(log);
+    server_set_ready(s, false);
+    log_info("draining; a second signal ends at once");
+    for (int64_t ms = 0; ms < a->drain_delay_s * 1000; ms += 50)
+        if (wait_signal(signals, 50)) return fail(ERR_INTERRUPTED, "ended by a second signal");
+    uint64_t begin = clock_ns();
+    while (!server_drain(s, 20000000)) {
+        if (wait_signal(signals, 1)) return fail(ERR_INTERRUPTED, "ended by a second signal");
+        if (clock_ns() - begin > (uint64_t)a->drain_timeout_s * 1000000000ull)
+            return fail(ERR_INTERRUPTED, "not everything was answered within %d s",
+                        (int)a->drain_timeout_s);
+    }
+    return OK;
+}
+
+static server_config make_config(const serve_args *a, line_log *log) {
+    server_config c = {.http = http_default_settings(),
+                       .models = a->model,
+                       .n_models = a->n_paths,
+                       .state = a->state,
+                       .keys = a->keys,
+                       .log = log->file != NULL ? write_line : NULL,
+                       .log_ctx = log};
+    c.http.host = a->host;
+    c.http.port = (int)a->port;
+    c.http.max_connections = (int)a->max_connections;
+    c.http.max_per_address = (int)a->per_address;
+    c.http.max_body_bytes = (size_t)a->max_body_mib << 20;
+    c.engine = (engine_config){.data = a->data,
+                               .device = a->device,
+                               .max_batch = (int32_t)a->max_batch,
+                               .max_tokens = (int32_t)a->max_tokens,
+                               .max_queue = (int32_t)a->max_queue,
+                               .kv_pages = a->kv_pages,
+                               .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
+    return c;
+}
+
+static status run(serve_args *a) {
+    line_log log;
+    server *s = NULL;
+    sigset_t signals, before;
+    if (http_library_version() == NULL)
+        return fail(ERR_UNSUPPORTED, "this build has no HTTP server; install libmicrohttpd "
+                                     "(apt-get install libmicrohttpd-dev), then make");
+    /* Before any thread starts: they all inherit it, and only this one waits for signals. */
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, &before);
+    status st = open_log(&log, a->access_log);
+    if (st == OK) {
+        server_config c = make_config(a, &log);
+        st = server_start(&s, &c);
+    }
+    if (st == OK) {
+        tell_start(a, s);
+        st = wait_for_end(a, s, &log, &signals);
+    }
+    if (st == ERR_INTERRUPTED) { /* what was acknowledged is on disk; nothing else is owed */
+        flush_lines(&log);
+        log_warn("%s", status_reason());
+        _exit(1);
+    }
+    server_stop(s);
+    close_log(&log);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return st;
+}
+
+static status check(serve_args *a) {
+    TRY(choose_names(a));
+    TRY(read_shadows(a));
+    return read_split(a);
+}
+
+status cmd_serve(int argc, char **argv) {
+    serve_args a = {.host = "127.0.0.1",
+                    .port = 8080,
+                    .device = "auto",
+                    .access_log = "-",
+                    .kv_pages = -1,
+                    .deadline_ms = 1000,
+                    .drain_timeout_s = 30,
+                    .max_connections = 4096,
+                    .per_address = 1024,
+                    .max_body_mib = 8};
+    bool is_help;
+    const arg_option options[] = {
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data with users' histories to start with; items are matched by their ids.", 0,
+         0},
+        {"--state", ARG_TEXT, &a.state, "DIR",
+         "Keep users' events here: what was acknowledged survives a crash. Without it they live "
+         "in memory.",
+         0, 0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"Network", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--host", ARG_TEXT, &a.host, "HOST",
+         "Address to listen on (default 127.0.0.1: this machine only). There is no TLS here: "
+         "put a proxy such as nginx in front of a server that others reach.",
+         0, 0},
+        {"--port", ARG_INT, &a.port, "PORT", "Port (default 8080; 0: any that is free).", 0, 65535},
+        {"--keys", ARG_TEXT, &a.keys, "FILE",
+         "API keys, one a line: KEY NAME REQUESTS_PER_SECOND (0: no limit).", 0, 0},
+        {"--connections", ARG_INT, &a.max_connections, "N", "At most (default 4096).", 1, 1000000},
+        {"--connections-per-address", ARG_INT, &a.per_address, "N",
+         "From one address (default 1024).", 1, 1000000},
+        {"--max-body", ARG_INT, &a.max_body_mib, "MIB", "Of a request (default 8).", 1, 1024},
+        {"Several models", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--name", ARG_LIST, &a.names, "NAME",
+         "Name of a model, in the order of the paths (default: the folder's name).", 0, 0},
+        {"--split", ARG_TEXT, &a.split, "A,B,...",
+         "Shares of the users, chosen by a hash of the user's id (default: the first model "
+         "answers whoever names none).",
+         0, 0},
+        {"--shadow", ARG_LIST, &a.shadows, "NAME",
+         "This model is asked, too, and its answers are only logged.", 0, 0},
+        {"Work", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--deadline", ARG_INT, &a.deadline_ms, "MS",
+         "Of requests that name none (default 1000): what cannot be done in time is refused.", 1,
+         600000},
+        {"--max-batch", ARG_INT, &a.max_batch, "N", "Requests of a batch (default 64).", 1, 4096},
+        {"--max-tokens", ARG_INT, &a.max_tokens, "N", "Computed tokens of a batch (default 8192).",
+         1, 1 << 24},
+        {"--max-queue", ARG_INT, &a.max_queue, "N", "Requests that wait (default 1024).", 1,
+         1 << 20},
+        {"--kv-pages", ARG_INT, &a.kv_pages, "N",
+         "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: by memory).", 0,
+         INT32_MAX},
+        {"Log and end", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--access-log", ARG_TEXT, &a.access_log, "FILE",
+         "A JSON object a line for each request; - is stdout (default), off: none.", 0, 0},
+        {"--drain-delay", ARG_INT, &a.drain_delay_s, "S",
+         "After SIGTERM: say 'not ready' and go on for so long (default 0).", 0, 3600},
+        {"--drain-timeout", ARG_INT, &a.drain_timeout_s, "S",
+         "Then wait for answers for so long at most (default 30).", 0, 3600},
+        {0},
+    };
+    const arg_spec spec = {
+        "hstu serve RUN|ENGINE... [--data DIR] [--port 8080] [--state DIR]",
+        "Serves trained models over HTTP: recommendations, ranking, users' events, KServe v2, "
+        "Prometheus metrics, and a page at /. docs/serving.md has all paths.",
+        options,
+        1,
+        ENGINE_MAX_MODELS,
+        "SIGTERM or Ctrl-C answers what has arrived and ends; a second one ends at once.\n"
+        "  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
+    status st = args_parse(&spec, argc, argv, a.path, &a.n_paths, &is_help);
+    if (st == OK && !is_help) st = check(&a);
+    if (st == OK && !is_help) st = run(&a);
+    mem_free(a.names.item);
+    mem_free(a.shadows.item);
+    return st;
+}

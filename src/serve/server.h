@@ -1,0 +1,53 @@
+/* Server: an engine over HTTP.  It routes requests, checks keys, asks the engine, writes answers
+ * and the access log, and keeps users' events in a journal where it has a folder for that.
+ *
+ * server_start returns when it is ready; its own threads do the rest.  server_stop drains: requests
+ * that have arrived are answered. */
+#ifndef HSTU_SERVE_SERVER_H
+#define HSTU_SERVE_SERVER_H
+
+#include "serve/engine.h"
+#include "serve/http.h"
+
+typedef struct server server;
+
+typedef struct server_model {
+    const char *name;
+    const char *path;
+    int share;      /* of users, by a hash of their ids; with 0 it answers only who names it */
+    bool is_shadow; /* is asked what the others are asked; its answers are only logged */
+} server_model;
+
+typedef struct server_config {
+    http_settings http; /* handler and context are the server's own */
+    engine_config engine;
+    const server_model *models;
+    int n_models;
+    const char *state; /* folder of the journal; NULL: events live in memory */
+    const char *keys;  /* file of API keys; NULL: everybody may ask */
+    /* A line of the access log, without a newline; any thread.  NULL: no log. */
+    void (*log)(void *ctx, const char *line);
+    void *log_ctx;
+} server_config;
+
+/* The strings of the config must outlive it. */
+status server_start(server **out, const server_config *c);
+int server_port(const server *s);
+engine *server_engine(server *s);
+
+/* Says "not ready" to health checks, and goes on: for a load balancer to take notice. */
+void server_set_ready(server *s, bool is_ready);
+
+/* Accepts nothing more, answers what has arrived, within the time.  False: something is left, and
+ * is refused by server_stop. */
+bool server_drain(server *s, uint64_t timeout_ns);
+void server_stop(server *s); /* NULL is fine */
+
+/* What became of events of a --state folder. */
+typedef struct server_state {
+    bool is_durable;
+    uint64_t n_replayed, n_cut;
+} server_state;
+server_state server_get_state(const server *s);
+
+#endif

@@ -1,0 +1,346 @@
+/* /v1/recommend, /v1/rank and /rerank: read, ask the engine, write the answer. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "serve/server_int.h"
+
+/* A call that asks the engine; in the call's arena. */
+typedef struct asking {
+    call *c;
+    request_ask r;
+    engine_answer answer;
+    int model; /* its number */
+    int n_columns;
+    int column[ENGINE_MAX_COLUMNS]; /* of the answer, in the order asked for */
+} asking;
+
+typedef status (*ask_reader)(arena *a, const char *body, size_t n, request_ask *out);
+
+void write_id(json_writer *w, const engine_id *id) {
+    id->text != NULL ? json_string_n(w, id->text, id->n) : json_int(w, id->number);
+}
+
+void write_user_id(json_writer *w, const engine_id *id) {
+    char digits[24];
+    int64_t number = 0;
+    bool is_number = id->text != NULL && id->n < 19;
+    for (size_t i = 0; i < id->n && is_number; i++) {
+        is_number = id->text[i] >= '0' && id->text[i] <= '9';
+        number = number * 10 + (id->text[i] - '0');
+    }
+    if (is_number) {
+        int n = snprintf(digits, sizeof digits, "%" PRId64, number);
+        is_number = (size_t)n == id->n; /* "007" is text */
+    }
+    is_number ? json_int(w, number) : write_id(w, id);
+}
+
+static void write_value(json_writer *w, float value) {
+    isfinite(value) ? json_float(w, value) : json_null(w);
+}
+
+static void write_item(json_writer *w, const asking *q, const engine_item *item) {
+    const engine_answer *a = &q->answer;
+    json_object_open(w);
+    json_key(w, "item");
+    write_id(w, &item->id);
+    if (item->title != NULL) {
+        json_key(w, "title");
+        json_string_n(w, item->title, item->title_bytes);
+    }
+    json_key(w, "score");
+    write_value(w, item->values[q->column[0]]);
+    if (a->n_columns > 1) {
+        json_key(w, "scores");
+        json_object_open(w);
+        for (int i = 0; i < q->n_columns; i++) {
+            json_key(w, a->columns[q->column[i]]);
+            write_value(w, item->values[q->column[i]]);
+        }
+        json_object_close(w);
+    }
+    if (q->r.ask.task == ENGINE_RANK) json_key_int(w, "index", item->place);
+    if (item->number == 0) json_key_bool(w, "is_unknown", true);
+    json_object_close(w);
+}
+
+static void write_facts(json_writer *w, const asking *q) {
+    const engine_answer *a = &q->answer;
+    json_key(w, "history");
+    json_object_open(w);
+    json_key_int(w, "events", (int64_t)a->n_events);
+    json_key_int(w, "window", a->n_window);
+    json_key_int(w, "unknown", (int64_t)a->n_unknown_events);
+    json_object_close(w);
+    json_key_int(w, "unknown_items", (int64_t)a->n_unknown);
+    json_key_int(w, "tokens_reused", a->tokens_reused);
+    json_key_int(w, "tokens_computed", a->tokens_computed);
+    json_key(w, "batch");
+    json_object_open(w);
+    json_key_int(w, "requests", a->batch_requests);
+    json_key_int(w, "tokens", a->batch_tokens);
+    json_object_close(w);
+    json_key(w, "timing_us");
+    json_object_open(w);
+    json_key_int(w, "parse", (int64_t)((q->c->parsed_ns - http_arrived_ns(q->c->x)) / 1000));
+    json_key_int(w, "queue", (int64_t)(a->queue_ns / 1000));
+    json_key_int(w, "embed", (int64_t)(a->build_ns / 1000));
+    json_key_int(w, "layers", (int64_t)(a->layers_ns / 1000));
+    json_key_int(w, "head", (int64_t)(a->head_ns / 1000));
+    json_key_int(w, "total", (int64_t)((clock_ns() - http_arrived_ns(q->c->x)) / 1000));
+    json_object_close(w);
+}
+
+static const char *source_name(engine_source s) {
+    static const char *const names[] = {[ENGINE_FROM_MODEL] = "model",
+                                        [ENGINE_FROM_POPULAR] = "popular",
+                                        [ENGINE_FROM_NOTHING] = "nothing"};
+    return names[s];
+}
+
+static void write_vector(json_writer *w, const engine_answer *a) {
+    json_key(w, "vector");
+    json_array_open(w);
+    for (int32_t i = 0; i < a->dim; i++)
+        write_value(w, a->vector[i]);
+    json_array_close(w);
+}
+
+static status write_answer(const asking *q, buf *body) {
+    const engine_answer *a = &q->answer;
+    json_writer w;
+    status st = OK;
+    json_begin(&w, body, 0);
+    json_object_open(&w);
+    json_key_string(&w, "request_id", q->c->id);
+    json_key_string(&w, "model", a->model);
+    json_key_string(&w, "model_version", a->version);
+    json_key_string(&w, "source", source_name(a->source));
+    if (q->r.ask.has_user) {
+        json_key(&w, "user");
+        write_id(&w, &q->r.ask.user);
+    }
+    json_key(&w, "items");
+    json_array_open(&w);
+    for (size_t i = 0; i < a->n_items; i++)
+        write_item(&w, q, &a->items[i]);
+    json_array_close(&w);
+    if (q->r.ask.wants_vector && a->vector != NULL) write_vector(&w, a);
+    if (q->r.wants_why) {
+        json_key(&w, "why");
+        st = explain_write(q->c->s, &q->r, a, q->model, &w);
+    }
+    write_facts(&w, q);
+    json_object_close(&w);
+    status finished = json_finish(&w);
+    return st != OK ? st : finished;
+}
+
+/* The answer of the rerank API, as vLLM and others give it. */
+static status write_reranked(const asking *q, buf *body) {
+    const engine_answer *a = &q->answer;
+    json_writer w;
+    json_begin(&w, body, 0);
+    json_object_open(&w);
+    json_key_string(&w, "id", q->c->id);
+    json_key_string(&w, "model", a->model);
+    json_key(&w, "usage");
+    json_object_open(&w);
+    json_key_int(&w, "total_tokens", (int64_t)a->tokens_reused + a->tokens_computed);
+    json_object_close(&w);
+    json_key(&w, "results");
+    json_array_open(&w);
+    for (size_t i = 0; i < a->n_items; i++) {
+        const engine_item *item = &a->items[i];
+        json_object_open(&w);
+        json_key_int(&w, "index", item->place);
+        if (q->r.returns_documents) {
+            char digits[24];
+            engine_id id = q->r.ask.candidates[item->place];
+            if (id.text == NULL) {
+                id.n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, id.number);
+                id.text = digits;
+            }
+            json_key(&w, "document");
+            json_object_open(&w);
+            json_key(&w, "text");
+            json_string_n(&w, id.text, id.n);
+            json_object_close(&w);
+        }
+        json_key(&w, "relevance_score");
+        write_value(&w, item->values[0]);
+        json_object_close(&w);
+    }
+    json_array_close(&w);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+/* Which columns, in which order. */
+static status choose_columns(asking *q) {
+    const engine_answer *a = &q->answer;
+    q->n_columns = a->n_columns;
+    for (int i = 0; i < a->n_columns; i++)
+        q->column[i] = i;
+    if (q->r.n_tasks == 0) return OK;
+    q->n_columns = 0;
+    for (int t = 0; t < q->r.n_tasks; t++) {
+        int i = 0;
+        while (i < a->n_columns && strcmp(a->columns[i], q->r.tasks[t]) != 0)
+            i++;
+        if (i == a->n_columns)
+            return fail(ERR_USAGE, "tasks: %.64s has no '%.64s'; GET /v1/models lists them",
+                        a->model, q->r.tasks[t]);
+        if (q->n_columns < ENGINE_MAX_COLUMNS) q->column[q->n_columns++] = i;
+    }
+    return OK;
+}
+
+static status write_body(asking *q, buf *body) {
+    TRY(choose_columns(q));
+    return q->c->route == ROUTE_RERANK ? write_reranked(q, body) : write_answer(q, body);
+}
+
+/* Ends the call, and with it q. */
+static void reply(asking *q) {
+    call *c = q->c;
+    engine_answer a = q->answer;
+    uint64_t begin = clock_ns();
+    status st = OK;
+    buf body;
+    buf_init(&body);
+    if (a.outcome == ENGINE_OK) {
+        snprintf(c->model, sizeof c->model, "%s", a.model);
+        c->tokens_reused = (uint64_t)a.tokens_reused;
+        c->tokens_computed = (uint64_t)a.tokens_computed;
+        http_set_header(c->x, "X-Hstu-Variant", c->model);
+        st = write_body(q, &body);
+        metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), clock_ns() - begin);
+    }
+    if (a.outcome != ENGINE_OK)
+        call_fail_outcome(c, &a);
+    else if (st == OK)
+        call_reply_json(c, 200, &body);
+    else
+        call_fail_status(c, st);
+    engine_answer_release(&a);
+    buf_fini(&body);
+}
+
+/* On a thread of the HTTP server. */
+static void reply_there(void *context, http_exchange *x) {
+    (void)x;
+    reply(context);
+}
+
+/* On a worker: finding reasons takes many questions. */
+static void reply_with_reasons(void *context) {
+    call *c = context;
+    reply(c->state);
+}
+
+/* On a thread of the engine, which has better things to do. */
+static void answered(void *context, engine_answer *a) {
+    asking *q = context;
+    if (q->r.wants_why && a->outcome == ENGINE_OK)
+        call_later(q->c, reply_with_reasons);
+    else
+        http_continue(q->c->x, reply_there, q);
+}
+
+/* A question that a shadow model is asked beside another: its answer goes to the log alone. */
+typedef struct shadow {
+    server *s;
+    char id[REQUEST_ID_BYTES];
+    engine_answer answer;
+} shadow;
+
+static void log_shadow(void *context, engine_answer *a) {
+    enum { LOGGED_ITEMS = 10 };
+    shadow *h = context;
+    json_writer w;
+    buf line;
+    buf_init(&line);
+    json_begin(&w, &line, 0);
+    json_object_open(&w);
+    json_key_string(&w, "shadow", a->model);
+    json_key_string(&w, "id", h->id);
+    json_key_int(&w, "outcome", a->outcome);
+    json_key_int(&w, "us",
+                 (int64_t)((a->queue_ns + a->build_ns + a->layers_ns + a->head_ns) / 1000));
+    json_key(&w, "items");
+    json_array_open(&w);
+    for (size_t i = 0; i < a->n_items && i < LOGGED_ITEMS; i++)
+        write_id(&w, &a->items[i].id);
+    json_array_close(&w);
+    json_object_close(&w);
+    if (json_finish(&w) == OK && h->s->set.log != NULL)
+        h->s->set.log(h->s->set.log_ctx, buf_str(&line));
+    buf_fini(&line);
+    engine_answer_release(a);
+    mem_free(h);
+}
+
+static void ask_shadows(const asking *q) {
+    server *s = q->c->s;
+    for (int i = 0; i < s->set.n_models; i++) {
+        shadow *h;
+        engine_request r = q->r.ask;
+        if (!s->set.models[i].is_shadow || i == q->model || MEM_NEW(&h, 1) != OK) continue;
+        h->s = s;
+        memcpy(h->id, q->c->id, sizeof h->id);
+        r.model = i;
+        engine_submit(s->engine, &r, &h->answer, log_shadow, h);
+    }
+}
+
+static void submit(asking *q) {
+    ask_shadows(q);
+    engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
+}
+
+/* On a worker: the events of the request first, durably. */
+static void add_and_submit(void *context) {
+    call *c = context;
+    asking *q = c->state;
+    engine_added added;
+    status st = engine_add_events(c->s->engine, q->r.ask.user, q->r.events, q->r.n_events, &added);
+    st == OK ? submit(q) : call_fail_status(c, st);
+}
+
+static void serve(call *c, ask_reader read) {
+    size_t n;
+    const char *body = http_body(c->x, &n);
+    asking *q;
+    status st = ARENA_NEW(&c->memory, &q, 1);
+    if (st == OK) st = read(&c->memory, body, n, &q->r);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
+    c->state = q;
+    c->parsed_ns = clock_ns();
+    q->c = c;
+    q->model = choose_model(c->s, q->r.model, q->r.ask.has_user ? &q->r.ask.user : NULL);
+    if (q->model < 0) {
+        call_fail(c, 404, "there is no model '%s'; GET /v1/models lists them", q->r.model);
+        return;
+    }
+    q->r.ask.model = q->model;
+    q->r.n_events > 0 ? call_later(c, add_and_submit) : submit(q);
+}
+
+void serve_recommend(call *c) {
+    serve(c, request_recommend_read);
+}
+
+void serve_rank(call *c) {
+    serve(c, request_rank_read);
+}
+
+void serve_rerank(call *c) {
+    serve(c, request_rerank_read);
+}

@@ -1,0 +1,241 @@
+/* /v1/events and /v1/users. */
+#include <stdio.h>
+#include <string.h>
+
+#include "serve/server_int.h"
+
+/* What became of the events of each user, for the answer. */
+typedef struct adding {
+    request_events r;
+    engine_added *added; /* (n_users) */
+    size_t n_done;
+} adding;
+
+static bool is_same_id(const engine_id *a, const engine_id *b) {
+    char x[24], y[24];
+    engine_id p = *a, q = *b;
+    if (p.text == NULL) {
+        p.n = (size_t)snprintf(x, sizeof x, "%lld", (long long)p.number);
+        p.text = x;
+    }
+    if (q.text == NULL) {
+        q.n = (size_t)snprintf(y, sizeof y, "%lld", (long long)q.number);
+        q.text = y;
+    }
+    return p.n == q.n && memcmp(p.text, q.text, p.n) == 0;
+}
+
+/* The unknown items among those that were sent, each once; of many the first. */
+static void write_unknown_of(json_writer *w, const engine_user *user,
+                             const request_user_events *u) {
+    enum { LOOKED_AT = 1000 };
+    size_t n = u->n_events < LOOKED_AT ? u->n_events : LOOKED_AT;
+    for (size_t i = 0; i < n; i++) {
+        const engine_id *item = &u->events[i].item;
+        bool is_unknown = false, is_repeated = false;
+        for (size_t k = 0; k < i && !is_repeated; k++)
+            is_repeated = is_same_id(item, &u->events[k].item);
+        for (size_t k = user->n_events, left = 2 * LOOKED_AT; k > 0 && left > 0; k--, left--)
+            is_unknown |=
+                !user->events[k - 1].is_known && is_same_id(item, &user->events[k - 1].item);
+        if (is_unknown && !is_repeated) write_id(w, item);
+    }
+}
+
+static status write_unknown(json_writer *w, server *s, const request_user_events *u) {
+    engine_user user;
+    status st = engine_get_user(s->engine, u->user, &user);
+    json_key(w, "unknown_items");
+    json_array_open(w);
+    if (st == OK) write_unknown_of(w, &user, u);
+    json_array_close(w);
+    engine_user_release(&user);
+    return st;
+}
+
+static status write_added(json_writer *w, server *s, const request_user_events *u,
+                          const engine_added *a) {
+    json_key(w, "user");
+    write_id(w, &u->user);
+    json_key_int(w, "added", (int64_t)a->n_added);
+    json_key_int(w, "duplicates", (int64_t)a->n_duplicates);
+    json_key_int(w, "late", (int64_t)a->n_late);
+    json_key_int(w, "unknown", (int64_t)a->n_unknown);
+    json_key_int(w, "events", (int64_t)a->n_events);
+    return a->n_unknown > 0 ? write_unknown(w, s, u) : OK;
+}
+
+static status write_all_added(call *c, const adding *d, buf *body) {
+    json_writer w;
+    status st = OK;
+    json_begin(&w, body, 0);
+    json_object_open(&w);
+    json_key_bool(&w, "durable", c->s->journal != NULL);
+    if (d->r.is_list) {
+        json_key(&w, "users");
+        json_array_open(&w);
+    }
+    for (size_t i = 0; i < d->n_done && st == OK; i++) {
+        if (d->r.is_list) json_object_open(&w);
+        st = write_added(&w, c->s, &d->r.users[i], &d->added[i]);
+        if (d->r.is_list) json_object_close(&w);
+    }
+    if (d->r.is_list) json_array_close(&w);
+    json_object_close(&w);
+    status finished = json_finish(&w);
+    return st != OK ? st : finished;
+}
+
+/* On a worker: it waits for the disk. */
+static void add_events(void *context) {
+    call *c = context;
+    adding *d = c->state;
+    buf body;
+    buf_init(&body);
+    status st = ARENA_NEW(&c->memory, &d->added, d->r.n_users);
+    for (; st == OK && d->n_done < d->r.n_users; d->n_done++) {
+        const request_user_events *u = &d->r.users[d->n_done];
+        st = engine_add_events(c->s->engine, u->user, u->events, u->n_events, &d->added[d->n_done]);
+        if (st != OK && d->r.is_list)
+            st = fail_prefix(st, "users[%zu] (those before it were added)", d->n_done);
+    }
+    if (st == OK) st = write_all_added(c, d, &body);
+    st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
+    buf_fini(&body);
+}
+
+void serve_events(call *c) {
+    size_t n;
+    const char *body = http_body(c->x, &n);
+    adding *d;
+    status st = ARENA_NEW(&c->memory, &d, 1);
+    if (st == OK) st = request_events_read(&c->memory, body, n, &d->r);
+    c->state = d;
+    st == OK ? call_later(c, add_events) : call_fail_status(c, st);
+}
+
+/* The id in the path. */
+static bool user_of(call *c, engine_id *out) {
+    *out = (engine_id){.text = c->part[2], .n = strlen(c->part[2])};
+    if (out->n <= ENGINE_ID_BYTES) return true;
+    call_fail(c, 400, "an id has 1 to %d bytes", ENGINE_ID_BYTES);
+    return false;
+}
+
+static void write_event(json_writer *w, const engine_past_event *e) {
+    json_object_open(w);
+    json_key(w, "item");
+    write_id(w, &e->item);
+    if (e->title != NULL) {
+        json_key(w, "title");
+        json_string_n(w, e->title, e->title_bytes);
+    }
+    json_key(w, "time");
+    e->time_ns == 0 ? json_int(w, e->time) : json_double(w, (double)e->time + e->time_ns / 1e9);
+    json_key_int(w, "action", e->action);
+    if (!e->is_known) json_key_bool(w, "is_unknown", true);
+    json_object_close(w);
+}
+
+static status write_user(const engine_id *id, const engine_user *u, buf *body) {
+    json_writer w;
+    json_begin(&w, body, 0);
+    json_object_open(&w);
+    json_key(&w, "user");
+    write_user_id(&w, id);
+    json_key_bool(&w, "is_from_data", u->is_from_data);
+    json_key_int(&w, "version", (int64_t)u->version);
+    json_key(&w, "events");
+    json_array_open(&w);
+    for (size_t i = 0; i < u->n_events; i++)
+        write_event(&w, &u->events[i]);
+    json_array_close(&w);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+static void get_user(void *context) {
+    call *c = context;
+    engine_id id;
+    engine_user u;
+    buf body;
+    buf_init(&body);
+    if (!user_of(c, &id)) return;
+    status st = engine_get_user(c->s->engine, id, &u);
+    bool is_known = st == OK && u.is_known;
+    if (is_known) st = write_user(&id, &u, &body);
+    engine_user_release(&u);
+    if (st != OK)
+        call_fail_status(c, st);
+    else if (!is_known)
+        call_fail(c, 404, "there is no user '%s'; POST /v1/events makes one", id.text);
+    else
+        call_reply_json(c, 200, &body);
+    buf_fini(&body);
+}
+
+void serve_get_user(call *c) {
+    get_user(c);
+}
+
+static void erase_user(void *context) {
+    call *c = context;
+    engine_id id;
+    bool existed;
+    json_writer w;
+    buf body;
+    buf_init(&body);
+    if (!user_of(c, &id)) return;
+    status st = engine_erase_user(c->s->engine, id, &existed);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
+    if (!existed) {
+        call_fail(c, 404, "there is no user '%s': nothing to erase", id.text);
+        return;
+    }
+    json_begin(&w, &body, 0);
+    json_object_open(&w);
+    json_key(&w, "user");
+    write_user_id(&w, &id);
+    json_key_bool(&w, "erased", true);
+    json_key_bool(&w, "durable", c->s->journal != NULL);
+    json_object_close(&w);
+    st = json_finish(&w);
+    st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
+    buf_fini(&body);
+}
+
+void serve_delete_user(call *c) {
+    call_later(c, erase_user);
+}
+
+/* GET /v1/users?prefix=TEXT: some users to choose from. */
+void serve_list_users(call *c) {
+    enum { LISTED = 50 };
+    engine_id ids[LISTED];
+    char prefix[ENGINE_ID_BYTES + 1] = "";
+    const char *query = http_query(c->x, "prefix");
+    size_t n = 0;
+    json_writer w;
+    buf body;
+    buf_init(&body);
+    if (query != NULL && !http_decode(query, strlen(query), true, prefix, sizeof prefix)) {
+        call_fail(c, 400, "prefix: a wrong escape, or too long");
+        return;
+    }
+    status st = engine_list_users(c->s->engine, prefix, LISTED, ids, &n);
+    json_begin(&w, &body, 0);
+    json_object_open(&w);
+    json_key_int(&w, "total", (int64_t)engine_n_users(c->s->engine));
+    json_key(&w, "users");
+    json_array_open(&w);
+    for (size_t i = 0; i < n; i++)
+        write_user_id(&w, &ids[i]);
+    json_array_close(&w);
+    json_object_close(&w);
+    if (st == OK) st = json_finish(&w);
+    st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
+    buf_fini(&body);
+}

@@ -1,0 +1,394 @@
+#include "serve/server.h"
+
+#include <pthread.h>
+
+#include "base/file.h"
+#include "http_client.h"
+#include "run_test.h"
+#include "test.h"
+
+/* A server on the toy run, with what a test wants to change. */
+typedef struct rig {
+    server *s;
+    int port;
+    char run[4200], data[4200], state[4200], keys[4200];
+    server_model model[2];
+    server_config c;
+    pthread_mutex_t lock;
+    buf log;
+} rig;
+
+static void keep_line(void *context, const char *line) {
+    rig *r = context;
+    pthread_mutex_lock(&r->lock);
+    CHECK_OK(buf_printf(&r->log, "%s\n", line));
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void rig_open(rig *r) {
+    if (http_library_version() == NULL) SKIP_TEST("this build has no libmicrohttpd");
+    free(shell(0, "true"));
+    *r = (rig){0};
+    snprintf(r->run, sizeof r->run, "%s/run", test_folder());
+    snprintf(r->data, sizeof r->data, "%s/data", test_folder());
+    snprintf(r->state, sizeof r->state, "%s/state", test_folder());
+    snprintf(r->keys, sizeof r->keys, "%s/keys", test_folder());
+    pthread_mutex_init(&r->lock, NULL);
+    r->model[0] = (server_model){.name = "toy", .path = r->run, .share = 1};
+    r->c = (server_config){.http = http_default_settings(),
+                           .models = r->model,
+                           .n_models = 1,
+                           .log = keep_line,
+                           .log_ctx = r};
+    r->c.http.port = 0;
+    r->c.engine = (engine_config){.data = r->data, .device = "cpu", .n_threads = 1, .kv_pages = -1};
+    r->c.engine.deadline_ns = 20000000000u;
+}
+
+static void rig_start(rig *r) {
+    CHECK_OK(server_start(&r->s, &r->c));
+    r->port = server_port(r->s);
+}
+
+static void rig_stop(rig *r) {
+    server_stop(r->s);
+    r->s = NULL;
+}
+
+static void rig_close(rig *r) {
+    rig_stop(r);
+    buf_fini(&r->log);
+    pthread_mutex_destroy(&r->lock);
+}
+
+/* Asks, and expects a code and a part of the answer. */
+static void ask(rig *r, const char *method, const char *path, const char *body, int code,
+                const char *part) {
+    char *text = client_ask(r->port, method, path, "", body);
+    if (client_code(text) != code || strstr(text, part) == NULL)
+        FAIL_TEST("%s %s %s: wanted %d with %s: %s", method, path, body, code, part, text);
+    free(text);
+}
+
+TEST(server_answers_all_routes) {
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    ask(&r, "GET", "/health", "", 200, "{\"status\":\"ok\",\"models\":1,\"durable\":false}");
+    ask(&r, "GET", "/v2/health/live", "", 200, "{\"live\":true}");
+    ask(&r, "GET", "/v2/health/ready", "", 200, "{\"ready\":true}");
+    ask(&r, "GET", "/v2", "", 200, "\"extensions\":[\"binary_tensor_data\"]");
+    ask(&r, "GET", "/v2/models/toy", "", 200, "{\"name\":\"USER_IDS\",\"datatype\":\"INT64\"");
+    ask(&r, "GET", "/v2/models/toy/versions/1", "", 200, "\"name\":\"toy\"");
+    ask(&r, "GET", "/v2/models/toy/versions/9", "", 404, "has version 1");
+    ask(&r, "GET", "/v2/models/toy/ready", "", 200, "{\"name\":\"toy\",\"ready\":true}");
+    ask(&r, "GET", "/v2/models/other", "", 404, "there is no model 'other'");
+    ask(&r, "GET", "/v1/models", "", 200, "{\"models\":[{\"name\":\"toy\",\"version\":\"1\"");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"top_k\": 3}", 200, "\"source\":\"model\"");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": \"nobody\"}", 200, "\"source\":\"popular\"");
+    ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [1, 2, \"no\"]}", 200,
+        "{\"item\":\"no\",\"score\":null,\"index\":2,\"is_unknown\":true}");
+    ask(&r, "POST", "/rerank", "{\"query\": \"7\", \"documents\": [\"1\", \"2\"], \"top_n\": 1}",
+        200, "\"relevance_score\":");
+    ask(&r, "POST", "/v2/rerank", "{\"query\": 7, \"documents\": [1]}", 200, "\"results\":[{");
+    ask(&r, "GET", "/v1/users?prefix=7", "", 200, "\"users\":[7");
+    ask(&r, "GET", "/v1/items?search=1", "", 200, "{\"items\":[{\"item\":1,");
+    ask(&r, "GET", "/v1/cache", "", 200, "\"pages\":[");
+    ask(&r, "GET", "/v1/map", "", 200, "\"x_axis\":[");
+    ask(&r, "GET", "/", "", 200, "frame-ancestors 'none'\r\n");
+    ask(&r, "GET", "/", "", 200, "</html>");
+    rig_close(&r);
+}
+
+TEST(server_says_what_is_wrong) {
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    ask(&r, "GET", "/nothing", "", 404, "{\"error\":\"there is nothing at /nothing");
+    ask(&r, "GET", "/v1/recommend", "", 405, "Allow: POST");
+    ask(&r, "PUT", "/v1/users/7", "", 405, "Allow: GET, DELETE");
+    ask(&r, "POST", "/v1/recommend", "{", 400, "not JSON");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"model\": \"x\"}", 404, "no model 'x'");
+    ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [1], \"tasks\": [\"x\"]}", 400,
+        "toy has no 'x'");
+    ask(&r, "GET", "/v1/users/nobody", "", 404, "POST /v1/events makes one");
+    ask(&r, "DELETE", "/v1/users/nobody", "", 404, "nothing to erase");
+    ask(&r, "GET", "/v1/users/%zz", "", 400, "wrong escape");
+    ask(&r, "POST", "/v2/models/toy/infer", "{}", 400, "inputs: give a list");
+    ask(&r, "POST", "/v1/models/x/reload", "", 404, "no model 'x'");
+    char *text = client_ask(r.port, "POST", "/v1/events", "Origin: http://evil.example\r\n",
+                            "{\"user\": 7, \"events\": [1]}");
+    CHECK_EQ(client_code(text), 403);
+    free(text);
+    text = client_ask(r.port, "POST", "/v1/events", "Origin: http://test\r\n",
+                      "{\"user\": 7, \"events\": [1]}");
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    rig_close(&r);
+}
+
+TEST(server_echoes_or_makes_request_ids) {
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    char *text = client_ask(r.port, "GET", "/health", "X-Request-Id: abc-1\r\n", "");
+    CHECK_CONTAINS(text, "X-Request-Id: abc-1\r\n");
+    free(text);
+    text = client_ask(r.port, "GET", "/health", "X-Request-Id: a\"b\r\n", "");
+    CHECK_CONTAINS(text, "X-Request-Id: ");
+    CHECK(strstr(text, "a\"b") == NULL);
+    free(text);
+    rig_stop(&r);
+    arena a;
+    arena_init(&a, 4096);
+    const json_value *line = line_of(&a, buf_str(&r.log), 0);
+    CHECK_STR(json_member(line, "id")->string, "abc-1");
+    CHECK_EQ(json_member(line, "code")->integer, 200);
+    arena_fini(&a);
+    rig_close(&r);
+}
+
+/* Events are there at once, once, in their place, after a restart; so is an erasure. */
+TEST(server_keeps_events_and_erasures) {
+    rig r;
+    rig_open(&r);
+    r.c.state = r.state;
+    rig_start(&r);
+    ask(&r, "POST", "/v1/events",
+        "{\"user\": \"new\", \"events\": [{\"item\": 2, \"time\": 200, \"id\": \"b\", \"action\": "
+        "1}, {\"item\": 1, \"time\": 100, \"id\": \"a\"}, {\"item\": \"odd\", \"time\": 300}]}",
+        200, "\"durable\":true,\"user\":\"new\",\"added\":3,\"duplicates\":0");
+    ask(&r, "POST", "/v1/events",
+        "{\"user\": \"new\", \"events\": [{\"item\": 2, \"time\": 200, \"id\": \"b\"}]}", 200,
+        "\"added\":0,\"duplicates\":1");
+    ask(&r, "POST", "/v1/recommend",
+        "{\"user\": \"new\", \"events\": [{\"item\": 3, \"time\": 400}]}", 200, "\"events\":4");
+    ask(&r, "DELETE", "/v1/users/8", "", 200, "{\"user\":8,\"erased\":true,\"durable\":true}");
+    rig_stop(&r);
+    rig_start(&r);
+    CHECK_EQ(server_get_state(r.s).n_replayed, 5);
+    ask(&r, "GET", "/v1/users/8", "", 404, "there is no user '8'");
+    char *text = client_ask(r.port, "GET", "/v1/users/new", "", "");
+    const char *one = strstr(text, "{\"item\":1,"), *two = strstr(text, "{\"item\":2,");
+    const char *odd = strstr(text, "{\"item\":\"odd\""), *three = strstr(text, "{\"item\":3,");
+    CHECK(one != NULL && two > one && odd > two && three > odd);
+    CHECK_CONTAINS(two, "\"time\":200,\"action\":1");
+    free(text);
+    ask(&r, "POST", "/v1/events",
+        "{\"user\": \"new\", \"events\": [{\"item\": 2, \"time\": 200, \"id\": \"b\"}]}", 200,
+        "\"added\":0,\"duplicates\":1");
+    rig_close(&r);
+}
+
+TEST(server_checks_keys_and_quotas) {
+    rig r;
+    rig_open(&r);
+    FILE *f = fopen(r.keys, "w");
+    CHECK(f != NULL && fputs("secret-key shop 1\n", f) >= 0 && fclose(f) == 0);
+    r.c.keys = r.keys;
+    rig_start(&r);
+    ask(&r, "GET", "/v1/models", "", 401, "Authorization: Bearer KEY");
+    ask(&r, "GET", "/health", "", 200, "ok");
+    char *text = client_ask(r.port, "GET", "/v1/users", "Authorization: Bearer secret-key\r\n", "");
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    text = client_ask(r.port, "GET", "/v1/users", "X-Api-Key: secret-key\r\n", "");
+    CHECK_EQ(client_code(text), 429);
+    CHECK_CONTAINS(text, "Retry-After: 1");
+    free(text);
+    rig_close(&r);
+}
+
+/* Every name has its type before its samples, no series is there twice, buckets grow. */
+TEST(server_metrics_are_prometheus_text) {
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7}", 200, "items");
+    char *text = client_ask(r.port, "GET", "/metrics", "", "");
+    CHECK_CONTAINS(text, "text/plain; version=0.0.4");
+    char name[64] = "";
+    double last = 0;
+    int n_series = 0;
+    for (char *line = strtok((char *)client_body(text), "\n"); line != NULL;
+         line = strtok(NULL, "\n")) {
+        if (strncmp(line, "# TYPE ", 7) == 0) {
+            CHECK(sscanf(line + 7, "%63s", name) == 1);
+            continue;
+        }
+        if (line[0] == '#') continue;
+        CHECK(strncmp(line, "hstu_", 5) == 0 && strncmp(line, name, strlen(name)) == 0);
+        double value = atof(strrchr(line, ' '));
+        if (strstr(line, "_bucket{") != NULL && strstr(line, "le=\"0.0001\"") == NULL)
+            CHECK(value >= last);
+        last = value;
+        n_series++;
+    }
+    CHECK(n_series > 100);
+    free(text);
+    ask(&r, "GET", "/metrics", "", 200,
+        "hstu_requests_total{route=\"/v1/recommend\",code=\"200\"} 1");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_model_info{model=\"toy\",version=\"1\"");
+    rig_close(&r);
+}
+
+typedef struct load {
+    rig *r;
+    int n, n_bad;
+    bool is_over;
+} load;
+
+static void *send_load(void *context) {
+    load *l = context;
+    while (!__atomic_load_n(&l->is_over, __ATOMIC_RELAXED)) {
+        char *text = client_ask(l->r->port, "POST", "/v1/recommend", "", "{\"user\": 7}");
+        l->n_bad += client_code(text) != 200;
+        l->n++;
+        free(text);
+    }
+    return NULL;
+}
+
+TEST(server_reloads_under_load) {
+    rig r;
+    pthread_t thread;
+    rig_open(&r);
+    rig_start(&r);
+    load l = {&r, 0, 0, false};
+    CHECK_EQ(pthread_create(&thread, NULL, send_load, &l), 0);
+    for (int i = 2; i < 6; i++) {
+        char want[40];
+        snprintf(want, sizeof want, "\"version\":\"%d\"", i);
+        ask(&r, "POST", "/v1/models/toy/reload", "", 200, want);
+    }
+    __atomic_store_n(&l.is_over, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    CHECK(l.n > 0 && l.n_bad == 0);
+    rig_close(&r);
+}
+
+/* Each user has its model; a shadow's answers are only in the log. */
+TEST(server_splits_users_between_models) {
+    rig r;
+    rig_open(&r);
+    r.model[1] = (server_model){.name = "other", .path = r.run, .share = 1};
+    r.c.n_models = 2;
+    rig_start(&r);
+    int n_other = 0;
+    for (int user = 1; user <= 40; user++) {
+        char body[64], *first, *second;
+        snprintf(body, sizeof body, "{\"user\": %d}", user);
+        first = client_ask(r.port, "POST", "/v1/recommend", "", body);
+        snprintf(body, sizeof body, "{\"user\": \"%d\"}", user);
+        second = client_ask(r.port, "POST", "/v1/recommend", "", body);
+        bool is_other = strstr(first, "X-Hstu-Variant: other") != NULL;
+        CHECK(is_other == (strstr(second, "X-Hstu-Variant: other") != NULL));
+        n_other += is_other;
+        free(first);
+        free(second);
+    }
+    CHECK(n_other > 8 && n_other < 32);
+    rig_stop(&r);
+    buf_clear(&r.log);
+    r.model[1].share = 0;
+    r.model[1].is_shadow = true;
+    rig_start(&r);
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7}", 200, "X-Hstu-Variant: toy");
+    rig_stop(&r);
+    CHECK_CONTAINS(buf_str(&r.log), "{\"shadow\":\"other\"");
+    rig_close(&r);
+}
+
+TEST(server_explains_by_leaving_out) {
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    ask(&r, "POST", "/v1/recommend",
+        "{\"history\": [1, 2, 3], \"top_k\": 2, \"explain\": true, \"vector\": true}", 200,
+        "\"first_event\":0,\"events\":3,\"items\":[{\"item\":");
+    rig_close(&r);
+}
+
+/* KServe v2: JSON in, binary out, and the answer of /v1/rank. */
+TEST(server_infers) {
+    static const char body[] =
+        "{\"id\":\"q\",\"inputs\":[{\"name\":\"USER_IDS\",\"shape\":[1],\"datatype\":\"INT64\","
+        "\"data\":[7]},{\"name\":\"CANDIDATES\",\"shape\":[1,2],\"datatype\":\"INT64\",\"data\":[1,"
+        "2]}],\"outputs\":[{\"name\":\"OUTPUT\",\"parameters\":{\"binary_data\":true}}]}";
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    int fd = client_open(r.port);
+    char head[256];
+    int n = snprintf(head, sizeof head,
+                     "POST /v2/models/toy/infer HTTP/1.1\r\nHost: t\r\nContent-Length: %zu\r\n\r\n",
+                     strlen(body));
+    CHECK(client_send(fd, head, (size_t)n) && client_send(fd, body, strlen(body)));
+    char *text = client_read(fd);
+    const char *length = strstr(text, "Inference-Header-Content-Length: ");
+    CHECK(length != NULL && client_code(text) == 200);
+    const char *json = client_body(text);
+    CHECK_CONTAINS(json, "\"id\":\"q\"");
+    CHECK_CONTAINS(json, "{\"name\":\"OUTPUT\",\"datatype\":\"FP32\",\"shape\":[2,1],"
+                         "\"parameters\":{\"binary_data_size\":8}}");
+    float score[2];
+    memcpy(score, json + atoi(length + 33), sizeof score);
+    char *rank =
+        client_ask(r.port, "POST", "/v1/rank", "", "{\"user\": 7, \"candidates\": [1, 2]}");
+    for (int i = 0; i < 2; i++) {
+        char item[32];
+        snprintf(item, sizeof item, "{\"item\":%d,", i + 1);
+        const char *at = strstr(rank, item);
+        CHECK(at != NULL);
+        CHECK(fabsf(strtof(strstr(at, "\"score\":") + 8, NULL) - score[i]) < 1e-6f);
+    }
+    free(rank);
+    free(text);
+    close(fd);
+    rig_close(&r);
+}
+
+TEST(server_streams_its_state) {
+    static const char get[] = "GET /v1/stream HTTP/1.1\r\nHost: t\r\n\r\n";
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    int fd = client_open(r.port);
+    CHECK(client_send(fd, get, strlen(get)));
+    char text[65536];
+    size_t n = 0;
+    text[0] = '\0';
+    for (int i = 0; i < 50 && strstr(text, "data: {\"requests\":") == NULL; i++) {
+        ssize_t got = recv(fd, text + n, sizeof text - 1 - n, 0);
+        CHECK(got > 0);
+        n += (size_t)got;
+        text[n] = '\0';
+    }
+    CHECK_CONTAINS(text, "data: {\"requests\":");
+    CHECK_CONTAINS(text, "text/event-stream");
+    close(fd);
+    rig_close(&r);
+}
+
+TEST(server_drains) {
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    server_set_ready(r.s, false);
+    ask(&r, "GET", "/v2/health/ready", "", 503, "not ready");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7}", 200, "items");
+    CHECK(server_drain(r.s, 5000000000u));
+    rig_close(&r);
+}
+
+TEST(server_start_fails_with_reasons) {
+    rig r;
+    rig_open(&r);
+    r.model[0].path = "/nowhere";
+    CHECK(server_start(&r.s, &r.c) != OK);
+    CHECK_CONTAINS(status_reason(), "/nowhere");
+    r.model[0].path = r.run;
+    r.c.keys = "/nowhere/keys";
+    CHECK_FAILS(server_start(&r.s, &r.c), ERR_IO, "/nowhere/keys");
+    rig_close(&r);
+}
