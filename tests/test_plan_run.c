@@ -132,3 +132,35 @@ TEST(a_gpu_or_a_reason) {
                             strstr(text, "the GPU refuses")));
     free(text);
 }
+
+/* No file may grow, as on a full disk: a sentence, and nothing is left in the cache. */
+TEST(a_full_disk) {
+    char *text;
+    need_compiler();
+    CHECK_EQ(test_command(&text, "(ulimit -f 0; '%s' plan run 1 %s --cache '%s')", test_program(),
+                          shape, test_folder()),
+             1);
+    CHECK_CONTAINS(text, "--cache chooses another folder");
+    CHECK_CONTAINS(text, "File too large");
+    free(text);
+    CHECK_EQ(test_command(&text, "ls '%s' | wc -l", test_folder()), 0);
+    CHECK_EQ(atoi(text), 0);
+    free(text);
+}
+
+/* A compiler that changes one operator: the check finds it. */
+TEST(a_wrong_kernel_is_found) {
+    char *text;
+    need_compiler();
+    CHECK_EQ(test_command(NULL,
+                          "cd '%s' && mkdir cache && printf '#!/bin/sh\\nfor a; do case $a in *.c) "
+                          "sed -i \"s/gelu(v/silu(v/\" $a;; "
+                          "esac; done\\nexec cc \"$@\"\\n' >cc && chmod +x cc",
+                          test_folder()),
+             0);
+    CHECK_EQ(test_command(&text, "cd '%s' && CC=./cc '%s' plan run 0 %s --cache cache",
+                          test_folder(), test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "plan 0 of layer bert is off by");
+    free(text);
+}

@@ -111,7 +111,5 @@ status kernel_cache_store(const kernel_cache *k, const kernel_key *key, const ch
         st = out_file_commit(f);
     else
         out_file_abandon(f);
-    if (st != OK && st != ERR_NOMEM)
-        return fail_prefix(st, "cannot keep a compiled kernel (--cache chooses another folder)");
     return st;
 }

@@ -34,7 +34,7 @@ kernel_key kernel_key_of(const buf *source, const char *compiler);
 status kernel_cache_find(const kernel_cache *k, const kernel_key *key, const char *suffix, buf *out,
                          bool *is_found, char *path);
 
-/* Writes an entry; a reason says what to do about a folder that is read-only or full. */
+/* Writes an entry. */
 status kernel_cache_store(const kernel_cache *k, const kernel_key *key, const char *suffix,
                           const void *bytes, size_t n);
 

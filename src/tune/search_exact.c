@@ -35,6 +35,7 @@ static status time_tiles(exact_job *j, const plan_kernel *k, double *best) {
     int n_tiles, fastest = 0;
     *best = INFINITY;
     TRY(plan_runner_n_tiles(j->r, k->first, k->last, &n_tiles));
+    if (j->o->max_tiles > 0 && n_tiles > j->o->max_tiles) n_tiles = j->o->max_tiles;
     for (int tile = 0; tile < n_tiles; tile++) {
         double ms;
         TRY(check_stop(j));

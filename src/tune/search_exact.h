@@ -11,8 +11,9 @@
 #include "tune/search.h"
 
 typedef struct exact_options {
-    int rounds;   /* of a timing */
-    int n_checks; /* random whole plans; 0: none */
+    int rounds;    /* of a timing */
+    int n_checks;  /* random whole plans; 0: none */
+    int max_tiles; /* tile parameters a kernel; 0: all */
     uint64_t seed;
     bool (*is_stopped)(void);
 } exact_options;

@@ -154,20 +154,27 @@ static status call_compiler(const cpu_target *t, const char *source, const char 
 }
 
 /* Compiles in a folder of its own and puts the result into the cache. */
-static status build(const cpu_target *t, const buf *source, const kernel_key *key) {
-    scratch_folder *folder;
+static status build_in(const cpu_target *t, const char *folder, const buf *source,
+                       const kernel_key *key) {
     char c_file[4096], object[4096], *bytes = NULL;
     size_t n = 0;
-    TRY(scratch_folder_create(&folder, t->cache.folder, "build-"));
-    status st = path_join(c_file, sizeof c_file, scratch_folder_path(folder), "kernel.c");
-    if (st == OK) st = path_join(object, sizeof object, scratch_folder_path(folder), "kernel.so");
-    if (st == OK) st = write_text(c_file, source);
+    TRY(path_join(c_file, sizeof c_file, folder, "kernel.c"));
+    TRY(path_join(object, sizeof object, folder, "kernel.so"));
+    status st = write_text(c_file, source);
     if (st == OK) st = call_compiler(t, c_file, object);
     if (st == OK) st = file_read_all(object, 64 << 20, &bytes, &n);
     if (st == OK) st = kernel_cache_store(&t->cache, key, "so", bytes, n);
     mem_free(bytes);
-    scratch_folder_destroy(folder);
     return st;
+}
+
+static status build(const cpu_target *t, const buf *source, const kernel_key *key) {
+    scratch_folder *folder = NULL;
+    status st = scratch_folder_create(&folder, t->cache.folder, "build-");
+    if (st == OK) st = build_in(t, scratch_folder_path(folder), source, key);
+    scratch_folder_destroy(folder);
+    if (st != ERR_IO) return st;
+    return fail_prefix(st, "compiling a kernel (--cache chooses another folder)");
 }
 
 static status load(const char *path, const char *name, target_kernel **out) {

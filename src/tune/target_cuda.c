@@ -202,7 +202,8 @@ static status find_code(cuda_target *t, const buf *source, buf *cubin) {
     TRY(kernel_cache_find(&t->cache, &key, "cubin", cubin, &is_found, NULL));
     if (is_found) return OK;
     TRY(target_compile_cuda(source, t->sm, cubin));
-    return kernel_cache_store(&t->cache, &key, "cubin", cubin->data, cubin->n_bytes);
+    status st = kernel_cache_store(&t->cache, &key, "cubin", cubin->data, cubin->n_bytes);
+    return st != ERR_IO ? st : fail_prefix(st, "keeping a kernel (--cache chooses another folder)");
 }
 
 static status load(cuda_target *t, const buf *cubin, const char *name, target_kernel *k) {
