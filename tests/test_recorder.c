@@ -1,5 +1,7 @@
 #include "profile/recorder.h"
 
+#include <time.h>
+
 #include "base/clock.h"
 #include "test.h"
 
@@ -59,6 +61,24 @@ TEST(recorder_follows_the_schedule) {
     CHECK_EQ(r.step, 20);
     CHECK_EQ(r.n_spans, 6 * 3);
     CHECK(r.active_ns > 0);
+    recorder_fini(&r);
+}
+
+/* Time that passes outside the steps that are kept is not theirs. */
+TEST(recorder_times_what_it_keeps) {
+    recorder r;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){1, 0, 1, 1}));
+    recorder_start(&r);
+    struct timespec rest = {.tv_nsec = 50000000};
+    nanosleep(&rest, NULL);
+    step(&r);
+    uint64_t start = clock_ns();
+    step(&r);
+    uint64_t end = clock_ns();
+    nanosleep(&rest, NULL);
+    recorder_stop(&r);
+    CHECK_EQ(r.n_active, 1);
+    CHECK(r.active_ns > 0 && r.active_ns < end - start + 40000000);
     recorder_fini(&r);
 }
 

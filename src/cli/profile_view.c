@@ -6,7 +6,9 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "cli/profile_page.h"
 #include "cli/show.h"
+#include "profile/gaps.h"
 #include "profile/tables.h"
 #include "profile/trace.h"
 
@@ -67,16 +69,44 @@ static void tell_cost(const profile *p) {
     if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
 }
 
+static status path_in(char path[SHOW_PATH_BYTES], const char *folder, const char *name) {
+    if (snprintf(path, SHOW_PATH_BYTES, "%s/%s", folder, name) < SHOW_PATH_BYTES) return OK;
+    return fail(ERR_USAGE, "--out: the path is too long");
+}
+
+/* Busy and idle time of the GPU, and what the figures suggest. */
+static status tell_idle(const recorder *r) {
+    gpu_idle g;
+    buf text;
+    TRY(gpu_idle_find(&g, r));
+    if (g.span_ns == 0) return OK;
+    log_info("GPU busy %.1f %% of %.3f ms", 100 * (double)g.busy_ns / (double)g.span_ns,
+             (double)g.span_ns / 1e6);
+    for (int i = 0; i < N_GAP_CAUSES; i++)
+        if (g.cause[i].n > 0)
+            log_info("  idle %.1f %% in %" PRIu64 " gaps: %s",
+                     100 * (double)g.cause[i].ns / (double)g.span_ns, g.cause[i].n,
+                     gap_cause_name((gap_cause)i));
+    buf_init(&text);
+    status st = gpu_idle_advice(&g, &text);
+    if (st == OK && text.n_bytes > 0) log_info("%.*s", (int)text.n_bytes - 1, buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
 status profile_show(const profile *p, const profile_view *v) {
     char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
     TRY(folder_create(v->out, NULL));
     for (int i = 0; i < N_REPORTS; i++)
         TRY(show_report(p, (report_kind)i, v));
-    if (snprintf(path, sizeof path, "%s/trace.json", v->out) >= (int)sizeof path)
-        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(path_in(path, v->out, "trace.json"));
     TRY(trace_write(p, path));
+    TRY(tell_idle(&p->recorder));
     tell_cost(p);
-    log_info("%s   open it in chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
+    log_info("%s   for chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
              show_path(shown, path));
+    TRY(path_in(path, v->out, "report.html"));
+    TRY(profile_page_write(p, path));
+    log_info("%s   timeline, tables and idle gaps in one page", show_path(shown, path));
     return OK;
 }

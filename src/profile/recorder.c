@@ -137,10 +137,8 @@ void recorder_step(recorder *r) {
         r->started_ns = now;
     }
     /* Only the first warm-up can be forgotten as a whole; later ones are not recorded at all. */
-    if (before == STEP_WARMUP && after == STEP_ACTIVE) {
-        if (r->n_active == 0) forget(r);
-        r->started_ns = now;
-    }
+    if (before == STEP_WARMUP && after == STEP_ACTIVE && r->n_active == 0) forget(r);
+    if (before != STEP_ACTIVE) r->started_ns = now;
     r->is_on = after == STEP_ACTIVE || (after == STEP_WARMUP && r->n_active == 0);
     pthread_mutex_unlock(&r->lock);
 }

@@ -1,0 +1,162 @@
+#include "profile/gaps.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { SHORT_GAP_NS = 500 }; /* less than the clocks can tell apart */
+
+static bool is_on_gpu(const span *s) {
+    return s->end_ns != 0 &&
+           (s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET);
+}
+
+/* Spans of the GPU and calls that wait for it by start; calls by correlation. */
+typedef struct gpu_index {
+    const recorder *r;
+    const span **gpu, **calls, **waits;
+    size_t n_gpu, n_calls, n_waits;
+    size_t first_wait; /* those before it ended before the gaps that are still to come */
+} gpu_index;
+
+static int by_start(const void *a, const void *b) {
+    const span *x = *(const span *const *)a, *y = *(const span *const *)b;
+    return x->start_ns < y->start_ns ? -1 : x->start_ns > y->start_ns;
+}
+
+static int by_correlation(const void *a, const void *b) {
+    const span *x = *(const span *const *)a, *y = *(const span *const *)b;
+    return x->correlation < y->correlation ? -1 : x->correlation > y->correlation;
+}
+
+static status make_index(gpu_index *x, const recorder *r) {
+    *x = (gpu_index){.r = r};
+    TRY(mem_alloc_raw((void **)&x->gpu, r->n_spans + 1, sizeof *x->gpu));
+    TRY(mem_alloc_raw((void **)&x->calls, r->n_spans + 1, sizeof *x->calls));
+    TRY(mem_alloc_raw((void **)&x->waits, r->n_spans + 1, sizeof *x->waits));
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (is_on_gpu(s)) x->gpu[x->n_gpu++] = s;
+        if (s->kind != SPAN_CALL || s->end_ns == 0) continue;
+        x->calls[x->n_calls++] = s;
+        if (strstr(recorder_name(r, s), "Synchronize") != NULL) x->waits[x->n_waits++] = s;
+    }
+    qsort(x->waits, x->n_waits, sizeof *x->waits, by_start);
+    qsort(x->gpu, x->n_gpu, sizeof *x->gpu, by_start);
+    qsort(x->calls, x->n_calls, sizeof *x->calls, by_correlation);
+    return OK;
+}
+
+/* The call that asked for a span of the GPU, or NULL. */
+static const span *call_of(const gpu_index *x, const span *s) {
+    const span **found = bsearch(&s, x->calls, x->n_calls, sizeof *x->calls, by_correlation);
+    return s->correlation != 0 && found != NULL ? *found : NULL;
+}
+
+/* Whether the host spent most of a time waiting for the GPU: it cannot ask for more meanwhile. */
+static bool is_waiting(gpu_index *x, uint64_t from, uint64_t to) {
+    uint64_t ns = 0;
+    while (x->first_wait < x->n_waits && x->waits[x->first_wait]->end_ns <= from)
+        x->first_wait++;
+    for (size_t i = x->first_wait; i < x->n_waits && x->waits[i]->start_ns < to; i++) {
+        const span *c = x->waits[i];
+        if (c->end_ns <= from) continue;
+        ns += (c->end_ns < to ? c->end_ns : to) - (c->start_ns > from ? c->start_ns : from);
+    }
+    return 2 * ns > to - from;
+}
+
+static gap_cause cause_of(gpu_index *x, uint64_t from, const span *next) {
+    const span *call = call_of(x, next);
+    if (call == NULL) return GAP_UNKNOWN;
+    if (call->end_ns <= from + SHORT_GAP_NS) return GAP_LAUNCH;
+    return is_waiting(x, from, call->start_ns > from ? call->start_ns : from + 1) ? GAP_SYNC
+                                                                                  : GAP_HOST;
+}
+
+/* The longest gaps, in order. */
+static void keep_longest(gpu_idle *g, uint64_t ns, uint64_t before, gap_cause cause) {
+    int n = (int)(sizeof g->longest / sizeof g->longest[0]), at = g->n_longest;
+    if (at == n && g->longest[n - 1].ns >= ns) return;
+    if (at == n) at--;
+    for (; at > 0 && g->longest[at - 1].ns < ns; at--) {
+        g->longest[at] = g->longest[at - 1];
+        g->longest_cause[at] = g->longest_cause[at - 1];
+    }
+    g->longest[at] = (gap_sum){.n = before, .ns = ns};
+    g->longest_cause[at] = cause;
+    if (g->n_longest < n) g->n_longest++;
+}
+
+static void walk(gpu_idle *g, gpu_index *x) {
+    uint64_t end = x->gpu[0]->start_ns;
+    for (size_t i = 0; i < x->n_gpu; i++) {
+        const span *s = x->gpu[i];
+        if (s->start_ns > end + SHORT_GAP_NS) {
+            gap_cause cause = cause_of(x, end, s);
+            g->cause[cause].n++;
+            g->cause[cause].ns += s->start_ns - end;
+            keep_longest(g, s->start_ns - end, (uint64_t)(s - x->r->spans), cause);
+        }
+        uint64_t from = s->start_ns > end ? s->start_ns : end;
+        if (s->end_ns > from) g->busy_ns += s->end_ns - from;
+        if (s->kind == SPAN_COPY) g->copy_ns += s->end_ns - s->start_ns;
+        if (s->end_ns > end) end = s->end_ns;
+    }
+    g->span_ns = end - x->gpu[0]->start_ns;
+}
+
+status gpu_idle_find(gpu_idle *out, const recorder *r) {
+    gpu_index x;
+    *out = (gpu_idle){0};
+    status st = make_index(&x, r);
+    if (st == OK && x.n_gpu > 0) walk(out, &x);
+    mem_free(x.gpu);
+    mem_free(x.calls);
+    mem_free(x.waits);
+    return st;
+}
+
+const char *gap_cause_name(gap_cause c) {
+    static const char *const names[N_GAP_CAUSES] = {
+        "the next kernel was asked for in time, and took long to start",
+        "the host waited for the GPU, and only then asked for more",
+        "the host was late: it asked for the next kernel after the last one had ended",
+        "not known: there is no record of who asked for what came next"};
+    return names[c];
+}
+
+status gpu_idle_advice(const gpu_idle *g, buf *out) {
+    if (g->span_ns == 0) return OK;
+    double all = (double)g->span_ns, host = (double)g->cause[GAP_HOST].ns / all;
+    double sync = (double)g->cause[GAP_SYNC].ns / all, copy = (double)g->copy_ns / all;
+    double launch = (double)g->cause[GAP_LAUNCH].ns / all;
+    if (host > .1)
+        TRY(buf_printf(
+            out,
+            "The GPU was idle for %.0f %% of the time because the host was late. Larger "
+            "batches give it more to do at a time; while steps are recorded as CUDA graphs "
+            "(--device cuda, batches of one size) the host has little to do.\n",
+            100 * host));
+    if (sync > .1)
+        TRY(buf_printf(
+            out,
+            "The GPU was idle for %.0f %% of the time while the host waited for it. Results "
+            "that are read later, or less often (log_interval, eval_interval), let it go "
+            "on.\n",
+            100 * sync));
+    if (launch > .1)
+        TRY(buf_printf(
+            out,
+            "The GPU needed %.0f %% of the time to start kernels: many short ones. Larger "
+            "batches, or CUDA graphs, make that less.\n",
+            100 * launch));
+    if (copy > .2)
+        TRY(buf_printf(
+            out,
+            "Copies between host and GPU took %.0f %% of the time. Tables that fit the GPU "
+            "belong there.\n",
+            100 * copy));
+    return OK;
+}

@@ -1,0 +1,84 @@
+#include "profile/gaps.h"
+
+#include "test.h"
+
+static void add(recorder *r, span_kind kind, const char *name, uint64_t start, uint64_t end,
+                uint32_t correlation) {
+    recorder_add(r,
+                 &(span){.kind = (uint8_t)kind,
+                         .start_ns = start,
+                         .end_ns = end,
+                         .correlation = correlation,
+                         .op = RECORDER_NO_OP},
+                 name, NULL);
+}
+
+/* A launch and its kernel. */
+static void launch(recorder *r, uint32_t id, uint64_t call, uint64_t start, uint64_t end) {
+    add(r, SPAN_KERNEL, "kernel", start, end, id);
+    add(r, SPAN_CALL, "cudaLaunchKernel", call, call + 100, id);
+}
+
+TEST(gaps_have_causes) {
+    recorder r;
+    gpu_idle g;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    launch(&r, 1, 0, 1000, 10000);
+    launch(&r, 2, 500, 12000, 20000);   /* asked for in time: 2000 */
+    launch(&r, 3, 25000, 26000, 30000); /* the host was late: 6000 */
+    add(&r, SPAN_CALL, "cudaStreamSynchronize", 29000, 38000, 0);
+    launch(&r, 4, 38500, 40000, 50000);              /* the host waited: 10000 */
+    add(&r, SPAN_COPY, "copy", 45000, 60000, 0);     /* partly under the kernel */
+    add(&r, SPAN_SET, "set", 60100, 60200, 0);       /* too close to be a gap */
+    add(&r, SPAN_KERNEL, "graph", 70000, 71000, 99); /* nobody asked: 9800 */
+    add(&r, SPAN_KERNEL, "open", 80000, 0, 0);
+    CHECK_OK(gpu_idle_find(&g, &r));
+    CHECK_EQ(g.span_ns, 70000);
+    CHECK_EQ(g.busy_ns, 9000 + 8000 + 4000 + 20000 + 100 + 1000);
+    CHECK_EQ(g.copy_ns, 15000);
+    CHECK_EQ(g.cause[GAP_LAUNCH].n, 1);
+    CHECK_EQ(g.cause[GAP_LAUNCH].ns, 2000);
+    CHECK_EQ(g.cause[GAP_HOST].ns, 6000);
+    CHECK_EQ(g.cause[GAP_SYNC].ns, 10000);
+    CHECK_EQ(g.cause[GAP_UNKNOWN].ns, 9800);
+    CHECK_EQ(g.n_longest, 4);
+    CHECK_EQ(g.longest[0].ns, 10000);
+    CHECK_EQ(g.longest_cause[0], GAP_SYNC);
+    CHECK_EQ(g.longest[3].ns, 2000);
+    CHECK_STR(recorder_name(&r, &r.spans[g.longest[1].n]), "graph");
+    recorder_fini(&r);
+}
+
+TEST(gaps_give_advice_where_something_stands_out) {
+    buf text;
+    buf_init(&text);
+    gpu_idle g = {.span_ns = 1000, .busy_ns = 950};
+    g.cause[GAP_HOST] = (gap_sum){5, 50};
+    CHECK_OK(gpu_idle_advice(&g, &text));
+    CHECK_STR(buf_str(&text), "");
+    g.cause[GAP_HOST].ns = 400;
+    CHECK_OK(gpu_idle_advice(&g, &text));
+    CHECK_CONTAINS(buf_str(&text), "idle for 40 % of the time because the host was late");
+    g = (gpu_idle){0};
+    buf_clear(&text);
+    CHECK_OK(gpu_idle_advice(&g, &text));
+    CHECK_STR(buf_str(&text), "");
+    buf_fini(&text);
+}
+
+TEST(gaps_of_many_kernels_keep_the_longest) {
+    recorder r;
+    gpu_idle g;
+    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    uint64_t at = 1000;
+    for (uint32_t i = 0; i < 100; i++) {
+        uint64_t gap = 1000 + (uint64_t)(i * 37 % 100) * 100;
+        add(&r, SPAN_KERNEL, "kernel", at, at + 500, 0);
+        at += 500 + gap;
+    }
+    CHECK_OK(gpu_idle_find(&g, &r));
+    CHECK_EQ(g.n_longest, 8);
+    for (int i = 0; i < 8; i++)
+        CHECK_EQ(g.longest[i].ns, 1000 + (uint64_t)(99 - i) * 100);
+    recorder_fini(&r);
+}
