@@ -349,6 +349,7 @@ TEST(mask_csr_by_sequence) {
     CHECK(a[0] == 2 && a[stride] == 1);
     CHECK(b[0] == 0 && b[stride] == 5 && b[2 * stride] == 2);
     CHECK_FAILS(mask_check(m, 1, 2), ERR_USAGE, "the mask of sequence 1 is for 3 tokens");
+    CHECK(mask_length(m, 0) == 2 && mask_length(m, 1) == 3 && mask_length(m, 2) == 0);
     mem_free(a);
     mem_free(b);
     mask_destroy(m);

@@ -68,6 +68,7 @@ status cmd_score(int argc, char **argv);
 status cmd_serve(int argc, char **argv);
 status cmd_export(int argc, char **argv);
 status cmd_import(int argc, char **argv);
+status cmd_mask(int argc, char **argv);
 status cmd_plan(int argc, char **argv);
 status cmd_tune(int argc, char **argv);
 status cmd_encode(int argc, char **argv);

@@ -82,6 +82,7 @@ static status visit(help_page at) {
 
 const command *help_parts(const command *c) {
     if (c->run == cmd_bench) return bench_commands;
+    if (c->run == cmd_mask) return mask_commands;
     if (c->run == cmd_plan) return plan_commands;
     return c->run == cmd_tune ? tune_commands : NULL;
 }

@@ -36,6 +36,7 @@ static const command commands[] = {
     {"import", cmd_import, "take over tables of other tools, or of snapshots"},
     {"encode", cmd_encode, "run a BERT-family encoder (a Hugging Face folder) without padding"},
     {"Machine", NULL, NULL},
+    {"mask", cmd_mask, "show an attention mask: picture, density, cost"},
     {"plan", cmd_plan, "show which operators of a layer a fusion plan runs as one kernel"},
     {"tune", cmd_tune, "find the fastest fusion plan of a layer"},
     {"bench", cmd_bench, "measure what we claim"},

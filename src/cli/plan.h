@@ -7,6 +7,8 @@
 
 /* The table of `hstu plan`. */
 extern const command plan_commands[];
+/* The table of `hstu mask` (mask_show.c). */
+extern const command mask_commands[];
 
 /* The table of `hstu tune`. */
 extern const command tune_commands[];

@@ -210,6 +210,10 @@ bool mask_is_by_sequence(const mask *m) {
     return m->file != NULL && mask_file_is_by_sequence(m->file);
 }
 
+int64_t mask_length(const mask *m, int64_t sequence) {
+    return m->file != NULL ? mask_file_length(m->file, sequence) : 0;
+}
+
 status mask_check(const mask *m, int64_t sequence, int64_t n) {
     if (n < 0 || n > INT32_MAX - MASK_TILE)
         return fail(ERR_USAGE, "mask: a sequence of %lld tokens is too long", (long long)n);

@@ -51,6 +51,11 @@ bool mask_is_by_sequence(const mask *m);
 /* Checks that sequence number `sequence` of the input may have n tokens.  ERR_USAGE names both. */
 status mask_check(const mask *m, int64_t sequence, int64_t n);
 
+/* The tokens that a file's mask is for; 0 for a rule, and for a sequence that the file does not
+ * have.
+ */
+int64_t mask_length(const mask *m, int64_t sequence);
+
 /* Fills the bits of query rows row .. row + n_rows - 1 of a sequence: bit j % 64 of words[r *
  * stride + j / 64] is key j of row `row` + r; stride >= ceil(n / 64).  Bits from n on are zero. The
  * sequence must have passed mask_check. */

@@ -152,6 +152,11 @@ bool mask_file_is_by_sequence(const mask_file *f) {
     return st_find(f->st, "lengths") != NULL;
 }
 
+int64_t mask_file_length(const mask_file *f, int64_t sequence) {
+    if (!mask_file_is_by_sequence(f)) return f->n[0];
+    return sequence >= 0 && sequence < f->n_sequences ? f->n[sequence] : 0;
+}
+
 status mask_file_check(const mask_file *f, int64_t sequence, int64_t n) {
     const char *path = st_path(f->st);
     if (!mask_file_is_by_sequence(f)) {

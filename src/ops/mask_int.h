@@ -16,6 +16,7 @@ status mask_file_open(mask_file **out, const char *path, bool is_csr);
 void mask_file_close(mask_file *f);
 
 bool mask_file_is_by_sequence(const mask_file *f);
+int64_t mask_file_length(const mask_file *f, int64_t sequence);
 status mask_file_check(const mask_file *f, int64_t sequence, int64_t n);
 
 /* Sets the bits of one query row; the words are zero. */
