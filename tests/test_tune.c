@@ -34,6 +34,24 @@ TEST(searches_replay_a_traversal) {
     CHECK_OK(json_parse(&memory, "plan", text, strlen(text), &root));
     CHECK_OK(json_member_int(root, "value", &value));
     CHECK(value < 2000);
+    char version[256], *run;
+    if (target_compiler_version(version, sizeof version)) { /* it runs as it was kept */
+        CHECK_EQ(test_command(&run,
+                              "'%s' plan run '%s/plan.json' --device cpu --length 5 --heads 2 "
+                              "--dim 4 --json --cache '%s/cache'",
+                              test_program(), test_folder(), test_folder()),
+                 0);
+        snprintf(version, sizeof version, "{\"value\":%d,", (int)value);
+        CHECK_CONTAINS(run, version);
+        free(run);
+        CHECK_EQ(test_command(&run,
+                              "'%s' plan run '%s/plan.json' --layer hstu --device cpu --length 5 "
+                              "--heads 2 --dim 4 --cache '%s/cache'",
+                              test_program(), test_folder(), test_folder()),
+                 2);
+        CHECK_CONTAINS(run, "say --layer bert");
+        free(run);
+    }
     arena_fini(&memory);
     free(text);
 }

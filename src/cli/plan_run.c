@@ -1,11 +1,13 @@
 /* hstu plan run: generates, compiles, runs, checks and times one plan. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/progress.h"
 #include "cli/json_line.h"
 #include "cli/plan.h"
 #include "cli/plan_args.h"
 #include "cli/show.h"
+#include "tune/plan_file.h"
 
 enum { ROUNDS = 9 };
 
@@ -31,13 +33,18 @@ typedef struct run_result {
     kernel_row row[CHAIN_OPS];
 } run_result;
 
-static status read_plan(const run_args *a, const char *text, uint16_t *out) {
+/* A code, segments, or the file of a tuned plan. */
+static status read_plan(const run_args *a, const char *text, plan_file *out) {
     fusion_plan plan;
+    *out = (plan_file){0};
     if ((text == NULL) == (a->segments == NULL))
-        return fail(ERR_USAGE, "give a plan: a value, 16 bits, or --segments");
-    if (text == NULL) return plan_from_segments(a->segments, a->wants_hand_written, out);
+        return fail(ERR_USAGE,
+                    "give a plan: a value, 16 bits, a file of 'hstu tune --out', or --segments");
+    if (text == NULL) return plan_from_segments(a->segments, a->wants_hand_written, &out->value);
+    size_t n = strlen(text);
+    if (n > 5 && strcmp(text + n - 5, ".json") == 0) return plan_file_read(out, text);
     TRY(plan_parse(text, &plan));
-    *out = a->wants_hand_written ? plan.value | 1u << 15 : plan.value;
+    out->value = (uint16_t)(a->wants_hand_written ? plan.value | 1u << 15 : plan.value);
     return OK;
 }
 
@@ -163,11 +170,12 @@ static status run(const run_args *a, const char *text) {
     plan_rig g;
     run_result result;
     buf what;
-    uint16_t value;
-    TRY(read_plan(a, text, &value));
+    plan_file file;
+    TRY(read_plan(a, text, &file));
     buf_init(&what);
     status st = plan_rig_open(&g, &a->common);
-    if (st == OK) st = measure(g.r, a, value, &result);
+    if (st == OK && file.layer[0] != '\0') st = plan_file_apply(&file, g.r);
+    if (st == OK) st = measure(g.r, a, file.value, &result);
     if (st == OK) st = plan_rig_text(&g, &a->common, &what);
     if (st == OK && a->is_json) st = print_json(&g, a, &result);
     if (st == OK && !a->is_json) {
@@ -198,7 +206,7 @@ status plan_run(int argc, char **argv) {
         {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
         {0},
     };
-    const arg_spec spec = {.usage = "hstu plan run VALUE|BITS|--segments LIST [options]",
+    const arg_spec spec = {.usage = "hstu plan run VALUE|BITS|PLAN.json|--segments LIST [options]",
                            .summary = "Generates the kernels of a fusion plan, compiles them, runs "
                                       "them on random data, checks the result "
                                       "against float64 and prints the time.",

@@ -238,6 +238,14 @@ void plan_runner_set_tile(plan_runner *r, int first, int last, int tile) {
     r->kernel[first][last].tile = tile;
 }
 
+status plan_runner_choose_tile(plan_runner *r, int first, int last, const tile_params *params) {
+    runner_kernel *k;
+    TRY(find_tiles(r, first, last, &k));
+    for (int i = 0; i < k->n_tiles; i++)
+        if (memcmp(&k->params[i], params, sizeof *params) == 0) k->tile = i;
+    return OK;
+}
+
 tile_params plan_runner_tile_params(plan_runner *r, int first, int last) {
     runner_kernel *k;
     if (find_tiles(r, first, last, &k) != OK) return (tile_params){0};

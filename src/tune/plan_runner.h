@@ -34,6 +34,8 @@ status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n);
 status plan_runner_n_tiles(plan_runner *r, int first, int last, int *out);
 int plan_runner_tile(const plan_runner *r, int first, int last);
 void plan_runner_set_tile(plan_runner *r, int first, int last, int tile);
+/* By its parameters; nothing changes where the kernel does not have such tiles. */
+status plan_runner_choose_tile(plan_runner *r, int first, int last, const tile_params *params);
 tile_params plan_runner_tile_params(plan_runner *r, int first, int last);
 
 /* Launches the kernels of a plan, or of one of its kernels alone, in order. */

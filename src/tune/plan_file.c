@@ -1,0 +1,79 @@
+#include "tune/plan_file.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+enum { MAX_FILE = 1 << 20 };
+
+/* A member from lo to hi. */
+static status read_int(const json_value *object, const char *key, int64_t lo, int64_t hi,
+                       int64_t *out) {
+    TRY(json_member_int(object, key, out));
+    return *out >= lo && *out <= hi ? OK : fail(ERR_FORMAT, "\"%s\" is %lld", key, (long long)*out);
+}
+
+static status read_tile(const json_value *v, plan_file_tile *out) {
+    static const char *const keys[] = {"start", "end", "m", "n", "k", "warps_m", "warps_n"};
+    int64_t x[7];
+    for (int i = 0; i < 7; i++)
+        TRY(read_int(v, keys[i], 1, i < 2 ? CHAIN_OPS : 4096, &x[i]));
+    *out = (plan_file_tile){
+        .first = (int)x[0] - 1,
+        .last = (int)x[1] - 1,
+        .params = {(int16_t)x[2], (int16_t)x[3], (int16_t)x[4], (int16_t)x[5], (int16_t)x[6]}};
+    return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel that ends before it starts");
+}
+
+static status read_root(plan_file *f, const json_value *root) {
+    const char *kind, *layer;
+    int64_t value, version;
+    TRY(json_member_string(root, "kind", &kind));
+    if (strcmp(kind, "hstu fusion plan") != 0)
+        return fail(ERR_FORMAT, "\"kind\" is not that of a fusion plan");
+    TRY(read_int(root, "version", 1, 1, &version));
+    TRY(json_member_string(root, "layer", &layer));
+    TRY(read_int(root, "value", 0, PLAN_CODES - 1, &value));
+    if ((size_t)snprintf(f->layer, sizeof f->layer, "%s", layer) >= sizeof f->layer)
+        return fail(ERR_FORMAT, "\"layer\" is too long");
+    f->value = (uint16_t)value;
+    const json_value *tiles = json_member(root, "tiles");
+    if (tiles == NULL) return OK; /* of a replay */
+    if (tiles->type != JSON_ARRAY || tiles->n_children > CHAIN_OPS)
+        return fail(ERR_FORMAT, "\"tiles\" is not a list of kernels");
+    for (const json_value *v = tiles->first; v != NULL; v = v->next)
+        TRY(read_tile(v, &f->tile[f->n_tiles++]));
+    return OK;
+}
+
+status plan_file_read(plan_file *out, const char *path) {
+    char *text;
+    size_t n;
+    arena memory;
+    const json_value *root;
+    *out = (plan_file){0};
+    TRY(file_read_all(path, MAX_FILE, &text, &n));
+    arena_init(&memory, 1 << 12);
+    status st = OK;
+    if (!json_is_sealed(text, n))
+        st = fail(ERR_FORMAT, "not a plan of 'hstu tune --out', or one that was changed");
+    if (st == OK) st = json_parse(&memory, "plan", text, n, &root);
+    if (st == OK) st = read_root(out, root);
+    arena_fini(&memory);
+    mem_free(text);
+    return st == OK ? OK : fail_prefix(st, "%s", path);
+}
+
+status plan_file_apply(const plan_file *f, plan_runner *r) {
+    if (strcmp(f->layer, plan_runner_chain(r)->name) != 0)
+        return fail(ERR_USAGE, "the plan is one of layer %s; say --layer %s", f->layer, f->layer);
+    for (int i = 0; i < f->n_tiles; i++) {
+        const plan_file_tile *t = &f->tile[i];
+        if (plan_runner_template(r, t->first, t->last) == TEMPLATE_NONE) continue;
+        TRY(plan_runner_choose_tile(r, t->first, t->last, &t->params));
+    }
+    return OK;
+}
