@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/safetensors.h"
+#include "bench/encode.h"
 #include "test.h"
 
 static const char MODEL[] = "tests/golden-encoder/bert-0";
@@ -140,4 +141,57 @@ TEST(encode_refuses) {
     says(2, MODEL, "--input $IN/good.jsonl --batch-tokens 0", "--batch-tokens");
     says(0, MODEL, "--input $IN/good.jsonl --dtype float16 --out $IN/o.jsonl",
          "the CPU computes in float32");
+}
+
+/* hstu bench encode: it checks before it times, and its figures fit each other. */
+TEST(encode_bench) {
+    char *text = NULL;
+    CHECK_EQ(
+        test_command(&text,
+                     "%s bench encode 3 2 20 2 8 --avg-len 12 --mask sliding,window=4 --device "
+                     "cpu --seconds 0.01 --json",
+                     test_program()),
+        0);
+    arena a;
+    const json_value *v;
+    double ms, tokens, error;
+    arena_init(&a, 4096);
+    CHECK_OK(json_parse(&a, "row", text, strcspn(text, "\n"), &v));
+    CHECK_OK(json_member_double(v, "ms", &ms));
+    CHECK_OK(json_member_double(v, "tokens", &tokens));
+    CHECK_OK(json_member_double(v, "check_error", &error));
+    CHECK(ms > 0 && error == 0 && tokens >= 3 * 4 && tokens <= 3 * 20);
+    CHECK_STR(json_member(v, "mask")->string, "sliding,window=4");
+    arena_fini(&a);
+    free(text);
+    CHECK_EQ(test_command(&text, "%s bench encode 3 2 20 2 --device cpu", test_program()), 2);
+    free(text);
+    CHECK_EQ(test_command(&text, "%s bench encode 3 2 20 2 x --device cpu", test_program()), 2);
+    CHECK_CONTAINS(text, "the head size 'x'");
+    free(text);
+    CHECK_EQ(
+        test_command(&text, "%s bench encode 3 2 20 2 8 --avg-len 30 --device cpu", test_program()),
+        2);
+    free(text);
+}
+
+/* Lengths around a mean: within the length, and near the mean on average. */
+TEST(encode_bench_lengths_around_a_mean) {
+    int32_t lengths[1000];
+    encode_shape s = {.batch = 1000, .len = 128, .avg_len = 77};
+    double sum = 0;
+    encode_bench_lengths(&s, 5, lengths);
+    for (int i = 0; i < 1000; i++) {
+        CHECK(lengths[i] >= 26 && lengths[i] <= 128);
+        sum += lengths[i];
+    }
+    CHECK(fabs(sum / 1000 - 77) < 4);
+    s.avg_len = 3;
+    encode_bench_lengths(&s, 5, lengths);
+    for (int i = 0; i < 1000; i++)
+        CHECK(lengths[i] >= 1 && lengths[i] <= 5);
+    s.avg_len = 0;
+    encode_bench_lengths(&s, 5, lengths);
+    for (int i = 0; i < 1000; i++)
+        CHECK_EQ(lengths[i], 128);
 }
