@@ -195,3 +195,12 @@ TEST(encode_bench_lengths_around_a_mean) {
     for (int i = 0; i < 1000; i++)
         CHECK_EQ(lengths[i], 128);
 }
+
+TEST(encode_profile_scores) {
+    write_text("in.jsonl", "{\"ids\": [5, 6, 7]}\n{\"ids\": [8]}\n");
+    says(0, MODEL, "--input $IN/in.jsonl --out $IN/o.jsonl --profile-scores $IN/scores.json",
+         "scores.json");
+    CHECK(file_exists(path_of("scores.json")) && file_exists(path_of("scores.json.svg")));
+    free(encode(0, MODEL, "--input $IN/in.jsonl --out $IN/plain.jsonl"));
+    CHECK_EQ(test_command(NULL, "cmp %s/o.jsonl %s/plain.jsonl", test_folder(), test_folder()), 0);
+}

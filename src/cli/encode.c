@@ -16,11 +16,12 @@
 #include "model/encoder.h"
 #include "model/encoder_input.h"
 #include "model/encoder_output.h"
+#include "model/encoder_scores.h"
 
 enum { PATH_BYTES = 4096 };
 
 typedef struct encode_args {
-    const char *folder, *input, *out, *mask, *dtype, *device;
+    const char *folder, *input, *out, *mask, *dtype, *device, *scores;
     int64_t batch_tokens;
     bool is_cut, is_tokens_only;
 } encode_args;
@@ -30,6 +31,7 @@ typedef struct encode_job {
     const encode_args *a;
     encoder *e;
     encoder_input *in;
+    encoder_scores *scores;  /* of --profile-scores, or NULL */
     encoder_output *tensors; /* one of these two */
     sink lines;
     float *hidden, *pooled; /* of a batch */
@@ -79,7 +81,7 @@ static status encode_batch(encode_job *j) {
     size_t dim = (size_t)encoder_config_of(j->e)->dim;
     uint64_t done, total;
     if (n == 0) return OK;
-    TRY(encoder_run(j->e));
+    TRY(j->scores != NULL ? encoder_run_scored(j->e, j->scores) : encoder_run(j->e));
     TRY(MEM_RESERVE(&j->hidden, &j->hidden_capacity, (size_t)offsets[n] * dim));
     if (encoder_has_pooler(j->e))
         TRY(MEM_RESERVE(&j->pooled, &j->pooled_capacity, (size_t)n * dim));
@@ -117,6 +119,30 @@ static status open_output(encode_job *j) {
     return sink_open(&j->lines, j->a->out);
 }
 
+/* FILE gets the numbers, FILE.svg the picture. */
+static status write_text(const char *path, const buf *text) {
+    sink to;
+    TRY(sink_open(&to, path));
+    return sink_close(&to, sink_write(&to, buf_str(text), text->n_bytes));
+}
+
+static status write_scores(const encode_job *j) {
+    char picture[PATH_BYTES];
+    buf text;
+    if (snprintf(picture, sizeof picture, "%s.svg", j->a->scores) >= (int)sizeof picture)
+        return fail(ERR_USAGE, "--profile-scores: the path is too long");
+    buf_init(&text);
+    status st = encoder_scores_json(j->scores, &text);
+    if (st == OK) st = write_text(j->a->scores, &text);
+    buf_clear(&text);
+    if (st == OK) st = encoder_scores_svg(j->scores, &text);
+    if (st == OK) st = write_text(picture, &text);
+    if (st == OK)
+        log_info("attention weights of every head: %s, and a picture: %s", j->a->scores, picture);
+    buf_fini(&text);
+    return st;
+}
+
 static void tell(const encode_job *j, uint64_t start_ns) {
     double seconds = (double)(clock_ns() - start_ns) * 1e-9;
     char rate[32];
@@ -138,6 +164,7 @@ static status run_job(encode_job *j) {
     else
         st = sink_close(&j->lines, st);
     if (st == OK) tell(j, start);
+    if (st == OK && j->scores != NULL) st = write_scores(j);
     return st;
 }
 
@@ -212,6 +239,7 @@ static status encode(const encode_args *a, backend *be, const mask *m) {
     status st = set_precision(be, a->dtype);
     if (st == OK) st = encoder_create(&j.e, a->folder, be, &o);
     if (st == OK) tell_model(j.e, a->folder);
+    if (st == OK && a->scores != NULL) st = encoder_scores_create(&j.scores, j.e, m);
     if (st == OK) st = open_pieces(&pieces, a->folder);
     if (st == OK)
         st = encoder_input_open(&j.in, a->input, pieces, encoder_max_len(encoder_config_of(j.e)),
@@ -219,6 +247,7 @@ static status encode(const encode_args *a, backend *be, const mask *m) {
     if (st == OK) st = run_job(&j);
     encoder_input_close(j.in);
     word_pieces_destroy(pieces);
+    encoder_scores_destroy(j.scores);
     encoder_destroy(j.e);
     mem_free(j.hidden);
     mem_free(j.pooled);
@@ -268,6 +297,10 @@ status cmd_encode(int argc, char **argv) {
          "Tokens that are computed together (default 8192).", 1, 1 << 24},
         {"--truncate", ARG_FLAG, &a.is_cut, NULL,
          "Cut texts to the longest sequence that the model takes.", 0, 0},
+        {"--profile-scores", ARG_TEXT, &a.scores, "FILE",
+         "Also write what the attention weights of every layer and head are like: JSON to FILE, a "
+         "picture to FILE.svg. Slow: for a sample of sequences.",
+         0, 0},
         {"--tokens-only", ARG_FLAG, &a.is_tokens_only, NULL,
          "Write the ids and types that the input stands for, as JSON lines, and encode nothing.", 0,
          0},

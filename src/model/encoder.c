@@ -215,10 +215,14 @@ static status pool_first(const encoder *e, const sequences *s) {
                               e->pooled);
 }
 
-static status forward(encoder *e, const sequences *s, const mask_view *view) {
+/* visit: called after each layer, or NULL. */
+static status forward(encoder *e, const sequences *s, const mask_view *view, encoder_visit_fn visit,
+                      void *ctx) {
     TRY(embed(e, s->n_tokens));
-    for (int i = 0; i < e->config.n_layers; i++)
+    for (int32_t i = 0; i < e->config.n_layers; i++) {
         TRY(bert_layer_forward(&e->layer[i], &e->layer_config, &e->acts, e->be, s, view, e->x));
+        if (visit != NULL) TRY(visit(ctx, e, i));
+    }
     return e->has_pooler ? pool_first(e, s) : OK;
 }
 
@@ -229,26 +233,41 @@ static uint64_t record_key(const encoder *e, const sequences *s, const mask_view
     return hash64(key, sizeof key, 0);
 }
 
-status encoder_run(encoder *e) {
-    backend *be = e->be;
+/* The batch as it is, or rounded up where steps are recorded. */
+static sequences shape_of(const encoder *e, bool is_rounded) {
     sequences s = {.n_sequences = e->n_sequences,
                    .n_tokens = (int32_t)e->n_tokens,
                    .max_len = e->max_len,
                    .offsets = e->offsets.device};
-    mask_view view = {0};
-    record_state state = RECORD_RUN;
-    bool is_recorded = be->token_bucket > 0;
+    if (!is_rounded) return s;
+    s.n_sequences = (int32_t)round_up(s.n_sequences);
+    s.n_tokens = (int32_t)round_up(s.n_tokens);
+    s.max_len = (int32_t)round_up(s.max_len);
+    return s;
+}
+
+static mask_view view_of(const encoder *e) {
+    return e->mask != NULL ? *mask_batch_view(e->mask) : (mask_view){0};
+}
+
+status encoder_run_visited(encoder *e, encoder_visit_fn visit, void *ctx) {
+    sequences s = shape_of(e, false);
     if (e->n_sequences == 0) return OK;
-    if (is_recorded) {
-        s.n_sequences = (int32_t)round_up(s.n_sequences);
-        s.n_tokens = (int32_t)round_up(s.n_tokens);
-        s.max_len = (int32_t)round_up(s.max_len);
-    }
     TRY(send(e, &s));
-    if (e->mask != NULL) view = *mask_batch_view(e->mask);
-    if (!is_recorded) return forward(e, &s, &view);
+    mask_view view = view_of(e);
+    return forward(e, &s, &view, visit, ctx);
+}
+
+status encoder_run(encoder *e) {
+    backend *be = e->be;
+    record_state state = RECORD_RUN;
+    if (be->token_bucket == 0) return encoder_run_visited(e, NULL, NULL);
+    if (e->n_sequences == 0) return OK;
+    sequences s = shape_of(e, true);
+    TRY(send(e, &s));
+    mask_view view = view_of(e);
     TRY(be->ops->record(be, record_key(e, &s, &view), &state));
-    status st = state == RECORD_REPLAY ? OK : forward(e, &s, &view);
+    status st = state == RECORD_REPLAY ? OK : forward(e, &s, &view, NULL, NULL);
     status end = be->ops->record_end(be);
     return st != OK ? st : end;
 }

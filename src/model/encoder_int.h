@@ -32,6 +32,10 @@ struct encoder {
     void *first, *pooled; /* (capacity, E) act: first tokens, and pooled; only with a pooler */
 };
 
+/* encoder_run that calls visit after each layer; nothing is recorded. */
+typedef status (*encoder_visit_fn)(void *ctx, encoder *e, int32_t layer);
+status encoder_run_visited(encoder *e, encoder_visit_fn visit, void *ctx);
+
 /* Where weights come from. */
 struct encoder_files;
 
