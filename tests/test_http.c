@@ -190,6 +190,20 @@ TEST(http_notices_who_has_gone) {
         usleep(1000);
     CHECK(http_is_cancelled(e.later[0]));
     answer(e.later[0]);
+    /* One that is to be answered by the server's own thread is answered as well, also where the
+     * connection was reset: then libmicrohttpd never asks for the answer. */
+    struct linger reset = {.l_onoff = 1};
+    fd = client_open(http_port(e.server));
+    CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset), 0);
+    CHECK(client_send(fd, ask, strlen(ask)));
+    wait_for(&e, 2);
+    close(fd);
+    for (int i = 0; i < 1000 && !http_is_cancelled(e.later[1]); i++)
+        usleep(1000);
+    http_continue(e.later[1], answer_then, &e);
+    for (int i = 0; i < 5000 && http_get_stats(e.server).n_unanswered > 0; i++)
+        usleep(1000);
+    CHECK_EQ(http_get_stats(e.server).n_unanswered, 0);
     stop(&e);
 }
 

@@ -389,9 +389,12 @@ void http_stream_close(http_stream *s) {
 }
 
 static struct MHD_Response *make_response(http_exchange *x) {
-    if (x->stream != NULL)
-        return MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10, stream_read, x->stream,
-                                                 stream_leave);
+    if (x->stream != NULL) {
+        struct MHD_Response *s = MHD_create_response_from_callback(
+            MHD_SIZE_UNKNOWN, 16 << 10, stream_read, x->stream, stream_leave);
+        if (s != NULL) x->stream = NULL; /* its share is the response's now */
+        return s;
+    }
     struct MHD_Response *r = MHD_create_response_from_buffer_with_free_callback(
         x->answer.n_bytes, x->answer.data, mem_free);
     if (r != NULL) buf_init(&x->answer); /* it frees the text */
@@ -401,10 +404,7 @@ static struct MHD_Response *make_response(http_exchange *x) {
 static enum MHD_Result send_answer(http_exchange *x) {
     http_server *h = x->server;
     struct MHD_Response *r = make_response(x);
-    if (r == NULL) {
-        if (x->stream != NULL) stream_leave(x->stream);
-        return MHD_NO;
-    }
+    if (r == NULL) return MHD_NO;
     pthread_mutex_lock(&h->lock);
     bool is_closing = h->is_closing;
     pthread_mutex_unlock(&h->lock);
@@ -534,6 +534,9 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     (void)c;
     (void)how;
     if (x == NULL) return;
+    /* A client that went away while it waited: what holds the exchange must still let go of it. */
+    if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx, x);
+    if (x->stream != NULL) stream_leave(x->stream);
     set_phase(h, x->from, IS_IDLE);
     buf_fini(&x->body);
     buf_fini(&x->answer);

@@ -83,8 +83,9 @@ void http_set_header(http_exchange *x, const char *name, const char *value);
  * gone afterwards. */
 void http_respond(http_exchange *x, int code, const char *type, buf *body);
 
-/* Has fn answer it, on a thread of the server: for threads that must not spend time on the text of
- * an answer.  The caller must not touch the exchange afterwards. */
+/* Has fn answer it, on a thread of the server, also where nobody waits any more: for threads that
+ * must not spend time on the text of an answer.  The caller must not touch the exchange afterwards.
+ */
 void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx);
 
 /* Answers with a stream that goes on until it is closed, such as server-sent events; *out belongs
