@@ -232,7 +232,7 @@ HSTU_API void hstu_train_defaults(hstu_train_args *out);
 /* HSTU_ERR_INTERRUPTED: the callback stopped it; the run is saved and can be resumed. */
 HSTU_API hstu_status hstu_train(const hstu_train_args *args);
 
-/* HSTU attention on a GPU: the kernels alone, for programs with a model of their own.
+/* HSTU attention on a GPU or the CPU: the kernels alone, for programs with a model of their own.
  *
  * Over jagged sequences of Lq queries and Lk >= Lq keys; per sequence and head, with i the query's
  * place among the keys (i = its row + Lk - Lq):
@@ -298,7 +298,11 @@ HSTU_API void hstu_attn_varlen_defaults(hstu_attn_varlen_args *out);
 
 /* What calls need on a GPU besides their arguments: scratch memory, which grows with the largest
  * call, and a table.  Makes `device` the current device.  HSTU_ERR_DEVICE: there is no such GPU of
- * SM 8.0 or newer; HSTU_ERR_UNSUPPORTED: this build is without CUDA. */
+ * SM 8.0 or newer; HSTU_ERR_UNSUPPORTED: this build is without CUDA.  With HSTU_ATTN_CPU in place
+ * of a device, pointers are memory of the host, the type is HSTU_FLOAT32 and streams are not used.
+ */
+enum { HSTU_ATTN_CPU = -1 };
+
 HSTU_API hstu_status hstu_attn_create(hstu_attn **out, int32_t device);
 HSTU_API void hstu_attn_destroy(hstu_attn *attn);
 

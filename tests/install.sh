@@ -47,6 +47,10 @@ fi
 "$hstu" synth --out data --users 20 --items 300 >/dev/null 2>&1 || fail "synth"
 ${CC:-cc} -I"$place/include" "$root/examples/read_data.c" -L"$place/lib" -lhstu -o read_data
 LD_LIBRARY_PATH="$place/lib" ./read_data data | grep -q '^20 users' || fail "the example does not run"
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+    HSTU_LIBRARY="$place/lib/libhstu.so" PYTHONPATH="$root/python" PYTHONDONTWRITEBYTECODE=1 \
+        python3 "$root/tests/python/check.py" "$hstu" python-run >python.log 2>&1 || fail "Python: $(tail -3 python.log)"
+fi
 if command -v pkg-config >/dev/null; then
     [ "$(PKG_CONFIG_PATH="$place/lib/pkgconfig" pkg-config --modversion hstu)" = "$("$hstu" --version | cut -d' ' -f2)" ] ||
         fail "pkg-config and the program disagree"

@@ -376,3 +376,57 @@ TEST(api_attn_of_rows_in_one_array) {
 }
 
 #endif
+
+/* On the CPU: two sequences, causal, by the formula; and what would be a crash. */
+TEST(api_attn_on_the_cpu) {
+    enum { T = 5, H = 2, D = 3 };
+    static const int32_t offsets[] = {0, 2, T}, bad[] = {0, 2, T + 1}, many[] = {0, 4};
+    float q[T * H * D], k[T * H * D], v[T * H * D], out[T * H * D], dq[T * H * D], dk[T * H * D],
+        dv[T * H * D];
+    hstu_attn *attn;
+    hstu_attn_varlen_args a;
+    for (int i = 0; i < T * H * D; i++) {
+        q[i] = (float)(i % 7) * 0.3f - 0.8f;
+        k[i] = (float)(i % 5) * 0.4f - 0.7f;
+        v[i] = (float)(i % 11) * 0.2f - 1;
+    }
+    CHECK_EQ(hstu_attn_create(&attn, HSTU_ATTN_CPU), HSTU_OK);
+    hstu_attn_varlen_defaults(&a);
+    a.dtype = HSTU_FLOAT32;
+    a.batch_size = 2;
+    a.num_heads = H;
+    a.dim_qk = a.dim_v = D;
+    a.total_q = a.total_k = T;
+    a.max_seqlen_q = a.max_seqlen_k = 3;
+    a.cu_seqlens_q = a.cu_seqlens_k = offsets;
+    a.q = q, a.k = k, a.v = v, a.out = out, a.dout = v, a.dq = dq, a.dk = dk, a.dv = dv;
+    a.window_right = 0;
+    a.alpha = 0.5f;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_OK);
+    CHECK_EQ(hstu_attn_varlen_bwd(attn, &a, NULL), HSTU_OK);
+    for (int i = 0; i < T; i++) {
+        for (int h = 0; h < H; h++) {
+            double sum[D] = {0};
+            for (int j = i < 2 ? 0 : 2; j <= i; j++) {
+                double s = 0;
+                for (int d = 0; d < D; d++)
+                    s += 0.5 * (double)q[(i * H + h) * D + d] * (double)k[(j * H + h) * D + d];
+                for (int d = 0; d < D; d++)
+                    sum[d] += s / (1 + exp(-s)) / 3 * (double)v[(j * H + h) * D + d];
+            }
+            for (int d = 0; d < D; d++)
+                CHECK(fabs((double)out[(i * H + h) * D + d] - sum[d]) < 1e-6);
+        }
+    }
+    a.cu_seqlens_q = bad;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "sequence 1 of cu_seqlens_q is not at 2 .. 6 of 5 rows");
+    a.cu_seqlens_q = offsets;
+    a.num_targets = many;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "sequence 1 has 3 queries, 0 contexts and 4 targets, but 3 keys");
+    a.dtype = HSTU_BFLOAT16;
+    CHECK_EQ(hstu_attn_varlen_bwd(attn, &a, NULL), HSTU_ERR_UNSUPPORTED);
+    hstu_attn_destroy(attn);
+    hstu_attn_destroy(NULL);
+}

@@ -1,6 +1,10 @@
 /* The attention of hstu.h: turns the public arguments into an attn_args of ops.h and runs it on the
  * caller's stream.  An hstu_attn is a CUDA backend in guest mode, which launches on a stream that
- * it does not own. */
+ * it does not own, or a CPU backend with threads of its own. */
+#include <string.h>
+
+#include "base/env.h"
+#include "base/pool.h"
 #include "hstu.h"
 #include "ops/attn_check.h"
 #include "ops/ops.h"
@@ -18,13 +22,33 @@ void hstu_attn_varlen_defaults(hstu_attn_varlen_args *out) {
                                    .target_group_size = 1};
 }
 
+static bool is_cpu(const backend *be) {
+    return strcmp(be->name, "cpu") == 0;
+}
+
+static status create_cpu(backend **out) {
+    pool *workers;
+    int n_threads;
+    TRY(env_threads(&n_threads));
+    TRY(pool_create(&workers, n_threads));
+    status st = backend_create_cpu(out, workers);
+    if (st != OK) pool_destroy(workers);
+    return st;
+}
+
 hstu_status hstu_attn_create(hstu_attn **out, int32_t device) {
     cuda_options options = {.device = device, .is_guest = true};
+    *out = NULL;
+    if (device == HSTU_ATTN_CPU) return (hstu_status)create_cpu((backend **)out);
     return (hstu_status)backend_create_cuda((backend **)out, &options);
 }
 
 void hstu_attn_destroy(hstu_attn *attn) {
-    backend_destroy((backend *)attn);
+    backend *be = (backend *)attn;
+    if (be == NULL) return;
+    pool *workers = is_cpu(be) ? be->workers : NULL;
+    backend_destroy(be);
+    pool_destroy(workers);
 }
 
 /* Checks of the arguments. */
@@ -101,6 +125,43 @@ static status check_arrays(const hstu_attn_varlen_args *a, bool is_backward) {
     return check_array("drab", a->drab, 0, sizeof(float));
 }
 
+/* On the CPU a wrong offset can be seen, and would be a crash. */
+static status check_offsets(const char *name, const int32_t *offsets, int32_t n, int64_t total,
+                            int32_t longest) {
+    for (int32_t i = 0; i < n; i++) {
+        int64_t begin = offsets[i], end = offsets[i + 1];
+        if (begin < 0 || end < begin || end > total || end - begin > longest)
+            return fail(ERR_USAGE,
+                        "attention: sequence %d of %s is not at %lld .. %lld of %lld rows, with at "
+                        "most %d of its own",
+                        i, name, (long long)begin, (long long)end, (long long)total, longest);
+    }
+    return OK;
+}
+
+static status check_counts(const hstu_attn_varlen_args *a) {
+    for (int32_t i = 0; i < a->batch_size; i++) {
+        int32_t n_k = a->cu_seqlens_k[i + 1] - a->cu_seqlens_k[i];
+        int32_t n_q = a->cu_seqlens_q[i + 1] - a->cu_seqlens_q[i];
+        int32_t n_targets = a->num_targets != NULL ? a->num_targets[i] : 0;
+        int32_t n_contexts = a->num_contexts != NULL ? a->num_contexts[i] : 0;
+        if (n_q > n_k || n_targets < 0 || n_contexts < 0 || n_targets > n_k || n_contexts > n_k)
+            return fail(ERR_USAGE,
+                        "attention: sequence %d has %d queries, %d contexts and %d targets, but %d "
+                        "keys",
+                        i, n_q, n_contexts, n_targets, n_k);
+    }
+    return OK;
+}
+
+static status check_cpu(const hstu_attn_varlen_args *a) {
+    if (a->dtype != HSTU_FLOAT32)
+        return fail(ERR_UNSUPPORTED, "attention: the CPU computes in HSTU_FLOAT32");
+    TRY(check_offsets("cu_seqlens_q", a->cu_seqlens_q, a->batch_size, a->total_q, a->max_seqlen_q));
+    TRY(check_offsets("cu_seqlens_k", a->cu_seqlens_k, a->batch_size, a->total_k, a->max_seqlen_k));
+    return check_counts(a);
+}
+
 /* The calls. */
 
 static int64_t stride_or(int64_t stride, int64_t width) {
@@ -159,7 +220,7 @@ static status run(hstu_attn *attn, const hstu_attn_varlen_args *args, void *stre
     TRY(attn_args_check(&a));
     TRY(check_arrays(args, is_backward));
     if (be == NULL) return fail(ERR_USAGE, "attention: make an hstu_attn first, hstu_attn_create");
-    TRY(backend_visit_cuda(be, &visit));
+    TRY(is_cpu(be) ? check_cpu(args) : backend_visit_cuda(be, &visit));
     return is_backward ? be->ops->attn_bwd(be, &a) : be->ops->attn_fwd(be, &a);
 }
 

@@ -1,0 +1,12 @@
+"""Generative recommenders (HSTU) in C and CUDA, from Python.
+
+Dataset opens prepared data, Model a trained run, train() trains one.  Failures are exceptions, hstu.Error and its
+subclasses, with the reason in words.  Objects may be used by one thread at a time."""
+from ._library import (ConfigError, DeviceError, Error, FormatError, UnsupportedError, UsageError, library_version)
+from .data import Dataset
+from .model import Model
+from .training import train
+
+__version__ = "0.1.0"
+__all__ = ["ConfigError", "Dataset", "DeviceError", "Error", "FormatError", "Model", "UnsupportedError", "UsageError",
+           "library_version", "train"]

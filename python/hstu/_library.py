@@ -1,0 +1,152 @@
+"""libhstu.so by ctypes: its functions, its structs, its failures as exceptions."""
+import ctypes
+import os
+from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64,
+                    c_void_p)
+
+
+class Error(Exception):
+    """A call failed; the text says why, in words a user can act on."""
+
+
+class UsageError(Error, ValueError):
+    """An argument is wrong."""
+
+
+class ConfigError(Error, ValueError):
+    """A setting is wrong, or config, data and model do not fit together."""
+
+
+class FormatError(Error):
+    """A file is not what it should be."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """This build or version cannot do it."""
+
+
+class DeviceError(Error):
+    """A GPU failed or is missing."""
+
+
+_BY_STATUS = {1: UsageError, 2: ConfigError, 3: MemoryError, 4: OSError, 5: FormatError, 6: UnsupportedError,
+              7: DeviceError, 8: KeyboardInterrupt}
+
+
+class DataInfo(Structure):
+    _fields_ = [("users", c_uint64), ("catalogue", c_uint64), ("events", c_uint64), ("time_per_second", c_int64),
+                ("contextual_features", c_int32), ("has_text_users", c_int32), ("has_text_items", c_int32)]
+
+
+class History(Structure):
+    _fields_ = [("length", c_uint64), ("item", POINTER(c_uint32)), ("action", POINTER(c_uint16)),
+                ("time", POINTER(c_int64))]
+
+
+class ModelInfo(Structure):
+    _fields_ = [("users", c_uint64), ("items", c_uint64), ("parameters", c_int64), ("step", c_uint64), ("dim", c_int32),
+                ("item_dim", c_int32), ("n_scores", c_int32), ("is_retrieval", c_int32)]
+
+
+TrainCallback = CFUNCTYPE(c_int32, c_void_p, c_char_p)
+
+
+class TrainArgs(Structure):
+    _fields_ = [("config", c_char_p), ("overrides", POINTER(c_char_p)), ("n_overrides", c_int32), ("data", c_char_p),
+                ("run", c_char_p), ("device", c_char_p), ("epochs", c_int64), ("is_resume", c_int32),
+                ("has_validation", c_int32), ("callback", TrainCallback), ("ctx", c_void_p)]
+
+
+_SIGNATURES = {
+    "hstu_data_open": [POINTER(c_void_p), c_char_p],
+    "hstu_data_history": [c_void_p, c_uint64, POINTER(History)],
+    "hstu_data_find_user": [c_void_p, c_char_p, POINTER(c_uint64)],
+    "hstu_data_find_item": [c_void_p, c_char_p, POINTER(c_uint32)],
+    "hstu_data_item_id": [c_void_p, c_uint32, c_char_p, c_uint64],
+    "hstu_data_item_title": [c_void_p, c_uint32, c_char_p, c_uint64],
+    "hstu_data_user_id": [c_void_p, c_uint64, c_char_p, c_uint64],
+    "hstu_model_open": [POINTER(c_void_p), c_char_p, c_char_p, c_char_p],
+    "hstu_model_recommend": [c_void_p, c_void_p, c_uint64, c_int32, c_int32, c_void_p, c_void_p],
+    "hstu_model_recommend_history": [c_void_p, POINTER(History), c_int32, c_int32, c_void_p, c_void_p],
+    "hstu_model_score": [c_void_p, c_void_p, c_uint64, c_void_p, c_int32, c_void_p],
+    "hstu_model_encode": [c_void_p, c_void_p, c_uint64, c_void_p],
+    "hstu_model_item_embeddings": [c_void_p, c_void_p],
+    "hstu_train": [POINTER(TrainArgs)],
+}
+_OTHERS = {
+    "hstu_version": (c_char_p, []),
+    "hstu_error": (c_char_p, []),
+    "hstu_data_close": (None, [c_void_p]),
+    "hstu_data_get_info": (None, [c_void_p, POINTER(DataInfo)]),
+    "hstu_model_close": (None, [c_void_p]),
+    "hstu_model_get_info": (None, [c_void_p, POINTER(ModelInfo)]),
+    "hstu_model_data": (c_void_p, [c_void_p]),
+    "hstu_model_score_name": (c_char_p, [c_void_p, c_int32]),
+}
+
+
+def _open():
+    path = os.environ.get("HSTU_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libhstu.so")
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as e:
+        raise ImportError(f"{path} cannot be loaded ({e}); install the package with 'pip install ./python', or set "
+                          "HSTU_LIBRARY to a libhstu.so") from e
+    for name, args in _SIGNATURES.items():
+        getattr(lib, name).argtypes, getattr(lib, name).restype = args, c_int32
+    for name, (result, args) in _OTHERS.items():
+        getattr(lib, name).argtypes, getattr(lib, name).restype = args, result
+    return lib
+
+
+lib = _open()
+
+
+def call(name, *args):
+    """Calls a function that can fail."""
+    status = getattr(lib, name)(*args)
+    if status != 0:
+        raise _BY_STATUS.get(status, Error)(lib.hstu_error().decode("utf-8", "replace"))
+
+
+def library_version():
+    return lib.hstu_version().decode()
+
+
+def path_bytes(path):
+    return None if path is None else os.fsencode(path)
+
+
+def text_of(name, handle, number):
+    """A text of an item or a user: the buffer grows until it is whole."""
+    size = 256
+    while True:
+        text = ctypes.create_string_buffer(size)
+        call(name, handle, number, text, size)
+        if len(text.value) < size - 1:
+            return text.value.decode("utf-8", "replace")
+        size *= 4
+
+
+def floats(shape):
+    """Memory for float32 numbers: (what Python sees, its address).  numpy's array where numpy is there."""
+    count = 1
+    for n in shape:
+        count *= n
+    try:
+        import numpy
+    except ImportError:
+        memory = (c_float * max(count, 1))()
+        view = memoryview(memory).cast("B")[:4 * count]
+        return (view.cast("f", list(shape)) if count else view.cast("f")), ctypes.addressof(memory)
+    array = numpy.empty(shape, dtype=numpy.float32)
+    return array, array.ctypes.data
+
+
+def numbers(kind, values):
+    values = list(values)
+    return (kind * len(values))(*values)
+
+
+def reference(value):
+    return byref(value)

@@ -1,0 +1,205 @@
+"""HSTU attention on torch tensors, with the signature of NVIDIA's hstu_attn_varlen_func.
+
+CUDA tensors (float32, bfloat16, float16) run on the current stream; CPU tensors are computed in float32.  The
+functions are torch custom operators: they work in eager mode, under torch.compile and in autograd.  torch is
+imported here alone."""
+import threading
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint8, c_void_p
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _library as _l
+
+__all__ = ["hstu_attn_qkvpacked_func", "hstu_attn_varlen_func"]
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class _Args(Structure):
+    _fields_ = [("dtype", c_int32), ("batch_size", c_int32), ("num_heads", c_int32), ("dim_qk", c_int32),
+                ("dim_v", c_int32), ("total_q", c_int64), ("total_k", c_int64), ("max_seqlen_q", c_int32),
+                ("max_seqlen_k", c_int32), ("cu_seqlens_q", c_void_p), ("cu_seqlens_k", c_void_p), ("q", c_void_p),
+                ("k", c_void_p), ("v", c_void_p), ("out", c_void_p), ("stride_q", c_int64), ("stride_k", c_int64),
+                ("stride_v", c_int64), ("stride_out", c_int64), ("alpha", c_float), ("scaling_seqlen", c_int32),
+                ("window_left", c_int32), ("window_right", c_int32), ("num_contexts", c_void_p),
+                ("num_targets", c_void_p), ("target_group_size", c_int32), ("func", c_void_p), ("n_func", c_int32),
+                ("func_stride", c_int64), ("rab", c_void_p), ("rab_heads", c_int32), ("dout", c_void_p),
+                ("dq", c_void_p), ("dk", c_void_p), ("dv", c_void_p), ("drab", c_void_p),
+                ("is_deterministic", c_int32), ("later", c_uint8 * 256)]  # fields of later versions
+
+
+for _name, _types in {"hstu_attn_create": [POINTER(c_void_p), c_int32],
+                      "hstu_attn_varlen_fwd": [c_void_p, POINTER(_Args), c_void_p],
+                      "hstu_attn_varlen_bwd": [c_void_p, POINTER(_Args), c_void_p]}.items():
+    getattr(_l.lib, _name).argtypes, getattr(_l.lib, _name).restype = _types, c_int32
+_l.lib.hstu_attn_varlen_defaults.argtypes, _l.lib.hstu_attn_varlen_defaults.restype = [POINTER(_Args)], None
+
+_handles, _lock = {}, threading.Lock()
+
+
+def _handle(device):
+    """What the library keeps for a device: made at the first call, one a thread."""
+    index = -1 if device.type == "cpu" else device.index if device.index is not None else torch.cuda.current_device()
+    key = (threading.get_ident(), index)
+    with _lock:
+        if key not in _handles:
+            handle = c_void_p()
+            _l.call("hstu_attn_create", _l.reference(handle), index)
+            _handles[key] = handle
+        return _handles[key]
+
+
+def _address(tensor):
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _rows(tensor):
+    """A tensor whose rows (heads, dim) are contiguous; distances between rows stay."""
+    heads, dim = tensor.shape[1:]
+    fits = tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == dim) and tensor.stride(0) >= heads * dim
+    return tensor if fits else tensor.contiguous()
+
+
+def _int32(tensor):
+    return None if tensor is None else tensor.to(torch.int32).contiguous()
+
+
+def _fill(q, k, v, cu_q, cu_k, contexts, targets, rab, func, max_q, max_k, scaling, group, left, right, alpha):
+    a = _Args()
+    _l.lib.hstu_attn_varlen_defaults(_l.reference(a))
+    a.dtype, a.batch_size, a.num_heads = _DTYPES[q.dtype], cu_q.numel() - 1, q.shape[1]
+    a.dim_qk, a.dim_v, a.total_q, a.total_k = q.shape[2], v.shape[2], q.shape[0], k.shape[0]
+    a.max_seqlen_q, a.max_seqlen_k = max_q, max_k
+    a.cu_seqlens_q, a.cu_seqlens_k = _address(cu_q), _address(cu_k)
+    a.q, a.k, a.v = _address(q), _address(k), _address(v)
+    a.stride_q, a.stride_k, a.stride_v = (t.stride(0) if t.shape[0] > 1 else 0 for t in (q, k, v))
+    a.alpha, a.scaling_seqlen, a.window_left, a.window_right = alpha, scaling, left, right
+    a.num_contexts, a.num_targets, a.target_group_size = _address(contexts), _address(targets), group
+    if func is not None:
+        a.func, a.n_func, a.func_stride = _address(func), func.shape[0], func.stride(0)
+    if rab is not None:
+        a.rab, a.rab_heads = _address(rab), rab.shape[1]
+    a.is_deterministic = int(torch.are_deterministic_algorithms_enabled())
+    return a
+
+
+def _run(name, tensor, args):
+    stream = None
+    if tensor.device.type == "cuda":
+        stream = c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream)
+        with torch.cuda.device(tensor.device):
+            _l.call(name, _handle(tensor.device), _l.reference(args), stream)
+        return
+    _l.call(name, _handle(tensor.device), _l.reference(args), stream)
+
+
+def _computed(tensor):
+    """The CPU computes in float32."""
+    return tensor.float() if tensor is not None and tensor.device.type == "cpu" else tensor
+
+
+@torch.library.custom_op("hstu::attn_varlen", mutates_args=())
+def _attn(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, contexts: Optional[Tensor],
+          targets: Optional[Tensor], rab: Optional[Tensor], func: Optional[Tensor], max_q: int, max_k: int, scaling: int,
+          group: int, left: int, right: int, alpha: float, has_drab: bool) -> Tensor:
+    a, b, c = (_rows(_computed(t)) for t in (q, k, v))
+    bias = None if rab is None else _computed(rab).contiguous()
+    out = a.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+    args = _fill(a, b, c, cu_q, cu_k, contexts, targets, bias, func, max_q, max_k, scaling, group, left, right, alpha)
+    args.out = _address(out)
+    _run("hstu_attn_varlen_fwd", out, args)
+    return out.to(q.dtype)
+
+
+@_attn.register_fake
+def _(q, k, v, cu_q, cu_k, contexts, targets, rab, func, max_q, max_k, scaling, group, left, right, alpha, has_drab):
+    return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+
+
+@torch.library.custom_op("hstu::attn_varlen_backward", mutates_args=())
+def _attn_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, contexts: Optional[Tensor],
+                   targets: Optional[Tensor], rab: Optional[Tensor], func: Optional[Tensor], max_q: int, max_k: int,
+                   scaling: int, group: int, left: int, right: int, alpha: float,
+                   has_drab: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    a, b, c, d = (_computed(t).contiguous() for t in (q, k, v, dout))
+    bias = None if rab is None else _computed(rab).contiguous()
+    dq, dk, dv = torch.empty_like(a), torch.empty_like(b), torch.empty_like(c)
+    drab = torch.zeros(rab.shape if has_drab and rab is not None else (0,), dtype=torch.float32, device=q.device)
+    args = _fill(a, b, c, cu_q, cu_k, contexts, targets, bias, func, max_q, max_k, scaling, group, left, right, alpha)
+    args.dout, args.dq, args.dk, args.dv = _address(d), _address(dq), _address(dk), _address(dv)
+    args.drab = _address(drab) if drab.numel() > 0 else None
+    _run("hstu_attn_varlen_bwd", dq, args)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), drab.to(q.dtype)
+
+
+@_attn_backward.register_fake
+def _(dout, q, k, v, cu_q, cu_k, contexts, targets, rab, func, max_q, max_k, scaling, group, left, right, alpha,
+      has_drab):
+    drab = q.new_empty(rab.shape if has_drab and rab is not None else (0,))
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), drab
+
+
+def _save(ctx, inputs, output):
+    tensors, ctx.rest = inputs[:9], inputs[9:]
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx, dout):
+    tensors = ctx.saved_tensors
+    dq, dk, dv, drab = torch.ops.hstu.attn_varlen_backward(dout, *tensors, *ctx.rest)
+    return (dq, dk, dv, None, None, None, None, drab if ctx.rest[-1] else None, None) + (None,) * len(ctx.rest)
+
+
+_attn.register_autograd(_backward, setup_context=_save)
+
+
+def _refuse(**given):
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, int) and value == -1):
+            raise _l.UnsupportedError(f"hstu_attn_varlen_func: {name} is not supported")
+
+
+def hstu_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None, max_seqlen_q=None,
+                          max_seqlen_k=None, scaling_seqlen=-1, num_contexts=None, num_targets=None, target_group_size=1,
+                          window_size=(-1, -1), alpha=1.0, rab=None, has_drab=False, kv_cache=None, page_offsets=None,
+                          page_ids=None, last_page_lens=None, func=None, quant_mode=-1):
+    """silu(alpha (q k + rab)) v / scaling_seqlen over jagged sequences, under the mask of the arguments.
+
+    q: (total_q, heads, dim), k and v: (total_k, heads, dim); cu_seqlens_*: (batch + 1) int32; rab: (batch, heads or 1,
+    max_seqlen_k, max_seqlen_k); func: (odd, total_q) int32.  Not supported, with an exception: seqused_*, the paged
+    cache and quant_mode."""
+    _refuse(seqused_q=seqused_q, seqused_k=seqused_k, kv_cache=kv_cache, page_offsets=page_offsets, page_ids=page_ids,
+            last_page_lens=last_page_lens, quant_mode=quant_mode)
+    if has_drab and rab is None:
+        raise _l.UsageError("hstu_attn_varlen_func: has_drab without rab")
+    if max_seqlen_q is None or max_seqlen_k is None:
+        raise _l.UsageError("hstu_attn_varlen_func: max_seqlen_q and max_seqlen_k are needed")
+    if not q.dtype == k.dtype == v.dtype or (q.is_cuda and q.dtype not in _DTYPES):
+        raise _l.UsageError("hstu_attn_varlen_func: q, k and v are of one type, float32, bfloat16 or float16")
+    if q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or k.shape[:2] != v.shape[:2] or q.shape[1:] != k.shape[1:]:
+        raise _l.UsageError(f"hstu_attn_varlen_func: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}; q, k "
+                            "and v are (tokens, heads, dim)")
+    if rab is not None and (rab.dim() != 4 or rab.shape[0] != cu_seqlens_k.numel() - 1 or
+                            rab.shape[1] not in (1, q.shape[1]) or rab.shape[2:] != (max_seqlen_k, max_seqlen_k)):
+        raise _l.UsageError(f"hstu_attn_varlen_func: rab {tuple(rab.shape)} is not (batch, heads or 1, max_seqlen_k, "
+                            "max_seqlen_k)")
+    if func is not None and (func.dim() != 2 or func.shape[1] < q.shape[0]):
+        raise _l.UsageError(f"hstu_attn_varlen_func: func {tuple(func.shape)} is not (odd, total_q)")
+    for name, counts in (("num_contexts", num_contexts), ("num_targets", num_targets)):
+        if counts is not None and counts.numel() != cu_seqlens_q.numel() - 1:
+            raise _l.UsageError(f"hstu_attn_varlen_func: {name} is not one a sequence")
+    if rab is not None:
+        rab = rab.to(q.dtype)
+    left, right = (int(w) for w in window_size)
+    return _attn(q, k, v, _int32(cu_seqlens_q), _int32(cu_seqlens_k), _int32(num_contexts), _int32(num_targets), rab,
+                 _int32(func), int(max_seqlen_q), int(max_seqlen_k), int(scaling_seqlen), int(target_group_size), left,
+                 right, float(alpha), bool(has_drab))
+
+
+def hstu_attn_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None, max_seqlen_q=None,
+                             max_seqlen_k=None, **rest):
+    """hstu_attn_varlen_func with q, k and v in one tensor, (tokens, 3, heads, dim), which is not copied."""
+    return hstu_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+                                 max_seqlen_q, max_seqlen_k, **rest)

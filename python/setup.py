@@ -1,0 +1,65 @@
+"""Builds libhstu.so with make and puts it into the wheel.
+
+The library is built without optional libraries (MINIMAL=1) and for any CPU of the architecture (ARCH=), so it needs
+the C library alone, and the wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a
+library that is there already; the wheel is then tagged for Linux only.  HSTU_ROOT is the repository, where this file
+is not in it."""
+import os
+import platform
+import re
+import shutil
+import subprocess
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.environ.get("HSTU_ROOT") or os.path.dirname(HERE)
+GIVEN = os.environ.get("HSTU_LIBRARY")
+
+
+def version():
+    with open(os.path.join(HERE, "hstu", "__init__.py")) as f:
+        return re.search(r'^__version__ = "([^"]+)"', f.read(), re.M).group(1)
+
+
+def build_library():
+    if GIVEN:
+        return os.path.abspath(GIVEN)
+    path = "build/wheel/libhstu.so"
+    jobs = f"-j{os.cpu_count() or 1}"
+    subprocess.check_call(["make", jobs, "B=build/wheel", "MINIMAL=1", "ARCH=", path], cwd=ROOT)
+    return os.path.join(ROOT, path)
+
+
+class BuildWithLibrary(build_py):
+    def run(self):
+        super().run()
+        if not getattr(self, "editable_mode", False):
+            shutil.copy(build_library(), os.path.join(self.build_lib, "hstu", "libhstu.so"))
+
+
+class PlatformWheel(bdist_wheel):
+    """Any Python 3, this machine's architecture and C library."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self):
+        name, libc = platform.machine(), platform.libc_ver()
+        tag = f"linux_{name}"
+        if not GIVEN and libc[0] == "glibc":
+            tag = f"manylinux_{'_'.join(libc[1].split('.')[:2])}_{name}"
+        return "py3", "none", tag
+
+
+class BinaryDistribution(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+setup(version=version(), cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
+      distclass=BinaryDistribution)

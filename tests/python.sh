@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# pip install ./python into fresh virtual environments: without numpy, and with it; what twine says of the wheel.
+# Where torch is in build/python, its operators are checked, too.  Exit code 77: pip or its packages cannot be had here.
+#
+#   tests/python.sh          the library of build/release, as `make build/release/libhstu.so` makes it
+#   tests/python.sh --wheel  the library that the wheel builds itself (a whole build)
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+program=$root/build/release/hstu
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+pip="-m pip install -q --timeout 15 --retries 1 --disable-pip-version-check"
+
+if [ "${1:-}" != --wheel ]; then
+    [ -e build/release/libhstu.so ] || make -s build/release/libhstu.so >/dev/null
+    export HSTU_LIBRARY=$root/build/release/libhstu.so
+fi
+python3 -m venv "$place/plain" || { echo "python3 -m venv does not work here" && exit 77; }
+if ! "$place/plain/bin/python" $pip build twine >"$place/log" 2>&1; then
+    echo "the Python index cannot be reached" && exit 77
+fi
+cp -r python "$place/source" # builds leave files beside their source; setup.py finds the repository by HSTU_ROOT
+export HSTU_ROOT=$root
+"$place/plain/bin/python" -m build -q --wheel --outdir "$place/wheel" "$place/source"
+unset HSTU_LIBRARY
+"$place/plain/bin/python" -m twine check --strict "$place"/wheel/*.whl
+for kind in bare numpy; do
+    python3 -m venv "$place/$kind"
+    [ $kind = bare ] || "$place/$kind/bin/python" $pip numpy
+    "$place/$kind/bin/python" $pip "$place"/wheel/*.whl
+    (cd "$place" && "$place/$kind/bin/python" "$root/tests/python/check.py" "$program" "$place/run-$kind")
+done
+if "$root/build/python/bin/python" -c 'import torch' 2>/dev/null; then
+    "$root/build/python/bin/python" $pip --force-reinstall --no-deps --target "$place/torch" "$place"/wheel/*.whl
+    (cd "$place" && PYTHONPATH=$place/torch "$root/build/python/bin/python" "$root/tests/python/check_torch.py")
+fi

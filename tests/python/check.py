@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""The Python package as its users meet it, with or without numpy: data, training, models, failures.
+
+usage: check.py HSTU FOLDER
+
+Answers are compared with those of the program HSTU.  The last line printed is "ok"."""
+import json
+import math
+import os
+import subprocess
+import sys
+
+import hstu
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+HSTU, FOLDER = os.path.abspath(sys.argv[1]), sys.argv[2]
+GIN = """
+train_fn.dataset_name = 'synth'
+train_fn.max_sequence_length = 12
+train_fn.local_batch_size = 8
+train_fn.eval_batch_size = 16
+train_fn.main_module = 'HSTU'
+train_fn.item_embedding_dim = 8
+train_fn.num_negatives = 16
+train_fn.sampling_strategy = 'local'
+train_fn.item_l2_norm = True
+train_fn.num_epochs = 3
+hstu_encoder.num_blocks = 1
+hstu_encoder.dqk = 8
+hstu_encoder.dv = 8
+"""
+
+
+def program(*args):
+    done = subprocess.run([HSTU, *args], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"hstu {' '.join(args)}: {done.stderr}")
+    return done.stdout
+
+
+def check(condition, what):
+    if not condition:
+        sys.exit(f"check.py: {what}")
+
+
+def fails(kind, part, call):
+    try:
+        call()
+    except kind as e:
+        check(part in str(e), f"says '{e}', not '{part}'")
+        return
+    sys.exit(f"check.py: no {kind.__name__} with '{part}'")
+
+
+def train(data, run):
+    events = []
+    last = hstu.train(f"{FOLDER}/m.gin", data=data, out=run, epochs=2, callback=events.append, device="cpu",
+                      overrides=["train_fn.learning_rate=1e-2"])
+    check([e["event"] for e in events] == ["start", "epoch", "epoch", "done"], "events")
+    log = [json.loads(line) for line in open(f"{run}/log.jsonl")]
+    check([e for e in log if e["event"] in ("start", "epoch", "done")] == events and last == events[-1], "the log")
+    check(events[1]["lr"] == 0.01, "the override")
+    stopped = hstu.train(None, data=data, out=run, epochs=9, resume=True, device="cpu",
+                         callback=lambda e: e["event"] != "epoch")
+    check(stopped["event"] == "epoch" and stopped["epoch"] == 2, "a callback that says stop")
+
+    def broken(event):
+        raise RuntimeError("mine")
+
+    fails(RuntimeError, "mine", lambda: hstu.train(None, data=data, out=run, epochs=9, resume=True, device="cpu",
+                                                   callback=broken))
+    fails(hstu.UsageError, "there is a run already", lambda: hstu.train(f"{FOLDER}/m.gin", data, run, device="cpu"))
+    fails(hstu.ConfigError, "unknown option 'train_fn.nothing'", lambda: hstu.train(f"{FOLDER}/m.gin", data, run, device="cpu",
+                                                        overrides=["train_fn.nothing=1"]))
+
+
+def data_set(data):
+    with hstu.Dataset(data) as d:
+        info = json.loads(program("info", data, "--json"))
+        check((len(d), d.n_items, d.n_events) == (info["users"], info["catalogue"], info["events"]), "counts")
+        check(len(d.user_ids) == len(d) and len(d.item_ids) == d.n_items, "ids")
+        history = d.history(d.user_ids[0])
+        check(len(history) > 2 and all(item in d.item_ids for item, _, _ in history), "a history")
+        check(isinstance(d.title(d.item_ids[0]), str), "a title")
+        return d.user_ids, d.item_ids, history
+    fails(hstu.FormatError, "not a sequence file", lambda: hstu.Dataset(f"{FOLDER}/m.gin"))
+
+
+def model(data, run, users, items, history):
+    m = hstu.Model(run, data=data, device="cpu")
+    check(m.is_retrieval and m.dim == 8 and m.score_names == ["score"] and m.step > 0, "facts")
+    wanted = [json.loads(line) for line in
+              program("recommend", run, "--data", data, "--all-users", "-k", "4", "--device", "cpu", "--json").splitlines()]
+    got = m.recommend(users, k=4)
+    check([w["user"] for w in wanted] == users, "users")
+    for ours, theirs in zip(got, wanted):
+        check([i for i, _ in ours] == [i["id"] for i in theirs["items"]], "recommendations")
+        check(all(abs(s - i["score"]) < 1e-6 for (_, s), i in zip(ours, theirs["items"])), "scores")
+    check(m.recommend(users[1], k=4) == got[1], "one user")
+    check(m.recommend(history=[i for i, _, _ in history], times=[t for _, _, t in history], k=4) == got[0], "a history")
+    scores, rows, states = m.score(users[:2], items), m.embeddings(), m.encode(users[:2])
+    check(tuple(scores.shape) == (2, len(items), 1) and tuple(rows.shape) == (len(items), 8), "shapes")
+    check(tuple(states.shape) == (2, 8), "the shape of states")
+    check((numpy is None) == isinstance(rows, memoryview), "numpy's arrays where numpy is there")
+    for i, item in enumerate(items[:5]):
+        product = sum(rows[i, d] * states[1, d] for d in range(8))
+        check(math.isclose(product, scores[1, i, 0], abs_tol=1e-5), f"score of {item}")
+    best = dict(got[0])
+    check(all(abs(scores[0, items.index(i), 0] - s) < 1e-6 for i, s in best.items()), "score and recommend")
+    fails(hstu.UsageError, "user 'nobody' is not in the data", lambda: m.recommend("nobody"))
+    fails(hstu.UsageError, "k is 0", lambda: m.recommend(users[0], k=0))
+    fails(hstu.UsageError, "either users or a history", lambda: m.recommend())
+    fails(OSError, "/nothing", lambda: hstu.Model("/nothing"))
+    fails(hstu.UsageError, "auto, cpu, cuda", lambda: hstu.Model(run, device="quantum"))
+    m.close()
+    m.close()
+
+
+def main():
+    os.makedirs(FOLDER, exist_ok=True)
+    data, run = f"{FOLDER}/data", f"{FOLDER}/run"
+    with open(f"{FOLDER}/m.gin", "w") as f:
+        f.write(GIN)
+    program("synth", "--out", data, "--users", "40", "--items", "60", "--mean-len", "9")
+    users, items, history = data_set(data)
+    train(data, run)
+    model(data, run, users, items, history)
+    print(f"hstu {hstu.library_version()}, {'numpy ' + numpy.__version__ if numpy else 'without numpy'}")
+    print("ok")
+
+
+main()

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""hstu_attn_varlen_func against its formula in torch, values and gradients, on the CPU or a GPU.
+
+usage: check_torch.py [DEVICE]
+
+The rule: the error against float64 is at most twice that of the naive formula in the same type.  The last line
+printed is "ok"."""
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import hstu
+from hstu.attention import hstu_attn_qkvpacked_func, hstu_attn_varlen_func
+
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+TYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16, torch.float16]
+
+
+def sees(lq, lk, left, right, contexts, targets, group):
+    """(lq, lk): whether a query sees a key."""
+    i, j = torch.arange(lk - lq, lk)[:, None], torch.arange(lk)[None, :]
+    seen = torch.ones(lq, lk, dtype=torch.bool)
+    if left >= 0:
+        seen &= j >= i - left
+    if right >= 0:
+        seen &= j <= i + right
+    history = lk - targets
+    seen |= (i < contexts) & (j < history)
+    if targets > 0:
+        seen &= ~((i >= history) & (j >= history) & ((j - history) // group < (i - history) // group))
+    return seen
+
+
+def naive(q, k, v, cu_q, cu_k, masks, alpha, scaling, rab):
+    out = []
+    for b, mask in enumerate(masks):
+        a, c = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        lq, lk = q[a].shape[0], k[c].shape[0]
+        s = torch.einsum("ihd,jhd->hij", q[a], k[c])
+        if rab is not None:
+            s = s + rab[b, :, lk - lq:lk, :lk]
+        p = F.silu(alpha * s) / scaling * mask.to(q.device)
+        out.append(torch.einsum("hij,jhd->ihd", p, v[c]))
+    return torch.cat(out)
+
+
+def draw(g, low, high):
+    return int(torch.randint(low, high + 1, (1,), generator=g))
+
+
+def one_case(seed, dtype):
+    g = torch.Generator().manual_seed(seed)
+    users, heads, dim = draw(g, 1, 4), draw(g, 1, 3), [8, 25, 32, 64][draw(g, 0, 3)]
+    lengths = [draw(g, 1, 40) for _ in range(users)]
+    is_delta = draw(g, 0, 3) == 0
+    lq = [draw(g, 1, n) if is_delta else n for n in lengths]
+    kind = draw(g, 0, 3)
+    left, right = [(-1, -1), (-1, 0), (5, 2), (-1, 0)][kind]
+    contexts = targets = None
+    group = 1
+    if kind == 3 and not is_delta:
+        targets = [draw(g, 0, min(6, n)) for n in lengths]
+        contexts = [draw(g, 0, min(3, n - t)) for n, t in zip(lengths, targets)]
+        group = draw(g, 1, 3)
+    cu_q, cu_k = ([0] + torch.tensor(x).cumsum(0).tolist() for x in (lq, lengths))
+    top = max(lengths)
+    rab = None
+    if draw(g, 0, 2) == 0:
+        rab = torch.randn(users, [1, heads][draw(g, 0, 1)], top, top, generator=g) * 0.5
+    base = [torch.randn(n, heads, dim, generator=g) * 0.7 for n in (cu_q[-1], cu_k[-1], cu_k[-1])]
+    dout = torch.randn(cu_q[-1], heads, dim, generator=g)
+    masks = [sees(a, n, left, right, contexts[b] if contexts else 0, targets[b] if targets else 0, group)
+             for b, (a, n) in enumerate(zip(lq, lengths))]
+    alpha, scaling = 1 / dim**0.5, top
+
+    def leaves(to):
+        tensors = [t.to(dtype).to(to).to(DEVICE).requires_grad_() for t in base]
+        return tensors, None if rab is None else rab.to(dtype).to(to).to(DEVICE).requires_grad_()
+
+    def counts(x):
+        return None if x is None else torch.tensor(x, dtype=torch.int32, device=DEVICE)
+
+    results = []
+    for which in ("exact", "naive", "ours"):
+        (q, k, v), bias = leaves(torch.float64 if which == "exact" else dtype)
+        if which == "ours":
+            out = hstu_attn_varlen_func(q, k, v, counts(cu_q), counts(cu_k), None, None, max(lq), top, scaling,
+                                        counts(contexts), counts(targets), group, (left, right), alpha, bias,
+                                        bias is not None)
+        else:
+            out = naive(q, k, v, cu_q, cu_k, masks, alpha, scaling, bias)
+        out.backward(dout.to(dtype).to(out.dtype).to(DEVICE))
+        results.append([out.detach()] + [t.grad for t in ([q, k, v] if bias is None else [q, k, v, bias])])
+    for name, exact, plain, got in zip(("out", "dq", "dk", "dv", "drab"), *results):
+        limit = 2 * (plain.double() - exact).abs().max() + 1e-6 * exact.abs().max() + 1e-7
+        error = (got.double() - exact).abs().max()
+        if not error <= limit:
+            sys.exit(f"check_torch.py: case {seed}, {dtype}: {name} is off by {error}, limit {limit}")
+
+
+def packed_and_compiled():
+    g = torch.Generator().manual_seed(7)
+    qkv = (torch.randn(30, 3, 2, 32, generator=g) * 0.5).to(DEVICE).requires_grad_()
+    cu = torch.tensor([0, 10, 30], dtype=torch.int32, device=DEVICE)
+    rest = dict(max_seqlen_q=20, max_seqlen_k=20, window_size=(-1, 0), alpha=0.2)
+    out = hstu_attn_qkvpacked_func(qkv, cu, cu, **rest)
+    apart = hstu_attn_varlen_func(*(qkv[:, i].contiguous() for i in range(3)), cu, cu, **rest)
+    if not torch.equal(out, apart):
+        sys.exit("check_torch.py: packed and separate tensors differ")
+    out.sum().backward()
+    if qkv.grad is None or not torch.isfinite(qkv.grad).all():
+        sys.exit("check_torch.py: no gradient of the packed tensor")
+    q, k, v = (qkv.detach()[:, i].contiguous().requires_grad_() for i in range(3))
+    if hasattr(torch.library, "opcheck"):
+        torch.library.opcheck(torch.ops.hstu.attn_varlen.default,
+                              (q, k, v, cu, cu, None, None, None, None, 20, 20, -1, 1, -1, 0, 0.2, False))
+    refusals = {
+        "kv_cache is not supported": lambda: hstu_attn_varlen_func(q, k, v, cu, cu, kv_cache=q, **rest),
+        "q, k and v are (tokens, heads, dim)": lambda: hstu_attn_varlen_func(q, k[:, :1], v, cu, cu, **rest),
+        "has_drab without rab": lambda: hstu_attn_varlen_func(q, k, v, cu, cu, has_drab=True, **rest),
+        "need window_left -1 and window_right 0": lambda: hstu_attn_varlen_func(
+            q, k, v, cu, cu, max_seqlen_q=20, max_seqlen_k=20, num_targets=torch.tensor([1, 1], device=DEVICE)),
+    }
+    if DEVICE == "cpu":  # on a GPU nobody looks at the offsets
+        refusals["is not at 10 .. 31 of 30"] = lambda: hstu_attn_varlen_func(q, k, v, cu + torch.tensor(
+            [0, 0, 1], dtype=torch.int32), cu, **{**rest, "max_seqlen_q": 20})
+    for part, call in refusals.items():
+        try:
+            call()
+        except hstu.Error as e:
+            if part not in str(e):
+                sys.exit(f"check_torch.py: says '{e}', not '{part}'")
+        else:
+            sys.exit(f"check_torch.py: {part}: not refused")
+
+
+for dtype in TYPES:
+    for seed in range(50):
+        one_case(seed, dtype)
+packed_and_compiled()
+print(f"50 cases of {', '.join(str(t) for t in TYPES)} on {DEVICE}, torch {torch.__version__}")
+print("ok")
