@@ -103,10 +103,11 @@ TEST(some_rows_and_other_precisions) {
 
 /* A row that attends to nothing: 0 of the attention, not NaN. */
 TEST(rows_without_keys) {
-    chain_problem *p = problem(CHAIN_BERT, ATTEND_BYTES);
+    chain_problem *p = problem(CHAIN_BERT, ATTEND_ALL);
     int32_t rows[] = {0};
     double out[6];
     static uint8_t nothing[50];
+    p->attend = ATTEND_BYTES;
     p->mask = nothing;
     CHECK_OK(chain_reference64(p, 0, rows, 1, out));
     for (int c = 0; c < 6; c++)
