@@ -151,3 +151,10 @@ TEST(main_notices_output_that_does_not_arrive) {
     /* The reader of the pipe is gone before the first word: no message, but a failing exit code. */
     CHECK_STR(said(0, "{ (sleep 0.3; @ --help; echo code $? >&2) | true; }"), "code 1\n");
 }
+
+TEST(main_refuses_a_small_stack) {
+    CHECK_STR(said(1, "(ulimit -s 512; @ info x)"),
+              "hstu: the stack is limited to 512 kB, but 1024 kB are needed; raise the limit with "
+              "'ulimit -s 8192'\n");
+    CHECK_CONTAINS(said(1, "(ulimit -s 1024; @ info x)"), "x: cannot be opened");
+}

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -94,6 +95,38 @@ TEST(bus_error_names_the_file) {
     CHECK_EQ(apart(read_whole, path, log), 0);
     CHECK_EQ(apart(read_cut, path, log), 1);
     check_says(log, "cut\\x1b.seq: the file was cut short");
+}
+
+/* What a number that was checked, and then overwritten, leads to. */
+static const unsigned char *volatile astray = (const unsigned char *)8;
+
+static void read_astray(const char *path) {
+    (void)path;
+    _exit(*astray == 'x' ? 0 : 8);
+}
+
+static void write_and_read_astray(const char *path) {
+    file_map map;
+    struct timespec ago[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    if (utimensat(AT_FDCWD, path, ago, 0) != 0 || file_map_open(&map, path) != OK) _exit(9);
+    int fd = open(path, O_WRONLY);
+    if (fd < 0 || pwrite(fd, "y", 1, 5) != 1) _exit(9);
+    read_astray(path);
+}
+
+TEST(bus_error_names_a_file_that_was_overwritten) {
+    char path[256], log[256], *text;
+    size_t n;
+    snprintf(path, sizeof path, "%s/other\033.seq", test_folder());
+    snprintf(log, sizeof log, "%s/log", test_folder());
+    make_file(path, 100);
+    CHECK_EQ(apart(write_and_read_astray, path, log), 1);
+    check_says(log, "other\\x1b.seq: somebody wrote into this file while it was in use");
+    /* A fault of our own stays one. */
+    CHECK(apart(read_astray, path, log) != 0);
+    CHECK_OK(file_read_all(log, 1 << 20, &text, &n));
+    CHECK(strstr(text, "somebody wrote") == NULL);
+    mem_free(text);
 }
 
 TEST(bus_error_of_many_threads_is_told_once) {

@@ -32,11 +32,27 @@ TEST(split_rule_reads_times) {
         {"9999-12-31T23:59:59Z", 253402300799},
         {"9223372036854775807", INT64_MAX},
     };
-    const char *const bad[] = {"",           "yesterday",  "2001-1-1",    "2001-02-29",
-                               "2001-13-01", "2001-00-10", "2001-01-32",  "2001-01-01T24:00:00",
-                               "1e9",        "12 ",        " 12",         "2001-01-01T00:00:00+01",
-                               "-",          "0x10",       "0000-01-01",  "9223372036854775808",
-                               "2001-01-00", "2001-04-31", "2001-01-01Z", "2001-01-01T00:60:00"};
+    const char *const bad[] = {"",
+                               "yesterday",
+                               "2001-1-1",
+                               "2001-02-29",
+                               "2001-13-01",
+                               "2001-00-10",
+                               "2001-01-32",
+                               "2001-01-01T24:00:00",
+                               "1e9",
+                               "12 ",
+                               " 12",
+                               "2001-01-01T00:00:00+01",
+                               "-",
+                               "0x10",
+                               "0000-01-01",
+                               "9223372036854775808",
+                               "2001-01-01T00:00:60",
+                               "2001-01-00",
+                               "2001-04-31",
+                               "2001-01-01Z",
+                               "2001-01-01T00:60:00"};
     int64_t t;
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         CHECK_OK(split_time_parse(good[i].text, &t));
@@ -137,6 +153,19 @@ TEST(split_record_survives_json) {
             buf_fini(&text);
         }
     }
+    /* Whether there is a validation part follows from the kind where only one is possible. */
+    CHECK_OK(read_back(&to, "{\"split\":\"leave-one-out\",\"has_validation\":true}"));
+    CHECK(!to.rule.has_validation);
+    CHECK_OK(read_back(&to, "{\"split\":\"leave-two-out\",\"has_validation\":false}"));
+    CHECK(to.rule.has_validation);
+    static char path[SPLIT_PATH_BYTES + 100];
+    snprintf(path, sizeof path,
+             "{\"split\":\"test-file\",\"test_data\":\"0123456789abcdef\",\"test_file\":\"/%*d\"}",
+             SPLIT_PATH_BYTES - 1, 1);
+    CHECK_FAILS(read_back(&to, path), ERR_FORMAT, "too long");
+    CHECK_FAILS(read_back(&to, "{\"split\":\"test-file\",\"test_file\":\"x\","
+                               "\"test_data\":\"0123456789abcdef0\"}"),
+                ERR_FORMAT, "no fingerprint");
     CHECK_FAILS(read_back(&to, "{\"split\":\"odd\"}"), ERR_FORMAT, "unknown to this version");
     CHECK_FAILS(read_back(&to, "{\"split\":\"time\"}"), ERR_FORMAT, "time_cut");
     CHECK_FAILS(read_back(&to, "{\"split\":\"by-user\",\"has_validation\":1}"), ERR_FORMAT,

@@ -38,14 +38,17 @@ enum { MAX_MAPS = 64, MAP_PATH_BYTES = 512 };
 static struct {
     atomic_bool is_taken;
     _Atomic uintptr_t begin; /* 0: not complete */
-    size_t n_bytes;
-    char path[MAP_PATH_BYTES];
+    file_map map;
+    char path[MAP_PATH_BYTES];  /* escaped */
+    char plain[MAP_PATH_BYTES]; /* as it is; "" where it is too long */
 } maps[MAX_MAPS];
 
 static void note_map(const file_map *m, const char *path) {
     for (int i = 0; i < MAX_MAPS; i++) {
         if (atomic_exchange(&maps[i].is_taken, true)) continue;
-        maps[i].n_bytes = m->n_bytes;
+        maps[i].map = *m;
+        bool fits = strlen(path) < MAP_PATH_BYTES;
+        memcpy(maps[i].plain, fits ? path : "", fits ? strlen(path) + 1 : 1);
         escape_text(maps[i].path, MAP_PATH_BYTES, path);
         atomic_store(&maps[i].begin, (uintptr_t)m->bytes);
         return;
@@ -65,8 +68,17 @@ const char *file_map_at(const void *address) {
     for (int i = 0; i < MAX_MAPS; i++) {
         uintptr_t begin = atomic_load(&maps[i].begin);
         if (begin != 0 && (uintptr_t)address >= begin &&
-            (uintptr_t)address - begin < maps[i].n_bytes)
+            (uintptr_t)address - begin < maps[i].map.n_bytes)
             return maps[i].path;
+    }
+    return NULL;
+}
+
+const char *file_map_written(void) {
+    for (int i = 0; i < MAX_MAPS; i++) {
+        if (atomic_load(&maps[i].begin) == 0 || maps[i].plain[0] == '\0') continue;
+        file_change change = file_map_changed(&maps[i].map, maps[i].plain);
+        if (change == FILE_RESIZED || change == FILE_WRITTEN) return maps[i].path;
     }
     return NULL;
 }

@@ -38,6 +38,9 @@ file_change file_map_changed(const file_map *m, const char *path);
  * that is known.  A signal handler may call it. */
 const char *file_map_at(const void *address);
 
+/* Likewise the path of a mapped file that somebody wrote into since; NULL: none that is known. */
+const char *file_map_written(void);
+
 /* Reads a whole small file (at most max_bytes) and appends a NUL; the caller frees *out by
  * mem_free.  Like file_map_open it refuses pipes and devices, which could keep it waiting. */
 status file_read_all(const char *path, size_t max_bytes, char **out, size_t *out_bytes);

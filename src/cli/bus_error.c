@@ -16,22 +16,40 @@ static void say(const char *text) {
 /* The first thread speaks and ends the process; the others wait for that. */
 static atomic_flag is_said = ATOMIC_FLAG_INIT;
 
-static void explain(int signal_number, siginfo_t *info, void *context) {
-    const char *path = file_map_at(info->si_addr);
-    (void)signal_number, (void)context;
+static void leave(const char *path, const char *why) {
     while (atomic_flag_test_and_set(&is_said))
         pause();
     say("\nhstu: ");
-    say(path != NULL ? path : "memory that is a file");
-    say(": the file was cut short, or cannot be read any more, while it was in use. Checkpoints "
-        "and "
-        "files that were finished before are complete; make the file again, then repeat the "
-        "command (a training: with --resume)\n");
+    say(path);
+    say(why);
+    say(" Checkpoints and files that were finished before are complete; make the file again, then "
+        "repeat the command (a training: with --resume)\n");
     _exit(1);
 }
 
+static void explain_bus_error(int signal_number, siginfo_t *info, void *context) {
+    const char *path = file_map_at(info->si_addr);
+    (void)signal_number, (void)context;
+    leave(path != NULL ? path : "memory that is a file",
+          ": the file was cut short, or cannot be read any more, while it was in use.");
+}
+
+static struct sigaction before; /* of SIGSEGV */
+
+/* Where no file has changed, the access is repeated under the handler from before. */
+static void explain_fault(int signal_number, siginfo_t *info, void *context) {
+    const char *path = file_map_written();
+    (void)info, (void)context;
+    if (path != NULL)
+        leave(path, ": somebody wrote into this file while it was in use, and what it says now "
+                    "makes no sense.");
+    sigaction(signal_number, &before, NULL);
+}
+
 void bus_error_watch(void) {
-    struct sigaction action = {.sa_sigaction = explain, .sa_flags = SA_SIGINFO};
+    struct sigaction action = {.sa_sigaction = explain_bus_error, .sa_flags = SA_SIGINFO};
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, NULL);
+    action.sa_sigaction = explain_fault;
+    sigaction(SIGSEGV, &action, &before);
 }

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/env.h"
@@ -118,9 +119,24 @@ static int report(const char *name, status st) {
     return status_exit_code(st);
 }
 
+/* Paths and lists of metrics are on the stack, and threads get one of the same size: a stack that
+ * is too small is said here, and not by a segmentation fault. */
+static status check_stack(void) {
+    enum { NEEDED_KB = 1024 };
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        limit.rlim_cur >= (rlim_t)NEEDED_KB << 10)
+        return OK;
+    return fail(ERR_UNSUPPORTED,
+                "the stack is limited to %llu kB, but %d kB are needed; raise the limit with "
+                "'ulimit -s 8192'",
+                (unsigned long long)(limit.rlim_cur >> 10), NEEDED_KB);
+}
+
 /* Runs what argv names; *out_name is the command's name once it is known. */
 static status run(int argc, char **argv, const char **out_name) {
     TRY(env_apply_log_level());
+    TRY(check_stack());
     const char *word = argc > 1 ? argv[1] : "--help";
     if (strcmp(word, "--version") == 0) {
         printf("hstu %s\n", HSTU_VERSION);
