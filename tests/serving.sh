@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs the blocks of docs/serving.md, in order, against the server that the first one starts: shell, Python with
-# tritonclient and C.  Run by ./run test, from the repository's root:  tests/serving.sh [PROGRAM]
+# tritonclient and C; the page is driven in headless Chromium.  Run by ./run test, from the repository's root:  tests/serving.sh [PROGRAM]
 set -eu
 program=$(realpath "${1:-build/release/hstu}")
 root=$PWD
@@ -69,6 +69,13 @@ if echo '#include <curl/curl.h>' | cc -E - >/dev/null 2>&1; then
     echo "the C example asks"
 else
     echo "skipped: libcurl's header is not here"
+fi
+
+if command -v chromium >/dev/null && command -v node >/dev/null; then
+    node "$root/tests/page.js" "http://127.0.0.1:$port/" >page 2>err || { cat page >&2; fail "the page does not work"; }
+    echo "the page works in chromium"
+else
+    echo "skipped: the page needs chromium and node to be driven"
 fi
 
 # SIGTERM: everything is answered, code 0; the access log is JSON.
