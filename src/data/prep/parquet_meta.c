@@ -201,8 +201,7 @@ status parquet_read_at(const parquet_file *f, uint64_t offset, void *out, size_t
 /* What a file that is none may be instead, and what to do with it; "" where nobody knows. */
 static const char *remedy_of(const unsigned char *head) {
     static const char *const packed[] = {"\x1f\x8b", "PK\3\4", "BZh", "\x28\xb5\x2f\xfd",
-                                         "\xfd"
-                                         "7zX"};
+                                         "\xfd\x37zX"};
     for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
         if (memcmp(head, packed[i], strlen(packed[i])) == 0)
             return "; it is compressed as a whole: unpack it first, or read it with 'hstu prep "
