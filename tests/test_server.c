@@ -299,6 +299,38 @@ TEST(server_splits_users_between_models) {
     rig_close(&r);
 }
 
+/* A ranking model has several numbers for an item; the first task asked for gives the order. */
+TEST(server_ranks_by_tasks) {
+    rig r;
+    rig_open(&r);
+    char path[4300];
+    snprintf(path, sizeof path, "%s/r.gin", test_folder());
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
+    free(shell(0, "./hstu train --gin-config-file r.gin --data data --out ranking --epochs 1 "
+                  "--device cpu 2>&1"));
+    snprintf(path, sizeof path, "%s/ranking", test_folder());
+    r.model[0].path = path;
+    rig_start(&r);
+    ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [1, 2, 3]}", 200,
+        "\"scores\":{\"rating\":");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7}", 400, "ranks given candidates");
+    char *text = client_ask(r.port, "POST", "/v1/rank", "",
+                            "{\"user\": 7, \"candidates\": [1, 2, 3, 4, 5, 6], \"top_k\": 4, "
+                            "\"tasks\": [\"p_1\", \"rating\"]}");
+    double last = 2;
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, "\"score\":")) != NULL; n++, at++) {
+        double score = atof(at + 8);
+        CHECK(score <= last);
+        last = score;
+    }
+    CHECK_EQ(n, 4);
+    CHECK_CONTAINS(text, "\"scores\":{\"p_1\":");
+    free(text);
+    rig_close(&r);
+}
+
 TEST(server_explains_by_leaving_out) {
     rig r;
     rig_open(&r);

@@ -165,7 +165,9 @@ static void tell_start(const serve_args *a, server *s) {
         if (engine_model(server_engine(s), i, &m) != OK) continue;
         log_info("model %s: %s, %llu items, %s, loaded in %.2f s%s%s", m.name, m.task,
                  (unsigned long long)m.n_items, m.device, m.load_s,
-                 m.is_cached ? ", with KV cache" : ", without KV cache: ",
+                 m.is_cached               ? ", with KV cache"
+                 : m.cache_note[0] != '\0' ? ", without KV cache: "
+                                           : ", without KV cache",
                  m.is_cached ? "" : m.cache_note);
     }
     if (!state.is_durable)

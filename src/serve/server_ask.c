@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -15,6 +16,9 @@ typedef struct asking {
     int model; /* its number */
     int n_columns;
     int column[ENGINE_MAX_COLUMNS]; /* of the answer, in the order asked for */
+    int32_t top_k;            /* where the server orders the items itself, by the first task */
+    const engine_item **item; /* (n_items), in the order of the answer */
+    size_t n_items;
 } asking;
 
 typedef status (*ask_reader)(arena *a, const char *body, size_t n, request_ask *out);
@@ -125,8 +129,8 @@ static status write_answer(const asking *q, buf *body) {
     }
     json_key(&w, "items");
     json_array_open(&w);
-    for (size_t i = 0; i < a->n_items; i++)
-        write_item(&w, q, &a->items[i]);
+    for (size_t i = 0; i < q->n_items; i++)
+        write_item(&w, q, q->item[i]);
     json_array_close(&w);
     if (q->r.ask.wants_vector && a->vector != NULL) write_vector(&w, a);
     if (q->r.wants_why) {
@@ -199,8 +203,36 @@ static status choose_columns(asking *q) {
     return OK;
 }
 
+static float key_of(const asking *q, const engine_item *item) {
+    float value = item->values[q->column[0]];
+    return isnan(value) ? -INFINITY : value;
+}
+
+/* Higher numbers first, then the order of the request. */
+static int compare_items(const void *a, const void *b, void *context) {
+    const engine_item *x = *(const engine_item *const *)a, *y = *(const engine_item *const *)b;
+    float p = key_of(context, x), q = key_of(context, y);
+    if (p != q) return p > q ? -1 : 1;
+    return x->place < y->place ? -1 : x->place > y->place;
+}
+
+/* The engine orders by its first number; where another one is asked for, the server does by that.
+ */
+static status order_items(asking *q) {
+    const engine_answer *a = &q->answer;
+    TRY(ARENA_NEW(&q->c->memory, &q->item, a->n_items));
+    q->n_items = a->n_items;
+    for (size_t i = 0; i < a->n_items; i++)
+        q->item[i] = &a->items[i];
+    if (q->top_k == 0) return OK;
+    qsort_r(q->item, q->n_items, sizeof *q->item, compare_items, q);
+    if (q->n_items > (size_t)q->top_k) q->n_items = (size_t)q->top_k;
+    return OK;
+}
+
 static status write_body(asking *q, buf *body) {
     TRY(choose_columns(q));
+    TRY(order_items(q));
     return q->c->route == ROUTE_RERANK ? write_reranked(q, body) : write_answer(q, body);
 }
 
@@ -330,6 +362,10 @@ static void serve(call *c, ask_reader read) {
         return;
     }
     q->r.ask.model = q->model;
+    if (q->r.n_tasks > 0 && q->r.ask.task == ENGINE_RANK) {
+        q->top_k = q->r.ask.top_k;
+        q->r.ask.top_k = 0;
+    }
     q->r.n_events > 0 ? call_later(c, add_and_submit) : submit(q);
 }
 
