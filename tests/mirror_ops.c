@@ -272,10 +272,26 @@ static void add_filling(mirror *m, void **slot, int64_t n, int64_t n_rows, int64
 }
 
 /* Offsets, masks and bias, which both passes read; rows of queries and keys. */
+/* As many pages as the table names. */
+static void add_pages(mirror *m, attn_args *a) {
+    attn_pages *p = &a->pages;
+    int64_t n = 0, n_cells = (int64_t)a->n_sequences * p->max_pages;
+    for (int64_t i = 0; i < n_cells; i++)
+        n = p->table[i] >= n ? p->table[i] + 1 : n;
+    MIRROR_ROWS(m, a, pages.k, IN, ACT_FACTOR, n, (int64_t)p->page_len * a->n_heads * a->dim_qk,
+                p->stride);
+    MIRROR_ROWS(m, a, pages.v, IN, ACT_FACTOR, n, (int64_t)p->page_len * a->n_heads * a->dim_v,
+                p->stride);
+    MIRROR(m, a, pages.table, IN, I32, n_cells);
+    MIRROR(m, a, pages.offsets, IN, I32, a->n_sequences + 1);
+}
+
 static void add_attn(mirror *m, attn_args *a, int64_t *n_q, int64_t *n_k) {
     int64_t b = a->n_sequences, cells = (int64_t)a->table_len * a->table_len;
     *n_q = a->offsets_q[b];
     *n_k = a->offsets_k[b];
+    int64_t n_times = a->pages.table != NULL ? a->pages.offsets[b] : *n_k;
+    if (a->pages.table != NULL) add_pages(m, a);
     if (a->bias != BIAS_TABLE) a->table = NULL, a->dtable = NULL;
     if (a->bias != BIAS_TIME) {
         a->position_w = a->time_w = a->dposition_w = a->dtime_w = NULL;
@@ -288,7 +304,7 @@ static void add_attn(mirror *m, attn_args *a, int64_t *n_q, int64_t *n_k) {
     MIRROR(m, a, position_w, IN, F32, 2 * a->bias_len - 1);
     MIRROR(m, a, time_w, IN, F32, ATTN_TIME_BUCKETS + 1);
     MIRROR(m, a, query_time, IN, I64, *n_q);
-    MIRROR(m, a, key_time, IN, I64, *n_k);
+    MIRROR(m, a, key_time, IN, I64, n_times);
     MIRROR_ROWS(m, a, q, IN, ACT_FACTOR, *n_q, a->n_heads * a->dim_qk, a->stride_q);
     MIRROR_ROWS(m, a, k, IN, ACT_FACTOR, *n_k, a->n_heads * a->dim_qk, a->stride_k);
     MIRROR_ROWS(m, a, v, IN, ACT_FACTOR, *n_k, a->n_heads * a->dim_v, a->stride_v);
@@ -328,6 +344,21 @@ status mirror_attn_bwd(backend *be, const attn_args *args) {
     MIRROR(m, &a, dposition_w, BOTH, F32, 2 * a.bias_len - 1);
     MIRROR(m, &a, dtime_w, BOTH, F32, ATTN_TIME_BUCKETS + 1);
     RUN(m, attn_bwd, &a);
+}
+
+status mirror_kv_put(backend *be, const kv_put_args *args) {
+    mirror *m = mirror_of(be);
+    kv_put_args a = *args;
+    int64_t n = 0;
+    for (int64_t i = 0; i < a.n; i++)
+        n = a.slot[i] / a.page_len >= n ? a.slot[i] / a.page_len + 1 : n;
+    mirror_begin(m);
+    MIRROR_ROWS(m, &a, k, IN, ACT, a.n, a.dim_k, a.stride_k);
+    MIRROR_ROWS(m, &a, v, IN, ACT, a.n, a.dim_v, a.stride_v);
+    MIRROR(m, &a, slot, IN, I32, a.n);
+    MIRROR_ROWS(m, &a, pages_k, BOTH, ACT, n, (int64_t)a.page_len * a.dim_k, a.stride);
+    MIRROR_ROWS(m, &a, pages_v, BOTH, ACT, n, (int64_t)a.page_len * a.dim_v, a.stride);
+    RUN(m, kv_put, &a);
 }
 
 static int64_t add_softmax_attn(mirror *m, softmax_attn_args *a) {

@@ -11,6 +11,7 @@
 extern const command bench_commands[];
 
 status bench_attention(int argc, char **argv);
+status bench_cache(int argc, char **argv);
 status bench_data(int argc, char **argv);
 status bench_embedding(int argc, char **argv);
 status bench_encode(int argc, char **argv);

@@ -24,12 +24,13 @@ typedef struct fwd_work {
     attn_rows rows;
     int32_t *time;
     uint8_t *bucket;
-    float *keys;   /* (G) panels of (dim_qk, ATTN_KEYS) */
-    float *values; /* (G, ATTN_KEYS, width_v) */
-    float *query;  /* (G) strips of (dim_qk, ATTN_QUERIES) */
-    float *out;    /* (G, ATTN_QUERIES, width_v) */
-    float *bias;   /* a strip's tile */
-    float *tile;   /* a strip's tile */
+    float *keys;              /* (G) panels of (dim_qk, ATTN_KEYS) */
+    float *values;            /* (G, ATTN_KEYS, width_v) */
+    float *query;             /* (G) strips of (dim_qk, ATTN_QUERIES) */
+    float *out;               /* (G, ATTN_QUERIES, width_v) */
+    float *bias;              /* a strip's tile */
+    float *tile;              /* a strip's tile */
+    float *paged_k, *paged_v; /* with pages: (ATTN_KEYS, G dim_qk), (ATTN_KEYS, G dim_v) */
 } fwd_work;
 
 static fwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
@@ -46,6 +47,10 @@ static fwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
     w.out = attn_take(&carve, ATTN_QUERIES * width, sizeof(float));
     w.bias = attn_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
     w.tile = attn_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
+    if (a->pages.table != NULL) {
+        w.paged_k = attn_take(&carve, ATTN_KEYS * d, sizeof(float));
+        w.paged_v = attn_take(&carve, ATTN_KEYS * group * (size_t)a->dim_v, sizeof(float));
+    }
     *bytes = carve.used;
     return w;
 }
@@ -90,18 +95,66 @@ static void fwd_strip(const fwd_work *w, int32_t row, int r, int n) {
         fwd_head(w, g, r, n, hull);
 }
 
+/* Rows of keys and values in memory, one after the other. */
+typedef struct kv_rows {
+    const float *k, *v;
+    int64_t stride_k, stride_v;
+} kv_rows;
+
+static void pack_head(const fwd_work *w, int g, kv_rows r) {
+    const attn_args *a = w->s.a;
+    tile_pack_panels(w->keys + (size_t)g * ATTN_KEYS * a->dim_qk, TILE_PANEL, r.k, r.stride_k,
+                     w->s.n_keys, a->dim_qk);
+    tile_pack_rows(w->values + (size_t)g * ATTN_KEYS * w->width_v, w->width_v,
+                   tile_round(w->s.n_keys, TILE_PANEL), r.v, r.stride_v, w->s.n_keys, a->dim_v);
+}
+
+/* Key j of the sequence, first head of the group, and how many keys follow it in memory. */
+static kv_rows rows_at(const attn_seq *s, int32_t j, int32_t *n) {
+    const attn_args *a = s->a;
+    const attn_pages *p = &a->pages;
+    int64_t row = (int64_t)s->row_k + j - s->n_paged;
+    kv_rows r = {(const float *)a->k + row * a->stride_k + (int64_t)s->head * a->dim_qk,
+                 (const float *)a->v + row * a->stride_v + (int64_t)s->head * a->dim_v, a->stride_k,
+                 a->stride_v};
+    *n = s->len_k - j;
+    if (j >= s->n_paged) return r;
+    int64_t page = p->table[(int64_t)s->b * p->max_pages + j / p->page_len];
+    int32_t at = j % p->page_len, left = s->n_paged - j;
+    r.stride_k = (int64_t)a->n_heads * a->dim_qk;
+    r.stride_v = (int64_t)a->n_heads * a->dim_v;
+    r.k = (const float *)p->k + page * p->stride + at * r.stride_k + (int64_t)s->head * a->dim_qk;
+    r.v = (const float *)p->v + page * p->stride + at * r.stride_v + (int64_t)s->head * a->dim_v;
+    *n = p->page_len - at < left ? p->page_len - at : left;
+    return r;
+}
+
+/* Where the current keys are not one after the other in memory, those of the group's heads are
+ * first copied: (ATTN_KEYS, G dim_qk) and (ATTN_KEYS, G dim_v).  So they are packed, and summed, in
+ * the same order wherever they come from. */
+static kv_rows collect_keys(const fwd_work *w) {
+    const attn_args *a = w->s.a;
+    int32_t n, d = w->s.n_heads * a->dim_qk, e = w->s.n_heads * a->dim_v;
+    kv_rows all = {w->paged_k, w->paged_v, d, e};
+    for (int32_t i = 0; i < w->s.n_keys; i += n) {
+        kv_rows from = rows_at(&w->s, w->s.first_key + i, &n);
+        if (i == 0 && n >= w->s.n_keys) return from;
+        if (n > w->s.n_keys - i) n = w->s.n_keys - i;
+        for (int32_t r = 0; r < n; r++) {
+            memcpy(w->paged_k + (int64_t)(i + r) * d, from.k + r * from.stride_k,
+                   (size_t)d * sizeof(float));
+            memcpy(w->paged_v + (int64_t)(i + r) * e, from.v + r * from.stride_v,
+                   (size_t)e * sizeof(float));
+        }
+    }
+    return all;
+}
+
 static void pack_keys(const fwd_work *w) {
     const attn_args *a = w->s.a;
-    int64_t row = (int64_t)w->s.row_k + w->s.first_key;
-    for (int g = 0; g < w->s.n_heads; g++) {
-        int64_t head = w->s.head + g;
-        const float *k = (const float *)a->k + row * a->stride_k + head * a->dim_qk;
-        const float *v = (const float *)a->v + row * a->stride_v + head * a->dim_v;
-        tile_pack_panels(w->keys + (size_t)g * ATTN_KEYS * a->dim_qk, TILE_PANEL, k, a->stride_k,
-                         w->s.n_keys, a->dim_qk);
-        tile_pack_rows(w->values + (size_t)g * ATTN_KEYS * w->width_v, w->width_v,
-                       tile_round(w->s.n_keys, TILE_PANEL), v, a->stride_v, w->s.n_keys, a->dim_v);
-    }
+    kv_rows r = collect_keys(w);
+    for (int g = 0; g < w->s.n_heads; g++, r.k += a->dim_qk, r.v += a->dim_v)
+        pack_head(w, g, r);
 }
 
 /* Prepares query rows row .. row + n - 1 for the loop over keys. */

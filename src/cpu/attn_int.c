@@ -33,6 +33,12 @@ attn_seq attn_seq_make(const attn_args *a, int32_t b, int32_t head, int32_t *tim
     s.row_k = a->offsets_k[b];
     s.len_q = a->offsets_q[b + 1] - s.row_q;
     s.len_k = a->offsets_k[b + 1] - s.row_k;
+    s.row_time = s.row_k;
+    if (a->pages.table != NULL) {
+        s.row_time = a->pages.offsets[b];
+        s.n_paged = a->pages.offsets[b + 1] - s.row_time - s.len_k;
+        s.len_k += s.n_paged;
+    }
     return s;
 }
 
@@ -50,7 +56,7 @@ void attn_seq_take_keys(attn_seq *s, int32_t first) {
     s->first_key = first;
     s->n_keys = left < ATTN_KEYS ? left : ATTN_KEYS;
     if (s->a->bias != BIAS_TIME) return;
-    const int64_t *time = s->a->key_time + s->row_k + first;
+    const int64_t *time = s->a->key_time + s->row_time + first;
     s->first_time = time[0];
     s->is_near = true;
     for (int32_t j = 0; j < s->n_keys; j++) {
@@ -132,7 +138,7 @@ static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *dis
         near_distances(s->time, near_time(query, s->first_time), hull, distance);
         return;
     }
-    const int64_t *key = s->a->key_time + s->row_k + s->first_key;
+    const int64_t *key = s->a->key_time + s->row_time + s->first_key;
     for (int j = hull.begin; j < hull.end; j++)
         distance[j] = bucket_distance(query, key[j]);
 }

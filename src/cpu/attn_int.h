@@ -52,6 +52,8 @@ typedef struct attn_seq {
     int32_t head, n_heads; /* done together: head .. head + n_heads - 1 */
     int32_t len_q, len_k;
     int32_t row_q, row_k;      /* first rows in the jagged arrays */
+    int32_t n_paged;           /* keys before those rows, in pages */
+    int32_t row_time;          /* first row of key_time */
     int32_t first_key, n_keys; /* in hand */
     bool is_near; /* all times are within 2^30 of the first one, and `time` holds the differences */
     int64_t first_time;

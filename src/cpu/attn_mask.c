@@ -26,8 +26,19 @@ static int32_t tidy(attn_span *spans, int32_t n) {
     return n_kept;
 }
 
-int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out) {
+/* Keys in pages come before the rows of k. */
+static attn_sequence sequence_of(const attn_args *a, int32_t b) {
     attn_sequence s = attn_sequence_of(a, b);
+    if (a->pages.table == NULL) return s;
+    int n_paged = a->pages.offsets[b + 1] - a->pages.offsets[b] - s.len_k;
+    s.len_k += n_paged;
+    s.shift += n_paged;
+    s.history += n_paged;
+    return s;
+}
+
+int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out) {
+    attn_sequence s = sequence_of(a, b);
     if (a->func != NULL) {
         int32_t n = (a->n_func + 1) / 2;
         for (int32_t m = 0; m < n; m++)
@@ -43,7 +54,17 @@ int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out
 status attn_lengths_check(const attn_args *a) {
     for (int32_t b = 0; b < a->n_sequences; b++) {
         int64_t len_q = (int64_t)a->offsets_q[b + 1] - a->offsets_q[b];
-        int64_t len_k = (int64_t)a->offsets_k[b + 1] - a->offsets_k[b];
+        int64_t n_rows = (int64_t)a->offsets_k[b + 1] - a->offsets_k[b], len_k = n_rows;
+        if (a->pages.table != NULL) {
+            len_k = (int64_t)a->pages.offsets[b + 1] - a->pages.offsets[b];
+            if (n_rows < 0 || n_rows > len_k ||
+                len_k - n_rows > (int64_t)a->pages.max_pages * a->pages.page_len)
+                return fail(ERR_USAGE,
+                            "attention: sequence %d has %lld keys, %lld of them not in pages; its "
+                            "table has %d pages of %d",
+                            b, (long long)len_k, (long long)n_rows, a->pages.max_pages,
+                            a->pages.page_len);
+        }
         if (len_q < 0 || len_q > len_k || len_q > a->max_len_q || len_k > a->max_len_k)
             return fail(ERR_USAGE,
                         "attention: sequence %d has %lld queries and %lld keys, but 0 <= queries "

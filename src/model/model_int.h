@@ -50,10 +50,11 @@ struct pass {
     double *loss;   /* (1): sum of the losses since the last fetch; may be NULL as well */
     retrieval_acts retrieval;
     ranking_acts ranking;
-    staged_i32 lists;      /* of pass_rank; not for training */
-    int64_t max_seen;      /* rows to leave out that fit there */
-    const batch *expected; /* the batch after the next one, or NULL */
-    const batch *whole;    /* what the current batch is a part of, or NULL */
+    staged_i32 lists;       /* of pass_rank; not for training */
+    int64_t max_seen;       /* rows to leave out that fit there */
+    const batch *expected;  /* the batch after the next one, or NULL */
+    const batch *whole;     /* what the current batch is a part of, or NULL */
+    struct kv_store *store; /* of the batch that runs, or NULL */
 };
 
 /* Fills a zeroed model: its parts and their parameters. */

@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "base/range.h"
+#include "model/kv_store.h"
 #include "model/model_int.h"
 
 /* Such a large batch gains nothing from recording: its kernel launches are hidden by the
@@ -18,6 +19,11 @@ static plan_config plan_of(const model *m, const pass_config *c) {
         p.max_targets = c->max_targets;
     }
     p.max_tokens = c->max_tokens;
+    if (c->has_cache) {
+        int64_t longest = p.n_context + (p.has_actions ? 2 : 1) * (int64_t)p.max_events;
+        p.page_len = KV_PAGE_LEN;
+        p.max_pages = (int32_t)((longest + KV_PAGE_LEN - 1) / KV_PAGE_LEN);
+    }
     p.is_training = c->is_training;
     p.bucket = c->is_training && m->can_record && !is_large ? m->be->token_bucket : 0;
     return p;
@@ -81,7 +87,7 @@ status pass_create(pass **out, model *m, const pass_config *c) {
     static atomic_uint_fast64_t n_made;
     pass *p;
     *out = NULL;
-    if (c->is_training && (c->max_tokens != 0 || c->max_targets != 0))
+    if (c->is_training && (c->max_tokens != 0 || c->max_targets != 0 || c->has_cache))
         return fail(ERR_USAGE, "a pass that trains takes every batch of the model's limits");
     if (c->max_users < 1 || c->max_users > m->plan.max_users)
         return fail(ERR_CONFIG, "a pass for %d users; the model was made for 1 to %d", c->max_users,
@@ -120,8 +126,10 @@ status pass_forward(pass *p, const sequences *s) {
     TRY(input_fwd(&m->input, &p->input, m->be, &p->plan, s, p->hidden[0]));
     for (int i = 0; i < m->n_layers; i++) {
         const layer *l = &m->layers[i];
+        sequences own = *s;
+        if (p->store != NULL) kv_store_layer(p->store, i, &own.kv);
         range_begin("layer forward", i);
-        status st = l->kind->forward(l, &p->layers[i], m->be, s, p->hidden[i], p->hidden[i + 1]);
+        status st = l->kind->forward(l, &p->layers[i], m->be, &own, p->hidden[i], p->hidden[i + 1]);
         range_end();
         TRY(st);
     }
@@ -246,28 +254,48 @@ status pass_take_loss(pass *p, double *sum) {
 }
 
 /* A batch through all layers, without dropout. */
-static status run(pass *p, const batch *b, plan_purpose purpose) {
+static status run(pass *p, const batch *b, const plan_request *request) {
     model *m = p->m;
     TRY(dynamic_take(&m->dynamic, b, false, &b));
-    TRY(plan_build(&p->plan, m->be, b, &(plan_request){.purpose = purpose}));
+    TRY(plan_build(&p->plan, m->be, b, request));
     sequences s = plan_sequences(&p->plan);
     return pass_forward(p, &s);
 }
 
+static status run_cached(pass *p, const batch *b, plan_purpose purpose, kv_store *store,
+                         const plan_cache *cache) {
+    const char *why = kv_store_check(p->m);
+    if (cache != NULL && why != NULL) return fail(ERR_UNSUPPORTED, "%s", why);
+    p->store = store;
+    status st = run(p, b, &(plan_request){.purpose = purpose, .cache = cache});
+    p->store = NULL;
+    return st;
+}
+
 status pass_encode(pass *p, const batch *b, const void **out) {
+    return pass_encode_cached(p, b, NULL, NULL, out);
+}
+
+status pass_encode_cached(pass *p, const batch *b, kv_store *store, const plan_cache *cache,
+                          const void **out) {
     const model *m = p->m;
     if (m->is_ranking)
         return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
                                 "encoded user to search with");
-    TRY(run(p, b, PLAN_ENCODE));
+    TRY(run_cached(p, b, PLAN_ENCODE, store, cache));
     return retrieval_encode(&m->retrieval, &p->retrieval, m->be, &p->plan, p->hidden[m->n_layers],
                             out);
 }
 
 status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows) {
+    return pass_score_cached(p, b, NULL, NULL, out, n_rows);
+}
+
+status pass_score_cached(pass *p, const batch *b, kv_store *store, const plan_cache *cache,
+                         const void **out, int64_t *n_rows) {
     const model *m = p->m;
     if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
-    TRY(run(p, b, PLAN_SCORE));
+    TRY(run_cached(p, b, PLAN_SCORE, store, cache));
     *n_rows = p->plan.n_loss;
     return ranking_score(&m->ranking, &p->ranking, m->be, &p->plan, p->hidden[m->n_layers], out);
 }

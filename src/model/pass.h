@@ -9,6 +9,9 @@
 #define HSTU_MODEL_PASS_H
 
 #include "model/model.h"
+#include "nn/plan.h"
+
+struct kv_store;
 
 typedef struct pass pass;
 
@@ -18,6 +21,7 @@ typedef struct pass_config {
     /* Without training: most tokens of a batch, and most candidates of a user; 0: what the model
      * was made for, max_users users with their longest histories and all candidates. */
     int32_t max_tokens, max_targets;
+    bool has_cache; /* for pass_encode_cached and pass_score_cached */
     /* A pass whose activations this one may overwrite, so that it needs little memory of its own;
      * or NULL. That pass must outlive this one, and its results are lost whenever this one runs. */
     pass *lender;
@@ -76,6 +80,15 @@ status pass_encode(pass *p, const batch *b, const void **out);
 /* Ranking: logits of every target event of the batch, in order: *out = (sum of n_targets, columns)
  * act; where there are no candidates (max_candidates 0), of every event. */
 status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows);
+
+/* The same with the keys and values of some first tokens of each sequence from pages of the store
+ * (kv_store.h), which are not computed again; those of others are put there.  The results are those
+ * of the whole sequences; on the CPU bit for bit.  At least the last token of a sequence is
+ * computed.  ERR_UNSUPPORTED where the model cannot do it (kv_store_check). */
+status pass_encode_cached(pass *p, const batch *b, struct kv_store *store, const plan_cache *cache,
+                          const void **out);
+status pass_score_cached(pass *p, const batch *b, struct kv_store *store, const plan_cache *cache,
+                         const void **out, int64_t *n_rows);
 
 /* Retrieval: the catalogue ranked for every user of a batch by its encoded state, without the items
  * it has seen: those of its history in the batch, as evaluation does, or the rows that the query

@@ -237,6 +237,34 @@ static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, c
                        .dtime_w = grad(l->time_w)};
 }
 
+/* Forward over keys in pages, too: those of earlier tokens. */
+static void add_pages(attn_args *a, const sequences *s) {
+    a->max_len_k = s->kv.max_len;
+    a->pages = (attn_pages){.table = s->kv.table,
+                            .offsets = s->kv.offsets,
+                            .page_len = s->kv.page_len,
+                            .max_pages = s->kv.max_pages,
+                            .k = s->kv.k,
+                            .v = s->kv.v,
+                            .stride = s->kv.stride};
+}
+
+/* Keeps the keys and values of new tokens. */
+static kv_put_args put_of(const hstu_layer *l, const attn_args *a, const sequences *s) {
+    return (kv_put_args){.n = s->n_tokens,
+                         .dim_k = l->config.n_heads * l->config.dim_qk,
+                         .dim_v = dim_gate(&l->config),
+                         .page_len = s->kv.page_len,
+                         .k = a->k,
+                         .v = a->v,
+                         .stride_k = a->stride_k,
+                         .stride_v = a->stride_v,
+                         .slot = s->kv.slot,
+                         .pages_k = s->kv.k,
+                         .pages_v = s->kv.v,
+                         .stride = s->kv.stride};
+}
+
 static gate_args gate_of(const hstu_layer *l, const hstu_acts *a, const sequences *s) {
     const hstu_layer_config *c = &l->config;
     return (gate_args){.n = s->n_tokens,
@@ -282,6 +310,11 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     gate_args gate = gate_of(l, a, s);
     TRY(be->ops->norm_fwd(be, &norm));
     TRY(be->ops->linear_fwd(be, &uvqk));
+    if (s->kv.table != NULL) {
+        kv_put_args put = put_of(l, &attn, s);
+        add_pages(&attn, s);
+        TRY(be->ops->kv_put(be, &put));
+    }
     TRY(be->ops->attn_fwd(be, &attn));
     TRY(be->ops->gate_fwd(be, &gate));
     return be->ops->linear_fwd(be, &proj);

@@ -6,6 +6,12 @@ static int32_t tokens_per_event(const plan_config *c) {
     return c->has_actions ? 2 : 1;
 }
 
+/* Of all sequences, those in pages included. */
+static int64_t max_keys(const plan *p) {
+    const plan_config *c = &p->config;
+    return c->max_users * (c->n_context + (int64_t)tokens_per_event(c) * c->max_events);
+}
+
 static void lay_tokens(plan *p, staging *s, int64_t n) {
     const plan_config *c = &p->config;
     STAGE(s, &p->row, n);
@@ -14,7 +20,8 @@ static void lay_tokens(plan *p, staging *s, int64_t n) {
     STAGE(s, &p->user, n);
     STAGE(s, &p->position, n);
     STAGE(s, &p->query_time, c->has_times ? n : 0);
-    STAGE(s, &p->key_time, c->has_times ? n : 0);
+    STAGE(s, &p->key_time, !c->has_times ? 0 : c->max_pages > 0 ? max_keys(p) : n);
+    STAGE(s, &p->slot, c->max_pages > 0 ? n : 0);
 }
 
 static void lay_losses(plan *p, staging *s, int64_t n) {
@@ -38,6 +45,8 @@ static void lay_all(plan *p, staging *s) {
     STAGE(s, &p->context_row, (int64_t)c->max_users * c->n_context);
     STAGE(s, &p->n_contexts, c->max_users + n_fillers(p));
     STAGE(s, &p->n_targets, c->max_users + n_fillers(p));
+    STAGE(s, &p->page_table, (int64_t)c->max_users * c->max_pages);
+    STAGE(s, &p->key_offsets, c->max_pages > 0 ? c->max_users + 1 : 0);
     lay_tokens(p, s, p->max_tokens);
     lay_losses(p, s, plan_max_loss(c));
 }
@@ -119,12 +128,17 @@ typedef struct layout {
     plan_purpose purpose;
     const uint8_t *has_no_row;
     int32_t user;
-    int32_t first, n;    /* events of the user: rows first .. first + n - 1 of the batch */
-    int32_t n_input;     /* of these, how many are tokens */
-    int32_t n_targets;   /* of these, how many are targets */
-    int32_t at;          /* next token, of the batch */
-    int32_t begin, high; /* its first token; the last row of the position table that it uses */
+    int32_t first, n;  /* events of the user: rows first .. first + n - 1 of the batch */
+    int32_t n_input;   /* of these, how many are tokens */
+    int32_t n_targets; /* of these, how many are targets */
+    int32_t at;        /* next token, of the batch */
+    int32_t high;      /* the last row of the position table that it uses */
     int32_t start;
+    int32_t place;     /* of the next token in its sequence */
+    int32_t n_reused;  /* tokens before this place are not laid out, */
+    int32_t n_stored;  /* those before this one are kept */
+    int32_t first_key; /* of the sequence, among all keys of the batch */
+    const int32_t *page;
 } layout;
 
 static int64_t seconds(const plan_config *c, int64_t time) {
@@ -132,13 +146,27 @@ static int64_t seconds(const plan_config *c, int64_t time) {
     return time % c->time_per_second < 0 ? s - 1 : s;
 }
 
+/* Passes a token by that is in pages. */
+static bool skip_token(layout *l) {
+    if (l->place >= l->n_reused) return false;
+    l->place++;
+    return true;
+}
+
+static int32_t slot_of(const layout *l) {
+    int32_t len = l->p->config.page_len;
+    return l->place < l->n_stored ? l->page[l->place / len] * len + l->place % len : -1;
+}
+
 /* Everything of a token but its row. */
 static void put_token(layout *l) {
     plan *p = l->p;
-    int32_t position = l->at - l->begin + l->start;
+    int32_t position = l->place + l->start;
     p->place.host[l->at] = position < l->high ? position : l->high;
     p->user.host[l->at] = (uint32_t)l->b->users[l->user];
     p->position.host[l->at] = (uint32_t)position;
+    if (p->has_cache) p->slot.host[l->at] = slot_of(l);
+    l->place++;
     l->at++;
 }
 
@@ -149,6 +177,7 @@ static void put_context(layout *l) {
         int64_t k = (int64_t)l->user * c->n_context + f;
         int32_t row = c->context_row[f] + (int32_t)l->b->context[k];
         p->context_row.host[k] = row;
+        if (skip_token(l)) continue;
         p->row.host[l->at] = c->is_merged ? row : -1 - (int32_t)k; /* numbered at the end */
         put_token(l);
     }
@@ -156,6 +185,7 @@ static void put_context(layout *l) {
 
 static void put_event_token(layout *l, int32_t table_row) {
     plan *p = l->p;
+    if (skip_token(l)) return;
     if (!p->config.is_merged) p->event_row.host[p->n_events] = table_row;
     p->row.host[l->at] = p->config.is_merged ? table_row : p->n_events;
     p->n_events++;
@@ -165,8 +195,9 @@ static void put_event_token(layout *l, int32_t table_row) {
 static void put_times(layout *l, int32_t event) {
     const plan_config *c = &l->p->config;
     int32_t next = event + 1 < l->n ? event + 1 : event;
-    l->p->key_time.host[l->at] = seconds(c, l->b->time[l->first + event]);
-    l->p->query_time.host[l->at] = seconds(c, l->b->time[l->first + next]);
+    l->p->key_time.host[l->first_key + l->place] = seconds(c, l->b->time[l->first + event]);
+    if (l->place >= l->n_reused)
+        l->p->query_time.host[l->at] = seconds(c, l->b->time[l->first + next]);
 }
 
 static void put_loss(layout *l, int32_t token, int32_t label, int32_t event) {
@@ -214,20 +245,41 @@ static void measure(const layout *l, int32_t *n_tokens, int32_t *n_target_tokens
         c->n_context + (l->n_input - (c->is_ranking ? n_targets : 0)) * per + *n_target_tokens;
 }
 
-static status put_user(layout *l) {
+/* The sequence's part of the cache. */
+static status put_pages(layout *l, const plan_cache *cache, int32_t n_tokens, int32_t n_history) {
+    plan *p = l->p;
+    const plan_config *c = &p->config;
+    l->n_reused = cache->n_reused[l->user];
+    l->n_stored = cache->n_stored[l->user];
+    l->page = cache->page[l->user];
+    if (l->n_reused < 0 || l->n_stored < l->n_reused || l->n_stored > n_history ||
+        l->n_reused >= n_tokens || l->n_stored > c->max_pages * c->page_len)
+        return fail(ERR_CONFIG, "%d of %d tokens reused, %d stored: such a cache does not fit",
+                    l->n_reused, n_tokens, l->n_stored);
+    int32_t n_pages = (l->n_stored + c->page_len - 1) / c->page_len;
+    int32_t *table = p->page_table.host + (int64_t)l->user * c->max_pages;
+    for (int32_t i = 0; i < c->max_pages; i++)
+        table[i] = i < n_pages ? l->page[i] : 0;
+    p->key_offsets.host[l->user + 1] = l->first_key + n_tokens;
+    if (n_tokens > p->max_keys) p->max_keys = n_tokens;
+    return OK;
+}
+
+static status put_user(layout *l, const plan_cache *cache) {
     plan *p = l->p;
     const plan_config *c = &p->config;
     l->first = l->b->offsets[l->user];
     l->n = l->b->offsets[l->user + 1] - l->first;
     l->n_targets = c->is_ranking && !c->has_candidates ? 0 : l->b->n_targets[l->user];
     l->n_input = c->is_ranking ? l->n : l->n - l->n_targets;
-    l->begin = l->at;
+    l->place = l->n_reused = 0;
     int32_t n_tokens, n_target_tokens;
     measure(l, &n_tokens, &n_target_tokens);
+    if (cache != NULL) TRY(put_pages(l, cache, n_tokens, n_tokens - n_target_tokens));
     if (c->max_len > 0 && n_tokens > c->max_len)
         return fail(ERR_FORMAT, "a history of %d events; the model has positions for %d", n_tokens,
                     c->max_len);
-    if (n_tokens > p->max_tokens - l->at)
+    if (n_tokens - l->n_reused > p->max_tokens - l->at)
         return fail(ERR_CONFIG, "a batch of more than %d tokens; the pass was made for these",
                     p->max_tokens);
     l->high = n_tokens + l->start - n_target_tokens;
@@ -239,7 +291,8 @@ static status put_user(layout *l) {
     p->n_contexts.host[l->user] = c->n_context;
     p->n_targets.host[l->user] = n_target_tokens;
     p->offsets.host[l->user + 1] = l->at;
-    if (n_tokens > p->max_len) p->max_len = n_tokens;
+    l->first_key += n_tokens;
+    if (n_tokens - l->n_reused > p->max_len) p->max_len = n_tokens - l->n_reused;
     return OK;
 }
 
@@ -281,7 +334,12 @@ static void fill_batch(layout *l) {
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
     if (request->purpose == PLAN_TRAIN && !p->config.is_training)
         return fail(ERR_USAGE, "this pass was made without the memory for training");
+    if (request->cache != NULL && (p->config.max_pages == 0 || request->purpose == PLAN_TRAIN))
+        return fail(ERR_USAGE, "this pass was made for whole sequences, without pages");
     TRY(check_batch(&p->config, b));
+    p->has_cache = request->cache != NULL;
+    p->max_keys = 0;
+    if (p->has_cache) p->key_offsets.host[0] = 0;
     p->n_users = p->n_sequences = b->n_users;
     p->max_len = p->n_events = p->n_loss = p->n_unlabelled = 0;
     p->offsets.host[0] = 0;
@@ -290,7 +348,7 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     layout l = {.p = p, .b = b, .purpose = request->purpose, .has_no_row = request->has_no_row};
     for (l.user = 0; l.user < b->n_users; l.user++) {
         l.start = request->start != NULL ? request->start[l.user] : 0;
-        TRY(put_user(&l));
+        TRY(put_user(&l, request->cache));
     }
     if (p->config.bucket > 0 && request->purpose == PLAN_TRAIN && p->n_loss > 0) fill_batch(&l);
     p->n_tokens = l.at;
@@ -360,5 +418,11 @@ sequences plan_sequences(const plan *p) {
         .n_targets = c->is_ranking && c->has_candidates ? p->n_targets.device : NULL,
         .query_time = p->query_time.device,
         .key_time = p->key_time.device,
+        .kv = {.table = p->has_cache ? p->page_table.device : NULL,
+               .offsets = p->key_offsets.device,
+               .slot = p->slot.device,
+               .page_len = c->page_len,
+               .max_pages = c->max_pages,
+               .max_len = p->max_keys},
         .drop = {.step = p->step.device, .user = p->user.device, .position = p->position.device}};
 }

@@ -37,7 +37,8 @@ typedef struct plan_config {
     int32_t max_tokens;  /* of a batch; 0: as many as max_users users of max_events events have */
     int32_t max_targets; /* most candidates of a user; not used without candidates */
     int64_t time_per_second;
-    int32_t bucket; /* tokens and losses are padded to a multiple; 0: no padding */
+    int32_t page_len, max_pages; /* of keys and values that are kept; 0: every sequence is whole */
+    int32_t bucket;              /* tokens and losses are padded to a multiple; 0: no padding */
     /* Rows of tables: item i is row i, action a row action_row + a of the tables of events; value v
      * of contextual feature f is row context_row[f] + v.  Merged: all are rows of one array. */
     bool is_merged;
@@ -61,7 +62,12 @@ typedef struct plan {
     staged_i32 event_row, context_row;   /* (n_events), (B F): table rows */
     staged_i32 place;                    /* (T): row of the position table */
     staged_u32 user, position;           /* (T): what dropout depends on */
-    staged_i64 query_time, key_time;     /* (T): seconds */
+    staged_i64 query_time, key_time;     /* (T): seconds; key_time of all keys with a cache */
+    bool has_cache;                      /* of the batch: what follows is set */
+    int32_t max_keys;                    /* the longest sequence, its tokens in pages included */
+    staged_i32 page_table;               /* (B, max_pages) */
+    staged_i32 key_offsets;              /* (B + 1): of all keys */
+    staged_i32 slot;                     /* (T): where a token's key and value go; -1: nowhere */
     staged_i32 n_contexts, n_targets;    /* (B): tokens, for the masks */
     int32_t n_loss;                      /* M */
     staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
@@ -71,6 +77,14 @@ typedef struct plan {
 } plan;
 
 status plan_alloc(plan *p, const plan_config *c, nn_memory *memory);
+
+/* Tokens of a batch whose keys and values are in pages, host; they are not laid out.  Sequence b
+ * has n_reused[b] of them, the first ones, and those up to n_stored[b] are to be put into pages;
+ * page[b] are the pages of the first n_stored[b] tokens. */
+typedef struct plan_cache {
+    const int32_t *n_reused, *n_stored; /* (B) */
+    const int32_t *const *page;         /* (B) */
+} plan_cache;
 
 /* What a batch is laid out for. */
 typedef struct plan_request {
@@ -82,6 +96,7 @@ typedef struct plan_request {
     /* Retrieval, host (V), by item - 1, or NULL: items that a dynamic table has no row for, so that
      * nothing can be learnt from them as labels. */
     const uint8_t *has_no_row;
+    const plan_cache *cache; /* not for training; or NULL */
 } plan_request;
 
 /* Lays out and sends a batch.  ERR_FORMAT: the data are not those the model was made for. */

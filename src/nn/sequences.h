@@ -8,6 +8,17 @@
 
 #include "ops/ops.h"
 
+/* Where the keys and values of earlier tokens are (attn_pages in ops.h), and where new ones go. */
+typedef struct kv_batch {
+    const int32_t *table;   /* (B, max_pages); NULL: there are no pages, every sequence is whole */
+    const int32_t *offsets; /* (B + 1): of all keys, those in pages included */
+    const int32_t *slot;    /* (T): of op kv_put */
+    int32_t page_len, max_pages;
+    int32_t max_len; /* the longest sequence, its keys in pages included */
+    void *k, *v;     /* the pages of the layer */
+    int64_t stride;  /* elements between them */
+} kv_batch;
+
 typedef struct sequences {
     int32_t n_sequences;       /* B */
     int32_t n_tokens;          /* T */
@@ -16,7 +27,9 @@ typedef struct sequences {
     const int32_t *offsets;    /* (B + 1) */
     const int32_t *n_contexts; /* (B): first tokens, which see all before the targets; or NULL */
     const int32_t *n_targets;  /* (B): tokens at the end that do not see each other; or NULL */
-    const int64_t *query_time, *key_time; /* (T): seconds, of layers with a time bias */
+    const int64_t *query_time, *key_time; /* (T): seconds, of layers with a time bias; key_time of
+                                             all keys where there are pages */
+    kv_batch kv;
     bool has_dropout;
     dropout drop; /* key, step, the tokens' users and positions; a layer sets rate and site */
 } sequences;

@@ -5,6 +5,8 @@ status attn_args_check(const attn_args *a) {
         return fail(ERR_USAGE,
                     "attention: %d heads of dimension %d and %d; each must be at least 1",
                     a->n_heads, a->dim_qk, a->dim_v);
+    if (a->pages.table != NULL && (a->pages.page_len < 1 || a->func != NULL || a->dq != NULL))
+        return fail(ERR_USAGE, "attention: keys in pages are for the forward pass, without func");
     if (a->func != NULL && (a->n_func < 1 || a->n_func % 2 == 0))
         return fail(ERR_USAGE, "attention: n_func is %d; it must be odd", a->n_func);
     if (a->n_targets != NULL && a->target_group < 1)

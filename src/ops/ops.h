@@ -209,6 +209,18 @@ typedef enum { BIAS_NONE, BIAS_TABLE, BIAS_TIME } attn_bias;
 
 enum { ATTN_TIME_BUCKETS = 128 };
 
+/* Keys and values of earlier tokens, kept in pages of page_len rows (op kv_put writes them): key j
+ * of sequence b is row j % page_len of page table[b][j / page_len], for the first Lk - n keys,
+ * where n = offsets_k[b + 1] - offsets_k[b] is the number of its rows in k and v. */
+typedef struct attn_pages {
+    const int32_t *table; /* (B, max_pages); NULL: there are no pages */
+    const int32_t
+        *offsets; /* (B + 1): Lk = offsets[b + 1] - offsets[b]; key_time is laid out by it */
+    int32_t page_len, max_pages;
+    const void *k, *v; /* row r of page p: (H, D) act at p * stride + r * H D */
+    int64_t stride;    /* elements between pages */
+} attn_pages;
+
 /* HSTU attention over jagged sequences; per sequence and head, with i the query's place among the
  * keys (i = query row + Lk - Lq):
  *     a[i, j] = M[i, j] silu(alpha (q_i . k_j + bias[i, j])) * scale,    out_i = sum_j a[i, j] v_j
@@ -225,7 +237,10 @@ enum { ATTN_TIME_BUCKETS = 128 };
  * bias:
  *     BIAS_TABLE  table[b][head or 0][i][j], rows and columns table_len apart
  *     BIAS_TIME   position_w[N - 1 + j - i] + time_w[bucket(query_time[i] - key_time[j])], shared
- *                 by all heads; bucket(d) = min(128, trunc(ln(max(|d|, 1)) / 0.301)), in float32 */
+ *                 by all heads; bucket(d) = min(128, trunc(ln(max(|d|, 1)) / 0.301)), in float32
+ *
+ * With pages.table the first keys of a sequence are rows of pages, and the rows of k and v are
+ * those that follow: it is the attention over both, one after the other.  Forward only. */
 typedef struct attn_args {
     int32_t n_sequences, n_heads, dim_qk, dim_v;
     int32_t max_len_q, max_len_k;         /* no sequence is longer */
@@ -233,8 +248,9 @@ typedef struct attn_args {
     const int32_t *offsets_q, *offsets_k; /* (B + 1) each; the same where Lq = Lk */
     const void *q, *k, *v;                /* rows of (H, D) act */
     int64_t stride_q, stride_k, stride_v; /* elements between rows; those of dq, dk, dv too */
-    void *out;                            /* rows of (H, dim_v) act */
-    int64_t stride_out;                   /* that of dout too */
+    attn_pages pages;
+    void *out;          /* rows of (H, dim_v) act */
+    int64_t stride_out; /* that of dout too */
     float alpha, scale;
     int32_t window_left, window_right;
     const int32_t *n_contexts, *n_targets; /* (B) or NULL */
@@ -255,6 +271,18 @@ typedef struct attn_args {
     float *dtable;                /* as table, added to; or NULL */
     float *dposition_w, *dtime_w; /* added to */
 } attn_args;
+
+/* Writes keys and values to pages (attn_pages): row i of k and v to row slot[i] % page_len of page
+ * slot[i] / page_len; a negative slot: nowhere.  No two rows have the same slot. */
+typedef struct kv_put_args {
+    int64_t n; /* rows */
+    int32_t dim_k, dim_v, page_len;
+    const void *k, *v; /* rows of dim_k and dim_v act */
+    int64_t stride_k, stride_v;
+    const int32_t *slot;     /* (n) */
+    void *pages_k, *pages_v; /* row r of page p: at p * stride + r * dim */
+    int64_t stride;
+} kv_put_args;
 
 enum { SOFTMAX_ATTN_MAX_DIM = 256 };
 

@@ -137,7 +137,8 @@ static status load(engine *e, const char *name, const char *path) {
                        .data = e->data,
                        .n_threads = e->config.n_threads,
                        .max_batch = e->config.max_batch,
-                       .max_tokens = e->config.max_tokens};
+                       .max_tokens = e->config.max_tokens,
+                       .kv_pages = e->config.kv_pages};
     served *m;
     int i = engine_find_model(e, name);
     TRY(served_open(&m, &c));
@@ -214,11 +215,31 @@ status engine_item_rows(engine *e, int index, uint32_t first, uint32_t n, float 
     return s != NULL ? slot_call(s, read_rows, &q) : no_such_model(index);
 }
 
+typedef struct page_visit {
+    void (*fn)(void *ctx, const engine_page *p);
+    void *ctx;
+} page_visit;
+
+static status visit_pages(served *m, void *ctx) {
+    const page_visit *v = ctx;
+    for (int32_t i = 0; m->cache != NULL && i < m->store.n_pages; i++) {
+        kv_page_view p = kv_cache_view(m->cache, i);
+        engine_page out = {.page = i,
+                           .owner = p.key,
+                           .n_tokens = p.n_tokens,
+                           .first = p.first,
+                           .age = p.age,
+                           .is_pinned = p.is_pinned};
+        v->fn(v->ctx, &out);
+    }
+    return OK;
+}
+
 status engine_visit_pages(engine *e, int index, void (*fn)(void *ctx, const engine_page *p),
                           void *ctx) {
-    (void)fn;
-    (void)ctx;
-    return engine_slot(e, index) != NULL ? OK : no_such_model(index);
+    page_visit v = {fn, ctx};
+    slot *s = engine_slot(e, index);
+    return s != NULL ? slot_call(s, visit_pages, &v) : no_such_model(index);
 }
 
 const char *engine_stage_name(engine_stage s) {

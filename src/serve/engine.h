@@ -310,7 +310,7 @@ status engine_model_stats(engine *e, int model, engine_stats *out); /* users' co
 /* A page of the cache, for its map. */
 typedef struct engine_page {
     int64_t page;
-    uint64_t owner;   /* a hash of the sequence it belongs to; 0: free */
+    uint64_t owner;   /* a hash of the sequence up to it; 0: free */
     int32_t n_tokens; /* of 64 */
     int32_t first;    /* place of its first token in the sequence */
     uint64_t age;     /* batches since it was last used */

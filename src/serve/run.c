@@ -14,6 +14,11 @@ typedef struct run {
     int32_t n;
     run_report *report;
     arena arena; /* of this run */
+    /* Of the batch that is built: what is reused and stored of its sequences (plan_cache). */
+    kv_lease *lease;              /* (max_batch) */
+    int32_t *n_reused, *n_stored; /* (max_batch) */
+    const int32_t **page;         /* (max_batch) */
+    int32_t n_leases;
 } run;
 
 int32_t run_tokens(const job *j) {
@@ -26,6 +31,80 @@ static void stop_watch(uint64_t *start, uint64_t *sum) {
     uint64_t now = clock_ns();
     *sum += now - *start;
     *start = now;
+}
+
+/* The cache. */
+
+static int64_t seconds_of(const served *m, int64_t time) {
+    int64_t tps = m->names->time_per_second, s = time / tps;
+    return time % tps < 0 ? s - 1 : s;
+}
+
+enum { TOKEN_CONTEXT = 1, TOKEN_ITEM, TOKEN_ACTION };
+
+static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
+    return kind << 60 | feature << 32 | value;
+}
+
+/* What the model reads of a history, token by token: all that the rows of a token depend on is in
+ * it and in the tokens before. */
+static status list_tokens(run *r, const job *j, kv_token **out) {
+    const served *m = r->m;
+    const user_events *e = &j->events;
+    kv_token *t;
+    TRY(ARENA_NEW(&r->arena, out, (size_t)j->n_tokens));
+    t = *out;
+    for (int32_t f = 0; f < m->n_context; f++)
+        *t++ = (kv_token){.what = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f])};
+    for (uint64_t i = 0; i < e->n; i++) {
+        kv_token item = {.what = what(TOKEN_ITEM, 0, e->item[i])};
+        uint64_t next = i + 1 < e->n ? i + 1 : i;
+        if (m->reads_times) {
+            item.time = seconds_of(m, e->time[i]);
+            item.seen_at = seconds_of(m, e->time[next]);
+        }
+        *t++ = item;
+        if (m->per_event == 2) *t++ = (kv_token){.what = what(TOKEN_ACTION, 0, e->action[i])};
+    }
+    return OK;
+}
+
+static status begin_leases(run *r) {
+    size_t n = (size_t)r->m->max_batch;
+    if (r->m->cache == NULL) return OK;
+    TRY(ARENA_NEW(&r->arena, &r->lease, n));
+    TRY(ARENA_NEW(&r->arena, &r->n_reused, n));
+    TRY(ARENA_NEW(&r->arena, &r->n_stored, n));
+    return ARENA_NEW(&r->arena, &r->page, n);
+}
+
+/* Leases pages for the next sequence of the batch; *n_reused of its tokens are not computed.
+ * n_needed: tokens of the history whose results are needed. */
+static status lease_pages(run *r, job *j, int32_t n_needed, int32_t *n_reused) {
+    kv_token *tokens;
+    *n_reused = 0;
+    if (r->m->cache == NULL) return OK;
+    kv_lease *l = &r->lease[r->n_leases];
+    TRY(list_tokens(r, j, &tokens));
+    TRY(ARENA_NEW(&r->arena, &l->page, (size_t)(j->n_tokens / KV_PAGE + 1)));
+    kv_cache_take(r->m->cache, tokens, j->n_tokens, j->n_tokens - n_needed, l);
+    *n_reused = r->n_reused[r->n_leases] = l->n_reused;
+    r->n_stored[r->n_leases] = l->n_stored;
+    r->page[r->n_leases++] = l->page;
+    return OK;
+}
+
+static void end_leases(run *r, bool is_written) {
+    for (int32_t i = 0; i < r->n_leases; i++)
+        kv_cache_give(r->m->cache, &r->lease[i], is_written);
+    r->n_leases = 0;
+}
+
+static void count_tokens(run *r, job *j, int32_t n_computed, int32_t n_reused) {
+    j->out->tokens_computed += n_computed;
+    j->out->tokens_reused += n_reused;
+    r->report->tokens_computed += n_computed;
+    r->report->tokens_reused += n_reused;
 }
 
 /* Retrieval. */
@@ -255,21 +334,32 @@ static status answer_unknown(run *r) {
     return OK;
 }
 
+/* The batch through the model, and the end of its leases. */
+static status encode(run *r, const void **encoded) {
+    served *m = r->m;
+    plan_cache c = {r->n_reused, r->n_stored, r->page};
+    status st = pass_encode_cached(m->pass, &m->batch.view, m->cache != NULL ? &m->store : NULL,
+                                   m->cache != NULL ? &c : NULL, encoded);
+    if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
+    end_leases(r, st == OK);
+    return st;
+}
+
 static status run_retrieval(run *r) {
     histories *h = &r->m->batch;
     const void *encoded = NULL;
+    int32_t n_reused;
     uint64_t at = clock_ns();
     histories_clear(h);
     for (int32_t i = 0; i < r->n; i++) {
         job *j = r->jobs[i];
         if (j->events.n == 0) continue;
         TRY(histories_add(h, &j->events, NULL, 0));
-        j->out->tokens_computed = j->n_tokens;
-        r->report->tokens_computed += j->n_tokens;
+        TRY(lease_pages(r, j, 1, &n_reused));
+        count_tokens(r, j, j->n_tokens - n_reused, n_reused);
     }
     stop_watch(&at, &r->report->build_ns);
-    if (h->view.n_users > 0) TRY(pass_encode(r->m->pass, &h->view, &encoded));
-    TRY(r->m->compute.be->ops->sync(r->m->compute.be));
+    if (h->view.n_users > 0) TRY(encode(r, &encoded));
     stop_watch(&at, &r->report->layers_ns);
     if (h->view.n_users > 0) TRY(answer_encoded(r, encoded));
     TRY(answer_unknown(r));
@@ -283,7 +373,6 @@ static status run_retrieval(run *r) {
 typedef struct unit {
     job *j;
     int32_t first, n; /* candidates looked at */
-    int32_t n_known;  /* of these, in the batch */
 } unit;
 
 /* The candidates that the model knows, from `first` on, as many as fit a unit. */
@@ -317,46 +406,72 @@ static status finish_units(run *r, const unit *units, const void *scores, int64_
 }
 
 static status score_units(run *r, const unit *units, uint64_t *at) {
+    served *m = r->m;
+    plan_cache c = {r->n_reused, r->n_stored, r->page};
     const void *scores;
     int64_t n_rows;
-    if (r->m->batch.view.n_users == 0) return OK;
+    if (m->batch.view.n_users == 0) return OK;
     stop_watch(at, &r->report->build_ns);
-    TRY(pass_score(r->m->pass, &r->m->batch.view, &scores, &n_rows));
-    TRY(r->m->compute.be->ops->sync(r->m->compute.be));
+    status st = pass_score_cached(m->pass, &m->batch.view, m->cache != NULL ? &m->store : NULL,
+                                  m->cache != NULL ? &c : NULL, &scores, &n_rows);
+    if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
+    end_leases(r, st == OK);
+    TRY(st);
     stop_watch(at, &r->report->layers_ns);
     TRY(finish_units(r, units, scores, n_rows));
-    histories_clear(&r->m->batch);
+    histories_clear(&m->batch);
     stop_watch(at, &r->report->head_ns);
     return OK;
 }
 
-/* Candidates in microbatches: the numbers do not depend on the cut. */
-static status run_ranking(run *r) {
+/* While candidates are cut into units. */
+typedef struct cut {
+    unit *units;     /* of the batch */
+    uint32_t *known; /* of one unit */
+    int32_t *next;   /* (n): first candidate of each job that no unit has */
+    int32_t n_tokens;
+    uint64_t at;
+} cut;
+
+/* The next unit of a job joins the batch, which is computed first where it is full. */
+static status add_unit(run *r, cut *c, int32_t i) {
     served *m = r->m;
-    unit *units;
-    uint32_t *known;
-    int32_t n_tokens = 0;
-    uint64_t at = clock_ns();
-    TRY(ARENA_NEW(&r->arena, &units, (size_t)m->max_batch));
-    TRY(ARENA_NEW(&r->arena, &known, (size_t)m->max_part));
-    histories_clear(&m->batch);
-    for (int32_t i = 0; i < r->n; i++) {
-        job *j = r->jobs[i];
-        for (int32_t first = 0, end; first < j->n_candidates; first = end) {
-            int32_t n = take_known(j, first, &end, known), tokens = j->n_tokens + n + 1;
-            if (n == 0) continue;
-            if (m->batch.view.n_users == m->max_batch || n_tokens + tokens > m->max_tokens) {
-                TRY(score_units(r, units, &at));
-                n_tokens = 0;
-            }
-            units[m->batch.view.n_users] = (unit){j, first, end - first, n};
-            TRY(histories_add(&m->batch, &j->events, known, n));
-            n_tokens += tokens;
-            j->out->tokens_computed += j->n_tokens + n;
-            r->report->tokens_computed += j->n_tokens + n;
-        }
+    job *j = r->jobs[i];
+    int32_t first = c->next[i], n_reused, n = take_known(j, first, &c->next[i], c->known);
+    int32_t most = j->n_tokens + n + 1;
+    if (n == 0) return OK;
+    if (m->batch.view.n_users == m->max_batch || c->n_tokens + most > m->max_tokens) {
+        TRY(score_units(r, c->units, &c->at));
+        c->n_tokens = 0;
     }
-    TRY(score_units(r, units, &at));
+    c->units[m->batch.view.n_users] = (unit){j, first, c->next[i] - first};
+    TRY(histories_add(&m->batch, &j->events, c->known, n));
+    TRY(lease_pages(r, j, 0, &n_reused));
+    c->n_tokens += most - n_reused;
+    count_tokens(r, j, j->n_tokens + n - n_reused, n_reused);
+    return OK;
+}
+
+/* Candidates in microbatches: the numbers do not depend on the cut.  A round has one unit of each
+ * job, so that the next one finds the history in the cache. */
+static status run_ranking(run *r) {
+    cut c = {.at = clock_ns()};
+    bool is_done = false;
+    TRY(ARENA_NEW(&r->arena, &c.units, (size_t)r->m->max_batch));
+    TRY(ARENA_NEW(&r->arena, &c.known, (size_t)r->m->max_part));
+    TRY(ARENA_NEW(&r->arena, &c.next, (size_t)r->n));
+    histories_clear(&r->m->batch);
+    while (!is_done) {
+        is_done = true;
+        for (int32_t i = 0; i < r->n; i++) {
+            if (c.next[i] == r->jobs[i]->n_candidates) continue;
+            TRY(add_unit(r, &c, i));
+            is_done = false;
+        }
+        if (r->m->cache == NULL && !is_done) continue;
+        TRY(score_units(r, c.units, &c.at));
+        c.n_tokens = 0;
+    }
     for (int32_t i = 0; i < r->n; i++)
         TRY(job_answer_candidates(r->jobs[i]));
     return OK;
@@ -365,8 +480,13 @@ static status run_ranking(run *r) {
 status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
+    uint64_t n_evicted = m->cache != NULL ? kv_cache_count(m->cache).n_evicted : 0;
     arena_init(&r.arena, 1 << 16);
-    status st = m->is_ranking ? run_ranking(&r) : run_retrieval(&r);
+    if (m->cache != NULL) kv_cache_tick(m->cache);
+    status st = begin_leases(&r);
+    if (st == OK) st = m->is_ranking ? run_ranking(&r) : run_retrieval(&r);
+    end_leases(&r, false); /* of a batch that failed before it ran */
+    if (m->cache != NULL) out->n_evicted = kv_cache_count(m->cache).n_evicted - n_evicted;
     arena_fini(&r.arena);
     return st;
 }

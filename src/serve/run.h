@@ -7,6 +7,7 @@
 typedef struct run_report {
     int32_t tokens_computed, tokens_reused;
     uint64_t build_ns, layers_ns, head_ns;
+    uint64_t n_evicted; /* pages */
 } run_report;
 
 /* Tokens that a job adds to a batch, at most. */

@@ -67,6 +67,26 @@ double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cac
     return rows * m->flops_token + pairs * m->flops_pair + m->flops_head;
 }
 
+enum { CACHE_BYTES = 1 << 28, MIN_PAGES = 64, MAX_PAGES = 1 << 24 };
+
+static status open_cache(served *m, const served_config *c) {
+    const char *why = kv_store_check(m->s->model);
+    int64_t n = c->kv_pages;
+    m->reads_times = kv_store_reads_times(m->s->model);
+    if (why == NULL && n == 0) why = "the cache has no pages";
+    if (why != NULL) {
+        snprintf(m->cache_note, sizeof m->cache_note, "%s", why);
+        return OK;
+    }
+    if (n < 0) n = (int64_t)(CACHE_BYTES / kv_store_page_bytes(m->s->model));
+    if (c->kv_pages < 0 && n < MIN_PAGES) n = MIN_PAGES;
+    if (n > MAX_PAGES) n = MAX_PAGES;
+    kv_cache_config k = {
+        .n_pages = (int32_t)n, .cost_token = m->flops_token, .cost_pair = m->flops_pair};
+    TRY(kv_store_init(&m->store, m->s->model, (int32_t)n));
+    return kv_cache_create(&m->cache, &k);
+}
+
 static status make(served *m, const served_config *c) {
     int n_threads = c->n_threads;
     if (n_threads == 0) TRY(env_threads(&n_threads));
@@ -80,8 +100,11 @@ static status make(served *m, const served_config *c) {
     /* Where the model has no candidates, one is an event like others. */
     int32_t max_targets = m->is_ranking && m->s->max_targets > 0 ? m->max_part : 0;
     TRY(histories_init_bounded(&m->batch, m->s, m->max_batch, max_targets, m->max_tokens));
-    pass_config p = {
-        .max_users = m->max_batch, .max_tokens = m->max_tokens, .max_targets = max_targets};
+    TRY(open_cache(m, c));
+    pass_config p = {.max_users = m->max_batch,
+                     .max_tokens = m->max_tokens,
+                     .max_targets = max_targets,
+                     .has_cache = m->cache != NULL};
     return pass_create(&m->pass, m->s->model, &p);
 }
 
@@ -143,6 +166,8 @@ void served_keep(served *m) {
 void served_drop(served *m) {
     if (m == NULL || atomic_fetch_sub(&m->refs, 1) > 1) return;
     pass_destroy(m->pass);
+    kv_cache_destroy(m->cache);
+    kv_store_fini(&m->store);
     histories_fini(&m->batch);
     item_table_fini(&m->table);
     score_columns_fini(&m->columns);
@@ -244,4 +269,9 @@ void served_info(const served *m, const char *name, engine_model_info *out) {
     for (int i = 0; i < m->columns.n && i < ENGINE_MAX_COLUMNS; i++)
         out->columns[i] = m->columns.names[i];
     out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->pass);
+    out->is_cached = m->cache != NULL;
+    snprintf(out->cache_note, sizeof out->cache_note, "%s", m->cache_note);
+    if (m->cache == NULL) return;
+    out->n_pages = m->store.n_pages;
+    out->memory_bytes += m->store.memory.device_bytes;
 }

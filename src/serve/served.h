@@ -10,8 +10,10 @@
 
 #include "model/histories.h"
 #include "model/item_table.h"
+#include "model/kv_store.h"
 #include "model/score_columns.h"
 #include "model/trained.h"
+#include "serve/kv_cache.h"
 #include "serve/users.h"
 
 /* An item and the events it has had. */
@@ -24,6 +26,7 @@ typedef struct served_config {
     const seq_file *data; /* of the users; or NULL */
     int n_threads;
     int32_t max_batch, max_tokens;
+    int64_t kv_pages; /* 0: no cache; below 0: as many as a quarter GiB holds */
 } served_config;
 
 typedef struct served {
@@ -56,6 +59,10 @@ typedef struct served {
     item_table table; /* of a retrieval model: the catalogue */
     pass *pass;
     histories batch;
+    kv_cache *cache; /* NULL: nothing is kept */
+    kv_store store;
+    bool reads_times;
+    char cache_note[128];                       /* why there is none */
     double flops_token, flops_pair, flops_head; /* of a computed token, a (query, key) pair, a
                                                    request's search of the catalogue */
     double flop_s;                              /* seconds of a FLOP, of the first batch */

@@ -203,6 +203,15 @@ static void learn(slot *s, double flops, double seconds) {
     if (rate > 0) s->flop_s += NEWEST * (rate - s->flop_s);
 }
 
+/* The cache of the model whose batch ended; under the lock. */
+static void note_cache(slot *s, const served *m) {
+    if (m->cache == NULL || m != s->model) return;
+    kv_cache_counts n = kv_cache_count(m->cache);
+    s->stats.kv_pages_free = n.n_free;
+    s->stats.kv_pages_used = n.n_pages - n.n_free;
+    s->stats.kv_pages_pinned = n.n_pinned;
+}
+
 static void note_batch(slot *s, const taken *t, const run_report *report, uint64_t start) {
     uint64_t stage[ENGINE_STAGES] = {0, report->build_ns, report->layers_ns, report->head_ns};
     int32_t n_tokens = report->tokens_computed;
@@ -212,6 +221,8 @@ static void note_batch(slot *s, const taken *t, const run_report *report, uint64
     stats->batch_tokens += (uint64_t)n_tokens;
     stats->tokens_computed += (uint64_t)n_tokens;
     stats->tokens_reused += (uint64_t)report->tokens_reused;
+    stats->kv_evictions += report->n_evicted;
+    note_cache(s, t->jobs[0]->m);
     for (int i = STAGE_BUILD; i < ENGINE_STAGES; i++)
         engine_times_add(&stats->stages[i], stage[i]);
     for (int32_t i = 0; i < t->n; i++) {
@@ -341,6 +352,8 @@ void slot_set_model(slot *s, served *m) {
     snprintf(m->version_text, sizeof m->version_text, "%llu", (unsigned long long)m->version);
     s->model = m;
     s->stats.reloads += old != NULL;
+    s->stats.kv_pages_free = m->cache != NULL ? m->store.n_pages : 0;
+    s->stats.kv_pages_used = s->stats.kv_pages_pinned = 0;
     s->flop_s = m->flop_s; /* another model may have another rate */
     s->batch_s = 50e-6;
     pthread_mutex_unlock(&s->lock);

@@ -67,9 +67,12 @@ static inline status cuda_launched(const char *what) {
  * block.  It grows when a request is larger than all before, which drops the recorded steps. */
 status cuda_scratch(backend *be, size_t bytes, void **out);
 
-/* A second block like cuda_scratch, for the summary of a func mask, which must outlive the
- * attention's own use of cuda_scratch. */
+/* A second block like cuda_scratch, for the summary of a func mask, or for keys and values from
+ * pages, which must outlive the attention's own use of cuda_scratch. */
 status cuda_mask_scratch(backend *be, size_t bytes, void **out);
+
+/* *a = the call with the keys and values of its pages and of k and v in one array. */
+status cuda_attn_collect(backend *be, const attn_args *from, attn_args *a);
 
 static inline size_t cuda_align(size_t bytes) {
     return (bytes + 255) & ~(size_t)255;

@@ -49,7 +49,10 @@ static status prepare(backend *be, const attn_args *from, attn_args *a) {
 status cuda_attn_fwd(backend *be, const attn_args *args) {
     attn_args a;
     TRY(attn_args_check(args));
-    TRY(prepare(be, args, &a));
+    if (args->pages.table != NULL)
+        TRY(cuda_attn_collect(be, args, &a));
+    else
+        TRY(prepare(be, args, &a));
     if (be->act == ACT_F32) return cuda_attn_f32_fwd(be, &a);
     return cuda_attn_sm90_can_fwd(be, &a) ? cuda_attn_sm90_fwd(be, &a) : cuda_attn_sm80_fwd(be, &a);
 }

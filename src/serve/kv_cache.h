@@ -1,0 +1,86 @@
+/* KV cache: which tokens' keys and values are in which page of the device's memory.
+ *
+ * Bookkeeping alone, on the host: it never touches keys and values (nn/kv_pages.h).  A page has
+ * KV_PAGE consecutive tokens of a sequence.  A page is found by a chained hash, of everything
+ * before it in its sequence and of its first token, and then verified: the page before it must be
+ * the very one that was found before, and its tokens are compared one by one.  So a prefix is
+ * reused as far as it is really equal, never because of an id, a length or a hash.  A token is
+ * everything that its rows in all layers depend on (kv_token): rows that a newer event would change
+ * differ in it.
+ *
+ * A lease holds the pages of a sequence while a batch runs: those to read, and those where new rows
+ * go.  Leases of one batch may share pages that are read; what a batch writes can be read by the
+ * next one.  The last page of a sequence is partly filled, and is filled up in place where nobody
+ * else uses it.
+ *
+ * Pages that no lease holds and that no longer sequence continues can be evicted: the one whose
+ * priority is lowest, GreedyDual: the clock at its last use plus the cost of computing it again,
+ * where the clock is the priority of the last evicted page.  Costs grow with the place in the
+ * sequence, as attention does.  One thread at a time. */
+#ifndef HSTU_SERVE_KV_CACHE_H
+#define HSTU_SERVE_KV_CACHE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+enum { KV_PAGE = 64 };
+
+/* What was encoded as a token of a sequence: equal prefixes of these have equal rows. */
+typedef struct kv_token {
+    uint64_t what;   /* the kind of the token, and its item, action or contextual value */
+    int64_t time;    /* as a key; 0 where the model reads no times */
+    int64_t seen_at; /* as a query: the time of the next event */
+} kv_token;
+
+typedef struct kv_cache kv_cache;
+
+typedef struct kv_cache_config {
+    int32_t n_pages;
+    double cost_token, cost_pair; /* of computing a token, and of each key before it */
+    uint64_t hash_mask; /* bits of the hash that count; 0: all.  Tests use few, so that hashes
+                           collide */
+} kv_cache_config;
+
+status kv_cache_create(kv_cache **out, const kv_cache_config *c);
+void kv_cache_destroy(kv_cache *c); /* NULL is fine */
+
+typedef struct kv_lease {
+    int32_t n_reused; /* tokens whose keys and values are there */
+    int32_t
+        n_stored; /* tokens that will be there: rows n_reused .. n_stored - 1 are to be written */
+    int32_t n_pages; /* of the table: those of the first n_stored tokens */
+    int32_t *page;   /* the caller's, with room for all tokens of the sequence */
+} kv_lease;
+
+/* Leases pages for a sequence of n tokens, of which at most max_reused may be reused (the rest must
+ * be computed, for its result).  Never fails: without free pages nothing more is stored. */
+void kv_cache_take(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
+                   kv_lease *lease);
+
+/* Ends a lease.  is_written: the new rows are in the pages; else they are forgotten. */
+void kv_cache_give(kv_cache *c, const kv_lease *lease, bool is_written);
+
+/* Starts the next batch: what age counts. */
+void kv_cache_tick(kv_cache *c);
+
+typedef struct kv_cache_counts {
+    int32_t n_pages, n_free, n_pinned;
+    uint64_t n_evicted;
+} kv_cache_counts;
+kv_cache_counts kv_cache_count(const kv_cache *c);
+
+/* A page for those who look. */
+typedef struct kv_page_view {
+    uint64_t key; /* 0: free */
+    int32_t first, n_tokens;
+    uint64_t age; /* batches since its last use */
+    bool is_pinned;
+} kv_page_view;
+kv_page_view kv_cache_view(const kv_cache *c, int32_t page);
+
+/* Whether all links, counts and orders agree: for tests. */
+bool kv_cache_is_sound(const kv_cache *c);
+
+#endif
