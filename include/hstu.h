@@ -316,6 +316,63 @@ HSTU_API hstu_status hstu_attn_varlen_fwd(hstu_attn *attn, const hstu_attn_varle
 HSTU_API hstu_status hstu_attn_varlen_bwd(hstu_attn *attn, const hstu_attn_varlen_args *args,
                                           void *stream);
 
+/* Softmax attention under any mask, on a GPU or the CPU.
+ *
+ * Over jagged sequences; per sequence and head:
+ *     p = softmax over the keys j that i sees of alpha q_i . k_j,    out_i = sum over j of p[i, j]
+ * v_j A row that sees no key has out = 0.  The mask is a text, as 'hstu mask show' takes it:
+ * "none", "causal", "sliding,window=64,causal", "longformer,window=32,global=32", "bits:FILE", ...
+ * Nothing of size length x length is stored, unless a file brings it. */
+
+typedef struct hstu_softmax_attn hstu_softmax_attn;
+
+/* Every pointer is memory of the device.  Start from hstu_softmax_attn_varlen_defaults, so that
+ * fields of later versions are set too. */
+typedef struct hstu_softmax_attn_varlen_args {
+    hstu_dtype dtype;          /* the CPU takes HSTU_FLOAT32 only */
+    int32_t batch_size;        /* B */
+    int32_t num_heads;         /* H */
+    int32_t dim;               /* numbers of a head, 1..256 */
+    int64_t total;             /* rows */
+    int32_t max_seqlen;        /* no sequence is longer */
+    const int32_t *cu_seqlens; /* (B + 1): sequence b is rows [b] .. [b + 1] - 1 */
+    const void *q, *k, *v;     /* (total, H, dim) dtype */
+    void *out;                 /* (total, H, dim) dtype; written forward, read backward */
+    /* Elements between rows; 0: H times dim.  Each gradient has the layout of its tensor. */
+    int64_t stride_q, stride_k, stride_v, stride_out;
+    float alpha;    /* 0: 1 / sqrt(dim) */
+    float *log_sum; /* (total, H): written forward (or NULL), read backward */
+    /* backward */
+    const void *dout;   /* (total, H, dim) dtype */
+    void *dq, *dk, *dv; /* (total, H, dim) dtype */
+} hstu_softmax_attn_varlen_args;
+
+HSTU_API void hstu_softmax_attn_varlen_defaults(hstu_softmax_attn_varlen_args *out);
+
+/* device: a GPU, or -1 for the CPU.  The mask is read and parsed once.  HSTU_ERR_USAGE: the mask's
+ * text; HSTU_ERR_DEVICE and HSTU_ERR_UNSUPPORTED as of hstu_attn_create. */
+HSTU_API hstu_status hstu_softmax_attn_create(hstu_softmax_attn **out, int32_t device,
+                                              const char *mask);
+HSTU_API void hstu_softmax_attn_destroy(hstu_softmax_attn *attn);
+
+/* The lengths of the sequences of the next calls, in host memory; `first` is the number of the
+ * first of them in the whole input, for files with one mask a sequence.  Masks other than none,
+ * causal and sliding need it before a call, and again when the lengths change: the mask of each new
+ * length is then made and copied to the device on the stream, and kept.  Not while a graph is
+ * captured. */
+HSTU_API hstu_status hstu_softmax_attn_set_lengths(hstu_softmax_attn *attn, int64_t first,
+                                                   const int32_t *lengths, int32_t n_lengths,
+                                                   void *stream);
+
+/* Forward: writes out and log_sum.  Backward: writes dq, dk and dv.  Streams, scratch memory and
+ * graphs: as of hstu_attn_varlen_fwd; the CPU has no stream (NULL). */
+HSTU_API hstu_status hstu_softmax_attn_varlen_fwd(hstu_softmax_attn *attn,
+                                                  const hstu_softmax_attn_varlen_args *args,
+                                                  void *stream);
+HSTU_API hstu_status hstu_softmax_attn_varlen_bwd(hstu_softmax_attn *attn,
+                                                  const hstu_softmax_attn_varlen_args *args,
+                                                  void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -461,7 +461,7 @@ const char *backend_cpu_products(void);
 typedef struct cuda_options {
     int device;
     bool is_deterministic;
-    bool is_guest; /* A guest: for attn_fwd and attn_bwd only, on the caller's streams. */
+    bool is_guest; /* A guest: for the attention ops, alloc and copy_in, on the caller's streams. */
 } cuda_options;
 status backend_create_cuda(backend **out, const cuda_options *options);
 

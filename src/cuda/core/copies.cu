@@ -100,6 +100,13 @@ static status send_piece(cuda_state *s, char *to, const char *from, size_t bytes
 }
 
 status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+    /* A guest has no slots.  From pageable memory the call returns when the bytes have been read.
+     */
+    if (cuda_of(be)->is_guest) {
+        CUDA_TRY(
+            cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, cuda_of(be)->stream));
+        return OK;
+    }
     for (size_t at = 0; at < bytes; at += SLOT_BYTES) {
         size_t n = bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES;
         TRY(send_piece(cuda_of(be), (char *)to + at, (const char *)from_host + at, n));

@@ -1,0 +1,183 @@
+/* The softmax attention of hstu.h: the public arguments become a softmax_attn_args of ops.h, which
+ * runs on the CPU, or on a GPU as a guest on the caller's stream (api_attn.c). */
+#include <math.h>
+
+#include "base/env.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "hstu.h"
+#include "ops/attn_check.h"
+#include "ops/mask_batch.h"
+
+struct hstu_softmax_attn {
+    backend *be;
+    pool *workers; /* of the CPU; NULL on a GPU */
+    mask *m;
+    mask_batch *masks; /* NULL before the first lengths */
+    int32_t max_lengths;
+    bool is_cpu;
+};
+
+void hstu_softmax_attn_varlen_defaults(hstu_softmax_attn_varlen_args *out) {
+    *out = (hstu_softmax_attn_varlen_args){.dtype = HSTU_BFLOAT16};
+}
+
+static status open_backend(hstu_softmax_attn *attn, int32_t device) {
+    attn->is_cpu = device == -1;
+    if (!attn->is_cpu) {
+        cuda_options options = {.device = device, .is_guest = true};
+        return backend_create_cuda(&attn->be, &options);
+    }
+    int n_threads;
+    TRY(env_threads(&n_threads));
+    TRY(pool_create(&attn->workers, n_threads));
+    return backend_create_cpu(&attn->be, attn->workers);
+}
+
+hstu_status hstu_softmax_attn_create(hstu_softmax_attn **out, int32_t device, const char *text) {
+    *out = NULL;
+    hstu_softmax_attn *attn;
+    status st = MEM_NEW(&attn, 1);
+    if (st != OK) return (hstu_status)st;
+    st = mask_create(&attn->m, text != NULL ? text : "none");
+    if (st == OK) st = open_backend(attn, device);
+    if (st == OK)
+        *out = attn;
+    else
+        hstu_softmax_attn_destroy(attn);
+    return (hstu_status)st;
+}
+
+void hstu_softmax_attn_destroy(hstu_softmax_attn *attn) {
+    if (attn == NULL) return;
+    mask_batch_destroy(attn->masks);
+    mask_destroy(attn->m);
+    backend_destroy(attn->be);
+    pool_destroy(attn->workers);
+    mem_free(attn);
+}
+
+/* Makes the next ops run on the caller's stream. */
+static status visit(hstu_softmax_attn *attn, hstu_dtype dtype, void *stream) {
+    cuda_visit there = {stream, (act_type)dtype, false};
+    return attn->is_cpu ? OK : backend_visit_cuda(attn->be, &there);
+}
+
+static status set_lengths(hstu_softmax_attn *attn, int64_t first, const int32_t *lengths, int32_t n,
+                          void *stream) {
+    if (attn == NULL || lengths == NULL || n < 0)
+        return fail(ERR_USAGE, "softmax attention: %s",
+                    attn == NULL ? "make it first, hstu_softmax_attn_create"
+                                 : "lengths is NULL or their number negative");
+    TRY(visit(attn, HSTU_FLOAT32, stream));
+    if (attn->masks == NULL || n > attn->max_lengths) {
+        mask_batch_destroy(attn->masks);
+        attn->masks = NULL;
+        TRY(mask_batch_create(&attn->masks, attn->be, attn->m, n));
+        attn->max_lengths = n;
+    }
+    return mask_batch_set(attn->masks, first, n, lengths);
+}
+
+hstu_status hstu_softmax_attn_set_lengths(hstu_softmax_attn *attn, int64_t first,
+                                          const int32_t *lengths, int32_t n_lengths, void *stream) {
+    return (hstu_status)set_lengths(attn, first, lengths, n_lengths, stream);
+}
+
+static status check_array(const char *name, const void *p, int64_t n, size_t element) {
+    if (p == NULL && n > 0) return fail(ERR_USAGE, "softmax attention: %s is NULL", name);
+    if ((uintptr_t)p % element != 0)
+        return fail(ERR_USAGE, "softmax attention: %s is not aligned to its elements of %d bytes",
+                    name, (int)element);
+    return OK;
+}
+
+static status check_arrays(const hstu_softmax_attn_varlen_args *a, bool is_backward) {
+    size_t size = act_bytes((act_type)a->dtype);
+    int64_t width = (int64_t)a->num_heads * a->dim;
+    const int64_t strides[] = {a->stride_q, a->stride_k, a->stride_v, a->stride_out};
+    for (int i = 0; i < 4; i++)
+        if (strides[i] != 0 && strides[i] < width)
+            return fail(ERR_USAGE, "softmax attention: rows are %lld elements apart, but have %lld",
+                        (long long)strides[i], (long long)width);
+    TRY(check_array("cu_seqlens", a->cu_seqlens, a->batch_size, sizeof(int32_t)));
+    TRY(check_array("q", a->q, a->total, size));
+    TRY(check_array("k", a->k, a->total, size));
+    TRY(check_array("v", a->v, a->total, size));
+    TRY(check_array("out", a->out, a->total, size));
+    TRY(check_array("log_sum", a->log_sum, is_backward ? a->total : 0, sizeof(float)));
+    if (!is_backward) return OK;
+    TRY(check_array("dout", a->dout, a->total, size));
+    TRY(check_array("dq", a->dq, a->total, size));
+    TRY(check_array("dk", a->dk, a->total, size));
+    return check_array("dv", a->dv, a->total, size);
+}
+
+static status check(const hstu_softmax_attn *attn, const hstu_softmax_attn_varlen_args *a,
+                    bool is_backward) {
+    if (attn == NULL)
+        return fail(ERR_USAGE, "softmax attention: make it first, hstu_softmax_attn_create");
+    if (a->dtype < HSTU_FLOAT32 || a->dtype > HSTU_FLOAT16)
+        return fail(ERR_USAGE, "softmax attention: dtype is %d", (int)a->dtype);
+    if (attn->is_cpu && a->dtype != HSTU_FLOAT32)
+        return fail(ERR_UNSUPPORTED, "softmax attention: the CPU computes in HSTU_FLOAT32 only");
+    if (a->batch_size < 0 || a->total < 0 || a->max_seqlen < 0)
+        return fail(ERR_USAGE, "softmax attention: batch_size, total and max_seqlen must not be "
+                               "negative");
+    if (!mask_rule_is_span(mask_rule_of(attn->m)) &&
+        (attn->masks == NULL || a->batch_size > attn->max_lengths))
+        return fail(ERR_USAGE, "softmax attention: this mask needs the lengths of the sequences, "
+                               "hstu_softmax_attn_set_lengths");
+    return check_arrays(a, is_backward);
+}
+
+static int64_t stride_or(int64_t stride, int64_t width) {
+    return stride != 0 ? stride : width;
+}
+
+static softmax_attn_args lower(const hstu_softmax_attn *attn,
+                               const hstu_softmax_attn_varlen_args *a) {
+    int64_t width = (int64_t)a->num_heads * a->dim;
+    softmax_attn_args to = {.n_sequences = a->batch_size,
+                            .n_heads = a->num_heads,
+                            .dim = a->dim,
+                            .max_len = a->max_seqlen,
+                            .offsets = a->cu_seqlens,
+                            .q = a->q,
+                            .k = a->k,
+                            .v = a->v,
+                            .stride_q = stride_or(a->stride_q, width),
+                            .stride_k = stride_or(a->stride_k, width),
+                            .stride_v = stride_or(a->stride_v, width),
+                            .out = a->out,
+                            .stride_out = stride_or(a->stride_out, width),
+                            .alpha = a->alpha != 0 ? a->alpha : 1 / sqrtf((float)a->dim),
+                            .log_sum = a->log_sum,
+                            .dout = a->dout,
+                            .dq = a->dq,
+                            .dk = a->dk,
+                            .dv = a->dv};
+    to.mask.rule = *mask_rule_of(attn->m);
+    if (attn->masks != NULL) to.mask = *mask_batch_view(attn->masks);
+    return to;
+}
+
+static status run(hstu_softmax_attn *attn, const hstu_softmax_attn_varlen_args *args, void *stream,
+                  bool is_backward) {
+    TRY(check(attn, args, is_backward));
+    softmax_attn_args a = lower(attn, args);
+    TRY(softmax_attn_args_check(&a));
+    TRY(visit(attn, args->dtype, stream));
+    const ops *o = attn->be->ops;
+    return is_backward ? o->softmax_attn_bwd(attn->be, &a) : o->softmax_attn_fwd(attn->be, &a);
+}
+
+hstu_status hstu_softmax_attn_varlen_fwd(hstu_softmax_attn *attn,
+                                         const hstu_softmax_attn_varlen_args *args, void *stream) {
+    return (hstu_status)run(attn, args, stream, false);
+}
+
+hstu_status hstu_softmax_attn_varlen_bwd(hstu_softmax_attn *attn,
+                                         const hstu_softmax_attn_varlen_args *args, void *stream) {
+    return (hstu_status)run(attn, args, stream, true);
+}
