@@ -77,7 +77,10 @@ NVCCFLAGS := -O3 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
 	-Xptxas -v $(FEATURES) -Iinclude -Isrc -MMD -MP
 
 CLI_SRC := $(wildcard src/cli/*.c)
-LIB_SRC := $(filter-out $(CLI_SRC),$(sort $(shell find src -name '*.c')))
+# The MPI plugin is a library of its own, made by the mpicc that is there.
+MPI_SRC := src/dist/mpi_plugin.c
+MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
+LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
 TEST_SRC := $(wildcard tests/*.c)
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
@@ -93,7 +96,7 @@ GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
 .PHONY: print-libs all hstu tests examples fuzz bench check docs clean install uninstall gpu-test gpu-sanitize
-all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden
+all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so)
 
 hstu: $B/hstu
 	@ln -sf $B/hstu hstu
@@ -114,7 +117,13 @@ $B/libhstu.so: $(LIB_OBJ) src/api/libhstu.map
 $B/hstu: $(CLI_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 
-tests: $B/hstu $B/tests/unit $B/tests/golden $B/tests/flip
+# An mpicc that cannot compile (its compiler is missing, say) costs the plugin, not the program.
+$B/hstu-mpi.so: $(MPI_SRC) src/dist/mpi_plugin.h
+	@mkdir -p $(@D)
+	$(MPICC) -std=c11 -D_GNU_SOURCE -O2 -fPIC -shared $(WARN) -Isrc $(MPI_SRC) -o $@ || \
+		{ rm -f $@; echo 'note: $(MPICC) does not work here: no ranks of mpirun'; }
+
+tests: $B/hstu $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $B/tests/golden $B/tests/flip
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)

@@ -1,5 +1,6 @@
 /* Forked ranks and the process that watches them. */
 #include "dist/ranks.h"
+#include "dist/start.h"
 
 #include <sys/wait.h>
 #include <time.h>

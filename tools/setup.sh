@@ -61,6 +61,7 @@ look_around() {
     has clang || missing optional clang "the second compiler, and the fuzz tests"
     clang_can_fuzz || missing optional "$(clang_runtime_package)" "the fuzz tests (libFuzzer)"
     has clang-format || missing optional clang-format "the check of the code's format"
+    has mpicc || missing optional libopenmpi-dev "ranks that mpirun starts"
     has xz || missing optional xz-utils "tests of compressed input"
 }
 

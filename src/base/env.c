@@ -71,6 +71,19 @@ status env_cache_folder(char *text, size_t n, const char *name) {
     return (size_t)length < n ? OK : fail(ERR_IO, "the path of the cache is too long; say --cache");
 }
 
+/* A variable that says how many processes there are, and says more than one. */
+static bool is_above_one(const char *name) {
+    const char *text = getenv(name);
+    return text != NULL && atoi(text) > 1;
+}
+
+env_launcher env_launched_by(void) {
+    if (is_above_one("OMPI_COMM_WORLD_SIZE") || is_above_one("PMI_SIZE")) return LAUNCHER_MPI;
+    if (is_above_one("WORLD_SIZE") && getenv("RANK") != NULL && getenv("MASTER_ADDR") != NULL)
+        return LAUNCHER_TORCHRUN;
+    return LAUNCHER_NONE;
+}
+
 bool env_wants_colour(int fd) {
     const char *term = getenv("TERM");
     return getenv("NO_COLOR") == NULL && isatty(fd) && term != NULL && strcmp(term, "dumb") != 0;

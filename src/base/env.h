@@ -35,6 +35,11 @@ status env_cache_folder(char *text, size_t n, const char *name);
  * HSTU_THREADS is for each. */
 status env_threads_of(int n_processes, int *out);
 
+/* The program that started this process as one of several ranks, by the variables it sets: MPI's
+ * mpirun, or srun with PMIx; torchrun, or what sets the same variables. */
+typedef enum { LAUNCHER_NONE, LAUNCHER_MPI, LAUNCHER_TORCHRUN } env_launcher;
+env_launcher env_launched_by(void);
+
 /* Colours are wanted on this file descriptor: it is a terminal, TERM is not dumb, NO_COLOR unset.
  */
 bool env_wants_colour(int fd);

@@ -16,10 +16,15 @@
 #endif
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/env.h"
 #include "base/machine.h"
+#include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/json_line.h"
+#include "dist/mpi.h"
+#include "dist/ranks.h"
+#include "dist/start.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 #include "serve/http.h"
@@ -36,7 +41,7 @@ typedef struct library {
     const char *remedy;  /* how to get it into a build */
 } library;
 
-enum { N_LIBRARIES = 11 };
+enum { N_LIBRARIES = 12 };
 
 typedef struct diagnosis {
     machine host;
@@ -46,11 +51,13 @@ typedef struct diagnosis {
     library libraries[N_LIBRARIES];
     bool is_run_time[N_LIBRARIES]; /* looked for when the program runs, not when it is built */
     char cuda_version[32], xgboost_version[32], nvrtc_version[32], compiler_version[160];
+    bool has_ranks; /* two of them have just worked together */
+    char ranks[256];
     bool is_fit;
     char verdict[160];
 } diagnosis;
 
-static const char *const later = "NCCL, Open MPI";
+static const char *const later = "NCCL";
 
 static void cuda_version_text(char *text, size_t n, int version) {
     snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
@@ -106,6 +113,9 @@ static void ask_libraries(diagnosis *d) {
         (library){"NVRTC", nvrtc, "fusion plans on a GPU", "install NVIDIA's CUDA toolkit"};
     d->libraries[10] = (library){"C compiler", compiler, "fusion plans on the CPU",
                                  "apt-get install gcc libc6-dev"};
+    char why[512];
+    d->libraries[11] = (library){"MPI", mpi_library(why, sizeof why), "ranks that mpirun starts",
+                                 "apt-get install libopenmpi-dev, then make"};
     for (int i = 8; i < N_LIBRARIES; i++)
         d->is_run_time[i] = true;
     d->libraries[7] = (library){"libmicrohttpd", http_library_version(), "'hstu serve'",
@@ -143,8 +153,48 @@ static void judge(diagnosis *d) {
         snprintf(d->verdict, sizeof d->verdict, "yes, on the CPU");
 }
 
+enum { SELF_TEST_NUMBERS = 1 << 18 };
+
+/* What a rank of the self test does: sums numbers with the other one, and checks the sum. */
+static status sum_with_other(transport *t) {
+    backend *be = NULL;
+    comm *c = NULL;
+    float *x = NULL;
+    status st = MEM_NEW(&x, SELF_TEST_NUMBERS);
+    if (st == OK) st = backend_create_cpu(&be, NULL);
+    if (st == OK) st = comm_create_host(&c, be, t);
+    for (int i = 0; i < SELF_TEST_NUMBERS && st == OK; i++)
+        x[i] = (float)(i * (t->rank + 1));
+    all_reduce_args a = {COMM_F32, COMM_SUM, SELF_TEST_NUMBERS, x, x};
+    if (st == OK) st = c->ops->all_reduce(c, &a);
+    for (int i = 0; i < SELF_TEST_NUMBERS && st == OK; i++)
+        if (x[i] != (float)(i * 3)) st = fail(ERR_IO, "a sum of two ranks is wrong");
+    comm_destroy(c);
+    backend_destroy(be);
+    mem_free(x);
+    return st;
+}
+
+/* Two ranks are started and sum a megabyte. */
+static void test_ranks(diagnosis *d) {
+    transport *t;
+    uint64_t start = clock_ns();
+    status st = ranks_fork(&t, 2, RANKS_PATIENCE_MS);
+    if (t != NULL) {
+        st = ranks_leave(t, st == OK ? sum_with_other(t) : st);
+        _exit(status_exit_code(st));
+    }
+    d->has_ranks = st == OK;
+    if (st == OK)
+        snprintf(d->ranks, sizeof d->ranks, "two started and summed 1 MB in %.0f ms",
+                 (double)(clock_ns() - start) / 1e6);
+    else
+        snprintf(d->ranks, sizeof d->ranks, "two cannot work together: %s", status_reason());
+}
+
 static status examine(diagnosis *d) {
     memset(d, 0, sizeof *d);
+    test_ranks(d); /* first: it forks */
     machine_ask(&d->host);
     device_driver_ask(&d->driver);
     TRY(device_list(d->device, MAX_DEVICES, &d->n_devices));
@@ -192,6 +242,7 @@ static void print_machine(const diagnosis *d) {
     if (m->limit_bytes > 0)
         snprintf(text + n, sizeof text - (size_t)n, ", limited to %.1f GiB", gib(m->limit_bytes));
     print_row(d->is_fit ? HAVE : TROUBLE, "memory", text);
+    print_row(d->has_ranks ? HAVE : TROUBLE, "ranks", d->ranks);
 }
 
 static void print_gpus(const diagnosis *d) {
@@ -296,6 +347,7 @@ static status print_json(const diagnosis *d) {
     json_key_string(w, "products", backend_cpu_products());
     write_gpus(w, d);
     write_libraries(w, d);
+    json_key_bool(w, "ranks", d->has_ranks);
     json_key_bool(w, "fit", d->is_fit);
     json_key_string(w, "verdict", d->verdict);
     return json_line_print(&line);

@@ -10,6 +10,8 @@
 #include "cli/show.h"
 #include "cli/split_args.h"
 #include "cli/work.h"
+#include "dist/comm_host.h"
+#include "dist/start.h"
 #include "model/trained.h"
 #include "train/baselines.h"
 #include "train/protocol.h"
@@ -18,6 +20,8 @@ typedef struct eval_args {
     const char *path, *checkpoint, *data, *part, *device;
     const char *metrics;
     bool is_json, has_baselines, keeps_seen;
+    int64_t n_ranks;
+    transport *ranks; /* this process is one of them; or NULL */
     split_args split_args;
     split_record split; /* what is evaluated */
 } eval_args;
@@ -173,6 +177,7 @@ static status evaluate(const eval_args *a, trained *t, const work *w) {
     static baseline room[N_BASELINES]; /* too large for the stack */
     report o = {.a = a, .t = t, .baselines = a->has_baselines ? room : NULL};
     TRY(measure(&o, t, w));
+    if (!comm_is_first(w->comm)) return OK; /* rank 0 speaks for all */
     return a->is_json ? print_json(&o) : print_text(&o);
 }
 
@@ -217,14 +222,22 @@ static status run(eval_args *a) {
     TRY(checkpoint_choose(a->path, a->checkpoint, folder));
     TRY(checkpoint_read_origin(&origin, folder));
     TRY(choose_split(a, &origin));
-    TRY(work_open(&w, a->data, a->device));
+    TRY(work_open_as(&w, a->data, a->device, &(work_options){.ranks = a->ranks}));
     status st = check_users(a, &origin, &w);
     if (st == OK) st = join_test(a, folder, &w);
     if (st == OK) st = trained_open(&t, folder, work_data(&w), w.be, 0);
+    t.session.comm = w.comm;
     if (st == OK) st = evaluate(a, &t, &w);
     trained_close(&t);
     work_close(&w);
     return st;
+}
+
+static status run_on_ranks(eval_args *a) {
+    bool is_over;
+    status st = ranks_start(&a->ranks, (int)a->n_ranks, &is_over);
+    if (is_over) return st;
+    return ranks_leave(a->ranks, st == OK ? run(a) : st);
 }
 
 status cmd_eval(int argc, char **argv) {
@@ -255,6 +268,9 @@ status cmd_eval(int argc, char **argv) {
          "Items of the history stay in the ranking, for data in which people come back to items.",
          0, 0},
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"--ranks", ARG_INT, &a.n_ranks, "G",
+         "Processes of this machine that divide the users (default 1); the figures are the same.",
+         1, 64},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
         {0},
     };
@@ -271,5 +287,5 @@ status cmd_eval(int argc, char **argv) {
     if (a.data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec.usage);
     if (strcmp(a.part, "test") != 0 && strcmp(a.part, "validation") != 0)
         return fail(ERR_USAGE, "--part %s: the parts are test and validation", a.part);
-    return run(&a);
+    return run_on_ranks(&a);
 }

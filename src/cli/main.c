@@ -42,6 +42,7 @@ static const command commands[] = {
     {"tune", cmd_tune, "find the fastest fusion plan of a layer"},
     {"bench", cmd_bench, "measure what we claim"},
     {"profile", cmd_profile, "show where the time of a command goes"},
+    {"launch", cmd_launch, "run a training, and start it again when it fails"},
     {"doctor", cmd_doctor, "tell whether hstu can run here, and what is missing"},
     {0},
 };

@@ -19,7 +19,7 @@
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
-#include "dist/ranks.h"
+#include "dist/start.h"
 #include "model/checkpoint_load.h"
 #include "profile/profiler.h"
 #include "train/generated.h"
@@ -334,12 +334,16 @@ static status train_profiled(train_args *args, config *c) {
     return st;
 }
 
-/* Trains on several ranks of this machine; the process that was called watches them. */
+/* Trains on the ranks there are; where they are processes of this one, it watches them. */
 static status train_on_ranks(train_args *args, config *c) {
-    if (args->n_ranks == 1) return train_profiled(args, c);
-    status st = ranks_fork(&args->ranks, (int)args->n_ranks, RANKS_PATIENCE_MS);
-    if (args->ranks != NULL) {
-        if (st == OK) st = train(args, c);
+    bool is_over;
+    if (args->n_ranks > 1 && profiler_is_running())
+        return fail(ERR_USAGE, "hstu profile records one process; leave --ranks out, or set "
+                               "TrainerArgs.profile, which records rank 0");
+    status st = ranks_start(&args->ranks, (int)args->n_ranks, &is_over);
+    if (!is_over) {
+        bool is_first = args->ranks == NULL || args->ranks->rank == 0;
+        if (st == OK) st = is_first ? train_profiled(args, c) : train(args, c);
         return ranks_leave(args->ranks, st);
     }
     if (st == OK || status_reason()[0] == '\0') return st;
@@ -409,8 +413,7 @@ static status run(train_args *args) {
 }
 
 status cmd_train(int argc, char **argv) {
-    train_args args = {
-        .device = "auto", .seed = -1, .n_ranks = 1, .options = train_options_default()};
+    train_args args = {.device = "auto", .seed = -1, .options = train_options_default()};
     train_options *o = &args.options;
     int64_t keep = o->keep;
     const char *format;
@@ -487,7 +490,8 @@ status cmd_train(int argc, char **argv) {
          0, UINT32_MAX},
         {"--device", ARG_TEXT, &args.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"--ranks", ARG_INT, &args.n_ranks, "G",
-         "Processes of this machine that train together (default 1): the users of a step are "
+         "Processes of this machine that train together (default 1; mpirun starts its own): the "
+         "users of a step are "
          "divided among them, and so are cores and GPUs. On the CPU any number gives the same "
          "bits; docs/distributed.md.",
          1, 64},

@@ -16,7 +16,7 @@
  * the whole job sleeps (Ctrl-Z), no time passes. */
 enum { TURN_MS = 10 };
 
-/* Of a rank: the board it shares; of the watching process: what its signal handler sets. */
+/* What the signal handler of the watching process sets. */
 static shm_job *the_job;
 
 typedef struct rank_process {
@@ -136,7 +136,7 @@ static status become_rank(transport **out, shm_job *job, int rank, pid_t parent)
     if (getppid() != parent) raise(SIGKILL); /* it died before the line above */
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
-    the_job = job;
+    the_job = NULL;
     if (rank > 0) {
         int nowhere = open("/dev/null", O_WRONLY);
         if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
@@ -169,16 +169,4 @@ status ranks_fork(transport **out, int n, int patience_ms) {
     restore_signals(old);
     shm_job_destroy(w.job);
     return st;
-}
-
-status ranks_leave(transport *t, status st) {
-    if (t == NULL) return st;
-    shm_job *job = the_job;
-    bool is_shm = strcmp(t->ops->name, "shm") == 0;
-    int rank = t->rank;
-    transport_destroy(t);
-    if (!is_shm || st == OK) return st;
-    bool speaks = st == ERR_INTERRUPTED ? rank == 0 : shm_job_fail(job, rank);
-    if (!speaks) return fail(st, "%s", "");
-    return rank == 0 ? st : fail_prefix(st, "rank %d", rank);
 }

@@ -18,8 +18,4 @@ enum { RANKS_PATIENCE_MS = 3000 };
  * output. */
 status ranks_fork(transport **out, int n, int patience_ms);
 
-/* A rank leaves with st; it must then end with that status.  Of several ranks that fail, only the
- * first keeps its reason; of several that were interrupted, rank 0.  Destroys t; NULL is fine. */
-status ranks_leave(transport *t, status st);
-
 #endif

@@ -160,10 +160,23 @@ static void shm_destroy(transport *t) {
     mem_free(t);
 }
 
+/* Of several ranks that fail, only the first keeps its reason; of several that were interrupted,
+ * rank 0. */
+static status shm_leave(transport *t, status st) {
+    shm_job *job = ((shm_state *)t->state)->job;
+    int rank = t->rank;
+    shm_destroy(t);
+    if (st == OK) return OK;
+    bool speaks = st == ERR_INTERRUPTED ? rank == 0 : shm_job_fail(job, rank);
+    if (!speaks) return fail(st, "%s", "");
+    return rank == 0 ? st : fail_prefix(st, "rank %d", rank);
+}
+
 static const transport_ops shm_ops = {.name = "shm",
                                       .exchange = shm_exchange,
                                       .barrier = shm_barrier,
                                       .note_step = shm_note_step,
+                                      .leave = shm_leave,
                                       .destroy = shm_destroy};
 
 status shm_create(transport **out, shm_job *job, int rank) {

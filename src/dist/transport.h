@@ -33,6 +33,9 @@ typedef struct transport_ops {
     status (*barrier)(transport *t);
     /* Tells the watchdog of the job how far this rank is: what it names when the rank is lost. */
     void (*note_step)(transport *t, uint64_t step);
+    /* The rank leaves the job with st, and the transport is destroyed.  Returns the status to end
+     * with, its reason "" where another rank says it. */
+    status (*leave)(transport *t, status st);
     void (*destroy)(transport *t);
 } transport_ops;
 

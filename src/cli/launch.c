@@ -1,0 +1,131 @@
+/* hstu launch: runs a training, and starts it again from its last checkpoint when it fails. */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/cli.h"
+
+enum { MAX_WORDS = 1000, PATH_BYTES = 4096, EXIT_USAGE = 2, EXIT_NO_PROGRAM = 127 };
+
+static volatile sig_atomic_t signalled;
+static volatile pid_t running;
+
+/* What ends us is meant for the command: it saves and leaves, and is not started again. */
+static void pass_on(int number) {
+    signalled = number;
+    if (running > 0) kill(running, number);
+}
+
+static void watch_signals(void) {
+    struct sigaction action = {.sa_handler = pass_on};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* The folder of the training's run: the value of --out in the command; NULL: it has none. */
+static const char *find_run(const char *const *words, int n) {
+    for (int i = 0; i < n; i++) {
+        if (strcmp(words[i], "--out") == 0 && i + 1 < n) return words[i + 1];
+        if (strncmp(words[i], "--out=", 6) == 0) return words[i] + 6;
+    }
+    return NULL;
+}
+
+/* Whether there is a run to go on with; one that was killed before that begins again. */
+static bool has_run(const char *run) {
+    char path[PATH_BYTES];
+    return run != NULL && path_join(path, sizeof path, run, "config.json") == OK &&
+           file_exists(path);
+}
+
+static bool has_word(const char *const *words, int n, const char *word) {
+    for (int i = 0; i < n; i++)
+        if (strcmp(words[i], word) == 0) return true;
+    return false;
+}
+
+/* Runs the words and waits; *code: its exit code, 128 + the signal if it was killed. */
+static status run_once(const char *const *words, int *code) {
+    int how;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0) return fail_errno("starting '%s'", words[0]);
+    if (pid == 0) {
+        signal(SIGINT, SIG_DFL);
+        signal(SIGTERM, SIG_DFL);
+        execvp(words[0], (char *const *)words);
+        fprintf(stderr, "hstu launch: %s: %s\n", words[0], strerror(errno));
+        _exit(EXIT_NO_PROGRAM);
+    }
+    running = pid;
+    if (signalled) kill(pid, signalled);
+    while (waitpid(pid, &how, 0) < 0)
+        if (errno != EINTR) return fail_errno("waiting for '%s'", words[0]);
+    running = 0;
+    *code = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
+    return OK;
+}
+
+/* A wrong command line or config is as wrong the second time. */
+static bool is_worth_another(int code) {
+    return code != 0 && code != EXIT_USAGE && code != EXIT_NO_PROGRAM && !signalled;
+}
+
+static status launch(const char *const *given, int n, int64_t restarts, int64_t pause_s) {
+    const char *words[MAX_WORDS + 2];
+    const struct timespec pause = {.tv_sec = pause_s};
+    bool resumes = has_word(given, n, "--resume");
+    int code = 0;
+    for (int64_t i = 0;; i++) {
+        memcpy(words, given, (size_t)n * sizeof *words);
+        words[n] = i > 0 && !resumes && has_run(find_run(given, n)) ? "--resume" : NULL;
+        words[n + 1] = NULL;
+        TRY(run_once(words, &code));
+        if (!is_worth_another(code) || i == restarts) break;
+        log_warn("'%s' ended with exit code %d; starting it again (%" PRId64 " of %" PRId64 ")",
+                 words[0], code, i + 1, restarts);
+        nanosleep(&pause, NULL);
+        if (signalled) break;
+    }
+    if (code == 0) return OK;
+    if (code == EXIT_USAGE || signalled) /* it has said why */
+        return fail(code == EXIT_USAGE ? ERR_CONFIG : ERR_INTERRUPTED, "%s", "");
+    return fail(ERR_IO, "'%s' ended with exit code %d%s", words[0], code,
+                restarts > 0 ? ", and has been started as often as --restarts allows" : "");
+}
+
+status cmd_launch(int argc, char **argv) {
+    const char *words[MAX_WORDS];
+    int64_t restarts = 3, pause_s = 1;
+    int n = 0;
+    bool is_help;
+    const arg_option options[] = {
+        {"--restarts", ARG_INT, &restarts, "R",
+         "How often a command that failed is started again (default 3).", 0, 1 << 20},
+        {"--pause", ARG_INT, &pause_s, "S", "Seconds between two starts (default 1).", 0, 86400},
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu launch [options] -- COMMAND...",
+        .summary = "Runs a command, such as 'hstu train ... --ranks 4' or 'mpirun -n 4 hstu train "
+                   "...', and starts it again when it fails. From the second start on it gets "
+                   "--resume, if the folder of its --out has a run by then.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = MAX_WORDS,
+        .notes = "A wrong command line or config (exit code 2) is not tried again, nor is a "
+                 "command that was interrupted: SIGINT and SIGTERM are passed on to it.\n",
+    };
+    TRY(args_parse(&spec, argc, argv, words, &n, &is_help));
+    if (is_help) return OK;
+    watch_signals();
+    return launch(words, n, restarts, pause_s);
+}

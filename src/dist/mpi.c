@@ -1,0 +1,147 @@
+#include "dist/mpi.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "dist/mpi_plugin.h"
+
+enum { PATH_BYTES = 4096 };
+
+/* hstu-mpi.so beside the program, or where `make install` puts it. */
+static status find_plugin(char path[PATH_BYTES]) {
+    static const char *const places[] = {"hstu-mpi.so", "../hstu-mpi.so",
+                                         "../lib/hstu/hstu-mpi.so"};
+    char program[PATH_BYTES];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0) return fail_errno("/proc/self/exe");
+    program[n] = '\0';
+    char *end = strrchr(program, '/');
+    if (end != NULL) *end = '\0';
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (path_join(path, PATH_BYTES, program, places[i]) == OK && file_exists(path)) return OK;
+    return fail(ERR_UNSUPPORTED,
+                "this build has no MPI plugin (hstu-mpi.so beside the program): install an MPI "
+                "('apt-get install libopenmpi-dev') and run make again, or start ranks of one "
+                "machine with --ranks");
+}
+
+/* The library stays loaded: MPI does not survive a second start in a process anyway. */
+static status load_plugin(const mpi_plugin **out) {
+    char path[PATH_BYTES];
+    TRY(find_plugin(path));
+    /* Open MPI loads libraries of its own, which look for its symbols: RTLD_GLOBAL. */
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (library == NULL)
+        return fail(ERR_UNSUPPORTED, "%s: cannot be loaded: %.400s", path, dlerror());
+    const mpi_plugin *p = dlsym(library, MPI_PLUGIN_SYMBOL);
+    if (p == NULL || p->version != MPI_PLUGIN_VERSION)
+        return fail(ERR_UNSUPPORTED, "%s belongs to another version of hstu; run make again", path);
+    *out = p;
+    return OK;
+}
+
+const char *mpi_library(char *why, size_t n) {
+    const mpi_plugin *p;
+    why[0] = '\0';
+    if (load_plugin(&p) == OK) return p->library();
+    snprintf(why, n, "%s", status_reason());
+    return NULL;
+}
+
+static status mpi_exchange(transport *t, const exchange_args *a) {
+    const mpi_plugin *p = t->state;
+    char text[MPI_PLUGIN_TEXT_BYTES] = "";
+    transport_copy_own(t, a);
+    if (p->exchange(a->from, a->n_from, a->to, a->n_to, text) != 0) return fail(ERR_IO, "%s", text);
+    return OK;
+}
+
+static status mpi_barrier(transport *t) {
+    const mpi_plugin *p = t->state;
+    char text[MPI_PLUGIN_TEXT_BYTES] = "";
+    return p->barrier(text) != 0 ? fail(ERR_IO, "%s", text) : OK;
+}
+
+/* mpirun says which rank was lost; the step is in the log. */
+static void mpi_note_step(transport *t, uint64_t step) {
+    (void)t;
+    (void)step;
+}
+
+/* A rank that failed must not meet the others in MPI_Finalize: it ends without, and mpirun ends the
+ * job. */
+static status mpi_leave(transport *t, status st) {
+    const mpi_plugin *p = t->state;
+    int rank = t->rank;
+    bool is_same_for_all = st == ERR_USAGE || st == ERR_CONFIG || st == ERR_INTERRUPTED;
+    if (st == OK || st == ERR_INTERRUPTED) p->end();
+    mem_free(t);
+    if (st == OK || rank == 0) return st;
+    return is_same_for_all ? fail(st, "%s", "") : fail_prefix(st, "rank %d", rank);
+}
+
+static void mpi_destroy(transport *t) {
+    (void)mpi_leave(t, OK);
+}
+
+static const transport_ops mpi_ops = {.name = "mpi",
+                                      .exchange = mpi_exchange,
+                                      .barrier = mpi_barrier,
+                                      .note_step = mpi_note_step,
+                                      .leave = mpi_leave,
+                                      .destroy = mpi_destroy};
+
+/* mpirun binds each of two ranks to one core unless told otherwise, and threads would share it. */
+static void widen_affinity(int local_size) {
+    cpu_set_t now, all;
+    long n_cores = sysconf(_SC_NPROCESSORS_CONF);
+    if (sched_getaffinity(0, sizeof now, &now) != 0) return;
+    CPU_ZERO(&all);
+    for (long i = 0; i < n_cores && i < CPU_SETSIZE; i++)
+        CPU_SET((size_t)i, &all);
+    int n_now = CPU_COUNT(&now), share = (int)(sysconf(_SC_NPROCESSORS_ONLN) / local_size);
+    if (n_now >= share || sched_setaffinity(0, sizeof all, &all) != 0) return;
+    sched_getaffinity(0, sizeof all, &all);
+    if (CPU_COUNT(&all) <= n_now) return;
+    log_warn("mpirun had bound this rank to %d core%s; its share of the machine is %d, so the "
+             "binding was removed (mpirun --bind-to none avoids it)",
+             n_now, n_now == 1 ? "" : "s", share);
+}
+
+status mpi_create(transport **out) {
+    const mpi_plugin *p;
+    int rank, size, local_rank, local_size;
+    char text[MPI_PLUGIN_TEXT_BYTES] = "";
+    *out = NULL;
+    TRY(load_plugin(&p));
+    if (p->begin(&rank, &size, &local_rank, &local_size, text) != 0)
+        return fail(ERR_IO, "%s", text);
+    if (rank > 0) log_set_level(LOG_QUIET);
+    if (local_rank == 0) widen_affinity(local_size);
+    if (local_rank > 0) {
+        log_level level = log_get_level();
+        log_set_level(LOG_QUIET);
+        widen_affinity(local_size);
+        log_set_level(level);
+    }
+    if (size == 1) {
+        p->end();
+        return OK;
+    }
+    transport *t;
+    TRY(MEM_NEW(&t, 1));
+    *t = (transport){.ops = &mpi_ops,
+                     .rank = rank,
+                     .size = size,
+                     .local_rank = local_rank,
+                     .local_size = local_size,
+                     .state = (void *)p};
+    *out = t;
+    return OK;
+}

@@ -1,0 +1,71 @@
+/* hstu launch, with commands that fail as often as they are told. */
+#include "base/file.h"
+#include "test.h"
+
+/* Counts its starts in a file, writes its arguments, and fails until the third. */
+static const char script[] =
+    "n=$(cat '%s/n' 2>/dev/null || echo 0); n=$((n + 1)); echo $n >'%s/n'; "
+    "echo \"start $n: $*\"; mkdir -p '%s/run'; touch '%s/run/config.json'; [ $n -ge 3 ]";
+
+static char *command(void) {
+    static char text[2048];
+    const char *f = test_folder();
+    snprintf(text, sizeof text, script, f, f, f, f);
+    return text;
+}
+
+static void write_script(void) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/job.sh", test_folder());
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL);
+    fprintf(f, "#!/bin/sh\n%s\n", command());
+    CHECK_EQ(fclose(f), 0);
+}
+
+TEST(launch_starts_again_and_resumes) {
+    char *text;
+    const char *f = test_folder();
+    write_script();
+    int code =
+        test_command(&text, "'%s' launch --pause 0 --restarts 5 -- sh '%s/job.sh' --out '%s/run'",
+                     test_program(), f, f);
+    CHECK_EQ(code, 0);
+    CHECK(strstr(text, "start 1: --out") != NULL && strstr(text, "start 3: --out") != NULL);
+    const char *second = strstr(text, "start 2: "), *resume = strstr(text, "--resume");
+    CHECK(second != NULL && resume > second); /* the first start is as given */
+    CHECK(strstr(text, "start 4") == NULL);
+    free(text);
+}
+
+TEST(launch_gives_up) {
+    char *text;
+    write_script();
+    int code = test_command(&text, "'%s' launch --pause 0 --restarts 1 -- sh '%s/job.sh'",
+                            test_program(), test_folder());
+    CHECK_EQ(code, 1);
+    CHECK(strstr(text, "start 2:") != NULL && strstr(text, "start 3:") == NULL);
+    CHECK(strstr(text, "as often as --restarts allows") != NULL);
+    CHECK(strstr(text, "--resume") == NULL); /* the command names no run */
+    free(text);
+}
+
+/* What is wrong with the command line stays wrong, and a killed command is tried again. */
+TEST(launch_knows_what_is_worth_another_start) {
+    char *text;
+    CHECK_EQ(
+        test_command(&text, "'%s' launch --pause 0 -- sh -c 'echo once; exit 2'", test_program()),
+        2);
+    CHECK(strstr(strstr(text, "once") + 1, "once") == NULL);
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' launch --pause 0 --restarts 1 -- sh -c 'echo x; kill -9 $$'",
+                          test_program()),
+             1);
+    CHECK(strstr(text, "exit code 137") != NULL);
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' launch -- '%s/none'", test_program(), test_folder()), 1);
+    CHECK(strstr(text, "No such file") != NULL);
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' launch", test_program()), 2);
+    free(text);
+}
