@@ -493,19 +493,9 @@ static const char *const activations =
     "DEVICE float silu(float x) {\n    return x / (1 + expf(-x));\n}\n"
     "DEVICE float gelu(float x) {\n    return x * 0.5f * (1 + erff(x * 0.70710678f));\n}\n\n";
 
-/* Two or three steps of the first product: more than it has are of no use. */
-static int stages_of(const kernel_spec *s) {
-    const chain_op *op = &s->c->op[s->first];
-    int depth = op->kind == OP_SCORES     ? s->shape.dim_head
-                : op->kind == OP_WEIGHTED ? s->shape.max_len
-                                          : s->c->tensor[op->in[0]].width * chain_dim(&s->shape);
-    return depth > 2 * s->tile.tile_k ? 3 : 2;
-}
-
 status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes) {
     char name[EMIT_NAME_BYTES];
     emitter m = {.s = s, .out = out, .e = chain_dim(&s->shape), .first = s->first, .last = s->last};
-    m.stages = stages_of(s);
     emit_name(s, name);
     say(&m, "/* Layer %s, operators %d to %d:", s->c->name, s->first + 1, s->last + 1);
     for (int op = s->first; op <= s->last; op++)
@@ -514,9 +504,9 @@ status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes) {
     if (s->is_cuda)
         say(&m,
             "#define THREADS %d\n#define WARPS_M %d\n#define WARPS_N %d\n#define ELEM_BITS "
-            "%d\n#define IS_BF16 %d\n#define STAGES %d\n",
+            "%d\n#define IS_BF16 %d\n",
             emit_threads(s), s->tile.warps_m, s->tile.warps_n, (int)act_bytes(s->act) * 8,
-            s->act == ACT_BF16, m.stages);
+            s->act == ACT_BF16);
     if (m.state == OK) m.state = buf_text(out, dialect_args);
     if (m.state == OK) m.state = buf_text(out, s->is_cuda ? dialect_cuda : dialect_c);
     say(&m, "\n%sDEVICE void %s_block(args a, long block) {\n", activations, name);
@@ -550,7 +540,7 @@ int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch) {
 
 static const tile_params product_tiles[] = {
     {64, 64, 32, 2, 2}, {128, 64, 32, 4, 2},  {128, 128, 32, 2, 4}, {64, 128, 64, 2, 4},
-    {32, 64, 64, 1, 4}, {128, 128, 64, 4, 2}, {128, 256, 32, 2, 4}, {256, 128, 32, 4, 2}};
+    {32, 64, 64, 1, 4}, {128, 128, 64, 4, 2}, {64, 64, 64, 2, 2},   {256, 128, 32, 4, 2}};
 static const tile_params row_tiles[] = {
     {32, 64, 64, 1, 4}, {16, 64, 64, 1, 4},   {16, 128, 64, 1, 4}, {32, 128, 32, 2, 4},
     {64, 64, 32, 2, 2}, {16, 128, 128, 1, 8}, {32, 128, 64, 1, 8}};

@@ -11,7 +11,6 @@ typedef struct emitter {
     int64_t shared_bytes;
     int32_t e; /* model dimension */
     int first, last;
-    int stages; /* steps of a product in shared memory at once, on a GPU */
 } emitter;
 
 /* Appends text; the first failure is kept in the emitter. */

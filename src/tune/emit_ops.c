@@ -45,13 +45,11 @@ void say_floats(emitter *m, const char *name, int64_t n) {
     say_shared(m, "float", name, n, n * 4);
 }
 
-/* The operands of TILE_PRODUCT, with room for STAGES steps. */
+/* The operands of TILE_PRODUCT, with room for two steps. */
 void say_operands(emitter *m) {
     const tile_params *t = &m->s->tile;
-    say_shared(m, "elem", "as", t->tile_m * t->tile_k,
-               m->stages * operand_bytes(m, t->tile_m, t->tile_k));
-    say_shared(m, "elem", "bs", t->tile_n * t->tile_k,
-               m->stages * operand_bytes(m, t->tile_n, t->tile_k));
+    say_shared(m, "elem", "as", t->tile_m * t->tile_k, 2 * operand_bytes(m, t->tile_m, t->tile_k));
+    say_shared(m, "elem", "bs", t->tile_n * t->tile_k, 2 * operand_bytes(m, t->tile_n, t->tile_k));
 }
 
 /* An element of a tensor at the position of the value: (t, col) or (i, j). */
