@@ -34,7 +34,7 @@ TEST(text_map_numbers_texts_as_they_come) {
 /* Taking back leaves the map as it was. */
 TEST(text_map_takes_back_the_newest) {
     text_map m;
-    char text[16];
+    char text[32];
     text_map_init(&m, 7);
     for (int i = 0; i < 20; i++) {
         snprintf(text, sizeof text, "old%d", i);

@@ -283,7 +283,7 @@ static status grow(void *ctx) {
     for (int i = 0; i < 6 && st == OK; i++) {
         id_text who = user_of(i % 2 == 0 ? "1" : "stranger");
         engine_event e[2] = {event_at(1000 + i, i), event_at(1, 3)};
-        char id[8];
+        char id[16];
         engine_added out;
         uint64_t ticket;
         snprintf(id, sizeof id, "id%d", i);
