@@ -55,7 +55,7 @@ look_around() {
         missing optional ca-certificates "https of 'hstu prep --download'"
     if has nvcc && ! has g++; then missing optional g++ "nvcc needs it: no CUDA parts without"; fi
     [ "$1" = test ] || return 0
-    [ -n "$HSTU_XGBOOST" ] || ldconfig -p 2>/dev/null | grep -q libxgboost.so ||
+    [ -n "${HSTU_XGBOOST:-}" ] || ldconfig -p 2>/dev/null | grep -q libxgboost.so ||
         missing optional libxgboost-dev "the cost model of 'hstu tune'"
     [[ $found == *HSTU_HAS_ROCKSDB* ]] || missing optional librocksdb-dev "a disk tier of large dynamic tables"
     has clang || missing optional clang "the second compiler, and the fuzz tests"
