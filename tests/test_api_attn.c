@@ -380,7 +380,7 @@ TEST(api_attn_of_rows_in_one_array) {
 /* On the CPU: two sequences, causal, by the formula; and what would be a crash. */
 TEST(api_attn_on_the_cpu) {
     enum { T = 5, H = 2, D = 3 };
-    static const int32_t offsets[] = {0, 2, T}, bad[] = {0, 2, T + 1}, many[] = {0, 4};
+    static const int32_t starts[] = {0, 2, T}, bad[] = {0, 2, T + 1}, many[] = {0, 4};
     float q[T * H * D], k[T * H * D], v[T * H * D], out[T * H * D], dq[T * H * D], dk[T * H * D],
         dv[T * H * D];
     hstu_attn *attn;
@@ -398,7 +398,7 @@ TEST(api_attn_on_the_cpu) {
     a.dim_qk = a.dim_v = D;
     a.total_q = a.total_k = T;
     a.max_seqlen_q = a.max_seqlen_k = 3;
-    a.cu_seqlens_q = a.cu_seqlens_k = offsets;
+    a.cu_seqlens_q = a.cu_seqlens_k = starts;
     a.q = q, a.k = k, a.v = v, a.out = out, a.dout = v, a.dq = dq, a.dk = dk, a.dv = dv;
     a.window_right = 0;
     a.alpha = 0.5f;
@@ -421,7 +421,7 @@ TEST(api_attn_on_the_cpu) {
     a.cu_seqlens_q = bad;
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "sequence 1 of cu_seqlens_q is not at 2 .. 6 of 5 rows");
-    a.cu_seqlens_q = offsets;
+    a.cu_seqlens_q = starts;
     a.num_targets = many;
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "sequence 1 has 3 queries, 0 contexts and 4 targets, but 3 keys");
