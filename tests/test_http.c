@@ -308,17 +308,23 @@ TEST(http_limits_the_time_of_a_later_request) {
     stop(&e);
 }
 
-TEST(http_streams_until_it_is_closed) {
+/* Starts a server, and a client that reads a stream of it; returns the client. */
+static int open_stream(echo *e) {
     static const char ask[] = "GET /stream HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
-    echo e;
-    http_settings s = settings(&e);
-    start(&e, &s);
-    int fd = client_open(http_port(e.server));
+    http_settings s = settings(e);
+    start(e, &s);
+    int fd = client_open(http_port(e->server));
     CHECK(client_send(fd, ask, strlen(ask)));
-    pthread_mutex_lock(&e.lock);
-    while (e.stream == NULL)
-        pthread_cond_wait(&e.wake, &e.lock);
-    pthread_mutex_unlock(&e.lock);
+    pthread_mutex_lock(&e->lock);
+    while (e->stream == NULL)
+        pthread_cond_wait(&e->wake, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    return fd;
+}
+
+TEST(http_streams_until_it_is_closed) {
+    echo e;
+    int fd = open_stream(&e);
     for (int i = 0; i < 5; i++) {
         CHECK(http_stream_write(e.stream, "data: 1\n\n", 9));
         usleep(2000);
@@ -336,16 +342,8 @@ TEST(http_streams_until_it_is_closed) {
 }
 
 TEST(http_stream_ends_with_its_reader) {
-    static const char ask[] = "GET /stream HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
     echo e;
-    http_settings s = settings(&e);
-    start(&e, &s);
-    int fd = client_open(http_port(e.server));
-    CHECK(client_send(fd, ask, strlen(ask)));
-    pthread_mutex_lock(&e.lock);
-    while (e.stream == NULL)
-        pthread_cond_wait(&e.wake, &e.lock);
-    pthread_mutex_unlock(&e.lock);
+    int fd = open_stream(&e);
     close(fd);
     int n = 0;
     while (n < 5000 && http_stream_write(e.stream, "data: 1\n\n", 9)) {

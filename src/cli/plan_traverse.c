@@ -1,10 +1,10 @@
 /* hstu plan traverse: every plan of a range, checked and timed. */
-#include <signal.h>
 #include <stdio.h>
 
 #include "cli/json_line.h"
 #include "cli/plan.h"
 #include "cli/plan_args.h"
+#include "cli/stop_signal.h"
 #include "tune/traverse.h"
 
 typedef struct traverse_args {
@@ -13,24 +13,6 @@ typedef struct traverse_args {
     const char *out;
     bool is_json;
 } traverse_args;
-
-static volatile sig_atomic_t is_asked;
-
-static void ask_to_stop(int signal_number) {
-    (void)signal_number;
-    is_asked = 1;
-}
-
-static bool is_stopped(void) {
-    return is_asked != 0;
-}
-
-/* A second signal ends the program at once. */
-static void watch_signals(void) {
-    struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 static void print_text(const traverse_args *a, const traverse_summary *s) {
     printf("%lld plans, %lld distinct programs, %lld wrong; largest error %.2e (allowed %.2e)\n",
@@ -74,7 +56,7 @@ static status traverse_on(const plan_rig *g, const traverse_args *a) {
                           .rounds = (int)a->rounds,
                           .path = a->out,
                           .header = buf_str(&what),
-                          .is_stopped = is_stopped};
+                          .is_stopped = stop_signal_came};
     if (st == OK) st = traverse_run(g->r, &o, &s);
     buf_fini(&what);
     if (st != OK) return st;
@@ -118,7 +100,7 @@ status plan_traverse(int argc, char **argv) {
         return fail(ERR_USAGE, "--from %lld is not before --to %lld", (long long)a.from,
                     (long long)a.to);
     plan_rig g;
-    watch_signals();
+    stop_signal_watch();
     status st = plan_rig_open(&g, &a.common);
     if (st == OK) st = traverse_on(&g, &a);
     plan_rig_close(&g);

@@ -1,7 +1,6 @@
 /* hstu train: reads a config, shows it or trains from it. */
 #include <inttypes.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include "cli/profile_view.h"
 #include "cli/show.h"
 #include "cli/split_args.h"
+#include "cli/stop_signal.h"
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
@@ -37,22 +37,6 @@ typedef struct train_args {
     split_args split;
     train_options options;
 } train_args;
-
-static volatile sig_atomic_t stop_asked;
-
-/* The first signal asks the run to stop; a second one of the same kind ends the program at once
- * (default action). */
-static void ask_to_stop(int signal_number) {
-    (void)signal_number;
-    stop_asked = 1;
-}
-
-static void watch_signals(void) {
-    struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 static status print_buf(const buf *text) {
     if (fwrite(buf_str(text), 1, text->n_bytes, stdout) != text->n_bytes || fflush(stdout) != 0)
@@ -297,11 +281,11 @@ static status train(train_args *args, config *c) {
         args->options.observer = observe;
         args->options.ctx = &p;
         s.comm = w.comm;
-        args->options.stop = &stop_asked;
+        args->options.stop = &stop_signal;
         if (args->ranks != NULL && args->ranks->stop != NULL)
             args->options.stop = args->ranks->stop;
         else
-            watch_signals();
+            stop_signal_watch();
         st = trainer_run(&s, &args->options);
     }
     session_close(&s);

@@ -1,6 +1,5 @@
 /* hstu tune: searches for the fastest fusion plan; fit and predict use a learned cost model. */
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,6 +10,7 @@
 #include "cli/json_line.h"
 #include "cli/plan.h"
 #include "cli/plan_args.h"
+#include "cli/stop_signal.h"
 #include "tune/search_exact.h"
 
 enum { ROUNDS = 5, EXACT_CHECKS = 150 };
@@ -21,23 +21,6 @@ typedef struct tune_args {
     int64_t budget, search_seed;
     bool is_json;
 } tune_args;
-
-static volatile sig_atomic_t is_asked;
-
-static void ask_to_stop(int signal_number) {
-    (void)signal_number;
-    is_asked = 1;
-}
-
-static bool is_stopped(void) {
-    return is_asked != 0;
-}
-
-static void watch_signals(void) {
-    struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 /* Times from the file of a traversal, or measured now; each program once. */
 typedef struct source {
@@ -60,7 +43,7 @@ static status measure(void *ctx, uint16_t value, double *ms) {
     plan_error error;
     *ms = s->ms[value];
     if (!isnan(*ms)) return OK;
-    if (is_stopped()) return fail(ERR_INTERRUPTED, "interrupted");
+    if (stop_signal_came()) return fail(ERR_INTERRUPTED, "interrupted");
     TRY(plan_runner_check(s->rig.r, value, &error));
     TRY(plan_runner_time(s->rig.r, value, ROUNDS, ms));
     s->ms[value] = *ms;
@@ -215,7 +198,7 @@ static status tune_exact(source *s, const tune_args *a) {
     exact_options o = {.rounds = ROUNDS,
                        .n_checks = EXACT_CHECKS,
                        .seed = (uint64_t)a->search_seed,
-                       .is_stopped = is_stopped};
+                       .is_stopped = stop_signal_came};
     exact_result e;
     TRY(exact_search(s->rig.r, &o, &e));
     found_plan f = {
@@ -300,7 +283,7 @@ static status tune_search(int argc, char **argv) {
                  "docs/plans.md explains the searches."};
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
-    watch_signals();
+    stop_signal_watch();
     return run(&a);
 }
 

@@ -132,9 +132,9 @@ static int overdue(const http_settings *s, const peer *p, uint64_t now) {
 }
 
 static void reap(http_server *h) {
-    uint64_t now = clock_ns();
     int n_late = 0;
     pthread_mutex_lock(&h->lock);
+    uint64_t now = clock_ns(); /* under the lock: no phase began after it */
     for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
         int code = overdue(&h->set, p, now);
         if (code == 408)

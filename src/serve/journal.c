@@ -377,7 +377,7 @@ void journal_close(journal *j) {
     mem_free(j);
 }
 
-/* A log that is written anew. */
+/* A log that is being rewritten. */
 typedef struct rewriting {
     journal *j;
     out_file *file;

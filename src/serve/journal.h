@@ -35,7 +35,7 @@ status journal_compact(journal *j, journal_source source, void *ctx);
 typedef struct journal_stats {
     uint64_t n_bytes;         /* of the log */
     uint64_t n_cut;           /* bytes of an incomplete group, cut off at the start */
-    uint64_t n_records;       /* replayed and appended since the log was last written anew */
+    uint64_t n_records;       /* replayed and appended since the log was last rewritten */
     uint64_t n_syncs;         /* calls of fdatasync */
     uint64_t compacted_bytes; /* length after the last compaction, or when it was opened */
 } journal_stats;
