@@ -3,6 +3,7 @@
 #   make                     the program ./hstu and libhstu.a (VARIANT=release)
 #   make tests               the unit tests: build/VARIANT/tests/unit
 #   make examples            the programs of examples/, linked with libhstu.a
+#   make learn               the programs of docs/learn.md: build/VARIANT/learn/01_device_query, ...
 #   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT
 #   make CUDA=0              build without the CUDA parts even if nvcc is there
 #   make MINIMAL=1           build without any optional library
@@ -95,7 +96,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
-.PHONY: print-libs all hstu tests examples fuzz bench check docs clean install uninstall gpu-test gpu-sanitize
+.PHONY: print-libs all hstu tests examples learn fuzz bench check docs clean install uninstall gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so)
 
 hstu: $B/hstu
@@ -151,6 +152,14 @@ examples: $(EXAMPLE_SRC:examples/%.c=$B/examples/%)
 $B/examples/%: examples/%.c libhstu.a
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 $(WARN) -Iinclude $(PROBE_CFLAGS) $(CFLAGS) $< libhstu.a $(LDFLAGS) $(LIBS) -o $@
+
+# The course: a program a file, which needs CUDA alone.
+LEARN_SRC := $(wildcard examples/learn/*.cu)
+learn: $(LEARN_SRC:examples/learn/%.cu=$B/learn/%)
+	$(if $(NVCC),,$(error make learn needs nvcc, which comes with the CUDA toolkit))
+$B/learn/%: examples/learn/%.cu examples/learn/learn.h examples/learn/mma.cuh
+	@mkdir -p $(@D)
+	$(NVCC) -O3 -std=c++17 -Xcompiler -Wall,-Wextra,-Wno-unused-function $(NVCC_ARCH) -diag-suppress 177 $< -o $@
 
 # What no parser reaches stays out.
 FUZZ_OBJ := $(filter-out $B/src/api/% $B/src/bench/%,$(LIB_OBJ))
