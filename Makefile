@@ -81,7 +81,9 @@ CLI_SRC := $(wildcard src/cli/*.c)
 # The MPI plugin is a library of its own, made by the mpicc that is there.
 MPI_SRC := src/dist/mpi_plugin.c
 MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
-LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC),$(sort $(shell find src -name '*.c')))
+# What CUDA loads into other people's programs, for `hstu profile -- PROGRAM`.
+INJECT_SRC := src/profile/inject.c
+LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC) $(INJECT_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
 TEST_SRC := $(wildcard tests/*.c)
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
@@ -97,7 +99,7 @@ GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
 .PHONY: print-libs all hstu tests examples learn fuzz bench check docs clean install uninstall gpu-test gpu-sanitize
-all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so)
+all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
 	@ln -sf $B/hstu hstu
@@ -124,7 +126,16 @@ $B/hstu-mpi.so: $(MPI_SRC) src/dist/mpi_plugin.h
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O2 -fPIC -shared $(WARN) -Isrc $(MPI_SRC) -o $@ || \
 		{ rm -f $@; echo 'note: $(MPICC) does not work here: no ranks of mpirun'; }
 
-tests: $B/hstu $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $B/tests/golden $B/tests/flip
+# It has what recording needs and nothing else, and no symbol but InitializeInjection is seen outside; compiled
+# by itself because it is loaded into programs without sanitizers.
+INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/record_write \
+	base/clock base/env base/escape base/hash base/log base/mem base/status)
+$B/hstu-inject.so: $(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/flags
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -O2 -fPIC -fvisibility=hidden -shared $(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude \
+		-Isrc $(INJECT_ALL) -lpthread -ldl -o $@
+
+tests: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $B/tests/golden $B/tests/flip
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)

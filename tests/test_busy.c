@@ -3,6 +3,7 @@
 #include "oom.h"
 #include "ops/device.h"
 #include "profile/busy_log.h"
+#include "profile/kernel_name.h"
 #include "test.h"
 
 #define UNION(...)                                                                                 \
@@ -125,7 +126,7 @@ TEST(busy_log_survives_lack_of_memory) {
 
 static const char *shown(const char *mangled) {
     static char name[BUSY_NAME_BYTES];
-    busy_kernel_name(mangled, name);
+    kernel_name(mangled, name, sizeof name);
     return name;
 }
 
@@ -152,7 +153,9 @@ TEST(busy_names_as_given) {
     CHECK_STR(shown(""), "");
     CHECK_STR(shown("_Z"), "_Z");
     CHECK_STR(shown("_Z99999999999999999999x"), "_Z99999999999999999999x");
-    CHECK_STR(shown("_Z4gateIPfE"), "_Z4gateIPfE");
+    /* For this one a demangler is needed, which not every machine has. */
+    const char *pointer = shown("_Z4gateIPfE");
+    CHECK(strcmp(pointer, "_Z4gateIPfE") == 0 || strcmp(pointer, "gate<float*>") == 0);
     for (size_t n = 0; n <= strlen(whole); n++) {
         char *part = strndup(whole, n); /* on the heap: a sanitizer sees a step too far */
         CHECK(strlen(shown(part)) < BUSY_NAME_BYTES);

@@ -1,5 +1,8 @@
 /* hstu profile, from outside. */
+#include "ops/device.h"
 #include "run_test.h"
+/* after the ops, which have a parameter of the name span */
+#include "profile/record_file.h"
 
 #define TRAIN "-- train --gin-config-file m.gin --data data --out run --epochs 2 --device cpu"
 
@@ -58,6 +61,84 @@ TEST(profile_records_commands_without_steps) {
     free(text);
 }
 
+TEST(profile_says_what_it_costs) {
+    char *text = said(0, "profile --wait 1 --warmup 1 --active 2 --repeat 1 " TRAIN);
+    CHECK_CONTAINS(text, "2 steps kept of 10\na recorded step took ");
+    CHECK_CONTAINS(text, " ms, each of the 2 after it without recording ");
+    free(text);
+}
+
+TEST(profile_of_one_range) {
+    char *text = said(0, "profile --active 2 --repeat 1 --range 'layer forward 0' " TRAIN);
+    CHECK_CONTAINS(text, "attn_fwd");
+    CHECK(strstr(text, "attn_bwd") == NULL);
+    CHECK(strstr(text, "optimizer") == NULL);
+    free(text);
+}
+
+/* Another program: it gets the folder for its records, and its output is on stderr. */
+TEST(profile_of_another_program) {
+    record_writer *w;
+    gpu_record kernel = {.kind = GPU_KERNEL,
+                         .start_ns = 1000,
+                         .end_ns = 4000,
+                         .name = "_Z10saxpy_testfPf",
+                         .correlation = 1,
+                         .launch = {.grid = {8, 1, 1}, .block = {128, 1, 1}}};
+    CHECK_OK(record_writer_create(&w, test_folder()));
+    CHECK_OK(record_writer_add(w, &kernel));
+    CHECK_OK(record_writer_close(w, 0));
+    char *text = said(0, "profile -- sh -c 'cp *.records $HSTU_PROFILE_RECORDS; test -e "
+                         "$CUDA_INJECTION64_PATH && echo said by the program' 2>errors | cat");
+    CHECK_CONTAINS(text, "cuda_gpu_kern_sum");
+    CHECK_CONTAINS(text, "saxpy_test");
+    CHECK_CONTAINS(text, "3,000");
+    CHECK(strstr(text, "said by the program") == NULL);
+    free(text);
+    size_t n;
+    CHECK_OK(file_read_all(run_path("errors"), 1 << 16, &text, &n));
+    CHECK_CONTAINS(text, "said by the program");
+    CHECK_CONTAINS(text, ": 1 records\n");
+    mem_free(text);
+    arena a;
+    arena_init(&a, 1 << 12);
+    CHECK_EQ(count_events(trace_events(&a), "saxpy_test"), 1);
+    arena_fini(&a);
+    CHECK_EQ(test_command(NULL, "ls %s/records-*", run_path("hstu-profile")), 2);
+}
+
+/* Its failure is ours, after the tables. */
+TEST(profile_of_a_program_that_fails) {
+    char *text = said(1, "profile -- sh -c 'exit 3'");
+    CHECK_CONTAINS(text, "No records of a GPU: no process of the program used CUDA's driver");
+    CHECK_CONTAINS(text, "sh ended with exit code 3\n");
+    free(text);
+    text = said(1, "profile -- sh -c 'kill -TERM $$'");
+    CHECK_CONTAINS(text, "sh was ended by signal 15");
+    free(text);
+}
+
+/* As CUDA does it: the library is loaded and called; without a GPU it says why it records nothing,
+ * and the program goes on. */
+TEST(profile_library_says_why_it_records_nothing) {
+    device_driver driver;
+    device_driver_ask(&driver);
+    if (driver.reason[0] == '\0') SKIP_TEST("here is a GPU");
+    if (test_command(NULL, "command -v cc") != 0) SKIP_TEST("no C compiler");
+    write_text("p.c",
+               "#include <dlfcn.h>\n#include <stdlib.h>\n#include <stdio.h>\n"
+               "int main(void) { void *l = dlopen(getenv(\"CUDA_INJECTION64_PATH\"), RTLD_NOW);"
+               "if (l == NULL) return puts(dlerror()), 9; int (*f)(void);"
+               "*(void **)&f = dlsym(l, \"InitializeInjection\"); f(); puts(\"done\");"
+               "return 0; }\n");
+    CHECK_EQ(test_command(NULL, "cd %s && cc p.c -ldl -o p", test_folder()), 0);
+    char *text = said(0, "profile -- ./p");
+    CHECK_CONTAINS(text, "done\n");
+    CHECK_CONTAINS(text, " (./p): 0 records; ");
+    CHECK(strstr(text, "did not end in order") == NULL);
+    free(text);
+}
+
 /* As NVIDIA's files ask for it. */
 TEST(profile_of_a_training_by_its_config) {
     size_t n;
@@ -87,6 +168,9 @@ TEST(profile_says_what_is_wrong) {
         {"profile --format xml -- info data", "table, csv or json"},
         {"profile --activities tpu -- info data", "cpu, cuda or cpu,cuda"},
         {"profile --sort-by name -- info data", "self_cpu_time_total"},
+        {"profile --toggle-by SIGKILL -- info data", "SIGUSR1 or SIGUSR2"},
+        {"profile --active 3 -- sh -c true", "other programs are recorded whole"},
+        {"profile --range step -- sh -c true", "a range of hstu's own commands"},
         {"profile -- train --nothing", "train: unknown option '--nothing'"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {

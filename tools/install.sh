@@ -52,6 +52,7 @@ put_all() {
     shared_link lib/libhstu.so "libhstu.so.$abi"
     put 644 include/hstu.h include/hstu.h
     [ ! -e "$build/hstu-mpi.so" ] || put 755 "$build/hstu-mpi.so" lib/hstu/hstu-mpi.so
+    put 755 "$build/hstu-inject.so" lib/hstu/hstu-inject.so
     printf 'prefix=%s\nName: hstu\nDescription: generative recommenders in C and CUDA\nVersion: %s\n' "$prefix" "$version" >"$work/pc"
     printf 'Cflags: -I${prefix}/include\nLibs: -L${prefix}/lib -lhstu\nLibs.private: %s\n' "$libs" >>"$work/pc"
     put 644 "$work/pc" lib/pkgconfig/hstu.pc

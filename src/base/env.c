@@ -61,6 +61,31 @@ const char *env_xgboost(void) {
     return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
+const char *env_cupti(void) {
+    const char *text = getenv("HSTU_CUPTI");
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+status env_set_injection(const char *library, const char *folder, int signal) {
+    char number[16];
+    snprintf(number, sizeof number, "%d", signal);
+    if (setenv("CUDA_INJECTION64_PATH", library, 1) != 0 ||
+        setenv("HSTU_PROFILE_RECORDS", folder, 1) != 0 ||
+        setenv("HSTU_PROFILE_SIGNAL", number, 1) != 0)
+        return fail_errno("the environment");
+    return OK;
+}
+
+const char *env_injection(int *signal) {
+    const char *folder = getenv("HSTU_PROFILE_RECORDS"), *number = getenv("HSTU_PROFILE_SIGNAL");
+    *signal = number != NULL ? atoi(number) : 0;
+    return folder != NULL && folder[0] == '/' ? folder : NULL;
+}
+
+const char *env_path(void) {
+    return getenv("PATH");
+}
+
 status env_cache_folder(char *text, size_t n, const char *name) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     bool has_cache = cache != NULL && cache[0] == '/';

@@ -5,6 +5,8 @@
  * NO_COLOR      any value: no colours
  * CC            the C compiler of generated kernels
  * HSTU_XGBOOST  the path of libxgboost.so, where it is not found by itself
+ * HSTU_CUPTI    the path of libcupti.so, where it is not found by itself
+ * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL  set by 'hstu profile' for the programs it starts
  * XDG_CACHE_HOME, HOME  where compiled kernels are kept */
 #ifndef HSTU_BASE_ENV_H
 #define HSTU_BASE_ENV_H
@@ -26,6 +28,19 @@ const char *env_compiler(void);
 
 /* HSTU_XGBOOST, or NULL where it is not set or empty. */
 const char *env_xgboost(void);
+
+/* HSTU_CUPTI, or NULL where it is not set or empty. */
+const char *env_cupti(void);
+
+/* For a program that is to be profiled, before it is started: CUDA loads this library, which writes
+ * its records into the folder; signal (0: none) switches recording on and off. */
+status env_set_injection(const char *library, const char *folder, int signal);
+
+/* The same, in that program: the folder, or NULL, and the signal. */
+const char *env_injection(int *signal);
+
+/* The folders of PATH, separated by colons, or NULL. */
+const char *env_path(void);
 
 /* Writes the folder of the user's cache, $XDG_CACHE_HOME/hstu/NAME or ~/.cache/hstu/NAME; ERR_IO
  * where neither variable is an absolute path. */

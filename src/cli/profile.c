@@ -1,10 +1,12 @@
 /* hstu profile: what a command does, op by op and kernel by kernel. */
 #include "cli/profile.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/profile_other.h"
 #include "cli/profile_view.h"
 #include "profile/tables.h"
 
@@ -12,7 +14,8 @@ enum { MAX_WORDS = 256 };
 
 typedef struct profile_args {
     int64_t wait, warmup, active, repeat;
-    const char *activities;
+    const char *activities, *toggle_by, *range;
+    int toggle; /* the signal of toggle_by; 0: none */
     profile_view view;
 } profile_args;
 
@@ -62,14 +65,43 @@ static status check(const profile_args *a) {
     return profile_table_sort(&none, a->view.sort_by);
 }
 
+/* The tables come even of a program that failed: they may say why. */
+static status profile_a_program(const profile_args *a, char **argv) {
+    profile p;
+    char failed[256];
+    if (a->range != NULL) return fail(ERR_USAGE, "--range names a range of hstu's own commands");
+    if (a->active > 0)
+        return fail(ERR_USAGE, "--active counts steps of hstu's own training; other programs are "
+                               "recorded whole, or by a signal (--toggle-by)");
+    status st = profile_program(&p, argv, a->view.out, a->toggle, failed);
+    if (st == OK) st = profile_show(&p, &a->view);
+    profile_fini(&p);
+    if (st == OK && failed[0] != '\0') st = fail(ERR_IO, "%s", failed);
+    return st;
+}
+
+static status read_signal(const char *text, int *out) {
+    *out = text == NULL                   ? 0
+           : strcmp(text, "SIGUSR1") == 0 ? SIGUSR1
+           : strcmp(text, "SIGUSR2") == 0 ? SIGUSR2
+                                          : -1;
+    return *out >= 0 ? OK : fail(ERR_USAGE, "--toggle-by %.40s: SIGUSR1 or SIGUSR2", text);
+}
+
 static status profile_command(const profile_args *a, int argc, char **argv) {
     profile p;
-    profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat}};
+    profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat},
+                          .toggle = a->toggle,
+                          .range = a->range};
     const command *c = find_command(argv[0]);
     TRY(check(a));
     TRY(read_activities(a->activities, &o));
+    if (c == NULL && is_program(argv[0]) && strcmp(argv[0], "profile") != 0)
+        return profile_a_program(a, argv);
     if (c == NULL)
-        return fail(ERR_USAGE, "'%.100s' is not a command of hstu that can be profiled", argv[0]);
+        return fail(ERR_USAGE,
+                    "'%.100s' is not a command of hstu that can be profiled, nor a program on PATH",
+                    argv[0]);
     status st = profiler_start(&p, &o);
     if (st == OK) {
         st = run_apart(c, argc, argv);
@@ -95,6 +127,14 @@ status cmd_profile(int argc, char **argv) {
          "Steps to keep; 0, the default: everything from start to end.", 0, 1 << 30},
         {"--repeat", ARG_INT, &a.repeat, "N",
          "How often to wait, warm up and record; 0, the default: until the end.", 0, 1 << 30},
+        {"--toggle-by", ARG_TEXT, &a.toggle_by, "SIGNAL",
+         "Record nothing until this signal comes, SIGUSR1 or SIGUSR2; the next one ends it, and so "
+         "on.",
+         0, 0},
+        {"--range", ARG_TEXT, &a.range, "NAME",
+         "Keep what happens inside the ranges of this name, such as 'optimizer' or 'layer forward "
+         "0'.",
+         0, 0},
         {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--out", ARG_TEXT, &a.view.out, "DIR",
          "Folder for trace.json and the tables as csv (default hstu-profile).", 0, 0},
@@ -111,17 +151,20 @@ status cmd_profile(int argc, char **argv) {
         .usage = "hstu profile [options] -- COMMAND ...",
         .summary = "Runs a command of hstu and shows where its time went: ranges (step, layer), "
                    "ops, and on a GPU kernels, copies and calls of CUDA, as nsys and "
-                   "torch.profiler show them.  The command's own output goes to stderr.",
+                   "torch.profiler show them.  COMMAND may also be any other program that uses "
+                   "CUDA, Python included.  The command's own output goes to stderr.",
         .options = options,
         .min_positional = 1,
         .max_positional = MAX_WORDS,
         .notes = "A step is a step of training; commands without steps are recorded whole.\n"
-                 "Example: hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\n"};
+                 "Example: hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\n"
+                 "Example: hstu profile -- python3 model.py\n"};
     const char *word[MAX_WORDS + 1];
     int n = 0;
     bool is_help = false;
     TRY(args_parse(&spec, argc, argv, word, &n, &is_help));
     if (is_help) return OK;
     word[n] = NULL;
+    TRY(read_signal(a.toggle_by, &a.toggle));
     return profile_command(&a, n, (char **)word);
 }

@@ -221,8 +221,7 @@ static status put_tiles(const profile *p, const gpu_idle *g, buf *out) {
     char text[64];
     TRY(buf_text(out, "<div class=tiles>\n"));
     TRY(page_tile(out, "device", p->device[0] != '\0' ? p->device : "none"));
-    snprintf(text, sizeof text, "%.3f s",
-             (double)(r->schedule.active > 0 ? r->active_ns : p->end_ns - p->start_ns) / 1e9);
+    snprintf(text, sizeof text, "%.3f s", (double)profile_recorded_ns(p) / 1e9);
     TRY(page_tile(out, "recorded", text));
     if (r->n_active > 0) {
         snprintf(text, sizeof text, "%" PRId64, r->n_active);

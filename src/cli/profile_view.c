@@ -58,12 +58,19 @@ static status show_report(const profile *p, report_kind kind, const profile_view
 
 static void tell_cost(const profile *p) {
     const recorder *r = &p->recorder;
-    double wall = (double)(r->schedule.active > 0 ? r->active_ns : p->end_ns - p->start_ns);
+    double wall = (double)profile_recorded_ns(p);
     double share = wall > 0 ? 100 * (double)r->n_spans * p->span_ns / wall : 0;
     log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)", r->n_spans,
              wall / 1e9, share, p->span_ns);
     if (r->schedule.active > 0)
         log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
+    if (p->reference_ns > 0 && r->n_active > 0) {
+        double with = wall / (double)r->n_active / 1e6;
+        double without = (double)p->reference_ns / (double)p->n_reference / 1e6;
+        log_info("a recorded step took %.3f ms, each of the %" PRId64
+                 " after it without recording %.3f ms: recording costs %.2f %%",
+                 with, p->n_reference, without, 100 * (with / without - 1));
+    }
     if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
     if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
     if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);

@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "profile/kernel_name.h"
 
 /* Kernels are told apart by the hash of the whole name, not by the shortened name that is shown. */
 typedef struct busy_name {
@@ -40,7 +41,7 @@ static status find_name(busy_log *log, busy_kind kind, const char *name, busy_na
     TRY(MEM_RESERVE(&log->names, &log->names_capacity, log->n_names + 1));
     *out = &log->names[log->n_names++];
     **out = (busy_name){.hash = hash};
-    busy_kernel_name(text, (*out)->sum.name);
+    kernel_name(text, (*out)->sum.name, sizeof(*out)->sum.name);
     return OK;
 }
 

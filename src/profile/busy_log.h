@@ -53,9 +53,4 @@ status busy_log_report(busy_log *log, busy_report *out);
 /* The time in which at least one of n intervals ran.  Sorts them by start. */
 uint64_t interval_union_ns(interval *all, size_t n);
 
-/* The readable name of a kernel: for "_Z19gate_fwd_any_kernelI6__halfLi8EEvPT_" the text
- * "gate_fwd_any_kernel<__half, 8>", without namespaces and parameters.  A name it cannot read is
- * copied; both are cut to the size of out. */
-void busy_kernel_name(const char *mangled, char out[BUSY_NAME_BYTES]);
-
 #endif

@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/mem.h"
 
 /* CUPTI numbers the versions of each record struct; a newer version only appends members, so the
@@ -31,6 +32,11 @@ typedef CUpti_ActivityMemcpy6 copy_record; /* since 12.8 */
 typedef CUpti_ActivityMemcpy5 copy_record;
 #endif
 typedef CUpti_ActivityMemset4 memset_record;
+#if CUPTI_API_VERSION >= 130000
+typedef CUpti_ActivityDevice5 device_record;
+#else
+typedef CUpti_ActivityDevice4 device_record;
+#endif
 
 /* From 13.0 on the version has the form xxyyzz. */
 #if CUPTI_API_VERSION >= 130000
@@ -46,13 +52,14 @@ enum { CUPTI_MAJOR = 12 };
 /* Room for some 30 000 kernels; CUPTI advises 1 to 10 MB. */
 enum { BUFFER_BYTES = 8 << 20 };
 
-static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_DEVICE,
+                                           CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                            CUPTI_ACTIVITY_KIND_MEMCPY,
                                            CUPTI_ACTIVITY_KIND_MEMSET,
                                            CUPTI_ACTIVITY_KIND_RUNTIME,
                                            CUPTI_ACTIVITY_KIND_DRIVER,
                                            CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
-enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 3 };
+enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 4 };
 
 /* The functions of the library that are used here, each with the type its header gives it. */
 #define FUNCTIONS(X)                                                                               \
@@ -74,6 +81,8 @@ static struct {
     void *library;      /* NULL until all of the above are found */
     bool is_registered; /* CUPTI has our callbacks, once a process */
     int n_on;           /* kinds that are enabled */
+    int n_wanted;       /* those of the last start */
+    bool has_run;       /* records of an earlier time may be there */
     char reason[CUPTI_REASON_BYTES];
 
     pthread_mutex_t lock; /* guards the rest */
@@ -86,16 +95,27 @@ static struct {
 
 /* Notes why it does not work.  Returns false. */
 static bool refuse(const char *what, CUptiResult result) {
-    const char *text = NULL;
+    const char *text = NULL, *remedy = "";
     cupti.cuptiGetResultString(result, &text);
-    snprintf(cupti.reason, sizeof cupti.reason, "CUPTI refuses %s: %s", what,
-             text != NULL ? text : "no reason given");
+    if (result == CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)
+        remedy = "; be root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0";
+    if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED)
+        remedy = "; another profiler (nsys, ncu, torch.profiler) is at work in this process";
+    snprintf(cupti.reason, sizeof cupti.reason, "CUPTI refuses %s: %s%s", what,
+             text != NULL ? text : "no reason given", remedy);
     return false;
 }
 
 /* Tries the version this was built with first, where the loader looks, then in the toolkit. */
 static void *open_library(void) {
     char name[4][512];
+    const char *given = env_cupti();
+    if (given != NULL) {
+        void *library = dlopen(given, RTLD_NOW | RTLD_LOCAL);
+        if (library == NULL)
+            snprintf(cupti.reason, sizeof cupti.reason, "HSTU_CUPTI: %.200s", dlerror());
+        return library;
+    }
     snprintf(name[0], sizeof name[0], "libcupti.so.%d", CUPTI_MAJOR);
     snprintf(name[1], sizeof name[1], "%s/libcupti.so.%d", HSTU_CUPTI_DIR, CUPTI_MAJOR);
     snprintf(name[2], sizeof name[2], "%s/libcupti.so", HSTU_CUPTI_DIR);
@@ -105,7 +125,9 @@ static void *open_library(void) {
         if (library != NULL) return library;
     }
     snprintf(cupti.reason, sizeof cupti.reason,
-             "libcupti.so.%d was not found; add its folder to LD_LIBRARY_PATH", CUPTI_MAJOR);
+             "libcupti.so.%d was not found; add its folder to LD_LIBRARY_PATH, or say where it is "
+             "with HSTU_CUPTI",
+             CUPTI_MAJOR);
     return NULL;
 }
 
@@ -172,6 +194,21 @@ static gpu_record read_kernel(const kernel_record *k) {
     };
 }
 
+/* Bandwidth comes in kB, the clock in kHz. */
+static gpu_facts read_device(const device_record *d) {
+    gpu_facts f = {.device = d->id,
+                   .sm = d->computeCapabilityMajor * 10 + d->computeCapabilityMinor,
+                   .n_multiprocessors = d->numMultiprocessors,
+                   .max_warps = d->maxWarpsPerMultiprocessor,
+                   .max_blocks = d->maxBlocksPerMultiprocessor,
+                   .max_registers = d->maxRegistersPerMultiprocessor,
+                   .max_shared = d->maxSharedMemoryPerMultiprocessor,
+                   .bandwidth = d->globalMemoryBandwidth * 1000,
+                   .clock_hz = (uint64_t)d->coreClockRate * 1000};
+    snprintf(f.name, sizeof f.name, "%s", d->name != NULL ? d->name : "GPU");
+    return f;
+}
+
 static gpu_record read_call(const CUpti_ActivityAPI *a) {
     const char *name = NULL;
     CUpti_CallbackDomain domain = a->kind == CUPTI_ACTIVITY_KIND_RUNTIME
@@ -193,6 +230,11 @@ static status hand_over(const gpu_record *r) {
 static status add_record(const CUpti_Activity *record) {
     gpu_record r;
     switch (record->kind) {
+    case CUPTI_ACTIVITY_KIND_DEVICE: {
+        const gpu_facts f = read_device((const device_record *)record);
+        r = (gpu_record){.kind = GPU_DEVICE, .device = f.device, .gpu = &f};
+        return hand_over(&r);
+    }
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
         r = read_kernel((const kernel_record *)record);
         return hand_over(&r);
@@ -283,6 +325,16 @@ bool cupti_flush(void) {
     return result == CUPTI_SUCCESS || refuse("to hand out records", result);
 }
 
+void cupti_flush_complete(void) {
+    if (cupti.n_on > 0) cupti.cuptiActivityFlushAll(0);
+}
+
+bool cupti_set_on(bool is_on) {
+    if (is_on) return enable(cupti.n_wanted);
+    disable();
+    return true;
+}
+
 static void set_taking(const cupti_sink *sink, int64_t ahead_ns) {
     pthread_mutex_lock(&cupti.lock);
     cupti.is_taking = sink != NULL;
@@ -300,19 +352,20 @@ bool cupti_start(const cupti_sink *sink, bool with_calls) {
     uint64_t theirs = 0;
     cupti.reason[0] = '\0';
     set_taking(NULL, 0);
-    if (!load() || !enable(with_calls ? N_KINDS : N_GPU_KINDS)) return false;
+    if (!load()) return false;
     /* Records of the time before are dropped first. */
-    if (!cupti_flush()) {
-        disable();
-        return false;
-    }
+    if (cupti.has_run && !cupti_flush()) return false;
     cupti.cuptiGetTimestamp(&theirs);
     set_taking(sink, (int64_t)(clock_ns() - theirs));
-    return true;
+    cupti.n_wanted = with_calls ? N_KINDS : N_GPU_KINDS;
+    bool is_on = enable(cupti.n_wanted);
+    if (!is_on) set_taking(NULL, 0);
+    cupti.has_run = cupti.has_run || is_on;
+    return is_on;
 }
 
 status cupti_stop(bool *is_complete, uint64_t *n_lost) {
-    *is_complete = cupti.n_on > 0 && cupti_flush();
+    *is_complete = cupti.has_run && cupti_flush();
     disable();
     set_taking(NULL, 0);
     *n_lost = cupti.n_lost;
@@ -349,6 +402,14 @@ bool cupti_start(const cupti_sink *sink, bool with_calls) {
 }
 
 bool cupti_flush(void) {
+    return false;
+}
+
+void cupti_flush_complete(void) {
+}
+
+bool cupti_set_on(bool is_on) {
+    (void)is_on;
     return false;
 }
 

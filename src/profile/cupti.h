@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "profile/recorder.h"
 
-enum { CUPTI_REASON_BYTES = 192 };
+enum { CUPTI_REASON_BYTES = 256 };
 
 typedef enum {
     GPU_KERNEL,
@@ -22,8 +22,9 @@ typedef enum {
     GPU_COPY_ON_DEVICE,
     GPU_COPY_IN,
     GPU_COPY_OUT,
-    GPU_CALL, /* of CUDA's runtime or driver, on the host */
-    GPU_LINK  /* what was launched under `correlation` belongs to the mark `mark` */
+    GPU_CALL,  /* of CUDA's runtime or driver, on the host */
+    GPU_LINK,  /* what was launched under `correlation` belongs to the mark `mark` */
+    GPU_DEVICE /* what a GPU is: no time */
 } gpu_record_kind;
 
 typedef struct gpu_record {
@@ -33,7 +34,8 @@ typedef struct gpu_record {
     uint64_t bytes;   /* of a copy or a memset */
     uint32_t correlation, device, stream, thread;
     uint64_t mark;
-    span_launch launch; /* of a kernel */
+    span_launch launch;   /* of a kernel */
+    const gpu_facts *gpu; /* of GPU_DEVICE; else NULL */
 } gpu_record;
 
 typedef struct cupti_sink {
@@ -48,6 +50,12 @@ bool cupti_start(const cupti_sink *sink, bool with_calls);
 
 /* Hands over what CUPTI has so far; the device must be idle.  Returns whether it could. */
 bool cupti_flush(void);
+
+/* Hands over what is complete, whatever the device does. */
+void cupti_flush_complete(void);
+
+/* Between start and stop: CUPTI stops to record, and with it to cost time; or goes on. */
+bool cupti_set_on(bool is_on);
 
 /* The same, and ends.  *n_lost: records that CUPTI dropped.  A status that the sink returned is
  * returned here. */

@@ -1,19 +1,21 @@
-/* Readable kernel names.  Of the C++ ABI's mangling it understands what our kernels use: a name,
- * perhaps in namespaces, and template arguments that are types with a name, numbers and flags. */
+#include "profile/kernel_name.h"
+
 #include <ctype.h>
+#include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "profile/busy_log.h"
+#include "base/mem.h"
 
 typedef struct reader {
     const char *at;
-    char *out; /* BUSY_NAME_BYTES; what does not fit is left out */
-    size_t n;
+    char *out; /* (size); what does not fit is left out */
+    size_t n, size;
 } reader;
 
 static void put(reader *r, const char *text, size_t n) {
-    for (size_t i = 0; i < n && r->n + 1 < BUSY_NAME_BYTES; i++)
+    for (size_t i = 0; i < n && r->n + 1 < r->size; i++)
         r->out[r->n++] = text[i];
     r->out[r->n] = '\0';
 }
@@ -71,8 +73,8 @@ static bool read_type(reader *r) {
 
 /* A number with its type, which is left out: "Li8E", "Lb1E", "Lin3E", or an enum's "L4mode1E". */
 static bool read_literal(reader *r) {
-    char unused[BUSY_NAME_BYTES];
-    reader type = {r->at + 1, unused, 0};
+    char unused[96];
+    reader type = {r->at + 1, unused, 0, sizeof unused};
     bool is_flag = *type.at == 'b';
     if (!read_type(&type)) return false;
     r->at = type.at;
@@ -112,8 +114,33 @@ static bool read_name(reader *r) {
     return *r->at != 'I' || read_arguments(r);
 }
 
-void busy_kernel_name(const char *mangled, char out[BUSY_NAME_BYTES]) {
-    reader r = {mangled + 2, out, 0};
-    if (strncmp(mangled, "_Z", 2) == 0 && read_name(&r)) return;
-    snprintf(out, BUSY_NAME_BYTES, "%s", mangled);
+/* The demangler of the C++ runtime, for names that are not ours; loaded when it is first needed,
+ * and where it is missing the name stays as it is.  It may replace the block it is given if a name
+ * does not fit: a block of a megabyte for mangled names of a few kilobytes. */
+enum { DEMANGLED_BYTES = 1 << 20, MAX_MANGLED = 4096 };
+
+static bool demangle(const char *mangled, char *out, size_t size) {
+    static char *(*cxa_demangle)(const char *, char *, size_t *, int *);
+    static bool is_looked_for;
+    char *block;
+    size_t n = DEMANGLED_BYTES;
+    int failed = 0;
+    if (!is_looked_for) {
+        void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_LOCAL);
+        if (library != NULL) *(void **)&cxa_demangle = dlsym(library, "__cxa_demangle");
+        is_looked_for = true;
+    }
+    if (cxa_demangle == NULL || strlen(mangled) > MAX_MANGLED) return false;
+    if (mem_alloc_raw((void **)&block, n, 1) != OK) return false;
+    char *name = cxa_demangle(mangled, block, &n, &failed);
+    bool is_read = name != NULL && failed == 0;
+    if (is_read) snprintf(out, size, "%s", name);
+    mem_free(name != NULL ? name : block);
+    return is_read;
+}
+
+void kernel_name(const char *mangled, char *out, size_t size) {
+    reader r = {mangled + 2, out, 0, size};
+    if (strncmp(mangled, "_Z", 2) == 0 && (read_name(&r) || demangle(mangled, out, size))) return;
+    snprintf(out, size, "%s", mangled);
 }

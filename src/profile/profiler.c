@@ -1,20 +1,51 @@
 #include "profile/profiler.h"
 
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/range.h"
-#include "profile/busy_log.h"
-#include "profile/cupti.h"
+#include "profile/kernel_name.h"
+#include "profile/links.h"
 #include "profile/traced.h"
 
 static profile *current;
 static backend *watched; /* the one to wait for before records are read */
 static profiler_options options;
 
+static void wait_for_device(void) {
+    if (watched != NULL) (void)watched->ops->sync(watched);
+}
+
+static void switch_cupti(profile *p) {
+    if (!p->has_gpu || cupti_set_on(p->recorder.is_on)) return;
+    p->has_gpu = false;
+    snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s", cupti_reason());
+}
+
+/* Signals that came since they were last asked for: an odd number of them switches. */
+static atomic_int n_signals;
+
+static void count_signal(int number) {
+    (void)number;
+    atomic_fetch_add(&n_signals, 1);
+}
+
+/* Where a range begins or a step ends, on any thread: nothing is waited for, and a kernel that runs
+ * just now is not counted. */
+static void answer_signals(void) {
+    recorder *r = &current->recorder;
+    if (atomic_exchange(&n_signals, 0) % 2 == 0) return;
+    if (r->is_on && current->has_gpu) cupti_flush();
+    recorder_pause(r, !r->is_paused);
+    switch_cupti(current);
+}
+
 static void begin_range(const char *name, int64_t number) {
+    if (atomic_load_explicit(&n_signals, memory_order_relaxed) > 0) answer_signals();
     if (options.has_host) recorder_begin(&current->recorder, SPAN_RANGE, name, number);
 }
 
@@ -22,12 +53,32 @@ static void end_range(void) {
     if (options.has_host) recorder_end(&current->recorder, 0);
 }
 
-static void end_step(void) {
-    if (current->has_gpu && recorder_will_switch(&current->recorder)) {
-        if (watched != NULL) (void)watched->ops->sync(watched);
-        cupti_flush();
+/* As many steps without recording after the recorded ones, from one idle device to the next: what
+ * recording costs is the difference. */
+static void count_reference(profile *p, bool was_on) {
+    const recorder *r = &p->recorder;
+    if (r->schedule.active == 0 || r->is_on) {
+        p->reference_start_ns = 0; /* recorded again before there were enough */
+    } else if (was_on) {
+        p->reference_start_ns = clock_ns();
+        p->n_reference = 0;
+    } else if (p->reference_start_ns > 0 && p->reference_ns == 0 &&
+               ++p->n_reference == r->schedule.active) {
+        wait_for_device();
+        p->reference_ns = clock_ns() - p->reference_start_ns;
     }
-    recorder_step(&current->recorder);
+}
+
+static void end_step(void) {
+    recorder *r = &current->recorder;
+    bool was_on = r->is_on, is_switch = recorder_will_switch(r);
+    if (is_switch) wait_for_device();
+    uint64_t end_ns = clock_ns();
+    if (is_switch && was_on && current->has_gpu) cupti_flush();
+    recorder_step_at(r, end_ns);
+    answer_signals();
+    if (is_switch) switch_cupti(current);
+    count_reference(current, was_on);
 }
 
 static const range_watcher watcher = {begin_range, end_range, end_step};
@@ -47,8 +98,8 @@ static const char *copy_name(gpu_record_kind kind) {
 }
 
 /* "cudaLaunchKernel_v7000" is cudaLaunchKernel to everybody. */
-static void call_name(const char *from, char out[BUSY_NAME_BYTES]) {
-    snprintf(out, BUSY_NAME_BYTES, "%s", from);
+static void call_name(const char *from, char out[RECORDER_NAME_BYTES]) {
+    snprintf(out, RECORDER_NAME_BYTES, "%s", from);
     char *end = strrchr(out, '_');
     if (end != NULL && end[1] == 'v' && end[2] != '\0' &&
         strspn(end + 2, "0123456789") == strlen(end + 2))
@@ -56,9 +107,12 @@ static void call_name(const char *from, char out[BUSY_NAME_BYTES]) {
 }
 
 /* A link has no time; it is kept as a call, and resolved when all records are there. */
-static status add_record(void *ctx, const gpu_record *r) {
-    profile *p = ctx;
-    char name[BUSY_NAME_BYTES];
+status profile_add(profile *p, const gpu_record *r) {
+    char name[RECORDER_NAME_BYTES];
+    if (r->kind == GPU_DEVICE) {
+        recorder_add_gpu(&p->recorder, r->gpu);
+        return OK;
+    }
     span s = {.start_ns = r->start_ns,
               .end_ns = r->end_ns,
               .bytes = r->bytes,
@@ -67,13 +121,12 @@ static status add_record(void *ctx, const gpu_record *r) {
               .correlation = r->correlation,
               .lane = (uint16_t)(r->kind == GPU_CALL ? r->thread : r->stream),
               .device = (uint8_t)r->device};
-    if (!p->recorder.is_on) return OK;
     if (r->kind == GPU_LINK) {
         s.kind = N_SPAN_KINDS;
         recorder_add(&p->recorder, &s, "", NULL);
     } else if (r->kind == GPU_KERNEL) {
         s.kind = SPAN_KERNEL;
-        busy_kernel_name(r->name, name);
+        kernel_name(r->name, name, sizeof name);
         recorder_add(&p->recorder, &s, name, &r->launch);
     } else if (r->kind == GPU_CALL) {
         s.kind = SPAN_CALL;
@@ -84,6 +137,11 @@ static status add_record(void *ctx, const gpu_record *r) {
         recorder_add(&p->recorder, &s, copy_name(r->kind), NULL);
     }
     return OK;
+}
+
+static status add_record(void *ctx, const gpu_record *r) {
+    profile *p = ctx;
+    return p->recorder.is_on || r->kind == GPU_DEVICE ? profile_add(p, r) : OK;
 }
 
 /* What it costs to record a span, on this machine, today. */
@@ -117,7 +175,14 @@ status profiler_start(profile *p, const profiler_options *o) {
     if (!p->has_gpu)
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s",
                  o->has_gpu ? cupti_reason() : "not asked for");
+    atomic_store(&n_signals, 0);
+    if (o->toggle > 0) {
+        struct sigaction ours = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
+        if (sigaction(o->toggle, &ours, NULL) != 0) return fail_errno("a handler of signals");
+        recorder_pause(&p->recorder, true);
+    }
     recorder_start(&p->recorder);
+    switch_cupti(p);
     return OK;
 }
 
@@ -135,35 +200,8 @@ status profiler_watch(backend **be) {
     return OK;
 }
 
-/* Gives what the GPU ran the op that launched it, and takes the links out. */
-static status resolve_links(recorder *r) {
-    uint32_t top = 0;
-    int64_t *op_of;
-    for (size_t i = 0; i < r->n_spans; i++)
-        if (r->spans[i].correlation > top) top = r->spans[i].correlation;
-    TRY(mem_alloc_raw((void **)&op_of, (size_t)top + 1, sizeof *op_of));
-    for (uint32_t i = 0; i <= top && top < UINT32_MAX; i++)
-        op_of[i] = RECORDER_NO_OP;
-    for (size_t i = 0; i < r->n_spans; i++)
-        if (r->spans[i].kind == N_SPAN_KINDS) op_of[r->spans[i].correlation] = r->spans[i].op;
-    size_t n = 0, *moved;
-    status st = mem_alloc_raw((void **)&moved, r->n_spans + 1, sizeof *moved);
-    for (size_t i = 0; st == OK && i < r->n_spans; i++) {
-        moved[i] = n;
-        if (r->spans[i].kind == N_SPAN_KINDS) continue;
-        r->spans[n] = r->spans[i];
-        if (r->spans[n].correlation > 0) r->spans[n].op = op_of[r->spans[n].correlation];
-        n++;
-    }
-    for (size_t i = 0; st == OK && i < n; i++) {
-        span *s = &r->spans[i];
-        bool is_known = s->op >= 0 && (size_t)s->op < r->n_spans;
-        s->op = is_known ? (int64_t)moved[s->op] : RECORDER_NO_OP;
-    }
-    if (st == OK) r->n_spans = n;
-    mem_free(op_of);
-    mem_free(moved);
-    return st;
+status profile_link(profile *p) {
+    return links_resolve(&p->recorder);
 }
 
 status profiler_stop(profile *p) {
@@ -173,8 +211,15 @@ status profiler_stop(profile *p) {
     p->end_ns = clock_ns();
     range_watch(NULL);
     current = NULL;
-    if (st == OK && p->has_gpu) st = resolve_links(&p->recorder);
+    if (st == OK && p->has_gpu) st = links_resolve(&p->recorder);
+    if (st == OK && options.range != NULL) st = links_keep_range(&p->recorder, options.range);
     return st;
+}
+
+uint64_t profile_recorded_ns(const profile *p) {
+    const recorder *r = &p->recorder;
+    bool is_partial = r->schedule.active > 0 || r->active_ns > 0;
+    return is_partial ? r->active_ns : p->end_ns - p->start_ns;
 }
 
 void profile_fini(profile *p) {

@@ -7,21 +7,26 @@
 
 #include "base/status.h"
 #include "ops/ops.h"
+#include "profile/cupti.h"
 #include "profile/recorder.h"
 
 typedef struct profiler_options {
     recorder_schedule schedule;
     bool has_host, has_gpu; /* which activities */
+    int toggle;             /* a signal: nothing is recorded until it comes, and so on; 0: none */
+    const char *range;      /* keep what is inside ranges of this name; NULL: everything */
 } profiler_options;
 
 typedef struct profile {
     recorder recorder;
     uint64_t start_ns, end_ns;
-    bool has_gpu;         /* records of a GPU were taken */
-    char gpu_reason[192]; /* why not; "" */
-    uint64_t n_gpu_lost;  /* records that CUPTI dropped */
-    double span_ns;       /* what one recorded span costs, measured */
-    char device[128];     /* of the last backend watched */
+    bool has_gpu;                              /* records of a GPU were taken */
+    char gpu_reason[CUPTI_REASON_BYTES];       /* why not; "" */
+    uint64_t n_gpu_lost;                       /* records that CUPTI dropped */
+    uint64_t reference_start_ns, reference_ns; /* steps right after the recorded ones, without */
+    int64_t n_reference;                       /* recording; reference_ns 0: not enough of them */
+    double span_ns;                            /* what one recorded span costs, measured */
+    char device[128];                          /* of the last backend watched */
 } profile;
 
 status profiler_start(profile *p, const profiler_options *o);
@@ -35,5 +40,14 @@ status profiler_watch(backend **be);
 status profiler_stop(profile *p);
 
 void profile_fini(profile *p);
+
+/* The time in which spans were recorded. */
+uint64_t profile_recorded_ns(const profile *p);
+
+/* For records that come from elsewhere: keeps one, whatever the schedule says. */
+status profile_add(profile *p, const gpu_record *r);
+
+/* When all records are there: gives what the GPU ran the op that launched it. */
+status profile_link(profile *p);
 
 #endif

@@ -46,10 +46,11 @@ static status grow_slots(recorder *r) {
 
 static status intern(recorder *r, const char *text, int64_t number, int32_t *out) {
     char name[sizeof r->names[0]];
-    if (number >= 0)
-        snprintf(name, sizeof name, "%s %lld", text, (long long)number);
-    else
-        snprintf(name, sizeof name, "%s", text);
+    int n = number >= 0 ? snprintf(name, sizeof name, "%s %lld", text, (long long)number)
+                        : snprintf(name, sizeof name, "%s", text);
+    /* Two long names that begin alike stay two. */
+    if (n >= (int)sizeof name)
+        snprintf(name + sizeof name - 13, 13, "...#%08x", (unsigned)hash64(text, strlen(text), 1));
     size_t at = slot_of(r, name);
     if (r->name_slots[at] < 0) {
         if (2 * r->n_names >= r->n_slots) {
@@ -105,7 +106,7 @@ static step_state state_of(const recorder_schedule *s, int64_t step) {
 
 void recorder_start(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    r->is_on = state_of(&r->schedule, r->step) != STEP_OFF;
+    r->is_on = !r->is_paused && state_of(&r->schedule, r->step) != STEP_OFF;
     r->started_ns = clock_ns();
     pthread_mutex_unlock(&r->lock);
 }
@@ -127,19 +128,34 @@ bool recorder_will_switch(recorder *r) {
 }
 
 void recorder_step(recorder *r) {
+    recorder_step_at(r, clock_ns());
+}
+
+void recorder_step_at(recorder *r, uint64_t end_ns) {
     pthread_mutex_lock(&r->lock);
     step_state before = state_of(&r->schedule, r->step);
     step_state after = state_of(&r->schedule, ++r->step);
     uint64_t now = clock_ns();
-    if (before == STEP_ACTIVE) {
+    if (before == STEP_ACTIVE && r->is_on) {
         r->n_active++;
-        r->active_ns += now - r->started_ns;
-        r->started_ns = now;
+        r->active_ns += end_ns - r->started_ns;
+        r->started_ns = after == STEP_ACTIVE ? end_ns : now;
     }
     /* Only the first warm-up can be forgotten as a whole; later ones are not recorded at all. */
     if (before == STEP_WARMUP && after == STEP_ACTIVE && r->n_active == 0) forget(r);
     if (before != STEP_ACTIVE) r->started_ns = now;
-    r->is_on = after == STEP_ACTIVE || (after == STEP_WARMUP && r->n_active == 0);
+    r->is_on =
+        !r->is_paused && (after == STEP_ACTIVE || (after == STEP_WARMUP && r->n_active == 0));
+    pthread_mutex_unlock(&r->lock);
+}
+
+void recorder_pause(recorder *r, bool is_paused) {
+    pthread_mutex_lock(&r->lock);
+    uint64_t now = clock_ns();
+    if (is_paused && r->is_on) r->active_ns += now - r->started_ns;
+    if (r->is_paused && !is_paused) r->started_ns = now;
+    r->is_paused = is_paused;
+    r->is_on = !is_paused && state_of(&r->schedule, r->step) != STEP_OFF;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -202,6 +218,22 @@ void recorder_add(recorder *r, const span *s, const char *name, const span_launc
         if (launch != NULL) r->launches[r->n_launches++] = *launch;
     }
     pthread_mutex_unlock(&r->lock);
+}
+
+void recorder_add_gpu(recorder *r, const gpu_facts *g) {
+    pthread_mutex_lock(&r->lock);
+    int at = 0;
+    while (at < r->n_gpus && r->gpus[at].device != g->device)
+        at++;
+    if (at < RECORDER_MAX_GPUS) r->gpus[at] = *g;
+    if (at == r->n_gpus && at < RECORDER_MAX_GPUS) r->n_gpus++;
+    pthread_mutex_unlock(&r->lock);
+}
+
+const gpu_facts *recorder_gpu(const recorder *r, uint32_t device) {
+    for (int i = 0; i < r->n_gpus; i++)
+        if (r->gpus[i].device == device) return &r->gpus[i];
+    return NULL;
 }
 
 const char *recorder_name(const recorder *r, const span *s) {

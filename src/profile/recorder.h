@@ -26,6 +26,7 @@ typedef enum {
 } span_kind;
 
 enum { RECORDER_MAX_DEPTH = 64, RECORDER_MAX_THREADS = 64, RECORDER_NO_OP = -1 };
+enum { RECORDER_MAX_GPUS = 16, RECORDER_NAME_BYTES = 512 };
 
 /* What a kernel was launched with. */
 typedef struct span_launch {
@@ -33,6 +34,17 @@ typedef struct span_launch {
     uint32_t registers, static_shared, dynamic_shared; /* shared: bytes of a block */
     uint32_t local;                                    /* bytes of a thread */
 } span_launch;
+
+/* What a GPU is, as far as occupancy and peaks need it. */
+typedef struct gpu_facts {
+    char name[64];
+    uint32_t device; /* its number */
+    uint32_t sm;     /* compute capability times ten */
+    uint32_t n_multiprocessors;
+    uint32_t max_warps, max_blocks, max_registers, max_shared; /* of a multiprocessor */
+    uint64_t bandwidth;                                        /* of its memory, bytes a second */
+    uint64_t clock_hz;
+} gpu_facts;
 
 typedef struct span {
     uint64_t start_ns, end_ns; /* of clock_ns */
@@ -67,15 +79,19 @@ typedef struct recorder {
     recorder_schedule schedule;
     int64_t step; /* seen so far */
     bool is_on;   /* spans are taken */
+    bool is_paused;
 
     span *spans;
     size_t n_spans, capacity;
-    char (*names)[192];
+    char (*names)[RECORDER_NAME_BYTES];
     size_t n_names, names_capacity;
     int32_t *name_slots; /* open addressing over names, by hash; -1: free */
     size_t n_slots;
     span_launch *launches;
     size_t n_launches, launches_capacity;
+
+    gpu_facts gpus[RECORDER_MAX_GPUS];
+    int n_gpus;
 
     recorder_thread threads[RECORDER_MAX_THREADS];
     int n_threads;
@@ -103,10 +119,20 @@ void recorder_end(recorder *r, uint64_t bytes);
 /* A span that is complete: of the GPU, or of CUDA.  launch may be NULL. */
 void recorder_add(recorder *r, const span *s, const char *name, const span_launch *launch);
 
+/* Keeps what a GPU is; a second time it replaces the first. */
+void recorder_add_gpu(recorder *r, const gpu_facts *g);
+
+/* NULL where nothing is known of the device. */
+const gpu_facts *recorder_gpu(const recorder *r, uint32_t device);
+
 /* A step has ended: the schedule goes on.  Where recorder_will_switch says that this forgets a
  * warm-up or ends a recording, the records of the GPU must be there before. */
 bool recorder_will_switch(recorder *r);
 void recorder_step(recorder *r);
+void recorder_step_at(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
+
+/* Nothing is taken while it is paused, whatever the schedule says; steps are counted. */
+void recorder_pause(recorder *r, bool is_paused);
 
 const char *recorder_name(const recorder *r, const span *s);
 const char *span_kind_name(span_kind kind);

@@ -1,0 +1,19 @@
+/* `hstu profile -- PROGRAM ...` for a program that is not a command of hstu: it is started with
+ * CUDA's injection library set to ours (src/profile/inject.c), and its records are read when it has
+ * ended. */
+#ifndef HSTU_CLI_PROFILE_OTHER_H
+#define HSTU_CLI_PROFILE_OTHER_H
+
+#include "base/status.h"
+#include "profile/profiler.h"
+
+/* Whether a name is a path of, or on PATH, a program that may be started. */
+bool is_program(const char *name);
+
+/* Runs the program with its output on stderr, waits, and fills the profile, which is to be ended by
+ * profile_fini in any case.  The records go to a folder inside `out` for the time being.  toggle:
+ * the signal that switches recording on and off, or 0.  *failed: how the program ended, where that
+ * was not exit code 0; else "". */
+status profile_program(profile *p, char **argv, const char *out, int toggle, char failed[256]);
+
+#endif

@@ -1,0 +1,97 @@
+#include "profile/profiler.h"
+
+#include <signal.h>
+
+#include "base/range.h"
+#include "test.h"
+
+static void step(const char *inside) {
+    range_begin("step", RANGE_NO_NUMBER);
+    range_begin(inside, 0);
+    range_end();
+    range_end();
+    range_step();
+}
+
+static int count_named(const profile *p, const char *name) {
+    int n = 0;
+    for (size_t i = 0; i < p->recorder.n_spans; i++)
+        n += strcmp(recorder_name(&p->recorder, &p->recorder.spans[i]), name) == 0;
+    return n;
+}
+
+/* Off, on, off, by a signal each; two between two looks are none. */
+TEST(profiler_is_switched_by_a_signal) {
+    profile p;
+    CHECK_OK(profiler_start(&p, &(profiler_options){.has_host = true, .toggle = SIGUSR1}));
+    step("one");
+    raise(SIGUSR1);
+    step("two");
+    step("two");
+    raise(SIGUSR1);
+    step("three");
+    raise(SIGUSR1);
+    raise(SIGUSR1);
+    step("four");
+    CHECK_OK(profiler_stop(&p));
+    CHECK_EQ(count_named(&p, "one 0"), 0);
+    CHECK_EQ(count_named(&p, "two 0"), 2);
+    CHECK_EQ(count_named(&p, "three 0"), 0);
+    CHECK_EQ(count_named(&p, "four 0"), 0);
+    CHECK(profile_recorded_ns(&p) > 0 && profile_recorded_ns(&p) < p.end_ns - p.start_ns);
+    profile_fini(&p);
+}
+
+TEST(profiler_keeps_a_range) {
+    profile p;
+    CHECK_OK(profiler_start(&p, &(profiler_options){.has_host = true, .range = "layer 0"}));
+    range_begin("step", RANGE_NO_NUMBER);
+    range_begin("layer", 0);
+    range_begin("inner", RANGE_NO_NUMBER);
+    range_end();
+    range_end();
+    range_begin("layer", 1);
+    range_end();
+    range_end();
+    CHECK_OK(profiler_stop(&p));
+    CHECK_EQ(p.recorder.n_spans, 2);
+    const span *s = p.recorder.spans;
+    CHECK_STR(recorder_name(&p.recorder, &s[0]), "layer 0");
+    CHECK_STR(recorder_name(&p.recorder, &s[1]), "inner");
+    CHECK_EQ(s[0].op, RECORDER_NO_OP);
+    CHECK_EQ(s[1].op, 0);
+    CHECK_EQ(profile_recorded_ns(&p), s[0].end_ns - s[0].start_ns);
+    profile_fini(&p);
+}
+
+/* Two steps are recorded, and the two after them are timed without. */
+TEST(profiler_measures_what_it_costs) {
+    profile p;
+    profiler_options o = {.has_host = true, .schedule = {.warmup = 1, .active = 2, .repeat = 1}};
+    CHECK_OK(profiler_start(&p, &o));
+    for (int i = 0; i < 4; i++)
+        step("layer");
+    CHECK_EQ(p.reference_ns, 0);
+    step("layer");
+    CHECK(p.reference_ns > 0);
+    CHECK_EQ(p.n_reference, 2);
+    uint64_t ns = p.reference_ns;
+    step("layer");
+    CHECK_EQ(p.reference_ns, ns);
+    CHECK_OK(profiler_stop(&p));
+    CHECK_EQ(count_named(&p, "step"), 2);
+    CHECK_EQ(p.recorder.n_active, 2);
+    profile_fini(&p);
+}
+
+/* Where recording goes on before there were enough steps, nothing is claimed. */
+TEST(profiler_measures_nothing_from_too_few_steps) {
+    profile p;
+    profiler_options o = {.has_host = true, .schedule = {.wait = 1, .active = 2, .repeat = 2}};
+    CHECK_OK(profiler_start(&p, &o));
+    for (int i = 0; i < 7; i++)
+        step("layer");
+    CHECK_EQ(p.reference_ns, 0);
+    CHECK_OK(profiler_stop(&p));
+    profile_fini(&p);
+}
