@@ -4,11 +4,12 @@
  *   make bench && build/release/bench/bench_dense_cpu [--products] [--csv FILE] [THREADS]
  *
  * Products: every dense layer of the models in configs/, forward and backward, as the ops do them
- * (packing included), and OpenBLAS on the same matrices; the two take turns, and the best of many
- * runs counts.  With one thread that is the time of the thread, which other programs hardly
- * disturb.  OpenBLAS is loaded when this runs: without it there are our figures alone.  It reads
- * OPENBLAS_CORETYPE; bench/products.sh measures with its own choice and with the best. `--products`
- * leaves the passes out, `--csv` appends the rows to a file. */
+ * (packing included), and OpenBLAS on the same matrices.  The two take turns, the fastest run of a
+ * turn counts, and the medians of all turns are compared, so that a core that is slower for a while
+ * (a virtual machine's) is slower for both.  With one thread that is the time of the thread, which
+ * other programs hardly disturb.  OpenBLAS is loaded when this runs: without it there are our
+ * figures alone.  It reads OPENBLAS_CORETYPE; bench/products.sh measures with its own choice and
+ * with the best. `--products` leaves the passes out, `--csv` appends the rows to a file. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include "base/machine.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "bench/median.h"
 #include "ops/ops.h"
 
 static void must(status st) {
@@ -65,6 +67,7 @@ static openblas openblas_load(int n_threads) {
     static const char *const names[] = {"libopenblas.so.0", "libopenblas.so"};
     openblas o = {0};
     void *library = NULL;
+    setenv("OPENBLAS_THREAD_TIMEOUT", "22", 0); /* 2^22 cycles: see let_threads_sleep */
     for (int i = 0; i < 2 && library == NULL; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) return o;
@@ -160,41 +163,65 @@ static uint64_t now_ns(int n_threads) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* OpenBLAS's threads wait for more work in a loop, 2^26 cycles long, and keep a core from ours. */
-static void let_threads_sleep(void) {
-    struct timespec t = {.tv_nsec = 50000000};
-    nanosleep(&t, NULL);
+static uint64_t process_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Both by turns of some .05 s, for some .6 s: the seconds of the fastest runs. */
-static void race(const bench *b, const problem *p, pass what, double *ours, double *theirs) {
-    uint64_t best[2] = {UINT64_MAX, UINT64_MAX}, begin = clock_ns();
-    for (int turn = 0; turn < 4 || (turn < 100 && clock_ns() - begin < 600000000u); turn++) {
-        if (turn % 2 == 0 && b->n_threads > 1) let_threads_sleep();
-        uint64_t turn_begin = clock_ns();
-        for (int run = 0; run < 2 || clock_ns() - turn_begin < 50000000u; run++) {
-            uint64_t t = now_ns(b->n_threads);
-            if (turn % 2 == 0)
-                run_ours(b->be, p, what);
-            else if (b->blas.sgemm != NULL)
-                run_openblas(&b->blas, p, what);
-            else
-                break;
-            t = now_ns(b->n_threads) - t;
-            if (t < best[turn % 2]) best[turn % 2] = t;
-        }
+/* After a product OpenBLAS's threads wait for the next one in a loop that keeps a core from ours:
+ * 2^28 cycles, .1 s, in Debian's.  Waits until the process has used no CPU for 5 ms. */
+static void let_threads_sleep(void) {
+    struct timespec t = {.tv_nsec = 5000000};
+    uint64_t used = 5000000;
+    for (int i = 0; i < 200 && used > 500000; i++) {
+        uint64_t before = process_ns();
+        nanosleep(&t, NULL);
+        used = process_ns() - before;
     }
-    *ours = (double)best[0] * 1e-9;
-    *theirs = (double)best[1] * 1e-9;
+}
+
+enum { MAX_TURNS = 64 };
+
+/* The fastest of the runs of a turn of some 20 ms, at least two. */
+static double turn(const bench *b, const problem *p, pass what, bool is_ours) {
+    uint64_t best = UINT64_MAX;
+    if (is_ours && b->n_threads > 1) let_threads_sleep();
+    uint64_t begin = clock_ns();
+    for (int run = 0; run < 2 || clock_ns() - begin < 20000000u; run++) {
+        uint64_t t = now_ns(b->n_threads);
+        if (is_ours)
+            run_ours(b->be, p, what);
+        else
+            run_openblas(&b->blas, p, what);
+        t = now_ns(b->n_threads) - t;
+        if (t < best) best = t;
+    }
+    return (double)best * 1e-9;
+}
+
+/* Turns for some .6 s: the medians of the seconds of a run, and of their ratios. */
+static void race(const bench *b, const problem *p, pass what, double *ours, double *theirs,
+                 double *ratio) {
+    double own[MAX_TURNS], other[MAX_TURNS], ratios[MAX_TURNS];
+    uint64_t begin = clock_ns();
+    int n = 0;
+    for (; n < 5 || (n < MAX_TURNS && clock_ns() - begin < 600000000u); n++) {
+        own[n] = turn(b, p, what, true);
+        other[n] = b->blas.sgemm != NULL ? turn(b, p, what, false) : 0;
+        ratios[n] = other[n] / own[n];
+    }
+    *ours = median(own, n);
+    *theirs = median(other, n);
+    *ratio = median(ratios, n);
 }
 
 static void race_pass(bench *b, const problem *p, pass what) {
     static const char *const names[] = {"forward", "to weights", "backward", "rank"};
     const linear_args *a = &p->a;
-    double ours, theirs;
+    double ours, theirs, ratio;
     double flops = (what == BACKWARD ? 4.0 : 2.0) * (double)a->n * a->n_in * a->n_out;
-    race(b, p, what, &ours, &theirs);
-    double ratio = theirs / ours;
+    race(b, p, what, &ours, &theirs, &ratio);
     bool has_openblas = b->blas.sgemm != NULL;
     printf("%-19s %-10s %6lld x %4d x %4d  %7.1f", p->l->name, names[what], (long long)a->n,
            a->n_in, a->n_out, flops / ours * 1e-9);

@@ -92,8 +92,10 @@ TEST(product_has_the_bits_of_its_order) {
         const product_isa *isa = product_choice(i);
         for (int64_t m = 1; m <= 25; m++)
             check_layouts(isa, workers, m, 5, 2 * m + 1);
-        for (int64_t n = 1; n <= 66; n++)
+        for (int64_t n = 1; n <= 130; n++)
             check_layouts(isa, workers, 3, 4, n);
+        for (int64_t m = 95; m <= 97; m++) /* rows of A that are packed together */
+            check_layouts(isa, workers, m, 3, 2 * m);
         for (int64_t k = 0; k <= 9; k++)
             check_layouts(isa, workers, 13, k, 35);
         for (int64_t k = PRODUCT_DEPTH - 1; k <= PRODUCT_DEPTH + 1; k++)
@@ -101,7 +103,7 @@ TEST(product_has_the_bits_of_its_order) {
         for (int r = 0; r < 6; r++)
             check_layouts(isa, workers, 1 + draw(r, 1, 60), draw(r, 2, 700), 1 + draw(r, 3, 150));
         /* Columns of more than one block, and rows of A that compete for the same cache lines. */
-        check_layouts(isa, workers, 13, 1024, 260);
+        check_layouts(isa, workers, 5, 1024, PRODUCT_COLUMNS + 1);
         check_layouts(isa, workers, 7, 20, 3300);
     }
     pool_destroy(workers);
@@ -182,6 +184,40 @@ TEST(product_rows_of_a_layer_do_not_see_each_other) {
     check_parts(&t, 150, 513, 31, EPILOGUE_GELU, 14);
     check_parts(&t, 150, 31, 2049, EPILOGUE_SILU, 6);
     check_parts(&t, 70, 300, 700, EPILOGUE_RELU, 9);
+    close_backends(&t);
+}
+
+/* The gradient of W is a sum over all rows: in groups for a small W, in tiles that depend on the
+ * threads for a large one. */
+TEST(product_gradients_of_weights_do_not_see_the_threads) {
+    static const int32_t sizes[][2] = {{50, 200}, {130, 1100}, {1100, 130}};
+    test_backends t;
+    if (test_on.kind != ON_CPU) SKIP_TEST("a promise of the CPU alone");
+    open_backends(&t);
+    for (int i = 0; i < 6; i++) {
+        int32_t n_in = sizes[i / 2][0], n_out = sizes[i / 2][1];
+        linear_args given = {.n = 600,
+                             .n_in = n_in,
+                             .n_out = n_out,
+                             .is_transposed = i % 2,
+                             .x = floats(600 * (int64_t)n_in, 1),
+                             .w = floats((int64_t)n_in * n_out, 2),
+                             .dy = floats(600 * (int64_t)n_out, 3),
+                             .dx = floats(600 * (int64_t)n_in, 4)};
+        linear_args first = rows_of(&given, 0, given.n), without_dx = first;
+        without_dx.dx = NULL;
+        CHECK_OK(t.be[0]->ops->linear_bwd(t.be[0], &without_dx));
+        for (int b = 1; b < N_TEST_BACKENDS; b++) {
+            linear_args other = rows_of(&given, 0, given.n);
+            CHECK_OK(t.be[b]->ops->linear_bwd(t.be[b], &other));
+            CHECK_SAME(other.dw, first.dw, (int64_t)n_in * n_out);
+            free_rows(&other);
+        }
+        free_rows(&first);
+        void *rest[] = {(void *)given.x, (void *)given.w, given.dy, given.dx};
+        for (size_t r = 0; r < sizeof rest / sizeof *rest; r++)
+            mem_free(rest[r]);
+    }
     close_backends(&t);
 }
 

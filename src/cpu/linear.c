@@ -3,9 +3,9 @@
  * Forward, and backward to x: W is packed once; a chunk owns rows and passes over them in strips
  * that stay in the L2 cache: bias and residual are written first, the product is added to them,
  * then the activation is applied.  Backward to W, a sum over all rows: for a small W there is one
- * product for each group of rows, and the groups are added in order; a large W is cut into tiles,
- * each one product over all rows.  Bound by FLOPs; narrow layers (n_in about 50) spend half of
- * their time on bytes. */
+ * product for each group of rows, and the groups are added in order; a large W, of which the groups
+ * would not fit the caches, is cut into tiles, each one product over all rows.  Bound by FLOPs;
+ * narrow layers (n_in about 50) spend half of their time on bytes. */
 #include "cpu/linear_f.h"
 
 #include <string.h>
@@ -22,8 +22,8 @@ enum { STRIP_UNIT = 24, MIN_STRIP = 96, MAX_STRIP = 240, STRIP_NUMBERS = 1 << 16
 
 /* dW: up to this many elements there is a partial sum for each group of rows; above, W is cut into
  * tiles. */
-enum { MAX_SPLIT_SIZE = 1 << 20, MAX_PARTIALS_SIZE = 1 << 22, MAX_GROUPS = 16 };
-enum { MIN_GROUP_ROWS = PRODUCT_DEPTH, TILE_ROWS = 256, TILE_COLUMNS = 512, ADD_CHUNK = 8192 };
+enum { MAX_SPLIT_SIZE = 1 << 17, MAX_GROUPS = 16, MIN_GROUP_ROWS = PRODUCT_DEPTH };
+enum { MIN_TILE_ROWS = 96, MAX_TILE_ROWS = 288, TILES_PER_THREAD = 4, ADD_CHUNK = 8192 };
 
 typedef struct linear_job {
     const linear_args *a;
@@ -35,7 +35,8 @@ typedef struct linear_job {
     product_panels w;     /* W, or its transpose for the way back to x */
     float *bias_partials; /* (chunks, n_out) or NULL */
     int64_t n_groups, group_rows;
-    float *partials; /* (n_groups, n_in * n_out) */
+    float *partials;                 /* (n_groups, n_in * n_out) */
+    int64_t tile_rows, tile_columns; /* of dW */
 } linear_job;
 
 static int64_t rows_per_chunk(int64_t n) {
@@ -110,8 +111,8 @@ static void forward_part(const linear_job *job, part p) {
  * the blocks only, so that many threads share one short sequence. */
 static void plan_columns(linear_job *job) {
     int64_t n_out = job->a->n_out, n_row_chunks = cpu_n_chunks(job->a->n, job->n_rows);
-    int64_t most = product_block_columns(job->w.isa, job->a->n_in);
-    job->n_columns = product_even_columns(job->w.isa, n_out, cpu_n_chunks(n_out, most));
+    int64_t n_wanted = cpu_n_chunks(n_out, PRODUCT_COLUMNS);
+    job->n_columns = product_even_columns(job->w.isa, n_out, n_wanted);
     int64_t n_blocks = cpu_n_chunks(n_out, job->n_columns);
     int64_t n_across = cpu_n_chunks(MIN_COLUMN_CHUNKS, n_row_chunks);
     if (n_across > n_blocks) n_across = n_blocks;
@@ -232,30 +233,43 @@ static status tile_chunk(void *ctx, int64_t chunk, int worker) {
     const linear_args *a = job->a;
     int32_t n_rows = a->is_transposed ? a->n_out : a->n_in;
     int32_t n_columns = a->is_transposed ? a->n_in : a->n_out;
-    int64_t across = cpu_n_chunks(n_columns, TILE_COLUMNS);
-    part p = {cpu_chunk(chunk / across, TILE_ROWS, n_rows),
-              cpu_chunk(chunk % across, TILE_COLUMNS, n_columns)};
+    int64_t across = cpu_n_chunks(n_columns, job->tile_columns);
+    part p = {cpu_chunk(chunk / across, job->tile_rows, n_rows),
+              cpu_chunk(chunk % across, job->tile_columns, n_columns)};
     return product_over_rows(job, (cpu_range){0, a->n}, p, true, a->dw, worker);
+}
+
+/* Tiles of about equal size, lower where threads would have few.  The threads may decide: the bits
+ * of an element do not depend on its tile. */
+static int64_t plan_tiles(linear_job *job, int64_t n_rows, int64_t n_columns) {
+    int64_t across = cpu_n_chunks(n_columns, PRODUCT_COLUMNS), rows = MAX_TILE_ROWS;
+    pool *workers = job->be->workers;
+    int64_t n_threads = workers == NULL ? 1 : pool_n_threads(workers);
+    int64_t n_wanted = cpu_n_chunks(TILES_PER_THREAD * n_threads, across);
+    job->tile_columns = product_even_columns(job->w.isa, n_columns, across);
+    while (cpu_n_chunks(n_rows, rows) < n_wanted && rows > MIN_TILE_ROWS)
+        rows -= MIN_TILE_ROWS;
+    job->tile_rows = rows;
+    return cpu_n_chunks(n_rows, rows) * cpu_n_chunks(n_columns, job->tile_columns);
 }
 
 static status backward_to_w(backend *be, linear_job *job) {
     const linear_args *a = job->a;
     int32_t n_rows = a->is_transposed ? a->n_out : a->n_in;
     int32_t n_columns = a->is_transposed ? a->n_in : a->n_out;
-    int64_t n_tiles = cpu_n_chunks(n_rows, TILE_ROWS) * cpu_n_chunks(n_columns, TILE_COLUMNS);
-    if (job->n_groups == 0) return pool_run(be->workers, n_tiles, tile_chunk, job);
+    if (job->n_groups == 0)
+        return pool_run(be->workers, plan_tiles(job, n_rows, n_columns), tile_chunk, job);
     TRY(pool_run(be->workers, job->n_groups, group_chunk, job));
     return pool_run(be->workers, cpu_n_chunks((int64_t)a->n_in * a->n_out, ADD_CHUNK),
                     add_groups_chunk, job);
 }
 
-/* The number of groups of rows for a small W, limited by rows and memory; 0 for a large W. */
+/* The number of groups of rows for a small W; 0 for a large W. */
 static void plan_groups(linear_job *job) {
     const linear_args *a = job->a;
     int64_t size = (int64_t)a->n_in * a->n_out;
-    int64_t room = MAX_PARTIALS_SIZE / size, n = cpu_n_chunks(a->n, MIN_GROUP_ROWS);
+    int64_t n = cpu_n_chunks(a->n, MIN_GROUP_ROWS);
     if (size > MAX_SPLIT_SIZE) return;
-    if (n > room) n = room;
     if (n > MAX_GROUPS) n = MAX_GROUPS;
     job->group_rows = cpu_n_chunks(a->n, n);
     job->n_groups = cpu_n_chunks(a->n, job->group_rows);
@@ -277,7 +291,8 @@ status cpu_linear_bwd(backend *be, const linear_args *a) {
     job.partials = job.w.data + n_packed;
     if (a->dbias != NULL) job.bias_partials = job.partials + n_partials;
     if (a->dx != NULL) TRY(product_pack(&job.w, matrix_transposed(weight_of(a)), be->workers));
-    TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
+    if (a->dx != NULL || a->dbias != NULL || a->f != EPILOGUE_NONE)
+        TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
     if (a->dbias != NULL)
         cpu_add_partials(a->dbias, a->n_out, job.bias_partials, n_chunks, a->n_out);
     return backward_to_w(be, &job);

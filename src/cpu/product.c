@@ -1,11 +1,11 @@
 /* Products (contract: product.h).  What is stored where:
  *
- * B is packed into blocks of PRODUCT_DEPTH rows, each of which holds its panels in a row.  As many
- * panels as fit a quarter of the L2 cache form one block of the loops; all rows of A are multiplied
- * with it before the next block.  The rows of A are cut into strips as high as a register tile; a
- * strip is packed into the L1 cache and multiplied with all panels of the block, so the rows of C
- * are written from left to right.  With few panels packing would not pay, and the tile reads A in
- * place.
+ * B is packed into blocks of PRODUCT_DEPTH rows, each of which holds its panels in a row.  The rows
+ * of A are taken BLOCK_ROWS at a time: for a block of k they are packed into strips as high as a
+ * register tile, which stay in the L2 cache while the panels of B pass; a panel comes into the L2
+ * cache once and is multiplied with all strips.  So A is packed once for all columns, B is read
+ * from the L3 cache once for each BLOCK_ROWS rows, and no size depends on the machine.  With few
+ * columns packing A would not pay: the tile reads it in place, and strips are the outer loop.
  *
  * Edges: the last panel and the last strip are padded with zeros; their tiles are computed in a
  * buffer, and the valid part is copied.  So every element is computed by the same instructions,
@@ -16,7 +16,8 @@
 #include "cpu/product_pack.h"
 #include "ops/ops.h"
 
-enum { PACK_ROWS = 16, PACK_STRIPS = 8 };
+enum { BLOCK_ROWS = 96 }; /* of A, packed together: a multiple of the height of every tile */
+enum { PACK_COLUMNS = 192, MIN_SHARED_PACK = 1 << 15 };
 enum { MAX_DIRECT_COLUMNS = 128 }; /* with more columns, packing A costs little */
 
 const product_isa *product_choice(int i) {
@@ -48,6 +49,11 @@ bool product_has_fma(const product_isa *isa) {
     return isa->has_fma;
 }
 
+/* The kernels for a right operand of n columns.  All of one instruction set have the same bits. */
+static const product_isa *shape_for(const product_isa *isa, int64_t n) {
+    return n <= PRODUCT_NARROW && isa->narrow != NULL ? isa->narrow : isa;
+}
+
 static int panel_columns(const product_isa *isa) {
     return isa->vectors * isa->lanes;
 }
@@ -64,6 +70,13 @@ static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+/* Rows of contiguous elements that are packed at a time, so that the cache lines they share with
+ * the next panel are still in the L1 cache then: rows a multiple of 4 KiB apart compete for eight
+ * lines. */
+static int64_t rows_at_a_time(ptrdiff_t stride) {
+    return stride % 1024 == 0 ? 8 : 32;
+}
+
 /* Packs one panel of kk rows, which has the columns of b. */
 static void pack_panel(float *to, int width, matrix b, int n, int64_t kk) {
     if (b.column == 1)
@@ -75,7 +88,7 @@ static void pack_panel(float *to, int width, matrix b, int n, int64_t kk) {
 /* Packs n columns of kk rows; their panels begin at `to`.  Contiguous rows are packed a few at a
  * time into all panels, so that they are read once. */
 static void pack_block(const product_isa *isa, matrix b, int64_t kk, int64_t n, float *to) {
-    int64_t panel = panel_columns(isa), n_rows = b.column == 1 ? PACK_ROWS : kk;
+    int64_t panel = panel_columns(isa), n_rows = b.column == 1 ? rows_at_a_time(b.row) : kk;
     for (int64_t k = 0; k < kk; k += n_rows)
         for (int64_t j = 0; j < n; j += panel) {
             int columns = (int)smaller(panel, n - j), width = (int)whole_vectors(isa, columns);
@@ -91,6 +104,7 @@ static float *block_at(const product_panels *b, int64_t at, int64_t j) {
 }
 
 typedef struct pack_job {
+    const product_isa *isa;
     const product_panels *to;
     matrix from;
     int64_t n_columns; /* of a chunk */
@@ -102,13 +116,14 @@ static status pack_chunk(void *ctx, int64_t chunk, int worker) {
     int64_t first = chunk * job->n_columns, n = smaller(job->n_columns, to->n - first);
     (void)worker;
     for (int64_t at = 0; at < to->k; at += PRODUCT_DEPTH)
-        pack_block(to->isa, matrix_at(job->from, at, first), smaller(PRODUCT_DEPTH, to->k - at), n,
+        pack_block(job->isa, matrix_at(job->from, at, first), smaller(PRODUCT_DEPTH, to->k - at), n,
                    block_at(to, at, first));
     return OK;
 }
 
 status product_pack(const product_panels *to, matrix b, pool *workers) {
-    pack_job job = {to, b, product_block_columns(to->isa, to->k)};
+    pack_job job = {shape_for(to->isa, to->n), to, b, PACK_COLUMNS};
+    if (to->k * to->n < MIN_SHARED_PACK) workers = NULL; /* to wake a thread would take longer */
     return pool_run(workers, (to->n + job.n_columns - 1) / job.n_columns, pack_chunk, &job);
 }
 
@@ -146,7 +161,7 @@ static strip take_strip(const product_isa *isa, matrix a, int rows, const float 
 /* `m` rows of A, packed into strips. */
 static void pack_strips(const product_isa *isa, matrix a, int64_t m, int64_t kk, float *to) {
     int height = isa->height[0];
-    int64_t n_rows = a.row == 1 ? PACK_ROWS : kk;
+    int64_t n_rows = a.row == 1 ? rows_at_a_time(a.column) : kk;
     for (int64_t k = 0; k < kk; k += n_rows)
         for (int64_t i = 0; i < m; i += height)
             pack_panel(to + i * kk + k * height, height, matrix_transposed(matrix_at(a, i, k)),
@@ -165,48 +180,67 @@ static void edge_tile(const strip *s, product_tile *tile, const float *b, int64_
         }
 }
 
-/* Multiplies a strip with the panels of n columns; b is the first panel. */
-static void run_strip(const product_isa *isa, const strip *s, const float *b, int64_t kk, int64_t n,
-                      bool adds, float *c, ptrdiff_t c_row) {
-    int panel = panel_columns(isa);
-    for (int64_t j = 0; j < n; j += panel) {
-        int columns = (int)smaller(panel, n - j), width = (int)whole_vectors(isa, columns);
-        product_tile *tile = s->tiles[width / isa->lanes - 1];
-        if (s->rows == s->height && columns == width)
-            tile(s->data, s->stride, b + j * kk, kk, adds, c + j, c_row);
-        else
-            edge_tile(s, tile, b + j * kk, kk, columns, adds, c + j, c_row);
+/* A block of C: m rows, n columns, kk values of k; b is its first panel. */
+typedef struct block {
+    const product_isa *isa;
+    const float *b;
+    int64_t m, n, kk;
+    bool adds;
+    float *c;
+    ptrdiff_t c_row;
+} block;
+
+/* Multiplies the strip of rows beginning with i and the panel of columns beginning with j. */
+static void run_tile(const block *w, const strip *s, int64_t i, int64_t j) {
+    int columns = (int)smaller(panel_columns(w->isa), w->n - j);
+    int width = (int)whole_vectors(w->isa, columns);
+    product_tile *tile = s->tiles[width / w->isa->lanes - 1];
+    const float *b = w->b + j * w->kk;
+    float *c = w->c + i * w->c_row + j;
+    if (s->rows == s->height && columns == width)
+        tile(s->data, s->stride, b, w->kk, w->adds, c, w->c_row);
+    else
+        edge_tile(s, tile, b, w->kk, columns, w->adds, c, w->c_row);
+}
+
+/* A is read in place, but for the last rows if they fill no tile. */
+static void run_direct(const block *w, matrix a) {
+    float room[PRODUCT_MAX_ROWS * PRODUCT_DEPTH];
+    int64_t height = w->isa->height[0], panel = panel_columns(w->isa);
+    for (int64_t i = 0; i < w->m; i += height) {
+        int rows = (int)smaller(height, w->m - i);
+        bool packs = w->isa->height[tile_of(w->isa, rows)] != rows;
+        if (packs) pack_strips(w->isa, matrix_at(a, i, 0), rows, w->kk, room);
+        strip s = take_strip(w->isa, matrix_at(a, i, 0), rows, packs ? room : NULL);
+        for (int64_t j = 0; j < w->n; j += panel)
+            run_tile(w, &s, i, j);
     }
 }
 
-/* A is packed a strip at a time, into the L1 cache; where its columns are contiguous, a few strips
- * at a time, so that reads are longer. */
-static void run_block(const product_isa *isa, matrix a, const float *b, int64_t m, int64_t kk,
-                      int64_t n, bool adds, float *c, ptrdiff_t c_row) {
-    float room[PACK_STRIPS * PRODUCT_MAX_ROWS * PRODUCT_DEPTH];
-    int height = isa->height[0];
-    bool is_direct = reads_directly(isa, a, n);
-    int64_t step = !is_direct && a.row == 1 ? PACK_STRIPS * height : height;
-    for (int64_t i = 0; i < m; i += step) {
-        int64_t end = smaller(i + step, m);
-        bool packs = !is_direct || isa->height[tile_of(isa, end - i)] != end - i;
-        if (packs) pack_strips(isa, matrix_at(a, i, 0), end - i, kk, room);
-        for (int64_t r = i; r < end; r += height) {
-            strip s = take_strip(isa, matrix_at(a, r, 0), (int)smaller(height, end - r),
-                                 packs ? room + (r - i) * kk : NULL);
-            run_strip(isa, &s, b, kk, n, adds, c + r * c_row, c_row);
-        }
+static void run_packed(const block *w, matrix a) {
+    float room[BLOCK_ROWS * PRODUCT_DEPTH];
+    int64_t height = w->isa->height[0], panel = panel_columns(w->isa);
+    for (int64_t first = 0; first < w->m; first += BLOCK_ROWS) {
+        int64_t end = smaller(first + BLOCK_ROWS, w->m);
+        pack_strips(w->isa, matrix_at(a, first, 0), end - first, w->kk, room);
+        for (int64_t j = 0; j < w->n; j += panel)
+            for (int64_t i = first; i < end; i += height) {
+                strip s = take_strip(w->isa, a, (int)smaller(height, end - i),
+                                     room + (i - first) * w->kk);
+                run_tile(w, &s, i, j);
+            }
     }
 }
 
-int64_t product_block_columns(const product_isa *isa, int64_t k) {
-    int64_t panel = panel_columns(isa), depth = smaller(k, PRODUCT_DEPTH);
-    int64_t n = PRODUCT_ROOM / (depth > 0 ? depth : 1) / panel * panel;
-    return n > panel ? n : panel;
+static void run_block(const block *w, matrix a) {
+    if (reads_directly(w->isa, a, w->n))
+        run_direct(w, a);
+    else
+        run_packed(w, a);
 }
 
 int64_t product_even_columns(const product_isa *isa, int64_t n, int64_t n_blocks) {
-    int64_t panel = panel_columns(isa), n_panels = (n + panel - 1) / panel;
+    int64_t panel = panel_columns(shape_for(isa, n)), n_panels = (n + panel - 1) / panel;
     return (n_panels + n_blocks - 1) / n_blocks * panel;
 }
 
@@ -219,23 +253,28 @@ static void set_to_zero(int64_t m, int64_t n, float *c, ptrdiff_t c_row) {
 
 void product_run(matrix a, int64_t m, const product_panels *b, int64_t first, int64_t end,
                  bool adds, float *c, ptrdiff_t c_row) {
-    int64_t step = product_block_columns(b->isa, b->k);
+    const product_isa *isa = shape_for(b->isa, b->n);
+    block w = {.isa = isa, .m = m, .n = end - first, .c = c + first, .c_row = c_row};
     if (b->k == 0 && !adds) set_to_zero(m, end - first, c + first, c_row);
-    for (int64_t j = first; j < end; j += step)
-        for (int64_t at = 0; at < b->k; at += PRODUCT_DEPTH)
-            run_block(b->isa, matrix_at(a, 0, at), block_at(b, at, j), m,
-                      smaller(PRODUCT_DEPTH, b->k - at), smaller(step, end - j), adds || at > 0,
-                      c + j, c_row);
+    for (int64_t at = 0; at < b->k; at += PRODUCT_DEPTH) {
+        w.kk = smaller(PRODUCT_DEPTH, b->k - at);
+        w.b = block_at(b, at, first);
+        w.adds = adds || at > 0;
+        run_block(&w, matrix_at(a, 0, at));
+    }
 }
 
 void product_run_once(const product_isa *isa, matrix a, matrix b, int64_t m, int64_t k, int64_t n,
                       bool adds, float *c, ptrdiff_t c_row, float *room) {
-    int64_t step = product_block_columns(isa, k);
+    block w = {.isa = shape_for(isa, n), .b = room, .m = m, .c_row = c_row};
     if (k == 0 && !adds) set_to_zero(m, n, c, c_row);
-    for (int64_t j = 0; j < n; j += step)
+    for (int64_t j = 0; j < n; j += PRODUCT_COLUMNS)
         for (int64_t at = 0; at < k; at += PRODUCT_DEPTH) {
-            int64_t kk = smaller(PRODUCT_DEPTH, k - at), columns = smaller(step, n - j);
-            pack_block(isa, matrix_at(b, at, j), kk, columns, room);
-            run_block(isa, matrix_at(a, 0, at), room, m, kk, columns, adds || at > 0, c + j, c_row);
+            w.kk = smaller(PRODUCT_DEPTH, k - at);
+            w.n = smaller(PRODUCT_COLUMNS, n - j);
+            w.adds = adds || at > 0;
+            w.c = c + j;
+            pack_block(w.isa, matrix_at(b, at, j), w.kk, w.n, room);
+            run_block(&w, matrix_at(a, 0, at));
         }
 }

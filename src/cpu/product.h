@@ -19,8 +19,8 @@
 #include "base/pool.h"
 
 enum {
-    PRODUCT_DEPTH = 256
-}; /* values of k in a block: part of the order of sums, so never tuned by machine */
+    PRODUCT_DEPTH = 256 /* values of k in a block: part of the order of sums, never tuned */
+};
 
 /* A matrix to read: element (i, j) is at data[i * row + j * column]; row or column is 1. */
 typedef struct matrix {
@@ -62,9 +62,9 @@ typedef struct product_panels {
 
 int64_t product_packed_size(const product_isa *isa, int64_t k, int64_t n);
 
-/* Columns that are best processed together: a multiple of a panel's width.  Ranges of columns below
- * begin at a multiple of a panel's width and end at a multiple of it or at n. */
-int64_t product_block_columns(const product_isa *isa, int64_t k);
+/* Columns that are best processed together: a multiple of the width of all panels.  Ranges of
+ * columns below begin at a multiple of a panel's width and end at a multiple of it or at n. */
+enum { PRODUCT_COLUMNS = 528 };
 
 /* The width of a block where n columns are cut into n_blocks of about equal width. */
 int64_t product_even_columns(const product_isa *isa, int64_t n, int64_t n_blocks);
@@ -79,7 +79,7 @@ void product_run(matrix a, int64_t m, const product_panels *b, int64_t first, in
 
 /* Like product_run for all columns of an unpacked b (k, n) that is used once: packs each block
  * when it is needed, into `room` for PRODUCT_ROOM floats. */
-enum { PRODUCT_ROOM = 1 << 16 }; /* 256 KiB: a part of the L2 cache */
+enum { PRODUCT_ROOM = PRODUCT_DEPTH * PRODUCT_COLUMNS }; /* 528 KiB */
 void product_run_once(const product_isa *isa, matrix a, matrix b, int64_t m, int64_t k, int64_t n,
                       bool adds, float *c, ptrdiff_t c_row, float *room);
 

@@ -11,6 +11,7 @@
 enum { ROWS = 6, ROWS_1 = 4, ROWS_2 = 2, VECTORS = 2, LANES = 8 };
 #define VECTORS_ARE_3 0
 #define BY_LANE       0
+#define B_AHEAD       0
 typedef __m256 vector;
 #define load(p)            _mm256_loadu_ps(p)
 #define store(p, x)        _mm256_storeu_ps(p, x)

@@ -6,7 +6,8 @@
 #include "cpu/product.h"
 
 enum { PRODUCT_HEIGHTS = 3, PRODUCT_MAX_ROWS = 12 };
-enum { PRODUCT_MAX_VECTORS = 3, PRODUCT_MAX_COLUMNS = 32 };
+enum { PRODUCT_MAX_VECTORS = 3, PRODUCT_MAX_COLUMNS = 48 };
+enum { PRODUCT_NARROW = 64 }; /* columns */
 
 /* One register tile: C (+)= A B over kk values of k. b is a panel: the columns are contiguous for
  * each k. Element (i, k) of A is at a[i + k * a_stride] where A is packed, at a[i * a_stride + k]
@@ -20,6 +21,7 @@ struct product_isa {
     int lanes;   /* floats of a vector */
     int vectors; /* columns of a whole panel; the last panel of a matrix may have fewer */
     int height[PRODUCT_HEIGHTS]; /* heights of tiles: the usual one, then those for the last rows */
+    const product_isa *narrow;   /* for at most PRODUCT_NARROW columns; NULL: the same */
     /* By height and by the number of vectors minus one; direct[0][0] is NULL where there are no
      * direct tiles. */
     product_tile *packed[PRODUCT_HEIGHTS][PRODUCT_MAX_VECTORS];
@@ -30,7 +32,7 @@ extern const product_isa product_plain;
 #if defined(__aarch64__)
 extern const product_isa product_neon;
 #elif defined(__x86_64__)
-extern const product_isa product_avx2, product_avx512;
+extern const product_isa product_avx2, product_avx512, product_avx512_narrow;
 #endif
 
 #endif

@@ -5,7 +5,8 @@
  *   vector                 the type of a vector; load(p), store(p, x) anywhere in an array
  *   fma_all(x, s, sum)     x * s + sum for a vector x and a number s
  *   BY_LANE                1 if fma_all is fastest with s from a lane of a vector, else 0
- * and gets TILES, the members packed and direct of a product_isa.
+ *   B_AHEAD                values of k by which B is prefetched, 0 if the CPU does it well by
+ * itself and gets TILES, the members packed and direct of a product_isa.
  *
  * A tile holds rows x width sums in registers.  For each k it loads `width` vectors of B and
  * multiplies them by one element of A for each row.  Sums and vectors fill the registers, and there
@@ -34,7 +35,7 @@ INLINED void clear(sums sum, int rows, int width) {
 }
 
 /* Prefetches C while the sums are computed. */
-INLINED void prefetch(int rows, int width, const float *c, ptrdiff_t c_row) {
+INLINED void prefetch_c(int rows, int width, const float *c, ptrdiff_t c_row) {
     UNROLLED for (int i = 0; i < rows; i++) {
         UNROLLED for (int at = 0; at < width * LANES; at += 16) {
             __builtin_prefetch(c + i * c_row + at, 1);
@@ -49,6 +50,13 @@ INLINED void finish(sums sum, int rows, int width, bool adds, float *c, ptrdiff_
             if (adds) sum[i][j] += load(at);
             store(at, sum[i][j]);
         }
+    }
+}
+
+/* Prefetches the row of B that is needed B_AHEAD steps later: a panel comes from the L2 cache. */
+INLINED void prefetch_b(int width, const float *b) {
+    UNROLLED for (int at = 0; B_AHEAD > 0 && at < width * LANES; at += 16) {
+        __builtin_prefetch(b + B_AHEAD * width * LANES + at);
     }
 }
 
@@ -78,10 +86,12 @@ INLINED void step(sums sum, int rows, int width, const float *a, ptrdiff_t a_row
 INLINED void tile(int rows, int width, const float *a, ptrdiff_t a_row, ptrdiff_t a_column,
                   const float *b, ptrdiff_t kk, bool adds, float *c, ptrdiff_t c_row) {
     sums sum;
-    prefetch(rows, width, c, c_row);
+    prefetch_c(rows, width, c, c_row);
     clear(sum, rows, width);
-    for (ptrdiff_t k = 0; k < kk; k++, a += a_column, b += width * LANES)
+    for (ptrdiff_t k = 0; k < kk; k++, a += a_column, b += width * LANES) {
+        prefetch_b(width, b);
         step(sum, rows, width, a, a_row, b);
+    }
     finish(sum, rows, width, adds, c, c_row);
 }
 
@@ -90,18 +100,19 @@ INLINED void tile(int rows, int width, const float *a, ptrdiff_t a_row, ptrdiff_
                      float *c, ptrdiff_t c_row) {                                                  \
         tile(rows, width, a, a_row, a_column, b, kk, adds, c, c_row);                              \
     }
-#define TILES_OF(name, a_row, a_column)                                                            \
+#define TILES_2(name, a_row, a_column)                                                             \
     TILE(name##_0_1, ROWS, 1, a_row, a_column)                                                     \
     TILE(name##_0_2, ROWS, 2, a_row, a_column)                                                     \
     TILE(name##_1_1, ROWS_1, 1, a_row, a_column)                                                   \
     TILE(name##_1_2, ROWS_1, 2, a_row, a_column)                                                   \
     TILE(name##_2_1, ROWS_2, 1, a_row, a_column)                                                   \
     TILE(name##_2_2, ROWS_2, 2, a_row, a_column)
-TILES_OF(packed, 1, a_stride)
 #if VECTORS_ARE_3
-TILE(packed_0_3, ROWS, 3, 1, a_stride)
-TILE(packed_1_3, ROWS_1, 3, 1, a_stride)
-TILE(packed_2_3, ROWS_2, 3, 1, a_stride)
+#define TILES_OF(name, a_row, a_column)                                                            \
+    TILES_2(name, a_row, a_column)                                                                 \
+    TILE(name##_0_3, ROWS, 3, a_row, a_column)                                                     \
+    TILE(name##_1_3, ROWS_1, 3, a_row, a_column)                                                   \
+    TILE(name##_2_3, ROWS_2, 3, a_row, a_column)
 #define LIST_OF(name)                                                                              \
     {                                                                                              \
         {name##_0_1, name##_0_2, name##_0_3}, {name##_1_1, name##_1_2, name##_1_3}, {              \
@@ -109,6 +120,7 @@ TILE(packed_2_3, ROWS_2, 3, 1, a_stride)
         }                                                                                          \
     }
 #else
+#define TILES_OF(name, a_row, a_column) TILES_2(name, a_row, a_column)
 #define LIST_OF(name)                                                                              \
     {                                                                                              \
         {name##_0_1, name##_0_2}, {name##_1_1, name##_1_2}, {                                      \
@@ -116,6 +128,7 @@ TILE(packed_2_3, ROWS_2, 3, 1, a_stride)
         }                                                                                          \
     }
 #endif
+TILES_OF(packed, 1, a_stride)
 
 /* Elements of A from different rows are not contiguous, so tiles that multiply by lane need A
  * packed. */

@@ -6,6 +6,7 @@
 enum { ROWS = 8, ROWS_1 = 4, ROWS_2 = 2, VECTORS = 3, LANES = 4 };
 #define VECTORS_ARE_3 1
 #define BY_LANE       1
+#define B_AHEAD       0
 typedef float32x4_t vector;
 #define load(p)            vld1q_f32(p)
 #define store(p, x)        vst1q_f32(p, x)

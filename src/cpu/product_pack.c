@@ -14,12 +14,16 @@ copy_whole(float *to, int width, const float *from, ptrdiff_t stride, ptrdiff_t 
         memcpy(to, from, (size_t)width * sizeof *to);
 }
 
-/* n < width columns of each row: four at a time, then the rest, a constant number in each loop. */
+/* n < width columns of each row: 16 and four at a time, then the rest, a constant number in each
+ * loop. */
 static void copy_part(float *to, int width, const float *from, ptrdiff_t stride, int n,
                       ptrdiff_t kk) {
-    int fours = n / 4 * 4, rest = n - fours;
+    int sixteens = n / 16 * 16, fours = n / 4 * 4, rest = n - fours;
     memset(to, 0, (size_t)(kk * width) * sizeof *to);
-    for (int j = 0; j < fours; j += 4)
+    for (int j = 0; j < sixteens; j += 16)
+        for (ptrdiff_t k = 0; k < kk; k++)
+            memcpy(to + k * width + j, from + k * stride + j, 16 * sizeof *to);
+    for (int j = sixteens; j < fours; j += 4)
         for (ptrdiff_t k = 0; k < kk; k++)
             memcpy(to + k * width + j, from + k * stride + j, 4 * sizeof *to);
     to += fours, from += fours;
@@ -45,6 +49,8 @@ void product_pack_copy(float *to, int width, const float *from, ptrdiff_t stride
         copy_whole(to, 16, from, stride, kk);
     else if (width == 32)
         copy_whole(to, 32, from, stride, kk);
+    else if (width == 48)
+        copy_whole(to, 48, from, stride, kk);
     else
         copy_whole(to, width, from, stride, kk);
 }

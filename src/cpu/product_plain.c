@@ -5,6 +5,7 @@
 enum { ROWS = 4, ROWS_1 = 2, ROWS_2 = 1, VECTORS = 2, LANES = 4 };
 #define VECTORS_ARE_3 0
 #define BY_LANE       0
+#define B_AHEAD       0
 typedef float vector __attribute__((vector_size(16)));
 
 static inline vector load(const float *from) {
