@@ -40,7 +40,7 @@ TEST(sasrec_by_its_formula) {
     const float *w = weights(p, "Wqkv"), *b = weights(p, "bqkv"), *x = p->value[0] + 5 * 6;
     double in[5][6], normed[5][6], q[5][6], k[5][6], v[5][6], got[30];
     int32_t rows[] = {0, 1, 2, 3, 4};
-    CHECK_OK(chain_reference64(p, 1, rows, 5, got));
+    CHECK_OK(chain_reference64(p, 1, rows, 5, NULL, got));
     for (int i = 0; i < 5; i++) {
         for (int c = 0; c < 6; c++)
             in[i][c] = x[i * 6 + c];
@@ -83,13 +83,13 @@ TEST(some_rows_and_other_precisions) {
         int32_t all[] = {0, 1, 2, 3, 4}, some[] = {1, 4};
         double whole[30], part[12], off = 0, off_half = 0;
         float single[30], half[30];
-        CHECK_OK(chain_reference64(p, 0, all, 5, whole));
-        CHECK_OK(chain_reference64(p, 0, some, 2, part));
+        CHECK_OK(chain_reference64(p, 0, all, 5, NULL, whole));
+        CHECK_OK(chain_reference64(p, 0, some, 2, NULL, part));
         CHECK(memcmp(part, whole + 6, 6 * sizeof *part) == 0);
         CHECK(memcmp(part + 6, whole + 24, 6 * sizeof *part) == 0);
-        CHECK_OK(chain_reference32(p, 0, all, 5, single));
+        CHECK_OK(chain_reference32(p, 0, all, 5, NULL, single));
         p->act = ACT_BF16;
-        CHECK_OK(chain_reference32(p, 0, all, 5, half));
+        CHECK_OK(chain_reference32(p, 0, all, 5, NULL, half));
         for (int i = 0; i < 30; i++) {
             double a = fabs(single[i] - whole[i]), b = fabs(half[i] - whole[i]);
             if (a > off) off = a;
@@ -109,7 +109,7 @@ TEST(rows_without_keys) {
     static uint8_t nothing[50];
     p->attend = ATTEND_BYTES;
     p->mask = nothing;
-    CHECK_OK(chain_reference64(p, 0, rows, 1, out));
+    CHECK_OK(chain_reference64(p, 0, rows, 1, NULL, out));
     for (int c = 0; c < 6; c++)
         CHECK(isfinite(out[c]));
     p->mask = NULL;

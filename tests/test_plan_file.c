@@ -34,6 +34,19 @@ TEST(a_plan_is_read) {
     CHECK_FAILS(plan_file_read(&f, "/nowhere/plan.json"), ERR_IO, "nowhere");
 }
 
+TEST(a_kernel_may_be_an_op_of_the_backend) {
+    plan_file f;
+    const char *path = write_plan(
+        "{\n  \"kind\": \"hstu fusion plan\",\n  \"version\": 1,\n  \"layer\": \"bert\",\n  "
+        "\"value\": 41115,\n  \"tiles\": [{\"start\": 1, \"end\": 2, \"library\": 1}]\n}");
+    CHECK_OK(plan_file_read(&f, path));
+    CHECK(f.n_tiles == 1 && f.tile[0].last == 1 && f.tile[0].params.library == LIBRARY);
+    path = write_plan(
+        "{\n  \"kind\": \"hstu fusion plan\",\n  \"version\": 1,\n  \"layer\": \"bert\",\n  "
+        "\"value\": 41115,\n  \"tiles\": [{\"start\": 1, \"end\": 2, \"library\": 3}]\n}");
+    CHECK_FAILS(plan_file_read(&f, path), ERR_FORMAT, "library");
+}
+
 TEST(plans_that_are_none) {
     static const char *const bad[] = {
         "{\n  \"kind\": \"hstu plan cost model\"\n}",

@@ -188,4 +188,5 @@ def main():
             print(json.dumps(line), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -70,11 +70,15 @@ static status measure(plan_runner *r, const run_args *a, uint16_t value, run_res
     return OK;
 }
 
+static const char *row_name(const kernel_row *row) {
+    return row->tile.library != GENERATED ? "op of the backend" : template_name(row->k->from);
+}
+
 static void print_row(const chain *c, const kernel_row *row, int number) {
     const plan_kernel *k = row->k;
     char bytes[32];
     human_bytes(bytes, sizeof bytes, row->bytes);
-    printf("%6d  %2d-%-2d  %-23s", number, k->first + 1, k->last + 1, template_name(k->from));
+    printf("%6d  %2d-%-2d  %-23s", number, k->first + 1, k->last + 1, row_name(row));
     printf("%10.4f  %9s  %8.2f  %8.1f   ", row->ms, bytes, row->bytes / row->ms / 1e6,
            row->flops / row->ms / 1e6);
     for (int op = k->first; op <= k->last; op++)
@@ -85,6 +89,11 @@ static void print_row(const chain *c, const kernel_row *row, int number) {
 /* What a profiler says of a launch, as far as the compiler and the driver know it. */
 static void print_report(const kernel_row *row, int number) {
     const kernel_facts *f = &row->facts;
+    if (row->tile.library != GENERATED) {
+        printf("%6d  an op of the backend%s\n", number,
+               row->tile.library == LIBRARY_FAST_GELU ? ", gelu by tanh in its epilogue" : "");
+        return;
+    }
     printf("%6d  tile %d x %d x %d, %lld blocks", number, row->tile.tile_m, row->tile.tile_n,
            row->tile.tile_k, (long long)row->blocks);
     if (f->max_warps_per_sm == 0) {
@@ -128,11 +137,12 @@ static void write_row(json_writer *w, const run_args *a, const kernel_row *row) 
     json_object_open(w);
     json_key_int(w, "start", row->k->first + 1);
     json_key_int(w, "end", row->k->last + 1);
-    json_key_string(w, "template", template_name(row->k->from));
+    json_key_string(w, "template", row_name(row));
     json_key_double(w, "ms", row->ms);
     json_key_double(w, "bytes", row->bytes);
     json_key_double(w, "flop", row->flops);
-    if (a->has_report && row->k->from != TEMPLATE_HAND_WRITTEN) {
+    if (row->tile.library != GENERATED) json_key_int(w, "library", row->tile.library);
+    if (a->has_report && row->k->from != TEMPLATE_HAND_WRITTEN && row->tile.library == GENERATED) {
         json_key_int(w, "tile_m", row->tile.tile_m);
         json_key_int(w, "tile_n", row->tile.tile_n);
         json_key_int(w, "tile_k", row->tile.tile_k);

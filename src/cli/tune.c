@@ -18,7 +18,7 @@ enum { ROUNDS = 5, EXACT_CHECKS = 150 };
 typedef struct tune_args {
     plan_args common;
     const char *search, *replay, *out, *report;
-    int64_t budget, search_seed;
+    int64_t budget, search_seed, checks;
     bool is_json;
 } tune_args;
 
@@ -120,6 +120,22 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     json_key_double(w, "rank_correlation", f->exact->spearman);
     json_key_int(w, "rank", f->exact->rank);
     json_key_int(w, "checked", f->exact->n_checked);
+    json_key_double(w, "unfused_ms", f->exact->unfused_ms);
+    if (!isnan(f->exact->hand_fused_ms))
+        json_key_double(w, "hand_fused_ms", f->exact->hand_fused_ms);
+    json_key_double(w, "seconds", f->exact->seconds);
+}
+
+static void write_tile(json_writer *w, const tile_params *t) {
+    if (t->library != GENERATED) {
+        json_key_int(w, "library", t->library);
+        return;
+    }
+    json_key_int(w, "m", t->tile_m);
+    json_key_int(w, "n", t->tile_n);
+    json_key_int(w, "k", t->tile_k);
+    json_key_int(w, "warps_m", t->warps_m);
+    json_key_int(w, "warps_n", t->warps_n);
 }
 
 /* The tile parameters of each kernel of the plan. */
@@ -136,11 +152,7 @@ static void write_tiles(json_writer *w, const source *s, uint16_t value) {
         json_object_open(w);
         json_key_int(w, "start", k->first + 1);
         json_key_int(w, "end", k->last + 1);
-        json_key_int(w, "m", t.tile_m);
-        json_key_int(w, "n", t.tile_n);
-        json_key_int(w, "k", t.tile_k);
-        json_key_int(w, "warps_m", t.warps_m);
-        json_key_int(w, "warps_n", t.warps_n);
+        write_tile(w, &t);
         json_object_close(w);
     }
     json_array_close(w);
@@ -169,8 +181,13 @@ static status save_plan(const source *s, const tune_args *a, const found_plan *f
 }
 
 static void print_exact(const exact_result *e) {
-    printf("%d legal segments, %d timings with their tile parameters; sum of the kernels %.4f ms\n",
-           e->n_segments, e->n_timed, e->predicted_ms);
+    printf("%d legal segments, %d timings with their tile parameters in %.1f s; sum of the kernels "
+           "%.4f ms\n",
+           e->n_segments, e->n_timed, e->seconds, e->predicted_ms);
+    printf("unfused %.4f ms: %.2f times\n", e->unfused_ms, e->unfused_ms / e->found.ms);
+    if (!isnan(e->hand_fused_ms))
+        printf("fused by hand %.4f ms: %.3f times\n", e->hand_fused_ms,
+               e->hand_fused_ms / e->found.ms);
     if (e->n_checked > 0)
         printf("%d random plans: R^2 of the sums %.4f, rank correlation %.4f; the found plan is "
                "number %d of %d\n",
@@ -196,7 +213,7 @@ static status tell(const source *s, const tune_args *a, const found_plan *f) {
 /* The exact search of kernels that can be run. */
 static status tune_exact(source *s, const tune_args *a) {
     exact_options o = {.rounds = ROUNDS,
-                       .n_checks = EXACT_CHECKS,
+                       .n_checks = (int)a->checks,
                        .seed = (uint64_t)a->search_seed,
                        .is_stopped = stop_signal_came};
     exact_result e;
@@ -254,7 +271,11 @@ static status run(const tune_args *a) {
 }
 
 static status tune_search(int argc, char **argv) {
-    tune_args a = {.common = PLAN_ARGS, .search = "exact", .budget = 128, .search_seed = 1};
+    tune_args a = {.common = PLAN_ARGS,
+                   .search = "exact",
+                   .budget = 128,
+                   .search_seed = 1,
+                   .checks = EXACT_CHECKS};
     bool is_help;
     const arg_option options[] = {
         {"--search", ARG_TEXT, &a.search, "KIND",
@@ -263,6 +284,9 @@ static status tune_search(int argc, char **argv) {
          "Plans to measure (default 128); exact times every kernel instead.", 2, 20000},
         {"--search-seed", ARG_INT, &a.search_seed, "N", "Of the random choices (default 1).", 0,
          INT64_MAX},
+        {"--checks", ARG_INT, &a.checks, "N",
+         "exact: random whole plans that are timed to see how additive time is (default 150).", 0,
+         PLAN_PROGRAMS},
         {"--replay", ARG_TEXT, &a.replay, "FILE",
          "Take the times from the file of a traversal, and run nothing.", 0, 0},
         {"--out", ARG_TEXT, &a.out, "FILE", "Keep the plan, with its tile parameters, as JSON.", 0,

@@ -58,6 +58,8 @@ typedef struct chain_tensor {
     const char *name;
     tensor_layout layout;
     int8_t width, rows; /* in units of E; rows: of a matrix */
+    int8_t stride;      /* between rows, in units of E; 0: width.  The outputs of a split lie side
+                           by side in the rows of one buffer, as a product writes them */
 } chain_tensor;
 
 typedef struct chain_op {
@@ -101,6 +103,11 @@ typedef struct chain_shape {
 
 static inline int32_t chain_dim(const chain_shape *s) {
     return s->n_heads * s->dim_head; /* E */
+}
+
+/* Elements between the rows of a tensor of tokens. */
+static inline int32_t chain_stride(const chain_tensor *t, int32_t e) {
+    return (t->stride > 0 ? t->stride : t->width) * e;
 }
 
 #endif

@@ -7,12 +7,14 @@
 #ifndef HSTU_TUNE_CHAIN_REFERENCE_H
 #define HSTU_TUNE_CHAIN_REFERENCE_H
 
+#include "base/pool.h"
 #include "tune/chain_problem.h"
 
-/* out (n_rows, E): rows rows[0..n_rows-1] (within the sequence) of the layer's output. */
+/* Rows are shared out over the threads of `workers` (NULL: one).  out (n_rows, E): rows
+ * rows[0..n_rows-1] (within the sequence) of the layer's output. */
 status chain_reference64(const chain_problem *p, int32_t sequence, const int32_t *rows,
-                         int32_t n_rows, double *out);
+                         int32_t n_rows, pool *workers, double *out);
 status chain_reference32(const chain_problem *p, int32_t sequence, const int32_t *rows,
-                         int32_t n_rows, float *out);
+                         int32_t n_rows, pool *workers, float *out);
 
 #endif

@@ -83,13 +83,13 @@ static void say_product_bias(emitter *m, int index) {
 static void say_score_product(emitter *m, int index) {
     const chain_op *op = op_at(m, index);
     const tile_params *t = &m->s->tile;
-    int d = m->s->shape.dim_head;
+    int d = m->s->shape.dim_head, q = stride_of(m, op->in[0]), k = stride_of(m, op->in[1]);
     say(m,
         "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)a.t[%d] + (start + i0) * %d + h * "
         "%d, %d, len - i0,\n"
         "                 (const elem *)a.t[%d] + (start + j0) * %d + h * %d, %d, len - j0, %d, "
         "0);\n",
-        t->tile_m, t->tile_n, t->tile_k, op->in[0], m->e, d, m->e, op->in[1], m->e, d, m->e, d);
+        t->tile_m, t->tile_n, t->tile_k, op->in[0], q, d, q, op->in[1], k, d, k, d);
 }
 
 static void say_score_value(emitter *m) {
@@ -161,6 +161,7 @@ static void say_weighted_product_kernel(emitter *m) {
     const tile_params *t = &m->s->tile;
     const chain_op *op = op_at(m, m->first);
     int d = m->s->shape.dim_head, tiles = (d + t->tile_n - 1) / t->tile_n;
+    int v = stride_of(m, op->in[1]);
     char text[16];
     snprintf(text, sizeof text, "%d", tiles);
     say_score_rows(m, text);
@@ -173,7 +174,7 @@ static void say_weighted_product_kernel(emitter *m) {
         "len, len, len - i0,\n"
         "                 (const elem *)a.t[%d] + start * %d + h * %d + d0, %d, %d - d0, len, "
         "1);\n",
-        t->tile_m, t->tile_n, t->tile_k, op->in[0], op->in[1], m->e, d, m->e, d);
+        t->tile_m, t->tile_n, t->tile_k, op->in[0], op->in[1], v, d, v, d);
     char place[160];
     snprintf(place, sizeof place,
              "const long t = start + i0 + r; const int col = h * %d + d0 + c; if (i0 + r >= len || "
@@ -223,7 +224,7 @@ static void say_norm_rows(emitter *m, const chain_op *op, const row_source *from
     say_each_column(m, from, false);
     say(m, "            square += (v - mean) * (v - mean);\n        }\n");
     say(m, "        const float scale = 1 / sqrtf(LANES_SUM(square) / %d + %.9ef);\n", from->width,
-        1e-5);
+        (double)m->s->eps);
     say_each_column(m, from, false);
     say(m, "            v = (v - mean) * scale");
     if (op->n_in > 1) {
@@ -387,7 +388,8 @@ static void say_attention_kernel(emitter *m) {
     say(m,
         "    load_b(vs, %d, %d, (const elem *)a.t[%d] + (start + j0) * %d + h * %d, %d, %d, len - "
         "j0, 1);\n    LOADED\n",
-        padded, t->tile_n, c->op[weighted].in[1], m->e, d, m->e, d);
+        padded, t->tile_n, c->op[weighted].in[1], stride_of(m, c->op[weighted].in[1]), d,
+        stride_of(m, c->op[weighted].in[1]), d);
     if (softmax >= 0)
         say(m, "    EACH_ACC(e, %d, %d) o[e] *= rescale[ACC_ROW(e, %d, %d)];\n", t->tile_m, padded,
             t->tile_m, padded);
@@ -538,20 +540,21 @@ int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch) {
     return rows * (divide_up(split, t->tile_n) + divide_up(n - split, t->tile_n));
 }
 
-static const tile_params product_tiles[] = {
-    {64, 64, 32, 2, 2}, {128, 64, 32, 4, 2},  {128, 128, 32, 2, 4}, {64, 128, 64, 2, 4},
-    {32, 64, 64, 1, 4}, {128, 128, 64, 4, 2}, {64, 64, 64, 2, 2},   {256, 128, 32, 4, 2}};
+static const tile_params product_tiles[] = {{64, 64, 32, 2, 2, 0},   {128, 64, 32, 4, 2, 0},
+                                            {128, 128, 32, 2, 4, 0}, {64, 128, 64, 2, 4, 0},
+                                            {32, 64, 64, 1, 4, 0},   {128, 128, 64, 4, 2, 0},
+                                            {64, 64, 64, 2, 2, 0},   {256, 128, 32, 4, 2, 0}};
 static const tile_params row_tiles[] = {
-    {32, 64, 64, 1, 4}, {16, 64, 64, 1, 4},   {16, 128, 64, 1, 4}, {32, 128, 32, 2, 4},
-    {64, 64, 32, 2, 2}, {16, 128, 128, 1, 8}, {32, 128, 64, 1, 8}};
-static const tile_params attention_tiles[] = {{64, 64, 64, 4, 1},  {64, 64, 32, 2, 2},
-                                              {128, 64, 64, 4, 1}, {32, 64, 64, 2, 2},
-                                              {16, 64, 32, 1, 4},  {64, 128, 32, 4, 1}};
+    {32, 64, 64, 1, 4, 0}, {16, 64, 64, 1, 4, 0},   {16, 128, 64, 1, 4, 0}, {32, 128, 32, 2, 4, 0},
+    {64, 64, 32, 2, 2, 0}, {16, 128, 128, 1, 8, 0}, {32, 128, 64, 1, 8, 0}};
+static const tile_params attention_tiles[] = {{64, 64, 64, 4, 1, 0},  {64, 64, 32, 2, 2, 0},
+                                              {128, 64, 64, 4, 1, 0}, {32, 64, 64, 2, 2, 0},
+                                              {16, 64, 32, 1, 4, 0},  {64, 128, 32, 4, 1, 0}};
 static const tile_params simple_tiles[] = {
-    {8, 8, 16, 2, 4}, {4, 8, 16, 1, 4}, {16, 8, 16, 2, 4}, {32, 8, 16, 2, 4}};
+    {8, 8, 16, 2, 4, 0}, {4, 8, 16, 1, 4, 0}, {16, 8, 16, 2, 4, 0}, {32, 8, 16, 2, 4, 0}};
 /* Tiles that stay in a CPU's first cache. */
 static const tile_params cpu_tiles[] = {
-    {16, 64, 64, 1, 1}, {32, 64, 128, 1, 1}, {8, 128, 64, 1, 1}};
+    {16, 64, 64, 1, 1, 0}, {32, 64, 128, 1, 1, 0}, {8, 128, 64, 1, 1, 0}};
 
 #define LIST(tiles) (*out_n = sizeof(tiles) / sizeof(tiles)[0], tiles)
 

@@ -13,10 +13,14 @@
 /* Which pairs are attended: all, j <= i, or by the bytes of a mask. */
 typedef enum { ATTEND_ALL, ATTEND_CAUSAL, ATTEND_BYTES } attend_kind;
 
+/* The choices of library.h. */
+typedef enum { GENERATED, LIBRARY, LIBRARY_FAST_GELU } library_choice;
+
 /* Tiles: tile_m rows by tile_n columns of output a block, tile_k of depth at a time; on a GPU
  * warps_m x warps_n warps. */
 typedef struct tile_params {
     int16_t tile_m, tile_n, tile_k, warps_m, warps_n;
+    int16_t library; /* library_choice: not generated, but an op of the backend */
 } tile_params;
 
 typedef struct kernel_spec {
@@ -28,10 +32,13 @@ typedef struct kernel_spec {
     act_type act; /* ACT_F32 on the CPU */
     bool is_cuda;
     int32_t shared_limit; /* bytes of shared memory of a block; 0: no limit */
+    float eps;            /* of LayerNorm */
     tile_params tile;
 } kernel_spec;
 
-enum { EMIT_MAX_TILES = 8, EMIT_NAME_BYTES = 64 };
+/* CHAIN_EPS: the eps of random layers. */
+enum { EMIT_MAX_TILES = 12, EMIT_NAME_BYTES = 64 };
+#define CHAIN_EPS 1e-5f
 
 /* The tile parameters worth trying for a kernel, the default first.  What needs more shared memory
  * than a block can have is left out. */

@@ -20,6 +20,9 @@ const chain_op *op_at(const emitter *m, int op);
 
 const chain_tensor *tensor_at(const emitter *m, int tensor);
 
+/* Elements between the rows of a tensor of tokens. */
+int stride_of(const emitter *m, int tensor);
+
 /* Whether an operator's output is scores. */
 bool is_scores(const emitter *m, int op);
 

@@ -24,6 +24,10 @@ const chain_tensor *tensor_at(const emitter *m, int tensor) {
     return &m->s->c->tensor[tensor];
 }
 
+int stride_of(const emitter *m, int tensor) {
+    return chain_stride(tensor_at(m, tensor), m->e);
+}
+
 bool is_scores(const emitter *m, int op) {
     return tensor_at(m, op_at(m, op)->out[0])->layout == LAYOUT_SCORES;
 }
@@ -61,7 +65,7 @@ static void say_place(emitter *m, int tensor) {
     else if (x->layout == LAYOUT_HEADS)
         say(m, "a.t[%d], ((long)(col / %d) * a.n_tokens + t) * %d + col %% %d", tensor, d, d, d);
     else
-        say(m, "a.t[%d], t * %d + col", tensor, x->width * m->e);
+        say(m, "a.t[%d], t * %d + col", tensor, stride_of(m, tensor));
 }
 
 void say_load(emitter *m, int tensor) {
@@ -149,17 +153,11 @@ void say_chain(emitter *m, int first, int last) {
         say_elementwise(m, op);
 }
 
-/* Stores v as the output of the kernel's last operator. */
+/* Stores v as the output of the kernel's last operator.  The outputs of a split are one buffer: a
+ * column of the value is its column there. */
 void say_store(emitter *m) {
     const chain_op *op = op_at(m, m->last);
-    if (op->n_out == 1) {
-        say(m, "        STORE(");
-        say_place(m, op->out[0]);
-        say(m, ", v);\n");
-        return;
-    }
-    say(m, "        const int part = col / %d;\n        STORE(", m->e);
-    for (int i = 0; i + 1 < op->n_out; i++)
-        say(m, "part == %d ? a.t[%d] : ", i, op->out[i]);
-    say(m, "a.t[%d], t * %d + col %% %d, v);\n", op->out[op->n_out - 1], m->e, m->e);
+    say(m, "        STORE(");
+    say_place(m, op->out[0]);
+    say(m, ", v);\n");
 }

@@ -11,7 +11,7 @@ static bool is_silu(const chain_problem *p) {
 static status make_mask(hand_written *h, target *t, const chain_problem *p) {
     int32_t *lengths, n = p->shape.n_sequences;
     if (p->attend != ATTEND_BYTES || t->be == NULL) return OK;
-    TRY(mask_batch_create(&h->mask, t->memory_be, p->rule, n));
+    TRY(mask_batch_create(&h->mask, t->be, p->rule, n));
     TRY(MEM_NEW(&lengths, (size_t)n));
     for (int32_t b = 0; b < n; b++)
         lengths[b] = p->offsets[b + 1] - p->offsets[b];
@@ -43,6 +43,13 @@ bool hand_written_fits(const target *t, const chain_problem *p) {
     return t->be != NULL && has_mask && p->shape.dim_head <= PLAN_MAX_HEAD_DIM;
 }
 
+layer_batch hand_written_batch(const hand_written *h, const chain_problem *p) {
+    layer_batch b = {.c = p->c, .shape = p->shape, .attend = p->attend, .eps = CHAIN_EPS};
+    if (p->attend == ATTEND_CAUSAL) b.mask.rule.kind = MASK_CAUSAL;
+    if (h->mask != NULL) b.mask = *mask_batch_view(h->mask);
+    return b;
+}
+
 static const chain_op *op_of(const chain *c, op_kind kind) {
     int op = c->attention_first;
     while (c->op[op].kind != kind)
@@ -50,10 +57,10 @@ static const chain_op *op_of(const chain *c, op_kind kind) {
     return &c->op[op];
 }
 
-static status launch_silu(const hand_written *h, backend *be, const chain_problem *p,
+static status launch_silu(const hand_written *h, backend *be, const layer_batch *p,
                           const kernel_args *args) {
     const chain *c = p->c;
-    int64_t e = chain_dim(&p->shape);
+    int32_t e = chain_dim(&p->shape);
     const chain_op *qk = op_of(c, OP_SCORES), *av = op_of(c, OP_WEIGHTED),
                    *bias = op_of(c, OP_SCALE_BIAS);
     if (p->attend == ATTEND_BYTES)
@@ -73,9 +80,9 @@ static status launch_silu(const hand_written *h, backend *be, const chain_proble
                    .q = args->tensor[qk->in[0]],
                    .k = args->tensor[qk->in[1]],
                    .v = args->tensor[av->in[1]],
-                   .stride_q = e,
-                   .stride_k = e,
-                   .stride_v = e,
+                   .stride_q = chain_stride(&c->tensor[qk->in[0]], e),
+                   .stride_k = chain_stride(&c->tensor[qk->in[1]], e),
+                   .stride_v = chain_stride(&c->tensor[av->in[1]], e),
                    .out = args->tensor[av->out[0]],
                    .stride_out = e,
                    .alpha = 1 / sqrtf((float)p->shape.dim_head),
@@ -93,13 +100,13 @@ static status launch_silu(const hand_written *h, backend *be, const chain_proble
 }
 
 /* Heads [first, first + n) of a softmax attention; out is at stride_out. */
-static status launch_softmax(const hand_written *h, backend *be, const chain_problem *p,
-                             const kernel_args *args, int first, int n, void *out,
-                             int64_t stride_out) {
+static status launch_softmax(backend *be, const layer_batch *p, const kernel_args *args, int first,
+                             int n, void *out, int64_t stride_out) {
     const chain *c = p->c;
     const chain_op *qk = op_of(c, OP_SCORES), *pv = op_of(c, OP_WEIGHTED);
     size_t skip = (size_t)first * (size_t)p->shape.dim_head * act_bytes(be->act);
-    int64_t e = chain_dim(&p->shape);
+    const chain_tensor *tensor = c->tensor;
+    int32_t e = chain_dim(&p->shape);
     softmax_attn_args a = {.n_sequences = p->shape.n_sequences,
                            .n_heads = n,
                            .dim = p->shape.dim_head,
@@ -108,34 +115,32 @@ static status launch_softmax(const hand_written *h, backend *be, const chain_pro
                            .q = (const char *)args->tensor[qk->in[0]] + skip,
                            .k = (const char *)args->tensor[qk->in[1]] + skip,
                            .v = (const char *)args->tensor[pv->in[1]] + skip,
-                           .stride_q = e,
-                           .stride_k = e,
-                           .stride_v = e,
+                           .stride_q = chain_stride(&tensor[qk->in[0]], e),
+                           .stride_k = chain_stride(&tensor[qk->in[1]], e),
+                           .stride_v = chain_stride(&tensor[pv->in[1]], e),
                            .out = out,
                            .stride_out = stride_out,
                            .alpha = 1 / sqrtf((float)p->shape.dim_head),
-                           .log_sum = NULL};
-    if (p->attend == ATTEND_CAUSAL) a.mask.rule.kind = MASK_CAUSAL;
-    if (p->attend == ATTEND_BYTES) a.mask = *mask_batch_view(h->mask);
+                           .mask = p->mask};
     return be->ops->softmax_attn_fwd(be, &a);
 }
 
-status hand_written_launch(const hand_written *h, target *t, const chain_problem *p,
+status hand_written_launch(const hand_written *h, target *t, const layer_batch *p,
                            const kernel_args *args) {
     if (t->be == NULL)
         return fail(
             ERR_UNSUPPORTED,
             "the hand-written attention needs a build with CUDA; clear bit 0, or build with nvcc");
-    if (is_silu(p)) return launch_silu(h, t->be, p, args);
+    if (!p->c->is_softmax) return launch_silu(h, t->be, p, args);
     const chain_tensor *out = &p->c->tensor[p->c->op[p->c->attention_last].out[0]];
     char *to = args->tensor[p->c->op[p->c->attention_last].out[0]];
     int d = p->shape.dim_head, n_heads = p->shape.n_heads;
     if (out->layout == LAYOUT_TOKENS)
-        return launch_softmax(h, t->be, p, args, 0, n_heads, to, chain_dim(&p->shape));
+        return launch_softmax(t->be, p, args, 0, n_heads, to, chain_dim(&p->shape));
     /* SASRec's merge is an operator of its own: a head at a time, each into its own rows. */
     for (int head = 0; head < n_heads; head++) {
         size_t skip = (size_t)head * (size_t)p->shape.n_tokens * (size_t)d * act_bytes(t->be->act);
-        TRY(launch_softmax(h, t->be, p, args, head, 1, to + skip, d));
+        TRY(launch_softmax(t->be, p, args, head, 1, to + skip, d));
     }
     return OK;
 }

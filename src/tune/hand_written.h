@@ -4,7 +4,7 @@
 
 #include "ops/mask_batch.h"
 #include "tune/chain_problem.h"
-#include "tune/target.h"
+#include "tune/library.h"
 
 /* What the op needs besides the chain's tensors, in the target's memory. */
 typedef struct hand_written {
@@ -19,8 +19,11 @@ void hand_written_destroy(hand_written *h, target *t);
 /* Whether it can run: on this target, with this mask and head dimension. */
 bool hand_written_fits(const target *t, const chain_problem *p);
 
+/* The batch of a problem. */
+layer_batch hand_written_batch(const hand_written *h, const chain_problem *p);
+
 /* Launches it on the tensors of args.  ERR_UNSUPPORTED says which mask it lacks. */
-status hand_written_launch(const hand_written *h, target *t, const chain_problem *p,
+status hand_written_launch(const hand_written *h, target *t, const layer_batch *p,
                            const kernel_args *args);
 
 #endif

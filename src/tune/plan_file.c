@@ -18,13 +18,19 @@ static status read_int(const json_value *object, const char *key, int64_t lo, in
 
 static status read_tile(const json_value *v, plan_file_tile *out) {
     static const char *const keys[] = {"start", "end", "m", "n", "k", "warps_m", "warps_n"};
-    int64_t x[7];
-    for (int i = 0; i < 7; i++)
+    int64_t x[7] = {0}, choice = GENERATED;
+    bool is_library = v->type == JSON_OBJECT && json_member(v, "library") != NULL;
+    for (int i = 0; i < (is_library ? 2 : 7); i++)
         TRY(read_int(v, keys[i], 1, i < 2 ? CHAIN_OPS : 4096, &x[i]));
-    *out = (plan_file_tile){
-        .first = (int)x[0] - 1,
-        .last = (int)x[1] - 1,
-        .params = {(int16_t)x[2], (int16_t)x[3], (int16_t)x[4], (int16_t)x[5], (int16_t)x[6]}};
+    if (is_library) TRY(read_int(v, "library", LIBRARY, LIBRARY_FAST_GELU, &choice));
+    *out = (plan_file_tile){.first = (int)x[0] - 1,
+                            .last = (int)x[1] - 1,
+                            .params = {.tile_m = (int16_t)x[2],
+                                       .tile_n = (int16_t)x[3],
+                                       .tile_k = (int16_t)x[4],
+                                       .warps_m = (int16_t)x[5],
+                                       .warps_n = (int16_t)x[6],
+                                       .library = (int16_t)choice}};
     return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel that ends before it starts");
 }
 

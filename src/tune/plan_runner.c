@@ -32,6 +32,8 @@ struct plan_runner {
     pool *workers;
     kernel_args args;
     hand_written hand;
+    library lib;
+    layer_batch batch;
     runner_kernel kernel[CHAIN_OPS][CHAIN_OPS];
     checked_rows *checked;
     int n_checked;
@@ -46,6 +48,15 @@ static size_t element_bytes(const plan_runner *r, int tensor) {
 
 static size_t tensor_bytes(const plan_runner *r, int tensor) {
     return (size_t)chain_tensor_size(r->p, tensor) * element_bytes(r, tensor);
+}
+
+/* Tensors that share the buffer which begins at this one: the outputs of a split.  0: not the first
+ * of them, so that the buffer is another tensor's. */
+static size_t n_parts(const chain *c, int tensor) {
+    for (int op = 0; op < CHAIN_OPS; op++)
+        for (int i = 0; i < c->op[op].n_out; i++)
+            if (c->op[op].out[i] == tensor) return i == 0 ? (size_t)c->op[op].n_out : 0;
+    return 1;
 }
 
 /* float32 as elements of the target's type, rounded already. */
@@ -112,9 +123,9 @@ static status expect(plan_runner *r, checked_rows *c) {
     size_t n = (size_t)c->n_rows * (size_t)chain_dim(&r->p->shape);
     float *naive;
     double most = 0, off = 0;
-    TRY(chain_reference64(r->p, c->sequence, c->rows, c->n_rows, c->want));
+    TRY(chain_reference64(r->p, c->sequence, c->rows, c->n_rows, r->workers, c->want));
     TRY(MEM_NEW_RAW(&naive, n));
-    status st = chain_reference32(r->p, c->sequence, c->rows, c->n_rows, naive);
+    status st = chain_reference32(r->p, c->sequence, c->rows, c->n_rows, r->workers, naive);
     for (size_t i = 0; st == OK && i < n; i++) {
         double difference = fabs(naive[i] - c->want[i]);
         if (fabs(c->want[i]) > most) most = fabs(c->want[i]);
@@ -149,6 +160,7 @@ status plan_runner_create(plan_runner **out, const chain_problem *p, target *t, 
     r->workers = workers;
     status st = upload_all(r);
     if (st == OK) st = hand_written_create(&r->hand, t, p);
+    r->batch = hand_written_batch(&r->hand, p);
     if (st == OK) st = make_reference(r);
     if (st == OK)
         *out = r;
@@ -162,8 +174,9 @@ void plan_runner_destroy(plan_runner *r) {
     for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++)
         for (int tile = 0; tile < EMIT_MAX_TILES; tile++)
             r->t->release(r->t, r->kernel[i / CHAIN_OPS][i % CHAIN_OPS].compiled[tile]);
-    for (int i = 0; i < CHAIN_MAX_TENSORS; i++)
-        r->t->release_memory(r->t, r->args.tensor[i]);
+    for (int i = 0; i < r->p->c->n_tensors; i++)
+        if (n_parts(r->p->c, i) > 0) r->t->release_memory(r->t, r->args.tensor[i]);
+    library_fini(&r->lib, r->t);
     r->t->release_memory(r->t, (void *)r->args.offsets);
     r->t->release_memory(r->t, (void *)r->args.score_offsets);
     r->t->release_memory(r->t, (void *)r->args.mask);
@@ -206,7 +219,8 @@ static kernel_spec spec_of(const plan_runner *r, int first, int last, const tile
                      .attend = r->p->attend,
                      .act = r->t->act,
                      .is_cuda = r->t->is_cuda,
-                     .shared_limit = r->t->shared_limit};
+                     .shared_limit = r->t->shared_limit,
+                     .eps = r->batch.eps};
     if (tile != NULL) s.tile = *tile;
     return s;
 }
@@ -217,6 +231,9 @@ static status find_tiles(plan_runner *r, int first, int last, runner_kernel **ou
     if (k->n_tiles > 0) return OK;
     kernel_spec s = spec_of(r, first, last, NULL);
     TRY(emit_tiles(&s, k->params, &k->n_tiles));
+    for (library_choice c = LIBRARY; c <= LIBRARY_FAST_GELU; c++)
+        if (k->n_tiles < EMIT_MAX_TILES && library_fits(r->t, r->p->c, first, last, c))
+            k->params[k->n_tiles++] = (tile_params){.library = (int16_t)c};
     if (k->n_tiles > 0) return OK;
     return fail(ERR_UNSUPPORTED,
                 "operators %d-%d (%s) need more shared memory than a block of this GPU has",
@@ -252,30 +269,43 @@ tile_params plan_runner_tile_params(plan_runner *r, int first, int last) {
     return k->params[k->tile];
 }
 
-static status find_kernel(plan_runner *r, int first, int last, target_kernel **out) {
+/* The kernel with one of its tile parameters; NULL: the library's. */
+static status find_compiled(plan_runner *r, int first, int last, int tile, target_kernel **out) {
     runner_kernel *k;
     TRY(find_tiles(r, first, last, &k));
-    if (k->compiled[k->tile] == NULL) {
-        kernel_spec s = spec_of(r, first, last, &k->params[k->tile]);
-        TRY(r->t->compile(r->t, &s, &k->compiled[k->tile]));
+    if (k->compiled[tile] == NULL && k->params[tile].library == GENERATED) {
+        kernel_spec s = spec_of(r, first, last, &k->params[tile]);
+        TRY(r->t->compile(r->t, &s, &k->compiled[tile]));
     }
-    *out = k->compiled[k->tile];
+    *out = k->compiled[tile];
     return OK;
 }
 
-/* Kernels that plans need, as first * CHAIN_OPS + last. */
+static status find_kernel(plan_runner *r, int first, int last, target_kernel **out) {
+    return find_compiled(r, first, last, r->kernel[first][last].tile, out);
+}
+
+/* Kernels to compile, as (first * CHAIN_OPS + last) * EMIT_MAX_TILES + tile. */
 typedef struct compile_job {
     plan_runner *r;
-    int16_t kernel[CHAIN_OPS * CHAIN_OPS];
+    int32_t kernel[CHAIN_OPS * CHAIN_OPS * EMIT_MAX_TILES];
     int64_t n;
 } compile_job;
 
 static status compile_one(void *ctx, int64_t chunk, int worker) {
     compile_job *job = ctx;
+    int32_t which = job->kernel[chunk], pair = which / EMIT_MAX_TILES;
     target_kernel *unused;
     (void)worker;
-    return find_kernel(job->r, job->kernel[chunk] / CHAIN_OPS, job->kernel[chunk] % CHAIN_OPS,
-                       &unused);
+    return find_compiled(job->r, pair / CHAIN_OPS, pair % CHAIN_OPS, which % EMIT_MAX_TILES,
+                         &unused);
+}
+
+static status compile_all(plan_runner *r, compile_job *job) {
+    if (r->workers != NULL) return pool_run(r->workers, job->n, compile_one, job);
+    for (int64_t i = 0; i < job->n; i++)
+        TRY(compile_one(job, i, 0));
+    return OK;
 }
 
 status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n) {
@@ -289,29 +319,80 @@ status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n) {
                 is_needed[p.kernel[k].first * CHAIN_OPS + p.kernel[k].last] = true;
     }
     for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++)
-        if (is_needed[i]) job.kernel[job.n++] = (int16_t)i;
-    if (r->workers != NULL) return pool_run(r->workers, job.n, compile_one, &job);
-    for (int64_t i = 0; i < job.n; i++)
-        TRY(compile_one(&job, i, 0));
-    return OK;
+        if (is_needed[i])
+            job.kernel[job.n++] = i * EMIT_MAX_TILES + r->kernel[i / CHAIN_OPS][i % CHAIN_OPS].tile;
+    return compile_all(r, &job);
+}
+
+status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
+    compile_job job = {.r = r};
+    for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++) {
+        int first = i / CHAIN_OPS, last = i % CHAIN_OPS;
+        runner_kernel *k;
+        if (last < first || plan_runner_template(r, first, last) == TEMPLATE_NONE) continue;
+        TRY(find_tiles(r, first, last, &k));
+        for (int tile = 0; tile < k->n_tiles && (max_tiles == 0 || tile < max_tiles); tile++)
+            if (k->params[tile].library == GENERATED)
+                job.kernel[job.n++] = i * EMIT_MAX_TILES + tile;
+    }
+    return compile_all(r, &job);
+}
+
+int plan_runner_find_library(plan_runner *r, int first, int last) {
+    runner_kernel *k;
+    if (find_tiles(r, first, last, &k) != OK) return -1;
+    for (int i = 0; i < k->n_tiles; i++)
+        if (k->params[i].library == LIBRARY) return i;
+    return -1;
 }
 
 /* Memory for the outputs of a kernel. */
 static status make_room(plan_runner *r, const plan_kernel *k) {
     const chain_op *op = &r->p->c->op[k->last];
-    for (int i = 0; i < op->n_out; i++)
-        if (r->args.tensor[op->out[i]] == NULL)
-            TRY(r->t->alloc(r->t, &r->args.tensor[op->out[i]], tensor_bytes(r, op->out[i])));
+    size_t part = (size_t)chain_dim(&r->p->shape) * act_bytes(r->t->act);
+    void **tensor = r->args.tensor;
+    if (tensor[op->out[0]] != NULL) return OK;
+    TRY(r->t->alloc(r->t, &tensor[op->out[0]],
+                    tensor_bytes(r, op->out[0]) * n_parts(r->p->c, op->out[0])));
+    for (int i = 1; i < op->n_out; i++)
+        tensor[op->out[i]] = (char *)tensor[op->out[0]] + (size_t)i * part;
     return OK;
+}
+
+/* The weights of a product as the backend wants them: from float32 copies, which are gone after. */
+static status pack(plan_runner *r, int op) {
+    const chain *c = r->p->c;
+    int tensors[2] = {c->op[op].in[1], library_bias(c, op)};
+    void *copy[2] = {NULL, NULL};
+    status st = OK;
+    for (int i = 0; i < 2 && st == OK; i++) {
+        if (tensors[i] < 0) continue;
+        size_t bytes = (size_t)chain_tensor_size(r->p, tensors[i]) * sizeof(float);
+        st = r->t->alloc(r->t, &copy[i], bytes);
+        if (st == OK) st = r->t->write(r->t, copy[i], r->p->value[tensors[i]], bytes);
+    }
+    if (st == OK) st = library_pack(&r->lib, r->t, c, &r->p->shape, op, copy[0], copy[1]);
+    if (st == OK) st = r->t->wait(r->t);
+    for (int i = 0; i < 2; i++)
+        r->t->release_memory(r->t, copy[i]);
+    return st;
+}
+
+static status launch_library(plan_runner *r, const plan_kernel *k, library_choice choice) {
+    bool is_product = r->p->c->op[k->first].kind == OP_PRODUCT;
+    if (is_product && r->lib.packed[k->first] == NULL) TRY(pack(r, k->first));
+    return library_launch(&r->lib, r->t, &r->batch, &r->args, k->first, k->last, choice);
 }
 
 status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k) {
     target_kernel *compiled;
     TRY(make_room(r, k));
     if (k->from == TEMPLATE_HAND_WRITTEN)
-        return hand_written_launch(&r->hand, r->t, r->p, &r->args);
+        return hand_written_launch(&r->hand, r->t, &r->batch, &r->args);
     TRY(find_kernel(r, k->first, k->last, &compiled));
     const runner_kernel *own = &r->kernel[k->first][k->last];
+    library_choice choice = (library_choice)own->params[own->tile].library;
+    if (choice != GENERATED) return launch_library(r, k, choice);
     kernel_spec s = spec_of(r, k->first, k->last, &own->params[own->tile]);
     return r->t->launch(r->t, compiled, &r->args, emit_blocks(&s, &r->p->shape));
 }
@@ -326,7 +407,8 @@ status plan_runner_launch(plan_runner *r, const plan_program *p) {
 static status poison(plan_runner *r) {
     for (int t = 0; t < r->p->c->n_tensors; t++)
         if (r->args.tensor[t] != NULL && r->p->value[t] == NULL)
-            TRY(r->t->fill(r->t, r->args.tensor[t], 0xff, tensor_bytes(r, t)));
+            TRY(r->t->fill(r->t, r->args.tensor[t], 0xff,
+                           tensor_bytes(r, t) * n_parts(r->p->c, t)));
     return OK;
 }
 
@@ -386,16 +468,11 @@ static int by_value(const void *a, const void *b) {
 
 enum { MAX_ROUNDS = 64 };
 
-/* Enough calls a round to be above the clock's grain. */
 static status take_time(timed *w, int rounds, double *ms) {
     target *t = w->r->t;
-    double seconds[MAX_ROUNDS], once;
-    TRY(t->time(t, run_timed, w, 1, &once));
-    TRY(t->time(t, run_timed, w, 1, &once));
-    int n = once > 2e-3 ? 1 : once > 2e-5 ? (int)(2e-3 / once) + 1 : 100;
+    double seconds[MAX_ROUNDS];
     rounds = rounds < 1 ? 1 : rounds > MAX_ROUNDS ? MAX_ROUNDS : rounds;
-    for (int i = 0; i < rounds; i++)
-        TRY(t->time(t, run_timed, w, n, &seconds[i]));
+    TRY(t->time(t, run_timed, w, rounds, seconds));
     qsort(seconds, (size_t)rounds, sizeof *seconds, by_value);
     *ms = 1e3 * seconds[rounds / 2];
     return OK;
@@ -451,6 +528,7 @@ status plan_runner_facts(plan_runner *r, const plan_kernel *k, kernel_facts *out
     TRY(find_kernel(r, k->first, k->last, &compiled));
     const runner_kernel *own = &r->kernel[k->first][k->last];
     kernel_spec s = spec_of(r, k->first, k->last, &own->params[own->tile]);
+    if (s.tile.library != GENERATED) return OK;
     *blocks = emit_blocks(&s, &r->p->shape);
     out->threads = emit_threads(&s);
     return r->t->facts(r->t, compiled, out);

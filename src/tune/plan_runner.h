@@ -29,6 +29,10 @@ void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out);
 /* Compiles what these plans need with the tile parameters chosen now, in parallel. */
 status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n);
 
+/* Compiles every kernel that a plan of this layer can have, with all its tile parameters (the first
+ * max_tiles; 0: all), in parallel. */
+status plan_runner_prepare_all(plan_runner *r, int max_tiles);
+
 /* Tile parameters of the kernel of operators first..last: how many there are, which is used (0 at
  * first), and which from now on. */
 status plan_runner_n_tiles(plan_runner *r, int first, int last, int *out);
@@ -36,6 +40,8 @@ int plan_runner_tile(const plan_runner *r, int first, int last);
 void plan_runner_set_tile(plan_runner *r, int first, int last, int tile);
 /* By its parameters; nothing changes where the kernel does not have such tiles. */
 status plan_runner_choose_tile(plan_runner *r, int first, int last, const tile_params *params);
+/* The choice that is an op of the backend (library.h); -1: there is none. */
+int plan_runner_find_library(plan_runner *r, int first, int last);
 tile_params plan_runner_tile_params(plan_runner *r, int first, int last);
 
 /* Launches the kernels of a plan, or of one of its kernels alone, in order. */

@@ -2,6 +2,7 @@
  * parameters (at most 120 segments), and the shortest path over cut points is the plan with the
  * smallest sum.
  *
+ * Beside it, in the same run: the plan without fusion, and the one that the encoder has by hand.
  * How additive time really is, is measured: on random whole plans the sums are compared with the
  * times.  Tile parameters that were found stay set in the runner. */
 #ifndef HSTU_TUNE_SEARCH_EXACT_H
@@ -25,6 +26,10 @@ typedef struct exact_result {
     double predicted_ms;
     int n_checked, rank; /* 1: no checked plan was faster than the found one */
     double r2, spearman;
+    double unfused_ms;    /* one kernel an operator, each with its fastest choice */
+    double hand_fused_ms; /* the plan of src/nn/bert_layer.c, all by ops of the backend; NAN: there
+                             is none for this layer or target */
+    double seconds;       /* of the search, compilation included */
     plan_times checked;
 } exact_result;
 

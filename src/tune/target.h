@@ -27,8 +27,7 @@ struct target {
     bool is_cuda;
     act_type act;
     int32_t shared_limit; /* bytes of shared memory a block can have; 0: no limit */
-    backend *be;          /* runs the hand-written attention; NULL: it cannot run here */
-    backend *memory_be;   /* makes its masks */
+    backend *be;          /* runs its own ops, in order with the kernels; NULL: it cannot here */
 
     status (*compile)(target *t, const kernel_spec *s, target_kernel **out);
     void (*release)(target *t, target_kernel *k); /* NULL is fine */
@@ -41,8 +40,9 @@ struct target {
     status (*fill)(target *t, void *to, int byte, size_t bytes);
     /* Waits for all that was launched. */
     status (*wait)(target *t);
-    /* The mean time of a call of run(ctx), which launches only, in seconds, over n calls. */
-    status (*time)(target *t, status (*run)(void *ctx), void *ctx, int n, double *out);
+    /* Times run(ctx), which launches only, after a warm-up: seconds of a call, the mean of enough
+     * calls to be above the clock's grain, in each of `rounds` rounds. */
+    status (*time)(target *t, status (*run)(void *ctx), void *ctx, int rounds, double *seconds);
     void (*destroy)(target *t);
 };
 
@@ -57,7 +57,18 @@ status target_create_cuda(target **out, int device, act_type act, const kernel_c
 /* Compiles CUDA source for compute capability `sm` (80, 90, ...); needs no GPU. */
 status target_compile_cuda(const buf *source, int sm, buf *cubin);
 
+/* The target of a backend that exists, in its precision: kernels run in order with its ops.  The
+ * backend must outlive it. */
+status target_create_on(target **out, backend *be, pool *workers, const kernel_cache *cache);
+
+status target_create_cuda_on(target **out, backend *be, const kernel_cache *cache);
+
 void target_destroy(target *t); /* NULL is fine */
+
+/* Calls of one round, from the seconds of one call. */
+static inline int target_calls(double once) {
+    return once > 2e-3 ? 1 : once > 2e-5 ? (int)(2e-3 / once) + 1 : 100;
+}
 
 /* The version of the C compiler, and of NVRTC, for `hstu doctor`; false where there is none. */
 bool target_compiler_version(char *text, size_t n);

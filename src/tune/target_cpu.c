@@ -37,6 +37,7 @@ typedef struct cpu_target {
     target base;
     pool *workers;
     kernel_cache cache;
+    bool is_owner;                 /* of the backend */
     char compiler[COMPILER_BYTES]; /* words with blanks between them */
     char identity[IDENTITY_BYTES]; /* its version, the flags, this CPU */
 } cpu_target;
@@ -282,8 +283,7 @@ static status wait_nothing(target *t) {
     return OK;
 }
 
-static status time_calls(target *t, status (*run)(void *ctx), void *ctx, int n, double *out) {
-    (void)t;
+static status time_round(status (*run)(void *ctx), void *ctx, int n, double *out) {
     uint64_t start = clock_ns();
     for (int i = 0; i < n; i++)
         TRY(run(ctx));
@@ -291,13 +291,26 @@ static status time_calls(target *t, status (*run)(void *ctx), void *ctx, int n, 
     return OK;
 }
 
+static status time_calls(target *t, status (*run)(void *ctx), void *ctx, int rounds,
+                         double *seconds) {
+    double once = 0;
+    (void)t;
+    TRY(time_round(run, ctx, 1, &once));
+    TRY(time_round(run, ctx, 1, &once));
+    int n = target_calls(once);
+    for (int i = 0; i < rounds; i++)
+        TRY(time_round(run, ctx, n, &seconds[i]));
+    return OK;
+}
+
 static void destroy(target *base) {
     cpu_target *t = (cpu_target *)base;
-    backend_destroy(t->base.be);
+    if (t->is_owner) backend_destroy(t->base.be);
     mem_free(t);
 }
 
-status target_create_cpu(target **out, pool *workers, const kernel_cache *cache) {
+/* be NULL: a backend of its own. */
+static status create(target **out, backend *be, pool *workers, const kernel_cache *cache) {
     cpu_target *t;
     *out = NULL;
     TRY(MEM_NEW(&t, 1));
@@ -318,13 +331,23 @@ status target_create_cpu(target **out, pool *workers, const kernel_cache *cache)
                        .time = time_calls,
                        .destroy = destroy};
     status st = identify(t);
-    if (st == OK) st = backend_create_cpu(&t->base.be, workers);
-    t->base.memory_be = t->base.be;
+    t->is_owner = be == NULL;
+    t->base.be = be;
+    if (st == OK && be == NULL) st = backend_create_cpu(&t->base.be, workers);
     if (st == OK)
         *out = &t->base;
     else
         mem_free(t);
     return st;
+}
+
+status target_create_cpu(target **out, pool *workers, const kernel_cache *cache) {
+    return create(out, NULL, workers, cache);
+}
+
+status target_create_on(target **out, backend *be, pool *workers, const kernel_cache *cache) {
+    if (be->ops->stream(be) != NULL) return target_create_cuda_on(out, be, cache);
+    return create(out, be, workers, cache);
 }
 
 void target_destroy(target *t) {

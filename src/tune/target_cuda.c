@@ -141,7 +141,8 @@ typedef struct cuda_target {
     kernel_cache cache;
     int device, sm;
     cu_handle context, stream, before, after;
-    bool has_context;
+    bool has_context, has_stream;
+    bool is_owner; /* of the backend */
     char name[128], identity[128];
 } cuda_target;
 
@@ -332,9 +333,8 @@ static status fill(target *base, void *to, int byte, size_t bytes) {
 }
 
 /* Launches the graph n times between two events. */
-static status time_graph(cuda_target *t, cu_handle graph, int n, double *out) {
+static status time_round(cuda_target *t, cu_handle graph, int n, double *out) {
     float ms;
-    CU(cuGraphLaunch(graph, t->stream));
     CU(cuEventRecord(t->before, t->stream));
     for (int i = 0; i < n; i++)
         CU(cuGraphLaunch(graph, t->stream));
@@ -345,9 +345,20 @@ static status time_graph(cuda_target *t, cu_handle graph, int n, double *out) {
     return OK;
 }
 
+static status time_graph(cuda_target *t, cu_handle graph, int rounds, double *seconds) {
+    double once = 0;
+    CU(cuGraphLaunch(graph, t->stream));
+    TRY(time_round(t, graph, 1, &once));
+    int n = target_calls(once);
+    for (int i = 0; i < rounds; i++)
+        TRY(time_round(t, graph, n, &seconds[i]));
+    return OK;
+}
+
 /* A plan runs as one CUDA graph: launches cost the device's time, not the host's.  A first call
  * outside makes whatever the plan allocates. */
-static status time_calls(target *base, status (*run)(void *ctx), void *ctx, int n, double *out) {
+static status time_calls(target *base, status (*run)(void *ctx), void *ctx, int rounds,
+                         double *seconds) {
     cuda_target *t = (cuda_target *)base;
     cu_handle graph = NULL, ready = NULL;
     TRY(run(ctx));
@@ -357,7 +368,7 @@ static status time_calls(target *base, status (*run)(void *ctx), void *ctx, int 
     status ended = check(cu.cuStreamEndCapture(t->stream, &graph), "the capture of a plan");
     if (st == OK) st = ended;
     if (st == OK) st = check(cu.cuGraphInstantiateWithFlags(&ready, graph, 0), "a graph");
-    if (st == OK) st = time_graph(t, ready, n, out);
+    if (st == OK) st = time_graph(t, ready, rounds, seconds);
     if (ready != NULL) (void)cu.cuGraphExecDestroy(ready);
     if (graph != NULL) (void)cu.cuGraphDestroy(graph);
     return st;
@@ -365,11 +376,10 @@ static status time_calls(target *base, status (*run)(void *ctx), void *ctx, int 
 
 static void destroy(target *base) {
     cuda_target *t = (cuda_target *)base;
-    backend_destroy(t->base.be);
-    backend_destroy(t->base.memory_be);
+    if (t->is_owner) backend_destroy(t->base.be);
     if (t->before != NULL) (void)cu.cuEventDestroy_v2(t->before);
     if (t->after != NULL) (void)cu.cuEventDestroy_v2(t->after);
-    if (t->stream != NULL) (void)cu.cuStreamDestroy_v2(t->stream);
+    if (t->has_stream) (void)cu.cuStreamDestroy_v2(t->stream);
     if (t->has_context) (void)cu.cuDevicePrimaryCtxRelease_v2(t->device);
     mem_free(t);
 }
@@ -387,7 +397,6 @@ static status open_device(cuda_target *t, int ordinal) {
         return fail(ERR_DEVICE, "%s has compute capability %d.%d; 8.0 is needed", t->name,
                     t->sm / 10, t->sm % 10);
     t->base.shared_limit = attribute(t, DEVICE_SHARED_OPT_IN);
-    CU(cuStreamCreate(&t->stream, STREAM_NON_BLOCKING));
     CU(cuEventCreate(&t->before, 0));
     CU(cuEventCreate(&t->after, 0));
     if (cu.nvrtcVersion(&major, &minor) != 0) major = minor = 0;
@@ -395,20 +404,27 @@ static status open_device(cuda_target *t, int ordinal) {
     return OK;
 }
 
-/* The hand-written attention runs on our stream; its masks are made by a backend that owns memory.
- * A build without CUDA has neither. */
-static void open_backends(cuda_target *t, int ordinal, act_type act) {
-    cuda_options own = {.device = ordinal}, guest = {.device = ordinal, .is_guest = true};
-    cuda_visit visit = {.stream = t->stream, .act = act};
-    status st = backend_create_cuda(&t->base.memory_be, &own);
-    if (st == OK) st = backend_create_cuda(&t->base.be, &guest);
-    if (st == OK) st = backend_visit_cuda(t->base.be, &visit);
-    if (st == OK) return;
-    backend_destroy(t->base.be);
-    t->base.be = NULL;
+/* Kernels run on the backend's stream, in order with its ops.  A build without CUDA has no backend:
+ * then generated kernels run on a stream of their own, and nothing else. */
+static status open_stream(cuda_target *t, int ordinal, act_type act) {
+    cuda_options own = {.device = ordinal};
+    backend *be = t->base.be;
+    if (be == NULL && backend_create_cuda(&be, &own) == OK) {
+        t->is_owner = true;
+        t->base.be = be;
+        TRY(be->ops->set_precision(be, act, false));
+    }
+    if (be != NULL) {
+        t->stream = be->ops->stream(be);
+        return OK;
+    }
+    CU(cuStreamCreate(&t->stream, STREAM_NON_BLOCKING));
+    t->has_stream = true;
+    return OK;
 }
 
-status target_create_cuda(target **out, int device, act_type act, const kernel_cache *cache) {
+static status create(target **out, backend *be, int device, act_type act,
+                     const kernel_cache *cache) {
     cuda_target *t;
     *out = NULL;
     TRY(open_driver());
@@ -418,6 +434,7 @@ status target_create_cuda(target **out, int device, act_type act, const kernel_c
     t->base = (target){.name = t->name,
                        .is_cuda = true,
                        .act = act,
+                       .be = be,
                        .compile = compile,
                        .release = release,
                        .facts = facts,
@@ -431,10 +448,21 @@ status target_create_cuda(target **out, int device, act_type act, const kernel_c
                        .time = time_calls,
                        .destroy = destroy};
     status st = open_device(t, device);
-    if (st == OK) open_backends(t, device, act);
+    if (st == OK) st = open_stream(t, device, act);
     if (st == OK)
         *out = &t->base;
     else
         destroy(&t->base);
     return st;
+}
+
+status target_create_cuda(target **out, int device, act_type act, const kernel_cache *cache) {
+    return create(out, NULL, device, act, cache);
+}
+
+status target_create_cuda_on(target **out, backend *be, const kernel_cache *cache) {
+    int device = 0;
+    if (sscanf(be->name, "cuda:%d", &device) != 1)
+        return fail(ERR_DEVICE, "'%s' is not the name of a GPU", be->name);
+    return create(out, be, device, be->act, cache);
 }

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""The PyTorch side of `hstu tune --layer bert`: one BERT layer of width 12 x 64 in eager mode and compiled.
+
+Usage: bench/peers/layer_torch.py [--dtype float16] [--rounds N] [--wait FILE] B,S,MASK[,BITS] ...
+MASK is `none` or the name of a mask whose bits (safetensors, `hstu mask show MASK --n S --bits FILE`) are BITS.
+Everything is compiled first; with --wait the timing begins when FILE exists, so that another program can be measured
+in between.  Prints a JSON line for each shape and way: milliseconds of a layer, timed as hstu times a plan: a graph of
+the layer is replayed for about 2 ms between two events, median of such rounds.
+"""
+import argparse
+import json
+import os
+import time
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+from encode_torch import Layer, read_bits
+
+def ways_of(b, s, bits, layer, dtype):
+    x = torch.randn(b, s, 768, device="cuda", dtype=dtype)
+    dense = read_bits(bits).view(1, 1, s, s).cuda() if bits else None
+    ways = {"eager": lambda: layer(x, dense)}
+    compiled = torch.compile(layer, dynamic=False)
+    ways["compile"] = lambda: compiled(x, dense)
+    if bits:
+        table = dense[0, 0]
+        block = create_block_mask(lambda b, h, q, k: table[q, k], None, None, s, s, device="cuda")
+        flex = torch.compile(layer, dynamic=False)
+        ways["compile+flex"] = lambda: flex(x, block)
+    return ways
+
+
+def record(f):
+    for _ in range(3):
+        f()
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g):
+        f()
+    return g
+
+
+def between(g, n):
+    """Milliseconds of a replay, of n one after the other."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(n):
+        g.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / n
+
+
+def timed(g, rounds):
+    between(g, 1)
+    once = between(g, 1)
+    n = 1 if once > 2 else int(2 / once) + 1
+    return sorted(between(g, n) for _ in range(rounds))[rounds // 2]
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("shape", nargs="+")
+    p.add_argument("--dtype", default="float16")
+    p.add_argument("--rounds", type=int, default=9)
+    p.add_argument("--wait")
+    a = p.parse_args()
+    torch.manual_seed(1)
+    dtype, graphs = getattr(torch, a.dtype), []
+    with torch.inference_mode():
+        layer = Layer(768, 12).to("cuda", dtype).eval()
+        for shape in a.shape:
+            b, s, mask, *bits = shape.split(",")
+            torch._dynamo.reset()
+            for name, f in ways_of(int(b), int(s), bits[0] if bits else None, layer, dtype).items():
+                start = time.time()
+                graphs.append((int(b), int(s), mask, name, f, record(f), time.time() - start))
+        print(json.dumps({"peer": "ready"}), flush=True)
+        while a.wait and not os.path.exists(a.wait):
+            time.sleep(0.05)
+        for b, s, mask, name, _, g, seconds in graphs:  # _ keeps its tensors
+            print(json.dumps({"peer": f"torch {torch.__version__} {name}", "layer": [b, s, 12, 64], "dtype": a.dtype,
+                              "mask": mask, "ms": round(timed(g, a.rounds), 4), "compile_s": round(seconds, 1)}),
+                  flush=True)
+
+
+main()

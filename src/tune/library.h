@@ -1,0 +1,47 @@
+/* The ops of the backend as kernels of a plan: products by cuBLASLt on a GPU and by the panels of
+ * src/cpu on the CPU, with what their epilogues can take over, and LayerNorm after a bias and a
+ * residual.  They are further choices beside the tile parameters of a generated kernel:
+ *
+ *     product, + bias, + residual, then gelu, silu or relu, then a split
+ *     (+ bias) (+ residual), LayerNorm
+ *
+ * LIBRARY_FAST_GELU is a product whose own epilogue computes gelu, by tanh: in 16 bits its
+ * difference from erf is about that of rounding, and it saves a pass over memory.  Searches take it
+ * only where a plan with it passes the check. */
+#ifndef HSTU_TUNE_LIBRARY_H
+#define HSTU_TUNE_LIBRARY_H
+
+#include "tune/emit.h"
+#include "tune/target.h"
+
+/* A jagged batch as the ops of the backend see it. */
+typedef struct layer_batch {
+    const chain *c;
+    chain_shape shape;
+    attend_kind attend;
+    mask_view mask; /* of ATTEND_BYTES, for the hand-written attention */
+    float eps;
+} layer_batch;
+
+/* Weights of the products as the backend packs them, by operator; the caller's. */
+typedef struct library {
+    void *packed[CHAIN_OPS];
+} library;
+
+/* Whether operators first..last can be that choice, on this target. */
+bool library_fits(const target *t, const chain *c, int first, int last, library_choice choice);
+
+/* Packs the weights of operator `op`, a product: w (n_out, n_in) and the bias that joins it,
+ * float32 in the target's memory; bias may be NULL. */
+status library_pack(library *l, target *t, const chain *c, const chain_shape *shape, int op,
+                    const float *w, const float *bias);
+void library_fini(library *l, target *t);
+
+/* The tensor of the bias that the library's epilogue adds to product `op`; -1: none. */
+int library_bias(const chain *c, int op);
+
+/* Launches operators first..last, which fit. */
+status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
+                      int first, int last, library_choice choice);
+
+#endif
