@@ -1,12 +1,12 @@
 /* Records of other programs: written, read, cut short, changed. */
-#include "profile/record_file.h"
+#include "profile/profile_load.h" /* first: ops have a parameter of the name span */
 
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
 #include "oom.h"
-#include "profile/profile_load.h"
+#include "profile/record_file.h"
 #include "profile/tables.h"
 #include "test.h"
 

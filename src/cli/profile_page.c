@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "cli/show.h"
 #include "profile/gaps.h"
+#include "profile/launches.h"
 #include "profile/tables.h"
 #include "train/page.h"
 
@@ -244,6 +245,7 @@ static status put_page(const profile *p, buf *out) {
     TRY(put_tiles(p, &g, out));
     buf_init(&advice);
     status st = gpu_idle_advice(&g, &advice);
+    if (st == OK) st = launches_advice(r, &advice);
     if (st == OK && advice.n_bytes > 0) st = page_text(out, buf_str(&advice), "p");
     buf_fini(&advice);
     TRY(st);
@@ -251,6 +253,7 @@ static status put_page(const profile *p, buf *out) {
     if (g.span_ns > 0) TRY(put_gaps(&g, r, out));
     TRY(put_table(r, REPORT_OPS, out));
     TRY(put_table(r, REPORT_KERNELS, out));
+    TRY(put_table(r, REPORT_LAUNCHES, out));
     TRY(put_table(r, REPORT_COPIES, out));
     return page_close(out);
 }

@@ -9,6 +9,7 @@
 #include "cli/profile_page.h"
 #include "cli/show.h"
 #include "profile/gaps.h"
+#include "profile/launches.h"
 #include "profile/tables.h"
 #include "profile/trace.h"
 
@@ -96,6 +97,7 @@ static status tell_idle(const recorder *r) {
                      gap_cause_name((gap_cause)i));
     buf_init(&text);
     status st = gpu_idle_advice(&g, &text);
+    if (st == OK) st = launches_advice(r, &text);
     if (st == OK && text.n_bytes > 0) log_info("%.*s", (int)text.n_bytes - 1, buf_str(&text));
     buf_fini(&text);
     return st;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "profile/launches.h"
 
 /* The values of nsys' summaries: a share, the sum, how many, and how they are spread. */
 #define SUMMARY(count, name)                                                                       \
@@ -68,6 +69,8 @@ static const struct {
                       1 << SPAN_COPY | 1 << SPAN_SET, COLUMNS(byte_columns)},
     [REPORT_GPU] = {"cuda_gpu_sum", "CUDA GPU Summary (Kernels/MemOps)", LOOKS_NSYS,
                     1 << SPAN_KERNEL | 1 << SPAN_COPY | 1 << SPAN_SET, COLUMNS(gpu_columns)},
+    [REPORT_LAUNCHES] = {"cuda_kern_launch", "CUDA Kernel Launches (the longest one of each)",
+                         LOOKS_NSYS, 1 << SPAN_KERNEL, LAUNCH_COLUMNS, N_LAUNCH_COLUMNS},
     [REPORT_OPS] = {"key_averages", "Ranges and ops", LOOKS_TORCH, 1 << SPAN_RANGE | 1 << SPAN_OP,
                     COLUMNS(host_columns)},
 };
@@ -189,7 +192,9 @@ status profile_table_make(profile_table *out, const recorder *r, report_kind kin
                            .columns = reports[kind].columns,
                            .n_columns = reports[kind].n_columns};
     status st = kind == REPORT_OPS ? average(out, r)
-                                   : summarise(out, r, reports[kind].kinds, kind == REPORT_BYTES);
+                : kind == REPORT_LAUNCHES
+                    ? launches_fill(out, r)
+                    : summarise(out, r, reports[kind].kinds, kind == REPORT_BYTES);
     if (st == OK)
         st = profile_table_sort(out, kind != REPORT_OPS ? "total_time"
                                      : out->gpu_ns > 0  ? "self_cuda_time_total"

@@ -11,7 +11,9 @@ typedef enum {
     COLUMN_NS,
     COLUMN_MB,
     COLUMN_COUNT,
-    COLUMN_TIME, /* "1.234ms": us, ms or s */
+    COLUMN_TIME,   /* "1.234ms": us, ms or s */
+    COLUMN_NUMBER, /* with two decimals */
+    COLUMN_TEXT,   /* its number in a row's texts */
     COLUMN_NAME
 } column_kind;
 
@@ -21,10 +23,11 @@ typedef struct profile_column {
     int value; /* its number in a row's values */
 } profile_column;
 
-enum { PROFILE_MAX_COLUMNS = 14 };
+enum { PROFILE_MAX_COLUMNS = 16 };
 
 typedef struct profile_row {
     double value[PROFILE_MAX_COLUMNS];
+    char text[3][36];
     const char *name; /* of the recorder */
 } profile_row;
 
@@ -43,12 +46,13 @@ typedef struct profile_table {
 
 /* The reports in order; those without rows have n_rows 0. */
 typedef enum {
-    REPORT_KERNELS, /* cuda_gpu_kern_sum */
-    REPORT_CALLS,   /* cuda_api_sum */
-    REPORT_COPIES,  /* cuda_gpu_mem_time_sum */
-    REPORT_BYTES,   /* cuda_gpu_mem_size_sum */
-    REPORT_GPU,     /* cuda_gpu_sum: kernels and copies */
-    REPORT_OPS,     /* key_averages */
+    REPORT_KERNELS,  /* cuda_gpu_kern_sum */
+    REPORT_CALLS,    /* cuda_api_sum */
+    REPORT_COPIES,   /* cuda_gpu_mem_time_sum */
+    REPORT_BYTES,    /* cuda_gpu_mem_size_sum */
+    REPORT_GPU,      /* cuda_gpu_sum: kernels and copies */
+    REPORT_LAUNCHES, /* cuda_kern_launch: how kernels were launched; occupancy */
+    REPORT_OPS,      /* key_averages */
     N_REPORTS
 } report_kind;
 

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "profile/tables.h"
 
-enum { CELL_BYTES = 256, TORCH_NAME_WIDTH = 55, TORCH_WIDTH = 12 };
+enum { CELL_BYTES = RECORDER_NAME_BYTES + 64, TORCH_NAME_WIDTH = 55, TORCH_WIDTH = 12 };
 
 static size_t n_shown(const profile_table *t, int64_t row_limit) {
     return row_limit >= 0 && (size_t)row_limit < t->n_rows ? (size_t)row_limit : t->n_rows;
@@ -44,7 +44,7 @@ static bool is_whole(const profile_column *c) {
 }
 
 static void cell(char out[CELL_BYTES], const profile_table *t, const profile_row *row, int i) {
-    double value = row->value[t->columns[i].value];
+    double value = row->value[t->columns[i].value]; /* of no meaning for texts */
     switch (t->columns[i].kind) {
     case COLUMN_NAME:
         if (t->looks == LOOKS_TORCH && strlen(row->name) > TORCH_NAME_WIDTH)
@@ -60,6 +60,12 @@ static void cell(char out[CELL_BYTES], const profile_table *t, const profile_row
         break;
     case COLUMN_TIME:
         scaled_time(out, value);
+        break;
+    case COLUMN_NUMBER:
+        snprintf(out, CELL_BYTES, "%.2f", value);
+        break;
+    case COLUMN_TEXT:
+        snprintf(out, CELL_BYTES, "%s", row->text[t->columns[i].value]);
         break;
     case COLUMN_COUNT:
     case COLUMN_NS:
@@ -134,7 +140,10 @@ status profile_table_text(const profile_table *t, int64_t row_limit, buf *out) {
 
 /* Numbers as they are, times in nanoseconds. */
 static status csv_cell(const profile_table *t, const profile_row *row, int c, buf *out) {
-    if (t->columns[c].kind == COLUMN_NAME) return csv_put_field(out, row->name, strlen(row->name));
+    const char *text = t->columns[c].kind == COLUMN_NAME   ? row->name
+                       : t->columns[c].kind == COLUMN_TEXT ? row->text[t->columns[c].value]
+                                                           : NULL;
+    if (text != NULL) return csv_put_field(out, text, strlen(text));
     return buf_printf(out, "%.15g", row->value[t->columns[c].value]);
 }
 
@@ -169,6 +178,8 @@ status profile_table_json(const profile_table *t, int64_t row_limit, buf *out) {
                      t->columns[c].kind == COLUMN_TIME ? " (ns)" : "");
             if (t->columns[c].kind == COLUMN_NAME)
                 json_key_string(&w, title, t->rows[i].name);
+            else if (t->columns[c].kind == COLUMN_TEXT)
+                json_key_string(&w, title, t->rows[i].text[t->columns[c].value]);
             else
                 json_key_double(&w, title, t->rows[i].value[t->columns[c].value]);
         }

@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "profile/occupancy.h"
 
 /* Written piece by piece: a trace may be larger than memory should be. */
 typedef struct writer {
@@ -68,6 +69,15 @@ static void put_triple(json_writer *j, const char *key, const int32_t v[3]) {
     json_array_close(j);
 }
 
+static void put_occupancy(json_writer *j, const gpu_facts *g, const span_launch *l) {
+    if (g == NULL) return;
+    occupancy o = occupancy_find(g, l);
+    json_key_int(j, "blocks per SM", o.blocks);
+    json_key_int(j, "warps per SM", o.warps);
+    json_key_double(j, "theoretical occupancy %", 100 * o.share);
+    json_key_string(j, "limited by", occupancy_limit_name(o.limit));
+}
+
 static void put_args(json_writer *j, const recorder *r, const span *s) {
     json_key(j, "args");
     json_object_open(j);
@@ -87,6 +97,7 @@ static void put_args(json_writer *j, const recorder *r, const span *s) {
         json_key_int(j, "registers per thread", l->registers);
         json_key_int(j, "shared memory", (int64_t)l->static_shared + l->dynamic_shared);
         json_key_int(j, "local memory per thread", l->local);
+        put_occupancy(j, recorder_gpu(r, s->device), l);
     }
     json_object_close(j);
 }
