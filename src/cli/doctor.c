@@ -21,6 +21,7 @@
 #include "base/machine.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/doctor_find.h"
 #include "cli/json_line.h"
 #include "dist/mpi.h"
 #include "dist/ranks.h"
@@ -53,11 +54,12 @@ typedef struct diagnosis {
     char cuda_version[32], xgboost_version[32], nvrtc_version[32], compiler_version[160];
     bool has_ranks; /* two of them have just worked together */
     char ranks[256];
+    findings found;
+    unsigned purposes; /* what it was asked for; 0: in general */
+    bool has_memory;   /* enough of it */
     bool is_fit;
-    char verdict[160];
+    char verdict[512];
 } diagnosis;
-
-static const char *const later = "NCCL";
 
 static void cuda_version_text(char *text, size_t n, int version) {
     snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
@@ -138,11 +140,54 @@ static int n_fit_devices(const diagnosis *d) {
     return n;
 }
 
+static const struct {
+    const char *name;
+    unsigned purpose;
+} purposes[] = {
+    {"train", FOR_TRAIN}, {"serve", FOR_SERVE}, {"ranks", FOR_RANKS}, {"encode", FOR_ENCODE}};
+enum { N_PURPOSES = sizeof purposes / sizeof purposes[0] };
+
+static status read_purpose(const char *text, unsigned *out) {
+    *out = 0;
+    for (int i = 0; text != NULL && i < N_PURPOSES; i++)
+        if (strcmp(text, purposes[i].name) == 0) *out = purposes[i].purpose;
+    if (text == NULL || *out != 0) return OK;
+    return fail(ERR_USAGE, "--for %.40s: train, serve, ranks or encode", text);
+}
+
+/* What is needed for one purpose alone, and is not a finding of its own. */
+static void need(diagnosis *d) {
+    findings *f = &d->found;
+    if (http_library_version() == NULL && (d->purposes & FOR_SERVE) != 0) {
+        f->section = SECTION_LIBRARIES;
+        finding_remedy(
+            findings_add(f, FOUND_LACK, "serving", "this build cannot: no libmicrohttpd"),
+            FOR_SERVE, "apt-get install libmicrohttpd-dev, then make");
+    }
+    if (!d->has_ranks && (d->purposes & FOR_RANKS) != 0) {
+        f->section = SECTION_MACHINE;
+        finding_remedy(findings_add(f, FOUND_TROUBLE, "ranks", "two cannot work together"),
+                       FOR_RANKS, "see the line above; /dev/shm and permission to fork are needed");
+    }
+}
+
+/* The first thing that makes the machine unfit for what was asked for; or NULL. */
+static const finding *find_obstacle(const diagnosis *d) {
+    for (int i = 0; i < d->found.n; i++)
+        if ((d->found.all[i].unfit_for & d->purposes) != 0) return &d->found.all[i];
+    return NULL;
+}
+
 static void judge(diagnosis *d) {
     uint64_t memory = usable_memory(&d->host);
     int n_gpus = n_fit_devices(d);
-    d->is_fit = memory == 0 || memory >> 20 >= MIN_MEMORY_MIB;
-    if (!d->is_fit)
+    const finding *obstacle = find_obstacle(d);
+    d->has_memory = memory == 0 || memory >> 20 >= MIN_MEMORY_MIB;
+    d->is_fit = d->has_memory && obstacle == NULL;
+    if (obstacle != NULL)
+        snprintf(d->verdict, sizeof d->verdict, "no, %s: %.200s; %.200s", obstacle->name,
+                 obstacle->text, obstacle->remedy);
+    else if (!d->is_fit)
         snprintf(d->verdict, sizeof d->verdict,
                  "no, %llu MiB of memory is too little (%d are needed)",
                  (unsigned long long)(memory >> 20), MIN_MEMORY_MIB);
@@ -192,13 +237,17 @@ static void test_ranks(diagnosis *d) {
         snprintf(d->ranks, sizeof d->ranks, "two cannot work together: %s", status_reason());
 }
 
-static status examine(diagnosis *d) {
+static status examine(diagnosis *d, unsigned wanted) {
     memset(d, 0, sizeof *d);
+    d->purposes = wanted;
     test_ranks(d); /* first: it forks */
     machine_ask(&d->host);
     device_driver_ask(&d->driver);
     TRY(device_list(d->device, MAX_DEVICES, &d->n_devices));
     ask_libraries(d);
+    doctor_ask_host(&d->found);
+    doctor_ask_gpus(&d->found);
+    need(d);
     judge(d);
     return OK;
 }
@@ -217,6 +266,19 @@ static void print_row(mark m, const char *what, const char *text) {
 static void print_title(const char *title) {
     bool has_colour = env_wants_colour(STDOUT_FILENO);
     printf("\n%s%s%s\n", has_colour ? "\033[1m" : "", title, has_colour ? "\033[0m" : "");
+}
+
+/* A remedy stands under its line. */
+static void print_findings(const diagnosis *d, found_section section) {
+    char text[600];
+    for (int i = 0; i < d->found.n; i++) {
+        const finding *f = &d->found.all[i];
+        if (f->section != section) continue;
+        bool has_remedy = f->remedy[0] != '\0';
+        snprintf(text, sizeof text, "%s%s%*s%s", f->text, has_remedy ? "\n" : "",
+                 has_remedy ? 19 : 0, "", f->remedy);
+        print_row((mark)f->state, f->name, text);
+    }
 }
 
 static double gib(uint64_t bytes) {
@@ -241,8 +303,9 @@ static void print_machine(const diagnosis *d) {
                  gib(m->available_bytes));
     if (m->limit_bytes > 0)
         snprintf(text + n, sizeof text - (size_t)n, ", limited to %.1f GiB", gib(m->limit_bytes));
-    print_row(d->is_fit ? HAVE : TROUBLE, "memory", text);
+    print_row(d->has_memory ? HAVE : TROUBLE, "memory", text);
     print_row(d->has_ranks ? HAVE : TROUBLE, "ranks", d->ranks);
+    print_findings(d, SECTION_MACHINE);
 }
 
 static void print_gpus(const diagnosis *d) {
@@ -267,6 +330,7 @@ static void print_gpus(const diagnosis *d) {
             gib(g->free_bytes), driver, g->sm < DEVICE_MIN_SM ? "; too old: SM 8.0 is needed" : "");
         print_row(g->sm >= DEVICE_MIN_SM ? HAVE : TROUBLE, what, text);
     }
+    print_findings(d, SECTION_GPU);
 }
 
 static void print_libraries(const diagnosis *d) {
@@ -281,7 +345,7 @@ static void print_libraries(const diagnosis *d) {
                      d->is_run_time[i] ? "not found" : "not in this build", l->adds, "", l->remedy);
         print_row(l->version != NULL ? HAVE : LACK, l->name, text);
     }
-    printf("\nNot used yet, so not looked for: %s.\n", later);
+    print_findings(d, SECTION_LIBRARIES);
 }
 
 static void write_machine(json_writer *w, const machine *m) {
@@ -340,6 +404,23 @@ static void write_libraries(json_writer *w, const diagnosis *d) {
     json_array_close(w);
 }
 
+static void write_findings(json_writer *w, const findings *f) {
+    static const char *const sections[] = {"machine", "gpu", "libraries"};
+    static const char *const states[] = {"ok", "missing", "trouble"};
+    json_key(w, "checks");
+    json_array_open(w);
+    for (int i = 0; i < f->n; i++) {
+        json_object_open(w);
+        json_key_string(w, "section", sections[f->all[i].section]);
+        json_key_string(w, "name", f->all[i].name);
+        json_key_string(w, "state", states[f->all[i].state]);
+        json_key_string(w, "text", f->all[i].text);
+        json_key_string(w, "remedy", f->all[i].remedy);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
 static status print_json(const diagnosis *d) {
     json_line line;
     json_writer *w = json_line_open(&line);
@@ -347,35 +428,52 @@ static status print_json(const diagnosis *d) {
     json_key_string(w, "products", backend_cpu_products());
     write_gpus(w, d);
     write_libraries(w, d);
+    write_findings(w, &d->found);
     json_key_bool(w, "ranks", d->has_ranks);
     json_key_bool(w, "fit", d->is_fit);
     json_key_string(w, "verdict", d->verdict);
     return json_line_print(&line);
 }
 
+/* The verdict is the last line; with --for a machine that is unfit is a failure as well. */
+static status give_verdict(const diagnosis *d, bool is_json) {
+    if (!is_json) printf("\nfit: %s\n", d->verdict);
+    if (d->purposes == 0 || d->is_fit) return OK;
+    return fail(ERR_UNSUPPORTED, "this machine is not fit: %s", d->verdict + strlen("no, "));
+}
+
 status cmd_doctor(int argc, char **argv) {
     static bool is_json;
+    static const char *wanted;
     static const arg_option options[] = {
+        {"--for", ARG_TEXT, &wanted, "WHAT",
+         "train, serve, ranks or encode: exit code 1 where this machine is unfit for it.", 0, 0},
         {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object instead of the table.", 0, 0},
         {0},
     };
-    static const arg_spec spec = {"hstu doctor [--json]",
-                                  "Tells what this machine has (cores, SIMD, memory, "
-                                  "GPUs, libraries), what each miss "
-                                  "would add and how to get it, and whether hstu can run here.",
-                                  options,
-                                  0,
-                                  0,
-                                  NULL};
+    static const arg_spec spec = {
+        "hstu doctor [--json] [--for WHAT]",
+        "Tells what this machine has (cores, SIMD, memory, disk, limits, GPUs with their clocks, "
+        "errors and measured bandwidth, libraries), what each miss would add and how to get it, "
+        "and "
+        "whether hstu can run here.",
+        options,
+        0,
+        0,
+        NULL};
     static diagnosis d;
     bool is_help;
+    unsigned what;
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
-    TRY(examine(&d));
-    if (is_json) return print_json(&d);
+    TRY(read_purpose(wanted, &what));
+    TRY(examine(&d, what));
+    if (is_json) {
+        TRY(print_json(&d));
+        return give_verdict(&d, true);
+    }
     print_machine(&d);
     print_gpus(&d);
     print_libraries(&d);
-    printf("\nfit: %s\n", d.verdict);
-    return OK;
+    return give_verdict(&d, false);
 }
