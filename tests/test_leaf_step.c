@@ -29,6 +29,7 @@ typedef struct job {
     const char *folder; /* of the data */
     int n_threads;
     train_options options;
+    bool is_as_gpu;         /* sums are made as on a GPU in deterministic mode */
     int kill_rank, kill_ms; /* which rank dies after so many milliseconds; -1: none */
 } job;
 
@@ -46,6 +47,7 @@ static status train_rank(const job *j, transport *t) {
     status st = top_open_on(&top, j->folder, j->gin, j->set, j->n_set, j->n_threads);
     if (st == OK && t != NULL) st = comm_create_host(&c, top.be, t);
     top.session.comm = c;
+    top.session.has_fixed_leaves = j->is_as_gpu;
     if (st == OK) st = trainer_run(&top.session, &j->options);
     comm_destroy(c);
     top_close(&top);
@@ -111,8 +113,9 @@ static void compare_grads(const bench_top *a, const bench_top *b) {
 /* Leaves change the order of sums and nothing else: gradients, marks and losses are those of a pass
  * over the whole batch, but for rounding; of two batches, too. */
 TEST(leaf_step_sums_to_the_gradient_of_the_batch) {
-    static const char *const gins[] = {retrieval_gin, ranking_gin, in_batch_gin};
-    for (int g = 0; g < 3; g++) {
+    static const char *const gins[] = {retrieval_gin, ranking_gin, in_batch_gin, retrieval_gin,
+                                       ranking_gin};
+    for (int g = 0; g < 5; g++) {
         bench_top a, b;
         batcher *batches, *same;
         leaf_step *l;
@@ -122,6 +125,7 @@ TEST(leaf_step_sums_to_the_gradient_of_the_batch) {
         model_step at = {.seed = 5, .step = 2, .grad_scale = 0.25f};
         open_step(&a, &batches, gins[g]);
         open_step(&b, &same, gins[g]);
+        b.session.has_fixed_leaves = g > 2;
         CHECK_OK(leaf_step_create(&l, &b.session));
         CHECK(l != NULL);
         for (int i = 0; i < 3; i++) {
@@ -148,25 +152,34 @@ TEST(leaf_step_sums_to_the_gradient_of_the_batch) {
     }
 }
 
-/* A run in this process, then on several ranks with one and with several threads. */
-static void check_same(const char *gin, const char *const *set, size_t n_set, int64_t max_steps,
-                       const char *table) {
-    static const int sizes[] = {2, 3, 4, 8};
+/* A run in this process, then on several ranks with one and with several threads.  Where sums are
+ * made as on a GPU, the number of ranks is a power of two. */
+static void check_same_as(const char *gin, const char *const *set, size_t n_set, int64_t max_steps,
+                          const char *table, bool is_as_gpu) {
+    static const int any[] = {2, 3, 4, 8}, powers[] = {2, 4, 8};
+    const int *sizes = is_as_gpu ? powers : any;
     char one[512], many[512];
-    snprintf(one, sizeof one, "%s/one", test_folder());
+    snprintf(one, sizeof one, "%s/one%d", test_folder(), is_as_gpu);
     job j = job_make(gin, one, max_steps);
+    j.is_as_gpu = is_as_gpu;
     j.set = set;
     j.n_set = n_set;
     if (table != NULL) j.folder = data_folder();
     CHECK_OK(train_on(&j, 0));
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        snprintf(many, sizeof many, "%s/many%d", test_folder(), sizes[i]);
+    for (int i = 0; i < (is_as_gpu ? 3 : 4); i++) {
+        snprintf(many, sizeof many, "%s/many%d%d", test_folder(), sizes[i], is_as_gpu);
         j.options.run = many;
         j.n_threads = 1 + sizes[i] % 2;
         CHECK_OK(train_on(&j, sizes[i]));
         CHECK(same_run(one, many));
         if (table != NULL) CHECK(same_file(one, many, table));
     }
+}
+
+static void check_same(const char *gin, const char *const *set, size_t n_set, int64_t max_steps,
+                       const char *table) {
+    check_same_as(gin, set, n_set, max_steps, table, false);
+    check_same_as(gin, set, n_set, max_steps, table, true);
 }
 
 TEST(leaf_step_same_bits_retrieval) {

@@ -109,6 +109,29 @@ env_launcher env_launched_by(void) {
     return LAUNCHER_NONE;
 }
 
+const char *env_python_folder(void) {
+    const char *text = getenv("VIRTUAL_ENV");
+    return text != NULL ? text : getenv("CONDA_PREFIX");
+}
+
+const char *env_home(void) {
+    return getenv("HOME");
+}
+
+const char *env_visible_gpus(void) {
+    return getenv("CUDA_VISIBLE_DEVICES");
+}
+
+void env_share_gpu(int rank, bool has_setting) {
+    const char *nodes = getenv("HSTU_NCCL_NODES");
+    char name[32];
+    snprintf(name, sizeof name, "hstu-rank-%d", rank);
+    if (has_setting && (nodes == NULL || strcmp(nodes, "1") != 0))
+        setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
+    else
+        setenv("NCCL_HOSTID", name, 0);
+}
+
 bool env_wants_colour(int fd) {
     const char *term = getenv("TERM");
     return getenv("NO_COLOR") == NULL && isatty(fd) && term != NULL && strcmp(term, "dumb") != 0;

@@ -7,7 +7,10 @@
  * HSTU_XGBOOST  the path of libxgboost.so, where it is not found by itself
  * HSTU_CUPTI    the path of libcupti.so, where it is not found by itself
  * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL  set by 'hstu profile' for the programs it starts
- * XDG_CACHE_HOME, HOME  where compiled kernels are kept */
+ * XDG_CACHE_HOME, HOME  where compiled kernels are kept
+ * HSTU_NCCL_NODES  1: ranks that share a GPU talk as if each were a machine of its own (for tests)
+ * VIRTUAL_ENV, CONDA_PREFIX, HOME  where Python's packages may hold NCCL
+ * CUDA_VISIBLE_DEVICES  tells ranks on one GPU from ranks on several */
 #ifndef HSTU_BASE_ENV_H
 #define HSTU_BASE_ENV_H
 
@@ -54,6 +57,15 @@ status env_threads_of(int n_processes, int *out);
  * mpirun, or srun with PMIx; torchrun, or what sets the same variables. */
 typedef enum { LAUNCHER_NONE, LAUNCHER_MPI, LAUNCHER_TORCHRUN } env_launcher;
 env_launcher env_launched_by(void);
+
+/* The folder of the Python environment that is active, or NULL; HOME; the GPUs that CUDA shows. */
+const char *env_python_folder(void);
+const char *env_home(void);
+const char *env_visible_gpus(void);
+
+/* Tells NCCL that this rank shares its GPU with others, before it starts: by its own setting, or
+ * by the name of a machine of its own for each rank.  What the user has set stays. */
+void env_share_gpu(int rank, bool has_setting);
 
 /* Colours are wanted on this file descriptor: it is a terminal, TERM is not dumb, NO_COLOR unset.
  */

@@ -222,7 +222,7 @@ static status run(eval_args *a) {
     TRY(checkpoint_choose(a->path, a->checkpoint, folder));
     TRY(checkpoint_read_origin(&origin, folder));
     TRY(choose_split(a, &origin));
-    TRY(work_open_as(&w, a->data, a->device, &(work_options){.ranks = a->ranks}));
+    TRY(work_open_as(&w, a->data, a->device, &(work_options){.ranks = a->ranks, .nccl = "off"}));
     status st = check_users(a, &origin, &w);
     if (st == OK) st = join_test(a, folder, &w);
     if (st == OK) st = trained_open(&t, folder, work_data(&w), w.be, 0);

@@ -6,6 +6,7 @@
 
 #include "base/env.h"
 #include "base/log.h"
+#include "dist/nccl.h"
 #include "ops/device.h"
 #include "profile/profiler.h"
 
@@ -40,7 +41,8 @@ status work_open_as(work *w, const char *data, const char *device, const work_op
     *w = (work){0};
     status st = open_backend(w, device, o);
     if (st == OK) st = profiler_watch(&w->be);
-    if (st == OK && o->ranks != NULL) st = comm_create_host(&w->comm, w->be, o->ranks);
+    rank_options how = {.nccl = o->nccl, .is_deterministic = o->is_deterministic};
+    if (st == OK && o->ranks != NULL) st = comm_create_ranks(&w->comm, w->be, o->ranks, &how);
     if (st == OK && data != NULL) st = seq_file_open(&w->data, data, w->workers);
     if (st != OK) work_close(w);
     return st;

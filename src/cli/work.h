@@ -22,6 +22,11 @@ typedef struct work {
 /* What --device takes: "auto" (the first usable GPU, else the CPU), "cpu", "cuda", "cuda:N". */
 #define WORK_DEVICES "auto, cpu, cuda or cuda:N (default auto)."
 
+/* What --nccl takes. */
+#define WORK_NCCL                                                                                  \
+    "With several GPUs: auto (NCCL where it is found and no ranks share a GPU, else through "      \
+    "memory of the host), on, off, or the path of libnccl.so.2 (default auto)."
+
 /* What --checkpoint takes (checkpoint_choose). */
 #define WORK_CHECKPOINTS                                                                           \
     "best, last, step-N or a checkpoint's folder (default: the best on validation where the run "  \
@@ -34,6 +39,7 @@ status work_open(work *w, const char *data, const char *device);
 typedef struct work_options {
     bool is_deterministic; /* on a GPU: two runs give the same bits */
     transport *ranks;      /* this process is one of several ranks; NULL: it is alone */
+    const char *nccl;      /* what --nccl says (rank_options); NULL: auto */
 } work_options;
 
 /* Like work_open.  Ranks divide the cores of a machine, and take its GPUs in turn. */

@@ -282,13 +282,14 @@ static status build(grad_sum *g, model *m) {
     TRY(MEM_NEW(&g->n_receive, n));
     TRY(MEM_NEW(&g->n_rows, n));
     int n_slots = g->n_leaves > 1 ? count_slots(g) + 1 : 0; /* one for earlier batches */
+    if (g->loss != NULL) return grad_device_alloc(g, n_slots);
     for (; g->n_slots < n_slots; g->n_slots++)
         TRY(make_slot(g, &g->slot[g->n_slots]));
     if (n_slots > 0) g->before = &g->slot[--g->n_slots];
     return OK;
 }
 
-status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves) {
+static status create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves, double *loss) {
     grad_sum *g;
     *out = NULL;
     TRY(MEM_NEW(&g, 1));
@@ -296,13 +297,23 @@ status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_lea
                     .comm = c,
                     .rank = c != NULL ? c->rank : 0,
                     .size = c != NULL ? c->size : 1,
-                    .n_leaves = n_leaves};
+                    .n_leaves = n_leaves,
+                    .loss = loss};
     status st = build(g, m);
     if (st != OK)
         grad_sum_destroy(g);
     else
         *out = g;
     return st;
+}
+
+status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves) {
+    return create(out, m, be, c, n_leaves, NULL);
+}
+
+status grad_sum_create_device(grad_sum **out, model *m, backend *be, comm *c, int n_leaves,
+                              double *loss) {
+    return create(out, m, be, c, n_leaves, loss);
 }
 
 static void free_slot_memory(const grad_sum *g, grad_slot *s) {
@@ -320,7 +331,8 @@ void grad_sum_destroy(grad_sum *g) {
                              &g->counts, &g->got_counts, &g->result, &g->result_ids};
     for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
         mem_free(buffer[i]->memory);
-    for (int i = 0; i < MAX_SLOTS; i++)
+    if (g->loss != NULL) grad_device_free(g);
+    for (int i = 0; i < MAX_SLOTS && g->loss == NULL; i++)
         free_slot_memory(g, &g->slot[i]);
     mem_free(g->part);
     mem_free(g->tree);

@@ -5,8 +5,9 @@
  * the neighbour is done; in the end every rank has the sum over all leaves of all ranks in the
  * parameters' memory, with the same bits on any number of ranks.  Tables whose touched rows are
  * marked are summed, kept and sent by these rows alone.  For backends whose memory is the host's;
- * others reduce whole gradients by the communicator's own order (grad_sum_reduce).  One thread at a
- * time; model and communicator must outlive it. */
+ * on a GPU leaves are summed there (grad_device_*), or whole gradients are reduced by the
+ * communicator's own order (grad_sum_reduce).  One thread at a time; model and communicator must
+ * outlive it. */
 #ifndef HSTU_DIST_GRAD_SUM_H
 #define HSTU_DIST_GRAD_SUM_H
 
@@ -40,6 +41,14 @@ status grad_sum_end(grad_sum *g, leaf_loss *out);
 
 /* Gradients of the step are used up: the next batch begins a step. */
 void grad_sum_step(grad_sum *g);
+
+/* The same three on a GPU, with whole tables, for a number of ranks that is a power of two.  The
+ * sum of the losses, (1) in memory of the GPU, is summed as well. */
+status grad_sum_create_device(grad_sum **out, model *m, backend *be, comm *c, int n_leaves,
+                              double *loss);
+status grad_device_begin(grad_sum *g);
+status grad_device_leaf(grad_sum *g, int leaf);
+status grad_device_end(grad_sum *g);
 
 /* Sums the gradients of all ranks with all_reduce, whole tables included: once a step. */
 status grad_sum_reduce(grad_sum *g);

@@ -20,6 +20,7 @@ typedef struct grad_part {
 typedef struct grad_slot {
     float **value;
     uint8_t **marks;
+    double *loss; /* on a GPU: (1) */
     bool is_used;
 } grad_slot;
 
@@ -48,6 +49,7 @@ struct grad_sum {
     backend *be;
     comm *comm;
     int rank, size, n_leaves;
+    double *loss;    /* the sum of the losses on a GPU, whose leaves are summed there; or NULL */
     grad_part *part; /* (n_parts) */
     int n_parts;
     grad_slot slot[MAX_SLOTS];
@@ -77,6 +79,10 @@ static inline float *grad_node_value(const grad_sum *g, const open_node *o, int 
 static inline uint8_t *grad_node_marks(const grad_sum *g, const open_node *o, int part) {
     return o->is_live ? g->part[part].marks : o->slot->marks[part];
 }
+
+/* Slots in memory of the GPU; the last one becomes `before`. */
+status grad_device_alloc(grad_sum *g, int n_slots);
+void grad_device_free(grad_sum *g);
 
 /* Calls fn for blocks of 0..n-1 on the backend's threads. */
 typedef void (*grad_block_fn)(void *ctx, int64_t first, int64_t n);

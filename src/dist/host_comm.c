@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "dist/transport.h"
+#include "ops/combine.h"
 
 typedef struct host_buffer {
     char *memory;
@@ -78,35 +79,13 @@ static int64_t slice_count(int64_t n, int r, int size) {
     return slice_first(n, r + 1, size) - slice_first(n, r, size);
 }
 
-#define COMBINE(type, to, from, n, rule)                                                           \
-    for (int64_t i_ = 0; i_ < (n); i_++) {                                                         \
-        type a_ = ((const type *)(to))[i_], b_ = ((const type *)(from))[i_];                       \
-        ((type *)(to))[i_] = (type)((rule) == COMM_SUM ? a_ + b_ : a_ > b_ ? a_ : b_);             \
-    }
-
-static void combine(const all_reduce_args *a, void *to, const void *from, int64_t n) {
-    switch (a->type) {
-    case COMM_F32:
-        COMBINE(float, to, from, n, a->rule)
-        break;
-    case COMM_F64:
-        COMBINE(double, to, from, n, a->rule)
-        break;
-    case COMM_I64:
-        COMBINE(int64_t, to, from, n, a->rule)
-        break;
-    case COMM_U8:
-        COMBINE(uint8_t, to, from, n, a->rule)
-        break;
-    }
-}
-
 /* The pairs of ops/comm.h: the result is part 0. */
 static void combine_parts(const all_reduce_args *a, char *parts, int64_t n, int size) {
     size_t bytes = (size_t)n * comm_type_bytes(a->type);
     for (int step = 1; step < size; step *= 2)
         for (int i = 0; i + step < size; i += 2 * step)
-            combine(a, parts + (size_t)i * bytes, parts + (size_t)(i + step) * bytes, n);
+            combine_host(a->type, a->rule, n, parts + (size_t)(i + step) * bytes,
+                         parts + (size_t)i * bytes);
 }
 
 static status scatter_slices(comm *c, const all_reduce_args *a, const char *from, int64_t own) {
@@ -281,4 +260,27 @@ void transport_copy_own(const transport *t, const exchange_args *a) {
     const void *from = a->from[t->rank];
     void *to = a->to[t->rank];
     if (a->n_to[t->rank] > 0 && to != from) memmove(to, from, (size_t)a->n_to[t->rank]);
+}
+
+status transport_gather(transport *t, const void *own, int64_t bytes, void *all) {
+    size_t n = (size_t)t->size;
+    const void **from;
+    void **to;
+    int64_t *counts;
+    TRY(MEM_NEW(&from, n));
+    status st = MEM_NEW(&to, n);
+    if (st == OK) st = MEM_NEW(&counts, n);
+    if (st != OK) counts = NULL;
+    for (int r = 0; r < t->size && st == OK; r++) {
+        from[r] = own;
+        to[r] = (char *)all + r * bytes;
+        counts[r] = bytes;
+    }
+    if (st == OK)
+        st = t->ops->exchange(
+            t, &(exchange_args){.from = from, .n_from = counts, .to = to, .n_to = counts});
+    mem_free(from);
+    mem_free(to);
+    mem_free(counts);
+    return st;
 }

@@ -12,6 +12,7 @@ struct leaf_step {
     comm *comm; /* or NULL */
     int rank, size, n_leaves;
     bool is_host_memory; /* gradients are summed in the order of the leaves */
+    bool is_fixed;       /* a GPU's are, too */
     leaf_cut *cut;
     grad_sum *sum;
     int64_t *words; /* (2), memory of the backend */
@@ -31,14 +32,21 @@ static status build(leaf_step *l) {
     int64_t n_events = (int64_t)s->train_batch * (s->max_history + s->max_targets);
     TRY(leaf_cut_create(&l->cut, l->n_leaves, s->train_batch, n_events, token_cost(s)));
     TRY(model_alloc_grads(s->model));
-    TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm, l->is_host_memory ? l->n_leaves : 1));
+    if (l->is_fixed)
+        TRY(grad_sum_create_device(&l->sum, s->model, s->be, l->comm, l->n_leaves,
+                                   pass_loss(s->train)));
+    else
+        TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm,
+                            l->is_host_memory ? l->n_leaves : 1));
     return s->be->ops->alloc(s->be, (void **)&l->words, 2 * sizeof *l->words);
 }
 
 status leaf_step_create(leaf_step **out, session *s) {
     leaf_step *l;
-    bool is_host = strcmp(s->be->name, "cpu") == 0;
-    int size = s->comm != NULL ? s->comm->size : 1, n_leaves = is_host ? CPU_LEAVES : size;
+    bool is_host = strcmp(s->be->name, "cpu") == 0 && !s->has_fixed_leaves;
+    int size = s->comm != NULL ? s->comm->size : 1;
+    bool is_fixed = !is_host && s->has_fixed_leaves && CPU_LEAVES % size == 0;
+    int n_leaves = is_host || is_fixed ? CPU_LEAVES : size;
     *out = NULL;
     if (size == 1 && n_leaves == 1) return OK;
     if (size > (is_host ? CPU_LEAVES : MAX_LEAVES))
@@ -50,7 +58,8 @@ status leaf_step_create(leaf_step **out, session *s) {
                      .rank = s->comm != NULL ? s->comm->rank : 0,
                      .size = size,
                      .n_leaves = n_leaves,
-                     .is_host_memory = is_host};
+                     .is_host_memory = is_host,
+                     .is_fixed = is_fixed};
     status st = build(l);
     if (st != OK)
         leaf_step_destroy(l);
@@ -112,6 +121,18 @@ static status train_leaves(leaf_step *l, const batch *whole, const model_step *a
     return OK;
 }
 
+/* Loss and gradients stay on the GPU. */
+static status train_on_device(leaf_step *l, const batch *whole, const model_step *at) {
+    int end;
+    TRY(grad_device_begin(l->sum));
+    for (int leaf = leaves_of_rank(l->n_leaves, l->rank, l->size, &end); leaf < end; leaf++) {
+        TRY(train_leaf(l, whole, leaf, at));
+        if (leaf_cut_n_users(l->cut, leaf) > 0) l->n_unlabelled += pass_n_unlabelled(l->s->train);
+        TRY(grad_device_leaf(l->sum, leaf));
+    }
+    return grad_device_end(l->sum);
+}
+
 status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64_t *n_unlabelled) {
     const batch *whole;
     *n_unlabelled = 0;
@@ -119,6 +140,7 @@ status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64
     leaf_cut_run(l->cut, whole);
     note_costs(l);
     if (l->is_host_memory) return train_leaves(l, whole, at, n_unlabelled);
+    if (l->is_fixed) return train_on_device(l, whole, at);
     TRY(train_leaf(l, whole, l->rank, at));
     if (leaf_cut_n_users(l->cut, l->rank) > 0) l->n_unlabelled += pass_n_unlabelled(l->s->train);
     return OK;
@@ -137,14 +159,16 @@ static status reduce_words(leaf_step *l, comm_rule rule, int64_t *value, int n) 
 status leaf_step_end(leaf_step *l, int64_t *n_unlabelled) {
     *n_unlabelled = 0;
     grad_sum_step(l->sum);
-    if (l->is_host_memory || l->size == 1) return OK;
-    double *loss = pass_loss(l->s->train);
-    all_reduce_args a = {COMM_F64, COMM_SUM, 1, loss, loss};
-    TRY(grad_sum_reduce(l->sum));
-    TRY(l->comm->ops->all_reduce(l->comm, &a));
+    if (l->is_host_memory) return OK;
+    if (!l->is_fixed) {
+        double *loss = pass_loss(l->s->train);
+        all_reduce_args a = {COMM_F64, COMM_SUM, 1, loss, loss};
+        TRY(grad_sum_reduce(l->sum));
+        TRY(l->comm->ops->all_reduce(l->comm, &a));
+    }
     *n_unlabelled = l->n_unlabelled;
     l->n_unlabelled = 0;
-    return reduce_words(l, COMM_SUM, n_unlabelled, 1);
+    return l->size > 1 ? reduce_words(l, COMM_SUM, n_unlabelled, 1) : OK;
 }
 
 status leaf_step_any(leaf_step *l, bool *value) {

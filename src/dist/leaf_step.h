@@ -3,7 +3,8 @@
  * Every rank is given the same batch and trains on its own leaves; then all have the gradients, the
  * loss and the counts of the whole batch, and make the same update.  On the CPU a step has
  * CPU_LEAVES leaves on any number of ranks, so that all give the same bits; on a GPU as many as
- * there are ranks.  One thread at a time; what it is made on must outlive it. */
+ * there are ranks, or, where the session has fixed leaves, CPU_LEAVES on 1, 2, 4 or 8 ranks.  One
+ * thread at a time; what it is made on must outlive it. */
 #ifndef HSTU_DIST_LEAF_STEP_H
 #define HSTU_DIST_LEAF_STEP_H
 

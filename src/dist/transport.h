@@ -54,6 +54,10 @@ void transport_destroy(transport *t); /* NULL is fine */
 /* Copies the message of a rank to itself; for implementations. */
 void transport_copy_own(const transport *t, const exchange_args *a);
 
+/* The same number of bytes of every rank, on every rank, in the order of ranks: all (size, bytes).
+ */
+status transport_gather(transport *t, const void *own, int64_t bytes, void *all);
+
 /* A communicator on a transport, which must outlive it: collectives on memory of any backend,
  * through memory of the host. */
 status comm_create_host(comm **out, backend *be, transport *t);

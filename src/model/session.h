@@ -27,6 +27,9 @@ typedef struct session {
     const seq_file *data;
     backend *be;
     comm *comm; /* the ranks that train or evaluate together; NULL: one.  Set after the open */
+    bool has_fixed_leaves; /* a GPU's steps, too, have the same leaves on 1, 2, 4 and 8 ranks, so
+                              that all give the same bits (a CPU's: summed as a GPU's, for tests).
+                              Set after the open */
     model *model;
     pass *train;   /* the pass for training, or NULL: the session is not for training */
     param *params; /* (n_params), of the model */

@@ -1,0 +1,283 @@
+#include "dist/nccl.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "ops/combine.h"
+
+typedef struct nccl_state {
+    transport *t;
+    const nccl_lib *lib;
+    void *comm;
+    bool is_fixed, is_failed;
+    char *parts; /* memory of the backend: the slices of all ranks */
+    size_t parts_bytes;
+} nccl_state;
+
+static status check(comm *c, int code, const char *what) {
+    nccl_state *s = c->state;
+    if (code == NCCL_OK) return OK;
+    s->is_failed = true;
+    return fail(ERR_IO, "NCCL, %s: %s (NCCL_DEBUG=WARN says more)", what, s->lib->error_text(code));
+}
+
+/* NCCL's own errors of calls that were enqueued before. */
+static status check_earlier(comm *c) {
+    nccl_state *s = c->state;
+    int error = NCCL_OK;
+    if (s->is_failed) return fail(ERR_IO, "the ranks lost each other before");
+    TRY(check(c, s->lib->async_error(s->comm, &error), "asking for errors"));
+    return error == NCCL_IN_PROGRESS ? OK : check(c, error, "an earlier exchange");
+}
+
+static status reserve(comm *c, size_t bytes) {
+    nccl_state *s = c->state;
+    if (bytes <= s->parts_bytes) return OK;
+    c->be->ops->release(c->be, s->parts);
+    s->parts = NULL;
+    s->parts_bytes = 0;
+    TRY(c->be->ops->alloc(c->be, (void **)&s->parts, bytes));
+    s->parts_bytes = bytes;
+    return OK;
+}
+
+/* Between group_start and group_end.  Nothing is sent where there is nothing to say; the other side
+ * knows. */
+static status send(comm *c, const char *from, int64_t bytes, int rank) {
+    nccl_state *s = c->state;
+    if (bytes == 0 || rank == c->rank) return OK;
+    return check(
+        c, s->lib->send(from, (size_t)bytes, NCCL_U8, rank, s->comm, c->be->ops->stream(c->be)),
+        "sending");
+}
+
+static status receive(comm *c, char *to, int64_t bytes, int rank) {
+    nccl_state *s = c->state;
+    if (bytes == 0 || rank == c->rank) return OK;
+    return check(
+        c, s->lib->receive(to, (size_t)bytes, NCCL_U8, rank, s->comm, c->be->ops->stream(c->be)),
+        "receiving");
+}
+
+static status group_start(comm *c) {
+    nccl_state *s = c->state;
+    TRY(check_earlier(c));
+    return check(c, s->lib->group_start(), "beginning an exchange");
+}
+
+static status group_end(comm *c, status st) {
+    nccl_state *s = c->state;
+    int code = s->lib->group_end(); /* also after a failure: groups are counted */
+    return st == OK ? check(c, code, "an exchange") : st;
+}
+
+static status copy_own(comm *c, char *to, const char *from, int64_t bytes) {
+    if (bytes == 0 || to == from) return OK;
+    return c->be->ops->copy(c->be, to, from, (size_t)bytes);
+}
+
+/* Elements first .. first + count - 1 of n belong to rank r. */
+static int64_t slice_first(int64_t n, int r, int size) {
+    return n / size * r + n % size * r / size;
+}
+
+static int64_t slice_count(int64_t n, int r, int size) {
+    return slice_first(n, r + 1, size) - slice_first(n, r, size);
+}
+
+/* This rank's slice of every rank, in `parts`. */
+static status scatter_slices(comm *c, const all_reduce_args *a, int64_t own) {
+    nccl_state *s = c->state;
+    int64_t bytes = (int64_t)comm_type_bytes(a->type);
+    const char *from = a->from;
+    status st = OK;
+    TRY(group_start(c));
+    for (int i = 1; i < c->size && st == OK; i++) {
+        int r = (c->rank + i) % c->size;
+        st = send(c, from + slice_first(a->n, r, c->size) * bytes,
+                  slice_count(a->n, r, c->size) * bytes, r);
+        if (st == OK) st = receive(c, s->parts + r * own * bytes, own * bytes, r);
+    }
+    TRY(group_end(c, st));
+    return copy_own(c, s->parts + c->rank * own * bytes,
+                    from + slice_first(a->n, c->rank, c->size) * bytes, own * bytes);
+}
+
+/* The pairs of ops/comm.h: the result is part 0. */
+static status combine_parts(comm *c, const all_reduce_args *a, int64_t own) {
+    nccl_state *s = c->state;
+    int64_t bytes = own * (int64_t)comm_type_bytes(a->type);
+    for (int step = 1; step < c->size; step *= 2)
+        for (int i = 0; i + step < c->size; i += 2 * step)
+            TRY(combine(c->be, a->type, a->rule, own, s->parts + (i + step) * bytes,
+                        s->parts + i * bytes));
+    return OK;
+}
+
+static status gather_slices(comm *c, const all_reduce_args *a, int64_t own) {
+    nccl_state *s = c->state;
+    int64_t bytes = (int64_t)comm_type_bytes(a->type);
+    char *to = a->to;
+    status st = OK;
+    TRY(group_start(c));
+    for (int i = 1; i < c->size && st == OK; i++) {
+        int r = (c->rank + i) % c->size;
+        st = send(c, s->parts, own * bytes, r);
+        if (st == OK)
+            st = receive(c, to + slice_first(a->n, r, c->size) * bytes,
+                         slice_count(a->n, r, c->size) * bytes, r);
+    }
+    TRY(group_end(c, st));
+    return copy_own(c, to + slice_first(a->n, c->rank, c->size) * bytes, s->parts, own * bytes);
+}
+
+static status reduce_fixed(comm *c, const all_reduce_args *a) {
+    int64_t own = slice_count(a->n, c->rank, c->size);
+    TRY(reserve(c, (size_t)own * comm_type_bytes(a->type) * (size_t)c->size));
+    TRY(scatter_slices(c, a, own));
+    TRY(combine_parts(c, a, own));
+    return gather_slices(c, a, own);
+}
+
+/* Integers and maxima have one result in any order. */
+static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
+    nccl_state *s = c->state;
+    static const int types[] = {
+        [COMM_F32] = NCCL_F32, [COMM_F64] = NCCL_F64, [COMM_I64] = NCCL_I64, [COMM_U8] = NCCL_U8};
+    bool is_float = a->type == COMM_F32 || a->type == COMM_F64;
+    if (a->n == 0) return check_earlier(c);
+    if (s->is_fixed && is_float && a->rule == COMM_SUM) return reduce_fixed(c, a);
+    TRY(check_earlier(c));
+    return check(c,
+                 s->lib->all_reduce(a->from, a->to, (size_t)a->n, types[a->type],
+                                    a->rule == COMM_SUM ? NCCL_SUM : NCCL_MAX, s->comm,
+                                    c->be->ops->stream(c->be)),
+                 "a sum");
+}
+
+static int64_t sum_before(const int64_t *n, int rank) {
+    int64_t sum = 0;
+    for (int r = 0; r < rank; r++)
+        sum += n[r];
+    return sum;
+}
+
+static status nccl_all_to_all(comm *c, const all_to_all_args *a) {
+    const char *from = a->from;
+    char *to = a->to;
+    int64_t bytes = a->row_bytes;
+    status st = OK;
+    TRY(group_start(c));
+    for (int i = 1; i < c->size && st == OK; i++) {
+        int r = (c->rank + i) % c->size;
+        st = send(c, from + sum_before(a->n_send, r) * bytes, a->n_send[r] * bytes, r);
+        if (st == OK)
+            st = receive(c, to + sum_before(a->n_receive, r) * bytes, a->n_receive[r] * bytes, r);
+    }
+    TRY(group_end(c, st));
+    return copy_own(c, to + sum_before(a->n_receive, c->rank) * bytes,
+                    from + sum_before(a->n_send, c->rank) * bytes, a->n_send[c->rank] * bytes);
+}
+
+static status nccl_all_gather(comm *c, const all_gather_args *a) {
+    char *to = a->to;
+    int64_t bytes = a->row_bytes;
+    status st = OK;
+    TRY(group_start(c));
+    for (int i = 1; i < c->size && st == OK; i++) {
+        int r = (c->rank + i) % c->size;
+        st = send(c, a->from, a->n_rows[c->rank] * bytes, r);
+        if (st == OK)
+            st = receive(c, to + sum_before(a->n_rows, r) * bytes, a->n_rows[r] * bytes, r);
+    }
+    TRY(group_end(c, st));
+    return copy_own(c, to + sum_before(a->n_rows, c->rank) * bytes, a->from,
+                    a->n_rows[c->rank] * bytes);
+}
+
+static status nccl_broadcast(comm *c, void *memory, size_t bytes, int root) {
+    nccl_state *s = c->state;
+    if (root < 0 || root >= c->size)
+        return fail(ERR_USAGE, "broadcast: there is no rank %d among %d", root, c->size);
+    TRY(check_earlier(c));
+    if (bytes == 0) return OK;
+    return check(
+        c,
+        s->lib->broadcast(memory, memory, bytes, NCCL_U8, root, s->comm, c->be->ops->stream(c->be)),
+        "a broadcast");
+}
+
+static status nccl_barrier(comm *c) {
+    nccl_state *s = c->state;
+    TRY(c->be->ops->sync(c->be));
+    TRY(check_earlier(c));
+    status st = s->t->ops->barrier(s->t);
+    s->is_failed = st != OK;
+    return st;
+}
+
+static void nccl_note_step(comm *c, uint64_t step) {
+    nccl_state *s = c->state;
+    s->t->ops->note_step(s->t, step);
+}
+
+/* After a failure NCCL must not wait for the others. */
+static void nccl_destroy(comm *c) {
+    nccl_state *s = c->state;
+    if (s->comm != NULL) (void)(s->is_failed ? s->lib->abort(s->comm) : s->lib->destroy(s->comm));
+    c->be->ops->release(c->be, s->parts);
+    mem_free(s);
+    mem_free(c);
+}
+
+static const comm_ops nccl_ops = {.all_reduce = nccl_all_reduce,
+                                  .all_to_all = nccl_all_to_all,
+                                  .all_gather = nccl_all_gather,
+                                  .broadcast = nccl_broadcast,
+                                  .barrier = nccl_barrier,
+                                  .note_step = nccl_note_step};
+
+/* Rank 0 makes the id, all get it by the transport. */
+static status join(comm *c) {
+    nccl_state *s = c->state;
+    nccl_id id = {{0}}, *all = NULL;
+    TRY(MEM_NEW(&all, (size_t)c->size));
+    /* A rank that cannot make the id sends zeros: the others must not wait for it. */
+    status st = c->rank == 0 ? check(c, s->lib->get_id(&id), "starting") : OK;
+    failure f;
+    failure_save(&f, st);
+    status sent = transport_gather(s->t, &id, sizeof id, all);
+    if (st != OK) st = failure_restore(&f);
+    if (st == OK) st = sent;
+    if (st == OK && memcmp(&all[0], &(nccl_id){{0}}, sizeof id) == 0)
+        st = fail(ERR_IO, "NCCL did not start on rank 0");
+    if (st == OK)
+        st = check(c, s->lib->init_rank(&s->comm, c->size, all[0], c->rank), "joining the ranks");
+    mem_free(all);
+    return st;
+}
+
+status comm_create_nccl(comm **out, backend *be, transport *t, const nccl_lib *lib, bool is_fixed) {
+    comm *c;
+    nccl_state *s;
+    *out = NULL;
+    TRY(MEM_NEW(&c, 1));
+    *c = (comm){
+        .ops = &nccl_ops, .be = be, .rank = t->rank, .size = t->size, .destroy = nccl_destroy};
+    status st = MEM_NEW(&s, 1);
+    if (st != OK) {
+        mem_free(c);
+        return st;
+    }
+    c->state = s;
+    *s = (nccl_state){.t = t, .lib = lib, .is_fixed = is_fixed};
+    st = join(c);
+    if (st == OK) {
+        *out = c;
+        return OK;
+    }
+    failure f;
+    failure_save(&f, st);
+    nccl_destroy(c);
+    return failure_restore(&f);
+}
