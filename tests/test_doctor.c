@@ -127,6 +127,43 @@ TEST(doctor_reads_what_the_system_says) {
     CHECK_EQ(strlen(reasons), sizeof reasons - 1);
 }
 
+/* The folder of the repository: the program is build/VARIANT/hstu in it. */
+static const char *repository(void) {
+    static char path[4096];
+    snprintf(path, sizeof path, "%s", test_program());
+    for (int up = 0; up < 3; up++)
+        *strrchr(path, '/') = '\0';
+    return path;
+}
+
+/* Each line "> ..." of docs/troubleshooting.md is a message: its parts between dots are in a string
+ * of the sources, or in the Makefile.  Strings that stand beside each other are one, as in C. */
+TEST(doctor_docs_quote_what_the_program_says) {
+    char *sources, *docs;
+    int n_quotes = 0;
+    CHECK_EQ(test_command(&sources,
+                          "cd %s && cat Makefile $(find src -name '*.c' -o -name '*.cu' -o -name "
+                          "'*.h' | sort) | tr '\\n' ' ' | sed 's/\" *\"//g; s/\\\\\"/\"/g'",
+                          repository()),
+             0);
+    CHECK_EQ(test_command(&docs, "cat %s/docs/troubleshooting.md", repository()), 0);
+    for (char *line = strtok(docs, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        if (strncmp(line, "> ", 2) != 0) continue;
+        n_quotes++;
+        for (char *part = line + 2, *end; part != NULL; part = end) {
+            end = strstr(part, "...");
+            if (end != NULL) *end = '\0', end += 3;
+            /* What a format leaves around its values. */
+            part += strspn(part, " ");
+            if (strlen(part) < 4) continue;
+            if (strstr(sources, part) == NULL) FAIL_TEST("nothing says \"%s\"", part);
+        }
+    }
+    CHECK(n_quotes >= 30);
+    free(sources);
+    free(docs);
+}
+
 #ifndef HSTU_HAS_CUDA
 /* A driver that is none: two GPUs, the first hot and with errors of its memory. */
 static const char driver_code[] =
