@@ -175,6 +175,45 @@ TEST(encode_bench) {
     free(text);
 }
 
+/* --plan: a tuned plan is kept, found again by auto, and checked before it is timed. */
+TEST(encode_by_a_plan) {
+    char *text = NULL;
+    if (test_command(NULL, "command -v cc >/dev/null || command -v gcc >/dev/null") != 0)
+        SKIP_TEST("no C compiler");
+    says(1, MODEL, "--input $IN/x.jsonl --plan 41115 --cache $IN/cache", "96 columns of 48");
+    write_text("good.jsonl", "{\"ids\": [5]}\n");
+    says(0, MODEL, "--input $IN/good.jsonl --plan auto --cache $IN/cache --out $IN/o.jsonl",
+         "no plan is used");
+    CHECK_EQ(test_command(&text,
+                          "%s bench encode 2 2 9 2 4 --device cpu --seconds 0.01 --plan 41115 "
+                          "--cache %s/cache",
+                          test_program(), test_folder()),
+             0);
+    CHECK_CONTAINS(text, "Layers by plan 41115.");
+    free(text);
+    CHECK_EQ(
+        test_command(&text,
+                     "%s tune --search random --budget 2 --batch 2 --length 9 --heads 2 --dim 4 "
+                     "--device cpu --cache %s/cache",
+                     test_program(), test_folder()),
+        0);
+    CHECK_CONTAINS(text, "kept for 'hstu encode --plan auto'");
+    free(text);
+    CHECK_EQ(
+        test_command(&text,
+                     "%s bench encode 2 2 9 2 4 --device cpu --seconds 0.01 --plan auto --cache "
+                     "%s/cache --mask causal",
+                     test_program(), test_folder()),
+        0);
+    CHECK_CONTAINS(text, "No plan is kept for this batch");
+    free(text);
+    CHECK_EQ(
+        test_command(&text, "%s bench encode 2 2 9 2 4 --device cpu --plan 99999", test_program()),
+        2);
+    CHECK_CONTAINS(text, "beyond 65535");
+    free(text);
+}
+
 /* Lengths around a mean: within the length, and near the mean on average. */
 TEST(encode_bench_lengths_around_a_mean) {
     int32_t lengths[1000];

@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "bench/median.h"
 #include "model/encoder.h"
+#include "tune/encoder_plan.h"
 
 enum { N_WORDS = 30522, MIN_POSITIONS = 512, N_TYPES = 2, MAX_PASSES = 1000, N_WARM = 3 };
 
@@ -77,18 +78,31 @@ static double rms_error(const float *a, const float *b, int64_t n) {
 /* Two encoders of the same weights: the one under test takes all sequences at once, the other one
  * computes them one by one on the CPU. */
 static status compare(encoder *tested, encoder *plain, const encode_options *o, float *got,
-                      float *want, bool is_cpu, act_type act, encode_row *out) {
+                      float *want, bool is_exact, act_type act, encode_row *out) {
     static const double limits[] = {[ACT_F32] = 3e-6, [ACT_BF16] = 1.5e-2, [ACT_F16] = 2e-3};
     int64_t n;
     TRY(run_check(tested, o, false, got, &n));
     TRY(run_check(plain, o, true, want, &n));
     out->error = rms_error(got, want, n * encoder_config_of(plain)->dim);
-    if (out->error <= (is_cpu ? 0 : limits[act])) return OK;
+    if (out->error <= (is_exact ? 0 : limits[act])) return OK;
     return fail(ERR_NUMERIC, "the encoder is off by %.2g of its values: not timed", out->error);
+}
+
+/* The plan that was asked for, or NULL. */
+static status open_plan(encoder_plan **out, backend *be, const encode_options *o,
+                        const encoder_config *c, const mask *m) {
+    encoder_plan_options po = {.plan = o->plan,
+                               .cache = o->cache,
+                               .mask = m,
+                               .mask_text = o->mask_text,
+                               .workers = o->workers};
+    *out = NULL;
+    return o->plan != NULL ? encoder_plan_create(out, be, c, &po) : OK;
 }
 
 static status check(backend *be, const encode_options *o, encode_row *out) {
     encoder *tested = NULL, *plain = NULL;
+    encoder_plan *plan = NULL;
     backend *cpu = NULL;
     float *got = NULL, *want = NULL;
     encode_shape s = o->shape;
@@ -97,17 +111,21 @@ static status check(backend *be, const encode_options *o, encode_row *out) {
     encoder_options eo = {.batch_tokens = CHECK_SEQUENCES * CHECK_LEN};
     size_t size = (size_t)(CHECK_SEQUENCES * CHECK_LEN) * (size_t)c.dim;
     status st = backend_create_cpu(&cpu, NULL);
+    if (st == OK) st = open_plan(&plan, be, o, &c, NULL);
+    if (st == OK && plan != NULL) eo.layers = encoder_plan_layers(plan);
     if (st == OK) st = encoder_create_random(&tested, &c, o->seed, be, &eo);
+    eo.layers = NULL;
     if (st == OK) st = encoder_create_random(&plain, &c, o->seed, cpu, &eo);
     if (st == OK) st = MEM_NEW(&got, size);
     if (st == OK) st = MEM_NEW(&want, size);
     if (st == OK) {
-        bool is_cpu = be->ops->stream(be) == NULL;
-        st = compare(tested, plain, o, got, want, is_cpu, be->act, out);
+        bool is_exact = be->ops->stream(be) == NULL && plan == NULL;
+        st = compare(tested, plain, o, got, want, is_exact, be->act, out);
     }
     mem_free(got);
     mem_free(want);
     encoder_destroy(tested);
+    encoder_plan_destroy(plan);
     encoder_destroy(plain);
     backend_destroy(cpu);
     return st;
@@ -165,18 +183,26 @@ static double flops_of(const encode_shape *s, const int32_t *lengths) {
 static status measure(backend *be, const encode_options *o, const int32_t *lengths, int32_t *ids,
                       encode_row *out) {
     encoder_config c = config_of(&o->shape);
-    encoder *e;
+    encoder *e = NULL;
+    encoder_plan *plan;
     encoder_options eo = {.mask = o->mask};
     for (int64_t b = 0; b < o->shape.batch; b++)
         eo.batch_tokens += lengths[b];
     out->n_tokens = eo.batch_tokens;
     out->n_flops = flops_of(&o->shape, lengths);
-    TRY(encoder_create_random(&e, &c, o->seed, be, &eo));
-    status st = OK;
+    TRY(open_plan(&plan, be, o, &c, o->mask));
+    if (plan != NULL) eo.layers = encoder_plan_layers(plan);
+    status st = encoder_create_random(&e, &c, o->seed, be, &eo);
     for (int64_t b = 0; st == OK && b < o->shape.batch; b++)
         st = add_random(e, o->seed, b, lengths[b], ids);
     if (st == OK) st = time_passes(e, be, o, out);
+    if (st == OK && plan != NULL) {
+        encoder_plan_use use = encoder_plan_used(plan);
+        out->is_by_plan = use.n_by_plan > 0;
+        out->plan = use.value;
+    }
     encoder_destroy(e);
+    encoder_plan_destroy(plan);
     return st;
 }
 

@@ -7,8 +7,10 @@
 #ifndef HSTU_BENCH_ENCODE_H
 #define HSTU_BENCH_ENCODE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "base/pool.h"
 #include "base/status.h"
 #include "ops/mask.h"
 #include "ops/ops.h"
@@ -20,8 +22,11 @@ typedef struct encode_shape {
 
 typedef struct encode_options {
     encode_shape shape;
-    const mask *mask; /* or NULL */
-    double seconds;   /* of the timed passes, at least */
+    const mask *mask;              /* or NULL */
+    const char *plan;              /* of encoder_plan_options; NULL: the built-in layers */
+    const char *mask_text, *cache; /* the same; or NULL */
+    pool *workers;
+    double seconds; /* of the timed passes, at least */
     uint64_t seed;
 } encode_options;
 
@@ -31,7 +36,9 @@ typedef struct encode_row {
     double ms, ms_fastest; /* of a pass: median and fastest, tokens sent and states ready */
     double cpu_ms;         /* processor time of the process for a pass, mean */
     int n_passes;
-    double error; /* of the check: root mean square over that of the values */
+    bool is_by_plan; /* the timed passes */
+    uint16_t plan;   /* its value */
+    double error;    /* of the check: root mean square over that of the values */
 } encode_row;
 
 /* The precision is that of the backend. */

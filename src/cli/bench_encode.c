@@ -32,6 +32,7 @@ static status print_json(const bench_args *a, const backend *be, const encode_ro
     json_key_string(w, "mask", a->mask != NULL ? a->mask : "none");
     json_key_string(w, "device", be->name);
     json_key_string(w, "dtype", bench_act_name(be->act));
+    if (row->is_by_plan) json_key_int(w, "plan", row->plan);
     json_key_int(w, "tokens", row->n_tokens);
     json_key_double(w, "real_tokens", (double)row->n_tokens / (double)(s->batch * s->len));
     json_key_double(w, "ms", row->ms);
@@ -54,7 +55,12 @@ static status print_text(const bench_args *a, const backend *be, const encode_ro
            100.0 * (double)row->n_tokens / (double)(s->batch * s->len), s->n_layers,
            s->n_heads * s->head_dim, a->mask != NULL ? a->mask : "none", be->name,
            bench_act_name(be->act));
-    printf("Checked: off by %.1e of the values.\n\n", row->error);
+    printf("Checked: off by %.1e of the values.\n", row->error);
+    if (a->o.plan != NULL && row->is_by_plan)
+        printf("Layers by plan %d.\n", row->plan);
+    else if (a->o.plan != NULL)
+        printf("No plan is kept for this batch: the built-in layers.\n");
+    printf("\n");
     printf("%s  %10s %10s %10s %12s %10s%s\n", style.bold, "ms", "fastest", "CPU ms", "tokens/s",
            "GFLOP/s", style.plain);
     printf("  %10.3f %10.3f %10.3f %12s %10.1f\n", row->ms, row->ms_fastest, row->cpu_ms,
@@ -97,8 +103,10 @@ static status run(bench_args *a) {
     encode_row row;
     if (a->mask != NULL) TRY(mask_create(&m, a->mask));
     a->o.mask = m;
+    a->o.mask_text = a->mask;
     status st = work_open(&w, NULL, a->device);
     if (st == OK) {
+        a->o.workers = w.workers;
         st = set_dtype(w.be, a->dtype);
         if (st == OK) st = encode_bench_run(w.be, &a->o, &row);
         if (st == OK) st = a->is_json ? print_json(a, w.be, &row) : print_text(a, w.be, &row);
@@ -119,6 +127,11 @@ status bench_encode(int argc, char **argv) {
         {"--mask", ARG_TEXT, &a.mask, "MASK", "As in 'hstu encode' (default none).", 0, 0},
         {"--dtype", ARG_TEXT, &a.dtype, "TYPE", "float32, bfloat16 or float16 (default float32).",
          0, 0},
+        {"--plan", ARG_TEXT, &a.o.plan, "PLAN",
+         "Run the layers by a fusion plan, as in 'hstu encode': a file, a value, 16 bits or auto.",
+         0, 0},
+        {"--cache", ARG_TEXT, &a.o.cache, "DIR",
+         "Where compiled kernels and kept plans are (default ~/.cache/hstu).", 0, 0},
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"--seconds", ARG_DOUBLE, &a.o.seconds, "S", "Seconds of timed passes (default 2).", 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print a JSON object.", 0, 0},

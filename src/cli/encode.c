@@ -17,11 +17,12 @@
 #include "model/encoder_input.h"
 #include "model/encoder_output.h"
 #include "model/encoder_scores.h"
+#include "tune/encoder_plan.h"
 
 enum { PATH_BYTES = 4096 };
 
 typedef struct encode_args {
-    const char *folder, *input, *out, *mask, *dtype, *device, *scores;
+    const char *folder, *input, *out, *mask, *dtype, *device, *scores, *plan, *cache;
     int64_t batch_tokens;
     bool is_cut, is_tokens_only;
 } encode_args;
@@ -32,6 +33,7 @@ typedef struct encode_job {
     encoder *e;
     encoder_input *in;
     encoder_scores *scores;  /* of --profile-scores, or NULL */
+    encoder_plan *plan;      /* of --plan, or NULL */
     encoder_output *tensors; /* one of these two */
     sink lines;
     float *hidden, *pooled; /* of a batch */
@@ -231,12 +233,36 @@ static status run_tokens(const encode_args *a) {
     return st;
 }
 
-static status encode(const encode_args *a, backend *be, const mask *m) {
+/* --plan: the layers run by a fusion plan. */
+static status open_plan(encode_job *j, const work *w, const mask *m) {
+    const encode_args *a = j->a;
+    encoder_config c;
+    encoder_plan_options o = {
+        .plan = a->plan, .cache = a->cache, .mask = m, .mask_text = a->mask, .workers = w->workers};
+    if (a->plan == NULL) return OK;
+    TRY(encoder_config_read(&c, a->folder));
+    return encoder_plan_create(&j->plan, w->be, &c, &o);
+}
+
+static void tell_plan(const encode_job *j) {
+    if (j->plan == NULL) return;
+    encoder_plan_use use = encoder_plan_used(j->plan);
+    if (use.n_by_plan > 0)
+        log_info("%" PRIu64 " batches by plan %d, %" PRIu64 " by the built-in one", use.n_by_plan,
+                 use.value, use.n_built_in);
+    else
+        log_info("no plan is kept for these batches (hstu tune finds one): the built-in one ran");
+}
+
+static status encode(const encode_args *a, const work *w, const mask *m) {
     encode_job j = {.a = a};
     word_pieces *pieces = NULL;
+    backend *be = w->be;
     encoder_options o = {.batch_tokens = a->batch_tokens, .mask = m};
     buf_init(&j.text);
     status st = set_precision(be, a->dtype);
+    if (st == OK) st = open_plan(&j, w, m);
+    if (st == OK && j.plan != NULL) o.layers = encoder_plan_layers(j.plan);
     if (st == OK) st = encoder_create(&j.e, a->folder, be, &o);
     if (st == OK) tell_model(j.e, a->folder);
     if (st == OK && a->scores != NULL) st = encoder_scores_create(&j.scores, j.e, m);
@@ -245,10 +271,12 @@ static status encode(const encode_args *a, backend *be, const mask *m) {
         st = encoder_input_open(&j.in, a->input, pieces, encoder_max_len(encoder_config_of(j.e)),
                                 a->is_cut);
     if (st == OK) st = run_job(&j);
+    if (st == OK) tell_plan(&j);
     encoder_input_close(j.in);
     word_pieces_destroy(pieces);
     encoder_scores_destroy(j.scores);
     encoder_destroy(j.e);
+    encoder_plan_destroy(j.plan);
     mem_free(j.hidden);
     mem_free(j.pooled);
     buf_fini(&j.text);
@@ -262,7 +290,7 @@ static status run(const encode_args *a) {
     if (a->mask != NULL) TRY(mask_create(&m, a->mask));
     status st = work_open(&w, NULL, a->device);
     if (st == OK) {
-        st = encode(a, w.be, m);
+        st = encode(a, &w, m);
         work_close(&w);
     }
     mask_destroy(m);
@@ -295,6 +323,12 @@ status cmd_encode(int argc, char **argv) {
          0},
         {"--batch-tokens", ARG_INT, &a.batch_tokens, "N",
          "Tokens that are computed together (default 8192).", 1, 1 << 24},
+        {"--plan", ARG_TEXT, &a.plan, "PLAN",
+         "Run the layers by a fusion plan: a file of 'hstu tune --out', a value, 16 bits, or auto, "
+         "the kept plan that fits a batch best (default: the built-in plan).",
+         0, 0},
+        {"--cache", ARG_TEXT, &a.cache, "DIR",
+         "Where compiled kernels and kept plans are (default ~/.cache/hstu).", 0, 0},
         {"--truncate", ARG_FLAG, &a.is_cut, NULL,
          "Cut texts to the longest sequence that the model takes.", 0, 0},
         {"--profile-scores", ARG_TEXT, &a.scores, "FILE",

@@ -11,6 +11,7 @@
 #include "cli/plan.h"
 #include "cli/plan_args.h"
 #include "cli/stop_signal.h"
+#include "tune/plan_store.h"
 #include "tune/search_exact.h"
 
 enum { ROUNDS = 5, EXACT_CHECKS = 150 };
@@ -27,6 +28,7 @@ typedef struct source {
     plan_rig rig; /* r is NULL in a replay */
     double ms[PLAN_CODES];
     const chain *c;
+    plan_file key; /* what plans are kept for; not of a replay */
 } source;
 
 static bool contains(void *ctx, uint16_t value) {
@@ -82,6 +84,7 @@ static status open_source(source *s, const tune_args *a, plan_oracle *o) {
     o->measure = measure;
     TRY(plan_rig_open(&s->rig, &a->common));
     o->shape = s->rig.p->shape;
+    plan_file_key(&s->key, s->rig.t, s->c, &o->shape, s->rig.rule, a->common.mask);
     return OK;
 }
 
@@ -104,13 +107,14 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     json_key_double(w, "ms", f->best.ms);
     json_key_string(w, "search", f->search);
     json_key_int(w, "measured", (int64_t)f->n_measured);
-    json_key_string(w, "mask", a->common.mask);
+    json_key_string(w, "mask", s->rig.p != NULL ? s->key.mask : a->common.mask);
     json_key_int(w, "batch", a->common.batch);
     json_key_int(w, "length", a->common.length);
     json_key_int(w, "heads", a->common.heads);
     json_key_int(w, "dim", a->common.dim);
     if (a->replay != NULL) json_key_string(w, "replay", a->replay);
     if (s->rig.t != NULL) json_key_string(w, "device", s->rig.t->name);
+    if (s->rig.t != NULL) json_key_string(w, "arch", s->key.arch);
     if (s->rig.p != NULL) json_key_int(w, "tokens", s->rig.p->shape.n_tokens);
     if (s->rig.t != NULL) json_key_string(w, "dtype", bench_act_name(s->rig.t->act));
     if (f->exact == NULL) return;
@@ -158,24 +162,50 @@ static void write_tiles(json_writer *w, const source *s, uint16_t value) {
     json_array_close(w);
 }
 
-static status save_plan(const source *s, const tune_args *a, const found_plan *f) {
-    buf text;
+static status plan_text(const source *s, const tune_args *a, const found_plan *f, buf *out) {
     json_writer w;
-    out_file *file;
-    buf_init(&text);
-    json_begin(&w, &text, 2);
+    json_begin(&w, out, 2);
     json_object_open(&w);
     write_plan(&w, s, a, f);
     write_tiles(&w, s, f->best.value);
-    status st = json_finish_sealed(&w);
-    if (st == OK) st = out_file_create(&file, a->out);
-    if (st == OK) {
-        st = out_file_write(file, buf_str(&text), text.n_bytes);
-        if (st == OK)
-            st = out_file_commit(file);
-        else
-            out_file_abandon(file);
-    }
+    return json_finish_sealed(&w);
+}
+
+static status save_plan(const char *path, const buf *text) {
+    out_file *file;
+    TRY(out_file_create(&file, path));
+    status st = out_file_write(file, buf_str(text), text->n_bytes);
+    if (st == OK)
+        st = out_file_commit(file);
+    else
+        out_file_abandon(file);
+    return st;
+}
+
+/* Where `hstu encode --plan auto` finds it. */
+static status store_plan(const source *s, const tune_args *a, const found_plan *f,
+                         const buf *text) {
+    plan_store store;
+    plan_file key = s->key;
+    char path[4096];
+    bool is_kept;
+    if (s->rig.r == NULL) return OK;
+    key.ms = f->best.ms;
+    TRY(plan_store_open(&store, a->common.cache));
+    TRY(plan_store_put(&store, &key, text, &is_kept, path));
+    if (!a->is_json)
+        printf(is_kept ? "kept for 'hstu encode --plan auto': %s\n"
+                       : "a faster plan is kept already: %s\n",
+               path);
+    return OK;
+}
+
+static status keep_plan(const source *s, const tune_args *a, const found_plan *f) {
+    buf text;
+    buf_init(&text);
+    status st = plan_text(s, a, f, &text);
+    if (st == OK && a->out != NULL) st = save_plan(a->out, &text);
+    if (st == OK) st = store_plan(s, a, f, &text);
     buf_fini(&text);
     return st;
 }
@@ -197,8 +227,8 @@ static void print_exact(const exact_result *e) {
 static status tell(const source *s, const tune_args *a, const found_plan *f) {
     json_line line;
     char bits[PLAN_BITS + 1];
-    if (a->out != NULL) TRY(save_plan(s, a, f));
     if (a->is_json) {
+        TRY(keep_plan(s, a, f));
         write_plan(json_line_open(&line), s, a, f);
         return json_line_print(&line);
     }
@@ -206,6 +236,7 @@ static status tell(const source *s, const tune_args *a, const found_plan *f) {
     printf("%s: plan %d = %s, %.4f ms, after %zu measurements\n", f->search, f->best.value, bits,
            f->best.ms, f->n_measured);
     if (f->exact != NULL) print_exact(f->exact);
+    TRY(keep_plan(s, a, f));
     if (a->out != NULL) printf("kept as %s\n", a->out);
     return OK;
 }

@@ -47,6 +47,7 @@ static status create(encoder **out, const encoder_config *c, encoder_files *file
     e->config = *c;
     e->layer_config = (bert_layer_config){c->dim, c->n_heads, c->dim_ffn, c->f, c->eps};
     e->be = be;
+    e->layers = o->layers;
     nn_memory_init(&e->memory, be);
     status st = encoder_load(e, files, seed);
     if (st == OK && files != NULL) st = encoder_files_finish(files);
@@ -215,21 +216,25 @@ static status pool_first(const encoder *e, const sequences *s) {
                               e->pooled);
 }
 
-/* visit: called after each layer, or NULL. */
-static status forward(encoder *e, const sequences *s, const mask_view *view, encoder_visit_fn visit,
-                      void *ctx) {
+/* layers_key: of encoder_layers.begin; visit: called after each layer, or NULL. */
+static status forward(encoder *e, const sequences *s, const mask_view *view, uint64_t layers_key,
+                      encoder_visit_fn visit, void *ctx) {
+    const encoder_layers *other = layers_key != 0 ? e->layers : NULL;
     TRY(embed(e, s->n_tokens));
     for (int32_t i = 0; i < e->config.n_layers; i++) {
-        TRY(bert_layer_forward(&e->layer[i], &e->layer_config, &e->acts, e->be, s, view, e->x));
+        TRY(other != NULL ? other->run(other->ctx, &e->layer[i], s, view, e->x)
+                          : bert_layer_forward(&e->layer[i], &e->layer_config, &e->acts, e->be, s,
+                                               view, e->x));
         if (visit != NULL) TRY(visit(ctx, e, i));
     }
     return e->has_pooler ? pool_first(e, s) : OK;
 }
 
 /* All that recorded ops depend on. */
-static uint64_t record_key(const encoder *e, const sequences *s, const mask_view *view) {
+static uint64_t record_key(const encoder *e, const sequences *s, const mask_view *view,
+                           uint64_t layers_key) {
     uint64_t key[] = {(uint64_t)(uintptr_t)e, (uint64_t)s->n_tokens, (uint64_t)s->n_sequences,
-                      (uint64_t)s->max_len, view->epoch};
+                      (uint64_t)s->max_len,   view->epoch,           layers_key};
     return hash64(key, sizeof key, 0);
 }
 
@@ -250,12 +255,19 @@ static mask_view view_of(const encoder *e) {
     return e->mask != NULL ? *mask_batch_view(e->mask) : (mask_view){0};
 }
 
+static status begin_layers(const encoder *e, const sequences *s, uint64_t *key) {
+    *key = 0;
+    return e->layers != NULL ? e->layers->begin(e->layers->ctx, s, key) : OK;
+}
+
 status encoder_run_visited(encoder *e, encoder_visit_fn visit, void *ctx) {
     sequences s = shape_of(e, false);
+    uint64_t layers_key;
     if (e->n_sequences == 0) return OK;
+    TRY(begin_layers(e, &s, &layers_key));
     TRY(send(e, &s));
     mask_view view = view_of(e);
-    return forward(e, &s, &view, visit, ctx);
+    return forward(e, &s, &view, layers_key, visit, ctx);
 }
 
 status encoder_run(encoder *e) {
@@ -264,10 +276,12 @@ status encoder_run(encoder *e) {
     if (be->token_bucket == 0) return encoder_run_visited(e, NULL, NULL);
     if (e->n_sequences == 0) return OK;
     sequences s = shape_of(e, true);
+    uint64_t layers_key;
+    TRY(begin_layers(e, &s, &layers_key));
     TRY(send(e, &s));
     mask_view view = view_of(e);
-    TRY(be->ops->record(be, record_key(e, &s, &view), &state));
-    status st = state == RECORD_REPLAY ? OK : forward(e, &s, &view, NULL, NULL);
+    TRY(be->ops->record(be, record_key(e, &s, &view, layers_key), &state));
+    status st = state == RECORD_REPLAY ? OK : forward(e, &s, &view, layers_key, NULL, NULL);
     status end = be->ops->record_end(be);
     return st != OK ? st : end;
 }

@@ -12,10 +12,24 @@
 
 typedef struct encoder encoder;
 
+/* Another way to run the layers than src/nn/bert_layer.c: a fusion plan (tune/encoder_plan.h). */
+struct bert_layer;
+struct sequences;
+typedef struct encoder_layers {
+    void *ctx;
+    /* Before a batch of this shape, outside of what is recorded: makes what it needs.  *key changes
+     * with all that recorded steps depend on; 0: this batch runs as usual. */
+    status (*begin)(void *ctx, const struct sequences *s, uint64_t *key);
+    /* x (T, E) becomes the output of layer l. */
+    status (*run)(void *ctx, const struct bert_layer *l, const struct sequences *s,
+                  const mask_view *view, void *x);
+} encoder_layers;
+
 typedef struct encoder_options {
     int64_t batch_tokens; /* tokens of a batch at most; a sequence as long as the model is allowed
                              to be fits anyway */
     const mask *mask;     /* must outlive the encoder; NULL: every token sees every token */
+    const encoder_layers *layers; /* the same; NULL: the usual layers */
 } encoder_options;
 
 /* Opens FOLDER/config.json and its weights.  The precision is that of the backend

@@ -9,6 +9,7 @@
 struct encoder {
     encoder_config config;
     bert_layer_config layer_config;
+    const encoder_layers *layers; /* or NULL */
     backend *be;
     nn_memory memory;
     uint64_t n_parameters;

@@ -140,9 +140,9 @@ static status fetch_dense(loader *l, const char *name, int32_t n_out, int32_t n_
 }
 
 static status load_dense(loader *l, const char *name, int32_t n_in, int32_t n_out,
-                         bool bias_in_product, bert_dense *out) {
+                         bert_dense *out) {
     TRY(fetch_dense(l, name, n_out, n_in, l->host, l->bias));
-    return bert_dense_init(out, &l->e->memory, l->host, l->bias, n_in, n_out, bias_in_product,
+    return bert_dense_init(out, &l->e->memory, l->host, l->bias, n_in, n_out, l->e->layers != NULL,
                            l->room);
 }
 
@@ -155,7 +155,8 @@ static status load_qkv(loader *l, const layer_names *names, int index, bert_dens
         snprintf(name, sizeof name, "%s.%d.%s", names->prefix, index, part[i]);
         TRY(fetch_dense(l, name, dim, dim, l->host + (int64_t)i * dim * dim, l->bias + i * dim));
     }
-    return bert_dense_init(out, &l->e->memory, l->host, l->bias, dim, 3 * dim, true, l->room);
+    return bert_dense_init(out, &l->e->memory, l->host, l->bias, dim, 3 * dim, l->e->layers != NULL,
+                           l->room);
 }
 
 static status load_layer(loader *l, int index, bert_layer *to) {
@@ -164,10 +165,10 @@ static status load_layer(loader *l, int index, bert_layer *to) {
     char name[NAME_BYTES];
 #define NAME(part) (snprintf(name, sizeof name, "%s.%d.%s", names->prefix, index, part), name)
     TRY(load_qkv(l, names, index, &to->qkv));
-    TRY(load_dense(l, NAME(names->out), c->dim, c->dim, false, &to->out));
+    TRY(load_dense(l, NAME(names->out), c->dim, c->dim, &to->out));
     TRY(load_norm(l, NAME(names->attn_norm), &to->attn_norm));
-    TRY(load_dense(l, NAME(names->up), c->dim, c->dim_ffn, true, &to->up));
-    TRY(load_dense(l, NAME(names->down), c->dim_ffn, c->dim, false, &to->down));
+    TRY(load_dense(l, NAME(names->up), c->dim, c->dim_ffn, &to->up));
+    TRY(load_dense(l, NAME(names->down), c->dim_ffn, c->dim, &to->down));
     return load_norm(l, NAME(names->ffn_norm), &to->ffn_norm);
 #undef NAME
 }
@@ -177,7 +178,7 @@ static status load_pooler(loader *l) {
     e->has_pooler = l->files != NULL ? encoder_files_has(l->files, "pooler.dense.weight")
                                      : e->config.family != ENCODER_DISTILBERT;
     if (!e->has_pooler) return OK;
-    return load_dense(l, "pooler.dense", e->config.dim, e->config.dim, true, &e->pooler);
+    return load_dense(l, "pooler.dense", e->config.dim, e->config.dim, &e->pooler);
 }
 
 static status load_all(loader *l) {

@@ -12,7 +12,7 @@ static linear_args linear_of(const bert_dense *d, int64_t n) {
 }
 
 status bert_dense_init(bert_dense *d, nn_memory *memory, const float *w, const float *bias,
-                       int32_t n_in, int32_t n_out, bool bias_in_product, float *room) {
+                       int32_t n_in, int32_t n_out, bool wants_plain, float *room) {
     backend *be = memory->be;
     int64_t n = (int64_t)n_in * n_out;
     *d = (bert_dense){.n_in = n_in, .n_out = n_out};
@@ -22,8 +22,13 @@ status bert_dense_init(bert_dense *d, nn_memory *memory, const float *w, const f
     TRY(be->ops->copy_in(be, d->bias, bias, (size_t)n_out * sizeof *bias));
     linear_args a = linear_of(d, 0);
     a.w = room;
-    if (!bias_in_product) a.bias = NULL;
-    return be->ops->linear_pack(be, &a);
+    TRY(be->ops->linear_pack(be, &a));
+    if (!wants_plain) return OK;
+    /* A GPU's packed weights are plain already. */
+    d->plain = d->packed;
+    if (be->ops->stream(be) != NULL) return OK;
+    TRY(nn_new(memory, &d->plain, n, sizeof *w));
+    return be->ops->copy_in(be, d->plain, w, (size_t)n * sizeof *w);
 }
 
 status bert_acts_alloc(bert_acts *a, const bert_layer_config *c, nn_memory *memory,

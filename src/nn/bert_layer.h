@@ -26,6 +26,7 @@ typedef struct bert_dense {
     int32_t n_in, n_out;
     void *packed;
     float *bias; /* (n_out) */
+    void *plain; /* (n_out, n_in) act, as PyTorch stores it, where it was asked for; or NULL */
 } bert_dense;
 
 typedef struct bert_norm {
@@ -47,9 +48,9 @@ typedef struct bert_acts {
 
 /* Allocates a dense layer and packs it: w (n_out, n_in) as PyTorch stores it, and bias (n_out), in
  * host memory; `room` is memory of the backend for n_in * n_out floats, free afterwards.
- * With bias_in_product the product adds the bias; else whoever follows it (residual_norm). */
+ * A product may add the bias, or whoever follows it (residual_norm).  wants_plain: see `plain`. */
 status bert_dense_init(bert_dense *d, nn_memory *memory, const float *w, const float *bias,
-                       int32_t n_in, int32_t n_out, bool bias_in_product, float *room);
+                       int32_t n_in, int32_t n_out, bool wants_plain, float *room);
 
 status bert_acts_alloc(bert_acts *a, const bert_layer_config *c, nn_memory *memory, int64_t tokens);
 

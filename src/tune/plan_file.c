@@ -34,6 +34,51 @@ static status read_tile(const json_value *v, plan_file_tile *out) {
     return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel that ends before it starts");
 }
 
+void plan_file_key(plan_file *out, const target *t, const chain *c, const chain_shape *shape,
+                   const mask *rule, const char *mask_text) {
+    static const char *const types[] = {
+        [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16"};
+    snprintf(out->layer, sizeof out->layer, "%s", c->name);
+    snprintf(out->arch, sizeof out->arch, "%s", t->arch);
+    snprintf(out->dtype, sizeof out->dtype, "%s", types[t->act]);
+    bool is_file = rule != NULL && mask_rule_of(rule)->kind == MASK_BITS;
+    if (rule == NULL || is_file)
+        snprintf(out->mask, sizeof out->mask, "%s", is_file ? mask_text : "none");
+    else
+        mask_rule_text(mask_rule_of(rule), out->mask, sizeof out->mask);
+    out->n_heads = shape->n_heads;
+    out->dim_head = shape->dim_head;
+    out->max_len = shape->max_len;
+    out->n_tokens = shape->n_tokens;
+}
+
+/* A text that may be missing. */
+static status read_text(const json_value *object, const char *key, char *out, size_t n) {
+    const char *text;
+    if (json_member(object, key) == NULL) return OK;
+    TRY(json_member_string(object, key, &text));
+    if ((size_t)snprintf(out, n, "%s", text) < n) return OK;
+    return fail(ERR_FORMAT, "\"%s\" is too long", key);
+}
+
+/* What the plan was found for; a file without a device (of a replay) says less. */
+static status read_key(plan_file *f, const json_value *root) {
+    int64_t heads = 0, dim = 0, length = 0;
+    TRY(read_text(root, "arch", f->arch, sizeof f->arch));
+    TRY(read_text(root, "dtype", f->dtype, sizeof f->dtype));
+    TRY(read_text(root, "mask", f->mask, sizeof f->mask));
+    if (json_member(root, "heads") != NULL) TRY(read_int(root, "heads", 1, 1 << 16, &heads));
+    if (json_member(root, "dim") != NULL) TRY(read_int(root, "dim", 1, 1 << 16, &dim));
+    if (json_member(root, "length") != NULL) TRY(read_int(root, "length", 1, 1 << 20, &length));
+    if (json_member(root, "tokens") != NULL)
+        TRY(read_int(root, "tokens", 1, 1 << 24, &f->n_tokens));
+    if (json_member(root, "ms") != NULL) TRY(json_member_double(root, "ms", &f->ms));
+    f->n_heads = (int32_t)heads;
+    f->dim_head = (int32_t)dim;
+    f->max_len = (int32_t)length;
+    return OK;
+}
+
 static status read_root(plan_file *f, const json_value *root) {
     const char *kind, *layer;
     int64_t value, version;
@@ -46,6 +91,7 @@ static status read_root(plan_file *f, const json_value *root) {
     if ((size_t)snprintf(f->layer, sizeof f->layer, "%s", layer) >= sizeof f->layer)
         return fail(ERR_FORMAT, "\"layer\" is too long");
     f->value = (uint16_t)value;
+    TRY(read_key(f, root));
     const json_value *tiles = json_member(root, "tiles");
     if (tiles == NULL) return OK; /* of a replay */
     if (tiles->type != JSON_ARRAY || tiles->n_children > CHAIN_OPS)

@@ -24,6 +24,7 @@ typedef struct target_kernel target_kernel; /* a compiled kernel; the target's o
 
 struct target {
     const char *name; /* "cpu", or the name of the GPU */
+    char arch[16];    /* "cpu", "sm_90": what plans are kept for */
     bool is_cuda;
     act_type act;
     int32_t shared_limit; /* bytes of shared memory a block can have; 0: no limit */

@@ -317,6 +317,7 @@ static status create(target **out, backend *be, pool *workers, const kernel_cach
     t->workers = workers;
     t->cache = *cache;
     t->base = (target){.name = "cpu",
+                       .arch = "cpu",
                        .act = ACT_F32,
                        .compile = compile,
                        .release = release,

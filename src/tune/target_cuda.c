@@ -396,6 +396,7 @@ static status open_device(cuda_target *t, int ordinal) {
     if (t->sm < MIN_SM)
         return fail(ERR_DEVICE, "%s has compute capability %d.%d; 8.0 is needed", t->name,
                     t->sm / 10, t->sm % 10);
+    snprintf(t->base.arch, sizeof t->base.arch, "sm_%d", t->sm);
     t->base.shared_limit = attribute(t, DEVICE_SHARED_OPT_IN);
     CU(cuEventCreate(&t->before, 0));
     CU(cuEventCreate(&t->after, 0));
