@@ -48,8 +48,32 @@ TEST(mpi_and_other_launchers_exclude_each_other) {
              2);
     CHECK(strstr(text, "mpirun has started some already") != NULL);
     free(text);
-    CHECK_EQ(
-        test_command(&text, "WORLD_SIZE=2 RANK=0 MASTER_ADDR=h '%s' %s", test_program(), train), 1);
-    CHECK(strstr(text, "torchrun") != NULL);
+    CHECK_EQ(test_command(&text, "WORLD_SIZE=2 RANK=0 MASTER_ADDR=h '%s' %s --ranks 2",
+                          test_program(), train),
+             2);
+    CHECK(strstr(text, "torchrun (WORLD_SIZE, RANK) has started some already") != NULL);
+    free(text);
+}
+
+/* A rank that is stopped is missed by the others, not by mpirun. */
+TEST(mpi_misses_a_stopped_rank) {
+    char *text, gin[512];
+    if (!has_mpi()) exit(TEST_SKIPPED);
+    snprintf(gin, sizeof gin, "%s/c.gin", test_folder());
+    write_config(gin);
+    int code = test_command(
+        &text,
+        "cat >'%s/rank.sh' <<'END'\n"
+        "if [ \"$OMPI_COMM_WORLD_RANK$PMI_RANK\" = 1 ]; then (sleep 3; kill -STOP $$) & fi\n"
+        "exec '%s' train --gin-config-file '%s' --data '%s' --out '%s/run' --epochs 100000 "
+        "--device cpu\n"
+        "END\n"
+        "HSTU_THREADS=1 timeout -s KILL 30 env %s -n 2 sh '%s/rank.sh'",
+        test_folder(), test_program(), gin, synth_folder(), test_folder(), mpirun, test_folder());
+    if (code == 0 || strstr(text, "does not answer") == NULL) fprintf(stderr, "%s\n", text);
+    CHECK(code != 0 && code != 137);
+    CHECK_CONTAINS(text, "rank 1 on ");
+    CHECK_CONTAINS(text, "was lost at step ");
+    CHECK_CONTAINS(text, "it does not answer");
     free(text);
 }

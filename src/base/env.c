@@ -109,6 +109,33 @@ env_launcher env_launched_by(void) {
     return LAUNCHER_NONE;
 }
 
+static status read_number(const char *name, long least, long most, int missing, int *out) {
+    const char *text = getenv(name);
+    char *end;
+    *out = missing;
+    if (text == NULL || text[0] == '\0') return OK;
+    long n = strtol(text, &end, 10);
+    if (*end != '\0' || n < least || n > most)
+        return fail(ERR_USAGE, "%s=%.40s: it must be a number from %ld to %ld", name, text, least,
+                    most);
+    *out = (int)n;
+    return OK;
+}
+
+status env_read_torchrun(env_torchrun *out) {
+    const char *store = getenv("TORCHELASTIC_USE_AGENT_STORE");
+    TRY(read_number("WORLD_SIZE", 1, 1 << 20, 1, &out->size));
+    TRY(read_number("RANK", 0, out->size - 1, 0, &out->rank));
+    TRY(read_number("LOCAL_RANK", 0, out->size - 1, -1, &out->local_rank));
+    TRY(read_number("LOCAL_WORLD_SIZE", 1, out->size, -1, &out->local_size));
+    TRY(read_number("MASTER_PORT", 1, 65534, 29500, &out->port));
+    out->address = getenv("MASTER_ADDR");
+    if (out->address == NULL || out->address[0] == '\0')
+        return fail(ERR_USAGE, "MASTER_ADDR is not set: the address of rank 0");
+    if (store != NULL && strcmp(store, "True") == 0) out->port++;
+    return OK;
+}
+
 const char *env_python_folder(void) {
     const char *text = getenv("VIRTUAL_ENV");
     return text != NULL ? text : getenv("CONDA_PREFIX");

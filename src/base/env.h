@@ -67,6 +67,15 @@ const char *env_visible_gpus(void);
  * by the name of a machine of its own for each rank.  What the user has set stays. */
 void env_share_gpu(int rank, bool has_setting);
 
+/* What torchrun tells a rank: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE (-1: not set),
+ * MASTER_ADDR, MASTER_PORT (29500 where it is not set; the next one where torchrun itself listens
+ * there, TORCHELASTIC_USE_AGENT_STORE).  ERR_USAGE names the variable that makes no sense. */
+typedef struct env_torchrun {
+    int rank, size, local_rank, local_size, port;
+    const char *address;
+} env_torchrun;
+status env_read_torchrun(env_torchrun *out);
+
 /* Colours are wanted on this file descriptor: it is a terminal, TERM is not dumb, NO_COLOR unset.
  */
 bool env_wants_colour(int fd);

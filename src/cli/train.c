@@ -7,6 +7,7 @@
 
 #include "base/buf.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
@@ -19,6 +20,7 @@
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
+#include "dist/agree.h"
 #include "dist/start.h"
 #include "model/checkpoint_load.h"
 #include "profile/profiler.h"
@@ -267,6 +269,24 @@ static status join_test(train_args *args, const config *c, work *w) {
     return OK;
 }
 
+/* A rank with another program, config or data would not notice it otherwise. */
+static status agree(const train_args *args, const config *c, const session *s) {
+    rank_facts f = rank_facts_here();
+    const train_options *o = &args->options;
+    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch};
+    buf text;
+    if (args->ranks == NULL) return OK;
+    buf_init(&text);
+    status st = config_write_json(c, &text, 0);
+    if (st == OK) {
+        f.config = hash64(text.data, text.n_bytes, hash64(options, sizeof options, 0));
+        f.data = batcher_fingerprint(s->data);
+        st = ranks_agree(args->ranks, &f);
+    }
+    buf_fini(&text);
+    return st;
+}
+
 static status train(train_args *args, config *c) {
     work w;
     session s = {0};
@@ -279,6 +299,7 @@ static status train(train_args *args, config *c) {
     status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
     if (st == OK) st = join_test(args, c, &w);
     if (st == OK) st = session_open(&s, c, work_data(&w), w.be);
+    if (st == OK) st = agree(args, c, &s);
     if (st == OK) {
         args->options.observer = observe;
         args->options.ctx = &p;

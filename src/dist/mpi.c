@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "dist/mpi_plugin.h"
+#include "dist/mpi_watch.h"
 
 enum { PATH_BYTES = 4096 };
 
@@ -54,35 +55,58 @@ const char *mpi_library(char *why, size_t n) {
     return NULL;
 }
 
+typedef struct mpi_state {
+    const mpi_plugin *p;
+    watch *w; /* or NULL */
+} mpi_state;
+
+/* What a call to MPI returned; the watch may know better why. */
+static status check(mpi_state *s, int code, const char *text) {
+    if (code == 0) return OK;
+    TRY(watch_check(s->w));
+    return fail(ERR_IO, "%s", text);
+}
+
 static status mpi_exchange(transport *t, const exchange_args *a) {
-    const mpi_plugin *p = t->state;
+    mpi_state *s = t->state;
     char text[MPI_PLUGIN_TEXT_BYTES] = "";
     transport_copy_own(t, a);
-    if (p->exchange(a->from, a->n_from, a->to, a->n_to, text) != 0) return fail(ERR_IO, "%s", text);
-    return OK;
+    return check(s, s->p->exchange(a->from, a->n_from, a->to, a->n_to, text), text);
 }
 
 static status mpi_barrier(transport *t) {
-    const mpi_plugin *p = t->state;
+    mpi_state *s = t->state;
     char text[MPI_PLUGIN_TEXT_BYTES] = "";
-    return p->barrier(text) != 0 ? fail(ERR_IO, "%s", text) : OK;
+    return check(s, s->p->barrier(text), text);
 }
 
-/* mpirun says which rank was lost; the step is in the log. */
+static int has_ended(void *w) {
+    return watch_check(w) != OK;
+}
+
 static void mpi_note_step(transport *t, uint64_t step) {
-    (void)t;
-    (void)step;
+    mpi_state *s = t->state;
+    if (s->w != NULL) watch_note_step(s->w, step);
 }
 
 /* A rank that failed must not meet the others in MPI_Finalize: it ends without, and mpirun ends the
  * job. */
 static status mpi_leave(transport *t, status st) {
-    const mpi_plugin *p = t->state;
+    mpi_state *s = t->state;
     int rank = t->rank;
     bool is_same_for_all = st == ERR_USAGE || st == ERR_CONFIG || st == ERR_INTERRUPTED;
-    if (st == OK || st == ERR_INTERRUPTED) p->end();
+    bool is_failure = st != OK && st != ERR_INTERRUPTED;
+    failure f;
+    failure_save(&f, st);
+    status watched = is_failure ? watch_check(s->w) : OK;
+    if (watched != OK) failure_save(&f, watched);
+    watch_destroy(s->w, is_failure);
+    if (!is_failure) s->p->end();
+    mem_free(s);
     mem_free(t);
-    if (st == OK || rank == 0) return st;
+    if (st == OK) return OK;
+    st = failure_restore(&f);
+    if (rank == 0 || watched != OK || status_reason()[0] == '\0') return st;
     return is_same_for_all ? fail(st, "%s", "") : fail_prefix(st, "rank %d", rank);
 }
 
@@ -135,13 +159,22 @@ status mpi_create(transport **out) {
         return OK;
     }
     transport *t;
+    mpi_state *s;
     TRY(MEM_NEW(&t, 1));
+    status st = MEM_NEW(&s, 1);
+    if (st != OK) {
+        mem_free(t);
+        return st;
+    }
+    s->p = p;
     *t = (transport){.ops = &mpi_ops,
                      .rank = rank,
                      .size = size,
                      .local_rank = local_rank,
                      .local_size = local_size,
-                     .state = (void *)p};
+                     .state = s};
     *out = t;
+    TRY(mpi_watch_create(&s->w, t));
+    if (s->w != NULL) p->set_ended(has_ended, s->w);
     return OK;
 }

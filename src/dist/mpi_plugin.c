@@ -5,15 +5,24 @@
 #include "dist/mpi_plugin.h"
 
 #include <mpi.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { PIECE_BYTES = 1 << 30, TAG = 7, MAX_RANKS = 1024 };
+enum { PIECE_BYTES = 1 << 30, TAG = 7, MAX_RANKS = 1024, N_SPINS = 256, ENDED = 2 };
 
 static int n_ranks, own_rank;
 static MPI_Request requests[2 * MAX_RANKS];
 static int n_requests;
 static char library_text[MPI_MAX_LIBRARY_VERSION_STRING];
+
+static int (*has_ended)(void *ctx);
+static void *ended_ctx;
+
+static void set_ended(int (*ended)(void *ctx), void *ctx) {
+    has_ended = ended;
+    ended_ctx = ctx;
+}
 
 static int failed(int code, char *text) {
     char reason[MPI_MAX_ERROR_STRING] = "";
@@ -66,6 +75,18 @@ static int enqueue(void *memory, int64_t n, int rank, int64_t round, int is_rece
     return failed(MPI_Isend(at, count, MPI_BYTE, rank, TAG, MPI_COMM_WORLD, r), text);
 }
 
+/* MPI_Waitall would wait for ever for a rank that is stopped. */
+static int wait_all(int n, char *text) {
+    for (int spins = 0;; spins++) {
+        int is_done = 0;
+        if (failed(MPI_Testall(n, requests, &is_done, MPI_STATUSES_IGNORE), text)) return 1;
+        if (is_done) return 0;
+        if (spins % N_SPINS != N_SPINS - 1) continue;
+        if (has_ended != NULL && has_ended(ended_ctx)) return ENDED;
+        sched_yield();
+    }
+}
+
 /* Both sides of a message have the same pieces in the same order, so rounds need no agreement. */
 static int exchange(const void *const *from, const int64_t *n_from, void *const *to,
                     const int64_t *n_to, char *text) {
@@ -80,12 +101,14 @@ static int exchange(const void *const *from, const int64_t *n_from, void *const 
             if (enqueue((void *)from[r], n_from[r], r, round, 0, text)) return 1;
         }
         if (n_requests == 0) return 0;
-        if (failed(MPI_Waitall(n_requests, requests, MPI_STATUSES_IGNORE), text)) return 1;
+        int code = wait_all(n_requests, text);
+        if (code != 0) return code;
     }
 }
 
 static int barrier(char *text) {
-    return failed(MPI_Barrier(MPI_COMM_WORLD), text);
+    if (failed(MPI_Ibarrier(MPI_COMM_WORLD, &requests[0]), text)) return 1;
+    return wait_all(1, text);
 }
 
 static void end(void) {
@@ -105,5 +128,6 @@ const mpi_plugin hstu_mpi_plugin = {.version = MPI_PLUGIN_VERSION,
                                     .begin = begin,
                                     .exchange = exchange,
                                     .barrier = barrier,
+                                    .set_ended = set_ended,
                                     .end = end,
                                     .library = library};

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { MPI_PLUGIN_VERSION = 1, MPI_PLUGIN_TEXT_BYTES = 256 };
+enum { MPI_PLUGIN_VERSION = 2, MPI_PLUGIN_TEXT_BYTES = 256 };
 
 typedef struct mpi_plugin {
     int version; /* MPI_PLUGIN_VERSION */
@@ -18,6 +18,8 @@ typedef struct mpi_plugin {
     int (*exchange)(const void *const *from, const int64_t *n_from, void *const *to,
                     const int64_t *n_to, char *text);
     int (*barrier)(char *text);
+    /* Asked while MPI waits: not 0 ends the wait, and the call returns 2.  NULL: never. */
+    void (*set_ended)(int (*ended)(void *ctx), void *ctx);
     void (*end)(void);
     const char *(*library)(void); /* the implementation and its version */
 } mpi_plugin;

@@ -1,22 +1,36 @@
 #include "dist/start.h"
 
 #include "base/env.h"
+#include "base/log.h"
 #include "dist/mpi.h"
 #include "dist/ranks.h"
+#include "dist/tcp.h"
+
+/* Ranks but the first are silent. */
+static status join_by_tcp(transport **out) {
+    env_torchrun e;
+    TRY(env_read_torchrun(&e));
+    if (e.rank > 0) log_set_level(LOG_QUIET);
+    tcp_start start = {.rank = e.rank,
+                       .size = e.size,
+                       .local_rank = e.local_rank,
+                       .local_size = e.local_size,
+                       .address = e.address,
+                       .port = e.port};
+    status st = tcp_create(out, &start);
+    return st != OK && e.rank > 0 ? fail_prefix(st, "rank %d", e.rank) : st;
+}
 
 status ranks_start(transport **out, int n, bool *is_over) {
     env_launcher launcher = env_launched_by();
     *out = NULL;
     *is_over = false;
-    if (launcher == LAUNCHER_TORCHRUN)
-        return fail(ERR_UNSUPPORTED,
-                    "WORLD_SIZE and RANK say that this is one of several processes of torchrun, "
-                    "whose ranks hstu cannot join yet; use mpirun, or --ranks G on one machine");
-    if (launcher == LAUNCHER_MPI && n > 1)
+    if (launcher != LAUNCHER_NONE && n > 1)
         return fail(ERR_USAGE,
-                    "--ranks %d starts ranks by itself; mpirun has started some "
+                    "--ranks %d starts ranks by itself; %s has started some "
                     "already: leave one of them out",
-                    n);
+                    n, launcher == LAUNCHER_MPI ? "mpirun" : "torchrun (WORLD_SIZE, RANK)");
+    if (launcher == LAUNCHER_TORCHRUN) return join_by_tcp(out);
     if (launcher == LAUNCHER_MPI) return mpi_create(out);
     if (n <= 1) return OK;
     status st = ranks_fork(out, n, RANKS_PATIENCE_MS);

@@ -5,8 +5,8 @@
  *     st = the work, on t (NULL: alone);
  *     return ranks_leave(t, st);
  *
- * Ranks are those of mpirun where it has started this process, else n processes that are forked
- * here. */
+ * Ranks are those of mpirun or torchrun where one of them has started this process, else n
+ * processes that are forked here. */
 #ifndef HSTU_DIST_START_H
 #define HSTU_DIST_START_H
 

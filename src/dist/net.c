@@ -1,0 +1,167 @@
+#include "dist/net.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+enum { RETRY_MS = 50, BACKLOG = 1024 };
+
+void net_close(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+static int64_t now_ms(void) {
+    return (int64_t)(clock_ns() / 1000000);
+}
+
+/* Whether the socket is ready before `end`. */
+static bool wait_for(int fd, short events, int64_t end) {
+    for (;;) {
+        int64_t left = end - now_ms();
+        struct pollfd p = {.fd = fd, .events = events};
+        int n = poll(&p, 1, left > 0 ? (int)left : 0);
+        if (n > 0) return true;
+        if (n == 0 || errno != EINTR) return false;
+    }
+}
+
+static void set_options(int fd) {
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+static int listen_on(int family, int port) {
+    struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    bool is6 = family == AF_INET6;
+    int on = 1, off = 0, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (is6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    const struct sockaddr *address = is6 ? (void *)&any6 : (void *)&any4;
+    if (bind(fd, address, is6 ? sizeof any6 : sizeof any4) == 0 && listen(fd, BACKLOG) == 0)
+        return fd;
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+status net_listen(int *out, int port, int *bound) {
+    struct sockaddr_storage at = {0};
+    socklen_t n = sizeof at;
+    *out = listen_on(AF_INET6, port);
+    if (*out < 0) *out = listen_on(AF_INET, port);
+    if (*out < 0) return fail_errno("listening on port %d", port);
+    if (getsockname(*out, (struct sockaddr *)&at, &n) != 0) {
+        status st = fail_errno("the port of a socket");
+        net_close(out);
+        return st;
+    }
+    *bound = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                            : ((struct sockaddr_in *)&at)->sin_port);
+    return OK;
+}
+
+/* One attempt at one address; errno says why not. */
+static int connect_once(const struct addrinfo *a, int64_t end) {
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0;
+    socklen_t n = sizeof error;
+    if (fd < 0) return -1;
+    if (connect(fd, a->ai_addr, a->ai_addrlen) == 0) return fd;
+    if (errno != EINPROGRESS)
+        error = errno;
+    else if (!wait_for(fd, POLLOUT, end))
+        error = ETIMEDOUT;
+    else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0)
+        error = errno;
+    if (error == 0) return fd;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+static int connect_any(const struct addrinfo *list, int64_t end) {
+    int fd = -1;
+    for (const struct addrinfo *a = list; a != NULL && fd < 0; a = a->ai_next)
+        fd = connect_once(a, end);
+    return fd;
+}
+
+status net_connect(int *out, const char *host, int port, int timeout_ms) {
+    struct addrinfo *list = NULL, hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    const struct timespec turn = {.tv_nsec = RETRY_MS * 1000000L};
+    int64_t end = now_ms() + timeout_ms;
+    char service[16];
+    *out = -1;
+    snprintf(service, sizeof service, "%d", port);
+    for (;;) {
+        /* A name, too, may be known only later: that of a pod that is just starting. */
+        int code = getaddrinfo(host, service, &hints, &list);
+        if (code == 0) {
+            *out = connect_any(list, end);
+            int error = errno;
+            freeaddrinfo(list);
+            errno = error;
+        }
+        if (*out >= 0) break;
+        if (now_ms() >= end)
+            return code != 0 ? fail(ERR_IO, "%s: %s", host, gai_strerror(code))
+                             : fail_errno("connecting to %s, port %d", host, port);
+        nanosleep(&turn, NULL);
+    }
+    set_options(*out);
+    return OK;
+}
+
+status net_accept(int *out, int listener, int timeout_ms, char address[NET_ADDRESS_BYTES]) {
+    struct sockaddr_storage from = {0};
+    socklen_t n = sizeof from;
+    *out = -1;
+    address[0] = '\0';
+    if (!wait_for(listener, POLLIN, now_ms() + timeout_ms)) return fail(ERR_IO, "%s", "");
+    *out = accept4(listener, (struct sockaddr *)&from, &n, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (*out < 0) return fail(ERR_IO, "%s", ""); /* it has gone again */
+    set_options(*out);
+    if (getnameinfo((struct sockaddr *)&from, n, address, NET_ADDRESS_BYTES, NULL, 0,
+                    NI_NUMERICHOST) != 0)
+        address[0] = '\0';
+    return OK;
+}
+
+status net_send(int fd, const void *bytes, size_t n, int timeout_ms) {
+    int64_t end = now_ms() + timeout_ms;
+    for (size_t done = 0; done < n;) {
+        ssize_t now = send(fd, (const char *)bytes + done, n - done, MSG_NOSIGNAL);
+        if (now > 0) done += (size_t)now;
+        if (now >= 0 || errno == EINTR) continue;
+        if (errno != EAGAIN) return fail_errno("sending");
+        if (!wait_for(fd, POLLOUT, end)) return fail(ERR_IO, "sending took too long");
+    }
+    return OK;
+}
+
+status net_receive(int fd, void *bytes, size_t n, int timeout_ms) {
+    int64_t end = now_ms() + timeout_ms;
+    for (size_t done = 0; done < n;) {
+        ssize_t now = recv(fd, (char *)bytes + done, n - done, 0);
+        if (now == 0) return fail(ERR_IO, "the other side has gone");
+        if (now > 0) done += (size_t)now;
+        if (now >= 0 || errno == EINTR) continue;
+        if (errno != EAGAIN) return fail_errno("receiving");
+        if (!wait_for(fd, POLLIN, end)) return fail(ERR_IO, "no answer in time");
+    }
+    return OK;
+}

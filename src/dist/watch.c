@@ -1,0 +1,272 @@
+#include "dist/watch.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "dist/net.h"
+
+enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };
+
+typedef enum { HELLO, BEAT, BYE, FAILED, LOST_CLOSED, LOST_SILENT } beat_kind;
+
+typedef struct beat {
+    uint32_t magic, kind;
+    uint64_t step; /* 1 + the last step; 0: none yet */
+    uint64_t job;  /* of a HELLO */
+    int64_t rank;  /* whose step it is */
+} beat;
+
+/* The connection to one rank. */
+typedef struct watch_link {
+    int fd, rank;
+    bool is_over;  /* it has left */
+    int64_t quiet; /* ms since it was heard */
+    uint64_t step;
+    size_t n_in;
+    beat in;
+} watch_link;
+
+struct watch {
+    int rank, size, n_links, silence_ms;
+    bool is_patient, has_thread;
+    watch_link *link; /* (n_links): rank 0 to all, the others to rank 0 */
+    struct pollfd *polls;
+    char (*hosts)[WATCH_HOST_BYTES]; /* (size) */
+    pthread_t thread;
+    atomic_uint_fast64_t step;
+    atomic_int leaving; /* 1: finished, 2: failed by itself */
+    atomic_int ended;   /* the job has ended; text is set */
+    atomic_int heard;   /* and the rank knows it */
+    char text[TEXT_BYTES];
+    int64_t grace; /* ms since then */
+};
+
+void watch_note_step(watch *w, uint64_t step) {
+    atomic_store(&w->step, step + 1);
+}
+
+status watch_check(watch *w) {
+    if (w == NULL || atomic_load(&w->ended) == 0) return OK;
+    atomic_store(&w->heard, 1);
+    return fail(ERR_IO, "%s", w->text);
+}
+
+static void send_beat(const watch *w, watch_link *l, beat_kind kind, int64_t rank, uint64_t step) {
+    beat b = {.magic = MAGIC, .kind = (uint32_t)kind, .step = step, .rank = rank};
+    (void)w;
+    if (l->fd < 0 || l->is_over) return;
+    /* A full buffer means that the other side does not read: it will be missed soon enough. */
+    (void)!send(l->fd, &b, sizeof b, MSG_NOSIGNAL);
+}
+
+static void send_all(watch *w, beat_kind kind, int64_t rank, uint64_t step, int but) {
+    for (int i = 0; i < w->n_links; i++)
+        if (w->link[i].rank != but) send_beat(w, &w->link[i], kind, rank, step);
+}
+
+/* The first rank of each machine speaks where rank 0 cannot. */
+static bool may_speak(const watch *w) {
+    for (int r = 1; r < w->rank; r++)
+        if (strcmp(w->hosts[r], w->hosts[w->rank]) == 0) return false;
+    return true;
+}
+
+static void end_job(watch *w, beat_kind kind, int rank, uint64_t step, bool is_told) {
+    char at[48];
+    if (atomic_load(&w->ended) != 0) return;
+    if (step == 0)
+        snprintf(at, sizeof at, "before its first step");
+    else
+        snprintf(at, sizeof at, "at step %" PRIu64, step - 1);
+    if (kind != FAILED && !is_told && may_speak(w))
+        snprintf(w->text, sizeof w->text, "rank %d on %.63s was lost %s: %s; the job ends", rank,
+                 w->hosts[rank], at,
+                 kind == LOST_SILENT ? "it does not answer" : "its connection was closed");
+    atomic_store(&w->ended, 1);
+    if (w->rank == 0) send_all(w, kind, rank, step, rank);
+}
+
+static void take_beat(watch *w, watch_link *l, const beat *b) {
+    bool is_rank = b->rank >= 0 && b->rank < w->size;
+    l->quiet = 0;
+    if (b->magic != MAGIC || !is_rank) return;
+    if (b->kind == BEAT) l->step = b->step;
+    if (b->kind == BYE) l->is_over = true;
+    if (b->kind == FAILED) {
+        l->is_over = l->rank == b->rank;
+        end_job(w, FAILED, (int)b->rank, b->step, true);
+    }
+    if (w->rank > 0 && (b->kind == LOST_CLOSED || b->kind == LOST_SILENT))
+        end_job(w, (beat_kind)b->kind, (int)b->rank, b->step, true);
+}
+
+static void read_link(watch *w, watch_link *l) {
+    for (;;) {
+        ssize_t n = recv(l->fd, (char *)&l->in + l->n_in, sizeof l->in - l->n_in, 0);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (n <= 0) {
+            net_close(&l->fd);
+            if (!l->is_over) end_job(w, LOST_CLOSED, l->rank, l->step, false);
+            l->is_over = true;
+            return;
+        }
+        l->n_in += (size_t)n;
+        if (l->n_in < sizeof l->in) continue;
+        l->n_in = 0;
+        take_beat(w, l, &l->in);
+    }
+}
+
+static void listen_once(watch *w) {
+    for (int i = 0; i < w->n_links; i++)
+        w->polls[i] = (struct pollfd){.fd = w->link[i].fd, .events = POLLIN};
+    if (poll(w->polls, (nfds_t)w->n_links, TURN_MS) <= 0) return;
+    for (int i = 0; i < w->n_links; i++)
+        if (w->link[i].fd >= 0 && w->polls[i].revents != 0) read_link(w, &w->link[i]);
+}
+
+static void count_silence(watch *w, int64_t ms) {
+    for (int i = 0; i < w->n_links; i++) {
+        watch_link *l = &w->link[i];
+        if (l->is_over || l->fd < 0) continue;
+        l->quiet += ms;
+        if (l->quiet > w->silence_ms) end_job(w, LOST_SILENT, l->rank, l->step, false);
+    }
+}
+
+/* The rank waits for something that will not come. */
+static void end_process(const watch *w) {
+    if (w->text[0] != '\0') {
+        log_set_level(LOG_WARN);
+        log_warn("%s", w->text);
+    }
+    kill(getpid(), SIGKILL);
+}
+
+static void *watch_main(void *arg) {
+    watch *w = arg;
+    int64_t since_beat = WATCH_BEAT_MS;
+    uint64_t before = clock_ns();
+    while (atomic_load(&w->leaving) == 0) {
+        if (since_beat >= WATCH_BEAT_MS) {
+            send_all(w, BEAT, w->rank, atomic_load(&w->step), -1);
+            since_beat = 0;
+        }
+        listen_once(w);
+        uint64_t now = clock_ns();
+        int64_t ms = (int64_t)((now - before) / 1000000);
+        if (ms == 0) continue;
+        before = now;
+        if (ms > MOST_MS) ms = MOST_MS; /* this process did not run itself */
+        since_beat += ms;
+        if (atomic_load(&w->ended) == 0) count_silence(w, ms);
+        if (atomic_load(&w->ended) == 0) continue;
+        w->grace += ms;
+        int most = atomic_load(&w->heard) ? 3 * WATCH_GRACE_MS : WATCH_GRACE_MS;
+        if (w->grace > most && !w->is_patient) end_process(w);
+    }
+    send_all(w, atomic_load(&w->leaving) == 1 ? BYE : FAILED, w->rank, atomic_load(&w->step), -1);
+    return NULL;
+}
+
+static watch_link *find_link(watch *w, int64_t rank) {
+    for (int i = 0; i < w->n_links; i++)
+        if (w->link[i].rank == rank) return &w->link[i];
+    return NULL;
+}
+
+/* Something that is not a rank of the job is sent away. */
+static void welcome(watch *w, const watch_options *o, int fd, int *n) {
+    beat b;
+    watch_link *l = NULL;
+    if (net_receive(fd, &b, sizeof b, HELLO_MS) == OK && b.magic == MAGIC && b.kind == HELLO &&
+        b.job == o->job)
+        l = find_link(w, b.rank);
+    if (l == NULL || l->fd >= 0 || net_send(fd, &b, sizeof b, HELLO_MS) != OK) {
+        net_close(&fd);
+        return;
+    }
+    l->fd = fd;
+    ++*n;
+}
+
+static status connect_all(watch *w, const watch_options *o) {
+    uint64_t start = clock_ns();
+    for (int n = 0; n < w->n_links;) {
+        char address[NET_ADDRESS_BYTES];
+        int fd, spent = (int)((clock_ns() - start) / 1000000);
+        if (spent >= o->timeout_ms)
+            return fail(ERR_IO, "%d of %d ranks did not join in %d s", w->n_links - n, w->size,
+                        o->timeout_ms / 1000);
+        if (net_accept(&fd, o->listener, o->timeout_ms - spent, address) == OK)
+            welcome(w, o, fd, &n);
+    }
+    return OK;
+}
+
+static status connect_first(watch *w, const watch_options *o) {
+    beat b = {.magic = MAGIC, .kind = HELLO, .job = o->job, .rank = o->rank}, answer;
+    int *fd = &w->link[0].fd;
+    TRY(net_connect(fd, o->address, o->port, o->timeout_ms));
+    TRY(net_send(*fd, &b, sizeof b, o->timeout_ms));
+    status st = net_receive(*fd, &answer, sizeof answer, o->timeout_ms);
+    return st == OK ? OK : fail_prefix(st, "rank 0 on %s", w->hosts[0]);
+}
+
+static status begin(watch *w, const watch_options *o) {
+    size_t n = (size_t)w->size;
+    TRY(MEM_NEW(&w->link, (size_t)w->n_links));
+    for (int i = 0; i < w->n_links; i++)
+        w->link[i] = (watch_link){.fd = -1, .rank = w->rank == 0 ? i + 1 : 0};
+    TRY(MEM_NEW(&w->polls, (size_t)w->n_links));
+    TRY(mem_alloc((void **)&w->hosts, n, sizeof *w->hosts));
+    memcpy(w->hosts, o->hosts, n * sizeof *w->hosts);
+    TRY(w->rank == 0 ? connect_all(w, o) : connect_first(w, o));
+    if (pthread_create(&w->thread, NULL, watch_main, w) != 0)
+        return fail(ERR_IO, "no thread for the heartbeats");
+    w->has_thread = true;
+    return OK;
+}
+
+status watch_create(watch **out, const watch_options *o) {
+    watch *w;
+    *out = NULL;
+    TRY(MEM_NEW(&w, 1));
+    w->rank = o->rank;
+    w->size = o->size;
+    w->n_links = o->rank == 0 ? o->size - 1 : 1;
+    w->silence_ms = o->silence_ms > 0 ? o->silence_ms : WATCH_SILENCE_MS;
+    w->is_patient = o->is_patient;
+    status st = begin(w, o);
+    if (st == OK) {
+        *out = w;
+        return OK;
+    }
+    failure f;
+    failure_save(&f, st);
+    watch_destroy(w, true);
+    return failure_restore(&f);
+}
+
+void watch_destroy(watch *w, bool is_failure) {
+    if (w == NULL) return;
+    atomic_store(&w->leaving, is_failure ? 2 : 1);
+    if (w->has_thread) pthread_join(w->thread, NULL);
+    for (int i = 0; i < w->n_links && w->link != NULL; i++)
+        net_close(&w->link[i].fd);
+    mem_free(w->link);
+    mem_free(w->polls);
+    mem_free(w->hosts);
+    mem_free(w);
+}

@@ -1,0 +1,306 @@
+/* Ranks that find each other by TCP, and the watch that misses them. */
+#include "dist/tcp.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "dist/net.h"
+#include "train_test.h"
+
+enum { MAX_RANKS = 5, LARGE = 3 << 20 };
+
+static int free_port(void) {
+    int fd, port;
+    CHECK_OK(net_listen(&fd, 0, &port));
+    net_close(&fd);
+    return port;
+}
+
+static tcp_start start_of(int rank, int size, int port) {
+    return (tcp_start){.rank = rank,
+                       .size = size,
+                       .local_rank = -1,
+                       .local_size = -1,
+                       .address = "127.0.0.1",
+                       .port = port,
+                       .timeout_ms = 20000,
+                       .is_patient = true};
+}
+
+typedef struct member {
+    tcp_start start;
+    void (*fn)(transport *t);
+    status st; /* of the start */
+    char reason[512];
+    pthread_t thread;
+} member;
+
+static void *member_main(void *arg) {
+    member *m = arg;
+    transport *t;
+    m->st = tcp_create(&t, &m->start);
+    snprintf(m->reason, sizeof m->reason, "%s", m->st != OK ? status_reason() : "");
+    if (m->st != OK) return NULL;
+    CHECK(t->rank == m->start.rank && t->size == m->start.size);
+    CHECK(t->local_rank == t->rank && t->local_size == t->size);
+    m->fn(t);
+    return NULL;
+}
+
+static void run_members(member *m, int n) {
+    for (int i = n - 1; i >= 0; i--)
+        CHECK(pthread_create(&m[i].thread, NULL, member_main, &m[i]) == 0);
+    for (int i = 0; i < n; i++)
+        pthread_join(m[i].thread, NULL);
+}
+
+static uint8_t byte_of(int from, int to, int64_t i) {
+    return (uint8_t)(i * 31 + from * 7 + to * 3 + i / 251);
+}
+
+/* Bytes from one rank to another: nothing, a little, and more than a socket holds. */
+static int64_t bytes_of(int from, int to) {
+    return from == to             ? 5
+           : (from + to) % 3 == 0 ? 0
+           : (from + to) % 3 == 1 ? 17 + from
+                                  : LARGE + to;
+}
+
+static void exchange(transport *t) {
+    const void *from[MAX_RANKS];
+    void *to[MAX_RANKS];
+    int64_t n_from[MAX_RANKS], n_to[MAX_RANKS];
+    for (int round = 0; round < 3; round++) {
+        for (int r = 0; r < t->size; r++) {
+            uint8_t *out, *in;
+            n_from[r] = bytes_of(t->rank, r);
+            n_to[r] = bytes_of(r, t->rank);
+            CHECK_OK(MEM_NEW(&out, (size_t)n_from[r] + 1));
+            CHECK_OK(MEM_NEW(&in, (size_t)n_to[r] + 1));
+            for (int64_t i = 0; i < n_from[r]; i++)
+                out[i] = byte_of(t->rank, r, i + round);
+            from[r] = out;
+            to[r] = in;
+        }
+        exchange_args a = {from, n_from, to, n_to};
+        CHECK_OK(t->ops->exchange(t, &a));
+        for (int r = 0; r < t->size; r++) {
+            const uint8_t *in = to[r];
+            for (int64_t i = 0; i < n_to[r]; i++)
+                if (in[i] != byte_of(r, t->rank, i + round)) CHECK_EQ(i, -1);
+            CHECK_EQ(in[n_to[r]], 0);
+            mem_free((void *)from[r]);
+            mem_free(to[r]);
+        }
+        CHECK_OK(t->ops->barrier(t));
+    }
+    CHECK_OK(t->ops->leave(t, OK));
+}
+
+TEST(tcp_exchanges_between_all_pairs) {
+    for (int size = 1; size <= MAX_RANKS; size++) {
+        member m[MAX_RANKS];
+        int port = free_port();
+        for (int r = 0; r < size; r++)
+            m[r] = (member){.start = start_of(r, size, port), .fn = exchange};
+        run_members(m, size);
+        for (int r = 0; r < size; r++)
+            CHECK_EQ(m[r].st, OK);
+    }
+}
+
+/* What is not a rank disturbs nothing. */
+static void *intrude(void *arg) {
+    int fd, port = *(int *)arg;
+    char junk[300];
+    memset(junk, 'x', sizeof junk);
+    CHECK_OK(net_connect(&fd, "127.0.0.1", port, 10000));
+    CHECK_OK(net_send(fd, junk, sizeof junk, 1000));
+    usleep(100000);
+    net_close(&fd);
+    return NULL;
+}
+
+static void *be_late(void *arg) {
+    usleep(300000);
+    return member_main(arg);
+}
+
+TEST(tcp_ignores_what_is_not_a_rank) {
+    int port = free_port();
+    pthread_t intruder, late;
+    member m[2] = {{.start = start_of(0, 2, port), .fn = exchange},
+                   {.start = start_of(1, 2, port), .fn = exchange}};
+    CHECK(pthread_create(&m[0].thread, NULL, member_main, &m[0]) == 0);
+    CHECK(pthread_create(&intruder, NULL, intrude, &port) == 0);
+    CHECK(pthread_create(&late, NULL, be_late, &m[1]) == 0);
+    pthread_join(m[0].thread, NULL);
+    pthread_join(intruder, NULL);
+    pthread_join(late, NULL);
+    CHECK(m[0].st == OK && m[1].st == OK);
+}
+
+static void never(transport *t) {
+    (void)t;
+    CHECK_EQ(0, 1);
+}
+
+TEST(tcp_refuses_ranks_that_do_not_fit) {
+    int port = free_port();
+    member m[3] = {{.start = start_of(0, 2, port), .fn = never},
+                   {.start = start_of(1, 3, port), .fn = never}};
+    run_members(m, 2);
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ(m[r].st, ERR_CONFIG);
+        CHECK_CONTAINS(m[r].reason, "has WORLD_SIZE 3, rank 0 has 2");
+    }
+    port = free_port();
+    m[0] = (member){.start = start_of(0, 3, port), .fn = never};
+    m[1] = m[2] = (member){.start = start_of(1, 3, port), .fn = never};
+    run_members(m, 3);
+    CHECK_EQ(m[0].st, ERR_CONFIG);
+    CHECK_CONTAINS(m[0].reason, "RANK 1 is used twice");
+    CHECK(m[1].st != OK && m[2].st != OK);
+    transport *t;
+    tcp_start wrong = start_of(2, 2, port);
+    CHECK_FAILS(tcp_create(&t, &wrong), ERR_USAGE, "RANK 2 of WORLD_SIZE 2");
+}
+
+TEST(tcp_names_ranks_that_do_not_come) {
+    transport *t;
+    int port = free_port();
+    tcp_start first = start_of(0, 3, port), second = start_of(1, 3, port);
+    first.timeout_ms = second.timeout_ms = 300;
+    CHECK_FAILS(tcp_create(&t, &first), ERR_IO, "did not report to port");
+    CHECK_CONTAINS(status_reason(), ": 1 2");
+    CHECK_FAILS(tcp_create(&t, &second), ERR_IO, "MASTER_ADDR");
+}
+
+/* Rank 1 is a process; what the test does to it. */
+static pid_t start_victim(int port, int silence_ms, void (*fn)(transport *t)) {
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    transport *t;
+    tcp_start s = start_of(1, 2, port);
+    s.silence_ms = silence_ms;
+    if (tcp_create(&t, &s) == OK) fn(t);
+    _exit(0);
+}
+
+static void wait_at_barrier(transport *t) {
+    t->ops->note_step(t, 41);
+    (void)t->ops->barrier(t);
+    sleep(60);
+}
+
+static void check_loss(int signal, const char *want) {
+    transport *t;
+    int port = free_port();
+    pid_t victim = start_victim(port, 800, wait_at_barrier);
+    tcp_start s = start_of(0, 2, port);
+    s.silence_ms = 800;
+    CHECK_OK(tcp_create(&t, &s));
+    CHECK_OK(t->ops->barrier(t));
+    usleep(600000); /* a heartbeat tells the step */
+    kill(victim, signal);
+    uint64_t start = clock_ns();
+    CHECK_FAILS(t->ops->barrier(t), ERR_IO, want);
+    CHECK_CONTAINS(status_reason(), "was lost at step 41");
+    CHECK(clock_ns() - start < 4000000000u);
+    CHECK_FAILS(t->ops->barrier(t), ERR_IO, want);
+    CHECK_FAILS(t->ops->leave(t, ERR_IO), ERR_IO, want);
+    kill(victim, SIGKILL);
+    waitpid(victim, NULL, 0);
+}
+
+TEST(tcp_misses_a_killed_rank) {
+    check_loss(SIGKILL, "its connection was closed");
+}
+
+TEST(tcp_misses_a_stopped_rank) {
+    check_loss(SIGSTOP, "it does not answer");
+}
+
+static void fail_by_itself(transport *t) {
+    (void)t->ops->barrier(t);
+    (void)t->ops->leave(t, fail(ERR_IO, "no space left"));
+}
+
+/* It says itself why; the others end and are silent. */
+TEST(tcp_ends_with_a_rank_that_fails) {
+    transport *t;
+    int port = free_port();
+    pid_t victim = start_victim(port, 5000, fail_by_itself);
+    tcp_start s = start_of(0, 2, port);
+    CHECK_OK(tcp_create(&t, &s));
+    CHECK_OK(t->ops->barrier(t));
+    CHECK_EQ(t->ops->barrier(t), ERR_IO);
+    usleep(200000);
+    CHECK_EQ(t->ops->leave(t, ERR_IO), ERR_IO);
+    CHECK_STR(status_reason(), "");
+    waitpid(victim, NULL, 0);
+}
+
+static void expect_too_much(transport *t) {
+    int64_t word = 0, all[2], n[2] = {8, 8}, n_to[2] = {8, 8};
+    const void *from[2] = {&word, &word};
+    void *to[2] = {&all[0], &all[1]};
+    n_to[1 - t->rank] = t->rank == 0 ? 4 : 8;
+    exchange_args a = {from, n, to, n_to};
+    status st = t->ops->exchange(t, &a);
+    if (t->rank == 0) CHECK_FAILS(st, ERR_USAGE, "the ranks do not make the same calls");
+    t->ops->destroy(t);
+}
+
+TEST(tcp_compares_the_sizes_of_both_sides) {
+    int port = free_port();
+    member m[2] = {{.start = start_of(0, 2, port), .fn = expect_too_much},
+                   {.start = start_of(1, 2, port), .fn = expect_too_much}};
+    run_members(m, 2);
+}
+
+/* The program, started as torchrun does, has the bits of one process. */
+TEST(tcp_same_bits_as_one_process) {
+    char *text, gin[512];
+    snprintf(gin, sizeof gin, "%s/c.gin", test_folder());
+    FILE *f = fopen(gin, "w");
+    CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
+    const char *what = "HSTU_THREADS=1 '%s' train --gin-config-file '%s' --data '%s' --max-iters 5 "
+                       "--device cpu --out '%s/%s'";
+    char one[4096], two[4096];
+    snprintf(one, sizeof one, what, test_program(), gin, synth_folder(), test_folder(), "one");
+    snprintf(two, sizeof two, what, test_program(), gin, synth_folder(), test_folder(), "two");
+    int code = test_command(&text, "%s", one);
+    CHECK_EQ(code, 0);
+    free(text);
+    code = test_command(&text,
+                        "export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d; (RANK=1 %s) & "
+                        "RANK=0 %s && wait $!",
+                        free_port(), two, two);
+    if (code != 0) fprintf(stderr, "%s\n", text);
+    CHECK_EQ(code, 0);
+    free(text);
+    char a[600], b[600];
+    snprintf(a, sizeof a, "%s", run_path("one"));
+    snprintf(b, sizeof b, "%s", run_path("two"));
+    CHECK(same_file(a, b, "model.safetensors") && same_file(a, b, "optimizer.safetensors"));
+}
+
+TEST(tcp_variables_that_make_no_sense) {
+    static const char *const wrong[] = {"RANK=2 WORLD_SIZE=2", "RANK=x WORLD_SIZE=2",
+                                        "RANK=0 WORLD_SIZE=2 MASTER_PORT=99999"};
+    for (int i = 0; i < 3; i++) {
+        char *text;
+        int code =
+            test_command(&text,
+                         "MASTER_ADDR=localhost %s '%s' train --gin-config-file configs/demo.gin "
+                         "--data x --out x --device cpu",
+                         wrong[i], test_program());
+        CHECK_EQ(code, 2);
+        free(text);
+    }
+}
