@@ -387,6 +387,11 @@ static status check_path(const char *path) {
     TRY(path_join(inside, sizeof inside, path, "data.seq"));
     if (stat(inside, &found) == 0) return OK;
     if (errno != ENOENT) return fail_errno("%s: cannot be opened", inside);
+    if (has_file(path, "engine.json"))
+        return fail(ERR_USAGE,
+                    "%s: an engine folder; 'hstu serve' serves it, 'hstu info' of the run that it "
+                    "was built from shows more",
+                    path);
     if (has_file(path, "manifest.json"))
         return fail(ERR_USAGE,
                     "%s: a checkpoint; name its run, or a dynamic table of it (%s/table-...), or "

@@ -32,6 +32,7 @@ static const command commands[] = {
     {"compare", cmd_compare, "show runs side by side"},
     {"recommend", cmd_recommend, "recommend items to one, many or all users"},
     {"score", cmd_score, "score given items for users"},
+    {"build", cmd_build, "make a folder to serve from: checked, small, quick to open"},
     {"serve", cmd_serve, "answer over HTTP, with metrics and a page"},
     {"export", cmd_export, "copy what a run has learnt, for other tools"},
     {"import", cmd_import, "take over tables of other tools, or of snapshots"},

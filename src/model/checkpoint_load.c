@@ -94,7 +94,7 @@ status checkpoint_check_count(const st_file *f, size_t n) {
                 st_path(f), st_n_tensors(f), n);
 }
 
-static status load_tables(dynamic_tables *tables, const char *folder) {
+status checkpoint_load_tables(dynamic_tables *tables, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     dynamic_state as_loaded;
     int64_t n_rejected;
@@ -126,7 +126,7 @@ status checkpoint_load_weights(const char *folder, backend *be, const param *par
     char path[CHECKPOINT_PATH_BYTES];
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_MODEL]));
     TRY(load_params(path, be, params, n_params));
-    return load_tables(tables, folder);
+    return checkpoint_load_tables(tables, folder);
 }
 
 static status parse_origin(checkpoint_origin *o, const json_value *root) {

@@ -38,8 +38,8 @@ status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
  * missing). */
 status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]);
 
-/* A checkpoint of a run by choice: "best", "last", "step-480" or a folder; NULL: checkpoint_find.
- * ERR_USAGE where the run has no such checkpoint. */
+/* A checkpoint of a run, or an engine folder itself, by choice: "best", "last", "step-480" or a
+ * folder; NULL: checkpoint_find. ERR_USAGE where the run has no such checkpoint. */
 status checkpoint_choose(const char *run, const char *choice, char folder[CHECKPOINT_PATH_BYTES]);
 
 /* Whether the folder is a run's link to its best checkpoint. */
@@ -75,6 +75,9 @@ status checkpoint_read_origin(checkpoint_origin *out, const char *folder);
  * checkpoint_verify accepted.  On failure the values are undefined. */
 status checkpoint_load_weights(const char *folder, backend *be, const param *params, int n_params,
                                dynamic_tables *tables);
+
+/* The tables alone, from a folder that holds their snapshots. */
+status checkpoint_load_tables(dynamic_tables *tables, const char *folder);
 
 /* The parts of checkpoint_load: reads one tensor, called p->name with the suffix, of p's shape and
  * with finite values (else ERR_NUMERIC), into memory of the backend; and checks that a file has no

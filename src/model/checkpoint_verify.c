@@ -10,7 +10,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "embed/snapshot.h"
-#include "model/checkpoint_load.h"
+#include "model/engine_folder.h"
 
 enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
 
@@ -276,6 +276,13 @@ static int64_t chosen_step(const char *choice) {
 }
 
 status checkpoint_choose(const char *run, const char *choice, char folder[CHECKPOINT_PATH_BYTES]) {
+    if (engine_folder_is(run)) {
+        if (choice != NULL)
+            return fail(ERR_USAGE, "--checkpoint %s: %s is an engine folder, which holds one model",
+                        choice, run);
+        snprintf(folder, CHECKPOINT_PATH_BYTES, "%s", run);
+        return OK;
+    }
     if (choice == NULL) return checkpoint_find(run, folder);
     if (strcmp(choice, "last") == 0) return checkpoint_find_last(run, folder);
     int64_t step = chosen_step(choice);
@@ -304,6 +311,10 @@ status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]
     if (step >= 0) { /* the run was killed between its first checkpoint and the link to it */
         return find_step(path, step, folder);
     }
+    if (engine_folder_is(path))
+        return fail(ERR_USAGE,
+                    "%s: an engine folder, made to be served; name the run that it was built from",
+                    path);
     if (checkpoint_is_to_come(path))
         return fail(ERR_FORMAT,
                     "%s: the run has no checkpoint yet; let it train on, with 'hstu train --resume "

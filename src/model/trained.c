@@ -1,6 +1,7 @@
 #include "model/trained.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -21,20 +22,42 @@ static status match(trained *t, const seq_file *data, pool *p, const seq_file **
     return OK;
 }
 
+/* Which folder, whether it is whole, and its config. */
+static status find(trained *t, const char *path) {
+    t->is_engine = engine_folder_is(path);
+    if (!t->is_engine) {
+        TRY(checkpoint_find(path, t->folder));
+        return checkpoint_config(&t->config, t->folder);
+    }
+    if (snprintf(t->folder, sizeof t->folder, "%s", path) >= (int)sizeof t->folder)
+        return fail(ERR_USAGE, "%.100s...: the path is too long", path);
+    TRY(engine_folder_verify(t->folder, &t->engine));
+    TRY(engine_folder_config(&t->config, t->folder));
+    /* A GPU computes in the precision of 16-bit weights; float32 ones leave the choice to the run.
+     */
+    if (t->engine.dtype != DTYPE_FLOAT32) t->config->network.dtype = t->engine.dtype;
+    return OK;
+}
+
+static status load_weights(trained *t, backend *be) {
+    const session *s = &t->session;
+    dynamic_tables *tables = model_tables(s->model);
+    if (t->is_engine) return engine_folder_load(t->folder, be, s->params, s->n_params, tables);
+    return checkpoint_load_weights(t->folder, be, s->params, s->n_params, tables);
+}
+
 static status load(trained *t, const char *path, const seq_file *data, backend *be,
                    int32_t max_users) {
-    session *s = &t->session;
     const seq_file *matched;
-    TRY(checkpoint_find(path, t->folder));
-    TRY(checkpoint_config(&t->config, t->folder));
+    TRY(find(t, path));
     TRY(checkpoint_read_origin(&t->origin, t->folder));
-    if (checkpoint_is_best(t->folder))
+    if (!t->is_engine && checkpoint_is_best(t->folder))
         log_info("using the best checkpoint on validation, of step %" PRIu64
                  "; --checkpoint last chooses the newest",
                  t->origin.step);
     TRY(match(t, data, be->workers, &matched));
-    TRY(session_open_inference(s, t->config, matched, be, max_users));
-    return checkpoint_load_weights(t->folder, be, s->params, s->n_params, model_tables(s->model));
+    TRY(session_open_inference(&t->session, t->config, matched, be, max_users));
+    return load_weights(t, be);
 }
 
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,

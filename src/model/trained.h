@@ -7,7 +7,7 @@
 #ifndef HSTU_MODEL_TRAINED_H
 #define HSTU_MODEL_TRAINED_H
 
-#include "model/checkpoint_load.h"
+#include "model/engine_folder.h"
 #include "model/session.h"
 #include "model/vocabulary.h"
 
@@ -18,11 +18,13 @@ typedef struct trained {
     seq_file *vocabulary; /* of the checkpoint */
     vocabulary_view *view;
     char folder[CHECKPOINT_PATH_BYTES];
+    bool is_engine; /* opened from an engine folder: */
+    engine_facts engine;
 } trained;
 
-/* path: a checkpoint or a run.  max_users: of a batch; 0: the config's batch size for evaluation.
- * data NULL: the vocabulary alone, a data set without users, for what needs the model only.
- * ERR_CONFIG: the data do not fit the model, and why.  data and be must outlive it. */
+/* path: a checkpoint, a run or an engine folder.  max_users: of a batch; 0: the config's batch size
+ * for evaluation. data NULL: the vocabulary alone, a data set without users, for what needs the
+ * model only. ERR_CONFIG: the data do not fit the model, and why.  data and be must outlive it. */
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
                     int32_t max_users);
 void trained_close(trained *t); /* a failed open too */

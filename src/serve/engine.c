@@ -7,13 +7,11 @@
 #include "base/clock.h"
 #include "serve/engine_int.h"
 
-enum { DEFAULT_BATCH = 64, DEFAULT_TOKENS = 8192, DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
+enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
 #define DEFAULT_DEADLINE_NS 1000000000u
 
 static void set_defaults(engine_config *c) {
     if (c->device == NULL) c->device = "auto";
-    if (c->max_batch <= 0) c->max_batch = DEFAULT_BATCH;
-    if (c->max_tokens <= 0) c->max_tokens = DEFAULT_TOKENS;
     if (c->max_queue <= 0) c->max_queue = DEFAULT_QUEUE;
     if (c->max_user_events == 0) c->max_user_events = 1 << 20;
     if (c->deadline_ns == 0) c->deadline_ns = DEFAULT_DEADLINE_NS;

@@ -78,12 +78,12 @@ typedef struct engine_config {
     const char *data;         /* prepared data with users' histories to start with; NULL: none */
     const char *device;       /* "auto", "cpu", "cuda", "cuda:N" */
     int n_threads;            /* of the CPU's pool of each model; 0: as many as there are cores */
-    int32_t max_batch;        /* requests of a batch; 0: 64 */
-    int32_t max_tokens;       /* computed tokens of a batch; 0: 8192; never less than one request
-                                 needs */
+    int32_t max_batch;        /* requests of a batch; 0: as an engine folder says, else 64 */
+    int32_t max_tokens;       /* computed tokens of a batch; 0: likewise, else 8192; never less than
+                                 one request needs */
     int32_t max_queue;        /* requests that wait, of each model; 0: 1024 */
     int64_t kv_pages;         /* pages of each model's cache; 0: none, nothing is cached; below 0:
-                                 by memory (a quarter GiB) */
+                                 as an engine folder says, else a quarter GiB */
     uint64_t max_user_events; /* of a history; 0: 1 << 20 */
     uint64_t deadline_ns;     /* of requests that name none; 0: 1 s */
 } engine_config;

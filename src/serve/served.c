@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "ops/device.h"
 
-enum { PART = 256, POPULAR_NS = 1000000000 };
+enum { PART = 256, POPULAR_NS = 1000000000, DEFAULT_BATCH = 64, DEFAULT_TOKENS = 8192 };
 
 static int32_t larger(int32_t a, int32_t b) {
     return a > b ? a : b;
@@ -87,6 +87,18 @@ static status open_cache(served *m, const served_config *c) {
     return kv_cache_create(&m->cache, &k);
 }
 
+/* An engine folder has limits of its own, for whoever names none. */
+static status choose_limits(served_config *c) {
+    engine_facts facts = {.limits.kv_pages = -1};
+    if (engine_folder_is(c->path)) TRY(engine_folder_facts(c->path, &facts));
+    if (c->max_batch <= 0) c->max_batch = facts.limits.max_batch;
+    if (c->max_batch <= 0) c->max_batch = DEFAULT_BATCH;
+    if (c->max_tokens <= 0) c->max_tokens = facts.limits.max_tokens;
+    if (c->max_tokens <= 0) c->max_tokens = DEFAULT_TOKENS;
+    if (c->kv_pages < 0) c->kv_pages = facts.limits.kv_pages;
+    return OK;
+}
+
 static status make(served *m, const served_config *c) {
     int n_threads = c->n_threads;
     if (n_threads == 0) TRY(env_threads(&n_threads));
@@ -143,12 +155,14 @@ static status warm(served *m) {
 
 status served_open(served **out, const served_config *c) {
     served *m;
+    served_config chosen = *c;
     uint64_t start = clock_ns();
     *out = NULL;
+    TRY(choose_limits(&chosen));
     TRY(MEM_NEW(&m, 1));
     atomic_init(&m->refs, 1);
     snprintf(m->path, sizeof m->path, "%s", c->path);
-    status st = make(m, c);
+    status st = make(m, &chosen);
     if (st == OK) st = warm(m);
     if (st != OK) {
         served_drop(m);

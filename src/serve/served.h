@@ -25,8 +25,10 @@ typedef struct served_config {
     const char *path, *device;
     const seq_file *data; /* of the users; or NULL */
     int n_threads;
+    /* What an engine folder says where they are 0 (pages: below 0); else 64, 8192 and as many pages
+     * as a quarter GiB holds. */
     int32_t max_batch, max_tokens;
-    int64_t kv_pages; /* 0: no cache; below 0: as many as a quarter GiB holds */
+    int64_t kv_pages; /* 0: no cache */
 } served_config;
 
 typedef struct served {

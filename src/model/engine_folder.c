@@ -1,0 +1,247 @@
+#include "model/engine_folder.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/half.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "embed/snapshot.h"
+
+enum { JSON_MAX_BYTES = 1 << 16, PIECE = 1 << 16 };
+
+const char *const engine_file_names[ENGINE_FILES] = {"weights.safetensors", "vocabulary.seq",
+                                                     "state.json"};
+
+const char *engine_dtype_name(config_dtype dtype) {
+    static const char *const names[] = {
+        [DTYPE_BFLOAT16] = "bfloat16", [DTYPE_FLOAT16] = "float16", [DTYPE_FLOAT32] = "float32"};
+    return names[dtype];
+}
+
+bool engine_folder_is(const char *path) {
+    char inside[CHECKPOINT_PATH_BYTES];
+    return path_join(inside, sizeof inside, path, "engine.json") == OK && file_exists(inside);
+}
+
+#define REMEDY "this engine folder is damaged; make it again with 'hstu build RUN --out ENGINE'"
+
+static status damaged(const char *path, const char *what) {
+    return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
+}
+
+/* Adds to the last failure what to do about it, unless it says so itself. */
+static status add_remedy(const char *path, const char *folder) {
+    char reason[FAILURE_REASON_BYTES];
+    if (strstr(status_reason(), REMEDY) != NULL) return ERR_FORMAT;
+    bool has_place = strstr(status_reason(), folder) != NULL;
+    snprintf(reason, sizeof reason, "%s", status_reason());
+    return fail(ERR_FORMAT, "%.400s%s%.500s; " REMEDY, has_place ? "" : path, has_place ? "" : ": ",
+                reason);
+}
+
+/* Each object has all the keys that hstu build writes and no other: nothing stays unchecked. */
+static status check_keys(const char *path, const json_value *object, const char *const *keys) {
+    size_t n = 0;
+    if (object == NULL || object->type != JSON_OBJECT) return damaged(path, "an object is missing");
+    for (; keys[n] != NULL; n++)
+        if (json_member(object, keys[n]) == NULL) return damaged(path, "a member is missing");
+    return object->n_children == n ? OK : damaged(path, "it has an unknown member");
+}
+
+static status check_file(const char *folder, const char *path, const json_value *entry,
+                         const char *want) {
+    static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
+    const char *name, *hex;
+    int64_t bytes;
+    uint64_t got_bytes = 0, got_hash = 0;
+    char inside[CHECKPOINT_PATH_BYTES], text[17];
+    TRY(check_keys(path, entry, keys));
+    TRY(json_member_string(entry, "name", &name));
+    TRY(json_member_int(entry, "bytes", &bytes));
+    TRY(json_member_string(entry, "xxh64", &hex));
+    if (strcmp(name, want) != 0) return damaged(path, "it lists other files");
+    TRY(path_join(inside, sizeof inside, folder, name));
+    if (!file_exists(inside)) return damaged(inside, "the file is missing");
+    TRY(checkpoint_hash_file(inside, &got_bytes, &got_hash));
+    snprintf(text, sizeof text, "%016" PRIx64, got_hash);
+    if ((int64_t)got_bytes != bytes || strcmp(text, hex) != 0)
+        return damaged(inside, "the content does not fit its checksum");
+    return OK;
+}
+
+static status check_files(const char *folder, const char *path, const json_value *files) {
+    const json_value *e = files->type == JSON_ARRAY ? files->first : NULL;
+    for (int i = 0; i < ENGINE_FILES; i++, e = e->next) {
+        if (e == NULL) return damaged(path, "it does not list all files");
+        TRY(check_file(folder, path, e, engine_file_names[i]));
+    }
+    return e == NULL ? OK : damaged(path, "it lists other files");
+}
+
+static status check_table(const char *folder, const char *path, const json_value *entry) {
+    static const char *const keys[] = {"name", "seal", NULL};
+    const char *name, *seal;
+    char inside[CHECKPOINT_PATH_BYTES], hex[17];
+    snapshot_info info;
+    TRY(check_keys(path, entry, keys));
+    TRY(json_member_string(entry, "name", &name));
+    TRY(json_member_string(entry, "seal", &seal));
+    if (strncmp(name, "table-", 6) != 0 || strchr(name, '/') != NULL)
+        return damaged(path, "it names a table elsewhere");
+    TRY(path_join(inside, sizeof inside, folder, name));
+    TRY(embed_snapshot_info(inside, &info)); /* checks all of its files */
+    TRY(checkpoint_table_seal(folder, name, hex));
+    return strcmp(seal, hex) == 0 ? OK : damaged(inside, "it is the table of another model");
+}
+
+static status check_tables(const char *folder, const char *path, const json_value *tables) {
+    if (tables->type != JSON_ARRAY) return damaged(path, "it lists no tables");
+    for (const json_value *e = tables->first; e != NULL; e = e->next)
+        TRY(check_table(folder, path, e));
+    return OK;
+}
+
+static status read_dtype(const char *path, const char *name, config_dtype *out) {
+    static const config_dtype all[] = {DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcmp(name, engine_dtype_name(all[i])) != 0) continue;
+        *out = all[i];
+        return OK;
+    }
+    return damaged(path, "its dtype is none");
+}
+
+static status read_limits(const char *path, const json_value *limits, engine_limits *out) {
+    static const char *const keys[] = {"max_batch", "max_tokens", "kv_pages", NULL};
+    int64_t requests, tokens, pages;
+    TRY(check_keys(path, limits, keys));
+    TRY(json_member_int(limits, "max_batch", &requests));
+    TRY(json_member_int(limits, "max_tokens", &tokens));
+    TRY(json_member_int(limits, "kv_pages", &pages));
+    if (requests < 0 || requests > 4096 || tokens < 0 || tokens > 1 << 24 || pages < -1 ||
+        pages > INT32_MAX)
+        return damaged(path, "its limits are out of range");
+    *out = (engine_limits){(int32_t)requests, (int32_t)tokens, pages};
+    return OK;
+}
+
+static status read_facts(const char *path, const json_value *root, bool is_sealed,
+                         engine_facts *out) {
+    static const char *const keys[] = {"format", "dtype",  "weight_error", "limits",
+                                       "files",  "tables", "crc32",        NULL};
+    const char *format, *dtype;
+    TRY(json_member_string(root, "format", &format));
+    if (!is_sealed) return damaged(path, "it does not fit its own checksum");
+    if (strcmp(format, ENGINE_FORMAT) != 0)
+        return fail(ERR_UNSUPPORTED,
+                    "%s: '%.60s' is a format this version does not know (it reads '%s'); make it "
+                    "again with 'hstu build RUN --out ENGINE'",
+                    path, format, ENGINE_FORMAT);
+    TRY(check_keys(path, root, keys));
+    TRY(json_member_string(root, "dtype", &dtype));
+    TRY(json_member_double(root, "weight_error", &out->weight_error));
+    TRY(read_dtype(path, dtype, &out->dtype));
+    return read_limits(path, json_member(root, "limits"), &out->limits);
+}
+
+static status check_content(const char *folder, const char *path, const json_value *root) {
+    TRY(check_files(folder, path, json_member(root, "files")));
+    return check_tables(folder, path, json_member(root, "tables"));
+}
+
+static status read_engine(const char *folder, bool checks_content, engine_facts *out) {
+    char path[CHECKPOINT_PATH_BYTES], *text = NULL;
+    size_t n;
+    arena a;
+    const json_value *root;
+    *out = (engine_facts){0};
+    TRY(path_join(path, sizeof path, folder, "engine.json"));
+    TRY(file_read_all(path, JSON_MAX_BYTES, &text, &n));
+    arena_init(&a, 4096);
+    status st = json_parse(&a, path, text, n, &root);
+    if (st == OK && root->type != JSON_OBJECT) st = damaged(path, "no object");
+    if (st == OK) st = read_facts(path, root, json_is_sealed(text, n), out);
+    if (st == OK && checks_content) st = check_content(folder, path, root);
+    if (st == ERR_FORMAT) st = add_remedy(path, folder);
+    arena_fini(&a);
+    mem_free(text);
+    return st;
+}
+
+status engine_folder_facts(const char *folder, engine_facts *out) {
+    return read_engine(folder, false, out);
+}
+
+status engine_folder_verify(const char *folder, engine_facts *out) {
+    return read_engine(folder, true, out);
+}
+
+static status open_weights(st_file **out, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    *out = NULL;
+    TRY(path_join(path, sizeof path, folder, engine_file_names[ENGINE_WEIGHTS]));
+    return st_open(out, path);
+}
+
+status engine_folder_config(config **out, const char *folder) {
+    st_file *f;
+    *out = NULL;
+    TRY(open_weights(&f, folder));
+    const char *json = st_metadata(f, "config");
+    status st = json != NULL ? config_load_json(out, st_path(f), json, strlen(json))
+                             : damaged(st_path(f), "it carries no config");
+    st_close(f);
+    return st;
+}
+
+/* 16-bit numbers become float32 a piece at a time: what computes holds float32 everywhere. */
+static status load_half(const st_file *f, backend *be, const st_tensor *t, float *to) {
+    float *piece;
+    const unsigned char *from = t->data;
+    TRY(MEM_NEW_RAW(&piece, PIECE));
+    status st = OK;
+    for (int64_t at = 0; at < t->n && st == OK; at += PIECE) {
+        int64_t n = t->n - at < PIECE ? t->n - at : PIECE, n_bad = 0;
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t x;
+            memcpy(&x, from + 2 * (at + i), sizeof x);
+            piece[i] = t->dtype == ST_BF16 ? half_bf16_to_float(x) : half_f16_to_float(x);
+            n_bad += !isfinite(piece[i]);
+        }
+        if (n_bad > 0) {
+            char what[160];
+            snprintf(what, sizeof what, "'%.80s' holds a number that is not finite", t->name);
+            st = damaged(st_path(f), what);
+        }
+        if (st == OK) st = be->ops->copy_in(be, to + at, piece, (size_t)n * sizeof *piece);
+    }
+    mem_free(piece);
+    return st;
+}
+
+static status load_param(const st_file *f, backend *be, const param *p) {
+    const st_tensor *t = st_find(f, p->name);
+    if (t == NULL || (t->dtype != ST_BF16 && t->dtype != ST_F16))
+        return checkpoint_load_tensor(f, be, p, "", p->value);
+    bool is_same = t->n_dims == p->n_dims;
+    for (int d = 0; d < p->n_dims && is_same; d++)
+        is_same = t->shape[d] == p->shape[d];
+    if (!is_same) return damaged(st_path(f), "a shape is not that of the model");
+    return load_half(f, be, t, p->value);
+}
+
+status engine_folder_load(const char *folder, backend *be, const param *params, int n_params,
+                          dynamic_tables *tables) {
+    st_file *f;
+    TRY(open_weights(&f, folder));
+    status st = OK;
+    for (int i = 0; i < n_params && st == OK; i++)
+        st = load_param(f, be, &params[i]);
+    if (st == OK) st = checkpoint_check_count(f, (size_t)n_params);
+    st_close(f);
+    return st == OK ? checkpoint_load_tables(tables, folder) : st;
+}

@@ -1,0 +1,56 @@
+/* Engine folder: a trained model in the form in which it is served, made by `hstu build`
+ * (serve/build.h writes it; docs/formats.md).
+ *
+ *   weights.safetensors   parameters, matrices in the serving precision; the config as metadata
+ *   vocabulary.seq        ids and titles of the items (model/vocabulary.h)
+ *   state.json            of the checkpoint it was built from: step and split
+ *   table-N-NAME          snapshots of dynamic tables
+ *   engine.json           precision, limits, sizes and checksums of all that; sealed, written last
+ *
+ * The optimizer's state is not in it.  Files are mapped; whatever does not fit its checksum is
+ * refused.  One thread at a time. */
+#ifndef HSTU_MODEL_ENGINE_FOLDER_H
+#define HSTU_MODEL_ENGINE_FOLDER_H
+
+#include "model/checkpoint_load.h"
+
+#define ENGINE_FORMAT "hstu engine 1"
+
+/* What a server takes unless its command line says otherwise. */
+typedef struct engine_limits {
+    int32_t max_batch, max_tokens; /* 0: not given */
+    int64_t kv_pages;              /* below 0: not given */
+} engine_limits;
+
+/* What engine.json says besides checksums. */
+typedef struct engine_facts {
+    config_dtype dtype; /* of the matrices */
+    engine_limits limits;
+    double weight_error; /* of 16-bit weights: the largest difference, in units of its matrix's
+                            largest number */
+} engine_facts;
+
+typedef enum { ENGINE_WEIGHTS, ENGINE_VOCABULARY, ENGINE_STATE, ENGINE_FILES } engine_file;
+extern const char *const engine_file_names[ENGINE_FILES];
+
+/* Whether there is an engine.json in the folder. */
+bool engine_folder_is(const char *path);
+
+/* Reads and checks engine.json alone. */
+status engine_folder_facts(const char *folder, engine_facts *out);
+
+/* Checks the folder: every file and table against its checksum.  ERR_FORMAT, or ERR_UNSUPPORTED for
+ * a folder of another version, says what is wrong and what to do. */
+status engine_folder_verify(const char *folder, engine_facts *out);
+
+/* The config in the weights of a folder that was verified; config_destroy frees it. */
+status engine_folder_config(config **out, const char *folder);
+
+/* Parameters of the same names and shapes, and dynamic tables (NULL: none), from a folder that was
+ * verified.  On failure the values are undefined. */
+status engine_folder_load(const char *folder, backend *be, const param *params, int n_params,
+                          dynamic_tables *tables);
+
+const char *engine_dtype_name(config_dtype dtype); /* "bfloat16", "float16", "float32" */
+
+#endif
