@@ -13,6 +13,7 @@ const command bench_commands[] = {
     {"data", bench_data, "the batcher: tokens per second"},
     {"encode", bench_encode, "a BERT encoder: milliseconds and tokens per second"},
     {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
+    {"layers", bench_layers, "HSTU layers with cached keys and values: milliseconds"},
     {"masks", bench_masks, "softmax attention under masks, forward and backward"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
     {0},

@@ -15,6 +15,7 @@ status bench_cache(int argc, char **argv);
 status bench_data(int argc, char **argv);
 status bench_embedding(int argc, char **argv);
 status bench_encode(int argc, char **argv);
+status bench_layers(int argc, char **argv);
 status bench_masks(int argc, char **argv);
 status bench_train(int argc, char **argv);
 

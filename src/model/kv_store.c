@@ -50,4 +50,5 @@ void kv_store_layer(const kv_store *s, int index, kv_batch *out) {
     out->k = s->data + (int64_t)index * s->n_pages * page * size;
     out->v = (char *)out->k + KV_PAGE_LEN * s->dim_k * size;
     out->stride = page;
+    out->n_pages = s->n_pages;
 }

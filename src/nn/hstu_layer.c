@@ -196,7 +196,8 @@ static linear_args uvqk_of(const hstu_layer *l, const hstu_acts *a, int64_t n) {
                          .z = a->z,
                          .y = a->uvqk_y,
                          .dw = l->uvqk->grad,
-                         .dbias = grad(l->uvqk_bias)};
+                         .dbias = grad(l->uvqk_bias),
+                         .packed = l->uvqk_packed};
 }
 
 static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, const sequences *s) {
@@ -244,6 +245,7 @@ static void add_pages(attn_args *a, const sequences *s) {
                             .offsets = s->kv.offsets,
                             .page_len = s->kv.page_len,
                             .max_pages = s->kv.max_pages,
+                            .n_pages = s->kv.n_pages,
                             .k = s->kv.k,
                             .v = s->kv.v,
                             .stride = s->kv.stride};
@@ -297,7 +299,22 @@ static linear_args proj_of(const hstu_layer *l, const hstu_acts *a, int64_t n, c
                          .residual = c->has_residual ? x : NULL,
                          .y = out,
                          .dw = l->proj->grad,
-                         .dbias = grad(l->proj_bias)};
+                         .dbias = grad(l->proj_bias),
+                         .packed = l->proj_packed};
+}
+
+static status pack(backend *be, nn_memory *memory, linear_args a, void **out) {
+    size_t bytes = be->ops->linear_packed_bytes(be, a.n_in, a.n_out);
+    TRY(nn_new(memory, out, (int64_t)bytes, 1));
+    a.packed = *out;
+    return be->ops->linear_pack(be, &a);
+}
+
+status hstu_layer_pack(hstu_layer *l, nn_memory *memory) {
+    const hstu_acts none = {0};
+    l->uvqk_packed = l->proj_packed = NULL;
+    TRY(pack(memory->be, memory, uvqk_of(l, &none, 0), &l->uvqk_packed));
+    return pack(memory->be, memory, proj_of(l, &none, 0, NULL, NULL), &l->proj_packed);
 }
 
 static status forward(const layer *of, const layer_acts *acts, backend *be, const sequences *s,

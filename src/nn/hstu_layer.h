@@ -36,13 +36,18 @@ hstu_layer_config hstu_layer_fused(void);
 /* Parameters; NULL where the config has none. */
 typedef struct hstu_layer {
     hstu_layer_config config;
-    uint32_t site;                  /* of its dropout */
-    param *in_weight, *in_bias;     /* (E) of the first norm */
-    param *uvqk, *uvqk_bias;        /* (E, W), (W) with W = 2 H (dim_v + dim_qk) */
-    param *position_w, *time_w;     /* (2 bias_len - 1), (129) */
-    param *gate_weight, *gate_bias; /* (H dim_v) of the second norm */
-    param *proj, *proj_bias;        /* (H dim_v, E), or (E, H dim_v) if transposed; (E) */
+    uint32_t site;                   /* of its dropout */
+    param *in_weight, *in_bias;      /* (E) of the first norm */
+    param *uvqk, *uvqk_bias;         /* (E, W), (W) with W = 2 H (dim_v + dim_qk) */
+    param *position_w, *time_w;      /* (2 bias_len - 1), (129) */
+    param *gate_weight, *gate_bias;  /* (H dim_v) of the second norm */
+    param *proj, *proj_bias;         /* (H dim_v, E), or (E, H dim_v) if transposed; (E) */
+    void *uvqk_packed, *proj_packed; /* by hstu_layer_pack; or NULL */
 } hstu_layer;
+
+/* Packs the weights of both products (linear_pack in ops.h), for a layer that is no longer
+ * trained. */
+status hstu_layer_pack(hstu_layer *l, nn_memory *memory);
 
 /* What the backward pass needs of the forward pass. */
 typedef struct hstu_acts {

@@ -14,6 +14,7 @@ typedef struct kv_batch {
     const int32_t *offsets; /* (B + 1): of all keys, those in pages included */
     const int32_t *slot;    /* (T): of op kv_put */
     int32_t page_len, max_pages;
+    int32_t n_pages; /* of the store */
     int32_t max_len; /* the longest sequence, its keys in pages included */
     void *k, *v;     /* the pages of the layer */
     int64_t stride;  /* elements between them */

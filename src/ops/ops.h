@@ -217,6 +217,7 @@ typedef struct attn_pages {
     const int32_t
         *offsets; /* (B + 1): Lk = offsets[b + 1] - offsets[b]; key_time is laid out by it */
     int32_t page_len, max_pages;
+    int32_t n_pages;   /* pages there are; 0: not known on the host */
     const void *k, *v; /* row r of page p: (H, D) act at p * stride + r * H D */
     int64_t stride;    /* elements between pages */
 } attn_pages;

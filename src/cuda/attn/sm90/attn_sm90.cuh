@@ -44,20 +44,25 @@ status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t
 status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                         int64_t n_columns, int64_t stride, int box_rows, int dim);
 
+/* A tensor map of pages, each `page_rows` rows of n_columns, pages `stride` elements apart: a box
+ * is 64 columns of all rows of one page. */
+status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
+                       int64_t page_rows, int64_t n_pages, int64_t stride);
+
 /* Launches a kernel that may start while the last blocks of the previous kernel of the stream still
  * run (programmatic dependent launch), in a CUDA graph as well.  Each of its threads calls
  * grid_wait (ptx_sm90.cuh) before the kernel touches memory, including threads and blocks without
  * work: the next kernel relies on the previous one being complete, too.  Arguments are converted to
  * the kernel's types. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), int64_t n_blocks,
+static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), dim3 n_blocks,
                                              int n_threads, size_t shared_bytes,
                                              cudaStream_t stream, const ARGUMENTS &...arguments) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)n_blocks);
+    config.gridDim = n_blocks;
     config.blockDim = dim3((unsigned)n_threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;

@@ -35,6 +35,7 @@ struct fwd_sizes {
                                          short sequence; 0: the whole tile */
     static constexpr int BLOCKS = 1;  /* of a multiprocessor */
     static constexpr bool IS_PIPED = false; /* the next scores overlap with this stage's product */
+    static constexpr bool IS_PAGED = false; /* some keys are in pages (attn_sm90_paged.cuh) */
     static constexpr attn_bias BIAS = BIAS_NONE;
     static constexpr int OWNS = 1; /* 2: loads dout too (attn_sm90_bwd_dq_bias.cu) */
 };
@@ -45,7 +46,7 @@ template <typename SIZES> struct fwd_shape {
     static constexpr int OWNS = SIZES::OWNS;
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, KEYS = SIZES::KEYS;
     static constexpr int STAGES = SIZES::STAGES, BUFFERS = SIZES::BUFFERS, BLOCKS = SIZES::BLOCKS;
-    static constexpr bool IS_PIPED = SIZES::IS_PIPED;
+    static constexpr bool IS_PIPED = SIZES::IS_PIPED, IS_PAGED = SIZES::IS_PAGED;
     /* A unit is announced when all loads of queries of the previous unit, n, are issued.  At that
      * time a warp may still be storing unit n - BUFFERS. */
     static constexpr int UNITS = BUFFERS + 2;
@@ -322,6 +323,13 @@ __device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> 
 template <typename S>
 __device__ static inline void fwd_mask_tile(const attn_args &a, const fwd_own<S> &own, int j,
                                             float (&x)[S::KEYS / 2]) {
+    if constexpr (S::IS_PAGED) { /* the column's key */
+        const fwd_unit *u = own.unit;
+        if (j >= u->n_paged + u->pad)
+            j -= u->pad;
+        else if (j + S::KEYS > u->n_paged)
+            fwd_cut<S::KEYS>(u->n_paged - j, x);
+    }
     if (j < own.full.begin || j + S::KEYS > own.full.end)
         fwd_mask<S::KEYS>(a, own.unit->s, own.row, j, x);
 }

@@ -15,6 +15,10 @@ typedef struct fwd_unit {
     int head, row0;
     int begin, end, hole, hole_end;
     attn_span full;
+    /* Of kernels that read pages (attn_sm90_paged.cuh): keys in pages, columns that hold no key
+     * after them, the row of k and v that column 0 would have, and where partial sums go (-1: the
+     * unit has all its keys). */
+    int n_paged, pad, row_new, part;
 } fwd_unit;
 
 typedef struct fwd_maps {
@@ -86,6 +90,14 @@ __device__ static inline void fwd_mask(const attn_args &a, const attn_sequence &
                     x[c / 2 * 4 + side * 2 + c % 2] = 0;
         }
     }
+}
+
+/* Sets the scores of columns from `end` on to 0; columns as in fwd_mask, from 0 on. */
+template <int KEYS> __device__ static inline void fwd_cut(int end, float (&x)[KEYS / 2]) {
+    end -= 2 * ((int)threadIdx.x % 4);
+#pragma unroll
+    for (int e = 0; e < KEYS / 2; e++)
+        if (e / 4 * 8 + e % 2 >= end) x[e] = 0;
 }
 
 /* Stores the outputs of a warpgroup, 16 bytes a thread where the addresses allow it. */

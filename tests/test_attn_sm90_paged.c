@@ -1,0 +1,219 @@
+/* The attention over pages of 64 keys, the size that GPUs have kernels for, against the naive
+ * version: pages in any order, a last page that is partly filled, and keys that are cut into parts
+ * for several blocks of a GPU. */
+#include "attn_sample.h"
+
+enum { LEN = 64, SEQUENCES = 3, BEYOND = 7 };
+
+typedef struct shape {
+    int32_t n_heads, dim;
+    int32_t keys[SEQUENCES], queries[SEQUENCES], fresh[SEQUENCES]; /* fresh: keys in k and v */
+    int32_t targets[SEQUENCES];
+    int32_t max_len; /* of the keys, a bound that may be too large; 0: the longest */
+} shape;
+
+/* What a sample is with its first keys in pages. */
+typedef struct paged {
+    int32_t offsets_q[SEQUENCES + 1], offsets_new[SEQUENCES + 1];
+    int32_t *table;
+    float *pages, *k, *v;
+} paged;
+
+/* Another page for each 64 keys, in no order; pages are K, then V, then some unused numbers.  What
+ * no key is written to is large, but finite. */
+static void fill_pages(sample *s, const shape *c, paged *p, int32_t n_pages, int64_t stride,
+                       int32_t max_pages) {
+    int64_t row = (int64_t)c->n_heads * c->dim;
+    int32_t next = 0;
+    for (int64_t i = 0; i < n_pages * stride; i++)
+        p->pages[i] = exact(30000);
+    for (int b = 0; b < SEQUENCES; b++) {
+        int32_t n_paged = c->keys[b] - c->fresh[b];
+        for (int32_t j = 0; j < c->keys[b]; j++) {
+            int64_t from = s->a.offsets_k[b] + j;
+            const float *k = s->a.k, *v = s->a.v;
+            int64_t to = p->offsets_new[b] + j - n_paged;
+            float *to_k = p->k + to * row, *to_v = p->v + to * row;
+            if (j < n_paged) {
+                if (j % LEN == 0)
+                    p->table[b * max_pages + j / LEN] = (next++ * BEYOND + 3) % n_pages;
+                to_k = p->pages + p->table[b * max_pages + j / LEN] * stride + j % LEN * row;
+                to_v = to_k + LEN * row;
+            }
+            memcpy(to_k, k + from * s->a.stride_k, (size_t)row * sizeof *k);
+            memcpy(to_v, v + from * s->a.stride_v, (size_t)row * sizeof *v);
+        }
+    }
+}
+
+static attn_args with_pages(sample *s, const shape *c, paged *p) {
+    attn_args a = s->a;
+    int64_t row = (int64_t)c->n_heads * c->dim, stride = 2 * LEN * row + 8 * BEYOND;
+    int32_t n_pages = 0, max_pages = a.max_len_k / LEN + 1;
+    for (int b = 0; b < SEQUENCES; b++) {
+        n_pages += (c->keys[b] - c->fresh[b] + LEN - 1) / LEN;
+        p->offsets_new[b + 1] = p->offsets_new[b] + c->fresh[b];
+    }
+    while (n_pages % BEYOND == 0) /* so that the order visits every page */
+        n_pages++;
+    int64_t n_new = p->offsets_new[SEQUENCES];
+    CHECK_OK(MEM_NEW(&p->table, (size_t)(SEQUENCES * max_pages)));
+    CHECK_OK(MEM_NEW(&p->pages, (size_t)(n_pages * stride)));
+    CHECK_OK(MEM_NEW(&p->k, (size_t)(n_new * row)));
+    CHECK_OK(MEM_NEW(&p->v, (size_t)(n_new * row)));
+    fill_pages(s, c, p, n_pages, stride, max_pages);
+    a.pages = (attn_pages){.table = p->table,
+                           .offsets = s->a.offsets_k,
+                           .page_len = LEN,
+                           .max_pages = max_pages,
+                           .n_pages = n_pages,
+                           .k = p->pages,
+                           .v = p->pages + LEN * row,
+                           .stride = stride};
+    a.offsets_k = p->offsets_new;
+    a.k = p->k;
+    a.v = p->v;
+    a.stride_k = a.stride_v = row;
+    a.n_rows_k = n_new;
+    a.dout = NULL;
+    a.dq = a.dk = a.dv = NULL;
+    return a;
+}
+
+/* The error of `out` is at most twice that of naive code and one rounding. */
+static void check_out(const sample *s) {
+    double largest = 1e-30, error = 0, naive = 0;
+    int64_t used = (int64_t)s->a.n_heads * s->a.dim_v;
+    for (int64_t i = 0; i < s->n_q * s->a.stride_out; i++) {
+        if (i % s->a.stride_out >= used) {
+            CHECK(s->out[i] == 9.0f);
+            continue;
+        }
+        double want = s->want[0].out[i], d = fabs((double)s->out[i] - want);
+        largest = fmax(largest, fabs(want));
+        error = !(d <= error) ? d : error;
+        naive = fmax(naive, fabs(ract(s->want[1].out[i], true) - want));
+    }
+    double limit = test_on.p == PRECISION_F32 ? 3e-6 * largest
+                                              : 2 * naive + precision_unit(test_on.p) * largest;
+    if (!(error <= limit)) FAIL_TEST("error %g of %g, limit %g", error, largest, limit);
+}
+
+/* Only `out` is wanted. */
+static void forget_gradients(sample *s) {
+    for (int f = 0; f < 2; f++) {
+        double **d[] = {&s->want[f].dq, &s->want[f].dk, &s->want[f].dv};
+        for (int i = 0; i < 3; i++) {
+            mem_free(*d[i]);
+            *d[i] = NULL;
+        }
+    }
+}
+
+static void run_forward(const attn_args *a) {
+    pool *workers;
+    backend *be;
+    CHECK_OK(pool_create(&workers, 2));
+    CHECK_OK(test_backend(&be, workers));
+    CHECK_OK(be->ops->attn_fwd(be, a));
+    backend_destroy(be);
+    pool_destroy(workers);
+}
+
+static void refill(sample *s) {
+    for (int64_t i = 0; i < s->n_q * s->a.stride_out; i++)
+        s->out[i] = 9.0f;
+}
+
+/* Contiguous keys, and some of them in pages, twice: a sum has one order. */
+static void check_shape(const shape *c) {
+    sample s;
+    inputs in;
+    paged p = {{0}, {0}, NULL, NULL, NULL, NULL};
+    rows_are = ROWS_KNOWN;
+    sample_make(&s, &in, c->keys, SEQUENCES, false, c->n_heads, c->dim, c->dim);
+    rows_are = ROWS_ODD;
+    s.a.max_len_q = 0;
+    for (int b = 0; b < SEQUENCES; b++) {
+        p.offsets_q[b + 1] = p.offsets_q[b] + c->queries[b];
+        s.a.max_len_q = c->queries[b] > s.a.max_len_q ? c->queries[b] : s.a.max_len_q;
+    }
+    s.a.offsets_q = p.offsets_q;
+    s.a.n_rows_q = s.n_q = p.offsets_q[SEQUENCES];
+    if (c->max_len > 0) s.a.max_len_k = c->max_len;
+    sample_mask(&s.a, &in, SAMPLE_CAUSAL);
+    s.a.n_targets = c->targets;
+    sample_bias(&s, &in, BIAS_NONE, 1, 1);
+    sample_results(&s);
+    forget_gradients(&s);
+    sample_naive(&s);
+    attn_args a = with_pages(&s, c, &p);
+    run_forward(&s.a);
+    check_out(&s);
+    refill(&s);
+    run_forward(&a);
+    check_out(&s);
+    float *first = copy_floats(s.out, s.n_q * a.stride_out);
+    refill(&s);
+    run_forward(&a);
+    CHECK_SAME(s.out, first, s.n_q * a.stride_out);
+    void *owned[] = {first, p.table, p.pages, p.k, p.v};
+    for (int i = 0; i < 5; i++)
+        mem_free(owned[i]);
+    sample_free(&s);
+    sample_free_inputs(&in);
+}
+
+/* Few queries and many keys: on a GPU the keys are cut. */
+TEST(attn_over_pages_cuts_keys) {
+    static const int32_t dims[] = {64, 128, 256};
+    for (int i = 0; i < 3; i++) {
+        shape c = {.n_heads = 1 + i % 2,
+                   .dim = dims[i],
+                   .keys = {900, 70, 600},
+                   .queries = {96, 70, 33},
+                   .fresh = {96, 70, 40},
+                   .targets = {64, 10, 0}};
+        check_shape(&c);
+    }
+}
+
+/* More than one tile of queries, with keys that the L2 cache does not hold (or so it seems by the
+ * bound): blocks of a GPU work in groups. */
+TEST(attn_over_pages_in_groups) {
+    shape c = {.n_heads = 2,
+               .dim = 128,
+               .keys = {640, 300, 513},
+               .queries = {140, 20, 300},
+               .fresh = {140, 21, 301},
+               .targets = {130, 3, 257},
+               .max_len = 20000};
+    check_shape(&c);
+    c.dim = 256;
+    c.n_heads = 1;
+    check_shape(&c);
+}
+
+/* Short sequences: units have all their keys. */
+TEST(attn_over_pages_whole) {
+    shape c = {.n_heads = 3,
+               .dim = 64,
+               .keys = {200, 1, 128},
+               .queries = {150, 1, 2},
+               .fresh = {72, 1, 64},
+               .targets = {50, 1, 0}};
+    check_shape(&c);
+    c.dim = 256;
+    check_shape(&c);
+}
+
+/* Head dimensions and numbers of queries that only the general way takes. */
+TEST(attn_over_pages_of_any_dim) {
+    shape c = {.n_heads = 2,
+               .dim = 36,
+               .keys = {200, 64, 129},
+               .queries = {150, 0, 2},
+               .fresh = {72, 0, 1},
+               .targets = {50, 0, 1}};
+    check_shape(&c);
+}
