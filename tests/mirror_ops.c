@@ -526,6 +526,7 @@ status mirror_rank(backend *be, const rank_args *args) {
     mirror_begin(m);
     MIRROR(m, &a, query, IN, ACT_FACTOR, (int64_t)a.n_queries * a.dim);
     MIRROR(m, &a, corpus, IN, FACTOR, (int64_t)a.n_corpus * a.dim);
+    MIRROR(m, &a, corpus_act, IN, ACT_FACTOR, (int64_t)a.n_corpus * a.dim);
     MIRROR(m, &a, seen, IN, I32, a.seen != NULL ? a.seen_offsets[a.n_queries] : 0);
     MIRROR(m, &a, seen_offsets, IN, I32, a.n_queries + 1);
     MIRROR(m, &a, target, IN, I32, a.n_queries);

@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "base/mem.h"
 #include "base/safetensors.h"
 #include "device.h"
@@ -116,6 +118,46 @@ TEST(rank_equals_counting) {
     check_problem(make_problem(4, 64, 5, 41, 41));
     check_problem(make_problem(5, 65, 2, 50, 60));
     check_problem(make_problem(6, 200, 16, 33, 0));
+}
+
+/* The best rows, by scores of the corpus in the type of the activations, where that is given. */
+static void check_best(rank_args a) {
+    a.target = NULL;
+    a.corpus_act = a.corpus;
+    run_rank(&a, 2);
+    for (int32_t q = 0; q < a.n_queries; q++) {
+        int32_t n_left = 0;
+        for (int32_t row = 0; row < a.n_corpus; row++)
+            n_left += !is_seen_by(q, row);
+        for (int32_t i = 0; i < a.k; i++) {
+            int32_t row = a.best[q * a.k + i];
+            CHECK_EQ(row == -1, i >= n_left);
+            if (row == -1) continue;
+            CHECK(!is_seen_by(q, row));
+            CHECK_EQ(place_of(&a, q, row), i);
+            CHECK(a.best_score[q * a.k + i] == (float)score_of(&a, q, row));
+        }
+    }
+}
+
+TEST(rank_best_of_a_corpus_in_act) {
+    check_best(make_problem(11, 64, 64, 1500, 10));
+    check_best(make_problem(12, 70, 128, 300, 128));
+    check_best(make_problem(13, 3, 64, 70001, 5));
+    check_best(make_problem(14, 5, 64, 20, 30));
+    rank_args equal = make_problem(15, 2, 64, 40000, 20); /* all scores are 0 */
+    memset((void *)(uintptr_t)equal.query, 0, sizeof(float) * 2 * 64);
+    check_best(equal);
+    rank_args rising = make_problem(16, 1, 64, 9000, 7); /* every row beats those before it */
+    float *rows = (float *)(uintptr_t)rising.corpus, *query = (float *)(uintptr_t)rising.query;
+    memset(rows, 0, sizeof(float) * 9000 * 64);
+    for (int i = 0; i < 64; i++)
+        query[i] = i == 0 ? 128 : i == 1;
+    for (int r = 0; r < 9000; r++) {
+        rows[r * 64] = (float)(r / 128);
+        rows[r * 64 + 1] = (float)(r % 128);
+    }
+    check_best(rising);
 }
 
 /* A corpus so large that blocks are at their smallest. */

@@ -15,6 +15,7 @@ const command bench_commands[] = {
     {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
     {"layers", bench_layers, "HSTU layers with cached keys and values: milliseconds"},
     {"masks", bench_masks, "softmax attention under masks, forward and backward"},
+    {"search", bench_search, "the best items of a catalogue for many queries: milliseconds"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
     {0},
 };

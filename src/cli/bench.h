@@ -17,6 +17,7 @@ status bench_embedding(int argc, char **argv);
 status bench_encode(int argc, char **argv);
 status bench_layers(int argc, char **argv);
 status bench_masks(int argc, char **argv);
+status bench_search(int argc, char **argv);
 status bench_train(int argc, char **argv);
 
 /* "float32", "bfloat16", "float16". */

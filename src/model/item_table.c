@@ -4,7 +4,7 @@
 
 #include "model/model_int.h"
 
-enum { PIECE_BYTES = 4 << 20 };
+enum { PIECE_BYTES = 4 << 20, LARGE = 1 << 16 };
 
 /* A ranking model has no catalogue in the form that is scored. */
 static status read_ranking(item_table *t, model *m) {
@@ -37,6 +37,38 @@ status item_table_init(item_table *t, model *m) {
 void item_table_fini(item_table *t) {
     if (t->memory.be != NULL) nn_memory_fini(&t->memory);
     *t = (item_table){0};
+}
+
+/* `index` has the numbers of a piece's rows, from 0. */
+static status narrow_rows(const item_table *t, const staged_i32 *index, int32_t piece, char *to) {
+    backend *be = t->memory.be;
+    size_t row_bytes = (size_t)t->dim * act_bytes(be->act);
+    for (int32_t i = 0; i < piece; i++)
+        index->host[i] = i;
+    TRY(STAGED_SEND(be, index, piece));
+    for (int32_t first = 0; first < t->items.n; first += piece) {
+        int32_t left = t->items.n - first;
+        gather_args g = {.n = left < piece ? left : piece,
+                         .dim = t->dim,
+                         .table = t->items.rows + (int64_t)first * t->dim,
+                         .index = index->device,
+                         .scale = 1,
+                         .y = to + (size_t)first * row_bytes};
+        TRY(be->ops->gather(be, &g));
+    }
+    return OK;
+}
+
+status item_table_narrow(item_table *t) {
+    backend *be = t->memory.be;
+    staged_i32 index;
+    void *rows;
+    if (be->act == ACT_F32 || t->items.n < LARGE) return OK;
+    TRY(nn_new(&t->memory, &rows, (int64_t)t->items.n * t->dim, act_bytes(be->act)));
+    TRY(STAGED_NEW(&t->memory, &index, LARGE));
+    TRY(narrow_rows(t, &index, LARGE, rows));
+    t->narrow = rows;
+    return OK;
 }
 
 status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_host) {

@@ -12,7 +12,8 @@
 typedef struct item_table {
     nn_memory memory; /* of what is not the model's own */
     model_items items;
-    int32_t n_items; /* V: items.row has an entry for each, and for 0 */
+    const void *narrow; /* (items.n, dim) act, by item_table_narrow; or NULL */
+    int32_t n_items;    /* V: items.row has an entry for each, and for 0 */
     int32_t dim;
 } item_table;
 
@@ -22,6 +23,10 @@ void item_table_fini(item_table *t); /* a failed init too */
 /* The same table with the items alone whose flag is not 0; is_kept: (V + 1), by item number.  Rows
  * keep their bits, so that scores do too. */
 status item_table_keep(item_table *t, const uint8_t *is_kept);
+
+/* Makes a copy of the rows in the type of the activations, for a search that reads half the bytes
+ * (corpus_act in ops.h): of large tables, where activations have 16 bits.  Else does nothing. */
+status item_table_narrow(item_table *t);
 
 /* Rows first .. first + n - 1 to the host: (n, dim). */
 status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_host);

@@ -39,6 +39,14 @@ status model_alloc_grads(model *m) {
     return OK;
 }
 
+status model_pack(model *m) {
+    if (m->be->act == ACT_F32) return OK;
+    for (int i = 0; i < m->n_layers; i++)
+        if (m->layers[i].kind == &hstu_layer_kind)
+            TRY(hstu_layer_pack(&m->layers[i].hstu, &m->memory));
+    return OK;
+}
+
 param_range model_dense_grads(model *m) {
     return m->params.dense_grads;
 }

@@ -49,6 +49,10 @@ param *model_action_rows(model *m);
  * Dynamic tables become empty; their rows start by the seed of the config. */
 status model_init(model *m, uint64_t seed);
 
+/* Packs the weights of HSTU layers in the type of the activations (hstu_layer.h), where that is of
+ * 16 bits, for a model that is no longer trained. */
+status model_pack(model *m);
+
 /* The number of loss positions of a batch (host arithmetic). */
 int64_t model_count_loss(const model *m, const batch *b);
 

@@ -404,6 +404,8 @@ typedef struct rank_args {
     int32_t n_queries, dim, n_corpus;
     const void *query;           /* (n_queries, dim) act */
     const float *corpus;         /* (n_corpus, dim), already normalised if needed */
+    const void *corpus_act;      /* the same rows in act, or NULL; where it is given and there is no
+                                    target, scores may be of these rows */
     const int32_t *seen_offsets; /* (n_queries + 1), or NULL: nothing was seen */
     const int32_t *seen;         /* rows of the corpus, ascending within a query */
     const int32_t *target;       /* (n_queries) rows, or NULL */

@@ -277,6 +277,7 @@ static status search_catalogue(run *r, const void *encoded) {
                    .n_corpus = t->items.n,
                    .query = memory,
                    .corpus = t->items.rows,
+                   .corpus_act = t->narrow,
                    .seen_offsets = (int32_t *)(memory + query_bytes),
                    .seen = (int32_t *)(memory + query_bytes + offset_bytes),
                    .k = s.k,

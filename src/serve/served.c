@@ -105,10 +105,12 @@ static status make(served *m, const served_config *c) {
     TRY(pool_create(&m->compute.workers, n_threads));
     TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
     TRY(open_trained(m, c));
+    TRY(model_pack(m->s->model));
     set_sizes(m, c);
     count_flops(m);
     TRY(score_columns_init(&m->columns, m->s));
     TRY(item_table_init(&m->table, m->s->model));
+    if (!m->is_ranking) TRY(item_table_narrow(&m->table));
     /* Where the model has no candidates, one is an event like others. */
     int32_t max_targets = m->is_ranking && m->s->max_targets > 0 ? m->max_part : 0;
     TRY(histories_init_bounded(&m->batch, m->s, m->max_batch, max_targets, m->max_tokens));

@@ -8,11 +8,13 @@
  *
  * Ranks: each tile counts the rows that beat the targets, then one warp for each query subtracts
  * the seen rows.  No scores are stored.  The k best: scores of a piece of the corpus go to scratch
- * memory, and one block for each query keeps its best in shared memory. */
+ * memory, and one block for each query keeps its best in shared memory.  A corpus of 16 bits is
+ * searched without storing scores (topk.cu). */
 #include <math.h>
 
 #include "cuda/core/act.cuh"
 #include "cuda/core/reduce.cuh"
+#include "cuda/ops/rank_keys.cuh"
 
 enum { TILE = 64, DEPTH = 16, THREADS = 256, SIDE = 4, ROW_THREADS = TILE / SIDE };
 
@@ -23,8 +25,6 @@ static_assert(MAX_K + SELECT_ROUND <= N_KEYS, "no room for a round");
 
 /* Scores in scratch memory: 16 MiB, but at least 64 queries if there are that many. */
 enum { MAX_SCORES = 1 << 22, MIN_GROUP = TILE, MAX_GROUP = 1 << 20 };
-
-typedef unsigned long long key;
 
 typedef struct rank_job {
     rank_args a;
@@ -189,44 +189,6 @@ static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job 
     }
 }
 
-/* Keys order by score, then smaller row first; 0 is below all of them.  Adding 0 turns -0 into
- * +0. */
-__device__ static inline key key_of(float score, int32_t row) {
-    unsigned bits = __float_as_uint(score + 0.0f);
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (key)bits << 32 | (unsigned)~row;
-}
-
-__device__ static inline int32_t key_row(key k) {
-    return ~(int32_t)(unsigned)k;
-}
-
-__device__ static inline float key_score(key k) {
-    unsigned bits = (unsigned)(k >> 32);
-    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
-}
-
-/* Sorts n keys, best first, by a bitonic network over the next power of two. */
-__device__ static inline void sort_keys(key *keys, int n) {
-    int size = 1;
-    while (size < n)
-        size *= 2;
-    for (int i = n + (int)threadIdx.x; i < size; i += SELECT_THREADS)
-        keys[i] = 0;
-    for (int run = 2; run <= size; run *= 2) {
-        for (int step = run / 2; step > 0; step /= 2) {
-            __syncthreads();
-            for (int i = (int)threadIdx.x; i < size / 2; i += SELECT_THREADS) {
-                int low = 2 * i - (i & (step - 1));
-                key a = keys[low], b = keys[low + step];
-                bool is_descending = (low & run) == 0;
-                if ((a < b) == is_descending) keys[low] = b, keys[low + step] = a;
-            }
-        }
-    }
-    __syncthreads();
-}
-
 /* One block for each query: rows that beat the k-th best so far join the keys, which are sorted and
  * cut to k whenever a further round might not fit. */
 static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(rank_job j) {
@@ -252,7 +214,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(
         __syncthreads();
         n = n_shared;
         if (n + SELECT_ROUND > N_KEYS || first + SELECT_ROUND >= j.n_rows) {
-            sort_keys(keys, n);
+            sort_keys<SELECT_THREADS>(keys, n);
             n = n < k ? n : k;
             worst = n == k ? keys[k - 1] : 0;
         }
@@ -361,6 +323,7 @@ status cuda_rank(backend *be, const rank_args *a) {
     if (a->k > MAX_K)
         return fail(ERR_UNSUPPORTED, "the %d best rows were asked for; on a GPU there may be %d",
                     a->k, MAX_K);
+    if (cuda_topk_can(be, a)) return cuda_topk(be, a);
     TRY(cuda_scratch(be, lay_out(be, &j, NULL), &memory));
     lay_out(be, &j, (char *)memory);
     if (be->act == ACT_BF16) TRY(convert<__nv_bfloat16>(be, j));
