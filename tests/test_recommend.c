@@ -68,6 +68,29 @@ TEST(recommend_all_users_never_what_they_had) {
     free(text);
 }
 
+/* Ranks divide the users; the answers are those of one process, to the byte. */
+TEST(recommend_ranks_answer_as_one) {
+    static const char *const formats[] = {"jsonl", "csv", "table"};
+    free(shell(0, "for i in $(seq 700); do echo $((i * 7 % 43)); done >many.txt"));
+    for (int f = 0; f < 3; f++) {
+        char what[256];
+        snprintf(what, sizeof what, "--users many.txt -k 7 --format %s 2>/dev/null", formats[f]);
+        char *one = asked(0, what);
+        CHECK(strlen(one) > 10000);
+        for (int n = 2; n <= 4; n++) {
+            snprintf(what, sizeof what,
+                     "--users many.txt -k 7 --format %s --ranks %d 2>/dev/null%s", formats[f], n,
+                     n == 3 ? " --out r.txt; cat r.txt" : "");
+            char *more = asked(0, what);
+            CHECK_STR(one, more);
+            free(more);
+        }
+        free(one);
+    }
+    says(2, "--user 3 --ranks 2", "divide the users of");
+    says(2, "--users - --ranks 2", "cannot share stdin");
+}
+
 /* csv holds what JSON holds. */
 TEST(recommend_formats_agree) {
     char *json = asked(0, "--user 3 --user 9 -k 5 --json");

@@ -7,6 +7,7 @@
 #include "cli/recommend.h"
 #include "cli/user_service.h"
 #include "cli/work.h"
+#include "dist/start.h"
 #include "model/history_read.h"
 #include "model/recommender.h"
 #include "model/trained.h"
@@ -85,10 +86,12 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
                       .n_columns = 1,
                       .has_ranks = true};
     status st = recommender_create(&v.r, s, &c);
-    if (st == OK) st = answers_open(&v.out, a->out);
+    bool is_first = a->ranks == NULL || a->ranks->rank == 0;
+    if (st == OK) st = answers_open(&v.out, is_first ? a->out : NULL);
+    if (a->ranks != NULL) v.out.style = (show_style){"", "", "", ""}; /* some have no terminal */
     if (st == OK)
         st = g != NULL ? serve_history(&v, g)
-                       : user_service_run(&for_users, &v, &a->users, s->data, &v.out);
+                       : user_service_run(&for_users, &v, &a->users, s->data, &v.out, a->ranks);
     st = answers_close(&v.out, st);
     recommender_destroy(v.r);
     return st;
@@ -152,12 +155,21 @@ static status run(const recommend_args *a) {
     bool is_alone = a->history != NULL || a->similar.n_items > 0 || a->users.users.n_items == 1;
     char folder[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_choose(a->path, a->checkpoint, folder));
-    TRY(work_open(&w, a->data, a->device));
+    TRY(work_open_as(&w, a->data, a->device, &(work_options){.ranks = a->ranks, .nccl = "off"}));
     status st = trained_open(&t, folder, w.data, w.be, is_alone ? 1 : 0);
     if (st == OK) st = recommend(a, &t.session);
     trained_close(&t);
     work_close(&w);
     return st;
+}
+
+static status run_on_ranks(recommend_args *a) {
+    bool is_over;
+    status st = ranks_start(&a->ranks, (int)a->n_ranks, &is_over);
+    if (is_over) return st;
+    if (st == OK && a->ranks != NULL && !a->users.is_all && a->users.file == NULL)
+        st = fail(ERR_USAGE, "several ranks divide the users of --all-users or --users FILE");
+    return ranks_leave(a->ranks, st == OK ? run(a) : st);
 }
 
 static status check(const recommend_args *a, const arg_spec *spec) {
@@ -167,6 +179,8 @@ static status check(const recommend_args *a, const arg_spec *spec) {
     if (n != 1)
         return fail(ERR_USAGE, "give either --user ID, --users FILE, --all-users, --history or "
                                "--similar ITEM");
+    if (a->n_ranks > 1 && a->users.file != NULL && strcmp(a->users.file, "-") == 0)
+        return fail(ERR_USAGE, "--users -: ranks cannot share stdin; give a file");
     return OK;
 }
 
@@ -201,6 +215,10 @@ status cmd_recommend(int argc, char **argv) {
         {"--out", ARG_TEXT, &a.out, "FILE",
          "Write to a file, which appears when it is complete; - is stdout (default).", 0, 0},
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"--ranks", ARG_INT, &a.n_ranks, "G",
+         "Processes of this machine that divide the users (default 1; mpirun and torchrun start "
+         "their own); the answers are the same, in the same order.",
+         1, 64},
         {0},
     };
     const arg_spec spec = {
@@ -216,7 +234,7 @@ status cmd_recommend(int argc, char **argv) {
     status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
     if (st == OK && !is_help) st = check(&a, &spec);
     if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);
-    if (st == OK && !is_help) st = run(&a);
+    if (st == OK && !is_help) st = run_on_ranks(&a);
     mem_free(a.users.users.item);
     mem_free(a.similar.item);
     return st;

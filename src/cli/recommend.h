@@ -5,13 +5,15 @@
 
 #include "cli/answers.h"
 #include "cli/user_list.h"
+#include "dist/transport.h"
 #include "model/histories.h"
 
 typedef struct recommend_args {
     const char *path, *checkpoint, *data, *history, *allow, *deny, *device, *format_name, *out;
     user_choice users;
     arg_list similar;
-    int64_t k;
+    int64_t k, n_ranks;
+    transport *ranks; /* this process is one of them; or NULL */
     bool is_json, keeps_seen;
     answer_format format;
 } recommend_args;

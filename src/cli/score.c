@@ -121,7 +121,7 @@ static status score(const score_args *a, session *s) {
                           .n_columns = scorer_n_columns(v.r)};
         st = answers_open(&v.out, a->out);
     }
-    if (st == OK) st = user_service_run(&for_users, &v, &a->users, s->data, &v.out);
+    if (st == OK) st = user_service_run(&for_users, &v, &a->users, s->data, &v.out, NULL);
     st = answers_close(&v.out, st);
     scorer_destroy(v.r);
     mem_free(candidates.item);

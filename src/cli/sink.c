@@ -28,6 +28,7 @@ static status write_failed(const sink *s) {
 }
 
 status sink_write(sink *s, const void *bytes, size_t n) {
+    if (s->held != NULL) return buf_append(s->held, bytes, n);
     if (s->file != NULL) return out_file_write(s->file, bytes, n);
     return fwrite(bytes, 1, n, s->stream) == n ? OK : write_failed(s);
 }

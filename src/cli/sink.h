@@ -6,12 +6,14 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "base/buf.h"
 #include "base/file.h"
 #include "base/status.h"
 
 typedef struct sink {
     out_file *file; /* a new file, or */
     FILE *stream;   /* stdout, or a device or pipe, which is written to as it is */
+    buf *held;      /* what is written stays here instead; NULL: it goes on */
 } sink;
 
 /* path: a file, which is replaced at the end; NULL or "-": stdout. */

@@ -4,6 +4,7 @@
 #define HSTU_CLI_USER_SERVICE_H
 
 #include "cli/user_list.h"
+#include "dist/transport.h"
 #include "model/histories.h"
 
 /* What is done with users.  A batch is what was added since the last clear. */
@@ -17,8 +18,10 @@ typedef struct user_service {
     void (*clear)(void *ctx);
 } user_service;
 
-/* Serves all users of a choice; `out` is where the answers go.  ERR_FORMAT: there is no user. */
+/* Serves all users of a choice; `out` is where the answers go.  ranks NULL: this process serves
+ * all; else the ranks divide them, and the answers come in the order of the users from rank 0.
+ * ERR_FORMAT: there is no user. */
 status user_service_run(const user_service *s, void *ctx, const user_choice *users,
-                        const seq_file *data, const answers *out);
+                        const seq_file *data, answers *out, transport *ranks);
 
 #endif

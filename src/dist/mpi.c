@@ -146,7 +146,7 @@ status mpi_create(transport **out) {
     TRY(load_plugin(&p));
     if (p->begin(&rank, &size, &local_rank, &local_size, text) != 0)
         return fail(ERR_IO, "%s", text);
-    if (rank > 0) log_set_level(LOG_QUIET);
+    if (rank > 0) transport_silence();
     if (local_rank == 0) widen_affinity(local_size);
     if (local_rank > 0) {
         log_level level = log_get_level();

@@ -1,6 +1,5 @@
 #include "dist/ranks.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "dist/shm.h"
 
 /* Times are counted in turns of the watching loop and not read from a clock: while the machine or
@@ -137,12 +135,7 @@ static status become_rank(transport **out, shm_job *job, int rank, pid_t parent)
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     the_job = NULL;
-    if (rank > 0) {
-        int nowhere = open("/dev/null", O_WRONLY);
-        if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
-        if (nowhere > STDOUT_FILENO) close(nowhere);
-        log_set_level(LOG_QUIET);
-    }
+    if (rank > 0) transport_silence();
     return shm_create(out, job, rank);
 }
 

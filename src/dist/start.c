@@ -1,7 +1,6 @@
 #include "dist/start.h"
 
 #include "base/env.h"
-#include "base/log.h"
 #include "dist/mpi.h"
 #include "dist/ranks.h"
 #include "dist/tcp.h"
@@ -10,7 +9,7 @@
 static status join_by_tcp(transport **out) {
     env_torchrun e;
     TRY(env_read_torchrun(&e));
-    if (e.rank > 0) log_set_level(LOG_QUIET);
+    if (e.rank > 0) transport_silence();
     tcp_start start = {.rank = e.rank,
                        .size = e.size,
                        .local_rank = e.local_rank,

@@ -51,6 +51,9 @@ struct transport {
 
 void transport_destroy(transport *t); /* NULL is fine */
 
+/* What ranks but the first do when they start: nothing they log or print is seen. */
+void transport_silence(void);
+
 /* Copies the message of a rank to itself; for implementations. */
 void transport_copy_own(const transport *t, const exchange_args *a);
 
