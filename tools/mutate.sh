@@ -227,6 +227,7 @@ CC=${CC:-gcc} CUDA=0 NVCC='' MINIMAL='' PROBE_FLAGS='' sh tools/probe.sh >"$work
 measure_coverage
 i=0
 while [ $i -lt "$jobs" ]; do
+    [ -e "$work/tree.$i" ] || [ $i = 0 ] || cp -a "$work/tree.0" "$work/tree.$i" # built once, by all cores
     copy_tree "$work/tree.$i"
     built "$work/tree.$i" "" tests || exit 1
     i=$((i + 1))
