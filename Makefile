@@ -198,6 +198,9 @@ $B/flags: FORCE
 ifeq ($(VARIANT),fuzz)
 $B/src/cpu/%.o: KERNEL_CFLAGS := -fno-sanitize=all
 endif
+ifneq ($(filter -DHSTU_HAS_SVE,$(PROBE)),)
+$B/src/cpu/product_sve.o: KERNEL_CFLAGS += -march=armv8.2-a+sve -msve-vector-bits=256
+endif
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -c $< -o $@

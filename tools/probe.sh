@@ -19,6 +19,12 @@ int main(void) { return puts("") == EOF; }'; then
     echo "HSTU_NO_COMPILER"
     exit 0
 fi
+# Products on ARM with vectors of 256 bits (src/cpu/product_sve.c).
+links '#include <arm_sve.h>
+#if __ARM_FEATURE_SVE_BITS != 256
+#error "no fixed length"
+#endif
+int main(void) { return svcntw() != 8; }' -march=armv8.2-a+sve -msve-vector-bits=256 && echo "-DHSTU_HAS_SVE"
 [ "$MINIMAL" = 1 ] && exit 0
 links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"

@@ -20,9 +20,24 @@ enum { BLOCK_ROWS = 96 }; /* of A, packed together: a multiple of the height of 
 enum { PACK_COLUMNS = 192, MIN_SHARED_PACK = 1 << 15 };
 enum { MAX_DIRECT_COLUMNS = 128 }; /* with more columns, packing A costs little */
 
+#if defined(HSTU_HAS_SVE)
+#include <sys/auxv.h>
+#include <sys/prctl.h>
+
+/* Does this CPU have SVE, and has a vector 256 bits in this process? */
+static bool has_sve_256(void) {
+    if ((getauxval(AT_HWCAP) & HWCAP_SVE) == 0) return false;
+    int length = prctl(PR_SVE_GET_VL);
+    return length >= 0 && (length & PR_SVE_VL_LEN_MASK) == 32;
+}
+#endif
+
 const product_isa *product_choice(int i) {
     const product_isa *all[4];
     int n = 0;
+#if defined(HSTU_HAS_SVE)
+    if (has_sve_256()) all[n++] = &product_sve;
+#endif
 #if defined(__aarch64__)
     all[n++] = &product_neon;
 #elif defined(__x86_64__)

@@ -30,7 +30,7 @@ struct product_isa {
 
 extern const product_isa product_plain;
 #if defined(__aarch64__)
-extern const product_isa product_neon;
+extern const product_isa product_neon, product_sve;
 #elif defined(__x86_64__)
 extern const product_isa product_avx2, product_avx512, product_avx512_narrow;
 #endif
