@@ -22,7 +22,7 @@ status env_apply_log_level(void) {
     return OK;
 }
 
-static int usable_cores(void) {
+int env_cores(void) {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
                                                         : (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -36,7 +36,7 @@ status env_threads(int *out) {
 status env_threads_of(int n_processes, int *out) {
     const char *text = getenv("HSTU_THREADS");
     if (text == NULL || text[0] == '\0') {
-        *out = usable_cores() / n_processes;
+        *out = env_cores() / n_processes;
         if (*out < 1) *out = 1;
         return OK;
     }

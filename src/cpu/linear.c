@@ -270,6 +270,7 @@ static void plan_groups(linear_job *job) {
     int64_t size = (int64_t)a->n_in * a->n_out;
     int64_t n = cpu_n_chunks(a->n, MIN_GROUP_ROWS);
     if (size > MAX_SPLIT_SIZE) return;
+    if (n > 2) n = (n + 3) / 4 * 4; /* few threads get equal shares */
     if (n > MAX_GROUPS) n = MAX_GROUPS;
     job->group_rows = cpu_n_chunks(a->n, n);
     job->n_groups = cpu_n_chunks(a->n, job->group_rows);

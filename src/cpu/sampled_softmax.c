@@ -13,7 +13,7 @@
 #include "cpu/cpu.h"
 #include "cpu/vec.h"
 
-enum { CHUNK_QUERIES = 512, BLOCK_ROWS = 256, ALIGNMENT = 64 };
+enum { MAX_CHUNK = 256, BLOCK_ROWS = 256, ALIGNMENT = 64 };
 enum { AHEAD = 8, LINE_FLOATS = 16 }; /* rows to prefetch ahead; floats in a cache line */
 enum { ROW_MARGIN = AHEAD + 4 };      /* row numbers read after a query's last */
 
@@ -44,11 +44,14 @@ static int64_t whole_vectors(int64_t dim) {
     return (dim + VEC_WIDE - 1) / VEC_WIDE * VEC_WIDE;
 }
 
-/* The index of a chunk has V + 1 entries.  Chunks are long enough that this is at most about twice
- * the number of uses in the chunk. */
-static int64_t chunk_size(int64_t n_uses, int64_t n_rows) {
+/* Chunks of n queries.  The index of a chunk has V + 1 entries: chunks are long enough that this is
+ * at most about twice the number of uses in the chunk.  Where the table allows it, the number of
+ * chunks is a multiple of 4, so that few threads get equal shares of a short batch. */
+static int64_t count_chunks(int64_t n, int64_t n_uses, int64_t n_rows) {
     int64_t needed = n_rows / (2 * n_uses);
-    return needed > CHUNK_QUERIES ? needed : CHUNK_QUERIES;
+    if (needed > MAX_CHUNK) return cpu_n_chunks(n, needed);
+    int64_t n_chunks = cpu_n_chunks(n, MAX_CHUNK);
+    return needed > MAX_CHUNK / 4 ? n_chunks : (n_chunks + 3) / 4 * 4;
 }
 
 static size_t aligned(size_t bytes) {
@@ -66,7 +69,7 @@ size_t cpu_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negativ
                                    int32_t n_rows) {
     (void)be;
     int64_t n_uses = (int64_t)n_negatives + 1, width = whole_vectors(dim);
-    int64_t n_chunks = cpu_n_chunks(max_n, chunk_size(n_uses, n_rows));
+    int64_t n_chunks = count_chunks(max_n, n_uses, n_rows);
     return aligned((size_t)(n_rows * width) * sizeof(float)) +
            aligned((size_t)n_rows * sizeof(float)) +
            aligned((size_t)(max_n * width) * sizeof(float)) +
@@ -78,7 +81,7 @@ size_t cpu_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negativ
 static job job_make(backend *be, const sampled_softmax_args *a) {
     job j = {
         .be = be, .a = a, .width = whole_vectors(a->dim), .n_uses = (int64_t)a->n_negatives + 1};
-    j.chunk_queries = chunk_size(j.n_uses, a->n_rows);
+    j.chunk_queries = cpu_n_chunks(a->n, count_chunks(a->n, j.n_uses, a->n_rows));
     j.n_chunks = cpu_n_chunks(a->n, j.chunk_queries);
     char *memory = a->scratch;
     j.unit = take(&memory, a->n_rows * j.width, sizeof *j.unit);
@@ -412,8 +415,8 @@ static status table_block(void *ctx, int64_t block, int worker) {
 }
 
 status cpu_sampled_softmax(backend *be, const sampled_softmax_args *a) {
-    job j = job_make(be, a);
     if (a->n == 0) return OK;
+    job j = job_make(be, a);
     int64_t n_blocks = cpu_n_chunks(a->n_rows, BLOCK_ROWS);
     TRY(pool_run(be->workers, n_blocks, normalise_block, &j));
     TRY(pool_run(be->workers, j.n_chunks, query_chunk, &j));
