@@ -1,40 +1,57 @@
 /* Keys and values in pages (attn_pages, kv_put_args in ops.h): written by op kv_put, and collected
- * for the attention.
+ * for attention kernels that read contiguous rows.
  *
- * A warp owns a row and copies it, 32 elements at a time; the limit is bytes.  The attention's
- * kernels read contiguous rows, so the rows of the pages are first copied before the new ones
- * (cuda_attn_collect): twice the bytes of the cache are moved besides its own read.  A kernel that
- * reads the page table itself would save that. */
-#include "cuda/core/cuda.h"
+ * kv_put: a thread copies 16 bytes of a row, or one element where rows are not aligned; the limit
+ * is bytes.  Collecting: a warp owns a row; twice the bytes of the cache are moved besides the
+ * attention's own read, which attn_sm90_paged.cu saves. */
+#include "cuda/core/act.cuh"
 
-enum { KV_THREADS = 128, KV_ROWS = KV_THREADS / 32 };
+enum { PUT_THREADS = 256, KV_THREADS = 128, KV_ROWS = KV_THREADS / 32 };
 
 template <typename T> __device__ static void copy_row(T *to, const T *from, int dim) {
     for (int c = (int)threadIdx.x % 32; c < dim; c += 32)
         to[c] = from[c];
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(KV_THREADS) kv_put_any_kernel(const kv_put_args a) {
-    int64_t i = (int64_t)blockIdx.x * KV_ROWS + threadIdx.x / 32;
+/* Lengths and strides of `a` count elements of P. */
+template <typename P>
+static __global__ void __launch_bounds__(PUT_THREADS)
+    kv_put_any_kernel(const __grid_constant__ kv_put_args a) {
+    int64_t at = (int64_t)blockIdx.x * PUT_THREADS + threadIdx.x;
+    int width = a.dim_k + a.dim_v, column = (int)(at % width);
+    int64_t i = at / width;
     int slot = i < a.n ? a.slot[i] : -1;
     if (slot < 0) return;
-    int64_t page = slot / a.page_len, row = slot % a.page_len;
-    copy_row((T *)a.pages_k + page * a.stride + row * a.dim_k, (const T *)a.k + i * a.stride_k,
-             a.dim_k);
-    copy_row((T *)a.pages_v + page * a.stride + row * a.dim_v, (const T *)a.v + i * a.stride_v,
-             a.dim_v);
+    int64_t page = slot / a.page_len * a.stride, row = slot % a.page_len;
+    bool is_key = column < a.dim_k;
+    if (is_key)
+        ((P *)a.pages_k)[page + row * a.dim_k + column] = ((const P *)a.k)[i * a.stride_k + column];
+    column -= a.dim_k;
+    if (!is_key)
+        ((P *)a.pages_v)[page + row * a.dim_v + column] = ((const P *)a.v)[i * a.stride_v + column];
 }
 
-template <typename T> static status put(backend *be, const kv_put_args *a) {
-    kv_put_any_kernel<T>
-        <<<(unsigned)cuda_div_up(a->n, KV_ROWS), KV_THREADS, 0, cuda_of(be)->stream>>>(*a);
+template <typename P> static status put(backend *be, const kv_put_args *from, int n) {
+    kv_put_args a = *from;
+    a.dim_k /= n;
+    a.dim_v /= n;
+    a.stride_k /= n;
+    a.stride_v /= n;
+    a.stride /= n;
+    int64_t n_blocks = cuda_div_up(a.n * (a.dim_k + a.dim_v), PUT_THREADS);
+    kv_put_any_kernel<P><<<(unsigned)n_blocks, PUT_THREADS, 0, cuda_of(be)->stream>>>(a);
     return cuda_launched("keys and values to pages");
 }
 
 status cuda_kv_put(backend *be, const kv_put_args *a) {
+    int size = (int)act_bytes(be->act), n = 16 / size;
     if (a->n == 0) return OK;
-    return be->act == ACT_F32 ? put<uint32_t>(be, a) : put<uint16_t>(be, a);
+    bool is_packed = can_pack(a->k, a->stride_k, a->dim_k, size, n) &&
+                     can_pack(a->v, a->stride_v, a->dim_v, size, n) &&
+                     can_pack(a->pages_k, a->stride, a->dim_k, size, n) &&
+                     can_pack(a->pages_v, a->stride, a->dim_v, size, n);
+    if (is_packed) return put<uint4>(be, a, n);
+    return be->act == ACT_F32 ? put<uint32_t>(be, a, 1) : put<uint16_t>(be, a, 1);
 }
 
 /* Row j of sequence blockIdx.y, from its page or from k and v. */

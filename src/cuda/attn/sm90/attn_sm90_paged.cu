@@ -29,13 +29,19 @@ static bool has_few_units(const backend *be, const attn_args *a) {
     return n_units < 2 * cuda_of(be)->n_multiprocessors;
 }
 
-/* Pages of 64 keys. */
+/* Few queries and so many keys that cutting them pays.  Not in deterministic mode: where a sum is
+ * cut depends on the batch, and ranks with parts of a batch must have the bits of one with all. */
+static bool can_cut(const backend *be, const attn_args *a) {
+    return a->max_len_k > 512 && has_few_units(be, a) && !cuda_of(be)->is_deterministic;
+}
+
+/* Pages of 64 keys, or keys that can be cut. */
 bool cuda_attn_sm90_can_page(const backend *be, const attn_args *a) {
     int d = a->dim_qk;
     const attn_pages *p = &a->pages;
     if ((d != 64 && d != 128 && d != 256) || a->bias != BIAS_NONE || a->func != NULL) return false;
     if (!cuda_attn_sm90_can_fwd(be, a)) return false;
-    if (p->table == NULL) return false;
+    if (p->table == NULL) return can_cut(be, a);
     return p->page_len == PAGED_TILE && p->n_pages > 0 && is_addressable(p->k, p->stride) &&
            is_addressable(p->v, p->stride);
 }
@@ -102,9 +108,8 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
         if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
     }
     CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_paged_sm90_kernel<T, S>), S::BYTES));
-    attn_fwd_paged_sm90_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(a, tiles, plan, maps);
-    TRY(cuda_launched("the attention over pages"));
+    CUDA_TRY(sm90a_launch_early(attn_fwd_paged_sm90_kernel<T, S>, dim3((unsigned)n_blocks),
+                                S::THREADS, S::BYTES, state->stream, a, tiles, plan, maps));
     if (plan.width == 0) return OK;
     dim3 grid(paged_part<S>::SIZE / (SUM_THREADS * SUM_EACH), (unsigned)n_blocks);
     CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S>, grid, SUM_THREADS, 0,

@@ -161,8 +161,11 @@ __device__ static void paged_find_share(const attn_args &a, const paged_plan &pl
                                         fwd_room<S> *room) {
     int lane = (int)threadIdx.x % 32, n_items = a.n_sequences * plan.n_row_groups, total = 0, from;
     int group = (int)blockIdx.x / plan.width, member = (int)blockIdx.x % plan.width;
-    for (int i = 0; i < n_items; i += 32)
+    int own = paged_tiles<S>(a, plan, lane, from), own_from = from; /* of the first 32 items */
+    total = own;
+    for (int i = 32; i < n_items; i += 32)
         total += paged_tiles<S>(a, plan, i + lane, from);
+    from = own_from;
     total = warp_total(total) * a.n_heads;
     int share = max((total + plan.n_groups - 1) / plan.n_groups, (int)PAGED_LEAST);
     int first = group * share, end = min(first + share, total), start = 0;
@@ -170,7 +173,7 @@ __device__ static void paged_find_share(const attn_args &a, const paged_plan &pl
     paged_split split = {0, 0, 0, 0};
 #pragma unroll 1
     for (int i = 0; i < n_items && start < end; i += 32) {
-        int own = paged_tiles<S>(a, plan, i + lane, from);
+        if (i > 0) own = paged_tiles<S>(a, plan, i + lane, from);
 #pragma unroll 1
         for (int l = 0; l < 32 && start < end; l++) {
             int n = __shfl_sync(0xffffffffu, own, l), begin = __shfl_sync(0xffffffffu, from, l);
@@ -331,6 +334,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::BUFFERS * S::GROUPS * S::QUERIES;
     fwd_begin<S>(&room, keys);
+    grid_wait();
     if (threadIdx.x >= S::GROUPS * GROUP) {
         registers_lower<registers::LOWERED>();
         if (threadIdx.x == S::GROUPS * GROUP) {
