@@ -95,6 +95,7 @@ static void note_stopped(watch *w, int r) {
                  "ended",
                  r, (int)w->rank[r].pid, last_step(w, r, at));
     end_job(w, r);
+    kill(w->rank[r].pid, SIGKILL); /* it cannot leave by itself */
 }
 
 static void look_at(watch *w, int r) {

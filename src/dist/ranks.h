@@ -10,7 +10,7 @@
 #include "dist/transport.h"
 
 /* How long a stopped rank may stay stopped, and how long the others have to leave. */
-enum { RANKS_PATIENCE_MS = 3000 };
+enum { RANKS_PATIENCE_MS = 2000 };
 
 /* Returns in n ranks, with *out, and in the caller when all of them have ended, with *out NULL and
  * how the job ended: where a rank has said itself what went wrong, the reason is "".  Must be
