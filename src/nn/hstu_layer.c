@@ -148,7 +148,7 @@ static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scra
         a->uvqk_y = scratch->hstu.uvqk_y;
     }
     if (a->normed == NULL) TRY(nn_new_act(room->memory, &a->normed, n, c->dim));
-    if (c->has_silu) TRY(nn_new_act(room->memory, &a->z, n, width(c)));
+    if (c->has_silu && room->is_training) TRY(nn_new_act(room->memory, &a->z, n, width(c)));
     if (a->uvqk_y == NULL) TRY(nn_new_act(room->memory, &a->uvqk_y, n, width(c)));
     TRY(nn_new_act(room->memory, &a->attn, n, dim_gate(c)));
     TRY(nn_new_act(room->memory, &a->gated, n, dim_gate(c)));

@@ -52,7 +52,7 @@ status hstu_layer_pack(hstu_layer *l, nn_memory *memory);
 /* What the backward pass needs of the forward pass. */
 typedef struct hstu_acts {
     void *normed;     /* (T, E) act */
-    void *z, *uvqk_y; /* (T, W) act: before and after the silu */
+    void *z, *uvqk_y; /* (T, W) act: before (training only) and after the silu */
     void *attn;       /* (T, H dim_v) act */
     void *gated;      /* (T, H dim_v) act */
     float *stats;     /* (4, T): mean and rstd of the two norms */
