@@ -20,7 +20,7 @@ ln -s "$root/configs" "$work/configs"
 cd "$work"
 
 # The server takes any free port; the examples say 8080.
-grep '^hstu ' sh | grep -v '^hstu serve' | sed "s|^hstu \(.*\)|'$program' \1|; s|^\('[^']*' train .*\)|\1 --device cpu|" >prepare
+grep '^hstu ' sh | grep -v '^hstu serve\|--server' | sed "s|^hstu \(.*\)|'$program' \1|; s|^\('[^']*' train .*\)|\1 --device cpu|" >prepare
 bash -eu prepare >out 2>err || fail "a command failed"
 serve=$(grep '^hstu serve' sh | sed "s|^hstu||; s|--port 8080|--port 0|; s|&$||")
 # shellcheck disable=SC2086
@@ -38,6 +38,12 @@ while IFS= read -r line; do
     cat answer >>answers
 done <asks
 grep -q '"item":' answers || fail "no items"
+
+# What asks the server itself.
+grep '^hstu .*--server' sh | sed "s|^hstu|'$program'|; s|127.0.0.1:8080|127.0.0.1:$port|" >loads
+[ -s loads ] || fail "no bench asks the server"
+bash -eu loads >out 2>err || fail "a bench of the server failed"
+grep -q '(300 answered, 0 refused, 0 failed)' out || { cat out >&2; fail "the bench was not answered"; }
 grep -q '"duplicates":1' answers || fail "a repeated event was added twice"
 grep -q '"erased":true' answers || fail "nothing was erased"
 grep -q '"version":"2"' answers || fail "reload changed nothing"

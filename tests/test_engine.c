@@ -465,3 +465,69 @@ static status serve_once(void *ctx) {
 TEST(engine_out_of_memory) {
     CHECK(oom_at_each_allocation(serve_once, (void *)retrieval_run()) > 50);
 }
+
+static bool always_gone(void *ctx) {
+    ++*(int *)ctx;
+    return true;
+}
+
+static void note_done(void *ctx, engine_answer *a) {
+    (void)a;
+    *(int *)ctx += 100;
+}
+
+/* A request that nobody waits for does not run, and costs the others nothing. */
+TEST(engine_leaves_out_who_is_gone) {
+    engine *e = serve_open(serve_run("run", retrieval_gin, NULL, 0), synth_folder(), 0);
+    engine_request r = serve_recommend(1, 3);
+    engine_answer a;
+    engine_stats s;
+    int n = 0;
+    r.is_gone = always_gone;
+    engine_submit(e, &r, &a, note_done, &n);
+    CHECK(engine_wait_idle(e, 10000000000u));
+    CHECK(n == 101 && a.outcome == ENGINE_GONE && a.n_items == 0 && a.tokens_computed == 0);
+    engine_answer_release(&a);
+    r.is_gone = NULL;
+    a = serve_ask(e, &r);
+    CHECK(a.n_items == 3);
+    engine_answer_release(&a);
+    CHECK_OK(engine_model_stats(e, 0, &s));
+    CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_GONE] == 1 && s.n_batches == 1);
+    engine_destroy(e);
+}
+
+/* Several models share the users; each has its own answers, queue and version. */
+TEST(engine_serves_several_models) {
+    char first[512], second[512];
+    snprintf(first, sizeof first, "%s", serve_run("one", retrieval_gin, NULL, 0));
+    snprintf(second, sizeof second, "%s", serve_run("two", ranking_gin, NULL, 0));
+    engine *e = serve_open(first, synth_folder(), 0);
+    engine_id candidates[3] = {serve_id(3), serve_id(9), serve_id(20)};
+    engine_request r = {.task = ENGINE_RANK,
+                        .has_user = true,
+                        .user = serve_id(4),
+                        .candidates = candidates,
+                        .n_candidates = 3,
+                        .deadline_ns = 100000000000u};
+    engine_stats s;
+    CHECK_OK(engine_load(e, "ranker", second));
+    CHECK_OK(engine_load(e, "ranker", second));
+    CHECK(engine_n_models(e) == 2 && engine_find_model(e, "ranker") == 1);
+    for (int m = 0; m < 2; m++) {
+        r.model = m;
+        engine_answer a = serve_ask(e, &r);
+        CHECK(a.n_items == 3 && strcmp(a.model, m == 0 ? "model" : "ranker") == 0);
+        CHECK(strcmp(a.version, m == 0 ? "1" : "2") == 0);
+        CHECK(m == 0 ? a.n_columns == 1 : a.n_columns > 1);
+        engine_answer_release(&a);
+        CHECK_OK(engine_model_stats(e, m, &s));
+        CHECK(s.n_batches == 1);
+    }
+    r.model = 2;
+    engine_answer none;
+    engine_ask(e, &r, &none);
+    CHECK(none.outcome == ENGINE_NO_MODEL);
+    engine_answer_release(&none);
+    engine_destroy(e);
+}

@@ -367,3 +367,25 @@ TEST(rank_golden) {
     check_golden("golden/meta_eval_x3000.safetensors");
     check_golden("golden/meta_eval_x3883.safetensors");
 }
+
+/* Without targets another way of searching runs; its rows and the bits of its scores are those of
+ * the first one, for any number of queries, threads and chunks of the corpus. */
+TEST(rank_of_the_best_alone) {
+    static const int32_t cases[][4] = {{1, 64, 40000, 10},
+                                       {130, 7, 9001, 5},
+                                       {65, 33, 300, 400},
+                                       {8, 1, 50, 50},
+                                       {3, 300, 2000, 64}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+            const int32_t *c = cases[i];
+            rank_args a = make_problem(40 + i, c[0], c[1], c[2], c[3]), b = a;
+            size_t n = (size_t)c[0] * (size_t)c[3];
+            run_rank(&a, 1);
+            b.target = NULL;
+            run_rank(&b, n_threads);
+            CHECK(memcmp(a.best, b.best, n * sizeof *a.best) == 0);
+            CHECK(memcmp(a.best_score, b.best_score, n * sizeof *a.best_score) == 0);
+        }
+    }
+}

@@ -77,11 +77,19 @@ TEST(server_answers_all_routes) {
     ask(&r, "GET", "/health", "", 200, "{\"status\":\"ok\",\"models\":1,\"durable\":false}");
     ask(&r, "GET", "/v2/health/live", "", 200, "{\"live\":true}");
     ask(&r, "GET", "/v2/health/ready", "", 200, "{\"ready\":true}");
-    ask(&r, "GET", "/v2", "", 200, "\"extensions\":[\"binary_tensor_data\"]");
+    ask(&r, "GET", "/v2", "", 200,
+        "\"extensions\":[\"binary_tensor_data\",\"model_configuration\",\"statistics\"]");
     ask(&r, "GET", "/v2/models/toy", "", 200, "{\"name\":\"USER_IDS\",\"datatype\":\"INT64\"");
     ask(&r, "GET", "/v2/models/toy/versions/1", "", 200, "\"name\":\"toy\"");
     ask(&r, "GET", "/v2/models/toy/versions/9", "", 404, "has version 1");
     ask(&r, "GET", "/v2/models/toy/ready", "", 200, "{\"name\":\"toy\",\"ready\":true}");
+    ask(&r, "GET", "/v2/models/toy/config", "", 200,
+        "\"max_batch_size\":0,\"input\":[{\"name\":\"USER_IDS\",\"data_type\":\"TYPE_INT64\"");
+    ask(&r, "GET", "/v2/models/toy/versions/1/config", "", 200, "\"name\":\"toy\"");
+    ask(&r, "GET", "/v2/models/toy/versions/2/config", "", 404, "GET /v1/models");
+    ask(&r, "GET", "/v2/models/toy/stats", "", 200, "{\"model_stats\":[{\"name\":\"toy\"");
+    ask(&r, "GET", "/v2/models/stats", "", 200, "\"inference_stats\":{\"success\":{\"count\":");
+    ask(&r, "GET", "/v2/models/none/stats", "", 404, "GET /v1/models");
     ask(&r, "GET", "/v2/models/other", "", 404, "there is no model 'other'");
     ask(&r, "GET", "/v1/models", "", 200, "{\"models\":[{\"name\":\"toy\",\"version\":\"1\"");
     ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"top_k\": 3}", 200, "\"source\":\"model\"");

@@ -10,12 +10,15 @@
 const command bench_commands[] = {
     {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
     {"cache", bench_cache, "the KV cache of serving: equal answers, by random schedules"},
+    {"dataset", bench_dataset, "requests for the benches of serving"},
     {"data", bench_data, "the batcher: tokens per second"},
     {"encode", bench_encode, "a BERT encoder: milliseconds and tokens per second"},
     {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
+    {"latency", bench_latency, "serving: milliseconds of a request, by the state of the cache"},
     {"layers", bench_layers, "HSTU layers with cached keys and values: milliseconds"},
     {"masks", bench_masks, "softmax attention under masks, forward and backward"},
     {"search", bench_search, "the best items of a catalogue for many queries: milliseconds"},
+    {"throughput", bench_throughput, "serving: requests per second, latencies under load"},
     {"train", bench_train, "a training step: tokens per second, the share of each op"},
     {0},
 };

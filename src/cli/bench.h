@@ -13,11 +13,14 @@ extern const command bench_commands[];
 status bench_attention(int argc, char **argv);
 status bench_cache(int argc, char **argv);
 status bench_data(int argc, char **argv);
+status bench_dataset(int argc, char **argv);
 status bench_embedding(int argc, char **argv);
 status bench_encode(int argc, char **argv);
+status bench_latency(int argc, char **argv);
 status bench_layers(int argc, char **argv);
 status bench_masks(int argc, char **argv);
 status bench_search(int argc, char **argv);
+status bench_throughput(int argc, char **argv);
 status bench_train(int argc, char **argv);
 
 /* "float32", "bfloat16", "float16". */

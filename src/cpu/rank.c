@@ -3,11 +3,13 @@
  * One matrix product scores a block of queries against the whole corpus, so that the target's score
  * and the scores it is compared with come from the same arithmetic.  A block's scores stay in the
  * L2 cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading the
- * corpus, and a block still shares it among 8 queries.  Seen rows get -infinity. */
+ * corpus, and a block still shares it among 8 queries.  Seen rows get -infinity.  Where no target
+ * is ranked, rank_best.h finds the best rows without storing the scores. */
 #include <math.h>
 
 #include "cpu/cpu.h"
 #include "cpu/product.h"
+#include "cpu/rank_best.h"
 
 enum { BLOCK_SCORES = 1 << 18, MIN_BLOCK = 8, MAX_BLOCK = 64 };
 enum { MAX_PACKED = 1 << 24 }; /* numbers: 64 MiB */
@@ -154,6 +156,7 @@ status cpu_rank(backend *be, const rank_args *a) {
         rank_in_nothing(a);
         return OK;
     }
+    if (a->rank == NULL) return a->k > 0 ? cpu_rank_best(be, a) : OK;
     j.corpus = (product_panels){.isa = product_choose(), .k = a->dim, .n = a->n_corpus};
     TRY(pack_corpus(be, &j));
     return pool_run(be->workers, cpu_n_chunks(a->n_queries, j.block_queries), rank_block, &j);

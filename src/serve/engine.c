@@ -298,6 +298,7 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         return;
     }
     j->done = done;
+    j->is_gone = r->is_gone;
     j->ctx = ctx;
     j->submit_ns = now;
     j->deadline_ns = now + (r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns);

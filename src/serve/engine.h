@@ -162,6 +162,9 @@ typedef struct engine_request {
     bool wants_vector;    /* the user's encoded state, where the model has one */
     uint64_t deadline_ns; /* from now on; 0: the engine's */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
+    /* Asked with the context of `done` before the request would run, by the thread that computes:
+     * true where nobody waits for the answer any more.  NULL: somebody does. */
+    bool (*is_gone)(void *ctx);
 } engine_request;
 
 typedef enum {
@@ -171,6 +174,7 @@ typedef enum {
     ENGINE_OVERLOAD, /* it would miss its deadline, or the queue is full: 503, retry_after_s */
     ENGINE_LATE,     /* it waited in the queue until its deadline was over: 503, retry_after_s */
     ENGINE_CLOSING,  /* 503 */
+    ENGINE_GONE,     /* whoever asked is gone, so it did not run: 499 */
     ENGINE_FAILED    /* 500 */
 } engine_outcome;
 

@@ -20,6 +20,7 @@ typedef struct job {
     status (*call)(served *m, void *ctx);
     engine_answer *out;
     engine_done done;
+    bool (*is_gone)(void *ctx); /* or NULL */
     void *ctx;
     served *m; /* the answer's reference */
     arena *arena;

@@ -46,7 +46,12 @@ static const route routes[] = {
     {"GET", "v2", ROUTE_KSERVE, serve_kserve, false},
     {"GET", "v2/health/live", ROUTE_HEALTH, serve_kserve_live, true},
     {"GET", "v2/health/ready", ROUTE_HEALTH, serve_kserve_ready, true},
+    {"GET", "v2/models/stats", ROUTE_KSERVE, serve_kserve_stats, false},
     {"GET", "v2/models/*", ROUTE_KSERVE, serve_kserve_model, false},
+    {"GET", "v2/models/*/config", ROUTE_KSERVE, serve_kserve_config, false},
+    {"GET", "v2/models/*/stats", ROUTE_KSERVE, serve_kserve_stats, false},
+    {"GET", "v2/models/*/versions/*/config", ROUTE_KSERVE, serve_kserve_config, false},
+    {"GET", "v2/models/*/versions/*/stats", ROUTE_KSERVE, serve_kserve_stats, false},
     {"GET", "v2/models/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, false},
     {"POST", "v2/models/*/infer", ROUTE_INFER, serve_infer, false},
     {"GET", "v2/models/*/versions/*", ROUTE_KSERVE, serve_kserve_model, false},
@@ -138,9 +143,9 @@ void call_fail_status(call *c, status st) {
 
 void call_fail_outcome(call *c, const engine_answer *a) {
     static const int code[] = {
-        [ENGINE_OK] = 200,       [ENGINE_BAD] = 400,  [ENGINE_NO_MODEL] = 404,
-        [ENGINE_OVERLOAD] = 503, [ENGINE_LATE] = 503, [ENGINE_CLOSING] = 503,
-        [ENGINE_FAILED] = 500};
+        [ENGINE_OK] = 200,       [ENGINE_BAD] = 400,   [ENGINE_NO_MODEL] = 404,
+        [ENGINE_OVERLOAD] = 503, [ENGINE_LATE] = 503,  [ENGINE_CLOSING] = 503,
+        [ENGINE_GONE] = 499,     [ENGINE_FAILED] = 500};
     char seconds[16];
     if (code[a->outcome] == 503) {
         snprintf(seconds, sizeof seconds, "%u", a->retry_after_s > 0 ? a->retry_after_s : 1);

@@ -329,8 +329,14 @@ static void ask_shadows(const asking *q) {
     }
 }
 
+static bool is_gone(void *context) {
+    const asking *q = context;
+    return http_is_cancelled(q->c->x);
+}
+
 static void submit(asking *q) {
     ask_shadows(q);
+    q->r.ask.is_gone = is_gone;
     engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
 }
 

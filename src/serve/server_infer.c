@@ -221,6 +221,11 @@ static status read(call *c, inferring *q) {
     return ARENA_NEW(&c->memory, &q->answer, q->asks.n);
 }
 
+static bool is_gone(void *context) {
+    const inferring *q = context;
+    return http_is_cancelled(q->c->x);
+}
+
 void serve_infer(call *c) {
     inferring *q;
     int model = engine_find_model(c->s->engine, c->part[2]);
@@ -248,6 +253,7 @@ void serve_infer(call *c) {
     engine *e = c->s->engine;
     for (size_t i = 0, n = q->asks.n; i < n; i++) {
         q->asks.ask[i].model = model;
+        q->asks.ask[i].is_gone = is_gone;
         engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
     }
 }

@@ -96,6 +96,8 @@ void serve_kserve_live(call *c);
 void serve_kserve_ready(call *c);
 void serve_kserve_model(call *c);
 void serve_kserve_model_ready(call *c);
+void serve_kserve_config(call *c);
+void serve_kserve_stats(call *c);
 void serve_health(call *c);
 void serve_metrics_text(call *c);
 void serve_stream(call *c);

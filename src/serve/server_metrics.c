@@ -240,20 +240,23 @@ static status write_batches(const model_facts *f, int n, buf *out) {
 }
 
 static status write_rejected(server_metrics *m, const model_facts *f, int n, buf *out) {
-    uint64_t overload = 0, late = 0, closing = 0;
+    uint64_t overload = 0, late = 0, closing = 0, gone = 0;
     for (int i = 0; i < n; i++)
         for (int task = 0; task < 2; task++) {
             overload += f[i].stats.requests[task][ENGINE_OVERLOAD];
             late += f[i].stats.requests[task][ENGINE_LATE];
             closing += f[i].stats.requests[task][ENGINE_CLOSING];
+            gone += f[i].stats.requests[task][ENGINE_GONE];
         }
-    TRY(head(out, "rejected_total", "counter", "Requests refused for lack of time or quota."));
+    TRY(head(out, "rejected_total", "counter",
+             "Requests that did not run: no time, no quota, nobody waiting."));
     return buf_printf(out,
                       "hstu_rejected_total{reason=\"overload\"} %" PRIu64
                       "\nhstu_rejected_total{reason=\"deadline\"} %" PRIu64
                       "\nhstu_rejected_total{reason=\"closing\"} %" PRIu64
+                      "\nhstu_rejected_total{reason=\"gone\"} %" PRIu64
                       "\nhstu_rejected_total{reason=\"quota\"} %" PRIu64 "\n",
-                      overload, late, closing, get(&m->rejected_quota));
+                      overload, late, closing, gone, get(&m->rejected_quota));
 }
 
 static status write_models(engine *e, const model_facts *f, int n, buf *out) {

@@ -151,7 +151,8 @@ void serve_metrics_text(call *c) {
 }
 
 void serve_kserve(call *c) {
-    static const char *const extensions[] = {"binary_tensor_data"};
+    static const char *const extensions[] = {"binary_tensor_data", "model_configuration",
+                                             "statistics"};
     json_writer w;
     buf body;
     buf_init(&body);
@@ -159,7 +160,7 @@ void serve_kserve(call *c) {
     json_object_open(&w);
     json_key_string(&w, "name", "hstu");
     json_key_string(&w, "version", HSTU_VERSION);
-    write_texts(&w, "extensions", extensions, 1);
+    write_texts(&w, "extensions", extensions, 3);
     json_object_close(&w);
     reply_written(c, &w, OK, &body);
 }

@@ -11,6 +11,10 @@
 /* The weight of the newest batch in the rate. */
 static const double NEWEST = 0.1;
 
+/* Under overload the queue is always as long as the deadline allows, so that every error of the
+ * prediction would make an admitted job late: this much longer than predicted is still in time. */
+static const double MARGIN = 1.25;
+
 double engine_bucket_s(int i) {
     static const double step[5] = {1, 1.6, 2.5, 4, 6.3};
     return step[i % 5] * pow(10, i / 5 - 4);
@@ -90,7 +94,7 @@ static engine_outcome refuse(job *j, double late_s, const char *why) {
 /* Under the lock. */
 static engine_outcome admit(slot *s, job *j) {
     double s_left = (double)(int64_t)(j->deadline_ns - j->submit_ns) / 1e9,
-           s_needed = predict(s, j);
+           s_needed = MARGIN * predict(s, j);
     if (s->n_queue >= (size_t)s->max_queue) return refuse(j, s_needed, "too many requests wait");
     if (s_needed > s_left)
         return refuse(j, s_needed - s_left,
@@ -169,9 +173,18 @@ typedef struct taken {
     double flops;
 } taken;
 
+/* Whether a batch with one more job would end after the deadline of its most urgent one: all of a
+ * batch are answered when it ends, so whoever is admitted later must not make it longer than the
+ * first ones were promised. */
+static bool is_too_long(const slot *s, const taken *t, const job *j, uint64_t now) {
+    double s_left = (double)(int64_t)(t->jobs[0]->deadline_ns - now) / 1e9;
+    return s->batch_s + (t->flops + j->flops) * s->flop_s > s_left;
+}
+
 /* Takes the jobs of the next batch; under the lock, the queue not empty. */
 static void take(slot *s, taken *t, size_t room) {
     int32_t n_tokens = 0;
+    uint64_t now = clock_ns();
     served *m = s->queue[0]->m;
     t->n = 0;
     t->flops = 0;
@@ -179,9 +192,10 @@ static void take(slot *s, taken *t, size_t room) {
     while (s->n_queue > 0 && (size_t)t->n < room && t->n < m->max_batch) {
         job *j = s->queue[0];
         int32_t tokens = run_tokens(j);
-        bool is_late = j->deadline_ns < clock_ns();
+        bool is_late = j->deadline_ns < now;
         if ((is_late || j->call != NULL) && t->n > 0) break;
         if (!is_late && (j->m != m || (t->n > 0 && n_tokens + tokens > m->max_tokens))) break;
+        if (t->n > 0 && is_too_long(s, t, j, now)) break;
         pop(s);
         s->queue_flops = s->n_queue > 0 ? s->queue_flops - j->flops : 0;
         if (is_late) {
@@ -242,8 +256,26 @@ static void fail_jobs(const taken *t) {
         snprintf(t->jobs[i]->out->error, ENGINE_ERROR_BYTES, "%s", status_reason());
 }
 
-static void run_taken(slot *s, const taken *t) {
+/* Answers those whose clients went away while they waited, and leaves them out. */
+static void leave_out_gone(slot *s, taken *t) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < t->n; i++) {
+        job *j = t->jobs[i];
+        if (j->is_gone == NULL || !j->is_gone(j->ctx)) {
+            t->jobs[n++] = j;
+            continue;
+        }
+        t->flops -= j->flops;
+        snprintf(j->out->error, sizeof j->out->error, "nobody waits for the answer");
+        slot_answer(s, j, ENGINE_GONE);
+    }
+    t->n = n;
+}
+
+static void run_taken(slot *s, taken *t) {
     run_report report;
+    leave_out_gone(s, t);
+    if (t->n == 0) return;
     uint64_t start = clock_ns();
     status st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
     if (st != OK) fail_jobs(t);

@@ -1,10 +1,10 @@
 /* Slot: a model's name in the engine, its queue and its worker thread.
  *
  * Jobs wait in order of their deadlines.  The worker takes the first one and adds others of the
- * same model while they fit a batch.  What a batch will take is predicted from the FLOPs of its
- * jobs as they would be without a cache, by the rate of the batches so far, which thereby includes
- * how much the cache saves on average.  A job that would be answered too late by that prediction
- * never enters the queue.
+ * same model while they fit a batch and the batch ends before the first one's deadline.  What a
+ * batch will take is predicted from the FLOPs of its jobs as they would be without a cache, by the
+ * rate of the batches so far, which thereby includes how much the cache saves on average.  A job
+ * that would be answered too late by that prediction never enters the queue.
  *
  * The model may be replaced at any time: a job holds the model that it was made for, and a batch is
  * of one model.  Any thread may call. */

@@ -1,0 +1,237 @@
+/* hstu bench latency: one request at a time, by length of the history and state
+ * of the cache. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/bench.h"
+#include "cli/bench_load.h"
+
+enum { MAX_ROWS = 64 };
+
+typedef struct latency_args {
+    load_args load;
+    const char *histories, *news, *states;
+    int64_t n, warmup, concurrency;
+} latency_args;
+
+typedef struct latency_row {
+    uint32_t n_events, n_new;
+    bool is_cached;
+    load_report report;
+} latency_row;
+
+/* "128,512": whole numbers above 0. */
+static status read_list(const char *option, const char *text, uint32_t *out, int *n) {
+    *n = 0;
+    for (const char *at = text; *n < MAX_ROWS; at++) {
+        char *end;
+        long x = strtol(at, &end, 10);
+        if (end == at || x < 1 || x > 65536 || (*end != ',' && *end != '\0'))
+            return fail(ERR_USAGE, "%s %.60s: give whole numbers, as in 128,512", option, text);
+        out[(*n)++] = (uint32_t)x;
+        if (*end == '\0') return OK;
+        at = end;
+    }
+    return fail(ERR_USAGE, "%s: at most %d numbers", option, MAX_ROWS);
+}
+
+/* The first requests warm up and are not timed. */
+static status measure(const latency_args *a, const load_rig *rig, latency_row *row) {
+    load_set set;
+    bool is_ranking = strcmp(rig->info.task, "ranking") == 0;
+    int64_t candidates = is_ranking && a->load.candidates == 0 ? 256 : a->load.candidates;
+    load_single d = {.items = rig->items,
+                     .n = (uint32_t)(a->n + a->warmup),
+                     .n_events = row->n_events,
+                     .n_new = row->n_new,
+                     .n_candidates = (uint32_t)candidates,
+                     .top_k = (uint32_t)a->load.top_k,
+                     .is_cached = row->is_cached,
+                     .seed = (uint64_t)a->load.seed + (row->is_cached ? 7919 : 0) +
+                             row->n_events * 131u + row->n_new};
+    load_plan p = {.concurrency = (int)a->concurrency};
+    load_set_init(&set);
+    status st = load_set_single(&set, &d);
+    int64_t left = a->warmup;
+    for (size_t i = 0; i < set.n && left > 0; i++) {
+        left -= set.item[i].is_timed;
+        set.item[i].is_timed = false;
+    }
+    if (st == OK) st = load_run(rig->target, &set, &p, &row->report);
+    load_set_fini(&set);
+    if (st == OK && row->report.n_ok < row->report.n)
+        st = fail(ERR_IO, "%llu of %llu requests were not answered: %s",
+                  (unsigned long long)(row->report.n - row->report.n_ok),
+                  (unsigned long long)row->report.n, row->report.error);
+    return st;
+}
+
+/* NVIDIA's figure for as many tokens; histories of a ranking model have two
+ * tokens an event. */
+static double l20_ms(const latency_args *a, const load_rig *rig, const latency_row *r) {
+    int per_event = strcmp(rig->info.task, "ranking") == 0 ? 2 : 1;
+    int n_new = r->is_cached ? (int)r->n_new : (int)r->n_events;
+    return load_l20_ms((int)a->concurrency, per_event * (int)r->n_events, per_event * n_new);
+}
+
+static const char *state_of(const load_rig *rig, const latency_row *r) {
+    return r->is_cached ? load_cache_name(rig) : "cold";
+}
+
+static void print_row(const latency_args *a, const load_rig *rig, const latency_row *r) {
+    const load_times *t = &r->report.latency;
+    double l20 = l20_ms(a, rig, r);
+    double n = r->report.n > 0 ? (double)r->report.n : 1;
+    printf("%7u %6u  %-12s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.0f "
+           "%8.0f",
+           r->n_events, r->is_cached ? r->n_new : r->n_events, state_of(rig, r), t->p50, t->p90,
+           t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
+           (double)r->report.tokens_computed / n);
+    if (isnan(l20))
+        printf("        -\n");
+    else
+        printf(" %8.2f\n", l20);
+}
+
+static status write_json(const latency_args *a, const load_rig *rig, const latency_row *rows, int n,
+                         buf *out) {
+    json_writer w;
+    json_begin(&w, out, 2);
+    json_object_open(&w);
+    json_key_string(&w, "bench", "latency");
+    json_key_string(&w, "engine", a->load.server != NULL ? a->load.server : a->load.path);
+    json_key_string(&w, "task", rig->info.task);
+    json_key_string(&w, "device", rig->info.device);
+    json_key_int(&w, "concurrency", a->concurrency);
+    json_key(&w, "rows");
+    json_array_open(&w);
+    for (int i = 0; i < n; i++) {
+        double l20 = l20_ms(a, rig, &rows[i]);
+        json_object_open(&w);
+        json_key_int(&w, "history", rows[i].n_events);
+        json_key_int(&w, "new", rows[i].is_cached ? rows[i].n_new : rows[i].n_events);
+        json_key_string(&w, "cache", state_of(rig, &rows[i]));
+        load_report_write(&w, &rows[i].report);
+        if (!isnan(l20)) json_key_double(&w, "nvidia_l20_layers_only_ms", l20);
+        json_object_close(&w);
+    }
+    json_array_close(&w);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+static status save(const latency_args *a, const load_rig *rig, const latency_row *rows, int n) {
+    buf json;
+    if (a->load.report == NULL) return OK;
+    buf_init(&json);
+    status st = write_json(a, rig, rows, n, &json);
+    if (st == OK) st = load_save_report(a->load.report, &json);
+    buf_fini(&json);
+    return st;
+}
+
+/* Each length cold; and, where rows can be reused, with all but the newest
+ * events in the cache. */
+static status list_rows(const latency_args *a, const load_rig *rig, latency_row *rows, int *n) {
+    uint32_t lengths[MAX_ROWS], news[MAX_ROWS];
+    int n_lengths, n_news;
+    bool can_reuse = rig->e == NULL || rig->info.is_cached;
+    *n = 0;
+    TRY(read_list("--history", a->histories, lengths, &n_lengths));
+    TRY(read_list("--new", a->news, news, &n_news));
+    for (int i = 0; i < n_lengths; i++) {
+        if (lengths[i] > rig->max_history)
+            return fail(ERR_USAGE, "--history %u: the model reads %u events", lengths[i],
+                        rig->max_history);
+        if (*n < MAX_ROWS && strstr(a->states, "cold") != NULL)
+            rows[(*n)++] = (latency_row){.n_events = lengths[i]};
+        for (int k = 0; k < n_news && can_reuse && strstr(a->states, "cached") != NULL; k++)
+            if (news[k] < lengths[i] && *n < MAX_ROWS)
+                rows[(*n)++] =
+                    (latency_row){.n_events = lengths[i], .n_new = news[k], .is_cached = true};
+    }
+    return *n > 0 ? OK : fail(ERR_USAGE, "--states %.40s: cold, cached or both", a->states);
+}
+
+static status measure_all(const latency_args *a, const load_rig *rig) {
+    latency_row rows[MAX_ROWS];
+    int n;
+    TRY(list_rows(a, rig, rows, &n));
+    printf("%s, %s: %lld at a time, %lld requests a row, milliseconds; tokens "
+           "are of a request\n",
+           a->load.server != NULL ? a->load.server : a->load.path,
+           a->load.server != NULL ? "over HTTP" : rig->info.device, (long long)a->concurrency,
+           (long long)a->n);
+    printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s\n", "history", "new",
+           "cache", "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed",
+           "L20 ms*");
+    for (int i = 0; i < n; i++) {
+        TRY(measure(a, rig, &rows[i]));
+        print_row(a, rig, &rows[i]);
+    }
+    printf("* NVIDIA's recsys-examples on an L20 with as many tokens: 8 layers, "
+           "width 1024, 4 heads x "
+           "256, bf16,\n  256 candidates, layers only; another model and no "
+           "embedding, head or "
+           "queue.\n");
+    return save(a, rig, rows, n);
+}
+
+static status run(const latency_args *a) {
+    load_rig rig;
+    status st = load_rig_open(&rig, &a->load, 600000);
+    if (st == OK) st = measure_all(a, &rig);
+    load_rig_close(&rig);
+    return st;
+}
+
+status bench_latency(int argc, char **argv) {
+    latency_args a = {.load = load_args_default(),
+                      .histories = "64",
+                      .news = "1",
+                      .states = "cold,cached",
+                      .n = 100,
+                      .warmup = 2,
+                      .concurrency = 1};
+    bool is_help;
+    const arg_option options[] = {
+        {"--history", ARG_TEXT, &a.histories, "N,N,...", "Events of a history (default 64).", 0, 0},
+        {"--new", ARG_TEXT, &a.news, "N,N,...",
+         "Of these, events that are not in the cache (default 1).", 0, 0},
+        {"--states", ARG_TEXT, &a.states, "LIST",
+         "cold: nothing of the history is cached; cached: all but the new events "
+         "(default both).",
+         0, 0},
+        {"--n", ARG_INT, &a.n, "N", "Requests of a row (default 100).", 1, 1000000},
+        {"--warmup", ARG_INT, &a.warmup, "N", "Requests before, not counted (default 2).", 0,
+         1000000},
+        {"--concurrency", ARG_INT, &a.concurrency, "N", "At a time (default 1).", 1, 1024},
+        {"--candidates", ARG_INT, &a.load.candidates, "N",
+         "Rank so many items (default: 256 for a ranking model; else recommend).", 0, 65536},
+        {"--top-k", ARG_INT, &a.load.top_k, "K", "Of recommendations (default 10).", 1, 1024},
+        {"--server", ARG_TEXT, &a.load.server, "URL", "Ask this server (http://HOST:PORT) instead.",
+         0, 0},
+        {"--items", ARG_INT, &a.load.items, "N",
+         "Without a RUN: item ids are 1 to N (default 1000).", 1, 1000000000},
+        {"--device", ARG_TEXT, &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N.", 0, 0},
+        {"--kv-pages", ARG_INT, &a.load.kv_pages, "N", "Of the KV cache; 0: none.", 0, INT32_MAX},
+        {"--seed", ARG_INT, &a.load.seed, "N", "Of the requests (default 1).", 0, INT64_MAX / 2},
+        {"--report-json", ARG_TEXT, &a.load.report, "FILE", "Write the report there, too.", 0, 0},
+        {0},
+    };
+    const arg_spec spec = {"hstu bench latency [RUN|ENGINE] [--server URL] "
+                           "[--history 64,256] [--new 1,16]",
+                           "Times requests one after the other, each with the "
+                           "whole history of another user: cold, "
+                           "and with all but its newest events in the KV cache. "
+                           "In process, or over HTTP.",
+                           options,
+                           0,
+                           1,
+                           "A latency without the state of the cache means "
+                           "nothing: every row names it.\n"};
+    TRY(args_parse(&spec, argc, argv, &a.load.path, NULL, &is_help));
+    return is_help ? OK : run(&a);
+}

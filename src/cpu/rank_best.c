@@ -1,0 +1,170 @@
+/* The corpus is read once for up to 64 queries, and nothing of the size of the corpus is written:
+ * a chunk of rows is multiplied by the packed queries (corpus rows on the left, as they are), its
+ * scores stay in the L2 cache, and each thread keeps a heap of the best k of each query.  A score
+ * has the same bits as in a product with the operands exchanged (product.h), and the k best by
+ * score and row number are a unique list, so the cut and the threads change nothing. */
+#include "cpu/rank_best.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "cpu/cpu.h"
+#include "cpu/product.h"
+
+enum { BLOCK_SCORES = 1 << 18, MAX_QUERIES = 64, MAX_ROWS = 1 << 14, MIN_ROWS = 1 << 8 };
+
+/* A row and its score. */
+typedef struct found {
+    float score;
+    int32_t row;
+} found;
+
+typedef struct job {
+    backend *be;
+    const rank_args *a;
+    int32_t first, n;       /* queries of this pass */
+    int64_t n_rows;         /* of a chunk */
+    product_panels queries; /* (dim, n) */
+    found *heaps;           /* (threads, n, k): the worst on top */
+    int32_t *counts;        /* (threads, n) */
+} job;
+
+static bool is_better(found a, found b) {
+    return a.score > b.score || (a.score == b.score && a.row < b.row);
+}
+
+static void sink(found *heap, int32_t n, int32_t i) {
+    found own = heap[i];
+    for (int32_t child = 2 * i + 1; child < n; child = 2 * i + 1) {
+        if (child + 1 < n && is_better(heap[child], heap[child + 1])) child++;
+        if (!is_better(own, heap[child])) break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = own;
+}
+
+static void add(found *heap, int32_t *n, int32_t k, found f) {
+    if (*n < k) {
+        heap[(*n)++] = f;
+        for (int32_t i = *n / 2; *n == k && i-- > 0;)
+            sink(heap, k, i);
+    } else if (is_better(f, heap[0])) {
+        heap[0] = f;
+        sink(heap, k, 0);
+    }
+}
+
+/* The score that a row must reach; -infinity never does, nor does NaN. */
+static float limit_of(const found *heap, int32_t n, int32_t k) {
+    return n < k ? -INFINITY : heap[0].score;
+}
+
+static void hide_seen(const job *j, cpu_range rows, float *score) {
+    const rank_args *a = j->a;
+    for (int32_t q = 0; q < j->n && a->seen_offsets != NULL; q++) {
+        int32_t low = a->seen_offsets[j->first + q], end = a->seen_offsets[j->first + q + 1];
+        for (int32_t high = end; low < high;) {
+            int32_t middle = low + (high - low) / 2;
+            if (a->seen[middle] < rows.first)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        for (; low < end && a->seen[low] < rows.end; low++)
+            score[(a->seen[low] - rows.first) * j->n + q] = -INFINITY;
+    }
+}
+
+/* Most rows are no query's: one comparison of vectors says so. */
+static void collect(const job *j, cpu_range rows, const float *score, int worker) {
+    int32_t n = j->n, k = j->a->k, *counts = j->counts + (int64_t)worker * n;
+    found *heaps = j->heaps + (int64_t)worker * n * k;
+    float limit[MAX_QUERIES];
+    for (int32_t q = 0; q < n; q++)
+        limit[q] = limit_of(heaps + (int64_t)q * k, counts[q], k);
+    for (int64_t r = rows.first; r < rows.end; r++, score += n) {
+        int is_any = 0;
+        for (int32_t q = 0; q < n; q++)
+            is_any |= score[q] >= limit[q];
+        for (int32_t q = 0; q < n && is_any; q++) {
+            if (!(score[q] >= limit[q]) || score[q] == -INFINITY) continue;
+            found *heap = heaps + (int64_t)q * k;
+            add(heap, &counts[q], k, (found){score[q], (int32_t)r});
+            limit[q] = limit_of(heap, counts[q], k);
+        }
+    }
+}
+
+static status search_chunk(void *ctx, int64_t chunk, int worker) {
+    const job *j = ctx;
+    const rank_args *a = j->a;
+    cpu_range rows = cpu_chunk(chunk, j->n_rows, a->n_corpus);
+    float *score;
+    TRY(cpu_scratch(j->be, worker, (size_t)(j->n_rows * j->n) * sizeof *score, (void **)&score));
+    product_run(matrix_rows(a->corpus + rows.first * a->dim, a->dim), rows.end - rows.first,
+                &j->queries, 0, j->n, false, score, j->n);
+    hide_seen(j, rows, score);
+    collect(j, rows, score, worker);
+    return OK;
+}
+
+/* All threads' rows of a query into the first one's heap, then out of it, the worst first. */
+static void finish(const job *j, int n_threads, int32_t q) {
+    const rank_args *a = j->a;
+    int32_t k = a->k, n = j->counts[q], *best = a->best + (int64_t)(j->first + q) * k;
+    float *score = a->best_score + (int64_t)(j->first + q) * k;
+    found *heap = j->heaps + (int64_t)q * k;
+    for (int t = 1; t < n_threads; t++) {
+        const found *other = j->heaps + ((int64_t)t * j->n + q) * k;
+        for (int32_t i = 0; i < j->counts[(int64_t)t * j->n + q]; i++)
+            add(heap, &n, k, other[i]);
+    }
+    for (int32_t i = n / 2; n < k && i-- > 0;)
+        sink(heap, n, i);
+    for (int32_t i = n; i < k; i++)
+        best[i] = -1, score[i] = -INFINITY;
+    for (; n > 0; n--) {
+        best[n - 1] = heap[0].row;
+        score[n - 1] = heap[0].score;
+        heap[0] = heap[n - 1];
+        sink(heap, n - 1, 0);
+    }
+}
+
+static size_t aligned(size_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
+
+/* One pass over the corpus. */
+static status search(job *j) {
+    const rank_args *a = j->a;
+    int n_threads = j->be->workers != NULL ? pool_n_threads(j->be->workers) : 1;
+    size_t n_packed = (size_t)product_packed_size(j->queries.isa, a->dim, j->n);
+    size_t packed = aligned(n_packed * sizeof(float)), n = (size_t)n_threads * (size_t)j->n;
+    size_t heaps = aligned(n * (size_t)a->k * sizeof *j->heaps);
+    char *memory;
+    TRY(cpu_scratch(j->be, CPU_SHARED, packed + heaps + n * sizeof *j->counts, (void **)&memory));
+    j->queries.data = (float *)memory;
+    j->heaps = (found *)(memory + packed);
+    j->counts = (int32_t *)(memory + packed + heaps);
+    memset(j->counts, 0, n * sizeof *j->counts);
+    matrix queries = matrix_rows((const float *)a->query + (int64_t)j->first * a->dim, a->dim);
+    TRY(product_pack(&j->queries, matrix_transposed(queries), j->be->workers));
+    TRY(pool_run(j->be->workers, cpu_n_chunks(a->n_corpus, j->n_rows), search_chunk, j));
+    for (int32_t q = 0; q < j->n; q++)
+        finish(j, n_threads, q);
+    return OK;
+}
+
+status cpu_rank_best(backend *be, const rank_args *a) {
+    for (int32_t first = 0; first < a->n_queries; first += MAX_QUERIES) {
+        int32_t left = a->n_queries - first, n = left < MAX_QUERIES ? left : MAX_QUERIES;
+        int64_t n_rows = BLOCK_SCORES / n;
+        job j = {.be = be, .a = a, .first = first, .n = n};
+        j.n_rows = n_rows > MAX_ROWS ? MAX_ROWS : n_rows < MIN_ROWS ? MIN_ROWS : n_rows;
+        j.queries = (product_panels){.isa = product_choose(), .k = a->dim, .n = n};
+        TRY(search(&j));
+    }
+    return OK;
+}
