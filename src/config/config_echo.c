@@ -123,9 +123,6 @@ status config_check_trainable(const config *c) {
                     "%s: TrainerArgs.train_batch_size is needed to train; bind it, or "
                     "give --set TrainerArgs.train_batch_size=N",
                     c->file);
-    if (c->trainer.tensor_parallel > 1)
-        return refuse(c, "TensorModelParallelArgs.tensor_model_parallel_size above 1 is not "
-                         "supported yet; set it to 1");
     if (!c->network.is_causal)
         return refuse(c, "NetworkArgs.is_causal = False cannot be trained; the layers are causal "
                          "(the reference's fused layer ignores it, too)");

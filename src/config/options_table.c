@@ -216,7 +216,10 @@ const option option_table[] = {
      .help = "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."},
 
     INT("TensorModelParallelArgs.tensor_model_parallel_size", IN(trainer.tensor_parallel), 1, 1024,
-        "1", "Devices that share one layer; more than 1 is read but cannot be trained yet."),
+        "1",
+        "Devices that share one layer in NVIDIA's trainer. Layers are not cut here: ranks divide "
+        "the "
+        "batch."),
     RETIRED("DistributedDataParallelArgs.check_for_nan_in_grad", NULL, "Older switch of a check."),
 
     {.name = "RankingArgs.prediction_head_arch",
