@@ -11,7 +11,7 @@
 #include "dist/net.h"
 #include "train_test.h"
 
-enum { MAX_RANKS = 5, LARGE = 3 << 20 };
+enum { MAX_RANKS = 5, LARGE = 1 << 20 };
 
 static int free_port(void) {
     int fd, port;

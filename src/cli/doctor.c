@@ -24,6 +24,7 @@
 #include "cli/doctor_find.h"
 #include "cli/json_line.h"
 #include "dist/mpi.h"
+#include "dist/nccl_lib.h"
 #include "dist/ranks.h"
 #include "dist/start.h"
 #include "ops/device.h"
@@ -42,7 +43,7 @@ typedef struct library {
     const char *remedy;  /* how to get it into a build */
 } library;
 
-enum { N_LIBRARIES = 12 };
+enum { N_LIBRARIES = 13 };
 
 typedef struct diagnosis {
     machine host;
@@ -51,7 +52,8 @@ typedef struct diagnosis {
     int n_devices;
     library libraries[N_LIBRARIES];
     bool is_run_time[N_LIBRARIES]; /* looked for when the program runs, not when it is built */
-    char cuda_version[32], xgboost_version[32], nvrtc_version[32], compiler_version[160];
+    char nccl_version[32], cuda_version[32], xgboost_version[32], nvrtc_version[32],
+        compiler_version[160];
     bool has_ranks; /* two of them have just worked together */
     char ranks[256];
     findings found;
@@ -118,6 +120,14 @@ static void ask_libraries(diagnosis *d) {
     char why[512];
     d->libraries[11] = (library){"MPI", mpi_library(why, sizeof why), "ranks that mpirun starts",
                                  "apt-get install libopenmpi-dev, then make"};
+    nccl_lib nccl;
+    bool has_nccl = nccl_lib_load(&nccl, NULL) == OK;
+    if (has_nccl)
+        snprintf(d->nccl_version, sizeof d->nccl_version, "%d.%d.%d", nccl.version / 10000,
+                 nccl.version / 100 % 100, nccl.version % 100);
+    d->libraries[12] =
+        (library){"NCCL", has_nccl ? d->nccl_version : NULL, "ranks with GPUs, without it slower",
+                  "apt-get install libnccl2, or pip install nvidia-nccl-cu13"};
     for (int i = 8; i < N_LIBRARIES; i++)
         d->is_run_time[i] = true;
     d->libraries[7] = (library){"libmicrohttpd", http_library_version(), "'hstu serve'",

@@ -24,11 +24,16 @@ status ranks_start(transport **out, int n, bool *is_over) {
     env_launcher launcher = env_launched_by();
     *out = NULL;
     *is_over = false;
-    if (launcher != LAUNCHER_NONE && n > 1)
+    if (launcher == LAUNCHER_MPI && n > 1)
         return fail(ERR_USAGE,
-                    "--ranks %d starts ranks by itself; %s has started some "
+                    "--ranks %d starts ranks by itself; mpirun has started some "
                     "already: leave one of them out",
-                    n, launcher == LAUNCHER_MPI ? "mpirun" : "torchrun (WORLD_SIZE, RANK)");
+                    n);
+    if (launcher == LAUNCHER_TORCHRUN && n > 1)
+        return fail(ERR_USAGE,
+                    "--ranks %d starts ranks by itself; torchrun (WORLD_SIZE, RANK) has started "
+                    "some already: leave one of them out",
+                    n);
     if (launcher == LAUNCHER_TORCHRUN) return join_by_tcp(out);
     if (launcher == LAUNCHER_MPI) return mpi_create(out);
     if (n <= 1) return OK;
