@@ -76,11 +76,11 @@ template <typename S> static status map_inputs(backend *be, const attn_args *a, 
 }
 
 /* Memory for the parts and for the list of units that have some. */
-template <typename S> static status make_room(backend *be, paged_plan *plan) {
+template <typename S> static status make_room(backend *be, int64_t n_units, paged_plan *plan) {
     size_t n = (size_t)(plan->n_groups * plan->width);
     size_t parts = cuda_align(n * 2 * paged_part<S>::SIZE * sizeof(float4));
     char *room = NULL;
-    TRY(cuda_scratch(be, parts + n * sizeof(paged_split), (void **)&room));
+    TRY(cuda_scratch(be, parts + (size_t)n_units * sizeof(paged_split), (void **)&room));
     plan->parts = (float4 *)room;
     plan->splits = (paged_split *)(room + parts);
     return OK;
@@ -97,8 +97,9 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     cut<S>(be, &a, &plan);
     TRY(map_inputs<S>(be, &a, &maps));
     int n_blocks = plan.width * plan.n_groups;
+    int64_t n_units = (int64_t)a.n_sequences * plan.n_row_groups * plan.width * a.n_heads;
     if (plan.width > 0) {
-        TRY(make_room<S>(be, &plan));
+        TRY(make_room<S>(be, n_units, &plan));
     } else {
         tiles = tiles_make(&a, a.offsets_q, a.max_len_q, a.n_rows_q, S::ROWS, a.max_len_k,
                            2 * S::D * (int)sizeof(T));
@@ -111,7 +112,7 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     CUDA_TRY(sm90a_launch_early(attn_fwd_paged_sm90_kernel<T, S>, dim3((unsigned)n_blocks),
                                 S::THREADS, S::BYTES, state->stream, a, tiles, plan, maps));
     if (plan.width == 0) return OK;
-    dim3 grid(paged_part<S>::SIZE / (SUM_THREADS * SUM_EACH), (unsigned)n_blocks);
+    dim3 grid(paged_part<S>::SIZE / (SUM_THREADS * SUM_EACH), (unsigned)n_units);
     CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S>, grid, SUM_THREADS, 0,
                                 state->stream, a, plan));
     return OK;

@@ -24,14 +24,14 @@ enum {
     PAGED_LEAST = 3,   /* tiles of a share at least: writing and adding parts costs about as much */
     PAGED_WIDEST = 16, /* blocks of a group at most */
     SUM_THREADS = 256, /* of the kernel that adds parts; */
-    SUM_EACH = 2,      /* each adds so many float4 */
+    SUM_EACH = 1,      /* each adds so many float4 */
     PAGED_REGISTERS = 16 /* more for the scheduler warp: see fwd_registers */
 };
 
-/* A unit whose keys are cut: its first part is that of the block with this entry, the others are
- * those of the next n_more groups. */
+/* How the keys of a unit are cut: its first part is that of `block`, the others are those of the
+ * next n_more groups.  A block that begins a unit writes it. */
 typedef struct paged_split {
-    int b, head, row0, n_more; /* 0: the block has no such unit */
+    int block, n_more;
 } paged_split;
 
 typedef struct paged_plan {
@@ -40,7 +40,7 @@ typedef struct paged_plan {
     int n_groups;
     int n_row_groups;    /* tiles of queries of the longest sequence, divided by width */
     float4 *parts;       /* (blocks, 2): of the unit that a block continues, of the one it begins */
-    paged_split *splits; /* (blocks) */
+    paged_split *splits; /* (B, tiles of queries, H) */
 } paged_plan;
 
 typedef struct paged_maps {
@@ -170,7 +170,6 @@ __device__ static void paged_find_share(const attn_args &a, const paged_plan &pl
     int share = max((total + plan.n_groups - 1) / plan.n_groups, (int)PAGED_LEAST);
     int first = group * share, end = min(first + share, total), start = 0;
     unsigned n_told = 0;
-    paged_split split = {0, 0, 0, 0};
 #pragma unroll 1
     for (int i = 0; i < n_items && start < end; i += 32) {
         if (i > 0) own = paged_tiles<S>(a, plan, i + lane, from);
@@ -191,13 +190,14 @@ __device__ static void paged_find_share(const attn_args &a, const paged_plan &pl
                 if (i0 >= i1) continue;
                 paged_rows<S>(a, row0, head, begin + i0 * PAGED_TILE, begin + i1 * PAGED_TILE, u);
                 u.part = i0 == 0 && i1 == n ? -1 : 2 * (int)blockIdx.x + (i0 == 0);
-                if (i0 == 0 && i1 < n) split = {b, head, row0, (at + n - 1) / share - group};
+                if (i0 == 0 && lane == 0)
+                    plan.splits[((i + l) * plan.width + member) * a.n_heads + head] = {
+                        (int)blockIdx.x, (at + n - 1) / share - group};
                 paged_tell<S>(u, room, n_told);
             }
         }
     }
     paged_tell_end<S>(room, n_told);
-    if (lane == 0) plan.splits[blockIdx.x] = split;
 }
 
 /* Loads the keys or values of a tile of columns from j on. */
@@ -351,18 +351,22 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     }
 }
 
-/* Adds the parts of the unit that block blockIdx.y began, in the order of their keys; each thread
- * has SUM_EACH float4 of them, which hold two columns of two rows. */
+/* Adds the parts of unit blockIdx.y, in the order of their keys; each thread has SUM_EACH float4 of
+ * them, which hold two columns of two rows. */
 template <typename T, typename S>
 __global__ void __launch_bounds__(SUM_THREADS)
     attn_sum_parts_sm90_kernel(const __grid_constant__ attn_args a,
                                const __grid_constant__ paged_plan plan) {
+    int n_tiles = plan.n_row_groups * plan.width, tile = (int)blockIdx.y / a.n_heads;
+    int b = tile / n_tiles, row0 = tile % n_tiles * S::ROWS, head = (int)blockIdx.y % a.n_heads;
     grid_wait();
+    int row_q = a.offsets_q[b], len_q = a.offsets_q[b + 1] - row_q;
+    if (row0 >= len_q) return;
     const paged_split split = plan.splits[blockIdx.y];
     if (split.n_more == 0) return;
     constexpr int64_t SIZE = paged_part<S>::SIZE;
     int first = (int)(blockIdx.x * SUM_THREADS * SUM_EACH + threadIdx.x);
-    const float4 *part = plan.parts + (2 * (int64_t)blockIdx.y + 1) * SIZE + first;
+    const float4 *part = plan.parts + (2 * (int64_t)split.block + 1) * SIZE + first;
     float4 sum[SUM_EACH];
 #pragma unroll
     for (int e = 0; e < SUM_EACH; e++)
@@ -380,12 +384,11 @@ __global__ void __launch_bounds__(SUM_THREADS)
             sum[e].w += x.w;
         }
     }
-    int row_q = a.offsets_q[split.b], len_q = a.offsets_q[split.b + 1] - row_q;
-    T *out = (T *)a.out + (int64_t)row_q * a.stride_out + split.head * S::D;
+    T *out = (T *)a.out + (int64_t)row_q * a.stride_out + head * S::D;
 #pragma unroll
     for (int e = 0; e < SUM_EACH; e++) {
         int at = first + e * SUM_THREADS, thread = at % GROUP, j = at / GROUP % (S::D / 8);
-        int row = split.row0 + at / (GROUP * S::D / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
+        int row = row0 + at / (GROUP * S::D / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
         uint32_t *to = (uint32_t *)(out + row * a.stride_out + 8 * j + 2 * (thread % 4));
         if (row < len_q) *to = cvt_pack<T>(sum[e].x * a.scale, sum[e].y * a.scale);
         to += 4 * a.stride_out;
