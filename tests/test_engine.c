@@ -531,3 +531,46 @@ TEST(engine_serves_several_models) {
     engine_answer_release(&none);
     engine_destroy(e);
 }
+
+/* A feature of the request counts instead of the user's own. */
+TEST(engine_reads_context_of_requests) {
+    engine *e = serve_open(serve_run("run", ranking_gin, NULL, 0), synth_folder(), 0);
+    engine_id candidates[3] = {serve_id(3), serve_id(9), serve_id(20)};
+    engine_request r = {.task = ENGINE_RANK,
+                        .has_user = true,
+                        .user = serve_id(4),
+                        .candidates = candidates,
+                        .n_candidates = 3,
+                        .deadline_ns = 100000000000u};
+    engine_answer own = serve_ask(e, &r), bad;
+    seq_file *data;
+    engine_context c = {.name = "country"};
+    int n_same = 0;
+    CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
+    CHECK(data->n_context == 2 && strcmp(data->context[1].name, "country") == 0);
+    const text_column *names = &data->context[1].values;
+    uint32_t value = data->context[1].value[seq_find_user(data, "4")];
+    r.context = &c;
+    r.n_context = 1;
+    for (uint64_t i = 1; i < names->n; i++) {
+        c.value = (engine_id){.text = names->bytes + names->offsets[i],
+                              .n = (size_t)(names->offsets[i + 1] - names->offsets[i])};
+        engine_answer a = serve_ask(e, &r);
+        size_t bytes = (size_t)a.n_columns * sizeof(float);
+        bool is_same = memcmp(a.items[0].values, own.items[0].values, bytes) == 0;
+        CHECK(is_same == (i == value));
+        n_same += is_same;
+        engine_answer_release(&a);
+    }
+    CHECK(n_same == 1 && names->n > 2);
+    c.value = (engine_id){.text = "nowhere", .n = 7};
+    engine_answer unknown = serve_ask(e, &r);
+    engine_answer_release(&unknown);
+    c.name = "planet";
+    engine_ask(e, &r, &bad);
+    CHECK(bad.outcome == ENGINE_BAD && strstr(bad.error, "no feature 'planet'") != NULL);
+    engine_answer_release(&bad);
+    engine_answer_release(&own);
+    seq_file_close(data);
+    engine_destroy(e);
+}

@@ -160,3 +160,16 @@ TEST(request_reports_lack_of_memory) {
     CHECK(oom_at_each_allocation(read_once, "{\"user\": 7, \"candidates\": [1, 2, 3], "
                                             "\"history\": [1, 2, {\"item\": 3}]}") > 3);
 }
+
+TEST(request_reads_context) {
+    static const char good[] = "{\"user\": 1, \"context\": {\"country\": \"DE\", \"age\": 25}}";
+    static const char bad[] = "{\"user\": 1, \"context\": [1]}";
+    arena a;
+    request_ask r;
+    arena_init(&a, 4096);
+    CHECK_OK(request_recommend_read(&a, good, strlen(good), &r));
+    CHECK(r.ask.n_context == 2 && strcmp(r.ask.context[0].name, "country") == 0);
+    CHECK(r.ask.context[0].value.n == 2 && r.ask.context[1].value.number == 25);
+    CHECK_FAILS(request_recommend_read(&a, bad, strlen(bad), &r), ERR_USAGE, "context");
+    arena_fini(&a);
+}

@@ -1,8 +1,9 @@
 /* The corpus is read once for up to 64 queries, and nothing of the size of the corpus is written:
  * a chunk of rows is multiplied by the packed queries (corpus rows on the left, as they are), its
- * scores stay in the L2 cache, and each thread keeps a heap of the best k of each query.  A score
- * has the same bits as in a product with the operands exchanged (product.h), and the k best by
- * score and row number are a unique list, so the cut and the threads change nothing. */
+ * scores stay in the L2 cache, and each thread keeps a heap of the best k of each query.  A few
+ * queries would leave most of a panel empty: they are on the left instead, and the chunk is packed.
+ * A score has the same bits both ways (product.h), and the k best by score and row number are a
+ * unique list, so the cut and the threads change nothing. */
 #include "cpu/rank_best.h"
 
 #include <math.h>
@@ -12,6 +13,7 @@
 #include "cpu/product.h"
 
 enum { BLOCK_SCORES = 1 << 18, MAX_QUERIES = 64, MAX_ROWS = 1 << 14, MIN_ROWS = 1 << 8 };
+enum { FEW = 8, GROUP = 32 };
 
 /* A row and its score. */
 typedef struct found {
@@ -24,6 +26,7 @@ typedef struct job {
     const rank_args *a;
     int32_t first, n;       /* queries of this pass */
     int64_t n_rows;         /* of a chunk */
+    bool is_few;            /* scores are (n, n_rows), else (n_rows, n) */
     product_panels queries; /* (dim, n) */
     found *heaps;           /* (threads, n, k): the worst on top */
     int32_t *counts;        /* (threads, n) */
@@ -60,6 +63,10 @@ static float limit_of(const found *heap, int32_t n, int32_t k) {
     return n < k ? -INFINITY : heap[0].score;
 }
 
+static int64_t score_at(const job *j, int64_t row, int32_t q) {
+    return j->is_few ? q * j->n_rows + row : row * j->n + q;
+}
+
 static void hide_seen(const job *j, cpu_range rows, float *score) {
     const rank_args *a = j->a;
     for (int32_t q = 0; q < j->n && a->seen_offsets != NULL; q++) {
@@ -72,7 +79,7 @@ static void hide_seen(const job *j, cpu_range rows, float *score) {
                 high = middle;
         }
         for (; low < end && a->seen[low] < rows.end; low++)
-            score[(a->seen[low] - rows.first) * j->n + q] = -INFINITY;
+            score[score_at(j, a->seen[low] - rows.first, q)] = -INFINITY;
     }
 }
 
@@ -96,11 +103,51 @@ static void collect(const job *j, cpu_range rows, const float *score, int worker
     }
 }
 
+/* The same where a query's scores are after one another: GROUP rows at a time. */
+static void collect_few(const job *j, cpu_range rows, const float *scores, int worker) {
+    int32_t k = j->a->k;
+    int64_t n_rows = rows.end - rows.first;
+    for (int32_t q = 0; q < j->n; q++) {
+        int64_t place = (int64_t)worker * j->n + q;
+        int32_t *count = &j->counts[place];
+        found *heap = j->heaps + place * k;
+        const float *score = scores + q * j->n_rows;
+        float limit = limit_of(heap, *count, k);
+        for (int64_t first = 0; first < n_rows; first += GROUP) {
+            int64_t end = n_rows - first < GROUP ? n_rows : first + GROUP;
+            int is_any = 0;
+            for (int64_t r = first; r < end; r++)
+                is_any |= score[r] >= limit;
+            for (int64_t r = first; r < end && is_any; r++) {
+                if (!(score[r] >= limit) || score[r] == -INFINITY) continue;
+                add(heap, count, k, (found){score[r], (int32_t)(rows.first + r)});
+                limit = limit_of(heap, *count, k);
+            }
+        }
+    }
+}
+
+static status search_few(const job *j, cpu_range rows, int worker) {
+    const rank_args *a = j->a;
+    float *room, *score;
+    size_t n = PRODUCT_ROOM + (size_t)(j->n_rows * j->n);
+    matrix query = matrix_rows((const float *)a->query + (int64_t)j->first * a->dim, a->dim);
+    matrix corpus = matrix_rows(a->corpus + rows.first * a->dim, a->dim);
+    TRY(cpu_scratch(j->be, worker, n * sizeof *room, (void **)&room));
+    score = room + PRODUCT_ROOM;
+    product_run_once(j->queries.isa, query, matrix_transposed(corpus), j->n, a->dim,
+                     rows.end - rows.first, false, score, j->n_rows, room);
+    hide_seen(j, rows, score);
+    collect_few(j, rows, score, worker);
+    return OK;
+}
+
 static status search_chunk(void *ctx, int64_t chunk, int worker) {
     const job *j = ctx;
     const rank_args *a = j->a;
     cpu_range rows = cpu_chunk(chunk, j->n_rows, a->n_corpus);
     float *score;
+    if (j->is_few) return search_few(j, rows, worker);
     TRY(cpu_scratch(j->be, worker, (size_t)(j->n_rows * j->n) * sizeof *score, (void **)&score));
     product_run(matrix_rows(a->corpus + rows.first * a->dim, a->dim), rows.end - rows.first,
                 &j->queries, 0, j->n, false, score, j->n);
@@ -161,7 +208,7 @@ status cpu_rank_best(backend *be, const rank_args *a) {
     for (int32_t first = 0; first < a->n_queries; first += MAX_QUERIES) {
         int32_t left = a->n_queries - first, n = left < MAX_QUERIES ? left : MAX_QUERIES;
         int64_t n_rows = BLOCK_SCORES / n;
-        job j = {.be = be, .a = a, .first = first, .n = n};
+        job j = {.be = be, .a = a, .first = first, .n = n, .is_few = n <= FEW};
         j.n_rows = n_rows > MAX_ROWS ? MAX_ROWS : n_rows < MIN_ROWS ? MIN_ROWS : n_rows;
         j.queries = (product_panels){.isa = product_choose(), .k = a->dim, .n = n};
         TRY(search(&j));

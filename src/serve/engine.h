@@ -138,6 +138,12 @@ status engine_model(engine *e, int model, engine_model_info *out);
 
 typedef enum { ENGINE_RECOMMEND, ENGINE_RANK } engine_task;
 
+/* A contextual feature of a request: its name, and a value as the vocabulary has it. */
+typedef struct engine_context {
+    const char *name;
+    engine_id value;
+} engine_context;
+
 typedef struct engine_request {
     engine_task task;
     int model; /* number; 0: the first one loaded */
@@ -151,6 +157,9 @@ typedef struct engine_request {
     /* Events that are added to the history for this request only: "what if". */
     const engine_event *extra;
     size_t n_extra;
+    /* Contextual features that count instead of the user's own; unknown values read as unknown. */
+    const engine_context *context;
+    size_t n_context;
     int32_t top_k;               /* recommend: 1..ENGINE_MAX_K; rank: 0 = all, in the order given */
     const engine_id *candidates; /* rank: (n_candidates) */
     size_t n_candidates;

@@ -108,6 +108,34 @@ static void read_context(job *j, const users *u, uint64_t data_user) {
     }
 }
 
+/* The number of a value; 0: the model does not know it. */
+static uint32_t find_value(const context_feature *f, const id_text *id) {
+    const text_column *t = &f->values;
+    for (uint64_t i = 1; i < t->n; i++)
+        if (t->offsets[i + 1] - t->offsets[i] == id->n &&
+            memcmp(t->bytes + t->offsets[i], id->text, id->n) == 0)
+            return (uint32_t)i;
+    return 0;
+}
+
+static status read_given_context(job *j, const engine_request *r) {
+    const seq_file *names = j->m->names;
+    for (size_t i = 0; i < r->n_context; i++) {
+        const engine_context *c = &r->context[i];
+        id_text id;
+        int f = 0;
+        while (f < names->n_context && strcmp(names->context[f].name, c->name) != 0)
+            f++;
+        if (f == names->n_context)
+            return fail(ERR_USAGE, "context: the model has no feature '%.64s'%s%.64s%s", c->name,
+                        f > 0 ? "; one that it has is '" : "", f > 0 ? names->context[0].name : "",
+                        f > 0 ? "'" : "");
+        TRY(id_text_make(&id, &c->value, "a value of the context"));
+        j->events.context[f] = find_value(&names->context[f], &id);
+    }
+    return OK;
+}
+
 /* Merges what is kept of the user with what came with the request, newest first; of equal times
  * events of the request are the newer ones. */
 static status read_window(job *j, const engine_request *r, const users *u, window *w) {
@@ -275,6 +303,7 @@ static status check(const served *m, const engine_request *r) {
 static status fill(job *j, const engine_request *r, const users *u) {
     window w = {.m = j->m, .u = u, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
     TRY(read_window(j, r, u, &w));
+    TRY(read_given_context(j, r));
     j->events.n = (uint64_t)w.n_kept;
     j->events.item = w.item;
     j->events.action = w.action;

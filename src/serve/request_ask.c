@@ -26,6 +26,20 @@ static status read_events(arena *a, const json_value *v, request_ask *out) {
     return request_event_list(a, v, "events", &out->events, &out->n_events);
 }
 
+static status read_context(arena *a, const json_value *v, request_ask *out) {
+    engine_context *all;
+    if (v->type != JSON_OBJECT || v->n_children > CONTEXT_MAX)
+        return fail(ERR_USAGE, "context: give an object of features, as in {\"country\": \"DE\"}");
+    TRY(ARENA_NEW(a, &all, v->n_children));
+    for (const json_value *m = v->first; m != NULL; m = m->next) {
+        engine_context *c = &all[out->ask.n_context++];
+        c->name = m->key;
+        TRY(request_id_read(m, "context", &c->value));
+    }
+    out->ask.context = all;
+    return OK;
+}
+
 static status read_what_if(arena *a, const json_value *v, request_ask *out) {
     return request_event_list(a, v, "what_if", &out->ask.extra, &out->ask.n_extra);
 }
@@ -108,6 +122,7 @@ static const member ask_members[] = {
     {"history", read_history},
     {"events", read_events},
     {"what_if", read_what_if},
+    {"context", read_context},
     {"candidates", read_candidates},
     {"top_k", read_top_k},
     {"tasks", read_tasks},
