@@ -49,7 +49,7 @@ static status measure(const latency_args *a, const load_rig *rig, latency_row *r
                      .n_candidates = (uint32_t)candidates,
                      .top_k = (uint32_t)a->load.top_k,
                      .is_cached = row->is_cached,
-                     .seed = (uint64_t)a->load.seed + (row->is_cached ? 7919 : 0) +
+                     .seed = load_args_seed(&a->load) + (row->is_cached ? 7919 : 0) +
                              row->n_events * 131u + row->n_new};
     load_plan p = {.concurrency = (int)a->concurrency};
     load_set_init(&set);
@@ -217,7 +217,8 @@ status bench_latency(int argc, char **argv) {
          "Without a RUN: item ids are 1 to N (default 1000).", 1, 1000000000},
         {"--device", ARG_TEXT, &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N.", 0, 0},
         {"--kv-pages", ARG_INT, &a.load.kv_pages, "N", "Of the KV cache; 0: none.", 0, INT32_MAX},
-        {"--seed", ARG_INT, &a.load.seed, "N", "Of the requests (default 1).", 0, INT64_MAX / 2},
+        {"--seed", ARG_INT, &a.load.seed, "N",
+         "Of the requests (default 1; of a server: another one each time).", 0, INT64_MAX / 2},
         {"--report-json", ARG_TEXT, &a.load.report, "FILE", "Write the report there, too.", 0, 0},
         {0},
     };

@@ -3,14 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/file.h"
-#include "base/machine.h"
 
 load_args load_args_default(void) {
     return (load_args){.device = "auto",
                        .kv_pages = -1,
                        .items = 1000,
-                       .seed = 1,
+                       .seed = -1,
                        .requests = 1000,
                        .users = 1000000,
                        .top_k = 10,
@@ -20,6 +20,13 @@ load_args load_args_default(void) {
                        .history_deviation = 30,
                        .new_mean = 3,
                        .new_deviation = 2};
+}
+
+uint64_t load_args_seed(const load_args *a) {
+    static uint64_t chosen;
+    if (a->seed >= 0) return (uint64_t)a->seed;
+    if (chosen == 0) chosen = a->server != NULL ? clock_ns() / 1000 : 1;
+    return chosen;
 }
 
 static status open_engine(load_rig *r, const load_args *a, uint64_t deadline_ms) {
@@ -67,7 +74,7 @@ load_draw load_args_draw(const load_args *a, const load_rig *r, uint64_t n, uint
                        .n_candidates =
                            (uint32_t)(is_ranking && a->candidates == 0 ? 100 : a->candidates),
                        .top_k = (uint32_t)a->top_k,
-                       .seed = (uint64_t)a->seed + round};
+                       .seed = load_args_seed(a) + round};
 }
 
 const char *load_cache_name(const load_rig *r) {

@@ -18,6 +18,10 @@ typedef struct load_args {
 
 load_args load_args_default(void);
 
+/* --seed, or without it one that no earlier bench used where a server may remember its users, and
+ * else 1. */
+uint64_t load_args_seed(const load_args *a);
+
 /* The target that the options name, and the items for requests. */
 typedef struct load_rig {
     engine *e; /* NULL: only a server */

@@ -50,7 +50,7 @@ static status measure(const throughput_args *a, const load_rig *rig, load_report
     load_plan p = {.concurrency = (int)a->concurrency,
                    .rate = a->rate,
                    .burstiness = a->burstiness,
-                   .seed = (uint64_t)a->load.seed};
+                   .seed = load_args_seed(&a->load)};
     load_set_init(&set);
     status st = a->load.dataset != NULL ? load_set_read(&set, a->load.dataset) : OK;
     if (a->load.dataset == NULL) {
@@ -219,7 +219,8 @@ static status run(const throughput_args *a) {
          1,                                                                                        \
          1000000000},                                                                              \
     {                                                                                              \
-        "--seed", ARG_INT, &(l).seed, "N", "Of the requests (default 1).", 0, INT64_MAX / 2        \
+        "--seed", ARG_INT, &(l).seed, "N",                                                         \
+            "Of the requests (default 1; of a server: another one each time).", 0, INT64_MAX / 2   \
     }
 
 static status check_draw(const load_args *a) {
