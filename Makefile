@@ -128,7 +128,7 @@ $B/hstu-mpi.so: $(MPI_SRC) src/dist/mpi_plugin.h
 
 # It has what recording needs and nothing else, and no symbol but InitializeInjection is seen outside; compiled
 # by itself because it is loaded into programs without sanitizers.
-INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/record_write \
+INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/graph_nodes profile/record_write \
 	base/clock base/env base/escape base/hash base/log base/mem base/status)
 $B/hstu-inject.so: $(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/flags
 	@mkdir -p $(@D)

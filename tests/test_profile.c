@@ -76,6 +76,24 @@ TEST(profile_of_one_range) {
     free(text);
 }
 
+/* Work and peaks: on the CPU an op's time is its own. */
+TEST(profile_shows_work_against_peaks) {
+    size_t n;
+    char *text = said(0, "profile --record-shapes " TRAIN);
+    CHECK_CONTAINS(text, "peaks, measured before: ");
+    CHECK_CONTAINS(text, "op_work");
+    CHECK_CONTAINS(text, "linear_fwd [");
+    free(text);
+    CHECK_OK(file_read_all(run_path("hstu-profile/report.html"), 1 << 24, &text, &n));
+    CHECK_CONTAINS(text, "<h2>Roofline</h2>");
+    CHECK_CONTAINS(text, "<circle ");
+    mem_free(text);
+    text = said(0, "profile --no-peaks -- eval run --data data --device cpu");
+    CHECK(strstr(text, "peaks, measured") == NULL);
+    CHECK(strstr(text, "linear_fwd [") == NULL);
+    free(text);
+}
+
 /* Another program: it gets the folder for its records, and its output is on stderr. */
 TEST(profile_of_another_program) {
     record_writer *w;

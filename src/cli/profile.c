@@ -15,6 +15,7 @@ enum { MAX_WORDS = 256 };
 typedef struct profile_args {
     int64_t wait, warmup, active, repeat;
     const char *activities, *toggle_by, *range;
+    bool has_shapes, has_no_peaks;
     int toggle; /* the signal of toggle_by; 0: none */
     profile_view view;
 } profile_args;
@@ -92,7 +93,9 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
     profile p;
     profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat},
                           .toggle = a->toggle,
-                          .range = a->range};
+                          .range = a->range,
+                          .has_shapes = a->has_shapes,
+                          .has_peaks = !a->has_no_peaks};
     const command *c = find_command(argv[0]);
     TRY(check(a));
     TRY(read_activities(a->activities, &o));
@@ -127,6 +130,10 @@ status cmd_profile(int argc, char **argv) {
          "Steps to keep; 0, the default: everything from start to end.", 0, 1 << 30},
         {"--repeat", ARG_INT, &a.repeat, "N",
          "How often to wait, warm up and record; 0, the default: until the end.", 0, 1 << 30},
+        {"--record-shapes", ARG_FLAG, &a.has_shapes, NULL,
+         "Ops of different sizes are different rows, named with their sizes.", 0, 0},
+        {"--no-peaks", ARG_FLAG, &a.has_no_peaks, NULL,
+         "Do not measure what the device can do at the start (a second, 1.4 GB of a GPU).", 0, 0},
         {"--toggle-by", ARG_TEXT, &a.toggle_by, "SIGNAL",
          "Record nothing until this signal comes, SIGUSR1 or SIGUSR2; the next one ends it, and so "
          "on.",

@@ -9,6 +9,7 @@
 #include "cli/show.h"
 #include "profile/gaps.h"
 #include "profile/launches.h"
+#include "profile/roofline.h"
 #include "profile/tables.h"
 #include "train/page.h"
 
@@ -235,6 +236,22 @@ static status put_tiles(const profile *p, const gpu_idle *g, buf *out) {
     return buf_text(out, "</div>\n");
 }
 
+static status put_roofline(const recorder *r, buf *out) {
+    buf picture;
+    buf_init(&picture);
+    status st = roofline_svg(r, &picture);
+    if (st == OK && picture.n_bytes > 0)
+        st =
+            buf_printf(out,
+                       "<h2>Roofline</h2>\n<p class=dim>The line is what this device reaches: %.3g "
+                       "TFLOP/s in large products, %.0f GB/s in copies, both measured before the "
+                       "run. A circle is an op; its size is its share of the time.</p>\n%s",
+                       r->peak_flop / 1e12, r->peak_bytes / 1e9, buf_str(&picture));
+    buf_fini(&picture);
+    TRY(st);
+    return put_table(r, REPORT_WORK, out);
+}
+
 static status put_page(const profile *p, buf *out) {
     const recorder *r = &p->recorder;
     gpu_idle g;
@@ -246,11 +263,13 @@ static status put_page(const profile *p, buf *out) {
     buf_init(&advice);
     status st = gpu_idle_advice(&g, &advice);
     if (st == OK) st = launches_advice(r, &advice);
+    if (st == OK) st = roofline_advice(r, &advice);
     if (st == OK && advice.n_bytes > 0) st = page_text(out, buf_str(&advice), "p");
     buf_fini(&advice);
     TRY(st);
     TRY(put_timeline(r, out));
     if (g.span_ns > 0) TRY(put_gaps(&g, r, out));
+    TRY(put_roofline(r, out));
     TRY(put_table(r, REPORT_OPS, out));
     TRY(put_table(r, REPORT_KERNELS, out));
     TRY(put_table(r, REPORT_LAUNCHES, out));

@@ -10,6 +10,7 @@
 #include "cli/show.h"
 #include "profile/gaps.h"
 #include "profile/launches.h"
+#include "profile/roofline.h"
 #include "profile/tables.h"
 #include "profile/trace.h"
 
@@ -59,6 +60,9 @@ static status show_report(const profile *p, report_kind kind, const profile_view
 
 static void tell_cost(const profile *p) {
     const recorder *r = &p->recorder;
+    if (r->peak_flop > 0)
+        log_info("peaks, measured before: %.4g TFLOP/s in products, %.0f GB/s in copies",
+                 r->peak_flop / 1e12, r->peak_bytes / 1e9);
     double wall = (double)profile_recorded_ns(p);
     double share = wall > 0 ? 100 * (double)r->n_spans * p->span_ns / wall : 0;
     log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)", r->n_spans,
@@ -98,6 +102,7 @@ static status tell_idle(const recorder *r) {
     buf_init(&text);
     status st = gpu_idle_advice(&g, &text);
     if (st == OK) st = launches_advice(r, &text);
+    if (st == OK) st = roofline_advice(r, &text);
     if (st == OK && text.n_bytes > 0) log_info("%.*s", (int)text.n_bytes - 1, buf_str(&text));
     buf_fini(&text);
     return st;

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/mem.h"
+#include "profile/graph_nodes.h"
 
 /* CUPTI numbers the versions of each record struct; a newer version only appends members, so the
  * members read here are at the same offsets in every libcupti. */
@@ -72,6 +73,10 @@ enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 4 };
     X(cuptiActivityPushExternalCorrelationId)                                                      \
     X(cuptiActivityPopExternalCorrelationId)                                                       \
     X(cuptiGetCallbackName)                                                                        \
+    X(cuptiSubscribe)                                                                              \
+    X(cuptiUnsubscribe)                                                                            \
+    X(cuptiEnableCallback)                                                                         \
+    X(cuptiGetGraphNodeId)                                                                         \
     X(cuptiGetTimestamp)                                                                           \
     X(cuptiGetResultString)
 
@@ -88,10 +93,17 @@ static struct {
     pthread_mutex_t lock; /* guards the rest */
     bool is_taking;       /* between start and stop; outside, records are dropped */
     cupti_sink sink;
+    graph_nodes nodes;
+    CUpti_SubscriberHandle subscriber;
+    bool is_subscribed;
     status failed; /* of the sink */
     uint64_t n_lost;
     int64_t ahead_ns; /* of CUPTI's clock: what clock_ns has to be added */
 } cupti = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* The op that the calling thread is in, and how many nodes of a graph it has made. */
+static _Thread_local op_mark marked = {.index = RECORDER_NO_OP, .name = -1};
+static _Thread_local int n_nodes;
 
 /* Notes why it does not work.  Returns false. */
 static bool refuse(const char *what, CUptiResult result) {
@@ -177,7 +189,13 @@ static uint64_t host_time(uint64_t ns) {
 }
 
 static gpu_record read_kernel(const kernel_record *k) {
+    graph_node node = {0};
+    if (k->graphNodeId != 0) graph_nodes_find(&cupti.nodes, k->graphNodeId, &node);
     return (gpu_record){
+        .graph_op = node.op,
+        .is_first = node.is_first,
+        .flop = node.flop,
+        .moved = node.moved,
         .kind = GPU_KERNEL,
         .start_ns = host_time(k->start),
         .end_ns = host_time(k->end),
@@ -296,6 +314,44 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
     mem_free(buffer);
 }
 
+/* Nodes of graphs, as they are made: a graph that is instantiated has copies of them. */
+static void CUPTIAPI on_node(void *ctx, CUpti_CallbackDomain domain, CUpti_CallbackId id,
+                             const void *data) {
+    (void)ctx, (void)domain;
+    const CUpti_GraphData *g = ((const CUpti_ResourceData *)data)->resourceDescriptor;
+    uint64_t node = 0, original = 0;
+    if (g == NULL || cupti.cuptiGetGraphNodeId(g->node, &node) != CUPTI_SUCCESS) return;
+    pthread_mutex_lock(&cupti.lock);
+    if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED && marked.name >= 0) {
+        bool is_first = n_nodes++ == 0;
+        graph_node n = {marked.name + 1, is_first, is_first ? marked.flop : 0,
+                        is_first ? marked.moved : 0};
+        graph_nodes_add(&cupti.nodes, node, &n);
+    } else if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED &&
+               cupti.cuptiGetGraphNodeId(g->originalNode, &original) == CUPTI_SUCCESS) {
+        graph_node n;
+        if (graph_nodes_find(&cupti.nodes, original, &n)) graph_nodes_add(&cupti.nodes, node, &n);
+    }
+    pthread_mutex_unlock(&cupti.lock);
+}
+
+/* Where somebody else has subscribed, kernels of graphs are not known by their ops; nothing else is
+ * lost. */
+static void subscribe(void) {
+    if (cupti.is_subscribed || cupti.cuptiSubscribe(&cupti.subscriber, on_node, NULL) != 0) return;
+    cupti.is_subscribed = true;
+    cupti.cuptiEnableCallback(1, cupti.subscriber, CUPTI_CB_DOMAIN_RESOURCE,
+                              CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED);
+    cupti.cuptiEnableCallback(1, cupti.subscriber, CUPTI_CB_DOMAIN_RESOURCE,
+                              CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED);
+}
+
+static void unsubscribe(void) {
+    if (cupti.is_subscribed) cupti.cuptiUnsubscribe(cupti.subscriber);
+    cupti.is_subscribed = false;
+    graph_nodes_fini(&cupti.nodes);
+}
+
 static void disable(void) {
     while (cupti.n_on > 0)
         cupti.cuptiActivityDisable(kinds[--cupti.n_on]);
@@ -348,6 +404,10 @@ static void set_taking(const cupti_sink *sink, int64_t ahead_ns) {
     pthread_mutex_unlock(&cupti.lock);
 }
 
+void cupti_watch_graphs(void) {
+    if (cupti.library != NULL) subscribe();
+}
+
 bool cupti_start(const cupti_sink *sink, bool with_calls) {
     uint64_t theirs = 0;
     cupti.reason[0] = '\0';
@@ -367,6 +427,7 @@ bool cupti_start(const cupti_sink *sink, bool with_calls) {
 status cupti_stop(bool *is_complete, uint64_t *n_lost) {
     *is_complete = cupti.has_run && cupti_flush();
     disable();
+    unsubscribe();
     set_taking(NULL, 0);
     *n_lost = cupti.n_lost;
     return cupti.failed;
@@ -376,16 +437,19 @@ const char *cupti_reason(void) {
     return cupti.reason;
 }
 
-void cupti_mark_begin(int64_t mark) {
-    if (cupti.n_on == N_KINDS)
+void cupti_mark_begin(const op_mark *m) {
+    marked = *m;
+    n_nodes = 0;
+    if (m->index != RECORDER_NO_OP && cupti.n_on == N_KINDS)
         cupti.cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0,
-                                                     (uint64_t)mark);
+                                                     (uint64_t)m->index);
 }
 
 void cupti_mark_end(void) {
     uint64_t mark;
-    if (cupti.n_on == N_KINDS)
+    if (marked.index != RECORDER_NO_OP && cupti.n_on == N_KINDS)
         cupti.cuptiActivityPopExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &mark);
+    marked = (op_mark){.index = RECORDER_NO_OP, .name = -1};
 }
 
 #else
@@ -423,8 +487,11 @@ const char *cupti_reason(void) {
     return no_cupti;
 }
 
-void cupti_mark_begin(int64_t mark) {
-    (void)mark;
+void cupti_watch_graphs(void) {
+}
+
+void cupti_mark_begin(const op_mark *m) {
+    (void)m;
 }
 
 void cupti_mark_end(void) {

@@ -14,6 +14,13 @@
 #include "base/status.h"
 #include "profile/recorder.h"
 
+/* An op that launches kernels. */
+typedef struct op_mark {
+    int64_t index;      /* of the span of the op, or RECORDER_NO_OP */
+    int32_t name;       /* of the op, where it becomes part of a graph; else -1 */
+    double flop, moved; /* its work */
+} op_mark;
+
 enum { CUPTI_REASON_BYTES = 256 };
 
 typedef enum {
@@ -34,7 +41,10 @@ typedef struct gpu_record {
     uint64_t bytes;   /* of a copy or a memset */
     uint32_t correlation, device, stream, thread;
     uint64_t mark;
-    span_launch launch;   /* of a kernel */
+    span_launch launch; /* of a kernel */
+    double flop, moved; /* of a kernel in a graph: those of its op, with the first one of it */
+    int32_t graph_op;   /* as in a span */
+    bool is_first;
     const gpu_facts *gpu; /* of GPU_DEVICE; else NULL */
 } gpu_record;
 
@@ -64,8 +74,12 @@ status cupti_stop(bool *is_complete, uint64_t *n_lost);
 /* Why the last of these failed; "" where nothing did. */
 const char *cupti_reason(void);
 
-/* What the calling thread launches from here to cupti_mark_end belongs to this mark. */
-void cupti_mark_begin(int64_t mark);
+/* After a start, before graphs are made: notes which op each node of a graph belongs to. */
+void cupti_watch_graphs(void);
+
+/* What the calling thread launches, or takes into a graph, from here to cupti_mark_end belongs to
+ * this op.  The kernels of a graph are known by its nodes, also in replays that come later. */
+void cupti_mark_begin(const op_mark *m);
 void cupti_mark_end(void);
 
 #endif

@@ -108,3 +108,29 @@ status peak_measure(backend *be, double *out) {
         if (dim == CPU_MAX_DIM || seconds > CPU_SECONDS) return OK;
     }
 }
+
+enum { GPU_COPY_BYTES = 256 << 20, CPU_COPY_BYTES = 32 << 20 };
+
+static status time_copies(backend *be, void *to, const void *from, size_t bytes, double *out) {
+    double speed[N_TIMED];
+    for (int i = -N_WARM; i < N_TIMED; i++) {
+        uint64_t start = clock_ns();
+        TRY(be->ops->copy(be, to, from, bytes));
+        TRY(be->ops->sync(be));
+        if (i >= 0) speed[i] = 2.0 * (double)bytes * 1e9 / (double)(clock_ns() - start);
+    }
+    qsort(speed, N_TIMED, sizeof speed[0], compare);
+    *out = speed[N_TIMED / 2];
+    return OK;
+}
+
+status peak_measure_bytes(backend *be, double *out) {
+    size_t bytes = strcmp(be->name, "cpu") != 0 ? GPU_COPY_BYTES : CPU_COPY_BYTES;
+    void *from = NULL, *to = NULL;
+    status st = be->ops->alloc(be, &from, bytes);
+    if (st == OK) st = be->ops->alloc(be, &to, bytes);
+    if (st == OK) st = time_copies(be, to, from, bytes, out);
+    be->ops->release(be, from);
+    be->ops->release(be, to);
+    return st;
+}

@@ -10,6 +10,7 @@
 #include "base/range.h"
 #include "profile/kernel_name.h"
 #include "profile/links.h"
+#include "profile/peak.h"
 #include "profile/traced.h"
 
 static profile *current;
@@ -119,6 +120,10 @@ status profile_add(profile *p, const gpu_record *r) {
               .op = r->kind == GPU_LINK ? (int64_t)r->mark : RECORDER_NO_OP,
               .number = -1,
               .correlation = r->correlation,
+              .flop = r->flop,
+              .moved = r->moved,
+              .graph_op = r->graph_op,
+              .is_first = r->is_first,
               .lane = (uint16_t)(r->kind == GPU_CALL ? r->thread : r->stream),
               .device = (uint8_t)r->device};
     if (r->kind == GPU_LINK) {
@@ -175,6 +180,7 @@ status profiler_start(profile *p, const profiler_options *o) {
     if (!p->has_gpu)
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s",
                  o->has_gpu ? cupti_reason() : "not asked for");
+    if (p->has_gpu) cupti_watch_graphs();
     atomic_store(&n_signals, 0);
     if (o->toggle > 0) {
         struct sigaction ours = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
@@ -190,12 +196,30 @@ bool profiler_is_running(void) {
     return current != NULL;
 }
 
+/* Outside of what is recorded.  A device without room for it has no peaks, and nothing fails. */
+static void measure_peaks(profile *p, backend *be) {
+    recorder *r = &p->recorder;
+    bool was_paused = r->is_paused;
+    failure before;
+    if (r->peak_flop > 0) return;
+    failure_save(&before, OK);
+    recorder_pause(r, true);
+    switch_cupti(p);
+    if (peak_measure(be, &r->peak_flop) != OK) r->peak_flop = 0;
+    if (peak_measure_bytes(be, &r->peak_bytes) != OK) r->peak_bytes = 0;
+    (void)failure_restore(&before);
+    recorder_pause(r, was_paused);
+    switch_cupti(p);
+}
+
 status profiler_watch(backend **be) {
     if (current == NULL) return OK;
     snprintf(current->device, sizeof current->device, "%s%s%s", (*be)->name,
              (*be)->card != NULL ? ", " : "", (*be)->card != NULL ? (*be)->card : "");
-    if (options.has_host)
-        TRY(traced_create(be, *be, &current->recorder, current->has_gpu ? &mark : NULL));
+    if (options.has_peaks) measure_peaks(current, *be);
+    const traced_options o = {&current->recorder, current->has_gpu ? &mark : NULL,
+                              options.has_shapes};
+    if (options.has_host) TRY(traced_create(be, *be, &o));
     watched = *be;
     return OK;
 }

@@ -14,6 +14,8 @@ typedef struct profiler_options {
     recorder_schedule schedule;
     bool has_host, has_gpu; /* which activities */
     int toggle;             /* a signal: nothing is recorded until it comes, and so on; 0: none */
+    bool has_shapes;        /* names of ops have the sizes of their arguments */
+    bool has_peaks;         /* the peaks of the device are measured first, outside of the records */
     const char *range;      /* keep what is inside ranges of this name; NULL: everything */
 } profiler_options;
 

@@ -203,6 +203,23 @@ void recorder_end(recorder *r, uint64_t bytes) {
     pthread_mutex_unlock(&r->lock);
 }
 
+void recorder_set_work(recorder *r, int64_t index, double flop, double moved) {
+    pthread_mutex_lock(&r->lock);
+    if (index >= 0 && (size_t)index < r->n_spans) {
+        r->spans[index].flop = flop;
+        r->spans[index].moved = moved;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+int32_t recorder_name_id(recorder *r, const char *name) {
+    int32_t id;
+    pthread_mutex_lock(&r->lock);
+    if (intern(r, name, -1, &id) != OK) id = -1;
+    pthread_mutex_unlock(&r->lock);
+    return id;
+}
+
 void recorder_add(recorder *r, const span *s, const char *name, const span_launch *launch) {
     int32_t id;
     pthread_mutex_lock(&r->lock);

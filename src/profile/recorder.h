@@ -53,8 +53,12 @@ typedef struct span {
     int64_t op;                /* the span around it, on the GPU the one that launched it; or
                                   RECORDER_NO_OP */
     int64_t number;            /* of a range */
+    double flop, moved;        /* the work of an op (work.h), of a kernel in a graph; 0: unknown */
     int32_t name;              /* in names */
     int32_t launch;            /* in launches, or -1 */
+    int32_t graph_op;          /* of a kernel in a graph that is replayed: 1 + the name of the op
+                                  that was recorded; 0: none */
+    bool is_first;             /* ... and the first one of its op */
     uint32_t correlation;      /* of a call and what it launched; 0: none */
     uint16_t lane;             /* thread of the host, stream of the GPU */
     uint8_t kind, device;
@@ -92,6 +96,7 @@ typedef struct recorder {
 
     gpu_facts gpus[RECORDER_MAX_GPUS];
     int n_gpus;
+    double peak_flop, peak_bytes; /* a second, measured; 0: not */
 
     recorder_thread threads[RECORDER_MAX_THREADS];
     int n_threads;
@@ -115,6 +120,12 @@ void recorder_stop(recorder *r);
  * may name as its op; RECORDER_NO_OP while nothing is taken. */
 int64_t recorder_begin(recorder *r, span_kind kind, const char *name, int64_t number);
 void recorder_end(recorder *r, uint64_t bytes);
+
+/* The work of a span that recorder_begin returned. */
+void recorder_set_work(recorder *r, int64_t index, double flop, double moved);
+
+/* The number of a name, whether recording is on or not; -1: no memory. */
+int32_t recorder_name_id(recorder *r, const char *name);
 
 /* A span that is complete: of the GPU, or of CUDA.  launch may be NULL. */
 void recorder_add(recorder *r, const span *s, const char *name, const span_launch *launch);

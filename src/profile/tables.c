@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "profile/launches.h"
+#include "profile/roofline.h"
 
 /* The values of nsys' summaries: a share, the sum, how many, and how they are spread. */
 #define SUMMARY(count, name)                                                                       \
@@ -71,6 +72,7 @@ static const struct {
                     1 << SPAN_KERNEL | 1 << SPAN_COPY | 1 << SPAN_SET, COLUMNS(gpu_columns)},
     [REPORT_LAUNCHES] = {"cuda_kern_launch", "CUDA Kernel Launches (the longest one of each)",
                          LOOKS_NSYS, 1 << SPAN_KERNEL, LAUNCH_COLUMNS, N_LAUNCH_COLUMNS},
+    [REPORT_WORK] = {"op_work", "Work of Ops", LOOKS_NSYS, 0, roofline_columns, N_ROOFLINE_COLUMNS},
     [REPORT_OPS] = {"key_averages", "Ranges and ops", LOOKS_TORCH, 1 << SPAN_RANGE | 1 << SPAN_OP,
                     COLUMNS(host_columns)},
 };
@@ -138,10 +140,19 @@ static bool is_of_host(const span *s) {
     return s->kind == SPAN_RANGE || s->kind == SPAN_OP;
 }
 
-/* A span of the GPU counts as self time of its op, and as total time of all around that. */
+/* A span of the GPU counts as self time of its op, and as total time of all around that.  In a
+ * graph its op is the one that was recorded, which is called with each replay. */
 static void add_gpu_time(profile_row *rows, const recorder *r, const span *s) {
     double ns = (double)(s->end_ns - s->start_ns);
     bool is_self = true;
+    if (s->graph_op > 0) {
+        profile_row *row = &rows[s->graph_op - 1];
+        row->name = r->names[s->graph_op - 1];
+        row->value[OP_GPU_SELF] += ns;
+        row->value[OP_GPU_TOTAL] += ns;
+        row->value[OP_CALLS] += s->is_first;
+        is_self = false;
+    }
     for (int64_t at = s->op; at != RECORDER_NO_OP; at = r->spans[at].op, is_self = false) {
         profile_row *row = &rows[r->spans[at].name];
         if (is_self) row->value[OP_GPU_SELF] += ns;
@@ -174,8 +185,8 @@ static status average(profile_table *t, const recorder *r) {
         v[OP_SELF_SHARE] = t->host_ns > 0 ? 100 * v[OP_SELF] / t->host_ns : 0;
         v[OP_TOTAL_SHARE] = t->host_ns > 0 ? 100 * v[OP_TOTAL] / t->host_ns : 0;
         v[OP_GPU_SHARE] = t->gpu_ns > 0 ? 100 * v[OP_GPU_SELF] / t->gpu_ns : 0;
-        v[OP_AVERAGE] = v[OP_TOTAL] / n;
-        v[OP_GPU_AVERAGE] = v[OP_GPU_TOTAL] / n;
+        v[OP_AVERAGE] = n > 0 ? v[OP_TOTAL] / n : 0;
+        v[OP_GPU_AVERAGE] = n > 0 ? v[OP_GPU_TOTAL] / n : 0;
         t->rows[t->n_rows++] = row;
     }
     if (t->gpu_ns > 0) {
@@ -191,10 +202,20 @@ status profile_table_make(profile_table *out, const recorder *r, report_kind kin
                            .looks = reports[kind].looks,
                            .columns = reports[kind].columns,
                            .n_columns = reports[kind].n_columns};
-    status st = kind == REPORT_OPS ? average(out, r)
-                : kind == REPORT_LAUNCHES
-                    ? launches_fill(out, r)
-                    : summarise(out, r, reports[kind].kinds, kind == REPORT_BYTES);
+    status st;
+    switch (kind) {
+    case REPORT_OPS:
+        st = average(out, r);
+        break;
+    case REPORT_LAUNCHES:
+        st = launches_fill(out, r);
+        break;
+    case REPORT_WORK:
+        st = roofline_fill(out, r);
+        break;
+    default:
+        st = summarise(out, r, reports[kind].kinds, kind == REPORT_BYTES);
+    }
     if (st == OK)
         st = profile_table_sort(out, kind != REPORT_OPS ? "total_time"
                                      : out->gpu_ns > 0  ? "self_cuda_time_total"

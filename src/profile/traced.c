@@ -1,34 +1,53 @@
 #include "profile/traced.h"
 
+#include <stdio.h>
+
 #include "base/mem.h"
+#include "profile/work.h"
 
 typedef struct traced {
     backend *below;
-    recorder *recorder;
-    const launch_mark *mark;
+    traced_options o;
+    bool is_taken; /* the ops become part of a graph, and do not run now */
 } traced;
 
 static traced *traced_of(backend *be) {
     return be->state;
 }
 
-static bool begin(traced *t, const char *name) {
-    int64_t index = recorder_begin(t->recorder, SPAN_OP, name, -1);
-    bool is_marked = index != RECORDER_NO_OP && t->mark != NULL;
-    if (is_marked) t->mark->begin(index);
+/* What is taken into a graph does its work whenever that is replayed, and none now. */
+static bool begin(traced *t, const char *name, op_work w) {
+    recorder *r = t->o.recorder;
+    op_mark m = {recorder_begin(r, SPAN_OP, name, -1), -1, w.flop, w.bytes};
+    if (m.index != RECORDER_NO_OP && !t->is_taken && (w.flop > 0 || w.bytes > 0))
+        recorder_set_work(r, m.index, w.flop, w.bytes);
+    bool is_marked = t->o.mark != NULL && (m.index != RECORDER_NO_OP || t->is_taken);
+    if (is_marked && t->is_taken) m.name = recorder_name_id(r, name);
+    if (is_marked) t->o.mark->begin(&m);
     return is_marked;
 }
 
 static void end(traced *t, bool is_marked) {
-    if (is_marked) t->mark->end();
-    recorder_end(t->recorder, 0);
+    if (is_marked) t->o.mark->end();
+    recorder_end(t->o.recorder, 0);
 }
 
+/* "linear_fwd [128, 64] x [64, 32]". */
+static const char *with_shape(char *out, size_t n, const char *name, const char *shape) {
+    if (shape[0] == '\0') return name;
+    snprintf(out, n, "%s %s", name, shape);
+    return out;
+}
+
+#define AS_LIST(...) __VA_ARGS__
 #define WORK(name, parameters, arguments, test)                                                    \
     static status traced_##name parameters {                                                       \
         traced *t = traced_of(be);                                                                 \
+        char shape[WORK_SHAPE_BYTES], whole[sizeof #name + WORK_SHAPE_BYTES];                      \
         be = t->below;                                                                             \
-        bool is_marked = begin(t, #name);                                                          \
+        op_work w = work_of(WORK_##name, t->o.has_shapes ? shape : NULL, AS_LIST arguments);       \
+        bool is_marked =                                                                           \
+            begin(t, t->o.has_shapes ? with_shape(whole, sizeof whole, #name, shape) : #name, w);  \
         status st = be->ops->name arguments;                                                       \
         end(t, is_marked);                                                                         \
         return st;                                                                                 \
@@ -39,7 +58,7 @@ static void end(traced *t, bool is_marked) {
         traced *t = traced_of(be);                                                                 \
         be = t->below;                                                                             \
         bool is_op = #result[0] == 's' && #result[1] == 't';                                       \
-        bool is_marked = is_op && begin(t, #name);                                                 \
+        bool is_marked = is_op && begin(t, #name, (op_work){0, 0});                                \
         result value = be->ops->name arguments;                                                    \
         if (is_op) end(t, is_marked);                                                              \
         return value;                                                                              \
@@ -60,14 +79,17 @@ static status traced_set_precision(backend *be, act_type act, bool is_tf32) {
 }
 
 static status traced_record(backend *be, uint64_t key, record_state *out) {
-    be = traced_of(be)->below;
-    return be->ops->record(be, key, out);
+    traced *t = traced_of(be);
+    TRY(t->below->ops->record(t->below, key, out));
+    t->is_taken = *out == RECORD_TAKE;
+    return OK;
 }
 
 /* Where a graph was recorded, this also launches it. */
 static status traced_record_end(backend *be) {
     traced *t = traced_of(be);
-    bool is_marked = begin(t, "record_end");
+    t->is_taken = false;
+    bool is_marked = begin(t, "record_end", (op_work){0, 0});
     status st = t->below->ops->record_end(t->below);
     end(t, is_marked);
     return st;
@@ -84,7 +106,7 @@ static void destroy(backend *be) {
     mem_free(be);
 }
 
-status traced_create(backend **out, backend *below, recorder *r, const launch_mark *mark) {
+status traced_create(backend **out, backend *below, const traced_options *o) {
     backend *be;
     traced *t = NULL;
     *out = NULL;
@@ -94,7 +116,7 @@ status traced_create(backend **out, backend *below, recorder *r, const launch_ma
         mem_free(be);
         return st;
     }
-    *t = (traced){.below = below, .recorder = r, .mark = mark};
+    *t = (traced){.below = below, .o = *o};
     *be = *below;
     be->ops = &traced_table;
     be->tables_below = below;

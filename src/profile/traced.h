@@ -9,15 +9,23 @@
 
 #include "base/status.h"
 #include "ops/ops.h"
+#include "profile/cupti.h"
 #include "profile/recorder.h"
 
-/* Called around each op where it is recorded: CUPTI learns which op launches a kernel. */
+/* Called around each op that is recorded, or that becomes part of a graph: CUPTI learns which op
+ * launches a kernel. */
 typedef struct launch_mark {
-    void (*begin)(int64_t index); /* of the span of the op */
+    void (*begin)(const op_mark *m);
     void (*end)(void);
 } launch_mark;
 
-/* backend_destroy ends the layer and the backend below.  mark may be NULL. */
-status traced_create(backend **out, backend *below, recorder *r, const launch_mark *mark);
+typedef struct traced_options {
+    recorder *recorder;
+    const launch_mark *mark; /* may be NULL */
+    bool has_shapes;         /* the names of ops have the sizes of their arguments */
+} traced_options;
+
+/* backend_destroy ends the layer and the backend below. */
+status traced_create(backend **out, backend *below, const traced_options *o);
 
 #endif

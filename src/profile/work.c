@@ -1,0 +1,155 @@
+#include "profile/work.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The keys that the rows of one sequence of L tokens see, in all. */
+static double pairs_of_length(const attn_args *a, double len_q, double len_k) {
+    double left = a->window_left < 0 ? len_k : a->window_left;
+    if (a->window_right < 0 && a->window_left < 0) return len_q * len_k;
+    if (a->window_right < 0) return len_q * len_k / 2; /* not used by models */
+    /* Causal, rows at the end of the keys: row i of L sees min(i, left) + 1 keys. */
+    double before = len_k - len_q, full = left < len_k ? len_k - left : 0;
+    if (full > len_q) full = len_q;
+    double growing = len_q - full; /* the first rows see more and more */
+    return growing * (before + 1 + before + growing) / 2 + full * (left + 1);
+}
+
+/* 0: not known. */
+static double pairs_of(const backend *be, const attn_args *a) {
+    double n = 0;
+    if (a->func != NULL) return 0;
+    bool is_even = a->n_rows_q == (int64_t)a->n_sequences * a->max_len_q &&
+                   a->n_rows_k == (int64_t)a->n_sequences * a->max_len_k;
+    if (is_even && a->n_rows_q > 0)
+        return a->n_sequences * pairs_of_length(a, a->max_len_q, a->max_len_k);
+    if (strcmp(be->name, "cpu") != 0) return 0;
+    for (int32_t b = 0; b < a->n_sequences; b++)
+        n += pairs_of_length(a, a->offsets_q[b + 1] - a->offsets_q[b],
+                             a->offsets_k[b + 1] - a->offsets_k[b]);
+    return n;
+}
+
+/* Forward two products; backward five, one of which computes the scores again. */
+static op_work attention(const backend *be, const attn_args *a, bool is_bwd, char *shape) {
+    double d = a->dim_qk, v = a->dim_v, act = (double)act_bytes(be->act);
+    double of_pair = is_bwd ? 2 * (3 * d + 2 * v) : 2 * (d + v);
+    double rows = (double)a->n_rows_q * (d + v) + (double)a->n_rows_k * (d + v);
+    if (shape != NULL)
+        snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %d, %d]", a->n_sequences, a->max_len_q,
+                 a->n_heads, a->dim_qk);
+    return (op_work){pairs_of(be, a) * a->n_heads * of_pair,
+                     rows * a->n_heads * act * (is_bwd ? 2 : 1)};
+}
+
+static op_work product(const backend *be, const linear_args *a, bool is_bwd, char *shape) {
+    double n = (double)a->n, in = a->n_in, out = a->n_out, act = (double)act_bytes(be->act);
+    int n_products = is_bwd ? (a->dx != NULL) + (a->dw != NULL) : 1;
+    if (shape != NULL)
+        snprintf(shape, WORK_SHAPE_BYTES, "[%lld, %d] x [%d, %d]", (long long)a->n, a->n_in,
+                 a->n_in, a->n_out);
+    return (op_work){2 * n * in * out * n_products,
+                     n_products * (n * in * act + in * out * 4 + n * out * act)};
+}
+
+/* n rows of dim, read or written so many times as activations. */
+static op_work rows(const backend *be, int64_t n, int32_t dim, double times, char *shape) {
+    if (shape != NULL) snprintf(shape, WORK_SHAPE_BYTES, "[%lld, %d]", (long long)n, dim);
+    return (op_work){0, (double)n * dim * (double)act_bytes(be->act) * times};
+}
+
+static op_work bytes(double n, char *shape) {
+    if (shape != NULL) snprintf(shape, WORK_SHAPE_BYTES, "[%.0f bytes]", n);
+    return (op_work){0, n};
+}
+
+static op_work updates(const update_args *a, int n, char *shape) {
+    double floats = 0;
+    for (int i = 0; i < n; i++)
+        floats += (double)a[i].n * (a[i].v != NULL ? 7 : a[i].m != NULL ? 5 : 3);
+    if (shape != NULL) snprintf(shape, WORK_SHAPE_BYTES, "[%d weights]", n);
+    return (op_work){0, 4 * floats};
+}
+
+static op_work sampled(const sampled_softmax_args *a, char *shape) {
+    double scores = (double)a->n * (a->n_negatives + 1), passes = a->dquery != NULL ? 3 : 1;
+    if (shape != NULL)
+        snprintf(shape, WORK_SHAPE_BYTES, "[%lld, %d] of %d, %d negatives", (long long)a->n, a->dim,
+                 a->n_rows, a->n_negatives);
+    return (op_work){2 * scores * a->dim * passes, scores * a->dim * 4 * (passes > 1 ? 2 : 1)};
+}
+
+static op_work softmax(const backend *be, const softmax_attn_args *a, char *shape) {
+    if (shape != NULL)
+        snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %d, %d]", a->n_sequences, a->max_len,
+                 a->n_heads, a->dim);
+    (void)be;
+    return (op_work){0, 0}; /* its mask decides */
+}
+
+static op_work gathered(const backend *be, const gather_args *a, char *shape) {
+    op_work w = rows(be, a->n, a->dim, 1, shape);
+    w.bytes += (double)a->n * a->dim * (a->is_act ? (double)act_bytes(be->act) : 4);
+    return w;
+}
+
+op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
+    op_work w = {0, 0};
+    va_list args;
+    if (shape != NULL) shape[0] = '\0';
+    va_start(args, shape);
+    const backend *be = va_arg(args, backend *);
+    const void *a = va_arg(args, const void *); /* of most ops; the others read on */
+    switch (op) {
+    case WORK_linear_fwd:
+    case WORK_linear_bwd:
+        w = product(be, a, op == WORK_linear_bwd, shape);
+        break;
+    case WORK_attn_fwd:
+    case WORK_attn_bwd:
+        w = attention(be, a, op == WORK_attn_bwd, shape);
+        break;
+    case WORK_softmax_attn_fwd:
+    case WORK_softmax_attn_bwd:
+        w = softmax(be, a, shape);
+        break;
+    case WORK_norm_fwd:
+    case WORK_norm_bwd:
+        w = rows(be, ((const norm_args *)a)->n, ((const norm_args *)a)->dim,
+                 op == WORK_norm_bwd ? 3 : 2, shape);
+        break;
+    case WORK_residual_norm:
+        w = rows(be, ((const residual_norm_args *)a)->n, ((const residual_norm_args *)a)->dim, 3,
+                 shape);
+        break;
+    case WORK_gate_fwd:
+    case WORK_gate_bwd:
+        w = rows(be, ((const gate_args *)a)->n, ((const gate_args *)a)->dim,
+                 op == WORK_gate_bwd ? 5 : 3, shape);
+        break;
+    case WORK_gather:
+        w = gathered(be, a, shape);
+        break;
+    case WORK_sampled_softmax:
+        w = sampled(a, shape);
+        break;
+    case WORK_update:
+        w = updates(a, va_arg(args, int), shape);
+        break;
+    case WORK_zero:
+        w = bytes((double)va_arg(args, size_t), shape);
+        break;
+    case WORK_copy_in:
+    case WORK_copy_out:
+    case WORK_copy: {
+        (void)va_arg(args, const void *);
+        w = bytes((double)va_arg(args, size_t) * (op == WORK_copy ? 2 : 1), shape);
+        break;
+    }
+    default:
+        break;
+    }
+    va_end(args);
+    return w;
+}

@@ -1,0 +1,29 @@
+/* The work of an op: how many floating-point operations it does and how many bytes it must at least
+ * read and write, each array once, from its arguments alone.
+ *
+ * Products and attention are counted as nn/flops.h does; of other ops the bytes are what matters,
+ * and they have no FLOP.  Attention over a jagged batch is known where its lengths are: on the CPU,
+ * and on a GPU where all sequences have one length.  What is not known is 0. */
+#ifndef HSTU_PROFILE_WORK_H
+#define HSTU_PROFILE_WORK_H
+
+#include "ops/ops.h"
+
+enum { WORK_SHAPE_BYTES = 96 };
+
+typedef struct op_work {
+    double flop, bytes;
+} op_work;
+
+/* The ops of ops.def by number. */
+typedef enum {
+#define OP(result, name, parameters, arguments, test) WORK_##name,
+#include "ops/ops.def"
+    N_WORK_OPS
+} work_op;
+
+/* Takes the arguments of the op, the backend first.  shape, where it is not NULL, gets the sizes as
+ * text, "[131168, 1024] x [1024, 4096]", or "". */
+op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...);
+
+#endif
