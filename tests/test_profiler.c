@@ -64,34 +64,30 @@ TEST(profiler_keeps_a_range) {
     profile_fini(&p);
 }
 
-/* Two steps are recorded, and the two after them are timed without. */
+/* Of five recorded steps three are between two others; so are all but the first after them. */
 TEST(profiler_measures_what_it_costs) {
     profile p;
-    profiler_options o = {.has_host = true, .schedule = {.warmup = 1, .active = 2, .repeat = 1}};
+    double with, without;
+    profiler_options o = {.has_host = true, .schedule = {.warmup = 1, .active = 5, .repeat = 1}};
     CHECK_OK(profiler_start(&p, &o));
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 9; i++)
         step("layer");
-    CHECK_EQ(p.reference_ns, 0);
-    step("layer");
-    CHECK(p.reference_ns > 0);
-    CHECK_EQ(p.n_reference, 2);
-    uint64_t ns = p.reference_ns;
-    step("layer");
-    CHECK_EQ(p.reference_ns, ns);
-    CHECK_OK(profiler_stop(&p));
-    CHECK_EQ(count_named(&p, "step"), 2);
-    CHECK_EQ(p.recorder.n_active, 2);
-    profile_fini(&p);
-}
-
-/* Where recording goes on before there were enough steps, nothing is claimed. */
-TEST(profiler_measures_nothing_from_too_few_steps) {
-    profile p;
-    profiler_options o = {.has_host = true, .schedule = {.wait = 1, .active = 2, .repeat = 2}};
-    CHECK_OK(profiler_start(&p, &o));
-    for (int i = 0; i < 7; i++)
+    CHECK_EQ(p.recorded.n, 3);
+    CHECK_EQ(p.plain.n, 2);
+    CHECK(!profile_cost(&p, &with, &without));
+    for (int i = 0; i < 2; i++)
         step("layer");
-    CHECK_EQ(p.reference_ns, 0);
+    CHECK_EQ(p.recorded.n, 3);
+    CHECK_EQ(p.plain.n, 4);
+    CHECK(profile_cost(&p, &with, &without));
+    CHECK(with > 0 && without > 0);
+    p.recorded.ns[0] = 100, p.recorded.ns[1] = 1000000, p.recorded.ns[2] = 300;
+    p.plain.ns[0] = 100, p.plain.ns[1] = 200, p.plain.ns[2] = 300, p.plain.ns[3] = 5000000;
+    CHECK(profile_cost(&p, &with, &without));
+    CHECK_EQ(with, 300);
+    CHECK_EQ(without, 250);
     CHECK_OK(profiler_stop(&p));
+    CHECK_EQ(count_named(&p, "step"), 5);
+    CHECK_EQ(p.recorder.n_active, 5);
     profile_fini(&p);
 }

@@ -19,6 +19,11 @@ void range_end(void) {
     if (w != NULL) w->end();
 }
 
+void range_memory(const void *at, uint64_t bytes) {
+    const range_watcher *w = atomic_load_explicit(&watcher, memory_order_relaxed);
+    if (w != NULL && w->memory != NULL) w->memory(at, bytes);
+}
+
 void range_step(void) {
     const range_watcher *w = atomic_load_explicit(&watcher, memory_order_relaxed);
     if (w != NULL) w->step();

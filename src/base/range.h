@@ -13,6 +13,7 @@ enum { RANGE_NO_NUMBER = -1 };
 typedef struct range_watcher {
     void (*begin)(const char *name, int64_t number); /* number: RANGE_NO_NUMBER, or of a layer */
     void (*end)(void);
+    void (*memory)(const void *at, uint64_t bytes); /* of the backend: a block; 0: it is gone */
     void (*step)(void); /* a step of training, or a batch of other work, has ended */
 } range_watcher;
 
@@ -22,5 +23,6 @@ void range_watch(const range_watcher *w);
 void range_begin(const char *name, int64_t number);
 void range_end(void);
 void range_step(void);
+void range_memory(const void *at, uint64_t bytes);
 
 #endif

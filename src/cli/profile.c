@@ -15,7 +15,7 @@ enum { MAX_WORDS = 256 };
 typedef struct profile_args {
     int64_t wait, warmup, active, repeat;
     const char *activities, *toggle_by, *range;
-    bool has_shapes, has_no_peaks;
+    bool has_shapes, has_no_peaks, has_memory;
     int toggle; /* the signal of toggle_by; 0: none */
     profile_view view;
 } profile_args;
@@ -95,6 +95,7 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
                           .toggle = a->toggle,
                           .range = a->range,
                           .has_shapes = a->has_shapes,
+                          .has_memory = a->has_memory,
                           .has_peaks = !a->has_no_peaks};
     const command *c = find_command(argv[0]);
     TRY(check(a));
@@ -132,6 +133,8 @@ status cmd_profile(int argc, char **argv) {
          "How often to wait, warm up and record; 0, the default: until the end.", 0, 1 << 30},
         {"--record-shapes", ARG_FLAG, &a.has_shapes, NULL,
          "Ops of different sizes are different rows, named with their sizes.", 0, 0},
+        {"--memory", ARG_FLAG, &a.has_memory, NULL,
+         "Which memory of the device lives when, and whose it is at the peak.", 0, 0},
         {"--no-peaks", ARG_FLAG, &a.has_no_peaks, NULL,
          "Do not measure what the device can do at the start (a second, 1.4 GB of a GPU).", 0, 0},
         {"--toggle-by", ARG_TEXT, &a.toggle_by, "SIGNAL",

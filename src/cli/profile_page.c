@@ -252,6 +252,16 @@ static status put_roofline(const recorder *r, buf *out) {
     return put_table(r, REPORT_WORK, out);
 }
 
+static status put_memory(const memory_log *m, buf *out) {
+    buf text;
+    buf_init(&text);
+    status st = memory_log_text(m, &text);
+    if (st == OK && text.n_bytes > 0) st = page_text(out, "Memory", "h2");
+    if (st == OK && text.n_bytes > 0) st = page_text(out, buf_str(&text), "pre");
+    buf_fini(&text);
+    return st;
+}
+
 static status put_page(const profile *p, buf *out) {
     const recorder *r = &p->recorder;
     gpu_idle g;
@@ -274,6 +284,7 @@ static status put_page(const profile *p, buf *out) {
     TRY(put_table(r, REPORT_KERNELS, out));
     TRY(put_table(r, REPORT_LAUNCHES, out));
     TRY(put_table(r, REPORT_COPIES, out));
+    TRY(put_memory(&p->memory, out));
     return page_close(out);
 }
 

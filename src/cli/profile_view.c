@@ -69,13 +69,11 @@ static void tell_cost(const profile *p) {
              wall / 1e9, share, p->span_ns);
     if (r->schedule.active > 0)
         log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
-    if (p->reference_ns > 0 && r->n_active > 0) {
-        double with = wall / (double)r->n_active / 1e6;
-        double without = (double)p->reference_ns / (double)p->n_reference / 1e6;
-        log_info("a recorded step took %.3f ms, each of the %" PRId64
-                 " after it without recording %.3f ms: recording costs %.2f %%",
-                 with, p->n_reference, without, 100 * (with / without - 1));
-    }
+    double with, without;
+    if (profile_cost(p, &with, &without))
+        log_info("a recorded step took %.3f ms, one of the %d after it without recording %.3f ms "
+                 "(medians): recording costs %.2f %%",
+                 with / 1e6, p->plain.n, without / 1e6, 100 * (with / without - 1));
     if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
     if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
     if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
@@ -108,11 +106,27 @@ static status tell_idle(const recorder *r) {
     return st;
 }
 
+static status show_memory(const memory_log *m, const profile_view *v) {
+    buf text;
+    buf_init(&text);
+    status st = memory_log_csv(m, &text);
+    if (st == OK && text.n_bytes > 0) st = write_file(v->out, "memory_by_owner", ".csv", &text);
+    bool is_csv = v->format != NULL && strcmp(v->format, "csv") == 0;
+    if (st == OK && is_csv && text.n_bytes > 0) printf("%s\n", buf_str(&text));
+    buf_clear(&text);
+    if (st == OK) st = memory_log_text(m, &text);
+    bool is_table = v->format != NULL && strcmp(v->format, "table") == 0;
+    if (st == OK && is_table && text.n_bytes > 0) printf("%s\n", buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
 status profile_show(const profile *p, const profile_view *v) {
     char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
     TRY(folder_create(v->out, NULL));
     for (int i = 0; i < N_REPORTS; i++)
         TRY(show_report(p, (report_kind)i, v));
+    TRY(show_memory(&p->memory, v));
     TRY(path_in(path, v->out, "trace.json"));
     TRY(trace_write(p, path));
     TRY(tell_idle(&p->recorder));

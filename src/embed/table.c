@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/range.h"
 
 enum { STEP_MAX = INT32_MAX, BATCH_MAX = 1 << 30 };
 
@@ -51,11 +52,18 @@ status embed_level_create(embed_table *t, int level, int64_t capacity, table_lev
     l.index = index;
     l.rows = rows;
     *out = l;
+    range_begin(where == TABLE_ON_HOST ? "dynamic tables on the host" : "dynamic tables",
+                RANGE_NO_NUMBER);
+    if (index != NULL) range_memory(index, index_bytes);
+    if (rows != NULL) range_memory(rows, rows_bytes);
+    range_end();
     return st;
 }
 
 void embed_level_destroy(embed_table *t, int level, table_level *l) {
     table_memory where = level > 0 || t->config.is_on_host ? TABLE_ON_HOST : TABLE_ON_DEVICE;
+    range_memory(l->index, 0);
+    range_memory(l->rows, 0);
     if (l->index != NULL) t->v->release(t->be, l->index, TABLE_ON_DEVICE);
     if (l->rows != NULL) t->v->release(t->be, l->rows, where);
     *l = (table_level){0};

@@ -1,5 +1,7 @@
 #include "model/model.h"
 
+#include "base/range.h"
+
 #include "model/model_int.h"
 
 status model_create(model **out, backend *be, const config *c, const model_limits *limits) {
@@ -8,7 +10,9 @@ status model_create(model **out, backend *be, const config *c, const model_limit
     TRY(MEM_NEW(&m, 1));
     m->be = be;
     nn_memory_init(&m->memory, be);
+    range_begin("weights", RANGE_NO_NUMBER);
     status st = model_make(m, c, limits);
+    range_end();
     if (st != OK) {
         model_destroy(m);
         return status_frame(st, __FILE__, __LINE__);
@@ -30,8 +34,11 @@ param *model_params(model *m, int *n) {
 }
 
 status model_alloc_grads(model *m) {
-    TRY(param_list_alloc_grads(&m->params));
-    TRY(input_alloc_grads(&m->input, &m->memory));
+    range_begin("gradients", RANGE_NO_NUMBER);
+    status st = param_list_alloc_grads(&m->params);
+    if (st == OK) st = input_alloc_grads(&m->input, &m->memory);
+    range_end();
+    TRY(st);
     for (int i = 0; i < m->dynamic.n; i++) {
         dynamic_table *t = &m->dynamic.item[i];
         dynamic_set_grad(t, input_rows(&m->input, t->feature));

@@ -98,7 +98,9 @@ status pass_create(pass **out, model *m, const pass_config *c) {
     nn_memory_init(&p->memory, m->be);
     status st = c->lender != NULL ? nn_memory_borrow(&p->memory, &c->lender->memory) : OK;
     if (st == OK && c->is_training) st = model_alloc_grads(m);
+    range_begin("activations", RANGE_NO_NUMBER);
     if (st == OK) st = alloc_all(p, c);
+    range_end();
     if (st != OK) {
         pass_destroy(p);
         return status_frame(st, __FILE__, __LINE__);

@@ -33,11 +33,6 @@ typedef CUpti_ActivityMemcpy6 copy_record; /* since 12.8 */
 typedef CUpti_ActivityMemcpy5 copy_record;
 #endif
 typedef CUpti_ActivityMemset4 memset_record;
-#if CUPTI_API_VERSION >= 130000
-typedef CUpti_ActivityDevice5 device_record;
-#else
-typedef CUpti_ActivityDevice4 device_record;
-#endif
 
 /* From 13.0 on the version has the form xxyyzz. */
 #if CUPTI_API_VERSION >= 130000
@@ -53,14 +48,13 @@ enum { CUPTI_MAJOR = 12 };
 /* Room for some 30 000 kernels; CUPTI advises 1 to 10 MB. */
 enum { BUFFER_BYTES = 8 << 20 };
 
-static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_DEVICE,
-                                           CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                            CUPTI_ACTIVITY_KIND_MEMCPY,
                                            CUPTI_ACTIVITY_KIND_MEMSET,
                                            CUPTI_ACTIVITY_KIND_RUNTIME,
                                            CUPTI_ACTIVITY_KIND_DRIVER,
                                            CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
-enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 4 };
+enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 3 };
 
 /* The functions of the library that are used here, each with the type its header gives it. */
 #define FUNCTIONS(X)                                                                               \
@@ -87,6 +81,7 @@ static struct {
     bool is_registered; /* CUPTI has our callbacks, once a process */
     int n_on;           /* kinds that are enabled */
     int n_wanted;       /* those of the last start */
+    bool has_devices;   /* what the GPUs are was handed over before the end */
     bool has_run;       /* records of an earlier time may be there */
     char reason[CUPTI_REASON_BYTES];
 
@@ -212,19 +207,39 @@ static gpu_record read_kernel(const kernel_record *k) {
     };
 }
 
-/* Bandwidth comes in kB, the clock in kHz. */
-static gpu_facts read_device(const device_record *d) {
-    gpu_facts f = {.device = d->id,
-                   .sm = d->computeCapabilityMajor * 10 + d->computeCapabilityMinor,
-                   .n_multiprocessors = d->numMultiprocessors,
-                   .max_warps = d->maxWarpsPerMultiprocessor,
-                   .max_blocks = d->maxBlocksPerMultiprocessor,
-                   .max_registers = d->maxRegistersPerMultiprocessor,
-                   .max_shared = d->maxSharedMemoryPerMultiprocessor,
-                   .bandwidth = d->globalMemoryBandwidth * 1000,
-                   .clock_hz = (uint64_t)d->coreClockRate * 1000};
-    snprintf(f.name, sizeof f.name, "%s", d->name != NULL ? d->name : "GPU");
-    return f;
+/* What the GPUs are, by the driver that the process already has: CUPTI's own records of devices do
+ * not come where it was started before the driver. */
+static void hand_over_devices(void) {
+    static const int attributes[] = {16, 39, 106, 82, 81, 75, 76, 36, 37, 13};
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    int (*ask)(int *, int, int), (*count)(int *), (*name)(char *, int, int), n = 0;
+    if (driver == NULL) return;
+    *(void **)&ask = dlsym(driver, "cuDeviceGetAttribute");
+    *(void **)&count = dlsym(driver, "cuDeviceGetCount");
+    *(void **)&name = dlsym(driver, "cuDeviceGetName");
+    bool is_there = ask != NULL && count != NULL && name != NULL && count(&n) == 0;
+    for (int i = 0; is_there && i < n && i < RECORDER_MAX_GPUS; i++) {
+        int v[10] = {0};
+        for (int k = 0; k < 10; k++)
+            if (ask(&v[k], attributes[k], i) != 0) v[k] = 0;
+        gpu_facts f = {.device = (uint32_t)i,
+                       .n_multiprocessors = (uint32_t)v[0],
+                       .max_warps = (uint32_t)v[1] / 32,
+                       .max_blocks = (uint32_t)v[2],
+                       .max_registers = (uint32_t)v[3],
+                       .max_shared = (uint32_t)v[4],
+                       .sm = (uint32_t)(10 * v[5] + v[6]),
+                       /* two transfers a clock, the clock in kHz, the width in bits */
+                       .bandwidth = (uint64_t)v[7] * 1000 * 2 * (uint64_t)v[8] / 8,
+                       .clock_hz = (uint64_t)v[9] * 1000};
+        if (name(f.name, (int)sizeof f.name, i) != 0) snprintf(f.name, sizeof f.name, "GPU");
+        gpu_record r = {.kind = GPU_DEVICE, .device = f.device, .gpu = &f};
+        pthread_mutex_lock(&cupti.lock);
+        if (cupti.is_taking && cupti.failed == OK)
+            cupti.failed = cupti.sink.add(cupti.sink.ctx, &r);
+        pthread_mutex_unlock(&cupti.lock);
+    }
+    dlclose(driver);
 }
 
 static gpu_record read_call(const CUpti_ActivityAPI *a) {
@@ -248,11 +263,6 @@ static status hand_over(const gpu_record *r) {
 static status add_record(const CUpti_Activity *record) {
     gpu_record r;
     switch (record->kind) {
-    case CUPTI_ACTIVITY_KIND_DEVICE: {
-        const gpu_facts f = read_device((const device_record *)record);
-        r = (gpu_record){.kind = GPU_DEVICE, .device = f.device, .gpu = &f};
-        return hand_over(&r);
-    }
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
         r = read_kernel((const kernel_record *)record);
         return hand_over(&r);
@@ -382,7 +392,10 @@ bool cupti_flush(void) {
 }
 
 void cupti_flush_complete(void) {
-    if (cupti.n_on > 0) cupti.cuptiActivityFlushAll(0);
+    if (cupti.n_on == 0) return;
+    cupti.cuptiActivityFlushAll(0);
+    if (!cupti.has_devices) hand_over_devices();
+    cupti.has_devices = true;
 }
 
 bool cupti_set_on(bool is_on) {
@@ -426,6 +439,7 @@ bool cupti_start(const cupti_sink *sink, bool with_calls) {
 
 status cupti_stop(bool *is_complete, uint64_t *n_lost) {
     *is_complete = cupti.has_run && cupti_flush();
+    hand_over_devices();
     disable();
     unsubscribe();
     set_taking(NULL, 0);

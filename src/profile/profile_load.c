@@ -76,6 +76,7 @@ status profile_load(profile *p, const char *folder, buf *out_text) {
     const recorder_schedule all = {0};
     loader l = {.p = p};
     *p = (profile){0};
+    memory_log_init(&p->memory);
     TRY(recorder_init(&p->recorder, &all));
     TRY(load_all(&l, folder, out_text));
     if (l.n_processes == 0)

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -45,29 +46,60 @@ static void answer_signals(void) {
     switch_cupti(current);
 }
 
+/* The ranges that the calling thread is in. */
+enum { MAX_RANGES = 64 };
+static _Thread_local const char *ranges[MAX_RANGES];
+static _Thread_local int n_ranges;
+
 static void begin_range(const char *name, int64_t number) {
+    if (n_ranges < MAX_RANGES) ranges[n_ranges] = name;
+    n_ranges++;
     if (atomic_load_explicit(&n_signals, memory_order_relaxed) > 0) answer_signals();
     if (options.has_host) recorder_begin(&current->recorder, SPAN_RANGE, name, number);
 }
 
 static void end_range(void) {
+    if (n_ranges > 0) n_ranges--;
     if (options.has_host) recorder_end(&current->recorder, 0);
 }
 
-/* As many steps without recording after the recorded ones, from one idle device to the next: what
- * recording costs is the difference. */
-static void count_reference(profile *p, bool was_on) {
+/* A block belongs to the innermost range. */
+static void note_memory(const void *at, uint64_t bytes) {
+    if (!options.has_memory) return;
+    int top = n_ranges < MAX_RANGES ? n_ranges : MAX_RANGES;
+    if (bytes == 0)
+        memory_log_remove(&current->memory, at);
+    else
+        memory_log_add(&current->memory, at, bytes, top > 0 ? ranges[top - 1] : "other");
+}
+
+/* Steps with a kernel of a new shape, or an evaluation between two of them, are why medians are
+ * compared. */
+static void note_step(profile *p, bool was_on, bool is_switch, uint64_t end_ns) {
     const recorder *r = &p->recorder;
-    if (r->schedule.active == 0 || r->is_on) {
-        p->reference_start_ns = 0; /* recorded again before there were enough */
-    } else if (was_on) {
-        p->reference_start_ns = clock_ns();
-        p->n_reference = 0;
-    } else if (p->reference_start_ns > 0 && p->reference_ns == 0 &&
-               ++p->n_reference == r->schedule.active) {
-        wait_for_device();
-        p->reference_ns = clock_ns() - p->reference_start_ns;
-    }
+    bool is_kept = r->schedule.active > 0 && r->n_active > 0; /* else it was before, or a warm-up */
+    step_times *t = was_on ? &p->recorded : &p->plain;
+    if (is_kept && !is_switch && p->last_end_ns != 0 && t->n < MAX_STEP_TIMES)
+        t->ns[t->n++] = end_ns - p->last_end_ns;
+    p->last_end_ns = is_switch ? 0 : end_ns;
+}
+
+static int by_size(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(const step_times *t) {
+    step_times s = *t;
+    qsort(s.ns, (size_t)s.n, sizeof s.ns[0], by_size);
+    return ((double)s.ns[(s.n - 1) / 2] + (double)s.ns[s.n / 2]) / 2;
+}
+
+bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns) {
+    if (p->recorded.n < 3 || p->plain.n < 3) return false;
+    *recorded_ns = median(&p->recorded);
+    *plain_ns = median(&p->plain);
+    return true;
 }
 
 static void end_step(void) {
@@ -79,10 +111,10 @@ static void end_step(void) {
     recorder_step_at(r, end_ns);
     answer_signals();
     if (is_switch) switch_cupti(current);
-    count_reference(current, was_on);
+    note_step(current, was_on, is_switch, end_ns);
 }
 
-static const range_watcher watcher = {begin_range, end_range, end_step};
+static const range_watcher watcher = {begin_range, end_range, note_memory, end_step};
 static const launch_mark mark = {cupti_mark_begin, cupti_mark_end};
 
 static const char *copy_name(gpu_record_kind kind) {
@@ -168,6 +200,7 @@ static status measure_cost(double *ns) {
 
 status profiler_start(profile *p, const profiler_options *o) {
     *p = (profile){0};
+    memory_log_init(&p->memory);
     TRY(recorder_init(&p->recorder, &o->schedule));
     TRY(measure_cost(&p->span_ns));
     options = *o;
@@ -247,5 +280,6 @@ uint64_t profile_recorded_ns(const profile *p) {
 }
 
 void profile_fini(profile *p) {
+    memory_log_fini(&p->memory);
     recorder_fini(&p->recorder);
 }

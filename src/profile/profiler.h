@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "ops/ops.h"
 #include "profile/cupti.h"
+#include "profile/memory_log.h"
 #include "profile/recorder.h"
 
 typedef struct profiler_options {
@@ -15,20 +16,30 @@ typedef struct profiler_options {
     bool has_host, has_gpu; /* which activities */
     int toggle;             /* a signal: nothing is recorded until it comes, and so on; 0: none */
     bool has_shapes;        /* names of ops have the sizes of their arguments */
+    bool has_memory;        /* which memory lives when */
     bool has_peaks;         /* the peaks of the device are measured first, outside of the records */
     const char *range;      /* keep what is inside ranges of this name; NULL: everything */
 } profiler_options;
 
+/* How long steps took, from the end of one to the end of the next; not those in which recording was
+ * switched, for which the device was waited. */
+enum { MAX_STEP_TIMES = 256 };
+typedef struct step_times {
+    uint64_t ns[MAX_STEP_TIMES];
+    int n;
+} step_times;
+
 typedef struct profile {
     recorder recorder;
+    memory_log memory; /* empty where it was not asked for */
     uint64_t start_ns, end_ns;
-    bool has_gpu;                              /* records of a GPU were taken */
-    char gpu_reason[CUPTI_REASON_BYTES];       /* why not; "" */
-    uint64_t n_gpu_lost;                       /* records that CUPTI dropped */
-    uint64_t reference_start_ns, reference_ns; /* steps right after the recorded ones, without */
-    int64_t n_reference;                       /* recording; reference_ns 0: not enough of them */
-    double span_ns;                            /* what one recorded span costs, measured */
-    char device[128];                          /* of the last backend watched */
+    bool has_gpu;                        /* records of a GPU were taken */
+    char gpu_reason[CUPTI_REASON_BYTES]; /* why not; "" */
+    uint64_t n_gpu_lost;                 /* records that CUPTI dropped */
+    step_times recorded, plain; /* steps that were recorded, and those after them that were not */
+    uint64_t last_end_ns;       /* of the step before; 0: none that counts */
+    double span_ns;             /* what one recorded span costs, measured */
+    char device[128];           /* of the last backend watched */
 } profile;
 
 status profiler_start(profile *p, const profiler_options *o);
@@ -42,6 +53,10 @@ status profiler_watch(backend **be);
 status profiler_stop(profile *p);
 
 void profile_fini(profile *p);
+
+/* What recording costs, as a share of a step: the medians compared.  False where there are not
+ * three steps of each kind. */
+bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns);
 
 /* The time in which spans were recorded. */
 uint64_t profile_recorded_ns(const profile *p);

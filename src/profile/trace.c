@@ -177,6 +177,25 @@ static status put_spans(writer *w) {
     return OK;
 }
 
+/* A counter: how much memory of the device lives. */
+static status put_memory(writer *w) {
+    const memory_log *m = &w->p->memory;
+    json_writer j;
+    for (size_t i = 0; i < m->n_events; i++) {
+        TRY(begin_event(w, &j));
+        json_key_string(&j, "ph", "C");
+        json_key_string(&j, "name", "memory");
+        json_key_int(&j, "pid", HOST_PID);
+        put_time(&j, "ts", since(w->p, m->events[i].ns));
+        json_key(&j, "args");
+        json_object_open(&j);
+        json_key_int(&j, "bytes", (int64_t)m->events[i].live);
+        json_object_close(&j);
+        TRY(end_event(&j));
+    }
+    return OK;
+}
+
 static status put_all(writer *w) {
     json_writer j;
     TRY(buf_text(&w->text, "{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\",\"device\":"));
@@ -186,6 +205,7 @@ static status put_all(writer *w) {
     TRY(buf_text(&w->text, ",\"traceEvents\":["));
     TRY(put_labels(w));
     TRY(put_spans(w));
+    TRY(put_memory(w));
     TRY(buf_text(&w->text, "\n]}\n"));
     return flush(w);
 }

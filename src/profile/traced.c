@@ -1,8 +1,10 @@
 #include "profile/traced.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "base/range.h"
 #include "profile/work.h"
 
 typedef struct traced {
@@ -52,6 +54,16 @@ static const char *with_shape(char *out, size_t n, const char *name, const char 
         end(t, is_marked);                                                                         \
         return st;                                                                                 \
     }
+/* alloc tells who watches memory. */
+static void note_alloc(backend *be, ...) {
+    va_list args;
+    (void)be;
+    va_start(args, be);
+    void **out = va_arg(args, void **);
+    range_memory(*out, va_arg(args, size_t));
+    va_end(args);
+}
+
 /* Calls that only answer a question do not return a status, and are not recorded. */
 #define CALL(result, name, parameters, arguments, test)                                            \
     static result traced_##name parameters {                                                       \
@@ -60,6 +72,7 @@ static const char *with_shape(char *out, size_t n, const char *name, const char 
         bool is_op = #result[0] == 's' && #result[1] == 't';                                       \
         bool is_marked = is_op && begin(t, #name, (op_work){0, 0});                                \
         result value = be->ops->name arguments;                                                    \
+        if (WORK_##name == WORK_alloc) note_alloc(AS_LIST arguments);                              \
         if (is_op) end(t, is_marked);                                                              \
         return value;                                                                              \
     }
@@ -68,6 +81,7 @@ static const char *with_shape(char *out, size_t n, const char *name, const char 
 
 static void traced_release(backend *be, void *memory) {
     be = traced_of(be)->below;
+    range_memory(memory, 0);
     be->ops->release(be, memory);
 }
 

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/mem.h"
+#include "base/range.h"
 
 row_mode optimizer_row_mode(const config *c) {
     return c->family == FAMILY_META ? ROWS_DENSE : ROWS_LAZY;
@@ -67,7 +68,9 @@ status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
                      .weight_decay = (float)c->optimizer.weight_decay,
                      .clip = c->trainer.clip_grad,
                      .is_watched = c->trainer.clip_grad > 0 || be->act == ACT_F16};
+    range_begin("optimizer state", RANGE_NO_NUMBER);
     status st = allocate(o);
+    range_end();
     if (st != OK) optimizer_fini(o);
     return st;
 }

@@ -1,0 +1,162 @@
+#include "profile/memory_log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/csv_write.h"
+#include "base/hash.h"
+#include "base/mem.h"
+
+typedef struct memory_block {
+    const void *at; /* NULL: free, or gone where is_gone */
+    bool is_gone;
+    int owner;
+    uint64_t bytes;
+} memory_block;
+
+void memory_log_init(memory_log *log) {
+    memset(log, 0, sizeof *log);
+    pthread_mutex_init(&log->lock, NULL);
+}
+
+void memory_log_fini(memory_log *log) {
+    mem_free(log->slots);
+    mem_free(log->events);
+    pthread_mutex_destroy(&log->lock);
+    memset(log, 0, sizeof *log);
+}
+
+static memory_block *slot_of(const memory_log *log, const void *at) {
+    size_t i = (size_t)hash64_mix((uint64_t)(uintptr_t)at) & (log->n_slots - 1);
+    while ((log->slots[i].at != NULL || log->slots[i].is_gone) && log->slots[i].at != at)
+        i = (i + 1) & (log->n_slots - 1);
+    return &log->slots[i];
+}
+
+/* Slots of blocks that are gone are used again only here, so n_blocks counts them too. */
+static bool grow(memory_log *log) {
+    memory_block *old = log->slots;
+    size_t n_old = log->n_slots, n = n_old > 0 ? 2 * n_old : 1024;
+    if (mem_alloc((void **)&log->slots, n, sizeof *log->slots) != OK) {
+        log->slots = old;
+        return false;
+    }
+    log->n_slots = n;
+    log->n_blocks = 0;
+    for (size_t i = 0; i < n_old; i++) {
+        if (old[i].at == NULL) continue;
+        *slot_of(log, old[i].at) = old[i];
+        log->n_blocks++;
+    }
+    mem_free(old);
+    return true;
+}
+
+static int owner_of(memory_log *log, const char *name) {
+    for (int i = 0; i < log->n_owners; i++)
+        if (strncmp(log->owners[i].name, name, sizeof log->owners[i].name - 1) == 0) return i;
+    if (log->n_owners == MEMORY_MAX_OWNERS) return MEMORY_MAX_OWNERS - 1;
+    memory_owner *o = &log->owners[log->n_owners];
+    *o = (memory_owner){0};
+    snprintf(o->name, sizeof o->name, "%s", name);
+    return log->n_owners++;
+}
+
+static void note_event(memory_log *log) {
+    uint64_t now = clock_ns();
+    if (log->live > log->peak) {
+        log->peak = log->live;
+        log->peak_ns = now;
+        for (int i = 0; i < log->n_owners; i++)
+            log->owners[i].at_peak = log->owners[i].live;
+    }
+    if (log->n_events >= MEMORY_MAX_EVENTS ||
+        mem_reserve((void **)&log->events, &log->capacity, log->n_events + 1,
+                    sizeof *log->events) != OK)
+        return;
+    log->events[log->n_events++] = (memory_event){now, log->live};
+}
+
+static void remove_block(memory_log *log, memory_block *b) {
+    log->live -= b->bytes;
+    log->owners[b->owner].live -= b->bytes;
+    *b = (memory_block){.is_gone = true};
+}
+
+void memory_log_add(memory_log *log, const void *at, uint64_t bytes, const char *owner) {
+    if (at == NULL) return;
+    pthread_mutex_lock(&log->lock);
+    if (2 * log->n_blocks < log->n_slots || grow(log)) {
+        memory_block *b = slot_of(log, at);
+        if (b->at != NULL)
+            remove_block(log, b); /* released without a word */
+        else
+            log->n_blocks++;
+        *b = (memory_block){.at = at, .bytes = bytes, .owner = owner_of(log, owner)};
+        memory_owner *o = &log->owners[b->owner];
+        o->n_blocks++;
+        o->live += bytes;
+        if (o->live > o->largest) o->largest = o->live;
+        log->live += bytes;
+        note_event(log);
+    }
+    pthread_mutex_unlock(&log->lock);
+}
+
+void memory_log_remove(memory_log *log, const void *at) {
+    pthread_mutex_lock(&log->lock);
+    memory_block *b = at != NULL && log->n_slots > 0 ? slot_of(log, at) : NULL;
+    if (b != NULL && b->at != NULL) {
+        remove_block(log, b);
+        note_event(log);
+    }
+    pthread_mutex_unlock(&log->lock);
+}
+
+static int by_peak(const void *a, const void *b) {
+    const memory_owner *x = *(const memory_owner *const *)a, *y = *(const memory_owner *const *)b;
+    if (x->at_peak != y->at_peak) return x->at_peak > y->at_peak ? -1 : 1;
+    return x->largest > y->largest ? -1 : x->largest < y->largest;
+}
+
+static int sorted(const memory_log *log, const memory_owner *out[MEMORY_MAX_OWNERS]) {
+    for (int i = 0; i < log->n_owners; i++)
+        out[i] = &log->owners[i];
+    qsort(out, (size_t)log->n_owners, sizeof *out, by_peak);
+    return log->n_owners;
+}
+
+status memory_log_text(const memory_log *log, buf *out) {
+    const memory_owner *owner[MEMORY_MAX_OWNERS];
+    int n = sorted(log, owner);
+    if (n == 0) return OK;
+    TRY(buf_printf(out,
+                   " ** Memory of the Device by Owner (memory_by_owner): %.3f MB at the peak\n\n"
+                   " At Peak (%%)  At Peak (MB)  Own Peak (MB)  At End (MB)  Blocks  Owner\n"
+                   " -----------  ------------  -------------  -----------  ------  "
+                   "--------------------\n",
+                   (double)log->peak / 1e6));
+    for (int i = 0; i < n; i++)
+        TRY(buf_printf(out, " %11.1f  %12.3f  %13.3f  %11.3f  %6" PRIu64 "  %s\n",
+                       log->peak > 0 ? 100 * (double)owner[i]->at_peak / (double)log->peak : 0,
+                       (double)owner[i]->at_peak / 1e6, (double)owner[i]->largest / 1e6,
+                       (double)owner[i]->live / 1e6, owner[i]->n_blocks, owner[i]->name));
+    return OK;
+}
+
+status memory_log_csv(const memory_log *log, buf *out) {
+    const memory_owner *owner[MEMORY_MAX_OWNERS];
+    int n = sorted(log, owner);
+    if (n == 0) return OK;
+    TRY(buf_text(out, "At Peak (bytes),Own Peak (bytes),At End (bytes),Blocks,Owner\n"));
+    for (int i = 0; i < n; i++) {
+        TRY(buf_printf(out, "%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",", owner[i]->at_peak,
+                       owner[i]->largest, owner[i]->live, owner[i]->n_blocks));
+        TRY(csv_put_field(out, owner[i]->name, strlen(owner[i]->name)));
+        TRY(buf_char(out, '\n'));
+    }
+    return OK;
+}
