@@ -126,8 +126,17 @@ TEST(profile_of_another_program) {
                          .name = "_Z10saxpy_testfPf",
                          .correlation = 1,
                          .launch = {.grid = {8, 1, 1}, .block = {128, 1, 1}}};
+    gpu_record call = {.kind = GPU_CALL,
+                       .start_ns = 10,
+                       .end_ns = 20,
+                       .name = "cudaLaunchKernel",
+                       .correlation = 1};
+    gpu_record alone = {
+        .kind = GPU_CALL, .start_ns = 30, .end_ns = 40, .name = "cudaMalloc", .correlation = 2};
     CHECK_OK(record_writer_create(&w, test_folder()));
     CHECK_OK(record_writer_add(w, &kernel));
+    CHECK_OK(record_writer_add(w, &call));
+    CHECK_OK(record_writer_add(w, &alone));
     CHECK_OK(record_writer_close(w, 0));
     char *text = said(0, "profile -- sh -c 'cp *.records $HSTU_PROFILE_RECORDS; test -e "
                          "$CUDA_INJECTION64_PATH && echo said by the program' 2>errors | cat");
@@ -139,11 +148,17 @@ TEST(profile_of_another_program) {
     size_t n;
     CHECK_OK(file_read_all(run_path("errors"), 1 << 16, &text, &n));
     CHECK_CONTAINS(text, "said by the program");
-    CHECK_CONTAINS(text, ": 1 records\n");
+    CHECK_CONTAINS(text, ": 3 records\n");
     mem_free(text);
     arena a;
     arena_init(&a, 1 << 12);
-    CHECK_EQ(count_events(trace_events(&a), "saxpy_test"), 1);
+    const json_value *events = trace_events(&a);
+    CHECK_EQ(count_events(events, "saxpy_test"), 1);
+    int n_arrows = 0; /* two ends of one: cudaMalloc launched nothing */
+    for (const json_value *e = events->first; e != NULL; e = e->next)
+        n_arrows += strcmp(json_member(e, "ph")->string, "s") == 0 ||
+                    strcmp(json_member(e, "ph")->string, "f") == 0;
+    CHECK_EQ(n_arrows, 2);
     arena_fini(&a);
     CHECK_EQ(test_command(NULL, "ls %s/records-*", run_path("hstu-profile")), 2);
 }

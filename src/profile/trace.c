@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "profile/occupancy.h"
 
 /* Written piece by piece: a trace may be larger than memory should be. */
@@ -165,16 +166,34 @@ static status put_labels(writer *w) {
     return OK;
 }
 
-/* An arrow needs both of its ends. */
-static status put_spans(writer *w) {
-    const recorder *r = &w->p->recorder;
+/* An arrow needs both of its ends: which correlations a call has (1), and which the GPU (2). */
+static status find_arrows(const recorder *r, uint8_t **out) {
+    uint32_t top = 0;
+    for (size_t i = 0; i < r->n_spans; i++)
+        if (r->spans[i].correlation > top) top = r->spans[i].correlation;
+    TRY(mem_alloc((void **)out, (size_t)top + 1, 1));
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
-        if (s->end_ns == 0) continue;
-        TRY(put_span(w, s));
-        if (s->correlation > 0 && (s->kind == SPAN_CALL || is_on_gpu(s))) TRY(put_flow(w, s));
+        if (s->end_ns != 0 && s->kind == SPAN_CALL) (*out)[s->correlation] |= 1;
+        if (s->end_ns != 0 && is_on_gpu(s)) (*out)[s->correlation] |= 2;
     }
+    (*out)[0] = 0; /* none */
     return OK;
+}
+
+static status put_spans(writer *w) {
+    const recorder *r = &w->p->recorder;
+    uint8_t *ends = NULL;
+    status st = find_arrows(r, &ends);
+    for (size_t i = 0; st == OK && i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (s->end_ns == 0) continue;
+        st = put_span(w, s);
+        bool has_end = s->kind == SPAN_CALL || is_on_gpu(s);
+        if (st == OK && has_end && ends[s->correlation] == 3) st = put_flow(w, s);
+    }
+    mem_free(ends);
+    return st;
 }
 
 /* A counter: how much memory of the device lives. */
