@@ -187,6 +187,37 @@ TEST(profile_load_joins_processes) {
     profile_fini(&p);
 }
 
+/* Pages that moved are copies of their own name; faults are counted. */
+TEST(profile_load_sums_unified_memory) {
+    profile p;
+    profile_table t;
+    buf text;
+    record_writer *w;
+    static const gpu_record records[] = {
+        {.kind = GPU_UNIFIED_IN, .start_ns = 100, .end_ns = 300, .bytes = 65536},
+        {.kind = GPU_UNIFIED_IN, .start_ns = 400, .end_ns = 500, .bytes = 4096},
+        {.kind = GPU_UNIFIED_OUT, .start_ns = 600, .end_ns = 700, .bytes = 1000},
+        {.kind = GPU_FAULT, .start_ns = 100, .end_ns = 200, .bytes = 7},
+        {.kind = HOST_FAULT, .start_ns = 600, .end_ns = 600, .bytes = 2}};
+    CHECK_OK(record_writer_create(&w, test_folder()));
+    for (size_t i = 0; i < sizeof records / sizeof records[0]; i++)
+        CHECK_OK(record_writer_add(w, &records[i]));
+    CHECK_OK(record_writer_close(w, 0));
+    buf_init(&text);
+    CHECK_OK(profile_load(&p, test_folder(), &text));
+    CHECK_EQ(p.unified.in_bytes, 65536 + 4096);
+    CHECK_EQ(p.unified.out_bytes, 1000);
+    CHECK_EQ(p.unified.gpu_faults, 7);
+    CHECK_EQ(p.unified.host_faults, 2);
+    CHECK_OK(profile_table_make(&t, &p.recorder, REPORT_COPIES));
+    CHECK_EQ(t.n_rows, 2);
+    CHECK_STR(t.rows[0].name, "[CUDA Unified Memory memcpy HtoD]");
+    CHECK_EQ(t.rows[0].value[1], 300);
+    profile_table_fini(&t);
+    buf_fini(&text);
+    profile_fini(&p);
+}
+
 TEST(profile_load_of_nothing_says_why) {
     profile p;
     buf text;

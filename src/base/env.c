@@ -66,18 +66,21 @@ const char *env_cupti(void) {
     return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
-status env_set_injection(const char *library, const char *folder, int signal) {
+status env_set_injection(const char *library, const char *folder, int signal, bool has_unified) {
     char number[16];
     snprintf(number, sizeof number, "%d", signal);
     if (setenv("CUDA_INJECTION64_PATH", library, 1) != 0 ||
         setenv("HSTU_PROFILE_RECORDS", folder, 1) != 0 ||
-        setenv("HSTU_PROFILE_SIGNAL", number, 1) != 0)
+        setenv("HSTU_PROFILE_SIGNAL", number, 1) != 0 ||
+        setenv("HSTU_PROFILE_UNIFIED", has_unified ? "1" : "0", 1) != 0)
         return fail_errno("the environment");
     return OK;
 }
 
-const char *env_injection(int *signal) {
+const char *env_injection(int *signal, bool *has_unified) {
     const char *folder = getenv("HSTU_PROFILE_RECORDS"), *number = getenv("HSTU_PROFILE_SIGNAL");
+    const char *unified = getenv("HSTU_PROFILE_UNIFIED");
+    *has_unified = unified != NULL && strcmp(unified, "1") == 0;
     *signal = number != NULL ? atoi(number) : 0;
     return folder != NULL && folder[0] == '/' ? folder : NULL;
 }

@@ -6,11 +6,11 @@
  * CC            the C compiler of generated kernels
  * HSTU_XGBOOST  the path of libxgboost.so, where it is not found by itself
  * HSTU_CUPTI    the path of libcupti.so, where it is not found by itself
- * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL  set by 'hstu profile' for the programs it starts
- * XDG_CACHE_HOME, HOME  where compiled kernels are kept
- * HSTU_NCCL_NODES  1: ranks that share a GPU talk as if each were a machine of its own (for tests)
- * VIRTUAL_ENV, CONDA_PREFIX, HOME  where Python's packages may hold NCCL
- * CUDA_VISIBLE_DEVICES  tells ranks on one GPU from ranks on several */
+ * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL, HSTU_PROFILE_UNIFIED  set by 'hstu profile' for the
+ * programs it starts XDG_CACHE_HOME, HOME  where compiled kernels are kept HSTU_NCCL_NODES  1:
+ * ranks that share a GPU talk as if each were a machine of its own (for tests) VIRTUAL_ENV,
+ * CONDA_PREFIX, HOME  where Python's packages may hold NCCL CUDA_VISIBLE_DEVICES  tells ranks on
+ * one GPU from ranks on several */
 #ifndef HSTU_BASE_ENV_H
 #define HSTU_BASE_ENV_H
 
@@ -39,11 +39,12 @@ const char *env_xgboost(void);
 const char *env_cupti(void);
 
 /* For a program that is to be profiled, before it is started: CUDA loads this library, which writes
- * its records into the folder; signal (0: none) switches recording on and off. */
-status env_set_injection(const char *library, const char *folder, int signal);
+ * its records into the folder; signal (0: none) switches recording on and off; has_unified: unified
+ * memory too. */
+status env_set_injection(const char *library, const char *folder, int signal, bool has_unified);
 
-/* The same, in that program: the folder, or NULL, and the signal. */
-const char *env_injection(int *signal);
+/* The same, in that program: the folder, or NULL, and the rest. */
+const char *env_injection(int *signal, bool *has_unified);
 
 /* The folders of PATH, separated by colons, or NULL. */
 const char *env_path(void);

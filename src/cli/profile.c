@@ -15,7 +15,7 @@ enum { MAX_WORDS = 256 };
 typedef struct profile_args {
     int64_t wait, warmup, active, repeat;
     const char *activities, *toggle_by, *range;
-    bool has_shapes, has_no_peaks, has_memory;
+    bool has_shapes, has_no_peaks, has_memory, has_unified;
     int toggle; /* the signal of toggle_by; 0: none */
     profile_view view;
 } profile_args;
@@ -74,7 +74,8 @@ static status profile_a_program(const profile_args *a, char **argv) {
     if (a->active > 0)
         return fail(ERR_USAGE, "--active counts steps of hstu's own training; other programs are "
                                "recorded whole, or by a signal (--toggle-by)");
-    status st = profile_program(&p, argv, a->view.out, a->toggle, failed);
+    const other_options o = {a->toggle, a->has_unified};
+    status st = profile_program(&p, argv, a->view.out, &o, failed);
     if (st == OK) st = profile_show(&p, &a->view);
     profile_fini(&p);
     if (st == OK && failed[0] != '\0') st = fail(ERR_IO, "%s", failed);
@@ -96,6 +97,7 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
                           .range = a->range,
                           .has_shapes = a->has_shapes,
                           .has_memory = a->has_memory,
+                          .has_unified = a->has_unified,
                           .has_peaks = !a->has_no_peaks};
     const command *c = find_command(argv[0]);
     TRY(check(a));
@@ -135,6 +137,8 @@ status cmd_profile(int argc, char **argv) {
          "Ops of different sizes are different rows, named with their sizes.", 0, 0},
         {"--memory", ARG_FLAG, &a.has_memory, NULL,
          "Which memory of the device lives when, and whose it is at the peak.", 0, 0},
+        {"--unified-memory", ARG_FLAG, &a.has_unified, NULL,
+         "Pages of unified memory that move between host and GPU, and page faults (slower).", 0, 0},
         {"--no-peaks", ARG_FLAG, &a.has_no_peaks, NULL,
          "Do not measure what the device can do at the start (a second, 1.4 GB of a GPU).", 0, 0},
         {"--toggle-by", ARG_TEXT, &a.toggle_by, "SIGNAL",

@@ -48,9 +48,9 @@ static status find_library(char path[PATH_MAX]) {
 }
 
 /* In the child.  Output goes to stderr: stdout is for the tables. */
-static void start(char **argv, const char *library, const char *folder, int toggle) {
+static void start(char **argv, const char *library, const char *folder, const other_options *o) {
     if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 &&
-        env_set_injection(library, folder, toggle) == OK) {
+        env_set_injection(library, folder, o->toggle, o->has_unified) == OK) {
         signal(SIGINT, SIG_DFL);
         signal(SIGTERM, SIG_DFL);
         execvp(argv[0], argv);
@@ -82,19 +82,19 @@ static void describe_end(const char *name, int how, char failed[256]) {
         snprintf(failed, 256, "%.100s ended with exit code %d", name, WEXITSTATUS(how));
 }
 
-static status run(char **argv, const char *folder, int toggle, char failed[256]) {
+static status run(char **argv, const char *folder, const other_options *o, char failed[256]) {
     char library[PATH_MAX];
     int how;
     TRY(find_library(library));
     fflush(NULL);
     pid_t pid = fork();
     if (pid < 0) return fail_errno("fork");
-    if (pid == 0) start(argv, library, folder, toggle);
+    if (pid == 0) start(argv, library, folder, o);
     child = pid;
     struct sigaction ours = {.sa_handler = pass_on}, ignored = {.sa_handler = SIG_IGN};
     sigaction(SIGINT, &ignored, NULL); /* a terminal sends it to the program as well */
     sigaction(SIGTERM, &ours, NULL);
-    if (toggle > 0) sigaction(toggle, &ours, NULL);
+    if (o->toggle > 0) sigaction(o->toggle, &ours, NULL);
     status st = wait_for_child(pid, &how);
     if (st == OK) describe_end(argv[0], how, failed);
     return st;
@@ -105,7 +105,8 @@ static void tell_processes(const buf *text) {
     if (text->n_bytes > 0) log_info("%.*s", (int)text->n_bytes - 1, buf_str(text));
 }
 
-status profile_program(profile *p, char **argv, const char *out, int toggle, char failed[256]) {
+status profile_program(profile *p, char **argv, const char *out, const other_options *o,
+                       char failed[256]) {
     scratch_folder *records = NULL;
     char folder[PATH_MAX];
     buf text;
@@ -114,7 +115,7 @@ status profile_program(profile *p, char **argv, const char *out, int toggle, cha
     TRY(scratch_folder_create(&records, out, "records-"));
     buf_init(&text);
     status st = realpath(scratch_folder_path(records), folder) != NULL ? OK : fail_errno("%s", out);
-    if (st == OK) st = run(argv, folder, toggle, failed);
+    if (st == OK) st = run(argv, folder, o, failed);
     if (st == OK) st = profile_load(p, folder, &text);
     if (st == OK) tell_processes(&text);
     buf_fini(&text);

@@ -74,6 +74,12 @@ static void tell_cost(const profile *p) {
         log_info("a recorded step took %.3f ms, one of the %d after it without recording %.3f ms "
                  "(medians): recording costs %.2f %%",
                  with / 1e6, p->plain.n, without / 1e6, 100 * (with / without - 1));
+    const unified_sums *u = &p->unified;
+    if (u->in_bytes + u->out_bytes + u->gpu_faults + u->host_faults > 0)
+        log_info("unified memory: %.3f MB moved to the GPU, %.3f MB back; %" PRIu64
+                 " page faults of the GPU, %" PRIu64 " of the CPU",
+                 (double)u->in_bytes / 1e6, (double)u->out_bytes / 1e6, u->gpu_faults,
+                 u->host_faults);
     if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
     if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
     if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);

@@ -33,6 +33,11 @@ typedef CUpti_ActivityMemcpy6 copy_record; /* since 12.8 */
 typedef CUpti_ActivityMemcpy5 copy_record;
 #endif
 typedef CUpti_ActivityMemset4 memset_record;
+#if CUPTI_API_VERSION >= 130000
+typedef CUpti_ActivityUnifiedMemoryCounter3 unified_record;
+#else
+typedef CUpti_ActivityUnifiedMemoryCounter2 unified_record;
+#endif
 
 /* From 13.0 on the version has the form xxyyzz. */
 #if CUPTI_API_VERSION >= 130000
@@ -67,6 +72,7 @@ enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 3 };
     X(cuptiActivityPushExternalCorrelationId)                                                      \
     X(cuptiActivityPopExternalCorrelationId)                                                       \
     X(cuptiGetCallbackName)                                                                        \
+    X(cuptiActivityConfigureUnifiedMemoryCounter)                                                  \
     X(cuptiSubscribe)                                                                              \
     X(cuptiUnsubscribe)                                                                            \
     X(cuptiEnableCallback)                                                                         \
@@ -82,7 +88,8 @@ static struct {
     int n_on;           /* kinds that are enabled */
     int n_wanted;       /* those of the last start */
     bool has_devices;   /* what the GPUs are was handed over before the end */
-    bool has_run;       /* records of an earlier time may be there */
+    bool wants_unified, has_unified;
+    bool has_run; /* records of an earlier time may be there */
     char reason[CUPTI_REASON_BYTES];
 
     pthread_mutex_t lock; /* guards the rest */
@@ -242,6 +249,29 @@ static void hand_over_devices(void) {
     dlclose(driver);
 }
 
+/* Faults come with their number; those of the CPU have one time. */
+static gpu_record read_unified(const unified_record *u) {
+    gpu_record r = {.kind = GPU_UNIFIED_IN,
+                    .start_ns = host_time(u->start),
+                    .end_ns = host_time(u->end),
+                    .bytes = u->value,
+                    .device = u->dstId,
+                    .stream = u->streamId};
+    if (u->counterKind == CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_BYTES_TRANSFER_DTOH) {
+        r.kind = GPU_UNIFIED_OUT;
+        r.device = u->srcId;
+    } else if (u->counterKind == CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_GPU_PAGE_FAULT) {
+        r.kind = GPU_FAULT;
+        r.device = u->srcId;
+    } else if (u->counterKind == CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_CPU_PAGE_FAULT_COUNT) {
+        r.kind = HOST_FAULT;
+        r.device = 0;
+    }
+    if (r.end_ns < r.start_ns) r.end_ns = r.start_ns;
+    if (r.device >= RECORDER_MAX_GPUS) r.device = 0;
+    return r;
+}
+
 static gpu_record read_call(const CUpti_ActivityAPI *a) {
     const char *name = NULL;
     CUpti_CallbackDomain domain = a->kind == CUPTI_ACTIVITY_KIND_RUNTIME
@@ -289,6 +319,9 @@ static status add_record(const CUpti_Activity *record) {
                          .stream = m->streamId};
         return hand_over(&r);
     }
+    case CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER:
+        r = read_unified((const unified_record *)record);
+        return hand_over(&r);
     case CUPTI_ACTIVITY_KIND_RUNTIME:
     case CUPTI_ACTIVITY_KIND_DRIVER:
         r = read_call((const CUpti_ActivityAPI *)record);
@@ -362,7 +395,37 @@ static void unsubscribe(void) {
     graph_nodes_fini(&cupti.nodes);
 }
 
+/* It needs the driver, which may not run yet: then the next call tries again. */
+static void try_unified(void) {
+    static const CUpti_ActivityUnifiedMemoryCounterKind all[] = {
+        CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_BYTES_TRANSFER_HTOD,
+        CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_BYTES_TRANSFER_DTOH,
+        CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_CPU_PAGE_FAULT_COUNT,
+        CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_GPU_PAGE_FAULT};
+    CUpti_ActivityUnifiedMemoryCounterConfig config[4];
+    if (!cupti.wants_unified || cupti.has_unified) return;
+    for (int i = 0; i < 4; i++)
+        config[i] = (CUpti_ActivityUnifiedMemoryCounterConfig){
+            .scope = CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_SCOPE_PROCESS_SINGLE_DEVICE,
+            .kind = all[i],
+            .deviceId = 0,
+            .enable = 1};
+    cupti.has_unified =
+        cupti.cuptiActivityConfigureUnifiedMemoryCounter(config, 4) == CUPTI_SUCCESS &&
+        cupti.cuptiActivityEnable(CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER) == CUPTI_SUCCESS;
+}
+
+static void end_unified(void) {
+    if (cupti.has_unified) cupti.cuptiActivityDisable(CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER);
+    cupti.has_unified = false;
+}
+
+void cupti_want_unified(void) {
+    cupti.wants_unified = true;
+}
+
 static void disable(void) {
+    end_unified();
     while (cupti.n_on > 0)
         cupti.cuptiActivityDisable(kinds[--cupti.n_on]);
 }
@@ -383,6 +446,7 @@ static bool enable(int n) {
         }
         cupti.n_on++;
     }
+    try_unified();
     return true;
 }
 
@@ -393,6 +457,7 @@ bool cupti_flush(void) {
 
 void cupti_flush_complete(void) {
     if (cupti.n_on == 0) return;
+    try_unified();
     cupti.cuptiActivityFlushAll(0);
     if (!cupti.has_devices) hand_over_devices();
     cupti.has_devices = true;
@@ -499,6 +564,9 @@ status cupti_stop(bool *is_complete, uint64_t *n_lost) {
 
 const char *cupti_reason(void) {
     return no_cupti;
+}
+
+void cupti_want_unified(void) {
 }
 
 void cupti_watch_graphs(void) {

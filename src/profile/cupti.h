@@ -29,9 +29,13 @@ typedef enum {
     GPU_COPY_ON_DEVICE,
     GPU_COPY_IN,
     GPU_COPY_OUT,
-    GPU_CALL,  /* of CUDA's runtime or driver, on the host */
-    GPU_LINK,  /* what was launched under `correlation` belongs to the mark `mark` */
-    GPU_DEVICE /* what a GPU is: no time */
+    GPU_UNIFIED_IN,  /* pages of unified memory that moved to the GPU */
+    GPU_UNIFIED_OUT, /* ... and back */
+    GPU_FAULT,       /* of the GPU, of pages that were elsewhere; bytes: how many faults */
+    HOST_FAULT,      /* of the CPU */
+    GPU_CALL,        /* of CUDA's runtime or driver, on the host */
+    GPU_LINK,        /* what was launched under `correlation` belongs to the mark `mark` */
+    GPU_DEVICE       /* what a GPU is: no time */
 } gpu_record_kind;
 
 typedef struct gpu_record {
@@ -73,6 +77,10 @@ status cupti_stop(bool *is_complete, uint64_t *n_lost);
 
 /* Why the last of these failed; "" where nothing did. */
 const char *cupti_reason(void);
+
+/* Before a start: pages of unified memory and their faults are recorded too, as soon as the driver
+ * runs; CUPTI needs more time then. */
+void cupti_want_unified(void);
 
 /* After a start, before graphs are made: notes which op each node of a graph belongs to. */
 void cupti_watch_graphs(void);

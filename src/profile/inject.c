@@ -169,9 +169,11 @@ static void catch_signals(void) {
 /* Called by CUDA.  1: all is well, which CUDA does not ask about. */
 __attribute__((visibility("default"))) int InitializeInjection(void) {
     static bool is_called;
-    const char *folder = env_injection(&injected.toggle);
+    bool has_unified;
+    const char *folder = env_injection(&injected.toggle, &has_unified);
     if (is_called || folder == NULL) return 1;
     is_called = true;
+    if (has_unified) cupti_want_unified();
     if (record_writer_create(&injected.writer, folder) != OK) return 1;
     pthread_atfork(NULL, NULL, leave_to_parent);
     atexit(finish);

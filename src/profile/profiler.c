@@ -125,6 +125,10 @@ static const char *copy_name(gpu_record_kind kind) {
         return "[CUDA memcpy Device-to-Host]";
     case GPU_COPY_ON_DEVICE:
         return "[CUDA memcpy Device-to-Device]";
+    case GPU_UNIFIED_IN:
+        return "[CUDA Unified Memory memcpy HtoD]";
+    case GPU_UNIFIED_OUT:
+        return "[CUDA Unified Memory memcpy DtoH]";
     default:
         return "[CUDA memset]";
     }
@@ -146,6 +150,12 @@ status profile_add(profile *p, const gpu_record *r) {
         recorder_add_gpu(&p->recorder, r->gpu);
         return OK;
     }
+    if (r->kind == GPU_FAULT || r->kind == HOST_FAULT) {
+        *(r->kind == GPU_FAULT ? &p->unified.gpu_faults : &p->unified.host_faults) += r->bytes;
+        return OK;
+    }
+    if (r->kind == GPU_UNIFIED_IN) p->unified.in_bytes += r->bytes;
+    if (r->kind == GPU_UNIFIED_OUT) p->unified.out_bytes += r->bytes;
     span s = {.start_ns = r->start_ns,
               .end_ns = r->end_ns,
               .bytes = r->bytes,
@@ -209,6 +219,7 @@ status profiler_start(profile *p, const profiler_options *o) {
     range_watch(&watcher);
     p->start_ns = clock_ns();
     const cupti_sink sink = {p, NULL, add_record};
+    if (o->has_unified) cupti_want_unified();
     p->has_gpu = o->has_gpu && cupti_start(&sink, true);
     if (!p->has_gpu)
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s",
@@ -253,6 +264,7 @@ status profiler_watch(backend **be) {
     const traced_options o = {&current->recorder, current->has_gpu ? &mark : NULL,
                               options.has_shapes};
     if (options.has_host) TRY(traced_create(be, *be, &o));
+    cupti_flush_complete(); /* with the driver there, what needs it can begin */
     watched = *be;
     return OK;
 }

@@ -16,6 +16,7 @@ typedef struct profiler_options {
     bool has_host, has_gpu; /* which activities */
     int toggle;             /* a signal: nothing is recorded until it comes, and so on; 0: none */
     bool has_shapes;        /* names of ops have the sizes of their arguments */
+    bool has_unified;       /* unified memory: pages that move, faults */
     bool has_memory;        /* which memory lives when */
     bool has_peaks;         /* the peaks of the device are measured first, outside of the records */
     const char *range;      /* keep what is inside ranges of this name; NULL: everything */
@@ -29,8 +30,14 @@ typedef struct step_times {
     int n;
 } step_times;
 
+/* Pages of unified memory that moved, and what made them move. */
+typedef struct unified_sums {
+    uint64_t in_bytes, out_bytes, gpu_faults, host_faults;
+} unified_sums;
+
 typedef struct profile {
     recorder recorder;
+    unified_sums unified;
     memory_log memory; /* empty where it was not asked for */
     uint64_t start_ns, end_ns;
     bool has_gpu;                        /* records of a GPU were taken */
