@@ -1,7 +1,8 @@
 /* hstu.h: the public API of libhstu, a generative recommender (HSTU) in C and CUDA.
  *
  * What the program `hstu` does, as a library: one header, opaque types.  Today: prepared data sets,
- * jagged batches of them, training, trained models, and the attention kernels.
+ * jagged batches of them, training, trained models, dynamic embedding tables, and the attention
+ * kernels.
  *
  * Every function that can fail returns hstu_status, 0 for success; hstu_error() then says why, in
  * words a user can act on.  Objects are made by `open` or `create` and released by `close` or
@@ -232,6 +233,86 @@ HSTU_API void hstu_train_defaults(hstu_train_args *out);
 /* HSTU_ERR_INTERRUPTED: the callback stopped it; the run is saved and can be resumed. */
 HSTU_API hstu_status hstu_train(const hstu_train_args *args);
 
+/* Dynamic embedding tables: rows for any 64-bit id, made when an id is first seen.
+ *
+ * ids, rows and gradients are memory of the host.  Rows live on the device, more of them in host
+ * memory where host_capacity says so; when both are full, rows are evicted. */
+
+typedef struct hstu_table hstu_table;
+
+typedef enum hstu_table_optimizer {
+    HSTU_TABLE_SGD,
+    HSTU_TABLE_ADAM,
+    HSTU_TABLE_ADAGRAD,
+    HSTU_TABLE_ROWWISE_ADAGRAD
+} hstu_table_optimizer;
+
+typedef enum hstu_table_eviction {
+    HSTU_EVICT_NONE, /* a new id of a full table is rejected */
+    HSTU_EVICT_LRU,  /* the least recently used row leaves */
+    HSTU_EVICT_LFU   /* the least frequently used row leaves */
+} hstu_table_eviction;
+
+/* Start from hstu_table_defaults, so that fields of later versions are set too. */
+typedef struct hstu_table_config {
+    int32_t dim;
+    hstu_table_optimizer optimizer; /* HSTU_TABLE_ADAM */
+    hstu_table_eviction eviction;   /* HSTU_EVICT_LRU */
+    int64_t capacity;               /* rows on the device, rounded up; 65536 */
+    int64_t host_capacity;          /* more of them in host memory; 0 */
+    int64_t max_batch;              /* ids that are worked on at a time; 65536 */
+    uint64_t seed;
+    float first_scale;   /* new rows are uniform in -first_scale .. first_scale; 0: zeros */
+    int32_t admit_count; /* an id gets a row when it was seen this often; 1 */
+    const char *device;  /* as of hstu_model_open */
+} hstu_table_config;
+
+HSTU_API void hstu_table_defaults(hstu_table_config *out);
+HSTU_API hstu_status hstu_table_create(hstu_table **out, const hstu_table_config *config);
+HSTU_API void hstu_table_destroy(hstu_table *table);
+
+/* How many rows there are. */
+HSTU_API hstu_status hstu_table_size(hstu_table *table, int64_t *out);
+
+/* The rows of n ids, (n, dim), which may repeat; changes nothing.  is_found: (n) or NULL.  Rows of
+ * ids that are not there are zeros. */
+HSTU_API hstu_status hstu_table_find(hstu_table *table, int64_t n, const uint64_t *ids, float *rows,
+                                     uint8_t *is_found);
+
+/* The same for training: ids without a row get one. */
+HSTU_API hstu_status hstu_table_lookup(hstu_table *table, int64_t n, const uint64_t *ids,
+                                       float *rows);
+
+/* Inserts n distinct ids with these rows, (n, dim), or replaces their rows; their optimizer state
+ * starts again.  *n_rejected (or NULL): ids without a place. */
+HSTU_API hstu_status hstu_table_insert(hstu_table *table, int64_t n, const uint64_t *ids,
+                                       const float *rows, int64_t *n_rejected);
+
+/* Start from hstu_table_step_defaults. */
+typedef struct hstu_table_step {
+    float lr;           /* 1e-3 */
+    float beta1, beta2; /* of Adam: 0.9, 0.999 */
+    float eps;          /* 1e-8 */
+    float weight_decay; /* of Adam and SGD: 0 */
+} hstu_table_step;
+
+HSTU_API void hstu_table_step_defaults(hstu_table_step *out);
+
+/* One step of the optimizer on the rows of n ids, with gradients (n, dim); those of an id that
+ * repeats are added up.  Ids without a row get one. */
+HSTU_API hstu_status hstu_table_update(hstu_table *table, int64_t n, const uint64_t *ids,
+                                       const float *gradients, const hstu_table_step *step);
+
+/* *n_erased (or NULL): how many of them were there. */
+HSTU_API hstu_status hstu_table_erase(hstu_table *table, int64_t n, const uint64_t *ids,
+                                      int64_t *n_erased);
+
+/* Rows with optimizer state, as a new folder of safetensors ('hstu info' shows it,
+ * docs/formats.md); loading replaces the content of a table of the same dim and optimizer.
+ * *n_rejected (or NULL): rows without a place. */
+HSTU_API hstu_status hstu_table_save(hstu_table *table, const char *folder);
+HSTU_API hstu_status hstu_table_load(hstu_table *table, const char *folder, int64_t *n_rejected);
+
 /* HSTU attention on a GPU or the CPU: the kernels alone, for programs with a model of their own.
  *
  * Over jagged sequences of Lq queries and Lk >= Lq keys; per sequence and head, with i the query's
@@ -315,6 +396,9 @@ HSTU_API hstu_status hstu_attn_varlen_fwd(hstu_attn *attn, const hstu_attn_varle
                                           void *stream);
 HSTU_API hstu_status hstu_attn_varlen_bwd(hstu_attn *attn, const hstu_attn_varlen_args *args,
                                           void *stream);
+
+/* Waits until the work of earlier calls on a stream is done; the CPU never has any left. */
+HSTU_API hstu_status hstu_attn_wait(hstu_attn *attn, void *stream);
 
 /* Softmax attention under any mask, on a GPU or the CPU.
  *

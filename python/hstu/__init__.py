@@ -5,8 +5,9 @@ subclasses, with the reason in words.  Objects may be used by one thread at a ti
 from ._library import (ConfigError, DeviceError, Error, FormatError, UnsupportedError, UsageError, library_version)
 from .data import Dataset
 from .model import Model
+from .table import Table
 from .training import train
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Dataset", "DeviceError", "Error", "FormatError", "Model", "UnsupportedError", "UsageError",
+__all__ = ["ConfigError", "Dataset", "DeviceError", "Error", "FormatError", "Model", "Table", "UnsupportedError", "UsageError",
            "library_version", "train"]

@@ -4,49 +4,31 @@ CUDA tensors (float32, bfloat16, float16) run on the current stream; CPU tensors
 functions are torch custom operators: they work in eager mode, under torch.compile and in autograd.  torch is
 imported here alone."""
 import threading
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint8, c_void_p
+from ctypes import c_void_p
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from . import _library as _l
+from .dlpack import AttnArgs as _Args
 
-__all__ = ["hstu_attn_qkvpacked_func", "hstu_attn_varlen_func"]
+__all__ = ["hstu_attn_qkvpacked_func", "hstu_attn_varlen_func", "hstu_softmax_attn_varlen_func"]
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-class _Args(Structure):
-    _fields_ = [("dtype", c_int32), ("batch_size", c_int32), ("num_heads", c_int32), ("dim_qk", c_int32),
-                ("dim_v", c_int32), ("total_q", c_int64), ("total_k", c_int64), ("max_seqlen_q", c_int32),
-                ("max_seqlen_k", c_int32), ("cu_seqlens_q", c_void_p), ("cu_seqlens_k", c_void_p), ("q", c_void_p),
-                ("k", c_void_p), ("v", c_void_p), ("out", c_void_p), ("stride_q", c_int64), ("stride_k", c_int64),
-                ("stride_v", c_int64), ("stride_out", c_int64), ("alpha", c_float), ("scaling_seqlen", c_int32),
-                ("window_left", c_int32), ("window_right", c_int32), ("num_contexts", c_void_p),
-                ("num_targets", c_void_p), ("target_group_size", c_int32), ("func", c_void_p), ("n_func", c_int32),
-                ("func_stride", c_int64), ("rab", c_void_p), ("rab_heads", c_int32), ("dout", c_void_p),
-                ("dq", c_void_p), ("dk", c_void_p), ("dv", c_void_p), ("drab", c_void_p),
-                ("is_deterministic", c_int32), ("later", c_uint8 * 256)]  # fields of later versions
-
-
-for _name, _types in {"hstu_attn_create": [POINTER(c_void_p), c_int32],
-                      "hstu_attn_varlen_fwd": [c_void_p, POINTER(_Args), c_void_p],
-                      "hstu_attn_varlen_bwd": [c_void_p, POINTER(_Args), c_void_p]}.items():
-    getattr(_l.lib, _name).argtypes, getattr(_l.lib, _name).restype = _types, c_int32
-_l.lib.hstu_attn_varlen_defaults.argtypes, _l.lib.hstu_attn_varlen_defaults.restype = [POINTER(_Args)], None
-
 _handles, _lock = {}, threading.Lock()
 
 
-def _handle(device):
-    """What the library keeps for a device: made at the first call, one a thread."""
+def _handle(device, create="hstu_attn_create", *args):
+    """What the library keeps for a device (and a mask): made at the first call, one a thread."""
     index = -1 if device.type == "cpu" else device.index if device.index is not None else torch.cuda.current_device()
-    key = (threading.get_ident(), index)
+    key = (threading.get_ident(), index, *args)
     with _lock:
         if key not in _handles:
             handle = c_void_p()
-            _l.call("hstu_attn_create", _l.reference(handle), index)
+            _l.call(create, _l.reference(handle), index, *args)
             _handles[key] = handle
         return _handles[key]
 
@@ -85,14 +67,16 @@ def _fill(q, k, v, cu_q, cu_k, contexts, targets, rab, func, max_q, max_k, scali
     return a
 
 
+def _on(device, work):
+    """work(stream) with the device of the tensors as the current one."""
+    if device.type != "cuda":
+        return work(None)
+    with torch.cuda.device(device):
+        return work(c_void_p(torch.cuda.current_stream(device).cuda_stream))
+
+
 def _run(name, tensor, args):
-    stream = None
-    if tensor.device.type == "cuda":
-        stream = c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream)
-        with torch.cuda.device(tensor.device):
-            _l.call(name, _handle(tensor.device), _l.reference(args), stream)
-        return
-    _l.call(name, _handle(tensor.device), _l.reference(args), stream)
+    _on(tensor.device, lambda stream: _l.call(name, _handle(tensor.device), _l.reference(args), stream))
 
 
 def _computed(tensor):
@@ -168,7 +152,7 @@ def hstu_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, s
     """silu(alpha (q k + rab)) v / scaling_seqlen over jagged sequences, under the mask of the arguments.
 
     q: (total_q, heads, dim), k and v: (total_k, heads, dim); cu_seqlens_*: (batch + 1) int32; rab: (batch, heads or 1,
-    max_seqlen_k, max_seqlen_k); func: (odd, total_q) int32.  Not supported, with an exception: seqused_*, the paged
+    max_seqlen_k, max_seqlen_k); func: (odd, total_q or more) int32, or (1, odd, ...).  Not supported, with an exception: seqused_*, the paged
     cache and quant_mode."""
     _refuse(seqused_q=seqused_q, seqused_k=seqused_k, kv_cache=kv_cache, page_offsets=page_offsets, page_ids=page_ids,
             last_page_lens=last_page_lens, quant_mode=quant_mode)
@@ -185,6 +169,8 @@ def hstu_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, s
                             rab.shape[1] not in (1, q.shape[1]) or rab.shape[2:] != (max_seqlen_k, max_seqlen_k)):
         raise _l.UsageError(f"hstu_attn_varlen_func: rab {tuple(rab.shape)} is not (batch, heads or 1, max_seqlen_k, "
                             "max_seqlen_k)")
+    if func is not None and func.dim() == 3 and func.shape[0] == 1:  # NVIDIA's has a dimension for heads, which is 1
+        func = func[0]
     if func is not None and (func.dim() != 2 or func.shape[1] < q.shape[0]):
         raise _l.UsageError(f"hstu_attn_varlen_func: func {tuple(func.shape)} is not (odd, total_q)")
     for name, counts in (("num_contexts", num_contexts), ("num_targets", num_targets)):
@@ -203,3 +189,6 @@ def hstu_attn_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, seqused_q=None, se
     """hstu_attn_varlen_func with q, k and v in one tensor, (tokens, 3, heads, dim), which is not copied."""
     return hstu_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
                                  max_seqlen_q, max_seqlen_k, **rest)
+
+
+from .softmax_attention import hstu_softmax_attn_varlen_func  # noqa: E402  (it needs the names above)

@@ -231,3 +231,15 @@ hstu_status hstu_attn_varlen_fwd(hstu_attn *attn, const hstu_attn_varlen_args *a
 hstu_status hstu_attn_varlen_bwd(hstu_attn *attn, const hstu_attn_varlen_args *args, void *stream) {
     return (hstu_status)run(attn, args, stream, true);
 }
+
+static status wait_for(backend *be, void *stream) {
+    cuda_visit visit = {stream, ACT_F32, false};
+    if (be == NULL) return fail(ERR_USAGE, "attention: make an hstu_attn first, hstu_attn_create");
+    if (is_cpu(be)) return OK;
+    TRY(backend_visit_cuda(be, &visit));
+    return be->ops->sync(be);
+}
+
+hstu_status hstu_attn_wait(hstu_attn *attn, void *stream) {
+    return (hstu_status)wait_for((backend *)attn, stream);
+}

@@ -160,6 +160,11 @@ status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_flo
  * how many have no place. */
 status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected);
 
+/* Inserts or replaces rows with these values (n, dim) and the optimizer's first state, scored and
+ * stamped as by a fetch.  Keys must be distinct.  *n_rejected: as of embed_import. */
+status embed_insert(embed_table *t, int64_t n, const uint64_t *keys, const float *values,
+                    int64_t *n_rejected);
+
 /* Like embed_import for keys that are not in the table, into one level: how rows come back to where
  * they were.  Nothing is evicted for them. */
 status embed_restore(embed_table *t, int level, const embed_rows *rows, int64_t *n_rejected);

@@ -179,6 +179,35 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
     return st;
 }
 
+status embed_insert(embed_table *t, int64_t n, const uint64_t *keys, const float *values,
+                    int64_t *n_rejected) {
+    size_t row = (size_t)t->n_floats, dim = (size_t)t->config.dim, count = (size_t)n;
+    embed_policy policy = t->config.policy;
+    uint64_t *scores = NULL;
+    uint32_t *stamps = NULL;
+    float *rows = NULL;
+    t->clock++;
+    uint64_t score = policy == POLICY_STEP  ? (uint64_t)t->step
+                     : policy == POLICY_LFU ? embed_lfu_score(t, 1)
+                                            : t->clock;
+    status st = MEM_NEW(&scores, count);
+    if (st == OK) st = MEM_NEW(&stamps, count);
+    if (st == OK) st = MEM_NEW(&rows, count * row);
+    for (size_t i = 0; i < count && st == OK; i++) {
+        scores[i] = score;
+        stamps[i] = (uint32_t)t->step;
+        memcpy(rows + i * row, values + i * dim, dim * sizeof(float));
+        for (size_t c = dim; c < row; c++)
+            rows[i * row + c] = t->config.first_state;
+    }
+    embed_rows given = {n, keys, scores, stamps, rows, t->n_floats};
+    if (st == OK) st = embed_import(t, &given, n_rejected);
+    mem_free(scores);
+    mem_free(stamps);
+    mem_free(rows);
+    return st;
+}
+
 typedef struct restore_ctx {
     const embed_rows *rows;
     int level;

@@ -120,6 +120,68 @@ def model(data, run, users, items, history):
     m.close()
 
 
+def table():
+    """Dynamic tables: rows come and go, optimizer steps, files."""
+    ids = [3, 2**64 - 1, 3]
+    with hstu.Table(2, 512, optimizer="sgd", device="cpu") as t:
+        rows = [list(r) for r in (t.lookup(ids).tolist())]
+        check(len(t) == 2 and rows[0] == rows[2] != rows[1], "lookup makes a row an id")
+        check(t.insert([9, 10], [[1.0, 2.0], [0.0, 0.0]]) == 0, "insert has room")
+        t.update([9, 10, 9], [[1, 1], [5, 6], [2, 3]], lr=0.5)
+        got, found = t.find([9, 10, 77])
+        check(got.tolist() == [[-0.5, 0.0], [-2.5, -3.0], [0.0, 0.0]], f"update: {got.tolist()}")
+        check(found == [True, True, False], "find says what is there")
+        check(t.erase([10, 77]) == 1 and len(t) == 3, "erase")
+        t.save(f"{FOLDER}/table")
+        other = hstu.Table(2, 512, optimizer="sgd", device="cpu")
+        check(other.load(f"{FOLDER}/table") == 0 and len(other) == 3, "load")
+        check(other.find(ids + [9])[0].tolist() == t.find(ids + [9])[0].tolist(), "what is loaded is what was saved")
+        fails(hstu.UsageError, "more than once", lambda: t.insert([1, 1], [[0, 0], [0, 0]]))
+        fails(hstu.UsageError, "rows of 2", lambda: t.insert([1], [[0, 0, 0]]))
+        fails(hstu.UsageError, "one of sgd, adam", lambda: hstu.Table(2, optimizer="sdg"))
+        if numpy:
+            a = numpy.array([[3, 9]], dtype=numpy.int64)
+            check((t.find(a)[0] == numpy.stack([t.find([3])[0][0], t.find([9])[0][0]])).all(), "ids as numpy's array")
+            fails(hstu.UsageError, "ids are integers", lambda: t.find(numpy.zeros(2)))
+
+
+def naive(q, k, v, alpha, scaling):
+    """Causal, one sequence, float64."""
+    s = alpha * numpy.einsum("ihd,jhd->hij", q.astype(float), k.astype(float))
+    s = s / (1 + numpy.exp(-s)) / scaling * numpy.tri(len(q))
+    return numpy.einsum("hij,jhd->ihd", s, v.astype(float))
+
+
+def dlpack(library, make):
+    """Attention on arrays of numpy, or of another library that can be made of numpy's."""
+    import hstu.dlpack
+    g = numpy.random.default_rng(5)
+    q, k, v, dout = (g.standard_normal((17, 2, 8), dtype=numpy.float32) for _ in range(4))
+    cu = numpy.array([0, 17], dtype=numpy.int32)
+    args = [make(x) for x in (q, k, v, cu, cu)]
+    rest = dict(max_seqlen_q=17, max_seqlen_k=17, window_size=(-1, 0), alpha=0.3)
+    out = hstu.dlpack.attn_varlen(*args, **rest)
+    check(type(out) is type(args[0]), f"{library}: the result is of its library")
+    check(numpy.abs(numpy.asarray(out) - naive(q, k, v, 0.3, 17)).max() < 1e-6, f"{library}: attention")
+    dq, dk, dv = (numpy.asarray(x) for x in hstu.dlpack.attn_varlen_backward(make(dout), *args, **rest))
+    eps = 1e-4  # the slope along the gradient itself, by differences of the float64 formula
+    for x, dx, at in ((q, dq, 0), (k, dk, 1), (v, dv, 2)):
+        def loss(step):
+            moved = [q, k, v]
+            moved[at] = x.astype(float) + step * dx
+            return (naive(*moved, 0.3, 17) * dout).sum()
+        slope, want = (loss(eps) - loss(-eps)) / (2 * eps), (dx.astype(float) ** 2).sum()
+        check(abs(slope - want) < 1e-4 * want, f"{library}: gradient {at}: {slope} {want}")
+    if library == "numpy":
+        parts = numpy.stack([q, k, v], axis=1)  # rows apart, as of one array
+        apart = hstu.dlpack.attn_varlen(parts[:, 0], parts[:, 1], parts[:, 2], cu, cu, **rest)
+        check((apart == out).all(), "strided rows")
+        fails(hstu.UsageError, "follow each other", lambda: hstu.dlpack.attn_varlen(q[:, :, ::2], k, v, cu, cu, **rest))
+        fails(hstu.UsageError, "of one type", lambda: hstu.dlpack.attn_varlen(q.astype(float), k, v, cu, cu, **rest))
+        fails(hstu.UsageError, "int32", lambda: hstu.dlpack.attn_varlen(q, k, v, cu.astype(numpy.int64), cu, **rest))
+        fails(hstu.UsageError, "DLPack", lambda: hstu.dlpack.attn_varlen([1], k, v, cu, cu, **rest))
+
+
 def main():
     os.makedirs(FOLDER, exist_ok=True)
     data, run = f"{FOLDER}/data", f"{FOLDER}/run"
@@ -129,6 +191,18 @@ def main():
     users, items, history = data_set(data)
     train(data, run)
     model(data, run, users, items, history)
+    table()
+    if numpy:
+        dlpack("numpy", lambda x: x)
+    for name, to in (("jax", "numpy.asarray"), ("torch", "from_numpy")):  # where they are installed
+        try:
+            make = __import__(name)
+        except ImportError:
+            continue
+        for part in to.split("."):
+            make = getattr(make, part)
+        dlpack(name, make)
+        print(f"DLPack with {name}")
     print(f"hstu {hstu.library_version()}, {'numpy ' + numpy.__version__ if numpy else 'without numpy'}")
     print("ok")
 

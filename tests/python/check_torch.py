@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import hstu
-from hstu.attention import hstu_attn_qkvpacked_func, hstu_attn_varlen_func
+from hstu.attention import hstu_attn_qkvpacked_func, hstu_attn_varlen_func, hstu_softmax_attn_varlen_func
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 TYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16, torch.float16]
@@ -135,9 +135,109 @@ def packed_and_compiled():
             sys.exit(f"check_torch.py: {part}: not refused")
 
 
+def func_of_three_dimensions():
+    """NVIDIA's func has a dimension for heads and room at its end; causal as a func is causal."""
+    g = torch.Generator().manual_seed(8)
+    q, k, v = ((torch.randn(30, 2, 32, generator=g) * 0.5).to(DEVICE) for _ in range(3))
+    cu = torch.tensor([0, 10, 30], dtype=torch.int32, device=DEVICE)
+    func = torch.full((1, 3, 30 + 256), 10**6, dtype=torch.int32, device=DEVICE)
+    func[0, 0, :30] = torch.cat([torch.arange(1, 11), torch.arange(1, 21)])
+    func[0, 1:, :30] = 0
+    rest = dict(max_seqlen_q=20, max_seqlen_k=20, alpha=0.2)
+    if not torch.equal(hstu_attn_varlen_func(q, k, v, cu, cu, func=func, **rest),
+                       hstu_attn_varlen_func(q, k, v, cu, cu, window_size=(-1, 0), **rest)):
+        sys.exit("check_torch.py: a causal func is not causal")
+
+
+def softmax_case(seed, dtype):
+    """Softmax attention under masks by FlashAttention's arguments and by text, values and gradients."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = [draw(g, 1, 70) for _ in range(draw(g, 1, 4))]
+    heads, dim = draw(g, 1, 3), [8, 25, 64, 128][draw(g, 0, 3)]
+    w = draw(g, 1, 9)
+    kind, given = [("none", {}), ("causal", dict(causal=True)), ("sliding", dict(window_size=(w, w))),
+                   ("sliding causal", dict(window_size=(w, 0))), ("longformer", dict(mask=f"longformer,window={w},global=2")),
+                   ("dilated", dict(mask=f"dilated,window={w},dilation=1"))][seed % 6]
+    cu = [0] + torch.tensor(lengths).cumsum(0).tolist()
+    base = [torch.randn(cu[-1], heads, dim, generator=g) for _ in range(3)]
+    dout = torch.randn(cu[-1], heads, dim, generator=g)
+
+    def sees(n):
+        i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+        near = (i - j).abs() <= w
+        if kind == "longformer":
+            h = n // 2
+            def is_global(x):
+                return (x < 2) | ((x >= h) & (x < h + 2))
+            return near | is_global(i) | is_global(j)
+        return {"none": near | True, "causal": j <= i, "sliding": near, "sliding causal": near & (j <= i),
+                "dilated": (j <= i) & (i - j <= 2 * w) & ((i - j) % 2 == 0)}[kind]
+
+    def formula(q, k, v):
+        out = []
+        for b, n in enumerate(lengths):
+            at = slice(cu[b], cu[b + 1])
+            s = torch.einsum("ihd,jhd->hij", q[at], k[at]) / dim**0.5
+            p = torch.softmax(s.masked_fill(~sees(n).to(q.device), float("-inf")), -1)
+            out.append(torch.einsum("hij,jhd->ihd", p, v[at]))
+        return torch.cat(out)
+
+    results = []
+    offsets = torch.tensor(cu, dtype=torch.int32, device=DEVICE)
+    for which in ("exact", "naive", "ours"):
+        to = torch.float64 if which == "exact" else dtype
+        leaves = [t.to(dtype).to(to).to(DEVICE).requires_grad_() for t in base]
+        out = (hstu_softmax_attn_varlen_func(*leaves, offsets, offsets, max(lengths), max(lengths), **given)
+               if which == "ours" else formula(*leaves))
+        out.backward(dout.to(dtype).to(out.dtype).to(DEVICE))
+        results.append([out.detach()] + [t.grad for t in leaves])
+    for name, exact, plain, got in zip(("out", "dq", "dk", "dv"), *results):
+        limit = 2 * (plain.double() - exact).abs().max() + 1e-5 * exact.abs().max() + 1e-6
+        error = (got.double() - exact).abs().max()
+        if not error <= limit:
+            sys.exit(f"check_torch.py: softmax {kind}, case {seed}, {dtype}: {name} is off by {error}, limit {limit}")
+
+
+def numeric_gradients():
+    """torch's own checkers: schema, fake tensors, autograd registration, and gradients by differences (of float32: large
+    steps, a tolerance to fit)."""
+    g = torch.Generator().manual_seed(9)
+    cu = torch.tensor([0, 3, 9], dtype=torch.int32, device=DEVICE)
+    q, k, v = ((torch.randn(9, 2, 8, generator=g) * 0.5).to(DEVICE).requires_grad_() for _ in range(3))
+    rab = torch.randn(2, 2, 6, 6, generator=g).to(DEVICE).requires_grad_()
+    near = dict(eps=1e-2, atol=2e-3, rtol=2e-2, nondet_tol=1e-6)
+    torch.autograd.gradcheck(lambda q, k, v, r: hstu_attn_varlen_func(
+        q, k, v, cu, cu, max_seqlen_q=6, max_seqlen_k=6, window_size=(-1, 0), alpha=0.5, rab=r, has_drab=True), (q, k, v, rab), **near)
+    torch.autograd.gradcheck(lambda q, k, v: hstu_softmax_attn_varlen_func(q, k, v, cu, cu, 6, 6, causal=True), (q, k, v), **near)
+    if hasattr(torch.library, "opcheck"):
+        torch.library.opcheck(torch.ops.hstu.attn_varlen.default,
+                              (q, k, v, cu, cu, None, None, rab, None, 6, 6, -1, 1, -1, 0, 0.5, True))
+        torch.library.opcheck(torch.ops.hstu.softmax_attn_varlen.default, (q, k, v, cu, 6, 0.0, "causal"))
+
+
+def softmax_refusals():
+    q = torch.zeros(9, 2, 8, device=DEVICE)
+    cu = torch.tensor([0, 3, 9], dtype=torch.int32, device=DEVICE)
+    for part, kind, given in [("window is the same on both", NotImplementedError, dict(window_size=(3, 1))),
+                              ("a mask, or causal", ValueError, dict(causal=True, mask="none")),
+                              ("dropout", NotImplementedError, dict(dropout_p=0.1)),
+                              ("nonsense", ValueError, dict(mask="nonsense"))]:
+        try:
+            hstu_softmax_attn_varlen_func(q, q, q, cu, cu, 6, 6, **given)
+        except kind as e:
+            if part not in str(e):
+                sys.exit(f"check_torch.py: says '{e}', not '{part}'")
+        else:
+            sys.exit(f"check_torch.py: {given}: not refused")
+
+
 for dtype in TYPES:
     for seed in range(50):
         one_case(seed, dtype)
+        softmax_case(seed, dtype)
 packed_and_compiled()
+func_of_three_dimensions()
+softmax_refusals()
+numeric_gradients()
 print(f"50 cases of {', '.join(str(t) for t in TYPES)} on {DEVICE}, torch {torch.__version__}")
 print("ok")
