@@ -93,16 +93,19 @@ int main(void) {
         memcpy(managed.a, a, bytes); /* the host touches these pages first */
         memcpy(managed.b, b, bytes);
         report(&m, "unified memory, first touch", once_ms(launch_add, &managed), moved, 0, 0, -1);
-        report(&m, "unified memory, again", time_ms(launch_add, &managed), moved, 0, 0,
-               compare("managed", managed.c, want, n, 0)); /* reading c here moves it to the host */
+        ms = time_ms(launch_add, &managed);
+        double error =
+            compare("managed", managed.c, want, n, 0); /* reading c here moves it to the host */
+        report(&m, "unified memory, again", ms, moved, 0, 0, error);
         memcpy(managed.a, a, bytes);
         memcpy(managed.b, b, bytes);
         prefetch(managed.a, bytes);
         prefetch(managed.b, bytes);
         prefetch(managed.c, bytes);
         CHECK(cudaDeviceSynchronize());
-        report(&m, "unified memory, prefetched", once_ms(launch_add, &managed), moved, 0, 0,
-               compare("prefetched", managed.c, want, n, 0));
+        ms = once_ms(launch_add, &managed);
+        error = compare("prefetched", managed.c, want, n, 0);
+        report(&m, "unified memory, prefetched", ms, moved, 0, 0, error);
     } else {
         printf("unified memory: this system moves all of it with every launch; left out\n");
     }
