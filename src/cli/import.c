@@ -49,19 +49,14 @@ static status import_tables(const import_args *a) {
     return OK;
 }
 
-/* What can be imported; those without a function are to come. */
 static const struct {
     const char *name;
     status (*run)(const import_args *a);
-} whats[] = {{"tables", import_tables}, {"meta", import_meta_run}, {"nvidia", NULL}};
+} whats[] = {{"tables", import_tables}, {"meta", import_meta_run}, {"nvidia", import_nvidia_run}};
 
 static status run(const char *what, const import_args *a) {
-    for (size_t i = 0; i < sizeof whats / sizeof *whats; i++) {
-        if (strcmp(what, whats[i].name) != 0) continue;
-        if (whats[i].run != NULL) return whats[i].run(a);
-        return fail(ERR_UNSUPPORTED, "%s: this version imports tables and Meta's checkpoints only",
-                    what);
-    }
+    for (size_t i = 0; i < sizeof whats / sizeof *whats; i++)
+        if (strcmp(what, whats[i].name) == 0) return whats[i].run(a);
     return fail(ERR_USAGE, "'%.60s' cannot be imported; it is one of tables, meta, nvidia", what);
 }
 
@@ -91,10 +86,11 @@ status cmd_import(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        "hstu import tables|meta PATH... --out DIR|RUN [options]",
+        "hstu import tables|meta|nvidia PATH... --out DIR|RUN [options]",
         "tables: builds dynamic tables from a full snapshot and the incremental ones after it, "
         "from the oldest to the newest, or from a raw dump of dynamicemb.  meta: makes a run of a "
-        "checkpoint of Meta's research models (HSTU, SASRec), and evaluates it.",
+        "checkpoint of Meta's research models (HSTU, SASRec), and evaluates it.  nvidia: the same "
+        "of a checkpoint of NVIDIA's recsys-examples.",
         options,
         1,
         MAX_PATHS,
@@ -102,6 +98,8 @@ status cmd_import(int argc, char **argv) {
         "can be evaluated, asked for recommendations, exported again, and trained on with "
         "--resume; "
         "the optimizer starts again.\n\n"
+        "nvidia: PATH is the folder of a checkpoint (checkpoints/iter100), with "
+        "torch_module/model.0.pth and dynamicemb's dumps under dynamicemb_module.\n\n"
         "tables: PATH is a snapshot of a table, or a folder of some: RUN/snapshots/step-*, a "
         "checkpoint, "
         "what 'hstu export' wrote.  Keys that left between two snapshots leave the table.\n"};

@@ -15,5 +15,6 @@ typedef struct import_args {
 } import_args;
 
 status import_meta_run(const import_args *a);
+status import_nvidia_run(const import_args *a);
 
 #endif

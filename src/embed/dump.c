@@ -200,3 +200,38 @@ status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_
                                   : ROW_ROWWISE_ADAGRAD;
     return OK;
 }
+
+/* The keys and values that one rank wrote. */
+static status each_of_rank(const char *folder, const char *name, snapshot_ranks writer, int32_t dim,
+                           embed_visit visit, void *ctx) {
+    file_map keys = {0}, values = {0};
+    status st = open_item(&keys, folder, name, "keys", writer, true);
+    if (st == OK) st = open_item(&values, folder, name, "values", writer, true);
+    size_t n = keys.n_bytes / 8, row = (size_t)dim * sizeof(float);
+    if (st == OK &&
+        (keys.n_bytes % 8 != 0 || values.n_bytes % row != 0 || values.n_bytes / row != n))
+        st = fail(ERR_FORMAT, "%s/%s: %zu bytes of keys and %zu of values are no rows of %d",
+                  folder, name, keys.n_bytes, values.n_bytes, dim);
+    for (size_t i = 0; i < n && st == OK; i += DUMP_PIECE) {
+        size_t count = n - i < DUMP_PIECE ? n - i : DUMP_PIECE;
+        embed_rows piece = {
+            (int64_t)count, (const uint64_t *)(const void *)(keys.bytes + 8 * i),  NULL,
+            NULL,           (const float *)(const void *)(values.bytes + row * i), dim};
+        st = visit(ctx, &piece);
+    }
+    if (keys.bytes != NULL) file_map_close(&keys);
+    if (values.bytes != NULL) file_map_close(&values);
+    return st;
+}
+
+status embed_dump_each(const char *folder, const char *name, embed_visit visit, void *ctx) {
+    int32_t dim;
+    row_opt opt;
+    int64_t n_rows;
+    int n_ranks;
+    TRY(embed_dump_shape(folder, name, &dim, &opt, &n_rows));
+    TRY(find_ranks(folder, name, &n_ranks));
+    for (int rank = 0; rank < n_ranks; rank++)
+        TRY(each_of_rank(folder, name, (snapshot_ranks){rank, n_ranks}, dim, visit, ctx));
+    return OK;
+}

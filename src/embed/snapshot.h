@@ -84,6 +84,9 @@ status embed_import_dump(embed_table *t, const char *folder, const char *name, b
 status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_opt *opt,
                         int64_t *n_rows);
 
+/* Visits the keys and values of such a dump in pieces, without scores and stamps (NULL). */
+status embed_dump_each(const char *folder, const char *name, embed_visit visit, void *ctx);
+
 const char *embed_policy_name(embed_policy policy); /* "lru" */
 const char *embed_opt_name(row_opt opt);            /* "adam" */
 
