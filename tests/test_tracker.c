@@ -40,3 +40,46 @@ TEST(tracker_opens_in_tensorboard) {
     if (code != 0 || strstr(text, "\nok\n") == NULL) FAIL_TEST("%s", text);
     free(text);
 }
+
+#define MLFLOW "./hstu train --device cpu --data data --out r --mlflow runs "
+
+/* MLflow's files: the numbers of the log, a run that goes on in its place, another run of the same
+ * folder. */
+TEST(tracker_writes_mlflows_files) {
+    free(shell(0, MLFLOW "--gin-config-file m.gin --epochs 1"));
+    char *text = shell(
+        0, "cd runs/*/*/ && pwd && cat metrics/hr_at_10 metrics/test_hr_at_10 meta.yaml "
+           "params/train_fn.item_embedding_dim; grep -o '\"hr@10\":[0-9.]*' $OLDPWD/r/log.jsonl");
+    const char *value = strstr(text, "\"hr@10\":");
+    char line[64];
+    CHECK(value != NULL);
+    snprintf(line, sizeof line, " %.*s 5\n", (int)strcspn(value + 8, "\n"), value + 8);
+    CHECK(strtod(line, NULL) >= 0);
+    CHECK_CONTAINS(text, " 5\n");
+    CHECK_CONTAINS(text, "status: 3\n");
+    CHECK_CONTAINS(text, "run_name: \"r\"\n");
+    free(text);
+    free(shell(0, MLFLOW "--resume --epochs 2"));
+    text = shell(0, "ls -d runs/*/*/ | wc -l; cat runs/*/*/metrics/loss | wc -l; rm -r r");
+    CHECK_STR(text, "1\n2\n");
+    free(text);
+    free(shell(0, MLFLOW "--gin-config-file m.gin --epochs 1"));
+    text = shell(0, "ls -d runs/*/*/ | wc -l; cat runs/*/meta.yaml | grep -c 'name: hstu'");
+    CHECK_STR(text, "2\n1\n");
+    free(text);
+    free(shell(1, "./hstu train --device cpu --data data --out q --gin-config-file m.gin --epochs "
+                  "1 --mlflow /dev/null/x"));
+}
+
+/* MLflow itself reads them. */
+TEST(tracker_opens_in_mlflow) {
+    const char *python = "build/python/bin/python";
+    char *text;
+    if (test_command(NULL, "%s -c 'import mlflow'", python) != 0)
+        SKIP_TEST("mlflow is not installed in build/python");
+    free(shell(0, MLFLOW "--gin-config-file m.gin --epochs 2"));
+    int code = test_command(&text, "%s tests/torch/mlflow_runs.py %s/r %s/runs 2>&1", python,
+                            test_folder(), test_folder());
+    if (code != 0 || strstr(text, "\nok\n") == NULL) FAIL_TEST("%s", text);
+    free(text);
+}

@@ -492,6 +492,8 @@ status cmd_train(int argc, char **argv) {
          "Writes the numbers of the log as event files for TensorBoard, under the tags of Meta's "
          "code.",
          0, 0},
+        {"--mlflow", ARG_TEXT, &o->track.mlflow, "DIR",
+         "Writes them to MLflow's file store, too: 'mlflow ui --backend-store-uri DIR'.", 0, 0},
         {"--csv-log", ARG_TEXT, &o->track.csv, "FILE",
          "Keeps the log as a table, too: a row for each epoch or evaluation.", 0, 0},
         {"--seed", ARG_INT, &args.seed, "N", "Seed of everything random, instead of the config's.",

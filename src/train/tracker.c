@@ -66,6 +66,28 @@ static status add_events(tracker *t, const json_value *line, const char *event) 
                           by_epoch.n);
 }
 
+/* MLflow has one axis: steps.  The run's folder has its config by its first line. */
+static status add_mlflow(tracker *t, const json_value *line, const char *event) {
+    static const char *const numbers[] = {"loss", "lr", "tokens_per_s"};
+    int64_t step = (int64_t)history_number(line, "step");
+    bool is_done = strcmp(event, "done") == 0;
+    if (t->mlflow.folder[0] == '\0')
+        TRY(mlflow_open(&t->mlflow, t->to.mlflow, t->run, t->is_resumed));
+    if (strcmp(event, "start") == 0) return OK;
+    if (strcmp(event, "interrupted") == 0) return mlflow_set_state(&t->mlflow, MLFLOW_KILLED);
+    if (strcmp(event, "failed") == 0) return mlflow_set_state(&t->mlflow, MLFLOW_FAILED);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers && !is_done; i++)
+        TRY(mlflow_add(&t->mlflow, numbers[i], history_number(line, numbers[i]), step));
+    for (const json_value *v = line->first; v != NULL; v = v->next) {
+        char name[TAG_BYTES];
+        if (!history_is_metric(v)) continue;
+        snprintf(name, sizeof name, "%s%.*s", is_done ? "test_" : "", HISTORY_NAME_BYTES - 1,
+                 v->key);
+        TRY(mlflow_add(&t->mlflow, name, v->number, step));
+    }
+    return is_done ? mlflow_set_state(&t->mlflow, MLFLOW_FINISHED) : OK;
+}
+
 static status put_number(buf *out, double value) {
     char text[40];
     TRY(buf_char(out, ','));
@@ -122,7 +144,7 @@ static status write_csv(const tracker *t) {
 }
 
 status tracker_open(tracker *t, const tracker_options *to, const char *run, uint64_t step) {
-    *t = (tracker){.to = *to, .run = run, .events = {.fd = -1}};
+    *t = (tracker){.to = *to, .run = run, .events = {.fd = -1}, .is_resumed = step > 0};
     /* What this step has logged stays; later ones come again. */
     if (to->tensorboard != NULL)
         TRY(event_file_open(&t->events, to->tensorboard, step > 0 ? (int64_t)step + 1 : 0));
@@ -135,6 +157,7 @@ void tracker_close(tracker *t) {
 
 static status add_line(tracker *t, const json_value *line) {
     const char *event = history_text(line, "event");
+    if (t->to.mlflow != NULL) TRY(add_mlflow(t, line, event));
     if (strcmp(event, "epoch") != 0 && strcmp(event, "eval") != 0 && strcmp(event, "done") != 0)
         return OK;
     if (t->events.fd >= 0) TRY(add_events(t, line, event));
@@ -144,7 +167,7 @@ static status add_line(tracker *t, const json_value *line) {
 status tracker_add(tracker *t, const char *line) {
     arena a;
     const json_value *object;
-    if (t->to.tensorboard == NULL && t->to.csv == NULL) return OK;
+    if (t->to.tensorboard == NULL && t->to.csv == NULL && t->to.mlflow == NULL) return OK;
     arena_init(&a, 16 << 10);
     status st = json_parse(&a, "log.jsonl", line, strlen(line), &object);
     if (st == OK) st = add_line(t, object);

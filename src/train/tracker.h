@@ -2,24 +2,29 @@
  *
  * TensorBoard: scalars under the tags of Meta's train.py, so that curves of both lie over each
  * other: losses/ar_loss, loss/train and lr by step, eval_epoch/METRIC by epoch, eval/METRIC by
- * step. csv: one row an epoch or evaluation, written again as a whole with every line.  Both hold
- * the numbers of log.jsonl and nothing else.  One thread at a time. */
+ * step. MLflow: the same numbers by step, as files of its store (mlflow.h).  csv: one row an epoch
+ * or evaluation, written again as a whole with every line.  All hold the numbers of log.jsonl and
+ * nothing else.  One thread at a time. */
 #ifndef HSTU_TRAIN_TRACKER_H
 #define HSTU_TRAIN_TRACKER_H
 
 #include "base/event_file.h"
 #include "base/status.h"
+#include "train/mlflow.h"
 
 /* Where to; each may be NULL. */
 typedef struct tracker_options {
     const char *tensorboard; /* a folder */
     const char *csv;         /* a file */
+    const char *mlflow;      /* a folder: mlruns */
 } tracker_options;
 
 typedef struct tracker {
     tracker_options to;
     const char *run;
     event_file events;
+    mlflow_run mlflow;
+    bool is_resumed;
 } tracker;
 
 /* run: its folder.  step: from which a run goes on; 0: it begins. */
