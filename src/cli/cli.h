@@ -75,6 +75,7 @@ status cmd_tune(int argc, char **argv);
 status cmd_encode(int argc, char **argv);
 status cmd_bench(int argc, char **argv);
 status cmd_launch(int argc, char **argv);
+status cmd_sweep(int argc, char **argv);
 status cmd_profile(int argc, char **argv);
 status cmd_doctor(int argc, char **argv);
 

@@ -28,6 +28,7 @@ static const command commands[] = {
     {"info", cmd_info, "show what is in a data set or a run"},
     {"Model", NULL, NULL},
     {"train", cmd_train, "train a model from a .gin config"},
+    {"sweep", cmd_sweep, "train with many values of some options, and show which are best"},
     {"eval", cmd_eval, "measure a trained model on what was held out"},
     {"compare", cmd_compare, "show runs side by side"},
     {"recommend", cmd_recommend, "recommend items to one, many or all users"},
