@@ -11,6 +11,7 @@
 #   make check               format, include order, warnings, generated docs, registers of kernels
 #   make install PREFIX=...  program, libraries, header, pkg-config file, configs, man pages, completion for shells
 #   make uninstall PREFIX=... removes them again
+#   make deb                 Debian packages in build/deb
 #
 # What is optional (libarchive, libcurl, libmicrohttpd, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
@@ -98,7 +99,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
-.PHONY: print-libs all hstu tests examples learn fuzz bench check docs clean install uninstall gpu-test gpu-sanitize
+.PHONY: print-libs all hstu tests examples learn fuzz bench check docs clean install uninstall deb gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
@@ -247,6 +248,10 @@ install: all $B/libhstu.so
 
 uninstall:
 	tools/install.sh uninstall '$B' '$(DESTDIR)$(PREFIX)'
+
+# Needs dpkg-dev and debhelper; lintian looks at the result.
+deb:
+	tools/deb.sh '$(VERSION)'
 
 clean:
 	rm -rf build hstu libhstu.a

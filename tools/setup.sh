@@ -1,14 +1,41 @@
 # Finds what is missing on this machine, and installs it.  Sourced by ./run, which defines title, note, step
 # and result.
 #
-# look_around fills three lists: needed and optional hold Debian package names, lines holds what to show for
-# each.  It tests for a library by using it, never by asking dpkg: on a
+# look_around fills three lists: needed and optional hold package names, of Debian or, where dnf installs (Fedora,
+# RHEL, CentOS Stream), of Fedora; lines holds what to show for each.  It tests for a library by using it, never by asking dpkg: on a
 # cluster a library comes from a module, and the compiler from anywhere.
 
 needed=() optional=() lines=()
 
+# apt, dnf, or nothing.
+manager=
+if command -v apt-get >/dev/null 2>&1; then manager=apt; elif command -v dnf >/dev/null 2>&1; then manager=dnf; fi
+
+# fedora_name PACKAGE: what Fedora calls a package of Debian; nothing where it has none.
+fedora_name() {
+    case $1 in
+    libc6-dev) echo glibc-devel ;;
+    g++) echo gcc-c++ ;;
+    libcurl4-openssl-dev) echo libcurl-devel ;;
+    libsnappy-dev) echo snappy-devel ;;
+    zlib1g-dev) echo zlib-devel ;;
+    librocksdb-dev) echo rocksdb-devel ;;
+    libclang-rt*) echo compiler-rt ;;
+    clang-format) echo clang-tools-extra ;;
+    libopenmpi-dev) echo openmpi-devel ;;
+    xz-utils) echo xz ;;
+    libxgboost-dev) ;;
+    *-dev) echo "${1%-dev}-devel" ;;
+    *) echo "$1" ;;
+    esac
+}
+
 # missing needed|optional PACKAGE WHY
 missing() {
+    if [ "$manager" = dnf ]; then
+        set -- "$1" "$(fedora_name "$2")" "$3"
+        [ -n "$2" ] || return 0
+    fi
     if [ "$1" = needed ]; then needed+=("$2"); else optional+=("$2"); fi
     lines+=("$(printf '%-22s %-9s %s' "$2" "$1" "$3")")
 }
@@ -93,9 +120,27 @@ apt() {
         -o DPkg::Lock::Timeout=120 "$@"
 }
 
+# Half of the libraries' headers are in a repository that RHEL and CentOS Stream do not enable by themselves.
+dnf_install() {
+    local extra=()
+    if $prefix dnf -q repolist --all 2>/dev/null | grep -q '^crb '; then extra=(--enablerepo=crb); fi
+    # shellcheck disable=SC2086
+    $prefix dnf -y --setopt=install_weak_deps=False --setopt=timeout=15 --setopt=retries=1 "${extra[@]}" install "$@"
+}
+
+install_with_dnf() {
+    local package
+    dnf_install "${needed[@]}" "${optional[@]}" && return 0
+    [ ${#needed[@]} -eq 0 ] || dnf_install "${needed[@]}" || return 1
+    for package in "${optional[@]}"; do
+        dnf_install "$package" || true
+    done
+}
+
 # Installs all packages; if an optional one does not exist here, installs the others.
 install_packages() {
     local package
+    if [ "$manager" = dnf ]; then install_with_dnf; return; fi
     apt update || true # An old list is often good enough; if not, the installation says so.
     look_around "$1"   # Some names are known only once the lists are.
     apt install --no-install-recommends "${needed[@]}" "${optional[@]}" && return 0
@@ -112,8 +157,15 @@ explain() {
     echo
     echo "  $1 Type this where you may:"
     echo
-    # shellcheck disable=SC2086
-    echo "    ${bold}${sudo}apt-get update && ${sudo}apt-get install -y$(printf ' %s' $list)${plain}"
+    if [ "$manager" = dnf ]; then
+        # shellcheck disable=SC2086
+        echo "    ${bold}${sudo}dnf install -y$(printf ' %s' $list)${plain}"
+        echo
+        echo "  On RHEL and CentOS Stream some are in CRB and EPEL: ${sudo}dnf install -y epel-release && ${sudo}dnf config-manager --set-enabled crb"
+    else
+        # shellcheck disable=SC2086
+        echo "    ${bold}${sudo}apt-get update && ${sudo}apt-get install -y$(printf ' %s' $list)${plain}"
+    fi
     echo
     if [ ${#needed[@]} -gt 0 ]; then
         echo "  Without ${needed[*]} nothing can be built."
@@ -154,13 +206,13 @@ setup() {
     done
     if [ "${HSTU_INSTALL:-1}" = 0 ]; then
         explain "HSTU_INSTALL=0: nothing is installed." || return 1
-    elif ! has apt-get; then
-        explain "There is no apt-get here." || return 1
+    elif [ -z "$manager" ]; then
+        explain "There is neither apt-get nor dnf here." || return 1
     elif ! prefix=$(root_prefix); then
         explain "Installing needs root or sudo." || return 1
     else
         [ "$prefix" = sudo ] && sudo -v
-        tail_lines=6 step "apt-get install" install_packages "$1"
+        tail_lines=6 step "$([ $manager = dnf ] && echo dnf || echo apt-get) install" install_packages "$1"
         look_around "$1"
         [ ${#lines[@]} -eq 0 ] || explain "Not everything could be installed (is the network there?)." ||
             return 1
