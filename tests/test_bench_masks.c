@@ -19,6 +19,14 @@ TEST(bench_masks_command) {
     CHECK_CONTAINS(text, "\"sequences\":2");
     CHECK_CONTAINS(text, "\"fwd_ms\":");
     free(text);
+    CHECK(test_command(&text,
+                       "%s bench masks --device cpu --curve --sequences 1 --length 200 --heads 1 "
+                       "--dim 8",
+                       test_program()) == 0);
+    CHECK_CONTAINS(text, "sliding,window=1                  1   200  0.01");
+    CHECK_CONTAINS(text, "sliding,window=59                 1   200  0.5");
+    CHECK_CONTAINS(text, "none                              1   200  1.0000");
+    free(text);
 }
 
 TEST(bench_masks_refuses) {

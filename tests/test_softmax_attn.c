@@ -79,8 +79,10 @@ static void make_sample(sample *s, const int32_t *lengths, int n_sequences, int3
     a->n_heads = n_heads;
     a->dim = dim;
     a->alpha = dim <= 64 ? 1.3f : 1.3f * sqrtf(64.0f / (float)dim); /* scores as in a model */
-    s->n = s->offsets[n_sequences];
-    a->stride_q = a->stride_k = a->stride_v = a->stride_out = n_heads * dim + 2;
+    s->n = a->n_rows = s->offsets[n_sequences];
+    /* rows of whole 16 bytes, which some kernels need, where the heads are */
+    a->stride_q = a->stride_k = a->stride_v = a->stride_out =
+        n_heads * dim + (dim % 64 == 0 ? 8 : 2);
     make_inputs(s);
     make_results(s);
     a->drop = (dropout){rate, rng_make_key(3, RNG_DROPOUT), &step, 5, s->user, s->position};
@@ -280,6 +282,53 @@ TEST(softmax_attn_wide_heads) {
     CHECK_FAILS(softmax_attn_args_check(&wide), ERR_USAGE, "dimension 257");
 }
 
+/* Heads of 64 and 128 with lists of several tiles a row, and rows whose neighbours see others. */
+TEST(softmax_attn_whole_heads) {
+    const int32_t lengths[] = {140, 0, 64, 129, 1};
+    for (int m = 0; m < N_MASKS; m++) {
+        check_mask(masks[m], lengths, 5, 1, 64, 0.0f);
+        check_mask(masks[m], lengths + m % 4, 2, 1, 128, 0.0f);
+    }
+}
+
+/* A file's mask with many tiles a row, of which each row tile sees others. */
+TEST(softmax_attn_whole_heads_of_bits) {
+    enum { N = 700 };
+    const int32_t lengths[] = {N};
+    char path[512], text[600];
+    uint8_t *dense;
+    CHECK_OK(MEM_NEW(&dense, (size_t)N * N));
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < N; j++) /* one row tile in four sees a half, others all */
+            dense[i * N + j] = i / 64 % 4 != 1 || (j / 64 % 2 == 0 && (i + j) % 9 != 0);
+    st_tensor t = {.name = "mask", .dtype = ST_U8, .n_dims = 2, .shape = {N, N}, .n = N * N};
+    t.data = dense;
+    snprintf(path, sizeof path, "%s/half.safetensors", test_folder());
+    CHECK_OK(st_write(path, &t, 1, NULL, 0));
+    snprintf(text, sizeof text, "bits:%s", path);
+    check_mask(text, lengths, 1, 1, 64, 0.0f);
+    mem_free(dense);
+}
+
+/* What follows a sequence in the arrays does not reach its results. */
+TEST(softmax_attn_neighbours_are_not_read) {
+    const int32_t lengths[] = {70, 90};
+    for (int m = 0; m < 5; m++) {
+        sample s;
+        make_sample(&s, lengths, 2, 1, 64, 0.0f);
+        set_mask(&s, masks[m]);
+        for (int r = 0; r < 4; r++)
+            for (int64_t i = 70 * s.a.stride_q; i < s.n * s.a.stride_q; i++)
+                s.inputs[r][i] = NAN;
+        run_attn(&s.a, 2);
+        for (int r = 0; r < N_RESULTS; r++)
+            for (int64_t i = 0; i < 70 * s.a.stride_q; i++)
+                if (!isfinite(s.results[r][i]))
+                    FAIL_TEST("%s: result %d, element %lld", masks[m], r, (long long)i);
+        free_sample(&s);
+    }
+}
+
 /* 300 combinations of mask, lengths, heads and dimension, a tenth of them with dropout. */
 TEST(softmax_attn_random_combinations) {
     for (int i = 0; i < 300; i++) {
@@ -317,7 +366,10 @@ TEST(softmax_attn_jagged_equals_one_by_one) {
     const int32_t lengths[] = {130, 1, 17, 200, 0, 64};
     for (int m = 0; m < N_MASKS; m++) {
         sample s;
-        make_sample(&s, lengths, 6, 2, 12, 0.2f);
+        if (m % 2 == 0)
+            make_sample(&s, lengths, 6, 2, 12, 0.2f);
+        else
+            make_sample(&s, lengths, 6, 1, 64, 0.0f);
         set_mask(&s, masks[m]);
         run_attn(&s.a, 2);
         for (int b = 0; b < 6; b++) {

@@ -1,6 +1,7 @@
 #include "bench/masks.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -124,6 +125,7 @@ static status open_problem(problem *p, const mask_row *r, uint64_t seed) {
                                  .n_heads = r->n_heads,
                                  .dim = r->dim,
                                  .max_len = r->length,
+                                 .n_rows = n_rows,
                                  .offsets = offsets,
                                  .mask = *mask_batch_view(p->masks),
                                  .alpha = 1 / sqrtf((float)r->dim)};
@@ -332,6 +334,22 @@ static mask_row row_of(const mask_filter *f, const char *text, int32_t n_sequenc
     return r;
 }
 
+/* Time against density: a window W of n tokens has about (2 W n - W^2) / n^2 of the pairs. */
+static status run_curve(backend *be, const mask_filter *f, uint64_t seed, mask_row_fn fn, void *ctx,
+                        int *n_left_out) {
+    static const double densities[] = {.01, .02, .05, .1, .2, .5, 1};
+    int32_t n = f->length != 0 ? (int32_t)f->length : 4096;
+    for (size_t i = 0; i < sizeof densities / sizeof *densities; i++) {
+        char text[48] = "none";
+        if (densities[i] < 1)
+            snprintf(text, sizeof text, "sliding,window=%d",
+                     (int)lround(n * (1 - sqrt(1 - densities[i]))));
+        mask_row r = row_of(f, text, f->n_sequences != 0 ? (int32_t)f->n_sequences : 16, n);
+        TRY(run_row(be, &r, seed, fn, ctx, n_left_out));
+    }
+    return OK;
+}
+
 status mask_bench_run(backend *be, const mask_filter *filter, mask_row_fn fn, void *ctx,
                       int *n_left_out) {
     uint64_t seed = filter->seed != 0 ? (uint64_t)filter->seed : clock_ns();
@@ -339,6 +357,7 @@ status mask_bench_run(backend *be, const mask_filter *filter, mask_row_fn fn, vo
                      filter->n_heads == 0 && filter->dim == 0;
     int n_rows = 0;
     *n_left_out = 0;
+    if (filter->is_curve) return run_curve(be, filter, seed, fn, ctx, n_left_out);
     for (int c = 0; c < N_CELLS; c++)
         for (int m = 0; m < N_TABLE_MASKS; m++) {
             mask_row r = row_of(filter, table_masks[m], table[c].n_sequences, table[c].length);

@@ -16,7 +16,9 @@
 typedef struct mask_filter {
     const char *mask; /* the text of a mask; or a part of one of the table's */
     int64_t n_sequences, length, n_heads, dim;
-    int64_t seed; /* of the inputs; 0: another one in every run */
+    int64_t seed;  /* of the inputs; 0: another one in every run */
+    bool is_curve; /* instead of the table: sliding windows of densities from .01 to 1, at 16
+                      sequences of 4096 unless told */
 } mask_filter;
 
 typedef struct mask_row {

@@ -135,6 +135,10 @@ status bench_masks(int argc, char **argv) {
         {"--length", ARG_INT, &a.filter.length, "N", "Tokens of a sequence.", 1, 1 << 17},
         {"--heads", ARG_INT, &a.filter.n_heads, "H", "Heads (12).", 1, 1024},
         {"--dim", ARG_INT, &a.filter.dim, "D", "Head dimension (64).", 1, 256},
+        {"--curve", ARG_FLAG, &a.filter.is_curve, NULL,
+         "Instead of the table: sliding windows of densities from .01 to 1 (16 sequences of 4096 "
+         "unless told).",
+         0, 0},
         {"--seed", ARG_INT, &a.filter.seed, "S",
          "Draws inputs from this seed; without it every run draws others.", 1, INT64_MAX},
         {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object a row.", 0, 0},

@@ -57,6 +57,7 @@ static status attention(const bert_layer_config *c, const bert_acts *acts, backe
                            .n_heads = c->n_heads,
                            .dim = c->dim / c->n_heads,
                            .max_len = s->max_len,
+                           .n_rows = s->n_tokens,
                            .offsets = s->offsets,
                            .mask = *mask,
                            .q = acts->qkv,

@@ -152,6 +152,7 @@ static softmax_attn_args attn_of(const sasrec_layer *l, const sasrec_acts *acts,
         .n_heads = c->n_heads,
         .dim = d,
         .max_len = s->len_bound, /* the dropout's columns must not depend on the batch */
+        .n_rows = s->n_tokens,
         .offsets = s->offsets,
         .mask.rule.kind = MASK_CAUSAL,
         .q = acts->q,

@@ -295,6 +295,7 @@ enum { SOFTMAX_ATTN_MAX_DIM = 256 };
 typedef struct softmax_attn_args {
     int32_t n_sequences, n_heads, dim; /* D: 1 to 256 */
     int32_t max_len;
+    int64_t n_rows;         /* of the jagged arrays; 0: not known on the host */
     const int32_t *offsets; /* (B + 1) */
     mask_view mask;         /* zero: no mask; lists are needed unless mask_rule_is_span */
     const void *q, *k, *v;  /* rows of (H, D) act */

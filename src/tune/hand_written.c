@@ -111,6 +111,7 @@ static status launch_softmax(backend *be, const layer_batch *p, const kernel_arg
                            .n_heads = n,
                            .dim = p->shape.dim_head,
                            .max_len = p->shape.max_len,
+                           .n_rows = p->shape.n_tokens,
                            .offsets = args->offsets,
                            .q = (const char *)args->tensor[qk->in[0]] + skip,
                            .k = (const char *)args->tensor[qk->in[1]] + skip,

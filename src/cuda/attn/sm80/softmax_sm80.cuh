@@ -9,8 +9,8 @@
 #define HSTU_CUDA_ATTN_SM80_SOFTMAX_SM80_CUH
 
 #include "cuda/attn/common/mask_walk.cuh"
+#include "cuda/attn/common/softmax_blocks.cuh"
 #include "cuda/attn/sm80/attn_sm80.cuh"
-#include "cuda/core/cuda.h"
 
 /* One launch. */
 typedef struct soft_job {
@@ -19,34 +19,14 @@ typedef struct soft_job {
     half_result out;    /* of queries: out, or dq */
     half_result dk, dv; /* of keys */
     int copy_bytes;     /* 16, 4 or 2: the alignment of all input addresses, in bytes */
-    int n_tiles;        /* of the longest sequence */
-    int n_group;        /* pairs of sequence and head in a group of soft_block_of */
-    bool is_last_first; /* the last tiles have the most work */
+    soft_order order;
     float scale;        /* alpha log2(e) */
     const float *delta; /* (T, H) */
 } soft_job;
 
-/* The work of a block. */
-typedef struct soft_block {
-    int b, head, tile;
-    int row, len; /* the sequence's first row in the jagged arrays, and its length */
-} soft_block;
-
-/* Tiles of the same number follow each other, within a group of sequences and heads (cf.
- * half_block_of). */
 __device__ static inline soft_block soft_block_of(const soft_job &job) {
-    unsigned n_pairs = (unsigned)job.a.n_sequences * (unsigned)job.a.n_heads;
-    unsigned group = blockIdx.x / (unsigned)(job.n_group * job.n_tiles);
-    unsigned rest = blockIdx.x % (unsigned)(job.n_group * job.n_tiles);
-    unsigned first = group * (unsigned)job.n_group;
-    unsigned n = min((unsigned)job.n_group, n_pairs - first), pair = first + rest % n;
-    int tile = (int)(rest / n);
-    soft_block t;
-    t.b = (int)(pair / (unsigned)job.a.n_heads);
-    t.head = (int)(pair % (unsigned)job.a.n_heads);
-    t.tile = job.is_last_first ? job.n_tiles - 1 - tile : tile;
-    t.row = __ldg(job.a.offsets + t.b);
-    t.len = __ldg(job.a.offsets + t.b + 1) - t.row;
+    soft_block t = soft_block_find(job.a, job.order);
+    soft_block_place(job.a, &t);
     return t;
 }
 
@@ -116,21 +96,6 @@ static inline soft_job soft_job_of(const softmax_attn_args *a) {
             job.copy_bytes = job.copy_bytes == 16 ? 4 : 2;
     job.scale = a->alpha * 1.44269504f;
     return job;
-}
-
-/* Number of blocks; sets n_tiles and n_group.  Where rows see few tiles, blocks share little, and
- * all sequences and heads are one group: a long list of tiles (a global row) then starts early.
- * Else a group is the work of about four waves, which shares the L2 cache. */
-static inline int64_t soft_grid(backend *be, soft_job *job, int n_at_once) {
-    const mask_view *m = &job->a.mask;
-    int64_t n_pairs = (int64_t)job->a.n_sequences * job->a.n_heads;
-    bool is_sparse = m->rule.kind == MASK_SLIDING ||
-                     (!mask_rule_is_span(&m->rule) && m->n_tiles <= 16 * m->n_begins);
-    job->n_tiles = (int)cuda_div_up(job->a.max_len, MASK_TILE);
-    if (job->n_tiles == 0) return 0;
-    int64_t n = cuda_div_up(4 * (int64_t)n_at_once * cuda_of(be)->n_multiprocessors, job->n_tiles);
-    job->n_group = (int)(n < n_pairs && !is_sparse ? n : n_pairs);
-    return job->n_tiles * n_pairs;
 }
 
 /* The padded head dimension. */

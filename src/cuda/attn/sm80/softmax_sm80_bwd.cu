@@ -247,8 +247,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 
 template <typename T, int D, int PARTS> static status launch_dkv(backend *be, soft_job job) {
     using S = soft_bwd_shape<D>;
-    int64_t n_blocks = soft_grid(be, &job, S::BLOCKS);
-    job.is_last_first = false;
+    int64_t n_blocks = soft_count_blocks(&job.a, &job.order);
+    job.order.is_last_first = false;
     CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_sm80_kernel<T, S, PARTS>), bwd_bytes<S>()));
     softmax_attn_bwd_dkv_sm80_kernel<T, S, PARTS>
         <<<(unsigned)n_blocks, S::THREADS, bwd_bytes<S>(), cuda_of(be)->stream>>>(job);
@@ -257,7 +257,8 @@ template <typename T, int D, int PARTS> static status launch_dkv(backend *be, so
 
 template <typename T, int D> static status launch(backend *be, soft_job job) {
     using S = soft_bwd_shape<D>;
-    int64_t n_blocks = soft_grid(be, &job, S::BLOCKS);
+    job.order = soft_order_of(be, &job.a, MASK_TILE, S::BLOCKS);
+    int64_t n_blocks = soft_count_blocks(&job.a, &job.order);
     if (n_blocks == 0) return OK;
     CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dq_sm80_kernel<T, S>), bwd_bytes<S>()));
     softmax_attn_bwd_dq_sm80_kernel<T, S>
@@ -281,6 +282,5 @@ status cuda_softmax_sm80_bwd(backend *be, const softmax_attn_args *a, const floa
     job.out = half_result_of(a->dq, a->stride_q, a->dim, a->alpha);
     job.dk = half_result_of(a->dk, a->stride_k, a->dim, a->alpha);
     job.dv = half_result_of(a->dv, a->stride_v, a->dim, 1.0f);
-    job.is_last_first = a->mask.rule.kind == MASK_CAUSAL;
     SOFT_WITH_DIM(be, a, return (launch<T, D>(be, job)));
 }

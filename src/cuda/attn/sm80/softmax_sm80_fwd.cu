@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 
 template <typename T, int D> static status launch(backend *be, soft_job job) {
     using S = soft_fwd_shape<D>;
-    int64_t n_blocks = soft_grid(be, &job, S::BLOCKS);
+    job.order = soft_order_of(be, &job.a, MASK_TILE, S::BLOCKS);
+    int64_t n_blocks = soft_count_blocks(&job.a, &job.order);
     if (n_blocks == 0) return OK;
     CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_fwd_sm80_kernel<T, S>), S::BYTES));
     softmax_attn_fwd_sm80_kernel<T, S>
@@ -197,6 +198,5 @@ status cuda_softmax_sm80_fwd(backend *be, const softmax_attn_args *a) {
     soft_job job = soft_job_of(a);
     job.dout.p = NULL;
     job.out = half_result_of(a->out, a->stride_out, a->dim, 1.0f);
-    job.is_last_first = a->mask.rule.kind == MASK_CAUSAL;
     SOFT_WITH_DIM(be, a, return (launch<T, D>(be, job)));
 }

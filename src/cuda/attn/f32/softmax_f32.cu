@@ -4,25 +4,21 @@
  * Blocks and warps work as in attn_f32.cuh, in float32 arithmetic whatever the activation type:
  * loads convert to float32.  A block walks over the tiles of its mask; a thread holds the mask of
  * its two rows as bits.  Forward, a warp keeps the maximum and the sum of its rows as it walks over
- * the keys.  Backward, a first kernel computes delta; then blocks of query rows sum dq, and blocks
- * of keys dk and dv.  Bound by the FLOPs of the
- * products and, with dropout, by the random numbers, which every kernel draws again. */
+ * the keys.  Backward, blocks of query rows sum dq, and blocks of keys dk and dv.  Bound by the
+ * FLOPs of the products and, with dropout, by the random numbers, which every kernel draws again.
+ */
 #include <float.h>
 
 #include "cuda/attn/common/mask_walk.cuh"
 #include "cuda/attn/f32/attn_f32.cuh"
-#include "cuda/core/reduce.cuh"
 #include "cuda/ops/dropout.cuh"
-#include "ops/attn_check.h"
-
-enum { DELTA_WARPS = 8 };
 
 /* The args and what else a kernel must know. */
 typedef struct softmax_job {
     softmax_attn_args a;
     act_type act;
-    int n_tiles;  /* of rows, of the longest sequence */
-    float *delta; /* (T, H) */
+    int n_tiles;        /* of rows, of the longest sequence */
+    const float *delta; /* (T, H) */
 } softmax_job;
 
 /* One sequence and head, and the block's first row. */
@@ -280,21 +276,6 @@ __device__ static inline void weights_square(float x[2][4], float dp[2][4], cons
     drop_square(dp, job, s, rows, j);
 }
 
-/* delta = out . dout: a warp for each row and head. */
-template <typename T>
-static __global__ void __launch_bounds__(32 * DELTA_WARPS)
-    softmax_attn_delta_any_kernel(const __grid_constant__ softmax_job job, int64_t n) {
-    int64_t i = (int64_t)blockIdx.x * DELTA_WARPS + threadIdx.x / 32;
-    if (i >= n || i >= (int64_t)job.a.offsets[job.a.n_sequences] * job.a.n_heads) return;
-    int64_t at = i / job.a.n_heads * job.a.stride_out + i % job.a.n_heads * job.a.dim;
-    const T *out = (const T *)job.a.out + at, *dout = (const T *)job.a.dout + at;
-    float sum = 0.0f;
-    for (int d = (int)threadIdx.x % 32; d < job.a.dim; d += 32)
-        sum += to_float(out[d]) * to_float(dout[d]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) job.delta[i] = sum;
-}
-
 template <int DIM>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS,
@@ -445,27 +426,14 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     if constexpr (HAS_DV) store_act<DIM>(a.dv, job, s, a.stride_v, dv);
 }
 
-static softmax_job make_job(const backend *be, const softmax_attn_args *a, int rows, float *delta) {
+static softmax_job make_job(const backend *be, const softmax_attn_args *a, int rows,
+                            const float *delta) {
     softmax_job job;
     job.a = *a;
     job.act = be->act;
     job.n_tiles = (int)cuda_div_up(a->max_len, rows);
     job.delta = delta;
     return job;
-}
-
-static status launch_delta(backend *be, const softmax_job &job) {
-    int64_t n = (int64_t)job.a.n_sequences * job.a.max_len * job.a.n_heads;
-    unsigned n_blocks = (unsigned)cuda_div_up(n, DELTA_WARPS);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (job.act == ACT_F32)
-        softmax_attn_delta_any_kernel<float><<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(job, n);
-    else if (job.act == ACT_BF16)
-        softmax_attn_delta_any_kernel<__nv_bfloat16>
-            <<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(job, n);
-    else
-        softmax_attn_delta_any_kernel<__half><<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(job, n);
-    return cuda_launched("the softmax attention's delta");
 }
 
 static unsigned count_blocks(const softmax_job *job) {
@@ -489,7 +457,8 @@ template <int DIM, int PARTS> static status launch_dkv(backend *be, const softma
     return cuda_launched("the softmax attention's dk and dv");
 }
 
-template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args *a, float *delta) {
+template <int DIM>
+static status launch_bwd(backend *be, const softmax_attn_args *a, const float *delta) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, delta);
     CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_bwd_dq_f32_kernel<DIM>, bwd_shared<DIM>()));
     softmax_attn_bwd_dq_f32_kernel<DIM>
@@ -504,28 +473,12 @@ template <int DIM> static status launch_bwd(backend *be, const softmax_attn_args
     }
 }
 
-/* Whether the tensor cores' 16-bit kernels take the call. */
-static bool is_half(const backend *be, const softmax_attn_args *a) {
-    return be->act != ACT_F32 && a->alpha > 0 && !(a->drop.rate > 0);
-}
-
-status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
-    TRY(softmax_attn_args_check(a));
-    if (a->n_sequences == 0 || a->max_len == 0) return OK;
-    if (is_half(be, a)) return cuda_softmax_sm80_fwd(be, a);
+status cuda_softmax_f32_fwd(backend *be, const softmax_attn_args *a) {
     if (a->dim <= 64) return launch_fwd<64>(be, a);
     return launch_fwd<256>(be, a);
 }
 
-status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
-    void *delta;
-    TRY(softmax_attn_args_check(a));
-    if (a->n_sequences == 0 || a->max_len == 0) return OK;
-    size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
-    TRY(cuda_scratch(be, n_rows * (size_t)a->n_heads * sizeof(float), &delta));
-    TRY(launch_delta(be, make_job(be, a, MASK_TILE, (float *)delta)));
-    if (is_half(be, a) && cuda_softmax_sm80_can_bwd(be, a))
-        return cuda_softmax_sm80_bwd(be, a, (const float *)delta);
-    if (a->dim <= 64) return launch_bwd<64>(be, a, (float *)delta);
-    return launch_bwd<256>(be, a, (float *)delta);
+status cuda_softmax_f32_bwd(backend *be, const softmax_attn_args *a, const float *delta) {
+    if (a->dim <= 64) return launch_bwd<64>(be, a, delta);
+    return launch_bwd<256>(be, a, delta);
 }
