@@ -43,6 +43,8 @@ TEST(a_plan_runs_and_is_right) {
     CHECK_CONTAINS(text, "41185 1 3 3 7 8 10 11 14\n");
     CHECK_CONTAINS(text, "6 launches");
     CHECK_CONTAINS(text, "hand-written attention");
+    CHECK_CONTAINS(text, "/s of copies");
+    CHECK_CONTAINS(text, "GFLOP/s of products");
     free(text);
 }
 

@@ -8,6 +8,7 @@
 #include "cli/plan_args.h"
 #include "cli/show.h"
 #include "tune/plan_file.h"
+#include "tune/target_peak.h"
 
 enum { ROUNDS = 9 };
 
@@ -31,6 +32,7 @@ typedef struct run_result {
     plan_error error;
     double ms, bytes;
     kernel_row row[CHAIN_OPS];
+    target_peak peak; /* of --report */
 } run_result;
 
 /* A code, segments, or the file of a tuned plan. */
@@ -74,6 +76,18 @@ static const char *row_name(const kernel_row *row) {
     return row->tile.library != GENERATED ? "op of the backend" : template_name(row->k->from);
 }
 
+/* "  71 % of 4.1 TB/s of copies, 12 % of 700000 GFLOP/s of products" */
+static void print_shares(const kernel_row *row, const target_peak *peak) {
+    double bytes = row->bytes / row->ms * 1e3, flops = row->flops / row->ms * 1e3;
+    char text[32];
+    human_bytes(text, sizeof text, peak->bytes_per_s);
+    printf("        %.0f %% of %s/s of copies", 100 * bytes / peak->bytes_per_s, text);
+    if (flops > 0 && peak->flop_per_s > 0)
+        printf(", %.0f %% of %.0f GFLOP/s of products", 100 * flops / peak->flop_per_s,
+               peak->flop_per_s * 1e-9);
+    printf("\n");
+}
+
 static void print_row(const chain *c, const kernel_row *row, int number) {
     const plan_kernel *k = row->k;
     char bytes[32];
@@ -89,6 +103,10 @@ static void print_row(const chain *c, const kernel_row *row, int number) {
 /* What a profiler says of a launch, as far as the compiler and the driver know it. */
 static void print_report(const kernel_row *row, int number) {
     const kernel_facts *f = &row->facts;
+    if (row->k->from == TEMPLATE_HAND_WRITTEN) {
+        printf("%6d  hand-written\n", number);
+        return;
+    }
     if (row->tile.library != GENERATED) {
         printf("%6d  an op of the backend%s\n", number,
                row->tile.library == LIBRARY_FAST_GELU ? ", gelu by tanh in its epilogue" : "");
@@ -116,8 +134,10 @@ static void print_text(const plan_rig *g, const run_args *a, const run_result *r
     for (int i = 0; i < r->program.n_kernels; i++)
         print_row(g->p->c, &r->row[i], i + 1);
     if (a->has_report) printf("\n");
-    for (int i = 0; i < r->program.n_kernels && a->has_report; i++)
-        if (r->row[i].k->from != TEMPLATE_HAND_WRITTEN) print_report(&r->row[i], i + 1);
+    for (int i = 0; i < r->program.n_kernels && a->has_report; i++) {
+        print_report(&r->row[i], i + 1);
+        print_shares(&r->row[i], &r->peak);
+    }
     human_bytes(bytes, sizeof bytes, r->bytes);
     printf("\ntime %.4f ms, %lld launches, %s, error %.2e (allowed %.2e)\n", r->ms,
            (long long)(r->program.n_kernels * a->layers), bytes, r->error.found, r->error.allowed);
@@ -132,7 +152,8 @@ static status print_line(const fusion_plan *p) {
     return st;
 }
 
-static void write_row(json_writer *w, const run_args *a, const kernel_row *row) {
+static void write_row(json_writer *w, const run_args *a, const kernel_row *row,
+                      const target_peak *peak) {
     const kernel_facts *f = &row->facts;
     json_object_open(w);
     json_key_int(w, "start", row->k->first + 1);
@@ -141,6 +162,11 @@ static void write_row(json_writer *w, const run_args *a, const kernel_row *row) 
     json_key_double(w, "ms", row->ms);
     json_key_double(w, "bytes", row->bytes);
     json_key_double(w, "flop", row->flops);
+    if (a->has_report) {
+        json_key_double(w, "share_of_copies", row->bytes / row->ms * 1e3 / peak->bytes_per_s);
+        if (peak->flop_per_s > 0)
+            json_key_double(w, "share_of_products", row->flops / row->ms * 1e3 / peak->flop_per_s);
+    }
     if (row->tile.library != GENERATED) json_key_int(w, "library", row->tile.library);
     if (a->has_report && row->k->from != TEMPLATE_HAND_WRITTEN && row->tile.library == GENERATED) {
         json_key_int(w, "tile_m", row->tile.tile_m);
@@ -171,7 +197,7 @@ static status print_json(const plan_rig *g, const run_args *a, const run_result 
     json_key(w, "kernels");
     json_array_open(w);
     for (int i = 0; i < r->program.n_kernels; i++)
-        write_row(w, a, &r->row[i]);
+        write_row(w, a, &r->row[i], &r->peak);
     json_array_close(w);
     return json_line_print(&line);
 }
@@ -186,6 +212,7 @@ static status run(const run_args *a, const char *text) {
     status st = plan_rig_open(&g, &a->common);
     if (st == OK && file.layer[0] != '\0') st = plan_file_apply(&file, g.r);
     if (st == OK) st = measure(g.r, a, file.value, &result);
+    if (st == OK && a->has_report) st = target_peak_measure(g.t, &result.peak);
     if (st == OK) st = plan_rig_text(&g, &a->common, &what);
     if (st == OK && a->is_json) st = print_json(&g, a, &result);
     if (st == OK && !a->is_json) {
@@ -212,7 +239,10 @@ status plan_run(int argc, char **argv) {
         PLAN_OPTIONS(&a.common),
         {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--report", ARG_FLAG, &a.has_report, NULL,
-         "Tiles, grid, block, registers, shared memory and occupancy of each kernel.", 0, 0},
+         "Tiles, grid, block, registers, shared memory and occupancy of each kernel, and its "
+         "shares of "
+         "the measured peaks of copies and products.",
+         0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
         {0},
     };

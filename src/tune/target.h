@@ -39,6 +39,7 @@ struct target {
     status (*write)(target *t, void *to, const void *from_host, size_t bytes);
     status (*read)(target *t, void *to_host, const void *from, size_t bytes);
     status (*fill)(target *t, void *to, int byte, size_t bytes);
+    status (*copy)(target *t, void *to, const void *from, size_t bytes); /* within its memory */
     /* Waits for all that was launched. */
     status (*wait)(target *t);
     /* Times run(ctx), which launches only, after a warm-up: seconds of a call, the mean of enough

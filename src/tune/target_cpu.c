@@ -272,6 +272,26 @@ static status copy(target *t, void *to, const void *from, size_t bytes) {
     return OK;
 }
 
+typedef struct copy_job {
+    char *to;
+    const char *from;
+    size_t bytes, per_chunk;
+} copy_job;
+
+static status copy_chunk(void *ctx, int64_t chunk, int worker) {
+    const copy_job *j = ctx;
+    size_t at = (size_t)chunk * j->per_chunk, left = j->bytes - at;
+    (void)worker;
+    memcpy(j->to + at, j->from + at, left < j->per_chunk ? left : j->per_chunk);
+    return OK;
+}
+
+static status copy_parallel(target *t, void *to, const void *from, size_t bytes) {
+    copy_job j = {to, from, bytes, (size_t)1 << 20};
+    int64_t n = (int64_t)((bytes + j.per_chunk - 1) / j.per_chunk);
+    return pool_run(((cpu_target *)t)->workers, n, copy_chunk, &j);
+}
+
 static status fill(target *t, void *to, int byte, size_t bytes) {
     (void)t;
     memset(to, byte, bytes);
@@ -328,6 +348,7 @@ static status create(target **out, backend *be, pool *workers, const kernel_cach
                        .write = copy,
                        .read = copy,
                        .fill = fill,
+                       .copy = copy_parallel,
                        .wait = wait_nothing,
                        .time = time_calls,
                        .destroy = destroy};
