@@ -11,6 +11,7 @@ const command bench_commands[] = {
     {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
     {"cache", bench_cache, "the KV cache of serving: equal answers, by random schedules"},
     {"dataset", bench_dataset, "requests for the benches of serving"},
+    {"cluster", bench_cluster, "a training step on many GPUs, predicted from one"},
     {"data", bench_data, "the batcher: tokens per second"},
     {"encode", bench_encode, "a BERT encoder: milliseconds and tokens per second"},
     {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},

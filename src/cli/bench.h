@@ -12,6 +12,7 @@ extern const command bench_commands[];
 
 status bench_attention(int argc, char **argv);
 status bench_cache(int argc, char **argv);
+status bench_cluster(int argc, char **argv);
 status bench_data(int argc, char **argv);
 status bench_dataset(int argc, char **argv);
 status bench_embedding(int argc, char **argv);
