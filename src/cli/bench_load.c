@@ -153,6 +153,11 @@ void load_report_print(const load_report *r) {
         printf("\n-- Refusals (ms) --\n");
         print_times("[Refusal]", &r->refusal);
     }
+    if (r->late_ms > 1)
+        printf(
+            "\nnote: 1 %% of the requests were sent %.1f ms late or more: the sender limits this "
+            "rate\n",
+            r->late_ms);
     if (r->error[0] != '\0') printf("\nfirst failure: %s\n", r->error);
 }
 
