@@ -123,7 +123,9 @@ TEST(rank_equals_counting) {
 /* The best rows, by scores of the corpus in the type of the activations, where that is given. */
 static void check_best(rank_args a) {
     a.target = NULL;
-    a.corpus_act = a.corpus;
+    float *rows = zeros((size_t)a.n_corpus * (size_t)a.dim, sizeof *rows); /* another type there */
+    memcpy(rows, a.corpus, (size_t)a.n_corpus * (size_t)a.dim * sizeof *rows);
+    a.corpus_act = rows;
     run_rank(&a, 2);
     for (int32_t q = 0; q < a.n_queries; q++) {
         int32_t n_left = 0;

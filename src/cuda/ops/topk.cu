@@ -100,9 +100,9 @@ __device__ static bool topk_has_seen(const rank_args &a, int query, int32_t row)
 }
 
 /* A score that passed the threshold.  Returns whether its list must be cut before it gets AT_ONCE
- * more. */
-__device__ static bool topk_push(const rank_args &a, topk_room *room, int first_query, int query,
-                                 int64_t row, float score) {
+ * more.  Not inlined: 64 copies of it would not fit the instruction cache. */
+__device__ static __noinline__ bool topk_push(const rank_args &a, topk_room *room, int first_query,
+                                              int query, int64_t row, float score) {
     if (row >= a.n_corpus || !(score > -INFINITY)) return false;
     key mine = key_of(score, (int32_t)row);
     if (mine <= room->worst[query] || topk_has_seen(a, first_query + query, (int32_t)row))
@@ -151,7 +151,11 @@ __device__ static inline bool topk_offer(const rank_args &a, topk_room *room, in
                                          int n_queries, int64_t row,
                                          const float (&acc)[QUERIES / 8][4],
                                          const float (&least)[QUERIES / 4]) {
-    bool is_full = false;
+    bool is_full = false, is_any = false;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 2; i++)
+        is_any |= acc[i / 4][i % 4] >= least[i / 4 * 2 + i % 2];
+    if (!is_any) return false;
 #pragma unroll
     for (int i = 0; i < QUERIES / 2; i++) {
         int n = i / 4, e = i % 4;
