@@ -283,6 +283,14 @@ static void count_line(void *ctx, log_level level, const char *line) {
     snprintf(last_line, sizeof last_line, "%s", line);
 }
 
+TEST(gin_numbers_have_an_end) {
+    char line[200];
+    snprintf(line, sizeof line, "A.b = 0.%077d", 1); /* 79 characters */
+    CHECK_OK(read_all(line));
+    snprintf(line, sizeof line, "A.b = 0.%078d", 1);
+    CHECK_FAILS(read_all(line), ERR_CONFIG, "a number of more than 78 digits");
+}
+
 TEST(gin_imports_and_unused_macros) {
     log_set_level(LOG_INFO);
     log_set_sink(count_line, NULL);

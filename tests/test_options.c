@@ -122,6 +122,9 @@ TEST(options_help_lists_every_option) {
     CHECK_OK(options_write_help(&text, false));
     for (size_t i = 0; i < n_options; i++)
         CHECK_CONTAINS(buf_str(&text), option_table[i].name);
+    CHECK_CONTAINS(buf_str(&text),
+                   "check_for_nan_in_grad\n      Older switch of a check. Accepted");
+    CHECK_CONTAINS(buf_str(&text), "TrainerArgs.train_batch_size  (int");
     buf_fini(&text);
 }
 
@@ -129,11 +132,15 @@ TEST(options_help_lists_every_option) {
     "DatasetArgs.dataset_name = 'ml-1m'\nDatasetArgs.max_history_seqlen = 200\n"                   \
     "NetworkArgs.num_layers = 2\nNetworkArgs.hidden_size = 64\n"
 
-static status load(const char *text) {
+static status load_as(config **c, const char *text) {
     config_source source = {.text = text, .text_name = "t.gin", .text_bytes = strlen(text)};
-    config *c;
     log_set_level(LOG_QUIET);
-    status st = config_load(&c, &source);
+    return config_load(c, &source);
+}
+
+static status load(const char *text) {
+    config *c;
+    status st = load_as(&c, text);
     config_destroy(c);
     return st;
 }
@@ -173,4 +180,68 @@ TEST(options_ranges) {
         else
             CHECK_FAILS(load(text), ERR_CONFIG, "is a string of more than 4096 bytes");
     }
+}
+
+TEST(options_older_spellings_store_where_the_new_ones_do) {
+    config *c;
+    CHECK_OK(load_as(&c, SMALL "DataArgs.train_batch_size = 17\nDataArgs.eval_batch_size = 19"));
+    CHECK_EQ(c->trainer.train_batch_size, 17);
+    CHECK_EQ(c->trainer.eval_batch_size, 19);
+    config_destroy(c);
+}
+
+/* The tables that NVIDIA's code predefines for ml-1m. */
+TEST(options_predefined_tables) {
+    static const char *const names[] = {
+        "sex", "age_group", "occupation", "zip_code", "action_weights", "movie_id", "user_id"};
+    static const int64_t sizes[] = {3, 8, 22, 3440, 11, 10000000, 10000000};
+    config *c;
+    CHECK_OK(load_as(&c, SMALL));
+    CHECK_EQ(c->embeddings.n, 7);
+    for (size_t i = 0; i < 7; i++) {
+        CHECK_STR(c->embeddings.item[i].table_name, names[i]);
+        CHECK_EQ(c->embeddings.item[i].capacity, sizes[i]);
+        CHECK(c->embeddings.item[i].is_dynamic == (i >= 5));
+    }
+    config_destroy(c);
+}
+
+TEST(options_keys_and_tables_of_generated_data) {
+#define GENERATED                                                                                  \
+    "NetworkArgs.num_layers = 2\nNetworkArgs.hidden_size = 64\nRankingArgs.num_tasks = 8\n"        \
+    "f/FeatureArgs.feature_names = ['item', 'act']\nf/FeatureArgs.max_sequence_length = 10\n"      \
+    "e/EmbeddingArgs.feature_names = ['item']\ne/EmbeddingArgs.table_name = 'item'\n"              \
+    "e/EmbeddingArgs.item_vocab_size_or_capacity = 100\n"                                          \
+    "e/EmbeddingArgs.sharding_type = 'data_parallel'\n"                                            \
+    "BenchmarkDatasetArgs.feature_args = [@f/FeatureArgs()]\n"                                     \
+    "BenchmarkDatasetArgs.embedding_args = [@e/EmbeddingArgs()]\n"                                 \
+    "BenchmarkDatasetArgs.item_feature_name = 'item'\n"                                            \
+    "BenchmarkDatasetArgs.contextual_feature_names = []\n"
+    CHECK_OK(load(GENERATED));
+    CHECK_FAILS(load(GENERATED "BenchmarkDatasetArgs.action_feature_name = 'act'"), ERR_CONFIG,
+                "the feature 'act' is in no table of embedding_args");
+    CHECK_FAILS(load(GENERATED "f/FeatureArgs.value_dists = {3: 1}"), ERR_CONFIG, "a string");
+}
+
+static int n_warnings;
+
+static void hear(void *ctx, log_level level, const char *line) {
+    (void)level, (void)ctx;
+    if (strstr(line, "has no effect, for no list names it") != NULL) n_warnings++;
+}
+
+/* A table that no list names is warned of, wherever it stands in the file. */
+TEST(options_warn_of_unused_tables) {
+    n_warnings = 0;
+    log_set_level(LOG_INFO);
+    log_set_sink(hear, NULL);
+    config_source source = {.text = "e/EmbeddingArgs.table_name = 'x'\n" SMALL,
+                            .text_name = "t.gin"};
+    source.text_bytes = strlen(source.text);
+    config *c;
+    status st = config_load(&c, &source);
+    config_destroy(c);
+    log_set_sink(NULL, NULL);
+    CHECK_OK(st);
+    CHECK_EQ(n_warnings, 1);
 }
