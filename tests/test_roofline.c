@@ -35,6 +35,7 @@ static void make(recorder *r) {
         r->spans[k].graph_op = attn + 1;
         r->spans[k].is_first = i % 2 == 0;
         recorder_set_work(r, k, i % 2 == 0 ? 100e6 : 0, i % 2 == 0 ? 1e6 : 0);
+        r->spans[k].has_work = true;
     }
 }
 
@@ -42,6 +43,9 @@ TEST(roofline_counts_work_against_time) {
     recorder r;
     profile_table t;
     make(&r);
+    /* A call whose work nobody knows does not count, nor does its kernel. */
+    int64_t op = add(&r, SPAN_OP, "linear_fwd", 9000, 9100, RECORDER_NO_OP);
+    add(&r, SPAN_KERNEL, "gemm", 9200, 9900, op);
     CHECK_OK(profile_table_make(&t, &r, REPORT_WORK));
     CHECK_EQ(t.n_rows, 2);
     const double *v = find(&t, "linear_fwd")->value;
@@ -109,8 +113,9 @@ TEST(graph_nodes_are_found_again) {
     graph_node n = {0};
     CHECK(!graph_nodes_find(&g, 5, &n));
     for (uint64_t i = 1; i <= 5000; i++)
-        graph_nodes_add(&g, i << 20, &(graph_node){(int32_t)i, i % 2 == 0, (double)i, 1});
-    graph_nodes_add(&g, 7 << 20, &(graph_node){9999, false, 0, 0});
+        graph_nodes_add(&g, i << 20,
+                        &(graph_node){.op = (int32_t)i, .is_first = i % 2 == 0, .flop = (double)i});
+    graph_nodes_add(&g, 7 << 20, &(graph_node){.op = 9999});
     for (uint64_t i = 1; i <= 5000; i++) {
         CHECK(graph_nodes_find(&g, i << 20, &n));
         CHECK_EQ(n.op, i == 7 ? 9999 : (int64_t)i);

@@ -58,6 +58,25 @@ TEST(work_of_attention_counts_pairs) {
     }
 }
 
+/* The arrays of a recorded step have more rows than there are tokens; a jagged batch has fewer. */
+TEST(work_of_attention_with_padding) {
+    attn_args a = {.n_sequences = 32,
+                   .n_heads = 1,
+                   .dim_qk = 1,
+                   .dim_v = 1,
+                   .max_len_q = 4099,
+                   .max_len_k = 4099,
+                   .n_rows_q = 131584,
+                   .n_rows_k = 131584,
+                   .window_left = -1};
+    CHECK_EQ(work_of(WORK_attn_fwd, NULL, &gpu, &a).flop, 32.0 * (4099.0 * 4100 / 2) * 4);
+    a.n_rows_q = a.n_rows_k = 131167;
+    op_work w = work_of(WORK_attn_fwd, NULL, &gpu, &a);
+    CHECK(w.flop == 0 && w.bytes == 0);
+    a.n_rows_q = a.n_rows_k = 131168 + 512;
+    CHECK_EQ(work_of(WORK_attn_fwd, NULL, &gpu, &a).flop, 0);
+}
+
 TEST(work_of_memory_ops) {
     char shape[WORK_SHAPE_BYTES];
     float x[4];

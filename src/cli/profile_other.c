@@ -100,9 +100,13 @@ static status run(char **argv, const char *folder, const other_options *o, char 
     return st;
 }
 
-/* Without its last line end. */
+/* A line for each process. */
 static void tell_processes(const buf *text) {
-    if (text->n_bytes > 0) log_info("%.*s", (int)text->n_bytes - 1, buf_str(text));
+    const char *at = buf_str(text);
+    for (size_t n; *at != '\0'; at += n + (at[n] == '\n')) {
+        n = strcspn(at, "\n");
+        log_info("%.*s", (int)n, at);
+    }
 }
 
 status profile_program(profile *p, char **argv, const char *out, const other_options *o,

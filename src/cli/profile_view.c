@@ -90,6 +90,14 @@ static status path_in(char path[SHOW_PATH_BYTES], const char *folder, const char
     return fail(ERR_USAGE, "--out: the path is too long");
 }
 
+/* A line of the log for each. */
+static void tell_lines(const char *text) {
+    for (size_t n; *text != '\0'; text += n + (text[n] == '\n')) {
+        n = strcspn(text, "\n");
+        log_info("%.*s", (int)n, text);
+    }
+}
+
 /* Busy and idle time of the GPU, and what the figures suggest. */
 static status tell_idle(const recorder *r) {
     gpu_idle g;
@@ -107,7 +115,7 @@ static status tell_idle(const recorder *r) {
     status st = gpu_idle_advice(&g, &text);
     if (st == OK) st = launches_advice(r, &text);
     if (st == OK) st = roofline_advice(r, &text);
-    if (st == OK && text.n_bytes > 0) log_info("%.*s", (int)text.n_bytes - 1, buf_str(&text));
+    if (st == OK) tell_lines(buf_str(&text));
     buf_fini(&text);
     return st;
 }

@@ -196,6 +196,7 @@ static gpu_record read_kernel(const kernel_record *k) {
     return (gpu_record){
         .graph_op = node.op,
         .is_first = node.is_first,
+        .has_work = node.has_work,
         .flop = node.flop,
         .moved = node.moved,
         .kind = GPU_KERNEL,
@@ -367,8 +368,11 @@ static void CUPTIAPI on_node(void *ctx, CUpti_CallbackDomain domain, CUpti_Callb
     pthread_mutex_lock(&cupti.lock);
     if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED && marked.name >= 0) {
         bool is_first = n_nodes++ == 0;
-        graph_node n = {marked.name + 1, is_first, is_first ? marked.flop : 0,
-                        is_first ? marked.moved : 0};
+        graph_node n = {.op = marked.name + 1,
+                        .is_first = is_first,
+                        .has_work = marked.flop > 0 || marked.moved > 0,
+                        .flop = is_first ? marked.flop : 0,
+                        .moved = is_first ? marked.moved : 0};
         graph_nodes_add(&cupti.nodes, node, &n);
     } else if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED &&
                cupti.cuptiGetGraphNodeId(g->originalNode, &original) == CUPTI_SUCCESS) {

@@ -48,7 +48,7 @@ typedef struct gpu_record {
     span_launch launch; /* of a kernel */
     double flop, moved; /* of a kernel in a graph: those of its op, with the first one of it */
     int32_t graph_op;   /* as in a span */
-    bool is_first;
+    bool is_first, has_work;
     const gpu_facts *gpu; /* of GPU_DEVICE; else NULL */
 } gpu_record;
 

@@ -9,7 +9,7 @@
 
 typedef struct graph_node {
     int32_t op; /* 1 + its name in the recorder */
-    bool is_first;
+    bool is_first, has_work;
     double flop, moved;
 } graph_node;
 

@@ -166,6 +166,7 @@ status profile_add(profile *p, const gpu_record *r) {
               .moved = r->moved,
               .graph_op = r->graph_op,
               .is_first = r->is_first,
+              .has_work = r->has_work,
               .lane = (uint16_t)(r->kind == GPU_CALL ? r->thread : r->stream),
               .device = (uint8_t)r->device};
     if (r->kind == GPU_LINK) {
@@ -220,7 +221,7 @@ status profiler_start(profile *p, const profiler_options *o) {
     p->start_ns = clock_ns();
     const cupti_sink sink = {p, NULL, add_record};
     if (o->has_unified) cupti_want_unified();
-    p->has_gpu = o->has_gpu && cupti_start(&sink, true);
+    p->has_gpu = o->has_gpu && cupti_start(&sink, o->has_host);
     if (!p->has_gpu)
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s",
                  o->has_gpu ? cupti_reason() : "not asked for");
@@ -245,7 +246,6 @@ static void measure_peaks(profile *p, backend *be) {
     recorder *r = &p->recorder;
     bool was_paused = r->is_paused;
     failure before;
-    if (r->peak_flop > 0) return;
     failure_save(&before, OK);
     recorder_pause(r, true);
     switch_cupti(p);
@@ -256,13 +256,20 @@ static void measure_peaks(profile *p, backend *be) {
     switch_cupti(p);
 }
 
+/* In the precision that the model computes in. */
+static void measure_again(backend *be) {
+    if (current != NULL) measure_peaks(current, be);
+}
+
 status profiler_watch(backend **be) {
     if (current == NULL) return OK;
     snprintf(current->device, sizeof current->device, "%s%s%s", (*be)->name,
              (*be)->card != NULL ? ", " : "", (*be)->card != NULL ? (*be)->card : "");
     if (options.has_peaks) measure_peaks(current, *be);
-    const traced_options o = {&current->recorder, current->has_gpu ? &mark : NULL,
-                              options.has_shapes};
+    const traced_options o = {.recorder = &current->recorder,
+                              .mark = current->has_gpu ? &mark : NULL,
+                              .on_precision = options.has_peaks ? measure_again : NULL,
+                              .has_shapes = options.has_shapes};
     if (options.has_host) TRY(traced_create(be, *be, &o));
     cupti_flush_complete(); /* with the driver there, what needs it can begin */
     watched = *be;

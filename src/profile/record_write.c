@@ -128,7 +128,7 @@ static status put_process(record_writer *w) {
     ssize_t n = fd >= 0 ? read(fd, line, sizeof line - 1) : 0;
     if (fd >= 0) close(fd);
     for (ssize_t i = 0; i + 1 < n; i++)
-        if (line[i] == '\0') line[i] = ' ';
+        if (line[i] == '\0' || line[i] == '\n') line[i] = ' ';
     char both[sizeof pid + RECORD_NOTE_BYTES];
     size_t length = strlen(line);
     memcpy(both, &pid, sizeof pid);

@@ -208,6 +208,7 @@ void recorder_set_work(recorder *r, int64_t index, double flop, double moved) {
     if (index >= 0 && (size_t)index < r->n_spans) {
         r->spans[index].flop = flop;
         r->spans[index].moved = moved;
+        r->spans[index].has_work = flop > 0 || moved > 0;
     }
     pthread_mutex_unlock(&r->lock);
 }

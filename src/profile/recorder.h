@@ -58,6 +58,7 @@ typedef struct span {
     int32_t launch;            /* in launches, or -1 */
     int32_t graph_op;          /* of a kernel in a graph that is replayed: 1 + the name of the op
                                   that was recorded; 0: none */
+    bool has_work;             /* of an op, or of a kernel of one in a graph: its work is known */
     bool is_first;             /* ... and the first one of its op */
     uint32_t correlation;      /* of a call and what it launched; 0: none */
     uint16_t lane;             /* thread of the host, stream of the GPU */

@@ -30,15 +30,21 @@ static int32_t owner_of(const recorder *r, const span *s) {
     return s->op >= 0 && r->spans[s->op].kind == SPAN_OP ? r->spans[s->op].name : -1;
 }
 
+/* Calls whose work is not known are left out, with their time. */
+static bool is_counted(const recorder *r, const span *s) {
+    if (!is_on_gpu(s)) return s->kind == SPAN_OP && s->has_work;
+    return s->graph_op > 0 ? s->has_work : s->op >= 0 && r->spans[s->op].has_work;
+}
+
 static bool sum_up(work_sum *sums, const recorder *r) {
     bool has_gpu = false;
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
         if (s->end_ns == 0) continue;
-        double ns = (double)(s->end_ns - s->start_ns);
-        int32_t owner = is_on_gpu(s) ? owner_of(r, s) : s->kind == SPAN_OP ? s->name : -1;
         has_gpu = has_gpu || is_on_gpu(s);
-        if (owner < 0) continue;
+        int32_t owner = is_on_gpu(s) ? owner_of(r, s) : s->name;
+        if (owner < 0 || !is_counted(r, s)) continue;
+        double ns = (double)(s->end_ns - s->start_ns);
         work_sum *w = &sums[owner];
         w->flop += s->flop;
         w->bytes += s->moved;

@@ -89,6 +89,8 @@ static status traced_set_precision(backend *be, act_type act, bool is_tf32) {
     backend *below = traced_of(be)->below;
     TRY(below->ops->set_precision(below, act, is_tf32));
     be->act = below->act;
+    traced *t = traced_of(be);
+    if (t->o.on_precision != NULL) t->o.on_precision(below);
     return OK;
 }
 

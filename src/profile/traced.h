@@ -21,8 +21,9 @@ typedef struct launch_mark {
 
 typedef struct traced_options {
     recorder *recorder;
-    const launch_mark *mark; /* may be NULL */
-    bool has_shapes;         /* the names of ops have the sizes of their arguments */
+    const launch_mark *mark;              /* may be NULL */
+    void (*on_precision)(backend *below); /* after set_precision; may be NULL */
+    bool has_shapes;                      /* the names of ops have the sizes of their arguments */
 } traced_options;
 
 /* backend_destroy ends the layer and the backend below. */
