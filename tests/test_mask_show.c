@@ -33,6 +33,10 @@ TEST(mask_show_json) {
     CHECK_CONTAINS(text, "\"stof_tau\":0.01875");
     CHECK_CONTAINS(text, "\"stof_kernel\":\"block-wise\"");
     CHECK_CONTAINS(text, "\"empty_tiles\":0.9536");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"one row tile\"");
+    free(text);
+    text = said(0, "none --n 1025 --json");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"two row tiles\"");
     free(text);
 }
 

@@ -11,6 +11,7 @@
 #include "cli/plan.h"
 #include "cli/show.h"
 #include "cli/sink.h"
+#include "ops/mask_choice.h"
 #include "ops/mask_plan.h"
 
 enum {
@@ -35,6 +36,7 @@ typedef struct mask_facts {
     int32_t least, most;               /* keys of a row */
     double n_tiles, n_full, n_partial; /* of MASK_TILE x MASK_TILE */
     double n_blocks;                   /* blocks of 16 x 16 with a pair */
+    bool shares;                       /* see mask_choice_shares */
     double rho, tau;                   /* of STOF's rule; tau is NAN where it has none */
 } mask_facts;
 
@@ -71,6 +73,7 @@ static status find_facts(mask_facts *f, const mask *m, int64_t sequence, int32_t
     f->n_full = (double)p->n_full;
     f->n_partial = (double)(p->n_listed - p->n_full);
     f->n_blocks = (double)mask_plan_count_tiles(p, 16);
+    f->shares = mask_choice_shares(mask_rule_of(m), p->n_listed, p->n_tiles + 1, n);
     apply_stof(f);
     mask_plan_destroy(p);
     TRY(MEM_NEW(&words, (size_t)(n + 63) / 64));
@@ -107,6 +110,7 @@ static status print_json(const mask_facts *f) {
     json_key_double(w, "empty_tiles", 1 - (f->n_full + f->n_partial) / f->n_tiles);
     json_key_double(w, "computed_pairs", computed(f));
     json_key_string(w, "kernel", "block-wise");
+    json_key_string(w, "hopper_block", f->shares ? "two row tiles" : "one row tile");
     json_key_double(w, "stof_rho", f->rho);
     if (!isnan(f->tau)) json_key_double(w, "stof_tau", f->tau);
     json_key_string(w, "stof_kernel", stof_choice(f));
@@ -132,6 +136,9 @@ static void print_facts(const mask_facts *f) {
            "16 x 16 blocks\n              in them, so it computes %.2f pairs for each attended "
            "one\n",
            style.bold, style.plain, f->n_pairs > 0 ? computed(f) / (double)f->n_pairs : 0);
+    printf("              on Hopper, in 16 bits: %s\n",
+           f->shares ? "rows see many tiles, so two row tiles share the keys they load"
+                     : "a row tile alone, with the tiles of its own list");
     if (isnan(f->tau))
         printf("  %sSTOF's rule%s has no threshold for 16 tokens or fewer\n", style.bold,
                style.plain);

@@ -2,7 +2,7 @@
  * (contract: softmax_attn_args in ops/ops.h).
  *
  * A block owns GROUPS row tiles of MASK_TILE queries of one sequence and head, one for each of its
- * warpgroups.  A producer thread walks over the lists of their mask, merged where there are two,
+ * warpgroups.  A producer warp walks over the lists of their mask, merged where there are two,
  * and loads the tiles of keys and values in which anything is seen, with the bitmaps of partial
  * ones, by TMA into a ring of stages; the warpgroups follow with scores in registers, online
  * softmax, and weights from registers.  Blocks do not persist: several of them on a multiprocessor
@@ -18,6 +18,10 @@
 #include "cuda/attn/common/softmax_blocks.cuh"
 #include "cuda/attn/sm90/attn_sm90.cuh"
 
+/* Products of a half tile. */
+WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 32, 16, "16", "17", "18")
+WGMMA_SHARED(wgmma_ss, "0, 0", __half, "f16", 32, 16, "16", "17", "18")
+
 /* One launch. */
 typedef struct soft90_job {
     CUtensorMap q, k, v;
@@ -30,22 +34,16 @@ typedef struct soft90_job {
 struct soft90_sizes {
     static constexpr int GROUPS = 1; /* warpgroups that compute */
     static constexpr int STAGES = 2;
-    static constexpr int BLOCKS = 4;        /* of a multiprocessor */
-    static constexpr bool IS_PIPED = false; /* the next scores overlap with this tile's product */
-    static constexpr bool HAS_PRODUCER = true; /* a warp of its own; else thread 0 asks between */
+    static constexpr int BLOCKS = 4; /* of a multiprocessor */
 };
 
 template <typename SIZES> struct soft90_shape {
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, STAGES = SIZES::STAGES;
     static constexpr int BLOCKS = SIZES::BLOCKS;
-    static constexpr bool IS_PIPED = SIZES::IS_PIPED;
-    static constexpr bool HAS_PRODUCER = SIZES::HAS_PRODUCER;
-    static constexpr int PRODUCER = HAS_PRODUCER ? GROUPS * GROUP : 0; /* thread that asks */
-    static constexpr int THREADS = GROUPS * GROUP + (HAS_PRODUCER ? 32 : 0),
-                         ROWS = GROUPS * MASK_TILE;
-    /* Without a producer: tiles asked for before the first one is computed.  Then one for each
-     * tile, into the stage of the last tile or, piped, of the one before that. */
-    static constexpr int AT_FIRST = IS_PIPED ? STAGES - 1 : STAGES;
+    static_assert(GROUPS <= 2, "one numbered barrier each");
+    static constexpr int THREADS = GROUPS * GROUP + 32, ROWS = GROUPS * MASK_TILE;
+    /* Where a tile has only a half that is seen, the other is neither loaded nor computed. */
+    static constexpr bool HAS_HALVES = GROUPS == 1;
     static constexpr int TILE = MASK_TILE * D * 2;                    /* bytes */
     static constexpr int BYTES = (GROUPS + 2 * STAGES) * TILE + 1024; /* room to align */
 };
@@ -55,6 +53,7 @@ enum { SOFT90_NOTHING = -3 }; /* in the place of a bitmap: the row tile does not
 /* What the warpgroups must know about a stage. */
 template <int GROUPS> struct soft90_stage {
     int key0;
+    int halves; /* of the tile: bit h is set if anything of keys 32 h .. 32 h + 31 is seen */
     int bits[GROUPS];
     bool is_last;
 };
@@ -63,6 +62,7 @@ template <int GROUPS> struct soft90_stage {
 typedef struct soft90_list {
     int at, end;
     mask_tile tile; /* INT32_MAX: none is left */
+    int halves;     /* of a tile with a bitmap */
 } soft90_list;
 
 template <typename S> struct soft90_room {
@@ -71,14 +71,31 @@ template <typename S> struct soft90_room {
     uint64_t keys[S::STAGES], values[S::STAGES]; /* they are there, keys with the words */
     uint64_t free[S::STAGES];                    /* all warps are done with the stage */
     soft90_stage<S::GROUPS> stages[S::STAGES];
-    soft90_list lists[S::GROUPS]; /* these three without a producer */
-    int n_asked;
-    bool is_done;
 };
 
+/* The whole warp looks where tiles are halved. */
+template <typename S>
 __device__ static inline void soft90_look(const mask_view &m, soft90_list *l) {
     mask_tile none = {INT32_MAX, SOFT90_NOTHING};
     l->tile = l->at < l->end ? mask_tile_at(m, m.row_tiles, l->at) : none;
+    if constexpr (S::HAS_HALVES) {
+        if (l->tile.bits < 0) return;
+        const ulonglong2 *words = (const ulonglong2 *)(m.bits + (int64_t)l->tile.bits * MASK_TILE);
+        ulonglong2 two = __ldg(words + threadIdx.x % 32);
+        unsigned long long any = two.x | two.y;
+        uint32_t halves = ((uint32_t)any != 0 ? 1u : 0) | (any >> 32 != 0 ? 2u : 0);
+        l->halves = (int)__reduce_or_sync(0xffffffffu, halves);
+    }
+}
+
+/* The halves of a tile of keys that a row tile sees. */
+template <typename S>
+__device__ static inline int soft90_halves(const mask_view &m, const soft90_list &l, int bits,
+                                           int n, int row0, int key0) {
+    if (!S::HAS_HALVES || bits == MASK_FULL) return 3;
+    if (bits >= 0) return l.halves;
+    mask_span seen = mask_rule_seen(&m.rule, n, row0, min(row0 + MASK_TILE, n));
+    return (seen.begin < key0 + 32 ? 1 : 0) | (seen.end > key0 + 32 ? 2 : 0);
 }
 
 /* The producer's start, before the kernel may touch what the previous one writes: lists are copied
@@ -94,7 +111,7 @@ __device__ static inline void soft90_open_lists(const mask_view &m, const soft_b
         bool is_there = first + g + 1 < m.n_begins;
         lists[g].at = is_there ? __ldg(m.row_begin + first + g) : 0;
         lists[g].end = is_there ? __ldg(m.row_begin + first + g + 1) : 0;
-        soft90_look(m, &lists[g]);
+        soft90_look<S>(m, &lists[g]);
     }
 }
 
@@ -111,7 +128,21 @@ __device__ static inline void soft90_place_lists(const mask_view &m, const soft_
         if (is_there) range = mask_keys_of(m, t.b, t.len, tile);
         lists[g].at = range.begin;
         lists[g].end = range.end;
-        soft90_look(m, &lists[g]);
+        soft90_look<S>(m, &lists[g]);
+    }
+}
+
+/* Loads the halves of a tile. */
+template <int D>
+__device__ static inline void soft90_load(char *to, const CUtensorMap *map, uint64_t *barrier,
+                                          int x, int y, int halves) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if ((halves >> i & 1) == 0) continue;
+#pragma unroll
+        for (int c = 0; c < D / PART; c++)
+            tile_load(to + (c * MASK_TILE + 32 * i) * PART_BYTES, map, barrier, x + c * PART,
+                      y + 32 * i);
     }
 }
 
@@ -122,40 +153,42 @@ __device__ static inline bool soft90_ask_tile(const soft90_job &job, const soft_
                                               soft90_list (&lists)[S::GROUPS], soft90_room<S> *room,
                                               char *keys, int at) {
     const mask_view &m = job.a.mask;
-    soft90_stage<S::GROUPS> *stage = &room->stages[at];
+    soft90_stage<S::GROUPS> stage;
     uint32_t bytes = 0;
     int tile = INT32_MAX, next = INT32_MAX, x = t.head * S::D;
 #pragma unroll
     for (int g = 0; g < S::GROUPS; g++)
         tile = min(tile, lists[g].tile.tile);
-    int key0 = tile < INT32_MAX ? tile * MASK_TILE : 0;
+    stage.key0 = tile < INT32_MAX ? tile * MASK_TILE : 0;
+    stage.halves = 0;
 #pragma unroll
     for (int g = 0; g < S::GROUPS; g++) {
         int bits = SOFT90_NOTHING, row0 = t.tile * S::ROWS + g * MASK_TILE;
         if (tile < INT32_MAX && lists[g].tile.tile == tile) {
-            bits = mask_bits_of(m, lists[g].tile.bits, t.len, row0, key0);
+            bits = mask_bits_of(m, lists[g].tile.bits, t.len, row0, stage.key0);
+            stage.halves |= soft90_halves<S>(m, lists[g], bits, t.len, row0, stage.key0);
             lists[g].at++;
-            soft90_look(m, &lists[g]);
+            soft90_look<S>(m, &lists[g]);
         }
         if (bits >= 0) bytes += sizeof room->words[at][g];
-        stage->bits[g] = bits;
+        stage.bits[g] = bits;
         next = min(next, lists[g].tile.tile);
     }
-    stage->key0 = key0;
-    stage->is_last = next == INT32_MAX;
-    if (tile < INT32_MAX) bytes += S::TILE;
-    barrier_expect(&room->keys[at], bytes);
-    if (tile < INT32_MAX)
-        load_rows<S::D, MASK_TILE>(keys, &job.k, &room->keys[at], x, t.row + key0);
+    stage.is_last = next == INT32_MAX;
+    if (threadIdx.x % 32 != 0) return stage.is_last;
+    uint32_t tile_bytes = (uint32_t)(__popc((unsigned)stage.halves) * S::TILE / 2);
+    room->stages[at] = stage;
+    barrier_expect(&room->keys[at], bytes + tile_bytes);
+    soft90_load<S::D>(keys, &job.k, &room->keys[at], x, t.row + stage.key0, stage.halves);
 #pragma unroll
     for (int g = 0; g < S::GROUPS; g++)
-        if (stage->bits[g] >= 0)
-            bulk_load(room->words[at][g], m.bits + (int64_t)stage->bits[g] * MASK_TILE,
+        if (stage.bits[g] >= 0)
+            bulk_load(room->words[at][g], m.bits + (int64_t)stage.bits[g] * MASK_TILE,
                       sizeof room->words[at][g], &room->keys[at]);
-    barrier_expect(&room->values[at], tile < INT32_MAX ? S::TILE : 0);
-    if (tile < INT32_MAX)
-        load_rows<S::D, MASK_TILE>(keys + S::TILE, &job.v, &room->values[at], x, t.row + key0);
-    return next == INT32_MAX;
+    barrier_expect(&room->values[at], tile_bytes);
+    soft90_load<S::D>(keys + S::TILE, &job.v, &room->values[at], x, t.row + stage.key0,
+                      stage.halves);
+    return stage.is_last;
 }
 
 template <typename S>
@@ -169,7 +202,7 @@ __device__ static inline void soft90_ask_queries(const soft90_job &job, const so
                                    t.row + row0 + g * MASK_TILE);
 }
 
-/* The producer: one thread. */
+/* The producer: a warp, whose first lane issues the loads. */
 template <typename S>
 __device__ static void soft90_ask(const soft90_job &job, const soft_block &t,
                                   soft90_list (&lists)[S::GROUPS], soft90_room<S> *room,
@@ -186,16 +219,6 @@ __device__ static void soft90_ask(const soft90_job &job, const soft_block &t,
     }
 }
 
-/* Without a producer: thread 0 asks for the next tile, if there is one. */
-template <typename S>
-__device__ static inline void soft90_ask_next(const soft90_job &job, const soft_block &t,
-                                              soft90_room<S> *room, char *keys) {
-    if (threadIdx.x != 0 || room->is_done) return;
-    int i = room->n_asked++, at = i % S::STAGES;
-    barrier_wait(&room->free[at], (uint32_t)(i / S::STAGES % 2) ^ 1);
-    room->is_done = soft90_ask_tile<S>(job, t, room->lists, room, keys + at * 2 * S::TILE, at);
-}
-
 /* A warpgroup's rows as it walks: the thread's are row and row + 8. */
 typedef struct soft90_rows {
     int row;
@@ -204,20 +227,21 @@ typedef struct soft90_rows {
     float factor[2];  /* by which the last tile's larger scores shrink what there was */
 } soft90_rows;
 
-/* Hides what a partial tile hides; of each 8 columns a thread has 2 (thread % 4) and the next. */
-template <typename S>
+/* Hides what a partial tile hides, of N columns from its column `first` on; of each 8 columns a
+ * thread has 2 (thread % 4) and the next. */
+template <int N>
 __device__ static inline void soft90_hide(const soft90_job &job, const soft_block &t,
-                                          const soft90_rows &rows, int bits, int key0,
-                                          const uint64_t *words, float (&x)[MASK_TILE / 2]) {
+                                          const soft90_rows &rows, int bits, int key0, int first,
+                                          const uint64_t *words, float (&x)[N / 2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = rows.row + 8 * r;
         uint64_t word = bits >= 0 ? words[row % MASK_TILE]
                                   : mask_word(job.a.mask, MASK_BY_RULE, t.len, row, key0);
-        word >>= threadIdx.x % 4 * 2;
+        word >>= threadIdx.x % 4 * 2 + first;
         uint32_t half[2] = {(uint32_t)word, (uint32_t)(word >> 32)};
 #pragma unroll
-        for (int c = 0; c < MASK_TILE / 4; c++) {
+        for (int c = 0; c < N / 4; c++) {
             bool is_seen = half[c / 8] & 1u << (c / 2 % 4 * 8 + c % 2);
             float *score = &x[c / 2 * 4 + 2 * r + c % 2];
             *score = is_seen ? *score : -INFINITY;
@@ -227,14 +251,14 @@ __device__ static inline void soft90_hide(const soft90_job &job, const soft_bloc
 
 /* Scores become weights exp(alpha (score - largest)).  Returns whether any factor of the warp's
  * rows is not 1. */
-__device__ static inline bool soft90_softmax(float (&x)[MASK_TILE / 2], soft90_rows *rows,
-                                             float scale) {
+template <int N>
+__device__ static inline bool soft90_softmax(float (&x)[N / 2], soft90_rows *rows, float scale) {
     bool is_larger = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float a = rows->largest[r], b = x[2 * r];
 #pragma unroll
-        for (int c = 0; c < MASK_TILE / 4; c += 2) {
+        for (int c = 0; c < N / 4; c += 2) {
             a = fmaxf(a, x[c / 2 * 4 + 2 * r]);
             b = fmaxf(b, x[c / 2 * 4 + 2 * r + 1]);
         }
@@ -247,7 +271,7 @@ __device__ static inline bool soft90_softmax(float (&x)[MASK_TILE / 2], soft90_r
         rows->largest[r] = a;
         float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int c = 0; c < MASK_TILE / 4; c++) {
+        for (int c = 0; c < N / 4; c++) {
             float *y = &x[c / 2 * 4 + 2 * r + c % 2];
             *y = ex2_approx(fmaf(*y, scale, -shift));
             sum[c % 2] += *y;
@@ -276,21 +300,17 @@ __device__ static inline void soft90_clear_tail(char *values, int n, int group) 
     shared_fence();
     if (group == 0) /* numbers known to the compiler: a block is then given no more of them */
         named_barrier(1, GROUP);
-    else if (group == 1)
-        named_barrier(2, GROUP);
     else
-        named_barrier(3, GROUP);
+        named_barrier(2, GROUP);
 }
 
 /* A warpgroup's place in the ring. */
 typedef struct soft90_place {
     int at;
     uint32_t parity;
-    int n; /* tiles before this one */
 } soft90_place;
 
 template <typename S> __device__ static inline void soft90_advance(soft90_place *p) {
-    p->n++;
     if (++p->at < S::STAGES) return;
     p->at = 0;
     p->parity ^= 1;
@@ -308,13 +328,6 @@ template <typename T, typename S> struct soft90_group {
     __device__ inline bool sees(const soft90_place &p) const {
         return room->stages[p.at].bits[group] != SOFT90_NOTHING;
     }
-    /* Of tile n; once for each tile that passes. */
-    __device__ inline void refill(int n) const {
-        if constexpr (!S::HAS_PRODUCER) {
-            if (group == 0 && n > 0) soft90_ask_next<S>(job, t, room, keys);
-            __syncwarp();
-        }
-    }
     /* Waits for the stage's keys; skips stages that the row tile does not see.  False: none. */
     __device__ inline bool find(soft90_place *p, bool *is_last) const {
         for (;;) {
@@ -323,102 +336,78 @@ template <typename T, typename S> struct soft90_group {
             if (sees(*p)) return true;
             barrier_wait(&room->values[p->at], p->parity);
             __syncwarp();
-            refill(p->n);
             release(&room->free[p->at]);
             if (*is_last) return false;
             soft90_advance<S>(p);
         }
     }
-    __device__ inline void scores(float (&x)[MASK_TILE / 2], const soft90_place &p) const {
+    /* Scores of N keys from key `first` of the tile on; not complete on return. */
+    template <int N>
+    __device__ inline void scores(float (&x)[N / 2], const soft90_place &p, int first = 0) const {
+        uint64_t a = tile_describe(queries, 16);
+        uint64_t b = tile_describe(keys + p.at * 2 * S::TILE + first * PART_BYTES, 16);
         wgmma_fence();
-        product_of_rows<T, S::D, MASK_TILE, MASK_TILE>(x, queries, keys + p.at * 2 * S::TILE);
+#pragma unroll
+        for (int k = 0; k < S::D / 16; k++) {
+            uint32_t at = k / 4 * MASK_TILE * PART_BYTES + k % 4 * 32;
+            wgmma_ss<T, N>(x, tile_move(a, at), tile_move(b, at), k > 0);
+        }
         wgmma_commit();
     }
-    __device__ inline void hide(float (&x)[MASK_TILE / 2], const soft90_rows &rows,
-                                const soft90_place &p) const {
+    template <int N>
+    __device__ inline void hide(float (&x)[N / 2], const soft90_rows &rows, const soft90_place &p,
+                                int first = 0) const {
         int bits = room->stages[p.at].bits[group];
         if (bits != MASK_FULL)
-            soft90_hide<S>(job, t, rows, bits, room->stages[p.at].key0, room->words[p.at][group],
-                           x);
+            soft90_hide<N>(job, t, rows, bits, room->stages[p.at].key0, first,
+                           room->words[p.at][group], x);
     }
-    /* acc += weights times values; not complete on return. */
-    __device__ inline void add(float (&acc)[S::D / 2], const uint32_t (&left)[MASK_TILE / 16][4],
-                               const soft90_place &p) const {
+    /* acc += weights times values, likewise. */
+    template <int N>
+    __device__ inline void add(float (&acc)[S::D / 2], const uint32_t (&left)[N / 16][4],
+                               const soft90_place &p, int first = 0) const {
         char *values = keys + p.at * 2 * S::TILE + S::TILE;
         int n = t.len - room->stages[p.at].key0;
         barrier_wait(&room->values[p.at], p.parity);
         if (n < MASK_TILE) soft90_clear_tail<S>(values, n, group);
+        uint64_t b = tile_describe(values + first * PART_BYTES, MASK_TILE * PART_BYTES);
         wgmma_fence();
-        product_with_rows<T, S::D, MASK_TILE>(acc, left, values);
+#pragma unroll
+        for (int k = 0; k < N / 16; k++)
+            wgmma_rs<T, S::D>(acc, left[k], tile_move(b, k * 16 * PART_BYTES), 1);
         wgmma_commit();
+    }
+    /* All of N keys from key `first` of the tile on. */
+    template <int N>
+    __device__ inline void step(soft90_rows *rows, float (&acc)[S::D / 2], const soft90_place &p,
+                                int first) const {
+        float x[N / 2];
+        uint32_t left[N / 16][4];
+        scores<N>(x, p, first);
+        wgmma_wait<0>();
+        hide<N>(x, *rows, p, first);
+        if (soft90_softmax<N>(x, rows, job.scale)) soft90_shrink<S::D>(acc, *rows);
+        pack_left<T, N>(left, x);
+        add<N>(acc, left, p, first);
+        wgmma_wait<0>();
     }
 };
 
 /* One tile after the other; other warpgroups compute while this one waits. */
 template <typename T, typename S>
-__device__ static inline void soft90_walk_plain(const soft90_group<T, S> &g, soft90_rows *rows,
-                                                float (&acc)[S::D / 2]) {
-    soft90_place p = {0, 0, 0};
+__device__ static inline void soft90_walk(const soft90_group<T, S> &g, soft90_rows *rows,
+                                          float (&acc)[S::D / 2]) {
+    soft90_place p = {0, 0};
     bool is_last;
     while (g.find(&p, &is_last)) {
-        float x[MASK_TILE / 2];
-        uint32_t left[MASK_TILE / 16][4];
-        g.scores(x, p);
-        wgmma_wait<0>();
-        g.refill(p.n);
-        g.hide(x, *rows, p);
-        if (soft90_softmax(x, rows, g.job.scale)) soft90_shrink<S::D>(acc, *rows);
-        pack_left<T, MASK_TILE>(left, x);
-        g.add(acc, left, p);
-        wgmma_wait<0>();
+        int halves = g.room->stages[p.at].halves;
+        if (!S::HAS_HALVES || halves == 3)
+            g.template step<MASK_TILE>(rows, acc, p, 0);
+        else
+            g.template step<MASK_TILE / 2>(rows, acc, p, halves == 2 ? MASK_TILE / 2 : 0);
         release(&g.room->free[p.at]);
         if (is_last) break;
         soft90_advance<S>(&p);
-    }
-}
-
-/* The scores of the next tile are computed, and their weights found, while the weights of this one
- * are multiplied by the values.  A tile that the row tile does not see ends such a run: a stage
- * that is held while others pass could be the one that the producer waits for. */
-template <typename T, typename S>
-__device__ static inline void soft90_walk_piped(const soft90_group<T, S> &g, soft90_rows *rows,
-                                                float (&acc)[S::D / 2]) {
-    soft90_place next = {0, 0, 0};
-    bool is_last;
-    while (g.find(&next, &is_last)) {
-        float x[MASK_TILE / 2];
-        uint32_t left[MASK_TILE / 16][4];
-        soft90_place now = next;
-        g.scores(x, now);
-        wgmma_wait<0>();
-        g.refill(now.n);
-        g.hide(x, *rows, now);
-        if (soft90_softmax(x, rows, g.job.scale)) soft90_shrink<S::D>(acc, *rows);
-        pack_left<T, MASK_TILE>(left, x);
-        soft90_advance<S>(&next);
-        while (!is_last) {
-            barrier_wait(&g.room->keys[next.at], next.parity);
-            if (!g.sees(next)) break;
-            is_last = g.room->stages[next.at].is_last;
-            g.scores(x, next);
-            g.add(acc, left, now);
-            wgmma_wait<1>();
-            g.hide(x, *rows, next);
-            bool is_larger = soft90_softmax(x, rows, g.job.scale);
-            /* Keeps the compiler from moving the wait before the weights (cf. fwd_sum_piped). */
-            barrier_wait(&g.room->values[now.at], now.parity);
-            wgmma_wait<0>();
-            release(&g.room->free[now.at]);
-            g.refill(next.n);
-            if (is_larger) soft90_shrink<S::D>(acc, *rows);
-            pack_left<T, MASK_TILE>(left, x);
-            now = next;
-            soft90_advance<S>(&next);
-        }
-        g.add(acc, left, now);
-        wgmma_wait<0>();
-        release(&g.room->free[now.at]);
-        if (is_last) break;
     }
 }
 
@@ -460,10 +449,7 @@ __device__ static void soft90_compute(const soft90_job &job, const soft_block &t
     for (int i = 0; i < S::D / 2; i++)
         acc[i] = 0.0f;
     barrier_wait(&room->queries, 0);
-    if constexpr (S::IS_PIPED)
-        soft90_walk_piped<T, S>(g, &rows, acc);
-    else
-        soft90_walk_plain<T, S>(g, &rows, acc);
+    soft90_walk<T, S>(g, &rows, acc);
     soft90_store<T, S::D>(job.a, t, rows, acc);
 }
 
@@ -475,7 +461,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::GROUPS * S::TILE;
     const mask_view &mask = job.a.mask;
-    bool is_asker = threadIdx.x == S::PRODUCER;
+    /* the producer warp walks over the lists, its first lane asks */
+    bool is_asker = threadIdx.x == S::GROUPS * GROUP, is_walker = threadIdx.x >= S::GROUPS * GROUP;
     soft_block t = soft_block_find(job.a, job.order);
     soft90_list lists[S::GROUPS];
     if (is_asker) {
@@ -489,28 +476,19 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             barrier_init(&room.free[i], S::GROUPS * GROUP / 32);
         }
         barrier_init_done();
-        soft90_open_lists<S>(mask, t, lists);
     }
+    __syncwarp();
+    if (is_walker) soft90_open_lists<S>(mask, t, lists);
     grid_launch_next();
     grid_wait();
     soft_block_place(job.a, &t);
     if (t.tile * S::ROWS >= t.len) return;
-    if (is_asker) {
-        soft90_ask_queries<S>(job, t, &room, queries);
-        soft90_place_lists<S>(mask, t, lists);
-        if constexpr (!S::HAS_PRODUCER) {
-            for (int g = 0; g < S::GROUPS; g++)
-                room.lists[g] = lists[g];
-            room.n_asked = 0;
-            room.is_done = false;
-            for (int i = 0; i < S::AT_FIRST; i++)
-                soft90_ask_next<S>(job, t, &room, keys);
-        }
-    }
+    if (is_asker) soft90_ask_queries<S>(job, t, &room, queries);
+    if (is_walker) soft90_place_lists<S>(mask, t, lists);
     __syncthreads();
     if (threadIdx.x < S::GROUPS * GROUP)
         soft90_compute<T, S>(job, t, &room, queries, keys);
-    else if (is_asker)
+    else
         soft90_ask<S>(job, t, lists, &room, keys);
 }
 
@@ -521,8 +499,8 @@ template <typename T, typename S> status soft90_launch(backend *be, const softma
     job.scale = a->alpha * 1.44269504f;
     job.order = soft_order_of(be, a, S::ROWS, S::BLOCKS);
     TRY(sm90a_map(&job.q, be->act, a->q, a->n_rows, columns, a->stride_q));
-    TRY(sm90a_map(&job.k, be->act, a->k, a->n_rows, columns, a->stride_k));
-    TRY(sm90a_map(&job.v, be->act, a->v, a->n_rows, columns, a->stride_v));
+    TRY(sm90a_map_box(&job.k, be->act, a->k, a->n_rows, columns, a->stride_k, PART, 32));
+    TRY(sm90a_map_box(&job.v, be->act, a->v, a->n_rows, columns, a->stride_v, PART, 32));
     CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_fwd_sm90_kernel<T, S>), S::BYTES));
     CUDA_TRY(sm90a_launch_early(softmax_attn_fwd_sm90_kernel<T, S>,
                                 soft_count_blocks(a, &job.order), S::THREADS, S::BYTES,
