@@ -39,7 +39,7 @@ static int choose_library(plan_runner *r) {
     for (int first = 0; first < CHAIN_OPS; first++)
         for (int last = first; last < CHAIN_OPS; last++) {
             if (plan_runner_template(r, first, last) == TEMPLATE_NONE) continue;
-            int choice = plan_runner_find_library(r, first, last);
+            int choice = plan_runner_find_library(r, first, last, LIBRARY);
             if (choice < 0) continue;
             plan_runner_set_tile(r, first, last, choice);
             n++;

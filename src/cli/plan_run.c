@@ -108,7 +108,7 @@ static void print_report(const kernel_row *row, int number) {
         return;
     }
     if (row->tile.library != GENERATED) {
-        printf("%6d  an op of the backend%s\n", number,
+        printf("%6d  an op of the backend, rank %d%s\n", number, row->tile.rank,
                row->tile.library == LIBRARY_FAST_GELU ? ", gelu by tanh in its epilogue" : "");
         return;
     }

@@ -133,6 +133,7 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
 static void write_tile(json_writer *w, const tile_params *t) {
     if (t->library != GENERATED) {
         json_key_int(w, "library", t->library);
+        json_key_int(w, "rank", t->rank);
         return;
     }
     json_key_int(w, "m", t->tile_m);

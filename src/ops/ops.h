@@ -132,6 +132,9 @@ typedef struct linear_args {
     float *dw;    /* as w */
     float *dbias; /* (n_out) or NULL */
     void *packed; /* linear_packed_bytes bytes, or NULL */
+    /* forward, on a GPU: which of cuBLASLt's kernels for this shape, in the order in which it
+     * recommends them, the last one where it has fewer */
+    int32_t rank;
 } linear_args;
 
 /* y = (x - mean) rstd (* weight + bias); statistics over `dim`, biased variance. */

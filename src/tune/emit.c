@@ -506,9 +506,9 @@ status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes) {
     if (s->is_cuda)
         say(&m,
             "#define THREADS %d\n#define WARPS_M %d\n#define WARPS_N %d\n#define ELEM_BITS "
-            "%d\n#define IS_BF16 %d\n",
+            "%d\n#define IS_BF16 %d\n#define STAGES %d\n",
             emit_threads(s), s->tile.warps_m, s->tile.warps_n, (int)act_bytes(s->act) * 8,
-            s->act == ACT_BF16);
+            s->act == ACT_BF16, stages_of(&m));
     if (m.state == OK) m.state = buf_text(out, dialect_args);
     if (m.state == OK) m.state = buf_text(out, s->is_cuda ? dialect_cuda : dialect_c);
     say(&m, "\n%sDEVICE void %s_block(args a, long block) {\n", activations, name);
@@ -540,21 +540,24 @@ int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch) {
     return rows * (divide_up(split, t->tile_n) + divide_up(n - split, t->tile_n));
 }
 
-static const tile_params product_tiles[] = {{64, 64, 32, 2, 2, 0},   {128, 64, 32, 4, 2, 0},
-                                            {128, 128, 32, 2, 4, 0}, {64, 128, 64, 2, 4, 0},
-                                            {32, 64, 64, 1, 4, 0},   {128, 128, 64, 4, 2, 0},
-                                            {64, 64, 64, 2, 2, 0},   {256, 128, 32, 4, 2, 0}};
-static const tile_params row_tiles[] = {
-    {32, 64, 64, 1, 4, 0}, {16, 64, 64, 1, 4, 0},   {16, 128, 64, 1, 4, 0}, {32, 128, 32, 2, 4, 0},
-    {64, 64, 32, 2, 2, 0}, {16, 128, 128, 1, 8, 0}, {32, 128, 64, 1, 8, 0}};
-static const tile_params attention_tiles[] = {{64, 64, 64, 4, 1, 0},  {64, 64, 32, 2, 2, 0},
-                                              {128, 64, 64, 4, 1, 0}, {32, 64, 64, 2, 2, 0},
-                                              {16, 64, 32, 1, 4, 0},  {64, 128, 32, 4, 1, 0}};
-static const tile_params simple_tiles[] = {
-    {8, 8, 16, 2, 4, 0}, {4, 8, 16, 1, 4, 0}, {16, 8, 16, 2, 4, 0}, {32, 8, 16, 2, 4, 0}};
+static const tile_params product_tiles[] = {{64, 64, 32, 2, 2, 0, 0},   {128, 64, 32, 4, 2, 0, 0},
+                                            {128, 128, 32, 2, 4, 0, 0}, {64, 128, 64, 2, 4, 0, 0},
+                                            {32, 64, 64, 1, 4, 0, 0},   {128, 128, 64, 4, 2, 0, 0},
+                                            {64, 64, 64, 2, 2, 0, 0},   {256, 128, 32, 4, 2, 0, 0}};
+static const tile_params row_tiles[] = {{32, 64, 64, 1, 4, 0, 0},  {16, 64, 64, 1, 4, 0, 0},
+                                        {16, 128, 64, 1, 4, 0, 0}, {32, 128, 32, 2, 4, 0, 0},
+                                        {64, 64, 32, 2, 2, 0, 0},  {16, 128, 128, 1, 8, 0, 0},
+                                        {32, 128, 64, 1, 8, 0, 0}};
+static const tile_params attention_tiles[] = {{64, 64, 64, 4, 1, 0, 0},  {64, 64, 32, 2, 2, 0, 0},
+                                              {128, 64, 64, 4, 1, 0, 0}, {32, 64, 64, 2, 2, 0, 0},
+                                              {16, 64, 32, 1, 4, 0, 0},  {64, 128, 32, 4, 1, 0, 0}};
+static const tile_params simple_tiles[] = {{8, 8, 16, 2, 4, 0, 0},
+                                           {4, 8, 16, 1, 4, 0, 0},
+                                           {16, 8, 16, 2, 4, 0, 0},
+                                           {32, 8, 16, 2, 4, 0, 0}};
 /* Tiles that stay in a CPU's first cache. */
 static const tile_params cpu_tiles[] = {
-    {16, 64, 64, 1, 1, 0}, {32, 64, 128, 1, 1, 0}, {8, 128, 64, 1, 1, 0}};
+    {16, 64, 64, 1, 1, 0, 0}, {32, 64, 128, 1, 1, 0, 0}, {8, 128, 64, 1, 1, 0, 0}};
 
 #define LIST(tiles) (*out_n = sizeof(tiles) / sizeof(tiles)[0], tiles)
 

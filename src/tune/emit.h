@@ -21,6 +21,7 @@ typedef enum { GENERATED, LIBRARY, LIBRARY_FAST_GELU } library_choice;
 typedef struct tile_params {
     int16_t tile_m, tile_n, tile_k, warps_m, warps_n;
     int16_t library; /* library_choice: not generated, but an op of the backend */
+    int16_t rank;    /* of its product: linear_args */
 } tile_params;
 
 typedef struct kernel_spec {
@@ -37,7 +38,7 @@ typedef struct kernel_spec {
 } kernel_spec;
 
 /* CHAIN_EPS: the eps of random layers. */
-enum { EMIT_MAX_TILES = 12, EMIT_NAME_BYTES = 64 };
+enum { EMIT_MAX_TILES = 18, EMIT_NAME_BYTES = 64 };
 #define CHAIN_EPS 1e-5f
 
 /* The tile parameters worth trying for a kernel, the default first.  What needs more shared memory

@@ -34,6 +34,9 @@ void say_shared(emitter *m, const char *type, const char *name, int64_t n, int64
 
 void say_floats(emitter *m, const char *name, int64_t n);
 
+/* Stages of the pipeline of TILE_PRODUCT on a GPU. */
+int stages_of(const emitter *m);
+
 /* The operands of TILE_PRODUCT. */
 void say_operands(emitter *m);
 

@@ -7,6 +7,9 @@
 
 enum { SHARED_ALIGN = 128 };
 
+/* Stages of a product's pipeline: as many as leave room for two blocks on a multiprocessor. */
+enum { MAX_STAGES = 4, STAGES_BYTES = 110 << 10 };
+
 void say(emitter *m, const char *fmt, ...) {
     char text[2048];
     va_list args;
@@ -49,11 +52,22 @@ void say_floats(emitter *m, const char *name, int64_t n) {
     say_shared(m, "float", name, n, n * 4);
 }
 
-/* The operands of TILE_PRODUCT, with room for two steps. */
+int stages_of(const emitter *m) {
+    const tile_params *t = &m->s->tile;
+    int64_t step = operand_bytes(m, t->tile_m + t->tile_n, t->tile_k);
+    int n = 2;
+    if (m->s->from != TEMPLATE_PRODUCT) return n; /* others keep rows or tiles in shared memory */
+    while (n < MAX_STAGES && (n + 1) * step <= STAGES_BYTES)
+        n++;
+    return n;
+}
+
+/* The operands of TILE_PRODUCT, with room for all its stages. */
 void say_operands(emitter *m) {
     const tile_params *t = &m->s->tile;
-    say_shared(m, "elem", "as", t->tile_m * t->tile_k, 2 * operand_bytes(m, t->tile_m, t->tile_k));
-    say_shared(m, "elem", "bs", t->tile_n * t->tile_k, 2 * operand_bytes(m, t->tile_n, t->tile_k));
+    int n = stages_of(m);
+    say_shared(m, "elem", "as", t->tile_m * t->tile_k, n * operand_bytes(m, t->tile_m, t->tile_k));
+    say_shared(m, "elem", "bs", t->tile_n * t->tile_k, n * operand_bytes(m, t->tile_n, t->tile_k));
 }
 
 /* An element of a tensor at the position of the value: (t, col) or (i, j). */

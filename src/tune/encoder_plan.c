@@ -300,8 +300,7 @@ static status launch(encoder_plan *p, int i, const library *lib, const layer_bat
     const kernel_spec *s = &p->now->spec[i];
     if (s->from == TEMPLATE_HAND_WRITTEN) return hand_written_launch(&none, p->t, b, &p->args);
     if (s->tile.library != GENERATED)
-        return library_launch(lib, p->t, b, &p->args, s->first, s->last,
-                              (library_choice)s->tile.library);
+        return library_launch(lib, p->t, b, &p->args, s->first, s->last, &s->tile);
     return p->t->launch(p->t, p->now->kernel[i], &p->args, emit_blocks(s, &b->shape));
 }
 

@@ -83,6 +83,11 @@ bool library_fits(const target *t, const chain *c, int first, int last, library_
     return what.f == EPILOGUE_GELU && t->is_cuda && t->act != ACT_F32;
 }
 
+int library_ranks(const target *t, const chain *c, int first, int last, library_choice choice) {
+    if (!library_fits(t, c, first, last, choice)) return 0;
+    return t->is_cuda && op_is_product(c->op[first].kind) ? LIBRARY_RANKS : 1;
+}
+
 int library_bias(const chain *c, int op) {
     call what;
     int last = op + 1 < CHAIN_OPS && match(c, op, op + 1, &what) ? op + 1 : op;
@@ -134,7 +139,7 @@ static status launch_norm(target *t, const layer_batch *b, const kernel_args *ar
 }
 
 status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
-                      int first, int last, library_choice choice) {
+                      int first, int last, const tile_params *choice) {
     call what;
     if (!match(b->c, first, last, &what))
         return fail(ERR_UNSUPPORTED, "operators %d-%d are no op of the backend", first + 1,
@@ -144,7 +149,8 @@ status library_launch(const library *l, target *t, const layer_batch *b, const k
     a.x = tensor_of(args, what.x);
     a.bias = tensor_of(args, what.bias);
     a.residual = tensor_of(args, what.residual);
-    a.f = choice == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
+    a.f = choice->library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
     a.y = args->tensor[what.y];
+    a.rank = choice->rank;
     return t->be->ops->linear_fwd(t->be, &a);
 }

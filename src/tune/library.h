@@ -28,6 +28,12 @@ typedef struct library {
     void *packed[CHAIN_OPS];
 } library;
 
+/* Kernels of a product that cuBLASLt recommends and searches try; one on the CPU. */
+enum { LIBRARY_RANKS = 5 };
+
+/* How many ranks a choice has for operators first..last on this target; 0: they cannot be it. */
+int library_ranks(const target *t, const chain *c, int first, int last, library_choice choice);
+
 /* Whether operators first..last can be that choice, on this target. */
 bool library_fits(const target *t, const chain *c, int first, int last, library_choice choice);
 
@@ -42,6 +48,6 @@ int library_bias(const chain *c, int op);
 
 /* Launches operators first..last, which fit. */
 status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
-                      int first, int last, library_choice choice);
+                      int first, int last, const tile_params *choice);
 
 #endif

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "tune/library.h"
 
 enum { MAX_FILE = 1 << 20 };
 
@@ -18,11 +19,13 @@ static status read_int(const json_value *object, const char *key, int64_t lo, in
 
 static status read_tile(const json_value *v, plan_file_tile *out) {
     static const char *const keys[] = {"start", "end", "m", "n", "k", "warps_m", "warps_n"};
-    int64_t x[7] = {0}, choice = GENERATED;
+    int64_t x[7] = {0}, choice = GENERATED, rank = 0;
     bool is_library = v->type == JSON_OBJECT && json_member(v, "library") != NULL;
     for (int i = 0; i < (is_library ? 2 : 7); i++)
         TRY(read_int(v, keys[i], 1, i < 2 ? CHAIN_OPS : 4096, &x[i]));
     if (is_library) TRY(read_int(v, "library", LIBRARY, LIBRARY_FAST_GELU, &choice));
+    if (is_library && json_member(v, "rank") != NULL)
+        TRY(read_int(v, "rank", 0, LIBRARY_RANKS - 1, &rank));
     *out = (plan_file_tile){.first = (int)x[0] - 1,
                             .last = (int)x[1] - 1,
                             .params = {.tile_m = (int16_t)x[2],
@@ -30,7 +33,8 @@ static status read_tile(const json_value *v, plan_file_tile *out) {
                                        .tile_k = (int16_t)x[4],
                                        .warps_m = (int16_t)x[5],
                                        .warps_n = (int16_t)x[6],
-                                       .library = (int16_t)choice}};
+                                       .library = (int16_t)choice,
+                                       .rank = (int16_t)rank}};
     return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel that ends before it starts");
 }
 

@@ -231,9 +231,11 @@ static status find_tiles(plan_runner *r, int first, int last, runner_kernel **ou
     if (k->n_tiles > 0) return OK;
     kernel_spec s = spec_of(r, first, last, NULL);
     TRY(emit_tiles(&s, k->params, &k->n_tiles));
-    for (library_choice c = LIBRARY; c <= LIBRARY_FAST_GELU; c++)
-        if (k->n_tiles < EMIT_MAX_TILES && library_fits(r->t, r->p->c, first, last, c))
-            k->params[k->n_tiles++] = (tile_params){.library = (int16_t)c};
+    for (library_choice c = LIBRARY; c <= LIBRARY_FAST_GELU; c++) {
+        int n = library_ranks(r->t, r->p->c, first, last, c);
+        for (int rank = 0; rank < n && k->n_tiles < EMIT_MAX_TILES; rank++)
+            k->params[k->n_tiles++] = (tile_params){.library = (int16_t)c, .rank = (int16_t)rank};
+    }
     if (k->n_tiles > 0) return OK;
     return fail(ERR_UNSUPPORTED,
                 "operators %d-%d (%s) need more shared memory than a block of this GPU has",
@@ -338,11 +340,11 @@ status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
     return compile_all(r, &job);
 }
 
-int plan_runner_find_library(plan_runner *r, int first, int last) {
+int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice) {
     runner_kernel *k;
     if (find_tiles(r, first, last, &k) != OK) return -1;
     for (int i = 0; i < k->n_tiles; i++)
-        if (k->params[i].library == LIBRARY) return i;
+        if ((library_choice)k->params[i].library == choice) return i;
     return -1;
 }
 
@@ -378,7 +380,7 @@ static status pack(plan_runner *r, int op) {
     return st;
 }
 
-static status launch_library(plan_runner *r, const plan_kernel *k, library_choice choice) {
+static status launch_library(plan_runner *r, const plan_kernel *k, const tile_params *choice) {
     bool is_product = r->p->c->op[k->first].kind == OP_PRODUCT;
     if (is_product && r->lib.packed[k->first] == NULL) TRY(pack(r, k->first));
     return library_launch(&r->lib, r->t, &r->batch, &r->args, k->first, k->last, choice);
@@ -391,8 +393,8 @@ status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k) {
         return hand_written_launch(&r->hand, r->t, &r->batch, &r->args);
     TRY(find_kernel(r, k->first, k->last, &compiled));
     const runner_kernel *own = &r->kernel[k->first][k->last];
-    library_choice choice = (library_choice)own->params[own->tile].library;
-    if (choice != GENERATED) return launch_library(r, k, choice);
+    if (own->params[own->tile].library != GENERATED)
+        return launch_library(r, k, &own->params[own->tile]);
     kernel_spec s = spec_of(r, k->first, k->last, &own->params[own->tile]);
     return r->t->launch(r->t, compiled, &r->args, emit_blocks(&s, &r->p->shape));
 }

@@ -145,7 +145,8 @@ static status time_hand_fused(exact_job *j, double *ms) {
         const plan_kernel *k = &p.kernel[i];
         before[i] = plan_runner_tile(j->r, k->first, k->last);
         if (k->from == TEMPLATE_HAND_WRITTEN) continue;
-        int choice = plan_runner_find_library(j->r, k->first, k->last);
+        int choice = plan_runner_find_library(j->r, k->first, k->last, LIBRARY_FAST_GELU);
+        if (choice < 0) choice = plan_runner_find_library(j->r, k->first, k->last, LIBRARY);
         if (choice < 0) has_all = false;
         if (choice >= 0) plan_runner_set_tile(j->r, k->first, k->last, choice);
     }

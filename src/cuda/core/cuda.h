@@ -107,6 +107,7 @@ typedef struct cuda_product {
     void *d;
     const void *bias; /* (n) or NULL */
     epilogue f;       /* of d, after c and bias: NONE, RELU or GELU_TANH, which cuBLASLt has */
+    int32_t rank;     /* of linear_args */
 } cuda_product;
 
 status cuda_matmuls_create(cuda_matmuls **out);

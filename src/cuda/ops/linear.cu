@@ -152,6 +152,7 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     p.c = a->residual, p.bias = w.bias;
     p.d = has_z ? a->z : a->y, p.row_d = a->n_out;
     p.f = is_fused(be, a) ? a->f : EPILOGUE_NONE;
+    p.rank = a->rank;
     TRY(cuda_matmul(be, &p));
     if (a->f == p.f) return OK;
     return cuda_activate(be, a->f, a->n * a->n_out, p.d, a->y);

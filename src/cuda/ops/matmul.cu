@@ -27,7 +27,7 @@ typedef struct shape_key {
     int32_t type, type_d;
     uint8_t is_a_transposed, is_b_transposed, is_tf32, is_deterministic;
     uint8_t align_a, align_b, align_c, align_d, align_bias; /* of the pointers; 0: there is none */
-    uint8_t is_in_place, f, zero[5];
+    uint8_t is_in_place, f, rank, zero[4];
 } shape_key;
 static_assert(sizeof(shape_key) == 72, "a key with holes");
 
@@ -126,6 +126,7 @@ static shape_key key_of(const cuda_state *cuda, const cuda_product *p) {
     key.align_bias = alignment(p->bias);
     key.is_in_place = p->c == p->d;
     key.f = (uint8_t)p->f;
+    key.rank = (uint8_t)p->rank;
     return key;
 }
 
@@ -214,7 +215,8 @@ static status choose(const cuda_state *cuda, const cuda_product *p, cublasLtMatm
     description text;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t answer[MAX_ANSWERS];
-    int n = 0;
+    int n = 0, left = p->rank;
+    bool is_found = false;
     TRY(describe(cuda, p, &text));
     TRY(describe_preference(cuda, p, &preference));
     cublasStatus_t error =
@@ -223,8 +225,10 @@ static status choose(const cuda_state *cuda, const cuda_product *p, cublasLtMatm
     for (int i = 0; error == CUBLAS_STATUS_SUCCESS && i < n; i++) {
         if (answer[i].state != CUBLAS_STATUS_SUCCESS) continue;
         *algo = answer[i].algo;
-        return OK;
+        is_found = true;
+        if (left-- == 0) break;
     }
+    if (is_found) return OK;
     return fail(ERR_DEVICE,
                 "cuBLASLt has no kernel for a product (%lld, %lld) x (%lld, %lld) of %s into %s%s: "
                 "%s",
