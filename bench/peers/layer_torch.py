@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The PyTorch side of `hstu tune --layer bert`: one BERT layer of width 12 x 64 in eager mode and compiled.
+"""The PyTorch side of `hstu tune --layer bert`: one BERT layer in eager mode and compiled.
 
-Usage: bench/peers/layer_torch.py [--dtype float16] [--rounds N] [--wait FILE] B,S,MASK[,BITS] ...
-MASK is `none` or the name of a mask whose bits (safetensors, `hstu mask show MASK --n S --bits FILE`) are BITS.
+Usage: bench/peers/layer_torch.py [--heads 12] [--dtype float16] [--rounds N] [--wait FILE] B,S,MASK[,BITS] ...
+The width is 64 times the heads: 12 for BERT base, 16 for large.  MASK is `none` or the name of a mask whose bits (safetensors, `hstu mask show MASK --n S --bits FILE`) are BITS.
 Everything is compiled first; with --wait the timing begins when FILE exists, so that another program can be measured
 in between.  Prints a JSON line for each shape and way: milliseconds of a layer, timed as hstu times a plan: a graph of
 the layer is replayed for about 2 ms between two events, median of such rounds.
@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from encode_torch import Layer, read_bits
 
 def ways_of(b, s, bits, layer, dtype):
-    x = torch.randn(b, s, 768, device="cuda", dtype=dtype)
+    x = torch.randn(b, s, 64 * layer.heads, device="cuda", dtype=dtype)
     dense = read_bits(bits).view(1, 1, s, s).cuda() if bits else None
     ways = {"eager": lambda: layer(x, dense)}
     compiled = torch.compile(layer, dynamic=False)
@@ -61,6 +61,7 @@ def timed(g, rounds):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("shape", nargs="+")
+    p.add_argument("--heads", type=int, default=12)
     p.add_argument("--dtype", default="float16")
     p.add_argument("--rounds", type=int, default=9)
     p.add_argument("--wait")
@@ -68,7 +69,7 @@ def main():
     torch.manual_seed(1)
     dtype, graphs = getattr(torch, a.dtype), []
     with torch.inference_mode():
-        layer = Layer(768, 12).to("cuda", dtype).eval()
+        layer = Layer(64 * a.heads, a.heads).to("cuda", dtype).eval()
         for shape in a.shape:
             b, s, mask, *bits = shape.split(",")
             torch._dynamo.reset()
@@ -79,7 +80,7 @@ def main():
         while a.wait and not os.path.exists(a.wait):
             time.sleep(0.05)
         for b, s, mask, name, _, g, seconds in graphs:  # _ keeps its tensors
-            print(json.dumps({"peer": f"torch {torch.__version__} {name}", "layer": [b, s, 12, 64], "dtype": a.dtype,
+            print(json.dumps({"peer": f"torch {torch.__version__} {name}", "layer": [b, s, a.heads, 64], "dtype": a.dtype,
                               "mask": mask, "ms": round(timed(g, a.rounds), 4), "compile_s": round(seconds, 1)}),
                   flush=True)
 
