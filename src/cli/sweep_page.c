@@ -12,7 +12,7 @@
 #include "cli/sweep.h"
 #include "train/page.h"
 
-enum { WIDTH = 900, HEIGHT = 420, TOP = 40, BOTTOM = 40, SIDE = 70, PATH_BYTES = 4096 };
+enum { WIDTH = 900, HEIGHT = 420, TOP = 64, BOTTOM = 48, SIDE = 70, PATH_BYTES = 4096 };
 
 static bool is_better(const sweep *s, double a, double b) {
     return s->is_lower_better ? a < b : a > b;
@@ -121,13 +121,13 @@ static status put_axes(const sweep *s, buf *out, double low, double high) {
                        "stroke-opacity='.4'/>\n",
                        x, x, TOP, HEIGHT - BOTTOM));
         if (i == s->n_ranges) break;
-        TRY(put_label(out, x, i % 2 == 0 ? TOP - 12 : HEIGHT - 12, middle, s->range[i].name));
+        TRY(put_label(out, x, i % 2 == 0 ? TOP - 28 : HEIGHT - 14, middle, s->range[i].name));
         int step = s->range[i].n > 12 ? s->range[i].n / 8 : 1;
         for (int k = 0; k < s->range[i].n; k += step)
             TRY(put_label(out, x + 4, y_of(place(&s->range[i], k)) - 3, side,
                           s->range[i].value[k]));
     }
-    TRY(put_label(out, x_of(s, s->n_ranges), TOP - 12, middle, s->metric));
+    TRY(put_label(out, x_of(s, s->n_ranges), TOP - 28, middle, s->metric));
     snprintf(text, sizeof text, "%.4g", s->is_lower_better ? low : high);
     TRY(put_label(out, x_of(s, s->n_ranges) + 4, y_of(1) + 4, side, text));
     snprintf(text, sizeof text, "%.4g", s->is_lower_better ? high : low);
