@@ -133,8 +133,8 @@ INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/graph_nod
 	base/clock base/env base/escape base/hash base/log base/mem base/status)
 $B/hstu-inject.so: $(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/flags
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE -O2 -fPIC -fvisibility=hidden -shared $(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude \
-		-Isrc $(INJECT_ALL) -lpthread -ldl -o $@
+	$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -shared $(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude \
+		-Isrc $(CFLAGS) $(INJECT_ALL) $(LDFLAGS) -lpthread -ldl -o $@
 
 tests: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $B/tests/golden $B/tests/flip
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
