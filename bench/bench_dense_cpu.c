@@ -242,6 +242,7 @@ static void race_pass(bench *b, const problem *p, pass what) {
 static void race_layer(bench *b, const layer *l) {
     int64_t size = (int64_t)l->n_in * l->n_out;
     problem p = {.l = l};
+    int32_t *target, *rank;
     p.a = (linear_args){.n = l->n,
                         .n_in = l->n_in,
                         .n_out = l->n_out,
@@ -253,17 +254,23 @@ static void race_layer(bench *b, const layer *l) {
                         .dx = numbers(l->n * l->n_in),
                         .dw = numbers(size)};
     p.score = numbers(l->n * l->n_out);
+    must(MEM_NEW(&target,
+                 (size_t)l->n)); /* row 0 for all: without a rank to find, rank does nothing */
+    must(MEM_NEW(&rank, (size_t)l->n));
     p.rank = (rank_args){.n_queries = (int32_t)l->n,
                          .n_corpus = l->n_out,
                          .dim = l->n_in,
                          .query = p.a.x,
-                         .corpus = p.a.w};
+                         .corpus = p.a.w,
+                         .target = target,
+                         .rank = rank};
     if (l->is_rank)
         race_pass(b, &p, RANK);
     else
         for (pass what = FORWARD; what <= BACKWARD; what++)
             race_pass(b, &p, what);
-    void *all[] = {(void *)p.a.x, (void *)p.a.w, p.a.y, p.a.dy, p.a.dx, p.a.dw, p.score};
+    void *all[] = {(void *)p.a.x, (void *)p.a.w, p.a.y,  p.a.dy, p.a.dx,
+                   p.a.dw,        p.score,       target, rank};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         mem_free(all[i]);
 }
