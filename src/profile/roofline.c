@@ -114,6 +114,7 @@ static roof fit(const profile_table *t, const recorder *r) {
         f.x0 = fmin(f.x0, floor(log10(v[ROOF_INTENSITY])));
         f.x1 = fmax(f.x1, ceil(log10(v[ROOF_INTENSITY])));
         f.y0 = fmin(f.y0, floor(log10(v[ROOF_FLOP] * 1e12)));
+        f.y1 = fmax(f.y1, log10(v[ROOF_FLOP] * 1e12) + .2); /* above the roof: out of a cache */
     }
     return f;
 }
