@@ -304,7 +304,9 @@ static status train(train_args *args, config *c) {
         args->options.observer = observe;
         args->options.ctx = &p;
         s.comm = w.comm;
-        s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0;
+        /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
+        s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0 &&
+                             (args->ranks != NULL || args->n_ranks > 0);
         args->options.stop = &stop_signal;
         if (args->ranks != NULL && args->ranks->stop != NULL)
             args->options.stop = args->ranks->stop;
@@ -507,8 +509,8 @@ status cmd_train(int argc, char **argv) {
          1, 64},
         {"--nccl", ARG_TEXT, &args.nccl, "PATH", WORK_NCCL, 0, 0},
         {"--deterministic", ARG_FLAG, &args.is_deterministic, NULL,
-         "On a GPU: the same bits in every run, resumed ones included, and on 1, 2, 4 or 8 ranks; "
-         "slower (the CPU always does that).",
+         "On a GPU: the same bits in every run, resumed ones included; with --ranks 1, 2, 4 or 8 "
+         "the same on each of these numbers, which is slower (the CPU always does all that).",
          0, 0},
         {"--json", ARG_FLAG, &args.is_json, NULL,
          "One JSON object a line on stdout: start, epoch, eval, done.", 0, 0},
