@@ -65,6 +65,66 @@ TEST(plan_of_scoring_leaves_candidates_actions_out) {
 }
 
 /* Without candidates every event is a loss position, and nothing hides the future but causality. */
+/* A plan like the toy's, with pages: two contextual values, two events, two candidates. */
+typedef struct paged {
+    toy_model t;
+    toy_batch b;
+    nn_memory memory;
+    plan p;
+} paged;
+
+static status build_with_pages(paged *x, int32_t max_pages, int32_t n_reused, int32_t n_stored) {
+    static const int32_t pages[] = {7, 4, 9, 5};
+    const int32_t *page[] = {pages};
+    make(&x->t, &x->b, TOY_RANK_BITS, 2, PLAN_SCORE, NULL);
+    plan_config c = x->t.p->plan.config;
+    c.max_pages = max_pages;
+    c.page_len = 2;
+    nn_memory_init(&x->memory, x->t.be);
+    memset(&x->p, 0, sizeof x->p);
+    CHECK_OK(plan_alloc(&x->p, &c, &x->memory));
+    x->p.key_offsets.host[0] = 77; /* what an earlier batch may leave */
+    plan_cache cache = {&n_reused, &n_stored, page};
+    plan_request request = {.purpose = PLAN_SCORE, .grad_scale = 1, .cache = &cache};
+    return plan_build(&x->p, x->t.be, &x->b.b, &request);
+}
+
+static void end(paged *x) {
+    nn_memory_fini(&x->memory);
+    toy_model_close(&x->t);
+}
+
+TEST(plan_with_pages_lays_out_what_is_not_stored) {
+    paged x;
+    const plan *p = &x.p;
+    CHECK_OK(build_with_pages(&x, 3, 3, 6));
+    CHECK_EQ(p->n_tokens, 5);
+    check_i32("row", p->row.host, (int32_t[]){24, 12, 25, 13, 14}, 5);
+    check_i32("page_table", p->page_table.host, (int32_t[]){7, 4, 9}, 3);
+    check_i32("key_offsets", p->key_offsets.host, (int32_t[]){0, 8}, 2);
+    check_i32("slot", p->slot.host, (int32_t[]){9, 18, 19, -1, -1}, 5);
+    CHECK_EQ(p->max_keys, 8);
+    CHECK_EQ(p->max_len, 5);
+    end(&x);
+    CHECK_OK(build_with_pages(&x, 3, 0, 4)); /* pages that no token needs are not named */
+    check_i32("page_table", p->page_table.host, (int32_t[]){7, 4, 0}, 3);
+    end(&x);
+    CHECK_OK(build_with_pages(&x, 2, 4, 4));
+    end(&x);
+}
+
+TEST(plan_refuses_pages_that_do_not_fit) {
+    static const int32_t bad[][3] = {
+        {3, -1, 4}, {3, 4, 3}, {4, 3, 7}, {2, 3, 5}, {2, 4, 5},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        paged x;
+        CHECK_FAILS(build_with_pages(&x, bad[i][0], bad[i][1], bad[i][2]), ERR_CONFIG,
+                    "such a cache does not fit");
+        end(&x);
+    }
+}
+
 TEST(plan_of_ranking_without_candidates) {
     toy_model t;
     toy_batch b;
