@@ -165,6 +165,8 @@ TEST(metrics_auc_refuses_what_it_cannot_rank) {
     CHECK_FAILS(auc_init(&a, 33), ERR_USAGE, "use 1 to 32");
     CHECK_OK(auc_init(&a, 1));
     CHECK_FAILS(auc_add(&a, x, label, 3), ERR_FORMAT, "score 2 of task 0 is not a number");
+    x[0] = NAN;
+    CHECK_FAILS(auc_add(&a, x, label, 3), ERR_FORMAT, "score 0 of task 0 is not a number");
     CHECK_EQ(a.n, 0);
     auc_fini(&a);
 }

@@ -5,6 +5,13 @@
 
 #define TRAIN "./hstu train --device cpu --data data --out r --tensorboard tb --csv-log log.csv "
 
+static int n_fields(const char *line) {
+    int n = 1;
+    for (; *line != '\0' && *line != '\n'; line++)
+        n += *line == ',';
+    return n;
+}
+
 /* The csv has a row an epoch, with the digits of the log, and a resumed run adds to it. */
 TEST(tracker_csv_is_the_log) {
     free(shell(0, TRAIN "--gin-config-file m.gin --epochs 1"));
@@ -13,6 +20,8 @@ TEST(tracker_csv_is_the_log) {
     CHECK(strncmp(text, "epoch,step,loss,lr,tokens_per_s,seconds,hr@1,hr@10,", 51) == 0);
     const char *row = strstr(text, "\n1,5,"), *second = strstr(text, "\n2,10,");
     CHECK(row != NULL && second != NULL && second > row);
+    CHECK_EQ(n_fields(row + 1), n_fields(text));
+    CHECK_EQ(n_fields(second + 1), n_fields(text));
     CHECK_CONTAINS(second, "\n2\n{\"event\":\"epoch\",\"epoch\":0,\"step\":5,"); /* two files */
     char loss[64] = "\"loss\":";
     size_t n = strcspn(row + 5, ",");
