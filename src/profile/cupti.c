@@ -250,7 +250,8 @@ static void hand_over_devices(void) {
     dlclose(driver);
 }
 
-/* Faults come with their number; those of the CPU have one time. */
+/* Faults of the GPU come with their number; each of the CPU has a record, one time, and in `value`
+ * the instruction's address. */
 static gpu_record read_unified(const unified_record *u) {
     gpu_record r = {.kind = GPU_UNIFIED_IN,
                     .start_ns = host_time(u->start),
@@ -267,6 +268,7 @@ static gpu_record read_unified(const unified_record *u) {
     } else if (u->counterKind == CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_KIND_CPU_PAGE_FAULT_COUNT) {
         r.kind = HOST_FAULT;
         r.device = 0;
+        r.bytes = 1;
     }
     if (r.end_ns < r.start_ns) r.end_ns = r.start_ns;
     if (r.device >= RECORDER_MAX_GPUS) r.device = 0;
