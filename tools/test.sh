@@ -280,6 +280,7 @@ run_checks() {
     local counts
     title "Checks"
     counted "make install, use, make uninstall" bash tests/install.sh
+    counted "./run setup where dnf installs" bash tests/setup_dnf.sh
     counted "docs/guide.md, followed" bash tests/guide.sh
     if [[ $(build/release/hstu doctor --json 2>/dev/null) == *'"libmicrohttpd","version":null'* ]]; then
         skip "docs/serving.md, followed" "this build has no libmicrohttpd"
