@@ -22,6 +22,7 @@ static void write_config(const char *path) {
     CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
 }
 
+/* MPI libraries leak at their end; our own leaks are looked for where ranks are forked. */
 TEST(mpi_same_bits_as_one_process) {
     char *text, gin[512];
     if (!has_mpi()) exit(TEST_SKIPPED);
@@ -29,7 +30,8 @@ TEST(mpi_same_bits_as_one_process) {
     write_config(gin);
     for (int n = 1; n <= 2; n++) {
         int code = test_command(&text,
-                                "HSTU_THREADS=1 %s -n %d '%s' train --gin-config-file '%s' --data "
+                                "ASAN_OPTIONS=detect_leaks=0 HSTU_THREADS=1 %s -n %d '%s' train "
+                                "--gin-config-file '%s' --data "
                                 "'%s' --out '%s/run%d' --max-iters 5 --device cpu",
                                 mpirun, n, test_program(), gin, synth_folder(), test_folder(), n);
         if (code != 0) fprintf(stderr, "%s\n", text);

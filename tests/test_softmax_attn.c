@@ -192,12 +192,15 @@ static void check_sample(sample *s, const char *what) {
     snprintf(name, sizeof name, "%s: log_sum", what);
     compare(name, s->a.log_sum, e->log_sum, p->log_sum, s->n, s->a.n_heads, s->a.n_heads, 1e-30);
     /* dq and dk are sums of p (dp - delta), where delta comes from the rounded out; where all rows
-     * see one key, dp = delta */
+     * see one key, dp = delta.  In float32 out and dv, too: a rounding of a score, which is of the
+     * same size, changes a weight by as much, and a CPU without vectors has one at each of dim
+     * additions. */
     double dp = (double)s->a.alpha * sqrt((double)s->a.dim);
     for (int r = 0; r < N_RESULTS; r++) {
         snprintf(name, sizeof name, "%s: %s", what, names[r]);
         compare(name, s->results[r], want[r], plain[r], s->n, s->a.stride_q,
-                (int64_t)s->a.n_heads * s->a.dim, r == 1 || r == 2 ? dp : 0);
+                (int64_t)s->a.n_heads * s->a.dim,
+                r == 1 || r == 2 || test_on.p == PRECISION_F32 ? dp : 0);
     }
 }
 

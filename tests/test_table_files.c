@@ -215,7 +215,7 @@ TEST(table_files_of_a_run_are_exported_and_imported) {
     check_says(2, "export run --what soup --out i", "one of items, users, weights, tables");
     check_says(1, "export run --what tables --format pt --out i", "safetensors only");
     check_says(2, "export run --out i", "--what and --out are needed");
-    check_says(1, "import nvidia x --out i", "tables and Meta's checkpoints only");
+    check_says(2, "import nvidia x --out i", "--gin-config-file, --data and --out are needed");
     check_says(2, "import soup x --out i", "cannot be imported");
     check_says(2, "import tables out", "--out are needed");
     check_says(2, "import tables out --out i --evict-strategy fifo", "lru, lfu or step");

@@ -310,9 +310,25 @@ static status run(sweep *s, const sweep_args *a) {
     return st;
 }
 
+static status sweep_files(sweep *s, sweep_args *a, const char *gin, const char *usage) {
+    char path[CONFIG_PATH_BYTES];
+    if (a->data == NULL || a->out == NULL || a->ranges.n_items == 0)
+        return fail(ERR_USAGE, "--set-range, --data and --out are needed; usage: %s", usage);
+    config_path_find(gin, path);
+    a->gin = path;
+    if (!file_exists(path)) return fail(ERR_IO, "%s: there is no such file", gin);
+    struct sigaction action = {.sa_handler = pass_on};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    arena_init(&s->memory, 64 << 10);
+    status st = run(s, a);
+    arena_fini(&s->memory);
+    return st;
+}
+
 status cmd_sweep(int argc, char **argv) {
     const char *gin = NULL;
-    char path[CONFIG_PATH_BYTES];
     int n = 0;
     bool is_help;
     sweep_args a = {.jobs = 1, .device = "auto"};
@@ -354,19 +370,9 @@ status cmd_sweep(int argc, char **argv) {
                  "kept, others resumed. A "
                  "training that fails does not stop the others; a wrong option does.\n",
     };
-    TRY(args_parse(&spec, argc, argv, &gin, &n, &is_help));
-    if (is_help) return OK;
-    if (a.data == NULL || a.out == NULL || a.ranges.n_items == 0)
-        return fail(ERR_USAGE, "--set-range, --data and --out are needed; usage: %s", spec.usage);
-    config_path_find(gin, path);
-    a.gin = path;
-    if (!file_exists(path)) return fail(ERR_IO, "%s: there is no such file", gin);
-    struct sigaction action = {.sa_handler = pass_on};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    arena_init(&s.memory, 64 << 10);
-    status st = run(&s, &a);
-    arena_fini(&s.memory);
+    status st = args_parse(&spec, argc, argv, &gin, &n, &is_help);
+    if (st == OK && !is_help) st = sweep_files(&s, &a, gin, spec.usage);
+    mem_free(a.ranges.item);
+    mem_free(a.set.item);
     return st;
 }
