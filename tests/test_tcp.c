@@ -237,8 +237,9 @@ TEST(tcp_ends_with_a_rank_that_fails) {
     pid_t victim = start_victim(port, 5000, fail_by_itself);
     tcp_start s = start_of(0, 2, port);
     CHECK_OK(tcp_create(&t, &s));
-    CHECK_OK(t->ops->barrier(t));
-    CHECK_EQ(t->ops->barrier(t), ERR_IO);
+    status st = t->ops->barrier(t); /* the other may have left before all of it has come */
+    if (st == OK) st = t->ops->barrier(t);
+    CHECK_EQ(st, ERR_IO);
     usleep(200000);
     CHECK_EQ(t->ops->leave(t, ERR_IO), ERR_IO);
     CHECK_STR(status_reason(), "");

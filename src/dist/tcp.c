@@ -15,7 +15,7 @@
 #include "dist/tcp_int.h"
 #include "dist/watch.h"
 
-enum { TURN_MS = 100, HEADER_BYTES = 8, MOST_BYTES = 1 << 30 };
+enum { TURN_MS = 100, GONE_TURNS = 200, HEADER_BYTES = 8, MOST_BYTES = 1 << 30 };
 
 /* How far the messages to and from a rank are, headers included. */
 typedef struct tcp_flow {
@@ -30,8 +30,13 @@ typedef struct tcp_state {
     struct pollfd *polls;
 } tcp_state;
 
+/* The watch's connection to the rank ends, too, and the watch knows its step: it gets a second to
+ * notice. */
 static status gone(tcp_state *s, int rank) {
-    TRY(watch_check(s->w));
+    for (int i = 0; i < GONE_TURNS; i++) {
+        TRY(watch_check(s->w));
+        usleep(1000000 / GONE_TURNS);
+    }
     return fail(ERR_IO, "rank %d on %.63s closed its connection", rank, s->mesh.peer[rank].host);
 }
 
