@@ -50,6 +50,8 @@ stop_here() {
     exit 1
 }
 
+[ "$steps" -ge 4 ] || { echo "ranks.sh: --steps $steps: the resumed run has four parts, so give 4 or more" >&2; exit 2; }
+
 # One config each, small enough for a hundred steps.
 options_of() {
     case $1 in
