@@ -6,16 +6,21 @@ const { spawn } = require('child_process');
 const fs = require('fs'), os = require('os'), path = require('path');
 const url = process.argv[2], folder = fs.mkdtempSync(path.join(os.tmpdir(), 'page-'));
 const browser = spawn('chromium', ['--headless=new', '--no-sandbox', '--disable-gpu', '--remote-debugging-pipe', '--user-data-dir=' + folder],
-    { stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'] });
+    { detached: true, stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'] }); // a group: it has children
 const waiting = new Map(), errors = [];
 let last = 0, text = '';
 
 function end(reason) {
-    browser.kill('SIGKILL');
-    fs.rmSync(folder, { recursive: true, force: true, maxRetries: 5 });
+    try {
+        process.kill(-browser.pid, 'SIGKILL');
+        fs.rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
+    } catch (e) {
+        console.error(e.message); // what is left behind says nothing about the page
+    }
     console.log(reason || 'the page works');
     process.exit(reason ? 1 : 0);
 }
+process.on('SIGTERM', () => end('the test was ended'));
 setTimeout(() => end('the page took longer than two minutes'), 120000);
 browser.on('error', () => end('chromium does not start'));
 browser.stdio[4].on('data', bytes => {
