@@ -40,6 +40,15 @@ status bench_find_act(const char *name, act_type *out) {
     return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", name);
 }
 
+status bench_open(work *w, const char *device, const char *dtype) {
+    act_type act = ACT_F32;
+    TRY(bench_find_act(dtype, &act));
+    TRY(work_open(w, NULL, device));
+    status st = w->be->ops->set_precision(w->be, act, false);
+    if (st != OK) work_close(w);
+    return st;
+}
+
 static void print_benches(void) {
     printf("Usage: hstu bench WHAT [options]\n\n"
            "Measures what we claim, on this machine, after checking that it is right.\n\n");

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "cli/cli.h"
+#include "cli/work.h"
 #include "ops/ops.h"
 
 /* The table of `hstu bench`. */
@@ -28,5 +29,7 @@ status bench_train(int argc, char **argv);
 const char *bench_act_name(act_type act);
 /* The value of --dtype. */
 status bench_find_act(const char *name, act_type *out);
+/* Opens a device that computes in the type of --dtype; without data. */
+status bench_open(work *w, const char *device, const char *dtype);
 
 #endif

@@ -110,12 +110,9 @@ static status run_on(bench_args *a) {
 
 static status run(bench_args *a) {
     work w;
-    act_type act = ACT_F32;
-    TRY(bench_find_act(a->dtype, &act));
-    TRY(work_open(&w, NULL, a->device));
+    TRY(bench_open(&w, a->device, a->dtype));
     a->be = w.be;
-    status st = w.be->ops->set_precision(w.be, act, false);
-    if (st == OK) st = run_on(a);
+    status st = run_on(a);
     work_close(&w);
     return st;
 }

@@ -33,11 +33,8 @@ static status print_json(const bench_args *a, const backend *be, const search_ro
 static status run(const bench_args *a) {
     work w;
     search_row r;
-    act_type act = ACT_F32;
-    TRY(bench_find_act(a->dtype, &act));
-    TRY(work_open(&w, NULL, a->device));
-    status st = w.be->ops->set_precision(w.be, act, false);
-    if (st == OK) st = serve_search_run(w.be, &a->shape, &r);
+    TRY(bench_open(&w, a->device, a->dtype));
+    status st = serve_search_run(w.be, &a->shape, &r);
     if (st == OK && a->is_json)
         st = print_json(a, w.be, &r);
     else if (st == OK)
