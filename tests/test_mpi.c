@@ -57,7 +57,8 @@ TEST(mpi_and_other_launchers_exclude_each_other) {
     free(text);
 }
 
-/* A rank that is stopped is missed by the others, not by mpirun. */
+/* A rank that is stopped is missed by the others, not by mpirun.  It is stopped once the log has an
+ * epoch, so all ranks are connected by then, and a heartbeat has told its step. */
 TEST(mpi_misses_a_stopped_rank) {
     char *text, gin[512];
     if (!has_mpi()) exit(TEST_SKIPPED);
@@ -66,12 +67,17 @@ TEST(mpi_misses_a_stopped_rank) {
     int code = test_command(
         &text,
         "cat >'%s/rank.sh' <<'END'\n"
-        "if [ \"$OMPI_COMM_WORLD_RANK$PMI_RANK\" = 1 ]; then (sleep 3; kill -STOP $$) & fi\n"
+        "if [ \"$OMPI_COMM_WORLD_RANK$PMI_RANK\" = 1 ]; then\n"
+        "  (for i in $(seq 1200); do ! grep -qs event...epoch '%s/run/log.jsonl' || break; sleep "
+        "0.1; done\n"
+        "   sleep 2; kill -STOP $$) &\n"
+        "fi\n"
         "exec '%s' train --gin-config-file '%s' --data '%s' --out '%s/run' --epochs 100000 "
         "--device cpu\n"
         "END\n"
-        "HSTU_THREADS=1 timeout -s KILL 30 env %s -n 2 sh '%s/rank.sh'",
-        test_folder(), test_program(), gin, synth_folder(), test_folder(), mpirun, test_folder());
+        "HSTU_THREADS=1 timeout -s KILL 180 env %s -n 2 sh '%s/rank.sh'",
+        test_folder(), test_folder(), test_program(), gin, synth_folder(), test_folder(), mpirun,
+        test_folder());
     if (code == 0 || strstr(text, "does not answer") == NULL) fprintf(stderr, "%s\n", text);
     CHECK(code != 0 && code != 137);
     CHECK_CONTAINS(text, "rank 1 on ");

@@ -181,7 +181,7 @@ run_units() {
     unit "tsan: what has threads" build/tsan "${TSAN_PATTERNS[@]}"
     unit_reports
     counted "kill -9 at 12 random moments" tools/crash.sh --n 12
-    counted "ranks: same bits, one killed, one stopped" tools/ranks.sh --steps 4 --kills 1 bits kill stop small
+    counted "ranks: same bits, one killed, one stopped" tools/ranks.sh --steps 4 --kills 1 --within 12 bits kill stop small
     counted "files with one bit flipped" build/release/tests/flip --stride 5
     for type in tf32 bfloat16 float16; do
         counted "reference values, rounded to $type" build/release/tests/golden --device mirror --dtype $type tests/golden
