@@ -33,7 +33,6 @@ done
 work=build/fuzz
 table=tests/fuzz/executions.csv
 mkdir -p $work/found $work/logs tests/fuzz/corpus
-make -j"$jobs" VARIANT=fuzz fuzz >$work/logs/make.log 2>&1 || { tail -n 20 $work/logs/make.log; exit 1; }
 if [ ${#targets[@]} -eq 0 ]; then
     for source in tests/fuzz/fuzz_*.c; do
         source=${source##*/fuzz_}
@@ -41,8 +40,9 @@ if [ ${#targets[@]} -eq 0 ]; then
     done
 fi
 for target in "${targets[@]}"; do
-    [ -x "$work/fuzz/fuzz_$target" ] || { echo "tools/fuzz.sh: there is no target $target" >&2; exit 2; }
+    [ -e "tests/fuzz/fuzz_$target.c" ] || { echo "tools/fuzz.sh: there is no target $target" >&2; exit 2; }
 done
+make -j"$jobs" VARIANT=fuzz "${targets[@]/#/$work/fuzz/fuzz_}" >$work/logs/make.log 2>&1 || { tail -n 20 $work/logs/make.log; exit 1; }
 
 # Address randomisation with many bits breaks the shadow memory of older sanitizers.
 fixed_addresses=()
