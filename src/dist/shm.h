@@ -4,7 +4,10 @@
  * rank.  Messages go through the windows in rounds: every rank writes a piece of each of its
  * messages into its own window, all wait for each other, and every rank reads its pieces from the
  * windows of the others.  Rounds use the two windows in turn, so one barrier a round is enough.
- * Ranks wait in the kernel (futex), so there may be more of them than cores. */
+ * Ranks wait in the kernel (futex), so there may be more of them than cores.
+ *
+ * Groups of ranks (transport.h) exchange at moments of their own, so each has its barrier, and each
+ * rank two more windows for the group of its neighbours and two for the group with a stride. */
 #ifndef HSTU_DIST_SHM_H
 #define HSTU_DIST_SHM_H
 
@@ -16,10 +19,21 @@
 
 enum { SHM_MAX_RANKS = 64 };
 
+/* Whom a rank exchanges with: all, its neighbours, or ranks at a distance. */
+typedef enum { SHM_ALL, SHM_NEAR, SHM_FAR, SHM_CIRCLES } shm_circle;
+
+/* A barrier. */
+typedef struct shm_meeting {
+    _Alignas(64) atomic_uint n_waiting; /* at the barrier */
+    _Alignas(64) atomic_uint n_passed;  /* barriers passed by all */
+} shm_meeting;
+
 /* One rank on the board. */
 typedef struct shm_rank {
     _Alignas(64) atomic_uint_fast64_t step; /* 1 + the last step it told; 0: none yet */
-    int64_t sent[2][SHM_MAX_RANKS];         /* bytes of its messages in a round of each window */
+    /* Bytes of its messages in a round of each window. */
+    int64_t sent[SHM_CIRCLES][2][SHM_MAX_RANKS];
+    shm_meeting meeting[SHM_CIRCLES]; /* of the groups whose first rank it is */
 } shm_rank;
 
 typedef struct shm_job {
@@ -29,8 +43,6 @@ typedef struct shm_job {
     atomic_int failed;  /* 1 + the rank that failed first; 0: none */
     atomic_int n_ended; /* ranks that have left */
     volatile sig_atomic_t stop;
-    _Alignas(64) atomic_uint n_waiting; /* at the barrier */
-    _Alignas(64) atomic_uint n_passed;  /* barriers passed by all */
     shm_rank rank[SHM_MAX_RANKS];
 } shm_job;
 

@@ -19,16 +19,31 @@ typedef struct transport transport;
 
 /* Messages between all pairs of ranks, in memory of the host.  Rank r receives from rank s as many
  * bytes as s sends to r.  The message of a rank to itself is copied, or left alone where from and
- * to are the same. */
+ * to are the same.  Counts of NO_MESSAGE in both directions, on both sides: the other rank is of
+ * another group (group.h) and makes its own calls. */
+enum { NO_MESSAGE = -1 };
 typedef struct exchange_args {
     const void *const *from; /* (size): to each rank */
-    const int64_t *n_from;   /* (size): bytes, 0 or more */
+    const int64_t *n_from;   /* (size): bytes, 0 or more, or NO_MESSAGE */
     void *const *to;         /* (size): of each rank */
     const int64_t *n_to;     /* (size) */
 } exchange_args;
 
+/* Ranks first, first + stride, ... of a job. */
+typedef struct rank_group {
+    int first, stride, size;
+} rank_group;
+
+/* The rank in the job of member r. */
+static inline int rank_of_group(const rank_group *g, int r) {
+    return g->first + r * g->stride;
+}
+
 typedef struct transport_ops {
     const char *name;
+    /* A transport among some ranks, this one included: transport_group of group.h.  NULL:
+     * `exchange` understands NO_MESSAGE, and a group is made of that. */
+    status (*group)(transport **out, transport *t, const rank_group *g);
     status (*exchange)(transport *t, const exchange_args *a);
     status (*barrier)(transport *t);
     /* Tells the watchdog of the job how far this rank is: what it names when the rank is lost. */
