@@ -188,6 +188,27 @@ TEST(server_keeps_events_and_erasures) {
     rig_close(&r);
 }
 
+/* What is refused for lack of time has changed nothing, so that it can be sent again as it is. */
+TEST(server_refuses_before_it_adds_events) {
+    const char *body = "{\"user\": \"late\", \"events\": [{\"item\": 1, \"time\": 5}]}";
+    for (int has_state = 0; has_state < 2; has_state++) {
+        rig r;
+        rig_open(&r);
+        r.c.engine.deadline_ns = 1;
+        if (has_state) r.c.state = r.state;
+        rig_start(&r);
+        ask(&r, "POST", "/v1/recommend", body, 503, "Retry-After: 1");
+        ask(&r, "GET", "/v1/users/late", "", 404, "POST /v1/events makes one");
+        ask(&r, "GET", "/metrics", "", 200, "hstu_rejected_total{reason=\"overload\"} 1\n");
+        rig_stop(&r);
+        r.c.engine.deadline_ns = 60000000000u;
+        rig_start(&r);
+        ask(&r, "POST", "/v1/recommend", body, 200, "\"source\":\"model\"");
+        ask(&r, "GET", "/v1/users/late", "", 200, "\"time\":5");
+        rig_close(&r);
+    }
+}
+
 TEST(server_checks_keys_and_quotas) {
     rig r;
     rig_open(&r);

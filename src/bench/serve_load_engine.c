@@ -60,7 +60,6 @@ static load_kind kind_of(engine_outcome outcome) {
     case ENGINE_OK:
         return LOAD_OK;
     case ENGINE_OVERLOAD:
-    case ENGINE_LATE:
     case ENGINE_CLOSING:
         return LOAD_REFUSED;
     case ENGINE_BAD:

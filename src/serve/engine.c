@@ -273,6 +273,27 @@ static void answer_early(engine_answer *out, engine_outcome outcome, const char 
     done(ctx, out);
 }
 
+static uint64_t deadline_of(const engine *e, const engine_request *r, uint64_t arrived) {
+    return arrived + (r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns);
+}
+
+static bool has_time(slot *s, const engine_request *r, uint64_t deadline, engine_answer *out) {
+    served *m = slot_keep_model(s);
+    bool is_fine = slot_has_time(s, m, deadline, r->priority, out);
+    served_drop(m);
+    if (is_fine) return true;
+    slot_count(s, r->task, ENGINE_OVERLOAD);
+    out->outcome = ENGINE_OVERLOAD;
+    return false;
+}
+
+bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
+    uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : clock_ns();
+    slot *s = engine_slot(e, r->model);
+    *out = (engine_answer){0};
+    return s == NULL || has_time(s, r, deadline_of(e, r, arrived), out);
+}
+
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx) {
     uint64_t now = clock_ns();
@@ -291,6 +312,12 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         answer_early(out, ENGINE_CLOSING, "the server is shutting down", done, ctx);
         return;
     }
+    uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : now;
+    uint64_t deadline = deadline_of(e, r, arrived);
+    if (!has_time(s, r, deadline, out)) {
+        done(ctx, out);
+        return;
+    }
     status st = prepare(e, s, r, out, &j);
     if (st != OK) {
         slot_count(s, r->task, outcome_of(st));
@@ -300,8 +327,8 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
     j->done = done;
     j->is_gone = r->is_gone;
     j->ctx = ctx;
-    j->submit_ns = now;
-    j->deadline_ns = now + (r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns);
+    j->submit_ns = arrived;
+    j->deadline_ns = deadline;
     slot_submit(s, j);
 }
 

@@ -169,7 +169,8 @@ typedef struct engine_request {
     const engine_id *deny; /* recommend: not these */
     size_t n_deny;
     bool wants_vector;    /* the user's encoded state, where the model has one */
-    uint64_t deadline_ns; /* from now on; 0: the engine's */
+    uint64_t arrived_ns;  /* by clock_ns: when it came; 0: now */
+    uint64_t deadline_ns; /* from then on; 0: the engine's */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
     /* Asked with the context of `done` before the request would run, by the thread that computes:
      * true where nobody waits for the answer any more.  NULL: somebody does. */
@@ -181,7 +182,6 @@ typedef enum {
     ENGINE_BAD,      /* the request is wrong: HTTP 400 */
     ENGINE_NO_MODEL, /* 404 */
     ENGINE_OVERLOAD, /* it would miss its deadline, or the queue is full: 503, retry_after_s */
-    ENGINE_LATE,     /* it waited in the queue until its deadline was over: 503, retry_after_s */
     ENGINE_CLOSING,  /* 503 */
     ENGINE_GONE,     /* whoever asked is gone, so it did not run: 499 */
     ENGINE_FAILED    /* 500 */
@@ -230,6 +230,10 @@ void engine_ask(engine *e, const engine_request *r, engine_answer *out);
 typedef void (*engine_done)(void *ctx, engine_answer *out);
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx);
+
+/* Whether a request could be admitted now, however small it is: cheap, and without looking at its
+ * ids.  False: *out is an answer that says why, counted like any other; release it. */
+bool engine_has_time(engine *e, const engine_request *r, engine_answer *out);
 
 void engine_answer_release(engine_answer *a); /* twice is fine */
 
@@ -307,6 +311,7 @@ const char *engine_stage_name(engine_stage s); /* "queue", "build", "layers", "h
 
 typedef struct engine_stats {
     uint64_t requests[2][ENGINE_FAILED + 1];          /* by task and outcome */
+    uint64_t n_late;                                  /* began after their deadlines */
     uint64_t n_batches, batch_requests, batch_tokens; /* sums */
     uint64_t tokens_reused, tokens_computed;
     uint64_t kv_evictions; /* pages */

@@ -44,6 +44,8 @@ typedef struct job {
     double flops;     /* predicted without a cache */
     int32_t n_reused;
     uint64_t submit_ns, deadline_ns; /* by clock_ns */
+    uint64_t admit_ns;               /* when it came into the queue, and */
+    double predicted_s;              /* when it would be answered after that */
     int priority;
     uint64_t order;
 } job;

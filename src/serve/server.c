@@ -143,9 +143,9 @@ void call_fail_status(call *c, status st) {
 
 void call_fail_outcome(call *c, const engine_answer *a) {
     static const int code[] = {
-        [ENGINE_OK] = 200,       [ENGINE_BAD] = 400,   [ENGINE_NO_MODEL] = 404,
-        [ENGINE_OVERLOAD] = 503, [ENGINE_LATE] = 503,  [ENGINE_CLOSING] = 503,
-        [ENGINE_GONE] = 499,     [ENGINE_FAILED] = 500};
+        [ENGINE_OK] = 200,       [ENGINE_BAD] = 400,     [ENGINE_NO_MODEL] = 404,
+        [ENGINE_OVERLOAD] = 503, [ENGINE_CLOSING] = 503, [ENGINE_GONE] = 499,
+        [ENGINE_FAILED] = 500};
     char seconds[16];
     if (code[a->outcome] == 503) {
         snprintf(seconds, sizeof seconds, "%u", a->retry_after_s > 0 ? a->retry_after_s : 1);

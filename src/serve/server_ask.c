@@ -340,13 +340,28 @@ static void submit(asking *q) {
     engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
 }
 
-/* On a worker: the events of the request first, durably. */
+/* The events of the request first, durably: on a worker where that means to wait for the disk. */
 static void add_and_submit(void *context) {
     call *c = context;
     asking *q = c->state;
     engine_added added;
     status st = engine_add_events(c->s->engine, q->r.ask.user, q->r.events, q->r.n_events, &added);
     st == OK ? submit(q) : call_fail_status(c, st);
+}
+
+/* A request that has no time is refused before its events are added, so that it can be sent again
+ * as it is. */
+static void add_events(asking *q) {
+    call *c = q->c;
+    engine_answer refusal;
+    bool has_time = engine_has_time(c->s->engine, &q->r.ask, &refusal);
+    if (!has_time)
+        call_fail_outcome(c, &refusal);
+    else if (c->s->journal != NULL)
+        call_later(c, add_and_submit);
+    else
+        add_and_submit(c);
+    engine_answer_release(&refusal);
 }
 
 static void serve(call *c, ask_reader read) {
@@ -372,7 +387,8 @@ static void serve(call *c, ask_reader read) {
         q->top_k = q->r.ask.top_k;
         q->r.ask.top_k = 0;
     }
-    q->r.n_events > 0 ? call_later(c, add_and_submit) : submit(q);
+    q->r.ask.arrived_ns = http_arrived_ns(c->x);
+    q->r.n_events > 0 ? add_events(q) : submit(q);
 }
 
 void serve_recommend(call *c) {

@@ -254,6 +254,7 @@ void serve_infer(call *c) {
     for (size_t i = 0, n = q->asks.n; i < n; i++) {
         q->asks.ask[i].model = model;
         q->asks.ask[i].is_gone = is_gone;
+        q->asks.ask[i].arrived_ns = http_arrived_ns(c->x);
         engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
     }
 }

@@ -222,6 +222,9 @@ static status write_batches(const model_facts *f, int n, buf *out) {
     static const line queue[] = {{"", AT(queue_tokens)}}, waiting[] = {{"", AT(queue_requests)}};
     TRY(write_lines("queue_tokens", "gauge", "Tokens that wait.", queue, 1, f, n, out));
     TRY(write_lines("queue_requests", "gauge", "Requests that wait.", waiting, 1, f, n, out));
+    static const line late[] = {{"", AT(n_late)}};
+    TRY(write_lines("late_total", "counter", "Admitted requests that began after their deadlines.",
+                    late, 1, f, n, out));
     TRY(head(out, "batch_requests", "summary", "Requests of a batch."));
     for (int i = 0; i < n; i++)
         TRY(buf_printf(out,
@@ -240,11 +243,10 @@ static status write_batches(const model_facts *f, int n, buf *out) {
 }
 
 static status write_rejected(server_metrics *m, const model_facts *f, int n, buf *out) {
-    uint64_t overload = 0, late = 0, closing = 0, gone = 0;
+    uint64_t overload = 0, closing = 0, gone = 0;
     for (int i = 0; i < n; i++)
         for (int task = 0; task < 2; task++) {
             overload += f[i].stats.requests[task][ENGINE_OVERLOAD];
-            late += f[i].stats.requests[task][ENGINE_LATE];
             closing += f[i].stats.requests[task][ENGINE_CLOSING];
             gone += f[i].stats.requests[task][ENGINE_GONE];
         }
@@ -252,11 +254,10 @@ static status write_rejected(server_metrics *m, const model_facts *f, int n, buf
              "Requests that did not run: no time, no quota, nobody waiting."));
     return buf_printf(out,
                       "hstu_rejected_total{reason=\"overload\"} %" PRIu64
-                      "\nhstu_rejected_total{reason=\"deadline\"} %" PRIu64
                       "\nhstu_rejected_total{reason=\"closing\"} %" PRIu64
                       "\nhstu_rejected_total{reason=\"gone\"} %" PRIu64
                       "\nhstu_rejected_total{reason=\"quota\"} %" PRIu64 "\n",
-                      overload, late, closing, gone, get(&m->rejected_quota));
+                      overload, closing, gone, get(&m->rejected_quota));
 }
 
 static status write_models(engine *e, const model_facts *f, int n, buf *out) {

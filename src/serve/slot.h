@@ -1,10 +1,7 @@
 /* Slot: a model's name in the engine, its queue and its worker thread.
  *
- * Jobs wait in order of their deadlines.  The worker takes the first one and adds others of the
- * same model while they fit a batch and the batch ends before the first one's deadline.  What a
- * batch will take is predicted from the FLOPs of its jobs as they would be without a cache, by the
- * rate of the batches so far, which thereby includes how much the cache saves on average.  A job
- * that would be answered too late by that prediction never enters the queue.
+ * A job enters the queue where job_queue.h says that it will be answered in time, and is then
+ * computed, unless its client goes away.
  *
  * The model may be replaced at any time: a job holds the model that it was made for, and a batch is
  * of one model.  Any thread may call. */
@@ -13,25 +10,18 @@
 
 #include <pthread.h>
 
+#include "serve/job_queue.h"
 #include "serve/run.h"
 
 typedef struct slot {
     char name[64];
-    int32_t max_queue;
     pthread_mutex_t lock; /* of everything below */
     pthread_cond_t work, idle;
     pthread_t thread;
-    bool has_thread, is_stopping;
+    bool has_thread, is_stopping, is_running;
     served *model; /* the current one: a reference */
     uint64_t n_loads;
-    job **queue; /* (n_queue): a heap, the most urgent first */
-    size_t n_queue, queue_capacity;
-    uint64_t n_jobs;        /* so far: their order */
-    double queue_flops;     /* of what waits */
-    double running_flops;   /* of the batch that runs, */
-    uint64_t running_since; /* since then; 0: none */
-    double flop_s;          /* seconds of a FLOP, */
-    double batch_s;         /* and of a batch besides */
+    job_queue queue;
     engine_stats stats;
 } slot;
 
@@ -48,6 +38,10 @@ status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx);
 
 /* Runs a job, or answers it at once with a refusal. */
 void slot_submit(slot *s, job *j);
+
+/* Whether a request with this deadline could be admitted at all, however small it is: asked before
+ * its ids are looked up, so that a refusal costs next to nothing.  False: *out says why. */
+bool slot_has_time(slot *s, served *m, uint64_t deadline_ns, int priority, engine_answer *out);
 
 /* Answers: counts the outcome and calls `done`.  Not under the lock. */
 void slot_answer(slot *s, job *j, engine_outcome outcome);

@@ -1,0 +1,342 @@
+#include "serve/job_queue.h"
+
+#include "base/rng.h"
+#include "test.h"
+
+/* A server whose time is a number: requests arrive at random, batches take what their jobs cost. */
+typedef struct sim {
+    job_queue q;
+    served m;
+    rng_key key;
+    uint64_t n_drawn;
+    uint64_t now, busy_until; /* 0: idle */
+    job *running[64];
+    int32_t n_running;
+    double noise;     /* of a batch's time */
+    double slow;      /* factor of all times */
+    double deadline;  /* seconds */
+    double stall_s;   /* the next batch takes so much longer, once */
+    uint64_t busy_ns; /* in all */
+    double *latency;  /* (n_answered) of admitted jobs, seconds */
+    size_t n_answered, n_refused, n_late;
+} sim;
+
+enum { MAX_BATCH = 32, N_ARRIVALS = 20000 };
+static const double JOB_S = 1e-3, BATCH_S = 2e-4;
+
+static double uniform(sim *s) {
+    rng_block b = rng_draw64(s->key, s->n_drawn++, 1);
+    return (rng_uniform64(b.word[0], b.word[1]) * 9007199254740992.0 + 0.5) / 9007199254740993.0;
+}
+
+static void sim_open(sim *s, double deadline, uint64_t seed) {
+    *s = (sim){.m = {.max_batch = MAX_BATCH, .max_tokens = 1 << 20},
+               .key = rng_make_key(seed, RNG_TEST),
+               .slow = 1,
+               .now = 1000000000,
+               .deadline = deadline};
+    CHECK_OK(job_queue_init(&s->q, 1024));
+    job_queue_reset(&s->q, JOB_S / 1e6);
+    s->latency = malloc(N_ARRIVALS * sizeof *s->latency);
+}
+
+static void sim_close(sim *s) {
+    CHECK_EQ(s->q.n, 0);
+    job_queue_fini(&s->q);
+    free(s->latency);
+}
+
+static void begin_batch(sim *s) {
+    double seconds = BATCH_S, flops = 0;
+    s->n_running = job_queue_take(&s->q, s->now, s->running, 64);
+    CHECK(s->n_running > 0);
+    for (int32_t i = 0; i < s->n_running; i++) {
+        flops += s->running[i]->flops;
+        /* Half of them find most of their history in a cache, and nobody knows which. */
+        seconds += s->running[i]->flops / 1e6 * JOB_S * (uniform(s) < 0.5 ? 0.4 : 1.6);
+    }
+    seconds *= s->slow * (1 + s->noise * (2 * uniform(s) - 1));
+    seconds += s->stall_s;
+    s->stall_s = 0;
+    job_queue_begin(&s->q, flops, s->now);
+    s->busy_until = s->now + (uint64_t)(seconds * 1e9);
+    s->busy_ns += (uint64_t)(seconds * 1e9);
+}
+
+static void end_batch(sim *s) {
+    s->now = s->busy_until;
+    job_queue_end(&s->q, s->running, s->n_running, s->now);
+    for (int32_t i = 0; i < s->n_running; i++) {
+        job *j = s->running[i];
+        s->latency[s->n_answered++] = (double)(s->now - j->submit_ns) / 1e9;
+        s->n_late += s->now > j->deadline_ns;
+        free(j);
+    }
+    s->busy_until = 0;
+    if (s->q.n > 0) begin_batch(s);
+}
+
+/* Everything that happens until then. */
+static void advance(sim *s, uint64_t until) {
+    while (s->busy_until != 0 && s->busy_until <= until)
+        end_batch(s);
+    s->now = until;
+}
+
+static void arrive(sim *s) {
+    job *j = calloc(1, sizeof *j);
+    *j = (job){.m = &s->m,
+               .flops = 1e6 * (0.5 + uniform(s)),
+               .n_tokens = 1,
+               .submit_ns = s->now,
+               .admit_ns = s->now,
+               .deadline_ns = s->now + (uint64_t)(s->deadline * 1e9)};
+    if (job_queue_admits(&s->q, j, s->now, &j->predicted_s) != QUEUE_ADMITS) {
+        s->n_refused++;
+        free(j);
+        return;
+    }
+    job_queue_push(&s->q, j);
+    if (s->busy_until == 0) begin_batch(s);
+}
+
+/* n arrivals at a multiple of what the server can do, then until all are answered. */
+static void load(sim *s, double times, int n) {
+    for (int i = 0; i < n; i++) {
+        advance(s, s->now + (uint64_t)(-log(uniform(s)) * JOB_S * 1e9 / times));
+        arrive(s);
+    }
+}
+
+static void drain(sim *s) {
+    while (s->busy_until != 0)
+        end_batch(s);
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double percentile(sim *s, double p) {
+    qsort(s->latency, s->n_answered, sizeof *s->latency, compare);
+    return s->latency[(size_t)(p * (double)s->n_answered)];
+}
+
+/* Twice as many requests as can be answered: those that are admitted are answered, nearly all of
+ * them in time, and the server has no idle time.  With the deadline of 1.2 times the 99th
+ * percentile at 90 % of the load, the 99th percentile stays within it. */
+TEST(job_queue_holds_deadlines_under_overload) {
+    for (int noise = 0; noise < 3; noise++) {
+        sim s;
+        sim_open(&s, 10, 1);
+        s.noise = 0.15 * noise;
+        load(&s, 0.9, N_ARRIVALS);
+        drain(&s);
+        double p99 = percentile(&s, 0.99);
+        CHECK_EQ(s.n_refused, 0);
+        sim_close(&s);
+        sim_open(&s, 1.2 * p99, 2);
+        s.noise = 0.15 * noise;
+        uint64_t start = s.now;
+        load(&s, 2, N_ARRIVALS);
+        drain(&s);
+        CHECK(percentile(&s, 0.99) <= 1.2 * p99);
+        CHECK_EQ(s.n_answered + s.n_refused, N_ARRIVALS);
+        CHECK(s.n_late * 100 <= s.n_answered);
+        CHECK(s.busy_ns >= (s.now - start) / 100 * 98);
+        sim_close(&s);
+    }
+}
+
+/* The machine stands still for two seconds: who was admitted before is answered, late, and then
+ * the server is as it was. */
+TEST(job_queue_answers_all_after_a_stall) {
+    sim s;
+    sim_open(&s, 0.05, 3);
+    load(&s, 2, 2000);
+    s.stall_s = 2;
+    load(&s, 2, 6000);
+    CHECK(s.n_late > 0 && s.n_late <= 200);
+    size_t n_late = s.n_late, n_answered = s.n_answered;
+    load(&s, 2, 4000);
+    drain(&s);
+    CHECK_EQ(s.n_answered + s.n_refused, 12000);
+    CHECK(s.n_late - n_late <= 40 && s.n_answered - n_answered >= 1700);
+    sim_close(&s);
+}
+
+/* Everything takes three times as long from one moment on. */
+TEST(job_queue_follows_a_slower_machine) {
+    sim s;
+    sim_open(&s, 0.1, 4);
+    s.noise = 0.1;
+    load(&s, 2, 2000);
+    size_t n_late = s.n_late;
+    s.slow = 3;
+    load(&s, 0.7, 2000);
+    CHECK(s.n_late - n_late <= 300);
+    n_late = s.n_late;
+    load(&s, 0.7, 2000);
+    drain(&s);
+    CHECK(s.n_late - n_late <= 20);
+    CHECK(s.q.flop_s > 2.5 * JOB_S / 1e6 && s.q.flop_s < 3.5 * JOB_S / 1e6);
+    sim_close(&s);
+}
+
+/* From batches of several sizes both parts of their time are found. */
+TEST(job_queue_learns_what_a_batch_takes) {
+    job_queue q;
+    CHECK_OK(job_queue_init(&q, 4));
+    job_queue_reset(&q, 1e-9);
+    for (int i = 0; i < 200; i++) {
+        double flops = 1e6 * (1 + i % 7);
+        uint64_t ns = 3000000 + (uint64_t)(2 * flops);
+        job j = {.flops = flops}, *jobs[1] = {&j};
+        job_queue_begin(&q, flops, 1000);
+        job_queue_end(&q, jobs, 1, 1000 + ns);
+    }
+    CHECK(fabs(q.batch_s - 3e-3) < 1e-5);
+    CHECK(fabs(q.flop_s * 1e9 - 2) < 0.01);
+    CHECK(fabs(job_queue_seconds(&q, 5e6) - 13e-3) < 1e-4);
+    job_queue_reset(&q, 1e-9);
+    CHECK(fabs(job_queue_seconds(&q, 1e6) - 1.05e-3) < 1e-9);
+    job_queue_fini(&q);
+}
+
+/* A queue of jobs that take 10 ms each and have nothing uncertain. */
+static void open_exact(job_queue *q, served *m) {
+    *m = (served){.max_batch = 1, .max_tokens = 100};
+    CHECK_OK(job_queue_init(q, 4));
+    job_queue_reset(q, 1e-8);
+    q->batch_s = 0;
+    q->margin = 1;
+}
+
+static job exact_job(served *m, double flops, double deadline_ms) {
+    return (job){
+        .m = m, .flops = flops, .n_tokens = 30, .deadline_ns = (uint64_t)(deadline_ms * 1e6)};
+}
+
+/* Who is more urgent goes first only where nobody is made late by it. */
+TEST(job_queue_keeps_its_promises) {
+    job_queue q;
+    served m;
+    double s;
+    open_exact(&q, &m);
+    job a = exact_job(&m, 1e6, 35), b = exact_job(&m, 1e6, 35), urgent = exact_job(&m, 1e6, 15);
+    job long_one = exact_job(&m, 2e6, 25);
+    CHECK_EQ(job_queue_admits(&q, &a, 0, &s), QUEUE_ADMITS);
+    CHECK(fabs(s - 0.01) < 1e-12);
+    job_queue_push(&q, &a);
+    CHECK_EQ(job_queue_admits(&q, &b, 0, &s), QUEUE_ADMITS);
+    CHECK(fabs(s - 0.02) < 1e-12);
+    job_queue_push(&q, &b);
+    CHECK_EQ(job_queue_admits(&q, &long_one, 0, &s), QUEUE_IS_LATE); /* b would end at 40 */
+    CHECK_EQ(job_queue_admits(&q, &urgent, 0, &s), QUEUE_ADMITS);
+    CHECK(fabs(s - 0.01) < 1e-12);
+    job_queue_push(&q, &urgent);
+    job late = exact_job(&m, 1e6, 39), in_time = exact_job(&m, 1e6, 41);
+    CHECK_EQ(job_queue_admits(&q, &late, 0, &s), QUEUE_IS_LATE);
+    CHECK_EQ(job_queue_admits(&q, &in_time, 0, &s), QUEUE_ADMITS);
+    CHECK_EQ(job_queue_admits(&q, &in_time, 2000000, &s), QUEUE_IS_LATE);
+    q.margin = 1.05;
+    CHECK_EQ(job_queue_admits(&q, &in_time, 0, &s), QUEUE_IS_LATE);
+    /* Jobs that are late in any case refuse nobody. */
+    q.margin = 1;
+    job far = exact_job(&m, 1e6, 200);
+    CHECK_EQ(job_queue_admits(&q, &far, 100000000, &s), QUEUE_ADMITS);
+    job_queue_push(&q, &far);
+    CHECK_EQ(job_queue_admits(&q, &far, 0, &s), QUEUE_IS_FULL);
+    job *taken[4];
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &urgent);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &a);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &b);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &far);
+    CHECK_EQ(job_queue_take(&q, 0, taken, 4), 0);
+    job_queue_fini(&q);
+}
+
+/* What runs delays the next one, longer where it is overdue itself. */
+TEST(job_queue_counts_the_batch_that_runs) {
+    job_queue q;
+    served m;
+    double s;
+    open_exact(&q, &m);
+    job j = exact_job(&m, 1e6, 1000);
+    job_queue_begin(&q, 3e6, 1000000);
+    CHECK_EQ(job_queue_admits(&q, &j, 11000000, &s), QUEUE_ADMITS);
+    CHECK(fabs(s - 0.03) < 1e-9);
+    CHECK_EQ(job_queue_admits(&q, &j, 101000000, &s), QUEUE_ADMITS);
+    CHECK(fabs(s - 0.02) < 1e-9);
+    job_queue_fini(&q);
+}
+
+static status no_call(served *m, void *ctx) {
+    (void)m;
+    (void)ctx;
+    return OK;
+}
+
+/* A batch ends at its limits, at another model and at a call, and before it would make its first
+ * job late, unless that one is late already. */
+TEST(job_queue_cuts_batches) {
+    job_queue q;
+    served m, other = {.max_batch = 8, .max_tokens = 100};
+    job *taken[4];
+    open_exact(&q, &m);
+    m.max_batch = 8;
+    job a = exact_job(&m, 1e6, 25), b = a, c = a, d = a;
+    job *all[4] = {&a, &b, &c, &d};
+    for (int i = 0; i < 4; i++)
+        job_queue_push(&q, all[i]);
+    CHECK_EQ(job_queue_take(&q, 0, taken, 4), 2); /* 30 ms of work, 25 ms of time */
+    CHECK(taken[0] == &a && taken[1] == &b);
+    CHECK_EQ(job_queue_take(&q, 30000000, taken, 1), 1); /* room */
+    job_queue_push(&q, &a);
+    job_queue_push(&q, &b);
+    job_queue_push(&q, &c);
+    CHECK_EQ(job_queue_take(&q, 30000000, taken, 4), 3); /* 120 tokens */
+    a.m = &other;
+    b.n_tokens = 1;
+    CHECK_EQ(job_queue_take(&q, 30000000, taken, 4), 1);
+    job call = {.m = &m, .call = no_call, .deadline_ns = 26000000};
+    job_queue_push(&q, &call);
+    job_queue_push(&q, &a);
+    job_queue_push(&q, &b);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &a);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &b);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &call);
+    /* Of equal deadlines the higher priority, then who came first. */
+    c.priority = 1;
+    m.max_batch = 1;
+    job_queue_push(&q, &b);
+    job_queue_push(&q, &d);
+    job_queue_push(&q, &c);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &c);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &b);
+    CHECK(job_queue_take(&q, 0, taken, 4) == 1 && taken[0] == &d);
+    job_queue_fini(&q);
+}
+
+/* A call waits no longer than its deadline says, however many requests come. */
+TEST(job_queue_does_not_starve_calls) {
+    sim s;
+    sim_open(&s, 0.05, 5);
+    load(&s, 2, 500);
+    job call = {.m = &s.m, .call = no_call, .deadline_ns = s.now + 100000000};
+    job_queue_push(&s.q, &call);
+    bool is_there = true;
+    for (int i = 0; i < 400 && is_there; i++) {
+        load(&s, 2, 1);
+        is_there = false;
+        for (size_t k = 0; k < s.q.n; k++)
+            is_there |= s.q.item[k] == &call;
+        is_there &= s.q.item[0] != &call;
+    }
+    CHECK(!is_there);
+    for (size_t k = 0; k < s.q.n; k++) /* out of the queue: the simulation frees what it answers */
+        if (s.q.item[k] == &call) s.q.item[k] = s.q.item[--s.q.n];
+    drain(&s);
+    sim_close(&s);
+}
