@@ -95,13 +95,19 @@ TEST(sweep_refuses_what_cannot_be) {
     says(2, "./hstu sweep m.gin --data data --out s", "--set-range, --data and --out are needed");
     says(1, "./hstu sweep none.gin --data data --out s --set-range a=1", "no such file");
     says(2, "mkdir t && ./hstu sweep m.gin --data data --out t --set-range a=1,2", "no sweep");
-    /* A wrong option is wrong in every trial: the first one says so, and the others do not start.
-     */
+    /* A wrong option is wrong in every trial: the first one says so, and nothing is left. */
     says(2,
          "./hstu sweep m.gin --data data --device cpu --out s --set-range "
          "'train_fn.learning_rat=1,2,3'",
          "learning_rate");
-    free(shell(0, "test $(ls s/*.log | wc -l) = 1 && ! ls s/sweep.csv 2>/dev/null"));
+    free(shell(0, "test ! -e s"));
+    /* After a training a wrong one ends the sweep, and what was trained stays. */
+    says(2,
+         "./hstu sweep m.gin --data data --device cpu --epochs 1 --out w --set-range "
+         "train_fn.learning_rate=1e-3,none,1e-2",
+         "trial-0001");
+    free(shell(0, "cd w && test -e trial-0000/log.jsonl && test $(ls *.log | wc -l) = 2 && ! ls "
+                  "sweep.csv 2>/dev/null"));
     says(2,
          "./hstu sweep m.gin --data data --device cpu --epochs 1 --out u --metric moods "
          "--set-range train_fn.learning_rate=1e-3",

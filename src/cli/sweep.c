@@ -254,12 +254,12 @@ static status describe(const sweep_args *a, buf *out) {
     return OK;
 }
 
-static status open_folder(const sweep_args *a) {
+/* Sets *is_new where this sweep made the folder. */
+static status open_folder(const sweep_args *a, bool *is_new) {
     char path[PATH_BYTES], *text = NULL;
     size_t n;
-    bool is_new;
     buf want;
-    TRY(folder_create(a->out, &is_new));
+    TRY(folder_create(a->out, is_new));
     TRY(path_join(path, sizeof path, a->out, "sweep.txt"));
     buf_init(&want);
     status st = describe(a, &want);
@@ -270,7 +270,7 @@ static status open_folder(const sweep_args *a) {
                 fail(ERR_USAGE, "%s has another sweep (%s says which); give this one another --out",
                      a->out, path);
         mem_free(text);
-    } else if (st == OK && !is_new) {
+    } else if (st == OK && !*is_new) {
         st = fail(ERR_USAGE, "%s is there, and no sweep; give another --out", a->out);
     } else if (st == OK) {
         st = page_save(&want, path);
@@ -279,9 +279,22 @@ static status open_folder(const sweep_args *a) {
     return st;
 }
 
+/* A wrong option stops the first trainings before they begin: of such a sweep nothing is left, so
+ * that the same --out can be given again.  A folder with anything of a trial but its log stays. */
+static void remove_folder(const sweep *s, const sweep_args *a) {
+    char path[PATH_BYTES];
+    for (int i = 0; i < s->n_trials; i++)
+        if (trial_path(path, a, i, "") != OK || folder_exists(path)) return;
+    for (int i = 0; i < s->n_trials; i++)
+        if (trial_path(path, a, i, ".log") == OK) (void)unlink(path);
+    if (path_join(path, sizeof path, a->out, "sweep.txt") == OK) (void)unlink(path);
+    (void)rmdir(a->out);
+}
+
 static status run(sweep *s, const sweep_args *a) {
     char self[PATH_BYTES];
     int n_done = 0, n_failed = 0;
+    bool is_new;
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n <= 0) return fail_errno("/proc/self/exe");
     self[n] = '\0';
@@ -290,7 +303,7 @@ static status run(sweep *s, const sweep_args *a) {
     TRY(sweep_make_trials(s, a->n_random, (uint64_t)a->seed));
     if (a->set.n_items + SWEEP_RANGES > MAX_WORDS / 4)
         return fail(ERR_USAGE, "%zu times --set", a->set.n_items);
-    TRY(open_folder(a));
+    TRY(open_folder(a, &is_new));
     s->metric = a->metric;
     for (int i = 0; i < s->n_trials; i++)
         TRY(read_trial(s, a, i));
@@ -298,6 +311,7 @@ static status run(sweep *s, const sweep_args *a) {
         n_done += s->trial[i].is_done;
     log_info("%d trials, %d of them done; %d at a time", s->n_trials, n_done, (int)a->jobs);
     status st = run_trials(s, a, self);
+    if (st == ERR_CONFIG && is_new) remove_folder(s, a);
     for (int i = 0; i < s->n_trials; i++)
         n_failed += s->trial[i].is_failed;
     if (s->metric != NULL && st != ERR_CONFIG) {

@@ -1,15 +1,12 @@
 #include "train/import_meta.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "model/weight_file.h"
 #include "nn/input.h"
-
-enum { NAME_BYTES = TORCH_NAME_BYTES };
+#include "train/import_params.h"
 
 /* Where train.py and others keep the state_dict; DDP adds "module.". */
 static const char *const prefixes[] = {"model_state_dict.module.",
@@ -26,15 +23,9 @@ typedef struct import_job {
     import_meta_report *report;
 } import_job;
 
-static const torch_tensor *find(const import_job *j, const char *prefix, const char *name) {
-    char whole[NAME_BYTES];
-    if (snprintf(whole, sizeof whole, "%s%s", prefix, name) >= (int)sizeof whole) return NULL;
-    return torch_find(j->file, whole);
-}
-
 static status find_prefix(import_job *j) {
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
-        if (find(j, prefixes[i], META_ITEMS) == NULL) continue;
+        if (import_find(j->file, prefixes[i], META_ITEMS) == NULL) continue;
         j->prefix = prefixes[i];
         return OK;
     }
@@ -86,8 +77,9 @@ static status read_items(import_job *j, const torch_tensor *t, const param *p, f
     return OK;
 }
 
-static status read_values(import_job *j, const param *p, float *host) {
-    const torch_tensor *t = find(j, j->prefix, p->name);
+static status read_values(void *ctx, const param *p, float *host) {
+    import_job *j = ctx;
+    const torch_tensor *t = import_find(j->file, j->prefix, p->name);
     if (t == NULL)
         return fail(ERR_CONFIG,
                     "%s: has no '%s'; give the config that the checkpoint was trained with",
@@ -98,39 +90,11 @@ static status read_values(import_job *j, const param *p, float *host) {
         if (!has_shape(t, p, 0)) return wrong_shape(j, t, p);
         TRY(torch_read_floats(j->file, t, 0, p->n_dims > 0 ? p->shape[0] : 1, host));
     }
-    for (int64_t i = 0; i < p->n; i++)
-        if (!isfinite(host[i]))
-            return fail(ERR_NUMERIC, "%s: '%s' holds numbers that are not finite",
-                        torch_path(j->file), p->name);
     return OK;
 }
 
-static status set_param(import_job *j, const param *p) {
-    backend *be = j->s->be;
-    float *host;
-    TRY(MEM_NEW_RAW(&host, (size_t)p->n));
-    status st = read_values(j, p, host);
-    if (st == OK) st = be->ops->copy_in(be, p->value, host, (size_t)p->n * sizeof *host);
-    mem_free(host);
-    return st;
-}
-
-/* Parameters that the config does not make, such as those of a third layer, mean another model. */
-static status check_unused(const import_job *j) {
-    size_t n = strlen(j->prefix);
-    for (size_t i = 0; i < torch_n_tensors(j->file); i++) {
-        const char *name = torch_tensor_at(j->file, i)->name + n;
-        bool is_known = strncmp(torch_tensor_at(j->file, i)->name, j->prefix, n) != 0 ||
-                        strcmp(name, META_MASK) == 0;
-        for (int k = 0; k < j->s->n_params && !is_known; k++)
-            is_known = strcmp(name, j->s->params[k].name) == 0;
-        if (!is_known)
-            return fail(ERR_CONFIG,
-                        "%s: has '%s', which this config does not make; give the config that the "
-                        "checkpoint was trained with",
-                        torch_path(j->file), name);
-    }
-    return OK;
+static bool is_other(const char *name) {
+    return strcmp(name, META_MASK) == 0;
 }
 
 status import_meta(session *s, const torch_file *f, import_meta_report *out) {
@@ -142,6 +106,6 @@ status import_meta(session *s, const torch_file *f, import_meta_report *out) {
     TRY(find_prefix(&j));
     (void)torch_find_int(f, "epoch", &out->epoch);
     for (int i = 0; i < s->n_params; i++)
-        TRY(set_param(&j, &s->params[i]));
-    return check_unused(&j);
+        TRY(import_set(s, f, &s->params[i], read_values, &j));
+    return import_check_unused(s, f, j.prefix, is_other);
 }

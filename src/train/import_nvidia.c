@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "embed/snapshot.h"
 #include "nn/dynamic.h"
 #include "nn/input.h"
+#include "train/import_params.h"
 
 enum { NAME_BYTES = TORCH_NAME_BYTES, PATH_BYTES = 4096, MAX_DEPTH = 8, ACTIONS = -2 };
 
@@ -48,12 +48,6 @@ typedef struct table_job {
     int64_t room;
 } table_job;
 
-static const torch_tensor *find(const import_job *j, const char *prefix, const char *name) {
-    char whole[NAME_BYTES];
-    if (snprintf(whole, sizeof whole, "%s%s", prefix, name) >= (int)sizeof whole) return NULL;
-    return torch_find(j->file, whole);
-}
-
 status import_nvidia_open(torch_file **out, const char *path) {
     char folder[PATH_BYTES], file[PATH_BYTES];
     *out = NULL;
@@ -72,12 +66,12 @@ static status find_prefix(import_job *j) {
     static const char first[] = "_hstu_block._attention_layers.0._linear_uvqk_weight";
     static const char native[] = "_hstu_block._attention_layers.0._linear_uvqk.weight";
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
-        if (find(j, prefixes[i], native) != NULL)
+        if (import_find(j->file, prefixes[i], native) != NULL)
             return fail(ERR_UNSUPPORTED,
                         "%s: is of NVIDIA's native layer (or of tensor parallelism), which orders "
                         "its weights by head; checkpoints of its fused layer can be imported",
                         torch_path(j->file));
-        if (find(j, prefixes[i], first) == NULL) continue;
+        if (import_find(j->file, prefixes[i], first) == NULL) continue;
         j->prefix = prefixes[i];
         return OK;
     }
@@ -87,16 +81,9 @@ static status find_prefix(import_job *j) {
                 torch_path(j->file), first);
 }
 
-static status check_finite(const import_job *j, const char *name, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(x[i]))
-            return fail(ERR_NUMERIC, "%s: '%s' holds numbers that are not finite",
-                        torch_path(j->file), name);
-    return OK;
-}
-
-static status read_dense(import_job *j, const param *p, float *host) {
-    const torch_tensor *t = find(j, j->prefix, p->name);
+static status read_dense(void *ctx, const param *p, float *host) {
+    const import_job *j = ctx;
+    const torch_tensor *t = import_find(j->file, j->prefix, p->name);
     bool is_same = t != NULL && t->n_dims == p->n_dims;
     for (int d = 0; is_same && d < p->n_dims; d++)
         is_same = t->shape[d] == p->shape[d];
@@ -105,8 +92,7 @@ static status read_dense(import_job *j, const param *p, float *host) {
                     "%s: %s '%s'%s; give the config that the checkpoint was trained with",
                     torch_path(j->file), t == NULL ? "has no" : "has", p->name,
                     t == NULL ? "" : " of another shape");
-    TRY(torch_read_floats(j->file, t, 0, p->n_dims > 0 ? p->shape[0] : 1, host));
-    return check_finite(j, p->name, host, p->n);
+    return torch_read_floats(j->file, t, 0, p->n_dims > 0 ? p->shape[0] : 1, host);
 }
 
 /* The folder under `root` that has a dump of the table, at any depth; "" where there is none. */
@@ -214,7 +200,7 @@ static status take_rows(void *ctx, const embed_rows *r) {
                     "the table '%s' there has rows of %d, but the config makes them %d; give the "
                     "config that the checkpoint was trained with",
                     w->name, r->n_floats, dim);
-    TRY(check_finite(w->j, w->name, r->rows, r->n * dim));
+    TRY(import_check_finite(w->j->file, w->name, r->rows, r->n * dim));
     if (w->t != NULL && r->n > w->room) {
         mem_free(w->keys);
         mem_free(w->rows);
@@ -270,7 +256,7 @@ static const torch_tensor *find_tensor(const import_job *j, const char *table) {
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (snprintf(name, sizeof name, "%s%s.weight", places[i], table) >= (int)sizeof name)
             continue;
-        const torch_tensor *t = find(j, j->prefix, name);
+        const torch_tensor *t = import_find(j->file, j->prefix, name);
         if (t != NULL) return t;
     }
     return NULL;
@@ -326,34 +312,9 @@ static bool find_feature(const import_job *j, const param *p, int32_t *out) {
     return false;
 }
 
-static status set_dense(import_job *j, const param *p) {
-    backend *be = j->s->be;
-    float *host;
-    TRY(MEM_NEW_RAW(&host, (size_t)p->n));
-    status st = read_dense(j, p, host);
-    if (st == OK) st = be->ops->copy_in(be, p->value, host, (size_t)p->n * sizeof *host);
-    mem_free(host);
-    return st;
-}
-
-/* Parameters that the config does not make, such as those of a third layer, mean another model. */
-static status check_unused(const import_job *j) {
-    size_t n = strlen(j->prefix);
-    for (size_t i = 0; i < torch_n_tensors(j->file); i++) {
-        const char *name = torch_tensor_at(j->file, i)->name;
-        if (strncmp(name, j->prefix, n) != 0 || strncmp(name, "optimizer_state_dict", 20) == 0)
-            continue;
-        name += n;
-        bool is_known = strncmp(name, "_hstu_block.", 12) != 0 && strncmp(name, "_mlp.", 5) != 0;
-        for (int k = 0; k < j->s->n_params && !is_known; k++)
-            is_known = strcmp(name, j->s->params[k].name) == 0;
-        if (!is_known)
-            return fail(ERR_CONFIG,
-                        "%s: has '%s', which this config does not make; give the config that the "
-                        "checkpoint was trained with",
-                        torch_path(j->file), name);
-    }
-    return OK;
+/* Tables have their own keys; "_hstu_block." and "_mlp." are what the model has besides. */
+static bool is_other(const char *name) {
+    return strncmp(name, "_hstu_block.", 12) != 0 && strncmp(name, "_mlp.", 5) != 0;
 }
 
 status import_nvidia(session *s, const torch_file *f, const char *folder,
@@ -368,9 +329,10 @@ status import_nvidia(session *s, const torch_file *f, const char *folder,
                     "of Meta's");
     TRY(find_prefix(&j));
     for (int i = 0; i < s->n_params; i++)
-        TRY(find_feature(&j, &s->params[i], &feature) ? set_static(&j, &s->params[i], feature)
-                                                      : set_dense(&j, &s->params[i]));
+        TRY(find_feature(&j, &s->params[i], &feature)
+                ? set_static(&j, &s->params[i], feature)
+                : import_set(s, f, &s->params[i], read_dense, &j));
     for (int i = 0; tables != NULL && i < tables->n; i++)
         TRY(set_dynamic(&j, &tables->item[i]));
-    return check_unused(&j);
+    return import_check_unused(s, f, j.prefix, is_other);
 }
