@@ -30,6 +30,8 @@ static void fill(float *x, int64_t n, uint32_t stream) {
         x[i] = rng_uniform(rng_draw64(key, (uint64_t)i, 0).word[0]) - 0.5f;
 }
 
+static float grad_scale;
+
 static status make_args(backend *be, const setting *s, sampled_softmax_args *a) {
     float *query, *table, *dquery, *dtable;
     int32_t *positive, *negative;
@@ -53,6 +55,7 @@ static status make_args(backend *be, const setting *s, sampled_softmax_args *a) 
     for (int64_t i = 0; i < s->n * s->n_negatives; i++)
         negative[i] =
             (int32_t)rng_below(rng_draw64(key, (uint64_t)i, 1).word[0], (uint32_t)s->n_rows);
+    grad_scale = 1 / (float)s->n;
     *a = (sampled_softmax_args){.n = s->n,
                                 .n_negatives = s->n_negatives,
                                 .dim = s->dim,
@@ -64,7 +67,7 @@ static status make_args(backend *be, const setting *s, sampled_softmax_args *a) 
                                 .normalises = true,
                                 .eps = 1e-6f,
                                 .temperature = 0.05f,
-                                .grad_scale = &(float){1 / (float)s->n},
+                                .grad_scale = &grad_scale,
                                 .loss = loss,
                                 .dquery = dquery,
                                 .dtable = dtable,
@@ -133,7 +136,7 @@ static status bench(const setting *s) {
     print_cost("pass 1, unit rows", &(work){be, NULL, normalise_block, n_blocks, &j});
     print_cost("pass 2, forward only", &(work){be, NULL, query_chunk, j.n_chunks, &j_forward});
     print_cost("pass 2, with gradient", &(work){be, NULL, query_chunk, j.n_chunks, &j});
-    print_cost("pass 3, dtable", &(work){be, NULL, table_block, n_blocks, &j});
+    print_cost("pass 3, dtable", &(work){be, NULL, table_bucket, j.n_buckets, &j});
     backend_destroy(be);
     pool_destroy(p);
     return OK;

@@ -43,16 +43,66 @@ enum { VEC_WIDE = VEC };
 #endif
 typedef float vec_wide __attribute__((vector_size(VEC_WIDE * 4), may_alias));
 
-/* The sum of the numbers, halves onto halves. */
-static inline float vec_wide_sum(vec_wide x) {
-    float lane[VEC_WIDE];
-    memcpy(lane, &x, sizeof lane);
-    for (int n = VEC_WIDE / 2; n > 0; n /= 2) {
-        for (int i = 0; i < n; i++)
-            lane[i] += lane[i + n];
-    }
-    return lane[0];
+/* Element i of the result is the sum of the numbers of x[i], halves onto halves.  A step adds the
+ * lower n to the upper n of every 2 n numbers, and two vectors become one: shuffles take the lower,
+ * then the upper numbers of both. */
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define VEC_SHUFFLES 1
+#endif
+#endif
+#if defined(VEC_SHUFFLES)
+#if defined(__AVX512F__)
+#define VEC_LOWER_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define VEC_UPPER_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define VEC_LOWER_4 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define VEC_UPPER_4 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#define VEC_LOWER_2 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29
+#define VEC_UPPER_2 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31
+#define VEC_LOWER_1 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define VEC_UPPER_1 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif defined(__AVX__)
+#define VEC_LOWER_4 0, 1, 2, 3, 8, 9, 10, 11
+#define VEC_UPPER_4 4, 5, 6, 7, 12, 13, 14, 15
+#define VEC_LOWER_2 0, 1, 4, 5, 8, 9, 12, 13
+#define VEC_UPPER_2 2, 3, 6, 7, 10, 11, 14, 15
+#define VEC_LOWER_1 0, 2, 4, 6, 8, 10, 12, 14
+#define VEC_UPPER_1 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define VEC_LOWER_2 0, 1, 4, 5
+#define VEC_UPPER_2 2, 3, 6, 7
+#define VEC_LOWER_1 0, 2, 4, 6
+#define VEC_UPPER_1 1, 3, 5, 7
+#endif
+#define VEC_FOLD(n, x)                                                                             \
+    for (int i = 0; i < (n); i++)                                                                  \
+        x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], VEC_LOWER_##n) +                    \
+               __builtin_shufflevector(x[2 * i], x[2 * i + 1], VEC_UPPER_##n);
+
+static inline __attribute__((always_inline)) vec_wide vec_wide_sums(vec_wide *x) {
+#if defined(__AVX512F__)
+    _Pragma("GCC unroll 8") VEC_FOLD(8, x)
+#endif
+#if defined(__AVX__)
+        _Pragma("GCC unroll 4") VEC_FOLD(4, x)
+#endif
+            _Pragma("GCC unroll 2") VEC_FOLD(2, x) VEC_FOLD(1, x) return x[0];
 }
+#else
+static inline vec_wide vec_wide_sums(const vec_wide *x) {
+    vec_wide sums;
+    for (int i = 0; i < VEC_WIDE; i++) {
+        float lane[VEC_WIDE];
+        memcpy(lane, x + i, sizeof lane);
+        for (int n = VEC_WIDE / 2; n > 0; n /= 2) {
+            for (int k = 0; k < n; k++)
+                lane[k] += lane[k + n];
+        }
+        sums[i] = lane[0];
+    }
+    return sums;
+}
+#endif
 
 /* a where the mask is -1, b where it is 0. */
 static inline vec vec_select(vec_int mask, vec a, vec b) {
