@@ -21,6 +21,8 @@
 #include "config/config.h"
 #include "config/options.h"
 #include "dist/agree.h"
+#include "dist/comm_host.h"
+#include "dist/group.h"
 #include "dist/start.h"
 #include "model/checkpoint_load.h"
 #include "profile/profiler.h"
@@ -287,9 +289,52 @@ static status agree(const train_args *args, const config *c, const session *s) {
     return st;
 }
 
+/* Where the config cuts layers, ranks form groups that share them. */
+static status open_groups(rank_grid *grid, const train_args *args, const config *c, const work *w) {
+    int64_t tensor = c->trainer.tensor_parallel;
+    int n_ranks = args->ranks != NULL ? args->ranks->size : 1;
+    const char *name = "TensorModelParallelArgs.tensor_model_parallel_size";
+    *grid = (rank_grid){0};
+    if (tensor == 1) return OK;
+    if (n_ranks == 1 || strcmp(w->be->name, "cpu") != 0) {
+        log_info("note: %s: %s = %lld: %s", c->file, name, (long long)tensor,
+                 n_ranks == 1 ? "one rank trains whole layers; --ranks cuts them"
+                              : "layers are not cut over GPUs yet; the ranks divide the batch, "
+                                "with the same result");
+        return OK;
+    }
+    if (n_ranks % tensor != 0)
+        return fail(ERR_CONFIG,
+                    "%s: %s = %lld, and %d ranks cannot form groups of so many; start a multiple "
+                    "of %lld ranks, or --set %s=1: then the ranks divide the batch",
+                    c->file, name, (long long)tensor, n_ranks, (long long)tensor, name);
+    return rank_grid_create(grid, args->ranks, w->be, (int)tensor);
+}
+
+static void tell_groups(const rank_grid *grid, const config *c) {
+    int tensor = comm_size(grid->tensor), data = comm_size(grid->data);
+    if (tensor == 1) return;
+    log_info("%d ranks = %d data x %d tensor: %s, and each rank has %lld of the %lld heads of "
+             "every layer",
+             data * tensor, data, tensor,
+             data == 1 ? "they train on all users of a step together"
+                       : "the groups divide the users of a step",
+             (long long)(c->network.n_heads / tensor), (long long)c->network.n_heads);
+}
+
+static status open_session(session *s, const config *c, work *w, const rank_grid *grid) {
+    session_ranks ranks = {.data = w->comm};
+    if (grid->tensor != NULL)
+        ranks = (session_ranks){.data = grid->data, .tensor = grid->tensor, .world = w->comm};
+    TRY(session_open_ranks(s, c, work_data(w), w->be, &ranks));
+    tell_groups(grid, c);
+    return OK;
+}
+
 static status train(train_args *args, config *c) {
     work w;
     session s = {0};
+    rank_grid grid = {0};
     work_options how = {
         .is_deterministic = args->is_deterministic, .ranks = args->ranks, .nccl = args->nccl};
     printer p = {
@@ -298,12 +343,12 @@ static status train(train_args *args, config *c) {
     TRY(work_open_as(&w, args->data, args->device, &how));
     status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
     if (st == OK) st = join_test(args, c, &w);
-    if (st == OK) st = session_open(&s, c, work_data(&w), w.be);
+    if (st == OK) st = open_groups(&grid, args, c, &w);
+    if (st == OK) st = open_session(&s, c, &w, &grid);
     if (st == OK) st = agree(args, c, &s);
     if (st == OK) {
         args->options.observer = observe;
         args->options.ctx = &p;
-        s.comm = w.comm;
         /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
         s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0 &&
                              (args->ranks != NULL || args->n_ranks > 0);
@@ -315,6 +360,7 @@ static status train(train_args *args, config *c) {
         st = trainer_run(&s, &args->options);
     }
     session_close(&s);
+    rank_grid_destroy(&grid);
     work_close(&w);
     return st;
 }

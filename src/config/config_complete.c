@@ -37,10 +37,6 @@ static void fix_nvidia(config *c) {
     c->trainer.checkpoint_epochs = -1;
     c->trainer.eval_user_max_batch_size = CONFIG_NONE;
     c->retrieval.has_item_norm = true;
-    if (c->trainer.tensor_parallel > 1)
-        log_info("note: %s: tensor_model_parallel_size = %lld: layers are not cut over devices "
-                 "here; ranks divide the batch, with the same result",
-                 c->file, (long long)c->trainer.tensor_parallel);
 }
 
 /* The head dimension from the model dimension, where it is not given or has no option. */

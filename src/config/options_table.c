@@ -217,9 +217,8 @@ const option option_table[] = {
 
     INT("TensorModelParallelArgs.tensor_model_parallel_size", IN(trainer.tensor_parallel), 1, 1024,
         "1",
-        "Devices that share one layer in NVIDIA's trainer. Layers are not cut here: ranks divide "
-        "the "
-        "batch."),
+        "Ranks that share every layer by its heads; the groups of so many ranks divide the batch. "
+        "On one rank, and on GPUs, layers stay whole."),
     RETIRED("DistributedDataParallelArgs.check_for_nan_in_grad", NULL, "Older switch of a check."),
 
     {.name = "RankingArgs.prediction_head_arch",

@@ -1,5 +1,6 @@
 /* The gate after the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, so
- * that the normalised row and the mask never leave the cache.  Work is cut as in norm.c. */
+ * that the normalised row and the mask never leave the cache.  Work is cut as in norm.c.  Rows that
+ * are cut over ranks take the same path in two halves. */
 #include "cpu/cpu.h"
 #include "cpu/norm_row.h"
 
@@ -9,6 +10,43 @@ typedef struct gate_job {
     int64_t n_rows; /* of a chunk */
     norm_affine_grad affine;
 } gate_job;
+
+static int32_t first_column(const gate_args *a) {
+    return a->cut != NULL ? a->cut->part * a->dim : 0;
+}
+
+/* Statistics of a row: its own, or those of its parts on all ranks.  The variance of a row is the
+ * mean variance of its parts and the variance of their means: nothing cancels. */
+static void find_statistics(const gate_args *a, int64_t i, const float *o) {
+    const gate_cut *cut = a->cut;
+    if (cut == NULL) {
+        norm_row_statistics(o, a->dim, a->eps, &a->mean[i], &a->rstd[i]);
+        return;
+    }
+    const float *part = cut->moments + 2 * i;
+    float mean = 0, variance = 0;
+    for (int32_t p = 0; p < cut->n_parts; p++)
+        mean += part[2 * a->n * p];
+    mean /= (float)cut->n_parts;
+    for (int32_t p = 0; p < cut->n_parts; p++) {
+        float apart = part[2 * a->n * p] - mean;
+        variance += part[2 * a->n * p + 1] + apart * apart;
+    }
+    a->mean[i] = mean;
+    a->rstd[i] = 1.0f / sqrtf(variance / (float)cut->n_parts + a->eps);
+}
+
+/* The first half of a cut forward pass. */
+static status moments_chunk(void *ctx, int64_t chunk, int worker) {
+    const gate_job *job = ctx;
+    const gate_args *a = job->a;
+    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+    float *own = a->cut->moments + 2 * a->n * a->cut->part;
+    (void)worker;
+    for (int64_t i = rows.first; i < rows.end; i++)
+        norm_row_moments((const float *)a->o + i * a->dim, a->dim, &own[2 * i], &own[2 * i + 1]);
+    return OK;
+}
 
 static status forward_chunk(void *ctx, int64_t chunk, int worker) {
     const gate_job *job = ctx;
@@ -21,12 +59,12 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
         const float *o = (const float *)a->o + i * a->dim;
         const float *u = (const float *)a->u + i * a->stride_u;
         float *y = (float *)a->y + i * a->dim;
-        norm_row_statistics(o, a->dim, a->eps, &a->mean[i], &a->rstd[i]);
+        find_statistics(a, i, o);
         norm_row_apply(o, a->dim, a->mean[i], a->rstd[i], a->weight, a->bias, y);
         for (int32_t c = 0; c < a->dim; c++)
             y[c] *= u[c];
         if (a->drop.rate == 0) continue;
-        cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
+        cpu_dropout_factors(&a->drop, i, first_column(a), a->dim, factor);
         for (int32_t c = 0; c < a->dim; c++)
             y[c] *= factor[c];
     }
@@ -35,7 +73,9 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
 
 status cpu_gate_fwd(backend *be, const gate_args *a) {
     gate_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), forward_chunk, &job);
+    bool is_first = a->cut != NULL && !a->cut->is_second;
+    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows),
+                    is_first ? moments_chunk : forward_chunk, &job);
 }
 
 /* With g = dropped(dy): du = g * norm(o), and the gradient of the norm's output is g * u, written
@@ -45,7 +85,7 @@ static void backward_gate(const gate_args *a, int64_t i, float *dnorm, float *fa
     const float *u = (const float *)a->u + i * a->stride_u;
     const float *dy = (const float *)a->dy + i * a->dim;
     float *du = (float *)a->du + i * a->stride_u;
-    cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
+    cpu_dropout_factors(&a->drop, i, first_column(a), a->dim, factor);
     norm_row_apply(o, a->dim, a->mean[i], a->rstd[i], a->weight, a->bias, dnorm);
     for (int32_t c = 0; c < a->dim; c++) {
         float g = dy[c] * factor[c], gate = u[c];
@@ -67,8 +107,31 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
         const float *o = (const float *)a->o + i * a->dim;
         backward_gate(a, i, dnorm, factor);
         norm_row_add_affine(o, a->dim, a->mean[i], a->rstd[i], dnorm, dweight, dbias);
-        norm_row_backward(o, a->dim, a->mean[i], a->rstd[i], a->weight, dnorm, false,
-                          (float *)a->d_o + i * a->dim);
+        float *d_o = (float *)a->d_o + i * a->dim;
+        if (a->cut == NULL) {
+            norm_row_backward(o, a->dim, a->mean[i], a->rstd[i], a->weight, dnorm, false, d_o);
+            continue;
+        }
+        float *sums = a->cut->sums + 2 * i;
+        norm_row_sums(o, a->dim, a->mean[i], a->weight, dnorm, &sums[0], &sums[1]);
+        memcpy(d_o, dnorm, (size_t)a->dim * sizeof *d_o);
+    }
+    return OK;
+}
+
+/* The second half of a cut backward pass: norm_row_backward with the sums of all ranks. */
+static status finish_chunk(void *ctx, int64_t chunk, int worker) {
+    const gate_job *job = ctx;
+    const gate_args *a = job->a;
+    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+    float dim = (float)a->dim * (float)a->cut->n_parts;
+    (void)worker;
+    for (int64_t i = rows.first; i < rows.end; i++) {
+        const float *o = (const float *)a->o + i * a->dim, *sums = a->cut->sums + 2 * i;
+        float *d_o = (float *)a->d_o + i * a->dim, mean = a->mean[i], rstd = a->rstd[i];
+        float mean_g = sums[0] / dim, slope = sums[1] * rstd * rstd / dim;
+        for (int32_t c = 0; c < a->dim; c++)
+            d_o[c] = rstd * (d_o[c] - mean_g - (o[c] - mean) * slope);
     }
     return OK;
 }
@@ -76,6 +139,8 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
 status cpu_gate_bwd(backend *be, const gate_args *a) {
     gate_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
     int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
+    if (a->cut != NULL && a->cut->is_second)
+        return pool_run(be->workers, n_chunks, finish_chunk, &job);
     job.affine = (norm_affine_grad){a->dweight, a->dbias, a->dim, NULL};
     TRY(norm_affine_grad_init(&job.affine, be, n_chunks));
     TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));

@@ -10,10 +10,8 @@
 
 #include "cpu/cpu.h"
 
-/* Mean and 1 / sqrt(variance + eps), in two passes: the row is in cache, and x^2 - mean^2 would
- * cancel. */
-static inline void norm_row_statistics(const float *x, int32_t dim, float eps, float *mean,
-                                       float *rstd) {
+/* Mean and variance, in two passes: the row is in cache, and x^2 - mean^2 would cancel. */
+static inline void norm_row_moments(const float *x, int32_t dim, float *mean, float *variance) {
     float sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
     for (int32_t c = 0; c < dim; c++)
@@ -23,7 +21,15 @@ static inline void norm_row_statistics(const float *x, int32_t dim, float eps, f
     for (int32_t c = 0; c < dim; c++)
         squares += (x[c] - m) * (x[c] - m);
     *mean = m;
-    *rstd = 1.0f / sqrtf(squares / (float)dim + eps);
+    *variance = squares / (float)dim;
+}
+
+/* Mean and 1 / sqrt(variance + eps). */
+static inline void norm_row_statistics(const float *x, int32_t dim, float eps, float *mean,
+                                       float *rstd) {
+    float variance;
+    norm_row_moments(x, dim, mean, &variance);
+    *rstd = 1.0f / sqrtf(variance + eps);
 }
 
 /* Applies the affine part where there is one: weight and bias are each (dim) or NULL. */
@@ -50,10 +56,9 @@ static inline void norm_row_add_affine(const float *x, int32_t dim, float mean, 
             dbias[c] += dy[c];
 }
 
-/* dx = rstd (g - mean(g) - h mean(g h)) with g = dy * weight and h the normalised x; added to the
- * old dx if `adds`.  Overwrites dy with g, so dy must be scratch memory of the caller. */
-static inline void norm_row_backward(const float *x, int32_t dim, float mean, float rstd,
-                                     const float *weight, float *dy, bool adds, float *dx) {
+/* g = dy * weight in place of dy, sum(g) and sum(g (x - mean)). */
+static inline void norm_row_sums(const float *x, int32_t dim, float mean, const float *weight,
+                                 float *dy, float *sum_out, float *dot_out) {
     float sum = 0, dot = 0;
     if (weight != NULL)
         for (int32_t c = 0; c < dim; c++)
@@ -63,6 +68,16 @@ static inline void norm_row_backward(const float *x, int32_t dim, float mean, fl
         sum += dy[c];
         dot += dy[c] * (x[c] - mean);
     }
+    *sum_out = sum;
+    *dot_out = dot;
+}
+
+/* dx = rstd (g - mean(g) - h mean(g h)) with g = dy * weight and h the normalised x; added to the
+ * old dx if `adds`.  Overwrites dy with g, so dy must be scratch memory of the caller. */
+static inline void norm_row_backward(const float *x, int32_t dim, float mean, float rstd,
+                                     const float *weight, float *dy, bool adds, float *dx) {
+    float sum, dot;
+    norm_row_sums(x, dim, mean, weight, dy, &sum, &dot);
     float mean_g = sum / (float)dim, slope = dot * rstd * rstd / (float)dim;
     if (adds)
         for (int32_t c = 0; c < dim; c++)

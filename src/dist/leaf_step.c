@@ -146,13 +146,13 @@ status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64
     return OK;
 }
 
-/* values[0..n), n <= 2, over all ranks. */
-static status reduce_words(leaf_step *l, comm_rule rule, int64_t *value, int n) {
+/* values[0..n), n <= 2, over the ranks of c. */
+static status reduce_words(leaf_step *l, comm *c, comm_rule rule, int64_t *value, int n) {
     const ops *f = l->s->be->ops;
     size_t bytes = (size_t)n * sizeof *value;
     all_reduce_args a = {COMM_I64, rule, n, l->words, l->words};
     TRY(f->copy_in(l->s->be, l->words, value, bytes));
-    TRY(l->comm->ops->all_reduce(l->comm, &a));
+    TRY(c->ops->all_reduce(c, &a));
     return f->copy_out(l->s->be, value, l->words, bytes);
 }
 
@@ -168,12 +168,13 @@ status leaf_step_end(leaf_step *l, int64_t *n_unlabelled) {
     }
     *n_unlabelled = l->n_unlabelled;
     l->n_unlabelled = 0;
-    return l->size > 1 ? reduce_words(l, COMM_SUM, n_unlabelled, 1) : OK;
+    return l->size > 1 ? reduce_words(l, l->comm, COMM_SUM, n_unlabelled, 1) : OK;
 }
 
 status leaf_step_any(leaf_step *l, bool *value) {
     int64_t word = *value;
-    if (l->size > 1) TRY(reduce_words(l, COMM_MAX, &word, 1));
+    comm *world = session_world(l->s);
+    if (world != NULL && world->size > 1) TRY(reduce_words(l, world, COMM_MAX, &word, 1));
     *value = word != 0;
     return OK;
 }
@@ -182,8 +183,8 @@ status leaf_step_balance(leaf_step *l, leaf_balance *out) {
     int64_t most = (int64_t)l->busy_ns, sum = most;
     *out = (leaf_balance){1, 1};
     if (l->size > 1) {
-        TRY(reduce_words(l, COMM_MAX, &most, 1));
-        TRY(reduce_words(l, COMM_SUM, &sum, 1));
+        TRY(reduce_words(l, l->comm, COMM_MAX, &most, 1));
+        TRY(reduce_words(l, l->comm, COMM_SUM, &sum, 1));
     }
     if (l->cost_max > 0) out->predicted = l->cost_mean / l->cost_max;
     if (most > 0) out->measured = (double)sum / l->size / (double)most;

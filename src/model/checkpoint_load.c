@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
+#include "nn/param_cut.h"
 
 enum { STATE_MAX_BYTES = 1 << 16, CONFIG_MAX_BYTES = 1 << 24 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
@@ -30,12 +31,14 @@ static void shape_text(char *text, size_t n, int n_dims, const int64_t *shape) {
 
 static status check_shape(const st_file *f, const st_tensor *t, const param *p) {
     bool is_same = t->n_dims == p->n_dims;
+    int64_t shape[4];
+    param_whole_shape(p, shape);
     for (int d = 0; d < p->n_dims && is_same; d++)
-        is_same = t->shape[d] == p->shape[d];
+        is_same = t->shape[d] == shape[d];
     if (is_same) return OK;
     char there[128], here[128];
     shape_text(there, sizeof there, t->n_dims, t->shape);
-    shape_text(here, sizeof here, p->n_dims, p->shape);
+    shape_text(here, sizeof here, p->n_dims, shape);
     return fail(ERR_FORMAT,
                 "%s: '%s' has the shape %s, but the model here has %s; the checkpoint belongs to "
                 "another config or other data: use those it was trained with, or start a new run",
@@ -82,7 +85,7 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
     TRY(st_get(f, name, ST_F32, &t));
     TRY(check_shape(f, t, p));
     TRY(check_finite(f, t));
-    return be->ops->copy_in(be, to, t->data, (size_t)p->n * sizeof *to);
+    return param_cut_take(p, be, t->data, to);
 }
 
 /* A tensor that the model does not have is a sign of another model. */

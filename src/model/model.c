@@ -77,6 +77,10 @@ status model_init(model *m, uint64_t seed) {
     return param_list_start(&m->params, seed);
 }
 
+comm *model_tensor(const model *m) {
+    return m->tensor;
+}
+
 int64_t model_count_loss(const model *m, const batch *b) {
     return plan_count_loss(&m->plan, b);
 }

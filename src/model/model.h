@@ -53,6 +53,9 @@ status model_init(model *m, uint64_t seed);
  * 16 bits, for a model that is no longer trained. */
 status model_pack(model *m);
 
+/* The ranks that share the model's layers (model_limits), or NULL. */
+struct comm *model_tensor(const model *m);
+
 /* The number of loss positions of a batch (host arithmetic). */
 int64_t model_count_loss(const model *m, const batch *b);
 

@@ -22,7 +22,8 @@ typedef struct catalogue {
 struct model {
     backend *be;
     bool is_ranking;
-    int32_t dim; /* E */
+    int32_t dim;  /* E */
+    comm *tensor; /* the ranks that share the layers, or NULL */
     nn_memory memory;
     param_list params;
     dynamic_tables dynamic;

@@ -143,11 +143,27 @@ static double scaling_length(const config *c, int32_t n_context) {
                            (double)(c->data.max_history + c->data.max_candidates);
 }
 
+/* Ranks share a layer by its heads. */
+static status check_tensor(const model *m, const config *c) {
+    const config_network *n = &c->network;
+    if (m->tensor == NULL) return OK;
+    int size = m->tensor->size;
+    if (is_research(c) || m->be->act != ACT_F32 || size > HSTU_MAX_PARTS)
+        return fail(ERR_UNSUPPORTED, "%s: its layers cannot be cut over ranks", c->file);
+    if (n->n_heads % size == 0) return OK;
+    return fail(ERR_CONFIG,
+                "%s: NetworkArgs.num_attention_heads = %lld does not divide among "
+                "TensorModelParallelArgs.tensor_model_parallel_size = %d ranks; choose a size that "
+                "divides the heads, or 1: then the ranks divide the batch",
+                c->file, (long long)n->n_heads, size);
+}
+
 static void configure_hstu(const model *m, const config *c, hstu_layer_config *l) {
     const config_network *n = &c->network;
     *l = is_research(c) ? hstu_layer_research() : hstu_layer_fused();
     l->dim = m->dim;
-    l->n_heads = (int32_t)n->n_heads;
+    l->tensor = m->tensor;
+    l->n_heads = (int32_t)n->n_heads / (m->tensor != NULL ? m->tensor->size : 1);
     l->dim_qk = (int32_t)n->dim_qk;
     l->dim_v = (int32_t)n->dim_v;
     l->eps = (float)n->norm_epsilon;
@@ -299,6 +315,8 @@ status model_make(model *m, const config *c, const model_limits *limits) {
     m->is_ranking = c->task == TASK_RANKING;
     m->dim = (int32_t)c->network.hidden_size;
     m->n_layers = (int)c->network.n_layers;
+    m->tensor = limits->tensor;
+    TRY(check_tensor(m, c));
     TRY(NN_NEW_HOST(&m->memory, &values, l.n_context));
     for (int32_t f = 0; f < l.n_context; f++)
         values[f] = limits->n_context_values[f];

@@ -81,7 +81,8 @@ static void set_limits(session *s, int32_t max_users) {
                                .context_names = s->context_names,
                                .max_users = max_users,
                                .max_events = s->max_history + s->max_targets,
-                               .time_per_second = s->data->time_per_second};
+                               .time_per_second = s->data->time_per_second,
+                               .tensor = s->tensor};
 }
 
 static const act_type act_of[] = {
@@ -114,12 +115,22 @@ static status open_model(session *s, int32_t max_users) {
 }
 
 /* Evaluation has its own pass (evaluate.h), possibly for more users. */
-status session_open(session *s, const config *c, const seq_file *data, backend *be) {
-    *s = (session){.config = c, .data = data, .be = be};
+status session_open_ranks(session *s, const config *c, const seq_file *data, backend *be,
+                          const session_ranks *ranks) {
+    *s = (session){.config = c,
+                   .data = data,
+                   .be = be,
+                   .comm = ranks->data,
+                   .tensor = ranks->tensor,
+                   .world = ranks->world};
     set_batches(s);
     TRY(open_model(s, s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch));
     pass_config train = {.max_users = s->train_batch, .is_training = true};
     return pass_create(&s->train, s->model, &train);
+}
+
+status session_open(session *s, const config *c, const seq_file *data, backend *be) {
+    return session_open_ranks(s, c, data, be, &(session_ranks){0});
 }
 
 status session_open_inference(session *s, const config *c, const seq_file *data, backend *be,

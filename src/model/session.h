@@ -26,7 +26,10 @@ typedef struct session {
     const config *config;
     const seq_file *data;
     backend *be;
-    comm *comm; /* the ranks that train or evaluate together; NULL: one.  Set after the open */
+    comm *comm;   /* the ranks that divide the users of a batch; NULL: one.  May be set after the
+                     open */
+    comm *tensor; /* the ranks that share the layers of the model (model_limits); NULL: one */
+    comm *world;  /* both together; NULL: the same as comm */
     bool has_fixed_leaves; /* a GPU's steps, too, have the same leaves on 1, 2, 4 and 8 ranks, so
                               that all give the same bits (a CPU's: summed as a GPU's, for tests).
                               Set after the open */
@@ -45,6 +48,18 @@ typedef struct session {
  * the parameters are not set: model_init or checkpoint_load does that.  ERR_CONFIG: config and data
  * do not fit, and why. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be);
+
+/* The same on ranks that also share layers: `ranks` is the session's comm, tensor and world. */
+typedef struct session_ranks {
+    comm *data, *tensor, *world;
+} session_ranks;
+status session_open_ranks(session *s, const config *c, const seq_file *data, backend *be,
+                          const session_ranks *ranks);
+
+/* All ranks of the job; NULL: one. */
+static inline comm *session_world(const session *s) {
+    return s->world != NULL ? s->world : s->comm;
+}
 
 /* Without training: no gradients, and passes for at most max_users users; 0: the config's batch
  * size for evaluation. */

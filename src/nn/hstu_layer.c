@@ -70,10 +70,34 @@ static status add_vector(const namer *to, const char *name, int64_t n, init_rule
     return param_add(to->params, &spec, out);
 }
 
-static status add_matrix(const namer *to, const char *name, int64_t rows, int64_t columns,
-                         init_rule rule, param **out) {
-    param_spec spec = {to->prefix, name, 2, {rows, columns}, rule, false};
-    return param_add(to->params, &spec, out);
+/* The ranks that share the layer. */
+static int n_parts(const hstu_layer_config *c) {
+    return c->tensor != NULL ? c->tensor->size : 1;
+}
+
+static status add_cut(const namer *to, const hstu_layer_config *c, const param_spec *spec,
+                      param_cut cut, param **out) {
+    if (c->tensor == NULL) return param_add(to->params, spec, out);
+    cut.part = c->tensor->rank;
+    cut.n_parts = c->tensor->size;
+    return param_add_cut(to->params, spec, &cut, out);
+}
+
+/* A parameter of columns of u, v, q and k; rows 0: a vector of them. */
+static status add_uvqk(const namer *to, const hstu_layer_config *c, const char *name, int64_t rows,
+                       init_rule rule, param **out) {
+    int64_t w = width(c), g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+    param_cut cut = {.dim = rows > 0, .n_blocks = 4, .block = {g, g, qk, qk}};
+    param_spec vector = {to->prefix, name, 1, {w}, rule, false};
+    param_spec matrix = {to->prefix, name, 2, {rows, w}, rule, false};
+    return add_cut(to, c, rows > 0 ? &matrix : &vector, cut, out);
+}
+
+/* A parameter of elements of the gated row. */
+static status add_gated(const namer *to, const hstu_layer_config *c, const param_spec *spec,
+                        int dim, param **out) {
+    param_cut cut = {.dim = dim, .n_blocks = 1, .block = {dim_gate(c)}};
+    return add_cut(to, c, spec, cut, out);
 }
 
 static const init_rule ZERO = {.kind = INIT_ZERO}, ONE = {.kind = INIT_ONE},
@@ -81,12 +105,12 @@ static const init_rule ZERO = {.kind = INIT_ZERO}, ONE = {.kind = INIT_ONE},
 
 static status add_before(hstu_layer *l, const namer *to, const part_names *n) {
     const hstu_layer_config *c = &l->config;
-    int64_t e = c->dim, w = width(c);
+    int64_t e = c->dim, w = (int64_t)width(c) * n_parts(c);
     init_rule uvqk = c->names == NAMES_META ? SMALL : init_xavier_uniform(e, w);
     if (c->has_affine) TRY(add_vector(to, n->in_weight, e, ONE, &l->in_weight));
     if (c->has_affine) TRY(add_vector(to, n->in_bias, e, ZERO, &l->in_bias));
-    TRY(add_matrix(to, n->uvqk, e, w, uvqk, &l->uvqk));
-    if (c->has_uvqk_bias) TRY(add_vector(to, n->uvqk_bias, w, ZERO, &l->uvqk_bias));
+    TRY(add_uvqk(to, c, n->uvqk, e, uvqk, &l->uvqk));
+    if (c->has_uvqk_bias) TRY(add_uvqk(to, c, n->uvqk_bias, 0, ZERO, &l->uvqk_bias));
     if (!c->has_bias) return OK;
     TRY(add_vector(to, n->time_w, ATTN_TIME_BUCKETS + 1, SMALL, &l->time_w));
     return add_vector(to, n->position_w, 2 * (int64_t)c->bias_len - 1, SMALL, &l->position_w);
@@ -94,13 +118,16 @@ static status add_before(hstu_layer *l, const namer *to, const part_names *n) {
 
 static status add_after(hstu_layer *l, const namer *to, const part_names *n) {
     const hstu_layer_config *c = &l->config;
-    int64_t e = c->dim, g = dim_gate(c);
+    int64_t e = c->dim, g = dim_gate(c), whole = g * n_parts(c);
     bool is_transposed = c->is_proj_transposed;
-    init_rule bias = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)g)};
-    if (c->has_affine) TRY(add_vector(to, n->gate_weight, g, ONE, &l->gate_weight));
-    if (c->has_affine) TRY(add_vector(to, n->gate_bias, g, ZERO, &l->gate_bias));
-    TRY(add_matrix(to, n->proj, is_transposed ? e : g, is_transposed ? g : e,
-                   init_xavier_uniform(g, e), &l->proj));
+    init_rule bias = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)whole)};
+    param_spec weight = {to->prefix, n->gate_weight, 1, {g}, ONE, false};
+    param_spec shift = {to->prefix, n->gate_bias, 1, {g}, ZERO, false};
+    param_spec proj = {to->prefix, n->proj, 2, {g, e}, init_xavier_uniform(whole, e), false};
+    if (is_transposed) proj.shape[0] = e, proj.shape[1] = g;
+    if (c->has_affine) TRY(add_gated(to, c, &weight, 0, &l->gate_weight));
+    if (c->has_affine) TRY(add_gated(to, c, &shift, 0, &l->gate_bias));
+    TRY(add_gated(to, c, &proj, is_transposed, &l->proj));
     return c->has_proj_bias ? add_vector(to, n->proj_bias, e, bias, &l->proj_bias) : OK;
 }
 
@@ -133,6 +160,7 @@ static status alloc_scratch(layer_scratch *scratch, const layer *of, const nn_ro
     TRY(nn_new_act(room->memory, &s->d_gated, n, dim_gate(c)));
     TRY(nn_new_act(room->memory, &s->d_attn, n, dim_gate(c)));
     TRY(nn_new_act(room->memory, &s->d_uvqk, n, width(c)));
+    if (c->tensor != NULL) TRY(NN_NEW(room->memory, &s->sums, 2 * n));
     return nn_new_act(room->memory, &s->d_normed, n, c->dim);
 }
 
@@ -152,6 +180,7 @@ static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scra
     if (a->uvqk_y == NULL) TRY(nn_new_act(room->memory, &a->uvqk_y, n, width(c)));
     TRY(nn_new_act(room->memory, &a->attn, n, dim_gate(c)));
     TRY(nn_new_act(room->memory, &a->gated, n, dim_gate(c)));
+    if (c->tensor != NULL) TRY(NN_NEW(room->memory, &a->moments, 2 * n * n_parts(c)));
     return NN_NEW(room->memory, &a->stats, 4 * n);
 }
 
@@ -317,6 +346,53 @@ status hstu_layer_pack(hstu_layer *l, nn_memory *memory) {
     return pack(memory->be, memory, proj_of(l, &none, 0, NULL, NULL), &l->proj_packed);
 }
 
+/* (n, dim) act, summed over the ranks that share the layer. */
+static status sum_parts(const hstu_layer_config *c, int64_t n, int64_t dim, void *rows) {
+    all_reduce_args a = {COMM_F32, COMM_SUM, n * dim, rows, rows};
+    return c->tensor != NULL ? c->tensor->ops->all_reduce(c->tensor, &a) : OK;
+}
+
+static gate_cut cut_of(const hstu_layer *l, const hstu_acts *a, float *sums) {
+    const comm *t = l->config.tensor;
+    return (gate_cut){.part = t->rank, .n_parts = t->size, .moments = a->moments, .sums = sums};
+}
+
+static status gate_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
+                           const sequences *s) {
+    comm *tensor = l->config.tensor;
+    gate_args gate = gate_of(l, a, s);
+    int64_t n_rows[HSTU_MAX_PARTS];
+    if (tensor == NULL) return be->ops->gate_fwd(be, &gate);
+    gate_cut cut = cut_of(l, a, NULL);
+    gate.cut = &cut;
+    TRY(be->ops->gate_fwd(be, &gate));
+    for (int r = 0; r < tensor->size; r++)
+        n_rows[r] = s->n_tokens;
+    all_gather_args all = {.row_bytes = 2 * sizeof *a->moments,
+                           .n_rows = n_rows,
+                           .from = a->moments + 2 * s->n_tokens * tensor->rank,
+                           .to = a->moments};
+    TRY(tensor->ops->all_gather(tensor, &all));
+    cut.is_second = true;
+    return be->ops->gate_fwd(be, &gate);
+}
+
+static status gate_backward(const hstu_layer *l, const hstu_acts *a, const hstu_scratch *scratch,
+                            backend *be, const sequences *s) {
+    gate_args gate = gate_of(l, a, s);
+    gate.dy = scratch->d_gated;
+    gate.d_o = scratch->d_attn;
+    gate.du = scratch->d_uvqk;
+    if (l->config.tensor == NULL) return be->ops->gate_bwd(be, &gate);
+    gate_cut cut = cut_of(l, a, scratch->sums);
+    gate.cut = &cut;
+    TRY(be->ops->gate_bwd(be, &gate));
+    TRY(sum_parts(&l->config, s->n_tokens, 2, scratch->sums));
+    cut.is_second = true;
+    return be->ops->gate_bwd(be, &gate);
+}
+
+/* Of the ranks that share the layer, the first one adds the bias and the residual. */
 static status forward(const layer *of, const layer_acts *acts, backend *be, const sequences *s,
                       const void *x, void *out) {
     const hstu_layer *l = &of->hstu;
@@ -324,7 +400,7 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     norm_args norm = norm_of(l, a, s->n_tokens, x);
     linear_args uvqk = uvqk_of(l, a, s->n_tokens), proj = proj_of(l, a, s->n_tokens, x, out);
     attn_args attn = attn_of(l, a, be, s);
-    gate_args gate = gate_of(l, a, s);
+    if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
     TRY(be->ops->norm_fwd(be, &norm));
     TRY(be->ops->linear_fwd(be, &uvqk));
     if (s->kv.table != NULL) {
@@ -333,8 +409,9 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
         TRY(be->ops->kv_put(be, &put));
     }
     TRY(be->ops->attn_fwd(be, &attn));
-    TRY(be->ops->gate_fwd(be, &gate));
-    return be->ops->linear_fwd(be, &proj);
+    TRY(gate_forward(l, a, be, s));
+    TRY(be->ops->linear_fwd(be, &proj));
+    return sum_parts(&l->config, s->n_tokens, l->config.dim, out);
 }
 
 /* d holds the gradient of the residual from the start, and the first norm adds the rest to it;
@@ -353,11 +430,7 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
 
     if (recomputes_silu(c))
         TRY(be->ops->activate(be, EPILOGUE_SILU, s->n_tokens * (int64_t)width(c), a->z, a->uvqk_y));
-    gate_args gate = gate_of(l, a, s);
-    gate.dy = scratch->d_gated;
-    gate.d_o = scratch->d_attn;
-    gate.du = scratch->d_uvqk;
-    TRY(be->ops->gate_bwd(be, &gate));
+    TRY(gate_backward(l, a, scratch, be, s));
 
     attn_args attn = attn_of(l, a, be, s);
     attn.dout = scratch->d_attn;
@@ -372,6 +445,7 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
     uvqk.dy = scratch->d_uvqk;
     uvqk.dx = scratch->d_normed;
     TRY(be->ops->linear_bwd(be, &uvqk));
+    TRY(sum_parts(c, s->n_tokens, c->dim, scratch->d_normed));
 
     norm.dy = scratch->d_normed;
     norm.dx = d;

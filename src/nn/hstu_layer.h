@@ -4,14 +4,24 @@
  *     out = dropped(u * LN(o)) W_o (+ b_o) (+ x)
  *
  * hstu_layer_research (Meta): norms without weights, no b, position and time bias, W_o transposed,
- * with b_o.  hstu_layer_fused (NVIDIA): norms with weights, with b, no b_o. */
+ * with b_o.  hstu_layer_fused (NVIDIA): norms with weights, with b, no b_o.
+ *
+ * Several ranks can share a layer by its heads (tensor parallel).  Each has the columns of W and b
+ * of its heads, the rows of W_o, and all tokens; x, out and their gradients are the same on all.
+ * Exchanged are, for each token: in the forward pass the moments of LN(o), two numbers a rank, and
+ * the sum of out; in the backward pass two sums of LN(o) and the gradient of xn.  Sums have the
+ * fixed order of ops/comm.h, so all ranks have the same bits. */
 #ifndef HSTU_NN_HSTU_LAYER_H
 #define HSTU_NN_HSTU_LAYER_H
 
 #include "nn/params.h"
+#include "ops/comm.h"
+
+enum { HSTU_MAX_PARTS = 1024 }; /* ranks that share a layer */
 
 typedef struct hstu_layer_config {
-    int32_t dim, n_heads, dim_qk, dim_v; /* E, H, D of q and k, D of v and u */
+    int32_t dim, n_heads, dim_qk, dim_v; /* E, H of this rank, D of q and k, D of v and u */
+    comm *tensor; /* the ranks that share the layer, H heads each; NULL: this one has all heads */
     /* What distinguishes the presets: */
     param_names names;       /* and the first values that go with them */
     bool has_affine;         /* both norms have weights and biases */
@@ -56,6 +66,7 @@ typedef struct hstu_acts {
     void *attn;       /* (T, H dim_v) act */
     void *gated;      /* (T, H dim_v) act */
     float *stats;     /* (4, T): mean and rstd of the two norms */
+    float *moments;   /* (ranks, T, 2) where ranks share the layer (gate_cut of ops.h) */
     int64_t max_tokens;
 } hstu_acts;
 
@@ -65,6 +76,7 @@ typedef struct hstu_scratch {
     void *d_uvqk;           /* (T, W) act */
     void *d_normed;         /* (T, E) act */
     void *normed, *uvqk_y;  /* of layers that compute them again; else NULL */
+    float *sums;            /* (T, 2) where ranks share the layer (gate_cut of ops.h) */
 } hstu_scratch;
 
 extern const struct layer_kind hstu_layer_kind; /* layer.h */

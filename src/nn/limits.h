@@ -13,6 +13,8 @@ typedef struct model_limits {
     int32_t max_users;                /* B of the largest batch of any pass */
     int32_t max_events;               /* history and targets of a user: max_history + max_targets */
     int64_t time_per_second;
+    struct comm *tensor; /* the ranks that share every layer by its heads (hstu_layer.h), all on the
+                            CPU; NULL: layers are whole */
 } model_limits;
 
 #endif

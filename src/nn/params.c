@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "nn/param_cut.h"
 #include "ops/table.h"
 
 uint64_t init_table_seed(uint64_t seed, uint32_t table) {
@@ -59,6 +60,13 @@ status param_add(param_list *l, const param_spec *spec, param **out) {
     *out = NULL;
     TRY(NN_NEW(l->memory, &value, count(spec)));
     return param_add_at(l, spec, value, out);
+}
+
+status param_add_cut(param_list *l, const param_spec *spec, const param_cut *cut, param **out) {
+    TRY(param_add(l, spec, out));
+    (*out)->cut = *cut;
+    l->n_numbers += param_whole_n(*out) - (*out)->n;
+    return OK;
 }
 
 /* Elements of a parameter in the range of gradients, including the gap after it. */
@@ -122,7 +130,7 @@ static double first_value(const init_rule *rule, rng_key key, uint32_t index, ui
     return rule->scale * draw[0];
 }
 
-/* First values of n elements of a parameter from element `at` on. */
+/* First values of n elements of a whole parameter from element `at` on. */
 static void first_values(const param_list *l, int i, uint64_t seed, int64_t at, int64_t n,
                          float *out) {
     const init_rule *rule = &l->rule[i];
@@ -146,9 +154,10 @@ status param_list_start(param_list *l, uint64_t seed) {
     backend *be = l->memory->be;
     for (int i = 0; i < l->n; i++) {
         param *p = &l->item[i];
-        for (int64_t at = 0; at < p->n; at += PIECE) {
-            int64_t n = p->n - at < PIECE ? p->n - at : PIECE;
-            first_values(l, i, seed, at, n, piece);
+        for (int64_t at = 0, n; at < p->n; at += n) {
+            int64_t whole = param_cut_run(p, at, &n);
+            if (n > PIECE) n = PIECE;
+            first_values(l, i, seed, whole, n, piece);
             TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n * sizeof *piece));
         }
     }

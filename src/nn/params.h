@@ -18,11 +18,22 @@
 
 enum { PARAM_NAME_BYTES = 96 };
 
+/* The part of a parameter that a rank has where layers are cut over ranks (param_cut.h): one of
+ * n_parts equal parts of dimension `dim`.  Where the dimension is of several blocks, such as the
+ * columns of u, v, q and k, it is one part of each block. */
+enum { PARAM_MAX_BLOCKS = 4 };
+typedef struct param_cut {
+    int part, n_parts; /* n_parts 0: the parameter is whole */
+    int dim, n_blocks;
+    int64_t block[PARAM_MAX_BLOCKS]; /* (n_blocks): lengths on this rank */
+} param_cut;
+
 /* A parameter.  Its name is its name in checkpoints (docs/formats.md). */
 typedef struct param {
     char name[PARAM_NAME_BYTES];
     int n_dims;
-    int64_t shape[4];
+    int64_t shape[4]; /* on this rank */
+    param_cut cut;
     int64_t n;     /* elements in all */
     float *value;  /* (shape), memory of the backend */
     float *grad;   /* (shape): the sum over the batches since the last update; NULL: no training */
@@ -75,7 +86,7 @@ typedef struct param_list {
                         parameter, those of param_leave_out counted too */
     int n, capacity;
     uint32_t n_draws;
-    int64_t n_numbers;
+    int64_t n_numbers;       /* of all ranks: of whole parameters */
     param_range dense_grads; /* empty until param_list_alloc_grads */
 } param_list;
 
@@ -93,6 +104,9 @@ typedef struct param_spec {
 /* Appends one; *out stays where it is. */
 status param_add(param_list *l, const param_spec *spec, param **out);
 
+/* Like param_add, where spec->shape is that of this rank's part. */
+status param_add_cut(param_list *l, const param_spec *spec, const param_cut *cut, param **out);
+
 /* Like param_add, with values in the caller's memory: tables that are contiguous (input.h). */
 status param_add_at(param_list *l, const param_spec *spec, float *value, param **out);
 
@@ -108,8 +122,8 @@ status param_list_alloc_grads(param_list *l);
 /* Clears all gradients there are, and the marks of rows. */
 status param_list_clear_grads(param_list *l);
 
-/* Sets the first values, by Philox(seed, RNG_INIT) of (parameter, element), or by the rule of
- * INIT_ROWS. */
+/* Sets the first values, by Philox(seed, RNG_INIT) of (parameter, element of the whole parameter),
+ * or by the rule of INIT_ROWS. */
 status param_list_start(param_list *l, uint64_t seed);
 
 #endif

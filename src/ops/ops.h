@@ -167,6 +167,24 @@ typedef struct residual_norm_args {
     void *y;              /* (n, dim) act; may be x or residual */
 } residual_norm_args;
 
+/* Of a gate whose rows are cut over ranks.  `dim` and all columns of gate_args are then those of
+ * this rank's part, and the norm is over the parts of all ranks: each pass has two halves, and
+ * between them the caller exchanges two numbers a row.
+ *
+ * Forward: the first half writes mean and variance of the part to this rank's place in `moments`;
+ * the parts' moments are gathered; the second half makes mean and rstd of them, then y.
+ * Backward: with g the gradient of the normalised row, the first half writes du, adds to dweight
+ * and dbias, and leaves g in d_o, and sum(g) and sum(g (o - mean)) in `sums`; these are summed over
+ * the ranks; the second half makes d_o.
+ *
+ * On the CPU only. */
+typedef struct gate_cut {
+    int32_t part, n_parts; /* all of the same dim */
+    bool is_second;        /* which half */
+    float *moments;        /* (n_parts, n, 2) */
+    float *sums;           /* (n, 2) */
+} gate_cut;
+
 /* y = dropped( u * norm(o) ): the gate after the attention; norm as above, over dim = H D. */
 typedef struct gate_args {
     int64_t n;
@@ -184,6 +202,7 @@ typedef struct gate_args {
     void *d_o;              /* (n, dim) act */
     void *du;               /* rows of dim, stride_u apart, act */
     float *dweight, *dbias; /* (dim) or NULL */
+    const gate_cut *cut;    /* NULL: rows are whole */
 } gate_args;
 
 /* y = dropped(x), in place allowed; the backward pass is the same with dy for x. */

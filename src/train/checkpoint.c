@@ -10,8 +10,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/safetensors.h"
+#include "dist/comm_host.h"
 #include "embed/snapshot.h"
 #include "model/vocabulary.h"
+#include "nn/param_cut.h"
 
 enum { STATE_MAX_BYTES = 1 << 16 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
@@ -35,7 +37,7 @@ static status tensor_set_init(tensor_set *s, const checkpoint *c, int per_param)
     size_t n_values = 0, n = (size_t)c->n_params * (size_t)per_param;
     *s = (tensor_set){0};
     for (int i = 0; i < c->n_params; i++)
-        n_values += (size_t)c->params[i].n * (size_t)per_param;
+        n_values += (size_t)param_whole_n(&c->params[i]) * (size_t)per_param;
     status st = MEM_NEW(&s->tensor, n);
     if (st == OK) st = mem_alloc((void **)&s->name, n, sizeof *s->name);
     if (st == OK) st = MEM_NEW_RAW(&s->values, n_values);
@@ -48,21 +50,47 @@ static bool is_finite(const float *x, int64_t n) {
     return true;
 }
 
+/* The parts of all ranks that share the parameter, put together; on the others whole is NULL. */
+static status gather_parts(const checkpoint *c, const param *p, const float *own, float *whole) {
+    int n_parts = p->cut.n_parts;
+    float *parts;
+    int64_t *n_rows = NULL;
+    TRY(MEM_NEW_RAW(&parts, (size_t)param_whole_n(p)));
+    status st = MEM_NEW(&n_rows, (size_t)n_parts);
+    for (int r = 0; r < n_parts && st == OK; r++)
+        n_rows[r] = p->n;
+    float *mine = parts + p->cut.part * p->n;
+    if (st == OK) st = c->be->ops->copy_out(c->be, mine, own, (size_t)p->n * sizeof *own);
+    all_gather_args a = {.row_bytes = sizeof *parts, .n_rows = n_rows, .from = mine, .to = parts};
+    if (st == OK) st = comm_host_gather(c->tensor, &a);
+    for (int r = 0; r < n_parts && st == OK && whole != NULL; r++)
+        param_cut_put(p, r, parts + r * p->n, whole);
+    mem_free(n_rows);
+    mem_free(parts);
+    return st;
+}
+
 /* Adds a copy of one parameter's values or moments. */
 static status add_tensor(tensor_set *s, const checkpoint *c, const param *p, const char *suffix,
                          const float *device, float *host) {
     st_tensor *t = &s->tensor[s->n];
+    int64_t n = param_whole_n(p);
     snprintf(s->name[s->n], TENSOR_NAME_BYTES, "%s%s", p->name, suffix);
-    TRY(c->be->ops->copy_out(c->be, host, device, (size_t)p->n * sizeof *host));
-    if (!is_finite(host, p->n))
+    if (p->cut.n_parts > 1)
+        TRY(gather_parts(c, p, device, host));
+    else
+        TRY(c->be->ops->copy_out(c->be, host, device, (size_t)n * sizeof *host));
+    if (!is_finite(host, n))
         return fail(ERR_NUMERIC,
                     "'%s' holds numbers that are not finite; nothing was saved. Resume from the "
                     "last checkpoint with a smaller learning rate, or with clip_grad set",
                     s->name[s->n]);
     *t = (st_tensor){
-        .name = s->name[s->n], .dtype = ST_F32, .n_dims = p->n_dims, .n = p->n, .data = host};
+        .name = s->name[s->n], .dtype = ST_F32, .n_dims = p->n_dims, .n = n, .data = host};
+    int64_t shape[4];
+    param_whole_shape(p, shape);
     for (int d = 0; d < p->n_dims; d++)
-        t->shape[d] = p->shape[d];
+        t->shape[d] = shape[d];
     s->n++;
     return OK;
 }
@@ -76,7 +104,7 @@ static status write_model(const checkpoint *c, const char *path, const char *con
     float *host = s.values;
     for (int i = 0; i < c->n_params && st == OK; i++) {
         st = add_tensor(&s, c, &c->params[i], "", c->params[i].value, host);
-        host += c->params[i].n;
+        host += param_whole_n(&c->params[i]);
     }
     if (st == OK) st = st_write(path, s.tensor, s.n, metadata, 3);
     tensor_set_fini(&s);
@@ -93,12 +121,27 @@ static status write_optimizer(const checkpoint *c, const char *path) {
         const param p = optimizer_state_shape(c->optimizer, &c->params[i]);
         const moments *state = &c->optimizer->state[i];
         if (state->m != NULL) st = add_tensor(&s, c, &p, ".m", state->m, host);
-        if (state->v != NULL && st == OK) st = add_tensor(&s, c, &p, ".v", state->v, host + p.n);
-        host += 2 * p.n;
+        int64_t n = param_whole_n(&p);
+        if (state->v != NULL && st == OK) st = add_tensor(&s, c, &p, ".v", state->v, host + n);
+        host += 2 * n;
     }
     if (st == OK) st = st_write(path, s.tensor, s.n, metadata, 2);
     tensor_set_fini(&s);
     return st;
+}
+
+/* In the order of write_model and write_optimizer. */
+status checkpoint_send_parts(const checkpoint *c) {
+    for (int i = 0; i < c->n_params; i++)
+        if (c->params[i].cut.n_parts > 1)
+            TRY(gather_parts(c, &c->params[i], c->params[i].value, NULL));
+    for (int i = 0; i < c->n_params; i++) {
+        const moments *state = &c->optimizer->state[i];
+        if (c->params[i].cut.n_parts <= 1) continue;
+        if (state->m != NULL) TRY(gather_parts(c, &c->params[i], state->m, NULL));
+        if (state->v != NULL) TRY(gather_parts(c, &c->params[i], state->v, NULL));
+    }
+    return OK;
 }
 
 static status write_text_file(const char *path, const buf *text) {

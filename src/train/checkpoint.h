@@ -57,6 +57,7 @@ typedef struct checkpoint {
     dynamic_tables *tables; /* of the model; NULL: none */
     const seq_file *data;   /* whose vocabulary is saved */
     int32_t n_actions;      /* of the model */
+    struct comm *tensor;    /* the ranks that share the parameters (param_cut.h), or NULL */
     train_state state;
 } checkpoint;
 
@@ -65,6 +66,10 @@ typedef struct checkpoint {
  * nothing is written. */
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
                        const char *dtype, int keep, bool is_best);
+
+/* Where ranks share parameters, checkpoint_save gathers the parts: the others of `tensor` call this
+ * at the same time. */
+status checkpoint_send_parts(const checkpoint *c);
 
 /* Loads state, parameters and the optimizer's state from a checkpoint's folder; names and shapes
  * must match.  On failure the values are undefined.  Weights alone: model/checkpoint_load.h. */

@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "base/range.h"
+#include "ops/comm.h"
 
 row_mode optimizer_row_mode(const config *c) {
     return c->family == FAMILY_META ? ROWS_DENSE : ROWS_LAZY;
@@ -59,6 +60,7 @@ status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
                      .n_params = n_params,
                      .dense_grads = model_dense_grads(m),
                      .tables = model_tables(m),
+                     .tensor = model_tensor(m),
                      .kind = kinds[c->optimizer.kind][0],
                      .table_kind = kinds[c->optimizer.kind][1],
                      .rows = optimizer_row_mode(c),
@@ -99,9 +101,23 @@ uint64_t optimizer_bytes(const optimizer *o) {
     return n * sizeof(float);
 }
 
+/* Where ranks share layers, each adds the squares of its own parts, and the first one those of what
+ * all have: all ranks get the same sum. */
+static status add_squares_of_parts(optimizer *o) {
+    const ops *f = o->be->ops;
+    bool is_first = o->tensor->rank == 0;
+    for (int i = 0; i < o->n_params; i++)
+        if (is_first || o->params[i].cut.n_parts > 1)
+            TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));
+    if (is_first) TRY(dynamic_add_squares(o->tables, o->sum));
+    all_reduce_args a = {COMM_F64, COMM_SUM, 1, o->sum, o->sum};
+    return o->tensor->ops->all_reduce(o->tensor, &a);
+}
+
 /* The sum of the squares of all gradients: tables one by one, everything dense in one call. */
 static status add_squares(optimizer *o) {
     const ops *f = o->be->ops;
+    if (o->tensor != NULL) return add_squares_of_parts(o);
     for (int i = 0; i < o->n_params; i++)
         if (o->params[i].is_table)
             TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));

@@ -29,6 +29,7 @@ typedef struct optimizer {
     int n_params;
     param_range dense_grads; /* gradients of all parameters but tables, owned by the model */
     dynamic_tables *tables;  /* of the model: their rows carry their state */
+    struct comm *tensor;     /* the ranks that share the model's layers, or NULL */
     opt_kind kind;           /* of dense weights */
     opt_kind table_kind;     /* of embedding tables */
     row_mode rows;

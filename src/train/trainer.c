@@ -25,6 +25,11 @@ static status check_data(const trainer *t) {
     return seq_file_check_unchanged(t->s->data, t->s->be->workers);
 }
 
+/* Whether rank 0 needs this rank to run the model or to write it: they share its layers. */
+static bool has_first_part(const trainer *t) {
+    return t->s->tensor != NULL && comm_is_first(t->s->comm);
+}
+
 static status save(trainer *t, bool is_best) {
     TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
@@ -32,6 +37,8 @@ static status save(trainer *t, bool is_best) {
     if (trainer_is_first(t))
         TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
                             dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
+    else if (has_first_part(t))
+        TRY(checkpoint_send_parts(&t->saved));
     t->saved_step = t->saved.state.step;
     return OK;
 }
@@ -150,9 +157,10 @@ static status tell_balance(trainer *t) {
     leaf_balance b;
     if (comm_size(t->s->comm) == 1) return OK;
     TRY(leaf_step_balance(t->leaves, &b));
-    log_info("%d ranks: the mean one had %.1f %% of the work of the busiest, and took %.1f %% of "
+    log_info("%d %s: the mean one had %.1f %% of the work of the busiest, and took %.1f %% of "
              "its time",
-             comm_size(t->s->comm), 100 * b.predicted, 100 * b.measured);
+             comm_size(t->s->comm), t->s->tensor != NULL ? "groups of ranks" : "ranks",
+             100 * b.predicted, 100 * b.measured);
     return OK;
 }
 
@@ -204,7 +212,7 @@ static status load_best(trainer *t) {
 /* With validation the test events are evaluated once, at the end, by the best weights. */
 static status evaluate_test(trainer *t) {
     evaluator *test;
-    TRY(comm_meet(t->s->comm)); /* the best weights are written now */
+    TRY(comm_meet(session_world(t->s))); /* the best weights are written now */
     TRY(load_best(t));
     TRY(evaluator_create(&test, t->s, t->saved.state.split.rule, PART_TEST));
     status st = evaluator_run(test, 0, &t->last);
@@ -230,7 +238,9 @@ static status loop(trainer *t) {
         TRY(evaluate_test(t));
     else if (t->last.n == 0) /* nothing was left to do */
         TRY(evaluator_run(t->held_out, 0, &t->last));
-    if (trainer_is_first(t)) TRY(trainer_log_samples(t));
+    if (trainer_is_first(t) || has_first_part(t)) TRY(trainer_log_samples(t));
+    /* No rank leaves while others still exchange. */
+    if (t->s->tensor != NULL) TRY(comm_meet(session_world(t->s)));
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
 }
 
@@ -383,12 +393,12 @@ static status resume(trainer *t) {
 /* Rank 0 makes the folder, or repairs what a killed process left there; the others follow when that
  * is done. */
 static status begin(trainer *t) {
-    if (!trainer_is_first(t)) TRY(comm_meet(t->s->comm));
+    if (!trainer_is_first(t)) TRY(comm_meet(session_world(t->s)));
     if (t->o->is_resume)
         TRY(resume(t));
     else
         TRY(trainer_is_first(t) ? begin_new(t) : set_values(t));
-    return trainer_is_first(t) ? comm_meet(t->s->comm) : OK;
+    return trainer_is_first(t) ? comm_meet(session_world(t->s)) : OK;
 }
 
 /* The split has to be known before the batches are made: as given or, resumed, as it was. */
@@ -441,6 +451,7 @@ status trainer_run(session *s, const train_options *options) {
                            .tables = model_tables(s->model),
                            .data = s->data,
                            .n_actions = s->limits.n_actions,
+                           .tensor = s->tensor,
                            .optimizer = &t.optimizer,
                            .state = {.seed = (uint64_t)s->config->trainer.seed, .best_metric = -1}};
     buf_init(&t.config_json);

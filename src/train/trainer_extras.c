@@ -58,7 +58,7 @@ static status append_line(trainer *t, const char *what, split_part part,
     status st = fill(t, part, &w);
     json_object_close(&w);
     if (st == OK) st = json_finish(&w);
-    if (st == OK) st = run_log_append(&t->log, buf_str(&line));
+    if (st == OK && trainer_is_first(t)) st = run_log_append(&t->log, buf_str(&line));
     buf_fini(&line);
     return st;
 }

@@ -59,7 +59,7 @@ struct trainer {
 
 /* Rank 0 writes and prints; the others train, evaluate and read. */
 static inline bool trainer_is_first(const trainer *t) {
-    return comm_is_first(t->s->comm);
+    return comm_is_first(session_world(t->s));
 }
 
 /* Says what the memory of a GPU is used for. */

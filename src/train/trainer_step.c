@@ -168,7 +168,8 @@ static status take_step(trainer *t, bool *is_last) {
     train_pending *p = &t->pending[at];
     *p = (train_pending){.step = state->step};
     if (has_loss_scale(t) && !(state->loss_scale >= 1)) state->loss_scale = FIRST_LOSS_SCALE;
-    if (t->s->comm != NULL) t->s->comm->ops->note_step(t->s->comm, state->step);
+    comm *world = session_world(t->s);
+    if (world != NULL) world->ops->note_step(world, state->step);
     TRY(take_batches(t, p, &scale, is_last));
     if (p->sums.n_loss > 0)
         TRY(update(t, p, scale));

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
+#include "nn/param_cut.h"
 #include "train/warm_start_int.h"
 
 enum { NAME_BYTES = PARAM_NAME_BYTES + 8, SHAPE_BYTES = 128, MAX_TABLES = 256 };
@@ -20,7 +21,9 @@ static void shape_text(char *text, size_t n, int n_dims, const int64_t *shape) {
 static status refuse_shape(const st_file *f, const st_tensor *t, const param *p) {
     char there[SHAPE_BYTES], here[SHAPE_BYTES];
     shape_text(there, sizeof there, t->n_dims, t->shape);
-    shape_text(here, sizeof here, p->n_dims, p->shape);
+    int64_t shape[4];
+    param_whole_shape(p, shape);
+    shape_text(here, sizeof here, p->n_dims, shape);
     return fail(ERR_CONFIG,
                 "%s: '%s' has the shape %s, but the model of this config %s; only tables may "
                 "grow: use the config of that run, or train without --init-from",
@@ -119,10 +122,12 @@ static status copy_tensor(const warm_job *j, const st_file *f, const param *p, c
     const st_tensor *t;
     TRY(find_tensor(f, p->name, suffix, &t));
     bool fits = t->n_dims == p->n_dims;
+    int64_t shape[4];
+    param_whole_shape(p, shape);
     for (int d = 0; d < p->n_dims && fits; d++)
-        fits = t->shape[d] == p->shape[d];
+        fits = t->shape[d] == shape[d];
     if (!fits) return refuse_shape(f, t, p);
-    return j->c->be->ops->copy_in(j->c->be, to, t->data, (size_t)p->n * sizeof *to);
+    return param_cut_take(p, j->c->be, t->data, to);
 }
 
 status warm_copy_whole(warm_job *j, int index) {

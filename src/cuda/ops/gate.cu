@@ -126,10 +126,17 @@ template <typename T> static bool is_packed(const gate_args *a, bool is_backward
            can_pack(a->du, a->stride_u, a->dim, sizeof(T), v);
 }
 
+static status check_whole(const gate_args *a) {
+    if (a->cut == NULL) return OK;
+    return fail(ERR_UNSUPPORTED, "a GPU cannot cut layers over ranks yet");
+}
+
 status cuda_gate_fwd(backend *be, const gate_args *a) {
+    TRY(check_whole(a));
     NORM_RUN(be, a, false, return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd"));
 }
 
 status cuda_gate_bwd(backend *be, const gate_args *a) {
+    TRY(check_whole(a));
     NORM_RUN(be, a, true, return norm_launch_bwd<R>(be, gate_bwd_any_kernel<T, R>, a, "gate_bwd"));
 }
