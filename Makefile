@@ -33,8 +33,14 @@ ARCH ?= native
 ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),-march=$(ARCH)))
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
-OPT_release := -O3
+# Loops that take time are in src/cpu, src/data and src/embed; elsewhere -O3 takes longer to compile and gains nothing.
+# Tests are compiled with -O1: half the build was theirs.
+OPT_release := -O2
 OPT_debug := -O0
+HOT_CFLAGS := $(if $(filter release,$(VARIANT)),-O3)
+TEST_CFLAGS := $(if $(filter release,$(VARIANT)),-O1)
+# Line numbers for a profiler or a sanitizer; a debugger gets all.
+DEBUG_INFO := $(if $(filter debug,$(VARIANT)),-g,-g1)
 OPT_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 OPT_tsan := -O1 -fsanitize=thread -fno-omit-frame-pointer
 # The fuzzer's instrumentation keeps loops from being vectorised, and clang would warn.
@@ -59,10 +65,10 @@ FEATURES := $(filter -DHSTU_%,$(PROBE))
 LIBS := $(filter -l% -L% -Wl%,$(PROBE)) -lpthread -lm
 PROBE_CFLAGS := $(filter -I%,$(PROBE))
 
-CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH_FLAG) -g -fPIC -fvisibility=hidden -ffp-contract=off -fopenmp-simd \
+CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH_FLAG) $(DEBUG_INFO) -fPIC -fvisibility=hidden -ffp-contract=off -fopenmp-simd \
 	-fno-math-errno \
 	$(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc -MMD -MP $(CFLAGS)
-LINK := $(CC) $(OPT) -g $(LDFLAGS)
+LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 
 # Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
 # are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
@@ -148,7 +154,7 @@ $B/tests/golden: $(GOLDEN_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 $B/golden/%.o: tests/golden/%.c $B/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c $< -o $@
+	$(CC) $(CFLAGS_ALL) $(TEST_CFLAGS) -c $< -o $@
 
 # Flips every byte of every file format.
 $B/tests/flip: $(FLIP_OBJ) $(LIB_OBJ)
@@ -156,7 +162,7 @@ $B/tests/flip: $(FLIP_OBJ) $(LIB_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 $B/flip/%.o: tests/flip/%.c $B/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c $< -o $@
+	$(CC) $(CFLAGS_ALL) $(TEST_CFLAGS) -c $< -o $@
 
 # Built as other programs would be: with the public header and the library only.  examples/attention.c needs
 # CUDA.
@@ -189,7 +195,7 @@ $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS) -ldl
 
-ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
+ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(HOT_CFLAGS) $(TEST_CFLAGS) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
 
 # The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
 # FORCE must be phony: with .SECONDARY below, make does not rebuild because of a file that only does not exist.
@@ -198,6 +204,9 @@ $B/flags: FORCE
 	@echo '$(ALL_FLAGS)' | cmp -s - $@ || echo '$(ALL_FLAGS)' > $@
 .PHONY: FORCE
 
+# What a folder adds to the flags of all.
+$B/src/cpu/%.o $B/src/data/%.o $B/src/embed/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
+$B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
 # Kernels read no input: fuzz targets take them as they are.  Instrumented, the register tiles of the products
 # alone would take clang minutes.
 ifeq ($(VARIANT),fuzz)
@@ -208,7 +217,7 @@ $B/src/cpu/product_sve.o: KERNEL_CFLAGS += -march=armv8.2-a+sve -msve-vector-bit
 endif
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -c $< -o $@
+	$(CC) $(CFLAGS_ALL) $(OWN_CFLAGS) -c $< -o $@
 $B/src/serve/server_page.o: src/serve/server_page.html
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 $B/%.cu.o: %.cu $B/flags

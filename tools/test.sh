@@ -139,7 +139,8 @@ build_variants() {
     counted "tsan: thread sanitizer" strict_make VARIANT=tsan tests
     counted "minimal: only a C compiler" strict_make B=build/minimal CUDA=0 MINIMAL=1 tests
     if has clang; then
-        counted "clang" strict_make B=build/clang CC=clang CUDA=0 tests
+        # For its warnings alone, so without optimisation; what it builds for fuzzing runs.
+        counted "clang" strict_make B=build/clang CC=clang CUDA=0 OPT_release=-O0 HOT_CFLAGS= TEST_CFLAGS= tests
     else
         skip "clang" "clang is not here"
     fi
