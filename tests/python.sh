@@ -3,7 +3,7 @@
 # Where torch is in build/python, its operators are checked, too.  Exit code 77: pip or its packages cannot be had here.
 #
 #   tests/python.sh          the library of build/release, as `make build/release/libhstu.so` makes it
-#   tests/python.sh --wheel  the library that the wheel builds itself (a whole build)
+#   tests/python.sh --wheel  the library that the wheel builds itself (a whole build; CUDA=0 leaves the GPU out) and its tag
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -25,6 +25,27 @@ export HSTU_ROOT=$root
 "$place/plain/bin/python" -m build -q --wheel --outdir "$place/wheel" "$place/source"
 unset HSTU_LIBRARY
 "$place/plain/bin/python" -m twine check --strict "$place"/wheel/*.whl
+
+# The tag of a wheel that built its library is this machine's glibc, and the library asks for nothing newer, nor for
+# any library but the C library's.
+check_tag() {
+    local libc newest needed name
+    libc=$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)
+    name=$(basename "$place"/wheel/*.whl)
+    case $name in
+    *-py3-none-manylinux_${libc/./_}_"$(uname -m)".whl) ;;
+    *) echo "$name is not tagged for glibc $libc" && return 1 ;;
+    esac
+    (cd "$place" && "$place/plain/bin/python" -m zipfile -e "wheel/$name" unpacked)
+    newest=$(objdump -T "$place/unpacked/hstu/libhstu.so" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -Vu | tail -n 1)
+    if [ "$(printf '%s\n' "$newest" "$libc" | sort -V | tail -n 1)" != "$libc" ]; then
+        echo "libhstu.so asks for glibc $newest; $name says $libc" && return 1
+    fi
+    needed=$(objdump -p "$place/unpacked/hstu/libhstu.so" | awk '$1 == "NEEDED" { print $2 }' | grep -vE '^(libc|libm|libpthread|libdl|ld-linux.*)\.so' || true)
+    [ -z "$needed" ] || { echo "libhstu.so of the wheel needs $needed" && return 1; }
+    echo "$name: asks for glibc $newest"
+}
+[ "${1:-}" != --wheel ] || check_tag
 for kind in bare numpy; do
     python3 -m venv "$place/$kind"
     [ $kind = bare ] || "$place/$kind/bin/python" $pip numpy
