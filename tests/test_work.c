@@ -1,6 +1,9 @@
 /* FLOP and bytes of ops, by counting. */
 #include "profile/work.h"
 
+#include "base/pool.h"
+#include "base/rng.h"
+#include "ops/mask_batch.h"
 #include "test.h"
 
 static backend cpu = {.name = "cpu", .act = ACT_F32}, gpu = {.name = "cuda:0", .act = ACT_BF16};
@@ -56,6 +59,159 @@ TEST(work_of_attention_counts_pairs) {
         a.offsets_q = a.offsets_k = NULL;
         CHECK_EQ(work_of(WORK_attn_fwd, NULL, &gpu, &a).flop, pairs * 2 * 2 * (4 + 8));
     }
+}
+
+enum { SEQUENCES = 3, MOST_TOKENS = 40, MOST_FUNC = 7 };
+
+/* M[i, j] as ops.h states it. */
+static bool is_seen(const attn_args *a, int b, int row, int j, int len_q, int len_k) {
+    int i = row + len_k - len_q, c = a->n_contexts != NULL ? a->n_contexts[b] : 0;
+    int t = a->n_targets != NULL ? a->n_targets[b] : 0, h = len_k - t;
+    if (a->func != NULL) {
+        const int32_t *f = a->func + a->offsets_q[b] + row;
+        bool sees = j < f[0];
+        for (int m = 1; 2 * m < a->n_func; m++)
+            sees |= f[(2 * m - 1) * a->func_stride] <= j && j < f[2 * m * a->func_stride];
+        return sees;
+    }
+    bool sees = (a->window_left < 0 || j >= i - a->window_left) &&
+                (a->window_right < 0 || j <= i + a->window_right);
+    if (i < c && j < h) sees = true;
+    if (i >= h && j >= h && j < h + (i - h) / a->target_group * a->target_group) sees = false;
+    return sees;
+}
+
+static uint32_t drawn(uint32_t *state, uint32_t below) {
+    *state = *state * 1664525u + 1013904223u;
+    return (*state >> 8) % below;
+}
+
+/* Every mask of the HSTU attention, with delta queries and pages, on the CPU. */
+TEST(work_of_attention_under_any_mask) {
+    uint32_t state = 5;
+    for (int trial = 0; trial < 300; trial++) {
+        int32_t q[SEQUENCES + 1] = {0}, k[SEQUENCES + 1] = {0}, paged[SEQUENCES + 1] = {0};
+        int32_t contexts[SEQUENCES], targets[SEQUENCES], page = 0;
+        int32_t func[MOST_FUNC * SEQUENCES * MOST_TOKENS];
+        int kind = trial % 6;
+        for (int b = 0; b < SEQUENCES; b++) {
+            int32_t len = (int32_t)drawn(&state, MOST_TOKENS), delta = len;
+            if (kind != 2 && kind != 3) delta = (int32_t)drawn(&state, (uint32_t)len + 1);
+            targets[b] = (int32_t)drawn(&state, (uint32_t)len + 1);
+            contexts[b] = (int32_t)drawn(&state, (uint32_t)(len - targets[b]) + 1);
+            q[b + 1] = q[b] + delta;
+            paged[b + 1] = paged[b] + len;
+            k[b + 1] = k[b] + (kind == 5 ? delta : len);
+        }
+        attn_args a = {.n_sequences = SEQUENCES,
+                       .n_heads = 3,
+                       .dim_qk = 2,
+                       .dim_v = 5,
+                       .max_len_q = MOST_TOKENS,
+                       .max_len_k = MOST_TOKENS,
+                       .n_rows_q = q[SEQUENCES],
+                       .n_rows_k = k[SEQUENCES],
+                       .offsets_q = q,
+                       .offsets_k = k,
+                       .window_left = -1,
+                       .target_group = 1 + (int32_t)drawn(&state, 4)};
+        if (kind == 0) a.window_right = (int32_t)drawn(&state, 9) - 1;
+        if (kind == 1) a.window_left = (int32_t)drawn(&state, 9);
+        if (kind == 1) a.window_right = (int32_t)drawn(&state, 3) - 1;
+        if (kind == 2 || kind == 3) a.n_targets = targets;
+        if (kind == 3) a.n_contexts = contexts;
+        if (kind == 4) {
+            a.func = func, a.n_func = 1 + 2 * (int32_t)drawn(&state, 4);
+            a.func_stride = SEQUENCES * MOST_TOKENS;
+            for (size_t i = 0; i < sizeof func / sizeof *func; i++)
+                func[i] = (int32_t)drawn(&state, MOST_TOKENS + 6) - 3;
+        }
+        if (kind == 5) a.pages = (attn_pages){.table = &page, .offsets = paged};
+        double pairs = 0;
+        for (int b = 0; b < SEQUENCES; b++) {
+            int len_q = q[b + 1] - q[b], len_k = paged[b + 1] - paged[b];
+            for (int row = 0; row < len_q; row++)
+                for (int j = 0; j < len_k; j++)
+                    pairs += is_seen(&a, b, row, j, len_q, len_k);
+        }
+        CHECK_EQ(work_of(WORK_attn_fwd, NULL, &cpu, &a).flop, pairs * 3 * 2 * (2 + 5));
+        CHECK_EQ(work_of(WORK_attn_bwd, NULL, &cpu, &a).flop, pairs * 3 * 2 * (3 * 2 + 2 * 5));
+    }
+}
+
+static double count_bits(const mask *m, int64_t sequence, int32_t n) {
+    uint64_t words[8];
+    double count = 0;
+    for (int32_t row = 0; row < n; row++) {
+        mask_fill_rows(m, sequence, n, row, 1, words, 8);
+        for (int32_t j = 0; j < n; j++)
+            count += words[j / 64] >> j % 64 & 1;
+    }
+    return count;
+}
+
+/* Every mask of softmax attention, over a jagged batch. */
+TEST(work_of_softmax_attention) {
+    static const char *const texts[] = {"none",
+                                        "causal",
+                                        "sliding,window=5",
+                                        "sliding,window=70,causal",
+                                        "longformer,window=3,global=2",
+                                        "bigbird,window=5,global=2,seed=1",
+                                        "dilated,window=4,dilation=3",
+                                        "strided",
+                                        "fixed,causal",
+                                        "bits:tests/golden-encoder/bert-1/cases/bits.safetensors"};
+    static const int32_t lens[] = {0, 9, 1, 130, 64, 65};
+    int32_t few[6];
+    pool *p;
+    backend *be;
+    CHECK_OK(pool_create(&p, 1));
+    CHECK_OK(backend_create_cpu(&be, p));
+    for (size_t t = 0; t < sizeof texts / sizeof *texts; t++) {
+        mask *m;
+        mask_batch *mb;
+        int32_t offsets[7] = {0};
+        double pairs = 0;
+        CHECK_OK(mask_create(&m, texts[t]));
+        bool is_file = mask_rule_of(m)->kind == MASK_BITS;
+        const int32_t *length = is_file ? few : lens;
+        int32_t n = is_file ? 5 : 6;
+        for (int32_t b = 0; is_file && b < n; b++)
+            few[b] = (int32_t)mask_length(m, b);
+        CHECK_OK(mask_batch_create(&mb, be, m, 6));
+        CHECK_OK(mask_batch_set(mb, 0, n, length));
+        for (int32_t b = 0; b < n; b++) {
+            pairs += count_bits(m, b, length[b]);
+            offsets[b + 1] = offsets[b] + length[b];
+        }
+        softmax_attn_args a = {.n_sequences = n,
+                               .n_heads = 3,
+                               .dim = 4,
+                               .max_len = 200,
+                               .n_rows = offsets[n],
+                               .offsets = offsets,
+                               .mask = *mask_batch_view(mb)};
+        CHECK(pairs > 0);
+        CHECK_EQ(work_of(WORK_softmax_attn_fwd, NULL, &cpu, &a).flop, pairs * 3 * 2 * 2 * 4);
+        CHECK_EQ(work_of(WORK_softmax_attn_bwd, NULL, &cpu, &a).flop, pairs * 3 * 5 * 2 * 4);
+        CHECK_EQ(work_of(WORK_softmax_attn_fwd, NULL, &cpu, &a).bytes,
+                 4.0 * offsets[n] * 3 * 4 * sizeof(float));
+        /* On a GPU the lengths are not read: a jagged batch is not known, an even one is. */
+        CHECK_EQ(work_of(WORK_softmax_attn_fwd, NULL, &gpu, &a).flop, 0);
+        if (!is_file) {
+            static const int32_t even[] = {50, 50, 50};
+            CHECK_OK(mask_batch_set(mb, 0, 3, even));
+            a.n_sequences = 3, a.max_len = 50, a.n_rows = 150, a.offsets = NULL;
+            a.mask = *mask_batch_view(mb);
+            CHECK_EQ(work_of(WORK_softmax_attn_fwd, NULL, &gpu, &a).flop,
+                     3 * count_bits(m, 0, 50) * 3 * 2 * 2 * 4);
+        }
+        mask_batch_destroy(mb);
+        mask_destroy(m);
+    }
+    backend_destroy(be);
+    pool_destroy(p);
 }
 
 /* The arrays of a recorded step have more rows than there are tokens; a jagged batch has fewer. */

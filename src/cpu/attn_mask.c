@@ -26,19 +26,8 @@ static int32_t tidy(attn_span *spans, int32_t n) {
     return n_kept;
 }
 
-/* Keys in pages come before the rows of k. */
-static attn_sequence sequence_of(const attn_args *a, int32_t b) {
-    attn_sequence s = attn_sequence_of(a, b);
-    if (a->pages.table == NULL) return s;
-    int n_paged = a->pages.offsets[b + 1] - a->pages.offsets[b] - s.len_k;
-    s.len_k += n_paged;
-    s.shift += n_paged;
-    s.history += n_paged;
-    return s;
-}
-
 int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out) {
-    attn_sequence s = sequence_of(a, b);
+    attn_sequence s = attn_paged_sequence_of(a, b);
     if (a->func != NULL) {
         int32_t n = (a->n_func + 1) / 2;
         for (int32_t m = 0; m < n; m++)

@@ -69,6 +69,17 @@ MASK_FN attn_sequence attn_sequence_of(const attn_args *a, int b) {
     return s;
 }
 
+/* The same with the keys of pages, which come before the rows of k. */
+MASK_FN attn_sequence attn_paged_sequence_of(const attn_args *a, int b) {
+    attn_sequence s = attn_sequence_of(a, b);
+    if (a->pages.table == NULL) return s;
+    int n_paged = a->pages.offsets[b + 1] - a->pages.offsets[b] - s.len_k;
+    s.len_k += n_paged;
+    s.shift += n_paged;
+    s.history += n_paged;
+    return s;
+}
+
 /* Whether a row sees all keys up to a bound. */
 MASK_FN bool attn_mask_has_one_end(const attn_args *a) {
     return a->func == NULL && a->n_targets == NULL && a->window_left < 0;

@@ -164,21 +164,11 @@ static size_t held_bytes(const mask_batch *mb) {
     return bytes;
 }
 
-/* The pairs of a rule of one span. */
-static int64_t count_span_pairs(const mask_rule *r, int32_t n) {
-    int64_t count = 0;
-    for (int32_t i = 0; i < n; i++) {
-        mask_span span = mask_rule_span(r, n, i);
-        count += span.end - span.begin;
-    }
-    return count;
-}
-
 static status set_sequence(mask_batch *mb, int32_t b, int64_t sequence, int32_t n) {
     int64_t key = mask_is_by_sequence(mb->m) ? sequence : n;
     TRY(mask_check(mb->m, sequence, n));
     if (mask_rule_is_span(&mb->view.rule)) {
-        mb->n_pairs += count_span_pairs(&mb->view.rule, n);
+        mb->n_pairs += mask_rule_pairs(&mb->view.rule, n);
         return OK;
     }
     size_t place = place_of(mb, key);
@@ -213,6 +203,7 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
         st = set_sequence(mb, b, first + b, lengths[b]);
     if (st != OK) forget_plans(mb); /* half a plan may have been appended */
     TRY(st);
+    mb->view.n_pairs = mb->n_pairs;
     if (mask_rule_is_span(&mb->view.rule)) return OK;
     for (int i = 0; i < N_ARRAYS; i++)
         TRY(upload(&mb->arrays[i], mb->be, &mb->view.epoch));

@@ -72,7 +72,8 @@ typedef struct mask_view {
     const mask_tile *row_tiles, *col_tiles; /* (n_tiles) each */
     const uint64_t *bits;                   /* (n_bits, MASK_TILE) */
     int64_t n_begins, n_tiles, n_bits;
-    uint64_t epoch; /* changes with the addresses: part of the key of a recorded step */
+    int64_t n_pairs; /* that the batch attends, of one head; 0: not known */
+    uint64_t epoch;  /* changes with the addresses: part of the key of a recorded step */
 } mask_view;
 
 /* Half open; begin >= end: nothing. */
@@ -94,6 +95,16 @@ MASK_RULE_FN mask_span mask_rule_span(const mask_rule *r, int32_t n, int32_t i) 
         if (r->window < i) span.begin = i - r->window;
     }
     return span;
+}
+
+/* The pairs that a sequence of n attends, under a rule of one span. */
+MASK_RULE_FN int64_t mask_rule_pairs(const mask_rule *r, int32_t n) {
+    int64_t count = 0;
+    for (int32_t i = 0; i < n; i++) {
+        mask_span span = mask_rule_span(r, n, i);
+        count += span.end - span.begin;
+    }
+    return count;
 }
 
 /* The word of a row's bitmap for keys key0 .. key0 + 63, of the span. */

@@ -2,42 +2,8 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
-/* The keys that the rows of one sequence of L tokens see, in all. */
-static double pairs_of_length(const attn_args *a, double len_q, double len_k) {
-    double left = a->window_left < 0 ? len_k : a->window_left;
-    if (a->window_right < 0 && a->window_left < 0) return len_q * len_k;
-    if (a->window_right < 0) return len_q * len_k / 2; /* not used by models */
-    /* Causal, rows at the end of the keys: row i of L sees min(i, left) + 1 keys. */
-    double before = len_k - len_q, full = left < len_k ? len_k - left : 0;
-    if (full > len_q) full = len_q;
-    double growing = len_q - full; /* the first rows see more and more */
-    return growing * (before + 1 + before + growing) / 2 + full * (left + 1);
-}
-
-/* All sequences have the longest length, or nearly: arrays of a step that is recorded have up to
- * some hundred rows more than there are tokens. */
-enum { PADDING = 512 };
-static bool is_even(int64_t n_rows, int32_t n, int32_t len) {
-    int64_t all = (int64_t)n * len;
-    return n_rows > 0 && n_rows >= all && n_rows < all + PADDING &&
-           (n_rows == all || all >= 8 * PADDING);
-}
-
-/* 0: not known. */
-static double pairs_of(const backend *be, const attn_args *a) {
-    double n = 0;
-    if (a->func != NULL) return 0;
-    if (is_even(a->n_rows_q, a->n_sequences, a->max_len_q) &&
-        is_even(a->n_rows_k, a->n_sequences, a->max_len_k))
-        return a->n_sequences * pairs_of_length(a, a->max_len_q, a->max_len_k);
-    if (strcmp(be->name, "cpu") != 0) return 0;
-    for (int32_t b = 0; b < a->n_sequences; b++)
-        n += pairs_of_length(a, a->offsets_q[b + 1] - a->offsets_q[b],
-                             a->offsets_k[b + 1] - a->offsets_k[b]);
-    return n;
-}
+#include "profile/work_pairs.h"
 
 /* Forward two products; backward five, one of which computes the scores again. */
 static op_work attention(const backend *be, const attn_args *a, bool is_bwd, char *shape) {
@@ -47,7 +13,7 @@ static op_work attention(const backend *be, const attn_args *a, bool is_bwd, cha
     if (shape != NULL)
         snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %d, %d]", a->n_sequences, a->max_len_q,
                  a->n_heads, a->dim_qk);
-    double pairs = pairs_of(be, a);
+    double pairs = work_pairs_attn(be, a);
     if (pairs == 0) return (op_work){0, 0}; /* its bytes alone would say nothing */
     return (op_work){pairs * a->n_heads * of_pair, rows * a->n_heads * act * (is_bwd ? 2 : 1)};
 }
@@ -89,12 +55,14 @@ static op_work sampled(const sampled_softmax_args *a, char *shape) {
     return (op_work){2 * scores * a->dim * passes, scores * a->dim * 4 * (passes > 1 ? 2 : 1)};
 }
 
-static op_work softmax(const backend *be, const softmax_attn_args *a, char *shape) {
+static op_work softmax(const backend *be, const softmax_attn_args *a, bool is_bwd, char *shape) {
+    double d = a->dim, act = (double)act_bytes(be->act), pairs = work_pairs_softmax(be, a);
     if (shape != NULL)
         snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %d, %d]", a->n_sequences, a->max_len,
                  a->n_heads, a->dim);
-    (void)be;
-    return (op_work){0, 0}; /* its mask decides */
+    if (pairs == 0) return (op_work){0, 0};
+    return (op_work){pairs * a->n_heads * 2 * d * (is_bwd ? 5 : 2),
+                     (double)a->n_rows * 4 * d * a->n_heads * act * (is_bwd ? 2 : 1)};
 }
 
 static op_work gathered(const backend *be, const gather_args *a, char *shape) {
@@ -121,7 +89,7 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
         break;
     case WORK_softmax_attn_fwd:
     case WORK_softmax_attn_bwd:
-        w = softmax(be, a, shape);
+        w = softmax(be, a, op == WORK_softmax_attn_bwd, shape);
         break;
     case WORK_norm_fwd:
     case WORK_norm_bwd:

@@ -2,8 +2,8 @@
  * read and write, each array once, from its arguments alone.
  *
  * Products and attention are counted as nn/flops.h does; of other ops the bytes are what matters,
- * and they have no FLOP.  Attention over a jagged batch is known where its lengths are: on the CPU,
- * and on a GPU where all sequences have one length.  What is not known is 0. */
+ * and they have no FLOP.  Attention is counted by the pairs that its mask leaves (work_pairs.h): on
+ * the CPU always, on a GPU where all sequences have one length.  What is not known is 0. */
 #ifndef HSTU_PROFILE_WORK_H
 #define HSTU_PROFILE_WORK_H
 
