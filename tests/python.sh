@@ -48,7 +48,7 @@ check_tag() {
 [ "${1:-}" != --wheel ] || check_tag
 for kind in bare numpy; do
     python3 -m venv "$place/$kind"
-    [ $kind = bare ] || "$place/$kind/bin/python" $pip numpy
+    [ $kind = bare ] || "$place/$kind/bin/python" $pip numpy || { echo "numpy cannot be had here" && exit 77; }
     "$place/$kind/bin/python" $pip "$place"/wheel/*.whl
     (cd "$place" && "$place/$kind/bin/python" "$root/tests/python/check.py" "$program" "$place/run-$kind")
 done

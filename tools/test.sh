@@ -12,7 +12,14 @@ GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_l2 test_linear 
 
 # counted LABEL COMMAND...: one step, one count.
 counted() {
-    if step "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)) && return 1; fi
+    local code=0
+    step "$@" || code=$?
+    case $code in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    *) failed=$((failed + 1)) ;;
+    esac
+    return $code
 }
 
 # skip LABEL WHY
@@ -282,6 +289,8 @@ run_checks() {
     title "Checks"
     counted "make install, use, make uninstall" bash tests/install.sh
     counted "./run setup where dnf installs" bash tests/setup_dnf.sh
+    counted "pip install ./python" bash tests/python.sh
+    counted "docs/learn.md: the programs compile and run" bash tests/learn.sh
     counted "docs/guide.md, followed" bash tests/guide.sh
     if [[ $(build/release/hstu doctor --json 2>/dev/null) == *'"libmicrohttpd","version":null'* ]]; then
         skip "docs/serving.md, followed" "this build has no libmicrohttpd"
