@@ -108,6 +108,12 @@ TEST(build_keeps_limits) {
     s.kv_pages = 11;
     CHECK_OK(served_open(&m, &s));
     CHECK(m->max_batch == 7 && m->max_tokens == 900 && m->store.n_pages == 11);
+    CHECK(m->table.small.rows == NULL);
+    served_drop(m);
+    c.limits.has_int8_items = true;
+    CHECK_OK(build_engine(&c, &r)); /* compares its answers with the run's, bit for bit */
+    CHECK_OK(served_open(&m, &s));
+    CHECK(m->table.small.rows != NULL);
     served_drop(m);
 }
 

@@ -218,6 +218,54 @@ TEST(engine_filters_keep_the_scores) {
     engine_destroy(e);
 }
 
+/* A long list of allowed items is bits that the search looks at: the same items with the same
+ * scores as when it is asked in two short ones; with and without 8-bit numbers. */
+TEST(engine_searches_long_lists) {
+    enum { LONG = 40, SHORT = 20 };
+    const char *run = retrieval_run();
+    for (int is_int8 = 0; is_int8 < 2; is_int8++) {
+        engine_config c = {
+            .data = synth_folder(), .device = "cpu", .n_threads = 1, .has_int8_items = is_int8};
+        engine *e;
+        engine_model_info info;
+        engine_id allow[LONG];
+        CHECK_OK(engine_create(&e, &c));
+        CHECK_OK(engine_load(e, "model", run));
+        CHECK_OK(engine_model(e, 0, &info));
+        CHECK_EQ(info.has_int8_items, is_int8);
+        for (uint32_t i = 0; i < LONG; i++) {
+            engine_item names;
+            CHECK_OK(engine_item_of(e, 0, 2 + i, &names));
+            allow[i] = names.id;
+        }
+        engine_request q = serve_recommend(1, LONG);
+        q.allow = allow;
+        q.n_allow = LONG;
+        q.keeps_seen = true;
+        q.deny = &allow[5];
+        q.n_deny = 1;
+        engine_answer all = serve_ask(e, &q);
+        CHECK_EQ(all.n_items, LONG - 1);
+        size_t n_found = 0;
+        for (int half = 0; half < 2; half++) {
+            q.allow = allow + half * SHORT;
+            q.n_allow = SHORT;
+            engine_answer few = serve_ask(e, &q);
+            size_t at = 0;
+            for (size_t i = 0; i < few.n_items; i++) {
+                while (at < all.n_items && all.items[at].number != few.items[i].number)
+                    at++;
+                CHECK(at < all.n_items && all.items[at].values[0] == few.items[i].values[0]);
+                n_found++;
+            }
+            engine_answer_release(&few);
+        }
+        CHECK_EQ(n_found, LONG - 1);
+        engine_answer_release(&all);
+        engine_destroy(e);
+    }
+}
+
 /* Somebody of whom nothing is known gets popular items, until there are events; an erased user is
  * such a somebody. */
 TEST(engine_serves_strangers) {

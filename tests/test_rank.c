@@ -22,17 +22,28 @@ static void *zeros(size_t n, size_t size) {
     return kept[n_kept++];
 }
 
-static void run_rank(rank_args *a, int n_threads) {
+typedef status (*backend_maker)(backend **out, pool *workers);
+
+static void run_rank_on(backend_maker make, rank_args *a, int n_threads) {
     pool *p;
     backend *be;
     CHECK_OK(pool_create(&p, n_threads));
-    CHECK_OK(test_backend(&be, p));
+    CHECK_OK(make(&be, p));
     a->rank = a->target != NULL ? zeros((size_t)a->n_queries, sizeof *a->rank) : NULL;
     a->best = zeros((size_t)a->n_queries * (size_t)a->k, sizeof *a->best);
     a->best_score = zeros((size_t)a->n_queries * (size_t)a->k, sizeof *a->best_score);
     CHECK_OK(be->ops->rank(be, a));
     backend_destroy(be);
     pool_destroy(p);
+}
+
+static void run_rank(rank_args *a, int n_threads) {
+    run_rank_on(test_backend, a, n_threads);
+}
+
+/* For what is the CPU's alone. */
+static void run_rank_cpu(rank_args *a, int n_threads) {
+    run_rank_on(backend_create_cpu, a, n_threads);
 }
 
 /* Rows of small integers: every product is exact, and ties are many. */
@@ -389,5 +400,118 @@ TEST(rank_of_the_best_alone) {
             CHECK(memcmp(a.best, b.best, n * sizeof *a.best) == 0);
             CHECK(memcmp(a.best_score, b.best_score, n * sizeof *a.best_score) == 0);
         }
+    }
+}
+
+/* Rows of unit length, as a retrieval model has them, some of them huge, zero or not finite. */
+static float *unit_rows(uint64_t seed, int64_t n, int32_t dim, bool has_odd) {
+    float *x = zeros((size_t)(n * dim), sizeof *x);
+    for (int64_t r = 0; r < n; r++) {
+        double sum = 0;
+        for (int32_t d = 0; d < dim; d++) {
+            uint32_t w = word(seed, (uint64_t)(r * dim + d));
+            x[r * dim + d] = (float)(w >> 16) - (float)(w & 0xffff);
+            sum += (double)x[r * dim + d] * (double)x[r * dim + d];
+        }
+        for (int32_t d = 0; d < dim; d++)
+            x[r * dim + d] /= (float)sqrt(sum);
+        if (!has_odd || r % 97 > 4) continue;
+        static const float factor[5] = {0, 1e-38f, 1e30f, INFINITY, NAN};
+        for (int32_t d = 0; d < dim; d++)
+            x[r * dim + d] *= factor[r % 97];
+    }
+    return x;
+}
+
+/* Rows that differ by less than 8 bits can tell. */
+static float *near_rows(uint64_t seed, int64_t n, int32_t dim) {
+    float *x = unit_rows(seed, n, dim, false);
+    for (int64_t r = 1; r < n; r++)
+        for (int32_t d = 0; d < dim; d++)
+            x[r * dim + d] = x[d] + 1e-3f * x[r * dim + d];
+    return x;
+}
+
+static void check_same(const rank_args *a, const rank_args *b) {
+    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
+        if (a->best[i] != b->best[i] || memcmp(&a->best_score[i], &b->best_score[i], 4) != 0)
+            FAIL_TEST("place %lld: row %d (%g), not %d (%g)", (long long)i, b->best[i],
+                      (double)b->best_score[i], a->best[i], (double)a->best_score[i]);
+}
+
+/* With the rows in 8 bits beside it, a search finds the same rows with the same bits. */
+TEST(rank_best_by_8_bits_is_exact) {
+    static const int32_t dims[4] = {1, 16, 50, 64};
+    for (int round = 0; round < 16; round++) {
+        int32_t dim = dims[round % 4], n = round < 8 ? 3000 + round : 33 * round,
+                n_queries = 1 + round % 5;
+        rank_int8 small;
+        rank_args a = make_problem((uint64_t)round, n_queries, dim, n, 1 + round * 3);
+        a.target = NULL;
+        a.query = unit_rows((uint64_t)round + 50, n_queries, dim, false);
+        if (round % 3 != 2) a.corpus = unit_rows((uint64_t)round + 70, n, dim, round % 2 == 1);
+        if (round % 3 == 1) a.corpus = near_rows((uint64_t)round, n, dim);
+        if (round % 4 == 0) a.seen_offsets = NULL;
+        rank_args b = a;
+        run_rank_cpu(&a, 1);
+        CHECK_OK(rank_int8_init(&small, b.corpus, n, dim, NULL));
+        b.corpus_int8 = &small;
+        run_rank_cpu(&b, 1 + round % 3);
+        check_same(&a, &b);
+        rank_int8_fini(&small);
+    }
+}
+
+/* The bound that makes it exact: a score by 8-bit numbers is never off by more. */
+TEST(rank_int8_bounds_its_errors) {
+    enum { N = 500, DIM = 48 };
+    rank_int8 c;
+    const float *rows = unit_rows(1, N, DIM, false), *query = unit_rows(2, 20, DIM, false);
+    CHECK_OK(rank_int8_init(&c, rows, N, DIM, NULL));
+    double worst = 0;
+    for (int q = 0; q < 20; q++)
+        for (int r = 0; r < N; r++) {
+            double exact = 0, sum = 0;
+            for (int d = 0; d < DIM; d++) {
+                int8_t small = c.rows[r / 32 * 32 * DIM + d * 32 + r % 32];
+                exact += (double)query[q * DIM + d] * (double)rows[r * DIM + d];
+                sum += (double)query[q * DIM + d] * (double)c.scale[r] * small;
+            }
+            worst = fmax(worst, fabs(exact - sum) / (double)c.error[r]);
+        }
+    CHECK(worst > 0.2 && worst <= 1);
+    rank_int8_fini(&c);
+}
+
+/* Bitmaps of what may be found, with and without 8 bits, for few and for many queries. */
+TEST(rank_best_of_allowed_rows) {
+    for (int round = 0; round < 6; round++) {
+        int32_t n_queries = round < 3 ? 3 : 40, n = 1000 + 7 * round;
+        rank_int8 small;
+        rank_args a = make_problem((uint64_t)round, n_queries, 16, n, 20), b = a;
+        const uint64_t **bits = zeros((size_t)n_queries, sizeof *bits);
+        int32_t *offsets = zeros((size_t)n_queries + 1, sizeof *offsets), n_seen = 0;
+        int32_t *seen = zeros((size_t)n_queries * (size_t)n, sizeof *seen);
+        a.target = b.target = NULL;
+        for (int32_t q = 0; q < n_queries; q++) {
+            uint64_t *own = q % 4 == 3 ? NULL : zeros((size_t)n / 64 + 1, sizeof *own);
+            bits[q] = own;
+            for (int32_t r = 0; r < n; r++) { /* whole words of nothing, too */
+                bool is_allowed =
+                    own == NULL || (r / 200 % 2 == q % 2 && word(7, (uint64_t)r) % 3 > 0);
+                if (own != NULL && is_allowed) own[r / 64] |= (uint64_t)1 << (r % 64);
+                if (!is_allowed || is_seen_by(q, r)) seen[n_seen++] = r;
+            }
+            offsets[q + 1] = n_seen;
+        }
+        a.seen = seen;
+        a.seen_offsets = offsets;
+        b.allowed = bits;
+        run_rank_cpu(&a, 1);
+        CHECK_OK(rank_int8_init(&small, b.corpus, n, 16, NULL));
+        if (round % 3 == 1) b.corpus_int8 = &small;
+        run_rank_cpu(&b, 2);
+        check_same(&a, &b);
+        rank_int8_fini(&small);
     }
 }

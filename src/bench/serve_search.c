@@ -13,11 +13,12 @@ typedef struct problem {
     const search_shape *s;
     uint64_t state; /* of the random numbers */
     char *items, *queries;
-    float *query;   /* (dim): the first one */
-    int32_t *best;  /* (n_queries, k) */
-    float *score;   /* (n_queries, k) */
-    int32_t *want;  /* (k) */
-    float *want_by; /* (k) */
+    rank_int8 small; /* zeros: none */
+    float *query;    /* (dim): the first one */
+    int32_t *best;   /* (n_queries, k) */
+    float *score;    /* (n_queries, k) */
+    int32_t *want;   /* (k) */
+    float *want_by;  /* (k) */
     int64_t n_want;
 } problem;
 
@@ -108,6 +109,7 @@ static status search(void *ctx, int i) {
                    .query = p->queries,
                    .corpus = is_f32 ? (const float *)(const void *)p->items : NULL,
                    .corpus_act = p->items,
+                   .corpus_int8 = p->s->has_int8 ? &p->small : NULL,
                    .k = (int32_t)p->s->k,
                    .best = p->best,
                    .best_score = p->score};
@@ -129,6 +131,11 @@ static status check(const problem *p) {
 
 static status run(problem *p, char *rows, int8_t *plain, search_row *out) {
     TRY(make_items(p, rows, plain));
+    if (p->s->has_int8) {
+        TRY(rank_int8_init(&p->small, (const float *)(const void *)p->items, p->s->n_items,
+                           (int32_t)p->s->dim, p->be->workers));
+        out->bytes = (double)rank_int8_bytes(p->s->n_items, (int32_t)p->s->dim);
+    }
     TRY(search(p, 0));
     TRY(check(p));
     return timing_plain(p->be, search, p, &out->seconds);
@@ -140,6 +147,9 @@ status serve_search_run(backend *be, const search_shape *s, search_row *out) {
     int8_t *plain = NULL;
     size_t row_bytes = (size_t)s->dim * act_bytes(be->act), n = (size_t)(s->n_queries * s->k);
     size_t n_made = (size_t)(s->n_queries > PIECE ? s->n_queries : PIECE);
+    if (s->has_int8 && be->card != NULL)
+        return fail(ERR_UNSUPPORTED,
+                    "items in 8 bits are searched on a CPU only; add --device cpu");
     if (be->act != ACT_F32 && (s->dim % 64 != 0 || s->k > 128))
         return fail(ERR_UNSUPPORTED,
                     "in 16 bits dimensions are multiples of 64, and k at most 128");
@@ -157,6 +167,7 @@ status serve_search_run(backend *be, const search_shape *s, search_row *out) {
     if (st == OK) st = run(&p, rows, plain, out);
     if (p.items != NULL) be->ops->release(be, p.items);
     if (p.queries != NULL) be->ops->release(be, p.queries);
+    rank_int8_fini(&p.small);
     void *owned[] = {rows, plain, p.query, p.best, p.score, p.want, p.want_by};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);

@@ -11,11 +11,12 @@
 typedef struct search_shape {
     int64_t n_items, n_queries, dim, k;
     int64_t seed;
+    bool has_int8; /* a CPU: the items in 8 bits beside them (ops/rank_int8.h) */
 } search_shape;
 
 typedef struct search_row {
     double seconds; /* of a call, with the copy of its results */
-    double bytes;   /* of the items */
+    double bytes;   /* of the items, in the form that is read whole */
     double flops;
 } search_row;
 

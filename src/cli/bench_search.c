@@ -24,6 +24,7 @@ static status print_json(const bench_args *a, const backend *be, const search_ro
     json_key_int(w, "queries", a->shape.n_queries);
     json_key_int(w, "dim", a->shape.dim);
     json_key_int(w, "k", a->shape.k);
+    json_key_bool(w, "int8", a->shape.has_int8);
     json_key_double(w, "ms", r->seconds * 1e3);
     json_key_double(w, "gb_per_s", r->bytes / r->seconds / 1e9);
     json_key_double(w, "tflops", r->flops / r->seconds / 1e12);
@@ -38,11 +39,11 @@ static status run(const bench_args *a) {
     if (st == OK && a->is_json)
         st = print_json(a, w.be, &r);
     else if (st == OK)
-        printf("%lld items x %lld in %s, %lld queries, %lld best, on %s: %.3f ms, %.0f GB/s, "
+        printf("%lld items x %lld in %s%s, %lld queries, %lld best, on %s: %.3f ms, %.0f GB/s, "
                "%.2f TFLOP/s; the first query's are those of a plain loop\n",
                (long long)a->shape.n_items, (long long)a->shape.dim, bench_act_name(w.be->act),
-               (long long)a->shape.n_queries, (long long)a->shape.k,
-               w.be->card != NULL ? w.be->card : w.be->name, r.seconds * 1e3,
+               a->shape.has_int8 ? " and int8" : "", (long long)a->shape.n_queries,
+               (long long)a->shape.k, w.be->card != NULL ? w.be->card : w.be->name, r.seconds * 1e3,
                r.bytes / r.seconds / 1e9, r.flops / r.seconds / 1e12);
     work_close(&w);
     return st;
@@ -62,6 +63,8 @@ status bench_search(int argc, char **argv) {
         {"--dim", ARG_INT, &a.shape.dim, "D", "Dimension (64).", 1, 4096},
         {"--k", ARG_INT, &a.shape.k, "K", "Best items of a query (10).", 1, 1024},
         {"--seed", ARG_INT, &a.shape.seed, "S", "Of items and queries (1).", 1, INT64_MAX},
+        {"--int8", ARG_FLAG, &a.shape.has_int8, NULL,
+         "CPU: rule items out by 8-bit numbers first; the result is the same.", 0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
         {0},
     };

@@ -9,7 +9,7 @@
 #include "cli/json_line.h"
 
 typedef struct build_args {
-    const char *run, *out, *checkpoint, *dtype;
+    const char *run, *out, *checkpoint, *dtype, *items;
     int64_t max_batch, max_tokens, kv_pages;
     bool is_json;
 } build_args;
@@ -68,8 +68,11 @@ static status run(const build_args *a) {
     build_config c = {.run = a->run,
                       .checkpoint = a->checkpoint,
                       .out = a->out,
-                      .limits = {(int32_t)a->max_batch, (int32_t)a->max_tokens, a->kv_pages}};
+                      .limits = {(int32_t)a->max_batch, (int32_t)a->max_tokens, a->kv_pages,
+                                 strcmp(a->items, "int8") == 0}};
     build_report r;
+    if (!c.limits.has_int8_items && strcmp(a->items, "float32") != 0)
+        return fail(ERR_USAGE, "--items %.40s: float32 or int8", a->items);
     if (a->out == NULL) return fail(ERR_USAGE, "--out is missing: where to write the engine");
     TRY(find_dtype(a->dtype, &c.dtype));
     TRY(build_engine(&c, &r));
@@ -79,7 +82,7 @@ static status run(const build_args *a) {
 }
 
 status cmd_build(int argc, char **argv) {
-    build_args a = {.dtype = "float32", .kv_pages = -1};
+    build_args a = {.dtype = "float32", .items = "float32", .kv_pages = -1};
     bool is_help;
     const arg_option options[] = {
         {"--out", ARG_TEXT, &a.out, "ENGINE",
@@ -98,6 +101,10 @@ status cmd_build(int argc, char **argv) {
          1, 1 << 24},
         {"--kv-pages", ARG_INT, &a.kv_pages, "P",
          "Pages of 64 tokens in the KV cache; 0: no cache (default: by memory).", 0, INT32_MAX},
+        {"--items", ARG_TEXT, &a.items, "FORM",
+         "How a CPU searches the catalogue of a retrieval model: float32 (default), or int8, which "
+         "rules most items out by 8-bit numbers first; the answers are the same.",
+         0, 0},
         {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
         {0},
     };

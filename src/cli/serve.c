@@ -25,6 +25,7 @@ typedef struct serve_args {
     arg_list names, shadows;
     int64_t port, max_batch, max_tokens, kv_pages, max_queue, deadline_ms;
     int64_t drain_delay_s, drain_timeout_s;
+    bool is_int8;
     int64_t max_connections, per_address, max_body_mib;
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
     server_model model[ENGINE_MAX_MODELS];
@@ -224,6 +225,7 @@ static server_config make_config(const serve_args *a, line_log *log) {
                                .max_tokens = (int32_t)a->max_tokens,
                                .max_queue = (int32_t)a->max_queue,
                                .kv_pages = a->kv_pages,
+                               .has_int8_items = a->is_int8,
                                .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
     return c;
 }
@@ -322,6 +324,10 @@ status cmd_serve(int argc, char **argv) {
          "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the engine's, "
          "else by memory).",
          0, INT32_MAX},
+        {"--int8-items", ARG_FLAG, &a.is_int8, NULL,
+         "A CPU rules out most items by 8-bit numbers before it reads their float32 rows; answers "
+         "are the same (default: as the engine says).",
+         0, 0},
         {"Log and end", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--access-log", ARG_TEXT, &a.access_log, "FILE",
          "A JSON object a line for each request; - is stdout (default), off: none.", 0, 0},

@@ -14,6 +14,9 @@
 
 enum { BLOCK_SCORES = 1 << 18, MAX_QUERIES = 64, MAX_ROWS = 1 << 14, MIN_ROWS = 1 << 8 };
 enum { FEW = 8, GROUP = 32 };
+enum {
+    FEW_INT8 = 4
+}; /* for more queries, converting 8-bit numbers costs more than reading float32 */
 
 /* A row and its score. */
 typedef struct found {
@@ -83,6 +86,16 @@ static void hide_seen(const job *j, cpu_range rows, float *score) {
     }
 }
 
+static void hide_forbidden(const job *j, cpu_range rows, float *score) {
+    const rank_args *a = j->a;
+    for (int32_t q = 0; q < j->n && a->allowed != NULL; q++) {
+        const uint64_t *bits = a->allowed[j->first + q];
+        for (int64_t r = rows.first; r < rows.end && bits != NULL; r++)
+            if ((bits[r / 64] >> (r % 64) & 1) == 0)
+                score[score_at(j, r - rows.first, q)] = -INFINITY;
+    }
+}
+
 /* Most rows are no query's: one comparison of vectors says so. */
 static void collect(const job *j, cpu_range rows, const float *score, int worker) {
     int32_t n = j->n, k = j->a->k, *counts = j->counts + (int64_t)worker * n;
@@ -127,6 +140,101 @@ static void collect_few(const job *j, cpu_range rows, const float *scores, int w
     }
 }
 
+/* Scores of a group's rows by their 8-bit numbers, but for the scale: from those, or from a copy of
+ * them in float32 that several queries share. */
+static void score_group(const int8_t *group, const float *query, int32_t dim, float *out) {
+    float sum[RANK_INT8_GROUP] = {0};
+    for (int32_t d = 0; d < dim; d++)
+        for (int32_t r = 0; r < RANK_INT8_GROUP; r++)
+            sum[r] += query[d] * (float)group[(int64_t)d * RANK_INT8_GROUP + r];
+    memcpy(out, sum, sizeof sum);
+}
+
+static void score_copy(const float *group, const float *query, int32_t dim, float *out) {
+    float sum[RANK_INT8_GROUP] = {0};
+    for (int32_t d = 0; d < dim; d++)
+        for (int32_t r = 0; r < RANK_INT8_GROUP; r++)
+            sum[r] += query[d] * group[(int64_t)d * RANK_INT8_GROUP + r];
+    memcpy(out, sum, sizeof sum);
+}
+
+/* Whether a row of the group may be one of the best: NaN may. */
+static int may_be_best(const rank_int8 *c, int64_t group, const float *sum, double length,
+                       float limit) {
+    const float *scale = c->scale + group * RANK_INT8_GROUP;
+    const float *error = c->error + group * RANK_INT8_GROUP;
+    float size = (float)length;
+    int is_any = 0;
+    for (int32_t r = 0; r < RANK_INT8_GROUP; r++)
+        is_any |= !(sum[r] * scale[r] + size * error[r] < limit);
+    return is_any;
+}
+
+/* 32 bits for the rows of a group: which may be found at all. */
+static uint32_t allowed_of(const rank_args *a, int32_t q, int64_t group) {
+    if (a->allowed == NULL || a->allowed[q] == NULL) return UINT32_MAX;
+    return (uint32_t)(a->allowed[q][group / 2] >> (group % 2 * 32));
+}
+
+static double length_of(const float *x, int32_t n) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)x[i];
+    return 1.0001 * sqrt(sum);
+}
+
+/* A group that may hold one of a query's best: its float32 rows. */
+static void search_group(const job *j, cpu_range rows, int32_t q, int worker, float *room) {
+    const rank_args *a = j->a;
+    float score[RANK_INT8_GROUP];
+    job one = *j; /* this query alone, these rows */
+    one.first = j->first + q;
+    one.n = 1;
+    one.n_rows = RANK_INT8_GROUP;
+    one.heaps = j->heaps + ((int64_t)worker * j->n + q) * a->k;
+    one.counts = j->counts + (int64_t)worker * j->n + q;
+    matrix query = matrix_rows((const float *)a->query + (int64_t)one.first * a->dim, a->dim);
+    matrix corpus = matrix_rows(a->corpus + rows.first * a->dim, a->dim);
+    product_run_once(j->queries.isa, query, matrix_transposed(corpus), 1, a->dim,
+                     rows.end - rows.first, false, score, RANK_INT8_GROUP, room);
+    hide_seen(&one, rows, score);
+    hide_forbidden(&one, rows, score);
+    collect_few(&one, rows, score, 0);
+}
+
+/* The 8-bit rows of a chunk, group by group. */
+static status search_int8(const job *j, cpu_range rows, int worker) {
+    const rank_args *a = j->a;
+    int64_t size = (int64_t)RANK_INT8_GROUP * a->dim;
+    float *room, *copy;
+    double length[FEW_INT8];
+    TRY(cpu_scratch(j->be, worker, (PRODUCT_ROOM + (size_t)size) * sizeof *room, (void **)&room));
+    copy = room + PRODUCT_ROOM;
+    for (int32_t q = 0; q < j->n; q++)
+        length[q] = length_of((const float *)a->query + (int64_t)(j->first + q) * a->dim, a->dim);
+    for (int64_t first = rows.first; first < rows.end; first += RANK_INT8_GROUP) {
+        int64_t group = first / RANK_INT8_GROUP, left = rows.end - first;
+        const int8_t *small = a->corpus_int8->rows + group * size;
+        cpu_range own = {first, first + (left < RANK_INT8_GROUP ? left : RANK_INT8_GROUP)};
+        for (int64_t i = 0; i < size && j->n > 1; i++)
+            copy[i] = (float)small[i];
+        for (int32_t q = 0; q < j->n; q++) {
+            int64_t place = (int64_t)worker * j->n + q;
+            const float *query = (const float *)a->query + (int64_t)(j->first + q) * a->dim;
+            float sum[RANK_INT8_GROUP];
+            if (allowed_of(a, j->first + q, group) == 0) continue;
+            if (j->n > 1)
+                score_copy(copy, query, a->dim, sum);
+            else
+                score_group(small, query, a->dim, sum);
+            float limit = limit_of(j->heaps + place * a->k, j->counts[place], a->k);
+            if (may_be_best(a->corpus_int8, group, sum, length[q], limit))
+                search_group(j, own, q, worker, room);
+        }
+    }
+    return OK;
+}
+
 static status search_few(const job *j, cpu_range rows, int worker) {
     const rank_args *a = j->a;
     float *room, *score;
@@ -138,6 +246,7 @@ static status search_few(const job *j, cpu_range rows, int worker) {
     product_run_once(j->queries.isa, query, matrix_transposed(corpus), j->n, a->dim,
                      rows.end - rows.first, false, score, j->n_rows, room);
     hide_seen(j, rows, score);
+    hide_forbidden(j, rows, score);
     collect_few(j, rows, score, worker);
     return OK;
 }
@@ -147,11 +256,13 @@ static status search_chunk(void *ctx, int64_t chunk, int worker) {
     const rank_args *a = j->a;
     cpu_range rows = cpu_chunk(chunk, j->n_rows, a->n_corpus);
     float *score;
+    if (j->n <= FEW_INT8 && a->corpus_int8 != NULL) return search_int8(j, rows, worker);
     if (j->is_few) return search_few(j, rows, worker);
     TRY(cpu_scratch(j->be, worker, (size_t)(j->n_rows * j->n) * sizeof *score, (void **)&score));
     product_run(matrix_rows(a->corpus + rows.first * a->dim, a->dim), rows.end - rows.first,
                 &j->queries, 0, j->n, false, score, j->n);
     hide_seen(j, rows, score);
+    hide_forbidden(j, rows, score);
     collect(j, rows, score, worker);
     return OK;
 }

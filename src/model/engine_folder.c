@@ -116,16 +116,22 @@ static status read_dtype(const char *path, const char *name, config_dtype *out) 
 }
 
 static status read_limits(const char *path, const json_value *limits, engine_limits *out) {
-    static const char *const keys[] = {"max_batch", "max_tokens", "kv_pages", NULL};
+    /* "items" is there where it is int8, so that other folders are those of older programs. */
+    static const char *const keys[] = {"max_batch", "max_tokens", "kv_pages", NULL},
+                             *const more[] = {"max_batch", "max_tokens", "kv_pages", "items", NULL};
+    bool has_items = limits != NULL && json_member(limits, "items") != NULL;
+    const char *form = "int8";
     int64_t requests, tokens, pages;
-    TRY(check_keys(path, limits, keys));
+    TRY(check_keys(path, limits, has_items ? more : keys));
     TRY(json_member_int(limits, "max_batch", &requests));
     TRY(json_member_int(limits, "max_tokens", &tokens));
     TRY(json_member_int(limits, "kv_pages", &pages));
     if (requests < 0 || requests > 4096 || tokens < 0 || tokens > 1 << 24 || pages < -1 ||
         pages > INT32_MAX)
         return damaged(path, "its limits are out of range");
-    *out = (engine_limits){(int32_t)requests, (int32_t)tokens, pages};
+    if (has_items) TRY(json_member_string(limits, "items", &form));
+    if (strcmp(form, "int8") != 0) return damaged(path, "its items are in an unknown form");
+    *out = (engine_limits){(int32_t)requests, (int32_t)tokens, pages, has_items};
     return OK;
 }
 

@@ -20,6 +20,7 @@
 typedef struct engine_limits {
     int32_t max_batch, max_tokens; /* 0: not given */
     int64_t kv_pages;              /* below 0: not given */
+    bool has_int8_items; /* a CPU searches a retrieval model's catalogue by 8-bit numbers first */
 } engine_limits;
 
 /* What engine.json says besides checksums. */

@@ -35,6 +35,7 @@ status item_table_init(item_table *t, model *m) {
 }
 
 void item_table_fini(item_table *t) {
+    rank_int8_fini(&t->small);
     if (t->memory.be != NULL) nn_memory_fini(&t->memory);
     *t = (item_table){0};
 }
@@ -69,6 +70,12 @@ status item_table_narrow(item_table *t) {
     TRY(narrow_rows(t, &index, LARGE, rows));
     t->narrow = rows;
     return OK;
+}
+
+status item_table_shrink(item_table *t) {
+    backend *be = t->memory.be;
+    if (be->card != NULL) return OK;
+    return rank_int8_init(&t->small, t->items.rows, t->items.n, t->dim, be->workers);
 }
 
 status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_host) {

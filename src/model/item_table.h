@@ -12,6 +12,7 @@
 typedef struct item_table {
     nn_memory memory; /* of what is not the model's own */
     model_items items;
+    rank_int8 small;    /* of the rows, by item_table_shrink; zeros: none */
     const void *narrow; /* (items.n, dim) act, by item_table_narrow; or NULL */
     int32_t n_items;    /* V: items.row has an entry for each, and for 0 */
     int32_t dim;
@@ -27,6 +28,10 @@ status item_table_keep(item_table *t, const uint8_t *is_kept);
 /* Makes a copy of the rows in the type of the activations, for a search that reads half the bytes
  * (corpus_act in ops.h): of large tables, where activations have 16 bits.  Else does nothing. */
 status item_table_narrow(item_table *t);
+
+/* Makes a copy of the rows in 8 bits, by which a CPU rules rows out (ops/rank_int8.h).  Else does
+ * nothing. */
+status item_table_shrink(item_table *t);
 
 /* Rows first .. first + n - 1 to the host: (n, dim). */
 status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_host);

@@ -39,6 +39,7 @@
 #include "base/rng.h"
 #include "base/status.h"
 #include "ops/mask_rule.h"
+#include "ops/rank_int8.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -425,14 +426,20 @@ typedef struct grad_factor_args {
  * scores. */
 typedef struct rank_args {
     int32_t n_queries, dim, n_corpus;
-    const void *query;           /* (n_queries, dim) act */
-    const float *corpus;         /* (n_corpus, dim), already normalised if needed */
-    const void *corpus_act;      /* the same rows in act, or NULL; where it is given and there is no
-                                    target, scores may be of these rows */
+    const void *query;      /* (n_queries, dim) act */
+    const float *corpus;    /* (n_corpus, dim), already normalised if needed */
+    const void *corpus_act; /* the same rows in act, or NULL; where it is given and there is no
+                               target, scores may be of these rows */
+    const rank_int8
+        *corpus_int8;            /* the same rows in 8 bits, or NULL; where it is given and there is
+                                    no target, a CPU may use it to skip rows; results are the same */
     const int32_t *seen_offsets; /* (n_queries + 1), or NULL: nothing was seen */
     const int32_t *seen;         /* rows of the corpus, ascending within a query */
-    const int32_t *target;       /* (n_queries) rows, or NULL */
-    int32_t *rank;               /* (n_queries) host, or NULL */
+    /* (n_queries) host, or NULL; CPU only, where there is no target: bit r % 64 of word r / 64 says
+     * whether row r may be found; NULL: all rows may. */
+    const uint64_t *const *allowed;
+    const int32_t *target; /* (n_queries) rows, or NULL */
+    int32_t *rank;         /* (n_queries) host, or NULL */
     int32_t k;
     int32_t *best;     /* (n_queries, k) host: -1 where there are fewer */
     float *best_score; /* (n_queries, k) host: -infinity where there are fewer */

@@ -218,6 +218,7 @@ static status write_manifest(build *b, buf *text) {
     json_key_int(&w, "max_batch", l->max_batch);
     json_key_int(&w, "max_tokens", l->max_tokens);
     json_key_int(&w, "kv_pages", l->kv_pages);
+    if (l->has_int8_items) json_key_string(&w, "items", "int8");
     json_object_close(&w);
     TRY(list_files(b, &w));
     TRY(list_tables(b, &w));

@@ -136,7 +136,8 @@ static status load(engine *e, const char *name, const char *path) {
                        .n_threads = e->config.n_threads,
                        .max_batch = e->config.max_batch,
                        .max_tokens = e->config.max_tokens,
-                       .kv_pages = e->config.kv_pages};
+                       .kv_pages = e->config.kv_pages,
+                       .has_int8_items = e->config.has_int8_items};
     served *m;
     int i = engine_find_model(e, name);
     TRY(served_open(&m, &c));

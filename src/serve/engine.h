@@ -84,6 +84,8 @@ typedef struct engine_config {
     int32_t max_queue;        /* requests that wait, of each model; 0: 1024 */
     int64_t kv_pages;         /* pages of each model's cache; 0: none, nothing is cached; below 0:
                                  as an engine folder says, else a quarter GiB */
+    bool has_int8_items;      /* a CPU searches catalogues by 8-bit numbers first, also where an
+                                 engine folder does not say so */
     uint64_t max_user_events; /* of a history; 0: 1 << 20 */
     uint64_t deadline_ns;     /* of requests that name none; 0: 1 s */
 } engine_config;
@@ -123,6 +125,7 @@ typedef struct engine_model_info {
     int n_columns;       /* numbers of a candidate */
     const char
         *columns[ENGINE_MAX_COLUMNS]; /* their names; valid while the model is loaded: copy them */
+    bool has_int8_items;              /* in the search of the catalogue */
     bool is_cached;                   /* whether prefixes can be reused */
     char cache_note[128];             /* and why not, in words; "" */
     int64_t n_pages;                  /* of the cache */

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 
-enum { RANK_PART = 1024 };
+enum { RANK_PART = 1024, LONG_LIST = 32 };
 
 /* While the jobs run. */
 typedef struct run {
@@ -193,8 +193,13 @@ static status recommend_allowed(run *r, job *j, const void *query) {
     return job_answer_items(j, item, score, n);
 }
 
+/* Only a few items: their rows are gathered; many are bits that a CPU looks at as it searches. */
+static bool is_short_list(const job *j) {
+    return j->has_allow && (j->n_allow < LONG_LIST || j->m->compute.be->card != NULL);
+}
+
 static bool searches_all(const job *j) {
-    return j->task == ENGINE_RECOMMEND && !j->has_allow;
+    return j->task == ENGINE_RECOMMEND && !is_short_list(j);
 }
 
 /* Jobs that search the whole catalogue, one query each: which, and what they leave out. */
@@ -203,17 +208,30 @@ typedef struct search {
     job **jobs;
     int32_t *query; /* (n): row of the encoded users */
     int32_t *offsets, *seen;
+    const uint64_t **allowed; /* (n): bits of the rows; NULL: all */
 } search;
+
+static status make_bits(run *r, const job *j, const uint64_t **out) {
+    uint64_t *bits;
+    if (!j->has_allow) return OK;
+    TRY(ARENA_NEW(&r->arena, &bits, (size_t)r->m->table.items.n / 64 + 1));
+    for (int32_t i = 0; i < j->n_allow; i++)
+        bits[j->allow[i] / 64] |= (uint64_t)1 << (j->allow[i] % 64);
+    *out = bits;
+    return OK;
+}
 
 static status collect_searches(run *r, search *s) {
     int64_t n_seen = 0;
     TRY(ARENA_NEW(&r->arena, &s->jobs, (size_t)r->n));
     TRY(ARENA_NEW(&r->arena, &s->query, (size_t)r->n));
     TRY(ARENA_NEW(&r->arena, &s->offsets, (size_t)r->n + 1));
+    TRY(ARENA_NEW(&r->arena, &s->allowed, (size_t)r->n));
     for (int32_t i = 0, query = 0; i < r->n; i++) {
         job *j = r->jobs[i];
         if (j->events.n == 0) continue;
         if (searches_all(j)) {
+            TRY(make_bits(r, j, &s->allowed[s->n]));
             s->query[s->n] = query;
             s->jobs[s->n++] = j;
             s->k = j->top_k > s->k ? j->top_k : s->k;
@@ -278,6 +296,8 @@ static status search_catalogue(run *r, const void *encoded) {
                    .query = memory,
                    .corpus = t->items.rows,
                    .corpus_act = t->narrow,
+                   .corpus_int8 = t->small.rows != NULL ? &t->small : NULL,
+                   .allowed = be->card == NULL ? s.allowed : NULL,
                    .seen_offsets = (int32_t *)(memory + query_bytes),
                    .seen = (int32_t *)(memory + query_bytes + offset_bytes),
                    .k = s.k,
@@ -313,7 +333,7 @@ static status answer_encoded(run *r, const void *encoded) {
         TRY(answer_vector(r, j, query));
         if (j->task == ENGINE_RANK)
             TRY(rank_candidates(r, j, query));
-        else if (j->has_allow)
+        else if (is_short_list(j))
             TRY(recommend_allowed(r, j, query));
         query += bytes;
     }

@@ -96,6 +96,7 @@ static status choose_limits(served_config *c) {
     if (c->max_tokens <= 0) c->max_tokens = facts.limits.max_tokens;
     if (c->max_tokens <= 0) c->max_tokens = DEFAULT_TOKENS;
     if (c->kv_pages < 0) c->kv_pages = facts.limits.kv_pages;
+    c->has_int8_items = c->has_int8_items || facts.limits.has_int8_items;
     return OK;
 }
 
@@ -111,6 +112,7 @@ static status make(served *m, const served_config *c) {
     TRY(score_columns_init(&m->columns, m->s));
     TRY(item_table_init(&m->table, m->s->model));
     if (!m->is_ranking) TRY(item_table_narrow(&m->table));
+    if (!m->is_ranking && c->has_int8_items) TRY(item_table_shrink(&m->table));
     /* Where the model has no candidates, one is an event like others. */
     int32_t max_targets = m->is_ranking && m->s->max_targets > 0 ? m->max_part : 0;
     TRY(histories_init_bounded(&m->batch, m->s, m->max_batch, max_targets, m->max_tokens));
@@ -285,6 +287,9 @@ void served_info(const served *m, const char *name, engine_model_info *out) {
     for (int i = 0; i < m->columns.n && i < ENGINE_MAX_COLUMNS; i++)
         out->columns[i] = m->columns.names[i];
     out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->pass);
+    if (m->table.small.rows != NULL)
+        out->memory_bytes += rank_int8_bytes(m->table.items.n, m->table.dim);
+    out->has_int8_items = m->table.small.rows != NULL;
     out->is_cached = m->cache != NULL;
     snprintf(out->cache_note, sizeof out->cache_note, "%s", m->cache_note);
     if (m->cache == NULL) return;

@@ -29,6 +29,7 @@ typedef struct served_config {
      * as a quarter GiB holds. */
     int32_t max_batch, max_tokens;
     int64_t kv_pages; /* 0: no cache */
+    bool has_int8_items;
 } served_config;
 
 typedef struct served {
