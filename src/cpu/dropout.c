@@ -1,24 +1,27 @@
 /* Dropout (ops.h): factors from counters, so nothing is stored and the backward pass draws them
  * again.  Most of the time is Philox, 20 multiplications for four random numbers; neighbouring
- * blocks of a row differ in one counter only, so the compiler vectorises over blocks. */
+ * blocks of a row differ in one counter only, so a vector has one in each lane. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu/cpu.h"
+#include "cpu/draw.h"
 
 enum { N_BLOCKS = 16, N_DRAWN = 4 * N_BLOCKS };
 
-/* The factors of the first n_blocks blocks from column 64 tile on.  rng_uniform(word) >= rate in
- * integers: both sides times 2^24 are exact, and an integer is >= x exactly if it is >= ceil(x). */
-static void draw_tile(const dropout *d, int64_t row, uint32_t tile, int n_blocks, float *factor) {
-    uint32_t threshold = (uint32_t)ceilf(d->rate * 16777216.0f);
+_Static_assert(N_BLOCKS % DRAW_LANES == 0, "a tile is whole vectors of blocks");
+
+/* At least the first n factors from column 64 tile on.  rng_uniform(word) >= rate in integers: both
+ * sides times 2^24 are exact, and an integer is >= x exactly if it is >= ceil(x). */
+static void draw_tile(const dropout *d, int64_t row, uint32_t tile, int n, float *factor) {
+    uint32_t threshold = (uint32_t)ceilf(d->rate * 16777216.0f), words[N_DRAWN];
     uint32_t position = d->position[row], user = d->user[row], step = *d->step;
     uint32_t place = d->site << 16 | tile * N_BLOCKS;
     float kept = 1.0f / (1.0f - d->rate);
-    for (int b = 0; b < n_blocks; b++) {
-        rng_block drawn = rng_draw(d->key, position, user, step, place + (uint32_t)b);
-        for (int w = 0; w < 4; w++)
-            factor[4 * b + w] = drawn.word[w] >> 8 >= threshold ? kept : 0.0f;
+    for (int i = 0; i < n; i += 4 * DRAW_LANES) {
+        draw_blocks(d->key, position, user, step, place + (uint32_t)i / 4, words + i);
+        for (int w = i; w < i + 4 * DRAW_LANES; w++)
+            factor[w] = words[w] >> 8 >= threshold ? kept : 0.0f;
     }
 }
 
@@ -33,8 +36,7 @@ void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t 
         float drawn[N_DRAWN];
         int64_t first = tile * N_DRAWN, from = first > column ? first : column;
         int64_t to = first + N_DRAWN < end ? first + N_DRAWN : end;
-        /* A multiple of four blocks: whole vectors. */
-        draw_tile(d, row, (uint32_t)tile, (int)((to - first + 15) / 16 * 4), drawn);
+        draw_tile(d, row, (uint32_t)tile, (int)(to - first), drawn);
         memcpy(factor + (from - column), drawn + (from - first),
                (size_t)(to - from) * sizeof *drawn);
     }

@@ -1,24 +1,28 @@
 /* negatives, as ops.h states it.  Each draw is a pure function of its row and place, so rows are
- * independent; one Philox block gives four negatives. */
-#include "cpu/cpu.h"
+ * independent; one Philox block gives four negatives, one vector of blocks N_DRAWN. */
+#include <string.h>
 
-enum { CHUNK_ROWS = 256 };
+#include "cpu/cpu.h"
+#include "cpu/draw.h"
+
+enum { CHUNK_ROWS = 256, N_DRAWN = 4 * DRAW_LANES };
 
 typedef struct job {
     const negatives_args *a;
 } job;
 
-static int32_t pick(const negatives_args *a, uint32_t word) {
-    uint32_t i = rng_below(word, (uint32_t)a->n_pool);
-    return a->pool != NULL ? a->pool[i] : (int32_t)i;
-}
-
 static void draw_row(const negatives_args *a, int64_t m) {
     int32_t *index = a->index + m * a->n_negatives;
-    for (int32_t r = 0; r < a->n_negatives; r += 4) {
-        rng_block b = rng_draw(a->key, a->position[m], a->user[m], *a->step, (uint32_t)r / 4);
-        for (int32_t w = 0; w < 4 && r + w < a->n_negatives; w++)
-            index[r + w] = pick(a, b.word[w]);
+    uint32_t position = a->position[m], user = a->user[m];
+    for (int32_t r = 0; r < a->n_negatives; r += N_DRAWN) {
+        int32_t n = a->n_negatives - r < N_DRAWN ? a->n_negatives - r : N_DRAWN;
+        uint32_t words[N_DRAWN];
+        draw_blocks(a->key, position, user, *a->step, (uint32_t)r / 4, words);
+        for (int i = 0; i < N_DRAWN; i++)
+            words[i] = rng_below(words[i], (uint32_t)a->n_pool);
+        for (int i = 0; a->pool != NULL && i < n; i++)
+            words[i] = (uint32_t)a->pool[words[i]];
+        memcpy(index + r, words, (size_t)n * sizeof *index);
     }
 }
 

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu/product_pack.h"
 #include "cpu/vec.h"
 
 /* 32 registers hold 8 x 3 sums, 3 vectors of B and the elements of A; 16 registers hold 4 x 3. */
@@ -52,43 +53,44 @@ void tile_mm_blocks(const float *a, ptrdiff_t panel, const float *b, ptrdiff_t b
 void tile_mm_panels(const float *a, const float *b, const float *init, float *c, ptrdiff_t c_row,
                     ptrdiff_t c_panel, int n, int kk);
 
-/* Copies rows of `dim` floats, padded with zeros to `width`, and adds zero rows up to n_padded. */
+/* Copies a row of `dim` floats.  The last vector, if not whole, begins before the last whole one
+ * ends: what both copy is the same. */
+static inline void tile_copy_row(float *to, const float *from, int dim) {
+    int d = 0;
+    for (; d + VEC <= dim; d += VEC)
+        vec_store(to + d, vec_load(from + d));
+    if (d < dim && dim >= VEC) {
+        vec_store(to + dim - VEC, vec_load(from + dim - VEC));
+        return;
+    }
+    for (; d < dim; d++)
+        to[d] = from[d];
+}
+
+/* Copies rows of `dim` floats, padded with zeros to `width`, which is dim in whole vectors, and
+ * adds zero rows up to n_padded. */
 static inline void tile_pack_rows(float *to, int width, int n_padded, const float *from,
                                   int64_t stride, int n, int dim) {
     for (int i = 0; i < n; i++, to += width, from += stride) {
-        int d = 0;
-        for (; d + VEC <= dim; d += VEC)
-            vec_store(to + d, vec_load(from + d));
-        for (; d < width; d++)
-            to[d] = d < dim ? from[d] : 0.0f;
+        vec_store(to + width - VEC, (vec){0});
+        tile_copy_row(to, from, dim);
     }
     memset(to, 0, sizeof(float) * (size_t)(n_padded - n) * width);
 }
 
-/* Transposes rows into panels of `panel` (a constant) rows: element d of row r is at to[(r / panel
- * * dim + d) * panel + r % panel]; the last panel is padded with zeros. */
-static inline __attribute__((always_inline)) void
-tile_pack_panels(float *to, int panel, const float *from, int64_t stride, int n, int dim) {
-    for (; n >= panel; n -= panel, from += panel * stride)
-        for (int d = 0; d < dim; d++, to += panel)
-#pragma GCC unroll 16
-            for (int r = 0; r < panel; r++)
-                to[r] = from[r * stride + d];
-    for (int d = 0; d < dim && n > 0; d++, to += panel)
-        for (int r = 0; r < panel; r++)
-            to[r] = r < n ? from[r * stride + d] : 0.0f;
+/* Transposes rows into panels of `panel` rows: element d of row r is at to[(r / panel * dim + d) *
+ * panel + r % panel]; the last panel is padded with zeros. */
+static inline void tile_pack_panels(float *to, int panel, const float *from, int64_t stride, int n,
+                                    int dim) {
+    for (; n > 0; n -= panel, to += panel * dim, from += panel * stride)
+        product_pack_transpose(to, panel, from, stride, n < panel ? n : panel, dim);
 }
 
 /* Padded rows back to where they belong. */
 static inline void tile_unpack_rows(float *to, int64_t stride, const float *from, int width, int n,
                                     int dim) {
-    for (int i = 0; i < n; i++, to += stride, from += width) {
-        int d = 0;
-        for (; d + VEC <= dim; d += VEC)
-            vec_store(to + d, vec_load(from + d));
-        for (; d < dim; d++)
-            to[d] = from[d];
-    }
+    for (int i = 0; i < n; i++, to += stride, from += width)
+        tile_copy_row(to, from, dim);
 }
 
 #endif

@@ -5,8 +5,10 @@
 
 #include "cpu/vec_math.h"
 
-/* 256-bit vectors on x86 (with AVX-512 there are 32 registers of them), else 128 bits. */
-#if defined(__AVX__)
+/* 512-bit vectors with AVX-512, else 256 bits on x86, else 128. */
+#if defined(__AVX512F__)
+enum { VEC_BYTES = 64 };
+#elif defined(__AVX__)
 enum { VEC_BYTES = 32 };
 #else
 enum { VEC_BYTES = 16 };
