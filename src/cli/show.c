@@ -23,13 +23,16 @@ const char *show_count(char text[SHOW_BYTES], uint64_t value) {
 }
 
 const char *show_bar(char text[SHOW_BYTES], double share, int width) {
-    /* U+2588 is a full block, U+2589..U+258F are seven eighths down to one eighth. */
+    /* U+258F is one eighth of a block, U+2588 all of it. */
+    static const char *const blocks[] = {"",       "\u258f", "\u258e", "\u258d", "\u258c",
+                                         "\u258b", "\u258a", "\u2589", "\u2588"};
     int max_width = (SHOW_BYTES - 1) / 3, at = 0;
     if (width > max_width) width = max_width;
     int eighths = (int)(share * width * 8 + .5);
     if (eighths == 0 && share > 0) eighths = 1;
     for (; eighths > 0 && at < 3 * width; eighths -= 8)
-        at += utf8_encode(eighths >= 8 ? 0x2588 : 0x2590u - (unsigned)eighths, text + at);
+        at +=
+            snprintf(text + at, (size_t)(SHOW_BYTES - at), "%s", blocks[eighths < 8 ? eighths : 8]);
     text[at] = '\0';
     return text;
 }
