@@ -523,7 +523,7 @@ void plan_runner_cost(const plan_runner *r, const plan_kernel *k, double *bytes,
 }
 
 status plan_runner_facts(plan_runner *r, const plan_kernel *k, kernel_facts *out, int64_t *blocks) {
-    target_kernel *compiled;
+    target_kernel *compiled = NULL;
     *out = (kernel_facts){0};
     *blocks = 0;
     if (k->from == TEMPLATE_HAND_WRITTEN) return OK;
