@@ -84,6 +84,7 @@ typedef struct job {
     const char *gin, *set, *run;
     int64_t n_steps;
     bool is_resume;
+    int stop_rank; /* asked to stop from the start; 0: none */
 } job;
 
 static status train_rank(const job *j, transport *t, int tensor) {
@@ -92,6 +93,8 @@ static status train_rank(const job *j, transport *t, int tensor) {
     o.run = run_path(j->run);
     o.max_steps = j->n_steps;
     o.is_resume = j->is_resume;
+    sig_atomic_t stop = t != NULL && j->stop_rank > 0 && t->rank == j->stop_rank;
+    o.stop = &stop;
     status st = place_open(&p, j->gin, j->set, t, tensor);
     if (st == OK) st = trainer_run(&p.top.session, &o);
     place_close(&p);
@@ -207,7 +210,7 @@ TEST(tensor_equals_one_rank_dynamic_table) {
 /* Without updates a checkpoint holds the first values: those of one rank, to the bit. */
 TEST(tensor_begins_as_one_rank) {
     const char *still = "OptimizerArgs.learning_rate=1e-300"; /* 0 as a float */
-    job one = {ranking, still, "one", 1, false}, cut = {ranking, still, "cut", 1, false};
+    job one = {ranking, still, "one", 1, false, 0}, cut = {ranking, still, "cut", 1, false, 0};
     CHECK_OK(train_on(&one, 1, 1));
     CHECK_OK(train_on(&cut, 4, 4));
     CHECK(same_file(run_path("one"), run_path("cut"), "model.safetensors"));
@@ -227,6 +230,20 @@ TEST(tensor_resumes_with_another_cut) {
     job again = {.gin = ranking, .run = "parts", .n_steps = N_STEPS, .is_resume = true};
     CHECK_OK(train_on(&again, 2, 2));
     check_same_training("whole", "parts");
+}
+
+/* A rank of one group is asked to stop: all ranks leave after the same step. */
+TEST(tensor_stops_all_groups) {
+    job stopped = {.gin = ranking, .run = "stopped", .n_steps = N_STEPS, .stop_rank = 3};
+    job whole = {.gin = ranking, .run = "whole", .n_steps = 3};
+    CHECK(train_on(&stopped, 4, 2) != OK);
+    CHECK(folder_exists(run_path("stopped/checkpoints/step-00000001")));
+    stopped.n_steps = 3;
+    stopped.is_resume = true;
+    stopped.stop_rank = 0;
+    CHECK_OK(train_on(&stopped, 2, 2));
+    CHECK_OK(train_on(&whole, 2, 2));
+    CHECK(same_run("stopped", "whole"));
 }
 
 typedef struct bytes {

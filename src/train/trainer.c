@@ -30,6 +30,12 @@ static bool has_first_part(const trainer *t) {
     return t->s->tensor != NULL && comm_is_first(t->s->comm);
 }
 
+/* A rank that leaves ends the exchanges of all others: none leaves before the first group, which
+ * may have more to do, is done. */
+static status meet_before_leaving(trainer *t) {
+    return t->s->tensor != NULL ? comm_meet(session_world(t->s)) : OK;
+}
+
 static status save(trainer *t, bool is_best) {
     TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
@@ -85,6 +91,7 @@ static status ask_to_stop(trainer *t) {
 static status leave(trainer *t) {
     progress_end(&t->bar);
     TRY(save(t, false));
+    TRY(meet_before_leaving(t));
     trainer_note(t, "interrupted", NULL);
     return fail(ERR_INTERRUPTED,
                 "interrupted at step %" PRIu64 " and saved; go on with --resume --out %s",
@@ -239,8 +246,7 @@ static status loop(trainer *t) {
     else if (t->last.n == 0) /* nothing was left to do */
         TRY(evaluator_run(t->held_out, 0, &t->last));
     if (trainer_is_first(t) || has_first_part(t)) TRY(trainer_log_samples(t));
-    /* No rank leaves while others still exchange. */
-    if (t->s->tensor != NULL) TRY(comm_meet(session_world(t->s)));
+    TRY(meet_before_leaving(t));
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
 }
 
