@@ -282,6 +282,127 @@ TEST(dynamic_tables_say_which_items_were_not_admitted) {
     toy_end(&r);
 }
 
+/* Starts a run of one table of 200 items, of which 64 have a place. */
+static dynamic_table *start_small(toy_run *r, config_evict evict, int64_t steps_to_live) {
+    toy_way way = {TOY_RETRIEVAL, OPTIMIZER_ADAM, 1, 1, 0.0, false};
+    model_limits limits = toy_model_limits(way.kind);
+    toy_start(r, &way, 1);
+    optimizer_fini(&r->o);
+    limits.n_items = 200;
+    r->table[0].capacity = 64;
+    r->table[0].evict = evict;
+    r->table[0].steps_to_live = steps_to_live;
+    toy_model_remake(&r->t, &limits, 5);
+    CHECK_OK(optimizer_init(&r->o, r->t.be, r->t.m, &r->t.c));
+    return dynamic_find(model_tables(r->t.m), ITEM_FEATURE);
+}
+
+/* Trains on a batch of different items. */
+static void train_on(toy_run *r, uint32_t first_item) {
+    toy_batch b;
+    toy_batch_make(&b, TOY_RETRIEVAL, 100);
+    for (int32_t i = 0; i < b.b.n_tokens; i++)
+        b.item[i] = first_item + (uint32_t)i;
+    CHECK_OK(pass_train(r->t.p, &b.b, &(model_step){5, 0, 1}, NULL));
+}
+
+TEST(dynamic_tables_say_which_items_found_no_place) {
+    enum { TOKENS = 34 };
+    toy_run r = {0};
+    dynamic_table *t = start_small(&r, STRATEGY_NONE, 0);
+    train_on(&r, 1);
+    CHECK_OK(optimizer_step(&r.o, 0.01, 1, 1));
+    train_on(&r, 101); /* 4 of these have no place */
+    const uint8_t *missing = dynamic_missing_items(model_tables(r.t.m));
+    CHECK(missing != NULL && t->n == TOKENS && t->n_missing == 4);
+    for (int64_t i = 0; i < t->n; i++) {
+        uint8_t is_found;
+        CHECK_OK(embed_find(t->table, 1, &t->ids[i], 0, NULL, &is_found));
+        CHECK_EQ(missing[i], !is_found);
+    }
+    toy_end(&r);
+}
+
+/* More ids than a batch has: they are read in pieces, the last one up to the last id. */
+TEST(dynamic_tables_list_the_items_they_have) {
+    enum { N = 200 };
+    toy_run r = {0};
+    int32_t item[N], row[N + 2], n;
+    dynamic_table *t = start_small(&r, STRATEGY_NONE, 0);
+    float *rows = t->value; /* of the same width */
+    CHECK(t->max_rows == TOY_TOKENS && t->last == N);
+    row[N + 1] = 77;
+    train_on(&r, N - 33);
+    CHECK_OK(dynamic_read_items(model_tables(r.t.m), rows, item, row, &n));
+    CHECK_EQ(n, 34);
+    for (int32_t i = 0; i <= N; i++)
+        CHECK_EQ(row[i], i >= N - 33 ? i - (N - 33) : -1);
+    for (int32_t i = 0; i < n; i++)
+        CHECK_EQ(item[i], N - 33 + i);
+    CHECK_EQ(row[N + 1], 77);
+    toy_end(&r);
+}
+
+/* Every third step with a lifetime of 32: rows of step 1 leave in step 36, not in 34. */
+TEST(dynamic_tables_are_searched_for_old_rows_sixteen_times_in_their_life) {
+    toy_run r = {0};
+    dynamic_table *t = start_small(&r, STRATEGY_LRU, 32);
+    dynamic_state state;
+    train_on(&r, 1);
+    CHECK_OK(optimizer_step(&r.o, 0.01, 1, 1));
+    for (int64_t step = 2; step <= 36; step++) {
+        CHECK_OK(embed_set_step(t->table, step));
+        CHECK_OK(dynamic_update(model_tables(r.t.m), &(embed_step_args){.step = step}));
+        CHECK_OK(dynamic_news(t, &state));
+        CHECK_EQ(state.n_rows, step < 36 ? 34 : 0);
+        CHECK_EQ(state.n_slots, 64);
+    }
+    toy_end(&r);
+}
+
+static uint64_t asked[TOY_ITEMS];
+static int64_t n_asked;
+
+static status note_asked(embed_store *s, int64_t n, const uint64_t *keys) {
+    (void)s;
+    CHECK(n <= TOY_ITEMS);
+    memcpy(asked, keys, (size_t)n * sizeof *keys);
+    n_asked = n;
+    return OK;
+}
+
+/* Only with pipeline_type 'prefetch', and then each id of the batch to come once. */
+TEST(dynamic_tables_announce_the_ids_of_a_batch) {
+    for (int reads_ahead = 0; reads_ahead < 2; reads_ahead++) {
+        toy_way way = {TOY_RETRIEVAL, OPTIMIZER_ADAM, 1, 1, NAN, false};
+        model_limits limits = toy_model_limits(way.kind);
+        toy_run r = {0};
+        toy_batch b;
+        int64_t n = 0;
+        toy_start(&r, &way, 1);
+        optimizer_fini(&r.o);
+        r.table[0].store_folder = (char *)test_folder();
+        r.t.c.trainer.pipeline = reads_ahead ? PIPELINE_PREFETCH : PIPELINE_NONE;
+        toy_model_remake(&r.t, &limits, 5);
+        CHECK_OK(optimizer_init(&r.o, r.t.be, r.t.m, &r.t.c));
+        dynamic_tables *d = model_tables(r.t.m);
+        CHECK_EQ(dynamic_reads_ahead(d), reads_ahead);
+        CHECK_EQ(d->item[0].ahead != NULL, reads_ahead);
+        toy_batch_make(&b, way.kind, 100);
+        n_asked = 0;
+        if (reads_ahead) d->item[0].ahead->ask = note_asked;
+        CHECK_OK(dynamic_announce(d, &b.b));
+        for (uint32_t id = 1; id <= TOY_ITEMS && reads_ahead; id++) {
+            bool is_there = false;
+            for (int32_t i = 0; i < b.b.n_tokens; i++)
+                is_there |= b.item[i] == id;
+            if (is_there) CHECK_EQ(asked[n++], id);
+        }
+        CHECK(n_asked == n && (n > 5) == reads_ahead);
+        toy_end(&r);
+    }
+}
+
 static status (*true_copy_out)(backend *, void *, const void *, size_t);
 static int n_copies;
 
@@ -329,6 +450,31 @@ TEST(dynamic_tables_of_features_of_different_widths_are_refused) {
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_FAILS(model_create(&m, be, &c, &limits), ERR_CONFIG, "bind a table for each");
     backend_destroy(be);
+}
+
+/* Generated data name the feature of their items. */
+TEST(dynamic_tables_of_generated_data) {
+    static const char *thing = "thing";
+    for (int is_named = 0; is_named < 2; is_named++) {
+        config c = toy_model_config(TOY_RETRIEVAL, 0);
+        config_embedding table = table_of(0, 50);
+        model_limits limits = toy_model_limits(TOY_RETRIEVAL);
+        backend *be;
+        model *m;
+        if (is_named) table.feature_names.item = &thing;
+        c.embeddings = (config_embeddings){&table, 1};
+        c.is_benchmark = true;
+        c.benchmark.item_feature = "thing";
+        c.optimizer.kind = OPTIMIZER_SGD;
+        c.file = "toy.gin";
+        log_set_level(LOG_WARN);
+        CHECK_OK(backend_create_cpu(&be, NULL));
+        CHECK_OK(model_create(&m, be, &c, &limits));
+        CHECK_EQ(model_tables(m)->n, is_named);
+        CHECK_EQ(dynamic_bytes(model_tables(m)), is_named ? 50u * 12 * sizeof(float) : 0);
+        model_destroy(m);
+        backend_destroy(be);
+    }
 }
 
 /* A model that draws negatives from the whole catalogue would have no rows for them. */

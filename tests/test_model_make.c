@@ -319,3 +319,17 @@ TEST(out_of_memory) {
         CHECK(oom_at_each_allocation(make_and_train, &k) > 40);
     }
 }
+
+/* Rows of a bank are numbered by int32, with one number to spare: here items, the padding row, 8
+ * actions and 13 contextual values. */
+TEST(models_of_too_many_rows_are_refused) {
+    config c = toy_model_config(TOY_RANK_BITS, 0);
+    model_limits limits = toy_model_limits(TOY_RANK_BITS);
+    backend *be;
+    model *m;
+    limits.n_items = INT32_MAX - 22;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_FAILS(model_create(&m, be, &c, &limits), ERR_CONFIG,
+                "the tables have 2147483647 rows; 2^31 - 2 are the most");
+    backend_destroy(be);
+}

@@ -65,3 +65,61 @@ TEST(gradients_are_made_once) {
     CHECK(t.m->params.dense_grads.first == first && t.m->memory.device_bytes == bytes);
     toy_model_close(&t);
 }
+
+/* A list with room for three parameters that has two touches only these. */
+TEST(gradients_of_the_parameters_there_are) {
+    backend *be;
+    nn_memory memory;
+    param_list l;
+    param *p;
+    float row[2] = {3, 3};
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    nn_memory_init(&memory, be);
+    CHECK_OK(param_list_init(&l, &memory, 3));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(param_add(&l, &(param_spec){"a.", "b", 1, {100}, {INIT_ZERO, 0, 0}, false}, &p));
+    CHECK_OK(param_list_alloc_grads(&l));
+    CHECK_EQ(l.dense_grads.n, 256);
+    CHECK(l.item[1].grad == l.dense_grads.first + 128 && l.item[2].grad == NULL);
+    l.item[2] = (param){.n = 2, .grad = row, .is_table = true};
+    l.item[1].grad[99] = 1;
+    CHECK_OK(param_list_clear_grads(&l));
+    CHECK(l.item[1].grad[99] == 0 && row[0] == 3 && row[1] == 3);
+    nn_memory_fini(&memory);
+    backend_destroy(be);
+}
+
+/* Box and Muller's formula for words 0 and 1 of each element's draw. */
+TEST(first_values_are_normal) {
+    enum { N = 50 };
+    backend *be;
+    nn_memory memory;
+    param_list l;
+    param *p;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    nn_memory_init(&memory, be);
+    CHECK_OK(param_list_init(&l, &memory, 1));
+    CHECK_OK(param_add(&l, &(param_spec){"", "w", 1, {N}, {INIT_NORMAL, 2, 0}, false}, &p));
+    CHECK_OK(param_list_start(&l, 9));
+    for (uint32_t i = 0; i < N; i++) {
+        rng_block w = rng_draw(rng_make_key(9, RNG_INIT), i, 0, 0, 0);
+        double u = (double)rng_uniform(w.word[0]), v = (double)rng_uniform(w.word[1]);
+        double want = 2 * sqrt(-2 * log(1 - u)) * cos(2 * acos(-1) * v);
+        CHECK(fabs((double)p->value[i] - want) < 1e-5);
+    }
+    nn_memory_fini(&memory);
+    backend_destroy(be);
+}
+
+TEST(blocks_too_large_for_memory_are_refused) {
+    backend *be;
+    nn_memory memory;
+    float *block;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    nn_memory_init(&memory, be);
+    CHECK_FAILS(NN_NEW(&memory, &block, INT64_MAX), ERR_NOMEM, "too many for one block");
+    CHECK_FAILS(NN_NEW(&memory, &block, -1), ERR_NOMEM, "-1 elements of 4 bytes are too many");
+    CHECK(block == NULL && memory.n_device == 0);
+    nn_memory_fini(&memory);
+    backend_destroy(be);
+}

@@ -223,7 +223,34 @@ TEST(passes_have_limits_and_keys) {
     toy_model_close(&t);
 }
 
-/* Top k and ranks of targets of a batch against a loop over the catalogue. */
+static const float *encode(toy_model *t, const int32_t *offsets, int32_t n_users) {
+    toy_batch b;
+    const void *got;
+    toy_batch_make(&b, TOY_SASREC, 3);
+    memset(b.n_targets, 0, sizeof b.n_targets);
+    memcpy(b.offsets, offsets, (size_t)(n_users + 1) * sizeof *offsets);
+    b.b.n_users = n_users;
+    b.b.n_tokens = offsets[n_users];
+    CHECK_OK(pass_encode(t->p, &b.b, &got));
+    return got;
+}
+
+/* As many users as tokens, yet the tokens are not the users' in turn. */
+TEST(pass_encodes_users_without_events_beside_others) {
+    enum { DIM = 12 };
+    toy_model t;
+    float alone[DIM], nobody[DIM];
+    size_t bytes = sizeof alone;
+    toy_model_open(&t, TOY_SASREC, 0, 1);
+    memcpy(alone, encode(&t, (int32_t[]){0, 2}, 1), bytes);
+    memcpy(nobody, encode(&t, (int32_t[]){0, 0}, 1), bytes);
+    const float *both = encode(&t, (int32_t[]){0, 2, 2}, 2);
+    CHECK(memcmp(both, alone, bytes) == 0 && memcmp(both + DIM, nobody, bytes) == 0);
+    both = encode(&t, (int32_t[]){0, 0, 2}, 2);
+    CHECK(memcmp(both, nobody, bytes) == 0 && memcmp(both + DIM, alone, bytes) == 0);
+    toy_model_close(&t);
+}
+
 /* A pass for few tokens refuses more, and answers alike up to then; one for more candidates than
  * the model has takes them. */
 TEST(passes_can_be_bounded_by_tokens) {
@@ -260,6 +287,7 @@ TEST(passes_can_be_bounded_by_tokens) {
     toy_model_close(&t);
 }
 
+/* Top k and ranks of targets of a batch against a loop over the catalogue. */
 TEST(pass_rank_equals_a_loop) {
     toy_model t;
     toy_batch b;

@@ -113,6 +113,25 @@ TEST(plan_with_pages_lays_out_what_is_not_stored) {
     end(&x);
 }
 
+/* What is staged is copied to the device in every step. */
+TEST(plan_without_pages_stages_nothing_for_them) {
+    toy_model t;
+    toy_model_open(&t, TOY_RANK_BITS, 0, 1);
+    const plan *p = &t.p->plan;
+    CHECK((const void *)p->key_offsets.host == (const void *)p->row.host);
+    CHECK((const void *)p->slot.host == (const void *)p->loss_token.host);
+    toy_model_close(&t);
+}
+
+TEST(plan_fills_up_to_whole_buckets) {
+    plan_config c = {.max_users = 4, .max_events = 6, .is_training = true, .bucket = 8};
+    CHECK_EQ(plan_max_loss(&c), 24);
+    c.bucket = 7;
+    CHECK_EQ(plan_max_loss(&c), 28);
+    c.bucket = 0;
+    CHECK_EQ(plan_max_loss(&c), 24);
+}
+
 TEST(plan_refuses_pages_that_do_not_fit) {
     static const int32_t bad[][3] = {
         {3, -1, 4}, {3, 4, 3}, {4, 3, 7}, {2, 3, 5}, {2, 4, 5},

@@ -3,6 +3,7 @@
 # time, and lists those that no test fails on.
 #
 #   tools/mutate.sh [--n 100] [--seed 1] [--jobs 1] [--variant release] [--keep DIR] FOLDER...
+#   tools/mutate.sh [--variant release] [--keep DIR] --again RESULTS
 #
 # N mutants a folder, in turn of five kinds (tools/mutate.awk finds the places): a swapped comparison, a
 # negated condition, an off-by-one, a changed constant, a dropped call.  The same seed and jobs draw the same
@@ -12,9 +13,13 @@
 # copies of the tree in a temporary folder; --keep names one that is kept, so that the next call builds only
 # what has changed, and measures again only what test files that have changed execute, if nothing else
 # has.  --variant asan also sees reads past an end.
+#
+# --again makes the survivors in a file of results again, in the line with the same text that is nearest to
+# where it was, and runs the tests named there: what later tests kill, and what is gone with its line.
+#
 # Tests on real data need SHARED (default ../shared).  Exit status 0 whatever survives.
 cd "$(dirname "$0")/.." || exit 1
-n=100 seed=1 jobs=1 variant=release keep=
+n=100 seed=1 jobs=1 variant=release keep= again=
 while [ $# -gt 0 ]; do
     case $1 in
     --n) n=$2 ;;
@@ -22,12 +27,13 @@ while [ $# -gt 0 ]; do
     --jobs) jobs=$2 ;;
     --variant) variant=$2 ;;
     --keep) keep=$2 ;;
+    --again) again=$2 ;;
     *) break ;;
     esac
     shift 2
 done
 for folder in "$@"; do [ -d "$folder" ] || set --; done
-if [ $# = 0 ]; then
+if [ $# = 0 ] && [ ! -f "$again" ]; then
     sed -n '2,/^cd/s/^# \{0,1\}//p' tools/mutate.sh >&2
     exit 2
 fi
@@ -40,10 +46,12 @@ rm -f "$work/stop"
 SHARED=$(cd "${SHARED:-../shared}" 2>/dev/null && pwd)
 export SHARED ASAN_OPTIONS=detect_leaks=0
 
-# built TREE FLAGS TARGET: makes a target.  tools/probe.sh was run once: asking it each time is slow.
+# built TREE FLAGS [TARGET]: makes a target, or all that the tests run.  tools/probe.sh was run once: asking
+# it each time is slow.
+all="build/mutate/hstu build/mutate/hstu-inject.so build/mutate/tests/unit"
 built() {
     (cd "$1" && make -s -j"$jobs" CUDA=0 VARIANT="$variant" B=build/mutate OPT_release=-O1 \
-        PROBE="$(cat "$work/probe")" CFLAGS="-g0 -w $2" LDFLAGS="$2" "$3" 2>&1)
+        PROBE="$(cat "$work/probe")" CFLAGS="-g0 -w $2" LDFLAGS="$2" ${3:-$all} 2>&1)
 }
 
 # A copy of what git knows and does not ignore.  A file that an earlier call left as a mutant is replaced,
@@ -100,7 +108,7 @@ cover_files() {
 # test file, has changed.
 measure_coverage() {
     copy_tree "$work/cover"
-    built "$work/cover" --coverage tests || { echo "mutate: the tests do not build" >&2; exit 1; }
+    built "$work/cover" --coverage || { echo "mutate: the tests do not build" >&2; exit 1; }
     mkdir -p "$work/maps"
     key=$(files | grep -E '^(src|include|tests|Makefile)' | grep -v '^tests/test_' | xargs cat | cksum)
     for file in tests/test_*.c; do
@@ -195,7 +203,7 @@ killer() {
     for name; do
         [ ! -e "$work/stop" ] || return
         took=$(awk -v name="$name" '$1 == name { print $2 }' "$work/times.txt")
-        unit_file "$tree" "$name" $((20 + 5 * took)) || { echo "$name"; return; }
+        unit_file "$tree" "$name" $((${again:+600} + 20 + 5 * took)) || { echo "$name"; return; }
     done
 }
 
@@ -210,7 +218,7 @@ run_mutants() {
         if built "$tree" "" "build/mutate/${file%.c}.o" >/dev/null && ! cmp -s "$object" "$tree.o"; then
             counted=$((counted + 1))
             by=
-            [ -z "$tests" ] || { built "$tree" "" tests >/dev/null; by=$(killer "$tree" $tests); }
+            [ -z "$tests" ] || { built "$tree" "" >/dev/null; by=$(killer "$tree" $tests); }
             if [ -n "$by" ]; then verdict="killed  " why="by $by"
             elif [ -z "$tests" ]; then verdict=SURVIVED why="no test executes it"
             else verdict=SURVIVED why="of$tests"; fi
@@ -223,13 +231,45 @@ run_mutants() {
     done
 }
 
+# run_again TREE: of the survivors on stdin, to results on stdout.
+run_again() {
+    tree=$1
+    while [ ! -e "$work/stop" ] && read -r verdict kind place tests; do
+        if [ "$verdict" != SURVIVED ]; then continue; fi
+        read -r _ old
+        read -r _ new
+        file=${place%:*}
+        tests=${tests#(of } tests=${tests%)}
+        line=$(OLD=$old awk -v was="${place#*:}" '
+            { at = FNR - was; sub(/^ */, ""); if (at < 0) at = -at }
+            $0 == ENVIRON["OLD"] && (best == "" || at < distance) { best = FNR; distance = at }
+            END { print best }' "$file" 2>/dev/null)
+        verdict='gone    ' by=
+        if [ -n "$line" ]; then
+            NEW=$new awk -v line="$line" 'FNR == line { $0 = ENVIRON["NEW"] } { print }' "$file" >"$tree/$file"
+            built "$tree" "" >/dev/null && by=$(killer "$tree" $tests) || by='the compiler'
+            [ -n "$by" ] && verdict='killed  ' || verdict=SURVIVED
+            cp "$file" "$tree/$file"
+        fi
+        printf '%s %s %s:%s (%s)\n    < %s\n    > %s\n' "$verdict" "$kind" "$file" "$line" \
+            "${by:+by }${by:-of $tests}" "$old" "$new"
+    done
+}
+
 CC=${CC:-gcc} CUDA=0 NVCC='' MINIMAL='' PROBE_FLAGS='' sh tools/probe.sh >"$work/probe"
+if [ -n "$again" ]; then
+    copy_tree "$work/tree.0"
+    built "$work/tree.0" "" || exit 1
+    : >"$work/times.txt"
+    run_again "$work/tree.0" <"$again"
+    exit
+fi
 measure_coverage
 i=0
 while [ $i -lt "$jobs" ]; do
     [ -e "$work/tree.$i" ] || [ $i = 0 ] || cp -a "$work/tree.0" "$work/tree.$i" # built once, by all cores
     copy_tree "$work/tree.$i"
-    built "$work/tree.$i" "" tests || exit 1
+    built "$work/tree.$i" "" || exit 1
     i=$((i + 1))
 done
 for folder; do

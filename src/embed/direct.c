@@ -39,11 +39,7 @@ static void add_counts(embed_table *t, const int64_t *sum, int64_t n_keys) {
     const int64_t *level0 = sum + LATE_LEVEL0, *level1 = sum + LATE_LEVEL1;
     int64_t n_lifted = sum[LATE_LIFTED], n_gone = level0[PLACED_EVICTED];
     embed_counts *c = &t->counts;
-    c->n_demoted[0] += level0[PLACED_EVICTED];
-    if (t->n_levels > 1) {
-        n_gone = level1[PLACED_EVICTED] + level1[PLACED_REJECTED];
-        c->n_demoted[1] += n_gone;
-    }
+    if (t->n_levels > 1) n_gone = level1[PLACED_EVICTED] + level1[PLACED_REJECTED];
     c->n_evicted += n_gone;
     c->hits[0] += n_keys - level0[PLACED_NEW] - level0[PLACED_REJECTED];
     c->hits[1] += n_lifted;

@@ -166,7 +166,6 @@ static status write_back(embed_table *t, const embed_rows *rows) {
 
 status embed_spill(embed_table *t, const embed_rows *rows) {
     if (rows->n == 0) return OK;
-    t->counts.n_demoted[t->n_levels - 1] += rows->n;
     if (t->config.store != NULL) return write_back(t, rows);
     t->counts.n_evicted += rows->n;
     return embed_note_left(t, rows->n, rows->keys);
@@ -441,7 +440,6 @@ static status move_rows(embed_table *t, const embed_bring *bring, int64_t n_evic
                             .staging = t->d.pushed,
                             .stride = t->n_floats};
     if (t->n_levels > 1) {
-        t->counts.n_demoted[0] += n_evicted;
         TRY(t->v->read(t->be, &t->level[0], &read));
         TRY(lift_level1(t));
     } else {
@@ -453,12 +451,6 @@ static status move_rows(embed_table *t, const embed_bring *bring, int64_t n_evic
     TRY(list_for_level1(t, bring, n_evicted, &n_list));
     TRY(embed_demote(t, n_list, bring->rule));
     return t->has_below ? make_new(t, 1) : OK;
-}
-
-/* Entries that left a table of one level. */
-static void count_gone(embed_table *t, int64_t n) {
-    t->counts.n_demoted[0] += n;
-    t->counts.n_evicted += n;
 }
 
 /* One level, no store, every key admitted: place alone does all the work without lists, and the
@@ -499,7 +491,7 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
     t->is_torn = true; /* until the rows are in their places */
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
     if (only_counts)
-        count_gone(t, counts[PLACED_EVICTED]);
+        t->counts.n_evicted += counts[PLACED_EVICTED];
     else
         TRY(spill_evicted(t, &t->level[0], counts[PLACED_EVICTED]));
     t->is_staged = true;

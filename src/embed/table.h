@@ -55,12 +55,11 @@ enum { EMBED_MAX_ADMIT_COUNT = 65535 };
 
 /* Counts since the table was created; embed_take_rows adds its counts at embed_catch_up. */
 typedef struct embed_counts {
-    int64_t hits[EMBED_TIERS]; /* distinct keys of fetched batches, by where they were found */
-    int64_t n_new, n_refused;  /* not found: given a row; not admitted (yet) */
-    int64_t n_rejected;        /* found no place */
-    int64_t n_demoted[EMBED_LEVELS]; /* pushed out of a level to the next tier */
-    int64_t n_evicted, n_expired;    /* left the table */
-    int64_t n_written;               /* to the store; clean rows are not */
+    int64_t hits[EMBED_TIERS];    /* distinct keys of fetched batches, by where they were found */
+    int64_t n_new, n_refused;     /* not found: given a row; not admitted (yet) */
+    int64_t n_rejected;           /* found no place */
+    int64_t n_evicted, n_expired; /* left the table */
+    int64_t n_written;            /* to the store; clean rows are not */
 } embed_counts;
 
 /* The last fetch. */

@@ -227,8 +227,6 @@ static embed_counts subtract(const embed_counts *now, const embed_counts *then) 
                       .n_written = now->n_written - then->n_written};
     for (int i = 0; i < EMBED_TIERS; i++)
         c.hits[i] = now->hits[i] - then->hits[i];
-    for (int i = 0; i < EMBED_LEVELS; i++)
-        c.n_demoted[i] = now->n_demoted[i] - then->n_demoted[i];
     return c;
 }
 

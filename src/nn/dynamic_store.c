@@ -40,8 +40,8 @@ bool dynamic_reads_ahead(const dynamic_tables *d) {
     return false;
 }
 
-/* Lists the distinct ids of a batch, ascending, in t->coming; returns their number.  Leaves `seen`
- * all 0. */
+/* Lists the distinct ids of a batch, ascending, in t->coming, which has room for those of any batch
+ * of known ids and size; returns their number.  Leaves `seen` all 0. */
 static int64_t list_coming(dynamic_table *t, const id_list *l) {
     int64_t n = 0;
     for (int64_t i = 0; i < l->n; i++) {
@@ -49,7 +49,7 @@ static int64_t list_coming(dynamic_table *t, const id_list *l) {
         t->seen[id / DYNAMIC_WORD_BITS] |= 1ull << id % DYNAMIC_WORD_BITS;
     }
     for (int64_t word = 0; word <= t->last / DYNAMIC_WORD_BITS; word++) {
-        for (uint64_t bits = t->seen[word]; bits != 0 && n < t->max_rows; bits &= bits - 1)
+        for (uint64_t bits = t->seen[word]; bits != 0; bits &= bits - 1)
             t->coming[n++] =
                 t->key_tag | (uint64_t)(word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits));
         t->seen[word] = 0;

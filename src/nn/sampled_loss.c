@@ -97,8 +97,8 @@ static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
     return be->ops->sampled_softmax(be, &args);
 }
 
-/* Marks the rows of labels, which include in-batch negatives (in a part of a batch: those of the
- * whole batch); tables with marks have no other negatives. */
+/* Marks the rows of the pool: labels, which include in-batch negatives (in a part of a batch: those
+ * of the whole batch); tables with marks have no other negatives. */
 status sampled_loss_train(const loss_config *c, const loss_acts *a, backend *be, const plan *p,
                           const loss_rows *rows) {
     piece s = {.n_negatives = c->n_negatives};
@@ -115,7 +115,5 @@ status sampled_loss_train(const loss_config *c, const loss_acts *a, backend *be,
         TRY(train_piece(c, a, be, p, &s, rows));
     }
     if (c->item->marks == NULL) return OK;
-    if (rows->whole != NULL && c->type == LOSS_IN_BATCH)
-        return be->ops->mark(be, s.n_pool, a->pool.device, 1, c->item->marks);
-    return be->ops->mark(be, p->n_loss, p->label.device, 1, c->item->marks);
+    return be->ops->mark(be, s.n_pool, a->pool.device, 1, c->item->marks);
 }
