@@ -50,6 +50,7 @@ typedef struct table_run {
     const char *set[6];
     size_t n_set;
     int n_threads;
+    bool is_told; /* the lines of its log are written */
     int64_t snapshot_every;
     double loss;     /* of the last epoch */
     eval_result end; /* of it */
@@ -71,6 +72,7 @@ static inline status train(table_run *r, const char *run, int64_t n_epochs, int6
     (void)data_folder(); /* the one that top_open looks for */
     status st =
         top_open(&top, r->gin != NULL ? r->gin : ranking_tables, r->set, r->n_set, r->n_threads);
+    if (r->is_told) log_set_level(LOG_INFO);
     o.run = run_path(run);
     o.n_epochs = n_epochs;
     o.max_steps = max_steps;

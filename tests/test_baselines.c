@@ -189,6 +189,31 @@ TEST(baselines_last_week_is_seven_days) {
     toy_close(&data);
 }
 
+/* Held-out users whose last event is not in the view: that event is the target, and missed, though
+ * the one before it is there. */
+TEST(baselines_miss_targets_that_are_left_out) {
+    enum { N = 10, LEN = 4, KEPT = N * (LEN - 1) };
+    seq_file data;
+    static rank_counts n;
+    uint32_t lengths[N], item[KEPT];
+    uint64_t is_kept = 0, n_before = 0, offsets[N + 1];
+    for (int u = 0; u < N; u++)
+        lengths[u] = LEN, is_kept |= (uint64_t)7 << (u * LEN);
+    for (uint64_t u = 0; u <= N; u++)
+        offsets[u] = u * (LEN - 1);
+    for (uint32_t i = 0; i < KEPT; i++)
+        item[i] = i % 7 + 1;
+    toy_open(&data, lengths, N);
+    const seq_gaps gaps = {data.offsets, &is_kept, &n_before, data.time};
+    seq_file view = data;
+    view.gaps = &gaps, view.offsets = offsets, view.item = item, view.n_events = KEPT;
+    split s = split_make(&view, split_rule_of(SPLIT_BY_USER), 1);
+    baseline_config c = baseline_config_default();
+    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
+    CHECK_EQ(n.count[RANK_MISS], 3);
+    toy_close(&data);
+}
+
 /* Pairs of items that always go together: the neighbour is found, and popularity is not. */
 TEST(baselines_find_what_goes_together) {
     seq_file data;

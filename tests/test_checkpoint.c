@@ -533,6 +533,25 @@ TEST(checkpoint_keeps_the_newest_and_the_best) {
     toy_free();
 }
 
+/* Step 0 is older than all others, in whatever order the folder lists them. */
+TEST(checkpoint_of_step_0_is_the_oldest) {
+    char *text;
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && for i in 00 01 02 03 04 05 06 07 08 09 10 11; do mkdir -p "
+                          "checkpoints/step-000000$i; done && ln -s checkpoints/step-00000011 last",
+                          test_folder()),
+             0);
+    checkpoint_prune(test_folder(), 11);
+    CHECK_EQ(
+        test_command(&text, "cd %s && ls checkpoints | wc -l && ls checkpoints", test_folder()), 0);
+    CHECK(strncmp(text, "11\nstep-00000001\n", 17) == 0);
+    free(text);
+    checkpoint_prune(test_folder(), 1);
+    CHECK_EQ(test_command(&text, "ls %s/checkpoints", test_folder()), 0);
+    CHECK_STR(text, "step-00000011\n");
+    free(text);
+}
+
 TEST(checkpoint_with_a_number_that_is_none_is_not_written) {
     toy a;
     const char *run = run_path("run");

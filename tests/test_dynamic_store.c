@@ -74,6 +74,54 @@ TEST(dynamic_tables_smaller_than_a_batch_rank_what_they_have) {
     }
 }
 
+/* Items without a row are no labels, and the mean loss is that of the others: about that of a table
+ * for all.  Without any label there is nothing to learn, and no harm. */
+TEST(dynamic_tables_without_a_row_for_labels) {
+    static const char all[] = "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=100000",
+                      late[] = "movies/DynamicEmbeddingArgs.admission_threshold=10000";
+    table_run r = {.gin = retrieval_tables, .set = {all}, .n_set = 1, .n_threads = 1};
+    CHECK_OK(train(&r, "all", 0, 1, false));
+    double want = r.loss;
+    CHECK(read_news("all").n_rejected == 0);
+    r.n_set = 0;
+    CHECK_OK(train(&r, "some", 0, 1, false));
+    CHECK(read_news("some").n_rejected > 50 && fabs(r.loss - want) < 0.2 * want);
+    r.set[0] = late;
+    r.n_set = 1;
+    CHECK_OK(train(&r, "none", 0, 1, false));
+    CHECK(read_news("none").n_new == 0 && read_news("none").n_refused > 100);
+}
+
+static char told[256];
+
+static void hear(void *ctx, log_level level, const char *line) {
+    (void)ctx, (void)level;
+    if (strstr(line, "in level 1") != NULL) snprintf(told, sizeof told, "%s", line);
+}
+
+/* The line for people has the figures of the log. */
+TEST(dynamic_tables_say_where_ids_were_found) {
+    table_run r = {.n_threads = 1, .set = {small_device}, .n_set = 1};
+    char *text;
+    log_set_sink(hear, NULL);
+    r.is_told = true;
+    CHECK_OK(train(&r, "run", 2, 0, false));
+    log_set_sink(NULL, NULL);
+    CHECK_EQ(test_command(&text, "grep hit_level1 %s/log.jsonl | tail -1", run_path("run")), 0);
+    for (int level = 0; level < 2; level++) {
+        char want[64], key[16];
+        snprintf(key, sizeof key, "hit_level%d\":", level);
+        const char *at = strstr(text, key);
+        CHECK(at != NULL);
+        double share = strtod(at + strlen(key), NULL);
+        CHECK(share > 0.01);
+        snprintf(want, sizeof want,
+                 level == 0 ? "; %.2f %% of ids in level 0" : ", %.2f %% in level 1", 100 * share);
+        CHECK_CONTAINS(told, want);
+    }
+    free(text);
+}
+
 /* Stopped in the middle of an epoch and resumed, with other threads: whole tables, and such that
  * evict by either strategy. */
 TEST(dynamic_tables_resume_to_the_bit) {

@@ -1,3 +1,4 @@
+#include "train/protocol.h"
 #include "train_test.h"
 
 TEST(evaluate_seen_rows_are_sorted_and_distinct) {
@@ -300,6 +301,45 @@ TEST(evaluate_items_without_rows_are_not_found) {
     batcher_destroy(batches);
     evaluator_destroy(e);
     top_close(&t);
+}
+
+/* Counts that are 0 are left out, but for those of dynamic tables. */
+TEST(evaluate_writes_misses) {
+    static const struct {
+        int64_t n_unknown, n_ids;
+        const char *want;
+    } cases[] = {{0, 0, "{}"},
+                 {3, 0, "{\"targets_unknown\":3}"},
+                 {0, 8, "{\"ids_read\":8,\"ids_without_row\":0}"}};
+    for (int i = 0; i < 3; i++) {
+        eval_result r = {.n_unknown = cases[i].n_unknown, .n_ids = cases[i].n_ids};
+        json_writer w;
+        buf out;
+        buf_init(&out);
+        json_begin(&w, &out, 0);
+        json_object_open(&w);
+        eval_write_misses(&r, &w);
+        json_object_close(&w);
+        CHECK_OK(json_finish(&w));
+        CHECK_STR(buf_str(&out), cases[i].want);
+        buf_fini(&out);
+    }
+}
+
+TEST(evaluate_protocol_names_the_targets_of_ranking) {
+    static const char *const want[] = {"every event of each held-out user",
+                                       "the last event of each held-out user",
+                                       "the last 2 events of each held-out user"};
+    for (int n = 0; n < 3; n++) {
+        config c = {.task = TASK_RANKING};
+        session s = {.config = &c, .max_targets = n};
+        protocol p = {.session = &s, .rule = split_rule_of(SPLIT_BY_USER), .part = PART_TEST};
+        buf out;
+        buf_init(&out);
+        CHECK_OK(protocol_describe(&p, &out));
+        CHECK_CONTAINS(buf_str(&out), want[n]);
+        buf_fini(&out);
+    }
 }
 
 TEST(evaluate_describes_misses) {

@@ -1,4 +1,5 @@
 /* What the optimizer makes of a config and of rows that got no gradient. */
+#include "toy_model.h"
 #include "train/optimizer.h"
 #include "train_test.h"
 
@@ -56,4 +57,20 @@ TEST(optimizer_state_bytes) {
         optimizer_fini(&o);
         top_close(&t);
     }
+}
+
+/* Whether or not a pass for training was made before. */
+TEST(optimizer_makes_gradients) {
+    config c = toy_model_config(TOY_SASREC, 0);
+    model_limits limits = toy_model_limits(TOY_SASREC);
+    backend *be;
+    model *m;
+    optimizer o;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(model_create(&m, be, &c, &limits));
+    CHECK_OK(optimizer_init(&o, be, m, &c));
+    CHECK(o.dense_grads.n > 0 && o.dense_grads.first != NULL && o.params[0].grad != NULL);
+    optimizer_fini(&o);
+    model_destroy(m);
+    backend_destroy(be);
 }

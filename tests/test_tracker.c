@@ -35,6 +35,18 @@ TEST(tracker_csv_is_the_log) {
                   "1 --csv-log none/x.csv"));
 }
 
+/* A resumed run's file says from which step on it counts: after that of the checkpoint. */
+TEST(tracker_begins_after_the_step_it_goes_on_from) {
+    tracker t;
+    char *text;
+    CHECK_OK(tracker_open(&t, &(tracker_options){.tensorboard = test_folder()}, "run", 5));
+    tracker_close(&t);
+    CHECK_EQ(test_command(&text, "cat %s/*tfevents* | od -An -v -tx1 | tr -d '\\n'", test_folder()),
+             0);
+    CHECK_CONTAINS(text, " 10 06 ");
+    free(text);
+}
+
 /* TensorBoard reads the files of a run that was resumed, with a torn record at the end of one. */
 TEST(tracker_opens_in_tensorboard) {
     const char *python = "build/python/bin/python";

@@ -303,6 +303,26 @@ TEST(trainer_keeps_the_best_of_validation) {
     free(text);
 }
 
+/* A run with one metric, which is the best's: resumed with the same config it goes on. */
+TEST(trainer_resumes_with_its_only_metric) {
+    job j = job_make(ranking_gin, run_path("run"));
+    j.options.has_validation = true;
+    j.options.n_epochs = 1;
+    CHECK_OK(job_run(&j));
+    j.options.n_epochs = 2;
+    j.options.is_resume = true;
+    CHECK_OK(job_run(&j));
+}
+
+/* After the step that runs, not at the end of the epoch. */
+TEST(trainer_stops_after_the_step_that_runs) {
+    volatile sig_atomic_t stop = 1;
+    job j = job_make(retrieval_gin, run_path("run"));
+    j.options.n_epochs = 1;
+    j.options.stop = &stop;
+    CHECK_FAILS(job_run(&j), ERR_INTERRUPTED, "interrupted at step 1 and saved");
+}
+
 /* Writes into the data once the first epoch is over. */
 static status overwrite_data(void *ctx, const train_event *e, const char *json) {
     char path[300];
@@ -401,6 +421,21 @@ TEST(trainer_evaluates_and_saves_at_intervals) {
     CHECK_CONTAINS(text, "step-00000003\n");
     CHECK_CONTAINS(text, "step-00000007\n");
     CHECK(strstr(text, "step-00000002\n") == NULL);
+    free(text);
+    /* What is saved has the losses of all steps: a run that ends there has the same. */
+    o.run = run_path("three");
+    o.max_steps = 3;
+    o.observer = NULL;
+    CHECK_OK(top_open(&t, ranking_gin, &set[1], 1, 1));
+    CHECK_OK(trainer_run(&t.session, &o));
+    top_close(&t);
+    CHECK_EQ(test_command(&text,
+                          "cd %s && for run in run three; do tr -d ' \\n' < "
+                          "$run/checkpoints/step-00000003/state.json | grep -o "
+                          "'in_epoch\":{\"loss\":[^,]*,\"loss_positions\":[^,]*'; done | uniq -c",
+                          test_folder()),
+             0);
+    CHECK_CONTAINS(text, "2 in_epoch");
     free(text);
 }
 

@@ -77,9 +77,9 @@ static void find_limits(const chart *c, limits *x, limits *y) {
         }
 }
 
-/* Where a value is between the ends of its axis, 0 to 1; a log may hold steps that go back. */
+/* Where a value is between the ends of its axis, 0 to 1; at 0 where rounding makes the ends one. */
 static double share(const axis *a, double value) {
-    return fmin(fmax((value - a->low) / (a->high - a->low), 0), 1);
+    return fmax((value - a->low) / (a->high - a->low), 0);
 }
 
 static double place_x(const axis *a, double x) {
