@@ -29,11 +29,15 @@ static status counted_get(embed_store *base, int64_t n, const uint64_t *keys, ui
     return fails ? fail(ERR_IO, "the disk is gone") : OK;
 }
 
-static embed_store *open_over(counted_store *s) {
+static embed_store *open_for(counted_store *s, int64_t max_rows) {
     embed_store *ahead;
     s->base = (embed_store){.n_floats = FLOATS, .name = "counted", .get = counted_get};
-    CHECK_OK(embed_store_open_ahead(&ahead, &s->base, 100));
+    CHECK_OK(embed_store_open_ahead(&ahead, &s->base, max_rows));
     return ahead;
+}
+
+static embed_store *open_over(counted_store *s) {
+    return open_for(s, 100);
 }
 
 /* Waits until the thread has read n_keys keys from the store below.  The next get waits for the
@@ -70,6 +74,33 @@ TEST(ahead_store_reads_a_key_once) {
     CHECK_EQ(below.n_keys, N);
     CHECK_OK(get_all(s)); /* taken, so not kept */
     CHECK_EQ(below.n_keys, 2 * N);
+    embed_store_destroy(s);
+}
+
+/* One key is held: it is taken from memory, too. */
+TEST(ahead_store_reads_a_single_key_once) {
+    counted_store below = {0};
+    embed_store *s = open_over(&below);
+    uint64_t score;
+    uint32_t stamp;
+    uint8_t is_found;
+    float row[FLOATS];
+    CHECK_OK(s->ask(s, 1, keys));
+    wait_for(&below, 1);
+    CHECK_OK(s->get(s, 1, keys, &is_found, &score, &stamp, row));
+    CHECK(is_found && score == 2 * keys[0] && below.n_keys == 1);
+    embed_store_destroy(s);
+}
+
+/* Full of rows that nobody took: those announced two calls ago make room, all of them. */
+TEST(ahead_store_drops_what_is_not_taken) {
+    counted_store below = {0};
+    embed_store *s = open_for(&below, 2);
+    CHECK_OK(s->ask(s, 2, keys));
+    wait_for(&below, 2);
+    CHECK_OK(s->ask(s, 2, keys + 2));
+    CHECK_OK(s->ask(s, 2, keys + 2));
+    wait_for(&below, 4);
     embed_store_destroy(s);
 }
 

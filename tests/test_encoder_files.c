@@ -103,6 +103,7 @@ TEST(encoder_files_missing_or_of_another_shape) {
     write_model("model.safetensors", t, 1);
     CHECK_OK(encoder_files_open(&f, test_folder(), ENCODER_BERT));
     CHECK_FAILS(encoder_files_get(f, WORDS, 2, 3, &got), ERR_FORMAT, "(3, 2)");
+    CHECK_FAILS(encoder_files_get(f, WORDS, 3, 4, &got), ERR_FORMAT, "asks for (3, 4)");
     CHECK_FAILS(encoder_files_get(f, WORDS, 6, 0, &got), ERR_FORMAT, "asks for (6)");
     CHECK_FAILS(encoder_files_get(f, "pooler.dense.bias", 3, 0, &got), ERR_FORMAT,
                 "pooler.dense.bias is missing");

@@ -546,3 +546,43 @@ TEST(fetch_counts_of_lfu_saturate) {
         world_fini(&w);
     }
 }
+
+/* A full bucket without a policy: every new key is rejected, the first too. */
+TEST(fetch_rejects_every_key_of_a_full_bucket) {
+    static world w;
+    embed_config c = {.policy = POLICY_NONE, .capacity = {TABLE_SLOTS, 0}};
+    const embed_batch *b;
+    world_init(&w, &c, TABLE_SLOTS + 3, false, false, 7);
+    CHECK_OK(embed_fetch(w.t, FETCH_INSERT, TABLE_SLOTS, w.keys, NULL, &b));
+    CHECK_EQ(b->n_rejected, 0);
+    CHECK_OK(embed_fetch(w.t, FETCH_INSERT, 3, w.keys + TABLE_SLOTS, NULL, &b));
+    CHECK_EQ(b->n_rejected, 3);
+    world_fini(&w);
+}
+
+static status check_scores(void *ctx, const embed_rows *rows) {
+    *(int64_t *)ctx += rows->n;
+    for (int64_t i = 0; i < rows->n; i++)
+        CHECK(rows->scores[i] == 10 * rows->keys[i] && rows->stamps[i] == rows->keys[i]);
+    return OK;
+}
+
+TEST(fetch_restored_rows_keep_scores_and_stamps) {
+    enum { ROWS = 5 };
+    static world w;
+    embed_config c = {.policy = POLICY_LRU, .capacity = {TABLE_SLOTS, 0}};
+    world_init(&w, &c, 10, false, false, 7);
+    int32_t n_floats = embed_n_floats(w.t);
+    float *values = calloc((size_t)(ROWS * n_floats), sizeof *values);
+    uint64_t keys[ROWS], scores[ROWS];
+    uint32_t stamps[ROWS];
+    int64_t n_rejected, n = 0;
+    for (uint32_t i = 0; i < ROWS; i++)
+        keys[i] = 7 + i, scores[i] = 10 * keys[i], stamps[i] = 7 + i;
+    embed_rows rows = {ROWS, keys, scores, stamps, values, n_floats};
+    CHECK_OK(embed_restore(w.t, 0, &rows, &n_rejected));
+    CHECK_OK(embed_export(w.t, 0, check_scores, &n));
+    CHECK(n == ROWS && n_rejected == 0);
+    free(values);
+    world_fini(&w);
+}

@@ -200,6 +200,9 @@ TEST(recommender_pass_checks_its_room) {
     CHECK_OK(item_table_init(&table, t.session.model));
     CHECK_OK(histories_init(&h, &t.session, 1));
     CHECK_OK(histories_add(&h, &u, NULL, 0));
+    uint64_t n = (uint64_t)h.view.n_tokens, first = u.n - n;
+    CHECK(n > 0 && memcmp(h.view.time, u.time + first, n * sizeof *u.time) == 0);
+    CHECK(memcmp(h.view.item, u.item + first, n * sizeof *u.item) == 0);
     CHECK_FAILS(histories_add(&h, &u, NULL, 0), ERR_CONFIG, "full");
     CHECK_OK(pass_create(&p, t.session.model, &(pass_config){.max_users = 1}));
     rank_query q = {.corpus = &table.items,

@@ -1,6 +1,7 @@
 #include "model/scorer.h"
 
 #include "model/recommender.h"
+#include "model/score_columns.h"
 #include "oom.h"
 #include "train_test.h"
 
@@ -68,7 +69,11 @@ static void check_cuts(session *s, int n_columns) {
 TEST(scorer_cuts_change_no_bit) {
     static const char *const many[] = {"DatasetArgs.max_num_candidates=16"};
     static const char *const none[] = {"DatasetArgs.max_num_candidates=0"};
+    static const char *const one[] = {"DatasetArgs.max_num_candidates=1"};
     bench_top t;
+    top_start(&t, ranking_gin, one, 1);
+    check_cuts(&t.session, 6);
+    top_close(&t);
     top_start(&t, ranking_gin, many, 1);
     check_cuts(&t.session, 6);
     top_close(&t);
@@ -130,6 +135,18 @@ TEST(scorer_equals_a_pass) {
 }
 
 /* Bits: a probability for each signal, by its name. */
+/* A model of a single action has one class, however wide its head is. */
+TEST(scorer_columns_of_one_action) {
+    bench_top t;
+    score_columns c;
+    top_start(&t, ranking_gin, NULL, 0);
+    t.session.limits.n_actions = 1;
+    CHECK_OK(score_columns_init(&c, &t.session));
+    CHECK(c.width == 5 && c.n_classes == 1 && c.n == 2);
+    score_columns_fini(&c);
+    top_close(&t);
+}
+
 TEST(scorer_gives_signals_their_names) {
     static const char *const set[] = {"RankingArgs.prediction_head_arch=[8,3]",
                                       "RankingArgs.num_tasks=3"};

@@ -472,3 +472,24 @@ TEST(snapshot_of_ranks_keeps_the_sketch_of_each) {
     }
     test_real_backend_end(be);
 }
+
+/* Keys that left in a later step are still to be told. */
+TEST(snapshot_forgets_only_keys_that_left_before) {
+    embed_gone gone[] = {{10, 5}, {11, 4}, {12, 6}};
+    embed_table t = {.gone = gone, .n_gone = 3};
+    embed_forget_left(&t, 5);
+    CHECK(t.n_gone == 2 && gone[0].key == 10 && gone[1].key == 12);
+}
+
+TEST(snapshot_shape_of_a_dump_of_one_column) {
+    int32_t dim;
+    int64_t n;
+    row_opt opt;
+    const char zeros[16] = {0};
+    write_bytes(test_folder(), "t_emb_keys.rank_0.world_size_1", zeros, 16);
+    write_bytes(test_folder(), "t_emb_values.rank_0.world_size_1", zeros, 8);
+    CHECK_OK(embed_dump_shape(test_folder(), "t", &dim, &opt, &n));
+    CHECK(dim == 1 && n == 2 && opt == ROW_SGD);
+    write_bytes(test_folder(), "t_emb_values.rank_0.world_size_1", zeros, 4);
+    CHECK_FAILS(embed_dump_shape(test_folder(), "t", &dim, &opt, &n), ERR_FORMAT, "are no rows");
+}
