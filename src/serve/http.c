@@ -1,4 +1,4 @@
-/* The one file that knows libmicrohttpd.
+/* An HTTP server on libmicrohttpd, which only this file, http_peers.c and http_stream.c know.
  *
  * Each thread of the server is a daemon of its own on a listening socket of its own; the kernel
  * spreads connections over them.  An exchange whose handler returns without an answer is suspended;
@@ -11,12 +11,8 @@
 
 #ifdef HSTU_HAS_MICROHTTPD
 #include <arpa/inet.h>
-#include <errno.h>
-#include <microhttpd.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,203 +21,12 @@
 #include "base/clock.h"
 #include "base/machine.h"
 #include "base/mem.h"
-#include "serve/http_listen.h"
+#include "serve/http_int.h"
 
-enum {
-    CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
-    MAX_ANSWER_HEADERS = 8,
-    HEADER_VALUE_BYTES = 320,
-    REAP_MS = 100,
-    STREAM_BYTES = 256 << 10 /* unread, at most */
-};
-
-/* What a connection is doing, for the reaper. */
-typedef enum { READS_HEADER, READS_BODY, IS_IDLE, IS_HANDLED } phase;
-
-/* One connection, from accept to close. */
-typedef struct peer {
-    struct peer *next, *previous;
-    int fd;
-    phase at;
-    uint64_t since_ns; /* when the phase began */
-    bool is_shut;
-} peer;
-
-typedef struct answer_header {
-    const char *name; /* a constant */
-    char value[HEADER_VALUE_BYTES];
-} answer_header;
-
-struct http_exchange {
-    http_server *server;
-    struct MHD_Connection *connection;
-    peer *from;
-    const char *method, *path;
-    buf body;
-    uint64_t arrived_ns;
-    bool is_whole;     /* the handler has it */
-    bool is_suspended; /* nobody of the server looks at it */
-    bool is_answered;
-    void (*then)(void *ctx, http_exchange *x); /* answers it, or NULL */
-    void *then_ctx;
-    bool is_refused; /* over a limit: the rest of its bytes is thrown away */
-    int code;
-    const char *type;
-    answer_header header[MAX_ANSWER_HEADERS];
-    int n_headers;
-    buf answer;
-    http_stream *stream;
-};
-
-/* Shared by its writer and libmicrohttpd; the last one to leave frees it. */
-struct http_stream {
-    pthread_mutex_t lock;
-    struct MHD_Connection *connection;
-    buf waiting;
-    size_t taken; /* of waiting, sent already */
-    bool is_suspended, is_closed, is_gone;
-};
-
-struct http_server {
-    http_settings set;
-    struct MHD_Daemon *daemon[HTTP_MAX_THREADS];
-    http_sockets at;
-    int n_daemons;
-    pthread_mutex_t lock;
-    peer peers; /* head of a ring */
-    int64_t n_open, n_accepted, n_unanswered;
-    bool is_closing; /* answers close their connections */
-    bool has_reaper, is_stopping;
-    pthread_cond_t wake;
-    pthread_t reaper;
-};
+enum { CONNECTION_BYTES = 32 << 10 }; /* read buffer and headers of a connection */
 
 const char *http_library_version(void) {
     return MHD_get_version();
-}
-
-static void set_phase(http_server *h, peer *p, phase at) {
-    pthread_mutex_lock(&h->lock);
-    p->at = at;
-    p->since_ns = clock_ns();
-    pthread_mutex_unlock(&h->lock);
-}
-
-/* Writes an error past libmicrohttpd, which has no way to answer a request that is not whole, and
- * ends the connection.  Under the lock: the closing notice takes it, so fd is open. */
-static void refuse_at_socket(peer *p, int code, const char *words, const char *remedy) {
-    char text[512], body[256];
-    int n_body = snprintf(body, sizeof body, "{\"error\":\"%s\"}\n", remedy);
-    int n = snprintf(text, sizeof text,
-                     "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-                     "Connection: close\r\n\r\n%s",
-                     code, words, n_body, body);
-    if (p->is_shut) return;
-    p->is_shut = true;
-    if (send(p->fd, text, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) errno = 0;
-    shutdown(p->fd, SHUT_RDWR);
-}
-
-/* The deadlines of a connection; 0: it is in time, else the code that refuses it. */
-static int overdue(const http_settings *s, const peer *p, uint64_t now) {
-    uint64_t ms = (now - p->since_ns) / 1000000;
-    if (p->is_shut) return 0;
-    if (p->at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
-    if (p->at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
-    return p->at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
-}
-
-static void reap(http_server *h) {
-    int n_late = 0;
-    pthread_mutex_lock(&h->lock);
-    uint64_t now = clock_ns(); /* under the lock: no phase began after it */
-    for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
-        int code = overdue(&h->set, p, now);
-        if (code == 408)
-            refuse_at_socket(p, 408, "Request Timeout",
-                             "the request took too long to arrive; send it at once");
-        if (code == -1) {
-            p->is_shut = true;
-            shutdown(p->fd, SHUT_RDWR);
-        }
-        n_late += code == 408;
-    }
-    pthread_mutex_unlock(&h->lock);
-    for (int i = 0; i < n_late && h->set.refused != NULL; i++)
-        h->set.refused(h->set.ctx, 408);
-}
-
-static void *run_reaper(void *context) {
-    http_server *h = context;
-    pthread_mutex_lock(&h->lock);
-    while (!h->is_stopping) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += REAP_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        pthread_cond_timedwait(&h->wake, &h->lock, &until);
-        pthread_mutex_unlock(&h->lock);
-        reap(h);
-        pthread_mutex_lock(&h->lock);
-    }
-    pthread_mutex_unlock(&h->lock);
-    return NULL;
-}
-
-/* A connection was accepted or is about to be closed.  Without memory for its record it is not
- * watched, and refused when its first request arrives. */
-static void on_connection(void *context, struct MHD_Connection *c, void **socket_context,
-                          enum MHD_ConnectionNotificationCode what) {
-    http_server *h = context;
-    peer *p = *socket_context;
-    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        if (MEM_NEW(&p, 1) != OK) return;
-        p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-        p->since_ns = clock_ns();
-        int yes = 1;
-        setsockopt(p->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-        *socket_context = p;
-    }
-    if (p == NULL) return;
-    bool is_start = what == MHD_CONNECTION_NOTIFY_STARTED;
-    pthread_mutex_lock(&h->lock);
-    peer *after = is_start ? h->peers.previous : p->previous;
-    if (is_start) {
-        p->previous = after;
-        p->next = &h->peers;
-    }
-    after->next = is_start ? p : p->next;
-    (is_start ? &h->peers : p->next)->previous = is_start ? p : after;
-    h->n_open += is_start ? 1 : -1;
-    h->n_accepted += is_start;
-    pthread_mutex_unlock(&h->lock);
-    if (is_start) return;
-    *socket_context = NULL;
-    mem_free(p);
-}
-
-static peer *peer_of(struct MHD_Connection *c) {
-    const union MHD_ConnectionInfo *i =
-        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    return i != NULL ? i->socket_context : NULL;
-}
-
-/* The request line has arrived: from here on the headers of a connection that was idle have their
- * own deadline. */
-static void *on_request_line(void *context, const char *uri, struct MHD_Connection *c) {
-    http_server *h = context;
-    peer *p = peer_of(c);
-    (void)uri;
-    if (p != NULL) {
-        pthread_mutex_lock(&h->lock);
-        if (p->at == IS_IDLE) {
-            p->at = READS_HEADER;
-            p->since_ns = clock_ns();
-        }
-        pthread_mutex_unlock(&h->lock);
-    }
-    return NULL;
 }
 
 /* Paths and parameters stay as they were sent; http_decode decodes a part of a path at a time. */
@@ -281,8 +86,7 @@ void http_set_header(http_exchange *x, const char *name, const char *value) {
     snprintf(h->value, sizeof h->value, "%s", value);
 }
 
-/* Marks the exchange answered, and lets the server's thread go on with it. */
-static void finish_answer(http_exchange *x) {
+void http_finish_answer(http_exchange *x) {
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
     h->n_unanswered--;
@@ -297,7 +101,7 @@ void http_respond(http_exchange *x, int code, const char *type, buf *body) {
     x->type = type;
     x->answer = *body;
     buf_init(body);
-    finish_answer(x);
+    http_finish_answer(x);
 }
 
 void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx) {
@@ -310,88 +114,10 @@ void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), vo
     pthread_mutex_unlock(&h->lock);
 }
 
-static void stream_free(http_stream *s) {
-    pthread_mutex_destroy(&s->lock);
-    buf_fini(&s->waiting);
-    mem_free(s);
-}
-
-http_stream *http_respond_stream(http_exchange *x, const char *type) {
-    http_stream *s;
-    buf none;
-    buf_init(&none);
-    if (MEM_NEW(&s, 1) != OK) {
-        http_respond(x, 503, "application/json", &none);
-        return NULL;
-    }
-    pthread_mutex_init(&s->lock, NULL);
-    s->connection = x->connection;
-    x->stream = s;
-    x->code = 200;
-    x->type = type;
-    finish_answer(x);
-    return s;
-}
-
-/* Waits for more where there is none: the connection sleeps until a write resumes it. */
-static ssize_t stream_read(void *context, uint64_t position, char *out, size_t max) {
-    http_stream *s = context;
-    (void)position;
-    pthread_mutex_lock(&s->lock);
-    size_t n = s->waiting.n_bytes - s->taken;
-    if (n > max) n = max;
-    if (n > 0) memcpy(out, s->waiting.data + s->taken, n);
-    s->taken += n;
-    if (s->taken == s->waiting.n_bytes) {
-        buf_clear(&s->waiting);
-        s->taken = 0;
-    }
-    bool is_end = n == 0 && s->is_closed;
-    if (n == 0 && !is_end) {
-        s->is_suspended = true;
-        MHD_suspend_connection(s->connection);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return is_end ? MHD_CONTENT_READER_END_OF_STREAM : (ssize_t)n;
-}
-
-static void stream_leave(void *context) {
-    http_stream *s = context;
-    pthread_mutex_lock(&s->lock);
-    bool is_last = s->is_closed;
-    s->is_gone = true;
-    pthread_mutex_unlock(&s->lock);
-    if (is_last) stream_free(s);
-}
-
-static void stream_resume(http_stream *s) {
-    if (s->is_suspended) MHD_resume_connection(s->connection);
-    s->is_suspended = false;
-}
-
-bool http_stream_write(http_stream *s, const char *text, size_t n) {
-    pthread_mutex_lock(&s->lock);
-    bool is_good = !s->is_gone && s->waiting.n_bytes - s->taken + n <= STREAM_BYTES &&
-                   buf_append(&s->waiting, text, n) == OK;
-    if (is_good) stream_resume(s);
-    pthread_mutex_unlock(&s->lock);
-    return is_good;
-}
-
-void http_stream_close(http_stream *s) {
-    if (s == NULL) return;
-    pthread_mutex_lock(&s->lock);
-    bool is_last = s->is_gone;
-    s->is_closed = true;
-    if (!is_last) stream_resume(s);
-    pthread_mutex_unlock(&s->lock);
-    if (is_last) stream_free(s);
-}
-
 static struct MHD_Response *make_response(http_exchange *x) {
     if (x->stream != NULL) {
         struct MHD_Response *s = MHD_create_response_from_callback(
-            MHD_SIZE_UNKNOWN, 16 << 10, stream_read, x->stream, stream_leave);
+            MHD_SIZE_UNKNOWN, 16 << 10, http_stream_read, x->stream, http_stream_leave);
         if (s != NULL) x->stream = NULL; /* its share is the response's now */
         return s;
     }
@@ -440,7 +166,7 @@ static enum MHD_Result begin_request(http_exchange *x) {
     const char *length = http_header(x, "Content-Length");
     size_t n_header = strlen(x->path) + strlen(x->method);
     char why[160];
-    set_phase(h, x->from, READS_BODY);
+    http_set_phase(h, x->from, READS_BODY);
     MHD_get_connection_values(x->connection, MHD_HEADER_KIND, add_length, &n_header);
     if (n_header > h->set.max_header_bytes) {
         snprintf(why, sizeof why, "the headers have more than %zu bytes", h->set.max_header_bytes);
@@ -463,9 +189,10 @@ static void add_body(http_exchange *x, const char *bytes, size_t n) {
     x->is_refused = true;
     pthread_mutex_lock(&h->lock);
     if (is_long)
-        refuse_at_socket(x->from, 413, "Content Too Large", "the body is too long; send less");
+        http_refuse_at_socket(x->from, 413, "Content Too Large", "the body is too long; send less");
     else
-        refuse_at_socket(x->from, 503, "Service Unavailable", "out of memory; try again later");
+        http_refuse_at_socket(x->from, 503, "Service Unavailable",
+                              "out of memory; try again later");
     pthread_mutex_unlock(&h->lock);
     if (h->set.refused != NULL) h->set.refused(h->set.ctx, is_long ? 413 : 503);
 }
@@ -508,7 +235,7 @@ static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const 
     http_exchange *x = *request;
     (void)version;
     if (x == NULL) {
-        peer *p = peer_of(c);
+        peer *p = http_peer_of(c);
         if (p == NULL || MEM_NEW(&x, 1) != OK) return MHD_NO;
         *x = (http_exchange){.server = h,
                              .connection = c,
@@ -536,8 +263,8 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     if (x == NULL) return;
     /* A client that went away while it waited: what holds the exchange must still let go of it. */
     if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx, x);
-    if (x->stream != NULL) stream_leave(x->stream);
-    set_phase(h, x->from, IS_IDLE);
+    if (x->stream != NULL) http_stream_leave(x->stream);
+    http_set_phase(h, x->from, IS_IDLE);
     buf_fini(&x->body);
     buf_fini(&x->answer);
     mem_free(x);
@@ -557,11 +284,12 @@ static status start_daemon(http_server *h, int i) {
     h->daemon[i] = MHD_start_daemon(
         flags, (uint16_t)h->at.port, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER,
         say_nothing, NULL, MHD_OPTION_LISTEN_SOCKET, h->at.fd[i], MHD_OPTION_NOTIFY_COMPLETED,
-        on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
-        MHD_OPTION_URI_LOG_CALLBACK, on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes,
-        NULL, MHD_OPTION_CONNECTION_LIMIT, (unsigned)(s->max_connections / h->n_daemons + 1),
-        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)(s->max_per_address / h->n_daemons + 1),
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+        on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, h,
+        MHD_OPTION_URI_LOG_CALLBACK, http_on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK,
+        keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)(s->max_connections / h->n_daemons + 1), MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+        (unsigned)(s->max_per_address / h->n_daemons + 1), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)CONNECTION_BYTES,
 #if MHD_VERSION >= 0x00097600
         MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1,
 #else
@@ -586,7 +314,7 @@ static status start(http_server *h) {
     TRY(http_listen(&h->at, h->set.host, h->set.port, h->n_daemons));
     for (int i = 0; i < h->n_daemons; i++)
         TRY(start_daemon(h, i));
-    if (pthread_create(&h->reaper, NULL, run_reaper, h) != 0)
+    if (pthread_create(&h->reaper, NULL, http_reap, h) != 0)
         return fail(ERR_IO, "a thread cannot be started");
     h->has_reaper = true;
     return OK;

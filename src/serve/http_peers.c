@@ -1,0 +1,141 @@
+/* The connections of an HTTP server: who is connected, what each one is doing since when, and the
+ * reaper that ends those whose deadlines have passed. */
+#include "serve/http.h"
+
+#ifdef HSTU_HAS_MICROHTTPD
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "serve/http_int.h"
+
+enum { REAP_MS = 100 };
+
+void http_set_phase(http_server *h, peer *p, phase at) {
+    pthread_mutex_lock(&h->lock);
+    p->at = at;
+    p->since_ns = clock_ns();
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Writes an error past libmicrohttpd, which has no way to answer a request that is not whole, and
+ * ends the connection.  Under the lock: the closing notice takes it, so fd is open. */
+void http_refuse_at_socket(peer *p, int code, const char *words, const char *remedy) {
+    char text[512], body[256];
+    int n_body = snprintf(body, sizeof body, "{\"error\":\"%s\"}\n", remedy);
+    int n = snprintf(text, sizeof text,
+                     "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+                     "Connection: close\r\n\r\n%s",
+                     code, words, n_body, body);
+    if (p->is_shut) return;
+    p->is_shut = true;
+    if (send(p->fd, text, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) errno = 0;
+    shutdown(p->fd, SHUT_RDWR);
+}
+
+/* The deadlines of a connection; 0: it is in time, else the code that refuses it. */
+static int overdue(const http_settings *s, const peer *p, uint64_t now) {
+    uint64_t ms = (now - p->since_ns) / 1000000;
+    if (p->is_shut) return 0;
+    if (p->at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
+    if (p->at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
+    return p->at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
+}
+
+static void reap(http_server *h) {
+    int n_late = 0;
+    pthread_mutex_lock(&h->lock);
+    uint64_t now = clock_ns(); /* under the lock: no phase began after it */
+    for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
+        int code = overdue(&h->set, p, now);
+        if (code == 408)
+            http_refuse_at_socket(p, 408, "Request Timeout",
+                                  "the request took too long to arrive; send it at once");
+        if (code == -1) {
+            p->is_shut = true;
+            shutdown(p->fd, SHUT_RDWR);
+        }
+        n_late += code == 408;
+    }
+    pthread_mutex_unlock(&h->lock);
+    for (int i = 0; i < n_late && h->set.refused != NULL; i++)
+        h->set.refused(h->set.ctx, 408);
+}
+
+void *http_reap(void *context) {
+    http_server *h = context;
+    pthread_mutex_lock(&h->lock);
+    while (!h->is_stopping) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += REAP_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        pthread_cond_timedwait(&h->wake, &h->lock, &until);
+        pthread_mutex_unlock(&h->lock);
+        reap(h);
+        pthread_mutex_lock(&h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+/* A connection was accepted or is about to be closed.  Without memory for its record it is not
+ * watched, and refused when its first request arrives. */
+void http_on_connection(void *context, struct MHD_Connection *c, void **socket_context,
+                        enum MHD_ConnectionNotificationCode what) {
+    http_server *h = context;
+    peer *p = *socket_context;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        if (MEM_NEW(&p, 1) != OK) return;
+        p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        p->since_ns = clock_ns();
+        int yes = 1;
+        setsockopt(p->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        *socket_context = p;
+    }
+    if (p == NULL) return;
+    bool is_start = what == MHD_CONNECTION_NOTIFY_STARTED;
+    pthread_mutex_lock(&h->lock);
+    peer *after = is_start ? h->peers.previous : p->previous;
+    if (is_start) {
+        p->previous = after;
+        p->next = &h->peers;
+    }
+    after->next = is_start ? p : p->next;
+    (is_start ? &h->peers : p->next)->previous = is_start ? p : after;
+    h->n_open += is_start ? 1 : -1;
+    h->n_accepted += is_start;
+    pthread_mutex_unlock(&h->lock);
+    if (is_start) return;
+    *socket_context = NULL;
+    mem_free(p);
+}
+
+peer *http_peer_of(struct MHD_Connection *c) {
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return i != NULL ? i->socket_context : NULL;
+}
+
+/* The request line has arrived: from here on the headers of a connection that was idle have their
+ * own deadline. */
+void *http_on_request_line(void *context, const char *uri, struct MHD_Connection *c) {
+    http_server *h = context;
+    peer *p = http_peer_of(c);
+    (void)uri;
+    if (p != NULL) {
+        pthread_mutex_lock(&h->lock);
+        if (p->at == IS_IDLE) {
+            p->at = READS_HEADER;
+            p->since_ns = clock_ns();
+        }
+        pthread_mutex_unlock(&h->lock);
+    }
+    return NULL;
+}
+#endif
