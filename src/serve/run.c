@@ -27,6 +27,21 @@ int32_t run_tokens(const job *j) {
     return j->n_tokens + n + 1;
 }
 
+/* Memory of the backend until the next call; what is in it is lost where it grows. */
+static status backend_room(served *m, size_t bytes, void **out) {
+    backend *be = m->compute.be;
+    *out = NULL;
+    if (bytes > m->room_bytes) {
+        if (m->room != NULL) be->ops->release(be, m->room);
+        m->room = NULL;
+        m->room_bytes = 0;
+        TRY(be->ops->alloc(be, &m->room, bytes));
+        m->room_bytes = bytes;
+    }
+    *out = m->room;
+    return OK;
+}
+
 static void stop_watch(uint64_t *start, uint64_t *sum) {
     uint64_t now = clock_ns();
     *sum += now - *start;
@@ -127,11 +142,13 @@ static status score_rows(run *r, const void *query, const int32_t *row, int32_t 
     backend *be = r->m->compute.be;
     const item_table *t = &r->m->table;
     int32_t dim = t->dim, *best;
-    float *score, *rows;
+    float *score;
+    void *room;
     TRY(ARENA_NEW(&r->arena, &best, RANK_PART));
     TRY(ARENA_NEW(&r->arena, &score, RANK_PART));
     int32_t most = n < RANK_PART ? n : RANK_PART;
-    TRY(be->ops->alloc(be, (void **)&rows, (size_t)most * (size_t)dim * sizeof *rows));
+    TRY(backend_room(r->m, (size_t)most * (size_t)dim * sizeof(float), &room));
+    float *rows = room;
     status st = OK;
     for (int32_t first = 0; first < n && st == OK; first += most) {
         int32_t count = n - first < most ? n - first : most;
@@ -151,7 +168,6 @@ static status score_rows(run *r, const void *query, const int32_t *row, int32_t 
         for (int32_t i = 0; i < count && st == OK; i++)
             if (best[i] >= 0) out[first + best[i]] = score[i];
     }
-    be->ops->release(be, rows);
     return st;
 }
 
@@ -280,7 +296,7 @@ static status search_catalogue(run *r, const void *encoded) {
     search s = {0};
     int32_t *best;
     float *score;
-    char *memory;
+    void *room;
     TRY(collect_searches(r, &s));
     if (s.n == 0) return OK;
     if (s.k > t->items.n) s.k = t->items.n;
@@ -289,7 +305,8 @@ static status search_catalogue(run *r, const void *encoded) {
     size_t query_bytes = ((size_t)s.n * (size_t)t->dim * act_bytes(be->act) + 63) / 64 * 64;
     size_t offset_bytes = ((size_t)(s.n + 1) * sizeof *s.offsets + 63) / 64 * 64;
     size_t seen_bytes = (size_t)s.n_seen * sizeof *s.seen;
-    TRY(be->ops->alloc(be, (void **)&memory, query_bytes + offset_bytes + seen_bytes));
+    TRY(backend_room(r->m, query_bytes + offset_bytes + seen_bytes, &room));
+    char *memory = room;
     rank_args a = {.n_queries = s.n,
                    .dim = t->dim,
                    .n_corpus = t->items.n,
@@ -310,7 +327,6 @@ static status search_catalogue(run *r, const void *encoded) {
     if (st == OK && seen_bytes > 0)
         st = be->ops->copy_in(be, memory + query_bytes + offset_bytes, s.seen, seen_bytes);
     if (st == OK) st = be->ops->rank(be, &a);
-    be->ops->release(be, memory);
     return st == OK ? answer_searches(r, &s, best, score) : st;
 }
 
@@ -501,8 +517,8 @@ static status run_ranking(run *r) {
 status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
-    uint64_t n_evicted = m->cache != NULL ? kv_cache_count(m->cache).n_evicted : 0;
     arena_init(&r.arena, 1 << 16);
+    uint64_t n_evicted = m->cache != NULL ? kv_cache_count(m->cache).n_evicted : 0;
     if (m->cache != NULL) kv_cache_tick(m->cache);
     status st = begin_leases(&r);
     if (st == OK) st = m->is_ranking ? run_ranking(&r) : run_retrieval(&r);

@@ -183,6 +183,7 @@ void served_keep(served *m) {
 
 void served_drop(served *m) {
     if (m == NULL || atomic_fetch_sub(&m->refs, 1) > 1) return;
+    if (m->room != NULL) m->compute.be->ops->release(m->compute.be, m->room);
     pass_destroy(m->pass);
     kv_cache_destroy(m->cache);
     kv_store_fini(&m->store);
