@@ -29,7 +29,9 @@ typedef struct job {
     const char *folder; /* of the data */
     int n_threads;
     train_options options;
-    bool is_as_gpu;         /* sums are made as on a GPU in deterministic mode */
+    bool is_as_gpu; /* sums are made as on a GPU in deterministic mode, and all ranks have
+                       all rows of dynamic tables */
+    bool has_bf16_wire;
     int kill_rank, kill_ms; /* which rank dies after so many milliseconds; -1: none */
 } job;
 
@@ -46,6 +48,11 @@ static status train_rank(const job *j, transport *t) {
     comm *c = NULL;
     status st = top_open_on(&top, j->folder, j->gin, j->set, j->n_set, j->n_threads);
     if (st == OK && t != NULL) st = comm_create_host(&c, top.be, t);
+    if (st == OK && c != NULL && !j->is_as_gpu) {
+        session_close(&top.session);
+        session_ranks ranks = {.data = c, .has_bf16_wire = j->has_bf16_wire};
+        st = session_open_ranks(&top.session, top.config, top.data, top.be, &ranks);
+    }
     top.session.comm = c;
     top.session.has_fixed_leaves = j->is_as_gpu;
     if (st == OK) st = trainer_run(&top.session, &j->options);

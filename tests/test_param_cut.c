@@ -63,7 +63,7 @@ static status place_open(place *p, const char *gin, const char *set, transport *
     session_ranks ranks = {.data = p->world};
     if (st == OK && tensor > 1) {
         st = rank_grid_create(&p->grid, t, top->be, tensor);
-        ranks = (session_ranks){p->grid.data, p->grid.tensor, p->world};
+        ranks = (session_ranks){.data = p->grid.data, .tensor = p->grid.tensor, .world = p->world};
     }
     if (st == OK) st = session_open_ranks(&top->session, top->config, top->data, top->be, &ranks);
     return st;

@@ -33,7 +33,7 @@
 typedef struct train_args {
     const char *file, *task, *data, *device, *init_from, *new_items;
     bool is_deterministic;
-    const char *nccl;
+    const char *nccl, *wire;
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
@@ -271,11 +271,16 @@ static status join_test(train_args *args, const config *c, work *w) {
     return OK;
 }
 
+static bool has_bf16_wire(const train_args *args) {
+    return args->wire != NULL && strcmp(args->wire, "bfloat16") == 0;
+}
+
 /* A rank with another program, config or data would not notice it otherwise. */
 static status agree(const train_args *args, const config *c, const session *s) {
     rank_facts f = rank_facts_here();
     const train_options *o = &args->options;
-    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch};
+    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch,
+                               has_bf16_wire(args)};
     buf text;
     if (args->ranks == NULL) return OK;
     buf_init(&text);
@@ -322,10 +327,12 @@ static void tell_groups(const rank_grid *grid, const config *c) {
              (long long)(c->network.n_heads / tensor), (long long)c->network.n_heads);
 }
 
-static status open_session(session *s, const config *c, work *w, const rank_grid *grid) {
+static status open_session(session *s, const train_args *args, const config *c, work *w,
+                           const rank_grid *grid) {
     session_ranks ranks = {.data = w->comm};
     if (grid->tensor != NULL)
         ranks = (session_ranks){.data = grid->data, .tensor = grid->tensor, .world = w->comm};
+    ranks.has_bf16_wire = has_bf16_wire(args);
     TRY(session_open_ranks(s, c, work_data(w), w->be, &ranks));
     tell_groups(grid, c);
     return OK;
@@ -344,7 +351,7 @@ static status train(train_args *args, config *c) {
     status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
     if (st == OK) st = join_test(args, c, &w);
     if (st == OK) st = open_groups(&grid, args, c, &w);
-    if (st == OK) st = open_session(&s, c, &w, &grid);
+    if (st == OK) st = open_session(&s, args, c, &w, &grid);
     if (st == OK) st = agree(args, c, &s);
     if (st == OK) {
         args->options.observer = observe;
@@ -427,6 +434,8 @@ static status check_args(const train_args *args, const config *c) {
         return fail(ERR_USAGE, "--new-items %.40s: the choices are init and mean", args->new_items);
     if (args->new_items != NULL && !has_start(c))
         return fail(ERR_USAGE, "--new-items is for runs that start from another: --init-from RUN");
+    if (args->wire != NULL && strcmp(args->wire, "float32") != 0 && !has_bf16_wire(args))
+        return fail(ERR_USAGE, "--wire %.40s: the choices are float32 and bfloat16", args->wire);
     if (o->n_epochs > 0 && o->max_steps > 0)
         return fail(ERR_USAGE, "--epochs and --max-iters both say how long; give one of them");
     return OK;
@@ -554,6 +563,11 @@ status cmd_train(int argc, char **argv) {
          "bits; docs/distributed.md.",
          1, 64},
         {"--nccl", ARG_TEXT, &args.nccl, "PATH", WORK_NCCL, 0, 0},
+        {"--wire", ARG_TEXT, &args.wire, "TYPE",
+         "How rows of dynamic tables and their gradients travel between ranks of the CPU: float32 "
+         "(the default, exact) or bfloat16 (half the bytes; the result then depends on the number "
+         "of ranks).",
+         0, 0},
         {"--deterministic", ARG_FLAG, &args.is_deterministic, NULL,
          "On a GPU: the same bits in every run, resumed ones included; with --ranks 1, 2, 4 or 8 "
          "the same on each of these numbers, which is slower (the CPU always does all that).",

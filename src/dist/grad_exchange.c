@@ -11,7 +11,7 @@
 
 enum { BLOCK = 1 << 14 };
 
-static status reserve(grad_buffer *b, int64_t bytes) {
+status grad_buffer_reserve(grad_buffer *b, int64_t bytes) {
     if ((size_t)bytes <= b->bytes && b->memory != NULL) return OK;
     mem_free(b->memory);
     *b = (grad_buffer){0};
@@ -28,7 +28,7 @@ static int64_t slice_count(int64_t n, int r, int size) {
     return slice_first(n, r + 1, size) - slice_first(n, r, size);
 }
 
-static status all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
+status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
     all_to_all_args a = {.row_bytes = row_bytes,
                          .n_send = g->n_send,
                          .n_receive = g->n_receive,
@@ -60,8 +60,8 @@ static void list_values(const grad_sum *g, float *got, int64_t n, float **value)
 
 static status send_slices(grad_sum *g, int part, int64_t n) {
     int64_t own = slice_count(n, g->rank, g->size);
-    TRY(reserve(&g->pack, g->present[g->rank] * n * (int64_t)sizeof(float)));
-    TRY(reserve(&g->got, sum_of(g->present, g->size) * own * (int64_t)sizeof(float)));
+    TRY(grad_buffer_reserve(&g->pack, g->present[g->rank] * n * (int64_t)sizeof(float)));
+    TRY(grad_buffer_reserve(&g->got, sum_of(g->present, g->size) * own * (int64_t)sizeof(float)));
     float *to = (float *)g->pack.memory;
     for (int r = 0; r < g->size; r++) {
         int64_t first = slice_first(n, r, g->size), count = slice_count(n, r, g->size);
@@ -73,7 +73,7 @@ static status send_slices(grad_sum *g, int part, int64_t n) {
             to += count;
         }
     }
-    return all_to_all(g, sizeof(float), g->pack.memory, g->got.memory);
+    return grad_all_to_all(g, sizeof(float), g->pack.memory, g->got.memory);
 }
 
 typedef struct sum_job {
@@ -109,8 +109,8 @@ static int64_t count_marks(const uint8_t *marks, int64_t first, int64_t n) {
 static status exchange_counts(grad_sum *g, int part) {
     const grad_part *p = &g->part[part];
     int64_t own = g->present[g->rank], n = sum_of(g->present, g->size);
-    TRY(reserve(&g->counts, own * g->size * (int64_t)sizeof(int64_t)));
-    TRY(reserve(&g->got_counts, n * (int64_t)sizeof(int64_t)));
+    TRY(grad_buffer_reserve(&g->counts, own * g->size * (int64_t)sizeof(int64_t)));
+    TRY(grad_buffer_reserve(&g->got_counts, n * (int64_t)sizeof(int64_t)));
     int64_t *to = (int64_t *)g->counts.memory;
     for (int r = 0; r < g->size; r++) {
         int64_t first = slice_first(p->n_rows, r, g->size);
@@ -121,7 +121,7 @@ static status exchange_counts(grad_sum *g, int part) {
                 *to++ = count_marks(grad_node_marks(g, &g->open[i], part), first,
                                     slice_count(p->n_rows, r, g->size));
     }
-    return all_to_all(g, sizeof(int64_t), g->counts.memory, g->got_counts.memory);
+    return grad_all_to_all(g, sizeof(int64_t), g->counts.memory, g->got_counts.memory);
 }
 
 /* Numbers and values of the marked rows of a node, first .. first + n - 1; the marks go, and what
@@ -154,18 +154,18 @@ static status exchange_rows(grad_sum *g, int part) {
         got += g->present[r];
     }
     int64_t n_out = sum_of(g->n_send, g->size), n_in = sum_of(g->n_receive, g->size);
-    TRY(reserve(&g->ids, n_out * (int64_t)sizeof(int32_t)));
-    TRY(reserve(&g->pack, n_out * row_bytes));
-    TRY(reserve(&g->got_ids, n_in * (int64_t)sizeof(int32_t)));
-    TRY(reserve(&g->got, n_in * row_bytes));
+    TRY(grad_buffer_reserve(&g->ids, n_out * (int64_t)sizeof(int32_t)));
+    TRY(grad_buffer_reserve(&g->pack, n_out * row_bytes));
+    TRY(grad_buffer_reserve(&g->got_ids, n_in * (int64_t)sizeof(int32_t)));
+    TRY(grad_buffer_reserve(&g->got, n_in * row_bytes));
     for (int r = 0; r < g->size; r++)
         for (int i = 0; i < g->n_open; i++)
             if (!g->open[i].is_absent)
                 at += pack_rows(g, &g->open[i], part, slice_first(p->n_rows, r, g->size),
                                 slice_count(p->n_rows, r, g->size), (int32_t *)g->ids.memory + at,
                                 (float *)g->pack.memory + at * p->dim);
-    TRY(all_to_all(g, sizeof(int32_t), g->ids.memory, g->got_ids.memory));
-    return all_to_all(g, row_bytes, g->pack.memory, g->got.memory);
+    TRY(grad_all_to_all(g, sizeof(int32_t), g->ids.memory, g->got_ids.memory));
+    return grad_all_to_all(g, row_bytes, g->pack.memory, g->got.memory);
 }
 
 /* A node's list of rows, while lists are merged. */
@@ -200,8 +200,8 @@ static status merge_rows(grad_sum *g, const grad_part *p, int64_t *n) {
     int64_t most = sum_of(g->n_receive, g->size), own = slice_count(p->n_rows, g->rank, g->size);
     size_t row_bytes = (size_t)p->dim * sizeof(float);
     if (own < most) most = own;
-    TRY(reserve(&g->result_ids, most * (int64_t)sizeof(int32_t)));
-    TRY(reserve(&g->result, most * (int64_t)row_bytes));
+    TRY(grad_buffer_reserve(&g->result_ids, most * (int64_t)sizeof(int32_t)));
+    TRY(grad_buffer_reserve(&g->result, most * (int64_t)row_bytes));
     list_rows(g, p, list);
     for (*n = 0;; (*n)++) {
         int32_t row = next_row(g, list);
@@ -230,8 +230,8 @@ static status exchange_marked(grad_sum *g, int part) {
     TRY(all_gather(g, sizeof n, &n, g->n_receive));
     memcpy(g->n_rows, g->n_receive, (size_t)g->size * sizeof *g->n_rows);
     int64_t all = sum_of(g->n_rows, g->size);
-    TRY(reserve(&g->got_ids, all * (int64_t)sizeof(int32_t)));
-    TRY(reserve(&g->got, all * row_bytes));
+    TRY(grad_buffer_reserve(&g->got_ids, all * (int64_t)sizeof(int32_t)));
+    TRY(grad_buffer_reserve(&g->got, all * row_bytes));
     TRY(all_gather(g, sizeof(int32_t), g->result_ids.memory, g->got_ids.memory));
     TRY(all_gather(g, row_bytes, g->result.memory, g->got.memory));
     const int32_t *id = (int32_t *)g->got_ids.memory;
@@ -274,7 +274,12 @@ static status exchange_losses(grad_sum *g, leaf_loss *out) {
 
 status grad_exchange(grad_sum *g, leaf_loss *out) {
     TRY(exchange_losses(g, out));
-    for (int i = 0; i < g->n_parts; i++)
-        TRY(g->part[i].marks == NULL ? exchange_dense(g, i) : exchange_marked(g, i));
+    for (int i = 0; i < g->n_parts; i++) {
+        const grad_part *p = &g->part[i];
+        if (p->dynamic != NULL && p->dynamic->held.rank != NULL)
+            TRY(grad_exchange_held(g, i));
+        else
+            TRY(p->marks == NULL ? exchange_dense(g, i) : exchange_marked(g, i));
+    }
     return OK;
 }

@@ -133,7 +133,7 @@ static void lay_tree(grad_sum *g) {
             bool is_absent = true;
             for (int leaf = node[i].first; leaf < node[i].first + node[i].n; leaf++)
                 is_absent = is_absent && g->is_absent[leaf];
-            g->tree[g->n_tree++] = (tree_node){node[i], is_absent};
+            g->tree[g->n_tree++] = (tree_node){node[i], r, is_absent};
             g->present[r] += !is_absent;
         }
     }
@@ -227,6 +227,7 @@ static status list_parts(grad_sum *g, model *m) {
     int n_params;
     const param *params = model_params(m, &n_params);
     dynamic_tables *tables = model_tables(m);
+    g->has_bf16_wire = tables->has_bf16_wire;
     param_range dense = model_dense_grads(m);
     TRY(MEM_NEW(&g->part, (size_t)(n_params + tables->n) + 1));
     add_part(g, (grad_part){.grad = dense.first, .n_rows = dense.n, .max_rows = dense.n, .dim = 1});

@@ -1,5 +1,5 @@
 /* Inside the sums of gradients: grad_sum.c keeps the nodes of a rank, grad_exchange.c completes the
- * tree over the ranks. */
+ * tree over the ranks, grad_rows.c for rows that ranks hold together. */
 #ifndef HSTU_DIST_GRAD_SUM_INT_H
 #define HSTU_DIST_GRAD_SUM_INT_H
 
@@ -12,8 +12,8 @@ typedef struct grad_part {
     int64_t n_rows, max_rows;
     int64_t n_before; /* rows of earlier batches of the step */
     int32_t dim;
-    uint8_t *marks;               /* (n_rows): rows that have a gradient; NULL: all do */
-    const dynamic_table *dynamic; /* whose n rows of the batch these are, or NULL */
+    uint8_t *marks;         /* (n_rows): rows that have a gradient; NULL: all do */
+    dynamic_table *dynamic; /* whose n rows of the batch these are, or NULL */
 } grad_part;
 
 /* Gradients put aside: of every part the values and, where it has marks, the marks. */
@@ -35,6 +35,7 @@ typedef struct open_node {
 /* A subtree of any rank. */
 typedef struct tree_node {
     leaf_node at;
+    int rank;
     bool is_absent;
 } tree_node;
 
@@ -64,6 +65,7 @@ struct grad_sum {
     int n_tree;       /* of these */
     int64_t *present; /* (size): nodes of each rank that are not absent */
     int64_t *n_send, *n_receive, *n_rows; /* (size) */
+    bool has_bf16_wire;                   /* of dynamic tables */
     grad_buffer pack, got, ids, got_ids, counts, got_counts, result, result_ids;
 };
 
@@ -87,6 +89,15 @@ void grad_device_free(grad_sum *g);
 /* Calls fn for blocks of 0..n-1 on the backend's threads. */
 typedef void (*grad_block_fn)(void *ctx, int64_t first, int64_t n);
 status grad_for_blocks(const grad_sum *g, int64_t n, int64_t block, grad_block_fn fn, void *ctx);
+
+status grad_buffer_reserve(grad_buffer *b, int64_t bytes);
+
+/* n_send rows of `from` to each rank, n_receive rows of each to `to`. */
+status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to);
+
+/* The tree over the ranks for rows of a dynamic table that ranks hold together: each row's sum goes
+ * to the rank that holds it, and to no other. */
+status grad_exchange_held(grad_sum *g, int part);
 
 /* Completes the tree over the ranks: from the open nodes to the model's gradients. */
 status grad_exchange(grad_sum *g, leaf_loss *out);

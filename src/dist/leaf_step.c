@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
+#include "nn/dynamic.h"
 
 struct leaf_step {
     session *s;
@@ -15,7 +16,9 @@ struct leaf_step {
     bool is_fixed;       /* a GPU's are, too */
     leaf_cut *cut;
     grad_sum *sum;
-    int64_t *words; /* (2), memory of the backend */
+    int64_t *words;                /* (2), memory of the backend */
+    uint8_t leaf_rank[MAX_LEAVES]; /* which rank has a leaf */
+    uint8_t *user_rank;            /* (train_batch): and a user of the batch */
     int64_t n_unlabelled;
     double cost_max, cost_mean;
     uint64_t busy_ns;
@@ -31,6 +34,12 @@ static status build(leaf_step *l) {
     session *s = l->s;
     int64_t n_events = (int64_t)s->train_batch * (s->max_history + s->max_targets);
     TRY(leaf_cut_create(&l->cut, l->n_leaves, s->train_batch, n_events, token_cost(s)));
+    TRY(MEM_NEW(&l->user_rank, (size_t)s->train_batch));
+    for (int r = 0, leaf = 0, end; r < l->size; r++) {
+        (void)leaves_of_rank(l->n_leaves, r, l->size, &end);
+        for (; leaf < end; leaf++)
+            l->leaf_rank[leaf] = (uint8_t)r;
+    }
     TRY(model_alloc_grads(s->model));
     if (l->is_fixed)
         TRY(grad_sum_create_device(&l->sum, s->model, s->be, l->comm, l->n_leaves,
@@ -72,6 +81,7 @@ void leaf_step_destroy(leaf_step *l) {
     if (l == NULL) return;
     leaf_cut_destroy(l->cut);
     grad_sum_destroy(l->sum);
+    mem_free(l->user_rank);
     l->s->be->ops->release(l->s->be, l->words);
     mem_free(l);
 }
@@ -135,9 +145,13 @@ static status train_on_device(leaf_step *l, const batch *whole, const model_step
 
 status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64_t *n_unlabelled) {
     const batch *whole;
+    dynamic_tables *tables = model_tables(l->s->model);
     *n_unlabelled = 0;
+    leaf_cut_run(l->cut, b);
+    for (int32_t u = 0; u < b->n_users; u++)
+        l->user_rank[u] = l->leaf_rank[leaf_cut_of_user(l->cut, u)];
+    tables->user_ranks = l->user_rank;
     TRY(pass_take_rows(l->s->train, b, &whole));
-    leaf_cut_run(l->cut, whole);
     note_costs(l);
     if (l->is_host_memory) return train_leaves(l, whole, at, n_unlabelled);
     if (l->is_fixed) return train_on_device(l, whole, at);

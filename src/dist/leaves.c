@@ -136,6 +136,10 @@ uint64_t leaf_cut_cost(const leaf_cut *c, int leaf) {
     return c->cost[leaf];
 }
 
+int leaf_cut_of_user(const leaf_cut *c, int32_t user) {
+    return c->leaf[user];
+}
+
 static void add_user(batch *v, const batch *b, int32_t user) {
     size_t from = (size_t)b->offsets[user], at = (size_t)v->n_tokens;
     size_t n = (size_t)(b->offsets[user + 1] - b->offsets[user]), f = (size_t)b->n_context;

@@ -48,6 +48,7 @@ void leaf_cut_destroy(leaf_cut *c); /* NULL is fine */
 void leaf_cut_run(leaf_cut *c, const batch *b);
 int32_t leaf_cut_n_users(const leaf_cut *c, int leaf);
 uint64_t leaf_cut_cost(const leaf_cut *c, int leaf);
+int leaf_cut_of_user(const leaf_cut *c, int32_t user);
 
 /* The users of a leaf, in the order of the batch that was cut: a view of memory of the cut, valid
  * until the next call. */

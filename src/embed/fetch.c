@@ -110,7 +110,8 @@ status embed_locate(embed_table *t) {
 
 static bool is_admitted(embed_table *t, uint64_t key, uint32_t times) {
     const embed_config *c = &t->config;
-    if (c->admit_count > 1 && sketch_add(&t->seen, table_hash(key), times) < c->admit_count)
+    if (c->admit_count > 1 &&
+        sketch_add(&t->seen, embed_shard_of(t, key), table_hash(key), times) < c->admit_count)
         return false;
     if (c->admit_rate <= 0 || c->admit_rate >= 1) return true;
     rng_block b = rng_draw64(rng_make_key(c->seed ^ 0x61646d6974ull, RNG_TABLE), key, t->clock);

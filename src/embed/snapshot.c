@@ -168,48 +168,51 @@ static void writer_fini(writer *w) {
     mem_free(w->state);
 }
 
-static status write_gone(embed_table *t, writer *w, int64_t since, int64_t *n) {
-    uint64_t *keys = NULL;
-    *n = 0;
-    if (since == 0) return OK;
-    TRY(embed_left_since(t, since, &keys, n));
-    const st_tensor tensor = {"keys", ST_I64, 1, {*n}, *n, keys};
-    status st = write_tensors(w, "gone.safetensors", &tensor, 1);
-    mem_free(keys);
-    return st;
+static status write_gone(const embed_totals *all, writer *w, int64_t since) {
+    const st_tensor tensor = {"keys", ST_I64, 1, {all->n_gone}, all->n_gone, all->gone};
+    return since == 0 ? OK : write_tensors(w, "gone.safetensors", &tensor, 1);
 }
 
-static status write_seen(const embed_table *t, writer *w) {
-    int64_t width = (int64_t)t->seen.mask + 1;
-    const st_tensor tensor = {"counters",          ST_I16,         2, {SKETCH_ROWS, width},
-                              SKETCH_ROWS * width, t->seen.counter};
-    return t->seen.counter == NULL ? OK : write_tensors(w, "seen.safetensors", &tensor, 1);
+static status write_seen(const embed_totals *all, writer *w) {
+    int64_t n = all->seen.n, width = (int64_t)all->seen.mask + 1;
+    const st_tensor tensors[] = {{"counters",
+                                  ST_I16,
+                                  3,
+                                  {n, SKETCH_ROWS, width},
+                                  n * SKETCH_ROWS * width,
+                                  all->seen.counter},
+                                 {"uses", ST_I64, 1, {n}, n, all->seen.n_seen}};
+    return n == 0 ? OK : write_tensors(w, "seen.safetensors", tensors, 2);
 }
 
 /* How full the tiers are. */
-static status describe_tiers(json_writer *json, embed_table *t) {
+static void describe_tiers(json_writer *json, const embed_table *t, const embed_totals *all) {
     static const char *const slots[] = {"level0_slots", "level1_slots"};
     static const char *const rows[] = {"level0_rows", "level1_rows", "store_rows"};
     for (int i = 0; i < EMBED_LEVELS; i++)
         json_key_int(json, slots[i], t->level[i].n_buckets * TABLE_SLOTS);
-    for (int i = 0; i < EMBED_TIERS; i++) {
-        int64_t n;
-        TRY(embed_tier_size(t, i, &n));
-        json_key_int(json, rows[i], n);
-    }
-    return OK;
+    for (int i = 0; i < EMBED_TIERS; i++)
+        json_key_int(json, rows[i], all->tier_rows[i]);
 }
 
-static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t since, int64_t n_gone) {
+static int64_t count_seen(const embed_totals *all) {
+    uint64_t n = 0;
+    for (int i = 0; i < all->seen.n; i++)
+        n += all->seen.n_seen[i];
+    return (int64_t)n;
+}
+
+static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int64_t since) {
     char path[SNAPSHOT_PATH_BYTES];
+    const embed_table *t = w->t;
     json_writer *json = &w->json;
     out_file *f;
     json_array_close(json);
-    TRY(describe_tiers(json, t));
+    describe_tiers(json, t, all);
     json_key_int(json, "step", t->step);
     json_key_int(json, "since", since);
     json_key_int(json, "clock", (int64_t)t->clock);
-    json_key_int(json, "seen", (int64_t)t->seen.n_seen);
+    json_key_int(json, "seen", count_seen(all));
     json_key_int(json, "dim", t->config.dim);
     json_key_int(json, "floats", t->n_floats);
     json_key_string(json, "optimizer", embed_opt_name(t->config.opt));
@@ -218,7 +221,7 @@ static status seal(writer *w, embed_table *t, snapshot_ranks ranks, int64_t sinc
     json_key_int(json, "ranks", ranks.n_ranks);
     json_key_int(json, "row_files", w->n_files);
     json_key_int(json, "rows", w->n_rows);
-    json_key_int(json, "gone", n_gone);
+    json_key_int(json, "gone", all->n_gone);
     TRY(json_finish_sealed(json));
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
     TRY(out_file_create(&f, path));
@@ -232,20 +235,31 @@ static status write_part(embed_table *t, const char *temporary, snapshot_ranks r
                          int64_t since) {
     writer w;
     buf manifest;
-    int64_t n_gone = 0;
+    embed_totals all = {0};
     buf_init(&manifest);
     status st = writer_init(&w, t, temporary, &manifest);
     json_object_open(&w.json);
     json_key_string(&w.json, "format", SNAPSHOT_FORMAT);
     json_key(&w.json, "files");
     json_array_open(&w.json);
-    if (st == OK) st = embed_export(t, since, add_rows, &w);
+    if (st == OK) st = embed_gather(t, since, add_rows, &w);
     if (st == OK) st = flush_rows(&w);
-    if (st == OK) st = write_gone(t, &w, since, &n_gone);
-    if (st == OK) st = write_seen(t, &w);
-    if (st == OK) st = seal(&w, t, ranks, since, n_gone);
+    if (st == OK) st = embed_totals_gather(&all, t, since);
+    if (st == OK) st = write_gone(&all, &w, since);
+    if (st == OK) st = write_seen(&all, &w);
+    if (st == OK) st = seal(&w, &all, ranks, since);
+    embed_totals_fini(&all);
     writer_fini(&w);
     buf_fini(&manifest);
+    return st;
+}
+
+/* What ranks other than the first do for a snapshot. */
+static status send_part(embed_table *t, int64_t since) {
+    embed_totals all;
+    TRY(embed_gather(t, since, NULL, NULL));
+    status st = embed_totals_gather(&all, t, since);
+    embed_totals_fini(&all);
     return st;
 }
 
@@ -261,6 +275,7 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
                     "%s: an incremental snapshot of a table that does not remember which "
                     "keys left it; make it with tracks_left",
                     folder);
+    if (t->shards.rank > 0) return send_part(t, since);
     TRY(snapshot_part(part, folder, ranks));
     if (folder_exists(part))
         return fail(ERR_USAGE, "%s: there is a snapshot already; choose another folder", part);

@@ -3,10 +3,14 @@
  *
  * FOLDER/rank-R-of-N is what rank R of N wrote: rows-00000.safetensors, ... (keys, scores, values,
  * state, stamps; Python can open them), gone.safetensors (keys that left; incremental only),
- * seen.safetensors (the sketch of the admission), and manifest.json with the table's shape, sizes
- * and checksums of all files and of itself, written last.  The folder appears by a rename: a crash
- * never leaves a partial snapshot.  Any number of ranks can read what any other number of ranks
- * wrote: a key belongs to one rank (embed_owner). */
+ * seen.safetensors (the sketch of the admission, by shard), and manifest.json with the table's
+ * shape, sizes and checksums of all files and of itself, written last.  The folder appears by a
+ * rename: a crash never leaves a partial snapshot.  Any number of ranks can read what any other
+ * number of ranks wrote: a key belongs to one rank (embed_owner).
+ *
+ * A table that ranks hold together (table.h) is written by rank 0 as if it were alone, rank 0 of 1:
+ * nothing in the folder depends on the number of ranks, but for the order of rows that were in a
+ * store.  Every rank reads the whole folder and keeps the rows of its shards. */
 #ifndef HSTU_EMBED_SNAPSHOT_H
 #define HSTU_EMBED_SNAPSHOT_H
 
@@ -23,7 +27,8 @@ typedef struct snapshot_ranks {
 
 /* Writes all rows (since 0), or those written at step `since` or later with the keys that left
  * since then (the table must track them).  ERR_USAGE if this rank's part is there already,
- * ERR_NUMERIC for a value that is not finite. */
+ * ERR_NUMERIC for a value that is not finite.  All ranks that hold the table together call it, with
+ * the same arguments; rank 0 writes. */
 status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
                             int64_t since);
 

@@ -416,23 +416,34 @@ static status erase_gone(embed_table *t, const char *folder, int n_ranks) {
     return OK;
 }
 
+/* This rank's shards of a sketch with the same shards. */
+static void take_seen(sketch *s, int n_shards, const st_tensor *counters, const st_tensor *uses) {
+    int64_t width = (int64_t)s->mask + 1;
+    size_t part = sketch_part_n(s) * sizeof *s->counter;
+    if (counters->n_dims != 3 || counters->shape[0] != n_shards ||
+        counters->shape[1] != SKETCH_ROWS || counters->shape[2] != width || uses->n != n_shards)
+        return;
+    memcpy(s->counter, (const char *)counters->data + (size_t)s->first * part, (size_t)s->n * part);
+    memcpy(s->n_seen, (const char *)uses->data + (size_t)s->first * sizeof *s->n_seen,
+           (size_t)s->n * sizeof *s->n_seen);
+}
+
 /* The sketch, where it was written by the same number of ranks and has the same size; else counting
  * starts again. */
 static status restore_seen(embed_table *t, const char *folder, snapshot_ranks ranks,
                            const snapshot_info *info) {
     char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
-    const st_tensor *counters;
-    snapshot_info own; /* each rank has seen keys of its own */
+    const st_tensor *counters, *uses;
     st_file *f;
     TRY(snapshot_part(part, folder, ranks));
     TRY(path_join(path, sizeof path, part, "seen.safetensors"));
     if (t->seen.counter == NULL || info->n_ranks != ranks.n_ranks || !file_exists(path)) return OK;
-    TRY(read_part(folder, ranks, false, &own));
     TRY(st_open(&f, path));
-    status st = st_get(f, "counters", ST_I16, &counters);
-    if (st == OK && (size_t)counters->n * 2 == sketch_bytes(&t->seen)) {
-        memcpy(t->seen.counter, counters->data, sketch_bytes(&t->seen));
-        t->seen.n_seen = own.n_seen;
+    status st = OK;
+    if (st_find(f, "uses") != NULL) { /* before there were shards, there was one list of counters */
+        st = st_get(f, "counters", ST_I16, &counters);
+        if (st == OK) st = st_get(f, "uses", ST_I64, &uses);
+        if (st == OK) take_seen(&t->seen, t->shards.n, counters, uses);
     }
     st_close(f);
     return st;

@@ -36,37 +36,48 @@ static status check_config(const backend *be, const embed_config *c) {
     return OK;
 }
 
-status embed_level_create(embed_table *t, int level, int64_t capacity, table_level *out) {
-    table_level l = {.n_buckets = (capacity + TABLE_SLOTS - 1) / TABLE_SLOTS,
-                     .row_bytes = ((int64_t)t->n_floats + 3) / 4 * 16};
-    table_memory where = level > 0 || t->config.is_on_host ? TABLE_ON_HOST : TABLE_ON_DEVICE;
-    size_t index_bytes = (size_t)l.n_buckets * TABLE_BUCKET_BYTES, rows_bytes;
-    void *index = NULL, *rows = NULL;
-    *out = (table_level){0};
-    if (__builtin_mul_overflow((size_t)l.n_buckets * TABLE_SLOTS, (size_t)l.row_bytes, &rows_bytes))
+static table_memory rows_memory(const embed_table *t, int level) {
+    return level > 0 || t->config.is_on_host ? TABLE_ON_HOST : TABLE_ON_DEVICE;
+}
+
+/* Where an array would begin of which only the elements from `first` on are at `memory`.  Only
+ * those are read and written, so that verbs compute buckets and slots as for a whole table. */
+static unsigned char *begin_of_whole(void *memory, int64_t first, int64_t element_bytes) {
+    return (unsigned char *)((uintptr_t)memory - (uintptr_t)(first * element_bytes));
+}
+
+/* This rank's buckets of a level. */
+static status make_level(embed_table *t, int level, int64_t n_buckets) {
+    table_level *l = &t->level[level];
+    void **index = &t->memory[level][0], **rows = &t->memory[level][1];
+    int64_t first = t->shards.first_bucket[level], n = t->shards.n_buckets[level];
+    size_t index_bytes = (size_t)(n > 0 ? n : 1) * TABLE_BUCKET_BYTES, rows_bytes;
+    l->n_buckets = n_buckets;
+    l->row_bytes = ((int64_t)t->n_floats + 3) / 4 * 16;
+    if (__builtin_mul_overflow((size_t)(n > 0 ? n : 1) * TABLE_SLOTS, (size_t)l->row_bytes,
+                               &rows_bytes))
         return fail(ERR_NOMEM, "a table of %lld rows of %lld bytes is larger than any memory",
-                    (long long)capacity, (long long)l.row_bytes);
-    status st = t->v->alloc(t->be, &index, index_bytes, TABLE_ON_DEVICE);
-    if (st == OK) st = t->v->alloc(t->be, &rows, rows_bytes, where);
-    if (st == OK) st = t->be->ops->zero(t->be, index, index_bytes);
-    l.index = index;
-    l.rows = rows;
-    *out = l;
-    range_begin(where == TABLE_ON_HOST ? "dynamic tables on the host" : "dynamic tables",
+                    (long long)t->config.capacity[level], (long long)l->row_bytes);
+    status st = t->v->alloc(t->be, index, index_bytes, TABLE_ON_DEVICE);
+    if (st == OK) st = t->v->alloc(t->be, rows, rows_bytes, rows_memory(t, level));
+    if (st == OK) st = t->be->ops->zero(t->be, *index, index_bytes);
+    range_begin(rows_memory(t, level) == TABLE_ON_HOST ? "dynamic tables on the host"
+                                                       : "dynamic tables",
                 RANGE_NO_NUMBER);
-    if (index != NULL) range_memory(index, index_bytes);
-    if (rows != NULL) range_memory(rows, rows_bytes);
+    if (*index != NULL) range_memory(*index, index_bytes);
+    if (*rows != NULL) range_memory(*rows, rows_bytes);
     range_end();
+    l->index = begin_of_whole(*index, first, TABLE_BUCKET_BYTES);
+    l->rows = begin_of_whole(*rows, first * TABLE_SLOTS, l->row_bytes);
     return st;
 }
 
-void embed_level_destroy(embed_table *t, int level, table_level *l) {
-    table_memory where = level > 0 || t->config.is_on_host ? TABLE_ON_HOST : TABLE_ON_DEVICE;
-    range_memory(l->index, 0);
-    range_memory(l->rows, 0);
-    if (l->index != NULL) t->v->release(t->be, l->index, TABLE_ON_DEVICE);
-    if (l->rows != NULL) t->v->release(t->be, l->rows, where);
-    *l = (table_level){0};
+static void free_level(embed_table *t, int level) {
+    void *index = t->memory[level][0], *rows = t->memory[level][1];
+    range_memory(index, 0);
+    range_memory(rows, 0);
+    if (index != NULL) t->v->release(t->be, index, TABLE_ON_DEVICE);
+    if (rows != NULL) t->v->release(t->be, rows, rows_memory(t, level));
 }
 
 /* One of the batch's arrays. */
@@ -145,11 +156,16 @@ static status make_buffers(embed_table *t) {
 }
 
 static status make_levels(embed_table *t) {
+    int64_t n_buckets[EMBED_LEVELS];
     t->n_levels = t->config.capacity[1] > 0 ? 2 : 1;
+    for (int i = 0; i < EMBED_LEVELS; i++)
+        n_buckets[i] = (t->config.capacity[i] + TABLE_SLOTS - 1) / TABLE_SLOTS;
+    t->shards = embed_shards_make(t->config.comm, n_buckets, t->n_levels);
     for (int i = 0; i < t->n_levels; i++)
-        TRY(embed_level_create(t, i, t->config.capacity[i], &t->level[i]));
+        TRY(make_level(t, i, n_buckets[i]));
     if (t->config.admit_count > 1)
-        TRY(sketch_init(&t->seen, 4 * (t->config.capacity[0] + t->config.capacity[1])));
+        TRY(sketch_init(&t->seen, 4 * (t->config.capacity[0] + t->config.capacity[1]), t->shards.n,
+                        t->shards.first, t->shards.end));
     return make_buffers(t);
 }
 
@@ -187,7 +203,7 @@ void embed_destroy(embed_table *t) {
     for (int i = 0; i < N_HOST_ARRAYS; i++)
         mem_free(*host[i].at);
     for (int i = 0; i < EMBED_LEVELS; i++)
-        embed_level_destroy(t, i, &t->level[i]);
+        free_level(t, i);
     sketch_fini(&t->seen);
     mem_free(t->crowd);
     mem_free(t->gone);

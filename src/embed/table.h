@@ -13,6 +13,14 @@
  * to a staging buffer; the dense step reads staging by the inverse index and writes a gradient for
  * each staging row; embed_update runs the optimizer on the rows in their tiers.
  *
+ * Several ranks can hold a table together.  Its keys are in EMBED_SHARDS virtual shards by their
+ * hash, in fewer where it has fewer buckets; a shard is a range of buckets with their rows, and
+ * counters of the admission, and every rank holds consecutive shards.  What happens in a shard
+ * depends on the shard's keys alone, so all ranks together hold what one rank would hold.  The
+ * verbs work on the rows of this rank: rows of other ranks are not found, and are left out by
+ * imports.  Fetches are for keys of this rank (embed_rank_of), and every rank makes the same number
+ * of them, if need be with no ids.
+ *
  * Results do not depend on the order of ids in a batch, nor on the number of threads.  One thread
  * calls a table at a time.  ids, keys and rows of the verbs are host memory; what embed_batch
  * points to is memory of the backend, but for the fields that say host. */
@@ -20,6 +28,7 @@
 #define HSTU_EMBED_TABLE_H
 
 #include "embed/store.h"
+#include "ops/comm.h"
 #include "ops/table.h"
 
 /* Which key is evicted from a full bucket. */
@@ -30,7 +39,7 @@ typedef enum {
     POLICY_STEP  /* the row with the smallest step of last use (embed_set_step) */
 } embed_policy;
 
-enum { EMBED_LEVELS = 2, EMBED_TIERS = 3 };
+enum { EMBED_LEVELS = 2, EMBED_TIERS = 3, EMBED_SHARDS = 1024 };
 
 typedef struct embed_config {
     int32_t dim;
@@ -48,6 +57,7 @@ typedef struct embed_config {
     uint32_t ttl;       /* embed_expire erases rows not written for more steps than this; 0: none */
     bool tracks_left;   /* keeps a list of keys that leave, for incremental snapshots */
     embed_store *store; /* or NULL; stays the caller's */
+    comm *comm;         /* ranks that hold the table together, or NULL; stays the caller's */
 } embed_config;
 
 /* The largest admit_count: the sketch's counters saturate there. */
@@ -88,6 +98,15 @@ void embed_destroy(embed_table *t); /* NULL is fine */
 const embed_config *embed_config_of(const embed_table *t);
 const embed_counts *embed_counts_of(const embed_table *t);
 int32_t embed_n_floats(const embed_table *t); /* of a row: dim and state */
+
+/* The rank that holds a key; its shard, and the number of shards. */
+int embed_rank_of(const embed_table *t, uint64_t key);
+int embed_shard_of(const embed_table *t, uint64_t key);
+int embed_n_shards(const embed_table *t);
+
+/* Slots of the levels: of the whole table, and of this rank. */
+int64_t embed_n_slots(const embed_table *t);
+int64_t embed_n_own_slots(const embed_table *t);
 
 /* Waits for the counts that embed_take_rows left on the device. */
 status embed_catch_up(embed_table *t);
@@ -176,6 +195,10 @@ status embed_expire(embed_table *t, int64_t *n_expired);
 /* Every row written at step `since` or later (0: all), from every tier, each once.  The visitor
  * does not call the table. */
 status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx);
+
+/* Like embed_export for the rows of all ranks, which all call it: rank 0 visits them, tier by tier
+ * and by rank in each, so that the rows of the levels come in the order of one rank. */
+status embed_gather(embed_table *t, int64_t since, embed_visit visit, void *ctx);
 
 /* From now on keeps a list of keys that leave the table, for incremental snapshots. */
 void embed_track_left(embed_table *t);

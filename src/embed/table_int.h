@@ -70,6 +70,15 @@ typedef struct embed_host {
     uint32_t *given_stamps;
 } embed_host;
 
+/* The shards of the table, and those of this rank (shards.c).  A unit is the smallest range of
+ * hashes that no bucket of any level crosses; a shard is a range of units. */
+typedef struct embed_shards {
+    int64_t n_units;
+    int n, rank, size;
+    int first, end;                                              /* of this rank */
+    int64_t first_bucket[EMBED_LEVELS], n_buckets[EMBED_LEVELS]; /* of this rank */
+} embed_shards;
+
 /* A key that left, and when. */
 typedef struct embed_gone {
     uint64_t key;
@@ -80,8 +89,12 @@ struct embed_table {
     embed_config config;
     backend *be;
     const table_ops *v;
+    /* Index and rows point to where bucket 0 of the whole table would be; only the buckets of this
+     * rank are there. */
     table_level level[EMBED_LEVELS];
+    void *memory[EMBED_LEVELS][2]; /* of this rank's buckets: index, rows */
     int n_levels;
+    embed_shards shards;
     int32_t n_floats, stride;
     table_first first;
     int64_t step;
@@ -109,8 +122,31 @@ struct embed_table {
  * were moving down are lost.  embed_clear makes the table whole again. */
 status embed_check_whole(const embed_table *t);
 
-status embed_level_create(embed_table *t, int level, int64_t capacity, table_level *out);
-void embed_level_destroy(embed_table *t, int level, table_level *l);
+/* Divides n_buckets (n_levels) into shards, and finds those of this rank. */
+embed_shards embed_shards_make(const comm *c, const int64_t *n_buckets, int n_levels);
+
+static inline bool embed_is_own(const embed_table *t, uint64_t key) {
+    return t->shards.size == 1 || embed_rank_of(t, key) == t->shards.rank;
+}
+
+/* The rows of this rank out of `rows`: *own, which is a view of `rows`, or of memory that the
+ * caller frees. */
+status embed_keep_own(const embed_table *t, const embed_rows *rows, embed_rows *own, void **memory);
+
+/* What a snapshot has besides rows, of all ranks. */
+typedef struct embed_totals {
+    int64_t tier_rows[EMBED_TIERS];
+    uint64_t *gone; /* (n_gone), ascending: embed_left_since */
+    int64_t n_gone;
+    sketch seen; /* of all shards; n = 0: the table has none */
+} embed_totals;
+
+/* All ranks call it, and all get the totals. */
+status embed_totals_gather(embed_totals *out, embed_table *t, int64_t since);
+void embed_totals_fini(embed_totals *a);
+
+/* Visits the rows of one tier, of this rank. */
+status embed_walk_tier(embed_table *t, int tier, int64_t since, embed_visit visit, void *ctx);
 
 /* Deduplicates n ids: fills d.keys, h.keys and the batch. */
 status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids);

@@ -13,6 +13,28 @@ static status in_pieces(embed_table *t, int64_t n, piece_fn fn, void *ctx) {
     return OK;
 }
 
+/* The rows of this rank: fn gets them as *piece.  Rows are cut into pieces before those of other
+ * ranks are left out, so that a row meets the same others of its bucket on any number of ranks. */
+static status in_own_pieces(embed_table *t, const embed_rows *rows, const embed_rows **piece,
+                            piece_fn fn, void *ctx) {
+    for (int64_t first = 0; first < rows->n; first += t->n_room) {
+        embed_rows cut = {.n = rows->n - first < t->n_room ? rows->n - first : t->n_room,
+                          .keys = rows->keys + first,
+                          .scores = rows->scores + first,
+                          .stamps = rows->stamps + first,
+                          .rows = rows->rows + first * rows->n_floats,
+                          .n_floats = rows->n_floats};
+        embed_rows own;
+        void *memory;
+        TRY(embed_keep_own(t, &cut, &own, &memory));
+        *piece = &own;
+        status st = own.n > 0 ? fn(t, 0, own.n, ctx) : OK;
+        mem_free(memory);
+        TRY(st);
+    }
+    return OK;
+}
+
 /* Makes a batch of these keys, which must be distinct; sets h.inverse. */
 static status dedup_strictly(embed_table *t, int64_t n, const uint64_t *keys) {
     TRY(embed_dedup(t, n, keys));
@@ -88,11 +110,42 @@ static status check_floats(const embed_table *t, int32_t n_floats) {
     return fail(ERR_USAGE, "%d floats of a row that has %d", n_floats, t->n_floats);
 }
 
+/* Where some keys may be other ranks': those of this rank are found, the others are absent. */
+static status find_own(embed_table *t, int64_t n, const find_ctx *f) {
+    size_t row = (size_t)f->n_floats;
+    int64_t n_own = 0, at = 0;
+    uint64_t *keys = NULL;
+    float *rows = NULL;
+    uint8_t *is_found = NULL;
+    for (int64_t i = 0; i < n; i++)
+        n_own += embed_is_own(t, f->keys[i]);
+    status st = MEM_NEW(&keys, (size_t)n_own);
+    if (st == OK) st = MEM_NEW(&is_found, (size_t)n_own);
+    if (st == OK && f->rows != NULL) st = MEM_NEW(&rows, (size_t)n_own * row);
+    for (int64_t i = 0; i < n && st == OK; i++)
+        if (embed_is_own(t, f->keys[i])) keys[at++] = f->keys[i];
+    find_ctx own = {keys, f->n_floats, rows, is_found};
+    if (st == OK) st = in_pieces(t, n_own, find_piece, &own);
+    at = 0;
+    for (int64_t i = 0; i < n && st == OK; i++) {
+        bool is_own = embed_is_own(t, f->keys[i]);
+        if (f->is_found != NULL) f->is_found[i] = is_own && is_found[at];
+        if (f->rows != NULL && is_own)
+            memcpy(f->rows + (size_t)i * row, rows + (size_t)at * row, row * sizeof(float));
+        if (f->rows != NULL && !is_own) memset(f->rows + (size_t)i * row, 0, row * sizeof(float));
+        at += is_own;
+    }
+    mem_free(keys);
+    mem_free(rows);
+    mem_free(is_found);
+    return st;
+}
+
 status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_floats, float *rows,
                   uint8_t *is_found) {
     find_ctx f = {keys, n_floats, rows, is_found};
     TRY(check_floats(t, n_floats));
-    return in_pieces(t, n, find_piece, &f);
+    return t->shards.size > 1 ? find_own(t, n, &f) : in_pieces(t, n, find_piece, &f);
 }
 
 /* h.out_rows = the rows of a piece, in the order of the batch. */
@@ -171,7 +224,7 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
     if (rows->n_floats != t->n_floats)
         return fail(ERR_FORMAT, "rows of %d floats for a dynamic table of rows of %d",
                     rows->n_floats, t->n_floats);
-    status st = in_pieces(t, rows->n, import_piece, &c);
+    status st = in_own_pieces(t, rows, &c.rows, import_piece, &c);
     /* An import is not a visit: it does not count in hit rates. */
     memcpy(t->counts.hits, before.hits, sizeof before.hits);
     t->counts.n_new = before.n_new;
@@ -271,7 +324,7 @@ status embed_restore(embed_table *t, int level, const embed_rows *rows, int64_t 
     if (rows->n_floats != t->n_floats)
         return fail(ERR_FORMAT, "rows of %d floats for a dynamic table of rows of %d",
                     rows->n_floats, t->n_floats);
-    status st = in_pieces(t, rows->n, restore_piece, &c);
+    status st = in_own_pieces(t, rows, &c.rows, restore_piece, &c);
     *n_rejected = c.n_rejected;
     return st;
 }
@@ -303,7 +356,13 @@ static status erase_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
 
 status embed_erase(embed_table *t, int64_t n, const uint64_t *keys, int64_t *n_erased) {
     erase_ctx e = {keys, 0};
-    TRY(in_pieces(t, n, erase_piece, &e));
+    embed_rows given = {.n = n, .keys = keys}, own;
+    void *memory;
+    TRY(embed_keep_own(t, &given, &own, &memory));
+    e.keys = own.keys;
+    status st = in_pieces(t, own.n, erase_piece, &e);
+    mem_free(memory);
+    TRY(st);
     if (n_erased != NULL) *n_erased = e.n_erased;
     return OK;
 }
@@ -320,10 +379,9 @@ status embed_clear(embed_table *t) {
     if (st == OK && t->config.store != NULL) st = t->config.store->clear(t->config.store);
     TRY(st);
     for (int i = 0; i < t->n_levels; i++)
-        TRY(t->be->ops->zero(t->be, t->level[i].index,
-                             (size_t)t->level[i].n_buckets * TABLE_BUCKET_BYTES));
+        TRY(t->be->ops->zero(t->be, t->memory[i][0],
+                             (size_t)t->shards.n_buckets[i] * TABLE_BUCKET_BYTES));
     t->is_torn = false;
-    if (t->seen.counter != NULL) memset(t->seen.counter, 0, sketch_bytes(&t->seen));
-    t->seen.n_seen = 0;
+    sketch_clear(&t->seen);
     return OK;
 }

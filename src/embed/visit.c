@@ -95,16 +95,21 @@ static status walk_tier(walk *w, int tier) {
     TRY(embed_check_whole(t));
     t->slots_hold = false;
     if (tier == 2) return store == NULL ? OK : store->each(store, walk_store, w);
-    int64_t n = tier < t->n_levels ? t->level[tier].n_buckets : 0;
+    int64_t begin = t->shards.first_bucket[tier];
+    int64_t n = tier < t->n_levels ? t->shards.n_buckets[tier] : 0;
     for (int64_t first = 0; first < n; first += at_once)
-        TRY(walk_buckets(w, tier, first, n - first < at_once ? n - first : at_once));
+        TRY(walk_buckets(w, tier, begin + first, n - first < at_once ? n - first : at_once));
     return OK;
 }
 
-status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx) {
+status embed_walk_tier(embed_table *t, int tier, int64_t since, embed_visit visit, void *ctx) {
     walk w = {t, since < 0 ? 0 : (uint32_t)since, true, visit, ctx};
+    return walk_tier(&w, tier);
+}
+
+status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx) {
     for (int tier = 0; tier < EMBED_TIERS; tier++)
-        TRY(walk_tier(&w, tier));
+        TRY(embed_walk_tier(t, tier, since, visit, ctx));
     return OK;
 }
 

@@ -82,7 +82,9 @@ static void set_limits(session *s, int32_t max_users) {
                                .max_users = max_users,
                                .max_events = s->max_history + s->max_targets,
                                .time_per_second = s->data->time_per_second,
-                               .tensor = s->tensor};
+                               .tensor = s->tensor,
+                               .comm = s->comm,
+                               .has_bf16_wire = s->has_bf16_wire};
 }
 
 static const act_type act_of[] = {
@@ -114,7 +116,6 @@ static status open_model(session *s, int32_t max_users) {
     return st;
 }
 
-/* Evaluation has its own pass (evaluate.h), possibly for more users. */
 status session_open_ranks(session *s, const config *c, const seq_file *data, backend *be,
                           const session_ranks *ranks) {
     *s = (session){.config = c,
@@ -122,8 +123,10 @@ status session_open_ranks(session *s, const config *c, const seq_file *data, bac
                    .be = be,
                    .comm = ranks->data,
                    .tensor = ranks->tensor,
-                   .world = ranks->world};
+                   .world = ranks->world,
+                   .has_bf16_wire = ranks->has_bf16_wire};
     set_batches(s);
+    /* Evaluation has its own pass (evaluate.h), possibly for more users. */
     TRY(open_model(s, s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch));
     pass_config train = {.max_users = s->train_batch, .is_training = true};
     return pass_create(&s->train, s->model, &train);

@@ -27,9 +27,10 @@ typedef struct session {
     const seq_file *data;
     backend *be;
     comm *comm;   /* the ranks that divide the users of a batch; NULL: one.  May be set after the
-                     open */
+                     open: then every rank has all rows of dynamic tables */
     comm *tensor; /* the ranks that share the layers of the model (model_limits); NULL: one */
     comm *world;  /* both together; NULL: the same as comm */
+    bool has_bf16_wire;    /* of session_open_ranks */
     bool has_fixed_leaves; /* a GPU's steps, too, have the same leaves on 1, 2, 4 and 8 ranks, so
                               that all give the same bits (a CPU's: summed as a GPU's, for tests).
                               Set after the open */
@@ -49,9 +50,12 @@ typedef struct session {
  * do not fit, and why. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be);
 
-/* The same on ranks that also share layers: `ranks` is the session's comm, tensor and world. */
+/* The same on ranks: `ranks` is the session's comm, tensor and world.  On the CPU the ranks of
+ * `data` hold dynamic tables together (nn/dynamic.h), each some of the rows, which with
+ * has_bf16_wire travel in bfloat16; on a GPU every rank has all rows. */
 typedef struct session_ranks {
     comm *data, *tensor, *world;
+    bool has_bf16_wire;
 } session_ranks;
 status session_open_ranks(session *s, const config *c, const seq_file *data, backend *be,
                           const session_ranks *ranks);

@@ -48,7 +48,7 @@ static void forget_ids(dynamic_table *t) {
     for (int64_t i = 0; i < t->n; i++)
         t->place[(uint32_t)t->ids[i]] = 0;
     memset(t->has_no_row, 0, (size_t)t->n);
-    t->n = t->n_missing = 0;
+    t->n = t->n_missing = t->held.n = 0;
 }
 
 void dynamic_forget(dynamic_tables *d) {
@@ -57,13 +57,7 @@ void dynamic_forget(dynamic_tables *d) {
     d->n_taken = 0;
 }
 
-/* Training: records which ids have no row.  Reading: counts ids, and ids without a row. */
-static void note_missing(dynamic_table *t, const embed_batch *got, bool is_training, int64_t n) {
-    if (!is_training) {
-        t->n_read += n;
-        t->n_absent += got->n_absent;
-        return;
-    }
+void dynamic_note_missing(dynamic_table *t, const embed_batch *got) {
     t->n_missing += got->n_rejected + got->n_refused;
     for (int64_t i = 0; i < got->n_rejected; i++)
         t->has_no_row[t->place[(uint32_t)got->rejected[i]] - 1] = 1;
@@ -98,6 +92,17 @@ static void number_ids(dynamic_table *t, const id_list *l, int64_t first) {
     }
 }
 
+/* The rows of t->ids (n), changing nothing. */
+static status read_table(dynamic_tables *d, dynamic_table *t, int64_t n) {
+    const embed_batch *got;
+    t->n_read += n;
+    if (d->comm != NULL) return dynamic_read_held(d, t, n);
+    if (n == 0) return OK;
+    TRY(embed_take_rows(t->table, false, n, t->ids, NULL, t->value, &got));
+    t->n_absent += got->n_absent;
+    return OK;
+}
+
 static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bool is_training) {
     const embed_batch *got;
     id_list l = dynamic_list_of(d, t, b);
@@ -107,12 +112,22 @@ static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bo
     number_ids(t, &l, first);
     int64_t n = t->n - first, at = first * t->dim;
     size_t bytes = (size_t)n * (size_t)t->dim * sizeof *t->grad;
+    if (!is_training) return read_table(d, t, n);
+    if (n > 0) TRY(d->be->ops->zero(d->be, t->grad + at, bytes));
+    if (d->comm != NULL) return dynamic_take_held(d, t, b, first);
     if (n == 0) return OK;
-    const uint64_t *uses = t->uses != NULL && is_training ? t->uses + first : NULL;
-    TRY(embed_take_rows(t->table, is_training, n, t->ids + first, uses, t->value + at, &got));
-    note_missing(t, got, is_training, n);
-    if (!is_training) return OK;
-    return d->be->ops->zero(d->be, t->grad + at, bytes);
+    const uint64_t *uses = t->uses != NULL ? t->uses + first : NULL;
+    TRY(embed_take_rows(t->table, true, n, t->ids + first, uses, t->value + at, &got));
+    dynamic_note_missing(t, got);
+    return OK;
+}
+
+status dynamic_take_nothing(dynamic_tables *d) {
+    if (d->comm == NULL) return OK;
+    dynamic_forget(d);
+    for (int i = 0; i < d->n; i++)
+        TRY(read_table(d, &d->item[i], 0));
+    return OK;
 }
 
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out) {
@@ -134,12 +149,13 @@ const uint8_t *dynamic_missing_items(dynamic_tables *d) {
 }
 
 /* Finds which items from `id` on have a row: appends them to `item`, and their numbers to `row`. */
-static status list_items(dynamic_table *t, int64_t id, int64_t n_ids, int32_t *item, int32_t *row,
-                         int32_t *n) {
+static status list_items(dynamic_tables *d, dynamic_table *t, int64_t id, int64_t n_ids,
+                         int32_t *item, int32_t *row, int32_t *n) {
     uint8_t *is_found = t->has_no_row; /* its memory, until it is all 0 again */
     for (int64_t i = 0; i < n_ids; i++)
         t->ids[i] = t->key_tag | (uint64_t)(id + i);
     TRY(embed_find(t->table, n_ids, t->ids, 0, NULL, is_found));
+    if (d->comm != NULL) TRY(dynamic_merge_found(d, n_ids, is_found));
     for (int64_t i = 0; i < n_ids; i++) {
         row[id + i] = is_found[i] ? *n : -1;
         if (is_found[i]) item[(*n)++] = (int32_t)(id + i);
@@ -159,11 +175,13 @@ status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t
         n_ids = (int64_t)t->last + 1 - id;
         if (n_ids > t->max_rows) n_ids = t->max_rows;
         int32_t first = *n;
-        TRY(list_items(t, id, n_ids, item, row, n));
+        TRY(list_items(d, t, id, n_ids, item, row, n));
         n_listed = *n - first;
         for (int64_t i = 0; i < n_listed; i++)
             t->ids[i] = t->key_tag | (uint64_t)item[first + i];
-        if (n_listed > 0)
+        if (d->comm != NULL)
+            TRY(dynamic_gather_rows(d, t, n_listed, rows + (int64_t)first * t->dim));
+        else if (n_listed > 0)
             TRY(embed_take_rows(t->table, false, n_listed, t->ids, NULL,
                                 rows + (int64_t)first * t->dim, &got));
     }
@@ -179,20 +197,63 @@ void dynamic_set_grad(dynamic_table *t, const param *p) {
     t->grad = p->grad + (int64_t)t->first * t->dim;
 }
 
-status dynamic_add_squares(dynamic_tables *d, double *sum) {
-    for (int i = 0; i < d->n && d->n_taken > 0; i++)
-        TRY(d->be->ops->sum_squares(d->be, d->item[i].n * d->item[i].dim, d->item[i].grad, sum));
+static double row_squares(const float *row, int32_t dim) {
+    double sum = 0;
+    for (int32_t c = 0; c < dim; c++)
+        sum += (double)row[c] * (double)row[c];
+    return sum;
+}
+
+/* One sum for each row, by the rank that holds it, and then all in the order of the ids: the same
+ * bits on any number of ranks. */
+static status add_squares_by_row(dynamic_tables *d, dynamic_table *t, double *sum) {
+    const dynamic_holders *h = &t->held;
+    int64_t n = h->rank != NULL ? h->n : t->n;
+    memset(t->squares, 0, (size_t)t->n * sizeof *t->squares);
+    for (int64_t k = 0; k < n; k++) {
+        int64_t i = h->rank != NULL ? h->own[k] : k;
+        t->squares[i] = row_squares(t->grad + i * t->dim, t->dim);
+    }
+    all_reduce_args a = {COMM_F64, COMM_SUM, t->n, t->squares, t->squares};
+    if (d->comm != NULL) TRY(d->comm->ops->all_reduce(d->comm, &a));
+    for (int64_t i = 0; i < t->n; i++)
+        *sum += t->squares[i];
     return OK;
+}
+
+status dynamic_add_squares(dynamic_tables *d, double *sum) {
+    for (int i = 0; i < d->n && d->n_taken > 0; i++) {
+        dynamic_table *t = &d->item[i];
+        TRY(d->is_host_memory ? add_squares_by_row(d, t, sum)
+                              : d->be->ops->sum_squares(d->be, t->n * t->dim, t->grad, sum));
+    }
+    return OK;
+}
+
+/* The ids and gradients of this rank's rows. */
+static void list_held(const dynamic_table *t, int64_t *n, const uint64_t **ids,
+                      const float **grad) {
+    const dynamic_holders *h = &t->held;
+    *n = t->n, *ids = t->ids, *grad = t->grad;
+    if (h->rank == NULL) return;
+    for (int64_t k = 0; k < h->n; k++)
+        memcpy(h->rows + k * t->dim, t->grad + (int64_t)h->own[k] * t->dim,
+               (size_t)t->dim * sizeof *h->rows);
+    *n = h->n, *ids = h->ids, *grad = h->rows;
 }
 
 /* The table can update only the rows it fetched last, so the rows of several batches or features
  * are fetched again.  Rows evicted to the store meanwhile are moved up again: only rows in the
  * levels can be updated. */
 static status update_table(dynamic_table *t, const embed_step_args *args, bool is_whole) {
+    const uint64_t *ids;
+    const float *grad;
+    int64_t n;
     if (t->n == 0) return OK;
-    if (!is_whole) TRY(embed_retake_rows(t->table, t->n, t->ids));
+    list_held(t, &n, &ids, &grad);
+    if (!is_whole) TRY(embed_retake_rows(t->table, n, ids));
     if (args->step > embed_step(t->table)) TRY(embed_set_step(t->table, args->step));
-    return embed_step_rows(t->table, t->grad, args);
+    return embed_step_rows(t->table, grad, args);
 }
 
 /* Expiry visits the whole table, so it runs 16 times in the lifetime of a row, not every step. */
@@ -233,9 +294,10 @@ static embed_counts subtract(const embed_counts *now, const embed_counts *then) 
 status dynamic_news(dynamic_table *t, dynamic_state *out) {
     const embed_config *c = embed_config_of(t->table);
     TRY(embed_catch_up(t->table));
-    *out = (dynamic_state){.since = subtract(embed_counts_of(t->table), &t->told)};
-    for (int i = 0; i < EMBED_LEVELS; i++)
-        out->n_slots += (c->capacity[i] + TABLE_SLOTS - 1) / TABLE_SLOTS * TABLE_SLOTS;
+    *out = (dynamic_state){.since = subtract(embed_counts_of(t->table), &t->told),
+                           .n_slots = embed_n_own_slots(t->table),
+                           .n_ranks = 1,
+                           .n_shards = embed_n_shards(t->table)};
     t->told = *embed_counts_of(t->table);
     out->has_store = c->store != NULL;
     for (int i = 0; i < EMBED_LEVELS; i++) {
@@ -243,16 +305,50 @@ status dynamic_news(dynamic_table *t, dynamic_state *out) {
         TRY(embed_tier_size(t->table, i, &n));
         out->n_rows += n;
     }
+    out->n_most = out->n_rows;
+    return OK;
+}
+
+/* Counts of the tables of all ranks, summed as one list of words. */
+typedef union count_words {
+    embed_counts counts;
+    int64_t word[sizeof(embed_counts) / sizeof(int64_t)];
+} count_words;
+
+status dynamic_news_of_all(dynamic_tables *d, dynamic_table *t, dynamic_state *out) {
+    enum { WORDS = sizeof(embed_counts) / sizeof(int64_t), OTHERS = 4 };
+    TRY(dynamic_news(t, out));
+    for (int i = 0; i < d->n; i++) {
+        dynamic_traffic *moved = &d->item[i].held.traffic;
+        if (d->item[i].owner != t) continue;
+        out->traffic.sent += moved->sent;
+        out->traffic.least += moved->least;
+        *moved = (dynamic_traffic){0};
+    }
+    if (d->comm == NULL) return OK;
+    count_words since = {.counts = out->since};
+    int64_t words[WORDS + OTHERS] = {out->n_rows, out->n_slots, out->traffic.sent,
+                                     out->traffic.least};
+    memcpy(words + OTHERS, since.word, sizeof since);
+    all_reduce_args sum = {COMM_I64, COMM_SUM, WORDS + OTHERS, words, words};
+    all_reduce_args most = {COMM_I64, COMM_MAX, 1, &out->n_most, &out->n_most};
+    TRY(d->comm->ops->all_reduce(d->comm, &sum));
+    TRY(d->comm->ops->all_reduce(d->comm, &most));
+    memcpy(since.word, words + OTHERS, sizeof since);
+    out->since = since.counts;
+    out->n_rows = words[0];
+    out->n_slots = words[1];
+    out->traffic = (dynamic_traffic){words[2], words[3]};
+    out->n_ranks = d->comm->size;
     return OK;
 }
 
 uint64_t dynamic_bytes(const dynamic_tables *d) {
     uint64_t n = 0;
     for (int i = 0; i < d->n; i++) {
-        const embed_config *c = embed_config_of(d->item[i].table);
+        const embed_table *t = d->item[i].table;
         if (!dynamic_is_owner(&d->item[i])) continue;
-        n += (uint64_t)(c->capacity[0] + c->capacity[1]) *
-             (uint64_t)embed_n_floats(d->item[i].table);
+        n += (uint64_t)embed_n_own_slots(t) * (uint64_t)embed_n_floats(t);
     }
     return n * sizeof(float);
 }

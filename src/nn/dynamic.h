@@ -8,6 +8,13 @@
  * batches, the ids of each are appended to those before, and all rows are updated after the last
  * batch.
  *
+ * Ranks of a training on the CPU hold tables together (embed/table.h): each has the rows of its
+ * shards.  Every rank knows the ids of the whole batch, so that no ids travel.  The holder of a row
+ * takes it from the table, puts it into its bank, and sends it to the ranks whose part of the batch
+ * reads it; gradients go the other way (dist/grad_rows.c), and the holder updates the row.  Reads
+ * without training are of another batch on each rank: there ids travel first.  Everything that says
+ * `all ranks call it` must then be called by all, in the same order.
+ *
  * The key of a row is the number of an item, or of a contextual value, in the data that the model
  * was trained on (model/vocabulary.h says which that is); where
  * several features share a table, with the feature's number in the upper 32 bits.  A model owns its
@@ -23,6 +30,25 @@
 #include "nn/limits.h"
 #include "nn/memory.h"
 #include "nn/params.h"
+
+/* Bytes that this rank sent to others, rows and gradients; and what it would send and get if each
+ * row that its part of a batch reads came once, and its gradient left once. */
+typedef struct dynamic_traffic {
+    int64_t sent, least;
+} dynamic_traffic;
+
+/* Rows of a step that ranks hold together; sets of ranks are bits. */
+typedef struct dynamic_holders {
+    uint8_t *rank;  /* (max_rows): which rank holds each row; NULL: this one holds all */
+    uint8_t *has;   /* (max_rows): ranks that have the row in their bank */
+    uint8_t *reads; /* (max_rows): ranks whose part of the last batch reads it */
+    int32_t *own;   /* (max_rows): numbers of the rows of this rank */
+    uint64_t *ids;  /* (max_rows): their ids */
+    uint64_t *uses; /* (max_rows) or NULL: as of the table */
+    float *rows;    /* (max_rows, dim): their values or gradients */
+    int64_t n;      /* of these */
+    dynamic_traffic traffic;
+} dynamic_holders;
 
 /* A feature and its table, which other features may share. */
 typedef struct dynamic_table {
@@ -50,8 +76,15 @@ typedef struct dynamic_table {
     scratch_folder *folder; /* of the store; or NULL */
     uint64_t *coming;       /* host (max_rows): ids announced; NULL where nothing reads ahead */
     int64_t n_read;         /* distinct ids of read-only batches since dynamic_begin_reads */
-    int64_t n_absent;       /* of them, those without a row */
+    int64_t n_absent;       /* of them, those without a row, that this rank holds */
+    double *squares;        /* host (max_rows): sums of squares of the rows' gradients, or NULL */
+    dynamic_holders held;
 } dynamic_table;
+
+typedef struct dynamic_buffer {
+    void *memory;
+    size_t bytes;
+} dynamic_buffer;
 
 typedef struct dynamic_tables {
     backend *be;
@@ -60,7 +93,14 @@ typedef struct dynamic_tables {
     batch numbered; /* the batch, its ids replaced by their numbers */
     uint32_t *items, *context;
     int64_t max_tokens, max_users;
-    int n_taken; /* batches for training since the last update */
+    int n_taken;         /* batches for training since the last update */
+    bool is_host_memory; /* the backend's memory is the host's */
+    comm *comm;          /* ranks that hold the tables together, or NULL */
+    bool has_bf16_wire;
+    bool reads_whole;            /* each rank reads the rows of the whole batch */
+    const uint8_t *user_ranks;   /* (B): which rank has each user of the next batch; NULL: all do */
+    int64_t *n_send, *n_receive; /* host (size of comm) */
+    dynamic_buffer out, in, ids, in_ids;
 } dynamic_tables;
 
 /* Finds the features that the config gives dynamic tables, and replaces their number of ids, in *l
@@ -87,8 +127,12 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
 void dynamic_set_grad(dynamic_table *t, const param *p);
 
 /* Fetches the rows of a batch, for training or read-only; *out is the batch to run, b itself where
- * no table is dynamic.  An id without a row reads as zeros. */
+ * no table is dynamic.  An id without a row reads as zeros.  All ranks call it: for training with
+ * the same batch, after setting user_ranks. */
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out);
+
+/* What a rank calls that has no batch while others read one. */
+status dynamic_take_nothing(dynamic_tables *d);
 
 /* Announces the training batch after the current one: its rows on disk are read while the current
  * batch runs, where the config enables that (pipeline_type 'prefetch'). */
@@ -101,13 +145,14 @@ bool dynamic_reads_ahead(const dynamic_tables *d);
 const uint8_t *dynamic_missing_items(dynamic_tables *d);
 
 /* Reads the n items that have a row: their rows (n, dim), memory of the backend with room for all
- * items; host: item (n), ascending, and row (V + 1), -1 for items without a row. */
+ * items; host: item (n), ascending, and row (V + 1), -1 for items without a row.  All ranks call
+ * it, and all get all items. */
 status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t *row, int32_t *n);
 
 /* Starts counting ids that are read: n_read, n_absent of the tables. */
 void dynamic_begin_reads(dynamic_tables *d);
 
-/* Adds the squares of the rows' gradients to *sum, memory of the backend. */
+/* Adds the squares of the rows' gradients to *sum, memory of the backend.  All ranks call it. */
 status dynamic_add_squares(dynamic_tables *d, double *sum);
 
 /* Updates the rows of all training batches since the last update. */
@@ -115,6 +160,10 @@ status dynamic_update(dynamic_tables *d, const embed_step_args *args);
 
 /* Forgets these batches instead. */
 void dynamic_forget(dynamic_tables *d);
+
+/* A row on the wire, of floats or, with is_bf16, rounded to bfloat16. */
+void dynamic_pack_row(void *to, const float *row, int32_t dim, bool is_bf16);
+void dynamic_unpack_row(float *row, const void *from, int32_t dim, bool is_bf16);
 
 /* Tables without rows. */
 status dynamic_clear(dynamic_tables *d);
@@ -124,10 +173,18 @@ typedef struct dynamic_state {
     int64_t n_rows, n_slots; /* of the levels */
     bool has_store;
     embed_counts since;
+    int n_ranks, n_shards;   /* n_ranks: that hold the table */
+    int64_t n_most;          /* rows of the rank that holds most */
+    dynamic_traffic traffic; /* of the owner's features */
 } dynamic_state;
+
+/* Of what this rank holds. */
 status dynamic_news(dynamic_table *t, dynamic_state *out);
 
-/* Bytes of all rows, wherever they are. */
+/* Of all ranks, which all call it. */
+status dynamic_news_of_all(dynamic_tables *d, dynamic_table *t, dynamic_state *out);
+
+/* Bytes of all rows of this rank, wherever they are. */
 uint64_t dynamic_bytes(const dynamic_tables *d);
 
 #endif

@@ -1,5 +1,5 @@
 /* Dynamic tables of a model from inside: dynamic_make.c makes them, dynamic.c fetches and updates
- * rows, dynamic_store.c keeps some on disk. */
+ * rows, dynamic_store.c keeps some on disk, dynamic_ranks.c exchanges them between ranks. */
 #ifndef HSTU_NN_DYNAMIC_INT_H
 #define HSTU_NN_DYNAMIC_INT_H
 
@@ -19,6 +19,27 @@ id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const b
 /* Fails where a batch does not fit the model. */
 status dynamic_check_size(const dynamic_tables *d, const batch *b);
 status dynamic_check_ids(const dynamic_table *t, const id_list *l);
+
+/* Memory for tables that ranks hold together (dynamic_ranks.c). */
+status dynamic_make_ranks(dynamic_tables *d, nn_memory *memory);
+status dynamic_make_holders(dynamic_table *t, nn_memory *memory);
+void dynamic_free_buffers(dynamic_tables *d);
+
+/* Training: takes the rows of the ids from number `first` on that this rank holds, and sends and
+ * gets what the parts of the batch read. */
+status dynamic_take_held(dynamic_tables *d, dynamic_table *t, const batch *b, int64_t first);
+
+/* Reading: the rows of n ids, t->ids, which may be others on each rank. */
+status dynamic_read_held(dynamic_tables *d, dynamic_table *t, int64_t n);
+
+/* Replaces what this rank found of n items by what all ranks found. */
+status dynamic_merge_found(dynamic_tables *d, int64_t n, uint8_t *is_found);
+
+/* rows (n, dim) of t->ids, the same ids on all ranks. */
+status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float *rows);
+
+/* Records which of the ids that a fetch gave no row. */
+void dynamic_note_missing(dynamic_table *t, const embed_batch *got);
 
 /* Opens the store, if the config names one, and with `reads_ahead` the prefetching store over it:
  * t->store, t->ahead, which holds up to max_ahead rows. */

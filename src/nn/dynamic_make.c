@@ -100,6 +100,10 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
                       int32_t *n_context_values, nn_memory *memory) {
     int64_t n_most = 0;
     d->be = memory->be;
+    d->is_host_memory = strcmp(d->be->name, "cpu") == 0;
+    d->has_bf16_wire = l->has_bf16_wire;
+    d->reads_whole = c->task == TASK_RETRIEVAL; /* negatives are from the whole batch */
+    if (l->comm != NULL && l->comm->size > 1 && d->is_host_memory) d->comm = l->comm;
     d->max_users = l->max_users;
     d->max_tokens = (int64_t)l->max_users * l->max_events;
     for (size_t i = 0; i < c->embeddings.n; i++)
@@ -112,6 +116,7 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
         TRY(choose_features(d, c, e, l, n_context_values, memory));
     }
     if (d->n == 0) return OK;
+    if (d->comm != NULL) TRY(dynamic_make_ranks(d, memory));
     TRY(NN_NEW_HOST(memory, &d->items, d->max_tokens));
     return NN_NEW_HOST(memory, &d->context, d->max_users * l->n_context);
 }
@@ -128,6 +133,7 @@ void dynamic_fini(dynamic_tables *d) {
         embed_destroy(d->item[i].table);
         dynamic_close_store(&d->item[i]);
     }
+    dynamic_free_buffers(d);
     *d = (dynamic_tables){0};
 }
 
@@ -165,6 +171,20 @@ static int64_t n_made(int64_t n_slots) {
     return (n_slots + TABLE_SLOTS - 1) / TABLE_SLOTS * TABLE_SLOTS;
 }
 
+/* Rounds two levels up to a common number of units of buckets, so that ranks can hold them
+ * together: at least as many units as ranks may be, and few enough that rounding adds at most a
+ * sixteenth to a large level. */
+static void align_levels(int64_t capacity[EMBED_LEVELS]) {
+    enum { MIN_UNITS = 8, ROUNDING = 16 };
+    int64_t n0 = n_made(capacity[0]) / TABLE_SLOTS, n1 = n_made(capacity[1]) / TABLE_SLOTS;
+    int64_t least = n0 < n1 ? n0 : n1, unit = least / ROUNDING;
+    if (unit < MIN_UNITS) unit = MIN_UNITS;
+    if (unit > EMBED_SHARDS) unit = EMBED_SHARDS;
+    if (unit > least) unit = least;
+    capacity[0] = (n0 + unit - 1) / unit * unit * TABLE_SLOTS;
+    capacity[1] = (n1 + unit - 1) / unit * unit * TABLE_SLOTS;
+}
+
 static void set_levels(embed_config *out, const config_embedding *e, needs n) {
     int64_t enough = n.n_ids * SLOTS_PER_ID;
     int64_t n_slots = e->capacity < enough ? e->capacity : enough;
@@ -174,6 +194,7 @@ static void set_levels(embed_config *out, const config_embedding *e, needs n) {
     out->is_on_host = n_device == 0;
     out->capacity[0] = n_device == 0 || n_device > n_slots ? n_slots : n_device;
     out->capacity[1] = n_slots - out->capacity[0];
+    if (out->capacity[1] > 0) align_levels(out->capacity);
     log_info("table '%s': dynamic, %s; %" PRId64 " slots on the %s and %" PRId64
              " below for the %" PRId64 " ids of the data (the config allows %" PRId64 ")",
              e->table_name, embed_policy_name(out->policy), n_made(out->capacity[0]),
@@ -202,7 +223,8 @@ static status create_table(dynamic_tables *d, dynamic_table *t, const config *c)
                       .first_scale = INPUT_TABLE_SCALE,
                       .admit_count = (uint32_t)t->config->admission_threshold,
                       .admit_rate = (float)t->config->admission_probability,
-                      .ttl = (uint32_t)t->config->steps_to_live};
+                      .ttl = (uint32_t)t->config->steps_to_live,
+                      .comm = d->comm};
     needs n = needs_of(d, t);
     set_levels(&e, t->config, n);
     TRY(dynamic_open_store(t, t->dim + table_n_state(e.opt, t->dim),
@@ -219,6 +241,8 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
     t->value = p->value + (int64_t)t->first * t->dim;
     if (t->config->evict == STRATEGY_LFU || t->config->admission_threshold > 1)
         TRY(NN_NEW_HOST(memory, &t->uses, t->max_rows));
+    if (d->is_host_memory) TRY(NN_NEW_HOST(memory, &t->squares, t->max_rows));
+    if (d->comm != NULL) TRY(dynamic_make_holders(t, memory));
     if (dynamic_is_owner(t)) TRY(create_table(d, t, c));
     if (t->dim != t->owner->dim)
         return fail(ERR_CONFIG,

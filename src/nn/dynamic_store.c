@@ -40,18 +40,19 @@ bool dynamic_reads_ahead(const dynamic_tables *d) {
     return false;
 }
 
-/* Lists the distinct ids of a batch, ascending, in t->coming, which has room for those of any batch
- * of known ids and size; returns their number.  Leaves `seen` all 0. */
-static int64_t list_coming(dynamic_table *t, const id_list *l) {
+/* Lists the distinct ids of a batch that a rank holds (-1: all), ascending, in t->coming, which has
+ * room for those of any batch of known ids and size; returns their number.  Leaves `seen` all 0. */
+static int64_t list_coming(dynamic_table *t, const id_list *l, int rank) {
     int64_t n = 0;
     for (int64_t i = 0; i < l->n; i++) {
         uint32_t id = l->from[i * l->stride];
         t->seen[id / DYNAMIC_WORD_BITS] |= 1ull << id % DYNAMIC_WORD_BITS;
     }
     for (int64_t word = 0; word <= t->last / DYNAMIC_WORD_BITS; word++) {
-        for (uint64_t bits = t->seen[word]; bits != 0; bits &= bits - 1)
-            t->coming[n++] =
-                t->key_tag | (uint64_t)(word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits));
+        for (uint64_t bits = t->seen[word]; bits != 0; bits &= bits - 1) {
+            uint64_t id = (uint64_t)(word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits)) | t->key_tag;
+            if (rank < 0 || embed_rank_of(t->table, id) == rank) t->coming[n++] = id;
+        }
         t->seen[word] = 0;
     }
     return n;
@@ -64,7 +65,8 @@ status dynamic_announce(dynamic_tables *d, const batch *b) {
         id_list l = dynamic_list_of(d, t, b);
         if (t->owner->ahead == NULL) continue;
         TRY(dynamic_check_ids(t, &l));
-        TRY(embed_prefetch(t->table, list_coming(t, &l), t->coming));
+        TRY(embed_prefetch(t->table, list_coming(t, &l, d->comm != NULL ? d->comm->rank : -1),
+                           t->coming));
     }
     return OK;
 }

@@ -2,7 +2,10 @@
 #ifndef HSTU_NN_LIMITS_H
 #define HSTU_NN_LIMITS_H
 
+#include <stdbool.h>
 #include <stdint.h>
+
+struct comm;
 
 typedef struct model_limits {
     int32_t n_items;                  /* V: items are 1..V; row 0 of the table is padding */
@@ -15,6 +18,8 @@ typedef struct model_limits {
     int64_t time_per_second;
     struct comm *tensor; /* the ranks that share every layer by its heads (hstu_layer.h), all on the
                             CPU; NULL: layers are whole */
+    struct comm *comm;   /* ranks that hold dynamic tables together (nn/dynamic.h), or NULL */
+    bool has_bf16_wire;  /* rows and their gradients travel in bfloat16 */
 } model_limits;
 
 #endif

@@ -303,6 +303,10 @@ static status write_tables(const checkpoint *c, const char *folder) {
     return OK;
 }
 
+status checkpoint_send_tables(const checkpoint *c) {
+    return c->tables != NULL && c->tables->comm != NULL ? write_tables(c, "") : OK;
+}
+
 /* The vocabulary of a run does not change, so all its checkpoints share one file. */
 static status write_vocabulary(const checkpoint *c, const char *run, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES], last[CHECKPOINT_PATH_BYTES], previous[CHECKPOINT_PATH_BYTES];

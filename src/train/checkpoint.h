@@ -71,6 +71,9 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
  * at the same time. */
 status checkpoint_send_parts(const checkpoint *c);
 
+/* What the other ranks call while the first one saves: it needs their rows of dynamic tables. */
+status checkpoint_send_tables(const checkpoint *c);
+
 /* Loads state, parameters and the optimizer's state from a checkpoint's folder; names and shapes
  * must match.  On failure the values are undefined.  Weights alone: model/checkpoint_load.h. */
 status checkpoint_load(checkpoint *c, const char *folder);

@@ -255,7 +255,13 @@ static status gather_scores(evaluator *e) {
     return add_scores(e, e->all_logits, e->all_label, n);
 }
 
-static status end_round(evaluator *e) {
+/* After a round of some batches, one for each of the first ranks; the others must take part where
+ * tables are read. */
+static status end_round(evaluator *e, int n_batches) {
+    comm *c = e->s->comm;
+    if (n_batches > 0 && n_batches < comm_size(c) && c->rank >= n_batches)
+        TRY(dynamic_take_nothing(model_tables(e->s->model)));
+    if (e->s->config->task == TASK_RETRIEVAL) return OK;
     if (comm_size(e->s->comm) > 1) return gather_scores(e);
     int64_t n = e->n_scored;
     e->n_scored = 0;
@@ -436,8 +442,9 @@ static status evaluate_batch(evaluator *e, const batch *b, const model_items *co
     int size = comm_size(e->s->comm), rank = e->s->comm != NULL ? e->s->comm->rank : 0;
     if (i % size == rank && b->n_users > 0)
         TRY(out->is_retrieval ? rank_batch(e, b, corpus, out) : score_batch(e, b));
-    if (out->is_retrieval) return OK;
-    return i % size == size - 1 || b->is_last ? end_round(e) : OK;
+    else if (i % size == rank)
+        TRY(dynamic_take_nothing(model_tables(e->s->model)));
+    return i % size == size - 1 || b->is_last ? end_round(e, i % size + 1) : OK;
 }
 
 static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
@@ -449,17 +456,19 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     out->n_items_ranked = corpus.n;
     dynamic_begin_reads(model_tables(e->s->model));
     progress_begin(&bar, "evaluating", "users", batcher_n_users(e->batches));
+    int64_t n_batches = 0;
     for (int64_t i = 0; st == OK && !is_last && (max_batches == 0 || i < max_batches); i++) {
         const batch *b;
         st = batcher_next(e->batches, &b);
         if (st != OK) break;
         is_last = b->is_last;
+        n_batches++;
         out->n_users += b->n_users;
         st = evaluate_batch(e, b, &corpus, i, out);
         progress_update(&bar, (uint64_t)out->n_users);
     }
     progress_end(&bar);
-    if (st == OK && !is_last && !is_retrieval) st = end_round(e); /* a round of fewer batches */
+    if (st == OK && !is_last) st = end_round(e, (int)(n_batches % comm_size(e->s->comm)));
     out->is_partial = !is_last;
     count_reads(e, out);
     if (st == OK) st = merge_counts(e, out);

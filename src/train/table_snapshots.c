@@ -39,13 +39,14 @@ status table_snapshots_check(const dynamic_tables *tables) {
 }
 
 status table_snapshots_init(table_snapshots *s, dynamic_tables *tables, const char *run,
-                            uint64_t step) {
+                            uint64_t step, bool is_first) {
     char parent[CHECKPOINT_PATH_BYTES];
     TRY(path_join(parent, sizeof parent, run, "snapshots"));
-    remove_later(parent, step);
-    TRY(folder_create(parent, NULL));
+    if (is_first) remove_later(parent, step);
+    if (is_first) TRY(folder_create(parent, NULL));
     TRY(MEM_NEW(&s->since, (size_t)tables->n));
     s->run = run;
+    s->is_first = is_first;
     s->tables = tables;
     for (int i = 0; i < tables->n; i++)
         embed_track_left(tables->item[i].table);
@@ -78,8 +79,17 @@ static void remember_steps(table_snapshots *s) {
     }
 }
 
+/* What ranks other than the first do. */
+static status send_tables(table_snapshots *s) {
+    if (s->tables->comm == NULL) return OK;
+    TRY(write_tables(s, ""));
+    remember_steps(s);
+    return OK;
+}
+
 status table_snapshots_write(table_snapshots *s, uint64_t step) {
     char temporary[CHECKPOINT_PATH_BYTES], folder[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    if (!s->is_first) return send_tables(s);
     snprintf(name, sizeof name, "snapshots/.step-%08" PRIu64 ".tmp", step);
     TRY(path_join(temporary, sizeof temporary, s->run, name));
     snprintf(name, sizeof name, "snapshots/step-%08" PRIu64, step);

@@ -36,6 +36,12 @@ static status meet_before_leaving(trainer *t) {
     return t->s->tensor != NULL ? comm_meet(session_world(t->s)) : OK;
 }
 
+/* Whether rank 0 writes this rank's rows of dynamic tables: where layers are cut, too, the ranks
+ * with the same part of the layers hold the tables together. */
+static bool helps_with_rows(const trainer *t) {
+    return t->s->tensor == NULL || comm_is_first(t->s->tensor);
+}
+
 static status save(trainer *t, bool is_best) {
     TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
@@ -45,6 +51,8 @@ static status save(trainer *t, bool is_best) {
                             dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
     else if (has_first_part(t))
         TRY(checkpoint_send_parts(&t->saved));
+    else if (helps_with_rows(t))
+        TRY(checkpoint_send_tables(&t->saved));
     t->saved_step = t->saved.state.step;
     return OK;
 }
@@ -125,7 +133,7 @@ static status do_snapshot(trainer *t) {
     uint64_t step = t->saved.state.step, every = (uint64_t)t->o->snapshot_every;
     if (every == 0 || (step % every != 0 && step != t->n_steps)) return OK;
     TRY(trainer_settle(t));
-    return trainer_is_first(t) ? table_snapshots_write(&t->snapshots, step) : OK;
+    return helps_with_rows(t) ? table_snapshots_write(&t->snapshots, step) : OK;
 }
 
 static void show_progress(trainer *t) {
@@ -245,7 +253,7 @@ static status loop(trainer *t) {
         TRY(evaluate_test(t));
     else if (t->last.n == 0) /* nothing was left to do */
         TRY(evaluator_run(t->held_out, 0, &t->last));
-    if (trainer_is_first(t) || has_first_part(t)) TRY(trainer_log_samples(t));
+    TRY(trainer_log_samples(t));
     TRY(meet_before_leaving(t));
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
 }
@@ -296,16 +304,20 @@ static status set_values(trainer *t) {
     return OK;
 }
 
-static status begin_new(trainer *t) {
+static status check_new(const trainer *t) {
     char path[CHECKPOINT_PATH_BYTES], found[CHECKPOINT_PATH_BYTES];
     TRY(path_join(path, sizeof path, t->o->run, "config.json"));
     /* Checkpoints without a config are a run, too: ours would be mixed with them. */
-    if (file_exists(path) || checkpoint_find(t->o->run, found) == OK)
-        return fail(ERR_USAGE,
-                    "%s: there is a run already; go on with --resume, or choose another --out",
-                    t->o->run);
+    if (!file_exists(path) && checkpoint_find(t->o->run, found) != OK) return OK;
+    return fail(ERR_USAGE,
+                "%s: there is a run already; go on with --resume, or choose another --out",
+                t->o->run);
+}
+
+static status begin_new(trainer *t) {
     /* First, so that a run that cannot start leaves no folder. */
     TRY(set_values(t));
+    if (!trainer_is_first(t)) return OK;
     TRY(folder_create(t->o->run, NULL));
     TRY(run_lock(t->o->run, &t->lock));
     TRY(checkpoint_check_run(t->o->run));
@@ -361,17 +373,21 @@ static status check_best_by(trainer *t) {
                 t->o->run, state->best_by);
 }
 
+/* What one rank does before all resume. */
+static status repair(trainer *t) {
+    if (!folder_exists(t->o->run)) return OK;
+    TRY(run_lock(t->o->run, &t->lock));
+    TRY(checkpoint_check_run(t->o->run));
+    checkpoint_prune(t->o->run, INT_MAX / 2); /* only what killed processes left */
+    return OK;
+}
+
 /* Resumes from the last checkpoint.  The seed is the run's, whatever the config says now. */
 static status resume(trainer *t) {
     char folder[CHECKPOINT_PATH_BYTES];
     split_rule wanted = t->saved.state.split.rule;
     char text[SPLIT_TEXT_BYTES];
     uint64_t seed = t->saved.state.seed;
-    if (trainer_is_first(t) && folder_exists(t->o->run)) {
-        TRY(run_lock(t->o->run, &t->lock));
-        TRY(checkpoint_check_run(t->o->run));
-        checkpoint_prune(t->o->run, INT_MAX / 2); /* only what killed processes left */
-    }
     if (checkpoint_is_to_come(t->o->run)) return begin_again(t);
     TRY(checkpoint_find_last(t->o->run, folder));
     TRY(check_same_data(t, folder));
@@ -396,15 +412,12 @@ static status resume(trainer *t) {
     return trainer_write_config(t);
 }
 
-/* Rank 0 makes the folder, or repairs what a killed process left there; the others follow when that
- * is done. */
+/* Rank 0 looks at the folder first, and repairs what a killed process left there; then all ranks
+ * load or set values together. */
 static status begin(trainer *t) {
-    if (!trainer_is_first(t)) TRY(comm_meet(session_world(t->s)));
-    if (t->o->is_resume)
-        TRY(resume(t));
-    else
-        TRY(trainer_is_first(t) ? begin_new(t) : set_values(t));
-    return trainer_is_first(t) ? comm_meet(session_world(t->s)) : OK;
+    if (trainer_is_first(t)) TRY(t->o->is_resume ? repair(t) : check_new(t));
+    TRY(comm_meet(session_world(t->s)));
+    return t->o->is_resume ? resume(t) : begin_new(t);
 }
 
 /* The split has to be known before the batches are made: as given or, resumed, as it was. */
@@ -431,9 +444,9 @@ static status run(trainer *t) {
     t->saved.state.patience = t->o->patience;
     TRY(make_parts(t));
     TRY(begin(t));
-    if (t->o->snapshot_every > 0 && trainer_is_first(t))
+    if (t->o->snapshot_every > 0 && helps_with_rows(t))
         TRY(table_snapshots_init(&t->snapshots, model_tables(t->s->model), t->o->run,
-                                 t->saved.state.step));
+                                 t->saved.state.step, trainer_is_first(t)));
     if (trainer_is_first(t)) {
         TRY(run_log_open(&t->log, t->o->run));
         TRY(tracker_open(&t->track, &t->o->track, t->o->run, t->saved.state.step));

@@ -71,7 +71,7 @@ void trainer_log_memory(const trainer *t);
 status trainer_write_config(trainer *t);
 
 /* The line of the baselines, at the start of a run, and that of the sample recommendations, before
- * its end (trainer_extras.c); for the log alone. */
+ * its end (trainer_extras.c); for the log alone.  All ranks call the second. */
 status trainer_log_baselines(trainer *t);
 status trainer_log_samples(trainer *t);
 

@@ -242,6 +242,20 @@ static void write_done(const trainer *t, const train_event *e, json_writer *w) {
     if (t->saved.state.patience > 0) json_key_bool(w, "stopped_early", e->is_out_of_patience);
 }
 
+/* How the ranks share a table, and what that moved. */
+static void write_ranks(const char *name, const dynamic_state *s, json_writer *w) {
+    double sent = (double)s->traffic.sent, least = (double)s->traffic.least;
+    if (s->n_ranks == 1) return;
+    json_key_int(w, "ranks", s->n_ranks);
+    json_key_int(w, "shards", s->n_shards);
+    json_key_int(w, "rows_of_fullest_rank", s->n_most);
+    json_key_int(w, "bytes_sent", s->traffic.sent);
+    json_key_int(w, "bytes_least", s->traffic.least);
+    log_info("table '%s': %d shards on %d ranks, at most %" PRId64 " rows on one; %.2f MB of rows "
+             "and gradients sent, %.3f of each rank's different ids once each way",
+             name, s->n_shards, s->n_ranks, s->n_most, sent / 1e6, least > 0 ? sent / least : 0);
+}
+
 /* One table: how full it is, and where the ids of the epoch were found. */
 static void write_table(const char *name, const dynamic_state *s, json_writer *w) {
     const embed_counts *c = &s->since;
@@ -261,6 +275,7 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
     json_key_int(w, "rejected", c->n_rejected);
     json_key_int(w, "refused", c->n_refused);
     json_key_int(w, "expired", c->n_expired);
+    write_ranks(name, s, w);
     json_object_close(w);
     log_info("table '%s': %" PRId64 " rows, load %.3f; %.2f %% of ids in level 0, %.2f %% in level "
              "1; %" PRId64 " new, %" PRId64 " evicted, %" PRId64 " rejected",
@@ -283,7 +298,7 @@ static void write_tables(const trainer *t, json_writer *w) {
     json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
         if (!dynamic_is_owner(&tables->item[i])) continue;
-        status st = dynamic_news(&tables->item[i], &state);
+        status st = dynamic_news_of_all(tables, &tables->item[i], &state);
         if (st != OK) {
             w->state = st; /* json_finish tells it */
             return;
@@ -378,9 +393,19 @@ void trainer_log_memory(const trainer *t) {
              (of_model + state) / 1e9);
 }
 
+/* The first rank tells what all ranks' tables hold. */
+static status help_with_tables(trainer *t) {
+    dynamic_tables *tables = model_tables(t->s->model);
+    dynamic_state state;
+    for (int i = 0; i < tables->n && tables->comm != NULL; i++)
+        if (dynamic_is_owner(&tables->item[i]))
+            TRY(dynamic_news_of_all(tables, &tables->item[i], &state));
+    return OK;
+}
+
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
                     const eval_result *metrics) {
-    if (!trainer_is_first(t)) return OK;
+    if (!trainer_is_first(t)) return kind == EVENT_EPOCH ? help_with_tables(t) : OK;
     train_event e = make_event(t, kind, sums, metrics);
     json_writer w;
     buf line;

@@ -66,6 +66,17 @@ static status read_piece(means *m, uint32_t first, uint32_t n, float *rows, uint
     return OK;
 }
 
+/* Where ranks hold the table together, each has read its own rows: others are zeros there. */
+static status share_rows(means *m) {
+    comm *c = m->j->c->tables->comm;
+    int64_t n = (int64_t)m->data->n_items + 1;
+    if (c == NULL) return OK;
+    all_reduce_args rows = {COMM_F32, COMM_SUM, n * (int64_t)m->dim, m->rows, m->rows};
+    all_reduce_args flags = {COMM_U8, COMM_MAX, n, m->has_row, m->has_row};
+    TRY(c->ops->all_reduce(c, &rows));
+    return c->ops->all_reduce(c, &flags);
+}
+
 static status read_dynamic(means *m) {
     float *rows = NULL;
     uint8_t is_found[PIECE];
@@ -75,7 +86,7 @@ static status read_dynamic(means *m) {
     for (uint32_t first = 1; first < end && st == OK; first += PIECE)
         st = read_piece(m, first, end - first < PIECE ? end - first : PIECE, rows, is_found);
     mem_free(rows);
-    return st;
+    return st == OK ? share_rows(m) : st;
 }
 
 static status read_rows(means *m) {

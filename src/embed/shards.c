@@ -1,0 +1,268 @@
+/* Tables that several ranks hold together (table.h): which shard a key belongs to, which rank holds
+ * it, and all rows on one rank.
+ *
+ * A shard is a range of hashes, and so is a bucket: buckets are ranges of equal width.  Shards end
+ * where buckets of all levels end, so a rank's shards are whole, consecutive buckets of each level,
+ * and eviction, which looks at one bucket, is the same on any number of ranks. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "embed/table_int.h"
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* The first of `n` things that belongs to part k of n_parts; thing i belongs to i * n_parts / n. */
+static int64_t first_of(int64_t k, int64_t n_parts, int64_t n) {
+    return (k * n + n_parts - 1) / n_parts;
+}
+
+embed_shards embed_shards_make(const comm *c, const int64_t *n_buckets, int n_levels) {
+    embed_shards s = {.n_units = n_buckets[0], .size = 1};
+    for (int i = 1; i < n_levels; i++)
+        s.n_units = common_divisor(s.n_units, n_buckets[i]);
+    s.n = s.n_units < EMBED_SHARDS ? (int)s.n_units : EMBED_SHARDS;
+    if (c != NULL) s.rank = c->rank, s.size = c->size;
+    s.first = (int)first_of(s.rank, s.size, s.n);
+    s.end = (int)first_of(s.rank + 1, s.size, s.n);
+    int64_t first = first_of(s.first, s.n, s.n_units), end = first_of(s.end, s.n, s.n_units);
+    for (int i = 0; i < n_levels; i++) {
+        s.first_bucket[i] = first * (n_buckets[i] / s.n_units);
+        s.n_buckets[i] = (end - first) * (n_buckets[i] / s.n_units);
+    }
+    return s;
+}
+
+int embed_shard_of(const embed_table *t, uint64_t key) {
+    const embed_shards *s = &t->shards;
+    return (int)(table_bucket(table_hash(key), s->n_units) * s->n / s->n_units);
+}
+
+int embed_rank_of(const embed_table *t, uint64_t key) {
+    return embed_shard_of(t, key) * t->shards.size / t->shards.n;
+}
+
+int embed_n_shards(const embed_table *t) {
+    return t->shards.n;
+}
+
+int64_t embed_n_slots(const embed_table *t) {
+    return (t->level[0].n_buckets + t->level[1].n_buckets) * TABLE_SLOTS;
+}
+
+int64_t embed_n_own_slots(const embed_table *t) {
+    return (t->shards.n_buckets[0] + t->shards.n_buckets[1]) * TABLE_SLOTS;
+}
+
+/* Rows on their way, as one block: keys, scores, rows, stamps. */
+typedef struct parcel {
+    uint64_t *keys, *scores;
+    float *rows;
+    uint32_t *stamps;
+} parcel;
+
+static size_t parcel_row_bytes(int32_t n_floats) {
+    return 2 * sizeof(uint64_t) + sizeof(uint32_t) + (size_t)n_floats * sizeof(float);
+}
+
+static parcel parcel_at(void *memory, int64_t n, int32_t n_floats) {
+    uint64_t *keys = memory;
+    float *rows = (float *)(keys + 2 * n);
+    return (parcel){keys, keys + n, rows, (uint32_t *)(rows + n * n_floats)};
+}
+
+static void parcel_add(const parcel *p, int64_t at, const embed_rows *rows, int64_t i) {
+    size_t n_floats = (size_t)rows->n_floats;
+    p->keys[at] = rows->keys[i];
+    if (rows->rows == NULL) return; /* keys alone */
+    p->scores[at] = rows->scores[i];
+    p->stamps[at] = rows->stamps[i];
+    memcpy(p->rows + (size_t)at * n_floats, rows->rows + (size_t)i * n_floats,
+           n_floats * sizeof(float));
+}
+
+static embed_rows parcel_view(const parcel *p, int64_t n, int32_t n_floats) {
+    return (embed_rows){n, p->keys, p->scores, p->stamps, p->rows, n_floats};
+}
+
+status embed_keep_own(const embed_table *t, const embed_rows *rows, embed_rows *own,
+                      void **memory) {
+    int64_t n = 0;
+    *memory = NULL;
+    *own = *rows;
+    if (t->shards.size == 1) return OK;
+    TRY(mem_alloc(memory, (size_t)rows->n, parcel_row_bytes(rows->n_floats)));
+    parcel p = parcel_at(*memory, rows->n, rows->n_floats);
+    for (int64_t i = 0; i < rows->n; i++)
+        if (embed_is_own(t, rows->keys[i])) parcel_add(&p, n++, rows, i);
+    *own = parcel_view(&p, n, rows->n_floats);
+    return OK;
+}
+
+/* What sends rows to rank 0, or gets them there. */
+typedef struct gathering {
+    embed_table *t;
+    int64_t *n_send, *n_receive; /* (size) */
+    void *memory;                /* of one parcel */
+    size_t bytes;
+} gathering;
+
+static status reserve(gathering *g, int64_t n) {
+    size_t bytes = (size_t)n * parcel_row_bytes(g->t->n_floats);
+    if (bytes <= g->bytes && g->memory != NULL) return OK;
+    mem_free(g->memory);
+    g->memory = NULL;
+    TRY(mem_alloc_raw(&g->memory, bytes, 1));
+    g->bytes = bytes;
+    return OK;
+}
+
+/* n rows from a rank to rank 0; every rank calls it. */
+static status move_parcel(gathering *g, int from, int64_t n) {
+    comm *c = g->t->config.comm;
+    g->n_send[0] = c->rank == from ? n : 0;
+    g->n_receive[from] = c->rank == 0 ? n : 0;
+    all_to_all_args a = {.row_bytes = (int64_t)parcel_row_bytes(g->t->n_floats),
+                         .n_send = g->n_send,
+                         .n_receive = g->n_receive,
+                         .from = c->rank == from ? g->memory : NULL,
+                         .to = c->rank == 0 ? g->memory : NULL};
+    status st = c->ops->all_to_all(c, &a);
+    g->n_send[0] = g->n_receive[from] = 0;
+    return st;
+}
+
+/* Tells all ranks how many rows come next. */
+static status tell_count(gathering *g, int from, int64_t *n) {
+    comm *c = g->t->config.comm;
+    return c->ops->broadcast(c, n, sizeof *n, from);
+}
+
+static status send_rows(void *ctx, const embed_rows *rows) {
+    gathering *g = ctx;
+    int64_t n = rows->n;
+    TRY(reserve(g, n));
+    parcel p = parcel_at(g->memory, n, rows->n_floats);
+    for (int64_t i = 0; i < n; i++)
+        parcel_add(&p, i, rows, i);
+    TRY(tell_count(g, g->t->shards.rank, &n));
+    return move_parcel(g, g->t->shards.rank, n);
+}
+
+/* The rows of another rank, up to a count of 0. */
+static status receive_rows(gathering *g, int from, embed_visit visit, void *ctx) {
+    bool is_first = g->t->shards.rank == 0;
+    for (int64_t n;;) {
+        TRY(tell_count(g, from, &n));
+        if (n == 0) return OK;
+        if (is_first) TRY(reserve(g, n));
+        TRY(move_parcel(g, from, n));
+        if (!is_first) continue;
+        parcel p = parcel_at(g->memory, n, g->t->n_floats);
+        embed_rows rows = parcel_view(&p, n, g->t->n_floats);
+        TRY(visit(ctx, &rows));
+    }
+}
+
+static status gather_tier(gathering *g, int tier, int64_t since, embed_visit visit, void *ctx) {
+    const embed_shards *s = &g->t->shards;
+    int64_t end = 0;
+    if (s->rank == 0) TRY(embed_walk_tier(g->t, tier, since, visit, ctx));
+    for (int from = 1; from < s->size; from++) {
+        if (from != s->rank) {
+            TRY(receive_rows(g, from, visit, ctx));
+            continue;
+        }
+        TRY(embed_walk_tier(g->t, tier, since, send_rows, g));
+        TRY(tell_count(g, from, &end));
+    }
+    return OK;
+}
+
+status embed_gather(embed_table *t, int64_t since, embed_visit visit, void *ctx) {
+    gathering g = {.t = t};
+    size_t size = (size_t)t->shards.size;
+    if (size == 1) return embed_export(t, since, visit, ctx);
+    status st = MEM_NEW(&g.n_send, size);
+    if (st == OK) st = MEM_NEW(&g.n_receive, size);
+    for (int tier = 0; tier < EMBED_TIERS && st == OK; tier++)
+        st = gather_tier(&g, tier, since, visit, ctx);
+    mem_free(g.n_send);
+    mem_free(g.n_receive);
+    mem_free(g.memory);
+    return st;
+}
+
+static status sum_ranks(const embed_table *t, int64_t *values, int64_t n) {
+    comm *c = t->config.comm;
+    all_reduce_args a = {COMM_I64, COMM_SUM, n, values, values};
+    return t->shards.size == 1 ? OK : c->ops->all_reduce(c, &a);
+}
+
+/* What each rank has of `bytes` bytes each, one rank after the other, on all ranks: *out, which the
+ * caller frees, (*n, bytes). */
+static status gather_blocks(const embed_table *t, const void *own, int64_t n_own, size_t bytes,
+                            void **out, int64_t *n) {
+    comm *c = t->config.comm;
+    size_t size = (size_t)t->shards.size;
+    int64_t *n_rows;
+    *n = 0;
+    TRY(MEM_NEW(&n_rows, size));
+    n_rows[t->shards.rank] = n_own;
+    status st = sum_ranks(t, n_rows, (int64_t)size);
+    for (size_t r = 0; r < size; r++)
+        *n += n_rows[r];
+    if (st == OK) st = mem_alloc(out, (size_t)*n, bytes);
+    all_gather_args a = {.row_bytes = (int64_t)bytes, .n_rows = n_rows, .from = own, .to = *out};
+    if (st == OK && size > 1) st = c->ops->all_gather(c, &a);
+    if (st == OK && size == 1 && n_own > 0) memcpy(*out, own, (size_t)n_own * bytes);
+    mem_free(n_rows);
+    return st;
+}
+
+static int by_key(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static status gather_gone(embed_totals *all, embed_table *t, int64_t since) {
+    uint64_t *own = NULL;
+    int64_t n = 0;
+    TRY(embed_left_since(t, since, &own, &n));
+    status st = gather_blocks(t, own, n, sizeof *own, (void **)&all->gone, &all->n_gone);
+    if (st == OK) qsort(all->gone, (size_t)all->n_gone, sizeof *all->gone, by_key);
+    mem_free(own);
+    return st;
+}
+
+static status gather_seen(embed_totals *all, const embed_table *t) {
+    const sketch *own = &t->seen;
+    size_t bytes = sketch_part_n(own) * sizeof *own->counter;
+    int64_t n;
+    all->seen.mask = own->mask;
+    TRY(gather_blocks(t, own->counter, own->n, bytes, (void **)&all->seen.counter, &n));
+    TRY(gather_blocks(t, own->n_seen, own->n, sizeof *own->n_seen, (void **)&all->seen.n_seen, &n));
+    all->seen.n = (int)n;
+    return OK;
+}
+
+status embed_totals_gather(embed_totals *out, embed_table *t, int64_t since) {
+    *out = (embed_totals){0};
+    for (int i = 0; i < EMBED_TIERS; i++)
+        TRY(embed_tier_size(t, i, &out->tier_rows[i]));
+    TRY(sum_ranks(t, out->tier_rows, EMBED_TIERS));
+    if (since > 0) TRY(gather_gone(out, t, since));
+    return t->config.admit_count > 1 ? gather_seen(out, t) : OK;
+}
+
+void embed_totals_fini(embed_totals *a) {
+    mem_free(a->gone);
+    sketch_fini(&a->seen);
+}

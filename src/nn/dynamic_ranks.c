@@ -1,0 +1,302 @@
+/* Dynamic tables that ranks hold together (dynamic.h): rows on their way between ranks.
+ *
+ * In a training step every rank knows the ids of the whole batch and which rank has which user, so
+ * it can tell what each other rank needs and will send: rows travel without a word about them, each
+ * once to each rank that reads it.  The ranks of the CPU are few (dist/leaves.h): a set of them is
+ * a byte. */
+#include <string.h>
+
+#include "base/half.h"
+#include "nn/dynamic_int.h"
+
+enum { MAX_RANKS = 8 };
+
+static status reserve(dynamic_buffer *b, size_t bytes) {
+    if (bytes <= b->bytes && b->memory != NULL) return OK;
+    mem_free(b->memory);
+    *b = (dynamic_buffer){0};
+    TRY(mem_alloc_raw(&b->memory, bytes, 1));
+    b->bytes = bytes;
+    return OK;
+}
+
+void dynamic_free_buffers(dynamic_tables *d) {
+    mem_free(d->out.memory);
+    mem_free(d->in.memory);
+    mem_free(d->ids.memory);
+    mem_free(d->in_ids.memory);
+}
+
+status dynamic_make_ranks(dynamic_tables *d, nn_memory *memory) {
+    if (d->comm->size > MAX_RANKS)
+        return fail(ERR_USAGE, "%d ranks; dynamic tables can be held by at most %d on the CPU",
+                    d->comm->size, MAX_RANKS);
+    TRY(NN_NEW_HOST(memory, &d->n_send, d->comm->size));
+    return NN_NEW_HOST(memory, &d->n_receive, d->comm->size);
+}
+
+status dynamic_make_holders(dynamic_table *t, nn_memory *memory) {
+    dynamic_holders *h = &t->held;
+    TRY(NN_NEW_HOST(memory, &h->rank, t->max_rows));
+    TRY(NN_NEW_HOST(memory, &h->has, t->max_rows));
+    TRY(NN_NEW_HOST(memory, &h->reads, t->max_rows));
+    TRY(NN_NEW_HOST(memory, &h->own, t->max_rows));
+    TRY(NN_NEW_HOST(memory, &h->ids, t->max_rows));
+    if (t->uses != NULL) TRY(NN_NEW_HOST(memory, &h->uses, t->max_rows));
+    return NN_NEW_HOST(memory, &h->rows, (int64_t)t->max_rows * t->dim);
+}
+
+static int64_t sum_of(const int64_t *n, int size) {
+    int64_t sum = 0;
+    for (int r = 0; r < size; r++)
+        sum += n[r];
+    return sum;
+}
+
+/* n_send rows to each rank, n_receive of each, of d->out and d->in or of other memory. */
+static status exchange(dynamic_tables *d, int64_t row_bytes, const void *from, void *to) {
+    all_to_all_args a = {.row_bytes = row_bytes,
+                         .n_send = d->n_send,
+                         .n_receive = d->n_receive,
+                         .from = from,
+                         .to = to};
+    return d->comm->ops->all_to_all(d->comm, &a);
+}
+
+/* Bytes of a row on the wire. */
+static size_t wire_bytes(const dynamic_tables *d, const dynamic_table *t) {
+    return (size_t)t->dim * (d->has_bf16_wire ? sizeof(uint16_t) : sizeof(float));
+}
+
+void dynamic_pack_row(void *to, const float *row, int32_t dim, bool is_bf16) {
+    uint16_t *half = to;
+    if (!is_bf16) memcpy(to, row, (size_t)dim * sizeof *row);
+    for (int32_t c = 0; c < dim && is_bf16; c++)
+        half[c] = half_bf16_from_float(row[c]);
+}
+
+void dynamic_unpack_row(float *row, const void *from, int32_t dim, bool is_bf16) {
+    const uint16_t *half = from;
+    if (!is_bf16) memcpy(row, from, (size_t)dim * sizeof *row);
+    for (int32_t c = 0; c < dim && is_bf16; c++)
+        row[c] = half_bf16_to_float(half[c]);
+}
+
+/* Which ranks read which rows of this batch. */
+static void mark_reads(const dynamic_tables *d, dynamic_table *t, const batch *b) {
+    uint8_t all = (uint8_t)((1u << d->comm->size) - 1), *reads = t->held.reads;
+    bool is_item = t->feature == ITEM_FEATURE;
+    memset(reads, 0, (size_t)t->n);
+    for (int32_t u = 0; u < b->n_users; u++) {
+        bool by_all = d->user_ranks == NULL || (is_item && d->reads_whole);
+        uint8_t ranks = by_all ? all : (uint8_t)(1u << d->user_ranks[u]);
+        if (!is_item) {
+            reads[t->place[b->context[(int64_t)u * b->n_context + t->feature]] - 1] |= ranks;
+            continue;
+        }
+        for (int32_t i = b->offsets[u]; i < b->offsets[u + 1]; i++)
+            reads[t->place[b->item[i]] - 1] |= ranks;
+    }
+}
+
+/* Takes the rows from number `first` on that this rank holds to its bank. */
+static status take_own(dynamic_tables *d, dynamic_table *t, int64_t first) {
+    dynamic_holders *h = &t->held;
+    const embed_batch *got;
+    int64_t from = h->n;
+    for (int64_t i = first; i < t->n; i++) {
+        h->rank[i] = (uint8_t)embed_rank_of(t->table, t->ids[i]);
+        h->has[i] = (uint8_t)(1u << h->rank[i]);
+        if (h->rank[i] != d->comm->rank) continue;
+        h->own[h->n] = (int32_t)i;
+        h->ids[h->n] = t->ids[i];
+        if (h->uses != NULL) h->uses[h->n] = t->uses[i];
+        h->n++;
+    }
+    if (t->n == first) return OK;
+    float *rows = h->rows + from * t->dim;
+    TRY(embed_take_rows(t->table, true, h->n - from, h->ids + from,
+                        h->uses != NULL ? h->uses + from : NULL, rows, &got));
+    for (int64_t k = from; k < h->n; k++)
+        memcpy(t->value + (int64_t)h->own[k] * t->dim, h->rows + k * t->dim,
+               (size_t)t->dim * sizeof *rows);
+    dynamic_note_missing(t, got);
+    return OK;
+}
+
+/* Whether row i goes from its holder to rank r now. */
+static bool travels(const dynamic_holders *h, int64_t i, int from, int to) {
+    return h->rank[i] == from && (h->reads[i] & ~h->has[i]) >> to & 1;
+}
+
+static void count_rows(dynamic_tables *d, const dynamic_table *t) {
+    for (int r = 0; r < d->comm->size; r++) {
+        d->n_send[r] = d->n_receive[r] = 0;
+        for (int64_t i = 0; i < t->n; i++) {
+            d->n_send[r] += travels(&t->held, i, d->comm->rank, r);
+            d->n_receive[r] += travels(&t->held, i, r, d->comm->rank);
+        }
+    }
+}
+
+static status exchange_rows(dynamic_tables *d, dynamic_table *t) {
+    size_t bytes = wire_bytes(d, t);
+    TRY(reserve(&d->out, (size_t)sum_of(d->n_send, d->comm->size) * bytes));
+    TRY(reserve(&d->in, (size_t)sum_of(d->n_receive, d->comm->size) * bytes));
+    char *out = d->out.memory;
+    const char *in = d->in.memory;
+    for (int r = 0; r < d->comm->size; r++)
+        for (int64_t i = 0; i < t->n; i++) {
+            if (!travels(&t->held, i, d->comm->rank, r)) continue;
+            dynamic_pack_row(out, t->value + i * t->dim, t->dim, d->has_bf16_wire);
+            out += bytes;
+        }
+    TRY(exchange(d, (int64_t)bytes, d->out.memory, d->in.memory));
+    for (int r = 0; r < d->comm->size; r++)
+        for (int64_t i = 0; i < t->n; i++) {
+            if (!travels(&t->held, i, r, d->comm->rank)) continue;
+            dynamic_unpack_row(t->value + i * t->dim, in, t->dim, d->has_bf16_wire);
+            in += bytes;
+        }
+    t->held.traffic.sent += sum_of(d->n_send, d->comm->size) * (int64_t)bytes;
+    return OK;
+}
+
+/* Which of the same rows the table rejected or refused. */
+static status exchange_missing(dynamic_tables *d, dynamic_table *t) {
+    TRY(reserve(&d->ids, (size_t)sum_of(d->n_send, d->comm->size)));
+    TRY(reserve(&d->in_ids, (size_t)sum_of(d->n_receive, d->comm->size)));
+    uint8_t *out = d->ids.memory;
+    const uint8_t *in = d->in_ids.memory;
+    for (int r = 0; r < d->comm->size; r++)
+        for (int64_t i = 0; i < t->n; i++)
+            if (travels(&t->held, i, d->comm->rank, r)) *out++ = t->has_no_row[i];
+    TRY(exchange(d, 1, d->ids.memory, d->in_ids.memory));
+    for (int r = 0; r < d->comm->size; r++)
+        for (int64_t i = 0; i < t->n; i++) {
+            if (!travels(&t->held, i, r, d->comm->rank)) continue;
+            t->has_no_row[i] = *in++;
+            t->n_missing += t->has_no_row[i];
+        }
+    return OK;
+}
+
+status dynamic_take_held(dynamic_tables *d, dynamic_table *t, const batch *b, int64_t first) {
+    dynamic_holders *h = &t->held;
+    int64_t n_read = 0;
+    TRY(take_own(d, t, first));
+    mark_reads(d, t, b);
+    for (int64_t i = 0; i < t->n; i++)
+        n_read += h->reads[i] >> d->comm->rank & 1;
+    h->traffic.least += 2 * n_read * t->dim * (int64_t)sizeof(float);
+    count_rows(d, t);
+    TRY(exchange_rows(d, t));
+    if (d->reads_whole && t->feature == ITEM_FEATURE) TRY(exchange_missing(d, t));
+    for (int64_t i = 0; i < t->n; i++)
+        h->has[i] |= h->reads[i];
+    return OK;
+}
+
+/* How many ids each rank asks each other for: n_send here becomes n_receive there. */
+static status exchange_counts(dynamic_tables *d) {
+    int64_t n_send[MAX_RANKS], one[MAX_RANKS];
+    all_to_all_args a = {.row_bytes = sizeof(int64_t),
+                         .n_send = one,
+                         .n_receive = one,
+                         .from = n_send,
+                         .to = d->n_receive};
+    for (int r = 0; r < d->comm->size; r++) {
+        n_send[r] = d->n_send[r];
+        one[r] = 1;
+    }
+    return d->comm->ops->all_to_all(d->comm, &a);
+}
+
+/* Sends the ids to their holders; d->in_ids has what this rank is asked for. */
+static status ask(dynamic_tables *d, dynamic_table *t, int64_t n) {
+    int size = d->comm->size;
+    TRY(reserve(&d->ids, (size_t)n * sizeof *t->ids));
+    uint64_t *to = d->ids.memory;
+    for (int r = 0; r < size; r++) {
+        d->n_send[r] = 0;
+        for (int64_t i = 0; i < n; i++) {
+            if (r == 0) t->held.rank[i] = (uint8_t)embed_rank_of(t->table, t->ids[i]);
+            if (t->held.rank[i] != r) continue;
+            *to++ = t->ids[i];
+            d->n_send[r]++;
+        }
+    }
+    TRY(exchange_counts(d));
+    TRY(reserve(&d->in_ids, (size_t)sum_of(d->n_receive, size) * sizeof *t->ids));
+    return exchange(d, sizeof *t->ids, d->ids.memory, d->in_ids.memory);
+}
+
+/* d->out = the rows that this rank is asked for. */
+static status answer(dynamic_tables *d, dynamic_table *t) {
+    const uint64_t *ids = d->in_ids.memory;
+    const embed_batch *got;
+    size_t row = (size_t)t->dim * sizeof(float);
+    TRY(reserve(&d->out, (size_t)sum_of(d->n_receive, d->comm->size) * row));
+    float *rows = d->out.memory;
+    for (int r = 0; r < d->comm->size; r++) {
+        int64_t n = d->n_receive[r];
+        if (n == 0) continue;
+        TRY(embed_take_rows(t->table, false, n, ids, NULL, rows, &got));
+        t->n_absent += got->n_absent;
+        ids += n;
+        rows += n * t->dim;
+    }
+    return OK;
+}
+
+/* Rows are always exact here: what is read is measured, not trained on. */
+status dynamic_read_held(dynamic_tables *d, dynamic_table *t, int64_t n) {
+    int64_t row = (int64_t)t->dim * (int64_t)sizeof(float);
+    TRY(ask(d, t, n));
+    TRY(answer(d, t));
+    TRY(reserve(&d->in, (size_t)(n * row)));
+    int64_t *swapped = d->n_send;
+    d->n_send = d->n_receive;
+    d->n_receive = swapped;
+    TRY(exchange(d, row, d->out.memory, d->in.memory));
+    const float *in = d->in.memory;
+    for (int r = 0; r < d->comm->size; r++)
+        for (int64_t i = 0; i < n; i++) {
+            if (t->held.rank[i] != r) continue;
+            memcpy(t->value + i * t->dim, in, (size_t)row);
+            in += t->dim;
+        }
+    return OK;
+}
+
+status dynamic_merge_found(dynamic_tables *d, int64_t n, uint8_t *is_found) {
+    all_reduce_args a = {COMM_U8, COMM_MAX, n, is_found, is_found};
+    return d->comm->ops->all_reduce(d->comm, &a);
+}
+
+status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float *rows) {
+    dynamic_holders *h = &t->held;
+    const embed_batch *got;
+    size_t row = (size_t)t->dim * sizeof *rows;
+    h->n = 0;
+    memset(d->n_receive, 0, (size_t)d->comm->size * sizeof *d->n_receive);
+    for (int64_t i = 0; i < n; i++) {
+        h->rank[i] = (uint8_t)embed_rank_of(t->table, t->ids[i]);
+        d->n_receive[h->rank[i]]++;
+        if (h->rank[i] == d->comm->rank) h->ids[h->n++] = t->ids[i];
+    }
+    if (h->n > 0) TRY(embed_take_rows(t->table, false, h->n, h->ids, NULL, h->rows, &got));
+    h->n = 0;
+    TRY(reserve(&d->in, (size_t)n * row));
+    all_gather_args a = {
+        .row_bytes = (int64_t)row, .n_rows = d->n_receive, .from = h->rows, .to = d->in.memory};
+    TRY(d->comm->ops->all_gather(d->comm, &a));
+    const float *in = d->in.memory;
+    for (int r = 0; r < d->comm->size; r++)
+        for (int64_t i = 0; i < n; i++) {
+            if (h->rank[i] != r) continue;
+            memcpy(rows + i * t->dim, in, row);
+            in += t->dim;
+        }
+    return OK;
+}
