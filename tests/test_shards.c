@@ -155,8 +155,7 @@ TEST(shards_of_one_level_evict_as_one_rank) {
 /* Rows move between levels, and get a row at the second use: counts are by shard, too.  A sketch of
  * a table before there were shards would be forgotten. */
 TEST(shards_of_two_levels_admit_as_one_rank) {
-    static const char *const names[] = {last_files[0], last_files[1],
-                                        "last/rank-0-of-1/seen.safetensors"};
+    const char *const names[] = {last_files[0], last_files[1], "last/rank-0-of-1/seen.safetensors"};
     shard_case c = {.config = {.dim = DIM,
                                .opt = ROW_ADAM,
                                .policy = POLICY_LFU,
@@ -173,9 +172,9 @@ TEST(shards_of_two_levels_admit_as_one_rank) {
 
 /* Incremental snapshots: rows expire and are evicted between the two. */
 TEST(shards_write_what_changed_as_one_rank) {
-    static const char *const names[] = {
-        last_files[0], last_files[1], "first/rank-0-of-1/manifest.json",
-        "since/rank-0-of-1/manifest.json", "since/rank-0-of-1/gone.safetensors"};
+    const char *const names[] = {last_files[0], last_files[1], "first/rank-0-of-1/manifest.json",
+                                 "since/rank-0-of-1/manifest.json",
+                                 "since/rank-0-of-1/gone.safetensors"};
     shard_case c = {.config = {.dim = DIM,
                                .opt = ROW_ROWWISE_ADAGRAD,
                                .policy = POLICY_STEP,
