@@ -352,3 +352,19 @@ TEST(train_full_disk_says_so_and_keeps_the_last) {
     CHECK_OK(checkpoint_verify(run_path("run/last")));
     free(said(0, "train --resume --gin-config-file m.gin --data data --out run --epochs 3"));
 }
+
+/* An option that does nothing says so. */
+TEST(train_says_where_the_wire_has_no_effect) {
+    static const char command[] =
+        "'%s' train --gin-config-file configs/demo.gin --data '%s' --out '%s/run' --max-iters 1 "
+        "--device cpu --wire %s";
+    char *text;
+    CHECK_EQ(test_command(&text, command, test_program(), synth_folder(), test_folder(), "int4"),
+             2);
+    CHECK_CONTAINS(text, "--wire int4: the choices are float32 and bfloat16");
+    free(text);
+    CHECK_EQ(
+        test_command(&text, command, test_program(), synth_folder(), test_folder(), "bfloat16"), 0);
+    CHECK_CONTAINS(text, "--wire bfloat16 has no effect");
+    free(text);
+}

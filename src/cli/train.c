@@ -25,6 +25,7 @@
 #include "dist/group.h"
 #include "dist/start.h"
 #include "model/checkpoint_load.h"
+#include "nn/dynamic.h"
 #include "profile/profiler.h"
 #include "train/generated.h"
 #include "train/protocol.h"
@@ -327,6 +328,14 @@ static void tell_groups(const rank_grid *grid, const config *c) {
              (long long)(c->network.n_heads / tensor), (long long)c->network.n_heads);
 }
 
+/* Nothing is rounded where no rows travel. */
+static void tell_wire(const train_args *args, const session *s) {
+    const dynamic_tables *t = model_tables(s->model);
+    if (has_bf16_wire(args) && (t->n == 0 || t->comm == NULL))
+        log_info("note: --wire bfloat16 has no effect: it is for dynamic tables that several ranks "
+                 "of the CPU hold together (--ranks G --device cpu)");
+}
+
 static status open_session(session *s, const train_args *args, const config *c, work *w,
                            const rank_grid *grid) {
     session_ranks ranks = {.data = w->comm};
@@ -335,6 +344,7 @@ static status open_session(session *s, const train_args *args, const config *c, 
     ranks.has_bf16_wire = has_bf16_wire(args);
     TRY(session_open_ranks(s, c, work_data(w), w->be, &ranks));
     tell_groups(grid, c);
+    tell_wire(args, s);
     return OK;
 }
 
