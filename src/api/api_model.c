@@ -38,7 +38,8 @@ void hstu_model_close(hstu_model *m) {
     mem_free(m);
 }
 
-/* The numbers that scoring gives, from a scorer of one candidate. */
+/* The names of the numbers that scoring gives: only a scorer knows them, so one is made for a
+ * single candidate. */
 static status name_columns(hstu_model *m) {
     const uint32_t item = 1;
     scorer *s = NULL;

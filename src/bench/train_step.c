@@ -128,7 +128,7 @@ static bool is_cpu(const backend *be) {
 
 typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;
 
-/* Draws the weights; for FOR_SPEED the gradient check draws them first. */
+/* Draws the weights, for FOR_SPEED within the gradient check. */
 static status begin(bench_loop *l, purpose why, train_bench_result *r) {
     if (why == FOR_SPEED) return check_gradient(l, &r->slope);
     /* Records must begin before any step is recorded as a graph: busy.h. */

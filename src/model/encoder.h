@@ -17,8 +17,8 @@ struct bert_layer;
 struct sequences;
 typedef struct encoder_layers {
     void *ctx;
-    /* Before a batch of this shape, outside of what is recorded: makes what it needs.  *key changes
-     * with all that recorded steps depend on; 0: this batch runs as usual. */
+    /* Called before a batch, not while a CUDA graph is captured: allocates what this shape needs.
+     * A graph may be replayed for batches with the same *key; 0: run this batch without a graph. */
     status (*begin)(void *ctx, const struct sequences *s, uint64_t *key);
     /* x (T, E) becomes the output of layer l. */
     status (*run)(void *ctx, const struct bert_layer *l, const struct sequences *s,

@@ -4,7 +4,8 @@
 
 #include "base/mem.h"
 
-/* Rows to leave out for an average user; a batch with longer histories has fewer users. */
+/* Seen items of an average user: a batch has memory for this many a user, and fewer users where
+ * histories are longer. */
 enum { MEAN_SEEN = 1024 };
 
 struct recommender {

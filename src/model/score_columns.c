@@ -53,7 +53,7 @@ static void finish_bits(const score_columns *c, const float *logit, float *to) {
         to[i] = (float)(1 / (1 + exp(-(double)logit[i])));
 }
 
-/* A head may be wider than there are ratings: what is no rating has no part in it. */
+/* Softmax over the logits of the ratings alone: a head may have more logits than ratings. */
 static void finish_classes(const score_columns *c, const float *logit, float *to) {
     double sum = 0, mean = 0;
     float most = logit[0];

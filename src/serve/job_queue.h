@@ -6,9 +6,9 @@
  * cache, so that the rate includes how much the cache saves on average.  A job is admitted where
  * the same cutting into batches, done in advance, ends in time for it and for everybody whom it
  * delays, with a margin.  The margin is learnt, too: it is the factor by which predictions of jobs
- * that came near their deadlines are exceeded once in a hundred batches.  Who is admitted is
- * computed, also late: what is ahead of it was admitted within its own deadline, so a stall of the
- * machine is over as soon as that is done.
+ * that came near their deadlines are exceeded once in a hundred batches.  A job that
+ * was admitted always runs, even if it has become late: the queue ahead of a new job is never
+ * longer than a deadline, so after a stall of the machine the delay lasts no longer than that.
  *
  * There is no clock and no lock in it: the caller says what time it is and sees to it that one
  * thread at a time calls. */

@@ -272,9 +272,10 @@ static void add_rest(kv_cache *c, const kv_token *tokens, int32_t n, uint64_t ch
     }
 }
 
-/* A last page that others continue in another way, and of which less is equal than follows: its
- * tokens are computed again, into a page of this sequence's own.  So sequences that begin alike,
- * with the same contextual tokens say, do not keep each other out. */
+/* The last page found may belong to a sequence that goes on differently after the first few tokens.
+ * Where this sequence still has more tokens to store than it would reuse there, it does not reuse
+ * them and starts a page of its own.  So sequences with the same beginning, contextual tokens say,
+ * do not keep each other out of the cache. */
 static void leave_last(kv_cache *c, const kv_token *tokens, int32_t n, kv_lease *lease) {
     int32_t equal = lease->n_reused % KV_PAGE, first = lease->n_reused - equal;
     int32_t count = n - first < KV_PAGE ? n - first : KV_PAGE;

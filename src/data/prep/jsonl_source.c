@@ -14,7 +14,7 @@ static int *choice_of(column_choice *c, csv_role role) {
                                : &c->action;
 }
 
-/* The wanted members become the layout; each must be in the first rows. */
+/* Which members are the user, the item, ...: each must occur in one of the sampled rows. */
 static status find_members(table_reader *r, const sample *s) {
     column_choice *c = &r->choice;
     c->user = c->item = c->time = c->action = -1;
