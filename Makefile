@@ -133,14 +133,14 @@ $B/hstu-mpi.so: $(MPI_SRC) src/dist/mpi_plugin.h
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O2 -fPIC -shared $(WARN) -Isrc $(MPI_SRC) -o $@ || \
 		{ rm -f $@; echo 'note: $(MPICC) does not work here: no ranks of mpirun'; }
 
-# It has what recording needs and nothing else, and no symbol but InitializeInjection is seen outside; compiled
+# It has what recording needs and nothing else, and no symbol but InitializeInjection* is seen outside; compiled
 # by itself because it is loaded into programs without sanitizers.
-INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/graph_nodes profile/record_write \
+INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/graph_nodes profile/nvtx profile/record_write \
 	base/clock base/env base/escape base/hash base/log base/mem base/status)
 $B/hstu-inject.so: $(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/flags
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -shared $(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude \
-		-Isrc $(CFLAGS) $(INJECT_ALL) $(LDFLAGS) -lpthread -ldl -o $@
+		-Isrc $(CFLAGS) $(INJECT_ALL) $(LDFLAGS) -Wl,-z,nodelete -lpthread -ldl -o $@
 
 tests: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $B/tests/golden $B/tests/flip
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)

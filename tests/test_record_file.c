@@ -94,7 +94,9 @@ static status ignore(void *ctx, const gpu_record *r) {
     return OK;
 }
 
+/* A new file each time: cutting an old one short makes some file systems write it out at once. */
 static void write_bytes(const char *path, const char *bytes, size_t n) {
+    (void)unlink(path);
     FILE *f = fopen(path, "wb");
     CHECK(f != NULL && fwrite(bytes, 1, n, f) == n && fclose(f) == 0);
 }

@@ -70,6 +70,7 @@ status env_set_injection(const char *library, const char *folder, int signal, bo
     char number[16];
     snprintf(number, sizeof number, "%d", signal);
     if (setenv("CUDA_INJECTION64_PATH", library, 1) != 0 ||
+        setenv("NVTX_INJECTION64_PATH", library, 1) != 0 ||
         setenv("HSTU_PROFILE_RECORDS", folder, 1) != 0 ||
         setenv("HSTU_PROFILE_SIGNAL", number, 1) != 0 ||
         setenv("HSTU_PROFILE_UNIFIED", has_unified ? "1" : "0", 1) != 0)

@@ -70,11 +70,10 @@ static status check(const profile_args *a) {
 static status profile_a_program(const profile_args *a, char **argv) {
     profile p;
     char failed[256];
-    if (a->range != NULL) return fail(ERR_USAGE, "--range names a range of hstu's own commands");
     if (a->active > 0)
         return fail(ERR_USAGE, "--active counts steps of hstu's own training; other programs are "
                                "recorded whole, or by a signal (--toggle-by)");
-    const other_options o = {a->toggle, a->has_unified};
+    const other_options o = {a->toggle, a->has_unified, a->range};
     status st = profile_program(&p, argv, a->view.out, &o, failed);
     if (st == OK) st = profile_show(&p, &a->view);
     profile_fini(&p);
@@ -147,7 +146,7 @@ status cmd_profile(int argc, char **argv) {
          0, 0},
         {"--range", ARG_TEXT, &a.range, "NAME",
          "Keep what happens inside the ranges of this name, such as 'optimizer' or 'layer forward "
-         "0'.",
+         "0'; in other programs those of NVTX.",
          0, 0},
         {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--out", ARG_TEXT, &a.view.out, "DIR",
@@ -156,7 +155,9 @@ status cmd_profile(int argc, char **argv) {
          0, 0},
         {"--sort-by", ARG_TEXT, &a.view.sort_by, "KEY",
          "Of the table of ops: self_cpu_time_total, cpu_time_total, self_cuda_time_total, "
-         "cuda_time_total or count.",
+         "cuda_time_total, count, or (with --memory) self_cpu_memory_usage, cpu_memory_usage and "
+         "the "
+         "same of cuda.",
          0, 0},
         {"--row-limit", ARG_INT, &a.view.row_limit, "N", "Rows of a table (default 100; -1: all).",
          -1, 1 << 30},

@@ -11,8 +11,9 @@
 bool is_program(const char *name);
 
 typedef struct other_options {
-    int toggle;       /* the signal that switches recording on and off, or 0 */
-    bool has_unified; /* unified memory too */
+    int toggle;        /* the signal that switches recording on and off, or 0 */
+    bool has_unified;  /* unified memory too */
+    const char *range; /* keep what is inside NVTX's ranges of this name; NULL: everything */
 } other_options;
 
 /* Runs the program with its output on stderr, waits, and fills the profile, which is to be ended by

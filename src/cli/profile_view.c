@@ -65,8 +65,11 @@ static void tell_cost(const profile *p) {
                  r->peak_flop / 1e12, r->peak_bytes / 1e9);
     double wall = (double)profile_recorded_ns(p);
     double share = wall > 0 ? 100 * (double)r->n_spans * p->span_ns / wall : 0;
-    log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)", r->n_spans,
-             wall / 1e9, share, p->span_ns);
+    if (p->span_ns > 0)
+        log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)",
+                 r->n_spans, wall / 1e9, share, p->span_ns);
+    else
+        log_info("%zu spans in %.3f s", r->n_spans, wall / 1e9);
     if (r->schedule.active > 0)
         log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
     double with, without;
@@ -127,6 +130,10 @@ static status show_memory(const memory_log *m, const profile_view *v) {
     if (st == OK && text.n_bytes > 0) st = write_file(v->out, "memory_by_owner", ".csv", &text);
     bool is_csv = v->format != NULL && strcmp(v->format, "csv") == 0;
     if (st == OK && is_csv && text.n_bytes > 0) printf("%s\n", buf_str(&text));
+    buf_clear(&text);
+    bool is_json = v->format != NULL && strcmp(v->format, "json") == 0;
+    if (st == OK && is_json) st = memory_log_json(m, &text);
+    if (st == OK && is_json) printf("%s", buf_str(&text));
     buf_clear(&text);
     if (st == OK) st = memory_log_text(m, &text);
     bool is_table = v->format != NULL && strcmp(v->format, "table") == 0;

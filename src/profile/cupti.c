@@ -73,6 +73,7 @@ enum { N_KINDS = sizeof kinds / sizeof kinds[0], N_GPU_KINDS = 3 };
     X(cuptiActivityPopExternalCorrelationId)                                                       \
     X(cuptiGetCallbackName)                                                                        \
     X(cuptiActivityConfigureUnifiedMemoryCounter)                                                  \
+    X(cuptiSetThreadIdType)                                                                        \
     X(cuptiSubscribe)                                                                              \
     X(cuptiUnsubscribe)                                                                            \
     X(cuptiEnableCallback)                                                                         \
@@ -158,6 +159,7 @@ static bool load(void) {
     FUNCTIONS(AS_LOOKUP)
     if (missing == NULL) {
         cupti.library = library; /* never closed: CUPTI has threads and callbacks of its own */
+        cupti.cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM); /* as nvtx.c has them */
         return true;
     }
     snprintf(cupti.reason, sizeof cupti.reason, "libcupti has no %s", missing);

@@ -35,13 +35,14 @@ typedef enum {
     HOST_FAULT,      /* of the CPU */
     GPU_CALL,        /* of CUDA's runtime or driver, on the host */
     GPU_LINK,        /* what was launched under `correlation` belongs to the mark `mark` */
+    HOST_RANGE,      /* of the program itself (nvtx.h); stream 1: it may overlap others */
     GPU_DEVICE       /* what a GPU is: no time */
 } gpu_record_kind;
 
 typedef struct gpu_record {
     gpu_record_kind kind;
     uint64_t start_ns, end_ns;
-    const char *name; /* of a kernel, mangled; of a call; else NULL */
+    const char *name; /* of a kernel, mangled; of a call or a range; else NULL */
     uint64_t bytes;   /* of a copy or a memset */
     uint32_t correlation, device, stream, thread;
     uint64_t mark;

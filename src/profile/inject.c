@@ -1,7 +1,8 @@
-/* hstu-inject.so: what CUDA loads into a program that `hstu profile -- PROGRAM` starts.
+/* hstu-inject.so: what CUDA and NVTX load into a program that `hstu profile -- PROGRAM` starts.
  *
  * CUDA's driver loads the library that CUDA_INJECTION64_PATH names when a process first uses a GPU,
- * and calls InitializeInjection.  From then on CUPTI's records go into a file (record_file.h),
+ * and calls InitializeInjection; NVTX does the same with NVTX_INJECTION64_PATH at the first range
+ * (nvtx.h).  From then on CUPTI's records and ranges go into a file (record_file.h),
  * which is complete when the program ends: by exit, or by a signal that it does not catch itself. A
  * thread of ours writes what is there four times a second, so that a process that is killed, or
  * ends by _exit, loses little.  The program's own behaviour is left alone: whatever fails here is
@@ -19,9 +20,11 @@
 
 #include "base/env.h"
 #include "profile/cupti.h"
+#include "profile/nvtx.h"
 #include "profile/record_file.h"
 
 int InitializeInjection(void);
+int InitializeInjectionNvtx2(nvtx_tables tables);
 
 enum { WRITE_EVERY_MS = 250 };
 
@@ -29,6 +32,8 @@ static struct {
     pthread_mutex_t lock; /* guards writer and is_done */
     record_writer *writer;
     atomic_bool is_done;      /* the file is complete, or not this process's */
+    atomic_bool is_wanted;    /* records are; ranges have nothing to be switched on for */
+    atomic_bool has_cuda;     /* the driver is there, so CUPTI may be started */
     atomic_bool is_recording; /* CUPTI records */
     pthread_mutex_t control;  /* one starts or stops CUPTI at a time */
     uint64_t n_lost;
@@ -37,12 +42,22 @@ static struct {
 } injected = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .control = PTHREAD_MUTEX_INITIALIZER, .pipe = {-1, -1}};
 
+/* Asked before the lock: in a forked child nobody may be left to open it. */
 static status add_record(void *ctx, const gpu_record *r) {
     (void)ctx;
+    if (injected.is_done) return OK;
     pthread_mutex_lock(&injected.lock);
     status st = injected.is_done ? OK : record_writer_add(injected.writer, r);
     pthread_mutex_unlock(&injected.lock);
     return st;
+}
+
+static bool is_wanted(void) {
+    return injected.is_wanted && !injected.is_done;
+}
+
+static void add_range(const gpu_record *r) {
+    (void)add_record(NULL, r);
 }
 
 static void note(const char *text) {
@@ -57,8 +72,11 @@ static void note(const char *text) {
 static void start_recording(void) {
     const cupti_sink sink = {NULL, NULL, add_record};
     pthread_mutex_lock(&injected.control);
-    injected.is_recording = cupti_start(&sink, true);
-    if (!injected.is_recording) note(cupti_reason());
+    injected.is_wanted = true;
+    if (injected.has_cuda && !injected.is_recording) {
+        injected.is_recording = cupti_start(&sink, true);
+        if (!injected.is_recording) note(cupti_reason());
+    }
     pthread_mutex_unlock(&injected.control);
 }
 
@@ -76,6 +94,7 @@ static void stop_recording(void) {
     uint64_t n_lost = 0;
     bool is_complete;
     pthread_mutex_lock(&injected.control);
+    injected.is_wanted = false;
     if (injected.is_recording) {
         wait_for_gpu();
         (void)cupti_stop(&is_complete, &n_lost);
@@ -121,7 +140,7 @@ static void die_by(int number) {
 static void answer(int number) {
     if (number != injected.toggle)
         die_by(number);
-    else if (injected.is_recording)
+    else if (injected.is_wanted)
         stop_recording();
     else
         start_recording();
@@ -134,8 +153,8 @@ static void *keep_writing(void *unused) {
         char number;
         int n = poll(&wait, 1, WRITE_EVERY_MS);
         if (n > 0 && read(injected.pipe[0], &number, 1) == 1) answer(number);
-        if (n != 0 || !injected.is_recording) continue;
-        cupti_flush_complete();
+        if (n != 0 || !injected.is_wanted) continue;
+        if (injected.is_recording) cupti_flush_complete();
         pthread_mutex_lock(&injected.lock);
         if (!injected.is_done) (void)record_writer_flush(injected.writer);
         pthread_mutex_unlock(&injected.lock);
@@ -166,18 +185,37 @@ static void catch_signals(void) {
     if (injected.toggle > 0) catch_signal(injected.toggle, true);
 }
 
-/* Called by CUDA.  1: all is well, which CUDA does not ask about. */
-__attribute__((visibility("default"))) int InitializeInjection(void) {
+/* Once a process, by whoever comes first.  False where there is nothing to record into. */
+static bool begin(void) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static bool is_called;
     bool has_unified;
+    pthread_mutex_lock(&lock);
     const char *folder = env_injection(&injected.toggle, &has_unified);
-    if (is_called || folder == NULL) return 1;
-    is_called = true;
-    if (has_unified) cupti_want_unified();
-    if (record_writer_create(&injected.writer, folder) != OK) return 1;
-    pthread_atfork(NULL, NULL, leave_to_parent);
-    atexit(finish);
-    if (injected.toggle == 0) start_recording();
-    catch_signals();
+    if (!is_called && folder != NULL) {
+        is_called = true;
+        if (has_unified) cupti_want_unified();
+        if (record_writer_create(&injected.writer, folder) == OK) {
+            pthread_atfork(NULL, NULL, leave_to_parent);
+            atexit(finish);
+            injected.is_wanted = injected.toggle == 0;
+            catch_signals();
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return injected.writer != NULL;
+}
+
+/* Called by CUDA.  1: all is well, which CUDA does not ask about. */
+__attribute__((visibility("default"))) int InitializeInjection(void) {
+    if (injected.has_cuda || !begin()) return 1;
+    injected.has_cuda = true;
+    if (injected.is_wanted) start_recording();
     return 1;
+}
+
+/* Called by NVTX; 0: its functions do nothing. */
+__attribute__((visibility("default"))) int InitializeInjectionNvtx2(nvtx_tables tables) {
+    const nvtx_sink sink = {is_wanted, add_range};
+    return begin() && nvtx_attach(tables, &sink);
 }

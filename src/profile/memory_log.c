@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/csv_write.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "base/mem.h"
 
 typedef struct memory_block {
@@ -106,14 +107,17 @@ void memory_log_add(memory_log *log, const void *at, uint64_t bytes, const char 
     pthread_mutex_unlock(&log->lock);
 }
 
-void memory_log_remove(memory_log *log, const void *at) {
+uint64_t memory_log_remove(memory_log *log, const void *at) {
+    uint64_t bytes = 0;
     pthread_mutex_lock(&log->lock);
     memory_block *b = at != NULL && log->n_slots > 0 ? slot_of(log, at) : NULL;
     if (b != NULL && b->at != NULL) {
+        bytes = b->bytes;
         remove_block(log, b);
         note_event(log);
     }
     pthread_mutex_unlock(&log->lock);
+    return bytes;
 }
 
 static int by_peak(const void *a, const void *b) {
@@ -159,4 +163,29 @@ status memory_log_csv(const memory_log *log, buf *out) {
         TRY(buf_char(out, '\n'));
     }
     return OK;
+}
+
+status memory_log_json(const memory_log *log, buf *out) {
+    const memory_owner *owner[MEMORY_MAX_OWNERS];
+    int n = sorted(log, owner);
+    json_writer w;
+    if (n == 0) return OK;
+    json_begin(&w, out, 0);
+    json_object_open(&w);
+    json_key_string(&w, "report", "memory_by_owner");
+    json_key(&w, "rows");
+    json_array_open(&w);
+    for (int i = 0; i < n; i++) {
+        json_object_open(&w);
+        json_key_int(&w, "At Peak (bytes)", (int64_t)owner[i]->at_peak);
+        json_key_int(&w, "Own Peak (bytes)", (int64_t)owner[i]->largest);
+        json_key_int(&w, "At End (bytes)", (int64_t)owner[i]->live);
+        json_key_int(&w, "Blocks", (int64_t)owner[i]->n_blocks);
+        json_key_string(&w, "Owner", owner[i]->name);
+        json_object_close(&w);
+    }
+    json_array_close(&w);
+    json_object_close(&w);
+    TRY(json_finish(&w));
+    return buf_char(out, '\n');
 }

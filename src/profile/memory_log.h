@@ -43,11 +43,12 @@ void memory_log_fini(memory_log *log);
 
 /* Without memory of its own the log loses a block, and says nothing. */
 void memory_log_add(memory_log *log, const void *at, uint64_t bytes, const char *owner);
-void memory_log_remove(memory_log *log, const void *at);
+uint64_t memory_log_remove(memory_log *log, const void *at); /* how many bytes; 0: not known */
 
 /* A table: owner, bytes at the peak, its own peak, what is still there, blocks; "" where there is
  * nothing. */
 status memory_log_text(const memory_log *log, buf *out);
 status memory_log_csv(const memory_log *log, buf *out);
+status memory_log_json(const memory_log *log, buf *out);
 
 #endif

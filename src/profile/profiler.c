@@ -67,10 +67,12 @@ static void end_range(void) {
 static void note_memory(const void *at, uint64_t bytes) {
     if (!options.has_memory) return;
     int top = n_ranges < MAX_RANGES ? n_ranges : MAX_RANGES;
+    int64_t change = (int64_t)bytes;
     if (bytes == 0)
-        memory_log_remove(&current->memory, at);
+        change = -(int64_t)memory_log_remove(&current->memory, at);
     else
         memory_log_add(&current->memory, at, bytes, top > 0 ? ranges[top - 1] : "other");
+    if (options.has_host && change != 0) recorder_note_memory(&current->recorder, change);
 }
 
 /* Steps with a kernel of a new shape, or an evaluation between two of them, are why medians are
@@ -143,6 +145,10 @@ static void call_name(const char *from, char out[RECORDER_NAME_BYTES]) {
         *end = '\0';
 }
 
+static bool is_of_thread(const gpu_record *r) {
+    return r->kind == GPU_CALL || r->kind == HOST_RANGE;
+}
+
 /* A link has no time; it is kept as a call, and resolved when all records are there. */
 status profile_add(profile *p, const gpu_record *r) {
     char name[RECORDER_NAME_BYTES];
@@ -167,7 +173,7 @@ status profile_add(profile *p, const gpu_record *r) {
               .graph_op = r->graph_op,
               .is_first = r->is_first,
               .has_work = r->has_work,
-              .lane = (uint16_t)(r->kind == GPU_CALL ? r->thread : r->stream),
+              .lane = (uint16_t)(is_of_thread(r) ? r->thread : r->stream),
               .device = (uint8_t)r->device};
     if (r->kind == GPU_LINK) {
         s.kind = N_SPAN_KINDS;
@@ -176,6 +182,9 @@ status profile_add(profile *p, const gpu_record *r) {
         s.kind = SPAN_KERNEL;
         kernel_name(r->name, name, sizeof name);
         recorder_add(&p->recorder, &s, name, &r->launch);
+    } else if (r->kind == HOST_RANGE) {
+        s.kind = SPAN_RANGE;
+        recorder_add(&p->recorder, &s, r->name, NULL);
     } else if (r->kind == GPU_CALL) {
         s.kind = SPAN_CALL;
         call_name(r->name, name);
@@ -216,6 +225,7 @@ status profiler_start(profile *p, const profiler_options *o) {
     TRY(measure_cost(&p->span_ns));
     options = *o;
     current = p;
+    p->recorder.has_memory = o->has_memory && o->has_host;
     watched = NULL;
     range_watch(&watcher);
     p->start_ns = clock_ns();
@@ -301,4 +311,6 @@ uint64_t profile_recorded_ns(const profile *p) {
 void profile_fini(profile *p) {
     memory_log_fini(&p->memory);
     recorder_fini(&p->recorder);
+    mem_free(p->lanes);
+    p->lanes = NULL;
 }

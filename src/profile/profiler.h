@@ -35,8 +35,17 @@ typedef struct unified_sums {
     uint64_t in_bytes, out_bytes, gpu_faults, host_faults;
 } unified_sums;
 
+/* A thread of another program. */
+typedef struct profile_lane {
+    int64_t pid;
+    uint32_t thread;
+    bool may_overlap; /* ranges that do not nest have a row of their own */
+} profile_lane;
+
 typedef struct profile {
     recorder recorder;
+    profile_lane *lanes; /* what the lanes of the host are; NULL: threads of this process */
+    size_t n_lanes;
     unified_sums unified;
     memory_log memory; /* empty where it was not asked for */
     uint64_t start_ns, end_ns;

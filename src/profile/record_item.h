@@ -7,8 +7,9 @@
 #include "profile/recorder.h"
 
 /* The size of a record is in the header: a file of another build is refused. */
-#define RECORD_HEADER "hstu records 1, %d bytes\n"
+#define RECORD_HEADER "hstu records 2, %d bytes\n"
 enum { RECORD_HEADER_BYTES = 32, RECORD_MAX_NAME = 4096, RECORD_MAX_NAMES = 1 << 20 };
+enum { RECORD_KEPT_NAMES = 1 << 16 }; /* the writer's limit; one more says that it was reached */
 
 typedef enum { ITEM_PROCESS = 1, ITEM_NAME, ITEM_RECORD, ITEM_NOTE, ITEM_GPU, ITEM_END } item_kind;
 

@@ -43,7 +43,7 @@ static status read_record(reader *r, const uint8_t *bytes, size_t n) {
     stored_record s;
     if (n != sizeof s) return broken(r, "a record has the wrong size");
     memcpy(&s, bytes, sizeof s);
-    bool needs_name = s.kind == GPU_KERNEL || s.kind == GPU_CALL;
+    bool needs_name = s.kind == GPU_KERNEL || s.kind == GPU_CALL || s.kind == HOST_RANGE;
     if (s.kind >= GPU_DEVICE || s.name < (needs_name ? 0 : -1) || s.name >= (int64_t)r->n_names ||
         s.end_ns < s.start_ns)
         return broken(r, "a record is wrong");

@@ -80,12 +80,18 @@ static status grow_slots(record_writer *w) {
     return OK;
 }
 
-/* The number of a name; a new one is written first. */
+/* The number of a name; a new one is written first.  A program may give every range a name of its
+ * own: the last of them share one. */
 static status intern(record_writer *w, const char *given, int32_t *out) {
     char name[RECORD_MAX_NAME];
     snprintf(name, sizeof name, "%s", given);
     if (2 * w->n_names >= w->n_slots) TRY(grow_slots(w));
-    size_t at = slot_of(w, name), n = strlen(name);
+    size_t at = slot_of(w, name);
+    if (w->slots[at] < 0 && w->n_names >= RECORD_KEPT_NAMES) {
+        snprintf(name, sizeof name, "(further names)");
+        at = slot_of(w, name);
+    }
+    size_t n = strlen(name);
     if (w->slots[at] < 0) {
         TRY(MEM_RESERVE(&w->text, &w->text_capacity, w->n_text + n + 1));
         TRY(MEM_RESERVE(&w->names, &w->names_capacity, w->n_names + 1));

@@ -203,6 +203,14 @@ void recorder_end(recorder *r, uint64_t bytes) {
     pthread_mutex_unlock(&r->lock);
 }
 
+void recorder_note_memory(recorder *r, int64_t bytes) {
+    pthread_mutex_lock(&r->lock);
+    recorder_thread *t = this_thread(r);
+    int top = t == NULL ? 0 : t->depth < RECORDER_MAX_DEPTH ? t->depth : RECORDER_MAX_DEPTH;
+    if (top > 0 && t->open[top - 1].index >= 0) r->spans[t->open[top - 1].index].memory += bytes;
+    pthread_mutex_unlock(&r->lock);
+}
+
 void recorder_set_work(recorder *r, int64_t index, double flop, double moved) {
     pthread_mutex_lock(&r->lock);
     if (index >= 0 && (size_t)index < r->n_spans) {

@@ -49,19 +49,20 @@ typedef struct gpu_facts {
 typedef struct span {
     uint64_t start_ns, end_ns; /* of clock_ns */
     uint64_t child_ns;         /* of the host: time in the spans right inside it */
-    uint64_t bytes;            /* of a copy or a memset; of memory asked for by an op */
-    int64_t op;                /* the span around it, on the GPU the one that launched it; or
-                                  RECORDER_NO_OP */
-    int64_t number;            /* of a range */
-    double flop, moved;        /* the work of an op (work.h), of a kernel in a graph; 0: unknown */
-    int32_t name;              /* in names */
-    int32_t launch;            /* in launches, or -1 */
-    int32_t graph_op;          /* of a kernel in a graph that is replayed: 1 + the name of the op
-                                  that was recorded; 0: none */
-    bool has_work;             /* of an op, or of a kernel of one in a graph: its work is known */
-    bool is_first;             /* ... and the first one of its op */
-    uint32_t correlation;      /* of a call and what it launched; 0: none */
-    uint16_t lane;             /* thread of the host, stream of the GPU */
+    uint64_t bytes;            /* of a copy or a memset */
+    int64_t memory;       /* of the device: allocated right inside it, less what was released */
+    int64_t op;           /* the span around it, on the GPU the one that launched it; or
+                             RECORDER_NO_OP */
+    int64_t number;       /* of a range */
+    double flop, moved;   /* the work of an op (work.h), of a kernel in a graph; 0: unknown */
+    int32_t name;         /* in names */
+    int32_t launch;       /* in launches, or -1 */
+    int32_t graph_op;     /* of a kernel in a graph that is replayed: 1 + the name of the op
+                             that was recorded; 0: none */
+    bool has_work;        /* of an op, or of a kernel of one in a graph: its work is known */
+    bool is_first;        /* ... and the first one of its op */
+    uint32_t correlation; /* of a call and what it launched; 0: none */
+    uint16_t lane;        /* thread of the host, stream of the GPU */
     uint8_t kind, device;
 } span;
 
@@ -85,6 +86,7 @@ typedef struct recorder {
     int64_t step; /* seen so far */
     bool is_on;   /* spans are taken */
     bool is_paused;
+    bool has_memory; /* memory is noted, though perhaps none was allocated */
 
     span *spans;
     size_t n_spans, capacity;
@@ -121,6 +123,9 @@ void recorder_stop(recorder *r);
  * may name as its op; RECORDER_NO_OP while nothing is taken. */
 int64_t recorder_begin(recorder *r, span_kind kind, const char *name, int64_t number);
 void recorder_end(recorder *r, uint64_t bytes);
+
+/* The innermost span of the calling thread allocated memory of the device; below 0: released it. */
+void recorder_note_memory(recorder *r, int64_t bytes);
 
 /* The work of a span that recorder_begin returned. */
 void recorder_set_work(recorder *r, int64_t index, double flop, double moved);

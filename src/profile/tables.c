@@ -36,7 +36,9 @@ enum {
     OP_GPU_SHARE,
     OP_GPU_TOTAL,
     OP_GPU_AVERAGE,
-    OP_CALLS
+    OP_CALLS,
+    OP_MEMORY,
+    OP_MEMORY_SELF
 };
 #define OF_HOST                                                                                    \
     {"Name", COLUMN_NAME, 0}, {"Self CPU %", COLUMN_PERCENT, OP_SELF_SHARE},                       \
@@ -44,13 +46,23 @@ enum {
         {"CPU total", COLUMN_TIME, OP_TOTAL}, {                                                    \
         "CPU time avg", COLUMN_TIME, OP_AVERAGE                                                    \
     }
-static const profile_column host_columns[] = {OF_HOST, {"# of Calls", COLUMN_COUNT, OP_CALLS}};
-static const profile_column op_columns[] = {OF_HOST,
-                                            {"Self CUDA", COLUMN_TIME, OP_GPU_SELF},
-                                            {"Self CUDA %", COLUMN_PERCENT, OP_GPU_SHARE},
-                                            {"CUDA total", COLUMN_TIME, OP_GPU_TOTAL},
-                                            {"CUDA time avg", COLUMN_TIME, OP_GPU_AVERAGE},
-                                            {"# of Calls", COLUMN_COUNT, OP_CALLS}};
+#define OF_GPU                                                                                     \
+    {"Self CUDA", COLUMN_TIME, OP_GPU_SELF}, {"Self CUDA %", COLUMN_PERCENT, OP_GPU_SHARE},        \
+        {"CUDA total", COLUMN_TIME, OP_GPU_TOTAL}, {                                               \
+        "CUDA time avg", COLUMN_TIME, OP_GPU_AVERAGE                                               \
+    }
+#define OF_MEMORY(total, self)                                                                     \
+    {total, COLUMN_MEMORY, OP_MEMORY}, {                                                           \
+        self, COLUMN_MEMORY, OP_MEMORY_SELF                                                        \
+    }
+#define OF_CALLS                                                                                   \
+    { "# of Calls", COLUMN_COUNT, OP_CALLS }
+static const profile_column host_columns[] = {OF_HOST, OF_CALLS};
+static const profile_column op_columns[] = {OF_HOST, OF_GPU, OF_CALLS};
+static const profile_column host_memory_columns[] = {OF_HOST, OF_MEMORY("CPU Mem", "Self CPU Mem"),
+                                                     OF_CALLS};
+static const profile_column op_memory_columns[] = {
+    OF_HOST, OF_GPU, OF_MEMORY("CUDA Mem", "Self CUDA Mem"), OF_CALLS};
 
 #define COLUMNS(list) list, (int)(sizeof(list) / sizeof(list)[0])
 static const struct {
@@ -160,6 +172,25 @@ static void add_gpu_time(profile_row *rows, const recorder *r, const span *s) {
     }
 }
 
+/* Memory that an op asked for counts for all around it, too. */
+static void add_memory(profile_row *rows, const recorder *r, const span *s) {
+    rows[s->name].value[OP_MEMORY_SELF] += (double)s->memory;
+    rows[s->name].value[OP_MEMORY] += (double)s->memory;
+    for (int64_t at = s->op; at != RECORDER_NO_OP; at = r->spans[at].op)
+        rows[r->spans[at].name].value[OP_MEMORY] += (double)s->memory;
+}
+
+static void set_columns(profile_table *t, bool has_memory) {
+#define SET(list) (t->columns = list, t->n_columns = (int)(sizeof list / sizeof list[0]))
+    if (t->gpu_ns > 0 && has_memory)
+        SET(op_memory_columns);
+    else if (t->gpu_ns > 0)
+        SET(op_columns);
+    else if (has_memory)
+        SET(host_memory_columns);
+#undef SET
+}
+
 static status average(profile_table *t, const recorder *r) {
     TRY(mem_alloc((void **)&t->rows, r->n_names + 1, sizeof *t->rows));
     for (size_t i = 0; i < r->n_spans; i++) {
@@ -177,6 +208,7 @@ static status average(profile_table *t, const recorder *r) {
         row->value[OP_TOTAL] += ns;
         row->value[OP_CALLS]++;
         t->host_ns += self;
+        if (s->memory != 0) add_memory(t->rows, r, s);
     }
     for (size_t i = 0; i < r->n_names; i++) {
         profile_row row = t->rows[i];
@@ -189,10 +221,7 @@ static status average(profile_table *t, const recorder *r) {
         v[OP_GPU_AVERAGE] = n > 0 ? v[OP_GPU_TOTAL] / n : 0;
         t->rows[t->n_rows++] = row;
     }
-    if (t->gpu_ns > 0) {
-        t->columns = op_columns;
-        t->n_columns = (int)(sizeof op_columns / sizeof op_columns[0]);
-    }
+    set_columns(t, r->has_memory);
     return OK;
 }
 
@@ -244,7 +273,11 @@ status profile_table_sort(profile_table *t, const char *key) {
                 {"cpu_time_total", OP_TOTAL},
                 {"self_cuda_time_total", OP_GPU_SELF},
                 {"cuda_time_total", OP_GPU_TOTAL},
-                {"count", OP_CALLS}};
+                {"count", OP_CALLS},
+                {"self_cpu_memory_usage", OP_MEMORY_SELF},
+                {"cpu_memory_usage", OP_MEMORY},
+                {"self_cuda_memory_usage", OP_MEMORY_SELF},
+                {"cuda_memory_usage", OP_MEMORY}};
     int column = -1;
     if (t->looks == LOOKS_NSYS) column = 1; /* the sum */
     for (size_t i = 0; t->looks == LOOKS_TORCH && i < sizeof keys / sizeof keys[0]; i++)
@@ -252,7 +285,9 @@ status profile_table_sort(profile_table *t, const char *key) {
     if (column < 0)
         return fail(ERR_USAGE,
                     "--sort-by %.40s: the keys are self_cpu_time_total, cpu_time_total, "
-                    "self_cuda_time_total, cuda_time_total and count",
+                    "self_cuda_time_total, cuda_time_total, count, and with --memory "
+                    "self_cpu_memory_usage, cpu_memory_usage, self_cuda_memory_usage and "
+                    "cuda_memory_usage",
                     key);
     if (t->n_rows > 0) qsort_r(t->rows, t->n_rows, sizeof *t->rows, by_column, &column);
     return OK;

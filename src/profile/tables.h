@@ -12,6 +12,7 @@ typedef enum {
     COLUMN_MB,
     COLUMN_COUNT,
     COLUMN_TIME,   /* "1.234ms": us, ms or s */
+    COLUMN_MEMORY, /* "1.23 MB": B, KB, MB or GB, of 1024 each, as torch has them */
     COLUMN_NUMBER, /* with two decimals */
     COLUMN_TEXT,   /* its number in a row's texts */
     COLUMN_NAME
@@ -62,8 +63,8 @@ status profile_table_make(profile_table *out, const recorder *r, report_kind kin
 void profile_table_fini(profile_table *t);
 
 /* Sorts by a key of torch.profiler, largest first: self_cpu_time_total, cpu_time_total,
- * self_cuda_time_total, cuda_time_total, count; or total_time, for the others.  ERR_USAGE names the
- * keys of the table. */
+ * self_cuda_time_total, cuda_time_total, count, the four of memory (self_cpu_memory_usage, ...); or
+ * total_time, for the others.  ERR_USAGE names the keys of the table. */
 status profile_table_sort(profile_table *t, const char *key);
 
 /* At most row_limit rows; below 0: all. */

@@ -22,6 +22,16 @@ static void scaled_time(char out[CELL_BYTES], double ns) {
         snprintf(out, CELL_BYTES, "%.3fus", ns / 1e3);
 }
 
+static void scaled_bytes(char out[CELL_BYTES], double bytes) {
+    static const char *const units[] = {"B", "KB", "MB", "GB"};
+    int unit = 0;
+    while (unit < 3 && fabs(bytes) >= 1024) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(out, CELL_BYTES, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, units[unit]);
+}
+
 /* With separators between thousands, as newer nsys prints them; decimals 0 or 1. */
 static void grouped(char out[CELL_BYTES], double value, int decimals) {
     char digits[64];
@@ -61,8 +71,11 @@ static void cell(char out[CELL_BYTES], const profile_table *t, const profile_row
     case COLUMN_TIME:
         scaled_time(out, value);
         break;
+    case COLUMN_MEMORY:
+        scaled_bytes(out, value);
+        break;
     case COLUMN_NUMBER:
-        snprintf(out, CELL_BYTES, "%.2f", value);
+        snprintf(out, CELL_BYTES, value > 0 && value < 0.095 ? "%.2g" : "%.2f", value);
         break;
     case COLUMN_TEXT:
         snprintf(out, CELL_BYTES, "%s", row->text[t->columns[i].value]);
@@ -147,11 +160,16 @@ static status csv_cell(const profile_table *t, const profile_row *row, int c, bu
     return buf_printf(out, "%.15g", row->value[t->columns[c].value]);
 }
 
+static const char *unit_of(const profile_table *t, int c) {
+    return t->columns[c].kind == COLUMN_TIME     ? " (ns)"
+           : t->columns[c].kind == COLUMN_MEMORY ? " (bytes)"
+                                                 : "";
+}
+
 status profile_table_csv(const profile_table *t, int64_t row_limit, buf *out) {
     size_t n = n_shown(t, row_limit);
     for (int c = 0; c < t->n_columns; c++)
-        TRY(buf_printf(out, "%s%s%s", c > 0 ? "," : "", t->columns[c].title,
-                       t->columns[c].kind == COLUMN_TIME ? " (ns)" : ""));
+        TRY(buf_printf(out, "%s%s%s", c > 0 ? "," : "", t->columns[c].title, unit_of(t, c)));
     TRY(buf_char(out, '\n'));
     for (size_t i = 0; i < n; i++) {
         for (int c = 0; c < t->n_columns; c++) {
@@ -174,8 +192,7 @@ status profile_table_json(const profile_table *t, int64_t row_limit, buf *out) {
     for (size_t i = 0; i < n_shown(t, row_limit); i++) {
         json_object_open(&w);
         for (int c = 0; c < t->n_columns; c++) {
-            snprintf(title, sizeof title, "%s%s", t->columns[c].title,
-                     t->columns[c].kind == COLUMN_TIME ? " (ns)" : "");
+            snprintf(title, sizeof title, "%s%s", t->columns[c].title, unit_of(t, c));
             if (t->columns[c].kind == COLUMN_NAME)
                 json_key_string(&w, title, t->rows[i].name);
             else if (t->columns[c].kind == COLUMN_TEXT)

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "profile/occupancy.h"
+#include "profile/queue.h"
 
 /* Written piece by piece: a trace may be larger than memory should be. */
 typedef struct writer {
@@ -56,10 +57,10 @@ static bool is_on_gpu(const span *s) {
     return s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET;
 }
 
-static void put_place(json_writer *j, const span *s) {
+static void put_place(json_writer *j, const profile *p, const span *s) {
     json_key_int(j, "pid", is_on_gpu(s) ? s->device : HOST_PID);
-    /* Calls of CUDA have the system's thread numbers; they share the first thread's row. */
-    json_key_int(j, "tid", s->kind == SPAN_CALL ? 0 : s->lane);
+    /* Our own calls of CUDA have the system's thread numbers; they share the first thread's row. */
+    json_key_int(j, "tid", s->kind == SPAN_CALL && p->n_lanes == 0 ? 0 : s->lane);
 }
 
 static void put_triple(json_writer *j, const char *key, const int32_t v[3]) {
@@ -110,7 +111,7 @@ static status put_span(writer *w, const span *s) {
     json_key_string(&j, "ph", "X");
     json_key_string(&j, "cat", span_kind_name(s->kind));
     json_key_string(&j, "name", recorder_name(r, s));
-    put_place(&j, s);
+    put_place(&j, w->p, s);
     put_time(&j, "ts", since(w->p, s->start_ns));
     put_time(&j, "dur", s->end_ns - s->start_ns);
     put_args(&j, r, s);
@@ -125,7 +126,7 @@ static status put_flow(writer *w, const span *s) {
     json_key_string(&j, "ph", is_start ? "s" : "f");
     if (!is_start) json_key_string(&j, "bp", "e");
     json_key_int(&j, "id", s->correlation);
-    put_place(&j, s);
+    put_place(&j, w->p, s);
     put_time(&j, "ts", since(w->p, s->start_ns));
     json_key_string(&j, "cat", "ac2g");
     json_key_string(&j, "name", "ac2g");
@@ -150,7 +151,13 @@ static status put_labels(writer *w) {
     const recorder *r = &w->p->recorder;
     char text[256];
     snprintf(text, sizeof text, "hstu, process %ld", (long)getpid());
-    TRY(put_label(w, "process_name", HOST_PID, 0, text));
+    TRY(put_label(w, "process_name", HOST_PID, 0, w->p->n_lanes > 0 ? "host" : text));
+    for (size_t i = 0; i < w->p->n_lanes; i++) {
+        const profile_lane *l = &w->p->lanes[i];
+        snprintf(text, sizeof text, "process %" PRId64 ", thread %" PRIu32 "%s", l->pid, l->thread,
+                 l->may_overlap ? ", ranges that overlap" : "");
+        TRY(put_label(w, "thread_name", HOST_PID, (int64_t)i, text));
+    }
     for (int i = 0; i < r->n_threads; i++) {
         snprintf(text, sizeof text, "thread %d", i);
         TRY(put_label(w, "thread_name", HOST_PID, i, text));
@@ -196,23 +203,38 @@ static status put_spans(writer *w) {
     return st;
 }
 
-/* A counter: how much memory of the device lives. */
+static status put_counter(writer *w, const char *name, const char *what, uint64_t ns, int64_t n) {
+    json_writer j;
+    TRY(begin_event(w, &j));
+    json_key_string(&j, "ph", "C");
+    json_key_string(&j, "name", name);
+    json_key_int(&j, "pid", HOST_PID);
+    put_time(&j, "ts", since(w->p, ns));
+    json_key(&j, "args");
+    json_object_open(&j);
+    json_key_int(&j, what, n);
+    json_object_close(&j);
+    return end_event(&j);
+}
+
+/* How much memory of the device lives. */
 static status put_memory(writer *w) {
     const memory_log *m = &w->p->memory;
-    json_writer j;
-    for (size_t i = 0; i < m->n_events; i++) {
-        TRY(begin_event(w, &j));
-        json_key_string(&j, "ph", "C");
-        json_key_string(&j, "name", "memory");
-        json_key_int(&j, "pid", HOST_PID);
-        put_time(&j, "ts", since(w->p, m->events[i].ns));
-        json_key(&j, "args");
-        json_object_open(&j);
-        json_key_int(&j, "bytes", (int64_t)m->events[i].live);
-        json_object_close(&j);
-        TRY(end_event(&j));
-    }
+    for (size_t i = 0; i < m->n_events; i++)
+        TRY(put_counter(w, "memory", "bytes", m->events[i].ns, (int64_t)m->events[i].live));
     return OK;
+}
+
+/* How much the GPU has been asked for that it has not begun. */
+static status put_queue(writer *w) {
+    queue_point *points;
+    size_t n;
+    TRY(queue_find(&w->p->recorder, &points, &n));
+    status st = OK;
+    for (size_t i = 0; st == OK && i < n; i++)
+        st = put_counter(w, "GPU queue", "waiting", points[i].ns, points[i].waiting);
+    mem_free(points);
+    return st;
 }
 
 static status put_all(writer *w) {
@@ -225,6 +247,7 @@ static status put_all(writer *w) {
     TRY(put_labels(w));
     TRY(put_spans(w));
     TRY(put_memory(w));
+    TRY(put_queue(w));
     TRY(buf_text(&w->text, "\n]}\n"));
     return flush(w);
 }
