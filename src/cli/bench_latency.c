@@ -8,12 +8,12 @@
 #include "cli/bench.h"
 #include "cli/bench_load.h"
 
-enum { MAX_ROWS = 64 };
+enum { MAX_ROWS = 64, GROWING_REPEATS = 5 };
 
 typedef struct latency_args {
     load_args load;
     const char *histories, *news, *states;
-    int64_t n, warmup, concurrency;
+    int64_t n, warmup, concurrency, growing;
 } latency_args;
 
 typedef struct latency_row {
@@ -179,7 +179,27 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
     return save(a, rig, rows, n);
 }
 
-static status run(const latency_args *a) {
+/* --history: how far they grow. */
+static status run_growing(const latency_args *a) {
+    uint32_t lengths[MAX_ROWS] = {0};
+    int n = 0;
+    if (a->histories != NULL) TRY(read_list("--history", a->histories, lengths, &n));
+    growing_plan p = {.n_users = (uint32_t)a->concurrency,
+                      .n_requests = (uint32_t)a->growing,
+                      .n_events = lengths[0],
+                      .top_k = (uint32_t)a->load.top_k,
+                      .n_warmup = (uint32_t)a->warmup,
+                      .n_repeats = (uint32_t)(a->n > 0 ? a->n : GROWING_REPEATS),
+                      .seed = load_args_seed(&a->load)};
+    return load_growing(&a->load, &p);
+}
+
+static status run(const latency_args *given) {
+    latency_args own = *given;
+    const latency_args *a = &own;
+    if (a->growing > 0) return run_growing(a);
+    if (own.histories == NULL) own.histories = "64";
+    if (own.n == 0) own.n = 100;
     load_rig rig;
     status st = load_rig_open(&rig, &a->load, 600000);
     if (st == OK) st = measure_all(a, &rig);
@@ -189,10 +209,8 @@ static status run(const latency_args *a) {
 
 status bench_latency(int argc, char **argv) {
     latency_args a = {.load = load_args_default(),
-                      .histories = "64",
                       .news = "1",
                       .states = "cold,cached",
-                      .n = 100,
                       .warmup = 2,
                       .concurrency = 1};
     bool is_help;
@@ -204,7 +222,15 @@ status bench_latency(int argc, char **argv) {
          "cold: nothing of the history is cached; cached: all but the new events "
          "(default both).",
          0, 0},
-        {"--n", ARG_INT, &a.n, "N", "Requests of a row (default 100).", 1, 1000000},
+        {"--n", ARG_INT, &a.n, "N",
+         "Requests of a row (default 100); with --growing how often (default 5).", 1, 1000000},
+        {"--growing", ARG_INT, &a.growing, "R",
+         "Instead: R requests of each of --concurrency users at the same time, whose histories "
+         "grow evenly to --history events (default: all that the model reads), with the cache and "
+         "without.",
+         1, GROWING_MAX},
+        {"--max-tokens", ARG_INT, &a.load.max_tokens, "N", "Computed tokens of a batch.", 1,
+         INT32_MAX},
         {"--warmup", ARG_INT, &a.warmup, "N", "Requests before, not counted (default 2).", 0,
          1000000},
         {"--concurrency", ARG_INT, &a.concurrency, "N", "At a time (default 1).", 1, 1024},

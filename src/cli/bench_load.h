@@ -4,7 +4,7 @@
 #define HSTU_CLI_BENCH_LOAD_H
 
 #include "base/json.h"
-#include "bench/serve_load.h"
+#include "bench/serve_growing.h"
 
 /* Options of a target and of the requests; the initial values are the defaults.
  */
@@ -44,6 +44,10 @@ const char *load_cache_name(const load_rig *r);
 void load_times_write(json_writer *w, const char *key, const load_times *t);
 void load_report_write(json_writer *w, const load_report *r);
 void load_report_print(const load_report *r); /* trtllm-bench's sections */
+
+/* `bench latency --growing`: its table, and the report.  p->items and n_candidates are set here;
+ * n_events 0: the longest history that the model reads. */
+status load_growing(const load_args *a, const growing_plan *p);
 
 /* Writes an object to --report-json FILE; NULL: nothing. */
 status load_save_report(const char *path, const buf *json);
