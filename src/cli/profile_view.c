@@ -102,13 +102,19 @@ static void tell_lines(const char *text) {
 }
 
 /* Busy and idle time of the GPU, and what the figures suggest. */
-static status tell_idle(const recorder *r) {
+static status tell_idle(const profile *p) {
+    const recorder *r = &p->recorder;
     gpu_idle g;
     buf text;
     TRY(gpu_idle_find(&g, r));
     if (g.span_ns == 0) return OK;
     log_info("GPU busy %.1f %% of %.3f ms", 100 * (double)g.busy_ns / (double)g.span_ns,
              (double)g.span_ns / 1e6);
+    /* Of several stretches the records span what is between them as well. */
+    if (p->n_stretches == 1 && p->n_measured == 1)
+        log_info(
+            "CUDA events around the recorded steps: %.3f ms, of which the records span %.2f %%",
+            (double)p->event_ns / 1e6, 100 * (double)g.span_ns / (double)p->event_ns);
     for (int i = 0; i < N_GAP_CAUSES; i++)
         if (g.cause[i].n > 0)
             log_info("  idle %.1f %% in %" PRIu64 " gaps: %s",
@@ -150,7 +156,7 @@ status profile_show(const profile *p, const profile_view *v) {
     TRY(show_memory(&p->memory, v));
     TRY(path_in(path, v->out, "trace.json"));
     TRY(trace_write(p, path));
-    TRY(tell_idle(&p->recorder));
+    TRY(tell_idle(p));
     tell_cost(p);
     log_info("%s   for chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
              show_path(shown, path));

@@ -201,6 +201,8 @@ static gpu_record read_kernel(const kernel_record *k) {
         .has_work = node.has_work,
         .flop = node.flop,
         .moved = node.moved,
+        .of_pair = node.of_pair,
+        .pair_bytes = node.pair_bytes,
         .kind = GPU_KERNEL,
         .start_ns = host_time(k->start),
         .end_ns = host_time(k->end),
@@ -376,7 +378,9 @@ static void CUPTIAPI on_node(void *ctx, CUpti_CallbackDomain domain, CUpti_Callb
                         .is_first = is_first,
                         .has_work = marked.flop > 0 || marked.moved > 0,
                         .flop = is_first ? marked.flop : 0,
-                        .moved = is_first ? marked.moved : 0};
+                        .moved = is_first ? marked.moved : 0,
+                        .of_pair = marked.of_pair,
+                        .pair_bytes = marked.pair_bytes};
         graph_nodes_add(&cupti.nodes, node, &n);
     } else if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED &&
                cupti.cuptiGetGraphNodeId(g->originalNode, &original) == CUPTI_SUCCESS) {

@@ -16,9 +16,10 @@
 
 /* An op that launches kernels. */
 typedef struct op_mark {
-    int64_t index;      /* of the span of the op, or RECORDER_NO_OP */
-    int32_t name;       /* of the op, where it becomes part of a graph; else -1 */
-    double flop, moved; /* its work */
+    int64_t index;              /* of the span of the op, or RECORDER_NO_OP */
+    int32_t name;               /* of the op, where it becomes part of a graph; else -1 */
+    double flop, moved;         /* its work */
+    double of_pair, pair_bytes; /* ... where the pairs of attention become known (work.h) */
 } op_mark;
 
 enum { CUPTI_REASON_BYTES = 256 };
@@ -48,7 +49,8 @@ typedef struct gpu_record {
     uint64_t mark;
     span_launch launch; /* of a kernel */
     double flop, moved; /* of a kernel in a graph: those of its op, with the first one of it */
-    int32_t graph_op;   /* as in a span */
+    double of_pair, pair_bytes; /* of every kernel of such an op */
+    int32_t graph_op;           /* as in a span */
     bool is_first, has_work;
     const gpu_facts *gpu; /* of GPU_DEVICE; else NULL */
 } gpu_record;

@@ -11,6 +11,7 @@ typedef struct graph_node {
     int32_t op; /* 1 + its name in the recorder */
     bool is_first, has_work;
     double flop, moved;
+    double of_pair, pair_bytes;
 } graph_node;
 
 typedef struct graph_nodes {

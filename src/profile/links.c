@@ -4,6 +4,15 @@
 
 #include "base/mem.h"
 
+/* Attention in a graph: the op that launched the graph knows how many pairs there were. */
+static void give_work(recorder *r, span *s) {
+    double pairs = s->op >= 0 ? r->spans[s->op].pairs : 0;
+    if (s->of_pair <= 0 || pairs <= 0) return;
+    s->has_work = true;
+    s->flop = s->is_first ? s->of_pair * pairs : 0;
+    s->moved = s->is_first ? s->pair_bytes : 0;
+}
+
 /* Gives what the GPU ran the op that launched it, and takes the links out. */
 status links_resolve(recorder *r) {
     uint32_t top = 0;
@@ -30,6 +39,8 @@ status links_resolve(recorder *r) {
         s->op = is_known ? (int64_t)moved[s->op] : RECORDER_NO_OP;
     }
     if (st == OK) r->n_spans = n;
+    for (size_t i = 0; st == OK && i < n; i++)
+        give_work(r, &r->spans[i]);
     mem_free(op_of);
     mem_free(moved);
     return st;

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/range.h"
+#include "profile/gpu_events.h"
 #include "profile/kernel_name.h"
 #include "profile/links.h"
 #include "profile/peak.h"
@@ -104,16 +105,26 @@ bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns) {
     return true;
 }
 
+/* One that was not measured spoils the sum. */
+static void end_stretch(profile *p) {
+    uint64_t ns = gpu_events_end();
+    p->n_stretches++;
+    if (ns > 0) p->n_measured++;
+    p->event_ns += ns;
+}
+
 static void end_step(void) {
     recorder *r = &current->recorder;
     bool was_on = r->is_on, is_switch = recorder_will_switch(r);
     if (is_switch) wait_for_device();
+    if (is_switch && current->has_gpu && recorder_is_active(r)) end_stretch(current);
     uint64_t end_ns = clock_ns();
     if (is_switch && was_on && current->has_gpu) cupti_flush();
     recorder_step_at(r, end_ns);
     answer_signals();
     if (is_switch) switch_cupti(current);
     note_step(current, was_on, is_switch, end_ns);
+    if (is_switch && current->has_gpu && recorder_is_active(r)) gpu_events_begin();
 }
 
 static const range_watcher watcher = {begin_range, end_range, note_memory, end_step};
@@ -170,6 +181,8 @@ status profile_add(profile *p, const gpu_record *r) {
               .correlation = r->correlation,
               .flop = r->flop,
               .moved = r->moved,
+              .of_pair = r->of_pair,
+              .pair_bytes = r->pair_bytes,
               .graph_op = r->graph_op,
               .is_first = r->is_first,
               .has_work = r->has_work,

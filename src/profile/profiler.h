@@ -54,8 +54,10 @@ typedef struct profile {
     uint64_t n_gpu_lost;                 /* records that CUPTI dropped */
     step_times recorded, plain; /* steps that were recorded, and those after them that were not */
     uint64_t last_end_ns;       /* of the step before; 0: none that counts */
-    double span_ns;             /* what one recorded span costs, measured */
-    char device[128];           /* of the last backend watched */
+    uint64_t event_ns;          /* of the stretches that were kept, by CUDA events */
+    int n_stretches, n_measured;
+    double span_ns;   /* what one recorded span costs, measured */
+    char device[128]; /* of the last backend watched */
 } profile;
 
 status profiler_start(profile *p, const profiler_options *o);

@@ -127,6 +127,13 @@ bool recorder_will_switch(recorder *r) {
     return changes;
 }
 
+bool recorder_is_active(recorder *r) {
+    pthread_mutex_lock(&r->lock);
+    bool is_active = r->is_on && state_of(&r->schedule, r->step) == STEP_ACTIVE;
+    pthread_mutex_unlock(&r->lock);
+    return is_active;
+}
+
 void recorder_step(recorder *r) {
     recorder_step_at(r, clock_ns());
 }
@@ -218,6 +225,12 @@ void recorder_set_work(recorder *r, int64_t index, double flop, double moved) {
         r->spans[index].moved = moved;
         r->spans[index].has_work = flop > 0 || moved > 0;
     }
+    pthread_mutex_unlock(&r->lock);
+}
+
+void recorder_set_pairs(recorder *r, int64_t index, double pairs) {
+    pthread_mutex_lock(&r->lock);
+    if (index >= 0 && (size_t)index < r->n_spans) r->spans[index].pairs = pairs;
     pthread_mutex_unlock(&r->lock);
 }
 

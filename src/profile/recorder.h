@@ -50,11 +50,13 @@ typedef struct span {
     uint64_t start_ns, end_ns; /* of clock_ns */
     uint64_t child_ns;         /* of the host: time in the spans right inside it */
     uint64_t bytes;            /* of a copy or a memset */
-    int64_t memory;       /* of the device: allocated right inside it, less what was released */
-    int64_t op;           /* the span around it, on the GPU the one that launched it; or
-                             RECORDER_NO_OP */
-    int64_t number;       /* of a range */
-    double flop, moved;   /* the work of an op (work.h), of a kernel in a graph; 0: unknown */
+    int64_t memory;     /* of the device: allocated right inside it, less what was released */
+    int64_t op;         /* the span around it, on the GPU the one that launched it; or
+                           RECORDER_NO_OP */
+    int64_t number;     /* of a range */
+    double flop, moved; /* the work of an op (work.h), of a kernel in a graph; 0: unknown */
+    double of_pair, pair_bytes; /* of a kernel of attention in a graph: FLOP of a pair, and bytes */
+    double pairs;         /* of an op that launches a graph: those of its attention; 0: unknown */
     int32_t name;         /* in names */
     int32_t launch;       /* in launches, or -1 */
     int32_t graph_op;     /* of a kernel in a graph that is replayed: 1 + the name of the op
@@ -130,6 +132,9 @@ void recorder_note_memory(recorder *r, int64_t bytes);
 /* The work of a span that recorder_begin returned. */
 void recorder_set_work(recorder *r, int64_t index, double flop, double moved);
 
+/* The same for an op that launches a graph: the pairs of its attention this time. */
+void recorder_set_pairs(recorder *r, int64_t index, double pairs);
+
 /* The number of a name, whether recording is on or not; -1: no memory. */
 int32_t recorder_name_id(recorder *r, const char *name);
 
@@ -145,6 +150,7 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device);
 /* A step has ended: the schedule goes on.  Where recorder_will_switch says that this forgets a
  * warm-up or ends a recording, the records of the GPU must be there before. */
 bool recorder_will_switch(recorder *r);
+bool recorder_is_active(recorder *r); /* what is recorded now is kept */
 void recorder_step(recorder *r);
 void recorder_step_at(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
 

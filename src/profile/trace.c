@@ -10,16 +10,19 @@
 #include "base/mem.h"
 #include "profile/occupancy.h"
 #include "profile/queue.h"
+#include "profile/trace_rows.h"
 
 /* Written piece by piece: a trace may be larger than memory should be. */
 typedef struct writer {
     out_file *file;
     buf text;
     const profile *p;
+    row_place *places; /* of each span */
     bool has_event;
 } writer;
 
 enum { PIECE_BYTES = 1 << 20, HOST_PID = 1000000 }; /* GPUs are the processes 0, 1, ... */
+enum { BESIDE_TID = 100000 };                       /* added for each row beside one */
 
 static status flush(writer *w) {
     TRY(out_file_write(w->file, buf_str(&w->text), w->text.n_bytes));
@@ -57,10 +60,20 @@ static bool is_on_gpu(const span *s) {
     return s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET;
 }
 
-static void put_place(json_writer *j, const profile *p, const span *s) {
+/* Our own calls of CUDA have the system's thread numbers; they share the first thread's row. */
+static uint32_t lane_of(const profile *p, const span *s) {
+    return s->kind == SPAN_CALL && p->n_lanes == 0 ? 0 : s->lane;
+}
+
+static uint64_t row_of(const void *ctx, const span *s) {
+    uint64_t pid = is_on_gpu(s) ? s->device : HOST_PID;
+    return pid << 32 | lane_of(ctx, s);
+}
+
+static void put_place(json_writer *j, const writer *w, const span *s) {
+    const row_place *at = &w->places[s - w->p->recorder.spans];
     json_key_int(j, "pid", is_on_gpu(s) ? s->device : HOST_PID);
-    /* Our own calls of CUDA have the system's thread numbers; they share the first thread's row. */
-    json_key_int(j, "tid", s->kind == SPAN_CALL && p->n_lanes == 0 ? 0 : s->lane);
+    json_key_int(j, "tid", (int64_t)lane_of(w->p, s) + (int64_t)at->beside * BESIDE_TID);
 }
 
 static void put_triple(json_writer *j, const char *key, const int32_t v[3]) {
@@ -111,9 +124,10 @@ static status put_span(writer *w, const span *s) {
     json_key_string(&j, "ph", "X");
     json_key_string(&j, "cat", span_kind_name(s->kind));
     json_key_string(&j, "name", recorder_name(r, s));
-    put_place(&j, w->p, s);
-    put_time(&j, "ts", since(w->p, s->start_ns));
-    put_time(&j, "dur", s->end_ns - s->start_ns);
+    put_place(&j, w, s);
+    const row_place *at = &w->places[s - r->spans];
+    put_time(&j, "ts", since(w->p, at->start_ns));
+    put_time(&j, "dur", at->end_ns - at->start_ns);
     put_args(&j, r, s);
     return end_event(&j);
 }
@@ -126,8 +140,8 @@ static status put_flow(writer *w, const span *s) {
     json_key_string(&j, "ph", is_start ? "s" : "f");
     if (!is_start) json_key_string(&j, "bp", "e");
     json_key_int(&j, "id", s->correlation);
-    put_place(&j, w->p, s);
-    put_time(&j, "ts", since(w->p, s->start_ns));
+    put_place(&j, w, s);
+    put_time(&j, "ts", since(w->p, w->places[s - w->p->recorder.spans].start_ns));
     json_key_string(&j, "cat", "ac2g");
     json_key_string(&j, "name", "ac2g");
     return end_event(&j);
@@ -256,7 +270,9 @@ status trace_write(const profile *p, const char *path) {
     writer w = {.p = p};
     TRY(out_file_create(&w.file, path));
     buf_init(&w.text);
-    status st = put_all(&w);
+    status st = rows_arrange(&p->recorder, row_of, p, &w.places);
+    if (st == OK) st = put_all(&w);
+    mem_free(w.places);
     buf_fini(&w.text);
     if (st == OK) return out_file_commit(w.file);
     out_file_abandon(w.file);

@@ -5,22 +5,39 @@
 
 #include "base/mem.h"
 #include "base/range.h"
+#include "profile/lengths.h"
 #include "profile/work.h"
 
 typedef struct traced {
     backend *below;
     traced_options o;
     bool is_taken; /* the ops become part of a graph, and do not run now */
+    uint64_t key;  /* of that graph, or of the one that is replayed */
+    bool has_key;
+    lengths lengths; /* of batches on a GPU */
 } traced;
 
 static traced *traced_of(backend *be) {
     return be->state;
 }
 
+/* Attention on a GPU: its pairs, where the batch is known; in a graph they are those of the batch
+ * that it is replayed with. */
+static void ask_pairs(traced *t, op_work *w) {
+    double pairs = lengths_pairs(&t->lengths, &w->ask);
+    if (t->is_taken) lengths_note_graph(&t->lengths, t->key, &w->ask);
+    if (pairs <= 0) return;
+    w->flop = pairs * w->of_pair;
+    w->bytes = w->pair_bytes;
+}
+
 /* What is taken into a graph does its work whenever that is replayed, and none now. */
 static bool begin(traced *t, const char *name, op_work w) {
     recorder *r = t->o.recorder;
-    op_mark m = {recorder_begin(r, SPAN_OP, name, -1), -1, w.flop, w.bytes};
+    op_mark m = {.index = recorder_begin(r, SPAN_OP, name, -1), .name = -1};
+    if (w.of_pair > 0) ask_pairs(t, &w);
+    m.flop = w.flop, m.moved = w.bytes;
+    m.of_pair = w.of_pair, m.pair_bytes = w.pair_bytes;
     if (m.index != RECORDER_NO_OP && !t->is_taken && (w.flop > 0 || w.bytes > 0))
         recorder_set_work(r, m.index, w.flop, w.bytes);
     bool is_marked = t->o.mark != NULL && (m.index != RECORDER_NO_OP || t->is_taken);
@@ -41,6 +58,15 @@ static const char *with_shape(char *out, size_t n, const char *name, const char 
     return out;
 }
 
+/* copy_in brings batches, whose lengths attention is counted by. */
+static void note_copy(traced *t, backend *be, ...) {
+    va_list args;
+    va_start(args, be);
+    const void *to = va_arg(args, void *), *from_host = va_arg(args, const void *);
+    lengths_note_copy(&t->lengths, to, from_host, va_arg(args, size_t));
+    va_end(args);
+}
+
 #define AS_LIST(...) __VA_ARGS__
 #define WORK(name, parameters, arguments, test)                                                    \
     static status traced_##name parameters {                                                       \
@@ -50,6 +76,7 @@ static const char *with_shape(char *out, size_t n, const char *name, const char 
         op_work w = work_of(WORK_##name, t->o.has_shapes ? shape : NULL, AS_LIST arguments);       \
         bool is_marked =                                                                           \
             begin(t, t->o.has_shapes ? with_shape(whole, sizeof whole, #name, shape) : #name, w);  \
+        if (WORK_##name == WORK_copy_in) note_copy(t, AS_LIST arguments);                          \
         status st = be->ops->name arguments;                                                       \
         end(t, is_marked);                                                                         \
         return st;                                                                                 \
@@ -70,7 +97,7 @@ static void note_alloc(backend *be, ...) {
         traced *t = traced_of(be);                                                                 \
         be = t->below;                                                                             \
         bool is_op = #result[0] == 's' && #result[1] == 't';                                       \
-        bool is_marked = is_op && begin(t, #name, (op_work){0, 0});                                \
+        bool is_marked = is_op && begin(t, #name, (op_work){0});                                   \
         result value = be->ops->name arguments;                                                    \
         if (WORK_##name == WORK_alloc) note_alloc(AS_LIST arguments);                              \
         if (is_op) end(t, is_marked);                                                              \
@@ -80,7 +107,9 @@ static void note_alloc(backend *be, ...) {
 #include "ops/ops.def"
 
 static void traced_release(backend *be, void *memory) {
-    be = traced_of(be)->below;
+    traced *t = traced_of(be);
+    be = t->below;
+    lengths_forget(&t->lengths);
     range_memory(memory, 0);
     be->ops->release(be, memory);
 }
@@ -98,6 +127,9 @@ static status traced_record(backend *be, uint64_t key, record_state *out) {
     traced *t = traced_of(be);
     TRY(t->below->ops->record(t->below, key, out));
     t->is_taken = *out == RECORD_TAKE;
+    t->has_key = *out != RECORD_RUN;
+    t->key = key;
+    if (t->is_taken) lengths_begin_graph(&t->lengths, key);
     return OK;
 }
 
@@ -105,7 +137,13 @@ static status traced_record(backend *be, uint64_t key, record_state *out) {
 static status traced_record_end(backend *be) {
     traced *t = traced_of(be);
     t->is_taken = false;
-    bool is_marked = begin(t, "record_end", (op_work){0, 0});
+    recorder *r = t->o.recorder;
+    op_mark m = {.index = recorder_begin(r, SPAN_OP, "record_end", -1), .name = -1};
+    if (m.index != RECORDER_NO_OP && t->has_key)
+        recorder_set_pairs(r, m.index, lengths_graph_pairs(&t->lengths, t->key));
+    t->has_key = false;
+    bool is_marked = t->o.mark != NULL && m.index != RECORDER_NO_OP;
+    if (is_marked) t->o.mark->begin(&m);
     status st = t->below->ops->record_end(t->below);
     end(t, is_marked);
     return st;
@@ -118,6 +156,7 @@ static const ops traced_table = {
 
 static void destroy(backend *be) {
     backend_destroy(traced_of(be)->below);
+    lengths_fini(&traced_of(be)->lengths);
     mem_free(be->state);
     mem_free(be);
 }

@@ -2,8 +2,22 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "profile/work_pairs.h"
+
+/* Where the pairs are not known, the bytes alone would say nothing. */
+static op_work by_pairs(const backend *be, const op_work *asked, double pairs, double of_pair,
+                        double n_bytes) {
+    op_work w = *asked;
+    if (pairs > 0) w.flop = pairs * of_pair;
+    if (pairs > 0) w.bytes = n_bytes;
+    if (w.ask.n_sequences > 0 && strcmp(be->name, "cpu") != 0) {
+        w.of_pair = of_pair;
+        w.pair_bytes = n_bytes;
+    }
+    return w;
+}
 
 /* Forward two products; backward five, one of which computes the scores again. */
 static op_work attention(const backend *be, const attn_args *a, bool is_bwd, char *shape) {
@@ -13,9 +27,10 @@ static op_work attention(const backend *be, const attn_args *a, bool is_bwd, cha
     if (shape != NULL)
         snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %d, %d]", a->n_sequences, a->max_len_q,
                  a->n_heads, a->dim_qk);
-    double pairs = work_pairs_attn(be, a);
-    if (pairs == 0) return (op_work){0, 0}; /* its bytes alone would say nothing */
-    return (op_work){pairs * a->n_heads * of_pair, rows * a->n_heads * act * (is_bwd ? 2 : 1)};
+    double pairs = work_pairs_attn(be, a), bytes = rows * a->n_heads * act * (is_bwd ? 2 : 1);
+    op_work w = {0};
+    work_pairs_ask_attn(&w.ask, a);
+    return by_pairs(be, &w, pairs, of_pair * a->n_heads, bytes);
 }
 
 static op_work product(const backend *be, const linear_args *a, bool is_bwd, char *shape) {
@@ -24,19 +39,19 @@ static op_work product(const backend *be, const linear_args *a, bool is_bwd, cha
     if (shape != NULL)
         snprintf(shape, WORK_SHAPE_BYTES, "[%lld, %d] x [%d, %d]", (long long)a->n, a->n_in,
                  a->n_in, a->n_out);
-    return (op_work){2 * n * in * out * n_products,
-                     n_products * (n * in * act + in * out * 4 + n * out * act)};
+    return (op_work){.flop = 2 * n * in * out * n_products,
+                     .bytes = n_products * (n * in * act + in * out * 4 + n * out * act)};
 }
 
 /* n rows of dim, read or written so many times as activations. */
 static op_work rows(const backend *be, int64_t n, int32_t dim, double times, char *shape) {
     if (shape != NULL) snprintf(shape, WORK_SHAPE_BYTES, "[%lld, %d]", (long long)n, dim);
-    return (op_work){0, (double)n * dim * (double)act_bytes(be->act) * times};
+    return (op_work){.bytes = (double)n * dim * (double)act_bytes(be->act) * times};
 }
 
 static op_work bytes(double n, char *shape) {
     if (shape != NULL) snprintf(shape, WORK_SHAPE_BYTES, "[%.0f bytes]", n);
-    return (op_work){0, n};
+    return (op_work){.bytes = n};
 }
 
 static op_work updates(const update_args *a, int n, char *shape) {
@@ -44,7 +59,7 @@ static op_work updates(const update_args *a, int n, char *shape) {
     for (int i = 0; i < n; i++)
         floats += (double)a[i].n * (a[i].v != NULL ? 7 : a[i].m != NULL ? 5 : 3);
     if (shape != NULL) snprintf(shape, WORK_SHAPE_BYTES, "[%d weights]", n);
-    return (op_work){0, 4 * floats};
+    return (op_work){.bytes = 4 * floats};
 }
 
 static op_work sampled(const sampled_softmax_args *a, char *shape) {
@@ -52,7 +67,8 @@ static op_work sampled(const sampled_softmax_args *a, char *shape) {
     if (shape != NULL)
         snprintf(shape, WORK_SHAPE_BYTES, "[%lld, %d] of %d, %d negatives", (long long)a->n, a->dim,
                  a->n_rows, a->n_negatives);
-    return (op_work){2 * scores * a->dim * passes, scores * a->dim * 4 * (passes > 1 ? 2 : 1)};
+    return (op_work){.flop = 2 * scores * a->dim * passes,
+                     .bytes = scores * a->dim * 4 * (passes > 1 ? 2 : 1)};
 }
 
 static op_work softmax(const backend *be, const softmax_attn_args *a, bool is_bwd, char *shape) {
@@ -60,9 +76,10 @@ static op_work softmax(const backend *be, const softmax_attn_args *a, bool is_bw
     if (shape != NULL)
         snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %d, %d]", a->n_sequences, a->max_len,
                  a->n_heads, a->dim);
-    if (pairs == 0) return (op_work){0, 0};
-    return (op_work){pairs * a->n_heads * 2 * d * (is_bwd ? 5 : 2),
-                     (double)a->n_rows * 4 * d * a->n_heads * act * (is_bwd ? 2 : 1)};
+    op_work w = {0};
+    work_pairs_ask_softmax(&w.ask, a);
+    return by_pairs(be, &w, pairs, a->n_heads * 2 * d * (is_bwd ? 5 : 2),
+                    (double)a->n_rows * 4 * d * a->n_heads * act * (is_bwd ? 2 : 1));
 }
 
 static op_work gathered(const backend *be, const gather_args *a, char *shape) {
@@ -72,7 +89,7 @@ static op_work gathered(const backend *be, const gather_args *a, char *shape) {
 }
 
 op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
-    op_work w = {0, 0};
+    op_work w = {0};
     va_list args;
     if (shape != NULL) shape[0] = '\0';
     va_start(args, shape);

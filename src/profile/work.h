@@ -3,16 +3,21 @@
  *
  * Products and attention are counted as nn/flops.h does; of other ops the bytes are what matters,
  * and they have no FLOP.  Attention is counted by the pairs that its mask leaves (work_pairs.h): on
- * the CPU always, on a GPU where all sequences have one length.  What is not known is 0. */
+ * the CPU always, on a GPU where all sequences have one length, or by a question (op_work.ask).
+ * What is not known is 0. */
 #ifndef HSTU_PROFILE_WORK_H
 #define HSTU_PROFILE_WORK_H
 
 #include "ops/ops.h"
+#include "profile/work_pairs.h"
 
 enum { WORK_SHAPE_BYTES = 96 };
 
 typedef struct op_work {
     double flop, bytes;
+    double of_pair, pair_bytes; /* attention on a GPU: FLOP of a pair, and its bytes, where the
+                                   number of pairs becomes known; else 0 */
+    pairs_ask ask;              /* then: for that number */
 } op_work;
 
 /* The ops of ops.def by number. */

@@ -50,6 +50,63 @@ static int64_t count_sequence(const attn_args *a, const attn_sequence *s) {
     return n;
 }
 
+/* The commonest mask needs no rows, and of sequences that are alike one is counted. */
+static int64_t count_again(const attn_args *a, const attn_sequence *s, const attn_sequence *last,
+                           int64_t n_last) {
+    if (attn_mask_is_causal(a)) {
+        int64_t q = s->len_q;
+        return s->shift >= 0 ? q * s->shift + q * (q + 1) / 2 : count_sequence(a, s);
+    }
+    bool is_alike = last->len_q == s->len_q && last->len_k == s->len_k &&
+                    last->n_contexts == s->n_contexts && last->history == s->history;
+    return is_alike ? n_last : count_sequence(a, s);
+}
+
+void work_pairs_ask_attn(pairs_ask *out, const attn_args *a) {
+    memset(out, 0, sizeof *out);
+    if (a->func != NULL || a->pages.table != NULL) return;
+    out->offsets_q = a->offsets_q;
+    out->offsets_k = a->offsets_k;
+    out->n_contexts = a->n_contexts;
+    out->n_targets = a->n_targets;
+    out->n_sequences = a->n_sequences;
+    out->window_left = a->window_left;
+    out->window_right = a->window_right;
+    out->target_group = a->target_group;
+}
+
+void work_pairs_ask_softmax(pairs_ask *out, const softmax_attn_args *a) {
+    memset(out, 0, sizeof *out);
+    if (!mask_rule_is_span(&a->mask.rule)) return;
+    out->offsets_q = out->offsets_k = a->offsets;
+    out->n_sequences = a->n_sequences;
+    out->is_softmax = true;
+    memcpy(&out->rule, &a->mask.rule, sizeof out->rule);
+}
+
+double work_pairs_answer(const pairs_ask *ask) {
+    const attn_args a = {.n_sequences = ask->n_sequences,
+                         .offsets_q = ask->offsets_q,
+                         .offsets_k = ask->offsets_k,
+                         .n_contexts = ask->n_contexts,
+                         .n_targets = ask->n_targets,
+                         .window_left = ask->window_left,
+                         .window_right = ask->window_right,
+                         .target_group = ask->target_group};
+    attn_sequence last = {.len_q = -1};
+    int64_t n_last = 0;
+    double n = 0;
+    for (int32_t b = 0; b < ask->n_sequences; b++) {
+        attn_sequence s = attn_sequence_of(&a, b);
+        if (s.len_q < 0 || s.len_k < 0) return 0; /* not offsets: somebody else wrote there */
+        n_last = ask->is_softmax ? mask_rule_pairs(&ask->rule, s.len_q)
+                                 : count_again(&a, &s, &last, n_last);
+        last = s;
+        n += (double)n_last;
+    }
+    return n;
+}
+
 double work_pairs_attn(const backend *be, const attn_args *a) {
     double n = 0;
     if (is_on_cpu(be)) {
