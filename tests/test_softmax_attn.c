@@ -313,6 +313,14 @@ TEST(softmax_attn_whole_heads_of_bits) {
     mem_free(dense);
 }
 
+/* Long enough for the kernels of dense masks. */
+TEST(softmax_attn_whole_heads_long) {
+    const int32_t lengths[] = {70, 1030};
+    if (test_on.p == PRECISION_F32) SKIP_TEST("float32 has one kernel for all lengths");
+    check_mask("none", lengths, 2, 1, 64, 0.0f);
+    check_mask("causal", lengths, 2, 1, 64, 0.0f);
+}
+
 /* What follows a sequence in the arrays does not reach its results. */
 TEST(softmax_attn_neighbours_are_not_read) {
     const int32_t lengths[] = {70, 90};

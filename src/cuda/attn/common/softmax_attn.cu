@@ -1,6 +1,6 @@
 /* Softmax attention under any mask (contract: softmax_attn_args in ops/ops.h): chooses between the
  * float32 kernels, the kernels of 16-bit activations for every card, and the Hopper kernels; and
- * computes delta, which every backward pass needs. */
+ * computes delta, which the backward passes of the first two need. */
 #include "cuda/core/act.cuh"
 #include "cuda/core/cuda.h"
 #include "cuda/core/reduce.cuh"
@@ -57,6 +57,7 @@ status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
     void *delta;
     TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
+    if (is_half(be, a) && cuda_softmax_sm90_can_bwd(be, a)) return cuda_softmax_sm90_bwd(be, a);
     size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
     TRY(cuda_scratch(be, n_rows * (size_t)a->n_heads * sizeof(float), &delta));
     TRY(launch_delta(be, a, (float *)delta));

@@ -18,12 +18,12 @@ typedef struct soft_block {
     int row, len; /* the sequence's first row in the jagged arrays, and its length */
 } soft_block;
 
-/* All but row and len. */
-__device__ static inline soft_block soft_block_find(const softmax_attn_args &a,
-                                                    const soft_order &o) {
+/* All but row and len, of unit `id`. */
+__device__ static inline soft_block soft_block_at(const softmax_attn_args &a, const soft_order &o,
+                                                  unsigned id) {
     unsigned n_pairs = (unsigned)a.n_sequences * (unsigned)a.n_heads;
-    unsigned group = blockIdx.x / (unsigned)(o.n_group * o.n_tiles);
-    unsigned rest = blockIdx.x % (unsigned)(o.n_group * o.n_tiles);
+    unsigned group = id / (unsigned)(o.n_group * o.n_tiles);
+    unsigned rest = id % (unsigned)(o.n_group * o.n_tiles);
     unsigned first = group * (unsigned)o.n_group;
     unsigned n = min((unsigned)o.n_group, n_pairs - first), pair = first + rest % n;
     int tile = (int)(rest / n);
@@ -32,6 +32,11 @@ __device__ static inline soft_block soft_block_find(const softmax_attn_args &a,
     t.head = (int)(pair % (unsigned)a.n_heads);
     t.tile = o.is_last_first ? o.n_tiles - 1 - tile : tile;
     return t;
+}
+
+__device__ static inline soft_block soft_block_find(const softmax_attn_args &a,
+                                                    const soft_order &o) {
+    return soft_block_at(a, o, blockIdx.x);
 }
 
 __device__ static inline void soft_block_place(const softmax_attn_args &a, soft_block *t) {

@@ -255,15 +255,21 @@ template <typename T, int D, int PARTS> static status launch_dkv(backend *be, so
     return cuda_launched("the softmax attention's dk and dv");
 }
 
-template <typename T, int D> static status launch(backend *be, soft_job job) {
+/* Queries own their dq: no other block adds to it. */
+template <typename T, int D> static status launch_dq(backend *be, const soft_job &job) {
+    using S = soft_bwd_shape<D>;
+    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dq_sm80_kernel<T, S>), bwd_bytes<S>()));
+    softmax_attn_bwd_dq_sm80_kernel<T, S><<<(unsigned)soft_count_blocks(&job.a, &job.order),
+                                            S::THREADS, bwd_bytes<S>(), cuda_of(be)->stream>>>(job);
+    return cuda_launched("the softmax attention's dq");
+}
+
+template <typename T, int D> static status launch(backend *be, soft_job job, bool has_keys) {
     using S = soft_bwd_shape<D>;
     job.order = soft_order_of(be, &job.a, MASK_TILE, S::BLOCKS);
-    int64_t n_blocks = soft_count_blocks(&job.a, &job.order);
-    if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dq_sm80_kernel<T, S>), bwd_bytes<S>()));
-    softmax_attn_bwd_dq_sm80_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, bwd_bytes<S>(), cuda_of(be)->stream>>>(job);
-    TRY(cuda_launched("the softmax attention's dq"));
+    if (soft_count_blocks(&job.a, &job.order) == 0) return OK;
+    TRY((launch_dq<T, D>(be, job)));
+    if (!has_keys) return OK;
     if constexpr (D < 256) {
         return launch_dkv<T, D, SOFT_DK | SOFT_DV>(be, job);
     } else {
@@ -276,11 +282,19 @@ bool cuda_softmax_sm80_can_bwd(const backend *be, const softmax_attn_args *a) {
     return a->dim <= 128 || cuda_of(be)->max_block_shared >= bwd_bytes<soft_bwd_shape<256>>();
 }
 
-status cuda_softmax_sm80_bwd(backend *be, const softmax_attn_args *a, const float *delta) {
+static status run(backend *be, const softmax_attn_args *a, const float *delta, bool has_keys) {
     soft_job job = soft_job_of(a);
     job.delta = delta;
     job.out = half_result_of(a->dq, a->stride_q, a->dim, a->alpha);
     job.dk = half_result_of(a->dk, a->stride_k, a->dim, a->alpha);
     job.dv = half_result_of(a->dv, a->stride_v, a->dim, 1.0f);
-    SOFT_WITH_DIM(be, a, return (launch<T, D>(be, job)));
+    SOFT_WITH_DIM(be, a, return (launch<T, D>(be, job, has_keys)));
+}
+
+status cuda_softmax_sm80_bwd(backend *be, const softmax_attn_args *a, const float *delta) {
+    return run(be, a, delta, true);
+}
+
+status cuda_softmax_sm80_dq(backend *be, const softmax_attn_args *a, const float *delta) {
+    return run(be, a, delta, false);
 }
