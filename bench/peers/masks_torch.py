@@ -1,18 +1,21 @@
 """The PyTorch side of `hstu bench masks`: FlexAttention (compiled) and SDPA with the same mask, in the
 same layout of numbers (B sequences of n tokens, 12 heads of 64, bfloat16).
 
-    python3 bench/peers/masks_torch.py [--bits DIR] [--length N] [--backward]
+    python3 bench/peers/masks_torch.py [--bits DIR] [--length N] [--cells BxN,...] [--backward] [--hstu ./hstu]
 
 DIR holds masks as `hstu mask show KIND --n N --bits DIR/NAME-N.safetensors` writes them (NAME: sliding,
 longformer, bigbird); without DIR the masks are computed here, and bigbird's random blocks are others
 than ours, of the same number and density.  Prints one line of JSON a row: ms by replay of a CUDA graph
-of 20 calls, and by plain calls.
+of 20 calls, and by plain calls.  With --hstu the program measures the same cells in the same run, cell by
+cell, its masks are the peers' masks, and a table of ratios (peer's time / ours) follows.
 """
 import argparse
 import json
 import math
 import os
 import struct
+import subprocess
+import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +23,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 H, D = 12, 64
 CELLS = [(1, 128), (8, 512), (8, 1024), (16, 2048), (16, 4096)]
-MASKS = ["causal", "sliding", "longformer", "bigbird"]
+MASKS = {"causal": "causal", "sliding": "sliding,window=64,causal", "longformer": "longformer,window=32,global=32",
+         "bigbird": "bigbird,window=32,global=32"}
 
 
 def read_bits(path, n):
@@ -101,16 +105,60 @@ def exact(q, k, v, mask):
     return torch.softmax(s.masked_fill(~mask, -math.inf), -1) @ v[0, 0].double()
 
 
+def write_bits(program, folder, lengths):
+    for n in lengths:
+        for kind, text in MASKS.items():
+            subprocess.run([program, "mask", "show", text, "--n", str(n), "--bits", f"{folder}/{kind}-{n}.safetensors"],
+                           check=True, stdout=subprocess.DEVNULL)
+
+
+def ours(program, b, n):
+    """Rows of `hstu bench masks`, by mask."""
+    out = subprocess.run([program, "bench", "masks", "--device", "cuda", "--json", "--sequences", str(b), "--length", str(n)],
+                         check=True, capture_output=True, text=True).stdout
+    return {row["mask"]: row for row in map(json.loads, out.splitlines())}
+
+
+def mean(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+
+
+def print_table(rows):
+    print(f"{'mask':12} {'B':>3} {'n':>5} | forward, replayed: {'ours':>7} {'flex':>7} {'sdpa':>7} {'flash':>7} "
+          f"{'best/ours':>9} | both, plain: {'ours':>7} {'flex':>7} {'flex/ours':>9}")
+    forward, both = [], []
+    for r in rows:
+        peers = {k: r.get(k + "_replay_ms", math.nan) for k in ("flex", "sdpa", "flash")}
+        best = min(v for v in peers.values() if not math.isnan(v))
+        ratio, second = best / r["hstu_replay_ms"], r.get("flex_fwd_bwd_ms", math.nan) / r["hstu_fwd_bwd_ms"]
+        if r["mask"] != "causal":
+            forward.append(ratio)
+        if not math.isnan(second):
+            both.append(second)
+        print(f"{r['mask']:12} {r['sequences']:3} {r['length']:5} | {'':18} {r['hstu_replay_ms']:7.4f} "
+              + " ".join(f"{v:7.4f}" for v in peers.values()) + f" {ratio:9.2f} | {'':12} {r['hstu_fwd_bwd_ms']:7.4f} "
+              f"{r.get('flex_fwd_bwd_ms', math.nan):7.4f} {second:9.2f}")
+    print(f"geometric means: forward, masks but causal {mean(forward):.2f}; both passes {mean(both):.2f}")
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--bits", default="")
     p.add_argument("--length", type=int, default=0)
+    p.add_argument("--cells", default="")
     p.add_argument("--backward", action="store_true")
+    p.add_argument("--hstu", default="")
     args = p.parse_args()
     compiled = torch.compile(flex_attention)
-    for b, n in CELLS:
-        if args.length and n != args.length:
-            continue
+    cells = [tuple(map(int, c.split("x"))) for c in args.cells.split(",") if c] or CELLS
+    cells = [c for c in cells if not args.length or c[1] == args.length]
+    folder = tempfile.TemporaryDirectory()
+    if args.hstu and not args.bits:
+        args.bits = folder.name
+        write_bits(args.hstu, args.bits, {n for _, n in cells})
+    rows = []
+    for b, n in cells:
+        own = ours(args.hstu, b, n) if args.hstu else {}
         for kind in MASKS:
             mask = dense(kind, n, args.bits)
             q, k, v = (torch.randn(b, H, n, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -139,7 +187,14 @@ def main():
                     torch.autograd.grad(compiled(q, k, v, block_mask=block), (q, k, v), dout)
 
                 row["flex_fwd_bwd_ms"] = round(plain_ms(both), 4)
+            if own:
+                mine = own[MASKS[kind]]
+                row["hstu_replay_ms"], row["hstu_error"] = round(mine["fwd_replay_ms"], 4), mine["error"]
+                row["hstu_fwd_bwd_ms"] = round(mine["fwd_ms"] + mine["bwd_ms"], 4)
+            rows.append(row)
             print(json.dumps(row), flush=True)
+    if args.hstu:
+        print_table(rows)
 
 
 main()
