@@ -2,7 +2,7 @@
 # How well the tests see mistakes: makes small mistakes (mutants) in the C files of a folder, one at a
 # time, and lists those that no test fails on.
 #
-#   tools/mutate.sh [--n 100] [--seed 1] [--jobs 1] [--variant release] [--keep DIR] FOLDER...
+#   tools/mutate.sh [--n 100] [--seed 1] [--jobs 1] [--variant release] [--keep DIR] [--resume RESULTS] FOLDER...
 #   tools/mutate.sh [--variant release] [--keep DIR] --again RESULTS
 #
 # N mutants a folder, in turn of five kinds (tools/mutate.awk finds the places): a swapped comparison, a
@@ -17,9 +17,12 @@
 # --again makes the survivors in a file of results again, in the line with the same text that is nearest to
 # where it was, and runs the tests named there: what later tests kill, and what is gone with its line.
 #
+# --resume goes on after a call that was stopped: mutants in RESULTS (DIR/results.0 and on, one after the other) are
+# not made again and count among the N of their folder, though the tree and so the draw may have changed since.
+#
 # Tests on real data need SHARED (default ../shared).  Exit status 0 whatever survives.
 cd "$(dirname "$0")/.." || exit 1
-n=100 seed=1 jobs=1 variant=release keep= again=
+n=100 seed=1 jobs=1 variant=release keep= again= resume=
 while [ $# -gt 0 ]; do
     case $1 in
     --n) n=$2 ;;
@@ -28,12 +31,13 @@ while [ $# -gt 0 ]; do
     --variant) variant=$2 ;;
     --keep) keep=$2 ;;
     --again) again=$2 ;;
+    --resume) resume=$2 ;;
     *) break ;;
     esac
     shift 2
 done
 for folder in "$@"; do [ -d "$folder" ] || set --; done
-if [ $# = 0 ] && [ ! -f "$again" ]; then
+if { [ $# = 0 ] && [ ! -f "$again" ]; } || { [ -n "$resume" ] && [ ! -f "$resume" ]; }; then
     sed -n '2,/^cd/s/^# \{0,1\}//p' tools/mutate.sh >&2
     exit 2
 fi
@@ -196,6 +200,19 @@ mutant() {
         { print }' "$work/cover/$2" >"$1/$2"
 }
 
+# changed TREE FILE: the line before and after, as results show them.
+changed() { diff "$work/cover/$2" "$1/$2" | sed -n 's/^\([<>]\) */    \1 /p'; }
+
+# is_done FILE LINES: whether a mutant is among those of --resume.
+is_done() {
+    [ -n "$resume" ] && LINES_OF="$1
+$2" awk '
+        /^(SURVIVED|killed)/ { file = $3; sub(/:[0-9]*$/, "", file); next }
+        /^    </ { old = $0; next }
+        file "\n" old "\n" $0 == ENVIRON["LINES_OF"] { found = 1; exit }
+        END { exit !found }' "$resume"
+}
+
 # killer TREE TEST...: the first test file that fails.
 killer() {
     tree=$1
@@ -215,15 +232,17 @@ run_mutants() {
         object=$tree/build/mutate/${file%.c}.o
         mv "$object" "$tree.o"
         mutant "$tree" "$file" "$line" "$at" "$len" "$text"
-        if built "$tree" "" "build/mutate/${file%.c}.o" >/dev/null && ! cmp -s "$object" "$tree.o"; then
+        lines=$(changed "$tree" "$file")
+        if ! is_done "$file" "$lines" && built "$tree" "" "build/mutate/${file%.c}.o" >/dev/null && ! cmp -s "$object" "$tree.o"; then
             counted=$((counted + 1))
             by=
             [ -z "$tests" ] || { built "$tree" "" >/dev/null; by=$(killer "$tree" $tests); }
+            [ -n "$by" ] || [ ! -e "$work/stop" ] || break # not all of its tests have run
             if [ -n "$by" ]; then verdict="killed  " why="by $by"
             elif [ -z "$tests" ]; then verdict=SURVIVED why="no test executes it"
             else verdict=SURVIVED why="of$tests"; fi
             echo "$verdict $kind $file:$line ($why)"
-            diff "$work/cover/$file" "$tree/$file" | sed -n 's/^\([<>]\) */    \1 /p'
+            echo "$lines"
         fi
         cp "$work/cover/$file" "$tree/$file"
         sleep 0.01
@@ -274,9 +293,11 @@ while [ $i -lt "$jobs" ]; do
 done
 for folder; do
     draw "$folder" | head -n $((4 * n)) | add_tests >"$work/sites.txt"
+    left=$n
+    [ -z "$resume" ] || left=$((n - $(grep -cE "^(SURVIVED|killed) .* $folder/" "$resume")))
     i=0
     while [ $i -lt "$jobs" ]; do
-        share=$(((n + jobs - 1 - i) / jobs))
+        share=$(((left + jobs - 1 - i) / jobs))
         awk -v i=$i -v jobs="$jobs" 'NR % jobs == i' "$work/sites.txt" >"$work/sites.$i"
         run_mutants "$work/tree.$i" $share <"$work/sites.$i" >"$work/results.$i" &
         i=$((i + 1))
