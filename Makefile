@@ -1,7 +1,8 @@
 # hstu.c: plain GNU Make.
 #
 #   make                     the program ./hstu and libhstu.a (VARIANT=release)
-#   make tests               the unit tests: build/VARIANT/tests/unit
+#   make tests               the unit tests, build/VARIANT/tests/unit, and the checkers of reference values and file formats
+#   make unit TEST_FILES=... the unit tests alone, of some files: "test_pool test_log" (and all that begin so)
 #   make examples            the programs of examples/, linked with libhstu.a
 #   make learn               the programs of docs/learn.md: build/VARIANT/learn/01_device_query, ...
 #   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT
@@ -92,7 +93,7 @@ MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
 INJECT_SRC := src/profile/inject.c
 LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC) $(INJECT_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
-TEST_SRC := $(wildcard tests/*.c)
+TEST_SRC := $(filter-out tests/test_%,$(wildcard tests/*.c)) $(sort $(wildcard $(patsubst %,tests/%*.c,$(or $(TEST_FILES),test_))))
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FLIP_OBJ := $B/flip/flip.o
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
@@ -105,7 +106,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
 
-.PHONY: print-libs all hstu tests examples learn fuzz bench check docs clean install uninstall deb gpu-test gpu-sanitize
+.PHONY: print-libs all hstu unit tests syntax examples learn fuzz bench check docs clean install uninstall deb gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
@@ -142,7 +143,8 @@ $B/hstu-inject.so: $(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/fla
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -shared $(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude \
 		-Isrc $(CFLAGS) $(INJECT_ALL) $(LDFLAGS) -Wl,-z,nodelete -lpthread -ldl -o $@
 
-tests: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $B/tests/golden $B/tests/flip
+unit: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit
+tests: unit $B/tests/golden $B/tests/flip
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
@@ -215,9 +217,10 @@ endif
 ifneq ($(filter -DHSTU_HAS_SVE,$(PROBE)),)
 $B/src/cpu/product_sve.o: KERNEL_CFLAGS += -march=armv8.2-a+sve -msve-vector-bits=256
 endif
+# REUSE=DIR: of another build that differs in its optional libraries alone, objects that have nothing to do with them.
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(OWN_CFLAGS) -c $< -o $@
+	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(CFLAGS_ALL) $(OWN_CFLAGS) -c $< -o $@
 $B/src/serve/server_page.o: src/serve/server_page.html
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 $B/%.cu.o: %.cu $B/flags
@@ -227,6 +230,12 @@ $B/%.cu.o: %.cu $B/flags
 		grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 
 .SECONDARY:
+
+# What a compiler says of every C file, without machine code; with BUT=fuzz, of those that `make fuzz` does not compile.
+SYNTAX_SRC := $(LIB_SRC) $(CLI_SRC) $(INJECT_SRC) $(TEST_SRC) $(GOLDEN_SRC) $(FLIP_OBJ:$B/flip/%.o=tests/flip/%.c)
+SYNTAX_SRC := $(filter-out $(if $(filter fuzz,$(BUT)),$(FUZZ_OBJ:$B/%.o=%.c)),$(SYNTAX_SRC))
+syntax:
+	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $$(nproc) -n 25 $(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -fsyntax-only
 
 # What a program that uses libhstu.a links with.
 print-libs:

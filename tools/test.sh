@@ -6,6 +6,8 @@ FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 GPU_SECONDS=${GPU_SECONDS:-600}
 # Only tests with threads: the thread sanitizer is slow, and finds nothing in the others.
 TSAN_PATTERNS=(test_engine test_serve_check test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log test_http.c test_journal test_server.c)
+# Not in the build without libraries: arithmetic on the CPU, of objects that this build takes from release as they are.
+MINIMAL_SKIPS='test_attn|test_attention|test_linear|test_plan_runner|test_search_exact|test_update'
 # Tests whose results depend on the precision; tables and copies are tested once, in float32.
 GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_l2 test_linear test_logits_loss test_model.c test_negatives
     test_norm test_rank test_rows test_sampled_softmax test_softmax_attn test_update)
@@ -137,19 +139,24 @@ strict_make() {
     make -j"$JOBS" CFLAGS="${CFLAGS:-} -Werror" "$@"
 }
 
+# The files of TSAN_PATTERNS, without ".c" and the test's name.
+tsan_files() { printf '%s\n' "${TSAN_PATTERNS[@]}" | sed 's/:.*//; s/\.c$//' | tr '\n' ' '; }
+
 build_variants() {
     title "Building every variant"
     local with=''
     make -pn 2>/dev/null | grep -q '^FEATURES.*HSTU_HAS_CUDA' && with=', with CUDA'
     counted "release$with" build_release || return 1
-    counted "asan: address and undefined sanitizers" strict_make VARIANT=asan tests
-    counted "tsan: thread sanitizer" strict_make VARIANT=tsan tests
-    counted "minimal: only a C compiler" strict_make B=build/minimal CUDA=0 MINIMAL=1 tests
-    if has clang; then
-        # For its warnings alone, so without optimisation; what it builds for fuzzing runs.
-        counted "clang" strict_make B=build/clang CC=clang CUDA=0 OPT_release=-O0 HOT_CFLAGS= TEST_CFLAGS= tests
-    else
+    counted "asan: address and undefined sanitizers" strict_make VARIANT=asan unit
+    counted "tsan: thread sanitizer" strict_make VARIANT=tsan TEST_FILES="$(tsan_files)" unit
+    counted "minimal: only a C compiler" strict_make B=build/minimal CUDA=0 MINIMAL=1 REUSE=build/release unit
+    # For its warnings alone; what it builds for fuzzing runs.
+    if ! has clang; then
         skip "clang" "clang is not here"
+    elif clang_can_fuzz; then
+        counted "clang: what it does not build for fuzzing" strict_make CC=clang CUDA=0 BUT=fuzz syntax
+    else
+        counted "clang" strict_make CC=clang CUDA=0 syntax
     fi
     if clang_can_fuzz; then
         counted "fuzz targets" strict_make VARIANT=fuzz fuzz && has_fuzz=1
@@ -185,7 +192,7 @@ run_units() {
         unit "asan" build/asan
     fi
     unit "release" build/release
-    unit "minimal" build/minimal
+    unit "minimal" build/minimal $(ls tests | grep '^test_.*\.c$' | grep -vE "^($MINIMAL_SKIPS)\.c" | sed 's/$/:/')
     unit "tsan: what has threads" build/tsan "${TSAN_PATTERNS[@]}"
     unit_reports
     counted "kill -9 at 12 random moments" tools/crash.sh --n 12
