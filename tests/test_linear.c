@@ -267,6 +267,24 @@ TEST(linear_with_a_packed_weight) {
     close_backends(&t);
 }
 
+/* Few rows of sides that are multiples of 64, and long sums, which a GPU may cut. */
+TEST(linear_over_few_rows) {
+    static const epilogue all[] = {EPILOGUE_NONE,      EPILOGUE_RELU, EPILOGUE_GELU,
+                                   EPILOGUE_GELU_TANH, EPILOGUE_TANH, EPILOGUE_SILU};
+    test_backends t;
+    open_backends(&t);
+    for (int f = 0; f < 6; f++) {
+        check_packed(&t, 1, 64, 64, true, all[f], f % 2 == 0);
+        check_packed(&t, 65, 384, 128, true, all[f], f % 2 == 1);
+    }
+    check_packed(&t, 64, 192, 128, true, EPILOGUE_NONE, true);
+    check_packed(&t, 128, 768, 192, true, EPILOGUE_GELU_TANH, true);
+    check_packed(&t, 100, 1600, 64, true, EPILOGUE_NONE, false);
+    check_packed(&t, 17, 5184, 64, true, EPILOGUE_NONE, true);
+    check_packed(&t, 129, 128, 64, true, EPILOGUE_NONE, true);
+    close_backends(&t);
+}
+
 /* The tails of gelu keep their relative precision: Phi is not formed as a difference. */
 TEST(linear_gelu_in_the_tails) {
     enum { N = 3840 };

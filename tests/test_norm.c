@@ -182,7 +182,7 @@ static void check_residual_norm(test_backends *t, int64_t n, int32_t dim, int op
 }
 
 TEST(norm_of_a_residual_sum_against_double) {
-    static const int32_t dims[] = {1, 2, 5, 16, 50, 64, 257, 768};
+    static const int32_t dims[] = {1, 2, 5, 16, 50, 64, 256, 257, 512, 768, 1024};
     test_backends t;
     open_backends(&t);
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
@@ -191,5 +191,6 @@ TEST(norm_of_a_residual_sum_against_double) {
     check_residual_norm(&t, 0, 50, 3);
     check_residual_norm(&t, 1, 50, 3);
     check_residual_norm(&t, 700, 48, 3);
+    check_residual_norm(&t, 3000, 256, 3);
     close_backends(&t);
 }

@@ -50,15 +50,17 @@ TEST(a_plan_runs_and_is_right) {
 
 TEST(what_is_wrong_is_said) {
     char *text;
-    static const char *const usage[][2] = {{"", "give a plan"},
-                                           {"1 --segments 1-2", "give a plan"},
-                                           {"70000", "beyond 65535"},
-                                           {"1 --layer gpt", "the layers are"},
-                                           {"1 --mask moon", "moon"},
-                                           {"1 --dtype int8", "--dtype int8"},
-                                           {"1 --device tpu", "--device tpu"},
-                                           {"1 --avg-len 129", "--avg-len"},
-                                           {"1 --segments 1-2,2-3", "give a plan"}};
+    static const char *const usage[][2] = {
+        {"", "give a plan"},
+        {"1 --segments 1-2", "give a plan"},
+        {"70000", "beyond 65535"},
+        {"1 --layer gpt", "the layers are"},
+        {"1 --mask moon", "moon"},
+        {"1 --dtype int8", "--dtype int8"},
+        {"1 --device tpu", "--device tpu"},
+        {"1 --avg-len 129", "--avg-len"},
+        {"1 --layer sasrec --ffn 100", "--ffn is for layer bert"},
+        {"1 --segments 1-2,2-3", "give a plan"}};
     for (size_t i = 0; i < sizeof usage / sizeof *usage; i++) {
         CHECK_EQ(test_command(&text, "'%s' plan run %s --cache '%s'", test_program(), usage[i][0],
                               test_folder()),

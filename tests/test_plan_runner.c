@@ -42,6 +42,7 @@ static void close_rig(rig *g) {
 static void check_random_plans(chain_layer layer) {
     rig g;
     problem_options o = small(ATTEND_CAUSAL);
+    if (layer == CHAIN_BERT) o.dim_ffn = 70;
     open_rig(&g, layer, &o);
     rng_key key = rng_make_key(19, RNG_TEST);
     for (uint32_t i = 0; i < 202; i++) {

@@ -18,10 +18,17 @@ enum { CHECK_SEQUENCES = 3, CHECK_LEN = 48, CHECK_LAYERS = 2 };
 void encode_bench_lengths(const encode_shape *s, uint64_t seed, int32_t *lengths) {
     rng_key key = rng_make_key(seed, RNG_SYNTH);
     int64_t mean = s->avg_len > 0 ? s->avg_len : s->len;
-    int64_t reach = s->len - mean < mean - 1 ? s->len - mean : mean - 1;
+    int64_t reach = s->len - mean < mean - 1 ? s->len - mean : mean - 1, over = 0;
     for (int64_t b = 0; b < s->batch; b++) {
         uint32_t word = rng_draw64(key, (uint64_t)b, 1).word[0];
         lengths[b] = (int32_t)(mean - reach + (int64_t)rng_below(word, (uint32_t)(2 * reach + 1)));
+        over += lengths[b] - mean;
+    }
+    for (int64_t b = 0; over != 0; b = (b + 1) % s->batch) {
+        int32_t by = over > 0 ? -1 : 1;
+        if (lengths[b] + by < mean - reach || lengths[b] + by > mean + reach) continue;
+        lengths[b] += by;
+        over += by;
     }
 }
 

@@ -44,7 +44,8 @@ typedef struct encode_row {
 /* The precision is that of the backend. */
 status encode_bench_run(backend *be, const encode_options *o, encode_row *out);
 
-/* Lengths of a batch: all len, or uniform around avg_len, as far as len allows. */
+/* Lengths of a batch: all len, or about uniform around avg_len, as far as len allows, which is
+ * their mean exactly. */
 void encode_bench_lengths(const encode_shape *s, uint64_t seed, int32_t *lengths);
 
 #endif

@@ -52,6 +52,7 @@ status plan_rig_open(plan_rig *g, const plan_args *a) {
                          .max_len = a->length,
                          .n_heads = a->heads,
                          .dim_head = a->dim,
+                         .dim_ffn = a->ffn == 4 * a->heads * a->dim ? 0 : a->ffn,
                          .avg_len = a->avg_len,
                          .seed = (uint64_t)a->seed};
     *g = (plan_rig){0};
@@ -78,7 +79,9 @@ void plan_rig_close(plan_rig *g) {
 
 status plan_rig_text(const plan_rig *g, const plan_args *a, buf *out) {
     const chain_shape *s = &g->p->shape;
-    return buf_printf(out, "%s on %s in %s: batch %d, length %d, %lld tokens, %d x %d, mask %s",
-                      g->p->c->name, g->t->name, bench_act_name(g->t->act), s->n_sequences,
-                      s->max_len, (long long)s->n_tokens, s->n_heads, s->dim_head, a->mask);
+    TRY(buf_printf(out, "%s on %s in %s: batch %d, length %d, %lld tokens, %d x %d", g->p->c->name,
+                   g->t->name, bench_act_name(g->t->act), s->n_sequences, s->max_len,
+                   (long long)s->n_tokens, s->n_heads, s->dim_head));
+    if (s->dim_ffn > 0) TRY(buf_printf(out, ", FFN %d", s->dim_ffn));
+    return buf_printf(out, ", mask %s", a->mask);
 }

@@ -8,7 +8,7 @@
 
 typedef struct plan_args {
     const char *layer, *mask, *dtype, *device, *cache;
-    int64_t batch, length, avg_len, heads, dim, seed;
+    int64_t batch, length, avg_len, heads, dim, ffn, seed;
 } plan_args;
 
 #define PLAN_ARGS                                                                                  \
@@ -32,6 +32,13 @@ typedef struct plan_args {
          1 << 20},                                                                                 \
         {"--heads", ARG_INT, &(a)->heads, "H", "Heads (default 12).", 1, 1024},                    \
         {"--dim", ARG_INT, &(a)->dim, "D", "Head dimension (default 64).", 1, 1024},               \
+        {"--ffn",                                                                                  \
+         ARG_INT,                                                                                  \
+         &(a)->ffn,                                                                                \
+         "F",                                                                                      \
+         "Columns of the FFN of a BERT layer (default: four times the model's).",                  \
+         1,                                                                                        \
+         1 << 18},                                                                                 \
         {"--mask", ARG_TEXT, &(a)->mask, "MASK", "none (default), or any of 'hstu mask show'.",    \
          0,        0},                                                                             \
         {"--seed", ARG_INT,  &(a)->seed, "N", "Of the random weights and input (default 1).",      \

@@ -74,6 +74,7 @@ static status open_source(source *s, const tune_args *a, plan_oracle *o) {
                                  .max_len = (int32_t)a->common.length,
                                  .n_heads = (int32_t)a->common.heads,
                                  .dim_head = (int32_t)a->common.dim,
+                                 .dim_ffn = (int32_t)a->common.ffn,
                                  .n_tokens = a->common.batch * a->common.length},
                        .ctx = s};
     if (a->replay != NULL) {
@@ -112,6 +113,7 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     json_key_int(w, "length", a->common.length);
     json_key_int(w, "heads", a->common.heads);
     json_key_int(w, "dim", a->common.dim);
+    if (s->key.dim_ffn > 0) json_key_int(w, "ffn", s->key.dim_ffn);
     if (a->replay != NULL) json_key_string(w, "replay", a->replay);
     if (s->rig.t != NULL) json_key_string(w, "device", s->rig.t->name);
     if (s->rig.t != NULL) json_key_string(w, "arch", s->key.arch);

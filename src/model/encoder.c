@@ -25,9 +25,10 @@ static status alloc_pass(encoder *e, const encoder_options *o) {
         return fail(ERR_USAGE, "a batch of %lld tokens is too large", (long long)n);
     e->capacity = n;
     n = round_up(n);
-    TRY(STAGED_NEW(&e->memory, &e->word, n));
-    TRY(STAGED_NEW(&e->memory, &e->place, n));
-    TRY(STAGED_NEW(&e->memory, &e->offsets, round_up(n) + 1));
+    TRY(NN_NEW_HOST(&e->memory, &e->word.host, n));
+    TRY(NN_NEW_HOST(&e->memory, &e->place.host, n));
+    TRY(NN_NEW_HOST(&e->memory, &e->offsets.host, round_up(n) + 1));
+    TRY(STAGED_NEW(&e->memory, &e->input, 2 * n + round_up(n) + 1));
     TRY(NN_NEW_HOST(&e->memory, &e->lengths, round_up(n)));
     TRY(bert_acts_alloc(&e->acts, &e->layer_config, &e->memory, n));
     TRY(nn_new_act(&e->memory, &e->x, n + 1, c->dim)); /* (pool_first) */
@@ -161,19 +162,28 @@ void encoder_clear(encoder *e) {
     e->n_tokens = 0;
 }
 
+/* The next n of the numbers that are sent. */
+static void stage(encoder *e, staged_i32 *x, int64_t n, int64_t *at) {
+    memcpy(e->input.host + *at, x->host, (size_t)n * sizeof *x->host);
+    x->device = e->input.device + *at;
+    *at += n;
+}
+
 /* Sends the batch, padded to the shape s where steps are recorded: padding tokens have no index,
- * padding sequences no tokens. */
-static status send(encoder *e, const sequences *s) {
-    backend *be = e->be;
+ * padding sequences no tokens.  Where the arrays are depends on the shape alone. */
+static status send(encoder *e, sequences *s) {
+    int64_t n = 0;
     for (int64_t i = e->n_tokens; i < s->n_tokens; i++)
         e->word.host[i] = e->place.host[i] = -1;
     for (int32_t b = e->n_sequences; b < s->n_sequences; b++) {
         e->offsets.host[b + 1] = (int32_t)e->n_tokens;
         e->lengths[b] = 0;
     }
-    TRY(STAGED_SEND(be, &e->word, s->n_tokens));
-    TRY(STAGED_SEND(be, &e->place, s->n_tokens));
-    TRY(STAGED_SEND(be, &e->offsets, s->n_sequences + 1));
+    stage(e, &e->word, s->n_tokens, &n);
+    stage(e, &e->place, s->n_tokens, &n);
+    stage(e, &e->offsets, s->n_sequences + 1, &n);
+    s->offsets = e->offsets.device;
+    TRY(STAGED_SEND(e->be, &e->input, n));
     if (e->mask == NULL) return OK;
     return mask_batch_set(e->mask, e->n_before, s->n_sequences, e->lengths);
 }
@@ -238,12 +248,10 @@ static uint64_t record_key(const encoder *e, const sequences *s, const mask_view
     return hash64(key, sizeof key, 0);
 }
 
-/* The batch as it is, or rounded up where steps are recorded. */
+/* The batch as it is, or rounded up where steps are recorded; `send` adds the offsets. */
 static sequences shape_of(const encoder *e, bool is_rounded) {
-    sequences s = {.n_sequences = e->n_sequences,
-                   .n_tokens = (int32_t)e->n_tokens,
-                   .max_len = e->max_len,
-                   .offsets = e->offsets.device};
+    sequences s = {
+        .n_sequences = e->n_sequences, .n_tokens = (int32_t)e->n_tokens, .max_len = e->max_len};
     if (!is_rounded) return s;
     s.n_sequences = (int32_t)round_up(s.n_sequences);
     s.n_tokens = (int32_t)round_up(s.n_tokens);

@@ -24,6 +24,7 @@ struct encoder {
     int64_t capacity;       /* tokens */
     staged_i32 word, place; /* (capacity): rows of words and places; -1 pads */
     staged_i32 offsets;     /* (capacity + 1) */
+    staged_i32 input;       /* (3 capacity + 1): the three one after the other, for one copy */
     int32_t *lengths;       /* (capacity) host */
     int32_t n_sequences, max_len;
     int64_t n_tokens, n_before; /* n_before: sequences of earlier batches */

@@ -22,9 +22,10 @@ typedef struct loader {
 
 /* Numbers like those of a trained model: weights of deviation .02, as BERT's start. */
 static void draw(loader *l, int64_t n, float centre, float *to) {
-    for (int64_t i = 0; i < n; i++) {
-        float u = rng_uniform(rng_draw64(l->key, (uint64_t)i, l->n_drawn).word[0]);
-        to[i] = centre + 0.0692820323f * (u - 0.5f);
+    for (int64_t i = 0; i < n; i += 4) {
+        rng_block four = rng_draw64(l->key, (uint64_t)i, l->n_drawn);
+        for (int64_t k = 0; k < 4 && i + k < n; k++)
+            to[i + k] = centre + 0.0692820323f * (rng_uniform(four.word[k]) - 0.5f);
     }
     l->n_drawn++;
 }

@@ -32,6 +32,8 @@ struct mask_batch {
     mirrored arrays[N_ARRAYS];
     int32_t *first_host; /* (max_sequences) */
     int32_t *first;      /* (max_sequences), the backend's */
+    int32_t *first_sent; /* (max_sequences): what the backend has, of n_sent sequences */
+    int32_t n_sent;
     mask_view view;
     int64_t n_pairs;
 };
@@ -74,6 +76,7 @@ status mask_batch_create(mask_batch **out, backend *be, const mask *m, int32_t m
     for (int i = 0; i < N_ARRAYS; i++)
         mb->arrays[i].size = sizes[i];
     status st = MEM_NEW(&mb->first_host, (size_t)max_sequences);
+    if (st == OK) st = MEM_NEW(&mb->first_sent, (size_t)max_sequences);
     if (st == OK)
         st = be->ops->alloc(be, (void **)&mb->first, sizeof(int32_t) * (size_t)max_sequences);
     if (st == OK)
@@ -91,6 +94,7 @@ void mask_batch_destroy(mask_batch *mb) {
     }
     mb->be->ops->release(mb->be, mb->first);
     mem_free(mb->first_host);
+    mem_free(mb->first_sent);
     mem_free(mb->plans);
     mem_free(mb);
 }
@@ -192,6 +196,17 @@ static void set_view(mask_batch *mb) {
     mb->view.n_bits = (int64_t)x[BITS].n;
 }
 
+/* Batches of the same lengths have the same plans: nothing is copied for them. */
+static status send_first(mask_batch *mb, int32_t n) {
+    size_t bytes = sizeof(int32_t) * (size_t)n;
+    if (n <= mb->n_sent && memcmp(mb->first_sent, mb->first_host, bytes) == 0) return OK;
+    mb->n_sent = 0;
+    TRY(mb->be->ops->copy_in(mb->be, mb->first, mb->first_host, bytes));
+    memcpy(mb->first_sent, mb->first_host, bytes);
+    mb->n_sent = n;
+    return OK;
+}
+
 status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const int32_t *lengths) {
     if (n_sequences > mb->max_sequences)
         return fail(ERR_USAGE, "mask: a batch of %d sequences, made for at most %d", n_sequences,
@@ -207,8 +222,7 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
     if (mask_rule_is_span(&mb->view.rule)) return OK;
     for (int i = 0; i < N_ARRAYS; i++)
         TRY(upload(&mb->arrays[i], mb->be, &mb->view.epoch));
-    TRY(mb->be->ops->copy_in(mb->be, mb->first, mb->first_host,
-                             sizeof(int32_t) * (size_t)n_sequences));
+    TRY(send_first(mb, n_sequences));
     set_view(mb);
     return OK;
 }

@@ -44,12 +44,15 @@ typedef enum {
     OP_NORM          /* LayerNorm over a row, with weight and bias where there are some */
 } op_kind;
 
-/* How a tensor is stored, with W = width * E columns. */
+/* In the place of a multiple of E: the columns of the FFN's hidden layer. */
+enum { CHAIN_FFN = 127 };
+
+/* How a tensor is stored, with W columns: chain_columns of its width. */
 typedef enum {
     LAYOUT_TOKENS, /* (T, W) */
     LAYOUT_HEADS,  /* (H, T, D) */
     LAYOUT_SCORES, /* per sequence (H, L, L), one after the other */
-    LAYOUT_MATRIX, /* weights (rows * E, W) */
+    LAYOUT_MATRIX, /* weights (chain_columns of rows, W) */
     LAYOUT_VECTOR, /* (W) float32 */
     LAYOUT_TABLE   /* position bias (2 N - 1) float32 */
 } tensor_layout;
@@ -57,7 +60,7 @@ typedef enum {
 typedef struct chain_tensor {
     const char *name;
     tensor_layout layout;
-    int8_t width, rows; /* in units of E; rows: of a matrix */
+    int8_t width, rows; /* in units of E, or CHAIN_FFN; rows: of a matrix */
     int8_t stride;      /* between rows, in units of E; 0: width.  The outputs of a split lie side
                            by side in the rows of one buffer, as a product writes them */
 } chain_tensor;
@@ -98,16 +101,22 @@ bool op_is_product(op_kind kind);
 /* The sizes of a layer; S is N, the longest sequence. */
 typedef struct chain_shape {
     int32_t n_sequences, max_len, n_heads, dim_head; /* B, S, H, D */
-    int64_t n_tokens;                                /* T */
+    int32_t dim_ffn;  /* columns of BERT's hidden layer; 0: four times the model's */
+    int64_t n_tokens; /* T */
 } chain_shape;
 
 static inline int32_t chain_dim(const chain_shape *s) {
     return s->n_heads * s->dim_head; /* E */
 }
 
+static inline int32_t chain_columns(const chain_shape *s, int units) {
+    if (units != CHAIN_FFN) return units * chain_dim(s);
+    return s->dim_ffn > 0 ? s->dim_ffn : 4 * chain_dim(s);
+}
+
 /* Elements between the rows of a tensor of tokens. */
-static inline int32_t chain_stride(const chain_tensor *t, int32_t e) {
-    return (t->stride > 0 ? t->stride : t->width) * e;
+static inline int32_t chain_stride(const chain_tensor *t, const chain_shape *s) {
+    return chain_columns(s, t->stride > 0 ? t->stride : t->width);
 }
 
 #endif

@@ -12,17 +12,17 @@ static const int64_t max_elements = (int64_t)1 << 34;
 
 int64_t chain_tensor_size(const chain_problem *p, int tensor) {
     const chain_tensor *t = &p->c->tensor[tensor];
-    int64_t e = chain_dim(&p->shape);
+    int64_t columns = chain_columns(&p->shape, t->width);
     switch (t->layout) {
     case LAYOUT_TOKENS:
     case LAYOUT_HEADS:
-        return p->shape.n_tokens * t->width * e;
+        return p->shape.n_tokens * columns;
     case LAYOUT_SCORES:
         return p->score_offsets[p->shape.n_sequences] * p->shape.n_heads;
     case LAYOUT_MATRIX:
-        return t->rows * e * t->width * e;
+        return chain_columns(&p->shape, t->rows) * columns;
     case LAYOUT_VECTOR:
-        return t->width * e;
+        return columns;
     default:
         return 2 * (int64_t)p->shape.max_len - 1;
     }
@@ -75,7 +75,7 @@ static status fill(chain_problem *p, int tensor, rng_key key) {
     int64_t n = chain_tensor_size(p, tensor);
     bool is_matrix = t->layout == LAYOUT_MATRIX;
     bool is_input = tensor == 0, is_weight = strstr(t->name, "weight") != NULL;
-    float scale = is_matrix  ? sqrtf(3.0f / (float)(t->width * chain_dim(&p->shape)))
+    float scale = is_matrix  ? sqrtf(3.0f / (float)chain_columns(&p->shape, t->width))
                   : is_input ? 1
                              : 0.25f;
     TRY(MEM_NEW_RAW(&p->value[tensor], (size_t)n));
@@ -110,14 +110,18 @@ static status lay_out(chain_problem *p, const problem_options *o, rng_key key) {
     return OK;
 }
 
-static status check_options(const problem_options *o) {
+static status check_options(const chain *c, const problem_options *o) {
     bool fits = o->n_sequences >= 1 && o->n_sequences <= MAX_TOKENS && o->max_len >= 1 &&
                 o->max_len <= 1 << 20 && o->n_heads >= 1 && o->dim_head >= 1 &&
-                o->n_heads * o->dim_head <= 1 << 16;
+                o->n_heads * o->dim_head <= 1 << 16 && o->dim_ffn >= 0 && o->dim_ffn <= 1 << 18;
     if (!fits)
         return fail(ERR_USAGE, "a layer needs at least 1 sequence, token, head and column, at most "
                                "2^20 tokens a sequence "
                                "and a model dimension of at most 65536");
+    if (o->dim_ffn > 0 && c != chain_of(CHAIN_BERT))
+        return fail(ERR_USAGE,
+                    "--ffn is for layer bert: the FFN of %s has the model's width, or it has none",
+                    c->name);
     if (o->avg_len < 0 || o->avg_len > o->max_len)
         return fail(ERR_USAGE, "--avg-len %lld is beyond --length %lld", (long long)o->avg_len,
                     (long long)o->max_len);
@@ -169,7 +173,7 @@ static status make(chain_problem *p, const problem_options *o) {
 status chain_problem_create(chain_problem **out, const chain *c, const problem_options *o) {
     *out = NULL;
     chain_problem *p;
-    TRY(check_options(o));
+    TRY(check_options(c, o));
     TRY(MEM_NEW(&p, 1));
     p->c = c;
     p->attend = attend_of(o);
@@ -178,7 +182,8 @@ status chain_problem_create(chain_problem **out, const chain *c, const problem_o
     p->shape = (chain_shape){.n_sequences = (int32_t)o->n_sequences,
                              .max_len = (int32_t)o->max_len,
                              .n_heads = (int32_t)o->n_heads,
-                             .dim_head = (int32_t)o->dim_head};
+                             .dim_head = (int32_t)o->dim_head,
+                             .dim_ffn = (int32_t)o->dim_ffn};
     status st = make(p, o);
     if (st == OK)
         *out = p;

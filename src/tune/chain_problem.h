@@ -24,6 +24,7 @@ typedef struct chain_problem {
 
 typedef struct problem_options {
     int64_t n_sequences, max_len, n_heads, dim_head;
+    int64_t dim_ffn;  /* of chain_shape */
     int64_t avg_len;  /* 0: every sequence has max_len tokens */
     const mask *rule; /* must outlive the problem; NULL: as attend says, ALL or CAUSAL */
     attend_kind attend;

@@ -31,7 +31,7 @@ static void say_elementwise_kernel(emitter *m) {
     int tile = m->s->tile.tile_m;
     const chain_op *op = op_at(m, m->first);
     bool is_score = is_scores(m, m->first);
-    int width = tensor_at(m, op->in[0])->width * m->e;
+    int width = columns_of(m, op->in[0]);
     if (is_score) {
         say_score_rows(m, "1");
         say(m, "    EACH(e, %d * len) {\n        const int i = i0 + e / len, j = e %% len;\n",
@@ -58,7 +58,7 @@ static void say_token_product(emitter *m, int index) {
     const chain_op *op = op_at(m, index);
     const tile_params *t = &m->s->tile;
     bool is_qkv = op->kind == OP_PRODUCT_QKV;
-    int depth = tensor_at(m, op->in[0])->width * m->e;
+    int depth = columns_of(m, op->in[0]);
     char from[64];
     snprintf(from, sizeof from, is_qkv ? "(n0 < %d ? a.t[%d] : a.t[%d])" : "a.t[%d]",
              is_qkv ? m->e : op->in[0], op->in[0], op->in[1]);
@@ -117,7 +117,7 @@ static const char *const score_place =
 static void say_token_product_kernel(emitter *m) {
     const chain_op *op = op_at(m, m->first);
     const tile_params *t = &m->s->tile;
-    int n = tensor_at(m, op->out[0])->width * m->e, split = op->kind == OP_PRODUCT_QKV ? m->e : n;
+    int n = columns_of(m, op->out[0]), split = op->kind == OP_PRODUCT_QKV ? m->e : n;
     int first_tiles = (split + t->tile_n - 1) / t->tile_n;
     int tiles = first_tiles + (n - split + t->tile_n - 1) / t->tile_n;
     char text[16];
@@ -281,8 +281,7 @@ static void say_product_norm_kernel(emitter *m) {
     const tile_params *t = &m->s->tile;
     int at = find_reduction(m);
     bool is_score = op_at(m, at)->kind == OP_SOFTMAX;
-    int width =
-        is_score ? m->s->shape.max_len : tensor_at(m, op_at(m, m->first)->out[0])->width * m->e;
+    int width = is_score ? m->s->shape.max_len : columns_of(m, op_at(m, m->first)->out[0]);
     row_source from = {.is_buffer = true, .width = width};
     is_score ? say_score_rows(m, "1") : say_token_rows(m, "1");
     say_operands(m);
@@ -414,8 +413,8 @@ static void say_two_products_kernel(emitter *m) {
     int second = m->first + 1;
     while (op_at(m, second)->kind != OP_PRODUCT)
         second++;
-    int hidden = tensor_at(m, op_at(m, m->first)->out[0])->width * m->e;
-    int n = tensor_at(m, op_at(m, second)->out[0])->width * m->e;
+    int hidden = columns_of(m, op_at(m, m->first)->out[0]);
+    int n = columns_of(m, op_at(m, second)->out[0]);
     say_token_rows(m, "1");
     say_operands(m);
     say_shared(m, "elem", "hs", t->tile_m * t->tile_n, operand_bytes(m, t->tile_m, t->tile_n));
@@ -534,7 +533,8 @@ int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch) {
         return rows *
                divide_up(op->kind == OP_WEIGHTED ? batch->dim_head : batch->max_len, t->tile_n);
     }
-    int64_t rows = divide_up(batch->n_tokens, t->tile_m), n = s->c->tensor[op->out[0]].width * e;
+    int64_t rows = divide_up(batch->n_tokens, t->tile_m),
+            n = chain_columns(batch, s->c->tensor[op->out[0]].width);
     if (!is_product) return rows;
     int64_t split = op->kind == OP_PRODUCT_QKV ? e : n;
     return rows * (divide_up(split, t->tile_n) + divide_up(n - split, t->tile_n));

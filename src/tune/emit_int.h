@@ -20,6 +20,8 @@ const chain_op *op_at(const emitter *m, int op);
 
 const chain_tensor *tensor_at(const emitter *m, int tensor);
 
+int columns_of(const emitter *m, int tensor);
+
 /* Elements between the rows of a tensor of tokens. */
 int stride_of(const emitter *m, int tensor);
 

@@ -27,8 +27,12 @@ const chain_tensor *tensor_at(const emitter *m, int tensor) {
     return &m->s->c->tensor[tensor];
 }
 
+int columns_of(const emitter *m, int tensor) {
+    return chain_columns(&m->s->shape, tensor_at(m, tensor)->width);
+}
+
 int stride_of(const emitter *m, int tensor) {
-    return chain_stride(tensor_at(m, tensor), m->e);
+    return chain_stride(tensor_at(m, tensor), &m->s->shape);
 }
 
 bool is_scores(const emitter *m, int op) {

@@ -263,11 +263,11 @@ static status grow(encoder_plan *p, const sequences *s) {
 
 /* Memory for what the kernels of a plan hand on. */
 static status make_room(encoder_plan *p, const ready_plan *r) {
-    int64_t e = chain_dim(&p->shape);
     for (int i = 0; i < r->program.n_kernels; i++) {
         const chain_op *op = &p->c->op[r->program.kernel[i].last];
         void **tensor = p->args.tensor;
-        size_t row = (size_t)(p->c->tensor[op->out[0]].width * e) * act_bytes(p->t->act);
+        size_t row =
+            (size_t)chain_columns(&p->shape, p->c->tensor[op->out[0]].width) * act_bytes(p->t->act);
         if (!is_ours(p, op->out[0]) || tensor[op->out[0]] != NULL) continue;
         TRY(p->t->alloc(p->t, &tensor[op->out[0]],
                         (size_t)p->room_tokens * row * (size_t)op->n_out));
@@ -330,11 +330,9 @@ static status run(void *ctx, const bert_layer *l, const sequences *s, const mask
 }
 
 static status check_model(const encoder_config *c) {
-    if (c->f == EPILOGUE_GELU && c->dim_ffn == 4 * c->dim) return OK;
+    if (c->f == EPILOGUE_GELU) return OK;
     return fail(ERR_UNSUPPORTED,
-                "plans are of layers with gelu and an FFN four times as wide as the model; this "
-                "model's has %d columns of %d%s",
-                c->dim_ffn, c->dim, c->f == EPILOGUE_GELU ? "" : " and another activation");
+                "plans are of layers with gelu; this model's have another activation");
 }
 
 static attend_kind attend_of(const mask *m) {
@@ -388,6 +386,7 @@ status encoder_plan_create(encoder_plan **out, backend *be, const encoder_config
                              .max_len = encoder_max_len(c),
                              .n_heads = c->n_heads,
                              .dim_head = c->dim / c->n_heads,
+                             .dim_ffn = c->dim_ffn == 4 * c->dim ? 0 : c->dim_ffn,
                              .n_tokens = 1};
     p->layers = (encoder_layers){.ctx = p, .begin = begin, .run = run};
     status st = target_create_on(&p->t, be, o->workers, &cache);

@@ -141,7 +141,7 @@ static bool is_done(const match *m) {
 /* Columns of the output of an operator per row. */
 static int32_t row_of(const match *m, int op) {
     const chain_tensor *t = &m->c->tensor[m->c->op[op].out[0]];
-    return t->layout == LAYOUT_SCORES ? m->shape->max_len : t->width * chain_dim(m->shape);
+    return t->layout == LAYOUT_SCORES ? m->shape->max_len : chain_columns(m->shape, t->width);
 }
 
 static bool has_reduction(const match *m) {

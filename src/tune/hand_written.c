@@ -60,7 +60,6 @@ static const chain_op *op_of(const chain *c, op_kind kind) {
 static status launch_silu(const hand_written *h, backend *be, const layer_batch *p,
                           const kernel_args *args) {
     const chain *c = p->c;
-    int32_t e = chain_dim(&p->shape);
     const chain_op *qk = op_of(c, OP_SCORES), *av = op_of(c, OP_WEIGHTED),
                    *bias = op_of(c, OP_SCALE_BIAS);
     if (p->attend == ATTEND_BYTES)
@@ -80,11 +79,11 @@ static status launch_silu(const hand_written *h, backend *be, const layer_batch 
                    .q = args->tensor[qk->in[0]],
                    .k = args->tensor[qk->in[1]],
                    .v = args->tensor[av->in[1]],
-                   .stride_q = chain_stride(&c->tensor[qk->in[0]], e),
-                   .stride_k = chain_stride(&c->tensor[qk->in[1]], e),
-                   .stride_v = chain_stride(&c->tensor[av->in[1]], e),
+                   .stride_q = chain_stride(&c->tensor[qk->in[0]], &p->shape),
+                   .stride_k = chain_stride(&c->tensor[qk->in[1]], &p->shape),
+                   .stride_v = chain_stride(&c->tensor[av->in[1]], &p->shape),
                    .out = args->tensor[av->out[0]],
-                   .stride_out = e,
+                   .stride_out = chain_dim(&p->shape),
                    .alpha = 1 / sqrtf((float)p->shape.dim_head),
                    .scale = 1 / (float)p->shape.max_len,
                    .window_left = -1,
@@ -106,7 +105,6 @@ static status launch_softmax(backend *be, const layer_batch *p, const kernel_arg
     const chain_op *qk = op_of(c, OP_SCORES), *pv = op_of(c, OP_WEIGHTED);
     size_t skip = (size_t)first * (size_t)p->shape.dim_head * act_bytes(be->act);
     const chain_tensor *tensor = c->tensor;
-    int32_t e = chain_dim(&p->shape);
     softmax_attn_args a = {.n_sequences = p->shape.n_sequences,
                            .n_heads = n,
                            .dim = p->shape.dim_head,
@@ -116,9 +114,9 @@ static status launch_softmax(backend *be, const layer_batch *p, const kernel_arg
                            .q = (const char *)args->tensor[qk->in[0]] + skip,
                            .k = (const char *)args->tensor[qk->in[1]] + skip,
                            .v = (const char *)args->tensor[pv->in[1]] + skip,
-                           .stride_q = chain_stride(&tensor[qk->in[0]], e),
-                           .stride_k = chain_stride(&tensor[qk->in[1]], e),
-                           .stride_v = chain_stride(&tensor[pv->in[1]], e),
+                           .stride_q = chain_stride(&tensor[qk->in[0]], &p->shape),
+                           .stride_k = chain_stride(&tensor[qk->in[1]], &p->shape),
+                           .stride_v = chain_stride(&tensor[pv->in[1]], &p->shape),
                            .out = out,
                            .stride_out = stride_out,
                            .alpha = 1 / sqrtf((float)p->shape.dim_head),

@@ -95,10 +95,9 @@ int library_bias(const chain *c, int op) {
 }
 
 static linear_args product_of(const chain *c, const chain_shape *shape, int op, void *packed) {
-    int32_t e = chain_dim(shape);
     return (linear_args){.n = shape->n_tokens,
-                         .n_in = c->tensor[c->op[op].in[0]].width * e,
-                         .n_out = c->tensor[c->op[op].out[0]].width * e,
+                         .n_in = chain_columns(shape, c->tensor[c->op[op].in[0]].width),
+                         .n_out = chain_columns(shape, c->tensor[c->op[op].out[0]].width),
                          .is_transposed = true,
                          .packed = packed};
 }

@@ -505,7 +505,8 @@ static double product_flops(const chain_problem *p, const chain_op *op) {
     double pairs = (double)p->score_offsets[p->shape.n_sequences];
     if (op->kind == OP_SCORES || op->kind == OP_WEIGHTED) return 2 * pairs * e;
     return op_is_product(op->kind)
-               ? 2 * t * p->c->tensor[op->in[0]].width * e * p->c->tensor[op->out[0]].width * e
+               ? 2 * t * chain_columns(&p->shape, p->c->tensor[op->in[0]].width) *
+                     chain_columns(&p->shape, p->c->tensor[op->out[0]].width)
                : 0;
 }
 

@@ -20,9 +20,10 @@ status plan_store_open(plan_store *s, const char *cache) {
 
 /* The name of the entry; the mask may be the path of a file, so its hash stands for it. */
 static status path_of(const plan_store *s, const plan_file *f, char path[4096]) {
-    char name[256];
-    snprintf(name, sizeof name, "%s-%s-%dx%d-%lld-%d-%s-%08x.json", f->layer, f->arch, f->n_heads,
-             f->dim_head, (long long)f->n_tokens, f->max_len, f->dtype,
+    char name[256], ffn[16] = "";
+    if (f->dim_ffn > 0) snprintf(ffn, sizeof ffn, "-ffn%d", f->dim_ffn);
+    snprintf(name, sizeof name, "%s-%s-%dx%d%s-%lld-%d-%s-%08x.json", f->layer, f->arch, f->n_heads,
+             f->dim_head, ffn, (long long)f->n_tokens, f->max_len, f->dtype,
              (unsigned)hash64(f->mask, strlen(f->mask), 0));
     return path_join(path, 4096, s->folder, name);
 }
@@ -50,7 +51,7 @@ status plan_store_put(const plan_store *s, const plan_file *f, const buf *text, 
 static bool is_same_layer(const plan_file *a, const plan_file *b) {
     return strcmp(a->layer, b->layer) == 0 && strcmp(a->arch, b->arch) == 0 &&
            strcmp(a->mask, b->mask) == 0 && strcmp(a->dtype, b->dtype) == 0 &&
-           a->n_heads == b->n_heads && a->dim_head == b->dim_head;
+           a->n_heads == b->n_heads && a->dim_head == b->dim_head && a->dim_ffn == b->dim_ffn;
 }
 
 static double distance(const plan_file *a, const plan_file *b) {
