@@ -73,7 +73,7 @@ LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 
 # Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
 # are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
-# sm_90 separately; src/cuda/attn/sm90, which uses Hopper's own instructions, for sm_90a alone.
+# sm_90 separately; src/cuda/attn/sm90 and X_sm90.cu of src/cuda/ops, which use Hopper's own instructions, for sm_90a alone.
 # CUDA_SM=90 builds for one card, in two thirds of the time.
 CUDA_SM ?= 80 90
 space := $() $()
@@ -225,7 +225,7 @@ $B/src/serve/server_page.o: src/serve/server_page.html
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/%,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+	$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
 		-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
 		grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 

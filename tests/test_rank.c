@@ -131,24 +131,44 @@ TEST(rank_equals_counting) {
     check_problem(make_problem(6, 200, 16, 33, 0));
 }
 
+typedef struct scored {
+    double score;
+    int32_t row;
+} scored;
+
+static int compare_scored(const void *a, const void *b) {
+    const scored *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return (x->row > y->row) - (x->row < y->row);
+}
+
+static bool may_find(const rank_args *a, int32_t q, int32_t row) {
+    const uint64_t *bits = a->allowed != NULL ? a->allowed[q] : NULL;
+    if (bits != NULL && !(bits[row / 64] >> row % 64 & 1)) return false;
+    return a->seen_offsets == NULL || !is_seen_by(q, row);
+}
+
 /* The best rows, by scores of the corpus in the type of the activations, where that is given. */
 static void check_best(rank_args a) {
     a.target = NULL;
     float *rows = zeros((size_t)a.n_corpus * (size_t)a.dim, sizeof *rows); /* another type there */
+    scored *all = zeros((size_t)a.n_corpus + 1, sizeof *all);
     memcpy(rows, a.corpus, (size_t)a.n_corpus * (size_t)a.dim * sizeof *rows);
     a.corpus_act = rows;
     run_rank(&a, 2);
     for (int32_t q = 0; q < a.n_queries; q++) {
-        int32_t n_left = 0;
+        int32_t n = 0;
         for (int32_t row = 0; row < a.n_corpus; row++)
-            n_left += !is_seen_by(q, row);
+            if (may_find(&a, q, row)) all[n++] = (scored){score_of(&a, q, row), row};
+        qsort(all, (size_t)n, sizeof *all, compare_scored);
         for (int32_t i = 0; i < a.k; i++) {
-            int32_t row = a.best[q * a.k + i];
-            CHECK_EQ(row == -1, i >= n_left);
-            if (row == -1) continue;
-            CHECK(!is_seen_by(q, row));
-            CHECK_EQ(place_of(&a, q, row), i);
-            CHECK(a.best_score[q * a.k + i] == (float)score_of(&a, q, row));
+            int32_t want = i < n ? all[i].row : -1, row = a.best[q * a.k + i];
+            float score = i < n ? (float)all[i].score : -INFINITY;
+            if (row != want || a.best_score[q * a.k + i] != score)
+                FAIL_TEST("%d queries x %d of %d rows, k %d: place %d of query %d is %d (%g), "
+                          "not %d (%g)",
+                          a.n_queries, a.dim, a.n_corpus, a.k, i, q, row,
+                          (double)a.best_score[q * a.k + i], want, (double)score);
         }
     }
 }
@@ -171,6 +191,46 @@ TEST(rank_best_of_a_corpus_in_act) {
         rows[r * 64 + 1] = (float)(r % 128);
     }
     check_best(rising);
+}
+
+/* Sizes at which a search goes another way: without a sample, with the last tile not whole, queries
+ * in two batches, rows of several chunks, the largest k. */
+TEST(rank_best_of_many_sizes) {
+    const int32_t n_large = test_on.kind == ON_CUDA ? 300000 : 30000;
+    const int32_t sizes[][4] = {{1, 64, 1, 1},       {65, 64, 1024, 9},   {2, 64, 1025, 100},
+                                {3, 192, 1153, 10},  {130, 64, 2000, 20}, {200, 128, 1300, 3},
+                                {64, 320, 4097, 5},  {1, 1024, 3000, 17}, {2, 64, 9000, 1024},
+                                {1, 64, n_large, 64}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        check_best(make_problem(60 + i, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3]));
+}
+
+/* Bits of every n-th row: of all queries but each fourth. */
+static const uint64_t *const *make_bits(const rank_args *a, int32_t every) {
+    const uint64_t **bits = zeros((size_t)a->n_queries, sizeof *bits);
+    for (int32_t q = 0; q < a->n_queries; q++) {
+        uint64_t *own = q % 4 == 3 ? NULL : zeros((size_t)a->n_corpus / 64 + 1, sizeof *own);
+        for (int32_t r = 0; own != NULL && r < a->n_corpus; r++)
+            if ((r + q) % every == 0) own[r / 64] |= (uint64_t)1 << (r % 64);
+        bits[q] = own;
+    }
+    return bits;
+}
+
+/* Rows that no query but some may find: on a GPU the sample of a search then has no bound, and the
+ * lists of the last case are too short. */
+TEST(rank_best_of_allowed_rows_in_act) {
+    static const int32_t sizes[][5] = {{70, 64, 1500, 10, 3},
+                                       {5, 33, 2000, 12, 7}, /* no 16-bit search of this one */
+                                       {3, 64, 70000, 50, 1000},
+                                       {2, 64, 150000, 1000, 10}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        rank_args a = make_problem(80 + i, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3]);
+        a.allowed = make_bits(&a, sizes[i][4]);
+        check_best(a);
+        a.seen_offsets = a.seen = NULL;
+        check_best(a);
+    }
 }
 
 /* A corpus so large that blocks are at their smallest. */

@@ -150,9 +150,9 @@ status serve_search_run(backend *be, const search_shape *s, search_row *out) {
     if (s->has_int8 && be->card != NULL)
         return fail(ERR_UNSUPPORTED,
                     "items in 8 bits are searched on a CPU only; add --device cpu");
-    if (be->act != ACT_F32 && (s->dim % 64 != 0 || s->k > 128))
+    if (be->act != ACT_F32 && (s->dim % 64 != 0 || s->k > 1024))
         return fail(ERR_UNSUPPORTED,
-                    "in 16 bits dimensions are multiples of 64, and k at most 128");
+                    "in 16 bits dimensions are multiples of 64, and k at most 1024");
     out->bytes = (double)s->n_items * (double)row_bytes;
     out->flops = 2.0 * (double)s->n_items * (double)s->dim * (double)s->n_queries;
     status st = be->ops->alloc(be, (void **)&p.items, (size_t)s->n_items * row_bytes);

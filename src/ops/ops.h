@@ -435,8 +435,8 @@ typedef struct rank_args {
                                     no target, a CPU may use it to skip rows; results are the same */
     const int32_t *seen_offsets; /* (n_queries + 1), or NULL: nothing was seen */
     const int32_t *seen;         /* rows of the corpus, ascending within a query */
-    /* (n_queries) host, or NULL; CPU only, where there is no target: bit r % 64 of word r / 64 says
-     * whether row r may be found; NULL: all rows may. */
+    /* (n_queries) host, or NULL; where there is no target: bit r % 64 of word r / 64, on the host,
+     * says whether row r may be found; NULL: all rows may. */
     const uint64_t *const *allowed;
     const int32_t *target; /* (n_queries) rows, or NULL */
     int32_t *rank;         /* (n_queries) host, or NULL */

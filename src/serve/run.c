@@ -209,9 +209,9 @@ static status recommend_allowed(run *r, job *j, const void *query) {
     return job_answer_items(j, item, score, n);
 }
 
-/* Only a few items: their rows are gathered; many are bits that a CPU looks at as it searches. */
+/* Only a few items: their rows are gathered; many are bits that a search looks at. */
 static bool is_short_list(const job *j) {
-    return j->has_allow && (j->n_allow < LONG_LIST || j->m->compute.be->card != NULL);
+    return j->has_allow && j->n_allow < LONG_LIST;
 }
 
 static bool searches_all(const job *j) {
@@ -314,7 +314,7 @@ static status search_catalogue(run *r, const void *encoded) {
                    .corpus = t->items.rows,
                    .corpus_act = t->narrow,
                    .corpus_int8 = t->small.rows != NULL ? &t->small : NULL,
-                   .allowed = be->card == NULL ? s.allowed : NULL,
+                   .allowed = s.allowed,
                    .seen_offsets = (int32_t *)(memory + query_bytes),
                    .seen = (int32_t *)(memory + query_bytes + offset_bytes),
                    .k = s.k,

@@ -12,6 +12,7 @@
  * searched without storing scores (topk.cu). */
 #include <math.h>
 
+#include "base/mem.h"
 #include "cuda/core/act.cuh"
 #include "cuda/core/reduce.cuh"
 #include "cuda/ops/rank_keys.cuh"
@@ -35,6 +36,7 @@ typedef struct rank_job {
     int32_t n_group;           /* queries of it */
     int32_t first_row, n_rows; /* of the corpus: the piece at hand */
     float *scores;             /* (n_group, n_rows) */
+    const uint64_t **bits;     /* (n_queries): rank_args.allowed on the device; or NULL */
     key *kept;                 /* (n_queries, k): the best so far, best first */
     int32_t *n_kept;           /* (n_queries) */
     int32_t *best;             /* (n_queries, k) */
@@ -189,6 +191,14 @@ static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job 
     }
 }
 
+/* Excludes rows that a query of the group does not allow; a column of the grid for each query. */
+static __global__ void __launch_bounds__(THREADS) rank_allowed_any_kernel(rank_job j) {
+    const uint64_t *bits = j.bits[j.first_query + blockIdx.x];
+    int64_t row = (int64_t)blockIdx.y * THREADS + threadIdx.x;
+    if (row < j.n_rows && !rank_allows(bits, j.first_row + row))
+        j.scores[(int64_t)blockIdx.x * j.n_rows + row] = -INFINITY;
+}
+
 /* One block for each query: rows that beat the k-th best so far join the keys, which are sorted and
  * cut to k whenever a further round might not fit. */
 static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(rank_job j) {
@@ -251,6 +261,8 @@ static status find_best_of_group(backend *be, rank_job j) {
         rank_scores_any_kernel<<<grid, THREADS, 0, stream>>>(j);
         if (j.a.seen_offsets != NULL)
             rank_seen_any_kernel<<<(unsigned)j.n_group, THREADS, 0, stream>>>(j);
+        grid = dim3((unsigned)j.n_group, (unsigned)cuda_div_up(j.n_rows, THREADS));
+        if (j.bits != NULL) rank_allowed_any_kernel<<<grid, THREADS, 0, stream>>>(j);
         rank_select_any_kernel<<<(unsigned)j.n_group, SELECT_THREADS, 0, stream>>>(j);
     }
     return cuda_launched("the best rows of a corpus");
@@ -288,6 +300,36 @@ static void *take(char **memory, size_t *bytes, int64_t n, size_t size) {
     return at;
 }
 
+size_t rank_bits_bytes(const rank_args *a) {
+    size_t n_words = ((size_t)a->n_corpus + 63) / 64, n = 0;
+    if (a->allowed == NULL) return 0;
+    for (int32_t q = 0; q < a->n_queries; q++)
+        n += a->allowed[q] != NULL ? n_words : 0;
+    return ((size_t)a->n_queries + n) * sizeof(uint64_t);
+}
+
+/* Queries that share a bitmap share its copy, if they follow each other. */
+status rank_bits_send(backend *be, const rank_args *a, void *memory, const uint64_t ***out) {
+    size_t n_words = ((size_t)a->n_corpus + 63) / 64, n = (size_t)a->n_queries;
+    const uint64_t **host;
+    status st = OK;
+    *out = NULL;
+    if (a->allowed == NULL) return OK;
+    uint64_t *to = (uint64_t *)memory + n;
+    TRY(MEM_NEW(&host, n));
+    for (size_t q = 0; q < n && st == OK; q++) {
+        if (a->allowed[q] == NULL) continue;
+        host[q] = q > 0 && a->allowed[q] == a->allowed[q - 1] ? host[q - 1] : to;
+        if (host[q] != to) continue;
+        st = cuda_copy_in(be, to, a->allowed[q], n_words * sizeof *to);
+        to += n_words;
+    }
+    if (st == OK) st = cuda_copy_in(be, memory, host, n * sizeof *host);
+    mem_free(host);
+    *out = (const uint64_t **)memory;
+    return st;
+}
+
 static size_t lay_out(const backend *be, rank_job *j, char *memory) {
     size_t bytes = 0;
     int64_t n = j->a.n_queries, n_best = n * j->a.k;
@@ -299,6 +341,7 @@ static size_t lay_out(const backend *be, rank_job *j, char *memory) {
     j->rank = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
     if (j->a.k == 0) return bytes;
     j->scores = (float *)take(&memory, &bytes, MAX_SCORES, sizeof(float));
+    j->bits = (const uint64_t **)take(&memory, &bytes, (int64_t)rank_bits_bytes(&j->a), 1);
     j->kept = (key *)take(&memory, &bytes, n_best, sizeof(key));
     j->n_kept = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
     j->best = (int32_t *)take(&memory, &bytes, n_best, sizeof(int32_t));
@@ -329,5 +372,7 @@ status cuda_rank(backend *be, const rank_args *a) {
     if (be->act == ACT_BF16) TRY(convert<__nv_bfloat16>(be, j));
     if (be->act == ACT_F16) TRY(convert<__half>(be, j));
     if (a->rank != NULL) TRY(find_ranks(be, j));
-    return a->k > 0 ? find_best(be, j) : OK;
+    if (a->k == 0) return OK;
+    TRY(rank_bits_send(be, a, j.bits, &j.bits));
+    return find_best(be, j);
 }

@@ -46,6 +46,16 @@ template <int THREADS> __device__ static inline void sort_keys(key *keys, int n)
     __syncthreads();
 }
 
+/* rank_args.allowed on the device: the bytes it takes there (0: there is none), and its way there;
+ * *out is (n_queries) or NULL. */
+size_t rank_bits_bytes(const rank_args *a);
+status rank_bits_send(backend *be, const rank_args *a, void *memory, const uint64_t ***out);
+
+/* Whether a query's bits, if it has some, allow a row. */
+__device__ static inline bool rank_allows(const uint64_t *bits, int64_t row) {
+    return bits == NULL || (bits[row / 64] >> row % 64 & 1);
+}
+
 /* The k best rows over a corpus of 16 bits (rank_args.corpus_act), for calls that this is true
  * of. */
 bool cuda_topk_can(const backend *be, const rank_args *a);
