@@ -263,6 +263,18 @@ TEST(profile_of_a_training_by_its_config) {
     free(text);
 }
 
+/* A place that cannot be written is noticed before the command runs, and a command that fails
+ * leaves no empty folder. */
+TEST(profile_looks_at_its_folder_first) {
+    write_text("file", "x");
+    char *text = said(1, "profile --out file " TRAIN);
+    CHECK_CONTAINS(text, "file: exists but is not a folder");
+    free(text);
+    CHECK(!folder_exists(run_path("run")));
+    free(said(2, "profile --out new -- train --nothing"));
+    CHECK(!folder_exists(run_path("new")));
+}
+
 TEST(profile_says_what_is_wrong) {
     static const struct {
         const char *args, *want;

@@ -59,6 +59,9 @@ TEST(weights_in_every_format) {
                          "\"shape\":[8,32]}");
     CHECK_CONTAINS(text, "PK\003\004");
     free(text);
+    text = shell(1, "echo nonsense > n.pt; ./hstu info n.pt");
+    CHECK_CONTAINS(text, "n.pt: not a file of torch.save, which is a zip archive\n");
+    free(text);
 }
 
 /* The row of an item is its id; rows between are zero; load_state_dict finds its buffer. */

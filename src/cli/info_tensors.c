@@ -41,8 +41,14 @@ static bool ends_with(const char *text, const char *end) {
     return n >= n_end && strcmp(text + n - n_end, end) == 0;
 }
 
+/* By its name as well: of one that is broken, torch's reader says what is wrong. */
+static bool is_torch(const char *path) {
+    bool is_named = ends_with(path, ".pt") || ends_with(path, ".pth");
+    return torch_is_file(path) || (is_named && file_exists(path) && !folder_exists(path));
+}
+
 bool info_is_tensors(const char *path) {
-    return (ends_with(path, ".safetensors") && file_exists(path)) || torch_is_file(path);
+    return (ends_with(path, ".safetensors") && file_exists(path)) || is_torch(path);
 }
 
 /* "(3953, 50)" as Python writes it; a scalar is "()". */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "cli/profile_other.h"
 #include "cli/profile_view.h"
 #include "profile/tables.h"
@@ -89,6 +90,13 @@ static status read_signal(const char *text, int *out) {
     return *out >= 0 ? OK : fail(ERR_USAGE, "--toggle-by %.40s: SIGUSR1 or SIGUSR2", text);
 }
 
+/* Before the command runs, which may take hours: a folder that cannot be written to says so now. */
+static status make_folder(const char *path, bool *is_new) {
+    TRY(folder_create(path, is_new));
+    if (access(path, W_OK | X_OK) == 0) return OK;
+    return fail_errno("%s: cannot be written; choose another place with --out", path);
+}
+
 static status profile_command(const profile_args *a, int argc, char **argv) {
     profile p;
     profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat},
@@ -107,6 +115,8 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
         return fail(ERR_USAGE,
                     "'%.100s' is not a command of hstu that can be profiled, nor a program on PATH",
                     argv[0]);
+    bool is_new;
+    TRY(make_folder(a->view.out, &is_new));
     status st = profiler_start(&p, &o);
     if (st == OK) {
         st = run_apart(c, argc, argv);
@@ -115,6 +125,7 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
         if (st == OK) st = profile_show(&p, &a->view);
     }
     profile_fini(&p);
+    if (st != OK && is_new) (void)rmdir(a->view.out); /* where nothing was written */
     return st;
 }
 

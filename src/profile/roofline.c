@@ -88,7 +88,7 @@ status roofline_fill(profile_table *t, const recorder *r) {
 }
 
 /* The picture: both axes are logarithms, x FLOP a byte, y FLOP a second. */
-enum { WIDTH = 720, HEIGHT = 380, LEFT = 70, BOTTOM = 40, TOP = 16, RIGHT = 16 };
+enum { WIDTH = 720, HEIGHT = 380, LEFT = 70, BOTTOM = 40, TOP = 16, RIGHT = 40 };
 
 typedef struct roof {
     double x0, x1, y0, y1; /* log10 of the edges */
