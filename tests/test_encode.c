@@ -175,6 +175,36 @@ TEST(encode_bench) {
     free(text);
 }
 
+/* int8 weights: the states of the golden case, off by about as much as its weights are.  A step of
+ * rounding is a 127th of a channel's largest weight, so weights are off by 2 to 8 thousandths. */
+TEST(encode_with_int8_weights) {
+    st_file *got, *want;
+    const st_tensor *a, *b;
+    double difference = 0, size = 0;
+    char *text = encode(0, MODEL,
+                        "--input tests/golden-encoder/bert-0/cases/sliding.safetensors --mask "
+                        "sliding,window=3 --out $IN/o.safetensors --dtype int8");
+    const char *at = strstr(text, "off by ");
+    CHECK(at != NULL);
+    double moved = strtod(at + strlen("off by "), NULL);
+    CHECK(moved > 2e-3 && moved < 8e-3);
+    CHECK_CONTAINS(text, "products are computed in float32");
+    CHECK_OK(st_open(&got, path_of("o.safetensors")));
+    CHECK_OK(st_open(&want, "tests/golden-encoder/bert-0/cases/sliding.safetensors"));
+    CHECK_OK(st_get(got, "hidden", ST_F32, &a));
+    CHECK_OK(st_get(want, "hidden", ST_F32, &b));
+    for (int64_t k = 0; k < a->n; k++) {
+        double x = ((const float *)a->data)[k], y = ((const float *)b->data)[k];
+        difference += (x - y) * (x - y);
+        size += y * y;
+    }
+    difference = sqrt(difference / size);
+    CHECK(difference > 1e-4 && difference < 3 * moved);
+    st_close(got);
+    st_close(want);
+    free(text);
+}
+
 /* --plan: a tuned plan is kept, found again by auto, and checked before it is timed. */
 TEST(encode_by_a_plan) {
     char *text = NULL;

@@ -49,18 +49,25 @@ static bool writes_tensors(const encode_args *a) {
     return n > n_end && strcmp(a->out + n - n_end, end) == 0;
 }
 
+/* int8 is a precision of the weights alone. */
+static bool is_int8(const char *dtype) {
+    return strcmp(dtype, "int8") == 0;
+}
+
 static status set_precision(backend *be, const char *name) {
     static const struct {
         const char *name;
         act_type act;
-    } types[] = {{"float32", ACT_F32}, {"bfloat16", ACT_BF16}, {"float16", ACT_F16}};
+    } types[] = {
+        {"float32", ACT_F32}, {"bfloat16", ACT_BF16}, {"float16", ACT_F16}, {"int8", ACT_F16}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (strcmp(types[i].name, name) != 0) continue;
         TRY(be->ops->set_precision(be, types[i].act, false));
-        if (types[i].act != be->act) log_info("note: the CPU computes in float32, not in %s", name);
+        if (types[i].act != be->act && !is_int8(name))
+            log_info("note: the CPU computes in float32, not in %s", name);
         return OK;
     }
-    return fail(ERR_USAGE, "--dtype %.40s: it is one of float32, bfloat16, float16", name);
+    return fail(ERR_USAGE, "--dtype %.40s: it is one of float32, bfloat16, float16, int8", name);
 }
 
 static status write_lines(encode_job *j) {
@@ -170,13 +177,17 @@ static status run_job(encode_job *j) {
     return st;
 }
 
-static void tell_model(const encoder *e, const char *folder) {
+static void tell_model(const encoder *e, const char *folder, act_type act) {
     const encoder_config *c = encoder_config_of(e);
     char path[SHOW_PATH_BYTES], count[32];
     human_count(count, sizeof count, (double)encoder_n_parameters(e));
     log_info("%s: %s, %d layers, width %d, %d heads, %s parameters, up to %d tokens%s",
              show_path(path, folder), encoder_family_name(c->family), c->n_layers, c->dim,
              c->n_heads, count, encoder_max_len(c), encoder_has_pooler(e) ? "" : ", no pooler");
+    if (encoder_int8_error(e) > 0)
+        log_info("weights in int8 with a scale for each output channel: off by %.2g of their size; "
+                 "products are computed in %s",
+                 encoder_int8_error(e), act == ACT_F32 ? "float32" : "float16");
 }
 
 /* The tokenizer, where the folder has one: without it the input must give ids. */
@@ -258,13 +269,14 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     encode_job j = {.a = a};
     word_pieces *pieces = NULL;
     backend *be = w->be;
-    encoder_options o = {.batch_tokens = a->batch_tokens, .mask = m};
+    encoder_options o = {
+        .batch_tokens = a->batch_tokens, .mask = m, .has_int8_weights = is_int8(a->dtype)};
     buf_init(&j.text);
     status st = set_precision(be, a->dtype);
     if (st == OK) st = open_plan(&j, w, m);
     if (st == OK && j.plan != NULL) o.layers = encoder_plan_layers(j.plan);
     if (st == OK) st = encoder_create(&j.e, a->folder, be, &o);
-    if (st == OK) tell_model(j.e, a->folder);
+    if (st == OK) tell_model(j.e, a->folder, be->act);
     if (st == OK && a->scores != NULL) st = encoder_scores_create(&j.scores, j.e, m);
     if (st == OK) st = open_pieces(&pieces, a->folder);
     if (st == OK)
@@ -319,8 +331,9 @@ status cmd_encode(int argc, char **argv) {
          "bits:FILE or csr:FILE, with ,window=W ,global=G ... ,causal after it (default none).",
          0, 0},
         {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "float32, bfloat16 or float16 on a GPU; the CPU computes in float32 (default float32).", 0,
-         0},
+         "float32, bfloat16 or float16 on a GPU; the CPU computes in float32 (default float32). "
+         "int8: weights rounded to 8 bits, products in float16 on a GPU; not faster yet.",
+         0, 0},
         {"--batch-tokens", ARG_INT, &a.batch_tokens, "N",
          "Tokens that are computed together (default 8192).", 1, 1 << 24},
         {"--plan", ARG_TEXT, &a.plan, "PLAN",

@@ -1,5 +1,6 @@
 #include "model/encoder.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -49,6 +50,7 @@ static status create(encoder **out, const encoder_config *c, encoder_files *file
     e->layer_config = (bert_layer_config){c->dim, c->n_heads, c->dim_ffn, c->f, c->eps};
     e->be = be;
     e->layers = o->layers;
+    e->has_int8_weights = o->has_int8_weights;
     nn_memory_init(&e->memory, be);
     status st = encoder_load(e, files, seed);
     if (st == OK && files != NULL) st = encoder_files_finish(files);
@@ -93,6 +95,10 @@ bool encoder_has_pooler(const encoder *e) {
 
 uint64_t encoder_n_parameters(const encoder *e) {
     return e->n_parameters;
+}
+
+double encoder_int8_error(const encoder *e) {
+    return e->int8_size > 0 ? sqrt(e->int8_moved / e->int8_size) : 0;
 }
 
 int64_t encoder_capacity(const encoder *e) {

@@ -30,6 +30,9 @@ typedef struct encoder_options {
                              to be fits anyway */
     const mask *mask;     /* must outlive the encoder; NULL: every token sees every token */
     const encoder_layers *layers; /* the same; NULL: the usual layers */
+    /* The weights of dense layers are rounded to 8 bits, with a scale for each output channel;
+     * products are computed in the backend's precision. */
+    bool has_int8_weights;
 } encoder_options;
 
 /* Opens FOLDER/config.json and its weights.  The precision is that of the backend
@@ -45,6 +48,9 @@ const encoder_config *encoder_config_of(const encoder *e);
 bool encoder_has_pooler(const encoder *e);
 uint64_t encoder_n_parameters(const encoder *e);
 int64_t encoder_capacity(const encoder *e); /* tokens of a batch at most */
+
+/* How far has_int8_weights moved the weights: root mean square, relative to theirs; 0 without. */
+double encoder_int8_error(const encoder *e);
 
 /* Whether a sequence of n tokens still fits into the waiting batch; an empty batch takes any that
  * the model takes. */

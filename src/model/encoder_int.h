@@ -13,6 +13,8 @@ struct encoder {
     backend *be;
     nn_memory memory;
     uint64_t n_parameters;
+    bool has_int8_weights;
+    double int8_moved, int8_size; /* sums of squares over the weights: of what rounding changed */
 
     float *words;  /* (n_words, E) */
     float *places; /* (max(n_types, 1), n_positions, E): position + type */

@@ -131,11 +131,27 @@ static const layer_names DISTIL_NAMES = {
     "attention.v_lin",   "attention.out_lin", "sa_layer_norm",
     "ffn.lin1",          "ffn.lin2",          "output_layer_norm"};
 
+/* The output channel's largest weight becomes 127 steps. */
+static void round_channel(encoder *e, int64_t n_in, float *w) {
+    float largest = 0;
+    for (int64_t k = 0; k < n_in; k++)
+        largest = fmaxf(largest, fabsf(w[k]));
+    float scale = largest / INT8_MAX;
+    for (int64_t k = 0; k < n_in; k++) {
+        float rounded = scale > 0 ? rintf(w[k] / scale) * scale : 0;
+        e->int8_moved += ((double)rounded - w[k]) * ((double)rounded - w[k]);
+        e->int8_size += (double)w[k] * w[k];
+        w[k] = rounded;
+    }
+}
+
 static status fetch_dense(loader *l, const char *name, int32_t n_out, int32_t n_in, float *w,
                           float *bias) {
     char whole[2 * NAME_BYTES];
     snprintf(whole, sizeof whole, "%s.weight", name);
     TRY(fetch(l, whole, n_out, n_in, w));
+    for (int64_t n = 0; l->e->has_int8_weights && n < n_out; n++)
+        round_channel(l->e, n_in, w + n * n_in);
     snprintf(whole, sizeof whole, "%s.bias", name);
     return fetch(l, whole, n_out, 0, bias);
 }
