@@ -183,27 +183,41 @@ status mirror_residual_norm(backend *be, const residual_norm_args *args) {
     RUN(m, residual_norm, &a);
 }
 
+/* Each half of a cut pass leaves some of the results alone. */
+static mirror_use add_cut(mirror *m, gate_args *a, gate_cut *cut) {
+    if (a->cut == NULL) return OUT;
+    *cut = *a->cut;
+    a->cut = cut;
+    MIRROR(m, cut, moments, BOTH, F32, 2 * a->n * cut->n_parts);
+    MIRROR(m, cut, sums, BOTH, F32, 2 * a->n);
+    return BOTH;
+}
+
 status mirror_gate_fwd(backend *be, const gate_args *args) {
     mirror *m = mirror_of(be);
     gate_args a = *args;
+    gate_cut cut;
     a.dy = a.d_o = a.du = a.dweight = a.dbias = NULL;
     mirror_begin(m);
+    mirror_use out = add_cut(m, &a, &cut);
     MIRROR(m, &a, o, IN, ACT, a.n * a.dim);
     MIRROR_ROWS(m, &a, u, IN, ACT, a.n, a.dim, a.stride_u);
     MIRROR(m, &a, weight, IN, F32, a.dim);
     MIRROR(m, &a, bias, IN, F32, a.dim);
     add_dropout(m, &a.drop, a.n);
-    MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
-    MIRROR(m, &a, mean, OUT, F32, a.n);
-    MIRROR(m, &a, rstd, OUT, F32, a.n);
+    MIRROR(m, &a, y, out, ACT, a.n * a.dim);
+    MIRROR(m, &a, mean, out, F32, a.n);
+    MIRROR(m, &a, rstd, out, F32, a.n);
     RUN(m, gate_fwd, &a);
 }
 
 status mirror_gate_bwd(backend *be, const gate_args *args) {
     mirror *m = mirror_of(be);
     gate_args a = *args;
+    gate_cut cut;
     a.y = NULL;
     mirror_begin(m);
+    mirror_use out = add_cut(m, &a, &cut);
     MIRROR(m, &a, o, IN, ACT, a.n * a.dim);
     MIRROR_ROWS(m, &a, u, IN, ACT, a.n, a.dim, a.stride_u);
     MIRROR(m, &a, weight, IN, F32, a.dim);
@@ -212,8 +226,8 @@ status mirror_gate_bwd(backend *be, const gate_args *args) {
     MIRROR(m, &a, mean, IN, F32, a.n);
     MIRROR(m, &a, rstd, IN, F32, a.n);
     MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
-    MIRROR(m, &a, d_o, OUT, ACT, a.n * a.dim);
-    MIRROR_ROWS(m, &a, du, OUT, ACT, a.n, a.dim, a.stride_u);
+    MIRROR(m, &a, d_o, out, ACT, a.n * a.dim);
+    MIRROR_ROWS(m, &a, du, out, ACT, a.n, a.dim, a.stride_u);
     MIRROR(m, &a, dweight, BOTH, F32, a.dim);
     MIRROR(m, &a, dbias, BOTH, F32, a.dim);
     RUN(m, gate_bwd, &a);

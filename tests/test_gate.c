@@ -1,6 +1,6 @@
 #include "dense_test.h"
 
-enum { MAX_DIM = 200 };
+enum { MAX_DIM = 2400 };
 
 typedef struct shape {
     int64_t n;
@@ -185,5 +185,133 @@ TEST(gate_against_double) {
         check_gate(&t, (shape){9, 128, 512, affine, 0.5f});
     }
     check_gate(&t, (shape){1200, 50, 60, false, 0.3f});
+    close_backends(&t);
+}
+
+/* Columns of part p of rows of `whole`, to or from an array of the part. */
+static void move_part(float *part, float *whole, int p, int32_t dim, int32_t n_parts, int64_t n,
+                      bool is_back) {
+    for (int64_t i = 0; i < n; i++)
+        for (int32_t c = 0; c < dim; c++) {
+            float *a = &part[i * dim + c], *b = &whole[i * dim * n_parts + p * dim + c];
+            *(is_back ? b : a) = *(is_back ? a : b);
+        }
+}
+
+static float *part_of(float *whole, int p, int32_t dim, int32_t n_parts, int64_t n) {
+    float *x;
+    CHECK_OK(MEM_NEW(&x, (size_t)(n * dim)));
+    move_part(x, whole, p, dim, n_parts, n, false);
+    return x;
+}
+
+enum { MAX_PARTS = 4 };
+
+/* A gate in parts, as ranks that share a layer compute it: the four halves one after the other for
+ * all parts, the exchange between them by hand. */
+static void run_parts(backend *be, const gate_args *whole, int32_t n_parts) {
+    int64_t n = whole->n;
+    int32_t dim = whole->dim / n_parts;
+    float *moments = floats(2 * n * n_parts, 9), *all = floats(2 * n, 9);
+    float *sums[MAX_PARTS];
+    gate_args a[MAX_PARTS];
+    for (int p = 0; p < n_parts; p++) {
+        a[p] = *whole;
+        a[p].dim = dim;
+        a[p].stride_u = dim;
+        a[p].o = part_of((float *)whole->o, p, dim, n_parts, n);
+        a[p].u = part_of((float *)whole->u, p, dim, n_parts, n);
+        a[p].dy = part_of((float *)whole->dy, p, dim, n_parts, n);
+        a[p].y = part_of(whole->y, p, dim, n_parts, n);
+        a[p].d_o = part_of(whole->d_o, p, dim, n_parts, n);
+        a[p].du = part_of(whole->du, p, dim, n_parts, n);
+        a[p].mean = floats(n, 9);
+        a[p].rstd = floats(n, 9);
+        a[p].weight = part_of((float *)whole->weight, p, dim, n_parts, 1);
+        a[p].bias = part_of((float *)whole->bias, p, dim, n_parts, 1);
+        a[p].dweight = part_of(whole->dweight, p, dim, n_parts, 1);
+        a[p].dbias = part_of(whole->dbias, p, dim, n_parts, 1);
+        sums[p] = floats(2 * n, 9);
+    }
+    for (int half = 0; half < 4; half++) {
+        for (int p = 0; p < n_parts; p++) {
+            gate_cut cut = {p, n_parts, half % 2, moments, sums[p]};
+            a[p].cut = &cut;
+            CHECK_OK(half < 2 ? be->ops->gate_fwd(be, &a[p]) : be->ops->gate_bwd(be, &a[p]));
+        }
+        for (int64_t i = 0; i < 2 * n && half == 2; i++) {
+            all[i] = 0;
+            for (int p = 0; p < n_parts; p++)
+                all[i] += sums[p][i];
+            for (int p = 0; p < n_parts; p++)
+                sums[p][i] = all[i];
+        }
+    }
+    for (int p = 1; p < n_parts; p++) {
+        CHECK_SAME(a[p].mean, a[0].mean, n);
+        CHECK_SAME(a[p].rstd, a[0].rstd, n);
+    }
+    for (int p = 0; p < n_parts; p++) {
+        move_part(a[p].y, whole->y, p, dim, n_parts, n, true);
+        move_part(a[p].d_o, whole->d_o, p, dim, n_parts, n, true);
+        move_part(a[p].du, whole->du, p, dim, n_parts, n, true);
+        move_part(a[p].dweight, whole->dweight, p, dim, n_parts, 1, true);
+        move_part(a[p].dbias, whole->dbias, p, dim, n_parts, 1, true);
+        void *own[] = {(void *)a[p].o,
+                       (void *)a[p].u,
+                       (void *)a[p].dy,
+                       a[p].y,
+                       a[p].d_o,
+                       a[p].du,
+                       a[p].mean,
+                       a[p].rstd,
+                       (void *)a[p].weight,
+                       (void *)a[p].bias,
+                       a[p].dweight,
+                       a[p].dbias,
+                       sums[p]};
+        for (int i = 0; i < 13; i++)
+            mem_free(own[i]);
+    }
+    mem_free(moments);
+    mem_free(all);
+}
+
+static void check_parts(backend *be, int64_t n, int32_t dim, int32_t n_parts) {
+    int32_t whole = dim * n_parts;
+    dropout drop = test_dropout(0.3f, n, 0);
+    gate_args a = {.n = n,
+                   .dim = whole,
+                   .eps = 1e-5f,
+                   .o = floats(n * whole, 1),
+                   .u = floats(n * whole, 2),
+                   .stride_u = whole,
+                   .weight = floats(whole, 4),
+                   .bias = floats(whole, 5),
+                   .drop = drop,
+                   .y = floats(n * whole, 9),
+                   .dy = floats(n * whole, 3),
+                   .d_o = floats(n * whole, 9),
+                   .du = floats(n * whole, 9)};
+    CHECK_OK(MEM_NEW(&a.dweight, (size_t)whole));
+    CHECK_OK(MEM_NEW(&a.dbias, (size_t)whole));
+    run_parts(be, &a, n_parts);
+    check_against_double(&a);
+    void *all[] = {(void *)a.o, (void *)a.u, (void *)a.weight, (void *)a.bias, a.y, (void *)a.dy,
+                   a.d_o,       a.du,        a.dweight,        a.dbias};
+    for (int i = 0; i < 10; i++)
+        mem_free(all[i]);
+    free_dropout(&drop);
+}
+
+/* One tile of the GPU's kernels each, and one row more than a block of them has. */
+TEST(gate_in_parts_against_double) {
+    test_backends t;
+    open_backends(&t);
+    check_parts(t.be[0], 9, 64, 2);
+    check_parts(t.be[0], 5, 16, 3);
+    check_parts(t.be[0], 1100, 8, 4);
+    check_parts(t.be[1], 3, 264, 2);
+    check_parts(t.be[2], 3, 1032, 2);
     close_backends(&t);
 }

@@ -42,18 +42,18 @@ static void work(transport *t, int tensor) {
     rank_group whole = {0, 1, t->size};
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_OK(comm_create_host(&all, be, t));
-    CHECK_OK(rank_grid_create(&g, t, be, tensor));
-    CHECK(g.tensor->rank == t->rank % tensor && g.tensor->size == tensor);
+    CHECK_OK(rank_grid_create(&g, t, be, NULL, tensor));
+    CHECK(g.group->rank == t->rank % tensor && g.group->size == tensor);
     CHECK((g.data == NULL) == (t->size == tensor));
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 1 + near.first + round; i++)
-            reduce(g.tensor, &near);
-        CHECK_OK(g.tensor->ops->barrier(g.tensor));
+            reduce(g.group, &near);
+        CHECK_OK(g.group->ops->barrier(g.group));
         for (int i = 0; i < 2 + far.first && g.data != NULL; i++)
             reduce(g.data, &far);
         if (g.data != NULL) CHECK_OK(g.data->ops->barrier(g.data));
         reduce(all, &whole);
-        g.tensor->ops->note_step(g.tensor, (uint64_t)round);
+        g.group->ops->note_step(g.group, (uint64_t)round);
     }
     CHECK_OK(all->ops->barrier(all));
     rank_grid_destroy(&g);
@@ -122,9 +122,9 @@ TEST(group_refuses_what_is_none) {
     CHECK_FAILS(transport_group(&g, t, &(rank_group){0, 1, 1}), ERR_USAGE, "not in the group");
     CHECK_FAILS(transport_group(&g, t, &(rank_group){1, 1, 3}), ERR_USAGE, "no group of 3 ranks");
     CHECK_FAILS(transport_group(&g, t, &(rank_group){-1, 1, 3}), ERR_USAGE, "no group of 3 ranks");
-    CHECK_FAILS(rank_grid_create(&grid, t, be, 2), ERR_USAGE, "3 ranks cannot be divided");
-    CHECK_FAILS(rank_grid_create(&grid, t, be, 1), ERR_USAGE, "groups of 1");
-    CHECK(g == NULL && grid.tensor == NULL);
+    CHECK_FAILS(rank_grid_create(&grid, t, be, NULL, 2), ERR_USAGE, "3 ranks cannot be divided");
+    CHECK_FAILS(rank_grid_create(&grid, t, be, NULL, 1), ERR_USAGE, "groups of 1");
+    CHECK(g == NULL && grid.group == NULL);
     CHECK_OK(transport_group(&g, t, &(rank_group){1, 1, 2}));
     CHECK_FAILS(transport_group(&again, g, &(rank_group){0, 1, 1}), ERR_USAGE, "not divided again");
     transport_destroy(g);
@@ -146,7 +146,7 @@ static status make_grid(void *ctx) {
     TRY(backend_create_cpu(&be, NULL));
     status st = shm_create(&t, m->job, 1);
     if (st == OK) {
-        st = rank_grid_create(&g, t, be, 2);
+        st = rank_grid_create(&g, t, be, NULL, 2);
         rank_grid_destroy(&g);
         transport_destroy(t);
     }

@@ -38,8 +38,8 @@ typedef struct train_args {
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
-    int64_t n_ranks;
-    transport *ranks; /* this process is one of them; or NULL */
+    int64_t n_ranks, sequence; /* 0: not given */
+    transport *ranks;          /* this process is one of them; or NULL */
     split_args split;
     train_options options;
 } train_args;
@@ -272,16 +272,11 @@ static status join_test(train_args *args, const config *c, work *w) {
     return OK;
 }
 
-static bool has_bf16_wire(const train_args *args) {
-    return args->wire != NULL && strcmp(args->wire, "bfloat16") == 0;
-}
-
 /* A rank with another program, config or data would not notice it otherwise. */
 static status agree(const train_args *args, const config *c, const session *s) {
     rank_facts f = rank_facts_here();
     const train_options *o = &args->options;
-    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch,
-                               has_bf16_wire(args)};
+    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch};
     buf text;
     if (args->ranks == NULL) return OK;
     buf_init(&text);
@@ -295,56 +290,80 @@ static status agree(const train_args *args, const config *c, const session *s) {
     return st;
 }
 
-/* Where the config cuts layers, ranks form groups that share them. */
+/* Ranks of a group: they share layers, or the tokens of a batch. */
+static int64_t group_size(const config *c) {
+    const config_trainer *t = &c->trainer;
+    return t->tensor_parallel > 1 ? t->tensor_parallel : t->sequence_parallel;
+}
+
+static bool has_tensor(const config *c) {
+    return c->trainer.tensor_parallel > 1;
+}
+
+/* Where the config cuts layers or sequences, ranks form groups that share them. */
 static status open_groups(rank_grid *grid, const train_args *args, const config *c, const work *w) {
-    int64_t tensor = c->trainer.tensor_parallel;
+    int64_t size = group_size(c);
     int n_ranks = args->ranks != NULL ? args->ranks->size : 1;
-    const char *name = "TensorModelParallelArgs.tensor_model_parallel_size";
+    const char *name = has_tensor(c) ? "TensorModelParallelArgs.tensor_model_parallel_size"
+                                     : "--sequence-parallel (sequence_parallel_size)";
     *grid = (rank_grid){0};
-    if (tensor == 1) return OK;
-    if (n_ranks == 1 || strcmp(w->be->name, "cpu") != 0) {
-        log_info("note: %s: %s = %lld: %s", c->file, name, (long long)tensor,
-                 n_ranks == 1 ? "one rank trains whole layers; --ranks cuts them"
-                              : "layers are not cut over GPUs yet; the ranks divide the batch, "
-                                "with the same result");
+    if (has_tensor(c) && c->trainer.sequence_parallel > 1)
+        return fail(ERR_CONFIG,
+                    "%s: %s = %lld and a sequence_parallel_size of %lld: ranks share layers or "
+                    "sequences, not both; set one of them to 1",
+                    c->file, name, (long long)size, (long long)c->trainer.sequence_parallel);
+    if (size == 1) return OK;
+    if (n_ranks == 1) {
+        log_info("note: %s: %s = %lld: one rank trains whole %s; --ranks cuts them", c->file, name,
+                 (long long)size, has_tensor(c) ? "layers" : "sequences");
         return OK;
     }
-    if (n_ranks % tensor != 0)
+    if (n_ranks % size != 0)
         return fail(ERR_CONFIG,
                     "%s: %s = %lld, and %d ranks cannot form groups of so many; start a multiple "
-                    "of %lld ranks, or --set %s=1: then the ranks divide the batch",
-                    c->file, name, (long long)tensor, n_ranks, (long long)tensor, name);
-    return rank_grid_create(grid, args->ranks, w->be, (int)tensor);
+                    "of %lld ranks, or set it to 1: then the ranks divide the batch",
+                    c->file, name, (long long)size, n_ranks, (long long)size);
+    return rank_grid_create(grid, args->ranks, w->be, w->comm, (int)size);
 }
 
 static void tell_groups(const rank_grid *grid, const config *c) {
-    int tensor = comm_size(grid->tensor), data = comm_size(grid->data);
-    if (tensor == 1) return;
-    log_info("%d ranks = %d data x %d tensor: %s, and each rank has %lld of the %lld heads of "
-             "every layer",
-             data * tensor, data, tensor,
+    int group = comm_size(grid->group), data = comm_size(grid->data);
+    long long heads = c->network.n_heads;
+    char share[96];
+    if (group == 1) return;
+    if (has_tensor(c))
+        snprintf(share, sizeof share, "each rank has %lld of the %lld heads of every layer",
+                 heads / group, heads);
+    else
+        snprintf(share, sizeof share,
+                 "each rank has 1/%d of the tokens, and in the attention %lld of the %lld heads",
+                 group, heads / group, heads);
+    log_info("%d ranks = %d data x %d %s: %s, and %s", data * group, data, group,
+             has_tensor(c) ? "tensor" : "sequence",
              data == 1 ? "they train on all users of a step together"
                        : "the groups divide the users of a step",
-             (long long)(c->network.n_heads / tensor), (long long)c->network.n_heads);
+             share);
 }
 
 /* Nothing is rounded where no rows travel. */
-static void tell_wire(const train_args *args, const session *s) {
+static void tell_wire(const config *c, const session *s) {
     const dynamic_tables *t = model_tables(s->model);
-    if (has_bf16_wire(args) && (t->n == 0 || t->comm == NULL))
+    if (c->trainer.wire == WIRE_BFLOAT16 && (t->n == 0 || t->comm == NULL))
         log_info("note: --wire bfloat16 has no effect: it is for dynamic tables that several ranks "
                  "of the CPU hold together (--ranks G --device cpu)");
 }
 
-static status open_session(session *s, const train_args *args, const config *c, work *w,
-                           const rank_grid *grid) {
+static status open_session(session *s, const config *c, work *w, const rank_grid *grid) {
     session_ranks ranks = {.data = w->comm};
-    if (grid->tensor != NULL)
-        ranks = (session_ranks){.data = grid->data, .tensor = grid->tensor, .world = w->comm};
-    ranks.has_bf16_wire = has_bf16_wire(args);
+    if (grid->group != NULL)
+        ranks = (session_ranks){.data = grid->data,
+                                .tensor = has_tensor(c) ? grid->group : NULL,
+                                .sequence = has_tensor(c) ? NULL : grid->group,
+                                .world = w->comm};
+    ranks.has_bf16_wire = c->trainer.wire == WIRE_BFLOAT16;
     TRY(session_open_ranks(s, c, work_data(w), w->be, &ranks));
     tell_groups(grid, c);
-    tell_wire(args, s);
+    tell_wire(c, s);
     return OK;
 }
 
@@ -352,8 +371,11 @@ static status train(train_args *args, config *c) {
     work w;
     session s = {0};
     rank_grid grid = {0};
-    work_options how = {
-        .is_deterministic = args->is_deterministic, .ranks = args->ranks, .nccl = args->nccl};
+    /* What ranks of a group all compute must have the same bits on each of them. */
+    bool has_groups = args->ranks != NULL && args->ranks->size > 1 && group_size(c) > 1;
+    work_options how = {.is_deterministic = args->is_deterministic || has_groups,
+                        .ranks = args->ranks,
+                        .nccl = args->nccl};
     printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
     TRY(choose_columns(&p, c));
@@ -361,7 +383,7 @@ static status train(train_args *args, config *c) {
     status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
     if (st == OK) st = join_test(args, c, &w);
     if (st == OK) st = open_groups(&grid, args, c, &w);
-    if (st == OK) st = open_session(&s, args, c, &w, &grid);
+    if (st == OK) st = open_session(&s, c, &w, &grid);
     if (st == OK) st = agree(args, c, &s);
     if (st == OK) {
         args->options.observer = observe;
@@ -444,7 +466,8 @@ static status check_args(const train_args *args, const config *c) {
         return fail(ERR_USAGE, "--new-items %.40s: the choices are init and mean", args->new_items);
     if (args->new_items != NULL && !has_start(c))
         return fail(ERR_USAGE, "--new-items is for runs that start from another: --init-from RUN");
-    if (args->wire != NULL && strcmp(args->wire, "float32") != 0 && !has_bf16_wire(args))
+    if (args->wire != NULL && strcmp(args->wire, "float32") != 0 &&
+        strcmp(args->wire, "bfloat16") != 0)
         return fail(ERR_USAGE, "--wire %.40s: the choices are float32 and bfloat16", args->wire);
     if (o->n_epochs > 0 && o->max_steps > 0)
         return fail(ERR_USAGE, "--epochs and --max-iters both say how long; give one of them");
@@ -478,6 +501,9 @@ static status run(train_args *args) {
         c->trainer.max_train_iters = CONFIG_NONE;
     }
     if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
+    if (args->sequence > 0) c->trainer.sequence_parallel = args->sequence;
+    if (args->wire != NULL)
+        c->trainer.wire = strcmp(args->wire, "bfloat16") == 0 ? WIRE_BFLOAT16 : WIRE_FLOAT32;
     set_start(args, c);
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);
@@ -572,6 +598,11 @@ status cmd_train(int argc, char **argv) {
          "divided among them, and so are cores and GPUs. On the CPU any number gives the same "
          "bits; docs/distributed.md.",
          1, 64},
+        {"--sequence-parallel", ARG_INT, &args.sequence, "S",
+         "Ranks that share the tokens of a batch, for very long histories: each has 1/S of the "
+         "rows of every layer, and in the attention 1/S of the heads (default: the config's "
+         "sequence_parallel_size, or 1).",
+         1, 1024},
         {"--nccl", ARG_TEXT, &args.nccl, "PATH", WORK_NCCL, 0, 0},
         {"--wire", ARG_TEXT, &args.wire, "TYPE",
          "How rows of dynamic tables and their gradients travel between ranks of the CPU: float32 "

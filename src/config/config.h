@@ -34,6 +34,9 @@ typedef enum {
     OPTIMIZER_ROW_WISE_ADAGRAD,
     OPTIMIZER_ADAGRAD
 } config_optimizer_kind;
+/* How rows of tables travel between ranks. */
+typedef enum { WIRE_FLOAT32, WIRE_BFLOAT16 } config_wire;
+
 typedef enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE } config_schedule;
 typedef enum { PIPELINE_NONE, PIPELINE_NATIVE, PIPELINE_PREFETCH } config_pipeline;
 typedef enum { ACTIVATION_RELU, ACTIVATION_GELU } config_activation;
@@ -219,9 +222,10 @@ typedef struct config_trainer {
     bool has_profile;
     int64_t profile_first, profile_last;
     config_pipeline pipeline;
-    bool is_balanced; /* balance batches by the sum of squared lengths */
-    double clip_grad; /* largest norm of the gradient; 0: off */
-    int64_t tensor_parallel;
+    bool is_balanced;                           /* balance batches by the sum of squared lengths */
+    double clip_grad;                           /* largest norm of the gradient; 0: off */
+    int64_t tensor_parallel, sequence_parallel; /* ranks that share layers, or tokens; 1: none */
+    config_wire wire;
 } config_trainer;
 
 typedef struct config_ranking {

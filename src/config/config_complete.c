@@ -20,6 +20,7 @@ static void fix_meta(config *c) {
     c->optimizer.epsilon = 1e-8;
     c->data.is_shuffled = true;
     c->trainer.tensor_parallel = 1;
+    c->trainer.wire = WIRE_FLOAT32;
     c->trainer.max_train_iters = c->trainer.max_eval_iters = CONFIG_NONE;
     c->trainer.log_interval = c->trainer.eval_interval;
     c->trainer.checkpoint_interval = -1;

@@ -218,7 +218,24 @@ const option option_table[] = {
     INT("TensorModelParallelArgs.tensor_model_parallel_size", IN(trainer.tensor_parallel), 1, 1024,
         "1",
         "Ranks that share every layer by its heads; the groups of so many ranks divide the batch. "
-        "On one rank, and on GPUs, layers stay whole."),
+        "On one rank layers stay whole."),
+    {.name = "TensorModelParallelArgs.sequence_parallel_size",
+     .type = OPT_INT,
+     .flags = OPT_OURS,
+     .offset = IN(trainer.sequence_parallel),
+     .min = 1,
+     .max = 1024,
+     .value = "1",
+     .help =
+         "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
+         "histories. The groups of so many ranks divide the batch."},
+    {.name = "TensorModelParallelArgs.wire",
+     .type = OPT_CHOICE,
+     .flags = OPT_OURS,
+     .offset = IN(trainer.wire),
+     .choices = "float32|bfloat16",
+     .value = "'float32'",
+     .help = "How rows of dynamic tables and their gradients travel between ranks."},
     RETIRED("DistributedDataParallelArgs.check_for_nan_in_grad", NULL, "Older switch of a check."),
 
     {.name = "RankingArgs.prediction_head_arch",
@@ -393,6 +410,16 @@ const option option_table[] = {
      .choices = "constant|cosine",
      .value = "'constant'",
      .help = "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."},
+    {.name = "train_fn.sequence_parallel_size",
+     .type = OPT_INT,
+     .flags = OPT_OURS,
+     .offset = IN(trainer.sequence_parallel),
+     .min = 1,
+     .max = 1024,
+     .value = "1",
+     .help =
+         "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
+         "histories. The groups of so many ranks divide the batch."},
     {.name = "train_fn.clip_grad",
      .type = OPT_FLOAT,
      .flags = OPT_OURS,

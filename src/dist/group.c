@@ -1,6 +1,7 @@
 #include "dist/group.h"
 
 #include "base/mem.h"
+#include "dist/nccl.h"
 
 typedef struct group_state {
     transport *all;
@@ -114,27 +115,37 @@ status transport_group(transport **out, transport *t, const rank_group *g) {
     return t->ops->group != NULL ? t->ops->group(out, t, g) : create(out, t, g);
 }
 
-static status make_comm(transport **t, comm **c, transport *ranks, backend *be, rank_group g) {
+typedef struct grid_job {
+    transport *ranks;
+    backend *be;
+    const comm *world;
+} grid_job;
+
+/* All members must end with the same bits, so that what they have in common stays the same: sums
+ * have a fixed order. */
+static status make_comm(transport **t, comm **c, const grid_job *job, rank_group g) {
     if (g.size == 1) return OK;
-    TRY(transport_group(t, ranks, &g));
-    return comm_create_host(c, be, *t);
+    TRY(transport_group(t, job->ranks, &g));
+    if (comm_is_nccl(job->world)) return comm_create_nccl_group(c, job->world, *t);
+    return comm_create_host(c, job->be, *t);
 }
 
-status rank_grid_create(rank_grid *g, transport *ranks, backend *be, int tensor) {
+status rank_grid_create(rank_grid *g, transport *ranks, backend *be, const comm *world, int size) {
     int n = ranks->size;
+    grid_job job = {ranks, be, world};
     *g = (rank_grid){0};
-    if (tensor < 2 || n % tensor != 0)
-        return fail(ERR_USAGE, "%d ranks cannot be divided into groups of %d", n, tensor);
-    rank_group near = {ranks->rank / tensor * tensor, 1, tensor};
-    rank_group far = {ranks->rank % tensor, tensor, n / tensor};
-    status st = make_comm(&g->near, &g->tensor, ranks, be, near);
-    if (st == OK) st = make_comm(&g->far, &g->data, ranks, be, far);
+    if (size < 2 || n % size != 0)
+        return fail(ERR_USAGE, "%d ranks cannot be divided into groups of %d", n, size);
+    rank_group near = {ranks->rank / size * size, 1, size};
+    rank_group far = {ranks->rank % size, size, n / size};
+    status st = make_comm(&g->near, &g->group, &job, near);
+    if (st == OK) st = make_comm(&g->far, &g->data, &job, far);
     if (st != OK) rank_grid_destroy(g);
     return st;
 }
 
 void rank_grid_destroy(rank_grid *g) {
-    comm_destroy(g->tensor);
+    comm_destroy(g->group);
     comm_destroy(g->data);
     transport_destroy(g->near);
     transport_destroy(g->far);

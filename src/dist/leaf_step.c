@@ -57,7 +57,7 @@ status leaf_step_create(leaf_step **out, session *s) {
     bool is_fixed = !is_host && s->has_fixed_leaves && CPU_LEAVES % size == 0;
     int n_leaves = is_host || is_fixed ? CPU_LEAVES : size;
     *out = NULL;
-    if (size == 1 && n_leaves == 1) return OK;
+    if (size == 1 && n_leaves == 1 && s->sequence == NULL) return OK;
     if (size > (is_host ? CPU_LEAVES : MAX_LEAVES))
         return fail(ERR_USAGE, "%d ranks; a step can be divided among at most %d%s", size,
                     is_host ? CPU_LEAVES : MAX_LEAVES, is_host ? " on the CPU" : "");
@@ -170,11 +170,22 @@ static status reduce_words(leaf_step *l, comm *c, comm_rule rule, int64_t *value
     return f->copy_out(l->s->be, value, l->words, bytes);
 }
 
+/* Ranks that share the tokens have the gradients of input and head whole, and those of the layers
+ * for their rows and heads. */
+static status sum_layers(leaf_step *l) {
+    comm *c = l->s->sequence;
+    if (c == NULL) return OK;
+    param_range r = model_layer_grads(l->s->model);
+    all_reduce_args a = {COMM_F32, COMM_SUM, r.n, r.first, r.first};
+    return c->ops->all_reduce(c, &a);
+}
+
 status leaf_step_end(leaf_step *l, int64_t *n_unlabelled) {
     *n_unlabelled = 0;
     grad_sum_step(l->sum);
+    TRY(sum_layers(l));
     if (l->is_host_memory) return OK;
-    if (!l->is_fixed) {
+    if (!l->is_fixed && l->size > 1) {
         double *loss = pass_loss(l->s->train);
         all_reduce_args a = {COMM_F64, COMM_SUM, 1, loss, loss};
         TRY(grad_sum_reduce(l->sum));

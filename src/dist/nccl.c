@@ -143,8 +143,9 @@ static status reduce_fixed(comm *c, const all_reduce_args *a) {
 static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
     nccl_state *s = c->state;
     static const int types[] = {
-        [COMM_F32] = NCCL_F32, [COMM_F64] = NCCL_F64, [COMM_I64] = NCCL_I64, [COMM_U8] = NCCL_U8};
-    bool is_float = a->type == COMM_F32 || a->type == COMM_F64;
+        [COMM_F32] = NCCL_F32, [COMM_F64] = NCCL_F64,   [COMM_I64] = NCCL_I64,
+        [COMM_U8] = NCCL_U8,   [COMM_BF16] = NCCL_BF16, [COMM_F16] = NCCL_F16};
+    bool is_float = a->type != COMM_I64 && a->type != COMM_U8;
     if (a->n == 0) return check_earlier(c);
     if (s->is_fixed && is_float && a->rule == COMM_SUM) return reduce_fixed(c, a);
     TRY(check_earlier(c));
@@ -280,4 +281,13 @@ status comm_create_nccl(comm **out, backend *be, transport *t, const nccl_lib *l
     failure_save(&f, st);
     nccl_destroy(c);
     return failure_restore(&f);
+}
+
+bool comm_is_nccl(const comm *c) {
+    return c != NULL && c->ops == &nccl_ops;
+}
+
+status comm_create_nccl_group(comm **out, const comm *c, transport *t) {
+    const nccl_state *s = c->state;
+    return comm_create_nccl(out, c->be, t, s->lib, true);
 }

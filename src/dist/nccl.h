@@ -17,6 +17,11 @@
  * floats by the tree. */
 status comm_create_nccl(comm **out, backend *be, transport *t, const nccl_lib *lib, bool is_fixed);
 
+/* Whether c, or NULL, is one of these; and another one like it, for the ranks of t, some of c's,
+ * whose sums of floats have the order of ops/comm.h. */
+bool comm_is_nccl(const comm *c);
+status comm_create_nccl_group(comm **out, const comm *c, transport *t);
+
 /* How ranks are connected, besides their transport. */
 typedef struct rank_options {
     /* What --nccl says: "auto" (where every rank has a GPU of its own and NCCL is found), "on",

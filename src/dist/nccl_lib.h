@@ -17,7 +17,7 @@ typedef struct nccl_id {
 
 /* NCCL's own numbers. */
 enum { NCCL_OK = 0, NCCL_IN_PROGRESS = 7 };
-enum { NCCL_U8 = 1, NCCL_I64 = 4, NCCL_F32 = 7, NCCL_F64 = 8 };
+enum { NCCL_U8 = 1, NCCL_I64 = 4, NCCL_F16 = 6, NCCL_F32 = 7, NCCL_F64 = 8, NCCL_BF16 = 9 };
 enum { NCCL_SUM = 0, NCCL_MAX = 2 };
 
 typedef struct nccl_lib {

@@ -58,6 +58,13 @@ param_range model_dense_grads(model *m) {
     return m->params.dense_grads;
 }
 
+param_range model_layer_grads(model *m) {
+    if (m->n_layer_params == 0) return (param_range){0};
+    const param *first = &m->params.item[m->first_layer_param];
+    const param *last = first + m->n_layer_params - 1;
+    return (param_range){first->grad, last->grad + last->n - first->grad};
+}
+
 dynamic_tables *model_tables(model *m) {
     return &m->dynamic;
 }

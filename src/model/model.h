@@ -37,6 +37,9 @@ status model_alloc_grads(model *m);
  */
 param_range model_dense_grads(model *m);
 
+/* Those of the layers, which are a range of it. */
+param_range model_layer_grads(model *m);
+
 /* The tables that are not parameters (nn/dynamic.h), possibly none; the model owns them. */
 struct dynamic_tables *model_tables(model *m);
 

@@ -22,16 +22,18 @@ typedef struct catalogue {
 struct model {
     backend *be;
     bool is_ranking;
-    int32_t dim;  /* E */
-    comm *tensor; /* the ranks that share the layers, or NULL */
+    int32_t dim;    /* E */
+    comm *tensor;   /* the ranks that share the layers, or NULL */
+    comm *sequence; /* the ranks that share the tokens, or NULL */
     nn_memory memory;
     param_list params;
     dynamic_tables dynamic;
     input input;
     int n_layers;
-    layer *layers;    /* (n_layers) */
-    plan_config plan; /* of every pass, but for its size and purpose */
-    bool can_record;  /* passes run the same ops for every batch of a shape */
+    layer *layers;                         /* (n_layers) */
+    int first_layer_param, n_layer_params; /* their parameters, one after the other */
+    plan_config plan;                      /* of every pass, but for its size and purpose */
+    bool can_record;                       /* passes run the same ops for every batch of a shape */
     catalogue corpus;
     retrieval_head retrieval;
     ranking_head ranking;
@@ -46,7 +48,8 @@ struct pass {
     layer_acts *layers; /* (n_layers): one for each layer in training, else one shared by all */
     layer_scratch scratch;
     void **hidden; /* (n_layers + 1) of (T, E) act: input and output of each layer; without training
-                      two buffers, alternating */
+                      two buffers, alternating.  Where ranks share the tokens, all but the first and
+                      the last have this rank's rows alone */
     void *d_hidden; /* (T, E) act; NULL without training */
     double *loss;   /* (1): sum of the losses since the last fetch; may be NULL as well */
     retrieval_acts retrieval;

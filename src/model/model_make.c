@@ -143,12 +143,27 @@ static double scaling_length(const config *c, int32_t n_context) {
                            (double)(c->data.max_history + c->data.max_candidates);
 }
 
+/* Ranks share the tokens of a batch, and in the attention the heads. */
+static status check_sequence(const model *m, const config *c) {
+    const config_network *n = &c->network;
+    if (m->sequence == NULL) return OK;
+    int size = m->sequence->size;
+    if (m->tensor != NULL || c->model == MODEL_SASREC || size > HSTU_MAX_PARTS)
+        return fail(ERR_UNSUPPORTED, "%s: its sequences cannot be cut over ranks%s", c->file,
+                    m->tensor != NULL ? " whose layers are cut, too" : "");
+    if (n->n_heads % size == 0) return OK;
+    return fail(ERR_CONFIG,
+                "%s: the %lld attention heads do not divide among --sequence-parallel %d ranks, "
+                "each of which computes whole heads; choose a number that divides them",
+                c->file, (long long)n->n_heads, size);
+}
+
 /* Ranks share a layer by its heads. */
 static status check_tensor(const model *m, const config *c) {
     const config_network *n = &c->network;
     if (m->tensor == NULL) return OK;
     int size = m->tensor->size;
-    if (is_research(c) || m->be->act != ACT_F32 || size > HSTU_MAX_PARTS)
+    if (is_research(c) || size > HSTU_MAX_PARTS)
         return fail(ERR_UNSUPPORTED, "%s: its layers cannot be cut over ranks", c->file);
     if (n->n_heads % size == 0) return OK;
     return fail(ERR_CONFIG,
@@ -163,6 +178,7 @@ static void configure_hstu(const model *m, const config *c, hstu_layer_config *l
     *l = is_research(c) ? hstu_layer_research() : hstu_layer_fused();
     l->dim = m->dim;
     l->tensor = m->tensor;
+    l->sequence = m->sequence;
     l->n_heads = (int32_t)n->n_heads / (m->tensor != NULL ? m->tensor->size : 1);
     l->dim_qk = (int32_t)n->dim_qk;
     l->dim_v = (int32_t)n->dim_v;
@@ -202,8 +218,10 @@ static status add_layers(model *m, const config *c) {
     else
         configure_hstu(m, c, &l.hstu);
     TRY(NN_NEW_HOST(&m->memory, &m->layers, m->n_layers));
+    m->first_layer_param = m->params.n;
     for (int i = 0; i < m->n_layers; i++)
         TRY(layer_add_params(&m->layers[i], &l, &m->params, &(layer_place){.index = i}));
+    m->n_layer_params = m->params.n - m->first_layer_param;
     return OK;
 }
 
@@ -316,7 +334,9 @@ status model_make(model *m, const config *c, const model_limits *limits) {
     m->dim = (int32_t)c->network.hidden_size;
     m->n_layers = (int)c->network.n_layers;
     m->tensor = limits->tensor;
+    m->sequence = limits->sequence;
     TRY(check_tensor(m, c));
+    TRY(check_sequence(m, c));
     TRY(NN_NEW_HOST(&m->memory, &values, l.n_context));
     for (int32_t f = 0; f < l.n_context; f++)
         values[f] = limits->n_context_values[f];

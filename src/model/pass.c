@@ -5,6 +5,7 @@
 #include "base/range.h"
 #include "model/kv_store.h"
 #include "model/model_int.h"
+#include "nn/hstu_rows.h"
 
 /* Such a large batch gains nothing from recording: its kernel launches are hidden by the
  * kernels. */
@@ -25,7 +26,9 @@ static plan_config plan_of(const model *m, const pass_config *c) {
         p.max_pages = (int32_t)((longest + KV_PAGE_LEN - 1) / KV_PAGE_LEN);
     }
     p.is_training = c->is_training;
-    p.bucket = c->is_training && m->can_record && !is_large ? m->be->token_bucket : 0;
+    /* Ranks that share a batch exchange numbers in the middle of a pass. */
+    bool is_shared = m->tensor != NULL || m->sequence != NULL;
+    p.bucket = c->is_training && m->can_record && !is_large && !is_shared ? m->be->token_bucket : 0;
     return p;
 }
 
@@ -48,8 +51,10 @@ static status alloc_hidden(pass *p, const nn_room *room) {
     const model *m = p->m;
     TRY(NN_NEW_HOST(&p->memory, &p->hidden, m->n_layers + 1));
     for (int i = 0; i <= m->n_layers; i++) {
+        bool is_whole = !room->is_training || i == 0 || i == m->n_layers;
+        int64_t n = is_whole ? room->max_tokens : rows_most(room->max_tokens, m->sequence);
         if (i < 2 || room->is_training)
-            TRY(nn_new_act(&p->memory, &p->hidden[i], room->max_tokens, m->dim));
+            TRY(nn_new_act(&p->memory, &p->hidden[i], n, m->dim));
         else
             p->hidden[i] = p->hidden[i - 2];
     }
@@ -123,6 +128,24 @@ int64_t pass_n_unlabelled(const pass *p) {
     return p->plan.n_unlabelled;
 }
 
+/* This rank's rows of (T, E) act. */
+static void *own_rows(const model *m, const sequences *s, void *rows) {
+    int64_t n, first = rows_own(s->n_tokens, m->sequence, &n);
+    return (char *)rows + first * m->dim * (int64_t)act_bytes(m->be->act);
+}
+
+/* Rows that go into layer i, or for i = n_layers come out of the last. */
+static void *hidden_rows(const pass *p, const sequences *s, int i) {
+    bool is_whole = i == 0 || i == p->m->n_layers;
+    return is_whole ? own_rows(p->m, s, p->hidden[i]) : p->hidden[i];
+}
+
+/* What other ranks have computed of (T, E) act. */
+static status gather_rows(const model *m, const sequences *s, void *rows) {
+    if (m->sequence == NULL || m->n_layers == 0) return OK;
+    return rows_gather(m->sequence, s->n_tokens, m->dim * (int64_t)act_bytes(m->be->act), rows);
+}
+
 status pass_forward(pass *p, const sequences *s) {
     const model *m = p->m;
     TRY(input_fwd(&m->input, &p->input, m->be, &p->plan, s, p->hidden[0]));
@@ -131,11 +154,12 @@ status pass_forward(pass *p, const sequences *s) {
         sequences own = *s;
         if (p->store != NULL) kv_store_layer(p->store, i, &own.kv);
         range_begin("layer forward", i);
-        status st = l->kind->forward(l, &p->layers[i], m->be, &own, p->hidden[i], p->hidden[i + 1]);
+        status st = l->kind->forward(l, &p->layers[i], m->be, &own, hidden_rows(p, s, i),
+                                     hidden_rows(p, s, i + 1));
         range_end();
         TRY(st);
     }
-    return OK;
+    return gather_rows(m, s, p->hidden[m->n_layers]);
 }
 
 status pass_backward(pass *p, const sequences *s) {
@@ -143,11 +167,12 @@ status pass_backward(pass *p, const sequences *s) {
     for (int i = m->n_layers - 1; i >= 0; i--) {
         const layer *l = &m->layers[i];
         range_begin("layer backward", i);
-        status st =
-            l->kind->backward(l, &p->layers[i], &p->scratch, m->be, s, p->hidden[i], p->d_hidden);
+        status st = l->kind->backward(l, &p->layers[i], &p->scratch, m->be, s, hidden_rows(p, s, i),
+                                      own_rows(m, s, p->d_hidden));
         range_end();
         TRY(st);
     }
+    TRY(gather_rows(m, s, p->d_hidden));
     return input_bwd(&m->input, &p->input, m->be, &p->plan, s, p->d_hidden);
 }
 

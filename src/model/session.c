@@ -83,6 +83,7 @@ static void set_limits(session *s, int32_t max_users) {
                                .max_events = s->max_history + s->max_targets,
                                .time_per_second = s->data->time_per_second,
                                .tensor = s->tensor,
+                               .sequence = s->sequence,
                                .comm = s->comm,
                                .has_bf16_wire = s->has_bf16_wire};
 }
@@ -123,6 +124,7 @@ status session_open_ranks(session *s, const config *c, const seq_file *data, bac
                    .be = be,
                    .comm = ranks->data,
                    .tensor = ranks->tensor,
+                   .sequence = ranks->sequence,
                    .world = ranks->world,
                    .has_bf16_wire = ranks->has_bf16_wire};
     set_batches(s);

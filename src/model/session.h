@@ -26,10 +26,11 @@ typedef struct session {
     const config *config;
     const seq_file *data;
     backend *be;
-    comm *comm;   /* the ranks that divide the users of a batch; NULL: one.  May be set after the
-                     open: then every rank has all rows of dynamic tables */
-    comm *tensor; /* the ranks that share the layers of the model (model_limits); NULL: one */
-    comm *world;  /* both together; NULL: the same as comm */
+    comm *comm;     /* the ranks that divide the users of a batch; NULL: one.  May be set after the
+                       open: then every rank has all rows of dynamic tables */
+    comm *tensor;   /* the ranks that share the layers of the model (model_limits); NULL: one */
+    comm *sequence; /* the ranks that share the tokens of a batch (model_limits); NULL: one */
+    comm *world;    /* all together; NULL: the same as comm */
     bool has_bf16_wire;    /* of session_open_ranks */
     bool has_fixed_leaves; /* a GPU's steps, too, have the same leaves on 1, 2, 4 and 8 ranks, so
                               that all give the same bits (a CPU's: summed as a GPU's, for tests).
@@ -50,15 +51,20 @@ typedef struct session {
  * do not fit, and why. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be);
 
-/* The same on ranks: `ranks` is the session's comm, tensor and world.  On the CPU the ranks of
- * `data` hold dynamic tables together (nn/dynamic.h), each some of the rows, which with
+/* The same on ranks: `ranks` is the session's comm, tensor, sequence and world.  On the CPU the
+ * ranks of `data` hold dynamic tables together (nn/dynamic.h), each some of the rows, which with
  * has_bf16_wire travel in bfloat16; on a GPU every rank has all rows. */
 typedef struct session_ranks {
-    comm *data, *tensor, *world;
+    comm *data, *tensor, *sequence, *world;
     bool has_bf16_wire;
 } session_ranks;
 status session_open_ranks(session *s, const config *c, const seq_file *data, backend *be,
                           const session_ranks *ranks);
+
+/* The ranks that work on the same users: they share layers, or tokens; NULL: one. */
+static inline comm *session_group(const session *s) {
+    return s->tensor != NULL ? s->tensor : s->sequence;
+}
 
 /* All ranks of the job; NULL: one. */
 static inline comm *session_world(const session *s) {

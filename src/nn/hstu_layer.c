@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "nn/hstu_rows.h"
 #include "nn/layer.h"
 
 hstu_layer_config hstu_layer_research(void) {
@@ -153,8 +154,9 @@ static bool recomputes_silu(const hstu_layer_config *c) {
 static status alloc_scratch(layer_scratch *scratch, const layer *of, const nn_room *room) {
     hstu_scratch *s = &scratch->hstu;
     const hstu_layer_config *c = &of->hstu.config;
-    int64_t n = room->max_tokens;
+    int64_t n = rows_most(room->max_tokens, c->sequence);
     *s = (hstu_scratch){0};
+    if (c->sequence != NULL) TRY(hstu_rows_alloc(&s->rows, c, room));
     if (c->recomputes_norm) TRY(nn_new_act(room->memory, &s->normed, n, c->dim));
     if (recomputes_silu(c)) TRY(nn_new_act(room->memory, &s->uvqk_y, n, width(c)));
     TRY(nn_new_act(room->memory, &s->d_gated, n, dim_gate(c)));
@@ -169,11 +171,14 @@ static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scra
                     const nn_room *room) {
     hstu_acts *a = &acts->hstu;
     const hstu_layer_config *c = &of->hstu.config;
-    int64_t n = room->max_tokens;
+    int64_t n = rows_most(room->max_tokens, c->sequence);
     *a = (hstu_acts){.max_tokens = n};
     if (room->is_training) {
         a->normed = scratch->hstu.normed;
         a->uvqk_y = scratch->hstu.uvqk_y;
+        a->rows = scratch->hstu.rows;
+    } else if (c->sequence != NULL) {
+        TRY(hstu_rows_alloc(&a->rows, c, room));
     }
     if (a->normed == NULL) TRY(nn_new_act(room->memory, &a->normed, n, c->dim));
     if (c->has_silu && room->is_training) TRY(nn_new_act(room->memory, &a->z, n, width(c)));
@@ -347,8 +352,11 @@ status hstu_layer_pack(hstu_layer *l, nn_memory *memory) {
 }
 
 /* (n, dim) act, summed over the ranks that share the layer. */
-static status sum_parts(const hstu_layer_config *c, int64_t n, int64_t dim, void *rows) {
-    all_reduce_args a = {COMM_F32, COMM_SUM, n * dim, rows, rows};
+static status sum_parts(const hstu_layer_config *c, const backend *be, int64_t n, int64_t dim,
+                        void *rows) {
+    static const comm_type types[] = {
+        [ACT_F32] = COMM_F32, [ACT_BF16] = COMM_BF16, [ACT_F16] = COMM_F16};
+    all_reduce_args a = {types[be->act], COMM_SUM, n * dim, rows, rows};
     return c->tensor != NULL ? c->tensor->ops->all_reduce(c->tensor, &a) : OK;
 }
 
@@ -387,42 +395,86 @@ static status gate_backward(const hstu_layer *l, const hstu_acts *a, const hstu_
     gate_cut cut = cut_of(l, a, scratch->sums);
     gate.cut = &cut;
     TRY(be->ops->gate_bwd(be, &gate));
-    TRY(sum_parts(&l->config, s->n_tokens, 2, scratch->sums));
+    all_reduce_args sums = {COMM_F32, COMM_SUM, 2 * s->n_tokens, scratch->sums, scratch->sums};
+    TRY(l->config.tensor->ops->all_reduce(l->config.tensor, &sums));
     cut.is_second = true;
     return be->ops->gate_bwd(be, &gate);
 }
 
-/* Of the ranks that share the layer, the first one adds the bias and the residual. */
-static status forward(const layer *of, const layer_acts *acts, backend *be, const sequences *s,
-                      const void *x, void *out) {
-    const hstu_layer *l = &of->hstu;
-    const hstu_acts *a = &acts->hstu;
-    norm_args norm = norm_of(l, a, s->n_tokens, x);
-    linear_args uvqk = uvqk_of(l, a, s->n_tokens), proj = proj_of(l, a, s->n_tokens, x, out);
+/* The tokens of this rank: a range of the batch. */
+static sequences own_tokens(const hstu_layer_config *c, const sequences *all) {
+    sequences own = *all;
+    int64_t n, first = rows_own(all->n_tokens, c->sequence, &n);
+    own.n_tokens = (int32_t)n;
+    if (first == 0) return own;
+    own.drop.user += first;
+    own.drop.position += first;
+    return own;
+}
+
+static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
+                           const sequences *s) {
+    const hstu_layer_config *c = &l->config;
     attn_args attn = attn_of(l, a, be, s);
-    if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
-    TRY(be->ops->norm_fwd(be, &norm));
-    TRY(be->ops->linear_fwd(be, &uvqk));
+    if (c->sequence != NULL) {
+        TRY(hstu_rows_fetch(&a->rows, c, be, s->n_tokens, a->uvqk_y));
+        hstu_rows_attn(&a->rows, c, be, false, &attn);
+        TRY(be->ops->attn_fwd(be, &attn));
+        return hstu_rows_give(&a->rows, c, be, s->n_tokens, a->attn);
+    }
     if (s->kv.table != NULL) {
         kv_put_args put = put_of(l, &attn, s);
         add_pages(&attn, s);
         TRY(be->ops->kv_put(be, &put));
     }
-    TRY(be->ops->attn_fwd(be, &attn));
-    TRY(gate_forward(l, a, be, s));
+    return be->ops->attn_fwd(be, &attn);
+}
+
+/* Of the ranks that share the layer, the first one adds the bias and the residual. */
+static status forward(const layer *of, const layer_acts *acts, backend *be, const sequences *all,
+                      const void *x, void *out) {
+    const hstu_layer *l = &of->hstu;
+    const hstu_acts *a = &acts->hstu;
+    sequences s = own_tokens(&l->config, all);
+    norm_args norm = norm_of(l, a, s.n_tokens, x);
+    linear_args uvqk = uvqk_of(l, a, s.n_tokens), proj = proj_of(l, a, s.n_tokens, x, out);
+    if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
+    TRY(be->ops->norm_fwd(be, &norm));
+    TRY(be->ops->linear_fwd(be, &uvqk));
+    TRY(attn_forward(l, a, be, all));
+    TRY(gate_forward(l, a, be, &s));
     TRY(be->ops->linear_fwd(be, &proj));
-    return sum_parts(&l->config, s->n_tokens, l->config.dim, out);
+    return sum_parts(&l->config, be, s.n_tokens, l->config.dim, out);
+}
+
+static status attn_backward(const hstu_layer *l, const hstu_acts *a, const hstu_scratch *scratch,
+                            backend *be, const sequences *s) {
+    const hstu_layer_config *c = &l->config;
+    int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+    attn_args attn = attn_of(l, a, be, s);
+    if (c->sequence != NULL) {
+        TRY(hstu_rows_fetch(&a->rows, c, be, s->n_tokens, a->uvqk_y));
+        TRY(hstu_rows_fetch_grad(&a->rows, c, be, s->n_tokens, scratch->d_attn));
+        hstu_rows_attn(&a->rows, c, be, true, &attn);
+        TRY(be->ops->attn_bwd(be, &attn));
+        return hstu_rows_give_grad(&a->rows, c, be, s->n_tokens, scratch->d_uvqk);
+    }
+    attn.dout = scratch->d_attn;
+    attn.dv = column_of(be, scratch->d_uvqk, g);
+    attn.dq = column_of(be, scratch->d_uvqk, 2 * g);
+    attn.dk = column_of(be, scratch->d_uvqk, 2 * g + qk);
+    return be->ops->attn_bwd(be, &attn);
 }
 
 /* d holds the gradient of the residual from the start, and the first norm adds the rest to it;
  * without a residual the first norm replaces it. */
 static status backward(const layer *of, const layer_acts *acts, const layer_scratch *shared,
-                       backend *be, const sequences *s, const void *x, void *d) {
+                       backend *be, const sequences *all, const void *x, void *d) {
     const hstu_layer *l = &of->hstu;
     const hstu_acts *a = &acts->hstu;
     const hstu_scratch *scratch = &shared->hstu;
     const hstu_layer_config *c = &l->config;
-    int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+    sequences own = own_tokens(c, all), *s = &own;
     linear_args proj = proj_of(l, a, s->n_tokens, NULL, NULL);
     proj.dy = d;
     proj.dx = scratch->d_gated;
@@ -431,13 +483,7 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
     if (recomputes_silu(c))
         TRY(be->ops->activate(be, EPILOGUE_SILU, s->n_tokens * (int64_t)width(c), a->z, a->uvqk_y));
     TRY(gate_backward(l, a, scratch, be, s));
-
-    attn_args attn = attn_of(l, a, be, s);
-    attn.dout = scratch->d_attn;
-    attn.dv = column_of(be, scratch->d_uvqk, g);
-    attn.dq = column_of(be, scratch->d_uvqk, 2 * g);
-    attn.dk = column_of(be, scratch->d_uvqk, 2 * g + qk);
-    TRY(be->ops->attn_bwd(be, &attn));
+    TRY(attn_backward(l, a, scratch, be, all));
 
     norm_args norm = norm_of(l, a, s->n_tokens, x);
     if (c->recomputes_norm) TRY(be->ops->norm_fwd(be, &norm));
@@ -445,7 +491,7 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
     uvqk.dy = scratch->d_uvqk;
     uvqk.dx = scratch->d_normed;
     TRY(be->ops->linear_bwd(be, &uvqk));
-    TRY(sum_parts(c, s->n_tokens, c->dim, scratch->d_normed));
+    TRY(sum_parts(c, be, s->n_tokens, c->dim, scratch->d_normed));
 
     norm.dy = scratch->d_normed;
     norm.dx = d;

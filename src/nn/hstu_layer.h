@@ -10,7 +10,11 @@
  * of its heads, the rows of W_o, and all tokens; x, out and their gradients are the same on all.
  * Exchanged are, for each token: in the forward pass the moments of LN(o), two numbers a rank, and
  * the sum of out; in the backward pass two sums of LN(o) and the gradient of xn.  Sums have the
- * fixed order of ops/comm.h, so all ranks have the same bits. */
+ * fixed order of ops/comm.h, so all ranks have the same bits.
+ *
+ * Or they share the tokens (sequence parallel, hstu_rows.h): each has all weights, a range of the
+ * rows of x and out, and in the attention some of the heads for all rows.  Gradients of parameters
+ * are then those of the rank's rows, and of its heads: their sum over the ranks is wanted. */
 #ifndef HSTU_NN_HSTU_LAYER_H
 #define HSTU_NN_HSTU_LAYER_H
 
@@ -21,7 +25,8 @@ enum { HSTU_MAX_PARTS = 1024 }; /* ranks that share a layer */
 
 typedef struct hstu_layer_config {
     int32_t dim, n_heads, dim_qk, dim_v; /* E, H of this rank, D of q and k, D of v and u */
-    comm *tensor; /* the ranks that share the layer, H heads each; NULL: this one has all heads */
+    comm *tensor;   /* the ranks that share the layer, H heads each; NULL: this one has all heads */
+    comm *sequence; /* the ranks that share the tokens; NULL: this one has all.  Not both */
     /* What distinguishes the presets: */
     param_names names;       /* and the first values that go with them */
     bool has_affine;         /* both norms have weights and biases */
@@ -59,7 +64,15 @@ typedef struct hstu_layer {
  * trained. */
 status hstu_layer_pack(hstu_layer *l, nn_memory *memory);
 
-/* What the backward pass needs of the forward pass. */
+/* Memory of the exchange between ranks that share the tokens: T is all of them, R those of a rank,
+ * and all columns are those of 1 / S of the heads. */
+typedef struct hstu_rows {
+    void *sent;        /* (S, R, v + q + k) act: sent, or received */
+    void *qkv, *d_qkv; /* (T, v + q + k) act */
+    void *out;         /* (T, v) act: of the attention, and its gradient */
+} hstu_rows;
+
+/* What the backward pass needs of the forward pass; T is that of this rank. */
 typedef struct hstu_acts {
     void *normed;     /* (T, E) act */
     void *z, *uvqk_y; /* (T, W) act: before (training only) and after the silu */
@@ -67,6 +80,7 @@ typedef struct hstu_acts {
     void *gated;      /* (T, H dim_v) act */
     float *stats;     /* (4, T): mean and rstd of the two norms */
     float *moments;   /* (ranks, T, 2) where ranks share the layer (gate_cut of ops.h) */
+    hstu_rows rows;   /* where they share the tokens; all layers have the same */
     int64_t max_tokens;
 } hstu_acts;
 
@@ -77,6 +91,7 @@ typedef struct hstu_scratch {
     void *d_normed;         /* (T, E) act */
     void *normed, *uvqk_y;  /* of layers that compute them again; else NULL */
     float *sums;            /* (T, 2) where ranks share the layer (gate_cut of ops.h) */
+    hstu_rows rows;         /* where they share the tokens */
 } hstu_scratch;
 
 extern const struct layer_kind hstu_layer_kind; /* layer.h */

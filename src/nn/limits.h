@@ -16,10 +16,12 @@ typedef struct model_limits {
     int32_t max_users;                /* B of the largest batch of any pass */
     int32_t max_events;               /* history and targets of a user: max_history + max_targets */
     int64_t time_per_second;
-    struct comm *tensor; /* the ranks that share every layer by its heads (hstu_layer.h), all on the
-                            CPU; NULL: layers are whole */
-    struct comm *comm;   /* ranks that hold dynamic tables together (nn/dynamic.h), or NULL */
-    bool has_bf16_wire;  /* rows and their gradients travel in bfloat16 */
+    struct comm *tensor;   /* the ranks that share every layer by its heads (hstu_layer.h); NULL:
+                              layers   are whole */
+    struct comm *sequence; /* the ranks that share the tokens of a batch (hstu_rows.h); NULL: this
+                              one has all.  Not both */
+    struct comm *comm;     /* ranks that hold dynamic tables together (nn/dynamic.h), or NULL */
+    bool has_bf16_wire;    /* rows and their gradients travel in bfloat16 */
 } model_limits;
 
 #endif

@@ -2,11 +2,24 @@
 
 #include <string.h>
 
+#include "base/half.h"
+
 #define COMBINE(type, to, from, n, rule)                                                           \
     for (int64_t i_ = 0; i_ < (n); i_++) {                                                         \
         type a_ = ((const type *)(to))[i_], b_ = ((const type *)(from))[i_];                       \
         ((type *)(to))[i_] = (type)((rule) == COMM_SUM ? a_ + b_ : a_ > b_ ? a_ : b_);             \
     }
+
+static void combine_half(comm_type type, comm_rule rule, int64_t n, const uint16_t *from,
+                         uint16_t *to) {
+    bool is_bf16 = type == COMM_BF16;
+    for (int64_t i = 0; i < n; i++) {
+        float a = is_bf16 ? half_bf16_to_float(to[i]) : half_f16_to_float(to[i]);
+        float b = is_bf16 ? half_bf16_to_float(from[i]) : half_f16_to_float(from[i]);
+        float x = rule == COMM_SUM ? a + b : a > b ? a : b;
+        to[i] = is_bf16 ? half_bf16_from_float(x) : half_f16_from_float(x);
+    }
+}
 
 void combine_host(comm_type type, comm_rule rule, int64_t n, const void *from, void *to) {
     switch (type) {
@@ -21,6 +34,10 @@ void combine_host(comm_type type, comm_rule rule, int64_t n, const void *from, v
         break;
     case COMM_U8:
         COMBINE(uint8_t, to, from, n, rule)
+        break;
+    case COMM_BF16:
+    case COMM_F16:
+        combine_half(type, rule, n, from, to);
         break;
     }
 }

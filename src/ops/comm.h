@@ -13,7 +13,8 @@
  * - A sum adds ranks in pairs, (0 + 1) + (2 + 3), then pairs of pairs; the value of a rank without
  * a partner is kept unchanged.  So all ranks get the same bits, over any transport.  A caller that
  * cuts its batch into a fixed number of leaves, a power of two, and sums the leaves of a rank by
- * the same tree gets the same bits from 1, 2, 4, ... ranks.
+ * the same tree gets the same bits from 1, 2, 4, ... ranks.  Each sum of two 16-bit numbers is
+ * rounded to 16 bits.
  * - A count of 0 is legal and moves nothing; the rank still makes the call.
  * - If a rank is dead or does not answer within the communicator's timeout, the others fail with
  *   ERR_IO.  A collective that only enqueues work may leave the failure to the next call; `barrier`
@@ -30,7 +31,7 @@ extern "C" {
 
 typedef struct comm comm;
 
-typedef enum { COMM_F32, COMM_F64, COMM_I64, COMM_U8 } comm_type;
+typedef enum { COMM_F32, COMM_F64, COMM_I64, COMM_U8, COMM_BF16, COMM_F16 } comm_type;
 typedef enum { COMM_SUM, COMM_MAX } comm_rule; /* COMM_MAX: no number is a NaN */
 
 /* to[i] = sum or maximum over the ranks of from[i], on every rank.  In place: to == from. */
@@ -90,7 +91,19 @@ void comm_destroy(comm *c); /* NULL is fine */
 status comm_create_self(comm **out, backend *be);
 
 static inline size_t comm_type_bytes(comm_type type) {
-    return type == COMM_U8 ? 1 : type == COMM_F32 ? 4 : 8;
+    switch (type) {
+    case COMM_U8:
+        return 1;
+    case COMM_BF16:
+    case COMM_F16:
+        return 2;
+    case COMM_F32:
+        return 4;
+    case COMM_F64:
+    case COMM_I64:
+        break;
+    }
+    return 8;
 }
 
 #ifdef __cplusplus

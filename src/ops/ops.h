@@ -175,10 +175,9 @@ typedef struct residual_norm_args {
  * Forward: the first half writes mean and variance of the part to this rank's place in `moments`;
  * the parts' moments are gathered; the second half makes mean and rstd of them, then y.
  * Backward: with g the gradient of the normalised row, the first half writes du, adds to dweight
- * and dbias, and leaves g in d_o, and sum(g) and sum(g (o - mean)) in `sums`; these are summed over
- * the ranks; the second half makes d_o.
- *
- * On the CPU only. */
+ * and dbias, and leaves sum(g) and sum(g (o - mean)) in `sums`; these are summed over the ranks;
+ * the second half makes d_o, which must not be touched in between.  A GPU wants a dim that is a
+ * multiple of 8. */
 typedef struct gate_cut {
     int32_t part, n_parts; /* all of the same dim */
     bool is_second;        /* which half */

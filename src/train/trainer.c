@@ -33,13 +33,13 @@ static bool has_first_part(const trainer *t) {
 /* A rank that leaves ends the exchanges of all others: none leaves before the first group, which
  * may have more to do, is done. */
 static status meet_before_leaving(trainer *t) {
-    return t->s->tensor != NULL ? comm_meet(session_world(t->s)) : OK;
+    return session_group(t->s) != NULL ? comm_meet(session_world(t->s)) : OK;
 }
 
-/* Whether rank 0 writes this rank's rows of dynamic tables: where layers are cut, too, the ranks
- * with the same part of the layers hold the tables together. */
+/* Whether rank 0 writes this rank's rows of dynamic tables: where ranks form groups, too, the first
+ * ones of all groups hold the tables together, and so do the second ones. */
 static bool helps_with_rows(const trainer *t) {
-    return t->s->tensor == NULL || comm_is_first(t->s->tensor);
+    return comm_is_first(session_group(t->s));
 }
 
 static status save(trainer *t, bool is_best) {
@@ -174,7 +174,7 @@ static status tell_balance(trainer *t) {
     TRY(leaf_step_balance(t->leaves, &b));
     log_info("%d %s: the mean one had %.1f %% of the work of the busiest, and took %.1f %% of "
              "its time",
-             comm_size(t->s->comm), t->s->tensor != NULL ? "groups of ranks" : "ranks",
+             comm_size(t->s->comm), session_group(t->s) != NULL ? "groups of ranks" : "ranks",
              100 * b.predicted, 100 * b.measured);
     return OK;
 }

@@ -79,10 +79,11 @@ status trainer_log_baselines(trainer *t) {
                        write_baselines);
 }
 
-/* Rank 0 needs the ranks that share its layers, and those that have rows of its dynamic tables. */
+/* Rank 0 needs the ranks that share its layers or tokens, and those that have rows of its dynamic
+ * tables. */
 status trainer_log_samples(trainer *t) {
-    bool shares_layers = t->s->tensor != NULL && comm_is_first(t->s->comm);
+    bool shares_batch = session_group(t->s) != NULL && comm_is_first(t->s->comm);
     bool shares_rows = model_tables(t->s->model)->comm != NULL;
-    if (!has_extras(t) || (!trainer_is_first(t) && !shares_layers && !shares_rows)) return OK;
+    if (!has_extras(t) || (!trainer_is_first(t) && !shares_batch && !shares_rows)) return OK;
     return append_line(t, "samples", PART_TEST, write_samples);
 }

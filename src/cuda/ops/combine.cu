@@ -1,9 +1,20 @@
 /* Sums and maxima of two arrays: the additions of collectives with a fixed order. */
 #include "ops/combine.h"
 
-#include "cuda/core/cuda.h"
+#include "cuda/core/act.cuh"
 
 enum { THREADS = 256, MAX_BLOCKS = 4096 };
+
+/* 16-bit numbers are added as floats, and rounded. */
+template <typename T> __device__ static inline T sum_of(T a, T b) {
+    return (T)(a + b);
+}
+__device__ static inline __nv_bfloat16 sum_of(__nv_bfloat16 a, __nv_bfloat16 b) {
+    return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
+}
+__device__ static inline __half sum_of(__half a, __half b) {
+    return __float2half_rn(__half2float(a) + __half2float(b));
+}
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
@@ -11,7 +22,7 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         T a = to[i], b = from[i];
-        to[i] = is_sum ? (T)(a + b) : a > b ? a : b;
+        to[i] = is_sum ? sum_of(a, b) : a > b ? a : b;
     }
 }
 
@@ -39,6 +50,12 @@ extern "C" status combine_cuda(void *stream, comm_type type, comm_rule rule, int
         break;
     case COMM_U8:
         run<uint8_t>(on, rule, n, from, to);
+        break;
+    case COMM_BF16:
+        run<__nv_bfloat16>(on, rule, n, from, to);
+        break;
+    case COMM_F16:
+        run<__half>(on, rule, n, from, to);
         break;
     }
     return cuda_launched("combine");
