@@ -122,6 +122,11 @@ static void do_destroy(backend *be) {
     (void)be;
 }
 
+static int n_graphs;
+static void count_graph(void) {
+    n_graphs++;
+}
+
 static op_mark marks[8];
 static int n_marks;
 static void begin(const op_mark *m) {
@@ -139,7 +144,8 @@ TEST(traced_counts_attention_of_jagged_batches) {
     recorder r;
     CHECK_OK(recorder_init(&r, &all));
     recorder_start(&r);
-    const traced_options o = {.recorder = &r, .mark = &mark};
+    const traced_options o = {.recorder = &r, .mark = &mark, .on_graph = count_graph};
+    n_graphs = 0;
     CHECK_OK(traced_create(&be, &below, &o));
     n_marks = 0;
     const int32_t short_ones[N + 1] = {0, 2, 4, 6}, long_ones[N + 1] = {0, 4, 5, 9};
@@ -170,6 +176,7 @@ TEST(traced_counts_attention_of_jagged_batches) {
     answer = RECORD_TAKE;
     CHECK_OK(be->ops->record(be, 77, &state));
     CHECK_OK(be->ops->attn_fwd(be, &a));
+    CHECK_EQ(n_graphs, 1);
     op_mark taken = marks[(n_marks - 1) % 8];
     CHECK_EQ(taken.of_pair, of_pair);
     CHECK(taken.name >= 0);

@@ -16,7 +16,7 @@ enum { MAX_WORDS = 256 };
 typedef struct profile_args {
     int64_t wait, warmup, active, repeat;
     const char *activities, *toggle_by, *range;
-    bool has_shapes, has_no_peaks, has_memory, has_unified;
+    bool has_shapes, has_no_peaks, has_memory, has_unified, has_memsets;
     int toggle; /* the signal of toggle_by; 0: none */
     profile_view view;
 } profile_args;
@@ -105,6 +105,7 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
                           .has_shapes = a->has_shapes,
                           .has_memory = a->has_memory,
                           .has_unified = a->has_unified,
+                          .has_memsets = a->has_memsets,
                           .has_peaks = !a->has_no_peaks};
     const command *c = find_command(argv[0]);
     TRY(check(a));
@@ -149,6 +150,10 @@ status cmd_profile(int argc, char **argv) {
          "Which memory of the device lives when, and whose it is at the peak.", 0, 0},
         {"--unified-memory", ARG_FLAG, &a.has_unified, NULL,
          "Pages of unified memory that move between host and GPU, and page faults (slower).", 0, 0},
+        {"--memsets", ARG_FLAG, &a.has_memsets, NULL,
+         "Record memsets also where steps are replayed as CUDA graphs; each costs a microsecond "
+         "there.",
+         0, 0},
         {"--no-peaks", ARG_FLAG, &a.has_no_peaks, NULL,
          "Do not measure what the device can do at the start (a second, 1.4 GB of a GPU).", 0, 0},
         {"--toggle-by", ARG_TEXT, &a.toggle_by, "SIGNAL",

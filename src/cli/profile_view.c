@@ -84,6 +84,10 @@ static void tell_cost(const profile *p) {
                  (double)u->in_bytes / 1e6, (double)u->out_bytes / 1e6, u->gpu_faults,
                  u->host_faults);
     if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
+    if (p->skips_memsets)
+        log_info(
+            "steps were replayed as CUDA graphs, where the record of a memset costs most: there "
+            "are none of memsets (--memsets)");
     if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
     if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
 }

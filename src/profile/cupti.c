@@ -90,6 +90,7 @@ static struct {
     int n_wanted;       /* those of the last start */
     bool has_devices;   /* what the GPUs are was handed over before the end */
     bool wants_unified, has_unified;
+    bool skips_memsets;
     bool has_run; /* records of an earlier time may be there */
     char reason[CUPTI_REASON_BYTES];
 
@@ -436,6 +437,16 @@ void cupti_want_unified(void) {
     cupti.wants_unified = true;
 }
 
+static bool is_skipped(CUpti_ActivityKind kind) {
+    return kind == CUPTI_ACTIVITY_KIND_MEMSET && cupti.skips_memsets;
+}
+
+void cupti_skip_memsets(void) {
+    if (cupti.skips_memsets) return;
+    cupti.skips_memsets = true;
+    if (cupti.n_on > 0) cupti.cuptiActivityDisable(CUPTI_ACTIVITY_KIND_MEMSET);
+}
+
 static void disable(void) {
     end_unified();
     while (cupti.n_on > 0)
@@ -451,7 +462,8 @@ static bool enable(int n) {
     }
     if (cupti.n_on != n) disable();
     while (cupti.n_on < n) {
-        result = cupti.cuptiActivityEnable(kinds[cupti.n_on]);
+        CUpti_ActivityKind kind = kinds[cupti.n_on];
+        result = is_skipped(kind) ? CUPTI_SUCCESS : cupti.cuptiActivityEnable(kind);
         if (result != CUPTI_SUCCESS) {
             disable();
             return refuse("activity records", result);
@@ -501,6 +513,7 @@ void cupti_watch_graphs(void) {
 bool cupti_start(const cupti_sink *sink, bool with_calls) {
     uint64_t theirs = 0;
     cupti.reason[0] = '\0';
+    cupti.skips_memsets = false;
     set_taking(NULL, 0);
     if (!load()) return false;
     /* Records of the time before are dropped first. */
@@ -579,6 +592,9 @@ const char *cupti_reason(void) {
 }
 
 void cupti_want_unified(void) {
+}
+
+void cupti_skip_memsets(void) {
 }
 
 void cupti_watch_graphs(void) {

@@ -85,6 +85,10 @@ const char *cupti_reason(void);
  * runs; CUPTI needs more time then. */
 void cupti_want_unified(void);
 
+/* From here to the next start memsets are not recorded: in a graph that is replayed the record of
+ * each makes the GPU wait for about a microsecond. */
+void cupti_skip_memsets(void);
+
 /* After a start, before graphs are made: notes which op each node of a graph belongs to. */
 void cupti_watch_graphs(void);
 

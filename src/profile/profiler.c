@@ -284,6 +284,12 @@ static void measure_again(backend *be) {
     if (current != NULL) measure_peaks(current, be);
 }
 
+static void skip_memsets(void) {
+    if (current == NULL || !current->has_gpu || options.has_memsets) return;
+    current->skips_memsets = true;
+    cupti_skip_memsets();
+}
+
 status profiler_watch(backend **be) {
     if (current == NULL) return OK;
     snprintf(current->device, sizeof current->device, "%s%s%s", (*be)->name,
@@ -292,6 +298,7 @@ status profiler_watch(backend **be) {
     const traced_options o = {.recorder = &current->recorder,
                               .mark = current->has_gpu ? &mark : NULL,
                               .on_precision = options.has_peaks ? measure_again : NULL,
+                              .on_graph = skip_memsets,
                               .has_shapes = options.has_shapes};
     if (options.has_host) TRY(traced_create(be, *be, &o));
     cupti_flush_complete(); /* with the driver there, what needs it can begin */

@@ -18,8 +18,9 @@ typedef struct profiler_options {
     bool has_shapes;        /* names of ops have the sizes of their arguments */
     bool has_unified;       /* unified memory: pages that move, faults */
     bool has_memory;        /* which memory lives when */
-    bool has_peaks;         /* the peaks of the device are measured first, outside of the records */
-    const char *range;      /* keep what is inside ranges of this name; NULL: everything */
+    bool has_memsets;  /* memsets too where steps are replayed as graphs, which cost most there */
+    bool has_peaks;    /* the peaks of the device are measured first, outside of the records */
+    const char *range; /* keep what is inside ranges of this name; NULL: everything */
 } profiler_options;
 
 /* How long steps took, from the end of one to the end of the next; not those in which recording was
@@ -52,6 +53,7 @@ typedef struct profile {
     bool has_gpu;                        /* records of a GPU were taken */
     char gpu_reason[CUPTI_REASON_BYTES]; /* why not; "" */
     uint64_t n_gpu_lost;                 /* records that CUPTI dropped */
+    bool skips_memsets;         /* there were graphs, so memsets are not among the records */
     step_times recorded, plain; /* steps that were recorded, and those after them that were not */
     uint64_t last_end_ns;       /* of the step before; 0: none that counts */
     uint64_t event_ns;          /* of the stretches that were kept, by CUDA events */

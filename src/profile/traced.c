@@ -130,6 +130,7 @@ static status traced_record(backend *be, uint64_t key, record_state *out) {
     t->has_key = *out != RECORD_RUN;
     t->key = key;
     if (t->is_taken) lengths_begin_graph(&t->lengths, key);
+    if (t->is_taken && t->o.on_graph != NULL) t->o.on_graph();
     return OK;
 }
 

@@ -23,6 +23,7 @@ typedef struct traced_options {
     recorder *recorder;
     const launch_mark *mark;              /* may be NULL */
     void (*on_precision)(backend *below); /* after set_precision; may be NULL */
+    void (*on_graph)(void);               /* when ops are first recorded as a graph; may be NULL */
     bool has_shapes;                      /* the names of ops have the sizes of their arguments */
 } traced_options;
 
