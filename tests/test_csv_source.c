@@ -148,6 +148,9 @@ TEST(names_that_people_use_are_found_and_said) {
                    "[881250949]");
     CHECK_CONTAINS(said, "tabs, no header; user column 1 (numbers), item column 2 (numbers), time "
                          "column 4\n");
+    /* It is one in every row, the first included. */
+    try_csv("196\t242\t3\t5\n186\t302\t4\t891717742\n", "", &said);
+    CHECK_CONTAINS(said, "item column 2 (numbers), time column 3\n");
     /* Leading zeros are part of an id. */
     CHECK_CONTAINS(try_csv("user,item,time\n007,08,5\n", "", &said), "007,\"[\"\"08\"\"]\"");
     CHECK_CONTAINS(try_csv("user,item,time,rating,event_type\n1,2,5,5,view\n", "", &said), "[0]");

@@ -369,3 +369,28 @@ TEST(encoder_no_memory) {
     CHECK(oom_at_each_allocation(create_once, be) > 20);
     backend_destroy(be);
 }
+
+/* Invented weights have what a family's files have. */
+TEST(encoder_of_invented_weights_has_its_familys_pooler) {
+    encoder_config c = {.family = ENCODER_BERT,
+                        .n_layers = 1,
+                        .dim = 8,
+                        .n_heads = 2,
+                        .dim_ffn = 16,
+                        .n_words = 20,
+                        .n_positions = 10,
+                        .n_types = 1,
+                        .f = EPILOGUE_GELU,
+                        .eps = 1e-12f};
+    backend *be;
+    encoder *e;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(encoder_create_random(&e, &c, 5, be, &(encoder_options){.batch_tokens = 10}));
+    CHECK(encoder_has_pooler(e));
+    encoder_destroy(e);
+    c.family = ENCODER_DISTILBERT;
+    CHECK_OK(encoder_create_random(&e, &c, 5, be, &(encoder_options){.batch_tokens = 10}));
+    CHECK(!encoder_has_pooler(e));
+    encoder_destroy(e);
+    backend_destroy(be);
+}

@@ -52,6 +52,19 @@ TEST(encoder_scores_of_all_pairs) {
     encoder_scores_destroy(s);
 }
 
+/* Sequences of a batch do not see each other: twice the same one has twice the sums. */
+TEST(encoder_scores_of_a_second_sequence) {
+    static const int32_t lengths[] = {40, 40};
+    encoder_scores *one = run(NULL, lengths, 1), *two = run(NULL, lengths, 2);
+    for (int h = 0; h < 4; h++) {
+        const head_scores *a = encoder_scores_at(one, 1, h), *b = encoder_scores_at(two, 1, h);
+        CHECK(fabs(b->entropy - 2 * a->entropy) < 1e-5 * a->entropy);
+        CHECK(fabs(b->within[1] - 2 * a->within[1]) < 1e-4);
+    }
+    encoder_scores_destroy(one);
+    encoder_scores_destroy(two);
+}
+
 /* A window of 0: each row has one weight, 1; nothing is below a threshold. */
 TEST(encoder_scores_under_masks) {
     static const int32_t lengths[] = {5, 30};
@@ -80,6 +93,8 @@ TEST(encoder_scores_as_text) {
     const json_value *heads = json_member(v, "heads");
     CHECK_EQ(heads->n_children, 12);
     CHECK_EQ(json_member(v, "tokens")->integer, 12);
+    CHECK_EQ(json_member(v, "windows")->n_children, SCORE_WINDOWS);
+    CHECK_EQ(json_member(v, "thresholds")->n_children, SCORE_THRESHOLDS);
     CHECK_OK(json_member_double(heads->first, "entropy", &entropy));
     CHECK(fabs(entropy - encoder_scores_at(s, 0, 0)->entropy / 12) < 1e-9);
     CHECK_EQ(json_member(heads->first, "within")->n_children, SCORE_WINDOWS);

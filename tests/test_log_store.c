@@ -177,6 +177,44 @@ TEST(log_store_refuses_damage_before_a_mark) {
     CHECK_EQ(after.st_size, before.st_size);
 }
 
+/* The search for a mark reads pieces of 16384 bytes, of which the last 15 are read again: here the
+ * last piece is the mark alone, seven pieces after the damaged record. */
+TEST(log_store_finds_a_mark_in_the_last_bytes) {
+    enum { N = (7 * (16384 - 15) + 1 - 16) / 8 };
+    static uint64_t keys[N], scores[N];
+    static uint32_t stamps[N];
+    static float rows[N * FLOATS];
+    char folder[4096];
+    struct stat about;
+    embed_store *s = open_log("log");
+    for (uint64_t i = 0; i < N; i++)
+        keys[i] = i + 100;
+    put(s, 1, 1);
+    CHECK_OK(s->put(s, &(embed_rows){N, keys, scores, stamps, rows, FLOATS}));
+    CHECK_OK(s->flush(s));
+    CHECK_OK(s->erase(s, N, keys));
+    CHECK_OK(s->flush(s));
+    CHECK_EQ(stat(log_path("log"), &about), 0);
+    embed_store_destroy(s);
+    snprintf(folder, sizeof folder, "%s/log", test_folder());
+    flip_bit(log_path("log"), (long)about.st_size - 16 - 8 * N - 16);
+    CHECK_FAILS(embed_store_open_log(&s, folder, FLOATS), ERR_FORMAT, "damaged at byte");
+}
+
+/* What is erased is not found any more, though it was read ahead. */
+TEST(ahead_store_forgets_erased_keys) {
+    embed_store *log = open_log("log"), *s;
+    CHECK_OK(embed_store_open_ahead(&s, log, 8));
+    for (uint64_t key = 1; key < 4; key++)
+        put(s, key, (float)key);
+    CHECK_OK(s->ask(s, 3, (uint64_t[]){1, 2, 3}));
+    CHECK(get(s, 3) == 3); /* read in the order of the keys: the other two are there, too */
+    CHECK_OK(s->erase(s, 2, (uint64_t[]){1, 2}));
+    CHECK(get(s, 1) == -1 && get(s, 2) == -1);
+    embed_store_destroy(s);
+    embed_store_destroy(log);
+}
+
 TEST(log_store_compacts) {
     enum { N = BIG_ROWS, F = BIG_FLOATS };
     char folder[4096];

@@ -82,7 +82,7 @@ TEST(ml_1m_small) {
 
 TEST(ml_20m_small) {
     put_file("in/ratings.csv", "userId,movieId,rating,timestamp\n1,2,3.5,1112486027\n"
-                               "1,29,0.5,1112484676\n2,131262,5.0,7\n");
+                               "1,29,0.5,1112484676\n\"2\",\"131262\",\"5.0\",\"7\"\n");
     put_file("in/movies.csv", "movieId,title,genres\n2,Jumanji (1995),Adventure\n"
                               "29,\"City, \"\"The\"\" (1995)\",Drama\n");
     char *out = prep_ok("ml-20m --input in --out out --json --emit-csv out.csv");

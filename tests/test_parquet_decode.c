@@ -263,6 +263,23 @@ TEST(numbers_of_every_type_come_back) {
     CHECK_FAILS(parquet_values_doubles(&v, 1, real), ERR_FORMAT, "fewer values");
     CHECK_FAILS(parquet_values_begin(&v, &c, ENCODING_BYTE_STREAM_SPLIT, "\0\0\0", 3), ERR_FORMAT,
                 "cannot be values");
+    /* Every byte of a number counts, the lowest too: 1.1 and -3e-5 as doubles, then integers. */
+    const double parts[] = {1.1, -3e-5};
+    char streams[16];
+    for (int i = 0; i < 16; i++)
+        streams[i] = ((const char *)&parts[i % 2])[i / 2];
+    c = (parquet_column){.type = PARQUET_DOUBLE};
+    CHECK_OK(parquet_values_begin(&v, &c, ENCODING_BYTE_STREAM_SPLIT, streams, 16));
+    CHECK_OK(parquet_values_doubles(&v, 2, real));
+    CHECK(real[0] == parts[0] && real[1] == parts[1]);
+    CHECK_OK(parquet_values_begin(&v, &c, ENCODING_PLAIN, (const char *)parts, 16));
+    CHECK_OK(parquet_values_doubles(&v, 2, real));
+    CHECK(real[0] == parts[0] && real[1] == parts[1]);
+    c = (parquet_column){.type = PARQUET_INT32};
+    CHECK_OK(parquet_values_begin(&v, &c, ENCODING_BYTE_STREAM_SPLIT, "\x07\x2a\x01\0\0\0\0\0", 8));
+    CHECK_OK(parquet_values_ints(&v, 2, got));
+    CHECK(got[0] == 0x107 && got[1] == 0x2a);
+    c = (parquet_column){.type = PARQUET_FLOAT};
     CHECK_FAILS(parquet_values_begin(&v, &c, ENCODING_DELTA_BINARY_PACKED, "", 0), ERR_UNSUPPORTED,
                 "DELTA_BINARY_PACKED of FLOAT");
     CHECK_FAILS(parquet_values_begin(&v, &c, 17, "", 0), ERR_UNSUPPORTED, "encoding 17");

@@ -11,6 +11,7 @@ enum { N_ROWS = 3 };
 typedef struct small_file {
     made_column c[4];
     made_page user, item;
+    uint32_t second_rating;
 } small_file;
 
 static void put_ints(buf *b, const int64_t *v, int n) {
@@ -24,7 +25,8 @@ static void small_init(small_file *s) {
                             {.name = "timestamp", .type = PARQUET_INT64, .converted = -1},
                             {.name = "rating", .type = PARQUET_INT32, .converted = -1}},
                       .user = {.kind = 0, .n_values = N_ROWS},
-                      .item = {.kind = 0, .n_values = N_ROWS, .encoding = ENCODING_RLE_DICTIONARY}};
+                      .item = {.kind = 0, .n_values = N_ROWS, .encoding = ENCODING_RLE_DICTIONARY},
+                      .second_rating = 4};
 }
 
 /* Writes FOLDER/in.parquet. */
@@ -46,7 +48,7 @@ static void small_write(small_file *s, int64_t n_rows) {
     make_page(&s->c[2], &(made_page){.n_values = N_ROWS, .encoding = ENCODING_DELTA_BINARY_PACKED},
               &b);
     buf_clear(&b);
-    put_le(&b, 1, 4), put_le(&b, 4, 4), put_le(&b, 5, 4);
+    put_le(&b, 1, 4), put_le(&b, s->second_rating, 4), put_le(&b, 5, 4);
     make_page(&s->c[3], &(made_page){.n_values = N_ROWS, .has_crc = true}, &b);
     make_file(&file, s->c, 4, n_rows);
     snprintf(path, sizeof path, "%s/in.parquet", test_folder());
@@ -76,6 +78,19 @@ TEST(a_small_file_is_read) {
 static void fails(small_file *s, const char *text) {
     small_write(s, N_ROWS);
     prep_fails(ARGS, 1, text);
+}
+
+/* Rows with a bad value are kept apart, those before and after it are not. */
+TEST(bad_rows_are_skipped_where_it_is_allowed) {
+    small_file s;
+    small_init(&s);
+    s.second_rating = 9;
+    fails(&s, "9");
+    char *out = prep_ok(ARGS " --skip-bad 1 --emit-csv out.csv");
+    CHECK_CONTAINS(out, "1 bad");
+    CHECK_STR(get_file("out.csv"),
+              "user_id,item_id,rating,unix_timestamp\n"
+              "7,\"[\"\"tea\"\", \"\"milk\"\"]\",\"[4, 0]\",\"[1600000001, 1600000003]\"\n");
 }
 
 TEST(footers_that_lie_are_refused) {

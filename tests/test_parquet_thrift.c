@@ -44,6 +44,22 @@ TEST(fields_have_numbers_and_types) {
     buf_fini(&b);
 }
 
+TEST(a_byte_is_a_number) {
+    buf b;
+    buf_init(&b);
+    put_field(&b, 1, THRIFT_BYTE), put_byte(&b, 0xfd);
+    put_field(&b, 2, THRIFT_BYTE);
+    thrift t = reader(&b);
+    thrift_field f = {0};
+    int32_t i = 0;
+    CHECK_OK(thrift_next_field(&t, &f));
+    CHECK_OK(thrift_get_i32(&t, &f, &i));
+    CHECK_EQ(i, -3);
+    CHECK_OK(thrift_next_field(&t, &f));
+    CHECK_FAILS(thrift_get_i32(&t, &f, &i), ERR_FORMAT, "");
+    buf_fini(&b);
+}
+
 TEST(unknown_fields_of_every_type_are_skipped) {
     buf b;
     buf_init(&b);

@@ -76,6 +76,17 @@ TEST(columns_of_kuairand_files) {
     seq_file_close(s);
 }
 
+/* Features stand anywhere among the columns, the first place included. */
+TEST(a_feature_may_be_the_first_column) {
+    put_file("in.csv", "sex,user_id,video_id,time_ms,action_weights\n"
+                       "F,1,\"[4, 5]\",\"[2, 1]\",\"[255, 0]\"\n");
+    prep_ok("processed-seqs --input in.csv --out out --action-kind bits");
+    seq_file *s = open_out();
+    CHECK_EQ(s->n_context, 1);
+    CHECK_STR(s->context[0].name, "sex");
+    seq_file_close(s);
+}
+
 TEST(sasrec_format_of_meta) {
     put_file("in.csv", "index,user_id,sequence_item_ids,sequence_ratings,sequence_timestamps,sex\n"
                        "0,9,\"1193,661\",\"5,3\",\"20,10\",F\n1,8,7,3.5,1,M\n");

@@ -117,6 +117,29 @@ TEST(seq_file_says_what_is_missing) {
     CHECK_FAILS(seq_file_open(&s, test_folder(), NULL), ERR_FORMAT, "not a sequence file");
 }
 
+TEST(column_file_get_says_that_there_is_nothing) {
+    const uint32_t numbers[] = {4, 5};
+    char path[256];
+    column_writer *w;
+    column_file f;
+    int c;
+    const void *p = numbers;
+    uint64_t n = 7;
+    snprintf(path, sizeof path, "%s/one.col", test_folder());
+    CHECK_OK(column_writer_create(&w, path));
+    CHECK_OK(column_writer_declare(w, "numbers", COLUMN_U32, 2, &c));
+    column_writer_begin(w);
+    CHECK_OK(column_writer_put(w, c, 0, numbers, 2));
+    CHECK_OK(column_writer_commit(w, NULL));
+    column_writer_abandon(w);
+    CHECK_OK(column_file_open(&f, path, NULL));
+    CHECK_FAILS(column_file_get(&f, path, "others", COLUMN_U32, &p, &n), ERR_FORMAT, "'others'");
+    CHECK(p == NULL && n == 0);
+    CHECK_OK(column_file_get(&f, path, "numbers", COLUMN_U32, &p, NULL));
+    CHECK(memcmp(p, numbers, sizeof numbers) == 0);
+    column_file_close(&f);
+}
+
 /* Sound checksums, hostile content: an item outside the catalogue, offsets that fall. */
 static status write_hostile(const uint64_t *offsets, const uint32_t *items, const char *meta) {
     char path[256];

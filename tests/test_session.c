@@ -37,6 +37,15 @@ TEST(session_is_made_for_the_largest_batch) {
     close_both(&t, &s);
 }
 
+/* What cannot be trained is refused before a model is made, whoever opens the session. */
+TEST(session_refuses_what_cannot_be_trained) {
+    const char *set = "train_fn.positional_sampling_ratio=0.5";
+    bench_top t;
+    CHECK_FAILS(top_open(&t, retrieval_gin, &set, 1, 1), ERR_UNSUPPORTED,
+                "positional_sampling_ratio below 1");
+    top_close(&t);
+}
+
 /* Batches of training and of evaluation: what is shuffled, and what has targets. */
 TEST(session_batches_follow_the_config) {
     bench_top t;

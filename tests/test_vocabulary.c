@@ -223,6 +223,13 @@ TEST(vocabulary_numbers_match_text_only_as_written) {
     CHECK_OK(vocabulary_map_init(&m, &texts, &numbers, NULL));
     CHECK(m.n_items == 1 && m.item[1] == 0 && m.item[2] == 3 && m.item[3] == 0);
     vocabulary_map_fini(&m);
+    /* Item 0 is none, even where "0" is an id. */
+    texts.n_items = 2;
+    texts.item_text =
+        (text_column){.offsets = (const uint64_t[]){0, 0, 1, 2}, .bytes = "07", .n = 3};
+    CHECK_OK(vocabulary_map_init(&m, &texts, &numbers, NULL));
+    CHECK(m.n_items == 1 && m.item[0] == 0 && m.item[1] == 2);
+    vocabulary_map_fini(&m);
 }
 
 TEST(vocabulary_without_a_common_id_is_refused) {
