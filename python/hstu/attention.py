@@ -3,6 +3,7 @@
 CUDA tensors (float32, bfloat16, float16) run on the current stream; CPU tensors are computed in float32.  The
 functions are torch custom operators: they work in eager mode, under torch.compile and in autograd.  torch is
 imported here alone."""
+import inspect
 import threading
 from ctypes import c_void_p
 from typing import Optional, Tuple
@@ -145,17 +146,61 @@ def _refuse(**given):
             raise _l.UnsupportedError(f"hstu_attn_varlen_func: {name} is not supported")
 
 
-def hstu_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None, max_seqlen_q=None,
-                          max_seqlen_k=None, scaling_seqlen=-1, num_contexts=None, num_targets=None, target_group_size=1,
-                          window_size=(-1, -1), alpha=1.0, rab=None, has_drab=False, kv_cache=None, page_offsets=None,
-                          page_ids=None, last_page_lens=None, func=None, quant_mode=-1):
+def _join_pages(k, v, cu_q, cu_k, targets, kv_cache, page_offsets, page_ids, last_page_lens):
+    """Keys and values of each sequence in one piece: those in its pages of the cache, then those of its targets, which are
+    the last rows of k and v.  Waits for the GPU once."""
+    if page_offsets is None or page_ids is None or last_page_lens is None:
+        raise _l.UsageError("hstu_attn_varlen_func: kv_cache needs page_offsets, page_ids and last_page_lens")
+    if kv_cache.dim() != 5 or kv_cache.shape[1] != 2 or kv_cache.shape[3:] != k.shape[1:]:
+        raise _l.UsageError(f"hstu_attn_varlen_func: kv_cache {tuple(kv_cache.shape)} is not (pages, 2, page size, heads, "
+                            "dim)")
+    size, batch, lengths = kv_cache.shape[2], cu_k.numel() - 1, cu_k[1:] - cu_k[:-1]
+    if targets is None:
+        targets = torch.zeros_like(lengths)
+    n_pages = page_offsets[1:] - page_offsets[:-1]
+    cached = torch.where(n_pages > 0, (n_pages - 1) * size + last_page_lens, 0)
+    total, wrong = torch.stack([cu_k[-1].long(), (lengths != cached + targets).sum()]).tolist()
+    if wrong:
+        raise _l.UsageError(f"hstu_attn_varlen_func: the lengths of {wrong} of {batch} sequences in cu_seqlens_k are not "
+                            "those of their pages and targets")
+    of = torch.repeat_interleave(torch.arange(batch, device=k.device), lengths, output_size=total)
+    at = torch.arange(total, device=k.device) - cu_k[of]
+    is_cached = at < cached[of]
+    page = page_ids[torch.where(is_cached, page_offsets[of] + at // size, 0)] if page_ids.numel() else torch.zeros_like(of)
+    row = torch.where(is_cached, 0, cu_q[of + 1] - targets[of] + at - cached[of])
+
+    def joined(which, new):
+        if kv_cache.shape[0] == 0:
+            return new[row]
+        return torch.where(is_cached[:, None, None], kv_cache[page.long(), which, at % size], new[row])
+    return joined(0, k), joined(1, v)
+
+
+def hstu_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *args, **given):
     """silu(alpha (q k + rab)) v / scaling_seqlen over jagged sequences, under the mask of the arguments.
 
     q: (total_q, heads, dim), k and v: (total_k, heads, dim); cu_seqlens_*: (batch + 1) int32; rab: (batch, heads or 1,
-    max_seqlen_k, max_seqlen_k); func: (odd, total_q or more) int32, or (1, odd, ...).  Not supported, with an exception: seqused_*, the paged
-    cache and quant_mode."""
-    _refuse(seqused_q=seqused_q, seqused_k=seqused_k, kv_cache=kv_cache, page_offsets=page_offsets, page_ids=page_ids,
-            last_page_lens=last_page_lens, quant_mode=quant_mode)
+    max_seqlen_k, max_seqlen_k); func: (odd, total_q or more) int32, or (1, odd, ...).  kv_cache: (pages, 2, page size, heads,
+    dim) with the keys and values of the history, page_ids[page_offsets[b]:page_offsets[b + 1]] those of sequence b; then k and
+    v have a row for each query, and of these the targets' are read.  Not supported, with an exception: seqused_* and quant_mode.
+
+    Arguments by position may come in the order of FBGEMM (seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, scaling_seqlen,
+    num_contexts, ...) or of NVIDIA's own wheels (max_seqlen_q, max_seqlen_k, num_contexts, ...): a number in the sixth
+    place tells them apart."""
+    names = _WHEEL if args and isinstance(args[0], int) else _FBGEMM
+    if len(args) > len(names):
+        raise TypeError(f"hstu_attn_varlen_func: {5 + len(args)} arguments by position; at most {5 + len(names)} can be")
+    for name in names[:len(args)]:
+        if name in given:
+            raise TypeError(f"hstu_attn_varlen_func: {name} is given twice")
+    return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **dict(zip(names, args)), **given)
+
+
+def _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
+            scaling_seqlen=-1, num_contexts=None, num_targets=None, target_group_size=1, window_size=(-1, -1), alpha=1.0,
+            rab=None, has_drab=False, kv_cache=None, page_offsets=None, page_ids=None, last_page_lens=None, func=None,
+            quant_mode=-1, cu_seqlens_t=None):
+    _refuse(seqused_q=seqused_q, seqused_k=seqused_k, quant_mode=quant_mode)
     if has_drab and rab is None:
         raise _l.UsageError("hstu_attn_varlen_func: has_drab without rab")
     if max_seqlen_q is None or max_seqlen_k is None:
@@ -178,17 +223,23 @@ def hstu_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, s
             raise _l.UsageError(f"hstu_attn_varlen_func: {name} is not one a sequence")
     if rab is not None:
         rab = rab.to(q.dtype)
+    if kv_cache is not None:
+        k, v = _join_pages(k, v, cu_seqlens_q, cu_seqlens_k, num_targets, kv_cache, page_offsets, page_ids, last_page_lens)
     left, right = (int(w) for w in window_size)
     return _attn(q, k, v, _int32(cu_seqlens_q), _int32(cu_seqlens_k), _int32(num_contexts), _int32(num_targets), rab,
                  _int32(func), int(max_seqlen_q), int(max_seqlen_k), int(scaling_seqlen), int(target_group_size), left,
                  right, float(alpha), bool(has_drab))
 
 
-def hstu_attn_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None, max_seqlen_q=None,
-                             max_seqlen_k=None, **rest):
+_FBGEMM = tuple(inspect.signature(_varlen).parameters)[5:-1]
+_WHEEL = ("max_seqlen_q", "max_seqlen_k", "num_contexts", "num_targets", "target_group_size", "window_size", "alpha", "rab",
+          "has_drab")
+hstu_attn_varlen_func.__signature__ = inspect.signature(_varlen)
+
+
+def hstu_attn_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, *args, **given):
     """hstu_attn_varlen_func with q, k and v in one tensor, (tokens, 3, heads, dim), which is not copied."""
-    return hstu_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-                                 max_seqlen_q, max_seqlen_k, **rest)
+    return hstu_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, *args, **given)
 
 
 from .softmax_attention import hstu_softmax_attn_varlen_func  # noqa: E402  (it needs the names above)

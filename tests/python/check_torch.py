@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """hstu_attn_varlen_func against its formula in torch, values and gradients, on the CPU or a GPU.
 
-usage: check_torch.py [DEVICE]
+usage: check_torch.py [DEVICE [TYPE]]     cpu or cuda; float32, bfloat16 or float16 alone
 
 The rule: the error against float64 is at most twice that of the naive formula in the same type.  The last line
 printed is "ok"."""
@@ -15,6 +15,8 @@ from hstu.attention import hstu_attn_qkvpacked_func, hstu_attn_varlen_func, hstu
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 TYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16, torch.float16]
+if len(sys.argv) > 2:
+    TYPES = [t for t in TYPES if str(t) == "torch." + sys.argv[2]]
 
 
 def sees(lq, lk, left, right, contexts, targets, group):
@@ -116,7 +118,7 @@ def packed_and_compiled():
         torch.library.opcheck(torch.ops.hstu.attn_varlen.default,
                               (q, k, v, cu, cu, None, None, None, None, 20, 20, -1, 1, -1, 0, 0.2, False))
     refusals = {
-        "kv_cache is not supported": lambda: hstu_attn_varlen_func(q, k, v, cu, cu, kv_cache=q, **rest),
+        "seqused_k is not supported": lambda: hstu_attn_varlen_func(q, k, v, cu, cu, seqused_k=cu, **rest),
         "q, k and v are (tokens, heads, dim)": lambda: hstu_attn_varlen_func(q, k[:, :1], v, cu, cu, **rest),
         "has_drab without rab": lambda: hstu_attn_varlen_func(q, k, v, cu, cu, has_drab=True, **rest),
         "need window_left -1 and window_right 0": lambda: hstu_attn_varlen_func(
@@ -147,6 +149,54 @@ def func_of_three_dimensions():
     if not torch.equal(hstu_attn_varlen_func(q, k, v, cu, cu, func=func, **rest),
                        hstu_attn_varlen_func(q, k, v, cu, cu, window_size=(-1, 0), **rest)):
         sys.exit("check_torch.py: a causal func is not causal")
+
+
+def pages_and_orders():
+    """The history in pages of a cache, in any order, with targets after it; arguments in both orders that NVIDIA has."""
+    g = torch.Generator().manual_seed(10)
+    size, heads, dim = 4, 2, 32
+    cached, new, targets = [9, 4, 1], [3, 4, 1], [2, 0, 3]  # of the history in the cache the last ones are new
+    lq = [n + t for n, t in zip(new, targets)]
+    cu_q, cu_k = ([0] + torch.tensor(x).cumsum(0).tolist() for x in (lq, [c + t for c, t in zip(cached, targets)]))
+    n_pages = [-(-c // size) for c in cached]
+    offsets = [0] + torch.tensor(n_pages).cumsum(0).tolist()
+    ids = torch.randperm(offsets[-1] + 2, generator=g)[:offsets[-1]]
+    cache = (torch.randn(offsets[-1] + 2, 2, size, heads, dim, generator=g) * 0.5).to(DEVICE)
+    q, k, v = ((torch.randn(cu_q[-1], heads, dim, generator=g) * 0.5).to(DEVICE) for _ in range(3))
+    whole = []
+    for which, own in enumerate((k, v)):
+        parts = []
+        for b, c in enumerate(cached):
+            pages = cache[ids[offsets[b]:offsets[b + 1]].to(DEVICE), which].flatten(0, 1)
+            parts += [pages[:c], own[cu_q[b + 1] - targets[b]:cu_q[b + 1]]]
+        whole.append(torch.cat(parts))
+    ints = {name: torch.tensor(x, dtype=torch.int32, device=DEVICE) for name, x in
+            dict(q=cu_q, k=cu_k, targets=targets, offsets=offsets, ids=ids.tolist(),
+                 last=[(c - 1) % size + 1 for c in cached]).items()}
+    rest = dict(num_targets=ints["targets"], window_size=(-1, 0), alpha=0.3, scaling_seqlen=20)
+    plain = hstu_attn_varlen_func(q, *whole, ints["q"], ints["k"], None, None, max(lq), 11, **rest)
+    masks = [sees(a, c + t, -1, 0, 0, t, 1) for a, c, t in zip(lq, cached, targets)]
+    exact = naive(q.double(), *(t.double() for t in whole), cu_q, cu_k, masks, 0.3, 20, None)
+    if not (plain.double() - exact).abs().max() < 1e-5:
+        sys.exit("check_torch.py: fewer queries than keys with targets are wrong")
+    pages = dict(kv_cache=cache, page_offsets=ints["offsets"], page_ids=ints["ids"], last_page_lens=ints["last"])
+    got = hstu_attn_varlen_func(q, k, v, ints["q"], ints["k"], max(lq), 11, **rest, **pages)
+    if not torch.equal(got, plain):
+        sys.exit("check_torch.py: keys in pages and in one piece differ")
+    wheel = hstu_attn_varlen_func(q, *whole, ints["q"], ints["k"], max(lq), 11, None, ints["targets"], 1, (-1, 0), 0.3,
+                                  scaling_seqlen=20)
+    if not torch.equal(wheel, plain):
+        sys.exit("check_torch.py: the order of NVIDIA's wheels gives something else")
+    refusals = {"are not those of their pages": dict(pages, last_page_lens=ints["last"] - 1),
+                "needs page_offsets": dict(pages, page_ids=None), "is not (pages, 2": dict(pages, kv_cache=cache[:, 0])}
+    for part, wrong in refusals.items():
+        try:
+            hstu_attn_varlen_func(q, k, v, ints["q"], ints["k"], max(lq), 11, **rest, **wrong)
+        except hstu.Error as e:
+            if part not in str(e):
+                sys.exit(f"check_torch.py: says '{e}', not '{part}'")
+        else:
+            sys.exit(f"check_torch.py: pages that do not fit are taken: {part}")
 
 
 def softmax_case(seed, dtype):
@@ -237,6 +287,7 @@ for dtype in TYPES:
         softmax_case(seed, dtype)
 packed_and_compiled()
 func_of_three_dimensions()
+pages_and_orders()
 softmax_refusals()
 numeric_gradients()
 print(f"50 cases of {', '.join(str(t) for t in TYPES)} on {DEVICE}, torch {torch.__version__}")
