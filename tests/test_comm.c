@@ -6,6 +6,7 @@
 #include "oom.h"
 #include "ops/combine.h"
 #include "ops/head_parts.h"
+#include "ops/row_moves.h"
 #include "test.h"
 
 enum { N = 37 };
@@ -209,4 +210,42 @@ TEST(comm_packs_columns_of_heads) {
     check_heads(be, 2);
     check_heads(be, 6);
     test_real_backend_end(be);
+}
+
+TEST(comm_moves_rows_by_number) {
+    enum { ROWS = 9, MAX_BYTES = 32 };
+    static const int32_t number[] = {7, 0, 3, 8};
+    static const int64_t widths[] = {32, 12};
+    for (int w = 0; w < 2; w++) {
+        backend *be;
+        unsigned char host[ROWS * MAX_BYTES], got[ROWS * MAX_BYTES];
+        size_t row = (size_t)widths[w];
+        row_moves a = {.n = 4, .row_bytes = widths[w]};
+        void *index;
+        for (size_t i = 0; i < ROWS * row; i++)
+            host[i] = (unsigned char)(i + 1);
+        CHECK_OK(test_real_backend(&be, NULL));
+        CHECK_OK(be->ops->alloc(be, &a.rows, ROWS * row));
+        CHECK_OK(be->ops->alloc(be, &a.picked, 4 * row));
+        CHECK_OK(be->ops->alloc(be, &index, sizeof number));
+        CHECK_OK(be->ops->copy_in(be, index, number, sizeof number));
+        CHECK_OK(be->ops->copy_in(be, a.rows, host, ROWS * row));
+        a.index = index;
+        CHECK_OK(row_moves_pick(be, &a));
+        CHECK_OK(be->ops->copy_out(be, got, a.picked, 4 * row));
+        for (int i = 0; i < 4; i++)
+            CHECK(memcmp(got + (size_t)i * row, host + (size_t)number[i] * row, row) == 0);
+        CHECK_OK(be->ops->zero(be, a.rows, ROWS * row));
+        CHECK_OK(row_moves_put(be, &a));
+        CHECK_OK(be->ops->copy_out(be, got, a.rows, ROWS * row));
+        for (int r = 0; r < ROWS; r++)
+            for (size_t c = 0; c < row; c++) {
+                bool is_there = r == 7 || r == 0 || r == 3 || r == 8;
+                CHECK_EQ(got[(size_t)r * row + c], is_there ? host[(size_t)r * row + c] : 0);
+            }
+        be->ops->release(be, a.rows);
+        be->ops->release(be, a.picked);
+        be->ops->release(be, index);
+        test_real_backend_end(be);
+    }
 }

@@ -284,13 +284,13 @@ TEST(dynamic_ranks_start_from_another_run) {
 
 /* More ranks than bits for them. */
 TEST(dynamic_ranks_refuse_too_many) {
-    comm many = {.size = 9};
+    comm many = {.size = 65};
     bench_top top;
     job j = job_make(ranking_tables, 1);
     CHECK_OK(top_open_on(&top, data_folder(), j.gin, NULL, 0, 1));
     session_close(&top.session);
     session_ranks ranks = {.data = &many};
     CHECK_FAILS(session_open_ranks(&top.session, top.config, top.data, top.be, &ranks), ERR_USAGE,
-                "at most 8 on the CPU");
+                "at most 64");
     top_close(&top);
 }

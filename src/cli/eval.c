@@ -10,9 +10,9 @@
 #include "cli/show.h"
 #include "cli/split_args.h"
 #include "cli/work.h"
-#include "dist/comm_host.h"
 #include "dist/start.h"
 #include "model/trained.h"
+#include "ops/comm_host.h"
 #include "train/baselines.h"
 #include "train/protocol.h"
 

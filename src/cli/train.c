@@ -21,11 +21,11 @@
 #include "config/config.h"
 #include "config/options.h"
 #include "dist/agree.h"
-#include "dist/comm_host.h"
 #include "dist/group.h"
 #include "dist/start.h"
 #include "model/checkpoint_load.h"
 #include "nn/dynamic.h"
+#include "ops/comm_host.h"
 #include "profile/profiler.h"
 #include "train/generated.h"
 #include "train/protocol.h"
@@ -348,7 +348,7 @@ static void tell_groups(const rank_grid *grid, const config *c) {
 /* Nothing is rounded where no rows travel. */
 static void tell_wire(const config *c, const session *s) {
     const dynamic_tables *t = model_tables(s->model);
-    if (c->trainer.wire == WIRE_BFLOAT16 && (t->n == 0 || t->comm == NULL))
+    if (c->trainer.wire == WIRE_BFLOAT16 && (t->n == 0 || t->comm == NULL || !t->has_bf16_wire))
         log_info("note: --wire bfloat16 has no effect: it is for dynamic tables that several ranks "
                  "of the CPU hold together (--ranks G --device cpu)");
 }

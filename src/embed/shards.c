@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "embed/table_int.h"
+#include "ops/comm_host.h"
 
 static int64_t common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
@@ -134,7 +135,7 @@ static status move_parcel(gathering *g, int from, int64_t n) {
                          .n_receive = g->n_receive,
                          .from = c->rank == from ? g->memory : NULL,
                          .to = c->rank == 0 ? g->memory : NULL};
-    status st = c->ops->all_to_all(c, &a);
+    status st = comm_host_exchange(c, &a);
     g->n_send[0] = g->n_receive[from] = 0;
     return st;
 }
@@ -142,7 +143,7 @@ static status move_parcel(gathering *g, int from, int64_t n) {
 /* Tells all ranks how many rows come next. */
 static status tell_count(gathering *g, int from, int64_t *n) {
     comm *c = g->t->config.comm;
-    return c->ops->broadcast(c, n, sizeof *n, from);
+    return comm_host_broadcast(c, n, sizeof *n, from);
 }
 
 static status send_rows(void *ctx, const embed_rows *rows) {
@@ -201,16 +202,13 @@ status embed_gather(embed_table *t, int64_t since, embed_visit visit, void *ctx)
 }
 
 static status sum_ranks(const embed_table *t, int64_t *values, int64_t n) {
-    comm *c = t->config.comm;
-    all_reduce_args a = {COMM_I64, COMM_SUM, n, values, values};
-    return t->shards.size == 1 ? OK : c->ops->all_reduce(c, &a);
+    return comm_host_reduce(t->config.comm, COMM_I64, COMM_SUM, n, values);
 }
 
 /* What each rank has of `bytes` bytes each, one rank after the other, on all ranks: *out, which the
  * caller frees, (*n, bytes). */
 static status gather_blocks(const embed_table *t, const void *own, int64_t n_own, size_t bytes,
                             void **out, int64_t *n) {
-    comm *c = t->config.comm;
     size_t size = (size_t)t->shards.size;
     int64_t *n_rows;
     *n = 0;
@@ -221,7 +219,7 @@ static status gather_blocks(const embed_table *t, const void *own, int64_t n_own
         *n += n_rows[r];
     if (st == OK) st = mem_alloc(out, (size_t)*n, bytes);
     all_gather_args a = {.row_bytes = (int64_t)bytes, .n_rows = n_rows, .from = own, .to = *out};
-    if (st == OK && size > 1) st = c->ops->all_gather(c, &a);
+    if (st == OK && size > 1) st = comm_host_gather(t->config.comm, &a);
     if (st == OK && size == 1 && n_own > 0) memcpy(*out, own, (size_t)n_own * bytes);
     mem_free(n_rows);
     return st;

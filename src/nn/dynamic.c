@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "nn/dynamic_int.h"
+#include "ops/comm_host.h"
 
 enum { EXPIRIES = 16 };
 
@@ -214,8 +215,7 @@ static status add_squares_by_row(dynamic_tables *d, dynamic_table *t, double *su
         int64_t i = h->rank != NULL ? h->own[k] : k;
         t->squares[i] = row_squares(t->grad + i * t->dim, t->dim);
     }
-    all_reduce_args a = {COMM_F64, COMM_SUM, t->n, t->squares, t->squares};
-    if (d->comm != NULL) TRY(d->comm->ops->all_reduce(d->comm, &a));
+    TRY(comm_host_reduce(d->comm, COMM_F64, COMM_SUM, t->n, t->squares));
     for (int64_t i = 0; i < t->n; i++)
         *sum += t->squares[i];
     return OK;
@@ -231,26 +231,25 @@ status dynamic_add_squares(dynamic_tables *d, double *sum) {
 }
 
 /* The ids and gradients of this rank's rows. */
-static void list_held(const dynamic_table *t, int64_t *n, const uint64_t **ids,
-                      const float **grad) {
+static status list_held(dynamic_tables *d, const dynamic_table *t, int64_t *n, const uint64_t **ids,
+                        const float **grad) {
     const dynamic_holders *h = &t->held;
     *n = t->n, *ids = t->ids, *grad = t->grad;
-    if (h->rank == NULL) return;
-    for (int64_t k = 0; k < h->n; k++)
-        memcpy(h->rows + k * t->dim, t->grad + (int64_t)h->own[k] * t->dim,
-               (size_t)t->dim * sizeof *h->rows);
+    if (h->rank == NULL) return OK;
     *n = h->n, *ids = h->ids, *grad = h->rows;
+    return dynamic_move_rows(d, t, h->n, h->own, h->rows, t->grad, false);
 }
 
 /* The table can update only the rows it fetched last, so the rows of several batches or features
  * are fetched again.  Rows evicted to the store meanwhile are moved up again: only rows in the
  * levels can be updated. */
-static status update_table(dynamic_table *t, const embed_step_args *args, bool is_whole) {
+static status update_table(dynamic_tables *d, dynamic_table *t, const embed_step_args *args,
+                           bool is_whole) {
     const uint64_t *ids;
     const float *grad;
     int64_t n;
     if (t->n == 0) return OK;
-    list_held(t, &n, &ids, &grad);
+    TRY(list_held(d, t, &n, &ids, &grad));
     if (!is_whole) TRY(embed_retake_rows(t->table, n, ids));
     if (args->step > embed_step(t->table)) TRY(embed_set_step(t->table, args->step));
     return embed_step_rows(t->table, grad, args);
@@ -265,7 +264,8 @@ static status expire_rows(dynamic_table *t, int64_t step) {
 
 status dynamic_update(dynamic_tables *d, const embed_step_args *args) {
     for (int i = 0; i < d->n && d->n_taken > 0; i++)
-        TRY(update_table(&d->item[i], args, d->n_taken == 1 && d->item[i].owner->n_features == 1));
+        TRY(update_table(d, &d->item[i], args,
+                         d->n_taken == 1 && d->item[i].owner->n_features == 1));
     for (int i = 0; i < d->n; i++)
         TRY(expire_rows(&d->item[i], args->step));
     dynamic_forget(d);
@@ -330,10 +330,8 @@ status dynamic_news_of_all(dynamic_tables *d, dynamic_table *t, dynamic_state *o
     int64_t words[WORDS + OTHERS] = {out->n_rows, out->n_slots, out->traffic.sent,
                                      out->traffic.least};
     memcpy(words + OTHERS, since.word, sizeof since);
-    all_reduce_args sum = {COMM_I64, COMM_SUM, WORDS + OTHERS, words, words};
-    all_reduce_args most = {COMM_I64, COMM_MAX, 1, &out->n_most, &out->n_most};
-    TRY(d->comm->ops->all_reduce(d->comm, &sum));
-    TRY(d->comm->ops->all_reduce(d->comm, &most));
+    TRY(comm_host_reduce(d->comm, COMM_I64, COMM_SUM, WORDS + OTHERS, words));
+    TRY(comm_host_reduce(d->comm, COMM_I64, COMM_MAX, 1, &out->n_most));
     memcpy(since.word, words + OTHERS, sizeof since);
     out->since = since.counts;
     out->n_rows = words[0];

@@ -8,12 +8,13 @@
  * batches, the ids of each are appended to those before, and all rows are updated after the last
  * batch.
  *
- * Ranks of a training on the CPU hold tables together (embed/table.h): each has the rows of its
+ * Ranks of a training hold tables together (embed/table.h): each has the rows of its
  * shards.  Every rank knows the ids of the whole batch, so that no ids travel.  The holder of a row
  * takes it from the table, puts it into its bank, and sends it to the ranks whose part of the batch
- * reads it; gradients go the other way (dist/grad_rows.c), and the holder updates the row.  Reads
- * without training are of another batch on each rank: there ids travel first.  Everything that says
- * `all ranks call it` must then be called by all, in the same order.
+ * reads it; gradients go the other way (dist/grad_rows.c; between GPUs they are summed on all
+ * ranks), and the holder updates the row.  Reads without training are of another batch on each
+ * rank: there ids travel first.  Everything that says `all ranks call it` must then be called by
+ * all, in the same order.
  *
  * The key of a row is the number of an item, or of a contextual value, in the data that the model
  * was trained on (model/vocabulary.h says which that is); where
@@ -39,14 +40,14 @@ typedef struct dynamic_traffic {
 
 /* Rows of a step that ranks hold together; sets of ranks are bits. */
 typedef struct dynamic_holders {
-    uint8_t *rank;  /* (max_rows): which rank holds each row; NULL: this one holds all */
-    uint8_t *has;   /* (max_rows): ranks that have the row in their bank */
-    uint8_t *reads; /* (max_rows): ranks whose part of the last batch reads it */
-    int32_t *own;   /* (max_rows): numbers of the rows of this rank */
-    uint64_t *ids;  /* (max_rows): their ids */
-    uint64_t *uses; /* (max_rows) or NULL: as of the table */
-    float *rows;    /* (max_rows, dim): their values or gradients */
-    int64_t n;      /* of these */
+    uint8_t *rank;   /* (max_rows): which rank holds each row; NULL: this one holds all */
+    uint64_t *has;   /* (max_rows): ranks that have the row in their bank */
+    uint64_t *reads; /* (max_rows): ranks whose part of the last batch reads it */
+    int32_t *own;    /* (max_rows): numbers of the rows of this rank */
+    uint64_t *ids;   /* (max_rows): their ids */
+    uint64_t *uses;  /* (max_rows) or NULL: as of the table */
+    float *rows;     /* (max_rows, dim), of the backend: their values or gradients */
+    int64_t n;       /* of these */
     dynamic_traffic traffic;
 } dynamic_holders;
 
@@ -100,7 +101,8 @@ typedef struct dynamic_tables {
     bool reads_whole;            /* each rank reads the rows of the whole batch */
     const uint8_t *user_ranks;   /* (B): which rank has each user of the next batch; NULL: all do */
     int64_t *n_send, *n_receive; /* host (size of comm) */
-    dynamic_buffer out, in, ids, in_ids;
+    dynamic_buffer out, in, index;    /* of the backend */
+    dynamic_buffer ids, in_ids, list; /* of the host */
 } dynamic_tables;
 
 /* Finds the features that the config gives dynamic tables, and replaces their number of ids, in *l

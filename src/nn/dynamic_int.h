@@ -25,6 +25,10 @@ status dynamic_make_ranks(dynamic_tables *d, nn_memory *memory);
 status dynamic_make_holders(dynamic_table *t, nn_memory *memory);
 void dynamic_free_buffers(dynamic_tables *d);
 
+/* Rows by number, host (n), to or from `packed`; both are memory of the backend. */
+status dynamic_move_rows(dynamic_tables *d, const dynamic_table *t, int64_t n,
+                         const int32_t *number, void *packed, float *rows, bool is_put);
+
 /* Training: takes the rows of the ids from number `first` on that this rank holds, and sends and
  * gets what the parts of the batch read. */
 status dynamic_take_held(dynamic_tables *d, dynamic_table *t, const batch *b, int64_t first);

@@ -101,9 +101,9 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
     int64_t n_most = 0;
     d->be = memory->be;
     d->is_host_memory = strcmp(d->be->name, "cpu") == 0;
-    d->has_bf16_wire = l->has_bf16_wire;
+    d->has_bf16_wire = l->has_bf16_wire && d->is_host_memory;
     d->reads_whole = c->task == TASK_RETRIEVAL; /* negatives are from the whole batch */
-    if (l->comm != NULL && l->comm->size > 1 && d->is_host_memory) d->comm = l->comm;
+    if (l->comm != NULL && l->comm->size > 1) d->comm = l->comm;
     d->max_users = l->max_users;
     d->max_tokens = (int64_t)l->max_users * l->max_events;
     for (size_t i = 0; i < c->embeddings.n; i++)

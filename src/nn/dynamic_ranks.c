@@ -2,14 +2,16 @@
  *
  * In a training step every rank knows the ids of the whole batch and which rank has which user, so
  * it can tell what each other rank needs and will send: rows travel without a word about them, each
- * once to each rank that reads it.  The ranks of the CPU are few (dist/leaves.h): a set of them is
- * a byte. */
+ * once to each rank that reads it.  Ranks are few (MAX_LEAVES of dist/leaves.h): a set of them is a
+ * word. */
 #include <string.h>
 
 #include "base/half.h"
 #include "nn/dynamic_int.h"
+#include "ops/comm_host.h"
+#include "ops/row_moves.h"
 
-enum { MAX_RANKS = 8 };
+enum { MAX_RANKS = 64 };
 
 static status reserve(dynamic_buffer *b, size_t bytes) {
     if (bytes <= b->bytes && b->memory != NULL) return OK;
@@ -20,17 +22,30 @@ static status reserve(dynamic_buffer *b, size_t bytes) {
     return OK;
 }
 
+/* The same in memory of the backend; what was there is gone. */
+static status reserve_rows(dynamic_tables *d, dynamic_buffer *b, size_t bytes) {
+    if (bytes <= b->bytes && b->memory != NULL) return OK;
+    d->be->ops->release(d->be, b->memory);
+    *b = (dynamic_buffer){0};
+    TRY(d->be->ops->alloc(d->be, &b->memory, bytes + bytes / 4));
+    b->bytes = bytes + bytes / 4;
+    return OK;
+}
+
 void dynamic_free_buffers(dynamic_tables *d) {
-    mem_free(d->out.memory);
-    mem_free(d->in.memory);
+    if (d->be == NULL) return;
+    d->be->ops->release(d->be, d->out.memory);
+    d->be->ops->release(d->be, d->in.memory);
+    d->be->ops->release(d->be, d->index.memory);
     mem_free(d->ids.memory);
     mem_free(d->in_ids.memory);
+    mem_free(d->list.memory);
 }
 
 status dynamic_make_ranks(dynamic_tables *d, nn_memory *memory) {
     if (d->comm->size > MAX_RANKS)
-        return fail(ERR_USAGE, "%d ranks; dynamic tables can be held by at most %d on the CPU",
-                    d->comm->size, MAX_RANKS);
+        return fail(ERR_USAGE, "%d ranks; dynamic tables can be held by at most %d", d->comm->size,
+                    MAX_RANKS);
     TRY(NN_NEW_HOST(memory, &d->n_send, d->comm->size));
     return NN_NEW_HOST(memory, &d->n_receive, d->comm->size);
 }
@@ -43,7 +58,7 @@ status dynamic_make_holders(dynamic_table *t, nn_memory *memory) {
     TRY(NN_NEW_HOST(memory, &h->own, t->max_rows));
     TRY(NN_NEW_HOST(memory, &h->ids, t->max_rows));
     if (t->uses != NULL) TRY(NN_NEW_HOST(memory, &h->uses, t->max_rows));
-    return NN_NEW_HOST(memory, &h->rows, (int64_t)t->max_rows * t->dim);
+    return NN_NEW(memory, &h->rows, (int64_t)t->max_rows * t->dim);
 }
 
 static int64_t sum_of(const int64_t *n, int size) {
@@ -53,14 +68,41 @@ static int64_t sum_of(const int64_t *n, int size) {
     return sum;
 }
 
-/* n_send rows to each rank, n_receive of each, of d->out and d->in or of other memory. */
-static status exchange(dynamic_tables *d, int64_t row_bytes, const void *from, void *to) {
+/* n_send rows to each rank, n_receive of each: from d->out to d->in. */
+static status exchange(dynamic_tables *d, int64_t row_bytes) {
     all_to_all_args a = {.row_bytes = row_bytes,
                          .n_send = d->n_send,
                          .n_receive = d->n_receive,
-                         .from = from,
-                         .to = to};
+                         .from = d->out.memory,
+                         .to = d->in.memory};
     return d->comm->ops->all_to_all(d->comm, &a);
+}
+
+/* The same from d->ids to d->in_ids. */
+static status exchange_on_host(dynamic_tables *d, int64_t row_bytes) {
+    all_to_all_args a = {.row_bytes = row_bytes,
+                         .n_send = d->n_send,
+                         .n_receive = d->n_receive,
+                         .from = d->ids.memory,
+                         .to = d->in_ids.memory};
+    return comm_host_exchange(d->comm, &a);
+}
+
+status dynamic_move_rows(dynamic_tables *d, const dynamic_table *t, int64_t n,
+                         const int32_t *number, void *packed, float *rows, bool is_put) {
+    row_moves a = {.n = n,
+                   .row_bytes = (int64_t)t->dim * (int64_t)sizeof(float),
+                   .index = number,
+                   .picked = packed,
+                   .rows = rows};
+    if (n == 0) return OK;
+    if (!d->is_host_memory) {
+        size_t bytes = (size_t)n * sizeof *number;
+        TRY(reserve_rows(d, &d->index, bytes));
+        TRY(d->be->ops->copy_in(d->be, d->index.memory, number, bytes));
+        a.index = d->index.memory;
+    }
+    return is_put ? row_moves_put(d->be, &a) : row_moves_pick(d->be, &a);
 }
 
 /* Bytes of a row on the wire. */
@@ -84,12 +126,12 @@ void dynamic_unpack_row(float *row, const void *from, int32_t dim, bool is_bf16)
 
 /* Which ranks read which rows of this batch. */
 static void mark_reads(const dynamic_tables *d, dynamic_table *t, const batch *b) {
-    uint8_t all = (uint8_t)((1u << d->comm->size) - 1), *reads = t->held.reads;
+    uint64_t all = UINT64_MAX >> (MAX_RANKS - d->comm->size), *reads = t->held.reads;
     bool is_item = t->feature == ITEM_FEATURE;
-    memset(reads, 0, (size_t)t->n);
+    memset(reads, 0, (size_t)t->n * sizeof *reads);
     for (int32_t u = 0; u < b->n_users; u++) {
         bool by_all = d->user_ranks == NULL || (is_item && d->reads_whole);
-        uint8_t ranks = by_all ? all : (uint8_t)(1u << d->user_ranks[u]);
+        uint64_t ranks = by_all ? all : 1ull << d->user_ranks[u];
         if (!is_item) {
             reads[t->place[b->context[(int64_t)u * b->n_context + t->feature]] - 1] |= ranks;
             continue;
@@ -106,7 +148,7 @@ static status take_own(dynamic_tables *d, dynamic_table *t, int64_t first) {
     int64_t from = h->n;
     for (int64_t i = first; i < t->n; i++) {
         h->rank[i] = (uint8_t)embed_rank_of(t->table, t->ids[i]);
-        h->has[i] = (uint8_t)(1u << h->rank[i]);
+        h->has[i] = 1ull << h->rank[i];
         if (h->rank[i] != d->comm->rank) continue;
         h->own[h->n] = (int32_t)i;
         h->ids[h->n] = t->ids[i];
@@ -117,11 +159,8 @@ static status take_own(dynamic_tables *d, dynamic_table *t, int64_t first) {
     float *rows = h->rows + from * t->dim;
     TRY(embed_take_rows(t->table, true, h->n - from, h->ids + from,
                         h->uses != NULL ? h->uses + from : NULL, rows, &got));
-    for (int64_t k = from; k < h->n; k++)
-        memcpy(t->value + (int64_t)h->own[k] * t->dim, h->rows + k * t->dim,
-               (size_t)t->dim * sizeof *rows);
     dynamic_note_missing(t, got);
-    return OK;
+    return dynamic_move_rows(d, t, h->n - from, h->own + from, rows, t->value, true);
 }
 
 /* Whether row i goes from its holder to rank r now. */
@@ -139,27 +178,44 @@ static void count_rows(dynamic_tables *d, const dynamic_table *t) {
     }
 }
 
-static status exchange_rows(dynamic_tables *d, dynamic_table *t) {
-    size_t bytes = wire_bytes(d, t);
-    TRY(reserve(&d->out, (size_t)sum_of(d->n_send, d->comm->size) * bytes));
-    TRY(reserve(&d->in, (size_t)sum_of(d->n_receive, d->comm->size) * bytes));
-    char *out = d->out.memory;
-    const char *in = d->in.memory;
+/* d->list = the numbers of the rows that this rank sends, or gets, rank after rank. */
+static status list_travels(dynamic_tables *d, const dynamic_table *t, int64_t n, bool is_send) {
+    int own = d->comm->rank;
+    TRY(reserve(&d->list, (size_t)n * sizeof(int32_t)));
+    int32_t *to = d->list.memory;
     for (int r = 0; r < d->comm->size; r++)
-        for (int64_t i = 0; i < t->n; i++) {
-            if (!travels(&t->held, i, d->comm->rank, r)) continue;
-            dynamic_pack_row(out, t->value + i * t->dim, t->dim, d->has_bf16_wire);
-            out += bytes;
-        }
-    TRY(exchange(d, (int64_t)bytes, d->out.memory, d->in.memory));
-    for (int r = 0; r < d->comm->size; r++)
-        for (int64_t i = 0; i < t->n; i++) {
-            if (!travels(&t->held, i, r, d->comm->rank)) continue;
-            dynamic_unpack_row(t->value + i * t->dim, in, t->dim, d->has_bf16_wire);
-            in += bytes;
-        }
-    t->held.traffic.sent += sum_of(d->n_send, d->comm->size) * (int64_t)bytes;
+        for (int64_t i = 0; i < t->n; i++)
+            if (travels(&t->held, i, is_send ? own : r, is_send ? r : own)) *to++ = (int32_t)i;
     return OK;
+}
+
+/* The listed rows, packed for the wire or unpacked. */
+static status move_listed(dynamic_tables *d, dynamic_table *t, int64_t n, void *packed,
+                          bool is_put) {
+    const int32_t *list = d->list.memory;
+    if (!d->has_bf16_wire) return dynamic_move_rows(d, t, n, list, packed, t->value, is_put);
+    for (int64_t k = 0; k < n; k++) {
+        char *half = (char *)packed + (size_t)k * wire_bytes(d, t);
+        float *row = t->value + (int64_t)list[k] * t->dim;
+        if (is_put)
+            dynamic_unpack_row(row, half, t->dim, true);
+        else
+            dynamic_pack_row(half, row, t->dim, true);
+    }
+    return OK;
+}
+
+static status exchange_rows(dynamic_tables *d, dynamic_table *t) {
+    int64_t bytes = (int64_t)wire_bytes(d, t), n_send = sum_of(d->n_send, d->comm->size),
+            n_receive = sum_of(d->n_receive, d->comm->size);
+    TRY(reserve_rows(d, &d->out, (size_t)(n_send * bytes)));
+    TRY(reserve_rows(d, &d->in, (size_t)(n_receive * bytes)));
+    TRY(list_travels(d, t, n_send, true));
+    TRY(move_listed(d, t, n_send, d->out.memory, false));
+    TRY(exchange(d, bytes));
+    TRY(list_travels(d, t, n_receive, false));
+    t->held.traffic.sent += n_send * bytes;
+    return move_listed(d, t, n_receive, d->in.memory, true);
 }
 
 /* Which of the same rows the table rejected or refused. */
@@ -171,7 +227,7 @@ static status exchange_missing(dynamic_tables *d, dynamic_table *t) {
     for (int r = 0; r < d->comm->size; r++)
         for (int64_t i = 0; i < t->n; i++)
             if (travels(&t->held, i, d->comm->rank, r)) *out++ = t->has_no_row[i];
-    TRY(exchange(d, 1, d->ids.memory, d->in_ids.memory));
+    TRY(exchange_on_host(d, 1));
     for (int r = 0; r < d->comm->size; r++)
         for (int64_t i = 0; i < t->n; i++) {
             if (!travels(&t->held, i, r, d->comm->rank)) continue;
@@ -209,7 +265,7 @@ static status exchange_counts(dynamic_tables *d) {
         n_send[r] = d->n_send[r];
         one[r] = 1;
     }
-    return d->comm->ops->all_to_all(d->comm, &a);
+    return comm_host_exchange(d->comm, &a);
 }
 
 /* Sends the ids to their holders; d->in_ids has what this rank is asked for. */
@@ -228,7 +284,7 @@ static status ask(dynamic_tables *d, dynamic_table *t, int64_t n) {
     }
     TRY(exchange_counts(d));
     TRY(reserve(&d->in_ids, (size_t)sum_of(d->n_receive, size) * sizeof *t->ids));
-    return exchange(d, sizeof *t->ids, d->ids.memory, d->in_ids.memory);
+    return exchange_on_host(d, sizeof *t->ids);
 }
 
 /* d->out = the rows that this rank is asked for. */
@@ -236,7 +292,7 @@ static status answer(dynamic_tables *d, dynamic_table *t) {
     const uint64_t *ids = d->in_ids.memory;
     const embed_batch *got;
     size_t row = (size_t)t->dim * sizeof(float);
-    TRY(reserve(&d->out, (size_t)sum_of(d->n_receive, d->comm->size) * row));
+    TRY(reserve_rows(d, &d->out, (size_t)sum_of(d->n_receive, d->comm->size) * row));
     float *rows = d->out.memory;
     for (int r = 0; r < d->comm->size; r++) {
         int64_t n = d->n_receive[r];
@@ -249,29 +305,32 @@ static status answer(dynamic_tables *d, dynamic_table *t) {
     return OK;
 }
 
+/* d->list = the numbers of n rows in the order of their holders. */
+static status list_by_holder(dynamic_tables *d, const dynamic_table *t, int64_t n) {
+    TRY(reserve(&d->list, (size_t)n * sizeof(int32_t)));
+    int32_t *to = d->list.memory;
+    for (int r = 0; r < d->comm->size; r++)
+        for (int64_t i = 0; i < n; i++)
+            if (t->held.rank[i] == r) *to++ = (int32_t)i;
+    return OK;
+}
+
 /* Rows are always exact here: what is read is measured, not trained on. */
 status dynamic_read_held(dynamic_tables *d, dynamic_table *t, int64_t n) {
     int64_t row = (int64_t)t->dim * (int64_t)sizeof(float);
     TRY(ask(d, t, n));
     TRY(answer(d, t));
-    TRY(reserve(&d->in, (size_t)(n * row)));
+    TRY(reserve_rows(d, &d->in, (size_t)(n * row)));
     int64_t *swapped = d->n_send;
     d->n_send = d->n_receive;
     d->n_receive = swapped;
-    TRY(exchange(d, row, d->out.memory, d->in.memory));
-    const float *in = d->in.memory;
-    for (int r = 0; r < d->comm->size; r++)
-        for (int64_t i = 0; i < n; i++) {
-            if (t->held.rank[i] != r) continue;
-            memcpy(t->value + i * t->dim, in, (size_t)row);
-            in += t->dim;
-        }
-    return OK;
+    TRY(exchange(d, row));
+    TRY(list_by_holder(d, t, n));
+    return dynamic_move_rows(d, t, n, d->list.memory, d->in.memory, t->value, true);
 }
 
 status dynamic_merge_found(dynamic_tables *d, int64_t n, uint8_t *is_found) {
-    all_reduce_args a = {COMM_U8, COMM_MAX, n, is_found, is_found};
-    return d->comm->ops->all_reduce(d->comm, &a);
+    return comm_host_reduce(d->comm, COMM_U8, COMM_MAX, n, is_found);
 }
 
 status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float *rows) {
@@ -287,16 +346,10 @@ status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float
     }
     if (h->n > 0) TRY(embed_take_rows(t->table, false, h->n, h->ids, NULL, h->rows, &got));
     h->n = 0;
-    TRY(reserve(&d->in, (size_t)n * row));
+    TRY(reserve_rows(d, &d->in, (size_t)n * row));
     all_gather_args a = {
         .row_bytes = (int64_t)row, .n_rows = d->n_receive, .from = h->rows, .to = d->in.memory};
     TRY(d->comm->ops->all_gather(d->comm, &a));
-    const float *in = d->in.memory;
-    for (int r = 0; r < d->comm->size; r++)
-        for (int64_t i = 0; i < n; i++) {
-            if (h->rank[i] != r) continue;
-            memcpy(rows + i * t->dim, in, row);
-            in += t->dim;
-        }
-    return OK;
+    TRY(list_by_holder(d, t, n));
+    return dynamic_move_rows(d, t, n, d->list.memory, d->in.memory, rows, true);
 }

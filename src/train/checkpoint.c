@@ -10,10 +10,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/safetensors.h"
-#include "dist/comm_host.h"
 #include "embed/snapshot.h"
 #include "model/vocabulary.h"
 #include "nn/param_cut.h"
+#include "ops/comm_host.h"
 
 enum { STATE_MAX_BYTES = 1 << 16 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };

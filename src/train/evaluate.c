@@ -9,8 +9,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/progress.h"
-#include "dist/comm_host.h"
 #include "nn/dynamic.h"
+#include "ops/comm_host.h"
 #include "train/metrics.h"
 
 struct evaluator {

@@ -5,8 +5,8 @@
 
 #include "base/buf.h"
 #include "base/progress.h"
-#include "dist/comm_host.h"
 #include "dist/leaf_step.h"
+#include "ops/comm_host.h"
 #include "train/checkpoint.h"
 #include "train/run_log.h"
 #include "train/table_snapshots.h"

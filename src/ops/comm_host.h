@@ -1,7 +1,7 @@
 /* Collectives on memory of the host, whatever the backend of the communicator: for counts, flags
  * and metrics, not for the training step. */
-#ifndef HSTU_DIST_COMM_HOST_H
-#define HSTU_DIST_COMM_HOST_H
+#ifndef HSTU_OPS_COMM_HOST_H
+#define HSTU_OPS_COMM_HOST_H
 
 #include <stdbool.h>
 
@@ -20,6 +20,10 @@ status comm_host_reduce(comm *c, comm_type type, comm_rule rule, int64_t n, void
 
 /* Rows of all ranks, as all_gather has them. */
 status comm_host_gather(comm *c, const all_gather_args *a);
+
+/* Rows between all ranks, as all_to_all has them, and memory of rank `root` to all others. */
+status comm_host_exchange(comm *c, const all_to_all_args *a);
+status comm_host_broadcast(comm *c, void *memory, size_t bytes, int root);
 
 /* Waits for all ranks; comm NULL: none. */
 status comm_meet(comm *c);

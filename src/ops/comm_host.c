@@ -1,4 +1,4 @@
-#include "dist/comm_host.h"
+#include "ops/comm_host.h"
 
 #include <string.h>
 
@@ -49,6 +49,48 @@ static status gather_copy(comm *c, const all_gather_args *a) {
 
 status comm_host_gather(comm *c, const all_gather_args *a) {
     return is_host(c) ? c->ops->all_gather(c, a) : gather_copy(c, a);
+}
+
+static status exchange_copy(comm *c, const all_to_all_args *a) {
+    const ops *f = c->be->ops;
+    int64_t n_send = 0, n_receive = 0;
+    for (int r = 0; r < c->size; r++) {
+        n_send += a->n_send[r];
+        n_receive += a->n_receive[r];
+    }
+    size_t out = (size_t)(n_send * a->row_bytes), in = (size_t)(n_receive * a->row_bytes);
+    all_to_all_args on_device = *a;
+    void *from = NULL, *to = NULL;
+    status st = f->alloc(c->be, &from, out);
+    if (st == OK) st = f->alloc(c->be, &to, in);
+    if (st == OK && out > 0) st = f->copy_in(c->be, from, a->from, out);
+    on_device.from = from;
+    on_device.to = to;
+    if (st == OK) st = c->ops->all_to_all(c, &on_device);
+    if (st == OK && in > 0) st = f->copy_out(c->be, a->to, to, in);
+    f->release(c->be, from);
+    f->release(c->be, to);
+    return st;
+}
+
+status comm_host_exchange(comm *c, const all_to_all_args *a) {
+    return is_host(c) ? c->ops->all_to_all(c, a) : exchange_copy(c, a);
+}
+
+static status broadcast_copy(comm *c, void *memory, size_t bytes, int root) {
+    const ops *f = c->be->ops;
+    void *copy = NULL;
+    TRY(f->alloc(c->be, &copy, bytes));
+    status st = f->copy_in(c->be, copy, memory, bytes);
+    if (st == OK) st = c->ops->broadcast(c, copy, bytes, root);
+    if (st == OK) st = f->copy_out(c->be, memory, copy, bytes);
+    f->release(c->be, copy);
+    return st;
+}
+
+status comm_host_broadcast(comm *c, void *memory, size_t bytes, int root) {
+    return is_host(c) ? c->ops->broadcast(c, memory, bytes, root)
+                      : broadcast_copy(c, memory, bytes, root);
 }
 
 status comm_meet(comm *c) {
