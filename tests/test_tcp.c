@@ -144,6 +144,64 @@ TEST(tcp_ignores_what_is_not_a_rank) {
     CHECK(m[0].st == OK && m[1].st == OK);
 }
 
+/* Comes when another rank, with another secret, was sent away. */
+static void *be_second(void *arg) {
+    member *m = arg;
+    member stranger = *m;
+    transport *t;
+    stranger.start.secret = stranger.start.secret[0] == '\0' ? "guess" : "";
+    CHECK_FAILS(tcp_create(&t, &stranger.start), ERR_CONFIG,
+                "it does not know the HSTU_JOB_SECRET of this rank");
+    return member_main(m);
+}
+
+TEST(tcp_ranks_prove_that_they_know_the_secret) {
+    static const char *const secrets[] = {"", "a long secret of the job"};
+    log_set_level(LOG_QUIET);
+    for (int i = 0; i < 2; i++) {
+        int port = free_port();
+        member m[2] = {{.start = start_of(0, 2, port), .fn = exchange},
+                       {.start = start_of(1, 2, port), .fn = exchange}};
+        m[0].start.secret = m[1].start.secret = secrets[i];
+        CHECK(pthread_create(&m[0].thread, NULL, member_main, &m[0]) == 0);
+        CHECK(pthread_create(&m[1].thread, NULL, be_second, &m[1]) == 0);
+        pthread_join(m[0].thread, NULL);
+        pthread_join(m[1].thread, NULL);
+        CHECK(m[0].st == OK && m[1].st == OK);
+    }
+}
+
+/* One who does not know the secret repeats what it saw of another start. */
+static void *repeat(void *arg) {
+    int fd;
+    static unsigned char proof[32];
+    char hello[112], challenge[48];
+    CHECK_OK(net_connect(&fd, "127.0.0.1", *(int *)arg, 10000));
+    memset(hello, 0, sizeof hello);
+    memcpy(hello, "HSTP\x02\0\0\0\x01\0\0\0\x02\0\0\0", 16);
+    CHECK_OK(net_send(fd, hello, sizeof hello, 10000));
+    CHECK_OK(net_receive(fd, challenge, sizeof challenge, 10000));
+    CHECK_OK(net_send(fd, proof, sizeof proof, 10000));
+    CHECK(net_receive(fd, challenge, 1, 10000) != OK); /* closed without an answer */
+    net_close(&fd);
+    return NULL;
+}
+
+TEST(tcp_ignores_a_wrong_proof) {
+    int port = free_port();
+    pthread_t intruder, late;
+    log_set_level(LOG_QUIET);
+    member m[2] = {{.start = start_of(0, 2, port), .fn = exchange},
+                   {.start = start_of(1, 2, port), .fn = exchange}};
+    CHECK(pthread_create(&m[0].thread, NULL, member_main, &m[0]) == 0);
+    CHECK(pthread_create(&intruder, NULL, repeat, &port) == 0);
+    pthread_join(intruder, NULL);
+    CHECK(pthread_create(&late, NULL, member_main, &m[1]) == 0);
+    pthread_join(m[0].thread, NULL);
+    pthread_join(late, NULL);
+    CHECK(m[0].st == OK && m[1].st == OK);
+}
+
 static void never(transport *t) {
     (void)t;
     CHECK_EQ(0, 1);

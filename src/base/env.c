@@ -149,6 +149,11 @@ const char *env_home(void) {
     return getenv("HOME");
 }
 
+const char *env_job_secret(void) {
+    const char *text = getenv("HSTU_JOB_SECRET");
+    return text != NULL ? text : "";
+}
+
 const char *env_visible_gpus(void) {
     return getenv("CUDA_VISIBLE_DEVICES");
 }

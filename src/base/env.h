@@ -65,6 +65,9 @@ env_launcher env_launched_by(void);
 /* The folder of the Python environment that is active, or NULL; HOME; the GPUs that CUDA shows. */
 const char *env_python_folder(void);
 const char *env_home(void);
+
+/* HSTU_JOB_SECRET: what ranks that find each other by TCP must all know; "": nothing. */
+const char *env_job_secret(void);
 const char *env_visible_gpus(void);
 
 /* Tells NCCL that this rank shares its GPU with others, before it starts: by its own setting, or

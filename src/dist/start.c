@@ -15,7 +15,8 @@ static status join_by_tcp(transport **out) {
                        .local_rank = e.local_rank,
                        .local_size = e.local_size,
                        .address = e.address,
-                       .port = e.port};
+                       .port = e.port,
+                       .secret = env_job_secret()};
     status st = tcp_create(out, &start);
     return st != OK && e.rank > 0 ? fail_prefix(st, "rank %d", e.rank) : st;
 }

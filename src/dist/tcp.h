@@ -18,12 +18,14 @@ typedef struct tcp_start {
     int local_rank, local_size; /* -1: found by the machines' names */
     const char *address;        /* of rank 0 */
     int port;
+    const char *secret;         /* that all ranks know; NULL: "" */
     int timeout_ms, silence_ms; /* 0: TCP_START_MS, WATCH_SILENCE_MS */
     bool is_patient;            /* for tests, whose ranks are threads: the watch ends no process */
 } tcp_start;
 
 /* Connects this process with all other ranks.  A rank that does not come, comes twice, or counts
- * other ranks is named. */
+ * other ranks is named.  Rank 0 and the others prove to each other that they know the secret: who
+ * does not is ignored.  Nothing is encrypted. */
 status tcp_create(transport **out, const tcp_start *start);
 
 #endif

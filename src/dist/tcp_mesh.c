@@ -6,17 +6,25 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/hmac.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "dist/tcp_int.h"
 
-enum { MAGIC = 0x50545348, PROTOCOL = 1, HELLO_MS = 5000, TEXT_BYTES = 256 };
+enum { MAGIC = 0x50545348, PROTOCOL = 2, HELLO_MS = 5000, TEXT_BYTES = 256, NONCE = 16 };
 
 typedef struct tcp_hello {
     uint32_t magic, protocol;
     int32_t rank, size, port, unused;
     uint64_t job; /* 0: to be told */
     char host[WATCH_HOST_BYTES];
+    unsigned char nonce[NONCE]; /* drawn for this connection */
 } tcp_hello;
+
+/* Rank 0 shows that it knows the secret, by a number that it cannot have seen before. */
+typedef struct tcp_challenge {
+    unsigned char nonce[NONCE], proof[HMAC_BYTES];
+} tcp_challenge;
 
 /* Rank 0's answer: why the rank may not join, or "", and then the table of peers. */
 typedef struct tcp_answer {
@@ -37,6 +45,43 @@ static int left_of(const tcp_start *o, uint64_t start) {
 
 static bool is_over(const tcp_start *o, uint64_t start) {
     return (int64_t)((clock_ns() - start) / 1000000) >= timeout_of(o);
+}
+
+static status draw(void *bytes, size_t n) {
+    if (getrandom(bytes, n, 0) == (ssize_t)n) return OK;
+    return fail_errno("random numbers of the system");
+}
+
+/* What rank 0 (is_first) or the rank that said hello proves itself with. */
+static void prove(const tcp_start *o, bool is_first, const tcp_hello *h,
+                  const unsigned char nonce[NONCE], unsigned char proof[HMAC_BYTES]) {
+    const char *secret = o->secret != NULL ? o->secret : "";
+    const hmac_part parts[] = {{is_first ? "rank 0" : "a rank", 6}, {nonce, NONCE}, {h, sizeof *h}};
+    hmac_sha256(secret, strlen(secret), parts, 3, proof);
+}
+
+/* On rank 0: whether the rank that said hello knows the secret. */
+static bool is_known(const tcp_start *o, int fd, const tcp_hello *h) {
+    tcp_challenge c;
+    unsigned char want[HMAC_BYTES], got[HMAC_BYTES];
+    if (draw(c.nonce, sizeof c.nonce) != OK) return false;
+    prove(o, true, h, c.nonce, c.proof);
+    prove(o, false, h, c.nonce, want);
+    return net_send(fd, &c, sizeof c, HELLO_MS) == OK &&
+           net_receive(fd, got, sizeof got, HELLO_MS) == OK && hmac_equal(got, want);
+}
+
+/* On the rank that said hello: both sides prove themselves, rank 0 first. */
+static status meet_first(const tcp_start *o, int fd, const tcp_hello *h, int timeout_ms) {
+    tcp_challenge c;
+    unsigned char proof[HMAC_BYTES];
+    TRY(net_receive(fd, &c, sizeof c, timeout_ms));
+    prove(o, true, h, c.nonce, proof);
+    if (!hmac_equal(proof, c.proof))
+        return fail(ERR_CONFIG, "it does not know the HSTU_JOB_SECRET of this rank: set the same "
+                                "one for all ranks, or none");
+    prove(o, false, h, c.nonce, proof);
+    return net_send(fd, proof, sizeof proof, timeout_ms);
 }
 
 static tcp_hello hello_of(const tcp_mesh *m, const tcp_start *o) {
@@ -88,6 +133,14 @@ static status note_rank(tcp_mesh *m, const tcp_start *o, int fd, const char *add
         net_close(&fd);
         return OK;
     }
+    if (h.protocol == PROTOCOL && !is_known(o, fd, &h)) {
+        log_warn(
+            "a process at %s that says to be rank %d does not know the HSTU_JOB_SECRET; it was "
+            "sent away",
+            address, h.rank);
+        net_close(&fd);
+        return OK;
+    }
     if (why_not(m, o, &h, answer.text) != NULL) {
         (void)net_send(fd, &answer, sizeof answer, HELLO_MS);
         net_close(&fd);
@@ -134,10 +187,12 @@ static status gather_ranks(tcp_mesh *m, const tcp_start *o, uint64_t start) {
 static status report(tcp_mesh *m, const tcp_start *o, uint64_t start) {
     tcp_hello h = hello_of(m, o);
     tcp_answer answer;
+    TRY(draw(h.nonce, sizeof h.nonce));
     status st = net_connect(&m->fd[0], o->address, o->port, left_of(o, start));
     if (st != OK) return fail_prefix(st, "rank 0 (MASTER_ADDR, MASTER_PORT)");
     TRY(net_send(m->fd[0], &h, sizeof h, left_of(o, start)));
-    st = net_receive(m->fd[0], &answer, sizeof answer, left_of(o, start));
+    st = meet_first(o, m->fd[0], &h, left_of(o, start));
+    if (st == OK) st = net_receive(m->fd[0], &answer, sizeof answer, left_of(o, start));
     if (st != OK)
         return fail_prefix(st, "rank 0 at %s, port %d (MASTER_ADDR, MASTER_PORT)", o->address,
                            o->port);
