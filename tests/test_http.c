@@ -176,6 +176,43 @@ TEST(http_answers_later_from_another_thread) {
     stop(&e);
 }
 
+/* Answers that come at once take turns; a connection that is gone takes none, and whoever stops the
+ * server does not wait for them. */
+TEST(http_answers_in_turns) {
+    static const char ask[] = "POST /later HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\nhi";
+    enum { N = 32 };
+    struct linger reset = {.l_onoff = 1};
+    echo e;
+    int fd[N];
+    http_settings s = settings(&e);
+    start(&e, &s);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < N; i++) {
+            fd[i] = client_open(http_port(e.server));
+            CHECK(client_send(fd[i], ask, strlen(ask)));
+            wait_for(&e, i + 1); /* in this order */
+        }
+        for (int i = 0; i < N && round == 0; i += 2) {
+            CHECK_EQ(setsockopt(fd[i], SOL_SOCKET, SO_LINGER, &reset, sizeof reset), 0);
+            close(fd[i]);
+        }
+        for (int i = 0; i < N; i++)
+            i % 3 == 0 ? http_continue(e.later[i], answer_then, &e) : answer(e.later[i]);
+        for (int i = 1; i < N && round == 0; i += 2) {
+            char *text = client_read(fd[i]);
+            CHECK_CONTAINS(text, "POST /later 2 [hi]");
+            free(text);
+            close(fd[i]);
+        }
+        e.n_later = 0;
+    }
+    for (int i = 0; i < 60000 && http_get_stats(e.server).n_unanswered > 0; i++)
+        usleep(1000); /* those of http_continue */
+    stop(&e);
+    for (int i = 0; i < N; i++)
+        close(fd[i]);
+}
+
 TEST(http_notices_who_has_gone) {
     static const char ask[] = "GET /later HTTP/1.1\r\nHost: t\r\n\r\n";
     echo e;

@@ -184,8 +184,49 @@ TEST(job_queue_follows_a_slower_machine) {
     sim_close(&s);
 }
 
+/* A machine that was slow once and is idle since: the first job after a moment shows how fast it is
+ * now. */
+TEST(job_queue_doubts_what_it_learnt_long_ago) {
+    job_queue q;
+    served m = {.max_batch = 1, .max_tokens = 100};
+    job slow = {.m = &m, .flops = 1e6}, next = {.m = &m, .flops = 1e6}, *list[1] = {&slow};
+    uint64_t now = 1000000000;
+    double predicted;
+    CHECK_OK(job_queue_init(&q, 4));
+    job_queue_reset(&q, 1e-9);
+    for (int i = 0; i < 20; i++) {
+        job_queue_begin(&q, 1e6, now);
+        now += 2000000000;
+        job_queue_end(&q, list, 1, now);
+    }
+    CHECK(job_queue_seconds(&q, 1e6) > 0.1);
+    for (int ms = 0; ms <= 110; ms += 10) {
+        queue_verdict want = ms <= 100 ? QUEUE_IS_LATE : QUEUE_ADMITS;
+        next.deadline_ns = now + (uint64_t)ms * 1000000 + 5000000;
+        CHECK_EQ(job_queue_admits(&q, &next, now + (uint64_t)ms * 1000000, &predicted), want);
+    }
+    now += 110000000;
+    job_queue_push(&q, &next); /* one that waits is enough */
+    CHECK_EQ(job_queue_admits(&q, &slow, now, &predicted), QUEUE_IS_LATE);
+    CHECK_EQ(job_queue_take(&q, now, list, 1), 1);
+    job_queue_begin(&q, 1e6, now); /* and one that runs */
+    CHECK_EQ(job_queue_admits(&q, &slow, now, &predicted), QUEUE_IS_LATE);
+    job_queue_fini(&q);
+}
+
 /* From batches of several sizes both parts of their time are found. */
 TEST(job_queue_learns_what_a_batch_takes) {
+    job_queue r;
+    CHECK_OK(job_queue_init(&r, 4));
+    CHECK(job_queue_flops(&r) == 0);
+    for (int i = 0; i < 100; i++) {
+        job j = {.flops = 1e6}, *jobs[2] = {&j, &j};
+        job_queue_begin(&r, 3e6, 1000);
+        job_queue_end(&r, jobs, 2, 2000);
+    }
+    CHECK(fabs(job_queue_flops(&r) - 1.5e6) < 1);
+    job_queue_fini(&r);
+
     job_queue q;
     CHECK_OK(job_queue_init(&q, 4));
     job_queue_reset(&q, 1e-9);

@@ -200,6 +200,11 @@ TEST(server_refuses_before_it_adds_events) {
         ask(&r, "POST", "/v1/recommend", body, 503, "Retry-After: 1");
         ask(&r, "GET", "/v1/users/late", "", 404, "POST /v1/events makes one");
         ask(&r, "GET", "/metrics", "", 200, "hstu_rejected_total{reason=\"overload\"} 1\n");
+        /* Such a request is not even parsed, unless it may say something about its time. */
+        ask(&r, "POST", "/v1/recommend", "{\"user\": ", 503, "Retry-After: 1");
+        ask(&r, "POST", "/v1/recommend", "{\"deadline_ms\": ", 400, "not JSON");
+        ask(&r, "POST", "/v1/recommend", "{\"dead\\u006cine_ms\": ", 400, "not JSON");
+        ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"deadline_ms\": 60000}", 200, "items");
         rig_stop(&r);
         r.c.engine.deadline_ns = 60000000000u;
         rig_start(&r);

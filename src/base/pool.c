@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum { SPIN_NS = 50000, LOOKS = 32 }; /* looks between two questions for the time */
 
@@ -32,7 +33,7 @@ struct pool {
     int64_t failed_chunk; /* under the mutex, with `first` */
     failure first;
 
-    int n_threads;
+    int n_threads, nice;
     struct worker {
         pthread_t thread;
         pool *owner;
@@ -117,6 +118,7 @@ static void tell_finished(pool *p) {
 static void *worker_main(void *argument) {
     struct worker *self = argument;
     pool *p = self->owner;
+    if (p->nice > 0) thread_lower(p->nice);
     for (uint64_t seen = 0;; seen++) { /* no run is missed: the caller waits for every worker */
         wait_for_run(p, seen);
         if (p->is_stopping) return NULL;
@@ -126,6 +128,10 @@ static void *worker_main(void *argument) {
 }
 
 status pool_create(pool **out, int n_threads) {
+    return pool_create_lower(out, n_threads, 0);
+}
+
+status pool_create_lower(pool **out, int n_threads, int nice) {
     pool *p;
     *out = NULL;
     if (n_threads < 1 || n_threads > 256)
@@ -135,6 +141,7 @@ status pool_create(pool **out, int n_threads) {
     pthread_cond_init(&p->start, NULL);
     pthread_cond_init(&p->finish, NULL);
     p->n_threads = 1;
+    p->nice = nice;
     p->may_spin = n_threads <= env_cores();
     status st = MEM_NEW(&p->workers, (size_t)n_threads);
     for (int i = 1; st == OK && i < n_threads; i++) {

@@ -20,6 +20,10 @@ typedef status (*pool_fn)(void *ctx, int64_t chunk, int worker);
 status pool_create(pool **out, int n_threads);
 void pool_destroy(pool *p); /* NULL is fine */
 
+/* The same, whose threads let others of the process go first (thread_lower); the calling thread
+ * stays as it is. */
+status pool_create_lower(pool **out, int n_threads, int nice);
+
 int pool_n_threads(const pool *p);
 
 /* Runs fn for every chunk 0..n_chunks-1 and waits.  After a failure no new chunk is started; the

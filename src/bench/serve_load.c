@@ -89,6 +89,7 @@ static status make_report(const load_set *s, const load_outcome *o, load_report 
     qsort(ms, n, sizeof *ms, compare);
     out->late_ms = load_percentile(ms, n, .99);
     collect(o, s->n, LOAD_OK, latency_ms, ms, &out->latency);
+    collect(o, s->n, LOAD_OK, answer_ms, ms, &out->answer);
     collect(o, s->n, LOAD_REFUSED, answer_ms, ms, &out->refusal);
     mem_free(ms);
     return OK;

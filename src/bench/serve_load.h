@@ -116,7 +116,8 @@ typedef struct load_report {
     double throughput;  /* answers a second */
     double concurrency; /* mean: the sum of the latencies over the wall */
     double late_ms;     /* open loop: 99th percentile of how late requests were sent */
-    load_times latency; /* of answers */
+    load_times latency; /* of answers, from the intended time */
+    load_times answer;  /* of answers, from the moment they were sent */
     load_times refusal; /* of refusals, from the moment they were sent */
     uint64_t tokens_reused, tokens_computed, n_events, n_candidates;
     char error[256];

@@ -116,6 +116,7 @@ void load_report_write(json_writer *w, const load_report *r) {
     json_key_int(w, "tokens_reused", (int64_t)r->tokens_reused);
     json_key_int(w, "tokens_computed", (int64_t)r->tokens_computed);
     load_times_write(w, "request_latency_percentiles_ms", &r->latency);
+    load_times_write(w, "request_latency_from_sending_ms", &r->answer);
     if (r->n_refused > 0) load_times_write(w, "refusal_percentiles_ms", &r->refusal);
     json_key_double(w, "send_lateness_p99_ms", r->late_ms);
     json_object_close(w);
@@ -149,6 +150,10 @@ void load_report_print(const load_report *r) {
         printf("Candidates (per second):           %.0f\n", (double)r->n_candidates / r->wall_s);
     printf("\n-- Request Latency Breakdown (ms) --\n");
     print_times("[Latency]", &r->latency);
+    if (r->late_ms > 0) { /* an open loop, where the sender can be late itself */
+        printf("\n-- Request Latency from the moment of sending (ms) --\n");
+        print_times("[Answer] ", &r->answer);
+    }
     if (r->n_refused > 0) {
         printf("\n-- Refusals (ms) --\n");
         print_times("[Refusal]", &r->refusal);

@@ -21,9 +21,13 @@
 #include "base/clock.h"
 #include "base/machine.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "serve/http_int.h"
 
-enum { CONNECTION_BYTES = 32 << 10 }; /* read buffer and headers of a connection */
+enum {
+    CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
+    MOST_RESUMED = 2             /* exchanges of a thread */
+};
 
 const char *http_library_version(void) {
     return MHD_get_version();
@@ -86,13 +90,46 @@ void http_set_header(http_exchange *x, const char *name, const char *value) {
     snprintf(h->value, sizeof h->value, "%s", value);
 }
 
+/* A thread of the library goes through all connections that are resumed before it looks at its
+ * sockets again.  The answers of a batch come at once, and new requests, most of which are refused
+ * under overload, would wait for all of them: so only a few at a time are resumed, and each one
+ * that is done resumes the next.  Both under the lock. */
+static void resume(http_server *h, http_exchange *x) {
+    if (!x->is_suspended) return;
+    x->is_suspended = false;
+    if (h->n_resumed < MOST_RESUMED * h->n_daemons || h->is_stopping) {
+        h->n_resumed++;
+        x->is_resumed = true;
+        MHD_resume_connection(x->connection);
+        return;
+    }
+    x->next_ready = NULL;
+    *(h->first_ready != NULL ? &h->last_ready->next_ready : &h->first_ready) = x;
+    h->last_ready = x;
+}
+
+static void resume_next(http_server *h) {
+    http_exchange *x = h->first_ready;
+    if (x == NULL) return;
+    h->first_ready = x->next_ready;
+    x->is_suspended = true;
+    resume(h, x);
+}
+
+/* The exchange has had its turn, or its connection is gone. */
+static void end_turn(http_server *h, http_exchange *x) {
+    if (!x->is_resumed) return;
+    x->is_resumed = false;
+    h->n_resumed--;
+    resume_next(h);
+}
+
 void http_finish_answer(http_exchange *x) {
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
     h->n_unanswered--;
     x->is_answered = true;
-    if (x->is_suspended) MHD_resume_connection(x->connection);
-    x->is_suspended = false;
+    resume(h, x);
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -109,8 +146,7 @@ void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), vo
     pthread_mutex_lock(&h->lock);
     x->then = fn;
     x->then_ctx = ctx;
-    if (x->is_suspended) MHD_resume_connection(x->connection);
-    x->is_suspended = false;
+    resume(h, x);
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -201,6 +237,7 @@ static void add_body(http_exchange *x, const char *bytes, size_t n) {
 static enum MHD_Result go_on(http_exchange *x) {
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock); /* whoever answered has left it */
+    end_turn(h, x);
     bool is_ready = x->is_answered || x->then != NULL;
     if (!is_ready) {
         x->is_suspended = true;
@@ -261,6 +298,9 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     (void)c;
     (void)how;
     if (x == NULL) return;
+    pthread_mutex_lock(&h->lock);
+    end_turn(h, x);
+    pthread_mutex_unlock(&h->lock);
     /* A client that went away while it waited: what holds the exchange must still let go of it. */
     if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx, x);
     if (x->stream != NULL) http_stream_leave(x->stream);
@@ -328,7 +368,7 @@ status http_start(http_server **out, const http_settings *s) {
     h->n_daemons = choose_n_daemons(s->n_threads);
     h->peers.next = h->peers.previous = &h->peers;
     pthread_mutex_init(&h->lock, NULL);
-    pthread_cond_init(&h->wake, NULL);
+    cond_init(&h->wake);
     http_fit_descriptors(&h->set);
     status st = start(h);
     if (st != OK) {
@@ -364,6 +404,8 @@ void http_stop(http_server *h) {
     http_stop_accepting(h);
     pthread_mutex_lock(&h->lock);
     h->is_stopping = true;
+    while (h->first_ready != NULL)
+        resume_next(h); /* the library stops without suspended connections only */
     pthread_cond_signal(&h->wake);
     pthread_mutex_unlock(&h->lock);
     if (h->has_reaper) pthread_join(h->reaper, NULL);

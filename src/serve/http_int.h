@@ -37,6 +37,8 @@ struct http_exchange {
     uint64_t arrived_ns;
     bool is_whole;     /* the handler has it */
     bool is_suspended; /* nobody of the server looks at it */
+    bool is_resumed;   /* and now it is a thread's turn to */
+    struct http_exchange *next_ready;
     bool is_answered;
     void (*then)(void *ctx, http_exchange *x); /* answers it, or NULL */
     void *then_ctx;
@@ -67,6 +69,9 @@ struct http_server {
     peer peers; /* head of a ring */
     int64_t n_open, n_accepted, n_unanswered;
     bool is_closing; /* answers close their connections */
+    /* Exchanges that can go on: as many as are resumed at a time, the others in order. */
+    int n_resumed;
+    http_exchange *first_ready, *last_ready;
     bool has_reaper, is_stopping;
     pthread_cond_t wake;
     pthread_t reaper;

@@ -11,9 +11,10 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "serve/http_int.h"
 
-enum { REAP_MS = 100 };
+enum { REAP_NS = 100000000 };
 
 void http_set_phase(http_server *h, peer *p, phase at) {
     pthread_mutex_lock(&h->lock);
@@ -70,18 +71,20 @@ void *http_reap(void *context) {
     http_server *h = context;
     pthread_mutex_lock(&h->lock);
     while (!h->is_stopping) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += REAP_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        pthread_cond_timedwait(&h->wake, &h->lock, &until);
+        cond_wait_until(&h->wake, &h->lock, clock_ns() + REAP_NS);
         pthread_mutex_unlock(&h->lock);
         reap(h);
         pthread_mutex_lock(&h->lock);
     }
     pthread_mutex_unlock(&h->lock);
     return NULL;
+}
+
+/* Threads of the library, once each: a client that is refused is told at once. */
+static void be_prompt(void) {
+    static _Thread_local bool is_prompt;
+    if (!is_prompt) thread_prompt();
+    is_prompt = true;
 }
 
 /* A connection was accepted or is about to be closed.  Without memory for its record it is not
@@ -91,6 +94,7 @@ void http_on_connection(void *context, struct MHD_Connection *c, void **socket_c
     http_server *h = context;
     peer *p = *socket_context;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        be_prompt();
         if (MEM_NEW(&p, 1) != OK) return;
         p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
         p->since_ns = clock_ns();

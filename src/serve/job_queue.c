@@ -14,6 +14,9 @@ static const double LONGEST = 4;
 /* The margin before anything is known, and its limits. */
 static const double FIRST_MARGIN = 1.25, LEAST_MARGIN = 1.02, MOST_MARGIN = 3;
 
+/* What was learnt is doubted after so long without a batch. */
+static const uint64_t DOUBT_NS = 100000000;
+
 /* By how much a batch changes the margin: up by STEP where a prediction was exceeded, down so that
  * a share of LATE_SHARE of the batches exceeding it keeps it where it is. */
 static const double STEP = 0.1, LATE_SHARE = 0.01;
@@ -33,7 +36,8 @@ void job_queue_reset(job_queue *q, double flop_s) {
     q->batch_s = 50e-6;
     q->flop_s = flop_s;
     q->margin = FIRST_MARGIN;
-    q->w = q->x = q->y = q->xx = q->xy = 0;
+    q->w = q->x = q->y = q->xx = q->xy = q->jobs = 0;
+    q->learnt_ns = 0;
 }
 
 static bool is_before(const job *a, const job *b) {
@@ -61,6 +65,10 @@ void job_queue_push(job_queue *q, job *j) {
     memmove(q->item + at + 1, q->item + at, (q->n - at) * sizeof(job *));
     q->item[at] = j;
     q->n++;
+}
+
+double job_queue_flops(const job_queue *q) {
+    return q->jobs > 0 ? q->x / q->jobs : 0;
 }
 
 double job_queue_seconds(const job_queue *q, double flops) {
@@ -149,6 +157,8 @@ queue_verdict job_queue_admits(const job_queue *q, const job *j, uint64_t now,
         if (q->margin * f.at > seconds_until(j->deadline_ns, now)) verdict = QUEUE_IS_LATE;
         if (verdict != QUEUE_ADMITS) break;
     }
+    bool is_idle = q->n == 0 && q->running_since == 0;
+    if (is_idle && q->learnt_ns > 0 && now - q->learnt_ns > DOUBT_NS) verdict = QUEUE_ADMITS;
     return q->n >= q->max ? QUEUE_IS_FULL : verdict;
 }
 
@@ -170,10 +180,11 @@ void job_queue_begin(job_queue *q, double flops, uint64_t now) {
 
 /* Least squares over the batches so far, the newest with the most weight.  Batches that are all
  * alike say nothing about the share that does not grow with them: it then stays as it was. */
-static void fit(job_queue *q, double flops, double seconds) {
+static void fit(job_queue *q, double flops, double seconds, int32_t n) {
     double most = LONGEST * job_queue_seconds(q, flops);
     if (q->w > 1 && seconds > most) seconds = most;
     q->w = KEPT * q->w + 1;
+    q->jobs = KEPT * q->jobs + n;
     q->x = KEPT * q->x + flops;
     q->y = KEPT * q->y + seconds;
     q->xx = KEPT * q->xx + flops * flops;
@@ -207,7 +218,8 @@ static void judge(job_queue *q, job *const *jobs, int32_t n, uint64_t now) {
 
 void job_queue_end(job_queue *q, job *const *jobs, int32_t n, uint64_t now) {
     if (n > 0 && q->running_flops > 0)
-        fit(q, q->running_flops, seconds_until(now, q->running_since));
+        fit(q, q->running_flops, seconds_until(now, q->running_since), n);
     judge(q, jobs, n, now);
+    q->learnt_ns = now;
     q->running_since = 0;
 }

@@ -9,6 +9,8 @@
  * that came near their deadlines are exceeded once in a hundred batches.  A job that
  * was admitted always runs, even if it has become late: the queue ahead of a new job is never
  * longer than a deadline, so after a stall of the machine the delay lasts no longer than that.
+ * After a tenth of a second without a batch the next job is admitted in any case: the queue learns
+ * from batches only, and one that was slow once would otherwise refuse for ever.
  *
  * There is no clock and no lock in it: the caller says what time it is and sees to it that one
  * thread at a time calls. */
@@ -28,6 +30,8 @@ typedef struct job_queue {
     double batch_s, flop_s;
     double margin;
     double w, x, y, xx, xy; /* weighted sums over batches: 1, FLOPs, seconds, their products */
+    double jobs;            /* and of their jobs */
+    uint64_t learnt_ns;     /* when a batch ended last; 0: none has */
 } job_queue;
 
 status job_queue_init(job_queue *q, int32_t max_jobs);
@@ -41,6 +45,9 @@ typedef enum { QUEUE_ADMITS, QUEUE_IS_FULL, QUEUE_IS_LATE } queue_verdict;
 /* Whether a job that has its model, deadline, priority, tokens and FLOPs (0 FLOPs: whether any job
  * could be) is admitted at the time now.  *predicted_s: until it would be answered. */
 queue_verdict job_queue_admits(const job_queue *q, const job *j, uint64_t now, double *predicted_s);
+
+/* FLOPs of a job, on average over the last batches; 0: there was none. */
+double job_queue_flops(const job_queue *q);
 
 /* Puts a job in its place; only where job_queue_admits said so, or n < max. */
 void job_queue_push(job_queue *q, job *j);

@@ -103,7 +103,7 @@ static status choose_limits(served_config *c) {
 static status make(served *m, const served_config *c) {
     int n_threads = c->n_threads;
     if (n_threads == 0) TRY(env_threads(&n_threads));
-    TRY(pool_create(&m->compute.workers, n_threads));
+    TRY(pool_create_lower(&m->compute.workers, n_threads, SERVED_NICE));
     TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
     TRY(open_trained(m, c));
     TRY(model_pack(m->s->model));

@@ -16,6 +16,10 @@
 #include "serve/kv_cache.h"
 #include "serve/users.h"
 
+/* How much later than the threads that talk to clients those that compute may run (thread_lower).
+ */
+enum { SERVED_NICE = 5 };
+
 /* An item and the events it has had. */
 typedef struct popular_item {
     uint32_t item, n_events;

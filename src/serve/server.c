@@ -11,12 +11,13 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "serve/server_int.h"
 
 enum {
     N_WORKERS = 16, /* they wait for the disk, not for the CPU */
     MAX_LATER = 1024,
-    KEEPER_MS = 250, /* the beat of /v1/stream */
+    KEEPER_NS = 250000000, /* the beat of /v1/stream */
     COMPACT_AT_START = 1 << 20
 };
 
@@ -312,12 +313,7 @@ static void *keep(void *context) {
     server *s = context;
     pthread_mutex_lock(&s->lock);
     while (!atomic_load(&s->is_stopping)) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += KEEPER_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        pthread_cond_timedwait(&s->wake, &s->lock, &until);
+        cond_wait_until(&s->wake, &s->lock, clock_ns() + KEEPER_NS);
         pthread_mutex_unlock(&s->lock);
         watchers_publish(s);
         if (s->journal != NULL && journal_wants_compaction(s->journal)) compact(s);
@@ -392,7 +388,7 @@ status server_start(server **out, const server_config *c) {
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->map_lock, NULL);
     pthread_mutex_init(&s->reload_lock, NULL);
-    pthread_cond_init(&s->wake, NULL);
+    cond_init(&s->wake);
     if (getrandom(&s->id_salt, sizeof s->id_salt, 0) != sizeof s->id_salt) s->id_salt = clock_ns();
     status st = start(s);
     if (st != OK) {

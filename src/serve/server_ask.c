@@ -364,10 +364,32 @@ static void add_events(asking *q) {
     engine_answer_release(&refusal);
 }
 
+/* Whether a request can say something of its own about its time: by its text, so that most
+ * requests need not be parsed. */
+static bool names_terms(const char *body, size_t n) {
+    static const char *const terms[] = {"\"deadline_ms\"", "\"priority\"", "\"model\"", "\\"};
+    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
+        if (memmem(body, n, terms[i], strlen(terms[i])) != NULL) return true;
+    return false;
+}
+
+/* Under overload most of the work would be to parse what is refused then. */
+static bool is_refused_unread(call *c, const char *body, size_t n) {
+    engine_answer refusal;
+    engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,
+                          .arrived_ns = http_arrived_ns(c->x)};
+    if (c->s->set.n_models != 1 || names_terms(body, n)) return false;
+    bool has_time = engine_has_time(c->s->engine, &any, &refusal);
+    if (!has_time) call_fail_outcome(c, &refusal);
+    engine_answer_release(&refusal);
+    return !has_time;
+}
+
 static void serve(call *c, ask_reader read) {
     size_t n;
     const char *body = http_body(c->x, &n);
     asking *q;
+    if (is_refused_unread(c, body, n)) return;
     status st = ARENA_NEW(&c->memory, &q, 1);
     if (st == OK) st = read(&c->memory, body, n, &q->r);
     if (st != OK) {

@@ -1,12 +1,11 @@
 #include "serve/slot.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 double engine_bucket_s(int i) {
     static const double step[5] = {1, 1.6, 2.5, 4, 6.3};
@@ -70,6 +69,7 @@ bool slot_has_time(slot *s, served *m, uint64_t deadline_ns, int priority, engin
     job any = {
         .m = m, .deadline_ns = deadline_ns, .priority = priority, .order = UINT64_MAX, .out = out};
     pthread_mutex_lock(&s->lock);
+    any.flops = job_queue_flops(&s->queue) / 2; /* a small one; its own are not known yet */
     bool has_time = ask_queue(s, &any, clock_ns()) == ENGINE_OK;
     pthread_mutex_unlock(&s->lock);
     return has_time;
@@ -239,6 +239,7 @@ static void *worker(void *argument) {
     slot *s = argument;
     job *jobs[MAX_TAKEN];
     taken t = {.jobs = jobs};
+    thread_lower(SERVED_NICE);
     pthread_mutex_lock(&s->lock);
     for (;;) {
         while (s->queue.n == 0 && !s->is_stopping) {
@@ -263,16 +264,12 @@ static void *worker(void *argument) {
 
 status slot_create(slot **out, const char *name, int32_t max_queue) {
     slot *s;
-    pthread_condattr_t attr;
     *out = NULL;
     TRY(MEM_NEW(&s, 1));
     snprintf(s->name, sizeof s->name, "%s", name);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->idle, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&s->idle);
     status st = job_queue_init(&s->queue, max_queue);
     if (st == OK) {
         int code = pthread_create(&s->thread, NULL, worker, s);
@@ -325,12 +322,10 @@ void slot_set_model(slot *s, served *m) {
 }
 
 bool slot_wait_idle(slot *s, uint64_t until) {
-    struct timespec at = {.tv_sec = (time_t)(until / 1000000000),
-                          .tv_nsec = (long)(until % 1000000000)};
-    int code = 0;
+    bool has_time = true;
     pthread_mutex_lock(&s->lock);
-    while ((s->queue.n > 0 || s->is_running) && code == 0)
-        code = pthread_cond_timedwait(&s->idle, &s->lock, &at);
+    while ((s->queue.n > 0 || s->is_running) && has_time)
+        has_time = cond_wait_until(&s->idle, &s->lock, until);
     bool is_idle = s->queue.n == 0 && !s->is_running;
     pthread_mutex_unlock(&s->lock);
     return is_idle;

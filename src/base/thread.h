@@ -1,0 +1,27 @@
+/* Threads: which of them the system runs first, and waits with a limit.
+ *
+ * The two priorities are requests: a system that does not grant them (an older kernel, a limit of
+ * the process) leaves the thread as it was. */
+#ifndef HSTU_BASE_THREAD_H
+#define HSTU_BASE_THREAD_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The calling thread computes: others of the process go first.  `by` is added to its nice value;
+ * only a privileged process can take it back. */
+void thread_lower(int by);
+
+/* The calling thread wakes often for a short time and is to run at once when it does (Linux 6.12:
+ * a slice of .1 ms, so that it need not wait for the end of another thread's). */
+void thread_prompt(void);
+
+/* A condition for cond_wait_until: it goes by clock_ns. */
+void cond_init(pthread_cond_t *c);
+
+/* Waits until somebody signals or clock_ns() reaches `until`; false: it did.  May return early, as
+ * pthread_cond_wait. */
+bool cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t until);
+
+#endif

@@ -1,0 +1,106 @@
+#include "base/thread.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/pool.h"
+#include "test.h"
+
+static int own_nice(void) {
+    errno = 0;
+    int nice = getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid));
+    CHECK_EQ(errno, 0);
+    return nice;
+}
+
+static void *lower_twice(void *out) {
+    thread_prompt(); /* granted or not, the nice value stays */
+    thread_lower(2);
+    thread_prompt();
+    thread_lower(1);
+    *(int *)out = own_nice();
+    return NULL;
+}
+
+static int at_most_19(int nice) {
+    return nice < 19 ? nice : 19;
+}
+
+TEST(a_lowered_thread_is_alone) {
+    pthread_t t;
+    int before = own_nice(), nice = -100;
+    CHECK_EQ(pthread_create(&t, NULL, lower_twice, &nice), 0);
+    CHECK_EQ(pthread_join(t, NULL), 0);
+    CHECK_EQ(nice, at_most_19(before + 3));
+    CHECK_EQ(own_nice(), before);
+}
+
+/* The nice value that each thread of a pool had. */
+typedef struct seen {
+    int nice[2];
+    atomic_int n[2];
+} seen;
+
+static status look(void *ctx, int64_t chunk, int worker) {
+    seen *s = ctx;
+    (void)chunk;
+    s->nice[worker] = own_nice();
+    atomic_fetch_add(&s->n[worker], 1);
+    return OK;
+}
+
+TEST(a_lowered_pool_leaves_its_caller) {
+    pool *p;
+    seen s = {{0}, {0}};
+    int before = own_nice();
+    uint64_t end = clock_ns() + 60000000000u;
+    CHECK_OK(pool_create_lower(&p, 2, 4));
+    while (atomic_load(&s.n[1]) == 0 && clock_ns() < end)
+        CHECK_OK(pool_run(p, 1000, look, &s));
+    pool_destroy(p);
+    CHECK(atomic_load(&s.n[1]) > 0);
+    CHECK_EQ(s.nice[1], at_most_19(before + 4));
+    CHECK_EQ(own_nice(), before);
+}
+
+/* What a thread waits for, and another signals. */
+typedef struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool is_open;
+} gate;
+
+static void *open_gate(void *context) {
+    gate *g = context;
+    pthread_mutex_lock(&g->lock);
+    g->is_open = true;
+    pthread_cond_signal(&g->cond);
+    pthread_mutex_unlock(&g->lock);
+    return NULL;
+}
+
+TEST(a_wait_ends_by_its_limit_or_by_a_signal) {
+    gate g = {.is_open = false};
+    pthread_t t;
+    pthread_mutex_init(&g.lock, NULL);
+    cond_init(&g.cond);
+    pthread_mutex_lock(&g.lock);
+    uint64_t until = clock_ns() + 20000000;
+    while (cond_wait_until(&g.cond, &g.lock, until))
+        continue; /* nobody signals */
+    CHECK(clock_ns() >= until);
+    CHECK(!cond_wait_until(&g.cond, &g.lock, clock_ns() - 1));
+    CHECK_EQ(pthread_create(&t, NULL, open_gate, &g), 0);
+    until = clock_ns() + 60000000000u;
+    while (!g.is_open && cond_wait_until(&g.cond, &g.lock, until))
+        continue;
+    CHECK(g.is_open);
+    pthread_mutex_unlock(&g.lock);
+    CHECK_EQ(pthread_join(t, NULL), 0);
+    pthread_cond_destroy(&g.cond);
+    pthread_mutex_destroy(&g.lock);
+}
