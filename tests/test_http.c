@@ -14,6 +14,7 @@ typedef struct echo {
     int n_refused[600];
     http_exchange *later[64];
     int n_later;
+    uint64_t arrived_ns;
     http_stream *stream;
     bool is_cancelled;
     pthread_mutex_t lock;
@@ -211,6 +212,53 @@ TEST(http_answers_in_turns) {
     stop(&e);
     for (int i = 0; i < N; i++)
         close(fd[i]);
+}
+
+/* Holds the only thread of the server. */
+static void hold(void *context, http_exchange *x) {
+    echo *e = context;
+    pthread_mutex_lock(&e->lock);
+    if (strcmp(http_path(x), "/held") == 0) {
+        e->n_later = 1;
+        pthread_cond_broadcast(&e->wake);
+        while (e->n_later == 1)
+            pthread_cond_wait(&e->wake, &e->lock);
+    } else {
+        e->arrived_ns = http_arrived_ns(x);
+    }
+    pthread_mutex_unlock(&e->lock);
+    answer(x);
+}
+
+/* A request that waits in its socket has arrived when it came there. */
+TEST(http_counts_the_time_in_the_socket) {
+    static const char first[] = "GET /held HTTP/1.1\r\nHost: t\r\n\r\n";
+    static const char second[] = "GET /next HTTP/1.1\r\nHost: t\r\n\r\n";
+    enum { WAIT_NS = 400000000, SLACK_NS = 300000000 };
+    echo e;
+    http_settings s = settings(&e);
+    s.n_threads = 1;
+    s.handle = hold;
+    start(&e, &s);
+    int fd = client_open(http_port(e.server)), next = client_open(http_port(e.server));
+    CHECK(client_send(fd, first, strlen(first)));
+    wait_for(&e, 1);
+    uint64_t before = clock_ns();
+    CHECK(client_send(next, second, strlen(second)));
+    uint64_t sent = clock_ns();
+    while (clock_ns() < sent + WAIT_NS)
+        usleep(1000);
+    pthread_mutex_lock(&e.lock);
+    e.n_later = 0;
+    pthread_cond_broadcast(&e.wake);
+    pthread_mutex_unlock(&e.lock);
+    char *text = client_read(next);
+    CHECK_CONTAINS(text, "GET /next");
+    free(text);
+    CHECK(e.arrived_ns + SLACK_NS > before && e.arrived_ns < sent + SLACK_NS);
+    close(fd);
+    close(next);
+    stop(&e);
 }
 
 TEST(http_notices_who_has_gone) {

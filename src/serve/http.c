@@ -279,7 +279,7 @@ static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const 
                              .from = p,
                              .method = method,
                              .path = url,
-                             .arrived_ns = clock_ns()};
+                             .arrived_ns = clock_ns() - http_waited_ns(p)};
         *request = x;
         return begin_request(x);
     }

@@ -70,7 +70,9 @@ const char *http_path(const http_exchange *x);
 const char *http_query(const http_exchange *x, const char *name);
 const char *http_header(const http_exchange *x, const char *name);
 const char *http_body(const http_exchange *x, size_t *n);
-uint64_t http_arrived_ns(const http_exchange *x); /* clock_ns() when its headers were whole */
+/* clock_ns() when its headers came, also where they waited in the socket, to about a tick of the
+ * kernel. */
+uint64_t http_arrived_ns(const http_exchange *x);
 void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]);
 
 /* Whether nobody waits for the answer any more: ask before work that takes long. */

@@ -83,6 +83,7 @@ void http_refuse_at_socket(peer *p, int code, const char *words, const char *rem
 void http_on_connection(void *context, struct MHD_Connection *c, void **socket_context,
                         enum MHD_ConnectionNotificationCode what);
 void *http_on_request_line(void *context, const char *uri, struct MHD_Connection *c);
+uint64_t http_waited_ns(const peer *p);
 peer *http_peer_of(struct MHD_Connection *c);
 void *http_reap(void *server); /* the reaper's thread */
 

@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -118,6 +119,22 @@ void http_on_connection(void *context, struct MHD_Connection *c, void **socket_c
     if (is_start) return;
     *socket_context = NULL;
     mem_free(p);
+}
+
+/* How long the last bytes of a connection have waited in its socket, for a thread that had others
+ * to serve.  The kernel counts in its ticks of 1 to 10 ms; one is taken off, which may be the end
+ * of a tick and no time at all. */
+uint64_t http_waited_ns(const peer *p) {
+    struct tcp_info info;
+    struct timespec tick;
+    socklen_t n = sizeof info;
+    if (getsockopt(p->fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0 ||
+        clock_getres(CLOCK_MONOTONIC_COARSE, &tick) != 0) {
+        errno = 0;
+        return 0;
+    }
+    uint64_t waited = (uint64_t)info.tcpi_last_data_recv * 1000000, least = (uint64_t)tick.tv_nsec;
+    return waited > least ? waited - least : 0;
 }
 
 peer *http_peer_of(struct MHD_Connection *c) {
