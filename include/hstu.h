@@ -429,6 +429,9 @@ typedef struct hstu_softmax_attn_varlen_args {
     /* backward */
     const void *dout;   /* (total, H, dim) dtype */
     void *dq, *dk, *dv; /* (total, H, dim) dtype */
+    /* Not 0: weights are silu_scale silu(alpha q_i . k_j), as HSTU has them, instead of the
+     * softmax; log_sum is neither written nor read. */
+    float silu_scale;
 } hstu_softmax_attn_varlen_args;
 
 HSTU_API void hstu_softmax_attn_varlen_defaults(hstu_softmax_attn_varlen_args *out);

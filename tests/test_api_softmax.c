@@ -37,11 +37,13 @@ static hstu_softmax_attn_varlen_args args_of(arrays *x) {
     return a;
 }
 
-static void check_mask(const char *text) {
+static void check_mask(const char *text, float silu_scale) {
     static arrays x;
     hstu_softmax_attn *attn;
     hstu_softmax_attn_varlen_args a = args_of(&x);
     memset(&x, 0, sizeof x);
+    a.silu_scale = silu_scale;
+    if (silu_scale != 0) a.log_sum = NULL;
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < T * WIDTH; j++)
             x.in[i][j] =
@@ -70,6 +72,7 @@ static void check_mask(const char *text) {
     naive.dout = a.dout;
     naive.stride_q = naive.stride_k = naive.stride_v = naive.stride_out = WIDTH;
     naive.alpha = 1 / sqrtf(D);
+    naive.silu_scale = silu_scale;
     attn_naive_results to = {x.want[0], x.want[1], x.want[2], x.want[3], NULL, NULL, NULL, NULL};
     for (int32_t b = 0; b < B; b++)
         softmax_attn_naive_sequence(&naive, b, NULL, &to);
@@ -82,10 +85,15 @@ static void check_mask(const char *text) {
 }
 
 TEST(api_softmax_computes) {
-    check_mask("none");
-    check_mask("sliding,window=5,causal");
-    check_mask("longformer,window=3,global=1");
-    check_mask("strided");
+    check_mask("none", 0);
+    check_mask("sliding,window=5,causal", 0);
+    check_mask("longformer,window=3,global=1", 0);
+    check_mask("strided", 0);
+}
+
+TEST(api_softmax_silu) {
+    check_mask("causal", .1f);
+    check_mask("longformer,window=3,global=1", .1f);
 }
 
 static void check_refused(hstu_softmax_attn *attn, const hstu_softmax_attn_varlen_args *a,

@@ -190,7 +190,9 @@ static void check_sample(sample *s, const char *what) {
     const double *want[] = {e->out, e->dq, e->dk, e->dv}, *plain[] = {p->out, p->dq, p->dk, p->dv};
     char name[128];
     snprintf(name, sizeof name, "%s: log_sum", what);
-    compare(name, s->a.log_sum, e->log_sum, p->log_sum, s->n, s->a.n_heads, s->a.n_heads, 1e-30);
+    if (s->a.silu_scale == 0)
+        compare(name, s->a.log_sum, e->log_sum, p->log_sum, s->n, s->a.n_heads, s->a.n_heads,
+                1e-30);
     /* dq and dk are sums of p (dp - delta), where delta comes from the rounded out; where all rows
      * see one key, dp = delta.  In float32 out and dv, too: a rounding of a score, which is of the
      * same size, changes a weight by as much, and a CPU without vectors has one at each of dim
@@ -202,6 +204,21 @@ static void check_sample(sample *s, const char *what) {
                 (int64_t)s->a.n_heads * s->a.dim,
                 r == 1 || r == 2 || test_on.p == PRECISION_F32 ? dp : 0);
     }
+}
+
+/* The weights of HSTU under a mask. */
+static void check_silu(const char *text, const int32_t *lengths, int n_sequences, int32_t n_heads,
+                       int32_t dim, float rate) {
+    sample s;
+    char what[96];
+    make_sample(&s, lengths, n_sequences, n_heads, dim, rate);
+    set_mask(&s, text);
+    s.a.silu_scale = 1.0f / 32;
+    mem_free(s.a.log_sum); /* neither written nor read */
+    s.a.log_sum = NULL;
+    snprintf(what, sizeof what, "silu, %s", text);
+    check_sample(&s, what);
+    free_sample(&s);
 }
 
 static void check_case(const int32_t *lengths, int n_sequences, int32_t n_heads, int32_t dim,
@@ -259,6 +276,57 @@ TEST(softmax_attn_every_mask) {
 }
 
 /* Masks of files, with rows and whole tiles that nobody sees. */
+TEST(softmax_attn_silu) {
+    const int32_t lengths[] = {0, 1, 12, 64, 65, 150}, whole[] = {140, 0, 64, 129, 1};
+    for (int m = 0; m < N_MASKS; m++) {
+        check_silu(masks[m], lengths, 6, 2, 12, 0.0f);
+        check_silu(masks[m], lengths + 2, 3, 1, 5, 0.3f);
+        check_silu(masks[m], whole + m % 4, 2, 1, m % 2 == 0 ? 64 : 128, 0.0f);
+    }
+}
+
+/* It is HSTU's attention. */
+TEST(softmax_attn_silu_equals_attn) {
+    const int32_t lengths[] = {33, 70};
+    sample s;
+    backend *be;
+    float *out[2];
+    make_sample(&s, lengths, 2, 2, 16, 0.0f);
+    s.a.silu_scale = 0.02f;
+    mem_free(s.a.log_sum);
+    s.a.log_sum = NULL;
+    attn_args a = {.n_sequences = 2, .n_heads = 2, .dim_qk = 16, .dim_v = 16};
+    a.max_len_q = a.max_len_k = s.a.max_len;
+    a.n_rows_q = a.n_rows_k = s.n;
+    a.offsets_q = a.offsets_k = s.offsets;
+    a.q = s.a.q;
+    a.k = s.a.k;
+    a.v = s.a.v;
+    a.stride_q = a.stride_k = a.stride_v = a.stride_out = s.a.stride_q;
+    a.alpha = s.a.alpha;
+    a.scale = s.a.silu_scale;
+    a.window_left = -1;
+    a.target_group = 1;
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(MEM_NEW(&out[i], (size_t)(s.n * s.a.stride_out)));
+    a.out = out[0];
+    s.a.out = out[1];
+    CHECK_OK(test_backend(&be, NULL));
+    CHECK_OK(be->ops->attn_fwd(be, &a));
+    CHECK_OK(be->ops->softmax_attn_fwd(be, &s.a));
+    double unit = test_on.p == PRECISION_F32 ? 1e-6 : 2 * precision_unit(test_on.p);
+    for (int64_t i = 0; i < s.n * s.a.stride_out; i++)
+        if (i % s.a.stride_out < 32) CHECK(fabsf(out[0][i] - out[1][i]) <= (float)unit);
+    s.a.silu_scale = NAN;
+    CHECK_FAILS(be->ops->softmax_attn_fwd(be, &s.a), ERR_USAGE, "silu_scale");
+    s.a.silu_scale = -1;
+    CHECK_FAILS(be->ops->softmax_attn_fwd(be, &s.a), ERR_USAGE, "silu_scale");
+    backend_destroy(be);
+    for (int i = 0; i < 2; i++)
+        mem_free(out[i]);
+    free_sample(&s);
+}
+
 TEST(softmax_attn_rows_without_keys) {
     enum { N = 140 };
     static uint8_t dense[N * N];

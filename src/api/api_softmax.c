@@ -105,7 +105,8 @@ static status check_arrays(const hstu_softmax_attn_varlen_args *a, bool is_backw
     TRY(check_array("k", a->k, a->total, size));
     TRY(check_array("v", a->v, a->total, size));
     TRY(check_array("out", a->out, a->total, size));
-    TRY(check_array("log_sum", a->log_sum, is_backward ? a->total : 0, sizeof(float)));
+    bool has_sums = is_backward && a->silu_scale == 0;
+    TRY(check_array("log_sum", a->log_sum, has_sums ? a->total : 0, sizeof(float)));
     if (!is_backward) return OK;
     TRY(check_array("dout", a->dout, a->total, size));
     TRY(check_array("dq", a->dq, a->total, size));
@@ -157,7 +158,8 @@ static softmax_attn_args lower(const hstu_softmax_attn *attn,
                             .dout = a->dout,
                             .dq = a->dq,
                             .dk = a->dk,
-                            .dv = a->dv};
+                            .dv = a->dv,
+                            .silu_scale = a->silu_scale};
     to.mask.rule = *mask_rule_of(attn->m);
     if (attn->masks != NULL) to.mask = *mask_batch_view(attn->masks);
     return to;

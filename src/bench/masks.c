@@ -128,7 +128,8 @@ static status open_problem(problem *p, const mask_row *r, uint64_t seed) {
                                  .n_rows = n_rows,
                                  .offsets = offsets,
                                  .mask = *mask_batch_view(p->masks),
-                                 .alpha = 1 / sqrtf((float)r->dim)};
+                                 .alpha = 1 / sqrtf((float)r->dim),
+                                 .silu_scale = r->is_silu ? 1 / (float)r->length : 0};
         a->q = there[Q][c];
         a->k = there[K][c];
         a->v = there[V][c];
@@ -164,23 +165,44 @@ static void add(double *to, double weight, const float *x, int32_t n) {
         to[d] += weight * (double)x[d];
 }
 
+/* The scores in p become weights; dp, of the weights, the gradients of the scores, without alpha.
+ */
+static void exact_softmax(double *p, double *dp, int32_t n_keys) {
+    double largest = -INFINITY, sum = 0, delta = 0;
+    for (int32_t n = 0; n < n_keys; n++)
+        largest = fmax(largest, p[n]);
+    for (int32_t n = 0; n < n_keys; n++)
+        sum += p[n] = exp(p[n] - largest);
+    for (int32_t n = 0; n < n_keys; n++)
+        delta += (p[n] /= sum) * dp[n];
+    for (int32_t n = 0; n < n_keys; n++)
+        dp[n] = p[n] * (dp[n] - delta);
+}
+
+static void exact_silu(double *p, double *dp, int32_t n_keys, int32_t length) {
+    for (int32_t n = 0; n < n_keys; n++) {
+        double sigmoid = 1 / (1 + exp(-p[n]));
+        dp[n] *= sigmoid * (1 + p[n] * (1 - sigmoid)) / length;
+        p[n] *= sigmoid / length;
+    }
+}
+
 /* Both passes of head 0 of sequence 0, in float64: want is out, dq, dk, dv, (length, D) each.  p
  * and dp have room for a row, keys for the numbers of its keys. */
 static void exact_row(const problem *x, const mask_row *r, int32_t i, const int32_t *keys,
                       int32_t n_keys, double *p, double *dp, double *want[N_RESULTS]) {
     int32_t d = r->dim;
-    double largest = -INFINITY, sum = 0, delta = 0, alpha = 1 / sqrt((double)d);
+    double alpha = 1 / sqrt((double)d);
     for (int32_t n = 0; n < n_keys; n++) {
         p[n] = alpha * dot(x->input[Q] + (int64_t)i * d, x->input[K] + (int64_t)keys[n] * d, d);
         dp[n] = dot(x->input[DOUT] + (int64_t)i * d, x->input[V] + (int64_t)keys[n] * d, d);
-        largest = fmax(largest, p[n]);
     }
-    for (int32_t n = 0; n < n_keys; n++)
-        sum += p[n] = exp(p[n] - largest);
-    for (int32_t n = 0; n < n_keys; n++)
-        delta += (p[n] /= sum) * dp[n];
+    if (r->is_silu)
+        exact_silu(p, dp, n_keys, r->length);
+    else
+        exact_softmax(p, dp, n_keys);
     for (int32_t n = 0; n < n_keys; n++) {
-        double ds = alpha * p[n] * (dp[n] - delta);
+        double ds = alpha * dp[n];
         int64_t at = (int64_t)keys[n] * d;
         add(want[0] + (int64_t)i * d, p[n], x->input[V] + at, d);
         add(want[1] + (int64_t)i * d, ds, x->input[K] + at, d);
@@ -331,6 +353,7 @@ static mask_row row_of(const mask_filter *f, const char *text, int32_t n_sequenc
     mask_row r = {.mask = text, .n_sequences = n_sequences, .length = length, .peer = NAN};
     r.n_heads = f->n_heads != 0 ? (int32_t)f->n_heads : 12;
     r.dim = f->dim != 0 ? (int32_t)f->dim : 64;
+    r.is_silu = f->is_silu;
     return r;
 }
 
@@ -354,7 +377,7 @@ status mask_bench_run(backend *be, const mask_filter *filter, mask_row_fn fn, vo
                       int *n_left_out) {
     uint64_t seed = filter->seed != 0 ? (uint64_t)filter->seed : clock_ns();
     bool has_peers = be->act == ACT_BF16 && be->card != NULL && strstr(be->card, "H200") != NULL &&
-                     filter->n_heads == 0 && filter->dim == 0;
+                     filter->n_heads == 0 && filter->dim == 0 && !filter->is_silu;
     int n_rows = 0;
     *n_left_out = 0;
     if (filter->is_curve) return run_curve(be, filter, seed, fn, ctx, n_left_out);

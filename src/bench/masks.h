@@ -1,6 +1,6 @@
-/* What `hstu bench masks` measures: softmax attention under the masks and shapes of the field's
- * table (12 heads of dimension 64; causal, sliding, longformer and bigbird), or under any other,
- * forward and backward.
+/* What `hstu bench masks` measures: softmax (or SiLU) attention under the masks and shapes of the
+ * field's table (12 heads of dimension 64; causal, sliding, longformer and bigbird), or under any
+ * other, forward and backward.
  *
  * Inputs are drawn for each row.  One head of one sequence is first computed in float64, pair by
  * pair, and compared with all results.  Then each pass is timed by plain calls and by replay
@@ -17,6 +17,7 @@ typedef struct mask_filter {
     const char *mask; /* the text of a mask; or a part of one of the table's */
     int64_t n_sequences, length, n_heads, dim;
     int64_t seed;  /* of the inputs; 0: another one in every run */
+    bool is_silu;  /* weights are silu / length, as HSTU's, instead of the softmax */
     bool is_curve; /* instead of the table: sliding windows of densities from .01 to 1, at 16
                       sequences of 4096 unless told */
 } mask_filter;
@@ -24,6 +25,7 @@ typedef struct mask_filter {
 typedef struct mask_row {
     const char *mask;
     int32_t n_sequences, length, n_heads, dim;
+    bool is_silu;
     double density;                      /* attended pairs / all pairs */
     double n_full, n_partial;            /* shares of all tiles */
     double error;                        /* of the worst result, by root mean square */

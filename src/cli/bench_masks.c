@@ -35,6 +35,7 @@ static status print_json(void *ctx, const mask_row *r) {
     if (a->be->card != NULL) json_key_string(w, "gpu", a->be->card);
     json_key_string(w, "dtype", bench_act_name(a->be->act));
     json_key_string(w, "mask", r->mask);
+    if (r->is_silu) json_key_bool(w, "silu", true);
     json_key_int(w, "sequences", r->n_sequences);
     json_key_int(w, "length", r->length);
     json_key_int(w, "heads", r->n_heads);
@@ -58,7 +59,7 @@ static status print_json(void *ctx, const mask_row *r) {
 
 static void print_head(const bench_args *a) {
     show_style style = show_stdout_style();
-    printf("Softmax attention under masks on %s in %s\n\n",
+    printf("%s attention under masks on %s in %s\n\n", a->filter.is_silu ? "SiLU" : "Softmax",
            a->be->card != NULL ? a->be->card : a->be->name, bench_act_name(a->be->act));
     printf("%s%-31s %3s %5s %7s %6s %6s %9s %9s %9s %9s %8s %7s %8s %6s%s\n", style.bold, "mask",
            "B", "n", "density", "full", "part", "fwd ms", "replay", "bwd ms", "replay", "TFLOP/s",
@@ -132,6 +133,8 @@ status bench_masks(int argc, char **argv) {
         {"--length", ARG_INT, &a.filter.length, "N", "Tokens of a sequence.", 1, 1 << 17},
         {"--heads", ARG_INT, &a.filter.n_heads, "H", "Heads (12).", 1, 1024},
         {"--dim", ARG_INT, &a.filter.dim, "D", "Head dimension (64).", 1, 256},
+        {"--silu", ARG_FLAG, &a.filter.is_silu, NULL,
+         "Weights are silu(score) / N, as HSTU's, instead of the softmax.", 0, 0},
         {"--curve", ARG_FLAG, &a.filter.is_curve, NULL,
          "Instead of the table: sliding windows of densities from .01 to 1 (16 sequences of 4096 "
          "unless told).",

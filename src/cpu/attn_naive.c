@@ -201,6 +201,26 @@ static double weight_grad(const softmax_head *s, int32_t i, int32_t j) {
     return stored(s->r, stored(s->r, dp) * kept(s, i, j));
 }
 
+/* A pair of an attention with SiLU weights. */
+static void silu_pair(const softmax_head *s, int32_t i, int32_t j, const attn_naive_results *to) {
+    const softmax_attn_args *a = s->a;
+    double x = softmax_score(s, i, j), sigmoid = 1 / (1 + exp(-x)), scale = (double)a->silu_scale;
+    double p = stored(s->r, stored(s->r, x * sigmoid) * scale);
+    double weight = factor(s->r, stored(s->r, p * kept(s, i, j)));
+    double slope = stored(s->r, sigmoid * (1 + x * (1 - sigmoid)));
+    double ds = (double)a->alpha * scale * slope * weight_grad(s, i, j);
+    ds = factor(s->r, stored(s->r, ds));
+    add(result_of(s, to->out, a->stride_out, i), weight, row_of(s, a->v, a->stride_v, j), a->dim);
+    add(result_of(s, to->dv, a->stride_v, j), weight, row_of(s, a->dout, a->stride_out, i), a->dim);
+    add(result_of(s, to->dq, a->stride_q, i), ds, row_of(s, a->k, a->stride_k, j), a->dim);
+    add(result_of(s, to->dk, a->stride_k, j), ds, row_of(s, a->q, a->stride_q, i), a->dim);
+}
+
+static void silu_row(const softmax_head *s, int32_t i, const attn_naive_results *to) {
+    for (int32_t j = 0; j < s->len; j++)
+        if (softmax_attn_naive_sees(s->a, s->b, i, j)) silu_pair(s, i, j, to);
+}
+
 /* A softmax needs its whole row: the sum of the weights, and of weights times their gradients. */
 static void softmax_row(const softmax_head *s, int32_t i, const attn_naive_results *to) {
     const softmax_attn_args *a = s->a;
@@ -232,5 +252,8 @@ void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const at
     s.len = a->offsets[b + 1] - s.first;
     for (s.head = 0; s.head < a->n_heads; s.head++)
         for (int32_t i = 0; i < s.len; i++)
-            softmax_row(&s, i, to);
+            if (a->silu_scale != 0)
+                silu_row(&s, i, to);
+            else
+                softmax_row(&s, i, to);
 }

@@ -1,4 +1,4 @@
-/* Softmax attention under any mask, forward (contract: softmax_attn_args in ops/ops.h).
+/* Softmax (or SiLU) attention under any mask, forward (contract: softmax_attn_args in ops/ops.h).
  *
  * A chunk owns MASK_TILE query rows of one sequence and head and walks over the tiles of keys in
  * which they see anything.  A row keeps its maximum, its sum and its output, scaled by
@@ -64,6 +64,15 @@ static double exp_scores(float *x, uint64_t bits, attn_hull hull, float largest)
     return sum;
 }
 
+/* x = scale silu(alpha x), zero where the row does not see the key. */
+static void silu_scores(float *x, uint64_t bits, attn_hull hull, float alpha, float scale) {
+    for (int j = hull.begin; j < hull.end; j += VEC) {
+        vec y = alpha * vec_load(x + j);
+        vec_store(x + j,
+                  vec_select(softmax_seen(bits, j), y * vecs_sigmoid(y) * scale, vec_all(0)));
+    }
+}
+
 /* Scores of row r of the tile become weights; what the row has so far is rescaled. */
 static void take_row(const softmax_seq *s, const fwd_scratch *m, const mask_walk *w, int r,
                      attn_hull hull, float *x) {
@@ -73,7 +82,9 @@ static void take_row(const softmax_seq *s, const fwd_scratch *m, const mask_walk
         memset(x + hull.begin, 0, sizeof *x * (size_t)(hull.end - hull.begin));
         return;
     }
-    float largest = mask_scores(x, bits, hull, s->a->alpha);
+    bool is_silu = s->a->silu_scale != 0;
+    if (is_silu) silu_scores(x, bits, hull, s->a->alpha, s->a->silu_scale);
+    float largest = is_silu ? before : mask_scores(x, bits, hull, s->a->alpha);
     if (largest > before) {
         float factor = before > -INFINITY ? vec_exp(before - largest) : 0.0f;
         m->largest[r] = largest;
@@ -81,7 +92,7 @@ static void take_row(const softmax_seq *s, const fwd_scratch *m, const mask_walk
         for (int d = 0; d < s->width; d += VEC)
             vec_store(out + d, factor * vec_load(out + d));
     }
-    m->sum[r] += exp_scores(x, bits, hull, m->largest[r]);
+    if (!is_silu) m->sum[r] += exp_scores(x, bits, hull, m->largest[r]);
     if (s->a->drop.rate == 0.0f) return;
     softmax_draw_keep(s, w->row + r, w->key, hull, m->keep);
     for (int j = hull.begin; j < hull.end; j++)
@@ -113,10 +124,10 @@ static void take_tile(const softmax_seq *s, const fwd_scratch *m, const mask_wal
         take_strip(s, m, w, strip);
 }
 
-/* Divides by the sums. */
+/* Divides by the sums, and stores. */
 static void finish_rows(const softmax_seq *s, const fwd_scratch *m, int32_t row, int n) {
     const softmax_attn_args *a = s->a;
-    for (int r = 0; r < n; r++) {
+    for (int r = 0; r < n && a->silu_scale == 0; r++) {
         float *out = m->out + (size_t)r * s->width;
         bool has_keys = m->largest[r] > -INFINITY;
         float inverse = has_keys ? (float)(1.0 / m->sum[r]) : 0.0f;

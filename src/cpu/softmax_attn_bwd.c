@@ -1,6 +1,7 @@
 /* Softmax attention under any mask, backward (contract: softmax_attn_args in ops/ops.h):
  *     p = exp(alpha q . k - log_sum),  dp = dropped(dout . v),  delta = out . dout
  *     ds = alpha p (dp - delta);  dq += ds k,  dk += ds q,  dv += dropped(p) dout
+ * or, with p = silu_scale silu(x) of x = alpha q . k,  ds = alpha silu_scale silu'(x) dp.
  *
  * A chunk owns a whole sequence and head, so that it sums dk and dv without other chunks and in
  * order.  It walks over the tiles in which anything is seen, a row of tiles after the other.  Bound
@@ -40,11 +41,33 @@ static bwd_scratch carve_scratch(const softmax_attn_args *a, char *base, size_t 
     return m;
 }
 
+/* Weights and ds of one row, before dropout of the weights. */
+static void softmax_grad(float *p, float *ds, uint64_t bits, attn_hull hull, float alpha,
+                         float log_sum, float delta) {
+    for (int j = hull.begin; j < hull.end; j += VEC) {
+        vec_int seen = softmax_seen(bits, j);
+        vec x = vecs_exp(alpha * vec_load(p + j) - log_sum);
+        vec dx = alpha * x * (vec_load(ds + j) - delta);
+        vec_store(p + j, vec_select(seen, x, vec_all(0)));
+        vec_store(ds + j, vec_select(seen, dx, vec_all(0)));
+    }
+}
+
+static void silu_grad(float *p, float *ds, uint64_t bits, attn_hull hull, float alpha,
+                      float scale) {
+    for (int j = hull.begin; j < hull.end; j += VEC) {
+        vec_int seen = softmax_seen(bits, j);
+        vec y = alpha * vec_load(p + j), sigmoid = vecs_sigmoid(y);
+        vec slope = sigmoid + sigmoid * (y - y * sigmoid);
+        vec_store(p + j, vec_select(seen, y * sigmoid * scale, vec_all(0)));
+        vec_store(ds + j, vec_select(seen, vec_load(ds + j) * slope * (alpha * scale), vec_all(0)));
+    }
+}
+
 /* p: scores, replaced by the dropped weights; ds: dout . v, replaced by ds. */
 static void grad_row(const softmax_seq *s, const bwd_scratch *m, const mask_walk *w, int r,
                      attn_hull hull) {
     float *p = m->p + r * MASK_TILE, *ds = m->ds + r * MASK_TILE, alpha = s->a->alpha;
-    float log_sum = m->log_sum[r], delta = m->delta[r];
     uint64_t bits = w->bits[r];
     bool is_dropped = s->a->drop.rate != 0.0f;
     if (bits == 0) {
@@ -57,13 +80,10 @@ static void grad_row(const softmax_seq *s, const bwd_scratch *m, const mask_walk
         for (int j = hull.begin; j < hull.end; j++)
             ds[j] *= m->keep[j];
     }
-    for (int j = hull.begin; j < hull.end; j += VEC) {
-        vec_int seen = softmax_seen(bits, j);
-        vec x = vecs_exp(alpha * vec_load(p + j) - log_sum);
-        vec dx = alpha * x * (vec_load(ds + j) - delta);
-        vec_store(p + j, vec_select(seen, x, vec_all(0)));
-        vec_store(ds + j, vec_select(seen, dx, vec_all(0)));
-    }
+    if (s->a->silu_scale != 0)
+        silu_grad(p, ds, bits, hull, alpha, s->a->silu_scale);
+    else
+        softmax_grad(p, ds, bits, hull, alpha, m->log_sum[r], m->delta[r]);
     for (int j = hull.begin; j < hull.end && is_dropped; j++)
         p[j] *= m->keep[j];
 }
@@ -147,7 +167,7 @@ static void take_row_of_tiles(const softmax_seq *s, const bwd_scratch *m, int32_
     const float *q = softmax_row_of(s, a->q, a->stride_q, row);
     const float *dout = softmax_row_of(s, a->dout, a->stride_out, row);
     mask_walk w;
-    take_sums(s, m, row, n);
+    if (a->silu_scale == 0) take_sums(s, m, row, n);
     tile_pack_panels(m->query_strips, TILE_STRIP, q, a->stride_q, n, a->dim);
     tile_pack_panels(m->dout_strips, TILE_STRIP, dout, a->stride_out, n, a->dim);
     tile_pack_rows(m->query, width, MASK_TILE, q, a->stride_q, n, a->dim);

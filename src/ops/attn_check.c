@@ -1,5 +1,7 @@
 #include "ops/attn_check.h"
 
+#include <math.h>
+
 status attn_args_check(const attn_args *a) {
     if (a->n_heads < 1 || a->dim_qk < 1 || a->dim_v < 1)
         return fail(ERR_USAGE,
@@ -31,6 +33,9 @@ status softmax_attn_args_check(const softmax_attn_args *a) {
         return fail(ERR_USAGE,
                     "softmax attention: %d heads of dimension %d; at least 1 of dimension 1 to %d",
                     a->n_heads, a->dim, SOFTMAX_ATTN_MAX_DIM);
+    if (!(a->silu_scale >= 0 && isfinite(a->silu_scale)))
+        return fail(ERR_USAGE, "softmax attention: silu_scale is %g; 0 for a softmax, or positive",
+                    (double)a->silu_scale);
     if (!mask_rule_is_span(&a->mask.rule) && a->mask.first == NULL && a->n_sequences > 0)
         return fail(ERR_USAGE,
                     "softmax attention: this kind of mask needs lists of tiles (mask_batch)");

@@ -313,7 +313,10 @@ enum { SOFTMAX_ATTN_MAX_DIM = 256 };
  *     p = softmax_j(alpha q_i . k_j) over the keys that i sees,    out_i = sum_j dropped(p)[i, j]
  * v_j A row that sees no key has out = 0.  Nothing of size length x length is stored; the backward
  * pass recomputes p and takes delta_i = out_i . dout_i.  The dropout of weight (head h, i, j) uses
- * the counters of row i with column h * max_len + j. */
+ * the counters of row i with column h * max_len + j.
+ *
+ * With silu_scale not 0 the weights are those of HSTU instead, p = silu_scale silu(alpha q_i .
+ * k_j): a row needs no sum, log_sum is neither written nor read, and out is not read. */
 typedef struct softmax_attn_args {
     int32_t n_sequences, n_heads, dim; /* D: 1 to 256 */
     int32_t max_len;
@@ -330,6 +333,7 @@ typedef struct softmax_attn_args {
                        for a row without keys.  Forward: may be NULL */
     const void *dout;
     void *dq, *dk, *dv;
+    float silu_scale; /* 0: softmax; > 0 */
 } softmax_attn_args;
 
 /* index[m][r] = pool[ below(n_pool) ], or below(n_pool) itself where pool is NULL; word r % 4 of

@@ -42,7 +42,7 @@ static status launch_delta(backend *be, const softmax_attn_args *a, float *delta
 
 /* Whether the tensor cores' 16-bit kernels take the call. */
 static bool is_half(const backend *be, const softmax_attn_args *a) {
-    return be->act != ACT_F32 && a->alpha > 0 && !(a->drop.rate > 0);
+    return be->act != ACT_F32 && a->alpha > 0 && !(a->drop.rate > 0) && a->silu_scale == 0;
 }
 
 status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
@@ -58,6 +58,7 @@ status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
     TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
     if (is_half(be, a) && cuda_softmax_sm90_can_bwd(be, a)) return cuda_softmax_sm90_bwd(be, a);
+    if (a->silu_scale != 0) return cuda_softmax_f32_bwd(be, a, NULL);
     size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
     TRY(cuda_scratch(be, n_rows * (size_t)a->n_heads * sizeof(float), &delta));
     TRY(launch_delta(be, a, (float *)delta));

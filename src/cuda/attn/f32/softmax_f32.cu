@@ -150,6 +150,24 @@ __device__ static inline void drop_square(float x[2][4], const softmax_job &job,
     }
 }
 
+/* silu(x), and its slope. */
+__device__ static inline float silu_of(float x, float *slope) {
+    float sigmoid = 1 / (1 + expf(-x));
+    *slope = sigmoid * (1 + x * (1 - sigmoid));
+    return x * sigmoid;
+}
+
+/* Turns scores into weights of HSTU, zero where the row does not see the key. */
+__device__ static inline void silu_square(float x[2][4], const softmax_rows &rows, float alpha,
+                                          float scale) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float slope, *y = &x[i / 4][i % 4];
+        bool is_seen = rows.seen[i % 4 / 2] >> (2 * lane_t() + i / 4 * 8 + i % 2) & 1;
+        *y = is_seen ? scale * silu_of(*y * alpha, &slope) : 0.0f;
+    }
+}
+
 /* Turns scores into exp(score - largest), zero where the row does not see the key; earlier sums are
  * rescaled when a larger score is found (online softmax). */
 template <int DIM>
@@ -236,13 +254,16 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
                 float x[2][4];
                 if (!rows_see(&rows, job, s, tile, j0 + c)) continue;
                 score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
-                softmax_square<DIM>(x, &rows, out, a.alpha);
+                if (a.silu_scale != 0)
+                    silu_square(x, rows, a.alpha, a.silu_scale);
+                else
+                    softmax_square<DIM>(x, &rows, out, a.alpha);
                 drop_square(x, job, s, rows, key0 + j0 + c + 2 * lane_t());
                 add_product<DIM, true>(out, x, v_tile + c * STRIDE, a.dim);
             }
         }
     }
-    rows_end<DIM>(job, s, rows, out);
+    if (a.silu_scale == 0) rows_end<DIM>(job, s, rows, out);
     store_act<DIM>(a.out, job, s, a.stride_out, out);
 }
 
@@ -257,20 +278,26 @@ __device__ static inline void rows_sums(softmax_rows *rows, const softmax_job &j
                                         const softmax_block &s) {
     for (int r = 0; r < 2; r++) {
         int64_t row = s.row + min(rows->row + 8 * r, s.len - 1), at = row * job.a.n_heads + s.head;
-        rows->largest[r] = job.a.log_sum[at];
-        rows->sum[r] = job.delta[at];
+        rows->largest[r] = job.a.silu_scale != 0 ? 0.0f : job.a.log_sum[at];
+        rows->sum[r] = job.a.silu_scale != 0 ? 0.0f : job.delta[at];
     }
 }
 
-/* x: q . k, replaced by p, zero where the row does not see the key. dp: dout . v, replaced by
- * dropped(dp).  j: the thread's first key. */
+/* x: q . k, replaced by p (with SiLU by the slope of p), zero where the row does not see the key.
+ * dp: dout . v, replaced by dropped(dp).  j: the thread's first key. */
 __device__ static inline void weights_square(float x[2][4], float dp[2][4], const softmax_job &job,
                                              const softmax_block &s, const softmax_rows &rows,
                                              int j) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         int r = i % 4 / 2;
-        float p = expf(x[i / 4][i % 4] * job.a.alpha - rows.largest[r]); /* there: the log_sum */
+        float y = x[i / 4][i % 4] * job.a.alpha, p;
+        if (job.a.silu_scale != 0) {
+            silu_of(y, &p);
+            p *= job.a.silu_scale;
+        } else {
+            p = expf(y - rows.largest[r]); /* there: the log_sum */
+        }
         x[i / 4][i % 4] = rows.seen[r] >> (2 * lane_t() + i / 4 * 8 + i % 2) & 1 ? p : 0.0f;
     }
     drop_square(dp, job, s, rows, j);
@@ -340,8 +367,10 @@ __device__ static inline void columns_load(softmax_columns<COLUMNS> *m, const so
         mask_word(job.a.mask, tile.bits, s.len, first + c, s.first / MASK_TILE * MASK_TILE);
     if (first + c >= s.len) return;
     int64_t row = s.row + first + c, at = row * job.a.n_heads + s.head;
-    m->log_sum[c] = job.a.log_sum[at];
-    m->delta[c] = job.delta[at];
+    if (job.a.silu_scale == 0) {
+        m->log_sum[c] = job.a.log_sum[at];
+        m->delta[c] = job.delta[at];
+    }
     if (job.a.drop.rate > 0) {
         m->user[c] = job.a.drop.user[row];
         m->position[c] = job.a.drop.position[row];
@@ -359,8 +388,15 @@ grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softma
         int column = c + n / 4 * 8 + n % 2, key = j + n % 4 / 2 * 8;
         bool is_seen = m.words[column] >> (key % MASK_TILE) & 1;
         float p = 0.0f, keep = 1.0f, *weight = &x[n / 4][n % 4], *ds = &dp[n / 4][n % 4];
+        float slope = 0.0f, delta = 0.0f; /* ds / alpha = slope (dp - delta) */
         if (is_seen) {
-            p = expf(*weight * job.a.alpha - m.log_sum[column]);
+            if (job.a.silu_scale != 0) {
+                p = job.a.silu_scale * silu_of(*weight * job.a.alpha, &slope);
+                slope *= job.a.silu_scale;
+            } else {
+                slope = p = expf(*weight * job.a.alpha - m.log_sum[column]);
+                delta = m.delta[column];
+            }
             if (drop.rate > 0) {
                 drop.user = m.user[column];
                 drop.position = m.position[column];
@@ -369,7 +405,7 @@ grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softma
             }
         }
         *weight = p * keep;
-        *ds = is_seen ? job.a.alpha * p * (*ds * keep - m.delta[column]) : 0.0f;
+        *ds = is_seen ? job.a.alpha * slope * (*ds * keep - delta) : 0.0f;
     }
 }
 
