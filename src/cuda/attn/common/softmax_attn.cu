@@ -42,14 +42,14 @@ static status launch_delta(backend *be, const softmax_attn_args *a, float *delta
 
 /* Whether the tensor cores' 16-bit kernels take the call. */
 static bool is_half(const backend *be, const softmax_attn_args *a) {
-    return be->act != ACT_F32 && a->alpha > 0 && !(a->drop.rate > 0) && a->silu_scale == 0;
+    return be->act != ACT_F32 && a->alpha > 0 && !(a->drop.rate > 0);
 }
 
 status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
     TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
     if (is_half(be, a) && cuda_softmax_sm90_can_fwd(be, a)) return cuda_softmax_sm90_fwd(be, a);
-    if (is_half(be, a)) return cuda_softmax_sm80_fwd(be, a);
+    if (is_half(be, a) && a->silu_scale == 0) return cuda_softmax_sm80_fwd(be, a);
     return cuda_softmax_f32_fwd(be, a);
 }
 

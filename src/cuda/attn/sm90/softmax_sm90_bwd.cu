@@ -29,6 +29,13 @@ struct bwd_d128 : soft90_bwd_sizes {
     static constexpr bool LOOKS_AHEAD = false;
 };
 
+struct bwd_silu_d64 : bwd_long_d64 {
+    static constexpr bool IS_SILU = true;
+};
+struct bwd_silu_d128 : bwd_d128 {
+    static constexpr bool IS_SILU = true;
+};
+
 static bool is_addressable(const void *rows, int64_t stride) {
     return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
 }
@@ -40,6 +47,7 @@ static int64_t count_slots(const softmax_attn_args *a) {
 
 bool cuda_softmax_sm90_can_bwd(const backend *be, const softmax_attn_args *a) {
     int64_t n_tiles = cuda_div_up(a->max_len, QUERIES) * a->n_sequences * a->n_heads;
+    if (a->silu_scale != 0 && cuda_of(be)->is_deterministic) return false;
     return cuda_of(be)->sm == 90 && be->act != ACT_F32 && (a->dim == 64 || a->dim == 128) &&
            a->n_rows > 0 && is_addressable(a->q, a->stride_q) &&
            is_addressable(a->k, a->stride_k) && is_addressable(a->v, a->stride_v) &&
@@ -93,7 +101,7 @@ __global__ void __launch_bounds__(BEFORE_THREADS)
     int i = (int)threadIdx.x / 4, lane = (int)threadIdx.x % 4;
     float sum = 0, log_sum = 0;
     int64_t row = p.row + p.i0 + i, at = row * a.n_heads + p.head;
-    if (i < p.n) {
+    if (i < p.n && a.silu_scale == 0) {
         const T *out = (const T *)a.out + row * a.stride_out + p.head * D;
         const T *dout = (const T *)a.dout + row * a.stride_out + p.head * D;
         if (lane == 0) log_sum = a.log_sum[at];
@@ -131,7 +139,7 @@ __global__ void __launch_bounds__(GROUP)
     for (int j = 0; j < 8; j++)
         *(float4 *)&dq[4 * j] = __ldcs(from + j * GROUP + threadIdx.x);
     T *to = (T *)a.dq + (p.row + p.i0) * a.stride_q + p.head * D + column;
-    store_wide<T, 64>(to, a.stride_q, row_of_thread(), p.n, a.alpha, dq);
+    store_wide<T, 64>(to, a.stride_q, row_of_thread(), p.n, soft90_bwd_scale(a), dq);
 }
 
 /* The scratch memory of a call, in this order. */
@@ -162,7 +170,7 @@ template <typename T, int D> static status run(backend *be, const softmax_attn_a
     unsigned n_slots = (unsigned)(count_slots(a) * a->n_heads);
     char *room;
     job.a = *a;
-    job.scale = a->alpha * 1.44269504f;
+    job.scale = a->alpha * (a->silu_scale != 0 ? 0.5f : 1.44269504f);
     job.has_dq = !cuda_of(be)->is_deterministic;
     bwd_parts parts = parts_of(a, job.has_dq);
     TRY(cuda_scratch(be, parts.sums + parts.dq + parts.delta + sizeof(int), (void **)&room));
@@ -179,10 +187,14 @@ template <typename T, int D> static status run(backend *be, const softmax_attn_a
         <<<n_slots, BEFORE_THREADS, 0, stream>>>(*a, sums, job.dq, delta, job.counter);
     TRY(cuda_launched("the softmax attention's delta"));
     if constexpr (D == 64) {
-        if (shares(a))
+        if (a->silu_scale != 0)
+            TRY((soft90_bwd_launch<T, soft90_bwd_shape<bwd_silu_d64>>(be, &job)));
+        else if (shares(a))
             TRY((soft90_bwd_launch<T, soft90_bwd_shape<bwd_long_d64>>(be, &job)));
         else
             TRY((soft90_bwd_launch<T, soft90_bwd_shape<bwd_short_d64>>(be, &job)));
+    } else if (a->silu_scale != 0) {
+        TRY((soft90_bwd_launch<T, soft90_bwd_shape<bwd_silu_d128>>(be, &job)));
     } else {
         TRY((soft90_bwd_launch<T, soft90_bwd_shape<bwd_d128>>(be, &job)));
     }

@@ -94,6 +94,20 @@ __device__ static inline void soft90_bwd_gradients(const float *deltas, const fl
     }
 }
 
+/* Likewise, with weights that waited as pairs of float16. */
+template <typename T>
+__device__ static inline void soft90_bwd_gradients(const float *deltas, const uint32_t (&kept)[16],
+                                                   const float (&dp)[32], uint32_t (&left)[4][4]) {
+    float p[32];
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+        float2 two = __half22float2(*(const __half2 *)&kept[e]);
+        p[2 * e] = two.x;
+        p[2 * e + 1] = two.y;
+    }
+    soft90_bwd_gradients<T>(deltas, p, dp, left);
+}
+
 /* What a warpgroup does with a tile of keys. */
 template <typename T, typename S> struct soft90_bwd_group {
     const soft90_bwd_job &job;
@@ -111,6 +125,10 @@ template <typename T, typename S> struct soft90_bwd_group {
     __device__ inline soft90_bwd_stage<S::GROUPS> find(int n) const {
         barrier_wait(&room.end->queries[n % S::STAGES], (uint32_t)(n / S::STAGES) & 1);
         return room.end->stages[n % S::STAGES];
+    }
+    /* A score whose weight is 0; of SiLU also with the slope that makes its gradient 0. */
+    __device__ inline float hidden() const {
+        return S::IS_SILU ? __fdividef(-1e4f, job.scale) : -INFINITY;
     }
     /* The sequence ends within the tile of queries. */
     __device__ inline void clear_tail(int stage, int n) const {
@@ -137,43 +155,48 @@ template <typename T, typename S> struct soft90_bwd_group {
         product_of_rows<T, S::D, S::KEYS, 64>(x, own_rows(room.keys), queries);
         wgmma_commit();
         barrier_wait(&room.end->douts[stage], parity);
+        if (bits != MASK_FULL) seen = soft90_bwd_seen(room.end->words[stage][group]);
         if constexpr (S::D <= 64) {
             float dp[32];
             wgmma_fence();
             product_of_rows<T, S::D, S::KEYS, 64>(dp, own_rows(room.values), douts);
             wgmma_commit();
-            if (bits != MASK_FULL) seen = soft90_bwd_seen(room.end->words[stage][group]);
             wgmma_wait<1>();
-            if (bits != MASK_FULL) soft90_bwd_hide(seen, -INFINITY, x);
-            soft90_bwd_weights<T>(job.scale, sums->log_sum, x, weights);
+            if (bits != MASK_FULL) soft90_bwd_hide(seen, hidden(), x);
+            if constexpr (S::IS_SILU)
+                bwd_weights<T>(job.scale, x, weights);
+            else
+                soft90_bwd_weights<T>(job.scale, sums->log_sum, x, weights);
             wgmma_fence();
             add_tile<T, S::D>(dv, weights, douts);
             wgmma_wait<1>();
             if (bits != MASK_FULL) soft90_bwd_hide(seen, 0.0f, dp);
-            soft90_bwd_gradients<T>(sums->delta, x, dp, ds);
+            if constexpr (S::IS_SILU)
+                bwd_gradients<T>(x, dp, ds);
+            else
+                soft90_bwd_gradients<T>(sums->delta, x, dp, ds);
         } else { /* registers are scarce: weights wait as float16, dp has the scores' registers */
             uint32_t kept[16];
-            if (bits != MASK_FULL) seen = soft90_bwd_seen(room.end->words[stage][group]);
             wgmma_wait<0>();
-            if (bits != MASK_FULL) soft90_bwd_hide(seen, -INFINITY, x);
-            soft90_bwd_weights<T>(job.scale, sums->log_sum, x, weights);
+            if (bits != MASK_FULL) soft90_bwd_hide(seen, hidden(), x);
+            if constexpr (S::IS_SILU) {
+                bwd_weights<T>(job.scale, x, weights, kept);
+            } else {
+                soft90_bwd_weights<T>(job.scale, sums->log_sum, x, weights);
 #pragma unroll
-            for (int e = 0; e < 16; e++)
-                kept[e] = cvt_pack<__half>(x[2 * e], x[2 * e + 1]);
+                for (int e = 0; e < 16; e++)
+                    kept[e] = cvt_pack<__half>(x[2 * e], x[2 * e + 1]);
+            }
             wgmma_fence();
             product_of_rows<T, S::D, S::KEYS, 64>(x, own_rows(room.values), douts);
             wgmma_commit();
             add_tile<T, S::D>(dv, weights, douts);
             wgmma_wait<1>();
             if (bits != MASK_FULL) soft90_bwd_hide(seen, 0.0f, x);
-            float p[32];
-#pragma unroll
-            for (int e = 0; e < 16; e++) {
-                float2 two = __half22float2(*(const __half2 *)&kept[e]);
-                p[2 * e] = two.x;
-                p[2 * e + 1] = two.y;
-            }
-            soft90_bwd_gradients<T>(sums->delta, p, x, ds);
+            if constexpr (S::IS_SILU)
+                bwd_gradients<T>(kept, x, ds);
+            else
+                soft90_bwd_gradients<T>(sums->delta, kept, x, ds);
         }
     }
     /* Adds 64 columns of dq to the sums; they are in a warpgroup's register order, so that the
@@ -283,15 +306,20 @@ __device__ static inline int soft90_bwd_together(const soft90_bwd_group<T, S> &g
     return n;
 }
 
+/* By which sums of dq and dk are multiplied: SiLU's are twice the gradients of the scores. */
+__device__ static inline float soft90_bwd_scale(const softmax_attn_args &a) {
+    return a.silu_scale != 0 ? 0.5f * a.alpha * a.silu_scale : a.alpha;
+}
+
 template <typename T, int D>
 __device__ static inline void soft90_bwd_store(const softmax_attn_args &a, const soft_block &t,
                                                int key, const float (&dk)[D / 2],
                                                const float (&dv)[D / 2]) {
     int64_t column = (int64_t)t.head * D;
-    store_wide<T, D>((T *)a.dv + (int64_t)t.row * a.stride_v + column, a.stride_v, key, t.len, 1.0f,
-                     dv);
+    store_wide<T, D>((T *)a.dv + (int64_t)t.row * a.stride_v + column, a.stride_v, key, t.len,
+                     a.silu_scale != 0 ? a.silu_scale : 1.0f, dv);
     store_wide<T, D>((T *)a.dk + (int64_t)t.row * a.stride_k + column, a.stride_k, key, t.len,
-                     a.alpha, dk);
+                     soft90_bwd_scale(a), dk);
 }
 
 /* Consumes tiles of keys until there are no more.  The buffer of the keys is released before the

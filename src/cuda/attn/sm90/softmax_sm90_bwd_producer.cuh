@@ -30,7 +30,7 @@ typedef struct soft90_bwd_job {
     const soft90_bwd_sums *sums; /* (slot, head) */
     float *dq;                   /* sums: (slot, head, D / 64) blocks of 64 columns */
     bool has_dq;
-    float scale; /* alpha log2(e) */
+    float scale; /* alpha log2(e); of SiLU: alpha / 2 */
 } soft90_bwd_job;
 
 /* A struct derived from this one names D, the head dimension, and overrides some of these. */
@@ -41,6 +41,7 @@ struct soft90_bwd_sizes {
     /* Registers of a thread that computes, and of a producer (setmaxnreg): 64 Ki in all. */
     static constexpr int COMPUTING = 208, ASKING = 88;
     static constexpr bool LOOKS_AHEAD = true; /* false: in fewer registers */
+    static constexpr bool IS_SILU = false;
 };
 
 template <typename SIZES> struct soft90_bwd_shape {
@@ -49,7 +50,7 @@ template <typename SIZES> struct soft90_bwd_shape {
     static_assert(GROUPS <= 2, "one numbered barrier each");
     static constexpr int KEYS = 64 * GROUPS, WARPS = 4 * GROUPS, THREADS = (GROUPS + 1) * GROUP;
     static constexpr int COMPUTING = SIZES::COMPUTING, ASKING = SIZES::ASKING;
-    static constexpr bool LOOKS_AHEAD = SIZES::LOOKS_AHEAD;
+    static constexpr bool LOOKS_AHEAD = SIZES::LOOKS_AHEAD, IS_SILU = SIZES::IS_SILU;
     static_assert(GROUPS * COMPUTING + ASKING <= (GROUPS > 1 ? 504 : 256), "registers");
     static constexpr int OWN = KEYS * D * 2, TILE = QUERIES * D * 2, DS = KEYS * DS_ROW;
     static constexpr int BYTES = 2 * OWNS * OWN + 2 * STAGES * TILE + 2 * DS;

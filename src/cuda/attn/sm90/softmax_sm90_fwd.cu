@@ -43,7 +43,18 @@ static bool is_dense(const softmax_attn_args *a) {
     return mask_choice_shares(&a->mask.rule, a->mask.n_tiles, a->mask.n_begins, a->max_len);
 }
 
+/* SiLU has the sizes of sparse masks only: dense ones are those of HSTU's own kernels. */
+struct silu_d64 : sparse_d64 {
+    static constexpr bool IS_SILU = true;
+};
+struct silu_d128 : sparse_d128 {
+    static constexpr bool IS_SILU = true;
+};
+
 template <typename T> static status launch(backend *be, const softmax_attn_args *a) {
+    if (a->silu_scale != 0)
+        return a->dim == 64 ? soft90_launch<T, soft90_shape<silu_d64>>(be, a)
+                            : soft90_launch<T, soft90_shape<silu_d128>>(be, a);
     if (a->dim == 64) {
         if (is_dense(a)) return soft90_launch<T, soft90_shape<dense_d64>>(be, a);
         return soft90_launch<T, soft90_shape<sparse_d64>>(be, a);

@@ -27,7 +27,7 @@ typedef struct soft90_job {
     CUtensorMap q, k, v;
     softmax_attn_args a;
     soft_order order;
-    float scale; /* alpha log2(e) */
+    float scale; /* alpha log2(e); of SiLU: alpha / 2 */
 } soft90_job;
 
 /* A struct derived from this one names D, the head dimension, and overrides some of these. */
@@ -35,11 +35,13 @@ struct soft90_sizes {
     static constexpr int GROUPS = 1; /* warpgroups that compute */
     static constexpr int STAGES = 2;
     static constexpr int BLOCKS = 4; /* of a multiprocessor */
+    static constexpr bool IS_SILU = false;
 };
 
 template <typename SIZES> struct soft90_shape {
     static constexpr int D = SIZES::D, GROUPS = SIZES::GROUPS, STAGES = SIZES::STAGES;
     static constexpr int BLOCKS = SIZES::BLOCKS;
+    static constexpr bool IS_SILU = SIZES::IS_SILU;
     static_assert(GROUPS <= 2, "one numbered barrier each");
     static constexpr int THREADS = GROUPS * GROUP + 32, ROWS = GROUPS * MASK_TILE;
     /* Where a tile has only a half that is seen, the other is neither loaded nor computed. */
@@ -227,12 +229,13 @@ typedef struct soft90_rows {
     float factor[2];  /* by which the last tile's larger scores shrink what there was */
 } soft90_rows;
 
-/* Hides what a partial tile hides, of N columns from its column `first` on; of each 8 columns a
- * thread has 2 (thread % 4) and the next. */
+/* Hides what a partial tile hides, of N columns from its column `first` on, with a score whose
+ * weight is 0; of each 8 columns a thread has 2 (thread % 4) and the next. */
 template <int N>
 __device__ static inline void soft90_hide(const soft90_job &job, const soft_block &t,
                                           const soft90_rows &rows, int bits, int key0, int first,
-                                          const uint64_t *words, float (&x)[N / 2]) {
+                                          const uint64_t *words, float hidden,
+                                          float (&x)[N / 2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = rows.row + 8 * r;
@@ -244,7 +247,7 @@ __device__ static inline void soft90_hide(const soft90_job &job, const soft_bloc
         for (int c = 0; c < N / 4; c++) {
             bool is_seen = half[c / 8] & 1u << (c / 2 % 4 * 8 + c % 2);
             float *score = &x[c / 2 * 4 + 2 * r + c % 2];
-            *score = is_seen ? *score : -INFINITY;
+            *score = is_seen ? *score : hidden;
         }
     }
 }
@@ -279,6 +282,15 @@ __device__ static inline bool soft90_softmax(float (&x)[N / 2], soft90_rows *row
         rows->sum[r] = fmaf(rows->sum[r], rows->factor[r], sum[0] + sum[1]);
     }
     return __any_sync(0xffffffffu, is_larger);
+}
+
+/* Scores become weights silu(alpha score). */
+template <int N> __device__ static inline void soft90_silu(float (&x)[N / 2], float half) {
+#pragma unroll
+    for (int e = 0; e < N / 2; e++) {
+        float h = half * x[e];
+        x[e] = fmaf(h, tanh_approx(h), h);
+    }
 }
 
 template <int D>
@@ -360,7 +372,7 @@ template <typename T, typename S> struct soft90_group {
         int bits = room->stages[p.at].bits[group];
         if (bits != MASK_FULL)
             soft90_hide<N>(job, t, rows, bits, room->stages[p.at].key0, first,
-                           room->words[p.at][group], x);
+                           room->words[p.at][group], S::IS_SILU ? 0.0f : -INFINITY, x);
     }
     /* acc += weights times values, likewise. */
     template <int N>
@@ -386,7 +398,10 @@ template <typename T, typename S> struct soft90_group {
         scores<N>(x, p, first);
         wgmma_wait<0>();
         hide<N>(x, *rows, p, first);
-        if (soft90_softmax<N>(x, rows, job.scale)) soft90_shrink<S::D>(acc, *rows);
+        if constexpr (S::IS_SILU)
+            soft90_silu<N>(x, job.scale);
+        else if (soft90_softmax<N>(x, rows, job.scale))
+            soft90_shrink<S::D>(acc, *rows);
         pack_left<T, N>(left, x);
         add<N>(acc, left, p, first);
         wgmma_wait<0>();
@@ -411,12 +426,13 @@ __device__ static inline void soft90_walk(const soft90_group<T, S> &g, soft90_ro
     }
 }
 
-/* Divides by the sums, and stores. */
-template <typename T, int D>
+/* Divides by the sums, unless weights are SiLU's, and stores. */
+template <typename T, int D, bool IS_SILU>
 __device__ static inline void soft90_store(const softmax_attn_args &a, const soft_block &t,
                                            const soft90_rows &rows, float (&acc)[D / 2]) {
+    float scale = IS_SILU ? a.silu_scale : 1.0f;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < 2 && !IS_SILU; r++) {
         int row = rows.row + 8 * r;
         float sum = rows.sum[r];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
@@ -431,9 +447,9 @@ __device__ static inline void soft90_store(const softmax_attn_args &a, const sof
     }
     T *to = (T *)a.out + (int64_t)t.row * a.stride_out + t.head * D;
     if (((uintptr_t)to | (uintptr_t)(a.stride_out * sizeof(T))) % 16 != 0)
-        store_rows<T, D>(to, a.stride_out, rows.row, t.len, 1.0f, acc);
+        store_rows<T, D>(to, a.stride_out, rows.row, t.len, scale, acc);
     else
-        store_wide<T, D>(to, a.stride_out, rows.row, t.len, 1.0f, acc);
+        store_wide<T, D>(to, a.stride_out, rows.row, t.len, scale, acc);
 }
 
 template <typename T, typename S>
@@ -450,7 +466,7 @@ __device__ static void soft90_compute(const soft90_job &job, const soft_block &t
         acc[i] = 0.0f;
     barrier_wait(&room->queries, 0);
     soft90_walk<T, S>(g, &rows, acc);
-    soft90_store<T, S::D>(job.a, t, rows, acc);
+    soft90_store<T, S::D, S::IS_SILU>(job.a, t, rows, acc);
 }
 
 template <typename T, typename S>
@@ -496,7 +512,7 @@ template <typename T, typename S> status soft90_launch(backend *be, const softma
     soft90_job job = {};
     int64_t columns = (int64_t)a->n_heads * S::D;
     job.a = *a;
-    job.scale = a->alpha * 1.44269504f;
+    job.scale = a->alpha * (S::IS_SILU ? 0.5f : 1.44269504f);
     job.order = soft_order_of(be, a, S::ROWS, S::BLOCKS);
     TRY(sm90a_map(&job.q, be->act, a->q, a->n_rows, columns, a->stride_q));
     TRY(sm90a_map_box(&job.k, be->act, a->k, a->n_rows, columns, a->stride_k, PART, 32));
