@@ -201,9 +201,18 @@ template <typename T, typename S> struct soft90_bwd_group {
     }
     /* Adds 64 columns of dq to the sums; they are in a warpgroup's register order, so that the
      * additions fill whole cache lines. */
-    __device__ inline void add_dq(int tile, int column, const float (&dq)[32]) const {
-        float *to = record().sums + tile * record().step + column * QUERIES;
+    __device__ inline void add_dq(const soft90_bwd_stage<S::GROUPS> &tile, int column,
+                                  const float (&dq)[32]) const {
+        float *to = record().sums + tile.tile * record().step + column * QUERIES;
         float4 *at = (float4 *)to + threadIdx.x % GROUP;
+        uint32_t any = 1;
+        if (!tile.is_full()) { /* additions are slow: none for rows that see none of the keys */
+            any = 0;
+#pragma unroll
+            for (int e = 0; e < 32; e++)
+                any |= __float_as_uint(dq[e]) << 1; /* without the sign */
+        }
+        if (any == 0) return;
 #pragma unroll
         for (int j = 0; j < 8; j++)
             add_four((float *)(at + j * GROUP), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2],
@@ -235,7 +244,7 @@ __device__ static inline int soft90_bwd_alone(const soft90_bwd_group<T, S> &g, i
             dq_product<T, 64, 64>(dq, gradients, g.own_rows(g.room.keys));
             wgmma_wait<0>();
             release(&g.room.end->free[n % S::STAGES]);
-            g.add_dq(tile.tile, 0, dq);
+            g.add_dq(tile, 0, dq);
         } else {
             wgmma_wait<0>();
             release(&g.room.end->free[n % S::STAGES]);
@@ -266,7 +275,7 @@ __device__ static inline void soft90_bwd_late(const soft90_bwd_group<T, S> &g, i
         wgmma_wait<0>();
     }
     release(&g.room.end->ds_free[n % 2]);
-    g.add_dq(tile.tile, column, dq);
+    g.add_dq(tile, column, dq);
 }
 
 /* Two warpgroups a block. */

@@ -72,6 +72,9 @@ template <int GROUPS> struct soft90_bwd_stage {
     __device__ int bits_of(int group) const { /* without an array in memory */
         return GROUPS == 1 || group == 0 ? bits[0] : bits[GROUPS - 1];
     }
+    __device__ bool is_full() const {
+        return bits[0] == MASK_FULL && bits[GROUPS - 1] == MASK_FULL;
+    }
 };
 
 /* Shared memory after the tiles. */

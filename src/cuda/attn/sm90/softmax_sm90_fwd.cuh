@@ -234,8 +234,7 @@ typedef struct soft90_rows {
 template <int N>
 __device__ static inline void soft90_hide(const soft90_job &job, const soft_block &t,
                                           const soft90_rows &rows, int bits, int key0, int first,
-                                          const uint64_t *words, float hidden,
-                                          float (&x)[N / 2]) {
+                                          const uint64_t *words, float hidden, float (&x)[N / 2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = rows.row + 8 * r;
