@@ -3,7 +3,9 @@
  * counts on. */
 #include <pthread.h>
 
+#include "base/half.h"
 #include "base/mem.h"
+#include "dist/group.h"
 #include "dist/nccl.h"
 #include "dist/shm.h"
 #include "ops/combine.h"
@@ -384,4 +386,49 @@ TEST(nccl_library_that_is_not_there_or_not_nccl) {
                 "/nowhere/libnccl.so.2");
     CHECK_FAILS(nccl_lib_load(&lib, "/proc"), ERR_UNSUPPORTED, "/proc/libnccl.so.2");
     CHECK_FAILS(nccl_lib_load(&lib, "libm.so.6"), ERR_UNSUPPORTED, "not NCCL");
+}
+
+/* The group of all ranks: a communicator of its own, whose sums of floats go by the tree, 16-bit
+ * ones too, whatever the other one does. */
+static void *grid_main(void *arg) {
+    member *m = arg;
+    transport *t;
+    backend *be;
+    comm *c;
+    rank_grid g;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(shm_create(&t, m->job, m->rank));
+    CHECK_OK(comm_create_nccl(&c, be, t, &fake, false));
+    CHECK_OK(rank_grid_create(&g, t, be, c, 2));
+    CHECK(comm_is_nccl(c) && comm_is_nccl(g.group) && g.data == NULL && !comm_is_nccl(NULL));
+    CHECK(g.group != c && g.group->rank == m->rank && g.group->size == 2);
+    reduce_floats(g.group, true);
+    uint16_t x[3];
+    for (int i = 0; i < 3; i++)
+        x[i] = half_bf16_from_float((float)(i + 1) + (float)m->rank * 0.25f);
+    all_reduce_args a = {COMM_BF16, COMM_SUM, 3, x, x};
+    CHECK_OK(g.group->ops->all_reduce(g.group, &a));
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(x[i], half_bf16_from_float(2 * (float)(i + 1) + 0.25f));
+    rank_grid_destroy(&g);
+    comm_destroy(c);
+    transport_destroy(t);
+    backend_destroy(be);
+    return NULL;
+}
+
+TEST(nccl_groups_have_their_own_communicators) {
+    member m[2];
+    shm_job *job;
+    n_sums = n_destroyed = n_aborted = error_to_come = 0;
+    CHECK_OK(shm_job_create(&job, 2, 0));
+    for (int i = 0; i < 2; i++) {
+        m[i] = (member){.job = job, .rank = i};
+        CHECK(pthread_create(&m[i].thread, NULL, grid_main, &m[i]) == 0);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(m[i].thread, NULL);
+    CHECK_EQ(n_sums, 0);
+    CHECK_EQ(n_destroyed, 4);
+    shm_job_destroy(job);
 }

@@ -103,7 +103,10 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
     d->is_host_memory = strcmp(d->be->name, "cpu") == 0;
     d->has_bf16_wire = l->has_bf16_wire && d->is_host_memory;
     d->reads_whole = c->task == TASK_RETRIEVAL; /* negatives are from the whole batch */
-    if (l->comm != NULL && l->comm->size > 1) d->comm = l->comm;
+    /* On GPUs ranks hold the tables of ranking models together; those of retrieval, where every
+     * rank reads every row of a batch, are copies. */
+    bool is_held = d->is_host_memory || !d->reads_whole;
+    if (l->comm != NULL && l->comm->size > 1 && is_held) d->comm = l->comm;
     d->max_users = l->max_users;
     d->max_tokens = (int64_t)l->max_users * l->max_events;
     for (size_t i = 0; i < c->embeddings.n; i++)
