@@ -9,6 +9,7 @@
 
 typedef struct growing_row {
     const char *cache;
+    char note[128]; /* why nothing is reused; "" */
     double l20;
     growing_report report;
 } growing_row;
@@ -33,6 +34,7 @@ static status measure(const load_args *a, growing_plan p, bool has_cache, growin
             fail(ERR_USAGE, "--history %u: the model reads %u events", p.n_events, rig.max_history);
     if (st == OK) {
         row->cache = has_cache ? load_cache_name(&rig) : "none";
+        snprintf(row->note, sizeof row->note, "%s", has_cache ? rig.info.cache_note : "");
         row->l20 = is_published(&rig, &p) ? growing_l20_ms(p.n_users, has_cache) : NAN;
         st = serve_growing(rig.target, &p, &row->report);
     }
@@ -49,6 +51,7 @@ static void print_row(const growing_plan *p, const growing_row *r) {
         printf("         -\n");
     else
         printf(" %9.1f\n", r->l20);
+    if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
     (void)fflush(stdout);
 }
 
