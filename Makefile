@@ -82,7 +82,8 @@ NVCC_ARCH := -gencode arch=compute_80,code=[$(NVCC_CODE),compute_80]
 NVCC_BOTH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),compute_$(sm)])
 NVCC_90A := -gencode arch=compute_90a,code=sm_90a
 ASKS_ARCH := $(shell grep -rl __CUDA_ARCH__ src/cuda --include='*.cu' 2>/dev/null)
-NVCCFLAGS := -O3 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
+# -O is of host code alone, which launches kernels.
+NVCCFLAGS := -O1 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
 	-Xptxas -v $(FEATURES) -Iinclude -Isrc -MMD -MP
 
 CLI_SRC := $(wildcard src/cli/*.c)
@@ -93,6 +94,12 @@ MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
 INJECT_SRC := src/profile/inject.c
 LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC) $(INJECT_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
+# Small files are compiled in units, each as one file: of every file's time two seconds are the headers.
+CU_UNIT_core := $(filter-out %/device.cu %/sort.cu,$(wildcard src/cuda/core/*.cu)) $(wildcard src/cuda/attn/common/*.cu)
+CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group kv_put l2 linear logits_loss matmul negatives rank update)
+CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
+CU_UNITS := $(if $(CU_SRC),core ops table)
+CU_SRC := $(filter-out $(CU_UNIT_core) $(CU_UNIT_ops) $(CU_UNIT_table),$(CU_SRC))
 TEST_SRC := $(filter-out tests/test_%,$(wildcard tests/*.c)) $(sort $(wildcard $(patsubst %,tests/%*.c,$(or $(TEST_FILES),test_))))
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FLIP_OBJ := $B/flip/flip.o
@@ -100,7 +107,8 @@ FUZZ_SRC := $(wildcard tests/fuzz/*.c)
 BENCH_SRC := $(wildcard bench/*.c)
 EXAMPLE_SRC := $(filter-out $(if $(CU_SRC),,examples/attention.c),$(wildcard examples/*.c))
 
-LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) $(CU_SRC:%.cu=$B/%.cu.o)
+# What takes long comes first, so that all cores have work to the end.
+LIB_OBJ := $(CU_SRC:%.cu=$B/%.cu.o) $(CU_UNITS:%=$B/src/cuda/unit_%.cu.o) $(LIB_SRC:%.c=$B/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
@@ -223,11 +231,19 @@ $B/%.o: %.c $B/flags
 	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(CFLAGS_ALL) $(OWN_CFLAGS) -c $< -o $@
 $B/src/serve/server_page.o: src/serve/server_page.html
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
+define compile_cu
+@mkdir -p $(@D)
+$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+	-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
+	grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
+endef
 $B/%.cu.o: %.cu $B/flags
+	$(compile_cu)
+$B/src/cuda/unit_%.cu.o: $B/src/cuda/unit_%.cu $B/flags
+	$(compile_cu)
+$B/src/cuda/unit_%.cu: Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
-		-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
-		grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
+	@printf '#include "%s"\n' $(CU_UNIT_$*:src/%=%) >$@
 
 .SECONDARY:
 

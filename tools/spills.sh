@@ -28,7 +28,12 @@ reports=
 for report in $(find "$dir" -name '*.cu.ptxas' 2>/dev/null | sort); do
     source=src/cuda/${report#"$dir"/}
     source=${source%.ptxas}
-    [ -e "$report" ] && [ -e "$source" ] && [ ! "$source" -nt "$report" ] && reports="$reports $report"
+    case $source in # a unit is made of several sources
+    src/cuda/unit_*) source=$(sed -n 's/#include "\(.*\)"/src\/\1/p' "${report%.ptxas}") ;;
+    esac
+    is_new=1
+    for part in $source; do [ -e "$part" ] && [ ! "$part" -nt "$report" ] || is_new=0; done
+    [ -n "$source" ] && [ $is_new = 1 ] && reports="$reports $report"
 done
 [ -n "$reports" ] || exit 3
 

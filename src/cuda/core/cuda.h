@@ -7,8 +7,8 @@
 #ifndef HSTU_CUDA_CORE_CUDA_H
 #define HSTU_CUDA_CORE_CUDA_H
 
-#include <cublasLt.h>
 #include <cuda_runtime.h>
+#include <library_types.h>
 
 #include "ops/ops.h"
 
@@ -85,6 +85,12 @@ static inline int64_t cuda_div_up(int64_t n, int64_t size) {
 /* Allows a kernel to use `bytes` of dynamic shared memory (required above 48 KB). */
 #define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
     cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
+
+/* Sorts n pairs (key, value) by the lowest `bits` bits of the key, stably.  With room = NULL it
+ * only sets *room_bytes, how much scratch memory it needs. */
+status cuda_sort_pairs(backend *be, void *room, size_t *room_bytes, const uint32_t *keys,
+                       uint32_t *sorted_keys, const uint32_t *values, uint32_t *sorted_values,
+                       int n, int bits);
 
 status cuda_graphs_create(cuda_graphs **out);
 void cuda_graphs_destroy(cuda_graphs *g);

@@ -138,4 +138,24 @@ template <> __device__ inline uint32_t cvt_pack<__half>(float low, float high) {
     return y;
 }
 
+/* Stores two 16-bit numbers, elements `at` and at + 1 of a row, where they are below its `limit`.
+ * Predicated in PTX: a branch for each, hundreds in a kernel's epilogue, made up a quarter of the
+ * compiler's work ... */
+__device__ static inline void store_two_below(void *to, uint32_t pair, int at, int limit) {
+    asm volatile("{\n.reg .pred p, q;\n.reg .b16 x, y;\nmov.b32 {x, y}, %1;\n"
+                 "setp.lt.s32 p, %2, %4;\nsetp.lt.s32 q, %3, %4;\n"
+                 "@p st.global.b16 [%0], x;\n@q st.global.b16 [%0 + 2], y;\n}" ::"l"(to),
+                 "r"(pair), "r"(at), "r"(at + 1), "r"(limit)
+                 : "memory");
+}
+
+/* ... and 16 bytes that begin at `at`. */
+__device__ static inline void store_wide_below(void *to, const uint32_t (&v)[4], int at,
+                                               int limit) {
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %5, %6;\n"
+                 "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+                 "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(at), "r"(limit)
+                 : "memory");
+}
+
 #endif

@@ -3,7 +3,7 @@
 
 #include "cuda/core/act.cuh"
 
-enum { THREADS = 256, MAX_BLOCKS = 4096 };
+enum { COMBINE_THREADS = 256, MAX_BLOCKS = 4096 };
 
 /* 16-bit numbers are added as floats, and rounded. */
 template <typename T> __device__ static inline T sum_of(T a, T b) {
@@ -17,10 +17,10 @@ __device__ static inline __half sum_of(__half a, __half b) {
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(COMBINE_THREADS)
     combine_arrays_any_kernel(int64_t n, const T *from, T *to, bool is_sum) {
-    int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
+    int64_t step = (int64_t)gridDim.x * COMBINE_THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * COMBINE_THREADS + threadIdx.x; i < n; i += step) {
         T a = to[i], b = from[i];
         to[i] = is_sum ? sum_of(a, b) : a > b ? a : b;
     }
@@ -28,10 +28,10 @@ static __global__ void __launch_bounds__(THREADS)
 
 template <typename T>
 static void run(cudaStream_t stream, comm_rule rule, int64_t n, const void *from, void *to) {
-    int64_t blocks = cuda_div_up(n, THREADS);
+    int64_t blocks = cuda_div_up(n, COMBINE_THREADS);
     if (blocks > MAX_BLOCKS) blocks = MAX_BLOCKS;
-    combine_arrays_any_kernel<T>
-        <<<(unsigned)blocks, THREADS, 0, stream>>>(n, (const T *)from, (T *)to, rule == COMM_SUM);
+    combine_arrays_any_kernel<T><<<(unsigned)blocks, COMBINE_THREADS, 0, stream>>>(
+        n, (const T *)from, (T *)to, rule == COMM_SUM);
 }
 
 extern "C" status combine_cuda(void *stream, comm_type type, comm_rule rule, int64_t n,

@@ -1,9 +1,7 @@
 /* group (ops.h): rows of y by row of the table.  A stable sort of (index, place) by CUB keeps the
  * order of the batch inside a group; then a thread for each row of the table finds where its group
- * begins.  It has a file of its own because the sort takes long to compile.  The limit is latency:
- * a pass over 8 bits of the keys costs a few microseconds, so no more bits are sorted than the
- * table's rows need. */
-#include <cub/device/device_radix_sort.cuh>
+ * begins.  The limit is latency: a pass over 8 bits of the keys costs a few microseconds, so no
+ * more bits are sorted than the table's rows need. */
 #include <string.h>
 
 #include "cuda/core/cuda.h"
@@ -14,11 +12,11 @@ enum { GROUP_THREADS = 256 };
  * CPU refuses it, but a kernel cannot report an error. */
 static __global__ void __launch_bounds__(GROUP_THREADS)
     group_keys_any_kernel(int n, int32_t n_rows, const int32_t *index, uint32_t *keys,
-                          int32_t *places) {
+                          uint32_t *places) {
     int i = (int)(blockIdx.x * GROUP_THREADS + threadIdx.x);
     if (i >= n) return;
     keys[i] = min((uint32_t)index[i], (uint32_t)n_rows); /* negative: huge */
-    places[i] = i;
+    places[i] = (uint32_t)i;
 }
 
 /* begin[r] is the number of keys below r. */
@@ -39,8 +37,7 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
 
 /* The layout of the scratch memory. */
 typedef struct group_room {
-    uint32_t *keys, *sorted; /* (n) each */
-    int32_t *places;         /* (n) */
+    uint32_t *keys, *sorted, *places; /* (n) each */
     void *sort;
     size_t sort_bytes;
 } group_room;
@@ -52,21 +49,20 @@ static int key_bits(int32_t n_rows) {
     return bits;
 }
 
-static cudaError_t sort(const row_groups *g, group_room *room, cudaStream_t stream) {
-    return cub::DeviceRadixSort::SortPairs(room->sort, room->sort_bytes, room->keys, room->sorted,
-                                           room->places, g->order, (int)g->n, 0,
-                                           key_bits(g->n_rows), stream);
+static status sort(backend *be, const row_groups *g, group_room *room) {
+    return cuda_sort_pairs(be, room->sort, &room->sort_bytes, room->keys, room->sorted,
+                           room->places, (uint32_t *)g->order, (int)g->n, key_bits(g->n_rows));
 }
 
 static status make_room(backend *be, const row_groups *g, group_room *room) {
     size_t keys_bytes = cuda_align((size_t)g->n * sizeof(uint32_t));
     void *memory;
     memset(room, 0, sizeof *room);
-    CUDA_TRY(sort(g, room, cuda_of(be)->stream)); /* without memory it tells how much it needs */
+    TRY(sort(be, g, room)); /* without memory it tells how much it needs */
     TRY(cuda_scratch(be, 3 * keys_bytes + room->sort_bytes, &memory));
     room->keys = (uint32_t *)memory;
     room->sorted = (uint32_t *)((char *)memory + keys_bytes);
-    room->places = (int32_t *)((char *)memory + 2 * keys_bytes);
+    room->places = (uint32_t *)((char *)memory + 2 * keys_bytes);
     room->sort = (char *)memory + 3 * keys_bytes;
     return OK;
 }
@@ -84,7 +80,7 @@ status cuda_group(backend *be, const int32_t *index, row_groups *groups) {
     group_keys_any_kernel<<<(unsigned)cuda_div_up(n, GROUP_THREADS), GROUP_THREADS, 0, stream>>>(
         n, groups->n_rows, index, room.keys, room.places);
     TRY(cuda_launched("the keys of group"));
-    CUDA_TRY(sort(groups, &room, stream));
+    TRY(sort(be, groups, &room));
     group_begins_any_kernel<<<(unsigned)cuda_div_up((int64_t)groups->n_rows + 1, GROUP_THREADS),
                               GROUP_THREADS, 0, stream>>>(n, groups->n_rows, room.sorted,
                                                           groups->begin);

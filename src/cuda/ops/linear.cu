@@ -10,7 +10,7 @@
 #include "cuda/core/reduce.cuh"
 #include "cuda/ops/linear_f.cuh"
 
-enum { THREADS = 256 };
+enum { LINEAR_THREADS = 256 };
 
 typedef struct copy_job {
     int64_t n_packs; /* of the weight */
@@ -21,7 +21,7 @@ typedef struct copy_job {
 
 /* A thread copies N elements of the weight, or one of the bias. */
 template <typename T, int N> static __global__ void linear_copy_any_kernel(copy_job j) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t i = (int64_t)blockIdx.x * LINEAR_THREADS + threadIdx.x;
     if (i < j.n_packs) {
         pack<float, N> from = ((const pack<float, N> *)j.w)[i];
         pack<T, N> to;
@@ -38,12 +38,12 @@ template <typename T> static status copy_launch(backend *be, const linear_args *
     int64_t size = (int64_t)a->n_in * a->n_out;
     bool is_packed = can_pack(a->w, size, size, sizeof(float), 4);
     j.n_packs = is_packed ? size / 4 : size;
-    unsigned n_blocks = (unsigned)cuda_div_up(j.n_packs + j.n_bias, THREADS);
+    unsigned n_blocks = (unsigned)cuda_div_up(j.n_packs + j.n_bias, LINEAR_THREADS);
     cudaStream_t stream = cuda_of(be)->stream;
     if (is_packed)
-        linear_copy_any_kernel<T, 4><<<n_blocks, THREADS, 0, stream>>>(j);
+        linear_copy_any_kernel<T, 4><<<n_blocks, LINEAR_THREADS, 0, stream>>>(j);
     else
-        linear_copy_any_kernel<T, 1><<<n_blocks, THREADS, 0, stream>>>(j);
+        linear_copy_any_kernel<T, 1><<<n_blocks, LINEAR_THREADS, 0, stream>>>(j);
     return cuda_launched("the copy of a weight");
 }
 
@@ -71,7 +71,7 @@ static status take_weights(backend *be, const linear_args *a, const float *bias,
 /* y = f(z), N numbers a thread. */
 template <typename T, int N>
 static __global__ void linear_epilogue_any_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t i = (int64_t)blockIdx.x * LINEAR_THREADS + threadIdx.x;
     if (i >= n_packs) return;
     pack<T, N> x = ((const pack<T, N> *)z)[i];
     linear_f<T, N>(f, &x);
@@ -83,14 +83,14 @@ static status f_launch(backend *be, epilogue f, int64_t n, const void *z, void *
     enum { N = 16 / sizeof(T) };
     bool is_packed = can_pack(z, n, n, sizeof(T), N) && can_pack(y, n, n, sizeof(T), N);
     int64_t n_packs = is_packed ? n / N : n;
-    unsigned n_blocks = (unsigned)cuda_div_up(n_packs, THREADS);
+    unsigned n_blocks = (unsigned)cuda_div_up(n_packs, LINEAR_THREADS);
     cudaStream_t stream = cuda_of(be)->stream;
     if (is_packed)
         linear_epilogue_any_kernel<T, N>
-            <<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
+            <<<n_blocks, LINEAR_THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
     else
         linear_epilogue_any_kernel<T, 1>
-            <<<n_blocks, THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
+            <<<n_blocks, LINEAR_THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
     return cuda_launched("the activation of a layer");
 }
 
@@ -160,7 +160,12 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
 
 /* A block owns 32 packs of columns and goes down its group of rows, ROWS_Y rows at a time; a thread
  * has LOADS rows in flight. */
-enum { PACKS_X = 32, ROWS_Y = THREADS / PACKS_X, LOADS = 2, MIN_GROUP = ROWS_Y * LOADS * 4 };
+enum {
+    PACKS_X = 32,
+    ROWS_Y = LINEAR_THREADS / PACKS_X,
+    LOADS = 2,
+    MIN_DZ_GROUP = ROWS_Y * LOADS * 4
+};
 
 typedef struct dz_job {
     int64_t n, group_rows;
@@ -196,7 +201,7 @@ __device__ static inline void dz_rows(const dz_job &j, int64_t row, int64_t end,
 }
 
 template <typename T, int N>
-static __global__ void __launch_bounds__(THREADS) linear_bwd_dz_any_kernel(dz_job j) {
+static __global__ void __launch_bounds__(LINEAR_THREADS) linear_bwd_dz_any_kernel(dz_job j) {
     __shared__ float room[ROWS_Y][PACKS_X * N + 1];
     int x = (int)threadIdx.x % PACKS_X, y = (int)threadIdx.x / PACKS_X;
     int64_t first_column = (int64_t)blockIdx.y * (PACKS_X * N), column = first_column + x * N;
@@ -212,7 +217,8 @@ static __global__ void __launch_bounds__(THREADS) linear_bwd_dz_any_kernel(dz_jo
     for (int c = 0; c < N; c++)
         room[y][x * N + c] = sum[c];
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < PACKS_X * N && first_column + i < j.n_out; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < PACKS_X * N && first_column + i < j.n_out;
+         i += LINEAR_THREADS) {
         float total = 0;
         for (int r = 0; r < ROWS_Y; r++)
             total += room[r][i];
@@ -222,7 +228,7 @@ static __global__ void __launch_bounds__(THREADS) linear_bwd_dz_any_kernel(dz_jo
 
 /* dbias += the groups' sums, in a fixed order: a block owns 32 columns, a row of threads every
  * eighth group. */
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(LINEAR_THREADS)
     linear_bwd_dbias_any_kernel(int32_t n_groups, int32_t n_out, const float *partials,
                                 float *dbias) {
     __shared__ float room[ROWS_Y][PACKS_X];
@@ -255,7 +261,7 @@ static int64_t dz_group_rows(backend *be, const linear_args *a) {
     int64_t across = cuda_div_up(a->n_out, PACKS_X * dz_pack(be, a));
     int64_t n_groups = cuda_div_up((int64_t)cuda_of(be)->n_multiprocessors * 8, across);
     int64_t rows = cuda_div_up(a->n, n_groups);
-    return rows < MIN_GROUP ? (int64_t)MIN_GROUP : rows;
+    return rows < MIN_DZ_GROUP ? (int64_t)MIN_DZ_GROUP : rows;
 }
 
 template <typename T> static status dz_launch(backend *be, const linear_args *a, const dz_job &j) {
@@ -265,9 +271,9 @@ template <typename T> static status dz_launch(backend *be, const linear_args *a,
               (unsigned)cuda_div_up(j.n_out, PACKS_X * pack_size));
     cudaStream_t stream = cuda_of(be)->stream;
     if (pack_size > 1)
-        linear_bwd_dz_any_kernel<T, N><<<grid, THREADS, 0, stream>>>(j);
+        linear_bwd_dz_any_kernel<T, N><<<grid, LINEAR_THREADS, 0, stream>>>(j);
     else
-        linear_bwd_dz_any_kernel<T, 1><<<grid, THREADS, 0, stream>>>(j);
+        linear_bwd_dz_any_kernel<T, 1><<<grid, LINEAR_THREADS, 0, stream>>>(j);
     return cuda_launched("the gradient of a layer's activation");
 }
 
@@ -283,7 +289,7 @@ static status backward_f(backend *be, const linear_args *a, float *partials) {
     if (a->f == EPILOGUE_NONE && a->dbias == NULL) return OK;
     CUDA_WITH_ACT(be, TRY(dz_launch<T>(be, a, j)));
     if (a->dbias == NULL) return OK;
-    linear_bwd_dbias_any_kernel<<<(unsigned)cuda_div_up(a->n_out, PACKS_X), THREADS, 0,
+    linear_bwd_dbias_any_kernel<<<(unsigned)cuda_div_up(a->n_out, PACKS_X), LINEAR_THREADS, 0,
                                   cuda_of(be)->stream>>>((int32_t)cuda_div_up(a->n, j.group_rows),
                                                          a->n_out, partials, a->dbias);
     return cuda_launched("the gradient of a bias");

@@ -6,6 +6,7 @@
  * table.  The number of tokens changes from batch to batch, so a dimension on which no row
  * length depends is rounded up for the query: the answer depends on the rounded shape alone,
  * not on earlier queries, and hence is the same in a run that was interrupted. */
+#include <cublasLt.h>
 #include <string.h>
 
 #include "base/mem.h"

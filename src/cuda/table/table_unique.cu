@@ -1,14 +1,11 @@
 /* unique of a batch of ids (ops/table.h).  A stable sort of (high half of the hash, place) by CUB
  * puts equal ids side by side, their places ascending; then the heads of runs are counted, which
- * gives each block of 1024 places the number of its first run.  It has a file of its own because
- * the sort takes long to compile.
+ * gives each block of 1024 places the number of its first run.
  *
  * Sorting by half of the hash halves the passes of the sort, which bound the time (H200, 2^20 ids:
  * 0.22 ms with whole hashes). Different ids seldom share the high half: a dozen pairs among 350
  * 000.  Such runs are found and repaired, a block each: sorted by the low half, stably, in time
  * linear in their length even for adversarial ids. */
-#include <cub/device/device_radix_sort.cuh>
-
 #include "cuda/table/table.cuh"
 
 enum { MEND_THREADS = 256, MEND_WARPS = MEND_THREADS / 32, MEND_BLOCKS = 64, DIGITS = 256 };
@@ -169,10 +166,9 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     if (a.begin != NULL) a.begin[u] = (int32_t)i;
 }
 
-static cudaError_t sort(const table_unique_args *a, unique_room *room, cudaStream_t stream) {
-    return cub::DeviceRadixSort::SortPairs(room->sort, room->sort_bytes, room->halves,
-                                           room->sorted_halves, room->places, room->order,
-                                           (int)a->n, 0, 32, stream);
+static status sort(backend *be, const table_unique_args *a, unique_room *room) {
+    return cuda_sort_pairs(be, room->sort, &room->sort_bytes, room->halves, room->sorted_halves,
+                           room->places, room->order, (int)a->n, 32);
 }
 
 static size_t make_room(unique_room *room, char *memory, const table_unique_args *a) {
@@ -205,7 +201,7 @@ static status sort_hashes(backend *be, const table_unique_args *a, unique_room *
     unsigned n_blocks = table_blocks(a->n);
     table_unique_hash_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
     TRY(cuda_launched("the hashes of unique"));
-    CUDA_TRY(sort(a, room, stream));
+    TRY(sort(be, a, room));
     table_unique_list_mixed_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
     table_unique_mend_any_kernel<<<MEND_BLOCKS, MEND_THREADS, 0, stream>>>(a->n, a->ids, *room);
     return cuda_launched("the order of unique");
@@ -216,7 +212,7 @@ status cuda_table_unique(backend *be, const table_unique_args *a) {
     unique_room room = {};
     void *memory;
     if (a->n == 0) return set_empty(be, a);
-    CUDA_TRY(sort(a, &room, stream)); /* without memory it tells how much it needs */
+    TRY(sort(be, a, &room)); /* without memory it tells how much it needs */
     TRY(cuda_scratch(be, make_room(&room, NULL, a), &memory));
     make_room(&room, (char *)memory, a);
     TRY(sort_hashes(be, a, &room));

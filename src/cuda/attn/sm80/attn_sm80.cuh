@@ -222,14 +222,6 @@ half_load_two(char *to, int step, const half_matrix &m0, const half_matrix &m1, 
     }
 }
 
-/* Columns c and c + 1 of a row. */
-template <typename T>
-__device__ static inline void half_store_pair(T *to, int c, int dim, uint32_t pair) {
-    const T *from = (const T *)&pair;
-    if (c < dim) to[c] = from[0];
-    if (c + 1 < dim) to[c + 1] = from[1];
-}
-
 /* Stores the warp's tile acc, 16 M rows in the layout of scores, at row `row` of the sequence and
  * column `col` of the head. The sequence has n_rows rows and starts at jagged row `origin`. Where
  * the alignment allows it, the four lanes of a row exchange their pairs and store 64 bytes at once.
@@ -238,35 +230,32 @@ template <typename T, int M, int N>
 __device__ static inline void half_store(const half_result &result, int64_t origin, int n_rows,
                                          int head, int row, int col, const float (*acc)[N][4]) {
     static_assert(N % 4 == 0, "four pairs are turned");
-    int lane = (int)threadIdx.x % 32;
-    T *out = (T *)result.p + origin * result.stride + (int64_t)head * result.dim;
+    int lane = (int)threadIdx.x % 32, step = result.is_wide ? 8 : 2;
+    int left = result.dim - col - step * (lane % 4); /* columns from the lane's first on */
+    T *to = (T *)result.p + (origin + row + lane / 4) * result.stride + (int64_t)head * result.dim +
+            col + step * (lane % 4);
+    row += lane / 4;
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
-        int r = row + 8 * i + lane / 4;
-        T *to = out + (int64_t)r * result.stride;
+        int limit = row + 8 * i < n_rows ? left : 0;
+        uint32_t pair[N / 4][4];
 #pragma unroll
-        for (int n = 0; n < N; n += 4) {
-            float y[8];
-            uint32_t pair[4];
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                y[e] = acc[i / 2][n + e / 2][i % 2 * 2 + e % 2] * result.factor;
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                pair[e] = cvt_pack<T>(y[2 * e], y[2 * e + 1]);
-            if (result.is_wide) {
-                int c = col + 8 * (n + lane % 4);
-                transpose_quad(pair);
-                if (r < n_rows && c < result.dim)
-                    *(uint4 *)(to + c) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-                continue;
-            }
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int c = col + 8 * (n + e) + 2 * (lane % 4);
-                if (r < n_rows) half_store_pair(to, c, result.dim, pair[e]);
-            }
+        for (int n = 0; n < N; n++) {
+            const float *x = &acc[i / 2][n][i % 2 * 2];
+            pair[n / 4][n % 4] = cvt_pack<T>(x[0] * result.factor, x[1] * result.factor);
         }
+        if (result.is_wide) {
+#pragma unroll
+            for (int n = 0; n < N; n += 4) {
+                transpose_quad(pair[n / 4]);
+                store_wide_below(to + 8 * n, pair[n / 4], 8 * n, limit);
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                store_two_below(to + 8 * n, pair[n / 4][n % 4], 8 * n, limit);
+        }
+        to += 8 * result.stride;
     }
 }
 
