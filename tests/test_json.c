@@ -304,6 +304,16 @@ TEST(json_refuses_duplicate_keys) {
     CHECK_REFUSED("{\"\":1,\"\":2}", "the key \"\" stands");
     CHECK_REFUSED("[{\"x\":{\"a\":1,\"a\":2}}]", "the key \"a\"");
     parsed("{\"a\":{\"a\":[{\"a\":1},{\"a\":1}]},\"b\":{\"a\":1}}");
+    for (int n = 2; n <= 20; n++) { /* few and many keys: the last is the first again, or not */
+        char text[300] = "{";
+        size_t at = 1;
+        for (int i = 0; i < n; i++)
+            at += (size_t)snprintf(text + at, sizeof text - at, "\"k%d\":1,", n - i);
+        snprintf(text + at, sizeof text - at, "\"k%d\":1}", n);
+        CHECK_REFUSED(text, "stands here for the second time");
+        snprintf(text + at, sizeof text - at, "\"k\":1}");
+        parsed(text);
+    }
 }
 
 TEST(json_limits_depth) {

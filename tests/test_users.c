@@ -1,5 +1,7 @@
 #include "serve/users.h"
 
+#include <inttypes.h>
+
 #include "base/mem.h"
 #include "base/rng.h"
 #include "oom.h"
@@ -46,6 +48,18 @@ static bool erase(users *u, const char *who) {
 }
 
 /* A user of the data keeps its events, and gets new ones at their places by time. */
+TEST(users_write_numbers_as_printf_does) {
+    static const int64_t numbers[] = {0, 7, -1, 10, -90, 1234567890123, INT64_MAX, INT64_MIN};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        id_text id;
+        char want[32];
+        engine_id e = number(numbers[i]);
+        CHECK_OK(id_text_make(&id, &e, "the item"));
+        CHECK_EQ(id.n, (size_t)snprintf(want, sizeof want, "%" PRId64, numbers[i]));
+        CHECK(strcmp(id.text, want) == 0);
+    }
+}
+
 TEST(users_put_events_in_order_of_time) {
     seq_file *data;
     users u;

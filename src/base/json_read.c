@@ -11,6 +11,8 @@
 #include "base/json.h"
 #include "base/utf8.h"
 
+enum { FEW_KEYS = 8 }; /* of an object: each is compared with each */
+
 /* A key and where it stands, for finding duplicates when its object is complete. */
 typedef struct key_place {
     const char *key;
@@ -221,18 +223,30 @@ static int compare_keys(const void *left, const void *right) {
     return order != 0 ? order : a->at < b->at ? -1 : a->at > b->at;
 }
 
-/* Ends an object whose keys start at `base`, and refuses duplicate keys, naming the first.  Sorting
+/* The first key that was there before, or NULL.  Few keys are compared each with each; sorting many
  * takes n log n steps whatever the keys, where hashing could be attacked. */
-static status check_keys(parser *p, size_t base) {
-    size_t n = p->n_keys - base;
-    p->n_keys = base;
-    if (n < 2) return OK;
-    const key_place *keys = p->keys + base, *twice = NULL;
-    qsort(p->keys + base, n, sizeof *keys, compare_keys);
+static const key_place *find_twice(key_place *keys, size_t n) {
+    const key_place *twice = NULL;
+    if (n <= FEW_KEYS) {
+        for (size_t i = 1; i < n; i++)
+            for (size_t k = 0; k < i; k++)
+                if (strcmp(keys[k].key, keys[i].key) == 0) return &keys[i];
+        return NULL;
+    }
+    qsort(keys, n, sizeof *keys, compare_keys);
     for (size_t i = 1; i < n; i++) {
         bool is_twice = strcmp(keys[i - 1].key, keys[i].key) == 0;
         if (is_twice && (twice == NULL || keys[i].at < twice->at)) twice = &keys[i];
     }
+    return twice;
+}
+
+/* Ends an object whose keys start at `base`, and refuses duplicate keys, naming the first. */
+static status check_keys(parser *p, size_t base) {
+    size_t n = p->n_keys - base;
+    p->n_keys = base;
+    if (n < 2) return OK;
+    const key_place *twice = find_twice(p->keys + base, n);
     if (twice == NULL) return OK;
     return refuse(p, twice->at, "the key \"%.80s\" stands here for the second time", twice->key);
 }
