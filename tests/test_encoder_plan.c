@@ -237,16 +237,14 @@ TEST(auto_takes_a_kept_plan) {
     backend *be = open_device();
     float want[ROWS * 24], got[ROWS * 24];
     plan_store s;
-    plan_file f = {.layer = "bert",
-                   .value = 41115,
-                   .arch = "cpu",
-                   .dtype = "float32",
-                   .mask = "none",
-                   .n_heads = 3,
-                   .dim_head = 8,
-                   .max_len = 33,
-                   .n_tokens = 34,
-                   .ms = 1};
+    plan_file f = {.value = 41115, .ms = 1};
+    chain_shape shape = {.n_heads = 3, .dim_head = 8, .max_len = 33, .n_tokens = 34};
+    kernel_cache cache;
+    target *t;
+    CHECK_OK(kernel_cache_open(&cache, test_folder()));
+    CHECK_OK(target_create_on(&t, be, NULL, &cache));
+    plan_file_key(&f, t, chain_of(CHAIN_BERT), &shape, NULL, NULL);
+    target_destroy(t);
     encoder_plan_options o = {.plan = "auto", .cache = test_folder()};
     encoder_plan *p;
     CHECK_OK(plan_store_open(&s, test_folder()));

@@ -8,7 +8,8 @@ static linear_args linear_of(const bert_dense *d, int64_t n) {
                          .n_out = d->n_out,
                          .is_transposed = true,
                          .bias = d->bias,
-                         .packed = d->packed};
+                         .packed = d->packed,
+                         .rank = LINEAR_FASTEST};
 }
 
 status bert_dense_init(bert_dense *d, nn_memory *memory, const float *w, const float *bias,

@@ -134,9 +134,14 @@ typedef struct linear_args {
     float *dbias; /* (n_out) or NULL */
     void *packed; /* linear_packed_bytes bytes, or NULL */
     /* forward, on a GPU: which of cuBLASLt's kernels for this shape, in the order in which it
-     * recommends them, the last one where it has fewer */
+     * recommends them, the last one where it has fewer; or LINEAR_FASTEST */
     int32_t rank;
 } linear_args;
+
+/* The kernels are timed when a shape is first seen, and the fastest is taken from then on.  Which
+ * one that is, and so the last bits of a result, may differ from run to run; in deterministic mode,
+ * and while steps are recorded, it is the first of the order. */
+enum { LINEAR_FASTEST = -1 };
 
 /* y = (x - mean) rstd (* weight + bias); statistics over `dim`, biased variance. */
 typedef struct norm_args {

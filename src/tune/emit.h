@@ -38,7 +38,7 @@ typedef struct kernel_spec {
 } kernel_spec;
 
 /* CHAIN_EPS: the eps of random layers. */
-enum { EMIT_MAX_TILES = 18, EMIT_NAME_BYTES = 64 };
+enum { EMIT_MAX_TILES = 40, EMIT_NAME_BYTES = 64 };
 #define CHAIN_EPS 1e-5f
 
 /* The tile parameters worth trying for a kernel, the default first.  What needs more shared memory

@@ -29,7 +29,7 @@ typedef struct library {
 } library;
 
 /* Kernels of a product that cuBLASLt recommends and searches try; one on the CPU. */
-enum { LIBRARY_RANKS = 5 };
+enum { LIBRARY_RANKS = 10 };
 
 /* How many ranks a choice has for operators first..last on this target; 0: they cannot be it. */
 int library_ranks(const target *t, const chain *c, int first, int last, library_choice choice);

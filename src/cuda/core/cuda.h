@@ -154,4 +154,8 @@ bool cuda_softmax_sm80_can_bwd(const backend *be, const softmax_attn_args *a);
 status cuda_softmax_sm80_bwd(backend *be, const softmax_attn_args *a, const float *delta);
 status cuda_softmax_sm80_dq(backend *be, const softmax_attn_args *a, const float *delta);
 
+/* A kernel for Hopper beside the one for every card: it takes the calls for which _can is true. */
+bool cuda_residual_norm_sm90_can(const backend *be, const residual_norm_args *a);
+status cuda_residual_norm_sm90(backend *be, const residual_norm_args *a);
+
 #endif

@@ -5,8 +5,10 @@
  * kernel for a shape is asked once (tens of microseconds), and its answer is cached in a small
  * table.  The number of tokens changes from batch to batch, so a dimension on which no row
  * length depends is rounded up for the query: the answer depends on the rounded shape alone,
- * not on earlier queries, and hence is the same in a run that was interrupted. */
+ * not on earlier queries, and hence is the same in a run that was interrupted.  Inference may ask
+ * for the fastest of the recommended kernels instead (LINEAR_FASTEST). */
 #include <cublasLt.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -16,7 +18,10 @@
 enum { WORKSPACE_BYTES = 64 << 20 };
 
 /* The table: sets of a few entries, of which the oldest is evicted. */
-enum { N_SETS = 128, N_WAYS = 4, MAX_ANSWERS = 8 };
+enum { N_SETS = 128, N_WAYS = 4, MAX_ANSWERS = 16 };
+
+/* Timing a kernel: rounds of runs, of which the fastest round counts. */
+enum { N_ROUNDS = 3, N_RUNS = 5 };
 
 /* Rounding: at most one part in 32 from here on. */
 enum { MIN_ROUNDED = 1024, ROUNDING_BITS = 5, MAX_ALIGNMENT = 16 };
@@ -212,24 +217,7 @@ static const char *type_name(cudaDataType_t type) {
     return type == CUDA_R_16BF ? "bfloat16" : type == CUDA_R_16F ? "float16" : "float32";
 }
 
-static status choose(const cuda_state *cuda, const cuda_product *p, cublasLtMatmulAlgo_t *algo) {
-    description text;
-    cublasLtMatmulPreferenceOpaque_t preference;
-    cublasLtMatmulHeuristicResult_t answer[MAX_ANSWERS];
-    int n = 0, left = p->rank;
-    bool is_found = false;
-    TRY(describe(cuda, p, &text));
-    TRY(describe_preference(cuda, p, &preference));
-    cublasStatus_t error =
-        cublasLtMatmulAlgoGetHeuristic(cuda->matmuls->handle, &text.what, &text.b, &text.a, &text.d,
-                                       &text.d, &preference, MAX_ANSWERS, answer, &n);
-    for (int i = 0; error == CUBLAS_STATUS_SUCCESS && i < n; i++) {
-        if (answer[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        *algo = answer[i].algo;
-        is_found = true;
-        if (left-- == 0) break;
-    }
-    if (is_found) return OK;
+static status no_kernel(const cuda_product *p, cublasStatus_t error) {
     return fail(ERR_DEVICE,
                 "cuBLASLt has no kernel for a product (%lld, %lld) x (%lld, %lld) of %s into %s%s: "
                 "%s",
@@ -237,6 +225,129 @@ static status choose(const cuda_state *cuda, const cuda_product *p, cublasLtMatm
                 type_name(p->type), type_name(p->type_d), p->bias != NULL ? " with a bias" : "",
                 cublasLtGetStatusString(
                     error != CUBLAS_STATUS_SUCCESS ? error : CUBLAS_STATUS_NOT_SUPPORTED));
+}
+
+/* The kernels that cuBLASLt recommends, in its order; there is at least one. */
+static status list_kernels(const cuda_state *cuda, const cuda_product *p,
+                           cublasLtMatmulAlgo_t (&list)[MAX_ANSWERS], int *n_list) {
+    description text;
+    cublasLtMatmulPreferenceOpaque_t preference;
+    cublasLtMatmulHeuristicResult_t answer[MAX_ANSWERS];
+    int n = 0;
+    *n_list = 0;
+    TRY(describe(cuda, p, &text));
+    TRY(describe_preference(cuda, p, &preference));
+    cublasStatus_t error =
+        cublasLtMatmulAlgoGetHeuristic(cuda->matmuls->handle, &text.what, &text.b, &text.a, &text.d,
+                                       &text.d, &preference, MAX_ANSWERS, answer, &n);
+    for (int i = 0; error == CUBLAS_STATUS_SUCCESS && i < n; i++)
+        if (answer[i].state == CUBLAS_STATUS_SUCCESS) list[(*n_list)++] = answer[i].algo;
+    return *n_list > 0 ? OK : no_kernel(p, error);
+}
+
+static cublasStatus_t run_kernel(const cuda_state *cuda, const cuda_product *p, description *text,
+                                 const cublasLtMatmulAlgo_t *algo) {
+    const float one = 1, beta = p->c != NULL ? 1 : 0;
+    return cublasLtMatmul(cuda->matmuls->handle, &text->what, &one, p->b, &text->b, p->a, &text->a,
+                          &beta, p->c != NULL ? p->c : p->d, &text->d, p->d, &text->d, algo,
+                          cuda->matmuls->workspace, WORKSPACE_BYTES, cuda->stream);
+}
+
+/* N_RUNS runs as a recorded step, since that is how kernels of inference run: one that needs a
+ * memset beforehand costs more there than its own time.  NULL: the kernel cannot compute this
+ * shape. */
+static status record_kernel(const cuda_state *cuda, const cuda_product *p, description *text,
+                            const cublasLtMatmulAlgo_t *algo, cudaGraphExec_t *out) {
+    cudaGraph_t graph = NULL;
+    cublasStatus_t error = run_kernel(cuda, p, text, algo);
+    *out = NULL;
+    if (error != CUBLAS_STATUS_SUCCESS) return OK;
+    CUDA_TRY(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < N_RUNS && error == CUBLAS_STATUS_SUCCESS; i++)
+        error = run_kernel(cuda, p, text, algo);
+    CUDA_TRY(cudaStreamEndCapture(cuda->stream, &graph));
+    cudaError_t made = cudaGraphInstantiate(out, graph, 0);
+    cudaGraphDestroy(graph);
+    if (made != cudaSuccess) return cuda_failed(made, "recording a product");
+    BLAS_TRY(error);
+    return OK;
+}
+
+/* Milliseconds of N_RUNS runs, the fastest of some rounds. */
+static status time_recorded(const cuda_state *cuda, cudaGraphExec_t step, cudaEvent_t begin,
+                            cudaEvent_t end, float *out) {
+    for (int round = 0; round < N_ROUNDS; round++) {
+        float ms;
+        CUDA_TRY(cudaEventRecord(begin, cuda->stream));
+        CUDA_TRY(cudaGraphLaunch(step, cuda->stream));
+        CUDA_TRY(cudaEventRecord(end, cuda->stream));
+        CUDA_TRY(cudaEventSynchronize(end));
+        CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
+        *out = ms < *out ? ms : *out;
+    }
+    return OK;
+}
+
+/* INFINITY: the kernel cannot compute this shape. */
+static status time_kernel(const cuda_state *cuda, const cuda_product *p, description *text,
+                          const cublasLtMatmulAlgo_t *algo, cudaEvent_t begin, cudaEvent_t end,
+                          float *out) {
+    cudaGraphExec_t step = NULL;
+    *out = INFINITY;
+    status st = record_kernel(cuda, p, text, algo, &step);
+    if (st == OK && step != NULL) st = time_recorded(cuda, step, begin, end, out);
+    if (step != NULL) cudaGraphExecDestroy(step);
+    return st;
+}
+
+/* *best: the fastest of the list, on the operands of p. */
+static status time_kernels(const cuda_state *cuda, const cuda_product *p,
+                           const cublasLtMatmulAlgo_t *list, int n, cudaEvent_t begin,
+                           cudaEvent_t end, int *best) {
+    description text;
+    float least = INFINITY, ms;
+    *best = 0;
+    TRY(describe(cuda, p, &text));
+    for (int i = 0; i < n; i++) {
+        TRY(time_kernel(cuda, p, &text, &list[i], begin, end, &ms));
+        if (ms < least) *best = i;
+        least = ms < least ? ms : least;
+    }
+    return OK;
+}
+
+static status find_fastest(const cuda_state *cuda, const cuda_product *p,
+                           const cublasLtMatmulAlgo_t *list, int n, int *best) {
+    cudaEvent_t begin = NULL, end = NULL;
+    cudaError_t error = cudaEventCreate(&begin);
+    if (error == cudaSuccess) error = cudaEventCreate(&end);
+    status st = error == cudaSuccess ? time_kernels(cuda, p, list, n, begin, end, best)
+                                     : cuda_failed(error, "cudaEventCreate");
+    if (begin != NULL) cudaEventDestroy(begin);
+    if (end != NULL) cudaEventDestroy(end);
+    return st;
+}
+
+/* Whether kernels may be timed now: the product can be repeated, and nothing is recorded. */
+static bool can_time(const cuda_state *cuda, const cuda_product *p) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    return !cuda->is_deterministic && p->c != p->d &&
+           cudaStreamIsCapturing(cuda->stream, &capture) == cudaSuccess &&
+           capture == cudaStreamCaptureStatusNone;
+}
+
+/* The kernel for p by its rank in the list for r, whose shape is that of p or rounded. */
+static status choose(const cuda_state *cuda, const cuda_product *p, const cuda_product *r,
+                     cublasLtMatmulAlgo_t *algo) {
+    cublasLtMatmulAlgo_t list[MAX_ANSWERS];
+    int n, at = 0;
+    TRY(list_kernels(cuda, r, list, &n));
+    if (p->rank >= 0)
+        at = p->rank < n ? p->rank : n - 1;
+    else if (n > 1 && can_time(cuda, p))
+        TRY(find_fastest(cuda, p, list, n, &at));
+    *algo = list[at];
+    return OK;
 }
 
 /* FNV-1a over the key. */
@@ -248,8 +359,9 @@ static uint64_t hash_of(const shape_key *key) {
     return hash ^ hash >> 32;
 }
 
-/* The entry of the rounded shape, made if it is not there. */
-static status find(const cuda_state *cuda, const cuda_product *r, entry **out) {
+/* The entry of the rounded shape r of p, made if it is not there. */
+static status find(const cuda_state *cuda, const cuda_product *p, const cuda_product *r,
+                   entry **out) {
     shape_key key = key_of(cuda, r);
     entry *set = cuda->matmuls->table[hash_of(&key) % N_SETS], *oldest = set;
     for (int i = 0; i < N_WAYS; i++) {
@@ -260,7 +372,7 @@ static status find(const cuda_state *cuda, const cuda_product *r, entry **out) {
         if (set[i].age < oldest->age) oldest = &set[i];
     }
     oldest->age = 0;
-    TRY(choose(cuda, r, &oldest->algo));
+    TRY(choose(cuda, p, r, &oldest->algo));
     oldest->key = key;
     oldest->checked_m = r->m, oldest->checked_k = r->k;
     oldest->age = ++cuda->matmuls->n_made;
@@ -286,16 +398,13 @@ status cuda_matmul(backend *be, const cuda_product *p) {
     description text;
     cublasLtMatmulAlgo_t algo;
     entry *e = NULL;
-    const float one = 1, beta = p->c != NULL ? 1 : 0;
     if (p->m == 0 || p->n == 0) return OK;
     TRY(describe(cuda, p, &text));
-    TRY(find(cuda, &r, &e));
+    TRY(find(cuda, p, &r, &e));
     if (is_fit(cuda, p, &text, e))
         algo = e->algo;
     else
-        TRY(choose(cuda, p, &algo));
-    BLAS_TRY(cublasLtMatmul(cuda->matmuls->handle, &text.what, &one, p->b, &text.b, p->a, &text.a,
-                            &beta, p->c != NULL ? p->c : p->d, &text.d, p->d, &text.d, &algo,
-                            cuda->matmuls->workspace, WORKSPACE_BYTES, cuda->stream));
+        TRY(choose(cuda, p, p, &algo));
+    BLAS_TRY(run_kernel(cuda, p, &text, &algo));
     return OK;
 }

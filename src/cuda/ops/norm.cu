@@ -177,6 +177,7 @@ template <typename T> static bool is_packed(const residual_norm_args *a, bool is
 }
 
 status cuda_residual_norm(backend *be, const residual_norm_args *a) {
+    if (a->n > 0 && cuda_residual_norm_sm90_can(be, a)) return cuda_residual_norm_sm90(be, a);
     NORM_RUN(be, a, false,
              return norm_launch_fwd<R>(be, residual_norm_any_kernel<T, R>, a, "residual_norm"));
 }
