@@ -381,12 +381,17 @@ TEST(softmax_attn_whole_heads_of_bits) {
     mem_free(dense);
 }
 
-/* Long enough for the kernels of dense masks. */
+/* Kernels are chosen by the length that no sequence exceeds: those of long sequences. */
 TEST(softmax_attn_whole_heads_long) {
-    const int32_t lengths[] = {70, 1030};
-    if (test_on.p == PRECISION_F32) SKIP_TEST("float32 has one kernel for all lengths");
-    check_mask("none", lengths, 2, 1, 64, 0.0f);
-    check_mask("causal", lengths, 2, 1, 64, 0.0f);
+    const int32_t lengths[] = {140, 0, 64, 129, 1};
+    for (int m = 0; m < N_MASKS; m++) {
+        sample s;
+        make_sample(&s, lengths, 5, 1, 64, 0.0f);
+        s.a.max_len = 1100;
+        set_mask(&s, masks[m]);
+        check_sample(&s, masks[m]);
+        free_sample(&s);
+    }
 }
 
 /* What follows a sequence in the arrays does not reach its results. */
