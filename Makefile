@@ -151,7 +151,8 @@ $B/hstu-inject.so: $(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/fla
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -shared $(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude \
 		-Isrc $(CFLAGS) $(INJECT_ALL) $(LDFLAGS) -Wl,-z,nodelete -lpthread -ldl -o $@
 
-unit: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit
+# A test of all files runs the checker of reference values.
+unit: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $(if $(TEST_FILES),,$B/tests/golden)
 tests: unit $B/tests/golden $B/tests/flip
 $B/tests/unit: $(TEST_OBJ) $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
