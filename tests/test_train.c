@@ -243,7 +243,8 @@ TEST(train_sigterm_saves_and_resumes) {
     CHECK(same_file(run_path("whole"), run_path("parts"), "optimizer.safetensors"));
 }
 
-/* kill -9 at any moment; the run is resumed until it is done, and equals one that was not. */
+/* kill -9 at any moment; the run is resumed until it is done, and equals one that was not.
+ * --foreground: else timeout kills itself too, and the next training may find the lock of the last. */
 TEST(train_killed_again_and_again_equals_uninterrupted) {
     free(said(0, "train --gin-config-file m.gin --data data --out whole --epochs 15"));
     char *text;
@@ -252,7 +253,8 @@ TEST(train_killed_again_and_again_equals_uninterrupted) {
         "export ASAN_OPTIONS=detect_leaks=0; cd %s && %s train --device cpu --gin-config-file "
         "m.gin --data data --out parts --max-iters 1 "
         ">/dev/null "
-        "&& for t in 0.05 0.08 0.11 0.14 0.17 0.2; do (timeout -s KILL $t %s train --device cpu "
+        "&& for t in 0.05 0.08 0.11 0.14 0.17 0.2; do (timeout --foreground -s KILL $t %s train "
+        "--device cpu "
         "--gin-config-file "
         "m.gin --resume --data data --out parts --epochs 15; true) >/dev/null 2>&1; done; %s train "
         "--device cpu --gin-config-file m.gin --resume --data data --out parts --epochs 15",
