@@ -244,7 +244,8 @@ TEST(train_sigterm_saves_and_resumes) {
 }
 
 /* kill -9 at any moment; the run is resumed until it is done, and equals one that was not.
- * --foreground: else timeout kills itself too, and the next training may find the lock of the last. */
+ * --foreground: else timeout kills itself too, and the next training may find the lock of the last.
+ */
 TEST(train_killed_again_and_again_equals_uninterrupted) {
     free(said(0, "train --gin-config-file m.gin --data data --out whole --epochs 15"));
     char *text;
