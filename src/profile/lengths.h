@@ -48,9 +48,11 @@ void lengths_forget(lengths *l);
 /* The pairs of attention now; 0: not known (yet). */
 double lengths_pairs(lengths *l, const pairs_ask *ask);
 
-/* Attention became part of the graph with this key; its pairs at a replay. */
+/* A graph with this key is captured: forgets what an earlier graph of the key contained. */
+void lengths_begin_graph(lengths *l, uint64_t key);
+/* This attention is part of the graph. */
 void lengths_note_graph(lengths *l, uint64_t key, const pairs_ask *ask);
-void lengths_begin_graph(lengths *l, uint64_t key); /* recorded anew */
+/* The pairs of all its attention, at a replay. */
 double lengths_graph_pairs(lengths *l, uint64_t key);
 
 #endif
