@@ -153,13 +153,24 @@ struct target_kernel {
     int64_t shared_bytes;
 };
 
+/* What a user can do about an error of the driver.  After the last kind no call on the device works
+ * any more: a kernel failed, memory is damaged, or the card is gone. */
+static const char *remedy(cu_result result) {
+    static const int lost[] = {4, 46, 214, 220, 700, 709, 710, 714, 715, 716, 717, 718, 719, 999};
+    if (result == 2) return "; choose a smaller batch or length";
+    for (size_t i = 0; i < sizeof lost / sizeof *lost; i++)
+        if (result == lost[i])
+            return "; the GPU is lost to this process: 'nvidia-smi' and the system's log (NVRM: "
+                   "Xid) tell why, and --device cpu runs plans on the CPU";
+    return "";
+}
+
 static status check(cu_result result, const char *what) {
     const char *text = NULL;
     if (result == 0) return OK;
     cu.cuGetErrorString(result, &text);
     return fail(result == 2 ? ERR_NOMEM : ERR_DEVICE, "the GPU refuses %s: %s (error %d)%s", what,
-                text != NULL ? text : "no reason given", result,
-                result == 2 ? "; choose a smaller batch or length" : "");
+                text != NULL ? text : "no reason given", result, remedy(result));
 }
 #define CU(call) TRY(check(cu.call, #call))
 
