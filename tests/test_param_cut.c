@@ -183,7 +183,10 @@ TEST(tensor_cuts_parameters) {
             static const float want[] = {1, 6, 7, 8, 14, 15, 19, 24, 25, 26, 32, 33};
             CHECK(memcmp(own, want, sizeof want) == 0);
         }
-        param_cut_put(&p, p.cut.part, own, back);
+        for (int64_t at = 0; at < p.n; at += n) {
+            int64_t to = param_cut_run(&p, at, &n);
+            memcpy(back + to, own + at, (size_t)n * sizeof *own);
+        }
     }
     CHECK(memcmp(back, whole, sizeof whole) == 0);
     p.cut = (param_cut){.part = 1, .n_parts = 2, .dim = 0, .n_blocks = 1, .block = {2}};
@@ -191,6 +194,31 @@ TEST(tensor_cuts_parameters) {
     p.cut = (param_cut){0};
     param_whole_shape(&p, shape);
     CHECK(param_cut_run(&p, 5, &n) == 5 && n == 7 && shape[1] == 6 && param_whole_n(&p) == 12);
+    backend_destroy(be);
+}
+
+/* A table of which this rank holds some rows; one with so many that elements are beyond 2^31, and
+ * one of which it holds none. */
+TEST(tensor_parts_of_tables_are_rows) {
+    static const int32_t rows[] = {1, 4, 5}, far[] = {INT32_MAX - 2};
+    param p = {.n_dims = 2, .shape = {3, 2}, .n = 6, .rows = rows, .whole_rows = 7};
+    float whole[14], own[6];
+    backend *be;
+    int64_t shape[4], n;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    for (int i = 0; i < 14; i++)
+        whole[i] = (float)i;
+    param_whole_shape(&p, shape);
+    CHECK(shape[0] == 7 && shape[1] == 2 && param_whole_n(&p) == 14);
+    CHECK_OK(param_cut_take(&p, be, whole, own));
+    CHECK(own[0] == 2 && own[1] == 3 && own[2] == 8 && own[5] == 11);
+    param large = {
+        .n_dims = 2, .shape = {1, 1024}, .n = 1024, .rows = far, .whole_rows = INT32_MAX};
+    CHECK(param_whole_n(&large) == 1024 * (int64_t)INT32_MAX);
+    CHECK(param_cut_run(&large, 1000, &n) == 1024 * ((int64_t)INT32_MAX - 2) + 1000 && n == 24);
+    p.shape[0] = p.n = 0;
+    CHECK(param_whole_n(&p) == 14);
+    CHECK_OK(param_cut_take(&p, be, whole, own));
     backend_destroy(be);
 }
 

@@ -238,7 +238,7 @@ case_disk() {
     "$HSTU" train $(options_of static) --save-every 1 --out disk/run --epochs 2 --ranks 3 >last.log 2>&1 || stop_here "3 ranks"
     head -c 100000000 /dev/zero >disk/full 2>/dev/null
     "$HSTU" train $(options_of static) --save-every 1 --out disk/run --epochs 4 --ranks 3 --resume >last.log 2>&1 && stop_here "a full disk went unnoticed"
-    grep -qi 'space' last.log || stop_here "the message does not say what is missing"
+    grep -qi 'rank [0-9].*disk/run.*space' last.log || stop_here "the message does not say which rank misses what, and where"
     rm disk/full
     "$HSTU" train $(options_of static) --save-every 1 --out disk/run --epochs 4 --ranks 3 --resume >last.log 2>&1 || stop_here "it does not go on"
     [ "$(digest disk/run)" = "$(digest one)" ] || stop_here "the result differs from a run with space"

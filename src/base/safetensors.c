@@ -250,16 +250,24 @@ static status write_header(buf *out, const st_tensor *tensors, size_t n_tensors,
     return OK;
 }
 
+status st_header(buf *out, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
+                 size_t n_metadata) {
+    uint64_t n = 0;
+    TRY(buf_append(out, &n, sizeof n));
+    TRY(write_header(out, tensors, n_tensors, metadata, n_metadata));
+    n = out->n_bytes - sizeof n;
+    memcpy(out->data, &n, sizeof n);
+    return OK;
+}
+
 status st_begin(out_file **out, const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata) {
     buf header;
     out_file *f = NULL;
     *out = NULL;
     buf_init(&header);
-    status st = write_header(&header, tensors, n_tensors, metadata, n_metadata);
-    uint64_t n = header.n_bytes;
+    status st = st_header(&header, tensors, n_tensors, metadata, n_metadata);
     if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) st = out_file_write(f, &n, sizeof n);
     if (st == OK) st = out_file_write(f, header.data, header.n_bytes);
     buf_fini(&header);
     if (st == OK)

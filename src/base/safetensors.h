@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/file.h"
 #include "base/status.h"
 
@@ -65,6 +66,11 @@ const char *st_metadata(const st_file *f, const char *key);
  * (put wide types first); metadata may be NULL. */
 status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata);
+
+/* What a file begins with, before the tensors' data, which is not read: for a file that several
+ * processes write (part_file.h).  `out` is empty before. */
+status st_header(buf *out, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
+                 size_t n_metadata);
 
 /* The same in pieces, for tensors larger than memory: starts the file with its header (the tensors'
  * data is not read); the caller appends all data in the same order (out_file_write) and commits. */

@@ -32,6 +32,14 @@
 #include "nn/memory.h"
 #include "nn/params.h"
 
+enum { DYNAMIC_MAX_RANKS = 64 };
+
+/* The rank of `size` that holds row `id` of a static table: 1024 virtual shards by the hash of the
+ * id, shared out evenly. */
+static inline int dynamic_rank_of_row(uint64_t id, int size) {
+    return (int)(table_bucket(table_hash(id), EMBED_SHARDS) * size / EMBED_SHARDS);
+}
+
 /* Bytes that this rank sent to others, rows and gradients; and what it would send and get if each
  * row that its part of a batch reads came once, and its gradient left once. */
 typedef struct dynamic_traffic {

@@ -1,6 +1,7 @@
-/* Parameters that are cut over ranks: where the elements of a rank's part are in the whole
- * parameter, which is what checkpoints hold and what first values are drawn for.  So neither
- * depends on the number of parts.  For a whole parameter the two are the same. */
+/* Parameters that are cut over ranks, and tables whose rows ranks hold together: where the elements
+ * of a rank's part are in the whole parameter, which is what checkpoints hold and what first values
+ * are drawn for.  So neither depends on the number of parts.  For a whole parameter the two are the
+ * same. */
 #ifndef HSTU_NN_PARAM_CUT_H
 #define HSTU_NN_PARAM_CUT_H
 
@@ -17,9 +18,5 @@ int64_t param_cut_run(const param *p, int64_t at, int64_t *n);
 /* Copies this rank's part of a whole array of float32 on the host, of any alignment, to memory of
  * the backend. */
 status param_cut_take(const param *p, backend *be, const void *whole, float *to);
-
-/* Copies the part of rank number `part` of those that share the parameter, on the host, to its
- * place in the whole. */
-void param_cut_put(const param *p, int part, const float *own, float *whole);
 
 #endif

@@ -154,11 +154,14 @@ status param_list_start(param_list *l, uint64_t seed) {
     backend *be = l->memory->be;
     for (int i = 0; i < l->n; i++) {
         param *p = &l->item[i];
-        for (int64_t at = 0, n; at < p->n; at += n) {
-            int64_t whole = param_cut_run(p, at, &n);
-            if (n > PIECE) n = PIECE;
-            first_values(l, i, seed, whole, n, piece);
-            TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n * sizeof *piece));
+        for (int64_t at = 0, n_piece; at < p->n; at += n_piece) {
+            n_piece = 0;
+            for (int64_t n; at + n_piece < p->n && n_piece < PIECE; n_piece += n) {
+                int64_t whole = param_cut_run(p, at + n_piece, &n);
+                if (n > PIECE - n_piece) n = PIECE - n_piece;
+                first_values(l, i, seed, whole, n, piece + n_piece);
+            }
+            TRY(be->ops->copy_in(be, p->value + at, piece, (size_t)n_piece * sizeof *piece));
         }
     }
     return param_list_clear_grads(l);

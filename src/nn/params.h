@@ -34,8 +34,11 @@ typedef struct param {
     int n_dims;
     int64_t shape[4]; /* on this rank */
     param_cut cut;
-    int64_t n;     /* elements in all */
-    float *value;  /* (shape), memory of the backend */
+    const int32_t *rows; /* host (shape[0]), ascending: the rows of the whole table that this rank
+                            holds (dynamic.h); NULL: all */
+    int64_t whole_rows;  /* of the whole table, with `rows` */
+    int64_t n;           /* elements in all, on this rank */
+    float *value;        /* (shape), memory of the backend */
     float *grad;   /* (shape): the sum over the batches since the last update; NULL: no training */
     bool is_table; /* rows of an embedding, which an optimizer may update lazily */
     /* (rows), memory of the backend: not 0 where a row got a gradient since the last update.  NULL

@@ -93,6 +93,22 @@ status comm_host_broadcast(comm *c, void *memory, size_t bytes, int root) {
                       : broadcast_copy(c, memory, bytes, root);
 }
 
+status comm_host_agree(comm *c, status own) {
+    failure f;
+    if (c == NULL || c->size == 1) return own;
+    int64_t last = own != OK ? c->size - c->rank : 0; /* the maximum is that of the first rank */
+    failure_save(&f, own);
+    TRY(comm_host_reduce(c, COMM_I64, COMM_MAX, 1, &last));
+    if (last == 0) return OK;
+    int failed = c->size - (int)last;
+    TRY(comm_host_broadcast(c, &f, sizeof f, failed));
+    f.code = f.code == OK ? ERR_IO : f.code;
+    f.reason[sizeof f.reason - 1] = f.trace[sizeof f.trace - 1] = '\0';
+    status st = failure_restore(&f);
+    bool is_told = strncmp(f.reason, "rank ", 5) == 0; /* by an earlier agreement */
+    return is_told ? st : fail_prefix(st, "rank %d", failed);
+}
+
 status comm_meet(comm *c) {
     return c != NULL ? c->ops->barrier(c) : OK;
 }

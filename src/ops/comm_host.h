@@ -25,6 +25,10 @@ status comm_host_gather(comm *c, const all_gather_args *a);
 status comm_host_exchange(comm *c, const all_to_all_args *a);
 status comm_host_broadcast(comm *c, void *memory, size_t bytes, int root);
 
+/* Every rank gives the result of what it did; where one failed, all fail, with the words of the
+ * first that did and its number.  comm NULL: one rank, whose result it is. */
+status comm_host_agree(comm *c, status own);
+
 /* Waits for all ranks; comm NULL: none. */
 status comm_meet(comm *c);
 

@@ -1,7 +1,6 @@
 #include "train/checkpoint.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,139 +8,57 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/safetensors.h"
 #include "embed/snapshot.h"
 #include "model/vocabulary.h"
-#include "nn/param_cut.h"
 #include "ops/comm_host.h"
+#include "train/checkpoint_parts.h"
 
 enum { STATE_MAX_BYTES = 1 << 16 };
-enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
+/* A list of the tensors of one file; room for `per_param` of every parameter. */
+typedef struct tensor_list {
+    part_tensor *item; /* (n) */
+    int n;
+} tensor_list;
 
-/* Host copies of what goes into one safetensors file. */
-typedef struct tensor_set {
-    st_tensor *tensor;               /* (n) */
-    char (*name)[TENSOR_NAME_BYTES]; /* (n) */
-    float *values;
-    size_t n;
-} tensor_set;
-
-static void tensor_set_fini(tensor_set *s) {
-    mem_free(s->tensor);
-    mem_free(s->name);
-    mem_free(s->values);
+static status list_init(tensor_list *l, const checkpoint *c, int per_param) {
+    l->n = 0;
+    return MEM_NEW(&l->item, (size_t)c->n_params * (size_t)per_param);
 }
 
-/* Room for `per_param` tensors of every parameter's shape. */
-static status tensor_set_init(tensor_set *s, const checkpoint *c, int per_param) {
-    size_t n_values = 0, n = (size_t)c->n_params * (size_t)per_param;
-    *s = (tensor_set){0};
-    for (int i = 0; i < c->n_params; i++)
-        n_values += (size_t)param_whole_n(&c->params[i]) * (size_t)per_param;
-    status st = MEM_NEW(&s->tensor, n);
-    if (st == OK) st = mem_alloc((void **)&s->name, n, sizeof *s->name);
-    if (st == OK) st = MEM_NEW_RAW(&s->values, n_values);
-    return st;
-}
-
-static bool is_finite(const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) return false;
-    return true;
-}
-
-/* The parts of all ranks that share the parameter, put together; on the others whole is NULL. */
-static status gather_parts(const checkpoint *c, const param *p, const float *own, float *whole) {
-    int n_parts = p->cut.n_parts;
-    float *parts;
-    int64_t *n_rows = NULL;
-    TRY(MEM_NEW_RAW(&parts, (size_t)param_whole_n(p)));
-    status st = MEM_NEW(&n_rows, (size_t)n_parts);
-    for (int r = 0; r < n_parts && st == OK; r++)
-        n_rows[r] = p->n;
-    float *mine = parts + p->cut.part * p->n;
-    if (st == OK) st = c->be->ops->copy_out(c->be, mine, own, (size_t)p->n * sizeof *own);
-    all_gather_args a = {.row_bytes = sizeof *parts, .n_rows = n_rows, .from = mine, .to = parts};
-    if (st == OK) st = comm_host_gather(c->tensor, &a);
-    for (int r = 0; r < n_parts && st == OK && whole != NULL; r++)
-        param_cut_put(p, r, parts + r * p->n, whole);
-    mem_free(n_rows);
-    mem_free(parts);
-    return st;
-}
-
-/* Adds a copy of one parameter's values or moments. */
-static status add_tensor(tensor_set *s, const checkpoint *c, const param *p, const char *suffix,
-                         const float *device, float *host) {
-    st_tensor *t = &s->tensor[s->n];
-    int64_t n = param_whole_n(p);
-    snprintf(s->name[s->n], TENSOR_NAME_BYTES, "%s%s", p->name, suffix);
-    if (p->cut.n_parts > 1)
-        TRY(gather_parts(c, p, device, host));
-    else
-        TRY(c->be->ops->copy_out(c->be, host, device, (size_t)n * sizeof *host));
-    if (!is_finite(host, n))
-        return fail(ERR_NUMERIC,
-                    "'%s' holds numbers that are not finite; nothing was saved. Resume from the "
-                    "last checkpoint with a smaller learning rate, or with clip_grad set",
-                    s->name[s->n]);
-    *t = (st_tensor){
-        .name = s->name[s->n], .dtype = ST_F32, .n_dims = p->n_dims, .n = n, .data = host};
-    int64_t shape[4];
-    param_whole_shape(p, shape);
-    for (int d = 0; d < p->n_dims; d++)
-        t->shape[d] = shape[d];
-    s->n++;
-    return OK;
+static void list_add(tensor_list *l, const param *p, const char *suffix, const float *value) {
+    part_tensor *t = &l->item[l->n++];
+    snprintf(t->name, sizeof t->name, "%s%s", p->name, suffix);
+    t->shape = *p;
+    t->value = value;
 }
 
 static status write_model(const checkpoint *c, const char *path, const char *config_json,
                           const char *dtype) {
-    tensor_set s;
+    tensor_list l;
     const st_pair metadata[] = {
         {"format", "hstu model 1"}, {"dtype_str", dtype}, {"config", config_json}};
-    status st = tensor_set_init(&s, c, 1);
-    float *host = s.values;
-    for (int i = 0; i < c->n_params && st == OK; i++) {
-        st = add_tensor(&s, c, &c->params[i], "", c->params[i].value, host);
-        host += param_whole_n(&c->params[i]);
-    }
-    if (st == OK) st = st_write(path, s.tensor, s.n, metadata, 3);
-    tensor_set_fini(&s);
+    TRY(list_init(&l, c, 1));
+    for (int i = 0; i < c->n_params; i++)
+        list_add(&l, &c->params[i], "", c->params[i].value);
+    status st = checkpoint_write_parts(c, path, l.item, l.n, metadata, 3);
+    mem_free(l.item);
     return st;
 }
 
 static status write_optimizer(const checkpoint *c, const char *path) {
-    tensor_set s;
+    tensor_list l;
     const st_pair metadata[] = {{"format", "hstu optimizer 1"},
                                 {"rows", row_mode_name(c->optimizer->rows)}};
-    status st = tensor_set_init(&s, c, 2);
-    float *host = s.values;
-    for (int i = 0; i < c->n_params && st == OK; i++) {
+    TRY(list_init(&l, c, 2));
+    for (int i = 0; i < c->n_params; i++) {
         const param p = optimizer_state_shape(c->optimizer, &c->params[i]);
         const moments *state = &c->optimizer->state[i];
-        if (state->m != NULL) st = add_tensor(&s, c, &p, ".m", state->m, host);
-        int64_t n = param_whole_n(&p);
-        if (state->v != NULL && st == OK) st = add_tensor(&s, c, &p, ".v", state->v, host + n);
-        host += 2 * n;
+        if (state->m != NULL) list_add(&l, &p, ".m", state->m);
+        if (state->v != NULL) list_add(&l, &p, ".v", state->v);
     }
-    if (st == OK) st = st_write(path, s.tensor, s.n, metadata, 2);
-    tensor_set_fini(&s);
+    status st = checkpoint_write_parts(c, path, l.item, l.n, metadata, 2);
+    mem_free(l.item);
     return st;
-}
-
-/* In the order of write_model and write_optimizer. */
-status checkpoint_send_parts(const checkpoint *c) {
-    for (int i = 0; i < c->n_params; i++)
-        if (c->params[i].cut.n_parts > 1)
-            TRY(gather_parts(c, &c->params[i], c->params[i].value, NULL));
-    for (int i = 0; i < c->n_params; i++) {
-        const moments *state = &c->optimizer->state[i];
-        if (c->params[i].cut.n_parts <= 1) continue;
-        if (state->m != NULL) TRY(gather_parts(c, &c->params[i], state->m, NULL));
-        if (state->v != NULL) TRY(gather_parts(c, &c->params[i], state->v, NULL));
-    }
-    return OK;
 }
 
 static status write_text_file(const char *path, const buf *text) {
@@ -303,10 +220,6 @@ static status write_tables(const checkpoint *c, const char *folder) {
     return OK;
 }
 
-status checkpoint_send_tables(const checkpoint *c) {
-    return c->tables != NULL && c->tables->comm != NULL ? write_tables(c, "") : OK;
-}
-
 /* The vocabulary of a run does not change, so all its checkpoints share one file. */
 static status write_vocabulary(const checkpoint *c, const char *run, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES], last[CHECKPOINT_PATH_BYTES], previous[CHECKPOINT_PATH_BYTES];
@@ -317,6 +230,14 @@ static status write_vocabulary(const checkpoint *c, const char *run, const char 
     return vocabulary_save(path, previous, c->data, c->n_actions, c->be->workers);
 }
 
+/* What the first rank writes alone. */
+static status write_small_files(const checkpoint *c, const char *run, const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
+    TRY(write_state(&c->state, path));
+    return write_vocabulary(c, run, folder);
+}
+
 static status write_files(const checkpoint *c, const char *run, const char *folder,
                           const char *config_json, const char *dtype) {
     char path[CHECKPOINT_PATH_BYTES];
@@ -324,26 +245,39 @@ static status write_files(const checkpoint *c, const char *run, const char *fold
     TRY(write_model(c, path, config_json, dtype));
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_OPTIMIZER]));
     TRY(write_optimizer(c, path));
-    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
-    TRY(write_state(&c->state, path));
-    TRY(write_vocabulary(c, run, folder));
-    TRY(write_tables(c, folder));
-    return checkpoint_seal(folder, c->state.step, c->tables);
+    status st = comm_is_first(c->world) ? write_small_files(c, run, folder) : OK;
+    TRY(comm_host_agree(c->world, st));
+    /* Where ranks form groups, the first ones of all groups hold the tables together, and so do the
+     * second ones. */
+    return comm_is_first(c->group) ? write_tables(c, folder) : OK;
+}
+
+/* Names the folders on the first rank, and tells the others. */
+static status begin(const checkpoint *c, const char *run, char *temporary, char *folder) {
+    status st = OK;
+    if (comm_is_first(c->world)) st = checkpoint_begin(run, c->state.step, temporary, folder);
+    TRY(comm_host_agree(c->world, st));
+    if (c->world == NULL) return OK;
+    TRY(comm_host_broadcast(c->world, temporary, CHECKPOINT_PATH_BYTES, 0));
+    return comm_host_broadcast(c->world, folder, CHECKPOINT_PATH_BYTES, 0);
 }
 
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
                        const char *dtype, int keep, bool is_best) {
     char temporary[CHECKPOINT_PATH_BYTES], folder[CHECKPOINT_PATH_BYTES];
-    TRY(checkpoint_begin(run, c->state.step, temporary, folder));
-    status st = write_files(c, run, temporary, config_json, dtype);
-    if (st == OK) st = checkpoint_publish(run, temporary, folder, is_best);
-    if (st != OK) {
+    bool is_first = comm_is_first(c->world);
+    TRY(begin(c, run, temporary, folder));
+    status st = comm_host_agree(c->world, write_files(c, run, temporary, config_json, dtype));
+    if (st == OK && is_first) st = checkpoint_seal(temporary, c->state.step, c->tables);
+    if (st == OK && is_first) st = checkpoint_publish(run, temporary, folder, is_best);
+    if (st != OK && is_first) {
         failure f;
         failure_save(&f, st);
         checkpoint_remove(temporary);
-        return failure_restore(&f);
+        st = failure_restore(&f);
     }
-    checkpoint_prune(run, keep);
+    TRY(comm_host_agree(c->world, st));
+    if (is_first) checkpoint_prune(run, keep);
     return OK;
 }
 

@@ -57,22 +57,19 @@ typedef struct checkpoint {
     dynamic_tables *tables; /* of the model; NULL: none */
     const seq_file *data;   /* whose vocabulary is saved */
     int32_t n_actions;      /* of the model */
-    struct comm *tensor;    /* the ranks that share the parameters (param_cut.h), or NULL */
+    /* The ranks of the job, those of them that divide the users of a step, and those that work on
+     * the same users (session.h); NULL: one. */
+    struct comm *world, *ranks, *group;
     train_state state;
 } checkpoint;
 
 /* Saves under RUN/checkpoints and points RUN/last to it; with is_best RUN/best too.  All but the
  * newest `keep` and the best are then removed.  A value that is not finite is ERR_NUMERIC, and
- * nothing is written. */
+ * nothing is written.  All ranks call it, and each writes a part (checkpoint_parts.h); when all
+ * have written theirs, the first one gives the folder its name.  Where one fails, all fail, with
+ * its number and its words, and the checkpoints of before remain. */
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
                        const char *dtype, int keep, bool is_best);
-
-/* Where ranks share parameters, checkpoint_save gathers the parts: the others of `tensor` call this
- * at the same time. */
-status checkpoint_send_parts(const checkpoint *c);
-
-/* What the other ranks call while the first one saves: it needs their rows of dynamic tables. */
-status checkpoint_send_tables(const checkpoint *c);
 
 /* Loads state, parameters and the optimizer's state from a checkpoint's folder; names and shapes
  * must match.  On failure the values are undefined.  Weights alone: model/checkpoint_load.h. */

@@ -25,18 +25,13 @@ static status check_data(const trainer *t) {
     return seq_file_check_unchanged(t->s->data, t->s->be->workers);
 }
 
-/* Whether rank 0 needs this rank to run the model or to write it: they share its layers. */
-static bool has_first_part(const trainer *t) {
-    return t->s->tensor != NULL && comm_is_first(t->s->comm);
-}
-
 /* A rank that leaves ends the exchanges of all others: none leaves before the first group, which
  * may have more to do, is done. */
 static status meet_before_leaving(trainer *t) {
     return session_group(t->s) != NULL ? comm_meet(session_world(t->s)) : OK;
 }
 
-/* Whether rank 0 writes this rank's rows of dynamic tables: where ranks form groups, too, the first
+/* Whether this rank's rows of dynamic tables are written: where ranks form groups, too, the first
  * ones of all groups hold the tables together, and so do the second ones. */
 static bool helps_with_rows(const trainer *t) {
     return comm_is_first(session_group(t->s));
@@ -46,13 +41,8 @@ static status save(trainer *t, bool is_best) {
     TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
     TRY(check_data(t)); /* nothing of changed data is saved */
-    if (trainer_is_first(t))
-        TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
-                            dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
-    else if (has_first_part(t))
-        TRY(checkpoint_send_parts(&t->saved));
-    else if (helps_with_rows(t))
-        TRY(checkpoint_send_tables(&t->saved));
+    TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
+                        dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
     t->saved_step = t->saved.state.step;
     return OK;
 }
@@ -470,7 +460,9 @@ status trainer_run(session *s, const train_options *options) {
                            .tables = model_tables(s->model),
                            .data = s->data,
                            .n_actions = s->limits.n_actions,
-                           .tensor = s->tensor,
+                           .world = session_world(s),
+                           .ranks = s->comm,
+                           .group = session_group(s),
                            .optimizer = &t.optimizer,
                            .state = {.seed = (uint64_t)s->config->trainer.seed, .best_metric = -1}};
     buf_init(&t.config_json);
