@@ -324,6 +324,16 @@ void *mirror_stream(backend *be) {
     return NULL;
 }
 
+status mirror_aside(backend *be, bool is_on) {
+    (void)be, (void)is_on;
+    return OK;
+}
+
+status mirror_rejoin(backend *be) {
+    (void)be;
+    return OK;
+}
+
 status mirror_record(backend *be, uint64_t key, record_state *out) {
     (void)be, (void)key;
     *out = RECORD_RUN;

@@ -147,6 +147,37 @@ TEST(cuda_stream_is_that_of_the_ops) {
     backend_destroy(be);
 }
 
+/* Ops aside come after what was called before them, and what is called after `rejoin` comes after
+ * them; `sync` waits for them, too. */
+TEST(cuda_ops_aside_have_their_place) {
+    enum { N = 1 << 22, ROUNDS = 20 };
+    backend *be = open_cuda(true);
+    void *own = be->ops->stream(be);
+    char *from = device_new(be, N), *to = device_new(be, N), *host = malloc(N), last;
+    CHECK(host != NULL);
+    for (int i = 0; i < ROUNDS; i++) {
+        memset(host, i + 1, N);
+        CHECK_OK(be->ops->copy_in(be, from, host, N));
+        CHECK_OK(be->ops->aside(be, true));
+        CHECK(be->ops->stream(be) != own);
+        CHECK_OK(be->ops->copy(be, to, from, N));
+        CHECK_FAILS(be->ops->aside(be, true), ERR_USAGE, "aside already");
+        CHECK_FAILS(be->ops->rejoin(be), ERR_USAGE, "still run aside");
+        CHECK_OK(be->ops->aside(be, false));
+        CHECK(be->ops->stream(be) == own);
+        CHECK_OK(i % 2 == 0 ? be->ops->rejoin(be) : be->ops->sync(be));
+        CHECK_OK(be->ops->zero(be, from, N));
+        CHECK_OK(be->ops->copy_out(be, &last, to + N - 1, 1));
+        CHECK_EQ(last, i + 1);
+        CHECK_OK(be->ops->rejoin(be));
+    }
+    CHECK_FAILS(be->ops->aside(be, false), ERR_USAGE, "first stream already");
+    be->ops->release(be, from);
+    be->ops->release(be, to);
+    free(host);
+    backend_destroy(be);
+}
+
 /* A fetch returns the value at its place in the order of ops, whenever it is waited for. */
 TEST(cuda_fetches_in_any_order) {
     backend *be = open_cuda(true);

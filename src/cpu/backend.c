@@ -104,6 +104,16 @@ void *cpu_stream(backend *be) {
     return NULL;
 }
 
+status cpu_aside(backend *be, bool is_on) {
+    (void)be, (void)is_on;
+    return OK;
+}
+
+status cpu_rejoin(backend *be) {
+    (void)be;
+    return OK;
+}
+
 static const ops cpu_ops = {
 #define OP(result, name, parameters, arguments, test) .name = cpu_##name,
 #include "ops/ops.def"

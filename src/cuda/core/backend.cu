@@ -47,7 +47,49 @@ status cuda_zero(backend *be, void *memory, size_t bytes) {
 }
 
 status cuda_sync(backend *be) {
-    CUDA_TRY(cudaStreamSynchronize(cuda_of(be)->stream));
+    cuda_state *s = cuda_of(be);
+    CUDA_TRY(cudaStreamSynchronize(s->stream));
+    if (s->side.has_work) CUDA_TRY(cudaStreamSynchronize(s->side.stream));
+    return OK;
+}
+
+/* What runs aside is short and others wait for it: its blocks go first. */
+static status make_side(cuda_side *side) {
+    int least, greatest;
+    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_TRY(cudaEventCreateWithFlags(&side->before, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&side->after, cudaEventDisableTiming));
+    CUDA_TRY(cudaStreamCreateWithPriority(&side->stream, cudaStreamNonBlocking, greatest));
+    return OK;
+}
+
+status cuda_aside(backend *be, bool is_on) {
+    cuda_state *s = cuda_of(be);
+    cuda_side *side = &s->side;
+    if (is_on == (side->main != NULL))
+        return fail(ERR_USAGE, "ops run %s already", is_on ? "aside" : "on the first stream");
+    if (!is_on) {
+        s->stream = side->main;
+        side->main = NULL;
+        return OK;
+    }
+    if (side->stream == NULL) TRY(make_side(side));
+    CUDA_TRY(cudaEventRecord(side->before, s->stream));
+    CUDA_TRY(cudaStreamWaitEvent(side->stream, side->before, 0));
+    side->main = s->stream;
+    s->stream = side->stream;
+    side->has_work = true;
+    return OK;
+}
+
+status cuda_rejoin(backend *be) {
+    cuda_state *s = cuda_of(be);
+    cuda_side *side = &s->side;
+    if (!side->has_work) return OK;
+    if (side->main != NULL) return fail(ERR_USAGE, "ops still run aside");
+    CUDA_TRY(cudaEventRecord(side->after, side->stream));
+    CUDA_TRY(cudaStreamWaitEvent(s->stream, side->after, 0));
+    side->has_work = false;
     return OK;
 }
 
@@ -120,11 +162,22 @@ static const ops cuda_ops = {
 #include "ops/ops.def"
 };
 
+static void destroy_side(cuda_side *side) {
+    if (side->stream != NULL) {
+        cudaStreamSynchronize(side->stream);
+        cudaStreamDestroy(side->stream);
+    }
+    if (side->before != NULL) cudaEventDestroy(side->before);
+    if (side->after != NULL) cudaEventDestroy(side->after);
+}
+
 static void destroy(backend *be) {
     cuda_state *s = cuda_of(be);
     cudaSetDevice(s->device);
     if (s->is_guest) s->stream = NULL; /* the caller's; cudaFree waits for what runs on it */
+    if (s->side.main != NULL) s->stream = s->side.main;
     if (s->stream != NULL) cudaStreamSynchronize(s->stream);
+    destroy_side(&s->side);
     cuda_graphs_destroy(s->graphs);
     cuda_matmuls_destroy(s->matmuls);
     cuda_copies_destroy(s->copies);

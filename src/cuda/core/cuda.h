@@ -22,6 +22,13 @@ typedef struct cuda_block {
     size_t bytes;
 } cuda_block;
 
+/* The second stream (op `aside`). */
+typedef struct cuda_side {
+    cudaStream_t stream, main; /* NULL until they are needed; main: while ops run aside */
+    cudaEvent_t before, after;
+    bool has_work; /* that the first stream does not wait for yet */
+} cuda_side;
+
 typedef struct cuda_state {
     int device;
     int sm; /* 90 is SM 9.0 */
@@ -31,8 +38,9 @@ typedef struct cuda_state {
     bool is_deterministic;
     char name[16]; /* "cuda:0" */
     char card[128];
-    bool is_guest; /* the stream is the caller's; copies, graphs and matmuls are NULL */
-    cudaStream_t stream;
+    bool is_guest;       /* the stream is the caller's; copies, graphs and matmuls are NULL */
+    cudaStream_t stream; /* where ops run now */
+    cuda_side side;
     cuda_block scratch, mask_scratch; /* of the op that runs; see cuda_scratch */
     void *old_blocks[128];            /* a guest's outgrown blocks; sizes double, so 128 do */
     int n_old_blocks;
