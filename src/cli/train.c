@@ -348,9 +348,9 @@ static void tell_groups(const rank_grid *grid, const config *c) {
 /* Nothing is rounded where no rows travel. */
 static void tell_wire(const config *c, const session *s) {
     const dynamic_tables *t = model_tables(s->model);
-    if (c->trainer.wire == WIRE_BFLOAT16 && (t->n == 0 || t->comm == NULL || !t->has_bf16_wire))
-        log_info("note: --wire bfloat16 has no effect: it is for dynamic tables that several ranks "
-                 "of the CPU hold together (--ranks G --device cpu)");
+    if (c->trainer.wire == WIRE_BFLOAT16 && (t->comm == NULL || !t->has_bf16_wire))
+        log_info("note: --wire bfloat16 has no effect: it is for tables that several ranks of the "
+                 "CPU hold together (--ranks G --device cpu)");
 }
 
 static status open_session(session *s, const config *c, work *w, const rank_grid *grid) {

@@ -229,17 +229,18 @@ static status list_parts(grad_sum *g, model *m) {
     dynamic_tables *tables = model_tables(m);
     g->has_bf16_wire = tables->has_bf16_wire;
     param_range dense = model_dense_grads(m);
-    TRY(MEM_NEW(&g->part, (size_t)(n_params + tables->n) + 1));
+    TRY(MEM_NEW(&g->part, (size_t)(n_params + tables->n_all) + 1));
     add_part(g, (grad_part){.grad = dense.first, .n_rows = dense.n, .max_rows = dense.n, .dim = 1});
     for (int i = 0; i < n_params; i++)
-        if (params[i].is_table)
+        if (params[i].is_table && params[i].rows == NULL)
             add_part(g, (grad_part){.grad = params[i].grad,
                                     .n_rows = params[i].shape[0],
                                     .max_rows = params[i].shape[0],
                                     .dim = (int32_t)params[i].shape[1],
                                     .marks = params[i].marks});
-    for (int i = 0; i < tables->n; i++)
+    for (int i = 0; i < tables->n_all; i++)
         add_part(g, (grad_part){.grad = tables->item[i].grad,
+                                .marks = tables->item[i].marks,
                                 .max_rows = tables->item[i].max_rows,
                                 .dim = tables->item[i].dim,
                                 .dynamic = &tables->item[i]});

@@ -39,7 +39,7 @@ status model_alloc_grads(model *m) {
     if (st == OK) st = input_alloc_grads(&m->input, &m->memory);
     range_end();
     TRY(st);
-    for (int i = 0; i < m->dynamic.n; i++) {
+    for (int i = 0; i < m->dynamic.n_all; i++) {
         dynamic_table *t = &m->dynamic.item[i];
         dynamic_set_grad(t, input_rows(&m->input, t->feature));
     }

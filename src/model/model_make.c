@@ -104,15 +104,33 @@ static status attach_tables(model *m, const config *c) {
         dynamic_table *t = &m->dynamic.item[i];
         TRY(dynamic_attach(&m->dynamic, t, c, input_rows(&m->input, t->feature), &m->memory));
     }
+    for (int i = m->dynamic.n; i < m->dynamic.n_all; i++) {
+        dynamic_table *t = &m->dynamic.item[i];
+        TRY(dynamic_attach_static(&m->dynamic, t, input_rows(&m->input, t->feature),
+                                  input_own_rows(&m->input, t->feature), &m->memory));
+    }
     return OK;
+}
+
+/* The table of a feature, if it is dynamic; what this rank holds of it, if it is static and ranks
+ * hold it together. */
+static bool is_dynamic_feature(model *m, int32_t f, input_held *held) {
+    const dynamic_table *t = dynamic_find(&m->dynamic, f);
+    *held = (input_held){0};
+    if (t == NULL || t->rows == NULL) return t != NULL;
+    *held = (input_held){t->rows, t->n_own, (int64_t)t->last + 1};
+    return false;
 }
 
 static status add_input(model *m, const config *c, const model_limits *l) {
     const config_network *n = &c->network;
     bool *is_dynamic;
+    input_held *held, held_items;
     TRY(NN_NEW_HOST(&m->memory, &is_dynamic, l->n_context));
+    TRY(NN_NEW_HOST(&m->memory, &held, l->n_context));
     for (int32_t f = 0; f < l->n_context; f++)
-        is_dynamic[f] = dynamic_find(&m->dynamic, f) != NULL;
+        is_dynamic[f] = is_dynamic_feature(m, f, &held[f]);
+    bool has_dynamic_items = is_dynamic_feature(m, ITEM_FEATURE, &held_items);
     int64_t n_places = is_research(c) ? research_length(c) : n->n_position_buckets;
     TRY(check_range("the number of positions", n_places, 1, MAX_LENGTH));
     bool has_mlp = c->task == TASK_RANKING;
@@ -128,8 +146,10 @@ static status add_input(model *m, const config *c, const model_limits *l) {
                        .item_rule = item_rule(c),
                        .position_rule = position_rule(c, n_places),
                        .has_marks = c->family == FAMILY_NVIDIA,
-                       .has_dynamic_items = dynamic_find(&m->dynamic, ITEM_FEATURE) != NULL,
+                       .has_dynamic_items = has_dynamic_items,
                        .is_dynamic = is_dynamic,
+                       .held_items = held_items,
+                       .held = held,
                        .dropout_rate = (float)n->input_dropout};
     TRY(input_add_params(&m->input, &in, &m->params));
     return attach_tables(m, c);

@@ -232,7 +232,7 @@ status pass_take_rows(pass *p, const batch *b, const batch **out) {
     const batch *expected = p->expected;
     p->expected = NULL;
     *out = b;
-    if (m->dynamic.n == 0 || model_count_loss(m, b) == 0) return OK; /* it touches no rows */
+    if (m->dynamic.n_all == 0 || model_count_loss(m, b) == 0) return OK; /* it touches no rows */
     TRY(dynamic_take(&m->dynamic, b, true, out));
     return expected != NULL ? dynamic_announce(&m->dynamic, expected) : OK;
 }
@@ -260,7 +260,7 @@ status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *
     if (m->corpus.rows != NULL && negatives != NULL)
         return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
     TRY(pass_take_rows(p, b, &b));
-    if (m->dynamic.n > 0 && model_count_loss(m, b) == 0) return OK;
+    if (m->dynamic.n_all > 0 && model_count_loss(m, b) == 0) return OK;
     return train_rows(p, b, at, negatives);
 }
 

@@ -51,9 +51,9 @@ typedef struct session {
  * do not fit, and why. */
 status session_open(session *s, const config *c, const seq_file *data, backend *be);
 
-/* The same on ranks: `ranks` is the session's comm, tensor, sequence and world.  On the CPU the
- * ranks of `data` hold dynamic tables together (nn/dynamic.h), each some of the rows, which with
- * has_bf16_wire travel in bfloat16; on a GPU every rank has all rows. */
+/* The same on ranks: `ranks` is the session's comm, tensor, sequence and world.  The ranks of
+ * `data` hold dynamic tables, and some static ones, together (nn/dynamic.h), each some of the rows,
+ * which on the CPU with has_bf16_wire travel in bfloat16. */
 typedef struct session_ranks {
     comm *data, *tensor, *sequence, *world;
     bool has_bf16_wire;

@@ -17,7 +17,7 @@ status dynamic_check_ids(const dynamic_table *t, const id_list *l) {
             return fail(ERR_FORMAT,
                         "the data have the id %u for the table '%s', but the model knows %d..%d: "
                         "these are not the data it was made for",
-                        id, t->config->table_name, t->first, t->last);
+                        id, t->name, t->first, t->last);
     }
     return OK;
 }
@@ -53,7 +53,7 @@ static void forget_ids(dynamic_table *t) {
 }
 
 void dynamic_forget(dynamic_tables *d) {
-    for (int i = 0; i < d->n; i++)
+    for (int i = 0; i < d->n_all; i++)
         forget_ids(&d->item[i]);
     d->n_taken = 0;
 }
@@ -115,6 +115,7 @@ static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bo
     size_t bytes = (size_t)n * (size_t)t->dim * sizeof *t->grad;
     if (!is_training) return read_table(d, t, n);
     if (n > 0) TRY(d->be->ops->zero(d->be, t->grad + at, bytes));
+    if (n > 0 && t->marks != NULL) TRY(d->be->ops->zero(d->be, t->marks + first, (size_t)n));
     if (d->comm != NULL) return dynamic_take_held(d, t, b, first);
     if (n == 0) return OK;
     const uint64_t *uses = t->uses != NULL ? t->uses + first : NULL;
@@ -126,18 +127,18 @@ static status take_table(dynamic_tables *d, dynamic_table *t, const batch *b, bo
 status dynamic_take_nothing(dynamic_tables *d) {
     if (d->comm == NULL) return OK;
     dynamic_forget(d);
-    for (int i = 0; i < d->n; i++)
+    for (int i = 0; i < d->n_all; i++)
         TRY(read_table(d, &d->item[i], 0));
     return OK;
 }
 
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out) {
     *out = b;
-    if (d->n == 0) return OK;
+    if (d->n_all == 0) return OK;
     TRY(dynamic_check_size(d, b));
     if (!is_training || d->n_taken == 0) dynamic_forget(d);
     copy_ids(d, b);
-    for (int i = 0; i < d->n; i++)
+    for (int i = 0; i < d->n_all; i++)
         TRY(take_table(d, &d->item[i], b, is_training));
     d->n_taken += is_training;
     *out = &d->numbered;
@@ -155,8 +156,11 @@ static status list_items(dynamic_tables *d, dynamic_table *t, int64_t id, int64_
     uint8_t *is_found = t->has_no_row; /* its memory, until it is all 0 again */
     for (int64_t i = 0; i < n_ids; i++)
         t->ids[i] = t->key_tag | (uint64_t)(id + i);
-    TRY(embed_find(t->table, n_ids, t->ids, 0, NULL, is_found));
-    if (d->comm != NULL) TRY(dynamic_merge_found(d, n_ids, is_found));
+    if (t->own != NULL)
+        memset(is_found, 1, (size_t)n_ids);
+    else
+        TRY(embed_find(t->table, n_ids, t->ids, 0, NULL, is_found));
+    if (d->comm != NULL && t->own == NULL) TRY(dynamic_merge_found(d, n_ids, is_found));
     for (int64_t i = 0; i < n_ids; i++) {
         row[id + i] = is_found[i] ? *n : -1;
         if (is_found[i]) item[(*n)++] = (int32_t)(id + i);
@@ -190,15 +194,16 @@ status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t
 }
 
 void dynamic_begin_reads(dynamic_tables *d) {
-    for (int i = 0; i < d->n; i++)
+    for (int i = 0; i < d->n_all; i++)
         d->item[i].n_read = d->item[i].n_absent = 0;
 }
 
 void dynamic_set_grad(dynamic_table *t, const param *p) {
+    if (p->marks != NULL) t->marks = p->marks + t->first;
     t->grad = p->grad + (int64_t)t->first * t->dim;
 }
 
-static double row_squares(const float *row, int32_t dim) {
+double dynamic_row_squares(const float *row, int32_t dim) {
     double sum = 0;
     for (int32_t c = 0; c < dim; c++)
         sum += (double)row[c] * (double)row[c];
@@ -213,7 +218,7 @@ static status add_squares_by_row(dynamic_tables *d, dynamic_table *t, double *su
     memset(t->squares, 0, (size_t)t->n * sizeof *t->squares);
     for (int64_t k = 0; k < n; k++) {
         int64_t i = h->rank != NULL ? h->own[k] : k;
-        t->squares[i] = row_squares(t->grad + i * t->dim, t->dim);
+        t->squares[i] = dynamic_row_squares(t->grad + i * t->dim, t->dim);
     }
     TRY(comm_host_reduce(d->comm, COMM_F64, COMM_SUM, t->n, t->squares));
     for (int64_t i = 0; i < t->n; i++)

@@ -1,4 +1,5 @@
-/* Dynamic tables of a model: the features whose rows live in an embed_table instead of an array.
+/* Dynamic tables of a model: the features whose rows live in an embed_table instead of an array;
+ * and static tables whose rows several ranks hold together.
  *
  * The dense model never sees them.  Before a pass the ids of a batch are numbered 1, 2, ... (0, 1,
  * ... for contextual values) in ascending order, their rows are copied to these places of the bank
@@ -8,13 +9,17 @@
  * batches, the ids of each are appended to those before, and all rows are updated after the last
  * batch.
  *
- * Ranks of a training (on GPUs: of a ranking model) hold tables together (embed/table.h): each has
- * the rows of its shards.  Every rank knows the ids of the whole batch, so that no ids travel.  The
+ * Ranks of a training hold tables together (embed/table.h): each has the rows of its shards.  Every
+ * rank knows the ids of the whole batch, so that no ids travel.  The
  * holder of a row takes it from the table, puts it into its bank, and sends it to the ranks whose
  * part of the batch reads it; gradients go the other way (dist/grad_rows.c; between GPUs they are
  * summed on all ranks), and the holder updates the row.  Reads without training are of another
  * batch on each rank: there ids travel first.  Everything that says `all ranks call it` must then
  * be called by all, in the same order.
+ *
+ * A static table that ranks hold together (dynamic_static.c) goes the same way.  Its rows are a
+ * parameter of which each rank has the rows of its shards, so that gradient, optimizer state and
+ * checkpoint are those of a parameter; every id has a row.
  *
  * The key of a row is the number of an item, or of a contextual value, in the data that the model
  * was trained on (model/vocabulary.h says which that is); where
@@ -61,7 +66,8 @@ typedef struct dynamic_holders {
 
 /* A feature and its table, which other features may share. */
 typedef struct dynamic_table {
-    const config_embedding *config;
+    const config_embedding *config; /* of a dynamic one */
+    const char *name;
     struct dynamic_table *owner; /* the first feature that uses the table: this one or another */
     int n_features;              /* of the owner */
     uint64_t key_tag;            /* the key of a row is the id with these bits set */
@@ -88,6 +94,13 @@ typedef struct dynamic_table {
     int64_t n_absent;       /* of them, those without a row, that this rank holds */
     double *squares;        /* host (max_rows): sums of squares of the rows' gradients, or NULL */
     dynamic_holders held;
+    /* A static table that ranks hold together; `table` is NULL: */
+    param *own;       /* the rows of this rank (n_own, dim) */
+    int32_t *rows;    /* host (n_own): which these are, ascending */
+    int32_t *own_row; /* host (last + 1): where they are in `own`, or -1 */
+    int64_t n_own;
+    int32_t *index; /* host (max_rows): places in `own` */
+    uint8_t *marks; /* (max_rows): rows of the batch that got a gradient; NULL: updates are dense */
 } dynamic_table;
 
 typedef struct dynamic_buffer {
@@ -97,9 +110,10 @@ typedef struct dynamic_buffer {
 
 typedef struct dynamic_tables {
     backend *be;
-    dynamic_table *item; /* (n) */
-    int n;
-    batch numbered; /* the batch, its ids replaced by their numbers */
+    dynamic_table *item; /* (n_all) */
+    int n;               /* dynamic ones */
+    int n_all;           /* and after them static ones that ranks hold together */
+    batch numbered;      /* the batch, its ids replaced by their numbers */
     uint32_t *items, *context;
     int64_t max_tokens, max_users;
     int n_taken;         /* batches for training since the last update */
@@ -131,6 +145,10 @@ static inline bool dynamic_is_owner(const dynamic_table *t) {
  * padding. */
 status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, const param *p,
                       nn_memory *memory);
+
+/* The same for a static table that ranks hold together, whose rows on this rank are `own`. */
+status dynamic_attach_static(dynamic_tables *d, dynamic_table *t, const param *p, param *own,
+                             nn_memory *memory);
 
 /* Sets where the gradients of the table's rows are: in the gradient of p, which must exist by
  * now. */
@@ -165,6 +183,14 @@ void dynamic_begin_reads(dynamic_tables *d);
 /* Adds the squares of the rows' gradients to *sum, memory of the backend.  All ranks call it. */
 status dynamic_add_squares(dynamic_tables *d, double *sum);
 
+/* Static tables that ranks hold together: the gradients of this rank's rows go to its parameters,
+ * before the optimizer's update. */
+status dynamic_put_grads(dynamic_tables *d);
+
+/* Then adds the squares of such a parameter's gradient, of all ranks, to *sum, row by row. */
+status dynamic_add_static_squares(dynamic_tables *d, const param *own, double *sum);
+double dynamic_row_squares(const float *row, int32_t dim);
+
 /* Updates the rows of all training batches since the last update. */
 status dynamic_update(dynamic_tables *d, const embed_step_args *args);
 
@@ -191,7 +217,8 @@ typedef struct dynamic_state {
 /* Of what this rank holds. */
 status dynamic_news(dynamic_table *t, dynamic_state *out);
 
-/* Of all ranks, which all call it. */
+/* Of all ranks, which all call it; dynamic_static_state: of a static table that they hold. */
+status dynamic_static_state(dynamic_tables *d, dynamic_table *t, dynamic_state *out);
 status dynamic_news_of_all(dynamic_tables *d, dynamic_table *t, dynamic_state *out);
 
 /* Bytes of all rows of this rank, wherever they are. */

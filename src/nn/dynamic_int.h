@@ -1,5 +1,6 @@
 /* Dynamic tables of a model from inside: dynamic_make.c makes them, dynamic.c fetches and updates
- * rows, dynamic_store.c keeps some on disk, dynamic_ranks.c exchanges them between ranks. */
+ * rows, dynamic_store.c keeps some on disk, dynamic_ranks.c exchanges them between ranks,
+ * dynamic_static.c has the static tables that ranks hold together. */
 #ifndef HSTU_NN_DYNAMIC_INT_H
 #define HSTU_NN_DYNAMIC_INT_H
 
@@ -19,6 +20,25 @@ id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const b
 /* Fails where a batch does not fit the model. */
 status dynamic_check_size(const dynamic_tables *d, const batch *b);
 status dynamic_check_ids(const dynamic_table *t, const id_list *l);
+
+/* The feature with this name; false: the data has none. */
+bool dynamic_feature_of(const config *c, const char *name, const model_limits *l, int32_t *out);
+
+/* Which ids a feature has, and memory to number them. */
+status dynamic_choose_feature(dynamic_table *t, const config *c, model_limits *l,
+                              int32_t *n_context_values, nn_memory *memory);
+
+/* Static tables that ranks hold together: finds them after the dynamic ones; rows of ids that this
+ * rank holds, to `rows` (n, dim). */
+status dynamic_choose_static(dynamic_tables *d, const config *c, model_limits *l,
+                             int32_t *n_context_values, nn_memory *memory);
+status dynamic_take_static(dynamic_tables *d, const dynamic_table *t, int64_t n,
+                           const uint64_t *ids, float *rows);
+
+/* Which rank holds a key's row. */
+static inline int dynamic_holder_of(const dynamic_tables *d, const dynamic_table *t, uint64_t key) {
+    return t->own != NULL ? dynamic_rank_of_row(key, d->comm->size) : embed_rank_of(t->table, key);
+}
 
 /* Memory for tables that ranks hold together (dynamic_ranks.c). */
 status dynamic_make_ranks(dynamic_tables *d, nn_memory *memory);

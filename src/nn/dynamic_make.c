@@ -26,8 +26,7 @@ static bool is_item_name(const config *c, const char *name) {
            strcmp(name, "item") == 0;
 }
 
-/* The feature with this name; false: the data has none. */
-static bool find_feature(const config *c, const char *name, const model_limits *l, int32_t *out) {
+bool dynamic_feature_of(const config *c, const char *name, const model_limits *l, int32_t *out) {
     *out = ITEM_FEATURE;
     if (is_item_name(c, name)) return true;
     for (*out = 0; *out < l->n_context && l->context_names != NULL; ++*out)
@@ -39,8 +38,8 @@ static int32_t at_most(int64_t n, int64_t most) {
     return (int32_t)(n < most ? n : most);
 }
 
-static status choose_feature(dynamic_table *t, const config *c, model_limits *l,
-                             int32_t *n_context_values, nn_memory *memory) {
+status dynamic_choose_feature(dynamic_table *t, const config *c, model_limits *l,
+                              int32_t *n_context_values, nn_memory *memory) {
     bool is_item = t->feature == ITEM_FEATURE;
     int64_t n_micro = c->trainer.accumulation_steps > 1 ? c->trainer.accumulation_steps : 1;
     int64_t n_users = n_micro * l->max_users;
@@ -76,7 +75,7 @@ static status choose_features(dynamic_tables *d, const config *c, const config_e
     dynamic_table *owner = NULL;
     for (size_t i = 0; i < e->feature_names.n; i++) {
         dynamic_table *t = &d->item[d->n];
-        if (!find_feature(c, e->feature_names.item[i], l, &t->feature)) continue;
+        if (!dynamic_feature_of(c, e->feature_names.item[i], l, &t->feature)) continue;
         const dynamic_table *other = dynamic_find(d, t->feature);
         if (other != NULL)
             return fail(ERR_CONFIG,
@@ -84,11 +83,12 @@ static status choose_features(dynamic_tables *d, const config *c, const config_e
                         other->config->table_name, e->table_name);
         if (owner == NULL) owner = t;
         t->config = e;
+        t->name = e->table_name;
         t->owner = owner;
         owner->n_features++;
         if (e->feature_names.n > 1) t->key_tag = (uint64_t)INPUT_TABLE(t->feature) << 32;
-        d->n++;
-        TRY(choose_feature(t, c, l, n_context_values, memory));
+        d->n_all = ++d->n;
+        TRY(dynamic_choose_feature(t, c, l, n_context_values, memory));
     }
     if (owner == NULL)
         log_info("note: %s: the data have no feature of the table '%s', so it is not made", c->file,
@@ -103,29 +103,29 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
     d->is_host_memory = strcmp(d->be->name, "cpu") == 0;
     d->has_bf16_wire = l->has_bf16_wire && d->is_host_memory;
     d->reads_whole = c->task == TASK_RETRIEVAL; /* negatives are from the whole batch */
-    /* On GPUs ranks hold the tables of ranking models together; those of retrieval, where every
-     * rank reads every row of a batch, are copies. */
-    bool is_held = d->is_host_memory || !d->reads_whole;
-    if (l->comm != NULL && l->comm->size > 1 && is_held) d->comm = l->comm;
+    if (l->comm != NULL && l->comm->size > 1) d->comm = l->comm;
     d->max_users = l->max_users;
     d->max_tokens = (int64_t)l->max_users * l->max_events;
     for (size_t i = 0; i < c->embeddings.n; i++)
         n_most += (int64_t)c->embeddings.item[i].feature_names.n;
-    TRY(NN_NEW_HOST(memory, &d->item, n_most + 1)); /* the last one is for a feature not found */
+    /* One is for a feature not found, and each feature may have a static table. */
+    TRY(NN_NEW_HOST(memory, &d->item, n_most + 2 + l->n_context));
     for (size_t i = 0; i < c->embeddings.n; i++) {
         const config_embedding *e = &c->embeddings.item[i];
         if (!e->is_dynamic) continue;
         TRY(check_table(c, e));
         TRY(choose_features(d, c, e, l, n_context_values, memory));
     }
-    if (d->n == 0) return OK;
+    TRY(dynamic_choose_static(d, c, l, n_context_values, memory));
+    if (d->n_all == 0) d->comm = NULL;
+    if (d->n_all == 0) return OK;
     if (d->comm != NULL) TRY(dynamic_make_ranks(d, memory));
     TRY(NN_NEW_HOST(memory, &d->items, d->max_tokens));
     return NN_NEW_HOST(memory, &d->context, d->max_users * l->n_context);
 }
 
 dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature) {
-    for (int i = 0; i < d->n; i++)
+    for (int i = 0; i < d->n_all; i++)
         if (d->item[i].feature == feature) return &d->item[i];
     return NULL;
 }

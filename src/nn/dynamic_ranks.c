@@ -11,7 +11,7 @@
 #include "ops/comm_host.h"
 #include "ops/row_moves.h"
 
-enum { MAX_RANKS = 64 };
+enum { MAX_RANKS = DYNAMIC_MAX_RANKS };
 
 static status reserve(dynamic_buffer *b, size_t bytes) {
     if (bytes <= b->bytes && b->memory != NULL) return OK;
@@ -141,13 +141,34 @@ static void mark_reads(const dynamic_tables *d, dynamic_table *t, const batch *b
     }
 }
 
+/* rows (n, dim) of ids that this rank holds, changing nothing. */
+static status read_own(dynamic_tables *d, dynamic_table *t, int64_t n, const uint64_t *ids,
+                       float *rows) {
+    const embed_batch *got;
+    if (n == 0) return OK;
+    if (t->own != NULL) return dynamic_take_static(d, t, n, ids, rows);
+    TRY(embed_take_rows(t->table, false, n, ids, NULL, rows, &got));
+    t->n_absent += got->n_absent;
+    return OK;
+}
+
+/* The same for training: makes rows that are not there. */
+static status fetch_own(dynamic_tables *d, dynamic_table *t, int64_t from, float *rows) {
+    const dynamic_holders *h = &t->held;
+    const embed_batch *got;
+    if (t->own != NULL) return dynamic_take_static(d, t, h->n - from, h->ids + from, rows);
+    TRY(embed_take_rows(t->table, true, h->n - from, h->ids + from,
+                        h->uses != NULL ? h->uses + from : NULL, rows, &got));
+    dynamic_note_missing(t, got);
+    return OK;
+}
+
 /* Takes the rows from number `first` on that this rank holds to its bank. */
 static status take_own(dynamic_tables *d, dynamic_table *t, int64_t first) {
     dynamic_holders *h = &t->held;
-    const embed_batch *got;
     int64_t from = h->n;
     for (int64_t i = first; i < t->n; i++) {
-        h->rank[i] = (uint8_t)embed_rank_of(t->table, t->ids[i]);
+        h->rank[i] = (uint8_t)dynamic_holder_of(d, t, t->ids[i]);
         h->has[i] = 1ull << h->rank[i];
         if (h->rank[i] != d->comm->rank) continue;
         h->own[h->n] = (int32_t)i;
@@ -157,9 +178,7 @@ static status take_own(dynamic_tables *d, dynamic_table *t, int64_t first) {
     }
     if (t->n == first) return OK;
     float *rows = h->rows + from * t->dim;
-    TRY(embed_take_rows(t->table, true, h->n - from, h->ids + from,
-                        h->uses != NULL ? h->uses + from : NULL, rows, &got));
-    dynamic_note_missing(t, got);
+    TRY(fetch_own(d, t, from, rows));
     return dynamic_move_rows(d, t, h->n - from, h->own + from, rows, t->value, true);
 }
 
@@ -247,7 +266,7 @@ status dynamic_take_held(dynamic_tables *d, dynamic_table *t, const batch *b, in
     h->traffic.least += 2 * n_read * t->dim * (int64_t)sizeof(float);
     count_rows(d, t);
     TRY(exchange_rows(d, t));
-    if (d->reads_whole && t->feature == ITEM_FEATURE) TRY(exchange_missing(d, t));
+    if (d->reads_whole && t->feature == ITEM_FEATURE && t->own == NULL) TRY(exchange_missing(d, t));
     for (int64_t i = 0; i < t->n; i++)
         h->has[i] |= h->reads[i];
     return OK;
@@ -276,7 +295,7 @@ static status ask(dynamic_tables *d, dynamic_table *t, int64_t n) {
     for (int r = 0; r < size; r++) {
         d->n_send[r] = 0;
         for (int64_t i = 0; i < n; i++) {
-            if (r == 0) t->held.rank[i] = (uint8_t)embed_rank_of(t->table, t->ids[i]);
+            if (r == 0) t->held.rank[i] = (uint8_t)dynamic_holder_of(d, t, t->ids[i]);
             if (t->held.rank[i] != r) continue;
             *to++ = t->ids[i];
             d->n_send[r]++;
@@ -290,15 +309,12 @@ static status ask(dynamic_tables *d, dynamic_table *t, int64_t n) {
 /* d->out = the rows that this rank is asked for. */
 static status answer(dynamic_tables *d, dynamic_table *t) {
     const uint64_t *ids = d->in_ids.memory;
-    const embed_batch *got;
     size_t row = (size_t)t->dim * sizeof(float);
     TRY(reserve_rows(d, &d->out, (size_t)sum_of(d->n_receive, d->comm->size) * row));
     float *rows = d->out.memory;
     for (int r = 0; r < d->comm->size; r++) {
         int64_t n = d->n_receive[r];
-        if (n == 0) continue;
-        TRY(embed_take_rows(t->table, false, n, ids, NULL, rows, &got));
-        t->n_absent += got->n_absent;
+        TRY(read_own(d, t, n, ids, rows));
         ids += n;
         rows += n * t->dim;
     }
@@ -335,16 +351,17 @@ status dynamic_merge_found(dynamic_tables *d, int64_t n, uint8_t *is_found) {
 
 status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float *rows) {
     dynamic_holders *h = &t->held;
-    const embed_batch *got;
     size_t row = (size_t)t->dim * sizeof *rows;
     h->n = 0;
     memset(d->n_receive, 0, (size_t)d->comm->size * sizeof *d->n_receive);
     for (int64_t i = 0; i < n; i++) {
-        h->rank[i] = (uint8_t)embed_rank_of(t->table, t->ids[i]);
+        h->rank[i] = (uint8_t)dynamic_holder_of(d, t, t->ids[i]);
         d->n_receive[h->rank[i]]++;
         if (h->rank[i] == d->comm->rank) h->ids[h->n++] = t->ids[i];
     }
-    if (h->n > 0) TRY(embed_take_rows(t->table, false, h->n, h->ids, NULL, h->rows, &got));
+    int64_t n_absent = t->n_absent;
+    TRY(read_own(d, t, h->n, h->ids, h->rows));
+    t->n_absent = n_absent;
     h->n = 0;
     TRY(reserve_rows(d, &d->in, (size_t)n * row));
     all_gather_args a = {

@@ -7,6 +7,10 @@ param *input_rows(const input *in, int32_t feature) {
     return feature == ITEM_FEATURE ? in->item : in->context[feature];
 }
 
+param *input_own_rows(const input *in, int32_t feature) {
+    return feature == ITEM_FEATURE ? in->own_item : in->own_context[feature];
+}
+
 init_rule input_table_rule(int32_t feature) {
     return (init_rule){
         .kind = INIT_ROWS, .scale = INPUT_TABLE_SCALE, .table = INPUT_TABLE(feature)};
@@ -38,27 +42,47 @@ static status add_table(param_list *params, bank *b, int64_t *at, int64_t n, con
     return OK;
 }
 
-/* Like add_table for rows of a dynamic table, whose values are not parameters. */
-static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, param **out) {
+/* Rows of a bank that are no parameter. */
+static status add_room(param_list *params, bank *b, int64_t *at, int64_t n, param **out) {
     TRY(NN_NEW_HOST(params->memory, out, 1));
     **out = (param){.n_dims = 2,
                     .shape = {n, b->dim},
                     .n = n * b->dim,
                     .value = b->value + *at * b->dim,
                     .is_table = true};
-    param_leave_out(params);
     *at += n;
+    return OK;
+}
+
+/* Like add_table for rows of a dynamic table, whose values are not parameters. */
+static status add_dynamic(param_list *params, bank *b, int64_t *at, int64_t n, param **out) {
+    param_leave_out(params);
+    return add_room(params, b, at, n, out);
+}
+
+/* Like add_table for a table that ranks hold together: this rank's rows are the parameter. */
+static status add_held(param_list *params, bank *b, int64_t *at, const param_spec *table,
+                       const input_held *held, param **out, param **own) {
+    param_spec spec = *table;
+    spec.shape[0] = held->n;
+    TRY(add_room(params, b, at, table->shape[0], out));
+    TRY(param_add(params, &spec, own));
+    (*own)->rows = held->rows;
+    (*own)->whole_rows = held->n_whole;
+    params->n_numbers += (held->n_whole - held->n) * b->dim;
     return OK;
 }
 
 static status add_items(input *in, param_list *params, int64_t *at) {
     const input_config *c = &in->config;
     int64_t n = (int64_t)c->n_items + 1;
+    const char *name =
+        c->names == NAMES_META ? "_embedding_module._item_emb.weight" : "_embedding.item.weight";
     if (c->has_dynamic_items) return add_dynamic(params, &in->events, at, n, &in->item);
-    return add_table(params, &in->events, at, n,
-                     c->names == NAMES_META ? "_embedding_module._item_emb.weight"
-                                            : "_embedding.item.weight",
-                     c->item_rule, &in->item);
+    if (c->held_items.rows == NULL)
+        return add_table(params, &in->events, at, n, name, c->item_rule, &in->item);
+    param_spec spec = {"", name, 2, {n, in->events.dim}, c->item_rule, true};
+    return add_held(params, &in->events, at, &spec, &c->held_items, &in->item, &in->own_item);
 }
 
 static status add_context(input *in, param_list *params, bank *b, int32_t f, int64_t *at) {
@@ -67,6 +91,11 @@ static status add_context(input *in, param_list *params, bank *b, int32_t f, int
     if (in->config.is_dynamic != NULL && in->config.is_dynamic[f])
         return add_dynamic(params, b, at, n, &in->context[f]);
     snprintf(name, sizeof name, "_embedding.context.%d.weight", (int)f);
+    if (in->config.held != NULL && in->config.held[f].rows != NULL) {
+        param_spec spec = {"", name, 2, {n, b->dim}, input_table_rule(f), true};
+        return add_held(params, b, at, &spec, &in->config.held[f], &in->context[f],
+                        &in->own_context[f]);
+    }
     return add_table(params, b, at, n, name, input_table_rule(f), &in->context[f]);
 }
 
@@ -110,6 +139,7 @@ static status add_mlp(mlp *m, param_list *params, int32_t n_in, int32_t dim, con
 status input_add_params(input *in, const input_config *c, param_list *params) {
     *in = (input){.config = *c, .is_merged = !has_item_mlp(c) && !has_context_mlp(c)};
     TRY(NN_NEW_HOST(params->memory, &in->context, c->n_context));
+    TRY(NN_NEW_HOST(params->memory, &in->own_context, c->n_context));
     TRY(NN_NEW_HOST(params->memory, &in->context_row, c->n_context));
     TRY(add_tables(in, params));
     param_spec position = {"", "", 2, {c->n_places, c->dim}, c->position_rule, false};
@@ -141,6 +171,14 @@ static status bank_alloc_grads(bank *b, nn_memory *memory, bool has_marks) {
     return NN_NEW(memory, &b->grad, (int64_t)b->n_rows * b->dim);
 }
 
+/* Gradients of the rows that this rank holds. */
+static status alloc_own(const input *in, nn_memory *memory, int32_t feature) {
+    param *p = input_own_rows(in, feature);
+    if (p == NULL) return OK;
+    if (in->config.has_marks) TRY(NN_NEW(memory, &p->marks, p->shape[0]));
+    return NN_NEW(memory, &p->grad, p->n);
+}
+
 status input_alloc_grads(input *in, nn_memory *memory) {
     const input_config *c = &in->config;
     const bank *of_contexts = in->is_merged ? &in->events : &in->contexts;
@@ -151,6 +189,8 @@ status input_alloc_grads(input *in, nn_memory *memory) {
     if (in->action != NULL) point_table(in->action, &in->events, false);
     for (int32_t f = 0; f < c->n_context; f++)
         point_table(in->context[f], of_contexts, c->is_dynamic != NULL && c->is_dynamic[f]);
+    for (int32_t f = ITEM_FEATURE; f < c->n_context; f++)
+        TRY(alloc_own(in, memory, f));
     return OK;
 }
 

@@ -28,6 +28,12 @@ typedef struct bank {
     uint8_t *marks;      /* (n_rows), or NULL: the optimizer updates every row */
 } bank;
 
+/* The rows of a static table that this rank holds, others being held by other ranks (dynamic.h). */
+typedef struct input_held {
+    const int32_t *rows; /* host (n), ascending; NULL: the table is not held so */
+    int64_t n, n_whole;
+} input_held;
+
 typedef struct input_config {
     int32_t dim;                     /* E */
     int32_t item_dim, context_dim;   /* of the tables; 0: E, without an MLP */
@@ -42,6 +48,10 @@ typedef struct input_config {
      * batch (dynamic.h), and are not parameters. */
     bool has_dynamic_items;
     const bool *is_dynamic;
+    /* Items and contextual features (F, or NULL) whose table ranks hold together: like dynamic
+     * ones, but this rank's rows are a parameter, and rows of the bank have marks. */
+    input_held held_items;
+    const input_held *held;
     float dropout_rate;
 } input_config;
 
@@ -51,6 +61,7 @@ typedef struct input {
     bank events, contexts;
     param *item, *action, *position; /* item, context: not parameters where they are dynamic */
     param **context;                 /* (F) */
+    param *own_item, **own_context;  /* (F): rows of this rank where ranks hold a table, or NULL */
     int32_t action_row;              /* in the events' bank */
     int32_t *context_row;            /* (F), in the bank of contextual values */
     mlp item_mlp, context_mlp;       /* not merged */
@@ -70,6 +81,9 @@ typedef struct input_acts {
 
 /* The rows of a feature's table. */
 param *input_rows(const input *in, int32_t feature);
+
+/* Where ranks hold the table of a feature together: the rows of this rank.  Else NULL. */
+param *input_own_rows(const input *in, int32_t feature);
 
 /* First values of a table that a config may make dynamic: the same in both cases. */
 init_rule input_table_rule(int32_t feature);

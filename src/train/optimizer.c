@@ -1,6 +1,7 @@
 #include "train/optimizer.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/range.h"
@@ -101,13 +102,27 @@ uint64_t optimizer_bytes(const optimizer *o) {
     return n * sizeof(float);
 }
 
+/* The squares of a table's gradient.  On the CPU row by row where rows are marked: the same bits
+ * however many ranks hold the table. */
+static status add_table_squares(optimizer *o, const param *p) {
+    bool is_host = strcmp(o->be->name, "cpu") == 0;
+    if (p->rows != NULL) return dynamic_add_static_squares(o->tables, p, o->sum);
+    if (!is_host || p->marks == NULL) return o->be->ops->sum_squares(o->be, p->n, p->grad, o->sum);
+    int32_t dim = (int32_t)p->shape[1];
+    for (int64_t row = 0; row < p->shape[0]; row++)
+        if (p->marks[row]) *o->sum += dynamic_row_squares(p->grad + row * dim, dim);
+    return OK;
+}
+
 /* Where ranks share layers, each adds the squares of its own parts, and the first one those of what
  * all have: all ranks get the same sum. */
 static status add_squares_of_parts(optimizer *o) {
     const ops *f = o->be->ops;
     bool is_first = o->tensor->rank == 0;
     for (int i = 0; i < o->n_params; i++)
-        if (is_first || o->params[i].cut.n_parts > 1)
+        if (is_first && o->params[i].is_table)
+            TRY(add_table_squares(o, &o->params[i]));
+        else if (is_first || o->params[i].cut.n_parts > 1)
             TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));
     if (is_first) TRY(dynamic_add_squares(o->tables, o->sum));
     all_reduce_args a = {COMM_F64, COMM_SUM, 1, o->sum, o->sum};
@@ -119,8 +134,7 @@ static status add_squares(optimizer *o) {
     const ops *f = o->be->ops;
     if (o->tensor != NULL) return add_squares_of_parts(o);
     for (int i = 0; i < o->n_params; i++)
-        if (o->params[i].is_table)
-            TRY(f->sum_squares(o->be, o->params[i].n, o->params[i].grad, o->sum));
+        if (o->params[i].is_table) TRY(add_table_squares(o, &o->params[i]));
     TRY(f->sum_squares(o->be, o->dense_grads.n, o->dense_grads.first, o->sum));
     return dynamic_add_squares(o->tables, o->sum);
 }
@@ -171,6 +185,7 @@ static status update_tables(optimizer *o, double lr, int64_t t, const float *gra
 
 status optimizer_step(optimizer *o, double lr, int64_t t, double scale) {
     bool is_scaled = o->is_watched || scale != 1;
+    TRY(dynamic_put_grads(o->tables));
     if (is_scaled) TRY(set_factor(o, scale));
     for (int i = 0; i < o->n_params; i++) {
         o->updates[i] = update_of(o, i, lr, t);

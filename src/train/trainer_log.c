@@ -293,7 +293,7 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
 static void write_tables(const trainer *t, json_writer *w) {
     dynamic_tables *tables = model_tables(t->s->model);
     dynamic_state state;
-    if (tables->n == 0) return;
+    if (tables->n_all == 0) return;
     json_key(w, "tables");
     json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
@@ -304,6 +304,18 @@ static void write_tables(const trainer *t, json_writer *w) {
             return;
         }
         write_table(tables->item[i].config->table_name, &state, w);
+    }
+    for (int i = tables->n; i < tables->n_all; i++) {
+        status st = dynamic_static_state(tables, &tables->item[i], &state);
+        if (st != OK) {
+            w->state = st;
+            return;
+        }
+        json_object_open(w);
+        json_key_string(w, "name", tables->item[i].name);
+        json_key_int(w, "rows", state.n_rows);
+        write_ranks(tables->item[i].name, &state, w);
+        json_object_close(w);
     }
     json_array_close(w);
 }
@@ -382,7 +394,9 @@ static train_event make_event(const trainer *t, train_event_kind kind, const tra
 
 void trainer_log_memory(const trainer *t) {
     const session *s = t->s;
-    double mb = 1e6, weights = 4.0 * (double)model_n_numbers(s->model);
+    double mb = 1e6, weights = 0; /* of this rank */
+    for (int i = 0; i < s->n_params; i++)
+        weights += 4.0 * (double)s->params[i].n;
     double state = (double)optimizer_bytes(&t->optimizer);
     double of_model = (double)(session_memory_bytes(s) + evaluator_bytes(t->held_out));
     double tables = (double)dynamic_bytes(model_tables(s->model));
@@ -400,6 +414,8 @@ static status help_with_tables(trainer *t) {
     for (int i = 0; i < tables->n && tables->comm != NULL; i++)
         if (dynamic_is_owner(&tables->item[i]))
             TRY(dynamic_news_of_all(tables, &tables->item[i], &state));
+    for (int i = tables->n; i < tables->n_all; i++)
+        TRY(dynamic_static_state(tables, &tables->item[i], &state));
     return OK;
 }
 
