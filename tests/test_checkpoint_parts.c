@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/part_file.h"
 #include "dist/ranks.h"
 #include "dist/start.h"
 #include "nn/param_cut.h"
@@ -136,6 +137,13 @@ TEST(checkpoint_parts_have_the_bytes_of_one_rank) {
         CHECK(same_file(one, many, "optimizer.safetensors"));
         CHECK(same_file(one, many, "manifest.json"));
     }
+}
+
+TEST(checkpoint_parts_need_the_same_folder) {
+    part_file *f;
+    CHECK_FAILS(part_file_open(&f, run_path("elsewhere/model.safetensors")), ERR_IO,
+                "all ranks must see the folder of the run");
+    CHECK(f == NULL);
 }
 
 /* Ranks take their rows from a file of any number of ranks. */

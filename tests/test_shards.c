@@ -1,4 +1,6 @@
 /* Tables that several ranks hold together: shards, and the same rows on any number of ranks. */
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,8 @@ typedef struct shard_case {
     bool is_one_shard; /* all ids are of one shard, which is not the first */
     bool has_parts;    /* a full snapshot in the middle, an incremental one at the end */
     int64_t n_ids;
+    int64_t file_rows;  /* of a file of the snapshot; 0: all */
+    int victim;         /* rank, from 1 on, that cannot write a file; 0: none */
     const char *folder; /* of the snapshot */
     const char *from;   /* read before anything is done; or NULL */
 } shard_case;
@@ -66,12 +70,15 @@ static void write_snapshot(embed_table *t, const char *folder, const char *part,
     CHECK_OK(embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, since));
 }
 
+static status write_without_room(embed_table *t, const shard_case *c, int rank);
+
 static status run_case(const shard_case *c, comm *ranks, backend *be) {
     embed_config own = c->config;
     embed_table *t;
     int rank = ranks != NULL ? ranks->rank : 0;
     own.comm = ranks;
     TRY(embed_create(&t, be, &own));
+    t->file_rows = c->file_rows;
     if (c->from != NULL) CHECK_OK(embed_snapshot_read(t, c->from, (snapshot_ranks){0, 1}, NULL));
     for (int i = 0; i < N_BATCHES && c->from == NULL; i++) {
         run_batch(c, t, rank, i);
@@ -81,6 +88,7 @@ static status run_case(const shard_case *c, comm *ranks, backend *be) {
         }
     }
     write_snapshot(t, c->folder, "last", 0);
+    if (c->victim > 0) CHECK_OK(write_without_room(t, c, rank));
     if (c->has_parts) write_snapshot(t, c->folder, "since", N_BATCHES / 2 + 1);
     embed_destroy(t);
     return OK;
@@ -236,6 +244,56 @@ TEST(shards_are_read_by_another_number_of_ranks) {
         CHECK(same_snapshots(from, to));
         CHECK(same_bytes(from, to, "rank-0-of-1/seen.safetensors"));
     }
+}
+
+/* Files of 100 rows, in which rows of several ranks and levels meet. */
+TEST(shards_fill_several_files_as_one_rank) {
+    const char *const names[] = {
+        "last/rank-0-of-1/manifest.json",           "last/rank-0-of-1/rows-00000.safetensors",
+        "last/rank-0-of-1/rows-00001.safetensors",  "last/rank-0-of-1/rows-00004.safetensors",
+        "since/rank-0-of-1/rows-00001.safetensors", "since/rank-0-of-1/gone.safetensors",
+        "since/rank-0-of-1/manifest.json"};
+    shard_case c = {.config = {.dim = DIM,
+                               .opt = ROW_ADAM,
+                               .policy = POLICY_LRU,
+                               .capacity = {3 * 64, 6 * 64},
+                               .max_batch = BATCH,
+                               .tracks_left = true},
+                    .n_ids = 1000,
+                    .has_parts = true,
+                    .file_rows = 100};
+    snapshot_info info;
+    check_case(c, names, sizeof names / sizeof *names);
+    CHECK_OK(embed_snapshot_info(run_path("many3/last"), &info));
+    CHECK(info.n_files == (info.n_rows + 99) / 100 && info.n_files > 4);
+}
+
+static status write_without_room(embed_table *t, const shard_case *c, int rank) {
+    struct rlimit small = {1000, 1000};
+    char path[512];
+    signal(SIGXFSZ, SIG_IGN);
+    snprintf(path, sizeof path, "%s/full", c->folder);
+    if (rank == c->victim) CHECK_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    CHECK_FAILS(embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, 0), ERR_IO,
+                "rows-00000.safetensors: cannot be written");
+    CHECK_CONTAINS(status_reason(), "rank 2: ");
+    CHECK(!embed_is_snapshot(path));
+    return OK;
+}
+
+/* One rank has no room: all fail, with its number, and there is no snapshot. */
+TEST(shards_without_room_name_the_rank) {
+    char folder[256];
+    snprintf(folder, sizeof folder, "%s/run", test_folder());
+    shard_case c = {.config = {.dim = DIM,
+                               .opt = ROW_ADAM,
+                               .policy = POLICY_LRU,
+                               .capacity = {8 * 64, 0},
+                               .max_batch = BATCH},
+                    .n_ids = 1000,
+                    .victim = 2,
+                    .folder = folder};
+    CHECK_OK(run_on(&c, 3));
 }
 
 static status check_shares(embed_config c, transport *t) {

@@ -1,5 +1,6 @@
-/* Writing a snapshot (snapshot.h): rows are collected into files, then the manifest with their
- * checksums is written. */
+/* Writing a snapshot (snapshot.h): all ranks that hold the table write their rows to the files at
+ * the same time, then the first one writes the manifest with their checksums.  Where one fails, all
+ * fail, with its number and its words. */
 #include "embed/snapshot.h"
 
 #include <errno.h>
@@ -15,10 +16,13 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/part_file.h"
 #include "base/safetensors.h"
 #include "embed/snapshot_int.h"
+#include "ops/comm_host.h"
 
-enum { FILE_ROWS = 1 << 20, FILE_BYTES = 1 << 26 };
+/* Most rows and bytes of a file, and of what is in memory at a time. */
+enum { FILE_ROWS = 1 << 20, FILE_BYTES = 1 << 26, MEMORY_BYTES = 1 << 22 };
 
 static const char *const policy_names[] = {"none", "lru", "lfu", "step"};
 static const char *const opt_names[] = {"sgd", "adam", "adagrad", "rowwise_adagrad"};
@@ -68,53 +72,151 @@ status snapshot_hash(const char *path, int64_t *bytes, char hex[17]) {
     return OK;
 }
 
-/* Rows to be written to a file. */
+/* Rows to be written.  A file has `capacity` of them, the last one the rest.  Rows have numbers:
+ * those of level 0, of all ranks one after the other, then those of level 1 and of the store, so
+ * the place of a row in the files does not depend on the number of ranks, and each rank writes its
+ * own. */
 typedef struct writer {
-    const embed_table *t;
-    const char *folder; /* the temporary one */
-    int64_t n, capacity, n_rows;
+    embed_table *t;
+    const char *folder;       /* the temporary one */
+    int64_t capacity, n_rows; /* of all ranks */
     int n_files;
-    uint64_t *keys, *scores; /* (capacity) */
+    int64_t first[EMBED_TIERS]; /* number of this rank's first row of each tier */
+    int64_t n, max_n, at;       /* rows in memory, and the number of the first of them */
+    uint64_t *keys, *scores;    /* (max_n) */
     uint32_t *stamps;
-    float *values, *state; /* (capacity, dim), (capacity, n_state) */
-    json_writer json;      /* of the manifest, in its list of files */
+    float *values, *state; /* (max_n, dim), (max_n, n_state) */
+    part_file *file;       /* number `open`, whose rows' data begins at byte `begin` */
+    int open;
+    uint64_t begin;
+    json_writer json; /* of the manifest, in its list of files */
 } writer;
 
-static status list_file(writer *w, const char *name) {
-    char path[SNAPSHOT_PATH_BYTES], hex[17];
-    int64_t bytes = 0;
-    TRY(path_join(path, sizeof path, w->folder, name));
-    TRY(snapshot_hash(path, &bytes, hex));
+static void add_file(writer *w, const char *name, int64_t bytes, uint64_t hash) {
+    char hex[17];
+    snprintf(hex, sizeof hex, "%016" PRIx64, hash);
     json_object_open(&w->json);
     json_key_string(&w->json, "name", name);
     json_key_int(&w->json, "bytes", bytes);
     json_key_string(&w->json, "xxh64", hex);
     json_object_close(&w->json);
+}
+
+static status hash_file(const writer *w, const char *name, int64_t *bytes, uint64_t *hash) {
+    char path[SNAPSHOT_PATH_BYTES];
+    file_map map;
+    TRY(path_join(path, sizeof path, w->folder, name));
+    TRY(file_map_open(&map, path));
+    *bytes = (int64_t)map.n_bytes;
+    *hash = hash64(map.bytes, map.n_bytes, 0);
+    file_map_close(&map);
     return OK;
 }
 
 static status write_tensors(writer *w, const char *name, const st_tensor *tensors, size_t n) {
     char path[SNAPSHOT_PATH_BYTES];
+    int64_t bytes = 0;
+    uint64_t hash = 0;
     TRY(path_join(path, sizeof path, w->folder, name));
     TRY(st_write(path, tensors, n, NULL, 0));
-    return list_file(w, name);
+    TRY(hash_file(w, name, &bytes, &hash));
+    add_file(w, name, bytes, hash);
+    return OK;
+}
+
+static void rows_name(char name[32], int file) {
+    snprintf(name, 32, "rows-%05d.safetensors", file);
+}
+
+static int64_t rows_of_file(const writer *w, int file) {
+    int64_t left = w->n_rows - file * w->capacity;
+    return left < w->capacity ? left : w->capacity;
+}
+
+/* The beginning of a file of rows; *bytes: the whole of it. */
+static status describe_rows(const writer *w, int file, buf *header, uint64_t *bytes) {
+    int64_t dim = w->t->config.dim, n_state = w->t->n_floats - dim, n = rows_of_file(w, file);
+    const st_tensor tensors[] = {
+        {"keys", ST_I64, 1, {n}, n, NULL},
+        {"scores", ST_I64, 1, {n}, n, NULL},
+        {"values", ST_F32, 2, {n, dim}, n * dim, NULL},
+        {"state", ST_F32, 2, {n, n_state}, n * n_state, NULL},
+        {"stamps", ST_I32, 1, {n}, n, NULL},
+    };
+    TRY(st_header(header, tensors, sizeof tensors / sizeof *tensors, NULL, 0));
+    *bytes = header->n_bytes + (uint64_t)n * (20 + 4 * (uint64_t)w->t->n_floats);
+    return OK;
+}
+
+static status make_files(const writer *w) {
+    status st = OK;
+    for (int i = 0; i < w->n_files && st == OK; i++) {
+        char path[SNAPSHOT_PATH_BYTES], name[32];
+        uint64_t bytes;
+        buf header;
+        buf_init(&header);
+        rows_name(name, i);
+        st = path_join(path, sizeof path, w->folder, name);
+        if (st == OK) st = describe_rows(w, i, &header, &bytes);
+        if (st == OK) st = part_file_make(path, &header, bytes);
+        buf_fini(&header);
+    }
+    return st;
+}
+
+static status open_file(writer *w, int file) {
+    char path[SNAPSHOT_PATH_BYTES], name[32];
+    uint64_t bytes;
+    buf header;
+    if (w->file != NULL && w->open == file) return OK;
+    TRY(part_file_close(w->file, OK));
+    w->file = NULL;
+    buf_init(&header);
+    status st = describe_rows(w, file, &header, &bytes);
+    w->begin = header.n_bytes;
+    buf_fini(&header);
+    TRY(st);
+    rows_name(name, file);
+    TRY(path_join(path, sizeof path, w->folder, name));
+    w->open = file;
+    return part_file_open(&w->file, path);
+}
+
+/* n rows of the memory, from `from` on, to row `to` of the open file. */
+static status write_rows(writer *w, int64_t from, int64_t n, int64_t to) {
+    size_t dim = (size_t)w->t->config.dim, n_state = (size_t)w->t->n_floats - dim;
+    const struct {
+        const void *data;
+        size_t bytes;
+    } columns[] = {{w->keys, 8},
+                   {w->scores, 8},
+                   {w->values, 4 * dim},
+                   {w->state, 4 * n_state},
+                   {w->stamps, 4}};
+    uint64_t at = w->begin, n_file = (uint64_t)rows_of_file(w, w->open);
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        size_t bytes = columns[i].bytes;
+        TRY(part_file_write(w->file, at + (uint64_t)to * bytes,
+                            (const char *)columns[i].data + (size_t)from * bytes,
+                            (size_t)n * bytes));
+        at += n_file * bytes;
+    }
+    return OK;
 }
 
 static status flush_rows(writer *w) {
-    char name[32];
-    int64_t dim = w->t->config.dim, n_state = w->t->n_floats - dim, n = w->n;
-    const st_tensor tensors[] = {
-        {"keys", ST_I64, 1, {n}, n, w->keys},
-        {"scores", ST_I64, 1, {n}, n, w->scores},
-        {"values", ST_F32, 2, {n, dim}, n * dim, w->values},
-        {"state", ST_F32, 2, {n, n_state}, n * n_state, w->state},
-        {"stamps", ST_I32, 1, {n}, n, w->stamps},
-    };
-    if (n == 0) return OK;
-    snprintf(name, sizeof name, "rows-%05d.safetensors", w->n_files++);
-    w->n_rows += n;
+    for (int64_t from = 0, n; from < w->n; from += n) {
+        int64_t at = w->at + from, to = at % w->capacity;
+        if (at >= w->n_rows)
+            return fail(ERR_USAGE, "%s: rows came while it was written", w->folder);
+        TRY(open_file(w, (int)(at / w->capacity)));
+        n = rows_of_file(w, w->open) - to;
+        if (n > w->n - from) n = w->n - from;
+        TRY(write_rows(w, from, n, to));
+    }
+    w->at += w->n;
     w->n = 0;
-    return write_tensors(w, name, tensors, sizeof tensors / sizeof *tensors);
+    return OK;
 }
 
 /* A row with a value that is not finite is neither saved (checkpoint.h has the same rule for
@@ -141,17 +243,20 @@ static status add_rows(void *ctx, const embed_rows *rows) {
         w->stamps[at] = rows->stamps[i];
         memcpy(w->values + at * dim, row, dim * sizeof(float));
         memcpy(w->state + at * (n_floats - dim), row + dim, (n_floats - dim) * sizeof(float));
-        if (w->n == w->capacity) TRY(flush_rows(w));
+        if (w->n == w->max_n) TRY(flush_rows(w));
     }
     return OK;
 }
 
-static status writer_init(writer *w, const embed_table *t, const char *folder, buf *manifest) {
+static status writer_init(writer *w, embed_table *t, const char *folder, buf *manifest) {
     size_t n_state = (size_t)(t->n_floats - t->config.dim);
-    int64_t by_bytes = FILE_BYTES / (20 + 4 * (int64_t)t->n_floats);
+    int64_t row_bytes = 20 + 4 * (int64_t)t->n_floats, by_bytes = FILE_BYTES / row_bytes;
     *w = (writer){.t = t, .folder = folder};
     w->capacity = by_bytes < 1 ? 1 : by_bytes < FILE_ROWS ? by_bytes : FILE_ROWS;
-    size_t n = (size_t)w->capacity;
+    w->max_n = MEMORY_BYTES / row_bytes < 1 ? 1 : MEMORY_BYTES / row_bytes;
+    if (t->file_rows > 0) w->capacity = t->file_rows;
+    if (w->max_n > w->capacity) w->max_n = w->capacity;
+    size_t n = (size_t)w->max_n;
     json_begin(&w->json, manifest, 2);
     TRY(MEM_NEW_RAW(&w->keys, n));
     TRY(MEM_NEW_RAW(&w->scores, n));
@@ -161,11 +266,82 @@ static status writer_init(writer *w, const embed_table *t, const char *folder, b
 }
 
 static void writer_fini(writer *w) {
+    (void)part_file_close(w->file, ERR_IO);
     mem_free(w->keys);
     mem_free(w->scores);
     mem_free(w->stamps);
     mem_free(w->values);
     mem_free(w->state);
+}
+
+/* How many rows there are, and which numbers this rank's have. */
+static status number_rows(writer *w, int64_t since) {
+    const embed_shards *s = &w->t->shards;
+    size_t size = (size_t)s->size;
+    int64_t *counts, *own;
+    TRY(MEM_NEW(&counts, EMBED_TIERS * size));
+    own = counts + (size_t)s->rank * EMBED_TIERS;
+    status st = OK;
+    for (int tier = 0; tier < EMBED_TIERS && st == OK; tier++)
+        st = embed_tier_count(w->t, tier, since, &own[tier]);
+    st = comm_host_agree(w->t->config.comm, st);
+    if (st == OK)
+        st = comm_host_reduce(w->t->config.comm, COMM_I64, COMM_SUM, (int64_t)(EMBED_TIERS * size),
+                              counts);
+    for (int tier = 0; tier < EMBED_TIERS && st == OK; tier++)
+        for (int r = 0; r < s->size; r++) {
+            if (r == s->rank) w->first[tier] = w->n_rows;
+            w->n_rows += counts[(size_t)r * EMBED_TIERS + (size_t)tier];
+        }
+    mem_free(counts);
+    w->n_files = (int)((w->n_rows + w->capacity - 1) / w->capacity);
+    return st;
+}
+
+static status write_own_rows(writer *w, int64_t since) {
+    for (int tier = 0; tier < EMBED_TIERS; tier++) {
+        w->at = w->first[tier];
+        TRY(embed_walk_tier(w->t, tier, since, add_rows, w));
+        TRY(flush_rows(w));
+    }
+    part_file *file = w->file;
+    w->file = NULL;
+    return part_file_close(file, OK);
+}
+
+/* Ranks hash the files in turn; every rank lists them all. */
+static status list_row_files(writer *w) {
+    const embed_shards *s = &w->t->shards;
+    int64_t *facts; /* size and hash of each */
+    status st = OK;
+    TRY(MEM_NEW(&facts, 2 * (size_t)w->n_files));
+    for (int i = s->rank; i < w->n_files && st == OK; i += s->size) {
+        char name[32];
+        uint64_t hash = 0;
+        rows_name(name, i);
+        st = hash_file(w, name, &facts[2 * i], &hash);
+        facts[2 * i + 1] = (int64_t)hash;
+    }
+    st = comm_host_agree(w->t->config.comm, st);
+    if (st == OK)
+        st =
+            comm_host_reduce(w->t->config.comm, COMM_I64, COMM_SUM, 2 * (int64_t)w->n_files, facts);
+    for (int i = 0; i < w->n_files && st == OK; i++) {
+        char name[32];
+        rows_name(name, i);
+        add_file(w, name, facts[2 * i], (uint64_t)facts[2 * i + 1]);
+    }
+    mem_free(facts);
+    return st;
+}
+
+/* All ranks: the rows of the table. */
+static status write_table_rows(writer *w, int64_t since) {
+    comm *c = w->t->config.comm;
+    TRY(number_rows(w, since));
+    TRY(comm_host_agree(c, comm_is_first(c) ? make_files(w) : OK));
+    TRY(comm_host_agree(c, write_own_rows(w, since)));
+    return list_row_files(w);
 }
 
 static status write_gone(const embed_totals *all, writer *w, int64_t since) {
@@ -231,41 +407,60 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     return st;
 }
 
+/* What the first rank writes when the rows are there. */
+static status finish_part(writer *w, const embed_totals *all, snapshot_ranks ranks, int64_t since) {
+    TRY(write_gone(all, w, since));
+    TRY(write_seen(all, w));
+    return seal(w, all, ranks, since);
+}
+
 static status write_part(embed_table *t, const char *temporary, snapshot_ranks ranks,
                          int64_t since) {
     writer w;
     buf manifest;
     embed_totals all = {0};
+    comm *c = t->config.comm;
     buf_init(&manifest);
-    status st = writer_init(&w, t, temporary, &manifest);
+    status st = comm_host_agree(c, writer_init(&w, t, temporary, &manifest));
     json_object_open(&w.json);
     json_key_string(&w.json, "format", SNAPSHOT_FORMAT);
     json_key(&w.json, "files");
     json_array_open(&w.json);
-    if (st == OK) st = embed_gather(t, since, add_rows, &w);
-    if (st == OK) st = flush_rows(&w);
+    if (st == OK) st = write_table_rows(&w, since);
     if (st == OK) st = embed_totals_gather(&all, t, since);
-    if (st == OK) st = write_gone(&all, &w, since);
-    if (st == OK) st = write_seen(&all, &w);
-    if (st == OK) st = seal(&w, &all, ranks, since);
+    if (st == OK)
+        st = comm_host_agree(c, comm_is_first(c) ? finish_part(&w, &all, ranks, since) : OK);
     embed_totals_fini(&all);
     writer_fini(&w);
     buf_fini(&manifest);
     return st;
 }
 
-/* What ranks other than the first do for a snapshot. */
-static status send_part(embed_table *t, int64_t since) {
-    embed_totals all;
-    TRY(embed_gather(t, since, NULL, NULL));
-    status st = embed_totals_gather(&all, t, since);
-    embed_totals_fini(&all);
+/* The temporary folder of a new snapshot. */
+static status begin_part(const char *folder, const char *part, const char *temporary) {
+    if (folder_exists(part))
+        return fail(ERR_USAGE, "%s: there is a snapshot already; choose another folder", part);
+    TRY(folder_create(folder, NULL));
+    folder_remove(temporary, 0);
+    return folder_create(temporary, NULL);
+}
+
+static status end_part(const char *folder, const char *part, const char *temporary, status st) {
+    if (st == OK) {
+        folder_sync(temporary);
+        if (rename(temporary, part) != 0) st = fail_errno("%s: cannot be put in place", part);
+    }
+    if (st == OK)
+        folder_sync(folder);
+    else
+        folder_remove(temporary, 0);
     return st;
 }
 
 status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
                             int64_t since) {
     char part[SNAPSHOT_PATH_BYTES], temporary[SNAPSHOT_PATH_BYTES], name[64];
+    comm *c = t->config.comm;
     TRY(snapshot_check_ranks(ranks));
     if (since < 0 || since > t->step)
         return fail(ERR_USAGE, "%s: changes since step %lld of a table that is at step %lld",
@@ -275,24 +470,10 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
                     "%s: an incremental snapshot of a table that does not remember which "
                     "keys left it; make it with tracks_left",
                     folder);
-    if (t->shards.rank > 0) return send_part(t, since);
     TRY(snapshot_part(part, folder, ranks));
-    if (folder_exists(part))
-        return fail(ERR_USAGE, "%s: there is a snapshot already; choose another folder", part);
-    TRY(folder_create(folder, NULL));
     snprintf(name, sizeof name, ".rank-%d-of-%d.tmp", ranks.rank, ranks.n_ranks);
     TRY(path_join(temporary, sizeof temporary, folder, name));
-    folder_remove(temporary, 0);
-    TRY(folder_create(temporary, NULL));
+    TRY(comm_host_agree(c, comm_is_first(c) ? begin_part(folder, part, temporary) : OK));
     status st = write_part(t, temporary, ranks, since);
-    if (st == OK) {
-        folder_sync(temporary);
-        if (rename(temporary, part) != 0) st = fail_errno("%s: cannot be put in place", part);
-    }
-    if (st != OK) {
-        folder_remove(temporary, 0);
-        return st;
-    }
-    folder_sync(folder);
-    return OK;
+    return comm_host_agree(c, comm_is_first(c) ? end_part(folder, part, temporary, st) : st);
 }

@@ -28,7 +28,7 @@ typedef struct snapshot_ranks {
 /* Writes all rows (since 0), or those written at step `since` or later with the keys that left
  * since then (the table must track them).  ERR_USAGE if this rank's part is there already,
  * ERR_NUMERIC for a value that is not finite.  All ranks that hold the table together call it, with
- * the same arguments; rank 0 writes. */
+ * the same arguments, and each writes its rows: the files do not depend on the number of ranks. */
 status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
                             int64_t since);
 

@@ -196,10 +196,6 @@ status embed_expire(embed_table *t, int64_t *n_expired);
  * does not call the table. */
 status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx);
 
-/* Like embed_export for the rows of all ranks, which all call it: rank 0 visits them, tier by tier
- * and by rank in each, so that the rows of the levels come in the order of one rank. */
-status embed_gather(embed_table *t, int64_t since, embed_visit visit, void *ctx);
-
 /* From now on keeps a list of keys that leave the table, for incremental snapshots. */
 void embed_track_left(embed_table *t);
 

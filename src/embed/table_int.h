@@ -116,6 +116,7 @@ struct embed_table {
     int64_t n_room; /* M */
     embed_gone *gone;
     size_t n_gone, gone_capacity;
+    int64_t file_rows; /* of a snapshot's file, for tests; 0: by their size */
 };
 
 /* Fails where a batch was interrupted: then some keys point to the rows of others, and rows that
@@ -145,8 +146,9 @@ typedef struct embed_totals {
 status embed_totals_gather(embed_totals *out, embed_table *t, int64_t since);
 void embed_totals_fini(embed_totals *a);
 
-/* Visits the rows of one tier, of this rank. */
+/* Visits the rows of one tier, of this rank, and counts what it visits. */
 status embed_walk_tier(embed_table *t, int tier, int64_t since, embed_visit visit, void *ctx);
+status embed_tier_count(embed_table *t, int tier, int64_t since, int64_t *out);
 
 /* Deduplicates n ids: fills d.keys, h.keys and the batch. */
 status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids);

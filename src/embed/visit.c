@@ -118,10 +118,14 @@ static status add_size(void *ctx, const embed_rows *rows) {
     return OK;
 }
 
-status embed_tier_size(embed_table *t, int tier, int64_t *out) {
-    walk w = {.t = t, .visit = add_size, .ctx = out};
+status embed_tier_count(embed_table *t, int tier, int64_t since, int64_t *out) {
+    walk w = {.t = t, .since = since < 0 ? 0 : (uint32_t)since, .visit = add_size, .ctx = out};
     *out = 0;
     return walk_tier(&w, tier);
+}
+
+status embed_tier_size(embed_table *t, int tier, int64_t *out) {
+    return embed_tier_count(t, tier, 0, out);
 }
 
 status embed_size(embed_table *t, int64_t *out) {

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
+#include "ops/comm_host.h"
 #include "train/checkpoint.h"
 
 enum { NAME_BYTES = 64 };
@@ -79,32 +80,32 @@ static void remember_steps(table_snapshots *s) {
     }
 }
 
-/* What ranks other than the first do. */
-static status send_tables(table_snapshots *s) {
-    if (s->tables->comm == NULL) return OK;
-    TRY(write_tables(s, ""));
-    remember_steps(s);
-    return OK;
+/* The first rank makes the folder, and names it when all ranks have written their rows. */
+static status begin_folder(const char *temporary) {
+    checkpoint_remove(temporary);
+    return folder_create(temporary, NULL);
 }
 
-status table_snapshots_write(table_snapshots *s, uint64_t step) {
-    char temporary[CHECKPOINT_PATH_BYTES], folder[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
-    if (!s->is_first) return send_tables(s);
-    snprintf(name, sizeof name, "snapshots/.step-%08" PRIu64 ".tmp", step);
-    TRY(path_join(temporary, sizeof temporary, s->run, name));
-    snprintf(name, sizeof name, "snapshots/step-%08" PRIu64, step);
-    TRY(path_join(folder, sizeof folder, s->run, name));
-    checkpoint_remove(temporary);
-    TRY(folder_create(temporary, NULL));
-    status st = write_tables(s, temporary);
+static status end_folder(const char *temporary, const char *folder, status st) {
     if (st == OK) {
         folder_sync(temporary);
         if (rename(temporary, folder) != 0) st = fail_errno("%s: cannot be put in place", folder);
     }
-    if (st != OK) {
-        checkpoint_remove(temporary);
-        return st;
-    }
+    if (st != OK) checkpoint_remove(temporary);
+    return st;
+}
+
+status table_snapshots_write(table_snapshots *s, uint64_t step) {
+    char temporary[CHECKPOINT_PATH_BYTES], folder[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    comm *c = s->tables->comm;
+    if (c == NULL && !s->is_first) return OK;
+    snprintf(name, sizeof name, "snapshots/.step-%08" PRIu64 ".tmp", step);
+    TRY(path_join(temporary, sizeof temporary, s->run, name));
+    snprintf(name, sizeof name, "snapshots/step-%08" PRIu64, step);
+    TRY(path_join(folder, sizeof folder, s->run, name));
+    TRY(comm_host_agree(c, s->is_first ? begin_folder(temporary) : OK));
+    status st = write_tables(s, temporary);
+    TRY(comm_host_agree(c, s->is_first ? end_folder(temporary, folder, st) : st));
     remember_steps(s);
     return OK;
 }
