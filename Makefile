@@ -35,11 +35,11 @@ ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
 # Loops that take time are in src/cpu, src/data and src/embed; elsewhere -O3 takes longer to compile and gains nothing.
-# Tests are compiled with -O1: half the build was theirs.
+# Tests are compiled with -O1, and for sanitizers without any: half the build was theirs.
 OPT_release := -O2
 OPT_debug := -O0
 HOT_CFLAGS := $(if $(filter release,$(VARIANT)),-O3)
-TEST_CFLAGS := $(if $(filter release,$(VARIANT)),-O1)
+TEST_CFLAGS := $(if $(filter release,$(VARIANT)),-O1,$(if $(filter asan tsan,$(VARIANT)),-O0))
 # Line numbers for a profiler or a sanitizer; a debugger gets all.
 DEBUG_INFO := $(if $(filter debug,$(VARIANT)),-g,-g1)
 OPT_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -190,8 +190,9 @@ $B/learn/%: examples/learn/%.cu examples/learn/learn.h examples/learn/mma.cuh
 	@mkdir -p $(@D)
 	$(NVCC) -O3 -std=c++17 -Xcompiler -Wall,-Wextra,-Wno-unused-function $(NVCC_ARCH) -diag-suppress 177 $< -o $@
 
-# What no parser reaches stays out.
-FUZZ_OBJ := $(filter-out $B/src/api/% $B/src/bench/%,$(LIB_OBJ))
+# What no parser reaches stays out; exactly, where NEEDED=DIR is another build without CUDA to find that out from.
+NEEDED_OBJ := $(if $(NEEDED),$(shell sh tools/needed.sh '$(NEEDED)' $(FUZZ_SRC) $(wildcard tests/fuzz/*.h)))
+FUZZ_OBJ := $(if $(NEEDED_OBJ),$(NEEDED_OBJ:%=$B/%.o),$(filter-out $B/src/api/% $B/src/bench/%,$(LIB_OBJ)))
 fuzz: $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
 # From an archive each target takes what it calls alone: the fuzzer walks the counters of all that is linked after
 # every run, which halved its speed.
@@ -218,6 +219,11 @@ $B/flags: FORCE
 # What a folder adds to the flags of all.
 $B/src/cpu/%.o $B/src/data/%.o $B/src/embed/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
+# Their own sums take longer than what they test.
+SUMMING := attn_sample mirror_ops test_attn test_linear test_product test_rank test_softmax_attn
+ifneq ($(filter asan tsan,$(VARIANT)),)
+$(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1
+endif
 # Kernels read no input: fuzz targets take them as they are.  Instrumented, the register tiles of the products
 # alone would take clang minutes.
 ifeq ($(VARIANT),fuzz)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# pip install ./python into fresh virtual environments: without numpy, and with it; what twine says of the wheel.
+# pip install ./python into a fresh virtual environment: without numpy, then with it; what twine says of the wheel.
 # Where torch is in build/python, its operators are checked, too.  Exit code 77: pip or its packages cannot be had here.
 #
 #   tests/python.sh          the library of build/release, as `make build/release/libhstu.so` makes it
@@ -46,11 +46,11 @@ check_tag() {
     echo "$name: asks for glibc $newest"
 }
 [ "${1:-}" != --wheel ] || check_tag
+python3 -m venv "$place/fresh"
+"$place/fresh/bin/python" $pip "$place"/wheel/*.whl
 for kind in bare numpy; do
-    python3 -m venv "$place/$kind"
-    [ $kind = bare ] || "$place/$kind/bin/python" $pip numpy || { echo "numpy cannot be had here" && exit 77; }
-    "$place/$kind/bin/python" $pip "$place"/wheel/*.whl
-    (cd "$place" && "$place/$kind/bin/python" "$root/tests/python/check.py" "$program" "$place/run-$kind")
+    if [ $kind = numpy ]; then "$place/fresh/bin/python" $pip numpy || { echo "numpy cannot be had here" && exit 77; }; fi
+    (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/check.py" "$program" "$place/run-$kind")
 done
 if "$root/build/python/bin/python" -c 'import torch' 2>/dev/null; then
     "$root/build/python/bin/python" $pip --force-reinstall --no-deps --target "$place/torch" "$place"/wheel/*.whl

@@ -24,6 +24,12 @@ const char *test_shared(const char *name); /* SHARED/name; skips the test if it 
 int test_command(char **out_text, const char *fmt,
                  ...); /* runs a shell command: exit code, stdout+stderr (free it) */
 
+/* Whether to take fewer repetitions and smaller shapes: in builds with a sanitizer, where
+ * arithmetic takes ten times as long and its results are release's.  What is left must reach the
+ * same lines.  HSTU_TEST_ALL=1, which
+ * `./run test --all` sets, asks for all. */
+bool test_is_brief(void);
+
 /* Whether each run of the program in a command that computes says on which device.  test_command
  * refuses others: `--device auto` takes a GPU where there is one, whose sums have no fixed order.
  */

@@ -70,10 +70,12 @@ TEST(attention_draws_by_its_seed) {
     CHECK(b.seed != other.seed);
     CHECK_OK(attn_bench_open(&b, be, &(attn_filter){.dim = 32, .length = 50, .seed = 7}, false));
     CHECK_EQ(b.seed, 7);
-    CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
-    double flops = s.flops;
-    s.n = 0;
-    CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
-    CHECK(s.flops == flops);
+    if (!test_is_brief()) { /* a sanitizer sees these lines in the next test */
+        CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
+        double flops = s.flops;
+        s.n = 0;
+        CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
+        CHECK(s.flops == flops);
+    }
     backend_destroy(be);
 }

@@ -19,11 +19,14 @@ static char *said(int code, const char *options) {
 #endif
 
 TEST(bench_attention_of_some_rows) {
-    char *text = said(0, "--dim 32 --length 50");
-    CHECK_CONTAINS(text, "TFLOP/s");
-    CHECK_CONTAINS(text, "  32  512     1-50  causal ");
-    CHECK(strstr(text, " 64  512") == NULL && strstr(text, "1-200") == NULL);
-    free(text);
+    char *text;
+    if (!test_is_brief()) {
+        text = said(0, "--dim 32 --length 50");
+        CHECK_CONTAINS(text, "TFLOP/s");
+        CHECK_CONTAINS(text, "  32  512     1-50  causal ");
+        CHECK(strstr(text, " 64  512") == NULL && strstr(text, "1-200") == NULL);
+        free(text);
+    }
     text = said(0, JSON_ROW " --json");
     CHECK_CONTAINS(text, JSON_BIAS);
     CHECK_CONTAINS(text, "\"fwd_tflops\":");

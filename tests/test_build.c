@@ -139,7 +139,7 @@ TEST(build_refuses_every_flipped_byte) {
         engine_facts facts;
         CHECK_OK(path_join(path, sizeof path, folder, names[i]));
         CHECK_OK(checkpoint_hash_file(path, &bytes, &hash));
-        for (long at = 0; at < (long)bytes; at++) {
+        for (long at = 0; at < (long)bytes; at += test_is_brief() ? 5 : 1) {
             flip(path, at, (int)(at % 8));
             status st = engine_folder_verify(folder, &facts);
             if (st != ERR_FORMAT || strstr(status_reason(), "hstu build") == NULL)

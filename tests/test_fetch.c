@@ -446,7 +446,7 @@ static void try_policies(int64_t level0, int64_t level1, bool has_store, bool re
             world_init(&w, &c, n_universe, has_store, reads_ahead,
                        (uint64_t)(policy * 10 + opt + 1));
             w.is_exact = level0 == TABLE_SLOTS && level1 == 0 && !has_store;
-            live(&w, 400);
+            live(&w, test_is_brief() ? 150 : 400);
             if (has_store) CHECK_EQ(w.n_left, 0);
             world_fini(&w);
         }

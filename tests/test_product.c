@@ -71,7 +71,8 @@ static void check_product(const product_isa *isa, shape s, const float *a_data, 
 
 static void check_layouts(const product_isa *isa, pool *workers, int64_t m, int64_t k, int64_t n) {
     float *a = floats(m * k, 1), *b = floats(k * n, 2);
-    for (int layout = 0; layout < 16; layout++) {
+    /* Every third has each choice beside each other one. */
+    for (int layout = 0; layout < 16; layout += test_is_brief() ? 3 : 1) {
         shape s = {m, k, n, layout & 1, layout & 2, layout & 4};
         check_product(isa, s, a, b, workers, layout & 8);
     }
@@ -177,7 +178,7 @@ TEST(product_rows_of_a_layer_do_not_see_each_other) {
     test_backends t;
     if (test_on.kind != ON_CPU) SKIP_TEST("a promise of the CPU alone");
     open_backends(&t);
-    for (int options = 0; options < 16; options++)
+    for (int options = 0; options < 16; options += test_is_brief() ? 3 : 1)
         check_parts(&t, 333, 50, 53, all[options % 5], options);
     check_parts(&t, 1200, 50, 200, EPILOGUE_SILU, 3);
     check_parts(&t, 40, 260, 1100, EPILOGUE_GELU_TANH, 1);
@@ -194,16 +195,17 @@ TEST(product_gradients_of_weights_do_not_see_the_threads) {
     test_backends t;
     if (test_on.kind != ON_CPU) SKIP_TEST("a promise of the CPU alone");
     open_backends(&t);
+    int64_t n = test_is_brief() ? 300 : 600; /* of one block of PRODUCT_DEPTH rows or more */
     for (int i = 0; i < 6; i++) {
         int32_t n_in = sizes[i / 2][0], n_out = sizes[i / 2][1];
-        linear_args given = {.n = 600,
+        linear_args given = {.n = n,
                              .n_in = n_in,
                              .n_out = n_out,
                              .is_transposed = i % 2,
-                             .x = floats(600 * (int64_t)n_in, 1),
+                             .x = floats(n * n_in, 1),
                              .w = floats((int64_t)n_in * n_out, 2),
-                             .dy = floats(600 * (int64_t)n_out, 3),
-                             .dx = floats(600 * (int64_t)n_in, 4)};
+                             .dy = floats(n * n_out, 3),
+                             .dx = floats(n * n_in, 4)};
         linear_args first = rows_of(&given, 0, given.n), without_dx = first;
         without_dx.dx = NULL;
         CHECK_OK(t.be[0]->ops->linear_bwd(t.be[0], &without_dx));

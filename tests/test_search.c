@@ -117,7 +117,7 @@ TEST(every_search_keeps_to_its_budget) {
 /* Where times add up, solving for the kernels finds the optimum; blind draws do not. */
 TEST(searches_find_what_they_should) {
     double regret[N_SEARCHES] = {0};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (test_is_brief() ? 1 : 3); i++) {
         world w = make_world((chain_layer)(i % N_CHAINS), (uint64_t)i + 20);
         plan_oracle o = oracle_of(&w);
         double optimum = search_shortest_path(w.c, &w.t).ms;
@@ -130,6 +130,7 @@ TEST(searches_find_what_they_should) {
         }
     }
     CHECK(regret[SEARCH_EXACT] < 0.005);
+    if (test_is_brief()) return; /* one world is not enough to tell the others apart */
     CHECK(regret[SEARCH_RANDOM] > 0.02);
     CHECK(regret[SEARCH_ANNEAL] < regret[SEARCH_RANDOM]);
     CHECK(regret[SEARCH_GROUPED] < regret[SEARCH_RANDOM]);

@@ -25,7 +25,7 @@ static void check_model(const char *gin, const char *const *set, size_t n_set, u
 TEST(serve_check_of_research_retrieval) {
     static const char *const set[] = {"train_fn.max_sequence_length=150",
                                       "hstu_encoder.num_blocks=2"};
-    check_model(retrieval_gin, set, 2, 130);
+    check_model(retrieval_gin, set, 2, test_is_brief() ? 98 : 130);
 }
 
 /* Items and actions in turn, candidates that are never kept. */
@@ -33,7 +33,7 @@ TEST(serve_check_of_ranking) {
     static const char *const set[] = {"DatasetArgs.max_history_seqlen=90",
                                       "NetworkArgs.num_layers=2",
                                       "NetworkArgs.disable_contextual_mask=True"};
-    check_model(ranking_gin, set, 3, 130);
+    check_model(ranking_gin, set, 3, test_is_brief() ? 98 : 130);
 }
 
 /* Nothing is reused where a new event changes older rows. */

@@ -1,27 +1,72 @@
 # The whole test: every build variant, every unit test, every fuzz target, every check.  Sourced by
-# ./run.  All of it is counted, and the last line says "N passed, N failed[, N skipped]".
+# ./run.  All of it is counted, a table says where the time went, and the last line says "N passed, N failed[, N skipped]".
 
 passed=0 failed=0 skipped=0 has_fuzz=0
-FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 GPU_SECONDS=${GPU_SECONDS:-600}
 # Only tests with threads: the thread sanitizer is slow, and finds nothing in the others.
 TSAN_PATTERNS=(test_engine test_serve_check test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log test_http.c test_journal test_server.c)
-# Not in the build without libraries: arithmetic on the CPU, of objects that this build takes from release as they are.
-MINIMAL_SKIPS='test_attn|test_attention|test_linear|test_plan_runner|test_search_exact|test_update'
 # Tests whose results depend on the precision; tables and copies are tested once, in float32.
 GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_l2 test_linear test_logits_loss test_model.c test_negatives
     test_norm test_rank test_rows test_sampled_softmax test_softmax_attn test_update)
+
+# count CODE: of one step.
+count() {
+    case $1 in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    *) failed=$((failed + 1)) ;;
+    esac
+}
 
 # counted LABEL COMMAND...: one step, one count.
 counted() {
     local code=0
     step "$@" || code=$?
-    case $code in
-    0) passed=$((passed + 1)) ;;
-    77) skipped=$((skipped + 1)) ;;
-    *) failed=$((failed + 1)) ;;
-    esac
+    count $code
     return $code
+}
+
+# beside LABEL COMMAND...: a step in the background, as many at once as there are cores; beside_end waits for all and
+# shows them in their order.
+beside_labels=()
+beside() {
+    while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
+    beside_labels+=("$1")
+    step_run "$@" &
+}
+
+beside_end() {
+    local label code
+    wait
+    for label in "${beside_labels[@]}"; do
+        code=0
+        step_show "$label" || code=$?
+        count $code
+    done
+    beside_labels=()
+}
+
+# mark NAME: a row of the last table, for the time since the last mark.
+marks=() marked_ms='' marked_cpu=0
+mark() {
+    local cpu ms
+    ms=$(now_ms)
+    times >"$LOGS/times" # in this shell: a subshell would count its own children
+    cpu=$(awk 'NR == 2 { gsub(/s/, ""); split($1, u, "m"); split($2, s, "m")
+        printf "%d", (u[1] + s[1]) * 60000 + (u[2] + s[2]) * 1000 }' "$LOGS/times")
+    [ -z "$marked_ms" ] || marks+=("$(printf '%-40s %8s %10s' "$1" "$(seconds $((ms - marked_ms)))" "$(seconds $((cpu - marked_cpu)))")")
+    marked_ms=$ms marked_cpu=$cpu
+}
+
+# Where the time went, and the tests that take most of the processor.
+time_table() {
+    local log
+    title "$(printf '%-42s %8s %10s' "Time" wall CPU)"
+    printf '  %s\n' "${marks[@]}"
+    title "Tests that take longest"
+    for log in "$LOGS"/unit-*.log; do
+        sed -n "s/^ok  *\([^ ]*\) .* \([0-9]*\) ms of CPU\$/\2 $(basename "$log" .log | sed 's/^unit-//') \1/p" "$log"
+    done | sort -rn | head -n 10 | awk '{ printf "  %6.1f s of CPU  %-10s %s\n", $1 / 1000, $2, $3 }'
 }
 
 # skip LABEL WHY
@@ -42,75 +87,33 @@ add_counts() {
     fi
 }
 
-# unit_log LABEL [PART]: where the log of these unit tests goes; beside it .count, .code and .ms.
-unit_log() { echo "$LOGS/unit-$(printf '%s' "$1" | tr -cs 'A-Za-z0-9' '-')${2:+-$2}.log"; }
-
-# unit_run LABEL PART FOLDER [OPTION...] [PATTERN...]: one part of the unit tests of a build, quietly.
-# A process a core, so the commands that tests start need few threads.
-unit_run() {
-    local log start
-    log=$(unit_log "$1" "$2")
-    rm -f "${log%.log}".{count,code,ms}
-    start=$(now_ms)
-    HSTU_THREADS=${HSTU_THREADS:-$((JOBS < 4 ? JOBS : 4))} "${time_limit[@]}" "${fixed_addresses[@]}" "$3/tests/unit" \
-        --count "${log%.log}.count" --part "$2/$JOBS" "${@:4}" >"$log" 2>&1 </dev/null
-    echo $? >"${log%.log}.code"
-    echo $(($(now_ms) - start)) >"${log%.log}.ms"
-}
-
-# unit_report LABEL: the sum of its parts; failures are shown.
-unit_report() {
-    local part log stem code worst=0 ms=0 p=0 f=0 s=0 a b c counts
-    log=$(unit_log "$1")
-    stem=${log%.log}
-    : >"$log"
-    for ((part = 0; part < JOBS; part++)); do
-        cat "$stem-$part.log" >>"$log"
-        code=$(cat "$stem-$part.code")
-        [ "$code" = 0 ] || worst=$code
-        [ "$code" != 124 ] || break
-        ms=$((ms + $(cat "$stem-$part.ms")))
-        if read -r a b c 2>/dev/null <"$stem-$part.count"; then
-            p=$((p + a)) f=$((f + b)) s=$((s + c))
-        else
-            f=$((f + 1)) # It did not come to its end.
-        fi
-    done
-    if [ "$worst" = 124 ]; then
-        skip "$1" "not done within $GPU_SECONDS s; 'make gpu-test' has no limit"
-        return
-    fi
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    counts="$p passed, $f failed, $s skipped"
-    if [ "$worst" = 0 ]; then
-        result ok "$1" "$(seconds $ms), $counts"
-    else
-        result FAIL "$1" "$counts; the whole log: $log"
-        show_failures "$log"
-    fi
-}
-
-# unit LABEL FOLDER [OPTION...] [PATTERN...]: starts unit tests in as many parts as there are cores, one process a
-# core; unit_reports waits.
-unit_labels=()
+# unit LABEL FOLDER [OPTION...] [PATTERN...]: the unit tests of a build, one more at once than there are cores, because
+# some wait.  The commands that tests start need few threads then.
 unit() {
-    local part
+    local log code p=0 f=0 s=0 counts step="unit $1"
     if [ ! -x "$2/tests/unit" ]; then
         skip "$1" "it was not built"
         return
     fi
-    unit_labels+=("$1")
-    for ((part = 0; part < JOBS; part++)); do
-        while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
-        unit_run "$1" $part "${@:2}" &
-    done
-}
-
-unit_reports() {
-    local label
-    wait
-    for label in "${unit_labels[@]}"; do unit_report "$label"; done
-    unit_labels=()
+    log=$(step_log "$step")
+    rm -f "${log%.log}.count"
+    HSTU_THREADS=${HSTU_THREADS:-$((JOBS < 4 ? JOBS : 4))} step_run "$step" "${time_limit[@]}" "${fixed_addresses[@]}" \
+        "$2/tests/unit" --count "${log%.log}.count" --jobs $((JOBS + 1)) "${show_progress[@]/#LABEL/$1}" "${@:3}"
+    code=$(cat "${log%.log}.code")
+    mark "unit tests: $1"
+    if [ "$code" = 124 ]; then
+        skip "$1" "not done within $GPU_SECONDS s; 'make gpu-test' has no limit"
+        return
+    fi
+    read -r p f s 2>/dev/null <"${log%.log}.count" || f=1 # It did not come to its end.
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    counts="$p passed, $f failed, $s skipped"
+    if [ "$code" = 0 ]; then
+        result ok "$1" "$(step_seconds "$step"); $counts"
+    else
+        result FAIL "$1" "$counts; the whole log: $log"
+        show_failures "$log"
+    fi
 }
 
 # The lines of a unit log that belong to failures: a test's output comes before its verdict.
@@ -126,12 +129,14 @@ show_failures() {
 # always work.  Containers may forbid switching it off; then they run with it.
 time_limit=()
 fixed_addresses=()
+show_progress=()
+if [ -t 1 ]; then show_progress=(--progress LABEL); fi
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
 
 # A warning is a failure.  The release build keeps its usual flags, so that make has nothing to do
 # afterwards; its warnings are found in the log.
 build_release() {
-    make -j"$JOBS" all tests 2>&1 | tee "$LOGS/release-make.log"
+    make -j"$JOBS" all tests build/release/libhstu.so 2>&1 | tee "$LOGS/release-make.log"
     [ "${PIPESTATUS[0]}" -eq 0 ] && ! grep -q 'warning:' "$LOGS/release-make.log"
 }
 
@@ -147,22 +152,27 @@ build_variants() {
     local with=''
     make -pn 2>/dev/null | grep -q '^FEATURES.*HSTU_HAS_CUDA' && with=', with CUDA'
     counted "release$with" build_release || return 1
+    mark "build: release$with"
     counted "asan: address and undefined sanitizers" strict_make VARIANT=asan unit
+    mark "build: asan"
     counted "tsan: thread sanitizer" strict_make VARIANT=tsan TEST_FILES="$(tsan_files)" unit
+    mark "build: tsan"
     counted "minimal: only a C compiler" strict_make B=build/minimal CUDA=0 MINIMAL=1 REUSE=build/release unit
+    mark "build: minimal"
     # For its warnings alone; what it builds for fuzzing runs.
     if ! has clang; then
         skip "clang" "clang is not here"
     elif clang_can_fuzz; then
-        counted "clang: what it does not build for fuzzing" strict_make CC=clang CUDA=0 BUT=fuzz syntax
+        counted "clang: what it does not build for fuzzing" strict_make CC=clang CUDA=0 BUT=fuzz NEEDED=build/asan syntax
     else
         counted "clang" strict_make CC=clang CUDA=0 syntax
     fi
     if clang_can_fuzz; then
-        counted "fuzz targets" strict_make VARIANT=fuzz fuzz && has_fuzz=1
+        counted "fuzz targets" strict_make VARIANT=fuzz NEEDED=build/asan fuzz && has_fuzz=1
     else
         skip "fuzz targets" "clang with libFuzzer is not here"
     fi
+    mark "build: clang, fuzz targets"
     return 0 # Even when one failed: the others are worth running.
 }
 
@@ -175,6 +185,21 @@ is_leak_check_slow() {
     [ $(($(now_ms) - start)) -gt 1000 ]
 }
 
+# In the build without libraries: the files of tests that run the program, or test what is compiled otherwise there.  All
+# other objects are copies of release's, and so are the results of tests that need no others.
+minimal_files() {
+    local helpers source stem
+    [ -z "${HSTU_TEST_ALL:-}" ] || return 0
+    helpers=$(grep -l 'test_program()' tests/*.h | sed 's|.*/||' | paste -sd '|')
+    {
+        grep -lE "test_program\(\)|HSTU_HAS_|\"($helpers)\"" tests/test_*.c
+        grep -rl HSTU_HAS_ src --include='*.c' | while read -r source; do
+            stem=$(basename "$source" .c)
+            ls tests/test_"${stem%%_*}"*.c 2>/dev/null
+        done
+    } | sort -u | sed 's|.*/||; s|$|:|'
+}
+
 run_units() {
     local type
     title "Unit tests"
@@ -184,7 +209,6 @@ run_units() {
     else
         note "No ${SHARED:-../shared}: tests on real data are skipped (set SHARED to a folder that has it)."
     fi
-    # Timed before anything else runs; the longest tests come first.
     if is_leak_check_slow; then
         note "Here the sanitizer's leak check takes seconds a process: tests count their blocks instead."
         ASAN_OPTIONS=detect_leaks=0 unit "asan" build/asan
@@ -192,15 +216,23 @@ run_units() {
         unit "asan" build/asan
     fi
     unit "release" build/release
-    unit "minimal" build/minimal $(ls tests | grep '^test_.*\.c$' | grep -vE "^($MINIMAL_SKIPS)\.c" | sed 's/$/:/')
-    unit "tsan: what has threads" build/tsan "${TSAN_PATTERNS[@]}"
-    unit_reports
-    counted "kill -9 at 12 random moments" tools/crash.sh --n 12
+    unit "minimal" build/minimal $(minimal_files)
+    unit "tsan" build/tsan "${TSAN_PATTERNS[@]}"
+}
+
+run_attacks() {
+    local type
+    title "Kills, flipped bits, reference values"
+    # By itself: its ranks must answer in time.
     counted "ranks: same bits, one killed, one stopped" tools/ranks.sh --steps 4 --kills 1 --within 12 bits kill stop small
-    counted "files with one bit flipped" build/release/tests/flip --stride 5
+    mark "ranks"
+    beside "kill -9 at $CRASHES random moments" tools/crash.sh --n "$CRASHES"
+    beside "files with one bit flipped" build/release/tests/flip --stride "$FLIP_STRIDE"
     for type in tf32 bfloat16 float16; do
-        counted "reference values, rounded to $type" build/release/tests/golden --device mirror --dtype $type tests/golden
+        beside "reference values, rounded to $type" build/release/tests/golden --device mirror --dtype $type tests/golden
     done
+    beside_end
+    mark "kills, flipped bits, reference values"
 }
 
 # Most of `make gpu-test`: its parts run in parallel, each for at most GPU_SECONDS.
@@ -229,7 +261,6 @@ run_gpu() {
     for type in bfloat16 float32; do
         unit "sums in any order, $type" build/release --device cuda --fast --dtype $type "${GPU_PATTERNS[@]}"
     done
-    unit_reports
 }
 
 # fuzz_one TARGET: a short run over a copy of its seeds and its corpus; the seed of the run is fixed.
@@ -243,41 +274,38 @@ fuzz_one() {
         -print_final_stats=1 -artifact_prefix="build/fuzz/found/$stem-" "$corpus"
 }
 
-# In parallel, one a core; each writes its exit code beside its log.
 run_fuzz() {
-    local target stem seeds code
+    local target stem step seeds log
     title "Fuzzing, $FUZZ_SECONDS s each"
     if [ $has_fuzz = 0 ]; then
         skip "fuzz targets" "they were not built"
         return
     fi
     for target in build/fuzz/fuzz/fuzz_*; do
-        stem=${target##*/fuzz_}
-        rm -f "$LOGS/fuzz-$stem.code"
         while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
-        (fuzz_one "$target" >"$LOGS/fuzz-$stem.log" 2>&1 </dev/null; echo $? >"$LOGS/fuzz-$stem.code") &
+        step_run "fuzz ${target##*/fuzz_}" fuzz_one "$target" &
     done
     wait
     for target in build/fuzz/fuzz/fuzz_*; do
-        stem=${target##*/fuzz_}
-        code=$(cat "$LOGS/fuzz-$stem.code" 2>/dev/null)
+        stem=${target##*/fuzz_} step="fuzz ${target##*/fuzz_}"
         seeds=$(ls tests/fuzz/seeds/"$stem" 2>/dev/null | wc -l)
-        if [ "$code" = 0 ]; then
+        log=$(step_log "$step")
+        if [ "$(cat "${log%.log}.code")" = 0 ]; then
             passed=$((passed + 1))
-            result ok "$stem" "$(sed -n 's/^stat::number_of_executed_units: *//p' "$LOGS/fuzz-$stem.log") runs from $seeds seeds"
+            result ok "$stem" "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs from $seeds seeds"
         else
             failed=$((failed + 1))
-            result FAIL "$stem" "the whole log: $LOGS/fuzz-$stem.log"
-            grep -vE '^#[0-9]+' "$LOGS/fuzz-$stem.log" | tail -n 30 | sed 's/^/        /'
+            result FAIL "$stem" "the whole log: $log"
+            grep -vE '^#[0-9]+' "$log" | tail -n 30 | sed 's/^/        /'
         fi
     done
+    mark "fuzzing"
 }
 
 # Parquet files of pyarrow, polars and duckdb, compared with what Python reads; the packages are kept in
 # build/python.  tests/parquet has a few such files for machines without.
 run_parquet() {
-    local python=build/python/bin/python label="files of pyarrow, polars and duckdb" why
-    title "Parquet"
+    local python=build/python/bin/python label="Parquet files of pyarrow, polars and duckdb" why
     case $(build/release/hstu doctor --json 2>/dev/null) in
     *'"snappy","version":null'* | *'"zstd","version":null'* | *'"zlib","version":null'*)
         skip "$label" "this build lacks snappy, zstd or zlib" && return ;;
@@ -288,26 +316,30 @@ run_parquet() {
         { python3 -m venv build/python && timeout 300 $python -m pip install -q --only-binary :all: --timeout 15 --retries 1 \
             pyarrow polars duckdb; } >"$LOGS/python.log" 2>&1 || { skip "$label" "$why" && return; }
     fi
-    counted "$label" $python tests/parquet/matrix.py build/release/hstu build/parquet
+    beside "$label" $python tests/parquet/matrix.py build/release/hstu build/parquet
 }
 
 run_checks() {
-    local counts
+    local counts rules="rules of the code"
     title "Checks"
-    counted "make install, use, make uninstall" bash tests/install.sh
-    counted "./run setup where dnf installs" bash tests/setup_dnf.sh
-    counted "pip install ./python" bash tests/python.sh
-    counted "docs/learn.md: the programs compile and run" bash tests/learn.sh
-    counted "docs/guide.md, followed" bash tests/guide.sh
+    rm -f "$LOGS/check.count"
+    step_run "$rules" sh tools/check.sh --count "$LOGS/check.count" &
+    beside "pip install ./python" bash tests/python.sh
+    beside "docs/learn.md: the programs compile and run" bash tests/learn.sh
+    run_parquet # packages first: the next also takes from build/python
     if [[ $(build/release/hstu doctor --json 2>/dev/null) == *'"libmicrohttpd","version":null'* ]]; then
         skip "docs/serving.md, followed" "this build has no libmicrohttpd"
     else
-        counted "docs/serving.md, followed" bash tests/serving.sh
-        counted "kill -9 of a server, 10 times" tools/serve_crash.sh --n 10
+        beside "docs/serving.md, followed" bash tests/serving.sh
+        beside "kill -9 of a server, $SERVE_CRASHES times" tools/serve_crash.sh --n "$SERVE_CRASHES"
     fi
-    rm -f "$LOGS/check.count"
-    sh tools/check.sh --count "$LOGS/check.count"
+    beside "make install, use, make uninstall" bash tests/install.sh
+    beside "docs/guide.md, followed" bash tests/guide.sh
+    beside "./run setup where dnf installs" bash tests/setup_dnf.sh
+    beside_end
+    cat "$(step_log "$rules")"
     add_counts "$LOGS/check.count"
+    mark "Python, documents, installation, rules"
 }
 
 closing_line() {
@@ -320,18 +352,33 @@ closing_line() {
     [ $failed -eq 0 ] && [ $passed -gt 0 ]
 }
 
+# run_tests [--all]
 run_tests() {
     local start
+    # The short forms see every kind of fault; the long ones more of each kind.
+    if [ "${1:-}" = --all ]; then
+        export HSTU_TEST_ALL=1
+        FUZZ_SECONDS=${FUZZ_SECONDS:-60} CRASHES=100 FLIP_STRIDE=1 SERVE_CRASHES=100
+    elif [ $# -gt 0 ]; then
+        echo "./run test: unknown option '$1'; there is --all" >&2
+        return 2
+    else
+        FUZZ_SECONDS=${FUZZ_SECONDS:-10} CRASHES=12 FLIP_STRIDE=5 SERVE_CRASHES=10
+    fi
     start=$(now_ms)
     mkdir -p "$LOGS"
+    rm -f "$LOGS"/unit-*
+    mark start
     if setup test; then
+        mark "setup"
         if build_variants; then
             run_units
+            run_attacks
             run_gpu
             run_fuzz
-            run_parquet
             run_checks
         fi
+        time_table
     else
         failed=$((failed + 1))
     fi
