@@ -82,7 +82,7 @@ static status list_rows(const dynamic_tables *d, dynamic_table *t, nn_memory *me
 status dynamic_choose_static(dynamic_tables *d, const config *c, model_limits *l,
                              int32_t *n_context_values, nn_memory *memory) {
     d->n_all = d->n;
-    for (int32_t f = ITEM_FEATURE; f < l->n_context && d->comm != NULL && d->is_host_memory; f++) {
+    for (int32_t f = ITEM_FEATURE; f < l->n_context && d->comm != NULL; f++) {
         int64_t n_rows = f == ITEM_FEATURE ? (int64_t)l->n_items + 1 : n_context_values[f];
         if (dynamic_find(d, f) != NULL || !is_in_shards(c, l, f, n_rows)) continue;
         dynamic_table *t = &d->item[d->n_all++];
