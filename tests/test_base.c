@@ -1,3 +1,4 @@
+#include <limits.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -323,6 +324,22 @@ TEST(nearest_finds_what_was_meant) {
     CHECK_STR(nearest_name("--user", options, 3), "--users");
     CHECK(nearest_name("--bogus", options, 3) == NULL);
     CHECK(nearest_name("x", names, 0) == NULL);
+}
+
+TEST(env_cuda_sm_is_a_compute_capability) {
+    int sm;
+    unsetenv("HSTU_CUDA_SM");
+    CHECK_OK(env_cuda_sm(&sm));
+    CHECK_EQ(sm, INT_MAX);
+    setenv("HSTU_CUDA_SM", "80", 1);
+    CHECK_OK(env_cuda_sm(&sm));
+    CHECK_EQ(sm, 80);
+    static const char *const wrong[] = {"8.0", "79", " 80", "1000", "sm_80", "-80"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        setenv("HSTU_CUDA_SM", wrong[i], 1);
+        CHECK_FAILS(env_cuda_sm(&sm), ERR_USAGE, "such as 80");
+    }
+    unsetenv("HSTU_CUDA_SM");
 }
 
 TEST(env_threads_checks_its_range) {

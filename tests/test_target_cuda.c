@@ -187,3 +187,28 @@ TEST(a_gpu_is_lost_while_plans_are_measured) {
     CHECK_CONTAINS(text, "fake.c lib");
     free(text);
 }
+
+/* Libraries that lack functions, as those of other versions do. */
+TEST(libraries_that_are_too_old) {
+    char *text;
+    make_libraries();
+    CHECK_EQ(test_command(NULL,
+                          "cd '%s/lib' && echo 'int x;' >x.c && cc -shared x.c -o libnvrtc.so.13",
+                          test_folder()),
+             0);
+    CHECK_EQ(test_command(&text, "cd '%s' && LD_LIBRARY_PATH=lib '%s' plan run 0 %s", test_folder(),
+                          test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "libnvrtc has no ");
+    free(text);
+    CHECK_EQ(test_command(NULL, "cd '%s/lib' && cp libnvrtc.so.13 libcuda.so.1", test_folder()), 0);
+    CHECK_EQ(test_command(&text, "cd '%s' && LD_LIBRARY_PATH=lib '%s' plan run 0 %s", test_folder(),
+                          test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "the NVIDIA driver has no ");
+    CHECK_CONTAINS(text, "it is too old");
+    free(text);
+    CHECK_EQ(test_command(&text, "ls '%s/cache' | wc -l", test_folder()), 0);
+    CHECK_EQ(atoi(text), 0);
+    free(text);
+}

@@ -2,11 +2,12 @@
 """BERT base and large, three shapes each, beside torch.compile in one run: key padding and bigbird.
 
 Usage: bench/peers/encode_shapes.py --hstu ./hstu [--shapes base:1x128,large:8x512,...] [--layers N] [--share .6]
-                                    [--seconds S] [--turns N] [--cases padding,bigbird] [--dtype float16]
+                                    [--seconds S] [--turns N] [--cases padding,bigbird] [--dtype float16] [--any-card]
 For each shape a process compiles the layer (torch.compile, and with FlexAttention under bigbird) as one function that
 all layers of the model call, and records a whole pass as a CUDA graph.  When all have compiled, one after the other is
 timed, in turns with `hstu bench encode` on as many tokens and the same mask.  A JSON line for each shape and mask, then
-the geometric means; `ratio` is PyTorch's time, of its better way, over ours.
+the geometric means; `ratio` is PyTorch's time, of its better way, over ours.  --any-card also times the kernels for
+every card on this one (HSTU_CUDA_SM=80): any_card_ms.
 """
 import argparse
 import json
@@ -30,11 +31,12 @@ def shape_of(text, a):
     return argparse.Namespace(B=b, S=s, L=a.layers or layers, H=heads, W=64, device="cuda", name=text)
 
 
-def ours(a, shape, case):
+def ours(a, shape, case, env=None):
     command = [a.hstu, "bench", "encode", *(str(x) for x in (shape.B, shape.L, shape.S, shape.H, shape.W)), "--json",
                "--device", "cuda", "--dtype", a.dtype, "--seconds", str(a.seconds)]
     command += ["--avg-len", str(round(a.share * shape.S))] if case == "padding" else ["--mask", BIGBIRD]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    out = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | (env or {})).stdout
+    return json.loads(out)
 
 
 def worker(a):
@@ -91,6 +93,7 @@ def worker(a):
         sys.stdin.readline()
         for case, ways in graphs.items():
             mine, theirs = [], {name: [] for name in ways}
+            older = ours(a, shape, case, {"HSTU_CUDA_SM": "80"}) if a.any_card else None
             for _ in range(a.turns):
                 mine.append(ours(a, shape, case))
                 for name, (graph, *_) in ways.items():
@@ -102,6 +105,7 @@ def worker(a):
                               "hstu_spread": [round(f(r["ms"] for r in mine), 4) for f in (min, max)],
                               "check_error": mine[0]["check_error"],
                               **{name + "_ms": round(ms, 4) for name, ms in best.items()},
+                              **({"any_card_ms": round(older["ms"], 4)} if older else {}),
                               "ratio": round(min(best.values()) / row, 3)}), flush=True)
         print("done", flush=True)
 
@@ -113,7 +117,7 @@ def spawn(a, shape, folder):
                        stdout=subprocess.DEVNULL)
     command = [sys.executable, __file__, "--worker", shape.name, "--bits", bits, "--hstu", a.hstu, "--dtype", a.dtype,
                "--layers", str(a.layers), "--share", str(a.share), "--seconds", str(a.seconds), "--turns", str(a.turns),
-               "--cases", a.cases]
+               "--cases", a.cases] + (["--any-card"] if a.any_card else [])
     env = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, shape.name)}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -128,6 +132,7 @@ def main():
     p.add_argument("--turns", type=int, default=1)
     p.add_argument("--cases", default="padding,bigbird")
     p.add_argument("--dtype", default="float16")
+    p.add_argument("--any-card", action="store_true")
     p.add_argument("--worker", help=argparse.SUPPRESS)
     p.add_argument("--bits", help=argparse.SUPPRESS)
     a = p.parse_args()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The PyTorch side of `hstu tune --layer bert`: one BERT layer in eager mode and compiled.
 
-Usage: bench/peers/layer_torch.py [--heads 12] [--dtype float16] [--rounds N] [--wait FILE] B,S,MASK[,BITS] ...
+Usage: bench/peers/layer_torch.py [--heads 12] [--dtype float16] [--rounds N] [--wait FILE] [--turns N] B,S,MASK[,BITS] ...
 The width is 64 times the heads: 12 for BERT base, 16 for large.  MASK is `none` or the name of a mask whose bits (safetensors, `hstu mask show MASK --n S --bits FILE`) are BITS.
 Everything is compiled first; with --wait the timing begins when FILE exists, so that another program can be measured
-in between.  Prints a JSON line for each shape and way: milliseconds of a layer, timed as hstu times a plan: a graph of
+in between; with --turns N everything is timed N times, the later ones when FILE1, FILE2, ... exist.  Prints a JSON line for each shape and way: milliseconds of a layer, timed as hstu times a plan: a graph of
 the layer is replayed for about 2 ms between two events, median of such rounds.
 """
 import argparse
@@ -65,6 +65,7 @@ def main():
     p.add_argument("--dtype", default="float16")
     p.add_argument("--rounds", type=int, default=9)
     p.add_argument("--wait")
+    p.add_argument("--turns", type=int, default=1)
     a = p.parse_args()
     torch.manual_seed(1)
     dtype, graphs = getattr(torch, a.dtype), []
@@ -77,12 +78,15 @@ def main():
                 start = time.time()
                 graphs.append((int(b), int(s), mask, name, f, record(f), time.time() - start))
         print(json.dumps({"peer": "ready"}), flush=True)
-        while a.wait and not os.path.exists(a.wait):
-            time.sleep(0.05)
-        for b, s, mask, name, _, g, seconds in graphs:  # _ keeps its tensors
-            print(json.dumps({"peer": f"torch {torch.__version__} {name}", "layer": [b, s, a.heads, 64], "dtype": a.dtype,
-                              "mask": mask, "ms": round(timed(g, a.rounds), 4), "compile_s": round(seconds, 1)}),
-                  flush=True)
+        for turn in range(a.turns):
+            while a.wait and not os.path.exists(a.wait + (str(turn) if turn else "")):
+                time.sleep(0.05)
+            for b, s, mask, name, _, g, seconds in graphs:  # _ keeps its tensors
+                print(json.dumps({"peer": f"torch {torch.__version__} {name}", "layer": [b, s, a.heads, 64],
+                                  "dtype": a.dtype, "mask": mask, "ms": round(timed(g, a.rounds), 5),
+                                  "compile_s": round(seconds, 1)}), flush=True)
+            if a.turns > 1:
+                print(json.dumps({"peer": "turn"}), flush=True)
 
 
 main()

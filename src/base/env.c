@@ -1,6 +1,7 @@
 #include "base/env.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,6 +65,20 @@ const char *env_xgboost(void) {
 const char *env_cupti(void) {
     const char *text = getenv("HSTU_CUPTI");
     return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+status env_cuda_sm(int *sm) {
+    const char *text = getenv("HSTU_CUDA_SM");
+    *sm = INT_MAX;
+    if (text == NULL || text[0] == '\0') return OK;
+    char *end;
+    long n = strtol(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || n < 80 || n > 999)
+        return fail(ERR_USAGE,
+                    "HSTU_CUDA_SM is '%.40s'; it must be a compute capability such as 80 or 90",
+                    text);
+    *sm = (int)n;
+    return OK;
 }
 
 status env_set_injection(const char *library, const char *folder, int signal, bool has_unified) {

@@ -6,6 +6,7 @@
  * CC            the C compiler of generated kernels
  * HSTU_XGBOOST  the path of libxgboost.so, where it is not found by itself
  * HSTU_CUPTI    the path of libcupti.so, where it is not found by itself
+ * HSTU_CUDA_SM  a compute capability: run the kernels of an older card (80), to compare them
  * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL, HSTU_PROFILE_UNIFIED  set by 'hstu profile' for the
  * programs it starts XDG_CACHE_HOME, HOME  where compiled kernels are kept HSTU_NCCL_NODES  1:
  * ranks that share a GPU talk as if each were a machine of its own (for tests) VIRTUAL_ENV,
@@ -18,6 +19,10 @@
 #include <stddef.h>
 
 #include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* Applies HSTU_LOG to the log; ERR_USAGE if its value is not a level. */
 status env_apply_log_level(void);
@@ -37,6 +42,10 @@ const char *env_xgboost(void);
 
 /* HSTU_CUPTI, or NULL where it is not set or empty. */
 const char *env_cupti(void);
+
+/* HSTU_CUDA_SM: the compute capability whose kernels run, such as 80, on a card that has a higher
+ * one; INT_MAX without it.  ERR_USAGE if it is none. */
+status env_cuda_sm(int *sm);
 
 /* For a program that is to be profiled, before it is started: CUDA loads this library, which writes
  * its records into the folder; signal (0: none) switches recording on and off; has_unified: unified
@@ -90,5 +99,9 @@ bool env_wants_colour(int fd);
 /* Columns of the terminal on this file descriptor (from COLUMNS, or from the terminal itself); 80
  * if it is not a terminal. */
 int env_columns(int fd);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/env.h"
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
 #include "ops/device.h"
@@ -194,7 +195,7 @@ static void destroy(backend *be) {
 }
 
 static status ask_card(cuda_state *s) {
-    int major, minor;
+    int major, minor, most;
     cudaDeviceProp properties;
     CUDA_TRY(cudaGetDeviceProperties(&properties, s->device));
     snprintf(s->card, sizeof s->card, "%.127s", properties.name);
@@ -208,6 +209,8 @@ static status ask_card(cuda_state *s) {
     if (s->sm < DEVICE_MIN_SM)
         return fail(ERR_DEVICE, "cuda:%d has SM %d.%d; SM 8.0 or newer is needed; use the CPU",
                     s->device, major, minor);
+    TRY(env_cuda_sm(&most));
+    if (most < s->sm) s->sm = most;
     return OK;
 }
 

@@ -4,7 +4,9 @@
  * own), then, on a second stream that overlaps with the running step, to a slot on the device, and,
  * when the previous step is done, by a copy within the device to their destination.  So no step
  * waits for the bus; the host waits only when it is a whole ring of slots ahead.  Copies larger
- * than a slot go in pieces.  To the host: into pinned memory, with an event to wait for. */
+ * than a slot go in pieces.  A small copy while the device is idle goes straight to its
+ * destination: an encoder's or a server's single request would otherwise wait for two streams to
+ * meet.  To the host: into pinned memory, with an event to wait for. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -12,6 +14,7 @@
 
 enum { N_SLOTS = 8 };
 static const size_t SLOT_BYTES = 4 << 20;
+static const size_t DIRECT_BYTES = 64 << 10;
 
 typedef struct slot {
     char *pinned, *device;
@@ -84,12 +87,27 @@ status cuda_copy(backend *be, void *to, const void *from, size_t bytes) {
     return OK;
 }
 
+static bool is_idle(const cuda_state *s) {
+    cudaError_t error = cudaStreamQuery(s->stream);
+    if (error == cudaErrorNotReady) (void)cudaGetLastError(); /* it is no error, but kept as one */
+    return error == cudaSuccess;
+}
+
+/* Nothing runs that the copy could overlap with. */
+static status send_direct(cuda_state *s, slot *at, char *to, size_t bytes) {
+    CUDA_TRY(cudaMemcpyAsync(to, at->pinned, bytes, cudaMemcpyHostToDevice, s->stream));
+    CUDA_TRY(cudaEventRecord(at->taken, s->stream));
+    at->is_used = true;
+    return OK;
+}
+
 static status send_piece(cuda_state *s, char *to, const char *from, size_t bytes) {
     cuda_copies *c = s->copies;
     slot *at = &c->slots[c->next];
     c->next = (c->next + 1) % N_SLOTS;
     if (at->is_used) CUDA_TRY(cudaEventSynchronize(at->taken));
     memcpy(at->pinned, from, bytes);
+    if (bytes <= DIRECT_BYTES && is_idle(s)) return send_direct(s, at, to, bytes);
     CUDA_TRY(cudaMemcpyAsync(at->device, at->pinned, bytes, cudaMemcpyHostToDevice, c->stream));
     CUDA_TRY(cudaEventRecord(at->there, c->stream));
     CUDA_TRY(cudaStreamWaitEvent(s->stream, at->there, 0));

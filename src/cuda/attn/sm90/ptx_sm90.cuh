@@ -233,6 +233,11 @@ __device__ static inline void named_barrier(int number, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n) : "memory");
 }
 
+/* Arrives there without waiting. */
+__device__ static inline void named_barrier_arrive(int number, int n) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(n) : "memory");
+}
+
 /* d (64, N) (+)= A B, over 16 values of k at a time.  wgmma_ss: A and B are tiles in shared memory,
  * both K-major; wgmma_tt: both MN-major. wgmma_rs: A is in registers, B is MN-major.  A thread's d
  * has the layout of mma m16n8k16, N / 8 times. */

@@ -51,6 +51,13 @@ struct silu_d128 : sparse_d128 {
     static constexpr bool IS_SILU = true;
 };
 
+/* No row hides anything, and there are keys enough for three row tiles that share them (74 against
+ * 79 us at 8 x 1024, 28 against 25 at 8 x 512; causal it would be 62 against 45 at 8 x 1024). */
+static bool is_whole(const softmax_attn_args *a) {
+    return a->dim == 64 && a->silu_scale == 0 && a->mask.rule.kind == MASK_NONE &&
+           !a->mask.rule.is_causal && a->max_len >= MASK_SHARED_LENGTH;
+}
+
 template <typename T> static status launch(backend *be, const softmax_attn_args *a) {
     if (a->silu_scale != 0)
         return a->dim == 64 ? soft90_launch<T, soft90_shape<silu_d64>>(be, a)
@@ -64,6 +71,7 @@ template <typename T> static status launch(backend *be, const softmax_attn_args 
 }
 
 status cuda_softmax_sm90_fwd(backend *be, const softmax_attn_args *a) {
+    if (is_whole(a)) return cuda_softmax_sm90_dense(be, a);
     if (be->act == ACT_BF16) return launch<__nv_bfloat16>(be, a);
     return launch<__half>(be, a);
 }
