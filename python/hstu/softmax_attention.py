@@ -14,7 +14,7 @@ class _Args(Structure):
                 ("total", c_int64), ("max_seqlen", c_int32), ("cu_seqlens", c_void_p), ("q", c_void_p), ("k", c_void_p),
                 ("v", c_void_p), ("out", c_void_p), ("stride_q", c_int64), ("stride_k", c_int64), ("stride_v", c_int64),
                 ("stride_out", c_int64), ("alpha", c_float), ("log_sum", c_void_p), ("dout", c_void_p), ("dq", c_void_p),
-                ("dk", c_void_p), ("dv", c_void_p), ("later", c_uint8 * 256)]  # fields of later versions
+                ("dk", c_void_p), ("dv", c_void_p), ("silu_scale", c_float), ("later", c_uint8 * 252)]  # fields of later versions
 
 
 for _name, _types in {"hstu_softmax_attn_create": [POINTER(c_void_p), c_int32, _l.c_char_p],
@@ -26,11 +26,12 @@ _l.lib.hstu_softmax_attn_varlen_defaults.argtypes = [POINTER(_Args)]
 _l.lib.hstu_softmax_attn_varlen_defaults.restype = None
 
 
-def _fill(q, k, v, out, log_sum, cu, max_len, alpha):
+def _fill(q, k, v, out, log_sum, cu, max_len, alpha, silu_scale):
     a = _Args()
     _l.lib.hstu_softmax_attn_varlen_defaults(_l.reference(a))
     a.dtype, a.batch_size, a.num_heads, a.dim = _DTYPES[q.dtype], cu.numel() - 1, q.shape[1], q.shape[2]
     a.total, a.max_seqlen, a.cu_seqlens, a.alpha = q.shape[0], max_len, _address(cu), alpha
+    a.silu_scale = silu_scale
     a.q, a.k, a.v, a.out, a.log_sum = (_address(t) for t in (q, k, v, out, log_sum))
     a.stride_q, a.stride_k, a.stride_v = (t.stride(0) if t.shape[0] > 1 else 0 for t in (q, k, v))
     return a
@@ -50,31 +51,32 @@ def _run(name, tensor, args, cu, mask):
 
 
 @torch.library.custom_op("hstu::softmax_attn_varlen", mutates_args=())
-def _attn(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, max_len: int, alpha: float, mask: str) -> Tuple[Tensor, Tensor]:
+def _attn(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, max_len: int, alpha: float, silu_scale: float,
+          mask: str) -> Tuple[Tensor, Tensor]:
     a, b, c = (_rows(_computed(t)) for t in (q, k, v))
-    out, log_sum = a.new_empty(a.shape), a.new_empty(a.shape[:2], dtype=torch.float32)
-    _run("hstu_softmax_attn_varlen_fwd", out, _fill(a, b, c, out, log_sum, cu, max_len, alpha), cu, mask)
+    out, log_sum = a.new_empty(a.shape), a.new_zeros(a.shape[:2], dtype=torch.float32)  # SiLU has no sums: zeros
+    _run("hstu_softmax_attn_varlen_fwd", out, _fill(a, b, c, out, log_sum, cu, max_len, alpha, silu_scale), cu, mask)
     return out.to(q.dtype), log_sum
 
 
 @_attn.register_fake
-def _(q, k, v, cu, max_len, alpha, mask):
+def _(q, k, v, cu, max_len, alpha, silu_scale, mask):
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 @torch.library.custom_op("hstu::softmax_attn_varlen_backward", mutates_args=())
 def _attn_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, cu: Tensor, max_len: int,
-                   alpha: float, mask: str) -> Tuple[Tensor, Tensor, Tensor]:
+                   alpha: float, silu_scale: float, mask: str) -> Tuple[Tensor, Tensor, Tensor]:
     a, b, c, o, d = (_computed(t).contiguous() for t in (q, k, v, out, dout))
     dq, dk, dv = torch.empty_like(a), torch.empty_like(b), torch.empty_like(c)
-    args = _fill(a, b, c, o, log_sum, cu, max_len, alpha)
+    args = _fill(a, b, c, o, log_sum, cu, max_len, alpha, silu_scale)
     args.dout, args.dq, args.dk, args.dv = _address(d), _address(dq), _address(dk), _address(dv)
     _run("hstu_softmax_attn_varlen_bwd", dq, args, cu, mask)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_attn_backward.register_fake
-def _(dout, q, k, v, out, log_sum, cu, max_len, alpha, mask):
+def _(dout, q, k, v, out, log_sum, cu, max_len, alpha, silu_scale, mask):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -86,7 +88,7 @@ def _save(ctx, inputs, output):
 
 def _backward(ctx, dout, _):
     gradients = torch.ops.hstu.softmax_attn_varlen_backward(dout, *ctx.saved_tensors, *ctx.rest)
-    return (*gradients, None, None, None, None)
+    return (*gradients, *[None] * 5)
 
 
 _attn.register_autograd(_backward, setup_context=_save)
@@ -115,12 +117,14 @@ def _same(a, b):
 
 
 def hstu_softmax_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
-                                  softmax_scale=None, causal=False, window_size=(-1, -1), mask=None):
+                                  softmax_scale=None, causal=False, window_size=(-1, -1), mask=None,
+                                  silu_scale=0.0):
     """softmax(softmax_scale q k) v over jagged sequences, with the arguments of flash_attn_varlen_func.
 
     q, k, v: (total, heads, dim); cu_seqlens_q and cu_seqlens_k: the same (batch + 1).  mask: a text as 'hstu mask show' takes
     it ("longformer,window=32,global=32", "bits:FILE"), instead of causal and window_size.  A row that sees no key is zero.
-    Masks other than none, causal and sliding read the lengths on the host at each call."""
+    Masks other than none, causal and sliding read the lengths on the host at each call.  silu_scale above 0: the weights are
+    silu_scale silu(softmax_scale q k), as HSTU has them, instead of the softmax."""
     name = "hstu_softmax_attn_varlen_func"
     if dropout_p:
         raise _l.UnsupportedError(f"{name}: dropout is not supported")
@@ -131,10 +135,12 @@ def hstu_softmax_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
         raise _l.UsageError(f"{name}: q, k and v are of one type, float32, bfloat16 or float16")
     if softmax_scale == 0:
         raise _l.UsageError(f"{name}: softmax_scale is 0")
+    if not silu_scale >= 0:
+        raise _l.UsageError(f"{name}: silu_scale is {silu_scale}; it is above 0, or 0 for the softmax")
     if max_seqlen_q != max_seqlen_k or not _same(cu_seqlens_q, cu_seqlens_k):
         raise _l.UnsupportedError(f"{name}: queries and keys are of the same sequences")
     if mask is None:
         mask = _mask_of(causal, window_size)
     elif causal or tuple(window_size) != (-1, -1):
         raise _l.UsageError(f"{name}: a mask, or causal and window_size")
-    return _attn(q, k, v, _int32(cu_seqlens_q), int(max_seqlen_q), float(softmax_scale or 0), mask)[0]
+    return _attn(q, k, v, _int32(cu_seqlens_q), int(max_seqlen_q), float(softmax_scale or 0), float(silu_scale), mask)[0]

@@ -200,7 +200,8 @@ def pages_and_orders():
 
 
 def softmax_case(seed, dtype):
-    """Softmax attention under masks by FlashAttention's arguments and by text, values and gradients."""
+    """Softmax attention, and in every fourth case SiLU's, under masks by FlashAttention's arguments and by text, values and
+    gradients."""
     g = torch.Generator().manual_seed(seed)
     lengths = [draw(g, 1, 70) for _ in range(draw(g, 1, 4))]
     heads, dim = draw(g, 1, 3), [8, 25, 64, 128][draw(g, 0, 3)]
@@ -208,6 +209,7 @@ def softmax_case(seed, dtype):
     kind, given = [("none", {}), ("causal", dict(causal=True)), ("sliding", dict(window_size=(w, w))),
                    ("sliding causal", dict(window_size=(w, 0))), ("longformer", dict(mask=f"longformer,window={w},global=2")),
                    ("dilated", dict(mask=f"dilated,window={w},dilation=1"))][seed % 6]
+    silu_scale = 1 / 32 if seed // 6 % 4 == 3 else 0.0
     cu = [0] + torch.tensor(lengths).cumsum(0).tolist()
     base = [torch.randn(cu[-1], heads, dim, generator=g) for _ in range(3)]
     dout = torch.randn(cu[-1], heads, dim, generator=g)
@@ -228,7 +230,8 @@ def softmax_case(seed, dtype):
         for b, n in enumerate(lengths):
             at = slice(cu[b], cu[b + 1])
             s = torch.einsum("ihd,jhd->hij", q[at], k[at]) / dim**0.5
-            p = torch.softmax(s.masked_fill(~sees(n).to(q.device), float("-inf")), -1)
+            seen = sees(n).to(q.device)
+            p = F.silu(s) * silu_scale * seen if silu_scale else torch.softmax(s.masked_fill(~seen, float("-inf")), -1)
             out.append(torch.einsum("hij,jhd->ihd", p, v[at]))
         return torch.cat(out)
 
@@ -237,7 +240,8 @@ def softmax_case(seed, dtype):
     for which in ("exact", "naive", "ours"):
         to = torch.float64 if which == "exact" else dtype
         leaves = [t.to(dtype).to(to).to(DEVICE).requires_grad_() for t in base]
-        out = (hstu_softmax_attn_varlen_func(*leaves, offsets, offsets, max(lengths), max(lengths), **given)
+        out = (hstu_softmax_attn_varlen_func(*leaves, offsets, offsets, max(lengths), max(lengths), silu_scale=silu_scale,
+                                             **given)
                if which == "ours" else formula(*leaves))
         out.backward(dout.to(dtype).to(out.dtype).to(DEVICE))
         results.append([out.detach()] + [t.grad for t in leaves])
@@ -245,7 +249,7 @@ def softmax_case(seed, dtype):
         limit = 2 * (plain.double() - exact).abs().max() + 1e-5 * exact.abs().max() + 1e-6
         error = (got.double() - exact).abs().max()
         if not error <= limit:
-            sys.exit(f"check_torch.py: softmax {kind}, case {seed}, {dtype}: {name} is off by {error}, limit {limit}")
+            sys.exit(f"check_torch.py: softmax {kind}, silu_scale {silu_scale}, case {seed}, {dtype}: {name} is off by {error}, limit {limit}")
 
 
 def numeric_gradients():
@@ -262,7 +266,7 @@ def numeric_gradients():
     if hasattr(torch.library, "opcheck"):
         torch.library.opcheck(torch.ops.hstu.attn_varlen.default,
                               (q, k, v, cu, cu, None, None, rab, None, 6, 6, -1, 1, -1, 0, 0.5, True))
-        torch.library.opcheck(torch.ops.hstu.softmax_attn_varlen.default, (q, k, v, cu, 6, 0.0, "causal"))
+        torch.library.opcheck(torch.ops.hstu.softmax_attn_varlen.default, (q, k, v, cu, 6, 0.0, 0.0, "causal"))
 
 
 def softmax_refusals():
@@ -271,6 +275,7 @@ def softmax_refusals():
     for part, kind, given in [("window is the same on both", NotImplementedError, dict(window_size=(3, 1))),
                               ("a mask, or causal", ValueError, dict(causal=True, mask="none")),
                               ("dropout", NotImplementedError, dict(dropout_p=0.1)),
+                              ("silu_scale is -1", ValueError, dict(silu_scale=-1)),
                               ("nonsense", ValueError, dict(mask="nonsense"))]:
         try:
             hstu_softmax_attn_varlen_func(q, q, q, cu, cu, 6, 6, **given)
