@@ -26,6 +26,9 @@ TEST(bench_masks_command) {
     CHECK_CONTAINS(text, "sliding,window=1                  1   200  0.01");
     CHECK_CONTAINS(text, "sliding,window=59                 1   200  0.5");
     CHECK_CONTAINS(text, "none                              1   200  1.0000");
+    CHECK_CONTAINS(text, "scattered                         1   200  0.0");
+    CHECK_CONTAINS(text, "tiles"); /* a CPU has no row-wise kernels */
+    CHECK(strstr(text, " rows ") == NULL);
     free(text);
 }
 
@@ -37,5 +40,8 @@ TEST(bench_masks_refuses) {
     free(text);
     CHECK(test_command(&text, "%s bench masks --device cpu --dtype int8", test_program()) == 2);
     CHECK_CONTAINS(text, "--dtype int8");
+    free(text);
+    CHECK(test_command(&text, "%s bench masks --device cpu --kernel rows", test_program()) == 2);
+    CHECK_CONTAINS(text, "it is chosen, block-wise, row-wise or any-card");
     free(text);
 }

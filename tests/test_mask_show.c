@@ -37,6 +37,7 @@ TEST(mask_show_json) {
     free(text);
     text = said(0, "none --n 1025 --json");
     CHECK_CONTAINS(text, "\"hopper_block\":\"two row tiles\"");
+    CHECK_CONTAINS(text, "\"kernel\":\"block-wise\"");
     free(text);
 }
 
@@ -58,6 +59,7 @@ TEST(mask_show_files) {
     snprintf(options, sizeof options, "bits:%s --json", path);
     text = said(0, options);
     CHECK_CONTAINS(text, "\"tokens\":9,\"pairs\":21");
+    CHECK_CONTAINS(text, "\"pairs_a_tile\":21,\"kernel\":\"block-wise\"");
     free(text);
     snprintf(options, sizeof options, "bits:%s --n 10", path);
     text = said(2, options);

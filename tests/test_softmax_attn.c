@@ -6,6 +6,7 @@
 #include "dense_test.h"
 #include "ops/attn_check.h"
 #include "ops/mask_batch.h"
+#include "ops/mask_choice.h"
 
 enum { MAX_SEQUENCES = 8, N_RESULTS = 4 };
 
@@ -379,6 +380,60 @@ TEST(softmax_attn_whole_heads_of_bits) {
     snprintf(text, sizeof text, "bits:%s", path);
     check_mask(text, lengths, 1, 1, 64, 0.0f);
     mem_free(dense);
+}
+
+/* Scattered pairs, for which a GPU has row-wise kernels: few keys a row, rows without any, and one
+ * row and one column that are dense and fill a warp's list more than once. */
+TEST(softmax_attn_few_pairs) {
+    enum { N = 290 };
+    const int32_t lengths[] = {N, 0, 63, 130};
+    char path[512], text[600];
+    uint8_t *dense;
+    CHECK_OK(MEM_NEW(&dense, (size_t)N * N));
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < N; j++)
+            dense[i * N + j] = draw() % 200 == 0 || i == 130 || j == 7;
+    memset(dense + 64 * N, 0, N); /* row 64 sees nothing */
+    st_tensor t = {.name = "mask", .dtype = ST_U8, .n_dims = 2, .shape = {N, N}, .n = N * N};
+    t.data = dense;
+    snprintf(path, sizeof path, "%s/few.safetensors", test_folder());
+    CHECK_OK(st_write(path, &t, 1, NULL, 0));
+    snprintf(text, sizeof text, "bits:%s", path);
+    for (int i = 0; i < 4; i++) {
+        sample s;
+        make_sample(&s, lengths + (i == 0 ? 0 : i - 1), i == 0 ? 3 : 2, i == 0 ? 1 : 5,
+                    i % 2 == 0 ? 64 : 128, 0.0f);
+        set_mask(&s, text);
+        s.a.mask.n_listed = INT32_MAX; /* as if it had fewer pairs yet */
+        CHECK(mask_choice_by_rows(s.a.mask.n_pairs, s.a.mask.n_listed));
+        check_sample(&s, "few pairs");
+        free_sample(&s);
+    }
+    for (int i = 0; i < 2; i++) {
+        sample s;
+        make_sample(&s, lengths + i, 2, 3, i == 0 ? 128 : 64, 0.0f);
+        set_mask(&s, text);
+        s.a.mask.n_listed = INT32_MAX;
+        s.a.silu_scale = 1.0f / 32;
+        mem_free(s.a.log_sum);
+        s.a.log_sum = NULL;
+        check_sample(&s, "few pairs, silu");
+        free_sample(&s);
+    }
+    mem_free(dense);
+}
+
+/* Without the number of rows a GPU runs the kernels of every card. */
+TEST(softmax_attn_any_card) {
+    const int32_t lengths[] = {140, 0, 64, 129, 1};
+    for (int m = 0; m < N_MASKS; m++) {
+        sample s;
+        make_sample(&s, lengths + m % 3, m % 3 == 0 ? 5 : 2, 1, m % 2 == 0 ? 64 : 128, 0.0f);
+        set_mask(&s, masks[m]);
+        s.a.n_rows = 0;
+        check_sample(&s, masks[m]);
+        free_sample(&s);
+    }
 }
 
 /* Kernels are chosen by the length that no sequence exceeds: those of long sequences. */

@@ -1,13 +1,18 @@
-"""The PyTorch side of `hstu bench masks`: FlexAttention (compiled) and SDPA with the same mask, in the
-same layout of numbers (B sequences of n tokens, 12 heads of 64, bfloat16).
+"""The PyTorch side of `hstu bench masks`: FlexAttention (compiled) and SDPA with the same mask, for causal
+also SDPA's flash and cuDNN kernels, which take no mask tensor, in the same layout of numbers (B sequences
+of n tokens, 12 heads of 64, bfloat16).
 
-    python3 bench/peers/masks_torch.py [--bits DIR] [--length N] [--cells BxN,...] [--backward] [--hstu ./hstu]
+    python3 bench/peers/masks_torch.py [--bits DIR] [--length N] [--cells BxN,...] [--backward [BxN,...]]
+        [--hstu ./hstu]
 
 DIR holds masks as `hstu mask show KIND --n N --bits DIR/NAME-N.safetensors` writes them (NAME: sliding,
 longformer, bigbird); without DIR the masks are computed here, and bigbird's random blocks are others
 than ours, of the same number and density.  Prints one line of JSON a row: ms by replay of a CUDA graph
 of 20 calls, and by plain calls.  With --hstu the program measures the same cells in the same run, cell by
-cell, its masks are the peers' masks, and a table of ratios (peer's time / ours) follows.
+cell, its masks are the peers' masks, and a table of ratios (peer's time / ours) follows.  --backward
+measures both passes too, in all cells or in those named.  The shapes are
+compiled one by one (dynamic=False, everything forgotten after each cell): a kernel compiled for every shape
+would be slower.
 """
 import argparse
 import json
@@ -19,6 +24,7 @@ import tempfile
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 H, D = 12, 64
@@ -119,26 +125,40 @@ def ours(program, b, n):
     return {row["mask"]: row for row in map(json.loads, out.splitlines())}
 
 
+def causal_by(backend, q, k, v):
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def cells_of(text):
+    return [tuple(map(int, c.split("x"))) for c in text.split(",") if c]
+
+
 def mean(ratios):
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
 
 
+PEERS = ("flex", "sdpa", "flash", "cudnn")
+
+
 def print_table(rows):
-    print(f"{'mask':12} {'B':>3} {'n':>5} | forward, replayed: {'ours':>7} {'flex':>7} {'sdpa':>7} {'flash':>7} "
-          f"{'best/ours':>9} | both, plain: {'ours':>7} {'flex':>7} {'flex/ours':>9}")
+    print(f"{'mask':10} {'B':>3} {'n':>5} | forward, replayed {'ours':>7} " + " ".join(f"{p:>7}" for p in PEERS)
+          + f" {'best/ours':>9} {'flex/ours':>9} | both passes, plain {'ours':>7} {'flex':>7} {'flex/ours':>9}")
     forward, both = [], []
     for r in rows:
-        peers = {k: r.get(k + "_replay_ms", math.nan) for k in ("flex", "sdpa", "flash")}
-        best = min(v for v in peers.values() if not math.isnan(v))
-        ratio, second = best / r["hstu_replay_ms"], r.get("flex_fwd_bwd_ms", math.nan) / r["hstu_fwd_bwd_ms"]
+        ours_ms, ours_both = r["hstu_replay_ms"], r["hstu_fwd_bwd_ms"]
+        peers = [r.get(p + "_replay_ms", math.nan) for p in PEERS]
+        ratio = min(ms for ms in peers if not math.isnan(ms)) / ours_ms
+        second = r.get("flex_fwd_bwd_ms", math.nan) / ours_both
         if r["mask"] != "causal":
             forward.append(ratio)
         if not math.isnan(second):
             both.append(second)
-        print(f"{r['mask']:12} {r['sequences']:3} {r['length']:5} | {'':18} {r['hstu_replay_ms']:7.4f} "
-              + " ".join(f"{v:7.4f}" for v in peers.values()) + f" {ratio:9.2f} | {'':12} {r['hstu_fwd_bwd_ms']:7.4f} "
-              f"{r.get('flex_fwd_bwd_ms', math.nan):7.4f} {second:9.2f}")
-    print(f"geometric means: forward, masks but causal {mean(forward):.2f}; both passes {mean(both):.2f}")
+        print(f"{r['mask']:10} {r['sequences']:3} {r['length']:5} | {'':17} {ours_ms:7.4f} "
+              + " ".join(f"{ms:7.4f}" for ms in peers) + f" {ratio:9.2f} {peers[0] / ours_ms:9.2f} | {'':18} "
+              f"{ours_both:7.4f} {r.get('flex_fwd_bwd_ms', math.nan):7.4f} {second:9.2f}")
+    print(f"sparse cells, forward: geometric mean {mean(forward):.2f}, least {min(forward, default=math.nan):.2f}; "
+          f"both passes: geometric mean {mean(both):.2f}, least {min(both, default=math.nan):.2f}")
 
 
 def main():
@@ -146,11 +166,11 @@ def main():
     p.add_argument("--bits", default="")
     p.add_argument("--length", type=int, default=0)
     p.add_argument("--cells", default="")
-    p.add_argument("--backward", action="store_true")
+    p.add_argument("--backward", nargs="?", const="all", default="")
     p.add_argument("--hstu", default="")
     args = p.parse_args()
-    compiled = torch.compile(flex_attention)
-    cells = [tuple(map(int, c.split("x"))) for c in args.cells.split(",") if c] or CELLS
+    cells = cells_of(args.cells) or CELLS
+    both_cells = cells if args.backward == "all" else cells_of(args.backward)
     cells = [c for c in cells if not args.length or c[1] == args.length]
     folder = tempfile.TemporaryDirectory()
     if args.hstu and not args.bits:
@@ -159,6 +179,9 @@ def main():
     rows = []
     for b, n in cells:
         own = ours(args.hstu, b, n) if args.hstu else {}
+        torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = 64
+        compiled = torch.compile(flex_attention, dynamic=False)
         for kind in MASKS:
             mask = dense(kind, n, args.bits)
             q, k, v = (torch.randn(b, H, n, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -168,17 +191,22 @@ def main():
                 "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
             }
             if kind == "causal":
-                runs["flash"] = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                runs["flash"] = lambda: causal_by(SDPBackend.FLASH_ATTENTION, q, k, v)
+                runs["cudnn"] = lambda: causal_by(SDPBackend.CUDNN_ATTENTION, q, k, v)
             row = {"peer": "torch " + torch.__version__, "mask": kind, "sequences": b, "length": n,
                    "density": round(mask.float().mean().item(), 4)}
             want = exact(q, k, v, mask)
             with torch.no_grad():
                 for name, f in runs.items():
-                    got = f()[0, 0].double()
+                    try:
+                        got = f()[0, 0].double()
+                    except RuntimeError as e:  # this PyTorch has no such kernel
+                        row[name + "_refused"] = str(e)[:80]
+                        continue
                     row[name + "_error"] = float(f"{((got - want).norm() / want.norm()).item():.2e}")
                     row[name + "_ms"] = round(plain_ms(f), 4)
                     row[name + "_replay_ms"] = round(replay_ms(f), 4)
-            if args.backward:
+            if (b, n) in both_cells:
                 for x in (q, k, v):
                     x.requires_grad_(True)
                 dout = torch.randn_like(q)

@@ -5,11 +5,15 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/half.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/safetensors.h"
+#include "base/scratch_folder.h"
 #include "bench/timing.h"
 #include "ops/mask_batch.h"
+#include "ops/mask_choice.h"
 
 enum { MAX_COPIES = 20, RECORD_KEY = 177, N_RESULTS = 4 };
 enum { Q, K, V, DOUT, N_INPUTS };
@@ -38,6 +42,7 @@ typedef struct problem {
     backend *be;
     mask *m;
     mask_batch *masks;
+    mask_kernel kernel;
     softmax_attn_args copy[MAX_COPIES];
     int n_copies;
     float *input[N_INPUTS]; /* (length, D): head 0 of sequence 0, as the op sees it */
@@ -51,9 +56,11 @@ static status new_array(problem *p, size_t bytes, void **out) {
     return OK;
 }
 
-/* A uniform number of [-1, 1) that every activation type holds exactly. */
-static float draw(rng_key key, int64_t i, uint64_t what) {
-    return (float)((int32_t)(rng_draw64(key, (uint64_t)i / 4, what).word[i % 4] >> 24) - 128) / 128;
+/* Number i of an input: uniform in [-1, 1), exact in every activation type.  Four numbers in turn
+ * share a draw, which the caller keeps. */
+static float draw(rng_key key, int64_t i, uint64_t what, rng_block *four) {
+    if (i % 4 == 0) *four = rng_draw64(key, (uint64_t)i / 4, what);
+    return (float)((int32_t)(four->word[i % 4] >> 24) - 128) / 128;
 }
 
 static uint16_t to_half(act_type act, float x) {
@@ -70,10 +77,11 @@ static status send_input(problem *p, const mask_row *r, rng_key key, int which, 
     int64_t width = (int64_t)r->n_heads * r->dim, n = width * r->n_sequences * r->length;
     size_t size = act_bytes(p->be->act);
     char *host;
+    rng_block four = {{0}};
     TRY(MEM_NEW(&p->input[which], (size_t)r->length * (size_t)r->dim));
     TRY(mem_alloc_raw((void **)&host, (size_t)n, size));
     for (int64_t i = 0; i < n; i++) {
-        float x = draw(key, i, (uint64_t)which);
+        float x = draw(key, i, (uint64_t)which, &four);
         if (i < width * r->length && i % width < r->dim)
             p->input[which][i / width * r->dim + i % width] = x;
         if (size == 4) {
@@ -109,6 +117,21 @@ static status send_offsets(problem *p, const mask_row *r, void **out) {
     return st;
 }
 
+/* The kernels that were asked for take what they know from the arguments: without the number of
+ * rows there is no TMA, without that of the tiles no choice. */
+static void choose_kernel(softmax_attn_args *a, mask_kernel kernel) {
+    if (kernel == MASK_ANY_CARD) a->n_rows = 0;
+    if (kernel == MASK_ANY_CARD || kernel == MASK_BLOCK_WISE) a->mask.n_listed = 0;
+    if (kernel == MASK_ROW_WISE) a->mask.n_listed = INT32_MAX;
+}
+
+/* Whether the backend chooses row-wise kernels: see cuda/attn/common/softmax_attn.cu. */
+static bool is_by_rows(const backend *be, const softmax_attn_args *a) {
+    return be->n_ahead > 0 && be->act != ACT_F32 && (a->dim == 64 || a->dim == 128) &&
+           !mask_rule_is_span(&a->mask.rule) &&
+           mask_choice_by_rows(a->mask.n_pairs, a->mask.n_listed);
+}
+
 static status open_problem(problem *p, const mask_row *r, uint64_t seed) {
     rng_key key = rng_make_key(seed, RNG_TEST);
     int64_t n_rows = (int64_t)r->n_sequences * r->length, width = (int64_t)r->n_heads * r->dim;
@@ -130,6 +153,7 @@ static status open_problem(problem *p, const mask_row *r, uint64_t seed) {
                                  .mask = *mask_batch_view(p->masks),
                                  .alpha = 1 / sqrtf((float)r->dim),
                                  .silu_scale = r->is_silu ? 1 / (float)r->length : 0};
+        choose_kernel(a, p->kernel);
         a->q = there[Q][c];
         a->k = there[K][c];
         a->v = there[V][c];
@@ -308,6 +332,7 @@ static status describe(const problem *p, mask_row *r) {
     r->density = pairs / (n * n);
     r->n_full = (double)plan->n_full / n_tiles;
     r->n_partial = (double)(plan->n_listed - plan->n_full) / n_tiles;
+    r->tile_pairs = plan->n_listed > 0 ? pairs / (double)plan->n_listed : 0;
     mask_plan_destroy(plan);
     r->flops = 4.0 * r->n_heads * r->dim * r->n_sequences * pairs;
     r->bytes = 4.0 * r->n_heads * r->dim * r->n_sequences * n * (double)act_bytes(p->be->act);
@@ -325,11 +350,11 @@ static status measure(problem *p, mask_row *r, mask_row_fn fn, void *ctx) {
     return fn(ctx, r);
 }
 
-static status run_row(backend *be, mask_row *r, uint64_t seed, mask_row_fn fn, void *ctx,
-                      int *n_left_out) {
-    problem p = {.be = be};
+static status run_row(backend *be, const mask_filter *f, mask_row *r, uint64_t seed, mask_row_fn fn,
+                      void *ctx, int *n_left_out) {
+    problem p = {.be = be, .kernel = f->kernel};
     TRY(be->ops->set_precision(be, be->act, false)); /* drops old recordings */
-    status st = mask_create(&p.m, r->mask);
+    status st = mask_create(&p.m, r->source != NULL ? r->source : r->mask);
     if (st == OK) st = describe(&p, r);
     if (st == OK && be->n_ahead == 0 && r->flops > CPU_MAX_FLOPS) {
         ++*n_left_out;
@@ -337,6 +362,7 @@ static status run_row(backend *be, mask_row *r, uint64_t seed, mask_row_fn fn, v
         return OK;
     }
     if (st == OK) st = open_problem(&p, r, seed);
+    if (st == OK) r->by_rows = is_by_rows(be, &p.copy[0]);
     if (st == OK) st = measure(&p, r, fn, ctx);
     close_problem(&p);
     return st;
@@ -357,27 +383,68 @@ static mask_row row_of(const mask_filter *f, const char *text, int32_t n_sequenc
     return r;
 }
 
+static mask_row curve_row(const mask_filter *f, const char *text) {
+    return row_of(f, text, f->n_sequences != 0 ? (int32_t)f->n_sequences : 16,
+                  f->length != 0 ? (int32_t)f->length : 4096);
+}
+
+/* Each pair of n tokens with this probability. */
+static status write_scattered(const char *path, int32_t n, double share, uint64_t seed) {
+    rng_key key = rng_make_key(seed, RNG_MASK);
+    uint8_t *seen;
+    st_tensor t = {.name = "mask", .dtype = ST_U8, .n_dims = 2, .shape = {n, n}};
+    t.n = (int64_t)n * n;
+    TRY(MEM_NEW(&seen, (size_t)t.n));
+    for (int64_t i = 0; i < t.n; i++)
+        seen[i] = (double)rng_uniform(rng_draw64(key, (uint64_t)i / 4, 0).word[i % 4]) < share;
+    t.data = seen;
+    status st = st_write(path, &t, 1, NULL, 0);
+    mem_free(seen);
+    return st;
+}
+
+/* Pairs at random: tiles are all listed, with few pairs each. */
+static status run_scattered(backend *be, const mask_filter *f, uint64_t seed, mask_row_fn fn,
+                            void *ctx, int *n_left_out) {
+    static const double shares[] = {.0005, .001, .002, .005, .01, .02, .05, .1};
+    char cache[512], path[640], source[648];
+    scratch_folder *folder;
+    status st = OK;
+    TRY(env_cache_folder(cache, sizeof cache, "masks"));
+    TRY(scratch_folder_create(&folder, cache, "bench-"));
+    snprintf(path, sizeof path, "%s/mask.safetensors", scratch_folder_path(folder));
+    snprintf(source, sizeof source, "bits:%s", path);
+    for (size_t i = 0; i < sizeof shares / sizeof *shares && st == OK; i++) {
+        mask_row r = curve_row(f, "scattered");
+        r.source = source;
+        st = write_scattered(path, r.length, shares[i], seed + i);
+        if (st == OK) st = run_row(be, f, &r, seed, fn, ctx, n_left_out);
+    }
+    scratch_folder_destroy(folder);
+    return st;
+}
+
 /* Time against density: a window W of n tokens has about (2 W n - W^2) / n^2 of the pairs. */
 static status run_curve(backend *be, const mask_filter *f, uint64_t seed, mask_row_fn fn, void *ctx,
                         int *n_left_out) {
     static const double densities[] = {.01, .02, .05, .1, .2, .5, 1};
-    int32_t n = f->length != 0 ? (int32_t)f->length : 4096;
     for (size_t i = 0; i < sizeof densities / sizeof *densities; i++) {
         char text[48] = "none";
+        mask_row r = curve_row(f, text);
         if (densities[i] < 1)
             snprintf(text, sizeof text, "sliding,window=%d",
-                     (int)lround(n * (1 - sqrt(1 - densities[i]))));
-        mask_row r = row_of(f, text, f->n_sequences != 0 ? (int32_t)f->n_sequences : 16, n);
-        TRY(run_row(be, &r, seed, fn, ctx, n_left_out));
+                     (int)lround(r.length * (1 - sqrt(1 - densities[i]))));
+        TRY(run_row(be, f, &r, seed, fn, ctx, n_left_out));
     }
-    return OK;
+    return run_scattered(be, f, seed, fn, ctx, n_left_out);
 }
 
 status mask_bench_run(backend *be, const mask_filter *filter, mask_row_fn fn, void *ctx,
                       int *n_left_out) {
     uint64_t seed = filter->seed != 0 ? (uint64_t)filter->seed : clock_ns();
     bool has_peers = be->act == ACT_BF16 && be->card != NULL && strstr(be->card, "H200") != NULL &&
-                     filter->n_heads == 0 && filter->dim == 0 && !filter->is_silu;
+                     filter->n_heads == 0 && filter->dim == 0 && !filter->is_silu &&
+                     filter->kernel == MASK_CHOSEN;
     int n_rows = 0;
     *n_left_out = 0;
     if (filter->is_curve) return run_curve(be, filter, seed, fn, ctx, n_left_out);
@@ -386,7 +453,7 @@ status mask_bench_run(backend *be, const mask_filter *filter, mask_row_fn fn, vo
             mask_row r = row_of(filter, table_masks[m], table[c].n_sequences, table[c].length);
             if (!is_wanted(filter, &table[c], table_masks[m])) continue;
             if (has_peers) r.peer = table[c].peer[m];
-            TRY(run_row(be, &r, seed, fn, ctx, n_left_out));
+            TRY(run_row(be, filter, &r, seed, fn, ctx, n_left_out));
             n_rows++;
         }
     if (n_rows > 0) return OK;
@@ -394,5 +461,5 @@ status mask_bench_run(backend *be, const mask_filter *filter, mask_row_fn fn, vo
     mask_row r = row_of(filter, filter->mask != NULL ? filter->mask : "none",
                         filter->n_sequences != 0 ? (int32_t)filter->n_sequences : 8,
                         filter->length != 0 ? (int32_t)filter->length : 1024);
-    return run_row(be, &r, seed, fn, ctx, n_left_out);
+    return run_row(be, filter, &r, seed, fn, ctx, n_left_out);
 }

@@ -12,22 +12,29 @@
 #include "bench/attn_peers.h"
 #include "ops/mask_plan.h"
 
+/* Which kernels run, where the backend has a choice: those it chooses by the mask, those that work
+ * by tiles, those that work by rows (ops/mask_choice.h), or, by tiles, those for any card. */
+typedef enum { MASK_CHOSEN, MASK_BLOCK_WISE, MASK_ROW_WISE, MASK_ANY_CARD } mask_kernel;
+
 /* What to measure; 0 and NULL stand for all rows of the table. */
 typedef struct mask_filter {
     const char *mask; /* the text of a mask; or a part of one of the table's */
     int64_t n_sequences, length, n_heads, dim;
-    int64_t seed;  /* of the inputs; 0: another one in every run */
-    bool is_silu;  /* weights are silu / length, as HSTU's, instead of the softmax */
-    bool is_curve; /* instead of the table: sliding windows of densities from .01 to 1, at 16
-                      sequences of 4096 unless told */
+    int64_t seed; /* of the inputs; 0: another one in every run */
+    bool is_silu; /* weights are silu / length, as HSTU's, instead of the softmax */
+    mask_kernel kernel;
+    bool is_curve; /* instead of the table, at 16 sequences of 4096 unless told: sliding windows of
+                      densities from .01 to 1, and pairs scattered at random from .0005 on */
 } mask_filter;
 
 typedef struct mask_row {
-    const char *mask;
+    const char *mask;   /* its text, or "scattered" */
+    const char *source; /* the text that makes it, where that is another; or NULL */
     int32_t n_sequences, length, n_heads, dim;
-    bool is_silu;
+    bool is_silu, by_rows;               /* by_rows: row-wise kernels ran */
     double density;                      /* attended pairs / all pairs */
     double n_full, n_partial;            /* shares of all tiles */
+    double tile_pairs;                   /* of a listed tile, in the mean */
     double error;                        /* of the worst result, by root mean square */
     double flops, bytes;                 /* of the forward pass */
     double seconds[N_PASSES][N_TIMINGS]; /* NAN: not timed */

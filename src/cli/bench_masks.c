@@ -12,13 +12,17 @@
 #include "cli/work.h"
 
 typedef struct bench_args {
-    const char *device, *dtype;
+    const char *device, *dtype, *kernel;
     mask_filter filter;
-    bool is_json;
+    bool is_json, is_deterministic;
     backend *be;
     double log_ratio; /* sums over the rows that have a peer */
     int n_ratios;
 } bench_args;
+
+/* Ordered as mask_kernel. */
+static const char *const kernel_names[] = {"chosen", "block-wise", "row-wise", "any-card"};
+enum { N_KERNELS = sizeof kernel_names / sizeof *kernel_names };
 
 static double best_of(const double seconds[N_TIMINGS]) {
     return isnan(seconds[TIMED_REPLAY]) ? seconds[TIMED_PLAIN] : seconds[TIMED_REPLAY];
@@ -36,6 +40,12 @@ static status print_json(void *ctx, const mask_row *r) {
     json_key_string(w, "dtype", bench_act_name(a->be->act));
     json_key_string(w, "mask", r->mask);
     if (r->is_silu) json_key_bool(w, "silu", true);
+    json_key_string(w, "kernel",
+                    r->by_rows                          ? "row-wise"
+                    : a->filter.kernel == MASK_ANY_CARD ? "block-wise, any card"
+                                                        : "block-wise");
+    json_key_double(w, "pairs_a_tile", r->tile_pairs);
+    if (a->is_deterministic) json_key_bool(w, "deterministic", true);
     json_key_int(w, "sequences", r->n_sequences);
     json_key_int(w, "length", r->length);
     json_key_int(w, "heads", r->n_heads);
@@ -59,11 +69,13 @@ static status print_json(void *ctx, const mask_row *r) {
 
 static void print_head(const bench_args *a) {
     show_style style = show_stdout_style();
-    printf("%s attention under masks on %s in %s\n\n", a->filter.is_silu ? "SiLU" : "Softmax",
-           a->be->card != NULL ? a->be->card : a->be->name, bench_act_name(a->be->act));
-    printf("%s%-31s %3s %5s %7s %6s %6s %9s %9s %9s %9s %8s %7s %8s %6s%s\n", style.bold, "mask",
-           "B", "n", "density", "full", "part", "fwd ms", "replay", "bwd ms", "replay", "TFLOP/s",
-           "GB/s", "error", "x peer", style.plain);
+    printf("%s attention under masks on %s in %s; kernels: %s%s\n\n",
+           a->filter.is_silu ? "SiLU" : "Softmax", a->be->card != NULL ? a->be->card : a->be->name,
+           bench_act_name(a->be->act), kernel_names[a->filter.kernel],
+           a->is_deterministic ? ", deterministic" : "");
+    printf("%s%-31s %3s %5s %7s %6s %6s %9s %9s %9s %9s %8s %7s %8s %6s %6s%s\n", style.bold,
+           "mask", "B", "n", "density", "full", "part", "fwd ms", "replay", "bwd ms", "replay",
+           "TFLOP/s", "GB/s", "error", "by", "x peer", style.plain);
 }
 
 static void print_ms(double seconds) {
@@ -81,7 +93,8 @@ static status print_text(void *ctx, const mask_row *r) {
     for (int pass = 0; pass < N_PASSES; pass++)
         for (int how = 0; how < N_TIMINGS; how++)
             print_ms(r->seconds[pass][how]);
-    printf(" %8.3g %7.0f %8.1e", r->flops / forward / 1e12, r->bytes / forward / 1e9, r->error);
+    printf(" %8.3g %7.0f %8.1e %6s", r->flops / forward / 1e12, r->bytes / forward / 1e9, r->error,
+           r->by_rows ? "rows" : "tiles");
     if (isnan(r->peer)) {
         printf(" %6s\n", "-");
     } else {
@@ -109,17 +122,31 @@ static status run_on(bench_args *a) {
     return OK;
 }
 
+static status find_kernel(const char *name, mask_kernel *out) {
+    for (int i = 0; i < N_KERNELS; i++)
+        if (strcmp(name, kernel_names[i]) == 0) {
+            *out = (mask_kernel)i;
+            return OK;
+        }
+    return fail(ERR_USAGE, "--kernel %s: it is chosen, block-wise, row-wise or any-card", name);
+}
+
 static status run(bench_args *a) {
     work w;
-    TRY(bench_open(&w, a->device, a->dtype));
+    act_type act = ACT_F32;
+    const work_options how = {.is_deterministic = a->is_deterministic};
+    TRY(find_kernel(a->kernel, &a->filter.kernel));
+    TRY(bench_find_act(a->dtype, &act));
+    TRY(work_open_as(&w, NULL, a->device, &how));
     a->be = w.be;
-    status st = run_on(a);
+    status st = a->be->ops->set_precision(a->be, act, false);
+    if (st == OK) st = run_on(a);
     work_close(&w);
     return st;
 }
 
 status bench_masks(int argc, char **argv) {
-    bench_args a = {.device = "auto", .dtype = "bfloat16"};
+    bench_args a = {.device = "auto", .dtype = "bfloat16", .kernel = kernel_names[0]};
     bool is_help;
     const arg_option options[] = {
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
@@ -135,9 +162,15 @@ status bench_masks(int argc, char **argv) {
         {"--dim", ARG_INT, &a.filter.dim, "D", "Head dimension (64).", 1, 256},
         {"--silu", ARG_FLAG, &a.filter.is_silu, NULL,
          "Weights are silu(score) / N, as HSTU's, instead of the softmax.", 0, 0},
+        {"--kernel", ARG_TEXT, &a.kernel, "KERNEL",
+         "On a GPU in 16 bits: chosen (by the mask, default), block-wise, row-wise, or any-card: "
+         "those of SM 8.0.",
+         0, 0},
+        {"--deterministic", ARG_FLAG, &a.is_deterministic, NULL,
+         "On a GPU: with sums of a fixed order.", 0, 0},
         {"--curve", ARG_FLAG, &a.filter.is_curve, NULL,
-         "Instead of the table: sliding windows of densities from .01 to 1 (16 sequences of 4096 "
-         "unless told).",
+         "Instead of the table: sliding windows of densities from .01 to 1, and pairs scattered at "
+         "random (16 sequences of 4096 unless told).",
          0, 0},
         {"--seed", ARG_INT, &a.filter.seed, "S",
          "Draws inputs from this seed; without it every run draws others.", 1, INT64_MAX},

@@ -36,7 +36,8 @@ typedef struct mask_facts {
     int32_t least, most;               /* keys of a row */
     double n_tiles, n_full, n_partial; /* of MASK_TILE x MASK_TILE */
     double n_blocks;                   /* blocks of 16 x 16 with a pair */
-    bool shares;                       /* see mask_choice_shares */
+    double tile_pairs;                 /* of a listed tile, in the mean */
+    bool by_rows, shares;              /* see mask_choice.h */
     double rho, tau;                   /* of STOF's rule; tau is NAN where it has none */
 } mask_facts;
 
@@ -73,6 +74,9 @@ static status find_facts(mask_facts *f, const mask *m, int64_t sequence, int32_t
     f->n_full = (double)p->n_full;
     f->n_partial = (double)(p->n_listed - p->n_full);
     f->n_blocks = (double)mask_plan_count_tiles(p, 16);
+    f->tile_pairs = p->n_listed > 0 ? (double)p->n_pairs / (double)p->n_listed : 0;
+    f->by_rows =
+        !mask_rule_is_span(mask_rule_of(m)) && mask_choice_by_rows(p->n_pairs, p->n_listed);
     f->shares = mask_choice_shares(mask_rule_of(m), p->n_listed, p->n_tiles + 1, n);
     apply_stof(f);
     mask_plan_destroy(p);
@@ -109,12 +113,29 @@ static status print_json(const mask_facts *f) {
     json_key_double(w, "partial_tiles", f->n_partial / f->n_tiles);
     json_key_double(w, "empty_tiles", 1 - (f->n_full + f->n_partial) / f->n_tiles);
     json_key_double(w, "computed_pairs", computed(f));
-    json_key_string(w, "kernel", "block-wise");
+    json_key_double(w, "pairs_a_tile", f->tile_pairs);
+    json_key_string(w, "kernel", f->by_rows ? "row-wise" : "block-wise");
     json_key_string(w, "hopper_block", f->shares ? "two row tiles" : "one row tile");
     json_key_double(w, "stof_rho", f->rho);
     if (!isnan(f->tau)) json_key_double(w, "stof_tau", f->tau);
     json_key_string(w, "stof_kernel", stof_choice(f));
     return json_line_print(&line);
+}
+
+static void print_kernel(const mask_facts *f, const show_style *style) {
+    printf("  %skernel%s      ", style->bold, style->plain);
+    if (f->by_rows)
+        printf("row-wise on a GPU, in 16 bits with heads of 64 or 128: a listed tile has %.1f "
+               "pairs,\n              fewer than %d, so each row reads the keys it sees; "
+               "elsewhere\n              ",
+               f->tile_pairs, MASK_ROWS_PAIRS);
+    printf("block-wise: it lists the tiles that are not empty and skips empty 16 x 16 blocks\n"
+           "              in them, so it computes %.2f pairs for each attended one\n",
+           f->n_pairs > 0 ? computed(f) / (double)f->n_pairs : 0);
+    if (f->by_rows) return;
+    printf("              on Hopper, in 16 bits: %s\n",
+           f->shares ? "rows see many tiles, so two row tiles share the keys they load"
+                     : "a row tile alone, with the tiles of its own list");
 }
 
 static void print_facts(const mask_facts *f) {
@@ -132,13 +153,7 @@ static void print_facts(const mask_facts *f) {
     printf("\n  %stiles%s       of 64 x 64: %.1f %% full, %.1f %% partial, %.1f %% empty\n",
            style.bold, style.plain, 100 * f->n_full / f->n_tiles, 100 * f->n_partial / f->n_tiles,
            100 * n_empty / f->n_tiles);
-    printf("  %skernel%s      block-wise: it lists the tiles that are not empty and skips empty "
-           "16 x 16 blocks\n              in them, so it computes %.2f pairs for each attended "
-           "one\n",
-           style.bold, style.plain, f->n_pairs > 0 ? computed(f) / (double)f->n_pairs : 0);
-    printf("              on Hopper, in 16 bits: %s\n",
-           f->shares ? "rows see many tiles, so two row tiles share the keys they load"
-                     : "a row tile alone, with the tiles of its own list");
+    print_kernel(f, &style);
     if (isnan(f->tau))
         printf("  %sSTOF's rule%s has no threshold for 16 tokens or fewer\n", style.bold,
                style.plain);

@@ -18,7 +18,7 @@ typedef struct mirrored {
 typedef struct held {
     int64_t key; /* the length, or the sequence */
     int32_t first;
-    int64_t n_pairs;
+    int64_t n_pairs, n_listed;
 } held;
 
 enum { ROW_BEGIN, COL_BEGIN, ROW_TILES, COL_TILES, BITS, N_ARRAYS };
@@ -35,7 +35,7 @@ struct mask_batch {
     int32_t *first_sent; /* (max_sequences): what the backend has, of n_sent sequences */
     int32_t n_sent;
     mask_view view;
-    int64_t n_pairs;
+    int64_t n_pairs, n_listed; /* of the batch */
 };
 
 static status append(mirrored *x, const void *from, size_t n) {
@@ -142,11 +142,12 @@ static status append_plan(mask_batch *mb, const mask_plan *p) {
 /* Makes the plan of a key that has none. */
 static status add_plan(mask_batch *mb, size_t place, int64_t key, int64_t sequence, int32_t n) {
     mask_plan *p;
-    held h = {key, (int32_t)mb->arrays[ROW_BEGIN].n, 0};
+    held h = {key, (int32_t)mb->arrays[ROW_BEGIN].n, 0, 0};
     TRY(MEM_RESERVE(&mb->plans, &mb->plans_room, mb->n_plans + 1));
     TRY(mask_plan_create(&p, mb->m, sequence, n));
     status st = append_plan(mb, p);
     h.n_pairs = p->n_pairs;
+    h.n_listed = p->n_listed;
     mask_plan_destroy(p);
     TRY(st);
     memmove(mb->plans + place + 1, mb->plans + place, sizeof h * (mb->n_plans - place));
@@ -180,6 +181,7 @@ static status set_sequence(mask_batch *mb, int32_t b, int64_t sequence, int32_t 
         TRY(add_plan(mb, place, key, sequence, n));
     mb->first_host[b] = mb->plans[place].first;
     mb->n_pairs += mb->plans[place].n_pairs;
+    mb->n_listed += mb->plans[place].n_listed;
     return OK;
 }
 
@@ -212,13 +214,14 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
         return fail(ERR_USAGE, "mask: a batch of %d sequences, made for at most %d", n_sequences,
                     mb->max_sequences);
     if (held_bytes(mb) > MASK_BATCH_BYTES) forget_plans(mb);
-    mb->n_pairs = 0;
+    mb->n_pairs = mb->n_listed = 0;
     status st = OK;
     for (int32_t b = 0; b < n_sequences && st == OK; b++)
         st = set_sequence(mb, b, first + b, lengths[b]);
     if (st != OK) forget_plans(mb); /* half a plan may have been appended */
     TRY(st);
     mb->view.n_pairs = mb->n_pairs;
+    mb->view.n_listed = mb->n_listed;
     if (mask_rule_is_span(&mb->view.rule)) return OK;
     for (int i = 0; i < N_ARRAYS; i++)
         TRY(upload(&mb->arrays[i], mb->be, &mb->view.epoch));

@@ -72,8 +72,9 @@ typedef struct mask_view {
     const mask_tile *row_tiles, *col_tiles; /* (n_tiles) each */
     const uint64_t *bits;                   /* (n_bits, MASK_TILE) */
     int64_t n_begins, n_tiles, n_bits;
-    int64_t n_pairs; /* that the batch attends, of one head; 0: not known */
-    uint64_t epoch;  /* changes with the addresses: part of the key of a recorded step */
+    int64_t n_pairs;  /* that the batch attends, of one head; 0: not known */
+    int64_t n_listed; /* tiles of all its sequences; 0: not known, or a rule of one span */
+    uint64_t epoch;   /* changes with the addresses: part of the key of a recorded step */
 } mask_view;
 
 /* Half open; begin >= end: nothing. */

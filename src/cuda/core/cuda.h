@@ -150,7 +150,10 @@ status cuda_attn_sm90_bwd(backend *be, const attn_args *a);
 /* The families of softmax attention kernels, between which softmax_attn.cu chooses; delta (T, H) =
  * out . dout.  Those of 16-bit activations (SM 8.0, 9.0a) know no dropout and need alpha > 0.  The
  * SM 9.0a family takes the calls for which cuda_softmax_sm90_can_fwd or _bwd is true, and computes
- * delta itself. */
+ * delta itself; so does the row-wise one with cuda_softmax_sm80_rows_can, on every card. */
+bool cuda_softmax_sm80_rows_can(const backend *be, const softmax_attn_args *a, bool is_backward);
+status cuda_softmax_sm80_rows_fwd(backend *be, const softmax_attn_args *a);
+status cuda_softmax_sm80_rows_bwd(backend *be, const softmax_attn_args *a);
 status cuda_softmax_f32_fwd(backend *be, const softmax_attn_args *a);
 status cuda_softmax_f32_bwd(backend *be, const softmax_attn_args *a, const float *delta);
 bool cuda_softmax_sm90_can_fwd(const backend *be, const softmax_attn_args *a);

@@ -1,10 +1,11 @@
 /* Softmax attention under any mask (contract: softmax_attn_args in ops/ops.h): chooses between the
- * float32 kernels, the kernels of 16-bit activations for every card, and the Hopper kernels; and
- * computes delta, which the backward passes of the first two need. */
+ * float32 kernels, the kernels of 16-bit activations for every card, block-wise and row-wise, and
+ * the Hopper kernels; and computes delta, which the backward passes of the first two need. */
 #include "cuda/core/act.cuh"
 #include "cuda/core/cuda.h"
 #include "cuda/core/reduce.cuh"
 #include "ops/attn_check.h"
+#include "ops/mask_choice.h"
 
 enum { DELTA_WARPS = 8 };
 
@@ -45,9 +46,15 @@ static bool is_half(const backend *be, const softmax_attn_args *a) {
     return be->act != ACT_F32 && a->alpha > 0 && !(a->drop.rate > 0);
 }
 
+static bool is_by_rows(const backend *be, const softmax_attn_args *a, bool is_backward) {
+    return is_half(be, a) && mask_choice_by_rows(a->mask.n_pairs, a->mask.n_listed) &&
+           cuda_softmax_sm80_rows_can(be, a, is_backward);
+}
+
 status cuda_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
     TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
+    if (is_by_rows(be, a, false)) return cuda_softmax_sm80_rows_fwd(be, a);
     if (is_half(be, a) && cuda_softmax_sm90_can_fwd(be, a)) return cuda_softmax_sm90_fwd(be, a);
     if (is_half(be, a) && a->silu_scale == 0) return cuda_softmax_sm80_fwd(be, a);
     return cuda_softmax_f32_fwd(be, a);
@@ -57,6 +64,7 @@ status cuda_softmax_attn_bwd(backend *be, const softmax_attn_args *a) {
     void *delta;
     TRY(softmax_attn_args_check(a));
     if (a->n_sequences == 0 || a->max_len == 0) return OK;
+    if (is_by_rows(be, a, true)) return cuda_softmax_sm80_rows_bwd(be, a);
     if (is_half(be, a) && cuda_softmax_sm90_can_bwd(be, a)) return cuda_softmax_sm90_bwd(be, a);
     if (a->silu_scale != 0) return cuda_softmax_f32_bwd(be, a, NULL);
     size_t n_rows = (size_t)a->n_sequences * (size_t)a->max_len;
