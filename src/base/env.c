@@ -183,6 +183,11 @@ void env_share_gpu(int rank, bool has_setting) {
         setenv("NCCL_HOSTID", name, 0);
 }
 
+bool env_sums_early(void) {
+    const char *text = getenv("HSTU_NCCL_OVERLAP");
+    return text == NULL || strcmp(text, "0") != 0;
+}
+
 bool env_wants_colour(int fd) {
     const char *term = getenv("TERM");
     return getenv("NO_COLOR") == NULL && isatty(fd) && term != NULL && strcmp(term, "dumb") != 0;

@@ -9,9 +9,10 @@
  * HSTU_CUDA_SM  a compute capability: run the kernels of an older card (80), to compare them
  * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL, HSTU_PROFILE_UNIFIED  set by 'hstu profile' for the
  * programs it starts XDG_CACHE_HOME, HOME  where compiled kernels are kept HSTU_NCCL_NODES  1:
- * ranks that share a GPU talk as if each were a machine of its own (for tests) VIRTUAL_ENV,
- * CONDA_PREFIX, HOME  where Python's packages may hold NCCL CUDA_VISIBLE_DEVICES  tells ranks on
- * one GPU from ranks on several */
+ * ranks that share a GPU talk as if each were a machine of its own (for tests)
+ * HSTU_NCCL_OVERLAP  0: gradients are summed after the backward pass (for comparison)
+ * VIRTUAL_ENV, CONDA_PREFIX, HOME  where Python's packages may hold NCCL
+ * CUDA_VISIBLE_DEVICES  tells ranks on one GPU from ranks on several */
 #ifndef HSTU_BASE_ENV_H
 #define HSTU_BASE_ENV_H
 
@@ -82,6 +83,9 @@ const char *env_visible_gpus(void);
 /* Tells NCCL that this rank shares its GPU with others, before it starts: by its own setting, or
  * by the name of a machine of its own for each rank.  What the user has set stays. */
 void env_share_gpu(int rank, bool has_setting);
+
+/* Whether NCCL sums gradients during the backward pass: unless HSTU_NCCL_OVERLAP is 0. */
+bool env_sums_early(void);
 
 /* What torchrun tells a rank: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE (-1: not set),
  * MASTER_ADDR, MASTER_PORT (29500 where it is not set; the next one where torchrun itself listens

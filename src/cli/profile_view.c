@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "cli/profile_page.h"
 #include "cli/show.h"
+#include "profile/comm_time.h"
 #include "profile/gaps.h"
 #include "profile/launches.h"
 #include "profile/roofline.h"
@@ -105,6 +106,20 @@ static void tell_lines(const char *text) {
     }
 }
 
+/* What ranks say to each other: of a step, or of everything. */
+static status tell_comm(const recorder *r) {
+    comm_time t;
+    int64_t n = r->schedule.active > 0 ? r->n_active : r->step;
+    TRY(comm_time_find(&t, r));
+    if (t.n == 0) return OK;
+    double ms = (double)t.all_ns / 1e6 / (double)(n > 0 ? n : 1);
+    double hidden = (double)t.hidden_ns / (double)(t.all_ns > 0 ? t.all_ns : 1);
+    log_info(
+        "communication: %.3f ms%s, %.1f %% of it beside other work of the GPU; exposed %.3f ms", ms,
+        n > 0 ? " a step" : "", 100 * hidden, ms * (1 - hidden));
+    return OK;
+}
+
 /* Busy and idle time of the GPU, and what the figures suggest. */
 static status tell_idle(const profile *p) {
     const recorder *r = &p->recorder;
@@ -124,6 +139,7 @@ static status tell_idle(const profile *p) {
             log_info("  idle %.1f %% in %" PRIu64 " gaps: %s",
                      100 * (double)g.cause[i].ns / (double)g.span_ns, g.cause[i].n,
                      gap_cause_name((gap_cause)i));
+    TRY(tell_comm(r));
     buf_init(&text);
     status st = gpu_idle_advice(&g, &text);
     if (st == OK) st = launches_advice(r, &text);

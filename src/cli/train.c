@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/env.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -22,6 +23,7 @@
 #include "config/options.h"
 #include "dist/agree.h"
 #include "dist/group.h"
+#include "dist/nccl.h"
 #include "dist/start.h"
 #include "model/checkpoint_load.h"
 #include "nn/dynamic.h"
@@ -276,7 +278,8 @@ static status join_test(train_args *args, const config *c, work *w) {
 static status agree(const train_args *args, const config *c, const session *s) {
     rank_facts f = rank_facts_here();
     const train_options *o = &args->options;
-    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch};
+    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch,
+                               env_sums_early()};
     buf text;
     if (args->ranks == NULL) return OK;
     buf_init(&text);
@@ -367,6 +370,9 @@ static status open_session(session *s, const config *c, work *w, const rank_grid
     return OK;
 }
 
+/* Smaller sums of gradients would cost more time to start than they take. */
+enum { EARLY_BYTES = 4 << 20 };
+
 static status train(train_args *args, config *c) {
     work w;
     session s = {0};
@@ -391,6 +397,9 @@ static status train(train_args *args, config *c) {
         /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
         s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0 &&
                              (args->ranks != NULL || args->n_ranks > 0);
+        /* NCCL has a stream to itself; sums through memory of the host would stop the pass. */
+        if (comm_is_nccl(s.comm) && session_group(&s) == NULL && env_sums_early())
+            s.early_bytes = EARLY_BYTES;
         args->options.stop = &stop_signal;
         if (args->ranks != NULL && args->ranks->stop != NULL)
             args->options.stop = args->ranks->stop;

@@ -5,6 +5,7 @@
  * is a power of two, so a rank ends with one node, and the pairs of all_reduce complete the tree.
  * The sum of the losses goes the same way. */
 #include "base/mem.h"
+#include "dist/grad_early.h"
 #include "dist/grad_sum_int.h"
 #include "ops/combine.h"
 
@@ -58,8 +59,8 @@ static status put_aside(grad_sum *g, grad_slot *to) {
     return OK;
 }
 
-static status add_slot(grad_sum *g, const grad_slot *from) {
-    for (int i = 0; i < g->n_parts; i++) {
+static status add_slot(grad_sum *g, const grad_slot *from, int first_part) {
+    for (int i = first_part; i < g->n_parts; i++) {
         const grad_part *p = &g->part[i];
         int64_t n_rows = from == g->before ? p->n_before : p->n_rows;
         TRY(combine(g->be, COMM_F32, COMM_SUM, n_rows * p->dim, from->value[i], p->grad));
@@ -96,11 +97,15 @@ static grad_slot *free_slot(grad_sum *g) {
 
 status grad_device_leaf(grad_sum *g, int leaf) {
     leaf_node at = {leaf, 1};
-    int end;
+    int end, first_part = 0;
     (void)leaves_of_rank(g->n_leaves, g->rank, g->size, &end);
+    if (g->n_buckets > 0 && leaf + 1 == end) {
+        TRY(grad_early_end(g)); /* sums the dense gradients of all leaves, this rank's included */
+        first_part = 1;
+    }
     while (g->n_open > 0 && leaf_nodes_join(&g->open[g->n_open - 1].at, &at)) {
         open_node *left = &g->open[--g->n_open];
-        TRY(add_slot(g, left->slot));
+        TRY(add_slot(g, left->slot, first_part));
         TRY(add_loss(g, left->slot));
         left->slot->is_used = false;
         at = (leaf_node){left->at.first, 2 * left->at.n};
@@ -118,9 +123,9 @@ status grad_device_leaf(grad_sum *g, int leaf) {
 status grad_device_end(grad_sum *g) {
     if (g->size > 1) {
         all_reduce_args loss = {COMM_F64, COMM_SUM, 1, g->loss, g->loss};
-        TRY(grad_sum_reduce(g));
+        TRY(grad_reduce_parts(g, g->n_buckets > 0 ? 1 : 0));
         TRY(g->comm->ops->all_reduce(g->comm, &loss));
     }
-    if (g->has_before) TRY(add_slot(g, g->before));
+    if (g->has_before) TRY(add_slot(g, g->before, 0));
     return add_loss(g, g->before);
 }

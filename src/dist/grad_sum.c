@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "dist/grad_early.h"
 #include "dist/grad_sum_int.h"
 
 enum { BLOCK = 1 << 14 };
@@ -206,8 +207,8 @@ float *grad_tree_sum(const grad_sum *g, float **value, int64_t lo, int64_t n) {
     return top > 0 ? sum[0] : NULL;
 }
 
-status grad_sum_reduce(grad_sum *g) {
-    for (int i = 0; i < g->n_parts && g->size > 1; i++) {
+status grad_reduce_parts(grad_sum *g, int first_part) {
+    for (int i = first_part; i < g->n_parts && g->size > 1; i++) {
         grad_part *p = &g->part[i];
         if (p->dynamic != NULL) p->n_rows = p->dynamic->n;
         all_reduce_args sum = {COMM_F32, COMM_SUM, p->n_rows * p->dim, p->grad, p->grad};
@@ -217,6 +218,12 @@ status grad_sum_reduce(grad_sum *g) {
         TRY(g->comm->ops->all_reduce(g->comm, &marks));
     }
     return OK;
+}
+
+status grad_sum_reduce(grad_sum *g) {
+    if (g->n_buckets == 0) return grad_reduce_parts(g, 0);
+    TRY(grad_early_end(g));
+    return grad_reduce_parts(g, 1);
 }
 
 static void add_part(grad_sum *g, grad_part part) {
@@ -337,6 +344,7 @@ void grad_sum_destroy(grad_sum *g) {
     for (int i = 0; i < MAX_SLOTS && g->loss == NULL; i++)
         free_slot_memory(g, &g->slot[i]);
     mem_free(g->part);
+    mem_free(g->bucket);
     mem_free(g->tree);
     mem_free(g->present);
     mem_free(g->n_send);

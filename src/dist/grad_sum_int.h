@@ -1,5 +1,6 @@
 /* Inside the sums of gradients: grad_sum.c keeps the nodes of a rank, grad_exchange.c completes the
- * tree over the ranks, grad_rows.c for rows that ranks hold together. */
+ * tree over the ranks, grad_rows.c for rows that ranks hold together; grad_early.c sums dense
+ * gradients during the backward pass. */
 #ifndef HSTU_DIST_GRAD_SUM_INT_H
 #define HSTU_DIST_GRAD_SUM_INT_H
 
@@ -39,6 +40,12 @@ typedef struct tree_node {
     bool is_absent;
 } tree_node;
 
+/* A range of the dense gradients that ranks sum at once. */
+typedef struct grad_bucket {
+    int64_t first, n;
+    int part; /* of the model: when its gradients are complete, so is the bucket */
+} grad_bucket;
+
 enum { MAX_SLOTS = 16, MAX_OPEN = MAX_NODES };
 
 typedef struct grad_buffer {
@@ -66,6 +73,8 @@ struct grad_sum {
     int64_t *present; /* (size): nodes of each rank that are not absent */
     int64_t *n_send, *n_receive, *n_rows; /* (size) */
     bool has_bf16_wire;                   /* of dynamic tables */
+    grad_bucket *bucket;                  /* (n_buckets); none: grad_early.h is not used */
+    int n_buckets, n_summed;              /* n_summed: of this batch, or step */
     grad_buffer pack, got, ids, got_ids, counts, got_counts, result, result_ids;
 };
 
@@ -81,6 +90,9 @@ static inline float *grad_node_value(const grad_sum *g, const open_node *o, int 
 static inline uint8_t *grad_node_marks(const grad_sum *g, const open_node *o, int part) {
     return o->is_live ? g->part[part].marks : o->slot->marks[part];
 }
+
+/* Sums the gradients of all ranks with all_reduce, from this part on: part 0 is all dense ones. */
+status grad_reduce_parts(grad_sum *g, int first_part);
 
 /* Slots in memory of the GPU; the last one becomes `before`. */
 status grad_device_alloc(grad_sum *g, int n_slots);

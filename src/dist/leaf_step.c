@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "dist/grad_early.h"
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
 #include "nn/dynamic.h"
@@ -14,6 +15,7 @@ struct leaf_step {
     int rank, size, n_leaves;
     bool is_host_memory; /* gradients are summed in the order of the leaves */
     bool is_fixed;       /* a GPU's are, too */
+    bool is_early;       /* and the ranks' during the backward pass */
     leaf_cut *cut;
     grad_sum *sum;
     int64_t *words;                /* (2), memory of the backend */
@@ -47,6 +49,10 @@ static status build(leaf_step *l) {
     else
         TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm,
                             l->is_host_memory ? l->n_leaves : 1));
+    /* Ranks that share tokens sum the gradients of a layer among themselves first. */
+    if (s->early_bytes > 0 && l->size > 1 && !l->is_host_memory && s->sequence == NULL)
+        TRY(grad_early_create(l->sum, s->model, s->early_bytes));
+    l->is_early = grad_early_is_used(l->sum);
     return s->be->ops->alloc(s->be, (void **)&l->words, 2 * sizeof *l->words);
 }
 
@@ -101,10 +107,16 @@ static void note_costs(leaf_step *l) {
     l->cost_mean += (double)sum / l->size;
 }
 
-static status train_leaf(leaf_step *l, const batch *whole, int leaf, const model_step *at) {
+/* is_last: gradients that this leaf completes are complete for the whole rank. */
+static status train_leaf(leaf_step *l, const batch *whole, int leaf, const model_step *at,
+                         bool is_last) {
+    pass *p = l->s->train;
     if (leaf_cut_n_users(l->cut, leaf) == 0) return OK;
     uint64_t start = clock_ns();
-    TRY(pass_train_part(l->s->train, leaf_cut_take(l->cut, whole, leaf), whole, at));
+    if (is_last && l->is_early) pass_watch_grads(p, grad_early_part, l->sum);
+    status st = pass_train_part(p, leaf_cut_take(l->cut, whole, leaf), whole, at);
+    pass_watch_grads(p, NULL, NULL);
+    TRY(st);
     l->busy_ns += clock_ns() - start;
     return OK;
 }
@@ -121,7 +133,7 @@ static status train_leaves(leaf_step *l, const batch *whole, const model_step *a
     TRY(grad_sum_begin(l->sum, is_absent));
     for (int leaf = leaves_of_rank(l->n_leaves, l->rank, l->size, &end); leaf < end; leaf++) {
         *loss = 0;
-        TRY(train_leaf(l, whole, leaf, at));
+        TRY(train_leaf(l, whole, leaf, at, false));
         leaf_loss own = {.sum = *loss, .n_unlabelled = pass_n_unlabelled(l->s->train)};
         TRY(grad_sum_leaf(l->sum, leaf, own));
     }
@@ -136,14 +148,15 @@ static status train_on_device(leaf_step *l, const batch *whole, const model_step
     int end;
     TRY(grad_device_begin(l->sum));
     for (int leaf = leaves_of_rank(l->n_leaves, l->rank, l->size, &end); leaf < end; leaf++) {
-        TRY(train_leaf(l, whole, leaf, at));
+        TRY(train_leaf(l, whole, leaf, at, leaf + 1 == end));
         if (leaf_cut_n_users(l->cut, leaf) > 0) l->n_unlabelled += pass_n_unlabelled(l->s->train);
         TRY(grad_device_leaf(l->sum, leaf));
     }
     return grad_device_end(l->sum);
 }
 
-status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64_t *n_unlabelled) {
+status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, bool is_last,
+                       int64_t *n_unlabelled) {
     const batch *whole;
     dynamic_tables *tables = model_tables(l->s->model);
     *n_unlabelled = 0;
@@ -155,7 +168,7 @@ status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64
     note_costs(l);
     if (l->is_host_memory) return train_leaves(l, whole, at, n_unlabelled);
     if (l->is_fixed) return train_on_device(l, whole, at);
-    TRY(train_leaf(l, whole, l->rank, at));
+    TRY(train_leaf(l, whole, l->rank, at, is_last));
     if (leaf_cut_n_users(l->cut, l->rank) > 0) l->n_unlabelled += pass_n_unlabelled(l->s->train);
     return OK;
 }

@@ -18,9 +18,11 @@ typedef struct leaf_step leaf_step;
 status leaf_step_create(leaf_step **out, session *s);
 void leaf_step_destroy(leaf_step *l); /* NULL is fine */
 
-/* pass_train for the whole batch on all ranks; the batch has loss positions.  *n_unlabelled: as
- * pass_n_unlabelled; on a GPU 0, and leaf_step_end has them all. */
-status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, int64_t *n_unlabelled);
+/* pass_train for the whole batch on all ranks; the batch has loss positions.  is_last: no other one
+ * of this step comes after it.  *n_unlabelled: as pass_n_unlabelled; on a GPU 0, and leaf_step_end
+ * has them all. */
+status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, bool is_last,
+                       int64_t *n_unlabelled);
 
 /* After the last batch of a step. */
 status leaf_step_end(leaf_step *l, int64_t *n_unlabelled);

@@ -65,6 +65,28 @@ param_range model_layer_grads(model *m) {
     return (param_range){first->grad, last->grad + last->n - first->grad};
 }
 
+int model_n_layers(const model *m) {
+    return m->n_layers;
+}
+
+/* Where the gradients of parameter i begin among the dense ones; tables have theirs elsewhere. */
+static float *dense_grad(const model *m, int i) {
+    const param_range *all = &m->params.dense_grads;
+    while (i < m->params.n && m->params.item[i].is_table)
+        i++;
+    return i < m->params.n ? m->params.item[i].grad : all->first + all->n;
+}
+
+/* Every layer has the same number of parameters. */
+param_range model_part_grads(model *m, int part) {
+    int n = m->n_layers, each = n > 0 ? m->n_layer_params / n : 0;
+    float *first =
+        part < 0 ? m->params.dense_grads.first : dense_grad(m, m->first_layer_param + part * each);
+    float *end = part < n ? dense_grad(m, m->first_layer_param + (part + 1) * each)
+                          : m->params.dense_grads.first + m->params.dense_grads.n;
+    return (param_range){first, end - first};
+}
+
 dynamic_tables *model_tables(model *m) {
     return &m->dynamic;
 }

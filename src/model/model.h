@@ -40,6 +40,12 @@ param_range model_dense_grads(model *m);
 /* Those of the layers, which are a range of it. */
 param_range model_layer_grads(model *m);
 
+/* Those of a part of the model, another range of it: of layer `part`, of the head for part =
+ * model_n_layers, of the input for part = -1.  These ranges follow each other and cover all. */
+param_range model_part_grads(model *m, int part);
+
+int model_n_layers(const model *m);
+
 /* The tables that are not parameters (nn/dynamic.h), possibly none; the model owns them. */
 struct dynamic_tables *model_tables(model *m);
 

@@ -59,6 +59,8 @@ struct pass {
     const batch *expected;  /* the batch after the next one, or NULL */
     const batch *whole;     /* what the current batch is a part of, or NULL */
     struct kv_store *store; /* of the batch that runs, or NULL */
+    pass_grads_fn on_grads; /* or NULL */
+    void *grads_ctx;
 };
 
 /* Fills a zeroed model: its parts and their parameters. */

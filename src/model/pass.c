@@ -162,8 +162,13 @@ status pass_forward(pass *p, const sequences *s) {
     return gather_rows(m, s, p->hidden[m->n_layers]);
 }
 
+static status tell_grads(const pass *p, int part) {
+    return p->on_grads != NULL ? p->on_grads(p->grads_ctx, part) : OK;
+}
+
 status pass_backward(pass *p, const sequences *s) {
     const model *m = p->m;
+    TRY(tell_grads(p, m->n_layers));
     for (int i = m->n_layers - 1; i >= 0; i--) {
         const layer *l = &m->layers[i];
         range_begin("layer backward", i);
@@ -171,6 +176,7 @@ status pass_backward(pass *p, const sequences *s) {
                                       own_rows(m, s, p->d_hidden));
         range_end();
         TRY(st);
+        TRY(tell_grads(p, i));
     }
     TRY(gather_rows(m, s, p->d_hidden));
     return input_bwd(&m->input, &p->input, m->be, &p->plan, s, p->d_hidden);
@@ -244,7 +250,9 @@ static status train_rows(pass *p, const batch *b, const model_step *at, const in
     if (m->corpus.rows != NULL) request.has_no_row = dynamic_missing_items(&m->dynamic);
     TRY(plan_build(&p->plan, m->be, b, &request));
     if (p->plan.n_loss == 0) return OK;
-    if (p->plan.config.bucket > 0 && negatives == NULL) return train_recorded(p, at);
+    /* What is called for complete gradients must not become a part of a recorded step. */
+    if (p->plan.config.bucket > 0 && negatives == NULL && p->on_grads == NULL)
+        return train_recorded(p, at);
     return train_passes(p, at, negatives);
 }
 
@@ -262,6 +270,11 @@ status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *
     TRY(pass_take_rows(p, b, &b));
     if (m->dynamic.n_all > 0 && model_count_loss(m, b) == 0) return OK;
     return train_rows(p, b, at, negatives);
+}
+
+void pass_watch_grads(pass *p, pass_grads_fn fn, void *ctx) {
+    p->on_grads = fn;
+    p->grads_ctx = ctx;
 }
 
 double *pass_loss(pass *p) {

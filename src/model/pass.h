@@ -56,6 +56,13 @@ status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *
 status pass_take_rows(pass *p, const batch *b, const batch **out);
 status pass_train_part(pass *p, const batch *part, const batch *whole, const model_step *at);
 
+/* Calls fn(ctx, part) in training passes from now on, as soon as all ops that add to the gradients
+ * of a part of the model (model_part_grads) have been called: the head, then the layers from the
+ * last to the first.  The gradients of the input are the pass's last.  Such passes are not recorded
+ * (ops.h).  fn NULL: no longer. */
+typedef status (*pass_grads_fn)(void *ctx, int part);
+void pass_watch_grads(pass *p, pass_grads_fn fn, void *ctx);
+
 /* The sum of the losses since the last request: (1), memory of the backend. */
 double *pass_loss(pass *p);
 

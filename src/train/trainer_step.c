@@ -111,8 +111,9 @@ static status look_ahead(trainer *t) {
     return OK;
 }
 
-static status train_batch(trainer *t, const batch *b, const model_step *at, int64_t *n_unlabelled) {
-    if (t->leaves != NULL) return leaf_step_train(t->leaves, b, at, n_unlabelled);
+static status train_batch(trainer *t, const batch *b, const model_step *at, bool is_last,
+                          int64_t *n_unlabelled) {
+    if (t->leaves != NULL) return leaf_step_train(t->leaves, b, at, is_last, n_unlabelled);
     TRY(pass_train(t->s->train, b, at, NULL));
     *n_unlabelled = pass_n_unlabelled(t->s->train);
     return OK;
@@ -137,7 +138,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
         if (t->on_batch != NULL) t->on_batch(t->batch_ctx, b);
         int64_t n = model_count_loss(t->s->model, b);
         at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
-        if (n > 0) TRY(train_batch(t, b, &at, &n_unlabelled));
+        if (n > 0) TRY(train_batch(t, b, &at, i == n_micro - 1, &n_unlabelled));
         if (n > 0) p->sums.n_loss += n - n_unlabelled;
         p->sums.n_tokens += b->n_tokens;
         *is_last = b->is_last;
