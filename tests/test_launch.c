@@ -69,3 +69,34 @@ TEST(launch_knows_what_is_worth_another_start) {
     CHECK_EQ(test_command(&text, "'%s' launch", test_program()), 2);
     free(text);
 }
+
+/* The first start takes the first number, the second the next, and the last one stays. */
+TEST(launch_starts_again_with_fewer_ranks) {
+    char *text;
+    const char *f = test_folder();
+    write_script();
+    int code =
+        test_command(&text,
+                     "'%s' launch --pause 0 --restarts 5 --ranks 4,2 -- sh '%s/job.sh' -n {} "
+                     "--out '%s/run'",
+                     test_program(), f, f);
+    CHECK_EQ(code, 0);
+    CHECK_CONTAINS(text, "start 1: -n 4 --out");
+    CHECK_CONTAINS(text, "start 2: -n 2 --out");
+    CHECK_CONTAINS(text, "start 3: -n 2 --out");
+    free(text);
+    const char *wrong[] = {"4,", "0", "x", "4;2", "99999999"};
+    for (int i = 0; i < 5; i++) {
+        CHECK_EQ(
+            test_command(&text, "'%s' launch --ranks '%s' -- echo {}", test_program(), wrong[i]),
+            2);
+        CHECK_CONTAINS(text, "numbers of ranks with commas");
+        free(text);
+    }
+    CHECK_EQ(test_command(&text, "'%s' launch --ranks 4 -- echo x", test_program()), 2);
+    CHECK_CONTAINS(text, "has no {}");
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' launch -- echo {}", test_program()), 0);
+    CHECK_CONTAINS(text, "{}");
+    free(text);
+}

@@ -6,7 +6,8 @@
 # Cases: bits (four configs, static, dynamic with evictions, with contextual features and with static tables in shards, on 1, 2, 4 and 8 ranks, forked,
 # by mpirun where it is there, and by TCP; saved on 4, resumed on 2, 3 and 1), kill (kill -9 of each of 3 ranks at random
 # moments, resumed to the end), stop (SIGSTOP of each rank, forked, by TCP and by mpirun), disk (no space for a
-# checkpoint, as root), net (a network that is cut, as root), small (fewer users in a batch than ranks).
+# checkpoint, as root), net (a network that is cut, as root), small (fewer users in a batch than ranks), launch (hstu
+# launch starts a killed job of 4 ranks again with 3, then with 2).
 # --within: a job whose rank is lost must end in so many seconds (default 5; a machine with other work may need more).
 # --data: prepared data with ratings for the first two configs (default: invented).  HSTU: the program.
 set -u
@@ -19,13 +20,13 @@ while [ $# -gt 0 ]; do
         case $1 in --steps) steps=$2 ;; --kills) n_kills=$2 ;; --within) within=$2 ;; *) seed=$2 ;; esac
         shift ;;
     --data) data=$(realpath "${2:-}") || exit 2; shift ;;
-    --help | -h) sed -n '4,11s/^# \{0,1\}//p' tools/ranks.sh && exit 0 ;;
-    bits | kill | stop | disk | net | small) cases+=("$1") ;;
+    --help | -h) sed -n '4,12s/^# \{0,1\}//p' tools/ranks.sh && exit 0 ;;
+    bits | kill | stop | disk | net | small | launch) cases+=("$1") ;;
     *) echo "tools/ranks.sh: unknown argument $1; see --help" >&2 && exit 2 ;;
     esac
     shift
 done
-[ ${#cases[@]} -gt 0 ] || cases=(bits kill stop disk net small)
+[ ${#cases[@]} -gt 0 ] || cases=(bits kill stop disk net small launch)
 HSTU=$(realpath "${HSTU:-build/release/hstu}") || exit 1
 export HSTU_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 has_mpi=
@@ -307,6 +308,27 @@ case_small() {
         rm -rf many
     done
     echo "small    batches of 2 users on 1 = 3 = 8 ranks: $want"
+}
+
+# A rank of the first two starts is killed; the job ends on 2 ranks with the bits of one process.
+case_launch() {
+    local pid job i n
+    run one 1 static one --epochs 40 || stop_here "one process"
+    "$HSTU" launch --restarts 3 --pause 0 --ranks 4,3,2 -- "$HSTU" train $(options_of static) --save-every 1 --out parts --epochs 40 --ranks {} >last.log 2>&1 </dev/null &
+    pid=$!
+    for n in 4 3; do
+        job=
+        for ((i = 0; i < 1200; i++)); do
+            job=$(pgrep -P $pid -f -- "--ranks $n")
+            [ -n "$job" ] && [ "$(ranks_of "$job" | wc -l)" = $n ] && [ "$(grep -cs '"event":"epoch"' parts/log.jsonl)" -gt $((2 * (5 - n))) ] && break
+            sleep 0.05
+        done
+        kill -9 "$(ranks_of "$job" | sed -n 2p)" || stop_here "no job of $n ranks"
+        timeout 15 tail --pid="$job" -f /dev/null
+    done
+    wait $pid || stop_here "the job did not end well"
+    [ "$(digest parts)" = "$(digest one)" ] || stop_here "the result differs from a run without kills"
+    echo "launch   a job of 4 ranks, killed, went on with 3, killed, and ended with 2: the bits of one process"
 }
 
 cat >static.gin <<'END'

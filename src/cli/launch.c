@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -12,6 +13,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 
+enum { MAX_STARTS = 64, MAX_RANKS = 1 << 20, NUMBER_BYTES = 16 };
 enum { MAX_WORDS = 1000, PATH_BYTES = 4096, EXIT_USAGE = 2, EXIT_NO_PROGRAM = 127 };
 
 static volatile sig_atomic_t signalled;
@@ -79,13 +81,44 @@ static bool is_worth_another(int code) {
     return code != 0 && code != EXIT_USAGE && code != EXIT_NO_PROGRAM && !signalled;
 }
 
-static status launch(const char *const *given, int n, int64_t restarts, int64_t pause_s) {
+/* How often to start, and with how many ranks the first time, the second, ... */
+typedef struct launch_plan {
+    int64_t restarts, pause_s;
+    char ranks[MAX_STARTS][NUMBER_BYTES]; /* the last one stays; as text, in place of {} */
+    int n_ranks;
+} launch_plan;
+
+static status read_ranks(launch_plan *p, const char *text) {
+    for (const char *at = text; text != NULL;) {
+        char *end;
+        long n = strtol(at, &end, 10);
+        if (end == at || (*end != ',' && *end != '\0') || n < 1 || n > MAX_RANKS ||
+            p->n_ranks == MAX_STARTS)
+            return fail(ERR_USAGE,
+                        "--ranks %.60s: numbers of ranks with commas between them, as 8,4,2", text);
+        snprintf(p->ranks[p->n_ranks++], NUMBER_BYTES, "%ld", n);
+        if (*end == '\0') break;
+        at = end + 1;
+    }
+    return OK;
+}
+
+/* The words of a start, with its number of ranks. */
+static void take_words(const char **words, const char *const *given, int n, const launch_plan *p,
+                       int64_t start) {
+    int64_t at = start < p->n_ranks ? start : p->n_ranks - 1;
+    for (int i = 0; i < n; i++)
+        words[i] = p->n_ranks > 0 && strcmp(given[i], "{}") == 0 ? p->ranks[at] : given[i];
+}
+
+static status launch(const char *const *given, int n, const launch_plan *p) {
     const char *words[MAX_WORDS + 2];
-    const struct timespec pause = {.tv_sec = pause_s};
+    const struct timespec pause = {.tv_sec = p->pause_s};
     bool resumes = has_word(given, n, "--resume");
+    int64_t restarts = p->restarts;
     int code = 0;
     for (int64_t i = 0;; i++) {
-        memcpy(words, given, (size_t)n * sizeof *words);
+        take_words(words, given, n, p, i);
         words[n] = i > 0 && !resumes && has_run(find_run(given, n)) ? "--resume" : NULL;
         words[n + 1] = NULL;
         TRY(run_once(words, &code));
@@ -104,13 +137,19 @@ static status launch(const char *const *given, int n, int64_t restarts, int64_t 
 
 status cmd_launch(int argc, char **argv) {
     const char *words[MAX_WORDS];
-    int64_t restarts = 3, pause_s = 1;
+    launch_plan plan = {.restarts = 3, .pause_s = 1};
+    const char *ranks = NULL;
     int n = 0;
     bool is_help;
     const arg_option options[] = {
-        {"--restarts", ARG_INT, &restarts, "R",
+        {"--restarts", ARG_INT, &plan.restarts, "R",
          "How often a command that failed is started again (default 3).", 0, 1 << 20},
-        {"--pause", ARG_INT, &pause_s, "S", "Seconds between two starts (default 1).", 0, 86400},
+        {"--pause", ARG_INT, &plan.pause_s, "S", "Seconds between two starts (default 1).", 0,
+         86400},
+        {"--ranks", ARG_TEXT, &ranks, "LIST",
+         "Numbers of ranks, one for each start, the last for all that follow: put in place of the "
+         "word {} of the command.",
+         0, 0},
         {0},
     };
     const arg_spec spec = {
@@ -122,10 +161,14 @@ status cmd_launch(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = MAX_WORDS,
         .notes = "A wrong command line or config (exit code 2) is not tried again, nor is a "
-                 "command that was interrupted: SIGINT and SIGTERM are passed on to it.\n",
+                 "command that was interrupted: SIGINT and SIGTERM are passed on to it.\n"
+                 "Example: hstu launch --ranks 8,4 -- mpirun -n {} hstu train ...\n",
     };
     TRY(args_parse(&spec, argc, argv, words, &n, &is_help));
     if (is_help) return OK;
+    TRY(read_ranks(&plan, ranks));
+    if (plan.n_ranks > 0 && !has_word(words, n, "{}"))
+        return fail(ERR_USAGE, "--ranks %.60s: the command has no {} to put a number in", ranks);
     watch_signals();
-    return launch(words, n, restarts, pause_s);
+    return launch(words, n, &plan);
 }
