@@ -210,9 +210,12 @@ static status read_state(train_state *s, const char *path) {
     return st;
 }
 
+/* Ranks that hold tables together write them together; of those that each have all rows the first
+ * one does. */
 static status write_tables(const checkpoint *c, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
-    for (int i = 0; c->tables != NULL && i < c->tables->n; i++) {
+    if (c->tables == NULL || (c->tables->comm == NULL && !comm_is_first(c->world))) return OK;
+    for (int i = 0; i < c->tables->n; i++) {
         if (!dynamic_is_owner(&c->tables->item[i])) continue;
         TRY(checkpoint_table_path(path, c->tables, i, folder));
         TRY(embed_snapshot_write(c->tables->item[i].table, path, (snapshot_ranks){0, 1}, 0));
