@@ -18,6 +18,8 @@ static status add(void *ctx, const gpu_record *r) {
         [GPU_COPY_IN] = BUSY_COPY_IN,
         [GPU_COPY_OUT] = BUSY_COPY_OUT,
     };
+    /* Records of other kinds, such as what a GPU is, are no work of it. */
+    if ((size_t)r->kind >= sizeof kinds / sizeof *kinds) return OK;
     return busy_log_add(ctx, kinds[r->kind], r->name, r->start_ns, r->end_ns);
 }
 
