@@ -196,8 +196,12 @@ FUZZ_OBJ := $(if $(NEEDED_OBJ),$(NEEDED_OBJ:%=$B/%.o),$(filter-out $B/src/api/% 
 fuzz: $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
 # From an archive each target takes what it calls alone: the fuzzer walks the counters of all that is linked after
 # every run, which halved its speed.
-$B/libfuzz.a: $(FUZZ_OBJ)
-	@rm -f $@ && ar rcs $@ $^
+$B/libfuzz.a: $(FUZZ_OBJ) $B/libfuzz.list
+	@rm -f $@ && ar rcs $@ $(FUZZ_OBJ)
+# Because of .SECONDARY below, an object that is new in the list would not be reason enough.
+$B/libfuzz.list: FORCE
+	@mkdir -p $B
+	@echo '$(FUZZ_OBJ)' | cmp -s - $@ || echo '$(FUZZ_OBJ)' >$@
 $B/fuzz/%: $B/tests/fuzz/%.o $B/libfuzz.a
 	@mkdir -p $(@D)
 	$(LINK) -fsanitize=fuzzer -o $@ $^ $(LIBS)

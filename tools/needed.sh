@@ -1,10 +1,10 @@
 #!/bin/sh
 # needed.sh FROM SOURCE...: which objects the programs of these sources would take from an archive of all objects of the
-# build FROM: paths below FROM, without ".o".  Where FROM is not built, all that it says is nothing.  For the Makefile's
-# NEEDED: half of the library has nothing to do with any parser, and is not worth compiling for the fuzzer.
+# build FROM: paths below FROM, without ".o".  It says nothing where FROM has no tests/unit, or a source is newer.  For the
+# Makefile's NEEDED: half of the library has nothing to do with any parser, and is not worth compiling for the fuzzer.
 from=$1
 shift
-[ -d "$from/src" ] || exit 0
+[ -e "$from/tests/unit" ] && [ -z "$(find src -name '*.[ch]' -newer "$from/tests/unit")" ] || exit 0
 {
     cat "$@" | grep -oE '[A-Za-z_][A-Za-z0-9_]*' | sort -u | sed 's/^/wanted - /'
     # Functions and data that an object defines, and those that it uses.
