@@ -402,6 +402,41 @@ TEST(static_ranks_have_the_rows_of_their_shards) {
     CHECK_EQ(n_rows, 601);
 }
 
+/* Whether the first of two ranks has a part of the items' table. */
+static bool has_item_shards(const char *gin, const char *const *set, size_t n_set) {
+    bench_top top;
+    comm two = {.size = 2};
+    session_ranks ranks = {.data = &two};
+    CHECK_OK(top_open_on(&top, data_folder(), gin, set, n_set, 1));
+    session_close(&top.session);
+    CHECK_OK(session_open_ranks(&top.session, top.config, top.data, top.be, &ranks));
+    bool has = top.session.params[0].rows != NULL;
+    top_close(&top);
+    return has;
+}
+
+/* A table that the config does not mention is held together from 64 MiB on: 601 rows of 27,917
+ * floats.  One whose steps need all rows is not, whatever the config says. */
+TEST(static_ranks_hold_large_tables_and_what_is_asked) {
+    static const char *const large[] = {"NetworkArgs.item_embedding_dim=27917"},
+                             *const less[] = {"NetworkArgs.item_embedding_dim=27900"};
+    static char in_batch[4096];
+    snprintf(in_batch, sizeof in_batch,
+             "%s"
+             "movies/EmbeddingArgs.feature_names = ['item']\n"
+             "movies/EmbeddingArgs.table_name = 'movies'\n"
+             "movies/EmbeddingArgs.item_vocab_size_or_capacity = 1000\n"
+             "movies/EmbeddingArgs.sharding_type = 'model_parallel'\n",
+             retrieval_tables);
+    static const char *const only[] = {
+        "BenchmarkDatasetArgs.embedding_args=[@movies/EmbeddingArgs()]",
+        "TrainingArgs.gradient_accumulation_steps=2"};
+    CHECK(has_item_shards(ranking_gin, large, 1));
+    CHECK(!has_item_shards(ranking_gin, less, 1));
+    CHECK(has_item_shards(in_batch, only, 1));
+    CHECK(!has_item_shards(in_batch, only, 2));
+}
+
 /* More ranks than bits for them. */
 TEST(dynamic_ranks_refuse_too_many) {
     comm many = {.size = 65};
