@@ -219,3 +219,17 @@ TEST(attn_over_pages_of_any_dim) {
                .targets = {50, 0, 1}};
     check_shape(&c);
 }
+
+/* Those that the kernels of every card take: a tile of columns in a page, in new rows, in both. */
+TEST(attn_over_pages_of_every_card) {
+    static const int32_t dims[] = {40, 96, 200};
+    for (int i = 0; i < 3; i++) {
+        shape c = {.n_heads = 1 + i % 2,
+                   .dim = dims[i],
+                   .keys = {150, 200, 129},
+                   .queries = {80, 70, 2},
+                   .fresh = {72, 70, 1},
+                   .targets = {40, 30, 1}};
+        check_shape(&c);
+    }
+}

@@ -137,6 +137,8 @@ extern const struct table_ops cuda_table_ops; /* table.cu: dynamic tables */
 /* The families of attention kernels, between which attn.cu chooses.  The SM 9.0a family takes the
  * calls for which cuda_attn_sm90_can_fwd and _can_bwd are true. */
 status cuda_attn_sm80_fwd(backend *be, const attn_args *a);
+bool cuda_attn_sm80_can_page(const backend *be, const attn_args *a);
+status cuda_attn_sm80_page(backend *be, const attn_args *a);
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);
 status cuda_attn_f32_bwd(backend *be, const attn_args *a);

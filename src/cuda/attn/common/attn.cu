@@ -50,6 +50,7 @@ status cuda_attn_fwd(backend *be, const attn_args *args) {
     attn_args a;
     TRY(attn_args_check(args));
     if (cuda_attn_sm90_can_page(be, args)) return cuda_attn_sm90_page(be, args);
+    if (cuda_attn_sm80_can_page(be, args)) return cuda_attn_sm80_page(be, args);
     if (args->pages.table != NULL)
         TRY(cuda_attn_collect(be, args, &a));
     else

@@ -37,19 +37,20 @@ typedef struct half_result {
 typedef struct half_job {
     attn_args a;
     half_matrix q, k, v, dout;
-    half_result out;          /* of queries: out, or dq */
-    half_result dk, dv;       /* of keys */
-    int copy_bytes;           /* 16, 4 or 2: the alignment of all input addresses, in bytes */
-    int first_head, n_heads;  /* heads of this launch */
-    int n_tiles;              /* of rows or keys, of the longest sequence */
-    int n_group;              /* pairs of sequence and head in a group of half_block_of */
-    int n_stages;             /* of tiles that pass through shared memory: 1 or 2 */
-    bool wants_dq;            /* of the kernel that owns keys */
-    float *dq_sums;           /* (slots, H, tile), zeros at first; see attn_sm80_bwd.cu */
-    const uint32_t *buckets;  /* (BUCKET_CELLS) */
-    bool wants_bias_grad;     /* of the kernel that owns queries */
-    bool is_table_shared;     /* other blocks add to the same numbers of dtable */
-    unsigned long long *sums; /* of attn_bias.cuh */
+    half_result out;            /* of queries: out, or dq */
+    half_result dk, dv;         /* of keys */
+    const int32_t *offsets_new; /* with pages: (B + 1) of the rows of k and v */
+    int copy_bytes;             /* 16, 4 or 2: the alignment of all input addresses, in bytes */
+    int first_head, n_heads;    /* heads of this launch */
+    int n_tiles;                /* of rows or keys, of the longest sequence */
+    int n_group;                /* pairs of sequence and head in a group of half_block_of */
+    int n_stages;               /* of tiles that pass through shared memory: 1 or 2 */
+    bool wants_dq;              /* of the kernel that owns keys */
+    float *dq_sums;             /* (slots, H, tile), zeros at first; see attn_sm80_bwd.cu */
+    const uint32_t *buckets;    /* (BUCKET_CELLS) */
+    bool wants_bias_grad;       /* of the kernel that owns queries */
+    bool is_table_shared;       /* other blocks add to the same numbers of dtable */
+    unsigned long long *sums;   /* of attn_bias.cuh */
 } half_job;
 
 /* dq and the gradients of biases, with one owner for each query (attn_sm80_bwd_dq.cu). */

@@ -9,7 +9,10 @@
  *
  * At D = 256 two warps share 32 rows: each computes the scores of half of the columns, and they
  * exchange them through shared memory.  The scores of a tile are computed one step before its
- * product with the values, so that their SiLU overlaps with the tensor cores. */
+ * product with the values, so that their SiLU overlaps with the tensor cores.
+ *
+ * Keys in pages: a tile of columns lies in one page, or in the rows of k and v, or, once in a
+ * sequence, in both; only then does each row look its place up. */
 #include "cuda/attn/sm80/attn_sm80.cuh"
 
 /* The tile sizes of one kernel; a struct derived from this one names D, the padded head dimension,
@@ -22,6 +25,7 @@ struct half_fwd_sizes {
     static constexpr int BLOCKS = 2;        /* of a multiprocessor */
     static constexpr bool HAS_ROWS = false; /* the rows are in registers */
     static constexpr bool HAS_BIAS = false;
+    static constexpr bool IS_PAGED = false; /* the first keys are in pages */
 };
 
 /* For long sequences.  Shared memory at D = 64: 16 + 2 x 2 x 16 = 80 KB, at 128: 32 + 2 x 2 x 16 =
@@ -62,6 +66,13 @@ struct half_fwd_bias_d256 : half_fwd_small_d256 {
     static constexpr bool HAS_BIAS = true;
 };
 
+/* Over keys in pages, of which a tile of columns must not leave one. */
+enum { HALF_PAGE = 64 };
+template <typename SIZES> struct half_fwd_paged : SIZES {
+    static constexpr bool IS_PAGED = true;
+    static_assert(HALF_PAGE % SIZES::COLS == 0, "a tile in one page");
+};
+
 /* The sizes, and all that follows from them. */
 template <typename SIZES> struct half_fwd_shape : SIZES {
     static constexpr int THREADS = 32 * SIZES::WARPS_M * SIZES::WARPS_N;
@@ -80,16 +91,19 @@ template <> struct half_fwd_kinds<64> {
     using large = half_fwd_shape<half_fwd_large_d64>;
     using small = half_fwd_shape<half_fwd_small_d64>;
     using bias = half_fwd_shape<half_fwd_bias_d64>;
+    using paged = half_fwd_shape<half_fwd_paged<half_fwd_small_d64>>;
 };
 template <> struct half_fwd_kinds<128> {
     using large = half_fwd_shape<half_fwd_large_d128>;
     using small = half_fwd_shape<half_fwd_small_d128>;
     using bias = half_fwd_shape<half_fwd_bias_d128>;
+    using paged = half_fwd_shape<half_fwd_paged<half_fwd_small_d128>>;
 };
 template <> struct half_fwd_kinds<256> {
     using large = half_fwd_shape<half_fwd_small_d256>;
     using small = half_fwd_shape<half_fwd_small_d256>;
     using bias = half_fwd_shape<half_fwd_bias_d256>;
+    using paged = half_fwd_shape<half_fwd_paged<half_fwd_small_d256>>;
 };
 
 template <typename S> __host__ __device__ constexpr int fwd_bytes(int n_stages) {
@@ -109,20 +123,78 @@ __device__ static inline void fwd_finish(const half_job &job, const half_block &
     }
 }
 
+/* The tile of columns from `col` on, of pages (their rows are dense) or of m, or of both. */
 template <typename T, typename S>
-__device__ static inline void fwd_load(const half_job &job, const half_block &t,
-                                       const half_matrix &m, char *to, int col) {
-    half_load<T, S::D, S::COLS, S::THREADS>(to, m, t.s.row_k + col, t.s.len_k - col, t.head,
-                                            job.copy_bytes);
+__device__ static inline void fwd_load_paged(const half_job &job, const half_block &t,
+                                             const half_matrix &m, const void *pages, char *to,
+                                             int col) {
+    constexpr int CHUNKS = S::D / 8, STEP = S::THREADS / CHUNKS;
+    int64_t dim_row = (int64_t)job.a.n_heads * m.dim;
+    int first_new = __ldg(job.offsets_new + t.s.b);
+    int n_paged = t.s.len_k - (__ldg(job.offsets_new + t.s.b + 1) - first_new);
+    const int32_t *table = job.a.pages.table + (int64_t)t.s.b * job.a.pages.max_pages;
+    const half_matrix rows = {pages, dim_row, m.dim};
+    if (col + S::COLS <= n_paged) {
+        const T *page = half_at<T>(rows, col % HALF_PAGE, t.head) +
+                        __ldg(table + col / HALF_PAGE) * job.a.pages.stride;
+        half_load_even<T, S::D, S::COLS, S::THREADS>(to, page, dim_row, m.dim, S::COLS,
+                                                     threadIdx.x);
+        return;
+    }
+    if (col >= n_paged) {
+        half_load_even<T, S::D, S::COLS, S::THREADS>(
+            to, half_at<T>(m, first_new + col - n_paged, t.head), m.stride, m.dim, t.s.len_k - col,
+            threadIdx.x);
+        return;
+    }
+    int chunk = (int)threadIdx.x % CHUNKS;
+    const T *page =
+        half_at<T>(rows, 0, t.head) + __ldg(table + col / HALF_PAGE) * job.a.pages.stride;
+#pragma unroll 1
+    for (int r = (int)threadIdx.x / CHUNKS; r < S::COLS; r += STEP) {
+        int j = col + r;
+        const T *row = j < n_paged ? page + j % HALF_PAGE * dim_row
+                                   : half_at<T>(m, first_new + j - n_paged, t.head);
+        bool is_there = j < t.s.len_k && 8 * chunk < m.dim;
+        cp_async<16>(shared_address(to) + half_place<S::D>(r, chunk),
+                     is_there ? row + 8 * chunk : page, is_there ? 16 : 0);
+    }
+}
+
+/* The keys of columns from `col` on ... */
+template <typename T, typename S>
+__device__ static inline void fwd_load_keys(const half_job &job, const half_block &t, char *to,
+                                            int col) {
+    if constexpr (S::IS_PAGED)
+        fwd_load_paged<T, S>(job, t, job.k, job.a.pages.k, to, col);
+    else
+        half_load<T, S::D, S::COLS, S::THREADS>(to, job.k, t.s.row_k + col, t.s.len_k - col, t.head,
+                                                job.copy_bytes);
+}
+
+/* ... and their values. */
+template <typename T, typename S>
+__device__ static inline void fwd_load_values(const half_job &job, const half_block &t, char *to,
+                                              int col) {
+    if constexpr (S::IS_PAGED)
+        fwd_load_paged<T, S>(job, t, job.v, job.a.pages.v, to, col);
+    else
+        half_load<T, S::D, S::COLS, S::THREADS>(to, job.v, t.s.row_k + col, t.s.len_k - col, t.head,
+                                                job.copy_bytes);
 }
 
 /* Starts the copies of keys and values; the values' stages follow the n_stages of keys. */
 template <typename T, typename S>
 __device__ static inline void fwd_load_both(const half_job &job, const half_block &t, char *to,
                                             int col) {
-    half_load_two<T, S::D, S::COLS, S::THREADS>(to, job.n_stages * S::COLS_BYTES, job.k, job.v,
-                                                t.s.row_k + col, t.s.len_k - col, t.head,
-                                                job.copy_bytes);
+    if constexpr (S::IS_PAGED) {
+        fwd_load_keys<T, S>(job, t, to, col);
+        fwd_load_values<T, S>(job, t, to + job.n_stages * S::COLS_BYTES, col);
+    } else {
+        half_load_two<T, S::D, S::COLS, S::THREADS>(to, job.n_stages * S::COLS_BYTES, job.k, job.v,
+                                                    t.s.row_k + col, t.s.len_k - col, t.head,
+                                                    job.copy_bytes);
+    }
 }
 
 /* Shared memory after the tiles; without a bias only its first members exist. */
@@ -298,7 +370,7 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
     int col = half_next<S::ROWS, S::COLS>(job, block, block.begin / S::COLS * S::COLS);
     half_clear<2>(acc);
     if (col >= end) return;
-    fwd_load<T, S>(job, block, job.k, keys, col);
+    fwd_load_keys<T, S>(job, block, keys, col);
     cp_async_commit_group();
     cp_async_wait_group<0>();
     __syncthreads();
@@ -313,7 +385,7 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
         }
         cp_async_wait_group<0>();
         __syncthreads(); /* the values of the previous tile have arrived, the keys have been read */
-        if (next < end) fwd_load<T, S>(job, t, job.k, keys, next);
+        if (next < end) fwd_load_keys<T, S>(job, t, keys, next);
         cp_async_commit_group();
         char *to = scores + i % 2 * S::SCORES_BYTES, *from = scores + (i + 1) % 2 * S::SCORES_BYTES;
         if (i > 0)
@@ -323,7 +395,7 @@ __device__ static inline void fwd_walk_paired(const half_job &job, const half_bl
         if (is_last) break;
         cp_async_wait_group<0>();
         __syncthreads(); /* keys and scores have arrived, the values have been read */
-        fwd_load<T, S>(job, t, job.v, values, col);
+        fwd_load_values<T, S>(job, t, values, col);
         cp_async_commit_group();
         col = next;
     }
@@ -386,4 +458,40 @@ status cuda_attn_sm80_fwd(backend *be, const attn_args *a) {
     job.dout.p = NULL;
     job.out = half_result_of(a->out, a->stride_out, a->dim_v, a->scale);
     HALF_WITH_DIM(be, a, return choose<T, D>(be, &job));
+}
+
+template <typename T, int D> static status launch_paged(backend *be, const half_job *job) {
+    return launch<T, typename half_fwd_kinds<D>::paged>(be, *job);
+}
+
+template <int D> static bool has_room(const backend *be) {
+    using paged = typename half_fwd_kinds<D>::paged;
+    return fwd_bytes<paged>(paged::STAGES) + (int)sizeof(half_walk) <=
+           cuda_of(be)->max_block_shared;
+}
+
+/* Not for many queries where large blocks are faster: there a copy of the keys costs little. */
+bool cuda_attn_sm80_can_page(const backend *be, const attn_args *a) {
+    const attn_pages *p = &a->pages;
+    int dim = half_dim(a);
+    if (be->act == ACT_F32 || p->table == NULL || p->page_len != HALF_PAGE || dim == 0 ||
+        a->bias != BIAS_NONE || a->func != NULL || (dim < 256 && a->max_len_q > 256))
+        return false;
+    return can_pack(a->q, a->stride_q, a->dim_qk, 2, 8) &&
+           can_pack(a->k, a->stride_k, a->dim_qk, 2, 8) &&
+           can_pack(a->v, a->stride_v, a->dim_v, 2, 8) &&
+           can_pack(p->k, p->stride, a->dim_qk, 2, 8) &&
+           can_pack(p->v, p->stride, a->dim_v, 2, 8) &&
+           (dim == 64    ? has_room<64>(be)
+            : dim == 128 ? has_room<128>(be)
+                         : has_room<256>(be));
+}
+
+status cuda_attn_sm80_page(backend *be, const attn_args *a) {
+    half_job job = half_job_of(be, a);
+    job.dout.p = NULL;
+    job.offsets_new = a->offsets_k;
+    job.a.offsets_k = a->pages.offsets; /* masks are of all keys */
+    job.out = half_result_of(a->out, a->stride_out, a->dim_v, a->scale);
+    HALF_WITH_DIM(be, a, return launch_paged<T, D>(be, &job));
 }
