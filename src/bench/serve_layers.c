@@ -46,7 +46,9 @@ typedef struct problem {
     char *pages;     /* [layer][page][K | V][token][head][dim] */
     int32_t n_pages, user_pages;
     walk whole[SETS], cached[SETS];
-    char *pool; /* (POOL) random activations, on the host */
+    char *pool;       /* (POOL) random activations, on the host */
+    act_type rounded; /* the numbers of inputs are of this type, whatever that of the backend */
+    float *exact;     /* or NULL: the rows of set 0 in float32, on the host */
 } problem;
 
 static int32_t width_of(const problem *p) {
@@ -84,7 +86,8 @@ static status fill_pool(problem *p) {
     TRY(nn_new_host(&p->memory, (void **)&p->pool, POOL, size));
     for (uint64_t i = 0; i < POOL; i++) {
         float x = 2 * rng_uniform(rng_draw64(key, i, 0).word[0]) - 1;
-        uint16_t half = narrow(p->be->act, x);
+        uint16_t half = narrow(p->rounded, x);
+        if (p->rounded != ACT_F32) x = widen(p->rounded, (const char *)&half);
         memcpy(p->pool + i * size, size == 4 ? (const void *)&x : (const void *)&half, size);
     }
     return OK;
@@ -95,6 +98,23 @@ static const char *input_row(const problem *p, int set, int32_t user, int32_t to
     uint64_t at = (uint64_t)token * 4099 + (uint64_t)(user * SETS + set) * 77773;
     uint64_t room = POOL - (uint64_t)width_of(p);
     return p->pool + at % room * act_bytes(p->be->act);
+}
+
+/* Parameters that start as zeros: a product that forgets its bias would not show. */
+static status fill_biases(problem *p) {
+    rng_key key = rng_make_key((uint64_t)p->shape->seed, RNG_SYNTH);
+    for (int i = 0; i < p->params.n; i++) {
+        const param *b = &p->params.item[i];
+        float *x;
+        if (p->params.rule[i].kind != INIT_ZERO) continue;
+        TRY(MEM_NEW(&x, (size_t)b->n));
+        for (int64_t j = 0; j < b->n; j++)
+            x[j] = rng_uniform(rng_draw64(key, (uint64_t)j, 1 + (uint64_t)i).word[0]) - .5f;
+        status st = p->be->ops->copy_in(p->be, b->value, x, (size_t)b->n * sizeof *x);
+        mem_free(x);
+        TRY(st);
+    }
+    return OK;
 }
 
 static status make_layers(problem *p) {
@@ -110,6 +130,7 @@ static status make_layers(problem *p) {
     for (int i = 0; i < s->n_layers; i++)
         TRY(layer_add_params(&p->layers[i], &c, &p->params, &(layer_place){.index = i}));
     TRY(param_list_start(&p->params, (uint64_t)s->seed));
+    TRY(fill_biases(p));
     for (int i = 0; i < s->n_layers; i++)
         TRY(hstu_layer_pack(&p->layers[i].hstu, &p->memory));
     return OK;
@@ -222,17 +243,27 @@ static status go(problem *p, const walk *w, void **out) {
     return OK;
 }
 
-/* The error of the cached walk's rows against the last rows of the whole one. */
-static double compare(const problem *p, const char *whole, const char *cached) {
-    int32_t all = p->row->length + p->shape->n_candidates, len = p->cached[0].len, e = width_of(p);
-    size_t size = act_bytes(p->be->act);
+/* A batch's last `len` rows of each user, of `all`, in one of the types. */
+typedef struct rows_view {
+    const char *data;
+    act_type act;
+    int32_t all;
+} rows_view;
+
+/* The error of got's rows against want's, by root mean square, relative. */
+static double compare(const problem *p, int32_t len, rows_view want, rows_view got) {
+    int32_t e = width_of(p);
     double difference = 0, sum = 0;
     for (int32_t b = 0; b < p->row->batch; b++) {
-        const char *want = whole + (size_t)((int64_t)b * all + all - len) * (size_t)e * size;
-        const char *got = cached + (size_t)((int64_t)b * len) * (size_t)e * size;
+        const char *at[2];
+        for (int side = 0; side < 2; side++) {
+            const rows_view *v = side == 0 ? &want : &got;
+            int64_t first = (int64_t)b * v->all + v->all - len;
+            at[side] = v->data + (size_t)(first * e) * act_bytes(v->act);
+        }
         for (int64_t i = 0; i < (int64_t)len * e; i++) {
-            double x = widen(p->be->act, want + (size_t)i * size);
-            double d = widen(p->be->act, got + (size_t)i * size) - x;
+            double x = widen(want.act, at[0] + (size_t)i * act_bytes(want.act));
+            double d = widen(got.act, at[1] + (size_t)i * act_bytes(got.act)) - x;
             difference += d * d;
             sum += x * x;
         }
@@ -246,27 +277,39 @@ static status read_rows(const problem *p, const void *from, int64_t n_rows, char
     return p->be->ops->copy_out(p->be, *out, from, bytes);
 }
 
+static status judge(const problem *p, const char *with, double error, double limit) {
+    if (error <= limit) return OK;
+    return fail(ERR_NUMERIC,
+                "batch %d, %d tokens, %d of them new: %s results are off by %.2g of their values, "
+                "more than %.2g: not timed",
+                p->row->batch, p->row->length, p->row->n_new, with, error, limit);
+}
+
 /* Fills the pages of a set and compares. */
 static status check_set(problem *p, int set) {
     static const double limits[] = {[ACT_F32] = 1e-5, [ACT_BF16] = 1.5e-2, [ACT_F16] = 2e-3};
+    static const double inexact[] = {[ACT_F32] = 0, [ACT_BF16] = 2e-2, [ACT_F16] = 4e-3};
+    act_type act = p->be->act;
     char *whole = NULL, *cached = NULL;
     void *out = NULL;
+    int32_t all = p->row->length + p->shape->n_candidates, len = p->cached[0].len;
+    bool has_exact = set == 0 && p->exact != NULL;
     status st = go(p, &p->whole[set], &out);
     if (st == OK) st = read_rows(p, out, p->whole[set].n_tokens, &whole);
     if (st == OK) st = go(p, &p->cached[set], &out);
     if (st == OK) st = read_rows(p, out, p->cached[set].n_tokens, &cached);
-    if (st == OK) p->row->error = compare(p, whole, cached);
+    rows_view got = {cached, act, len}, exact = {(const char *)p->exact, ACT_F32, all};
+    if (st == OK) p->row->error = compare(p, len, (rows_view){whole, act, all}, got);
+    if (st == OK && has_exact) p->row->error_exact = compare(p, len, exact, got);
     mem_free(whole);
     mem_free(cached);
     TRY(st);
-    if (p->row->error <= limits[p->be->act]) return OK;
-    return fail(ERR_NUMERIC,
-                "batch %d, %d tokens, %d of them new: with the cache results are off by %.2g of "
-                "their values: not timed",
-                p->row->batch, p->row->length, p->row->n_new, p->row->error);
+    TRY(judge(p, "with the cache", p->row->error, limits[act]));
+    return has_exact ? judge(p, "against float32", p->row->error_exact, inexact[act]) : OK;
 }
 
-static status make_problem(problem *p) {
+/* All that a walk needs but its inputs. */
+static status make_room(problem *p) {
     const layers_row *r = p->row;
     int64_t n_tokens = (int64_t)r->batch * (r->length + p->shape->n_candidates);
     nn_room room = {.memory = &p->memory, .max_tokens = n_tokens, .max_users = r->batch};
@@ -276,6 +319,43 @@ static status make_problem(problem *p) {
     TRY(p->layers[0].kind->alloc(&p->acts, &p->layers[0], NULL, &room));
     for (int i = 0; i < 2; i++)
         TRY(nn_new_act(&p->memory, &p->hidden[i], n_tokens, width_of(p)));
+    return OK;
+}
+
+static void problem_init(problem *p, backend *be, const layers_shape *shape, layers_row *row) {
+    p->be = be;
+    p->shape = shape;
+    p->row = row;
+    p->rounded = be->act;
+    nn_memory_init(&p->memory, be);
+}
+
+/* *out: all rows of set 0 in float32, without pages, from the same inputs and weights; the caller
+ * frees them. */
+static status compute_exact(backend *be, const layers_shape *shape, layers_row *row, float **out) {
+    problem *p;
+    act_type act = be->act;
+    void *last = NULL;
+    char *all = NULL;
+    *out = NULL;
+    if (act == ACT_F32) return OK;
+    TRY(MEM_NEW(&p, 1));
+    problem_init(p, be, shape, row);
+    status st = be->ops->set_precision(be, ACT_F32, false);
+    if (st == OK) st = make_room(p);
+    if (st == OK) st = make_walk(p, &p->whole[0], 0, row->length, false);
+    if (st == OK) st = go(p, &p->whole[0], &last);
+    if (st == OK) st = read_rows(p, last, p->whole[0].n_tokens, &all);
+    nn_memory_fini(&p->memory);
+    mem_free(p);
+    *out = (float *)(void *)all;
+    status back = be->ops->set_precision(be, act, false);
+    return st != OK ? st : back;
+}
+
+static status make_problem(problem *p) {
+    const layers_row *r = p->row;
+    TRY(make_room(p));
     for (int set = 0; set < SETS; set++) {
         TRY(make_walk(p, &p->whole[set], set, r->length, true));
         TRY(make_walk(p, &p->cached[set], set, r->n_new, has_cache(p)));
@@ -302,16 +382,16 @@ static double count_flops(const layers_shape *s, const layers_row *r) {
 static status run_row(backend *be, const layers_shape *shape, layers_row *row) {
     problem *p;
     TRY(MEM_NEW(&p, 1));
-    p->be = be;
-    p->shape = shape;
-    p->row = row;
-    nn_memory_init(&p->memory, be);
+    problem_init(p, be, shape, row);
     row->flops = count_flops(shape, row);
+    row->error_exact = NAN;
     uint64_t key = (uint64_t)row->batch << 48 ^ (uint64_t)row->length << 24 ^ (uint64_t)row->n_new;
-    status st = make_problem(p);
+    status st = compute_exact(be, shape, row, &p->exact);
+    if (st == OK) st = make_problem(p);
     if (st == OK) st = timing_plain(be, timed, p, &row->plain);
     if (st == OK) st = timing_replay(be, key, timed, p, &row->replay);
     nn_memory_fini(&p->memory);
+    mem_free(p->exact);
     mem_free(p);
     return st;
 }

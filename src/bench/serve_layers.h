@@ -3,8 +3,8 @@
  * of each user's history all but the newest tokens have their keys and values in pages.
  *
  * Before a row is timed, the whole history is computed without a cache, which fills the pages, and
- * the rows of new tokens and candidates must come out the same with it.  Two sets of inputs on
- * disjoint pages are used in turn. */
+ * the rows of new tokens and candidates must come out the same with it, and in 16 bits nearly the
+ * same as in float32.  Two sets of inputs on disjoint pages are used in turn. */
 #ifndef HSTU_BENCH_SERVE_LAYERS_H
 #define HSTU_BENCH_SERVE_LAYERS_H
 
@@ -20,6 +20,7 @@ typedef struct layers_row {
     double flops;
     double plain, replay; /* seconds; replay: NAN where the backend does not record */
     double error;         /* with the cache against without, by root mean square */
+    double error_exact;   /* against float32; NAN in float32 */
     /* For the benchmark's own shape, ms: NVIDIA's L20, and our floor and goal on an H200. */
     double l20, floor, goal;
 } layers_row;

@@ -20,6 +20,11 @@ static double best_of(const layers_row *r) {
     return isnan(r->replay) ? r->plain : r->replay;
 }
 
+/* How much of the speed that is possible. */
+static double percent_of_floor(const layers_row *r) {
+    return 100 * r->floor / (best_of(r) * 1e3);
+}
+
 static status print_json(void *ctx, const layers_row *r) {
     const bench_args *a = ctx;
     json_line line;
@@ -33,12 +38,14 @@ static status print_json(void *ctx, const layers_row *r) {
     json_key_int(w, "new", r->n_new);
     json_key_int(w, "candidates", a->n_candidates);
     json_key_double(w, "error", r->error);
+    if (!isnan(r->error_exact)) json_key_double(w, "error_float32", r->error_exact);
     json_key_double(w, "ms", r->plain * 1e3);
     if (!isnan(r->replay)) json_key_double(w, "replay_ms", r->replay * 1e3);
     json_key_double(w, "tflops", r->flops / best_of(r) / 1e12);
     if (!isnan(r->goal)) {
         json_key_double(w, "l20_ms", r->l20);
         json_key_double(w, "floor_ms", r->floor);
+        json_key_double(w, "percent_of_floor", percent_of_floor(r));
         json_key_double(w, "goal_ms", r->goal);
     }
     TRY(json_line_print(&line));
@@ -58,7 +65,8 @@ static status print_text(void *ctx, const layers_row *r) {
     printf("%5d %6d %5d %8.4f", r->batch, r->length, r->n_new, r->plain * 1e3);
     print_cell(r->replay * 1e3, " %8.4f");
     printf(" %8.1f %8.1e", r->flops / best_of(r) / 1e12, r->error);
-    print_cell(r->floor, " %8.3f");
+    print_cell(r->error_exact, " %8.1e");
+    print_cell(percent_of_floor(r), " %8.0f");
     print_cell(r->goal, " %8.3f");
     print_cell(best_of(r) * 1e3 / r->goal, " %8.2f");
     print_cell(r->l20, " %8.2f");
@@ -73,9 +81,9 @@ static void print_head(const bench_args *a) {
     printf("%d HSTU layers, %d heads x %d, %d candidates a user, on %s in %s\n\n", (int)a->n_layers,
            (int)a->n_heads, (int)a->dim, (int)a->n_candidates,
            a->be->card != NULL ? a->be->card : a->be->name, bench_act_name(a->be->act));
-    printf("%s%5s %6s %5s %8s %8s %8s %8s %8s %8s %8s %8s %8s%s\n", style.bold, "batch", "length",
-           "new", "ms", "replay", "TFLOP/s", "error", "floor", "goal", "x goal", "L20 ms", "x L20",
-           style.plain);
+    printf("%s%5s %6s %5s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s%s\n", style.bold, "batch",
+           "length", "new", "ms", "replay", "TFLOP/s", "error", "float32", "% floor", "goal",
+           "x goal", "L20 ms", "x L20", style.plain);
 }
 
 static status run_on(bench_args *a) {
@@ -132,7 +140,9 @@ status bench_layers(int argc, char **argv) {
         options,
         0,
         0,
-        "goal: what an H200 should reach; L20: what NVIDIA publishes for that GPU."};
+        "error: with the cache against without; float32: against float32.  % floor: of the speed "
+        "at which an H200 would do nothing but its products and attention (780 and 646 TFLOP/s); "
+        "goal: what it should reach; L20: what NVIDIA publishes for that GPU."};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     return st == OK && !is_help ? run(&a) : st;
 }
