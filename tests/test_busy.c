@@ -47,6 +47,27 @@ TEST(busy_union_is_that_of_a_drawn_line) {
     }
 }
 
+/* CUPTI also tells of calls, of unified memory and, at the end, which GPUs there are. */
+TEST(busy_passes_over_what_takes_no_time_of_a_device) {
+    busy_log log = {0};
+    busy_report r;
+    gpu_facts facts = {.device = 0};
+    for (int kind = GPU_KERNEL; kind <= GPU_DEVICE; kind++) {
+        gpu_record g = {.kind = (gpu_record_kind)kind, .start_ns = 10, .end_ns = 30};
+        if (kind == GPU_KERNEL) g.name = "gemm";
+        if (kind == GPU_DEVICE) g.gpu = &facts;
+        CHECK_OK(busy_log_take(&log, &g));
+    }
+    CHECK_OK(busy_log_report(&log, &r));
+    CHECK(r.is_known);
+    CHECK_EQ(r.n_kernels, 1);
+    CHECK_EQ(r.n_memsets, 1);
+    CHECK_EQ(r.n_copies, 3);
+    CHECK_EQ(r.n_names, 5);
+    CHECK_EQ(r.n_lost, 0);
+    busy_log_fini(&log);
+}
+
 static status add_some(busy_log *log) {
     const char *gate = "_Z11gate_kernelI6__halfLi8EEvPT_";
     TRY(busy_log_add(log, BUSY_COPY_IN, NULL, 1000, 1100)); /* alone for half of it */

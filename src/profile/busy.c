@@ -11,16 +11,7 @@ static struct {
 } busy;
 
 static status add(void *ctx, const gpu_record *r) {
-    static const busy_kind kinds[] = {
-        [GPU_KERNEL] = BUSY_KERNEL,
-        [GPU_MEMSET] = BUSY_MEMSET,
-        [GPU_COPY_ON_DEVICE] = BUSY_COPY_ON_DEVICE,
-        [GPU_COPY_IN] = BUSY_COPY_IN,
-        [GPU_COPY_OUT] = BUSY_COPY_OUT,
-    };
-    /* Records of other kinds, such as what a GPU is, are no work of it. */
-    if ((size_t)r->kind >= sizeof kinds / sizeof *kinds) return OK;
-    return busy_log_add(ctx, kinds[r->kind], r->name, r->start_ns, r->end_ns);
+    return busy_log_take(ctx, r);
 }
 
 static void forget(void *ctx) {

@@ -61,6 +61,30 @@ status busy_log_add(busy_log *log, busy_kind kind, const char *name, uint64_t st
     return OK;
 }
 
+status busy_log_take(busy_log *log, const gpu_record *r) {
+    busy_kind kind;
+    switch (r->kind) {
+    case GPU_KERNEL:
+        kind = BUSY_KERNEL;
+        break;
+    case GPU_MEMSET:
+        kind = BUSY_MEMSET;
+        break;
+    case GPU_COPY_ON_DEVICE:
+        kind = BUSY_COPY_ON_DEVICE;
+        break;
+    case GPU_COPY_IN:
+        kind = BUSY_COPY_IN;
+        break;
+    case GPU_COPY_OUT:
+        kind = BUSY_COPY_OUT;
+        break;
+    default:
+        return OK;
+    }
+    return busy_log_add(log, kind, r->name, r->start_ns, r->end_ns);
+}
+
 static int compare_intervals(const void *a, const void *b) {
     const interval *x = a, *y = b;
     return (x->start_ns > y->start_ns) - (x->start_ns < y->start_ns);

@@ -1,5 +1,5 @@
 /* What a device did, gathered interval by interval, and the sums over it: the part of busy.h that
- * knows nothing of CUPTI.
+ * needs no CUPTI to run.
  *
  * A log belongs to one thread at a time. */
 #ifndef HSTU_PROFILE_BUSY_LOG_H
@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "profile/busy.h"
+#include "profile/cupti.h"
 
 typedef struct interval {
     uint64_t start_ns, end_ns; /* end >= start */
@@ -45,6 +46,10 @@ void busy_log_fini(busy_log *log);
  * kinds.  Times of 0 are unknown: the interval counts as lost. */
 status busy_log_add(busy_log *log, busy_kind kind, const char *name, uint64_t start_ns,
                     uint64_t end_ns);
+
+/* Adds what a record of CUPTI tells; records of other kinds than those above say nothing of how
+ * long a device was busy, and are passed over. */
+status busy_log_take(busy_log *log, const gpu_record *r);
 
 /* The sums of everything added; is_known is false if nothing was.  The log is changed: only fini
  * may follow. */
