@@ -7,7 +7,7 @@
 #   make learn               the programs of docs/learn.md: build/VARIANT/learn/01_device_query, ...
 #   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT
 #   make CUDA=0              build without the CUDA parts even if nvcc is there
-#   make MINIMAL=1           build without any optional library
+#   make MINIMAL=1           build without any optional library (MINIMAL=cuda: but CUDA, where nvcc is there)
 #   make ARCH=               portable machine code instead of this machine's own
 #   make check               format, include order, warnings, generated docs, registers of kernels
 #   make install PREFIX=...  program, libraries, header, pkg-config file, configs, man pages, completion for shells

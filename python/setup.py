@@ -1,7 +1,8 @@
 """Builds libhstu.so with make and puts it into the wheel.
 
-The library is built without optional libraries (MINIMAL=1) and for any CPU of the architecture (ARCH=), so it needs
-the C library alone, and the wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a
+The library is built without optional libraries but CUDA (MINIMAL=cuda; CUDA=0 in the environment leaves that out) and
+for any CPU of the architecture (ARCH=), so it needs the C library alone, with CUDA that of C++ and cuBLASLt, too.  The
+wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a
 library that is there already; the wheel is then tagged for Linux only.  HSTU_ROOT is the repository, where this file
 is not in it."""
 import os
@@ -30,7 +31,7 @@ def build_library():
         return os.path.abspath(GIVEN)
     path = "build/wheel/libhstu.so"
     jobs = f"-j{os.cpu_count() or 1}"
-    subprocess.check_call(["make", jobs, "B=build/wheel", "MINIMAL=1", "ARCH=", path], cwd=ROOT)
+    subprocess.check_call(["make", jobs, "B=build/wheel", "MINIMAL=cuda", "ARCH=", path], cwd=ROOT)
     return os.path.join(ROOT, path)
 
 

@@ -27,7 +27,7 @@ unset HSTU_LIBRARY
 "$place/plain/bin/python" -m twine check --strict "$place"/wheel/*.whl
 
 # The tag of a wheel that built its library is this machine's glibc, and the library asks for nothing newer, nor for
-# any library but the C library's.
+# any library but the C library's; with CUDA inside, that of C++ and cuBLASLt.
 check_tag() {
     local libc newest needed name
     libc=$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)
@@ -41,7 +41,12 @@ check_tag() {
     if [ "$(printf '%s\n' "$newest" "$libc" | sort -V | tail -n 1)" != "$libc" ]; then
         echo "libhstu.so asks for glibc $newest; $name says $libc" && return 1
     fi
-    needed=$(objdump -p "$place/unpacked/hstu/libhstu.so" | awk '$1 == "NEEDED" { print $2 }' | grep -vE '^(libc|libm|libpthread|libdl|ld-linux.*)\.so' || true)
+    needed=$(objdump -p "$place/unpacked/hstu/libhstu.so" | awk '$1 == "NEEDED" { print $2 }')
+    case $needed in
+    *libcublasLt*) name="$name, with CUDA" needed=$(echo "$needed" | grep -vE '^(libcublasLt|libstdc\+\+|libgcc_s|librt)\.so') ;;
+    *) [ "${CUDA:-1}" = 0 ] || ! command -v nvcc >/dev/null || { echo "nvcc is here, but the wheel is without CUDA" && return 1; } ;;
+    esac
+    needed=$(echo "$needed" | grep -vE '^(libc|libm|libpthread|libdl|ld-linux.*)\.so' || true)
     [ -z "$needed" ] || { echo "libhstu.so of the wheel needs $needed" && return 1; }
     echo "$name: asks for glibc $newest"
 }
@@ -52,6 +57,13 @@ for kind in bare numpy; do
     if [ $kind = numpy ]; then "$place/fresh/bin/python" $pip numpy || { echo "numpy cannot be had here" && exit 77; }; fi
     (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/check.py" "$program" "$place/run-$kind")
 done
+# On arrays of CuPy and JAX, where the machine's own Python has them and there is a GPU (exit code 77 otherwise).
+if python3 -c 'import numpy' 2>/dev/null; then
+    "$place/plain/bin/python" $pip --no-deps --target "$place/arrays" "$place"/wheel/*.whl
+    code=0
+    (cd "$place" && PYTHONPATH=$place/arrays python3 "$root/tests/python/check_arrays.py") || code=$?
+    [ $code = 0 ] || [ $code = 77 ] || exit $code
+fi
 if "$root/build/python/bin/python" -c 'import torch' 2>/dev/null; then
     "$root/build/python/bin/python" $pip --force-reinstall --no-deps --target "$place/torch" "$place"/wheel/*.whl
     (cd "$place" && PYTHONPATH=$place/torch "$root/build/python/bin/python" "$root/tests/python/check_torch.py")

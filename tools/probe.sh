@@ -1,7 +1,8 @@
 #!/bin/sh
 # Which libraries this machine has, as compiler flags.  A library counts when a program that uses
 # it compiles and links; nothing here needs pkg-config.  CC, CUDA, NVCC, MINIMAL and PROBE_FLAGS (the
-# user's CFLAGS and LDFLAGS) come from make; MINIMAL=1 finds no optional library, for tests.
+# user's CFLAGS and LDFLAGS) come from make; MINIMAL=1 finds no optional library, for
+# tests; MINIMAL=cuda none but CUDA, for the wheel.
 CC=${CC:-cc}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
@@ -26,22 +27,25 @@ links '#include <arm_sve.h>
 #endif
 int main(void) { return svcntw() != 8; }' -march=armv8.2-a+sve -msve-vector-bits=256 && echo "-DHSTU_HAS_SVE"
 [ "$MINIMAL" = 1 ] && exit 0
-links '#include <archive.h>
+optional_libraries() {
+    links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"
-links '#include <curl/curl.h>
+    links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
-links '#include <microhttpd.h>
+    links '#include <microhttpd.h>
 static enum MHD_Result no(void) { return MHD_NO; }
 int main(void) { return MHD_get_version() == 0 && no(); }' -lmicrohttpd && echo "-DHSTU_HAS_MICROHTTPD -lmicrohttpd"
-links '#include <rocksdb/c.h>
+    links '#include <rocksdb/c.h>
 int main(void) { rocksdb_options_destroy(rocksdb_options_create()); return 0; }' -lrocksdb && echo "-DHSTU_HAS_ROCKSDB -lrocksdb"
-# Compression of Parquet columns.
-links '#include <snappy-c.h>
+    # Compression of Parquet columns.
+    links '#include <snappy-c.h>
 int main(void) { return snappy_max_compressed_length(1) == 0; }' -lsnappy && echo "-DHSTU_HAS_SNAPPY -lsnappy"
-links '#include <zstd.h>
+    links '#include <zstd.h>
 int main(void) { return ZSTD_versionNumber() == 0; }' -lzstd && echo "-DHSTU_HAS_ZSTD -lzstd"
-links '#include <zlib.h>
+    links '#include <zlib.h>
 int main(void) { return zlibVersion() == 0; }' -lz && echo "-DHSTU_HAS_ZLIB -lz"
+}
+[ "$MINIMAL" = cuda ] || optional_libraries
 # nvcc counts if the host compiler it calls, its run-time library and cuBLASLt work too.  The program looks
 # for cuBLASLt where it was found now.
 if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then
