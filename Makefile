@@ -73,7 +73,7 @@ LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 
 # Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
 # are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
-# sm_90 separately; src/cuda/attn/sm90 and X_sm90.cu of src/cuda/ops, which use Hopper's own instructions, for sm_90a alone.
+# sm_90 separately; src/cuda/attn/sm90, X_sm90.cu of src/cuda/ops and units X_sm90, which use Hopper's own instructions, for sm_90a alone.
 # CUDA_SM=90 builds for one card, in two thirds of the time.
 CUDA_SM ?= 80 90
 space := $() $()
@@ -94,12 +94,29 @@ MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
 INJECT_SRC := src/profile/inject.c
 LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC) $(INJECT_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
-# Small files are compiled in units, each as one file: of every file's time two seconds are the headers.
+# Files are compiled in units, each as one file: of every nvcc call three seconds are the headers.  What takes long comes
+# first.  Units of attention only where there are few cores: with many, the longest call decides.  CU_UNITS= compiles
+# each file by itself, which is shorter for who changes one of them.
+CU_UNIT_sm80 := $(patsubst %,src/cuda/attn/sm80/attn_sm80_%.cu,fwd bwd bwd_dq)
+CU_UNIT_f32 := $(wildcard src/cuda/attn/f32/*.cu)
+CU_UNIT_sm80_softmax := $(wildcard src/cuda/attn/sm80/softmax_*.cu)
+CU_UNIT_fwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_%.cu,sm90 sm90_fwd sm90_fwd_bias sm90_paged)
+CU_UNIT_bwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd bwd_bias bwd_single_tile bwd_dq_sums bwd_d256_short)
+CU_UNIT_dq_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd_dq bwd_dq_bias bwd_d256)
+CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
+CU_UNIT_ops_sm90 := $(wildcard src/cuda/ops/*_sm90.cu)
 CU_UNIT_core := $(filter-out %/device.cu %/sort.cu,$(wildcard src/cuda/core/*.cu)) $(wildcard src/cuda/attn/common/*.cu)
-CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group kv_put l2 linear logits_loss matmul negatives rank update)
+CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group head_parts kv_put l2 linear \
+	logits_loss matmul negatives rank row_moves update)
+CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate gate_cut norm rows)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
-CU_UNITS := $(if $(CU_SRC),core ops table)
-CU_SRC := $(filter-out $(CU_UNIT_core) $(CU_UNIT_ops) $(CU_UNIT_table),$(CU_SRC))
+CU_UNIT_topk := $(patsubst %,src/cuda/ops/%.cu,topk topk_any)
+CU_UNITS_ATTN := sm80 f32 fwd_sm90 bwd_sm90 sm80_softmax softmax_sm90 dq_sm90
+CU_UNITS ?= $(if $(filter 1 2 3 4,$(shell nproc 2>/dev/null)),$(CU_UNITS_ATTN)) rows ops table topk core ops_sm90
+ifeq ($(CU_SRC),)
+override CU_UNITS :=
+endif
+CU_SRC := $(filter-out $(foreach unit,$(CU_UNITS),$(CU_UNIT_$(unit))),$(CU_SRC))
 TEST_SRC := $(filter-out tests/test_%,$(wildcard tests/*.c)) $(sort $(wildcard $(patsubst %,tests/%*.c,$(or $(TEST_FILES),test_))))
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FLIP_OBJ := $B/flip/flip.o
@@ -108,7 +125,7 @@ BENCH_SRC := $(wildcard bench/*.c)
 EXAMPLE_SRC := $(filter-out $(if $(CU_SRC),,examples/attention.c),$(wildcard examples/*.c))
 
 # What takes long comes first, so that all cores have work to the end.
-LIB_OBJ := $(CU_SRC:%.cu=$B/%.cu.o) $(CU_UNITS:%=$B/src/cuda/unit_%.cu.o) $(LIB_SRC:%.c=$B/%.o)
+LIB_OBJ := $(CU_UNITS:%=$B/src/cuda/unit_%.cu.o) $(CU_SRC:%.cu=$B/%.cu.o) $(LIB_SRC:%.c=$B/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
@@ -244,7 +261,7 @@ $B/src/serve/server_page.o: src/serve/server_page.html
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 define compile_cu
 @mkdir -p $(@D)
-$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu $B/src/cuda/unit_%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
 	-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
 	grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 endef

@@ -17,10 +17,10 @@ spills | losses | worst) ;;
     ;;
 esac
 
-# Kernels that may spill: file, kernel (a prefix of its name), and why.
+# Kernels that may spill, and why.
 excused='
-attn_f32_bwd.cu attn_bwd_dq_f32_kernel<256, true>      head dimensions 129 to 256 in true float32, which no config has: with half the tile all scores would be computed twice
-softmax_f32.cu softmax_attn_bwd_dq_f32_kernel<256>     the same in softmax attention
+attn_bwd_dq_f32_kernel<256, true>      head dimensions 129 to 256 in true float32, which no config has: with half the tile all scores would be computed twice
+softmax_attn_bwd_dq_f32_kernel<256>    the same in softmax attention
 '
 
 # A report older than its source is out of date.
@@ -62,7 +62,7 @@ spills)
             for (i = 1; i <= n; i++) if (split(line[i], word, " ") > 1) name[++m] = line[i]
         }
         $4 > 0 {
-            for (i = 1; i <= m; i++) if (index(name[i], $1 " " $5) == 1) next
+            for (i = 1; i <= m; i++) if (index(name[i], $5 " ") == 1) next
             print $1 ": " $5 " on " $2 ": " $4 " bytes spilt and read back, " $3 " registers"
         }'
     ;;

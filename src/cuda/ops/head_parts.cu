@@ -4,16 +4,16 @@
 
 #include "cuda/core/cuda.h"
 
-enum { THREADS = 256 };
-static const int64_t MAX_BLOCKS = 1 << 16;
+enum { HEAD_PARTS_THREADS = 256 };
+static const int64_t HEAD_PARTS_BLOCKS = 1 << 16;
 
 /* Widths, strides and places of `a` count elements of P. */
 template <typename P>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(HEAD_PARTS_THREADS)
     head_parts_any_kernel(const __grid_constant__ head_parts a, int64_t row, bool is_back) {
     P *packed = (P *)a.packed, *whole = (P *)a.whole;
-    int64_t n = a.n * a.n_parts * row, step = (int64_t)gridDim.x * THREADS;
-    for (int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x; at < n; at += step) {
+    int64_t n = a.n * a.n_parts * row, step = (int64_t)gridDim.x * HEAD_PARTS_THREADS;
+    for (int64_t at = (int64_t)blockIdx.x * HEAD_PARTS_THREADS + threadIdx.x; at < n; at += step) {
         int64_t column = at % row, i = at / row % a.n, part = at / row / a.n, to = 0;
 #pragma unroll
         for (int b = 0; b < HEAD_BLOCKS; b++) {
@@ -36,11 +36,11 @@ template <typename P> static status run(cudaStream_t stream, head_parts a, bool 
         a.width[b] /= size;
     }
     a.stride /= size;
-    int64_t row = head_parts_row(&a), blocks = cuda_div_up(a.n * a.n_parts * row, THREADS);
+    int64_t row = head_parts_row(&a),
+            blocks = cuda_div_up(a.n * a.n_parts * row, HEAD_PARTS_THREADS);
     if (blocks == 0) return OK;
-    head_parts_any_kernel<P>
-        <<<(unsigned)(blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS), THREADS, 0, stream>>>(a, row,
-                                                                                        is_back);
+    head_parts_any_kernel<P><<<(unsigned)(blocks < HEAD_PARTS_BLOCKS ? blocks : HEAD_PARTS_BLOCKS),
+                               HEAD_PARTS_THREADS, 0, stream>>>(a, row, is_back);
     return cuda_launched("columns of heads");
 }
 

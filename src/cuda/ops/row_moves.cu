@@ -4,16 +4,16 @@
 
 #include "cuda/core/cuda.h"
 
-enum { THREADS = 256 };
-static const int64_t MAX_BLOCKS = 1 << 16;
+enum { ROW_MOVES_THREADS = 256 };
+static const int64_t ROW_MOVES_BLOCKS = 1 << 16;
 
 /* `width` elements of P are a row. */
 template <typename P>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(ROW_MOVES_THREADS)
     row_moves_any_kernel(const __grid_constant__ row_moves a, int64_t width, bool is_put) {
     P *picked = (P *)a.picked, *rows = (P *)a.rows;
-    int64_t n = a.n * width, step = (int64_t)gridDim.x * THREADS;
-    for (int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x; at < n; at += step) {
+    int64_t n = a.n * width, step = (int64_t)gridDim.x * ROW_MOVES_THREADS;
+    for (int64_t at = (int64_t)blockIdx.x * ROW_MOVES_THREADS + threadIdx.x; at < n; at += step) {
         P *there = rows + a.index[at / width] * width + at % width;
         if (is_put)
             *there = picked[at];
@@ -23,11 +23,11 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename P> static status run(cudaStream_t stream, const row_moves *a, bool is_put) {
-    int64_t width = a->row_bytes / (int64_t)sizeof(P), blocks = cuda_div_up(a->n * width, THREADS);
+    int64_t width = a->row_bytes / (int64_t)sizeof(P),
+            blocks = cuda_div_up(a->n * width, ROW_MOVES_THREADS);
     if (blocks == 0) return OK;
-    row_moves_any_kernel<P>
-        <<<(unsigned)(blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS), THREADS, 0, stream>>>(*a, width,
-                                                                                        is_put);
+    row_moves_any_kernel<P><<<(unsigned)(blocks < ROW_MOVES_BLOCKS ? blocks : ROW_MOVES_BLOCKS),
+                              ROW_MOVES_THREADS, 0, stream>>>(*a, width, is_put);
     return cuda_launched("rows by number");
 }
 

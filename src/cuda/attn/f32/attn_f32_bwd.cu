@@ -243,8 +243,6 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
     }
 }
 
-enum { PART_DK = 1, PART_DV = 2 };
-
 /* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own kernel. */
 template <int DIM, int PARTS> static size_t dkv_shared() {
     using shape = f32_shape<DIM>;

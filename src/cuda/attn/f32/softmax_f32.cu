@@ -98,7 +98,7 @@ __device__ static inline float2 drop_two(const drop_row &r, uint32_t column) {
     return make_float2(at == 0 ? f.x : at == 1 ? f.y : at == 2 ? f.z : f.w, second);
 }
 
-template <int DIM> static constexpr size_t fwd_shared() {
+template <int DIM> static constexpr size_t soft_fwd_shared() {
     using shape = f32_shape<DIM>;
     return sizeof(float) * shape::STRIDE * (2 * shape::FWD_COLUMNS + shape::ROWS);
 }
@@ -267,7 +267,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     store_act<DIM>(a.out, job, s, a.stride_out, out);
 }
 
-template <int DIM> static constexpr size_t bwd_shared() {
+template <int DIM> static constexpr size_t soft_bwd_shared() {
     using shape = f32_shape<DIM>;
     return sizeof(float) * shape::STRIDE * (2 * shape::BWD_COLUMNS + 2 * shape::ROWS);
 }
@@ -409,8 +409,6 @@ grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softma
     }
 }
 
-enum { PART_DK = 1, PART_DV = 2 };
-
 /* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own kernel. */
 template <int DIM, int PARTS>
 static __global__
@@ -478,28 +476,27 @@ static unsigned count_blocks(const softmax_job *job) {
 
 template <int DIM> static status launch_fwd(backend *be, const softmax_attn_args *a) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, NULL);
-    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_fwd_f32_kernel<DIM>, fwd_shared<DIM>()));
-    softmax_attn_fwd_f32_kernel<DIM>
-        <<<count_blocks(&job), f32_shape<DIM>::THREADS, fwd_shared<DIM>(), cuda_of(be)->stream>>>(
-            job);
+    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_fwd_f32_kernel<DIM>, soft_fwd_shared<DIM>()));
+    softmax_attn_fwd_f32_kernel<DIM><<<count_blocks(&job), f32_shape<DIM>::THREADS,
+                                       soft_fwd_shared<DIM>(), cuda_of(be)->stream>>>(job);
     return cuda_launched("the softmax attention");
 }
 
 template <int DIM, int PARTS> static status launch_dkv(backend *be, const softmax_job &job) {
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_f32_kernel<DIM, PARTS>), bwd_shared<DIM>()));
+    CUDA_TRY(
+        CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_f32_kernel<DIM, PARTS>), soft_bwd_shared<DIM>()));
     softmax_attn_bwd_dkv_f32_kernel<DIM, PARTS>
-        <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
-            job);
+        <<<count_blocks(&job), f32_shape<DIM>::THREADS, soft_bwd_shared<DIM>(),
+           cuda_of(be)->stream>>>(job);
     return cuda_launched("the softmax attention's dk and dv");
 }
 
 template <int DIM>
 static status launch_bwd(backend *be, const softmax_attn_args *a, const float *delta) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, delta);
-    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_bwd_dq_f32_kernel<DIM>, bwd_shared<DIM>()));
-    softmax_attn_bwd_dq_f32_kernel<DIM>
-        <<<count_blocks(&job), f32_shape<DIM>::THREADS, bwd_shared<DIM>(), cuda_of(be)->stream>>>(
-            job);
+    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_bwd_dq_f32_kernel<DIM>, soft_bwd_shared<DIM>()));
+    softmax_attn_bwd_dq_f32_kernel<DIM><<<count_blocks(&job), f32_shape<DIM>::THREADS,
+                                          soft_bwd_shared<DIM>(), cuda_of(be)->stream>>>(job);
     TRY(cuda_launched("the softmax attention's dq"));
     if constexpr (DIM < 256) {
         return launch_dkv<DIM, PART_DK | PART_DV>(be, job);

@@ -434,7 +434,7 @@ static status launch_all(backend *be, half_job job) {
  * are faster except at 4096 (1 % slower); at D = 256 large ones are 1.1 to 1.3 times as fast except
  * at 200 (4 % slower).  Cards with too little shared memory, and every bias, use the small kind
  * that supports biases. */
-template <typename T, int D> static status choose(backend *be, const half_job *job) {
+template <typename T, int D> static status choose_keys(backend *be, const half_job *job) {
     using kinds = keys_kinds<D>;
     using small = typename kinds::small;
     using large = typename kinds::large;
@@ -447,7 +447,7 @@ template <typename T, int D> static status choose(backend *be, const half_job *j
 }
 
 static status choose_dim(backend *be, const half_job *job) {
-    HALF_WITH_DIM(be, &job->a, return choose<T, D>(be, job));
+    HALF_WITH_DIM(be, &job->a, return choose_keys<T, D>(be, job));
 }
 
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a) {

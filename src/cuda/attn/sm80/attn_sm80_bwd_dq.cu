@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                      8 * S::N_OUT * (warp / S::WARPS_M), acc);
 }
 
-template <typename T, typename S> static status launch(backend *be, half_job job) {
+template <typename T, typename S> static status launch_dq(backend *be, half_job job) {
     size_t bytes = S::BYTES + sizeof(dq_extra<S>);
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
@@ -294,17 +294,17 @@ template <typename T, typename S> static status launch(backend *be, half_job job
 
 /* At D = 128 the tiles need slightly more than 99 KB: cards with less use the tile sizes of D =
  * 256. */
-template <typename T> static status choose(backend *be, const half_job *job) {
+template <typename T> static status choose_dq(backend *be, const half_job *job) {
     constexpr int BYTES = dq_shape<dq_d128>::BYTES + (int)sizeof(dq_extra<dq_shape<dq_d128>>);
     int dim = half_dim(&job->a);
-    if (dim == 64) return launch<T, dq_shape<dq_d64>>(be, *job);
+    if (dim == 64) return launch_dq<T, dq_shape<dq_d64>>(be, *job);
     if (dim == 128 && cuda_of(be)->max_block_shared >= BYTES)
-        return launch<T, dq_shape<dq_d128>>(be, *job);
-    return launch<T, dq_shape<dq_d256>>(be, *job);
+        return launch_dq<T, dq_shape<dq_d128>>(be, *job);
+    return launch_dq<T, dq_shape<dq_d256>>(be, *job);
 }
 
 static status choose_act(backend *be, const half_job *job) {
-    return be->act == ACT_BF16 ? choose<__nv_bfloat16>(be, job) : choose<__half>(be, job);
+    return be->act == ACT_BF16 ? choose_dq<__nv_bfloat16>(be, job) : choose_dq<__half>(be, job);
 }
 
 /* Heads that share a table add to the same elements: by atomic additions, or in deterministic mode

@@ -2,10 +2,6 @@
  * arrays to TMA. */
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
 
-static bool is_addressable(const void *rows, int64_t stride) {
-    return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
-}
-
 /* Tables are read tile by tile. */
 static bool is_readable(const attn_args *a) {
     return a->bias != BIAS_TABLE || is_addressable(a->table, a->table_len);

@@ -71,6 +71,11 @@ static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), dim3
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
+/* Whether TMA can address rows that are `stride` 16-bit numbers apart. */
+static inline bool is_addressable(const void *rows, int64_t stride) {
+    return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
+}
+
 /* Loads R rows x D columns from row y, column x on; the barrier must expect R * D * 2 bytes. */
 template <int D, int R>
 __device__ static inline void load_rows(char *to, const CUtensorMap *map, uint64_t *barrier, int x,

@@ -25,10 +25,10 @@ template <typename T, attn_bias BIAS> static status choose(backend *be, const at
     return bwd_launch<T, bwd_shape<bwd_bias_d128<BIAS>>>(be, a);
 }
 
-template <typename T> static status launch(backend *be, const attn_args *a) {
+template <typename T> static status launch_bias(backend *be, const attn_args *a) {
     return a->bias == BIAS_TABLE ? choose<T, BIAS_TABLE>(be, a) : choose<T, BIAS_TIME>(be, a);
 }
 
 status cuda_attn_sm90_bwd_bias(backend *be, const attn_args *a) {
-    return be->act == ACT_BF16 ? launch<__nv_bfloat16>(be, a) : launch<__half>(be, a);
+    return be->act == ACT_BF16 ? launch_bias<__nv_bfloat16>(be, a) : launch_bias<__half>(be, a);
 }

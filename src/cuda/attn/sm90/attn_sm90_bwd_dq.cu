@@ -6,7 +6,7 @@
  * one.  Bound by the tensor cores. */
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
-enum { STAGES = 2, WARPS = 8 };
+enum { DQ_STAGES = 2, DQ_WARPS = 8 };
 
 /* Slopes are kept as float16, which has more digits than the products they go into: the scores'
  * registers are then free for dp. */
@@ -41,17 +41,17 @@ __device__ static inline void pack_gradients(uint32_t (&left)[4][4], uint32_t se
 template <int D> struct q_shape {
     static constexpr int ROWS = DQ_ROWS, KEYS = 64, THREADS = 3 * GROUP;
     static constexpr int OWN = ROWS * D * 2, TILE = KEYS * D * 2;
-    static constexpr int BYTES = 2 * OWN + (STAGES + 1) * TILE + 1024;
+    static constexpr int BYTES = 2 * OWN + (DQ_STAGES + 1) * TILE + 1024;
 };
 
 typedef struct q_barriers {
-    uint64_t own, keys[STAGES], keys_free[STAGES], values, values_free;
+    uint64_t own, keys[DQ_STAGES], keys_free[DQ_STAGES], values, values_free;
 } q_barriers;
 
 template <int D> struct q_work {
     attn_sequence s;
     int head, row0;
-    char *queries, *douts, *keys, *values; /* keys: STAGES tiles */
+    char *queries, *douts, *keys, *values; /* keys: DQ_STAGES tiles */
     q_barriers *barriers;
 };
 
@@ -73,8 +73,8 @@ __device__ static void q_ask(const attn_args &a, const q_work<D> &w, const bwd_m
     load_rows<D, shape::ROWS>(w.queries, &maps.q, &b->own, x, w.s.row_q + w.row0);
     load_rows<D, shape::ROWS>(w.douts, &maps.dout, &b->own, x, w.s.row_q + w.row0);
     for (int j = next_keys(a, w, 0); j < w.s.len_k; j = next_keys(a, w, j + shape::KEYS), n++) {
-        int stage = n % STAGES;
-        barrier_wait(&b->keys_free[stage], (uint32_t)(n / STAGES + 1) & 1);
+        int stage = n % DQ_STAGES;
+        barrier_wait(&b->keys_free[stage], (uint32_t)(n / DQ_STAGES + 1) & 1);
         barrier_expect(&b->keys[stage], shape::TILE);
         load_rows<D, shape::KEYS>(w.keys + stage * shape::TILE, &maps.k, &b->keys[stage], x,
                                   w.s.row_k + j);
@@ -88,8 +88,8 @@ __device__ static void q_ask(const attn_args &a, const q_work<D> &w, const bwd_m
 template <typename T, int D>
 __device__ static inline void q_scores(const q_work<D> &w, int own, int n, float (&x)[32]) {
     using shape = q_shape<D>;
-    int stage = n % STAGES;
-    barrier_wait(&w.barriers->keys[stage], (uint32_t)(n / STAGES) & 1);
+    int stage = n % DQ_STAGES;
+    barrier_wait(&w.barriers->keys[stage], (uint32_t)(n / DQ_STAGES) & 1);
     wgmma_fence();
     product_of_rows<T, D, shape::ROWS, 64>(x, w.queries + own, w.keys + stage * shape::TILE);
     wgmma_commit();
@@ -129,17 +129,17 @@ __device__ static void q_compute(const attn_args &a, const q_work<D> &w, int gro
              j = next_keys(a, w, j + shape::KEYS), n++) {
             seen = rows_mask(a, w.s, first, row, j);
             q_scores<T, D>(w, own, n + 1, x);
-            add_tile<T, D>(sum, left, w.keys + n % STAGES * shape::TILE);
+            add_tile<T, D>(sum, left, w.keys + n % DQ_STAGES * shape::TILE);
             wgmma_wait<1>();
             pack_slopes(slope, half, x);
             q_dp<T, D>(w, own, n + 1, x);
             wgmma_wait<0>();
             release(&b->values_free);
-            release(&b->keys_free[n % STAGES]);
+            release(&b->keys_free[n % DQ_STAGES]);
             pack_gradients<T>(left, seen, slope, x);
         }
         wgmma_fence();
-        add_tile<T, D>(sum, left, w.keys + n % STAGES * shape::TILE);
+        add_tile<T, D>(sum, left, w.keys + n % DQ_STAGES * shape::TILE);
         wgmma_wait<0>();
     }
     store_wide<T, D>((T *)a.dq + (int64_t)w.s.row_q * a.stride_q + w.head * D, a.stride_q, row,
@@ -169,15 +169,15 @@ __global__ void __launch_bounds__(q_shape<D>::THREADS, 1)
     w.queries = room + (1024 - shared_address(room) % 1024) % 1024;
     w.douts = w.queries + shape::OWN;
     w.keys = w.douts + shape::OWN;
-    w.values = w.keys + STAGES * shape::TILE;
+    w.values = w.keys + DQ_STAGES * shape::TILE;
     w.barriers = &barriers;
     if (threadIdx.x == 0) {
         barrier_init(&barriers.own, 1);
         barrier_init(&barriers.values, 1);
-        barrier_init(&barriers.values_free, WARPS);
-        for (int i = 0; i < STAGES; i++) {
+        barrier_init(&barriers.values_free, DQ_WARPS);
+        for (int i = 0; i < DQ_STAGES; i++) {
             barrier_init(&barriers.keys[i], 1);
-            barrier_init(&barriers.keys_free[i], WARPS);
+            barrier_init(&barriers.keys_free[i], DQ_WARPS);
         }
         barrier_init_done();
     }

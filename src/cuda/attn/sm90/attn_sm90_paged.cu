@@ -20,10 +20,6 @@ struct paged_d256 : paged_sizes {
     static constexpr int D = 256, BUFFERS = 1;
 };
 
-static bool is_addressable(const void *rows, int64_t stride) {
-    return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
-}
-
 static bool has_few_units(const backend *be, const attn_args *a) {
     int64_t n_units = (int64_t)a->n_sequences * a->n_heads * cuda_div_up(a->max_len_q, 128);
     return n_units < 2 * cuda_of(be)->n_multiprocessors;

@@ -36,10 +36,6 @@ struct bwd_silu_d128 : bwd_d128 {
     static constexpr bool IS_SILU = true;
 };
 
-static bool is_addressable(const void *rows, int64_t stride) {
-    return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
-}
-
 /* Slots of tiles of queries. */
 static int64_t count_slots(const softmax_attn_args *a) {
     return a->n_rows / QUERIES + a->n_sequences;

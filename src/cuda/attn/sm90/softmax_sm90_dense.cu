@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(dense90::THREADS, 1)
     }
 }
 
-template <typename T> static status launch(backend *be, const softmax_attn_args *a) {
+template <typename T> static status launch_dense(backend *be, const softmax_attn_args *a) {
     soft90_job job = {};
     int64_t columns = (int64_t)a->n_heads * dense90::D;
     job.a = *a;
@@ -311,6 +311,6 @@ template <typename T> static status launch(backend *be, const softmax_attn_args 
 }
 
 status cuda_softmax_sm90_dense(backend *be, const softmax_attn_args *a) {
-    if (be->act == ACT_BF16) return launch<__nv_bfloat16>(be, a);
-    return launch<__half>(be, a);
+    if (be->act == ACT_BF16) return launch_dense<__nv_bfloat16>(be, a);
+    return launch_dense<__half>(be, a);
 }

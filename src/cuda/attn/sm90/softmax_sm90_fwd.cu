@@ -27,10 +27,6 @@ struct dense_d128 : soft90_sizes {
     static constexpr int D = 128, GROUPS = 2, BLOCKS = 1, STAGES = 3;
 };
 
-static bool is_addressable(const void *rows, int64_t stride) {
-    return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;
-}
-
 bool cuda_softmax_sm90_can_fwd(const backend *be, const softmax_attn_args *a) {
     return cuda_of(be)->sm == 90 && be->act != ACT_F32 && (a->dim == 64 || a->dim == 128) &&
            a->n_rows > 0 && is_addressable(a->q, a->stride_q) &&
