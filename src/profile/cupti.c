@@ -105,9 +105,9 @@ static struct {
     int64_t ahead_ns; /* of CUPTI's clock: what clock_ns has to be added */
 } cupti = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* The op that the calling thread is in, and how many nodes of a graph it has made. */
+/* The op that the calling thread is in, and how many kernels of a graph it has made. */
 static _Thread_local op_mark marked = {.index = RECORDER_NO_OP, .name = -1};
-static _Thread_local int n_nodes;
+static _Thread_local int n_kernels;
 
 /* Notes why it does not work.  Returns false. */
 static bool refuse(const char *what, CUptiResult result) {
@@ -374,7 +374,8 @@ static void CUPTIAPI on_node(void *ctx, CUpti_CallbackDomain domain, CUpti_Callb
     if (g == NULL || cupti.cuptiGetGraphNodeId(g->node, &node) != CUPTI_SUCCESS) return;
     pthread_mutex_lock(&cupti.lock);
     if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED && marked.name >= 0) {
-        bool is_first = n_nodes++ == 0;
+        /* Only kernels are told by their op: a memset before them must not count for the first. */
+        bool is_first = g->nodeType == CU_GRAPH_NODE_TYPE_KERNEL && n_kernels++ == 0;
         graph_node n = {.op = marked.name + 1,
                         .is_first = is_first,
                         .has_work = marked.flop > 0 || marked.moved > 0,
@@ -543,7 +544,7 @@ const char *cupti_reason(void) {
 
 void cupti_mark_begin(const op_mark *m) {
     marked = *m;
-    n_nodes = 0;
+    n_kernels = 0;
     if (m->index != RECORDER_NO_OP && cupti.n_on == N_KINDS)
         cupti.cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0,
                                                      (uint64_t)m->index);
