@@ -75,7 +75,7 @@ def main():
                        f'text-anchor="end">scattered: by rows</text><text x="{at + 5:.1f}" y="{Y1 + 14}">by tiles</text>')
     at = x(math.sqrt(rows["w"][-1][0] * rows["w"][-2][0]))
     out.append(f'<path class="switch" stroke-dasharray="3 3" d="M{at:.1f} {Y1 + 60}V{Y0}"/><text x="{at - 5:.1f}" '
-               f'y="{Y0 - 8}" text-anchor="end">windows: one row tile a block</text><text x="{at + 5:.1f}" y="{Y0 - 8}">two</text>')
+               f'y="{Y0 - 8}" text-anchor="end">windows: one row tile a block</text><text x="{at + 5:.1f}" y="{Y0 - 8}">three</text>')
     out.append(f'<text x="{(X0 + X1) / 2}" y="{Y0 + 40}" text-anchor="middle">share of the pairs attended</text>')
     out.append(f'<text x="{X0}" y="20">ms, {shape}, 12 heads of 64, bfloat16, H200, by replay; dotted: proportional</text>')
     out.append("</svg>")

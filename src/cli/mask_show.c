@@ -38,6 +38,7 @@ typedef struct mask_facts {
     double n_blocks;                   /* blocks of 16 x 16 with a pair */
     double tile_pairs;                 /* of a listed tile, in the mean */
     bool by_rows, shares;              /* see mask_choice.h */
+    bool is_none;                      /* every row sees every key */
     double rho, tau;                   /* of STOF's rule; tau is NAN where it has none */
 } mask_facts;
 
@@ -74,6 +75,7 @@ static status find_facts(mask_facts *f, const mask *m, int64_t sequence, int32_t
     f->n_full = (double)p->n_full;
     f->n_partial = (double)(p->n_listed - p->n_full);
     f->n_blocks = (double)mask_plan_count_tiles(p, 16);
+    f->is_none = mask_rule_of(m)->kind == MASK_NONE;
     f->tile_pairs = p->n_listed > 0 ? (double)p->n_pairs / (double)p->n_listed : 0;
     f->by_rows =
         !mask_rule_is_span(mask_rule_of(m)) && mask_choice_by_rows(p->n_pairs, p->n_listed);
@@ -134,8 +136,10 @@ static void print_kernel(const mask_facts *f, const show_style *style) {
            f->n_pairs > 0 ? computed(f) / (double)f->n_pairs : 0);
     if (f->by_rows) return;
     printf("              on Hopper, in 16 bits: %s\n",
-           f->shares ? "rows see many tiles, so two row tiles share the keys they load"
-                     : "a row tile alone, with the tiles of its own list");
+           f->is_none && f->shares
+               ? "rows see everything, so two row tiles, with heads of 64 three, share the keys"
+           : f->shares ? "rows see many tiles, so two row tiles share the keys they load"
+                       : "a row tile alone, with the tiles of its own list");
 }
 
 static void print_facts(const mask_facts *f) {
