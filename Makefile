@@ -269,9 +269,10 @@ $B/%.cu.o: %.cu $B/flags
 	$(compile_cu)
 $B/src/cuda/unit_%.cu.o: $B/src/cuda/unit_%.cu $B/flags
 	$(compile_cu)
-$B/src/cuda/unit_%.cu: Makefile
+# Written anew only if its list has changed: a file that is added must not wait for `make clean`.
+$B/src/cuda/unit_%.cu: FORCE
 	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $(CU_UNIT_$*:src/%=%) >$@
+	@printf '#include "%s"\n' $(CU_UNIT_$*:src/%=%) | cmp -s - $@ || printf '#include "%s"\n' $(CU_UNIT_$*:src/%=%) >$@
 
 .SECONDARY:
 
