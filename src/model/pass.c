@@ -11,6 +11,11 @@
  * kernels. */
 enum { MAX_RECORDED_EVENTS = 1 << 16 };
 
+/* Whether all tokens have results, so that there is nothing to choose and to round up. */
+static bool has_all_rows(const model *m) {
+    return m->is_ranking && !m->plan.has_candidates;
+}
+
 static plan_config plan_of(const model *m, const pass_config *c) {
     plan_config p = m->plan;
     bool is_large = (int64_t)c->max_users * p.max_events > MAX_RECORDED_EVENTS;
@@ -28,6 +33,7 @@ static plan_config plan_of(const model *m, const pass_config *c) {
     p.is_training = c->is_training;
     /* Ranks that share a batch exchange numbers in the middle of a pass. */
     bool is_shared = m->tensor != NULL || m->sequence != NULL;
+    p.is_rounded = c->is_recorded && !is_shared && m->be->token_bucket > 0 && !has_all_rows(m);
     p.bucket = c->is_training && m->can_record && !is_large && !is_shared ? m->be->token_bucket : 0;
     return p;
 }
@@ -293,21 +299,41 @@ status pass_take_loss(pass *p, double *sum) {
     return p->m->be->ops->wait(p->m->be, ticket);
 }
 
-/* A batch through all layers, without dropout. */
-static status run(pass *p, const batch *b, const plan_request *request) {
+/* The batch that is laid out through all layers, without dropout, and the head. */
+static status run_laid_out(pass *p, const void **out) {
+    const model *m = p->m;
+    sequences s = plan_sequences(&p->plan);
+    const void *last = p->hidden[m->n_layers];
+    TRY(pass_forward(p, &s));
+    return m->is_ranking
+               ? ranking_score(&m->ranking, &p->ranking, m->be, &p->plan, last, out)
+               : retrieval_encode(&m->retrieval, &p->retrieval, m->be, &p->plan, last, out);
+}
+
+/* The results are where they were when the shape was recorded. */
+static status run_recorded(pass *p, const void **out) {
+    backend *be = p->m->be;
+    record_state state;
+    *out = p->m->is_ranking ? p->ranking.logits : p->retrieval.query;
+    TRY(be->ops->record(be, pass_record_key(p, 0), &state));
+    status st = state == RECORD_REPLAY ? OK : run_laid_out(p, out);
+    status end = be->ops->record_end(be);
+    return st != OK ? st : end;
+}
+
+static status run(pass *p, const batch *b, const plan_request *request, const void **out) {
     model *m = p->m;
     TRY(dynamic_take(&m->dynamic, b, false, &b));
     TRY(plan_build(&p->plan, m->be, b, request));
-    sequences s = plan_sequences(&p->plan);
-    return pass_forward(p, &s);
+    return p->plan.is_round ? run_recorded(p, out) : run_laid_out(p, out);
 }
 
 static status run_cached(pass *p, const batch *b, plan_purpose purpose, kv_store *store,
-                         const plan_cache *cache) {
+                         const plan_cache *cache, const void **out) {
     const char *why = kv_store_check(p->m);
     if (cache != NULL && why != NULL) return fail(ERR_UNSUPPORTED, "%s", why);
     p->store = store;
-    status st = run(p, b, &(plan_request){.purpose = purpose, .cache = cache});
+    status st = run(p, b, &(plan_request){.purpose = purpose, .cache = cache}, out);
     p->store = NULL;
     return st;
 }
@@ -322,9 +348,7 @@ status pass_encode_cached(pass *p, const batch *b, kv_store *store, const plan_c
     if (m->is_ranking)
         return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
                                 "encoded user to search with");
-    TRY(run_cached(p, b, PLAN_ENCODE, store, cache));
-    return retrieval_encode(&m->retrieval, &p->retrieval, m->be, &p->plan, p->hidden[m->n_layers],
-                            out);
+    return run_cached(p, b, PLAN_ENCODE, store, cache, out);
 }
 
 status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows) {
@@ -335,7 +359,7 @@ status pass_score_cached(pass *p, const batch *b, kv_store *store, const plan_ca
                          const void **out, int64_t *n_rows) {
     const model *m = p->m;
     if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
-    TRY(run_cached(p, b, PLAN_SCORE, store, cache));
-    *n_rows = p->plan.n_loss;
-    return ranking_score(&m->ranking, &p->ranking, m->be, &p->plan, p->hidden[m->n_layers], out);
+    TRY(run_cached(p, b, PLAN_SCORE, store, cache, out));
+    *n_rows = p->plan.n_rows;
+    return OK;
 }

@@ -22,6 +22,10 @@ typedef struct pass_config {
      * was made for, max_users users with their longest histories and all candidates. */
     int32_t max_tokens, max_targets;
     bool has_cache; /* for pass_encode_cached and pass_score_cached */
+    /* Without training, where the backend records steps: small batches are rounded up to a few
+     * shapes, each of which is recorded when it comes the second time, and replayed from then on.
+     */
+    bool is_recorded;
     /* A pass whose activations this one may overwrite, so that it needs little memory of its own;
      * or NULL. That pass must outlive this one, and its results are lost whenever this one runs. */
     pass *lender;

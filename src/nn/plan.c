@@ -36,17 +36,39 @@ static int64_t n_fillers(const plan *p) {
     return (p->config.bucket + p->len_bound - 1) / p->len_bound;
 }
 
+/* The next power of two. */
+static int64_t round_double(int64_t n) {
+    int64_t power = 1;
+    while (power < n)
+        power *= 2;
+    return power;
+}
+
+/* Eight sizes between two powers of two, so that at most an eighth is added; multiples of 16. */
+static int64_t round_shape(int64_t n) {
+    int64_t step = 16;
+    while (n > 16 * step)
+        step *= 2;
+    return (n + step - 1) / step * step;
+}
+
+static int64_t max_sequences(const plan *p) {
+    const plan_config *c = &p->config;
+    return c->is_rounded ? round_double(c->max_users) : c->max_users + n_fillers(p);
+}
+
 static void lay_all(plan *p, staging *s) {
     const plan_config *c = &p->config;
+    int64_t n = max_sequences(p);
     s->bytes = 0;
     STAGE(s, &p->step, 1);
     STAGE(s, &p->grad_scale, 1);
-    STAGE(s, &p->offsets, c->max_users + n_fillers(p) + 1);
+    STAGE(s, &p->offsets, n + 1);
     STAGE(s, &p->context_row, (int64_t)c->max_users * c->n_context);
-    STAGE(s, &p->n_contexts, c->max_users + n_fillers(p));
-    STAGE(s, &p->n_targets, c->max_users + n_fillers(p));
-    STAGE(s, &p->page_table, (int64_t)c->max_users * c->max_pages);
-    STAGE(s, &p->key_offsets, c->max_pages > 0 ? c->max_users + 1 : 0);
+    STAGE(s, &p->n_contexts, n);
+    STAGE(s, &p->n_targets, n);
+    STAGE(s, &p->page_table, n * c->max_pages);
+    STAGE(s, &p->key_offsets, c->max_pages > 0 ? n + 1 : 0);
     lay_tokens(p, s, p->max_tokens);
     lay_losses(p, s, plan_max_loss(c));
 }
@@ -61,6 +83,7 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     int64_t per_user = c->n_context + (int64_t)tokens_per_event(c) * c->max_events;
     int64_t n = fill_up(per_user * c->max_users, c->bucket);
     if (c->max_tokens > 0 && c->max_tokens < n) n = c->max_tokens;
+    if (c->is_rounded) n = round_shape(n);
     p->len_bound = c->max_len > 0 ? c->max_len : (int32_t)per_user;
     if (n > INT32_MAX)
         return fail(ERR_CONFIG,
@@ -301,7 +324,8 @@ static void put_filler(layout *l) {
     plan *p = l->p;
     const plan_config *c = &p->config;
     int32_t token = l->at++;
-    if (c->has_times) p->key_time.host[token] = p->query_time.host[token] = 0;
+    if (c->has_times) p->query_time.host[token] = 0;
+    if (c->has_times && !p->has_cache) p->key_time.host[token] = 0;
     if (!c->is_merged) p->event_row.host[p->n_events] = -1;
     p->row.host[token] = c->is_merged ? -1 : p->n_events;
     p->n_events++;
@@ -331,6 +355,38 @@ static void fill_batch(layout *l) {
     p->max_len = p->len_bound;
 }
 
+/* No sequence is longer. */
+static int32_t bounded(const plan *p, int64_t n) {
+    return n < p->len_bound ? (int32_t)n : p->len_bound;
+}
+
+/* Rounds the shapes of a batch up.  The tokens that are added belong to no sequence: what ops make
+ * of them nobody reads. */
+static void round_batch(layout *l) {
+    plan *p = l->p;
+    const plan_config *c = &p->config;
+    int64_t n_tokens = round_shape(l->at), n_sequences = round_double(p->n_users);
+    int64_t n_loss = c->is_ranking ? round_shape(p->n_loss) : n_sequences;
+    for (; p->n_sequences < n_sequences; p->n_sequences++) {
+        p->n_contexts.host[p->n_sequences] = p->n_targets.host[p->n_sequences] = 0;
+        p->offsets.host[p->n_sequences + 1] = l->at;
+        if (!p->has_cache) continue;
+        p->key_offsets.host[p->n_sequences + 1] = l->first_key;
+        for (int32_t i = 0; i < c->max_pages; i++)
+            p->page_table.host[(int64_t)p->n_sequences * c->max_pages + i] = 0;
+    }
+    while (l->at < n_tokens) {
+        if (p->has_cache) p->slot.host[l->at] = -1;
+        put_filler(l);
+    }
+    for (; p->n_loss < n_loss; p->n_loss++) {
+        p->loss_token.host[p->n_loss] = p->label.host[p->n_loss] = -1;
+        p->loss_user.host[p->n_loss] = p->loss_position.host[p->n_loss] = 0;
+    }
+    p->max_len = bounded(p, (p->max_len + 127) / 128 * 128);
+    if (p->has_cache) p->max_keys = bounded(p, round_double(p->max_keys));
+}
+
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
     if (request->purpose == PLAN_TRAIN && !p->config.is_training)
         return fail(ERR_USAGE, "this pass was made without the memory for training");
@@ -350,7 +406,10 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
         l.start = request->start != NULL ? request->start[l.user] : 0;
         TRY(put_user(&l, request->cache));
     }
+    p->n_rows = p->n_loss;
     if (p->config.bucket > 0 && request->purpose == PLAN_TRAIN && p->n_loss > 0) fill_batch(&l);
+    p->is_round = p->config.is_rounded && p->n_users > 0 && l.at <= PLAN_ROUND_MOST;
+    if (p->is_round) round_batch(&l);
     p->n_tokens = l.at;
     /* Contextual tokens are numbered after all events, whose number is known only now. */
     for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
@@ -360,8 +419,14 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
 
 /* FNV-1a over what decides the shapes. */
 uint64_t plan_record_key(const plan *p) {
-    const int32_t part[] = {p->n_users,  p->n_sequences, p->n_tokens,
-                            p->n_events, p->n_loss,      p->max_len};
+    bool has_users = !p->config.is_rounded || p->config.n_context > 0;
+    const int32_t part[] = {has_users ? p->n_users : 0,
+                            p->n_sequences,
+                            p->n_tokens,
+                            p->n_events,
+                            p->n_loss,
+                            p->max_len,
+                            p->has_cache ? p->max_keys : -1};
     uint64_t key = 0xcbf29ce484222325u;
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         key = (key ^ (uint32_t)part[i]) * 0x100000001b3u;
@@ -373,7 +438,9 @@ int64_t plan_max_loss(const plan_config *c) {
     int32_t per_user = c->has_candidates ? c->max_targets : c->max_events;
     if (!c->is_training && !c->is_ranking) per_user = 1;
     int64_t n = fill_up((int64_t)c->max_users * per_user, c->bucket);
-    return c->is_ranking && c->max_tokens > 0 && c->max_tokens < n ? c->max_tokens : n;
+    if (c->is_ranking && c->max_tokens > 0 && c->max_tokens < n) n = c->max_tokens;
+    if (!c->is_rounded) return n;
+    return c->is_ranking ? round_shape(n) : round_double(c->max_users);
 }
 
 int64_t plan_count_loss(const plan_config *c, const batch *b) {

@@ -10,8 +10,9 @@
  * Everything is computed on the host, checked against what the model was made for, and sent to the
  * backend by plan_build, in one copy.  Where steps are recorded, a training batch is padded to a
  * multiple of the backend's token_bucket by a few extra sequences whose tokens have no rows and
- * whose losses have no labels: they read as zeros and give no gradient.  A plan belongs to one
- * thread. */
+ * whose losses have no labels: they read as zeros and give no gradient.  Other small batches are
+ * rounded up by tokens and outputs that belong to no sequence, and by empty sequences, so that few
+ * shapes have to be recorded.  A plan belongs to one thread. */
 #ifndef HSTU_NN_PLAN_H
 #define HSTU_NN_PLAN_H
 
@@ -20,6 +21,10 @@
 #include "nn/sequences.h"
 
 typedef enum { PLAN_TRAIN, PLAN_ENCODE, PLAN_SCORE } plan_purpose;
+
+/* Tokens of a batch that is rounded up, at most: larger ones keep a GPU busy for longer than their
+ * kernels take to launch. */
+enum { PLAN_ROUND_MOST = 1024 };
 
 typedef struct plan_config {
     bool is_ranking;
@@ -39,6 +44,7 @@ typedef struct plan_config {
     int64_t time_per_second;
     int32_t page_len, max_pages; /* of keys and values that are kept; 0: every sequence is whole */
     int32_t bucket;              /* tokens and losses are padded to a multiple; 0: no padding */
+    bool is_rounded;             /* without training: shapes of small batches are rounded up */
     /* Rows of tables: item i is row i, action a row action_row + a of the tables of events; value v
      * of contextual feature f is row context_row[f] + v.  Merged: all are rows of one array. */
     bool is_merged;
@@ -70,6 +76,8 @@ typedef struct plan {
     staged_i32 slot;                     /* (T): where a token's key and value go; -1: nowhere */
     staged_i32 n_contexts, n_targets;    /* (B): tokens, for the masks */
     int32_t n_loss;                      /* M */
+    int32_t n_rows;                      /* of these, those of the batch: the others round it up */
+    bool is_round;                       /* the batch was rounded up, and can be recorded */
     staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
     staged_i32 label;                    /* (M): item - 1, or the action; -1: none */
     staged_u32 loss_user, loss_position; /* (M) */

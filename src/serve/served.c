@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "ops/device.h"
+#include "serve/warm.h"
 
 enum { PART = 256, POPULAR_NS = 1000000000, DEFAULT_BATCH = 64, DEFAULT_TOKENS = 8192 };
 
@@ -120,41 +121,9 @@ static status make(served *m, const served_config *c) {
     pass_config p = {.max_users = m->max_batch,
                      .max_tokens = m->max_tokens,
                      .max_targets = max_targets,
-                     .has_cache = m->cache != NULL};
+                     .has_cache = m->cache != NULL,
+                     .is_recorded = true};
     return pass_create(&m->pass, m->s->model, &p);
-}
-
-/* Runs a full history once, so that memory is touched before the first request, and to learn the
- * rate.  The first run is not timed. */
-static status warm(served *m) {
-    int32_t n = m->s->max_history;
-    uint32_t *item, candidate = 1;
-    uint16_t *action = NULL;
-    int64_t *time = NULL;
-    status st = MEM_NEW(&item, (size_t)n);
-    if (st == OK) st = MEM_NEW(&action, (size_t)n);
-    if (st == OK) st = MEM_NEW(&time, (size_t)n);
-    for (int32_t i = 0; i < n && st == OK; i++)
-        item[i] = 1 + (uint32_t)i % (uint32_t)m->names->n_items;
-    user_events u = {.n = (uint64_t)n, .item = item, .action = action, .time = time};
-    for (int round = 0; round < 2 && st == OK; round++) {
-        uint64_t start = clock_ns();
-        const void *out;
-        int64_t n_rows;
-        histories_clear(&m->batch);
-        st = histories_add(&m->batch, &u, &candidate, m->is_ranking);
-        if (st == OK)
-            st = m->is_ranking ? pass_score(m->pass, &m->batch.view, &out, &n_rows)
-                               : pass_encode(m->pass, &m->batch.view, &out);
-        if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
-        int32_t n_tokens = m->n_context + m->per_event * n + m->is_ranking;
-        double flops = served_flops(m, n_tokens, m->is_ranking, 0) - m->flops_head;
-        m->flop_s = flops > 0 ? (double)(clock_ns() - start) / 1e9 / flops : 0;
-    }
-    mem_free(item);
-    mem_free(action);
-    mem_free(time);
-    return st;
 }
 
 status served_open(served **out, const served_config *c) {
@@ -167,7 +136,7 @@ status served_open(served **out, const served_config *c) {
     atomic_init(&m->refs, 1);
     snprintf(m->path, sizeof m->path, "%s", c->path);
     status st = make(m, &chosen);
-    if (st == OK) st = warm(m);
+    if (st == OK) st = warm_up(m);
     if (st != OK) {
         served_drop(m);
         return st;

@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
 
-enum { MAX_GRAPHS = 64 };
+enum { MAX_GRAPHS = 256 };
 
 typedef struct recorded {
     uint64_t key;
