@@ -29,6 +29,13 @@ __device__ static inline uint32_t thread_index() {
     return x;
 }
 
+/* The same of blockIdx.x. */
+__device__ static inline uint32_t block_index() {
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
+
 template <typename T>
 __device__ static inline void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0,
                                            uint32_t b1);
@@ -138,9 +145,23 @@ template <> __device__ inline uint32_t cvt_pack<__half>(float low, float high) {
     return y;
 }
 
-/* Stores two 16-bit numbers, elements `at` and at + 1 of a row, where they are below its `limit`.
- * Predicated in PTX: a branch for each, hundreds in a kernel's epilogue, made up a quarter of the
- * compiler's work ... */
+/* Stores a number, element `at` of a row, where that is below its `limit`.  Predicated in PTX: a
+ * branch for each, hundreds in a kernel's epilogue, made up a quarter of the compiler's work ... */
+template <typename T> __device__ static inline void store_below(T *to, T x, int at, int limit) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 2, "a float or a 16-bit number");
+    if constexpr (sizeof(T) == 4)
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p st.global.b32 [%0], %1;\n}" ::"l"(to),
+            "r"(*(const uint32_t *)&x), "r"(at), "r"(limit)
+            : "memory");
+    else
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p st.global.b16 [%0], %1;\n}" ::"l"(to),
+            "h"(*(const uint16_t *)&x), "r"(at), "r"(limit)
+            : "memory");
+}
+
+/* ... two 16-bit numbers, elements `at` and at + 1 ... */
 __device__ static inline void store_two_below(void *to, uint32_t pair, int at, int limit) {
     asm volatile("{\n.reg .pred p, q;\n.reg .b16 x, y;\nmov.b32 {x, y}, %1;\n"
                  "setp.lt.s32 p, %2, %4;\nsetp.lt.s32 q, %3, %4;\n"

@@ -259,15 +259,26 @@ __device__ static inline void add_product(float (*sum)[4], const float x[2][4], 
 }
 
 /* Stores the warp's 16 rows of sums; `to` is the block's first row, n the number of its valid
- * rows. */
-template <int DIM, typename T>
+ * rows.  IS_TIGHT: in a kernel that has no register left for the limits of predicated stores. */
+template <int DIM, bool IS_TIGHT = false, typename T>
 __device__ static inline void store_rows(T *to, int64_t stride, int dim, int n,
                                          const float (*sum)[4]) {
-    int row = (int)threadIdx.x / 32 * 16 + lane_g();
+    int row = (int)threadIdx.x / 32 * 16 + lane_g(), column = 2 * lane_t();
+    if constexpr (IS_TIGHT) {
 #pragma unroll
-    for (int i = 0; i < DIM / 8 * 4; i++) {
-        int r = row + i % 4 / 2 * 8, c = i / 4 * 8 + 2 * lane_t() + i % 2;
-        if (r < n && c < dim) to[r * stride + c] = from_float<T>(sum[i / 4][i % 4]);
+        for (int i = 0; i < DIM / 8 * 4; i++) {
+            int r = row + i % 4 / 2 * 8, c = column + i / 4 * 8 + i % 2;
+            if (r < n && c < dim) to[r * stride + c] = from_float<T>(sum[i / 4][i % 4]);
+        }
+    } else {
+        int limit0 = row < n ? dim - column : 0, limit1 = row + 8 < n ? dim - column : 0;
+        T *to0 = to + row * stride + column, *to1 = to0 + 8 * stride;
+#pragma unroll
+        for (int i = 0; i < DIM / 8 * 2; i++) {
+            int c = i / 2 * 8 + i % 2;
+            store_below(to0 + c, from_float<T>(sum[i / 2][i % 2]), c, limit0);
+            store_below(to1 + c, from_float<T>(sum[i / 2][2 + i % 2]), c, limit1);
+        }
     }
 }
 

@@ -334,12 +334,13 @@ static __global__ __launch_bounds__(
             if constexpr (HAS_DK) add_product<DIM, EXACT>(dk, p, q_tile + c * STRIDE, a.dim_qk);
         }
     }
+    constexpr bool IS_TIGHT = DIM == 32 && !EXACT;
     if constexpr (HAS_DK)
-        store_rows<DIM>((float *)a.dk + first * a.stride_k + head * a.dim_qk, a.stride_k, a.dim_qk,
-                        s.len_k - j0, dk);
+        store_rows<DIM, IS_TIGHT>((float *)a.dk + first * a.stride_k + head * a.dim_qk, a.stride_k,
+                                  a.dim_qk, s.len_k - j0, dk);
     if constexpr (HAS_DV)
-        store_rows<DIM>((float *)a.dv + first * a.stride_v + head * a.dim_v, a.stride_v, a.dim_v,
-                        s.len_k - j0, dv);
+        store_rows<DIM, IS_TIGHT>((float *)a.dv + first * a.stride_v + head * a.dim_v, a.stride_v,
+                                  a.dim_v, s.len_k - j0, dv);
 }
 
 template <int DIM, bool EXACT>

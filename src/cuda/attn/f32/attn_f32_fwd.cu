@@ -76,6 +76,7 @@ static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void attn_fwd_f32_k
             add_product<DIM, EXACT>(out, x, v_tile + c * STRIDE, a.dim_v);
         }
     }
+    head = (int)(block_index() % (unsigned)n_pairs) % a.n_heads; /* not kept through the loop */
     store_rows<DIM>((float *)a.out + first * a.stride_out + head * a.dim_v, a.stride_out, a.dim_v,
                     s.len_q - row0, out);
 }
