@@ -183,6 +183,31 @@ status mirror_residual_norm(backend *be, const residual_norm_args *args) {
     RUN(m, residual_norm, &a);
 }
 
+/* The product's own result is not looked at: it is undefined. */
+status mirror_linear_norm(backend *be, const linear_norm_args *args) {
+    mirror *m = mirror_of(be);
+    linear_norm_args a = *args;
+    linear_args *l = &a.linear;
+    residual_norm_args *r = &a.norm;
+    int64_t n_y = l->n * l->n_out;
+    l->z = l->dy = l->dx = l->dw = l->dbias = NULL;
+    l->w = NULL;
+    r->x = NULL;
+    mirror_begin(m);
+    MIRROR(m, l, x, IN, ACT_FACTOR, l->n * l->n_in);
+    MIRROR(m, l, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, l->n_in, l->n_out));
+    MIRROR(m, l, y, BOTH, ACT, n_y);
+    MIRROR(m, r, shift, IN, F32, r->dim);
+    MIRROR(m, r, residual, IN, ACT, n_y);
+    MIRROR(m, r, weight, IN, F32, r->dim);
+    MIRROR(m, r, bias, IN, F32, r->dim);
+    MIRROR(m, r, y, OUT, ACT, n_y);
+    TRY(mirror_send(m));
+    r->x = l->y;
+    TRY(m->below->ops->linear_norm(m->below, &a));
+    return mirror_receive(m, "linear_norm");
+}
+
 /* Each half of a cut pass leaves some of the results alone. */
 static mirror_use add_cut(mirror *m, gate_args *a, gate_cut *cut) {
     if (a->cut == NULL) return OUT;

@@ -131,9 +131,10 @@ TEST(norm_of_a_constant_row) {
     close_backends(&t);
 }
 
-/* One row, rounded at each step where f. */
-static void naive_residual_row(const residual_norm_args *a, int64_t i, bool f, double *y) {
-    const float *x = (const float *)a->x + i * a->dim, *residual = a->residual;
+/* One row, whose x is given, rounded at each step where f. */
+static void naive_residual_row(const residual_norm_args *a, int64_t i, const double *x, bool f,
+                               double *y) {
+    const float *residual = a->residual;
     double sum = 0, squares = 0, *row = y + i * a->dim;
     int32_t n = a->dim;
     for (int32_t c = 0; c < n; c++) {
@@ -162,11 +163,15 @@ static void check_residual_norm(test_backends *t, int64_t n, int32_t dim, int op
                             .residual = options & 2 ? residual : NULL,
                             .weight = weight,
                             .bias = bias};
+    double *exact = doubles(n * dim);
+    for (int64_t i = 0; i < n * dim; i++)
+        exact[i] = x[i];
     for (int f = 0; f < 2; f++) {
         want[f] = doubles(n * dim);
         for (int64_t i = 0; i < n; i++)
-            naive_residual_row(&a, i, f, want[f]);
+            naive_residual_row(&a, i, exact + i * dim, f, want[f]);
     }
+    mem_free(exact);
     for (int b = 0; b < N_TEST_BACKENDS; b++) {
         a.y = y[b] = floats(n * dim, 6);
         CHECK_OK(t->be[b]->ops->residual_norm(t->be[b], &a));
@@ -192,5 +197,61 @@ TEST(norm_of_a_residual_sum_against_double) {
     check_residual_norm(&t, 1, 50, 3);
     check_residual_norm(&t, 700, 48, 3);
     check_residual_norm(&t, 3000, 256, 3);
+    close_backends(&t);
+}
+
+/* A dense layer and the norm after it, the residual overwritten by the result. */
+static void check_linear_norm(test_backends *t, int64_t n, int32_t n_in, int32_t dim, int options) {
+    backend *be = t->be[N_TEST_BACKENDS - 1];
+    float *x = floats(n * n_in, 1), *w = floats((int64_t)n_in * dim, 2), *sum = floats(n * dim, 3);
+    float *shift = floats(dim, 4), *weight = floats(dim, 5), *bias = floats(dim, 6);
+    float *y = floats(n * dim, 7);
+    double *want[2], *row = doubles(dim);
+    char *packed;
+    linear_norm_args a = {
+        .linear = {.n = n, .n_in = n_in, .n_out = dim, .is_transposed = true, .x = x, .w = w},
+        .norm = {.n = n,
+                 .dim = dim,
+                 .eps = 1e-3f,
+                 .x = sum,
+                 .shift = options & 1 ? shift : NULL,
+                 .residual = options & 2 ? y : NULL,
+                 .weight = weight,
+                 .bias = bias,
+                 .y = y}};
+    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, n_in, dim)));
+    a.linear.packed = packed;
+    a.linear.y = sum;
+    a.linear.rank = LINEAR_FASTEST;
+    CHECK_OK(be->ops->linear_pack(be, &a.linear));
+    for (int f = 0; f < 2; f++) {
+        want[f] = doubles(n * dim);
+        for (int64_t i = 0; i < n; i++) {
+            for (int32_t c = 0; c < dim; c++) {
+                double z = 0;
+                for (int32_t k = 0; k < n_in; k++)
+                    z = r32(z + r32((double)x[i * n_in + k] * w[(int64_t)c * n_in + k], f), f);
+                row[c] = ract(z, f);
+            }
+            naive_residual_row(&a.norm, i, row, f, want[f]);
+        }
+    }
+    CHECK_OK(be->ops->linear_norm(be, &a));
+    CHECK_RULE(y, want[0], want[1], n * dim);
+    void *all[] = {x, w, sum, shift, weight, bias, y, want[0], want[1], row, packed};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mem_free(all[i]);
+}
+
+/* Sides that are multiples of 256, which a GPU may cut into parts, and others. */
+TEST(norm_of_a_dense_layer_against_double) {
+    test_backends t;
+    open_backends(&t);
+    check_linear_norm(&t, 5, 7, 50, 3);
+    check_linear_norm(&t, 3, 64, 256, 3);
+    check_linear_norm(&t, 65, 192, 256, 2);
+    check_linear_norm(&t, 9, 768, 768, 1);
+    check_linear_norm(&t, 2, 1984, 1024, 0);
+    check_linear_norm(&t, 130, 64, 256, 3);
     close_backends(&t);
 }

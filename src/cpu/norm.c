@@ -99,3 +99,8 @@ status cpu_residual_norm(backend *be, const residual_norm_args *a) {
     residual_norm_job job = {be, a, cpu_rows_per_chunk(a->n, a->dim)};
     return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), residual_norm_chunk, &job);
 }
+
+status cpu_linear_norm(backend *be, const linear_norm_args *a) {
+    TRY(cpu_linear_fwd(be, &a->linear));
+    return cpu_residual_norm(be, &a->norm);
+}

@@ -73,19 +73,24 @@ static status attention(const bert_layer_config *c, const bert_acts *acts, backe
     return be->ops->softmax_attn_fwd(be, &a);
 }
 
-/* x = LN(x + sum + the bias of the projection that made sum) */
-static status add_and_norm(const bert_layer_config *c, const bert_acts *acts, backend *be,
-                           int64_t n, const bert_dense *d, const bert_norm *norm, void *x) {
-    residual_norm_args a = {.n = n,
-                            .dim = c->dim,
-                            .eps = c->eps,
-                            .x = acts->sum,
-                            .shift = d->bias,
-                            .residual = x,
-                            .weight = norm->weight,
-                            .bias = norm->bias,
-                            .y = x};
-    return be->ops->residual_norm(be, &a);
+/* x = LN(x + the projection of y and its bias) */
+static status project_and_norm(const bert_layer_config *c, const bert_acts *acts, backend *be,
+                               int64_t n, const bert_dense *d, const void *y, const bert_norm *norm,
+                               void *x) {
+    linear_norm_args a = {.linear = linear_of(d, n),
+                          .norm = {.n = n,
+                                   .dim = c->dim,
+                                   .eps = c->eps,
+                                   .x = acts->sum,
+                                   .shift = d->bias,
+                                   .residual = x,
+                                   .weight = norm->weight,
+                                   .bias = norm->bias,
+                                   .y = x}};
+    a.linear.x = y;
+    a.linear.y = acts->sum;
+    a.linear.bias = NULL;
+    return be->ops->linear_norm(be, &a);
 }
 
 /* In 16 bits gelu is computed by tanh in the product's own epilogue, which saves a pass over the
@@ -101,9 +106,7 @@ status bert_layer_forward(const bert_layer *l, const bert_layer_config *c, const
     int64_t n = s->n_tokens;
     TRY(bert_dense_forward(&l->qkv, be, n, x, EPILOGUE_NONE, true, a->qkv));
     TRY(attention(c, a, be, s, mask));
-    TRY(bert_dense_forward(&l->out, be, n, a->attn, EPILOGUE_NONE, false, a->sum));
-    TRY(add_and_norm(c, a, be, n, &l->out, &l->attn_norm, x));
+    TRY(project_and_norm(c, a, be, n, &l->out, a->attn, &l->attn_norm, x));
     TRY(bert_dense_forward(&l->up, be, n, x, activation(c, be), true, a->ffn));
-    TRY(bert_dense_forward(&l->down, be, n, a->ffn, EPILOGUE_NONE, false, a->sum));
-    return add_and_norm(c, a, be, n, &l->down, &l->ffn_norm, x);
+    return project_and_norm(c, a, be, n, &l->down, a->ffn, &l->ffn_norm, x);
 }

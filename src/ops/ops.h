@@ -173,6 +173,14 @@ typedef struct residual_norm_args {
     void *y;              /* (n, dim) act; may be x or residual */
 } residual_norm_args;
 
+/* A dense layer without bias and activation, and then the norm of the sum: norm.x is linear.y,
+ * whose contents are undefined afterwards, and norm.shift the layer's bias.  linear.packed is
+ * needed. */
+typedef struct linear_norm_args {
+    linear_args linear;
+    residual_norm_args norm;
+} linear_norm_args;
+
 /* Of a gate whose rows are cut over ranks.  `dim` and all columns of gate_args are then those of
  * this rank's part, and the norm is over the parts of all ranks: each pass has two halves, and
  * between them the caller exchanges two numbers a row.

@@ -117,6 +117,12 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
         w = rows(be, ((const residual_norm_args *)a)->n, ((const residual_norm_args *)a)->dim, 3,
                  shape);
         break;
+    case WORK_linear_norm: {
+        const linear_norm_args *l = (const linear_norm_args *)a;
+        w = product(be, &l->linear, false, shape);
+        w.bytes += rows(be, l->norm.n, l->norm.dim, 3, NULL).bytes;
+        break;
+    }
     case WORK_gate_fwd:
     case WORK_gate_bwd:
         w = rows(be, ((const gate_args *)a)->n, ((const gate_args *)a)->dim,

@@ -2,7 +2,7 @@
 
 /* What operators first..last are as one op: tensors by number, -1 where there is none. */
 typedef struct call {
-    bool is_norm;
+    bool is_product, is_norm; /* both: a product, then the norm of the sum */
     int x, bias, residual, weight, shift, y;
     epilogue f;
 } call;
@@ -42,6 +42,7 @@ static bool is_whole(const chain *c, int tensor) {
 static bool match_product(const chain *c, int first, int last, call *out) {
     const chain_op *op = &c->op[first];
     if (op->kind != OP_PRODUCT || !is_whole(c, op->in[0])) return false;
+    out->is_product = true;
     out->x = op->in[0];
     out->bias = op->n_in > 2 ? op->in[2] : -1;
     for (int i = first + 1; i <= last; i++)
@@ -64,14 +65,27 @@ static bool match_norm(const chain *c, int first, int last, call *out) {
     return true;
 }
 
+/* A product whose bias and residual the norm adds. */
+static bool match_product_norm(const chain *c, int first, int last, call *out) {
+    if (last != first + 2 || c->op[first].kind != OP_PRODUCT || c->op[first].n_in > 2 ||
+        !match_norm(c, first + 1, last, out))
+        return false;
+    out->is_product = true;
+    out->x = c->op[first].in[0];
+    return true;
+}
+
 static bool match(const chain *c, int first, int last, call *out) {
     static const call none = {
         .x = -1, .bias = -1, .residual = -1, .weight = -1, .shift = -1, .y = -1};
-    *out = none;
-    if (!match_product(c, first, last, out)) {
+    bool (*const ways[])(const chain *, int, int, call *) = {match_product, match_norm,
+                                                             match_product_norm};
+    bool is_found = false;
+    for (int i = 0; i < 3 && !is_found; i++) {
         *out = none;
-        if (!match_norm(c, first, last, out)) return false;
+        is_found = ways[i](c, first, last, out);
     }
+    if (!is_found) return false;
     out->y = c->op[last].out[0];
     return is_whole(c, out->x) && (out->residual < 0 || is_whole(c, out->residual));
 }
@@ -84,8 +98,9 @@ bool library_fits(const target *t, const chain *c, int first, int last, library_
 }
 
 int library_ranks(const target *t, const chain *c, int first, int last, library_choice choice) {
+    call what;
     if (!library_fits(t, c, first, last, choice)) return 0;
-    return t->is_cuda && op_is_product(c->op[first].kind) ? LIBRARY_RANKS : 1;
+    return t->is_cuda && match(c, first, last, &what) && !what.is_norm ? LIBRARY_RANKS : 1;
 }
 
 int library_bias(const chain *c, int op) {
@@ -123,18 +138,27 @@ static const void *tensor_of(const kernel_args *args, int tensor) {
     return tensor >= 0 ? args->tensor[tensor] : NULL;
 }
 
-static status launch_norm(target *t, const layer_batch *b, const kernel_args *args,
-                          const call *what) {
-    residual_norm_args a = {.n = b->shape.n_tokens,
-                            .dim = chain_dim(&b->shape),
-                            .eps = b->eps,
-                            .x = tensor_of(args, what->x),
-                            .shift = tensor_of(args, what->shift),
-                            .residual = tensor_of(args, what->residual),
-                            .weight = tensor_of(args, what->weight),
-                            .bias = tensor_of(args, what->bias),
-                            .y = args->tensor[what->y]};
-    return t->be->ops->residual_norm(t->be, &a);
+static residual_norm_args norm_of(const layer_batch *b, const kernel_args *args, const call *what) {
+    return (residual_norm_args){.n = b->shape.n_tokens,
+                                .dim = chain_dim(&b->shape),
+                                .eps = b->eps,
+                                .x = tensor_of(args, what->x),
+                                .shift = tensor_of(args, what->shift),
+                                .residual = tensor_of(args, what->residual),
+                                .weight = tensor_of(args, what->weight),
+                                .bias = tensor_of(args, what->bias),
+                                .y = args->tensor[what->y]};
+}
+
+/* The product's result is where the norm's will be: inside a kernel it has no memory of its own. */
+static status launch_product_norm(target *t, const linear_args *product,
+                                  const residual_norm_args *norm) {
+    linear_norm_args a = {*product, *norm};
+    a.linear.x = norm->x;
+    a.linear.y = norm->y;
+    a.linear.rank = LINEAR_FASTEST;
+    a.norm.x = norm->y;
+    return t->be->ops->linear_norm(t->be, &a);
 }
 
 status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
@@ -143,13 +167,15 @@ status library_launch(const library *l, target *t, const layer_batch *b, const k
     if (!match(b->c, first, last, &what))
         return fail(ERR_UNSUPPORTED, "operators %d-%d are no op of the backend", first + 1,
                     last + 1);
-    if (what.is_norm) return launch_norm(t, b, args, &what);
+    residual_norm_args norm = norm_of(b, args, &what);
+    if (!what.is_product) return t->be->ops->residual_norm(t->be, &norm);
     linear_args a = product_of(b->c, &b->shape, first, l->packed[first]);
+    if (what.is_norm) return launch_product_norm(t, &a, &norm);
     a.x = tensor_of(args, what.x);
     a.bias = tensor_of(args, what.bias);
     a.residual = tensor_of(args, what.residual);
     a.f = choice->library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
     a.y = args->tensor[what.y];
-    a.rank = choice->rank;
+    a.rank = choice->rank < LIBRARY_RANKS - 1 ? choice->rank : LINEAR_FASTEST;
     return t->be->ops->linear_fwd(t->be, &a);
 }

@@ -4,6 +4,7 @@
  *
  *     product, + bias, + residual, then gelu, silu or relu, then a split
  *     (+ bias) (+ residual), LayerNorm
+ *     product, + bias and residual, LayerNorm
  *
  * LIBRARY_FAST_GELU is a product whose own epilogue computes gelu, by tanh: in 16 bits its
  * difference from erf is about that of rounding, and it saves a pass over memory.  Searches take it
@@ -28,8 +29,10 @@ typedef struct library {
     void *packed[CHAIN_OPS];
 } library;
 
-/* Kernels of a product that cuBLASLt recommends and searches try; one on the CPU. */
-enum { LIBRARY_RANKS = 10 };
+/* Kernels of a product that searches try: those that cuBLASLt recommends, and last the one that the
+ * backend takes by itself (LINEAR_FASTEST), which is none of cuBLASLt's where rows are few.  One on
+ * the CPU. */
+enum { LIBRARY_RANKS = 11 };
 
 /* How many ranks a choice has for operators first..last on this target; 0: they cannot be it. */
 int library_ranks(const target *t, const chain *c, int first, int last, library_choice choice);

@@ -343,7 +343,7 @@ status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
 int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice) {
     runner_kernel *k;
     if (find_tiles(r, first, last, &k) != OK) return -1;
-    for (int i = 0; i < k->n_tiles; i++)
+    for (int i = k->n_tiles - 1; i >= 0; i--)
         if ((library_choice)k->params[i].library == choice) return i;
     return -1;
 }

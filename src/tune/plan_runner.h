@@ -40,7 +40,7 @@ int plan_runner_tile(const plan_runner *r, int first, int last);
 void plan_runner_set_tile(plan_runner *r, int first, int last, int tile);
 /* By its parameters; nothing changes where the kernel does not have such tiles. */
 status plan_runner_choose_tile(plan_runner *r, int first, int last, const tile_params *params);
-/* The choice that is this op of the backend (library.h), at its first rank; -1: there is none. */
+/* The choice that is this op of the backend (library.h), at its last rank; -1: there is none. */
 int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice);
 tile_params plan_runner_tile_params(plan_runner *r, int first, int last);
 

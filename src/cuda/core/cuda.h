@@ -173,4 +173,10 @@ status cuda_softmax_sm80_dq(backend *be, const softmax_attn_args *a, const float
 bool cuda_residual_norm_sm90_can(const backend *be, const residual_norm_args *a);
 status cuda_residual_norm_sm90(backend *be, const residual_norm_args *a);
 
+/* Likewise for dense layers over few rows. */
+bool cuda_linear_few_can(const backend *be, const linear_args *a);
+status cuda_linear_few(backend *be, const linear_args *a);
+bool cuda_linear_norm_few_can(const backend *be, const linear_norm_args *a);
+status cuda_linear_norm_few(backend *be, const linear_norm_args *a);
+
 #endif

@@ -142,6 +142,7 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     bool has_z = a->f != EPILOGUE_NONE && a->z != NULL;
     weights w;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    if (cuda_linear_few_can(be, a)) return cuda_linear_few(be, a);
     TRY(forward_weights(be, a, &w));
     cuda_product p = {};
     p.m = a->n, p.n = a->n_out, p.k = a->n_in;

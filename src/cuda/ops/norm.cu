@@ -181,3 +181,9 @@ status cuda_residual_norm(backend *be, const residual_norm_args *a) {
     NORM_RUN(be, a, false,
              return norm_launch_fwd<R>(be, residual_norm_any_kernel<T, R>, a, "residual_norm"));
 }
+
+status cuda_linear_norm(backend *be, const linear_norm_args *a) {
+    if (cuda_linear_norm_few_can(be, a)) return cuda_linear_norm_few(be, a);
+    TRY(cuda_linear_fwd(be, &a->linear));
+    return cuda_residual_norm(be, &a->norm);
+}
