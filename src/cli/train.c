@@ -377,8 +377,11 @@ static status train(train_args *args, config *c) {
     work w;
     session s = {0};
     rank_grid grid = {0};
-    work_options how = {
-        .is_deterministic = args->is_deterministic, .ranks = args->ranks, .nccl = args->nccl};
+    /* What ranks of a group all compute must have the same bits on each of them. */
+    bool has_groups = args->ranks != NULL && args->ranks->size > 1 && group_size(c) > 1;
+    work_options how = {.is_deterministic = args->is_deterministic || has_groups,
+                        .ranks = args->ranks,
+                        .nccl = args->nccl};
     printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
     TRY(choose_columns(&p, c));
@@ -394,7 +397,6 @@ static status train(train_args *args, config *c) {
         /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
         s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0 &&
                              (args->ranks != NULL || args->n_ranks > 0);
-        s.shares_grads = !args->is_deterministic && strcmp(w.be->name, "cpu") != 0;
         /* NCCL has a stream to itself; sums through memory of the host would stop the pass. */
         if (comm_is_nccl(s.comm) && session_group(&s) == NULL && env_sums_early())
             s.early_bytes = EARLY_BYTES;
