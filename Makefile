@@ -106,7 +106,7 @@ CU_UNIT_dq_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd_dq bwd_dq_
 CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
 CU_UNIT_ops_sm90 := $(wildcard src/cuda/ops/*_sm90.cu)
 CU_UNIT_core := $(filter-out %/device.cu %/sort.cu,$(wildcard src/cuda/core/*.cu)) $(wildcard src/cuda/attn/common/*.cu)
-CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group head_parts kv_put l2 linear \
+CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group head_parts kv_fp8 kv_put l2 linear \
 	logits_loss matmul negatives rank row_moves update)
 CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate gate_cut norm rows)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)

@@ -284,6 +284,16 @@ void mirror_release(backend *be, void *memory) {
     mem_free(memory);
 }
 
+status mirror_host_alloc(backend *be, void **out, size_t bytes) {
+    backend *below = mirror_of(be)->below;
+    return below->ops->host_alloc(below, out, bytes);
+}
+
+void mirror_host_release(backend *be, void *memory) {
+    backend *below = mirror_of(be)->below;
+    below->ops->host_release(below, memory);
+}
+
 status mirror_zero(backend *be, void *memory, size_t bytes) {
     (void)be;
     if (bytes > 0) memset(memory, 0, bytes);

@@ -400,6 +400,50 @@ status mirror_kv_put(backend *be, const kv_put_args *args) {
     RUN(m, kv_put, &a);
 }
 
+status mirror_kv_fp8(backend *be, const kv_fp8_args *args) {
+    mirror *m = mirror_of(be);
+    kv_fp8_args a = *args;
+    int64_t dim_k = (int64_t)a.n_heads * a.dim_qk, dim_v = (int64_t)a.n_heads * a.dim_v;
+    bool is_round = a.kind == KV_ROUND, is_pack = a.kind == KV_PACK;
+    int64_t n_narrow = is_round ? 0 : rows_used(a.page, a.n_pages);
+    mirror_begin(m);
+    if (is_round) {
+        MIRROR_ROWS(m, &a, k, BOTH, ACT, a.n, dim_k, a.stride_k);
+        MIRROR_ROWS(m, &a, v, BOTH, ACT, a.n, dim_v, a.stride_v);
+    } else {
+        mirror_use wide = is_pack ? IN : OUT;
+        MIRROR(m, &a, page, IN, I32, a.n_pages);
+        MIRROR_ROWS(m, &a, pages_k, wide, ACT, a.n_pages, a.page_len * dim_k, a.stride);
+        MIRROR_ROWS(m, &a, pages_v, wide, ACT, a.n_pages, a.page_len * dim_v, a.stride);
+        MIRROR(m, &a, narrow, is_pack ? BOTH : IN, U8,
+               n_narrow * kv_fp8_page_bytes(a.page_len, a.n_heads, a.dim_qk, a.dim_v));
+    }
+    RUN(m, kv_fp8, &a);
+}
+
+/* The pages of the device are those of the backend below while the call lasts. */
+status mirror_kv_move(backend *be, const kv_move_args *args) {
+    mirror *m = mirror_of(be);
+    kv_move_args a = *args;
+    int64_t n = 0;
+    for (int32_t i = 0; i < a.n_out; i++)
+        n = a.out[i].device >= n ? a.out[i].device + 1 : n;
+    for (int32_t i = 0; i < a.n_in; i++)
+        n = a.in[i].device >= n ? a.in[i].device + 1 : n;
+    mirror_begin(m);
+    MIRROR(m, &a, device, BOTH, U8, n * (int64_t)a.page_bytes);
+    TRY(mirror_send(m));
+    TRY(m->below->ops->kv_move(m->below, &a));
+    TRY(m->below->ops->kv_wait(m->below, a.stage));
+    TRY(m->below->ops->sync(m->below));
+    return mirror_receive(m, "kv_move");
+}
+
+status mirror_kv_wait(backend *be, int stage) {
+    backend *below = mirror_of(be)->below;
+    return below->ops->kv_wait(below, stage);
+}
+
 static int64_t add_softmax_attn(mirror *m, softmax_attn_args *a) {
     int64_t n = a->offsets[a->n_sequences], width = (int64_t)a->n_heads * a->dim;
     MIRROR_ROWS(m, a, q, IN, ACT_FACTOR, n, width, a->stride_q);

@@ -51,6 +51,9 @@ static status open_engine(const check *k, int64_t kv_pages, engine **out) {
                        .device = k->c->device,
                        .n_threads = 1,
                        .kv_pages = kv_pages,
+                       .kv_host_pages = kv_pages > 0 ? k->c->kv_host_pages : 0,
+                       .loads_always = true,
+                       .has_fp8_kv = k->c->has_fp8_kv,
                        .deadline_ns = 600000000000u};
     TRY(engine_create(out, &c));
     status st = engine_load(*out, "check", k->c->run);
@@ -194,6 +197,7 @@ static void judge(check *k, const probe *p) {
     out->n_answers++;
     out->tokens_reused += (uint64_t)p->cached.tokens_reused;
     out->tokens_computed += (uint64_t)p->cached.tokens_computed;
+    out->tokens_loaded += (uint64_t)p->cached.tokens_loaded;
     if (is_same(k, &p->cached, &p->plain)) return;
     if (out->n_different++ == 0)
         snprintf(out->first, sizeof out->first,

@@ -9,6 +9,7 @@
 #ifndef HSTU_BENCH_SERVE_CHECK_H
 #define HSTU_BENCH_SERVE_CHECK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -20,6 +21,9 @@ typedef struct serve_check_config {
     uint64_t n;         /* schedules */
     uint64_t seed;
     int64_t kv_pages;                         /* 0: as many as five full histories need */
+    int64_t kv_host_pages;                    /* of the second tier, from which pages are always
+                                                 loaded; 0: there is none */
+    bool has_fp8_kv;                          /* of both engines */
     double tolerance;                         /* 0: bit for bit */
     void (*tell)(void *ctx, uint64_t n_done); /* or NULL */
     void *ctx;
@@ -27,7 +31,7 @@ typedef struct serve_check_config {
 
 typedef struct serve_check_result {
     uint64_t n_schedules, n_answers, n_different;
-    uint64_t tokens_reused, tokens_computed, n_evictions, n_reloads, n_restarts;
+    uint64_t tokens_reused, tokens_computed, tokens_loaded, n_evictions, n_reloads, n_restarts;
     char first[160]; /* the first difference, in words; "" */
 } serve_check_result;
 

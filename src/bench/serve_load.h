@@ -68,6 +68,7 @@ typedef struct load_single {
     load_items items;
     uint32_t n, n_events, n_new, n_candidates, top_k;
     bool is_cached;
+    bool is_far; /* these come before all others instead, so that a small cache has evicted them */
     uint64_t seed;
 } load_single;
 status load_set_single(load_set *s, const load_single *d);

@@ -231,9 +231,11 @@ status load_set_single(load_set *s, const load_single *c) {
     if (c->items.n == 0 || c->n_events == 0 || c->n_new > c->n_events)
         return fail(ERR_USAGE, "a history of %u events with %u new ones", c->n_events, c->n_new);
     buf_init(&d.text);
+    bool has_first = c->is_cached && c->n_new < c->n_events;
+    for (uint32_t i = 0; i < c->n && st == OK && has_first && c->is_far; i++)
+        st = single(&d, c, i, c->n_events - c->n_new, false, s);
     for (uint32_t i = 0; i < c->n && st == OK; i++) {
-        if (c->is_cached && c->n_new < c->n_events)
-            st = single(&d, c, i, c->n_events - c->n_new, false, s);
+        if (has_first && !c->is_far) st = single(&d, c, i, c->n_events - c->n_new, false, s);
         if (st == OK) st = single(&d, c, i, c->n_events, true, s);
     }
     buf_fini(&d.text);

@@ -6,11 +6,13 @@
 #include "bench/serve_check.h"
 #include "cli/bench.h"
 #include "cli/json_line.h"
+#include "cli/kv_args.h"
 #include "cli/show.h"
 
 typedef struct cache_args {
     const char *run, *data, *device;
-    int64_t n, seed, kv_pages;
+    int64_t n, seed, kv_pages, kv_host_pages;
+    const char *kv_dtype;
     double tolerance;
     bool is_json;
 } cache_args;
@@ -25,6 +27,7 @@ static status print_json(const cache_args *a, const serve_check_result *r) {
     json_key_int(w, "answers", (int64_t)r->n_answers);
     json_key_int(w, "different", (int64_t)r->n_different);
     json_key_int(w, "tokens_reused", (int64_t)r->tokens_reused);
+    json_key_int(w, "tokens_loaded", (int64_t)r->tokens_loaded);
     json_key_int(w, "tokens_computed", (int64_t)r->tokens_computed);
     json_key_int(w, "pages_evicted", (int64_t)r->n_evictions);
     json_key_int(w, "reloads", (int64_t)r->n_reloads);
@@ -33,10 +36,11 @@ static status print_json(const cache_args *a, const serve_check_result *r) {
 }
 
 static void print_text(const serve_check_result *r) {
-    char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES];
+    char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES], d[SHOW_BYTES];
     printf("%s schedules, %s answers with the cache: %" PRIu64 " differ from those without it\n",
            show_count(a, r->n_schedules), show_count(b, r->n_answers), r->n_different);
-    printf("%s tokens reused, ", show_count(a, r->tokens_reused));
+    printf("%s tokens reused (%s of them from host memory), ", show_count(a, r->tokens_reused),
+           show_count(d, r->tokens_loaded));
     printf("%s computed; ", show_count(b, r->tokens_computed));
     printf("%s pages evicted, %" PRIu64 " reloads, %" PRIu64 " restarts\n",
            show_count(c, r->n_evictions), r->n_reloads, r->n_restarts);
@@ -55,9 +59,11 @@ static status run(const cache_args *a) {
                             .n = (uint64_t)a->n,
                             .seed = (uint64_t)a->seed,
                             .kv_pages = a->kv_pages,
+                            .kv_host_pages = a->kv_host_pages,
                             .tolerance = a->tolerance,
                             .tell = tell,
                             .ctx = &bar};
+    TRY(kv_args_dtype(a->kv_dtype, &c.has_fp8_kv));
     progress_begin(&bar, "checking", "schedules", c.n);
     status st = serve_check(&c, &r);
     progress_end(&bar);
@@ -80,6 +86,10 @@ status bench_cache(int argc, char **argv) {
          "Pages of 64 tokens (default: those of five full histories, so that pages are evicted all "
          "the time).",
          1, 1 << 24},
+        {"--kv-host-pages", ARG_INT, &a.kv_host_pages, "P",
+         "Pages of a second tier in host memory, from which all are loaded (default 0: none).", 0,
+         1 << 24},
+        {"--kv-dtype", ARG_TEXT, &a.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
         {"--tolerance", ARG_DOUBLE, &a.tolerance, "X",
          "How far off a number may be (default 0: bit for bit, as on the CPU).", 0, 1},
         {"--device", ARG_TEXT, &a.device, "DEVICE", "cpu (default), auto, cuda or cuda:N.", 0, 0},

@@ -16,8 +16,13 @@ typedef struct latency_args {
     int64_t n, warmup, concurrency, growing;
 } latency_args;
 
+/* Where the history is when a request comes. */
+typedef enum { STATE_COLD, STATE_CACHED, STATE_HOST, STATE_FP8, STATES } cache_state;
+static const char *const state_names[STATES] = {"cold", "cached", "host", "fp8"};
+
 typedef struct latency_row {
     uint32_t n_events, n_new;
+    cache_state state;
     bool is_cached;
     load_report report;
 } latency_row;
@@ -38,7 +43,7 @@ static status read_list(const char *option, const char *text, uint32_t *out, int
 }
 
 /* The first requests warm up and are not timed. */
-static status measure(const latency_args *a, const load_rig *rig, latency_row *row) {
+static status ask(const latency_args *a, const load_rig *rig, latency_row *row) {
     load_set set;
     bool is_ranking = strcmp(rig->info.task, "ranking") == 0;
     int64_t candidates = is_ranking && a->load.candidates == 0 ? 256 : a->load.candidates;
@@ -49,7 +54,8 @@ static status measure(const latency_args *a, const load_rig *rig, latency_row *r
                      .n_candidates = (uint32_t)candidates,
                      .top_k = (uint32_t)a->load.top_k,
                      .is_cached = row->is_cached,
-                     .seed = load_args_seed(&a->load) + (row->is_cached ? 7919 : 0) +
+                     .is_far = row->state == STATE_HOST,
+                     .seed = load_args_seed(&a->load) + 7919 * (uint64_t)row->state +
                              row->n_events * 131u + row->n_new};
     load_plan p = {.concurrency = (int)a->concurrency};
     load_set_init(&set);
@@ -68,6 +74,29 @@ static status measure(const latency_args *a, const load_rig *rig, latency_row *r
     return st;
 }
 
+/* Pages of a history with its candidates, about. */
+static int64_t pages_of(const latency_row *row) {
+    return 2 * (int64_t)row->n_events / 64 + 2;
+}
+
+/* In states that the engine of the other rows does not have, an engine of its own: one whose device
+ * has room for two users, the host for all of them, and one in 8 bits. */
+static status measure(const latency_args *a, const load_rig *rig, latency_row *row) {
+    latency_args own = *a;
+    load_rig other;
+    if (row->state < STATE_HOST) return ask(a, rig, row);
+    if (row->state == STATE_FP8) own.load.kv_dtype = "fp8";
+    if (row->state == STATE_HOST) {
+        own.load.kv_pages = (2 + a->concurrency) * pages_of(row);
+        own.load.kv_host_pages = (a->n + a->warmup + 1) * pages_of(row);
+        own.load.kv_load = "always";
+    }
+    status st = load_rig_open(&other, &own.load, 600000);
+    if (st == OK) st = ask(&own, &other, row);
+    load_rig_close(&other);
+    return st;
+}
+
 /* NVIDIA's figure for as many tokens; histories of a ranking model have two
  * tokens an event. */
 static double l20_ms(const latency_args *a, const load_rig *rig, const latency_row *r) {
@@ -77,7 +106,7 @@ static double l20_ms(const latency_args *a, const load_rig *rig, const latency_r
 }
 
 static const char *state_of(const load_rig *rig, const latency_row *r) {
-    return r->is_cached ? load_cache_name(rig) : "cold";
+    return r->state == STATE_CACHED ? load_cache_name(rig) : state_names[r->state];
 }
 
 static void print_row(const latency_args *a, const load_rig *rig, const latency_row *r) {
@@ -132,27 +161,50 @@ static status save(const latency_args *a, const load_rig *rig, const latency_row
     return st;
 }
 
+/* "cold,host" */
+static status read_states(const latency_args *a, bool wants[STATES]) {
+    for (const char *at = a->states; *at != '\0'; at += *at == ',') {
+        size_t n = strcspn(at, ",");
+        cache_state s = 0;
+        while (s < STATES && (strlen(state_names[s]) != n || strncmp(at, state_names[s], n) != 0))
+            s++;
+        if (s == STATES)
+            return fail(ERR_USAGE, "--states %.40s: of cold, cached, host and fp8", a->states);
+        if (s >= STATE_HOST && a->load.server != NULL)
+            return fail(ERR_USAGE, "--states %s: of a RUN or an ENGINE, not of a server",
+                        state_names[s]);
+        wants[s] = true;
+        at += n;
+    }
+    return OK;
+}
+
 /* Each length cold; and, where rows can be reused, with all but the newest
  * events in the cache. */
 static status list_rows(const latency_args *a, const load_rig *rig, latency_row *rows, int *n) {
     uint32_t lengths[MAX_ROWS], news[MAX_ROWS];
     int n_lengths, n_news;
+    bool wants[STATES] = {false};
     bool can_reuse = rig->e == NULL || rig->info.is_cached;
     *n = 0;
+    TRY(read_states(a, wants));
     TRY(read_list("--history", a->histories, lengths, &n_lengths));
     TRY(read_list("--new", a->news, news, &n_news));
     for (int i = 0; i < n_lengths; i++) {
         if (lengths[i] > rig->max_history)
             return fail(ERR_USAGE, "--history %u: the model reads %u events", lengths[i],
                         rig->max_history);
-        if (*n < MAX_ROWS && strstr(a->states, "cold") != NULL)
+        if (*n < MAX_ROWS && wants[STATE_COLD])
             rows[(*n)++] = (latency_row){.n_events = lengths[i]};
-        for (int k = 0; k < n_news && can_reuse && strstr(a->states, "cached") != NULL; k++)
-            if (news[k] < lengths[i] && *n < MAX_ROWS)
-                rows[(*n)++] =
-                    (latency_row){.n_events = lengths[i], .n_new = news[k], .is_cached = true};
+        for (cache_state s = STATE_CACHED; s < STATES; s++)
+            for (int k = 0; k < n_news && can_reuse && wants[s]; k++)
+                if (news[k] < lengths[i] && *n < MAX_ROWS)
+                    rows[(*n)++] = (latency_row){
+                        .n_events = lengths[i], .n_new = news[k], .state = s, .is_cached = true};
     }
-    return *n > 0 ? OK : fail(ERR_USAGE, "--states %.40s: cold, cached or both", a->states);
+    return *n > 0
+               ? OK
+               : fail(ERR_USAGE, "--states %.40s: nothing of the history can be reused", a->states);
 }
 
 static status measure_all(const latency_args *a, const load_rig *rig) {
@@ -219,8 +271,8 @@ status bench_latency(int argc, char **argv) {
         {"--new", ARG_TEXT, &a.news, "N,N,...",
          "Of these, events that are not in the cache (default 1).", 0, 0},
         {"--states", ARG_TEXT, &a.states, "LIST",
-         "cold: nothing of the history is cached; cached: all but the new events "
-         "(default both).",
+         "cold: nothing of the history is cached; cached: all but the new events (default these "
+         "two); host: those are in host memory, and are loaded; fp8: cached in 8 bits.",
          0, 0},
         {"--n", ARG_INT, &a.n, "N",
          "Requests of a row (default 100); with --growing how often (default 5).", 1, 1000000},
@@ -243,6 +295,9 @@ status bench_latency(int argc, char **argv) {
          "Without a RUN: item ids are 1 to N (default 1000).", 1, 1000000000},
         {"--device", ARG_TEXT, &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N.", 0, 0},
         {"--kv-pages", ARG_INT, &a.load.kv_pages, "N", "Of the KV cache; 0: none.", 0, INT32_MAX},
+        {"--kv-host-pages", ARG_INT, &a.load.kv_host_pages, "N", KV_HOST_PAGES, 0, INT32_MAX},
+        {"--kv-load", ARG_TEXT, &a.load.kv_load, "RULE", KV_LOADS, 0, 0},
+        {"--kv-dtype", ARG_TEXT, &a.load.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
         {"--seed", ARG_INT, &a.load.seed, "N",
          "Of the requests (default 1; of a server: another one each time).", 0, INT64_MAX / 2},
         {"--report-json", ARG_TEXT, &a.load.report, "FILE", "Write the report there, too.", 0, 0},

@@ -35,10 +35,14 @@ static status open_engine(load_rig *r, const load_args *a, uint64_t deadline_ms)
                        .max_batch = (int32_t)a->max_batch,
                        .max_tokens = (int32_t)a->max_tokens,
                        .kv_pages = a->kv_pages,
+                       .kv_host_pages = a->kv_host_pages,
                        .deadline_ns = deadline_ms * 1000000};
+    TRY(kv_args_dtype(a->kv_dtype, &c.has_fp8_kv));
+    TRY(kv_args_load(a->kv_load, &c.loads_always));
     TRY(engine_create(&r->e, &c));
     TRY(engine_load(r->e, "model", a->path));
     TRY(engine_model(r->e, 0, &r->info));
+    kv_args_tell(&r->info);
     r->items = (load_items){r->e, r->info.n_items};
     r->max_history = (uint32_t)r->info.max_history;
     return OK;

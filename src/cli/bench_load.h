@@ -5,13 +5,15 @@
 
 #include "base/json.h"
 #include "bench/serve_growing.h"
+#include "cli/kv_args.h"
 
 /* Options of a target and of the requests; the initial values are the defaults.
  */
 typedef struct load_args {
     const char *path; /* RUN or ENGINE; or NULL */
     const char *server, *model, *data, *device, *dataset, *report;
-    int64_t kv_pages, max_batch, max_tokens, items, seed;
+    const char *kv_load, *kv_dtype;
+    int64_t kv_pages, kv_host_pages, max_batch, max_tokens, items, seed;
     int64_t requests, users, candidates, top_k;
     double zipf, returning, history_mean, history_deviation, new_mean, new_deviation;
 } load_args;

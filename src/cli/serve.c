@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/kv_args.h"
 #include "cli/work.h"
 
 enum { NAME_BYTES = 64, FLUSH_MS = 200 };
@@ -23,9 +24,10 @@ typedef struct serve_args {
     int n_paths;
     const char *data, *host, *device, *state, *keys, *access_log, *split;
     arg_list names, shadows;
-    int64_t port, max_batch, max_tokens, kv_pages, max_queue, deadline_ms;
+    const char *kv_load, *kv_dtype;
+    int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, deadline_ms;
     int64_t drain_delay_s, drain_timeout_s;
-    bool is_int8;
+    bool is_int8, loads_always, has_fp8_kv;
     int64_t max_connections, per_address, max_body_mib;
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
     server_model model[ENGINE_MAX_MODELS];
@@ -171,6 +173,10 @@ static void tell_start(const serve_args *a, server *s) {
                                            : ", without KV cache",
                  m.is_cached ? "" : m.cache_note);
     }
+    for (int i = 0; i < a->n_paths; i++) {
+        engine_model_info m;
+        if (engine_model(server_engine(s), i, &m) == OK) kv_args_tell(&m);
+    }
     if (!state.is_durable)
         log_info("note: events live in memory and end with the server; --state DIR keeps them");
     else if (state.n_cut > 0)
@@ -225,6 +231,9 @@ static server_config make_config(const serve_args *a, line_log *log) {
                                .max_tokens = (int32_t)a->max_tokens,
                                .max_queue = (int32_t)a->max_queue,
                                .kv_pages = a->kv_pages,
+                               .kv_host_pages = a->kv_host_pages,
+                               .loads_always = a->loads_always,
+                               .has_fp8_kv = a->has_fp8_kv,
                                .has_int8_items = a->is_int8,
                                .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
     return c;
@@ -263,6 +272,8 @@ static status run(serve_args *a) {
 }
 
 static status check(serve_args *a) {
+    TRY(kv_args_load(a->kv_load, &a->loads_always));
+    TRY(kv_args_dtype(a->kv_dtype, &a->has_fp8_kv));
     TRY(choose_names(a));
     TRY(read_shadows(a));
     return read_split(a);
@@ -324,6 +335,9 @@ status cmd_serve(int argc, char **argv) {
          "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the engine's, "
          "else by memory).",
          0, INT32_MAX},
+        {"--kv-host-pages", ARG_INT, &a.kv_host_pages, "N", KV_HOST_PAGES, 0, INT32_MAX},
+        {"--kv-load", ARG_TEXT, &a.kv_load, "RULE", KV_LOADS, 0, 0},
+        {"--kv-dtype", ARG_TEXT, &a.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
         {"--int8-items", ARG_FLAG, &a.is_int8, NULL,
          "A CPU rules out most items by 8-bit numbers before it reads their float32 rows; answers "
          "are the same (default: as the engine says).",

@@ -43,6 +43,16 @@ void cpu_release(backend *be, void *memory) {
     mem_free(memory);
 }
 
+status cpu_host_alloc(backend *be, void **out, size_t bytes) {
+    (void)be;
+    return mem_alloc_raw(out, bytes, 1);
+}
+
+void cpu_host_release(backend *be, void *memory) {
+    (void)be;
+    mem_free(memory);
+}
+
 status cpu_copy(backend *be, void *to, const void *from, size_t bytes) {
     (void)be;
     if (bytes > 0) memcpy(to, from, bytes);

@@ -61,6 +61,7 @@ struct pass {
     struct kv_store *store; /* of the batch that runs, or NULL */
     pass_grads_fn on_grads; /* or NULL */
     void *grads_ctx;
+    bool has_fp8_kv;        /* keys and values are rounded */
 };
 
 /* Fills a zeroed model: its parts and their parameters. */

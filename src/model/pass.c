@@ -126,6 +126,10 @@ void pass_destroy(pass *p) {
     mem_free(p);
 }
 
+void pass_set_fp8_kv(pass *p, bool has_fp8_kv) {
+    p->has_fp8_kv = has_fp8_kv;
+}
+
 uint64_t pass_memory_bytes(const pass *p) {
     return p->memory.device_bytes;
 }
@@ -158,10 +162,12 @@ status pass_forward(pass *p, const sequences *s) {
     for (int i = 0; i < m->n_layers; i++) {
         const layer *l = &m->layers[i];
         sequences own = *s;
-        if (p->store != NULL) kv_store_layer(p->store, i, &own.kv);
+        own.kv.is_fp8 = p->has_fp8_kv;
+        if (p->store != NULL) TRY(kv_store_begin_layer(p->store, i, &own.kv));
         range_begin("layer forward", i);
         status st = l->kind->forward(l, &p->layers[i], m->be, &own, hidden_rows(p, s, i),
                                      hidden_rows(p, s, i + 1));
+        if (st == OK && p->store != NULL) st = kv_store_end_layer(p->store, i);
         range_end();
         TRY(st);
     }
@@ -325,15 +331,20 @@ static status run(pass *p, const batch *b, const plan_request *request, const vo
     model *m = p->m;
     TRY(dynamic_take(&m->dynamic, b, false, &b));
     TRY(plan_build(&p->plan, m->be, b, request));
-    return p->plan.is_round ? run_recorded(p, out) : run_laid_out(p, out);
+    bool can_record = p->plan.is_round && !p->has_fp8_kv &&
+                      (p->store == NULL || kv_store_can_record(p->store));
+    return can_record ? run_recorded(p, out) : run_laid_out(p, out);
 }
 
 static status run_cached(pass *p, const batch *b, plan_purpose purpose, kv_store *store,
                          const plan_cache *cache, const void **out) {
     const char *why = kv_store_check(p->m);
     if (cache != NULL && why != NULL) return fail(ERR_UNSUPPORTED, "%s", why);
+    plan_cache own = {0};
+    if (cache != NULL) TRY(kv_store_begin(store, b->n_users, cache, &own));
     p->store = store;
-    status st = run(p, b, &(plan_request){.purpose = purpose, .cache = cache}, out);
+    plan_request request = {.purpose = purpose, .cache = cache != NULL ? &own : NULL};
+    status st = run(p, b, &request, out);
     p->store = NULL;
     return st;
 }

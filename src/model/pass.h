@@ -83,6 +83,11 @@ void pass_expect(pass *p, const batch *next);
 status pass_fetch_loss(pass *p, double *to, uint64_t *ticket);
 status pass_take_loss(pass *p, double *sum);
 
+/* From now on keys and values of HSTU layers are rounded to 8 bits (op kv_fp8), in every batch,
+ * with a cache or without: so answers do not depend on what is cached.  A store in 8 bits needs it.
+ */
+void pass_set_fp8_kv(pass *p, bool has_fp8_kv);
+
 /* Retrieval: the encoded state after the last history event of every user (its targets are labels,
  * not input): *out = (B, E) act, normalised as for the loss; memory of the pass, valid until its
  * next batch. */

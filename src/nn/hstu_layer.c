@@ -301,6 +301,22 @@ static kv_put_args put_of(const hstu_layer *l, const attn_args *a, const sequenc
                          .stride = s->kv.stride};
 }
 
+/* Rounds the keys and values of all tokens of the batch. */
+static kv_fp8_args round_of(const hstu_layer *l, const hstu_acts *a, backend *be,
+                            const sequences *s) {
+    const hstu_layer_config *c = &l->config;
+    int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+    return (kv_fp8_args){.kind = KV_ROUND,
+                         .n_heads = c->n_heads,
+                         .dim_qk = c->dim_qk,
+                         .dim_v = c->dim_v,
+                         .n = s->n_tokens,
+                         .k = column_of(be, a->uvqk_y, 2 * g + qk),
+                         .v = column_of(be, a->uvqk_y, g),
+                         .stride_k = width(c),
+                         .stride_v = width(c)};
+}
+
 static gate_args gate_of(const hstu_layer *l, const hstu_acts *a, const sequences *s) {
     const hstu_layer_config *c = &l->config;
     return (gate_args){.n = s->n_tokens,
@@ -421,6 +437,10 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
         hstu_rows_attn(&a->rows, c, be, false, &attn);
         TRY(be->ops->attn_fwd(be, &attn));
         return hstu_rows_give(&a->rows, c, be, s->n_tokens, a->attn);
+    }
+    if (s->kv.is_fp8) {
+        kv_fp8_args fp8 = round_of(l, a, be, s);
+        TRY(be->ops->kv_fp8(be, &fp8));
     }
     if (s->kv.table != NULL) {
         kv_put_args put = put_of(l, &attn, s);

@@ -18,6 +18,7 @@ typedef struct kv_batch {
     int32_t max_len; /* the longest sequence, its keys in pages included */
     void *k, *v;     /* the pages of the layer */
     int64_t stride;  /* elements between them */
+    bool is_fp8;     /* keys and values are rounded to 8 bits before they are used */
 } kv_batch;
 
 typedef struct sequences {

@@ -58,6 +58,11 @@ static void timed_release(backend *be, void *memory) {
     be->ops->release(be, memory);
 }
 
+static void timed_host_release(backend *be, void *memory) {
+    be = timed_of(be)->below;
+    be->ops->host_release(be, memory);
+}
+
 static status timed_set_precision(backend *be, act_type act, bool is_tf32) {
     backend *below = timed_of(be)->below;
     TRY(below->ops->set_precision(below, act, is_tf32));

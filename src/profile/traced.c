@@ -106,6 +106,11 @@ static void note_alloc(backend *be, ...) {
 #define OWN(result, name, parameters, arguments, test)
 #include "ops/ops.def"
 
+static void traced_host_release(backend *be, void *memory) {
+    be = traced_of(be)->below;
+    be->ops->host_release(be, memory);
+}
+
 static void traced_release(backend *be, void *memory) {
     traced *t = traced_of(be);
     be = t->below;

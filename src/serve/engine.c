@@ -137,6 +137,9 @@ static status load(engine *e, const char *name, const char *path) {
                        .max_batch = e->config.max_batch,
                        .max_tokens = e->config.max_tokens,
                        .kv_pages = e->config.kv_pages,
+                       .kv_host_pages = e->config.kv_host_pages,
+                       .loads_always = e->config.loads_always,
+                       .has_fp8_kv = e->config.has_fp8_kv,
                        .has_int8_items = e->config.has_int8_items};
     served *m;
     int i = engine_find_model(e, name);
@@ -221,14 +224,17 @@ typedef struct page_visit {
 
 static status visit_pages(served *m, void *ctx) {
     const page_visit *v = ctx;
-    for (int32_t i = 0; m->cache != NULL && i < m->store.n_pages; i++) {
-        kv_page_view p = kv_cache_view(m->cache, i);
+    int32_t n = m->store.n_pages;
+    for (int32_t i = 0; m->cache != NULL && i < n + m->store.n_host_pages; i++) {
+        bool is_host = i >= n;
+        kv_page_view p = is_host ? kv_cache_view_host(m->cache, i - n) : kv_cache_view(m->cache, i);
         engine_page out = {.page = i,
                            .owner = p.key,
                            .n_tokens = p.n_tokens,
                            .first = p.first,
                            .age = p.age,
-                           .is_pinned = p.is_pinned};
+                           .is_pinned = p.is_pinned,
+                           .is_host = is_host};
         v->fn(v->ctx, &out);
     }
     return OK;

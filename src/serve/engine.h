@@ -75,17 +75,21 @@ typedef struct engine_journal {
 } engine_journal;
 
 typedef struct engine_config {
-    const char *data;         /* prepared data with users' histories to start with; NULL: none */
-    const char *device;       /* "auto", "cpu", "cuda", "cuda:N" */
-    int n_threads;            /* of the CPU's pool of each model; 0: as many as there are cores */
-    int32_t max_batch;        /* requests of a batch; 0: as an engine folder says, else 64 */
-    int32_t max_tokens;       /* computed tokens of a batch; 0: likewise, else 8192; never less than
-                                 one request needs */
-    int32_t max_queue;        /* requests that wait, of each model; 0: 1024 */
-    int64_t kv_pages;         /* pages of each model's cache; 0: none, nothing is cached; below 0:
-                                 as an engine folder says, else a quarter GiB */
-    bool has_int8_items;      /* a CPU searches catalogues by 8-bit numbers first, also where an
-                                 engine folder does not say so */
+    const char *data;      /* prepared data with users' histories to start with; NULL: none */
+    const char *device;    /* "auto", "cpu", "cuda", "cuda:N" */
+    int n_threads;         /* of the CPU's pool of each model; 0: as many as there are cores */
+    int32_t max_batch;     /* requests of a batch; 0: as an engine folder says, else 64 */
+    int32_t max_tokens;    /* computed tokens of a batch; 0: likewise, else 8192; never less than
+                              one request needs */
+    int32_t max_queue;     /* requests that wait, of each model; 0: 1024 */
+    int64_t kv_pages;      /* pages of each model's cache; 0: none, nothing is cached; below 0:
+                              as an engine folder says, else a quarter GiB */
+    int64_t kv_host_pages; /* of a second tier in host memory; 0: there is none */
+    bool loads_always;     /* from there, also where computing is predicted to be faster: for tests
+                              and benches */
+    bool has_fp8_kv;       /* keys and values in 8 bits */
+    bool has_int8_items;   /* a CPU searches catalogues by 8-bit numbers first, also where an
+                              engine folder does not say so */
     uint64_t max_user_events; /* of a history; 0: 1 << 20 */
     uint64_t deadline_ns;     /* of requests that name none; 0: 1 s */
 } engine_config;
@@ -129,7 +133,17 @@ typedef struct engine_model_info {
     bool is_cached;                   /* whether prefixes can be reused */
     char cache_note[128];             /* and why not, in words; "" */
     int64_t n_pages;                  /* of the cache */
-    uint64_t memory_bytes;            /* weights, activations and cache */
+    int64_t n_host_pages;             /* of its second tier */
+    uint64_t page_bytes;              /* of all layers */
+    /* Of the choice between loading pages of the host and computing them again, as measured when
+     * the model was loaded: microseconds a token, of a history of full length, and from how many
+     * tokens on loading is predicted to be faster (-1: never); all 0: pages are always loaded. */
+    double load_us_token, compute_us_token;
+    int32_t load_from_tokens;
+    bool has_fp8_kv;
+    double fp8_error;      /* largest change of a result, in units of the largest one, of a
+                              history that was tried when the model was loaded */
+    uint64_t memory_bytes; /* weights, activations and cache */
     double load_s;
 } engine_model_info;
 
@@ -219,6 +233,7 @@ typedef struct engine_answer {
     uint64_t n_unknown_events; /* of the history: of items that the model does not know */
     size_t n_unknown;          /* ids of candidates, allow or deny that it does not know */
     int32_t tokens_reused, tokens_computed;
+    int32_t tokens_loaded;                           /* of the reused ones: from host memory */
     int32_t batch_requests, batch_tokens;            /* of the batch it was in, tokens computed */
     uint64_t queue_ns, build_ns, layers_ns, head_ns; /* of the batch, but for the queue */
     struct engine_answer_memory *memory;             /* the engine's own */
@@ -317,8 +332,13 @@ typedef struct engine_stats {
     uint64_t n_late;                                  /* began after their deadlines */
     uint64_t n_batches, batch_requests, batch_tokens; /* sums */
     uint64_t tokens_reused, tokens_computed;
-    uint64_t kv_evictions; /* pages */
+    uint64_t tokens_device,
+        tokens_loaded; /* of the reused ones: from the device, and from the host */
+    uint64_t kv_evictions, kv_host_evictions; /* pages */
+    uint64_t kv_bytes_out, kv_bytes_in;       /* to the host and from there */
+    uint64_t kv_computed_again;               /* pages that were not loaded, by predicted cost */
     int64_t kv_pages_free, kv_pages_used, kv_pages_pinned;
+    int64_t kv_host_free, kv_host_used;
     uint64_t queue_requests, queue_tokens; /* now */
     uint64_t events_added, events_duplicate, events_unknown, users_erased, reloads;
     uint64_t users_touched;         /* whose history differs from the data */
@@ -336,6 +356,7 @@ typedef struct engine_page {
     int32_t first;    /* place of its first token in the sequence */
     uint64_t age;     /* batches since it was last used */
     bool is_pinned;
+    bool is_host; /* of the second tier: numbered after those of the device */
 } engine_page;
 status engine_visit_pages(engine *e, int model, void (*fn)(void *ctx, const engine_page *p),
                           void *ctx);

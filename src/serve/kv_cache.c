@@ -4,120 +4,96 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "serve/kv_cache_int.h"
 
-enum { NONE = -1 };
+static void fill_list(kv_free_list *l, int32_t *owner, int32_t n) {
+    l->n = 0;
+    for (int32_t i = n - 1; i >= 0; i--) {
+        l->page[l->n++] = i;
+        owner[i] = KV_NONE;
+    }
+}
 
-typedef struct page {
-    uint64_t key;     /* the chained hash before the page, and the first token */
-    int32_t parent;   /* the page before it; NONE: it is the first of its sequence */
-    int32_t first;    /* place of its first token */
-    int32_t n_ready;  /* tokens that can be read */
-    int32_t n_coming; /* tokens that a lease writes */
-    int32_t n_children, n_pins;
-    int32_t next;    /* in its bucket, or in the list of free pages */
-    int32_t heap_at; /* NONE: it cannot be evicted */
-    double priority;
-    uint64_t used; /* the batch of its last use */
-    bool is_free;
-} page;
+/* Everything is free. */
+static void clear(kv_cache *c) {
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        c->bucket[i] = KV_NONE;
+    c->free = KV_NONE;
+    for (int32_t i = c->n_nodes - 1; i >= 0; i--) {
+        c->nodes[i] =
+            (kv_node){.next = c->free, .device = KV_NONE, .host = KV_NONE, .is_free = true};
+        kv_note_use(c, i);
+        c->free = i;
+    }
+    fill_list(&c->free_pages, c->owner, c->config.n_pages);
+    fill_list(&c->free_host, c->host_owner, c->config.n_host_pages);
+    c->counts.n_pinned = 0;
+    c->n_moves_out = c->n_moves_in = 0;
+}
 
-struct kv_cache {
-    kv_cache_config config;
-    page *pages;      /* (n_pages) */
-    kv_token *tokens; /* (n_pages, KV_PAGE) */
-    int32_t *bucket;  /* (n_buckets), a power of two */
-    uint64_t n_buckets;
-    int32_t free, n_free;
-    int32_t *heap; /* (n_heap): pages that can be evicted, lowest priority first */
-    int32_t n_heap;
-    double clock;
-    int32_t n_pinned;
-    uint64_t now, n_evicted;
-};
+static status alloc(kv_cache *c) {
+    size_t n = (size_t)c->config.n_pages, n_host = (size_t)c->config.n_host_pages;
+    TRY(MEM_NEW(&c->nodes, n + n_host));
+    TRY(MEM_NEW(&c->tokens, (n + n_host) * KV_PAGE));
+    TRY(MEM_NEW(&c->bucket, c->n_buckets));
+    TRY(MEM_NEW(&c->owner, n));
+    TRY(MEM_NEW(&c->host_owner, n_host));
+    TRY(MEM_NEW(&c->free_pages.page, n));
+    TRY(MEM_NEW(&c->free_host.page, n_host));
+    TRY(MEM_NEW(&c->out, n));
+    TRY(MEM_NEW(&c->in, n));
+    TRY(kv_heap_init(&c->leaves, c->n_nodes));
+    return kv_heap_init(&c->idle, c->n_nodes);
+}
 
 status kv_cache_create(kv_cache **out, const kv_cache_config *config) {
     kv_cache *c;
     *out = NULL;
     TRY(MEM_NEW(&c, 1));
     c->config = *config;
-    size_t n = (size_t)config->n_pages;
+    c->n_nodes = config->n_pages + config->n_host_pages;
     c->n_buckets = 16;
-    while (c->n_buckets < 2 * n)
+    while (c->n_buckets < 2 * (uint64_t)c->n_nodes)
         c->n_buckets *= 2;
-    status st = MEM_NEW(&c->pages, n);
-    if (st == OK) st = MEM_NEW(&c->tokens, n * KV_PAGE);
-    if (st == OK) st = MEM_NEW(&c->bucket, c->n_buckets);
-    if (st == OK) st = MEM_NEW(&c->heap, n);
+    status st = alloc(c);
     if (st != OK) {
         kv_cache_destroy(c);
         return st;
     }
-    for (uint64_t i = 0; i < c->n_buckets; i++)
-        c->bucket[i] = NONE;
-    c->free = NONE;
-    for (int32_t i = config->n_pages - 1; i >= 0; i--) {
-        c->pages[i] = (page){.next = c->free, .heap_at = NONE, .is_free = true};
-        c->free = i;
-    }
-    c->n_free = config->n_pages;
+    clear(c);
     *out = c;
     return OK;
 }
 
 void kv_cache_destroy(kv_cache *c) {
     if (c == NULL) return;
-    mem_free(c->pages);
-    mem_free(c->tokens);
-    mem_free(c->bucket);
-    mem_free(c->heap);
+    void *all[] = {c->nodes, c->tokens,          c->bucket,         c->owner, c->host_owner,
+                   c->out,   c->free_pages.page, c->free_host.page, c->in};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mem_free(all[i]);
+    kv_heap_fini(&c->leaves);
+    kv_heap_fini(&c->idle);
     mem_free(c);
+}
+
+void kv_cache_set_costs(kv_cache *c, const kv_costs *costs) {
+    c->costs = *costs;
 }
 
 void kv_cache_tick(kv_cache *c) {
     c->now++;
 }
 
-/* The heap of pages that can be evicted. */
-
-static void heap_put(kv_cache *c, int32_t at, int32_t number) {
-    c->heap[at] = number;
-    c->pages[number].heap_at = at;
+kv_moves kv_cache_moves(const kv_cache *c) {
+    return (kv_moves){c->out, c->in, c->n_moves_out, c->n_moves_in};
 }
 
-static bool is_below(const kv_cache *c, int32_t a, int32_t b) {
-    return c->pages[a].priority < c->pages[b].priority;
+void kv_cache_moved(kv_cache *c) {
+    c->n_moves_out = c->n_moves_in = 0;
 }
 
-/* Puts a page where it belongs, from a place that is empty. */
-static void heap_settle(kv_cache *c, int32_t at, int32_t number) {
-    for (; at > 0 && is_below(c, number, c->heap[(at - 1) / 2]); at = (at - 1) / 2)
-        heap_put(c, at, c->heap[(at - 1) / 2]);
-    for (int32_t child; (child = 2 * at + 1) < c->n_heap; at = child) {
-        if (child + 1 < c->n_heap && is_below(c, c->heap[child + 1], c->heap[child])) child++;
-        if (!is_below(c, c->heap[child], number)) break;
-        heap_put(c, at, c->heap[child]);
-    }
-    heap_put(c, at, number);
-}
-
-static void heap_remove(kv_cache *c, int32_t number) {
-    int32_t at = c->pages[number].heap_at, last = c->heap[--c->n_heap];
-    c->pages[number].heap_at = NONE;
-    if (last != number) heap_settle(c, at, last);
-}
-
-/* In or out of the heap, as its pins and children say. */
-static void note_use(kv_cache *c, int32_t number) {
-    page *p = &c->pages[number];
-    bool can_go = !p->is_free && p->n_pins == 0 && p->n_children == 0;
-    if (can_go && p->heap_at == NONE) heap_settle(c, c->n_heap++, number);
-    if (!can_go && p->heap_at != NONE) heap_remove(c, number);
-}
-
-/* Pages by their keys. */
-
-static int32_t *bucket_of(kv_cache *c, uint64_t key) {
-    return &c->bucket[hash64_mix(key) & (c->n_buckets - 1)];
+void kv_cache_forget(kv_cache *c) {
+    clear(c);
 }
 
 static uint64_t key_of(const kv_cache *c, uint64_t chain, const kv_token *first) {
@@ -125,34 +101,8 @@ static uint64_t key_of(const kv_cache *c, uint64_t chain, const kv_token *first)
     return c->config.hash_mask != 0 ? key & c->config.hash_mask : key;
 }
 
-static void unlink_page(kv_cache *c, int32_t number) {
-    int32_t *at = bucket_of(c, c->pages[number].key);
-    while (*at != number)
-        at = &c->pages[*at].next;
-    *at = c->pages[number].next;
-}
-
-static void free_page(kv_cache *c, int32_t number) {
-    page *p = &c->pages[number];
-    int32_t parent = p->parent;
-    unlink_page(c, number);
-    p->is_free = true;
-    note_use(c, number);
-    p->next = c->free;
-    c->free = number;
-    c->n_free++;
-    if (parent == NONE) return;
-    c->pages[parent].n_children--;
-    note_use(c, parent);
-}
-
-static bool evict(kv_cache *c) {
-    if (c->n_heap == 0) return false;
-    int32_t number = c->heap[0];
-    c->clock = c->pages[number].priority;
-    free_page(c, number);
-    c->n_evicted++;
-    return true;
+static uint64_t chain_after(const kv_token *tokens, uint64_t chain) {
+    return hash64(tokens, KV_PAGE * sizeof *tokens, chain);
 }
 
 /* The cost of a page's tokens, in units of the first page of a sequence, so that it is about 1. */
@@ -164,22 +114,35 @@ static double cost_of(const kv_cache *c, int32_t first) {
 }
 
 static void pin(kv_cache *c, int32_t number) {
-    page *p = &c->pages[number];
-    c->n_pinned += p->n_pins++ == 0;
+    kv_node *p = &c->nodes[number];
+    c->counts.n_pinned += p->n_pins++ == 0;
     p->used = c->now;
-    note_use(c, number); /* out of the heap before its priority changes */
     p->priority = c->clock + cost_of(c, p->first);
+    kv_note_use(c, number);
 }
 
 static void unpin(kv_cache *c, int32_t number) {
-    c->n_pinned -= --c->pages[number].n_pins == 0;
-    note_use(c, number);
+    c->counts.n_pinned -= --c->nodes[number].n_pins == 0;
+    kv_note_use(c, number);
 }
 
-/* How many of n tokens are the first ready ones of a page. */
+static const kv_token *tokens_of(const kv_cache *c, int32_t number) {
+    return c->tokens + (int64_t)number * KV_PAGE;
+}
+
+/* Tokens of a page that can be read, where it is. */
+static int32_t n_readable(const kv_node *p) {
+    return p->device != KV_NONE ? p->n_ready : p->n_host;
+}
+
+static bool has_equal(const kv_cache *c, int32_t number, const kv_token *tokens, int32_t n) {
+    return memcmp(tokens_of(c, number), tokens, (size_t)n * sizeof *tokens) == 0;
+}
+
+/* How many of n tokens are the first ones of a page. */
 static int32_t count_equal(const kv_cache *c, int32_t number, const kv_token *tokens, int32_t n) {
-    const kv_token *own = c->tokens + (int64_t)number * KV_PAGE;
-    int32_t most = c->pages[number].n_ready < n ? c->pages[number].n_ready : n, i = 0;
+    const kv_token *own = tokens_of(c, number);
+    int32_t has = n_readable(&c->nodes[number]), most = has < n ? has : n, i = 0;
     while (i < most && memcmp(&own[i], &tokens[i], sizeof *own) == 0)
         i++;
     return i;
@@ -188,10 +151,10 @@ static int32_t count_equal(const kv_cache *c, int32_t number, const kv_token *to
 /* The page after `parent` that agrees with most of n tokens; *n_equal of them. */
 static int32_t find(kv_cache *c, int32_t parent, uint64_t key, const kv_token *tokens, int32_t n,
                     int32_t *n_equal) {
-    int32_t best = NONE;
+    int32_t best = KV_NONE;
     *n_equal = 0;
-    for (int32_t i = *bucket_of(c, key); i != NONE; i = c->pages[i].next) {
-        if (c->pages[i].key != key || c->pages[i].parent != parent) continue;
+    for (int32_t i = *kv_bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next) {
+        if (c->nodes[i].key != key || c->nodes[i].parent != parent) continue;
         int32_t equal = count_equal(c, i, tokens, n);
         if (equal <= *n_equal) continue;
         *n_equal = equal;
@@ -200,54 +163,78 @@ static int32_t find(kv_cache *c, int32_t parent, uint64_t key, const kv_token *t
     return best;
 }
 
-static uint64_t chain_after(const kv_token *tokens, uint64_t chain) {
-    return hash64(tokens, KV_PAGE * sizeof *tokens, chain);
-}
-
 /* Whether a lease of this batch writes the same tokens to a page already, */
 static bool is_coming_to(const kv_cache *c, int32_t number, const kv_token *tokens, int32_t n) {
-    const kv_token *own = c->tokens + (int64_t)number * KV_PAGE;
-    int32_t most = c->pages[number].n_coming < n ? c->pages[number].n_coming : n;
-    return most > 0 && memcmp(own, tokens, (size_t)most * sizeof *tokens) == 0;
+    int32_t coming = c->nodes[number].n_coming, most = coming < n ? coming : n;
+    return most > 0 && has_equal(c, number, tokens, most);
 }
 
 /* or to any page after `parent`. */
 static bool is_coming(kv_cache *c, int32_t parent, uint64_t key, const kv_token *tokens,
                       int32_t n) {
-    for (int32_t i = *bucket_of(c, key); i != NONE; i = c->pages[i].next)
-        if (c->pages[i].key == key && c->pages[i].parent == parent && is_coming_to(c, i, tokens, n))
+    for (int32_t i = *kv_bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next)
+        if (c->nodes[i].key == key && c->nodes[i].parent == parent && is_coming_to(c, i, tokens, n))
             return true;
     return false;
 }
 
+/* What is written differs from the copy on the host from there on. */
 static void write_tokens(kv_cache *c, int32_t number, int32_t from, const kv_token *tokens,
                          int32_t n) {
+    kv_node *p = &c->nodes[number];
+    int32_t copied = p->n_host < from + n ? p->n_host : from + n;
+    if (copied > from && !has_equal(c, number, tokens - from, copied)) p->n_host = from;
     memcpy(c->tokens + (int64_t)number * KV_PAGE + from, tokens, (size_t)n * sizeof *tokens);
-    c->pages[number].n_coming = from + n;
+    p->n_coming = from + n;
 }
 
-/* A new page after `parent`, pinned; NONE: there is none. */
+/* A new page after `parent`, pinned; KV_NONE: there is none. */
 static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key) {
-    if (c->n_free == 0 && !evict(c)) return NONE;
-    int32_t number = c->free, *bucket = bucket_of(c, key);
-    page *p = &c->pages[number];
+    int32_t *bucket = kv_bucket_of(c, key);
+    if (!kv_make_room(c)) return KV_NONE; /* as every node has a page, one of them is free now */
+    int32_t number = c->free;
+    kv_node *p = &c->nodes[number];
     c->free = p->next;
-    c->n_free--;
-    *p = (page){.key = key, .parent = parent, .first = first, .next = *bucket, .heap_at = NONE};
+    *p = (kv_node){.key = key,
+                   .parent = parent,
+                   .first = first,
+                   .next = *bucket,
+                   .device = KV_NONE,
+                   .host = KV_NONE};
     *bucket = number;
+    if (parent != KV_NONE) c->nodes[parent].n_children++;
     pin(c, number);
-    if (parent != NONE) {
-        c->pages[parent].n_children++;
-        note_use(c, parent);
-    }
+    kv_attach(c, number);
     return number;
+}
+
+/* The page of these tokens may be on the host, not loaded because computing is faster: it gets a
+ * page on the device, too. */
+static int32_t adopt_page(kv_cache *c, int32_t parent, uint64_t key, const kv_token *tokens,
+                          int32_t n) {
+    int32_t i = *kv_bucket_of(c, key);
+    for (; i != KV_NONE; i = c->nodes[i].next) {
+        const kv_node *p = &c->nodes[i];
+        int32_t most = p->n_host < n ? p->n_host : n;
+        if (p->key == key && p->parent == parent && p->device == KV_NONE && most > 0 &&
+            has_equal(c, i, tokens, most))
+            break;
+    }
+    if (i == KV_NONE) return KV_NONE;
+    pin(c, i); /* so that it stays on the host meanwhile */
+    if (kv_make_room(c)) {
+        kv_attach(c, i);
+        return i;
+    }
+    unpin(c, i);
+    return KV_NONE;
 }
 
 /* Fills up the last page where this lease alone uses it. */
 static bool fill_last(kv_cache *c, const kv_token *tokens, int32_t n, kv_lease *lease) {
     int32_t last = lease->page[lease->n_pages - 1], from = lease->n_reused % KV_PAGE;
     int32_t room = KV_PAGE - from, left = n - lease->n_reused, count = left < room ? left : room;
-    page *p = &c->pages[last];
+    kv_node *p = &c->nodes[last];
     if (p->n_pins > 1 || p->n_children > 0 || p->n_coming > 0) return false;
     p->n_ready = from;
     write_tokens(c, last, from, tokens + lease->n_reused, count);
@@ -260,11 +247,15 @@ static void add_rest(kv_cache *c, const kv_token *tokens, int32_t n, uint64_t ch
                      kv_lease *lease) {
     while (lease->n_stored < n) {
         int32_t at = lease->n_stored, count = n - at < KV_PAGE ? n - at : KV_PAGE;
-        int32_t parent = lease->n_pages > 0 ? lease->page[lease->n_pages - 1] : NONE;
+        int32_t parent = lease->n_pages > 0 ? lease->page[lease->n_pages - 1] : KV_NONE;
         uint64_t key = key_of(c, chain, &tokens[at]);
         if (is_coming(c, parent, key, tokens + at, count)) return;
-        int32_t number = add_page(c, parent, at, key);
-        if (number == NONE) return;
+        int32_t number = adopt_page(c, parent, key, tokens + at, count);
+        if (number != KV_NONE)
+            c->counts.n_computed_again++;
+        else
+            number = add_page(c, parent, at, key);
+        if (number == KV_NONE) return;
         write_tokens(c, number, 0, tokens + at, count);
         lease->page[lease->n_pages++] = number;
         lease->n_stored += count;
@@ -275,99 +266,142 @@ static void add_rest(kv_cache *c, const kv_token *tokens, int32_t n, uint64_t ch
 /* The last page found may belong to a sequence that goes on differently after the first few tokens.
  * Where this sequence still has more tokens to store than it would reuse there, it does not reuse
  * them and starts a page of its own.  So sequences with the same beginning, contextual tokens say,
- * do not keep each other out of the cache. */
+ * do not keep each other out of the cache.  A page that is being loaded stays pinned, since its
+ * copy on the host is still to be read. */
 static void leave_last(kv_cache *c, const kv_token *tokens, int32_t n, kv_lease *lease) {
     int32_t equal = lease->n_reused % KV_PAGE, first = lease->n_reused - equal;
     int32_t count = n - first < KV_PAGE ? n - first : KV_PAGE;
-    if (n - lease->n_reused <= equal) return;
+    if (n - lease->n_reused <= equal || lease->n_loaded > 0) return;
     if (is_coming_to(c, lease->page[lease->n_pages - 1], tokens + first, count)) return;
     lease->n_reused = lease->n_stored = lease->n_reused - equal;
     unpin(c, lease->page[--lease->n_pages]);
 }
 
-void kv_cache_take(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
-                   kv_lease *lease) {
+/* Pins the pages of the longest prefix that is in either tier. */
+static void match(kv_cache *c, const kv_token *tokens, int32_t max_reused, kv_lease *lease) {
     uint64_t chain = 0;
-    int32_t parent = NONE, equal = KV_PAGE;
-    lease->n_reused = lease->n_pages = 0;
+    int32_t parent = KV_NONE, equal = KV_PAGE;
     while (equal == KV_PAGE && lease->n_reused < max_reused) {
         const kv_token *at = tokens + lease->n_reused;
         int32_t left = max_reused - lease->n_reused, most = left < KV_PAGE ? left : KV_PAGE;
         parent = find(c, parent, key_of(c, chain, at), at, most, &equal);
-        if (parent == NONE) break;
+        if (parent == KV_NONE) break;
         pin(c, parent);
         lease->page[lease->n_pages++] = parent;
         lease->n_reused += equal;
         if (equal == KV_PAGE) chain = chain_after(at, chain);
     }
+}
+
+/* Reuses the first n_pages pages alone, which are whole. */
+static void cut(kv_cache *c, kv_lease *lease, int32_t n_pages) {
+    while (lease->n_pages > n_pages)
+        unpin(c, lease->page[--lease->n_pages]);
+    lease->n_reused = n_pages * KV_PAGE;
+}
+
+static bool load_page(kv_cache *c, int32_t number) {
+    kv_node *p = &c->nodes[number];
+    if (c->n_moves_in == c->config.n_pages || !kv_make_room(c)) return false;
+    kv_attach(c, number);
+    p->n_ready = p->n_host;
+    c->in[c->n_moves_in++] = (kv_move){p->device, p->host};
+    c->counts.n_in++;
+    return true;
+}
+
+/* Pages on the host come to the device, or are left where they are. */
+static void load(kv_cache *c, int32_t n, kv_lease *lease) {
+    int32_t i = 0, n_pages = lease->n_pages;
+    while (i < n_pages && c->nodes[lease->page[i]].device != KV_NONE)
+        i++;
+    if (i == n_pages) return;
+    int32_t n_here = i * KV_PAGE;
+    if (!kv_loads(c, n, n_here, lease->n_reused)) {
+        cut(c, lease, i);
+        return;
+    }
+    while (i < n_pages && load_page(c, lease->page[i]))
+        i++;
+    if (i < n_pages) cut(c, lease, i);
+    lease->n_loaded = lease->n_reused - n_here;
+}
+
+static uint64_t chain_at(const kv_token *tokens, int32_t n) {
+    uint64_t chain = 0;
+    for (int32_t i = 0; i + KV_PAGE <= n; i += KV_PAGE)
+        chain = chain_after(tokens + i, chain);
+    return chain;
+}
+
+/* Until the end the lease has numbers of nodes instead of pages. */
+static void lease_nodes(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
+                        kv_lease *lease) {
+    match(c, tokens, max_reused, lease);
+    load(c, n, lease);
     lease->n_stored = lease->n_reused;
     if (lease->n_reused == n) return;
     if (lease->n_reused % KV_PAGE != 0) {
         if (!fill_last(c, tokens, n, lease)) leave_last(c, tokens, n, lease);
-        if (lease->n_stored % KV_PAGE == 0 && lease->n_stored > lease->n_reused)
-            chain = chain_after(tokens + lease->n_stored - KV_PAGE, chain);
         if (lease->n_stored % KV_PAGE != 0) return;
     }
-    add_rest(c, tokens, n, chain, lease);
+    add_rest(c, tokens, n, chain_at(tokens, lease->n_stored), lease);
+}
+
+void kv_cache_take(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
+                   kv_lease *lease) {
+    lease->n_reused = lease->n_loaded = lease->n_stored = lease->n_pages = 0;
+    lease_nodes(c, tokens, n, max_reused, lease);
+    for (int32_t i = 0; i < lease->n_pages; i++)
+        lease->page[i] = c->nodes[lease->page[i]].device;
 }
 
 /* From the last page to the first, so that a page that is freed has no children. */
 void kv_cache_give(kv_cache *c, const kv_lease *lease, bool is_written) {
     int32_t first_new = lease->n_reused / KV_PAGE;
     for (int32_t i = lease->n_pages - 1; i >= 0; i--) {
-        page *p = &c->pages[lease->page[i]];
+        int32_t number = c->owner[lease->page[i]];
+        kv_node *p = &c->nodes[number];
         bool is_own = i >= first_new && lease->n_stored > lease->n_reused;
         if (is_own) {
             if (is_written) p->n_ready = p->n_coming;
             p->n_coming = 0;
         }
-        unpin(c, lease->page[i]);
-        if (is_own && p->n_ready == 0) free_page(c, lease->page[i]);
+        unpin(c, number);
+        if (!is_own || p->n_ready > 0) continue;
+        if (p->n_host > 0)
+            kv_detach(c, number);
+        else
+            kv_free_node(c, number);
     }
 }
 
 kv_cache_counts kv_cache_count(const kv_cache *c) {
-    return (kv_cache_counts){c->config.n_pages, c->n_free, c->n_pinned, c->n_evicted};
+    kv_cache_counts n = c->counts;
+    n.n_pages = c->config.n_pages;
+    n.n_free = c->free_pages.n;
+    n.n_host_pages = c->config.n_host_pages;
+    n.n_host_free = c->free_host.n;
+    return n;
 }
 
-kv_page_view kv_cache_view(const kv_cache *c, int32_t number) {
-    const page *p = &c->pages[number];
-    if (p->is_free) return (kv_page_view){0};
+static kv_page_view view(const kv_cache *c, int32_t number, int32_t n_tokens) {
+    if (number == KV_NONE) return (kv_page_view){0};
+    const kv_node *p = &c->nodes[number];
     return (kv_page_view){.key = p->key | 1,
                           .first = p->first,
-                          .n_tokens = p->n_ready,
+                          .n_tokens = n_tokens,
                           .age = c->now - p->used,
-                          .is_pinned = p->n_pins > 0};
+                          .is_pinned = p->n_pins > 0,
+                          .is_on_both = p->device != KV_NONE && p->host != KV_NONE};
 }
 
-static bool is_linked(const kv_cache *c, int32_t number) {
-    int32_t i = c->bucket[hash64_mix(c->pages[number].key) & (c->n_buckets - 1)];
-    while (i != NONE && i != number)
-        i = c->pages[i].next;
-    return i == number;
+kv_page_view kv_cache_view(const kv_cache *c, int32_t page) {
+    int32_t number = c->owner[page];
+    return view(c, number, number != KV_NONE ? c->nodes[number].n_ready : 0);
 }
 
-bool kv_cache_is_sound(const kv_cache *c) {
-    int32_t n_free = 0, n_heap = 0, n = c->config.n_pages;
-    for (int32_t i = 0; i < n; i++) {
-        const page *p = &c->pages[i];
-        int32_t n_children = 0;
-        n_free += p->is_free;
-        if (p->is_free) {
-            if (p->heap_at != NONE) return false;
-            continue;
-        }
-        for (int32_t k = 0; k < n; k++)
-            n_children += !c->pages[k].is_free && c->pages[k].parent == i;
-        bool can_go = p->n_pins == 0 && n_children == 0;
-        n_heap += can_go;
-        if (n_children != p->n_children || can_go != (p->heap_at != NONE) || !is_linked(c, i))
-            return false;
-        if (can_go && c->heap[p->heap_at] != i) return false;
-        if (can_go && p->heap_at > 0 && is_below(c, i, c->heap[(p->heap_at - 1) / 2])) return false;
-        if (n_children > 0 && p->n_ready < KV_PAGE && p->n_coming < KV_PAGE) return false;
-        if (p->n_pins == 0 && (p->n_ready == 0 || p->n_coming > 0)) return false;
-        if (p->parent != NONE && c->pages[p->parent].first + KV_PAGE != p->first) return false;
-    }
-    return n_free == c->n_free && n_heap == c->n_heap;
+kv_page_view kv_cache_view_host(const kv_cache *c, int32_t page) {
+    int32_t number = c->host_owner[page];
+    return view(c, number, number != KV_NONE ? c->nodes[number].n_host : 0);
 }

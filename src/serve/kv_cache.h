@@ -1,6 +1,7 @@
-/* KV cache: which tokens' keys and values are in which page of the device's memory.
+/* KV cache: which tokens' keys and values are in which page of the device's memory, or of a second
+ * tier in host memory.
  *
- * Bookkeeping alone, on the host: it never touches keys and values (nn/kv_pages.h).  A page has
+ * Bookkeeping alone, on the host: it never touches keys and values (model/kv_store.h).  A page has
  * KV_PAGE consecutive tokens of a sequence.  A page is found by a chained hash, of everything
  * before it in its sequence and of its first token, and then verified: the page before it must be
  * the very one that was found before, and its tokens are compared one by one.  So a prefix is
@@ -13,10 +14,17 @@
  * next one.  The last page of a sequence is partly filled, and is filled up in place where nobody
  * else uses it.
  *
- * Pages that no lease holds and that no longer sequence continues can be evicted: the one whose
- * priority is lowest, GreedyDual: the clock at its last use plus the cost of computing it again,
- * where the clock is the priority of the last evicted page.  Costs grow with the place in the
- * sequence, as attention does.  One thread at a time. */
+ * Pages that no lease holds and that no longer sequence continues on the device can be evicted: the
+ * one whose priority is lowest, GreedyDual: the clock at its last use plus the cost of computing it
+ * again, where the clock is the priority of the last evicted page.  Costs grow with the place in
+ * the sequence, as attention does.
+ *
+ * With host pages, an evicted page moves there where that can pay.  Of a sequence the first pages
+ * are on the device and the others on the host; when it is asked for again, those are loaded or
+ * their tokens computed, whichever is predicted to be faster (kv_costs).  A loaded page keeps its
+ * copy on the host until the room is needed, so it leaves the device again without a copy.  The
+ * host's own room goes to copies of device pages last and to the pages of highest priority first.
+ * The caller copies what kv_cache_moves lists, before its batch runs.  One thread at a time. */
 #ifndef HSTU_SERVE_KV_CACHE_H
 #define HSTU_SERVE_KV_CACHE_H
 
@@ -24,6 +32,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "ops/ops.h"
 
 enum { KV_PAGE = 64 };
 
@@ -36,8 +45,17 @@ typedef struct kv_token {
 
 typedef struct kv_cache kv_cache;
 
+/* Seconds of what a request may do: with layers loaded one after the other beside the computation,
+ * n_stages is their number; 1: nothing overlaps. */
+typedef struct kv_costs {
+    double token_s, pair_s; /* to compute a token, and for each key before it */
+    double load_s, page_s;  /* to load anything at all, and each page */
+    int n_stages;
+} kv_costs;
+
 typedef struct kv_cache_config {
     int32_t n_pages;
+    int32_t n_host_pages;         /* 0: there is no second tier */
     double cost_token, cost_pair; /* of computing a token, and of each key before it */
     uint64_t hash_mask; /* bits of the hash that count; 0: all.  Tests use few, so that hashes
                            collide */
@@ -46,8 +64,20 @@ typedef struct kv_cache_config {
 status kv_cache_create(kv_cache **out, const kv_cache_config *c);
 void kv_cache_destroy(kv_cache *c); /* NULL is fine */
 
+/* Sets the costs by which pages are loaded or computed again; before, everything is loaded. */
+void kv_cache_set_costs(kv_cache *c, const kv_costs *costs);
+
+/* The predicted seconds of a request of n tokens whose first n_reused are there and those up to
+ * n_loaded are loaded. */
+double kv_costs_predict(const kv_costs *k, int32_t n, int32_t n_reused, int32_t n_loaded);
+
+/* The length from which on loading a whole sequence is predicted to be faster than computing it;
+ * -1: none up to 2^24 tokens. */
+int32_t kv_costs_break_even(const kv_costs *k);
+
 typedef struct kv_lease {
-    int32_t n_reused; /* tokens whose keys and values are there */
+    int32_t n_reused; /* tokens whose keys and values are there, or loaded before the batch */
+    int32_t n_loaded; /* of these, tokens that are loaded */
     int32_t
         n_stored; /* tokens that will be there: rows n_reused .. n_stored - 1 are to be written */
     int32_t n_pages; /* of the table: those of the first n_stored tokens */
@@ -62,12 +92,29 @@ void kv_cache_take(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_r
 /* Ends a lease.  is_written: the new rows are in the pages; else they are forgotten. */
 void kv_cache_give(kv_cache *c, const kv_lease *lease, bool is_written);
 
+/* Pages to copy before the batch of the leases runs: first all that leave the device, then all that
+ * come to it, each in order.  A page number is that of its tier. */
+typedef struct kv_moves {
+    const kv_move *out, *in;
+    int32_t n_out, n_in;
+} kv_moves;
+kv_moves kv_cache_moves(const kv_cache *c);
+/* They are copied. */
+void kv_cache_moved(kv_cache *c);
+/* They could not be copied: forgets every page.  No lease may be left. */
+void kv_cache_forget(kv_cache *c);
+
 /* Starts the next batch: what age counts. */
 void kv_cache_tick(kv_cache *c);
 
 typedef struct kv_cache_counts {
     int32_t n_pages, n_free, n_pinned;
-    uint64_t n_evicted;
+    int32_t n_host_pages, n_host_free;
+    uint64_t n_evicted;      /* from the device */
+    uint64_t n_host_evicted; /* from the host */
+    uint64_t n_out, n_in;    /* copied to the host, and from there */
+    uint64_t
+        n_computed_again; /* pages on the host that were not loaded, since computing is faster */
 } kv_cache_counts;
 kv_cache_counts kv_cache_count(const kv_cache *c);
 
@@ -77,8 +124,10 @@ typedef struct kv_page_view {
     int32_t first, n_tokens;
     uint64_t age; /* batches since its last use */
     bool is_pinned;
+    bool is_on_both; /* the page has a copy in the other tier */
 } kv_page_view;
 kv_page_view kv_cache_view(const kv_cache *c, int32_t page);
+kv_page_view kv_cache_view_host(const kv_cache *c, int32_t page);
 
 /* Whether all links, counts and orders agree: for tests. */
 bool kv_cache_is_sound(const kv_cache *c);

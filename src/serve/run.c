@@ -106,13 +106,30 @@ static status lease_pages(run *r, job *j, int32_t n_needed, int32_t *n_reused) {
     *n_reused = r->n_reused[r->n_leases] = l->n_reused;
     r->n_stored[r->n_leases] = l->n_stored;
     r->page[r->n_leases++] = l->page;
+    j->out->tokens_loaded += l->n_loaded;
+    r->report->tokens_loaded += l->n_loaded;
     return OK;
+}
+
+/* The pass copies between the tiers what the leases need. */
+static void begin_moves(run *r) {
+    if (r->m->cache == NULL) return;
+    kv_moves m = kv_cache_moves(r->m->cache);
+    kv_store_set_moves(&r->m->store, m.out, m.n_out, m.in, m.n_in);
 }
 
 static void end_leases(run *r, bool is_written) {
     for (int32_t i = 0; i < r->n_leases; i++)
         kv_cache_give(r->m->cache, &r->lease[i], is_written);
     r->n_leases = 0;
+    if (r->m->cache == NULL) return;
+    kv_store_set_moves(&r->m->store, NULL, 0, NULL, 0);
+    kv_moves m = kv_cache_moves(r->m->cache);
+    if (is_written) kv_cache_moved(r->m->cache);
+    if (is_written || (m.n_out == 0 && m.n_in == 0)) return;
+    /* A batch failed while pages moved: nobody knows what is where. */
+    (void)r->m->compute.be->ops->kv_wait(r->m->compute.be, -1);
+    kv_cache_forget(r->m->cache);
 }
 
 static void count_tokens(run *r, job *j, int32_t n_computed, int32_t n_reused) {
@@ -375,6 +392,7 @@ static status answer_unknown(run *r) {
 static status encode(run *r, const void **encoded) {
     served *m = r->m;
     plan_cache c = {r->n_reused, r->n_stored, r->page};
+    begin_moves(r);
     status st = pass_encode_cached(m->pass, &m->batch.view, m->cache != NULL ? &m->store : NULL,
                                    m->cache != NULL ? &c : NULL, encoded);
     if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
@@ -449,6 +467,7 @@ static status score_units(run *r, const unit *units, uint64_t *at) {
     int64_t n_rows;
     if (m->batch.view.n_users == 0) return OK;
     stop_watch(at, &r->report->build_ns);
+    begin_moves(r);
     status st = pass_score_cached(m->pass, &m->batch.view, m->cache != NULL ? &m->store : NULL,
                                   m->cache != NULL ? &c : NULL, &scores, &n_rows);
     if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
@@ -518,12 +537,20 @@ status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
     arena_init(&r.arena, 1 << 16);
-    uint64_t n_evicted = m->cache != NULL ? kv_cache_count(m->cache).n_evicted : 0;
+    kv_cache_counts before = {0};
+    if (m->cache != NULL) before = kv_cache_count(m->cache);
     if (m->cache != NULL) kv_cache_tick(m->cache);
     status st = begin_leases(&r);
     if (st == OK) st = m->is_ranking ? run_ranking(&r) : run_retrieval(&r);
     end_leases(&r, false); /* of a batch that failed before it ran */
-    if (m->cache != NULL) out->n_evicted = kv_cache_count(m->cache).n_evicted - n_evicted;
+    if (m->cache != NULL) {
+        kv_cache_counts after = kv_cache_count(m->cache);
+        out->n_evicted = after.n_evicted - before.n_evicted;
+        out->n_host_evicted = after.n_host_evicted - before.n_host_evicted;
+        out->n_out = after.n_out - before.n_out;
+        out->n_in = after.n_in - before.n_in;
+        out->n_computed_again = after.n_computed_again - before.n_computed_again;
+    }
     arena_fini(&r.arena);
     return st;
 }

@@ -7,7 +7,9 @@
 typedef struct run_report {
     int32_t tokens_computed, tokens_reused;
     uint64_t build_ns, layers_ns, head_ns;
-    uint64_t n_evicted; /* pages */
+    int32_t tokens_loaded;              /* of the reused ones */
+    uint64_t n_evicted, n_host_evicted; /* pages */
+    uint64_t n_out, n_in, n_computed_again;
 } run_report;
 
 /* Tokens that a job adds to a batch, at most. */

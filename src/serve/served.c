@@ -73,18 +73,27 @@ enum { CACHE_BYTES = 1 << 28, MIN_PAGES = 64, MAX_PAGES = 1 << 24 };
 static status open_cache(served *m, const served_config *c) {
     const char *why = kv_store_check(m->s->model);
     int64_t n = c->kv_pages;
+    m->has_fp8_kv = c->has_fp8_kv && why == NULL;
     m->reads_times = kv_store_reads_times(m->s->model);
     if (why == NULL && n == 0) why = "the cache has no pages";
     if (why != NULL) {
         snprintf(m->cache_note, sizeof m->cache_note, "%s", why);
         return OK;
     }
-    if (n < 0) n = (int64_t)(CACHE_BYTES / kv_store_page_bytes(m->s->model));
+    if (n < 0) n = (int64_t)(CACHE_BYTES / kv_store_page_bytes(m->s->model, m->has_fp8_kv));
     if (c->kv_pages < 0 && n < MIN_PAGES) n = MIN_PAGES;
     if (n > MAX_PAGES) n = MAX_PAGES;
-    kv_cache_config k = {
-        .n_pages = (int32_t)n, .cost_token = m->flops_token, .cost_pair = m->flops_pair};
-    TRY(kv_store_init(&m->store, m->s->model, (int32_t)n));
+    int64_t n_host = c->kv_host_pages < MAX_PAGES ? c->kv_host_pages : MAX_PAGES;
+    kv_cache_config k = {.n_pages = (int32_t)n,
+                         .n_host_pages = (int32_t)n_host,
+                         .cost_token = m->flops_token,
+                         .cost_pair = m->flops_pair};
+    kv_store_config s = {.n_pages = (int32_t)n,
+                         .n_host_pages = (int32_t)n_host,
+                         .is_fp8 = m->has_fp8_kv,
+                         .max_users = m->max_batch,
+                         .max_len = m->n_context + m->per_event * (m->s->max_history + 1)};
+    TRY(kv_store_init(&m->store, m->s->model, &s));
     return kv_cache_create(&m->cache, &k);
 }
 
@@ -123,7 +132,9 @@ static status make(served *m, const served_config *c) {
                      .max_targets = max_targets,
                      .has_cache = m->cache != NULL,
                      .is_recorded = true};
-    return pass_create(&m->pass, m->s->model, &p);
+    TRY(pass_create(&m->pass, m->s->model, &p));
+    pass_set_fp8_kv(m->pass, m->has_fp8_kv);
+    return OK;
 }
 
 status served_open(served **out, const served_config *c) {
@@ -137,6 +148,7 @@ status served_open(served **out, const served_config *c) {
     snprintf(m->path, sizeof m->path, "%s", c->path);
     status st = make(m, &chosen);
     if (st == OK) st = warm_up(m);
+    if (st == OK) st = served_measure(m, &chosen);
     if (st != OK) {
         served_drop(m);
         return st;
@@ -261,8 +273,17 @@ void served_info(const served *m, const char *name, engine_model_info *out) {
         out->memory_bytes += rank_int8_bytes(m->table.items.n, m->table.dim);
     out->has_int8_items = m->table.small.rows != NULL;
     out->is_cached = m->cache != NULL;
+    out->has_fp8_kv = m->has_fp8_kv;
+    out->fp8_error = m->fp8_error;
     snprintf(out->cache_note, sizeof out->cache_note, "%s", m->cache_note);
     if (m->cache == NULL) return;
     out->n_pages = m->store.n_pages;
+    out->n_host_pages = m->store.n_host_pages;
+    out->page_bytes = (uint64_t)m->store.page_bytes * (uint64_t)m->store.n_layers;
+    if (m->store.n_host_pages > 0 && m->costs.page_s > 0) {
+        out->load_us_token = 1e6 * m->costs.page_s / KV_PAGE;
+        out->compute_us_token = 1e6 * (m->costs.token_s + m->costs.pair_s * m->s->max_history / 2);
+        out->load_from_tokens = kv_costs_break_even(&m->costs);
+    }
     out->memory_bytes += m->store.memory.device_bytes;
 }

@@ -32,7 +32,10 @@ typedef struct served_config {
     /* What an engine folder says where they are 0 (pages: below 0); else 64, 8192 and as many pages
      * as a quarter GiB holds. */
     int32_t max_batch, max_tokens;
-    int64_t kv_pages; /* 0: no cache */
+    int64_t kv_pages;      /* 0: no cache */
+    int64_t kv_host_pages; /* of the second tier; 0: there is none */
+    bool loads_always;     /* from there, also where computing is predicted to be faster */
+    bool has_fp8_kv;       /* keys and values in 8 bits */
     bool has_int8_items;
 } served_config;
 
@@ -71,7 +74,11 @@ typedef struct served {
     kv_cache *cache; /* NULL: nothing is kept */
     kv_store store;
     bool reads_times;
-    char cache_note[128];                       /* why there is none */
+    bool has_fp8_kv;
+    double fp8_error;     /* of results, by keys and values in 8 bits: the largest, in units of the
+                             largest     result */
+    kv_costs costs;       /* by which pages of the host are loaded; page_s 0: they always are */
+    char cache_note[128]; /* why there is none */
     double flops_token, flops_pair, flops_head; /* of a computed token, a (query, key) pair, a
                                                    request's search of the catalogue */
     double flop_s;                              /* seconds of a FLOP, of the first batch */
@@ -82,6 +89,10 @@ typedef struct served {
 status served_open(served **out, const served_config *c);
 void served_keep(served *m);
 void served_drop(served *m); /* NULL is fine */
+
+/* Measures what the choice between loading and computing depends on, and the error of 8-bit keys
+ * and values; once, before the first batch. */
+status served_measure(served *m, const served_config *c);
 
 /* The model's number of an item id; 0: it does not know it. */
 uint32_t served_find_item(const served *m, const id_text *id);

@@ -81,6 +81,7 @@ static void write_facts(json_writer *w, const asking *q) {
     json_object_close(w);
     json_key_int(w, "unknown_items", (int64_t)a->n_unknown);
     json_key_int(w, "tokens_reused", a->tokens_reused);
+    if (a->tokens_loaded > 0) json_key_int(w, "tokens_loaded", a->tokens_loaded);
     json_key_int(w, "tokens_computed", a->tokens_computed);
     json_key(w, "batch");
     json_object_open(w);

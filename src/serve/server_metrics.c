@@ -203,19 +203,27 @@ static status write_lines(const char *name, const char *type, const char *help, 
 static status write_cache(const model_facts *f, int n, buf *out) {
     static const line pages[] = {{",tier=\"device\",state=\"free\"", AT(kv_pages_free)},
                                  {",tier=\"device\",state=\"used\"", AT(kv_pages_used)},
-                                 {",tier=\"device\",state=\"pinned\"", AT(kv_pages_pinned)}};
-    static const line tokens[] = {{",source=\"reused\"", AT(tokens_reused)},
+                                 {",tier=\"device\",state=\"pinned\"", AT(kv_pages_pinned)},
+                                 {",tier=\"host\",state=\"free\"", AT(kv_host_free)},
+                                 {",tier=\"host\",state=\"used\"", AT(kv_host_used)}};
+    static const line tokens[] = {{",source=\"device\"", AT(tokens_device)},
+                                  {",source=\"host\"", AT(tokens_loaded)},
                                   {",source=\"computed\"", AT(tokens_computed)}};
-    static const line evictions[] = {{",tier=\"device\"", AT(kv_evictions)}};
-    TRY(write_lines("kv_pages", "gauge", "Pages of the KV cache.", pages, 3, f, n, out));
+    static const line evictions[] = {{",tier=\"device\"", AT(kv_evictions)},
+                                     {",tier=\"host\"", AT(kv_host_evictions)}};
+    static const line bytes[] = {{",dir=\"load\"", AT(kv_bytes_in)},
+                                 {",dir=\"store\"", AT(kv_bytes_out)}};
+    static const line again[] = {{"", AT(kv_computed_again)}};
+    TRY(write_lines("kv_pages", "gauge", "Pages of the KV cache.", pages, 5, f, n, out));
     TRY(write_lines("kv_tokens_total", "counter", "Tokens of requests, by where they came from.",
-                    tokens, 2, f, n, out));
-    TRY(write_lines("kv_evictions_total", "counter", "Pages taken from other users.", evictions, 1,
+                    tokens, 3, f, n, out));
+    TRY(write_lines("kv_evictions_total", "counter", "Pages taken from other users.", evictions, 2,
                     f, n, out));
-    /* There is no second tier yet: nothing is ever copied. */
-    TRY(head(out, "kv_transfer_bytes_total", "counter", "Bytes copied between tiers."));
-    TRY(buf_text(out, "hstu_kv_transfer_bytes_total{dir=\"load\"} 0\n"));
-    return buf_text(out, "hstu_kv_transfer_bytes_total{dir=\"store\"} 0\n");
+    TRY(write_lines("kv_transfer_bytes_total", "counter", "Bytes copied between tiers.", bytes, 2,
+                    f, n, out));
+    return write_lines("kv_computed_again_total", "counter",
+                       "Pages in host memory that were computed again, as predicted to be faster.",
+                       again, 1, f, n, out);
 }
 
 static status write_batches(const model_facts *f, int n, buf *out) {

@@ -26,6 +26,14 @@ static void write_model(json_writer *w, const server *s, int i, const engine_mod
     json_key_bool(w, "is_cached", m->is_cached);
     if (m->cache_note[0] != '\0') json_key_string(w, "cache_note", m->cache_note);
     json_key_int(w, "kv_pages", m->n_pages);
+    json_key_string(w, "kv_dtype", m->has_fp8_kv ? "fp8" : "model");
+    if (m->has_fp8_kv) json_key_double(w, "kv_fp8_error", m->fp8_error);
+    json_key_int(w, "kv_host_pages", m->n_host_pages);
+    if (m->load_us_token > 0) {
+        json_key_double(w, "kv_load_us_a_token", m->load_us_token);
+        json_key_double(w, "kv_compute_us_a_token", m->compute_us_token);
+        json_key_int(w, "kv_load_from_tokens", m->load_from_tokens);
+    }
     json_key_int(w, "memory_bytes", (int64_t)m->memory_bytes);
     json_key_double(w, "load_s", m->load_s);
     if (i < s->set.n_models && s->set.n_models > 1) {

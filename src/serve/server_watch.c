@@ -32,6 +32,8 @@ static void write_model_state(json_writer *w, const engine_model_info *m, const 
     json_key_int(w, "evictions", (int64_t)s->kv_evictions);
     json_key_int(w, "pages_used", s->kv_pages_used);
     json_key_int(w, "pages_free", s->kv_pages_free);
+    json_key_int(w, "host_pages_used", s->kv_host_used);
+    json_key_int(w, "tokens_loaded", (int64_t)s->tokens_loaded);
     json_key(w, "stages");
     json_object_open(w);
     for (engine_stage i = 0; i < ENGINE_STAGES; i++)
@@ -146,10 +148,12 @@ static void write_page(void *context, const engine_page *p) {
     json_int(l->w, p->n_tokens);
     json_int(l->w, (int64_t)p->age);
     json_int(l->w, p->is_pinned);
+    json_int(l->w, p->is_host);
     json_array_close(l->w);
 }
 
-/* [page, owner, tokens, batches since its last use, pinned], of pages in use. */
+/* [page, owner, tokens, batches since its last use, pinned, on the host]; pages of the host are
+ * numbered after those of the device. */
 void serve_cache(call *c) {
     int model = model_of(c);
     json_writer w;

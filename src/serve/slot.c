@@ -152,6 +152,8 @@ static void note_cache(slot *s, const served *m) {
     s->stats.kv_pages_free = n.n_free;
     s->stats.kv_pages_used = n.n_pages - n.n_free;
     s->stats.kv_pages_pinned = n.n_pinned;
+    s->stats.kv_host_free = n.n_host_free;
+    s->stats.kv_host_used = n.n_host_pages - n.n_host_free;
 }
 
 static void note_batch(slot *s, const taken *t, const run_report *report, uint64_t start) {
@@ -163,7 +165,15 @@ static void note_batch(slot *s, const taken *t, const run_report *report, uint64
     stats->batch_tokens += (uint64_t)n_tokens;
     stats->tokens_computed += (uint64_t)n_tokens;
     stats->tokens_reused += (uint64_t)report->tokens_reused;
+    stats->tokens_loaded += (uint64_t)report->tokens_loaded;
+    stats->tokens_device += (uint64_t)(report->tokens_reused - report->tokens_loaded);
     stats->kv_evictions += report->n_evicted;
+    stats->kv_host_evictions += report->n_host_evicted;
+    uint64_t page_bytes =
+        (uint64_t)t->jobs[0]->m->store.page_bytes * (uint64_t)t->jobs[0]->m->store.n_layers;
+    stats->kv_bytes_out += report->n_out * page_bytes;
+    stats->kv_bytes_in += report->n_in * page_bytes;
+    stats->kv_computed_again += report->n_computed_again;
     note_cache(s, t->jobs[0]->m);
     for (int i = STAGE_BUILD; i < ENGINE_STAGES; i++)
         engine_times_add(&stats->stages[i], stage[i]);
@@ -316,6 +326,8 @@ void slot_set_model(slot *s, served *m) {
     s->stats.reloads += old != NULL;
     s->stats.kv_pages_free = m->cache != NULL ? m->store.n_pages : 0;
     s->stats.kv_pages_used = s->stats.kv_pages_pinned = 0;
+    s->stats.kv_host_free = m->cache != NULL ? m->store.n_host_pages : 0;
+    s->stats.kv_host_used = 0;
     job_queue_reset(&s->queue, m->flop_s);
     pthread_mutex_unlock(&s->lock);
     served_drop(old);

@@ -182,6 +182,7 @@ static void destroy(backend *be) {
     cuda_graphs_destroy(s->graphs);
     cuda_matmuls_destroy(s->matmuls);
     cuda_copies_destroy(s->copies);
+    cuda_moves_destroy(s->moves);
     cudaFree(s->scratch.p);
     cudaFree(s->mask_scratch.p);
     for (int i = 0; i < s->n_old_blocks; i++)

@@ -15,6 +15,7 @@
 typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */
 typedef struct cuda_matmuls cuda_matmuls; /* chosen algorithms of products (matmul.cu) */
 typedef struct cuda_copies cuda_copies;   /* copies through pinned memory (copies.cu) */
+typedef struct cuda_moves cuda_moves;     /* copies of pages beside the ops (moves.cu) */
 
 /* Memory of the device that grows. */
 typedef struct cuda_block {
@@ -47,6 +48,7 @@ typedef struct cuda_state {
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
     unsigned *counters; /* (2) work counters of persistent kernels; zeros between kernels */
     cuda_copies *copies;
+    cuda_moves *moves; /* NULL until the first move */
     cuda_graphs *graphs;
     cuda_matmuls *matmuls;
 } cuda_state;
@@ -106,6 +108,7 @@ void cuda_graphs_drop(cuda_graphs *g); /* what they were recorded on has moved *
 
 status cuda_copies_create(cuda_copies **out);
 void cuda_copies_destroy(cuda_copies *c);
+void cuda_moves_destroy(cuda_moves *m);
 
 /* d = a b (+ c) (+ bias, a row added to each row of d), row-major, with the shapes after
  * transposition: a (m, k), b (k, n), c and d (m, n), k > 0.  Types are CUDA_R_32F, _16BF or _16F; a

@@ -1,0 +1,85 @@
+/* kv_fp8, as ops.h states it. */
+#include "base/fp8.h"
+#include "cpu/cpu.h"
+
+enum { ROWS = 64 }; /* of a chunk */
+
+static int exponent_of(const float *x, int32_t n) {
+    float largest = 0;
+    for (int32_t i = 0; i < n; i++)
+        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    return fp8_exponent(largest);
+}
+
+/* One head of a row, in place. */
+static void round_head(float *x, int32_t n) {
+    int exponent = exponent_of(x, n);
+    float down = ldexpf(1, -exponent), up = ldexpf(1, exponent);
+    for (int32_t i = 0; i < n; i++)
+        x[i] = fp8_to_float(fp8_from_float(x[i] * down)) * up;
+}
+
+static status round_rows(void *ctx, int64_t chunk, int worker) {
+    const kv_fp8_args *a = ctx;
+    cpu_range r = cpu_chunk(chunk, ROWS, a->n);
+    (void)worker;
+    for (int64_t i = r.first; i < r.end; i++)
+        for (int32_t h = 0; h < a->n_heads; h++) {
+            round_head((float *)a->k + i * a->stride_k + (int64_t)h * a->dim_qk, a->dim_qk);
+            round_head((float *)a->v + i * a->stride_v + (int64_t)h * a->dim_v, a->dim_v);
+        }
+    return OK;
+}
+
+/* All rows of the keys or the values of a page. */
+typedef struct page_part {
+    float *wide;
+    uint8_t *narrow;
+    int8_t *exponent;
+    int32_t n_heads, dim; /* n_heads: of all rows */
+} page_part;
+
+static void pack_part(const page_part *p) {
+    for (int32_t h = 0; h < p->n_heads; h++) {
+        const float *from = p->wide + (int64_t)h * p->dim;
+        int exponent = exponent_of(from, p->dim);
+        float down = ldexpf(1, -exponent);
+        p->exponent[h] = (int8_t)exponent;
+        for (int32_t i = 0; i < p->dim; i++)
+            p->narrow[(int64_t)h * p->dim + i] = fp8_from_float(from[i] * down);
+    }
+}
+
+static void unpack_part(const page_part *p) {
+    for (int32_t h = 0; h < p->n_heads; h++) {
+        float up = ldexpf(1, p->exponent[h]);
+        for (int64_t i = (int64_t)h * p->dim; i < ((int64_t)h + 1) * p->dim; i++)
+            p->wide[i] = fp8_to_float(p->narrow[i]) * up;
+    }
+}
+
+static status convert_page(void *ctx, int64_t i, int worker) {
+    const kv_fp8_args *a = ctx;
+    int32_t n_heads = a->page_len * a->n_heads;
+    int64_t bytes = kv_fp8_page_bytes(a->page_len, a->n_heads, a->dim_qk, a->dim_v);
+    uint8_t *narrow = a->narrow + a->page[i] * bytes;
+    uint8_t *narrow_v = narrow + (int64_t)n_heads * a->dim_qk;
+    int8_t *exponent = (int8_t *)(narrow_v + (int64_t)n_heads * a->dim_v);
+    page_part part[] = {
+        {(float *)a->pages_k + i * a->stride, narrow, exponent, n_heads, a->dim_qk},
+        {(float *)a->pages_v + i * a->stride, narrow_v, exponent + n_heads, n_heads, a->dim_v}};
+    (void)worker;
+    for (int k = 0; k < 2; k++)
+        if (a->kind == KV_PACK)
+            pack_part(&part[k]);
+        else
+            unpack_part(&part[k]);
+    return OK;
+}
+
+status cpu_kv_fp8(backend *be, const kv_fp8_args *a) {
+    kv_fp8_args args = *a;
+    if (a->kind == KV_ROUND)
+        return pool_run(be->workers, cpu_n_chunks(a->n, ROWS), round_rows, &args);
+    return pool_run(be->workers, a->n_pages, convert_page, &args);
+}
