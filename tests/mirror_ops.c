@@ -433,6 +433,7 @@ status mirror_kv_move(backend *be, const kv_move_args *args) {
     mirror_begin(m);
     MIRROR(m, &a, device, BOTH, U8, n * (int64_t)a.page_bytes);
     TRY(mirror_send(m));
+    TRY(m->below->ops->sync(m->below)); /* stages after the first do not wait for earlier ops */
     TRY(m->below->ops->kv_move(m->below, &a));
     TRY(m->below->ops->kv_wait(m->below, a.stage));
     TRY(m->below->ops->sync(m->below));

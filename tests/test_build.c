@@ -171,7 +171,55 @@ TEST(build_damage_reaches_who_opens_it) {
     CHECK_FAILS(checkpoint_choose(folder, "best", path), ERR_USAGE, "holds one model");
     CHECK_OK(path_join(path, sizeof path, folder, "weights.safetensors"));
     flip(path, 4000, 3);
-    CHECK_FAILS(served_open(&m, &s), ERR_FORMAT, "checksum");
+    CHECK_OK(served_open(&m, &s)); /* it is checked meanwhile */
+    CHECK_FAILS(served_checked(m), ERR_FORMAT, "checksum");
+    CHECK_FAILS(served_checked(m), ERR_FORMAT, "hstu build");
+    served_drop(m);
+}
+
+/* No answer of weights that were not checked leaves an engine; a model that is there is not
+ * replaced by a damaged one. */
+TEST(build_damage_lets_no_answer_out) {
+    const char *run = retrieval_run(), *folder = run_path("engine");
+    char path[CHECKPOINT_PATH_BYTES];
+    engine_request r = serve_recommend(1, 3);
+    engine_answer a;
+    float row[64];
+    make_engine(run, folder, DTYPE_FLOAT32);
+    engine *good = serve_open(folder, NULL, 4);
+    CHECK_OK(engine_wait_checked(good, 0));
+    CHECK_OK(path_join(path, sizeof path, folder, "weights.safetensors"));
+    uint64_t bytes, hash;
+    CHECK_OK(checkpoint_hash_file(path, &bytes, &hash));
+    flip(path, (long)bytes - 2, 3); /* of the normalised items, which are mapped */
+    CHECK_FAILS(engine_load(good, "model", folder), ERR_FORMAT, "checksum");
+    engine *bad = serve_open(folder, NULL, 4);
+    engine_ask(bad, &r, &a);
+    CHECK(a.outcome == ENGINE_FAILED && strstr(a.error, "checksum") != NULL && a.n_items == 0);
+    engine_answer_release(&a);
+    CHECK_FAILS(engine_item_rows(bad, 0, 1, 1, row), ERR_FORMAT, "checksum");
+    CHECK_FAILS(engine_wait_checked(bad, 0), ERR_FORMAT, "hstu build");
+    engine_destroy(bad);
+    engine_destroy(good);
+}
+
+/* Item rows of a float32 engine are read where they are mapped; those of 16 bits are copied. */
+TEST(build_maps_item_rows) {
+    const char *run = retrieval_run(), *folder = run_path("engine");
+    served_config s = {.path = folder, .device = "cpu", .n_threads = 1, .kv_pages = -1};
+    served *m;
+    for (int i = 0; i < 2; i++) {
+        size_t n;
+        make_engine(run, folder, i == 0 ? DTYPE_FLOAT32 : DTYPE_BFLOAT16);
+        CHECK_OK(served_open(&m, &s));
+        const char *bytes = st_bytes(m->trained.weights.file, &n);
+        const char *rows = (const char *)m->table.items.rows;
+        const char *own = (const char *)model_item_param(m->s->model)->value;
+        CHECK((rows > bytes && rows < bytes + n) == (i == 0));
+        CHECK((own > bytes && own < bytes + n) == (i == 0));
+        CHECK_OK(served_checked(m));
+        served_drop(m);
+    }
 }
 
 /* A target that is something else stays as it is, and a failure leaves nothing. */

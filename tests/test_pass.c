@@ -173,7 +173,8 @@ TEST(passes_that_record_answer_alike) {
             &recorded, t.m,
             &(pass_config){.max_users = TOY_USERS, .has_cache = has_cache, .is_recorded = true}));
         kv_store store = {0};
-        if (has_cache) CHECK_OK(kv_store_init(&store, t.m, TOY_USERS));
+        if (has_cache)
+            CHECK_OK(kv_store_init(&store, t.m, &(kv_store_config){.n_pages = TOY_USERS}));
         for (int i = 0; i < 5; i++) {
             toy_batch b, one;
             toy_batch_make(&b, (toy_kind)kind, 1 + (uint64_t)(i % 2));

@@ -172,6 +172,11 @@ void st_close(st_file *f) {
     mem_free(f);
 }
 
+const void *st_bytes(const st_file *f, size_t *n) {
+    *n = f->map.n_bytes;
+    return f->map.bytes;
+}
+
 const char *st_path(const st_file *f) {
     return f->path;
 }

@@ -166,7 +166,7 @@ static void tell_start(const serve_args *a, server *s) {
     for (int i = 0; i < a->n_paths; i++) {
         engine_model_info m;
         if (engine_model(server_engine(s), i, &m) != OK) continue;
-        log_info("model %s: %s, %llu items, %s, loaded in %.2f s%s%s", m.name, m.task,
+        log_info("model %s: %s, %llu items, %s, loaded in %.4g s%s%s", m.name, m.task,
                  (unsigned long long)m.n_items, m.device, m.load_s,
                  m.is_cached               ? ", with KV cache"
                  : m.cache_note[0] != '\0' ? ", without KV cache: "
@@ -239,6 +239,16 @@ static server_config make_config(const serve_args *a, line_log *log) {
     return c;
 }
 
+/* Engine folders are checked while the server starts; until then no answer leaves it. */
+static status wait_checked(const serve_args *a, server *s) {
+    uint64_t start = clock_ns();
+    for (int i = 0; i < a->n_paths; i++)
+        TRY(engine_wait_checked(server_engine(s), i));
+    log_info("checked: all weights fit their checksums, %.3g s later",
+             (double)(clock_ns() - start) / 1e9);
+    return OK;
+}
+
 static status run(serve_args *a) {
     line_log log;
     server *s = NULL;
@@ -258,6 +268,9 @@ static status run(serve_args *a) {
     }
     if (st == OK) {
         tell_start(a, s);
+        st = wait_checked(a, s);
+    }
+    if (st == OK) {
         st = wait_for_end(a, s, &log, &signals);
     }
     if (st == ERR_INTERRUPTED) { /* what was acknowledged is on disk; nothing else is owed */

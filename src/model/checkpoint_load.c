@@ -62,7 +62,7 @@ static int64_t first_not_finite(const void *values, int64_t n) {
 }
 
 /* Such a value would spread through every answer: all scores of a user are NaN then. */
-static status check_finite(const st_file *f, const st_tensor *t) {
+status checkpoint_check_finite(const st_file *f, const st_tensor *t) {
     int64_t at = first_not_finite(t->data, t->n);
     if (at < 0) return OK;
     int64_t width = t->n_dims > 0 && t->shape[0] > 0 ? t->n / t->shape[0] : 1;
@@ -84,7 +84,7 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
                     st_path(f), name);
     TRY(st_get(f, name, ST_F32, &t));
     TRY(check_shape(f, t, p));
-    TRY(check_finite(f, t));
+    TRY(checkpoint_check_finite(f, t));
     return param_cut_take(p, be, t->data, to);
 }
 

@@ -3,10 +3,12 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/half.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
@@ -52,32 +54,50 @@ static status check_keys(const char *path, const json_value *object, const char 
     return object->n_children == n ? OK : damaged(path, "it has an unknown member");
 }
 
-static status check_file(const char *folder, const char *path, const json_value *entry,
-                         const char *want) {
+/* What engine.json says of a file. */
+typedef struct listed_file {
+    char path[CHECKPOINT_PATH_BYTES];
+    int64_t bytes;
+    uint64_t hash;
+} listed_file;
+
+static status read_file_entry(const char *folder, const char *path, const json_value *entry,
+                              const char *want, listed_file *out) {
     static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
     const char *name, *hex;
-    int64_t bytes;
-    uint64_t got_bytes = 0, got_hash = 0;
-    char inside[CHECKPOINT_PATH_BYTES], text[17];
+    char *end;
     TRY(check_keys(path, entry, keys));
     TRY(json_member_string(entry, "name", &name));
-    TRY(json_member_int(entry, "bytes", &bytes));
+    TRY(json_member_int(entry, "bytes", &out->bytes));
     TRY(json_member_string(entry, "xxh64", &hex));
     if (strcmp(name, want) != 0) return damaged(path, "it lists other files");
-    TRY(path_join(inside, sizeof inside, folder, name));
-    if (!file_exists(inside)) return damaged(inside, "the file is missing");
-    TRY(checkpoint_hash_file(inside, &got_bytes, &got_hash));
-    snprintf(text, sizeof text, "%016" PRIx64, got_hash);
-    if ((int64_t)got_bytes != bytes || strcmp(text, hex) != 0)
-        return damaged(inside, "the content does not fit its checksum");
-    return OK;
+    out->hash = strtoull(hex, &end, 16);
+    if (strlen(hex) != 16 || *end != '\0') return damaged(path, "a checksum is none");
+    TRY(path_join(out->path, sizeof out->path, folder, name));
+    return file_exists(out->path) ? OK : damaged(out->path, "the file is missing");
 }
 
-static status check_files(const char *folder, const char *path, const json_value *files) {
+static status compare_content(const listed_file *f, uint64_t bytes, uint64_t hash) {
+    if ((int64_t)bytes == f->bytes && hash == f->hash) return OK;
+    return damaged(f->path, "the content does not fit its checksum");
+}
+
+/* The weights are left for later where the caller wants that. */
+static status check_files(const char *folder, const char *path, const json_value *files,
+                          bool has_weights, engine_facts *out) {
     const json_value *e = files->type == JSON_ARRAY ? files->first : NULL;
+    listed_file f;
     for (int i = 0; i < ENGINE_FILES; i++, e = e->next) {
+        uint64_t bytes = 0, hash = 0;
         if (e == NULL) return damaged(path, "it does not list all files");
-        TRY(check_file(folder, path, e, engine_file_names[i]));
+        TRY(read_file_entry(folder, path, e, engine_file_names[i], &f));
+        if (i == ENGINE_WEIGHTS) {
+            out->weight_bytes = f.bytes;
+            out->weight_hash = f.hash;
+            if (!has_weights) continue;
+        }
+        TRY(checkpoint_hash_file(f.path, &bytes, &hash));
+        TRY(compare_content(&f, bytes, hash));
     }
     return e == NULL ? OK : damaged(path, "it lists other files");
 }
@@ -154,12 +174,16 @@ static status read_facts(const char *path, const json_value *root, bool is_seale
     return read_limits(path, json_member(root, "limits"), &out->limits);
 }
 
-static status check_content(const char *folder, const char *path, const json_value *root) {
-    TRY(check_files(folder, path, json_member(root, "files")));
+static status check_content(const char *folder, const char *path, const json_value *root,
+                            bool has_weights, engine_facts *out) {
+    TRY(check_files(folder, path, json_member(root, "files"), has_weights, out));
     return check_tables(folder, path, json_member(root, "tables"));
 }
 
-static status read_engine(const char *folder, bool checks_content, engine_facts *out) {
+/* How much of a folder is checked. */
+typedef enum { CHECK_FACTS, CHECK_SMALL_FILES, CHECK_ALL } check_extent;
+
+static status read_engine(const char *folder, check_extent extent, engine_facts *out) {
     char path[CHECKPOINT_PATH_BYTES], *text = NULL;
     size_t n;
     arena a;
@@ -171,7 +195,8 @@ static status read_engine(const char *folder, bool checks_content, engine_facts 
     status st = json_parse(&a, path, text, n, &root);
     if (st == OK && root->type != JSON_OBJECT) st = damaged(path, "no object");
     if (st == OK) st = read_facts(path, root, json_is_sealed(text, n), out);
-    if (st == OK && checks_content) st = check_content(folder, path, root);
+    if (st == OK && extent > CHECK_FACTS)
+        st = check_content(folder, path, root, extent == CHECK_ALL, out);
     if (st == ERR_FORMAT) st = add_remedy(path, folder);
     arena_fini(&a);
     mem_free(text);
@@ -179,29 +204,45 @@ static status read_engine(const char *folder, bool checks_content, engine_facts 
 }
 
 status engine_folder_facts(const char *folder, engine_facts *out) {
-    return read_engine(folder, false, out);
+    return read_engine(folder, CHECK_FACTS, out);
 }
 
 status engine_folder_verify(const char *folder, engine_facts *out) {
-    return read_engine(folder, true, out);
+    return read_engine(folder, CHECK_ALL, out);
 }
 
-static status open_weights(st_file **out, const char *folder) {
+status engine_folder_open(const char *folder, engine_facts *facts, engine_weights *out) {
     char path[CHECKPOINT_PATH_BYTES];
-    *out = NULL;
+    *out = (engine_weights){0};
+    TRY(read_engine(folder, CHECK_SMALL_FILES, facts));
     TRY(path_join(path, sizeof path, folder, engine_file_names[ENGINE_WEIGHTS]));
-    return st_open(out, path);
+    status st = st_open(&out->file, path);
+    return st == ERR_FORMAT ? add_remedy(path, folder) : st;
 }
 
-status engine_folder_config(config **out, const char *folder) {
-    st_file *f;
+void engine_weights_close(engine_weights *w) {
+    st_close(w->file);
+    w->file = NULL;
+}
+
+/* The bytes that are mapped are the ones that are used. */
+status engine_weights_check(const engine_weights *w, const engine_facts *facts) {
+    listed_file f = {.bytes = facts->weight_bytes, .hash = facts->weight_hash};
+    size_t n;
+    const void *bytes = st_bytes(w->file, &n);
+    snprintf(f.path, sizeof f.path, "%.*s", (int)sizeof f.path - 1, st_path(w->file));
+    TRY(compare_content(&f, n, hash64(bytes, n, 0)));
+    for (size_t i = 0; i < st_n_tensors(w->file); i++)
+        if (st_tensor_at(w->file, i)->dtype == ST_F32)
+            TRY(checkpoint_check_finite(w->file, st_tensor_at(w->file, i)));
+    return OK;
+}
+
+status engine_weights_config(config **out, const engine_weights *w) {
+    const char *json = st_metadata(w->file, "config");
     *out = NULL;
-    TRY(open_weights(&f, folder));
-    const char *json = st_metadata(f, "config");
-    status st = json != NULL ? config_load_json(out, st_path(f), json, strlen(json))
-                             : damaged(st_path(f), "it carries no config");
-    st_close(f);
-    return st;
+    if (json == NULL) return damaged(st_path(w->file), "it carries no config");
+    return config_load_json(out, st_path(w->file), json, strlen(json));
 }
 
 /* 16-bit numbers become float32 a piece at a time: what computes holds float32 everywhere. */
@@ -240,14 +281,32 @@ static status load_param(const st_file *f, backend *be, const param *p) {
     return load_half(f, be, t, p->value);
 }
 
-status engine_folder_load(const char *folder, backend *be, const param *params, int n_params,
-                          dynamic_tables *tables) {
-    st_file *f;
-    TRY(open_weights(&f, folder));
-    status st = OK;
+/* Whether the item rows were mapped. */
+static status map_items(const st_file *f, model *m, const st_tensor *normed, bool *is_mapped) {
+    const param *p = model_item_param(m);
+    const st_tensor *rows = model_can_map_items(m) ? st_find(f, p->name) : NULL;
+    bool needs_normed = model_normalises_items(m);
+    *is_mapped = false;
+    if (rows == NULL || rows->dtype != ST_F32 || (needs_normed && normed == NULL)) return OK;
+    if (rows->n_dims != 2 || rows->shape[0] != p->shape[0] || rows->shape[1] != p->shape[1])
+        return damaged(st_path(f), "a shape is not that of the model");
+    if (needs_normed && (normed->dtype != ST_F32 || normed->n_dims != 2 ||
+                         normed->shape[0] != p->shape[0] - 1 || normed->shape[1] != p->shape[1]))
+        return damaged(st_path(f), "the normalised items are not those of the model");
+    model_map_items(m, rows->data, needs_normed ? normed->data : NULL);
+    *is_mapped = true;
+    return OK;
+}
+
+status engine_folder_load(const char *folder, const engine_weights *w, backend *be, model *m) {
+    const st_file *f = w->file;
+    const st_tensor *normed = st_find(f, ENGINE_NORMED);
+    int n_params;
+    const param *params = model_params(m, &n_params);
+    bool is_mapped;
+    status st = map_items(f, m, normed, &is_mapped);
     for (int i = 0; i < n_params && st == OK; i++)
-        st = load_param(f, be, &params[i]);
-    if (st == OK) st = checkpoint_check_count(f, (size_t)n_params);
-    st_close(f);
-    return st == OK ? checkpoint_load_tables(tables, folder) : st;
+        if (!is_mapped || &params[i] != model_item_param(m)) st = load_param(f, be, &params[i]);
+    if (st == OK) st = checkpoint_check_count(f, (size_t)n_params + (normed != NULL));
+    return st == OK ? checkpoint_load_tables(model_tables(m), folder) : st;
 }

@@ -12,7 +12,9 @@
 #ifndef HSTU_MODEL_ENGINE_FOLDER_H
 #define HSTU_MODEL_ENGINE_FOLDER_H
 
+#include "base/safetensors.h"
 #include "model/checkpoint_load.h"
+#include "model/model.h"
 
 #define ENGINE_FORMAT "hstu engine 1"
 
@@ -27,9 +29,20 @@ typedef struct engine_limits {
 typedef struct engine_facts {
     config_dtype dtype; /* of the matrices */
     engine_limits limits;
-    double weight_error; /* of 16-bit weights: the largest difference, in units of its matrix's
-                            largest number */
+    double weight_error;  /* of 16-bit weights: the largest difference, in units of its matrix's
+                             largest number */
+    int64_t weight_bytes; /* of the file of weights, */
+    uint64_t weight_hash; /* and its checksum */
 } engine_facts;
+
+/* The weights of a folder, mapped. */
+typedef struct engine_weights {
+    st_file *file;
+} engine_weights;
+
+/* A float32 folder of a retrieval model that normalises its items has these rows as well, after all
+ * parameters: so they are mapped, not computed. */
+#define ENGINE_NORMED "normalised_items"
 
 typedef enum { ENGINE_WEIGHTS, ENGINE_VOCABULARY, ENGINE_STATE, ENGINE_FILES } engine_file;
 extern const char *const engine_file_names[ENGINE_FILES];
@@ -44,13 +57,20 @@ status engine_folder_facts(const char *folder, engine_facts *out);
  * a folder of another version, says what is wrong and what to do. */
 status engine_folder_verify(const char *folder, engine_facts *out);
 
-/* The config in the weights of a folder that was verified; config_destroy frees it. */
-status engine_folder_config(config **out, const char *folder);
+/* The same in two steps, for who wants to begin before large weights are read: opens the folder and
+ * checks everything but the content of its weights, which engine_weights_check does, for any
+ * thread.  Until then nothing that depends on them may leave the program. */
+status engine_folder_open(const char *folder, engine_facts *facts, engine_weights *out);
+status engine_weights_check(const engine_weights *w, const engine_facts *facts);
+void engine_weights_close(engine_weights *w); /* {0} is fine */
 
-/* Parameters of the same names and shapes, and dynamic tables (NULL: none), from a folder that was
- * verified.  On failure the values are undefined. */
-status engine_folder_load(const char *folder, backend *be, const param *params, int n_params,
-                          dynamic_tables *tables);
+/* The config in the weights; config_destroy frees it. */
+status engine_weights_config(config **out, const engine_weights *w);
+
+/* Parameters of the same names and shapes, and dynamic tables.  A CPU's item rows stay in the
+ * mapped file where they can (model_map_items): the weights must outlive the model.  On failure the
+ * values are undefined. */
+status engine_folder_load(const char *folder, const engine_weights *w, backend *be, model *m);
 
 const char *engine_dtype_name(config_dtype dtype); /* "bfloat16", "float16", "float32" */
 

@@ -123,6 +123,10 @@ status model_corpus(model *m, model_items *out) {
     const float *rows = c->rows != NULL ? c->rows : m->input.item->value + m->dim;
     out->rows = c->normed != NULL ? c->normed : rows;
     if (c->normed == NULL) return OK;
+    if (c->mapped != NULL) {
+        out->rows = c->mapped;
+        return OK;
+    }
     l2_args l2 = {.n = out->n,
                   .dim = m->dim,
                   .is_f32 = true,
@@ -131,6 +135,26 @@ status model_corpus(model *m, model_items *out) {
                   .y = c->normed,
                   .scale = c->scale};
     return m->be->ops->l2_fwd(m->be, &l2);
+}
+
+bool model_can_map_items(const model *m) {
+    const input *in = &m->input;
+    return !m->is_ranking && m->be->card == NULL && m->corpus.rows == NULL && in->is_merged &&
+           in->events.n_rows == in->config.n_items + 1;
+}
+
+bool model_normalises_items(const model *m) {
+    return m->corpus.normed != NULL;
+}
+
+const param *model_item_param(const model *m) {
+    return m->input.item;
+}
+
+/* Nothing writes to parameters without training. */
+void model_map_items(model *m, const float *rows, const float *normed) {
+    m->input.item->value = m->input.events.value = (float *)(uintptr_t)rows;
+    m->corpus.mapped = normed;
 }
 
 int32_t model_dim(const model *m) {

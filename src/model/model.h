@@ -79,6 +79,15 @@ typedef struct model_items {
 } model_items;
 status model_corpus(model *m, model_items *out);
 
+/* Item rows in memory of somebody else, such as a file that is mapped, instead of a copy: of a
+ * retrieval model on a CPU whose only table is that of the items.  The memory must outlive the
+ * model, which must not be trained.  rows: (V + 1, E), with that of the padding; normed: (V, E),
+ * the rows as they are scored, where the model normalises them, else NULL. */
+bool model_can_map_items(const model *m);
+bool model_normalises_items(const model *m);
+const param *model_item_param(const model *m);
+void model_map_items(model *m, const float *rows, const float *normed);
+
 int32_t model_dim(const model *m);           /* E */
 int64_t model_n_numbers(const model *m);     /* parameter count */
 uint64_t model_memory_bytes(const model *m); /* of the backend; passes have their own */

@@ -17,6 +17,7 @@ typedef struct catalogue {
     float *rows;         /* (V, E): for a dynamic item table, its rows; else NULL */
     float *normed; /* (V, E): normalised items; NULL where items are scored without normalisation */
     float *scale;  /* (V) of the norm */
+    const float *mapped; /* (V, E): the normalised items, in memory of the caller; or NULL */
 } catalogue;
 
 struct model {
@@ -61,7 +62,7 @@ struct pass {
     struct kv_store *store; /* of the batch that runs, or NULL */
     pass_grads_fn on_grads; /* or NULL */
     void *grads_ctx;
-    bool has_fp8_kv;        /* keys and values are rounded */
+    bool has_fp8_kv; /* keys and values are rounded */
 };
 
 /* Fills a zeroed model: its parts and their parameters. */

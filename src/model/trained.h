@@ -20,6 +20,7 @@ typedef struct trained {
     char folder[CHECKPOINT_PATH_BYTES];
     bool is_engine; /* opened from an engine folder: */
     engine_facts engine;
+    engine_weights weights; /* mapped while the model is open */
 } trained;
 
 /* path: a checkpoint, a run or an engine folder.  max_users: of a batch; 0: the config's batch size
@@ -27,6 +28,12 @@ typedef struct trained {
  * model only. ERR_CONFIG: the data do not fit the model, and why.  data and be must outlive it. */
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
                     int32_t max_users);
+/* The same, without checking the content of an engine folder's weights, which takes as long as
+ * reading them: trained_check does that, on any thread, and until then nothing that was computed
+ * may be told. */
+status trained_open_unchecked(trained *t, const char *path, const seq_file *data, backend *be,
+                              int32_t max_users);
+status trained_check(const trained *t);
 void trained_close(trained *t); /* a failed open too */
 
 #endif

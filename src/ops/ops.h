@@ -321,22 +321,21 @@ typedef struct kv_put_args {
 } kv_put_args;
 
 /* Keys and values as 8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa, at most 448), with a
- * power of two for each row and head: the smallest one with which its largest number is at most 448.
- *     KV_ROUND    rows of k and v become the nearest such numbers, in place
- *     KV_PACK     wide page i, of numbers that are rounded so, becomes narrow page page[i]
- *     KV_UNPACK   and back
- * What was packed is unpacked as it was, bit for bit.  A narrow page has page_len rows of H dim_qk
- * bytes, then as many of H dim_v, then the int8 exponents: (page_len, H) of keys, and of values. */
+ * power of two for each row and head: the smallest one with which its largest number is at most
+ * 448. KV_ROUND    rows of k and v become the nearest such numbers, in place KV_PACK     wide page
+ * i, of numbers that are rounded so, becomes narrow page page[i] KV_UNPACK   and back What was
+ * packed is unpacked as it was, bit for bit.  A narrow page has page_len rows of H dim_qk bytes,
+ * then as many of H dim_v, then the int8 exponents: (page_len, H) of keys, and of values. */
 typedef enum { KV_ROUND, KV_PACK, KV_UNPACK } kv_fp8_kind;
 typedef struct kv_fp8_args {
     kv_fp8_kind kind;
     int32_t n_heads, dim_qk, dim_v;
-    int64_t n;  /* rows, of KV_ROUND */
+    int64_t n;   /* rows, of KV_ROUND */
     void *k, *v; /* rows of (H, D) act */
     int64_t stride_k, stride_v;
-    int32_t n_pages, page_len;   /* of the others */
-    const int32_t *page;         /* (n_pages): different ones */
-    void *pages_k, *pages_v;     /* wide: row r of page i at i * stride + r * H D, act */
+    int32_t n_pages, page_len; /* of the others */
+    const int32_t *page;       /* (n_pages): different ones */
+    void *pages_k, *pages_v;   /* wide: row r of page i at i * stride + r * H D, act */
     int64_t stride;
     uint8_t *narrow; /* page p at p * kv_fp8_page_bytes */
 } kv_fp8_args;
@@ -348,8 +347,9 @@ static inline int64_t kv_fp8_page_bytes(int32_t page_len, int32_t n_heads, int32
     return (bytes + 15) / 16 * 16;
 }
 
-/* Copies pages of one layer between the device and the host: out[i].device to out[i].host, in order,
- * then in[i].host to in[i].device. */
+/* Copies pages of one layer between the device and the host: out[i].device to out[i].host, in
+ * order, then in[i].host to in[i].device.  Stage 0 begins when all ops that were called before are
+ * done, every other stage after the one before it. */
 typedef struct kv_move {
     int32_t device, host;
 } kv_move;
@@ -357,7 +357,7 @@ enum { KV_MOVE_STAGES = 64 };
 typedef struct kv_move_args {
     int stage; /* what kv_wait waits for: below KV_MOVE_STAGES */
     size_t page_bytes;
-    void *device, *host; /* page p at p * page_bytes; host by host_alloc */
+    void *device, *host;     /* page p at p * page_bytes; host by host_alloc */
     const kv_move *out, *in; /* host memory */
     int32_t n_out, n_in;
 } kv_move_args;

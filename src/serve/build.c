@@ -13,6 +13,8 @@
 #include "base/half.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "model/item_table.h"
+#include "model/trained.h"
 #include "serve/build_int.h"
 
 enum { PIECE = 1 << 16, FOLDER_DEPTH = 2 };
@@ -24,6 +26,7 @@ typedef struct build {
     char from[CHECKPOINT_PATH_BYTES]; /* the checkpoint */
     char to[CHECKPOINT_PATH_BYTES];   /* the folder, under another name */
     char tables[32][CHECKPOINT_TABLE_BYTES];
+    st_tensor normed; /* the normalised items to write, too; n 0: there are none */
 } build;
 
 /* Numbers of a tensor in its new type, a piece at a time, with the largest number and error. */
@@ -73,7 +76,7 @@ static status write_tensors(build *b, const st_file *from, const st_tensor *to, 
         else
             TRY(write_half(t, to[i].dtype, f, &b->report->weight_error));
     }
-    return OK;
+    return b->normed.n > 0 ? out_file_write(f, b->normed.data, 4 * (size_t)b->normed.n) : OK;
 }
 
 static status write_weights(build *b, const st_file *from) {
@@ -85,12 +88,13 @@ static status write_weights(build *b, const st_file *from) {
     const st_pair metadata[] = {{"format", ENGINE_FORMAT}, {"config", json}};
     if (json == NULL) return fail(ERR_FORMAT, "%s: it carries no config", st_path(from));
     TRY(path_join(path, sizeof path, b->to, engine_file_names[ENGINE_WEIGHTS]));
-    TRY(MEM_NEW(&to, n));
+    TRY(MEM_NEW(&to, n + 1));
     for (size_t i = 0; i < n; i++) {
         to[i] = *st_tensor_at(from, i);
         to[i].dtype = type_of(b->c, &to[i]);
     }
-    status st = st_begin(&f, path, to, n, metadata, 2);
+    to[n] = b->normed;
+    status st = st_begin(&f, path, to, n + (b->normed.n > 0), metadata, 2);
     if (st == OK) st = write_tensors(b, from, to, f);
     if (st == OK)
         st = out_file_commit(f);
@@ -100,13 +104,43 @@ static status write_weights(build *b, const st_file *from) {
     return st;
 }
 
-static status convert_weights(build *b) {
+static status convert_file(build *b) {
     char path[CHECKPOINT_PATH_BYTES];
     st_file *from;
     TRY(path_join(path, sizeof path, b->from, checkpoint_file_names[CHECKPOINT_MODEL]));
     TRY(st_open(&from, path));
     status st = write_weights(b, from);
     st_close(from);
+    return st;
+}
+
+/* With the items as they are scored, where a CPU can then map them. */
+static status convert_with_items(build *b, backend *be) {
+    trained t;
+    item_table items = {0};
+    TRY(trained_open(&t, b->from, NULL, be, 1));
+    model *m = t.session.model;
+    bool has_items = model_can_map_items(m) && model_normalises_items(m);
+    status st = has_items ? item_table_init(&items, m) : OK;
+    if (st == OK && has_items)
+        b->normed = (st_tensor){.name = ENGINE_NORMED,
+                                .dtype = ST_F32,
+                                .n_dims = 2,
+                                .shape = {items.items.n, items.dim},
+                                .n = (int64_t)items.items.n * items.dim,
+                                .data = items.items.rows};
+    if (st == OK) st = convert_file(b);
+    item_table_fini(&items);
+    trained_close(&t);
+    return st;
+}
+
+static status convert_weights(build *b) {
+    backend *be;
+    if (b->c->dtype != DTYPE_FLOAT32) return convert_file(b);
+    TRY(backend_create_cpu(&be, NULL));
+    status st = convert_with_items(b, be);
+    backend_destroy(be);
     return st;
 }
 

@@ -145,8 +145,12 @@ static status load(engine *e, const char *name, const char *path) {
     int i = engine_find_model(e, name);
     TRY(served_open(&m, &c));
     if (i >= 0) {
-        slot_set_model(engine_slot(e, i), m);
-        return OK;
+        status checked = served_checked(m);
+        if (checked != OK)
+            served_drop(m);
+        else
+            slot_set_model(engine_slot(e, i), m);
+        return checked;
     }
     status st = add_slot(e, name, m);
     if (st != OK) served_drop(m);
@@ -190,6 +194,17 @@ status engine_item_of(engine *e, int index, uint32_t number, engine_item *out) {
     if (has) *out = served_item_names(m, number);
     served_drop(m);
     return has ? OK : fail(ERR_USAGE, "the model has no item number %u", number);
+}
+
+static status do_nothing(served *m, void *ctx) {
+    (void)m;
+    (void)ctx;
+    return OK;
+}
+
+status engine_wait_checked(engine *e, int index) {
+    slot *s = engine_slot(e, index);
+    return s != NULL ? slot_call(s, do_nothing, NULL) : no_such_model(index);
 }
 
 typedef struct row_query {

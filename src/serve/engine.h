@@ -112,9 +112,14 @@ void engine_drain(engine *e);
 bool engine_wait_idle(engine *e, uint64_t timeout_ns);
 
 /* Opens a run, a checkpoint or an engine folder (`hstu build`) under a name; where the name exists,
- * replaces that model between two batches.  Takes seconds for large models, on the caller's thread;
- * requests go on meanwhile.  On failure the old model stays. */
+ * replaces that model between two batches, and then its content was checked.  Takes seconds for
+ * large models, on the caller's thread; requests go on meanwhile.  On failure the old model stays.
+ */
 status engine_load(engine *e, const char *name, const char *path);
+
+/* Waits until the content of a model's engine folder is checked, which goes on after engine_load
+ * has returned for a new name; until then its requests wait, and if it is damaged they all fail. */
+status engine_wait_checked(engine *e, int model);
 
 typedef struct engine_model_info {
     char name[64];

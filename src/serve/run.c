@@ -536,6 +536,7 @@ static status run_ranking(run *r) {
 status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
+    TRY(served_checked(m));
     arena_init(&r.arena, 1 << 16);
     kv_cache_counts before = {0};
     if (m->cache != NULL) before = kv_cache_count(m->cache);

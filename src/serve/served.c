@@ -18,12 +18,34 @@ static int32_t larger(int32_t a, int32_t b) {
     return a > b ? a : b;
 }
 
+static void *check(void *argument) {
+    served *m = argument;
+    failure_save(&m->check, trained_check(&m->trained));
+    return NULL;
+}
+
+static status start_check(served *m) {
+    if (!m->trained.is_engine) return OK;
+    int code = pthread_create(&m->checker, NULL, check, m);
+    if (code != 0) return fail(ERR_IO, "no thread to check %s: %s", m->path, strerror(code));
+    m->is_checking = true;
+    return OK;
+}
+
+status served_checked(served *m) {
+    if (m->is_checking) pthread_join(m->checker, NULL);
+    m->is_checking = false;
+    return m->check.code == OK ? OK : failure_restore(&m->check);
+}
+
 /* The vocabulary of a model names its items; one without a vocabulary needs the data. */
 static status open_trained(served *m, const served_config *c) {
-    status st = trained_open(&m->trained, c->path, NULL, m->compute.be, c->max_batch);
+    backend *be = m->compute.be;
+    status st = trained_open_unchecked(&m->trained, c->path, NULL, be, c->max_batch);
     if (st == ERR_CONFIG && c->data != NULL && m->trained.vocabulary == NULL)
-        st = trained_open(&m->trained, c->path, c->data, m->compute.be, c->max_batch);
+        st = trained_open_unchecked(&m->trained, c->path, c->data, be, c->max_batch);
     TRY(st);
+    TRY(start_check(m));
     m->s = &m->trained.session;
     m->names = m->s->data;
     if (c->data == NULL || m->trained.vocabulary == NULL) return OK;
@@ -164,6 +186,7 @@ void served_keep(served *m) {
 
 void served_drop(served *m) {
     if (m == NULL || atomic_fetch_sub(&m->refs, 1) > 1) return;
+    if (m->is_checking) pthread_join(m->checker, NULL);
     if (m->room != NULL) m->compute.be->ops->release(m->compute.be, m->room);
     pass_destroy(m->pass);
     kv_cache_destroy(m->cache);

@@ -6,6 +6,7 @@
 #ifndef HSTU_SERVE_SERVED_H
 #define HSTU_SERVE_SERVED_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "model/histories.h"
@@ -49,6 +50,10 @@ typedef struct served {
         backend *be;
     } compute;
     trained trained;
+    /* The content of an engine folder is checked by a thread of its own while the model opens. */
+    pthread_t checker;
+    bool is_checking;
+    failure check; /* its result, once that thread is joined */
     session *s;
     const seq_file *names; /* ids and titles of its items */
     bool is_ranking, reads_actions;
@@ -88,6 +93,9 @@ typedef struct served {
 /* One reference belongs to the caller.  ERR_CONFIG: the model does not fit the data, and why. */
 status served_open(served **out, const served_config *c);
 void served_keep(served *m);
+/* Waits until the content of an engine folder is checked; on the worker's thread, before anything
+ * that the model computed leaves it. */
+status served_checked(served *m);
 void served_drop(served *m); /* NULL is fine */
 
 /* Measures what the choice between loading and computing depends on, and the error of 8-bit keys

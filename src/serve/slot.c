@@ -90,7 +90,8 @@ typedef struct pending_call {
 static void run_call(void *ctx, engine_answer *none) {
     pending_call *p = ctx;
     (void)none;
-    status st = p->job.call(p->job.m, p->ctx);
+    status st = served_checked(p->job.m);
+    if (st == OK) st = p->job.call(p->job.m, p->ctx);
     pthread_mutex_lock(&p->lock);
     failure_save(&p->result, st);
     p->is_done = true;
