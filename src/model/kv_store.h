@@ -62,8 +62,8 @@ void kv_store_fini(kv_store *s); /* a failed init too, or {0} */
 void kv_store_set_moves(kv_store *s, const kv_move *out, int32_t n_out, const kv_move *in,
                         int32_t n_in);
 
-/* Whether the next pass can be recorded (ops.h): one that waits for copies cannot, nor can one whose
- * number of pages is part of its ops, as in 8 bits. */
+/* Whether the next pass can be recorded (ops.h): one that waits for copies cannot, nor can one
+ * whose number of pages is part of its ops, as in 8 bits. */
 bool kv_store_can_record(const kv_store *s);
 
 /* Copies pages of all layers, and waits: to learn how long it takes. */

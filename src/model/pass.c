@@ -331,8 +331,8 @@ static status run(pass *p, const batch *b, const plan_request *request, const vo
     model *m = p->m;
     TRY(dynamic_take(&m->dynamic, b, false, &b));
     TRY(plan_build(&p->plan, m->be, b, request));
-    bool can_record = p->plan.is_round && !p->has_fp8_kv &&
-                      (p->store == NULL || kv_store_can_record(p->store));
+    bool can_record =
+        p->plan.is_round && !p->has_fp8_kv && (p->store == NULL || kv_store_can_record(p->store));
     return can_record ? run_recorded(p, out) : run_laid_out(p, out);
 }
 
