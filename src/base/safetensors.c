@@ -181,6 +181,10 @@ const char *st_path(const st_file *f) {
     return f->path;
 }
 
+file_change st_changed(const st_file *f) {
+    return file_map_changed(&f->map, f->path);
+}
+
 size_t st_n_tensors(const st_file *f) {
     return f->n_tensors;
 }

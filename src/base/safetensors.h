@@ -51,6 +51,9 @@ status st_open(st_file **out, const char *path);
 void st_close(st_file *f); /* NULL is fine */
 
 const char *st_path(const st_file *f);
+
+/* Whether the file at its path is still the one that was opened. */
+file_change st_changed(const st_file *f);
 const void *st_bytes(const st_file *f, size_t *n); /* the whole file, as mapped */
 size_t st_n_tensors(const st_file *f);
 const st_tensor *st_tensor_at(const st_file *f, size_t i); /* in the order of the data */

@@ -169,8 +169,9 @@ static status open_file(writer *w, int file) {
     uint64_t bytes;
     buf header;
     if (w->file != NULL && w->open == file) return OK;
-    TRY(part_file_close(w->file, OK));
-    w->file = NULL;
+    part_file *before = w->file;
+    w->file = NULL; /* it is closed even where that fails */
+    TRY(part_file_close(before, OK));
     buf_init(&header);
     status st = describe_rows(w, file, &header, &bytes);
     w->begin = header.n_bytes;

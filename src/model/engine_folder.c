@@ -225,13 +225,19 @@ void engine_weights_close(engine_weights *w) {
     w->file = NULL;
 }
 
-/* The bytes that are mapped are the ones that are used. */
+/* The bytes that are mapped are the ones that are used; of others there are copies, made since the
+ * file was opened, so it must not have been written to. */
 status engine_weights_check(const engine_weights *w, const engine_facts *facts) {
     listed_file f = {.bytes = facts->weight_bytes, .hash = facts->weight_hash};
     size_t n;
     const void *bytes = st_bytes(w->file, &n);
     snprintf(f.path, sizeof f.path, "%.*s", (int)sizeof f.path - 1, st_path(w->file));
     TRY(compare_content(&f, n, hash64(bytes, n, 0)));
+    file_change change = st_changed(w->file);
+    if (change == FILE_RESIZED || change == FILE_WRITTEN)
+        return fail(ERR_FORMAT,
+                    "%s: somebody wrote into it while it was opened; start again when it is whole",
+                    f.path);
     for (size_t i = 0; i < st_n_tensors(w->file); i++)
         if (st_tensor_at(w->file, i)->dtype == ST_F32)
             TRY(checkpoint_check_finite(w->file, st_tensor_at(w->file, i)));

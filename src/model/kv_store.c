@@ -1,5 +1,7 @@
 #include "model/kv_store.h"
 
+#include <string.h>
+
 #include "model/model_int.h"
 
 const char *kv_store_check(const model *m) {
@@ -62,7 +64,9 @@ status kv_store_init(kv_store *s, model *m, const kv_store_config *c) {
         s->place[i] = -1;
     if (c->n_host_pages == 0) return OK;
     size_t bytes = (size_t)s->page_bytes * (size_t)m->n_layers * (size_t)c->n_host_pages;
-    return be->ops->host_alloc(be, (void **)&s->host, bytes);
+    TRY(be->ops->host_alloc(be, (void **)&s->host, bytes));
+    memset(s->host, 0, bytes); /* pages are moved whole, and rows without a token must be finite */
+    return OK;
 }
 
 void kv_store_fini(kv_store *s) {

@@ -94,8 +94,13 @@ static status alloc_all(pass *p, const pass_config *c) {
     return alloc_head(p, c, &room);
 }
 
-status pass_create(pass **out, model *m, const pass_config *c) {
+/* The number of a pass is part of the keys of what it records. */
+static uint64_t next_id(void) {
     static atomic_uint_fast64_t n_made;
+    return atomic_fetch_add(&n_made, 1);
+}
+
+status pass_create(pass **out, model *m, const pass_config *c) {
     pass *p;
     *out = NULL;
     if (c->is_training && (c->max_tokens != 0 || c->max_targets != 0 || c->has_cache))
@@ -105,7 +110,7 @@ status pass_create(pass **out, model *m, const pass_config *c) {
                     m->plan.max_users);
     TRY(MEM_NEW(&p, 1));
     p->m = m;
-    p->id = atomic_fetch_add(&n_made, 1);
+    p->id = next_id();
     nn_memory_init(&p->memory, m->be);
     status st = c->lender != NULL ? nn_memory_borrow(&p->memory, &c->lender->memory) : OK;
     if (st == OK && c->is_training) st = model_alloc_grads(m);
@@ -234,6 +239,15 @@ uint64_t pass_record_key(const pass *p, uint64_t seed) {
     return key;
 }
 
+/* A failed op leaves a recording without its end, which would run as if it were whole: with a new
+ * number the pass finds nothing that it has recorded. */
+static status end_record(pass *p, status st) {
+    status end = p->m->be->ops->record_end(p->m->be);
+    if (st == OK) st = end;
+    if (st != OK) p->id = next_id();
+    return st;
+}
+
 /* For batches of one shape only the data that the plan sends differs, so passes can be recorded;
  * given negatives are copied in the middle of a pass, which prevents that. */
 static status train_recorded(pass *p, const model_step *at) {
@@ -241,8 +255,7 @@ static status train_recorded(pass *p, const model_step *at) {
     backend *be = p->m->be;
     TRY(be->ops->record(be, pass_record_key(p, at->seed), &state));
     status st = state == RECORD_REPLAY ? OK : train_passes(p, at, NULL);
-    status end = be->ops->record_end(be);
-    return st != OK ? st : end;
+    return end_record(p, st);
 }
 
 status pass_take_rows(pass *p, const batch *b, const batch **out) {
@@ -323,8 +336,7 @@ static status run_recorded(pass *p, const void **out) {
     *out = p->m->is_ranking ? p->ranking.logits : p->retrieval.query;
     TRY(be->ops->record(be, pass_record_key(p, 0), &state));
     status st = state == RECORD_REPLAY ? OK : run_laid_out(p, out);
-    status end = be->ops->record_end(be);
-    return st != OK ? st : end;
+    return end_record(p, st);
 }
 
 static status run(pass *p, const batch *b, const plan_request *request, const void **out) {

@@ -9,15 +9,8 @@ status choice_alloc(choice *c, const nn_room *room, int32_t dim) {
     return NN_NEW(room->memory, &c->groups.begin, room->max_tokens + 1);
 }
 
-static bool takes_all(const plan *p) {
-    if (p->n_loss != p->n_tokens) return false;
-    for (int32_t i = 0; i < p->n_loss; i++)
-        if (p->loss_token.host[i] != i) return false;
-    return true;
-}
-
 status choice_fwd(choice *c, backend *be, const plan *p, const void *hidden, const void **out) {
-    c->is_all = takes_all(p);
+    c->is_all = p->takes_all;
     *out = c->is_all ? hidden : c->x;
     if (c->is_all) return OK;
     gather_args a = {.n = p->n_loss,

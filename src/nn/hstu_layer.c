@@ -447,6 +447,11 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
         add_pages(&attn, s);
         TRY(be->ops->kv_put(be, &put));
     }
+    /* Attention writes no rows of tokens that belong to no sequence.  What an earlier batch left
+     * there would go on to their keys and values, which kernels multiply by 0: not if it is NaN. */
+    if (s->is_round)
+        TRY(be->ops->zero(be, a->attn,
+                          (size_t)s->n_tokens * (size_t)dim_gate(c) * act_bytes(be->act)));
     return be->ops->attn_fwd(be, &attn);
 }
 

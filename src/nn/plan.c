@@ -387,6 +387,13 @@ static void round_batch(layout *l) {
     if (p->has_cache) p->max_keys = bounded(p, round_double(p->max_keys));
 }
 
+static bool takes_all(const plan *p) {
+    if (p->n_loss != p->n_tokens) return false;
+    for (int32_t i = 0; i < p->n_loss; i++)
+        if (p->loss_token.host[i] != i) return false;
+    return true;
+}
+
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
     if (request->purpose == PLAN_TRAIN && !p->config.is_training)
         return fail(ERR_USAGE, "this pass was made without the memory for training");
@@ -411,13 +418,14 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     p->is_round = p->config.is_rounded && p->n_users > 0 && l.at <= PLAN_ROUND_MOST;
     if (p->is_round) round_batch(&l);
     p->n_tokens = l.at;
+    p->takes_all = takes_all(p);
     /* Contextual tokens are numbered after all events, whose number is known only now. */
     for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
         if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
     return be->ops->copy_in(be, p->block.device, p->block.host, p->block.bytes);
 }
 
-/* FNV-1a over what decides the shapes. */
+/* FNV-1a over what decides the shapes, and which kernels run. */
 uint64_t plan_record_key(const plan *p) {
     bool has_users = !p->config.is_rounded || p->config.n_context > 0;
     const int32_t part[] = {has_users ? p->n_users : 0,
@@ -425,6 +433,7 @@ uint64_t plan_record_key(const plan *p) {
                             p->n_tokens,
                             p->n_events,
                             p->n_loss,
+                            p->takes_all,
                             p->max_len,
                             p->has_cache ? p->max_keys : -1};
     uint64_t key = 0xcbf29ce484222325u;
@@ -480,6 +489,7 @@ sequences plan_sequences(const plan *p) {
         .n_tokens = p->n_tokens,
         .max_len = p->max_len,
         .len_bound = p->len_bound,
+        .is_round = p->is_round,
         .offsets = p->offsets.device,
         .n_contexts = c->has_context_mask ? p->n_contexts.device : NULL,
         .n_targets = c->is_ranking && c->has_candidates ? p->n_targets.device : NULL,

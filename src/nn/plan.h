@@ -79,6 +79,7 @@ typedef struct plan {
     int32_t n_rows;                      /* of these, those of the batch: the others round it up */
     bool is_round;                       /* the batch was rounded up, and can be recorded */
     staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
+    bool takes_all;                      /* loss_token is 0, 1, ... T - 1: nothing need be chosen */
     staged_i32 label;                    /* (M): item - 1, or the action; -1: none */
     staged_u32 loss_user, loss_position; /* (M) */
     int32_t n_unlabelled;                /* losses left out: their label has no row */

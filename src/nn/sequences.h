@@ -26,6 +26,7 @@ typedef struct sequences {
     int32_t n_tokens;          /* T */
     int32_t max_len;           /* the longest of these */
     int32_t len_bound;         /* no sequence of the model is longer, in any batch */
+    bool is_round;             /* tokens after the last sequence round the batch up */
     const int32_t *offsets;    /* (B + 1) */
     const int32_t *n_contexts; /* (B): first tokens, which see all before the targets; or NULL */
     const int32_t *n_targets;  /* (B): tokens at the end that do not see each other; or NULL */

@@ -196,15 +196,13 @@ status engine_item_of(engine *e, int index, uint32_t number, engine_item *out) {
     return has ? OK : fail(ERR_USAGE, "the model has no item number %u", number);
 }
 
-static status do_nothing(served *m, void *ctx) {
-    (void)m;
-    (void)ctx;
-    return OK;
-}
-
 status engine_wait_checked(engine *e, int index) {
     slot *s = engine_slot(e, index);
-    return s != NULL ? slot_call(s, do_nothing, NULL) : no_such_model(index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    status st = served_checked(m);
+    served_drop(m);
+    return st;
 }
 
 typedef struct row_query {

@@ -33,8 +33,10 @@ static status start_check(served *m) {
 }
 
 status served_checked(served *m) {
+    pthread_mutex_lock(&m->check_lock);
     if (m->is_checking) pthread_join(m->checker, NULL);
     m->is_checking = false;
+    pthread_mutex_unlock(&m->check_lock);
     return m->check.code == OK ? OK : failure_restore(&m->check);
 }
 
@@ -167,6 +169,7 @@ status served_open(served **out, const served_config *c) {
     TRY(choose_limits(&chosen));
     TRY(MEM_NEW(&m, 1));
     atomic_init(&m->refs, 1);
+    pthread_mutex_init(&m->check_lock, NULL);
     snprintf(m->path, sizeof m->path, "%s", c->path);
     status st = make(m, &chosen);
     if (st == OK) st = warm_up(m);
@@ -200,6 +203,7 @@ void served_drop(served *m) {
     pool_destroy(m->compute.workers);
     mem_free(m->extra);
     mem_free(m->popular);
+    pthread_mutex_destroy(&m->check_lock);
     mem_free(m);
 }
 

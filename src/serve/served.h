@@ -52,6 +52,7 @@ typedef struct served {
     trained trained;
     /* The content of an engine folder is checked by a thread of its own while the model opens. */
     pthread_t checker;
+    pthread_mutex_t check_lock; /* of is_checking: several threads may wait for the checker */
     bool is_checking;
     failure check; /* its result, once that thread is joined */
     session *s;

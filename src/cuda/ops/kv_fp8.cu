@@ -27,12 +27,20 @@ __device__ static float fp8_value(uint8_t x) {
     return __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)x, __NV_E4M3)));
 }
 
+/* The largest exponent: numbers of float16 must not be rounded up to infinity. */
+template <typename T> __device__ static int exponent_most(const T *) {
+    return 100;
+}
+template <> __device__ int exponent_most<__half>(const __half *) {
+    return 7;
+}
+
 /* The exponent for the n numbers of a head; every lane has it. */
 template <typename T> __device__ static int head_exponent(const T *x, int n) {
     float largest = 0;
     for (int i = (int)threadIdx.x % 32; i < n; i += 32)
         largest = fmaxf(largest, fabsf(to_float(x[i])));
-    return fp8_exponent_of(__shfl_sync(~0u, warp_max(largest), 0));
+    return min(fp8_exponent_of(__shfl_sync(~0u, warp_max(largest), 0)), exponent_most(x));
 }
 
 /* Head `at` of all heads of all rows, keys first. */
