@@ -36,8 +36,11 @@ TEST(mask_show_json) {
     CHECK_CONTAINS(text, "\"hopper_block\":\"one row tile\"");
     free(text);
     text = said(0, "none --n 1025 --json");
-    CHECK_CONTAINS(text, "\"hopper_block\":\"two row tiles\"");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"three row tiles\"");
     CHECK_CONTAINS(text, "\"kernel\":\"block-wise\"");
+    free(text);
+    text = said(0, "causal --n 1025 --json");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"two row tiles\"");
     free(text);
 }
 
@@ -59,7 +62,13 @@ TEST(mask_show_files) {
     snprintf(options, sizeof options, "bits:%s --json", path);
     text = said(0, options);
     CHECK_CONTAINS(text, "\"tokens\":9,\"pairs\":21");
-    CHECK_CONTAINS(text, "\"pairs_a_tile\":21,\"kernel\":\"block-wise\"");
+    CHECK_CONTAINS(text, "\"pairs_a_tile\":21,\"kernel\":\"row-wise\"");
+    CHECK_CONTAINS(text, "\"backward_kernel\":\"row-wise\"");
+    free(text);
+    snprintf(options, sizeof options, "bits:%s", path);
+    text = said(0, options);
+    CHECK_CONTAINS(text, "a listed tile has 21.0 pairs");
+    CHECK_CONTAINS(text, "so each row reads the keys it sees (backward: fewer than 44, row-wise)");
     free(text);
     snprintf(options, sizeof options, "bits:%s --n 10", path);
     text = said(2, options);

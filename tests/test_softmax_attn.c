@@ -405,7 +405,7 @@ TEST(softmax_attn_few_pairs) {
                     i % 2 == 0 ? 64 : 128, 0.0f);
         set_mask(&s, text);
         s.a.mask.n_listed = INT32_MAX; /* as if it had fewer pairs yet */
-        CHECK(mask_choice_by_rows(s.a.mask.n_pairs, s.a.mask.n_listed));
+        CHECK(mask_choice_by_rows(s.a.mask.n_pairs, s.a.mask.n_listed, true));
         check_sample(&s, "few pairs");
         free_sample(&s);
     }
@@ -437,16 +437,30 @@ TEST(softmax_attn_any_card) {
 }
 
 /* Kernels are chosen by the length that no sequence exceeds: those of long sequences. */
+static void check_long(const char *text, const int32_t *lengths, int n_sequences, bool grows) {
+    sample s;
+    make_sample(&s, lengths, n_sequences, 1, 64, 0.0f);
+    for (int64_t i = 0; i < s.n * s.a.stride_q && grows; i++)
+        s.inputs[1][i] *= i / s.a.stride_q % 330 < 100 ? 0.0625f : 1.0f;
+    s.a.max_len = 2100;
+    set_mask(&s, text);
+    check_sample(&s, text);
+    free_sample(&s);
+}
+
 TEST(softmax_attn_whole_heads_long) {
-    const int32_t lengths[] = {140, 0, 64, 129, 1};
-    for (int m = 0; m < N_MASKS; m++) {
-        sample s;
-        make_sample(&s, lengths, 5, 1, 64, 0.0f);
-        s.a.max_len = 1100;
-        set_mask(&s, masks[m]);
-        check_sample(&s, masks[m]);
-        free_sample(&s);
-    }
+    const int32_t lengths[] = {140, 0, 64, 129, 1, 330};
+    for (int m = 0; m < N_MASKS; m++)
+        check_long(masks[m], lengths, m < 2 ? 6 : 5, false);
+    check_long("sliding,window=100", lengths, 6, false);
+    check_long("sliding,window=200,causal", lengths, 6, false);
+}
+
+/* Later keys have larger scores, so that sums over the first ones must shrink. */
+TEST(softmax_attn_scores_that_grow) {
+    const int32_t lengths[] = {330, 150};
+    for (int m = 0; m < 6; m += m == 1 ? 3 : 1)
+        check_long(masks[m], lengths, 2, true);
 }
 
 /* What follows a sequence in the arrays does not reach its results. */

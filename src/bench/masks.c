@@ -126,10 +126,10 @@ static void choose_kernel(softmax_attn_args *a, mask_kernel kernel) {
 }
 
 /* Whether the backend chooses row-wise kernels: see cuda/attn/common/softmax_attn.cu. */
-static bool is_by_rows(const backend *be, const softmax_attn_args *a) {
+static bool is_by_rows(const backend *be, const softmax_attn_args *a, int pass) {
     return be->n_ahead > 0 && be->act != ACT_F32 && (a->dim == 64 || a->dim == 128) &&
            !mask_rule_is_span(&a->mask.rule) &&
-           mask_choice_by_rows(a->mask.n_pairs, a->mask.n_listed);
+           mask_choice_by_rows(a->mask.n_pairs, a->mask.n_listed, pass == PASS_BACKWARD);
 }
 
 static status open_problem(problem *p, const mask_row *r, uint64_t seed) {
@@ -362,7 +362,8 @@ static status run_row(backend *be, const mask_filter *f, mask_row *r, uint64_t s
         return OK;
     }
     if (st == OK) st = open_problem(&p, r, seed);
-    if (st == OK) r->by_rows = is_by_rows(be, &p.copy[0]);
+    for (int pass = 0; pass < N_PASSES && st == OK; pass++)
+        r->by_rows[pass] = is_by_rows(be, &p.copy[0], pass);
     if (st == OK) st = measure(&p, r, fn, ctx);
     close_problem(&p);
     return st;

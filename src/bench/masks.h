@@ -31,7 +31,7 @@ typedef struct mask_row {
     const char *mask;   /* its text, or "scattered" */
     const char *source; /* the text that makes it, where that is another; or NULL */
     int32_t n_sequences, length, n_heads, dim;
-    bool is_silu, by_rows;               /* by_rows: row-wise kernels ran */
+    bool is_silu, by_rows[N_PASSES];     /* by_rows: row-wise kernels ran */
     double density;                      /* attended pairs / all pairs */
     double n_full, n_partial;            /* shares of all tiles */
     double tile_pairs;                   /* of a listed tile, in the mean */

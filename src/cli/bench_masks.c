@@ -28,6 +28,11 @@ static double best_of(const double seconds[N_TIMINGS]) {
     return isnan(seconds[TIMED_REPLAY]) ? seconds[TIMED_PLAIN] : seconds[TIMED_REPLAY];
 }
 
+static const char *kernel_of(const bench_args *a, const mask_row *r, int pass) {
+    if (r->by_rows[pass]) return "row-wise";
+    return a->filter.kernel == MASK_ANY_CARD ? "block-wise, any card" : "block-wise";
+}
+
 static status print_json(void *ctx, const mask_row *r) {
     const bench_args *a = ctx;
     static const char *const keys[N_PASSES][N_TIMINGS] = {{"fwd_ms", "fwd_replay_ms"},
@@ -40,10 +45,8 @@ static status print_json(void *ctx, const mask_row *r) {
     json_key_string(w, "dtype", bench_act_name(a->be->act));
     json_key_string(w, "mask", r->mask);
     if (r->is_silu) json_key_bool(w, "silu", true);
-    json_key_string(w, "kernel",
-                    r->by_rows                          ? "row-wise"
-                    : a->filter.kernel == MASK_ANY_CARD ? "block-wise, any card"
-                                                        : "block-wise");
+    json_key_string(w, "kernel", kernel_of(a, r, PASS_FORWARD));
+    json_key_string(w, "backward_kernel", kernel_of(a, r, PASS_BACKWARD));
     json_key_double(w, "pairs_a_tile", r->tile_pairs);
     if (a->is_deterministic) json_key_bool(w, "deterministic", true);
     json_key_int(w, "sequences", r->n_sequences);
@@ -73,7 +76,7 @@ static void print_head(const bench_args *a) {
            a->filter.is_silu ? "SiLU" : "Softmax", a->be->card != NULL ? a->be->card : a->be->name,
            bench_act_name(a->be->act), kernel_names[a->filter.kernel],
            a->is_deterministic ? ", deterministic" : "");
-    printf("%s%-31s %3s %5s %7s %6s %6s %9s %9s %9s %9s %8s %7s %8s %6s %6s%s\n", style.bold,
+    printf("%s%-31s %3s %5s %7s %6s %6s %9s %9s %9s %9s %8s %7s %8s %10s %6s%s\n", style.bold,
            "mask", "B", "n", "density", "full", "part", "fwd ms", "replay", "bwd ms", "replay",
            "TFLOP/s", "GB/s", "error", "by", "x peer", style.plain);
 }
@@ -93,8 +96,10 @@ static status print_text(void *ctx, const mask_row *r) {
     for (int pass = 0; pass < N_PASSES; pass++)
         for (int how = 0; how < N_TIMINGS; how++)
             print_ms(r->seconds[pass][how]);
-    printf(" %8.3g %7.0f %8.1e %6s", r->flops / forward / 1e12, r->bytes / forward / 1e9, r->error,
-           r->by_rows ? "rows" : "tiles");
+    printf(" %8.3g %7.0f %8.1e %10s", r->flops / forward / 1e12, r->bytes / forward / 1e9, r->error,
+           r->by_rows[PASS_BACKWARD]  ? "rows"
+           : r->by_rows[PASS_FORWARD] ? "rows/tiles"
+                                      : "tiles");
     if (isnan(r->peer)) {
         printf(" %6s\n", "-");
     } else {

@@ -37,9 +37,9 @@ typedef struct mask_facts {
     double n_tiles, n_full, n_partial; /* of MASK_TILE x MASK_TILE */
     double n_blocks;                   /* blocks of 16 x 16 with a pair */
     double tile_pairs;                 /* of a listed tile, in the mean */
-    bool by_rows, shares;              /* see mask_choice.h */
-    bool is_none;                      /* every row sees every key */
-    double rho, tau;                   /* of STOF's rule; tau is NAN where it has none */
+    bool by_rows, by_rows_backward;    /* see mask_choice.h */
+    bool shares, shares_three;
+    double rho, tau; /* of STOF's rule; tau is NAN where it has none */
 } mask_facts;
 
 static void count_rows(mask_facts *f, const mask *m, int64_t sequence, uint64_t *words) {
@@ -75,11 +75,12 @@ static status find_facts(mask_facts *f, const mask *m, int64_t sequence, int32_t
     f->n_full = (double)p->n_full;
     f->n_partial = (double)(p->n_listed - p->n_full);
     f->n_blocks = (double)mask_plan_count_tiles(p, 16);
-    f->is_none = mask_rule_of(m)->kind == MASK_NONE;
     f->tile_pairs = p->n_listed > 0 ? (double)p->n_pairs / (double)p->n_listed : 0;
-    f->by_rows =
-        !mask_rule_is_span(mask_rule_of(m)) && mask_choice_by_rows(p->n_pairs, p->n_listed);
+    bool is_span = mask_rule_is_span(mask_rule_of(m));
+    f->by_rows = !is_span && mask_choice_by_rows(p->n_pairs, p->n_listed, false);
+    f->by_rows_backward = !is_span && mask_choice_by_rows(p->n_pairs, p->n_listed, true);
     f->shares = mask_choice_shares(mask_rule_of(m), p->n_listed, p->n_tiles + 1, n);
+    f->shares_three = mask_choice_is_span(mask_rule_of(m), n);
     apply_stof(f);
     mask_plan_destroy(p);
     TRY(MEM_NEW(&words, (size_t)(n + 63) / 64));
@@ -117,7 +118,11 @@ static status print_json(const mask_facts *f) {
     json_key_double(w, "computed_pairs", computed(f));
     json_key_double(w, "pairs_a_tile", f->tile_pairs);
     json_key_string(w, "kernel", f->by_rows ? "row-wise" : "block-wise");
-    json_key_string(w, "hopper_block", f->shares ? "two row tiles" : "one row tile");
+    json_key_string(w, "backward_kernel", f->by_rows_backward ? "row-wise" : "block-wise");
+    json_key_string(w, "hopper_block",
+                    f->shares_three ? "three row tiles"
+                    : f->shares     ? "two row tiles"
+                                    : "one row tile");
     json_key_double(w, "stof_rho", f->rho);
     if (!isnan(f->tau)) json_key_double(w, "stof_tau", f->tau);
     json_key_string(w, "stof_kernel", stof_choice(f));
@@ -128,16 +133,17 @@ static void print_kernel(const mask_facts *f, const show_style *style) {
     printf("  %skernel%s      ", style->bold, style->plain);
     if (f->by_rows)
         printf("row-wise on a GPU, in 16 bits with heads of 64 or 128: a listed tile has %.1f "
-               "pairs,\n              fewer than %d, so each row reads the keys it sees; "
-               "elsewhere\n              ",
-               f->tile_pairs, MASK_ROWS_PAIRS);
+               "pairs,\n              fewer than %d, so each row reads the keys it sees "
+               "(backward: fewer than %d, %s-wise);\n              elsewhere ",
+               f->tile_pairs, MASK_ROWS_PAIRS, MASK_ROWS_PAIRS_BACKWARD,
+               f->by_rows_backward ? "row" : "block");
     printf("block-wise: it lists the tiles that are not empty and skips empty 16 x 16 blocks\n"
            "              in them, so it computes %.2f pairs for each attended one\n",
            f->n_pairs > 0 ? computed(f) / (double)f->n_pairs : 0);
     if (f->by_rows) return;
     printf("              on Hopper, in 16 bits: %s\n",
-           f->is_none && f->shares
-               ? "rows see everything, so two row tiles, with heads of 64 three, share the keys"
+           f->shares_three
+               ? "rows are one long span, so with heads of 64 three row tiles share the keys"
            : f->shares ? "rows see many tiles, so two row tiles share the keys they load"
                        : "a row tile alone, with the tiles of its own list");
 }

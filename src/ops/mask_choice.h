@@ -11,12 +11,24 @@
 #include "ops/mask_rule.h"
 
 enum { MASK_SHARED_LENGTH = 1024, MASK_SHARED_TILES = 8 };
-/* 1: never, until they are timed on an H200; a listed tile has a pair */
-enum { MASK_ROWS_PAIRS = 1 };
+/* Pairs of a tile below which row-wise kernels are faster: 4 x 4096 tokens, 12 heads of 64, pairs
+ * at random, us by replay (H200, 2026-11-16).
+ *     pairs a tile          8    20    41    61    82   123
+ *     forward, by rows    117   176   274   374   475   684
+ *              by tiles   655   656   657   656   656   656
+ *     backward, by rows   972  1158  1431  1709  1987  2557
+ *              by tiles  1460  1482  1506  1516  1521  1522 */
+enum { MASK_ROWS_PAIRS = 112, MASK_ROWS_PAIRS_BACKWARD = 44 };
 
 /* n_pairs: attended, in n_listed tiles; 0: not known, or a rule of one span. */
-static inline bool mask_choice_by_rows(int64_t n_pairs, int64_t n_listed) {
-    return n_pairs < MASK_ROWS_PAIRS * n_listed;
+static inline bool mask_choice_by_rows(int64_t n_pairs, int64_t n_listed, bool is_backward) {
+    return n_pairs < (is_backward ? MASK_ROWS_PAIRS_BACKWARD : MASK_ROWS_PAIRS) * n_listed;
+}
+
+/* On Hopper with heads of 64: whether rows are one span of so many keys that three row tiles share
+ * them. */
+static inline bool mask_choice_is_span(const mask_rule *r, int32_t max_len) {
+    return r->kind == MASK_NONE && !r->is_causal && max_len >= MASK_SHARED_LENGTH;
 }
 
 /* n_tiles: listed in n_begins rows of tiles; max_len: of the longest sequence. */

@@ -47,7 +47,7 @@ static bool is_half(const backend *be, const softmax_attn_args *a) {
 }
 
 static bool is_by_rows(const backend *be, const softmax_attn_args *a, bool is_backward) {
-    return is_half(be, a) && mask_choice_by_rows(a->mask.n_pairs, a->mask.n_listed) &&
+    return is_half(be, a) && mask_choice_by_rows(a->mask.n_pairs, a->mask.n_listed, is_backward) &&
            cuda_softmax_sm80_rows_can(be, a, is_backward);
 }
 
