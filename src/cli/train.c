@@ -1,6 +1,4 @@
 /* hstu train: reads a config, shows it or trains from it. */
-#include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,29 +6,24 @@
 #include "base/buf.h"
 #include "base/env.h"
 #include "base/file.h"
-#include "base/hash.h"
-#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "cli/cli.h"
 #include "cli/config_path.h"
 #include "cli/profile_view.h"
 #include "cli/show.h"
 #include "cli/split_args.h"
 #include "cli/stop_signal.h"
+#include "cli/train_print.h"
+#include "cli/train_ranks.h"
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
-#include "dist/agree.h"
 #include "dist/group.h"
 #include "dist/nccl.h"
 #include "dist/start.h"
 #include "model/checkpoint_load.h"
-#include "nn/dynamic.h"
-#include "ops/comm_host.h"
 #include "profile/profiler.h"
 #include "train/generated.h"
-#include "train/protocol.h"
 #include "train/trainer.h"
 
 typedef struct train_args {
@@ -116,126 +109,6 @@ static status load_config(config **out, const train_args *args) {
                    : load_other_config(out, args->init_from);
 }
 
-enum { MAX_COLUMNS = 5 };
-
-typedef struct printer {
-    bool is_json;
-    const session *session;
-    const char *run, *data;
-    char column[MAX_COLUMNS][METRIC_NAME_BYTES]; /* the metrics of the table */
-    int n_columns;
-} printer;
-
-/* The first metrics of the config; of the many of Meta's files the usual ones. */
-static status choose_columns(printer *p, const config *c) {
-    static const char research[] = "HR@10,NDCG@10,HR@50,MRR";
-    metric_list list;
-    TRY(c->family == FAMILY_META ? metric_list_parse(&list, research, c->task)
-                                 : metric_list_of(&list, c));
-    p->n_columns = list.n < MAX_COLUMNS ? list.n : MAX_COLUMNS;
-    for (int i = 0; i < p->n_columns; i++)
-        metric_name(&list.item[i], p->column[i]);
-    return OK;
-}
-
-static status print_protocol(const printer *p, const train_event *e) {
-    buf text;
-    protocol what = {.session = p->session, .rule = e->rule, .part = e->part};
-    show_style style = show_stdout_style();
-    buf_init(&text);
-    status st = protocol_describe(&what, &text);
-    if (st == OK) printf("%s%s%s\n", style.dim, buf_str(&text), style.plain);
-    buf_fini(&text);
-    return st;
-}
-
-static status print_start(const printer *p, const train_event *e) {
-    char users[SHOW_BYTES], items[SHOW_BYTES], numbers[32];
-    const session *s = p->session;
-    show_style style = show_stdout_style();
-    human_count(numbers, sizeof numbers, (double)model_n_numbers(s->model));
-    printf("%s%s%s, %s, %s parameters; %s users, %s items; %" PRIu64 " epoch%s, %" PRIu64
-           " steps of %d users\n\n",
-           style.bold, config_model_name(s->config->model), style.plain,
-           config_task_name(s->config->task), numbers, show_count(users, s->data->n_users),
-           show_count(items, s->data->n_items), e->n_epochs, e->n_epochs == 1 ? "" : "s",
-           e->n_steps, s->train_batch);
-    TRY(print_protocol(p, e));
-    printf("%s  %-10s %8s", style.bold, "epoch", "loss");
-    for (int i = 0; i < p->n_columns; i++)
-        printf(" %9s", p->column[i]);
-    printf(" %10s %9s%s\n", "tokens/s", "time", style.plain);
-    return OK;
-}
-
-static void print_row(const printer *p, const train_event *e) {
-    char place[32], speed[32], took[32];
-    if (e->kind == EVENT_EPOCH)
-        snprintf(place, sizeof place, "%" PRIu64 "/%" PRIu64, e->epoch + 1, e->n_epochs);
-    else
-        snprintf(place, sizeof place, "step %" PRIu64, e->step);
-    human_count(speed, sizeof speed, e->tokens_per_s);
-    human_duration(took, sizeof took, e->seconds);
-    printf("  %-10s %8.4f", place, e->loss);
-    for (int i = 0; i < p->n_columns; i++) {
-        if (e->metrics != NULL)
-            printf(" %9.4f", eval_value(e->metrics, p->column[i]));
-        else
-            printf(" %9s", "-");
-    }
-    printf(" %10s %9s%s%s\n", speed, took,
-           e->metrics != NULL && e->metrics->is_partial ? "  (some users)" : "",
-           e->is_best ? "  best" : "");
-}
-
-/* The command that comes next, ready to be pasted. */
-static status print_next(const printer *p) {
-    buf line;
-    if (p->data == NULL) return OK; /* generated data: nothing to evaluate on */
-    buf_init(&line);
-    status st = buf_text(&line, "hstu eval ");
-    if (st == OK) st = show_word(&line, p->run);
-    if (st == OK) st = buf_text(&line, " --data ");
-    if (st == OK) st = show_word(&line, p->data);
-    if (st == OK) printf("  Next      %s\n", buf_str(&line));
-    buf_fini(&line);
-    return st;
-}
-
-static status print_end(const printer *p, const train_event *e) {
-    char took[32];
-    human_duration(took, sizeof took, e->seconds);
-    printf("\nDone: %" PRIu64 " steps", e->step);
-    if (e->is_out_of_patience) printf(", out of patience");
-    if (e->seconds > 0) printf(", %s of training here", took);
-    if (e->has_best)
-        printf("; best on validation at step %" PRIu64 ", on the test part", e->best_step);
-    for (int i = 0; i < p->n_columns; i++)
-        printf("%s %s %.4f", e->has_best && i == 0 ? ":" : ",", p->column[i],
-               eval_value(e->metrics, p->column[i]));
-    char run[SHOW_PATH_BYTES];
-    show_path(run, p->run);
-    printf("\n\n  Report    %s/report.html\n  Weights   %s/%s\n", run, run,
-           e->has_best ? "best" : "last");
-    return print_next(p);
-}
-
-static status observe(void *ctx, const train_event *e, const char *json) {
-    const printer *p = ctx;
-    status st = OK;
-    if (p->is_json)
-        printf("%s\n", json);
-    else if (e->kind == EVENT_START)
-        st = print_start(p, e);
-    else if (e->kind == EVENT_DONE)
-        st = print_end(p, e);
-    else
-        print_row(p, e);
-    /* Flushes each line, in case a program reads them; if the reader has gone, the run goes on. */
-    (void)fflush(stdout);
-    return st;
-}
-
 /* An epoch of generated data is a few batches: an evaluation and a checkpoint after each would
  * outweigh it. */
 static status open_generated(work *w, const config *c, train_options *o) {
@@ -274,102 +147,6 @@ static status join_test(train_args *args, const config *c, work *w) {
     return OK;
 }
 
-/* A rank with another program, config or data would not notice it otherwise. */
-static status agree(const train_args *args, const config *c, const session *s) {
-    rank_facts f = rank_facts_here();
-    const train_options *o = &args->options;
-    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch,
-                               env_sums_early()};
-    buf text;
-    if (args->ranks == NULL) return OK;
-    buf_init(&text);
-    status st = config_write_json(c, &text, 0);
-    if (st == OK) {
-        f.config = hash64(text.data, text.n_bytes, hash64(options, sizeof options, 0));
-        f.data = batcher_fingerprint(s->data);
-        st = ranks_agree(args->ranks, &f);
-    }
-    buf_fini(&text);
-    return st;
-}
-
-/* Ranks of a group: they share layers, or the tokens of a batch. */
-static int64_t group_size(const config *c) {
-    const config_trainer *t = &c->trainer;
-    return t->tensor_parallel > 1 ? t->tensor_parallel : t->sequence_parallel;
-}
-
-static bool has_tensor(const config *c) {
-    return c->trainer.tensor_parallel > 1;
-}
-
-/* Where the config cuts layers or sequences, ranks form groups that share them. */
-static status open_groups(rank_grid *grid, const train_args *args, const config *c, const work *w) {
-    int64_t size = group_size(c);
-    int n_ranks = args->ranks != NULL ? args->ranks->size : 1;
-    const char *name = has_tensor(c) ? "TensorModelParallelArgs.tensor_model_parallel_size"
-                                     : "--sequence-parallel (sequence_parallel_size)";
-    *grid = (rank_grid){0};
-    if (has_tensor(c) && c->trainer.sequence_parallel > 1)
-        return fail(ERR_CONFIG,
-                    "%s: %s = %lld and a sequence_parallel_size of %lld: ranks share layers or "
-                    "sequences, not both; set one of them to 1",
-                    c->file, name, (long long)size, (long long)c->trainer.sequence_parallel);
-    if (size == 1) return OK;
-    if (n_ranks == 1) {
-        log_info("note: %s: %s = %lld: one rank trains whole %s; --ranks cuts them", c->file, name,
-                 (long long)size, has_tensor(c) ? "layers" : "sequences");
-        return OK;
-    }
-    if (n_ranks % size != 0)
-        return fail(ERR_CONFIG,
-                    "%s: %s = %lld, and %d ranks cannot form groups of so many; start a multiple "
-                    "of %lld ranks, or set it to 1: then the ranks divide the batch",
-                    c->file, name, (long long)size, n_ranks, (long long)size);
-    return rank_grid_create(grid, args->ranks, w->be, w->comm, (int)size);
-}
-
-static void tell_groups(const rank_grid *grid, const config *c) {
-    int group = comm_size(grid->group), data = comm_size(grid->data);
-    long long heads = c->network.n_heads;
-    char share[96];
-    if (group == 1) return;
-    if (has_tensor(c))
-        snprintf(share, sizeof share, "each rank has %lld of the %lld heads of every layer",
-                 heads / group, heads);
-    else
-        snprintf(share, sizeof share,
-                 "each rank has 1/%d of the tokens, and in the attention %lld of the %lld heads",
-                 group, heads / group, heads);
-    log_info("%d ranks = %d data x %d %s: %s, and %s", data * group, data, group,
-             has_tensor(c) ? "tensor" : "sequence",
-             data == 1 ? "they train on all users of a step together"
-                       : "the groups divide the users of a step",
-             share);
-}
-
-/* Nothing is rounded where no rows travel. */
-static void tell_wire(const config *c, const session *s) {
-    const dynamic_tables *t = model_tables(s->model);
-    if (c->trainer.wire == WIRE_BFLOAT16 && (t->comm == NULL || !t->has_bf16_wire))
-        log_info("note: --wire bfloat16 has no effect: it is for tables that several ranks of the "
-                 "CPU hold together (--ranks G --device cpu)");
-}
-
-static status open_session(session *s, const config *c, work *w, const rank_grid *grid) {
-    session_ranks ranks = {.data = w->comm};
-    if (grid->group != NULL)
-        ranks = (session_ranks){.data = grid->data,
-                                .tensor = has_tensor(c) ? grid->group : NULL,
-                                .sequence = has_tensor(c) ? NULL : grid->group,
-                                .world = w->comm};
-    ranks.has_bf16_wire = c->trainer.wire == WIRE_BFLOAT16;
-    TRY(session_open_ranks(s, c, work_data(w), w->be, &ranks));
-    tell_groups(grid, c);
-    tell_wire(c, s);
-    return OK;
-}
-
 /* Smaller sums of gradients would cost more time to start than they take. */
 enum { EARLY_BYTES = 4 << 20 };
 
@@ -378,21 +155,21 @@ static status train(train_args *args, config *c) {
     session s = {0};
     rank_grid grid = {0};
     /* What ranks of a group all compute must have the same bits on each of them. */
-    bool has_groups = args->ranks != NULL && args->ranks->size > 1 && group_size(c) > 1;
+    bool has_groups = args->ranks != NULL && args->ranks->size > 1 && train_group_size(c) > 1;
     work_options how = {.is_deterministic = args->is_deterministic || has_groups,
                         .ranks = args->ranks,
                         .nccl = args->nccl};
-    printer p = {
+    train_printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
-    TRY(choose_columns(&p, c));
+    TRY(train_printer_columns(&p, c));
     TRY(work_open_as(&w, args->data, args->device, &how));
     status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
     if (st == OK) st = join_test(args, c, &w);
-    if (st == OK) st = open_groups(&grid, args, c, &w);
-    if (st == OK) st = open_session(&s, c, &w, &grid);
-    if (st == OK) st = agree(args, c, &s);
+    if (st == OK) st = train_open_groups(&grid, args->ranks, c, &w);
+    if (st == OK) st = train_open_session(&s, c, &w, &grid);
+    if (st == OK) st = train_ranks_agree(args->ranks, &args->options, c, &s);
     if (st == OK) {
-        args->options.observer = observe;
+        args->options.observer = train_printer_observe;
         args->options.ctx = &p;
         /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
         s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0 &&
