@@ -53,3 +53,9 @@ uint64_t rig_random(uint64_t *state, uint64_t n) {
     *state += 0x9e3779b97f4a7c15ull;
     return n == 0 ? 0 : table_hash(*state) % n;
 }
+
+uint64_t rig_key(uint64_t *state, uint64_t n_universe) {
+    static const uint64_t ends[] = {0, 1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, UINT64_MAX - 2};
+    uint64_t k = rig_random(state, n_universe);
+    return k < 6 ? ends[k] : k * 0x123456789abcdefull;
+}

@@ -33,4 +33,7 @@ unsigned char *rig_index(rig *r);
 /* A number below n, from a state. */
 uint64_t rig_random(uint64_t *state, uint64_t n);
 
+/* One of n_universe keys, of which six are at the ends of the range. */
+uint64_t rig_key(uint64_t *state, uint64_t n_universe);
+
 #endif

@@ -1,7 +1,5 @@
 /* The index of a dynamic table (ops/table.h) against a plain model of the contract's words: every
  * rule of scores and eviction, ties, full buckets, keys at the ends of the range. */
-#include <sys/mman.h>
-
 #include "base/pool.h"
 #include "table_rig.h"
 
@@ -187,13 +185,6 @@ static void check_same_call(place_call *want, place_call *have) {
     }
 }
 
-/* Distinct keys of a small universe, including the ends of the range. */
-static uint64_t some_key(uint64_t *state, uint64_t n_universe) {
-    static const uint64_t ends[] = {0, 1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, UINT64_MAX - 2};
-    uint64_t k = rig_random(state, n_universe);
-    return k < 6 ? ends[k] : k * 0x123456789abcdefull;
-}
-
 static bool is_among(const uint64_t *keys, int n, uint64_t key) {
     for (int i = 0; i < n; i++)
         if (keys[i] == key) return true;
@@ -209,7 +200,7 @@ static void draw_call(place_call *c, uint64_t *state, uint64_t n_universe, uint3
                       .evict = (evict_rule)rig_random(state, 3)};
     c->scores[0] = rig_random(state, range) << (rig_random(state, 2) == 0 ? 32 : 0);
     for (int i = 0; i < n; i++) {
-        uint64_t key = some_key(state, n_universe);
+        uint64_t key = rig_key(state, n_universe);
         if (is_among(c->keys, c->n, key)) continue;
         c->keys[c->n] = key;
         c->scores[c->n] = c->has_scores && c->n > 0 ? rig_random(state, range) : c->scores[0];
@@ -446,85 +437,6 @@ TEST(table_index_does_not_depend_on_order_or_threads) {
     pool_destroy(workers);
 }
 
-TEST(table_unique_groups_places) {
-    for (int n = 0; n < 3000; n = n * 2 + 1) {
-        uint64_t *ids = malloc((size_t)n * 8 + 8), *keys = malloc((size_t)n * 8 + 8), state = 3;
-        int32_t *inverse = malloc((size_t)n * 4 + 4), *order = malloc((size_t)n * 4 + 4);
-        int32_t *begin = malloc((size_t)n * 4 + 4);
-        int64_t n_unique;
-        rig r;
-        rig_init(&r, NULL, 1, 4);
-        for (int i = 0; i < n; i++)
-            ids[i] = some_key(&state, 6 + (uint64_t)n / 4);
-        table_unique_args a = {.n = n,
-                               .ids = rig_up(&r, ids, (size_t)n * 8),
-                               .keys = rig_up(&r, NULL, (size_t)n * 8),
-                               .n_unique = rig_up(&r, NULL, 8),
-                               .inverse = rig_up(&r, NULL, (size_t)n * 4),
-                               .order = rig_up(&r, NULL, (size_t)n * 4),
-                               .begin = rig_up(&r, NULL, (size_t)n * 4 + 4)};
-        CHECK_OK(r.t->unique(r.be, &a));
-        rig_down(&r, &n_unique, a.n_unique, 8);
-        rig_down(&r, keys, a.keys, (size_t)n_unique * 8);
-        rig_down(&r, inverse, a.inverse, (size_t)n * 4);
-        rig_down(&r, order, a.order, (size_t)n * 4);
-        rig_down(&r, begin, a.begin, (size_t)n_unique * 4 + 4);
-        CHECK_EQ(begin[0], 0);
-        CHECK_EQ(begin[n_unique], n);
-        for (int64_t u = 0; u < n_unique; u++) {
-            CHECK(u == 0 || table_hash(keys[u - 1]) < table_hash(keys[u]));
-            CHECK(begin[u] < begin[u + 1]);
-            for (int32_t k = begin[u]; k < begin[u + 1]; k++) {
-                CHECK(k == begin[u] || order[k - 1] < order[k]);
-                CHECK_EQ(inverse[order[k]], u);
-                CHECK(ids[order[k]] == keys[u]);
-            }
-        }
-        rig_fini(&r);
-        free(ids), free(keys), free(inverse), free(order), free(begin);
-    }
-}
-
-/* Different ids whose hashes have the same high half, few of them and many, among repeats. */
-TEST(table_unique_tells_hashes_apart_by_their_low_half) {
-    enum { N = 4000 };
-    for (uint64_t n_halves = 1; n_halves < 3000; n_halves = n_halves * 6 + 3) {
-        static uint64_t ids[N], keys[N];
-        static int32_t inverse[N], order[N], begin[N + 1];
-        uint64_t state = n_halves;
-        int64_t n_unique;
-        rig r;
-        rig_init(&r, NULL, 1, 4);
-        for (int i = 0; i < N; i++) {
-            uint64_t half = table_hash(rig_random(&state, n_halves)) >> 32;
-            uint64_t low = rig_random(&state, 3) == 0 ? 7 : table_hash(rig_random(&state, 700));
-            ids[i] = table_unhash(half << 32 | (uint32_t)low);
-        }
-        table_unique_args a = {.n = N,
-                               .ids = rig_up(&r, ids, sizeof ids),
-                               .keys = rig_up(&r, NULL, sizeof keys),
-                               .n_unique = rig_up(&r, NULL, 8),
-                               .inverse = rig_up(&r, NULL, sizeof inverse),
-                               .order = rig_up(&r, NULL, sizeof order),
-                               .begin = rig_up(&r, NULL, sizeof begin)};
-        CHECK_OK(r.t->unique(r.be, &a));
-        rig_down(&r, &n_unique, a.n_unique, 8);
-        rig_down(&r, keys, a.keys, sizeof keys);
-        rig_down(&r, inverse, a.inverse, sizeof inverse);
-        rig_down(&r, order, a.order, sizeof order);
-        rig_down(&r, begin, a.begin, sizeof begin);
-        CHECK_EQ(begin[n_unique], N);
-        for (int64_t u = 0; u < n_unique; u++) {
-            CHECK(u == 0 || table_hash(keys[u - 1]) < table_hash(keys[u]));
-            for (int32_t k = begin[u]; k < begin[u + 1]; k++) {
-                CHECK(k == begin[u] || order[k - 1] < order[k]);
-                CHECK(ids[order[k]] == keys[u] && inverse[order[k]] == u);
-            }
-        }
-        rig_fini(&r);
-    }
-}
-
 TEST(table_hash_is_a_bijection_and_buckets_follow_it) {
     uint64_t state = 1, last_hash = 0;
     int64_t n_buckets = ((int64_t)1 << 33) + 12345, last_bucket = 0;
@@ -541,110 +453,4 @@ TEST(table_hash_is_a_bijection_and_buckets_follow_it) {
     CHECK_EQ(table_bucket(UINT64_MAX, n_buckets), n_buckets - 1);
     CHECK_EQ(table_digest(0), 1);
     CHECK_EQ(table_digest(UINT64_MAX), 255);
-}
-
-/* 2^32 slots in memory of which only the touched pages exist. */
-TEST(table_index_beyond_two_to_the_31) {
-    enum { N = 3000 };
-    table_level l = {.n_buckets = (int64_t)1 << 26, .row_bytes = 16};
-    size_t index_bytes = (size_t)l.n_buckets * TABLE_BUCKET_BYTES;
-    size_t rows_bytes = (size_t)l.n_buckets * TABLE_SLOTS * 16;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    backend *be;
-    void *index = mmap(NULL, index_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    void *rows = mmap(NULL, rows_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (index == MAP_FAILED || rows == MAP_FAILED) SKIP_TEST("no address space of 160 GB");
-    l.index = index;
-    l.rows = rows;
-    CHECK_OK(backend_create_cpu(&be, NULL));
-    static uint64_t keys[N];
-    static int64_t slot[N], found[N], counts[PLACED_COUNTS];
-    static uint8_t is_new[N];
-    static float row[N];
-    int n_high = 0;
-    for (uint64_t i = 0; i < N; i++) {
-        keys[i] = i;
-        row[i] = (float)i;
-    }
-    table_place_args a = {.n = N, .keys = keys, .slot = slot, .is_new = is_new, .counts = counts};
-    CHECK_OK(be->tables->place(be, &l, &a));
-    CHECK_EQ(counts[PLACED_NEW], N);
-    table_rows_args w = {.n = N, .slot = slot, .n_floats = 1, .staging = row, .stride = 1};
-    CHECK_OK(be->tables->write(be, &l, &w));
-    table_find_args f = {.n = N, .keys = keys, .slot = found};
-    CHECK_OK(be->tables->find(be, &l, &f));
-    memset(row, 0, sizeof row);
-    CHECK_OK(be->tables->read(be, &l, &w));
-    for (int i = 0; i < N; i++) {
-        CHECK_EQ(found[i], slot[i]);
-        CHECK(row[i] == (float)i);
-        CHECK((unsigned char *)table_row(&l, slot[i]) == l.rows + slot[i] * 16);
-        n_high += slot[i] > INT32_MAX;
-    }
-    CHECK(n_high > N / 3);
-    backend_destroy(be);
-    munmap(index, index_bytes);
-    munmap(rows, rows_bytes);
-}
-
-/* The same on a GPU that has the memory, slot for slot: 2.4 billion of them, 90 GB. */
-TEST(table_of_more_than_two_to_the_31_slots) {
-    enum { N = 1 << 20 };
-    rig r = {.l = {.n_buckets = (int64_t)9 << 22, .row_bytes = 16}};
-    void *index = NULL, *rows = NULL;
-    if (test_on.kind != ON_CUDA) SKIP_TEST("real memory only on a GPU");
-    CHECK_OK(test_real_backend(&r.be, NULL));
-    r.t = r.be->tables;
-    size_t index_bytes = (size_t)r.l.n_buckets * TABLE_BUCKET_BYTES;
-    status st = r.t->alloc(r.be, &index, index_bytes, TABLE_ON_DEVICE);
-    if (st == OK)
-        st = r.t->alloc(r.be, &rows, (size_t)r.l.n_buckets * TABLE_SLOTS * 16, TABLE_ON_DEVICE);
-    if (st != OK && index != NULL) r.t->release(r.be, index, TABLE_ON_DEVICE);
-    if (st != OK) SKIP_TEST("%s", status_reason());
-    CHECK_OK(r.be->ops->zero(r.be, index, index_bytes));
-    r.l.index = index;
-    r.l.rows = rows;
-    uint64_t *keys = malloc(N * sizeof *keys);
-    int64_t *placed = malloc(N * sizeof *placed), *found = malloc(N * sizeof *found);
-    float *row = malloc(N * sizeof *row);
-    CHECK(keys != NULL && placed != NULL && found != NULL && row != NULL);
-    for (uint64_t i = 0; i < N; i++) {
-        keys[i] = i * 0x9e3779b97f4a7c15ull;
-        row[i] = (float)i;
-    }
-    int64_t counts[PLACED_COUNTS], n_high = 0;
-    table_place_args a = {.n = N,
-                          .keys = rig_up(&r, keys, N * sizeof *keys),
-                          .slot = rig_up(&r, NULL, N * sizeof *placed),
-                          .is_new = rig_up(&r, NULL, N),
-                          .counts = rig_up(&r, NULL, sizeof counts)};
-    CHECK_OK(r.t->place(r.be, &r.l, &a));
-    rig_down(&r, placed, a.slot, N * sizeof *placed);
-    rig_down(&r, counts, a.counts, sizeof counts);
-    CHECK_EQ(counts[PLACED_NEW], N);
-    table_rows_args w = {.n = N,
-                         .slot = a.slot,
-                         .n_floats = 1,
-                         .staging = rig_up(&r, row, N * sizeof *row),
-                         .stride = 1};
-    CHECK_OK(r.t->write(r.be, &r.l, &w));
-    table_find_args f = {.n = N, .keys = a.keys, .slot = rig_up(&r, NULL, N * sizeof *found)};
-    CHECK_OK(r.t->find(r.be, &r.l, &f));
-    rig_down(&r, found, f.slot, N * sizeof *found);
-    w.slot = f.slot;
-    w.staging = rig_up(&r, NULL, N * sizeof *row);
-    CHECK_OK(r.t->read(r.be, &r.l, &w));
-    rig_down(&r, row, w.staging, N * sizeof *row);
-    for (int64_t i = 0; i < N; i++) {
-        CHECK_EQ(found[i], placed[i]);
-        CHECK_EQ(found[i] / TABLE_SLOTS, table_bucket(table_hash(keys[i]), r.l.n_buckets));
-        CHECK(row[i] == (float)i);
-        n_high += found[i] > INT32_MAX;
-    }
-    CHECK(n_high > N / 16);
-    free(keys);
-    free(placed);
-    free(found);
-    free(row);
-    rig_fini(&r);
 }

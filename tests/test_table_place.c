@@ -1,6 +1,8 @@
 /* place with rows (ops/table.h) against place and then init or write, on a level of its own: the
  * same index, rows, staging and answers, through evictions and rejected keys, whether what is
  * evicted is listed or only counted. */
+#include <sys/mman.h>
+
 #include "table_rig.h"
 
 enum { N = 700, BUCKETS = 5, ROUNDS = 12 };
@@ -127,4 +129,110 @@ TEST(table_place_writes_rows_as_write_would) {
     check_rows_move_with_keys(8, 0, 8, true);
     check_rows_move_with_keys(132, 0, 136, true);
     check_rows_move_with_keys(7, 0, 7, true);
+}
+
+/* 2^32 slots in memory of which only the touched pages exist. */
+TEST(table_index_beyond_two_to_the_31) {
+    enum { N = 3000 };
+    table_level l = {.n_buckets = (int64_t)1 << 26, .row_bytes = 16};
+    size_t index_bytes = (size_t)l.n_buckets * TABLE_BUCKET_BYTES;
+    size_t rows_bytes = (size_t)l.n_buckets * TABLE_SLOTS * 16;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    backend *be;
+    void *index = mmap(NULL, index_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    void *rows = mmap(NULL, rows_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (index == MAP_FAILED || rows == MAP_FAILED) SKIP_TEST("no address space of 160 GB");
+    l.index = index;
+    l.rows = rows;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    static uint64_t keys[N];
+    static int64_t slot[N], found[N], counts[PLACED_COUNTS];
+    static uint8_t is_new[N];
+    static float row[N];
+    int n_high = 0;
+    for (uint64_t i = 0; i < N; i++) {
+        keys[i] = i;
+        row[i] = (float)i;
+    }
+    table_place_args a = {.n = N, .keys = keys, .slot = slot, .is_new = is_new, .counts = counts};
+    CHECK_OK(be->tables->place(be, &l, &a));
+    CHECK_EQ(counts[PLACED_NEW], N);
+    table_rows_args w = {.n = N, .slot = slot, .n_floats = 1, .staging = row, .stride = 1};
+    CHECK_OK(be->tables->write(be, &l, &w));
+    table_find_args f = {.n = N, .keys = keys, .slot = found};
+    CHECK_OK(be->tables->find(be, &l, &f));
+    memset(row, 0, sizeof row);
+    CHECK_OK(be->tables->read(be, &l, &w));
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(found[i], slot[i]);
+        CHECK(row[i] == (float)i);
+        CHECK((unsigned char *)table_row(&l, slot[i]) == l.rows + slot[i] * 16);
+        n_high += slot[i] > INT32_MAX;
+    }
+    CHECK(n_high > N / 3);
+    backend_destroy(be);
+    munmap(index, index_bytes);
+    munmap(rows, rows_bytes);
+}
+
+/* The same on a GPU that has the memory, slot for slot: 2.4 billion of them, 90 GB. */
+TEST(table_of_more_than_two_to_the_31_slots) {
+    enum { N = 1 << 20 };
+    rig r = {.l = {.n_buckets = (int64_t)9 << 22, .row_bytes = 16}};
+    void *index = NULL, *rows = NULL;
+    if (test_on.kind != ON_CUDA) SKIP_TEST("real memory only on a GPU");
+    CHECK_OK(test_real_backend(&r.be, NULL));
+    r.t = r.be->tables;
+    size_t index_bytes = (size_t)r.l.n_buckets * TABLE_BUCKET_BYTES;
+    status st = r.t->alloc(r.be, &index, index_bytes, TABLE_ON_DEVICE);
+    if (st == OK)
+        st = r.t->alloc(r.be, &rows, (size_t)r.l.n_buckets * TABLE_SLOTS * 16, TABLE_ON_DEVICE);
+    if (st != OK && index != NULL) r.t->release(r.be, index, TABLE_ON_DEVICE);
+    if (st != OK) SKIP_TEST("%s", status_reason());
+    CHECK_OK(r.be->ops->zero(r.be, index, index_bytes));
+    r.l.index = index;
+    r.l.rows = rows;
+    uint64_t *keys = malloc(N * sizeof *keys);
+    int64_t *placed = malloc(N * sizeof *placed), *found = malloc(N * sizeof *found);
+    float *row = malloc(N * sizeof *row);
+    CHECK(keys != NULL && placed != NULL && found != NULL && row != NULL);
+    for (uint64_t i = 0; i < N; i++) {
+        keys[i] = i * 0x9e3779b97f4a7c15ull;
+        row[i] = (float)i;
+    }
+    int64_t counts[PLACED_COUNTS], n_high = 0;
+    table_place_args a = {.n = N,
+                          .keys = rig_up(&r, keys, N * sizeof *keys),
+                          .slot = rig_up(&r, NULL, N * sizeof *placed),
+                          .is_new = rig_up(&r, NULL, N),
+                          .counts = rig_up(&r, NULL, sizeof counts)};
+    CHECK_OK(r.t->place(r.be, &r.l, &a));
+    rig_down(&r, placed, a.slot, N * sizeof *placed);
+    rig_down(&r, counts, a.counts, sizeof counts);
+    CHECK_EQ(counts[PLACED_NEW], N);
+    table_rows_args w = {.n = N,
+                         .slot = a.slot,
+                         .n_floats = 1,
+                         .staging = rig_up(&r, row, N * sizeof *row),
+                         .stride = 1};
+    CHECK_OK(r.t->write(r.be, &r.l, &w));
+    table_find_args f = {.n = N, .keys = a.keys, .slot = rig_up(&r, NULL, N * sizeof *found)};
+    CHECK_OK(r.t->find(r.be, &r.l, &f));
+    rig_down(&r, found, f.slot, N * sizeof *found);
+    w.slot = f.slot;
+    w.staging = rig_up(&r, NULL, N * sizeof *row);
+    CHECK_OK(r.t->read(r.be, &r.l, &w));
+    rig_down(&r, row, w.staging, N * sizeof *row);
+    for (int64_t i = 0; i < N; i++) {
+        CHECK_EQ(found[i], placed[i]);
+        CHECK_EQ(found[i] / TABLE_SLOTS, table_bucket(table_hash(keys[i]), r.l.n_buckets));
+        CHECK(row[i] == (float)i);
+        n_high += found[i] > INT32_MAX;
+    }
+    CHECK(n_high > N / 16);
+    free(keys);
+    free(placed);
+    free(found);
+    free(row);
+    rig_fini(&r);
 }
