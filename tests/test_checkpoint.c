@@ -490,24 +490,32 @@ TEST(checkpoint_with_values_that_are_not_finite_is_refused) {
     toy_free();
 }
 
+/* A checkpoint whose state says `value` of a count. */
+static void save_count(toy *a, const char *run, const char *key, const char *value, char *folder) {
+    CHECK_OK(toy_save(a, run, 7, 2, false));
+    CHECK_OK(checkpoint_find(run, folder));
+    CHECK_EQ(test_command(NULL, "sed -i '0,/\"%s\": [0-9]*/s//\"%s\": %s/' %s/state.json", key, key,
+                          value, folder),
+             0);
+    CHECK_OK(checkpoint_seal(folder, 7, NULL));
+}
+
 /* Counts at the end of their range would overflow with the next step. */
 TEST(checkpoint_with_counts_that_no_run_reaches_is_refused) {
     static const char *const keys[] = {"epoch", "loss_positions", "tokens", "best_step"};
+    static const char *const values[] = {"9223372036854775807", "9007199254740993"};
     toy a;
-    char folder[CHECKPOINT_PATH_BYTES], want[64];
+    char folder[CHECKPOINT_PATH_BYTES], want[64], run[16];
     toy_make(&a, 1);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        CHECK_OK(toy_save(&a, run_path(keys[i]), 7, 2, false));
-        CHECK_OK(checkpoint_find(run_path(keys[i]), folder));
-        CHECK_EQ(test_command(NULL,
-                              "sed -i '0,/\"%s\": [0-9]*/s//\"%s\": 9223372036854775807/' "
-                              "%s/state.json",
-                              keys[i], keys[i], folder),
-                 0);
-        CHECK_OK(checkpoint_seal(folder, 7, NULL));
-        snprintf(want, sizeof want, "'%s' is 9223372036854775807", keys[i]);
+    for (int i = 0; i < 8; i++) {
+        const char *key = keys[i / 2], *value = values[i % 2];
+        snprintf(want, sizeof want, "'%s' is %s", key, value);
+        snprintf(run, sizeof run, "counts-%d", i);
+        save_count(&a, run_path(run), key, value, folder);
         CHECK_FAILS(checkpoint_load(&a.c, folder), ERR_FORMAT, want);
     }
+    save_count(&a, run_path("whole"), "tokens", "9007199254740992", folder);
+    CHECK_OK(checkpoint_load(&a.c, folder));
     toy_free();
 }
 

@@ -53,6 +53,18 @@ TEST(history_read_takes_lists) {
     }
 }
 
+/* After an event at the end of time the invented times still ascend. */
+TEST(history_read_invents_times_without_overflow) {
+    static const int64_t latest[] = {INT64_MAX};
+    seq_file s = stars();
+    given_history g;
+    s.time = latest;
+    s.time_per_second = 1000;
+    CHECK_OK(read_text(&g, &s, "10,20,30"));
+    CHECK(g.time[0] > 0 && g.time[1] - g.time[0] == 60000 && g.time[2] - g.time[1] == 60000);
+    given_history_fini(&g);
+}
+
 TEST(history_read_takes_events) {
     seq_file s = stars(), t = texts();
     given_history g;
