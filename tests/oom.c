@@ -53,11 +53,24 @@ static int fail_each_in_turn(status (*run)(void *ctx), void *ctx, bool is_lastin
     }
 }
 
-int oom_at_each_allocation(status (*run)(void *ctx), void *ctx) {
+static int with_failures(status (*run)(void *ctx), void *ctx, bool is_lasting) {
     const mem_allocator failing = {failing_alloc, failing_resize, plain_release, NULL};
     mem_set_allocator(&failing);
-    int n = fail_each_in_turn(run, ctx, false);
-    (void)fail_each_in_turn(run, ctx, true);
+    int n = fail_each_in_turn(run, ctx, is_lasting);
     mem_set_allocator(NULL);
+    return n;
+}
+
+int oom_at_one_allocation(status (*run)(void *ctx), void *ctx) {
+    return with_failures(run, ctx, false);
+}
+
+int oom_from_one_allocation_on(status (*run)(void *ctx), void *ctx) {
+    return with_failures(run, ctx, true);
+}
+
+int oom_at_each_allocation(status (*run)(void *ctx), void *ctx) {
+    int n = oom_at_one_allocation(run, ctx);
+    (void)oom_from_one_allocation_on(run, ctx);
     return n;
 }

@@ -10,4 +10,8 @@
  * number of runs in which one allocation failed. */
 int oom_at_each_allocation(status (*run)(void *ctx), void *ctx);
 
+/* The two halves of it, for what takes long; both return the number of failing runs. */
+int oom_at_one_allocation(status (*run)(void *ctx), void *ctx);
+int oom_from_one_allocation_on(status (*run)(void *ctx), void *ctx);
+
 #endif

@@ -40,7 +40,10 @@ static running *slot_of(pid_t child) {
 
 void running_start(const test_case *t) {
     running *slot = slot_of(0);
-    snprintf(test_own_folder, sizeof test_own_folder, "/tmp/hstu-test-XXXXXX");
+    const char *parent = getenv("HSTU_TEST_FOLDER");
+    int n = snprintf(test_own_folder, sizeof test_own_folder, "%s/hstu-test-XXXXXX",
+                     parent != NULL && parent[0] == '/' ? parent : "/tmp");
+    if (n >= (int)sizeof test_own_folder) FAIL_TEST("HSTU_TEST_FOLDER: %s is too long", parent);
     if (mkdtemp(test_own_folder) == NULL) FAIL_TEST("%s: %s", test_own_folder, strerror(errno));
     *slot = (running){.test = t, .output = memfd_create("test", MFD_CLOEXEC)};
     strcpy(slot->folder, test_own_folder);

@@ -28,7 +28,12 @@ TEST(attention_rows_come_one_by_one) {
     CHECK_OK(backend_create_cpu(&be, p));
     CHECK_OK(attn_bench_open(&b, be, &(attn_filter){.dim = 32, .length = 50}, false));
     CHECK(b.peak > 1e8 && !b.has_peers);
-    CHECK_OK(attn_bench_run(&b, see, &s));
+    if (test_is_brief()) { /* instead of in the next test: the row takes seconds in a sanitizer */
+        s.fail_at = 1;
+        CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
+    } else {
+        CHECK_OK(attn_bench_run(&b, see, &s));
+    }
     CHECK_EQ(s.n, 1);
     CHECK(s.shape.dim == 32 && s.shape.max_len == 50 && s.shape.is_jagged);
     CHECK(r->error < 1e-3);
@@ -46,15 +51,16 @@ TEST(attention_filters_shapes_and_stops) {
     backend *be;
     attn_bench b;
     seen s = {.fail_at = 1};
+    int n_seen = test_is_brief() ? 0 : 1;
     CHECK_OK(backend_create_cpu(&be, NULL));
     CHECK_FAILS(attn_bench_open(&b, be, &(attn_filter){.mask = "spiral"}, false), ERR_USAGE,
                 "no row has this --dim, --length and --mask");
     CHECK_OK(attn_bench_open(&b, be, &(attn_filter){.length = 50}, false));
-    CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
-    CHECK_EQ(s.n, 1);
+    if (n_seen > 0) CHECK_FAILS(attn_bench_run(&b, see, &s), ERR_IO, "no more rows");
+    CHECK_EQ(s.n, n_seen);
     CHECK_OK(attn_bench_open(&b, be, &(attn_filter){.length = 16384}, false));
     CHECK_OK(attn_bench_run(&b, see, &s)); /* only for a GPU */
-    CHECK_EQ(s.n, 1);
+    CHECK_EQ(s.n, n_seen);
     CHECK_EQ(b.n_left_out, 2);
     backend_destroy(be);
 }

@@ -587,12 +587,20 @@ static status small_run(void *ctx) {
     return job_run(j);
 }
 
-TEST(trainer_out_of_memory) {
+static void check_small_run(int (*fail_at)(status (*run)(void *ctx), void *ctx)) {
     static const char *const set[] = {"create_data_loader.num_workers=0"};
     job j = job_make(retrieval_gin, run_path("run"));
     j.n_threads = 1;
     j.set = set, j.n_set = 1;
     j.options.max_steps = 1;
     synth_folder();
-    CHECK(oom_at_each_allocation(small_run, &j) > 100);
+    CHECK(fail_at(small_run, &j) > 100);
+}
+
+TEST(trainer_out_of_memory_once) {
+    check_small_run(oom_at_one_allocation);
+}
+
+TEST(trainer_out_of_memory_from_then_on) {
+    check_small_run(oom_from_one_allocation_on);
 }

@@ -200,9 +200,19 @@ minimal_files() {
     } | sort -u | sed 's|.*/||; s|$|:|'
 }
 
+# Unit tests save many checkpoints, each with several fsyncs, for which they would wait most of the time on a disk.
+use_memory_for_tests() {
+    [ -z "${HSTU_TEST_FOLDER:-}" ] && [ "$(stat -f -c %T /dev/shm 2>/dev/null)" = tmpfs ] &&
+        [ "$(df -Pk /dev/shm | awk 'NR == 2 { print $4 }')" -gt 4000000 ] || return 0
+    HSTU_TEST_FOLDER=$(mktemp -d /dev/shm/hstu-XXXXXX) || return 0
+    export HSTU_TEST_FOLDER
+    trap 'rm -rf "$HSTU_TEST_FOLDER"' EXIT
+}
+
 run_units() {
     local type
     title "Unit tests"
+    use_memory_for_tests
     if [ -d "${SHARED:-../shared}" ]; then
         SHARED=$(cd "${SHARED:-../shared}" && pwd)
         export SHARED
