@@ -191,6 +191,32 @@ TEST(arena_grows) {
     arena_fini(&a);
 }
 
+/* What was handed out is free again, and soon nothing more is allocated. */
+TEST(arena_is_cleared) {
+    arena a;
+    char *p, *first = NULL;
+    arena_init(&a, 100);
+    arena_clear(&a);
+    for (int round = 0; round < 4; round++) {
+        int64_t n_before = mem_n_live();
+        for (int i = 0; i < 10; i++) {
+            CHECK_OK(ARENA_NEW_RAW(&a, &p, 90));
+            if (round == 2 && i == 0) first = p;
+            if (round == 3 && i == 0) CHECK(p == first);
+            memset(p, 7, 90);
+        }
+        CHECK_OK(ARENA_NEW(&a, &p, 90));
+        for (int i = 0; i < 90; i++)
+            CHECK_EQ(p[i], 0);
+        if (round > 1) CHECK_EQ(mem_n_live(), n_before);
+        if (round > 1) CHECK(a.head != NULL && a.used_bytes >= 11 * 90);
+        arena_clear(&a);
+        CHECK_EQ(a.used_bytes, 0);
+    }
+    arena_fini(&a);
+    CHECK(a.head == NULL);
+}
+
 static status use_arena_and_buf(void *ctx) {
     (void)ctx;
     arena a;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/clock.h"
 #include "model/recommender.h"
 #include "model/scorer.h"
 #include "model/trained.h"
@@ -420,7 +421,18 @@ TEST(engine_refuses_what_would_be_late) {
     CHECK(a.outcome == ENGINE_OVERLOAD && a.retry_after_s >= 1 && a.n_items == 0);
     CHECK(strstr(a.error, "deadline") != NULL);
     engine_answer_release(&a);
-    q.deadline_ns = 0;
+    /* Of a minute 40 s are over, and the caller needs 29 s for the answer: or nothing. */
+    q.arrived_ns = clock_ns() - 40000000000u;
+    q.deadline_ns = 60000000000u;
+    q.after_ns = 29000000000u;
+    engine_ask(e, &q, &a);
+    CHECK_EQ(a.outcome, ENGINE_OVERLOAD);
+    engine_answer_release(&a);
+    q.after_ns = 0;
+    engine_ask(e, &q, &a);
+    CHECK_EQ(a.outcome, ENGINE_OK);
+    engine_answer_release(&a);
+    q.arrived_ns = q.deadline_ns = 0;
     q.top_k = 0;
     engine_ask(e, &q, &a);
     CHECK(a.outcome == ENGINE_BAD && strstr(a.error, "top_k") != NULL);
@@ -437,7 +449,7 @@ TEST(engine_refuses_what_would_be_late) {
     engine_answer_release(&a);
     engine_stats s;
     CHECK_OK(engine_model_stats(e, 0, &s));
-    CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_OVERLOAD] == 1);
+    CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_OVERLOAD] == 2);
     CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_BAD] == 1);
     CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_CLOSING] == 1);
     engine_destroy(e);

@@ -316,6 +316,42 @@ TEST(json_refuses_duplicate_keys) {
     }
 }
 
+/* The keys of an object are compared with those of the one before it in an array first. */
+TEST(json_reads_lists_of_objects) {
+    static const struct {
+        const char *text, *keys; /* of the last object */
+    } lists[] = {{"[{\"a\":1,\"b\":2},{\"a\":3,\"b\":4}]", "a b "},
+                 {"[{\"a\":1,\"b\":2},{\"b\":3,\"a\":4}]", "b a "},
+                 {"[{\"a\":1,\"b\":1},{\"ab\":2,\"b\":3}]", "ab b "},
+                 {"[{\"ab\":1},{\"a\":2}]", "a "},
+                 {"[{\"a\":1},{\"a\":1,\"b\":2,\"c\":3}]", "a b c "},
+                 {"[{\"a\":1,\"b\":1},{\"a\":2}]", "a "},
+                 {"[{\"\\u0061\":1},{\"a\":2},{\"a\":3}]", "a "},
+                 {"[{\"a\":1},{\"\\u0061\":2}]", "a "},
+                 {"[{\"a\":1},{ \"a\" :2 }]", "a "},
+                 {"[{\"\":1},{\"\":2}]", " "},
+                 {"[{\"a\\\"b\":1},{\"a\\\"b\":2}]", "a\"b "},
+                 {"[{\"\303\244\":1},{\"\303\244\":2}]", "\303\244 "},
+                 {"[{\"a\":1},7,[{\"b\":1}],{\"a\":1,\"c\":[{\"a\":1},{\"a\":2}]}]", "a c "}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        char keys[32] = "";
+        const json_value *last = parsed(lists[i].text)->first;
+        while (last->next != NULL)
+            last = last->next;
+        for (const json_value *m = last->first; m != NULL; m = m->next) {
+            strcat(keys, m->key);
+            strcat(keys, " ");
+        }
+        CHECK_STR(keys, lists[i].keys);
+    }
+    CHECK_REFUSED("[{\"a\":1,\"b\":2},{\"a\":3,\"b\":4,\"a\":5}]", "byte 28: the key \"a\" stands");
+    CHECK_REFUSED("[{\"a\":1,\"b\":2},{\"b\":3,\"b\":4}]", "the key \"b\" stands");
+    CHECK_REFUSED("[{\"a\":1},{\"a\":2,\"a\":3}]", "the key \"a\" stands");
+    CHECK_REFUSED("[{\"a\":1,\"b\":2},{\"a\":1,\"\\u0061\":2}]", "the key \"a\" stands");
+    CHECK_REFUSED("[{\"a\":1},{\"a", "no closing quote");
+    CHECK_REFUSED("[{\"a\":1},{\"a\"", "':' after the key");
+}
+
 TEST(json_limits_depth) {
     char text[400] = "";
     for (int i = 0; i < JSON_MAX_DEPTH; i++)

@@ -113,6 +113,44 @@ TEST(plan_with_pages_lays_out_what_is_not_stored) {
     end(&x);
 }
 
+static void check_sent(const paged *x, const char *what, const void *host, const void *device,
+                       size_t bytes) {
+    char got[256];
+    const plan *p = &x->p;
+    ptrdiff_t at = (const char *)device - p->block.device;
+    if (at < 0 || at + bytes > 24 * 64) FAIL_TEST("%s is %td bytes from the others", what, at);
+    CHECK(bytes > 0 && bytes <= sizeof got);
+    CHECK_OK(x->t.be->ops->copy_out(x->t.be, got, device, bytes));
+    if (memcmp(got, host, bytes) != 0) FAIL_TEST("%s did not come to the device", what);
+}
+
+/* What a batch has of each array comes to the device, close to each other. */
+TEST(plan_sends_what_the_batch_has) {
+    paged x;
+    const plan *p = &x.p;
+    for (int round = 0; round < 2; round++) {
+        CHECK_OK(build_with_pages(&x, 3, 3, 6 - round));
+        size_t n = (size_t)p->n_tokens * 4, n_loss = (size_t)p->n_loss * 4;
+        check_sent(&x, "offsets", p->offsets.host, p->offsets.device, 8);
+        check_sent(&x, "context_row", p->context_row.host, p->context_row.device, 8);
+        check_sent(&x, "n_contexts", p->n_contexts.host, p->n_contexts.device, 4);
+        check_sent(&x, "n_targets", p->n_targets.host, p->n_targets.device, 4);
+        check_sent(&x, "page_table", p->page_table.host, p->page_table.device, 12);
+        check_sent(&x, "key_offsets", p->key_offsets.host, p->key_offsets.device, 8);
+        check_sent(&x, "row", p->row.host, p->row.device, n);
+        check_sent(&x, "place", p->place.host, p->place.device, n);
+        check_sent(&x, "user", p->user.host, p->user.device, n);
+        check_sent(&x, "position", p->position.host, p->position.device, n);
+        check_sent(&x, "slot", p->slot.host, p->slot.device, n);
+        check_sent(&x, "loss_token", p->loss_token.host, p->loss_token.device, n_loss);
+        check_sent(&x, "label", p->label.host, p->label.device, n_loss);
+        check_sent(&x, "loss_user", p->loss_user.host, p->loss_user.device, n_loss);
+        check_sent(&x, "loss_position", p->loss_position.host, p->loss_position.device, n_loss);
+        CHECK(plan_sequences(p).kv.table == p->page_table.device);
+        end(&x);
+    }
+}
+
 /* What is staged is copied to the device in every step. */
 TEST(plan_without_pages_stages_nothing_for_them) {
     toy_model t;

@@ -309,6 +309,43 @@ TEST(seq_file_names_and_ratings) {
     buf_fini(&text);
 }
 
+/* Catalogues without gaps, with few and with many, at the ends of the numbers. */
+TEST(seq_file_finds_items_by_number) {
+    enum { N = 300 };
+    static const int64_t starts[] = {1, 0, -7, INT64_MIN, INT64_MAX - 100000};
+    int64_t ids[N + 1] = {0};
+    for (size_t k = 0; k < sizeof starts / sizeof *starts; k++)
+        for (int gap = 0; gap < 4; gap++) {
+            seq_file s = {.n_items = N, .item_id = ids};
+            ids[1] = starts[k];
+            for (int i = 2; i <= N; i++)
+                ids[i] = ids[i - 1] + 1 + (gap == 1 ? i % 50 == 0 : gap * (i % 3) * 40);
+            for (uint32_t i = 1; i <= N; i++) {
+                CHECK_EQ(seq_find_item_number(&s, ids[i]), i);
+                bool is_next = i < N && ids[i + 1] == ids[i] + 1;
+                CHECK_EQ(seq_find_item_number(&s, ids[i] + 1), is_next ? i + 1 : 0);
+            }
+            if (starts[k] != INT64_MIN) CHECK_EQ(seq_find_item_number(&s, starts[k] - 1), 0);
+            CHECK_EQ(seq_find_item_number(&s, INT64_MAX), 0);
+            CHECK_EQ(seq_find_item_number(&s, ids[1] == INT64_MIN ? 0 : INT64_MIN), 0);
+            s.n_items = 0;
+            CHECK_EQ(seq_find_item_number(&s, ids[1]), 0);
+        }
+}
+
+TEST(seq_seconds_round_down) {
+    static const int64_t per[] = {1, 1000, 1000000, 1000000000, 10};
+    for (size_t i = 0; i < sizeof per / sizeof *per; i++) {
+        CHECK_EQ(seq_seconds(0, per[i]), 0);
+        CHECK_EQ(seq_seconds(5 * per[i], per[i]), 5);
+        CHECK_EQ(seq_seconds(-5 * per[i], per[i]), -5);
+        CHECK_EQ(seq_seconds(5 * per[i] - 1, per[i]), 4);
+        CHECK_EQ(seq_seconds(-5 * per[i] - 1, per[i]), -6);
+        CHECK(seq_seconds(INT64_MAX, per[i]) == INT64_MAX / per[i]);
+        CHECK(seq_seconds(INT64_MIN, per[i]) == INT64_MIN / per[i] - (per[i] > 1));
+    }
+}
+
 TEST(seq_file_refuses_columns_that_do_not_fit) {
     const uint32_t high[] = {1, 2};
     column_of columns[MAX_COLUMNS];

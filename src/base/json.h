@@ -70,7 +70,8 @@ typedef struct json_value json_value;
 struct json_value {
     json_type type;
     bool boolean;
-    bool is_integer; /* the text had no '.', 'e' or 'E', and fits int64 */
+    bool is_integer;    /* the text had no '.', 'e' or 'E', and fits int64 */
+    bool has_plain_key; /* the key had no escapes in the text */
     int64_t integer;
     double number;       /* every number, integers rounded where they must be */
     const char *string;  /* NUL-terminated UTF-8 */

@@ -11,7 +11,10 @@
 #include "base/json.h"
 #include "base/utf8.h"
 
-enum { FEW_KEYS = 8 }; /* of an object: each is compared with each */
+enum {
+    FEW_KEYS = 8,    /* of an object: each is compared with each */
+    MOST_VALUES = 64 /* that are allocated at once */
+};
 
 /* A key and where it stands, for finding duplicates when its object is complete. */
 typedef struct key_place {
@@ -28,9 +31,11 @@ typedef struct parser {
     key_place *keys; /* of all open objects, the innermost one's last */
     size_t n_keys;
     size_t keys_capacity;
+    json_value *free; /* (n_free): values allocated ahead */
+    size_t n_free, n_ahead;
 } parser;
 
-static status parse_value(parser *p, int depth, json_value *out);
+static status parse_value(parser *p, int depth, const json_value *like, json_value *out);
 
 static status refuse(const parser *p, size_t at, const char *fmt, ...) PRINTF_LIKE(3, 4);
 static status refuse(const parser *p, size_t at, const char *fmt, ...) {
@@ -121,10 +126,30 @@ static size_t raw_length(const parser *p) {
     return (i < p->n ? i : p->n) - p->at;
 }
 
+/* Whether a byte of a string stands for itself, alone. */
+static bool is_plain(unsigned char c) {
+    return c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
+}
+
+/* Bytes of a string whose bytes all are plain; *is_whole: its closing quote follows them. */
+static size_t plain_length(const parser *p, bool *is_whole) {
+    size_t i = p->at;
+    while (i < p->n && is_plain((unsigned char)p->text[i]))
+        i++;
+    *is_whole = i < p->n && p->text[i] == '"';
+    return i - p->at;
+}
+
 /* A string, from its opening quote to after its closing one. */
-static status parse_string(parser *p, const char **out, size_t *out_bytes) {
+static status parse_string(parser *p, const char **out, size_t *out_bytes, bool *out_is_plain) {
     char *text;
     size_t used = 0, start = p->at++;
+    *out_bytes = plain_length(p, out_is_plain);
+    if (*out_is_plain) {
+        TRY(arena_copy_text(p->tree, p->text + p->at, *out_bytes, out));
+        p->at += *out_bytes + 1;
+        return OK;
+    }
     TRY(arena_alloc(p->tree, (void **)&text, raw_length(p) + 1, 1));
     for (int c = peek(p); c != '"'; c = peek(p)) {
         if (c < 0) return refuse(p, start, "this string has no closing quote");
@@ -251,12 +276,28 @@ static status check_keys(parser *p, size_t base) {
     return refuse(p, twice->at, "the key \"%.80s\" stands here for the second time", twice->key);
 }
 
-static status parse_key(parser *p, json_value *member) {
+/* Takes the key of another member where the text has the same, and so needs no copy of it. */
+static bool take_key(parser *p, const json_value *like, json_value *member) {
+    if (like == NULL || !like->has_plain_key) return false;
+    const char *key = like->key;
+    size_t i = p->at + 1;
+    while (i < p->n && *key != '\0' && p->text[i] == *key)
+        i++, key++;
+    if (*key != '\0' || i >= p->n || p->text[i] != '"') return false;
+    member->key = like->key;
+    member->has_plain_key = true;
+    p->at = i + 1;
+    return true;
+}
+
+/* like: the member of another object that probably has the same key, or NULL; *is_like: it has. */
+static status parse_key(parser *p, const json_value *like, json_value *member, bool *is_like) {
     size_t bytes;
     skip_space(p);
     size_t at = p->at;
     if (peek(p) != '"') return refuse_next(p, "a key in double quotes");
-    TRY(parse_string(p, &member->key, &bytes));
+    *is_like = take_key(p, like, member);
+    if (!*is_like) TRY(parse_string(p, &member->key, &bytes, &member->has_plain_key));
     TRY(MEM_RESERVE(&p->keys, &p->keys_capacity, p->n_keys + 1));
     p->keys[p->n_keys++] = (key_place){member->key, at};
     skip_space(p);
@@ -265,21 +306,41 @@ static status parse_key(parser *p, json_value *member) {
     return OK;
 }
 
-/* An array or object, from its opening bracket to after its closing one. */
-static status parse_container(parser *p, int depth, json_value *out) {
-    bool is_object = peek(p) == '{';
+/* Few at first: most texts are short. */
+static status new_value(parser *p, json_value **out) {
+    if (p->n_free == 0) {
+        size_t n = p->n_ahead < MOST_VALUES / 2 ? 2 * p->n_ahead + 1 : MOST_VALUES;
+        TRY(ARENA_NEW(p->tree, &p->free, n));
+        p->n_free = p->n_ahead = n;
+    }
+    *out = p->free++;
+    p->n_free--;
+    return OK;
+}
+
+/* An array or object, from its opening bracket to after its closing one.  like: the element of the
+ * same array before it, or NULL: objects in an array mostly have the same keys in the same order.
+ * Keys that all are those of another object, one after the other, need not be compared again. */
+static status parse_container(parser *p, int depth, const json_value *like, json_value *out) {
+    bool is_object = peek(p) == '{', is_alike = is_object && like != NULL;
     char close = is_object ? '}' : ']';
     size_t base = p->n_keys;
     json_value **link = &out->first;
+    const json_value *twin = is_alike && like->type == JSON_OBJECT ? like->first : NULL;
+    const json_value *before = NULL;
     out->type = is_object ? JSON_OBJECT : JSON_ARRAY;
     if (depth >= JSON_MAX_DEPTH)
         return refuse(p, p->at, "nested deeper than %d levels", JSON_MAX_DEPTH);
     p->at++;
     skip_space(p);
     for (bool is_done = peek(p) == close; !is_done; out->n_children++) {
-        TRY(ARENA_NEW(p->tree, link, 1));
-        if (is_object) TRY(parse_key(p, *link));
-        TRY(parse_value(p, depth + 1, *link));
+        bool is_like = false;
+        TRY(new_value(p, link));
+        if (is_object) TRY(parse_key(p, twin, *link, &is_like));
+        is_alike = is_alike && is_like;
+        if (twin != NULL) twin = twin->next;
+        TRY(parse_value(p, depth + 1, is_object ? NULL : before, *link));
+        before = *link;
         link = &(*link)->next;
         skip_space(p);
         is_done = peek(p) == close;
@@ -288,7 +349,9 @@ static status parse_container(parser *p, int depth, json_value *out) {
         if (!is_done) p->at++;
     }
     p->at++;
-    return check_keys(p, base);
+    if (!is_alike) return check_keys(p, base);
+    p->n_keys = base;
+    return OK;
 }
 
 static status parse_word(parser *p, const char *word) {
@@ -299,14 +362,15 @@ static status parse_word(parser *p, const char *word) {
     return OK;
 }
 
-static status parse_value(parser *p, int depth, json_value *out) {
+static status parse_value(parser *p, int depth, const json_value *like, json_value *out) {
+    bool is_plain_text;
     skip_space(p);
     int c = peek(p);
-    if (c == '{' || c == '[') return parse_container(p, depth, out);
+    if (c == '{' || c == '[') return parse_container(p, depth, like, out);
     if (c == '-' || (c >= '0' && c <= '9')) return parse_number(p, out);
     if (c == '"') {
         out->type = JSON_STRING;
-        return parse_string(p, &out->string, &out->string_bytes);
+        return parse_string(p, &out->string, &out->string_bytes, &is_plain_text);
     }
     out->type = c == 't' || c == 'f' ? JSON_BOOL : JSON_NULL;
     out->boolean = c == 't';
@@ -318,7 +382,7 @@ status json_parse(arena *a, const char *name, const char *text, size_t n, const 
     json_value *root;
     *out = NULL;
     TRY(ARENA_NEW(a, &root, 1));
-    status st = parse_value(&p, 0, root);
+    status st = parse_value(&p, 0, NULL, root);
     mem_free(p.keys);
     if (st != OK) return st;
     skip_space(&p);

@@ -128,6 +128,15 @@ void mem_free(void *block) {
     current.release(current.ctx, block);
 }
 
+void mem_keep_freed(void) {
+#ifdef __GLIBC__
+    enum { KEPT_BYTES = 1 << 28, MAPPED_BYTES = 1 << 22, AHEAD_BYTES = 1 << 20 };
+    mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
+    mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES);
+    mallopt(M_TOP_PAD, AHEAD_BYTES);
+#endif
+}
+
 struct arena_block {
     struct arena_block *next;
     size_t bytes; /* of data[] */
@@ -159,7 +168,7 @@ void arena_fini(arena *a) {
     a->used_bytes = 0;
 }
 
-status arena_alloc(arena *a, void **out, size_t n, size_t size) {
+status arena_alloc_raw(arena *a, void **out, size_t n, size_t size) {
     size_t bytes, align = size >= 64 || n * size >= 256 ? MEM_ALIGN : 16;
     *out = NULL;
     TRY(byte_count(n, size, &bytes));
@@ -173,8 +182,26 @@ status arena_alloc(arena *a, void **out, size_t n, size_t size) {
     *out = block->data + start;
     a->used_bytes += start + bytes - block->used;
     block->used = start + bytes;
-    memset(*out, 0, bytes);
     return OK;
+}
+
+status arena_alloc(arena *a, void **out, size_t n, size_t size) {
+    TRY(arena_alloc_raw(a, out, n, size));
+    memset(*out, 0, n * size);
+    return OK;
+}
+
+void arena_clear(arena *a) {
+    size_t bytes = 0;
+    for (const struct arena_block *b = a->head; b != NULL; b = b->next)
+        bytes += b->bytes;
+    a->used_bytes = 0;
+    if (a->head != NULL && a->head->next == NULL) {
+        a->head->used = 0;
+        return;
+    }
+    arena_fini(a);
+    if (bytes > a->block_bytes) a->block_bytes = bytes;
 }
 
 status arena_copy_text(arena *a, const char *text, size_t n, const char **out) {

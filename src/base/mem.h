@@ -47,6 +47,10 @@ void mem_free(void *block);
  * everything is destroyed, which is how the tests find leaks. */
 int64_t mem_n_live(void);
 
+/* For servers: freed memory stays with the process for the next request.  Else each request with a
+ * long history gets its pages from the kernel, one fault and one clearing after the other. */
+void mem_keep_freed(void);
+
 /* Typed forms: NEW(&p, n) allocates n zeroed *p. */
 #define MEM_NEW(pointer, n)     mem_alloc((void **)(pointer), (n), sizeof **(pointer))
 #define MEM_NEW_RAW(pointer, n) mem_alloc_raw((void **)(pointer), (n), sizeof **(pointer))
@@ -73,7 +77,14 @@ void arena_fini(arena *a);
 
 /* *out = n * size bytes, zeroed, 64-byte aligned for size >= 64, else aligned to 16. */
 status arena_alloc(arena *a, void **out, size_t n, size_t size);
+status arena_alloc_raw(arena *a, void **out, size_t n, size_t size); /* not zeroed */
 #define ARENA_NEW(a, pointer, n) arena_alloc((a), (void **)(pointer), (n), sizeof **(pointer))
+#define ARENA_NEW_RAW(a, pointer, n)                                                               \
+    arena_alloc_raw((a), (void **)(pointer), (n), sizeof **(pointer))
+
+/* Everything that was handed out is free for what comes next.  The memory is kept where it is one
+ * block; else the next block is as large as all of them were, so that it soon is one. */
+void arena_clear(arena *a);
 
 /* A NUL-terminated copy of n bytes of text. */
 status arena_copy_text(arena *a, const char *text, size_t n, const char **out);

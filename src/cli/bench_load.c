@@ -52,6 +52,7 @@ status load_rig_open(load_rig *r, const load_args *a, uint64_t deadline_ms) {
     *r = (load_rig){.items = {NULL, (uint64_t)a->items}, .max_history = 4096};
     if (a->path == NULL && a->server == NULL)
         return fail(ERR_USAGE, "what to ask? Name a RUN or an ENGINE, or --server URL");
+    mem_keep_freed(); /* as a server does */
     if (a->path != NULL) TRY(open_engine(r, a, deadline_ms));
     if (a->server != NULL) return load_target_http(&r->target, a->server, a->model);
     return load_target_engine(&r->target, r->e);

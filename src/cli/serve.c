@@ -17,7 +17,7 @@
 #include "cli/kv_args.h"
 #include "cli/work.h"
 
-enum { NAME_BYTES = 64, FLUSH_MS = 200 };
+enum { NAME_BYTES = 64, FLUSH_MS = 200, CHECK_MS = 20 };
 
 typedef struct serve_args {
     const char *path[ENGINE_MAX_MODELS];
@@ -195,8 +195,9 @@ static bool wait_signal(const sigset_t *signals, int ms) {
 }
 
 /* Until a signal; then until everything is answered, the time is over, or a second signal. */
-static status wait_for_end(const serve_args *a, server *s, line_log *log, const sigset_t *signals) {
-    while (!wait_signal(signals, FLUSH_MS))
+static status wait_for_end(const serve_args *a, server *s, line_log *log, const sigset_t *signals,
+                           bool is_ending) {
+    while (!is_ending && !wait_signal(signals, FLUSH_MS))
         flush_lines(log);
     server_set_ready(s, false);
     log_info("draining; a second signal ends at once");
@@ -239,23 +240,46 @@ static server_config make_config(const serve_args *a, line_log *log) {
     return c;
 }
 
-/* Engine folders are checked while the server starts; until then no answer leaves it. */
-static status wait_checked(const serve_args *a, server *s) {
+/* Engine folders are checked while the server starts; until then no answer leaves it.  *is_ending:
+ * a signal came meanwhile. */
+static status wait_checked(const serve_args *a, server *s, const sigset_t *signals,
+                           bool *is_ending) {
     uint64_t start = clock_ns();
-    for (int i = 0; i < a->n_paths; i++)
+    for (int i = 0; i < a->n_paths; i++) {
+        while (!engine_is_checked(server_engine(s), i)) {
+            *is_ending = wait_signal(signals, CHECK_MS);
+            if (*is_ending) return OK;
+        }
         TRY(engine_wait_checked(server_engine(s), i));
+    }
     log_info("checked: all weights fit their checksums, %.3g s later",
              (double)(clock_ns() - start) / 1e9);
+    return OK;
+}
+
+/* A signal came while weights were checked, and everything that had arrived is answered: the
+ * threads that still read weights are not waited for. */
+static status end_early(const serve_args *a, server *s, line_log *log) {
+    for (int i = 0; i < a->n_paths; i++) {
+        if (!engine_is_checked(server_engine(s), i)) {
+            flush_lines(log);
+            log_info("ended before the weights were checked");
+            _exit(0);
+        }
+        TRY(engine_wait_checked(server_engine(s), i));
+    }
     return OK;
 }
 
 static status run(serve_args *a) {
     line_log log;
     server *s = NULL;
+    bool is_ending = false;
     sigset_t signals, before;
     if (http_library_version() == NULL)
         return fail(ERR_UNSUPPORTED, "this build has no HTTP server; install libmicrohttpd "
                                      "(apt-get install libmicrohttpd-dev), then make");
+    mem_keep_freed();
     /* Before any thread starts: they all inherit it, and only this one waits for signals. */
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
@@ -268,11 +292,10 @@ static status run(serve_args *a) {
     }
     if (st == OK) {
         tell_start(a, s);
-        st = wait_checked(a, s);
+        st = wait_checked(a, s, &signals, &is_ending);
     }
-    if (st == OK) {
-        st = wait_for_end(a, s, &log, &signals);
-    }
+    if (st == OK) st = wait_for_end(a, s, &log, &signals, is_ending);
+    if (st == OK && is_ending) st = end_early(a, s, &log);
     if (st == ERR_INTERRUPTED) { /* what was acknowledged is on disk; nothing else is owed */
         flush_lines(&log);
         log_warn("%s", status_reason());

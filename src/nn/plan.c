@@ -97,7 +97,7 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     TRY(NN_NEW(memory, &s.device, (int64_t)s.bytes));
     lay_all(p, &s);
     p->block = s;
-    return OK;
+    return NN_NEW_HOST(memory, &p->packed, (int64_t)s.bytes);
 }
 
 static status refuse(const batch *b, int32_t user, const char *what, int64_t value, int64_t n) {
@@ -164,11 +164,6 @@ typedef struct layout {
     const int32_t *page;
 } layout;
 
-static int64_t seconds(const plan_config *c, int64_t time) {
-    int64_t s = time / c->time_per_second;
-    return time % c->time_per_second < 0 ? s - 1 : s;
-}
-
 /* Passes a token by that is in pages. */
 static bool skip_token(layout *l) {
     if (l->place >= l->n_reused) return false;
@@ -217,10 +212,11 @@ static void put_event_token(layout *l, int32_t table_row) {
 
 static void put_times(layout *l, int32_t event) {
     const plan_config *c = &l->p->config;
+    const int64_t *time = l->b->time + l->first;
     int32_t next = event + 1 < l->n ? event + 1 : event;
-    l->p->key_time.host[l->first_key + l->place] = seconds(c, l->b->time[l->first + event]);
+    l->p->key_time.host[l->first_key + l->place] = seq_seconds(time[event], c->time_per_second);
     if (l->place >= l->n_reused)
-        l->p->query_time.host[l->at] = seconds(c, l->b->time[l->first + next]);
+        l->p->query_time.host[l->at] = seq_seconds(time[next], c->time_per_second);
 }
 
 static void put_loss(layout *l, int32_t token, int32_t label, int32_t event) {
@@ -256,6 +252,17 @@ static void put_event(layout *l, int32_t event) {
     put_event_loss(l, event, token);
     if (c->has_actions && !(is_target && l->purpose == PLAN_SCORE))
         put_event_token(l, c->action_row + l->b->action[l->first + event]);
+}
+
+/* Passes by the events whose tokens are all in pages, where nothing else of them counts; returns
+ * how many.  Targets are never in pages. */
+static int32_t skip_events(layout *l) {
+    const plan_config *c = &l->p->config;
+    bool has_all_losses = c->is_ranking && !c->has_candidates;
+    if (c->has_times || has_all_losses || l->n_reused <= l->place) return 0;
+    int32_t per = tokens_per_event(c), n = (l->n_reused - l->place) / per;
+    l->place += n * per;
+    return n;
 }
 
 /* Tokens of a user, and how many of them are targets that do not see each other. */
@@ -308,7 +315,7 @@ static status put_user(layout *l, const plan_cache *cache) {
     l->high = n_tokens + l->start - n_target_tokens;
     if (l->high > c->n_places - 1) l->high = c->n_places - 1;
     put_context(l);
-    for (int32_t e = 0; e < l->n_input; e++)
+    for (int32_t e = skip_events(l); e < l->n_input; e++)
         put_event(l, e);
     if (l->purpose == PLAN_ENCODE) put_loss(l, l->n_input > 0 ? l->at - 1 : -1, 0, l->n_input);
     p->n_contexts.host[l->user] = c->n_context;
@@ -394,6 +401,46 @@ static bool takes_all(const plan *p) {
     return true;
 }
 
+static void *pack(staging *s, const void *from, int64_t n, size_t size) {
+    size_t at = staging_take(s, n, size);
+    memcpy(s->host + at, from, (size_t)n * size);
+    return s->device + at;
+}
+
+#define PACK(s, x, n) ((x)->device = pack((s), (x)->host, (n), sizeof *(x)->host))
+
+/* The arrays have room for the largest batch; what a batch has of them is sent, closely packed:
+ * most requests of a server are a hundredth of the largest batch.  Recorded kernels read the arrays
+ * where they were when their shape was recorded, so all places follow from what plan_record_key
+ * has; the number of keys it does not have, and they are last. */
+static size_t pack_all(plan *p) {
+    const plan_config *c = &p->config;
+    staging s = {.host = p->packed, .device = p->block.device};
+    int64_t n = p->n_sequences, n_paged = p->has_cache ? n : 0;
+    int64_t n_keys = p->has_cache ? p->key_offsets.host[n] : p->n_tokens;
+    PACK(&s, &p->step, 1);
+    PACK(&s, &p->grad_scale, 1);
+    PACK(&s, &p->offsets, n + 1);
+    PACK(&s, &p->context_row, (int64_t)p->n_users * c->n_context);
+    PACK(&s, &p->n_contexts, n);
+    PACK(&s, &p->n_targets, n);
+    PACK(&s, &p->page_table, n_paged * c->max_pages);
+    PACK(&s, &p->key_offsets, p->has_cache ? n + 1 : 0);
+    PACK(&s, &p->row, p->n_tokens);
+    PACK(&s, &p->event_row, c->is_merged ? 0 : p->n_events);
+    PACK(&s, &p->place, p->n_tokens);
+    PACK(&s, &p->user, p->n_tokens);
+    PACK(&s, &p->position, p->n_tokens);
+    PACK(&s, &p->query_time, c->has_times ? p->n_tokens : 0);
+    PACK(&s, &p->slot, p->has_cache ? p->n_tokens : 0);
+    PACK(&s, &p->loss_token, p->n_loss);
+    PACK(&s, &p->label, p->n_loss);
+    PACK(&s, &p->loss_user, p->n_loss);
+    PACK(&s, &p->loss_position, p->n_loss);
+    PACK(&s, &p->key_time, c->has_times ? n_keys : 0);
+    return s.bytes;
+}
+
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
     if (request->purpose == PLAN_TRAIN && !p->config.is_training)
         return fail(ERR_USAGE, "this pass was made without the memory for training");
@@ -422,7 +469,8 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     /* Contextual tokens are numbered after all events, whose number is known only now. */
     for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
         if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
-    return be->ops->copy_in(be, p->block.device, p->block.host, p->block.bytes);
+    size_t bytes = pack_all(p);
+    return be->ops->copy_in(be, p->block.device, p->packed, bytes);
 }
 
 /* FNV-1a over what decides the shapes, and which kernels run. */

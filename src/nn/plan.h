@@ -59,6 +59,7 @@ typedef struct plan {
     int32_t n_sequences;           /* B: the users, and padding sequences */
     int32_t n_tokens, max_len;     /* T, the longest sequence */
     int32_t n_events;              /* tokens that are not contextual */
+    char *packed;                  /* what a batch has of it, as it is sent */
     staging block;                 /* of all that follows */
     staged_u32 step;               /* (1): what dropout and negatives depend on */
     staged_f32 grad_scale;         /* (1): of the losses' gradients */

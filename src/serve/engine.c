@@ -205,6 +205,15 @@ status engine_wait_checked(engine *e, int index) {
     return st;
 }
 
+bool engine_is_checked(engine *e, int index) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return true;
+    served *m = slot_keep_model(s);
+    bool is_checked = served_is_checked(m);
+    served_drop(m);
+    return is_checked;
+}
+
 typedef struct row_query {
     uint32_t first, n;
     float *out;
@@ -260,6 +269,32 @@ status engine_visit_pages(engine *e, int index, void (*fn)(void *ctx, const engi
     return s != NULL ? slot_call(s, visit_pages, &v) : no_such_model(index);
 }
 
+status engine_work_of(engine *e, int index, const engine_shape *shape, engine_work *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    *out = served_work(m, shape);
+    served_drop(m);
+    return OK;
+}
+
+typedef struct backend_call {
+    status (*fn)(struct backend *be, void *ctx);
+    void *ctx;
+} backend_call;
+
+static status call_backend(served *m, void *ctx) {
+    const backend_call *c = ctx;
+    return c->fn(m->compute.be, c->ctx);
+}
+
+status engine_with_backend(engine *e, int index, status (*fn)(struct backend *be, void *ctx),
+                           void *ctx) {
+    backend_call c = {fn, ctx};
+    slot *s = engine_slot(e, index);
+    return s != NULL ? slot_call(s, call_backend, &c) : no_such_model(index);
+}
+
 const char *engine_stage_name(engine_stage s) {
     static const char *const names[ENGINE_STAGES] = {"queue", "build", "layers", "head"};
     return names[s];
@@ -273,7 +308,8 @@ static engine_outcome outcome_of(status st) {
 /* The answer's memory with its model; the job in it. */
 static status prepare(engine *e, slot *s, const engine_request *r, engine_answer *out, job **j) {
     TRY(MEM_NEW(&out->memory, 1));
-    arena_init(&out->memory->arena, 1 << 14);
+    size_t n = r->n_history + r->n_extra + r->n_candidates; /* about what they take, in one block */
+    arena_init(&out->memory->arena, (1 << 14) + (n < 1 << 16 ? n : 1 << 16) * 64);
     served *m = out->memory->model = slot_keep_model(s);
     snprintf(out->model, sizeof out->model, "%s", s->name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
@@ -294,7 +330,8 @@ static void answer_early(engine_answer *out, engine_outcome outcome, const char 
 }
 
 static uint64_t deadline_of(const engine *e, const engine_request *r, uint64_t arrived) {
-    return arrived + (r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns);
+    uint64_t all = r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns;
+    return arrived + all - (r->after_ns < all / 2 ? r->after_ns : all / 2);
 }
 
 static bool has_time(slot *s, const engine_request *r, uint64_t deadline, engine_answer *out) {

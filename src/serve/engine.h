@@ -120,6 +120,7 @@ status engine_load(engine *e, const char *name, const char *path);
 /* Waits until the content of a model's engine folder is checked, which goes on after engine_load
  * has returned for a new name; until then its requests wait, and if it is damaged they all fail. */
 status engine_wait_checked(engine *e, int model);
+bool engine_is_checked(engine *e, int model); /* it would not wait */
 
 typedef struct engine_model_info {
     char name[64];
@@ -158,6 +159,23 @@ int engine_n_models(engine *e);
 int engine_find_model(engine *e, const char *name);
 status engine_model(engine *e, int model, engine_model_info *out);
 
+/* For benches.  A batch of requests that are alike, and the work that nothing can save: FLOPs of
+ * products and attention; bytes of the layers' weights, of cached and new keys and values, of the
+ * rows of new tokens and of the catalogue that is searched. */
+typedef struct engine_shape {
+    int32_t n_users, n_candidates; /* candidates of each */
+    double n_computed, n_reused;   /* tokens of each, candidates included */
+} engine_shape;
+typedef struct engine_work {
+    double flops, bytes;
+} engine_work;
+status engine_work_of(engine *e, int model, const engine_shape *shape, engine_work *out);
+
+/* Calls fn with the backend of a model, on the thread that computes. */
+struct backend;
+status engine_with_backend(engine *e, int model, status (*fn)(struct backend *be, void *ctx),
+                           void *ctx);
+
 typedef enum { ENGINE_RECOMMEND, ENGINE_RANK } engine_task;
 
 /* A contextual feature of a request: its name, and a value as the vocabulary has it. */
@@ -193,6 +211,7 @@ typedef struct engine_request {
     bool wants_vector;    /* the user's encoded state, where the model has one */
     uint64_t arrived_ns;  /* by clock_ns: when it came; 0: now */
     uint64_t deadline_ns; /* from then on; 0: the engine's */
+    uint64_t after_ns;    /* of that, what the caller needs once it has the answer */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
     /* Asked with the context of `done` before the request would run, by the thread that computes:
      * true where nobody waits for the answer any more.  NULL: somebody does. */

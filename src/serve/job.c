@@ -24,10 +24,9 @@ typedef struct window {
 
 /* Only whole seconds count in a model, and so the ticks of data and model may differ. */
 static int64_t model_time(const served *m, const users *u, int64_t ticks) {
-    int64_t tps = m->names->time_per_second, seconds, time;
-    uint32_t ns;
+    int64_t tps = m->names->time_per_second, time;
     if (u->ticks == tps) return ticks;
-    users_time(u, ticks, &seconds, &ns);
+    int64_t seconds = seq_seconds(ticks, u->ticks);
     if (__builtin_mul_overflow(seconds, tps, &time)) return seconds < 0 ? INT64_MIN : INT64_MAX;
     return time;
 }
@@ -63,24 +62,29 @@ static int compare_given(const void *a, const void *b) {
     return (x->order > y->order) - (x->order < y->order);
 }
 
+/* Clients send them in order, mostly. */
+static bool is_sorted(const given_event *e, size_t n) {
+    for (size_t i = 1; i < n; i++)
+        if (e[i].time < e[i - 1].time) return false;
+    return true;
+}
+
 /* Looks up events of a request and sorts them by time. */
 static status read_given(arena *a, const served *m, const users *u, const engine_event *e, size_t n,
                          given_event **out) {
     if (n > MAX_IDS)
         return fail(ERR_USAGE, "%zu events in a request; at most %d are taken", n, MAX_IDS);
     int64_t now = users_now(u);
-    TRY(ARENA_NEW(a, out, n));
+    TRY(ARENA_NEW_RAW(a, out, n));
     for (size_t i = 0; i < n; i++) {
-        id_text id;
         given_event *g = &(*out)[i];
-        status st = id_text_make(&id, &e[i].item, "the item");
+        status st = served_find_id(m, &e[i].item, "the item", &g->item);
         if (st == OK) st = users_ticks(u, &e[i], now, &g->time);
         if (st != OK) return fail_prefix(st, "event %zu", i + 1);
-        g->item = served_find_item(m, &id);
         g->action = e[i].action;
         g->order = i;
     }
-    if (n > 1) qsort(*out, n, sizeof **out, compare_given);
+    if (!is_sorted(*out, n)) qsort(*out, n, sizeof **out, compare_given);
     return OK;
 }
 
@@ -155,9 +159,9 @@ static status read_window(job *j, const engine_request *r, const users *u, windo
     }
     int32_t room = j->m->s->max_history;
     TRY(ARENA_NEW(j->arena, &w->seen, (h.n + n_given + r->n_deny) * !r->keeps_seen + r->n_deny));
-    TRY(ARENA_NEW(j->arena, &w->item, (size_t)room));
-    TRY(ARENA_NEW(j->arena, &w->action, (size_t)room));
-    TRY(ARENA_NEW(j->arena, &w->time, (size_t)room));
+    TRY(ARENA_NEW_RAW(j->arena, &w->item, (size_t)room));
+    TRY(ARENA_NEW_RAW(j->arena, &w->action, (size_t)room));
+    TRY(ARENA_NEW_RAW(j->arena, &w->time, (size_t)room));
     TRY(served_know_items(j->m, u));
     while (h.n > 0 || n_given > 0) {
         stored_event own = h.n > 0 ? user_history_at(&h, h.n - 1) : (stored_event){0};
@@ -178,9 +182,7 @@ static status read_ids(job *j, const engine_id *ids, size_t n, const char *what,
     if (n > MAX_IDS)
         return fail(ERR_USAGE, "%zu ids of %s; at most %d are taken", n, what, MAX_IDS);
     for (size_t i = 0; i < n; i++) {
-        id_text id;
-        TRY(id_text_make(&id, &ids[i], what));
-        out[i] = served_find_item(j->m, &id);
+        TRY(served_find_id(j->m, &ids[i], what, &out[i]));
         j->out->n_unknown += out[i] == 0;
     }
     return OK;

@@ -143,6 +143,7 @@ static bool has_equal(const kv_cache *c, int32_t number, const kv_token *tokens,
 static int32_t count_equal(const kv_cache *c, int32_t number, const kv_token *tokens, int32_t n) {
     const kv_token *own = tokens_of(c, number);
     int32_t has = n_readable(&c->nodes[number]), most = has < n ? has : n, i = 0;
+    if (has_equal(c, number, tokens, most)) return most; /* mostly, and much faster */
     while (i < most && memcmp(&own[i], &tokens[i], sizeof *own) == 0)
         i++;
     return i;
@@ -277,8 +278,9 @@ static void leave_last(kv_cache *c, const kv_token *tokens, int32_t n, kv_lease 
     unpin(c, lease->page[--lease->n_pages]);
 }
 
-/* Pins the pages of the longest prefix that is in either tier. */
-static void match(kv_cache *c, const kv_token *tokens, int32_t max_reused, kv_lease *lease) {
+/* Pins the pages of the longest prefix that is in either tier.  Returns the hash of those that are
+ * whole. */
+static uint64_t match(kv_cache *c, const kv_token *tokens, int32_t max_reused, kv_lease *lease) {
     uint64_t chain = 0;
     int32_t parent = KV_NONE, equal = KV_PAGE;
     while (equal == KV_PAGE && lease->n_reused < max_reused) {
@@ -291,6 +293,7 @@ static void match(kv_cache *c, const kv_token *tokens, int32_t max_reused, kv_le
         lease->n_reused += equal;
         if (equal == KV_PAGE) chain = chain_after(at, chain);
     }
+    return chain;
 }
 
 /* Reuses the first n_pages pages alone, which are whole. */
@@ -327,9 +330,12 @@ static void load(kv_cache *c, int32_t n, kv_lease *lease) {
     lease->n_loaded = lease->n_reused - n_here;
 }
 
-static uint64_t chain_at(const kv_token *tokens, int32_t n) {
-    uint64_t chain = 0;
-    for (int32_t i = 0; i + KV_PAGE <= n; i += KV_PAGE)
+/* The hash of the whole pages of n tokens, of which `chain` has the first ones, as many as `from`
+ * has. */
+static uint64_t chain_at(const kv_token *tokens, int32_t n, uint64_t chain, int32_t from) {
+    int32_t i = from / KV_PAGE * KV_PAGE;
+    if (i > n) i = 0, chain = 0;
+    for (; i + KV_PAGE <= n; i += KV_PAGE)
         chain = chain_after(tokens + i, chain);
     return chain;
 }
@@ -337,7 +343,8 @@ static uint64_t chain_at(const kv_token *tokens, int32_t n) {
 /* Until the end the lease has numbers of nodes instead of pages. */
 static void lease_nodes(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
                         kv_lease *lease) {
-    match(c, tokens, max_reused, lease);
+    uint64_t chain = match(c, tokens, max_reused, lease);
+    int32_t n_matched = lease->n_reused;
     load(c, n, lease);
     lease->n_stored = lease->n_reused;
     if (lease->n_reused == n) return;
@@ -345,7 +352,7 @@ static void lease_nodes(kv_cache *c, const kv_token *tokens, int32_t n, int32_t 
         if (!fill_last(c, tokens, n, lease)) leave_last(c, tokens, n, lease);
         if (lease->n_stored % KV_PAGE != 0) return;
     }
-    add_rest(c, tokens, n, chain_at(tokens, lease->n_stored), lease);
+    add_rest(c, tokens, n, chain_at(tokens, lease->n_stored, chain, n_matched), lease);
 }
 
 void kv_cache_take(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,

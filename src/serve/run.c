@@ -13,7 +13,6 @@ typedef struct run {
     job *const *jobs;
     int32_t n;
     run_report *report;
-    arena arena; /* of this run */
     /* Of the batch that is built: what is reused and stored of its sequences (plan_cache). */
     kv_lease *lease;              /* (max_batch) */
     int32_t *n_reused, *n_stored; /* (max_batch) */
@@ -50,11 +49,6 @@ static void stop_watch(uint64_t *start, uint64_t *sum) {
 
 /* The cache. */
 
-static int64_t seconds_of(const served *m, int64_t time) {
-    int64_t tps = m->names->time_per_second, s = time / tps;
-    return time % tps < 0 ? s - 1 : s;
-}
-
 enum { TOKEN_CONTEXT = 1, TOKEN_ITEM, TOKEN_ACTION };
 
 static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
@@ -66,8 +60,9 @@ static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
 static status list_tokens(run *r, const job *j, kv_token **out) {
     const served *m = r->m;
     const user_events *e = &j->events;
+    int64_t tps = m->names->time_per_second;
     kv_token *t;
-    TRY(ARENA_NEW(&r->arena, out, (size_t)j->n_tokens));
+    TRY(ARENA_NEW_RAW(&r->m->scratch, out, (size_t)j->n_tokens));
     t = *out;
     for (int32_t f = 0; f < m->n_context; f++)
         *t++ = (kv_token){.what = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f])};
@@ -75,8 +70,8 @@ static status list_tokens(run *r, const job *j, kv_token **out) {
         kv_token item = {.what = what(TOKEN_ITEM, 0, e->item[i])};
         uint64_t next = i + 1 < e->n ? i + 1 : i;
         if (m->reads_times) {
-            item.time = seconds_of(m, e->time[i]);
-            item.seen_at = seconds_of(m, e->time[next]);
+            item.time = seq_seconds(e->time[i], tps);
+            item.seen_at = seq_seconds(e->time[next], tps);
         }
         *t++ = item;
         if (m->per_event == 2) *t++ = (kv_token){.what = what(TOKEN_ACTION, 0, e->action[i])};
@@ -87,10 +82,10 @@ static status list_tokens(run *r, const job *j, kv_token **out) {
 static status begin_leases(run *r) {
     size_t n = (size_t)r->m->max_batch;
     if (r->m->cache == NULL) return OK;
-    TRY(ARENA_NEW(&r->arena, &r->lease, n));
-    TRY(ARENA_NEW(&r->arena, &r->n_reused, n));
-    TRY(ARENA_NEW(&r->arena, &r->n_stored, n));
-    return ARENA_NEW(&r->arena, &r->page, n);
+    TRY(ARENA_NEW(&r->m->scratch, &r->lease, n));
+    TRY(ARENA_NEW(&r->m->scratch, &r->n_reused, n));
+    TRY(ARENA_NEW(&r->m->scratch, &r->n_stored, n));
+    return ARENA_NEW(&r->m->scratch, &r->page, n);
 }
 
 /* Leases pages for the next sequence of the batch; *n_reused of its tokens are not computed.
@@ -101,7 +96,7 @@ static status lease_pages(run *r, job *j, int32_t n_needed, int32_t *n_reused) {
     if (r->m->cache == NULL) return OK;
     kv_lease *l = &r->lease[r->n_leases];
     TRY(list_tokens(r, j, &tokens));
-    TRY(ARENA_NEW(&r->arena, &l->page, (size_t)(j->n_tokens / KV_PAGE + 1)));
+    TRY(ARENA_NEW(&r->m->scratch, &l->page, (size_t)(j->n_tokens / KV_PAGE + 1)));
     kv_cache_take(r->m->cache, tokens, j->n_tokens, j->n_tokens - n_needed, l);
     *n_reused = r->n_reused[r->n_leases] = l->n_reused;
     r->n_stored[r->n_leases] = l->n_stored;
@@ -161,8 +156,8 @@ static status score_rows(run *r, const void *query, const int32_t *row, int32_t 
     int32_t dim = t->dim, *best;
     float *score;
     void *room;
-    TRY(ARENA_NEW(&r->arena, &best, RANK_PART));
-    TRY(ARENA_NEW(&r->arena, &score, RANK_PART));
+    TRY(ARENA_NEW(&r->m->scratch, &best, RANK_PART));
+    TRY(ARENA_NEW(&r->m->scratch, &score, RANK_PART));
     int32_t most = n < RANK_PART ? n : RANK_PART;
     TRY(backend_room(r->m, (size_t)most * (size_t)dim * sizeof(float), &room));
     float *rows = room;
@@ -191,9 +186,9 @@ static status score_rows(run *r, const void *query, const int32_t *row, int32_t 
 static status rank_candidates(run *r, job *j, const void *query) {
     int32_t *row, *at, n = 0;
     float *score;
-    TRY(ARENA_NEW(&r->arena, &row, (size_t)j->n_candidates));
-    TRY(ARENA_NEW(&r->arena, &at, (size_t)j->n_candidates));
-    TRY(ARENA_NEW(&r->arena, &score, (size_t)j->n_candidates));
+    TRY(ARENA_NEW(&r->m->scratch, &row, (size_t)j->n_candidates));
+    TRY(ARENA_NEW(&r->m->scratch, &at, (size_t)j->n_candidates));
+    TRY(ARENA_NEW(&r->m->scratch, &score, (size_t)j->n_candidates));
     for (int32_t i = 0; i < j->n_candidates; i++) {
         int32_t own = j->candidate[i] > 0 ? r->m->table.items.row[j->candidate[i]] : -1;
         if (own < 0) continue;
@@ -211,9 +206,9 @@ static status recommend_allowed(run *r, job *j, const void *query) {
     scored_row *best;
     float *score;
     uint32_t *item;
-    TRY(ARENA_NEW(&r->arena, &best, (size_t)j->n_allow));
-    TRY(ARENA_NEW(&r->arena, &score, (size_t)j->n_allow));
-    TRY(ARENA_NEW(&r->arena, &item, (size_t)j->n_allow));
+    TRY(ARENA_NEW(&r->m->scratch, &best, (size_t)j->n_allow));
+    TRY(ARENA_NEW(&r->m->scratch, &score, (size_t)j->n_allow));
+    TRY(ARENA_NEW(&r->m->scratch, &item, (size_t)j->n_allow));
     TRY(score_rows(r, query, j->allow, j->n_allow, score));
     for (int32_t i = 0; i < j->n_allow; i++)
         best[i] = (scored_row){score[i], j->allow[i]};
@@ -247,7 +242,7 @@ typedef struct search {
 static status make_bits(run *r, const job *j, const uint64_t **out) {
     uint64_t *bits;
     if (!j->has_allow) return OK;
-    TRY(ARENA_NEW(&r->arena, &bits, (size_t)r->m->table.items.n / 64 + 1));
+    TRY(ARENA_NEW(&r->m->scratch, &bits, (size_t)r->m->table.items.n / 64 + 1));
     for (int32_t i = 0; i < j->n_allow; i++)
         bits[j->allow[i] / 64] |= (uint64_t)1 << (j->allow[i] % 64);
     *out = bits;
@@ -256,10 +251,10 @@ static status make_bits(run *r, const job *j, const uint64_t **out) {
 
 static status collect_searches(run *r, search *s) {
     int64_t n_seen = 0;
-    TRY(ARENA_NEW(&r->arena, &s->jobs, (size_t)r->n));
-    TRY(ARENA_NEW(&r->arena, &s->query, (size_t)r->n));
-    TRY(ARENA_NEW(&r->arena, &s->offsets, (size_t)r->n + 1));
-    TRY(ARENA_NEW(&r->arena, &s->allowed, (size_t)r->n));
+    TRY(ARENA_NEW(&r->m->scratch, &s->jobs, (size_t)r->n));
+    TRY(ARENA_NEW(&r->m->scratch, &s->query, (size_t)r->n));
+    TRY(ARENA_NEW(&r->m->scratch, &s->offsets, (size_t)r->n + 1));
+    TRY(ARENA_NEW(&r->m->scratch, &s->allowed, (size_t)r->n));
     for (int32_t i = 0, query = 0; i < r->n; i++) {
         job *j = r->jobs[i];
         if (j->events.n == 0) continue;
@@ -273,7 +268,7 @@ static status collect_searches(run *r, search *s) {
         query++;
     }
     if (n_seen > INT32_MAX) return fail(ERR_UNSUPPORTED, "more than 2^31 items to leave out");
-    TRY(ARENA_NEW(&r->arena, &s->seen, (size_t)n_seen));
+    TRY(ARENA_NEW(&r->m->scratch, &s->seen, (size_t)n_seen));
     for (int32_t i = 0; i < s->n; i++) {
         memcpy(s->seen + s->n_seen, s->jobs[i]->seen, (size_t)s->jobs[i]->n_seen * sizeof *s->seen);
         s->n_seen += s->jobs[i]->n_seen;
@@ -294,7 +289,7 @@ static status gather_queries(run *r, const search *s, const void *encoded, void 
 
 static status answer_searches(run *r, const search *s, const int32_t *best, const float *score) {
     uint32_t *item;
-    TRY(ARENA_NEW(&r->arena, &item, (size_t)s->k));
+    TRY(ARENA_NEW(&r->m->scratch, &item, (size_t)s->k));
     for (int32_t i = 0; i < s->n; i++) {
         job *j = s->jobs[i];
         const int32_t *own = best + (int64_t)i * s->k;
@@ -317,8 +312,8 @@ static status search_catalogue(run *r, const void *encoded) {
     TRY(collect_searches(r, &s));
     if (s.n == 0) return OK;
     if (s.k > t->items.n) s.k = t->items.n;
-    TRY(ARENA_NEW(&r->arena, &best, (size_t)s.n * (size_t)s.k));
-    TRY(ARENA_NEW(&r->arena, &score, (size_t)s.n * (size_t)s.k));
+    TRY(ARENA_NEW(&r->m->scratch, &best, (size_t)s.n * (size_t)s.k));
+    TRY(ARENA_NEW(&r->m->scratch, &score, (size_t)s.n * (size_t)s.k));
     size_t query_bytes = ((size_t)s.n * (size_t)t->dim * act_bytes(be->act) + 63) / 64 * 64;
     size_t offset_bytes = ((size_t)(s.n + 1) * sizeof *s.offsets + 63) / 64 * 64;
     size_t seen_bytes = (size_t)s.n_seen * sizeof *s.seen;
@@ -439,15 +434,19 @@ static int32_t take_known(const job *j, int32_t first, int32_t *end, uint32_t *t
     return n;
 }
 
+/* Waits for the batch: one wait is enough for its kernels and the copy. */
+static status read_logits(run *r, const void *scores, int64_t n_rows, float **out) {
+    size_t n = (size_t)(n_rows * r->m->columns.width);
+    TRY(ARENA_NEW_RAW(&r->m->scratch, out, n));
+    return backend_read_act(r->m->compute.be, *out, scores, n);
+}
+
 /* Writes the numbers of a batch's units.  Without candidates every event has a row of logits, and
  * the candidate is the last event of its sequence. */
-static status finish_units(run *r, const unit *units, const void *scores, int64_t n_rows) {
+static void finish_units(run *r, const unit *units, const float *logits) {
     served *m = r->m;
-    float *logits;
     int64_t row = 0;
     bool has_targets = m->s->max_targets > 0;
-    TRY(ARENA_NEW(&r->arena, &logits, (size_t)(n_rows * m->columns.width)));
-    TRY(backend_read_act(m->compute.be, logits, scores, (size_t)(n_rows * m->columns.width)));
     for (int32_t u = 0; u < m->batch.view.n_users; u++) {
         const unit *p = &units[u];
         if (!has_targets) row = m->batch.view.offsets[u + 1] - 1;
@@ -457,24 +456,25 @@ static status finish_units(run *r, const unit *units, const void *scores, int64_
                                  p->j->values + (int64_t)i * m->columns.n);
         }
     }
-    return OK;
 }
 
 static status score_units(run *r, const unit *units, uint64_t *at) {
     served *m = r->m;
     plan_cache c = {r->n_reused, r->n_stored, r->page};
     const void *scores;
+    float *logits;
     int64_t n_rows;
     if (m->batch.view.n_users == 0) return OK;
     stop_watch(at, &r->report->build_ns);
     begin_moves(r);
     status st = pass_score_cached(m->pass, &m->batch.view, m->cache != NULL ? &m->store : NULL,
                                   m->cache != NULL ? &c : NULL, &scores, &n_rows);
-    if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
+    if (st == OK) st = read_logits(r, scores, n_rows, &logits);
+    if (st == OK) st = m->compute.be->ops->sync(m->compute.be); /* for what runs beside the pass */
     end_leases(r, st == OK);
     TRY(st);
     stop_watch(at, &r->report->layers_ns);
-    TRY(finish_units(r, units, scores, n_rows));
+    finish_units(r, units, logits);
     histories_clear(&m->batch);
     stop_watch(at, &r->report->head_ns);
     return OK;
@@ -513,9 +513,9 @@ static status add_unit(run *r, cut *c, int32_t i) {
 static status run_ranking(run *r) {
     cut c = {.at = clock_ns()};
     bool is_done = false;
-    TRY(ARENA_NEW(&r->arena, &c.units, (size_t)r->m->max_batch));
-    TRY(ARENA_NEW(&r->arena, &c.known, (size_t)r->m->max_part));
-    TRY(ARENA_NEW(&r->arena, &c.next, (size_t)r->n));
+    TRY(ARENA_NEW(&r->m->scratch, &c.units, (size_t)r->m->max_batch));
+    TRY(ARENA_NEW(&r->m->scratch, &c.known, (size_t)r->m->max_part));
+    TRY(ARENA_NEW(&r->m->scratch, &c.next, (size_t)r->n));
     histories_clear(&r->m->batch);
     while (!is_done) {
         is_done = true;
@@ -537,7 +537,6 @@ status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
     TRY(served_checked(m));
-    arena_init(&r.arena, 1 << 16);
     kv_cache_counts before = {0};
     if (m->cache != NULL) before = kv_cache_count(m->cache);
     if (m->cache != NULL) kv_cache_tick(m->cache);
@@ -552,6 +551,6 @@ status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
         out->n_in = after.n_in - before.n_in;
         out->n_computed_again = after.n_computed_again - before.n_computed_again;
     }
-    arena_fini(&r.arena);
+    arena_clear(&m->scratch);
     return st;
 }

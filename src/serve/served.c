@@ -21,6 +21,7 @@ static int32_t larger(int32_t a, int32_t b) {
 static void *check(void *argument) {
     served *m = argument;
     failure_save(&m->check, trained_check(&m->trained));
+    atomic_store(&m->is_at_end, true);
     return NULL;
 }
 
@@ -38,6 +39,10 @@ status served_checked(served *m) {
     m->is_checking = false;
     pthread_mutex_unlock(&m->check_lock);
     return m->check.code == OK ? OK : failure_restore(&m->check);
+}
+
+bool served_is_checked(served *m) {
+    return !m->trained.is_engine || atomic_load(&m->is_at_end);
 }
 
 /* The vocabulary of a model names its items; one without a vocabulary needs the data. */
@@ -90,6 +95,22 @@ double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cac
     double rows = n - n_cached, history = n - n_targets;
     double pairs = (history - n_cached) * (history + n_cached) / 2 + n_targets * (history + 1);
     return rows * m->flops_token + pairs * m->flops_pair + m->flops_head;
+}
+
+engine_work served_work(const served *m, const engine_shape *s) {
+    double act = (double)act_bytes(m->compute.be->act),
+           e = (double)m->s->config->network.hidden_size;
+    double n_users = s->n_users, n_targets = m->is_ranking ? s->n_candidates : 0;
+    double history = s->n_computed + s->n_reused - n_targets;
+    double pairs =
+        (history - s->n_reused) * (history + s->n_reused) / 2 + n_targets * (history + 1);
+    double kv = m->cache != NULL ? (double)m->store.page_bytes * m->store.n_layers / KV_PAGE : 0;
+    double item = m->table.narrow != NULL ? act : sizeof(float);
+    double catalogue = m->is_ranking ? 0 : e * item * (double)m->names->n_items;
+    engine_work w = {.bytes = m->flops_token / 2 * act + catalogue};
+    w.flops = n_users * (s->n_computed * m->flops_token + pairs * m->flops_pair + m->flops_head);
+    w.bytes += n_users * (history * kv + s->n_computed * e * act);
+    return w;
 }
 
 enum { CACHE_BYTES = 1 << 28, MIN_PAGES = 64, MAX_PAGES = 1 << 24 };
@@ -168,6 +189,7 @@ status served_open(served **out, const served_config *c) {
     *out = NULL;
     TRY(choose_limits(&chosen));
     TRY(MEM_NEW(&m, 1));
+    arena_init(&m->scratch, 1 << 16);
     atomic_init(&m->refs, 1);
     pthread_mutex_init(&m->check_lock, NULL);
     snprintf(m->path, sizeof m->path, "%s", c->path);
@@ -195,6 +217,7 @@ void served_drop(served *m) {
     kv_cache_destroy(m->cache);
     kv_store_fini(&m->store);
     histories_fini(&m->batch);
+    arena_fini(&m->scratch);
     item_table_fini(&m->table);
     score_columns_fini(&m->columns);
     if (m->has_map) vocabulary_map_fini(&m->map);
@@ -209,6 +232,17 @@ void served_drop(served *m) {
 
 uint32_t served_find_item(const served *m, const id_text *id) {
     return seq_find_item(m->names, id->text);
+}
+
+status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out) {
+    id_text text;
+    if (id->text == NULL && !m->names->has_text_items) {
+        *out = seq_find_item_number(m->names, id->number);
+        return OK;
+    }
+    TRY(id_text_make(&text, id, what));
+    *out = served_find_item(m, &text);
+    return OK;
 }
 
 status served_know_items(served *m, const users *u) {

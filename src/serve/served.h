@@ -54,7 +54,8 @@ typedef struct served {
     pthread_t checker;
     pthread_mutex_t check_lock; /* of is_checking: several threads may wait for the checker */
     bool is_checking;
-    failure check; /* its result, once that thread is joined */
+    atomic_bool is_at_end; /* of that thread */
+    failure check;         /* its result, once that thread is joined */
     session *s;
     const seq_file *names; /* ids and titles of its items */
     bool is_ranking, reads_actions;
@@ -71,7 +72,8 @@ typedef struct served {
     size_t n_popular;
     uint64_t popular_change, popular_ns; /* when it was made */
     /* Of the worker. */
-    void *room; /* (room_bytes) of the backend, for a batch's searches */
+    arena scratch; /* of a batch */
+    void *room;    /* (room_bytes) of the backend, for a batch's searches */
     size_t room_bytes;
     score_columns columns;
     item_table table; /* of a retrieval model: the catalogue */
@@ -97,7 +99,8 @@ void served_keep(served *m);
 /* Waits until the content of an engine folder is checked; on the worker's thread, before anything
  * that the model computed leaves it. */
 status served_checked(served *m);
-void served_drop(served *m); /* NULL is fine */
+bool served_is_checked(served *m); /* it would not wait */
+void served_drop(served *m);       /* NULL is fine */
 
 /* Measures what the choice between loading and computing depends on, and the error of 8-bit keys
  * and values; once, before the first batch. */
@@ -105,6 +108,8 @@ status served_measure(served *m, const served_config *c);
 
 /* The model's number of an item id; 0: it does not know it. */
 uint32_t served_find_item(const served *m, const id_text *id);
+/* The same without text where ids are numbers.  ERR_USAGE as id_text_make. */
+status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out);
 
 /* Of an item number of the users; under their lock. */
 status served_know_items(served *m, const users *u);
@@ -120,6 +125,8 @@ engine_item served_item_names(const served *m, uint32_t item);
 /* FLOPs of a sequence of n tokens, n_targets of them candidates, of which n_cached are not
  * computed. */
 double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached);
+
+engine_work served_work(const served *m, const engine_shape *shape);
 
 void served_info(const served *m, const char *name, engine_model_info *out);
 

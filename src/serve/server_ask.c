@@ -13,7 +13,8 @@ typedef struct asking {
     call *c;
     request_ask r;
     engine_answer answer;
-    int model; /* its number */
+    uint64_t answered_ns; /* when the engine was done */
+    int model;            /* its number */
     int n_columns;
     int column[ENGINE_MAX_COLUMNS]; /* of the answer, in the order asked for */
     int32_t top_k;            /* where the server orders the items itself, by the first task */
@@ -237,6 +238,14 @@ static status write_body(asking *q, buf *body) {
     return q->c->route == ROUTE_RERANK ? write_reranked(q, body) : write_answer(q, body);
 }
 
+/* How long an answer waits for its turn on a thread of the HTTP server and takes to be written: the
+ * answers of a batch come at once, and the last of them must be in time, too.  It follows longer
+ * ones quickly and shorter ones slowly. */
+static void learn_reply(server *s, uint64_t ns) {
+    uint64_t known = atomic_load(&s->reply_ns);
+    atomic_store(&s->reply_ns, ns > known ? known + (ns - known) / 4 : known - (known - ns) / 64);
+}
+
 /* Ends the call, and with it q. */
 static void reply(asking *q) {
     call *c = q->c;
@@ -251,7 +260,9 @@ static void reply(asking *q) {
         c->tokens_computed = (uint64_t)a.tokens_computed;
         http_set_header(c->x, "X-Hstu-Variant", c->model);
         st = write_body(q, &body);
-        metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), clock_ns() - begin);
+        uint64_t end = clock_ns();
+        metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), end - begin);
+        if (!q->r.wants_why) learn_reply(c->s, end - q->answered_ns);
     }
     if (a.outcome != ENGINE_OK)
         call_fail_outcome(c, &a);
@@ -278,6 +289,7 @@ static void reply_with_reasons(void *context) {
 /* On a thread of the engine, which has better things to do. */
 static void answered(void *context, engine_answer *a) {
     asking *q = context;
+    q->answered_ns = clock_ns();
     if (q->r.wants_why && a->outcome == ENGINE_OK)
         call_later(q->c, reply_with_reasons);
     else
@@ -368,9 +380,16 @@ static void add_events(asking *q) {
 /* Whether a request can say something of its own about its time: by its text, so that most
  * requests need not be parsed. */
 static bool names_terms(const char *body, size_t n) {
-    static const char *const terms[] = {"\"deadline_ms\"", "\"priority\"", "\"model\"", "\\"};
-    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
-        if (memmem(body, n, terms[i], strlen(terms[i])) != NULL) return true;
+    static const char *const terms[] = {"\"deadline_ms\"", "\"priority\"", "\"model\""};
+    const char *end = body + n;
+    if (memchr(body, '\\', n) != NULL) return true; /* one of them might be written with escapes */
+    for (const char *at = body; (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++)
+        for (size_t i = 0; i < sizeof terms / sizeof *terms; i++) {
+            size_t length = strlen(terms[i]);
+            if ((size_t)(end - at) >= length && at[1] == terms[i][1] &&
+                memcmp(at, terms[i], length) == 0)
+                return true;
+        }
     return false;
 }
 
@@ -378,7 +397,8 @@ static bool names_terms(const char *body, size_t n) {
 static bool is_refused_unread(call *c, const char *body, size_t n) {
     engine_answer refusal;
     engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,
-                          .arrived_ns = http_arrived_ns(c->x)};
+                          .arrived_ns = http_arrived_ns(c->x),
+                          .after_ns = atomic_load(&c->s->reply_ns)};
     if (c->s->set.n_models != 1 || names_terms(body, n)) return false;
     bool has_time = engine_has_time(c->s->engine, &any, &refusal);
     if (!has_time) call_fail_outcome(c, &refusal);
@@ -411,6 +431,7 @@ static void serve(call *c, ask_reader read) {
         q->r.ask.top_k = 0;
     }
     q->r.ask.arrived_ns = http_arrived_ns(c->x);
+    q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
     q->r.n_events > 0 ? add_events(q) : submit(q);
 }
 

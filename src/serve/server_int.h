@@ -40,6 +40,7 @@ struct server {
     int total_share;
     atomic_uint_fast64_t next_id; /* of requests that bring none */
     uint64_t id_salt;
+    atomic_uint_fast64_t reply_ns; /* from the engine's answer to the one on its way, mostly less */
     /* Who watches /v1/stream. */
     pthread_mutex_t lock;
     pthread_cond_t wake;

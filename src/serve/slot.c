@@ -8,8 +8,9 @@
 #include "base/thread.h"
 
 double engine_bucket_s(int i) {
-    static const double step[5] = {1, 1.6, 2.5, 4, 6.3};
-    return step[i % 5] * pow(10, i / 5 - 4);
+    static const double step[5] = {1, 1.6, 2.5, 4, 6.3}, decade[] = {1e-4, 1e-3, 1e-2, .1, 1, 10};
+    _Static_assert((ENGINE_BUCKETS - 1) / 5 < sizeof decade / sizeof *decade, "one for each five");
+    return step[i % 5] * decade[i / 5];
 }
 
 void engine_times_add(engine_times *t, uint64_t ns) {

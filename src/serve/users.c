@@ -192,6 +192,7 @@ static status need_state(users *u, const id_text *user, user_state **out) {
 /* An event on its way in. */
 typedef struct incoming {
     stored_event event;
+    const engine_id *given; /* of the item, and as text: */
     id_text item, id;
     size_t order;
     bool is_duplicate;
@@ -204,6 +205,7 @@ static status read_events(const users *u, const engine_event *events, size_t n, 
         in[i].id.n = 0;
         in[i].id.text[0] = '\0';
         in[i].is_duplicate = false;
+        in[i].given = &events[i].item;
         status st = id_text_make(&in[i].item, &events[i].item, "the item");
         bool has_id = events[i].id.text == NULL ? events[i].id.n > 0 : true;
         if (st == OK && has_id) st = id_text_make(&in[i].id, &events[i].id, "the event");
@@ -264,8 +266,11 @@ static status write_events(const users *u, const id_text *user, const incoming *
     return st;
 }
 
-static uint32_t item_number(users *u, const id_text *item) {
-    uint32_t number = u->data != NULL ? seq_find_item(u->data, item->text) : 0;
+static uint32_t item_number(users *u, const engine_id *id, const id_text *item) {
+    bool is_number = id->text == NULL && u->data != NULL && !u->data->has_text_items;
+    uint32_t number = is_number         ? seq_find_item_number(u->data, id->number)
+                      : u->data != NULL ? seq_find_item(u->data, item->text)
+                                        : 0;
     if (number == 0)
         number = (uint32_t)u->n_data_items + 1 + text_map_put(&u->items, item->text, item->n);
     for (; u->n_counts <= number; u->n_counts++)
@@ -290,7 +295,7 @@ static void merge_events(users *u, user_state *s, incoming *in, size_t n, size_t
     for (size_t i = n; i-- > 0;) {
         if (in[i].is_duplicate) continue;
         stored_event e = in[i].event;
-        e.item = item_number(u, &in[i].item);
+        e.item = item_number(u, in[i].given, &in[i].item);
         u->counts[e.item]++;
         while (old > 0 && s->events[old - 1].time > e.time)
             s->events[--to] = s->events[--old];

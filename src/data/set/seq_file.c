@@ -229,13 +229,17 @@ status seq_item_title(const seq_file *s, uint32_t item, buf *out) {
     return seq_item_name(s, item, out);
 }
 
-/* Ids are sorted, so finding one is a binary search over first..n-1; UINT64_MAX: not there. */
-static uint64_t find_number(const int64_t *ids, uint64_t first, uint64_t n, const char *id) {
-    char *end;
-    errno = 0;
-    int64_t wanted = strtoll(id, &end, 10);
-    if (errno != 0 || end == id || *end != '\0') return UINT64_MAX;
-    uint64_t low = first, high = n;
+/* Where an id is in first..n-1; UINT64_MAX: not there.  Ids ascend and none is there twice, so it
+ * is at most as far behind the first one as it is larger: at that very place where the numbers
+ * between have no gaps, as most catalogues', and near it where they have few. */
+static uint64_t find_number(const int64_t *ids, uint64_t first, uint64_t n, int64_t wanted) {
+    if (first >= n || wanted < ids[first]) return UINT64_MAX;
+    uint64_t most = (uint64_t)wanted - (uint64_t)ids[first], step = 1;
+    uint64_t high = most < n - 1 - first ? first + most : n - 1;
+    if (ids[high] <= wanted) return ids[high] == wanted ? high : UINT64_MAX;
+    while (step < high - first && ids[high - step] > wanted)
+        step *= 2;
+    uint64_t low = step < high - first ? high - step : first;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
         if (ids[middle] < wanted)
@@ -243,7 +247,15 @@ static uint64_t find_number(const int64_t *ids, uint64_t first, uint64_t n, cons
         else
             high = middle;
     }
-    return low < n && ids[low] == wanted ? low : UINT64_MAX;
+    return ids[low] == wanted ? low : UINT64_MAX;
+}
+
+static uint64_t find_digits(const int64_t *ids, uint64_t first, uint64_t n, const char *id) {
+    char *end;
+    errno = 0;
+    int64_t wanted = strtoll(id, &end, 10);
+    if (errno != 0 || end == id || *end != '\0') return UINT64_MAX;
+    return find_number(ids, first, n, wanted);
 }
 
 static int compare_text(const text_column *t, uint64_t i, const char *id, size_t n) {
@@ -267,13 +279,18 @@ static uint64_t find_text(const text_column *t, uint64_t first, const char *id) 
 
 uint32_t seq_find_item(const seq_file *s, const char *id) {
     uint64_t i = s->has_text_items ? find_text(&s->item_text, 1, id)
-                                   : find_number(s->item_id, 1, s->n_items + 1, id);
+                                   : find_digits(s->item_id, 1, s->n_items + 1, id);
+    return i == UINT64_MAX ? 0 : (uint32_t)i;
+}
+
+uint32_t seq_find_item_number(const seq_file *s, int64_t id) {
+    uint64_t i = find_number(s->item_id, 1, s->n_items + 1, id);
     return i == UINT64_MAX ? 0 : (uint32_t)i;
 }
 
 uint64_t seq_find_user(const seq_file *s, const char *id) {
     return s->has_text_users ? find_text(&s->user_text, 0, id)
-                             : find_number(s->user_id, 0, s->n_users, id);
+                             : find_digits(s->user_id, 0, s->n_users, id);
 }
 
 double seq_rating(const seq_file *s, uint16_t action) {

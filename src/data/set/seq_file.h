@@ -91,6 +91,17 @@ static inline uint64_t seq_length(const seq_file *s, uint64_t user) {
     return s->offsets[user + 1] - s->offsets[user];
 }
 
+/* Whole seconds of a time in ticks, rounded down.  Ticks are powers of ten: a division by a
+ * constant takes a tenth of the time of one by a variable, and servers do this for every event. */
+static inline int64_t seq_seconds(int64_t time, int64_t per_second) {
+    int64_t s = per_second == 1            ? time
+                : per_second == 1000       ? time / 1000
+                : per_second == 1000000    ? time / 1000000
+                : per_second == 1000000000 ? time / 1000000000
+                                           : time / per_second;
+    return s - (s * per_second > time);
+}
+
 /* A user's first row in the whole data, without gaps; user n_users: the end. */
 static inline uint64_t seq_whole_begin(const seq_file *s, uint64_t user) {
     return s->gaps != NULL ? s->gaps->offsets[user] : s->offsets[user];
@@ -119,6 +130,7 @@ status seq_item_title(const seq_file *s, uint32_t item,
 /* The number of an id given as text; *out = 0 for an unknown item, UINT64_MAX for an unknown user.
  */
 uint32_t seq_find_item(const seq_file *s, const char *id);
+uint32_t seq_find_item_number(const seq_file *s, int64_t id); /* unless has_text_items */
 uint64_t seq_find_user(const seq_file *s, const char *id);
 
 /* The rating an action stands for, as in the source (the inverse of action = 2 r - 1, for
