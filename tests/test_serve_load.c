@@ -1,8 +1,14 @@
 /* The load of the serving benches: what is drawn, sent and counted. */
 #include "bench/serve_load.h"
 
+#include <arpa/inet.h>
 #include <math.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include "bench/serve_floor.h"
 #include "serve/server.h"
 #include "serve_test.h"
 
@@ -222,6 +228,31 @@ static const char *long_run(void) {
     return serve_run("run", retrieval_gin, set, 1);
 }
 
+/* The floor grows with the work: what is cached is read, not computed. */
+TEST(floor_of_a_request) {
+    engine *e = serve_open(long_run(), NULL, 200);
+    serve_floor f = serve_floor_measure(e);
+    engine_shape cold = {.n_users = 1, .n_computed = 100}, cached = cold, two = cold;
+    engine_work a, b, c;
+    cached.n_computed = 10;
+    cached.n_reused = 90;
+    two.n_users = 2;
+    CHECK_OK(engine_work_of(e, 0, &cold, &a));
+    CHECK_OK(engine_work_of(e, 0, &cached, &b));
+    CHECK_OK(engine_work_of(e, 0, &two, &c));
+    CHECK(a.flops > b.flops && b.flops > 0 && b.bytes > 0 && a.bytes > b.bytes);
+    CHECK(c.flops == 2 * a.flops && c.bytes > a.bytes && c.bytes < 2 * a.bytes);
+    CHECK(f.flop_s > 0 && f.byte_s > 0);
+    double ms = serve_floor_ms(&f, e, &cold);
+    CHECK(ms >= a.flops / f.flop_s * 1e3 && ms >= a.bytes / f.byte_s * 1e3 && ms < 1000);
+    f.byte_s = 0;
+    CHECK(isnan(serve_floor_ms(&f, e, &cold)));
+    CHECK_FAILS(engine_work_of(e, 1, &cold, &a), ERR_USAGE, "no model number 1");
+    engine_destroy(e);
+    f = serve_floor_measure(NULL);
+    CHECK(f.byte_s == 0 && isnan(serve_floor_ms(&f, NULL, &cold)));
+}
+
 TEST(load_on_an_engine) {
     engine *e = serve_open(long_run(), NULL, 200);
     load_target *t;
@@ -243,6 +274,65 @@ TEST(load_on_an_engine) {
     load_set_fini(&s);
     t->close(t);
     engine_destroy(e);
+}
+
+/* A server that closes every connection after an answer without a word, and one that says nothing.
+ */
+typedef struct rude_server {
+    int fd, n_answers;
+    bool is_silent;
+} rude_server;
+
+static void *serve_rudely(void *argument) {
+    rude_server *r = argument;
+    for (int fd; (fd = accept(r->fd, NULL, NULL)) >= 0; close(fd)) {
+        char text[4096];
+        static const char answer[] = "HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n"
+                                     "{\"tokens_computed\":3}";
+        ssize_t n = recv(fd, text, sizeof text, 0); /* the requests of the test are short */
+        if (n <= 0 || r->is_silent) continue;
+        r->n_answers++;
+        for (size_t sent = 0; sent < sizeof answer - 1; sent += 7) /* in pieces */
+            (void)!send(fd, answer + sent,
+                        sizeof answer - 1 - sent < 7 ? sizeof answer - 1 - sent : 7, MSG_NOSIGNAL);
+    }
+    return NULL;
+}
+
+static void ask_rudely(bool is_silent, load_report *out) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof at;
+    rude_server r = {.fd = socket(AF_INET, SOCK_STREAM, 0), .is_silent = is_silent};
+    pthread_t thread;
+    load_target *t;
+    load_set s;
+    load_plan p = {.concurrency = 1};
+    char url[64];
+    CHECK(r.fd >= 0 && bind(r.fd, (struct sockaddr *)&at, n) == 0 && listen(r.fd, 16) == 0);
+    CHECK(getsockname(r.fd, (struct sockaddr *)&at, &n) == 0);
+    CHECK(pthread_create(&thread, NULL, serve_rudely, &r) == 0);
+    snprintf(url, sizeof url, "127.0.0.1:%d", ntohs(at.sin_port));
+    CHECK_OK(load_target_http(&t, url, NULL));
+    load_set_init(&s);
+    load_draw d = some_draw(9);
+    d.history_mean = 2;
+    d.history_deviation = 0;
+    CHECK_OK(load_set_draw(&s, &d));
+    CHECK_OK(load_run(t, &s, &p, out));
+    load_set_fini(&s);
+    t->close(t);
+    shutdown(r.fd, SHUT_RDWR);
+    pthread_join(thread, NULL);
+    close(r.fd);
+    CHECK_EQ(r.n_answers, is_silent ? 0 : 9);
+}
+
+TEST(load_on_a_server_that_hangs_up) {
+    load_report r;
+    ask_rudely(false, &r);
+    CHECK(r.n_ok == 9 && r.n_failed == 0 && r.tokens_computed == 27);
+    ask_rudely(true, &r);
+    CHECK(r.n_ok == 0 && r.n_failed == 9 && strstr(r.error, "connection lost") != NULL);
 }
 
 TEST(load_on_a_server) {
@@ -279,6 +369,15 @@ TEST(load_on_a_server) {
     CHECK_OK(load_set_read(&set, run_path("infer.jsonl")));
     CHECK_OK(load_run(t, &set, &p, &r));
     CHECK(r.n_ok == 20 && r.n_failed == 1 && strstr(r.error, "nonsense") != NULL);
+    load_set_fini(&set);
+    /* An open loop: more than there are connections for wait for one. */
+    load_plan open = {.concurrency = 2, .rate = 3000};
+    load_draw d = some_draw(200);
+    load_set_init(&set);
+    CHECK_OK(load_set_draw(&set, &d));
+    CHECK_OK(load_run(t, &set, &open, &r));
+    CHECK(r.n_ok + r.n_refused == 200 && r.n_ok > 0 && r.concurrency <= 2.01 && r.wall_s > .02);
+    CHECK(r.latency.min > 0 && r.latency.p99 >= r.answer.p50);
     load_set_fini(&set);
     t->close(t);
     server_stop(s);

@@ -6,7 +6,7 @@
 /* One repeat. */
 typedef struct turn {
     double total_ms, reused, computed;
-    double round_ms[GROWING_MAX];
+    double round_ms[GROWING_MAX], round_reused[GROWING_MAX], round_computed[GROWING_MAX];
 } turn;
 
 static status ask_round(load_target *t, const growing_plan *p, uint32_t i, uint64_t seed,
@@ -30,8 +30,10 @@ static status ask_round(load_target *t, const growing_plan *p, uint32_t i, uint6
                     (unsigned long long)(r.n - r.n_ok), (unsigned long long)r.n, r.error);
     out->round_ms[i] = r.wall_s * 1e3;
     out->total_ms += r.wall_s * 1e3;
-    out->reused += (double)r.tokens_reused;
-    out->computed += (double)r.tokens_computed;
+    out->round_reused[i] = (double)r.tokens_reused;
+    out->round_computed[i] = (double)r.tokens_computed;
+    out->reused += out->round_reused[i];
+    out->computed += out->round_computed[i];
     return OK;
 }
 
@@ -69,8 +71,11 @@ status serve_growing(load_target *t, const growing_plan *p, growing_report *out)
                                 .most_ms = turns[p->n_repeats - 1].total_ms,
                                 .tokens_reused = middle->reused,
                                 .tokens_computed = middle->computed};
-        for (uint32_t i = 0; i < p->n_requests; i++)
+        for (uint32_t i = 0; i < p->n_requests; i++) {
             out->round_ms[i] = middle->round_ms[i];
+            out->round_reused[i] = middle->round_reused[i];
+            out->round_computed[i] = middle->round_computed[i];
+        }
     }
     mem_free(turns);
     return st;

@@ -23,6 +23,7 @@ typedef struct growing_report {
     double least_ms, most_ms;              /* of the repeats */
     double round_ms[GROWING_MAX];          /* (n_requests): each, of the median repeat */
     double tokens_reused, tokens_computed; /* of one repeat */
+    double round_reused[GROWING_MAX], round_computed[GROWING_MAX]; /* of these, each request's */
 } growing_report;
 
 /* ERR_IO: some requests were not answered, and why. */

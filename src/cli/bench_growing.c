@@ -4,15 +4,30 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "bench/serve_floor.h"
 #include "bench/serve_growing.h"
 #include "cli/bench_load.h"
 
 typedef struct growing_row {
     const char *cache;
-    char note[128]; /* why nothing is reused; "" */
-    double l20;
+    char note[128];    /* why nothing is reused; "" */
+    double l20, floor; /* ms; NAN: not known */
     growing_report report;
 } growing_row;
+
+/* The least time of all requests. */
+static double find_floor(const load_rig *rig, const growing_plan *p, const growing_report *g) {
+    serve_floor f = serve_floor_measure(rig->e);
+    double ms = 0;
+    for (uint32_t i = 0; i < p->n_requests; i++) {
+        engine_shape s = {.n_users = (int32_t)p->n_users,
+                          .n_candidates = (int32_t)p->n_candidates,
+                          .n_computed = g->round_computed[i] / p->n_users,
+                          .n_reused = g->round_reused[i] / p->n_users};
+        ms += serve_floor_ms(&f, rig->e, &s);
+    }
+    return ms;
+}
 
 /* NVIDIA's figures are of 16 requests to 4096 tokens, two an event. */
 static bool is_published(const load_rig *rig, const growing_plan *p) {
@@ -37,6 +52,7 @@ static status measure(const load_args *a, growing_plan p, bool has_cache, growin
         snprintf(row->note, sizeof row->note, "%s", has_cache ? rig.info.cache_note : "");
         row->l20 = is_published(&rig, &p) ? growing_l20_ms(p.n_users, has_cache) : NAN;
         st = serve_growing(rig.target, &p, &row->report);
+        if (st == OK) row->floor = find_floor(&rig, &p, &row->report);
     }
     load_rig_close(&rig);
     return st;
@@ -47,10 +63,9 @@ static void print_row(const growing_plan *p, const growing_row *r) {
     printf("%5u  %-12s %9.2f %9.2f %9.2f %9.3f %9.3f %9.0f %9.0f", p->n_users, r->cache,
            g->total_ms, g->least_ms, g->most_ms, g->round_ms[0], g->round_ms[p->n_requests - 1],
            g->tokens_reused, g->tokens_computed);
-    if (isnan(r->l20))
-        printf("         -\n");
-    else
-        printf(" %9.1f\n", r->l20);
+    isnan(r->l20) ? (void)printf("         -") : (void)printf(" %9.1f", r->l20);
+    if (!isnan(r->floor)) printf(" %9.2f %7.1f", r->floor, 100 * r->floor / g->total_ms);
+    printf("\n");
     if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
     (void)fflush(stdout);
 }
@@ -69,6 +84,10 @@ static void write_row(json_writer *w, const growing_plan *p, const growing_row *
     json_key_double(w, "tokens_reused", r->report.tokens_reused);
     json_key_double(w, "tokens_computed", r->report.tokens_computed);
     if (!isnan(r->l20)) json_key_double(w, "nvidia_l20_ms", r->l20);
+    if (!isnan(r->floor)) {
+        json_key_double(w, "floor_ms", r->floor);
+        json_key_double(w, "percent_of_floor", 100 * r->floor / r->report.total_ms);
+    }
     json_object_close(w);
 }
 
@@ -101,13 +120,17 @@ status load_growing(const load_args *a, const growing_plan *p) {
     printf("%s: %u users at the same time, %u requests each, histories growing evenly; "
            "milliseconds of all of them, median of %u\n",
            a->server != NULL ? a->server : a->path, p->n_users, p->n_requests, p->n_repeats);
-    printf("%5s  %-12s %9s %9s %9s %9s %9s %9s %9s %9s\n", "users", "cache", "total", "least",
-           "most", "first", "last", "reused", "computed", "L20 ms*");
+    printf("%5s  %-12s %9s %9s %9s %9s %9s %9s %9s %9s", "users", "cache", "total", "least", "most",
+           "first", "last", "reused", "computed", "L20 ms*");
+    if (a->server == NULL) printf(" %9s %7s", "floor**", "% of it");
+    printf("\n");
     for (int i = 0; i < n; i++) {
         TRY(measure(a, *p, i == 0, &rows[i]));
         print_row(p, &rows[i]);
     }
     printf("* NVIDIA's recsys-examples on an L20, end to end: 16 requests to 4096 tokens, 8 "
            "layers, width 1024,\n  4 heads x 256, bf16, 256 candidates.\n");
+    if (a->server == NULL)
+        printf("** the least milliseconds of this work at the device's measured peaks.\n");
     return save(a, p, rows, n);
 }

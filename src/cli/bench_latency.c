@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/serve_floor.h"
 #include "cli/bench.h"
 #include "cli/bench_load.h"
 
@@ -25,6 +26,7 @@ typedef struct latency_row {
     cache_state state;
     bool is_cached;
     load_report report;
+    double floor_ms; /* NAN: not known */
 } latency_row;
 
 /* "128,512": whole numbers above 0. */
@@ -42,16 +44,29 @@ static status read_list(const char *option, const char *text, uint32_t *out, int
     return fail(ERR_USAGE, "%s: at most %d numbers", option, MAX_ROWS);
 }
 
+static uint32_t n_candidates(const latency_args *a, const load_rig *rig) {
+    bool is_ranking = strcmp(rig->info.task, "ranking") == 0;
+    return (uint32_t)(is_ranking && a->load.candidates == 0 ? 256 : a->load.candidates);
+}
+
+static double find_floor(const latency_args *a, const load_rig *rig, const serve_floor *f,
+                         const load_report *r) {
+    double n = r->n > 0 ? (double)r->n : 1;
+    engine_shape s = {.n_users = (int32_t)a->concurrency,
+                      .n_candidates = (int32_t)n_candidates(a, rig),
+                      .n_computed = (double)r->tokens_computed / n,
+                      .n_reused = (double)r->tokens_reused / n};
+    return serve_floor_ms(f, rig->e, &s);
+}
+
 /* The first requests warm up and are not timed. */
 static status ask(const latency_args *a, const load_rig *rig, latency_row *row) {
     load_set set;
-    bool is_ranking = strcmp(rig->info.task, "ranking") == 0;
-    int64_t candidates = is_ranking && a->load.candidates == 0 ? 256 : a->load.candidates;
     load_single d = {.items = rig->items,
                      .n = (uint32_t)(a->n + a->warmup),
                      .n_events = row->n_events,
                      .n_new = row->n_new,
-                     .n_candidates = (uint32_t)candidates,
+                     .n_candidates = n_candidates(a, rig),
                      .top_k = (uint32_t)a->load.top_k,
                      .is_cached = row->is_cached,
                      .is_far = row->state == STATE_HOST,
@@ -81,10 +96,15 @@ static int64_t pages_of(const latency_row *row) {
 
 /* In states that the engine of the other rows does not have, an engine of its own: one whose device
  * has room for two users, the host for all of them, and one in 8 bits. */
-static status measure(const latency_args *a, const load_rig *rig, latency_row *row) {
+static status measure(const latency_args *a, const load_rig *rig, const serve_floor *f,
+                      latency_row *row) {
     latency_args own = *a;
     load_rig other;
-    if (row->state < STATE_HOST) return ask(a, rig, row);
+    if (row->state < STATE_HOST) {
+        TRY(ask(a, rig, row));
+        row->floor_ms = find_floor(a, rig, f, &row->report);
+        return OK;
+    }
     if (row->state == STATE_FP8) own.load.kv_dtype = "fp8";
     if (row->state == STATE_HOST) {
         own.load.kv_pages = (2 + a->concurrency) * pages_of(row);
@@ -93,6 +113,7 @@ static status measure(const latency_args *a, const load_rig *rig, latency_row *r
     }
     status st = load_rig_open(&other, &own.load, 600000);
     if (st == OK) st = ask(&own, &other, row);
+    if (st == OK) row->floor_ms = find_floor(a, &other, f, &row->report);
     load_rig_close(&other);
     return st;
 }
@@ -118,10 +139,9 @@ static void print_row(const latency_args *a, const load_rig *rig, const latency_
            r->n_events, r->is_cached ? r->n_new : r->n_events, state_of(rig, r), t->p50, t->p90,
            t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
            (double)r->report.tokens_computed / n);
-    if (isnan(l20))
-        printf("        -\n");
-    else
-        printf(" %8.2f\n", l20);
+    isnan(l20) ? (void)printf("        -") : (void)printf(" %8.2f", l20);
+    if (!isnan(r->floor_ms)) printf(" %8.4f %7.1f", r->floor_ms, 100 * r->floor_ms / t->p50);
+    printf("\n");
 }
 
 static status write_json(const latency_args *a, const load_rig *rig, const latency_row *rows, int n,
@@ -144,6 +164,11 @@ static status write_json(const latency_args *a, const load_rig *rig, const laten
         json_key_string(&w, "cache", state_of(rig, &rows[i]));
         load_report_write(&w, &rows[i].report);
         if (!isnan(l20)) json_key_double(&w, "nvidia_l20_layers_only_ms", l20);
+        if (!isnan(rows[i].floor_ms)) {
+            json_key_double(&w, "floor_ms", rows[i].floor_ms);
+            json_key_double(&w, "percent_of_floor",
+                            100 * rows[i].floor_ms / rows[i].report.latency.p50);
+        }
         json_object_close(&w);
     }
     json_array_close(&w);
@@ -211,16 +236,19 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
     latency_row rows[MAX_ROWS];
     int n;
     TRY(list_rows(a, rig, rows, &n));
+    serve_floor f = serve_floor_measure(rig->e);
     printf("%s, %s: %lld at a time, %lld requests a row, milliseconds; tokens "
            "are of a request\n",
            a->load.server != NULL ? a->load.server : a->load.path,
            a->load.server != NULL ? "over HTTP" : rig->info.device, (long long)a->concurrency,
            (long long)a->n);
-    printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s\n", "history", "new",
-           "cache", "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed",
+    printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s", "history", "new", "cache",
+           "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed",
            "L20 ms*");
+    if (f.byte_s > 0) printf(" %8s %7s", "floor**", "% of it");
+    printf("\n");
     for (int i = 0; i < n; i++) {
-        TRY(measure(a, rig, &rows[i]));
+        TRY(measure(a, rig, &f, &rows[i]));
         print_row(a, rig, &rows[i]);
     }
     printf("* NVIDIA's recsys-examples on an L20 with as many tokens: 8 layers, "
@@ -228,6 +256,12 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
            "256, bf16,\n  256 candidates, layers only; another model and no "
            "embedding, head or "
            "queue.\n");
+    if (f.byte_s > 0)
+        printf(
+            "** the least milliseconds of this work: products and attention at %.3g TFLOP/s, or "
+            "weights, pages\n   and catalogue at %.3g GB/s, as measured on the device; %% of it: "
+            "floor / p50.\n",
+            f.flop_s / 1e12, f.byte_s / 1e9);
     return save(a, rig, rows, n);
 }
 
