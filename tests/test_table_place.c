@@ -133,7 +133,7 @@ TEST(table_place_writes_rows_as_write_would) {
 
 /* 2^32 slots in memory of which only the touched pages exist. */
 TEST(table_index_beyond_two_to_the_31) {
-    enum { N = 3000 };
+    enum { N_KEYS = 3000 };
     table_level l = {.n_buckets = (int64_t)1 << 26, .row_bytes = 16};
     size_t index_bytes = (size_t)l.n_buckets * TABLE_BUCKET_BYTES;
     size_t rows_bytes = (size_t)l.n_buckets * TABLE_SLOTS * 16;
@@ -145,31 +145,32 @@ TEST(table_index_beyond_two_to_the_31) {
     l.index = index;
     l.rows = rows;
     CHECK_OK(backend_create_cpu(&be, NULL));
-    static uint64_t keys[N];
-    static int64_t slot[N], found[N], counts[PLACED_COUNTS];
-    static uint8_t is_new[N];
-    static float row[N];
+    static uint64_t keys[N_KEYS];
+    static int64_t slot[N_KEYS], found[N_KEYS], counts[PLACED_COUNTS];
+    static uint8_t is_new[N_KEYS];
+    static float row[N_KEYS];
     int n_high = 0;
-    for (uint64_t i = 0; i < N; i++) {
+    for (uint64_t i = 0; i < N_KEYS; i++) {
         keys[i] = i;
         row[i] = (float)i;
     }
-    table_place_args a = {.n = N, .keys = keys, .slot = slot, .is_new = is_new, .counts = counts};
+    table_place_args a = {
+        .n = N_KEYS, .keys = keys, .slot = slot, .is_new = is_new, .counts = counts};
     CHECK_OK(be->tables->place(be, &l, &a));
-    CHECK_EQ(counts[PLACED_NEW], N);
-    table_rows_args w = {.n = N, .slot = slot, .n_floats = 1, .staging = row, .stride = 1};
+    CHECK_EQ(counts[PLACED_NEW], N_KEYS);
+    table_rows_args w = {.n = N_KEYS, .slot = slot, .n_floats = 1, .staging = row, .stride = 1};
     CHECK_OK(be->tables->write(be, &l, &w));
-    table_find_args f = {.n = N, .keys = keys, .slot = found};
+    table_find_args f = {.n = N_KEYS, .keys = keys, .slot = found};
     CHECK_OK(be->tables->find(be, &l, &f));
     memset(row, 0, sizeof row);
     CHECK_OK(be->tables->read(be, &l, &w));
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < N_KEYS; i++) {
         CHECK_EQ(found[i], slot[i]);
         CHECK(row[i] == (float)i);
         CHECK((unsigned char *)table_row(&l, slot[i]) == l.rows + slot[i] * 16);
         n_high += slot[i] > INT32_MAX;
     }
-    CHECK(n_high > N / 3);
+    CHECK(n_high > N_KEYS / 3);
     backend_destroy(be);
     munmap(index, index_bytes);
     munmap(rows, rows_bytes);
@@ -177,7 +178,7 @@ TEST(table_index_beyond_two_to_the_31) {
 
 /* The same on a GPU that has the memory, slot for slot: 2.4 billion of them, 90 GB. */
 TEST(table_of_more_than_two_to_the_31_slots) {
-    enum { N = 1 << 20 };
+    enum { N_KEYS = 1 << 20 };
     rig r = {.l = {.n_buckets = (int64_t)9 << 22, .row_bytes = 16}};
     void *index = NULL, *rows = NULL;
     if (test_on.kind != ON_CUDA) SKIP_TEST("real memory only on a GPU");
@@ -192,44 +193,45 @@ TEST(table_of_more_than_two_to_the_31_slots) {
     CHECK_OK(r.be->ops->zero(r.be, index, index_bytes));
     r.l.index = index;
     r.l.rows = rows;
-    uint64_t *keys = malloc(N * sizeof *keys);
-    int64_t *placed = malloc(N * sizeof *placed), *found = malloc(N * sizeof *found);
-    float *row = malloc(N * sizeof *row);
+    uint64_t *keys = malloc(N_KEYS * sizeof *keys);
+    int64_t *placed = malloc(N_KEYS * sizeof *placed), *found = malloc(N_KEYS * sizeof *found);
+    float *row = malloc(N_KEYS * sizeof *row);
     CHECK(keys != NULL && placed != NULL && found != NULL && row != NULL);
-    for (uint64_t i = 0; i < N; i++) {
+    for (uint64_t i = 0; i < N_KEYS; i++) {
         keys[i] = i * 0x9e3779b97f4a7c15ull;
         row[i] = (float)i;
     }
     int64_t counts[PLACED_COUNTS], n_high = 0;
-    table_place_args a = {.n = N,
-                          .keys = rig_up(&r, keys, N * sizeof *keys),
-                          .slot = rig_up(&r, NULL, N * sizeof *placed),
-                          .is_new = rig_up(&r, NULL, N),
+    table_place_args a = {.n = N_KEYS,
+                          .keys = rig_up(&r, keys, N_KEYS * sizeof *keys),
+                          .slot = rig_up(&r, NULL, N_KEYS * sizeof *placed),
+                          .is_new = rig_up(&r, NULL, N_KEYS),
                           .counts = rig_up(&r, NULL, sizeof counts)};
     CHECK_OK(r.t->place(r.be, &r.l, &a));
-    rig_down(&r, placed, a.slot, N * sizeof *placed);
+    rig_down(&r, placed, a.slot, N_KEYS * sizeof *placed);
     rig_down(&r, counts, a.counts, sizeof counts);
-    CHECK_EQ(counts[PLACED_NEW], N);
-    table_rows_args w = {.n = N,
+    CHECK_EQ(counts[PLACED_NEW], N_KEYS);
+    table_rows_args w = {.n = N_KEYS,
                          .slot = a.slot,
                          .n_floats = 1,
-                         .staging = rig_up(&r, row, N * sizeof *row),
+                         .staging = rig_up(&r, row, N_KEYS * sizeof *row),
                          .stride = 1};
     CHECK_OK(r.t->write(r.be, &r.l, &w));
-    table_find_args f = {.n = N, .keys = a.keys, .slot = rig_up(&r, NULL, N * sizeof *found)};
+    table_find_args f = {
+        .n = N_KEYS, .keys = a.keys, .slot = rig_up(&r, NULL, N_KEYS * sizeof *found)};
     CHECK_OK(r.t->find(r.be, &r.l, &f));
-    rig_down(&r, found, f.slot, N * sizeof *found);
+    rig_down(&r, found, f.slot, N_KEYS * sizeof *found);
     w.slot = f.slot;
-    w.staging = rig_up(&r, NULL, N * sizeof *row);
+    w.staging = rig_up(&r, NULL, N_KEYS * sizeof *row);
     CHECK_OK(r.t->read(r.be, &r.l, &w));
-    rig_down(&r, row, w.staging, N * sizeof *row);
-    for (int64_t i = 0; i < N; i++) {
+    rig_down(&r, row, w.staging, N_KEYS * sizeof *row);
+    for (int64_t i = 0; i < N_KEYS; i++) {
         CHECK_EQ(found[i], placed[i]);
         CHECK_EQ(found[i] / TABLE_SLOTS, table_bucket(table_hash(keys[i]), r.l.n_buckets));
         CHECK(row[i] == (float)i);
         n_high += found[i] > INT32_MAX;
     }
-    CHECK(n_high > N / 16);
+    CHECK(n_high > N_KEYS / 16);
     free(keys);
     free(placed);
     free(found);
