@@ -23,7 +23,7 @@ enum { STRIP_UNIT = 24, MIN_STRIP = 96, MAX_STRIP = 240, STRIP_NUMBERS = 1 << 16
 /* dW: up to this many elements there is a partial sum for each group of rows; above, W is cut into
  * tiles. */
 enum { MAX_SPLIT_SIZE = 1 << 17, MAX_GROUPS = 16, MIN_GROUP_ROWS = PRODUCT_DEPTH };
-enum { MIN_TILE_ROWS = 96, MAX_TILE_ROWS = 288, TILES_PER_THREAD = 4, ADD_CHUNK = 8192 };
+enum { MIN_TILE_ROWS = 96, MAX_TILE_ROWS = 1056, TILES_PER_THREAD = 4, ADD_CHUNK = 8192 };
 
 typedef struct linear_job {
     const linear_args *a;
@@ -239,13 +239,14 @@ static status tile_chunk(void *ctx, int64_t chunk, int worker) {
     return product_over_rows(job, (cpu_range){0, a->n}, p, true, a->dw, worker);
 }
 
-/* Tiles of about equal size, lower where threads would have few.  The threads may decide: the bits
- * of an element do not depend on its tile. */
+/* Tiles of about equal size, lower where threads would have few: for each tile its columns of the
+ * right matrix are packed anew.  The threads may decide: the bits of an element do not depend on
+ * its tile. */
 static int64_t plan_tiles(linear_job *job, int64_t n_rows, int64_t n_columns) {
     int64_t across = cpu_n_chunks(n_columns, PRODUCT_COLUMNS), rows = MAX_TILE_ROWS;
     pool *workers = job->be->workers;
     int64_t n_threads = workers == NULL ? 1 : pool_n_threads(workers);
-    int64_t n_wanted = cpu_n_chunks(TILES_PER_THREAD * n_threads, across);
+    int64_t n_wanted = n_threads == 1 ? 1 : cpu_n_chunks(TILES_PER_THREAD * n_threads, across);
     job->tile_columns = product_even_columns(job->w.isa, n_columns, across);
     while (cpu_n_chunks(n_rows, rows) < n_wanted && rows > MIN_TILE_ROWS)
         rows -= MIN_TILE_ROWS;

@@ -1,17 +1,24 @@
 /* rank, as ops.h states it.
  *
  * One matrix product scores a block of queries against the whole corpus, so that the target's score
- * and the scores it is compared with come from the same arithmetic.  A block's scores stay in the
- * L2 cache (1 MiB) up to a corpus of 32768 rows; beyond, the product is bound by reading the
- * corpus, and a block still shares it among 8 queries.  Seen rows get -infinity.  Where no target
- * is ranked, rank_best.h finds the best rows without storing the scores. */
+ * and the scores it is compared with come from the same arithmetic.  A block's scores (256 KiB)
+ * stay in the L2 cache beside the packed corpus up to some 4000 rows; beyond, a block still shares
+ * the corpus among 16 queries, whose scores take 1 MiB up to 16384 rows, or 8.  Seen rows get
+ * -infinity.  Where no target is ranked, rank_best.h finds the best rows without storing the
+ * scores. */
 #include <math.h>
 
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 #include "cpu/rank_best.h"
 
-enum { BLOCK_SCORES = 1 << 18, MIN_BLOCK = 8, MAX_BLOCK = 64 };
+enum {
+    BLOCK_SCORES = 1 << 16,
+    SHARED_SCORES = 1 << 18,
+    MIN_BLOCK = 8,
+    FAIR_BLOCK = 16,
+    MAX_BLOCK = 64
+};
 enum { MAX_PACKED = 1 << 24 }; /* numbers: 64 MiB */
 
 typedef struct job {
@@ -25,6 +32,8 @@ typedef struct job {
  * threads. */
 static int32_t block_size(int32_t n_corpus) {
     int32_t n = n_corpus > 0 ? BLOCK_SCORES / n_corpus : MAX_BLOCK;
+    if (n < FAIR_BLOCK)
+        n = SHARED_SCORES / n_corpus < FAIR_BLOCK ? SHARED_SCORES / n_corpus : FAIR_BLOCK;
     return n < MIN_BLOCK ? MIN_BLOCK : n > MAX_BLOCK ? MAX_BLOCK : n;
 }
 
