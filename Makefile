@@ -95,8 +95,8 @@ INJECT_SRC := src/profile/inject.c
 LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC) $(INJECT_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
 # Files are compiled in units, each as one file: of every nvcc call three seconds are the headers.  What takes long comes
-# first.  Units of attention only where there are few cores: with many, the longest call decides.  CU_UNITS= compiles
-# each file by itself, which is shorter for who changes one of them.
+# first.  Large units only where there are few cores: with many, the longest call decides.  CU_UNITS= compiles each file
+# by itself, which is shorter for who changes one of them.
 CU_UNIT_sm80 := $(patsubst %,src/cuda/attn/sm80/attn_sm80_%.cu,fwd bwd bwd_dq)
 CU_UNIT_f32 := $(wildcard src/cuda/attn/f32/*.cu)
 CU_UNIT_sm80_softmax := $(wildcard src/cuda/attn/sm80/softmax_*.cu)
@@ -105,18 +105,30 @@ CU_UNIT_bwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd bwd_bias 
 CU_UNIT_dq_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd_dq bwd_dq_bias bwd_d256)
 CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
 CU_UNIT_ops_sm90 := $(wildcard src/cuda/ops/*_sm90.cu)
-CU_UNIT_core := $(filter-out %/device.cu %/sort.cu,$(wildcard src/cuda/core/*.cu)) $(wildcard src/cuda/attn/common/*.cu)
+CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
+CU_UNIT_core := $(filter-out %/sort.cu,$(wildcard src/cuda/core/*.cu)) $(wildcard src/cuda/attn/common/*.cu)
 CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group head_parts kv_fp8 kv_put l2 linear \
-	logits_loss matmul negatives rank row_moves update)
+	logits_loss matmul negatives rank row_moves sampled_softmax update)
 CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate gate_cut norm rows)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
 CU_UNIT_topk := $(patsubst %,src/cuda/ops/%.cu,topk topk_any)
-CU_UNITS_ATTN := sm80 f32 fwd_sm90 bwd_sm90 sm80_softmax softmax_sm90 dq_sm90
-CU_UNITS ?= $(if $(filter 1 2 3 4,$(shell nproc 2>/dev/null)),$(CU_UNITS_ATTN)) rows ops table topk core ops_sm90
+CU_UNIT_any := $(CU_UNIT_rows) $(CU_UNIT_ops) $(CU_UNIT_table) $(CU_UNIT_topk) $(CU_UNIT_core)
+ifeq ($(origin CU_UNITS),undefined)
+CU_UNITS := $(if $(filter 1 2 3 4,$(shell nproc 2>/dev/null)),\
+	sm80 any fwd_sm90 bwd_sm90 f32 dq_sm90 sm80_softmax rest_sm90,rows ops table topk core ops_sm90)
+endif
 ifeq ($(CU_SRC),)
 override CU_UNITS :=
 endif
 CU_SRC := $(filter-out $(foreach unit,$(CU_UNITS),$(CU_UNIT_$(unit))),$(CU_SRC))
+# Units are written anew only where their list has changed: a file that is added must not wait for `make clean`.  And
+# here, not by a rule, which make would run first for all and come back to the longest calls last.
+hash := \#
+unit_text = printf '$(hash)include "%s"\n' $(CU_UNIT_$1:src/%=%)
+unit_write = $(shell mkdir -p $B/src/cuda; $(unit_text) | cmp -s - $B/src/cuda/unit_$1.cu || $(unit_text) >$B/src/cuda/unit_$1.cu)
+ifeq ($(filter clean,$(MAKECMDGOALS)),)
+$(foreach unit,$(CU_UNITS),$(call unit_write,$(unit)))
+endif
 TEST_SRC := $(filter-out tests/test_%,$(wildcard tests/*.c)) $(sort $(wildcard $(patsubst %,tests/%*.c,$(or $(TEST_FILES),test_))))
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FLIP_OBJ := $B/flip/flip.o
@@ -150,7 +162,7 @@ $B/libhstu.o: $(LIB_OBJ)
 $B/libhstu.so: $(LIB_OBJ) src/api/libhstu.map
 	$(LINK) -shared -Wl,-soname,libhstu.so.$(ABI) -Wl,--version-script=src/api/libhstu.map -o $@ $(LIB_OBJ) $(LIBS)
 
-$B/hstu: $(CLI_OBJ) $(LIB_OBJ)
+$B/hstu: $(LIB_OBJ) $(CLI_OBJ)
 	$(LINK) -o $@ $^ $(LIBS)
 
 # An mpicc that cannot compile (its compiler is missing, say) costs the plugin, not the program.
@@ -269,10 +281,7 @@ $B/%.cu.o: %.cu $B/flags
 	$(compile_cu)
 $B/src/cuda/unit_%.cu.o: $B/src/cuda/unit_%.cu $B/flags
 	$(compile_cu)
-# Written anew only if its list has changed: a file that is added must not wait for `make clean`.
-$B/src/cuda/unit_%.cu: FORCE
-	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $(CU_UNIT_$*:src/%=%) | cmp -s - $@ || printf '#include "%s"\n' $(CU_UNIT_$*:src/%=%) >$@
+$(CU_UNITS:%=$B/src/cuda/unit_%.cu): ;
 
 .SECONDARY:
 

@@ -1,16 +1,9 @@
 /* The GPUs of this machine (contract: ops/device.h). */
-#include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/core/cuda.h"
 #include "ops/device.h"
-
-#define CUDA_TRY(call)                                                                             \
-    do {                                                                                           \
-        cudaError_t error_ = (call);                                                               \
-        if (error_ != cudaSuccess)                                                                 \
-            return fail(ERR_DEVICE, "%s failed: %s", #call, cudaGetErrorString(error_));           \
-    } while (0)
 
 /* The number of usable devices; 0 with the reason where the driver is missing, too old, broken,
  * or sees none. cudaGetLastError clears the error, so that later calls start clean. */

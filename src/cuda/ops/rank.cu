@@ -17,15 +17,15 @@
 #include "cuda/core/reduce.cuh"
 #include "cuda/ops/rank_keys.cuh"
 
-enum { TILE = 64, DEPTH = 16, THREADS = 256, SIDE = 4, ROW_THREADS = TILE / SIDE };
+enum { RANK_TILE = 64, DEPTH = 16, RANK_THREADS = 256, SIDE = 4, ROW_THREADS = RANK_TILE / SIDE };
 
 /* The k best: 32 KiB of keys, room for the best and one round of new ones. */
-enum { SELECT_THREADS = 512, SELECT_LOADS = 4, SELECT_ROUND = SELECT_THREADS * SELECT_LOADS };
-enum { MAX_K = 1024, N_KEYS = 4096 };
-static_assert(MAX_K + SELECT_ROUND <= N_KEYS, "no room for a round");
+enum { BEST_THREADS = 512, SELECT_LOADS = 4, SELECT_ROUND = BEST_THREADS * SELECT_LOADS };
+enum { RANK_MAX_K = 1024, N_KEYS = 4096 };
+static_assert(RANK_MAX_K + SELECT_ROUND <= N_KEYS, "no room for a round");
 
 /* Scores in scratch memory: 16 MiB, but at least 64 queries if there are that many. */
-enum { MAX_SCORES = 1 << 22, MIN_GROUP = TILE, MAX_GROUP = 1 << 20 };
+enum { MAX_SCORES = 1 << 22, MIN_GROUP = RANK_TILE, MAX_GROUP = 1 << 20 };
 
 typedef struct rank_job {
     rank_args a;
@@ -45,7 +45,7 @@ typedef struct rank_job {
 
 template <typename T>
 static __global__ void rank_convert_any_kernel(int64_t n, const T *from, float *to) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t i = (int64_t)blockIdx.x * RANK_THREADS + threadIdx.x;
     if (i < n) to[i] = to_float(from[i]);
 }
 
@@ -59,9 +59,10 @@ __device__ static inline float score_of(const rank_job &j, int64_t query, int64_
 
 /* Loads 16 columns of 64 rows into shared memory, transposed; zeros outside, which change no
  * sum. */
-__device__ static inline void load_tile(float (*to)[TILE + SIDE], const float *from, int64_t first,
-                                        int64_t end, int column, int dim) {
-    int i = (int)threadIdx.x / (THREADS / TILE), c = (int)threadIdx.x % (THREADS / TILE) * SIDE;
+__device__ static inline void load_tile(float (*to)[RANK_TILE + SIDE], const float *from,
+                                        int64_t first, int64_t end, int column, int dim) {
+    int i = (int)threadIdx.x / (RANK_THREADS / RANK_TILE),
+        c = (int)threadIdx.x % (RANK_THREADS / RANK_TILE) * SIDE;
     const float *row = from + (first + i) * dim;
 #pragma unroll
     for (int s = 0; s < SIDE; s++)
@@ -72,8 +73,8 @@ __device__ static inline void load_tile(float (*to)[TILE + SIDE], const float *f
 __device__ static inline void score_tile(const rank_job &j, int64_t first_query, int64_t end_query,
                                          int64_t first_row, int64_t end_row,
                                          float (&sum)[SIDE][SIDE]) {
-    __shared__ alignas(16) float query[DEPTH][TILE + SIDE];
-    __shared__ alignas(16) float corpus[DEPTH][TILE + SIDE];
+    __shared__ alignas(16) float query[DEPTH][RANK_TILE + SIDE];
+    __shared__ alignas(16) float corpus[DEPTH][RANK_TILE + SIDE];
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
     for (int column = 0; column < j.a.dim; column += DEPTH) {
         load_tile(query, j.query, first_query, end_query, column, j.a.dim);
@@ -94,7 +95,7 @@ __device__ static inline void score_tile(const rank_job &j, int64_t first_query,
 }
 
 static __global__ void rank_own_any_kernel(rank_job j) {
-    int64_t q = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t q = (int64_t)blockIdx.x * RANK_THREADS + threadIdx.x;
     if (q < j.a.n_queries) j.own[q] = score_of(j, q, j.a.target[q]);
 }
 
@@ -104,9 +105,10 @@ __device__ static inline bool is_above(float score, int64_t row, float own, int6
     return row < target ? !(score < own) : row > target && !(score <= own);
 }
 
-static __global__ void __launch_bounds__(THREADS) rank_count_any_kernel(rank_job j) {
+static __global__ void __launch_bounds__(RANK_THREADS) rank_count_any_kernel(rank_job j) {
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
-    int64_t first_query = (int64_t)blockIdx.y * TILE, first_row = (int64_t)blockIdx.x * TILE;
+    int64_t first_query = (int64_t)blockIdx.y * RANK_TILE,
+            first_row = (int64_t)blockIdx.x * RANK_TILE;
     float sum[SIDE][SIDE] = {};
     score_tile(j, first_query, j.a.n_queries, first_row, j.a.n_corpus, sum);
 #pragma unroll
@@ -130,8 +132,8 @@ static __global__ void __launch_bounds__(THREADS) rank_count_any_kernel(rank_job
 
 /* One warp for each query subtracts its seen rows from the count, once even if listed twice.  A
  * target whose score is NaN ranks below all other rows, seen or not. */
-static __global__ void __launch_bounds__(THREADS) rank_finish_any_kernel(rank_job j) {
-    int64_t q = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+static __global__ void __launch_bounds__(RANK_THREADS) rank_finish_any_kernel(rank_job j) {
+    int64_t q = (int64_t)blockIdx.x * (RANK_THREADS / WARP) + threadIdx.x / WARP;
     if (q >= j.a.n_queries) return;
     float own = j.own[q];
     int32_t target = j.a.target[q], n_seen_above = 0;
@@ -152,21 +154,21 @@ static __global__ void __launch_bounds__(THREADS) rank_finish_any_kernel(rank_jo
 
 static status find_ranks(backend *be, const rank_job &j) {
     cudaStream_t stream = cuda_of(be)->stream;
-    dim3 grid((unsigned)cuda_div_up(j.a.n_corpus, TILE),
-              (unsigned)cuda_div_up(j.a.n_queries, TILE));
-    unsigned n_blocks = (unsigned)cuda_div_up(j.a.n_queries, THREADS);
+    dim3 grid((unsigned)cuda_div_up(j.a.n_corpus, RANK_TILE),
+              (unsigned)cuda_div_up(j.a.n_queries, RANK_TILE));
+    unsigned n_blocks = (unsigned)cuda_div_up(j.a.n_queries, RANK_THREADS);
     CUDA_TRY(cudaMemsetAsync(j.above, 0, (size_t)j.a.n_queries * sizeof *j.above, stream));
-    rank_own_any_kernel<<<n_blocks, THREADS, 0, stream>>>(j);
-    rank_count_any_kernel<<<grid, THREADS, 0, stream>>>(j);
-    rank_finish_any_kernel<<<(unsigned)cuda_div_up(j.a.n_queries, THREADS / WARP), THREADS, 0,
-                             stream>>>(j);
+    rank_own_any_kernel<<<n_blocks, RANK_THREADS, 0, stream>>>(j);
+    rank_count_any_kernel<<<grid, RANK_THREADS, 0, stream>>>(j);
+    rank_finish_any_kernel<<<(unsigned)cuda_div_up(j.a.n_queries, RANK_THREADS / WARP),
+                             RANK_THREADS, 0, stream>>>(j);
     TRY(cuda_launched("the ranks of targets"));
     return cuda_copy_out(be, j.a.rank, j.rank, (size_t)j.a.n_queries * sizeof *j.a.rank);
 }
 
-static __global__ void __launch_bounds__(THREADS) rank_scores_any_kernel(rank_job j) {
+static __global__ void __launch_bounds__(RANK_THREADS) rank_scores_any_kernel(rank_job j) {
     int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
-    int64_t in_group = (int64_t)blockIdx.y * TILE, in_piece = (int64_t)blockIdx.x * TILE;
+    int64_t in_group = (int64_t)blockIdx.y * RANK_TILE, in_piece = (int64_t)blockIdx.x * RANK_TILE;
     float sum[SIDE][SIDE] = {};
     score_tile(j, j.first_query + in_group, (int64_t)j.first_query + j.n_group,
                j.first_row + in_piece, (int64_t)j.first_row + j.n_rows, sum);
@@ -181,33 +183,33 @@ static __global__ void __launch_bounds__(THREADS) rank_scores_any_kernel(rank_jo
 }
 
 /* One block for each query of the group excludes its seen rows. */
-static __global__ void __launch_bounds__(THREADS) rank_seen_any_kernel(rank_job j) {
+static __global__ void __launch_bounds__(RANK_THREADS) rank_seen_any_kernel(rank_job j) {
     int64_t q = (int64_t)j.first_query + blockIdx.x;
     float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
     int32_t end = j.a.seen_offsets[q + 1];
-    for (int32_t i = j.a.seen_offsets[q] + (int32_t)threadIdx.x; i < end; i += THREADS) {
+    for (int32_t i = j.a.seen_offsets[q] + (int32_t)threadIdx.x; i < end; i += RANK_THREADS) {
         int64_t row = (int64_t)j.a.seen[i] - j.first_row;
         if (row >= 0 && row < j.n_rows) scores[row] = -INFINITY;
     }
 }
 
 /* Excludes rows that a query of the group does not allow; a column of the grid for each query. */
-static __global__ void __launch_bounds__(THREADS) rank_allowed_any_kernel(rank_job j) {
+static __global__ void __launch_bounds__(RANK_THREADS) rank_allowed_any_kernel(rank_job j) {
     const uint64_t *bits = j.bits[j.first_query + blockIdx.x];
-    int64_t row = (int64_t)blockIdx.y * THREADS + threadIdx.x;
+    int64_t row = (int64_t)blockIdx.y * RANK_THREADS + threadIdx.x;
     if (row < j.n_rows && !rank_allows(bits, j.first_row + row))
         j.scores[(int64_t)blockIdx.x * j.n_rows + row] = -INFINITY;
 }
 
 /* One block for each query: rows that beat the k-th best so far join the keys, which are sorted and
  * cut to k whenever a further round might not fit. */
-static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(rank_job j) {
+static __global__ void __launch_bounds__(BEST_THREADS) rank_select_any_kernel(rank_job j) {
     __shared__ key keys[N_KEYS];
     __shared__ int n_shared;
     int64_t q = (int64_t)j.first_query + blockIdx.x;
     const float *scores = j.scores + (int64_t)blockIdx.x * j.n_rows;
     int k = j.a.k, n = j.n_kept[q];
-    for (int i = (int)threadIdx.x; i < n; i += SELECT_THREADS)
+    for (int i = (int)threadIdx.x; i < n; i += BEST_THREADS)
         keys[i] = j.kept[q * k + i];
     if (threadIdx.x == 0) n_shared = n;
     __syncthreads();
@@ -215,7 +217,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(
     for (int64_t first = 0; first < j.n_rows; first += SELECT_ROUND) {
 #pragma unroll
         for (int s = 0; s < SELECT_LOADS; s++) {
-            int64_t row = first + s * SELECT_THREADS + threadIdx.x;
+            int64_t row = first + s * BEST_THREADS + threadIdx.x;
             float score = row < j.n_rows ? scores[row] : -INFINITY;
             if (!(score > -INFINITY)) continue;
             key mine = key_of(score, (int32_t)(j.first_row + row));
@@ -224,7 +226,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(
         __syncthreads();
         n = n_shared;
         if (n + SELECT_ROUND > N_KEYS || first + SELECT_ROUND >= j.n_rows) {
-            sort_keys<SELECT_THREADS>(keys, n);
+            sort_keys<BEST_THREADS>(keys, n);
             n = n < k ? n : k;
             worst = n == k ? keys[k - 1] : 0;
         }
@@ -232,13 +234,13 @@ static __global__ void __launch_bounds__(SELECT_THREADS) rank_select_any_kernel(
         if (threadIdx.x == 0) n_shared = n;
         __syncthreads();
     }
-    for (int i = (int)threadIdx.x; i < n; i += SELECT_THREADS)
+    for (int i = (int)threadIdx.x; i < n; i += BEST_THREADS)
         j.kept[q * k + i] = keys[i];
     if (threadIdx.x == 0) j.n_kept[q] = n;
 }
 
 static __global__ void rank_best_any_kernel(rank_job j) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t i = (int64_t)blockIdx.x * RANK_THREADS + threadIdx.x;
     if (i >= (int64_t)j.a.n_queries * j.a.k) return;
     bool is_there = i % j.a.k < j.n_kept[i / j.a.k];
     j.best[i] = is_there ? key_row(j.kept[i]) : -1;
@@ -257,13 +259,14 @@ static status find_best_of_group(backend *be, rank_job j) {
     for (int64_t row = 0; row < n_corpus; row += piece) {
         j.first_row = (int32_t)row;
         j.n_rows = (int32_t)(n_corpus - row < piece ? n_corpus - row : piece);
-        dim3 grid((unsigned)cuda_div_up(j.n_rows, TILE), (unsigned)cuda_div_up(j.n_group, TILE));
-        rank_scores_any_kernel<<<grid, THREADS, 0, stream>>>(j);
+        dim3 grid((unsigned)cuda_div_up(j.n_rows, RANK_TILE),
+                  (unsigned)cuda_div_up(j.n_group, RANK_TILE));
+        rank_scores_any_kernel<<<grid, RANK_THREADS, 0, stream>>>(j);
         if (j.a.seen_offsets != NULL)
-            rank_seen_any_kernel<<<(unsigned)j.n_group, THREADS, 0, stream>>>(j);
-        grid = dim3((unsigned)j.n_group, (unsigned)cuda_div_up(j.n_rows, THREADS));
-        if (j.bits != NULL) rank_allowed_any_kernel<<<grid, THREADS, 0, stream>>>(j);
-        rank_select_any_kernel<<<(unsigned)j.n_group, SELECT_THREADS, 0, stream>>>(j);
+            rank_seen_any_kernel<<<(unsigned)j.n_group, RANK_THREADS, 0, stream>>>(j);
+        grid = dim3((unsigned)j.n_group, (unsigned)cuda_div_up(j.n_rows, RANK_THREADS));
+        if (j.bits != NULL) rank_allowed_any_kernel<<<grid, RANK_THREADS, 0, stream>>>(j);
+        rank_select_any_kernel<<<(unsigned)j.n_group, BEST_THREADS, 0, stream>>>(j);
     }
     return cuda_launched("the best rows of a corpus");
 }
@@ -277,7 +280,7 @@ static status find_best(backend *be, rank_job j) {
         j.n_group = (int32_t)(j.a.n_queries - first < group ? j.a.n_queries - first : group);
         TRY(find_best_of_group(be, j));
     }
-    rank_best_any_kernel<<<(unsigned)cuda_div_up(n, THREADS), THREADS, 0, stream>>>(j);
+    rank_best_any_kernel<<<(unsigned)cuda_div_up(n, RANK_THREADS), RANK_THREADS, 0, stream>>>(j);
     TRY(cuda_launched("the best rows of a corpus"));
     TRY(cuda_copy_out(be, j.a.best, j.best, (size_t)n * sizeof *j.a.best));
     return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
@@ -351,9 +354,9 @@ static size_t lay_out(const backend *be, rank_job *j, char *memory) {
 
 template <typename T> static status convert(backend *be, const rank_job &j) {
     int64_t n = (int64_t)j.a.n_queries * j.a.dim;
-    unsigned n_blocks = (unsigned)cuda_div_up(n, THREADS);
-    rank_convert_any_kernel<T>
-        <<<n_blocks, THREADS, 0, cuda_of(be)->stream>>>(n, (const T *)j.a.query, (float *)j.query);
+    unsigned n_blocks = (unsigned)cuda_div_up(n, RANK_THREADS);
+    rank_convert_any_kernel<T><<<n_blocks, RANK_THREADS, 0, cuda_of(be)->stream>>>(
+        n, (const T *)j.a.query, (float *)j.query);
     return cuda_launched("the conversion of queries");
 }
 
@@ -363,9 +366,9 @@ status cuda_rank(backend *be, const rank_args *a) {
     j.a = *a;
     if (a->n_queries == 0) return OK;
     if (a->n_corpus == 0) return rank_in_nothing(a);
-    if (a->k > MAX_K)
+    if (a->k > RANK_MAX_K)
         return fail(ERR_UNSUPPORTED, "the %d best rows were asked for; on a GPU there may be %d",
-                    a->k, MAX_K);
+                    a->k, RANK_MAX_K);
     if (cuda_topk_can(be, a)) return cuda_topk(be, a);
     TRY(cuda_scratch(be, lay_out(be, &j, NULL), &memory));
     lay_out(be, &j, (char *)memory);

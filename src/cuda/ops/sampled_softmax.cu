@@ -10,14 +10,15 @@
 
 #include "cuda/ops/sampled_softmax.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / WARP, SUM_THREADS = 1024 };
+enum { SCORE_THREADS = 128, SCORE_WARPS = SCORE_THREADS / WARP, SUM_THREADS = 1024 };
 
 #define MASKED    (-50000.0f)
 #define ALL_LANES 0xffffffffu
 
 /* One warp for each row; in double, as a row's length may be far from 1. */
-static __global__ void __launch_bounds__(THREADS) sampled_softmax_scale_any_kernel(softmax_job j) {
-    int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+static __global__ void __launch_bounds__(SCORE_THREADS)
+    sampled_softmax_scale_any_kernel(softmax_job j) {
+    int64_t v = (int64_t)blockIdx.x * SCORE_WARPS + threadIdx.x / WARP;
     double squares = 0;
     if (v >= j.a.n_rows) return;
     for (int c = (int)threadIdx.x % WARP; c < j.a.dim; c += WARP) {
@@ -219,9 +220,9 @@ static constexpr int min_blocks(int lanes) {
 /* The positive's derivative, p - 1, is computed as minus the sum of the others: exact also where
  * p rounds to 1; and the loss is computed in double, which can hold 1 + a small number. */
 template <int N, int L>
-static __global__ void __launch_bounds__(THREADS, min_blocks(L))
+static __global__ void __launch_bounds__(SCORE_THREADS, min_blocks(L))
     sampled_softmax_score_any_kernel(softmax_job j) {
-    int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    int64_t m = (int64_t)blockIdx.x * SCORE_WARPS + threadIdx.x / WARP;
     int part = (int)threadIdx.x % L, group = (int)threadIdx.x % WARP / L;
     int left = j.a.dim - part * N;
     if (m >= j.a.n) return;
@@ -276,23 +277,23 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 
 /* Packs of 2 are for short rows alone, such as 50 numbers. */
 template <int N> static void score_launch(cudaStream_t stream, const softmax_job &j) {
-    unsigned n_blocks = (unsigned)cuda_div_up(j.a.n, WARPS);
+    unsigned n_blocks = (unsigned)cuda_div_up(j.a.n, SCORE_WARPS);
     bool is_packed_2 = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 2);
     if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2)
-        sampled_softmax_score_any_kernel<2, 8><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<2, 8><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
     else if (j.a.dim <= 8 * 8)
-        sampled_softmax_score_any_kernel<N, 8><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<N, 8><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
     else if (j.a.dim <= 16 * 16)
-        sampled_softmax_score_any_kernel<N, 16><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<N, 16><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
     else
-        sampled_softmax_score_any_kernel<N, 32><<<n_blocks, THREADS, 0, stream>>>(j);
+        sampled_softmax_score_any_kernel<N, 32><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
 }
 
 static status run_scores(backend *be, const softmax_job &j) {
     cudaStream_t stream = cuda_of(be)->stream;
     if (j.a.normalises && j.a.n_rows > 0)
-        sampled_softmax_scale_any_kernel<<<(unsigned)cuda_div_up(j.a.n_rows, WARPS), THREADS, 0,
-                                           stream>>>(j);
+        sampled_softmax_scale_any_kernel<<<(unsigned)cuda_div_up(j.a.n_rows, SCORE_WARPS),
+                                           SCORE_THREADS, 0, stream>>>(j);
     if (can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4))
         score_launch<4>(stream, j);
     else

@@ -14,15 +14,15 @@
 #include "cuda/ops/topk.cuh"
 
 enum {
-    MAX_K = 1024,
+    TOPK_MAX = 1024,
     SELECT_THREADS = 1024,
-    MAX_SORTED = 2 * MAX_K,
+    MAX_SORTED = 2 * TOPK_MAX,
     UNSAMPLED = 1024,       /* as many rows are listed without a bound */
     LEAST_CAPACITY = 4096,  /* of a list */
     LEAST_SAMPLE = 1 << 17, /* rows */
-    DIGITS = 256            /* of a step of the selection, 8 bits */
+    KEY_DIGITS = 256        /* of a step of the selection, 8 bits */
 };
-static_assert((int)LEAST_CAPACITY > (int)MAX_K, "a scan again must come closer to the end");
+static_assert((int)LEAST_CAPACITY > (int)TOPK_MAX, "a scan again must come closer to the end");
 
 /* A batch's results, as the host gets them. */
 typedef struct topk_out {
@@ -36,7 +36,7 @@ typedef struct select_room {
     key keys[MAX_SORTED];
     key all, any; /* bits that all keys have, and that some have */
     int n, digit, n_above;
-    int count[DIGITS];
+    int count[KEY_DIGITS];
 } select_room;
 
 /* How many keys there are that are not 0, and in which bits they differ. */
@@ -70,15 +70,15 @@ __device__ static int survey(select_room *room, const key *from, int n) {
 __device__ static void find_digit(select_room *room, int wanted) {
     int lane = (int)threadIdx.x, own = 0;
     if (lane >= 32) return;
-    for (int i = 0; i < DIGITS / 32; i++)
-        own += room->count[DIGITS - 1 - lane * (DIGITS / 32) - i];
+    for (int i = 0; i < KEY_DIGITS / 32; i++)
+        own += room->count[KEY_DIGITS - 1 - lane * (KEY_DIGITS / 32) - i];
     int up_to = own;
     for (int step = 1; step < 32; step *= 2) {
         int x = __shfl_up_sync(0xffffffffu, up_to, step);
         if (lane >= step) up_to += x;
     }
     if (up_to < wanted || up_to - own >= wanted) return;
-    int above = up_to - own, digit = DIGITS - 1 - lane * (DIGITS / 32);
+    int above = up_to - own, digit = KEY_DIGITS - 1 - lane * (KEY_DIGITS / 32);
     while (above + room->count[digit] < wanted)
         above += room->count[digit--];
     room->digit = digit;
@@ -93,7 +93,7 @@ __device__ static key find_floor(select_room *room, const key *from, int n, int 
     while (bits > 0) {
         int shift = bits > 8 ? bits - 8 : 0, width = bits - shift;
         __syncthreads();
-        if (threadIdx.x < DIGITS) room->count[threadIdx.x] = 0;
+        if (threadIdx.x < KEY_DIGITS) room->count[threadIdx.x] = 0;
         __syncthreads();
         for (int i = (int)threadIdx.x; i < n; i += SELECT_THREADS) {
             key x = from[i];
@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 
 bool cuda_topk_can(const backend *be, const rank_args *a) {
     return be->act != ACT_F32 && a->corpus_act != NULL && a->target == NULL && a->k > 0 &&
-           a->k <= MAX_K && a->dim % TOPK_COLUMNS == 0 && (uintptr_t)a->corpus_act % 16 == 0 &&
+           a->k <= TOPK_MAX && a->dim % TOPK_COLUMNS == 0 && (uintptr_t)a->corpus_act % 16 == 0 &&
            (uintptr_t)a->query % 8 == 0;
 }
 

@@ -8,9 +8,9 @@
 #include "cuda/ops/topk.cuh"
 
 enum {
-    THREADS = 256,
-    WARPS = THREADS / 32,
-    TILE = 32, /* rows */
+    ANY_THREADS = 256,
+    ANY_WARPS = ANY_THREADS / 32,
+    ANY_TILE = 32, /* rows */
     SLABS = TOPK_QUERIES / 16,
     STEPS = TOPK_COLUMNS / 16 /* of a product over a chunk */
 };
@@ -52,7 +52,7 @@ __device__ static inline void load_queries(const rank_args &a, int first, int ch
 template <typename T>
 __device__ static inline void multiply(const uint4 (&rows)[4][2],
                                        const uint32_t (&queries)[SLABS][STEPS][4],
-                                       float (&sums)[SLABS][TILE / 2]) {
+                                       float (&sums)[SLABS][ANY_TILE / 2]) {
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
 #pragma unroll
@@ -68,9 +68,9 @@ __device__ static inline void multiply(const uint4 (&rows)[4][2],
 
 /* Blocks of a row of the grid share 64 queries. */
 template <typename T, bool IS_SAMPLE>
-static __global__ void __launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(ANY_THREADS, 1)
     topk_scan_any_kernel(const __grid_constant__ topk_job j) {
-    __shared__ topk_buffer buffers[WARPS];
+    __shared__ topk_buffer buffers[ANY_WARPS];
     const rank_args &a = j.a;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int n_chunks = a.dim / TOPK_COLUMNS, first_query = (int)blockIdx.y * TOPK_QUERIES;
@@ -88,11 +88,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     load_queries<T>(a, first_query, 0, queries);
     uint4 rows[4][2], next[4][2];
-    int64_t i = (int64_t)blockIdx.x * WARPS + warp, step = (int64_t)gridDim.x * WARPS;
-    if (i < j.n_tiles) load_rows<T>(a, topk_tile(j, i) * TILE + lane / 4, 0, next);
+    int64_t i = (int64_t)blockIdx.x * ANY_WARPS + warp, step = (int64_t)gridDim.x * ANY_WARPS;
+    if (i < j.n_tiles) load_rows<T>(a, topk_tile(j, i) * ANY_TILE + lane / 4, 0, next);
     for (; i < j.n_tiles; i += step) {
-        int64_t row = topk_tile(j, i) * TILE;
-        float sums[SLABS][TILE / 2] = {};
+        int64_t row = topk_tile(j, i) * ANY_TILE;
+        float sums[SLABS][ANY_TILE / 2] = {};
         for (int c = 0; c < n_chunks; c++) {
             bool is_last = c + 1 == n_chunks;
 #pragma unroll
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (!is_last)
                 load_rows<T>(a, row + lane / 4, c + 1, next);
             else if (i + step < j.n_tiles)
-                load_rows<T>(a, topk_tile(j, i + step) * TILE + lane / 4, 0, next);
+                load_rows<T>(a, topk_tile(j, i + step) * ANY_TILE + lane / 4, 0, next);
             if (n_chunks > 1) load_queries<T>(a, first_query, c, queries);
             multiply<T>(rows, queries, sums);
         }
@@ -118,7 +118,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         topk_flush(j, buffer);
         return;
     }
-    int group = ((int)blockIdx.x * WARPS + warp) * 4 + lane % 4;
+    int group = ((int)blockIdx.x * ANY_WARPS + warp) * 4 + lane % 4;
 #pragma unroll
     for (int s = 0; s < SLABS * 2; s++)
         topk_store_best(j, best[s / 2][s % 2], query + 8 * s, group);
@@ -128,9 +128,9 @@ template <typename T> static status scan_as(backend *be, const topk_job *j) {
     dim3 grid((unsigned)cuda_of(be)->n_multiprocessors,
               (unsigned)cuda_div_up(j->a.n_queries, TOPK_QUERIES));
     if (j->is_sample)
-        topk_scan_any_kernel<T, true><<<grid, THREADS, 0, cuda_of(be)->stream>>>(*j);
+        topk_scan_any_kernel<T, true><<<grid, ANY_THREADS, 0, cuda_of(be)->stream>>>(*j);
     else
-        topk_scan_any_kernel<T, false><<<grid, THREADS, 0, cuda_of(be)->stream>>>(*j);
+        topk_scan_any_kernel<T, false><<<grid, ANY_THREADS, 0, cuda_of(be)->stream>>>(*j);
     return cuda_launched("the search of a corpus");
 }
 
@@ -140,5 +140,6 @@ static status scan(backend *be, const topk_job *j) {
 
 topk_scan topk_scan_any(const backend *be, const rank_args *a) {
     (void)a;
-    return (topk_scan){TILE, 2 * TOPK_QUERIES, cuda_of(be)->n_multiprocessors * WARPS * 4, scan};
+    return (topk_scan){ANY_TILE, 2 * TOPK_QUERIES, cuda_of(be)->n_multiprocessors * ANY_WARPS * 4,
+                       scan};
 }

@@ -1,11 +1,11 @@
 /* update of rows by their optimizer (ops/table.h).  Lanes share a row, 16 bytes each, and have
- * UPDATE_AT_ONCE rows in flight before the first is computed.  Bound by bytes: reads the gradient,
+ * NUMBERS_AT_ONCE rows in flight before the first is computed.  Bound by bytes: reads the gradient,
  * reads and writes values and state. */
 #include <math.h>
 
 #include "cuda/table/table.cuh"
 
-enum { UPDATE_AT_ONCE = 4, UPDATE_ROWS = 8 /* of a warp */ };
+enum { NUMBERS_AT_ONCE = 4, UPDATE_ROWS = 8 /* of a warp */ };
 
 /* Constants of the step; the powers are computed on the host. */
 typedef struct update_rule {
@@ -78,18 +78,18 @@ __device__ static inline float rowwise_state(const float *row, const float *grad
     return row != NULL ? row[dim] + scale * scale * sum / (float)dim : 0;
 }
 
-/* UPDATE_AT_ONCE rows, which the lanes of a team share. */
+/* NUMBERS_AT_ONCE rows, which the lanes of a team share. */
 template <typename P, row_opt OPT>
 __device__ static inline void
-update_rows(const update_rule &r, float scale, float *const row[UPDATE_AT_ONCE],
-            const float *const grad[UPDATE_AT_ONCE], const float state[UPDATE_AT_ONCE], int dim,
+update_rows(const update_rule &r, float scale, float *const row[NUMBERS_AT_ONCE],
+            const float *const grad[NUMBERS_AT_ONCE], const float state[NUMBERS_AT_ONCE], int dim,
             int first, int n_lanes) {
     int n_pieces = dim / piece_size<P>::NUMBERS;
     for (int c = first; c < n_pieces; c += n_lanes) {
-        P g[UPDATE_AT_ONCE] = {}, w[UPDATE_AT_ONCE] = {}, s[UPDATE_AT_ONCE] = {},
-          v[UPDATE_AT_ONCE] = {};
+        P g[NUMBERS_AT_ONCE] = {}, w[NUMBERS_AT_ONCE] = {}, s[NUMBERS_AT_ONCE] = {},
+          v[NUMBERS_AT_ONCE] = {};
 #pragma unroll
-        for (int u = 0; u < UPDATE_AT_ONCE; u++) {
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++) {
             if (row[u] == NULL) continue;
             const P *numbers = (const P *)row[u];
             g[u] = __ldcs((const P *)grad[u] + c);
@@ -99,7 +99,7 @@ update_rows(const update_rule &r, float scale, float *const row[UPDATE_AT_ONCE],
             if (OPT == ROW_ROWWISE_ADAGRAD) set_all(s[u], state[u]);
         }
 #pragma unroll
-        for (int u = 0; u < UPDATE_AT_ONCE; u++) {
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++) {
             if (row[u] == NULL) continue;
             P *numbers = (P *)row[u];
             update_piece<OPT>(r, scale, g[u], w[u], s[u], v[u]);
@@ -123,11 +123,11 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
     int64_t slot = -1;
     if (lane < UPDATE_ROWS && begin + lane < n) slot = a.slot[begin + lane];
     if (slot >= 0) table_stamps(&l, slot / TABLE_SLOTS)[slot % TABLE_SLOTS] = a.stamp;
-    for (int j = lane / n_lanes; j - lane / n_lanes < UPDATE_ROWS; j += UPDATE_AT_ONCE * n_teams) {
-        float *row[UPDATE_AT_ONCE], state[UPDATE_AT_ONCE];
-        const float *grad[UPDATE_AT_ONCE];
+    for (int j = lane / n_lanes; j - lane / n_lanes < UPDATE_ROWS; j += NUMBERS_AT_ONCE * n_teams) {
+        float *row[NUMBERS_AT_ONCE], state[NUMBERS_AT_ONCE];
+        const float *grad[NUMBERS_AT_ONCE];
 #pragma unroll
-        for (int u = 0; u < UPDATE_AT_ONCE; u++) {
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++) {
             int at = j + u * n_teams;
             int64_t s = __shfl_sync(ALL_LANES, slot, at % 32);
             row[u] = at < UPDATE_ROWS && s >= 0 ? table_row(&l, s) : NULL;
@@ -139,7 +139,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
         update_rows<P, OPT>(r, scale, row, grad, state, a.dim, first, n_lanes);
         __syncwarp();
 #pragma unroll
-        for (int u = 0; u < UPDATE_AT_ONCE; u++)
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++)
             if (OPT == ROW_ROWWISE_ADAGRAD && row[u] != NULL && first == 0)
                 row[u][a.dim] = state[u];
     }
