@@ -323,6 +323,33 @@ TEST(dynamic_tables_say_which_items_found_no_place) {
     toy_end(&r);
 }
 
+/* Of events whose rows nobody needs none is read. */
+TEST(dynamic_tables_read_the_rest_of_a_batch) {
+    toy_run r = {0};
+    toy_batch b;
+    dynamic_table *t = start_small(&r, STRATEGY_NONE, 0);
+    const batch *out;
+    int32_t n_skipped[TOY_TOKENS], n_needed = 0;
+    toy_batch_make(&b, TOY_RETRIEVAL, 100);
+    for (int32_t i = 0; i < b.b.n_tokens; i++)
+        b.item[i] = 200 - (uint32_t)i;
+    for (int32_t u = 0; u < b.b.n_users; u++) {
+        int32_t n = b.offsets[u + 1] - b.offsets[u];
+        n_skipped[u] = u == 0 ? n + 7 : n > 2 ? n - 2 : 0; /* the last one is never skipped */
+        n_needed += u == 0 || n < 2 ? n > 0 : 2;
+    }
+    dynamic_begin_reads(model_tables(r.t.m));
+    CHECK_OK(dynamic_take_rest(model_tables(r.t.m), &b.b, n_skipped, &out));
+    CHECK(b.b.n_users > 1 && t->n == n_needed && t->n_read == n_needed && t->n_absent == n_needed);
+    for (int32_t u = 0; u < b.b.n_users; u++)
+        for (int32_t i = b.offsets[u], last = b.offsets[u + 1] - 1; i <= last; i++) {
+            uint32_t own = i - b.offsets[u] < n_skipped[u] ? b.item[last] : b.item[i];
+            CHECK_EQ((uint32_t)t->ids[out->item[i] - (uint32_t)t->first], own);
+            CHECK_EQ(b.item[i], 200 - i);
+        }
+    toy_end(&r);
+}
+
 /* More ids than a batch has: they are read in pieces, the last one up to the last id. */
 TEST(dynamic_tables_list_the_items_they_have) {
     enum { N = 200 };

@@ -230,6 +230,7 @@ static status find_directly(embed_table *t, const uint64_t *ids, float *rows) {
     TRY(embed_find_slots(t));
     if (rows == NULL) return OK;
     TRY(read_rows(t, rows));
+    if (t->leaves_absent) return OK;
     TRY(EMBED_OUT(t, t->h.slot[0], t->d.slot[0], b->n));
     for (int64_t i = 0; i < b->n; i++)
         b->n_absent += t->h.slot[0][i] < 0;
@@ -289,6 +290,10 @@ status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_
     }
     *out = &t->batch;
     return OK;
+}
+
+void embed_count_absent(embed_table *t, bool is_counted) {
+    t->leaves_absent = !is_counted;
 }
 
 /* Without a store no row can move up again, so it is enough to find the rows. */

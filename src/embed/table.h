@@ -139,6 +139,10 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
 status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_t *ids,
                        const uint64_t *uses, float *rows, const embed_batch **out);
 
+/* Whether embed_take_rows counts n_absent even where it has to wait for the device for that; it
+ * does unless told otherwise. */
+void embed_count_absent(embed_table *t, bool is_counted);
+
 /* Makes ids of an earlier embed_take_rows the batch of embed_step_rows again: rows that were
  * evicted to the store since then are moved up.  An id that was not admitted is not counted a
  * second time. */

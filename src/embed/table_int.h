@@ -102,12 +102,13 @@ struct embed_table {
     sketch seen;    /* with admit_count > 1 */
     embed_counts counts;
     embed_batch batch;
-    bool slots_hold; /* the slots of the last fetch still belong to its keys */
-    bool has_below;  /* some of them in level 1 */
-    bool is_direct;  /* the last fetch was an embed_take_rows that needed no dedup */
-    bool is_retaken; /* the running fetch admits no keys, and counts none */
-    bool is_staged;  /* staging has the rows of level 0 already */
-    int n_late;      /* calls whose counts are not in `counts` yet */
+    bool slots_hold;    /* the slots of the last fetch still belong to its keys */
+    bool has_below;     /* some of them in level 1 */
+    bool is_direct;     /* the last fetch was an embed_take_rows that needed no dedup */
+    bool is_retaken;    /* the running fetch admits no keys, and counts none */
+    bool is_staged;     /* staging has the rows of level 0 already */
+    bool leaves_absent; /* uncounted, where counting means to wait for the device */
+    int n_late;         /* calls whose counts are not in `counts` yet */
     int64_t n_late_keys;
     uint8_t *crowd; /* (EMBED_CROWDS): all 0 between two calls */
     bool is_torn;   /* a batch failed between placing keys and rows: embed_check_whole */

@@ -45,6 +45,8 @@ struct pass {
     uint64_t id; /* no two passes of a process have the same */
     nn_memory memory;
     plan plan;
+    int32_t
+        *n_skipped; /* (max_users) host: events of the batch that runs whose rows are not needed */
     input_acts input;
     layer_acts *layers; /* (n_layers): one for each layer in training, else one shared by all */
     layer_scratch scratch;

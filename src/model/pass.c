@@ -82,6 +82,7 @@ static status alloc_head(pass *p, const pass_config *c, const nn_room *room) {
 
 static status alloc_all(pass *p, const pass_config *c) {
     plan_config layout = plan_of(p->m, c);
+    TRY(NN_NEW_HOST(&p->memory, &p->n_skipped, c->max_users));
     TRY(plan_alloc(&p->plan, &layout, &p->memory));
     nn_room room = {.memory = &p->memory,
                     .max_tokens = p->plan.max_tokens,
@@ -341,7 +342,14 @@ static status run_recorded(pass *p, const void **out) {
 
 static status run(pass *p, const batch *b, const plan_request *request, const void **out) {
     model *m = p->m;
-    TRY(dynamic_take(&m->dynamic, b, false, &b));
+    bool is_large = b->n_users > p->plan.config.max_users; /* plan_build refuses it */
+    if (request->cache != NULL && m->dynamic.n_all > 0 && !is_large) {
+        for (int32_t u = 0; u < b->n_users; u++)
+            p->n_skipped[u] = plan_n_reused(&p->plan, request->cache->n_reused[u]);
+        TRY(dynamic_take_rest(&m->dynamic, b, p->n_skipped, &b));
+    } else {
+        TRY(dynamic_take(&m->dynamic, b, false, &b));
+    }
     TRY(plan_build(&p->plan, m->be, b, request));
     bool can_record =
         p->plan.is_round && !p->has_fp8_kv && (p->store == NULL || kv_store_can_record(p->store));

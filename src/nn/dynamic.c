@@ -132,6 +132,31 @@ status dynamic_take_nothing(dynamic_tables *d) {
     return OK;
 }
 
+/* Events that are skipped become their user's last one. */
+static void skip_events(dynamic_tables *d, const int32_t *n_skipped) {
+    const batch *b = &d->numbered;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t first = b->offsets[u], last = b->offsets[u + 1] - 1;
+        for (int32_t i = first; i < first + n_skipped[u] && i < last; i++)
+            d->items[i] = d->items[last];
+    }
+}
+
+status dynamic_take_rest(dynamic_tables *d, const batch *b, const int32_t *n_skipped,
+                         const batch **out) {
+    *out = b;
+    if (d->n_all == 0) return OK;
+    TRY(dynamic_check_size(d, b));
+    dynamic_forget(d);
+    copy_ids(d, b);
+    skip_events(d, n_skipped);
+    batch rest = d->numbered; /* its own ids are replaced one after the other */
+    for (int i = 0; i < d->n_all; i++)
+        TRY(take_table(d, &d->item[i], &rest, false));
+    *out = &d->numbered;
+    return OK;
+}
+
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out) {
     *out = b;
     if (d->n_all == 0) return OK;
@@ -194,8 +219,10 @@ status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t
 }
 
 void dynamic_begin_reads(dynamic_tables *d) {
-    for (int i = 0; i < d->n_all; i++)
+    for (int i = 0; i < d->n_all; i++) {
         d->item[i].n_read = d->item[i].n_absent = 0;
+        if (d->item[i].table != NULL) embed_count_absent(d->item[i].table, true);
+    }
 }
 
 void dynamic_set_grad(dynamic_table *t, const param *p) {

@@ -159,6 +159,11 @@ void dynamic_set_grad(dynamic_table *t, const param *p);
  * the same batch, after setting user_ranks. */
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out);
 
+/* The same, not for training, where the rows of the first n_skipped[u] events of user u are not
+ * needed: these events get numbers of other events. */
+status dynamic_take_rest(dynamic_tables *d, const batch *b, const int32_t *n_skipped,
+                         const batch **out);
+
 /* What a rank calls that has no batch while others read one. */
 status dynamic_take_nothing(dynamic_tables *d);
 
@@ -177,7 +182,8 @@ const uint8_t *dynamic_missing_items(dynamic_tables *d);
  * it, and all get all items. */
 status dynamic_read_items(dynamic_tables *d, float *rows, int32_t *item, int32_t *row, int32_t *n);
 
-/* Starts counting ids that are read: n_read, n_absent of the tables. */
+/* Starts counting ids that are read: n_read, n_absent of the tables.  Before, n_absent may be too
+ * small: a server does not wait for the device to know it. */
 void dynamic_begin_reads(dynamic_tables *d);
 
 /* Adds the squares of the rows' gradients to *sum, memory of the backend.  All ranks call it. */

@@ -235,6 +235,7 @@ static status create_table(dynamic_tables *d, dynamic_table *t, const config *c)
                            2 * (int64_t)n.max_rows * t->n_features));
     e.store = t->ahead != NULL ? t->ahead : t->store;
     status st = embed_create(&t->table, d->be, &e);
+    if (st == OK) embed_count_absent(t->table, false); /* until dynamic_begin_reads */
     return st == ERR_CONFIG ? fail_prefix(st, "table '%s'", t->config->table_name) : st;
 }
 

@@ -100,6 +100,11 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     return NN_NEW_HOST(memory, &p->packed, (int64_t)s.bytes);
 }
 
+int32_t plan_n_reused(const plan *p, int32_t n) {
+    int32_t n_events = n - p->config.n_context;
+    return n_events > 0 ? n_events / tokens_per_event(&p->config) : 0;
+}
+
 static status refuse(const batch *b, int32_t user, const char *what, int64_t value, int64_t n) {
     return fail(ERR_FORMAT,
                 "user %llu of the data has %s %lld, but the model knows 0..%lld: these are not the "
