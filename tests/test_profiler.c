@@ -86,6 +86,9 @@ TEST(profiler_measures_what_it_costs) {
     CHECK(profile_cost(&p, &with, &without));
     CHECK_EQ(with, 300);
     CHECK_EQ(without, 250);
+    p.has_gpu = true;
+    CHECK(!profile_cost(&p, &with, &without));
+    p.has_gpu = false;
     CHECK_OK(profiler_stop(&p));
     CHECK_EQ(count_named(&p, "step"), 5);
     CHECK_EQ(p.recorder.n_active, 5);

@@ -113,8 +113,7 @@ TEST(graph_nodes_are_found_again) {
     graph_node n = {0};
     CHECK(!graph_nodes_find(&g, 5, &n));
     for (uint64_t i = 1; i <= 5000; i++)
-        graph_nodes_add(&g, i << 20,
-                        &(graph_node){.op = (int32_t)i, .is_first = i % 2 == 0, .flop = (double)i});
+        graph_nodes_add(&g, i << 20, &(graph_node){.op = (int32_t)i, .flop = (double)i});
     graph_nodes_add(&g, 7 << 20, &(graph_node){.op = 9999});
     for (uint64_t i = 1; i <= 5000; i++) {
         CHECK(graph_nodes_find(&g, i << 20, &n));
@@ -123,5 +122,20 @@ TEST(graph_nodes_are_found_again) {
     CHECK(!graph_nodes_find(&g, 1, &n));
     CHECK(!graph_nodes_find(&g, 0, &n));
     CHECK_EQ(g.n, 5000);
+    graph_nodes_fini(&g);
+}
+
+/* Each launch of a graph has a first kernel of each call, whichever it is. */
+TEST(graph_nodes_know_the_first_kernel_of_a_call) {
+    graph_nodes g = {0};
+    graph_node none = {0}, a = {.op = 1, .call = 7}, b = {.op = 1, .call = 300};
+    CHECK(!graph_nodes_is_first(&g, &none, 1));
+    for (uint64_t launch = 1; launch < 4; launch++) {
+        CHECK(graph_nodes_is_first(&g, &a, launch));
+        CHECK(!graph_nodes_is_first(&g, &a, launch));
+        CHECK(graph_nodes_is_first(&g, &b, launch));
+        CHECK(!graph_nodes_is_first(&g, &a, launch));
+        CHECK(!graph_nodes_is_first(&g, &b, launch));
+    }
     graph_nodes_fini(&g);
 }

@@ -12,6 +12,7 @@
 #include <cupti.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/clock.h"
 #include "base/env.h"
@@ -105,9 +106,9 @@ static struct {
     int64_t ahead_ns; /* of CUPTI's clock: what clock_ns has to be added */
 } cupti = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* The op that the calling thread is in, and how many kernels of a graph it has made. */
+/* The op that the calling thread is in, and the number of that call. */
 static _Thread_local op_mark marked = {.index = RECORDER_NO_OP, .name = -1};
-static _Thread_local int n_kernels;
+static _Thread_local uint32_t marked_call;
 
 /* Notes why it does not work.  Returns false. */
 static bool refuse(const char *what, CUptiResult result) {
@@ -196,12 +197,13 @@ static uint64_t host_time(uint64_t ns) {
 static gpu_record read_kernel(const kernel_record *k) {
     graph_node node = {0};
     if (k->graphNodeId != 0) graph_nodes_find(&cupti.nodes, k->graphNodeId, &node);
+    bool is_first = graph_nodes_is_first(&cupti.nodes, &node, k->correlationId);
     return (gpu_record){
         .graph_op = node.op,
-        .is_first = node.is_first,
+        .is_first = is_first,
         .has_work = node.has_work,
-        .flop = node.flop,
-        .moved = node.moved,
+        .flop = is_first ? node.flop : 0,
+        .moved = is_first ? node.moved : 0,
         .of_pair = node.of_pair,
         .pair_bytes = node.pair_bytes,
         .kind = GPU_KERNEL,
@@ -374,13 +376,11 @@ static void CUPTIAPI on_node(void *ctx, CUpti_CallbackDomain domain, CUpti_Callb
     if (g == NULL || cupti.cuptiGetGraphNodeId(g->node, &node) != CUPTI_SUCCESS) return;
     pthread_mutex_lock(&cupti.lock);
     if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED && marked.name >= 0) {
-        /* Only kernels are told by their op: a memset before them must not count for the first. */
-        bool is_first = g->nodeType == CU_GRAPH_NODE_TYPE_KERNEL && n_kernels++ == 0;
         graph_node n = {.op = marked.name + 1,
-                        .is_first = is_first,
+                        .call = marked_call,
                         .has_work = marked.flop > 0 || marked.moved > 0,
-                        .flop = is_first ? marked.flop : 0,
-                        .moved = is_first ? marked.moved : 0,
+                        .flop = marked.flop,
+                        .moved = marked.moved,
                         .of_pair = marked.of_pair,
                         .pair_bytes = marked.pair_bytes};
         graph_nodes_add(&cupti.nodes, node, &n);
@@ -543,8 +543,9 @@ const char *cupti_reason(void) {
 }
 
 void cupti_mark_begin(const op_mark *m) {
+    static atomic_uint n_calls;
     marked = *m;
-    n_kernels = 0;
+    marked_call = atomic_fetch_add(&n_calls, 1) + 1;
     if (m->index != RECORDER_NO_OP && cupti.n_on == N_KINDS)
         cupti.cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0,
                                                      (uint64_t)m->index);

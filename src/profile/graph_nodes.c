@@ -3,6 +3,8 @@
 #include "base/hash.h"
 #include "base/mem.h"
 
+#include <string.h>
+
 typedef struct graph_slot {
     uint64_t number; /* 0: free */
     graph_node node;
@@ -41,7 +43,29 @@ bool graph_nodes_find(const graph_nodes *g, uint64_t number, graph_node *out) {
     return true;
 }
 
+static bool has_place(graph_nodes *g, size_t call) {
+    if (call < g->n_calls) return true;
+    size_t n = g->n_calls > 0 ? g->n_calls : 256;
+    while (n <= call)
+        n *= 2;
+    uint64_t *larger;
+    if (mem_alloc((void **)&larger, n, sizeof *larger) != OK) return false;
+    if (g->n_calls > 0) memcpy(larger, g->launch_of_call, g->n_calls * sizeof *larger);
+    mem_free(g->launch_of_call);
+    g->launch_of_call = larger;
+    g->n_calls = n;
+    return true;
+}
+
+bool graph_nodes_is_first(graph_nodes *g, const graph_node *n, uint64_t launch) {
+    if (n->call == 0 || !has_place(g, n->call)) return false;
+    bool is_first = g->launch_of_call[n->call] != launch;
+    g->launch_of_call[n->call] = launch;
+    return is_first;
+}
+
 void graph_nodes_fini(graph_nodes *g) {
+    mem_free(g->launch_of_call);
     mem_free(g->slots);
     *g = (graph_nodes){0};
 }

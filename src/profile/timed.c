@@ -108,7 +108,7 @@ status timed_create(backend **out, backend *below) {
         t->op[i].name = op_names[i];
     *be = (backend){.ops = &timed_table,
                     .tables = below->tables,
-                    .tables_below = below,
+                    .tables_below = below->tables_below != NULL ? below->tables_below : below,
                     .act = below->act,
                     .name = below->name,
                     .workers = below->workers,

@@ -180,7 +180,7 @@ status traced_create(backend **out, backend *below, const traced_options *o) {
     *t = (traced){.below = below, .o = *o};
     *be = *below;
     be->ops = &traced_table;
-    be->tables_below = below;
+    if (below->tables_below == NULL) be->tables_below = below;
     be->state = t;
     be->destroy = destroy;
     *out = be;
