@@ -3,7 +3,9 @@
     hstu bench masks --device cuda --curve > curve.txt && python3 bench/mask_density.py curve.txt curve.svg
 
 Two families of masks, forward and backward, by replay: sliding windows (their pairs fill tiles) and pairs
-scattered at random (every tile is listed).  Where a family changes from one kernel to another a line marks it.
+scattered at random (every tile is listed).  Where a family changes from one kernel to another a line marks it:
+windows of at least MASK_WIDE_KEYS keys (ops/mask_choice.h) have three row tiles a block, scattered pairs say it in
+the table.
 """
 import math
 import sys
@@ -11,6 +13,7 @@ import sys
 WIDTH, HEIGHT = 760, 430
 X0, X1, Y0, Y1 = 64, 620, 370, 40
 LOW_X, HIGH_X = 4e-4, 1.0
+WIDE_KEYS = 640
 STYLE = """<style>.w{stroke:#2563eb;fill:#2563eb}.s{stroke:#c2410c;fill:#c2410c}.line{fill:none;stroke-width:2}
 .back{stroke-dasharray:7 3}.ideal{stroke:#888;stroke-dasharray:2 4;fill:none}.grid{stroke:#8884}
 .switch{stroke:#16a34a;stroke-width:1.5}text{fill:#444;stroke:none}
@@ -27,6 +30,10 @@ def read(path):
         shape = shape or f"{f[1]} sequences of {f[2]}"
         rows["s" if f[0] == "scattered" else "w"].append((float(f[3]), float(f[7]), float(f[9]), f[13], f[0]))
     return rows, shape
+
+
+def is_wide(name):
+    return name == "none" or 2 * int(name.split("=")[1]) + 1 >= WIDE_KEYS
 
 
 def number(v):
@@ -68,14 +75,17 @@ def main():
         last = rows["w"][-1]
         end = max(LOW_X, low / last[i])
         out.append(f'<path class="ideal" d="M{x(end):.1f} {y(last[i] * end):.1f}L{x(1):.1f} {y(last[i]):.1f}"/>')
-    for before, after in zip(rows["s"], rows["s"][1:]):
-        if before[3] != after[3]:
+    for i, label, down in ((0, "scattered, forward", 14), (-1, "backward", 32)):
+        for before, after in zip(rows["s"], rows["s"][1:]):
+            if before[3].split("/")[i] != after[3].split("/")[i]:
+                at = x(math.sqrt(before[0] * after[0]))
+                out.append(f'<path class="switch" d="M{at:.1f} {Y1}V{Y0}"/><text x="{at - 5:.1f}" y="{Y1 + down}" '
+                           f'text-anchor="end">{label}: by rows</text><text x="{at + 5:.1f}" y="{Y1 + down}">by tiles</text>')
+    for before, after in zip(rows["w"], rows["w"][1:]):
+        if is_wide(before[4]) != is_wide(after[4]):
             at = x(math.sqrt(before[0] * after[0]))
-            out.append(f'<path class="switch" d="M{at:.1f} {Y1}V{Y0}"/><text x="{at - 5:.1f}" y="{Y1 + 14}" '
-                       f'text-anchor="end">scattered: by rows</text><text x="{at + 5:.1f}" y="{Y1 + 14}">by tiles</text>')
-    at = x(math.sqrt(rows["w"][-1][0] * rows["w"][-2][0]))
-    out.append(f'<path class="switch" stroke-dasharray="3 3" d="M{at:.1f} {Y1 + 60}V{Y0}"/><text x="{at - 5:.1f}" '
-               f'y="{Y0 - 8}" text-anchor="end">windows: one row tile a block</text><text x="{at + 5:.1f}" y="{Y0 - 8}">three</text>')
+            out.append(f'<path class="switch" stroke-dasharray="3 3" d="M{at:.1f} {Y1 + 60}V{Y0}"/><text x="{at - 5:.1f}" '
+                       f'y="{Y0 - 8}" text-anchor="end">windows: one row tile a block</text><text x="{at + 5:.1f}" y="{Y0 - 8}">three</text>')
     out.append(f'<text x="{(X0 + X1) / 2}" y="{Y0 + 40}" text-anchor="middle">share of the pairs attended</text>')
     out.append(f'<text x="{X0}" y="20">ms, {shape}, 12 heads of 64, bfloat16, H200, by replay; dotted: proportional</text>')
     out.append("</svg>")

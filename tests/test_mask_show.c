@@ -42,6 +42,12 @@ TEST(mask_show_json) {
     text = said(0, "causal --n 1025 --json");
     CHECK_CONTAINS(text, "\"hopper_block\":\"two row tiles\"");
     free(text);
+    text = said(0, "sliding,window=638,causal --n 2048 --json");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"one row tile\"");
+    free(text);
+    text = said(0, "sliding,window=639,causal --n 2048 --json");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"three row tiles\"");
+    free(text);
 }
 
 TEST(mask_show_files) {

@@ -452,8 +452,8 @@ TEST(softmax_attn_whole_heads_long) {
     const int32_t lengths[] = {140, 0, 64, 129, 1, 330};
     for (int m = 0; m < N_MASKS; m++)
         check_long(masks[m], lengths, m < 2 ? 6 : 5, false);
-    check_long("sliding,window=100", lengths, 6, false);
-    check_long("sliding,window=200,causal", lengths, 6, false);
+    const int32_t long_one[] = {690};
+    check_long("sliding,window=320", long_one, 1, false);
 }
 
 /* Later keys have larger scores, so that sums over the first ones must shrink. */

@@ -11,6 +11,7 @@
 #include "ops/mask_rule.h"
 
 enum { MASK_SHARED_LENGTH = 1024, MASK_SHARED_TILES = 8 };
+enum { MASK_LONG = 2048, MASK_WIDE_KEYS = 640 };
 /* Pairs of a tile below which row-wise kernels are faster: 4 x 4096 tokens, 12 heads of 64, pairs
  * at random, us by replay (H200, 2026-11-16).
  *     pairs a tile          8    20    41    61    82   123
@@ -25,17 +26,27 @@ static inline bool mask_choice_by_rows(int64_t n_pairs, int64_t n_listed, bool i
     return n_pairs < (is_backward ? MASK_ROWS_PAIRS_BACKWARD : MASK_ROWS_PAIRS) * n_listed;
 }
 
+/* A window that hides much less than it shows. */
+static inline bool mask_choice_is_wide(const mask_rule *r) {
+    int64_t n_keys = (r->is_causal ? 1 : 2) * (int64_t)r->window + 1;
+    return r->kind == MASK_SLIDING && n_keys >= MASK_WIDE_KEYS;
+}
+
 /* On Hopper with heads of 64: whether rows are one span of so many keys that three row tiles share
- * them. */
+ * them.  16 x 4096 tokens, one row tile and three, us by replay (H200, 2026-11-16): windows of 209
+ * keys 260 and 334, 421 keys 374 and 421, 865 keys 632 and 542; causal 1122 and 922, of 16 x 2048
+ * 312 and 277, of 8 x 1024 45 and 62. */
 static inline bool mask_choice_is_span(const mask_rule *r, int32_t max_len) {
-    return r->kind == MASK_NONE && !r->is_causal && max_len >= MASK_SHARED_LENGTH;
+    if (r->kind == MASK_NONE && !r->is_causal) return max_len >= MASK_SHARED_LENGTH;
+    if (r->kind == MASK_NONE || r->kind == MASK_CAUSAL) return max_len >= MASK_LONG;
+    return mask_choice_is_wide(r) && max_len >= MASK_LONG;
 }
 
 /* n_tiles: listed in n_begins rows of tiles; max_len: of the longest sequence. */
 static inline bool mask_choice_shares(const mask_rule *r, int64_t n_tiles, int64_t n_begins,
                                       int32_t max_len) {
     if (!mask_rule_is_span(r)) return n_tiles > MASK_SHARED_TILES * n_begins;
-    return r->kind != MASK_SLIDING && max_len > MASK_SHARED_LENGTH;
+    return (r->kind != MASK_SLIDING || mask_choice_is_wide(r)) && max_len > MASK_SHARED_LENGTH;
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* Dense layers over few rows on Hopper, float16, for inference: y = f(x w^T + bias), and the same
+/* Dense layers over few rows on Hopper, 16-bit, for inference: y = f(x w^T + bias), and the same
  * followed by the norm of a sum (linear_norm_args in ops/ops.h).
  *
  * With a hundred rows a layer is bound by latency: by the start of its kernels, and by the way of
@@ -218,9 +218,8 @@ static int64_t count_tiles(const linear_args *a) {
     return cuda_div_up(a->n, FEW_TILE) * (a->n_out / FEW_TILE);
 }
 
-/* float16 only: bfloat16 has not been measured. */
 bool cuda_linear_few_can(const backend *be, const linear_args *a) {
-    return cuda_of(be)->sm == 90 && be->act == ACT_F16 && a->rank == LINEAR_FASTEST && a->n > 0 &&
+    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->rank == LINEAR_FASTEST && a->n > 0 &&
            a->packed != NULL && a->is_transposed && a->z == NULL && a->residual == NULL &&
            (a->f == EPILOGUE_NONE || a->f == EPILOGUE_GELU_TANH) && a->n_in % FEW_TILE == 0 &&
            a->n_out % FEW_TILE == 0 && count_tiles(a) <= cuda_of(be)->n_multiprocessors &&
@@ -252,7 +251,8 @@ static status launch(backend *be, const linear_args *a, int n_parts, float *part
 }
 
 status cuda_linear_few(backend *be, const linear_args *a) {
-    return launch<__half>(be, a, 1, NULL);
+    return be->act == ACT_BF16 ? launch<__nv_bfloat16>(be, a, 1, NULL)
+                               : launch<__half>(be, a, 1, NULL);
 }
 
 bool cuda_linear_norm_few_can(const backend *be, const linear_norm_args *a) {
@@ -284,5 +284,5 @@ template <typename T> static status run_norm(backend *be, const linear_norm_args
 }
 
 status cuda_linear_norm_few(backend *be, const linear_norm_args *a) {
-    return run_norm<__half>(be, a);
+    return be->act == ACT_BF16 ? run_norm<__nv_bfloat16>(be, a) : run_norm<__half>(be, a);
 }

@@ -3,6 +3,7 @@
 #define HSTU_CUDA_ATTN_COMMON_SOFTMAX_BLOCKS_CUH
 
 #include "cuda/core/cuda.h"
+#include "ops/mask_choice.h"
 
 /* Blocks of the same tile follow each other, within a group of sequences and heads (cf.
  * half_block_of). */
@@ -46,7 +47,7 @@ __device__ static inline void soft_block_place(const softmax_attn_args &a, soft_
 
 /* Whether rows see few tiles. */
 static inline bool soft_is_sparse(const mask_view *m) {
-    return m->rule.kind == MASK_SLIDING ||
+    return (m->rule.kind == MASK_SLIDING && !mask_choice_is_wide(&m->rule)) ||
            (!mask_rule_is_span(&m->rule) && m->n_tiles <= 16 * m->n_begins);
 }
 
