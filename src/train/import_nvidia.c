@@ -194,7 +194,7 @@ static status take_rows(void *ctx, const embed_rows *r) {
     table_job *w = ctx;
     int32_t dim = w->p != NULL ? (int32_t)w->p->shape[1] : w->t->dim;
     int64_t n = 0, n_rejected = 0;
-    uint32_t number;
+    uint32_t number = 0;
     if (r->n_floats != dim)
         return fail(ERR_CONFIG,
                     "the table '%s' there has rows of %d, but the config makes them %d; give the "
