@@ -219,8 +219,9 @@ TEST(linear_activates_again) {
 /* A packed weight, with z kept and not and then by the fastest kernel, gives what the plain one
  * gives: on the CPU to the bit. */
 static void check_packed(test_backends *t, int64_t n, int32_t n_in, int32_t n_out,
-                         bool is_transposed, epilogue f, bool has_bias) {
-    layer l = make_layer(n, n_in, n_out, is_transposed, f, has_bias, false, false);
+                         bool is_transposed, epilogue f, int options) {
+    bool has_bias = options & 1, has_residual = options & 2;
+    layer l = make_layer(n, n_in, n_out, is_transposed, f, has_bias, has_residual, false);
     backend *be = t->be[2];
     expected e[2];
     char *packed;
@@ -264,11 +265,26 @@ TEST(linear_with_a_packed_weight) {
     open_backends(&t);
     for (int f = 0; f < 5; f++)
         for (int options = 0; options < 4; options++) {
-            check_packed(&t, 9, 7, 5, options & 1, all[f], options & 2);
-            check_packed(&t, 33, 40, 64, options & 1, all[f], options & 2);
+            check_packed(&t, 9, 7, 5, options & 1, all[f], options / 2);
+            check_packed(&t, 33, 40, 64, options & 1, all[f], options / 2);
         }
-    check_packed(&t, 3, 300, 600, true, EPILOGUE_GELU_TANH, true);
-    check_packed(&t, 0, 7, 5, true, EPILOGUE_NONE, true);
+    check_packed(&t, 3, 300, 600, true, EPILOGUE_GELU_TANH, 1);
+    check_packed(&t, 0, 7, 5, true, EPILOGUE_NONE, 1);
+    close_backends(&t);
+}
+
+/* Sides that are multiples of 8 and no powers of two. */
+TEST(linear_packed_with_silu_or_residual) {
+    static const int32_t shapes[][3] = {
+        {1, 8, 8}, {130, 64, 32}, {127, 72, 40}, {33, 24, 264}, {9, 200, 136}};
+    test_backends t;
+    open_backends(&t);
+    for (int i = 0; i < 5; i++)
+        for (int options = 0; options < 8; options++) {
+            const int32_t *s = shapes[i];
+            epilogue f = options & 4 ? EPILOGUE_SILU : EPILOGUE_NONE;
+            check_packed(&t, s[0], s[1], s[2], (i + options) % 3 == 0, f, options & 3);
+        }
     close_backends(&t);
 }
 
