@@ -93,14 +93,19 @@ void http_set_header(http_exchange *x, const char *name, const char *value) {
 /* A thread of the library goes through all connections that are resumed before it looks at its
  * sockets again.  The answers of a batch come at once, and new requests, most of which are refused
  * under overload, would wait for all of them: so only a few at a time are resumed, and each one
- * that is done resumes the next.  Both under the lock. */
+ * that is done resumes the next; so does each new request, or answers would wait for as many
+ * refusals as there are connections.  All under the lock. */
+static void resume_now(http_server *h, http_exchange *x) {
+    h->n_resumed++;
+    x->is_resumed = true;
+    MHD_resume_connection(x->connection);
+}
+
 static void resume(http_server *h, http_exchange *x) {
     if (!x->is_suspended) return;
     x->is_suspended = false;
     if (h->n_resumed < MOST_RESUMED * h->n_daemons || h->is_stopping) {
-        h->n_resumed++;
-        x->is_resumed = true;
-        MHD_resume_connection(x->connection);
+        resume_now(h, x);
         return;
     }
     x->next_ready = NULL;
@@ -112,8 +117,7 @@ static void resume_next(http_server *h) {
     http_exchange *x = h->first_ready;
     if (x == NULL) return;
     h->first_ready = x->next_ready;
-    x->is_suspended = true;
-    resume(h, x);
+    resume_now(h, x);
 }
 
 /* The exchange has had its turn, or its connection is gone. */
@@ -121,7 +125,7 @@ static void end_turn(http_server *h, http_exchange *x) {
     if (!x->is_resumed) return;
     x->is_resumed = false;
     h->n_resumed--;
-    resume_next(h);
+    if (h->n_resumed < MOST_RESUMED * h->n_daemons || h->is_stopping) resume_next(h);
 }
 
 void http_finish_answer(http_exchange *x) {
@@ -256,6 +260,7 @@ static enum MHD_Result pass_on(http_exchange *x) {
     x->from->at = IS_HANDLED;
     bool is_lost = x->from->is_shut || x->is_refused;
     h->n_unanswered += !is_lost;
+    resume_next(h);
     pthread_mutex_unlock(&h->lock);
     if (is_lost) return MHD_NO;
     x->is_whole = true;
