@@ -26,7 +26,7 @@ static void check_near(double got, double want, double tolerance) {
 
 /* Large messages: 2 (n - 1) / n of the bytes over a link; small ones: the latency alone. */
 TEST(cluster_all_reduce_is_alpha_beta) {
-    const cluster_links l = {"x", "x", 8, 100e9, 0, 10e9};
+    const cluster_links l = {"x", "x", 8, 100e9, 0, 10e9, false};
     const char *how;
     CHECK(cluster_all_reduce(&l, 1, 1e9, NULL) == 0);
     check_near(cluster_all_reduce(&l, 2, 1e10, &how), 1e10 / 100e9, .01);
@@ -38,13 +38,13 @@ TEST(cluster_all_reduce_is_alpha_beta) {
     check_near(cluster_all_reduce(&l, 2, 0, &how), 7.8e-6, .001);
     CHECK_STR(how, "ring, LL");
     CHECK(cluster_all_reduce(&l, 512, 8, NULL) > cluster_all_reduce(&l, 8, 8, NULL));
-    const cluster_links switched = {"x", "x", 8, 100e9, 90e9, 10e9};
+    const cluster_links switched = {"x", "x", 8, 100e9, 90e9, 10e9, false};
     check_near(cluster_all_reduce(&switched, 8, 1e10, &how), 1e10 / 90e9, .01);
     CHECK_STR(how, "NVLS");
 }
 
 TEST(cluster_all_to_all_leaves_the_node) {
-    const cluster_links l = {"x", "x", 8, 100e9, 0, 10e9};
+    const cluster_links l = {"x", "x", 8, 100e9, 0, 10e9, false};
     CHECK(cluster_all_to_all(&l, 1, 1e9) == 0);
     check_near(cluster_all_to_all(&l, 8, 8e9), 7e9 / 100e9, .01);
     check_near(cluster_all_to_all(&l, 16, 16e9), 8e9 / 10e9, .01);
@@ -163,6 +163,29 @@ TEST(cluster_profiles) {
     for (int i = 0; cluster_profile(i) != NULL; i++)
         CHECK(cluster_profile(i)->n_node > 0 && cluster_profile(i)->gpu_link > 0 &&
               cluster_profile(i)->nic > 0);
+}
+
+/* Ranks that share a GPU: two of them with a half of the batch each take as long as one, and the
+ * messages more. */
+TEST(cluster_ranks_share_a_gpu) {
+    config c = small_config();
+    cluster_work w;
+    cluster_row one, two;
+    cluster_rank r = {.flops = 1e12, .overlaps = true};
+    const cluster_links *l, *sockets;
+    CHECK_OK(cluster_find_profile("one-gpu", &l));
+    CHECK_OK(cluster_find_profile("one-gpu-sockets", &sockets));
+    CHECK_OK(cluster_work_of(&c, &w));
+    CHECK_OK(cluster_predict(&w, &r, l, 1, &one));
+    w.batch /= 2;
+    CHECK_OK(cluster_predict(&w, &r, l, 2, &two));
+    check_near(two.compute_s, one.compute_s, 1e-9);
+    CHECK(two.step_s > one.step_s);
+    w.dense_bytes = 180e6;
+    CHECK_OK(cluster_predict(&w, &r, sockets, 2, &two));
+    check_near(two.dense_s, .082, .02); /* as measured: what the profile is made of */
+    CHECK_OK(cluster_predict(&w, &r, sockets, 4, &two));
+    check_near(two.dense_s, .128, .1);
 }
 
 static status run_bench(const char *option, const char *value) {

@@ -212,6 +212,14 @@ status cluster_predict(const cluster_work *w, const cluster_rank *r, const clust
     if (!(r->flops > 0) || !(r->fixed_s >= 0) || !(r->spread >= 0 && r->spread < 1))
         return fail(ERR_USAGE, "the speed must be above 0, the fixed time at least 0, the spread "
                                "from 0 to 1");
+    cluster_links own = *l;
+    cluster_rank rank = *r;
+    if (l->is_one_gpu) {
+        own.gpu_link /= n_gpus;
+        rank.flops /= n_gpus;
+        l = &own;
+        r = &rank;
+    }
     TRY(draw_steps(w, r, n_gpus, &s));
     row.work = s.mean;
     row.tokens = s.tokens;

@@ -25,6 +25,7 @@ typedef struct cluster_links {
     double gpu_link; /* of a GPU to the others of its node */
     double nvls;     /* of an all-reduce in the switch, bytes reduced a second; 0: none */
     double nic;      /* of a GPU to other nodes */
+    bool is_one_gpu; /* all ranks share one GPU, its speed and gpu_link: for tests */
 } cluster_links;
 
 /* The profiles: NULL beyond the last. */

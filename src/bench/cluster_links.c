@@ -6,12 +6,19 @@
 #include "bench/cluster.h"
 
 static const cluster_links profiles[] = {
-    {"nvlink-ndr", "DGX H100 or H200: NVLink 4, a 400 Gb/s NIC a GPU", 8, 371e9, 275e9, 47e9},
-    {"nvlink-hdr", "H100 or H200 with NVLink 4, a 200 Gb/s NIC a GPU", 8, 371e9, 275e9, 23.5e9},
-    {"nvlink5-ndr", "B200: NVLink 5, a 400 Gb/s NIC a GPU", 8, 722e9, 534e9, 47e9},
-    {"a100-hdr", "A100 with NVLink 3, a 200 Gb/s NIC a GPU", 8, 240e9, 0, 23.5e9},
-    {"nvlink-roce", "H100 with NVLink 4, four 200 Gb/s NICs for 8 GPUs", 8, 371e9, 275e9, 11.75e9},
-    {"pcie-ethernet", "PCIe 4, one 25 Gb/s NIC for 4 GPUs", 4, 22e9, 0, .73e9},
+    {"nvlink-ndr", "DGX H100 or H200: NVLink 4, a 400 Gb/s NIC a GPU", 8, 371e9, 275e9, 47e9, false},
+    {"nvlink-hdr", "H100 or H200 with NVLink 4, a 200 Gb/s NIC a GPU", 8, 371e9, 275e9, 23.5e9,
+     false},
+    {"nvlink5-ndr", "B200: NVLink 5, a 400 Gb/s NIC a GPU", 8, 722e9, 534e9, 47e9, false},
+    {"a100-hdr", "A100 with NVLink 3, a 200 Gb/s NIC a GPU", 8, 240e9, 0, 23.5e9, false},
+    {"nvlink-roce", "H100 with NVLink 4, four 200 Gb/s NICs for 8 GPUs", 8, 371e9, 275e9, 11.75e9,
+     false},
+    {"pcie-ethernet", "PCIe 4, one 25 Gb/s NIC for 4 GPUs", 4, 22e9, 0, .73e9, false},
+    /* NCCL alone on an H200 with the MPS daemon: 96 GB/s a rank with 4 ranks, 47.5 with 8. */
+    {"one-gpu", "ranks that share an H200, inside it (NCCL 2.30.3 or newer, MPS)", 64, 384e9, 0,
+     384e9, true},
+    /* An all-reduce of 180 MB on 2 ranks took 82 ms. */
+    {"one-gpu-sockets", "ranks that share an H200, over sockets (MPS)", 1, 384e9, 0, 2.19e9, true},
 };
 enum { N_PROFILES = sizeof profiles / sizeof *profiles };
 

@@ -113,6 +113,8 @@ static void print_assumptions(const bench_args *a, const cluster_work *w, const 
            a->source, a->fixed_ms);
     printf("  links       %s: %s; %.0f GB/s in a node of %d, %.1f GB/s a GPU between nodes\n",
            l->name, l->what, l->gpu_link * 1e-9, l->n_node, l->nic * 1e-9);
+    if (l->is_one_gpu)
+        printf("              all ranks share one GPU: each has 1/G of its speed and links\n");
     printf("  batch       %" PRId64 " users a GPU; lengths ", w->batch);
     if (w->lengths == LENGTHS_ZIPF)
         printf("by Zipf %.2f up to %" PRId64, w->length_alpha, w->max_length);
@@ -120,7 +122,7 @@ static void print_assumptions(const bench_args *a, const cluster_work *w, const 
         printf("%s %" PRId64, w->lengths == LENGTHS_FIXED ? "all" : "uniform up to", w->max_length);
     printf("; balance: %s\n", balances[r->balance]);
     printf("  messages    %.1f MB of dense gradients, %s; rows of %.0f bytes there and back once "
-           "for each different id; ids during the step before\n",
+           "for each different id, without ids\n",
            w->dense_bytes * 1e-6,
            r->overlaps ? "layer by layer during the backward pass" : "after the backward pass",
            w->row_bytes);
@@ -261,7 +263,7 @@ status bench_cluster(int argc, char **argv) {
         {"--gpus", ARG_TEXT, &a.gpus, "LIST", "Numbers of GPUs (default 1,8,64,512).", 0, 0},
         {"--profile", ARG_TEXT, &a.profile, "NAME",
          "The links: nvlink-ndr (default), nvlink-hdr, nvlink5-ndr, a100-hdr, nvlink-roce or "
-         "pcie-ethernet.",
+         "pcie-ethernet; one-gpu and one-gpu-sockets: G ranks that share one GPU.",
          0, 0},
         {"--gin-config-file", ARG_TEXT, &a.file, "FILE",
          "The config (default configs/benchmark_ranking_fixed.gin); its batch is that of one GPU.",
