@@ -409,7 +409,9 @@ static bool has_item_shards(const char *gin, const char *const *set, size_t n_se
     session_ranks ranks = {.data = &two};
     CHECK_OK(top_open_on(&top, data_folder(), gin, set, n_set, 1));
     session_close(&top.session);
+    log_set_level(LOG_INFO);
     CHECK_OK(session_open_ranks(&top.session, top.config, top.data, top.be, &ranks));
+    log_set_level(LOG_WARN);
     bool has = top.session.params[0].rows != NULL;
     top_close(&top);
     return has;
@@ -435,6 +437,58 @@ TEST(static_ranks_hold_large_tables_and_what_is_asked) {
     CHECK(!has_item_shards(ranking_gin, less, 1));
     CHECK(has_item_shards(in_batch, only, 1));
     CHECK(!has_item_shards(in_batch, only, 2));
+}
+
+/* Bytes of the training pass of one of n ranks. */
+static uint64_t pass_bytes_of(int n) {
+    bench_top top;
+    comm ranks = {.size = n};
+    session_ranks all = {.data = &ranks};
+    static const char *const set[] = {"TrainerArgs.train_batch_size=40"};
+    CHECK_OK(top_open_on(&top, data_folder(), ranking_gin, set, 1, 1));
+    session_close(&top.session);
+    CHECK_OK(session_open_ranks(&top.session, top.config, top.data, top.be, &all));
+    uint64_t bytes = pass_memory_bytes(top.session.train);
+    top_close(&top);
+    return bytes;
+}
+
+/* Ranks divide the users of a batch, and so the memory of their activations. */
+TEST(ranks_divide_the_activations) {
+    uint64_t one = pass_bytes_of(1), two = pass_bytes_of(2), four = pass_bytes_of(4);
+    if (!(two < one * 7 / 10 && four < one * 4 / 10))
+        FAIL_TEST("%llu, %llu and %llu bytes on 1, 2 and 4 ranks", (unsigned long long)one,
+                  (unsigned long long)two, (unsigned long long)four);
+}
+
+static void keep_notes(void *ctx, log_level level, const char *line) {
+    char *notes = ctx;
+    (void)level;
+    snprintf(notes + strlen(notes), 4096 - strlen(notes), "%s\n", line);
+}
+
+/* What cannot be divided is said to be copied. */
+TEST(static_ranks_tell_of_tables_that_stay_copies) {
+    static char notes[4096], gin[4096];
+    snprintf(gin, sizeof gin,
+             "%s"
+             "acts/EmbeddingArgs.feature_names = ['rating']\n"
+             "acts/EmbeddingArgs.table_name = 'acts'\n"
+             "acts/EmbeddingArgs.item_vocab_size_or_capacity = 100\n",
+             ranking_gin);
+    static const char *const set[2][2] = {
+        {"BenchmarkDatasetArgs.embedding_args=[@acts/EmbeddingArgs()]",
+         "acts/EmbeddingArgs.sharding_type='data_parallel'"},
+        {"BenchmarkDatasetArgs.embedding_args=[@acts/EmbeddingArgs()]",
+         "acts/EmbeddingArgs.sharding_type='model_parallel'"}};
+    for (int is_asked = 0; is_asked < 2; is_asked++) {
+        memset(notes, 0, sizeof notes);
+        log_set_sink(keep_notes, notes);
+        (void)has_item_shards(gin, set[is_asked], 2);
+        log_set_sink(NULL, NULL);
+        bool is_told = strstr(notes, "a copy of the acts table: only tables of items") != NULL;
+        CHECK_EQ(is_told, is_asked);
+    }
 }
 
 /* More ranks than bits for them. */

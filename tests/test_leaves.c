@@ -136,6 +136,44 @@ TEST(leaves_are_balanced) {
     leaf_cut_destroy(c);
 }
 
+/* 30 | 10 + 10 + 10 + 10, by squares; with room for 43, where each user counts one more, the last
+ * one goes to the other leaf. */
+TEST(leaves_keep_to_their_room) {
+    static sample s;
+    static const int32_t length[] = {10, 30, 10, 10, 10};
+    static const int64_t room[] = {0, 40, 43}, per_user[] = {0, 0, 1};
+    leaf_cut *c;
+    CHECK_OK(leaf_cut_create(&c, 2, USERS, USERS * EVENTS, 0));
+    sample_make(&s, length, 5);
+    for (int i = 0; i < 3; i++) {
+        leaf_cut_set_room(c, room[i], per_user[i]);
+        leaf_cut_run(c, &s.b);
+        CHECK_EQ(leaf_cut_n_users(c, 0), i == 2 ? 2 : 1);
+    }
+    leaf_cut_destroy(c);
+}
+
+/* A share of the largest batch and one user more has always room. */
+TEST(leaves_have_room_for_the_largest_batch) {
+    static sample s;
+    leaf_cut *c;
+    int32_t length[USERS];
+    for (int n_leaves = 1; n_leaves <= 8; n_leaves++) {
+        int64_t room = USERS * EVENTS / n_leaves + EVENTS;
+        CHECK_OK(leaf_cut_create(&c, n_leaves, USERS, USERS * EVENTS, 0));
+        leaf_cut_set_room(c, room, 0);
+        for (int kind = 1; kind <= EVENTS; kind += 3) {
+            for (int32_t u = 0; u < USERS; u++)
+                length[u] = u % 9 == 0 ? kind : EVENTS;
+            sample_make(&s, length, USERS);
+            leaf_cut_run(c, &s.b);
+            for (int leaf = 0; leaf < n_leaves; leaf++)
+                CHECK(leaf_cut_take(c, &s.b, leaf)->n_tokens <= room);
+        }
+        leaf_cut_destroy(c);
+    }
+}
+
 /* Users without events are spread, too: no leaf gets them all. */
 TEST(leaves_spread_empty_users) {
     static sample s;

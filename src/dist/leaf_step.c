@@ -8,6 +8,7 @@
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
 #include "nn/dynamic.h"
+#include "ops/comm_host.h"
 
 struct leaf_step {
     session *s;
@@ -18,7 +19,6 @@ struct leaf_step {
     bool is_early;       /* and the ranks' during the backward pass */
     leaf_cut *cut;
     grad_sum *sum;
-    int64_t *words;                /* (2), memory of the backend */
     uint8_t leaf_rank[MAX_LEAVES]; /* which rank has a leaf */
     uint8_t *user_rank;            /* (train_batch): and a user of the batch */
     int64_t n_unlabelled;
@@ -36,6 +36,7 @@ static status build(leaf_step *l) {
     session *s = l->s;
     int64_t n_events = (int64_t)s->train_batch * (s->max_history + s->max_targets);
     TRY(leaf_cut_create(&l->cut, l->n_leaves, s->train_batch, n_events, token_cost(s)));
+    leaf_cut_set_room(l->cut, session_part_events(s, l->n_leaves), s->limits.n_context);
     TRY(MEM_NEW(&l->user_rank, (size_t)s->train_batch));
     for (int r = 0, leaf = 0, end; r < l->size; r++) {
         (void)leaves_of_rank(l->n_leaves, r, l->size, &end);
@@ -53,7 +54,7 @@ static status build(leaf_step *l) {
     if (s->early_bytes > 0 && l->size > 1 && !l->is_host_memory && s->sequence == NULL)
         TRY(grad_early_create(l->sum, s->model, s->early_bytes));
     l->is_early = grad_early_is_used(l->sum);
-    return s->be->ops->alloc(s->be, (void **)&l->words, 2 * sizeof *l->words);
+    return OK;
 }
 
 status leaf_step_create(leaf_step **out, session *s) {
@@ -88,7 +89,6 @@ void leaf_step_destroy(leaf_step *l) {
     leaf_cut_destroy(l->cut);
     grad_sum_destroy(l->sum);
     mem_free(l->user_rank);
-    l->s->be->ops->release(l->s->be, l->words);
     mem_free(l);
 }
 
@@ -173,14 +173,9 @@ status leaf_step_train(leaf_step *l, const batch *b, const model_step *at, bool 
     return OK;
 }
 
-/* values[0..n), n <= 2, over the ranks of c. */
-static status reduce_words(leaf_step *l, comm *c, comm_rule rule, int64_t *value, int n) {
-    const ops *f = l->s->be->ops;
-    size_t bytes = (size_t)n * sizeof *value;
-    all_reduce_args a = {COMM_I64, rule, n, l->words, l->words};
-    TRY(f->copy_in(l->s->be, l->words, value, bytes));
-    TRY(c->ops->all_reduce(c, &a));
-    return f->copy_out(l->s->be, value, l->words, bytes);
+/* A number of the host over the ranks of c, while the GPU works on. */
+static status reduce_word(comm *c, comm_rule rule, int64_t *value) {
+    return comm_host_reduce(c, COMM_I64, rule, 1, value);
 }
 
 /* Ranks that share the tokens have the gradients of input and head whole, and those of the layers
@@ -206,13 +201,12 @@ status leaf_step_end(leaf_step *l, int64_t *n_unlabelled) {
     }
     *n_unlabelled = l->n_unlabelled;
     l->n_unlabelled = 0;
-    return l->size > 1 ? reduce_words(l, l->comm, COMM_SUM, n_unlabelled, 1) : OK;
+    return reduce_word(l->comm, COMM_SUM, n_unlabelled);
 }
 
 status leaf_step_any(leaf_step *l, bool *value) {
     int64_t word = *value;
-    comm *world = session_world(l->s);
-    if (world != NULL && world->size > 1) TRY(reduce_words(l, world, COMM_MAX, &word, 1));
+    TRY(reduce_word(session_world(l->s), COMM_MAX, &word));
     *value = word != 0;
     return OK;
 }
@@ -220,10 +214,8 @@ status leaf_step_any(leaf_step *l, bool *value) {
 status leaf_step_balance(leaf_step *l, leaf_balance *out) {
     int64_t most = (int64_t)l->busy_ns, sum = most;
     *out = (leaf_balance){1, 1};
-    if (l->size > 1) {
-        TRY(reduce_words(l, l->comm, COMM_MAX, &most, 1));
-        TRY(reduce_words(l, l->comm, COMM_SUM, &sum, 1));
-    }
+    TRY(reduce_word(l->comm, COMM_MAX, &most));
+    TRY(reduce_word(l->comm, COMM_SUM, &sum));
     if (l->cost_max > 0) out->predicted = l->cost_mean / l->cost_max;
     if (most > 0) out->measured = (double)sum / l->size / (double)most;
     l->cost_max = l->cost_mean = 0;

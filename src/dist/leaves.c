@@ -32,6 +32,7 @@ struct leaf_cut {
     int32_t *leaf;   /* (max_users): of each user */
     int32_t n_users[MAX_LEAVES];
     uint64_t cost[MAX_LEAVES];
+    int64_t room, per_user, used[MAX_LEAVES]; /* room 0: any number of events */
     batch view;
 };
 
@@ -99,19 +100,32 @@ static void sort_keys(uint64_t *key, int64_t n) {
     }
 }
 
-/* The first leaf with the least cost; of leaves without any cost the one with the fewest users. */
-static int lightest(const leaf_cut *c) {
-    int best = 0;
-    for (int i = 1; i < c->n_leaves; i++)
-        if (c->cost[i] < c->cost[best] ||
+void leaf_cut_set_room(leaf_cut *c, int64_t room, int64_t per_user) {
+    c->room = room;
+    c->per_user = per_user;
+}
+
+static bool has_room(const leaf_cut *c, int leaf, int64_t size) {
+    return c->room == 0 || c->used[leaf] + size <= c->room;
+}
+
+/* The first leaf with the least cost that has room; of leaves without any cost the one with the
+ * fewest users. */
+static int lightest(const leaf_cut *c, int64_t size) {
+    int best = -1;
+    for (int i = 0; i < c->n_leaves; i++) {
+        if (!has_room(c, i, size)) continue;
+        if (best < 0 || c->cost[i] < c->cost[best] ||
             (c->cost[i] == c->cost[best] && c->n_users[i] < c->n_users[best]))
             best = i;
-    return best;
+    }
+    return best < 0 ? 0 : best; /* a batch that is too large: the pass will say so */
 }
 
 void leaf_cut_run(leaf_cut *c, const batch *b) {
     memset(c->n_users, 0, sizeof c->n_users);
     memset(c->cost, 0, sizeof c->cost);
+    memset(c->used, 0, sizeof c->used);
     /* Ascending keys: the longest user first, of equal ones the first of the batch. */
     for (int32_t u = 0; u < b->n_users; u++) {
         uint32_t length = (uint32_t)(b->offsets[u + 1] - b->offsets[u]);
@@ -121,9 +135,11 @@ void leaf_cut_run(leaf_cut *c, const batch *b) {
     for (int32_t i = 0; i < b->n_users; i++) {
         uint32_t user = (uint32_t)c->order[i];
         uint64_t length = UINT32_MAX - (uint32_t)(c->order[i] >> 32);
-        int leaf = lightest(c);
+        int64_t size = (int64_t)length + c->per_user;
+        int leaf = lightest(c, size);
         c->leaf[user] = leaf;
         c->n_users[leaf]++;
+        c->used[leaf] += size;
         c->cost[leaf] += length * (length + (uint64_t)c->token_cost);
     }
 }

@@ -44,6 +44,11 @@ status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t 
                        int64_t token_cost);
 void leaf_cut_destroy(leaf_cut *c); /* NULL is fine */
 
+/* A leaf has at most so many events, counting per_user more for each of its users: for memory of
+ * one leaf.  A share of the largest batch, and the longest user more, always leaves room for the
+ * next user; without this a leaf may have any number. */
+void leaf_cut_set_room(leaf_cut *c, int64_t room, int64_t per_user);
+
 /* Cuts a batch: which leaf each user belongs to. */
 void leaf_cut_run(leaf_cut *c, const batch *b);
 int32_t leaf_cut_n_users(const leaf_cut *c, int leaf);

@@ -16,6 +16,13 @@ static bool has_all_rows(const model *m) {
     return m->is_ranking && !m->plan.has_candidates;
 }
 
+/* Of so many events, rounded up as recorded steps are. */
+static int32_t most_tokens(const plan_config *p, int64_t n_events) {
+    int64_t n = n_events * (p->has_actions ? 2 : 1), bucket = p->bucket > 0 ? p->bucket : 1;
+    n = (n + bucket - 1) / bucket * bucket;
+    return n < INT32_MAX ? (int32_t)n : INT32_MAX;
+}
+
 static plan_config plan_of(const model *m, const pass_config *c) {
     plan_config p = m->plan;
     bool is_large = (int64_t)c->max_users * p.max_events > MAX_RECORDED_EVENTS;
@@ -35,6 +42,7 @@ static plan_config plan_of(const model *m, const pass_config *c) {
     bool is_shared = m->tensor != NULL || m->sequence != NULL;
     p.is_rounded = c->is_recorded && !is_shared && m->be->token_bucket > 0 && !has_all_rows(m);
     p.bucket = c->is_training && m->can_record && !is_large && !is_shared ? m->be->token_bucket : 0;
+    if (c->max_events > 0) p.max_tokens = most_tokens(&p, c->max_events);
     return p;
 }
 

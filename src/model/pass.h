@@ -21,6 +21,8 @@ typedef struct pass_config {
     /* Without training: most tokens of a batch, and most candidates of a user; 0: what the model
      * was made for, max_users users with their longest histories and all candidates. */
     int32_t max_tokens, max_targets;
+    /* Training: most events of a batch, contextual values included; 0: as many as the model's. */
+    int64_t max_events;
     bool has_cache; /* for pass_encode_cached and pass_score_cached */
     /* Without training, where the backend records steps: small batches are rounded up to a few
      * shapes, each of which is recorded when it comes the second time, and replayed from then on.

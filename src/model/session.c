@@ -130,7 +130,11 @@ status session_open_ranks(session *s, const config *c, const seq_file *data, bac
     set_batches(s);
     /* Evaluation has its own pass (evaluate.h), possibly for more users. */
     TRY(open_model(s, s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch));
-    pass_config train = {.max_users = s->train_batch, .is_training = true};
+    /* A rank trains on a part of each batch at a time (dist/leaf_step.h). */
+    int n_ranks = s->comm != NULL ? s->comm->size : 1;
+    pass_config train = {.max_users = s->train_batch,
+                         .is_training = true,
+                         .max_events = n_ranks > 1 ? session_part_events(s, n_ranks) : 0};
     return pass_create(&s->train, s->model, &train);
 }
 

@@ -74,6 +74,13 @@ static inline comm *session_world(const session *s) {
     return s->world != NULL ? s->world : s->comm;
 }
 
+/* Events of a training batch, its contextual values among them, that one of n parts has at most: a
+ * share, and the longest user more. */
+static inline int64_t session_part_events(const session *s, int n) {
+    int64_t user = (int64_t)s->max_history + s->max_targets + s->limits.n_context;
+    return s->train_batch * user / n + user;
+}
+
 /* Without training: no gradients, and passes for at most max_users users; 0: the config's batch
  * size for evaluation. */
 status session_open_inference(session *s, const config *c, const seq_file *data, backend *be,

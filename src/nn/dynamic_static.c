@@ -79,9 +79,27 @@ static status list_rows(const dynamic_tables *d, dynamic_table *t, nn_memory *me
     return NN_NEW_HOST(memory, &t->index, t->max_rows);
 }
 
+/* Tables that are asked to be in shards, but have neither items nor a contextual feature: those of
+ * actions, which are few. */
+static void tell_others(const config *c, const model_limits *l) {
+    for (size_t i = 0; i < c->embeddings.n; i++) {
+        const config_embedding *e = &c->embeddings.item[i];
+        bool is_asked = !e->is_dynamic && e->sharding == SHARDING_MODEL_PARALLEL, is_used = false;
+        for (size_t k = 0; k < e->feature_names.n && is_asked; k++) {
+            int32_t found;
+            is_used = is_used || dynamic_feature_of(c, e->feature_names.item[k], l, &found);
+        }
+        if (is_asked && !is_used)
+            log_info("note: every rank has a copy of the %.100s table: only tables of items and of "
+                     "contextual features can be divided by sharding_type = 'model_parallel'",
+                     e->table_name);
+    }
+}
+
 status dynamic_choose_static(dynamic_tables *d, const config *c, model_limits *l,
                              int32_t *n_context_values, nn_memory *memory) {
     d->n_all = d->n;
+    if (d->comm != NULL) tell_others(c, l);
     for (int32_t f = ITEM_FEATURE; f < l->n_context && d->comm != NULL; f++) {
         int64_t n_rows = f == ITEM_FEATURE ? (int64_t)l->n_items + 1 : n_context_values[f];
         if (dynamic_find(d, f) != NULL || !is_in_shards(c, l, f, n_rows)) continue;
