@@ -3,6 +3,7 @@
 
 #include "dist/shm.h"
 #include "oom.h"
+#include "ops/comm_host.h"
 #include "test.h"
 
 enum { MAX_RANKS = 7, N = 37 };
@@ -206,6 +207,92 @@ TEST(host_comm_fails_for_good) {
     CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "rank 1 failed");
     CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost each other");
     CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost each other");
+    comm_destroy(c);
+    transport_destroy(t);
+    backend_destroy(be);
+    shm_job_destroy(job);
+}
+
+static status refuse_alloc(backend *be, void **out, size_t bytes) {
+    (void)be;
+    *out = NULL;
+    return fail(ERR_NOMEM, "%zu bytes of a GPU that is full", bytes);
+}
+
+static status refuse_copy(backend *be, void *to, const void *from, size_t bytes) {
+    (void)be, (void)to, (void)from;
+    return fail(ERR_DEVICE, "%zu bytes are not copied", bytes);
+}
+
+/* Numbers of the host do not go through memory of a GPU. */
+static void *gpu_member(void *arg) {
+    member *m = arg;
+    transport *t;
+    backend *be;
+    comm *c;
+    int64_t value = m->rank + 1, all[3] = {0}, one[3] = {1, 1, 1}, own[3], got[3] = {0};
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    ops full = *be->ops;
+    backend gpu = *be;
+    full.alloc = refuse_alloc;
+    full.copy_in = refuse_copy;
+    full.copy_out = refuse_copy;
+    gpu.ops = &full;
+    gpu.name = "cuda:0";
+    CHECK_OK(shm_create(&t, m->job, m->rank));
+    CHECK_OK(comm_create_host(&c, &gpu, t));
+    CHECK_OK(comm_host_reduce(c, COMM_I64, COMM_SUM, 1, &value));
+    CHECK_EQ(value, 6);
+    for (int r = 0; r < 3; r++)
+        own[r] = 10 * m->rank + r;
+    CHECK_OK(comm_host_gather(c, &(all_gather_args){sizeof *own, one, own, all}));
+    CHECK_OK(comm_host_exchange(c, &(all_to_all_args){sizeof *own, one, one, own, got}));
+    for (int r = 0; r < 3; r++)
+        CHECK(all[r] == 10 * r && got[r] == 10 * r + m->rank);
+    CHECK_OK(comm_host_broadcast(c, &value, sizeof value, 1));
+    /* What is on the GPU cannot be read: no call after it waits for the others. */
+    all_reduce_args a = {COMM_I64, COMM_SUM, 1, &value, &value};
+    CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_DEVICE, "8 bytes are not copied");
+    CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_DEVICE, "8 bytes are not copied");
+    CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost each other before");
+    CHECK_FAILS(comm_host_agree(c, OK), ERR_IO, "lost each other before");
+    comm_destroy(c);
+    transport_destroy(t);
+    backend_destroy(be);
+    return NULL;
+}
+
+TEST(host_comm_of_gpus_keeps_numbers_on_the_host) {
+    member m[3];
+    shm_job *job;
+    CHECK_OK(shm_job_create(&job, 3, 0));
+    for (int i = 0; i < 3; i++) {
+        m[i] = (member){.job = job, .rank = i};
+        CHECK(pthread_create(&m[i].thread, NULL, gpu_member, &m[i]) == 0);
+    }
+    for (int i = 0; i < 3; i++)
+        pthread_join(m[i].thread, NULL);
+    shm_job_destroy(job);
+}
+
+/* A rank that has given up waits for nobody. */
+TEST(host_comm_gives_up) {
+    shm_job *job;
+    transport *t;
+    backend *be;
+    comm *c;
+    int64_t x = 1;
+    CHECK_OK(shm_job_create(&job, 2, 0));
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(shm_create(&t, job, 0));
+    CHECK_OK(comm_create_host(&c, be, t));
+    comm_give_up(c);
+    CHECK_FAILS(comm_host_reduce(c, COMM_I64, COMM_MAX, 1, &x), ERR_IO, "lost each other before");
+    comm_destroy(c);
+    comm_give_up(NULL);
+    CHECK_OK(comm_create_self(&c, be));
+    comm_give_up(c);
+    CHECK_OK(comm_host_reduce(c, COMM_I64, COMM_MAX, 1, &x));
     comm_destroy(c);
     transport_destroy(t);
     backend_destroy(be);

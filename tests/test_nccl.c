@@ -9,6 +9,7 @@
 #include "dist/nccl.h"
 #include "dist/shm.h"
 #include "ops/combine.h"
+#include "ops/comm_host.h"
 #include "test.h"
 
 enum { MAX_RANKS = 8, N = 37, MAX_CALLS = 64 };
@@ -378,6 +379,28 @@ TEST(nccl_errors_of_other_ranks_end_every_call) {
     with_ranks(1, true, meet_an_error);
     CHECK_EQ(n_aborted, 1);
     CHECK_EQ(n_destroyed, 0);
+}
+
+/* Numbers of the host go by the transport; and a rank that has given up waits for nobody, at its
+ * end neither. */
+static void agree_and_give_up(comm *c, bool is_fixed) {
+    int64_t sum = c->rank + 1;
+    float x = 1;
+    all_reduce_args a = {COMM_F32, COMM_SUM, 1, &x, &x};
+    (void)is_fixed;
+    CHECK_OK(comm_host_reduce(c, COMM_I64, COMM_SUM, 1, &sum));
+    CHECK_EQ(sum, c->size * (c->size + 1) / 2);
+    CHECK_OK(c->ops->barrier(c));
+    if (c->rank == 1) comm_give_up(c);
+    if (c->rank == 1) CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost each other before");
+    if (c->rank == 1) CHECK_FAILS(comm_host_agree(c, OK), ERR_IO, "lost each other before");
+}
+
+TEST(nccl_ranks_that_give_up_do_not_wait) {
+    with_ranks(3, false, agree_and_give_up);
+    CHECK_EQ(n_sums, 0);
+    CHECK_EQ(n_aborted, 1);
+    CHECK_EQ(n_destroyed, 2);
 }
 
 TEST(nccl_library_that_is_not_there_or_not_nccl) {

@@ -4,9 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "dist/ranks.h"
 #include "dist/start.h"
 #include "embed/table_int.h"
+#include "ops/comm_host.h"
 #include "table_run.h"
 
 enum { DIM = 8, N_BATCHES = 24, BATCH = 150 };
@@ -19,6 +21,7 @@ typedef struct shard_case {
     int64_t n_ids;
     int64_t file_rows;  /* of a file of the snapshot; 0: all */
     int victim;         /* rank, from 1 on, that cannot write a file; 0: none */
+    int no_memory;      /* each allocation of rank 1 fails in turn, at least so many; 0: none */
     const char *folder; /* of the snapshot */
     const char *from;   /* read before anything is done; or NULL */
 } shard_case;
@@ -71,6 +74,7 @@ static void write_snapshot(embed_table *t, const char *folder, const char *part,
 }
 
 static status write_without_room(embed_table *t, const shard_case *c, int rank);
+static void write_without_memory(embed_table *t, const shard_case *c, int rank);
 
 static status run_case(const shard_case *c, comm *ranks, backend *be) {
     embed_config own = c->config;
@@ -90,6 +94,7 @@ static status run_case(const shard_case *c, comm *ranks, backend *be) {
     write_snapshot(t, c->folder, "last", 0);
     if (c->victim > 0) CHECK_OK(write_without_room(t, c, rank));
     if (c->has_parts) write_snapshot(t, c->folder, "since", N_BATCHES / 2 + 1);
+    if (c->no_memory > 0) write_without_memory(t, c, rank);
     embed_destroy(t);
     return OK;
 }
@@ -292,6 +297,65 @@ TEST(shards_without_room_name_the_rank) {
                                .max_batch = BATCH},
                     .n_ids = 1000,
                     .victim = 2,
+                    .folder = folder};
+    CHECK_OK(run_on(&c, 3));
+}
+
+static int until_failure;
+
+static void *count_alloc(void *ctx, size_t bytes) {
+    void *block;
+    (void)ctx;
+    if (--until_failure == 0 || posix_memalign(&block, 64, bytes) != 0) return NULL;
+    return block;
+}
+
+static void *count_resize(void *ctx, void *block, size_t bytes) {
+    if (block == NULL) return count_alloc(ctx, bytes);
+    return --until_failure == 0 ? NULL : (realloc)(block, bytes);
+}
+
+static void count_release(void *ctx, void *block) {
+    (void)ctx;
+    (free)(block);
+}
+
+/* Allocation after allocation of rank 1 fails, until a snapshot needs fewer. */
+static void write_without_memory(embed_table *t, const shard_case *c, int rank) {
+    const mem_allocator counted = {count_alloc, count_resize, count_release, NULL};
+    comm *ranks = t->config.comm;
+    for (int k = 1;; k++) {
+        char path[512];
+        int64_t is_done = 0;
+        snprintf(path, sizeof path, "%s/memory%d", c->folder, k);
+        until_failure = k;
+        if (rank == 1) mem_set_allocator(&counted);
+        status st =
+            embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, N_BATCHES / 2 + 1);
+        if (rank == 1) mem_set_allocator(NULL);
+        if (st != OK) CHECK_CONTAINS(status_reason(), "rank 1: ");
+        if (st != OK) CHECK(!embed_is_snapshot(path));
+        is_done = rank == 1 && until_failure > 0;
+        CHECK_OK(comm_host_reduce(ranks, COMM_I64, COMM_MAX, 1, &is_done)); /* still in step */
+        if (is_done) CHECK(st == OK && k > c->no_memory);
+        if (is_done) return;
+    }
+}
+
+/* Whichever allocation of a rank fails: all ranks fail, with its number, and are in step. */
+TEST(shards_without_memory_name_the_rank) {
+    char folder[256];
+    snprintf(folder, sizeof folder, "%s/run", test_folder());
+    shard_case c = {.config = {.dim = DIM,
+                               .opt = ROW_ADAM,
+                               .policy = POLICY_LRU,
+                               .capacity = {5 * 64, 0},
+                               .max_batch = BATCH,
+                               .admit_count = 2,
+                               .tracks_left = true},
+                    .n_ids = 1000,
+                    .has_parts = true,
+                    .no_memory = 8,
                     .folder = folder};
     CHECK_OK(run_on(&c, 3));
 }

@@ -184,6 +184,10 @@ static status train(train_args *args, config *c) {
             stop_signal_watch();
         st = trainer_run(&s, &args->options);
     }
+    if (st != OK) { /* perhaps of this rank alone */
+        comm_give_up(w.comm);
+        rank_grid_give_up(&grid);
+    }
     session_close(&s);
     rank_grid_destroy(&grid);
     work_close(&w);

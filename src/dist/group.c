@@ -144,6 +144,11 @@ status rank_grid_create(rank_grid *g, transport *ranks, backend *be, const comm 
     return st;
 }
 
+void rank_grid_give_up(rank_grid *g) {
+    comm_give_up(g->group);
+    comm_give_up(g->data);
+}
+
 void rank_grid_destroy(rank_grid *g) {
     comm_destroy(g->group);
     comm_destroy(g->data);

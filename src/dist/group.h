@@ -30,6 +30,7 @@ typedef struct rank_grid {
  * where it is NULL, they go through memory of the host.  Sums of floats have a fixed order.  On
  * failure it needs no destroy. */
 status rank_grid_create(rank_grid *g, transport *ranks, backend *be, const comm *world, int size);
+void rank_grid_give_up(rank_grid *g); /* comm_give_up of both */
 void rank_grid_destroy(rank_grid *g); /* one of zeros is fine */
 
 #endif

@@ -73,6 +73,18 @@ static status exchange(comm *c) {
     return st;
 }
 
+static void host_give_up(comm *c) {
+    host_state *s = c->state;
+    s->is_failed = true;
+    comm_give_up(c->host);
+}
+
+/* What a rank needs before an exchange; without it the ranks are out of step. */
+static status ready(comm *c, status st) {
+    if (st != OK) host_give_up(c);
+    return st;
+}
+
 /* Elements first .. first + count - 1 of n belong to rank r. */
 static int64_t slice_first(int64_t n, int r, int size) {
     return n / size * r + n % size * r / size;
@@ -121,9 +133,9 @@ static status host_all_reduce(comm *c, const all_reduce_args *a) {
     int64_t own = slice_count(a->n, c->rank, c->size);
     const char *from;
     char *to;
-    TRY(view_in(c, a->from, all, &from));
-    TRY(view_out(c, a->to, all, &to));
-    TRY(reserve(&s->parts, (size_t)own * comm_type_bytes(a->type) * (size_t)c->size));
+    TRY(ready(c, view_in(c, a->from, all, &from)));
+    TRY(ready(c, view_out(c, a->to, all, &to)));
+    TRY(ready(c, reserve(&s->parts, (size_t)own * comm_type_bytes(a->type) * (size_t)c->size)));
     TRY(scatter_slices(c, a, from, own));
     combine_parts(a, s->parts.memory, own, c->size);
     TRY(gather_slices(c, a, to, own));
@@ -141,8 +153,8 @@ static status host_all_to_all(comm *c, const all_to_all_args *a) {
         n_out += s->n_from[r];
         n_in += s->n_to[r];
     }
-    TRY(view_in(c, a->from, (size_t)n_out, &from));
-    TRY(view_out(c, a->to, (size_t)n_in, &to));
+    TRY(ready(c, view_in(c, a->from, (size_t)n_out, &from)));
+    TRY(ready(c, view_out(c, a->to, (size_t)n_in, &to)));
     int64_t at_out = 0, at_in = 0;
     for (int r = 0; r < c->size; r++) {
         s->from[r] = from != NULL ? from + at_out : NULL;
@@ -161,8 +173,8 @@ static status host_all_gather(comm *c, const all_gather_args *a) {
     char *to;
     for (int r = 0; r < c->size; r++)
         n += a->n_rows[r] * a->row_bytes;
-    TRY(view_in(c, a->from, (size_t)own, &from));
-    TRY(view_out(c, a->to, (size_t)n, &to));
+    TRY(ready(c, view_in(c, a->from, (size_t)own, &from)));
+    TRY(ready(c, view_out(c, a->to, (size_t)n, &to)));
     int64_t at = 0;
     for (int r = 0; r < c->size; r++) {
         s->from[r] = from;
@@ -182,8 +194,8 @@ static status host_broadcast(comm *c, void *memory, size_t bytes, int root) {
     char *to = NULL;
     if (root < 0 || root >= c->size)
         return fail(ERR_USAGE, "broadcast: there is no rank %d among %d", root, c->size);
-    if (is_root) TRY(view_in(c, memory, bytes, &from));
-    if (!is_root) TRY(view_out(c, memory, bytes, &to));
+    if (is_root) TRY(ready(c, view_in(c, memory, bytes, &from)));
+    if (!is_root) TRY(ready(c, view_out(c, memory, bytes, &to)));
     for (int r = 0; r < c->size; r++) {
         s->from[r] = from;
         s->n_from[r] = is_root && r != root ? (int64_t)bytes : 0;
@@ -218,6 +230,7 @@ static void host_destroy(comm *c) {
     mem_free(s->n_from);
     mem_free(s->n_to);
     mem_free(s);
+    comm_destroy(c->host);
     mem_free(c);
 }
 
@@ -226,9 +239,10 @@ static const comm_ops host_ops = {.all_reduce = host_all_reduce,
                                   .all_gather = host_all_gather,
                                   .broadcast = host_broadcast,
                                   .barrier = host_barrier,
-                                  .note_step = host_note_step};
+                                  .note_step = host_note_step,
+                                  .give_up = host_give_up};
 
-status comm_create_host(comm **out, backend *be, transport *t) {
+static status create(comm **out, backend *be, transport *t, bool is_host_memory) {
     comm *c;
     host_state *s;
     size_t n = (size_t)t->size;
@@ -243,7 +257,7 @@ status comm_create_host(comm **out, backend *be, transport *t) {
     }
     c->state = s;
     s->t = t;
-    s->is_host_memory = strcmp(be->name, "cpu") == 0;
+    s->is_host_memory = is_host_memory;
     st = MEM_NEW(&s->from, n);
     if (st == OK) st = MEM_NEW(&s->to, n);
     if (st == OK) st = MEM_NEW(&s->n_from, n);
@@ -252,6 +266,21 @@ status comm_create_host(comm **out, backend *be, transport *t) {
         host_destroy(c);
     else
         *out = c;
+    return st;
+}
+
+status comm_create_beside(comm **out, backend *be, transport *t) {
+    return create(out, be, t, true);
+}
+
+status comm_create_host(comm **out, backend *be, transport *t) {
+    bool is_host_memory = strcmp(be->name, "cpu") == 0;
+    TRY(create(out, be, t, is_host_memory));
+    status st = is_host_memory ? OK : comm_create_beside(&(*out)->host, be, t);
+    if (st != OK) {
+        host_destroy(*out);
+        *out = NULL;
+    }
     return st;
 }
 

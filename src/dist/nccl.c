@@ -14,10 +14,16 @@ typedef struct nccl_state {
     size_t parts_bytes;
 } nccl_state;
 
+static void nccl_give_up(comm *c) {
+    nccl_state *s = c->state;
+    s->is_failed = true;
+    comm_give_up(c->host);
+}
+
 static status check(comm *c, int code, const char *what) {
     nccl_state *s = c->state;
     if (code == NCCL_OK) return OK;
-    s->is_failed = true;
+    nccl_give_up(c);
     return fail(ERR_IO, "NCCL, %s: %s (NCCL_DEBUG=WARN says more)", what, s->lib->error_text(code));
 }
 
@@ -133,7 +139,9 @@ static status gather_slices(comm *c, const all_reduce_args *a, int64_t own) {
 
 static status reduce_fixed(comm *c, const all_reduce_args *a) {
     int64_t own = slice_count(a->n, c->rank, c->size);
-    TRY(reserve(c, (size_t)own * comm_type_bytes(a->type) * (size_t)c->size));
+    status st = reserve(c, (size_t)own * comm_type_bytes(a->type) * (size_t)c->size);
+    if (st != OK) nccl_give_up(c); /* the others will send */
+    TRY(st);
     TRY(scatter_slices(c, a, own));
     TRY(combine_parts(c, a, own));
     return gather_slices(c, a, own);
@@ -213,7 +221,7 @@ static status nccl_barrier(comm *c) {
     TRY(c->be->ops->sync(c->be));
     TRY(check_earlier(c));
     status st = s->t->ops->barrier(s->t);
-    s->is_failed = st != OK;
+    if (st != OK) nccl_give_up(c);
     return st;
 }
 
@@ -228,6 +236,7 @@ static void nccl_destroy(comm *c) {
     if (s->comm != NULL) (void)(s->is_failed ? s->lib->abort(s->comm) : s->lib->destroy(s->comm));
     c->be->ops->release(c->be, s->parts);
     mem_free(s);
+    comm_destroy(c->host);
     mem_free(c);
 }
 
@@ -236,7 +245,8 @@ static const comm_ops nccl_ops = {.all_reduce = nccl_all_reduce,
                                   .all_gather = nccl_all_gather,
                                   .broadcast = nccl_broadcast,
                                   .barrier = nccl_barrier,
-                                  .note_step = nccl_note_step};
+                                  .note_step = nccl_note_step,
+                                  .give_up = nccl_give_up};
 
 /* Rank 0 makes the id, all get it by the transport. */
 static status join(comm *c) {
@@ -272,7 +282,8 @@ status comm_create_nccl(comm **out, backend *be, transport *t, const nccl_lib *l
     }
     c->state = s;
     *s = (nccl_state){.t = t, .lib = lib, .is_fixed = is_fixed};
-    st = join(c);
+    st = comm_create_beside(&c->host, be, t);
+    if (st == OK) st = join(c);
     if (st == OK) {
         *out = c;
         return OK;

@@ -80,4 +80,7 @@ status transport_gather(transport *t, const void *own, int64_t bytes, void *all)
  * through memory of the host. */
 status comm_create_host(comm **out, backend *be, transport *t);
 
+/* A communicator on memory of the host, whatever the backend: what a comm has as `host`. */
+status comm_create_beside(comm **out, backend *be, transport *t);
+
 #endif

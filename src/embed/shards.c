@@ -111,19 +111,24 @@ static status sum_ranks(const embed_table *t, int64_t *values, int64_t n) {
     return comm_host_reduce(t->config.comm, COMM_I64, COMM_SUM, n, values);
 }
 
+/* A rank that cannot go on must not leave the others in the next exchange. */
+static status agree(const embed_table *t, status own) {
+    return comm_host_agree(t->config.comm, own);
+}
+
 /* What each rank has of `bytes` bytes each, one rank after the other, on all ranks: *out, which the
  * caller frees, (*n, bytes). */
 static status gather_blocks(const embed_table *t, const void *own, int64_t n_own, size_t bytes,
                             void **out, int64_t *n) {
     size_t size = (size_t)t->shards.size;
-    int64_t *n_rows;
+    int64_t *n_rows = NULL;
     *n = 0;
-    TRY(MEM_NEW(&n_rows, size));
-    n_rows[t->shards.rank] = n_own;
-    status st = sum_ranks(t, n_rows, (int64_t)size);
-    for (size_t r = 0; r < size; r++)
+    status st = agree(t, MEM_NEW(&n_rows, size));
+    if (st == OK) n_rows[t->shards.rank] = n_own;
+    if (st == OK) st = sum_ranks(t, n_rows, (int64_t)size);
+    for (size_t r = 0; r < size && st == OK; r++)
         *n += n_rows[r];
-    if (st == OK) st = mem_alloc(out, (size_t)*n, bytes);
+    if (st == OK) st = agree(t, mem_alloc(out, (size_t)*n, bytes));
     all_gather_args a = {.row_bytes = (int64_t)bytes, .n_rows = n_rows, .from = own, .to = *out};
     if (st == OK && size > 1) st = comm_host_gather(t->config.comm, &a);
     if (st == OK && size == 1 && n_own > 0) memcpy(*out, own, (size_t)n_own * bytes);
@@ -139,8 +144,9 @@ static int by_key(const void *a, const void *b) {
 static status gather_gone(embed_totals *all, embed_table *t, int64_t since) {
     uint64_t *own = NULL;
     int64_t n = 0;
-    TRY(embed_left_since(t, since, &own, &n));
-    status st = gather_blocks(t, own, n, sizeof *own, (void **)&all->gone, &all->n_gone);
+    status st = agree(t, embed_left_since(t, since, &own, &n));
+    if (st == OK)
+        st = gather_blocks(t, own, n, sizeof *own, (void **)&all->gone, &all->n_gone);
     if (st == OK) qsort(all->gone, (size_t)all->n_gone, sizeof *all->gone, by_key);
     mem_free(own);
     return st;
@@ -158,9 +164,11 @@ static status gather_seen(embed_totals *all, const embed_table *t) {
 }
 
 status embed_totals_gather(embed_totals *out, embed_table *t, int64_t since) {
+    status st = OK;
     *out = (embed_totals){0};
-    for (int i = 0; i < EMBED_TIERS; i++)
-        TRY(embed_tier_size(t, i, &out->tier_rows[i]));
+    for (int i = 0; i < EMBED_TIERS && st == OK; i++)
+        st = embed_tier_size(t, i, &out->tier_rows[i]);
+    TRY(agree(t, st));
     TRY(sum_ranks(t, out->tier_rows, EMBED_TIERS));
     if (since > 0) TRY(gather_gone(out, t, since));
     return t->config.admit_count > 1 ? gather_seen(out, t) : OK;

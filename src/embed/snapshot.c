@@ -279,10 +279,9 @@ static void writer_fini(writer *w) {
 static status number_rows(writer *w, int64_t since) {
     const embed_shards *s = &w->t->shards;
     size_t size = (size_t)s->size;
-    int64_t *counts, *own;
-    TRY(MEM_NEW(&counts, EMBED_TIERS * size));
-    own = counts + (size_t)s->rank * EMBED_TIERS;
-    status st = OK;
+    int64_t *counts = NULL, *own = NULL;
+    status st = MEM_NEW(&counts, EMBED_TIERS * size);
+    if (st == OK) own = counts + (size_t)s->rank * EMBED_TIERS;
     for (int tier = 0; tier < EMBED_TIERS && st == OK; tier++)
         st = embed_tier_count(w->t, tier, since, &own[tier]);
     st = comm_host_agree(w->t->config.comm, st);
@@ -313,9 +312,8 @@ static status write_own_rows(writer *w, int64_t since) {
 /* Ranks hash the files in turn; every rank lists them all. */
 static status list_row_files(writer *w) {
     const embed_shards *s = &w->t->shards;
-    int64_t *facts; /* size and hash of each */
-    status st = OK;
-    TRY(MEM_NEW(&facts, 2 * (size_t)w->n_files));
+    int64_t *facts = NULL; /* size and hash of each */
+    status st = MEM_NEW(&facts, 2 * (size_t)w->n_files);
     for (int i = s->rank; i < w->n_files && st == OK; i += s->size) {
         char name[32];
         uint64_t hash = 0;

@@ -16,6 +16,8 @@
  * the same tree gets the same bits from 1, 2, 4, ... ranks.  Each sum of two 16-bit numbers is
  * rounded to 16 bits.
  * - A count of 0 is legal and moves nothing; the rank still makes the call.
+ * - Every rank calls a collective, or none: a rank that cannot, for want of memory say, gives the
+ *   communicator up (comm_give_up) and leaves the job.
  * - If a rank is dead or does not answer within the communicator's timeout, the others fail with
  *   ERR_IO.  A collective that only enqueues work may leave the failure to the next call; `barrier`
  *   returns every failure before it.  After one failure all calls fail: the process ends, and a
@@ -75,6 +77,8 @@ typedef struct comm_ops {
     /* Tells the watchdog of the job which step this rank begins: what it names when the rank is
      * lost. */
     void (*note_step)(comm *c, uint64_t step);
+    /* From now on every call fails, and `destroy` waits for no other rank.  NULL: there are none. */
+    void (*give_up)(comm *c);
 } comm_ops;
 
 struct comm {
@@ -82,10 +86,16 @@ struct comm {
     backend *be;
     int rank, size; /* 0 <= rank < size */
     void *state;    /* the communicator's own */
+    comm *host;     /* the same ranks on memory of the host, apart from the backend's order of
+                       execution; NULL: the backend's memory is the host's, or there is one rank */
     void (*destroy)(comm *c);
 };
 
 void comm_destroy(comm *c); /* NULL is fine */
+
+/* This rank has failed by itself, and the others do not know: a library that waits for all ranks
+ * at the end would wait for ever.  NULL is fine. */
+void comm_give_up(comm *c);
 
 /* One rank: a reduction is a copy, and so is an exchange of rows. */
 status comm_create_self(comm **out, backend *be);

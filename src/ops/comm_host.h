@@ -1,5 +1,5 @@
-/* Collectives on memory of the host, whatever the backend of the communicator: for counts, flags
- * and metrics, not for the training step. */
+/* Collectives on memory of the host, whatever the backend of the communicator: for counts, flags,
+ * metrics and files.  They do not wait for a GPU. */
 #ifndef HSTU_OPS_COMM_HOST_H
 #define HSTU_OPS_COMM_HOST_H
 

@@ -57,3 +57,7 @@ status comm_create_self(comm **out, backend *be) {
 void comm_destroy(comm *c) {
     if (c != NULL) c->destroy(c);
 }
+
+void comm_give_up(comm *c) {
+    if (c != NULL && c->ops->give_up != NULL) c->ops->give_up(c);
+}
