@@ -146,6 +146,56 @@ TEST(checkpoint_parts_need_the_same_folder) {
     CHECK(f == NULL);
 }
 
+static void overwrite(const char *path, long at, const void *bytes, size_t n) {
+    FILE *f = fopen(path, "r+b");
+    CHECK(f != NULL && fseek(f, at, SEEK_SET) == 0 && fwrite(bytes, 1, n, f) == n);
+    CHECK_EQ(fclose(f), 0);
+}
+
+/* The sums of two writers, in any pieces and any order, are that of the file; another byte, words
+ * that have changed places and a file that is shorter are noticed. */
+TEST(checkpoint_parts_are_what_was_written) {
+    enum { N = 300000, CUT = 123457 };
+    const char *const wrong = "is not what the ranks wrote";
+    char path[512];
+    part_file *f[2];
+    uint64_t sum = 0;
+    buf header;
+    snprintf(path, sizeof path, "%s/parts", test_folder());
+    float *x;
+    CHECK_OK(MEM_NEW(&x, N));
+    for (int i = 0; i < N; i++)
+        x[i] = (float)i * 0.25f;
+    buf_init(&header);
+    CHECK_OK(buf_append(&header, "headers!", 8));
+    CHECK_OK(part_file_make(path, &header, 8 + N * sizeof *x));
+    buf_fini(&header);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(part_file_open(&f[i], path));
+    CHECK_OK(part_file_write(f[1], 8 + CUT * sizeof *x, x + CUT, (N - CUT) * sizeof *x));
+    for (int at = CUT - 7; at >= 0; at -= 7)
+        CHECK_OK(part_file_write(f[0], 8 + (size_t)at * sizeof *x, x + at, 7 * sizeof *x));
+    CHECK_OK(part_file_write(f[0], 8, x, CUT % 7 * sizeof *x));
+    for (int i = 0; i < 2; i++) {
+        sum += part_file_sum(f[i]);
+        CHECK_OK(part_file_close(f[i], OK));
+    }
+    CHECK_OK(part_file_check(path, 8, sum));
+    CHECK_FAILS(part_file_check(path, 8, sum + 1), ERR_IO, wrong);
+    CHECK_FAILS(part_file_check(path, 12, sum), ERR_IO, wrong);
+    float swapped[2] = {x[70001], x[70000]};
+    overwrite(path, 8 + 70000 * 4, swapped, sizeof swapped);
+    CHECK_FAILS(part_file_check(path, 8, sum), ERR_IO, wrong);
+    overwrite(path, 8 + 70000 * 4, x + 70000, 8);
+    CHECK_OK(part_file_check(path, 8, sum));
+    overwrite(path, 8 + N * 4 - 1, "?", 1);
+    CHECK_FAILS(part_file_check(path, 8, sum), ERR_IO, wrong);
+    CHECK_EQ(truncate(path, 8 + N * 4 - 4), 0);
+    CHECK_FAILS(part_file_check(path, 8, sum), ERR_IO, wrong);
+    CHECK_FAILS(part_file_check("/nowhere/parts", 8, sum), ERR_IO, "/nowhere/parts");
+    mem_free(x);
+}
+
 /* Ranks take their rows from a file of any number of ranks. */
 TEST(checkpoint_parts_are_read_by_rows) {
     toy_job j = {.n_saves = 1, .victim = -1, .nan_rank = -1, .run = run_path("run")};

@@ -8,8 +8,13 @@
 
 #include "base/mem.h"
 
+/* Sums of up to 256 writers can be added without overflow. */
+enum { SUM_BITS = 55, CHECK_BYTES = 1 << 20 };
+static const uint64_t SUM_MASK = (1ull << SUM_BITS) - 1;
+
 struct part_file {
     int fd;
+    uint64_t sum;
     char path[4096];
 };
 
@@ -61,8 +66,58 @@ status part_file_open(part_file **out, const char *path) {
     return OK;
 }
 
+/* Words that change places, or are another's, change it. */
+static uint64_t sum_words(uint64_t offset, const void *bytes, size_t n) {
+    const char *p = bytes;
+    uint64_t sum = 0;
+    for (size_t i = 0; i + 4 <= n; i += 4) {
+        uint32_t word;
+        memcpy(&word, p + i, sizeof word);
+        uint64_t x = ((offset + i) << 30 ^ word) * 0x9e3779b97f4a7c15u;
+        sum += (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    }
+    return sum & SUM_MASK;
+}
+
 status part_file_write(part_file *f, uint64_t offset, const void *bytes, size_t n) {
-    return write_at(f->fd, f->path, offset, bytes, n);
+    TRY(write_at(f->fd, f->path, offset, bytes, n));
+    f->sum = (f->sum + sum_words(offset, bytes, n)) & SUM_MASK;
+    return OK;
+}
+
+uint64_t part_file_sum(const part_file *f) {
+    return f->sum;
+}
+
+static status sum_from(int fd, const char *path, uint64_t at, char *piece, uint64_t *sum) {
+    for (size_t n = 0;;) {
+        ssize_t got = pread(fd, piece + n, CHECK_BYTES - n, (off_t)(at + n));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno("%s: cannot be read", path);
+        n += (size_t)got;
+        if (got > 0 && n < CHECK_BYTES) continue;
+        *sum = (*sum + sum_words(at, piece, n)) & SUM_MASK;
+        at += n;
+        if (got == 0) return OK;
+        n = 0;
+    }
+}
+
+status part_file_check(const char *path, uint64_t begin, uint64_t sum) {
+    uint64_t found = 0;
+    char *piece;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail_errno("%s: cannot be read", path);
+    status st = mem_alloc_raw((void **)&piece, CHECK_BYTES, 1);
+    if (st == OK) st = sum_from(fd, path, begin, piece, &found);
+    if (st == OK && found != (sum & SUM_MASK))
+        st = fail(ERR_IO,
+                  "%s: what is read here is not what the ranks wrote; the folder of the run must be "
+                  "on a file system that shows each machine what the others have written",
+                  path);
+    mem_free(piece);
+    close(fd);
+    return st;
 }
 
 status part_file_close(part_file *f, status st) {

@@ -176,14 +176,23 @@ static status open_writer(part_writer *w, const char *path, const part_tensor *l
 }
 
 /* Every rank takes part in every exchange, whatever has happened to it before. */
-static status write_all(part_writer *w, const part_tensor *list, int n, uint64_t begin) {
+static status write_all(part_writer *w, const char *path, const part_tensor *list, int n,
+                        uint64_t first) {
+    uint64_t begin = first;
     for (int i = 0; i < n; i++) {
         TRY(write_tensor(w, &list[i], begin));
         begin += (uint64_t)param_whole_n(&list[i].shape) * sizeof(float);
     }
+    int64_t sum = (int64_t)part_file_sum(w->file);
     w->st = part_file_close(w->file, w->st);
     w->file = NULL;
-    return comm_host_agree(w->c->world, w->st);
+    TRY(comm_host_agree(w->c->world, w->st));
+    if (comm_size(w->c->world) == 1) return OK;
+    /* What is sealed is what the first rank reads; it must be what all have written. */
+    TRY(comm_host_reduce(w->c->world, COMM_I64, COMM_SUM, 1, &sum));
+    bool is_first = comm_is_first(w->c->world);
+    status st = is_first ? part_file_check(path, first, (uint64_t)sum) : OK;
+    return comm_host_agree(w->c->world, st);
 }
 
 static status describe(const part_tensor *list, int n, const st_pair *metadata, size_t n_metadata,
@@ -222,7 +231,7 @@ status checkpoint_write_parts(const checkpoint *c, const char *path, const part_
     TRY(comm_host_agree(c->world, st));
     if (c->world != NULL) TRY(comm_host_broadcast(c->world, &begin, sizeof begin, 0));
     st = comm_host_agree(c->world, open_writer(&w, path, list, n));
-    if (st == OK) st = write_all(&w, list, n, begin);
+    if (st == OK) st = write_all(&w, path, list, n, begin);
     (void)part_file_close(w.file, ERR_IO);
     mem_free(w.piece);
     mem_free(w.out);
