@@ -330,8 +330,7 @@ static void write_without_memory(embed_table *t, const shard_case *c, int rank) 
         snprintf(path, sizeof path, "%s/memory%d", c->folder, k);
         until_failure = k;
         if (rank == 1) mem_set_allocator(&counted);
-        status st =
-            embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, N_BATCHES / 2 + 1);
+        status st = embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, N_BATCHES / 2 + 1);
         if (rank == 1) mem_set_allocator(NULL);
         if (st != OK) CHECK_CONTAINS(status_reason(), "rank 1: ");
         if (st != OK) CHECK(!embed_is_snapshot(path));

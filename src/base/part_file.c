@@ -111,10 +111,11 @@ status part_file_check(const char *path, uint64_t begin, uint64_t sum) {
     status st = mem_alloc_raw((void **)&piece, CHECK_BYTES, 1);
     if (st == OK) st = sum_from(fd, path, begin, piece, &found);
     if (st == OK && found != (sum & SUM_MASK))
-        st = fail(ERR_IO,
-                  "%s: what is read here is not what the ranks wrote; the folder of the run must be "
-                  "on a file system that shows each machine what the others have written",
-                  path);
+        st =
+            fail(ERR_IO,
+                 "%s: what is read here is not what the ranks wrote; the folder of the run must be "
+                 "on a file system that shows each machine what the others have written",
+                 path);
     mem_free(piece);
     close(fd);
     return st;

@@ -6,7 +6,8 @@
 #include "bench/cluster.h"
 
 static const cluster_links profiles[] = {
-    {"nvlink-ndr", "DGX H100 or H200: NVLink 4, a 400 Gb/s NIC a GPU", 8, 371e9, 275e9, 47e9, false},
+    {"nvlink-ndr", "DGX H100 or H200: NVLink 4, a 400 Gb/s NIC a GPU", 8, 371e9, 275e9, 47e9,
+     false},
     {"nvlink-hdr", "H100 or H200 with NVLink 4, a 200 Gb/s NIC a GPU", 8, 371e9, 275e9, 23.5e9,
      false},
     {"nvlink5-ndr", "B200: NVLink 5, a 400 Gb/s NIC a GPU", 8, 722e9, 534e9, 47e9, false},

@@ -145,8 +145,7 @@ static status gather_gone(embed_totals *all, embed_table *t, int64_t since) {
     uint64_t *own = NULL;
     int64_t n = 0;
     status st = agree(t, embed_left_since(t, since, &own, &n));
-    if (st == OK)
-        st = gather_blocks(t, own, n, sizeof *own, (void **)&all->gone, &all->n_gone);
+    if (st == OK) st = gather_blocks(t, own, n, sizeof *own, (void **)&all->gone, &all->n_gone);
     if (st == OK) qsort(all->gone, (size_t)all->n_gone, sizeof *all->gone, by_key);
     mem_free(own);
     return st;

@@ -77,7 +77,8 @@ typedef struct comm_ops {
     /* Tells the watchdog of the job which step this rank begins: what it names when the rank is
      * lost. */
     void (*note_step)(comm *c, uint64_t step);
-    /* From now on every call fails, and `destroy` waits for no other rank.  NULL: there are none. */
+    /* From now on every call fails, and `destroy` waits for no other rank.  NULL: there are none.
+     */
     void (*give_up)(comm *c);
 } comm_ops;
 
