@@ -239,9 +239,9 @@ static status tile_chunk(void *ctx, int64_t chunk, int worker) {
     return product_over_rows(job, (cpu_range){0, a->n}, p, true, a->dw, worker);
 }
 
-/* Tiles of about equal size, lower where threads would have few: for each tile its columns of the
- * right matrix are packed anew.  The threads may decide: the bits of an element do not depend on
- * its tile. */
+/* Tiles of about equal size.  Each packs its columns of the right matrix for itself, so high tiles
+ * are less work; they are lower where threads would otherwise have too few.  The number of threads
+ * may decide this, as an element has the same bits in any tile. */
 static int64_t plan_tiles(linear_job *job, int64_t n_rows, int64_t n_columns) {
     int64_t across = cpu_n_chunks(n_columns, PRODUCT_COLUMNS), rows = MAX_TILE_ROWS;
     pool *workers = job->be->workers;
