@@ -253,7 +253,7 @@ $B/flags: FORCE
 $B/src/cpu/%.o $B/src/data/%.o $B/src/embed/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
 # Their own sums take longer than what they test.
-SUMMING := attn_sample mirror_ops test_attn test_linear test_product test_rank test_softmax_attn
+SUMMING := attn_sample mirror_ops softmax_sample test_attn test_linear test_product test_rank
 ifneq ($(filter asan tsan,$(VARIANT)),)
 $(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1
 endif

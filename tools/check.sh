@@ -108,7 +108,7 @@ test_stems() {
 # A test file that opens the device under test, itself or through a helper, is the test of an op or on the list
 # in tests/device.c.
 device_tests() {
-    grep -lE '\<(test_backend|test_real_backend|open_backends|toy_model_open|sample_run|rig_init)\(' tests/test_*.c |
+    grep -lE '\<(test_backend|test_real_backend|open_backends|toy_model_open|sample_run|soft_sample_\w+|rig_init)\(' tests/test_*.c |
         while read -r file; do
             stem=$(basename "$file" .c)
             grep -q "\"${stem#test_}\"" tests/device.c || grep -q ", ${stem#test_})" src/ops/*.def || echo "$file: not on the list of tests/device.c"

@@ -9,7 +9,7 @@ unit=${1:-build/release/tests/unit}
 [ $# -gt 0 ] && shift
 [ $# -eq 0 ] && set -- memcheck initcheck racecheck
 tests='test_norm test_gate test_l2 test_linear test_rows test_dropout test_negatives test_sampled_softmax test_logits_loss
-test_update test_rank test_softmax_attn attn_every_mask attn_lengths attn_head_dims attn_wide users_do_not_depend'
+test_update test_rank test_softmax attn_every_mask attn_lengths attn_head_dims attn_wide users_do_not_depend'
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 failed=0

@@ -7,7 +7,7 @@ GPU_SECONDS=${GPU_SECONDS:-600}
 TSAN_PATTERNS=(test_engine test_serve_check test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log test_http.c test_journal test_server.c)
 # Tests whose results depend on the precision; tables and copies are tested once, in float32.
 GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_l2 test_linear test_logits_loss test_model.c test_negatives
-    test_norm test_rank test_rows test_sampled_softmax test_softmax_attn test_update)
+    test_norm test_rank test_rows test_sampled_softmax test_softmax test_update)
 
 # count CODE: of one step.
 count() {
