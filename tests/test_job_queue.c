@@ -1,5 +1,7 @@
 #include "serve/job_queue.h"
 
+#include <math.h>
+
 #include "base/rng.h"
 #include "test.h"
 
@@ -91,7 +93,12 @@ static void arrive(sim *s) {
                .submit_ns = s->now,
                .admit_ns = s->now,
                .deadline_ns = s->now + (uint64_t)(s->deadline * 1e9)};
-    if (job_queue_admits(&s->q, j, s->now, &j->predicted_s) != QUEUE_ADMITS) {
+    double predicted_s;
+    queue_verdict without = job_queue_forecast(&s->q, j, s->now, &predicted_s);
+    queue_verdict verdict = job_queue_admits(&s->q, j, s->now, &j->predicted_s);
+    CHECK_EQ(verdict, without);
+    CHECK(fabs(j->predicted_s - predicted_s) < 1e-9);
+    if (verdict != QUEUE_ADMITS) {
         s->n_refused++;
         free(j);
         return;

@@ -203,6 +203,9 @@ TEST(server_refuses_before_it_adds_events) {
         /* Such a request is not even parsed, unless it may say something about its time. */
         ask(&r, "POST", "/v1/recommend", "{\"user\": ", 503, "Retry-After: 1");
         ask(&r, "POST", "/v1/recommend", "{\"deadline_ms\": ", 400, "not JSON");
+        ask(&r, "POST", "/v1/recommend", "{\"priority\": ", 400, "not JSON");
+        ask(&r, "POST", "/v1/recommend", "\"model\"", 400, "not a JSON object");
+        ask(&r, "POST", "/v1/recommend", "{\"user\": \"model_y\", \"model", 503, "Retry-After: 1");
         ask(&r, "POST", "/v1/recommend", "{\"dead\\u006cine_ms\": ", 400, "not JSON");
         ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"deadline_ms\": 60000}", 200, "items");
         rig_stop(&r);

@@ -6,6 +6,8 @@
 
 #include "base/mem.h"
 
+enum { LEAST_BYTES = 191 }; /* at first: most texts grow by a few bytes at a time */
+
 void buf_init(buf *b) {
     *b = (buf){0};
 }
@@ -24,6 +26,7 @@ status buf_reserve(buf *b, size_t n_more) {
     size_t wanted;
     if (__builtin_add_overflow(b->n_bytes, n_more, &wanted) || wanted == SIZE_MAX)
         return fail(ERR_NOMEM, "a text of more than %zu bytes was requested", SIZE_MAX);
+    if (b->capacity == 0 && wanted < LEAST_BYTES) wanted = LEAST_BYTES;
     return MEM_RESERVE(&b->data, &b->capacity, wanted + 1);
 }
 

@@ -371,7 +371,7 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
     }
     uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : now;
     uint64_t deadline = deadline_of(e, r, arrived);
-    if (!has_time(s, r, deadline, out)) {
+    if (!r->was_asked && !has_time(s, r, deadline, out)) {
         done(ctx, out);
         return;
     }

@@ -212,6 +212,7 @@ typedef struct engine_request {
     uint64_t arrived_ns;  /* by clock_ns: when it came; 0: now */
     uint64_t deadline_ns; /* from then on; 0: the engine's */
     uint64_t after_ns;    /* of that, what the caller needs once it has the answer */
+    bool was_asked;       /* engine_has_time said yes just now: it need not be asked again */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
     /* Asked with the context of `done` before the request would run, by the thread that computes:
      * true where nobody waits for the answer any more.  NULL: somebody does. */

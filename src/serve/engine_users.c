@@ -11,12 +11,6 @@ void engine_set_journal(engine *e, const engine_journal *journal) {
     pthread_mutex_unlock(&e->users_lock);
 }
 
-static bool is_known(served *const *models, int n, const id_text *item) {
-    for (int i = 0; i < n; i++)
-        if (served_find_item(models[i], item) != 0) return true;
-    return false;
-}
-
 /* Each model with a reference; returns how many. */
 static int keep_models(engine *e, served **out) {
     int n = engine_n_models(e);
@@ -36,10 +30,12 @@ static status check_events(served *const *models, int n_models, const engine_eve
                            size_t n, size_t *n_unknown) {
     *n_unknown = 0;
     for (size_t i = 0; i < n; i++) {
-        id_text item;
-        status st = id_text_make(&item, &events[i].item, "the item");
-        if (st != OK) return fail_prefix(st, "event %zu", i + 1);
-        *n_unknown += !is_known(models, n_models, &item);
+        uint32_t item = 0;
+        for (int m = 0; m < n_models && item == 0; m++) {
+            status st = served_find_id(models[m], &events[i].item, "the item", &item);
+            if (st != OK) return fail_prefix(st, "event %zu", i + 1);
+        }
+        *n_unknown += item == 0;
         if (n_models == 0 || !models[0]->reads_actions) continue;
         int32_t n_actions = models[0]->s->limits.n_actions;
         if (events[i].action >= n_actions)

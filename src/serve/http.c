@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +27,7 @@
 
 enum {
     CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
+    BODY_BYTES = 64 << 10,       /* of a body that are believed before they come */
     MOST_RESUMED = 2             /* exchanges of a thread */
 };
 
@@ -212,11 +214,14 @@ static enum MHD_Result begin_request(http_exchange *x) {
         snprintf(why, sizeof why, "the headers have more than %zu bytes", h->set.max_header_bytes);
         return refuse(x, 431, why);
     }
-    if (length != NULL && strtoull(length, NULL, 10) > h->set.max_body_bytes) {
+    unsigned long long n_body = length != NULL ? strtoull(length, NULL, 10) : 0;
+    if (n_body > h->set.max_body_bytes) {
         snprintf(why, sizeof why, "the body has more than %zu bytes; send less in one request",
                  h->set.max_body_bytes);
         return refuse(x, 413, why);
     }
+    /* Without memory the body itself is refused. */
+    if (n_body > 0) (void)buf_reserve(&x->body, n_body < BODY_BYTES ? n_body : BODY_BYTES);
     return MHD_YES;
 }
 
@@ -278,13 +283,14 @@ static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const 
     (void)version;
     if (x == NULL) {
         peer *p = http_peer_of(c);
-        if (p == NULL || MEM_NEW(&x, 1) != OK) return MHD_NO;
-        *x = (http_exchange){.server = h,
-                             .connection = c,
-                             .from = p,
-                             .method = method,
-                             .path = url,
-                             .arrived_ns = clock_ns() - http_waited_ns(p)};
+        if (p == NULL || MEM_NEW_RAW(&x, 1) != OK) return MHD_NO;
+        memset(x, 0, offsetof(http_exchange, header));
+        x->server = h;
+        x->connection = c;
+        x->from = p;
+        x->method = method;
+        x->path = url;
+        x->arrived_ns = clock_ns() - http_waited_ns(p);
         *request = x;
         return begin_request(x);
     }
@@ -322,6 +328,12 @@ static void say_nothing(void *context, const char *format, va_list values) {
     (void)values;
 }
 
+/* A thread's share of a limit.  The kernel spreads connections by chance: a sixteenth more, so that
+ * as many as the limit find a place. */
+static unsigned share_of(const http_server *h, int limit) {
+    return h->n_daemons == 1 ? (unsigned)limit : (unsigned)(limit / h->n_daemons + limit / 16 + 1);
+}
+
 static status start_daemon(http_server *h, int i) {
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_TURBO |
                      MHD_USE_ERROR_LOG;
@@ -331,10 +343,9 @@ static status start_daemon(http_server *h, int i) {
         say_nothing, NULL, MHD_OPTION_LISTEN_SOCKET, h->at.fd[i], MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, h,
         MHD_OPTION_URI_LOG_CALLBACK, http_on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK,
-        keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)(s->max_connections / h->n_daemons + 1), MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-        (unsigned)(s->max_per_address / h->n_daemons + 1), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)CONNECTION_BYTES,
+        keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT, share_of(h, s->max_connections),
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, share_of(h, s->max_per_address),
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
 #if MHD_VERSION >= 0x00097600
         MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1,
 #else
@@ -346,11 +357,15 @@ static status start_daemon(http_server *h, int i) {
     return OK;
 }
 
+/* Where there are few cores, threads that compute have them too.  Of two threads each has enough to
+ * do for half of its share, and so runs as soon as a request comes; one alone would need more than
+ * its share under overload, and wait for a core with all that it could refuse. */
 static int choose_n_daemons(int wanted) {
     machine m;
     if (wanted == 0) {
         machine_ask(&m);
         wanted = m.n_usable_cores / 4;
+        if (wanted < 2 && m.n_usable_cores > 1) wanted = 2;
     }
     return wanted < 1 ? 1 : wanted > HTTP_MAX_THREADS ? HTTP_MAX_THREADS : wanted;
 }

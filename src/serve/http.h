@@ -26,7 +26,7 @@ enum { HTTP_ADDRESS_BYTES = 64 };
 typedef struct http_settings {
     const char *host; /* a name or an address to listen on */
     int port;         /* 0: any that is free */
-    int n_threads;    /* 0: by the cores, one for each four, at most eight */
+    int n_threads;    /* 0: by the cores, one for each four, two to eight */
     int max_connections, max_per_address;
     size_t max_header_bytes; /* of the request line and all headers; at most 24 KiB */
     size_t max_body_bytes;

@@ -45,10 +45,10 @@ struct http_exchange {
     bool is_refused; /* over a limit: the rest of its bytes is thrown away */
     int code;
     const char *type;
-    answer_header header[MAX_ANSWER_HEADERS];
     int n_headers;
     buf answer;
     http_stream *stream;
+    answer_header header[MAX_ANSWER_HEADERS]; /* the last: it need not be zeroed */
 };
 
 /* Shared by its writer and libmicrohttpd; the last one to leave frees it. */

@@ -38,6 +38,7 @@ void job_queue_reset(job_queue *q, double flop_s) {
     q->margin = FIRST_MARGIN;
     q->w = q->x = q->y = q->xx = q->xy = q->jobs = 0;
     q->learnt_ns = 0;
+    q->has_last = false;
 }
 
 static bool is_before(const job *a, const job *b) {
@@ -59,14 +60,6 @@ static size_t place_of(const job_queue *q, const job *j) {
     return low;
 }
 
-void job_queue_push(job_queue *q, job *j) {
-    j->order = q->n_pushed++;
-    size_t at = place_of(q, j);
-    memmove(q->item + at + 1, q->item + at, (q->n - at) * sizeof(job *));
-    q->item[at] = j;
-    q->n++;
-}
-
 double job_queue_flops(const job_queue *q) {
     return q->jobs > 0 ? q->x / q->jobs : 0;
 }
@@ -79,19 +72,11 @@ static double seconds_until(uint64_t then, uint64_t now) {
     return (double)(int64_t)(then - now) / 1e9;
 }
 
-/* A batch while it is put together. */
-typedef struct filling {
-    const served *m;
-    uint64_t first_deadline;
-    double flops;
-    int32_t n, tokens;
-    bool is_call;
-} filling;
-
 /* Whether one more job fits.  All of a batch are answered when it ends, so nobody may join who
  * makes it end after the deadline of its first job, unless that one is late in any case.  now_s:
  * seconds after `now` at which the batch begins. */
-static bool fits(const job_queue *q, const filling *f, const job *j, uint64_t now, double now_s) {
+static bool fits(const job_queue *q, const queue_batch *f, const job *j, uint64_t now,
+                 double now_s) {
     if (f->n == 0) return true;
     if (f->is_call || j->call != NULL || j->m != f->m) return false;
     if (f->n >= f->m->max_batch || f->tokens + run_tokens(j) > f->m->max_tokens) return false;
@@ -100,12 +85,32 @@ static bool fits(const job_queue *q, const filling *f, const job *j, uint64_t no
            job_queue_seconds(q, f->flops) > left;
 }
 
-static void add(filling *f, const job *j) {
+static void add(queue_batch *f, const job *j) {
     if (f->n == 0)
-        *f = (filling){.m = j->m, .first_deadline = j->deadline_ns, .is_call = j->call != NULL};
+        *f = (queue_batch){.m = j->m, .first_deadline = j->deadline_ns, .is_call = j->call != NULL};
     f->n++;
     f->flops += j->flops;
     if (j->call == NULL) f->tokens += run_tokens(j);
+}
+
+/* One more job joins the last batch, or begins the next; *at: seconds after the batch that runs
+ * began at which the last one begins. */
+static void append(const job_queue *q, queue_batch *last, double *at, const job *j) {
+    if (!fits(q, last, j, q->running_since, *at)) {
+        *at += job_queue_seconds(q, last->flops);
+        *last = (queue_batch){0};
+    }
+    add(last, j);
+}
+
+void job_queue_push(job_queue *q, job *j) {
+    j->order = q->n_pushed++;
+    size_t at = place_of(q, j);
+    memmove(q->item + at + 1, q->item + at, (q->n - at) * sizeof(job *));
+    q->item[at] = j;
+    q->n++;
+    if (at + 1 < q->n) q->has_last = false;
+    if (q->has_last) append(q, &q->last, &q->last_s, j);
 }
 
 /* Seconds until the batch that runs ends.  One that takes longer than predicted is expected to take
@@ -137,14 +142,21 @@ static bool is_delayed(const forecast *f, const job *j) {
     return margin * f->at > left && margin * (f->at - f->extra->flops * f->q->flop_s) <= left;
 }
 
-queue_verdict job_queue_admits(const job_queue *q, const job *j, uint64_t now,
-                               double *predicted_s) {
+/* A machine that learns from batches only must try one now and then; and a queue has an end. */
+static queue_verdict at_last(const job_queue *q, queue_verdict verdict, uint64_t now) {
+    bool is_idle = q->n == 0 && q->running_since == 0;
+    if (is_idle && q->learnt_ns > 0 && now - q->learnt_ns > DOUBT_NS) verdict = QUEUE_ADMITS;
+    return q->n >= q->max ? QUEUE_IS_FULL : verdict;
+}
+
+queue_verdict job_queue_forecast(const job_queue *q, const job *j, uint64_t now,
+                                 double *predicted_s) {
     forecast f = {.q = q, .extra = j, .now = now, .at = running_left(q, now)};
     queue_verdict verdict = QUEUE_ADMITS;
     f.place = place_of(q, j);
     *predicted_s = 0;
     for (size_t i = 0; i <= q->n;) {
-        filling b = {0};
+        queue_batch b = {0};
         size_t first = i;
         for (; i <= q->n && fits(q, &b, job_at(&f, i), now, f.at); i++)
             add(&b, job_at(&f, i));
@@ -157,18 +169,41 @@ queue_verdict job_queue_admits(const job_queue *q, const job *j, uint64_t now,
         if (q->margin * f.at > seconds_until(j->deadline_ns, now)) verdict = QUEUE_IS_LATE;
         if (verdict != QUEUE_ADMITS) break;
     }
-    bool is_idle = q->n == 0 && q->running_since == 0;
-    if (is_idle && q->learnt_ns > 0 && now - q->learnt_ns > DOUBT_NS) verdict = QUEUE_ADMITS;
-    return q->n >= q->max ? QUEUE_IS_FULL : verdict;
+    return at_last(q, verdict, now);
+}
+
+/* Cuts all that wait into batches, if that is not known.  Seconds after the batch that runs began
+ * do not change while it runs, unless it takes longer than predicted. */
+static void find_last(job_queue *q) {
+    if (q->has_last) return;
+    q->last = (queue_batch){0};
+    q->last_s = job_queue_seconds(q, q->running_flops);
+    for (size_t i = 0; i < q->n; i++)
+        append(q, &q->last, &q->last_s, q->item[i]);
+    q->has_last = true;
+}
+
+queue_verdict job_queue_admits(job_queue *q, const job *j, uint64_t now, double *predicted_s) {
+    double gone = q->running_since > 0 ? seconds_until(now, q->running_since) : 0;
+    bool is_in_time = gone > 0 && job_queue_seconds(q, q->running_flops) - gone > gone / 10;
+    if (!is_in_time || place_of(q, j) < q->n) return job_queue_forecast(q, j, now, predicted_s);
+    find_last(q);
+    queue_batch b = q->last;
+    double at = q->last_s;
+    append(q, &b, &at, j);
+    *predicted_s = at + job_queue_seconds(q, b.flops) - gone;
+    bool is_late = q->margin * *predicted_s > seconds_until(j->deadline_ns, now);
+    return at_last(q, is_late ? QUEUE_IS_LATE : QUEUE_ADMITS, now);
 }
 
 int32_t job_queue_take(job_queue *q, uint64_t now, job **out, int32_t room) {
-    filling b = {0};
+    queue_batch b = {0};
     while ((size_t)b.n < q->n && b.n < room && fits(q, &b, q->item[b.n], now, 0)) {
         out[b.n] = q->item[b.n];
         add(&b, out[b.n]);
     }
     q->n -= (size_t)b.n;
+    q->has_last = false;
     memmove(q->item, q->item + b.n, q->n * sizeof(job *));
     return b.n;
 }
@@ -176,6 +211,7 @@ int32_t job_queue_take(job_queue *q, uint64_t now, job **out, int32_t room) {
 void job_queue_begin(job_queue *q, double flops, uint64_t now) {
     q->running_flops = flops;
     q->running_since = now;
+    q->has_last = false;
 }
 
 /* Least squares over the batches so far, the newest with the most weight.  Batches that are all
@@ -222,4 +258,5 @@ void job_queue_end(job_queue *q, job *const *jobs, int32_t n, uint64_t now) {
     judge(q, jobs, n, now);
     q->learnt_ns = now;
     q->running_since = 0;
+    q->has_last = false;
 }

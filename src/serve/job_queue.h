@@ -11,6 +11,7 @@
  * longer than a deadline, so after a stall of the machine the delay lasts no longer than that.
  * After a tenth of a second without a batch the next job is admitted in any case: the queue learns
  * from batches only, and one that was slow once would otherwise refuse for ever.
+ * Most jobs come behind all others, whose cutting is remembered for them while a batch runs.
  *
  * There is no clock and no lock in it: the caller says what time it is and sees to it that one
  * thread at a time calls. */
@@ -19,6 +20,15 @@
 
 #include "serve/job.h"
 
+/* A batch while it is put together. */
+typedef struct queue_batch {
+    const served *m;
+    uint64_t first_deadline;
+    double flops;
+    int32_t n, tokens;
+    bool is_call;
+} queue_batch;
+
 typedef struct job_queue {
     job **item;              /* (n): the most urgent first */
     size_t n, capacity, max; /* at most max wait */
@@ -26,6 +36,11 @@ typedef struct job_queue {
     /* The batch that runs. */
     double running_flops;
     uint64_t running_since; /* 0: none */
+    /* The last batch of those that wait, as predicted, and when it begins: seconds after the batch
+     * that runs. */
+    queue_batch last;
+    double last_s;
+    bool has_last; /* it is as the queue is now */
     /* What a batch takes. */
     double batch_s, flop_s;
     double margin;
@@ -44,7 +59,11 @@ typedef enum { QUEUE_ADMITS, QUEUE_IS_FULL, QUEUE_IS_LATE } queue_verdict;
 
 /* Whether a job that has its model, deadline, priority, tokens and FLOPs (0 FLOPs: whether any job
  * could be) is admitted at the time now.  *predicted_s: until it would be answered. */
-queue_verdict job_queue_admits(const job_queue *q, const job *j, uint64_t now, double *predicted_s);
+queue_verdict job_queue_admits(job_queue *q, const job *j, uint64_t now, double *predicted_s);
+
+/* The same with nothing remembered. */
+queue_verdict job_queue_forecast(const job_queue *q, const job *j, uint64_t now,
+                                 double *predicted_s);
 
 /* FLOPs of a job, on average over the last batches; 0: there was none. */
 double job_queue_flops(const job_queue *q);

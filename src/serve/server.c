@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -280,17 +281,21 @@ static void dispatch(call *c) {
 
 static void handle(void *context, http_exchange *x) {
     call *c;
+    size_t n_body;
     buf none;
     buf_init(&none);
-    if (MEM_NEW(&c, 1) != OK) {
+    if (MEM_NEW_RAW(&c, 1) != OK) {
         http_respond(x, 503, "application/json", &none);
         return;
     }
+    memset(c, 0, offsetof(call, part));
     c->s = context;
     c->x = x;
     c->route = ROUTE_OTHER;
     c->parsed_ns = http_arrived_ns(x);
-    arena_init(&c->memory, 8 << 10);
+    http_body(x, &n_body);
+    /* The tree of a JSON text takes about eight times its bytes: one block for most requests. */
+    arena_init(&c->memory, (4 << 10) + 8 * (n_body < 32 << 10 ? n_body : 32 << 10));
     choose_id(c);
     dispatch(c);
 }

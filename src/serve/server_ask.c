@@ -22,6 +22,8 @@ typedef struct asking {
     size_t n_items;
 } asking;
 
+enum { ANSWER_BYTES = 2 << 10 }; /* of most answers */
+
 typedef status (*ask_reader)(arena *a, const char *body, size_t n, request_ask *out);
 
 void write_id(json_writer *w, const engine_id *id) {
@@ -259,6 +261,7 @@ static void reply(asking *q) {
         c->tokens_reused = (uint64_t)a.tokens_reused;
         c->tokens_computed = (uint64_t)a.tokens_computed;
         http_set_header(c->x, "X-Hstu-Variant", c->model);
+        (void)buf_reserve(&body, ANSWER_BYTES); /* it grows where that is too little */
         st = write_body(q, &body);
         uint64_t end = clock_ns();
         metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), end - begin);
@@ -338,6 +341,7 @@ static void ask_shadows(const asking *q) {
         h->s = s;
         memcpy(h->id, q->c->id, sizeof h->id);
         r.model = i;
+        r.was_asked = false;
         engine_submit(s->engine, &r, &h->answer, log_shadow, h);
     }
 }
@@ -366,9 +370,9 @@ static void add_and_submit(void *context) {
  * as it is. */
 static void add_events(asking *q) {
     call *c = q->c;
-    engine_answer refusal;
-    bool has_time = engine_has_time(c->s->engine, &q->r.ask, &refusal);
-    if (!has_time)
+    engine_answer refusal = {0};
+    q->r.ask.was_asked = q->r.ask.was_asked || engine_has_time(c->s->engine, &q->r.ask, &refusal);
+    if (!q->r.ask.was_asked)
         call_fail_outcome(c, &refusal);
     else if (c->s->journal != NULL)
         call_later(c, add_and_submit);
@@ -377,29 +381,36 @@ static void add_events(asking *q) {
     engine_answer_release(&refusal);
 }
 
-/* Whether a request can say something of its own about its time: by its text, so that most
- * requests need not be parsed. */
-static bool names_terms(const char *body, size_t n) {
-    static const char *const terms[] = {"\"deadline_ms\"", "\"priority\"", "\"model\""};
-    const char *end = body + n;
-    if (memchr(body, '\\', n) != NULL) return true; /* one of them might be written with escapes */
-    for (const char *at = body; (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++)
-        for (size_t i = 0; i < sizeof terms / sizeof *terms; i++) {
-            size_t length = strlen(terms[i]);
-            if ((size_t)(end - at) >= length && at[1] == terms[i][1] &&
-                memcmp(at, terms[i], length) == 0)
-                return true;
-        }
+/* Whether a text holds a term; `place` is where the term has a letter that requests seldom have, so
+ * that memchr passes over most of them. */
+static bool has_term(const char *text, size_t n, const char *term, size_t place) {
+    size_t length = strlen(term);
+    if (n < length) return false;
+    const char *at = text + place, *end = text + n - (length - 1 - place);
+    while ((at = memchr(at, term[place], (size_t)(end - at))) != NULL) {
+        if (memcmp(at - place, term, length) == 0) return true;
+        at++;
+    }
     return false;
 }
 
-/* Under overload most of the work would be to parse what is refused then. */
-static bool is_refused_unread(call *c, const char *body, size_t n) {
+/* Whether a request can say something of its own about its time: by its text, so that most
+ * requests need not be parsed. */
+static bool names_terms(const char *body, size_t n) {
+    if (memchr(body, '\\', n) != NULL) return true; /* one of them might be written with escapes */
+    return has_term(body, n, "\"deadline_ms\"", 9) || has_term(body, n, "\"priority\"", 8) ||
+           has_term(body, n, "\"model\"", 5);
+}
+
+/* Under overload most of the work would be to parse what is refused then.  *was_asked: the engine
+ * was, and what it said holds for the request. */
+static bool is_refused_unread(call *c, const char *body, size_t n, bool *was_asked) {
     engine_answer refusal;
     engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,
                           .arrived_ns = http_arrived_ns(c->x),
                           .after_ns = atomic_load(&c->s->reply_ns)};
-    if (c->s->set.n_models != 1 || names_terms(body, n)) return false;
+    *was_asked = c->s->set.n_models == 1 && !names_terms(body, n);
+    if (!*was_asked) return false;
     bool has_time = engine_has_time(c->s->engine, &any, &refusal);
     if (!has_time) call_fail_outcome(c, &refusal);
     engine_answer_release(&refusal);
@@ -409,8 +420,9 @@ static bool is_refused_unread(call *c, const char *body, size_t n) {
 static void serve(call *c, ask_reader read) {
     size_t n;
     const char *body = http_body(c->x, &n);
+    bool was_asked;
     asking *q;
-    if (is_refused_unread(c, body, n)) return;
+    if (is_refused_unread(c, body, n, &was_asked)) return;
     status st = ARENA_NEW(&c->memory, &q, 1);
     if (st == OK) st = read(&c->memory, body, n, &q->r);
     if (st != OK) {
@@ -432,6 +444,7 @@ static void serve(call *c, ask_reader read) {
     }
     q->r.ask.arrived_ns = http_arrived_ns(c->x);
     q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
+    q->r.ask.was_asked = was_asked;
     q->r.n_events > 0 ? add_events(q) : submit(q);
 }
 

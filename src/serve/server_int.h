@@ -58,14 +58,14 @@ typedef struct call {
     http_exchange *x;
     route_name route;
     arena memory;
-    char part[MAX_PARTS][PART_BYTES]; /* of the path, decoded */
     int n_parts;
     char id[REQUEST_ID_BYTES];
     const char *key_name;           /* of the API key, or NULL */
     char model[REQUEST_NAME_BYTES]; /* that answered, for the log */
     uint64_t parsed_ns;             /* clock when the body was read */
     uint64_t tokens_reused, tokens_computed;
-    void *state; /* of the route, in the arena */
+    void *state;                      /* of the route, in the arena */
+    char part[MAX_PARTS][PART_BYTES]; /* of the path, decoded; the last: it need not be zeroed */
 } call;
 
 /* Answers; the body's memory is taken.  The call is gone. */

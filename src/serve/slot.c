@@ -50,7 +50,7 @@ static engine_outcome refuse(engine_answer *out, queue_verdict why, double late_
 }
 
 /* Whether a job may wait; under the lock. */
-static engine_outcome ask_queue(const slot *s, job *j, uint64_t now) {
+static engine_outcome ask_queue(slot *s, job *j, uint64_t now) {
     queue_verdict v = job_queue_admits(&s->queue, j, now, &j->predicted_s);
     if (v == QUEUE_ADMITS) return ENGINE_OK;
     return refuse(j->out, v, j->predicted_s - (double)(int64_t)(j->deadline_ns - now) / 1e9);

@@ -189,31 +189,50 @@ static status need_state(users *u, const id_text *user, user_state **out) {
     return OK;
 }
 
+/* A text that ends with NUL, in memory that all of a request share. */
+typedef struct short_text {
+    const char *text;
+    size_t n; /* 0: there is none */
+} short_text;
+
 /* An event on its way in. */
 typedef struct incoming {
     stored_event event;
     const engine_id *given; /* of the item, and as text: */
-    id_text item, id;
+    short_text item, id;
     size_t order;
     bool is_duplicate;
 } incoming;
 
-static status read_events(const users *u, const engine_event *events, size_t n, incoming *in) {
+/* Room for an id as text; one that is too long is refused before it is written. */
+static size_t text_bytes(const engine_id *id) {
+    enum { MOST_DIGITS = 21 }; /* of a number, with its sign */
+    if (id->text == NULL) return MOST_DIGITS;
+    return (id->n < ENGINE_ID_BYTES ? id->n : ENGINE_ID_BYTES) + 1;
+}
+
+static status put_id(const engine_id *id, const char *what, char **room, short_text *out) {
+    id_text text;
+    TRY(id_text_make(&text, id, what));
+    *out = (short_text){*room, text.n};
+    memcpy(*room, text.text, text.n + 1);
+    *room += text.n + 1;
+    return OK;
+}
+
+/* room: for the texts of all ids. */
+static status read_events(const users *u, const engine_event *events, size_t n, char *room,
+                          incoming *in) {
     int64_t now = users_now(u);
     for (size_t i = 0; i < n; i++) {
-        in[i].event = (stored_event){0};
-        in[i].id.n = 0;
-        in[i].id.text[0] = '\0';
-        in[i].is_duplicate = false;
-        in[i].given = &events[i].item;
-        status st = id_text_make(&in[i].item, &events[i].item, "the item");
+        in[i] = (incoming){.given = &events[i].item, .order = i};
+        status st = put_id(&events[i].item, "the item", &room, &in[i].item);
         bool has_id = events[i].id.text == NULL ? events[i].id.n > 0 : true;
-        if (st == OK && has_id) st = id_text_make(&in[i].id, &events[i].id, "the event");
+        if (st == OK && has_id) st = put_id(&events[i].id, "the event", &room, &in[i].id);
         if (st == OK) st = users_ticks(u, &events[i], now, &in[i].event.time);
         if (st != OK) return fail_prefix(st, "event %zu", i + 1);
         in[i].event.action = events[i].action;
         in[i].event.is_added = true;
-        in[i].order = i;
     }
     return OK;
 }
@@ -266,7 +285,7 @@ static status write_events(const users *u, const id_text *user, const incoming *
     return st;
 }
 
-static uint32_t item_number(users *u, const engine_id *id, const id_text *item) {
+static uint32_t item_number(users *u, const engine_id *id, const short_text *item) {
     bool is_number = id->text == NULL && u->data != NULL && !u->data->has_text_items;
     uint32_t number = is_number         ? seq_find_item_number(u->data, id->number)
                       : u->data != NULL ? seq_find_item(u->data, item->text)
@@ -340,9 +359,12 @@ status users_add(users *u, const id_text *user, const engine_event *events, size
                  const engine_journal *journal, uint64_t *ticket, engine_added *out) {
     incoming *in;
     user_state *s = NULL;
+    size_t bytes = n * sizeof *in;
     *out = (engine_added){0};
-    TRY(MEM_NEW_RAW(&in, n));
-    status st = read_events(u, events, n, in);
+    for (size_t i = 0; i < n; i++)
+        bytes += text_bytes(&events[i].item) + text_bytes(&events[i].id);
+    TRY(mem_alloc_raw((void **)&in, bytes, 1));
+    status st = read_events(u, events, n, (char *)(in + n), in);
     if (st == OK) st = need_state(u, user, &s);
     if (st == OK) st = add_incoming(u, user, s, in, n, journal, ticket, out);
     mem_free(in);
