@@ -350,16 +350,23 @@ TEST(tcp_same_bits_as_one_process) {
 }
 
 TEST(tcp_variables_that_make_no_sense) {
-    static const char *const wrong[] = {"RANK=2 WORLD_SIZE=2", "RANK=x WORLD_SIZE=2",
-                                        "RANK=0 WORLD_SIZE=2 MASTER_PORT=99999"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const wrong[][2] = {
+        {"RANK=2 WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK=2"},
+        {"RANK=x WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK=x"},
+        {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=99999", "MASTER_PORT=99999"},
+        {"RANK=0 WORLD_SIZE=0 MASTER_ADDR=localhost", "WORLD_SIZE=0"},
+        {"RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set"}, /* not alone, beside the others */
+        {"RANK= WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK is not set"},
+        {"WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK is not set"},
+        {"RANK=0 MASTER_ADDR=localhost", "WORLD_SIZE is not set"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *text;
-        int code =
-            test_command(&text,
-                         "MASTER_ADDR=localhost %s '%s' train --gin-config-file configs/demo.gin "
-                         "--data x --out x --device cpu",
-                         wrong[i], test_program());
+        int code = test_command(&text,
+                                "%s '%s' train --gin-config-file configs/demo.gin "
+                                "--data x --out x --device cpu",
+                                wrong[i][0], test_program());
         CHECK_EQ(code, 2);
+        CHECK_CONTAINS(text, wrong[i][1]);
         free(text);
     }
 }

@@ -123,9 +123,14 @@ static bool is_above_one(const char *name) {
 
 env_launcher env_launched_by(void) {
     if (is_above_one("OMPI_COMM_WORLD_SIZE") || is_above_one("PMI_SIZE")) return LAUNCHER_MPI;
-    if (is_above_one("WORLD_SIZE") && getenv("RANK") != NULL && getenv("MASTER_ADDR") != NULL)
-        return LAUNCHER_TORCHRUN;
-    return LAUNCHER_NONE;
+    /* Two of the three mean a job, so that ranks with a variable forgotten do not train alone, all
+     * of them in the same folder. */
+    const char *size = getenv("WORLD_SIZE");
+    bool has_rank = getenv("RANK") != NULL, has_address = getenv("MASTER_ADDR") != NULL;
+    if (is_above_one("WORLD_SIZE"))
+        return has_rank || has_address ? LAUNCHER_TORCHRUN : LAUNCHER_NONE;
+    bool is_alone = size != NULL && strcmp(size, "1") == 0;
+    return has_rank && has_address && !is_alone ? LAUNCHER_TORCHRUN : LAUNCHER_NONE;
 }
 
 static status read_number(const char *name, long least, long most, int missing, int *out) {
@@ -141,16 +146,26 @@ static status read_number(const char *name, long least, long most, int missing, 
     return OK;
 }
 
+static status require(const char *name, const char *what) {
+    const char *text = getenv(name);
+    if (text != NULL && text[0] != '\0') return OK;
+    return fail(ERR_USAGE,
+                "%s is not set: %s.  RANK, WORLD_SIZE and MASTER_ADDR make this process one of "
+                "several ranks; to train alone, unset them",
+                name, what);
+}
+
 status env_read_torchrun(env_torchrun *out) {
     const char *store = getenv("TORCHELASTIC_USE_AGENT_STORE");
+    TRY(require("WORLD_SIZE", "how many ranks there are"));
+    TRY(require("RANK", "the number of this one, from 0"));
+    TRY(require("MASTER_ADDR", "the address of rank 0"));
     TRY(read_number("WORLD_SIZE", 1, 1 << 20, 1, &out->size));
     TRY(read_number("RANK", 0, out->size - 1, 0, &out->rank));
     TRY(read_number("LOCAL_RANK", 0, out->size - 1, -1, &out->local_rank));
     TRY(read_number("LOCAL_WORLD_SIZE", 1, out->size, -1, &out->local_size));
     TRY(read_number("MASTER_PORT", 1, 65534, 29500, &out->port));
     out->address = getenv("MASTER_ADDR");
-    if (out->address == NULL || out->address[0] == '\0')
-        return fail(ERR_USAGE, "MASTER_ADDR is not set: the address of rank 0");
     if (store != NULL && strcmp(store, "True") == 0) out->port++;
     return OK;
 }

@@ -11,7 +11,14 @@
 #include "base/mem.h"
 #include "dist/tcp_int.h"
 
-enum { MAGIC = 0x50545348, PROTOCOL = 2, HELLO_MS = 5000, TEXT_BYTES = 256, NONCE = 16 };
+enum {
+    MAGIC = 0x50545348,
+    PROTOCOL = 2,
+    HELLO_MS = 5000,
+    QUIET_MS = 3000,
+    TEXT_BYTES = 256,
+    NONCE = 16
+};
 
 typedef struct tcp_hello {
     uint32_t magic, protocol;
@@ -163,6 +170,7 @@ static void list_missing(const tcp_mesh *m, char text[TEXT_BYTES]) {
 }
 
 static status gather_ranks(tcp_mesh *m, const tcp_start *o, uint64_t start) {
+    bool is_said = false;
     for (int n = 0; n < m->size - 1;) {
         char address[NET_ADDRESS_BYTES], missing[TEXT_BYTES];
         int fd;
@@ -170,8 +178,15 @@ static status gather_ranks(tcp_mesh *m, const tcp_start *o, uint64_t start) {
         if (is_over(o, start))
             return fail(ERR_IO, "of %d ranks these did not report to port %d within %d s:%s",
                         m->size, o->port, timeout_of(o) / 1000, missing);
-        if (net_accept(&fd, m->listener, left_of(o, start), address) == OK)
+        int left = left_of(o, start);
+        if (net_accept(&fd, m->listener, is_said || left < QUIET_MS ? left : QUIET_MS, address) ==
+            OK) {
             TRY(note_rank(m, o, fd, address));
+        } else if (!is_said) {
+            log_info("rank 0 waits at port %d for%s of %d ranks, %d s more at most", o->port,
+                     missing, m->size, left_of(o, start) / 1000);
+            is_said = true;
+        }
         n = 0;
         for (int r = 1; r < m->size; r++)
             n += m->fd[r] >= 0;
@@ -251,7 +266,8 @@ status tcp_mesh_open(tcp_mesh *m, const tcp_start *o) {
         m->fd[r] = -1;
     TRY(MEM_NEW(&m->peer, (size_t)m->size));
     status st = net_listen(&m->listener, o->rank == 0 ? o->port : 0, &port);
-    if (st != OK && o->rank == 0) return fail_prefix(st, "MASTER_PORT");
+    if (st != OK && o->rank == 0)
+        return fail_prefix(st, "MASTER_PORT (another job may use it: take another port)");
     TRY(st);
     m->peer[o->rank].port = port;
     gethostname(m->peer[o->rank].host, WATCH_HOST_BYTES - 1);
