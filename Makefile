@@ -107,7 +107,7 @@ CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
 CU_UNIT_ops_sm90 := $(wildcard src/cuda/ops/*_sm90.cu)
 CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
 CU_UNIT_core := $(filter-out %/sort.cu,$(wildcard src/cuda/core/*.cu)) $(wildcard src/cuda/attn/common/*.cu)
-CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group head_parts kv_fp8 kv_put l2 linear \
+CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine cublas_lt dropout group head_parts kv_fp8 kv_put l2 linear \
 	logits_loss matmul negatives rank row_moves sampled_softmax update)
 CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate gate_cut norm rows)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)

@@ -1,8 +1,8 @@
 """Builds libhstu.so with make and puts it into the wheel.
 
 The library is built without optional libraries but CUDA (MINIMAL=cuda; CUDA=0 in the environment leaves that out) and
-for any CPU of the architecture (ARCH=), so it needs the C library alone, with CUDA that of C++ and cuBLASLt, too.  The
-wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a
+for any CPU of the architecture (ARCH=), so it needs the C library alone, with CUDA that of C++, too, and cuBLASLt
+where a GPU is used.  The wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a
 library that is there already; the wheel is then tagged for Linux only.  HSTU_ROOT is the repository, where this file
 is not in it."""
 import os

@@ -27,7 +27,7 @@ unset HSTU_LIBRARY
 "$place/plain/bin/python" -m twine check --strict "$place"/wheel/*.whl
 
 # The tag of a wheel that built its library is this machine's glibc, and the library asks for nothing newer, nor for
-# any library but the C library's; with CUDA inside, that of C++ and cuBLASLt.
+# any library but the C library's; with CUDA inside, that of C++.  cuBLASLt is looked for when a GPU is used.
 check_tag() {
     local libc newest needed name
     libc=$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)
@@ -42,10 +42,11 @@ check_tag() {
         echo "libhstu.so asks for glibc $newest; $name says $libc" && return 1
     fi
     needed=$(objdump -p "$place/unpacked/hstu/libhstu.so" | awk '$1 == "NEEDED" { print $2 }')
-    case $needed in
-    *libcublasLt*) name="$name, with CUDA" needed=$(echo "$needed" | grep -vE '^(libcublasLt|libstdc\+\+|libgcc_s|librt)\.so') ;;
-    *) [ "${CUDA:-1}" = 0 ] || ! command -v nvcc >/dev/null || { echo "nvcc is here, but the wheel is without CUDA" && return 1; } ;;
-    esac
+    if objdump -h "$place/unpacked/hstu/libhstu.so" | grep nv_fatbin >/dev/null; then
+        name="$name, with CUDA" needed=$(echo "$needed" | grep -vE '^(libstdc\+\+|libgcc_s|librt)\.so')
+    elif [ "${CUDA:-1}" != 0 ] && command -v nvcc >/dev/null; then
+        echo "nvcc is here, but the wheel is without CUDA" && return 1
+    fi
     needed=$(echo "$needed" | grep -vE '^(libc|libm|libpthread|libdl|ld-linux.*)\.so' || true)
     [ -z "$needed" ] || { echo "libhstu.so of the wheel needs $needed" && return 1; }
     echo "$name: asks for glibc $newest"

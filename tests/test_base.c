@@ -1,4 +1,6 @@
+#include <dlfcn.h>
 #include <limits.h>
+#include <link.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -7,6 +9,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/jagged.h"
+#include "base/library.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/nearest.h"
@@ -366,6 +369,36 @@ TEST(env_cuda_sm_is_a_compute_capability) {
         CHECK_FAILS(env_cuda_sm(&sm), ERR_USAGE, "such as 80");
     }
     unsetenv("HSTU_CUDA_SM");
+}
+
+/* A copy of a library of ours in a Python environment; one that is no library comes last in the
+ * list. */
+TEST(libraries_are_found_in_python_packages) {
+    static const char name[] = "libhstu_found.so.1", pattern[] = "nvidia/*/lib/libhstu_found.so.1";
+    struct link_map *map;
+    char *text;
+    setenv("VIRTUAL_ENV", test_folder(), 1);
+    CHECK(library_find(name, pattern) == NULL);
+    int code =
+        test_command(&text,
+                     "set -e; cd %s; good=lib/python3.8/site-packages/nvidia/cu13/lib "
+                     "bad=lib/python3.9/dist-packages/nvidia/cublas/lib; mkdir -p $good $bad; "
+                     "cp $(dirname $(realpath %s))/hstu-inject.so $good/%s; "
+                     "echo no library > $bad/%s",
+                     test_folder(), test_program(), name, name);
+    CHECK_EQ(code, 0);
+    free(text);
+    void *library = library_find(name, pattern);
+    CHECK(library != NULL && dlinfo(library, RTLD_DI_LINKMAP, &map) == 0);
+    CHECK(strstr(map->l_name, "/lib/python3.8/site-packages/nvidia/cu13/lib/libhstu_found") !=
+          NULL);
+    CHECK_EQ(dlclose(library), 0);
+    CHECK_EQ(chdir(test_folder()), 0);
+    setenv("VIRTUAL_ENV", ".", 1); /* wherever somebody happens to be */
+    CHECK(library_find("libhstu_other.so", "nvidia/*/lib/libhstu_found.so.1") == NULL);
+    library = library_find("libm.so.6", pattern);
+    CHECK(library != NULL && dlsym(library, "cos") != NULL);
+    dlclose(library);
 }
 
 TEST(env_threads_checks_its_range) {

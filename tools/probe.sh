@@ -46,8 +46,8 @@ int main(void) { return ZSTD_versionNumber() == 0; }' -lzstd && echo "-DHSTU_HAS
 int main(void) { return zlibVersion() == 0; }' -lz && echo "-DHSTU_HAS_ZLIB -lz"
 }
 [ "$MINIMAL" = cuda ] || optional_libraries
-# nvcc counts if the host compiler it calls, its run-time library and cuBLASLt work too.  The program looks
-# for cuBLASLt where it was found now.
+# nvcc counts if the host compiler it calls, its run-time library and cuBLASLt are there.  cuBLASLt is opened when
+# the program first uses a GPU (src/cuda/ops/cublas_lt.cu), and looked for in the folder found here, too.
 if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then
     root=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
     cpu=$(uname -m)
@@ -62,7 +62,7 @@ if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/nu
         for include in "$root/include" "$root/targets/$cpu-linux/include" "$root/targets/sbsa-linux/include"; do
             [ -e "$include/cuda_runtime_api.h" ] && echo "-I$include" && break
         done
-        echo "-DHSTU_HAS_CUDA -L$runtime -L$blas -Wl,-rpath,$blas -lcublasLt -lcudart_static -lstdc++ -ldl -lrt"
+        echo "-DHSTU_HAS_CUDA -L$runtime -Wl,-rpath,$blas -lcudart_static -lstdc++ -ldl -lrt"
     fi
 fi
 # CUPTI counts when its header does (CUDA 12.0 or newer); its library is only looked for when the

@@ -1,9 +1,6 @@
 """libhstu.so by ctypes: its functions, its structs, its failures as exceptions."""
 import ctypes
-import glob
 import os
-import re
-import sys
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64,
                     c_void_p)
 
@@ -88,37 +85,13 @@ _OTHERS = {
 }
 
 
-def _load_cublas(name):
-    """A library with CUDA inside needs cuBLASLt: where the toolkit is not where it was at the build, that of the Python
-    packages (torch's, or nvidia-cublas) does."""
-    for root in sys.path:
-        for path in sorted(glob.glob(os.path.join(glob.escape(root), "nvidia", "*", "lib", name))):
-            try:
-                return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-            except OSError:
-                continue
-    return None
-
-
 def _open():
     path = os.environ.get("HSTU_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libhstu.so")
-    missing = None
     try:
         lib = ctypes.CDLL(path)
     except OSError as e:
-        missing, lib = e, None
-    name = re.search(r"libcublasLt\.so\.\d+", str(missing))
-    if name and _load_cublas(name.group()):
-        try:
-            lib = ctypes.CDLL(path)
-        except OSError as e:
-            missing = e
-    if lib is None and name:
-        raise ImportError(f"{path} needs {name.group()} of CUDA; install it with 'pip install nvidia-cublas', or build the "
-                          "package without CUDA: 'CUDA=0 pip install ./python'") from missing
-    if lib is None:
-        raise ImportError(f"{path} cannot be loaded ({missing}); install the package with 'pip install ./python', or set "
-                          "HSTU_LIBRARY to a libhstu.so") from missing
+        raise ImportError(f"{path} cannot be loaded ({e}); install the package with 'pip install ./python', or set "
+                          "HSTU_LIBRARY to a libhstu.so") from e
     for name, args in _SIGNATURES.items():
         getattr(lib, name).argtypes, getattr(lib, name).restype = args, c_int32
     for name, (result, args) in _OTHERS.items():

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/library.h"
 #include "base/mem.h"
 #include "cli/doctor_find.h"
 #include "profile/cupti.h"
@@ -292,11 +293,14 @@ static void ask_cupti(findings *f) {
     }
 }
 
-/* A library with a function that tells its version; names are tried in turn. */
+/* A library with a function that tells its version; files are tried in turn, also in Python's
+ * packages. */
 static void ask_version(findings *f, const char *name, const char *const *files, const char *symbol,
                         const char *adds, const char *remedy) {
     for (int i = 0; files[i] != NULL; i++) {
-        void *library = dlopen(files[i], RTLD_LAZY | RTLD_LOCAL);
+        char in_packages[64];
+        snprintf(in_packages, sizeof in_packages, "nvidia/*/lib/%s", files[i]);
+        void *library = library_find(files[i], in_packages);
         if (library == NULL) continue;
         void *function = dlsym(library, symbol);
         if (function != NULL && strcmp(symbol, "ncclGetVersion") == 0) {
@@ -322,8 +326,10 @@ static void ask_libraries(findings *f) {
     f->section = SECTION_LIBRARIES;
     ask_version(f, "NCCL", nccl, "ncclGetVersion", "ranks that talk from GPU to GPU",
                 "apt-get install libnccl2 (NVIDIA's repository), or pip install nvidia-nccl-cu13");
-    ask_version(f, "cuBLASLt", blas, "cublasLtGetVersion", "matrix products on a GPU",
-                "install NVIDIA's CUDA toolkit, or add its lib64 to LD_LIBRARY_PATH");
+    ask_version(
+        f, "cuBLASLt", blas, "cublasLtGetVersion", "matrix products on a GPU",
+        "install NVIDIA's CUDA toolkit or 'pip install nvidia-cublas', or add its folder to "
+        "LD_LIBRARY_PATH");
     ask_cupti(f);
 }
 

@@ -7,12 +7,12 @@
  * length depends is rounded up for the query: the answer depends on the rounded shape alone,
  * not on earlier queries, and hence is the same in a run that was interrupted.  Inference may ask
  * for the fastest of the recommended kernels instead (LINEAR_FASTEST). */
-#include <cublasLt.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
+#include "cuda/ops/cublas_lt.cuh"
 
 /* Hopper's kernels want at least 32 MiB to split long sums. */
 enum { WORKSPACE_BYTES = 64 << 20 };
@@ -59,7 +59,7 @@ typedef struct description {
 
 static status blas_failed(cublasStatus_t error, const char *what) {
     return fail(error == CUBLAS_STATUS_ALLOC_FAILED ? ERR_NOMEM : ERR_DEVICE, "%s failed: %s", what,
-                cublasLtGetStatusString(error));
+                lt.GetStatusString(error));
 }
 
 #define BLAS_TRY(call)                                                                             \
@@ -71,8 +71,9 @@ static status blas_failed(cublasStatus_t error, const char *what) {
 status cuda_matmuls_create(cuda_matmuls **out) {
     cuda_matmuls *m = NULL;
     *out = NULL;
+    TRY(cublas_lt_open());
     TRY(MEM_NEW(&m, 1));
-    cublasStatus_t error = cublasLtCreate(&m->handle);
+    cublasStatus_t error = lt.Create(&m->handle);
     status st = error == CUBLAS_STATUS_SUCCESS ? OK : blas_failed(error, "cublasLtCreate");
     if (st == OK) {
         cudaError_t no_memory = cudaMalloc(&m->workspace, WORKSPACE_BYTES);
@@ -89,7 +90,7 @@ status cuda_matmuls_create(cuda_matmuls **out) {
 void cuda_matmuls_destroy(cuda_matmuls *m) {
     if (m == NULL) return;
     if (m->workspace != NULL) cudaFree(m->workspace);
-    if (m->handle != NULL) cublasLtDestroy(m->handle);
+    if (m->handle != NULL) lt.Destroy(m->handle);
     mem_free(m);
 }
 
@@ -148,20 +149,21 @@ static cublasLtEpilogue_t epilogue_of(const cuda_product *p) {
 static status describe_epilogue(const cuda_product *p, cublasLtMatmulDesc_t what) {
     cublasLtEpilogue_t epilogue = epilogue_of(p);
     int32_t type = p->type_d;
-    BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                            sizeof epilogue));
+    BLAS_TRY(
+        lt.MatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     if (p->bias == NULL) return OK;
-    BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
-                                            sizeof p->bias));
-    BLAS_TRY(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type,
-                                            sizeof type));
+    BLAS_TRY(lt.MatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
+                                       sizeof p->bias));
+    BLAS_TRY(
+        lt.MatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
     return OK;
 }
 
 /* A matrix stored in rows is one stored in columns with the two counts exchanged. */
 static status describe_stored(cublasLtMatrixLayout_t to, cudaDataType_t type, int64_t n_rows,
                               int64_t n_columns, int64_t row) {
-    BLAS_TRY(cublasLtMatrixLayoutInit(to, type, (uint64_t)n_columns, (uint64_t)n_rows, row));
+    BLAS_TRY(lt.MatrixLayoutInit_internal(to, sizeof *to, type, (uint64_t)n_columns,
+                                          (uint64_t)n_rows, row));
     return OK;
 }
 
@@ -169,12 +171,11 @@ static status describe(const cuda_state *cuda, const cuda_product *p, descriptio
     bool is_tf32 = cuda->is_tf32 && p->type == CUDA_R_32F;
     int32_t op_a = p->is_a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     int32_t op_b = p->is_b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    BLAS_TRY(cublasLtMatmulDescInit(
-        &to->what, is_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    BLAS_TRY(
-        cublasLtMatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
-    BLAS_TRY(
-        cublasLtMatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
+    BLAS_TRY(lt.MatmulDescInit_internal(&to->what, sizeof to->what,
+                                        is_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+                                        CUDA_R_32F));
+    BLAS_TRY(lt.MatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
+    BLAS_TRY(lt.MatmulDescSetAttribute(&to->what, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
     if (p->bias != NULL || p->f != EPILOGUE_NONE) TRY(describe_epilogue(p, &to->what));
     TRY(describe_stored(&to->a, p->type, p->is_a_transposed ? p->k : p->m,
                         p->is_a_transposed ? p->m : p->k, p->row_a));
@@ -195,16 +196,16 @@ static uint32_t allowed_reductions(const cuda_state *cuda, const cuda_product *p
 
 static status prefer(cublasLtMatmulPreference_t to, cublasLtMatmulPreferenceAttributes_t name,
                      uint32_t value) {
-    BLAS_TRY(cublasLtMatmulPreferenceSetAttribute(to, name, &value, sizeof value));
+    BLAS_TRY(lt.MatmulPreferenceSetAttribute(to, name, &value, sizeof value));
     return OK;
 }
 
 static status describe_preference(const cuda_state *cuda, const cuda_product *p,
                                   cublasLtMatmulPreference_t to) {
     size_t bytes = WORKSPACE_BYTES;
-    BLAS_TRY(cublasLtMatmulPreferenceInit(to));
-    BLAS_TRY(cublasLtMatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                  &bytes, sizeof bytes));
+    BLAS_TRY(lt.MatmulPreferenceInit_internal(to, sizeof *to));
+    BLAS_TRY(lt.MatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                             sizeof bytes));
     TRY(prefer(to, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, allowed_reductions(cuda, p)));
     TRY(prefer(to, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p->b)));
     TRY(prefer(to, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p->a)));
@@ -218,13 +219,13 @@ static const char *type_name(cudaDataType_t type) {
 }
 
 static status no_kernel(const cuda_product *p, cublasStatus_t error) {
-    return fail(ERR_DEVICE,
-                "cuBLASLt has no kernel for a product (%lld, %lld) x (%lld, %lld) of %s into %s%s: "
-                "%s",
-                (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n,
-                type_name(p->type), type_name(p->type_d), p->bias != NULL ? " with a bias" : "",
-                cublasLtGetStatusString(
-                    error != CUBLAS_STATUS_SUCCESS ? error : CUBLAS_STATUS_NOT_SUPPORTED));
+    return fail(
+        ERR_DEVICE,
+        "cuBLASLt has no kernel for a product (%lld, %lld) x (%lld, %lld) of %s into %s%s: "
+        "%s",
+        (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n, type_name(p->type),
+        type_name(p->type_d), p->bias != NULL ? " with a bias" : "",
+        lt.GetStatusString(error != CUBLAS_STATUS_SUCCESS ? error : CUBLAS_STATUS_NOT_SUPPORTED));
 }
 
 /* The kernels that cuBLASLt recommends, in its order; there is at least one. */
@@ -238,8 +239,8 @@ static status list_kernels(const cuda_state *cuda, const cuda_product *p,
     TRY(describe(cuda, p, &text));
     TRY(describe_preference(cuda, p, &preference));
     cublasStatus_t error =
-        cublasLtMatmulAlgoGetHeuristic(cuda->matmuls->handle, &text.what, &text.b, &text.a, &text.d,
-                                       &text.d, &preference, MAX_ANSWERS, answer, &n);
+        lt.MatmulAlgoGetHeuristic(cuda->matmuls->handle, &text.what, &text.b, &text.a, &text.d,
+                                  &text.d, &preference, MAX_ANSWERS, answer, &n);
     for (int i = 0; error == CUBLAS_STATUS_SUCCESS && i < n; i++)
         if (answer[i].state == CUBLAS_STATUS_SUCCESS) list[(*n_list)++] = answer[i].algo;
     return *n_list > 0 ? OK : no_kernel(p, error);
@@ -248,9 +249,9 @@ static status list_kernels(const cuda_state *cuda, const cuda_product *p,
 static cublasStatus_t run_kernel(const cuda_state *cuda, const cuda_product *p, description *text,
                                  const cublasLtMatmulAlgo_t *algo) {
     const float one = 1, beta = p->c != NULL ? 1 : 0;
-    return cublasLtMatmul(cuda->matmuls->handle, &text->what, &one, p->b, &text->b, p->a, &text->a,
-                          &beta, p->c != NULL ? p->c : p->d, &text->d, p->d, &text->d, algo,
-                          cuda->matmuls->workspace, WORKSPACE_BYTES, cuda->stream);
+    return lt.Matmul(cuda->matmuls->handle, &text->what, &one, p->b, &text->b, p->a, &text->a,
+                     &beta, p->c != NULL ? p->c : p->d, &text->d, p->d, &text->d, algo,
+                     cuda->matmuls->workspace, WORKSPACE_BYTES, cuda->stream);
 }
 
 /* N_RUNS runs as a recorded step, since that is how kernels of inference run: one that needs a
@@ -384,8 +385,8 @@ static status find(const cuda_state *cuda, const cuda_product *p, const cuda_pro
 static bool is_fit(const cuda_state *cuda, const cuda_product *p, description *text, entry *e) {
     cublasLtMatmulHeuristicResult_t result;
     if (e->checked_m == p->m && e->checked_k == p->k) return true;
-    if (cublasLtMatmulAlgoCheck(cuda->matmuls->handle, &text->what, &text->b, &text->a, &text->d,
-                                &text->d, &e->algo, &result) != CUBLAS_STATUS_SUCCESS ||
+    if (lt.MatmulAlgoCheck(cuda->matmuls->handle, &text->what, &text->b, &text->a, &text->d,
+                           &text->d, &e->algo, &result) != CUBLAS_STATUS_SUCCESS ||
         result.workspaceSize > WORKSPACE_BYTES)
         return false;
     e->checked_m = p->m, e->checked_k = p->k;
