@@ -51,11 +51,11 @@ static const char *const tier_set[] = {
     "NetworkArgs.num_attention_heads=2", "NetworkArgs.disable_contextual_mask=True"};
 
 TEST(serve_check_of_two_tiers) {
-    check_tiers(ranking_gin, tier_set, 5, 40, 12, false);
+    check_tiers(ranking_gin, tier_set, 5, test_is_brief() ? 16 : 40, 12, false);
 }
 
 TEST(serve_check_of_two_tiers_in_8_bits) {
-    check_tiers(ranking_gin, tier_set, 5, 40, 12, true);
+    check_tiers(ranking_gin, tier_set, 5, test_is_brief() ? 16 : 40, 12, true);
 }
 
 /* Nothing is reused where a new event changes older rows. */
