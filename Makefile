@@ -278,7 +278,7 @@ $B/src/serve/server_page.o: src/serve/server_page.html
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 define compile_cu
 @mkdir -p $(@D)
-$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu $B/src/cuda/unit_%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $<,$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu $B/src/cuda/unit_%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $< $(CU_UNIT_$*),$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
 	-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
 	grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 endef

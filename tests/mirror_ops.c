@@ -89,9 +89,20 @@ status mirror_linear_pack(backend *be, const linear_args *args) {
     RUN(m, linear_pack, &a);
 }
 
+/* Where kv_put writes, and the slots that say so. */
+static void add_put(mirror *m, kv_put_args *a) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < a->n; i++)
+        n = a->slot[i] / a->page_len >= n ? a->slot[i] / a->page_len + 1 : n;
+    MIRROR(m, a, slot, IN, I32, a->n);
+    MIRROR_ROWS(m, a, pages_k, BOTH, ACT, n, (int64_t)a->page_len * a->dim_k, a->stride);
+    MIRROR_ROWS(m, a, pages_v, BOTH, ACT, n, (int64_t)a->page_len * a->dim_v, a->stride);
+}
+
 status mirror_linear_fwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
     linear_args a = *args;
+    kv_put_args put;
     int64_t n_y = a.n * a.n_out;
     mirror_use use = a.n_in > 0 ? OUT : BOTH; /* a product of nothing may do nothing */
     a.dy = a.dx = a.dw = a.dbias = NULL;
@@ -105,6 +116,13 @@ status mirror_linear_fwd(backend *be, const linear_args *args) {
     MIRROR(m, &a, residual, IN, ACT, n_y);
     MIRROR(m, &a, z, use, ACT, n_y);
     MIRROR(m, &a, y, use, ACT, n_y);
+    if (a.put != NULL) { /* its rows are those of y */
+        put = *a.put;
+        a.put = &put;
+        MIRROR_ROWS(m, &put, k, use, ACT, put.n, put.dim_k, put.stride_k);
+        MIRROR_ROWS(m, &put, v, use, ACT, put.n, put.dim_v, put.stride_v);
+        add_put(m, &put);
+    }
     RUN(m, linear_fwd, &a);
 }
 
@@ -218,6 +236,17 @@ static mirror_use add_cut(mirror *m, gate_args *a, gate_cut *cut) {
     return BOTH;
 }
 
+/* All of the gate but o. */
+static void add_gate(mirror *m, gate_args *a, mirror_use out) {
+    MIRROR_ROWS(m, a, u, IN, ACT, a->n, a->dim, a->stride_u);
+    MIRROR(m, a, weight, IN, F32, a->dim);
+    MIRROR(m, a, bias, IN, F32, a->dim);
+    add_dropout(m, &a->drop, a->n);
+    MIRROR(m, a, y, out, ACT, a->n * a->dim);
+    MIRROR(m, a, mean, out, F32, a->n);
+    MIRROR(m, a, rstd, out, F32, a->n);
+}
+
 status mirror_gate_fwd(backend *be, const gate_args *args) {
     mirror *m = mirror_of(be);
     gate_args a = *args;
@@ -226,13 +255,7 @@ status mirror_gate_fwd(backend *be, const gate_args *args) {
     mirror_begin(m);
     mirror_use out = add_cut(m, &a, &cut);
     MIRROR(m, &a, o, IN, ACT, a.n * a.dim);
-    MIRROR_ROWS(m, &a, u, IN, ACT, a.n, a.dim, a.stride_u);
-    MIRROR(m, &a, weight, IN, F32, a.dim);
-    MIRROR(m, &a, bias, IN, F32, a.dim);
-    add_dropout(m, &a.drop, a.n);
-    MIRROR(m, &a, y, out, ACT, a.n * a.dim);
-    MIRROR(m, &a, mean, out, F32, a.n);
-    MIRROR(m, &a, rstd, out, F32, a.n);
+    add_gate(m, &a, out);
     RUN(m, gate_fwd, &a);
 }
 
@@ -354,13 +377,22 @@ static void add_attn(mirror *m, attn_args *a, int64_t *n_q, int64_t *n_k) {
 status mirror_attn_fwd(backend *be, const attn_args *args) {
     mirror *m = mirror_of(be);
     attn_args a = *args;
+    gate_args gate;
     int64_t n_q, n_k;
     a.dout = a.dq = a.dk = a.dv = NULL;
     a.dtable = a.dposition_w = a.dtime_w = NULL;
     mirror_begin(m);
     add_attn(m, &a, &n_q, &n_k);
-    MIRROR_ROWS(m, &a, out, OUT, ACT, n_q, a.n_heads * a.dim_v, a.stride_out);
+    mirror_use use = a.gate != NULL ? ROOM : OUT;
+    MIRROR_ROWS(m, &a, out, use, ACT, n_q, a.n_heads * a.dim_v, a.stride_out);
     add_filling(m, &a.out, n_q, a.n_rows_q, a.n_heads * a.dim_v, a.stride_out);
+    if (a.gate != NULL) { /* o is out */
+        gate = *a.gate;
+        gate.dy = gate.d_o = gate.du = gate.dweight = gate.dbias = NULL;
+        MIRROR_ROWS(m, &gate, o, ROOM, ACT, n_q, a.n_heads * a.dim_v, a.stride_out);
+        add_gate(m, &gate, OUT);
+        a.gate = &gate;
+    }
     RUN(m, attn_fwd, &a);
 }
 
@@ -388,15 +420,10 @@ status mirror_attn_bwd(backend *be, const attn_args *args) {
 status mirror_kv_put(backend *be, const kv_put_args *args) {
     mirror *m = mirror_of(be);
     kv_put_args a = *args;
-    int64_t n = 0;
-    for (int64_t i = 0; i < a.n; i++)
-        n = a.slot[i] / a.page_len >= n ? a.slot[i] / a.page_len + 1 : n;
     mirror_begin(m);
     MIRROR_ROWS(m, &a, k, IN, ACT, a.n, a.dim_k, a.stride_k);
     MIRROR_ROWS(m, &a, v, IN, ACT, a.n, a.dim_v, a.stride_v);
-    MIRROR(m, &a, slot, IN, I32, a.n);
-    MIRROR_ROWS(m, &a, pages_k, BOTH, ACT, n, (int64_t)a.page_len * a.dim_k, a.stride);
-    MIRROR_ROWS(m, &a, pages_v, BOTH, ACT, n, (int64_t)a.page_len * a.dim_v, a.stride);
+    add_put(m, &a);
     RUN(m, kv_put, &a);
 }
 

@@ -110,12 +110,50 @@ static void forget_gradients(sample *s) {
     }
 }
 
+/* With the gate inside, attention and gate give what two ops give, up to the rounding of the rows
+ * between them. */
+static void check_gate(backend *be, const attn_args *from) {
+    double limit = precision_is_half(test_on.p) ? 16 * precision_unit(test_on.p) : 1e-5;
+    attn_args a = *from;
+    int64_t n = a.n_rows_q, width = (int64_t)a.n_heads * a.dim_v;
+    float *o = floats(n * width, 21), *u = floats(n * width, 22), *y[2], *statistics;
+    float *weight = floats(width, 23), *bias = floats(width, 24);
+    CHECK_OK(MEM_NEW(&statistics, (size_t)(2 * n)));
+    gate_args gate = {.n = n,
+                      .dim = (int32_t)width,
+                      .eps = 1e-5f,
+                      .o = o,
+                      .u = u,
+                      .stride_u = width,
+                      .weight = weight,
+                      .bias = bias,
+                      .mean = statistics,
+                      .rstd = statistics + n};
+    a.out = o;
+    a.stride_out = width;
+    for (int side = 0; side < 2; side++) {
+        gate.y = y[side] = floats(n * width, 25);
+        a.gate = side == 1 ? &gate : NULL;
+        CHECK_OK(be->ops->attn_fwd(be, &a));
+        if (side == 0) CHECK_OK(be->ops->gate_fwd(be, &gate));
+    }
+    for (int64_t i = 0; i < n * width; i++)
+        CHECK(fabs((double)y[1][i] - y[0][i]) <= limit);
+    void *owned[] = {o, u, y[0], y[1], weight, bias, statistics};
+    for (int i = 0; i < 7; i++)
+        mem_free(owned[i]);
+}
+
 static void run_forward(const attn_args *a) {
     pool *workers;
     backend *be;
     CHECK_OK(pool_create(&workers, 2));
     CHECK_OK(test_backend(&be, workers));
     CHECK_OK(be->ops->attn_fwd(be, a));
+    attn_args again = *a; /* as in the next layer of a pass */
+    again.is_repeated = true;
+    CHECK_OK(be->ops->attn_fwd(be, &again));
+    check_gate(be, a);
     backend_destroy(be);
     pool_destroy(workers);
 }

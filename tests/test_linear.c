@@ -288,6 +288,62 @@ TEST(linear_packed_with_silu_or_residual) {
     close_backends(&t);
 }
 
+/* Keys and values of some rows go to pages, too, as kv_put would write them; `dim` columns each. */
+static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
+    enum { LEN = 16, PAGES = 40 };
+    layer l = make_layer(n, 24, 3 * dim, false, f, true, false, false);
+    backend *be = t->be[1];
+    int64_t stride = 2 * LEN * dim + 8, n_pages = PAGES * stride;
+    float *pages = floats(n_pages, 11), *want = copy_floats(pages, n_pages);
+    char *packed;
+    int32_t *slot;
+    CHECK_OK(MEM_NEW(&slot, (size_t)n));
+    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, 24, 3 * dim)));
+    for (int64_t i = 0; i < n; i++) /* pages in no order; every third row is not kept */
+        slot[i] = i % 3 == 1 ? -1 : (int32_t)((i / LEN * 7 % PAGES) * LEN + i % LEN);
+    kv_put_args put = {.n = n,
+                       .dim_k = dim,
+                       .dim_v = dim,
+                       .page_len = LEN,
+                       .k = (float *)l.a.y + 2 * dim,
+                       .v = (float *)l.a.y + dim,
+                       .stride_k = 3 * dim,
+                       .stride_v = 3 * dim,
+                       .slot = slot,
+                       .pages_k = pages,
+                       .pages_v = pages + LEN * dim,
+                       .stride = stride};
+    l.a.packed = packed;
+    CHECK_OK(be->ops->linear_pack(be, &l.a));
+    linear_args a = l.a;
+    a.z = NULL;
+    a.put = &put;
+    CHECK_OK(be->ops->linear_fwd(be, &a));
+    for (int64_t i = 0; i < n; i++) {
+        const float *y = (float *)a.y + i * 3 * dim;
+        if (slot[i] < 0) continue;
+        float *page = want + slot[i] / LEN * stride + slot[i] % LEN * dim;
+        memcpy(page, y + 2 * dim, sizeof(float) * (size_t)dim);
+        memcpy(page + LEN * dim, y + dim, sizeof(float) * (size_t)dim);
+    }
+    CHECK_SAME(pages, want, n_pages);
+    mem_free(pages);
+    mem_free(want);
+    mem_free(packed);
+    mem_free(slot);
+    free_layer(&l);
+}
+
+TEST(linear_puts_keys_and_values_in_pages) {
+    test_backends t;
+    open_backends(&t);
+    check_put(&t, 150, 40, EPILOGUE_SILU);
+    check_put(&t, 300, 128, EPILOGUE_SILU);
+    check_put(&t, 33, 24, EPILOGUE_NONE);
+    check_put(&t, 70, 9, EPILOGUE_SILU);
+    close_backends(&t);
+}
+
 /* Few rows of sides that are multiples of 64, and long sums, which a GPU may cut. */
 TEST(linear_over_few_rows) {
     static const epilogue all[] = {EPILOGUE_NONE,      EPILOGUE_RELU, EPILOGUE_GELU,

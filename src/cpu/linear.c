@@ -158,8 +158,8 @@ status cpu_linear_fwd(backend *be, const linear_args *a) {
     job.w.data = memory;
     if (a->packed == NULL) TRY(product_pack(&job.w, weight_of(a), be->workers));
     plan_columns(&job);
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows) * job.n_across, forward_chunk,
-                    &job);
+    TRY(pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows) * job.n_across, forward_chunk, &job));
+    return a->put != NULL ? cpu_kv_put(be, a->put) : OK;
 }
 
 /* For the rows of a chunk: replaces dy by dz, and computes the chunk's part of dbias, and dx. */

@@ -177,6 +177,8 @@ status pass_forward(pass *p, const sequences *s) {
         const layer *l = &m->layers[i];
         sequences own = *s;
         own.kv.is_fp8 = p->has_fp8_kv;
+        /* pages that were copied for this layer are not there early */
+        own.is_repeated = i > 0 && (p->store == NULL || kv_store_can_record(p->store));
         if (p->store != NULL) TRY(kv_store_begin_layer(p->store, i, &own.kv));
         range_begin("layer forward", i);
         status st = l->kind->forward(l, &p->layers[i], m->be, &own, hidden_rows(p, s, i),

@@ -231,7 +231,8 @@ static linear_args uvqk_of(const hstu_layer *l, const hstu_acts *a, int64_t n) {
                          .y = a->uvqk_y,
                          .dw = l->uvqk->grad,
                          .dbias = grad(l->uvqk_bias),
-                         .packed = l->uvqk_packed};
+                         .packed = l->uvqk_packed,
+                         .rank = l->uvqk_packed != NULL ? LINEAR_SINGLE : 0};
 }
 
 static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, const sequences *s) {
@@ -255,6 +256,7 @@ static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, c
                        .stride_v = width(c),
                        .out = a->attn,
                        .stride_out = g,
+                       .is_repeated = s->is_repeated,
                        .alpha = c->alpha,
                        .scale = c->scale,
                        .window_left = -1,
@@ -350,7 +352,8 @@ static linear_args proj_of(const hstu_layer *l, const hstu_acts *a, int64_t n, c
                          .y = out,
                          .dw = l->proj->grad,
                          .dbias = grad(l->proj_bias),
-                         .packed = l->proj_packed};
+                         .packed = l->proj_packed,
+                         .rank = l->proj_packed != NULL ? LINEAR_SINGLE : 0};
 }
 
 static status pack(backend *be, nn_memory *memory, linear_args a, void **out) {
@@ -428,6 +431,11 @@ static sequences own_tokens(const hstu_layer_config *c, const sequences *all) {
     return own;
 }
 
+/* Whether the gate is part of the attention's op: inference on whole rows. */
+static bool has_gate_inside(const hstu_layer *l) {
+    return l->proj_packed != NULL && l->config.tensor == NULL && l->config.sequence == NULL;
+}
+
 static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
                            const sequences *s) {
     const hstu_layer_config *c = &l->config;
@@ -442,16 +450,19 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
         kv_fp8_args fp8 = round_of(l, a, be, s);
         TRY(be->ops->kv_fp8(be, &fp8));
     }
-    if (s->kv.table != NULL) {
+    if (s->kv.table != NULL && s->kv.is_fp8) { /* otherwise the product has put them there */
         kv_put_args put = put_of(l, &attn, s);
-        add_pages(&attn, s);
         TRY(be->ops->kv_put(be, &put));
     }
+    if (s->kv.table != NULL) add_pages(&attn, s);
     /* Attention writes no rows of tokens that belong to no sequence.  What an earlier batch left
      * there would go on to their keys and values, which kernels multiply by 0: not if it is NaN. */
-    if (s->is_round)
-        TRY(be->ops->zero(be, a->attn,
-                          (size_t)s->n_tokens * (size_t)dim_gate(c) * act_bytes(be->act)));
+    size_t bytes = (size_t)s->n_tokens * (size_t)dim_gate(c) * act_bytes(be->act);
+    if (s->is_round) TRY(be->ops->zero(be, a->attn, bytes));
+    gate_args gate = gate_of(l, a, s);
+    if (!has_gate_inside(l)) return be->ops->attn_fwd(be, &attn);
+    if (s->is_round) TRY(be->ops->zero(be, a->gated, bytes));
+    attn.gate = &gate;
     return be->ops->attn_fwd(be, &attn);
 }
 
@@ -463,11 +474,14 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     sequences s = own_tokens(&l->config, all);
     norm_args norm = norm_of(l, a, s.n_tokens, x);
     linear_args uvqk = uvqk_of(l, a, s.n_tokens), proj = proj_of(l, a, s.n_tokens, x, out);
+    attn_args attn = attn_of(l, a, be, all);
+    kv_put_args put = put_of(l, &attn, all);
     if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
+    if (s.kv.table != NULL && l->config.sequence == NULL && !s.kv.is_fp8) uvqk.put = &put;
     TRY(be->ops->norm_fwd(be, &norm));
     TRY(be->ops->linear_fwd(be, &uvqk));
     TRY(attn_forward(l, a, be, all));
-    TRY(gate_forward(l, a, be, &s));
+    if (!has_gate_inside(l)) TRY(gate_forward(l, a, be, &s));
     TRY(be->ops->linear_fwd(be, &proj));
     return sum_parts(&l->config, be, s.n_tokens, l->config.dim, out);
 }

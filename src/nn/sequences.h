@@ -25,6 +25,7 @@ typedef struct sequences {
     int32_t n_sequences;       /* B */
     int32_t n_tokens;          /* T */
     int32_t max_len;           /* the longest of these */
+    bool is_repeated;          /* the layer before had the same (attn_args) */
     int32_t len_bound;         /* no sequence of the model is longer, in any batch */
     bool is_round;             /* tokens after the last sequence round the batch up */
     const int32_t *offsets;    /* (B + 1) */

@@ -134,14 +134,21 @@ typedef struct linear_args {
     float *dbias; /* (n_out) or NULL */
     void *packed; /* linear_packed_bytes bytes, or NULL */
     /* forward, on a GPU: which of cuBLASLt's kernels for this shape, in the order in which it
-     * recommends them, the last one where it has fewer; or LINEAR_FASTEST */
+     * recommends them, the last one where it has fewer; LINEAR_FASTEST or LINEAR_SINGLE */
     int32_t rank;
+    /* forward, or NULL: then op kv_put, of columns of y: its k and v are in the first row of y, its
+     * strides n_out */
+    const struct kv_put_args *put;
 } linear_args;
 
 /* The kernels are timed when a shape is first seen, and the fastest is taken from then on.  Which
  * one that is, and so the last bits of a result, may differ from run to run; in deterministic mode,
  * and while steps are recorded, it is the first of the order. */
 enum { LINEAR_FASTEST = -1 };
+
+/* The first of them that is a single kernel: some clear memory beforehand, which costs inference 3
+ * us.  Nothing is timed. */
+enum { LINEAR_SINGLE = -2 };
 
 /* y = (x - mean) rstd (* weight + bias); statistics over `dim`, biased variance. */
 typedef struct norm_args {
@@ -287,6 +294,13 @@ typedef struct attn_args {
     attn_pages pages;
     void *out;          /* rows of (H, dim_v) act */
     int64_t stride_out; /* that of dout too */
+    /* Sequences and masks are those of the last forward call, and so are the pages' table and
+     * offsets: what was made of them can be used again, and they, and the keys in pages, can be
+     * read before the kernels since that call are complete. */
+    bool is_repeated;
+    /* forward, or NULL: then op gate_fwd, of `out`; what is left in `out` is undefined, and so are
+     * y and the statistics of rows that belong to no sequence */
+    const struct gate_args *gate;
     float alpha, scale;
     int32_t window_left, window_right;
     const int32_t *n_contexts, *n_targets; /* (B) or NULL */

@@ -144,6 +144,10 @@ status cuda_scratch(backend *be, size_t bytes, void **out) {
     return grow(be, &cuda_of(be)->scratch, bytes, out);
 }
 
+status cuda_list_scratch(backend *be, size_t bytes, void **out) {
+    return grow(be, &cuda_of(be)->lists, bytes, out);
+}
+
 status cuda_mask_scratch(backend *be, size_t bytes, void **out) {
     return grow(be, &cuda_of(be)->mask_scratch, bytes, out);
 }
@@ -185,6 +189,7 @@ static void destroy(backend *be) {
     cuda_moves_destroy(s->moves);
     cudaFree(s->scratch.p);
     cudaFree(s->mask_scratch.p);
+    cudaFree(s->lists.p);
     for (int i = 0; i < s->n_old_blocks; i++)
         cudaFree(s->old_blocks[i]);
     cudaFree((void *)s->bucket_cells);

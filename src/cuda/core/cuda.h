@@ -43,7 +43,9 @@ typedef struct cuda_state {
     cudaStream_t stream; /* where ops run now */
     cuda_side side;
     cuda_block scratch, mask_scratch; /* of the op that runs; see cuda_scratch */
-    void *old_blocks[128];            /* a guest's outgrown blocks; sizes double, so 128 do */
+    cuda_block lists; /* of the attention over pages, made by the call that list_key tells */
+    uint64_t list_key[16];
+    void *old_blocks[128]; /* a guest's outgrown blocks; sizes double, so 128 do */
     int n_old_blocks;
     const uint32_t *bucket_cells; /* the table of ops/time_bucket.h, on the device */
     unsigned *counters; /* (2) work counters of persistent kernels; zeros between kernels */
@@ -80,6 +82,9 @@ status cuda_scratch(backend *be, size_t bytes, void **out);
 /* A second block like cuda_scratch, for the summary of a func mask, or for keys and values from
  * pages, which must outlive the attention's own use of cuda_scratch. */
 status cuda_mask_scratch(backend *be, size_t bytes, void **out);
+
+/* A block whose contents stay from op to op. */
+status cuda_list_scratch(backend *be, size_t bytes, void **out);
 
 /* *a = the call with the keys and values of its pages and of k and v in one array. */
 status cuda_attn_collect(backend *be, const attn_args *from, attn_args *a);

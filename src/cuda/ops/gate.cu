@@ -1,6 +1,7 @@
 /* The gate after the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, laid
  * out as in norm_row.cuh.  The backward pass draws the dropout mask again, one draw for four
- * columns, which overlaps with the bytes: 3 rows of activations forward, 5 backward. */
+ * columns, which overlaps with the bytes: 3 rows of activations forward, 5 backward.  The forward
+ * kernel starts early, which depends on __CUDA_ARCH__. */
 #include "cuda/ops/gate_row.cuh"
 
 template <typename T, typename R>
@@ -9,6 +10,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
     __shared__ row_room<R> room[2];
     row_affine<R> affine;
     gate_input<T, R> next;
+    early_begin();
     drop_row drop = drop_begin(a.drop, 0); /* each row puts its own user and position there */
     int64_t i = row_first<R>(), step = row_step<R>();
     row_affine_load(affine, a.weight, a.bias, a.dim);

@@ -94,6 +94,56 @@ static status f_launch(backend *be, epilogue f, int64_t n, const void *z, void *
     return cuda_launched("the activation of a layer");
 }
 
+/* y = silu(y) in place, and keys and values to their pages; lengths and strides of `put` count
+ * packs of N numbers. */
+template <typename T, int N>
+static __global__ void linear_silu_put_any_kernel(int64_t n_packs, int32_t n_across, pack<T, N> *y,
+                                                  int32_t first_k, int32_t first_v,
+                                                  const __grid_constant__ kv_put_args put) {
+    int64_t i = (int64_t)blockIdx.x * LINEAR_THREADS + threadIdx.x;
+    if (i >= n_packs) return;
+    int64_t row = i / n_across;
+    int column = (int)(i - row * n_across), key = column - first_k, value = column - first_v;
+    bool is_key = (unsigned)key < (unsigned)put.dim_k;
+    bool is_kept = is_key || (unsigned)value < (unsigned)put.dim_v;
+    int slot = is_kept ? put.slot[row] : -1;
+    pack<T, N> x = y[i];
+    linear_f<T, N>(EPILOGUE_SILU, &x);
+    y[i] = x;
+    if (slot < 0) return;
+    int64_t page = slot / put.page_len * put.stride, at = slot % put.page_len;
+    if (is_key)
+        ((pack<T, N> *)put.pages_k)[page + at * put.dim_k + key] = x;
+    else
+        ((pack<T, N> *)put.pages_v)[page + at * put.dim_v + value] = x;
+}
+
+/* Whether the activation and op kv_put can be one pass over y. */
+static bool can_silu_put(const backend *be, const linear_args *a) {
+    const kv_put_args *p = a->put;
+    size_t size = act_bytes(be->act);
+    int n = (int)(16 / size);
+    if (p == NULL || a->f != EPILOGUE_SILU || a->z != NULL) return false;
+    return can_pack(a->y, a->n_out, a->n_out, size, n) &&
+           can_pack(p->k, p->stride_k, p->dim_k, size, n) &&
+           can_pack(p->v, p->stride_v, p->dim_v, size, n) &&
+           can_pack(p->pages_k, p->stride, p->dim_k, size, n) &&
+           can_pack(p->pages_v, p->stride, p->dim_v, size, n);
+}
+
+template <typename T> static status silu_put(backend *be, const linear_args *a) {
+    enum { N = 16 / sizeof(T) };
+    kv_put_args put = *a->put;
+    int64_t n_packs = a->n * a->n_out / N;
+    int32_t first_k = (int32_t)(((const T *)put.k - (const T *)a->y) / N);
+    int32_t first_v = (int32_t)(((const T *)put.v - (const T *)a->y) / N);
+    put.dim_k /= N, put.dim_v /= N, put.stride /= N;
+    linear_silu_put_any_kernel<T, N>
+        <<<(unsigned)cuda_div_up(n_packs, LINEAR_THREADS), LINEAR_THREADS, 0,
+           cuda_of(be)->stream>>>(n_packs, a->n_out / N, (pack<T, N> *)a->y, first_k, first_v, put);
+    return cuda_launched("the activation of a layer, and keys and values to pages");
+}
+
 status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
     if (n == 0) return OK;
     CUDA_WITH_ACT(be, return f_launch<T>(be, f, n, z, y));
@@ -155,8 +205,9 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     p.f = is_fused(be, a) ? a->f : EPILOGUE_NONE;
     p.rank = a->rank;
     TRY(cuda_matmul(be, &p));
-    if (a->f == p.f) return OK;
-    return cuda_activate(be, a->f, a->n * a->n_out, p.d, a->y);
+    if (can_silu_put(be, a)) CUDA_WITH_ACT(be, return silu_put<T>(be, a));
+    if (a->f != p.f) TRY(cuda_activate(be, a->f, a->n * a->n_out, p.d, a->y));
+    return a->put != NULL ? cuda_kv_put(be, a->put) : OK;
 }
 
 /* A block owns 32 packs of columns and goes down its group of rows, ROWS_Y rows at a time; a thread

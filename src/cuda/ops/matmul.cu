@@ -6,7 +6,7 @@
  * table.  The number of tokens changes from batch to batch, so a dimension on which no row
  * length depends is rounded up for the query: the answer depends on the rounded shape alone,
  * not on earlier queries, and hence is the same in a run that was interrupted.  Inference may ask
- * for the fastest of the recommended kernels instead (LINEAR_FASTEST). */
+ * for the fastest of the recommended kernels instead (LINEAR_FASTEST, LINEAR_SINGLE). */
 #include <math.h>
 #include <string.h>
 
@@ -329,6 +329,35 @@ static status find_fastest(const cuda_state *cuda, const cuda_product *p,
     return st;
 }
 
+/* Whether a run of the kernel is one launch and nothing else. */
+static status is_single(const cuda_state *cuda, const cuda_product *p, description *text,
+                        const cublasLtMatmulAlgo_t *algo, bool *out) {
+    cudaGraph_t graph = NULL;
+    size_t n_nodes = 0;
+    *out = false;
+    if (run_kernel(cuda, p, text, algo) != CUBLAS_STATUS_SUCCESS) return OK; /* loads it, too */
+    CUDA_TRY(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
+    cublasStatus_t error = run_kernel(cuda, p, text, algo);
+    CUDA_TRY(cudaStreamEndCapture(cuda->stream, &graph));
+    cudaError_t counted = cudaGraphGetNodes(graph, NULL, &n_nodes);
+    cudaGraphDestroy(graph);
+    if (counted != cudaSuccess) return cuda_failed(counted, "counting the parts of a product");
+    *out = error == CUBLAS_STATUS_SUCCESS && n_nodes == 1;
+    return OK;
+}
+
+static status find_single(const cuda_state *cuda, const cuda_product *p,
+                          const cublasLtMatmulAlgo_t *list, int n, int *best) {
+    description text;
+    bool is = false;
+    TRY(describe(cuda, p, &text));
+    for (int i = 0; i < n && !is; i++) {
+        TRY(is_single(cuda, p, &text, &list[i], &is));
+        *best = is ? i : 0;
+    }
+    return OK;
+}
+
 /* Whether kernels may be timed now: the product can be repeated, and nothing is recorded. */
 static bool can_time(const cuda_state *cuda, const cuda_product *p) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -346,7 +375,7 @@ static status choose(const cuda_state *cuda, const cuda_product *p, const cuda_p
     if (p->rank >= 0)
         at = p->rank < n ? p->rank : n - 1;
     else if (n > 1 && can_time(cuda, p))
-        TRY(find_fastest(cuda, p, list, n, &at));
+        TRY((p->rank == LINEAR_SINGLE ? find_single : find_fastest)(cuda, p, list, n, &at));
     *algo = list[at];
     return OK;
 }

@@ -1,6 +1,6 @@
 /* LayerNorm (ops.h): a warp or a block owns a row and holds it in registers (norm_row.cuh), so each
  * number is read once and written once.  The limit is bytes: 2 rows of activations forward, 3
- * backward (4 where it adds). */
+ * backward (4 where it adds).  Forward kernels start early, which depends on __CUDA_ARCH__. */
 #include "cuda/ops/norm_row.cuh"
 
 template <typename T, typename R>
@@ -10,6 +10,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
     row_affine<R> affine;
     row_packs<T, R> next;
     int64_t i = row_first<R>(), step = row_step<R>();
+    early_begin();
     row_affine_load(affine, a.weight, a.bias, a.dim);
     if (i < a.n) row_load<T, R>(next, (const T *)a.x + i * a.dim, a.dim);
     for (; i < a.n; i += step) {
@@ -149,6 +150,7 @@ static __global__ void __launch_bounds__(R::THREADS)
     residual_norm_any_kernel(const residual_norm_args a) {
     __shared__ row_room<R> room[2];
     row_affine<R> affine, shift;
+    early_begin();
     row_affine_load(affine, a.weight, a.bias, a.dim);
     row_affine_load(shift, (const float *)NULL, a.shift, a.dim);
     for (int64_t i = row_first<R>(); i < a.n; i += row_step<R>()) {

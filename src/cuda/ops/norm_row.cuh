@@ -8,6 +8,7 @@
 #define HSTU_CUDA_OPS_NORM_ROW_CUH
 
 #include "cuda/core/columns.cuh"
+#include "cuda/core/early.cuh"
 #include "cuda/core/reduce.cuh"
 
 /* The register layout of a row: LANES threads share it, one warp or a whole block; each has 8
@@ -240,8 +241,7 @@ template <typename R, typename A>
 static inline status norm_launch_fwd(backend *be, void (*kernel)(A), const A *a, const char *name) {
     int64_t n_blocks = 0;
     TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
-    kernel<<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched(name);
+    return early_launch(be, kernel, n_blocks, R::THREADS, a, name);
 }
 
 /* Like the forward launcher, for a backward kernel, with partial sums where the weight or the bias

@@ -46,10 +46,8 @@ static status prepare(backend *be, const attn_args *from, attn_args *a) {
     return cuda_launched("the tiles of the attention's mask");
 }
 
-status cuda_attn_fwd(backend *be, const attn_args *args) {
+static status forward(backend *be, const attn_args *args) {
     attn_args a;
-    TRY(attn_args_check(args));
-    if (cuda_attn_sm90_can_page(be, args)) return cuda_attn_sm90_page(be, args);
     if (cuda_attn_sm80_can_page(be, args)) return cuda_attn_sm80_page(be, args);
     if (args->pages.table != NULL)
         TRY(cuda_attn_collect(be, args, &a));
@@ -57,6 +55,13 @@ status cuda_attn_fwd(backend *be, const attn_args *args) {
         TRY(prepare(be, args, &a));
     if (be->act == ACT_F32) return cuda_attn_f32_fwd(be, &a);
     return cuda_attn_sm90_can_fwd(be, &a) ? cuda_attn_sm90_fwd(be, &a) : cuda_attn_sm80_fwd(be, &a);
+}
+
+status cuda_attn_fwd(backend *be, const attn_args *args) {
+    TRY(attn_args_check(args));
+    if (cuda_attn_sm90_can_page(be, args)) return cuda_attn_sm90_page(be, args);
+    TRY(forward(be, args));
+    return args->gate != NULL ? cuda_gate_fwd(be, args->gate) : OK;
 }
 
 status cuda_attn_bwd(backend *be, const attn_args *args) {

@@ -556,8 +556,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     __shared__ fwd_room<S> room;
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::BUFFERS * S::GROUPS * S::QUERIES;
-    if constexpr (S::BIAS == BIAS_TIME) time_tables_load(a, maps.bias.buckets, &room.times.tables);
+    grid_launch_next();
+    if constexpr (S::BIAS == BIAS_TIME) {
+        grid_wait();
+        time_tables_load(a, maps.bias.buckets, &room.times.tables);
+    }
     fwd_begin<S>(&room, keys);
+    grid_wait();
     if (threadIdx.x >= S::GROUPS * GROUP) {
         constexpr int ASKERS = S::BIAS == BIAS_TIME ? 32 : 1;
         registers_lower<fwd_registers<S::GROUPS, S::BLOCKS>::LOWERED>();
@@ -602,9 +607,9 @@ template <typename T, typename S> status fwd_launch(backend *be, const attn_args
     CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm90_kernel<T, S>), S::BYTES));
     int n_blocks = S::BLOCKS * state->n_multiprocessors;
     if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
-    attn_fwd_sm90_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(*a, tiles, maps);
-    return cuda_launched("the attention");
+    CUDA_TRY(sm90a_launch_early(attn_fwd_sm90_kernel<T, S>, dim3((unsigned)n_blocks), S::THREADS,
+                                S::BYTES, state->stream, *a, tiles, maps));
+    return OK;
 }
 
 #endif

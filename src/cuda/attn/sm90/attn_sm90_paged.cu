@@ -5,6 +5,7 @@
  *     D = 64: 32 + 4 x 2 x 8 = 96    D = 128: 64 + 3 x 2 x 16 = 160    D = 256: 64 + 2 x 2 x 32 =
  * 192 */
 #include "cuda/attn/sm90/attn_sm90_paged.cuh"
+#include "cuda/attn/sm90/attn_sm90_paged_sum.cuh"
 
 struct paged_sizes : fwd_sizes {
     static constexpr int GROUPS = 2;
@@ -25,11 +26,17 @@ static bool has_few_units(const backend *be, const attn_args *a) {
     return n_units < 2 * cuda_of(be)->n_multiprocessors;
 }
 
+/* Whether there is a kernel that adds parts: a block has a row. */
+static bool can_add(const attn_args *a) {
+    return a->n_heads * a->dim_v <= 32 * SUM_WARPS * SUM_COLUMNS &&
+           is_addressable(a->out, a->stride_out);
+}
+
 /* Few queries and so many keys that cutting them pays.  Not in deterministic mode: where a sum is
  * cut depends on the batch, and ranks with parts of a batch must have the bits of one with all. */
 static bool can_cut(const backend *be, const attn_args *a) {
-    return a->max_len_k > 512 && has_few_units(be, a) && !cuda_of(be)->is_deterministic &&
-           cuda_div_up(a->max_len_q, 128) <= PAGED_WIDEST;
+    return a->max_len_k > 512 && has_few_units(be, a) && can_add(a) &&
+           !cuda_of(be)->is_deterministic && cuda_div_up(a->max_len_q, 128) <= PAGED_WIDEST;
 }
 
 /* Pages of 64 keys, or keys that can be cut. */
@@ -52,7 +59,16 @@ template <typename S> static void cut(const backend *be, const attn_args *a, pag
     int n_tiles = (int)cuda_div_up(a->max_len_q, S::ROWS);
     bool are_some = (int64_t)a->n_sequences * a->n_heads * n_tiles < 4 * n_blocks;
     plan->width = 0;
-    if (a->max_len_k <= 512 || n_tiles > PAGED_WIDEST) return;
+    if (a->max_len_k <= 512 || !can_add(a)) return;
+    int64_t n_units = (int64_t)a->n_sequences * a->n_heads * n_tiles;
+    plan->is_even = n_units <= n_blocks && n_units <= PAGED_EVEN;
+    if (plan->is_even) {
+        plan->width = 1;
+        plan->n_groups = n_blocks;
+        plan->n_row_groups = n_tiles;
+        return;
+    }
+    if (n_tiles > PAGED_WIDEST) return;
     if (!has_few_units(be, a) && !(n_tiles > 1 && are_some)) return;
     plan->width = n_tiles;
     plan->n_groups = n_blocks / plan->width;
@@ -73,15 +89,71 @@ template <typename S> static status map_inputs(backend *be, const attn_args *a, 
     return map_pages(&maps->pages_v, be, a, a->pages.v);
 }
 
-/* Memory for the parts and for the list of units that have some. */
-template <typename S> static status make_room(backend *be, int64_t n_units, paged_plan *plan) {
+/* Memory for the parts. */
+template <typename S> static status make_room(backend *be, paged_plan *plan) {
     size_t n = (size_t)(plan->n_groups * plan->width);
-    size_t parts = cuda_align(n * 2 * paged_part<S>::SIZE * sizeof(float4));
-    char *room = NULL;
-    TRY(cuda_scratch(be, parts + (size_t)n_units * sizeof(paged_split), (void **)&room));
-    plan->parts = (float4 *)room;
-    plan->splits = (paged_split *)(room + parts);
-    return OK;
+    return cuda_scratch(be, n * 2 * S::ROWS * S::D * act_bytes(be->act), &plan->parts);
+}
+
+/* All that lists depend on. */
+static void list_key(const attn_args *a, const paged_plan *plan, int n_blocks,
+                     uint64_t (&key)[16]) {
+    const uint64_t all[16] = {(uint64_t)a->n_sequences << 32 | (uint32_t)a->n_heads,
+                              (uint64_t)a->dim_qk << 32 | (uint32_t)n_blocks,
+                              (uint64_t)a->max_len_q << 32 | (uint32_t)a->max_len_k,
+                              (uint64_t)(uintptr_t)a->offsets_q,
+                              (uint64_t)(uintptr_t)a->offsets_k,
+                              (uint64_t)(uintptr_t)plan->offsets_new,
+                              (uint64_t)(uintptr_t)a->n_contexts,
+                              (uint64_t)(uintptr_t)a->n_targets,
+                              (uint64_t)a->window_left << 32 | (uint32_t)a->window_right,
+                              (uint64_t)a->target_group,
+                              (uint64_t)a->n_rows_q,
+                              (uint64_t)plan->width << 32 | (uint32_t)plan->n_list};
+    memcpy(key, all, sizeof all);
+}
+
+/* The lists of units of all blocks: those of the last call where nothing has changed. */
+template <typename S>
+static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t n_units,
+                         paged_plan *plan) {
+    cuda_state *state = cuda_of(be);
+    uint64_t key[16];
+    plan->n_list = plan->is_even ? 2 : a->n_sequences * plan->n_row_groups * a->n_heads + 1;
+    size_t bytes = cuda_align((size_t)n_blocks * (size_t)plan->n_list * sizeof(fwd_unit));
+    list_key(a, plan, n_blocks, key);
+    TRY(cuda_list_scratch(be, bytes + (size_t)n_units * sizeof(paged_split),
+                          (void **)&plan->units));
+    plan->splits = (paged_split *)((char *)plan->units + bytes);
+    plan->is_early = a->is_repeated && memcmp(key, state->list_key, sizeof key) == 0;
+    if (plan->is_early) return OK;
+    memcpy(state->list_key, key, sizeof key);
+    attn_list_sm90_kernel<S><<<(unsigned)n_blocks, 32, 0, state->stream>>>(*a, *plan);
+    return cuda_launched("the lists of the attention over pages");
+}
+
+/* Whether the kernel that adds parts can be the gate, too. */
+static bool can_gate(const attn_args *a) {
+    const gate_args *g = a->gate;
+    return g != NULL && g->drop.rate == 0 && g->cut == NULL && g->dim == a->n_heads * a->dim_v &&
+           g->dim % (32 * SUM_COLUMNS) == 0 && g->o == a->out && a->stride_out == g->dim &&
+           is_addressable(g->u, g->stride_u) && is_addressable(g->y, g->dim) &&
+           (uintptr_t)g->weight % 16 == 0 && (uintptr_t)g->bias % 16 == 0;
+}
+
+template <typename T, typename S>
+static status add_parts(backend *be, const attn_args &a, const paged_plan &plan, int64_t n_units) {
+    dim3 rows((unsigned)(n_units / a.n_heads * S::ROWS));
+    int n_threads = a.n_heads * S::D / SUM_COLUMNS;
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (can_gate(&a)) {
+        CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S, true>, rows, n_threads, 0,
+                                    stream, a, plan, *a.gate));
+        return OK;
+    }
+    CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S, false>, rows, n_threads, 0, stream,
+                                a, plan, gate_args{}));
+    return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }
 
 template <typename T, typename S> static status launch(backend *be, const attn_args *from) {
@@ -97,11 +169,12 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     int n_blocks = plan.width * plan.n_groups;
     int64_t n_units = (int64_t)a.n_sequences * plan.n_row_groups * plan.width * a.n_heads;
     if (plan.width > 0) {
-        TRY(make_room<S>(be, n_units, &plan));
+        TRY(make_room<S>(be, &plan));
+        TRY(make_lists<S>(be, &a, n_blocks, n_units, &plan));
     } else {
         tiles = tiles_make(&a, a.offsets_q, a.max_len_q, a.n_rows_q, S::ROWS, a.max_len_k,
                            2 * S::D * (int)sizeof(T));
-        if (tiles.n_units == 0) return OK;
+        if (tiles.n_units == 0) return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
         tiles.counter = state->counters;
         n_blocks = state->n_multiprocessors;
         if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
@@ -109,11 +182,8 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_paged_sm90_kernel<T, S>), S::BYTES));
     CUDA_TRY(sm90a_launch_early(attn_fwd_paged_sm90_kernel<T, S>, dim3((unsigned)n_blocks),
                                 S::THREADS, S::BYTES, state->stream, a, tiles, plan, maps));
-    if (plan.width == 0) return OK;
-    dim3 grid(paged_part<S>::SIZE / (SUM_THREADS * SUM_EACH), (unsigned)n_units);
-    CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S>, grid, SUM_THREADS, 0,
-                                state->stream, a, plan));
-    return OK;
+    if (plan.width > 0) return add_parts<T, S>(be, a, plan, n_units);
+    return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }
 
 template <typename T> static status launch_dim(backend *be, const attn_args *a) {

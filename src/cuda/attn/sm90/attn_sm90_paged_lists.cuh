@@ -1,0 +1,261 @@
+/* What the blocks of attn_sm90_paged.cuh have to do: the units of each, listed by a kernel of its
+ * own once for all layers of a pass (attn_args.is_repeated).
+ *
+ * Where there are fewer tiles of queries than would fill the GPU, the work is cut along the keys.
+ * Up to a unit a block, every unit is cut by itself, into equal parts.  Otherwise there is a line
+ * of all tiles of keys of all units, in equal shares, one for each group of blocks; the blocks of a
+ * group work on the same keys for neighbouring tiles of queries, so that one of them reads the keys
+ * from memory and the others from the L2 cache. */
+#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_LISTS_CUH
+#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_LISTS_CUH
+
+#include "cuda/attn/sm90/attn_sm90_fwd.cuh"
+
+enum {
+    PAGED_TILE = 64,   /* keys of a tile, and of a page */
+    PAGED_LEAST = 3,   /* tiles of a share at least: writing and adding parts costs about as much */
+    PAGED_WIDEST = 16, /* blocks of a group at most */
+    PAGED_EVEN = 160,  /* units at most that are cut by themselves */
+    SUM_WARPS = 16,    /* at most, of the kernel that adds parts */
+    SUM_COLUMNS = 8,   /* of a thread of it, */
+    SUM_AHEAD = 12,    /* which loads so many parts at once */
+    PAGED_REGISTERS = 16 /* more for the scheduler warp: see fwd_registers */
+};
+
+/* How the keys of a unit are cut: its first part is that of `block`, the others are those of the
+ * next n_more groups.  A block that begins a unit writes it. */
+typedef struct paged_split {
+    int block, n_more;
+} paged_split;
+
+typedef struct paged_plan {
+    const int32_t *offsets_new; /* (B + 1): rows of k and v */
+    int width;                  /* blocks of a group; 0: units are not cut */
+    bool is_even;               /* each unit is cut by itself; width is 1 */
+    int n_groups;
+    int n_row_groups; /* tiles of queries of the longest sequence, divided by width */
+    fwd_unit *units;  /* (blocks, n_list): what each block has to do, or NULL */
+    int n_list;
+    bool is_early; /* lists, lengths, and keys in pages were there before the last kernel */
+    void *parts; /* (blocks, 2) tiles of results: of the unit that a block continues, of the one it
+                    begins */
+    paged_split *splits; /* (B, tiles of queries, H) */
+} paged_plan;
+
+/* The column of a key, and the end of the columns of the keys before `key`. */
+__device__ static inline int paged_begin(const fwd_unit &u, int key) {
+    return key < u.n_paged ? key : key + u.pad;
+}
+__device__ static inline int paged_end(const fwd_unit &u, int key) {
+    return key <= u.n_paged ? key : key + u.pad;
+}
+
+/* Columns that any of n query rows from row0 on may see. */
+__device__ static inline attn_span paged_seen(const attn_args &a, const fwd_unit &u, int row0,
+                                              int n) {
+    attn_span seen = attn_keys_seen(&a, &u.s, row0, n);
+    seen.begin = paged_begin(u, seen.begin);
+    seen.end = paged_end(u, seen.end);
+    return seen;
+}
+
+/* Sets what a unit has from its sequence. */
+__device__ static inline void paged_sequence(const attn_args &a, const paged_plan &plan, int b,
+                                             fwd_unit &u) {
+    int first = __ldg(plan.offsets_new + b), n_new = __ldg(plan.offsets_new + b + 1) - first;
+    u.s = attn_sequence_of(&a, b);
+    u.n_paged = u.s.len_k - n_new;
+    u.pad = -u.n_paged & (PAGED_TILE - 1);
+    u.row_new = first - u.n_paged - u.pad;
+}
+
+/* Sets what it has from its rows: the columns it visits, of those from `begin` to `end`. */
+template <typename S>
+__device__ static inline void paged_rows(const attn_args &a, int row0, int head, int begin, int end,
+                                         fwd_unit &u) {
+    attn_span seen = paged_seen(a, u, row0, S::ROWS), hole = attn_keys_hole(&a, &u.s, row0);
+    u.row0 = row0;
+    u.head = head;
+    u.begin = max(seen.begin / PAGED_TILE * PAGED_TILE, begin);
+    u.end = min(seen.end, end);
+    u.hole = paged_begin(u, hole.begin);
+    u.hole_end = paged_end(u, hole.end);
+}
+
+/* Item i is `width` neighbouring tiles of queries of a sequence.  Returns the tiles of columns from
+ * the first to the last that any of their rows sees, at least 1; 0: there are no such rows. */
+template <typename S>
+__device__ static inline int paged_tiles(const attn_args &a, const paged_plan &plan, int i,
+                                         int &begin) {
+    int b = i / plan.n_row_groups, n_rows = plan.width * S::ROWS;
+    int row0 = i % plan.n_row_groups * n_rows;
+    begin = 0;
+    if (b >= a.n_sequences) return 0;
+    fwd_unit u;
+    paged_sequence(a, plan, b, u);
+    if (row0 >= u.s.len_q) return 0;
+    attn_span seen = paged_seen(a, u, row0, n_rows);
+    begin = seen.begin / PAGED_TILE * PAGED_TILE;
+    return max((seen.end - begin + PAGED_TILE - 1) / PAGED_TILE, 1);
+}
+
+__device__ static inline int warp_total(int x) {
+    for (int lane = 16; lane > 0; lane /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, lane);
+    return x;
+}
+
+/* Adds a unit to the block's list. */
+__device__ static inline void paged_list(const paged_plan &plan, const fwd_unit &u, int &n) {
+    if (threadIdx.x == 0) plan.units[(int64_t)blockIdx.x * plan.n_list + n] = u;
+    n++;
+}
+
+/* The block's share of the line of all tiles of keys: item by item, head by head. */
+template <typename S>
+__device__ static void paged_list_share(const attn_args &a, const paged_plan &plan, int &n_listed) {
+    int lane = (int)threadIdx.x % 32, n_items = a.n_sequences * plan.n_row_groups, total = 0, from;
+    int group = (int)blockIdx.x / plan.width, member = (int)blockIdx.x % plan.width;
+    int own = paged_tiles<S>(a, plan, lane, from), own_from = from; /* of the first 32 items */
+    total = own;
+    for (int i = 32; i < n_items; i += 32)
+        total += paged_tiles<S>(a, plan, i + lane, from);
+    from = own_from;
+    total = warp_total(total) * a.n_heads;
+    int share = max((total + plan.n_groups - 1) / plan.n_groups, (int)PAGED_LEAST);
+    int first = group * share, end = min(first + share, total), start = 0;
+#pragma unroll 1
+    for (int i = 0; i < n_items && start < end; i += 32) {
+        if (i > 0) own = paged_tiles<S>(a, plan, i + lane, from);
+#pragma unroll 1
+        for (int l = 0; l < 32 && start < end; l++) {
+            int n = __shfl_sync(0xffffffffu, own, l), begin = __shfl_sync(0xffffffffu, from, l);
+            int at = start; /* of a head */
+            start += n * a.n_heads;
+            if (n == 0 || start <= first) continue;
+            int b = (i + l) / plan.n_row_groups;
+            int row0 = ((i + l) % plan.n_row_groups * plan.width + member) * S::ROWS;
+            fwd_unit u;
+            paged_sequence(a, plan, b, u);
+            if (row0 >= u.s.len_q) continue;
+#pragma unroll 1
+            for (int head = 0; head < a.n_heads; head++, at += n) {
+                int i0 = max(first - at, 0), i1 = min(end - at, n); /* this block's tiles */
+                if (i0 >= i1) continue;
+                paged_rows<S>(a, row0, head, begin + i0 * PAGED_TILE, begin + i1 * PAGED_TILE, u);
+                u.part = i0 == 0 && i1 == n ? -1 : 2 * (int)blockIdx.x + (i0 == 0);
+                if (i0 == 0 && lane == 0)
+                    plan.splits[((i + l) * plan.width + member) * a.n_heads + head] = {
+                        (int)blockIdx.x, (at + n - 1) / share - group};
+                paged_list(plan, u, n_listed);
+            }
+        }
+    }
+}
+
+/* The tiles of columns that a tile of query rows visits: n, of which those from `hole` on are
+ * n_hole tiles further right. */
+typedef struct paged_line {
+    int begin, end; /* columns */
+    int n, hole, n_hole;
+} paged_line;
+
+/* Of item i; n = 0: there are no such rows. */
+template <typename S>
+__device__ static inline paged_line paged_line_of(const attn_args &a, const paged_plan &plan,
+                                                  int i) {
+    int b = i / plan.n_row_groups, row0 = i % plan.n_row_groups * S::ROWS;
+    paged_line line = {};
+    if (b >= a.n_sequences) return line;
+    fwd_unit u;
+    paged_sequence(a, plan, b, u);
+    if (row0 >= u.s.len_q) return line;
+    paged_rows<S>(a, row0, 0, 0, INT32_MAX, u);
+    int n = max((u.end - u.begin + PAGED_TILE - 1) / PAGED_TILE, 0);
+    line.begin = u.begin;
+    line.end = u.end;
+    line.hole = max((u.hole - u.begin + PAGED_TILE - 1) / PAGED_TILE, 0);
+    line.n_hole = max((u.hole_end - u.begin) / PAGED_TILE - line.hole, 0);
+    if (line.hole >= n) line.n_hole = 0;
+    line.n_hole = min(line.n_hole, n - line.hole);
+    line.n = max(n - line.n_hole, 1);
+    return line;
+}
+
+/* The column where the i-th tile that is visited begins. */
+__device__ static inline int paged_column(const paged_line &line, int i) {
+    return line.begin + (i < line.hole ? i : i + line.n_hole) * PAGED_TILE;
+}
+
+/* Every unit is cut by itself, into as many equal parts as there are blocks for, so that no block
+ * has parts of two: after a unit the next one's queries are loaded, and that takes as long as two
+ * tiles. */
+template <typename S>
+__device__ static void paged_list_even(const attn_args &a, const paged_plan &plan) {
+    constexpr int CHUNKS = (PAGED_EVEN + 31) / 32;
+    int lane = (int)threadIdx.x, n_items = a.n_sequences * plan.n_row_groups, total = 0;
+    int n_blocks = (int)gridDim.x, n[CHUNKS], item = -1, local = 0, n_parts = 1, at = 0;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        n[c] = 32 * c + lane < n_items ? paged_line_of<S>(a, plan, 32 * c + lane).n : 0;
+        total += n[c];
+    }
+    total = warp_total(total) * a.n_heads;
+    int share = max((total + n_blocks - 1) / n_blocks, (int)PAGED_LEAST);
+    for (;; share += 32) { /* the least with which the parts are not more than the blocks */
+        int needed = 0;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+            for (int l = 0; l < 32 && 32 * c + l < n_items; l++)
+                needed += (__shfl_sync(0xffffffffu, n[c], l) + share + lane - 1) / (share + lane);
+        unsigned is_enough = __ballot_sync(0xffffffffu, needed * a.n_heads <= n_blocks);
+        if (is_enough == 0) continue;
+        share += __ffs((int)is_enough) - 1;
+        break;
+    }
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        for (int l = 0; l < 32 && 32 * c + l < n_items; l++) {
+            int parts = (__shfl_sync(0xffffffffu, n[c], l) + share - 1) / share;
+            int next = at + parts * a.n_heads;
+            if ((int)blockIdx.x >= at && (int)blockIdx.x < next) {
+                item = 32 * c + l;
+                local = (int)blockIdx.x - at;
+                n_parts = parts;
+            }
+            at = next;
+        }
+    fwd_unit u;
+    u.s.b = -1;
+    if (item >= 0) {
+        int head = local / n_parts, part = local % n_parts;
+        paged_line line = paged_line_of<S>(a, plan, item);
+        int begin = paged_column(line, part * line.n / n_parts), end = line.end;
+        if (part < n_parts - 1)
+            end = paged_column(line, (part + 1) * line.n / n_parts - 1) + PAGED_TILE;
+        paged_sequence(a, plan, item / plan.n_row_groups, u);
+        paged_rows<S>(a, item % plan.n_row_groups * S::ROWS, head, begin, end, u);
+        u.part = n_parts == 1 ? -1 : 2 * (int)blockIdx.x + (part == 0);
+        if (part == 0 && lane == 0)
+            plan.splits[item * a.n_heads + head] = {(int)blockIdx.x, n_parts - 1};
+    }
+    if (lane > 0) return;
+    plan.units[(int64_t)blockIdx.x * plan.n_list] = u;
+    plan.units[(int64_t)blockIdx.x * plan.n_list + 1].s.b = -1;
+}
+
+/* Makes the lists, a warp for each block of the attention. */
+template <typename S>
+__global__ void __launch_bounds__(32)
+    attn_list_sm90_kernel(const __grid_constant__ attn_args a,
+                          const __grid_constant__ paged_plan plan) {
+    int n = 0;
+    if (plan.is_even) {
+        paged_list_even<S>(a, plan);
+        return;
+    }
+    paged_list_share<S>(a, plan, n);
+    if (threadIdx.x == 0) plan.units[(int64_t)blockIdx.x * plan.n_list + n].s.b = -1;
+}
+
+#endif

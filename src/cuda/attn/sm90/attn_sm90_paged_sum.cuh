@@ -1,0 +1,122 @@
+/* The kernel that adds the parts of sums which attn_sm90_paged.cuh leaves, and computes the gate
+ * (gate_args) where the attention's op includes it. */
+#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_SUM_CUH
+#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_SUM_CUH
+
+#include "cuda/attn/sm90/attn_sm90_paged_lists.cuh"
+
+template <typename T> __device__ static inline float2 part_pair(uint32_t v);
+template <> __device__ inline float2 part_pair<__nv_bfloat16>(uint32_t v) {
+    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+template <> __device__ inline float2 part_pair<__half>(uint32_t v) {
+    return __half22float2(*(const __half2 *)&v);
+}
+
+/* sum += 8 numbers that follow each other. */
+template <typename T> __device__ static inline void part_add(uint4 x, float (&sum)[SUM_COLUMNS]) {
+    uint32_t word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+        float2 pair = part_pair<T>(word[w]);
+        sum[2 * w] += pair.x;
+        sum[2 * w + 1] += pair.y;
+    }
+}
+
+/* The sum of a number of each thread over the block, which calls it once with each `room`. */
+__device__ static inline float row_total(float x, float *room) {
+    int n_warps = ((int)blockDim.x + 31) / 32;
+    for (int lane = 16; lane > 0; lane /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, lane);
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int w = 0; w < n_warps; w++)
+        x += room[w];
+    return x;
+}
+
+__device__ static inline void load_eight(const float *from, float missing,
+                                         float (&x)[SUM_COLUMNS]) {
+#pragma unroll
+    for (int i = 0; i < SUM_COLUMNS; i += 4) {
+        float4 v = make_float4(missing, missing, missing, missing);
+        if (from != NULL) v = *(const float4 *)(from + i);
+        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+}
+
+/* The gate of a row, whose columns a block has: x = u * norm(x). */
+template <typename T>
+__device__ static inline void gate_row(const gate_args &g, int64_t row, int column, uint4 u,
+                                       const float (&weight)[SUM_COLUMNS],
+                                       const float (&bias)[SUM_COLUMNS], float (&x)[SUM_COLUMNS]) {
+    __shared__ float room[2][SUM_WARPS];
+    float total = 0, squares = 0, gate[SUM_COLUMNS] = {};
+#pragma unroll
+    for (int i = 0; i < SUM_COLUMNS; i++)
+        total += x[i];
+    float mean = row_total(total, room[0]) / (float)g.dim;
+#pragma unroll
+    for (int i = 0; i < SUM_COLUMNS; i++)
+        squares += (x[i] - mean) * (x[i] - mean);
+    float rstd = rsqrtf(row_total(squares, room[1]) / (float)g.dim + g.eps);
+    part_add<T>(u, gate);
+#pragma unroll
+    for (int i = 0; i < SUM_COLUMNS; i++)
+        x[i] = gate[i] * ((x[i] - mean) * rstd * weight[i] + bias[i]);
+    if (threadIdx.x == 0) {
+        g.mean[row] = mean;
+        g.rstd[row] = rstd;
+    }
+}
+
+/* A block adds the parts of one row, a thread 8 columns of it; HAS_GATE: and computes the gate. */
+template <typename T, typename S, bool HAS_GATE>
+__global__ void __launch_bounds__(32 * SUM_WARPS)
+    attn_sum_parts_sm90_kernel(const __grid_constant__ attn_args a,
+                               const __grid_constant__ paged_plan plan,
+                               const __grid_constant__ gate_args gate) {
+    int n_tiles = plan.n_row_groups * plan.width, tile = (int)blockIdx.x / S::ROWS;
+    int b = tile / n_tiles, row = tile % n_tiles * S::ROWS + (int)blockIdx.x % S::ROWS;
+    int column = SUM_COLUMNS * (int)threadIdx.x, head = column / S::D;
+    constexpr int64_t SIZE = S::ROWS * S::D;
+    int64_t step = 2 * plan.width * SIZE;
+    float x[SUM_COLUMNS] = {}, weight[SUM_COLUMNS], bias[SUM_COLUMNS];
+    uint4 ahead[SUM_AHEAD], u = {};
+    grid_launch_next();
+    if constexpr (HAS_GATE) {
+        load_eight(gate.weight != NULL ? gate.weight + column : NULL, 1, weight);
+        load_eight(gate.bias != NULL ? gate.bias + column : NULL, 0, bias);
+    }
+    grid_wait();
+    const paged_split split = plan.splits[tile * a.n_heads + head];
+    int row_q = a.offsets_q[b], len_q = a.offsets_q[b + 1] - row_q;
+    if (row >= len_q || (!HAS_GATE && split.n_more == 0)) return;
+    T *out = (T *)a.out + (row_q + row) * a.stride_out + column;
+    const T *part = (const T *)plan.parts + (2 * (int64_t)split.block + 1) * SIZE +
+                    (int64_t)(blockIdx.x % S::ROWS) * S::D + column % S::D;
+    if constexpr (HAS_GATE) {
+        u = *(const uint4 *)((const T *)gate.u + (row_q + row) * gate.stride_u + column);
+        if (split.n_more == 0) part = out;
+    }
+    ahead[0] = *(const uint4 *)part;
+    part -= SIZE;
+#pragma unroll
+    for (int n = 1; n < SUM_AHEAD; n++)
+        if (n <= split.n_more) ahead[n] = *(const uint4 *)(part + n * step);
+#pragma unroll
+    for (int n = 0; n < SUM_AHEAD; n++)
+        if (n <= split.n_more) part_add<T>(ahead[n], x);
+    for (int n = SUM_AHEAD; n <= split.n_more; n++)
+        part_add<T>(*(const uint4 *)(part + n * step), x);
+    if constexpr (HAS_GATE) {
+        gate_row<T>(gate, row_q + row, column, u, weight, bias, x);
+        out = (T *)gate.y + (int64_t)(row_q + row) * gate.dim + column;
+    }
+    *(uint4 *)out = make_uint4(cvt_pack<T>(x[0], x[1]), cvt_pack<T>(x[2], x[3]),
+                               cvt_pack<T>(x[4], x[5]), cvt_pack<T>(x[6], x[7]));
+}
+
+#endif
