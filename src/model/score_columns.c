@@ -53,16 +53,21 @@ static void finish_bits(const score_columns *c, const float *logit, float *to) {
         to[i] = (float)(1 / (1 + exp(-(double)logit[i])));
 }
 
-/* Softmax over the logits of the ratings alone: a head may have more logits than ratings. */
+/* Softmax over the logits of the ratings alone: a head may have more logits than ratings.  A
+ * request has hundreds of candidates, so exponentials are kept where there is room for them. */
 static void finish_classes(const score_columns *c, const float *logit, float *to) {
-    double sum = 0, mean = 0;
+    enum { KEPT = 32 };
+    double sum = 0, mean = 0, kept[KEPT];
     float most = logit[0];
     for (int32_t i = 1; i < c->n_classes; i++)
         if (logit[i] > most) most = logit[i];
-    for (int32_t i = 0; i < c->n_classes; i++)
-        sum += exp((double)logit[i] - (double)most);
     for (int32_t i = 0; i < c->n_classes; i++) {
-        double p = exp((double)logit[i] - (double)most) / sum;
+        double e = exp((double)logit[i] - (double)most);
+        if (i < KEPT) kept[i] = e;
+        sum += e;
+    }
+    for (int32_t i = 0; i < c->n_classes; i++) {
+        double p = (i < KEPT ? kept[i] : exp((double)logit[i] - (double)most)) / sum;
         to[1 + i] = (float)p;
         mean += p * seq_rating(c->data, (uint16_t)i);
     }

@@ -356,28 +356,42 @@ status job_answer_items(job *j, const uint32_t *item, const float *score, int32_
     return OK;
 }
 
-/* By the first column, candidates without a number last, of equal ones the first given first. */
-static int compare_items(const void *a, const void *b) {
-    const engine_item *x = a, *y = b;
-    float p = x->values[0], q = y->values[0];
-    bool has_p = !isnan(p), has_q = !isnan(q);
-    if (has_p != has_q) return has_p ? -1 : 1;
-    if (has_p && p != q) return p > q ? -1 : 1;
-    return (x->place > y->place) - (x->place < y->place);
+/* A number that is less for candidates that come first: by value downwards, those without one last,
+ * of equal ones the first given first. */
+static uint64_t order_key(float value, uint32_t place) {
+    uint32_t bits;
+    if (isnan(value)) return (uint64_t)UINT32_MAX << 32 | place;
+    value += 0.0f; /* -0 and 0 are equal */
+    memcpy(&bits, &value, sizeof bits);
+    bits = bits >> 31 ? ~bits : bits | 1u << 31; /* ascending as the values are */
+    return (uint64_t)~bits << 32 | place;
+}
+
+static int compare_keys(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
 }
 
 status job_answer_candidates(job *j) {
     engine_item *to;
-    int32_t n = j->n_candidates;
-    TRY(ARENA_NEW(j->arena, &to, (size_t)n));
-    for (int32_t i = 0; i < n; i++) {
-        if (j->candidate[i] != 0) to[i] = served_item_names(j->m, j->candidate[i]);
-        if (j->candidate[i] == 0) to[i].id = j->candidate_id[i];
-        to[i].place = (uint32_t)i;
-        to[i].values = j->values + (size_t)i * (size_t)j->m->columns.n;
+    uint64_t *key;
+    size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
+    TRY(ARENA_NEW_RAW(j->arena, &key, n));
+    for (size_t i = 0; i < n; i++)
+        key[i] = j->top_k > 0 ? order_key(j->values[i * width], (uint32_t)i) : i;
+    if (j->top_k > 0) qsort(key, n, sizeof *key, compare_keys);
+    if (j->top_k > 0 && (size_t)j->top_k < n) n = (size_t)j->top_k;
+    TRY(ARENA_NEW(j->arena, &to, n));
+    for (size_t i = 0; i < n; i++) {
+        uint32_t place = (uint32_t)key[i];
+        if (j->candidate[place] != 0)
+            to[i] = served_item_names(j->m, j->candidate[place]);
+        else
+            to[i].id = j->candidate_id[place];
+        to[i].place = place;
+        to[i].values = j->values + place * width;
     }
-    if (j->top_k > 0) qsort(to, (size_t)n, sizeof *to, compare_items);
     j->out->items = to;
-    j->out->n_items = (size_t)(j->top_k > 0 && j->top_k < n ? j->top_k : n);
+    j->out->n_items = n;
     return OK;
 }
