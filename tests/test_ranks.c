@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/waits.h"
 #include "test.h"
 
 enum { PATIENCE_MS = 200 };
@@ -157,4 +158,40 @@ TEST(ranks_refuse_nonsense) {
     CHECK_FAILS(ranks_fork(&t, 65, PATIENCE_MS), ERR_USAGE, "1 to 64");
     CHECK(t == NULL);
     CHECK_OK(ranks_leave(NULL, OK));
+}
+
+/* A rank that runs, but waits for what will not come: on a GPU, by its name. */
+static status stand_still(transport *t, void *ctx) {
+    (void)ctx;
+    t->ops->note_step(t, 7);
+    TRY(t->ops->barrier(t));
+    if (t->rank > 0) return t->ops->barrier(t);
+    (void)waits_begin(WAIT_GPU);
+    for (;;)
+        sleep_ms(1000);
+}
+
+static status work_in_turns(transport *t, void *ctx) {
+    (void)ctx;
+    for (int i = 0; i < 24; i++) {
+        wait_kind before = waits_begin(WAIT_GPU); /* longer than the limit in all, but not one */
+        if (t->rank == 0) sleep_ms(50);
+        waits_end(before);
+        TRY(t->ops->barrier(t));
+    }
+    return OK;
+}
+
+TEST(ranks_that_only_wait_end) {
+    setenv("HSTU_STALL_SECONDS", "1", 1);
+    CHECK_FAILS(run_ranks(2, stand_still, NULL), ERR_IO, "no rank went on for 1 s");
+    CHECK_CONTAINS(status_reason(), "rank 0 waits for the GPU at step 7");
+    CHECK_CONTAINS(status_reason(), "rank 1 waits for other ranks at step 7");
+    CHECK_OK(run_ranks(2, work_in_turns, NULL));
+    static const char *const wrong[] = {"-1", "x", "1.5", "86401"};
+    for (int i = 0; i < 4; i++) {
+        setenv("HSTU_STALL_SECONDS", wrong[i], 1);
+        CHECK_FAILS(run_ranks(2, work_in_turns, NULL), ERR_USAGE, "HSTU_STALL_SECONDS");
+    }
+    unsetenv("HSTU_STALL_SECONDS");
 }

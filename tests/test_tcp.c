@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/waits.h"
 #include "dist/net.h"
 #include "train_test.h"
 
@@ -239,12 +240,13 @@ TEST(tcp_names_ranks_that_do_not_come) {
 }
 
 /* Rank 1 is a process; what the test does to it. */
-static pid_t start_victim(int port, int silence_ms, void (*fn)(transport *t)) {
+static pid_t start_victim(int port, int silence_ms, void (*fn)(transport *t), bool is_patient) {
     pid_t pid = fork();
     if (pid != 0) return pid;
     transport *t;
     tcp_start s = start_of(1, 2, port);
     s.silence_ms = silence_ms;
+    s.is_patient = is_patient;
     if (tcp_create(&t, &s) == OK) fn(t);
     _exit(0);
 }
@@ -258,7 +260,7 @@ static void wait_at_barrier(transport *t) {
 static void check_loss(int signal, const char *want) {
     transport *t;
     int port = free_port();
-    pid_t victim = start_victim(port, 1500, wait_at_barrier);
+    pid_t victim = start_victim(port, 1500, wait_at_barrier, true);
     tcp_start s = start_of(0, 2, port);
     s.silence_ms = 1500;
     CHECK_OK(tcp_create(&t, &s));
@@ -283,6 +285,32 @@ TEST(tcp_misses_a_stopped_rank) {
     check_loss(SIGSTOP, "it does not answer");
 }
 
+static void wait_for_a_gpu(transport *t) {
+    (void)t->ops->barrier(t);
+    (void)waits_begin(WAIT_GPU);
+    sleep(60);
+}
+
+/* Both ranks run and answer, and wait for each other. */
+TEST(tcp_ends_a_job_that_only_waits) {
+    transport *t;
+    int port = free_port(), how;
+    setenv("HSTU_STALL_SECONDS", "1", 1);
+    pid_t victim = start_victim(port, 5000, wait_for_a_gpu, false);
+    tcp_start s = start_of(0, 2, port);
+    s.silence_ms = 5000;
+    CHECK_OK(tcp_create(&t, &s));
+    unsetenv("HSTU_STALL_SECONDS");
+    CHECK_OK(t->ops->barrier(t));
+    CHECK_FAILS(t->ops->barrier(t), ERR_IO, "no rank went on for 1 s, before its first step");
+    CHECK_CONTAINS(status_reason(), "rank 0 on ");
+    CHECK_CONTAINS(status_reason(), " waits for other ranks, rank 1 on ");
+    CHECK_CONTAINS(status_reason(), " waits for the GPU");
+    CHECK_FAILS(t->ops->leave(t, ERR_IO), ERR_IO, "no rank went on");
+    CHECK_EQ(waitpid(victim, &how, 0), victim);
+    CHECK(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL); /* by its own thread */
+}
+
 static void fail_by_itself(transport *t) {
     (void)t->ops->barrier(t);
     (void)t->ops->leave(t, fail(ERR_IO, "no space left"));
@@ -292,7 +320,7 @@ static void fail_by_itself(transport *t) {
 TEST(tcp_ends_with_a_rank_that_fails) {
     transport *t;
     int port = free_port();
-    pid_t victim = start_victim(port, 5000, fail_by_itself);
+    pid_t victim = start_victim(port, 5000, fail_by_itself, true);
     tcp_start s = start_of(0, 2, port);
     CHECK_OK(tcp_create(&t, &s));
     status st = t->ops->barrier(t); /* the other may have left before all of it has come */

@@ -188,14 +188,33 @@ const char *env_visible_gpus(void) {
     return getenv("CUDA_VISIBLE_DEVICES");
 }
 
-void env_share_gpu(int rank, bool has_setting) {
+/* Blocks of NCCL's kernels on a GPU that ranks share: small GPUs have 40 multiprocessors. */
+enum { SHARED_GPU_BLOCKS = 32, MOST_STALL_SECONDS = 86400 };
+
+void env_share_gpu(int rank, int n, bool has_setting) {
     const char *nodes = getenv("HSTU_NCCL_NODES");
-    char name[32];
+    char name[32], most[16];
+    snprintf(most, sizeof most, "%d", n < SHARED_GPU_BLOCKS ? SHARED_GPU_BLOCKS / n : 1);
+    setenv("NCCL_MAX_CTAS", most, 0);
     snprintf(name, sizeof name, "hstu-rank-%d", rank);
     if (has_setting && (nodes == NULL || strcmp(nodes, "1") != 0))
         setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
     else
         setenv("NCCL_HOSTID", name, 0);
+}
+
+status env_stall_seconds(int otherwise, int *out) {
+    const char *text = getenv("HSTU_STALL_SECONDS");
+    char *end;
+    *out = otherwise;
+    if (text == NULL || text[0] == '\0') return OK;
+    long n = strtol(text, &end, 10);
+    bool is_digit = text[0] >= '0' && text[0] <= '9';
+    if (!is_digit || *end != '\0' || n > MOST_STALL_SECONDS)
+        return fail(ERR_USAGE, "HSTU_STALL_SECONDS is '%.40s'; it must be a number from 0 to %d",
+                    text, MOST_STALL_SECONDS);
+    *out = (int)n;
+    return OK;
 }
 
 bool env_sums_early(void) {

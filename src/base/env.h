@@ -10,6 +10,7 @@
  * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL, HSTU_PROFILE_UNIFIED  set by 'hstu profile' for the
  * programs it starts XDG_CACHE_HOME, HOME  where compiled kernels are kept HSTU_NCCL_NODES  1:
  * ranks that share a GPU talk as if each were a machine of its own (for tests)
+ * HSTU_STALL_SECONDS  after so many seconds in which all ranks only waited the job ends
  * HSTU_NCCL_OVERLAP  0: gradients are summed after the backward pass (for comparison)
  * VIRTUAL_ENV, CONDA_PREFIX, HOME  where Python's packages may hold NCCL
  * CUDA_VISIBLE_DEVICES  tells ranks on one GPU from ranks on several */
@@ -81,8 +82,13 @@ const char *env_job_secret(void);
 const char *env_visible_gpus(void);
 
 /* Tells NCCL that this rank shares its GPU with others, before it starts: by its own setting, or
- * by the name of a machine of its own for each rank.  What the user has set stays. */
-void env_share_gpu(int rank, bool has_setting);
+ * by the name of a machine of its own for each rank.  Its kernels wait on the GPU for those of the
+ * other ranks, a multiprocessor for each block: all n ranks of a GPU together must leave some for
+ * the rank they wait for.  What the user has set stays. */
+void env_share_gpu(int rank, int n, bool has_setting);
+
+/* HSTU_STALL_SECONDS, 0 (never) to 86400, or `otherwise` where it is not set. */
+status env_stall_seconds(int otherwise, int *out);
 
 /* Whether NCCL sums gradients during the backward pass: unless HSTU_NCCL_OVERLAP is 0. */
 bool env_sums_early(void);

@@ -32,7 +32,7 @@ static uint64_t gpu_of(const backend *be) {
 typedef struct agreement {
     int without;     /* the first rank without NCCL, or -1 */
     int other;       /* the first rank with another version than rank 0, or -1 */
-    bool is_shared;  /* a GPU has several ranks */
+    int most_on_gpu; /* ranks that share a GPU, the most of all GPUs */
     bool has_no_gpu; /* a rank is on the CPU */
 } agreement;
 
@@ -42,8 +42,10 @@ static agreement compare(const rank_gpu *all, int size) {
         if (all[r].version == 0) a.without = r;
         if (all[r].version != all[0].version) a.other = r;
         a.has_no_gpu = a.has_no_gpu || all[r].gpu == 0;
-        for (int q = 0; q < r; q++)
-            a.is_shared = a.is_shared || all[q].gpu == all[r].gpu;
+        int n = 0;
+        for (int q = 0; q < size; q++)
+            n += all[q].gpu == all[r].gpu;
+        if (n > a.most_on_gpu) a.most_on_gpu = n;
     }
     return a;
 }
@@ -54,7 +56,7 @@ static const char *why_not(const agreement *a, bool is_asked, char text[160]) {
         snprintf(text, 160, "rank %d did not find NCCL", a->without);
     else if (a->other >= 0)
         snprintf(text, 160, "rank %d has another version of NCCL than rank 0", a->other);
-    else if (a->is_shared && !is_asked)
+    else if (a->most_on_gpu > 1 && !is_asked)
         snprintf(text, 160,
                  "several ranks share a GPU, where NCCL needs the MPS daemon (--nccl on)");
     else
@@ -89,9 +91,10 @@ static status choose(comm **out, backend *be, transport *t, const rank_options *
                  reason[0] != '\0' ? reason : why);
         return comm_create_host(out, be, t);
     }
-    if (a.is_shared) env_share_gpu(t->rank, lib.version >= MULTI_RANK_VERSION);
+    bool is_shared = a.most_on_gpu > 1;
+    if (is_shared) env_share_gpu(t->rank, a.most_on_gpu, lib.version >= MULTI_RANK_VERSION);
     log_info("NCCL %d.%d.%d (%s) connects %d ranks%s", lib.version / 10000, lib.version / 100 % 100,
-             lib.version % 100, lib.path, t->size, a.is_shared ? ", several on a GPU" : "");
+             lib.version % 100, lib.path, t->size, is_shared ? ", several on a GPU" : "");
     return comm_create_nccl(out, be, t, &lib, o->is_deterministic);
 }
 

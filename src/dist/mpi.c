@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/waits.h"
 #include "dist/mpi_plugin.h"
 #include "dist/mpi_watch.h"
 
@@ -71,13 +72,19 @@ static status mpi_exchange(transport *t, const exchange_args *a) {
     mpi_state *s = t->state;
     char text[MPI_PLUGIN_TEXT_BYTES] = "";
     transport_copy_own(t, a);
-    return check(s, s->p->exchange(a->from, a->n_from, a->to, a->n_to, text), text);
+    wait_kind before = waits_begin(WAIT_RANKS);
+    int code = s->p->exchange(a->from, a->n_from, a->to, a->n_to, text);
+    waits_end(before);
+    return check(s, code, text);
 }
 
 static status mpi_barrier(transport *t) {
     mpi_state *s = t->state;
     char text[MPI_PLUGIN_TEXT_BYTES] = "";
-    return check(s, s->p->barrier(text), text);
+    wait_kind before = waits_begin(WAIT_RANKS);
+    int code = s->p->barrier(text);
+    waits_end(before);
+    return check(s, code, text);
 }
 
 static int has_ended(void *w) {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/waits.h"
 #include "ops/combine.h"
 
 typedef struct nccl_state {
@@ -73,7 +74,9 @@ static status group_start(comm *c) {
 
 static status group_end(comm *c, status st) {
     nccl_state *s = c->state;
+    wait_kind before = waits_begin(WAIT_NCCL);
     int code = s->lib->group_end(); /* also after a failure: groups are counted */
+    waits_end(before);
     return st == OK ? check(c, code, "an exchange") : st;
 }
 
@@ -157,11 +160,12 @@ static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
     if (a->n == 0) return check_earlier(c);
     if (s->is_fixed && is_float && a->rule == COMM_SUM) return reduce_fixed(c, a);
     TRY(check_earlier(c));
-    return check(c,
-                 s->lib->all_reduce(a->from, a->to, (size_t)a->n, types[a->type],
-                                    a->rule == COMM_SUM ? NCCL_SUM : NCCL_MAX, s->comm,
-                                    c->be->ops->stream(c->be)),
-                 "a sum");
+    wait_kind before = waits_begin(WAIT_NCCL);
+    int code = s->lib->all_reduce(a->from, a->to, (size_t)a->n, types[a->type],
+                                  a->rule == COMM_SUM ? NCCL_SUM : NCCL_MAX, s->comm,
+                                  c->be->ops->stream(c->be));
+    waits_end(before);
+    return check(c, code, "a sum");
 }
 
 static int64_t sum_before(const int64_t *n, int rank) {
@@ -210,10 +214,11 @@ static status nccl_broadcast(comm *c, void *memory, size_t bytes, int root) {
         return fail(ERR_USAGE, "broadcast: there is no rank %d among %d", root, c->size);
     TRY(check_earlier(c));
     if (bytes == 0) return OK;
-    return check(
-        c,
-        s->lib->broadcast(memory, memory, bytes, NCCL_U8, root, s->comm, c->be->ops->stream(c->be)),
-        "a broadcast");
+    wait_kind before = waits_begin(WAIT_NCCL);
+    int code =
+        s->lib->broadcast(memory, memory, bytes, NCCL_U8, root, s->comm, c->be->ops->stream(c->be));
+    waits_end(before);
+    return check(c, code, "a broadcast");
 }
 
 static status nccl_barrier(comm *c) {
@@ -233,7 +238,9 @@ static void nccl_note_step(comm *c, uint64_t step) {
 /* After a failure NCCL must not wait for the others. */
 static void nccl_destroy(comm *c) {
     nccl_state *s = c->state;
+    wait_kind before = waits_begin(WAIT_NCCL);
     if (s->comm != NULL) (void)(s->is_failed ? s->lib->abort(s->comm) : s->lib->destroy(s->comm));
+    waits_end(before);
     c->be->ops->release(c->be, s->parts);
     mem_free(s);
     comm_destroy(c->host);
@@ -262,8 +269,12 @@ static status join(comm *c) {
     if (st == OK) st = sent;
     if (st == OK && memcmp(&all[0], &(nccl_id){{0}}, sizeof id) == 0)
         st = fail(ERR_IO, "NCCL did not start on rank 0");
-    if (st == OK)
-        st = check(c, s->lib->init_rank(&s->comm, c->size, all[0], c->rank), "joining the ranks");
+    if (st == OK) {
+        wait_kind before = waits_begin(WAIT_NCCL);
+        int code = s->lib->init_rank(&s->comm, c->size, all[0], c->rank);
+        waits_end(before);
+        st = check(c, code, "joining the ranks");
+    }
     mem_free(all);
     return st;
 }

@@ -8,11 +8,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/env.h"
+#include "base/waits.h"
 #include "dist/shm.h"
 
 /* Times are counted in turns of the watching loop and not read from a clock: while the machine or
  * the whole job sleeps (Ctrl-Z), no time passes. */
-enum { TURN_MS = 10 };
+enum { TURN_MS = 10, STALL_SECONDS = 30 };
 
 /* What the signal handler of the watching process sets. */
 static shm_job *the_job;
@@ -21,12 +23,15 @@ typedef struct rank_process {
     pid_t pid;
     bool is_running;
     int n_stopped; /* turns since it was stopped; 0: it runs */
+    uint64_t wait; /* its word of base/waits.h in the turn before */
 } rank_process;
 
 typedef struct watch {
     shm_job *job;
     int n, n_running;
-    int patience; /* turns */
+    int patience;   /* turns */
+    int n_standing; /* turns in which all ranks have waited, and none went on */
+    int most_standing;
     rank_process rank[SHM_MAX_RANKS];
     int n_leaving; /* turns since the job was ended; 0: it goes on */
     status st;     /* how it ended */
@@ -113,6 +118,35 @@ static void look_at(watch *w, int r) {
     if (p->is_running && p->n_stopped > 0) note_stopped(w, r);
 }
 
+/* Writes "rank 0 waits for the GPU at step 3, rank 1 ...", as far as there is room. */
+static void say_waits(const watch *w, char *text, size_t room) {
+    size_t n = 0;
+    for (int r = 0; r < w->n && n < room; r++) {
+        char at[48];
+        if (!w->rank[r].is_running) continue;
+        n += (size_t)snprintf(text + n, room - n, "%srank %d waits for %s%s", n > 0 ? ", " : "", r,
+                              waits_name(waits_kind(w->rank[r].wait)), last_step(w, r, at));
+    }
+}
+
+/* Ranks that all wait, each in one and the same wait, wait for each other. */
+static void look_at_waits(watch *w) {
+    bool stand = true;
+    for (int r = 0; r < w->n; r++) {
+        rank_process *p = &w->rank[r];
+        uint64_t wait = waits_read(&w->job->rank[r].wait);
+        if (p->is_running && (waits_kind(wait) == WAIT_NONE || wait != p->wait)) stand = false;
+        p->wait = wait;
+    }
+    w->n_standing = stand ? w->n_standing + 1 : 0;
+    if (w->n_standing < w->most_standing || w->n_leaving > 0 || w->most_standing == 0) return;
+    char text[512];
+    say_waits(w, text, sizeof text);
+    w->st = fail(ERR_IO, "no rank went on for %d s: %s; all ranks were ended",
+                 w->most_standing * TURN_MS / 1000, text);
+    end_job(w, 0);
+}
+
 static void kill_all(const watch *w) {
     for (int r = 0; r < w->n; r++)
         if (w->rank[r].is_running) kill(w->rank[r].pid, SIGKILL);
@@ -123,6 +157,7 @@ static status supervise(watch *w) {
     while (w->n_running > 0) {
         for (int r = 0; r < w->n; r++)
             look_at(w, r);
+        if (w->n_running > 0) look_at_waits(w);
         if (w->n_leaving > 0 && ++w->n_leaving > w->patience) kill_all(w);
         if (w->n_running > 0) nanosleep(&turn, NULL);
     }
@@ -136,6 +171,7 @@ static status become_rank(transport **out, shm_job *job, int rank, pid_t parent)
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     the_job = NULL;
+    waits_share(&job->rank[rank].wait);
     if (rank > 0) transport_silence();
     return shm_create(out, job, rank);
 }
@@ -144,7 +180,10 @@ status ranks_fork(transport **out, int n, int patience_ms) {
     watch w = {.n = n, .patience = patience_ms / TURN_MS};
     struct sigaction old[2];
     pid_t parent = getpid();
+    int seconds;
     *out = NULL;
+    TRY(env_stall_seconds(STALL_SECONDS, &seconds));
+    w.most_standing = seconds * (1000 / TURN_MS);
     TRY(shm_job_create(&w.job, n, 0));
     the_job = w.job;
     watch_signals(old);

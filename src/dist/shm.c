@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/waits.h"
 
 enum { WINDOW_BYTES = 1 << 20, N_SPINS = 2000, WAIT_NS = 50000000 };
 
@@ -69,12 +70,14 @@ static status wait_for_others(shm_state *s, unsigned passed) {
     const struct timespec most = {.tv_nsec = WAIT_NS};
     for (int i = 0; s->may_spin && i < N_SPINS; i++)
         if (atomic_load(&m->n_passed) != passed) return OK;
-    for (;;) {
-        bool is_over = atomic_load(&job->failed) > 0 || atomic_load(&job->n_ended) > 0;
-        if (atomic_load(&m->n_passed) != passed) return OK;
-        if (is_over) return lost(job);
+    wait_kind before = waits_begin(WAIT_RANKS);
+    bool is_over = false;
+    while (!is_over && atomic_load(&m->n_passed) == passed) {
         syscall(SYS_futex, &m->n_passed, FUTEX_WAIT, passed, &most, NULL, 0);
+        is_over = atomic_load(&job->failed) > 0 || atomic_load(&job->n_ended) > 0;
     }
+    waits_end(before);
+    return atomic_load(&m->n_passed) != passed ? OK : lost(job);
 }
 
 static status wait_all(shm_state *s) {

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/waits.h"
 #include "dist/net.h"
 #include "dist/tcp_int.h"
 #include "dist/watch.h"
@@ -115,11 +116,16 @@ static status tcp_exchange(transport *t, const exchange_args *a) {
     transport_copy_own(t, a);
     for (int r = 0; r < t->size; r++)
         s->flow[r] = (tcp_flow){.header_out = a->n_from[r]};
+    wait_kind before = waits_begin(WAIT_RANKS);
     for (;;) {
-        TRY(watch_check(s->w));
-        TRY(run_round(t, a, &n_left));
-        if (n_left == 0) return OK;
-        poll(s->polls, (nfds_t)n_left, TURN_MS);
+        status st = watch_check(s->w);
+        if (st == OK) st = run_round(t, a, &n_left);
+        if (st != OK || n_left == 0) {
+            waits_end(before);
+            return st;
+        }
+        /* Bytes that move are no standing still: another wait. */
+        if (poll(s->polls, (nfds_t)n_left, TURN_MS) > 0) (void)waits_begin(WAIT_RANKS);
     }
 }
 

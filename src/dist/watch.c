@@ -12,18 +12,21 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/waits.h"
 #include "dist/net.h"
 
 enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };
+enum { STALL_SECONDS = 120 }; /* one message may take long in a slow network */
 
-typedef enum { HELLO, BEAT, BYE, FAILED, LOST_CLOSED, LOST_SILENT } beat_kind;
+typedef enum { HELLO, BEAT, BYE, FAILED, LOST_CLOSED, LOST_SILENT, STANDING } beat_kind;
 
 typedef struct beat {
     uint32_t magic, kind;
     uint64_t step; /* 1 + the last step; 0: none yet */
-    uint64_t job;  /* of a HELLO */
+    uint64_t job;  /* of a HELLO; of a BEAT what the rank waits for: base/waits.h */
     int64_t rank;  /* whose step it is */
 } beat;
 
@@ -32,7 +35,8 @@ typedef struct watch_link {
     int fd, rank;
     bool is_over;  /* it has left */
     int64_t quiet; /* ms since it was heard */
-    uint64_t step;
+    uint64_t step, wait;
+    bool has_moved; /* the wait of its last heartbeats is another one, or none */
     size_t n_in;
     beat in;
 } watch_link;
@@ -45,9 +49,11 @@ struct watch {
     char (*hosts)[WATCH_HOST_BYTES]; /* (size) */
     pthread_t thread;
     atomic_uint_fast64_t step;
-    atomic_int leaving; /* 1: finished, 2: failed by itself */
-    atomic_int ended;   /* the job has ended; text is set */
-    atomic_int heard;   /* and the rank knows it */
+    uint64_t wait, own_wait; /* what this rank waits for, and what it did in the turn before */
+    int64_t standing, most_standing; /* ms in which no rank went on */
+    atomic_int leaving;              /* 1: finished, 2: failed by itself */
+    atomic_int ended;                /* the job has ended; text is set */
+    atomic_int heard;                /* and the rank knows it */
     char text[TEXT_BYTES];
     int64_t grace; /* ms since then */
 };
@@ -63,8 +69,11 @@ status watch_check(watch *w) {
 }
 
 static void send_beat(const watch *w, watch_link *l, beat_kind kind, int64_t rank, uint64_t step) {
-    beat b = {.magic = MAGIC, .kind = (uint32_t)kind, .step = step, .rank = rank};
-    (void)w;
+    beat b = {.magic = MAGIC,
+              .kind = (uint32_t)kind,
+              .step = step,
+              .job = waits_read(&w->wait),
+              .rank = rank};
     if (l->fd < 0 || l->is_over) return;
     /* A full buffer means that the other side does not read: it will be missed soon enough. */
     (void)!send(l->fd, &b, sizeof b, MSG_NOSIGNAL);
@@ -82,14 +91,19 @@ static bool may_speak(const watch *w) {
     return true;
 }
 
+static const char *say_step(uint64_t step, char text[48]) {
+    if (step == 0)
+        snprintf(text, 48, "before its first step");
+    else
+        snprintf(text, 48, "at step %" PRIu64, step - 1);
+    return text;
+}
+
 static void end_job(watch *w, beat_kind kind, int rank, uint64_t step, bool is_told) {
     char at[48];
     if (atomic_load(&w->ended) != 0) return;
-    if (step == 0)
-        snprintf(at, sizeof at, "before its first step");
-    else
-        snprintf(at, sizeof at, "at step %" PRIu64, step - 1);
-    if (kind != FAILED && !is_told && may_speak(w))
+    (void)say_step(step, at);
+    if (kind != FAILED && kind != STANDING && !is_told && may_speak(w))
         snprintf(w->text, sizeof w->text, "rank %d on %.63s was lost %s: %s; the job ends", rank,
                  w->hosts[rank], at,
                  kind == LOST_SILENT ? "it does not answer" : "its connection was closed");
@@ -101,13 +115,17 @@ static void take_beat(watch *w, watch_link *l, const beat *b) {
     bool is_rank = b->rank >= 0 && b->rank < w->size;
     l->quiet = 0;
     if (b->magic != MAGIC || !is_rank) return;
-    if (b->kind == BEAT) l->step = b->step;
+    if (b->kind == BEAT) {
+        l->step = b->step;
+        l->has_moved = l->has_moved || waits_kind(b->job) == WAIT_NONE || b->job != l->wait;
+        l->wait = b->job;
+    }
     if (b->kind == BYE) l->is_over = true;
     if (b->kind == FAILED) {
         l->is_over = l->rank == b->rank;
         end_job(w, FAILED, (int)b->rank, b->step, true);
     }
-    if (w->rank > 0 && (b->kind == LOST_CLOSED || b->kind == LOST_SILENT))
+    if (w->rank > 0 && (b->kind == LOST_CLOSED || b->kind == LOST_SILENT || b->kind == STANDING))
         end_job(w, (beat_kind)b->kind, (int)b->rank, b->step, true);
 }
 
@@ -145,6 +163,35 @@ static void count_silence(watch *w, int64_t ms) {
     }
 }
 
+/* Writes " rank 1 on HOST waits for the GPU", as far as there is room. */
+static size_t say_wait(watch *w, size_t n, int rank, uint64_t wait) {
+    if (n >= sizeof w->text) return n;
+    return n + (size_t)snprintf(w->text + n, sizeof w->text - n, "%s rank %d on %.63s waits for %s",
+                                rank > 0 ? "," : "", rank, w->hosts[rank],
+                                waits_name(waits_kind(wait)));
+}
+
+/* Rank 0 ends a job in which all ranks wait, each in one and the same wait. */
+static void count_standing(watch *w, int64_t ms) {
+    uint64_t own = waits_read(&w->wait);
+    bool has_moved = waits_kind(own) == WAIT_NONE || own != w->own_wait;
+    w->own_wait = own;
+    for (int i = 0; i < w->n_links; i++) {
+        has_moved = has_moved || w->link[i].has_moved || w->link[i].is_over;
+        w->link[i].has_moved = false;
+    }
+    w->standing = has_moved ? 0 : w->standing + ms;
+    if (w->standing <= w->most_standing || w->most_standing == 0) return;
+    char at[48];
+    size_t n =
+        (size_t)snprintf(w->text, sizeof w->text, "no rank went on for %d s, %s; the job ends:",
+                         (int)(w->most_standing / 1000), say_step(atomic_load(&w->step), at));
+    n = say_wait(w, n, 0, own);
+    for (int i = 0; i < w->n_links; i++)
+        n = say_wait(w, n, w->link[i].rank, w->link[i].wait);
+    end_job(w, STANDING, 0, atomic_load(&w->step), false);
+}
+
 /* The rank waits for something that will not come. */
 static void end_process(const watch *w) {
     if (w->text[0] != '\0') {
@@ -171,6 +218,7 @@ static void *watch_main(void *arg) {
         if (ms > MOST_MS) ms = MOST_MS; /* this process did not run itself */
         since_beat += ms;
         if (atomic_load(&w->ended) == 0) count_silence(w, ms);
+        if (atomic_load(&w->ended) == 0 && w->rank == 0) count_standing(w, ms);
         if (atomic_load(&w->ended) == 0) continue;
         w->grace += ms;
         int most = atomic_load(&w->heard) ? 3 * WATCH_GRACE_MS : WATCH_GRACE_MS;
@@ -248,8 +296,12 @@ status watch_create(watch **out, const watch_options *o) {
     w->n_links = o->rank == 0 ? o->size - 1 : 1;
     w->silence_ms = o->silence_ms > 0 ? o->silence_ms : WATCH_SILENCE_MS;
     w->is_patient = o->is_patient;
-    status st = begin(w, o);
+    int seconds = 0;
+    status st = env_stall_seconds(STALL_SECONDS, &seconds);
+    w->most_standing = (int64_t)seconds * 1000;
+    if (st == OK) st = begin(w, o);
     if (st == OK) {
+        waits_share(&w->wait);
         *out = w;
         return OK;
     }
@@ -261,6 +313,7 @@ status watch_create(watch **out, const watch_options *o) {
 
 void watch_destroy(watch *w, bool is_failure) {
     if (w == NULL) return;
+    waits_share(NULL);
     atomic_store(&w->leaving, is_failure ? 2 : 1);
     if (w->has_thread) pthread_join(w->thread, NULL);
     for (int i = 0; i < w->n_links && w->link != NULL; i++)

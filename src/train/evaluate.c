@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "base/waits.h"
 #include "nn/dynamic.h"
 #include "ops/comm_host.h"
 #include "train/metrics.h"
@@ -440,10 +441,15 @@ static status merge_counts(evaluator *e, eval_result *out) {
 static status evaluate_batch(evaluator *e, const batch *b, const model_items *corpus, int64_t i,
                              eval_result *out) {
     int size = comm_size(e->s->comm), rank = e->s->comm != NULL ? e->s->comm->rank : 0;
-    if (i % size == rank && b->n_users > 0)
-        TRY(out->is_retrieval ? rank_batch(e, b, corpus, out) : score_batch(e, b));
-    else if (i % size == rank)
+    if (i % size == rank && b->n_users > 0) {
+        /* As in a step of training, a GPU's work is only handed over here. */
+        wait_kind before = waits_begin(strcmp(e->s->be->name, "cpu") == 0 ? WAIT_NONE : WAIT_GPU);
+        status st = out->is_retrieval ? rank_batch(e, b, corpus, out) : score_batch(e, b);
+        waits_end(before);
+        TRY(st);
+    } else if (i % size == rank) {
         TRY(dynamic_take_nothing(model_tables(e->s->model)));
+    }
     return i % size == size - 1 || b->is_last ? end_round(e, i % size + 1) : OK;
 }
 

@@ -6,11 +6,13 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/range.h"
+#include "base/waits.h"
 #include "train/trainer_int.h"
 
 /* A loss above this many times (the first loss + 1) means that training has diverged. */
@@ -111,6 +113,11 @@ static status look_ahead(trainer *t) {
     return OK;
 }
 
+/* To a GPU work is only handed over: where that takes long, the GPU stands still. */
+static wait_kind hand_over(const trainer *t) {
+    return waits_begin(strcmp(t->s->be->name, "cpu") == 0 ? WAIT_NONE : WAIT_GPU);
+}
+
 static status train_batch(trainer *t, const batch *b, const model_step *at, bool is_last,
                           int64_t *n_unlabelled) {
     if (t->leaves != NULL) return leaf_step_train(t->leaves, b, at, is_last, n_unlabelled);
@@ -138,12 +145,22 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
         if (t->on_batch != NULL) t->on_batch(t->batch_ctx, b);
         int64_t n = model_count_loss(t->s->model, b);
         at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
-        if (n > 0) TRY(train_batch(t, b, &at, i == n_micro - 1, &n_unlabelled));
+        if (n > 0) {
+            wait_kind before = hand_over(t);
+            st = train_batch(t, b, &at, i == n_micro - 1, &n_unlabelled);
+            waits_end(before);
+            TRY(st);
+        }
         if (n > 0) p->sums.n_loss += n - n_unlabelled;
         p->sums.n_tokens += b->n_tokens;
         *is_last = b->is_last;
     }
-    if (t->leaves != NULL) TRY(leaf_step_end(t->leaves, &n_unlabelled));
+    if (t->leaves != NULL) {
+        wait_kind before = hand_over(t);
+        status st = leaf_step_end(t->leaves, &n_unlabelled);
+        waits_end(before);
+        TRY(st);
+    }
     if (t->leaves != NULL) p->sums.n_loss -= n_unlabelled;
     *scale = (n_micro == 1 || p->sums.n_loss == 0 ? 1 : 1.0 / (double)p->sums.n_loss) / loss_scale;
     return OK;
@@ -155,7 +172,9 @@ static status update(trainer *t, train_pending *p, double scale) {
     t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
     count += (int64_t)t->saved.state.n_earlier;
     range_begin("optimizer", RANGE_NO_NUMBER);
+    wait_kind before = hand_over(t);
     status st = optimizer_step(&t->optimizer, t->rate, count, scale);
+    waits_end(before);
     range_end();
     TRY(st);
     return optimizer_fetch_norm(&t->optimizer, &p->norm, &p->norm_ticket);

@@ -5,6 +5,7 @@
 #include "base/env.h"
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
+#include "cuda/core/wait.h"
 #include "ops/device.h"
 #include "ops/time_bucket.h"
 
@@ -25,7 +26,7 @@ status cuda_failed(cudaError_t error, const char *what) {
 
 status cuda_alloc(backend *be, void **out, size_t bytes) {
     *out = NULL;
-    CUDA_TRY(cudaMalloc(out, bytes > 0 ? bytes : 1));
+    CUDA_TRY(cuda_wait_malloc(out, bytes > 0 ? bytes : 1));
     cudaError_t error = cudaMemsetAsync(*out, 0, bytes, cuda_of(be)->stream);
     if (error == cudaSuccess) return OK;
     cudaFree(*out);
@@ -39,7 +40,9 @@ status cuda_alloc(backend *be, void **out, size_t bytes) {
 void cuda_release(backend *be, void *memory) {
     if (memory == NULL) return;
     cuda_graphs_drop(cuda_of(be)->graphs);
+    wait_kind before = waits_begin(WAIT_GPU);
     cudaFree(memory);
+    waits_end(before);
 }
 
 status cuda_zero(backend *be, void *memory, size_t bytes) {
@@ -49,8 +52,8 @@ status cuda_zero(backend *be, void *memory, size_t bytes) {
 
 status cuda_sync(backend *be) {
     cuda_state *s = cuda_of(be);
-    CUDA_TRY(cudaStreamSynchronize(s->stream));
-    if (s->side.has_work) CUDA_TRY(cudaStreamSynchronize(s->side.stream));
+    CUDA_TRY(cuda_wait_stream(s->stream));
+    if (s->side.has_work) CUDA_TRY(cuda_wait_stream(s->side.stream));
     return OK;
 }
 
@@ -102,12 +105,12 @@ void *cuda_stream(backend *be) {
  * device.  Recorded steps hold the address of the old block, so they are dropped with it. */
 static status grow_own(cuda_state *s, cuda_block *block, size_t bytes) {
     size_t room = bytes + bytes / 4;
-    CUDA_TRY(cudaStreamSynchronize(s->stream));
+    CUDA_TRY(cuda_wait_stream(s->stream));
     cuda_graphs_drop(s->graphs);
     cudaFree(block->p);
     block->p = NULL;
     block->bytes = 0;
-    CUDA_TRY(cudaMalloc(&block->p, room));
+    CUDA_TRY(cuda_wait_malloc(&block->p, room));
     block->bytes = room;
     return OK;
 }
@@ -169,7 +172,7 @@ static const ops cuda_ops = {
 
 static void destroy_side(cuda_side *side) {
     if (side->stream != NULL) {
-        cudaStreamSynchronize(side->stream);
+        cuda_wait_stream(side->stream);
         cudaStreamDestroy(side->stream);
     }
     if (side->before != NULL) cudaEventDestroy(side->before);
@@ -181,7 +184,7 @@ static void destroy(backend *be) {
     cudaSetDevice(s->device);
     if (s->is_guest) s->stream = NULL; /* the caller's; cudaFree waits for what runs on it */
     if (s->side.main != NULL) s->stream = s->side.main;
-    if (s->stream != NULL) cudaStreamSynchronize(s->stream);
+    if (s->stream != NULL) cuda_wait_stream(s->stream);
     destroy_side(&s->side);
     cuda_graphs_destroy(s->graphs);
     cuda_matmuls_destroy(s->matmuls);
@@ -281,7 +284,9 @@ extern "C" status backend_create_cuda(backend **out, const cuda_options *options
     be->destroy = destroy;
     be->n_ahead = N_AHEAD;
     be->token_bucket = TOKEN_BUCKET;
+    wait_kind before = waits_begin(WAIT_GPU);
     st = begin(s, options);
+    waits_end(before);
     if (st != OK) {
         failure f;
         failure_save(&f, st);

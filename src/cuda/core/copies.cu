@@ -13,6 +13,7 @@
 
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
+#include "cuda/core/wait.h"
 
 enum { N_SLOTS = 8 };
 static const size_t SLOT_BYTES = 4 << 20;
@@ -110,7 +111,7 @@ static status send_piece(cuda_state *s, char *to, const char *from, size_t bytes
     cuda_copies *c = s->copies;
     slot *at = &c->slots[c->next];
     c->next = (c->next + 1) % N_SLOTS;
-    if (at->is_used) CUDA_TRY(cudaEventSynchronize(at->taken));
+    if (at->is_used) CUDA_TRY(cuda_wait_event(at->taken));
     memcpy(at->pinned, from, bytes);
     if (bytes <= DIRECT_BYTES && is_idle(s)) return send_direct(s, at, to, bytes);
     CUDA_TRY(cudaMemcpyAsync(at->device, at->pinned, bytes, cudaMemcpyHostToDevice, c->stream));
@@ -142,7 +143,7 @@ status cuda_copy_out(backend *be, void *to_host, const void *from, size_t bytes)
     bool is_small = s->copies != NULL && bytes <= OUT_BYTES;
     void *to = is_small ? s->copies->out : to_host;
     if (bytes > 0) CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->stream));
-    CUDA_TRY(cudaStreamSynchronize(s->stream));
+    CUDA_TRY(cuda_wait_stream(s->stream));
     if (is_small && bytes > 0) memcpy(to_host, to, bytes);
     return OK;
 }
@@ -170,7 +171,7 @@ status cuda_wait(backend *be, uint64_t ticket) {
         return fail(ERR_USAGE, "ticket %llu was waited for already, or never given",
                     (unsigned long long)ticket);
     l->ticket = 0;
-    CUDA_TRY(cudaEventSynchronize(l->done));
+    CUDA_TRY(cuda_wait_event(l->done));
     memcpy(l->to_host, l->pinned, l->bytes);
     return OK;
 }
