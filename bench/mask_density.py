@@ -71,10 +71,13 @@ def main():
             label = {"w": "windows", "s": "scattered"}[name] + (", backward" if i == 2 else ", forward")
             last = family[-1]
             out.append(f'<text x="{x(last[0]) + 8:.1f}" y="{y(last[i]) + 4:.1f}">{label}</text>')
-    for i in (1, 2):  # proportional to the pairs, from no mask at all down
-        last = rows["w"][-1]
-        end = max(LOW_X, low / last[i])
-        out.append(f'<path class="ideal" d="M{x(end):.1f} {y(last[i] * end):.1f}L{x(1):.1f} {y(last[i]):.1f}"/>')
+    for i in (1, 2):  # a fixed time, that of the sparsest window's memory, and a part proportional to the pairs
+        first, last = rows["w"][0], rows["w"][-1]
+        rate = (last[i] - first[i]) / (last[0] - first[0])
+        fixed = last[i] - rate * last[0]
+        shares = [first[0] * (last[0] / first[0]) ** (k / 40) for k in range(41)]
+        points = "L".join(f"{x(d):.1f} {y(fixed + rate * d):.1f}" for d in shares)
+        out.append(f'<path class="ideal" d="M{points}"/>')
     for i, label, down in ((0, "scattered, forward", 14), (-1, "backward", 32)):
         for before, after in zip(rows["s"], rows["s"][1:]):
             if before[3].split("/")[i] != after[3].split("/")[i]:
@@ -87,7 +90,7 @@ def main():
             out.append(f'<path class="switch" stroke-dasharray="3 3" d="M{at:.1f} {Y1 + 60}V{Y0}"/><text x="{at - 5:.1f}" '
                        f'y="{Y0 - 8}" text-anchor="end">windows: one row tile a block</text><text x="{at + 5:.1f}" y="{Y0 - 8}">three</text>')
     out.append(f'<text x="{(X0 + X1) / 2}" y="{Y0 + 40}" text-anchor="middle">share of the pairs attended</text>')
-    out.append(f'<text x="{X0}" y="20">ms, {shape}, 12 heads of 64, bfloat16, H200, by replay; dotted: proportional</text>')
+    out.append(f'<text x="{X0}" y="20">ms, {shape}, 12 heads of 64, bfloat16, H200, by replay; dotted: linear in the pairs</text>')
     out.append("</svg>")
     with open(sys.argv[2], "w", encoding="utf-8") as f:
         f.write("\n".join(out) + "\n")
