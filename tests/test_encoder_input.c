@@ -79,6 +79,8 @@ TEST(encoder_input_wrong_lines) {
         {"{\"ids\": [1], \"types\": 3}", "types", ERR_FORMAT},
         {"{\"ids\": [1], \"text\": \"a\"}", "either", ERR_FORMAT},
         {"{\"words\": [1]}", "either", ERR_FORMAT},
+        {"{\"ids\": [1], \"pair\": \"a\"}", "\"pair\" to \"text\"", ERR_FORMAT},
+        {"{\"text\": \"a\", \"types\": [0]}", "\"types\" belongs", ERR_FORMAT},
         {"{\"text\": 5}", "strings", ERR_FORMAT},
         {"{\"text\": \"a\", \"pair\": []}", "strings", ERR_FORMAT},
         {"{\"text\": \"a b c\"}", "--truncate", ERR_FORMAT},
@@ -179,6 +181,20 @@ TEST(encoder_input_of_tensors) {
     CHECK(is_end);
     encoder_input_progress(in, &done, &total);
     CHECK(done == 3 && total == 3);
+    encoder_input_close(in);
+}
+
+/* A byte before them moves tensors off the addresses of their types. */
+TEST(encoder_input_of_tensors_at_odd_addresses) {
+    const st_tensor t[] = {ints("byte", ST_U8, "x", 1), ints("lengths", ST_I64, LENGTHS, 3),
+                           ints("ids", ST_I64, WIDE_IDS, 3), ints("types", ST_I32, TYPES, 3)};
+    encoder_input *in;
+    encoder_sequence s;
+    bool is_end;
+    CHECK_OK(st_write(path_of("odd.safetensors"), t, 4, NULL, 0));
+    CHECK_OK(encoder_input_open(&in, path_of("odd.safetensors"), NULL, 10, false));
+    CHECK_OK(encoder_input_next(in, &s, &is_end));
+    CHECK(!is_end && s.n == 2 && s.ids[0] == 4 && s.ids[1] == 5 && s.types[1] == 1);
     encoder_input_close(in);
 }
 

@@ -216,6 +216,18 @@ status st_get(const st_file *f, const char *name, st_dtype dtype, const st_tenso
     return OK;
 }
 
+int64_t st_int_at(const st_tensor *t, int64_t i) {
+    const char *data = t->data;
+    int64_t wide;
+    int32_t narrow;
+    if (t->dtype == ST_I64) {
+        memcpy(&wide, data + i * 8, 8);
+        return wide;
+    }
+    memcpy(&narrow, data + i * 4, 4);
+    return narrow;
+}
+
 const char *st_metadata(const st_file *f, const char *key) {
     const json_value *v = f->metadata != NULL ? json_member(f->metadata, key) : NULL;
     return v != NULL && v->type == JSON_STRING ? v->string : NULL;

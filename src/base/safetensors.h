@@ -63,6 +63,9 @@ const st_tensor *st_tensor_at(const st_file *f, size_t i); /* in the order of th
 const st_tensor *st_find(const st_file *f, const char *name);
 status st_get(const st_file *f, const char *name, st_dtype dtype, const st_tensor **out);
 
+/* Element i of a tensor of I64 or I32, which a file may have at any address. */
+int64_t st_int_at(const st_tensor *t, int64_t i);
+
 /* A value of the metadata, or NULL. */
 const char *st_metadata(const st_file *f, const char *key);
 

@@ -274,11 +274,17 @@ status encoder_files_finish(const encoder_files *f) {
     return OK;
 }
 
+/* A file may have a tensor at any address, hence memcpy. */
+static uint16_t half_at(const st_tensor *t, int64_t i) {
+    uint16_t half;
+    memcpy(&half, (const char *)t->data + i * 2, sizeof half);
+    return half;
+}
+
 void encoder_tensor_floats(const st_tensor *t, int64_t first, int64_t n, float *to) {
-    const uint16_t *half = (const uint16_t *)t->data + first;
-    if (t->dtype == ST_F32) memcpy(to, (const float *)t->data + first, (size_t)n * sizeof *to);
+    if (t->dtype == ST_F32) memcpy(to, (const char *)t->data + first * 4, (size_t)n * sizeof *to);
     for (int64_t i = 0; t->dtype == ST_F16 && i < n; i++)
-        to[i] = half_f16_to_float(half[i]);
+        to[i] = half_f16_to_float(half_at(t, first + i));
     for (int64_t i = 0; t->dtype == ST_BF16 && i < n; i++)
-        to[i] = half_bf16_to_float(half[i]);
+        to[i] = half_bf16_to_float(half_at(t, first + i));
 }

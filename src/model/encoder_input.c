@@ -153,8 +153,11 @@ static status parse_line(encoder_line *l, arena *a, const char *text, size_t n,
     const json_value *ids = json_member(root, "ids"), *words = json_member(root, "text");
     if ((ids != NULL) == (words != NULL))
         return fail(ERR_FORMAT, "needs either \"ids\" or \"text\"");
-    if (ids != NULL) return read_ids(l, ids, json_member(root, "types"));
-    return read_text(l, words, json_member(root, "pair"), pieces, max_len, is_cut);
+    const json_value *types = json_member(root, "types"), *pair = json_member(root, "pair");
+    if (ids != NULL ? pair != NULL : types != NULL)
+        return fail(ERR_FORMAT, "\"types\" belongs to \"ids\" and \"pair\" to \"text\"");
+    if (ids != NULL) return read_ids(l, ids, types);
+    return read_text(l, words, pair, pieces, max_len, is_cut);
 }
 
 status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
@@ -183,10 +186,6 @@ static status check_ints(const encoder_input *in, const st_tensor *t, const char
     return fail(ERR_FORMAT, "%s: %s is not a list of int32 or int64", in->path, name);
 }
 
-static int64_t int_at(const st_tensor *t, int64_t i) {
-    return t->dtype == ST_I64 ? ((const int64_t *)t->data)[i] : ((const int32_t *)t->data)[i];
-}
-
 static status open_tensors(encoder_input *in) {
     int64_t total = 0;
     TRY(st_open(&in->file, in->path));
@@ -197,7 +196,7 @@ static status open_tensors(encoder_input *in) {
     TRY(check_ints(in, in->ids, "ids"));
     if (in->types != NULL) TRY(check_ints(in, in->types, "types"));
     for (int64_t b = 0; b < in->lengths->n; b++) {
-        int64_t n = int_at(in->lengths, b);
+        int64_t n = st_int_at(in->lengths, b);
         if (n < 0 || n > in->ids->n - total)
             return fail(ERR_FORMAT,
                         "%s: lengths[%" PRId64 "] is %" PRId64 ", and ids has %" PRId64 " numbers",
@@ -292,11 +291,11 @@ static status next_tensor(encoder_input *in, encoder_sequence *out, bool *is_end
     encoder_line *l = &in->line;
     *is_end = in->sequence == in->lengths->n;
     if (*is_end) return OK;
-    int64_t n = int_at(in->lengths, in->sequence++);
+    int64_t n = st_int_at(in->lengths, in->sequence++);
     TRY(reserve(l, (size_t)n));
     for (int64_t i = 0; i < n; i++, in->token++) {
-        int64_t id = int_at(in->ids, in->token);
-        int64_t type = in->types != NULL ? int_at(in->types, in->token) : 0;
+        int64_t id = st_int_at(in->ids, in->token);
+        int64_t type = in->types != NULL ? st_int_at(in->types, in->token) : 0;
         if (id < INT32_MIN || id > INT32_MAX || type < INT32_MIN || type > INT32_MAX)
             return encoder_input_blame(
                 in, fail(ERR_FORMAT, "token %" PRId64 " has a number beyond 32 bits", i));

@@ -1,7 +1,5 @@
 /* Masks from files: dense bytes, or the keys of each row (csr).  Every number of a file is checked
  * when it is opened, so that filling a row cannot fail. */
-#include <string.h>
-
 #include "base/mem.h"
 #include "base/safetensors.h"
 #include "ops/mask_int.h"
@@ -14,18 +12,6 @@ struct mask_file {
     const uint8_t *bytes;
     const st_tensor *row_begin, *keys; /* csr */
 };
-
-static int64_t int_at(const st_tensor *t, int64_t i) {
-    const char *data = t->data;
-    int64_t wide;
-    int32_t narrow;
-    if (t->dtype == ST_I64) {
-        memcpy(&wide, data + i * 8, 8);
-        return wide;
-    }
-    memcpy(&narrow, data + i * 4, 4);
-    return narrow;
-}
 
 static status get_ints(const st_file *st, const char *name, const st_tensor **out) {
     *out = st_find(st, name);
@@ -46,7 +32,7 @@ static status read_lengths(mask_file *f, bool is_square) {
     TRY(MEM_NEW(&f->n, (size_t)f->n_sequences));
     TRY(MEM_NEW(&f->first, (size_t)f->n_sequences + 1));
     for (int64_t b = 0; b < f->n_sequences; b++) {
-        int64_t n = int_at(lengths, b), size = 0;
+        int64_t n = st_int_at(lengths, b), size = 0;
         bool is_length = n >= 0 && n <= INT32_MAX - MASK_TILE;
         if (is_length) size = is_square ? n * n : n;
         if (!is_length || f->first[b] > INT64_MAX - size)
@@ -90,12 +76,12 @@ static status read_bits(mask_file *f) {
 
 /* Every row begins where the one before ends, and its keys ascend within its sequence. */
 static status check_row(const mask_file *f, int64_t row, int64_t n) {
-    int64_t begin = int_at(f->row_begin, row), end = int_at(f->row_begin, row + 1), last = -1;
+    int64_t begin = st_int_at(f->row_begin, row), end = st_int_at(f->row_begin, row + 1), last = -1;
     if (begin < 0 || end < begin || end > f->keys->n)
         return fail(ERR_FORMAT, "%s: row %lld has keys %lld to %lld of %lld", st_path(f->st),
                     (long long)row, (long long)begin, (long long)end, (long long)f->keys->n);
     for (int64_t at = begin; at < end; at++) {
-        int64_t key = int_at(f->keys, at);
+        int64_t key = st_int_at(f->keys, at);
         if (key <= last || key >= n)
             return fail(ERR_FORMAT,
                         "%s: row %lld has key %lld after %lld; keys ascend and are below the "
@@ -182,12 +168,12 @@ void mask_file_fill_row(const mask_file *f, int64_t sequence, int32_t n, int32_t
             words[j / 64] |= (uint64_t)(from[j] != 0) << (j % 64);
         return;
     }
-    int64_t at = int_at(f->row_begin, f->first[b] + row);
-    int64_t end = int_at(f->row_begin, f->first[b] + row + 1);
+    int64_t at = st_int_at(f->row_begin, f->first[b] + row);
+    int64_t end = st_int_at(f->row_begin, f->first[b] + row + 1);
     /* Checked when the file was opened; a file that somebody writes to since must not lead out of
      * the arrays. */
     for (at = at < 0 ? 0 : at; at < end && at < f->keys->n; at++) {
-        int64_t key = int_at(f->keys, at);
+        int64_t key = st_int_at(f->keys, at);
         if (key >= 0 && key < n) words[key / 64] |= (uint64_t)1 << (key % 64);
     }
 }
