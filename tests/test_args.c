@@ -140,6 +140,9 @@ TEST(main_reports_wrong_usage) {
     CHECK_STR(said(2, "@ doctor --jsno"),
               "hstu doctor: unknown option '--jsno'; did you mean '--json'?\n"
               "Try 'hstu doctor --help'.\n");
+    CHECK_CONTAINS(said(2, "@ plan show 1 --x"), "Try 'hstu plan show --help'.\n");
+    CHECK_CONTAINS(said(2, "@ bench masks --x"), "Try 'hstu bench masks --help'.\n");
+    CHECK_CONTAINS(said(2, "@ mask sow"), "Try 'hstu mask --help'.\n");
     CHECK_CONTAINS(said(2, "HSTU_LOG=debug @ doctor --x"), "debug: usage error at src/cli/");
     CHECK_CONTAINS(said(2, "HSTU_LOG=loud @ doctor"), "HSTU_LOG: log level 'loud' is unknown");
 }

@@ -66,4 +66,9 @@ TEST(source_of_every_kernel) {
     CHECK_CONTAINS(text, "#define ELEM_BITS 16");
     CHECK_CONTAINS(text, "ENTRY(bert_3_7, bert_3_7_block)");
     free(text);
+    CHECK_EQ(test_command(&text, "'%s' plan show 6826 --source --heads 1 --dim 8 --ffn 57",
+                          test_program()),
+             0);
+    CHECK_CONTAINS(text, "n_end = tile < 1 ? 57 : 57");
+    free(text);
 }

@@ -94,6 +94,29 @@ TEST(fit_and_predict) {
     free(text);
 }
 
+/* Complements are one program: its time is the mean of all lines, in whatever order they come. */
+TEST(equal_programs_of_a_file_have_their_mean) {
+    char *text;
+    CHECK_EQ(test_command(&text,
+                          "cd '%s'; printf '0001101010101010 1\\n0110010101010101 1\\n"
+                          "0001101010101010 7\\n' > three.txt; "
+                          "'%s' tune --search random --replay three.txt",
+                          test_folder(), test_program()),
+             0);
+    CHECK_CONTAINS(text, "plan 6826 = 0001101010101010, 3.0000 ms");
+    free(text);
+}
+
+/* Before a search, which may take long: the replay is not even read. */
+TEST(a_plan_that_cannot_be_kept_is_said_first) {
+    char *text;
+    CHECK_EQ(test_command(&text, "'%s' tune --replay '%s/none.txt' --out '%s/no/plan.json'",
+                          test_program(), test_folder(), test_folder()),
+             1);
+    CHECK_CONTAINS(text, "no/plan.json: cannot be written");
+    free(text);
+}
+
 TEST(bad_input_is_a_sentence) {
     char path[4096], *text;
     write_times(path, sizeof path);

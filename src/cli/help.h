@@ -15,6 +15,10 @@ void help_print(const arg_spec *spec);
  * NULL; argv[0] is "help". */
 status help_command(const command *commands, int argc, char **argv);
 
+/* The second words of a command that has them (`bench attention`), ending with name = NULL; else
+ * NULL. */
+const command *help_parts(const command *c);
+
 /* Whether this entry is a command, not the heading of a group. */
 static inline bool help_is_command(const command *c) {
     return c->run != NULL;

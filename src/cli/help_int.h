@@ -18,10 +18,6 @@ static inline bool help_is_heading(const arg_option *o) {
     return o->value == NULL;
 }
 
-/* The second words of a command that has them (`bench attention`), ending with name = NULL; else
- * NULL. */
-const command *help_parts(const command *c);
-
 /* Calls every command, and every part of one that has parts, so that each prints its page. */
 status help_visit(help_form form, const command *commands);
 

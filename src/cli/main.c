@@ -109,14 +109,25 @@ static status finish_output(void) {
     return fail_errno("writing to stdout failed");
 }
 
+/* The part that argv names, as masks of `hstu bench masks`: its help has the options; or "". */
+static const char *part_name(const char *name, int argc, char **argv) {
+    const command *c = argc > 2 ? find_command(name) : NULL;
+    const command *part = c != NULL ? help_parts(c) : NULL;
+    for (; part != NULL && part->name != NULL; part++)
+        if (strcmp(argv[2], part->name) == 0) return part->name;
+    return "";
+}
+
 /* "hstu prep: REASON"; the call frames only with HSTU_LOG=debug. */
-static int report(const char *name, status st) {
+static int report(const char *name, const char *part, status st) {
     if (st == OK) return 0;
     const char *gap = name[0] != '\0' ? " " : "";
     char reason[2 * FAILURE_REASON_BYTES];
     escape_text(reason, sizeof reason, status_reason());
     if (reason[0] != '\0') fprintf(stderr, "hstu%s%s: %s\n", gap, name, reason);
-    if (st == ERR_USAGE) fprintf(stderr, "Try 'hstu%s%s --help'.\n", gap, name);
+    if (st == ERR_USAGE)
+        fprintf(stderr, "Try 'hstu%s%s%s%s --help'.\n", gap, name, part[0] != '\0' ? " " : "",
+                part);
     if (log_get_level() == LOG_DEBUG && status_trace()[0] != '\0')
         fprintf(stderr, "debug: %s error at %s\n", status_name(st), status_trace());
     return status_exit_code(st);
@@ -186,5 +197,5 @@ int main(int argc, char **argv) {
     } else {
         fflush(stdout);
     }
-    return check_leaks(report(name, st));
+    return check_leaks(report(name, part_name(name, argc, argv), st));
 }

@@ -26,7 +26,7 @@ status run_part(const char *whole, const char *about, const command *parts, int 
 /* The layer and the sizes that decide which segments are legal; the defaults are BERT-base. */
 typedef struct plan_layer_args {
     const char *layer;
-    int64_t length, heads, dim;
+    int64_t length, heads, dim, ffn; /* ffn 0: four times the model's columns */
 } plan_layer_args;
 
 #define PLAN_LAYER_ARGS                                                                            \
@@ -36,9 +36,12 @@ typedef struct plan_layer_args {
 #define PLAN_LAYER_OPTIONS(a)                                                                      \
     {"--layer", ARG_TEXT, &(a)->layer, "LAYER", "bert (default), hstu or sasrec.", 0, 0},          \
         {"--length", ARG_INT, &(a)->length, "S", "Longest sequence (default 128).", 1, 1 << 20},   \
-        {"--heads", ARG_INT, &(a)->heads, "H", "Heads (default 12).", 1, 1024}, {                  \
-        "--dim", ARG_INT, &(a)->dim, "D", "Head dimension (default 64); the model has H x D.", 1,  \
-            1024                                                                                   \
+        {"--heads", ARG_INT, &(a)->heads, "H", "Heads (default 12).", 1, 1024},                    \
+        {"--dim", ARG_INT, &(a)->dim, "D", "Head dimension (default 64); the model has H x D.",    \
+         1,       1024},                                                                           \
+    {                                                                                              \
+        "--ffn", ARG_INT, &(a)->ffn, "F",                                                          \
+            "Columns of the FFN of a BERT layer (default: four times the model's).", 1, 1 << 18    \
     }
 
 #endif

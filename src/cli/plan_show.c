@@ -175,7 +175,8 @@ static status show(const show_args *a, const char *text) {
                          .max_len = (int32_t)a->layer.length,
                          .n_tokens = a->layer.length,
                          .n_heads = (int32_t)a->layer.heads,
-                         .dim_head = (int32_t)a->layer.dim};
+                         .dim_head = (int32_t)a->layer.dim,
+                         .dim_ffn = (int32_t)a->layer.ffn};
     TRY(chain_find(a->layer.layer, &c));
     TRY(plan_parse(text, &plan));
     plan_lower(c, &shape, plan.value, &p);

@@ -29,6 +29,7 @@ typedef struct source {
     double ms[PLAN_CODES];
     const chain *c;
     plan_file key; /* what plans are kept for; not of a replay */
+    out_file *out; /* of --out: opened first, since a search may take long; or NULL */
 } source;
 
 static bool contains(void *ctx, uint16_t value) {
@@ -55,12 +56,17 @@ static status measure(void *ctx, uint16_t value, double *ms) {
 /* Equal programs of the file count with the mean of their lines. */
 static status read_replay(source *s, const char *path) {
     plan_times t = {0};
+    uint32_t *n_lines = NULL; /* (PLAN_CODES) */
     status st = plan_times_read(&t, path);
+    if (st == OK) st = MEM_NEW(&n_lines, PLAN_CODES);
     for (size_t i = 0; i < t.n && st == OK; i++) {
-        double *ms = &s->ms[plan_canonical(s->c, t.item[i].value)];
+        uint16_t value = plan_canonical(s->c, t.item[i].value);
+        double *ms = &s->ms[value];
         if (!(t.item[i].ms > 0)) st = fail(ERR_FORMAT, "%s: a time that is not positive", path);
-        *ms = isnan(*ms) ? t.item[i].ms : (*ms + t.item[i].ms) / 2;
+        n_lines[value]++;
+        *ms = n_lines[value] == 1 ? t.item[i].ms : *ms + (t.item[i].ms - *ms) / n_lines[value];
     }
+    mem_free(n_lines);
     plan_times_fini(&t);
     return st;
 }
@@ -174,15 +180,12 @@ static status plan_text(const source *s, const tune_args *a, const found_plan *f
     return json_finish_sealed(&w);
 }
 
-static status save_plan(const char *path, const buf *text) {
-    out_file *file;
-    TRY(out_file_create(&file, path));
-    status st = out_file_write(file, buf_str(text), text->n_bytes);
-    if (st == OK)
-        st = out_file_commit(file);
-    else
-        out_file_abandon(file);
-    return st;
+static status save_plan(source *s, const buf *text) {
+    out_file *file = s->out;
+    if (file == NULL) return OK;
+    TRY(out_file_write(file, buf_str(text), text->n_bytes));
+    s->out = NULL;
+    return out_file_commit(file);
 }
 
 /* Where `hstu encode --plan auto` finds it. */
@@ -203,11 +206,11 @@ static status store_plan(const source *s, const tune_args *a, const found_plan *
     return OK;
 }
 
-static status keep_plan(const source *s, const tune_args *a, const found_plan *f) {
+static status keep_plan(source *s, const tune_args *a, const found_plan *f) {
     buf text;
     buf_init(&text);
     status st = plan_text(s, a, f, &text);
-    if (st == OK && a->out != NULL) st = save_plan(a->out, &text);
+    if (st == OK) st = save_plan(s, &text);
     if (st == OK) st = store_plan(s, a, f, &text);
     buf_fini(&text);
     return st;
@@ -227,7 +230,7 @@ static void print_exact(const exact_result *e) {
                e->n_checked, e->r2, e->spearman, e->rank, e->n_checked + 1);
 }
 
-static status tell(const source *s, const tune_args *a, const found_plan *f) {
+static status tell(source *s, const tune_args *a, const found_plan *f) {
     json_line line;
     char bits[PLAN_BITS + 1];
     if (a->is_json) {
@@ -293,12 +296,14 @@ static status run(const tune_args *a) {
     search_kind kind;
     TRY(search_find(a->search, &kind));
     TRY(MEM_NEW(&s, 1));
-    status st = open_source(s, a, &o);
+    status st = a->out != NULL ? out_file_create(&s->out, a->out) : OK;
+    if (st == OK) st = open_source(s, a, &o);
     if (st == OK) st = tune_on(s, a, &o);
     if (st == OK && a->report != NULL) {
         st = search_compare(&o, (int)a->budget, a->replay, a->report, &comparison);
         if (st == OK && !a->is_json) print_comparison(&comparison);
     }
+    out_file_abandon(s->out);
     plan_rig_close(&s->rig);
     mem_free(s);
     return st;
