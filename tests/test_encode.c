@@ -135,6 +135,12 @@ TEST(encode_refuses) {
     says(1, MODEL, "--input $IN/none.jsonl", "none.jsonl");
     says(1, "$IN/nowhere", "--input $IN/good.jsonl", "nowhere");
     says(1, "tests", "--input $IN/good.jsonl", "config.json");
+    says(2, MODEL, "--input $IN/good.jsonl --out $IN/good.jsonl", "good.jsonl is the input");
+    says(2, MODEL, "--input $IN/good.jsonl --out tests/golden-encoder/bert-0/./config.json",
+         "config.json is a file of the model");
+    says(1, MODEL, "--input $IN/good.jsonl --out $IN/o.jsonl --profile-scores $IN/no/s.json",
+         "no/s.json: cannot be written");
+    CHECK(!file_exists(path_of("o.jsonl")));
     says(2, MODEL, "", "--input FILE is missing");
     says(2, MODEL, "--input $IN/good.jsonl --dtype int4", "--dtype int4");
     says(2, MODEL, "--input $IN/good.jsonl --mask zigzag", "zigzag");

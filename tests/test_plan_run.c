@@ -95,7 +95,7 @@ TEST(no_compiler_and_no_cache) {
     free(text);
 }
 
-/* A compiler that fails, and one that writes nonsense. */
+/* A compiler that fails, one that is interrupted, and one that writes nonsense. */
 TEST(compilers_that_do_not_work) {
     char *text;
     CHECK_EQ(test_command(NULL,
@@ -108,6 +108,12 @@ TEST(compilers_that_do_not_work) {
                           test_folder(), test_program(), shape),
              1);
     CHECK_CONTAINS(text, "cannot compile a generated kernel (exit code 3): broken pipe");
+    free(text);
+    CHECK_EQ(test_command(NULL, "sed -i 's/exit 3/kill -INT $$/' '%s/cc'", test_folder()), 0);
+    CHECK_EQ(test_command(&text, "cd '%s' && CC=./cc '%s' plan run 1 %s --cache cache",
+                          test_folder(), test_program(), shape),
+             1);
+    CHECK_CONTAINS(text, "interrupted while a kernel was compiled");
     free(text);
     CHECK_EQ(test_command(NULL,
                           "cd '%s' && printf '#!/bin/sh\\n[ \"$1\" = --version ] && exit 0\\nwhile "

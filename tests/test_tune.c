@@ -109,7 +109,12 @@ TEST(equal_programs_of_a_file_have_their_mean) {
 
 /* Before a search, which may take long: the replay is not even read. */
 TEST(a_plan_that_cannot_be_kept_is_said_first) {
-    char *text;
+    char *text, path[4096];
+    write_times(path, sizeof path);
+    CHECK_EQ(test_command(&text, "'%s' tune --replay '%s' --out '%s'", test_program(), path, path),
+             2);
+    CHECK_CONTAINS(text, "times.txt is the file of --replay");
+    free(text);
     CHECK_EQ(test_command(&text, "'%s' tune --replay '%s/none.txt' --out '%s/no/plan.json'",
                           test_program(), test_folder(), test_folder()),
              1);

@@ -82,6 +82,9 @@ void folder_sync(const char *folder);
 void folder_remove(const char *path, int depth);
 
 bool file_exists(const char *path);
+
+/* Whether both paths lead to one regular file, as a link and its target do. */
+bool file_is_same(const char *a, const char *b);
 bool folder_exists(const char *path);
 
 /* "dir/name" into text; ERR_USAGE if it does not fit. */

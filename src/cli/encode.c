@@ -36,6 +36,7 @@ typedef struct encode_job {
     encoder_plan *plan;      /* of --plan, or NULL */
     encoder_output *tensors; /* one of these two */
     sink lines;
+    sink numbers, picture;  /* of --profile-scores */
     float *hidden, *pooled; /* of a batch */
     size_t hidden_capacity, pooled_capacity;
     buf text;
@@ -128,28 +129,41 @@ static status open_output(encode_job *j) {
     return sink_open(&j->lines, j->a->out);
 }
 
-/* FILE gets the numbers, FILE.svg the picture. */
-static status write_text(const char *path, const buf *text) {
-    sink to;
-    TRY(sink_open(&to, path));
-    return sink_close(&to, sink_write(&to, buf_str(text), text->n_bytes));
+static status picture_path(const encode_job *j, char path[PATH_BYTES]) {
+    if (snprintf(path, PATH_BYTES, "%s.svg", j->a->scores) < PATH_BYTES) return OK;
+    return fail(ERR_USAGE, "--profile-scores: the path is too long");
 }
 
-static status write_scores(const encode_job *j) {
-    char picture[PATH_BYTES];
+/* FILE gets the numbers, FILE.svg the picture.  Both are opened before the work. */
+static status open_scores(encode_job *j) {
+    char path[PATH_BYTES];
+    if (j->scores == NULL) return OK;
+    TRY(picture_path(j, path));
+    TRY(sink_open(&j->numbers, j->a->scores));
+    return sink_open(&j->picture, path);
+}
+
+static status write_scores(encode_job *j) {
     buf text;
-    if (snprintf(picture, sizeof picture, "%s.svg", j->a->scores) >= (int)sizeof picture)
-        return fail(ERR_USAGE, "--profile-scores: the path is too long");
     buf_init(&text);
     status st = encoder_scores_json(j->scores, &text);
-    if (st == OK) st = write_text(j->a->scores, &text);
+    if (st == OK) st = sink_write(&j->numbers, buf_str(&text), text.n_bytes);
     buf_clear(&text);
     if (st == OK) st = encoder_scores_svg(j->scores, &text);
-    if (st == OK) st = write_text(picture, &text);
-    if (st == OK)
-        log_info("attention weights of every head: %s, and a picture: %s", j->a->scores, picture);
+    if (st == OK) st = sink_write(&j->picture, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
+}
+
+static status close_scores(encode_job *j, status st) {
+    char path[PATH_BYTES];
+    if (st == OK && j->scores != NULL) st = write_scores(j);
+    st = sink_close(&j->numbers, st);
+    st = sink_close(&j->picture, st);
+    if (st != OK || j->scores == NULL) return st;
+    TRY(picture_path(j, path));
+    log_info("attention weights of every head: %s, and a picture: %s", j->a->scores, path);
+    return OK;
 }
 
 static void tell(const encode_job *j, uint64_t start_ns) {
@@ -164,17 +178,17 @@ static status run_job(encode_job *j) {
     uint64_t done, total, start = clock_ns();
     TRY(open_output(j));
     encoder_input_progress(j->in, &done, &total);
-    if (!sink_is_terminal(&j->lines))
+    status st = open_scores(j);
+    if (st == OK && !sink_is_terminal(&j->lines))
         progress_begin(&j->bar, "encoding", encoder_input_unit(j->in), total);
-    status st = encode_all(j);
+    if (st == OK) st = encode_all(j);
     progress_end(&j->bar);
     if (j->tensors != NULL)
         st = encoder_output_close(j->tensors, st);
     else
         st = sink_close(&j->lines, st);
     if (st == OK) tell(j, start);
-    if (st == OK && j->scores != NULL) st = write_scores(j);
-    return st;
+    return close_scores(j, st);
 }
 
 static void tell_model(const encoder *e, const char *folder, act_type act) {
@@ -259,8 +273,8 @@ static void tell_plan(const encode_job *j) {
     if (j->plan == NULL) return;
     encoder_plan_use use = encoder_plan_used(j->plan);
     if (use.n_by_plan > 0)
-        log_info("%" PRIu64 " batches by plan %d, %" PRIu64 " by the built-in one", use.n_by_plan,
-                 use.value, use.n_built_in);
+        log_info("%" PRIu64 " batch%s by plan %d, %" PRIu64 " by the built-in one", use.n_by_plan,
+                 use.n_by_plan == 1 ? "" : "es", use.value, use.n_built_in);
     else
         log_info("no plan is kept for these batches (hstu tune finds one): the built-in one ran");
 }
@@ -309,9 +323,23 @@ static status run(const encode_args *a) {
     return st;
 }
 
+/* What is read must not be replaced by the result. */
+static status check_out(const encode_args *a) {
+    static const char *const names[] = {"model.safetensors", "config.json", "vocab.txt"};
+    char path[PATH_BYTES];
+    if (file_is_same(a->out, a->input))
+        return fail(ERR_USAGE, "--out %s is the input; give another file", a->out);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        TRY(path_join(path, sizeof path, a->folder, names[i]));
+        if (file_is_same(a->out, path))
+            return fail(ERR_USAGE, "--out %s is a file of the model; give another one", a->out);
+    }
+    return OK;
+}
+
 static status check(const encode_args *a, const arg_spec *spec) {
     if (a->input == NULL) return fail(ERR_USAGE, "--input FILE is missing; usage: %s", spec->usage);
-    return OK;
+    return a->out != NULL && strcmp(a->out, "-") != 0 ? check_out(a) : OK;
 }
 
 status cmd_encode(int argc, char **argv) {

@@ -3,7 +3,6 @@
 #include <libgen.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -212,21 +211,16 @@ static status check_target(const char *out) {
     return OK;
 }
 
-static bool is_same_file(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* Refuses to overwrite the input or the data set with the csv. */
 static status check_emit_csv(const prep_options *o) {
     char data[4096];
     if (o->emit_csv == NULL)
         return o->item_name != NULL ? fail(ERR_USAGE, "--item-name needs --emit-csv") : OK;
     for (size_t i = 0; i < o->inputs.n_items; i++)
-        if (is_same_file(o->emit_csv, o->inputs.item[i]))
+        if (file_is_same(o->emit_csv, o->inputs.item[i]))
             return fail(ERR_USAGE, "--emit-csv %s is the input; give another file", o->emit_csv);
     TRY(path_join(data, sizeof data, o->out, "data.seq"));
-    if (strcmp(o->emit_csv, data) == 0 || is_same_file(o->emit_csv, data))
+    if (strcmp(o->emit_csv, data) == 0 || file_is_same(o->emit_csv, data))
         return fail(ERR_USAGE, "--emit-csv %s is where the data goes; give another file",
                     o->emit_csv);
     return OK;

@@ -295,6 +295,8 @@ static status run(const tune_args *a) {
     search_comparison comparison;
     search_kind kind;
     TRY(search_find(a->search, &kind));
+    if (a->out != NULL && a->replay != NULL && file_is_same(a->out, a->replay))
+        return fail(ERR_USAGE, "--out %s is the file of --replay; give another one", a->out);
     TRY(MEM_NEW(&s, 1));
     status st = a->out != NULL ? out_file_create(&s->out, a->out) : OK;
     if (st == OK) st = open_source(s, a, &o);

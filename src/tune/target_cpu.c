@@ -1,6 +1,7 @@
 /* The CPU as a target: kernels in C, compiled by the system's compiler into shared objects. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -146,6 +147,9 @@ static status call_compiler(const cpu_target *t, const char *source, const char 
     argv[n] = NULL;
     buf_init(&output);
     status st = process_run(argv, &output, &code);
+    /* Ctrl-C reaches the compiler too, often before us. */
+    if (st == OK && (code == 128 + SIGINT || code == 128 + SIGTERM))
+        st = fail(ERR_INTERRUPTED, "interrupted while a kernel was compiled");
     if (st == OK && code != 0)
         st = fail(ERR_UNSUPPORTED,
                   "'%.60s' cannot compile a generated kernel (exit code %d): %.600s", t->compiler,
