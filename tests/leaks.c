@@ -10,7 +10,7 @@ static _Atomic long n_live;
  * The programs that tests start keep it, for the memory of other libraries.
  * ASAN_OPTIONS=detect_leaks=1 has it say where a block came from. */
 #ifdef __SANITIZE_ADDRESS__
-const char *__asan_default_options(void);
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "detect_leaks=0";
 }
