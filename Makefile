@@ -253,14 +253,14 @@ $B/flags: FORCE
 $B/src/cpu/%.o $B/src/data/%.o $B/src/embed/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
 # Their own sums take longer than what they test.
-SUMMING := attn_sample mirror_ops softmax_sample test_attn test_linear test_product test_rank
+SUMMING := attn_sample mirror_ops precision softmax_sample test_attn test_embed test_linear test_product test_rank
 ifneq ($(filter asan tsan,$(VARIANT)),)
 $(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1
 endif
-# The register tiles are arithmetic alone: the checks for undefined behaviour there find nothing that those of addresses
-# do not, and made the tests of attention and products take twice as long.
+# The register tiles and the naive attention are arithmetic alone: the checks for undefined behaviour there find nothing
+# that those of addresses do not, and made the tests of attention and products take twice as long.
 ifeq ($(VARIANT),asan)
-$B/src/cpu/tile.o $B/src/cpu/product_%.o: KERNEL_CFLAGS := -fno-sanitize=undefined
+$B/src/cpu/tile.o $B/src/cpu/attn_naive.o $B/src/cpu/product_%.o: KERNEL_CFLAGS := -fno-sanitize=undefined
 endif
 # Kernels read no input: fuzz targets take them as they are.  Instrumented, the register tiles of the products
 # alone would take clang minutes.
