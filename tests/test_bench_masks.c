@@ -37,6 +37,7 @@ TEST(bench_masks_refuses) {
     CHECK(test_command(&text, "%s bench masks --device cpu --mask slding --length 8",
                        test_program()) == 2);
     CHECK_CONTAINS(text, "did you mean 'sliding'?");
+    CHECK(strstr(text, "TFLOP/s") == NULL); /* no table before the reason */
     free(text);
     CHECK(test_command(&text, "%s bench masks --device cpu --dtype int8", test_program()) == 2);
     CHECK_CONTAINS(text, "--dtype int8");

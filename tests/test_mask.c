@@ -391,7 +391,7 @@ TEST(mask_refuses_files) {
     const int64_t *indices[] = {twice, outside, negative};
     for (int i = 0; i < 3; i++) {
         st_tensor bad[] = {begin, tensor("indices", ST_I64, 6, 0, indices[i])};
-        check_refused("csr", bad, 2, "keys ascend and are below the length");
+        check_refused("csr", bad, 2, i == 0 ? "keys ascend" : "its sequence has keys 0 to 3");
     }
     const int64_t *all_lengths[] = {lengths, huge, minus};
     const char *const reasons[] = {"the lengths make 13 pairs", "has length 9223372036854775807",

@@ -1,5 +1,8 @@
 #include "tune/traverse.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include "test.h"
 
 static chain_problem *p;
@@ -39,6 +42,7 @@ TEST(interrupted_and_continued) {
     char path[4096], partial[4200];
     traverse_summary s;
     plan_times times = {0};
+    struct rlimit none, small;
     snprintf(path, sizeof path, "%s/times.txt", test_folder());
     snprintf(partial, sizeof partial, "%s.partial", path);
     traverse_options o = {.from = 21840,
@@ -55,6 +59,18 @@ TEST(interrupted_and_continued) {
     o.header = "hstu, small";
     CHECK_FAILS(traverse_run(r, &o, &s), ERR_USAGE, "is of another traversal ('bert, small')");
     o.header = "bert, small";
+    o.to = 21843; /* before lines that the file has */
+    CHECK_FAILS(traverse_run(r, &o, &s), ERR_FORMAT, "line 5 is not the next plan");
+    o.to = 21848;
+    /* A file that cannot be written again keeps what it has. */
+    CHECK_EQ(test_command(NULL, "cp '%s' '%s.before'", partial, partial), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK_EQ(getrlimit(RLIMIT_FSIZE, &none), 0);
+    small = (struct rlimit){64, none.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    CHECK_FAILS(traverse_run(r, &o, &s), ERR_IO, "times.txt.partial");
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+    CHECK_EQ(test_command(NULL, "cmp '%s' '%s.before'", partial, partial), 0);
     o.is_stopped = NULL;
     CHECK_OK(traverse_run(r, &o, &s));
     CHECK_EQ(test_command(NULL, "test ! -e '%s'", partial), 0);

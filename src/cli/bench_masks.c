@@ -18,6 +18,7 @@ typedef struct bench_args {
     backend *be;
     double log_ratio; /* sums over the rows that have a peer */
     int n_ratios;
+    bool has_head; /* printed */
 } bench_args;
 
 /* Ordered as mask_kernel. */
@@ -70,8 +71,11 @@ static status print_json(void *ctx, const mask_row *r) {
     return OK;
 }
 
-static void print_head(const bench_args *a) {
+/* Before the first row: a wrong mask gets no table. */
+static void print_head(bench_args *a) {
     show_style style = show_stdout_style();
+    if (a->has_head) return;
+    a->has_head = true;
     printf("%s attention under masks on %s in %s; kernels: %s%s\n\n",
            a->filter.is_silu ? "SiLU" : "Softmax", a->be->card != NULL ? a->be->card : a->be->name,
            bench_act_name(a->be->act), kernel_names[a->filter.kernel],
@@ -91,6 +95,7 @@ static void print_ms(double seconds) {
 static status print_text(void *ctx, const mask_row *r) {
     bench_args *a = ctx;
     double forward = best_of(r->seconds[PASS_FORWARD]);
+    print_head(a);
     printf("%-31s %3d %5d %7.4f %6.3f %6.3f", r->mask, r->n_sequences, r->length, r->density,
            r->n_full, r->n_partial);
     for (int pass = 0; pass < N_PASSES; pass++)
@@ -115,8 +120,8 @@ static status print_text(void *ctx, const mask_row *r) {
 static status run_on(bench_args *a) {
     int n_left_out;
     if (a->is_json) return mask_bench_run(a->be, &a->filter, print_json, a, &n_left_out);
-    print_head(a);
     TRY(mask_bench_run(a->be, &a->filter, print_text, a, &n_left_out));
+    print_head(a);
     printf("\nTFLOP/s: of the attended pairs, forward; GB/s: q, k, v and out, once.\n");
     if (a->n_ratios > 0)
         printf("x peer: time of the best of FlexAttention, SDPA and (causal) cuDNN / time, "

@@ -82,12 +82,12 @@ static status check_row(const mask_file *f, int64_t row, int64_t n) {
                     (long long)row, (long long)begin, (long long)end, (long long)f->keys->n);
     for (int64_t at = begin; at < end; at++) {
         int64_t key = st_int_at(f->keys, at);
-        if (key <= last || key >= n)
-            return fail(ERR_FORMAT,
-                        "%s: row %lld has key %lld after %lld; keys ascend and are below the "
-                        "length, %lld",
-                        st_path(f->st), (long long)row, (long long)key, (long long)last,
-                        (long long)n);
+        if (key < 0 || key >= n)
+            return fail(ERR_FORMAT, "%s: row %lld has key %lld; its sequence has keys 0 to %lld",
+                        st_path(f->st), (long long)row, (long long)key, (long long)n - 1);
+        if (key <= last)
+            return fail(ERR_FORMAT, "%s: row %lld has key %lld after %lld; keys ascend",
+                        st_path(f->st), (long long)row, (long long)key, (long long)last);
         last = key;
     }
     return OK;

@@ -46,7 +46,7 @@ static status take_over(traversal *t, const char *text, size_t n) {
     for (size_t i = 0; i < t->times.n; i++) {
         const plan_time *line = &t->times.item[i];
         uint16_t canonical = plan_canonical(t->c, line->value);
-        if (line->value != t->next + (int32_t)i)
+        if (line->value != t->next + (int32_t)i || line->value >= t->o->to)
             return fail(ERR_FORMAT, "%s: line %zu is not the next plan; remove the file",
                         t->partial_path, i + 2);
         t->program[canonical] = (known){.is_known = true, .ms = line->ms};
@@ -63,18 +63,34 @@ static status append(traversal *t, const buf *text) {
                       t->partial_path);
 }
 
-/* The partial file is written again from what was taken over, so that a cut line is gone. */
+static status write_whole(const char *path, const buf *text) {
+    out_file *f;
+    TRY(out_file_create(&f, path));
+    status st = out_file_write(f, buf_str(text), text->n_bytes);
+    if (st == OK) return out_file_commit(f);
+    out_file_abandon(f);
+    return st;
+}
+
+/* A line for each time so far. */
+static status lines_of(const traversal *t, buf *text) {
+    for (size_t i = 0; i < t->times.n; i++)
+        TRY(plan_time_line(t->times.item[i].value, t->times.item[i].ms, text));
+    return OK;
+}
+
+/* The partial file is replaced by what was taken over, so that a cut line is gone, and a full disk
+ * takes nothing away. */
 static status start_partial(traversal *t) {
     buf text;
-    t->partial = fopen(t->partial_path, "wb");
-    if (t->partial == NULL) return fail_errno("%s", t->partial_path);
     buf_init(&text);
     status st = buf_printf(&text, "%s\n", t->o->header);
-    for (size_t i = 0; i < t->times.n && st == OK; i++)
-        st = plan_time_line(t->times.item[i].value, t->times.item[i].ms, &text);
-    if (st == OK) st = append(t, &text);
+    if (st == OK) st = lines_of(t, &text);
+    if (st == OK) st = write_whole(t->partial_path, &text);
     buf_fini(&text);
-    return st;
+    TRY(st);
+    t->partial = fopen(t->partial_path, "ab");
+    return t->partial != NULL ? OK : fail_errno("%s", t->partial_path);
 }
 
 static status open_partial(traversal *t) {
@@ -147,21 +163,11 @@ static status visit_all(traversal *t) {
 }
 
 /* The file itself, whole, without the header; then the partial one is not needed any more. */
-static status publish(traversal *t) {
-    out_file *f;
+static status publish(const traversal *t) {
     buf text;
     buf_init(&text);
-    status st = OK;
-    for (size_t i = 0; i < t->times.n && st == OK; i++)
-        st = plan_time_line(t->times.item[i].value, t->times.item[i].ms, &text);
-    if (st == OK) st = out_file_create(&f, t->o->path);
-    if (st == OK) {
-        st = out_file_write(f, buf_str(&text), text.n_bytes);
-        if (st == OK)
-            st = out_file_commit(f);
-        else
-            out_file_abandon(f);
-    }
+    status st = lines_of(t, &text);
+    if (st == OK) st = write_whole(t->o->path, &text);
     buf_fini(&text);
     if (st == OK) (void)unlink(t->partial_path);
     return st;
