@@ -45,6 +45,15 @@ TEST(searches_replay_a_traversal) {
         CHECK_CONTAINS(run, version);
         free(run);
         CHECK_EQ(test_command(&run,
+                              "cd '%s' && '%s' tune --search random --replay '%s' --batch 2 "
+                              "--length 5 --heads 3 --dim 4 --mask sliding,window=1 --ffn 7 --out "
+                              "small.json >/dev/null && '%s' plan run small.json --device cpu "
+                              "--length 6 --cache cache",
+                              test_folder(), test_program(), path, test_program()),
+                 0);
+        CHECK_CONTAINS(run, "batch 2, length 6, 12 tokens, 3 x 4, FFN 7, mask sliding,window=1");
+        free(run);
+        CHECK_EQ(test_command(&run,
                               "'%s' plan run '%s/plan.json' --layer hstu --device cpu --length 5 "
                               "--heads 2 --dim 4 --cache '%s/cache'",
                               test_program(), test_folder(), test_folder()),

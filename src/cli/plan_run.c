@@ -202,16 +202,25 @@ static status print_json(const plan_rig *g, const run_args *a, const run_result 
     return json_line_print(&line);
 }
 
-static status run(const run_args *a, const char *text) {
+/* The layer, batch and mask that the plan of a file was found for. */
+static void take_shape(plan_args *a, const plan_file *f) {
+    a->layer = f->layer;
+    if (f->mask[0] != '\0') a->mask = f->mask;
+    if (f->n_sequences > 0) a->batch = f->n_sequences;
+    if (f->max_len > 0) a->length = f->max_len;
+    if (f->n_heads > 0) a->heads = f->n_heads;
+    if (f->dim_head > 0) a->dim = f->dim_head;
+    if (f->dim_ffn > 0) a->ffn = f->dim_ffn;
+}
+
+static status run(const run_args *a, const plan_file *file) {
     plan_rig g;
     run_result result;
     buf what;
-    plan_file file;
-    TRY(read_plan(a, text, &file));
     buf_init(&what);
     status st = plan_rig_open(&g, &a->common);
-    if (st == OK && file.layer[0] != '\0') st = plan_file_apply(&file, g.r);
-    if (st == OK) st = measure(g.r, a, file.value, &result);
+    if (st == OK && file->layer[0] != '\0') st = plan_file_apply(file, g.r);
+    if (st == OK) st = measure(g.r, a, file->value, &result);
     if (st == OK && a->has_report) st = target_peak_measure(g.t, &result.peak);
     if (st == OK) st = plan_rig_text(&g, &a->common, &what);
     if (st == OK && a->is_json) st = print_json(&g, a, &result);
@@ -227,6 +236,7 @@ static status run(const run_args *a, const char *text) {
 
 status plan_run(int argc, char **argv) {
     run_args a = {.common = PLAN_ARGS, .layers = 1};
+    plan_file file;
     const char *text = NULL;
     int n;
     bool is_help;
@@ -252,8 +262,16 @@ status plan_run(int argc, char **argv) {
                                       "against float64 and prints the time.",
                            .options = options,
                            .max_positional = 1,
-                           .notes = "On the CPU kernels are compiled by the system's C compiler "
+                           .notes = "PLAN.json also says the layer, batch, mask and tile "
+                                    "parameters; options override it. On the CPU kernels are "
+                                    "compiled by the system's C compiler "
                                     "(CC, cc, gcc or clang)."};
     TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
-    return is_help ? OK : run(&a, n > 0 ? text : NULL);
+    if (is_help) return OK;
+    TRY(read_plan(&a, n > 0 ? text : NULL, &file));
+    if (file.layer[0] != '\0') { /* again, since options override what the file says */
+        take_shape(&a.common, &file);
+        TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
+    }
+    return run(&a, &file);
 }

@@ -119,7 +119,8 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     json_key_int(w, "length", a->common.length);
     json_key_int(w, "heads", a->common.heads);
     json_key_int(w, "dim", a->common.dim);
-    if (s->key.dim_ffn > 0) json_key_int(w, "ffn", s->key.dim_ffn);
+    int64_t ffn = a->replay != NULL ? a->common.ffn : s->key.dim_ffn;
+    if (ffn > 0) json_key_int(w, "ffn", ffn);
     if (a->replay != NULL) json_key_string(w, "replay", a->replay);
     if (s->rig.t != NULL) json_key_string(w, "device", s->rig.t->name);
     if (s->rig.t != NULL) json_key_string(w, "arch", s->key.arch);

@@ -50,6 +50,7 @@ void plan_file_key(plan_file *out, const target *t, const chain *c, const chain_
         snprintf(out->mask, sizeof out->mask, "%s", is_file ? mask_text : "none");
     else
         mask_rule_text(mask_rule_of(rule), out->mask, sizeof out->mask);
+    out->n_sequences = shape->n_sequences;
     out->n_heads = shape->n_heads;
     out->dim_head = shape->dim_head;
     out->dim_ffn = shape->dim_ffn;
@@ -68,10 +69,11 @@ static status read_text(const json_value *object, const char *key, char *out, si
 
 /* What the plan was found for; a file without a device (of a replay) says less. */
 static status read_key(plan_file *f, const json_value *root) {
-    int64_t heads = 0, dim = 0, ffn = 0, length = 0;
+    int64_t batch = 0, heads = 0, dim = 0, ffn = 0, length = 0;
     TRY(read_text(root, "arch", f->arch, sizeof f->arch));
     TRY(read_text(root, "dtype", f->dtype, sizeof f->dtype));
     TRY(read_text(root, "mask", f->mask, sizeof f->mask));
+    if (json_member(root, "batch") != NULL) TRY(read_int(root, "batch", 1, 1 << 20, &batch));
     if (json_member(root, "heads") != NULL) TRY(read_int(root, "heads", 1, 1 << 16, &heads));
     if (json_member(root, "dim") != NULL) TRY(read_int(root, "dim", 1, 1 << 16, &dim));
     if (json_member(root, "ffn") != NULL) TRY(read_int(root, "ffn", 0, 1 << 18, &ffn));
@@ -79,6 +81,7 @@ static status read_key(plan_file *f, const json_value *root) {
     if (json_member(root, "tokens") != NULL)
         TRY(read_int(root, "tokens", 1, 1 << 24, &f->n_tokens));
     if (json_member(root, "ms") != NULL) TRY(json_member_double(root, "ms", &f->ms));
+    f->n_sequences = (int32_t)batch;
     f->n_heads = (int32_t)heads;
     f->dim_head = (int32_t)dim;
     f->dim_ffn = (int32_t)ffn;

@@ -15,7 +15,7 @@ typedef struct plan_file {
     uint16_t value;
     /* What it was found for; empty or 0 where the file does not say. */
     char arch[16], dtype[16], mask[512];
-    int32_t n_heads, dim_head, dim_ffn, max_len;
+    int32_t n_sequences, n_heads, dim_head, dim_ffn, max_len;
     int64_t n_tokens;
     double ms;
     int n_tiles;
