@@ -145,6 +145,7 @@ TEST(encode_refuses) {
     says(2, MODEL, "--input $IN/good.jsonl --dtype int4", "--dtype int4");
     says(2, MODEL, "--input $IN/good.jsonl --mask zigzag", "zigzag");
     says(2, MODEL, "--input $IN/good.jsonl --batch-tokens 0", "--batch-tokens");
+    says(0, MODEL, "--input $IN/good.jsonl --out $IN/o.jsonl", "1 sequence, 1 token in ");
     says(0, MODEL, "--input $IN/good.jsonl --dtype float16 --out $IN/o.jsonl",
          "the CPU computes in float32");
 }

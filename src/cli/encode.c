@@ -170,8 +170,9 @@ static void tell(const encode_job *j, uint64_t start_ns) {
     double seconds = (double)(clock_ns() - start_ns) * 1e-9;
     char rate[32];
     human_count(rate, sizeof rate, (double)j->n_tokens / (seconds > 0 ? seconds : 1));
-    log_info("%" PRIu64 " sequences, %" PRIu64 " tokens in %.1f s (%s tokens/s)", j->n_sequences,
-             j->n_tokens, seconds, rate);
+    log_info("%" PRIu64 " sequence%s, %" PRIu64 " token%s in %.1f s (%s tokens/s)", j->n_sequences,
+             j->n_sequences == 1 ? "" : "s", j->n_tokens, j->n_tokens == 1 ? "" : "s", seconds,
+             rate);
 }
 
 static status run_job(encode_job *j) {
