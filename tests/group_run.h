@@ -78,6 +78,7 @@ typedef struct job {
     bool is_resume;
     int stop_rank; /* asked to stop from the start; 0: none */
     bool is_sequence;
+    bool shares_grads; /* of the session */
 } job;
 
 static inline status train_rank(const job *j, transport *t, int size) {
@@ -89,6 +90,7 @@ static inline status train_rank(const job *j, transport *t, int size) {
     sig_atomic_t stop = t != NULL && j->stop_rank > 0 && t->rank == j->stop_rank;
     o.stop = &stop;
     status st = place_open(&p, j->gin, j->set, t, size, j->is_sequence);
+    p.top.session.shares_grads = j->shares_grads;
     if (st == OK) st = trainer_run(&p.top.session, &o);
     place_close(&p);
     return st;

@@ -215,8 +215,8 @@ TEST(comm_packs_columns_of_heads) {
 TEST(comm_moves_rows_by_number) {
     enum { ROWS = 9, MAX_BYTES = 32 };
     static const int32_t number[] = {7, 0, 3, 8};
-    static const int64_t widths[] = {32, 12};
-    for (int w = 0; w < 2; w++) {
+    static const int64_t widths[] = {32, 12, 1, 6};
+    for (int w = 0; w < 4; w++) {
         backend *be;
         unsigned char host[ROWS * MAX_BYTES], got[ROWS * MAX_BYTES];
         size_t row = (size_t)widths[w];

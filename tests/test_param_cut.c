@@ -60,8 +60,8 @@ TEST(tensor_equals_one_rank_dynamic_table) {
 /* Without updates a checkpoint holds the first values: those of one rank, to the bit. */
 TEST(tensor_begins_as_one_rank) {
     const char *still = "OptimizerArgs.learning_rate=1e-300"; /* 0 as a float */
-    job one = {ranking, still, "one", 1, false, 0, false},
-        cut = {ranking, still, "cut", 1, false, 0, false};
+    job one = {.gin = ranking, .set = still, .run = "one", .n_steps = 1},
+        cut = {.gin = ranking, .set = still, .run = "cut", .n_steps = 1};
     CHECK_OK(train_on(&one, 1, 1));
     CHECK_OK(train_on(&cut, 4, 4));
     CHECK(same_file(run_path("one"), run_path("cut"), "model.safetensors"));

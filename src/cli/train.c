@@ -154,11 +154,8 @@ static status train(train_args *args, config *c) {
     work w;
     session s = {0};
     rank_grid grid = {0};
-    /* What ranks of a group all compute must have the same bits on each of them. */
-    bool has_groups = args->ranks != NULL && args->ranks->size > 1 && train_group_size(c) > 1;
-    work_options how = {.is_deterministic = args->is_deterministic || has_groups,
-                        .ranks = args->ranks,
-                        .nccl = args->nccl};
+    work_options how = {
+        .is_deterministic = args->is_deterministic, .ranks = args->ranks, .nccl = args->nccl};
     train_printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
     TRY(train_printer_columns(&p, c));
@@ -174,6 +171,7 @@ static status train(train_args *args, config *c) {
         /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
         s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0 &&
                              (args->ranks != NULL || args->n_ranks > 0);
+        s.shares_grads = !args->is_deterministic && strcmp(w.be->name, "cpu") != 0;
         /* NCCL has a stream to itself; sums through memory of the host would stop the pass. */
         if (comm_is_nccl(s.comm) && session_group(&s) == NULL && env_sums_early())
             s.early_bytes = EARLY_BYTES;

@@ -53,4 +53,9 @@ status grad_device_end(grad_sum *g);
 /* Sums the gradients of all ranks with all_reduce, whole tables included: once a step. */
 status grad_sum_reduce(grad_sum *g);
 
+/* The ranks of a group, which share layers or tokens of the model, take the first one's gradients
+ * of everything that all of them have: once a step, after the sums over ranks and over the group.
+ */
+status grad_sum_share(grad_sum *g, model *m, comm *group);
+
 #endif

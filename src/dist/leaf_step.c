@@ -57,6 +57,10 @@ static status build(leaf_step *l) {
     return OK;
 }
 
+static bool shares_grads(const session *s) {
+    return s->shares_grads && session_group(s) != NULL;
+}
+
 status leaf_step_create(leaf_step **out, session *s) {
     leaf_step *l;
     bool is_host = strcmp(s->be->name, "cpu") == 0 && !s->has_fixed_leaves;
@@ -64,7 +68,7 @@ status leaf_step_create(leaf_step **out, session *s) {
     bool is_fixed = !is_host && s->has_fixed_leaves && CPU_LEAVES % size == 0;
     int n_leaves = is_host || is_fixed ? CPU_LEAVES : size;
     *out = NULL;
-    if (size == 1 && n_leaves == 1 && s->sequence == NULL) return OK;
+    if (size == 1 && n_leaves == 1 && s->sequence == NULL && !shares_grads(s)) return OK;
     if (size > (is_host ? CPU_LEAVES : MAX_LEAVES))
         return fail(ERR_USAGE, "%d ranks; a step can be divided among at most %d%s", size,
                     is_host ? CPU_LEAVES : MAX_LEAVES, is_host ? " on the CPU" : "");
@@ -192,13 +196,15 @@ status leaf_step_end(leaf_step *l, int64_t *n_unlabelled) {
     *n_unlabelled = 0;
     grad_sum_step(l->sum);
     TRY(sum_layers(l));
-    if (l->is_host_memory) return OK;
+    if (l->is_host_memory)
+        return shares_grads(l->s) ? grad_sum_share(l->sum, l->s->model, session_group(l->s)) : OK;
     if (!l->is_fixed && l->size > 1) {
         double *loss = pass_loss(l->s->train);
         all_reduce_args a = {COMM_F64, COMM_SUM, 1, loss, loss};
         TRY(grad_sum_reduce(l->sum));
         TRY(l->comm->ops->all_reduce(l->comm, &a));
     }
+    if (shares_grads(l->s)) TRY(grad_sum_share(l->sum, l->s->model, session_group(l->s)));
     *n_unlabelled = l->n_unlabelled;
     l->n_unlabelled = 0;
     return reduce_word(l->comm, COMM_SUM, n_unlabelled);

@@ -35,6 +35,8 @@ typedef struct session {
     bool has_fixed_leaves; /* a GPU's steps, too, have the same leaves on 1, 2, 4 and 8 ranks, so
                               that all give the same bits (a CPU's: summed as a GPU's, for tests).
                               Set after the open */
+    bool shares_grads;     /* kernels have no fixed order of sums, so that the ranks of a group take
+                              one rank's gradients of what all of them have.  Set after the open */
     int64_t early_bytes;   /* ranks sum gradients during the backward pass, as soon as so many bytes
                               of them are complete; 0: after it.  On a GPU, or as on one.  Set after
                               the open */

@@ -101,6 +101,7 @@ typedef struct dynamic_table {
     int64_t n_own;
     int32_t *index; /* host (max_rows): places in `own` */
     uint8_t *marks; /* (max_rows): rows of the batch that got a gradient; NULL: updates are dense */
+    uint8_t *own_marks; /* (max_rows): those of this rank's rows, on their way to `own` */
 } dynamic_table;
 
 typedef struct dynamic_buffer {

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "nn/dynamic_int.h"
 #include "ops/comm_host.h"
+#include "ops/row_moves.h"
 
 /* A table that the config does not mention is held in shards from this size on. */
 enum { LARGE_BYTES = 64 << 20 };
@@ -120,6 +121,7 @@ status dynamic_attach_static(dynamic_tables *d, dynamic_table *t, const param *p
     t->value = p->value + (int64_t)t->first * t->dim;
     t->own = own;
     if (d->is_host_memory) TRY(NN_NEW_HOST(memory, &t->squares, t->max_rows));
+    TRY(NN_NEW(memory, &t->own_marks, t->max_rows));
     return dynamic_make_holders(t, memory);
 }
 
@@ -140,37 +142,29 @@ status dynamic_take_static(dynamic_tables *d, const dynamic_table *t, int64_t n,
     return OK;
 }
 
-/* Marks of the rows of the batch, on the host. */
-static status read_marks(dynamic_tables *d, const dynamic_table *t) {
-    return d->be->ops->copy_out(d->be, t->has_no_row, t->marks, (size_t)t->n);
+/* Bytes by the list that the rows were moved by last. */
+static status move_marks(dynamic_tables *d, int64_t n, const int32_t *number, uint8_t *packed,
+                         uint8_t *marks, bool is_put) {
+    row_moves a = {.n = n,
+                   .row_bytes = 1,
+                   .index = d->is_host_memory ? number : d->index.memory,
+                   .picked = packed,
+                   .rows = marks};
+    return is_put ? row_moves_put(d->be, &a) : row_moves_pick(d->be, &a);
 }
 
-/* Keeps the marked ones of this rank's rows: their gradients in h->rows, their places in
- * t->index. */
-static status pick_marked(dynamic_tables *d, dynamic_table *t, int64_t *n) {
-    dynamic_holders *h = &t->held;
-    *n = 0;
-    if (t->marks != NULL) TRY(read_marks(d, t));
-    for (int64_t k = 0; k < h->n; k++) {
-        if (t->marks != NULL && !t->has_no_row[h->own[k]]) continue;
-        h->ids[*n] = h->ids[k];
-        h->own[(*n)++] = h->own[k];
-    }
-    if (t->marks != NULL) memset(t->has_no_row, 0, (size_t)t->n);
-    TRY(dynamic_move_rows(d, t, *n, h->own, h->rows, t->grad, false));
-    (void)index_rows(t, *n, h->ids);
-    return OK;
-}
-
+/* Gradients and marks of this rank's rows of the step, from the batch's memory to the parameter's,
+ * which is zero there.  Rows without a mark are zeros on both sides; so nothing needs to be known
+ * here, and a GPU need not be waited for. */
 static status put_grads(dynamic_tables *d, dynamic_table *t) {
-    int64_t n;
-    TRY(pick_marked(d, t, &n));
-    if (n == 0) return OK;
-    TRY(dynamic_move_rows(d, t, n, t->index, t->held.rows, t->own->grad, true));
-    if (t->own->marks == NULL) return OK;
-    /* On a GPU the list is there since the rows were put. */
-    return d->be->ops->mark(d->be, n, d->is_host_memory ? t->index : d->index.memory, 0,
-                            t->own->marks);
+    const dynamic_holders *h = &t->held;
+    bool has_marks = t->marks != NULL && t->own->marks != NULL;
+    if (h->n == 0) return OK;
+    TRY(dynamic_move_rows(d, t, h->n, h->own, h->rows, t->grad, false));
+    if (has_marks) TRY(move_marks(d, h->n, h->own, t->own_marks, t->marks, false));
+    const int32_t *places = index_rows(t, h->n, h->ids);
+    TRY(dynamic_move_rows(d, t, h->n, places, h->rows, t->own->grad, true));
+    return has_marks ? move_marks(d, h->n, places, t->own_marks, t->own->marks, true) : OK;
 }
 
 status dynamic_put_grads(dynamic_tables *d) {

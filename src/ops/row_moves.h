@@ -12,7 +12,7 @@ extern "C" {
 
 typedef struct row_moves {
     int64_t n;
-    int64_t row_bytes;    /* a multiple of 4 */
+    int64_t row_bytes;
     const int32_t *index; /* (n): rows of `rows`; to put, all different */
     void *picked;         /* (n, row_bytes) */
     void *rows;

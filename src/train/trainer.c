@@ -47,17 +47,21 @@ static status save(trainer *t, bool is_best) {
     return OK;
 }
 
-/* Whether this is the best evaluation of all validation users so far; the others are counted. */
-static bool note_best(trainer *t, const eval_result *r) {
+/* Whether this is the best evaluation of all validation users so far; the others are counted. Ranks
+ * of a group may differ in the last bits of a metric, but not in what follows from it. */
+static status note_best(trainer *t, const eval_result *r, bool *is_best) {
     train_state *state = &t->saved.state;
-    if (!state->split.rule.has_validation || r->is_partial) return false;
+    *is_best = false;
+    if (!state->split.rule.has_validation || r->is_partial) return OK;
     double value = eval_value(r, state->best_by);
     state->n_since_best++;
-    if (!(value > state->best_metric)) return false;
+    *is_best = value > state->best_metric;
+    if (t->leaves != NULL && session_group(t->s) != NULL) TRY(leaf_step_any(t->leaves, is_best));
+    if (!*is_best) return OK;
     state->best_metric = value;
     state->best_step = state->step;
     state->n_since_best = 0;
-    return true;
+    return OK;
 }
 
 static bool is_out_of_patience(const trainer *t) {
@@ -107,7 +111,7 @@ static status do_interval(trainer *t) {
         TRY(trainer_settle(t));
         int64_t most = c->trainer.max_eval_iters == CONFIG_NONE ? 0 : c->trainer.max_eval_iters;
         TRY(evaluator_run(t->held_out, most, &result));
-        is_best = note_best(t, &result);
+        TRY(note_best(t, &result, &is_best));
         t->is_best = is_best;
         TRY(trainer_emit(t, EVENT_EVAL, &state->in_round, &result));
         state->in_round = (train_sums){0};
@@ -186,7 +190,7 @@ static status do_epoch(trainer *t) {
     bool is_evaluated = !is_out_of_patience(t) && (is_end || is_evaluation_due(t));
     if (is_evaluated) {
         TRY(evaluate_epoch(t, is_end, &t->last));
-        is_best = note_best(t, &t->last);
+        TRY(note_best(t, &t->last, &is_best));
     }
     t->is_best = is_best;
     is_end = is_end || is_out_of_patience(t);

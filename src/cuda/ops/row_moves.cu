@@ -1,5 +1,5 @@
-/* Rows picked and put by number (ops/row_moves.h): a thread moves 16 bytes of a row, or 4 where
- * widths and addresses do not allow that; the limit is bytes. */
+/* Rows picked and put by number (ops/row_moves.h): a thread moves 16 bytes of a row, or 4 or 1
+ * where widths and addresses do not allow that; the limit is bytes. */
 #include "ops/row_moves.h"
 
 #include "cuda/core/cuda.h"
@@ -35,5 +35,6 @@ extern "C" status row_moves_cuda(void *stream, const row_moves *a, bool is_put) 
     uint64_t all =
         (uint64_t)(uintptr_t)a->picked | (uint64_t)(uintptr_t)a->rows | (uint64_t)a->row_bytes;
     if (all % 16 == 0) return run<uint4>((cudaStream_t)stream, a, is_put);
-    return run<uint32_t>((cudaStream_t)stream, a, is_put);
+    if (all % 4 == 0) return run<uint32_t>((cudaStream_t)stream, a, is_put);
+    return run<uint8_t>((cudaStream_t)stream, a, is_put);
 }
