@@ -39,6 +39,12 @@ TEST(mask_show_json) {
     CHECK_CONTAINS(text, "\"hopper_block\":\"three row tiles\"");
     CHECK_CONTAINS(text, "\"kernel\":\"block-wise\"");
     free(text);
+    text = said(0, "none --n 128 --json");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"one row tile\"");
+    free(text);
+    text = said(0, "none --n 129 --json");
+    CHECK_CONTAINS(text, "\"hopper_block\":\"three row tiles\"");
+    free(text);
     text = said(0, "causal --n 1025 --json");
     CHECK_CONTAINS(text, "\"hopper_block\":\"two row tiles\"");
     free(text);

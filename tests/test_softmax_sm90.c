@@ -100,11 +100,31 @@ static void check_long(const char *text, const int32_t *lengths, int n_sequences
 
 TEST(softmax_attn_whole_heads_long) {
     const int32_t lengths[] = {140, 0, 64, 129, 1, 330};
-    int n = test_is_brief() ? 3 : N_SOFT_MASKS; /* softmax_attn_every_mask has the others */
-    for (int m = 0; m < n; m++)
+    for (int m = 0; m < N_SOFT_MASKS; m++)
         check_long(soft_masks[m], lengths, m < 2 ? 6 : 5, false);
     const int32_t long_one[] = {690};
     check_long("sliding,window=320", long_one, 1, false);
+}
+
+static void check_whole(const int32_t *lengths, int n_sequences, int32_t n_heads, int32_t max_len) {
+    soft_sample s;
+    soft_sample_make(&s, lengths, n_sequences, n_heads, 64, 0.0f);
+    s.a.max_len = max_len;
+    soft_sample_mask(&s, "none");
+    soft_sample_check(&s, "none");
+    soft_sample_free(&s);
+}
+
+/* Without a mask row tiles of neighbouring heads and sequences share a block.  All of one length:
+ * more such blocks than a GPU has multiprocessors; and lengths that differ. */
+TEST(softmax_attn_whole_sequences) {
+    const int32_t even[] = {130, 130, 130, 130, 130, 130, 130, 130};
+    const int32_t odd[] = {330, 0, 140, 129, 1, 64, 257};
+    bool is_gpu = test_on.kind == ON_CUDA;
+    check_whole(even, is_gpu ? 8 : 2, is_gpu ? 17 : 1, 130);
+    check_whole(odd, 7, is_gpu ? 2 : 1, 330);
+    check_whole(odd + 1, 3, 3, 385); /* row tiles of the longest that there may be are nobody's */
+    check_whole(odd + 2, 2, 1, 140);
 }
 
 /* Later keys have larger scores, so that sums over the first ones must shrink. */

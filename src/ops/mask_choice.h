@@ -11,7 +11,7 @@
 #include "ops/mask_rule.h"
 
 enum { MASK_SHARED_LENGTH = 1024, MASK_SHARED_TILES = 8 };
-enum { MASK_LONG = 2048, MASK_WIDE_KEYS = 640 };
+enum { MASK_WHOLE_LENGTH = 129, MASK_LONG = 2048, MASK_WIDE_KEYS = 640 };
 /* Pairs of a tile below which row-wise kernels are faster: 4 x 4096 tokens, 12 heads of 64, pairs
  * at random, us by replay (H200, 2026-11-16).
  *     pairs a tile          8    20    41    61    82   123
@@ -33,11 +33,13 @@ static inline bool mask_choice_is_wide(const mask_rule *r) {
 }
 
 /* On Hopper with heads of 64: whether rows are one span of so many keys that three row tiles share
- * them.  16 x 4096 tokens, one row tile and three, us by replay (H200, 2026-11-16): windows of 209
- * keys 260 and 334, 421 keys 374 and 421, 865 keys 632 and 542; causal 1122 and 922, of 16 x 2048
- * 312 and 277, of 8 x 1024 45 and 62. */
+ * them.  Without a mask, one row tile and three (12 heads, float16, us by replay, H200,
+ * 2026-11-16): 1 x 512 11.3 and 10.9, 32 x 130 22.5 and 19.1, 32 x 192 21.4 and 19.8, 16 x 256 17.6
+ * and 13.5, 8 x 384 19.2 and 16.3, 8 x 512 25.2 and 19.6.  Else 16 x 4096 tokens, one row tile and
+ * three, us by replay (H200, 2026-11-16): windows of 209 keys 260 and 334, 421 keys 374 and 421,
+ * 865 keys 632 and 542; causal 1122 and 922, of 16 x 2048 312 and 277, of 8 x 1024 45 and 62. */
 static inline bool mask_choice_is_span(const mask_rule *r, int32_t max_len) {
-    if (r->kind == MASK_NONE && !r->is_causal) return max_len >= MASK_SHARED_LENGTH;
+    if (r->kind == MASK_NONE && !r->is_causal) return max_len >= MASK_WHOLE_LENGTH;
     if (r->kind == MASK_NONE || r->kind == MASK_CAUSAL) return max_len >= MASK_LONG;
     return mask_choice_is_wide(r) && max_len >= MASK_LONG;
 }

@@ -171,8 +171,10 @@ status cuda_softmax_sm90_fwd(backend *be, const softmax_attn_args *a);
 bool cuda_softmax_sm90_can_bwd(const backend *be, const softmax_attn_args *a);
 status cuda_softmax_sm90_bwd(backend *be, const softmax_attn_args *a);
 status cuda_softmax_sm80_fwd(backend *be, const softmax_attn_args *a);
-/* The same without a mask with head dimension 64: the faster one for long sequences. */
+/* The same with head dimension 64 where rows are one long span of keys, and where there is no mask
+ * and max_len is at least MASK_WHOLE_LENGTH. */
 status cuda_softmax_sm90_dense(backend *be, const softmax_attn_args *a);
+status cuda_softmax_sm90_whole(backend *be, const softmax_attn_args *a);
 bool cuda_softmax_sm80_can_bwd(const backend *be, const softmax_attn_args *a);
 status cuda_softmax_sm80_bwd(backend *be, const softmax_attn_args *a, const float *delta);
 status cuda_softmax_sm80_dq(backend *be, const softmax_attn_args *a, const float *delta);

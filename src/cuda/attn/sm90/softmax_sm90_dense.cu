@@ -1,28 +1,19 @@
 /* The forward kernel of the softmax attention on Hopper for masks that are one span of keys a row
  * and hide little, head dimension 64, long sequences (contract: softmax_attn_args in ops/ops.h).
  *
- * A block owns GROUPS x 64 queries of one sequence and head, 64 for each of its warpgroups, and
- * walks over their keys in steps of 128.  A producer warp loads keys and values by TMA into a ring
- * of stages that all warpgroups share.  A warpgroup asks the tensor cores for the next step's
- * scores before it adds the current step's values, and computes exponentials while both products
- * run.  The bounds are close to each other: a step of a warpgroup is 512 clocks of products, 512 of
- * exponentials (16 a clock and multiprocessor) and about 400 of other instructions.
+ * A block owns GROUPS x 64 queries of one sequence and head, 64 for each of its warpgroups
+ * (softmax_sm90_turns.cuh), and walks over their keys.  A producer warp loads keys and values by
+ * TMA into a ring of stages that all warpgroups share.
  *
  * Measured with 12 heads, float16, 16 x 2048, no mask, us by replay (H200, 2026-11-16): 444;
  * without turns 478; two warpgroups of 240 registers 531, without turns 546; with every eighth or
  * fourth exponential as a polynomial 459 and 473; the kernel of softmax_sm90_fwd.cuh 581. */
-#include "cuda/attn/sm90/softmax_sm90_fwd.cuh"
+#include "cuda/attn/sm90/softmax_sm90_turns.cuh"
 
-struct dense90 {
-    static constexpr int D = 64, KEYS = 128, GROUPS = 3, STAGES = 4;
-    static constexpr int THREADS = (GROUPS + 1) * GROUP, ROWS = GROUPS * MASK_TILE;
-    static constexpr int REGISTERS = 160, FEW_REGISTERS = 32;                       /* a thread */
-    static constexpr int Q_TILE = MASK_TILE * PART_BYTES, TILE = KEYS * PART_BYTES; /* bytes */
+struct dense90 : turns90 {
+    static constexpr int STAGES = 4, ROWS = GROUPS * MASK_TILE;
     static constexpr int BYTES = GROUPS * Q_TILE + 2 * STAGES * TILE + 1024; /* room to align */
 };
-
-/* The first of a warpgroup's numbered barriers. */
-enum { DENSE90_TAIL = 1, DENSE90_TURN = DENSE90_TAIL + dense90::GROUPS };
 
 struct dense90_room {
     uint64_t queries;
@@ -70,63 +61,13 @@ __device__ static void dense90_ask(const soft90_job &job, const soft_block &t, d
     }
 }
 
-/* What larger scores may exceed the largest by before the sums are rescaled: weights are then at
- * most 2^8, which 16 bits hold as precisely as 1. */
-#define DENSE90_SLACK 8.0f
-
-/* Scores become weights 2^(scale score - shift); shift is the largest scaled score at the time when
- * it was set last.  Returns whether any factor of the warp's rows is not 1. */
-__device__ static inline bool dense90_softmax(float (&x)[dense90::KEYS / 2], soft90_rows *rows,
-                                              float scale) {
-    bool is_larger = false;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float a = x[2 * r], b = x[2 * r + 1];
-#pragma unroll
-        for (int c = 2; c < dense90::KEYS / 4; c += 2) {
-            a = fmaxf(a, x[c / 2 * 4 + 2 * r]);
-            b = fmaxf(b, x[c / 2 * 4 + 2 * r + 1]);
-        }
-        a = fmaxf(a, b);
-        a = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, 1));
-        a = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, 2));
-        a *= scale;
-        rows->factor[r] = 1.0f;
-        if (a > rows->largest[r] + DENSE90_SLACK) {
-            rows->factor[r] = ex2_approx(rows->largest[r] - a);
-            rows->largest[r] = a;
-            is_larger = true;
-        }
-        float shift = rows->largest[r] == -INFINITY ? 0.0f : rows->largest[r];
-        float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int c = 0; c < dense90::KEYS / 4; c++) {
-            float *y = &x[c / 2 * 4 + 2 * r + c % 2];
-            *y = ex2_approx(fmaf(*y, scale, -shift));
-            sum[c % 2] += *y;
-        }
-        rows->sum[r] = fmaf(rows->sum[r], rows->factor[r], sum[0] + sum[1]);
-    }
-    return __any_sync(0xffffffffu, is_larger);
-}
-
-template <typename T> struct dense90_group {
+template <typename T> struct dense90_group : turns90_group<T> {
     const soft90_job &job;
     const soft_block &t;
     dense90_room *room;
     const char *queries; /* the warpgroup's own */
-    char *keys;
-    int group, row0;
+    int row0;
 
-    __device__ inline void scores(float (&x)[dense90::KEYS / 2], const soft90_place &p) const {
-        uint64_t a = tile_describe(queries, 16);
-        uint64_t b = tile_describe(keys + p.at * 2 * dense90::TILE, 16);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < dense90::D / 16; k++)
-            wgmma_ss<T, dense90::KEYS>(x, tile_move(a, k * 32), tile_move(b, k * 32), k > 0);
-        wgmma_commit();
-    }
     __device__ inline void hide(float (&x)[dense90::KEYS / 2], const soft90_rows &rows,
                                 int step) const {
         const mask_rule *r = &job.a.mask.rule;
@@ -150,41 +91,14 @@ template <typename T> struct dense90_group {
                 }
             }
     }
-    /* Values after the sequence's end are other rows', which need not be finite. */
-    __device__ inline void clear_tail(char *values, int n) const {
-        for (int i = n * 8 + (int)threadIdx.x % GROUP; i < dense90::KEYS * 8; i += GROUP)
-            *(uint4 *)(values + i * 16) = make_uint4(0, 0, 0, 0);
-        shared_fence();
-        named_barrier(DENSE90_TAIL + group, GROUP);
-    }
-    __device__ inline void add(float (&acc)[dense90::D / 2],
-                               const uint32_t (&left)[dense90::KEYS / 16][4], const soft90_place &p,
-                               int step) const {
-        char *values = keys + p.at * 2 * dense90::TILE + dense90::TILE;
-        int n = t.len - step * dense90::KEYS;
-        barrier_wait(&room->values[p.at], p.parity);
-        if (n < dense90::KEYS) clear_tail(values, n);
-        uint64_t b = tile_describe(values, dense90::TILE);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < dense90::KEYS / 16; k++)
-            wgmma_rs<T, dense90::D>(acc, left[k], tile_move(b, k * 16 * PART_BYTES), 1);
-        wgmma_commit();
-    }
-    /* The tensor cores take the warpgroups' products in turns, so that one computes exponentials
-     * while they work for another. */
-    __device__ inline void await_turn() const {
-        named_barrier(DENSE90_TURN + group, 2 * GROUP);
-    }
-    __device__ inline void end_turn() const {
-        int next = group + 1 < dense90::GROUPS ? group + 1 : 0;
-        named_barrier_arrive(DENSE90_TURN + next, 2 * GROUP);
+    __device__ inline int keys_of(int step) const { /* that there are, or more */
+        return t.len - step * dense90::KEYS;
     }
     __device__ inline void skip(soft90_place *p) const {
         barrier_wait(&room->keys[p->at], p->parity);
         barrier_wait(&room->values[p->at], p->parity);
-        await_turn();
-        end_turn();
+        this->await_turn();
+        this->end_turn();
         __syncwarp();
         release(&room->free[p->at]);
         soft90_advance<dense90>(p);
@@ -200,29 +114,29 @@ __device__ static inline void dense90_walk(const dense90_group<T> &g, dense90_st
     float scale = g.job.scale;
     barrier_wait(&g.room->keys[p->at], p->parity);
     g.await_turn();
-    g.scores(x, *p);
+    g.scores(x, g.queries, p->at);
     g.end_turn();
     wgmma_wait<0>();
     g.hide(x, *rows, own.begin);
-    dense90_softmax(x, rows, scale);
+    turns90_softmax(x, rows, scale);
     pack_left<T, dense90::KEYS>(left, x);
     for (int i = own.begin + 1; i < own.end; i++) {
         soft90_place last = *p;
         soft90_advance<dense90>(p);
         barrier_wait(&g.room->keys[p->at], p->parity);
         g.await_turn();
-        g.scores(x, *p);
-        g.add(acc, left, last, i - 1);
+        g.scores(x, g.queries, p->at);
+        g.add(acc, left, last, g.keys_of(i - 1));
         g.end_turn();
         wgmma_wait<1>();
         g.hide(x, *rows, i);
-        bool is_larger = dense90_softmax(x, rows, scale);
+        bool is_larger = turns90_softmax(x, rows, scale);
         wgmma_wait<0>();
         release(&g.room->free[last.at]);
         if (is_larger) soft90_shrink<dense90::D>(acc, *rows);
         pack_left<T, dense90::KEYS>(left, x);
     }
-    g.add(acc, left, *p, own.end - 1);
+    g.add(acc, left, *p, g.keys_of(own.end - 1));
     wgmma_wait<0>();
     release(&g.room->free[p->at]);
     soft90_advance<dense90>(p);
@@ -233,7 +147,8 @@ __device__ static void dense90_compute(const soft90_job &job, const soft_block &
                                        dense90_room *room, const char *queries, char *keys) {
     int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0); /* known to be uniform */
     int row0 = t.tile * dense90::ROWS + group * MASK_TILE;
-    dense90_group<T> g = {job, t, room, queries + group * dense90::Q_TILE, keys, group, row0};
+    dense90_group<T> g = {{keys, room->values, group},       job, t, room,
+                          queries + group * dense90::Q_TILE, row0};
     const mask_rule &rule = job.a.mask.rule;
     dense90_steps all = dense90_steps_of(rule, t.len, t.tile * dense90::ROWS, dense90::ROWS);
     dense90_steps own = dense90_steps_of(rule, t.len, row0, MASK_TILE);
@@ -246,7 +161,7 @@ __device__ static void dense90_compute(const soft90_job &job, const soft_block &
 #pragma unroll
     for (int i = 0; i < dense90::D / 2; i++)
         acc[i] = 0.0f;
-    if (group == 0) named_barrier_arrive(DENSE90_TURN, 2 * GROUP); /* the first turn */
+    g.first_turn();
     barrier_wait(&room->queries, 0);
     for (int i = all.begin; i < own.begin; i++)
         g.skip(&p);
