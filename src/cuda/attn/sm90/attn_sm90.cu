@@ -117,11 +117,12 @@ status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_
 }
 
 status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
-                       int64_t page_rows, int64_t n_pages, int64_t stride) {
-    cuuint64_t size[3] = {(cuuint64_t)n_columns, (cuuint64_t)page_rows, (cuuint64_t)n_pages};
-    cuuint64_t step[2] = {(cuuint64_t)n_columns * 2, (cuuint64_t)stride * 2};
-    cuuint32_t box[3] = {PART, (cuuint32_t)page_rows, 1};
-    return map_encode(map, act, 3, rows, size, step, box);
+                       int64_t page_rows, int64_t n_pages, int64_t stride, int dim) {
+    cuuint64_t size[4] = {PART, (cuuint64_t)page_rows, (cuuint64_t)(n_columns / PART),
+                          (cuuint64_t)n_pages};
+    cuuint64_t step[3] = {(cuuint64_t)n_columns * 2, PART_BYTES, (cuuint64_t)stride * 2};
+    cuuint32_t box[4] = {PART, (cuuint32_t)page_rows, (cuuint32_t)(dim / PART), 1};
+    return map_encode(map, act, 4, rows, size, step, box);
 }
 
 status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out) {

@@ -61,7 +61,7 @@ template <typename S> static void cut(const backend *be, const attn_args *a, pag
     plan->width = 0;
     if (a->max_len_k <= 512 || !can_add(a)) return;
     int64_t n_units = (int64_t)a->n_sequences * a->n_heads * n_tiles;
-    plan->is_even = n_units <= n_blocks && n_units <= PAGED_EVEN;
+    plan->is_even = 2 * n_units <= n_blocks && n_units <= PAGED_EVEN;
     if (plan->is_even) {
         plan->width = 1;
         plan->n_groups = n_blocks;
@@ -75,15 +75,21 @@ template <typename S> static void cut(const backend *be, const attn_args *a, pag
     plan->n_row_groups = (int)cuda_div_up(n_tiles, plan->width);
 }
 
-/* The tensor map of pages: a box is 64 rows x 64 columns of one. */
+/* The tensor map of pages: a box is all columns of a head in one. */
 static status map_pages(CUtensorMap *map, const backend *be, const attn_args *a, const void *rows) {
     return sm90a_map_pages(map, be->act, rows, (int64_t)a->n_heads * a->dim_qk, PAGED_TILE,
-                           a->pages.n_pages, a->pages.stride);
+                           a->pages.n_pages, a->pages.stride, a->dim_qk);
 }
 
 template <typename S> static status map_inputs(backend *be, const attn_args *a, paged_maps *maps) {
     memset(maps, 0, sizeof *maps);
-    TRY(fwd_map_inputs<S>(be, a, &maps->rows));
+    int64_t columns = (int64_t)a->n_heads * S::D;
+    TRY(sm90a_map_heads(&maps->q, be->act, a->q, a->n_rows_q, columns, a->stride_q, PART, 64,
+                        S::D));
+    TRY(sm90a_map_heads(&maps->k, be->act, a->k, a->n_rows_k, columns, a->stride_k, PART,
+                        PAGED_TILE, S::D));
+    TRY(sm90a_map_heads(&maps->v, be->act, a->v, a->n_rows_k, columns, a->stride_v, PART,
+                        PAGED_TILE, S::D));
     if (a->pages.table == NULL) return OK;
     TRY(map_pages(&maps->pages_k, be, a, a->pages.k));
     return map_pages(&maps->pages_v, be, a, a->pages.v);
@@ -109,6 +115,8 @@ static void list_key(const attn_args *a, const paged_plan *plan, int n_blocks,
                               (uint64_t)a->window_left << 32 | (uint32_t)a->window_right,
                               (uint64_t)a->target_group,
                               (uint64_t)a->n_rows_q,
+                              (uint64_t)(uintptr_t)a->pages.table,
+                              (uint64_t)a->pages.max_pages,
                               (uint64_t)plan->width << 32 | (uint32_t)plan->n_list};
     memcpy(key, all, sizeof all);
 }
@@ -146,13 +154,20 @@ static status add_parts(backend *be, const attn_args &a, const paged_plan &plan,
     dim3 rows((unsigned)(n_units / a.n_heads * S::ROWS));
     int n_threads = a.n_heads * S::D / SUM_COLUMNS;
     cudaStream_t stream = cuda_of(be)->stream;
+    sum_job j = {};
+    j.splits = plan.splits, j.parts = plan.parts, j.is_early = plan.is_early;
+    j.offsets_q = a.offsets_q, j.out = a.out, j.stride_out = a.stride_out;
+    j.n_heads = a.n_heads, j.n_tiles = plan.n_row_groups * plan.width;
     if (can_gate(&a)) {
+        const gate_args *g = a.gate;
+        j.eps = g->eps, j.dim = g->dim, j.u = g->u, j.stride_u = g->stride_u;
+        j.weight = g->weight, j.bias = g->bias, j.y = g->y, j.mean = g->mean, j.rstd = g->rstd;
         CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S, true>, rows, n_threads, 0,
-                                    stream, a, plan, *a.gate));
+                                    stream, j));
         return OK;
     }
-    CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S, false>, rows, n_threads, 0, stream,
-                                a, plan, gate_args{}));
+    CUDA_TRY(
+        sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S, false>, rows, n_threads, 0, stream, j));
     return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }
 

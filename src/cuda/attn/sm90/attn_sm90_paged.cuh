@@ -21,9 +21,9 @@
 
 #include "cuda/attn/sm90/attn_sm90_paged_lists.cuh"
 
+/* Boxes are all columns of a head: 64 rows, or a page. */
 typedef struct paged_maps {
-    fwd_maps rows;
-    CUtensorMap pages_k, pages_v;
+    CUtensorMap q, k, v, pages_k, pages_v;
 } paged_maps;
 
 /* Announces a unit; by a warp, which then waits for the previous kernel, if it has not yet. */
@@ -63,6 +63,7 @@ __device__ static void paged_find_whole(const attn_args &a, const attn_tiles &ti
         if (tile.row0 < u.s.len_q) {
             paged_rows<S>(a, tile.row0, tile.head, 0, INT32_MAX, u);
             u.part = -1;
+            paged_first_pages<S>(a, u);
             paged_tell<S>(u, room, n_told);
             paged_wait_wanted<S>(room, n_told);
         }
@@ -76,14 +77,24 @@ __device__ static void paged_find_whole(const attn_args &a, const attn_tiles &ti
     if (lane == 0 && is_shared) tiles_done(tiles);
 }
 
-/* Announces the units of the block's list, by a warp, each when it is wanted. */
+enum { PAGED_WORDS = sizeof(fwd_unit) / 4 };
+static_assert(PAGED_WORDS <= 32 && sizeof(fwd_unit) % 4 == 0, "a word a lane");
+
+/* A lane's word of the block's first unit, if lists are there already. */
+__device__ static inline int paged_first_word(const paged_plan &plan) {
+    int lane = (int)threadIdx.x % 32;
+    if (!plan.is_early || lane >= PAGED_WORDS) return 0;
+    return __ldcg((const int *)(plan.units + (int64_t)blockIdx.x * plan.n_list) + lane);
+}
+
+/* Announces the units of the block's list, by a warp, each when it is wanted; `word`: see
+ * paged_first_word. */
 template <typename S>
-__device__ static void paged_find_listed(const paged_plan &plan, fwd_room<S> *room) {
-    constexpr int WORDS = sizeof(fwd_unit) / 4;
-    static_assert(WORDS <= 32 && sizeof(fwd_unit) % 4 == 0, "a word a lane");
+__device__ static void paged_find_listed(const paged_plan &plan, fwd_room<S> *room, int word) {
+    constexpr int WORDS = PAGED_WORDS;
     int lane = (int)threadIdx.x % 32;
     const int *from = (const int *)(plan.units + (int64_t)blockIdx.x * plan.n_list);
-    int word = lane < WORDS ? __ldcg(from + lane) : 0;
+    if (!plan.is_early) word = lane < WORDS ? __ldcg(from + lane) : 0;
     for (unsigned n = 0;; n++) {
         fwd_unit *to = &room->units[n % S::UNITS];
         bool is_last = __shfl_sync(0xffffffffu, word, 0) < 0;
@@ -103,30 +114,39 @@ template <typename S>
 __device__ static inline void paged_load(char *to, const CUtensorMap *rows,
                                          const CUtensorMap *pages, uint64_t *barrier,
                                          const fwd_unit *u, int j, int page) {
-    int x = u->head * S::D;
+    int head = u->head * (S::D / PART);
     barrier_expect(barrier, (uint32_t)S::TILE);
-#pragma unroll
-    for (int c = 0; c < S::D; c += PART) {
-        if (page >= 0)
-            tile_load_3d(to + c * PAGED_TILE * 2, pages, barrier, x + c, 0, page);
-        else
-            tile_load(to + c * PAGED_TILE * 2, rows, barrier, x + c, u->row_new + j);
+    if (page >= 0)
+        tile_load_4d(to, pages, barrier, 0, 0, head, page);
+    else
+        tile_load_3d(to, rows, barrier, 0, u->row_new + j, head);
+}
+
+/* Queries of warpgroups group .. end - 1; rows after the last one are not stored. */
+template <typename S>
+__device__ static inline void paged_ask_queries(const paged_maps &maps, const fwd_unit *u,
+                                                fwd_room<S> *room, char *queries,
+                                                const fwd_ring<S::BUFFERS> &r, int group, int end) {
+    for (; group < end; group++) {
+        uint64_t *full = &room->queries[r.at][group];
+        barrier_wait(&room->queries_free[r.at][group], r.parity ^ 1);
+        barrier_expect(full, (uint32_t)S::QUERIES);
+        tile_load_3d(queries + (r.at * S::GROUPS + group) * S::QUERIES, &maps.q, full, 0,
+                     u->s.row_q + u->row0 + group * 64, u->head * (S::D / PART));
     }
 }
 
 /* The first pages of the block's first unit, before the previous kernel is complete: queries and
  * new keys are its results, pages are not.  Returns how many tiles. */
 template <typename S>
-__device__ static inline int paged_ask_ahead(const attn_args &a, const paged_maps &maps,
-                                             const fwd_unit *u, fwd_room<S> *room, char *keys) {
-    const int32_t *table = a.pages.table + (int64_t)u->s.b * a.pages.max_pages;
-    int n = 0, end = min(u->end, u->n_paged);
-    for (int j = fwd_next<S>(u, u->begin); j < end && n < S::STAGES;
-         j = fwd_next<S>(u, j + S::KEYS)) {
-        int page = __ldcg(table + j / PAGED_TILE);
-        paged_load<S>(keys + n * S::TILE, &maps.rows.k, &maps.pages_k, &room->keys[n], u, j, page);
-        paged_load<S>(keys + (S::STAGES + n) * S::TILE, &maps.rows.v, &maps.pages_v,
-                      &room->values[n], u, j, page);
+__device__ static inline int paged_ask_ahead(const paged_maps &maps, const fwd_unit *u,
+                                             fwd_room<S> *room, char *keys) {
+    static_assert(S::STAGES >= 2, "two pages ahead");
+    int n = 0;
+    for (int page = u->full.begin; n < 2 && page >= 0; page = u->full.end) {
+        paged_load<S>(keys + n * S::TILE, &maps.k, &maps.pages_k, &room->keys[n], u, 0, page);
+        paged_load<S>(keys + (S::STAGES + n) * S::TILE, &maps.v, &maps.pages_v, &room->values[n], u,
+                      0, page);
         n++;
     }
     return n;
@@ -137,22 +157,21 @@ template <typename S>
 __device__ static inline void paged_ask_unit(const attn_args &a, const paged_maps &maps,
                                              const fwd_unit *u, fwd_room<S> *room, char *queries,
                                              char *keys, fwd_place<S> &p) {
-    int n_asked = 1, n_ahead = p.unit == 0 ? paged_ask_ahead<S>(a, maps, u, room, keys) : 0;
+    int n_asked = 1, n_ahead = p.unit == 0 ? paged_ask_ahead<S>(maps, u, room, keys) : 0;
     bool is_wanted = false;
     char *values = keys + S::STAGES * S::TILE;
     const int32_t *table = a.pages.table + (int64_t)u->s.b * a.pages.max_pages;
     fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
     if (p.unit == 0) grid_wait();
-    fwd_ask_queries<S>(maps.rows, u, room, queries, buffer, 0, 1);
+    paged_ask_queries<S>(maps, u, room, queries, buffer, 0, 1);
     for (int j = fwd_next<S>(u, u->begin); j < u->end; j = fwd_next<S>(u, j + S::KEYS)) {
         int at = p.keys.at, page = j < u->n_paged ? __ldg(table + j / PAGED_TILE) : -1;
         bool is_asked = n_ahead-- > 0;
         if (!is_asked) {
             barrier_wait(&room->keys_free[at], p.keys.parity ^ 1);
-            paged_load<S>(keys + at * S::TILE, &maps.rows.k, &maps.pages_k, &room->keys[at], u, j,
-                          page);
+            paged_load<S>(keys + at * S::TILE, &maps.k, &maps.pages_k, &room->keys[at], u, j, page);
         }
-        fwd_ask_queries<S>(maps.rows, u, room, queries, buffer, n_asked, S::GROUPS);
+        paged_ask_queries<S>(maps, u, room, queries, buffer, n_asked, S::GROUPS);
         n_asked = S::GROUPS;
         if (!is_wanted && u->end - j <= S::AHEAD) {
             barrier_arrive(&room->wanted);
@@ -160,12 +179,12 @@ __device__ static inline void paged_ask_unit(const attn_args &a, const paged_map
         }
         if (!is_asked) {
             barrier_wait(&room->values_free[at], p.keys.parity ^ 1);
-            paged_load<S>(values + at * S::TILE, &maps.rows.v, &maps.pages_v, &room->values[at], u,
-                          j, page);
+            paged_load<S>(values + at * S::TILE, &maps.v, &maps.pages_v, &room->values[at], u, j,
+                          page);
         }
         advance(p.keys);
     }
-    fwd_ask_queries<S>(maps.rows, u, room, queries, buffer, n_asked, S::GROUPS);
+    paged_ask_queries<S>(maps, u, room, queries, buffer, n_asked, S::GROUPS);
     if (!is_wanted) barrier_arrive(&room->wanted);
 }
 
@@ -173,9 +192,9 @@ template <typename S>
 __device__ static void paged_ask(const attn_args &a, const paged_maps &maps, fwd_room<S> *room,
                                  char *queries, char *keys) {
     fwd_place<S> p = {};
-    tile_prefetch_map(&maps.rows.q);
-    tile_prefetch_map(&maps.rows.k);
-    tile_prefetch_map(&maps.rows.v);
+    tile_prefetch_map(&maps.q);
+    tile_prefetch_map(&maps.k);
+    tile_prefetch_map(&maps.v);
     if (a.pages.table != NULL) {
         tile_prefetch_map(&maps.pages_k);
         tile_prefetch_map(&maps.pages_v);
@@ -249,6 +268,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     __shared__ fwd_room<S> room;
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::BUFFERS * S::GROUPS * S::QUERIES;
+    int word = threadIdx.x >= S::THREADS - 32 ? paged_first_word(plan) : 0;
     fwd_begin<S>(&room, keys);
     if (plan.is_early)
         grid_launch_next(); /* else a later kernel could read unfinished lists */
@@ -260,7 +280,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
             paged_ask<S>(a, maps, &room, queries, keys);
         } else if (threadIdx.x >= S::THREADS - 32) {
             if (plan.units != NULL)
-                paged_find_listed<S>(plan, &room);
+                paged_find_listed<S>(plan, &room, word);
             else
                 paged_find_whole<S>(a, tiles, plan, &room);
             grid_wait();

@@ -22,10 +22,10 @@ enum {
     PAGED_REGISTERS = 16 /* more for the scheduler warp: see fwd_registers */
 };
 
-/* How the keys of a unit are cut: its first part is that of `block`, the others are those of the
- * next n_more groups.  A block that begins a unit writes it. */
+/* How the keys of a unit are cut: its first part is that of `block`, the n_more others are those of
+ * every step-th block after it.  A block that begins a unit writes it. */
 typedef struct paged_split {
-    int block, n_more;
+    int block, n_more, step;
 } paged_split;
 
 typedef struct paged_plan {
@@ -80,6 +80,17 @@ __device__ static inline void paged_rows(const attn_args &a, int row0, int head,
     u.end = min(seen.end, end);
     u.hole = paged_begin(u, hole.begin);
     u.hole_end = paged_end(u, hole.end);
+}
+
+/* Notes the first two pages of a unit in `full`, which has no other use here, so that the producer
+ * need not wait for the table. */
+template <typename S>
+__device__ static inline void paged_first_pages(const attn_args &a, fwd_unit &u) {
+    const int32_t *table = a.pages.table + (int64_t)u.s.b * a.pages.max_pages;
+    int end = min(u.end, u.n_paged), first = fwd_next<S>(&u, u.begin);
+    int second = fwd_next<S>(&u, first + PAGED_TILE);
+    u.full.begin = first < end ? __ldg(table + first / PAGED_TILE) : -1;
+    u.full.end = second < end ? __ldg(table + second / PAGED_TILE) : -1;
 }
 
 /* Item i is `width` neighbouring tiles of queries of a sequence.  Returns the tiles of columns from
@@ -144,9 +155,10 @@ __device__ static void paged_list_share(const attn_args &a, const paged_plan &pl
                 if (i0 >= i1) continue;
                 paged_rows<S>(a, row0, head, begin + i0 * PAGED_TILE, begin + i1 * PAGED_TILE, u);
                 u.part = i0 == 0 && i1 == n ? -1 : 2 * (int)blockIdx.x + (i0 == 0);
+                paged_first_pages<S>(a, u);
                 if (i0 == 0 && lane == 0)
                     plan.splits[((i + l) * plan.width + member) * a.n_heads + head] = {
-                        (int)blockIdx.x, (at + n - 1) / share - group};
+                        (int)blockIdx.x, (at + n - 1) / share - group, plan.width};
                 paged_list(plan, u, n_listed);
             }
         }
@@ -225,6 +237,20 @@ __device__ static void paged_list_even(const attn_args &a, const paged_plan &pla
             }
             at = next;
         }
+    int step = 1, most = 0, least = INT32_MAX;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        for (int l = 0; l < 32 && 32 * c + l < n_items; l++) {
+            int parts = (__shfl_sync(0xffffffffu, n[c], l) + share - 1) / share;
+            most = max(most, parts);
+            least = min(least, parts);
+        }
+    if (least == most) { /* neighbours have the same keys */
+        step = n_items;
+        n_parts = most;
+        item = (int)blockIdx.x < most * a.n_heads * n_items ? (int)blockIdx.x % n_items : -1;
+        local = (int)blockIdx.x / n_items;
+    }
     fwd_unit u;
     u.s.b = -1;
     if (item >= 0) {
@@ -236,8 +262,9 @@ __device__ static void paged_list_even(const attn_args &a, const paged_plan &pla
         paged_sequence(a, plan, item / plan.n_row_groups, u);
         paged_rows<S>(a, item % plan.n_row_groups * S::ROWS, head, begin, end, u);
         u.part = n_parts == 1 ? -1 : 2 * (int)blockIdx.x + (part == 0);
+        paged_first_pages<S>(a, u);
         if (part == 0 && lane == 0)
-            plan.splits[item * a.n_heads + head] = {(int)blockIdx.x, n_parts - 1};
+            plan.splits[item * a.n_heads + head] = {(int)blockIdx.x, n_parts - 1, step};
     }
     if (lane > 0) return;
     plan.units[(int64_t)blockIdx.x * plan.n_list] = u;

@@ -5,6 +5,26 @@
 
 #include "cuda/attn/sm90/attn_sm90_paged_lists.cuh"
 
+/* What the kernel needs, and no more: a parameter that is not in the cache costs most of a
+ * microsecond. */
+typedef struct sum_job {
+    const paged_split *splits;
+    const int32_t *offsets_q;
+    const void *parts;
+    void *out;
+    int64_t stride_out;
+    int32_t n_heads, n_tiles; /* tiles of queries of the longest sequence */
+    bool is_early;            /* see paged_plan */
+    /* of the gate, or zeros */
+    float eps;
+    int32_t dim;
+    const void *u;
+    int64_t stride_u;
+    const float *weight, *bias;
+    void *y;
+    float *mean, *rstd;
+} sum_job;
+
 template <typename T> __device__ static inline float2 part_pair(uint32_t v);
 template <> __device__ inline float2 part_pair<__nv_bfloat16>(uint32_t v) {
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
@@ -49,7 +69,7 @@ __device__ static inline void load_eight(const float *from, float missing,
 
 /* The gate of a row, whose columns a block has: x = u * norm(x). */
 template <typename T>
-__device__ static inline void gate_row(const gate_args &g, int64_t row, int column, uint4 u,
+__device__ static inline void gate_row(const sum_job &g, int64_t row, int column, uint4 u,
                                        const float (&weight)[SUM_COLUMNS],
                                        const float (&bias)[SUM_COLUMNS], float (&x)[SUM_COLUMNS]) {
     __shared__ float room[2][SUM_WARPS];
@@ -75,30 +95,29 @@ __device__ static inline void gate_row(const gate_args &g, int64_t row, int colu
 /* A block adds the parts of one row, a thread 8 columns of it; HAS_GATE: and computes the gate. */
 template <typename T, typename S, bool HAS_GATE>
 __global__ void __launch_bounds__(32 * SUM_WARPS)
-    attn_sum_parts_sm90_kernel(const __grid_constant__ attn_args a,
-                               const __grid_constant__ paged_plan plan,
-                               const __grid_constant__ gate_args gate) {
-    int n_tiles = plan.n_row_groups * plan.width, tile = (int)blockIdx.x / S::ROWS;
-    int b = tile / n_tiles, row = tile % n_tiles * S::ROWS + (int)blockIdx.x % S::ROWS;
+    attn_sum_parts_sm90_kernel(const __grid_constant__ sum_job j) {
+    int tile = (int)blockIdx.x / S::ROWS, b = tile / j.n_tiles;
+    int row = tile % j.n_tiles * S::ROWS + (int)blockIdx.x % S::ROWS;
     int column = SUM_COLUMNS * (int)threadIdx.x, head = column / S::D;
     constexpr int64_t SIZE = S::ROWS * S::D;
-    int64_t step = 2 * plan.width * SIZE;
     float x[SUM_COLUMNS] = {}, weight[SUM_COLUMNS], bias[SUM_COLUMNS];
     uint4 ahead[SUM_AHEAD], u = {};
     grid_launch_next();
     if constexpr (HAS_GATE) {
-        load_eight(gate.weight != NULL ? gate.weight + column : NULL, 1, weight);
-        load_eight(gate.bias != NULL ? gate.bias + column : NULL, 0, bias);
+        load_eight(j.weight != NULL ? j.weight + column : NULL, 1, weight);
+        load_eight(j.bias != NULL ? j.bias + column : NULL, 0, bias);
     }
+    if (!j.is_early) grid_wait();
+    const paged_split split = j.splits[tile * j.n_heads + head];
+    int row_q = j.offsets_q[b], len_q = j.offsets_q[b + 1] - row_q;
+    int64_t step = 2 * split.step * SIZE;
     grid_wait();
-    const paged_split split = plan.splits[tile * a.n_heads + head];
-    int row_q = a.offsets_q[b], len_q = a.offsets_q[b + 1] - row_q;
     if (row >= len_q || (!HAS_GATE && split.n_more == 0)) return;
-    T *out = (T *)a.out + (row_q + row) * a.stride_out + column;
-    const T *part = (const T *)plan.parts + (2 * (int64_t)split.block + 1) * SIZE +
+    T *out = (T *)j.out + (row_q + row) * j.stride_out + column;
+    const T *part = (const T *)j.parts + (2 * (int64_t)split.block + 1) * SIZE +
                     (int64_t)(blockIdx.x % S::ROWS) * S::D + column % S::D;
     if constexpr (HAS_GATE) {
-        u = *(const uint4 *)((const T *)gate.u + (row_q + row) * gate.stride_u + column);
+        u = *(const uint4 *)((const T *)j.u + (row_q + row) * j.stride_u + column);
         if (split.n_more == 0) part = out;
     }
     ahead[0] = *(const uint4 *)part;
@@ -112,8 +131,8 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
     for (int n = SUM_AHEAD; n <= split.n_more; n++)
         part_add<T>(*(const uint4 *)(part + n * step), x);
     if constexpr (HAS_GATE) {
-        gate_row<T>(gate, row_q + row, column, u, weight, bias, x);
-        out = (T *)gate.y + (int64_t)(row_q + row) * gate.dim + column;
+        gate_row<T>(j, row_q + row, column, u, weight, bias, x);
+        out = (T *)j.y + (int64_t)(row_q + row) * j.dim + column;
     }
     *(uint4 *)out = make_uint4(cvt_pack<T>(x[0], x[1]), cvt_pack<T>(x[2], x[3]),
                                cvt_pack<T>(x[4], x[5]), cvt_pack<T>(x[6], x[7]));
