@@ -99,6 +99,38 @@ TEST(encoder_files_precisions) {
     }
 }
 
+/* Infinite and NaN in each type, in the last place and beyond the first block. */
+TEST(encoder_files_not_finite) {
+    enum { ROWS = 3000 };
+    static float wide[ROWS * 2];
+    static uint16_t f16[ROWS * 2], bf16[ROWS * 2];
+    st_tensor t[] = {tensor("a", false), tensor("b", false), tensor("c", false)};
+    const void *data[] = {wide, f16, bf16};
+    const st_dtype types[] = {ST_F32, ST_F16, ST_BF16};
+    wide[0] = -3e38f, f16[0] = 0xfbff, bf16[0] = 0xff7f; /* the largest finite ones */
+    for (int i = 0; i < 3; i++)
+        t[i].dtype = types[i], t[i].data = data[i], t[i].shape[0] = ROWS, t[i].n = ROWS * 2;
+    for (int k = 0; k < 3; k++) {
+        const size_t at = k == 1 ? ROWS * 2 - 1 : 5000;
+        encoder_files *f;
+        const st_tensor *got;
+        if (k > 0) {
+            wide[at] = k == 1 ? INFINITY : NAN;
+            f16[at] = k == 1 ? 0xfc00 : 0x7e01, bf16[at] = k == 1 ? 0x7f80 : 0xffc0;
+        }
+        write_model("model.safetensors", t, 3);
+        CHECK_OK(encoder_files_open(&f, test_folder(), ENCODER_BERT));
+        for (int i = 0; i < 3; i++)
+            if (k == 0)
+                CHECK_OK(encoder_files_get(f, t[i].name, ROWS, 2, &got));
+            else
+                CHECK_FAILS(encoder_files_get(f, t[i].name, ROWS, 2, &got), ERR_NUMERIC,
+                            k == 1 ? "row 2999 of tensor" : "row 2500 of tensor");
+        encoder_files_close(f);
+        wide[at] = 0, f16[at] = 0, bf16[at] = 0;
+    }
+}
+
 TEST(encoder_files_missing_or_of_another_shape) {
     st_tensor t[] = {tensor(WORDS, false)};
     encoder_files *f;

@@ -218,6 +218,38 @@ static status check_tensor(const encoder_files *f, const st_tensor *t, int64_t r
                 shape_text(want, sizeof want, &wanted));
 }
 
+/* The index of the first number whose exponent is all ones, or -1.  Blocks without one are counted
+   only, which compilers vectorise. */
+static int64_t first_not_finite(const st_tensor *t) {
+    enum { BLOCK = 4096 };
+    size_t bytes = t->dtype == ST_F32 ? 4 : 2;
+    uint32_t exponent = t->dtype == ST_F32 ? 0x7f800000u : t->dtype == ST_F16 ? 0x7c00u : 0x7f80u;
+    uint32_t wide[BLOCK];
+    uint16_t half[BLOCK];
+    for (int64_t at = 0; at < t->n; at += BLOCK) {
+        int64_t n = t->n - at < BLOCK ? t->n - at : BLOCK, n_bad = 0;
+        const char *from = (const char *)t->data + (size_t)at * bytes;
+        memcpy(bytes == 4 ? (void *)wide : (void *)half, from, (size_t)n * bytes);
+        for (int64_t i = 0; bytes == 2 && i < n; i++)
+            wide[i] = half[i];
+        for (int64_t i = 0; i < n; i++)
+            n_bad += (wide[i] & exponent) == exponent;
+        for (int64_t i = 0; n_bad > 0; i++)
+            if ((wide[i] & exponent) == exponent) return at + i;
+    }
+    return -1;
+}
+
+/* One such weight would make every state NaN. */
+static status check_finite(const encoder_files *f, const st_tensor *t) {
+    int64_t at = first_not_finite(t);
+    if (at < 0) return OK;
+    int64_t width = t->n_dims == 2 ? t->shape[1] : 1;
+    return fail(ERR_NUMERIC,
+                "%s: row %lld of tensor %s holds a number that is not finite; save the model again",
+                f->folder, (long long)(at / width), t->name);
+}
+
 status encoder_files_get(encoder_files *f, const char *name, int64_t rows, int64_t columns,
                          const st_tensor **out) {
     entry *e = find(f, name);
@@ -226,7 +258,8 @@ status encoder_files_get(encoder_files *f, const char *name, int64_t rows, int64
                     f->folder, f->prefix, name, encoder_family_name(f->family));
     e->is_used = true;
     *out = e->tensor;
-    return check_tensor(f, e->tensor, rows, columns);
+    TRY(check_tensor(f, e->tensor, rows, columns));
+    return check_finite(f, e->tensor);
 }
 
 status encoder_files_get_norm(encoder_files *f, const char *name, const char *part, int64_t rows,
