@@ -26,9 +26,9 @@ static status find_lt(void) {
     void *library = library_find(LT_FILE, "nvidia/*/lib/" LT_FILE);
     if (library == NULL)
         return fail(ERR_UNSUPPORTED,
-                    "products on a GPU need cuBLASLt, and " LT_FILE
-                    " was not found: install NVIDIA's CUDA "
-                    "toolkit or 'pip install nvidia-cublas', or add its folder to LD_LIBRARY_PATH");
+                    "products on a GPU need cuBLASLt, and %s was not found: install NVIDIA's CUDA "
+                    "toolkit or 'pip install nvidia-cublas', or add its folder to LD_LIBRARY_PATH",
+                    LT_FILE);
     status st = look_up_lt(library);
     if (st != OK) dlclose(library);
     return st;
