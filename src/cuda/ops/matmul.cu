@@ -20,8 +20,8 @@ enum { WORKSPACE_BYTES = 64 << 20 };
 /* The table: sets of a few entries, of which the oldest is evicted. */
 enum { N_SETS = 128, N_WAYS = 4, MAX_ANSWERS = 16 };
 
-/* Timing a kernel: rounds of runs, of which the fastest round counts. */
-enum { N_ROUNDS = 3, N_RUNS = 5 };
+/* Timing kernels: rounds of runs, of which a kernel's fastest counts. */
+enum { N_ROUNDS = 4, N_RUNS = 5 };
 
 /* Rounding: at most one part in 32 from here on. */
 enum { MIN_ROUNDED = 1024, ROUNDING_BITS = 5, MAX_ALIGNMENT = 16 };
@@ -37,9 +37,15 @@ typedef struct shape_key {
 } shape_key;
 static_assert(sizeof(shape_key) == 72, "a key with holes");
 
+/* A kernel, and the bytes of the workspace that it is given. */
+typedef struct product_kernel {
+    cublasLtMatmulAlgo_t algo;
+    size_t bytes;
+} product_kernel;
+
 typedef struct entry {
     shape_key key;
-    cublasLtMatmulAlgo_t algo;
+    product_kernel kernel;
     int64_t checked_m, checked_k; /* the shape it was last found fit for */
     uint64_t age;                 /* when it was made; 0: empty */
 } entry;
@@ -200,9 +206,8 @@ static status prefer(cublasLtMatmulPreference_t to, cublasLtMatmulPreferenceAttr
     return OK;
 }
 
-static status describe_preference(const cuda_state *cuda, const cuda_product *p,
+static status describe_preference(const cuda_state *cuda, const cuda_product *p, size_t bytes,
                                   cublasLtMatmulPreference_t to) {
-    size_t bytes = WORKSPACE_BYTES;
     BLAS_TRY(lt.MatmulPreferenceInit_internal(to, sizeof *to));
     BLAS_TRY(lt.MatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
                                              sizeof bytes));
@@ -228,44 +233,62 @@ static status no_kernel(const cuda_product *p, cublasStatus_t error) {
         lt.GetStatusString(error != CUBLAS_STATUS_SUCCESS ? error : CUBLAS_STATUS_NOT_SUPPORTED));
 }
 
-/* The kernels that cuBLASLt recommends, in its order; there is at least one. */
-static status list_kernels(const cuda_state *cuda, const cuda_product *p,
-                           cublasLtMatmulAlgo_t (&list)[MAX_ANSWERS], int *n_list) {
+/* The kernels that may be chosen. */
+typedef struct kernel_list {
+    product_kernel kernel[2 * MAX_ANSWERS];
+    int n;
+} kernel_list;
+
+/* Adds the kernels that cuBLASLt recommends where it has a workspace of so many bytes, in its
+ * order. */
+static status add_kernels(const cuda_state *cuda, const cuda_product *p, size_t bytes,
+                          kernel_list *list, cublasStatus_t *error) {
     description text;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t answer[MAX_ANSWERS];
     int n = 0;
-    *n_list = 0;
     TRY(describe(cuda, p, &text));
-    TRY(describe_preference(cuda, p, &preference));
-    cublasStatus_t error =
-        lt.MatmulAlgoGetHeuristic(cuda->matmuls->handle, &text.what, &text.b, &text.a, &text.d,
-                                  &text.d, &preference, MAX_ANSWERS, answer, &n);
-    for (int i = 0; error == CUBLAS_STATUS_SUCCESS && i < n; i++)
-        if (answer[i].state == CUBLAS_STATUS_SUCCESS) list[(*n_list)++] = answer[i].algo;
-    return *n_list > 0 ? OK : no_kernel(p, error);
+    TRY(describe_preference(cuda, p, bytes, &preference));
+    *error = lt.MatmulAlgoGetHeuristic(cuda->matmuls->handle, &text.what, &text.b, &text.a, &text.d,
+                                       &text.d, &preference, MAX_ANSWERS, answer, &n);
+    for (int i = 0; *error == CUBLAS_STATUS_SUCCESS && i < n; i++)
+        if (answer[i].state == CUBLAS_STATUS_SUCCESS)
+            list->kernel[list->n++] = {answer[i].algo, bytes};
+    return OK;
+}
+
+/* There is at least one.  Where the fastest is wanted, they are also tried without a workspace:
+ * with one most kernels of many tiles count them in it, and clear that word first, which takes 3 us
+ * in a recorded step. */
+static status list_kernels(const cuda_state *cuda, const cuda_product *p, kernel_list *list) {
+    cublasStatus_t error, ignored;
+    list->n = 0;
+    TRY(add_kernels(cuda, p, WORKSPACE_BYTES, list, &error));
+    if (p->rank == LINEAR_FASTEST) TRY(add_kernels(cuda, p, 0, list, &ignored));
+    return list->n > 0 ? OK : no_kernel(p, error);
 }
 
 static cublasStatus_t run_kernel(const cuda_state *cuda, const cuda_product *p, description *text,
-                                 const cublasLtMatmulAlgo_t *algo) {
+                                 const product_kernel *kernel) {
     const float one = 1, beta = p->c != NULL ? 1 : 0;
     return lt.Matmul(cuda->matmuls->handle, &text->what, &one, p->b, &text->b, p->a, &text->a,
-                     &beta, p->c != NULL ? p->c : p->d, &text->d, p->d, &text->d, algo,
-                     cuda->matmuls->workspace, WORKSPACE_BYTES, cuda->stream);
+                     &beta, p->c != NULL ? p->c : p->d, &text->d, p->d, &text->d, &kernel->algo,
+                     kernel->bytes > 0 ? cuda->matmuls->workspace : NULL, kernel->bytes,
+                     cuda->stream);
 }
 
 /* N_RUNS runs as a recorded step, since that is how kernels of inference run: one that needs a
  * memset beforehand costs more there than its own time.  NULL: the kernel cannot compute this
  * shape. */
 static status record_kernel(const cuda_state *cuda, const cuda_product *p, description *text,
-                            const cublasLtMatmulAlgo_t *algo, cudaGraphExec_t *out) {
+                            const product_kernel *kernel, cudaGraphExec_t *out) {
     cudaGraph_t graph = NULL;
-    cublasStatus_t error = run_kernel(cuda, p, text, algo);
+    cublasStatus_t error = run_kernel(cuda, p, text, kernel);
     *out = NULL;
     if (error != CUBLAS_STATUS_SUCCESS) return OK;
     CUDA_TRY(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < N_RUNS && error == CUBLAS_STATUS_SUCCESS; i++)
-        error = run_kernel(cuda, p, text, algo);
+        error = run_kernel(cuda, p, text, kernel);
     CUDA_TRY(cudaStreamEndCapture(cuda->stream, &graph));
     cudaError_t made = cudaGraphInstantiate(out, graph, 0);
     cudaGraphDestroy(graph);
@@ -274,70 +297,65 @@ static status record_kernel(const cuda_state *cuda, const cuda_product *p, descr
     return OK;
 }
 
-/* Milliseconds of N_RUNS runs, the fastest of some rounds. */
-static status time_recorded(const cuda_state *cuda, cudaGraphExec_t step, cudaEvent_t begin,
-                            cudaEvent_t end, float *out) {
-    for (int round = 0; round < N_ROUNDS; round++) {
-        float ms;
-        CUDA_TRY(cudaEventRecord(begin, cuda->stream));
-        CUDA_TRY(cudaGraphLaunch(step, cuda->stream));
-        CUDA_TRY(cudaEventRecord(end, cuda->stream));
-        CUDA_TRY(cudaEventSynchronize(end));
-        CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
-        *out = ms < *out ? ms : *out;
-    }
+/* The recorded steps of all kernels; NULL where one cannot compute this shape. */
+typedef struct timing {
+    cudaEvent_t begin, end;
+    cudaGraphExec_t step[2 * MAX_ANSWERS];
+    float ms[2 * MAX_ANSWERS]; /* of N_RUNS runs, the fastest round's */
+} timing;
+
+static status time_step(const cuda_state *cuda, timing *t, int i) {
+    float ms;
+    CUDA_TRY(cudaEventRecord(t->begin, cuda->stream));
+    CUDA_TRY(cudaGraphLaunch(t->step[i], cuda->stream));
+    CUDA_TRY(cudaEventRecord(t->end, cuda->stream));
+    CUDA_TRY(cudaEventSynchronize(t->end));
+    CUDA_TRY(cudaEventElapsedTime(&ms, t->begin, t->end));
+    t->ms[i] = ms < t->ms[i] ? ms : t->ms[i];
     return OK;
 }
 
-/* INFINITY: the kernel cannot compute this shape. */
-static status time_kernel(const cuda_state *cuda, const cuda_product *p, description *text,
-                          const cublasLtMatmulAlgo_t *algo, cudaEvent_t begin, cudaEvent_t end,
-                          float *out) {
-    cudaGraphExec_t step = NULL;
-    *out = INFINITY;
-    status st = record_kernel(cuda, p, text, algo, &step);
-    if (st == OK && step != NULL) st = time_recorded(cuda, step, begin, end, out);
-    if (step != NULL) cudaGraphExecDestroy(step);
-    return st;
-}
-
-/* *best: the fastest of the list, on the operands of p. */
-static status time_kernels(const cuda_state *cuda, const cuda_product *p,
-                           const cublasLtMatmulAlgo_t *list, int n, cudaEvent_t begin,
-                           cudaEvent_t end, int *best) {
+/* Kernels take turns, so that none has the clock that the card has at the start.  *best: the
+ * fastest of the list, on the operands of p. */
+static status time_kernels(const cuda_state *cuda, const cuda_product *p, const kernel_list *list,
+                           timing *t, int *best) {
     description text;
-    float least = INFINITY, ms;
     *best = 0;
+    CUDA_TRY(cudaEventCreate(&t->begin));
+    CUDA_TRY(cudaEventCreate(&t->end));
     TRY(describe(cuda, p, &text));
-    for (int i = 0; i < n; i++) {
-        TRY(time_kernel(cuda, p, &text, &list[i], begin, end, &ms));
-        if (ms < least) *best = i;
-        least = ms < least ? ms : least;
+    for (int i = 0; i < list->n; i++) {
+        t->ms[i] = INFINITY;
+        TRY(record_kernel(cuda, p, &text, &list->kernel[i], &t->step[i]));
     }
+    for (int round = 0; round < N_ROUNDS; round++)
+        for (int i = 0; i < list->n; i++)
+            if (t->step[i] != NULL) TRY(time_step(cuda, t, i));
+    for (int i = 1; i < list->n; i++)
+        if (t->ms[i] < t->ms[*best]) *best = i;
     return OK;
 }
 
-static status find_fastest(const cuda_state *cuda, const cuda_product *p,
-                           const cublasLtMatmulAlgo_t *list, int n, int *best) {
-    cudaEvent_t begin = NULL, end = NULL;
-    cudaError_t error = cudaEventCreate(&begin);
-    if (error == cudaSuccess) error = cudaEventCreate(&end);
-    status st = error == cudaSuccess ? time_kernels(cuda, p, list, n, begin, end, best)
-                                     : cuda_failed(error, "cudaEventCreate");
-    if (begin != NULL) cudaEventDestroy(begin);
-    if (end != NULL) cudaEventDestroy(end);
+static status find_fastest(const cuda_state *cuda, const cuda_product *p, const kernel_list *list,
+                           int *best) {
+    timing t = {};
+    status st = time_kernels(cuda, p, list, &t, best);
+    for (int i = 0; i < list->n; i++)
+        if (t.step[i] != NULL) cudaGraphExecDestroy(t.step[i]);
+    if (t.begin != NULL) cudaEventDestroy(t.begin);
+    if (t.end != NULL) cudaEventDestroy(t.end);
     return st;
 }
 
 /* Whether a run of the kernel is one launch and nothing else. */
 static status is_single(const cuda_state *cuda, const cuda_product *p, description *text,
-                        const cublasLtMatmulAlgo_t *algo, bool *out) {
+                        const product_kernel *kernel, bool *out) {
     cudaGraph_t graph = NULL;
     size_t n_nodes = 0;
     *out = false;
-    if (run_kernel(cuda, p, text, algo) != CUBLAS_STATUS_SUCCESS) return OK; /* loads it, too */
+    if (run_kernel(cuda, p, text, kernel) != CUBLAS_STATUS_SUCCESS) return OK; /* loads it, too */
     CUDA_TRY(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
-    cublasStatus_t error = run_kernel(cuda, p, text, algo);
+    cublasStatus_t error = run_kernel(cuda, p, text, kernel);
     CUDA_TRY(cudaStreamEndCapture(cuda->stream, &graph));
     cudaError_t counted = cudaGraphGetNodes(graph, NULL, &n_nodes);
     cudaGraphDestroy(graph);
@@ -346,13 +364,13 @@ static status is_single(const cuda_state *cuda, const cuda_product *p, descripti
     return OK;
 }
 
-static status find_single(const cuda_state *cuda, const cuda_product *p,
-                          const cublasLtMatmulAlgo_t *list, int n, int *best) {
+static status find_single(const cuda_state *cuda, const cuda_product *p, const kernel_list *list,
+                          int *best) {
     description text;
     bool is = false;
     TRY(describe(cuda, p, &text));
-    for (int i = 0; i < n && !is; i++) {
-        TRY(is_single(cuda, p, &text, &list[i], &is));
+    for (int i = 0; i < list->n && !is; i++) {
+        TRY(is_single(cuda, p, &text, &list->kernel[i], &is));
         *best = is ? i : 0;
     }
     return OK;
@@ -368,15 +386,15 @@ static bool can_time(const cuda_state *cuda, const cuda_product *p) {
 
 /* The kernel for p by its rank in the list for r, whose shape is that of p or rounded. */
 static status choose(const cuda_state *cuda, const cuda_product *p, const cuda_product *r,
-                     cublasLtMatmulAlgo_t *algo) {
-    cublasLtMatmulAlgo_t list[MAX_ANSWERS];
-    int n, at = 0;
-    TRY(list_kernels(cuda, r, list, &n));
+                     product_kernel *out) {
+    kernel_list list;
+    int at = 0;
+    TRY(list_kernels(cuda, r, &list));
     if (p->rank >= 0)
-        at = p->rank < n ? p->rank : n - 1;
-    else if (n > 1 && can_time(cuda, p))
-        TRY((p->rank == LINEAR_SINGLE ? find_single : find_fastest)(cuda, p, list, n, &at));
-    *algo = list[at];
+        at = p->rank < list.n ? p->rank : list.n - 1;
+    else if (list.n > 1 && can_time(cuda, p))
+        TRY((p->rank == LINEAR_SINGLE ? find_single : find_fastest)(cuda, p, &list, &at));
+    *out = list.kernel[at];
     return OK;
 }
 
@@ -402,7 +420,7 @@ static status find(const cuda_state *cuda, const cuda_product *p, const cuda_pro
         if (set[i].age < oldest->age) oldest = &set[i];
     }
     oldest->age = 0;
-    TRY(choose(cuda, p, r, &oldest->algo));
+    TRY(choose(cuda, p, r, &oldest->kernel));
     oldest->key = key;
     oldest->checked_m = r->m, oldest->checked_k = r->k;
     oldest->age = ++cuda->matmuls->n_made;
@@ -415,7 +433,7 @@ static bool is_fit(const cuda_state *cuda, const cuda_product *p, description *t
     cublasLtMatmulHeuristicResult_t result;
     if (e->checked_m == p->m && e->checked_k == p->k) return true;
     if (lt.MatmulAlgoCheck(cuda->matmuls->handle, &text->what, &text->b, &text->a, &text->d,
-                           &text->d, &e->algo, &result) != CUBLAS_STATUS_SUCCESS ||
+                           &text->d, &e->kernel.algo, &result) != CUBLAS_STATUS_SUCCESS ||
         result.workspaceSize > WORKSPACE_BYTES)
         return false;
     e->checked_m = p->m, e->checked_k = p->k;
@@ -426,15 +444,18 @@ status cuda_matmul(backend *be, const cuda_product *p) {
     const cuda_state *cuda = cuda_of(be);
     cuda_product r = rounded(p);
     description text;
-    cublasLtMatmulAlgo_t algo;
+    product_kernel kernel;
     entry *e = NULL;
     if (p->m == 0 || p->n == 0) return OK;
     TRY(describe(cuda, p, &text));
     TRY(find(cuda, p, &r, &e));
     if (is_fit(cuda, p, &text, e))
-        algo = e->algo;
+        kernel = e->kernel;
     else
-        TRY(choose(cuda, p, p, &algo));
-    BLAS_TRY(run_kernel(cuda, p, &text, &algo));
+        TRY(choose(cuda, p, p, &kernel));
+    if (kernel.bytes == 0 && run_kernel(cuda, p, &text, &kernel) == CUBLAS_STATUS_SUCCESS)
+        return OK;
+    kernel.bytes = WORKSPACE_BYTES; /* which a shape other than the rounded one may need */
+    BLAS_TRY(run_kernel(cuda, p, &text, &kernel));
     return OK;
 }
