@@ -262,6 +262,54 @@ TEST(update_of_nothing) {
     close_backends(&t);
 }
 
+/* On a GPU whose sums are fixed that of squares depends neither on the order nor on zeros between:
+ * a table in shards has the norm of a whole one. */
+static double squares_on(backend *be, int64_t n, const float *x) {
+    double sum = 0.5;
+    void *grad, *out;
+    CHECK_OK(be->ops->alloc(be, &grad, (size_t)n * sizeof *x));
+    CHECK_OK(be->ops->alloc(be, &out, sizeof sum));
+    CHECK_OK(be->ops->copy_in(be, grad, x, (size_t)n * sizeof *x));
+    CHECK_OK(be->ops->copy_in(be, out, &sum, sizeof sum));
+    CHECK_OK(be->ops->sum_squares(be, n, grad, out));
+    CHECK_OK(be->ops->copy_out(be, &sum, out, sizeof sum));
+    be->ops->release(be, grad);
+    be->ops->release(be, out);
+    return sum;
+}
+
+TEST(update_sum_squares_in_any_order) {
+    enum { COUNT = 30001, ROOM = 3 * COUNT };
+    static float there[ROOM], back[COUNT];
+    backend *be;
+    double want = 0.5;
+    CHECK_OK(test_real_backend(&be, NULL));
+    if (strcmp(be->name, "cpu") == 0 || !test_on.is_deterministic) {
+        test_real_backend_end(be);
+        SKIP_TEST("on a GPU, with fixed orders of sums");
+    }
+    float *x = floats(COUNT, 3);
+    for (int i = 0; i < COUNT; i++) {
+        x[i] *= i % 7 == 0 ? 1e-12f : i == 123 ? 3e6f : 1; /* small ones count, too */
+        want += (double)x[i] * x[i];
+        there[3 * i + i % 2] = x[i];
+        back[COUNT - 1 - i] = x[i];
+    }
+    double sum = squares_on(be, COUNT, x);
+    CHECK(fabs(sum - want) <= 1e-12 * want);
+    CHECK(squares_on(be, ROOM, there) == sum);
+    CHECK(squares_on(be, COUNT, back) == sum);
+    CHECK(squares_on(be, 1, x + 8) == 0.5 + (double)x[8] * x[8]);
+    memset(there, 0, sizeof there);
+    CHECK(squares_on(be, ROOM, there) == 0.5);
+    x[77] = INFINITY;
+    CHECK(squares_on(be, COUNT, x) == INFINITY);
+    x[78] = -NAN;
+    CHECK(isnan(squares_on(be, COUNT, x)));
+    mem_free(x);
+    test_real_backend_end(be);
+}
+
 TEST(update_sum_squares_and_add) {
     static const int64_t sizes[] = {0, 1, 16383, 16384, 16385, 50000};
     test_backends t;

@@ -247,6 +247,112 @@ static __global__ void __launch_bounds__(PASS_THREADS)
     if (threadIdx.x == 0) *out += sum;
 }
 
+/* The sum of squares in integers, for --deterministic: each square is rounded to a multiple of
+ * 2^-60 times a power of two above the largest one, and then added exactly.  So the sum depends
+ * neither on the order nor on zeros between the numbers: the gradient of a table in shards, of
+ * which only the rows of the batch are there, has the bits of a whole table's. */
+typedef struct squares_sum {
+    unsigned int largest; /* bits of the largest magnitude: larger numbers have larger ones */
+    unsigned int n_done;  /* blocks */
+    unsigned long long high, low;
+} squares_sum;
+
+enum { SQUARES_BITS = 60, SQUARES_LOW_BITS = 30 };
+#define SQUARES_INFINITE 0x7f800000u
+
+__device__ static inline unsigned int magnitude_bits(float x) {
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* The largest of a block's share: four elements at a time, then the remainder. */
+static __global__ void __launch_bounds__(PASS_THREADS)
+    sum_squares_largest_any_kernel(int64_t n, int64_t n_quads, const float *x, squares_sum *sum) {
+    __shared__ unsigned int room;
+    int64_t thread = (int64_t)blockIdx.x * PASS_THREADS + threadIdx.x;
+    int64_t n_threads = (int64_t)gridDim.x * PASS_THREADS;
+    unsigned int most = 0;
+    if (threadIdx.x == 0) room = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (int64_t q = thread; q < n_quads; q += n_threads) {
+        float4 v = ((const float4 *)x)[q];
+        most = max(most, max(max(magnitude_bits(v.x), magnitude_bits(v.y)),
+                             max(magnitude_bits(v.z), magnitude_bits(v.w))));
+    }
+    for (int64_t i = 4 * n_quads + thread; i < n; i += n_threads)
+        most = max(most, magnitude_bits(x[i]));
+    for (int lane = WARP / 2; lane > 0; lane /= 2)
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, lane));
+    if (threadIdx.x % WARP == 0) atomicMax(&room, most);
+    __syncthreads();
+    if (threadIdx.x == 0) atomicMax(&sum->largest, room);
+}
+
+typedef struct long_sum {
+    unsigned long long high, low;
+} long_sum;
+
+__device__ static inline void add_square(long_sum *to, float x, double scale) {
+    unsigned long long square = __double2ull_rn((double)x * x * scale);
+    to->high += square >> SQUARES_LOW_BITS;
+    to->low += square & ((1ull << SQUARES_LOW_BITS) - 1);
+}
+
+/* The block that is done last adds the result to *out. */
+static __global__ void __launch_bounds__(PASS_THREADS)
+    sum_squares_exact_any_kernel(int64_t n, int64_t n_quads, const float *x, squares_sum *sum,
+                                 double *out) {
+    __shared__ unsigned long long room[WARP];
+    int64_t thread = (int64_t)blockIdx.x * PASS_THREADS + threadIdx.x;
+    int64_t n_threads = (int64_t)gridDim.x * PASS_THREADS;
+    unsigned int largest = sum->largest;
+    int exponent = 0;
+    (void)frexp((double)__uint_as_float(largest), &exponent); /* every square < 2^(2 exponent) */
+    double scale = ldexp(1.0, SQUARES_BITS - 2 * exponent);
+    long_sum own = {0, 0};
+    if (largest < SQUARES_INFINITE) {
+#pragma unroll 4
+        for (int64_t q = thread; q < n_quads; q += n_threads) {
+            float4 v = ((const float4 *)x)[q];
+            add_square(&own, v.x, scale);
+            add_square(&own, v.y, scale);
+            add_square(&own, v.z, scale);
+            add_square(&own, v.w, scale);
+        }
+        for (int64_t i = 4 * n_quads + thread; i < n; i += n_threads)
+            add_square(&own, x[i], scale);
+    }
+    own.high = block_sum(own.high, room);
+    own.low = block_sum(own.low, room);
+    if (threadIdx.x != 0) return;
+    atomicAdd(&sum->high, own.high);
+    atomicAdd(&sum->low, own.low);
+    __threadfence();
+    if (atomicAdd(&sum->n_done, 1u) != gridDim.x - 1) return;
+    __threadfence();
+    double high = (double)atomicAdd(&sum->high, 0ull), low = (double)atomicAdd(&sum->low, 0ull);
+    double total = (high * (1 << SQUARES_LOW_BITS) + low) / scale;
+    if (largest >= SQUARES_INFINITE) total = __uint_as_float(largest); /* or not a number */
+    *out += total;
+}
+
+/* The same bits on any number of ranks. */
+static status sum_squares_exactly(backend *be, int64_t n, int64_t n_blocks, const float *grad,
+                                  double *out) {
+    int64_t n_quads = can_pack(grad, 4, 4, sizeof(float), 4) ? n / 4 : 0;
+    cudaStream_t stream = cuda_of(be)->stream;
+    void *memory = NULL;
+    TRY(cuda_scratch(be, sizeof(squares_sum), &memory));
+    squares_sum *sum = (squares_sum *)memory;
+    CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, stream));
+    sum_squares_largest_any_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(n, n_quads,
+                                                                                    grad, sum);
+    TRY(cuda_launched("the largest number of sum_squares"));
+    sum_squares_exact_any_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(n, n_quads, grad,
+                                                                                  sum, out);
+    return cuda_launched("sum_squares");
+}
+
 status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
     int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * 8;
     int64_t n_blocks = cuda_div_up(n, 16 * PASS_THREADS);
@@ -255,6 +361,7 @@ status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out) 
     void *partials = NULL;
     if (n == 0) return OK;
     if (n_blocks > most) n_blocks = most;
+    if (cuda_of(be)->is_deterministic) return sum_squares_exactly(be, n, n_blocks, grad, out);
     if (n_blocks > 1) TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(double), &partials));
     sum_squares_chunks_any_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(
         n, n_quads, grad, (double *)partials, out);
