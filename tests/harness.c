@@ -1,5 +1,4 @@
 #include <fnmatch.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include "device.h"
@@ -84,7 +83,6 @@ int main(int argc, char **argv) {
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 16);
     char *end = n > 0 ? strstr(program, "/tests/unit") : NULL;
     if (end != NULL) strcpy(end, "/hstu");
-    signal(SIGINT, SIG_DFL); /* a shell ignores it in what it starts by '&' */
     select_cases(argc - at, argv + at);
     FILE *terminal = progress != NULL ? fopen("/dev/tty", "we") : NULL;
     for (int next = 0, done = 0; done < n_cases; done++) {

@@ -1,6 +1,7 @@
 #include "running.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -52,6 +53,7 @@ void running_start(const test_case *t) {
     slot->child = slot->output < 0 ? -1 : fork();
     if (slot->child < 0) FAIL_TEST("no test can be started: %s", strerror(errno));
     if (slot->child > 0) return;
+    signal(SIGINT, SIG_DFL); /* a shell ignores it in what it starts by '&' */
     dup2(slot->output, 1), dup2(slot->output, 2);
     for (int i = 0; i < MAX_RUNNING; i++)
         if (slots[i].child > 0 || &slots[i] == slot) close(slots[i].output);
