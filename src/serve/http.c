@@ -429,6 +429,7 @@ void http_stop(http_server *h) {
     pthread_cond_signal(&h->wake);
     pthread_mutex_unlock(&h->lock);
     if (h->has_reaper) pthread_join(h->reaper, NULL);
+    http_end_idle(h);
     for (int i = 0; i < h->n_daemons; i++)
         if (h->daemon[i] != NULL) MHD_stop_daemon(h->daemon[i]);
     http_unlisten(&h->at);

@@ -86,6 +86,7 @@ void *http_on_request_line(void *context, const char *uri, struct MHD_Connection
 uint64_t http_waited_ns(const peer *p);
 peer *http_peer_of(struct MHD_Connection *c);
 void *http_reap(void *server); /* the reaper's thread */
+void http_end_idle(http_server *h);
 
 /* Marks the exchange answered, and lets the server's thread go on with it. */
 void http_finish_answer(http_exchange *x);

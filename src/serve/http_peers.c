@@ -81,6 +81,26 @@ void *http_reap(void *context) {
     return NULL;
 }
 
+/* Connections that wait for bytes are ended, and their ends awaited for a second at most: the
+ * library (0.9.75) reads through NULL where it answers a malformed request while it is being
+ * stopped. */
+void http_end_idle(http_server *h) {
+    const struct timespec pause = {.tv_nsec = 1000000};
+    for (int ms = 0; ms < 1000; ms++) {
+        bool is_any = false;
+        pthread_mutex_lock(&h->lock);
+        for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
+            bool waits = p->at != IS_HANDLED;
+            if (waits && !p->is_shut) shutdown(p->fd, SHUT_RDWR);
+            p->is_shut = p->is_shut || waits;
+            is_any = is_any || waits;
+        }
+        pthread_mutex_unlock(&h->lock);
+        if (!is_any) return;
+        nanosleep(&pause, NULL);
+    }
+}
+
 /* Threads of the library, once each: a client that is refused is told at once. */
 static void be_prompt(void) {
     static _Thread_local bool is_prompt;
