@@ -63,6 +63,9 @@ const st_tensor *st_tensor_at(const st_file *f, size_t i); /* in the order of th
 const st_tensor *st_find(const st_file *f, const char *name);
 status st_get(const st_file *f, const char *name, st_dtype dtype, const st_tensor **out);
 
+/* The index of the first number of F32, F16 or BF16 that is infinite or NaN; -1: there is none. */
+int64_t st_first_not_finite(const st_tensor *t);
+
 /* Element i of a tensor of I64 or I32, which a file may have at any address. */
 int64_t st_int_at(const st_tensor *t, int64_t i);
 

@@ -45,25 +45,9 @@ static status check_shape(const st_file *f, const st_tensor *t, const param *p) 
                 st_path(f), t->name, there, here);
 }
 
-/* One pass over the bits, which may be unaligned; -1: all values are finite. */
-static int64_t first_not_finite(const void *values, int64_t n) {
-    enum { BLOCK = 4096 };
-    uint32_t bits[BLOCK];
-    for (int64_t at = 0; at < n; at += BLOCK) {
-        int64_t m = n - at < BLOCK ? n - at : BLOCK;
-        uint32_t n_bad = 0;
-        memcpy(bits, (const char *)values + 4 * at, (size_t)m * sizeof *bits);
-        for (int64_t i = 0; i < m; i++)
-            n_bad += (bits[i] & 0x7f800000u) == 0x7f800000u;
-        for (int64_t i = 0; n_bad > 0; i++)
-            if ((bits[i] & 0x7f800000u) == 0x7f800000u) return at + i;
-    }
-    return -1;
-}
-
 /* Such a value would spread through every answer: all scores of a user are NaN then. */
 status checkpoint_check_finite(const st_file *f, const st_tensor *t) {
-    int64_t at = first_not_finite(t->data, t->n);
+    int64_t at = st_first_not_finite(t);
     if (at < 0) return OK;
     int64_t width = t->n_dims > 0 && t->shape[0] > 0 ? t->n / t->shape[0] : 1;
     return fail(ERR_NUMERIC,

@@ -218,31 +218,9 @@ static status check_tensor(const encoder_files *f, const st_tensor *t, int64_t r
                 shape_text(want, sizeof want, &wanted));
 }
 
-/* The index of the first number whose exponent is all ones, or -1.  Blocks without one are counted
-   only, which compilers vectorise. */
-static int64_t first_not_finite(const st_tensor *t) {
-    enum { BLOCK = 4096 };
-    size_t bytes = t->dtype == ST_F32 ? 4 : 2;
-    uint32_t exponent = t->dtype == ST_F32 ? 0x7f800000u : t->dtype == ST_F16 ? 0x7c00u : 0x7f80u;
-    uint32_t wide[BLOCK];
-    uint16_t half[BLOCK];
-    for (int64_t at = 0; at < t->n; at += BLOCK) {
-        int64_t n = t->n - at < BLOCK ? t->n - at : BLOCK, n_bad = 0;
-        const char *from = (const char *)t->data + (size_t)at * bytes;
-        memcpy(bytes == 4 ? (void *)wide : (void *)half, from, (size_t)n * bytes);
-        for (int64_t i = 0; bytes == 2 && i < n; i++)
-            wide[i] = half[i];
-        for (int64_t i = 0; i < n; i++)
-            n_bad += (wide[i] & exponent) == exponent;
-        for (int64_t i = 0; n_bad > 0; i++)
-            if ((wide[i] & exponent) == exponent) return at + i;
-    }
-    return -1;
-}
-
 /* One such weight would make every state NaN. */
 static status check_finite(const encoder_files *f, const st_tensor *t) {
-    int64_t at = first_not_finite(t);
+    int64_t at = st_first_not_finite(t);
     if (at < 0) return OK;
     int64_t width = t->n_dims == 2 ? t->shape[1] : 1;
     return fail(ERR_NUMERIC,
