@@ -64,7 +64,7 @@ void soft_sample_make(soft_sample *s, const int32_t *lengths, int n_sequences, i
     a->max_len += 1;
     a->offsets = s->offsets;
     a->mask.rule.kind = MASK_CAUSAL;
-    a->n_sequences = n_sequences;
+    a->n_sequences = s->n_distinct = n_sequences;
     a->n_heads = n_heads;
     a->dim = dim;
     a->alpha = dim <= 64 ? 1.3f : 1.3f * sqrtf(64.0f / (float)dim); /* scores as in a model */
@@ -81,6 +81,20 @@ void soft_sample_make(soft_sample *s, const int32_t *lengths, int n_sequences, i
                                           .dk = doubles(s->n * a->stride_q),
                                           .dv = doubles(s->n * a->stride_q),
                                           .log_sum = doubles(s->n * a->n_heads)};
+}
+
+/* Copies what the first sequences have of an array with so many bytes a row to those after. */
+static void repeat(const soft_sample *s, void *x, size_t row_bytes) {
+    size_t bytes = (size_t)s->offsets[1] * row_bytes;
+    for (int b = s->n_distinct; b < s->a.n_sequences; b++)
+        memcpy((char *)x + (size_t)b * bytes, (char *)x + (size_t)(b % s->n_distinct) * bytes,
+               bytes);
+}
+
+void soft_sample_repeat(soft_sample *s, int n) {
+    s->n_distinct = n;
+    for (int r = 0; r < 4; r++)
+        repeat(s, s->inputs[r], (size_t)s->a.stride_q * sizeof(float));
 }
 
 void soft_sample_mask(soft_sample *s, const char *text) {
@@ -127,9 +141,15 @@ static double factor(double x) {
 
 static void run_naive(const soft_sample *s) {
     static const attn_rounding rounding = {stored, factor};
-    for (int f = 0; f < 2; f++)
-        for (int32_t b = 0; b < s->a.n_sequences; b++)
-            softmax_attn_naive_sequence(&s->a, b, f > 0 ? &rounding : NULL, &s->want[f]);
+    for (int f = 0; f < 2; f++) {
+        const attn_naive_results *w = &s->want[f];
+        double *const rows[] = {w->out, w->dq, w->dk, w->dv};
+        for (int32_t b = 0; b < s->n_distinct; b++)
+            softmax_attn_naive_sequence(&s->a, b, f > 0 ? &rounding : NULL, w);
+        for (int r = 0; r < N_RESULTS; r++)
+            repeat(s, rows[r], (size_t)s->a.stride_q * sizeof(double));
+        repeat(s, w->log_sum, (size_t)s->a.n_heads * sizeof(double));
+    }
 }
 
 void soft_sample_run(const softmax_attn_args *a, int n_threads) {

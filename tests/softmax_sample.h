@@ -15,7 +15,8 @@ enum { MAX_SEQUENCES = 8, N_RESULTS = 4 };
 typedef struct soft_sample {
     softmax_attn_args a;
     int32_t offsets[MAX_SEQUENCES + 1];
-    int64_t n; /* rows */
+    int64_t n;      /* rows */
+    int n_distinct; /* sequences from there on repeat the first ones */
     uint32_t *user, *position;
     float *inputs[4];          /* q, k, v, dout */
     float *results[N_RESULTS]; /* out, dq, dk, dv */
@@ -36,6 +37,8 @@ uint32_t soft_sample_draw(void);
 /* Causal; the sequences have these lengths, and max_len is one more than the longest. */
 void soft_sample_make(soft_sample *s, const int32_t *lengths, int n_sequences, int32_t n_heads,
                       int32_t dim, float rate);
+/* Sequences, all of one length, repeat the first n: naive results are computed for those only. */
+void soft_sample_repeat(soft_sample *s, int n);
 /* Replaces the causal mask. */
 void soft_sample_mask(soft_sample *s, const char *text);
 void soft_sample_free(soft_sample *s);

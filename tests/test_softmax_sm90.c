@@ -106,9 +106,12 @@ TEST(softmax_attn_whole_heads_long) {
     check_long("sliding,window=320", long_one, 1, false);
 }
 
-static void check_whole(const int32_t *lengths, int n_sequences, int32_t n_heads, int32_t max_len) {
+/* Sequences after the first n_distinct repeat those. */
+static void check_whole(const int32_t *lengths, int n_sequences, int n_distinct, int32_t n_heads,
+                        int32_t max_len) {
     soft_sample s;
     soft_sample_make(&s, lengths, n_sequences, n_heads, 64, 0.0f);
+    if (n_distinct < n_sequences) soft_sample_repeat(&s, n_distinct);
     s.a.max_len = max_len;
     soft_sample_mask(&s, "none");
     soft_sample_check(&s, "none");
@@ -116,15 +119,16 @@ static void check_whole(const int32_t *lengths, int n_sequences, int32_t n_heads
 }
 
 /* Without a mask row tiles of neighbouring heads and sequences share a block.  All of one length:
- * more such blocks than a GPU has multiprocessors; and lengths that differ. */
+ * 8 x 17 such blocks, more than a GPU has multiprocessors; and lengths that differ. */
 TEST(softmax_attn_whole_sequences) {
     const int32_t even[] = {130, 130, 130, 130, 130, 130, 130, 130};
-    const int32_t odd[] = {330, 0, 140, 129, 1, 64, 257};
+    const int32_t odd[] = {270, 0, 140, 129, 1, 64, 200};
     bool is_gpu = test_on.kind == ON_CUDA;
-    check_whole(even, is_gpu ? 8 : 2, is_gpu ? 17 : 1, 130);
-    check_whole(odd, 7, is_gpu ? 2 : 1, 330);
-    check_whole(odd + 1, 3, 3, 385); /* row tiles of the longest that there may be are nobody's */
-    check_whole(odd + 2, 2, 1, 140);
+    check_whole(even, is_gpu ? 8 : 3, is_gpu ? 2 : 1, is_gpu ? 17 : 1, 130);
+    check_whole(odd, 7, 7, is_gpu ? 2 : 1, 270);
+    check_whole(odd + 1, 3, 3, 3,
+                385); /* row tiles of the longest that there may be are nobody's */
+    check_whole(odd + 2, 2, 2, 1, 140);
 }
 
 /* Later keys have larger scores, so that sums over the first ones must shrink. */
