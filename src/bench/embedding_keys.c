@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/median.h"
 #include "base/mem.h"
 #include "bench/embedding_int.h"
-#include "bench/median.h"
 
 enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };
 

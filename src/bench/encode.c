@@ -4,9 +4,9 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/median.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "bench/median.h"
 #include "model/encoder.h"
 #include "tune/encoder_plan.h"
 

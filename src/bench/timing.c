@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "base/clock.h"
-#include "bench/median.h"
+#include "base/median.h"
 
 enum { WARM_UPS = 3, MAX_CALLS = 30 };
 

@@ -1,10 +1,10 @@
 #include "tune/plan_runner.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/half.h"
+#include "base/median.h"
 #include "base/mem.h"
 #include "tune/chain_reference.h"
 #include "tune/hand_written.h"
@@ -463,11 +463,6 @@ static status run_timed(void *ctx) {
                              : plan_runner_launch(w->r, w->program);
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 enum { MAX_ROUNDS = 64 };
 
 static status take_time(timed *w, int rounds, double *ms) {
@@ -475,8 +470,7 @@ static status take_time(timed *w, int rounds, double *ms) {
     double seconds[MAX_ROUNDS];
     rounds = rounds < 1 ? 1 : rounds > MAX_ROUNDS ? MAX_ROUNDS : rounds;
     TRY(t->time(t, run_timed, w, rounds, seconds));
-    qsort(seconds, (size_t)rounds, sizeof *seconds, by_value);
-    *ms = 1e3 * seconds[rounds / 2];
+    *ms = 1e3 * median(seconds, rounds);
     return OK;
 }
 

@@ -67,10 +67,8 @@ status target_create_cuda_on(target **out, backend *be, const kernel_cache *cach
 
 void target_destroy(target *t); /* NULL is fine */
 
-/* Calls of one round, from the seconds of one call. */
-static inline int target_calls(double once) {
-    return once > 2e-3 ? 1 : once > 2e-5 ? (int)(2e-3 / once) + 1 : 100;
-}
+/* Seconds of one round of calls. */
+#define TARGET_ROUND 2e-3
 
 /* The version of the C compiler, and of NVRTC, for `hstu doctor`; false where there is none. */
 bool target_compiler_version(char *text, size_t n);

@@ -1,7 +1,6 @@
 #include "tune/target_peak.h"
 
-#include <stdlib.h>
-
+#include "base/median.h"
 #include "profile/peak.h"
 
 enum { ROUNDS = 7 };
@@ -20,11 +19,6 @@ static status run_copy(void *ctx) {
     return j->t->copy(j->t, j->to, j->from, j->bytes);
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static status measure_copy(target *t, double *out) {
     copy_job j = {.t = t, .bytes = t->is_cuda ? gpu_bytes : cpu_bytes};
     double seconds[ROUNDS];
@@ -35,8 +29,7 @@ static status measure_copy(target *t, double *out) {
     t->release_memory(t, j.from);
     t->release_memory(t, j.to);
     if (st != OK) return st;
-    qsort(seconds, ROUNDS, sizeof *seconds, by_value);
-    *out = 2 * (double)j.bytes / seconds[ROUNDS / 2];
+    *out = 2 * (double)j.bytes / median(seconds, ROUNDS);
     return OK;
 }
 
