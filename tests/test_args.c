@@ -145,6 +145,7 @@ TEST(main_reports_wrong_usage) {
     CHECK_CONTAINS(said(2, "@ mask sow"), "Try 'hstu mask --help'.\n");
     CHECK_CONTAINS(said(2, "HSTU_LOG=debug @ doctor --x"), "debug: usage error at src/cli/");
     CHECK_CONTAINS(said(2, "HSTU_LOG=loud @ doctor"), "HSTU_LOG: log level 'loud' is unknown");
+    CHECK_CONTAINS(said(0, "@ --help"), "  HSTU_STALL_SECONDS=N ");
 }
 
 TEST(main_notices_output_that_does_not_arrive) {

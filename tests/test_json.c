@@ -443,7 +443,6 @@ TEST(json_survives_lack_of_memory) {
     CHECK(oom_at_each_allocation(read_and_write, NULL) > 5);
 }
 
-/* A sealed text accepts no change of any byte, in either layout. */
 /* A seal that is added later is the one that the writer writes. */
 TEST(json_seal_is_added_to_a_finished_object) {
     json_writer w;
@@ -466,6 +465,7 @@ TEST(json_seal_is_added_to_a_finished_object) {
     buf_fini(&other);
 }
 
+/* A sealed text accepts no change of any byte, in either layout, but a newline at its end. */
 TEST(json_seal_covers_every_byte) {
     for (int indent = 0; indent <= 2; indent += 2) {
         json_writer w;
@@ -488,6 +488,13 @@ TEST(json_seal_covers_every_byte) {
             }
         for (size_t n = 0; n < text.n_bytes; n++)
             CHECK(!json_is_sealed(text.data, n));
+        CHECK_OK(buf_text(&text, "\n"));
+        CHECK(json_is_sealed(text.data, text.n_bytes));
+        text.data[5] ^= 1;
+        CHECK(!json_is_sealed(text.data, text.n_bytes));
+        text.data[5] ^= 1;
+        CHECK_OK(buf_text(&text, "\n"));
+        CHECK(!json_is_sealed(text.data, text.n_bytes));
         buf_fini(&text);
     }
 }

@@ -118,4 +118,10 @@ TEST(mask_show_refuses) {
     char *text = said(2, "longfrmer");
     CHECK_CONTAINS(text, "did you mean 'longformer'?");
     free(text);
+    text = said(2, "causal --bits -");
+    CHECK_CONTAINS(text, "--bits -: this does not go to stdout");
+    free(text);
+    text = said(2, "causal --bits /nowhere/x --svg /nowhere/x");
+    CHECK_CONTAINS(text, "--svg and --bits are both /nowhere/x");
+    free(text);
 }

@@ -30,6 +30,8 @@ TEST(searches_replay_a_traversal) {
     free(text);
     CHECK_EQ(test_command(&text, "cat '%s/plan.json'", test_folder()), 0);
     CHECK(json_is_sealed(text, strlen(text)));
+    CHECK_STR(text + strlen(text) - 2, "}\n");
+    CHECK(json_is_sealed(text, strlen(text) - 1)); /* without a newline, as once */
     arena_init(&memory, 1 << 12);
     CHECK_OK(json_parse(&memory, "plan", text, strlen(text), &root));
     CHECK_OK(json_member_int(root, "value", &value));
@@ -160,4 +162,25 @@ TEST(bad_input_is_a_sentence) {
     CHECK_EQ(test_command(&text, "'%s' tune predict m 65536", test_program()), 2);
     CHECK_CONTAINS(text, "beyond 65535");
     free(text);
+}
+
+TEST(outputs_are_files_of_their_own) {
+    static const struct {
+        const char *command, *says;
+    } cases[] = {
+        {"tune --replay t --out p --report p", "--out and --report are both p"},
+        {"tune --replay t --out -", "--out -: this does not go to stdout"},
+        {"tune --replay t --report -", "--report -: this does not go to stdout"},
+        {"tune fit t --out -", "--out -: this does not go to stdout"},
+        {"plan traverse --from 1 --to 2 --out -", "--out -: this does not go to stdout"},
+    };
+    char *text;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_EQ(test_command(&text, "cd '%s' && '%s' %s", test_folder(), test_program(),
+                              cases[i].command),
+                 2);
+        CHECK_CONTAINS(text, cases[i].says);
+        free(text);
+    }
+    CHECK_EQ(test_command(NULL, "cd '%s' && test ! -e - && test ! -e p", test_folder()), 0);
 }

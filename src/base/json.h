@@ -59,7 +59,7 @@ status json_finish_sealed(json_writer *w);
 status json_add_seal(buf *text);
 
 /* Where the digits of the seal are in the text (n bytes), and the right ones in want; NULL where
- * the text does not end as json_finish_sealed ends it. */
+ * the text does not end as json_finish_sealed ends it; a newline may follow. */
 char *json_seal(char *text, size_t n, char want[9]);
 bool json_is_sealed(const char *text, size_t n);
 

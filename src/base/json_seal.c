@@ -13,6 +13,7 @@ static const struct {
 } layouts[] = {{"\"crc32\": \"", "\"\n}"}, {"\"crc32\":\"", "\"}"}};
 
 char *json_seal(char *text, size_t n, char want[9]) {
+    if (n > 0 && text[n - 1] == '\n') n--;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         size_t before = strlen(layouts[i].before), after = strlen(layouts[i].after);
         if (n < before + DIGITS + after) continue;

@@ -71,6 +71,8 @@ static void print_overview(void) {
     printf("\n%sEnvironment:%s\n", bold, plain);
     printf("  HSTU_LOG=debug|info|warn|quiet   how much to tell on stderr\n");
     printf("  HSTU_THREADS=N                   threads to use (default: all cores)\n");
+    printf("  HSTU_STALL_SECONDS=N             ranks that only wait for each other end after so "
+           "long\n");
     printf("  NO_COLOR=1                       no colours\n");
     printf("\n'hstu COMMAND --help' explains a command.  Data goes to stdout, everything else to\n"
            "stderr.  Exit codes: 0 done, 1 failed, 2 wrong usage or config.\n");

@@ -277,6 +277,8 @@ static status mask_show(int argc, char **argv) {
                  "bits:FILE, csr:FILE; ',causal' after any.  docs/masks.md explains them."};
     TRY(args_parse(&spec, argc, argv, &text, &n_texts, &is_help));
     if (is_help) return OK;
+    TRY(sink_check_file("--bits", a.bits));
+    TRY(sink_check_two("--svg", a.svg, "--bits", a.bits));
     mask *m;
     TRY(mask_create(&m, text));
     status st = show_mask(&a, m);

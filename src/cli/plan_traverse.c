@@ -4,6 +4,7 @@
 #include "cli/json_line.h"
 #include "cli/plan.h"
 #include "cli/plan_args.h"
+#include "cli/sink.h"
 #include "cli/stop_signal.h"
 #include "tune/traverse.h"
 
@@ -96,6 +97,7 @@ status plan_traverse(int argc, char **argv) {
             "act; 16384 to 24576 are plans without it, operators 1 and 2 apart."};
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
+    TRY(sink_check_file("--out", a.out));
     if (a.from >= a.to)
         return fail(ERR_USAGE, "--from %lld is not before --to %lld", (long long)a.from,
                     (long long)a.to);

@@ -44,6 +44,18 @@ status sink_close(sink *s, status st) {
     return st != OK || is_written ? st : write_failed(&(sink){.stream = NULL});
 }
 
+status sink_check_file(const char *option, const char *path) {
+    if (path == NULL || strcmp(path, "-") != 0) return OK;
+    return fail(ERR_USAGE, "%s -: this does not go to stdout; give the name of a file", option);
+}
+
+status sink_check_two(const char *option_a, const char *a, const char *option_b, const char *b) {
+    if (a == NULL || b == NULL || strcmp(a, "-") == 0) return OK;
+    if (strcmp(a, b) != 0 && !file_is_same(a, b)) return OK;
+    return fail(ERR_USAGE, "%s and %s are both %s; give each a file of its own", option_a, option_b,
+                a);
+}
+
 bool sink_is_terminal(const sink *s) {
     return s->stream != NULL && isatty(fileno(s->stream)) != 0;
 }

@@ -26,6 +26,12 @@ status sink_write(sink *s, const void *bytes, size_t n);
  * as it was before, and st is returned. */
 status sink_close(sink *s, status st);
 
+/* Of outputs that are files in any case: ERR_USAGE where the path is "-". */
+status sink_check_file(const char *option, const char *path);
+
+/* ERR_USAGE where two outputs are one file; "-" and NULL are none. */
+status sink_check_two(const char *option_a, const char *a, const char *option_b, const char *b);
+
 /* Whether it is the terminal, on which a progress bar would be in the way. */
 bool sink_is_terminal(const sink *s);
 

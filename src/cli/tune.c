@@ -10,6 +10,7 @@
 #include "cli/json_line.h"
 #include "cli/plan.h"
 #include "cli/plan_args.h"
+#include "cli/sink.h"
 #include "cli/stop_signal.h"
 #include "tune/plan_store.h"
 #include "tune/search_exact.h"
@@ -178,7 +179,8 @@ static status plan_text(const source *s, const tune_args *a, const found_plan *f
     json_object_open(&w);
     write_plan(&w, s, a, f);
     write_tiles(&w, s, f->best.value);
-    return json_finish_sealed(&w);
+    TRY(json_finish_sealed(&w));
+    return buf_text(out, "\n");
 }
 
 static status save_plan(source *s, const buf *text) {
@@ -296,6 +298,9 @@ static status run(const tune_args *a) {
     search_comparison comparison;
     search_kind kind;
     TRY(search_find(a->search, &kind));
+    TRY(sink_check_file("--out", a->out));
+    TRY(sink_check_file("--report", a->report));
+    TRY(sink_check_two("--out", a->out, "--report", a->report));
     if (a->out != NULL && a->replay != NULL && file_is_same(a->out, a->replay))
         return fail(ERR_USAGE, "--out %s is the file of --replay; give another one", a->out);
     TRY(MEM_NEW(&s, 1));

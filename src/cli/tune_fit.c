@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "cli/json_line.h"
 #include "cli/plan.h"
+#include "cli/sink.h"
 #include "tune/cost_model.h"
 
 enum { MIN_VALIDATED = 5 };
@@ -67,6 +68,7 @@ status tune_fit(int argc, char **argv) {
     TRY(args_parse(&spec, argc, argv, &path, &n, &is_help));
     if (is_help) return OK;
     if (out == NULL) return fail(ERR_USAGE, "say --out MODEL");
+    TRY(sink_check_file("--out", out));
     return fit(path, out, (uint64_t)seed, is_json);
 }
 

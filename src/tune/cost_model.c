@@ -290,6 +290,7 @@ status cost_model_save(const cost_model *m, const char *path) {
     json_key(&w, "xgboost");
     json_string_n(&w, model, (size_t)n);
     status st = json_finish_sealed(&w);
+    if (st == OK) st = buf_text(&text, "\n");
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) {
         st = out_file_write(f, buf_str(&text), text.n_bytes);
