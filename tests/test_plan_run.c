@@ -52,7 +52,7 @@ TEST(what_is_wrong_is_said) {
     char *text;
     static const char *const usage[][2] = {
         {"", "give a plan"},
-        {"1 --segments 1-2", "give a plan"},
+        {"1 --segments 1-2", "'1' and --segments are two plans"},
         {"70000", "beyond 65535"},
         {"1 --layer gpt", "the layers are"},
         {"1 --mask moon", "moon"},
@@ -60,7 +60,7 @@ TEST(what_is_wrong_is_said) {
         {"1 --device tpu", "--device tpu"},
         {"1 --avg-len 129", "--avg-len"},
         {"1 --layer sasrec --ffn 100", "--ffn is for layer bert"},
-        {"1 --segments 1-2,2-3", "give a plan"}};
+        {"1 --segments 1-2,2-3", "are two plans"}};
     for (size_t i = 0; i < sizeof usage / sizeof *usage; i++) {
         CHECK_EQ(test_command(&text, "'%s' plan run %s --cache '%s'", test_program(), usage[i][0],
                               test_folder()),
@@ -155,6 +155,15 @@ TEST(a_full_disk) {
     free(text);
     CHECK_EQ(test_command(&text, "ls '%s' | wc -l", test_folder()), 0);
     CHECK_EQ(atoi(text), 0);
+    free(text);
+    CHECK_EQ(
+        test_command(&text,
+                     "cd '%s' && printf '#!/bin/sh\\n[ \"$1\" = --version ] && exec cc "
+                     "--version\\necho ld: No space left on device\\nexit 1\\n' >cc && chmod +x "
+                     "cc && CC=./cc '%s' plan run 1 %s --cache cache",
+                     test_folder(), test_program(), shape),
+        1);
+    CHECK_CONTAINS(text, "(--cache chooses another folder): the disk of cache");
     free(text);
 }
 

@@ -39,9 +39,11 @@ typedef struct run_result {
 static status read_plan(const run_args *a, const char *text, plan_file *out) {
     fusion_plan plan;
     *out = (plan_file){0};
-    if ((text == NULL) == (a->segments == NULL))
+    if (text == NULL && a->segments == NULL)
         return fail(ERR_USAGE,
                     "give a plan: a value, 16 bits, a file of 'hstu tune --out', or --segments");
+    if (text != NULL && a->segments != NULL)
+        return fail(ERR_USAGE, "'%.40s' and --segments are two plans; give one", text);
     if (text == NULL) return plan_from_segments(a->segments, a->wants_hand_written, &out->value);
     size_t n = strlen(text);
     if (n > 5 && strcmp(text + n - 5, ".json") == 0) return plan_file_read(out, text);

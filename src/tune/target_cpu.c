@@ -151,6 +151,9 @@ static status call_compiler(const cpu_target *t, const char *source, const char 
     /* Ctrl-C reaches the compiler too, often before us. */
     if (st == OK && (code == 128 + SIGINT || code == 128 + SIGTERM))
         st = fail(ERR_INTERRUPTED, "interrupted while a kernel was compiled");
+    if (st == OK && code != 0 && strstr(buf_str(&output), "No space left on device") != NULL)
+        st = fail(ERR_IO, "the disk of %s, or that of the compiler's temporary files, is full",
+                  t->cache.folder);
     if (st == OK && code != 0)
         st = fail(ERR_UNSUPPORTED,
                   "'%.60s' cannot compile a generated kernel (exit code %d): %.600s", t->compiler,
