@@ -345,6 +345,12 @@ void out_file_abandon(out_file *f) {
     if (f != NULL) release(f, false);
 }
 
+status out_file_end(out_file *f, status st) {
+    if (st == OK) return out_file_commit(f);
+    out_file_abandon(f);
+    return st;
+}
+
 status folder_create(const char *path, bool *out_created) {
     char part[4096];
     size_t n = strlen(path);

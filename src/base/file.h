@@ -70,6 +70,9 @@ status out_file_commit(out_file *f);
 /* Gives up: the target stays as it is.  NULL is fine. */
 void out_file_abandon(out_file *f);
 
+/* Commits it where st is OK, else gives up and returns st. */
+status out_file_end(out_file *f, status st);
+
 /* mkdir -p, durably.  *out_created (may be NULL): whether the last level was made by this call. */
 status folder_create(const char *path, bool *out_created);
 

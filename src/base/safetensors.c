@@ -356,7 +356,5 @@ status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
     for (size_t i = 0; st == OK && i < n_tensors; i++)
         st = out_file_write(f, tensors[i].data,
                             (size_t)tensors[i].n * dtypes[tensors[i].dtype].bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, st);
 }

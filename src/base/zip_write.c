@@ -233,7 +233,5 @@ status zip_commit(zip_writer *w) {
     if (st == OK) st = end;
     out_file *file = w->file;
     release(w);
-    if (st == OK) return out_file_commit(file);
-    out_file_abandon(file);
-    return st;
+    return out_file_end(file, st);
 }

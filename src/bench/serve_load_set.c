@@ -82,9 +82,7 @@ status load_set_write(const load_set *s, const char *path) {
         st = out_file_write(f, s->item[i].body, s->item[i].n_bytes);
         if (st == OK) st = out_file_write(f, "\n", 1);
     }
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, st);
 }
 
 /* While a set is drawn. */

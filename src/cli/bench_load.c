@@ -177,7 +177,5 @@ status load_save_report(const char *path, const buf *json) {
     TRY(out_file_create(&f, path));
     status st = out_file_write(f, buf_str(json), json->n_bytes);
     if (st == OK) st = out_file_write(f, "\n", 1);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, st);
 }

@@ -224,10 +224,7 @@ static status save_bits(const mask *m, int64_t sequence, int32_t n, const char *
             row[j] = words[j / 64] >> (j % 64) & 1;
         st = out_file_write(f, row, (size_t)n);
     }
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     mem_free(words);
     mem_free(row);
     return st;

@@ -388,9 +388,7 @@ static status write_skipped(const prep_options *o, bad_lines *bad) {
         st = out_file_write(f, line, strlen(line));
         if (st == OK) st = out_file_write(f, "\n", 1);
     }
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, st);
 }
 
 /* A side file whose ids are not those of the events does nothing: said, as it looks like success.

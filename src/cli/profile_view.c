@@ -22,10 +22,7 @@ static status write_file(const char *folder, const char *name, const char *suffi
     if (snprintf(path, sizeof path, "%s/%s%s", folder, name, suffix) >= (int)sizeof path)
         return fail(ERR_USAGE, "--out: the path is too long");
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(text), text->n_bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
 }
 
 static status print_table(profile_table *t, const profile_view *v, buf *text) {

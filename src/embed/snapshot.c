@@ -400,10 +400,7 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     TRY(json_finish_sealed(json));
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(json->out), json->out->n_bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, out_file_write(f, buf_str(json->out), json->out->n_bytes));
 }
 
 /* What the first rank writes when the rows are there. */

@@ -96,10 +96,7 @@ status encoder_output_close(encoder_output *o, status st) {
     if (o == NULL) return st;
     if (st == OK) st = write_end(o);
     out_file_abandon(o->pooled);
-    if (st == OK)
-        st = out_file_commit(o->file);
-    else
-        out_file_abandon(o->file);
+    st = out_file_end(o->file, st);
     mem_free(o->offsets);
     mem_free(o);
     return st;

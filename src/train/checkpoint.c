@@ -64,10 +64,7 @@ static status write_optimizer(const checkpoint *c, const char *path) {
 static status write_text_file(const char *path, const buf *text) {
     out_file *f;
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(text), text->n_bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
 }
 
 static void write_sums(json_writer *w, const char *key, const train_sums *s) {

@@ -75,13 +75,7 @@ status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *
     status st = write_manifest(folder, step, tables, &text);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
     if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) {
-        st = out_file_write(f, buf_str(&text), text.n_bytes);
-        if (st == OK)
-            st = out_file_commit(f);
-        else
-            out_file_abandon(f);
-    }
+    if (st == OK) st = out_file_end(f, out_file_write(f, buf_str(&text), text.n_bytes));
     buf_fini(&text);
     return st;
 }

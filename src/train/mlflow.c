@@ -29,10 +29,7 @@ static int64_t now_ms(void) {
 static status write_whole(const char *path, const char *text, size_t n) {
     out_file *f;
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, text, n);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, out_file_write(f, text, n));
 }
 
 /* "KEY: text" of a line of YAML, which takes the strings of JSON. */

@@ -82,8 +82,5 @@ status page_text(buf *out, const char *text, const char *tag) {
 status page_save(const buf *page, const char *path) {
     out_file *f;
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(page), page->n_bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, out_file_write(f, buf_str(page), page->n_bytes));
 }

@@ -68,13 +68,7 @@ status table_file_copy(const char *from, const char *to) {
     out_file *f;
     TRY(file_map_open(&map, from));
     status st = out_file_create(&f, to);
-    if (st == OK) {
-        st = out_file_write(f, map.bytes, map.n_bytes);
-        if (st == OK)
-            st = out_file_commit(f);
-        else
-            out_file_abandon(f);
-    }
+    if (st == OK) st = out_file_end(f, out_file_write(f, map.bytes, map.n_bytes));
     file_map_close(&map);
     return st;
 }
@@ -403,13 +397,7 @@ static status reseal(const char *folder, const name_list *l, const char *old) {
     if (st == OK) memcpy(digits, before, 8);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
     if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) {
-        st = out_file_write(f, text, n);
-        if (st == OK)
-            st = out_file_commit(f);
-        else
-            out_file_abandon(f);
-    }
+    if (st == OK) st = out_file_end(f, out_file_write(f, text, n));
     mem_free(text);
     return st;
 }

@@ -134,10 +134,7 @@ static status write_csv(const tracker *t) {
     if (st == OK) st = describe_csv(&h, &text);
     if (st == OK) st = out_file_create(&f, t->to.csv);
     if (st == OK) st = out_file_write(f, buf_str(&text), text.n_bytes);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     run_history_fini(&h);
     buf_fini(&text);
     return st;

@@ -106,10 +106,7 @@ static status describe_resumed(trainer *t, buf *out) {
 static status write_text(const char *path, const buf *text) {
     out_file *f;
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(text), text->n_bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
 }
 
 /* Sealed, because a run without a checkpoint is resumed from it. */

@@ -292,13 +292,7 @@ status cost_model_save(const cost_model *m, const char *path) {
     status st = json_finish_sealed(&w);
     if (st == OK) st = buf_text(&text, "\n");
     if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) {
-        st = out_file_write(f, buf_str(&text), text.n_bytes);
-        if (st == OK)
-            st = out_file_commit(f);
-        else
-            out_file_abandon(f);
-    }
+    if (st == OK) st = out_file_end(f, out_file_write(f, buf_str(&text), text.n_bytes));
     buf_fini(&text);
     return st;
 }

@@ -107,9 +107,5 @@ status kernel_cache_store(const kernel_cache *k, const kernel_key *key, const ch
     status st = out_file_create(&f, path);
     if (st == OK) st = out_file_write(f, bytes, n);
     if (st == OK) st = out_file_write(f, &t, sizeof t);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
-    return st;
+    return out_file_end(f, st);
 }

@@ -39,11 +39,7 @@ status plan_store_put(const plan_store *s, const plan_file *f, const buf *text, 
         return OK;
     TRY(folder_create(s->folder, &is_new));
     TRY(out_file_create(&file, path));
-    status st = out_file_write(file, buf_str(text), text->n_bytes);
-    if (st == OK)
-        st = out_file_commit(file);
-    else
-        out_file_abandon(file);
+    status st = out_file_end(file, out_file_write(file, buf_str(text), text->n_bytes));
     *is_kept = st == OK;
     return st;
 }

@@ -66,10 +66,7 @@ static status append(traversal *t, const buf *text) {
 static status write_whole(const char *path, const buf *text) {
     out_file *f;
     TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(text), text->n_bytes);
-    if (st == OK) return out_file_commit(f);
-    out_file_abandon(f);
-    return st;
+    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
 }
 
 /* A line for each time so far. */

@@ -331,9 +331,7 @@ status column_writer_commit(column_writer *w, pool *p) {
                                w->n_columns * sizeof *w->columns);
     out_file *file = w->file;
     w->file = NULL;
-    if (st == OK) return out_file_commit(file);
-    out_file_abandon(file);
-    return st;
+    return out_file_end(file, st);
 }
 
 void column_writer_abandon(column_writer *w) {
