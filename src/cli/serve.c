@@ -236,7 +236,8 @@ static server_config make_config(const serve_args *a, line_log *log) {
                                .loads_always = a->loads_always,
                                .has_fp8_kv = a->has_fp8_kv,
                                .has_int8_items = a->is_int8,
-                               .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
+                               .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull,
+                               .learns_deadline = a->deadline_ms == 0};
     return c;
 }
 
@@ -321,7 +322,6 @@ status cmd_serve(int argc, char **argv) {
                     .device = "auto",
                     .access_log = "-",
                     .kv_pages = -1,
-                    .deadline_ms = 1000,
                     .drain_timeout_s = 30,
                     .max_connections = 4096,
                     .per_address = 1024,
@@ -359,8 +359,9 @@ status cmd_serve(int argc, char **argv) {
          "This model is asked, too, and its answers are only logged.", 0, 0},
         {"Work", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--deadline", ARG_INT, &a.deadline_ms, "MS",
-         "Of requests that name none (default 1000): what cannot be done in time is refused.", 1,
-         600000},
+         "Of requests that name none: what cannot be done in time is refused (default: what the "
+         "slowest of a hundred take in normal times, as learnt, and 1000 at most).",
+         1, 600000},
         {"--max-batch", ARG_INT, &a.max_batch, "N",
          "Requests of a batch (default: the engine's, else 64).", 1, 4096},
         {"--max-tokens", ARG_INT, &a.max_tokens, "N",

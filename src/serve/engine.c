@@ -120,7 +120,7 @@ static status add_slot(engine *e, const char *name, served *m) {
     slot *s;
     if (e->n_slots == ENGINE_MAX_MODELS)
         return fail(ERR_USAGE, "at most %d models can be served", ENGINE_MAX_MODELS);
-    TRY(slot_create(&s, name, e->config.max_queue));
+    TRY(slot_create(&s, name, e->config.max_queue, e->config.deadline_ns));
     slot_set_model(s, m);
     pthread_mutex_lock(&e->lock);
     e->slots[e->n_slots++] = s;
@@ -329,8 +329,9 @@ static void answer_early(engine_answer *out, engine_outcome outcome, const char 
     done(ctx, out);
 }
 
-static uint64_t deadline_of(const engine *e, const engine_request *r, uint64_t arrived) {
-    uint64_t all = r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns;
+static uint64_t deadline_of(const engine *e, slot *s, const engine_request *r, uint64_t arrived) {
+    uint64_t all = r->deadline_ns;
+    if (all == 0) all = e->config.learns_deadline ? slot_patience(s) : e->config.deadline_ns;
     return arrived + all - (r->after_ns < all / 2 ? r->after_ns : all / 2);
 }
 
@@ -348,7 +349,7 @@ bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
     uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : clock_ns();
     slot *s = engine_slot(e, r->model);
     *out = (engine_answer){0};
-    return s == NULL || has_time(s, r, deadline_of(e, r, arrived), out);
+    return s == NULL || has_time(s, r, deadline_of(e, s, r, arrived), out);
 }
 
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
@@ -370,7 +371,7 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         return;
     }
     uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : now;
-    uint64_t deadline = deadline_of(e, r, arrived);
+    uint64_t deadline = deadline_of(e, s, r, arrived);
     if (!r->was_asked && !has_time(s, r, deadline, out)) {
         done(ctx, out);
         return;

@@ -92,6 +92,7 @@ typedef struct engine_config {
                               engine folder does not say so */
     uint64_t max_user_events; /* of a history; 0: 1 << 20 */
     uint64_t deadline_ns;     /* of requests that name none; 0: 1 s */
+    bool learns_deadline;     /* of those it is what patience.h says, deadline_ns at most */
 } engine_config;
 
 /* Opens the data; models are added by engine_load. */
@@ -353,8 +354,9 @@ typedef enum { STAGE_QUEUE, STAGE_BUILD, STAGE_LAYERS, STAGE_HEAD, ENGINE_STAGES
 const char *engine_stage_name(engine_stage s); /* "queue", "build", "layers", "head" */
 
 typedef struct engine_stats {
-    uint64_t requests[2][ENGINE_FAILED + 1];          /* by task and outcome */
-    uint64_t n_late;                                  /* began after their deadlines */
+    uint64_t requests[2][ENGINE_FAILED + 1]; /* by task and outcome */
+    uint64_t n_late;                         /* began after their deadlines */
+    double patience_s; /* what a request may take in normal times that names no deadline */
     uint64_t n_batches, batch_requests, batch_tokens; /* sums */
     uint64_t tokens_reused, tokens_computed;
     uint64_t tokens_device,

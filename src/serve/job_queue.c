@@ -21,8 +21,12 @@ static const uint64_t DOUBT_NS = 100000000;
  * a share of LATE_SHARE of the batches exceeding it keeps it where it is. */
 static const double STEP = 0.1, LATE_SHARE = 0.01;
 
-status job_queue_init(job_queue *q, int32_t max_jobs) {
-    *q = (job_queue){.max = (size_t)max_jobs};
+/* A server at this share of what it can do is one in normal times; and the jobs whose time the
+ * slowest of a hundred wait there at least, as queues go. */
+static const double HIGH_LOAD = 0.9, SLOWEST_WAIT = 16;
+
+status job_queue_init(job_queue *q, int32_t max_jobs, double most_s) {
+    *q = (job_queue){.max = (size_t)max_jobs, .patience = {.most_s = most_s}};
     job_queue_reset(q, 0);
     return MEM_RESERVE(&q->item, &q->capacity, (size_t)max_jobs);
 }
@@ -36,8 +40,9 @@ void job_queue_reset(job_queue *q, double flop_s) {
     q->batch_s = 50e-6;
     q->flop_s = flop_s;
     q->margin = FIRST_MARGIN;
-    q->w = q->x = q->y = q->xx = q->xy = q->jobs = 0;
+    q->w = q->x = q->y = q->xx = q->xy = q->jobs = q->full = 0;
     q->learnt_ns = 0;
+    patience_reset(&q->patience, q->patience.most_s);
     q->has_last = false;
 }
 
@@ -66,6 +71,31 @@ double job_queue_flops(const job_queue *q) {
 
 double job_queue_seconds(const job_queue *q, double flops) {
     return q->batch_s + flops * q->flop_s;
+}
+
+/* What a job adds to a batch, and its share of a full one, in seconds on average. */
+static double added_s(const job_queue *q) {
+    return q->jobs > 0 ? (q->y - q->w * q->batch_s) / q->jobs : 0;
+}
+
+static double share_s(const job_queue *q) {
+    return q->full > 0 ? added_s(q) + q->batch_s * q->w / q->full : 0;
+}
+
+void job_queue_asked(job_queue *q, uint64_t now) {
+    patience_asked(&q->patience, share_s(q), now);
+}
+
+double job_queue_patience(const job_queue *q, uint64_t now) {
+    return patience_now(&q->patience, now);
+}
+
+/* What the slowest of a hundred jobs take at least at a high load: the batch that runs and their
+ * own, which are longer the less time the batches leave, and a queue. */
+static double least_patience(const job_queue *q) {
+    double share = share_s(q);
+    if (share <= 0) return 0;
+    return 2 * q->batch_s / (1 - HIGH_LOAD * added_s(q) / share) + SLOWEST_WAIT * share;
 }
 
 static double seconds_until(uint64_t then, uint64_t now) {
@@ -216,11 +246,12 @@ void job_queue_begin(job_queue *q, double flops, uint64_t now) {
 
 /* Least squares over the batches so far, the newest with the most weight.  Batches that are all
  * alike say nothing about the share that does not grow with them: it then stays as it was. */
-static void fit(job_queue *q, double flops, double seconds, int32_t n) {
+static void fit(job_queue *q, double flops, double seconds, int32_t n, double full) {
     double most = LONGEST * job_queue_seconds(q, flops);
     if (q->w > 1 && seconds > most) seconds = most;
     q->w = KEPT * q->w + 1;
     q->jobs = KEPT * q->jobs + n;
+    q->full = KEPT * q->full + full;
     q->x = KEPT * q->x + flops;
     q->y = KEPT * q->y + seconds;
     q->xx = KEPT * q->xx + flops * flops;
@@ -252,9 +283,23 @@ static void judge(job_queue *q, job *const *jobs, int32_t n, uint64_t now) {
     if (q->margin > MOST_MARGIN) q->margin = MOST_MARGIN;
 }
 
+/* How many jobs like these would have been a full batch. */
+static double full_batch(job *const *jobs, int32_t n) {
+    const served *m = jobs[0]->m;
+    double tokens = 0;
+    for (int32_t i = 0; i < n; i++)
+        tokens += run_tokens(jobs[i]);
+    double fit = tokens > 0 ? m->max_tokens / tokens * n : m->max_batch;
+    return fit < n ? n : fit < m->max_batch ? fit : m->max_batch;
+}
+
 void job_queue_end(job_queue *q, job *const *jobs, int32_t n, uint64_t now) {
-    if (n > 0 && q->running_flops > 0)
-        fit(q, q->running_flops, seconds_until(now, q->running_since), n);
+    if (n > 0 && q->running_flops > 0) {
+        fit(q, q->running_flops, seconds_until(now, q->running_since), n, full_batch(jobs, n));
+        for (int32_t i = 0; i < n; i++)
+            patience_answered(&q->patience, seconds_until(now, jobs[i]->submit_ns));
+        patience_learn(&q->patience, least_patience(q), share_s(q), now);
+    }
     judge(q, jobs, n, now);
     q->learnt_ns = now;
     q->running_since = 0;

@@ -12,6 +12,7 @@
  * After a tenth of a second without a batch the next job is admitted in any case: the queue learns
  * from batches only, and one that was slow once would otherwise refuse for ever.
  * Most jobs come behind all others, whose cutting is remembered for them while a batch runs.
+ * A job that has no deadline of its own gets one from the queue's patience.
  *
  * There is no clock and no lock in it: the caller says what time it is and sees to it that one
  * thread at a time calls. */
@@ -19,6 +20,7 @@
 #define HSTU_SERVE_JOB_QUEUE_H
 
 #include "serve/job.h"
+#include "serve/patience.h"
 
 /* A batch while it is put together. */
 typedef struct queue_batch {
@@ -45,11 +47,13 @@ typedef struct job_queue {
     double batch_s, flop_s;
     double margin;
     double w, x, y, xx, xy; /* weighted sums over batches: 1, FLOPs, seconds, their products */
-    double jobs;            /* and of their jobs */
+    double jobs, full;      /* and of their jobs, and of those that full batches would have had */
     uint64_t learnt_ns;     /* when a batch ended last; 0: none has */
+    patience patience;
 } job_queue;
 
-status job_queue_init(job_queue *q, int32_t max_jobs);
+/* At most max_jobs wait; most_s: what a job without a deadline may take in any case. */
+status job_queue_init(job_queue *q, int32_t max_jobs, double most_s);
 void job_queue_fini(job_queue *q); /* the jobs are the caller's */
 
 /* Forgets what batches took: another model has another rate. */
@@ -67,6 +71,12 @@ queue_verdict job_queue_forecast(const job_queue *q, const job *j, uint64_t now,
 
 /* FLOPs of a job, on average over the last batches; 0: there was none. */
 double job_queue_flops(const job_queue *q);
+
+/* A job came, admitted or not: each is to be said once. */
+void job_queue_asked(job_queue *q, uint64_t now);
+
+/* Seconds from its arrival that a job may take that has no deadline of its own and comes now. */
+double job_queue_patience(const job_queue *q, uint64_t now);
 
 /* Puts a job in its place; only where job_queue_admits said so, or n < max. */
 void job_queue_push(job_queue *q, job *j);

@@ -59,6 +59,7 @@ static engine_outcome ask_queue(slot *s, job *j, uint64_t now) {
 /* Under the lock. */
 static engine_outcome admit(slot *s, job *j) {
     j->admit_ns = clock_ns();
+    job_queue_asked(&s->queue, j->admit_ns);
     engine_outcome outcome = ask_queue(s, j, j->admit_ns);
     if (outcome != ENGINE_OK) return outcome;
     job_queue_push(&s->queue, j);
@@ -66,12 +67,21 @@ static engine_outcome admit(slot *s, job *j) {
     return ENGINE_OK;
 }
 
+uint64_t slot_patience(slot *s) {
+    pthread_mutex_lock(&s->lock);
+    double seconds = job_queue_patience(&s->queue, clock_ns());
+    pthread_mutex_unlock(&s->lock);
+    return (uint64_t)(seconds * 1e9);
+}
+
 bool slot_has_time(slot *s, served *m, uint64_t deadline_ns, int priority, engine_answer *out) {
     job any = {
         .m = m, .deadline_ns = deadline_ns, .priority = priority, .order = UINT64_MAX, .out = out};
     pthread_mutex_lock(&s->lock);
     any.flops = job_queue_flops(&s->queue) / 2; /* a small one; its own are not known yet */
-    bool has_time = ask_queue(s, &any, clock_ns()) == ENGINE_OK;
+    uint64_t now = clock_ns();
+    bool has_time = ask_queue(s, &any, now) == ENGINE_OK;
+    if (!has_time) job_queue_asked(&s->queue, now); /* else it will be when it is a job */
     pthread_mutex_unlock(&s->lock);
     return has_time;
 }
@@ -275,7 +285,7 @@ static void *worker(void *argument) {
     return NULL;
 }
 
-status slot_create(slot **out, const char *name, int32_t max_queue) {
+status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t most_ns) {
     slot *s;
     *out = NULL;
     TRY(MEM_NEW(&s, 1));
@@ -283,7 +293,7 @@ status slot_create(slot **out, const char *name, int32_t max_queue) {
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
     cond_init(&s->idle);
-    status st = job_queue_init(&s->queue, max_queue);
+    status st = job_queue_init(&s->queue, max_queue, (double)most_ns / 1e9);
     if (st == OK) {
         int code = pthread_create(&s->thread, NULL, worker, s);
         if (code != 0) st = fail(ERR_IO, "no thread for the model '%s': %s", name, strerror(code));
@@ -350,6 +360,7 @@ void slot_stats(slot *s, engine_stats *out) {
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     out->queue_requests = s->queue.n;
+    out->patience_s = s->queue.patience.s;
     for (size_t i = 0; i < s->queue.n; i++)
         if (s->queue.item[i]->call == NULL)
             out->queue_tokens += (uint64_t)run_tokens(s->queue.item[i]);

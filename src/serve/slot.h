@@ -25,7 +25,8 @@ typedef struct slot {
     engine_stats stats;
 } slot;
 
-status slot_create(slot **out, const char *name, int32_t max_queue);
+/* most_ns: what a request without a deadline may take in any case. */
+status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t most_ns);
 void slot_destroy(slot *s); /* answers what waits; NULL is fine */
 
 /* The current model, with a reference for the caller. */
@@ -38,6 +39,9 @@ status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx);
 
 /* Runs a job, or answers it at once with a refusal. */
 void slot_submit(slot *s, job *j);
+
+/* Nanoseconds from its arrival that a request may take that names no deadline and comes now. */
+uint64_t slot_patience(slot *s);
 
 /* Whether a request with this deadline could be admitted at all, however small it is: asked before
  * its ids are looked up, so that a refusal costs next to nothing.  False: *out says why. */
