@@ -88,6 +88,11 @@ static status make_report(const load_set *s, const load_outcome *o, load_report 
         if (o[i].is_timed) ms[n++] = ms_between(o[i].intended_ns, o[i].sent_ns);
     qsort(ms, n, sizeof *ms, compare);
     out->late_ms = load_percentile(ms, n, .99);
+    n = 0;
+    for (size_t i = 0; i < s->n; i++)
+        if (o[i].is_timed) ms[n++] = ms_between(o[i].done_ns, o[i].read_ns);
+    qsort(ms, n, sizeof *ms, compare);
+    out->read_ms = load_percentile(ms, n, .99);
     collect(o, s->n, LOAD_OK, latency_ms, ms, &out->latency);
     collect(o, s->n, LOAD_OK, answer_ms, ms, &out->answer);
     collect(o, s->n, LOAD_REFUSED, answer_ms, ms, &out->refusal);

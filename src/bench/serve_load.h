@@ -78,6 +78,7 @@ typedef enum { LOAD_OK, LOAD_REFUSED, LOAD_FAILED } load_kind; /* refused: 429 o
 typedef struct load_outcome {
     uint64_t intended_ns, done_ns; /* by clock_ns; intended: when it was to be sent */
     uint64_t sent_ns;
+    uint64_t read_ns; /* when this program came to read the answer that was there at done_ns */
     load_kind kind;
     int32_t tokens_reused, tokens_computed; /* where the answer says so */
     bool is_timed;
@@ -117,6 +118,7 @@ typedef struct load_report {
     double throughput;  /* answers a second */
     double concurrency; /* mean: the sum of the latencies over the wall */
     double late_ms;     /* open loop: 99th percentile of how late requests were sent */
+    double read_ms;     /* and of how late answers were read; latencies are without it */
     load_times latency; /* of answers, from the intended time */
     load_times answer;  /* of answers, from the moment they were sent */
     load_times refusal; /* of refusals, from the moment they were sent */

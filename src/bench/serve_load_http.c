@@ -1,6 +1,8 @@
 /* A load on a server: plain sockets and HTTP/1.1, all connections on one thread, which waits for
  * all of them at once.  It often shares the machine with the server it measures: a thread for each
- * connection would take as much of the cores as the server, and send late. */
+ * connection would take as much of the cores as the server, and send late.  An answer counts from
+ * when the kernel had its last byte, which is not the server's fault where this thread reads it
+ * later. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -41,7 +43,8 @@ typedef struct connection {
     bool was_used;  /* the server may have closed it meanwhile */
     bool is_second; /* it had, and this is the second try */
     size_t item;
-    buf out, in; /* the request; what was received of the answer */
+    buf out, in;      /* the request; what was received of the answer */
+    uint64_t came_ns; /* the newest bytes of the answer */
     size_t sent;
     struct connection *next; /* of those that are idle */
 } connection;
@@ -81,6 +84,7 @@ static bool dial(const http_target *t, connection *c) {
     }
     if (c->fd < 0) return false;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(c->fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
     return true;
 }
 
@@ -180,7 +184,9 @@ static bool open_connection(http_round *r, connection *c) {
 /* code: 0 or less where there is no answer. */
 static void finish(http_round *r, connection *c, int code, size_t body_at) {
     load_outcome *o = &r->out[c->item];
-    o->done_ns = clock_ns();
+    o->read_ns = clock_ns();
+    o->done_ns =
+        code > 0 && c->came_ns > o->sent_ns && c->came_ns < o->read_ns ? c->came_ns : o->read_ns;
     judge(r->t, o, code > 0 ? code : 0, code > 0 ? buf_str(&c->in) + body_at : "");
     c->was_used = true;
     if (code <= 0) hang_up(c);
@@ -200,10 +206,35 @@ static bool send_rest(connection *c) {
     return true;
 }
 
+/* When the kernel had the bytes of a message, by clock_ns; 0: it does not say.  Its stamps are of
+ * the time of day: what has passed since is the same by both clocks. */
+static uint64_t arrival_of(struct msghdr *m) {
+    struct timespec then, now;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c != NULL; c = CMSG_NXTHDR(m, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_TIMESTAMPNS) continue;
+        memcpy(&then, CMSG_DATA(c), sizeof then);
+        clock_gettime(CLOCK_REALTIME, &now);
+        int64_t since =
+            (int64_t)(now.tv_sec - then.tv_sec) * 1000000000 + now.tv_nsec - then.tv_nsec;
+        return since > 0 ? clock_ns() - (uint64_t)since : 0;
+    }
+    return 0;
+}
+
 static bool receive_all(connection *c) {
     char piece[16384];
+    union {
+        struct cmsghdr head; /* for its alignment */
+        char bytes[CMSG_SPACE(sizeof(struct timespec))];
+    } control;
     for (;;) {
-        ssize_t n = recv(c->fd, piece, sizeof piece, 0);
+        struct iovec to = {.iov_base = piece, .iov_len = sizeof piece};
+        struct msghdr m = {.msg_iov = &to,
+                           .msg_iovlen = 1,
+                           .msg_control = &control,
+                           .msg_controllen = sizeof control};
+        ssize_t n = recvmsg(c->fd, &m, 0);
+        if (n > 0) c->came_ns = arrival_of(&m);
         if (n < 0) return errno == EAGAIN || errno == EINTR;
         if (n == 0 || c->in.n_bytes >= MAX_ANSWER || buf_append(&c->in, piece, (size_t)n) != OK)
             return false;

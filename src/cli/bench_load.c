@@ -124,6 +124,7 @@ void load_report_write(json_writer *w, const load_report *r) {
     load_times_write(w, "request_latency_from_sending_ms", &r->answer);
     if (r->n_refused > 0) load_times_write(w, "refusal_percentiles_ms", &r->refusal);
     json_key_double(w, "send_lateness_p99_ms", r->late_ms);
+    json_key_double(w, "read_lateness_p99_ms", r->read_ms);
     json_object_close(w);
 }
 

@@ -68,7 +68,11 @@ void patience_learn(patience *p, double least_s, double job_s, uint64_t now) {
     memset(p->count, 0, sizeof p->count);
 }
 
+bool patience_is_tried(const patience *p, uint64_t now) {
+    return debt_at(p, now) > DEBT * p->s;
+}
+
 double patience_now(const patience *p, uint64_t now) {
-    double s = p->s * (debt_at(p, now) > DEBT * p->s ? HELD : BURST);
+    double s = p->s * (patience_is_tried(p, now) ? HELD : BURST);
     return s < p->most_s ? s : p->most_s;
 }

@@ -38,6 +38,9 @@ void patience_answered(patience *p, double s);
 /* Looks at what has been, once a second; least_s: see above. */
 void patience_learn(patience *p, double least_s, double job_s, uint64_t now);
 
+/* Whether more was asked for lately than could be done. */
+bool patience_is_tried(const patience *p, uint64_t now);
+
 /* Seconds that a request may take that comes now. */
 double patience_now(const patience *p, uint64_t now);
 

@@ -78,8 +78,11 @@ bool slot_has_time(slot *s, served *m, uint64_t deadline_ns, int priority, engin
     job any = {
         .m = m, .deadline_ns = deadline_ns, .priority = priority, .order = UINT64_MAX, .out = out};
     pthread_mutex_lock(&s->lock);
-    any.flops = job_queue_flops(&s->queue) / 2; /* a small one; its own are not known yet */
     uint64_t now = clock_ns();
+    /* Its own are not known yet: those of a small one, but under overload of a common one, for
+     * else many are read in vain. */
+    any.flops = job_queue_flops(&s->queue);
+    if (!patience_is_tried(&s->queue.patience, now)) any.flops /= 2;
     bool has_time = ask_queue(s, &any, now) == ENGINE_OK;
     if (!has_time) job_queue_asked(&s->queue, now); /* else it will be when it is a job */
     pthread_mutex_unlock(&s->lock);

@@ -43,8 +43,9 @@ void slot_submit(slot *s, job *j);
 /* Nanoseconds from its arrival that a request may take that names no deadline and comes now. */
 uint64_t slot_patience(slot *s);
 
-/* Whether a request with this deadline could be admitted at all, however small it is: asked before
- * its ids are looked up, so that a refusal costs next to nothing.  False: *out says why. */
+/* Whether a request with this deadline could be admitted at all, small as it may be, or common
+ * where too many come: asked before its ids are looked up, so that a refusal costs next to nothing.
+ * False: *out says why. */
 bool slot_has_time(slot *s, served *m, uint64_t deadline_ns, int priority, engine_answer *out);
 
 /* Answers: counts the outcome and calls `done`.  Not under the lock. */
