@@ -315,10 +315,8 @@ static status prepare(engine *e, slot *s, const engine_request *r, engine_answer
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
     out->n_columns = m->columns.n;
     out->columns = m->columns.names;
-    pthread_mutex_lock(&e->users_lock);
-    status st = job_make(j, out, r, &e->users);
-    pthread_mutex_unlock(&e->users_lock);
-    return st;
+    job_users from = {&e->users, &e->users_lock};
+    return job_make(j, out, r, &from);
 }
 
 /* Ends a request that never came into a queue. */

@@ -142,12 +142,9 @@ static status read_given_context(job *j, const engine_request *r) {
 
 /* Merges what is kept of the user with what came with the request, newest first; of equal times
  * events of the request are the newer ones. */
-static status read_window(job *j, const engine_request *r, const users *u, window *w) {
+static status merge_window(job *j, const engine_request *r, const users *u,
+                           const given_event *given, size_t n_given, window *w) {
     user_history h = {0};
-    given_event *given;
-    const engine_event *events = r->has_history ? r->history : r->extra;
-    size_t n_given = r->has_history ? r->n_history : r->n_extra;
-    TRY(read_given(j->arena, j->m, u, events, n_given, &given));
     if (r->has_user) {
         id_text id;
         TRY(id_text_make(&id, &r->user, "the user"));
@@ -162,7 +159,7 @@ static status read_window(job *j, const engine_request *r, const users *u, windo
     TRY(ARENA_NEW_RAW(j->arena, &w->item, (size_t)room));
     TRY(ARENA_NEW_RAW(j->arena, &w->action, (size_t)room));
     TRY(ARENA_NEW_RAW(j->arena, &w->time, (size_t)room));
-    TRY(served_know_items(j->m, u));
+    if (h.n > 0) TRY(served_know_items(j->m, u));
     while (h.n > 0 || n_given > 0) {
         stored_event own = h.n > 0 ? user_history_at(&h, h.n - 1) : (stored_event){0};
         if (n_given > 0 && (h.n == 0 || given[n_given - 1].time >= own.time)) {
@@ -175,6 +172,19 @@ static status read_window(job *j, const engine_request *r, const users *u, windo
     }
     reverse_window(w);
     return OK;
+}
+
+/* What came with the request is looked up before the users are locked. */
+static status read_window(job *j, const engine_request *r, const job_users *from, window *w) {
+    const engine_event *events = r->has_history ? r->history : r->extra;
+    size_t n_given = r->has_history ? r->n_history : r->n_extra;
+    given_event *given;
+    TRY(read_given(j->arena, j->m, from->users, events, n_given, &given));
+    if (!r->has_user) return merge_window(j, r, from->users, given, n_given, w);
+    pthread_mutex_lock(from->lock);
+    status st = merge_window(j, r, from->users, given, n_given, w);
+    pthread_mutex_unlock(from->lock);
+    return st;
 }
 
 /* Looks up n ids; *n_unknown grows. */
@@ -240,7 +250,7 @@ static bool has_row(const int32_t *rows, int32_t n, int32_t row) {
 }
 
 /* For a user of whom nothing is known. */
-static status read_popular(job *j, const users *u) {
+static status copy_popular(job *j, const users *u) {
     served *m = j->m;
     TRY(served_find_popular(m, u));
     TRY(ARENA_NEW(j->arena, &j->popular, (size_t)j->top_k));
@@ -253,6 +263,13 @@ static status read_popular(job *j, const users *u) {
         j->popular_count[j->n_popular++] = (float)m->popular[i].n_events;
     }
     return OK;
+}
+
+static status read_popular(job *j, const job_users *from) {
+    pthread_mutex_lock(from->lock);
+    status st = copy_popular(j, from->users);
+    pthread_mutex_unlock(from->lock);
+    return st;
 }
 
 /* Ids must outlive the request: the answer names candidates that the model does not know. */
@@ -302,9 +319,9 @@ static status check(const served *m, const engine_request *r) {
     return OK;
 }
 
-static status fill(job *j, const engine_request *r, const users *u) {
-    window w = {.m = j->m, .u = u, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
-    TRY(read_window(j, r, u, &w));
+static status fill(job *j, const engine_request *r, const job_users *from) {
+    window w = {.m = j->m, .u = from->users, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
+    TRY(read_window(j, r, from, &w));
     TRY(read_given_context(j, r));
     j->events.n = (uint64_t)w.n_kept;
     j->events.item = w.item;
@@ -316,10 +333,10 @@ static status fill(job *j, const engine_request *r, const users *u) {
     j->n_tokens = j->m->n_context + j->m->per_event * w.n_kept;
     if (r->task == ENGINE_RANK) return read_candidates(j, r);
     TRY(read_filters(j, r, &w));
-    return w.n_kept == 0 ? read_popular(j, u) : OK;
+    return w.n_kept == 0 ? read_popular(j, from) : OK;
 }
 
-status job_make(job **out, engine_answer *answer, const engine_request *r, const users *u) {
+status job_make(job **out, engine_answer *answer, const engine_request *r, const job_users *from) {
     served *m = answer->memory->model;
     job *j;
     *out = NULL;
@@ -333,7 +350,7 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
                .wants_vector = r->wants_vector,
                .keeps_seen = r->keeps_seen,
                .priority = r->priority};
-    TRY(fill(j, r, u));
+    TRY(fill(j, r, from));
     int32_t n_targets = m->is_ranking ? j->n_candidates : 0;
     j->flops = served_flops(m, j->n_tokens + n_targets, n_targets, 0);
     *out = j;

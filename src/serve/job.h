@@ -6,6 +6,8 @@
 #ifndef HSTU_SERVE_JOB_H
 #define HSTU_SERVE_JOB_H
 
+#include <pthread.h>
+
 #include "base/mem.h"
 #include "serve/served.h"
 
@@ -50,9 +52,15 @@ typedef struct job {
     uint64_t order;
 } job;
 
-/* Makes a job for an answer that has its model.  Under the lock of the users.  ERR_USAGE: what is
+/* The users, and their lock, which a job is made without. */
+typedef struct job_users {
+    const users *users;
+    pthread_mutex_t *lock;
+} job_users;
+
+/* Makes a job for an answer that has its model.  ERR_USAGE: what is
  * wrong with the request; ERR_UNSUPPORTED: the model cannot do it. */
-status job_make(job **out, engine_answer *answer, const engine_request *r, const users *u);
+status job_make(job **out, engine_answer *answer, const engine_request *r, const job_users *from);
 
 /* Writes the answer's items from the job's results: best first for recommend and for rank with
  * top_k, else in the order of the candidates. */
