@@ -1,15 +1,18 @@
-/* A load on an engine in this process: one thread sends, the engine's threads
- * answer. */
+/* A load on an engine in this process: the engine's threads answer.  In an open loop one thread
+ * sends; in a closed one as many clients ask at once as cores allow, as they would ask a server's
+ * threads. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/machine.h"
 #include "bench/serve_load.h"
 #include "serve/request.h"
 
-enum { MAX_FLIGHTS = 4096 };
+enum { MAX_FLIGHTS = 4096, MAX_SENDERS = 8 };
 
 typedef struct engine_target engine_target;
 
@@ -137,29 +140,78 @@ static void wait_for_all(engine_target *t, int n) {
     pthread_mutex_unlock(&t->lock);
 }
 
+/* One round of requests. */
+typedef struct round {
+    engine_target *t;
+    const load_set *s;
+    const uint64_t *at; /* or NULL */
+    load_outcome *out;
+    request_ask *asks;
+    uint64_t start;
+    pthread_cond_t begin;
+    bool has_begun; /* under the target's lock: the senders begin together */
+    atomic_size_t next;
+} round;
+
+static void *send_all(void *context) {
+    round *r = context;
+    pthread_mutex_lock(&r->t->lock);
+    while (!r->has_begun)
+        pthread_cond_wait(&r->begin, &r->t->lock);
+    pthread_mutex_unlock(&r->t->lock);
+    for (size_t i; (i = atomic_fetch_add(&r->next, 1)) < r->s->n;) {
+        flight *f = take_flight(r->t);
+        f->out = &r->out[i];
+        if (r->at != NULL) {
+            r->out[i].intended_ns = r->start + r->at[i];
+            sleep_until(r->out[i].intended_ns);
+        }
+        send_one(r->t, &r->asks[i], f);
+    }
+    return NULL;
+}
+
+static int count_senders(const round *r, int n_flights) {
+    machine m;
+    machine_ask(&m);
+    int n = r->at != NULL ? 1 : m.n_usable_cores;
+    n = n < n_flights ? n : n_flights;
+    return n < 1 ? 1 : n < MAX_SENDERS ? n : MAX_SENDERS;
+}
+
+/* This thread is one of the senders; the others are as many as can be started. */
+static void send_with(round *r, int n_senders) {
+    pthread_t thread[MAX_SENDERS];
+    int n = 0;
+    pthread_cond_init(&r->begin, NULL);
+    while (n < n_senders - 1 && pthread_create(&thread[n], NULL, send_all, r) == 0)
+        n++;
+    pthread_mutex_lock(&r->t->lock);
+    r->has_begun = true;
+    pthread_cond_broadcast(&r->begin);
+    pthread_mutex_unlock(&r->t->lock);
+    r->start = clock_ns();
+    send_all(r);
+    for (int i = 0; i < n; i++)
+        pthread_join(thread[i], NULL);
+    pthread_cond_destroy(&r->begin);
+}
+
 static status run(load_target *target, const load_set *s, const load_plan *p, const uint64_t *at,
                   load_outcome *out) {
-    engine_target *t = (engine_target *)target;
-    request_ask *asks = NULL;
+    round r = {.t = (engine_target *)target, .s = s, .at = at, .out = out};
     arena a;
     int n = at != NULL ? MAX_FLIGHTS : p->concurrency < 1 ? 1 : p->concurrency;
     arena_init(&a, 1 << 16);
-    status st = read_bodies(s, &a, &asks);
-    if (st == OK) st = make_flights(t, n);
-    uint64_t start = clock_ns();
-    for (size_t i = 0; i < s->n && st == OK; i++) {
-        flight *f = take_flight(t);
-        f->out = &out[i];
-        if (at != NULL) {
-            out[i].intended_ns = start + at[i];
-            sleep_until(out[i].intended_ns);
-        }
-        send_one(t, &asks[i], f);
+    status st = read_bodies(s, &a, &r.asks);
+    if (st == OK) st = make_flights(r.t, n);
+    if (st == OK) {
+        send_with(&r, count_senders(&r, n));
+        wait_for_all(r.t, n);
     }
-    if (st == OK) wait_for_all(t, n);
-    mem_free(t->flights);
-    t->flights = NULL;
-    mem_free(asks);
+    mem_free(r.t->flights);
+    r.t->flights = NULL;
+    mem_free(r.asks);
     arena_fini(&a);
     return st;
 }
