@@ -460,21 +460,18 @@ status cuda_attn_sm80_fwd(backend *be, const attn_args *a) {
     HALF_WITH_DIM(be, a, return choose<T, D>(be, &job));
 }
 
-template <typename T, int D> static status launch_paged(backend *be, const half_job *job) {
-    return launch<T, typename half_fwd_kinds<D>::paged>(be, *job);
-}
-
 template <int D> static bool has_room(const backend *be) {
     using paged = typename half_fwd_kinds<D>::paged;
     return fwd_bytes<paged>(paged::STAGES) + (int)sizeof(half_walk) <=
            cuda_of(be)->max_block_shared;
 }
 
-/* Not for many queries where large blocks are faster: there a copy of the keys costs little. */
+/* Not for many queries where large blocks are faster: there a copy of the keys costs little; and
+ * not in float16, for which keys are copied, too: three kernels less to compile. */
 bool cuda_attn_sm80_can_page(const backend *be, const attn_args *a) {
     const attn_pages *p = &a->pages;
     int dim = half_dim(a);
-    if (be->act == ACT_F32 || p->table == NULL || p->page_len != HALF_PAGE || dim == 0 ||
+    if (be->act != ACT_BF16 || p->table == NULL || p->page_len != HALF_PAGE || dim == 0 ||
         a->bias != BIAS_NONE || a->func != NULL || (dim < 256 && a->max_len_q > 256))
         return false;
     return can_pack(a->q, a->stride_q, a->dim_qk, 2, 8) &&
@@ -493,5 +490,6 @@ status cuda_attn_sm80_page(backend *be, const attn_args *a) {
     job.offsets_new = a->offsets_k;
     job.a.offsets_k = a->pages.offsets; /* masks are of all keys */
     job.out = half_result_of(a->out, a->stride_out, a->dim_v, a->scale);
-    HALF_WITH_DIM(be, a, return launch_paged<T, D>(be, &job));
+    using T = __nv_bfloat16;
+    HALF_WITH_DIM_OF(a, return (launch<T, typename half_fwd_kinds<D>::paged>(be, job)));
 }

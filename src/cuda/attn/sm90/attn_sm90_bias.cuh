@@ -39,16 +39,13 @@ __device__ static inline void table_load(char *to, const CUtensorMap *map, uint6
                      row + s.shift + r * TABLE_BOX, z);
 }
 
-template <typename T> __device__ static inline float2 unpack_two(uint32_t pair);
-template <> __device__ inline float2 unpack_two<__nv_bfloat16>(uint32_t pair) {
+/* Two numbers of a table, which is of bfloat16. */
+__device__ static inline float2 unpack_two(uint32_t pair) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-template <> __device__ inline float2 unpack_two<__half>(uint32_t pair) {
-    return __half22float2(*(const __half2 *)&pair);
 }
 
 /* Adds a tile of the table to the warpgroup's scores.  IS_TURNED: rows of the scores are keys. */
-template <typename T, bool IS_TURNED>
+template <bool IS_TURNED>
 __device__ static inline void table_add(const char *tile, float (&x)[32]) {
     int thread = (int)thread_index(), lane = thread % 32, warp = thread % GROUP / 32;
     int row = IS_TURNED ? lane / 16 * 8 + lane % 8 : 16 * warp + lane % 16;
@@ -64,7 +61,7 @@ __device__ static inline void table_add(const char *tile, float (&x)[32]) {
             ldmatrix_x4(pair, at + (uint32_t)(((chunk + n) ^ (row & 7)) << 4));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float2 v = unpack_two<T>(pair[i]);
+            float2 v = unpack_two(pair[i]);
             x[(n + i / 2) * 4 + i % 2 * 2] += v.x;
             x[(n + i / 2) * 4 + i % 2 * 2 + 1] += v.y;
         }

@@ -19,16 +19,13 @@ template <attn_bias BIAS_> struct bwd_bias_d128 : bwd_sizes {
     static constexpr int D = 128, GROUPS = 2;
 };
 
-template <typename T, attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
+template <attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
+    using T = __nv_bfloat16;
     if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<bwd_bias_d32<BIAS>>>(be, a);
     if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<bwd_bias_d64<BIAS>>>(be, a);
     return bwd_launch<T, bwd_shape<bwd_bias_d128<BIAS>>>(be, a);
 }
 
-template <typename T> static status launch_bias(backend *be, const attn_args *a) {
-    return a->bias == BIAS_TABLE ? choose<T, BIAS_TABLE>(be, a) : choose<T, BIAS_TIME>(be, a);
-}
-
 status cuda_attn_sm90_bwd_bias(backend *be, const attn_args *a) {
-    return be->act == ACT_BF16 ? launch_bias<__nv_bfloat16>(be, a) : launch_bias<__half>(be, a);
+    return a->bias == BIAS_TABLE ? choose<BIAS_TABLE>(be, a) : choose<BIAS_TIME>(be, a);
 }

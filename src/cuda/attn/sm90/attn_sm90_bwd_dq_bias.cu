@@ -249,7 +249,7 @@ __device__ static inline int dq_sum(const attn_args &a, const sum_sink &sink, co
         product_of_rows<T, S::D, 64, S::KEYS>(y, own.queries + S::QUERIES, values + r.at * S::TILE);
         wgmma_commit();
         wgmma_wait<1>();
-        fwd_add_bias<T, S>(a, own, j, room, tables, r, x, buckets);
+        fwd_add_bias<S>(a, own, j, room, tables, r, x, buckets);
         wgmma_wait<0>();
         if (next >= own.end) release(own.queries_free);
         make_gradients(own.half, x, y);
@@ -390,7 +390,8 @@ template <attn_bias BIAS_> struct dq_bias_d128 : dq_bias_sizes<BIAS_> {
     static constexpr int D = 128, GROUPS = 2, BUFFERS = 1;
 };
 
-template <typename T, attn_bias BIAS> static status choose(backend *be, const bwd_job *job) {
+template <attn_bias BIAS> static status choose(backend *be, const bwd_job *job) {
+    using T = __nv_bfloat16;
     using low = fwd_shape<dq_bias_d64<BIAS>>;
     using high = fwd_shape<dq_bias_d128<BIAS>>;
     static_assert(low::ROWS == DQ_ROWS_BIAS_64 && high::ROWS == DQ_ROWS, "tiles of bwd_prepare");
@@ -398,15 +399,7 @@ template <typename T, attn_bias BIAS> static status choose(backend *be, const bw
     return job->a.dim_qk == 64 ? launch<T, low>(be, job) : launch<T, high>(be, job);
 }
 
-template <typename T> static status choose_bias(backend *be, const bwd_job *job) {
-    return job->a.bias == BIAS_TABLE ? choose<T, BIAS_TABLE>(be, job)
-                                     : choose<T, BIAS_TIME>(be, job);
-}
-
 status bwd_queries_bias(backend *be, const bwd_job *job) {
-    if (be->act == ACT_BF16)
-        TRY(choose_bias<__nv_bfloat16>(be, job));
-    else
-        TRY(choose_bias<__half>(be, job));
+    TRY(job->a.bias == BIAS_TABLE ? choose<BIAS_TABLE>(be, job) : choose<BIAS_TIME>(be, job));
     return job->cells != NULL ? bias_finish(be, &job->a, job->cells) : OK;
 }

@@ -85,7 +85,7 @@ template <typename S> __device__ static inline int bwd_word(const bwd_room<S> &r
 }
 
 /* Adds the bias of tile n. */
-template <typename T, typename S>
+template <typename S>
 __device__ static inline void bwd_add_bias(const attn_args &a, const bwd_room<S> &room,
                                            const bwd_own<S> &own, int n, int word, float (&x)[32]) {
     if constexpr (S::BIAS != BIAS_NONE) {
@@ -93,7 +93,7 @@ __device__ static inline void bwd_add_bias(const attn_args &a, const bwd_room<S>
         walk_biases<S, S::BIAS> &bias = room.walk.end->bias;
         barrier_wait(&bias.there[stage], (uint32_t)(n / S::STAGES) & 1);
         if constexpr (S::BIAS == BIAS_TABLE) {
-            table_add<T, true>(room.walk.tables + (stage * S::GROUPS + own.group) * TABLE_TILE, x);
+            table_add<true>(room.walk.tables + (stage * S::GROUPS + own.group) * TABLE_TILE, x);
         } else {
             const bwd_keys &w = bwd_record<S>(room, own);
             const attn_sequence &s = w.pair.s;
@@ -136,7 +136,7 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
         product_of_rows<T, S::D, S::KEYS, 64>(dp, values, douts);
         wgmma_commit();
         wgmma_wait<1>();
-        bwd_add_bias<T, S>(a, room, own, n, word, x);
+        bwd_add_bias<S>(a, room, own, n, word, x);
         bwd_hide(0.5f * a.alpha, seen, x);
         bwd_weights<T>(0.5f * a.alpha, x, weights);
         wgmma_fence();
@@ -146,7 +146,7 @@ __device__ static inline void bwd_tile(const attn_args &a, const bwd_room<S> &ro
     } else { /* registers are scarce: dp reuses the registers of the scores */
         uint32_t slope[16];
         wgmma_wait<0>();
-        bwd_add_bias<T, S>(a, room, own, n, word, x);
+        bwd_add_bias<S>(a, room, own, n, word, x);
         bwd_hide(0.5f * a.alpha, seen, x);
         bwd_weights<T>(0.5f * a.alpha, x, weights, slope);
         wgmma_fence();

@@ -300,7 +300,7 @@ template <typename S> struct fwd_own {
 };
 
 /* Adds the bias of keys from j on, which are in stage r; buckets: see time_add. */
-template <typename T, typename S>
+template <typename S>
 __device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> &own, int j,
                                            fwd_room<S> *room, const char *tables,
                                            const fwd_ring<S::STAGES> &r, float (&x)[S::KEYS / 2],
@@ -309,7 +309,7 @@ __device__ static inline void fwd_add_bias(const attn_args &a, const fwd_own<S> 
     int row = own.row - u->row0;
     if constexpr (S::BIAS != BIAS_NONE) barrier_wait(&room->bias[r.at], r.parity);
     if constexpr (S::BIAS == BIAS_TABLE)
-        table_add<T, false>(tables + (r.at * S::GROUPS + row / 64) * TABLE_TILE, x);
+        table_add<false>(tables + (r.at * S::GROUPS + row / 64) * TABLE_TILE, x);
     if constexpr (S::BIAS == BIAS_TIME) {
         const time_tile<S::ROWS, S::KEYS> *tile = &room->times.tiles[r.at];
         if (own.times.is_wide || tile->is_wide)
@@ -352,7 +352,7 @@ __device__ static inline int fwd_sum_plain(const attn_args &a, const fwd_own<S> 
         release(&room->keys_free[r.at]);
         if (next >= own.end) release(own.queries_free);
         uint32_t buckets[S::KEYS / 8];
-        fwd_add_bias<T, S>(a, own, j, room, values + S::STAGES * S::TILE, r, x, buckets);
+        fwd_add_bias<S>(a, own, j, room, values + S::STAGES * S::TILE, r, x, buckets);
         fwd_mask_tile<S>(a, own, j, x);
         uint32_t left[S::KEYS / 16][4];
 #pragma unroll

@@ -24,7 +24,8 @@ template <attn_bias BIAS_> struct fwd_bias_d256 : fwd_bias_sizes<BIAS_> {
     static constexpr int D = 256, STAGES = 1, BUFFERS = 1, BLOCKS = 2;
 };
 
-template <typename T, attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
+template <attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
+    using T = __nv_bfloat16;
     switch (a->dim_qk) {
     case 32:
         return fwd_launch<T, fwd_shape<fwd_bias_d32<BIAS>>>(be, a);
@@ -37,10 +38,6 @@ template <typename T, attn_bias BIAS> static status choose(backend *be, const at
     }
 }
 
-template <typename T> static status launch_bias(backend *be, const attn_args *a) {
-    return a->bias == BIAS_TABLE ? choose<T, BIAS_TABLE>(be, a) : choose<T, BIAS_TIME>(be, a);
-}
-
 status cuda_attn_sm90_fwd_bias(backend *be, const attn_args *a) {
-    return be->act == ACT_BF16 ? launch_bias<__nv_bfloat16>(be, a) : launch_bias<__half>(be, a);
+    return a->bias == BIAS_TABLE ? choose<BIAS_TABLE>(be, a) : choose<BIAS_TIME>(be, a);
 }

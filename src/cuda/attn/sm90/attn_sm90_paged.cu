@@ -136,7 +136,9 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     plan->is_early = a->is_repeated && memcmp(key, state->list_key, sizeof key) == 0;
     if (plan->is_early) return OK;
     memcpy(state->list_key, key, sizeof key);
-    attn_list_sm90_kernel<S><<<(unsigned)n_blocks, 32, 0, state->stream>>>(*a, *plan);
+    using any = fwd_shape<paged_d64>; /* one kernel for all head dimensions */
+    static_assert(S::ROWS == any::ROWS && S::KEYS == any::KEYS, "tiles of the same size");
+    attn_list_sm90_kernel<any><<<(unsigned)n_blocks, 32, 0, state->stream>>>(*a, *plan);
     return cuda_launched("the lists of the attention over pages");
 }
 
