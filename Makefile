@@ -34,12 +34,13 @@ ARCH ?= native
 ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),-march=$(ARCH)))
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
-# Loops that take time are in src/cpu, src/data and src/embed; elsewhere -O3 takes longer to compile and gains nothing.
-# Tests are compiled with -O1, and for sanitizers without any: half the build was theirs.
+# Loops that take time are in src/cpu, src/data and src/embed; elsewhere -O3 takes longer to compile and gains nothing, and
+# where files parse and print alone, -O2 does, too.  Tests are compiled without any: half the build was theirs.
 OPT_release := -O2
 OPT_debug := -O0
 HOT_CFLAGS := $(if $(filter release,$(VARIANT)),-O3)
-TEST_CFLAGS := $(if $(filter release,$(VARIANT)),-O1,$(if $(filter asan tsan,$(VARIANT)),-O0))
+COLD_CFLAGS := $(if $(filter release,$(VARIANT)),-O1)
+TEST_CFLAGS := $(if $(filter release asan tsan,$(VARIANT)),-O0)
 # Line numbers for a profiler or a sanitizer; a debugger gets all.
 DEBUG_INFO := $(if $(filter debug,$(VARIANT)),-g,-g1)
 OPT_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -106,16 +107,17 @@ CU_UNIT_dq_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd_dq bwd_dq_
 CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
 CU_UNIT_ops_sm90 := $(wildcard src/cuda/ops/*_sm90.cu)
 CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
-CU_UNIT_core := $(filter-out %/sort.cu,$(wildcard src/cuda/core/*.cu)) $(wildcard src/cuda/attn/common/*.cu)
+CU_UNIT_core := $(wildcard src/cuda/core/*.cu) $(wildcard src/cuda/attn/common/*.cu)
 CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine cublas_lt dropout group head_parts kv_fp8 kv_put l2 linear \
 	logits_loss matmul negatives rank row_moves sampled_softmax update)
-CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate gate_cut norm rows)
+CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate_cut rows)
+CU_UNIT_both := $(ASKS_ARCH)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
 CU_UNIT_topk := $(patsubst %,src/cuda/ops/%.cu,topk topk_any)
 CU_UNIT_any := $(CU_UNIT_rows) $(CU_UNIT_ops) $(CU_UNIT_table) $(CU_UNIT_topk) $(CU_UNIT_core)
 ifeq ($(origin CU_UNITS),undefined)
 CU_UNITS := $(if $(filter 1 2 3 4,$(shell nproc 2>/dev/null)),\
-	sm80 any fwd_sm90 bwd_sm90 f32 dq_sm90 sm80_softmax rest_sm90,rows ops table topk core ops_sm90)
+	sm80 any fwd_sm90 bwd_sm90 f32 dq_sm90 sm80_softmax rest_sm90 both,rows both ops table topk core ops_sm90)
 endif
 ifeq ($(CU_SRC),)
 override CU_UNITS :=
@@ -240,7 +242,7 @@ $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS) -ldl
 
-ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(HOT_CFLAGS) $(TEST_CFLAGS) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
+ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(HOT_CFLAGS) $(COLD_CFLAGS) $(TEST_CFLAGS) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
 
 # The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
 # FORCE must be phony: with .SECONDARY below, make does not rebuild because of a file that only does not exist.
@@ -251,10 +253,11 @@ $B/flags: FORCE
 
 # What a folder adds to the flags of all.
 $B/src/cpu/%.o $B/src/data/%.o $B/src/embed/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
+$(foreach d,api bench cli config profile tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
 # Their own sums take longer than what they test.
 SUMMING := attn_sample mirror_ops precision softmax_sample test_attn test_embed test_linear test_product test_rank
-ifneq ($(filter asan tsan,$(VARIANT)),)
+ifneq ($(filter release asan tsan,$(VARIANT)),)
 $(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1
 endif
 # The register tiles and the naive attention are arithmetic alone: the checks for undefined behaviour there find nothing
