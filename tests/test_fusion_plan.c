@@ -73,6 +73,10 @@ TEST(bad_plans) {
     CHECK_FAILS(plan_parse("100000000000000000000", &p), ERR_USAGE, "21 bits");
     CHECK_FAILS(plan_parse("99999999999999999999", &p), ERR_USAGE, "beyond 65535");
     CHECK_FAILS(plan_parse("000110101010101", &p), ERR_USAGE, "has 15 bits");
+    CHECK_FAILS(plan_parse("0110", &p), ERR_USAGE, "has 4 bits");
+    CHECK_OK(plan_parse("110", &p));
+    CHECK_EQ(p.value, 110);
+    CHECK_OK(plan_parse("0", &p));
     CHECK_FAILS(plan_parse("00011010101010101", &p), ERR_USAGE, "has 17 bits");
     CHECK_FAILS(plan_parse("0001101010101012", &p), ERR_USAGE, "beyond");
     CHECK_FAILS(plan_parse("000110101010101x", &p), ERR_USAGE, "neither");

@@ -12,6 +12,7 @@
 #include "cli/plan_args.h"
 #include "cli/sink.h"
 #include "cli/stop_signal.h"
+#include "tune/encoder_plan.h"
 #include "tune/plan_store.h"
 #include "tune/search_exact.h"
 
@@ -191,21 +192,32 @@ static status save_plan(source *s, const buf *text) {
     return out_file_commit(file);
 }
 
+/* Plans of other layers than BERT are for people; an encoder must be able to run one of BERT. */
+static bool is_worth_keeping(const source *s, const tune_args *a, const found_plan *f) {
+    plan_program p;
+    if (s->c != chain_of(CHAIN_BERT)) return true;
+    plan_runner_lower(s->rig.r, f->best.value, &p);
+    if (encoder_plan_check(s->c, s->rig.p->attend, &p) == OK) return true;
+    if (!a->is_json) printf("not kept for 'hstu encode --plan auto': %s\n", status_reason());
+    return false;
+}
+
 /* Where `hstu encode --plan auto` finds it. */
 static status store_plan(const source *s, const tune_args *a, const found_plan *f,
                          const buf *text) {
     plan_store store;
     plan_file key = s->key;
     char path[4096];
-    bool is_kept;
-    if (s->rig.r == NULL) return OK;
+    bool is_kept, is_bert = s->c == chain_of(CHAIN_BERT);
+    if (s->rig.r == NULL || !is_worth_keeping(s, a, f)) return OK;
     key.ms = f->best.ms;
     TRY(plan_store_open(&store, a->common.cache));
     TRY(plan_store_put(&store, &key, text, &is_kept, path));
-    if (!a->is_json)
-        printf(is_kept ? "kept for 'hstu encode --plan auto': %s\n"
-                       : "a faster plan is kept already: %s\n",
-               path);
+    if (a->is_json) return OK;
+    if (is_kept)
+        printf("kept%s: %s\n", is_bert ? " for 'hstu encode --plan auto'" : "", path);
+    else
+        printf("a faster plan is kept already: %s\n", path);
     return OK;
 }
 

@@ -77,19 +77,18 @@ static void set_weights(kernel_args *a, const chain *c, const bert_layer *l) {
         a->tensor[find_tensor(c, weights[i].name)] = (void *)weights[i].at;
 }
 
-/* What the encoder cannot have, of a plan that was lowered. */
-static status check_program(const encoder_plan *p, const plan_program *program) {
+status encoder_plan_check(const chain *c, attend_kind attend, const plan_program *program) {
     for (int i = 0; i < program->n_kernels; i++) {
         const plan_kernel *k = &program->kernel[i];
-        bool starts = k->first == p->c->attention_first;
-        bool touches = k->first <= p->c->attention_last && k->last >= p->c->attention_first;
-        if (touches && (!starts || k->last < p->c->attention_last - 1) &&
-            p->c->op[k->first].kind != OP_MERGE)
+        bool starts = k->first == c->attention_first;
+        bool touches = k->first <= c->attention_last && k->last >= c->attention_first;
+        if (touches && (!starts || k->last < c->attention_last - 1) &&
+            c->op[k->first].kind != OP_MERGE)
             return fail(ERR_UNSUPPORTED,
                         "plan %d has the attention in several kernels, which store all scores; an "
                         "encoder takes plans with operators %d-%d as one segment",
-                        program->plan.value, p->c->attention_first + 1, p->c->attention_last + 1);
-        if (starts && p->attend == ATTEND_BYTES && k->from != TEMPLATE_HAND_WRITTEN)
+                        program->plan.value, c->attention_first + 1, c->attention_last + 1);
+        if (starts && attend == ATTEND_BYTES && k->from != TEMPLATE_HAND_WRITTEN)
             return fail(
                 ERR_UNSUPPORTED,
                 "plan %d has a generated attention, which in an encoder knows the masks none "
@@ -129,7 +128,7 @@ static status choose_tile(const encoder_plan *p, const plan_file *f, kernel_spec
 
 static status lower(const encoder_plan *p, ready_plan *r) {
     plan_lower(p->c, &p->shape, r->file.value, &r->program);
-    TRY(check_program(p, &r->program));
+    TRY(encoder_plan_check(p->c, p->attend, &r->program));
     for (int i = 0; i < r->program.n_kernels; i++) {
         const plan_kernel *k = &r->program.kernel[i];
         r->spec[i] = (kernel_spec){.c = p->c,

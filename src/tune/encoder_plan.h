@@ -29,6 +29,10 @@ status encoder_plan_create(encoder_plan **out, backend *be, const encoder_config
                            const encoder_plan_options *o);
 void encoder_plan_destroy(encoder_plan *p); /* NULL is fine; after the encoder */
 
+/* ERR_UNSUPPORTED says why an encoder whose attention is of this kind cannot run a plan, lowered
+ * for its shape. */
+status encoder_plan_check(const chain *c, attend_kind attend, const plan_program *program);
+
 /* What encoder_options takes. */
 const encoder_layers *encoder_plan_layers(const encoder_plan *p);
 

@@ -22,7 +22,8 @@ void plan_decode(uint16_t value, fusion_plan *out) {
 
 status plan_parse(const char *text, fusion_plan *out) {
     size_t n = strlen(text);
-    if (n > 0 && strspn(text, "01") == n && n > 5) {
+    bool is_value = n <= 5 && (n < 2 || text[0] != '0'); /* of zeros and ones, it may be either */
+    if (n > 0 && strspn(text, "01") == n && !is_value) {
         if (n != PLAN_BITS)
             return fail(ERR_USAGE,
                         "plan '%.40s' has %zu bits; a plan has %d: the hand-written attention and "
