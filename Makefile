@@ -173,14 +173,15 @@ $B/hstu-mpi.so: $(MPI_SRC) src/dist/mpi_plugin.h
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O2 -fPIC -shared $(WARN) -Isrc $(MPI_SRC) -o $@ || \
 		{ rm -f $@; echo 'note: $(MPICC) does not work here: no ranks of mpirun'; }
 
-# It has what recording needs and nothing else, and no symbol but InitializeInjection* is seen outside; compiled
-# by itself because it is loaded into programs without sanitizers.
+# It has what recording needs and nothing else, and no symbol but InitializeInjection* is seen outside; with sanitizers
+# compiled by itself, because it is loaded into programs without them.
 INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/graph_nodes profile/nvtx profile/record_write \
 	base/clock base/env base/escape base/hash base/log base/mem base/status)
-$B/hstu-inject.so: $(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/flags
+INJECT_CFLAGS := $(if $(filter asan tsan fuzz,$(VARIANT)),-std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden $(WARN) \
+	$(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc $(CFLAGS))
+$B/hstu-inject.so: $(if $(INJECT_CFLAGS),$(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/flags,$(INJECT_ALL:%.c=$B/%.o))
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -shared $(WARN) $(FEATURES) $(PROBE_CFLAGS) -Iinclude \
-		-Isrc $(CFLAGS) $(INJECT_ALL) $(LDFLAGS) -Wl,-z,nodelete -lpthread -ldl -o $@
+	$(CC) $(INJECT_CFLAGS) -shared $(filter %.c %.o,$^) $(LDFLAGS) -Wl,-z,nodelete -lpthread -ldl -o $@
 
 # A test of all files runs the checker of reference values.
 unit: $B/hstu $B/hstu-inject.so $(if $(MPICC),$B/hstu-mpi.so) $B/tests/unit $(if $(TEST_FILES),,$B/tests/golden)
