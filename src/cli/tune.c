@@ -16,7 +16,7 @@
 #include "tune/plan_store.h"
 #include "tune/search_exact.h"
 
-enum { ROUNDS = 5, EXACT_CHECKS = 150 };
+enum { ROUNDS = 5, EXACT_ROUNDS = 3, EXACT_CHECKS = 150 };
 
 typedef struct tune_args {
     plan_args common;
@@ -264,7 +264,7 @@ static status tell(source *s, const tune_args *a, const found_plan *f) {
 
 /* The exact search of kernels that can be run. */
 static status tune_exact(source *s, const tune_args *a) {
-    exact_options o = {.rounds = ROUNDS,
+    exact_options o = {.rounds = EXACT_ROUNDS,
                        .n_checks = (int)a->checks,
                        .seed = (uint64_t)a->search_seed,
                        .is_stopped = stop_signal_came};

@@ -12,7 +12,7 @@
 #include "tune/search.h"
 
 typedef struct exact_options {
-    int rounds;    /* of a timing */
+    int rounds;    /* turns of tile parameters, and rounds of whole plans */
     int n_checks;  /* random whole plans; 0: none */
     int max_tiles; /* tile parameters a kernel; 0: all */
     uint64_t seed;

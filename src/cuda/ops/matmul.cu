@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/turns.h"
 #include "cuda/core/cuda.h"
 #include "cuda/ops/cublas_lt.cuh"
 
@@ -20,8 +21,8 @@ enum { WORKSPACE_BYTES = 64 << 20 };
 /* The table: sets of a few entries, of which the oldest is evicted. */
 enum { N_SETS = 128, N_WAYS = 4, MAX_ANSWERS = 16 };
 
-/* Timing kernels: rounds of runs, of which a kernel's fastest counts. */
-enum { N_ROUNDS = 4, N_RUNS = 5 };
+/* Timing kernels: recorded steps of N_RUNS runs, in turns (base/turns.h). */
+enum { N_ROUNDS = 5, N_RUNS = 5 };
 
 /* Rounding: at most one part in 32 from here on. */
 enum { MIN_ROUNDED = 1024, ROUNDING_BITS = 5, MAX_ALIGNMENT = 16 };
@@ -299,46 +300,43 @@ static status record_kernel(const cuda_state *cuda, const cuda_product *p, descr
 
 /* The recorded steps of all kernels; NULL where one cannot compute this shape. */
 typedef struct timing {
+    cudaStream_t stream;
     cudaEvent_t begin, end;
     cudaGraphExec_t step[2 * MAX_ANSWERS];
-    float ms[2 * MAX_ANSWERS]; /* of N_RUNS runs, the fastest round's */
 } timing;
+static_assert(2 * MAX_ANSWERS <= TURNS_MAX, "more kernels than turns_find takes");
 
-static status time_step(const cuda_state *cuda, timing *t, int i) {
+static status time_step(void *ctx, int i, double *seconds) {
+    const timing *t = (const timing *)ctx;
     float ms;
-    CUDA_TRY(cudaEventRecord(t->begin, cuda->stream));
-    CUDA_TRY(cudaGraphLaunch(t->step[i], cuda->stream));
-    CUDA_TRY(cudaEventRecord(t->end, cuda->stream));
+    *seconds = INFINITY;
+    if (t->step[i] == NULL) return OK;
+    CUDA_TRY(cudaEventRecord(t->begin, t->stream));
+    CUDA_TRY(cudaGraphLaunch(t->step[i], t->stream));
+    CUDA_TRY(cudaEventRecord(t->end, t->stream));
     CUDA_TRY(cudaEventSynchronize(t->end));
     CUDA_TRY(cudaEventElapsedTime(&ms, t->begin, t->end));
-    t->ms[i] = ms < t->ms[i] ? ms : t->ms[i];
+    *seconds = ms * 1e-3;
     return OK;
 }
 
-/* Kernels take turns, so that none has the clock that the card has at the start.  *best: the
- * fastest of the list, on the operands of p. */
+/* *best: the fastest of the list, on the operands of p. */
 static status time_kernels(const cuda_state *cuda, const cuda_product *p, const kernel_list *list,
                            timing *t, int *best) {
     description text;
-    *best = 0;
+    double seconds;
     CUDA_TRY(cudaEventCreate(&t->begin));
     CUDA_TRY(cudaEventCreate(&t->end));
     TRY(describe(cuda, p, &text));
-    for (int i = 0; i < list->n; i++) {
-        t->ms[i] = INFINITY;
+    for (int i = 0; i < list->n; i++)
         TRY(record_kernel(cuda, p, &text, &list->kernel[i], &t->step[i]));
-    }
-    for (int round = 0; round < N_ROUNDS; round++)
-        for (int i = 0; i < list->n; i++)
-            if (t->step[i] != NULL) TRY(time_step(cuda, t, i));
-    for (int i = 1; i < list->n; i++)
-        if (t->ms[i] < t->ms[*best]) *best = i;
-    return OK;
+    return turns_find(list->n, N_ROUNDS, time_step, t, best, &seconds);
 }
 
 static status find_fastest(const cuda_state *cuda, const cuda_product *p, const kernel_list *list,
                            int *best) {
     timing t = {};
+    t.stream = cuda->stream;
     status st = time_kernels(cuda, p, list, &t, best);
     for (int i = 0; i < list->n; i++)
         if (t.step[i] != NULL) cudaGraphExecDestroy(t.step[i]);
