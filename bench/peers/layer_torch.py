@@ -4,8 +4,10 @@
 Usage: bench/peers/layer_torch.py [--heads 12] [--dtype float16] [--rounds N] [--wait FILE] [--turns N] B,S,MASK[,BITS] ...
 The width is 64 times the heads: 12 for BERT base, 16 for large.  MASK is `none` or the name of a mask whose bits (safetensors, `hstu mask show MASK --n S --bits FILE`) are BITS.
 Everything is compiled first; with --wait the timing begins when FILE exists, so that another program can be measured
-in between; with --turns N everything is timed N times, the later ones when FILE1, FILE2, ... exist.  Prints a JSON line for each shape and way: milliseconds of a layer, timed as hstu times a plan: a graph of
-the layer is replayed for about 2 ms between two events, median of such rounds.
+in between; with --turns N everything is timed N times, the later ones when FILE1, FILE2, ... exist.  Prints a JSON line for each shape and way: milliseconds of a layer, timed as hstu times a found plan: a graph of
+the layer is replayed for about 2 ms between two events, after the card has rested for 50 ms, since under load it lowers
+its clock to keep to its power limit; median of such rounds.  With --load, milliseconds of a replay during half a second
+of them, too.
 """
 import argparse
 import json
@@ -51,11 +53,16 @@ def between(g, n):
     return begin.elapsed_time(end) / n
 
 
+def rested(g, n):
+    time.sleep(0.05)
+    return between(g, n)
+
+
 def timed(g, rounds):
     between(g, 1)
     once = between(g, 1)
     n = 1 if once > 2 else int(2 / once) + 1
-    return sorted(between(g, n) for _ in range(rounds))[rounds // 2]
+    return sorted(rested(g, n) for _ in range(rounds))[rounds // 2]
 
 
 def main():
@@ -66,6 +73,7 @@ def main():
     p.add_argument("--rounds", type=int, default=9)
     p.add_argument("--wait")
     p.add_argument("--turns", type=int, default=1)
+    p.add_argument("--load", action="store_true")
     a = p.parse_args()
     torch.manual_seed(1)
     dtype, graphs = getattr(torch, a.dtype), []
@@ -82,9 +90,12 @@ def main():
             while a.wait and not os.path.exists(a.wait + (str(turn) if turn else "")):
                 time.sleep(0.05)
             for b, s, mask, name, _, g, seconds in graphs:  # _ keeps its tensors
-                print(json.dumps({"peer": f"torch {torch.__version__} {name}", "layer": [b, s, a.heads, 64],
-                                  "dtype": a.dtype, "mask": mask, "ms": round(timed(g, a.rounds), 5),
-                                  "compile_s": round(seconds, 1)}), flush=True)
+                row = {"peer": f"torch {torch.__version__} {name}", "layer": [b, s, a.heads, 64], "dtype": a.dtype,
+                       "mask": mask, "ms": round(timed(g, a.rounds), 5), "compile_s": round(seconds, 1)}
+                if a.load:
+                    between(g, int(200 / row["ms"]) + 1)
+                    row["ms_under_load"] = round(between(g, int(500 / row["ms"]) + 1), 5)
+                print(json.dumps(row), flush=True)
             if a.turns > 1:
                 print(json.dumps({"peer": "turn"}), flush=True)
 

@@ -21,6 +21,10 @@ const chain *plan_runner_chain(const plan_runner *r);
  * here. */
 kernel_template plan_runner_template(const plan_runner *r, int first, int last);
 bool plan_runner_has_hand_written(const plan_runner *r);
+
+/* Lets a GPU rest for 50 ms: under load it lowers its clock to keep to its power limit. */
+void plan_runner_rest(const plan_runner *r);
+
 const chain_shape *plan_runner_shape(const plan_runner *r);
 
 /* The kernels of a plan on this problem. */
