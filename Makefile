@@ -110,7 +110,7 @@ CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
 CU_UNIT_core := $(wildcard src/cuda/core/*.cu) $(wildcard src/cuda/attn/common/*.cu)
 CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine cublas_lt dropout group head_parts kv_fp8 kv_put l2 linear \
 	logits_loss matmul negatives rank row_moves sampled_softmax update)
-CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate_cut rows)
+CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate_bwd gate_cut norm_bwd rows)
 CU_UNIT_both := $(ASKS_ARCH)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
 CU_UNIT_topk := $(patsubst %,src/cuda/ops/%.cu,topk topk_any)

@@ -1,6 +1,6 @@
 /* The gate where rows are cut over ranks (gate_cut of ops.h): each pass in two halves, on the rows
- * of norm_row.cuh.  Against gate.cu the forward pass reads o twice, the backward pass o, u and dy:
- * g is computed again rather than kept in 16 bits between the halves. */
+ * of norm_row.cuh.  Against gate.cu and gate_bwd.cu the forward pass reads o twice, the backward
+ * pass o, u and dy: g is computed again rather than kept in 16 bits between the halves. */
 #include "cuda/ops/gate_row.cuh"
 
 /* The first half of the forward pass: mean and variance of this rank's part. */
@@ -80,7 +80,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
     }
 }
 
-/* The first half of the backward pass; partials as in gate.cu. */
+/* The first half of the backward pass; partials as in gate_bwd.cu. */
 template <typename T, typename R>
 static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     gate_cut_sums_any_kernel(const gate_args a, float *partials, const gate_cut cut) {
@@ -176,16 +176,14 @@ static status launch_sums(backend *be, void (*kernel)(gate_args, float *, gate_c
                                   a->dbias);
 }
 
-/* The tiles of NORM_WITH_TILE whose rows are packed. */
+/* The tiles of NORM_WITH_TILE whose rows are packed, without the one for the shortest: layers are
+ * cut because they are large. */
 #define CUT_RUN(be, a, ...)                                                                        \
     do {                                                                                           \
         if ((a)->n == 0 || (a)->dim == 0) return OK;                                               \
         TRY(norm_check_dim((a)->dim));                                                             \
         CUDA_WITH_ACT(                                                                             \
-            be, constexpr int V_ = columns_of<T>::PACKED; if ((a)->dim <= 256) {                   \
-                using R = row_tile<32, V_, true>;                                                  \
-                __VA_ARGS__;                                                                       \
-            } else if ((a)->dim <= 1024) {                                                         \
+            be, constexpr int V_ = columns_of<T>::PACKED; if ((a)->dim <= 1024) {                  \
                 using R = row_tile<128, V_, true>;                                                 \
                 __VA_ARGS__;                                                                       \
             } else {                                                                               \

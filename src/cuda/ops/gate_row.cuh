@@ -1,4 +1,4 @@
-/* A row of the gate: what gate.cu and gate_cut.cu share. */
+/* A row of the gate: what gate.cu, gate_bwd.cu and gate_cut.cu share. */
 #ifndef HSTU_CUDA_OPS_GATE_ROW_CUH
 #define HSTU_CUDA_OPS_GATE_ROW_CUH
 

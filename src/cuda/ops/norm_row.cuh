@@ -231,7 +231,19 @@ static inline status norm_blocks(const backend *be, K *kernel, int64_t n, int64_
     return OK;
 }
 
-/* Adds n_partials partials of (2, dim) to the gradients, each of which may be NULL; in norm.cu. */
+template <typename T> static inline bool is_packed(const norm_args *a, bool is_backward) {
+    const int v = columns_of<T>::PACKED;
+    bool is = can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
+              can_pack(a->weight, a->dim, a->dim, sizeof(float), v);
+    if (is_backward)
+        return is && can_pack(a->dy, a->dim, a->dim, sizeof(T), v) &&
+               can_pack(a->dx, a->dim, a->dim, sizeof(T), v);
+    return is && can_pack(a->y, a->dim, a->dim, sizeof(T), v) &&
+           can_pack(a->bias, a->dim, a->dim, sizeof(float), v);
+}
+
+/* Adds n_partials partials of (2, dim) to the gradients, each of which may be NULL; in norm_bwd.cu.
+ */
 status cuda_norm_add_partials(backend *be, const float *partials, int64_t n_partials, int32_t dim,
                               float *dweight, float *dbias);
 

@@ -538,6 +538,10 @@ static inline int half_dim(const attn_args *a) {
     return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
 }
 
+/* ... and float16 has the kernels for every bias alone: models are trained in bfloat16. */
+template <typename T> static constexpr bool half_is_tuned = false;
+template <> constexpr bool half_is_tuned<__nv_bfloat16> = true;
+
 /* Runs `...` with T as the 16-bit type of activations and D as the padded head dimension. */
 #define HALF_WITH_DIM(be, args, ...)                                                               \
     do {                                                                                           \

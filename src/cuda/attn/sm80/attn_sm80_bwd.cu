@@ -439,11 +439,13 @@ template <typename T, int D> static status choose_keys(backend *be, const half_j
     using small = typename kinds::small;
     using large = typename kinds::large;
     constexpr int BYTES = keys_bytes<large>(1) + (int)sizeof(half_block);
-    if (job->a.bias != BIAS_NONE || cuda_of(be)->max_block_shared < BYTES)
-        return launch_all<T, true, small>(be, *job);
-    if constexpr (kinds::SHORT > 0)
-        if (job->a.max_len_k <= kinds::SHORT) return launch_all<T, false, small>(be, *job);
-    return launch_all<T, false, large>(be, *job);
+    if constexpr (half_is_tuned<T>)
+        if (job->a.bias == BIAS_NONE && cuda_of(be)->max_block_shared >= BYTES) {
+            if constexpr (kinds::SHORT > 0)
+                if (job->a.max_len_k <= kinds::SHORT) return launch_all<T, false, small>(be, *job);
+            return launch_all<T, false, large>(be, *job);
+        }
+    return launch_all<T, true, small>(be, *job);
 }
 
 static status choose_dim(backend *be, const half_job *job) {

@@ -447,10 +447,12 @@ template <typename T, int D> static status choose(backend *be, const half_job *j
     using kinds = half_fwd_kinds<D>;
     using small = typename kinds::small;
     int max_bytes = cuda_of(be)->max_block_shared - (int)sizeof(half_walk);
-    if (job->a.bias != BIAS_NONE || max_bytes < fwd_bytes<small>(small::STAGES))
-        return launch<T, typename kinds::bias>(be, *job);
-    if (job->a.max_len_q > 256) return launch<T, typename kinds::large>(be, *job);
-    return launch<T, small>(be, *job);
+    if constexpr (half_is_tuned<T>)
+        if (job->a.bias == BIAS_NONE && max_bytes >= fwd_bytes<small>(small::STAGES)) {
+            if (job->a.max_len_q > 256) return launch<T, typename kinds::large>(be, *job);
+            return launch<T, small>(be, *job);
+        }
+    return launch<T, typename kinds::bias>(be, *job);
 }
 
 status cuda_attn_sm80_fwd(backend *be, const attn_args *a) {

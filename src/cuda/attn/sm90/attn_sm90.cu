@@ -38,12 +38,18 @@ static bool can_bias_bwd(const backend *be, const attn_args *a) {
            !(is_shared && cuda_of(be)->is_deterministic);
 }
 
-bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a) {
+/* float16 has the kernels of most models alone: not those for head dimension 256, nor those that
+ * give a sum of dq one owner. */
+static bool can_dim_bwd(const backend *be, const attn_args *a) {
     int d = a->dim_qk;
-    return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) &&
-           can_bias_bwd(be, a) && is_addressable(a->dout, a->stride_out) &&
-           is_addressable(a->dq, a->stride_q) && is_addressable(a->dk, a->stride_k) &&
-           is_addressable(a->dv, a->stride_v);
+    if (be->act == ACT_F16 && (d == 256 || cuda_of(be)->is_deterministic)) return false;
+    return d == 32 || d == 64 || d == 128 || d == 256;
+}
+
+bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a) {
+    return can_dim_bwd(be, a) && is_possible(be, a) && can_bias_bwd(be, a) &&
+           is_addressable(a->dout, a->stride_out) && is_addressable(a->dq, a->stride_q) &&
+           is_addressable(a->dk, a->stride_k) && is_addressable(a->dv, a->stride_v);
 }
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,

@@ -156,7 +156,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-template <typename T> static status launch(backend *be, const attn_args *a) {
+status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a) {
+    using T = __nv_bfloat16;
     constexpr int ROOM = BYTES + (int)sizeof(wide_end);
     static_assert(ROOM <= 227 * 1024, "shared memory");
     int64_t n_blocks = cuda_of(be)->n_multiprocessors;
@@ -169,8 +170,4 @@ template <typename T> static status launch(backend *be, const attn_args *a) {
         TRY(cuda_launched("the gradient of the attention"));
     }
     return bwd_finish(be, &job);
-}
-
-status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a) {
-    return be->act == ACT_BF16 ? launch<__nv_bfloat16>(be, a) : launch<__half>(be, a);
 }

@@ -341,7 +341,8 @@ static status make_maps(backend *be, const attn_args *a, bwd_maps *tiles, bwd_ma
     return OK;
 }
 
-template <typename T> static status launch(backend *be, const attn_args *a) {
+status cuda_attn_sm90_bwd_d256_short(backend *be, const attn_args *a) {
+    using T = __nv_bfloat16;
     constexpr int ROOM = BYTES + (int)sizeof(wide_end);
     static_assert(ROOM <= 227 * 1024, "shared memory");
     int64_t n_blocks = cuda_of(be)->n_multiprocessors;
@@ -356,8 +357,4 @@ template <typename T> static status launch(backend *be, const attn_args *a) {
         TRY(cuda_launched("the gradient of the attention"));
     }
     return OK;
-}
-
-status cuda_attn_sm90_bwd_d256_short(backend *be, const attn_args *a) {
-    return be->act == ACT_BF16 ? launch<__nv_bfloat16>(be, a) : launch<__half>(be, a);
 }

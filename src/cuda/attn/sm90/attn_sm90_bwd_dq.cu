@@ -202,12 +202,9 @@ template <typename T, int D> static status launch(backend *be, const bwd_job *jo
     return cuda_launched("the gradient of the attention's queries");
 }
 
-template <typename T> static status choose(backend *be, const bwd_job *job) {
+status bwd_queries(backend *be, const bwd_job *job) {
+    using T = __nv_bfloat16;
     if (job->a.dim_qk == 32) return launch<T, 32>(be, job);
     if (job->a.dim_qk == 64) return launch<T, 64>(be, job);
     return job->a.dim_qk == 128 ? launch<T, 128>(be, job) : launch<T, 256>(be, job);
-}
-
-status bwd_queries(backend *be, const bwd_job *job) {
-    return be->act == ACT_BF16 ? choose<__nv_bfloat16>(be, job) : choose<__half>(be, job);
 }
