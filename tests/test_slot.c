@@ -1,7 +1,50 @@
 #include "serve/slot.h"
 
+#include <stdatomic.h>
+#include <time.h>
+
 #include "serve/engine_int.h"
 #include "serve_test.h"
+
+static void count_done(void *ctx, engine_answer *a) {
+    (void)a;
+    atomic_fetch_add((atomic_int *)ctx, 1);
+}
+
+static void wait_ms(int ms) {
+    struct timespec t = {.tv_nsec = ms * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+/* The last batch had two jobs: the first of the next ones waits for the second. */
+TEST(slot_waits_for_jobs_that_come_together) {
+    engine *e = serve_open(serve_run("retrieval", retrieval_gin, NULL, 0), synth_folder(), 0);
+    slot *s = engine_slot(e, 0);
+    engine_answer a[2];
+    atomic_int n_done = 0;
+    engine_request first = serve_recommend(1, 3);
+    a[0] = serve_ask(e, &first);
+    engine_answer_release(&a[0]);
+    CHECK(engine_wait_idle(e, 60000000000u));
+    pthread_mutex_lock(&s->lock);
+    s->queue.batch_s = 20;
+    s->n_last = 2;
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < 2; i++) {
+        engine_request r = serve_recommend(1 + i, 3);
+        r.deadline_ns = 1000000000000u;
+        engine_submit(e, &r, &a[i], count_done, &n_done);
+        wait_ms(30); /* time enough for a worker that does not wait */
+    }
+    for (int i = 0; atomic_load(&n_done) < 2 && i < 6000; i++)
+        wait_ms(10);
+    CHECK_EQ(atomic_load(&n_done), 2);
+    for (int i = 0; i < 2; i++) {
+        CHECK(a[i].outcome == ENGINE_OK && a[i].batch_requests == 2);
+        engine_answer_release(&a[i]);
+    }
+    engine_destroy(e);
+}
 
 /* Where the engine learns how long requests may take, one that names no deadline has that long, and
  * one that names its own has its own. */

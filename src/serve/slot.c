@@ -247,7 +247,8 @@ static void run_taken(slot *s, taken *t) {
         slot_answer(s, t->jobs[i], st == OK ? ENGINE_OK : ENGINE_FAILED);
 }
 
-enum { MAX_TAKEN = 4096 };
+/* A batch at most; and how many times the wait for others a job must have left. */
+enum { MAX_TAKEN = 4096, GATHER_SPARES = 8 };
 
 /* The next batch; under the lock, the queue not empty. */
 static void take(slot *s, taken *t) {
@@ -261,6 +262,23 @@ static void take(slot *s, taken *t) {
     job_queue_begin(&s->queue, t->flops, now);
 }
 
+/* Waits for jobs that probably come: clients that ask at the same time did so before.  At most for
+ * as long as a batch takes without any job, and half of that for each; under the lock. */
+static void gather(slot *s) {
+    uint64_t most = (uint64_t)(s->queue.batch_s * 1e9), now = clock_ns(), end = now + most;
+    bool has_come = true;
+    while (s->queue.n < s->n_last && has_come && now < end && !s->is_stopping) {
+        const job *first = s->queue.item[0];
+        if (first->call != NULL || first->deadline_ns < now + GATHER_SPARES * most) return;
+        size_t n = s->queue.n;
+        uint64_t until = now + most / 2 < end ? now + most / 2 : end;
+        while (s->queue.n == n && !s->is_stopping && cond_wait_until(&s->work, &s->lock, until))
+            continue;
+        has_come = s->queue.n > n;
+        now = clock_ns();
+    }
+}
+
 static void *worker(void *argument) {
     slot *s = argument;
     job *jobs[MAX_TAKEN];
@@ -268,12 +286,15 @@ static void *worker(void *argument) {
     thread_lower(SERVED_NICE);
     pthread_mutex_lock(&s->lock);
     for (;;) {
+        bool was_idle = s->queue.n == 0;
         while (s->queue.n == 0 && !s->is_stopping) {
             pthread_cond_broadcast(&s->idle);
             pthread_cond_wait(&s->work, &s->lock);
         }
         if (s->queue.n == 0) break;
+        if (was_idle) gather(s);
         take(s, &t);
+        if (jobs[0]->call == NULL) s->n_last = (size_t)t.n;
         s->is_running = true;
         pthread_mutex_unlock(&s->lock);
         if (jobs[0]->call != NULL)
@@ -294,7 +315,7 @@ status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t mos
     TRY(MEM_NEW(&s, 1));
     snprintf(s->name, sizeof s->name, "%s", name);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->work, NULL);
+    cond_init(&s->work);
     cond_init(&s->idle);
     status st = job_queue_init(&s->queue, max_queue, (double)most_ns / 1e9);
     if (st == OK) {

@@ -1,7 +1,8 @@
 /* Slot: a model's name in the engine, its queue and its worker thread.
  *
  * A job enters the queue where job_queue.h says that it will be answered in time, and is then
- * computed, unless its client goes away.
+ * computed, unless its client goes away.  A worker that was idle waits for as many jobs as its last
+ * batch had, while they come, and no longer than another batch for them would cost.
  *
  * The model may be replaced at any time: a job holds the model that it was made for, and a batch is
  * of one model.  Any thread may call. */
@@ -22,6 +23,7 @@ typedef struct slot {
     served *model; /* the current one: a reference */
     uint64_t n_loads;
     job_queue queue;
+    size_t n_last; /* jobs of the last batch */
     engine_stats stats;
 } slot;
 
