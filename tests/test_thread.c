@@ -1,6 +1,7 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -103,4 +104,37 @@ TEST(a_wait_ends_by_its_limit_or_by_a_signal) {
     CHECK_EQ(pthread_join(t, NULL), 0);
     pthread_cond_destroy(&g.cond);
     pthread_mutex_destroy(&g.lock);
+}
+
+/* A thread and the cores it may run on, once it has said that it stays. */
+typedef struct staying {
+    int index;
+    cpu_set_t may;
+} staying;
+
+static void *stay(void *ctx) {
+    staying *s = ctx;
+    thread_stay(s->index);
+    CPU_ZERO(&s->may);
+    if (sched_getaffinity(0, sizeof s->may, &s->may) != 0) CPU_ZERO(&s->may);
+    return NULL;
+}
+
+TEST(a_thread_stays_on_a_core_of_its_own) {
+    cpu_set_t before, after, all;
+    CPU_ZERO(&all);
+    if (sched_getaffinity(0, sizeof before, &before) != 0) SKIP_TEST("too many cores to ask about");
+    int n = CPU_COUNT(&before), most = n < 4 ? n : 4;
+    for (int i = 0; i <= most; i++) {
+        staying s = {.index = i < most ? i : n};
+        pthread_t t;
+        CHECK_EQ(pthread_create(&t, NULL, stay, &s), 0);
+        CHECK_EQ(pthread_join(t, NULL), 0);
+        CHECK_EQ(CPU_COUNT(&s.may), 1);
+        CPU_AND(&after, &s.may, &before);
+        CHECK_EQ(CPU_COUNT(&after), 1);
+        CPU_OR(&all, &all, &s.may);
+    }
+    CHECK_EQ(CPU_COUNT(&all), most); /* the last one is the first one's again */
+    CHECK(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&after, &before));
 }

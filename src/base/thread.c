@@ -1,6 +1,7 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -40,6 +41,20 @@ void thread_prompt(void) {
         return; /* somebody gave it another policy */
     if (syscall(SYS_sched_setattr, 0, &a, 0) != 0) errno = 0;
 #endif
+}
+
+void thread_stay(int index) {
+    cpu_set_t all, one;
+    CPU_ZERO(&one);
+    if (sched_getaffinity(0, sizeof all, &all) != 0) {
+        errno = 0; /* more cores than the set has room for: no need to stay on one */
+        return;
+    }
+    int core = 0;
+    for (int left = index % CPU_COUNT(&all); !CPU_ISSET(core, &all) || left-- > 0;)
+        core++;
+    CPU_SET(core, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) errno = 0;
 }
 
 void cond_init(pthread_cond_t *c) {

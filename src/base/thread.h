@@ -1,7 +1,7 @@
 /* Threads: which of them the system runs first, and waits with a limit.
  *
- * The two priorities are requests: a system that does not grant them (an older kernel, a limit of
- * the process) leaves the thread as it was. */
+ * Priorities and places are requests: a system that does not grant them (an older kernel, a limit
+ * of the process) leaves the thread as it was. */
 #ifndef HSTU_BASE_THREAD_H
 #define HSTU_BASE_THREAD_H
 
@@ -16,6 +16,9 @@ void thread_lower(int by);
 /* The calling thread wakes often for a short time and is to run at once when it does (Linux 6.12:
  * a slice of .1 ms, so that it need not wait for the end of another thread's). */
 void thread_prompt(void);
+
+/* The calling thread stays on one of the cores that it may run on, the index-th, counted around. */
+void thread_stay(int index);
 
 /* A condition for cond_wait_until: it goes by clock_ns. */
 void cond_init(pthread_cond_t *c);

@@ -360,14 +360,15 @@ static status start_daemon(http_server *h, int i) {
 /* Where there are few cores, threads that compute have them too.  Of two threads each has enough to
  * do for half of its share, and so runs as soon as a request comes; one alone would need more than
  * its share under overload, and wait for a core with all that it could refuse. */
-static int choose_n_daemons(int wanted) {
+static void choose_n_daemons(http_server *h, int wanted) {
     machine m;
+    machine_ask(&m);
     if (wanted == 0) {
-        machine_ask(&m);
         wanted = m.n_usable_cores / 4;
         if (wanted < 2 && m.n_usable_cores > 1) wanted = 2;
     }
-    return wanted < 1 ? 1 : wanted > HTTP_MAX_THREADS ? HTTP_MAX_THREADS : wanted;
+    h->n_daemons = wanted < 1 ? 1 : wanted > HTTP_MAX_THREADS ? HTTP_MAX_THREADS : wanted;
+    h->has_each_core = h->n_daemons > 1 && h->n_daemons == m.n_usable_cores;
 }
 
 static status start(http_server *h) {
@@ -385,7 +386,7 @@ status http_start(http_server **out, const http_settings *s) {
     *out = NULL;
     TRY(MEM_NEW(&h, 1));
     h->set = *s;
-    h->n_daemons = choose_n_daemons(s->n_threads);
+    choose_n_daemons(h, s->n_threads);
     h->peers.next = h->peers.previous = &h->peers;
     pthread_mutex_init(&h->lock, NULL);
     cond_init(&h->wake);

@@ -65,8 +65,10 @@ struct http_server {
     struct MHD_Daemon *daemon[HTTP_MAX_THREADS];
     http_sockets at;
     int n_daemons;
+    bool has_each_core; /* as many threads as cores */
     pthread_mutex_t lock;
-    peer peers; /* head of a ring */
+    int n_prompt; /* threads that have seen a connection */
+    peer peers;   /* head of a ring */
     int64_t n_open, n_accepted, n_unanswered;
     bool is_closing; /* answers close their connections */
     /* Exchanges that can go on: as many as are resumed at a time, the others in order. */

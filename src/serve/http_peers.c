@@ -101,11 +101,18 @@ void http_end_idle(http_server *h) {
     }
 }
 
-/* Threads of the library, once each: a client that is refused is told at once. */
-static void be_prompt(void) {
+/* Threads of the library, once each: a client that is refused is told at once.  Where there is one
+ * for each core, each stays on its own: two on one core would wait for each other, while on the
+ * other one nothing runs that they could not interrupt. */
+static void be_prompt(http_server *h) {
     static _Thread_local bool is_prompt;
-    if (!is_prompt) thread_prompt();
+    if (is_prompt) return;
     is_prompt = true;
+    thread_prompt();
+    pthread_mutex_lock(&h->lock);
+    int index = h->n_prompt++;
+    pthread_mutex_unlock(&h->lock);
+    if (h->has_each_core) thread_stay(index);
 }
 
 /* A connection was accepted or is about to be closed.  Without memory for its record it is not
@@ -115,7 +122,7 @@ void http_on_connection(void *context, struct MHD_Connection *c, void **socket_c
     http_server *h = context;
     peer *p = *socket_context;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        be_prompt();
+        be_prompt(h);
         if (MEM_NEW(&p, 1) != OK) return;
         p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
         p->since_ns = clock_ns();
