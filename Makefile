@@ -143,7 +143,7 @@ LIB_OBJ := $(CU_UNITS:%=$B/src/cuda/unit_%.cu.o) $(CU_SRC:%.cu=$B/%.cu.o) $(LIB_
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
-	$(patsubst %,$B/tests/%.o,device mirror mirror_ops precision)
+	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_ops precision)
 
 .PHONY: print-libs all hstu unit tests syntax examples learn fuzz bench check docs clean install uninstall deb gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
@@ -257,7 +257,7 @@ $B/src/cpu/%.o $B/src/data/%.o $B/src/embed/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KE
 $(foreach d,api bench cli config profile tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
 # Their own sums take longer than what they test.
-SUMMING := attn_sample mirror_ops precision softmax_sample test_attn test_embed test_linear test_product test_rank
+SUMMING := attn_sample mirror_linear mirror_ops precision softmax_sample test_attn test_embed test_linear test_product test_rank
 ifneq ($(filter release asan tsan,$(VARIANT)),)
 $(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1
 endif

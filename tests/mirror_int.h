@@ -64,8 +64,19 @@ status mirror_receive(mirror *m, const char *op);
     mirror_part_add(m, #field, use, kind, (void **)&(args)->field, rows, width, stride)
 #define MIRROR(m, args, field, use, kind, n) MIRROR_ROWS(m, args, field, use, kind, 1, n, n)
 
+/* The end of a mirrored op: sends, runs it below, receives. */
+#define RUN(m, op, ...)                                                                            \
+    do {                                                                                           \
+        TRY(mirror_send(m));                                                                       \
+        TRY((m)->below->ops->op((m)->below, __VA_ARGS__));                                         \
+        return mirror_receive(m, #op);                                                             \
+    } while (0)
+
+/* Where kv_put writes, and the slots that say so. */
+void mirror_add_put(mirror *m, kv_put_args *a);
+
 /* Every op `name` is mirror_name: those of memory in mirror.c, those that compute in
- * mirror_ops.c. */
+ * mirror_ops.c and mirror_linear.c. */
 #define OP(result, name, parameters, arguments, test) result mirror_##name parameters;
 #include "ops/ops.def"
 

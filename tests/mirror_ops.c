@@ -1,15 +1,9 @@
-/* What every op's arguments hold: the shapes of ops.h, as code. */
+/* What every op's arguments hold: the shapes of ops.h, as code.  Dense layers are in
+ * mirror_linear.c. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "mirror_int.h"
-
-#define RUN(m, op, ...)                                                                            \
-    do {                                                                                           \
-        TRY(mirror_send(m));                                                                       \
-        TRY((m)->below->ops->op((m)->below, __VA_ARGS__));                                         \
-        return mirror_receive(m, #op);                                                             \
-    } while (0)
 
 /* The number of table rows that the indices need: the largest index plus one. */
 static int64_t rows_used(const int32_t *index, int64_t n) {
@@ -67,82 +61,6 @@ status mirror_scatter(backend *be, const scatter_args *args) {
     add_dropout(m, &a.drop, a.groups.n);
     MIRROR(m, &a, grad, BOTH, a.is_act ? ACT : F32, (int64_t)a.groups.n_rows * a.dim);
     RUN(m, scatter, &a);
-}
-
-size_t mirror_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
-    backend *below = mirror_of(be)->below;
-    return below->ops->linear_packed_bytes(below, n_in, n_out);
-}
-
-status mirror_linear_pack(backend *be, const linear_args *args) {
-    mirror *m = mirror_of(be);
-    linear_args a = {.n_in = args->n_in,
-                     .n_out = args->n_out,
-                     .is_transposed = args->is_transposed,
-                     .w = args->w,
-                     .bias = args->bias,
-                     .packed = args->packed};
-    mirror_begin(m);
-    MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
-    MIRROR(m, &a, bias, IN, F32, a.n_out);
-    MIRROR(m, &a, packed, BOTH, U8, (int64_t)mirror_linear_packed_bytes(be, a.n_in, a.n_out));
-    RUN(m, linear_pack, &a);
-}
-
-/* Where kv_put writes, and the slots that say so. */
-static void add_put(mirror *m, kv_put_args *a) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < a->n; i++)
-        n = a->slot[i] / a->page_len >= n ? a->slot[i] / a->page_len + 1 : n;
-    MIRROR(m, a, slot, IN, I32, a->n);
-    MIRROR_ROWS(m, a, pages_k, BOTH, ACT, n, (int64_t)a->page_len * a->dim_k, a->stride);
-    MIRROR_ROWS(m, a, pages_v, BOTH, ACT, n, (int64_t)a->page_len * a->dim_v, a->stride);
-}
-
-status mirror_linear_fwd(backend *be, const linear_args *args) {
-    mirror *m = mirror_of(be);
-    linear_args a = *args;
-    kv_put_args put;
-    int64_t n_y = a.n * a.n_out;
-    mirror_use use = a.n_in > 0 ? OUT : BOTH; /* a product of nothing may do nothing */
-    a.dy = a.dx = a.dw = a.dbias = NULL;
-    if (a.f == EPILOGUE_NONE) a.z = NULL;
-    if (a.packed != NULL) a.w = NULL;
-    mirror_begin(m);
-    MIRROR(m, &a, x, IN, ACT_FACTOR, a.n * a.n_in);
-    MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
-    MIRROR(m, &a, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, a.n_in, a.n_out));
-    MIRROR(m, &a, bias, IN, F32, a.n_out);
-    MIRROR(m, &a, residual, IN, ACT, n_y);
-    MIRROR(m, &a, z, use, ACT, n_y);
-    MIRROR(m, &a, y, use, ACT, n_y);
-    if (a.put != NULL) { /* its rows are those of y */
-        put = *a.put;
-        a.put = &put;
-        MIRROR_ROWS(m, &put, k, use, ACT, put.n, put.dim_k, put.stride_k);
-        MIRROR_ROWS(m, &put, v, use, ACT, put.n, put.dim_v, put.stride_v);
-        add_put(m, &put);
-    }
-    RUN(m, linear_fwd, &a);
-}
-
-status mirror_linear_bwd(backend *be, const linear_args *args) {
-    mirror *m = mirror_of(be);
-    linear_args a = *args;
-    int64_t n_y = a.n * a.n_out, n_w = (int64_t)a.n_in * a.n_out;
-    a.y = a.packed = NULL;
-    a.bias = NULL;
-    a.residual = NULL;
-    if (a.f == EPILOGUE_NONE) a.z = NULL;
-    mirror_begin(m);
-    MIRROR(m, &a, x, IN, ACT_FACTOR, a.n * a.n_in);
-    MIRROR(m, &a, w, IN, FACTOR, n_w);
-    MIRROR(m, &a, z, IN, ACT, n_y);
-    MIRROR(m, &a, dy, BOTH, ACT_FACTOR, n_y);
-    MIRROR(m, &a, dx, a.adds_dx || a.n_out == 0 ? BOTH : OUT, ACT, a.n * a.n_in);
-    MIRROR(m, &a, dw, BOTH, F32, n_w);
-    MIRROR(m, &a, dbias, BOTH, F32, a.n_out);
-    RUN(m, linear_bwd, &a);
 }
 
 status mirror_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
@@ -417,13 +335,23 @@ status mirror_attn_bwd(backend *be, const attn_args *args) {
     RUN(m, attn_bwd, &a);
 }
 
+/* Where kv_put writes, and the slots that say so. */
+void mirror_add_put(mirror *m, kv_put_args *a) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < a->n; i++)
+        n = a->slot[i] / a->page_len >= n ? a->slot[i] / a->page_len + 1 : n;
+    MIRROR(m, a, slot, IN, I32, a->n);
+    MIRROR_ROWS(m, a, pages_k, BOTH, ACT, n, (int64_t)a->page_len * a->dim_k, a->stride);
+    MIRROR_ROWS(m, a, pages_v, BOTH, ACT, n, (int64_t)a->page_len * a->dim_v, a->stride);
+}
+
 status mirror_kv_put(backend *be, const kv_put_args *args) {
     mirror *m = mirror_of(be);
     kv_put_args a = *args;
     mirror_begin(m);
     MIRROR_ROWS(m, &a, k, IN, ACT, a.n, a.dim_k, a.stride_k);
     MIRROR_ROWS(m, &a, v, IN, ACT, a.n, a.dim_v, a.stride_v);
-    add_put(m, &a);
+    mirror_add_put(m, &a);
     RUN(m, kv_put, &a);
 }
 

@@ -285,6 +285,14 @@ TEST(linear_packed_with_silu_or_residual) {
             epilogue f = options & 4 ? EPILOGUE_SILU : EPILOGUE_NONE;
             check_packed(&t, s[0], s[1], s[2], (i + options) % 3 == 0, f, options & 3);
         }
+    /* more tiles than blocks of a GPU, and more steps than stages */
+    check_packed(&t, 2, 72, 34000, false, EPILOGUE_SILU, 1);
+    check_packed(&t, 40, 1000, 136, false, EPILOGUE_SILU, 1);
+    check_packed(&t, 2, 72, 17000, false, EPILOGUE_NONE, 3);
+    check_packed(&t, 40, 1000, 136, false, EPILOGUE_NONE, 3);
+    /* several tiles of rows */
+    check_packed(&t, 400, 72, 264, false, EPILOGUE_SILU, 1);
+    check_packed(&t, 400, 72, 264, false, EPILOGUE_NONE, 2);
     close_backends(&t);
 }
 
@@ -341,6 +349,93 @@ TEST(linear_puts_keys_and_values_in_pages) {
     check_put(&t, 300, 128, EPILOGUE_SILU);
     check_put(&t, 33, 24, EPILOGUE_NONE);
     check_put(&t, 70, 9, EPILOGUE_SILU);
+    close_backends(&t);
+}
+
+/* y = silu(norm(x) W + bias) of row `row` in double, column `column`. */
+static double normed(const linear_args *a, const float *x, int64_t row, int32_t column) {
+    const norm_args *n = a->norm;
+    double mean = 0, variance = 0, z = a->bias[column];
+    for (int32_t k = 0; k < a->n_in; k++)
+        mean += x[row * a->n_in + k] / (double)a->n_in;
+    for (int32_t k = 0; k < a->n_in; k++)
+        variance += pow(x[row * a->n_in + k] - mean, 2) / a->n_in;
+    for (int32_t k = 0; k < a->n_in; k++) {
+        double hat = (x[row * a->n_in + k] - mean) / sqrt(variance + (double)n->eps);
+        if (n->weight != NULL) hat = hat * n->weight[k] + n->bias[k];
+        z += hat * w_at(a, k, column);
+    }
+    return f_of(EPILOGUE_SILU, z);
+}
+
+/* A product with a residual, whose mean is `offset`, then one of the norm of its result, with the
+ * moments that the first one leaves, if any, and without. */
+static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, bool is_transposed,
+                       bool has_affine, float offset) {
+    layer first = make_layer(n, 40, dim, false, EPILOGUE_NONE, false, true, false);
+    layer second = make_layer(n, dim, n_out, is_transposed, EPILOGUE_SILU, true, false, false);
+    backend *be = t->be[1];
+    float *weight = floats(dim, 21), *bias = floats(dim, 22), *stats = floats(2 * n, 23), *w;
+    row_moments moments = {.parts = floats(2 * n * ((dim + 63) / MOMENTS_WIDTH), 24)};
+    char *packed[2];
+    CHECK_OK(MEM_NEW(&packed[0], be->ops->linear_packed_bytes(be, 40, dim)));
+    CHECK_OK(MEM_NEW(&packed[1], be->ops->linear_packed_bytes(be, dim, n_out)));
+    for (int64_t i = 0; i < n * dim; i++)
+        ((float *)first.a.residual)[i] += offset;
+    first.a.packed = packed[0];
+    CHECK_OK(be->ops->linear_pack(be, &first.a));
+    first.a.moments = &moments;
+    CHECK_OK(be->ops->linear_fwd(be, &first.a));
+    norm_args norm = {.n = n,
+                      .dim = dim,
+                      .eps = 1e-5f,
+                      .x = first.a.y,
+                      .weight = has_affine ? weight : NULL,
+                      .bias = has_affine ? bias : NULL,
+                      .y = (void *)second.a.x,
+                      .mean = stats,
+                      .rstd = stats + n};
+    second.a.norm = &norm;
+    void *z = second.a.z;
+    second.a.z = NULL;
+    second.a.packed = packed[1];
+    CHECK_OK(be->ops->linear_pack(be, &second.a));
+    w = (float *)second.a.w;
+    for (int known = 1; known >= 0; known--) {
+        double difference = 0, sum = 0;
+        norm.moments = known ? &moments : NULL;
+        second.a.w = NULL;
+        memset(second.a.y, 0, (size_t)second.n_y * sizeof(float));
+        CHECK_OK(be->ops->linear_fwd(be, &second.a));
+        second.a.w = w;
+        for (int64_t row = 0; row<n; row += n> 50 ? 11 : 1)
+            for (int32_t column = 0; column<n_out; column += n_out> 50 ? 3 : 1) {
+                double want = normed(&second.a, first.a.y, row, column);
+                double off = ((float *)second.a.y)[row * n_out + column] - want;
+                difference += off * off;
+                sum += want * want;
+            }
+        CHECK(sqrt(difference / sum) < 2 * precision_unit(test_on.p) + 2e-5);
+    }
+    mem_free(weight);
+    mem_free(bias);
+    mem_free(stats);
+    mem_free(moments.parts);
+    mem_free(z);
+    mem_free(packed[0]);
+    mem_free(packed[1]);
+    free_layer(&first);
+    free_layer(&second);
+}
+
+TEST(linear_of_a_norm) {
+    test_backends t;
+    open_backends(&t);
+    check_norm(&t, 5, 24, 32, false, true, 0);
+    check_norm(&t, 420, 264, 72, false, true, 0);
+    check_norm(&t, 33, 200, 520, true, true, 0);
+    check_norm(&t, 33, 320, 72, false, false, 30);
+    check_norm(&t, 3, 7, 9, true, true, 0);
     close_backends(&t);
 }
 

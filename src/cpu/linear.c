@@ -151,7 +151,9 @@ status cpu_linear_pack(backend *be, const linear_args *a) {
 status cpu_linear_fwd(backend *be, const linear_args *a) {
     linear_job job = {.a = a, .be = be, .n_rows = rows_per_chunk(a->n)};
     void *memory = a->packed;
+    if (a->moments != NULL) a->moments->width = 0;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    if (a->norm != NULL) TRY(cpu_norm_fwd(be, a->norm));
     job.w = (product_panels){.isa = product_choose(), .k = a->n_in, .n = a->n_out};
     if (a->packed == NULL)
         TRY(cpu_scratch(be, CPU_SHARED, cpu_linear_packed_bytes(be, a->n_in, a->n_out), &memory));

@@ -186,6 +186,12 @@ static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scra
     TRY(nn_new_act(room->memory, &a->attn, n, dim_gate(c)));
     TRY(nn_new_act(room->memory, &a->gated, n, dim_gate(c)));
     if (c->tensor != NULL) TRY(NN_NEW(room->memory, &a->moments, 2 * n * n_parts(c)));
+    if (!room->is_training && c->tensor == NULL && c->sequence == NULL) {
+        int64_t n_moments = 2 * n * ((c->dim + MOMENTS_WIDTH - 1) / MOMENTS_WIDTH);
+        TRY(nn_new_host(room->memory, (void **)&a->out, 1, sizeof *a->out));
+        *a->out = (row_moments){0};
+        TRY(NN_NEW(room->memory, &a->out->parts, n_moments));
+    }
     return NN_NEW(room->memory, &a->stats, 4 * n);
 }
 
@@ -353,7 +359,8 @@ static linear_args proj_of(const hstu_layer *l, const hstu_acts *a, int64_t n, c
                          .dw = l->proj->grad,
                          .dbias = grad(l->proj_bias),
                          .packed = l->proj_packed,
-                         .rank = l->proj_packed != NULL ? LINEAR_SINGLE : 0};
+                         .rank = l->proj_packed != NULL ? LINEAR_SINGLE : 0,
+                         .moments = l->proj_packed != NULL ? a->out : NULL};
 }
 
 static status pack(backend *be, nn_memory *memory, linear_args a, void **out) {
@@ -366,7 +373,10 @@ static status pack(backend *be, nn_memory *memory, linear_args a, void **out) {
 status hstu_layer_pack(hstu_layer *l, nn_memory *memory) {
     const hstu_acts none = {0};
     l->uvqk_packed = l->proj_packed = NULL;
-    TRY(pack(memory->be, memory, uvqk_of(l, &none, 0), &l->uvqk_packed));
+    norm_args norm = norm_of(l, &none, 0, NULL);
+    linear_args uvqk = uvqk_of(l, &none, 0);
+    uvqk.norm = &norm;
+    TRY(pack(memory->be, memory, uvqk, &l->uvqk_packed));
     return pack(memory->be, memory, proj_of(l, &none, 0, NULL, NULL), &l->proj_packed);
 }
 
@@ -478,7 +488,12 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     kv_put_args put = put_of(l, &attn, all);
     if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
     if (s.kv.table != NULL && l->config.sequence == NULL && !s.kv.is_fp8) uvqk.put = &put;
-    TRY(be->ops->norm_fwd(be, &norm));
+    if (l->uvqk_packed != NULL) {
+        uvqk.norm = &norm;
+        if (all->is_repeated) norm.moments = a->out; /* by the layer before */
+    } else {
+        TRY(be->ops->norm_fwd(be, &norm));
+    }
     TRY(be->ops->linear_fwd(be, &uvqk));
     TRY(attn_forward(l, a, be, all));
     if (!has_gate_inside(l)) TRY(gate_forward(l, a, be, &s));

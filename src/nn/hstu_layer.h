@@ -80,6 +80,7 @@ typedef struct hstu_acts {
     void *gated;      /* (T, H dim_v) act */
     float *stats;     /* (4, T): mean and rstd of the two norms */
     float *moments;   /* (ranks, T, 2) where ranks share the layer (gate_cut of ops.h) */
+    row_moments *out; /* of the rows that the last layer wrote, in inference; or NULL */
     hstu_rows rows;   /* where they share the tokens; all layers have the same */
     int64_t max_tokens;
 } hstu_acts;

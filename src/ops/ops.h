@@ -108,6 +108,16 @@ typedef enum {
     EPILOGUE_TANH
 } epilogue;
 
+/* Moments of rows (n, dim), of consecutive columns, `width` (the last: what is left) at a time: for
+ * each row and part the sum, and the sum of squared deviations from the part's mean. */
+typedef struct row_moments {
+    float *parts;   /* (n, parts, 2), room for parts of MOMENTS_WIDTH columns */
+    int32_t width;  /* 0: not known */
+    const void *of; /* the rows */
+} row_moments;
+
+enum { MOMENTS_WIDTH = 64 };
+
 /* z = x W + bias (+ residual), y = f(z).  W is (n_in, n_out), or (n_out, n_in) if is_transposed.
  * With f = NONE, y = z and z is not used.
  *
@@ -139,6 +149,10 @@ typedef struct linear_args {
     /* forward, or NULL: then op kv_put, of columns of y: its k and v are in the first row of y, its
      * strides n_out */
     const struct kv_put_args *put;
+    /* forward, or NULL: x is y of this norm, which linear_fwd forms first, or does not form at all;
+     * linear_pack, which must be given the same weight and bias, may make them part of W */
+    const struct norm_args *norm;
+    row_moments *moments; /* forward, or NULL: those of y, if the backend has them at no cost */
 } linear_args;
 
 /* The kernels are timed when a shape is first seen, and the fastest is taken from then on.  Which
@@ -164,6 +178,8 @@ typedef struct norm_args {
     void *dx;               /* (n, dim) act */
     bool adds_dx;           /* dx += instead of dx = : dx already holds the residual's gradient */
     float *dweight, *dbias; /* (dim) or NULL */
+    /* norm of linear_args, or NULL: of x, if they are known */
+    const row_moments *moments;
 } norm_args;
 
 /* y = norm(x + shift + residual) in one pass, for inference: norm as above, with weight and bias.

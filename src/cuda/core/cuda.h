@@ -183,6 +183,16 @@ status cuda_softmax_sm80_dq(backend *be, const softmax_attn_args *a, const float
 bool cuda_residual_norm_sm90_can(const backend *be, const residual_norm_args *a);
 status cuda_residual_norm_sm90(backend *be, const residual_norm_args *a);
 
+/* Likewise for dense layers with SiLU, pages or a residual; the weight is packed, (n_out, n_in),
+ * and a norm may be part of it (linear.cu). */
+typedef struct linear_packed {
+    const void *w;
+    const float *sums, *shift;
+} linear_packed;
+bool cuda_linear_many_can(const backend *be, const linear_args *a);
+bool cuda_linear_many_norms(const linear_args *a);
+status cuda_linear_many(backend *be, const linear_args *a, const linear_packed *p);
+
 /* Likewise for dense layers over few rows. */
 bool cuda_linear_few_can(const backend *be, const linear_args *a);
 status cuda_linear_few(backend *be, const linear_args *a);

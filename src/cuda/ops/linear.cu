@@ -149,22 +149,108 @@ status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y)
     CUDA_WITH_ACT(be, return f_launch<T>(be, f, n, z, y));
 }
 
-/* A packed weight, and its bias after it, both in the type of the activations. */
-static size_t packed_w_bytes(const backend *be, int32_t n_in, int32_t n_out) {
-    return cuda_align((size_t)n_in * (size_t)n_out * act_bytes(be->act));
+/* A packed weight, and its bias after it, both in the type of the activations.  On Hopper in 16
+ * bits the weight is (n_out, n_in), as the kernels of linear_many_sm90.cuh read it.  The weight and
+ * bias of a norm before it are then part of both: norm(x) W + bias = rstd (x W' - mean sums) +
+ * shift, where W' = diag(weight) W, sums are those of W' over n_in, as rounded, and shift = bias W
+ * (that of the norm) + bias; sums and shift follow, in float32. */
+static bool is_turned(const backend *be) {
+    return cuda_of(be)->sm == 90 && be->act != ACT_F32;
+}
+
+typedef struct packed_parts {
+    void *w, *bias;
+    float *sums, *shift;
+    size_t bytes;
+} packed_parts;
+
+static packed_parts parts_of(const backend *be, void *packed, int32_t n_in, int32_t n_out) {
+    size_t size = act_bytes(be->act), room = cuda_align((size_t)n_out * sizeof(float));
+    char *w = (char *)packed, *bias = w + cuda_align((size_t)n_in * (size_t)n_out * size);
+    char *sums = bias + cuda_align((size_t)n_out * size);
+    size_t more = is_turned(be) ? 2 * room : 0;
+    return {w, bias, (float *)sums, (float *)(sums + room), (size_t)(sums - w) + more};
 }
 
 size_t cuda_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
-    return packed_w_bytes(be, n_in, n_out) + cuda_align((size_t)n_out * act_bytes(be->act));
+    return parts_of(be, NULL, n_in, n_out).bytes;
+}
+
+enum { TURN = 32, TURN_ROWS = 8 };
+
+/* to (n, m) = diag(scale) from (m, n), transposed, a tile of 32 x 32 a block; from (n, m) where it
+ * is transposed already. */
+template <typename T>
+static __global__ void linear_turn_any_kernel(int32_t m, int32_t n, bool is_transposed,
+                                              const float *from, const float *scale, T *to) {
+    __shared__ float tile[TURN][TURN + 1];
+    int x = (int)(blockIdx.x * TURN + threadIdx.x), y = (int)(blockIdx.y * TURN + threadIdx.y);
+    for (int i = 0; i < TURN; i += TURN_ROWS)
+        if (x < n && y + i < m && !is_transposed)
+            tile[threadIdx.y + i][threadIdx.x] = from[(int64_t)(y + i) * n + x];
+    __syncthreads();
+    x = (int)(blockIdx.y * TURN + threadIdx.x);
+    y = (int)(blockIdx.x * TURN + threadIdx.y);
+    for (int i = 0; i < TURN; i += TURN_ROWS) {
+        if (x >= m || y + i >= n) continue;
+        int64_t at = (int64_t)(y + i) * m + x;
+        float w = is_transposed ? from[at] : tile[threadIdx.x][threadIdx.y + i];
+        to[at] = from_float<T>(scale != NULL ? w * scale[x] : w);
+    }
+}
+
+/* Sums, shift and bias, a warp for each of n_out columns. */
+template <typename T>
+static __global__ void __launch_bounds__(LINEAR_THREADS)
+    linear_fold_any_kernel(const linear_args a, const float *norm_bias, packed_parts to) {
+    int lane = (int)threadIdx.x % 32;
+    int64_t n = (int64_t)blockIdx.x * (LINEAR_THREADS / 32) + threadIdx.x / 32;
+    float sum = 0, shift = 0;
+    if (n >= a.n_out) return;
+    for (int64_t k = lane; k < a.n_in; k += 32) {
+        sum += to_float(((const T *)to.w)[n * a.n_in + k]);
+        if (norm_bias != NULL)
+            shift += norm_bias[k] * a.w[a.is_transposed ? n * a.n_in + k : k * a.n_out + n];
+    }
+    sum = warp_sum(sum);
+    shift = warp_sum(shift) + (a.bias != NULL ? a.bias[n] : 0);
+    if (lane > 0) return;
+    to.sums[n] = sum;
+    to.shift[n] = shift;
+    ((T *)to.bias)[n] = from_float<T>(shift);
+}
+
+template <typename T> static status pack_turned(backend *be, const linear_args *a) {
+    dim3 grid((unsigned)cuda_div_up(a->n_out, TURN), (unsigned)cuda_div_up(a->n_in, TURN));
+    packed_parts to = parts_of(be, a->packed, a->n_in, a->n_out);
+    const float *weight = a->norm != NULL ? a->norm->weight : NULL;
+    const float *bias = a->norm != NULL ? a->norm->bias : NULL;
+    cudaStream_t stream = cuda_of(be)->stream;
+    if (a->n_in == 0 || a->n_out == 0) return OK;
+    linear_turn_any_kernel<<<grid, dim3(TURN, TURN_ROWS), 0, stream>>>(
+        a->n_in, a->n_out, a->is_transposed, a->w, weight, (T *)to.w);
+    TRY(cuda_launched("the transposed copy of a weight"));
+    linear_fold_any_kernel<T>
+        <<<(unsigned)cuda_div_up(a->n_out, LINEAR_THREADS / 32), LINEAR_THREADS, 0, stream>>>(
+            *a, bias, to);
+    TRY(cuda_launched("the sums of a weight"));
+    return be->ops->sync(be); /* kernels read it before the one before them is complete */
 }
 
 status cuda_linear_pack(backend *be, const linear_args *a) {
     weights w;
+    packed_parts to = parts_of(be, a->packed, a->n_in, a->n_out);
+    if (is_turned(be) && be->act == ACT_BF16) return pack_turned<__nv_bfloat16>(be, a);
+    if (is_turned(be)) return pack_turned<__half>(be, a);
     if (be->act != ACT_F32) return take_weights(be, a, a->bias, a->packed, &w);
-    TRY(cuda_copy(be, a->packed, a->w, (size_t)a->n_in * (size_t)a->n_out * sizeof(float)));
+    TRY(cuda_copy(be, to.w, a->w, (size_t)a->n_in * (size_t)a->n_out * sizeof(float)));
     if (a->bias == NULL) return OK;
-    return cuda_copy(be, (char *)a->packed + packed_w_bytes(be, a->n_in, a->n_out), a->bias,
-                     (size_t)a->n_out * sizeof(float));
+    return cuda_copy(be, to.bias, a->bias, (size_t)a->n_out * sizeof(float));
+}
+
+/* Whether weight and bias of the norm are part of the packed weight. */
+static bool is_folded(const backend *be, const linear_args *a) {
+    return a->norm != NULL && a->packed != NULL && is_turned(be);
 }
 
 /* Weight and bias for the forward pass: packed before, or copied now. */
@@ -172,8 +258,8 @@ static status forward_weights(backend *be, const linear_args *a, weights *out) {
     size_t bytes = weights_bytes(be, a);
     void *room = NULL;
     if (a->packed != NULL) {
-        const char *bias = (const char *)a->packed + packed_w_bytes(be, a->n_in, a->n_out);
-        *out = {a->packed, a->bias != NULL ? bias : NULL};
+        packed_parts p = parts_of(be, a->packed, a->n_in, a->n_out);
+        *out = {p.w, a->bias != NULL || is_folded(be, a) ? p.bias : NULL};
         return OK;
     }
     if (bytes > 0) TRY(cuda_scratch(be, bytes, &room));
@@ -187,18 +273,34 @@ static bool is_fused(const backend *be, const linear_args *a) {
            be->act != ACT_F32 && a->n_in % 8 == 0 && a->n_out % 8 == 0;
 }
 
+/* The norm by itself. */
+static status norm_before(backend *be, const linear_args *a) {
+    if (a->norm == NULL) return OK;
+    norm_args norm = *a->norm;
+    if (is_folded(be, a)) norm.weight = norm.bias = NULL;
+    return cuda_norm_fwd(be, &norm);
+}
+
 status cuda_linear_fwd(backend *be, const linear_args *a) {
     cudaDataType_t type = cuda_act_type(be->act);
     bool has_z = a->f != EPILOGUE_NONE && a->z != NULL;
     weights w;
+    if (a->moments != NULL) a->moments->width = 0;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
-    if (cuda_linear_few_can(be, a)) return cuda_linear_few(be, a);
     TRY(forward_weights(be, a, &w));
+    if (cuda_linear_many_can(be, a)) {
+        packed_parts p = parts_of(be, a->packed, a->n_in, a->n_out);
+        linear_packed packed = {w.w, p.sums, p.shift};
+        if (!cuda_linear_many_norms(a)) TRY(norm_before(be, a));
+        return cuda_linear_many(be, a, &packed);
+    }
+    TRY(norm_before(be, a));
+    if (cuda_linear_few_can(be, a)) return cuda_linear_few(be, a);
     cuda_product p = {};
     p.m = a->n, p.n = a->n_out, p.k = a->n_in;
     p.a = a->x, p.row_a = a->n_in;
-    p.b = w.w, p.row_b = a->is_transposed ? a->n_in : a->n_out;
-    p.is_b_transposed = a->is_transposed;
+    p.is_b_transposed = a->is_transposed || (a->packed != NULL && is_turned(be));
+    p.b = w.w, p.row_b = p.is_b_transposed ? a->n_in : a->n_out;
     p.type = p.type_d = type;
     p.c = a->residual, p.bias = w.bias;
     p.d = has_z ? a->z : a->y, p.row_d = a->n_out;

@@ -100,6 +100,19 @@ __device__ static inline void tile_load(void *to, const CUtensorMap *map, uint64
                  : "memory");
 }
 
+/* Stores a box from shared memory at column x, row y; what is outside of the array is left out. */
+__device__ static inline void tile_store(const CUtensorMap *map, uint32_t from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
+                 "cp.async.bulk.commit_group;" ::"l"((uint64_t)map),
+                 "r"(from), "r"(x), "r"(y)
+                 : "memory");
+}
+
+/* Waits until all but the thread's last N stores have read their shared memory. */
+template <int N> __device__ static inline void tile_stores_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+
 /* Like tile_load for a map of three dimensions. */
 __device__ static inline void tile_load_3d(void *to, const CUtensorMap *map, uint64_t *barrier,
                                            int x, int y, int z) {

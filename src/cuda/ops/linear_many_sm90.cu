@@ -1,0 +1,107 @@
+/* Dense layers forward on Hopper: which calls the kernels of linear_many_sm90.cuh take, and with
+ * which tiles. */
+#include "cuda/ops/linear_many_sm90.cuh"
+
+/* Keys or values that go to pages in 16 bytes at a time. */
+static bool can_keep_many(const void *rows, const void *pages, int32_t dim, int64_t stride) {
+    return (uintptr_t)rows % 16 == 0 && is_addressable(pages, stride) && dim % 8 == 0;
+}
+
+/* bfloat16 (float16 has not been measured), rows that TMA can address, and an epilogue that there
+ * is. */
+bool cuda_linear_many_can(const backend *be, const linear_args *a) {
+    const kv_put_args *p = a->put;
+    if (cuda_of(be)->sm != 90 || be->act != ACT_BF16 || a->packed == NULL) return false;
+    bool is_silu = a->f == EPILOGUE_SILU && a->z == NULL && a->residual == NULL;
+    bool is_sum = a->f == EPILOGUE_NONE && a->residual != NULL && p == NULL;
+    if (!is_silu && !is_sum) return false;
+    if (p != NULL && !(can_keep_many(p->k, p->pages_k, p->dim_k, p->stride) &&
+                       can_keep_many(p->v, p->pages_v, p->dim_v, p->stride)))
+        return false;
+    return is_addressable(a->x, a->n_in) && is_addressable(a->y, a->n_out) &&
+           (uintptr_t)a->residual % 16 == 0 && a->n < (int64_t)1 << 30;
+}
+
+/* Whether the norm is part of it: the kernel that wrote its rows has left their moments. */
+bool cuda_linear_many_norms(const linear_args *a) {
+    const norm_args *n = a->norm;
+    return n != NULL && a->f == EPILOGUE_SILU && n->moments != NULL && n->moments->width > 0 &&
+           n->moments->of == n->x && is_addressable(n->x, a->n_in);
+}
+
+template <typename T, typename S, many_mode MODE>
+static status many_launch(backend *be, const linear_args *a, const void *w, const many_job *from) {
+    many_job j = *from;
+    many_maps maps = {};
+    const void *x = j.moments.width > 0 ? a->norm->x : a->x;
+    TRY(sm90a_map_box(&maps.x, be->act, x, a->n, a->n_in, a->n_in, PART, S::ROWS));
+    TRY(sm90a_map_box(&maps.w, be->act, w, a->n_out, a->n_in, a->n_in, PART, S::N));
+    TRY(sm90a_map_box(&maps.y, be->act, a->y, a->n, a->n_out, a->n_out, S::COLUMNS, 16));
+    if (MODE == MANY_SUM)
+        TRY(sm90a_map_box(&maps.residual, be->act, a->residual, a->n, a->n_out, a->n_out,
+                          S::COLUMNS, 16));
+    j.n_down = (int32_t)cuda_div_up(a->n, S::ROWS);
+    j.n_across = (int32_t)cuda_div_up(a->n_out, S::N);
+    if (MODE == MANY_SUM && a->moments != NULL) {
+        static_assert(S::N >= MOMENTS_WIDTH, "room for the moments");
+        a->moments->width = S::N;
+        a->moments->of = a->y;
+        j.moments_y = (float2 *)a->moments->parts;
+    }
+    int64_t n_tiles = (int64_t)j.n_down * j.n_across, n = cuda_of(be)->n_multiprocessors;
+    CUDA_TRY(CUDA_ALLOW_SHARED((linear_many_sm90_kernel<T, S, MODE>), S::BYTES));
+    CUDA_TRY(sm90a_launch_early(linear_many_sm90_kernel<T, S, MODE>,
+                                dim3((unsigned)(n_tiles < n ? n_tiles : n)), S::THREADS, S::BYTES,
+                                cuda_of(be)->stream, j, maps));
+    return OK;
+}
+
+typedef status (*many_fn)(backend *be, const linear_args *a, const void *w, const many_job *j);
+
+/* Tiles of 64 g rows x n columns. */
+typedef struct many_choice {
+    int n, g;
+    many_fn launch;
+} many_choice;
+
+#define MANY(N, G, MODE)                                                                           \
+    { N, G, many_launch<__nv_bfloat16, many_tile<N, G>, MODE> }
+static const many_choice silu_tiles[] = {MANY(96, 2, MANY_SILU), MANY(256, 3, MANY_SILU)};
+static const many_choice sum_tiles[] = {MANY(96, 2, MANY_SUM), MANY(128, 3, MANY_SUM)};
+enum {
+    N_SILU = sizeof silu_tiles / sizeof *silu_tiles,
+    N_SUM = sizeof sum_tiles / sizeof *sum_tiles
+};
+
+/* The time of a call, up to a factor: as often as a block computes a tile, which takes as long as
+ * its products and what a tile costs besides. */
+static int64_t many_cost(const backend *be, const linear_args *a, const many_choice *t) {
+    int64_t n_tiles = cuda_div_up(a->n, 64 * t->g) * cuda_div_up(a->n_out, t->n);
+    return cuda_div_up(n_tiles, cuda_of(be)->n_multiprocessors) * (32 + t->g * t->n);
+}
+
+status cuda_linear_many(backend *be, const linear_args *a, const linear_packed *p) {
+    bool is_silu = a->f == EPILOGUE_SILU;
+    const many_choice *all = is_silu ? silu_tiles : sum_tiles, *best = all;
+    many_job j = {};
+    j.n_rows = a->n;
+    j.n_out = a->n_out;
+    j.n_in = a->n_in;
+    j.n_steps = (int32_t)cuda_div_up(a->n_in, PART);
+    j.shift = p->shift;
+    if (cuda_linear_many_norms(a)) {
+        j.sums = p->sums;
+        j.moments = *a->norm->moments;
+        j.n_parts = (int32_t)cuda_div_up(a->n_in, j.moments.width);
+        j.eps = a->norm->eps;
+    }
+    if (a->put != NULL) {
+        size_t size = act_bytes(be->act);
+        j.put = *a->put;
+        j.column_k = (int32_t)((size_t)((const char *)a->put->k - (const char *)a->y) / size);
+        j.column_v = (int32_t)((size_t)((const char *)a->put->v - (const char *)a->y) / size);
+    }
+    for (int i = 1; i < (is_silu ? N_SILU : N_SUM); i++)
+        if (many_cost(be, a, &all[i]) < many_cost(be, a, best)) best = &all[i];
+    return best->launch(be, a, p->w, &j);
+}

@@ -1,0 +1,204 @@
+/* Dense layers forward on Hopper, for inference: y = silu(x W + bias) or silu(norm(x) W + bias),
+ * where new keys and values also go to their pages, or x W + bias + residual (contract: linear_args
+ * in ops.h).
+ *
+ * W is (n_out, n_in), so that both operands are read along k.  A block owns 128 or 192 rows x N
+ * columns of y at a time, a warpgroup for each 64 rows, and goes from tile to tile; a producer
+ * thread loads 64 columns of x and W a stage by TMA and runs ahead into the next tile.  The norm is
+ * linear in x but for two numbers of each row, which the epilogue knows (linear.cu has the
+ * formula).
+ *
+ * Kernels follow each other closely (sm90a_launch_early): the first tiles of W, which no kernel
+ * before writes, are loaded before the previous kernel is complete. */
+#ifndef HSTU_CUDA_OPS_LINEAR_MANY_SM90_CUH
+#define HSTU_CUDA_OPS_LINEAR_MANY_SM90_CUH
+
+#include "cuda/ops/linear_many_store.cuh"
+#include "cuda/ops/wgmma_sizes.cuh"
+
+template <typename S> struct many_room {
+    uint64_t full[S::STAGES], empty[S::STAGES];
+    uint64_t side_full, side_empty;
+    uint64_t residual[S::WARPS];
+};
+
+template <typename S>
+__device__ static inline many_place many_place_of(const many_job &j, int tile) {
+    return {tile / j.n_across * S::ROWS, tile % j.n_across * S::N};
+}
+
+/* One thread loads all stages of all tiles of the block. */
+template <typename S>
+__device__ static void many_ask(const many_job &j, const many_maps &maps, char *stages,
+                                many_room<S> *room) {
+    int n_tiles = j.n_down * j.n_across, n_ahead = min((int)S::STAGES, j.n_steps), s = 0;
+    int tile = (int)blockIdx.x;
+    uint32_t parity = 1; /* of what is free: all of it at first */
+    many_place at = many_place_of<S>(j, tile);
+    tile_prefetch_map(&maps.w);
+    tile_prefetch_map(&maps.x);
+    tile_prefetch_map(&maps.y);
+    for (int i = 0; i < n_ahead && tile < n_tiles; i++) {
+        barrier_expect(&room->full[i], (uint32_t)S::STAGE);
+        tile_load(stages + i * S::STAGE + S::BYTES_X, &maps.w, &room->full[i], i * PART, at.column);
+    }
+    grid_wait();
+    for (int n = 0; tile < n_tiles; tile += (int)gridDim.x) {
+        at = many_place_of<S>(j, tile);
+        for (int k = 0; k < j.n_steps; k++, n++) {
+            char *stage = stages + s * S::STAGE;
+            if (n >= n_ahead) {
+                barrier_wait(&room->empty[s], parity);
+                barrier_expect(&room->full[s], (uint32_t)S::STAGE);
+                tile_load(stage + S::BYTES_X, &maps.w, &room->full[s], k * PART, at.column);
+            }
+            tile_load(stage, &maps.x, &room->full[s], k * PART, at.row);
+            if (++s == S::STAGES) {
+                s = 0;
+                parity ^= 1;
+            }
+        }
+    }
+}
+
+/* Where column 0 of y would be in the page of a slot. */
+template <typename T>
+__device__ static inline char *many_page(const kv_put_args &p, int slot, void *pages, int dim,
+                                         int column) {
+    int64_t at = slot / p.page_len * p.stride + (int64_t)(slot % p.page_len) * dim - column;
+    return slot < 0 ? NULL : (char *)((T *)pages + at);
+}
+
+/* Three warps prepare the next epilogue; i: of their 96 threads. */
+template <typename T, typename S, many_mode MODE>
+__device__ static void many_aid(const many_job &j, many_room<S> *room, many_side<S> *side, int i) {
+    int n_tiles = j.n_down * j.n_across, n = 0;
+    for (int tile = (int)blockIdx.x; tile < n_tiles; tile += (int)gridDim.x, n++) {
+        many_place at = many_place_of<S>(j, tile);
+        asm volatile("" : "+r"(i)); /* addresses are computed again: registers */
+        barrier_wait(&room->side_empty, n % 2 ^ 1);
+#pragma unroll 1 /* registers */
+        for (int k = i; k < S::N; k += MANY_AIDS) {
+            bool is = at.column + k < j.n_out;
+            side->shift[k] = is ? (MODE == MANY_SUM ? 1 : .5f) * j.shift[at.column + k] : 0;
+            side->sum[k] = is && j.sums != NULL ? j.sums[at.column + k] : 0;
+        }
+#pragma unroll 1
+        for (int k = i; k < S::ROWS && MODE != MANY_SUM; k += MANY_AIDS) {
+            bool is_normed = j.moments.width > 0 && at.row + k < j.n_rows;
+            side->norm[k] = is_normed ? many_norm_of<S>(j, at.row + k) : make_float2(0, .5f);
+        }
+#pragma unroll 1
+        for (int k = i; k < S::ROWS && MODE != MANY_SUM && j.put.slot != NULL; k += MANY_AIDS) {
+            int slot = at.row + k < j.n_rows ? j.put.slot[at.row + k] : -1;
+            side->kept[0][k] = many_page<T>(j.put, slot, j.put.pages_k, j.put.dim_k, j.column_k);
+            side->kept[1][k] = many_page<T>(j.put, slot, j.put.pages_v, j.put.dim_v, j.column_v);
+        }
+        __syncwarp();
+        release(&room->side_full);
+    }
+}
+
+/* A warp's rows of the residual are on their way to its buffers while the tile is computed. */
+template <typename S>
+__device__ static inline void many_fetch(const many_maps &maps, const many_place &at, int row,
+                                         char *buffers, uint64_t *barrier) {
+    static_assert(S::CHUNKS <= S::BUFFERS, "a buffer for each");
+    if (threadIdx.x % 32 != 0) return;
+    tile_stores_wait<0>(); /* of the last tile */
+    barrier_expect(barrier, (uint32_t)(S::CHUNKS * S::BUFFER));
+    for (int c = 0; c < S::CHUNKS; c++)
+        tile_load(buffers + c * S::BUFFER, &maps.residual, barrier, at.column + c * S::COLUMNS,
+                  row);
+}
+
+template <typename T, typename S, many_mode MODE>
+__device__ static void many_compute(const many_job &j, const many_maps &maps, char *stages,
+                                    many_room<S> *room, const many_side<S> *side) {
+    int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0); /* known to be uniform */
+    int warp = (int)threadIdx.x / 32, n_tiles = j.n_down * j.n_across, s = 0;
+    uint32_t parity = 0; /* of stages; of tiles: 2 */
+    char *buffers = stages + S::STAGES * S::STAGE + warp * S::BUFFERS * S::BUFFER;
+    for (int tile = (int)blockIdx.x; tile < n_tiles; tile += (int)gridDim.x) {
+        many_place at = many_place_of<S>(j, tile);
+        float d[S::PARTS][S::PART_N / 2];
+        int last = 0;
+        if constexpr (MODE == MANY_SUM) {
+            many_fetch<S>(maps, at, at.row + warp * 16, buffers, &room->residual[warp]);
+            __syncwarp();
+        }
+        for (int k = 0; k < j.n_steps; k++) {
+            const char *stage = stages + s * S::STAGE;
+            barrier_wait(&room->full[s], parity & 1);
+            uint64_t x = tile_describe(stage + group * 64 * PART_BYTES, 16);
+            uint64_t w = tile_describe(stage + S::BYTES_X, 16);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < PART / 16 * S::PARTS; i++) {
+                int part = i % S::PARTS, at_k = i / S::PARTS;
+                wgmma_ss<T, S::PART_N>(
+                    d[part], tile_move(x, at_k * 32),
+                    tile_move(w, (uint32_t)(part * S::PART_N * PART_BYTES + at_k * 32)),
+                    k > 0 || at_k > 0);
+            }
+            wgmma_commit();
+            if (k > 0) {
+                wgmma_wait<1>();
+                release(&room->empty[last]);
+            }
+            last = s;
+            if (++s == S::STAGES) {
+                s = 0;
+                parity ^= 1;
+            }
+        }
+        wgmma_wait<0>();
+        release(&room->empty[last]);
+        barrier_wait(&room->side_full, parity >> 1);
+        if constexpr (MODE == MANY_SUM) barrier_wait(&room->residual[warp], parity >> 1);
+        many_store<T, S, MODE>(j, maps, at, warp * 16, d, *side, buffers);
+        __syncwarp();
+        release(&room->side_empty);
+        parity ^= 2;
+    }
+    if (threadIdx.x % 32 == 0) tile_stores_wait<0>();
+}
+
+template <typename T, typename S, many_mode MODE>
+__global__ void __launch_bounds__(S::THREADS, 1)
+    linear_many_sm90_kernel(const __grid_constant__ many_job j,
+                            const __grid_constant__ many_maps maps) {
+    extern __shared__ char shared[];
+    __shared__ many_room<S> room;
+    char *stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    many_side<S> *side = (many_side<S> *)(stages + S::STAGES * S::STAGE + S::OUT);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::STAGES; i++) {
+            barrier_init(&room.full[i], 1);
+            barrier_init(&room.empty[i], S::WARPS);
+        }
+        for (int i = 0; i < S::WARPS; i++)
+            barrier_init(&room.residual[i], 1);
+        barrier_init(&room.side_full, MANY_AIDS / 32);
+        barrier_init(&room.side_empty, S::WARPS);
+        barrier_init_done();
+    }
+    __syncthreads();
+    grid_launch_next();
+    if (threadIdx.x >= S::G * GROUP) {
+        registers_lower<S::SPARE>();
+        if (threadIdx.x == S::G * GROUP) {
+            many_ask<S>(j, maps, stages, &room);
+        } else {
+            int i = (int)threadIdx.x - (S::THREADS - MANY_AIDS);
+            grid_wait();
+            if (i >= 0) many_aid<T, S, MODE>(j, &room, side, i);
+        }
+    } else {
+        registers_raise<S::REGISTERS>();
+        grid_wait();
+        many_compute<T, S, MODE>(j, maps, stages, &room, side);
+    }
+}
+
+#endif
