@@ -236,6 +236,24 @@ TEST(job_queue_admits_a_burst) {
     sim_close(&s);
 }
 
+/* Overload after a pause is no part of a quiet second. */
+TEST(job_queue_learns_nothing_from_a_pause) {
+    sim s;
+    sim_open(&s, 0, 22);
+    load(&s, 0.9, 4000);
+    forget(&s);
+    for (int i = 0; i < 5; i++) {
+        advance(&s, s.now + 5000000000u);
+        load(&s, 2, 300); /* they take a tenth of a second to come */
+        advance(&s, s.now + 5000000000u);
+        double before = s.q.patience.s;
+        load(&s, 2, 900);
+        CHECK(s.q.patience.s == before);
+        forget(&s);
+    }
+    sim_close(&s);
+}
+
 /* The machine stands still for two seconds: who was admitted before is answered, late, and then
  * the server is as it was. */
 TEST(job_queue_answers_all_after_a_stall) {

@@ -6,6 +6,9 @@
 /* What a window must hold to say something. */
 static const uint64_t WINDOW_NS = 1000000000, LEAST_ASKED = 400;
 
+/* What counts of the time without a request, in seconds or in requests, whichever is longer. */
+static const double PAUSE_S = 0.1, PAUSE_JOBS = 10;
+
 /* Shares of what the server can do: up to the first one times are normal; from the second on there
  * is overload. */
 static const double NORMAL = 0.95, OVERLOAD = 1.1;
@@ -28,6 +31,12 @@ static double debt_at(const patience *p, uint64_t now) {
 
 void patience_asked(patience *p, double job_s, uint64_t now) {
     if (p->since_ns == 0) p->since_ns = now;
+    /* A pause is no time in which the server could do all that came: what comes after it may be
+     * overload from the first request on. */
+    uint64_t from = p->debt_ns > p->since_ns ? p->debt_ns : p->since_ns;
+    double pause_s = PAUSE_JOBS * job_s > PAUSE_S ? PAUSE_JOBS * job_s : PAUSE_S;
+    uint64_t most = (uint64_t)(pause_s * 1e9);
+    if (now > from + most) p->since_ns += now - from - most;
     p->debt_s = debt_at(p, now) + job_s;
     if (p->debt_s > p->s) p->debt_s = p->s; /* or it would outlast the overload */
     p->debt_ns = now;
